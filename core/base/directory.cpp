@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -19,7 +20,7 @@ namespace zr::host {
 namespace {
 constexpr mode_t kFileMode = 0666, kFolderMode = 0777;
 
-std::string temporary(const std::string& name) { return "." + name + ".tmp"; }
+std::string temporary(const std::string& name) { return fmt::format(".{}.tmp", name); }
 }  // namespace
 
 Directory::Directory(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
@@ -37,7 +38,7 @@ Directory::~Directory() {
 
 Directory::Directory(Directory&& other) noexcept : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
 
-std::string Directory::in(const std::string& name) const { return path_ + "/" + name; }
+std::string Directory::in(const std::string& name) const { return fmt::format("{}/{}", path_, name); }
 
 bool Directory::make(const std::string& name) const {
   if (::mkdirat(fd_, name.c_str(), kFolderMode) == 0) return true;
@@ -73,9 +74,9 @@ File Directory::open_file(const std::string& name) const {
   const int fd = error ? -1 : ::openat(fd_, name.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0) fail_file(in(name), "cannot be opened", error ? error : errno);
   File file(in(name), fd);
-  struct stat about {};
-  if (::fstat(fd, &about) != 0) fail_file(in(name), "cannot be examined", errno);
-  if (!S_ISREG(about.st_mode)) fail_file(in(name), "is not a regular file", EINVAL);
+  struct stat status {};
+  if (::fstat(fd, &status) != 0) fail_file(in(name), "cannot be examined", errno);
+  if (!S_ISREG(status.st_mode)) fail_file(in(name), "is not a regular file", EINVAL);
   return file;
 }
 
@@ -84,11 +85,11 @@ std::optional<std::string> Directory::read(const std::string& name) const {
   if (fd < 0 && errno == ENOENT) return {};
   if (fd < 0) fail_file(in(name), "cannot be opened", errno);
   const File file(in(name), fd);
-  struct stat about {};
-  if (::fstat(fd, &about) != 0) fail_file(in(name), "cannot be examined", errno);
-  if (!S_ISREG(about.st_mode)) fail_file(in(name), "is not a regular file", S_ISDIR(about.st_mode) ? EISDIR : EINVAL);
-  std::string text(static_cast<std::size_t>(about.st_size), '\0');
-  file.read(0, text.data(), about.st_size);
+  struct stat status {};
+  if (::fstat(fd, &status) != 0) fail_file(in(name), "cannot be examined", errno);
+  if (!S_ISREG(status.st_mode)) fail_file(in(name), "is not a regular file", S_ISDIR(status.st_mode) ? EISDIR : EINVAL);
+  std::string text(static_cast<std::size_t>(status.st_size), '\0');
+  file.read(0, text.data(), status.st_size);
   return text;
 }
 
@@ -142,20 +143,20 @@ void Directory::remove_all(const std::string& name) const {
   if (errno != EISDIR) fail_file(in(name), "cannot be removed", errno);
   {
     const Directory directory = existing(name);
-    for (const std::string& one : directory.list()) directory.remove_all(one);
+    for (const std::string& entry : directory.list()) directory.remove_all(entry);
   }
   if (::unlinkat(fd_, name.c_str(), AT_REMOVEDIR) != 0 && errno != ENOENT)
     fail_file(in(name), "cannot be removed", errno);
 }
 
 bool Directory::has(const std::string& name) const {
-  struct stat about {};
-  return ::fstatat(fd_, name.c_str(), &about, AT_SYMLINK_NOFOLLOW) == 0;
+  struct stat status {};
+  return ::fstatat(fd_, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
 bool Directory::has_file(const std::string& name) const {
-  struct stat about {};
-  return ::fstatat(fd_, name.c_str(), &about, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(about.st_mode);
+  struct stat status {};
+  return ::fstatat(fd_, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(status.st_mode);
 }
 
 std::vector<std::string> Directory::list() const {
@@ -186,9 +187,9 @@ void Directory::sync() const {
 }
 
 uint32_t Directory::owner() const {
-  struct stat about {};
-  if (::fstat(fd_, &about) != 0) fail_file(path_, "cannot be examined", errno);
-  return about.st_uid;
+  struct stat status {};
+  if (::fstat(fd_, &status) != 0) fail_file(path_, "cannot be examined", errno);
+  return status.st_uid;
 }
 
 std::optional<FileLock> FileLock::try_take(const Directory& directory, const std::string& name, std::string& holder) {
@@ -196,9 +197,9 @@ std::optional<FileLock> FileLock::try_take(const Directory& directory, const std
   FileLock lock(
       ::openat(directory.fd_, name.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, kFileMode));
   if (lock.fd_ < 0) fail_file(path, "cannot be created", errno);
-  struct stat about {};
-  if (::fstat(lock.fd_, &about) != 0) fail_file(path, "cannot be examined", errno);
-  if (!S_ISREG(about.st_mode)) fail_file(path, "is not a regular file", EINVAL);
+  struct stat status {};
+  if (::fstat(lock.fd_, &status) != 0) fail_file(path, "cannot be examined", errno);
+  if (!S_ISREG(status.st_mode)) fail_file(path, "is not a regular file", EINVAL);
   std::array<char, HOST_NAME_MAX + 64> text{};
   if (::flock(lock.fd_, LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) fail_file(path, "cannot be locked", errno);

@@ -1,6 +1,7 @@
 #include "base/error.hpp"
 
 #include <cxxabi.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -44,7 +45,7 @@ std::string type_of(const std::exception& error) {
 
 std::string environment_problem(const std::exception& error) {
   if (dynamic_cast<const std::filesystem::filesystem_error*>(&error))
-    return std::string(error.what()) + ": check that the path exists and that this user may access it";
+    return fmt::format("{}: check that the path exists and that this user may access it", error.what());
   if (const auto* failed = dynamic_cast<const std::system_error*>(&error)) {  // for example, a thread that cannot start
     const bool limit = failed->code() == std::errc::resource_unavailable_try_again;
     return std::string("a system call failed: ") + failed->what() +
@@ -64,8 +65,8 @@ void rethrow_from_host(const std::string& call) {
     const std::string type = type_of(error);
     if (type.starts_with("c10::") || type.starts_with("torch::")) throw;
     if (const std::string problem = environment_problem(error); !problem.empty())
-      fail_environment(call + ": " + problem);
-    fail_internal(call + ": " + type + ": " + error.what());
+      fail_environment(fmt::format("{}: {}", call, problem));
+    fail_internal(fmt::format("{}: {}: {}", call, type, error.what()));
   }
 }
 
@@ -91,26 +92,26 @@ std::vector<std::string> all_nearest(std::string_view word, const std::vector<st
   constexpr std::size_t kLongest = 200;  // no name is longer; the cost is the product of both lengths
   if (word.size() > kLongest) return {};
   std::vector<std::string> best;
-  std::size_t least = std::max<std::size_t>(2, word.size() / 3);
+  std::size_t smallest = std::max<std::size_t>(2, word.size() / 3);
   for (const auto& candidate : candidates) {
     const std::size_t d = distance(word, candidate);
-    if (d > least || d >= std::max(word.size(), candidate.size())) continue;
-    if (d < least) best.clear();
-    least = d;
+    if (d > smallest || d >= std::max(word.size(), candidate.size())) continue;
+    if (d < smallest) best.clear();
+    smallest = d;
     if (std::find(best.begin(), best.end(), candidate) == best.end()) best.push_back(candidate);
   }
   return best;
 }
 
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
-  const auto all = all_nearest(word, candidates);
-  return all.empty() ? "" : all.front();
+  const auto found = all_nearest(word, candidates);
+  return found.empty() ? "" : found.front();
 }
 
-void check(zr_code code, const zr_error& error, std::string_view who) {
+void check(zr_code code, const zr_error& error, std::string_view plugin_call) {
   if (code == ZR_OK) return;
-  const std::string said = error.msg[0] ? error.msg : "error code " + std::to_string(code);
-  const std::string text = std::string(who) + ": " + said;
+  const std::string plugin_text = error.msg[0] ? error.msg : fmt::format("error code {}", code);
+  const std::string text = fmt::format("{}: {}", plugin_call, plugin_text);
   switch (code) {
     case ZR_INVALID: fail_user(text);
     case ZR_UNSUPPORTED:

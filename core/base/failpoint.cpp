@@ -17,14 +17,14 @@ namespace zr::host {
 namespace {
 // The action that ZR_FAILPOINT requests at `name`, if this is the n-th call; else "".
 std::string action(const std::string& name) {
-  static std::map<std::string, int> times;
-  const char* all = std::getenv("ZR_FAILPOINT");
-  const std::string wanted = all ? all : "";
-  if (wanted.compare(0, name.size() + 1, name + "=") != 0) return "";
-  const auto at = wanted.find('@');
-  const int when = at == std::string::npos ? 1 : std::atoi(wanted.c_str() + at + 1);
-  if (++times[name] != when) return "";
-  return wanted.substr(name.size() + 1, at == std::string::npos ? at : at - name.size() - 1);
+  static std::map<std::string, int> calls;
+  const char* variable = std::getenv("ZR_FAILPOINT");
+  const std::string setting = variable ? variable : "";
+  if (setting.compare(0, name.size() + 1, name + "=") != 0) return "";
+  const auto at_sign = setting.find('@');
+  const int call_number = at_sign == std::string::npos ? 1 : std::atoi(setting.c_str() + at_sign + 1);
+  if (++calls[name] != call_number) return "";
+  return setting.substr(name.size() + 1, at_sign == std::string::npos ? at_sign : at_sign - name.size() - 1);
 }
 }  // namespace
 

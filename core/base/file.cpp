@@ -1,6 +1,7 @@
 #include "base/file.hpp"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -28,7 +29,7 @@ int retry(F&& call) {
   return result;
 }
 
-std::string kind_of(mode_t mode) {
+std::string file_kind_text(mode_t mode) {
   return S_ISFIFO(mode)                   ? "a FIFO"
          : S_ISDIR(mode)                  ? "a folder"
          : S_ISSOCK(mode)                 ? "a socket"
@@ -36,7 +37,7 @@ std::string kind_of(mode_t mode) {
                                           : "not a file";
 }
 
-constexpr int64_t kLargestText = int64_t{1} << 30;
+constexpr int64_t kMaxTextBytes = int64_t{1} << 30;
 }  // namespace
 
 void fail_file(const std::string& path, const std::string& what, int error) {
@@ -44,28 +45,30 @@ void fail_file(const std::string& path, const std::string& what, int error) {
   if (error == ENOSPC || error == EDQUOT) remedy = "free space on this disk, or use another folder";
   if (error == EIO) remedy = "the disk reports errors; use a folder on another disk";
   if (error == ELOOP)
-    fail_environment(path + ": " + what + ": it is a symbolic link, which is not followed here; replace the link " +
-                     "with what it points to, or remove it");
-  fail_environment(path + ": " + what + ": " + std::strerror(error) + "; " + remedy);
+    fail_environment(
+        fmt::format("{}: {}: it is a symbolic link, which is not followed here; replace the link with what it points "
+                    "to, or remove it",
+                    path, what));
+  fail_environment(fmt::format("{}: {}: {}; {}", path, what, std::strerror(error), remedy));
 }
 
-File::File(const std::string& path, Mode use) : path_(path) {
-  const bool reads = use == Mode::read || use == Mode::read_following_links;
-  const int flags = (reads ? O_RDONLY : O_RDWR) | (use == Mode::create ? O_CREAT | O_EXCL : 0) |
-                    (use == Mode::read_following_links ? 0 : O_NOFOLLOW) | O_CLOEXEC |
+File::File(const std::string& path, Mode mode) : path_(path) {
+  const bool reads = mode == Mode::read || mode == Mode::read_following_links;
+  const int flags = (reads ? O_RDONLY : O_RDWR) | (mode == Mode::create ? O_CREAT | O_EXCL : 0) |
+                    (mode == Mode::read_following_links ? 0 : O_NOFOLLOW) | O_CLOEXEC |
                     O_NONBLOCK;  // opening a FIFO would block
   const int error = injected_error("open");
   fd_ = error ? -1 : ::open(path.c_str(), flags, 0666);
   if (fd_ < 0 && !error && reads && (errno == ENOENT || errno == EACCES || errno == ENOTDIR))
-    fail_environment(printable(path) + ": cannot be opened: " + std::strerror(errno) +
-                     "; check that it exists and that this user may read it");
-  if (fd_ < 0) fail_file(path, use == Mode::create ? "cannot be created" : "cannot be opened", error ? error : errno);
-  struct stat about {};
+    fail_environment(fmt::format("{}: cannot be opened: {}; check that it exists and that this user may read it",
+                                 printable(path), std::strerror(errno)));
+  if (fd_ < 0) fail_file(path, mode == Mode::create ? "cannot be created" : "cannot be opened", error ? error : errno);
+  struct stat status {};
   std::string kind;
-  if (::fstat(fd_, &about) == 0 && !S_ISREG(about.st_mode)) kind = kind_of(about.st_mode);
+  if (::fstat(fd_, &status) == 0 && !S_ISREG(status.st_mode)) kind = file_kind_text(status.st_mode);
   if (kind.empty()) return;
   ::close(std::exchange(fd_, -1));
-  fail_user(printable(path) + ": is " + kind + ", not a regular file; replace it with the file itself");
+  fail_user(fmt::format("{}: is {}, not a regular file; replace it with the file itself", printable(path), kind));
 }
 
 File::~File() {
@@ -92,11 +95,10 @@ void File::write(int64_t at, const void* data, int64_t bytes) {
   const char* from = static_cast<const char*>(data);
   while (bytes > 0) {
     const int error = injected_error("write");
-    const auto most = static_cast<std::size_t>(shortened_write("write", bytes));
-    const ssize_t n = error ? -1 : ::pwrite(fd_, from, most, at);
+    const auto max_bytes = static_cast<std::size_t>(shortened_write("write", bytes));
+    const ssize_t n = error ? -1 : ::pwrite(fd_, from, max_bytes, at);
     if (n < 0 && !error && errno == EINTR) continue;
-    if (n <= 0)
-      fail_file(path_, "writing at byte " + std::to_string(at) + " failed", error ? error : n == 0 ? ENOSPC : errno);
+    if (n <= 0) fail_file(path_, fmt::format("writing at byte {} failed", at), error ? error : n == 0 ? ENOSPC : errno);
     from += n;
     at += n;
     bytes -= n;
@@ -109,9 +111,8 @@ void File::read(int64_t at, void* data, int64_t bytes) const {
     const int error = injected_error("read");
     const ssize_t n = error ? -1 : ::pread(fd_, to, static_cast<std::size_t>(bytes), at);
     if (n < 0 && !error && errno == EINTR) continue;
-    if (n < 0) fail_file(path_, "reading at byte " + std::to_string(at) + " failed", error ? error : errno);
-    if (n == 0)
-      fail_user(path_ + ": ends at byte " + std::to_string(at) + ", but more data is expected: it is truncated");
+    if (n < 0) fail_file(path_, fmt::format("reading at byte {} failed", at), error ? error : errno);
+    if (n == 0) fail_user(fmt::format("{}: ends at byte {}, but more data is expected: it is truncated", path_, at));
     to += n;
     at += n;
     bytes -= n;
@@ -119,15 +120,15 @@ void File::read(int64_t at, void* data, int64_t bytes) const {
 }
 
 int64_t File::size() const {
-  struct stat about {};
-  if (::fstat(fd_, &about) != 0) fail_file(path_, "cannot be examined", errno);
-  return about.st_size;
+  struct stat status {};
+  if (::fstat(fd_, &status) != 0) fail_file(path_, "cannot be examined", errno);
+  return status.st_size;
 }
 
 uint32_t File::owner() const {
-  struct stat about {};
-  if (::fstat(fd_, &about) != 0) fail_file(path_, "cannot be examined", errno);
-  return about.st_uid;
+  struct stat status {};
+  if (::fstat(fd_, &status) != 0) fail_file(path_, "cannot be examined", errno);
+  return status.st_uid;
 }
 
 void File::begin_sync(int64_t at, int64_t bytes) {
@@ -154,9 +155,9 @@ void write_file(const std::string& path, const std::string& text) {
 
 std::string read_file(const std::string& path) {
   const File file(path, File::Mode::read);
-  if (file.size() > kLargestText)
-    fail_user(path + ": is " + bytes_text(file.size()) + " large, more than the limit of " + bytes_text(kLargestText) +
-              " for such a file; load another checkpoint");
+  if (file.size() > kMaxTextBytes)
+    fail_user(fmt::format("{}: is {} large, more than the limit of {} for such a file; load another checkpoint", path,
+                          bytes_text(file.size()), bytes_text(kMaxTextBytes)));
   std::string text(static_cast<std::size_t>(file.size()), '\0');
   file.read(0, text.data(), static_cast<int64_t>(text.size()));
   return text;
@@ -179,12 +180,13 @@ void rename_path(const std::string& from, const std::string& to) {
 
 void make_folder(const std::string& path) {
   std::error_code error;
-  std::vector<fs::path> above;  // parents of created folders, the innermost first
-  for (fs::path one = fs::absolute(path); !fs::exists(one, error) && one.has_relative_path(); one = one.parent_path())
-    above.push_back(one.parent_path());
+  std::vector<fs::path> parents;  // parents of created folders, the innermost first
+  for (fs::path folder = fs::absolute(path); !fs::exists(folder, error) && folder.has_relative_path();
+       folder = folder.parent_path())
+    parents.push_back(folder.parent_path());
   fs::create_directories(path, error);
   if (error) fail_file(path, "cannot be created", error.value());
-  for (const fs::path& one : above) sync_folder(one.string());
+  for (const fs::path& folder : parents) sync_folder(folder.string());
 }
 
 bool path_exists(const std::string& path) {

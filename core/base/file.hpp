@@ -15,7 +15,7 @@ class File {
   /// Opens the file; Mode::create requires that it does not exist. Relative paths start at the working directory.
   /// Throws UserError, without blocking, if the path names something other than a regular file (a FIFO, a folder, a
   /// device).
-  File(const std::string& path, Mode use);
+  File(const std::string& path, Mode mode);
   /// Takes over an open descriptor; `path` is for messages.
   File(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
   ~File();

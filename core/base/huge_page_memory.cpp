@@ -11,9 +11,9 @@ namespace {
 // MAP_NORESERVE the kernel fails at once if the machine does not have that much memory (vm.overcommit_memory).
 HugePageMemory map(uint64_t bytes, uint64_t align) {
   const uint64_t rounded = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
-  void* all = ::mmap(nullptr, rounded + align, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (all == MAP_FAILED) return nullptr;
-  char* start = static_cast<char*>(all);
+  void* mapping = ::mmap(nullptr, rounded + align, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapping == MAP_FAILED) return nullptr;
+  char* start = static_cast<char*>(mapping);
   const uint64_t skip = (align - reinterpret_cast<uintptr_t>(start) % align) % align;
   if (skip) ::munmap(start, skip);
   ::munmap(start + skip + rounded, align - skip);

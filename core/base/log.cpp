@@ -1,5 +1,7 @@
 #include "base/log.hpp"
 
+#include <fmt/format.h>
+
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -29,7 +31,7 @@ void log(int level, const std::string& text) {
   constexpr std::size_t kLongest = 64 << 10;  // the text may quote a file, of any length
   const bool cut = text.size() > kLongest;
   const std::string line = std::string("zeroth: ") + prefix + printable(cut ? text.substr(0, kLongest) : text, "\n\t") +
-                           (cut ? "... (cut; " + std::to_string(text.size()) + " bytes)\n" : "\n");
+                           (cut ? fmt::format("... (cut; {} bytes)\n", text.size()) : "\n");
   std::fwrite(line.data(), 1, line.size(), stderr);
 }
 
@@ -61,7 +63,7 @@ int report_of_program(const std::exception& error) {
   const std::string type = type_of(error), text = text_of(error);
   const auto advice = advice_of.load();
   const std::string remedy = advice ? advice(type, text) : "";
-  log(ZR_LOG_ERROR, "the program threw " + type + ": " + text + (remedy.empty() ? "" : "; " + remedy));
+  log(ZR_LOG_ERROR, fmt::format("the program threw {}: {}{}", type, text, remedy.empty() ? "" : "; " + remedy));
   const bool no_memory = type == "c10::OutOfMemoryError" || text.find("can't allocate memory") != text.npos;
   return no_memory ? exit_code::environment : exit_code::program;
 }

@@ -1,6 +1,7 @@
 #include "base/terminal.hpp"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -36,17 +37,17 @@ int terminal_columns(const std::string& device) {
   return columns;
 }
 
-std::string cut_to(const std::string& text, std::size_t most) {
-  if (text.size() <= most) return text;
-  while (most > 0 && (static_cast<unsigned char>(text[most]) & 0xc0) == 0x80) --most;
-  return text.substr(0, most);
+std::string truncated(const std::string& text, std::size_t max_bytes) {
+  if (text.size() <= max_bytes) return text;
+  while (max_bytes > 0 && (static_cast<unsigned char>(text[max_bytes]) & 0xc0) == 0x80) --max_bytes;
+  return text.substr(0, max_bytes);
 }
 
 std::string progress_bar(double fraction, int columns) {
   const int cells = std::max(columns - 2, 0);
   const double part = fraction > 0 ? std::min(fraction, 1.0) : 0;  // also 0 for NaN
   const auto done = static_cast<std::size_t>(std::floor(part * cells));
-  return "[" + std::string(done, '#') + std::string(static_cast<std::size_t>(cells) - done, '.') + "]";
+  return fmt::format("[{}{}]", std::string(done, '#'), std::string(static_cast<std::size_t>(cells) - done, '.'));
 }
 
 }  // namespace zr::host

@@ -18,8 +18,8 @@ int terminal_columns(const std::string& device);
 inline constexpr std::string_view kClearLine = "\r\033[K", kGreen = "\033[32m", kYellow = "\033[33m",
                                   kPlainColour = "\033[0m";
 
-/// The first bytes of UTF-8 text, at most `most`, without a part of a character.
-std::string cut_to(const std::string& text, std::size_t most);
+/// The first bytes of UTF-8 text, at most `max_bytes`, without a part of a character.
+std::string truncated(const std::string& text, std::size_t max_bytes);
 /// "[#####...............]", `columns` wide. `fraction` is clamped to 0..1.
 std::string progress_bar(double fraction, int columns);
 

@@ -92,8 +92,8 @@ std::size_t utf8_character(std::string_view text, uint32_t& code) {
     if ((byte(i) & 0xc0) != 0x80) return 0;
     code = code << 6 | (byte(i) & 0x3f);
   }
-  static constexpr std::array<uint32_t, 5> least{0, 0, 0x80, 0x800, 0x10000};
-  return code < least[length] || code > 0x10ffff || (code >= 0xd800 && code < 0xe000) ? 0 : length;
+  static constexpr std::array<uint32_t, 5> smallest_code{0, 0, 0x80, 0x800, 0x10000};
+  return code < smallest_code[length] || code > 0x10ffff || (code >= 0xd800 && code < 0xe000) ? 0 : length;
 }
 
 // Line and paragraph separators, and marks that change the direction of the text around them.

@@ -1,5 +1,7 @@
 #include "base/trace.hpp"
 
+#include <fmt/format.h>
+
 #include <cstdio>
 #include <utility>
 
@@ -28,8 +30,8 @@ constexpr std::size_t kMaxUnwrittenBytes = 64 << 10;
 }  // namespace
 
 Trace::Trace(int rank) : rank_(rank) {
-  text_ = "[{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": " + std::to_string(rank) +
-          ", \"args\": {\"name\": \"rank " + std::to_string(rank) + "\"}}";
+  text_ = fmt::format(
+      "[{{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": {}, \"args\": {{\"name\": \"rank {}\"}}}}", rank, rank);
 }
 
 Trace::~Trace() {
@@ -58,16 +60,17 @@ void Trace::span(const std::string& track, const std::string& name, Time begin, 
   const MutexLock lock(mutex_);
   if (failed_) return;
   const auto [at, fresh] = tracks_.emplace(track, static_cast<int>(tracks_.size()) + 1);
-  const std::string ids = ", \"pid\": " + std::to_string(rank_) + ", \"tid\": " + std::to_string(at->second);
+  const std::string ids = fmt::format(", \"pid\": {}, \"tid\": {}", rank_, at->second);
   if (fresh)
-    text_ += ",\n{\"ph\": \"M\", \"name\": \"thread_name\"" + ids + ", \"args\": {\"name\": " + quoted(track) + "}}";
-  text_ += ",\n{\"ph\": \"X\", \"name\": " + quoted(name) + ids +
-           ", \"ts\": " + microseconds(begin.time_since_epoch()) + ", \"dur\": " + microseconds(end - begin) + "}";
+    text_ += fmt::format(",\n{{\"ph\": \"M\", \"name\": \"thread_name\"{}, \"args\": {{\"name\": {}}}}}", ids,
+                         quoted(track));
+  text_ += fmt::format(",\n{{\"ph\": \"X\", \"name\": {}{}, \"ts\": {}, \"dur\": {}}}", quoted(name), ids,
+                       microseconds(begin.time_since_epoch()), microseconds(end - begin));
   if (!file_ || text_.size() <= kMaxUnwrittenBytes) return;
   try {
     flush_locked();
   } catch (const Error& failure) {  // training continues without a trace
-    log(ZR_LOG_ERROR, std::string(failure.what()) + "; the trace is incomplete from here on");
+    log(ZR_LOG_ERROR, fmt::format("{}; the trace is incomplete from here on", failure.what()));
     file_.reset();
     text_.clear();
     failed_ = true;

@@ -53,12 +53,12 @@ bool BoundedRun::read_some(int milliseconds) {
   for (std::size_t i = 0; i < waits.size(); ++i) {
     if (pipes_[i] < 0 || !waits[i].revents) continue;
     std::array<char, 65536> buffer;
-    const ssize_t got = ::read(pipes_[i], buffer.data(), buffer.size());
-    if (got > 0) {
+    const ssize_t bytes_read = ::read(pipes_[i], buffer.data(), buffer.size());
+    if (bytes_read > 0) {
       any = true;
-      text_[i].append(buffer.data(), static_cast<std::size_t>(got));
+      text_[i].append(buffer.data(), static_cast<std::size_t>(bytes_read));
       if (i == 1 && text_[1].size() > 2 * kMaxErrorText) text_[1].erase(0, text_[1].size() - kMaxErrorText);
-    } else if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
+    } else if (bytes_read == 0 || (errno != EAGAIN && errno != EINTR)) {
       ::close(std::exchange(pipes_[i], -1));
     }
   }

@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 namespace {
 checkpoint::Checkpoint opened(const std::string& folder) {
   Progress progress("opening " + printable(folder));
-  return checkpoint::Checkpoint(folder, [&](int64_t done, int64_t all) { progress.at(done, all); });
+  return checkpoint::Checkpoint(folder, [&](int64_t done, int64_t total) { progress.show(done, total); });
 }
 
 // Device and inode of a folder, or nothing if it does not exist. They change when the folder is replaced.
@@ -39,12 +39,12 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   for (const int64_t n : shape) text += (text.empty() ? "" : " x ") + std::to_string(n);
   return text.empty() ? "1" : text;
 }
-void verify_one(const std::string& folder, const std::function<void(const std::string&)>& begins) {
+void verify_checkpoint(const std::string& folder, const std::function<void(const std::string&)>& begins) {
   if (begins) begins(folder);
   const checkpoint::Checkpoint checkpoint = opened(folder);
   {
     Progress progress(printable(folder), checkpoint.bytes());
-    checkpoint.verify([&](int64_t done) { progress.at(done); });
+    checkpoint.verify([&](int64_t done) { progress.show(done); });
   }
   std::cout << printable(folder) << ": intact, step " << checkpoint.manifest().step << ", "
             << checkpoint.manifest().tensors.size() << " tensors, " << bytes_text(checkpoint.bytes()) << "\n";
@@ -54,13 +54,13 @@ void verify_one(const std::string& folder, const std::function<void(const std::s
 int verify_checkpoints(const std::string& folder, const std::function<void(const std::string&)>& begins) {
   int code = 0;
   // Returns false if another process removed or replaced the checkpoint meanwhile, so that its state is unknown.
-  const auto verify = [&](const std::string& one) {
-    const auto before = identity_of(one);
+  const auto verify = [&](const std::string& path) {
+    const auto before = identity_of(path);
     try {
-      verify_one(one, begins);
+      verify_checkpoint(path, begins);
       return true;
     } catch (const Error& failure) {
-      if (identity_of(one) != before) return false;
+      if (identity_of(path) != before) return false;
       std::cout << printable(failure.what()) << "\n";
       code = failure.exit_code();
       return true;

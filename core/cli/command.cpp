@@ -1,5 +1,7 @@
 #include "cli/command.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <iostream>
 
@@ -18,13 +20,13 @@ po::options_description options_of(const Command& command) {
 Parsed parse(const Command& command, const Arguments& arguments) {
   auto end = arguments.end();
   if (command.takes_program) end = std::find(arguments.begin(), arguments.end(), "--");
-  po::options_description all;
-  all.add(options_of(command)).add_options()("help,h", "show this help")("words", po::value<Arguments>());
+  po::options_description options;
+  options.add(options_of(command)).add_options()("help,h", "show this help")("words", po::value<Arguments>());
   po::positional_options_description words;
   words.add("words", -1);
   Parsed parsed;
   try {
-    po::store(po::command_line_parser(Arguments(arguments.begin(), end)).options(all).positional(words).run(),
+    po::store(po::command_line_parser(Arguments(arguments.begin(), end)).options(options).positional(words).run(),
               parsed.values);
   } catch (const po::error& error) {
     fail_usage(command, error.what());
@@ -46,15 +48,15 @@ int run(const Command& command, const Arguments& arguments) {
 }
 
 void fail_usage(const Command& command, const std::string& problem) {
-  fail_user(std::string("zeroth ") + command.name + ": " + problem + "; usage: zeroth " + command.usage);
+  fail_user(fmt::format("zeroth {}: {}; usage: zeroth {}", command.name, problem, command.usage));
 }
 
 std::string help_text(std::span<const Command> commands) {
   std::string text, group;
-  for (const Command& one : commands) {
-    if (group != one.group) text += std::string(group.empty() ? "" : "\n") + one.group + ":\n";
-    group = one.group;
-    text += std::string("  zeroth ") + one.usage + "\n      " + one.meaning + "\n      example: " + one.example + "\n";
+  for (const Command& command : commands) {
+    if (group != command.group) text += fmt::format("{}{}:\n", group.empty() ? "" : "\n", command.group);
+    group = command.group;
+    text += fmt::format("  zeroth {}\n      {}\n      example: {}\n", command.usage, command.meaning, command.example);
   }
   return text;
 }

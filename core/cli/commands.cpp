@@ -1,5 +1,6 @@
 #include "cli/commands.hpp"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -33,8 +34,9 @@ std::filesystem::path bin_folder() {
   std::error_code error;
   const auto self = std::filesystem::canonical("/proc/self/exe", error);
   if (error)
-    fail_environment("zeroth cannot find its own folder: cannot resolve /proc/self/exe: " + error.message() +
-                     "; mount /proc: mount -t proc proc /proc");
+    fail_environment(fmt::format(
+        "zeroth cannot find its own folder: cannot resolve /proc/self/exe: {}; mount /proc: mount -t proc proc /proc",
+        error.message()));
   return self.parent_path();
 }
 
@@ -100,15 +102,15 @@ int explain_file(const Command& command, const Parsed& parsed) {
   return explain_placement({words[0], {words.begin() + 1, words.end()}, {}, {}, 0, run}, bin_folder());
 }
 
-// The value of an option as an integer from 1 to `most`, also written as "7.5e9"; 0 if the option is not given.
-int64_t integer_option(const Command& command, const Parsed& parsed, const char* name, double most) {
+// The value of an option as an integer from 1 to `maximum`, also written as "7.5e9"; 0 if the option is not given.
+int64_t integer_option(const Command& command, const Parsed& parsed, const char* name, double maximum) {
   if (!parsed.has(name)) return 0;
   const auto text = parsed.value(name);
   char* end = nullptr;
   const double value = std::strtod(text.c_str(), &end);
-  if (text.empty() || *end || !(value >= 1) || value > most || value != std::floor(value))
-    fail_user(std::string("zeroth ") + command.name + ": --" + name + " " + text +
-              ": must be a whole number from 1 to " + shortest(most) + ", such as 7.5e9");
+  if (text.empty() || *end || !(value >= 1) || value > maximum || value != std::floor(value))
+    fail_user(fmt::format("zeroth {}: --{} {}: must be a whole number from 1 to {}, such as 7.5e9", command.name, name,
+                          text, shortest(maximum)));
   return static_cast<int64_t>(value);
 }
 
@@ -129,13 +131,13 @@ ModelQueryOptions model_query_options(const Command& command, const Parsed& pars
     if (word.find('=') != word.npos) {
       options.overrides.push_back(word);
     } else if (!options.file.empty()) {
-      fail_usage(command, "only one TOML file is allowed, not " + options.file + " and " + word);
+      fail_usage(command, fmt::format("only one TOML file is allowed, not {} and {}", options.file, word));
     } else {
       options.file = word;
     }
   }
   for (const auto& [name, path] : {std::pair{"dtype", "train.dtype"}, {"grad-dtype", "gradients.dtype"}})
-    if (parsed.has(name)) options.overrides.push_back(std::string(path) + "=" + parsed.value(name));
+    if (parsed.has(name)) options.overrides.push_back(fmt::format("{}={}", path, parsed.value(name)));
   options.tensors = parsed.value<Arguments>("safetensors");
   options.sizes = {integer_option(command, parsed, "params", 1e15), integer_option(command, parsed, "layers", 1e5),
                    integer_option(command, parsed, "hidden", 1e6)};
@@ -145,10 +147,10 @@ ModelQueryOptions model_query_options(const Command& command, const Parsed& pars
 }
 
 po::options_description plan_options() {
-  po::options_description all("options");
-  all.add_options()("compare", "compare all strategies in one table");
-  add_model_options(all);
-  return all;
+  po::options_description options("options");
+  options.add_options()("compare", "compare all strategies in one table");
+  add_model_options(options);
+  return options;
 }
 
 int plan(const Command& command, const Parsed& parsed) {
@@ -158,7 +160,7 @@ int plan(const Command& command, const Parsed& parsed) {
 int64_t size_of_option(const Command& command, const char* name, const std::string& text) {
   const std::optional<int64_t> bytes = parse_bytes(text);
   if (!bytes || *bytes <= 0)
-    fail_user(std::string("zeroth ") + command.name + ": --" + name + " " + text + ": must be a size, such as 4GiB");
+    fail_user(fmt::format("zeroth {}: --{} {}: must be a size, such as 4GiB", command.name, name, text));
   return *bytes;
 }
 
@@ -181,7 +183,7 @@ int tune_disk(const Command& command, const Parsed& parsed) {
   options.seconds = parsed.value<int>("seconds");
   if (options.path.empty()) fail_usage(command, "--path is missing; name a folder on the disk to measure");
   if (options.seconds < 1 || options.seconds > 3600)
-    fail_user("zeroth tune: --seconds " + std::to_string(options.seconds) + ": must be from 1 to 3600");
+    fail_user(fmt::format("zeroth tune: --seconds {}: must be from 1 to 3600", options.seconds));
   options.bytes = size_of_option(command, "bytes", parsed.value("bytes"));
   options.model = model_query_options(command, parsed);
   return tune(options, bin_folder());
@@ -192,7 +194,7 @@ std::string only_folder(const Command& command, const Arguments& words) {
   return words[0];
 }
 
-std::string in_brackets(const std::string& text) { return text.empty() ? "" : " (" + text + ")"; }
+std::string in_brackets(const std::string& text) { return text.empty() ? "" : fmt::format(" ({})", text); }
 
 int plugins(const Command& command, const Parsed& parsed) {
   if (parsed.words.size() > 1) fail_usage(command, "only one file is allowed");
@@ -235,7 +237,7 @@ int export_model(const Command& command, const Parsed& parsed) {
   ExportOptions options;
   options.dtype = parsed.value("dtype");
   if (!options.dtype.empty() && float_dtype_named(options.dtype) == ZR_NONE)
-    fail_user("zeroth export: --dtype " + options.dtype + ": must be fp32, bf16 or fp16");
+    fail_user(fmt::format("zeroth export: --dtype {}: must be fp32, bf16 or fp16", options.dtype));
   options.force = parsed.has("force");
   options.from = parsed.words[0];
   options.to = parsed.words[1];
@@ -257,8 +259,8 @@ int launch_program(const Command& command, const Parsed& parsed) {
   options.ranks = parsed.value<int>("ranks");
   options.threads = parsed.value<int>("threads");
   if (options.ranks < 1 || options.threads < 0)
-    fail_user("zeroth launch: -n " + std::to_string(options.ranks) + " -t " + std::to_string(options.threads) +
-              ": there must be at least 1 rank, and 0 or more threads");
+    fail_user(fmt::format("zeroth launch: -n {} -t {}: there must be at least 1 rank, and 0 or more threads",
+                          options.ranks, options.threads));
   options.program = parsed.program;
   return launch(options);
 }
@@ -330,13 +332,13 @@ int run_command(const std::vector<std::string>& arguments) {
   }
   plugin::probe_before_loading();
   std::vector<std::string> names;
-  for (const Command& one : kCommands) {
-    if (name == one.name) return run(one, {arguments.begin() + 1, arguments.end()});
-    names.push_back(one.name);
+  for (const Command& command : kCommands) {
+    if (name == command.name) return run(command, {arguments.begin() + 1, arguments.end()});
+    names.push_back(command.name);
   }
   const std::string near = nearest(name, names);
-  fail_user("unknown command '" + name + "'" + (near.empty() ? "" : "; did you mean '" + near + "'?") +
-            " (zeroth --help lists all commands)");
+  fail_user(fmt::format("unknown command '{}'{} (zeroth --help lists all commands)", name,
+                        near.empty() ? "" : fmt::format("; did you mean '{}'?", near)));
 }
 
 }  // namespace zr::host::cli

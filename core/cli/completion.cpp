@@ -1,5 +1,7 @@
 #include "cli/completion.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <set>
 
@@ -27,7 +29,7 @@ std::vector<config::ConfigKey> plugin_keys(const plugin::Registry& registry) {
   std::set<std::string> paths;
   for (const plugin::PluginValidation& file : registry.list())
     for (const plugin::Component& component : file.components) {
-      const std::string table = std::string(role_of(component)) + "." + component.table->id;
+      const std::string table = fmt::format("{}.{}", role_of(component), component.table->id);
       for (config::ConfigKey& key : config::keys_of(component.table->keys, component.table->n_keys, table))
         if (paths.insert(key.path()).second) keys.push_back(std::move(key));
     }
@@ -42,7 +44,7 @@ std::vector<std::string> program_keys(const std::string& file, const std::vector
   } catch (const Error&) {  // completion does not report what is wrong with the file
   }
   std::vector<std::string> paths;
-  for (const config::UncheckedValue& one : unchecked) paths.push_back(one.path);
+  for (const config::UncheckedValue& value : unchecked) paths.push_back(value.path);
   return paths;
 }
 
@@ -68,7 +70,7 @@ std::vector<std::string> overrides(const std::string& word, const std::string& f
   keys.insert(keys.end(), config::host_keys().begin(), config::host_keys().end());
   if (const auto equals = word.find('='); equals != word.npos) {
     const std::string path = word.substr(0, equals);
-    for (const std::string& value : values_of(path, keys, registry)) words.push_back(path + "=" + value);
+    for (const std::string& value : values_of(path, keys, registry)) words.push_back(fmt::format("{}={}", path, value));
     return words;
   }
   for (const config::ConfigKey& key : keys) paths.push_back(key.path());
@@ -100,22 +102,23 @@ std::vector<std::string> positional(const Command& command, const Arguments& wor
     case Words::job:
     case Words::job_and_keys: break;
   }
-  std::vector<std::string> all;
-  if (file.empty()) all.push_back(kTomlFiles);
-  if (file.empty() && word.empty()) return all;
-  for (std::string& one : overrides(word, file, command.words == Words::job)) all.push_back(std::move(one));
-  return all;
+  std::vector<std::string> result;
+  if (file.empty()) result.push_back(kTomlFiles);
+  if (file.empty() && word.empty()) return result;
+  for (std::string& candidate : overrides(word, file, command.words == Words::job))
+    result.push_back(std::move(candidate));
+  return result;
 }
 
 std::vector<std::string> candidates(std::span<const Command> commands, const Arguments& words) {
-  std::vector<std::string> all;
+  std::vector<std::string> result;
   if (words.size() == 1) {
-    for (const Command& one : commands) all.emplace_back(one.name);
-    all.insert(all.end(), {"--help", "--version"});
-    return all;
+    for (const Command& command : commands) result.emplace_back(command.name);
+    result.insert(result.end(), {"--help", "--version"});
+    return result;
   }
   const auto command =
-      std::find_if(commands.begin(), commands.end(), [&](const auto& one) { return words[0] == one.name; });
+      std::find_if(commands.begin(), commands.end(), [&](const auto& candidate) { return words[0] == candidate.name; });
   if (command == commands.end()) return {};
   if (command->takes_program && std::find(words.begin(), words.end() - 1, "--") != words.end() - 1) return {kAllFiles};
   const auto options = command->options ? command->options() : po::options_description();
@@ -125,20 +128,20 @@ std::vector<std::string> candidates(std::span<const Command> commands, const Arg
     if (has_value && (before == "--" + option->long_name() ||
                       before == option->canonical_display_name(po::command_line_style::allow_dash_for_short)))
       return values_of_option(option->long_name());
-    all.push_back("--" + option->long_name());
+    result.push_back("--" + option->long_name());
   }
-  all.emplace_back("--help");
-  return begins_with(words.back(), "-") ? all : positional(*command, words);
+  result.emplace_back("--help");
+  return begins_with(words.back(), "-") ? result : positional(*command, words);
 }
 
 }  // namespace
 
 std::vector<std::string> completions(std::span<const Command> commands, const Arguments& words) {
   if (words.empty()) return {};
-  std::set<std::string> fitting;
-  for (std::string& one : candidates(commands, words))
-    if (one[0] == ':' || begins_with(one, words.back())) fitting.insert(std::move(one));
-  return {fitting.begin(), fitting.end()};
+  std::set<std::string> matching;
+  for (std::string& candidate : candidates(commands, words))
+    if (candidate[0] == ':' || begins_with(candidate, words.back())) matching.insert(std::move(candidate));
+  return {matching.begin(), matching.end()};
 }
 
 }  // namespace zr::host::cli

@@ -1,5 +1,7 @@
 #include "cli/disk_speed.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -23,13 +25,14 @@ enum class Way { read, write, mixed };
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 // The number of transfers submitted to the tier at a time: more than its depth, so that it never waits for the caller.
-int64_t handed(int64_t depth) { return depth + std::max<int64_t>(depth / 2, 2); }
+int64_t usable_depth(int64_t depth) { return depth + std::max<int64_t>(depth / 2, 2); }
 
 // The memory of the transfers, filled with random bytes, which a disk cannot compress.
 struct Memory {
   explicit Memory(int64_t size) : data(allocate_huge_pages(size)) {
     if (!data)
-      fail_environment("zeroth tune: cannot allocate " + bytes_text(size) + " for transfers; free memory on this node");
+      fail_environment(
+          fmt::format("zeroth tune: cannot allocate {} for transfers; free memory on this node", bytes_text(size)));
     std::mt19937_64 random(1);
     for (int64_t i = 0; i < size; i += 8) {
       const uint64_t word = random();
@@ -44,17 +47,17 @@ class Bench {
  public:
   Bench(const DiskTest& test, int64_t depth, const Memory& memory)
       : depth_(depth),
-        slot_bytes_(handed(depth) * kLargest),
+        slot_bytes_(usable_depth(depth) * kLargest),
         bytes_(test.bytes / std::ssize(kDepths)),
         memory_(memory.data.get()) {
     comm::offer_async(host_);
-    const std::string table = "offload." + std::string(test.tier.table->id);
-    std::vector<std::string> all = test.overrides;
-    for (const std::string& key : {"path=" + config::toml_text(test.path), "block_bytes=" + std::to_string(kLargest),
-                                   "depth=" + std::to_string(depth)})
-      all.push_back(table + "." + key);
+    const std::string table = fmt::format("offload.{}", test.tier.table->id);
+    std::vector<std::string> overrides = test.overrides;
+    for (const std::string& key : {"path=" + config::toml_text(test.path), fmt::format("block_bytes={}", kLargest),
+                                   fmt::format("depth={}", depth)})
+      overrides.push_back(fmt::format("{}.{}", table, key));
     const config::JobConfig config =
-        config::Document::parse("", "zeroth tune", all)
+        config::Document::parse("", "zeroth tune", overrides)
             .check(config::keys_of(test.tier.table->keys, test.tier.table->n_keys, table), 1);
     store_ = std::make_unique<offload::TierStore>(
         host_, std::make_unique<plugin::Instance>(host_, test.tier, config, table), 1);
@@ -68,33 +71,33 @@ class Bench {
   // Writes the file for the first time, for at most `seconds`, but always enough of it for a measurement.
   void fill(double seconds) {
     const Clock::time_point begin = Clock::now();
-    std::vector<offload::Transfer> under_way(static_cast<std::size_t>(handed(depth_)));
-    const int64_t least = std::min(bytes_, 2 * slot_bytes_);
+    std::vector<offload::Transfer> under_way(static_cast<std::size_t>(usable_depth(depth_)));
+    const int64_t min_bytes = std::min(bytes_, 2 * slot_bytes_);
     for (int64_t i = 0; (i + 1) * kLargest <= bytes_; ++i) {
-      offload::Transfer& one = under_way[static_cast<std::size_t>(i) % under_way.size()];
-      one.wait();
-      if (used_ >= least && seconds_since(begin) > seconds) break;
-      one = move(true, i * kLargest, i % std::ssize(under_way), kLargest);
+      offload::Transfer& transfer = under_way[static_cast<std::size_t>(i) % under_way.size()];
+      transfer.wait();
+      if (used_ >= min_bytes && seconds_since(begin) > seconds) break;
+      transfer = move(true, i * kLargest, i % std::ssize(under_way), kLargest);
       used_ += kLargest;
     }
-    for (offload::Transfer& one : under_way) one.wait();
+    for (offload::Transfer& transfer : under_way) transfer.wait();
   }
 
   // Returns bytes per second. With Way::mixed, reads and writes alternate in different halves of the file.
   double speed(Way way, int64_t block, double seconds) {
-    const int64_t blocks = used_ / block, most = std::min(handed(depth_), blocks / 2);
-    if (most < depth_) return 0;
-    std::vector<offload::Transfer> under_way(static_cast<std::size_t>(most));
+    const int64_t blocks = used_ / block, in_flight = std::min(usable_depth(depth_), blocks / 2);
+    if (in_flight < depth_) return 0;
+    std::vector<offload::Transfer> under_way(static_cast<std::size_t>(in_flight));
     const Clock::time_point begin = Clock::now();
     int64_t i = 0;
-    for (; i < most || seconds_since(begin) < seconds; ++i) {
-      offload::Transfer& one = under_way[static_cast<std::size_t>(i % most)];
-      one.wait();
+    for (; i < in_flight || seconds_since(begin) < seconds; ++i) {
+      offload::Transfer& transfer = under_way[static_cast<std::size_t>(i % in_flight)];
+      transfer.wait();
       const bool writes = way == Way::write || (way == Way::mixed && i % 2 == 1);
-      const int64_t at = way == Way::mixed ? i / 2 + (writes ? blocks / 2 : 0) : i;
-      one = move(writes, at % blocks * block, i % most, block);
+      const int64_t position = way == Way::mixed ? i / 2 + (writes ? blocks / 2 : 0) : i;
+      transfer = move(writes, position % blocks * block, i % in_flight, block);
     }
-    for (offload::Transfer& one : under_way) one.wait();
+    for (offload::Transfer& transfer : under_way) transfer.wait();
     return static_cast<double>(i * block) / seconds_since(begin);
   }
 
@@ -104,16 +107,17 @@ class Bench {
  private:
   void check_free_space(const DiskTest& test) const {
     if (store_->info().in_memory())
-      fail_user("zeroth tune: tier '" + store_->info().id + "' is memory, not a disk; name a disk tier with --tier");
+      fail_user(
+          fmt::format("zeroth tune: tier '{}' is memory, not a disk; name a disk tier with --tier", store_->info().id));
     zr_offload_caps caps{};
     caps.size = sizeof caps;
     CallError error;
     const plugin::Instance& tier = store_->instance();
-    check(tier.api<zr_offload_api>()->caps(tier.self(), &caps, &error), error, tier.who("caps"));
+    check(tier.api<zr_offload_api>()->caps(tier.self(), &caps, &error), error, tier.call_text("caps"));
     if (depth_ == kDepths[0] && caps.capacity > 0 && caps.capacity < static_cast<uint64_t>(test.bytes))
-      fail_environment("zeroth tune: --bytes " + bytes_text(test.bytes) + ": " + test.path + " has " +
-                       bytes_text(static_cast<int64_t>(caps.capacity)) +
-                       " free; give fewer bytes, or a --path on another disk");
+      fail_environment(
+          fmt::format("zeroth tune: --bytes {}: {} has {} free; give fewer bytes, or a --path on another disk",
+                      bytes_text(test.bytes), test.path, bytes_text(static_cast<int64_t>(caps.capacity))));
   }
   offload::Transfer move(bool writes, int64_t offset, int64_t index, int64_t bytes) {
     char* memory = memory_ + index * bytes;
@@ -134,22 +138,22 @@ class Bench {
 
 const DiskPoint& DiskSpeed::best() const {
   const DiskPoint* best = &points.front();
-  for (const DiskPoint& one : points)
-    if (one.mixed > best->mixed) best = &one;
+  for (const DiskPoint& point : points)
+    if (point.mixed > best->mixed) best = &point;
   const double enough = 0.95 * best->mixed;
-  for (const DiskPoint& one : points)
-    if (one.mixed >= enough && one.block_bytes * one.depth < best->block_bytes * best->depth) best = &one;
+  for (const DiskPoint& point : points)
+    if (point.mixed >= enough && point.block_bytes * point.depth < best->block_bytes * best->depth) best = &point;
   return *best;
 }
 
-DiskSpeed measure_disk(const DiskTest& test, const std::function<void(int done, int all)>& at) {
+DiskSpeed measure_disk(const DiskTest& test, const std::function<void(int done, int total)>& on_progress) {
   const Clock::time_point begin = Clock::now();
-  constexpr Way kWays[] = {Way::write, Way::read, Way::mixed};
+  constexpr Way kAccesses[] = {Way::write, Way::read, Way::mixed};
   constexpr auto kPoints = std::size(kBlocks) * std::size(kDepths);
   // Every round measures all points, because the load of other processes on the disk changes with time.
   const int rounds = std::clamp(static_cast<int>(test.seconds / 10), 1, 6);
-  const int all = rounds * static_cast<int>(kPoints * std::size(kWays));
-  const Memory memory(handed(kMaxDepth) * kLargest);
+  const int total = rounds * static_cast<int>(kPoints * std::size(kAccesses));
+  const Memory memory(usable_depth(kMaxDepth) * kLargest);
   std::vector<std::unique_ptr<Bench>> benches;
   DiskSpeed speed;
   for (const int64_t depth : kDepths) {
@@ -161,15 +165,15 @@ DiskSpeed measure_disk(const DiskTest& test, const std::function<void(int done, 
   int done = 0;
   for (int round = 0; round < rounds; ++round)
     for (std::size_t p = 0; p < kPoints; ++p)
-      for (const Way way : kWays) {
-        const double seconds = std::max(test.seconds - seconds_since(begin), 0.0) / (all - done);
+      for (const Way way : kAccesses) {
+        const double seconds = std::max(test.seconds - seconds_since(begin), 0.0) / (total - done);
         const int64_t block = kBlocks[p / std::size(kDepths)];
         rates[p][static_cast<int>(way)].push_back(benches[p % std::size(kDepths)]->speed(way, block, seconds));
-        at(++done, all);
+        on_progress(++done, total);
       }
-  const auto median = [](std::vector<double>& of) {
-    std::sort(of.begin(), of.end());
-    return (of[of.size() / 2] + of[(of.size() - 1) / 2]) / 2;
+  const auto median = [](std::vector<double>& values) {
+    std::sort(values.begin(), values.end());
+    return (values[values.size() / 2] + values[(values.size() - 1) / 2]) / 2;
   };
   for (std::size_t p = 0; p < kPoints; ++p)
     speed.points.push_back({kBlocks[p / std::size(kDepths)], kDepths[p % std::size(kDepths)], median(rates[p][0]),

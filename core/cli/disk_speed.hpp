@@ -33,8 +33,8 @@ struct DiskSpeed {
 };
 
 /// Measures the tier as a job would use it. The test file has one part per depth; it is written once before the
-/// measurement and removed afterwards. Rates are medians over rounds. Calls `at` with the progress. Throws Error if
-/// the tier fails or the disk or memory is too small.
-DiskSpeed measure_disk(const DiskTest& test, const std::function<void(int done, int all)>& at);
+/// measurement and removed afterwards. Rates are medians over rounds. Calls `on_progress` with the progress. Throws
+/// Error if the tier fails or the disk or memory is too small.
+DiskSpeed measure_disk(const DiskTest& test, const std::function<void(int done, int total)>& on_progress);
 
 }  // namespace zr::host::cli

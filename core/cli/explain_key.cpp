@@ -1,5 +1,7 @@
 #include "cli/explain_key.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -27,57 +29,58 @@ std::string default_text(const config::ConfigKey& key) {
 }
 
 std::string choices_text(const config::ConfigKey& key) {
-  std::string all;
-  for (const std::string& choice : key.choices) all += (all.empty() ? "" : ", ") + config::toml_text(choice);
-  return all;
+  std::string text;
+  for (const std::string& choice : key.choices) text += (text.empty() ? "" : ", ") + config::toml_text(choice);
+  return text;
 }
 
 void add_groups(Rows& rows, const JobFile& job, const config::Entry& entry) {
   if (!entry.key.per_group) return;
   rows.emplace_back("groups", "a group in [[optimizer.groups]] can have its own value");
   for (const config::GroupConfig& group : job.config.groups())
-    for (const config::Entry& own : group.own) {
-      if (own.key.path() != entry.key.path()) continue;
+    for (const config::Entry& override_entry : group.own) {
+      if (override_entry.key.path() != entry.key.path()) continue;
       std::string match;
       for (const std::string& pattern : group.match) match += (match.empty() ? "" : ", ") + config::toml_text(pattern);
-      rows.emplace_back("", own.written + " for " + match + " (" + own.origin.text() + ")");
+      rows.emplace_back("", fmt::format("{} for {} ({})", override_entry.written, match, override_entry.origin.text()));
     }
 }
 
 std::string text_of(const std::string& path, const Rows& rows) {
   std::string text = path + "\n";
-  for (const auto& [name, value] : rows) text += "  " + name + std::string(9 - name.size(), ' ') + value + "\n";
+  for (const auto& [name, value] : rows) text += fmt::format("  {:<9}{}\n", name, value);
   return text;
 }
 
 [[noreturn]] void fail_unknown(const JobFile& job, const std::string& path) {
   if (const std::string_view now = config::renamed(path); !now.empty())
-    fail_user("zeroth explain: the key '" + path + "' was renamed; write '" + std::string(now) + "'");
+    fail_user(fmt::format("zeroth explain: the key '{}' was renamed; write '{}'", path, now));
   std::vector<std::string> paths;
   std::string in_table;
   for (const config::Entry& entry : job.config.entries()) {
     paths.push_back(entry.key.path());
     if (entry.key.table == path) in_table += (in_table.empty() ? "" : ", ") + entry.key.name;
   }
-  if (!in_table.empty()) fail_user("zeroth explain: '" + path + "' is a table; name one of its keys: " + in_table);
+  if (!in_table.empty())
+    fail_user(fmt::format("zeroth explain: '{}' is a table; name one of its keys: {}", path, in_table));
   const std::string suggestion = config::key_suggestion(path, paths);
-  fail_user("zeroth explain: unknown key '" + printable(path) + "'" +
-            (suggestion.empty() ? "; `zeroth explain FILE` lists all keys" : suggestion) +
-            (job.keys_known ? "" : " (--no-run: the keys of the program are not known)"));
+  fail_user(fmt::format("zeroth explain: unknown key '{}'{}{}", printable(path),
+                        suggestion.empty() ? "; `zeroth explain FILE` lists all keys" : suggestion,
+                        job.keys_known ? "" : " (--no-run: the keys of the program are not known)"));
 }
 
 }  // namespace
 
 std::string explain_key(const JobFile& job, const std::string& path) {
-  const std::string wanted = path_in_schema(path);
-  for (const config::UncheckedValue& one : job.unchecked)
-    if (one.path == wanted)
-      return text_of(path, {{"value", one.written},
-                            {"origin", one.origin.text()},
+  const std::string schema_path = path_in_schema(path);
+  for (const config::UncheckedValue& entry : job.unchecked)
+    if (entry.path == schema_path)
+      return text_of(path, {{"value", entry.written},
+                            {"origin", entry.origin.text()},
                             {"type", "not checked: possible key of the program, which was not started (--no-run)"}});
   const auto& entries = job.config.entries();
-  const auto entry =
-      std::find_if(entries.begin(), entries.end(), [&](const config::Entry& one) { return one.key.path() == wanted; });
+  const auto entry = std::find_if(entries.begin(), entries.end(),
+                                  [&](const config::Entry& candidate) { return candidate.key.path() == schema_path; });
   if (entry == entries.end()) fail_unknown(job, path);
   const std::string range = entry->key.choices.empty() ? range_text(entry->key) : choices_text(entry->key);
   Rows rows{{"value", entry->written},

@@ -1,5 +1,6 @@
 // `zeroth export`: writes a checkpoint's weights and buffers to safetensors files.
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -42,20 +43,22 @@ void check_target(const ExportOptions& options, const checkpoint::Checkpoint& fr
   const fs::path beside = fs::weakly_canonical(fs::absolute(file).parent_path(), error);
   for (const fs::path& folder : {parent, beside})
     if (path_exists(folder / checkpoint::kManifest))
-      fail_user("zeroth export: " + printable(file) + " is in the checkpoint " + printable(folder.string()) +
-                ", which must not change; name another destination");
+      fail_user(
+          fmt::format("zeroth export: {} is in the checkpoint {}, which must not change; name another destination",
+                      printable(file), printable(folder.string())));
   struct stat target {
-  }, own{};
+  }, source{};
   if (::stat(file.c_str(), &target) == 0)
-    for (const checkpoint::SavedFile& one : from.manifest().files) {
-      const std::string path = one.name.empty() ? from.folder() : (fs::path(from.folder()) / one.name).string();
-      if (::stat(path.c_str(), &own) == 0 && own.st_dev == target.st_dev && own.st_ino == target.st_ino)
-        fail_user("zeroth export: " + printable(file) + " is the same file as " + printable(path) +
-                  ", which is being exported; name another destination");
+    for (const checkpoint::SavedFile& saved : from.manifest().files) {
+      const std::string path = saved.name.empty() ? from.folder() : (fs::path(from.folder()) / saved.name).string();
+      if (::stat(path.c_str(), &source) == 0 && source.st_dev == target.st_dev && source.st_ino == target.st_ino)
+        fail_user(
+            fmt::format("zeroth export: {} is the same file as {}, which is being exported; name another destination",
+                        printable(file), printable(path)));
     }
   if (!options.force && fs::symlink_status(file, error).type() != fs::file_type::not_found)
-    fail_user("zeroth export: " + printable(file) +
-              " exists already; name another destination, or replace it with --force");
+    fail_user(fmt::format("zeroth export: {} exists already; name another destination, or replace it with --force",
+                          printable(file)));
 }
 
 // Files that are written under temporary names and renamed together. The destructor removes those not renamed.
@@ -79,7 +82,7 @@ class StagedFiles {
   }
   /// Creates the temporary file for `path`. Messages about it name `path`.
   File create(const std::string& path) {
-    const std::string temporary = path + ".partial-" + std::to_string(::getpid());
+    const std::string temporary = fmt::format("{}.partial-{}", path, ::getpid());
     const int fd = ::open(temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (fd < 0) fail_file(path, "cannot be created", errno);
     staged_.emplace_back(temporary, path);
@@ -113,14 +116,14 @@ class StagedFiles {
 // Converts the elements of the item and writes them to the file from byte `at` on, some MiB at a time.
 void write_item(const checkpoint::Checkpoint& from, const ExportItem& item, File& file, int64_t at,
                 const std::function<void(int64_t)>& wrote) {
-  constexpr int64_t kRun = int64_t{1} << 20;  // elements
+  constexpr int64_t kElementsPerTransfer = int64_t{1} << 20;  // per read and write
   const int64_t size = checkpoint::stored_size(item.source->dtype), count = item.source->bytes() / size;
   const bool converts = item.source->dtype != item.dtype;
-  const auto most = static_cast<std::size_t>(std::min(kRun, count));
-  std::vector<char> bytes(most * static_cast<std::size_t>(size)), downcasted(converts ? most * 4 : 0);
-  std::vector<float> upcasted(converts ? most : 0);
-  for (int64_t first = 0; first < count; first += kRun) {
-    const int64_t n = std::min(kRun, count - first);
+  const auto max_elements = static_cast<std::size_t>(std::min(kElementsPerTransfer, count));
+  std::vector<char> bytes(max_elements * static_cast<std::size_t>(size)), downcasted(converts ? max_elements * 4 : 0);
+  std::vector<float> upcasted(converts ? max_elements : 0);
+  for (int64_t first = 0; first < count; first += kElementsPerTransfer) {
+    const int64_t n = std::min(kElementsPerTransfer, count - first);
     from.read(*item.source, first * size, n * size, bytes.data());
     const char* out = bytes.data();
     if (converts) {
@@ -142,22 +145,22 @@ void export_weights(const ExportOptions& options) {
   const checkpoint::Checkpoint from = open_newest(options.from);
   if (path_exists((fs::path(options.to) / checkpoint::kManifest).string()) ||
       !checkpoint::checkpoints_in(options.to).empty())
-    fail_user("zeroth export: " + printable(options.to) +
-              " contains checkpoints, which must not change; name another folder");
-  const zr_dtype wanted = options.dtype.empty() ? zr_dtype{ZR_NONE} : float_dtype_named(options.dtype);
+    fail_user(fmt::format("zeroth export: {} contains checkpoints, which must not change; name another folder",
+                          printable(options.to)));
+  const zr_dtype dtype = options.dtype.empty() ? zr_dtype{ZR_NONE} : float_dtype_named(options.dtype);
   std::vector<ExportItem> items;
-  int64_t all = 0;
+  int64_t total_bytes = 0;
   for (const checkpoint::SavedTensor& tensor : from.manifest().tensors) {
     if (tensor.kind != "weight" && tensor.kind != "buffer") continue;
-    const bool converts = tensor.kind == "weight" && wanted != ZR_NONE &&
+    const bool converts = tensor.kind == "weight" && dtype != ZR_NONE &&
                           checkpoint::safetensors_float(tensor.dtype) != ZR_NONE &&
-                          checkpoint::safetensors_float(tensor.dtype) != wanted;
+                          checkpoint::safetensors_float(tensor.dtype) != dtype;
     const checkpoint::SavedTensor* master = converts ? from.find("master", tensor.name) : nullptr;
     items.push_back(
-        {&tensor, master ? master : &tensor, converts ? checkpoint::safetensors_name(wanted) : tensor.dtype});
-    all += items.back().bytes();
+        {&tensor, master ? master : &tensor, converts ? checkpoint::safetensors_name(dtype) : tensor.dtype});
+    total_bytes += items.back().bytes();
   }
-  const bool one = options.to.ends_with(".safetensors");
+  const bool single_file = options.to.ends_with(".safetensors");
   std::vector<checkpoint::TensorHeader> headers(1);
   std::vector<std::size_t> file_of;
   std::stable_sort(items.begin(), items.end(), [](const ExportItem& a, const ExportItem& b) {
@@ -165,7 +168,7 @@ void export_weights(const ExportOptions& options) {
   });
   for (const ExportItem& item : items) {
     int64_t at = headers.back().tensors.empty() ? 0 : headers.back().tensors.back().end;
-    if (!one && at >= options.file_bytes) {
+    if (!single_file && at >= options.file_bytes) {
       headers.emplace_back();
       at = 0;
     }
@@ -176,14 +179,14 @@ void export_weights(const ExportOptions& options) {
   const auto name = [&](std::size_t k) {
     char text[80];
     std::snprintf(text, sizeof text, "model-%05zu-of-%05zu.safetensors", k + 1, headers.size());
-    return one ? options.to : (fs::path(options.to) / text).string();
+    return single_file ? options.to : (fs::path(options.to) / text).string();
   };
   const std::string index = (fs::path(options.to) / checkpoint::kIndex).string();
   for (std::size_t k = 0; k < headers.size(); ++k) check_target(options, from, name(k));
-  if (!one) check_target(options, from, index);
+  if (!single_file) check_target(options, from, index);
   StagedFiles files(options.force);
-  if (!one) files.make(options.to);
-  Progress progress("exporting to " + printable(options.to), all);
+  if (!single_file) files.make(options.to);
+  Progress progress("exporting to " + printable(options.to), total_bytes);
   std::vector<std::pair<std::string, std::string>> weight_map;
   std::size_t next = 0;
   int64_t done = 0;
@@ -194,30 +197,31 @@ void export_weights(const ExportOptions& options) {
     int64_t at = headers[k].data;
     for (; next < items.size() && file_of[next] == k; ++next) {
       weight_map.emplace_back(items[next].tensor->name, fs::path(name(k)).filename().string());
-      write_item(from, items[next], file, at, [&](int64_t bytes) { progress.at(done += bytes); });
+      write_item(from, items[next], file, at, [&](int64_t bytes) { progress.show(done += bytes); });
       at += items[next].bytes();
     }
     file.sync();
   }
-  if (!one) {
+  if (!single_file) {
     File file = files.create(index);
-    const std::string text = checkpoint::write_index(all, weight_map);
+    const std::string text = checkpoint::write_index(total_bytes, weight_map);
     file.write(0, text.data(), static_cast<int64_t>(text.size()));
     file.sync();
   }
   files.commit();
   sync_folder(fs::absolute(options.to).parent_path().string());
-  if (one) return;
+  if (single_file) return;
   sync_folder(options.to);
-  std::set<std::string> own;
-  for (std::size_t k = 0; k < headers.size(); ++k) own.insert(fs::path(name(k)).filename().string());
+  std::set<std::string> written_names;
+  for (std::size_t k = 0; k < headers.size(); ++k) written_names.insert(fs::path(name(k)).filename().string());
   std::vector<std::string> others;
   for (const std::string& file : list_folder(options.to))
-    if (file.ends_with(".safetensors") && !own.count(file)) others.push_back(file);
+    if (file.ends_with(".safetensors") && !written_names.count(file)) others.push_back(file);
   if (!others.empty())
-    log(ZR_LOG_WARN, printable(options.to) + " also contains " + printable(others.front()) +
-                         (others.size() > 1 ? " and " + std::to_string(others.size() - 1) + " more" : "") +
-                         ", which the new index does not list; remove the files of earlier exports");
+    log(ZR_LOG_WARN,
+        fmt::format("{} also contains {}{}, which the new index does not list; remove the files of earlier exports",
+                    printable(options.to), printable(others.front()),
+                    others.size() > 1 ? fmt::format(" and {} more", others.size() - 1) : ""));
 }
 
 }  // namespace zr::host::cli

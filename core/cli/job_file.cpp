@@ -1,5 +1,7 @@
 #include "cli/job_file.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/error.hpp"
@@ -19,15 +21,16 @@ JobFile validate_file(const std::string& file, const std::vector<std::string>& o
     job.program = find_trainer(program, file, bin);
     job.keys_known = run;
     const auto keys =
-        run ? ask_keys(job.program, file, location_of_program(program)) : std::vector<config::ConfigKey>{};
+        run ? query_keys(job.program, file, location_of_program(program)) : std::vector<config::ConfigKey>{};
     selection.keys.insert(selection.keys.end(), keys.begin(), keys.end());
   }
   try {
     job.config = document.check(selection.keys, 0, selection.not_loaded, run ? nullptr : &job.unchecked);
   } catch (const Error& failure) {
     if (!job.program.empty()) throw;
-    fail_like(failure, failure.what() + ("\n" + file) +
-                           ": job.program is not set, so tables that belong to a program are unknown keys");
+    fail_like(failure,
+              fmt::format("{}\n{}: job.program is not set, so tables that belong to a program are unknown keys",
+                          failure.what(), file));
   }
   return job;
 }
@@ -60,14 +63,13 @@ std::string bare_default(const config::ConfigKey& key) {
   return key.def[0] == '@' ? "as " + key.def.substr(1) : key.def;
 }
 
-std::string one_plugin(const plugin::Component& one) {
-  const std::string major = std::to_string(ZR_ABI_MAJOR) + ".";
-  std::string text = std::string(role_of(one)) + " '" + one.table->id + "' " + one.table->version + "  (" +
-                     one.table->kind + ", ABI built " + major + std::to_string(one.module->built_minor) + ", needs " +
-                     major + std::to_string(one.module->need_minor) + "; " + one.module->vendor + ", " +
-                     one.module->build + ")\n  " + one.file.string() + "\n";
+std::string plugin_text(const plugin::Component& one) {
+  std::string text =
+      fmt::format("{} '{}' {}  ({}, ABI built {}.{}, needs {}.{}; {}, {})\n  {}\n", role_of(one), one.table->id,
+                  one.table->version, one.table->kind, ZR_ABI_MAJOR, one.module->built_minor, ZR_ABI_MAJOR,
+                  one.module->need_minor, one.module->vendor, one.module->build, one.file.string());
   std::vector<Cells> rows;
-  const std::string table = std::string(role_of(one)) + "." + one.table->id;
+  const std::string table = fmt::format("{}.{}", role_of(one), one.table->id);
   for (const config::ConfigKey& key : config::keys_of(one.table->keys, one.table->n_keys, table))
     rows.push_back({key.name, std::string(config::type_text(key.type)), bare_default(key), range_text(key),
                     key.meaning + (key.per_group ? " (also per group)" : "")});
@@ -78,11 +80,11 @@ std::string one_plugin(const plugin::Component& one) {
 
 std::string explain(const JobFile& job) {
   const int ranks = job.config.job().ranks;
-  std::vector<Cells> rows{{job.file + ": " + std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks") +
-                           (job.program.empty() ? "" : " of " + job.program.string())}};
+  std::vector<Cells> rows{{fmt::format("{}: {}{}{}", job.file, ranks, ranks == 1 ? " rank" : " ranks",
+                                       job.program.empty() ? "" : " of " + job.program.string())}};
   for (const auto& [table, lines] : job.config.tables()) {
     rows.push_back({""});
-    rows.push_back({"[" + table + "]"});
+    rows.push_back({fmt::format("[{}]", table)});
     for (const auto& [name, entry] : lines)
       rows.push_back({name, entry->written, entry->origin.text(), entry->key.meaning});
     if (table != "optimizer") continue;
@@ -90,12 +92,12 @@ std::string explain(const JobFile& job) {
       std::string match;
       for (const auto& pattern : group.match) match += (match.empty() ? "" : ", ") + config::toml_text(pattern);
       rows.push_back({"[[optimizer.groups]]"});
-      rows.push_back({"match", "[" + match + "]", group.origin.text(),
+      rows.push_back({"match", fmt::format("[{}]", match), group.origin.text(),
                       "patterns for parameter names; a parameter belongs to the first group that matches"});
       rows.push_back({"lr_scale", config::toml_text(group.lr_scale), group.origin.text(),
                       "learning rate of the group, as a multiple of optimizer.lr"});
-      for (const config::Entry& own : group.own)
-        rows.push_back({own.key.name, own.written, own.origin.text(), own.key.meaning});
+      for (const config::Entry& entry : group.own)
+        rows.push_back({entry.key.name, entry.written, entry.origin.text(), entry.key.meaning});
     }
   }
   if (!job.unchecked.empty()) {
@@ -110,8 +112,8 @@ std::string explain(const JobFile& job) {
 std::string list_text(const std::vector<plugin::PluginValidation>& validations) {
   std::string accepted, rejected;
   for (const plugin::PluginValidation& one : validations) {
-    for (const plugin::Component& component : one.components) accepted += one_plugin(component);
-    if (!one.accepted) rejected += "rejected: " + printable(one.file.string()) + "\n    " + one.reason + "\n";
+    for (const plugin::Component& component : one.components) accepted += plugin_text(component);
+    if (!one.accepted) rejected += fmt::format("rejected: {}\n    {}\n", printable(one.file.string()), one.reason);
   }
   return accepted + rejected;
 }

@@ -1,6 +1,7 @@
 #include "cli/launch.hpp"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sched.h>
 #include <signal.h>
 #include <unistd.h>
@@ -127,21 +128,21 @@ std::vector<std::string> Launch::environment_of(int rank) const {
                                                          {"ZR_WORLD", std::to_string(options_.ranks)},
                                                          {"ZR_LOCAL_RANK", std::to_string(rank)},
                                                          {"ZR_LOCAL_WORLD", std::to_string(options_.ranks)},
-                                                         {"ZR_STORE", "127.0.0.1:" + std::to_string(store_->port())},
+                                                         {"ZR_STORE", fmt::format("127.0.0.1:{}", store_->port())},
                                                          {"ZR_JOB", job_},
                                                          {"ZR_TOKEN", token_},
                                                          {"ZR_THREADS", std::to_string(threads)}};
   if (!std::getenv("OMP_NUM_THREADS")) added.emplace_back("OMP_NUM_THREADS", std::to_string(threads));
   added.insert(added.end(), options_.environment.begin(), options_.environment.end());
   std::set<std::string> names;
-  std::vector<std::string> all;
+  std::vector<std::string> environment;
   for (auto entry = added.rbegin(); entry != added.rend(); ++entry)  // the last value of a name wins
-    if (names.insert(entry->first).second) all.push_back(entry->first + "=" + entry->second);
+    if (names.insert(entry->first).second) environment.push_back(fmt::format("{}={}", entry->first, entry->second));
   for (char** entry = environ; *entry; ++entry) {
     const std::string text = *entry;
-    if (names.insert(text.substr(0, text.find('='))).second) all.push_back(text);
+    if (names.insert(text.substr(0, text.find('='))).second) environment.push_back(text);
   }
-  return all;
+  return environment;
 }
 
 void Launch::start_rank(int rank, const std::string& file) {
@@ -204,9 +205,9 @@ int Launch::run() {
   signals_.clear(ignored);  // now Ctrl-C ends the launcher even if its output blocks
   writer_.flush();
   if (const int error = writer_.error()) {
-    log(ZR_LOG_ERROR, std::string("cannot write all output of the ranks: ") + std::strerror(error) +
-                          (stopped_by_ == SIGPIPE ? ", so the job was stopped" : "") +
-                          "; free disk space, or keep the program running that reads the output");
+    log(ZR_LOG_ERROR, fmt::format("cannot write all output of the ranks: {}{}; free disk space, or keep the program "
+                                  "running that reads the output",
+                                  std::strerror(error), stopped_by_ == SIGPIPE ? ", so the job was stopped" : ""));
     if (stopped_by_ == SIGPIPE || !code_) return exit_code::environment;
   }
   return code_ ? code_ : stopped_by_ ? 128 + stopped_by_ : 0;
@@ -366,8 +367,7 @@ void Launch::finish_if_done() {
 
 int launch(const LaunchOptions& options) {
   if (options.ranks < 1 || options.ranks > kMaxRanks)
-    fail_user("zeroth launch: " + std::to_string(options.ranks) + " ranks: must be from 1 to " +
-              std::to_string(kMaxRanks) + " per node");
+    fail_user(fmt::format("zeroth launch: {} ranks: must be from 1 to {} per node", options.ranks, kMaxRanks));
   return Launch(options).run();
 }
 

@@ -1,5 +1,6 @@
 #include "cli/launch_output.hpp"
 
+#include <fmt/format.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -49,11 +50,11 @@ OutputWriter::~OutputWriter() {
 }
 
 void OutputWriter::start() {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  sigset_t all_signals, previous_mask;
+  sigfillset(&all_signals);
+  pthread_sigmask(SIG_SETMASK, &all_signals, &previous_mask);
   thread_ = std::thread([this] { run(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  pthread_sigmask(SIG_SETMASK, &previous_mask, nullptr);
 }
 
 void OutputWriter::write(int fd, std::string text) {
@@ -81,7 +82,7 @@ void OutputWriter::flush() {
 }
 
 void OutputWriter::run() {
-  std::set<int> gone;
+  std::set<int> failed_fds;
   MutexLock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [&]() ZR_REQUIRES(mutex_) { return stopping_ || !queue_.empty(); });
@@ -89,9 +90,9 @@ void OutputWriter::run() {
     const auto& [fd, text] = queue_.front();  // stays in place while others append
     lock.unlock();
     int error = 0;
-    if (!gone.count(fd) && !write_all(fd, text)) {
+    if (!failed_fds.count(fd) && !write_all(fd, text)) {
       error = errno;
-      gone.insert(fd);
+      failed_fds.insert(fd);
     }
     lock.lock();
     if (error_ == 0) error_ = error;
@@ -123,8 +124,8 @@ void Output::bytes(int rank, Stream stream, std::string_view text) {
 // Writes rank 0's bytes at once, except error lines, which are written as complete lines or, if repeated, dropped.
 void Output::raw_bytes(Source& source, Sink& to, std::string_view text) {
   if (source.partial.empty()) source.since = Clock::now();
-  const std::string all = std::exchange(source.partial, "") + std::string(text);
-  std::string_view rest = all;
+  const std::string bytes = std::exchange(source.partial, "") + std::string(text);
+  std::string_view rest = bytes;
   while (!rest.empty()) {
     const auto end = rest.find('\n');
     const bool may_be_error =
@@ -150,7 +151,7 @@ void Output::raw_bytes(Source& source, Sink& to, std::string_view text) {
 void Output::complete_line(int rank, Source& source, Sink& to, std::string line) {
   const auto shown = line.rfind('\r', line.size() < 2 ? std::string::npos : line.size() - 2);
   if (shown != std::string::npos) line.erase(0, shown + 1);  // keeps the last state of a redrawn line
-  if (!repeats(rank, source, line)) insert(to, "[" + std::to_string(rank) + "] " + line);
+  if (!repeats(rank, source, line)) insert(to, fmt::format("[{}] {}", rank, line));
 }
 
 bool Output::repeats(int rank, Source& source, const std::string& line) {
@@ -173,13 +174,13 @@ void Output::pass(Sink& to, std::string_view text) {
 
 void Output::insert(Sink& to, const std::string& line) {
   if (!to.dirty) return writer_.write(to.fd, line + "\n");
-  if (to.terminal) return writer_.write(to.fd, "\r\x1b[K" + line + "\n" + to.tail);
-  if (to.held.empty()) to.held_since = Clock::now();
-  to.held.push_back(line);
+  if (to.terminal) return writer_.write(to.fd, fmt::format("\r\x1b[K{}\n{}", line, to.tail));
+  if (to.held_lines.empty()) to.held_since = Clock::now();
+  to.held_lines.push_back(line);
 }
 
 void Output::release(Sink& to) {
-  for (const auto& line : std::exchange(to.held, {})) writer_.write(to.fd, line + "\n");
+  for (const auto& line : std::exchange(to.held_lines, {})) writer_.write(to.fd, line + "\n");
 }
 
 void Output::ended(int rank) {
@@ -189,14 +190,14 @@ void Output::ended(int rank) {
     const bool raw = rank == 0 && raw_rank0_;
     if (!rest.empty() && !raw) complete_line(rank, source, sink(stream), rest);
     if (!rest.empty() && raw) pass(sink(stream), rest);
-    if (raw && sink(stream).dirty && !sink(stream).held.empty()) pass(sink(stream), "\n");
+    if (raw && sink(stream).dirty && !sink(stream).held_lines.empty()) pass(sink(stream), "\n");
   }
 }
 
 void Output::error(const std::string& text) {
   Sink& to = sink(err);
   if (to.dirty) pass(to, "\n");  // ends rank 0's unfinished line
-  std::string lines = std::string(kError) + text + "\n";
+  std::string lines = fmt::format("{}{}\n", kError, text);
   for (std::size_t begin = 0, end; (end = lines.find('\n', begin)) != std::string::npos; begin = end + 1) {
     const std::string line = lines.substr(begin, end - begin);
     const auto [at, fresh] = errors_.emplace(line, -1);
@@ -207,7 +208,7 @@ void Output::error(const std::string& text) {
 void Output::tick() {
   const auto now = Clock::now();
   for (auto& to : sinks_)
-    if (!to.held.empty() && now - to.held_since > kForRestOfLine) pass(to, "\n");
+    if (!to.held_lines.empty() && now - to.held_since > kForRestOfLine) pass(to, "\n");
   if (!raw_rank0_) return;
   for (const Stream stream : {out, err}) {
     Source& source = sources_[0][stream];

@@ -66,9 +66,9 @@ class Output {
   struct Sink {
     int fd;
     bool terminal;
-    bool dirty = false;             // rank 0's current line is unfinished
-    std::string tail;               // the text of that line since its last carriage return
-    std::vector<std::string> held;  // lines of other ranks that wait for the end of that line
+    bool dirty = false;                   // rank 0's current line is unfinished
+    std::string tail;                     // the text of that line since its last carriage return
+    std::vector<std::string> held_lines;  // lines of other ranks that wait for the end of that line
     Clock::time_point held_since;
   };
   struct Source {

@@ -1,6 +1,7 @@
 #include "cli/launch_process.hpp"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
@@ -80,14 +81,14 @@ struct ChildPlan {
 }
 
 [[noreturn]] void fail_exec(const std::string& file, int error) {
-  const std::string text = "'" + file + "' cannot be executed: ";
+  const std::string text = fmt::format("'{}' cannot be executed: ", file);
   if (error == ENOEXEC)
     fail_user(text + "it is neither a program for this machine nor a script that begins with #!; give another file");
   if (error == ENOENT)
-    fail_environment(text +
-                     "its interpreter or loader does not exist; install it (a script names it in its first "
-                     "line, a program in `readelf -l " +
-                     file + "`)");
+    fail_environment(
+        fmt::format("{}its interpreter or loader does not exist; install it (a script names it in its first line, a "
+                    "program in `readelf -l {}`)",
+                    text, file));
   fail_environment(text + std::strerror(error));
 }
 }  // namespace
@@ -97,9 +98,9 @@ std::string find_program(const std::string& name) {
   struct stat info {};
   if (name.find('/') != std::string::npos) {
     if (stat(name.c_str(), &info) != 0)
-      fail_user("program '" + name + "': " + std::strerror(errno) + "; give the path of a program");
-    if (S_ISDIR(info.st_mode)) fail_user("program '" + name + "' is a folder; give the path of a program");
-    if (!executable_file(name)) fail_user("program '" + name + "' is not executable: chmod +x " + name);
+      fail_user(fmt::format("program '{}': {}; give the path of a program", name, std::strerror(errno)));
+    if (S_ISDIR(info.st_mode)) fail_user(fmt::format("program '{}' is a folder; give the path of a program", name));
+    if (!executable_file(name)) fail_user(fmt::format("program '{}' is not executable: chmod +x {}", name, name));
     return name;
   }
   const char* set = std::getenv("PATH");
@@ -107,13 +108,13 @@ std::string find_program(const std::string& name) {
   for (std::size_t begin = 0; begin <= path.size();) {
     const auto end = std::min(path.find(':', begin), path.size());
     const std::string folder = path.substr(begin, end - begin);
-    std::string file = (folder.empty() ? "." : folder) + "/" + name;
+    std::string file = fmt::format("{}/{}", folder.empty() ? "." : folder, name);
     if (executable_file(file)) return file;
     begin = end + 1;
   }
-  fail_user(
-      "program '" + name + "' was not found in PATH; " +
-      (stat(name.c_str(), &info) == 0 ? "the current folder has one: use ./" + name : "give the path of a program"));
+  fail_user(fmt::format(
+      "program '{}' was not found in PATH; {}", name,
+      stat(name.c_str(), &info) == 0 ? "the current folder has one: use ./" + name : "give the path of a program"));
 }
 
 Process start_process(const ProcessOptions& options) {
@@ -122,9 +123,9 @@ Process start_process(const ProcessOptions& options) {
   if (!options.one_pipe) err.emplace();
   const int null = options.reads_stdin ? -1 : open("/dev/null", O_RDONLY | O_CLOEXEC);
   const auto arguments = pointers(options.arguments), environment = pointers(options.environment);
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  sigset_t all_signals, previous_mask;
+  sigfillset(&all_signals);
+  pthread_sigmask(SIG_SETMASK, &all_signals, &previous_mask);
   const ChildPlan plan{options.file.c_str(),
                        const_cast<char**>(arguments.data()),
                        const_cast<char**>(environment.data()),
@@ -133,11 +134,11 @@ Process start_process(const ProcessOptions& options) {
                        err ? err->write : out.write,
                        status.write,
                        getpid(),
-                       &before};
+                       &previous_mask};
   const pid_t pid = fork();
   if (pid == 0) become(plan);
   const int fork_error = errno;
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  pthread_sigmask(SIG_SETMASK, &previous_mask, nullptr);
   if (null >= 0) close(null);
   if (pid < 0)
     fail_environment(std::string("cannot start another process: ") + std::strerror(fork_error) +
@@ -145,10 +146,10 @@ Process start_process(const ProcessOptions& options) {
   setpgid(pid, pid);  // the child does the same, because either process may run first
   close(std::exchange(status.write, -1));
   int error = 0;
-  ssize_t got;
-  while ((got = read(status.read, &error, sizeof error)) < 0 && errno == EINTR) {
+  ssize_t bytes_read;
+  while ((bytes_read = read(status.read, &error, sizeof error)) < 0 && errno == EINTR) {
   }
-  if (got == sizeof error) {
+  if (bytes_read == sizeof error) {
     waitpid(pid, nullptr, 0);
     fail_exec(options.file, error);
   }

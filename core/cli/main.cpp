@@ -1,4 +1,6 @@
 // The executable `zeroth`; its commands are in commands.cpp.
+#include <fmt/format.h>
+
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -24,9 +26,10 @@ int check_output(int code) {
   std::cout.flush();
   const bool flushed = std::fflush(stdout) == 0;
   if (flushed && std::cout && !std::ferror(stdout)) return code;
-  const std::string why = errno ? std::string(": ") + std::strerror(errno) : "";
-  zr::host::log(ZR_LOG_ERROR, "cannot write all output to standard output" + why +
-                                  "; free disk space, or keep the program running that reads the output");
+  const std::string reason = errno ? std::string(": ") + std::strerror(errno) : "";
+  zr::host::log(ZR_LOG_ERROR, fmt::format("cannot write all output to standard output{}; free disk space, or keep the "
+                                          "program running that reads the output",
+                                          reason));
   return code ? code : zr::exit_code::environment;
 }
 }  // namespace

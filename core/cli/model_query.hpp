@@ -32,18 +32,18 @@ class ModelQuery {
   int resolve(const std::filesystem::path& bin);
 
   /// The job's document with more overrides.
-  config::Document document(const std::vector<std::string>& more) const;
+  config::Document document(const std::vector<std::string>& extra_overrides) const;
   /// The validated job with more overrides, for `world` ranks (0: job.ranks). Throws Error.
-  plugin::ResolvedJob resolved_job(const std::vector<std::string>& more, int world) const;
+  plugin::ResolvedJob resolved_job(const std::vector<std::string>& extra_overrides, int world) const;
   int ranks() const { return options_.ranks; }  // 0: job.ranks
   const std::vector<plan::Parameter>& parameters() const { return parameters_; }
   const std::string& model() const { return model_; }  // for a GPT by size: a line that describes it; otherwise ""
 
  private:
-  int ask_program(const std::filesystem::path& bin, bool for_parameters);
+  int query_program(const std::filesystem::path& bin, bool for_parameters);
   std::string command_;
   ModelQueryOptions options_;
-  std::vector<config::ConfigKey> own_;  // the program's keys
+  std::vector<config::ConfigKey> program_keys_;  // the program's keys
   plugin::Registry registry_;
   std::vector<plan::Parameter> parameters_;
   std::string model_;

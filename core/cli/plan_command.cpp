@@ -1,5 +1,7 @@
 #include "cli/plan_command.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <iostream>
 
@@ -17,9 +19,9 @@ void check_budget(const ModelQuery& query, const plugin::ResolvedJob& job, const
   const plan::PlanContext context = planner.context();
   const plan::MemoryPlan plan = planner.plan(0);
   engine::check_host_budget(job.config, plan, ranks, context);
-  const int64_t budget = job.config.memory().device_budget_bytes, most = planner.max_bytes();
-  if (budget == 0 || most <= budget) return;
-  const engine::RequiredBytes need = [&](const engine::Suggestion& suggestion) -> std::optional<int64_t> {
+  const int64_t budget = job.config.memory().device_budget_bytes, max_bytes = planner.max_bytes();
+  if (budget == 0 || max_bytes <= budget) return;
+  const engine::RequiredBytes required_bytes = [&](const engine::Suggestion& suggestion) -> std::optional<int64_t> {
     try {
       return engine::Planner(query.resolved_job(suggestion.overrides, suggestion.ranks), query.parameters(),
                              suggestion.ranks, query.ranks() == 0)
@@ -28,9 +30,9 @@ void check_budget(const ModelQuery& query, const plugin::ResolvedJob& job, const
       return {};
     }
   };
-  const engine::BudgetShortfall over{budget, most, 0};
-  fail_user(
-      plan_over_budget_text(job.config, planner, most, text_of(fitting_suggestions(job, ranks, over, need), over)));
+  const engine::BudgetShortfall shortfall{budget, max_bytes, 0};
+  fail_user(plan_over_budget_text(job.config, planner, max_bytes,
+                                  text_of(fitting_suggestions(job, ranks, shortfall, required_bytes), shortfall)));
 }
 
 // ---- --compare ----
@@ -39,9 +41,9 @@ struct Column {
   const char* name;
   int64_t (*bytes)(const plan::MemoryPlan&, const std::map<MemoryKind, int64_t>&);
 };
-int64_t of(const std::map<MemoryKind, int64_t>& kinds, std::initializer_list<MemoryKind> wanted) {
+int64_t of(const std::map<MemoryKind, int64_t>& kinds, std::initializer_list<MemoryKind> selected) {
   int64_t bytes = 0;
-  for (const MemoryKind kind : wanted)
+  for (const MemoryKind kind : selected)
     if (const auto at = kinds.find(kind); at != kinds.end()) bytes += at->second;
   return bytes;
 }
@@ -71,14 +73,14 @@ std::string left(const std::string& text, std::size_t width) {
 
 void print_comparison(const ModelQuery& query, const std::vector<std::pair<std::string, plan::MemoryPlan>>& plans,
                       const plugin::ResolvedJob& job, const plan::PlanContext& context) {
-  int64_t most = 0, elements = 0;
+  int64_t max_bytes = 0, elements = 0;
   std::size_t widest = 0;
   for (const auto& [id, plan] : plans) {
-    most = std::max(most, plan.bytes());
+    max_bytes = std::max(max_bytes, plan.bytes());
     widest = std::max(widest, id.size());
   }
   for (const plan::Parameter& p : query.parameters()) elements += p.count;
-  const bool large = most >= 1'000'000'000;
+  const bool large = max_bytes >= 1'000'000'000;
   const plan::PlanInput& input = plans.front().second.input;
   std::cout << query.model() << elements << " parameters, " << name_of(input.weight_dtype) << ", gradients reduced in "
             << name_of(input.reduced_grad_dtype) << ", " << job.optimizer.table->id << ", " << input.world
@@ -98,8 +100,9 @@ void print_comparison(const ModelQuery& query, const std::vector<std::pair<std::
     std::cout << "\n";
   }
   std::cout << "  plus, per rank: activations "
-            << (context.activations ? bytes_text(*context.activations) + " (measured: " + context.measured_by + ")"
-                                    : "(unknown until measured by a run)");
+            << (context.activations
+                    ? fmt::format("{} (measured: {})", bytes_text(*context.activations), context.measured_by)
+                    : "(unknown until measured by a run)");
   if (context.communicator)
     std::cout << "; " << bytes_text(*context.communicator) << " of host memory for the communicator";
   std::cout << "\n  communication: received per step by all ranks together; an upper bound if there are all-gathers\n";

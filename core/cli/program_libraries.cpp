@@ -1,6 +1,7 @@
 #include "cli/program_libraries.hpp"
 
 #include <elf.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -77,7 +78,7 @@ std::vector<std::string> missing_libraries(const std::string& program) {
   options.file = loader.string();
   options.arguments = {options.file, program};
   options.environment.emplace_back("LD_TRACE_LOADED_OBJECTS=1");  // the loader only lists libraries
-  for (char** one = environ; *one; ++one) options.environment.emplace_back(*one);
+  for (char** variable = environ; *variable; ++variable) options.environment.emplace_back(*variable);
   options.one_pipe = true;
   std::vector<std::string> missing;
   BoundedRun listing(options, kMaxListing);
@@ -95,24 +96,27 @@ std::vector<std::string> missing_libraries(const std::string& program) {
 
 void provide_libraries(const std::string& program) {
   std::vector<std::string> missing = missing_libraries(program);
-  const fs::path own = own_libraries();
+  const fs::path library_folder = own_libraries();
   std::string added;  // folders of this installation that have some of the missing libraries
-  for (const fs::path& folder : {own, own / "libtorch" / "lib"})
+  for (const fs::path& folder : {library_folder, library_folder / "libtorch" / "lib"})
     if (std::any_of(missing.begin(), missing.end(), [&](const auto& name) { return fs::exists(folder / name); }))
       added += (added.empty() ? "" : ":") + folder.string();
   if (!added.empty()) {
     const char* before = std::getenv(kSearchPath);
-    ::setenv(kSearchPath, ((before && *before ? std::string(before) + ":" : "") + added).c_str(), 1);
-    log(ZR_LOG_INFO, program + " was linked to " + list(missing) + " in another folder; using the one in " + added);
+    ::setenv(kSearchPath, ((before && *before ? fmt::format("{}:", before) : "") + added).c_str(), 1);
+    log(ZR_LOG_INFO,
+        fmt::format("{} was linked to {} in another folder; using the one in {}", program, list(missing), added));
     missing = missing_libraries(program);
   }
   if (missing.empty()) return;
   const bool torch = std::find(missing.begin(), missing.end(), "libtorch_cpu.so") != missing.end();
-  fail_environment(
-      "shared libraries of the program " + program + " were not found: " + list(missing) +
-      "; add their folder to LD_LIBRARY_PATH, or link the program again" +
-      (torch ? "; libtorch can also be beside libzeroth.so: put it, or a link to it, at " + (own / "libtorch").string()
-             : ""));
+  fail_environment(fmt::format(
+      "shared libraries of the program {} were not found: {}; add their folder to LD_LIBRARY_PATH, or link the program "
+      "again{}",
+      program, list(missing),
+      torch ? "; libtorch can also be beside libzeroth.so: put it, or a link to it, at " +
+                  (library_folder / "libtorch").string()
+            : ""));
 }
 
 }  // namespace zr::host::cli

@@ -1,5 +1,7 @@
 #include "cli/tensor_file.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 
@@ -17,7 +19,7 @@ TensorFile read_safetensors(const std::vector<std::string>& files) {
     for (checkpoint::StoredTensor& tensor : checkpoint::read_header(file).tensors) {
       const auto [before, is_new] = file_of.emplace(tensor.name, file);
       if (!is_new)
-        fail_user(printable(file + ": tensor '" + tensor.name + "' is also in " + before->second) +
+        fail_user(printable(fmt::format("{}: tensor '{}' is also in {}", file, tensor.name, before->second)) +
                   "; give the files of one model, each only once");
       if (tensor.dtype[0] != 'F' && tensor.dtype != "BF16") continue;  // skips integer buffers, such as positions
       int64_t count = 1;

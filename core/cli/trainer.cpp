@@ -1,5 +1,6 @@
 #include "cli/trainer.hpp"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -29,7 +30,7 @@ double limit_seconds(double standard) {
   char* end = nullptr;
   const double seconds = std::strtod(set, &end);
   if (end == set || *end || !(seconds > 0) || seconds > kMaxSeconds)
-    fail_user("ZR_ASK_SECONDS=" + std::string(set) + ": must be a number of seconds greater than 0 and at most 86400");
+    fail_user(fmt::format("ZR_ASK_SECONDS={}: must be a number of seconds greater than 0 and at most 86400", set));
   return seconds;
 }
 
@@ -47,19 +48,22 @@ std::string last_lines(std::string text) {
 }
 
 // Throws Error if the program did not end successfully within the limits. `query` is what was queried: "its keys".
-void check_answer(const BoundedRun& run, BoundedRun::End end, double seconds, std::size_t most, const std::string& who,
-                  const std::string& query) {
+void check_answer(const BoundedRun& run, BoundedRun::End end, double seconds, std::size_t max_bytes,
+                  const std::string& program_text, const std::string& query) {
   const std::string lines = last_lines(run.err());
-  const std::string said = lines.empty() ? "" : "; the last lines of its stderr:\n" + lines;
+  const std::string stderr_end = lines.empty() ? "" : "; the last lines of its stderr:\n" + lines;
   if (end == BoundedRun::End::timed_out)
-    fail_user(who + " did not report " + query + " within " + shortest(seconds) +
-              " seconds: construct zr::Program first in its main(), or set ZR_ASK_SECONDS to a larger value" + said);
+    fail_user(
+        fmt::format("{} did not report {} within {} seconds: construct zr::Program first in its main(), or set "
+                    "ZR_ASK_SECONDS to a larger value{}",
+                    program_text, query, shortest(seconds), stderr_end));
   if (end == BoundedRun::End::output_too_long)
-    fail_user(who + " printed more than " + bytes_text(static_cast<int64_t>(most)) + " instead of " + query +
-              ": name a program that constructs zr::Program first in its main()" + said);
+    fail_user(fmt::format(
+        "{} printed more than {} instead of {}: name a program that constructs zr::Program first in its main(){}",
+        program_text, bytes_text(static_cast<int64_t>(max_bytes)), query, stderr_end));
   if (!run.exit_status().good())
-    fail_environment(who + " " + exit_status_text(run.exit_status()) + " when it was started to report " + query +
-                     ": run it by hand to see why" + said);
+    fail_environment(fmt::format("{} {} when it was started to report {}: run it by hand to see why{}", program_text,
+                                 exit_status_text(run.exit_status()), query, stderr_end));
 }
 
 }  // namespace
@@ -75,12 +79,12 @@ fs::path find_trainer(const config::Setting<std::string>& program, const fs::pat
   for (const fs::path& candidate : candidates) {
     if (is_program(candidate)) return candidate;
     std::error_code error;
-    const bool there = fs::is_regular_file(candidate, error);
+    const bool exists = fs::is_regular_file(candidate, error);
     searched +=
-        (searched.empty() ? "" : " and ") + candidate.string() + (there ? " (not executable: chmod +x it)" : "");
+        (searched.empty() ? "" : " and ") + candidate.string() + (exists ? " (not executable: chmod +x it)" : "");
   }
-  fail_user(program.origin.text() + ": job.program '" + name + "' was not found: searched " + searched +
-            "; build it, or give its absolute path");
+  fail_user(fmt::format("{}: job.program '{}' was not found: searched {}; build it, or give its absolute path",
+                        program.origin.text(), name, searched));
 }
 
 std::string location_of_program(const config::Setting<std::string>& program) {
@@ -88,66 +92,67 @@ std::string location_of_program(const config::Setting<std::string>& program) {
 }
 
 std::vector<std::string> clean_environment(const std::vector<std::string>& extra) {
-  std::vector<std::string> all = extra;
-  for (char** one = environ; *one; ++one) {
-    const std::string text = *one;
+  std::vector<std::string> variables = extra;
+  for (char** entry = environ; *entry; ++entry) {
+    const std::string text = *entry;
     bool set_by_launcher = false;
     for (const char* name :
          {"ZR_RANK=", "ZR_WORLD=", "ZR_LOCAL_RANK=", "ZR_LOCAL_WORLD=", "ZR_STORE=", "ZR_JOB=", "ZR_TOKEN=", "ZR_ASK="})
       set_by_launcher = set_by_launcher || text.rfind(name, 0) == 0;
-    if (!set_by_launcher) all.push_back(text);
+    if (!set_by_launcher) variables.push_back(text);
   }
-  return all;
+  return variables;
 }
 
 namespace {
 
-std::string who_text(const std::string& where, const std::string& program) {
-  return (where.empty() ? "" : where + ": ") + "the program " + program;
+std::string text_of_program(const std::string& where, const std::string& program) {
+  return fmt::format("{}the program {}", where.empty() ? "" : where + ": ", program);
 }
 
-ProcessOptions query_process(const std::vector<std::string>& argv, const char* what) {
+ProcessOptions query_process(const std::vector<std::string>& argv, const char* query_variable) {
   ProcessOptions options;
   options.file = argv[0];
   options.arguments = argv;
-  options.environment = clean_environment({what});
+  options.environment = clean_environment({query_variable});
   return options;
 }
 
 // Whether the program has reported the failure itself, as every program with zr::guarded does.
-bool is_reported(const control::ExitStatus& exit_status, const std::string& said) {
+bool is_reported(const control::ExitStatus& exit_status, const std::string& stderr_text) {
   for (const int code : {exit_code::user, exit_code::environment, exit_code::peer_lost, exit_code::internal})
-    if (!exit_status.signal && exit_status.code == code && !said.empty()) return true;
+    if (!exit_status.signal && exit_status.code == code && !stderr_text.empty()) return true;
   // Other programs also end with code 1.
-  return !exit_status.signal && exit_status.code == exit_code::program && said.find("zeroth: error: ") != said.npos;
+  return !exit_status.signal && exit_status.code == exit_code::program &&
+         stderr_text.find("zeroth: error: ") != stderr_text.npos;
 }
 
 }  // namespace
 
-std::vector<config::ConfigKey> ask_keys(const fs::path& program, const std::string& toml, const std::string& where) {
+std::vector<config::ConfigKey> query_keys(const fs::path& program, const std::string& toml, const std::string& where) {
   const double seconds = limit_seconds(kSecondsForKeys);
-  const std::string who = who_text(where, program.string());
+  const std::string program_text = text_of_program(where, program.string());
   provide_libraries(program.string());
   BoundedRun run(query_process({program.string(), toml}, "ZR_ASK=schema"), kMaxKeysText);
   const BoundedRun::End end = run.wait(seconds);
-  check_answer(run, end, seconds, kMaxKeysText, who, "its keys");
-  return config::keys_from_json(run.out(), who);
+  check_answer(run, end, seconds, kMaxKeysText, program_text, "its keys");
+  return config::keys_from_json(run.out(), program_text);
 }
 
-Answer ask_parameters(const std::vector<std::string>& argv, const std::string& where) {
+Answer query_parameters(const std::vector<std::string>& argv, const std::string& where) {
   const double seconds = limit_seconds(kSecondsForParameters);
-  const std::string who = who_text(where, argv[0]), query = "its parameters";
+  const std::string program_text = text_of_program(where, argv[0]), query = "its parameters";
   // A program that reads its model's values or loads its data as tensors fails without memory: the second run has it.
-  for (const char* how : {"ZR_ASK=parameters", "ZR_ASK=parameters_in_memory"}) {
-    const bool last = std::string_view(how) != "ZR_ASK=parameters";
-    BoundedRun run(query_process(argv, how), kMaxParametersText);
+  for (const char* query_variable : {"ZR_ASK=parameters", "ZR_ASK=parameters_in_memory"}) {
+    const bool last = std::string_view(query_variable) != "ZR_ASK=parameters";
+    BoundedRun run(query_process(argv, query_variable), kMaxParametersText);
     const BoundedRun::End end = run.wait(seconds);
     if (end == BoundedRun::End::completed && !run.exit_status().good()) {
       if (!last) continue;
       if (is_reported(run.exit_status(), run.err())) return {run.exit_status().code, {}, run.err()};
     }
-    check_answer(run, end, seconds, kMaxParametersText, who, query);
-    return {0, plan::parameters_from_json(run.out(), who), run.err()};
+    check_answer(run, end, seconds, kMaxParametersText, program_text, query);
+    return {0, plan::parameters_from_json(run.out(), program_text), run.err()};
   }
   fail_internal("the last query of the parameters always returns or throws");
 }

@@ -21,8 +21,8 @@ std::string location_of_program(const config::Setting<std::string>& program);
 /// Starts the program with ZR_ASK=schema and returns the keys that it prints. Limits: 16 MiB of output and one minute
 /// (ZR_ASK_SECONDS). `where` is the prefix of messages, from location_of_program(). Throws Error with the program,
 /// its exit status and the last lines of its stderr if it does not answer.
-std::vector<config::ConfigKey> ask_keys(const std::filesystem::path& program, const std::string& toml,
-                                        const std::string& where = "");
+std::vector<config::ConfigKey> query_keys(const std::filesystem::path& program, const std::string& toml,
+                                          const std::string& where = "");
 
 /// The parameters of a program (code 0), or the exit code with which the program reported an error; and the last 64 KiB
 /// of its stderr.
@@ -33,9 +33,9 @@ struct Answer {
 };
 /// Starts the program (argv[0] is an absolute path) with ZR_ASK=parameters: it builds its model without memory, prints
 /// its parameters and ends. If this fails, starts it again with ZR_ASK=parameters_in_memory. Limits of each run: ten
-/// minutes (ZR_ASK_SECONDS) and 256 MiB of output. Throws Error like ask_keys(), unless the program ended with an
+/// minutes (ZR_ASK_SECONDS) and 256 MiB of output. Throws Error like query_keys(), unless the program ended with an
 /// exit code of Zeroth and a message.
-Answer ask_parameters(const std::vector<std::string>& argv, const std::string& where);
+Answer query_parameters(const std::vector<std::string>& argv, const std::string& where);
 
 /// The environment of this process, without the variables that a launcher sets for a rank, plus `extra` ("NAME=value").
 std::vector<std::string> clean_environment(const std::vector<std::string>& extra);

@@ -1,5 +1,6 @@
 #include "comm/coll.hpp"
 
+#include <fmt/format.h>
 #include <xxhash.h>
 
 #include <charconv>
@@ -100,16 +101,15 @@ namespace {
 std::string view_problem(const char* name, const zr_view& view) {
   const std::string text = name;
   if (size_of(view.dtype) == 0) return text + " has an unknown dtype";
-  if (view.count < 0) return text + " has " + std::to_string(view.count) + " elements";
-  if (!view.data && view.count > 0) return text + " has " + std::to_string(view.count) + " elements but a null address";
+  if (view.count < 0) return fmt::format("{} has {} elements", text, view.count);
+  if (!view.data && view.count > 0) return fmt::format("{} has {} elements but a null address", text, view.count);
   if (view.device.type != 1) return text + " is not in CPU memory";
   return "";
 }
 
 std::string length_problem(const char* name, int64_t actual, int64_t expected, const char* what) {
   if (actual == expected) return "";
-  return std::string(name) + " has " + std::to_string(actual) + " elements, " + what + " has " +
-         std::to_string(expected);
+  return fmt::format("{} has {} elements, {} has {}", name, actual, what, expected);
 }
 
 std::string lengths_problem(const zr_coll& coll, bool reads, bool writes, int rank, int world) {
@@ -119,8 +119,7 @@ std::string lengths_problem(const zr_coll& coll, bool reads, bool writes, int ra
     const int64_t* from = coll.recv_counts ? coll.recv_counts : to;
     const std::string sent = to ? length_problem("src", coll.src.count, sum_of(to, world), "the sent data") : "";
     if (!to && coll.src.count % world)
-      return "src has " + std::to_string(coll.src.count) + " elements, which cannot be divided equally among " +
-             std::to_string(world) + " ranks";
+      return fmt::format("src has {} elements, which cannot be divided equally among {} ranks", coll.src.count, world);
     return first_of(
         sent, length_problem("dst", coll.dst.count, from ? sum_of(from, world) : coll.src.count, "the received data"));
   }
@@ -136,17 +135,15 @@ std::string lengths_problem(const zr_coll& coll, bool reads, bool writes, int ra
 }  // namespace
 
 std::string problem_of(const zr_coll& coll, int rank, int world) {
-  if (coll.op < ZR_ALL_REDUCE || coll.op > ZR_BARRIER)
-    return "operation code " + std::to_string(coll.op) + " is not defined";
+  if (coll.op < ZR_ALL_REDUCE || coll.op > ZR_BARRIER) return fmt::format("operation code {} is not defined", coll.op);
   if (coll.op == ZR_BARRIER) return "";
   const bool rooted = coll.op == ZR_BROADCAST || coll.op == ZR_REDUCE || coll.op == ZR_GATHER || coll.op == ZR_SCATTER;
   if (rooted && (coll.root < 0 || coll.root >= world))
-    return "root " + std::to_string(coll.root) + " is out of range (world size " + std::to_string(world) + ")";
+    return fmt::format("root {} is out of range (world size {})", coll.root, world);
   if (is_message(coll) && (coll.peer < 0 || coll.peer >= world || coll.peer == rank))
-    return "peer " + std::to_string(coll.peer) + " must be another rank (this is rank " + std::to_string(rank) +
-           ", world size " + std::to_string(world) + ")";
+    return fmt::format("peer {} must be another rank (this is rank {}, world size {})", coll.peer, rank, world);
   if (is_reduction(coll) && (coll.reduce < ZR_SUM || coll.reduce > ZR_MAX))
-    return "reduction code " + std::to_string(coll.reduce) + " is not defined";
+    return fmt::format("reduction code {} is not defined", coll.reduce);
   const bool reads = reads_src(coll, rank), writes = writes_dst(coll, rank);
   if (reads)
     if (std::string problem = view_problem("src", coll.src); !problem.empty()) return problem;
@@ -155,10 +152,10 @@ std::string problem_of(const zr_coll& coll, int rank, int world) {
   const bool upcasts =
       is_reduction(coll) && coll.dst.dtype == ZR_F32 && (coll.src.dtype == ZR_BF16 || coll.src.dtype == ZR_F16);
   if (reads && writes && coll.src.dtype != coll.dst.dtype && !upcasts)
-    return "src is " + std::string(name_of(coll.src.dtype)) + " and dst is " + std::string(name_of(coll.dst.dtype));
+    return fmt::format("src is {} and dst is {}", name_of(coll.src.dtype), name_of(coll.dst.dtype));
   for (const int64_t* counts : {coll.counts, coll.recv_counts})
     for (int r = 0; counts && r < world; ++r)
-      if (counts[r] < 0) return "rank " + std::to_string(r) + "'s count is " + std::to_string(counts[r]);
+      if (counts[r] < 0) return fmt::format("rank {}'s count is {}", r, counts[r]);
   return lengths_problem(coll, reads, writes, rank, world);
 }
 

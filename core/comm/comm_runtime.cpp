@@ -1,5 +1,7 @@
 #include "comm/comm_runtime.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -136,8 +138,9 @@ void* CommRuntime::allocate(int64_t bytes, int64_t align, Tier tier, MemoryKind 
   if (!memory) {
     host_memory = allocate_huge_pages(staging, align);
     if (!host_memory)
-      fail_environment("cannot allocate " + bytes_text(bytes) + " for " + tag +
-                       " (each rank needs this amount); use more ranks or a smaller model");
+      fail_environment(
+          fmt::format("cannot allocate {} for {} (each rank needs this amount); use more ranks or a smaller model",
+                      bytes_text(bytes), tag));
     memory = std::memset(host_memory.get(), 0, static_cast<std::size_t>(staging));
   }
   const auto from = host_memory ? State::Memory::From::host : State::Memory::From::plugin;

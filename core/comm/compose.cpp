@@ -1,5 +1,7 @@
 #include "comm/compose.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -216,8 +218,8 @@ std::string compose(const zr_coll& coll, const Primitives& primitives) {
     case ZR_ALL_TO_ALL: composition.all_to_all(); break;
     case ZR_BARRIER: composition.barrier(); break;
     default:
-      return std::string(name_of_op(coll.op)) +
-             " is not supported by the communicator and cannot be composed of collectives";
+      return fmt::format("{} is not supported by the communicator and cannot be composed of collectives",
+                         name_of_op(coll.op));
   }
   return "";
 }

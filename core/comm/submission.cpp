@@ -1,5 +1,6 @@
 #include "comm/submission.hpp"
 
+#include <fmt/format.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -81,18 +82,18 @@ zr_code Submission::reject(zr_code code, int exit_code, const std::string& text,
 // Converts the result of the plug-in to an Error. activity_ still describes the collective.
 zr_code Submission::finish(zr_code code, zr_error* error) {
   if (code == ZR_OK) return code;
-  const std::string plugin_text = error && error->msg[0] ? error->msg : "error code " + std::to_string(code);
+  const std::string plugin_text = error && error->msg[0] ? error->msg : fmt::format("error code {}", code);
   if (exceeded_timeout_)
-    return fail_job("waited longer than communicator.timeout (" +
-                        duration_text(std::chrono::duration<double>(timeout_).count()) + ") in " + activity_.what,
+    return fail_job(fmt::format("waited longer than communicator.timeout ({}) in {}",
+                                duration_text(std::chrono::duration<double>(timeout_).count()), activity_.what),
                     error);
   if (code == ZR_MISMATCH) return fail_job(plugin_text, error);
-  const std::string what = activity_.what.empty() ? plugin_text : activity_.what + ": " + plugin_text;
+  const std::string what = activity_.what.empty() ? plugin_text : fmt::format("{}: {}", activity_.what, plugin_text);
   if (ends_job(code)) return fail_job(what, error);
   const int exit = code == ZR_INVALID                                            ? exit_code::user
                    : code == ZR_UNSUPPORTED || code == ZR_NOMEM || code == ZR_IO ? exit_code::environment
                                                                                  : exit_code::internal;
-  return reject(code, exit, instance_->who("submit") + ": " + what, error);
+  return reject(code, exit, fmt::format("{}: {}", instance_->call_text("submit"), what), error);
 }
 
 // Whether the plug-in itself performs this operation, and with rank-ordered sums. The result is the same on every rank.
@@ -154,7 +155,7 @@ zr_code Submission::run_composed(const zr_coll& coll, bool control, zr_error* er
 
 void Submission::notify_completed(const zr_coll& coll, const void* dst, Trace::Time begin) {
   if (trace_)
-    trace_->span("collectives", std::string(name_of_op(coll.op)) + " " + (coll.label ? coll.label : ""), begin,
+    trace_->span("collectives", fmt::format("{} {}", name_of_op(coll.op), coll.label ? coll.label : ""), begin,
                  Clock::now());
   if (on_completed_) on_completed_(coll, dst);
 }
@@ -239,7 +240,7 @@ zr_code Submission::submit(const zr_coll& given, zr_done* done, bool control, zr
   coll.size = sizeof coll;
   if (const std::string why = problem_of(coll, rank_, world_); !why.empty())
     return reject(ZR_INVALID, exit_code::user,
-                  std::string(name_of_op(coll.op)) + " '" + (coll.label ? coll.label : "") + "': " + why, error);
+                  fmt::format("{} '{}': {}", name_of_op(coll.op), coll.label ? coll.label : "", why), error);
   coll.fingerprint = fingerprint_of(coll, world_);
   StagedCollective staged{coll, CollectiveStaging::kNotStaged};
   if (const zr_code code = stage(staged, error); code != ZR_OK) return code;

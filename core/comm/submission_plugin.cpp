@@ -1,5 +1,7 @@
 // The plug-in of Submission: opening and closing, the watchdog for waits inside the plug-in, and memory that the
 // plug-in allocates.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <utility>
@@ -31,16 +33,16 @@ Submission::Submission(plugin::PluginHost& host, std::shared_ptr<control::Contro
       world_(control_->world()),
       counter_(rank_, world_) {
   if (world_ == 1) return;
-  if (!instance_) fail_internal("a communicator of " + std::to_string(world_) + " ranks was created without a plug-in");
+  if (!instance_) fail_internal(fmt::format("a communicator of {} ranks was created without a plug-in", world_));
   api_ = instance_->api<zr_communicator_api>();
   const zr_comm_open options{sizeof(zr_comm_open), rank_, world_, 0, "data"};
   CallError error;
-  check(api_->open(instance_->self(), &options, &comm_, &error), error, instance_->who("open"));
+  check(api_->open(instance_->self(), &options, &comm_, &error), error, instance_->call_text("open"));
   try {
     caps_.size = sizeof caps_;
-    check(api_->caps(comm_, &caps_, &error), error, instance_->who("caps"));
+    check(api_->caps(comm_, &caps_, &error), error, instance_->call_text("caps"));
     if (!(caps_.ops & bit(ZR_ALL_GATHER)) || !(caps_.dtypes & bit(ZR_U8)))
-      fail_environment(instance_->who("caps") +
+      fail_environment(instance_->call_text("caps") +
                        ": it does not support all_gather of bytes, from which the engine composes missing operations; "
                        "choose another communicator");
   } catch (...) {
@@ -83,7 +85,7 @@ void* Submission::mem_alloc(uint64_t bytes, uint64_t align) {
   if (!comm_ || !api_->mem_alloc) return nullptr;
   void* memory = nullptr;
   CallError error;
-  check(api_->mem_alloc(comm_, bytes, align, 0, &memory, &error), error, instance_->who("mem_alloc"));
+  check(api_->mem_alloc(comm_, bytes, align, 0, &memory, &error), error, instance_->call_text("mem_alloc"));
   return memory;
 }
 
@@ -99,7 +101,8 @@ std::pair<void*, const void*> Submission::shared_alloc(uint64_t bytes) {
   void* writer = nullptr;
   const void* reader = nullptr;
   CallError error;
-  check(shared_weights()->alloc(comm_, bytes, &writer, &reader, &error), error, instance_->who("shared_weights alloc"));
+  check(shared_weights()->alloc(comm_, bytes, &writer, &reader, &error), error,
+        instance_->call_text("shared_weights alloc"));
   return {writer, reader};
 }
 

@@ -54,7 +54,7 @@ std::string Checkpointer::metadata_json() {
       static_cast<checkpoint::CheckpointMetadata*>(ctx)->globals[key].assign(static_cast<const char*>(value), bytes);
     };
     context_.check(optimizer.save_globals(context_.optimizer.self(), sink, &metadata, &error), error,
-                   context_.optimizer.who("save_globals"));
+                   context_.optimizer.call_text("save_globals"));
   }
   const TrainingProgress& progress = parts_.progress;
   for (const zr_slot& slot : context_.plan.input.slots) metadata.slots.emplace_back(slot.name);
@@ -238,7 +238,7 @@ void Checkpointer::restore_metadata(const checkpoint::Checkpoint& from, const Ch
     for (const auto& [key, bytes] : metadata.globals) {
       CallError error;
       context_.check(optimizer.load_global(context_.optimizer.self(), key.c_str(), bytes.data(), bytes.size(), &error),
-                     error, context_.optimizer.who("load_global"));
+                     error, context_.optimizer.call_text("load_global"));
     }
   if (!change) {
     warn_of_differences(from);

@@ -31,7 +31,7 @@ GradientFlow::~GradientFlow() { model_.on_gradient({}); }
 
 void GradientFlow::event(uint32_t kind) {
   CallError error;
-  context_.check(api_->event(strategy_.self(), kind, seen_micro(), &error), error, strategy_.who("event"));
+  context_.check(api_->event(strategy_.self(), kind, seen_micro(), &error), error, strategy_.call_text("event"));
 }
 
 void GradientFlow::begin(uint32_t micro, bool counts) {
@@ -93,11 +93,12 @@ bool GradientFlow::deliver(uint32_t param) {
                 "' across micro-steps, which gradients.reduce = \"last_micro_step\" requires; set gradients.reduce = "
                 "\"each_micro_step\", or choose another strategy");
     }
-    context_.check(code, error, strategy_.who("grad_destination"));
+    context_.check(code, error, strategy_.call_text("grad_destination"));
     if (dst.count <= 0 || dst.count > parameter.count - taken || first < 0 || dst.count > parameter.count - first ||
         dst.dtype != plan_.input.communicated_grad_dtype)
-      fail_internal(strategy_.who("grad_destination") + " returned an invalid destination for '" + parameter.name +
-                    "': " + std::to_string(dst.count) + " elements from element " + std::to_string(first));
+      fail_internal(strategy_.call_text("grad_destination") + " returned an invalid destination for '" +
+                    parameter.name + "': " + std::to_string(dst.count) + " elements from element " +
+                    std::to_string(first));
     if (disk_buffers_ && disk_buffers_->holds(dst.data))
       fail_user("offload.gradients: strategy '" + std::string(strategy_.component().table->id) +
                 "' accumulates gradients in its reduced gradients, which are on a disk tier and cannot be written in "
@@ -105,7 +106,7 @@ bool GradientFlow::deliver(uint32_t param) {
     write(param, first, dst);
     if (!hold_ || micro_ == last_)
       context_.check(api_->grad_ready(strategy_.self(), param, first, dst.count, seen_micro(), &error), error,
-                     strategy_.who("grad_ready"));
+                     strategy_.call_text("grad_ready"));
     taken += dst.count;
   }
   model_.drop_gradient(param);
@@ -153,7 +154,7 @@ void GradientFlow::end() {
   }
   deliver_waiting();
   if (!waiting_.empty())
-    fail_internal(strategy_.who("grad_destination") + " has no free bucket slot for '" +
+    fail_internal(strategy_.call_text("grad_destination") + " has no free bucket slot for '" +
                   plan_.input.parameters[waiting_.front()].name + "' although no bucket is being filled");
   if (!hold_ || micro_ == last_) event(ZR_BACKWARD_END);
   collectives_ += comm_.submitted() - submitted_before_;

@@ -41,7 +41,7 @@ void check_optimizer(const PlannedJob& job) {
   desc.size = sizeof desc;
   CallError error;
   check(job.optimizer.api<zr_optimizer_api>()->describe(job.optimizer.self(), &desc, &error), error,
-        job.optimizer.who("describe"));
+        job.optimizer.call_text("describe"));
   const std::string pair = "optimizer '" + std::string(job.setup.optimizer.table->id) + "' with strategy '" +
                            job.setup.strategy.table->id + "': ";
   if (desc.needs & (ZR_OPT_NEEDS_COMM | ZR_OPT_NEEDS_LOCAL_GRADS))

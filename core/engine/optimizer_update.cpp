@@ -59,9 +59,9 @@ void OptimizerUpdate::announce(int64_t update) {
   uint32_t grads = ZR_GRADS_REDUCED;
   CallError error;
   context_.check(context_.optimizer_api().phase(optimizer.self(), update, &grads, &error), error,
-                 optimizer.who("phase"));
+                 optimizer.call_text("phase"));
   if (grads != ZR_GRADS_REDUCED)
-    fail_internal(optimizer.who("phase") +
+    fail_internal(optimizer.call_text("phase") +
                   " requests local gradients, but its description does not declare that; this is a bug in the plug-in");
 }
 

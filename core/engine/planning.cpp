@@ -47,7 +47,7 @@ void add_groups(const std::vector<config::GroupConfig>& groups, const plugin::In
     const plugin::ConfigView view(values);
     CallError error;
     check(api->add_group(optimizer.self(), static_cast<uint32_t>(g + 1), view.abi(), &error), error,
-          optimizer.who("add_group"));
+          optimizer.call_text("add_group"));
   }
 }
 }  // namespace
@@ -65,7 +65,8 @@ uint32_t granularity_of(const plugin::Instance& optimizer) {
   zr_optimizer_desc desc{};
   desc.size = sizeof desc;
   CallError error;
-  check(optimizer.api<zr_optimizer_api>()->describe(optimizer.self(), &desc, &error), error, optimizer.who("describe"));
+  check(optimizer.api<zr_optimizer_api>()->describe(optimizer.self(), &desc, &error), error,
+        optimizer.call_text("describe"));
   return desc.granularity;
 }
 
@@ -74,7 +75,8 @@ plan::PlanInput plan_input(const config::JobConfig& config, const plugin::Instan
   zr_optimizer_desc desc{};
   desc.size = sizeof desc;
   CallError error;
-  check(optimizer.api<zr_optimizer_api>()->describe(optimizer.self(), &desc, &error), error, optimizer.who("describe"));
+  check(optimizer.api<zr_optimizer_api>()->describe(optimizer.self(), &desc, &error), error,
+        optimizer.call_text("describe"));
   match_groups(config.groups(), parameters);
   add_groups(config.groups(), optimizer);
   const config::Precision& types = config.precision();
@@ -209,7 +211,8 @@ void check_host_budget(const config::JobConfig& config, const plan::MemoryPlan& 
 plan::StrategyPlan strategy_plan(const plugin::Instance& strategy) {
   return [&strategy](const zr_plan_in& in, const zr_plan_sink& sink) {
     CallError failed;
-    check(strategy.api<zr_strategy_api>()->plan(strategy.self(), &in, &sink, &failed), failed, strategy.who("plan"));
+    check(strategy.api<zr_strategy_api>()->plan(strategy.self(), &in, &sink, &failed), failed,
+          strategy.call_text("plan"));
   };
 }
 

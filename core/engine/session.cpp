@@ -165,7 +165,7 @@ bool Session::step() {
   update_.announce(progress_.updates() + 1);
   CallError error;
   context.check(context.strategy_api().grads_finish(context.strategy.self(), &error), error,
-                context.strategy.who("grads_finish"));
+                context.strategy.call_text("grads_finish"));
   step_recorder_.lap(Phase::reduce);
 
   const bool averaged = average_gradients();

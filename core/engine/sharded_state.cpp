@@ -71,7 +71,7 @@ void ShardedState::make_slices() {
         weight = &one;
     }
     if (!weight)
-      fail_internal(context_.strategy.who("plan") + " assigns reduced gradients of '" +
+      fail_internal(context_.strategy.call_text("plan") + " assigns reduced gradients of '" +
                     plan.input.parameters[reduced.param].name +
                     "' to a rank that has no weights for the same elements; this is a bug in the plug-in");
     for (const plan::StateRange& run : states_.runs(mine.state_offset[i], reduced.count)) {
@@ -104,7 +104,7 @@ void ShardedState::bind_strategy() {
   const zr_bind bind{sizeof(zr_bind), static_cast<uint32_t>(views.size()), views.data(), context_.comm.ref()};
   CallError error;
   context_.check(context_.strategy_api().bind(context_.strategy.self(), &plan_view_.in(), &bind, &error), error,
-                 context_.strategy.who("bind"));
+                 context_.strategy.call_text("bind"));
 }
 
 std::vector<const update::UpdateSlice*> ShardedState::bound_slices() const {

@@ -48,7 +48,7 @@ struct StepContext : RankContext {
   /// Reports an event that belongs to no micro-step (such as ZR_STEP_END) to the strategy. Training thread.
   void report_event(uint32_t kind) const {
     CallError error;
-    check(strategy_api().event(strategy.self(), kind, 0, &error), error, strategy.who("event"));
+    check(strategy_api().event(strategy.self(), kind, 0, &error), error, strategy.call_text("event"));
   }
 };
 

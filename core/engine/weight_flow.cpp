@@ -33,7 +33,7 @@ WeightFlow::~WeightFlow() { model_.on_use({}); }
 
 void WeightFlow::updated() {
   CallError error;
-  context_.check(api_->updated(strategy_.self(), &error), error, strategy_.who("updated"));
+  context_.check(api_->updated(strategy_.self(), &error), error, strategy_.call_text("updated"));
 }
 
 void WeightFlow::start() {
@@ -90,11 +90,11 @@ void WeightFlow::begin(const uint32_t* params, uint32_t n, uint32_t phase) {
     if (phase != ZR_EXPORT_PHASE && phase_ != ZR_FORWARD) phase = phase_;
     context_.check(api_->acquire(strategy_.self(), absent.data(), static_cast<uint32_t>(absent.size()), phase,
                                  gathered.data(), nullptr, &error),
-                   error, strategy_.who("acquire"));
+                   error, strategy_.call_text("acquire"));
     for (std::size_t i = 0; i < absent.size(); ++i) {
       const plan::Parameter& parameter = plan_.input.parameters[absent[i]];
       if (gathered[i].count != parameter.count || gathered[i].dtype != plan_.input.weight_dtype || !gathered[i].data)
-        fail_internal(strategy_.who("acquire") + " returned an invalid view for '" + parameter.name +
+        fail_internal(strategy_.call_text("acquire") + " returned an invalid view for '" + parameter.name +
                       "': it must have " + std::to_string(parameter.count) + " elements (it has " +
                       std::to_string(gathered[i].count) +
                       "), the dtype of the weights, and memory; this is a bug in the plug-in");
@@ -126,7 +126,7 @@ void WeightFlow::detach(const std::vector<uint32_t>& params) {
   CallError error;
   context_.check(
       api_->release(strategy_.self(), params.data(), static_cast<uint32_t>(params.size()), phase_, nullptr, &error),
-      error, strategy_.who("release"));
+      error, strategy_.call_text("release"));
 }
 
 }  // namespace zr::host::engine

@@ -13,7 +13,7 @@ plan::TierInfo tier_info_of(const plugin::Instance& tier) {
   zr_offload_caps caps{};
   caps.size = sizeof caps;
   CallError error;
-  check(tier.api<zr_offload_api>()->caps(tier.self(), &caps, &error), error, tier.who("caps"));
+  check(tier.api<zr_offload_api>()->caps(tier.self(), &caps, &error), error, tier.call_text("caps"));
   const bool mappable = caps.flags & ZR_TIER_MAPPABLE;
   return {tier.component().table->id,
           mappable ? Tier::host : Tier::disk,
@@ -55,7 +55,7 @@ void Transfer::wait() {
   const zr_code code = comm::done_poll(done_, &error);
   comm::done_release(std::exchange(done_, nullptr));
   if (code == ZR_OK) return;
-  const std::string text = tier_->who("transfer") + ": " + what_ + ": " + error.msg;
+  const std::string text = tier_->call_text("transfer") + ": " + what_ + ": " + error.msg;
   failure_->note(text);
   fail_environment(text);
 }
@@ -63,7 +63,7 @@ void Transfer::wait() {
 TierStore::TierStore(plugin::PluginHost& host, std::unique_ptr<plugin::Instance> instance, int index)
     : host_(host), instance_(std::move(instance)), api_(instance_->api<zr_offload_api>()), index_(index) {
   CallError error;
-  check(api_->open(instance_->self(), nullptr, &error), error, instance_->who("open"));
+  check(api_->open(instance_->self(), nullptr, &error), error, instance_->call_text("open"));
   info_ = tier_info_of(*instance_);
 }
 
@@ -75,7 +75,7 @@ uint64_t TierStore::reserve(int64_t bytes, std::vector<LedgerEntry> held) {
   uint64_t id = 0;
   CallError error;
   check(api_->reserve(instance_->self(), static_cast<uint64_t>(bytes), held.front().tag.c_str(), &id, &error), error,
-        instance_->who("reserve"));
+        instance_->call_text("reserve"));
   allocations_.push_back({id, {}, false});
   try {
     for (LedgerEntry& one : held) {
@@ -105,7 +105,7 @@ void* TierStore::map(uint64_t allocation) {
   if (at == allocations_.end() || !info_.in_memory()) fail_internal("this allocation of a tier cannot be mapped");
   zr_view view{};
   CallError error;
-  check(api_->map(instance_->self(), allocation, &view, &error), error, instance_->who("map"));
+  check(api_->map(instance_->self(), allocation, &view, &error), error, instance_->call_text("map"));
   at->mapped = true;
   return view.data;
 }
@@ -125,7 +125,7 @@ Transfer TierStore::move(bool writes, uint64_t allocation, int64_t offset, void*
   const zr_code code = (writes ? api_->write : api_->read)(instance_->self(), &one, 1, nullptr, done, &error);
   if (code != ZR_OK) {
     comm::done_resolve(done, code, 0, error.msg);
-    const std::string text = instance_->who(writes ? "write" : "read") + ": " + what + ": " + error.msg;
+    const std::string text = instance_->call_text(writes ? "write" : "read") + ": " + what + ": " + error.msg;
     failure_->note(text);
     fail_environment(text);
   }
@@ -146,7 +146,8 @@ void TierStore::prepare(void* memory, int64_t bytes) {
   if (!ZR_HAS(api_, zr_offload_api, reg)) return;
   const zr_view view{memory, bytes, ZR_U8, 0, {1, 0}};
   CallError error;
-  if (api_->reg(instance_->self(), &view, &error) != ZR_OK) log(ZR_LOG_INFO, instance_->who("reg") + ": " + error.msg);
+  if (api_->reg(instance_->self(), &view, &error) != ZR_OK)
+    log(ZR_LOG_INFO, instance_->call_text("reg") + ": " + error.msg);
 }
 
 void TierStore::forget(void* memory, int64_t bytes) {

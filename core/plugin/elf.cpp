@@ -78,20 +78,20 @@ std::optional<std::vector<std::string>> exported_symbols(const std::filesystem::
   const auto names = header(head->e_shstrndx);
   if (!names) return {};
   std::optional<Elf64_Shdr> symbols;
-  uint64_t wanted = 0;  // 0 is never a section's index
+  uint64_t section_index = 0;  // 0 is never a section's index
   for (uint64_t i = 1; i < head->e_shnum; ++i) {
-    const auto one = header(i);
-    if (!one) return {};
-    if (one->sh_type == SHT_DYNSYM) symbols = one;
-    if (image.text(*names, one->sh_name) == section) wanted = i;
+    const auto section_header = header(i);
+    if (!section_header) return {};
+    if (section_header->sh_type == SHT_DYNSYM) symbols = section_header;
+    if (image.text(*names, section_header->sh_name) == section) section_index = i;
   }
   std::vector<std::string> found;
   const auto strings = symbols ? header(symbols->sh_link) : std::nullopt;
-  if (!strings || wanted == 0) return found;
+  if (!strings || section_index == 0) return found;
   for (uint64_t at = 0; at + sizeof(Elf64_Sym) <= symbols->sh_size; at += sizeof(Elf64_Sym)) {
     const auto symbol = image.at<Elf64_Sym>(symbols->sh_offset + at);
     if (!symbol) return {};
-    if (symbol->st_shndx == wanted) found.push_back(image.text(*strings, symbol->st_name));
+    if (symbol->st_shndx == section_index) found.push_back(image.text(*strings, symbol->st_name));
   }
   return found;
 }

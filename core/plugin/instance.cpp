@@ -1,4 +1,6 @@
 // The life of a component: module startup (once), create with the values of its table, destroy, module shutdown.
+#include <fmt/format.h>
+
 #include <map>
 
 #include "base/error.hpp"
@@ -11,41 +13,42 @@ namespace {
 
 // A C function that throws breaks the ABI. The call reports the text of the exception instead of crashing.
 template <class F>
-void call(const std::string& who, F&& fn) {
+void call(const std::string& call_name, F&& fn) {
   CallError error;
   zr_code code = ZR_OK;
   try {
     code = fn(&error);
   } catch (const std::exception& escaped) {
-    fail_internal(who + " threw an exception across the C ABI: " + escaped.what() + "; this is a bug in the plug-in");
+    fail_internal(fmt::format("{} threw an exception across the C ABI: {}; this is a bug in the plug-in", call_name,
+                              escaped.what()));
   } catch (...) {
-    fail_internal(who + " threw an exception across the C ABI; this is a bug in the plug-in");
+    fail_internal(call_name + " threw an exception across the C ABI; this is a bug in the plug-in");
   }
-  check(code, error, who);
+  check(code, error, call_name);
 }
 
-struct Users {
+struct RunningModules {
   Mutex mutex;
   std::map<const zr_module*, int> count ZR_GUARDED_BY(mutex);
 };
-Users& users() {
-  static auto* all = new Users;
+RunningModules& running_modules() {
+  static auto* all = new RunningModules;
   return *all;
 }
 
 // Startup runs before the first create, shutdown after the last destroy; both may run several times.
-void start(PluginHost& host, const zr_module* module, const std::string& who) {
-  Users& all = users();
-  const MutexLock lock(all.mutex);
-  if (all.count[module] == 0 && module->startup)
-    call(who, [&](zr_error* error) { return module->startup(host.abi(), error); });
-  ++all.count[module];
+void start(PluginHost& host, const zr_module* module, const std::string& call_name) {
+  RunningModules& running = running_modules();
+  const MutexLock lock(running.mutex);
+  if (running.count[module] == 0 && module->startup)
+    call(call_name, [&](zr_error* error) { return module->startup(host.abi(), error); });
+  ++running.count[module];
 }
 
 void stop(const zr_module* module) {
-  Users& all = users();
-  const MutexLock lock(all.mutex);
-  if (--all.count[module] == 0 && module->shutdown) module->shutdown();
+  RunningModules& running = running_modules();
+  const MutexLock lock(running.mutex);
+  if (--running.count[module] == 0 && module->shutdown) module->shutdown();
 }
 
 // The plug-in's text may not name the missing services; the host knows which ones it requested.
@@ -54,7 +57,7 @@ std::string with_missing_services(const Error& failure, const std::vector<std::s
   std::string ids;
   for (const auto& id : missing_services)
     if (text.find(id) == text.npos) ids += (ids.empty() ? "" : ", ") + id;
-  if (!ids.empty()) text += " (it requested " + ids + ", which this engine does not offer)";
+  if (!ids.empty()) text += fmt::format(" (it requested {}, which this engine does not offer)", ids);
   return missing_services.empty() ? text : text + "; install a newer zeroth, or a plug-in for this one";
 }
 
@@ -63,14 +66,15 @@ std::string with_missing_services(const Error& failure, const std::vector<std::s
 Instance::Instance(PluginHost& host, const Component& component, const config::JobConfig& config,
                    const std::string& table)
     : component_(component) {
-  start(host, component.module, who("startup"));
+  start(host, component.module, call_text("startup"));
   host.take_missing_services();
   const ConfigView view(config.table(table));
   zr_code code = ZR_OK;
   try {
-    call(who("create"),
+    call(call_text("create"),
          [&](zr_error* error) { return code = component.table->create(host.abi(), view.abi(), &self_, error); });
-    if (!self_) fail_internal(who("create") + " reported success, but left *self null; this is a bug in the plug-in");
+    if (!self_)
+      fail_internal(call_text("create") + " reported success, but left *self null; this is a bug in the plug-in");
   } catch (const Error& failure) {
     stop(component.module);
     if (code != ZR_UNSUPPORTED) throw;
@@ -83,9 +87,8 @@ Instance::~Instance() {
   stop(component_.module);
 }
 
-std::string Instance::who(const char* call) const {
-  return std::string(role_of(component_)) + " '" + component_.table->id + "' (" + component_.file.string() +
-         "): " + call;
+std::string Instance::call_text(const char* call) const {
+  return fmt::format("{} '{}' ({}): {}", role_of(component_), component_.table->id, component_.file.string(), call);
 }
 
 }  // namespace zr::host::plugin

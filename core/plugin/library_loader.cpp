@@ -1,5 +1,6 @@
 #include "plugin/library_loader.hpp"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <boost/dll/shared_library.hpp>
@@ -18,7 +19,7 @@ namespace {
 
 constexpr std::string_view kTag = "zr_tag_";
 
-std::string abi_text(unsigned major, unsigned minor) { return std::to_string(major) + "." + std::to_string(minor); }
+std::string abi_text(unsigned major, unsigned minor) { return fmt::format("{}.{}", major, minor); }
 
 // Checks, before the file is read, that it is trusted and that this process may read it.
 std::string access_problem(const std::filesystem::path& file, TrustedFile& found) {
@@ -28,7 +29,7 @@ std::string access_problem(const std::filesystem::path& file, TrustedFile& found
   const std::string problem = trust_problem(file, found);
   if (!problem.empty()) return problem;
   if (::access(found.path.c_str(), R_OK) != 0)
-    return std::string("it cannot be read: ") + std::strerror(errno) + ": chmod +r " + found.path.string();
+    return fmt::format("it cannot be read: {}: chmod +r {}", std::strerror(errno), found.path.string());
   return "";
 }
 
@@ -44,8 +45,9 @@ std::string abi_problem(unsigned major, unsigned minor) {
   if (major == ZR_ABI_MAJOR && minor <= ZR_ABI_MINOR) return "";
   const std::string here = abi_text(ZR_ABI_MAJOR, ZR_ABI_MINOR);
   const bool newer = major > ZR_ABI_MAJOR || major == ZR_ABI_MAJOR;
-  return "it needs plug-in ABI " + abi_text(major, minor) + ", this zeroth has " + here + ": " +
-         (newer ? "install a newer zeroth, or a plug-in built for ABI " : "install a plug-in built for ABI ") + here;
+  return fmt::format("it needs plug-in ABI {}, this zeroth has {}: {}{}", abi_text(major, minor), here,
+                     newer ? "install a newer zeroth, or a plug-in built for ABI " : "install a plug-in built for ABI ",
+                     here);
 }
 
 // The libraries of this process; never destroyed, so that none is unloaded.
@@ -57,8 +59,8 @@ struct Loaded {
       ZR_GUARDED_BY(mutex);
 };
 Loaded& loaded() {
-  static auto* all = new Loaded;
-  return *all;
+  static auto* loaded = new Loaded;
+  return *loaded;
 }
 
 const zr_module* enter(boost::dll::shared_library& library, std::string& problem) {
@@ -71,7 +73,7 @@ const zr_module* enter(boost::dll::shared_library& library, std::string& problem
     if (!module) problem = "zr_module_v1 returned null; this is a bug in the plug-in";
     return module;
   } catch (const std::exception& error) {
-    problem = std::string("zr_module_v1 threw an exception: ") + error.what() + "; this is a bug in the plug-in";
+    problem = fmt::format("zr_module_v1 threw an exception: {}; this is a bug in the plug-in", error.what());
   } catch (...) {
     problem = "zr_module_v1 threw an exception; this is a bug in the plug-in";
   }
@@ -97,7 +99,7 @@ Tags read_tags(const std::filesystem::path& file) {
     name.remove_prefix(kTag.size());
     if (name.substr(0, 4) == "abi_" && parse_abi(name.substr(4), major, minor)) has_abi = true;
     for (const Role role : kRoles)
-      if (name == "kind_" + std::string(name_of(role))) tags.roles.push_back(role);
+      if (name == fmt::format("kind_{}", name_of(role))) tags.roles.push_back(role);
   }
   if (!has_abi) {
     tags.rejection =
@@ -122,36 +124,36 @@ std::string try_to_load(const std::filesystem::path& file, const Tags& tags) {
   return module ? module_problem(module, tags) : problem;
 }
 
-const std::string& probe(Loaded& all, const Tags& tags) ZR_REQUIRES(all.mutex) {
-  const auto [at, fresh] = all.probed.try_emplace({tags.file.device, tags.file.inode});
-  if (fresh && all.probes) at->second = probe_problem([&] { try_to_load(tags.file.path, tags); });
+const std::string& probe(Loaded& process, const Tags& tags) ZR_REQUIRES(process.mutex) {
+  const auto [at, fresh] = process.probed.try_emplace({tags.file.device, tags.file.inode});
+  if (fresh && process.probes) at->second = probe_problem([&] { try_to_load(tags.file.path, tags); });
   return at->second;
 }
 
 }  // namespace
 
 void probe_before_loading() {
-  Loaded& all = loaded();
-  const MutexLock lock(all.mutex);
-  all.probes = true;
+  Loaded& process = loaded();
+  const MutexLock lock(process.mutex);
+  process.probes = true;
 }
 
 PluginValidation load_library(const std::filesystem::path& file, const Tags& tags) {
   PluginValidation validation{file, false, tags.rejection, {}};
   if (!validation.reason.empty()) return validation;
-  Loaded& all = loaded();
-  const MutexLock lock(all.mutex);
+  Loaded& process = loaded();
+  const MutexLock lock(process.mutex);
   const auto& key = tags.file.path;
-  auto at = all.libraries.find(key);
-  if (at == all.libraries.end()) {
-    validation.reason = probe(all, tags);
+  auto at = process.libraries.find(key);
+  if (at == process.libraries.end()) {
+    validation.reason = probe(process, tags);
     if (!validation.reason.empty()) return validation;
     boost::dll::fs::error_code error;
     boost::dll::shared_library library(key, error, boost::dll::load_mode::rtld_now | boost::dll::load_mode::rtld_local);
     if (error) {
-      const char* said = ::dlerror();
-      validation.reason = "it cannot be loaded: " + std::string(said ? said : error.message().c_str()) +
-                          "; install what it needs, or build it for this machine";
+      const char* reason = ::dlerror();
+      validation.reason = fmt::format("it cannot be loaded: {}; install what it needs, or build it for this machine",
+                                      reason ? reason : error.message().c_str());
       return validation;
     }
     const zr_module* module = enter(library, validation.reason);
@@ -159,7 +161,7 @@ PluginValidation load_library(const std::filesystem::path& file, const Tags& tag
       validation.reason = "it was replaced while it was being loaded; start again";
       module = nullptr;
     }
-    at = all.libraries.emplace(key, std::pair(std::move(library), module)).first;
+    at = process.libraries.emplace(key, std::pair(std::move(library), module)).first;
   }
   const zr_module* module = at->second.second;
   if (!module && validation.reason.empty()) validation.reason = "its module could not be read when it was first loaded";

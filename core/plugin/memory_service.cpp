@@ -1,4 +1,6 @@
 // "zr.host.memory/1": zeroed, aligned memory, every byte in the ledger.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -59,12 +61,11 @@ void free_view(const zr_host* abi, const zr_view* view) {
 zr_code alloc(const zr_host* abi, uint64_t bytes, uint64_t align, const char* tag, zr_view* out, zr_error* error) {
   if (!abi->ctx) return fail_with(error, ZR_STATE, "the engine of this instance no longer exists");
   if (align & (align - 1))
-    return fail_with(error, ZR_INVALID, "alignment " + std::to_string(align) + " is not a power of two");
+    return fail_with(error, ZR_INVALID, fmt::format("alignment {} is not a power of two", align));
   if (align > uint64_t{1} << 47)
-    return fail_with(error, ZR_NOMEM,
-                     "cannot allocate memory for '" + std::string(tag) + "' at a multiple of " + std::to_string(align));
+    return fail_with(error, ZR_NOMEM, fmt::format("cannot allocate memory for '{}' at a multiple of {}", tag, align));
   if (bytes > uint64_t{1} << 47)
-    return fail_with(error, ZR_NOMEM, "cannot allocate " + std::to_string(bytes) + " bytes for '" + tag + "'");
+    return fail_with(error, ZR_NOMEM, fmt::format("cannot allocate {} bytes for '{}'", bytes, tag));
   PluginHost& host = PluginHost::from_abi(abi);
   zr_view view{nullptr, static_cast<int64_t>(bytes), ZR_U8, 0, {1, 0}};
   if (bytes > 0) {
@@ -76,8 +77,7 @@ zr_code alloc(const zr_host* abi, uint64_t bytes, uint64_t align, const char* ta
     } else if ((view.data = std::aligned_alloc(align, (bytes + align - 1) / align * align))) {
       std::memset(view.data, 0, bytes);
     }
-    if (!view.data)
-      return fail_with(error, ZR_NOMEM, "cannot allocate " + std::to_string(bytes) + " bytes for '" + tag + "'");
+    if (!view.data) return fail_with(error, ZR_NOMEM, fmt::format("cannot allocate {} bytes for '{}'", bytes, tag));
     const MemoryKind kind = kind_of_tag(tag, MemoryKind::other);
     {
       PluginHost::Memory& memory = host.memory();

@@ -1,4 +1,6 @@
 // Checks a module's tables once after loading; the rest of the host relies on them.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <set>
@@ -50,8 +52,8 @@ const TableShape& shape_of(Role role) {
 }
 #undef REQUIRED
 
-std::string too_short(const char* what, std::size_t has, std::size_t needs) {
-  return std::string(what) + " has " + std::to_string(has) + " bytes, but needs at least " + std::to_string(needs);
+std::string too_short(const char* what, std::size_t actual, std::size_t minimum) {
+  return fmt::format("{} has {} bytes, but needs at least {}", what, actual, minimum);
 }
 
 std::string api_problem(const zr_component& component, Role role) {
@@ -63,26 +65,25 @@ std::string api_problem(const zr_component& component, Role role) {
     const void* function = nullptr;
     std::memcpy(&function, static_cast<const char*>(component.api) + required.offset, sizeof function);
     if (!function)
-      return "its function '" + std::string(required.name) + "' is null, but every " + std::string(name_of(role)) +
-             " must have it";
+      return fmt::format("its function '{}' is null, but every {} must have it", required.name, name_of(role));
   }
   return "";
 }
 
 std::string key_problem(const zr_component& component, Role role) {
   if (component.n_keys && !component.keys)
-    return "it declares " + std::to_string(component.n_keys) + " keys, but its list of keys is null";
+    return fmt::format("it declares {} keys, but its list of keys is null", component.n_keys);
   for (uint32_t i = 0; i < component.n_keys; ++i) {
     const zr_key* key = component.keys[i];
-    if (!key || !key->name) return "key " + std::to_string(i) + " has no name";
+    if (!key || !key->name) return fmt::format("key {} has no name", i);
     if (key->size < sizeof(zr_key)) return too_short("a key", key->size, sizeof(zr_key));
   }
   std::set<std::string> names;
   for (const config::ConfigKey& key :
-       config::keys_of(component.keys, component.n_keys, std::string(name_of(role)) + "." + component.id)) {
+       config::keys_of(component.keys, component.n_keys, fmt::format("{}.{}", name_of(role), component.id))) {
     std::string problem = declaration_problem(key);
     if (!problem.empty()) return problem;
-    if (!names.insert(key.name).second) return "the key '" + key.name + "' is declared twice";
+    if (!names.insert(key.name).second) return fmt::format("the key '{}' is declared twice", key.name);
   }
   return "";
 }
@@ -105,24 +106,25 @@ std::string table_problem(const zr_module& module, const Tags& tags) {
   std::set<std::string> seen;
   for (uint32_t i = 0; i < module.n_components; ++i) {
     const zr_component* component = module.components ? module.components[i] : nullptr;
-    if (!component || !component->id || !component->kind)
-      return "component " + std::to_string(i) + " has no id or no kind";
+    if (!component || !component->id || !component->kind) return fmt::format("component {} has no id or no kind", i);
     for (const Role role : kRoles) {
       if (abi_kind_of(role) != component->kind) continue;
-      const std::string who = std::string(name_of(role)) + " '" + component->id + "'";
-      if (!is_id(component->id)) return who + ": an id consists of lower-case letters, digits and underscores";
-      if (!seen.insert(who).second) return "it contains " + who + " twice";
+      const std::string component_name = fmt::format("{} '{}'", name_of(role), component->id);
+      if (!is_id(component->id))
+        return component_name + ": an id consists of lower-case letters, digits and underscores";
+      if (!seen.insert(component_name).second) return fmt::format("it contains {} twice", component_name);
       if (std::find(tags.roles.begin(), tags.roles.end(), role) == tags.roles.end())
-        return "it contains " + who + ", but exports no tag zr_tag_kind_" + std::string(name_of(role)) + "; add ZR_TAG";
+        return fmt::format("it contains {}, but exports no tag zr_tag_kind_{}; add ZR_TAG", component_name,
+                           name_of(role));
       const std::string problem = component_problem(*component, role);
-      if (!problem.empty()) return who + ": " + problem;
+      if (!problem.empty()) return fmt::format("{}: {}", component_name, problem);
     }
   }
   for (const Role role : tags.roles)
     if (std::none_of(seen.begin(), seen.end(),
-                     [&](const std::string& who) { return who.rfind(name_of(role), 0) == 0; }))
-      return "its tag zr_tag_kind_" + std::string(name_of(role)) + " announces a " + std::string(abi_kind_of(role)) +
-             ", but it contains none";
+                     [&](const std::string& component_name) { return component_name.rfind(name_of(role), 0) == 0; }))
+      return fmt::format("its tag zr_tag_kind_{} announces a {}, but it contains none", name_of(role),
+                         abi_kind_of(role));
   return "";
 }
 
@@ -135,9 +137,10 @@ std::string as_plugin_bug(const std::string& problem) {
 std::string module_problem(const zr_module* module, const Tags& tags) {
   if (module->size < sizeof(zr_module)) return as_plugin_bug(too_short("its module", module->size, sizeof(zr_module)));
   if (module->need_minor > ZR_ABI_MINOR)
-    return "its module needs plug-in ABI " + std::to_string(ZR_ABI_MAJOR) + "." + std::to_string(module->need_minor) +
-           ", but its tag names an older one; this zeroth has " + std::to_string(ZR_ABI_MAJOR) + "." +
-           std::to_string(ZR_ABI_MINOR) + ": install a newer zeroth";
+    return fmt::format(
+        "its module needs plug-in ABI {}.{}, but its tag names an older one; this zeroth has {}.{}: install a newer "
+        "zeroth",
+        ZR_ABI_MAJOR, module->need_minor, ZR_ABI_MAJOR, ZR_ABI_MINOR);
   return as_plugin_bug(table_problem(*module, tags));
 }
 

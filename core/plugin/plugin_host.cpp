@@ -1,5 +1,7 @@
 #include "plugin/plugin_host.hpp"
 
+#include <fmt/format.h>
+
 #include <set>
 
 #include "base/error.hpp"
@@ -28,9 +30,9 @@ void log_for_plugin(const zr_host*, int32_t level, const char* text) { log(level
 // Creates a zr_host that lives until the process ends, because plug-ins may keep it.
 zr_host* make_abi() {
   static Mutex mutex;
-  static auto* all = new std::vector<std::unique_ptr<zr_host>>;
+  static auto* hosts = new std::vector<std::unique_ptr<zr_host>>;
   const MutexLock lock(mutex);
-  return all->emplace_back(std::make_unique<zr_host>()).get();
+  return hosts->emplace_back(std::make_unique<zr_host>()).get();
 }
 
 }  // namespace
@@ -68,7 +70,7 @@ PluginHost::PluginHost(Ledger& ledger, ThreadPool& pool) : state_(std::make_uniq
 PluginHost::~PluginHost() {
   state_->abi->ctx = nullptr;
   if (const int64_t left = state_->memory.clear(state_->ledger))
-    log(ZR_LOG_WARN, "plug-ins did not free " + bytes_text(left) + " of host memory; the engine frees it now");
+    log(ZR_LOG_WARN, fmt::format("plug-ins did not free {} of host memory; the engine frees it now", bytes_text(left)));
 }
 
 void PluginHost::offer(const std::string& id, const void* table) {
@@ -96,9 +98,9 @@ PluginHost::Memory& PluginHost::memory() { return state_->memory; }
 
 std::vector<std::string> PluginHost::take_missing_services() {
   const MutexLock lock(state_->mutex);
-  std::vector<std::string> all(state_->missing_services.begin(), state_->missing_services.end());
+  std::vector<std::string> ids(state_->missing_services.begin(), state_->missing_services.end());
   state_->missing_services.clear();
-  return all;
+  return ids;
 }
 
 }  // namespace zr::host::plugin

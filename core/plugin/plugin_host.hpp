@@ -63,7 +63,7 @@ class Instance {
   const Api* api() const {
     return static_cast<const Api*>(component_.table->api);
   }
-  std::string who(const char* call) const;  // "optimizer 'id' (path): step"
+  std::string call_text(const char* call) const;  // "optimizer 'id' (path): step"
 
  private:
   Component component_;

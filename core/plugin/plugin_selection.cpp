@@ -1,5 +1,7 @@
 #include "plugin/plugin_selection.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/error.hpp"
@@ -18,7 +20,8 @@ Component load(Role role, const config::Document& document, const Registry& regi
       !misspelt.empty())
     fail_user(misspelt);
   Component component = registry.load(role, id, standard ? document.file() + " (default)" : origin.text());
-  const auto keys = config::keys_of(component.table->keys, component.table->n_keys, name + "." + component.table->id);
+  const auto keys =
+      config::keys_of(component.table->keys, component.table->n_keys, fmt::format("{}.{}", name, component.table->id));
   selection.keys.insert(selection.keys.end(), keys.begin(), keys.end());
   std::erase(selection.not_loaded[name], component.table->id);
   return component;
@@ -37,16 +40,16 @@ void load_tiers(const config::Document& document, const Registry& registry, Plug
   const auto add = [&](const std::string& id, const config::Origin& origin) {
     const bool standard = origin.from == config::Origin::From::key_default;
     const Component tier = registry.load(Role::offload, id, standard ? document.file() + " (default)" : origin.text());
-    for (const Component& there : selection.tiers)
-      if (there.table == tier.table) return;
-    const auto keys = config::keys_of(tier.table->keys, tier.table->n_keys, "offload." + std::string(tier.table->id));
+    for (const Component& loaded : selection.tiers)
+      if (loaded.table == tier.table) return;
+    const auto keys = config::keys_of(tier.table->keys, tier.table->n_keys, fmt::format("offload.{}", tier.table->id));
     selection.keys.insert(selection.keys.end(), keys.begin(), keys.end());
     std::erase(selection.not_loaded["offload"], tier.table->id);
     selection.tiers.push_back(tier);
   };
   const std::vector<config::Setting<config::TierChoice>> choices = document.tier_choices();
   const bool automatic = std::any_of(choices.begin(), choices.end(), [](const auto& one) { return one->automatic(); });
-  const auto naming = [&](const std::string& id) -> const config::Setting<config::TierChoice>* {
+  const auto choice_of = [&](const std::string& id) -> const config::Setting<config::TierChoice>* {
     for (const auto& choice : choices)
       if (choice->text == id) return &choice;
     return nullptr;
@@ -54,7 +57,7 @@ void load_tiers(const config::Document& document, const Registry& registry, Plug
   const config::Setting<std::vector<std::string>> order = document.tiers();
   bool first = true;
   for (const std::string& id : order.value) {
-    if (const auto* choice = naming(id); choice || (automatic && (first || document.has_table("offload", id))))
+    if (const auto* choice = choice_of(id); choice || (automatic && (first || document.has_table("offload", id))))
       add(id, choice ? choice->origin : order.origin);
     first = false;
   }
@@ -81,11 +84,11 @@ PluginSelection select_plugins(const config::Document& document, const Registry&
 }
 
 ResolvedJob resolve_job(const config::Document& document, const Registry& registry,
-                        const std::vector<config::ConfigKey>& own, int world, bool knows_all_keys) {
+                        const std::vector<config::ConfigKey>& program_keys, int world, bool knows_all_keys) {
   std::vector<config::UncheckedValue> unchecked;
   const int64_t ranks = world > 0 ? world : document.ranks();
   PluginSelection selection = select_plugins(document, registry, ranks);
-  selection.keys.insert(selection.keys.end(), own.begin(), own.end());
+  selection.keys.insert(selection.keys.end(), program_keys.begin(), program_keys.end());
   return {document.check(selection.keys, world, selection.not_loaded, knows_all_keys ? nullptr : &unchecked),
           selection.strategy,
           selection.optimizer,

@@ -33,11 +33,11 @@ struct ResolvedJob {
   std::vector<std::string> tier_ids;      // ids of all tiers found
   std::string engine{};                   // name of the engine that runs it; empty: the job's unnamed one
 };
-/// Loads the plug-ins and validates the file. `own`: the program's keys; world 0 means job.ranks. If `knows_all_keys`
-/// is false, unknown keys are not rejected. [control]
+/// Loads the plug-ins and validates the file. `program_keys`: the program's keys; world 0 means job.ranks. If
+/// `knows_all_keys` is false, unknown keys are not rejected. [control]
 ResolvedJob resolve_job(const config::Document& document, const Registry& registry,
-                        const std::vector<config::ConfigKey>& own, int world, bool knows_all_keys = true);
+                        const std::vector<config::ConfigKey>& program_keys, int world, bool knows_all_keys = true);
 /// Resolves the same job with additional overrides. Throws Error if they are invalid.
-using Revalidate = std::function<ResolvedJob(const std::vector<std::string>& more, int world)>;
+using Revalidate = std::function<ResolvedJob(const std::vector<std::string>& extra_overrides, int world)>;
 
 }  // namespace zr::host::plugin

@@ -1,4 +1,5 @@
 #include <dlfcn.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -34,8 +35,8 @@ std::string_view abi_kind_of(Role role) {
 std::string_view role_of(const Component& component) {
   for (const Role role : kRoles)
     if (abi_kind_of(role) == component.table->kind) return name_of(role);
-  fail_internal(component.file.string() + ": a component of the unknown kind '" + component.table->kind +
-                "' was loaded");
+  fail_internal(fmt::format("{}: a component of the unknown kind '{}' was loaded", component.file.string(),
+                            component.table->kind));
 }
 
 std::string with_articles(const std::vector<Role>& roles) {
@@ -49,17 +50,15 @@ std::string with_articles(const std::vector<Role>& roles) {
 
 namespace {
 
-std::string file_name(Role role, const std::string& id) {
-  return "zr_" + std::string(name_of(role)) + "_" + id + ".so";
-}
+std::string file_name(Role role, const std::string& id) { return fmt::format("zr_{}_{}.so", name_of(role), id); }
 
 // Splits zr_strategy_flat.so into "strategy" and "flat".
 bool split_name(const fs::path& file, Role& role, std::string& id) {
   const std::string name = file.filename().string();
-  for (const Role one : kRoles) {
-    const std::string start = "zr_" + std::string(name_of(one)) + "_";
+  for (const Role entry : kRoles) {
+    const std::string start = fmt::format("zr_{}_", name_of(entry));
     if (name.rfind(start, 0) != 0 || file.extension() != ".so" || name.size() <= start.size() + 3) continue;
-    role = one;
+    role = entry;
     id = name.substr(start.size(), name.size() - start.size() - 3);
     return true;
   }
@@ -67,8 +66,8 @@ bool split_name(const fs::path& file, Role& role, std::string& id) {
 }
 
 const Component* find(const PluginValidation& validation, Role role, const std::string& id) {
-  for (const Component& one : validation.components)
-    if (abi_kind_of(role) == one.table->kind && (id.empty() || id == one.table->id)) return &one;
+  for (const Component& entry : validation.components)
+    if (abi_kind_of(role) == entry.table->kind && (id.empty() || id == entry.table->id)) return &entry;
   return nullptr;
 }
 
@@ -82,15 +81,15 @@ std::string duplicate_problem(const std::vector<fs::path>& files) {
 std::string name_problem(const PluginValidation& validation, Role role, const std::string& id) {
   if (find(validation, role, id)) return "";
   const Component* other = find(validation, role, "");
-  const std::string held = other ? other->table->id : "";
-  return "it contains " + std::string(name_of(role)) + " '" + held + "', not '" + id + "'; rename the file to " +
-         file_name(role, held);
+  const std::string other_id = other ? other->table->id : "";
+  return fmt::format("it contains {} '{}', not '{}'; rename the file to {}", name_of(role), other_id, id,
+                     file_name(role, other_id));
 }
 
 std::string kind_problem(const Tags& tags, Role role) {
   if (!tags.rejection.empty() || std::find(tags.roles.begin(), tags.roles.end(), role) != tags.roles.end()) return "";
-  return "it contains " + with_articles(tags.roles) + ", but " + with_articles({role}) +
-         " is needed here; name a plug-in of that kind";
+  return fmt::format("it contains {}, but {} is needed here; name a plug-in of that kind", with_articles(tags.roles),
+                     with_articles({role}));
 }
 
 std::vector<fs::path> candidates(const fs::path& folder) {
@@ -98,8 +97,8 @@ std::vector<fs::path> candidates(const fs::path& folder) {
   std::error_code error;
   Role role{};
   std::string id;
-  for (fs::directory_iterator one(folder, error), end; !error && one != end; one.increment(error))
-    if (split_name(one->path(), role, id)) found.push_back(one->path());
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error))
+    if (split_name(entry->path(), role, id)) found.push_back(entry->path());
   std::sort(found.begin(), found.end());
   return found;
 }
@@ -116,35 +115,35 @@ std::string folder_problem(const fs::path& folder) {
 }
 
 std::vector<fs::path> Registry::standard_directories() {
-  std::vector<fs::path> all;
-  if (const char* set = ::secure_getenv("ZR_PLUGIN_PATH")) {
-    std::istringstream in(set);
-    for (std::string one; std::getline(in, one, ':');) {
-      if (one.empty()) continue;
-      if (!fs::path(one).is_absolute())
-        fail_user("ZR_PLUGIN_PATH: '" + one + "' is a relative path; write an absolute one");
-      all.emplace_back(one);
+  std::vector<fs::path> result;
+  if (const char* variable = ::secure_getenv("ZR_PLUGIN_PATH")) {
+    std::istringstream in(variable);
+    for (std::string entry; std::getline(in, entry, ':');) {
+      if (entry.empty()) continue;
+      if (!fs::path(entry).is_absolute())
+        fail_user(fmt::format("ZR_PLUGIN_PATH: '{}' is a relative path; write an absolute one", entry));
+      result.emplace_back(entry);
     }
   }
   Dl_info self{};
   std::error_code error;
-  if (!::dladdr(reinterpret_cast<const void*>(&split_name), &self) || !self.dli_fname) return all;
+  if (!::dladdr(reinterpret_cast<const void*>(&split_name), &self) || !self.dli_fname) return result;
   // The program's path may be relative to an earlier working directory; /proc/self/exe is reliable.
   const fs::path program = fs::canonical("/proc/self/exe", error);
   fs::path file = fs::canonical(self.dli_fname, error);
   if (error || file.filename() == program.filename()) file = program;
   const fs::path base = file.parent_path().parent_path();
-  if (fs::exists(base / "CMakeCache.txt", error)) all.push_back(base / "plugins");
+  if (fs::exists(base / "CMakeCache.txt", error)) result.push_back(base / "plugins");
   for (const fs::path& installed : {base / ZR_LIBDIR / "zeroth/plugins", file.parent_path() / "zeroth/plugins"})
-    if (fs::is_directory(installed, error)) all.push_back(installed);
-  return all;
+    if (fs::is_directory(installed, error)) result.push_back(installed);
+  return result;
 }
 
 Registry::Registry(const std::vector<fs::path>& directories) {
   std::error_code error;
-  for (const fs::path& one : directories) {
-    const auto same = [&](const fs::path& other) { return one == other || fs::equivalent(one, other, error); };
-    if (std::none_of(directories_.begin(), directories_.end(), same)) directories_.push_back(one);
+  for (const fs::path& entry : directories) {
+    const auto same = [&](const fs::path& other) { return entry == other || fs::equivalent(entry, other, error); };
+    if (std::none_of(directories_.begin(), directories_.end(), same)) directories_.push_back(entry);
   }
 }
 
@@ -160,53 +159,53 @@ std::vector<fs::path> Registry::files(Role role, const std::string& id) const {
 bool Registry::exists(Role role, const std::string& id) const { return !files(role, id).empty(); }
 
 std::vector<std::string> Registry::ids(Role role) const {
-  std::set<std::string> all;
-  Role of{};
+  std::set<std::string> result;
+  Role file_role{};
   std::string id;
   for (const fs::path& folder : directories_)
     for (const fs::path& file : candidates(folder))
-      if (split_name(file, of, id) && of == role) all.insert(id);
-  return {all.begin(), all.end()};
+      if (split_name(file, file_role, id) && file_role == role) result.insert(id);
+  return {result.begin(), result.end()};
 }
 
 void Registry::fail_missing(Role role, const std::string& id, const std::string& where) const {
-  const std::vector<std::string> there = ids(role);
-  const std::string near = nearest(id, there);
-  std::string text = where + ": there is no " + std::string(name_of(role)) + " plug-in '" + id + "'";
-  if (!near.empty()) text += "; did you mean '" + near + "'?";
+  const std::vector<std::string> available = ids(role);
+  const std::string near = nearest(id, available);
+  std::string text = fmt::format("{}: there is no {} plug-in '{}'", where, name_of(role), id);
+  if (!near.empty()) text += fmt::format("; did you mean '{}'?", near);
   text += near.empty() ? "; available:" : " Available:";
-  for (const auto& one : there) text += (&one == &there.front() ? " " : ", ") + one;
-  if (there.empty()) text += " none";
-  text += " (looked for " + file_name(role, id) + " in ";
+  for (const auto& entry : available) text += (&entry == &available.front() ? " " : ", ") + entry;
+  if (available.empty()) text += " none";
+  text += fmt::format(" (looked for {} in ", file_name(role, id));
   for (const fs::path& folder : directories_) {
     const std::string problem = folder_problem(folder);
     text += (&folder == &directories_.front() ? "" : ", ") + folder.string();
-    if (!problem.empty()) text += " (" + problem + ")";
+    if (!problem.empty()) text += fmt::format(" ({})", problem);
   }
-  fail_user(text + (directories_.empty() ? "no folder" : "") + "; ZR_PLUGIN_PATH adds folders)");
+  fail_user(fmt::format("{}{}; ZR_PLUGIN_PATH adds folders)", text, directories_.empty() ? "no folder" : ""));
 }
 
 Component Registry::load(Role role, const std::string& id, const std::string& where) const {
-  const std::string who = where + ": " + std::string(name_of(role)) + " plug-in '" + id + "': ";
+  const std::string prefix = fmt::format("{}: {} plug-in '{}': ", where, name_of(role), id);
   const bool by_path = !id.empty() && id[0] == '/';
-  if (!by_path && id.find('/') != id.npos) fail_user(who + "name a plug-in by its id or by an absolute path");
+  if (!by_path && id.find('/') != id.npos) fail_user(prefix + "name a plug-in by its id or by an absolute path");
   const std::vector<fs::path> found = by_path ? std::vector{fs::path(id)} : files(role, id);
   std::error_code error;
   if (by_path && !fs::exists(fs::symlink_status(found[0], error)))
-    fail_user(who + "there is no such file; correct the path, or name an id");
+    fail_user(prefix + "there is no such file; correct the path, or name an id");
   if (found.empty()) fail_missing(role, id, where);
-  if (found.size() > 1) fail_user(who + duplicate_problem(found));
-  const std::string prefix = by_path ? who : who + found[0].string() + ": ";
+  if (found.size() > 1) fail_user(prefix + duplicate_problem(found));
+  const std::string file_prefix = by_path ? prefix : fmt::format("{}{}: ", prefix, found[0].string());
   const Tags tags = read_tags(found[0]);
-  if (const std::string problem = kind_problem(tags, role); !problem.empty()) fail_user(prefix + problem);
+  if (const std::string problem = kind_problem(tags, role); !problem.empty()) fail_user(file_prefix + problem);
   const PluginValidation validation = load_library(found[0], tags);
-  if (!validation.accepted) fail_environment(prefix + validation.reason);
+  if (!validation.accepted) fail_environment(file_prefix + validation.reason);
   if (!by_path)
     if (const std::string problem = name_problem(validation, role, id); !problem.empty())
-      fail_environment(prefix + problem);
-  const auto of_role = [&](const Component& one) { return abi_kind_of(role) == one.table->kind; };
+      fail_environment(file_prefix + problem);
+  const auto of_role = [&](const Component& entry) { return abi_kind_of(role) == entry.table->kind; };
   if (by_path && std::count_if(validation.components.begin(), validation.components.end(), of_role) > 1)
-    fail_user(prefix +
+    fail_user(file_prefix +
               "it contains several plug-ins of this role; name one by its id, and add the folder to ZR_PLUGIN_PATH");
   return *find(validation, role, by_path ? "" : id);
 }
@@ -214,7 +213,7 @@ Component Registry::load(Role role, const std::string& id, const std::string& wh
 PluginValidation Registry::validate(const fs::path& file) { return load_library(file, read_tags(file)); }
 
 std::vector<PluginValidation> Registry::list() const {
-  std::vector<PluginValidation> all;
+  std::vector<PluginValidation> result;
   Role role{};
   std::string id;
   for (const fs::path& folder : directories_)
@@ -230,9 +229,9 @@ std::vector<PluginValidation> Registry::list() const {
       }
       validation.accepted = validation.reason.empty();
       if (!validation.accepted) validation.components.clear();
-      all.push_back(std::move(validation));
+      result.push_back(std::move(validation));
     }
-  return all;
+  return result;
 }
 
 }  // namespace zr::host::plugin

@@ -1,6 +1,7 @@
 #include "plugin/trust.hpp"
 
 #include <dlfcn.h>
+#include <fmt/format.h>
 #include <grp.h>
 #include <pwd.h>
 #include <sys/stat.h>
@@ -54,21 +55,21 @@ bool is_trusted(uid_t user) {
 
 std::string user_text(uid_t user) {
   const passwd* entry = ::getpwuid(user);
-  return (entry ? "'" + std::string(entry->pw_name) + "' (uid " : "uid ") + std::to_string(user) + (entry ? ")" : "");
+  return entry ? fmt::format("'{}' (uid {})", entry->pw_name, user) : fmt::format("uid {}", user);
 }
 
 // True if `group` is the owner's private group, and all its members in this machine's user tables are trusted.
 bool is_private_group(gid_t group, uid_t owner) {
   static Mutex mutex;  // getgrgid(), getpwuid() and getpwent() are not thread-safe
-  static std::map<std::pair<gid_t, uid_t>, bool> known ZR_GUARDED_BY(mutex);
+  static std::map<std::pair<gid_t, uid_t>, bool> results ZR_GUARDED_BY(mutex);
   const MutexLock lock(mutex);
-  const auto [at, fresh] = known.try_emplace({group, owner}, false);
+  const auto [at, fresh] = results.try_emplace({group, owner}, false);
   if (!fresh) return at->second;
   const struct group* entry = ::getgrgid(group);
   if (!entry) return false;
   const std::string name = entry->gr_name;
   std::vector<std::string> members;
-  for (char** one = entry->gr_mem; *one; ++one) members.emplace_back(*one);
+  for (char** name = entry->gr_mem; *name; ++name) members.emplace_back(*name);
   const passwd* user = ::getpwuid(owner);
   bool trusted = user && name == user->pw_name;
   for (const std::string& member : members) {
@@ -84,29 +85,33 @@ bool is_private_group(gid_t group, uid_t owner) {
 
 // Why other users can change the component at `path`, or "".
 std::string component_problem(const fs::path& path, const struct stat& status, const std::string& what) {
-  const std::string risk = ", who could run code as you: ";
   if (!is_trusted(status.st_uid))
-    return what + " belongs to user " + user_text(status.st_uid) + risk +
-           "use a copy that you, root or the owner of zeroth made, in a folder that this user owns";
+    return fmt::format(
+        "{} belongs to user {}, who could run code as you: use a copy that you, root or the owner of zeroth made, in a "
+        "folder that this user owns",
+        what, user_text(status.st_uid));
   if (S_ISLNK(status.st_mode)) return "";  // the mode of a link has no meaning
   if (S_ISDIR(status.st_mode) && (status.st_mode & S_ISVTX)) return "";
   const bool listed = ::getxattr(path.c_str(), "system.posix_acl_access", nullptr, 0) > 0;
   if ((status.st_mode & S_IWGRP) && (listed || !is_private_group(status.st_gid, status.st_uid)))
-    return what + " can be changed by other users" + risk + "chmod g-w " + path.string();
-  if (status.st_mode & S_IWOTH) return what + " can be changed by other users" + risk + "chmod o-w " + path.string();
+    return fmt::format("{} can be changed by other users, who could run code as you: chmod g-w {}", what,
+                       path.string());
+  if (status.st_mode & S_IWOTH)
+    return fmt::format("{} can be changed by other users, who could run code as you: chmod o-w {}", what,
+                       path.string());
   return "";
 }
 
-void put_before(const fs::path& more, std::deque<std::string>& rest) {
+void put_before(const fs::path& path, std::deque<std::string>& rest) {
   std::vector<std::string> parts;
-  for (const fs::path& part : more)
+  for (const fs::path& part : path)
     if (!part.empty() && part != "/" && part != ".") parts.push_back(part.string());
   rest.insert(rest.begin(), parts.begin(), parts.end());
 }
 
 }  // namespace
 
-std::string trust_problem(const fs::path& file, TrustedFile& found) {
+std::string trust_problem(const fs::path& file, TrustedFile& result) {
   fs::path at = "/";
   std::deque<std::string> rest;
   put_before(file, rest);
@@ -124,19 +129,19 @@ std::string trust_problem(const fs::path& file, TrustedFile& found) {
              std::strerror(errno) + (links ? "; correct or remove the link" : "");
     const bool last = rest.empty() && !S_ISLNK(status.st_mode);
     const std::string what = S_ISLNK(status.st_mode) ? "the link " + at.string()
-                             : last      ? std::string(links ? "the file it links to, " + at.string() + "," : "it")
+                             : last ? std::string(links ? fmt::format("the file it links to, {},", at.string()) : "it")
                              : at == "/" ? "the root folder /"
                                          : "its folder " + at.string();
     if (const std::string problem = component_problem(at, status, what); !problem.empty()) return problem;
     if (!S_ISLNK(status.st_mode)) continue;
     if (++links > kMaxLinks) return "more than 40 symbolic links lead to it; name the file itself";
     const fs::path target = fs::read_symlink(at, error);
-    if (error) return "the link " + at.string() + " cannot be read: " + error.message();
+    if (error) return fmt::format("the link {} cannot be read: {}", at.string(), error.message());
     at = target.is_absolute() ? fs::path("/") : at.parent_path();
     put_before(target, rest);
   }
   if (!S_ISREG(status.st_mode)) return "it is not a regular file";
-  found = {at, status.st_dev, status.st_ino};
+  result = {at, status.st_dev, status.st_ino};
   return "";
 }
 

@@ -137,7 +137,8 @@ void update(const plugin::Instance& optimizer, uint32_t granularity, ThreadPool&
       const zr_update_slice slice = describe(tile, plan, input, operands, slots.data());
       const zr_update_slice* pointer = &slice;
       CallError error;
-      check(api->step(optimizer.self(), &step, &pointer, 1, nullptr, nullptr, &error), error, optimizer.who("step"));
+      check(api->step(optimizer.self(), &step, &pointer, 1, nullptr, nullptr, &error), error,
+            optimizer.call_text("step"));
       operands.write_back();
     }
   });

@@ -235,7 +235,7 @@ TEST(KeysTable, HasExactlyOneRowForEveryKey) {
                one.table->keys, one.table->n_keys, std::string(host::plugin::role_of(one)) + "." + one.table->id))
         there.insert(key.path());
   }
-  for (const host::config::ConfigKey& key : host::cli::ask_keys(kBin + "gpt", "gpt.toml")) there.insert(key.path());
+  for (const host::config::ConfigKey& key : host::cli::query_keys(kBin + "gpt", "gpt.toml")) there.insert(key.path());
   for (const auto* rows : {&kTrained, &kGpt})
     for (const Row& row : *rows) told.insert(row.key);
   std::vector<std::string> silent, gone;

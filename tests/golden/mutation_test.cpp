@@ -114,7 +114,7 @@ void mutate_file(const fs::path& file, const plugin::Registry& registry) {
   Job job{registry, {}};
   const config::Setting<std::string> program = config::Document::load(file.string(), {}).program();
   if (!program->empty())
-    job.program = cli::ask_keys(cli::find_trainer(program, file, ZR_BUILD_DIR "/bin"), file.string());
+    job.program = cli::query_keys(cli::find_trainer(program, file, ZR_BUILD_DIR "/bin"), file.string());
   const int tried = mutate(job, file);
   EXPECT_GE(tried, 100) << file;
   std::cout << file.string() << ": " << tried << " misspellings\n";

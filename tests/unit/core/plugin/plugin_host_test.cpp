@@ -185,7 +185,7 @@ TEST_F(PluginHostTest, CreatesAComponentWithItsValuesAndCountsItsModule) {
   {
     const plugin::Instance one(host, good, config_of(good, "0.25"), "optimizer.bad");
     EXPECT_EQ(*static_cast<double*>(one.self()), 0.25);
-    EXPECT_EQ(one.who("step"), "optimizer 'bad' (" ZR_BUILD_DIR "/tests/plugins/good/zr_optimizer_bad.so): step");
+    EXPECT_EQ(one.call_text("step"), "optimizer 'bad' (" ZR_BUILD_DIR "/tests/plugins/good/zr_optimizer_bad.so): step");
     const plugin::Instance two(host, good, config_of(good, "0.75"), "optimizer.bad");  // startup() is not called again
     EXPECT_EQ(*static_cast<double*>(two.self()), 0.75);
     EXPECT_NE(one.api<zr_optimizer_api>(), nullptr);
