@@ -210,11 +210,10 @@ std::optional<FileLock> FileLock::try_take(const Directory& directory, const std
   }
   std::array<char, HOST_NAME_MAX + 1> host{};
   ::gethostname(host.data(), host.size() - 1);
-  const int length =
-      std::snprintf(text.data(), text.size(), "process %d on %s\n", static_cast<int>(::getpid()), host.data());
+  const std::string process = fmt::format("process {} on {}\n", ::getpid(), host.data());
   if (::ftruncate(lock.fd_, 0) != 0) fail_file(path, "cannot be written", errno);
-  const ssize_t n = ::pwrite(lock.fd_, text.data(), static_cast<std::size_t>(length), 0);
-  if (n != length) fail_file(path, "cannot be written", n < 0 ? errno : ENOSPC);
+  const ssize_t n = ::pwrite(lock.fd_, process.data(), process.size(), 0);
+  if (n != std::ssize(process)) fail_file(path, "cannot be written", n < 0 ? errno : ENOSPC);
   return lock;
 }
 

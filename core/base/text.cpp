@@ -1,10 +1,11 @@
 #include "base/text.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <cstdio>
 #include <functional>
 #include <vector>
 
@@ -21,22 +22,14 @@ std::string bytes_text(int64_t bytes) {
   double value = static_cast<double>(bytes);
   std::size_t unit = 0;
   for (; std::fabs(value) >= 1024 && unit + 1 < units.size(); ++unit) value /= 1024;
-  std::array<char, 40> text{};
-  std::snprintf(text.data(), text.size(), unit == 0 ? "%.0f %s" : "%.2f %s", value, units[unit]);
-  return text.data();
+  return unit == 0 ? fmt::format("{:.0f} {}", value, units[unit]) : fmt::format("{:.2f} {}", value, units[unit]);
 }
 
 std::string duration_text(double seconds) {
-  std::array<char, 40> text{};
+  if (seconds < 60) return fmt::format("{:.1f}s", seconds);
   const auto rounded = static_cast<int64_t>(seconds + 0.5);
-  if (seconds < 60) {
-    std::snprintf(text.data(), text.size(), "%.1fs", seconds);
-  } else if (rounded < 3600) {
-    std::snprintf(text.data(), text.size(), "%dm %02ds", int(rounded / 60), int(rounded % 60));
-  } else {
-    std::snprintf(text.data(), text.size(), "%dh %02dm", int(rounded / 3600), int(rounded % 3600 / 60));
-  }
-  return text.data();
+  if (rounded < 3600) return fmt::format("{}m {:02}s", rounded / 60, rounded % 60);
+  return fmt::format("{}h {:02}m", rounded / 3600, rounded % 3600 / 60);
 }
 
 namespace {
@@ -105,7 +98,6 @@ bool is_layout_mark(uint32_t code) {
 
 std::string printable(std::string_view text, std::string_view keep) {
   std::string out;
-  std::array<char, 12> escape{};
   for (std::size_t at = 0; at < text.size();) {
     uint32_t code = 0;
     const std::size_t length = utf8_character(text.substr(at), code);
@@ -121,8 +113,7 @@ std::string printable(std::string_view text, std::string_view keep) {
       out += code == '\n' ? "\\n" : code == '\r' ? "\\r" : "\\t";
       continue;
     }
-    std::snprintf(escape.data(), escape.size(), length > 1 ? "\\u%04x" : "\\x%02x", code);
-    out += escape.data();
+    out += length > 1 ? fmt::format("\\u{:04x}", code) : fmt::format("\\x{:02x}", code);
   }
   return out;
 }

@@ -25,27 +25,27 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::parallel_for(int64_t n, int64_t grain, const std::function<void(int64_t, int64_t)>& fn) {
   if (n <= 0) return;
-  const int64_t runs = std::clamp<int64_t>(n / std::max<int64_t>(grain, 1), 1, width_);
-  if (runs == 1) return fn(0, n);
-  std::latch finished(runs - 1);
+  const int64_t ranges = std::clamp<int64_t>(n / std::max<int64_t>(grain, 1), 1, width_);
+  if (ranges == 1) return fn(0, n);
+  std::latch finished(ranges - 1);
   Mutex mutex;
-  std::exception_ptr first;
-  const auto run = [&](int64_t i) {
+  std::exception_ptr first_exception;
+  const auto run_range = [&](int64_t i) {
     try {
-      fn(n * i / runs, n * (i + 1) / runs);
+      fn(n * i / ranges, n * (i + 1) / ranges);
     } catch (...) {
       const MutexLock lock(mutex);
-      if (!first) first = std::current_exception();
+      if (!first_exception) first_exception = std::current_exception();
     }
   };
-  for (int64_t i = 1; i < runs; ++i)
-    boost::asio::post(threads_->pool, [&run, &finished, i] {
-      run(i);
+  for (int64_t i = 1; i < ranges; ++i)
+    boost::asio::post(threads_->pool, [&run_range, &finished, i] {
+      run_range(i);
       finished.count_down();
     });
-  run(0);
+  run_range(0);
   finished.wait();
-  if (first) std::rethrow_exception(first);
+  if (first_exception) std::rethrow_exception(first_exception);
 }
 
 }  // namespace zr::host

@@ -13,8 +13,8 @@ class ThreadPool {
   explicit ThreadPool(int width);
   ~ThreadPool();
   int width() const { return width_; }
-  /// Runs fn(begin, end) over [0, n), cut into at most width() runs of at least `grain`; returns when all have run, and
-  /// rethrows the first exception. One caller at a time.
+  /// Runs fn(begin, end) over [0, n), cut into at most width() ranges of at least `grain`; returns when all have run,
+  /// and rethrows the first exception. One caller at a time.
   void parallel_for(int64_t n, int64_t grain, const std::function<void(int64_t, int64_t)>& fn);
 
  private:

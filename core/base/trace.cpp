@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <cstdio>
 #include <utility>
 
 #include "base/error.hpp"
@@ -21,9 +20,7 @@ std::string quoted(const std::string& text) {
 }
 
 std::string microseconds(std::chrono::steady_clock::duration duration) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%.3f", std::chrono::duration<double, std::micro>(duration).count());
-  return text;
+  return fmt::format("{:.3f}", std::chrono::duration<double, std::micro>(duration).count());
 }
 
 constexpr std::size_t kMaxUnwrittenBytes = 64 << 10;

@@ -177,8 +177,7 @@ void export_weights(const ExportOptions& options) {
     file_of.push_back(headers.size() - 1);
   }
   const auto name = [&](std::size_t k) {
-    char text[80];
-    std::snprintf(text, sizeof text, "model-%05zu-of-%05zu.safetensors", k + 1, headers.size());
+    const std::string text = fmt::format("model-{:05}-of-{:05}.safetensors", k + 1, headers.size());
     return single_file ? options.to : (fs::path(options.to) / text).string();
   };
   const std::string index = (fs::path(options.to) / checkpoint::kIndex).string();

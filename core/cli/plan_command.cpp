@@ -92,9 +92,8 @@ void print_comparison(const ModelQuery& query, const std::vector<std::pair<std::
     const Kinds kinds = plan.bytes_by_kind();
     std::cout << "  " << left(id, widest);
     for (const Column& column : kColumns) {
-      char number[40];
-      std::snprintf(number, sizeof number, "%.1f",
-                    static_cast<double>(column.bytes(plan, kinds)) / (large ? 1e9 : 1e6));
+      const std::string number =
+          fmt::format("{:.1f}", static_cast<double>(column.bytes(plan, kinds)) / (large ? 1e9 : 1e6));
       std::cout << "  " << right(number, std::max<std::size_t>(9, std::string_view(column.name).size()));
     }
     std::cout << "\n";

@@ -8,7 +8,6 @@
 #include <boost/asio/ip/address_v4.hpp>
 #include <boost/asio/ip/address_v6.hpp>
 #include <boost/asio/post.hpp>
-#include <cstdio>
 #include <random>
 #include <utility>
 
@@ -30,9 +29,7 @@ constexpr auto kHeartbeatAfterStep = std::chrono::milliseconds(10);      // dela
 // The same form as the launcher's id: short, because other names contain it.
 std::string new_job_id() {
   std::random_device random;
-  std::array<char, 20> text{};
-  std::snprintf(text.data(), text.size(), "zr-%08x%04x", random(), random() & 0xffff);
-  return text.data();
+  return fmt::format("zr-{:08x}{:04x}", random(), random() & 0xffff);
 }
 }  // namespace
 

@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <charconv>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -86,9 +85,8 @@ JobSecret::~JobSecret() {
 std::string new_secret() { return random_hex(kSecretBytes); }
 
 void JobSecret::create(const Shared& shared) {
-  std::array<char, kPortDigits + 1> port{};
-  std::snprintf(port.data(), port.size(), "%0*u", kPortDigits, static_cast<unsigned>(shared.port));
-  const std::string secret = shared.token + port.data(), temporary_name = fmt::format("{}.{}", name_, ::getpid());
+  const std::string secret = fmt::format("{}{:0{}}", shared.token, shared.port, kPortDigits);
+  const std::string temporary_name = fmt::format("{}.{}", name_, ::getpid());
   ::unlinkat(fd_, temporary_name.c_str(), 0);
   const int fd = ::openat(fd_, temporary_name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
   const bool written = fd >= 0 && ::write(fd, secret.data(), secret.size()) == static_cast<ssize_t>(secret.size());

@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
-#include <mutex>
 #include <new>
 #include <string>
 #include <thread>
@@ -15,6 +14,7 @@
 
 #include "base/error.hpp"
 #include "control/control.hpp"
+#include "zr/mutex.hpp"
 
 namespace zr::testing {
 
@@ -92,14 +92,14 @@ class SharedControl : public host::control::Control {
     ++job_.page().activities[rank_];
   }
   bool broken() const override { return job_.page().broken.load(std::memory_order_relaxed); }
-  std::string report(const std::string& mine) override {
-    job_.break_job(mine);
+  std::string report(const std::string& observation) override {
+    job_.break_job(observation);
     std::string text = job_.page().headline;
     for (int r = 0; r < world_; ++r) text += "\n  rank " + std::to_string(r) + ": " + job_.page().doing[r];
-    return text + "\n  this rank: " + mine;
+    return text + "\n  this rank: " + observation;
   }
   void on_broken(const void*, std::function<void()> callback) override {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     callback_ = std::move(callback);
   }
   void leave(int64_t, bool) override {}
@@ -111,15 +111,15 @@ class SharedControl : public host::control::Control {
   void watch(const std::stop_token& stop) {
     while (!stop.stop_requested()) {
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       if (broken() && callback_) std::exchange(callback_, nullptr)();
     }
   }
   const SharedJob& job_;
   int rank_, world_;
   std::string id_ = "test";
-  std::mutex mutex_;
-  std::function<void()> callback_;
+  Mutex mutex_;
+  std::function<void()> callback_ ZR_GUARDED_BY(mutex_);
   std::jthread watch_;
 };
 
