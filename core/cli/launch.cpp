@@ -38,11 +38,12 @@ using boost::system::error_code;
 
 namespace {
 constexpr int kMaxRanks = 1024;
-constexpr auto kTick = std::chrono::milliseconds(100);
-constexpr auto kForOrderlyEnd = std::chrono::seconds(5);  // after a signal of the user; then SIGKILL
+constexpr auto kTickInterval = std::chrono::milliseconds(100);
+constexpr auto kShutdownTimeout = std::chrono::seconds(5);  // after a signal of the user; then SIGKILL
 constexpr auto kFailureReportTimeout =
-    std::chrono::milliseconds(3500);                             // after a rank failed, if the store sends no report
-constexpr auto kForSurvivors = std::chrono::milliseconds(2500);  // after the report: ranks end by themselves within 2 s
+    std::chrono::milliseconds(3500);  // after a rank failed, if the store sends no report
+constexpr auto kSurvivorTimeout =
+    std::chrono::milliseconds(2500);  // after the report: ranks end by themselves within 2 s
 
 int cores() {
   cpu_set_t set;
@@ -58,7 +59,7 @@ class Launch {
  private:
   struct Rank {
     Process process;
-    bool running = false, sent_away = false;  // sent_away: this launcher has signalled it, so its end is not a failure
+    bool running = false, signalled = false;  // signalled: by this launcher, so its end is not a failure
     std::array<std::unique_ptr<stream_descriptor>, 2> streams;
     std::array<bool, 2> paused{};
     std::array<char, 65536> buffer;
@@ -70,12 +71,12 @@ class Launch {
   void reap_all();
   void ended(int rank, const control::ExitStatus& exit_status);
   void drain(int rank);
-  void stop(int signal, int sent);
+  void stop(int signal, int forwarded_signal);
   bool saves_on_signal() const;
   void save_after_all();
   void rank_failed(const std::string& table);
   void signal_ranks(int signal, bool joined_too);
-  void end_all_after(std::chrono::milliseconds patience);
+  void kill_all_after(std::chrono::milliseconds timeout);
   void tick();
   void finish_if_done();
   Rank& at(int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
@@ -90,14 +91,14 @@ class Launch {
   std::string job_, token_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   int running_ = 0;
-  int stopped_by_ = 0;           // the signal that stopped the job
-  bool stop_requested_ = false;  // a signal was forwarded; the ranks save a checkpoint and end by themselves
-  bool kills_ = false;           // SIGKILL was sent
-  bool reported_ = false;        // the failure report is printed
-  int code_ = 0;                 // exit code of the first failure
-  bool followed_ = false;        // code_ is from a rank that failed only because another rank was lost
+  int stop_signal_ = 0;               // the signal that stopped the job
+  bool stop_requested_ = false;       // a signal was forwarded; the ranks save a checkpoint and end by themselves
+  bool sigkill_sent_ = false;         // SIGKILL was sent
+  bool reported_ = false;             // the failure report is printed
+  int exit_code_ = 0;                 // exit code of the first failure
+  bool code_is_consequence_ = false;  // exit_code_ is from a rank that failed only because another rank was lost
   const long oom_kills_ = kernel_oom_kills();
-  struct sigaction pipe_before_ {};
+  struct sigaction sigpipe_action_before_ {};
 };
 
 Launch::Launch(const LaunchOptions& options)
@@ -110,7 +111,7 @@ Launch::Launch(const LaunchOptions& options)
       token_(control::random_hex(16)) {
   struct sigaction ignore {};
   ignore.sa_handler = SIG_IGN;
-  sigaction(SIGPIPE, &ignore, &pipe_before_);
+  sigaction(SIGPIPE, &ignore, &sigpipe_action_before_);
 }
 
 Launch::~Launch() {
@@ -119,7 +120,7 @@ Launch::~Launch() {
       kill(-rank->process.pid, SIGKILL);
       while (!reap(rank->process.pid)) usleep(1000);
     }
-  sigaction(SIGPIPE, &pipe_before_, nullptr);
+  sigaction(SIGPIPE, &sigpipe_action_before_, nullptr);
 }
 
 std::vector<std::string> Launch::environment_of(int rank) const {
@@ -207,10 +208,10 @@ int Launch::run() {
   if (const int error = writer_.error()) {
     log(ZR_LOG_ERROR, fmt::format("cannot write all output of the ranks: {}{}; free disk space, or keep the program "
                                   "running that reads the output",
-                                  std::strerror(error), stopped_by_ == SIGPIPE ? ", so the job was stopped" : ""));
-    if (stopped_by_ == SIGPIPE || !code_) return exit_code::environment;
+                                  std::strerror(error), stop_signal_ == SIGPIPE ? ", so the job was stopped" : ""));
+    if (stop_signal_ == SIGPIPE || !exit_code_) return exit_code::environment;
   }
-  return code_ ? code_ : stopped_by_ ? 128 + stopped_by_ : 0;
+  return exit_code_ ? exit_code_ : stop_signal_ ? 128 + stop_signal_ : 0;
 }
 
 void Launch::read(int rank, Output::Stream stream) {
@@ -265,15 +266,15 @@ void Launch::ended(int rank, const control::ExitStatus& seen) {
   if (exit_status.signal == SIGKILL && oom_kills_ >= 0 && kernel_oom_kills() > oom_kills_)
     exit_status.note =
         "the kernel has killed processes for lack of memory (dmesg lists them): lower train.micro_batch or job.ranks";
-  if (at(rank).sent_away) return;
+  if (at(rank).signalled) return;
   if (!exit_status.good()) {
     const int code = exit_status.signal ? exit_code::peer_lost : exit_status.code;
     const bool follows = !exit_status.signal && code == exit_code::peer_lost;
-    if (code_ == 0 || (followed_ && !follows)) {
-      code_ = code;
-      followed_ = follows;
+    if (exit_code_ == 0 || (code_is_consequence_ && !follows)) {
+      exit_code_ = code;
+      code_is_consequence_ = follows;
     }
-    end_all_after(kFailureReportTimeout);
+    kill_all_after(kFailureReportTimeout);
   }
   store_->ended(rank, at(rank).process.pid, exit_status);
   if (!exit_status.good()) signal_ranks(SIGTERM, false);  // the store cannot notify ranks that have not joined
@@ -282,18 +283,18 @@ void Launch::ended(int rank, const control::ExitStatus& seen) {
 void Launch::rank_failed(const std::string& table) {
   reported_ = true;
   output_.error(table);
-  if (code_ == 0) {
-    code_ = exit_code::peer_lost;
-    followed_ = true;
+  if (exit_code_ == 0) {
+    exit_code_ = exit_code::peer_lost;
+    code_is_consequence_ = true;
   }
-  end_all_after(kForSurvivors);
+  kill_all_after(kSurvivorTimeout);
   finish_if_done();
 }
 
-// Stops the job because of `signal` and sends `sent` to the ranks.
-void Launch::stop(int signal, int sent) {
-  if (stopped_by_ || stop_requested_) {  // the second signal
-    if (!stopped_by_) stopped_by_ = signal;
+// Stops the job because of `signal` and sends `forwarded_signal` to the ranks.
+void Launch::stop(int signal, int forwarded_signal) {
+  if (stop_signal_ || stop_requested_) {  // the second signal
+    if (!stop_signal_) stop_signal_ = signal;
     store_->stop_failure_detection();
     return signal_ranks(SIGKILL, true);
   }
@@ -303,11 +304,11 @@ void Launch::stop(int signal, int sent) {
       if (rank->running) kill(-rank->process.pid, signal);
     return;
   }
-  stopped_by_ = signal;
+  stop_signal_ = signal;
   store_->stop_failure_detection();
-  signal_ranks(sent, true);
+  signal_ranks(forwarded_signal, true);
   signal_ranks(SIGCONT, true);
-  end_all_after(kForOrderlyEnd);
+  kill_all_after(kShutdownTimeout);
 }
 
 bool Launch::saves_on_signal() const {
@@ -318,26 +319,27 @@ bool Launch::saves_on_signal() const {
 
 // Handles a signal that arrived after every rank had begun to catch it, but before the store knew: the ranks save.
 void Launch::save_after_all() {
-  if ((stopped_by_ != SIGTERM && stopped_by_ != SIGINT) || kills_ || running_ < options_.ranks || !saves_on_signal())
+  if ((stop_signal_ != SIGTERM && stop_signal_ != SIGINT) || sigkill_sent_ || running_ < options_.ranks ||
+      !saves_on_signal())
     return;
   stop_requested_ = true;
-  stopped_by_ = 0;
+  stop_signal_ = 0;
   deadline_.expires_at({});  // cancels the deadline
-  for (auto& rank : ranks_) rank->sent_away = false;
+  for (auto& rank : ranks_) rank->signalled = false;
   store_->resume_failure_detection();
 }
 
 void Launch::signal_ranks(int signal, bool joined_too) {
-  kills_ |= signal == SIGKILL;
+  sigkill_sent_ |= signal == SIGKILL;
   for (int rank = 0; rank < options_.ranks; ++rank) {
     if (!at(rank).running || (!joined_too && store_->joined(rank))) continue;
-    at(rank).sent_away = true;
+    at(rank).signalled = true;
     kill(-at(rank).process.pid, signal);
   }
 }
 
-void Launch::end_all_after(std::chrono::milliseconds patience) {
-  const auto when = std::chrono::steady_clock::now() + patience;
+void Launch::kill_all_after(std::chrono::milliseconds timeout) {
+  const auto when = std::chrono::steady_clock::now() + timeout;
   if (deadline_.expiry() != decltype(deadline_)::time_point{} && deadline_.expiry() <= when) return;
   deadline_.expires_at(when);
   deadline_.async_wait([this](const error_code& error) {
@@ -348,11 +350,11 @@ void Launch::end_all_after(std::chrono::milliseconds patience) {
 void Launch::tick() {
   output_.tick();
   save_after_all();
-  if (writer_.failed() && !stopped_by_) stop(SIGPIPE, SIGTERM);
+  if (writer_.failed() && !stop_signal_) stop(SIGPIPE, SIGTERM);
   for (int rank = 0; rank < options_.ranks; ++rank)
     for (const auto stream : {Output::out, Output::err})
       if (at(rank).streams[stream] && std::exchange(at(rank).paused[stream], false)) read(rank, stream);
-  tick_.expires_after(kTick);
+  tick_.expires_after(kTickInterval);
   tick_.async_wait([this](const error_code& error) {
     if (!error) tick();
   });

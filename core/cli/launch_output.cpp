@@ -13,10 +13,10 @@
 namespace zr::host::cli {
 
 namespace {
-constexpr std::size_t kCongested = 4u << 20;
-constexpr std::size_t kMaxTail = 4096, kMaxLine = 65536;
-constexpr auto kForRestOfLine = std::chrono::milliseconds(500);
-constexpr std::string_view kError = "zeroth: error: ";
+constexpr std::size_t kCongestedBytes = 4u << 20;
+constexpr std::size_t kMaxTailBytes = 4096, kMaxLineBytes = 65536;
+constexpr auto kLineTimeout = std::chrono::milliseconds(500);
+constexpr std::string_view kErrorPrefix = "zeroth: error: ";
 
 bool write_all(int fd, std::string_view text) {
   while (!text.empty()) {
@@ -66,7 +66,7 @@ void OutputWriter::write(int fd, std::string text) {
 
 bool OutputWriter::congested() const {
   const MutexLock lock(mutex_);
-  return queued_bytes_ > kCongested;
+  return queued_bytes_ > kCongestedBytes;
 }
 
 bool OutputWriter::failed() const { return error() != 0; }
@@ -118,7 +118,7 @@ void Output::bytes(int rank, Stream stream, std::string_view text) {
   for (std::size_t end; (end = source.partial.find('\n', begin)) != std::string::npos; begin = end + 1)
     complete_line(rank, source, to, source.partial.substr(begin, end - begin));
   source.partial.erase(0, begin);
-  if (source.partial.size() > kMaxLine) complete_line(rank, source, to, std::exchange(source.partial, ""));
+  if (source.partial.size() > kMaxLineBytes) complete_line(rank, source, to, std::exchange(source.partial, ""));
 }
 
 // Writes rank 0's bytes at once, except error lines, which are written as complete lines or, if repeated, dropped.
@@ -128,10 +128,10 @@ void Output::raw_bytes(Source& source, Sink& to, std::string_view text) {
   std::string_view rest = bytes;
   while (!rest.empty()) {
     const auto end = rest.find('\n');
-    const bool may_be_error =
-        rest.substr(0, kError.size()) == kError.substr(0, rest.size()) || (source.in_error && rest[0] == ' ');
+    const bool may_be_error = rest.substr(0, kErrorPrefix.size()) == kErrorPrefix.substr(0, rest.size()) ||
+                              (source.in_error && rest[0] == ' ');
     if (source.line_begins && may_be_error) {
-      if (end == std::string_view::npos && rest.size() < kMaxLine) {
+      if (end == std::string_view::npos && rest.size() < kMaxLineBytes) {
         source.partial = rest;
         return;
       }
@@ -155,7 +155,7 @@ void Output::complete_line(int rank, Source& source, Sink& to, std::string line)
 }
 
 bool Output::repeats(int rank, Source& source, const std::string& line) {
-  source.in_error = line.compare(0, kError.size(), kError) == 0 || (source.in_error && line[0] == ' ');
+  source.in_error = line.compare(0, kErrorPrefix.size(), kErrorPrefix) == 0 || (source.in_error && line[0] == ' ');
   if (!source.in_error) return false;
   const auto [at, fresh] = errors_.emplace(line, rank);
   return !fresh && at->second != rank;
@@ -167,7 +167,7 @@ void Output::pass(Sink& to, std::string_view text) {
   const auto fresh = text.find_last_of("\r\n");
   if (fresh != std::string_view::npos) to.tail.clear();
   to.tail += fresh == std::string_view::npos ? text : text.substr(fresh + 1);
-  if (to.tail.size() > kMaxTail) to.tail.erase(0, to.tail.size() - kMaxTail);
+  if (to.tail.size() > kMaxTailBytes) to.tail.erase(0, to.tail.size() - kMaxTailBytes);
   to.dirty = text.back() != '\n';
   if (!to.dirty) release(to);
 }
@@ -197,7 +197,7 @@ void Output::ended(int rank) {
 void Output::error(const std::string& text) {
   Sink& to = sink(err);
   if (to.dirty) pass(to, "\n");  // ends rank 0's unfinished line
-  std::string lines = fmt::format("{}{}\n", kError, text);
+  std::string lines = fmt::format("{}{}\n", kErrorPrefix, text);
   for (std::size_t begin = 0, end; (end = lines.find('\n', begin)) != std::string::npos; begin = end + 1) {
     const std::string line = lines.substr(begin, end - begin);
     const auto [at, fresh] = errors_.emplace(line, -1);
@@ -208,11 +208,11 @@ void Output::error(const std::string& text) {
 void Output::tick() {
   const auto now = Clock::now();
   for (auto& to : sinks_)
-    if (!to.held_lines.empty() && now - to.held_since > kForRestOfLine) pass(to, "\n");
+    if (!to.held_lines.empty() && now - to.held_since > kLineTimeout) pass(to, "\n");
   if (!raw_rank0_) return;
   for (const Stream stream : {out, err}) {
     Source& source = sources_[0][stream];
-    if (source.partial.empty() || now - source.since < kForRestOfLine) continue;
+    if (source.partial.empty() || now - source.since < kLineTimeout) continue;
     pass(sink(stream), std::exchange(source.partial, ""));
     source.line_begins = source.in_error = false;
   }

@@ -24,8 +24,8 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kSearchPath = "LD_LIBRARY_PATH";
-constexpr std::size_t kMaxListing = 16u << 20;
-constexpr double kSecondsToList = 60;
+constexpr std::size_t kMaxListingBytes = 16u << 20;
+constexpr double kListingSeconds = 60;
 
 // The path of the dynamic loader in a 64-bit ELF program, or "".
 std::string loader_of(const std::string& program) {
@@ -56,7 +56,7 @@ bool is_loader(const fs::path& path) {
 }
 
 // The folder lib/ of the installation or build that this `zeroth` belongs to.
-fs::path own_libraries() {
+fs::path installed_libraries() {
   std::error_code error;
   const fs::path self = fs::canonical("/proc/self/exe", error);
   return error ? fs::path() : self.parent_path().parent_path() / "lib";
@@ -81,8 +81,8 @@ std::vector<std::string> missing_libraries(const std::string& program) {
   for (char** variable = environ; *variable; ++variable) options.environment.emplace_back(*variable);
   options.one_pipe = true;
   std::vector<std::string> missing;
-  BoundedRun listing(options, kMaxListing);
-  if (listing.wait(kSecondsToList) != BoundedRun::End::completed) return {};
+  BoundedRun listing(options, kMaxListingBytes);
+  if (listing.wait(kListingSeconds) != BoundedRun::End::completed) return {};
   std::istringstream lines(listing.out());
   for (std::string line; std::getline(lines, line);) {  // "\tlibx.so.1 => not found"
     const auto end = line.find(" => not found");
@@ -96,7 +96,7 @@ std::vector<std::string> missing_libraries(const std::string& program) {
 
 void provide_libraries(const std::string& program) {
   std::vector<std::string> missing = missing_libraries(program);
-  const fs::path library_folder = own_libraries();
+  const fs::path library_folder = installed_libraries();
   std::string added;  // folders of this installation that have some of the missing libraries
   for (const fs::path& folder : {library_folder, library_folder / "libtorch" / "lib"})
     if (std::any_of(missing.begin(), missing.end(), [&](const auto& name) { return fs::exists(folder / name); }))
