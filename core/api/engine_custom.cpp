@@ -71,7 +71,7 @@ std::vector<GroupInfo> Engine::groups() const {
   std::vector<GroupInfo> list;
   for (const host::config::GroupConfig& group : state_->live("groups").config().groups()) {
     GroupInfo info{group.match, group.lr_scale, {}};
-    for (const host::config::Entry& entry : group.own) info.values.emplace_back(entry.key.name, entry.written);
+    for (const host::config::Entry& entry : group.given_values) info.values.emplace_back(entry.key.name, entry.written);
     list.push_back(std::move(info));
   }
   return list;

@@ -1,5 +1,6 @@
 #include "checkpoint/folder.hpp"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -76,13 +77,13 @@ namespace {
 FileLock take_lock(const std::string& root) {
   std::string holder;
   auto lock = FileLock::try_take(Directory::open(root, true), kLockName, holder);
-  if (!lock && holder.starts_with("process " + std::to_string(::getpid()) + " on "))
+  if (!lock && holder.starts_with(fmt::format("process {} on ", ::getpid())))
     fail_user(root +
               ": this job has already locked the folder, as its run folder or for the checkpoints of another engine; "
               "save to a separate folder, for example inside this one");
   if (!lock)
-    fail_user(root + ": another job is saving to this folder (" + holder +
-              "); give each job its own folder (checkpoint.dir)");
+    fail_user(fmt::format(
+        "{}: another job is saving to this folder ({}); give each job its own folder (checkpoint.dir)", root, holder));
   return std::move(*lock);
 }
 }  // namespace
@@ -107,21 +108,23 @@ void commit_checkpoint(const Directory& root, const std::string& name, const Dir
   if (!root.has(final_name)) {
     root.rename(name, final_name);
   } else if (!root.exchange(name, final_name)) {  // atomic: a checkpoint of that step exists at every moment
-    fail_environment(join_path(root.path(), final_name) +
-                     ": already exists and cannot be replaced atomically on this file system: " + std::strerror(errno) +
-                     "; remove it, or save to another folder");
+    fail_environment(
+        fmt::format("{}: already exists and cannot be replaced atomically on this file system: {}; remove it, or save "
+                    "to another folder",
+                    join_path(root.path(), final_name), std::strerror(errno)));
   }
   failpoint("save.committed");
 }
 
 std::vector<std::string> finish_commit(const Directory& root, const std::string& name, int64_t step) {
   std::vector<std::string> superseded;
-  for (const std::string& one : by_step(root.list())) {
-    if (std::pair(one.size(), one) <= std::pair(checkpoint_name(step).size(), checkpoint_name(step))) continue;
-    std::string as = one + kSuperseded;
-    for (int n = 2; root.has(as); ++n) as = one + kSuperseded + "-" + std::to_string(n);
-    root.rename(one, as);
-    superseded.push_back(as);
+  for (const std::string& checkpoint : by_step(root.list())) {
+    if (std::pair(checkpoint.size(), checkpoint) <= std::pair(checkpoint_name(step).size(), checkpoint_name(step)))
+      continue;
+    std::string new_name = checkpoint + kSuperseded;
+    for (int n = 2; root.has(new_name); ++n) new_name = fmt::format("{}{}-{}", checkpoint, kSuperseded, n);
+    root.rename(checkpoint, new_name);
+    superseded.push_back(new_name);
   }
   root.sync();
   failpoint("save.root_synced");

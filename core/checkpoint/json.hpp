@@ -46,14 +46,14 @@ std::optional<std::string> repeated_key(const std::string& text);
 bool each_member(const std::string& text, std::optional<std::string>& twice,
                  const std::function<void(const std::string& key, const nlohmann::json& value)>& fn);
 
-/// The value as a 64-bit integer; nothing if it is not an integer, out of range, or less than `least`.
-inline std::optional<int64_t> json_integer(const nlohmann::json& value, int64_t least = 0) {
+/// The value as a 64-bit integer; nothing if it is not an integer, out of range, or less than `minimum`.
+inline std::optional<int64_t> json_integer(const nlohmann::json& value, int64_t minimum = 0) {
   if (value.is_number_unsigned()) {
     const auto n = value.get<uint64_t>();
     if (n > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) return {};
-    return static_cast<int64_t>(n) < least ? std::nullopt : std::optional(static_cast<int64_t>(n));
+    return static_cast<int64_t>(n) < minimum ? std::nullopt : std::optional(static_cast<int64_t>(n));
   }
-  if (!value.is_number_integer() || value.get<int64_t>() < least) return {};
+  if (!value.is_number_integer() || value.get<int64_t>() < minimum) return {};
   return value.get<int64_t>();
 }
 

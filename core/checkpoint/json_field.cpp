@@ -1,5 +1,7 @@
 #include "checkpoint/json_field.hpp"
 
+#include <fmt/format.h>
+
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "checkpoint/json.hpp"
@@ -15,22 +17,21 @@ void JsonField::fail(const std::string& expected) const {
     value = value_.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
     if (value.size() > kLongest) value = value.substr(0, kLongest) + "...";
   }
-  const std::string what = key_.empty() ? "the top-level value" : "'" + key_ + "'";
-  fail_user(printable(file_ + ": " + what + " is " + value + ", expected " + expected) + remedy_);
+  const std::string what = key_.empty() ? "the top-level value" : fmt::format("'{}'", key_);
+  fail_user(printable(fmt::format("{}: {} is {}, expected {}", file_, what, value, expected)) + remedy_);
 }
 
 JsonField JsonField::at(const std::string& key) const {
   if (!value_.is_object()) fail("an object");
   const auto found = value_.find(key);
-  const std::string path = key_.empty() ? key : key_ + "." + key;
-  if (found == value_.end()) fail_user(printable(file_ + ": has no '" + path + "'") + remedy_);
+  const std::string path = key_.empty() ? key : fmt::format("{}.{}", key_, key);
+  if (found == value_.end()) fail_user(printable(fmt::format("{}: has no '{}'", file_, path)) + remedy_);
   return {file_, remedy_, *found, path};
 }
 
 JsonField JsonField::element(std::size_t index) const {
-  if (!value_.is_array() || index >= value_.size())
-    fail("an array of at least " + std::to_string(index + 1) + " values");
-  return {file_, remedy_, value_[index], key_ + "[" + std::to_string(index) + "]"};
+  if (!value_.is_array() || index >= value_.size()) fail(fmt::format("an array of at minimum {} values", index + 1));
+  return {file_, remedy_, value_[index], fmt::format("{}[{}]", key_, index)};
 }
 
 std::size_t JsonField::size() const {
@@ -45,9 +46,9 @@ std::vector<std::string> JsonField::keys() const {
   return names;
 }
 
-int64_t JsonField::integer(int64_t least, int64_t most) const {
-  const auto n = json_integer(value_, least);
-  if (!n || *n > most) fail("an integer from " + std::to_string(least) + " to " + std::to_string(most));
+int64_t JsonField::integer(int64_t minimum, int64_t maximum) const {
+  const auto n = json_integer(value_, minimum);
+  if (!n || *n > maximum) fail(fmt::format("an integer from {} to {}", minimum, maximum));
   return *n;
 }
 
@@ -67,9 +68,9 @@ const std::string& JsonField::text() const {
 }
 
 std::vector<std::string> JsonField::texts() const {
-  std::vector<std::string> all;
-  for (std::size_t i = 0, n = size(); i < n; ++i) all.push_back(element(i).text());
-  return all;
+  std::vector<std::string> values;
+  for (std::size_t i = 0, n = size(); i < n; ++i) values.push_back(element(i).text());
+  return values;
 }
 
 std::string JsonField::bytes_of_hex() const {

@@ -18,12 +18,12 @@ class JsonField {
       : file_(file), remedy_(remedy), value_(value), key_(std::move(key)) {}
 
   bool has(const std::string& key) const { return value_.is_object() && value_.contains(key); }
-  JsonField at(const std::string& key) const;          // of an object
-  JsonField element(std::size_t index) const;          // of an array
-  std::size_t size() const;                            // of an array
-  std::vector<std::string> keys() const;               // of an object
-  int64_t integer(int64_t least, int64_t most) const;  // within these bounds
-  double number() const;                               // a string of digits is rejected
+  JsonField at(const std::string& key) const;               // of an object
+  JsonField element(std::size_t index) const;               // of an array
+  std::size_t size() const;                                 // of an array
+  std::vector<std::string> keys() const;                    // of an object
+  int64_t integer(int64_t minimum, int64_t maximum) const;  // within these bounds
+  double number() const;                                    // a string of digits is rejected
   bool boolean() const;
   const std::string& text() const;
   std::vector<std::string> texts() const;  // an array of strings

@@ -1,5 +1,7 @@
 #include "checkpoint/load.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
@@ -42,8 +44,8 @@ Checkpoint::Checkpoint(const std::string& folder, const std::function<void(int64
   } else {
     const std::string path = (fs::path(folder) / kManifest).string();
     if (!path_exists(path))
-      fail_user(folder + ": has no " + kManifest +
-                ", so no checkpoint was committed there; name a committed checkpoint");
+      fail_user(fmt::format("{}: has no {}, so no checkpoint was committed there; name a committed checkpoint", folder,
+                            kManifest));
     manifest_ = parse_manifest(path, read_json(path));
     check_step();
     check_index();
@@ -66,19 +68,19 @@ void Checkpoint::check_step() const {
        {given.has_filename() ? given : given.parent_path(), fs::weakly_canonical(folder_, error)})
     if (const std::string name = path.filename().string();
         is_checkpoint_name(name) && step_of_name(name) != manifest_.step)
-      fail_user(printable(folder_) + ": the folder name gives step " +
-                (step_of_name(name) ? std::to_string(*step_of_name(name)) : name.substr(name.find('-') + 1)) +
-                ", but its manifest gives step " + std::to_string(manifest_.step) + kRemedy);
+      fail_user(fmt::format("{}: the folder name gives step {}, but its manifest gives step {}{}", printable(folder_),
+                            step_of_name(name) ? std::to_string(*step_of_name(name)) : name.substr(name.find('-') + 1),
+                            manifest_.step, kRemedy));
 }
 
 // Zeroth does not read the index, but other programs do.
 void Checkpoint::check_index() const {
   const std::string path = (fs::path(folder_) / kIndex).string();
-  if (!path_exists(path)) fail_user(path + ": is missing" + kRemedy);
+  if (!path_exists(path)) fail_user(fmt::format("{}: is missing{}", path, kRemedy));
   const std::string text = read_json(path);
   const auto bytes = static_cast<int64_t>(text.size());
   if (bytes != manifest_.index_bytes || hash_of(text.data(), bytes) != manifest_.index_hash)
-    fail_user(path + ": was changed since it was written" + kRemedy);
+    fail_user(fmt::format("{}: was changed since it was written{}", path, kRemedy));
 }
 
 void Checkpoint::open_from_other_program() {
@@ -86,8 +88,8 @@ void Checkpoint::open_from_other_program() {
   std::error_code error;
   std::map<std::string, std::string> index;  // tensor -> file; empty for a single file
   std::vector<std::string> names;
-  const bool several = fs::is_directory(root, error) && path_exists(root / kIndex);
-  if (several) {
+  const bool has_index = fs::is_directory(root, error) && path_exists(root / kIndex);
+  if (has_index) {
     index = parse_index((root / kIndex).string(), read_json((root / kIndex).string()));
     std::set<std::string> seen;
     for (const auto& [tensor, file] : index)
@@ -102,72 +104,72 @@ void Checkpoint::open_from_other_program() {
     files_.emplace_back(path, File::Mode::read_following_links);
     TensorHeader header = read_header(files_.back());
     if (!name.empty() && header.metadata.count("zeroth_run"))
-      fail_user(folder_ + ": has no " + kManifest +
-                ": the checkpoint was not committed, or its manifest was deleted; name another checkpoint, or one of "
-                "the .safetensors files to load weights without verification");
+      fail_user(
+          fmt::format("{}: has no {}: the checkpoint was not committed, or its manifest was deleted; name another "
+                      "checkpoint, or one of the .safetensors files to load weights without verification",
+                      folder_, kManifest));
     manifest_.files.push_back({name, files_.back().size(), 0, header.data});
     manifest_.tensors.reserve(manifest_.tensors.size() + header.tensors.size());
     for (StoredTensor& stored : header.tensors) {
-      if (several && (!index.count(stored.name) || index.at(stored.name) != name)) continue;
+      if (has_index && (!index.count(stored.name) || index.at(stored.name) != name)) continue;
       index.erase(stored.name);
       SavedTensor tensor;
       static_cast<TensorInfo&>(tensor) = {
           "weight", std::move(stored.name), std::move(stored.dtype), std::move(stored.shape), {}};
       tensor.file = static_cast<uint32_t>(files_.size() - 1);
-      tensor.at = header.data + stored.begin;
+      tensor.offset = header.data + stored.begin;
       manifest_.tensors.push_back(std::move(tensor));
     }
   }
   if (!index.empty())
-    fail_user(printable((root / index.begin()->second).string() + ": has no tensor '" + index.begin()->first +
-                        "', although " + kIndex + " lists it there") +
+    fail_user(printable(fmt::format("{}: has no tensor '{}', although {} lists it there",
+                                    (root / index.begin()->second).string(), index.begin()->first, kIndex)) +
               "; download the files again");
 }
 
 void Checkpoint::check_file(uint32_t index) {
-  const SavedFile& about = manifest_.files[index];
-  const std::string path = (fs::path(folder_) / about.name).string();
-  if (!path_exists(path)) fail_user(path + ": is missing" + kRemedy);
+  const SavedFile& saved = manifest_.files[index];
+  const std::string path = (fs::path(folder_) / saved.name).string();
+  if (!path_exists(path)) fail_user(fmt::format("{}: is missing{}", path, kRemedy));
   files_.emplace_back(path, File::Mode::read);
   const File& file = files_.back();
-  if (file.size() != about.bytes)
-    fail_user(path + ": has " + std::to_string(file.size()) + " bytes, but the manifest says " +
-              std::to_string(about.bytes) + kRemedy);
-  std::string header(static_cast<std::size_t>(about.data), '\0');
-  file.read(0, header.data(), about.data);
-  if (hash_of(header.data(), about.data) == about.header) return check_tensors(index, read_header(file));
+  if (file.size() != saved.bytes)
+    fail_user(fmt::format("{}: has {} bytes, but the manifest says {}{}", path, file.size(), saved.bytes, kRemedy));
+  std::string header(static_cast<std::size_t>(saved.data), '\0');
+  file.read(0, header.data(), saved.data);
+  if (hash_of(header.data(), saved.data) == saved.header) return check_tensors(index, read_header(file));
   std::string difference;
   try {
     const TensorHeader other = read_header(file);
     const auto step = other.metadata.find("zeroth_step"), run = other.metadata.find("zeroth_run");
     if (step != other.metadata.end() && run != other.metadata.end() &&
         (step->second != std::to_string(manifest_.step) || run->second != manifest_.run))
-      difference =
-          printable("belongs to step " + step->second + " of run " + run->second + ", but the checkpoint is step " +
-                    std::to_string(manifest_.step) + " of run " + manifest_.run);
+      difference = printable(fmt::format("belongs to step {} of run {}, but the checkpoint is step {} of run {}",
+                                         step->second, run->second, manifest_.step, manifest_.run));
   } catch (const Error&) {
   }
-  fail_user(path + ": " + (difference.empty() ? "its header was changed since it was written" : difference) + kRemedy);
+  fail_user(fmt::format("{}: {}{}", path,
+                        difference.empty() ? "its header was changed since it was written" : difference, kRemedy));
 }
 
 // Other programs read the header, Zeroth reads the manifest: both must describe the same tensors.
 void Checkpoint::check_tensors(uint32_t index, const TensorHeader& header) const {
-  const SavedFile& about = manifest_.files[index];
+  const SavedFile& saved = manifest_.files[index];
   std::unordered_map<std::string_view, const StoredTensor*> stored;
   for (const StoredTensor& tensor : header.tensors) stored.emplace(tensor.name, &tensor);
   for (const SavedTensor& tensor : manifest_.tensors) {
     if (tensor.file != index) continue;
     const auto found = stored.find(tensor.name);
     if (found == stored.end() || found->second->dtype != tensor.dtype || found->second->shape != tensor.shape ||
-        header.data + found->second->begin != tensor.at)
-      fail_user(printable((fs::path(folder_) / about.name).string() + ": its header does not describe " + tensor.kind +
-                          " '" + tensor.name + "' as the manifest does") +
+        header.data + found->second->begin != tensor.offset)
+      fail_user(printable(fmt::format("{}: its header does not describe {} '{}' as the manifest does",
+                                      (fs::path(folder_) / saved.name).string(), tensor.kind, tensor.name)) +
                 kRemedy);
     stored.erase(found);
   }
   if (!stored.empty())
-    fail_user(printable((fs::path(folder_) / about.name).string() + ": its header has '" +
-                        std::string(stored.begin()->first) + "', which the manifest does not list for this file") +
+    fail_user(printable(fmt::format("{}: its header has '{}', which the manifest does not list for this file",
+                                    (fs::path(folder_) / saved.name).string(), stored.begin()->first)) +
               kRemedy);
 }
 
@@ -181,36 +183,36 @@ const SavedTensor* Checkpoint::find(const std::string& kind, const std::string& 
 }
 
 // Reads a full chunk to `to` and hashes it while it is in the cache.
-void Checkpoint::take(const SavedTensor& tensor, const Chunk& chunk, int64_t first, void* to) const {
+void Checkpoint::read_verified(const SavedTensor& tensor, const Chunk& chunk, int64_t first, void* to) const {
   constexpr int64_t kPart = int64_t{256} << 10;
   const File& file = files_[tensor.file];
   Hash hash;
   for (int64_t at = 0; at < chunk.bytes; at += kPart) {
     const int64_t n = std::min(kPart, chunk.bytes - at);
     char* part = static_cast<char*>(to) + at;
-    file.read(tensor.at + first + at, part, n);
+    file.read(tensor.offset + first + at, part, n);
     hash.add(part, n);
   }
   if (hash.value() != chunk.hash)
-    fail_user(printable(file.path() + ": " + tensor.kind + " '" + tensor.name) +
-              "' was changed since it was written, within the " + std::to_string(chunk.bytes) + " bytes at " +
-              std::to_string(tensor.at + first) + kRemedy);
+    fail_user(fmt::format("{}' was changed since it was written, within the {} bytes at {}{}",
+                          printable(fmt::format("{}: {} '{}", file.path(), tensor.kind, tensor.name)), chunk.bytes,
+                          tensor.offset + first, kRemedy));
 }
 
 void Checkpoint::read(const SavedTensor& tensor, int64_t first, int64_t bytes, void* to) const {
   if (first < 0 || bytes < 0 || first > tensor.bytes() || bytes > tensor.bytes() - first)
-    fail_internal("cannot read bytes " + std::to_string(first) + " to " + std::to_string(first + bytes) + " of " +
-                  tensor.kind + " '" + tensor.name + "', which has " + std::to_string(tensor.bytes()) + " bytes");
-  if (tensor.chunks.empty()) return files_[tensor.file].read(tensor.at + first, to, bytes);
+    fail_internal(fmt::format("cannot read bytes {} to {} of {} '{}', which has {} bytes", first, first + bytes,
+                              tensor.kind, tensor.name, tensor.bytes()));
+  if (tensor.chunks.empty()) return files_[tensor.file].read(tensor.offset + first, to, bytes);
   int64_t at = 0;
   for (const Chunk& chunk : tensor.chunks) {
     const int64_t from = std::max(at, first), end = std::min(at + chunk.bytes, first + bytes);
     char* destination = static_cast<char*>(to) + (from - first);
     if (from < end && end - from == chunk.bytes) {
-      take(tensor, chunk, at, destination);
+      read_verified(tensor, chunk, at, destination);
     } else if (from < end) {
       chunk_buffer_.resize(std::max(chunk_buffer_.size(), static_cast<std::size_t>(chunk.bytes)));
-      take(tensor, chunk, at, chunk_buffer_.data());
+      read_verified(tensor, chunk, at, chunk_buffer_.data());
       std::memcpy(destination, chunk_buffer_.data() + (from - at), static_cast<std::size_t>(end - from));
     }
     at += chunk.bytes;
@@ -220,13 +222,13 @@ void Checkpoint::read(const SavedTensor& tensor, int64_t first, int64_t bytes, v
 
 void Checkpoint::verify(const std::function<void(int64_t)>& on_progress, int part, int parts) const {
   int64_t done = 0;
-  int turn = 0;
+  int chunk_index = 0;
   chunk_buffer_.resize(static_cast<std::size_t>(largest_chunk()));
   for (const SavedTensor& tensor : manifest_.tensors) {
     int64_t at = 0;
     for (const Chunk& chunk : tensor.chunks) {
-      if (turn++ % parts == part) {
-        take(tensor, chunk, at, chunk_buffer_.data());
+      if (chunk_index++ % parts == part) {
+        read_verified(tensor, chunk, at, chunk_buffer_.data());
         on_progress(done += chunk.bytes);
       }
       at += chunk.bytes;

@@ -45,7 +45,7 @@ class Checkpoint {
   void check_step() const;
   void check_index() const;
   void open_from_other_program();
-  void take(const SavedTensor& tensor, const Chunk& chunk, int64_t first, void* to) const;
+  void read_verified(const SavedTensor& tensor, const Chunk& chunk, int64_t first, void* to) const;
   std::string folder_;
   Manifest manifest_;
   bool from_other_program_ = false;

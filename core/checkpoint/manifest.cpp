@@ -1,5 +1,6 @@
 #include "checkpoint/manifest.hpp"
 
+#include <fmt/format.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -29,7 +30,7 @@ const std::string kBefore = "{\"xxh3\":\"", kBetween = "\",\n\"manifest\":", kAf
 const std::string kRemedy = "; load another checkpoint (`zeroth verify` reports which are intact)";
 
 [[noreturn]] void reject(const std::string& path, const std::string& why) {
-  fail_user(printable(path + ": " + why) + kRemedy);
+  fail_user(printable(fmt::format("{}: {}", path, why)) + kRemedy);
 }
 
 uint64_t hash_in(const JsonField& field) {
@@ -50,7 +51,7 @@ Json json_of(const SavedTensor& tensor) {
   Json chunks = Json::array();
   for (const Chunk& chunk : tensor.chunks) chunks.push_back({chunk.bytes, hex(chunk.hash)});
   Json json{{"role", tensor.kind}, {"name", tensor.name}, {"dtype", tensor.dtype},      {"shape", tensor.shape},
-            {"file", tensor.file}, {"at", tensor.at},     {"chunks", std::move(chunks)}};
+            {"file", tensor.file}, {"at", tensor.offset}, {"chunks", std::move(chunks)}};
   if (!tensor.aliases.empty()) json["aliases"] = tensor.aliases;
   return json;
 }
@@ -60,44 +61,45 @@ SavedTensor tensor_of(const std::string& path, const JsonField& json, const std:
   tensor.kind = json.at("role").text();
   tensor.name = json.at("name").text();
   if (tensor.kind.size() > kMaxNameBytes || tensor.name.size() > kMaxNameBytes)
-    reject(path, "has a tensor whose name or role has more than " + std::to_string(kMaxNameBytes) + " bytes");
+    reject(path, fmt::format("has a tensor whose name or role has more than {} bytes", kMaxNameBytes));
   tensor.dtype = json.at("dtype").text();
   if (json.has("aliases")) tensor.aliases = json.at("aliases").texts();
-  const std::string who = tensor.kind + " '" + tensor.name + "'";
+  const std::string tensor_text = fmt::format("{} '{}'", tensor.kind, tensor.name);
   const auto shape = shape_of(json.at("shape").value());
-  if (!shape) reject(path, who + " has an invalid shape");
+  if (!shape) reject(path, tensor_text + " has an invalid shape");
   tensor.shape = *shape;
-  const auto in = json_integer(json.at("file").value()), at = json_integer(json.at("at").value());
-  if (!in || *in >= std::ssize(files)) reject(path, who + " is in a file that is not listed");
-  tensor.file = static_cast<uint32_t>(*in);
-  if (!at) reject(path, who + " has an invalid offset in " + files[tensor.file].name);
-  tensor.at = *at;
+  const auto file_index = json_integer(json.at("file").value()), at = json_integer(json.at("at").value());
+  if (!file_index || *file_index >= std::ssize(files)) reject(path, tensor_text + " is in a file that is not listed");
+  tensor.file = static_cast<uint32_t>(*file_index);
+  if (!at) reject(path, fmt::format("{} has an invalid offset in {}", tensor_text, files[tensor.file].name));
+  tensor.offset = *at;
   if (stored_size(tensor.dtype) == 0 || tensor.bytes() < 0)
-    reject(path, who + " has an unknown dtype or an invalid shape");
+    reject(path, tensor_text + " has an unknown dtype or an invalid shape");
   const SavedFile& file = files[tensor.file];
-  if (tensor.at < file.data || tensor.at > file.bytes || tensor.bytes() > file.bytes - tensor.at)
-    reject(path, who + " is outside the data of " + file.name + ": it begins at byte " + std::to_string(tensor.at));
-  int64_t left = tensor.bytes();
+  if (tensor.offset < file.data || tensor.offset > file.bytes || tensor.bytes() > file.bytes - tensor.offset)
+    reject(path,
+           fmt::format("{} is outside the data of {}: it begins at byte {}", tensor_text, file.name, tensor.offset));
+  int64_t remaining = tensor.bytes();
   const JsonField chunks = json.at("chunks");
   for (std::size_t i = 0, n = chunks.size(); i < n; ++i) {
-    const JsonField one = chunks.element(i);
-    const Chunk chunk{json_integer(one.element(0).value()).value_or(0), hash_in(one.element(1))};
-    if (chunk.bytes <= 0 || chunk.bytes > left || chunk.bytes > kLargestChunk)
-      reject(path, "the chunks of " + who + " do not cover the tensor");
-    left -= chunk.bytes;
+    const JsonField chunk_field = chunks.element(i);
+    const Chunk chunk{json_integer(chunk_field.element(0).value()).value_or(0), hash_in(chunk_field.element(1))};
+    if (chunk.bytes <= 0 || chunk.bytes > remaining || chunk.bytes > kLargestChunk)
+      reject(path, fmt::format("the chunks of {} do not cover the tensor", tensor_text));
+    remaining -= chunk.bytes;
     tensor.chunks.push_back(chunk);
   }
-  if (left != 0) reject(path, "the chunks of " + who + " do not cover the tensor");
+  if (remaining != 0) reject(path, fmt::format("the chunks of {} do not cover the tensor", tensor_text));
   return tensor;
 }
 
 // The tensor must have the dtype of its buffer and one more dimension, the rank.
 void check_rank_buffer(const std::string& path, const SavedTensor& ranks, const SavedTensor* buffer) {
-  const std::string who = "per-rank buffer '" + ranks.name + "'";
-  if (!buffer) reject(path, who + " is listed without its buffer");
+  const std::string tensor_text = fmt::format("per-rank buffer '{}'", ranks.name);
+  if (!buffer) reject(path, tensor_text + " is listed without its buffer");
   if (ranks.dtype != buffer->dtype || ranks.shape.empty() || ranks.shape[0] < 1 ||
       !std::equal(ranks.shape.begin() + 1, ranks.shape.end(), buffer->shape.begin(), buffer->shape.end()))
-    reject(path, who + " does not match the dtype and shape of its buffer");
+    reject(path, tensor_text + " does not match the dtype and shape of its buffer");
 }
 
 // Every tensor is listed once, tensors do not overlap, and master weights and per-rank buffers match their tensors.
@@ -112,20 +114,20 @@ void check(const std::string& path, const Manifest& manifest) {
   for (const SavedTensor& tensor : manifest.tensors) {
     const auto weight = weights.find(tensor.name);
     if (tensor.kind == "master" && (weight == weights.end() || weight->second->shape != tensor.shape))
-      reject(path, "master '" + tensor.name + "' does not match the shape of its weight");
+      reject(path, fmt::format("master '{}' does not match the shape of its weight", tensor.name));
     if (const auto buffer = buffers.find(tensor.name); tensor.kind == kRankBuffer)
       check_rank_buffer(path, tensor, buffer == buffers.end() ? nullptr : buffer->second);
     if (!names.emplace(tensor.kind, tensor.name).second)
-      reject(path, tensor.kind + " '" + tensor.name + "' is listed twice");
-    if (tensor.bytes() > 0 && !offsets.emplace(std::pair(tensor.file, tensor.at), &tensor).second)
-      reject(path, tensor.kind + " '" + tensor.name + "' overlaps another tensor");
+      reject(path, fmt::format("{} '{}' is listed twice", tensor.kind, tensor.name));
+    if (tensor.bytes() > 0 && !offsets.emplace(std::pair(tensor.file, tensor.offset), &tensor).second)
+      reject(path, fmt::format("{} '{}' overlaps another tensor", tensor.kind, tensor.name));
   }
-  for (auto one = offsets.begin(); one != offsets.end(); ++one) {
-    const auto next = std::next(one);
-    if (next != offsets.end() && next->first.first == one->first.first &&
-        next->first.second < one->first.second + one->second->bytes())
-      reject(path, next->second->kind + " '" + next->second->name + "' overlaps '" + one->second->name + "' at byte " +
-                       std::to_string(next->first.second) + " of " + manifest.files[one->first.first].name);
+  for (auto current = offsets.begin(); current != offsets.end(); ++current) {
+    const auto next = std::next(current);
+    if (next != offsets.end() && next->first.first == current->first.first &&
+        next->first.second < current->first.second + current->second->bytes())
+      reject(path, fmt::format("{} '{}' overlaps '{}' at byte {} of {}", next->second->kind, next->second->name,
+                               current->second->name, next->first.second, manifest.files[current->first.first].name));
   }
 }
 }  // namespace
@@ -166,7 +168,8 @@ std::string read_json(const std::string& path) {
   const File file(path, File::Mode::read);
   const int64_t size = file.size();
   if (size > kLargestJson)
-    reject(path, "has " + bytes_text(size) + ", but the limit for such a file is " + bytes_text(kLargestJson));
+    reject(path,
+           fmt::format("has {}, but the limit for such a file is {}", bytes_text(size), bytes_text(kLargestJson)));
   std::string text(static_cast<std::size_t>(std::min<int64_t>(size, 1)), '\0');
   file.read(0, text.data(), static_cast<int64_t>(text.size()));
   if (text != "{") return text;
@@ -179,13 +182,13 @@ std::map<std::string, std::string> parse_index(const std::string& path, const st
   const std::string remedy = "; download it again, or name one of the .safetensors files";
   const Json json = is_shallow(text) ? Json::parse(text, nullptr, false) : Json();
   if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object())
-    fail_user(path + ": has no weight_map, so it is not an index of safetensors files" + remedy);
+    fail_user(fmt::format("{}: has no weight_map, so it is not an index of safetensors files{}", path, remedy));
   std::map<std::string, std::string> files;
   for (const auto& [tensor, file] : json["weight_map"].items()) {
     if (!file.is_string() || !is_plain(file.get<std::string>()))
-      fail_user(
-          printable(path + ": the value for '" + tensor + "' is not the name of a safetensors file in its folder") +
-          remedy);
+      fail_user(printable(fmt::format("{}: the value for '{}' is not the name of a safetensors file in its folder",
+                                      path, tensor)) +
+                remedy);
     files[tensor] = file.get<std::string>();
   }
   return files;
@@ -202,27 +205,28 @@ Manifest parse_manifest(const std::string& path, const std::string& text) {
   if (!is_shallow(body)) reject(path, "is not a checkpoint manifest: its JSON is nested too deeply");
   const Json json = Json::parse(body, nullptr, false);
   if (json.is_discarded()) reject(path, "is not a checkpoint manifest: it is not valid JSON");
-  if (const auto twice = repeated_key(body)) reject(path, "has the key '" + *twice + "' twice in one object");
-  const JsonField all(path, kRemedy, json);
-  const int64_t version = all.at("version").integer(0, kMax);
+  if (const auto twice = repeated_key(body)) reject(path, fmt::format("has the key '{}' twice in one object", *twice));
+  const JsonField root(path, kRemedy, json);
+  const int64_t version = root.at("version").integer(0, kMax);
   if (version < 1 || version > kVersion)
-    fail_user(path + ": has format version " + std::to_string(version) + ", but this release reads versions 1 to " +
-              std::to_string(kVersion) + "; load it with the release that wrote it");
+    fail_user(fmt::format(
+        "{}: has format version {}, but this release reads versions 1 to {}; load it with the release that wrote it",
+        path, version, kVersion));
   Manifest manifest;
-  manifest.step = all.at("step").integer(0, kMaxSteps);
-  manifest.index_bytes = all.at("index").at("bytes").integer(0, kMax);
-  manifest.index_hash = hash_in(all.at("index").at("xxh3"));
-  manifest.run = all.at("run").text();
-  manifest.metadata_json = all.at("facts").value().dump();
-  manifest.metadata = parse_metadata(all.at("facts"), manifest.step, version);
-  const JsonField files = all.at("files"), tensors = all.at("tensors");
+  manifest.step = root.at("step").integer(0, kMaxSteps);
+  manifest.index_bytes = root.at("index").at("bytes").integer(0, kMax);
+  manifest.index_hash = hash_in(root.at("index").at("xxh3"));
+  manifest.run = root.at("run").text();
+  manifest.metadata_json = root.at("facts").value().dump();
+  manifest.metadata = parse_metadata(root.at("facts"), manifest.step, version);
+  const JsonField files = root.at("files"), tensors = root.at("tensors");
   for (std::size_t i = 0, n = files.size(); i < n; ++i) {
-    const JsonField one = files.element(i);
-    SavedFile file{one.at("name").text(), one.at("bytes").integer(0, kMax), hash_in(one.at("header")),
-                   one.at("data").integer(0, kMax)};
-    if (!is_plain(file.name)) reject(path, "'" + file.name + "' is not the name of a file in its folder");
+    const JsonField entry = files.element(i);
+    SavedFile file{entry.at("name").text(), entry.at("bytes").integer(0, kMax), hash_in(entry.at("header")),
+                   entry.at("data").integer(0, kMax)};
+    if (!is_plain(file.name)) reject(path, fmt::format("'{}' is not the name of a file in its folder", file.name));
     if (file.data < 8 || file.bytes < file.data || file.data > kMaxHeaderBytes + 8)
-      reject(path, file.name + " has an invalid data offset, " + std::to_string(file.data));
+      reject(path, fmt::format("{} has an invalid data offset, {}", file.name, file.data));
     manifest.files.push_back(std::move(file));
   }
   for (std::size_t i = 0, n = tensors.size(); i < n; ++i)

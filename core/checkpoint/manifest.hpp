@@ -31,7 +31,7 @@ struct Chunk {
 
 struct SavedTensor : TensorInfo {
   uint32_t file = 0;          // index in Manifest::files
-  int64_t at = 0;             // offset of its first byte in the file
+  int64_t offset = 0;         // of its first byte in the file
   std::vector<Chunk> chunks;  // consecutive; they cover the tensor
 };
 

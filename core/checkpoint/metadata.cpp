@@ -14,13 +14,12 @@ namespace {
 constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
 constexpr std::size_t kLongestConfig = 16 << 20;  // a TOML file of 4 MiB and a comment for each key
 constexpr int64_t kMaxWorld = 1 << 20;
-constexpr double kMaxScale = 0x1p64;  // the bound of fp16.loss_scale in core/config/precision.hpp
 
 // Multiplying by a loss scale must be exact, so it is a power of two, as the configuration requires.
 double scale_of(const JsonField& field) {
   const double value = field.number();
   int exponent = 0;
-  if (!std::isfinite(value) || value <= 0 || value > kMaxScale || std::frexp(value, &exponent) != 0.5)
+  if (!std::isfinite(value) || value <= 0 || value > kMaxLossScale || std::frexp(value, &exponent) != 0.5)
     field.fail("a power of two, at most 2^64");
   return value;
 }
@@ -29,52 +28,52 @@ double scale_of(const JsonField& field) {
 std::string to_text(const CheckpointMetadata& metadata) {
   Json globals = Json::object();
   for (const auto& [key, bytes] : metadata.globals) globals[key] = hex_of_bytes(bytes);
-  Json all{{"world", metadata.world},
-           {"strategy", metadata.strategy},
-           {"optimizer", {{"id", metadata.optimizer}, {"slots", metadata.slots}, {"globals", globals}}},
-           {"updates", metadata.updates},
-           {"last_step_applied", metadata.last_step_applied},
-           {"parameter_steps", metadata.parameter_steps},
-           {"loss_scale",
-            {{"value", metadata.loss_scale.value},
-             {"good", metadata.loss_scale.good},
-             {"hysteresis_left", metadata.loss_scale.hysteresis_left},
-             {"skips", metadata.loss_scale.skips},
-             {"dynamic", metadata.loss_scale.dynamic}}},
-           {"seed", metadata.seed},
-           {"samples", metadata.samples},
-           {"config", metadata.config}};
-  if (!metadata.engines.empty()) all["engines"] = metadata.engines;
-  return all.dump();
+  Json json{{"world", metadata.world},
+            {"strategy", metadata.strategy},
+            {"optimizer", {{"id", metadata.optimizer}, {"slots", metadata.slots}, {"globals", globals}}},
+            {"updates", metadata.updates},
+            {"last_step_applied", metadata.last_step_applied},
+            {"parameter_steps", metadata.parameter_steps},
+            {"loss_scale",
+             {{"value", metadata.loss_scale.value},
+              {"good", metadata.loss_scale.good},
+              {"hysteresis_left", metadata.loss_scale.hysteresis_left},
+              {"skips", metadata.loss_scale.skips},
+              {"dynamic", metadata.loss_scale.dynamic}}},
+            {"seed", metadata.seed},
+            {"samples", metadata.samples},
+            {"config", metadata.config}};
+  if (!metadata.engines.empty()) json["engines"] = metadata.engines;
+  return json.dump();
 }
 
-CheckpointMetadata parse_metadata(const JsonField& all, int64_t step, int64_t version) {
+CheckpointMetadata parse_metadata(const JsonField& root, int64_t step, int64_t version) {
   CheckpointMetadata metadata;
-  metadata.updates = all.at("updates").integer(0, step);
-  metadata.samples = all.at("samples").integer(0, kMaxSamples);
-  metadata.seed = all.at("seed").integer(0, kAny);
-  const JsonField steps = all.at("parameter_steps");
+  metadata.updates = root.at("updates").integer(0, step);
+  metadata.samples = root.at("samples").integer(0, kMaxSamples);
+  metadata.seed = root.at("seed").integer(0, kAny);
+  const JsonField steps = root.at("parameter_steps");
   for (const std::string& name : steps.keys())
     metadata.parameter_steps[name] = steps.at(name).integer(0, metadata.updates);
-  const JsonField scale = all.at("loss_scale");
+  const JsonField scale = root.at("loss_scale");
   metadata.loss_scale.value = scale_of(scale.at("value"));
   metadata.loss_scale.good = scale.at("good").integer(0, step);
   metadata.loss_scale.hysteresis_left = scale.at("hysteresis_left").integer(1, kMaxSteps);
   metadata.loss_scale.skips = scale.at("skips").integer(0, step);
   metadata.loss_scale.dynamic = scale.at("dynamic").boolean();
-  metadata.last_step_applied = version == 1 ? metadata.loss_scale.skips == 0 : all.at("last_step_applied").boolean();
-  const JsonField optimizer = all.at("optimizer");
+  metadata.last_step_applied = version == 1 ? metadata.loss_scale.skips == 0 : root.at("last_step_applied").boolean();
+  const JsonField optimizer = root.at("optimizer");
   metadata.optimizer = optimizer.at("id").text();
   metadata.slots = optimizer.at("slots").texts();
   const JsonField globals = optimizer.at("globals");
   for (const std::string& key : globals.keys()) metadata.globals[key] = globals.at(key).bytes_of_hex();
-  if (all.has("engines"))
-    for (const JsonField engines = all.at("engines"); const std::string& name : engines.keys())
+  if (root.has("engines"))
+    for (const JsonField engines = root.at("engines"); const std::string& name : engines.keys())
       metadata.engines[name] = engines.at(name).integer(0, kMaxSteps);
-  metadata.world = all.at("world").integer(1, kMaxWorld);
-  metadata.strategy = all.at("strategy").text();
-  metadata.config = all.at("config").text();
-  if (metadata.config.size() > kLongestConfig) all.at("config").fail("at most 16 MiB of text");
+  metadata.world = root.at("world").integer(1, kMaxWorld);
+  metadata.strategy = root.at("strategy").text();
+  metadata.config = root.at("config").text();
+  if (metadata.config.size() > kLongestConfig) root.at("config").fail("at most 16 MiB of text");
   return metadata;
 }
 

@@ -6,13 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "base/limits.hpp"
 #include "checkpoint/json_field.hpp"
 
 namespace zr::host::checkpoint {
 
-/// The maximal value of train.steps.
-inline constexpr int64_t kMaxSteps = 2147483647;
-inline constexpr int64_t kMaxSamples = kMaxSteps * kMaxSteps;  // train.global_batch has the same bound as train.steps
+/// The largest number of samples of a run.
+inline constexpr int64_t kMaxSamples = kMaxSteps * kMaxSteps;
 
 struct CheckpointMetadata {
   int64_t updates = 0;  // number of optimizer updates; a skipped step makes no update
@@ -40,6 +40,6 @@ struct CheckpointMetadata {
 std::string to_text(const CheckpointMetadata& metadata);
 /// Parses the metadata of a checkpoint of this step and format version. Throws UserError naming file and key if a
 /// value is missing, has a wrong type, or is out of bounds.
-CheckpointMetadata parse_metadata(const JsonField& all, int64_t step, int64_t version);
+CheckpointMetadata parse_metadata(const JsonField& root, int64_t step, int64_t version);
 
 }  // namespace zr::host::checkpoint

@@ -1,5 +1,7 @@
 #include "checkpoint/safetensors.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/dtype.hpp"
@@ -15,7 +17,7 @@ namespace {
 constexpr int64_t kAlignment = 64;
 
 [[noreturn]] void reject(const std::string& file, const std::string& why) {
-  fail_user(printable(file + ": is not a safetensors file: " + why) +
+  fail_user(printable(fmt::format("{}: is not a safetensors file: {}", file, why)) +
             "; name a safetensors file, for example model.safetensors");
 }
 
@@ -25,24 +27,24 @@ StoredTensor tensor_of(const std::string& file, const std::string& name, const J
     tensor.dtype = entry.at("dtype").get<std::string>();
     const auto shape = shape_of(entry.at("shape"));
     const Json& offsets = entry.at("data_offsets");
-    if (!shape) reject(file, "invalid shape for '" + name + "'");
+    if (!shape) reject(file, fmt::format("invalid shape for '{}'", name));
     tensor.shape = *shape;
     const auto begin = json_integer(offsets.at(0)), end = json_integer(offsets.at(1));
     if (offsets.size() != 2 || !begin || !end)
-      reject(file, "the data_offsets of '" + name + "' are not two valid offsets");
+      reject(file, fmt::format("the data_offsets of '{}' are not two valid offsets", name));
     tensor.begin = *begin;
     tensor.end = *end;
   } catch (const Json::exception&) {
-    reject(file, "its header lacks dtype, shape or data_offsets for '" + name + "'");
+    reject(file, fmt::format("its header lacks dtype, shape or data_offsets for '{}'", name));
   }
   const int64_t size = stored_size(tensor.dtype);
-  if (size == 0) reject(file, "'" + name + "' has the dtype '" + tensor.dtype + "', which is not supported");
+  if (size == 0) reject(file, fmt::format("'{}' has the dtype '{}', which is not supported", name, tensor.dtype));
   int64_t bytes = size;
   for (const int64_t n : tensor.shape)
-    if (n < 0 || __builtin_mul_overflow(bytes, n, &bytes)) reject(file, "invalid shape for '" + name + "'");
+    if (n < 0 || __builtin_mul_overflow(bytes, n, &bytes)) reject(file, fmt::format("invalid shape for '{}'", name));
   if (tensor.end - tensor.begin != bytes)
-    reject(file, "'" + name + "' needs " + std::to_string(bytes) + " bytes for its shape, but its data_offsets are " +
-                     std::to_string(tensor.begin) + " to " + std::to_string(tensor.end));
+    reject(file, fmt::format("'{}' needs {} bytes for its shape, but its data_offsets are {} to {}", name, bytes,
+                             tensor.begin, tensor.end));
   return tensor;
 }
 }  // namespace
@@ -99,7 +101,7 @@ TensorHeader parse_header(const std::string& file, const std::string& text, int6
       if (value.is_string()) header.metadata[key] = value.get<std::string>();
   });
   if (!object) reject(file, "its header is not a JSON object");
-  if (twice) reject(file, "its header has '" + *twice + "' twice");
+  if (twice) reject(file, fmt::format("its header has '{}' twice", *twice));
   const auto before = [](const StoredTensor& a, const StoredTensor& b) {
     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
   };
@@ -108,13 +110,13 @@ TensorHeader parse_header(const std::string& file, const std::string& text, int6
   int64_t at = 0;
   for (const StoredTensor& tensor : header.tensors) {
     if (tensor.begin != at)
-      reject(file, "'" + tensor.name + "' begins at byte " + std::to_string(tensor.begin) +
-                       ", but the tensors before it end at byte " + std::to_string(at));
+      reject(file, fmt::format("'{}' begins at byte {}, but the tensors before it end at byte {}", tensor.name,
+                               tensor.begin, at));
     at = tensor.end;
   }
   if (at != bytes - data)
-    reject(file, "its tensors end at byte " + std::to_string(static_cast<uint64_t>(data) + static_cast<uint64_t>(at)) +
-                     ", but the file has " + std::to_string(bytes) + " bytes");
+    reject(file, fmt::format("its tensors end at byte {}, but the file has {} bytes",
+                             static_cast<uint64_t>(data) + static_cast<uint64_t>(at), bytes));
   return header;
 }
 
@@ -141,7 +143,7 @@ std::string write_header(TensorHeader& header) {
   // Adds members as text, because an ordered JSON object searches all its members on each insertion.
   std::string text = "{";
   const auto add = [&](const std::string& name, const nlohmann::ordered_json& value) {
-    text += (text.size() > 1 ? "," : "") + Json(name).dump() + ":" + value.dump();
+    text += fmt::format("{}{}:{}", text.size() > 1 ? "," : "", Json(name).dump(), value.dump());
   };
   if (!header.metadata.empty()) add("__metadata__", header.metadata);
   for (const StoredTensor& tensor : header.tensors)
@@ -155,9 +157,9 @@ std::string write_header(TensorHeader& header) {
 }
 
 std::string write_index(int64_t bytes, const std::vector<std::pair<std::string, std::string>>& files) {
-  std::string text = "{\n \"metadata\": {\n  \"total_size\": " + std::to_string(bytes) + "\n },\n \"weight_map\": {";
+  std::string text = fmt::format("{{\n \"metadata\": {{\n  \"total_size\": {}\n }},\n \"weight_map\": {{", bytes);
   for (std::size_t i = 0; i < files.size(); ++i)
-    text += (i ? ",\n  " : "\n  ") + Json(files[i].first).dump() + ": " + Json(files[i].second).dump();
+    text += fmt::format("{}{}: {}", i ? ",\n  " : "\n  ", Json(files[i].first).dump(), Json(files[i].second).dump());
   return text + (files.empty() ? "}\n}\n" : "\n }\n}\n");
 }
 

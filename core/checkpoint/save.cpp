@@ -1,5 +1,7 @@
 #include "checkpoint/save.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
@@ -18,7 +20,7 @@
 namespace zr::host::checkpoint {
 
 namespace {
-struct Written {
+struct WrittenChunk {
   uint32_t tensor;
   int64_t first, bytes;
   uint64_t hash;
@@ -40,23 +42,23 @@ struct Layout {
   std::vector<std::string> headers;
 };
 
-Layout lay_out(const CheckpointContents& image, int64_t file_bytes) {
+Layout lay_out(const CheckpointContents& contents, int64_t file_bytes) {
   Layout layout;
-  layout.manifest.step = image.step;
-  layout.manifest.run = image.run;
-  layout.manifest.metadata_json = image.metadata_json;
-  for (const TensorInfo& tensor : image.tensors) {
+  layout.manifest.step = contents.step;
+  layout.manifest.run = contents.run;
+  layout.manifest.metadata_json = contents.metadata_json;
+  for (const TensorInfo& tensor : contents.tensors) {
     if (tensor.name.size() > kMaxNameBytes || tensor.kind.size() > kMaxNameBytes)
-      fail_user("the name of a tensor has " + std::to_string(std::max(tensor.name.size(), tensor.kind.size())) +
-                " bytes, but a checkpoint allows at most " + std::to_string(kMaxNameBytes) +
-                "; give the modules shorter names");
+      fail_user(fmt::format(
+          "the name of a tensor has {} bytes, but a checkpoint allows at most {}; give the modules shorter names",
+          std::max(tensor.name.size(), tensor.kind.size()), kMaxNameBytes));
     layout.manifest.tensors.emplace_back();
     static_cast<TensorInfo&>(layout.manifest.tensors.back()) = tensor;
   }
   std::map<std::string, std::vector<uint32_t>> stems;
   std::map<std::string, std::string> kinds;  // by stem; two states never share a file, even with equal stems
-  for (uint32_t i = 0; i < image.tensors.size(); ++i) {
-    const std::string& kind = image.tensors[i].kind;
+  for (uint32_t i = 0; i < contents.tensors.size(); ++i) {
+    const std::string& kind = contents.tensors[i].kind;
     std::string stem = stem_of(kind);
     const bool state = kind.starts_with("state.");
     while (state && (stem == "model" || stem == "master" || !(kinds.emplace(stem, kind).first->second == kind)))
@@ -66,7 +68,7 @@ Layout lay_out(const CheckpointContents& image, int64_t file_bytes) {
   for (auto& [stem, members] : stems) {
     // Large elements first, so that each tensor begins at a multiple of its element size.
     std::stable_sort(members.begin(), members.end(), [&](uint32_t a, uint32_t b) {
-      return stored_size(image.tensors[a].dtype) > stored_size(image.tensors[b].dtype);
+      return stored_size(contents.tensors[a].dtype) > stored_size(contents.tensors[b].dtype);
     });
     std::vector<TensorHeader> headers(1);
     int64_t at = 0;
@@ -77,12 +79,13 @@ Layout lay_out(const CheckpointContents& image, int64_t file_bytes) {
       }
       SavedTensor& tensor = layout.manifest.tensors[i];
       tensor.file = static_cast<uint32_t>(layout.manifest.files.size() + headers.size() - 1);
-      tensor.at = at;
+      tensor.offset = at;
       headers.back().tensors.push_back({tensor.name, tensor.dtype, tensor.shape, at, at + tensor.bytes()});
       at += tensor.bytes();
     }
     for (std::size_t k = 0; k < headers.size(); ++k) {
-      headers[k].metadata = {{"format", "pt"}, {"zeroth_run", image.run}, {"zeroth_step", std::to_string(image.step)}};
+      headers[k].metadata = {
+          {"format", "pt"}, {"zeroth_run", contents.run}, {"zeroth_step", std::to_string(contents.step)}};
       layout.headers.push_back(write_header(headers[k]));
       char part[64];
       std::snprintf(part, sizeof part, "-%05zu-of-%05zu.safetensors", k + 1, headers.size());
@@ -92,7 +95,7 @@ Layout lay_out(const CheckpointContents& image, int64_t file_bytes) {
            hash_of(header.data(), static_cast<int64_t>(header.size())), headers[k].data});
     }
   }
-  for (SavedTensor& tensor : layout.manifest.tensors) tensor.at += layout.manifest.files[tensor.file].data;
+  for (SavedTensor& tensor : layout.manifest.tensors) tensor.offset += layout.manifest.files[tensor.file].data;
   return layout;
 }
 
@@ -108,23 +111,25 @@ std::string index_of(const Manifest& manifest) {
 }
 
 [[noreturn]] void fail_replaced(const std::string& path) {
-  fail_environment(path + ": was replaced by another user or process while the checkpoint was written; make " +
-                   "sure that only this job writes to the folder");
+  fail_environment(
+      fmt::format("{}: was replaced by another user or process while the checkpoint was written; make sure that only "
+                  "this job writes to the folder",
+                  path));
 }
 
 // Creates the folder and its files, and writes the headers of the files.
 Directory begin(const Directory& root, const std::string& name, const Layout& layout) {
   remove_uncommitted(root);
-  if (!root.make(name)) fail_file(root.path() + "/" + name, "cannot be created", EEXIST);
+  if (!root.make(name)) fail_file(fmt::format("{}/{}", root.path(), name), "cannot be created", EEXIST);
   Directory folder = root.existing(name);
   failpoint("save.folder_made");
   for (std::size_t i = 0; i < layout.headers.size(); ++i) {
-    const SavedFile& about = layout.manifest.files[i];
-    File file = folder.create(about.name);
+    const SavedFile& saved_file = layout.manifest.files[i];
+    File file = folder.create(saved_file.name);
     if (file.owner() != folder.owner()) fail_replaced(folder.path());  // replaced between make() and existing()
-    file.resize(about.bytes);
+    file.resize(saved_file.bytes);
     file.write(0, layout.headers[i].data(), static_cast<int64_t>(layout.headers[i].size()));
-    if (about.bytes == about.data) file.sync();  // no rank writes to it
+    if (saved_file.bytes == saved_file.data) file.sync();  // no rank writes to it
   }
   failpoint("save.files_made");
   return folder;
@@ -134,44 +139,45 @@ Directory begin(const Directory& root, const std::string& name, const Layout& la
 // owns the files that this node creates in it.
 Directory open_folder(const Directory& root, const std::string& name, int rank) {
   Directory folder = root.existing(name);
-  const std::string own = ".rank-" + std::to_string(rank);
-  if (folder.create(own).owner() != folder.owner()) fail_replaced(folder.path());
-  folder.remove(own);
+  const std::string probe = ".rank-" + std::to_string(rank);
+  if (folder.create(probe).owner() != folder.owner()) fail_replaced(folder.path());
+  folder.remove(probe);
   return folder;
 }
 
 // Opens a file that rank 0 created. Checks that the header is that of this job and step, so that it is not a file that
 // replaced it.
 File open_created(const Directory& folder, const Layout& layout, uint32_t index) {
-  const SavedFile& about = layout.manifest.files[index];
-  File file = folder.open_file(about.name);
-  std::string header(static_cast<std::size_t>(about.data), '\0');
-  if (file.size() == about.bytes) file.read(0, header.data(), about.data);
+  const SavedFile& saved_file = layout.manifest.files[index];
+  File file = folder.open_file(saved_file.name);
+  std::string header(static_cast<std::size_t>(saved_file.data), '\0');
+  if (file.size() == saved_file.bytes) file.read(0, header.data(), saved_file.data);
   if (header != layout.headers[index]) fail_replaced(file.path());
   return file;
 }
 
-std::vector<Written> write_slabs(const Directory& folder, const Layout& layout, const CheckpointContents& image,
-                                 const CheckpointComm& comm, int64_t chunk_bytes) {
+std::vector<WrittenChunk> write_slabs(const Directory& folder, const Layout& layout, const CheckpointContents& contents,
+                                      const CheckpointComm& comm, int64_t chunk_bytes) {
   std::vector<const Slab*> slabs;
-  for (const Slab& slab : image.slabs) slabs.push_back(&slab);
+  for (const Slab& slab : contents.slabs) slabs.push_back(&slab);
   // Writers of the same file wait for each other, so each rank begins with a different file.
   const auto files = static_cast<uint32_t>(layout.manifest.files.size());
-  const auto turn = [&](const Slab* slab) {
+  const auto write_order = [&](const Slab* slab) {
     const SavedTensor& tensor = layout.manifest.tensors[slab->tensor];
-    const auto ahead =
+    const auto first_file =
         static_cast<uint32_t>(static_cast<uint64_t>(comm.rank) * files / static_cast<uint64_t>(comm.world));
-    return std::pair((tensor.file + files - ahead) % files, tensor.at + slab->first);
+    return std::pair((tensor.file + files - first_file) % files, tensor.offset + slab->first);
   };
-  std::stable_sort(slabs.begin(), slabs.end(), [&](const Slab* a, const Slab* b) { return turn(a) < turn(b); });
-  std::vector<Written> written;
+  std::stable_sort(slabs.begin(), slabs.end(),
+                   [&](const Slab* a, const Slab* b) { return write_order(a) < write_order(b); });
+  std::vector<WrittenChunk> written;
   std::vector<char> staging;
   std::map<uint32_t, std::unique_ptr<File>> open;
   for (const Slab* slab : slabs) {  // a full disk is reported before the first write
     const SavedTensor& tensor = layout.manifest.tensors[slab->tensor];
     std::unique_ptr<File>& file = open[tensor.file];
     if (!file) file = std::make_unique<File>(open_created(folder, layout, tensor.file));
-    if (slab->bytes > 0) file->reserve(tensor.at + slab->first, slab->bytes);
+    if (slab->bytes > 0) file->reserve(tensor.offset + slab->first, slab->bytes);
   }
   for (const Slab* slab : slabs) {
     const SavedTensor& tensor = layout.manifest.tensors[slab->tensor];
@@ -185,8 +191,8 @@ std::vector<Written> write_slabs(const Directory& folder, const Layout& layout, 
         from = staging.data();
       }
       written.push_back({slab->tensor, slab->first + done, n, hash_of(from, n)});
-      file->write(tensor.at + slab->first + done, from, n);
-      file->begin_sync(tensor.at + slab->first + done, n);
+      file->write(tensor.offset + slab->first + done, from, n);
+      file->begin_sync(tensor.offset + slab->first + done, n);
       done += n;
       failpoint("save.chunk_written");
     }
@@ -198,62 +204,63 @@ std::vector<Written> write_slabs(const Directory& folder, const Layout& layout, 
 }
 
 // Collects the chunks of all ranks, which must cover every byte of every tensor exactly once.
-void take_chunks(Manifest& manifest, const std::vector<std::string>& chunks_of_ranks) {
-  std::vector<Written> all;
+void collect_chunks(Manifest& manifest, const std::vector<std::string>& chunks_of_ranks) {
+  std::vector<WrittenChunk> chunks;
   for (const std::string& bytes : chunks_of_ranks) {
-    const std::size_t before = all.size();
-    all.resize(before + bytes.size() / sizeof(Written));
-    if (!bytes.empty()) std::memcpy(all.data() + before, bytes.data(), bytes.size());
+    const std::size_t before = chunks.size();
+    chunks.resize(before + bytes.size() / sizeof(WrittenChunk));
+    if (!bytes.empty()) std::memcpy(chunks.data() + before, bytes.data(), bytes.size());
   }
-  std::sort(all.begin(), all.end(), [](const Written& a, const Written& b) {
+  std::sort(chunks.begin(), chunks.end(), [](const WrittenChunk& a, const WrittenChunk& b) {
     return std::pair(a.tensor, a.first) < std::pair(b.tensor, b.first);
   });
-  std::vector<int64_t> reached(manifest.tensors.size(), 0);
-  for (const Written& one : all) {
-    if (one.first != reached[one.tensor])
-      fail_internal("the ranks' parts of " + manifest.tensors[one.tensor].kind + " '" +
-                    manifest.tensors[one.tensor].name + "' overlap or leave a gap at byte " +
-                    std::to_string(reached[one.tensor]));
-    reached[one.tensor] += one.bytes;
-    manifest.tensors[one.tensor].chunks.push_back({one.bytes, one.hash});
+  std::vector<int64_t> covered(manifest.tensors.size(), 0);
+  for (const WrittenChunk& chunk : chunks) {
+    if (chunk.first != covered[chunk.tensor])
+      fail_internal(fmt::format("the ranks' parts of {} '{}' overlap or leave a gap at byte {}",
+                                manifest.tensors[chunk.tensor].kind, manifest.tensors[chunk.tensor].name,
+                                covered[chunk.tensor]));
+    covered[chunk.tensor] += chunk.bytes;
+    manifest.tensors[chunk.tensor].chunks.push_back({chunk.bytes, chunk.hash});
   }
-  for (std::size_t i = 0; i < reached.size(); ++i)
-    if (reached[i] != manifest.tensors[i].bytes())
-      fail_internal("no rank wrote the end of " + manifest.tensors[i].kind + " '" + manifest.tensors[i].name + "'");
+  for (std::size_t i = 0; i < covered.size(); ++i)
+    if (covered[i] != manifest.tensors[i].bytes())
+      fail_internal(
+          fmt::format("no rank wrote the end of {} '{}'", manifest.tensors[i].kind, manifest.tensors[i].name));
 }
 }  // namespace
 
 CheckpointComm single_rank_comm() {
-  return {0, 1, [](const std::string& mine) { return std::vector<std::string>{mine}; },
+  return {0, 1, [](const std::string& text) { return std::vector<std::string>{text}; },
           [](const std::string& text) { return text; }};
 }
 
 void run_on_all_ranks(const CheckpointComm& comm, const std::function<void()>& work) {
-  std::string mine;  // exit code, then text
+  std::string failure_text;  // exit code, then text
   try {
     work();
   } catch (const Error& failure) {
-    mine = std::to_string(failure.exit_code()) + " " + failure.what();
+    failure_text = fmt::format("{} {}", failure.exit_code(), failure.what());
   } catch (const std::exception& error) {
-    mine = std::to_string(exit_code::internal) + " " + error.what();
+    failure_text = fmt::format("{} {}", exit_code::internal, error.what());
   }
-  std::string first;
-  const std::vector<std::string> all = comm.gather(mine);
-  for (std::size_t r = 0; r < all.size() && first.empty(); ++r)
-    if (!all[r].empty()) {
-      const auto space = all[r].find(' ');
-      first = all[r].substr(0, space + 1) + (all.size() > 1 ? "rank " + std::to_string(r) + ": " : "") +
-              all[r].substr(space + 1);
+  std::string first_failure;
+  const std::vector<std::string> texts = comm.gather(failure_text);
+  for (std::size_t r = 0; r < texts.size() && first_failure.empty(); ++r)
+    if (!texts[r].empty()) {
+      const auto space = texts[r].find(' ');
+      first_failure = texts[r].substr(0, space + 1) + (texts.size() > 1 ? fmt::format("rank {}: ", r) : "") +
+                      texts[r].substr(space + 1);
     }
-  first = comm.broadcast(first);
-  if (!first.empty()) fail_with(std::stoi(first), first.substr(first.find(' ') + 1));
+  first_failure = comm.broadcast(first_failure);
+  if (!first_failure.empty()) fail_with(std::stoi(first_failure), first_failure.substr(first_failure.find(' ') + 1));
 }
 
-SaveResult save(const std::string& path, const CheckpointContents& image, const CheckpointComm& comm,
+SaveResult save(const std::string& path, const CheckpointContents& contents, const CheckpointComm& comm,
                 const SaveOptions& options) {
-  Layout layout = lay_out(image, options.file_bytes);
-  const std::string step = "step " + std::to_string(image.step);
-  const auto first = [&](const std::function<void()>& work) {
+  Layout layout = lay_out(contents, options.file_bytes);
+  const std::string step_text = "step " + std::to_string(contents.step);
+  const auto on_rank_0 = [&](const std::function<void()>& work) {
     run_on_all_ranks(comm, [&] {
       if (comm.rank == 0) work();
     });
@@ -261,21 +268,21 @@ SaveResult save(const std::string& path, const CheckpointContents& image, const 
   std::optional<Directory> root, folder;
   std::string name;  // the name of the folder until the commit
   try {
-    first([&] {
+    on_rank_0([&] {
       root.emplace(Directory::open(path, true));
-      name = new_partial_name(image.step);
+      name = new_partial_name(contents.step);
       folder.emplace(begin(*root, name, layout));
     });
     name = comm.broadcast(name);
     std::string chunks;
     run_on_all_ranks(comm, [&] {
       if (!folder) folder.emplace(open_folder(Directory::open(path, false), name, comm.rank));
-      const std::vector<Written> written = write_slabs(*folder, layout, image, comm, options.chunk_bytes);
-      chunks.assign(reinterpret_cast<const char*>(written.data()), written.size() * sizeof(Written));
+      const std::vector<WrittenChunk> written = write_slabs(*folder, layout, contents, comm, options.chunk_bytes);
+      chunks.assign(reinterpret_cast<const char*>(written.data()), written.size() * sizeof(WrittenChunk));
     });
     const std::vector<std::string> chunks_of_ranks = comm.gather(chunks);
-    first([&] {
-      take_chunks(layout.manifest, chunks_of_ranks);
+    on_rank_0([&] {
+      collect_chunks(layout.manifest, chunks_of_ranks);
       const std::string index = index_of(layout.manifest);
       folder->write(kIndex, index);
       layout.manifest.index_bytes = static_cast<int64_t>(index.size());
@@ -283,31 +290,35 @@ SaveResult save(const std::string& path, const CheckpointContents& image, const 
       failpoint("save.index_written");
       folder->write(kManifest, to_text(layout.manifest));
       failpoint("save.manifest_written");
-      commit_checkpoint(*root, name, *folder, image.step);
+      commit_checkpoint(*root, name, *folder, contents.step);
     });
   } catch (const Error& failure) {
-    // All ranks have reached this point or have ended, so no rank is still writing.
+    // All ranks have covered this point or have ended, so no rank is still writing.
     if (root) try {
         remove_uncommitted(*root);
       } catch (const Error&) {  // the next save removes it
       }
-    fail_like(failure, step + " was not saved: " + failure.what() + " (earlier checkpoints are unchanged)");
+    fail_like(failure,
+              fmt::format("{} was not saved: {} (earlier checkpoints are unchanged)", step_text, failure.what()));
   }
-  SaveResult saved{(std::filesystem::path(path) / checkpoint_name(image.step)).string(), {}};
+  SaveResult saved{(std::filesystem::path(path) / checkpoint_name(contents.step)).string(), {}};
   try {
-    first([&] {
-      for (const std::string& one : finish_commit(*root, name, image.step))
-        saved.warnings.push_back(path + ": renamed a checkpoint of a later step, from which this run did not resume, " +
-                                 "to " + one + "; remove it if it is not needed");
+    on_rank_0([&] {
+      for (const std::string& one : finish_commit(*root, name, contents.step))
+        saved.warnings.push_back(
+            fmt::format("{}: renamed a checkpoint of a later step, from which this run did not resume, to {}; remove "
+                        "it if it is not needed",
+                        path, one));
     });
   } catch (const Error& failure) {
-    fail_like(failure, step + " was saved, but may not survive a power loss: " + failure.what());
+    fail_like(failure, fmt::format("{} was saved, but may not survive a power loss: {}", step_text, failure.what()));
   }
   try {
-    first([&] { remove_old_checkpoints(*root, options.keep, image.last_step_applied); });
+    on_rank_0([&] { remove_old_checkpoints(*root, options.keep, contents.last_step_applied); });
   } catch (const Error& failure) {
     if (failure.exit_code() == exit_code::peer_lost) throw;
-    saved.warnings.push_back(step + " was saved, but older checkpoints could not be removed: " + failure.what());
+    saved.warnings.push_back(
+        fmt::format("{} was saved, but older checkpoints could not be removed: {}", step_text, failure.what()));
   }
   return saved;
 }

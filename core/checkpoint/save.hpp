@@ -37,7 +37,7 @@ struct CheckpointContents {
 /// Communication between the ranks of a job during a save or load. Both functions are collective.
 struct CheckpointComm {
   int rank = 0, world = 1;
-  std::function<std::vector<std::string>(const std::string& mine)> gather;  // on rank 0: all strings; else: empty
+  std::function<std::vector<std::string>(const std::string& text)> gather;  // on rank 0: all strings; else: empty
   std::function<std::string(const std::string& text)> broadcast;            // returns the string of rank 0
 };
 /// The CheckpointComm of a job with one rank.
@@ -60,7 +60,7 @@ struct SaveResult {
 /// Writes the checkpoint into the folder `path`. Collective. The process of rank 0 must hold the FolderLock of `path`.
 /// A failure on any rank is thrown on all ranks, says whether the checkpoint was committed, and leaves the existing
 /// checkpoints unchanged.
-SaveResult save(const std::string& path, const CheckpointContents& image, const CheckpointComm& comm,
+SaveResult save(const std::string& path, const CheckpointContents& contents, const CheckpointComm& comm,
                 const SaveOptions& options);
 
 }  // namespace zr::host::checkpoint

@@ -1,5 +1,7 @@
 #include "checkpoint/state_dict_pickle.hpp"
 
+#include <fmt/format.h>
+
 #include <array>
 #include <cstring>
 #include <deque>
@@ -36,7 +38,7 @@ const std::map<std::string, std::string>& storage_dtypes() {
   return dtypes;
 }
 
-constexpr int64_t kMostElements = int64_t{1} << 48;  // products of two such numbers are checked one by one
+constexpr int64_t kMaxElements = int64_t{1} << 48;  // products of two such numbers are checked one by one
 
 class Machine {
  public:
@@ -52,8 +54,8 @@ class Machine {
 
  private:
   [[noreturn]] void fail(const std::string& what) const {
-    fail_user(file_ + ": " + what +
-              "; save it with torch.save(model.state_dict(), file), or convert it to safetensors");
+    fail_user(fmt::format("{}: {}; save it with torch.save(model.state_dict(), file), or convert it to safetensors",
+                          file_, what));
   }
 
   std::string_view bytes(uint64_t count) {
@@ -149,8 +151,8 @@ class Machine {
     node->tensor.dtype = dtype->second;
     node->tensor.storage = items[2]->text;
     node->tensor.storage_count = items[4]->integer;
-    if (node->tensor.storage_count < 0 || node->tensor.storage_count > kMostElements)
-      fail("is damaged: a storage has " + std::to_string(node->tensor.storage_count) + " elements");
+    if (node->tensor.storage_count < 0 || node->tensor.storage_count > kMaxElements)
+      fail(fmt::format("is damaged: a storage has {} elements", node->tensor.storage_count));
     stack_.push_back(node);
   }
 
@@ -158,7 +160,7 @@ class Machine {
     std::vector<int64_t> values;
     if (node->kind != Kind::sequence) fail("is damaged: a tensor has an invalid shape");
     for (const Node* one : node->items) {
-      if (one->kind != Kind::integer || one->integer < 0 || one->integer > kMostElements)
+      if (one->kind != Kind::integer || one->integer < 0 || one->integer > kMaxElements)
         fail("is damaged: a tensor has an invalid shape");
       values.push_back(one->integer);
     }
@@ -201,13 +203,13 @@ class Machine {
     else if (name == "torch._utils _rebuild_parameter" && !arguments->items.empty())
       stack_.push_back(arguments->items[0]);
     else
-      fail("contains an object of " + printable(name) + ", not only tensors");
+      fail(fmt::format("contains an object of {}, not only tensors", printable(name)));
   }
 
   void push_global() {
     Node* node = make(Kind::global);
     const std::string module = line();
-    node->text = module + " " + line();
+    node->text = fmt::format("{} {}", module, line());
     stack_.push_back(node);
   }
 
@@ -289,7 +291,7 @@ std::vector<PickledTensor> tensors_of_pickle(const std::string& file, std::strin
   for (const auto& [key, value] : dictionary->entries) {
     if (key->kind != Kind::text) machine.reject("the keys of its dictionary are not names");
     if (value->kind != Kind::tensor)
-      machine.reject("the entry '" + printable(key->text) + "' of its dictionary is no tensor");
+      machine.reject(fmt::format("the entry '{}' of its dictionary is no tensor", printable(key->text)));
     tensors.push_back(value->tensor);
     tensors.back().name = key->text;
   }

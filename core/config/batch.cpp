@@ -1,5 +1,7 @@
 #include "config/batch.hpp"
 
+#include <fmt/format.h>
+
 #include "base/text.hpp"
 
 namespace zr::host::config {
@@ -10,9 +12,7 @@ struct Number {
   Entry& entry;
   int64_t value = std::get<int64_t>(entry.value);
   bool given() const { return value != 0; }
-  std::string text() const {
-    return entry.key.path() + " = " + std::to_string(value) + " (" + entry.origin.text() + ")";
-  }
+  std::string text() const { return fmt::format("{} = {} ({})", entry.key.path(), value, entry.origin.text()); }
   void set(int64_t to, Origin::From from) {
     value = to;
     entry.value = to;
@@ -26,15 +26,15 @@ std::string ranks(int64_t world) { return std::to_string(world) + (world == 1 ? 
 
 // third = global / (other * world), if divisible.
 std::string divide(const Number& global, Number& third, const Number& other, int64_t world) {
-  const int64_t by = other.value * world;
-  if (global.value % by == 0) {
-    third.set(global.value / by, Origin::From::derived);
+  const int64_t divisor = other.value * world;
+  if (global.value % divisor == 0) {
+    third.set(global.value / divisor, Origin::From::derived);
     return "";
   }
-  const int64_t below = global.value / by * by;
-  return global.text() + " is not a multiple of " + other.text() + " x " + ranks(world) + " = " + std::to_string(by) +
-         (below > 0 ? "; the nearest are " + std::to_string(below) + " and " : "; the nearest is ") +
-         std::to_string(below + by);
+  const int64_t below = global.value / divisor * divisor;
+  return fmt::format("{} is not a multiple of {} x {} = {}{}{}", global.text(), other.text(), ranks(world), divisor,
+                     below > 0 ? fmt::format("; the nearest are {} and ", below) : "; the nearest is ",
+                     below + divisor);
 }
 
 }  // namespace
@@ -45,18 +45,18 @@ std::string derive_batch(Entry& global_entry, Entry& micro_entry, Entry& accumul
   if (!accumulation.given()) accumulation.set(1, Origin::From::key_default);
   if (global.given() && !micro.given()) return divide(global, micro, accumulation, world);
   if (!micro.given()) micro.set(1, Origin::From::key_default);
-  const double most = global.entry.key.max;
-  if (double(micro.value) * double(accumulation.value) * double(world) > most)
-    return micro.text() + " x " + accumulation.text() + " x " + ranks(world) + " is more than " + shortest(most) +
-           " samples per step; lower one of the three";
+  const double max_samples = global.entry.key.max;
+  if (double(micro.value) * double(accumulation.value) * double(world) > max_samples)
+    return fmt::format("{} x {} x {} is more than {} samples per step; lower one of the three", micro.text(),
+                       accumulation.text(), ranks(world), shortest(max_samples));
   const int64_t product = micro.value * accumulation.value * world;
   if (!global.given()) {
     global.set(product, Origin::From::derived);
     return "";
   }
   if (global.value == product) return "";
-  return global.text() + " contradicts " + micro.text() + " x " + accumulation.text() + " x " + ranks(world) + " = " +
-         std::to_string(product) + "; remove one of the three, and it is derived from the other two";
+  return fmt::format("{} contradicts {} x {} x {} = {}; remove one of the three, and it is derived from the other two",
+                     global.text(), micro.text(), accumulation.text(), ranks(world), product);
 }
 
 }  // namespace zr::host::config

@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <filesystem>
 
 #include "base/error.hpp"
@@ -29,14 +31,14 @@ std::map<std::string, std::string> chosen_plugins(const Document& document) {
 // One run of Document::check: collects all problems of the file before it throws.
 class Check {
  public:
-  Check(const Document::Tree& tree, const Document& document, const std::vector<ConfigKey>& more,
-        const PluginIds& unread, std::vector<UncheckedValue>* unchecked)
+  Check(const Document::Tree& tree, const Document& document, const std::vector<ConfigKey>& extra_keys,
+        const PluginIds& not_loaded, std::vector<UncheckedValue>* unchecked)
       : tree_(tree),
         keys_(host_keys()),
         chosen_(chosen_plugins(document)),
         problems_(tree.file),
-        names_(tree, chosen_, unread, unchecked, problems_) {
-    keys_.insert(keys_.end(), more.begin(), more.end());
+        names_(tree, chosen_, not_loaded, unchecked, problems_) {
+    keys_.insert(keys_.end(), extra_keys.begin(), extra_keys.end());
     for (const ConfigKey& key : keys_) names_.declare(key);
   }
 
@@ -52,7 +54,7 @@ class Check {
     run_name();
     batch();
     config_.host_ = read_host_config(config_);
-    for (const PrecisionProblem& one : precision_problems(config_.host_)) problem(one.origin, one.text);
+    for (const PrecisionProblem& wrong : precision_problems(config_.host_)) problem(wrong.origin, wrong.text);
     checkpoints();
     problems_.throw_if_any();
     return std::move(config_);
@@ -71,7 +73,7 @@ class Check {
       const auto raw = tree_.overrides.find(role ? key.name + ".use" : path);
       ParsedValue got = parse_value(key, *node, raw == tree_.overrides.end() ? nullptr : &raw->second);
       entry.origin = origin_of(node->source());
-      if (!got.problem.empty()) return problem(entry.origin, path + ": " + got.problem);
+      if (!got.problem.empty()) return problem(entry.origin, fmt::format("{}: {}", path, got.problem));
       entry.value = std::move(got.value);
       entry.written = std::move(got.written);
     } else if (key.def.empty()) {
@@ -88,7 +90,7 @@ class Check {
     if (!problems_.empty()) return;  // one of the problems may be this key, misspelt
     const toml::node* table = node_at(tree_.root, key.table);
     problem(table ? origin_of(table->source()) : Origin{},
-            "missing key '" + key.path() + "' (" + key.meaning + "); write it in [" + key.table + "]");
+            fmt::format("missing key '{}' ({}); write it in [{}]", key.path(), key.meaning, key.table));
   }
 
   // Resolves defaults that refer to the value of another key.
@@ -110,9 +112,9 @@ class Check {
   }
 
   Entry& entry(std::string_view path) {
-    for (Entry& one : config_.entries_)
-      if (one.key.path() == path) return one;
-    fail_internal("the key '" + std::string(path) + "' was not declared");
+    for (Entry& entry : config_.entries_)
+      if (entry.key.path() == path) return entry;
+    fail_internal(fmt::format("the key '{}' was not declared", path));
   }
 
   // The launcher decides the number of ranks; job.ranks is a request to `zeroth train`.
@@ -134,8 +136,8 @@ class Check {
     if (text.empty() || text == "." || text == ".." || text.find('/') != text.npos)
       problem(name.origin, "job.name: expected the name of one folder, found " + toml_quoted(text));
     else if (text.size() > kMaxNameBytes)
-      problem(name.origin, "job.name: expected a name of at most " + std::to_string(kMaxNameBytes) +
-                               " bytes, found one of " + std::to_string(text.size()));
+      problem(name.origin, fmt::format("job.name: expected a name of at most {} bytes, found one of {}", kMaxNameBytes,
+                                       text.size()));
     else if (printable(text) != text)
       problem(name.origin, "job.name: expected a name without control characters, found " + toml_quoted(text));
     name.written = toml_quoted(text);
@@ -145,8 +147,8 @@ class Check {
     Entry &global = entry("train.global_batch"), &micro = entry("train.micro_batch"),
           &times = entry("train.gradient_accumulation");
     Origin first;
-    for (const Entry* one : {&times, &micro, &global})
-      if (one->origin.from != Origin::From::key_default) first = one->origin;
+    for (const Entry* entry : {&times, &micro, &global})
+      if (entry->origin.from != Origin::From::key_default) first = entry->origin;
     const std::string wrong = derive_batch(global, micro, times, world_);
     if (!wrong.empty()) problem(first, wrong);
   }
@@ -154,13 +156,13 @@ class Check {
   void checkpoints() {
     const CheckpointConfig& checkpoint = config_.checkpoint();
     if (!checkpoint.dir->empty()) return;
-    const auto lacks = [&](const auto& setting, const std::string& what) {
+    const auto add_missing_folder = [&](const auto& setting, const std::string& what) {
       problem(setting.origin,
-              setting.key + ": " + what + " needs a folder, but checkpoint.dir is empty; set checkpoint.dir");
+              fmt::format("{}: {} needs a folder, but checkpoint.dir is empty; set checkpoint.dir", setting.key, what));
     };
-    if (checkpoint.every > 0) lacks(checkpoint.every, "writing checkpoints");
-    if (checkpoint.resume) lacks(checkpoint.resume, "loading the newest checkpoint");
-    if (checkpoint.on_signal == OnSignal::save) lacks(checkpoint.on_signal, "saving a checkpoint");
+    if (checkpoint.every > 0) add_missing_folder(checkpoint.every, "writing checkpoints");
+    if (checkpoint.resume) add_missing_folder(checkpoint.resume, "loading the newest checkpoint");
+    if (checkpoint.on_signal == OnSignal::save) add_missing_folder(checkpoint.on_signal, "saving a checkpoint");
   }
 
   const Document::Tree& tree_;
@@ -172,9 +174,9 @@ class Check {
   int64_t world_ = 1;
 };
 
-JobConfig Document::check(const std::vector<ConfigKey>& more, int world, const PluginIds& unread,
+JobConfig Document::check(const std::vector<ConfigKey>& extra_keys, int world, const PluginIds& not_loaded,
                           std::vector<UncheckedValue>* unchecked) const {
-  return Check(*tree_, *this, more, unread, unchecked).run(world);
+  return Check(*tree_, *this, extra_keys, not_loaded, unchecked).run(world);
 }
 
 }  // namespace zr::host::config

@@ -1,5 +1,7 @@
 #include "config/config.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -19,17 +21,17 @@ std::string float_text(double value) {
 }
 
 std::string line(const std::string& name, const Entry& entry) {
-  std::string text = name + " = " + entry.written;
-  if (entry.origin.from == Origin::From::derived) text = "# " + text + "  (derived)";
+  std::string text = fmt::format("{} = {}", name, entry.written);
+  if (entry.origin.from == Origin::From::derived) text = fmt::format("# {}  (derived)", text);
   if (text.size() < 40) text.resize(40, ' ');
-  return text + "  # " + entry.key.meaning + "\n";
+  return fmt::format("{}  # {}\n", text, entry.key.meaning);
 }
 
 std::string group_text(const GroupConfig& group) {
   std::string text = "\n[[optimizer.groups]]\nmatch = [";
   for (const auto& pattern : group.match) text += (&pattern == &group.match.front() ? "" : ", ") + toml_quoted(pattern);
-  text += "]\nlr_scale = " + float_text(group.lr_scale) + "\n";
-  for (const Entry& entry : group.own) text += entry.key.name + " = " + entry.written + "\n";
+  text += fmt::format("]\nlr_scale = {}\n", float_text(group.lr_scale));
+  for (const Entry& entry : group.given_values) text += fmt::format("{} = {}\n", entry.key.name, entry.written);
   return text;
 }
 
@@ -38,7 +40,7 @@ std::string group_text(const GroupConfig& group) {
 std::string Origin::text() const {
   switch (from) {
     case From::key_default: return "default";
-    case From::file: return file + ":" + std::to_string(line) + ":" + std::to_string(column);
+    case From::file: return fmt::format("{}:{}:{}", file, line, column);
     case From::command_line: return "command line";
     case From::program: return "zr::Configuration";
     case From::derived: return "derived";
@@ -53,45 +55,46 @@ std::string toml_text(const Value& value) {
   if (const auto* real = std::get_if<double>(&value)) return float_text(*real);
   if (const auto* text = std::get_if<std::string>(&value)) return toml_quoted(*text);
   std::string list;
-  for (const double one : std::get<std::vector<double>>(value)) list += (list.empty() ? "" : ", ") + float_text(one);
-  return "[" + list + "]";
+  for (const double number : std::get<std::vector<double>>(value))
+    list += (list.empty() ? "" : ", ") + float_text(number);
+  return fmt::format("[{}]", list);
 }
 
 std::vector<const Entry*> JobConfig::table(std::string_view name) const {
-  std::vector<const Entry*> all;
+  std::vector<const Entry*> entries;
   for (const Entry& entry : entries_)
-    if (entry.key.table == name) all.push_back(&entry);
-  return all;
+    if (entry.key.table == name) entries.push_back(&entry);
+  return entries;
 }
 
 std::vector<std::pair<std::string, std::vector<JobConfig::Row>>> JobConfig::tables() const {
-  std::vector<std::pair<std::string, std::vector<Row>>> all;
+  std::vector<std::pair<std::string, std::vector<Row>>> tables;
   for (const Entry& entry : entries_) {
     const bool role = entry.key.table.empty();
     const std::string& name = role ? entry.key.name : entry.key.table;
-    auto at = std::find_if(all.begin(), all.end(), [&](const auto& one) { return one.first == name; });
-    if (at == all.end()) {
+    auto at = std::find_if(tables.begin(), tables.end(), [&](const auto& table) { return table.first == name; });
+    if (at == tables.end()) {
       const std::string root = name.substr(0, name.find('.'));
-      const auto related = [&](const auto& one) { return one.first.substr(0, one.first.find('.')) == root; };
-      const auto last = std::find_if(all.rbegin(), all.rend(), related).base();
-      at = all.insert(last == all.begin() ? all.end() : last, {name, {}});
+      const auto related = [&](const auto& table) { return table.first.substr(0, table.first.find('.')) == root; };
+      const auto last = std::find_if(tables.rbegin(), tables.rend(), related).base();
+      at = tables.insert(last == tables.begin() ? tables.end() : last, {name, {}});
     }
     at->second.push_back({role ? "use" : entry.key.name, &entry});
   }
-  return all;
+  return tables;
 }
 
 std::string JobConfig::to_toml() const {
   std::string text;
   for (const auto& [table, rows] : tables()) {
-    text += (text.empty() ? "[" : "\n[") + table + "]\n";
+    text += fmt::format("{}{}]\n", text.empty() ? "[" : "\n[", table);
     for (const Row& row : rows) text += line(row.name, *row.entry);
     if (table == "optimizer")
       for (const GroupConfig& group : groups_) text += group_text(group);
     if (table == "checkpoint" && !renames_.empty()) {
       text += "\n[checkpoint.rename]\n";
       for (const Rename& rename : renames_)
-        text += toml_quoted(rename.ours) + " = " + toml_quoted(rename.theirs) + "\n";
+        text += fmt::format("{} = {}\n", toml_quoted(rename.ours), toml_quoted(rename.theirs));
     }
   }
   return text;

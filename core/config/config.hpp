@@ -31,8 +31,8 @@ struct Entry {
 struct GroupConfig {
   std::vector<std::string> match;
   double lr_scale = 1;
-  std::vector<Entry> values;  // all keys of the chosen optimizer, with the group's values where given
-  std::vector<Entry> own;     // only the values that the group gives
+  std::vector<Entry> values;        // all keys of the chosen optimizer, with the group's values where given
+  std::vector<Entry> given_values;  // only the values that the group gives
   Origin origin;
 };
 
@@ -120,18 +120,18 @@ class Document {
   std::vector<Setting<TierChoice>> tier_choices() const;
   /// offload.tiers.
   Setting<std::vector<std::string>> tiers() const;
-  /// Validates the file against host_keys() and `more` (the keys of the loaded plug-ins and of the program). Skips the
-  /// tables [role.<id>] of `unread` plug-ins, which exist but were not loaded; rejects other unknown tables. Derives
-  /// the third of global_batch, micro_batch and gradient_accumulation for `world` ranks; world 0 means job.ranks.
-  /// Throws one Error with all problems of the file, one per line. With `unchecked`, values of unknown keys are
-  /// appended to it instead of being rejected.
-  JobConfig check(const std::vector<ConfigKey>& more, int world, const PluginIds& unread = {},
+  /// Validates the file against host_keys() and `extra_keys` (the keys of the loaded plug-ins and of the program).
+  /// Skips the tables [role.<id>] of the plug-ins `not_loaded`; rejects other unknown tables. Derives the third of
+  /// global_batch, micro_batch and gradient_accumulation for `world` ranks; world 0 means job.ranks. Throws one Error
+  /// with all problems of the file, one per line. With `unchecked`, values of unknown keys are appended to it instead
+  /// of being rejected.
+  JobConfig check(const std::vector<ConfigKey>& extra_keys, int world, const PluginIds& not_loaded = {},
                   std::vector<UncheckedValue>* unchecked = nullptr) const;
 
   struct Tree;  // toml::table, kept out of this header
 
  private:
-  Entry early(const std::string& path) const;
+  Entry host_entry(const std::string& path) const;
   std::shared_ptr<const Tree> tree_;
 };
 

@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -41,7 +42,7 @@ std::string read_toml(const std::string& file) {
   if (!opened) {
     problem = std::string("cannot be read: ") + std::strerror(error);
   } else if (!S_ISREG(status.st_mode)) {
-    problem = std::string("is ") + kind_text(status.st_mode) + ", not a regular file";
+    problem = fmt::format("is {}, not a regular file", kind_text(status.st_mode));
   } else {
     std::array<char, 65536> buffer;
     ssize_t got = 0;
@@ -51,7 +52,7 @@ std::string read_toml(const std::string& file) {
     if (text.size() > kMaxBytes) problem = "is larger than " + bytes_text(kMaxBytes);
   }
   if (fd >= 0) ::close(fd);
-  if (!problem.empty()) fail_user(file + ": " + problem + "; name a TOML file");
+  if (!problem.empty()) fail_user(fmt::format("{}: {}; name a TOML file", file, problem));
   return text;
 }
 
@@ -91,8 +92,7 @@ std::string too_deep_at(std::string_view text) {
     } else if (c == ',' || c == '=') {
       dots = 0;
     }
-    if (brackets > kMaxDepth || dots >= kMaxDepth)
-      return std::to_string(line) + ":" + std::to_string(i - std::min(i, line_begin) + 1);
+    if (brackets > kMaxDepth || dots >= kMaxDepth) return fmt::format("{}:{}", line, i - std::min(i, line_begin) + 1);
   }
   return "";
 }
@@ -107,15 +107,15 @@ std::vector<std::string> parts_of(const std::string& path) {
 // "20" -> an integer, "5min" -> a string: text that is not a TOML value is a bare word.
 toml::table parsed_override(const std::string& text, std::string_view from) {
   if (text.size() <= kMaxBytes && too_deep_at(text).empty()) try {
-      toml::table one = toml::parse("x = " + text, from);
-      if (one.size() == 1) return one;
+      toml::table table = toml::parse("x = " + text, from);
+      if (table.size() == 1) return table;
     } catch (const toml::parse_error&) {
     }
   return toml::parse("x = " + toml_quoted(text), from);
 }
 
 void move_in(toml::table& table, const std::string& name, toml::node& node) {
-  node.visit([&](auto& one) { table.insert_or_assign(name, std::move(one)); });
+  node.visit([&](auto& value) { table.insert_or_assign(name, std::move(value)); });
 }
 
 bool is_role(const std::string& name) {
@@ -136,28 +136,28 @@ toml::table& as_role_table(toml::table& root, const std::string& role) {
 }
 
 // The remedy if toml++ reports that a role is both a string and a table.
-std::string remedy(std::string_view said) {
+std::string remedy(std::string_view parser_message) {
   for (const auto& role : roles())
-    if (said.find("existing string '" + role + ".") != said.npos)
-      return "; write [" + role + "] with use = \"...\" in it instead of " + role + " = \"...\"";
+    if (parser_message.find(fmt::format("existing string '{}.", role)) != parser_message.npos)
+      return fmt::format("; write [{}] with use = \"...\" in it instead of {} = \"...\"", role, role);
   return "";
 }
 
 // from: kCommandLine or kProgram.
 void apply_override(toml::table& root, const std::string& text, std::string_view from,
                     std::map<std::string, std::string>& raw) {
-  const std::string who = std::string(from) + ": ";
+  const std::string prefix = std::string(from) + ": ";
   const auto equals = text.find('=');
   if (equals == std::string::npos || equals == 0)
-    fail_user(who + "'" + text + "' is not an override; write path=value, as in train.steps=20");
+    fail_user(fmt::format("{}'{}' is not an override; write path=value, as in train.steps=20", prefix, text));
   std::string path = text.substr(0, equals);
   auto parts = parts_of(path);
   if (parts.size() > kMaxDepth)
-    fail_user(who + "'" + path.substr(0, 60) + "...' has " + std::to_string(parts.size()) +
-              " parts; a key has at most " + std::to_string(kMaxDepth));
+    fail_user(fmt::format("{}'{}...' has {} parts; a key has at most {}", prefix, path.substr(0, 60), parts.size(),
+                          kMaxDepth));
   for (const auto& part : parts)
     if (part.empty() || part.find_first_of(" \t\"'[]") != std::string::npos)
-      fail_user(who + "'" + path + "' is not a dotted path of bare keys such as train.steps");
+      fail_user(fmt::format("{}'{}' is not a dotted path of bare keys such as train.steps", prefix, path));
   toml::table value = parsed_override(text.substr(equals + 1), from);
   const bool names_role = parts.size() == 1 && is_role(parts[0]) && !value.get("x")->is_table();
   if (names_role) {
@@ -172,7 +172,7 @@ void apply_override(toml::table& root, const std::string& text, std::string_view
     }
     if (!table->get(parts[i])) table->insert(parts[i], toml::table{});
     toml::node* next = table->get(parts[i]);
-    if (!next->is_table()) fail_user(who + path + ": '" + parts[i] + "' is a value, not a table");
+    if (!next->is_table()) fail_user(fmt::format("{}{}: '{}' is a value, not a table", prefix, path, parts[i]));
     table = next->as_table();
   }
   move_in(*table, parts.back(), *value.get("x"));
@@ -228,14 +228,15 @@ Document Document::parse(const std::string& toml, const std::string& file, const
   auto tree = std::make_shared<Tree>();
   tree->file = file;
   if (const std::string at = too_deep_at(toml); !at.empty())
-    fail_user(file + ":" + at + ": tables and arrays are nested deeper than " + std::to_string(kMaxDepth) + " levels");
+    fail_user(fmt::format("{}:{}: tables and arrays are nested deeper than {} levels", file, at, kMaxDepth));
   try {
     tree->root = toml::parse(toml, file);
   } catch (const toml::parse_error& error) {
-    fail_user(origin_of(error.source()).text() + ": " + std::string(error.description()) + remedy(error.description()));
+    fail_user(
+        fmt::format("{}: {}{}", origin_of(error.source()).text(), error.description(), remedy(error.description())));
   }
-  for (const auto& one : values) apply_override(tree->root, one, kProgram, tree->overrides);
-  for (const auto& one : overrides) apply_override(tree->root, one, kCommandLine, tree->overrides);
+  for (const auto& assignment : values) apply_override(tree->root, assignment, kProgram, tree->overrides);
+  for (const auto& assignment : overrides) apply_override(tree->root, assignment, kCommandLine, tree->overrides);
   Document document;
   document.tree_ = std::move(tree);
   return document;
@@ -244,18 +245,18 @@ Document Document::parse(const std::string& toml, const std::string& file, const
 const std::string& Document::file() const { return tree_->file; }
 
 std::string Document::chosen(const std::string& role, Origin* origin) const {
-  const Entry entry = early(role);
+  const Entry entry = host_entry(role);
   if (origin) *origin = entry.origin;
   return std::get<std::string>(entry.value);
 }
 
 bool Document::has_table(const std::string& role, const std::string& id) const {
-  return node_at(tree_->root, role + "." + id) != nullptr;
+  return node_at(tree_->root, fmt::format("{}.{}", role, id)) != nullptr;
 }
 
 std::string Document::misspelt(const std::string& role) const {
   const auto message = [](const toml::key& key, const std::string& path, const std::string& right) {
-    return origin_of(key.source()).text() + ": unknown key '" + path + "'; did you mean '" + right + "'?";
+    return fmt::format("{}: unknown key '{}'; did you mean '{}'?", origin_of(key.source()).text(), path, right);
   };
   for (const auto& [key, node] : tree_->root)
     if (const std::string name(key.str()); !is_role(name) && nearest(name, roles()) == role)
@@ -263,11 +264,11 @@ std::string Document::misspelt(const std::string& role) const {
   if (const toml::table* table = tree_->root[role].as_table())
     for (const auto& [key, node] : *table)
       if (!node.is_table() && !nearest(key.str(), {"use"}).empty())
-        return message(key, role + "." + std::string(key.str()), role + ".use");
+        return message(key, fmt::format("{}.{}", role, key.str()), role + ".use");
   return "";
 }
 
-Entry Document::early(const std::string& path) const {
+Entry Document::host_entry(const std::string& path) const {
   for (const ConfigKey& key : host_keys()) {
     if (key.path() != path) continue;
     std::string at = path;
@@ -280,25 +281,25 @@ Entry Document::early(const std::string& path) const {
     const auto raw = tree_->overrides.find(at);
     ParsedValue got = parse_value(key, *node, raw == tree_->overrides.end() ? nullptr : &raw->second);
     const Origin origin = origin_of(node->source());
-    if (!got.problem.empty()) fail_user(origin.text() + ": " + at + ": " + got.problem);
+    if (!got.problem.empty()) fail_user(fmt::format("{}: {}: {}", origin.text(), at, got.problem));
     return {key, std::move(got.value), std::move(got.written), origin};
   }
-  fail_internal("the engine declares no key '" + path + "'");
+  fail_internal(fmt::format("the engine declares no key '{}'", path));
 }
 
-Setting<std::string> Document::program() const { return setting_of<std::string>(early("job.program")); }
+Setting<std::string> Document::program() const { return setting_of<std::string>(host_entry("job.program")); }
 
-Setting<int> Document::ranks() const { return setting_of<int>(early("job.ranks")); }
+Setting<int> Document::ranks() const { return setting_of<int>(host_entry("job.ranks")); }
 
 std::vector<Setting<TierChoice>> Document::tier_choices() const {
-  std::vector<Setting<TierChoice>> all;
+  std::vector<Setting<TierChoice>> choices;
   for (const char* path : {"offload.optimizer", "offload.gradients", "offload.parameters", "offload.activations"})
-    all.push_back(setting_of<TierChoice>(early(path)));
-  return all;
+    choices.push_back(setting_of<TierChoice>(host_entry(path)));
+  return choices;
 }
 
 Setting<std::vector<std::string>> Document::tiers() const {
-  return setting_of<std::vector<std::string>>(early("offload.tiers"));
+  return setting_of<std::vector<std::string>>(host_entry("offload.tiers"));
 }
 
 }  // namespace zr::host::config

@@ -1,5 +1,7 @@
 #include "config/groups.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <optional>
 
@@ -23,7 +25,7 @@ class Groups {
                     "optimizer.groups: expected an array of tables; write each group as [[optimizer.groups]]");
       return {};
     }
-    for (const auto& one : *node->as_array()) group(*one.as_table());
+    for (const auto& table : *node->as_array()) group(*table.as_table());
     return std::move(groups_);
   }
 
@@ -39,10 +41,10 @@ class Groups {
         patterns(node, group);
       } else if (key == "lr_scale") {
         if (const auto entry = group_value(scale, node)) group.lr_scale = std::get<double>(entry->value);
-      } else if (const ConfigKey* own = plugin_key(key.str()); own && own->per_group) {
-        if (auto entry = group_value(*own, node)) group.own.push_back(std::move(*entry));
+      } else if (const ConfigKey* declared = plugin_key(key.str()); declared && declared->per_group) {
+        if (auto entry = group_value(*declared, node)) group.given_values.push_back(std::move(*entry));
       } else {
-        no_group_key(key_origin(key, node), std::string(key.str()), own);
+        no_group_key(key_origin(key, node), std::string(key.str()), declared);
       }
     }
     if (!table.contains("match"))
@@ -50,9 +52,9 @@ class Groups {
                     "missing key 'match' in [[optimizer.groups]]: name patterns such as [\"*.bias\", \"norm*\"]");
     for (const Entry& entry : entries_) {
       if (!is_plugin_key(entry.key)) continue;
-      const auto own = std::find_if(group.own.begin(), group.own.end(),
+      const auto own = std::find_if(group.given_values.begin(), group.given_values.end(),
                                     [&](const Entry& e) { return e.key.name == entry.key.name; });
-      group.values.push_back(own == group.own.end() ? entry : *own);
+      group.values.push_back(own == group.given_values.end() ? entry : *own);
     }
     groups_.push_back(std::move(group));
   }
@@ -66,32 +68,33 @@ class Groups {
     return nullptr;
   }
 
-  void no_group_key(const Origin& origin, const std::string& name, const ConfigKey* own) {
-    if (own)
-      return problems_.add(origin, "'" + name + "' cannot differ between groups; write it in [" + own->table + "]");
-    std::vector<std::string> there{"match", "lr_scale"};
+  void no_group_key(const Origin& origin, const std::string& name, const ConfigKey* declared) {
+    if (declared)
+      return problems_.add(origin,
+                           fmt::format("'{}' cannot differ between groups; write it in [{}]", name, declared->table));
+    std::vector<std::string> accepted{"match", "lr_scale"};
     for (const ConfigKey& key : keys_)
-      if (key.per_group) there.push_back(key.name);
-    const auto near = all_nearest(name, there);
-    std::string all;
-    for (const auto& one : there) all += (all.empty() ? "; a group accepts " : ", ") + one;
-    problems_.add(origin,
-                  "unknown key '" + name + "' in [[optimizer.groups]]" + (near.empty() ? all : did_you_mean(near)));
+      if (key.per_group) accepted.push_back(key.name);
+    const auto near = all_nearest(name, accepted);
+    std::string list;
+    for (const auto& name_of_key : accepted) list += (list.empty() ? "; a group accepts " : ", ") + name_of_key;
+    problems_.add(origin, fmt::format("unknown key '{}' in [[optimizer.groups]]{}", name,
+                                      near.empty() ? list : did_you_mean(near)));
   }
 
   std::optional<Entry> group_value(const ConfigKey& key, const toml::node& node) {
     ParsedValue got = parse_value(key, node, nullptr);
     const Origin origin = origin_of(node.source());
     if (got.problem.empty()) return Entry{key, std::move(got.value), std::move(got.written), origin};
-    problems_.add(origin, "optimizer.groups: " + key.name + ": " + got.problem);
+    problems_.add(origin, fmt::format("optimizer.groups: {}: {}", key.name, got.problem));
     return {};
   }
 
   void patterns(const toml::node& node, GroupConfig& group) {
     if (const auto* text = node.as_string()) group.match.push_back(text->get());
     if (const auto* list = node.as_array())
-      for (const auto& one : *list)
-        if (const auto* text = one.as_string()) group.match.push_back(text->get());
+      for (const auto& pattern : *list)
+        if (const auto* text = pattern.as_string()) group.match.push_back(text->get());
     const std::size_t given = node.is_array() ? node.as_array()->size() : 1;
     if (group.match.empty() || group.match.size() != given)
       problems_.add(origin_of(node.source()),
@@ -128,11 +131,13 @@ std::vector<Rename> read_renames(const toml::table& root, Problems& problems) {
     const auto stars = [](const std::string& text) { return std::count(text.begin(), text.end(), '*'); };
     if (!theirs)
       problems.add(key_origin(key, value),
-                   "checkpoint.rename: '" + ours + "': expected a string, the name in the file");
+                   fmt::format("checkpoint.rename: '{}': expected a string, the name in the file", ours));
     else if (stars(ours) < stars(theirs->get()))
-      problems.add(key_origin(key, value), "checkpoint.rename: '" + ours + "': '" + theirs->get() +
-                                               "' has more `*` than '" + ours +
-                                               "'; each `*` on the right needs one on the left");
+      problems.add(
+          key_origin(key, value),
+          fmt::format(
+              "checkpoint.rename: '{}': '{}' has more `*` than '{}'; each `*` on the right needs one on the left", ours,
+              theirs->get(), ours));
     else
       renames.push_back({ours, theirs->get(), key_origin(key, value)});
   }

@@ -1,5 +1,7 @@
 #include "config/key_json.hpp"
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -25,29 +27,30 @@ std::string to_json(const std::vector<ConfigKey>& keys) {
                     {"min", bound(key.min)},
                     {"max", bound(key.max)},
                     {"choices", key.choices}});
-  return std::string(kMark) + "\"keys\":" + list.dump() + "}";
+  return fmt::format("{}\"keys\":{}}}", kMark, list.dump());
 }
 
-std::vector<ConfigKey> keys_from_json(const std::string& output, const std::string& who) {
+std::vector<ConfigKey> keys_from_json(const std::string& output, const std::string& program) {
   const auto at = output.rfind(kMark);
   if (at == std::string::npos || (at > 0 && output[at - 1] != '\n'))
     fail_user(
-        who +
+        program +
         " did not print the keys it reads; construct zr::Program (or zr::Engine from a file) first in its main()");
   try {
     const auto line = nlohmann::json::parse(output.substr(at, output.find('\n', at) - at));
     std::vector<ConfigKey> keys;
-    for (const auto& one : line.at("keys")) {
-      ConfigKey key{one.at("table"), one.at("name"), one.at("type"), one.at("default"), one.at("meaning")};
-      if (!one.at("min").is_null()) key.min = one.at("min");
-      if (!one.at("max").is_null()) key.max = one.at("max");
-      key.choices = one.at("choices").get<std::vector<std::string>>();
+    for (const auto& entry : line.at("keys")) {
+      ConfigKey key{entry.at("table"), entry.at("name"), entry.at("type"), entry.at("default"), entry.at("meaning")};
+      if (!entry.at("min").is_null()) key.min = entry.at("min");
+      if (!entry.at("max").is_null()) key.max = entry.at("max");
+      key.choices = entry.at("choices").get<std::vector<std::string>>();
       keys.push_back(std::move(key));
     }
     return keys;
   } catch (const nlohmann::json::exception& error) {
-    fail_user(who + " printed its keys in a format that this zeroth cannot read (" + error.what() +
-              "); build both from the same release");
+    fail_user(fmt::format(
+        "{} printed its keys in a format that this zeroth cannot read ({}); build both from the same release", program,
+        error.what()));
   }
 }
 

@@ -1,6 +1,9 @@
+#include <fmt/format.h>
+
 #include <cmath>
 
 #include "base/error.hpp"
+#include "base/limits.hpp"
 #include "base/text.hpp"
 #include "config/key.hpp"
 #include "config/value.hpp"
@@ -10,7 +13,7 @@ namespace zr::host::config {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
-constexpr double kMax = 2147483647;        // upper bound of counts: steps, samples, micro-batches
+constexpr double kMax = kMaxSteps;         // upper bound of counts: steps, samples, micro-batches
 constexpr double kMaxRanks = 1024;         // started by one launcher
 constexpr double kLongest = 30 * 86400.0;  // seconds
 
@@ -214,8 +217,8 @@ std::string_view renamed(std::string_view path, std::string_view value) {
       {"offload.fraction", "", "offload.device_fraction"}, {"gradients.reduce", "each", "each_micro_step"},
       {"gradients.reduce", "last", "last_micro_step"},
   };
-  for (const RenamedKey& one : kRenamed)
-    if (one.path == path && one.old_value == value) return one.now;
+  for (const RenamedKey& rename : kRenamed)
+    if (rename.path == path && rename.old_value == value) return rename.now;
   return "";
 }
 
@@ -225,7 +228,7 @@ const std::vector<std::string>& roles() {
 }
 
 std::vector<ConfigKey> keys_of(const zr_key* const* keys, uint32_t n, const std::string& table) {
-  std::vector<ConfigKey> all;
+  std::vector<ConfigKey> config_keys;
   for (uint32_t i = 0; i < n; ++i) {
     const zr_key& from = *keys[i];
     ConfigKey key{table,    from.name, from.type, from.def ? from.def : "", from.meaning ? from.meaning : "",
@@ -236,9 +239,9 @@ std::vector<ConfigKey> keys_of(const zr_key* const* keys, uint32_t n, const std:
       key.choices.emplace_back(rest.substr(0, bar));
       rest = bar == rest.npos ? std::string_view() : rest.substr(bar + 1);
     }
-    all.push_back(std::move(key));
+    config_keys.push_back(std::move(key));
   }
-  return all;
+  return config_keys;
 }
 
 std::string_view type_text(uint32_t type) {
@@ -256,9 +259,9 @@ std::string_view type_text(uint32_t type) {
 
 std::string range_text(const ConfigKey& key) {
   if (!key.choices.empty()) {
-    std::string all;
-    for (const auto& choice : key.choices) all += (all.empty() ? "" : "|") + choice;
-    return all;
+    std::string list;
+    for (const auto& choice : key.choices) list += (list.empty() ? "" : "|") + choice;
+    return list;
   }
   const auto bound = [&](double value) {
     if (key.type == ZR_KEY_BYTES) return bytes_text(static_cast<int64_t>(value));
@@ -266,22 +269,21 @@ std::string range_text(const ConfigKey& key) {
     return shortest(value);
   };
   const bool low = std::isfinite(key.min), high = std::isfinite(key.max);
-  if (low && high) return bound(key.min) + " to " + bound(key.max);
+  if (low && high) return fmt::format("{} to {}", bound(key.min), bound(key.max));
   if (low) return "at least " + bound(key.min);
   return high ? "at most " + bound(key.max) : "";
 }
 
 std::string declaration_problem(const ConfigKey& key) {
   if (key.name.empty() || key.name.find_first_of(". \t\"'[]=#") != std::string::npos)
-    return "the key's name '" + key.name + "' is not a bare TOML key";
-  if (type_text(key.type).empty())
-    return "the key '" + key.path() + "' has the unknown type " + std::to_string(key.type);
+    return fmt::format("the key's name '{}' is not a bare TOML key", key.name);
+  if (type_text(key.type).empty()) return fmt::format("the key '{}' has the unknown type {}", key.path(), key.type);
   if (key.meaning.empty() || key.meaning.find('\n') != std::string::npos)
-    return "the key '" + key.path() + "' needs a meaning of exactly one line";
-  if (!(key.min <= key.max)) return "the key '" + key.path() + "' has an empty range";
+    return fmt::format("the key '{}' needs a meaning of exactly one line", key.path());
+  if (!(key.min <= key.max)) return fmt::format("the key '{}' has an empty range", key.path());
   if (key.def.empty() || key.def[0] == '@') return "";
   const std::string problem = default_value(key).problem;
-  return problem.empty() ? "" : "the default of key '" + key.path() + "': " + problem;
+  return problem.empty() ? "" : fmt::format("the default of key '{}': {}", key.path(), problem);
 }
 
 }  // namespace zr::host::config

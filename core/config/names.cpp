@@ -1,5 +1,7 @@
 #include "config/names.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/error.hpp"
@@ -7,20 +9,21 @@
 
 namespace zr::host::config {
 
-Names::Names(const Document::Tree& tree, const std::map<std::string, std::string>& chosen, const PluginIds& unread,
+Names::Names(const Document::Tree& tree, const std::map<std::string, std::string>& chosen, const PluginIds& not_loaded,
              std::vector<UncheckedValue>* unchecked, Problems& problems)
-    : tree_(tree), chosen_(chosen), unread_(unread), unchecked_(unchecked), problems_(problems) {
+    : tree_(tree), chosen_(chosen), not_loaded_(not_loaded), unchecked_(unchecked), problems_(problems) {
   for (const auto& [role, id] : chosen_)
-    if (id.find('/') == id.npos) tables_.insert(role + "." + id);
+    if (id.find('/') == id.npos) tables_.insert(fmt::format("{}.{}", role, id));
 }
 
 void Names::declare(const ConfigKey& key) {
   const std::string bad = declaration_problem(key);
   if (!bad.empty()) fail_internal(bad);
   const bool role = key.table.empty() && std::find(roles().begin(), roles().end(), key.name) != roles().end();
-  if (key.table.empty() && !role) fail_internal("the key '" + key.name + "' has no table; declare it as \"table.key\"");
+  if (key.table.empty() && !role)
+    fail_internal(fmt::format("the key '{}' has no table; declare it as \"table.key\"", key.name));
   const std::string path = role ? key.name + ".use" : key.path();
-  if (!paths_.insert(path).second) fail_internal("the key '" + path + "' is declared twice");
+  if (!paths_.insert(path).second) fail_internal(fmt::format("the key '{}' is declared twice", path));
   for (std::string table = role ? key.name : key.table; !table.empty();) {
     tables_.insert(table);
     const auto dot = table.rfind('.');
@@ -33,11 +36,11 @@ void Names::check(const toml::table& table, const std::string& path) {
     const std::string here = join(path, key.str());
     if (paths_.count(here) || here == "optimizer.groups" || here == "checkpoint.rename") continue;
     const bool role = path.empty() && chosen_.count(here);
-    if (is_unread(here)) continue;
+    if (is_not_loaded(here)) continue;
     if (tables_.count(here) && node.is_table()) {
       check(*node.as_table(), here);
     } else if (tables_.count(here) && !role) {
-      problems_.add(key_origin(key, node), "'" + here + "' is a table; write [" + here + "] and its keys below");
+      problems_.add(key_origin(key, node), fmt::format("'{}' is a table; write [{}] and its keys below", here, here));
     } else if (!role && unchecked_) {
       gather_unchecked(key, node, here);
     } else if (!role) {
@@ -46,10 +49,10 @@ void Names::check(const toml::table& table, const std::string& path) {
   }
 }
 
-bool Names::is_unread(const std::string& path) const {
+bool Names::is_not_loaded(const std::string& path) const {
   const auto dot = path.find('.');
-  const auto at = unread_.find(path.substr(0, dot));
-  return dot != path.npos && at != unread_.end() &&
+  const auto at = not_loaded_.find(path.substr(0, dot));
+  return dot != path.npos && at != not_loaded_.end() &&
          std::find(at->second.begin(), at->second.end(), path.substr(dot + 1)) != at->second.end();
 }
 
@@ -65,17 +68,17 @@ void Names::gather_unchecked(const toml::key& key, const toml::node& node, const
 void Names::unknown(const Origin& origin, const std::string& path, bool is_table) {
   if (problems_.full()) return problems_.add(origin, "");  // finding the nearest name is slow
   if (const std::string_view now = renamed(path); !now.empty())
-    return problems_.add(origin, "the key '" + path + "' was renamed; write '" + std::string(now) + "'");
+    return problems_.add(origin, fmt::format("the key '{}' was renamed; write '{}'", path, now));
   std::vector<std::string> candidates(tables_.begin(), tables_.end());
-  for (const auto& [role, ids] : unread_)
+  for (const auto& [role, ids] : not_loaded_)
     for (const auto& id : ids) candidates.push_back(join(role, id));
   if (!is_table || path.rfind("optimizer.", 0) == 0) {
     candidates.insert(candidates.end(), paths_.begin(), paths_.end());
     candidates.push_back("optimizer.groups");
     candidates.push_back("checkpoint.rename");
   }
-  problems_.add(origin, std::string("unknown ") + (is_table ? "table" : "key") + " '" + path + "'" +
-                            key_suggestion(path, candidates));
+  problems_.add(origin,
+                fmt::format("unknown {} '{}'{}", is_table ? "table" : "key", path, key_suggestion(path, candidates)));
 }
 
 }  // namespace zr::host::config

@@ -15,9 +15,9 @@ namespace zr::host::config {
 
 class Names {
  public:
-  /// `chosen`: the id of the plug-in of each role. `unread`: the plug-ins whose tables are skipped. `unchecked`: if not
-  /// null, receives the values of unknown keys, which are then no problem.
-  Names(const Document::Tree& tree, const std::map<std::string, std::string>& chosen, const PluginIds& unread,
+  /// `chosen`: the id of the plug-in of each role. `not_loaded`: the plug-ins whose tables are skipped. `unchecked`: if
+  /// not null, receives the values of unknown keys, which are then no problem.
+  Names(const Document::Tree& tree, const std::map<std::string, std::string>& chosen, const PluginIds& not_loaded,
         std::vector<UncheckedValue>* unchecked, Problems& problems);
   /// Declares a key. InternalError if its declaration is invalid, or the key was declared before.
   void declare(const ConfigKey& key);
@@ -26,13 +26,13 @@ class Names {
 
  private:
   void check(const toml::table& table, const std::string& path);
-  bool is_unread(const std::string& path) const;
+  bool is_not_loaded(const std::string& path) const;
   void gather_unchecked(const toml::key& key, const toml::node& node, const std::string& path);
   void unknown(const Origin& origin, const std::string& path, bool is_table);
 
   const Document::Tree& tree_;
   const std::map<std::string, std::string>& chosen_;
-  const PluginIds& unread_;
+  const PluginIds& not_loaded_;
   std::vector<UncheckedValue>* const unchecked_;
   Problems& problems_;
   std::set<std::string> paths_, tables_;

@@ -11,9 +11,6 @@ namespace zr::host::config {
 /// The dtypes that follow from these tables.
 Precision precision_of(const TrainConfig& train, const GradientsConfig& gradients);
 
-/// The largest loss scale: far above the range of fp16 gradients, far below the overflow of fp32.
-inline constexpr double kMaxLossScale = 0x1p64;
-
 /// A key that contradicts another one, or must be a power of two.
 struct PrecisionProblem {
   Origin origin;     // of the key

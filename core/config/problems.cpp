@@ -1,5 +1,7 @@
 #include "config/problems.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <tuple>
 
@@ -14,7 +16,7 @@ constexpr std::size_t kMax = 20;
 bool Problems::full() const { return problems_.size() >= kMax; }
 
 void Problems::add(const Origin& origin, const std::string& text) {
-  full() ? void(++more_) : problems_.push_back({origin, text});
+  full() ? void(++omitted_) : problems_.push_back({origin, text});
 }
 
 void Problems::throw_if_any() {
@@ -23,13 +25,14 @@ void Problems::throw_if_any() {
     return std::tuple(a.origin.from, a.origin.line, a.origin.column) <
            std::tuple(b.origin.from, b.origin.line, b.origin.column);
   });
-  std::string all;
-  for (const Problem& one : problems_) {
-    const bool placed = one.origin.from != Origin::From::key_default;
-    all += (all.empty() ? "" : "\n") + (placed ? one.origin.text() : file_) + ": " + one.text;
+  std::string text;
+  for (const Problem& problem : problems_) {
+    const bool has_position = problem.origin.from != Origin::From::key_default;
+    text +=
+        fmt::format("{}{}: {}", text.empty() ? "" : "\n", has_position ? problem.origin.text() : file_, problem.text);
   }
-  if (more_ > 0) all += "\n" + file_ + ": " + std::to_string(more_) + " more problems";
-  fail_user(all);
+  if (omitted_ > 0) text += fmt::format("\n{}: {} more problems", file_, omitted_);
+  fail_user(text);
 }
 
 }  // namespace zr::host::config

@@ -29,7 +29,7 @@ class Problems {
   };
   const std::string file_;
   std::vector<Problem> problems_;
-  std::size_t more_ = 0;
+  std::size_t omitted_ = 0;
 };
 
 }  // namespace zr::host::config

@@ -1,5 +1,7 @@
 #include "config/read_host_config.hpp"
 
+#include <fmt/format.h>
+
 #include <sstream>
 
 #include "base/dtype.hpp"
@@ -14,8 +16,8 @@ namespace {
 template <class T>
 const T& as(const Entry& entry) {
   if (const T* value = std::get_if<T>(&entry.value)) return *value;
-  fail_internal("the key '" + entry.key.path() + "' of type " + std::string(type_text(entry.key.type)) +
-                " does not fit the type of its field");
+  fail_internal(fmt::format("the key '{}' of type {} does not fit the type of its field", entry.key.path(),
+                            type_text(entry.key.type)));
 }
 
 template <class T>
@@ -26,9 +28,9 @@ struct Choice {
 
 template <class T, std::size_t N>
 T choice(const Entry& entry, const Choice<T> (&choices)[N]) {
-  for (const Choice<T>& one : choices)
-    if (one.text == as<std::string>(entry)) return one.value;
-  fail_internal("the key '" + entry.key.path() + "' has no value " + entry.written);
+  for (const Choice<T>& candidate : choices)
+    if (candidate.text == as<std::string>(entry)) return candidate.value;
+  fail_internal(fmt::format("the key '{}' has no value {}", entry.key.path(), entry.written));
 }
 
 void convert(const Entry& entry, bool& to) { to = as<bool>(entry); }
@@ -36,7 +38,7 @@ void convert(const Entry& entry, int64_t& to) { to = as<int64_t>(entry); }
 void convert(const Entry& entry, int& to) {
   to = static_cast<int>(as<int64_t>(entry));
   if (to != as<int64_t>(entry))
-    fail_internal("the key '" + entry.key.path() + "' does not fit an int: " + entry.written);
+    fail_internal(fmt::format("the key '{}' does not fit an int: {}", entry.key.path(), entry.written));
 }
 void convert(const Entry& entry, double& to) { to = as<double>(entry); }
 void convert(const Entry& entry, std::string& to) { to = as<std::string>(entry); }
@@ -78,14 +80,14 @@ class Table {
   Table(const KeyReader& keys, std::string name) : keys_(keys), name_(std::move(name)) {}
   template <class T>
   void read(const char* key, Setting<T>& to) const {
-    to = setting_of<T>(keys_.entry(name_ + "." + key));
+    to = setting_of<T>(keys_.entry(fmt::format("{}.{}", name_, key)));
   }
   void read_dtype(const char* key, Setting<zr_dtype>& to) const {
-    const Entry& entry = keys_.entry(name_ + "." + key);
+    const Entry& entry = keys_.entry(fmt::format("{}.{}", name_, key));
     to = without_value<zr_dtype>(entry);
     to.value = float_dtype_named(as<std::string>(entry));
     if (to == ZR_NONE && as<std::string>(entry) != "auto")
-      fail_internal("the key '" + entry.key.path() + "' has no value " + entry.written);
+      fail_internal(fmt::format("the key '{}' has no value {}", entry.key.path(), entry.written));
   }
 
  private:
@@ -180,7 +182,7 @@ ScheduleConfig empty_schedule(const std::string& name) {
   if (name == "WarmupLR") return WarmupSchedule{};
   if (name == "WarmupDecayLR") return decays;
   if (name == "WarmupCosineLR") return WarmupCosineSchedule{};
-  fail_internal("unknown schedule '" + name + "'");
+  fail_internal(fmt::format("unknown schedule '{}'", name));
 }
 
 ScheduleConfig read_schedule(const KeyReader& keys) {
@@ -231,22 +233,22 @@ template Setting<TierChoice> setting_of(const Entry& entry);
 
 HostConfig read_host_config(const JobConfig& config) {
   const KeyReader keys(config);
-  HostConfig all;
-  read(keys, all.job);
-  read(keys, all.train);
-  read(keys, all.gradients);
-  all.precision = precision_of(all.train, all.gradients);
-  read(keys, all.fp16);
-  Table(keys, "memory").read("device_budget", all.memory.device_budget_bytes);
-  Table(keys, "memory").read("host_budget", all.memory.host_budget_bytes);
-  Table(keys, "optimizer").read("lr", all.optimizer.lr);
-  all.schedule = read_schedule(keys);
-  Table(keys, "eval").read("every", all.eval.every);
-  Table(keys, "communicator").read("share_weights", all.communicator.share_weights);
-  Table(keys, "communicator").read("timeout", all.communicator.timeout);
-  read(keys, all.checkpoint);
-  read(keys, all.offload);
-  return all;
+  HostConfig host;
+  read(keys, host.job);
+  read(keys, host.train);
+  read(keys, host.gradients);
+  host.precision = precision_of(host.train, host.gradients);
+  read(keys, host.fp16);
+  Table(keys, "memory").read("device_budget", host.memory.device_budget_bytes);
+  Table(keys, "memory").read("host_budget", host.memory.host_budget_bytes);
+  Table(keys, "optimizer").read("lr", host.optimizer.lr);
+  host.schedule = read_schedule(keys);
+  Table(keys, "eval").read("every", host.eval.every);
+  Table(keys, "communicator").read("share_weights", host.communicator.share_weights);
+  Table(keys, "communicator").read("timeout", host.communicator.timeout);
+  read(keys, host.checkpoint);
+  read(keys, host.offload);
+  return host;
 }
 
 }  // namespace zr::host::config

@@ -1,5 +1,7 @@
 #include "config/value.hpp"
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <sstream>
 
@@ -15,7 +17,7 @@ namespace {
 std::string shortened(const std::string& text) {
   constexpr std::size_t kMax = 200;
   if (text.size() <= kMax) return text;
-  return text.substr(0, kMax) + "... (" + std::to_string(text.size()) + " bytes)";
+  return fmt::format("{}... ({} bytes)", text.substr(0, kMax), text.size());
 }
 
 std::string shown(const toml::node& node) {
@@ -24,12 +26,12 @@ std::string shown(const toml::node& node) {
   if (const auto* text = node.as_string()) return toml_quoted(shortened(text->get()));
   if (const auto* real = node.as_floating_point()) return toml_text(Value(real->get()));
   std::ostringstream out;
-  node.visit([&](const auto& one) { out << one; });
+  node.visit([&](const auto& value) { out << value; });
   return out.str();
 }
 
 std::string expected(std::string_view what, const toml::node& node) {
-  return "expected " + std::string(what) + ", found " + shown(node);
+  return fmt::format("expected {}, found {}", what, shown(node));
 }
 
 ParsedValue valid(Value value) {
@@ -60,14 +62,14 @@ ParsedValue parse_duration_value(const toml::node& node) {
 }
 
 ParsedValue parse_floats_value(const toml::node& node) {
-  std::vector<double> all;
+  std::vector<double> numbers;
   const auto* list = node.as_array();
   for (std::size_t i = 0; list && i < list->size(); ++i) {
-    const auto one = number(*list->get(i));
-    if (!one) return wrong(expected("a number", *list->get(i)));
-    all.push_back(*one);
+    const auto element = number(*list->get(i));
+    if (!element) return wrong(expected("a number", *list->get(i)));
+    numbers.push_back(*element);
   }
-  return list ? valid(std::move(all)) : wrong(expected("an array of numbers such as [0.9, 0.999]", node));
+  return list ? valid(std::move(numbers)) : wrong(expected("an array of numbers such as [0.9, 0.999]", node));
 }
 
 ParsedValue parse_typed(const ConfigKey& key, const toml::node& node, const std::string* raw) {
@@ -88,28 +90,28 @@ ParsedValue parse_typed(const ConfigKey& key, const toml::node& node, const std:
     case ZR_KEY_BYTES: return parse_bytes_value(node);
     case ZR_KEY_DURATION: return parse_duration_value(node);
     case ZR_KEY_FLOATS: return parse_floats_value(node);
-    default: fail_internal("key '" + key.path() + "' has the unknown type " + std::to_string(key.type));
+    default: fail_internal(fmt::format("key '{}' has the unknown type {}", key.path(), key.type));
   }
 }
 
 std::string range_problem(const ConfigKey& key, const ParsedValue& got) {
-  std::vector<double> all;
-  if (const auto* as_int = std::get_if<int64_t>(&got.value)) all = {static_cast<double>(*as_int)};
-  if (const auto* real = std::get_if<double>(&got.value)) all = {*real};
-  if (const auto* list = std::get_if<std::vector<double>>(&got.value)) all = *list;
-  for (const double one : all) {
-    if (!std::isfinite(one)) return "expected a finite number, found " + got.written;
-    if (one < key.min || one > key.max) return "expected " + range_text(key) + ", found " + got.written;
+  std::vector<double> numbers;
+  if (const auto* as_int = std::get_if<int64_t>(&got.value)) numbers = {static_cast<double>(*as_int)};
+  if (const auto* real = std::get_if<double>(&got.value)) numbers = {*real};
+  if (const auto* list = std::get_if<std::vector<double>>(&got.value)) numbers = *list;
+  for (const double number : numbers) {
+    if (!std::isfinite(number)) return "expected a finite number, found " + got.written;
+    if (number < key.min || number > key.max) return fmt::format("expected {}, found {}", range_text(key), got.written);
   }
   const auto* text = std::get_if<std::string>(&got.value);
   if (!text || key.choices.empty()) return "";
   for (const auto& choice : key.choices)
     if (choice == *text) return "";
   if (const std::string_view now = renamed(key.path(), *text); !now.empty())
-    return "the value " + got.written + " was renamed; write " + toml_quoted(std::string(now));
+    return fmt::format("the value {} was renamed; write {}", got.written, toml_quoted(std::string(now)));
   const std::string near = nearest(*text, key.choices);
-  return "expected one of " + range_text(key) + ", found " + got.written +
-         (near.empty() ? "" : "; did you mean " + toml_quoted(near) + "?");
+  return fmt::format("expected number of {}, found {}{}", range_text(key), got.written,
+                     near.empty() ? "" : fmt::format("; did you mean {}?", toml_quoted(near)));
 }
 
 }  // namespace
@@ -117,11 +119,11 @@ std::string range_problem(const ConfigKey& key, const ParsedValue& got) {
 std::string source_text(const toml::node& node) {
   if (!node.is_array()) return shown(node);
   std::string text;
-  for (const toml::node& one : *node.as_array()) {
-    text += (text.empty() ? "" : ", ") + shown(one);
-    if (text.size() > 200) return "[" + text + ", ...]";
+  for (const toml::node& element : *node.as_array()) {
+    text += (text.empty() ? "" : ", ") + shown(element);
+    if (text.size() > 200) return fmt::format("[{}, ...]", text);
   }
-  return "[" + text + "]";
+  return fmt::format("[{}]", text);
 }
 
 ParsedValue parse_value(const ConfigKey& key, const toml::node& node, const std::string* raw) {
@@ -137,7 +139,7 @@ ParsedValue default_value(const ConfigKey& key) {
     const toml::table parsed = toml::parse("x = " + key.def);
     return parse_value(key, *parsed.get("x"), nullptr);
   } catch (const toml::parse_error&) {
-    return wrong("'" + key.def + "' is not a TOML value");
+    return wrong(fmt::format("'{}' is not a TOML value", key.def));
   }
 }
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "config/precision.hpp"
+#include "base/limits.hpp"
 
 namespace zr::host::engine {
 
@@ -40,7 +40,7 @@ void LossScale::made() {
   skips_ = 0;
   if (!keys_.scales || keys_.fixed != 0) return;
   const bool doubles = good_ > 0 && good_ % keys_.window == 0;
-  if (doubles) value_ = std::min(2 * value_, config::kMaxLossScale);
+  if (doubles) value_ = std::min(2 * value_, kMaxLossScale);
   if (doubles || keys_.consecutive_hysteresis) hysteresis_left_ = keys_.hysteresis;
   ++good_;
 }

@@ -292,7 +292,7 @@ TEST(FolderLockTest, ReleasesALockWhoseHolderCouldNotBeWritten) {
 
 TEST(FolderLockTest, RejectsASecondJobAndNamesTheHolder) {
   const Scratch scratch;
-  const checkpoint::FolderLock mine(scratch.path("c"));
+  const checkpoint::FolderLock lock(scratch.path("c"));
   const auto ends = on_ranks(1, [&](const checkpoint::CheckpointComm&) {
     try {
       const checkpoint::FolderLock second(scratch.path("c"));

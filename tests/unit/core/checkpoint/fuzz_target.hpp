@@ -39,8 +39,8 @@ inline bool feed(Fed what, const std::string& text) {
       for (const checkpoint::SavedTensor& tensor : manifest.tensors) {
         require(tensor.file < manifest.files.size());
         const checkpoint::SavedFile& file = manifest.files[tensor.file];
-        require(file.name.find('/') == file.name.npos && tensor.at >= file.data && tensor.bytes() >= 0 &&
-                tensor.at + tensor.bytes() <= file.bytes);
+        require(file.name.find('/') == file.name.npos && tensor.offset >= file.data && tensor.bytes() >= 0 &&
+                tensor.offset + tensor.bytes() <= file.bytes);
         int64_t chunks = 0;
         for (const checkpoint::Chunk& chunk : tensor.chunks) chunks += chunk.bytes;
         require(chunks == tensor.bytes());

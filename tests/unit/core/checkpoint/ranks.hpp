@@ -103,11 +103,11 @@ inline std::vector<int> on_ranks(int n, const std::function<void(const checkpoin
     checkpoint::CheckpointComm peers;
     peers.rank = r;
     peers.world = n;
-    peers.gather = [&](const std::string& mine) {
+    peers.gather = [&](const std::string& text) {
       std::vector<std::string> all;
-      if (r != 0) send(wires[static_cast<std::size_t>(r)][1], mine);
+      if (r != 0) send(wires[static_cast<std::size_t>(r)][1], text);
       for (int other = 0; r == 0 && other < n; ++other)
-        all.push_back(other == 0 ? mine : receive(wires[static_cast<std::size_t>(other)][0]));
+        all.push_back(other == 0 ? text : receive(wires[static_cast<std::size_t>(other)][0]));
       return all;
     };
     peers.broadcast = [&](const std::string& word) {

@@ -133,7 +133,7 @@ TEST(JobConfigTest, MergesGroupValuesWithTheOptimizersValues) {
   const config::GroupConfig& first = config.groups()[0];
   EXPECT_EQ(first.match, (std::vector<std::string>{"*.bias", "norm*"}));
   EXPECT_EQ(first.lr_scale, 2);
-  ASSERT_EQ(first.own.size(), 1u);
+  ASSERT_EQ(first.given_values.size(), 1u);
   ASSERT_EQ(first.values.size(), 3u);
   EXPECT_EQ(first.values[1].key.name, "weight_decay");
   EXPECT_EQ(std::get<double>(first.values[1].value), 0);
