@@ -95,7 +95,8 @@ int explain_file(const Command& command, const Parsed& parsed) {
     (words.empty() || word.find('=') != word.npos ? words : keys).push_back(word);
   const JobFile job = validated_job(command, words, run);
   if (!keys.empty()) {
-    for (const std::string& key : keys) std::cout << (&key == &keys[0] ? "" : "\n") << explain_key(job, key);
+    const plugin::Registry registry;
+    for (const std::string& key : keys) std::cout << (&key == &keys[0] ? "" : "\n") << explain_key(job, registry, key);
     return 0;
   }
   std::cout << explain(job) << std::flush;

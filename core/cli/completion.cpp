@@ -6,8 +6,7 @@
 #include <set>
 
 #include "base/error.hpp"
-#include "config/config.hpp"
-#include "plugin/plugin.hpp"
+#include "cli/job_file.hpp"
 
 namespace zr::host::cli {
 
@@ -21,19 +20,6 @@ bool begins_with(const std::string& text, const std::string& start) { return tex
 
 bool is_toml(const std::string& word) {
   return word.size() > 5 && word.compare(word.size() - 5, 5, ".toml") == 0 && word.find('=') == word.npos;
-}
-
-// The keys of all plug-ins. Several files can have the same component.
-std::vector<config::ConfigKey> plugin_keys(const plugin::Registry& registry) {
-  std::vector<config::ConfigKey> keys;
-  std::set<std::string> paths;
-  for (const plugin::PluginValidation& file : registry.list())
-    for (const plugin::Component& component : file.components) {
-      const std::string table = fmt::format("{}.{}", role_of(component), component.table->id);
-      for (config::ConfigKey& key : config::keys_of(component.table->keys, component.table->n_keys, table))
-        if (paths.insert(key.path()).second) keys.push_back(std::move(key));
-    }
-  return keys;
 }
 
 // The paths of keys that the file sets and that belong neither to the host nor to a plug-in, but to the job's program.

@@ -29,20 +29,20 @@ std::string default_text(const config::ConfigKey& key) {
 }
 
 std::string choices_text(const config::ConfigKey& key) {
-  std::string text;
-  for (const std::string& choice : key.choices) text += (text.empty() ? "" : ", ") + config::toml_text(choice);
-  return text;
+  std::string list;
+  for (const std::string& choice : key.choices) list += (list.empty() ? "" : ", ") + config::toml_text(choice);
+  return list;
 }
 
 void add_groups(Rows& rows, const JobFile& job, const config::Entry& entry) {
   if (!entry.key.per_group) return;
   rows.emplace_back("groups", "a group in [[optimizer.groups]] can have its own value");
   for (const config::GroupConfig& group : job.config.groups())
-    for (const config::Entry& override_entry : group.own) {
-      if (override_entry.key.path() != entry.key.path()) continue;
+    for (const config::Entry& given : group.given_values) {
+      if (given.key.path() != entry.key.path()) continue;
       std::string match;
       for (const std::string& pattern : group.match) match += (match.empty() ? "" : ", ") + config::toml_text(pattern);
-      rows.emplace_back("", fmt::format("{} for {} ({})", override_entry.written, match, override_entry.origin.text()));
+      rows.emplace_back("", fmt::format("{} for {} ({})", given.written, match, given.origin.text()));
     }
 }
 
@@ -52,17 +52,59 @@ std::string text_of(const std::string& path, const Rows& rows) {
   return text;
 }
 
-[[noreturn]] void fail_unknown(const JobFile& job, const std::string& path) {
+// Type, range, default and meaning.
+void add_declaration(Rows& rows, const config::ConfigKey& key) {
+  const std::string range = key.choices.empty() ? range_text(key) : choices_text(key);
+  rows.emplace_back("type", config::type_text(key.type));
+  rows.emplace_back("range", range.empty() ? "any" : range);
+  rows.emplace_back("default", default_text(key));
+  rows.emplace_back("meaning", key.meaning);
+}
+
+const config::Entry* find_entry(const JobFile& job, const std::string& path) {
+  for (const config::Entry& entry : job.config.entries())
+    if (entry.key.path() == path) return &entry;
+  return nullptr;
+}
+
+// The keys of schedules and plug-ins that the file does not select. Loads all plug-ins if `path` may be a key of one.
+std::vector<config::ConfigKey> unused_keys(const JobFile& job, const plugin::Registry& registry,
+                                           const std::string& path) {
+  std::vector<config::ConfigKey> keys = config::host_keys();
+  for (const plugin::Role role :
+       {plugin::Role::strategy, plugin::Role::optimizer, plugin::Role::communicator, plugin::Role::offload})
+    if (path.starts_with(std::string(name_of(role)) + "."))
+      for (config::ConfigKey& key : plugin_keys(registry)) keys.push_back(std::move(key));
+  std::erase_if(keys, [&](const config::ConfigKey& key) { return find_entry(job, key.path()) != nullptr; });
+  return keys;
+}
+
+// Why the file does not use a key of unused_keys().
+std::string reason_unused(const JobFile& job, const config::ConfigKey& key) {
+  const auto dot = key.table.find('.');
+  const std::string table = key.table.substr(0, dot), id = key.table.substr(dot + 1);
+  if (table == name_of(plugin::Role::offload)) return fmt::format("no key of [offload] selects the tier \"{}\"", id);
+  const std::string selector = table == "schedule" ? "schedule.use" : table;
+  const config::Entry* selection = find_entry(job, selector);
+  if (!selection) fail_internal(fmt::format("no key selects the table of '{}'", key.path()));
+  if (selection->written == config::toml_text(id)) return "a job of one rank has no communicator";
+  return fmt::format("{} = {} ({})", selector, selection->written, selection->origin.text());
+}
+
+[[noreturn]] void fail_unknown(const JobFile& job, const std::vector<config::ConfigKey>& unused,
+                               const std::string& path) {
   if (const std::string_view now = config::renamed(path); !now.empty())
     fail_user(fmt::format("zeroth explain: the key '{}' was renamed; write '{}'", path, now));
-  std::vector<std::string> paths;
-  std::string in_table;
-  for (const config::Entry& entry : job.config.entries()) {
-    paths.push_back(entry.key.path());
-    if (entry.key.table == path) in_table += (in_table.empty() ? "" : ", ") + entry.key.name;
-  }
-  if (!in_table.empty())
-    fail_user(fmt::format("zeroth explain: '{}' is a table; name one of its keys: {}", path, in_table));
+  std::vector<std::string> paths, names_in_table;
+  const auto add = [&](const config::ConfigKey& key) {
+    paths.push_back(key.path());
+    if (key.table == path) names_in_table.push_back(key.name);
+  };
+  for (const config::Entry& entry : job.config.entries()) add(entry.key);
+  for (const config::ConfigKey& key : unused) add(key);
+  if (!names_in_table.empty())
+    fail_user(fmt::format("zeroth explain: '{}' is a table; name one of its keys: {}", path,
+                          fmt::join(names_in_table, ", ")));
   const std::string suggestion = config::key_suggestion(path, paths);
   fail_user(fmt::format("zeroth explain: unknown key '{}'{}{}", printable(path),
                         suggestion.empty() ? "; `zeroth explain FILE` lists all keys" : suggestion,
@@ -71,25 +113,26 @@ std::string text_of(const std::string& path, const Rows& rows) {
 
 }  // namespace
 
-std::string explain_key(const JobFile& job, const std::string& path) {
+std::string explain_key(const JobFile& job, const plugin::Registry& registry, const std::string& path) {
   const std::string schema_path = path_in_schema(path);
-  for (const config::UncheckedValue& entry : job.unchecked)
-    if (entry.path == schema_path)
-      return text_of(path, {{"value", entry.written},
-                            {"origin", entry.origin.text()},
+  for (const config::UncheckedValue& value : job.unchecked)
+    if (value.path == schema_path)
+      return text_of(path, {{"value", value.written},
+                            {"origin", value.origin.text()},
                             {"type", "not checked: possible key of the program, which was not started (--no-run)"}});
-  const auto& entries = job.config.entries();
-  const auto entry = std::find_if(entries.begin(), entries.end(),
-                                  [&](const config::Entry& candidate) { return candidate.key.path() == schema_path; });
-  if (entry == entries.end()) fail_unknown(job, path);
-  const std::string range = entry->key.choices.empty() ? range_text(entry->key) : choices_text(entry->key);
-  Rows rows{{"value", entry->written},
-            {"origin", entry->origin.text()},
-            {"type", std::string(config::type_text(entry->key.type))},
-            {"range", range.empty() ? "any" : range},
-            {"default", default_text(entry->key)},
-            {"meaning", entry->key.meaning}};
-  add_groups(rows, job, *entry);
+  Rows rows;
+  if (const config::Entry* entry = find_entry(job, schema_path)) {
+    rows = {{"value", entry->written}, {"origin", entry->origin.text()}};
+    add_declaration(rows, entry->key);
+    add_groups(rows, job, *entry);
+    return text_of(path, rows);
+  }
+  const std::vector<config::ConfigKey> unused = unused_keys(job, registry, path);
+  const auto key = std::find_if(unused.begin(), unused.end(),
+                                [&](const config::ConfigKey& candidate) { return candidate.path() == path; });
+  if (key == unused.end()) fail_unknown(job, unused, path);
+  rows = {{"value", "not used, because " + reason_unused(job, *key)}};
+  add_declaration(rows, *key);
   return text_of(path, rows);
 }
 

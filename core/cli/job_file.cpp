@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "base/error.hpp"
 #include "base/text.hpp"
@@ -96,8 +97,8 @@ std::string explain(const JobFile& job) {
                       "patterns for parameter names; a parameter belongs to the first group that matches"});
       rows.push_back({"lr_scale", config::toml_text(group.lr_scale), group.origin.text(),
                       "learning rate of the group, as a multiple of optimizer.lr"});
-      for (const config::Entry& entry : group.own)
-        rows.push_back({entry.key.name, entry.written, entry.origin.text(), entry.key.meaning});
+      for (const config::Entry& given : group.given_values)
+        rows.push_back({given.key.name, given.written, given.origin.text(), given.key.meaning});
     }
   }
   if (!job.unchecked.empty()) {
@@ -107,6 +108,19 @@ std::string explain(const JobFile& job) {
       rows.push_back({printable(one.path), one.written, one.origin.text()});
   }
   return aligned(rows, "  ");
+}
+
+// Several files can have the same component.
+std::vector<config::ConfigKey> plugin_keys(const plugin::Registry& registry) {
+  std::vector<config::ConfigKey> keys;
+  std::set<std::string> paths;
+  for (const plugin::PluginValidation& file : registry.list())
+    for (const plugin::Component& component : file.components) {
+      const std::string table = fmt::format("{}.{}", role_of(component), component.table->id);
+      for (config::ConfigKey& key : config::keys_of(component.table->keys, component.table->n_keys, table))
+        if (paths.insert(key.path()).second) keys.push_back(std::move(key));
+    }
+  return keys;
 }
 
 std::string list_text(const std::vector<plugin::PluginValidation>& validations) {

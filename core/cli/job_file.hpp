@@ -28,6 +28,9 @@ JobFile validate_file(const std::string& file, const std::vector<std::string>& o
 /// The text of `zeroth explain`: every effective value, its origin and its meaning, in aligned columns, by table.
 std::string explain(const JobFile& job);
 
+/// The keys of all plug-ins that the registry accepts, each once. Loads them.
+std::vector<config::ConfigKey> plugin_keys(const plugin::Registry& registry);
+
 /// The text of `zeroth plugins`: accepted components with their keys, then rejected files with the reason.
 std::string list_text(const std::vector<plugin::PluginValidation>& validations);
 
