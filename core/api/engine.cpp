@@ -71,7 +71,7 @@ void Engine::refresh() {
     };
     if (!before.session->refresh().compare_changes(look, change)) return;
     *handed = before.session->hand_over(std::move(change));
-    before.torch_model->hand_over();
+    before.torch_model->leave_for_reload();
   }
   try {
     state_.take().reset();

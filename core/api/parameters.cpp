@@ -45,7 +45,7 @@ Gathered::~Gathered() noexcept(false) {
 
 namespace detail {
 struct DeferredScope::State {
-  host::model::Construction::Scope scope;
+  host::model::Construction::RecordingScope scope;
 };
 namespace {
 [[maybe_unused]] const bool registered = [] {

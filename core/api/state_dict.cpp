@@ -5,11 +5,11 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <map>
 
 #include "checkpoint/safetensors.hpp"
 #include "checkpoint/state_dict_pickle.hpp"
 #include "engine/saver.hpp"
+#include "model/torch_dtype.hpp"
 
 namespace zr {
 
@@ -25,17 +25,9 @@ bool is_state_dict(const std::string& file) {
   return (extension == ".pt" || extension == ".pth" || extension == ".bin") && fs::is_regular_file(file);
 }
 
-torch::ScalarType type_named(const std::string& name) {
-  static const std::map<std::string, torch::ScalarType> types{
-      {"F32", torch::kFloat}, {"F64", torch::kDouble}, {"F16", torch::kHalf},  {"BF16", torch::kBFloat16},
-      {"I64", torch::kLong},  {"I32", torch::kInt},    {"I16", torch::kShort}, {"I8", torch::kChar},
-      {"U8", torch::kByte},   {"BOOL", torch::kBool}};
-  return types.at(name);
-}
-
 // The values of a tensor, contiguous.
 torch::Tensor values_of(Reader& reader, const std::string& file, const host::checkpoint::PickledTensor& one) {
-  const torch::ScalarType type = type_named(one.dtype);
+  const torch::ScalarType type = host::model::torch_type_named(one.dtype);
   const auto [data, bytes] = reader.getRecord("data/" + one.storage);
   if (bytes != static_cast<std::size_t>(one.storage_count) * torch::elementSize(type))
     host::fail_user(file + ": is damaged: the storage of '" + one.name + "' has " + std::to_string(bytes) +

@@ -54,7 +54,7 @@ bool ModelRefresh::compare_changes(const std::function<std::vector<plan::Paramet
   parts_.progress.check_complete();
   std::vector<plan::Parameter> parameters;
   prepare_change([&] {
-    context_.model.verify();
+    context_.model.check_bindings();
     context_.model.check_scopes("engine.refresh()");
     parameters = look(change);
   });

@@ -120,7 +120,7 @@ void Session::begin_backward(double loss, double weight) {
         ", but with train.dtype = \"fp16\" it must be 0 or between 0.001 and 32768, because it scales the gradients; "
         "divide the weights of all micro-batches by the same number, such as the mean number of tokens");
   step_recorder_.lap(Phase::forward);
-  job_.context.model.verify();
+  job_.context.model.check_bindings();
   const auto micro = static_cast<uint32_t>(progress_.micro());
   progress_.begin_micro(loss, weight);
   job_.context.model.hide_gradients(false);
@@ -362,7 +362,7 @@ void Session::return_weights(zr_dtype dtype) {
   std::string problem;
   try {
     for (uint32_t param = 0; param < count; ++param)
-      memory[param] = context.model.reserve_release(param, dtype, converts || weights_.is_sharded(param));
+      memory[param] = context.model.reserve_parameter(param, dtype, converts || weights_.is_sharded(param));
   } catch (const std::exception& error) {
     problem = error.what();
     problem = "rank " + std::to_string(rank()) +
@@ -371,7 +371,7 @@ void Session::return_weights(zr_dtype dtype) {
   problem.resize(400);
   for (const std::string& said : job_.comm.all_gather_bytes(problem, "memory for the full model")) {
     if (!said[0]) continue;
-    context.model.cancel_release();
+    context.model.cancel_reserved_parameters();
     fail_environment("engine.release(): " + said.substr(0, said.find('\0')) +
                      "; the engine is unchanged; free memory, raise memory.device_budget, or read single parameters "
                      "with engine.get()");

@@ -52,7 +52,7 @@ ShardedState::ShardedState(const StepContext& context, plugin::PluginHost& host,
 ShardedState::ModelRelease::~ModelRelease() {
   buffers.free_all_but_weights();
   model.limit_temporaries(0, {});  // the model's own memory is not limited by the job's budget
-  model.release();
+  model.return_parameters();
 }
 
 // Makes one slice per part of a reduced-gradient piece whose states are on one tier.

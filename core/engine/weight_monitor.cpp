@@ -49,7 +49,7 @@ void WeightMonitor::take_written() {
     sync_master_from_weights(param);
   }
   if (!context_.plan.has_master) return;
-  for (const uint32_t param : context_.model.exposed())
+  for (const uint32_t param : context_.model.may_be_written_untracked())
     if (sync_master_from_weights(param)) report(param);
   for (const update::UpdateSlice* slice : samples_.changed())
     if (state.sync_master_from_weights(*slice)) report(slice->param);

@@ -8,7 +8,8 @@
 #include <atomic>
 #include <limits>
 #include <memory>
-#include <mutex>
+
+#include "zr/mutex.hpp"
 
 namespace zr::host::model {
 
@@ -17,16 +18,20 @@ constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
 
 std::atomic<int64_t> held_bytes{0}, peak_bytes{0}, limit_bytes{kNone};
 
-std::mutex& over_mutex() {
-  static auto* mutex = new std::mutex;  // tensors may be freed after static destructors ran
-  return *mutex;
-}
-std::shared_ptr<const std::function<void(int64_t)>> over_limit;
+// What is called before an allocation that would exceed the limit; empty: nothing.
+struct OverLimit {
+  Mutex mutex;
+  std::shared_ptr<const std::function<void(int64_t)>> callback ZR_GUARDED_BY(mutex);
+  static OverLimit& get() {
+    static auto* over_limit = new OverLimit;  // tensors may be freed after static destructors ran
+    return *over_limit;
+  }
+};
 
 // The size that the C library allocated. It returns the same size at release, so sizes are not stored.
 int64_t size_of_block(void* data) { return static_cast<int64_t>(::malloc_usable_size(data)); }
 
-void give_back(void* data) {
+void free_counted(void* data) {
   if (!data) return;
   held_bytes.fetch_sub(size_of_block(data), std::memory_order_relaxed);
   c10::profiledCPUMemoryReporter().Delete(data);
@@ -34,12 +39,13 @@ void give_back(void* data) {
 }
 
 void report_over_limit(int64_t requested) {
-  std::shared_ptr<const std::function<void(int64_t)>> over;
+  OverLimit& over_limit = OverLimit::get();
+  std::shared_ptr<const std::function<void(int64_t)>> callback;
   {
-    const std::lock_guard lock(over_mutex());
-    over = over_limit;
+    const MutexLock lock(over_limit.mutex);
+    callback = over_limit.callback;
   }
-  if (over) (*over)(requested);
+  if (callback) (*callback)(requested);
 }
 
 // libtorch's own CPU allocator, with counting.
@@ -57,32 +63,33 @@ class CountingAllocator final : public c10::Allocator {
       }
     }
     c10::profiledCPUMemoryReporter().New(data, bytes);
-    return {data, data, &give_back, c10::Device(c10::DeviceType::CPU)};
+    return {data, data, &free_counted, c10::Device(c10::DeviceType::CPU)};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_counted; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
 };
 }  // namespace
 
 void TorchMemory::count() {
   static CountingAllocator* const allocator = [] {
-    auto* made = new CountingAllocator;  // libtorch keeps it until the process ends
-    c10::SetCPUAllocator(made);
-    return made;
+    auto* counting = new CountingAllocator;  // libtorch keeps it until the process ends
+    c10::SetCPUAllocator(counting);
+    return counting;
   }();
   (void)allocator;
 }
 
-bool TorchMemory::counts(const at::DataPtr& memory) { return memory.get_deleter() == &give_back; }
+bool TorchMemory::counts(const at::DataPtr& memory) { return memory.get_deleter() == &free_counted; }
 
 int64_t TorchMemory::held() { return held_bytes.load(std::memory_order_relaxed); }
 int64_t TorchMemory::peak() { return std::max(peak_bytes.load(std::memory_order_relaxed), held()); }
 void TorchMemory::forget_peak() { peak_bytes.store(held(), std::memory_order_relaxed); }
 
 void TorchMemory::limit(int64_t bytes, std::function<void(int64_t requested)> over) {
-  const std::lock_guard lock(over_mutex());
+  OverLimit& over_limit = OverLimit::get();
+  const MutexLock lock(over_limit.mutex);
   limit_bytes.store(over ? bytes : kNone, std::memory_order_relaxed);
-  over_limit = over ? std::make_shared<const std::function<void(int64_t)>>(std::move(over)) : nullptr;
+  over_limit.callback = over ? std::make_shared<const std::function<void(int64_t)>>(std::move(over)) : nullptr;
 }
 
 }  // namespace zr::host::model

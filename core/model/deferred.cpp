@@ -7,22 +7,22 @@
 
 #include <algorithm>
 #include <cstring>
-#include <mutex>
 #include <string>
 #include <unordered_set>
 
 #include "base/error.hpp"
+#include "zr/mutex.hpp"
 
 namespace zr::host::model {
 
 namespace {
 // Constructions that have not been replayed yet.
-struct Waiting {
-  std::mutex mutex;
-  std::vector<std::shared_ptr<Construction>> all;
-  static Waiting& get() {
-    static auto* waiting = new Waiting;  // tensors may outlive statics
-    return *waiting;
+struct PendingConstructions {
+  Mutex mutex;
+  std::vector<std::shared_ptr<Construction>> constructions ZR_GUARDED_BY(mutex);
+  static PendingConstructions& get() {
+    static auto* pending = new PendingConstructions;  // tensors may outlive statics
+    return *pending;
   }
 };
 
@@ -77,30 +77,33 @@ bool writes(const c10::OperatorHandle& op) {
 }
 }  // namespace
 
-Construction::Scope::Scope() : construction_(std::make_shared<Construction>()) {
-  const std::lock_guard lock(Waiting::get().mutex);
-  Waiting::get().all.push_back(construction_);
+Construction::RecordingScope::RecordingScope() : construction_(std::make_shared<Construction>()) {
+  PendingConstructions& pending = PendingConstructions::get();
+  const MutexLock lock(pending.mutex);
+  pending.constructions.push_back(construction_);
 }
 
-void Construction::Scope::record(const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* stack) {
+void Construction::RecordingScope::record(const c10::OperatorHandle& op, c10::DispatchKeySet remaining_keys,
+                                          Stack* stack) {
   // Views and changes of shape use no memory. Some copy if necessary (to, reshape, contiguous): the operators that they
   // call are recorded here.
-  if (is_view(op.schema()) || op.hasTag(at::Tag::inplace_view)) return op.redispatchBoxed(below, stack);
+  if (is_view(op.schema()) || op.hasTag(at::Tag::inplace_view)) return op.redispatchBoxed(remaining_keys, stack);
   // Operators that another operator calls are not recorded.
   const c10::impl::ExcludeDispatchKeyGuard once(c10::DispatchKey::DeferredInit);
-  construction_->add(op, below, stack);
+  construction_->add(op, remaining_keys, stack);
 }
 
 std::shared_ptr<Construction> Construction::of(const at::Tensor& tensor) {
   const Placeholder* placeholder = Placeholder::find(tensor);
   if (!placeholder) return nullptr;
-  const std::lock_guard lock(Waiting::get().mutex);
-  for (const auto& one : Waiting::get().all)
-    if (one.get() == placeholder->provider()) return one;
+  PendingConstructions& pending = PendingConstructions::get();
+  const MutexLock lock(pending.mutex);
+  for (const auto& construction : pending.constructions)
+    if (construction.get() == placeholder->provider()) return construction;
   return nullptr;
 }
 
-std::string Construction::alternative() const {
+std::string Construction::remedy() const {
   return "set checkpoint.init to a .safetensors file or a checkpoint, or call engine.load(), or torch::load() within a "
          "zr::gather(model->parameters()) scope once the engine is made";
 }
@@ -108,7 +111,7 @@ std::string Construction::alternative() const {
 void Construction::enter(const ParamUse* param_uses, std::size_t) { fail_user(param_uses->placeholder->reason()); }
 
 at::Tensor Construction::placeholder(const at::Tensor& like) {
-  return Placeholder::make(like.sizes(), like.strides(), like.scalar_type(), this, made_++,
+  return Placeholder::make(like.sizes(), like.strides(), like.scalar_type(), this, placeholder_count_++,
                            "this tensor was built by zr::deferred: it has values once the zr::Engine is made; read "
                            "them with engine.get(), or build the model without zr::deferred");
 }
@@ -137,7 +140,7 @@ void Construction::infer(const c10::OperatorHandle& op, Stack* stack, std::vecto
     }));
 }
 
-void Construction::add(const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* stack) {
+void Construction::add(const c10::OperatorHandle& op, c10::DispatchKeySet remaining_keys, Stack* stack) {
   std::vector<ParamUse> param_uses;
   find_param_uses(op, *stack, param_uses);
   const auto& schema = op.schema();
@@ -145,7 +148,7 @@ void Construction::add(const c10::OperatorHandle& op, c10::DispatchKeySet below,
       std::any_of(stack->end() - static_cast<std::ptrdiff_t>(schema.arguments().size()), stack->end(),
                   [](const c10::IValue& v) { return v.isTensor() || v.isTensorList() || v.isOptionalTensorList(); });
   // Operators that use only ordinary tensors run at once.
-  if (param_uses.empty() && has_tensors) return op.redispatchBoxed(below, stack);
+  if (param_uses.empty() && has_tensors) return op.redispatchBoxed(remaining_keys, stack);
   Step step{op, Stack(stack->end() - static_cast<std::ptrdiff_t>(schema.arguments().size()), stack->end()), {}, {}};
   keep_inputs(op, step.arguments);
   const at::Tensor random = random_state();
@@ -189,8 +192,8 @@ void Construction::keep_inputs(const c10::OperatorHandle& op, Stack& arguments) 
 // One parameter at a time uses the staging memory. If an operator uses several, the others get separate memory.
 class Construction::Replay {
  public:
-  Replay(const Storages& param_of, const Model::ConstructMemory& load, bool computes)
-      : param_of_(param_of), load_(load), computes_(computes) {}
+  Replay(const Storages& param_of, const Model::ConstructMemory& load, bool runs_operators)
+      : param_of_(param_of), load_(load), runs_operators_(runs_operators) {}
 
   void run(Step& step) {
     std::vector<at::Tensor> tensors = step.results;
@@ -203,14 +206,14 @@ class Construction::Replay {
                        ? Placeholder::find(step.arguments[0].toTensor())
                        : nullptr;
     std::vector<Placeholder*> params;
-    for (const at::Tensor& tensor : tensors) need(tensor, params);
-    if (computes_ && !computes_nothing(step.op)) {
+    for (const at::Tensor& tensor : tensors) provide_memory(tensor, params);
+    if (runs_operators_ && !computes_nothing(step.op)) {
       const at::NoGradGuard no_grad;
       const c10::impl::ExcludeDispatchKeyGuard plain(c10::DispatchKey::DeferredInit);
       if (step.random) set_random_state(*step.random);
       Stack stack = step.arguments;
       step.op.callBoxed(stack);
-      // need() gave the new tensors memory: the results are copied there.
+      // provide_memory() gave the new tensors memory: the results are copied there.
       std::size_t i = 0;
       for (const c10::IValue& value : stack)
         map_tensors(value, [&](const at::Tensor& computed) {
@@ -219,67 +222,68 @@ class Construction::Replay {
         });
     }
     // The one in the staging memory first: store() may use that memory.
-    while (inside_.size() > 1) store_and_detach(inside_.front());
+    while (attached_.size() > 1) store_and_detach(attached_.front());
   }
   void finish() {
-    while (!inside_.empty()) store_and_detach(inside_.front());
+    while (!attached_.empty()) store_and_detach(attached_.front());
   }
 
  private:
-  void need(const at::Tensor& tensor, std::vector<Placeholder*>& params) {
+  void provide_memory(const at::Tensor& tensor, std::vector<Placeholder*>& params) {
     Placeholder* placeholder = Placeholder::find(tensor);
     if (!placeholder || placeholder->memory()) {
       if (placeholder && param_of_.count(&placeholder->storage())) params.push_back(placeholder);
       return;
     }
     const auto at = param_of_.find(&placeholder->storage());
-    if (at == param_of_.end()) return placeholder->keep(real(placeholder->storage().nbytes()));
+    if (at == param_of_.end()) return placeholder->keep(allocate_memory(placeholder->storage().nbytes()));
     // Uses the staging memory, or separate memory while another parameter of this operator uses it.
-    for (Placeholder* other : std::vector<Placeholder*>(inside_))
+    for (Placeholder* other : std::vector<Placeholder*>(attached_))
       if (std::find(params.begin(), params.end(), other) == params.end()) store_and_detach(other);
     params.push_back(placeholder);
     float* memory = load_.staging;
-    if (!inside_.empty()) {
-      apart_.push_back(std::make_unique<float[]>(placeholder->storage().nbytes() / sizeof(float) + 1));
-      memory = apart_.back().get();
-      apart_bytes_ += static_cast<int64_t>(placeholder->storage().nbytes());
+    if (!attached_.empty()) {
+      extra_memory_.push_back(std::make_unique<float[]>(placeholder->storage().nbytes() / sizeof(float) + 1));
+      memory = extra_memory_.back().get();
+      extra_bytes_ += static_cast<int64_t>(placeholder->storage().nbytes());
       load_.account(static_cast<int64_t>(placeholder->storage().nbytes()));
     }
     if (stored_.count(at->second) && placeholder != overwritten_) load_.load(at->second, memory);
     placeholder->attach(memory);
-    inside_.push_back(placeholder);
+    attached_.push_back(placeholder);
   }
   void store_and_detach(Placeholder* placeholder) {
     const uint32_t param = param_of_.at(&placeholder->storage());
     load_.store(param, static_cast<const float*>(placeholder->memory()));
     stored_.insert(param);
     placeholder->detach();
-    inside_.erase(std::find(inside_.begin(), inside_.end(), placeholder));
-    if (!inside_.empty() || apart_.empty()) return;
-    apart_.clear();
-    load_.account(-std::exchange(apart_bytes_, 0));
+    attached_.erase(std::find(attached_.begin(), attached_.end(), placeholder));
+    if (!attached_.empty() || extra_memory_.empty()) return;
+    extra_memory_.clear();
+    load_.account(-std::exchange(extra_bytes_, 0));
   }
-  static at::DataPtr real(std::size_t bytes) { return c10::GetAllocator(c10::kCPU)->allocate(bytes); }
+  static at::DataPtr allocate_memory(std::size_t bytes) { return c10::GetAllocator(c10::kCPU)->allocate(bytes); }
 
   const Storages& param_of_;
   const Model::ConstructMemory& load_;
-  bool computes_;
-  const Placeholder* overwritten_ = nullptr;     // by the current operator, completely
-  std::vector<Placeholder*> inside_;             // parameters with memory
-  std::vector<std::unique_ptr<float[]>> apart_;  // separate memory of the others
-  int64_t apart_bytes_ = 0;
+  bool runs_operators_;
+  const Placeholder* overwritten_ = nullptr;            // by the current operator, completely
+  std::vector<Placeholder*> attached_;                  // parameters with memory
+  std::vector<std::unique_ptr<float[]>> extra_memory_;  // separate memory of the others
+  int64_t extra_bytes_ = 0;
   std::unordered_set<uint32_t> stored_;
 };
 
-void Construction::replay(const Storages& param_of, const Model::ConstructMemory& load, bool computes) {
-  Replay replay(param_of, load, computes);
+void Construction::replay(const Storages& param_of, const Model::ConstructMemory& load, bool runs_operators) {
+  Replay replay(param_of, load, runs_operators);
   for (Step& step : steps_) {
     replay.run(step);
     step = Step{step.op, {}, {}, {}};  // frees temporaries as soon as possible
   }
   replay.finish();
-  const std::lock_guard lock(Waiting::get().mutex);
-  std::erase_if(Waiting::get().all, [this](const auto& one) { return one.get() == this; });
+  PendingConstructions& pending = PendingConstructions::get();
+  const MutexLock lock(pending.mutex);
+  std::erase_if(pending.constructions, [this](const auto& construction) { return construction.get() == this; });
 }
 
 }  // namespace zr::host::model

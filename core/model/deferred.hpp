@@ -20,10 +20,10 @@ namespace zr::host::model {
 class Construction final : public MemoryProvider, public std::enable_shared_from_this<Construction> {
  public:
   /// Records the operators of this thread during its lifetime.
-  class Scope final : public Recorder {
+  class RecordingScope final : public OperatorRecorder {
    public:
-    Scope();
-    void record(const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* stack) override;
+    RecordingScope();
+    void record(const c10::OperatorHandle& op, c10::DispatchKeySet remaining_keys, Stack* stack) override;
 
    private:
     std::shared_ptr<Construction> construction_;
@@ -33,16 +33,16 @@ class Construction final : public MemoryProvider, public std::enable_shared_from
 
   /// Number of recorded operators: equal on ranks that build the same model.
   std::size_t size() const { return steps_.size(); }
-  /// If `computes`, runs the recorded operators in their order and with their random state. Gives memory to all tensors
-  /// that are not parameters. param_of: the index of a parameter by its storage. A parameter has memory while
+  /// If `runs_operators`, runs the recorded operators in their order and with their random state. Gives memory to all
+  /// tensors that are not parameters. param_of: the index of a parameter by its storage. A parameter has memory while
   /// consecutive operators use it; then load.store() takes its values over. Clears the record.
   using Storages = std::unordered_map<const c10::StorageImpl*, uint32_t>;
-  void replay(const Storages& param_of, const Model::ConstructMemory& load, bool computes);
+  void replay(const Storages& param_of, const Model::ConstructMemory& load, bool runs_operators);
 
   /// Called for operators outside the scope; throws UserError.
   void enter(const ParamUse* param_uses, std::size_t n) override;
   void leave(const ParamUse*, std::size_t, bool) override {}
-  std::string alternative() const override;
+  std::string remedy() const override;
 
  private:
   struct Step {
@@ -59,11 +59,11 @@ class Construction final : public MemoryProvider, public std::enable_shared_from
   // Replaces ordinary tensors among the arguments by copies.
   static void keep_inputs(const c10::OperatorHandle& op, Stack& arguments);
   // Records an operator, or runs it if it uses no placeholder's memory.
-  void add(const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* stack);
+  void add(const c10::OperatorHandle& op, c10::DispatchKeySet remaining_keys, Stack* stack);
 
   std::vector<Step> steps_;
   at::Tensor random_;  // random state when the last operator was recorded
-  uint32_t made_ = 0;
+  uint32_t placeholder_count_ = 0;
 };
 
 }  // namespace zr::host::model

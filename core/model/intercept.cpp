@@ -13,7 +13,7 @@ namespace zr::host::model {
 
 namespace {
 constexpr auto kKey = c10::DispatchKey::DeferredInit;
-thread_local Recorder* recorder = nullptr;
+thread_local OperatorRecorder* recorder = nullptr;
 
 void add(const at::Tensor& tensor, bool written, std::vector<ParamUse>& param_uses) {
   Placeholder* placeholder = Placeholder::find(tensor);
@@ -35,17 +35,17 @@ void add(const c10::IValue& value, bool written, std::vector<ParamUse>& param_us
     for (const std::optional<at::Tensor> tensor : value.toOptionalTensorList())
       if (tensor) add(*tensor, written, param_uses);
   } else if (value.isList()) {
-    for (const c10::IValue& one : value.toListRef()) add(one, written, param_uses);
+    for (const c10::IValue& element : value.toListRef()) add(element, written, param_uses);
   }
 }
 
 // Properties of an operator that each call needs.
-struct Traits {
+struct OperatorTraits {
   bool view;
   bool replaces;  // replaces a tensor's storage; Module::to calls the last of these before it does that
 };
-const Traits& traits_of(const c10::FunctionSchema& schema) {
-  thread_local std::unordered_map<const c10::FunctionSchema*, Traits> known;
+const OperatorTraits& traits_of(const c10::FunctionSchema& schema) {
+  thread_local std::unordered_map<const c10::FunctionSchema*, OperatorTraits> known;
   const auto at = known.find(&schema);
   if (at != known.end()) return at->second;
   static const std::set<std::string> replacing{"aten::set_", "aten::resize_", "aten::resize_as_",
@@ -55,14 +55,14 @@ const Traits& traits_of(const c10::FunctionSchema& schema) {
 
 // Handles an operator that replaces the storage of a placeholder's tensor. Within a zr::gather scope set_(source),
 // which torch::load() calls, copies the source's values instead; all other cases are errors.
-void replace(const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* stack) {
+void replace(const c10::OperatorHandle& op, c10::DispatchKeySet remaining_keys, Stack* stack) {
   const std::size_t first = stack->size() - op.schema().arguments().size();
   const at::Tensor self = (*stack)[first].toTensor();
   const Placeholder* placeholder = Placeholder::find(self);
-  if (!placeholder || !placeholder->provider()) return op.redispatchBoxed(below, stack);
+  if (!placeholder || !placeholder->provider()) return op.redispatchBoxed(remaining_keys, stack);
   if (op.schema().name() != "aten::set_" || op.schema().overload_name() != "source_Tensor" ||
       !placeholder->provider()->in_scope(*placeholder))
-    fail_user(placeholder->reason() + "; to replace its data, " + placeholder->provider()->alternative());
+    fail_user(placeholder->reason() + "; to replace its data, " + placeholder->provider()->remedy());
   const at::Tensor source = (*stack)[first + 1].toTensor();
   if (source.sizes() != self.sizes())
     fail_user("cannot load a tensor of " + std::to_string(source.numel()) + " elements and " +
@@ -109,19 +109,19 @@ void enter(std::vector<ParamUse>& param_uses) {
 }
 
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-  const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
-  if (recorder) return recorder->record(op, below, stack);
+  const auto remaining_keys = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
+  if (recorder) return recorder->record(op, remaining_keys, stack);
   std::vector<ParamUse> param_uses;
   find_param_uses(op, *stack, param_uses);
-  if (param_uses.empty()) return op.redispatchBoxed(below, stack);
-  const Traits& traits = traits_of(op.schema());
-  if (traits.replaces) return replace(op, below, stack);
+  if (param_uses.empty()) return op.redispatchBoxed(remaining_keys, stack);
+  const OperatorTraits& traits = traits_of(op.schema());
+  if (traits.replaces) return replace(op, remaining_keys, stack);
   // Some of these operators copy if necessary (contiguous, reshape, to): the operators that they call reach fallback().
-  if (traits.view) return op.redispatchBoxed(below, stack);
+  if (traits.view) return op.redispatchBoxed(remaining_keys, stack);
   enter(param_uses);
   try {
     const c10::impl::ExcludeDispatchKeyGuard once(kKey);  // memory is attached for nested operators
-    op.redispatchBoxed(below, stack);
+    op.redispatchBoxed(remaining_keys, stack);
   } catch (...) {
     leave(param_uses, param_uses.size(), false);
     throw;
@@ -156,12 +156,12 @@ void intercept() {
   }();
 }
 
-Recorder::Recorder() : outer_(recorder) {
+OperatorRecorder::OperatorRecorder() : outer_(recorder) {
   intercept();
   recorder = this;
   if (!outer_) c10::impl::tls_set_dispatch_key_included(kKey, true);
 }
-Recorder::~Recorder() {
+OperatorRecorder::~OperatorRecorder() {
   recorder = outer_;
   if (!outer_) c10::impl::tls_set_dispatch_key_included(kKey, false);
 }

@@ -25,17 +25,17 @@ void find_param_uses(const c10::OperatorHandle& op, const Stack& stack, std::vec
 bool is_view(const c10::FunctionSchema& schema);
 
 /// While one exists, record() is called instead of each operator of this thread, also of those without tensors.
-class Recorder {
+class OperatorRecorder {
  public:
-  Recorder();
-  virtual ~Recorder();
-  Recorder(const Recorder&) = delete;
-  /// Called instead of the operator: takes the arguments from the stack and pushes the results. `below`: the keys to
-  /// redispatch to.
-  virtual void record(const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* stack) = 0;
+  OperatorRecorder();
+  virtual ~OperatorRecorder();
+  OperatorRecorder(const OperatorRecorder&) = delete;
+  /// Called instead of the operator: takes the arguments from the stack and pushes the results. `remaining_keys`: the
+  /// keys to redispatch to.
+  virtual void record(const c10::OperatorHandle& op, c10::DispatchKeySet remaining_keys, Stack* stack) = 0;
 
  private:
-  Recorder* outer_;
+  OperatorRecorder* outer_;
 };
 
 }  // namespace zr::host::model

@@ -38,9 +38,9 @@ class Model {
     std::function<void(uint32_t param, float* values)> load;
     std::function<void(int64_t bytes)> account;  // allocated, or (negative) freed more memory
   };
-  /// Constructs a deferred model and its buffers. If `computes` is false, skips the operators: store() gets the
+  /// Constructs a deferred model and its buffers. If `runs_operators` is false, skips the operators: store() gets the
   /// values from another rank. Collective.
-  virtual void construct(const ConstructMemory& memory, bool computes) = 0;
+  virtual void construct(const ConstructMemory& memory, bool runs_operators) = 0;
   /// From now on the parameter's data is `memory` (count elements, row-major, of `dtype`), which must outlive its use
   /// by the model.
   virtual void bind(uint32_t param, void* memory, zr_dtype dtype) = 0;
@@ -67,22 +67,23 @@ class Model {
   /// Parameters bound by bind() that were written to in place since the last call.
   virtual std::vector<uint32_t> written() = 0;
   /// Bound parameters that tensors from before bind() may write to, which written() does not see.
-  virtual std::vector<uint32_t> exposed() { return {}; }
+  virtual std::vector<uint32_t> may_be_written_untracked() { return {}; }
   /// Throws UserError naming a bound parameter whose data the program replaced without the engine.
-  virtual void verify() = 0;
+  virtual void check_bindings() = 0;
   /// Throws UserError naming `call` and a parameter with an open zr::gather scope.
   virtual void check_scopes(const std::string& call) = 0;
   /// The same check for one parameter.
   virtual void check_scope(uint32_t param, const std::string& call) = 0;
-  /// Allocates memory for a parameter that release() will use; throws if the allocation fails. `other`: returns memory
-  /// of the given type that the caller must fill; otherwise release() copies the bound memory, and the result is null.
-  virtual void* reserve_release(uint32_t, zr_dtype, bool /*other*/) { return nullptr; }
-  virtual void cancel_release() {}  // frees the reserved memory
+  /// Allocates memory for a parameter that return_parameters() will use; throws if the allocation fails. `other`:
+  /// returns memory of the given type that the caller must fill; otherwise return_parameters() copies the bound memory,
+  /// and the result is null.
+  virtual void* reserve_parameter(uint32_t, zr_dtype, bool /*other*/) { return nullptr; }
+  virtual void cancel_reserved_parameters() {}  // frees the reserved memory
   /// Converts floating-point buffers to that type.
   virtual void convert_buffers(zr_dtype) {}
   /// Gives bound parameters their own memory again, with the current values. Unbound parameters without reserved memory
   /// become unusable.
-  virtual void release() = 0;
+  virtual void return_parameters() = 0;
 
   /// Called on an autograd thread, one at a time, when a parameter's gradient of this backward has arrived; [use].
   using Arrived = std::function<void(uint32_t param)>;
@@ -110,7 +111,7 @@ class Model {
 
   /// Store for tensors that autograd saves for backward, as records of bytes. One call at a time, any thread.
   struct OffloadCallbacks {
-    int64_t least_bytes = 0;                                             // smaller storages are not offloaded
+    int64_t min_bytes = 0;                                               // smaller storages are not offloaded
     std::function<uint64_t(const void* data, int64_t bytes)> put;        // copies data; returns the record's number
     std::function<void(uint64_t record, void* to)> get;                  // may be called repeatedly
     std::function<void(const std::vector<uint64_t>& records)> prefetch;  // needed next, in this order

@@ -8,19 +8,22 @@ ParameterRegistry& ParameterRegistry::instance() {
 }
 
 bool ParameterRegistry::add(const c10::TensorImpl* parameter, ParamRef ref) {
-  const std::lock_guard lock(instance().mutex_);
-  return instance().params_.emplace(parameter, ref).second;
+  ParameterRegistry& registry = instance();
+  const MutexLock lock(registry.mutex_);
+  return registry.params_.emplace(parameter, ref).second;
 }
 
 void ParameterRegistry::remove(const c10::TensorImpl* parameter) {
-  const std::lock_guard lock(instance().mutex_);
-  instance().params_.erase(parameter);
+  ParameterRegistry& registry = instance();
+  const MutexLock lock(registry.mutex_);
+  registry.params_.erase(parameter);
 }
 
 std::optional<ParameterRegistry::ParamRef> ParameterRegistry::find(const c10::TensorImpl* parameter) {
-  const std::lock_guard lock(instance().mutex_);
-  const auto at = instance().params_.find(parameter);
-  return at == instance().params_.end() ? std::nullopt : std::optional(at->second);
+  ParameterRegistry& registry = instance();
+  const MutexLock lock(registry.mutex_);
+  const auto found = registry.params_.find(parameter);
+  return found == registry.params_.end() ? std::nullopt : std::optional(found->second);
 }
 
 }  // namespace zr::host::model

@@ -5,8 +5,9 @@
 
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <optional>
+
+#include "zr/mutex.hpp"
 
 namespace zr::host::model {
 
@@ -26,8 +27,8 @@ class ParameterRegistry {
   static std::optional<ParamRef> find(const c10::TensorImpl* parameter);
 
  private:
-  std::mutex mutex_;
-  std::map<const c10::TensorImpl*, ParamRef> params_;
+  Mutex mutex_;
+  std::map<const c10::TensorImpl*, ParamRef> params_ ZR_GUARDED_BY(mutex_);
   static ParameterRegistry& instance();
 };
 

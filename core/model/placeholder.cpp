@@ -24,11 +24,12 @@ struct KeySet : c10::TensorImpl {
 bool c10::StorageImpl::*throws_on_read();
 bool c10::StorageImpl::*checks_mutable();
 template <bool c10::StorageImpl::*Read, bool c10::StorageImpl::*Mutable>
-struct Named {
+struct PrivateMembers {
   friend bool c10::StorageImpl::*throws_on_read() { return Read; }
   friend bool c10::StorageImpl::*checks_mutable() { return Mutable; }
 };
-template struct Named<&c10::StorageImpl::throw_on_immutable_data_ptr_, &c10::StorageImpl::has_mutable_data_ptr_check_>;
+template struct PrivateMembers<&c10::StorageImpl::throw_on_immutable_data_ptr_,
+                               &c10::StorageImpl::has_mutable_data_ptr_check_>;
 
 }  // namespace
 
@@ -84,16 +85,16 @@ void Placeholder::mark(const at::TensorBase& tensor, bool intercepted) {
 }
 
 void Placeholder::attach(void* memory) {
-  expose(true);
+  set_readable(true);
   storage_->set_data_ptr_noswap(pointer(memory));
 }
 
 void Placeholder::detach() {
-  expose(false);  // reads throw the message that make() set
+  set_readable(false);  // reads throw the message that make() set
   storage_->set_data_ptr_noswap(pointer(nullptr));
 }
 
-void Placeholder::expose(bool readable) {
+void Placeholder::set_readable(bool readable) {
   storage_->*throws_on_read() = !readable;
   storage_->*checks_mutable() = !readable;
 }
@@ -101,7 +102,7 @@ void Placeholder::expose(bool readable) {
 void* Placeholder::memory() const { return storage_->_mutable_data_ptr_no_checks().mutable_get(); }
 
 void Placeholder::keep(at::DataPtr memory) {
-  expose(true);
+  set_readable(true);
   storage_->set_data_ptr_noswap(std::move(memory));  // deletes this
 }
 

@@ -31,8 +31,8 @@ class MemoryProvider {
   /// True if a zr::gather scope holds the placeholder's memory; Tensor::set_() then copies the values into it. Training
   /// thread.
   virtual bool in_scope(const Placeholder&) const { return false; }
-  /// How the program can replace the data instead: a clause for an error message.
-  virtual std::string alternative() const = 0;
+  /// A clause for an error message: how the program can replace the data instead.
+  virtual std::string remedy() const = 0;
 };
 
 /// The context of one storage's data pointer; lives as long as that storage. Tensors on the storage and their views
@@ -59,7 +59,7 @@ class Placeholder {
   void detach();
   void* memory() const;
   /// Makes the attached memory readable, or makes reads throw as without memory.
-  void expose(bool readable);
+  void set_readable(bool readable);
   /// Gives the storage this memory permanently, which makes it an ordinary storage. Deletes the placeholder.
   void keep(at::DataPtr memory);
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <deque>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <sstream>
@@ -11,59 +10,62 @@
 
 #include "base/error.hpp"
 #include "model/allocator.hpp"
+#include "zr/mutex.hpp"
 
 namespace zr::host::model {
 
 namespace {
-using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
+using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 using Version = c10::VariableVersion;
 
-constexpr std::size_t kAhead = 32;       // records that are prefetched
-constexpr std::size_t kRecent = 4;       // restored storages that are kept for other users
-constexpr std::size_t kOutlivers = 256;  // entries of `outlivers` before freed storages are removed
+constexpr std::size_t kPrefetched = 32;      // records that are prefetched
+constexpr std::size_t kRecent = 4;           // restored storages that are kept for other users
+constexpr std::size_t kMaxPersistent = 256;  // entries of `persistent_storages` before freed storages are removed
 
 // Tensors on one storage may have different version counters (Tensor::data). libtorch has no public identity of a
 // counter; an explicit instantiation may name a private member.
 const void* counter_of(const Version& version);
 template <auto Member>
-struct Named {
+struct PrivateMember {
   friend const void* counter_of(const Version& version) { return (version.*Member).get(); }
 };
-template struct Named<&Version::version_counter_>;
+template struct PrivateMember<&Version::version_counter_>;
 
-int64_t now(const Version& version) { return version.enabled() ? version.current_version() : 0; }
+int64_t version_number(const Version& version) { return version.enabled() ? version.current_version() : 0; }
 
 // A storage without memory, for tensors that only hold sizes and strides.
-const c10::Storage& nowhere() {
+const c10::Storage& empty_storage() {
   static const c10::Storage storage(c10::Storage::use_byte_size_t(), 0, at::DataPtr(nullptr, at::Device(at::kCPU)));
   return storage;
 }
 
-at::Tensor on(const at::Tensor& tensor, const c10::Storage& storage) {
+at::Tensor with_storage(const at::Tensor& tensor, const c10::Storage& storage) {
   auto impl = tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(Version(0), true);
   impl->set_storage_keep_dtype(storage);
   return at::Tensor(std::move(impl));
 }
 
-bool alive(const Weak& storage) { return storage.use_count() > 0; }
+bool alive(const WeakStorage& storage) { return storage.use_count() > 0; }
 }  // namespace
 
-// The mutex protects all members. While it is locked, no tensor with a graph may be freed: the hooks of that graph
+// While the mutex is locked, no tensor with a graph may be freed: the hooks of that graph
 // would lock it again.
 struct SavedTensorOffload::Shared {
-  std::mutex mutex;
-  Model::OffloadCallbacks callbacks;  // empty after the engine is destroyed
-  std::set<const c10::StorageImpl*> buffers;
-  std::unordered_map<const c10::StorageImpl*, std::weak_ptr<Record>> newest;  // by storage
-  std::unordered_map<const c10::StorageImpl*, Weak> outlivers;                // storages that outlived their records
-  std::map<uint64_t, Record*> saved;                                          // by time of saving, until dropped
-  uint64_t times = 0;                                                         // number of saved tensors
-  std::deque<Record*> recent;
+  Mutex mutex;
+  Model::OffloadCallbacks callbacks ZR_GUARDED_BY(mutex);  // empty after the engine is destroyed
+  std::set<const c10::StorageImpl*> buffers ZR_GUARDED_BY(mutex);
+  std::unordered_map<const c10::StorageImpl*, std::weak_ptr<Record>> newest ZR_GUARDED_BY(mutex);  // by storage
+  std::unordered_map<const c10::StorageImpl*, WeakStorage> persistent_storages
+      ZR_GUARDED_BY(mutex);                                // storages that outlived their records
+  std::map<uint64_t, Record*> saved ZR_GUARDED_BY(mutex);  // by time of saving, until dropped
+  uint64_t saved_count ZR_GUARDED_BY(mutex) = 0;           // number of saved tensors
+  std::deque<Record*> recent ZR_GUARDED_BY(mutex);
 
-  bool is_kept(const torch::Tensor& tensor) const;
-  std::shared_ptr<Record> record_of(const torch::Tensor& tensor, const std::shared_ptr<Shared>& self);
-  c10::Storage storage_of(Record& record, bool others);
-  void announce(uint64_t before);
+  bool stays_on_device(const torch::Tensor& tensor) const ZR_REQUIRES(mutex);
+  std::shared_ptr<Record> record_of(const torch::Tensor& tensor, const std::shared_ptr<Shared>& self)
+      ZR_REQUIRES(mutex);
+  c10::Storage storage_of(Record& record, bool has_other_users) ZR_REQUIRES(mutex);
+  void prefetch_before(uint64_t time) ZR_REQUIRES(mutex);
 };
 
 // The bytes of one storage at one time. Its last owner drops it with the mutex locked.
@@ -74,18 +76,19 @@ struct SavedTensorOffload::Record {
         original(storage.getWeakStorageImpl()),
         data(storage.data()),
         version(version_),
-        changes(now(version_)) {}
+        changes(version_number(version_)) {}
   const uint64_t number;
   const int64_t bytes;
-  const Weak original;  // also prevents that another storage gets its address
+  const WeakStorage original;  // also prevents that another storage gets its address
   const void* const data;
   const Version version;
   const int64_t changes;
-  std::optional<Weak> restored;
+  std::optional<WeakStorage> restored;
   c10::Storage held;  // the restored storage, while it is in `recent`
 
   bool is_as_saved(const c10::StorageImpl& storage) const {
-    return storage.data() == data && static_cast<int64_t>(storage.nbytes()) == bytes && now(version) == changes;
+    return storage.data() == data && static_cast<int64_t>(storage.nbytes()) == bytes &&
+           version_number(version) == changes;
   }
   /// The restored or the original storage if it is in memory; otherwise empty.
   c10::Storage present() const {
@@ -97,13 +100,13 @@ struct SavedTensorOffload::Record {
   }
 };
 
-bool SavedTensorOffload::Shared::is_kept(const torch::Tensor& tensor) const {
+bool SavedTensorOffload::Shared::stays_on_device(const torch::Tensor& tensor) const {
   if (!callbacks.put || is_free_to_save(tensor) || !tensor.has_storage() || !tensor.device().is_cpu()) return true;
   const c10::Storage& storage = tensor.storage();
-  if (static_cast<int64_t>(storage.nbytes()) < std::max<int64_t>(callbacks.least_bytes, 1)) return true;
+  if (static_cast<int64_t>(storage.nbytes()) < std::max<int64_t>(callbacks.min_bytes, 1)) return true;
   if (!TorchMemory::counts(storage.data_ptr()) || buffers.count(storage.unsafeGetStorageImpl())) return true;
-  const auto outliver = outlivers.find(storage.unsafeGetStorageImpl());
-  return outliver != outlivers.end() && alive(outliver->second);
+  const auto persistent = persistent_storages.find(storage.unsafeGetStorageImpl());
+  return persistent != persistent_storages.end() && alive(persistent->second);
 }
 
 std::shared_ptr<SavedTensorOffload::Record> SavedTensorOffload::Shared::record_of(const torch::Tensor& tensor,
@@ -116,32 +119,33 @@ std::shared_ptr<SavedTensorOffload::Record> SavedTensorOffload::Shared::record_o
         record && counter_of(record->version) == counter_of(version) && record->is_as_saved(*impl))
       return record;
   const uint64_t number = callbacks.put(storage.data(), static_cast<int64_t>(storage.nbytes()));
-  std::shared_ptr<Record> record(new Record(number, storage, version), [self](Record* dropped) {
-    // The last hooks that own the record have locked the mutex.
-    const c10::StorageImpl* original = dropped->original._unsafe_get_target();
-    if (const auto at = self->newest.find(original); at != self->newest.end() && at->second.expired())
-      self->newest.erase(at);
-    std::erase(self->recent, dropped);
-    if (alive(dropped->original)) {
-      if (self->outlivers.size() >= kOutlivers)
-        std::erase_if(self->outlivers, [](const auto& one) { return !alive(one.second); });
-      self->outlivers.insert_or_assign(original, dropped->original);
-    }
-    if (self->callbacks.drop) self->callbacks.drop(dropped->number);
-    delete dropped;
-  });
+  std::shared_ptr<Record> record(
+      new Record(number, storage, version), [self](Record* dropped) ZR_REQUIRES(self->mutex) {
+        // The last hooks that own the record have locked the mutex.
+        const c10::StorageImpl* original = dropped->original._unsafe_get_target();
+        if (const auto at = self->newest.find(original); at != self->newest.end() && at->second.expired())
+          self->newest.erase(at);
+        std::erase(self->recent, dropped);
+        if (alive(dropped->original)) {
+          if (self->persistent_storages.size() >= kMaxPersistent)
+            std::erase_if(self->persistent_storages, [](const auto& item) { return !alive(item.second); });
+          self->persistent_storages.insert_or_assign(original, dropped->original);
+        }
+        if (self->callbacks.drop) self->callbacks.drop(dropped->number);
+        delete dropped;
+      });
   newest[impl] = record;
   return record;
 }
 
-c10::Storage SavedTensorOffload::Shared::storage_of(Record& record, bool others) {
+c10::Storage SavedTensorOffload::Shared::storage_of(Record& record, bool has_other_users) {
   if (c10::Storage present = record.present()) return present;
   c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<std::size_t>(record.bytes),
                        c10::GetAllocator(c10::kCPU)->allocate(static_cast<std::size_t>(record.bytes)),
                        c10::GetAllocator(c10::kCPU), true);
   callbacks.get(record.number, storage.mutable_data());
   record.restored.emplace(storage.getWeakStorageImpl());
-  if (others) {
+  if (has_other_users) {
     record.held = storage;
     recent.push_back(&record);
     if (recent.size() > kRecent) {
@@ -153,12 +157,13 @@ c10::Storage SavedTensorOffload::Shared::storage_of(Record& record, bool others)
 }
 
 // Prefetches records. Backward needs them in the reverse order of saving.
-void SavedTensorOffload::Shared::announce(uint64_t before) {
+void SavedTensorOffload::Shared::prefetch_before(uint64_t time) {
   std::vector<uint64_t> records;
-  std::size_t looked = 0;
-  for (auto at = saved.lower_bound(before); at != saved.begin() && records.size() < kAhead && looked < 4 * kAhead;) {
+  std::size_t examined = 0;
+  for (auto at = saved.lower_bound(time);
+       at != saved.begin() && records.size() < kPrefetched && examined < 4 * kPrefetched;) {
     --at;
-    ++looked;
+    ++examined;
     const Record& record = *at->second;
     if (!record.present() && std::find(records.begin(), records.end(), record.number) == records.end())
       records.push_back(record.number);
@@ -172,44 +177,44 @@ class SavedTensorOffload::Hooks final : public SavedHooks {
   explicit Hooks(std::shared_ptr<Shared> shared) : shared_(std::move(shared)) {}
   ~Hooks() override {
     if (!record_) return;
-    const std::lock_guard lock(shared_->mutex);
+    const MutexLock lock(shared_->mutex);
     shared_->saved.erase(time_);
     record_.reset();
   }
 
   void call_pack_hook(const torch::Tensor& tensor) override {
     if (!tensor.defined()) return;
-    const std::lock_guard lock(shared_->mutex);
+    const MutexLock lock(shared_->mutex);
     version_ = tensor.unsafeGetTensorImpl()->version_counter();
-    changes_ = now(version_);
-    if (shared_->is_kept(tensor)) {
+    changes_ = version_number(version_);
+    if (shared_->stays_on_device(tensor)) {
       // Not the tensor itself: an output that its own operator saves would never be freed.
       tensor_ = is_free_to_save(tensor) ? tensor : tensor.detach();
       return;
     }
     record_ = shared_->record_of(tensor, shared_);
-    tensor_ = on(tensor, nowhere());
-    time_ = ++shared_->times;
+    tensor_ = with_storage(tensor, empty_storage());
+    time_ = ++shared_->saved_count;
     shared_->saved[time_] = record_.get();
   }
 
   torch::Tensor call_unpack_hook() override {
     if (!tensor_.defined()) return {};
-    if (now(version_) != changes_) {
+    if (version_number(version_) != changes_) {
       std::ostringstream sizes;
       sizes << tensor_.sizes();
       fail_user("backward needs a tensor " + sizes.str() +
                 " that was changed in place after forward had saved it; change a copy");
     }
     if (!record_) return tensor_;
-    const std::lock_guard lock(shared_->mutex);
+    const MutexLock lock(shared_->mutex);
     if (!shared_->callbacks.get)
       fail_user(
           "backward needs activations that an engine offloaded (offload.activations), and that engine was released or "
           "destroyed; call backward before that");
     const c10::Storage storage = shared_->storage_of(*record_, record_.use_count() > 1);
-    shared_->announce(time_);
-    return on(tensor_, storage);
+    shared_->prefetch_before(time_);
+    return with_storage(tensor_, storage);
   }
 
  private:
@@ -223,13 +228,14 @@ class SavedTensorOffload::Hooks final : public SavedHooks {
 
 SavedTensorOffload::SavedTensorOffload(Model::OffloadCallbacks callbacks, const Buffers& buffers)
     : shared_(std::make_shared<Shared>()), scope_([shared = shared_] { return std::make_unique<Hooks>(shared); }) {
+  const MutexLock lock(shared_->mutex);
   shared_->callbacks = std::move(callbacks);
   for (const auto& [name, buffer] : buffers)
     if (buffer.has_storage()) shared_->buffers.insert(buffer.storage().unsafeGetStorageImpl());
 }
 
 SavedTensorOffload::~SavedTensorOffload() {
-  const std::lock_guard lock(shared_->mutex);
+  const MutexLock lock(shared_->mutex);
   shared_->callbacks = {};
 }
 

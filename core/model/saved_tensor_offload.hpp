@@ -15,7 +15,7 @@ namespace zr::host::model {
 
 /// While one exists, offloads the tensors that operators of this thread save: the full storage of each, once for all
 /// its views and all operators, as long as its contents do not change. Not offloaded: parameters, buffers of the model,
-/// memory that libtorch did not allocate, storages smaller than OffloadCallbacks::least_bytes, and storages that
+/// memory that libtorch did not allocate, storages smaller than OffloadCallbacks::min_bytes, and storages that
 /// outlived an earlier backward. A restored tensor has the same sizes, strides and bits; users at the same time share
 /// its storage. As without offloading, backward throws if a tensor was changed in place after it was saved.
 class SavedTensorOffload {

@@ -55,7 +55,7 @@ bool dense(const torch::Tensor& tensor) {
   return end - begin == static_cast<int64_t>(tensor.nbytes());
 }
 
-void in_use(void*) {}
+void keep_memory(void*) {}
 
 // Number of unregistered tensors on the storage, except bases that only views in autograd refer to.
 int64_t count_unregistered(const Storages::Tensors& registered) {
@@ -92,7 +92,7 @@ bool overlap(const torch::Tensor& a, const torch::Tensor& b) {
   const int64_t begin = std::max(at_a + begin_a, at_b + begin_b), end = std::min(at_a + end_a, at_b + end_b);
   if (begin >= end) return false;
   if (dense(a) && dense(b)) return true;
-  std::vector<bool> taken(static_cast<std::size_t>(end - begin));
+  std::vector<bool> covered_by_a(static_cast<std::size_t>(end - begin));
   const auto each_byte = [&](const torch::Tensor& tensor, int64_t at, const auto& fn) {
     const auto size = static_cast<int64_t>(tensor.element_size());
     each_element(tensor, [&](int64_t offset) {
@@ -101,9 +101,9 @@ bool overlap(const torch::Tensor& a, const torch::Tensor& b) {
         fn(static_cast<std::size_t>(byte - begin));
     });
   };
-  each_byte(a, at_a, [&](std::size_t byte) { taken[byte] = true; });
+  each_byte(a, at_a, [&](std::size_t byte) { covered_by_a[byte] = true; });
   bool shared = false;
-  each_byte(b, at_b, [&](std::size_t byte) { shared |= taken[byte]; });
+  each_byte(b, at_b, [&](std::size_t byte) { shared |= covered_by_a[byte]; });
   return shared;
 }
 
@@ -124,7 +124,7 @@ Storages::Storages(const Tensors& parameters, const Tensors& buffers) {
                 [](const auto& item) { return item.second.parameters.size() + item.second.buffers.size() < 2; });
   for (const auto& [storage, users] : users_) {
     check_unregistered(users);
-    left_[storage] = users.parameters.size() + users.buffers.size();
+    remaining_tensors_[storage] = users.parameters.size() + users.buffers.size();
   }
 }
 
@@ -186,27 +186,27 @@ bool Storages::replaceable(const torch::Tensor& parameter, at::ScalarType type) 
          !users_.count(storage_of(parameter)) && !Placeholder::find(*parameter.storage().unsafeGetStorageImpl());
 }
 
-void Storages::move(const std::string& name, const torch::Tensor& parameter, const torch::Tensor& other) {
-  leave("parameter '" + name + "'", parameter, other);
+void Storages::replace_data(const std::string& name, const torch::Tensor& parameter, const torch::Tensor& other) {
+  replace_and_close("parameter '" + name + "'", parameter, other);
 }
 
-void Storages::move_buffer(const std::string& name, const torch::Tensor& buffer, const torch::Tensor& other) {
+void Storages::replace_buffer_data(const std::string& name, const torch::Tensor& buffer, const torch::Tensor& other) {
   if (const auto users = users_.find(storage_of(buffer)); users != users_.end())
     for (const auto& [with, values] : users->second.buffers)
       if (!values.is_same(buffer) && overlap(buffer, values))
         fail_user("buffers '" + name + "' and '" + with +
                   "' share memory, and converting them to train.dtype or to a row-major layout would separate them; "
                   "register one tensor under both names, or a clone()");
-  leave("buffer '" + name + "'", buffer, other);
+  replace_and_close("buffer '" + name + "'", buffer, other);
 }
 
-void Storages::leave(const std::string& what, const torch::Tensor& tensor, const torch::Tensor& other) {
+void Storages::replace_and_close(const std::string& what, const torch::Tensor& tensor, const torch::Tensor& other) {
   const c10::Storage before = tensor.storage();
   c10::StorageImpl& storage = *before.unsafeGetStorageImpl();
   tensor.set_data(other);
-  const auto left = left_.find(&storage);
-  if (left != left_.end() && --left->second > 0) return;
-  if (left != left_.end()) left_.erase(left);
+  const auto remaining = remaining_tensors_.find(&storage);
+  if (remaining != remaining_tensors_.end() && --remaining->second > 0) return;
+  if (remaining != remaining_tensors_.end()) remaining_tensors_.erase(remaining);
   if (const auto users = users_.find(&storage); users != users_.end()) users_.erase(users);
   if (before.use_count() == 1 || Placeholder::find(storage)) return;
   storage.set_resizable(false);
@@ -217,11 +217,11 @@ void Storages::leave(const std::string& what, const torch::Tensor& tensor, const
       "or a class member keeps); create it in forward(), or after the engine is made");
 }
 
-at::DataPtr Storages::engine_memory(void* memory) { return {memory, memory, &in_use, at::Device(at::kCPU)}; }
+at::DataPtr Storages::engine_memory(void* memory) { return {memory, memory, &keep_memory, at::Device(at::kCPU)}; }
 
 bool Storages::has_engine_memory(const at::TensorBase& tensor) {
   return tensor.has_storage() &&
-         tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get_deleter() == &in_use;
+         tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get_deleter() == &keep_memory;
 }
 
 }  // namespace zr::host::model

@@ -27,9 +27,9 @@ class Storages {
   /// the storage see it.
   bool replaceable(const torch::Tensor& parameter, at::ScalarType type) const;
   /// Gives the parameter the data of `other`, as set_data() does, and closes its old storage.
-  void move(const std::string& name, const torch::Tensor& parameter, const torch::Tensor& other);
+  void replace_data(const std::string& name, const torch::Tensor& parameter, const torch::Tensor& other);
   /// The same for a buffer.
-  void move_buffer(const std::string& name, const torch::Tensor& buffer, const torch::Tensor& other);
+  void replace_buffer_data(const std::string& name, const torch::Tensor& buffer, const torch::Tensor& other);
 
   /// A data pointer to memory of an engine; a storage with such a pointer belongs to a parameter in training.
   static at::DataPtr engine_memory(void* memory);
@@ -42,9 +42,10 @@ class Storages {
   /// Checks tensors on one storage, or on several storages at the same addresses (from_blob()).
   static void check_overlaps(const Tensors& parameters, const Tensors& buffers);
   void check_unregistered(const Users& users) const;
-  void leave(const std::string& what, const torch::Tensor& tensor, const torch::Tensor& other);
-  std::map<const c10::StorageImpl*, Users> users_;       // storages with several registered tensors
-  std::map<const c10::StorageImpl*, std::size_t> left_;  // number of registered tensors still on the storage
+  void replace_and_close(const std::string& what, const torch::Tensor& tensor, const torch::Tensor& other);
+  std::map<const c10::StorageImpl*, Users> users_;  // storages with several registered tensors
+  std::map<const c10::StorageImpl*, std::size_t>
+      remaining_tensors_;  // number of registered tensors still on the storage
 };
 
 }  // namespace zr::host::model

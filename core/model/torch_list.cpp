@@ -43,17 +43,17 @@ Storages::Tensors filled(Storages::Tensors buffers) {
 }
 
 // The first entries, and how many more there are.
-std::string first_of(const std::vector<std::string>& all) {
-  constexpr std::size_t kShown = 5;
+std::string first_of(const std::vector<std::string>& entries) {
+  constexpr std::size_t kMaxListed = 5;
   std::string list;
-  for (std::size_t i = 0; i < std::min(all.size(), kShown); ++i) list += (i ? ", " : "") + all[i];
-  if (all.size() > kShown) list += " and " + std::to_string(all.size() - kShown) + " more";
+  for (std::size_t i = 0; i < std::min(entries.size(), kMaxListed); ++i) list += (i ? ", " : "") + entries[i];
+  if (entries.size() > kMaxListed) list += " and " + std::to_string(entries.size() - kMaxListed) + " more";
   return list;
 }
 
-void check_other_engine(const std::string& name, const torch::Tensor& tensor, const TorchModel* own) {
+void check_other_engine(const std::string& name, const torch::Tensor& tensor, const TorchModel* self) {
   const auto ref = ParameterRegistry::find(tensor.unsafeGetTensorImpl());
-  if (ref && ref->model != own)
+  if (ref && ref->model != self)
     fail_user("parameter '" + name +
               "' is trained by another zr::Engine; call release() on that engine first, or give each engine "
               "its own model");
@@ -89,7 +89,7 @@ TorchModel::TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>&
     const Placeholder* left = reloads ? Placeholder::find(tensor) : nullptr;
     if (!left || left->provider()) continue;
     Placeholder::mark(tensor, false);
-    entry.vacant = true;
+    entry.left_without_memory = true;
   }
   state_->parameters = std::move(listed.parameters);
   state_->buffer_type = torch_type(dtype);
@@ -142,10 +142,10 @@ void TorchModel::check_trained(const std::vector<std::pair<std::string, torch::T
 
 namespace {
 std::map<std::string, torch::Tensor> by_name(const Storages::Tensors& buffers) {
-  std::map<std::string, torch::Tensor> all;
+  std::map<std::string, torch::Tensor> tensors;
   for (const auto& [name, tensor] : buffers)
-    if (tensor.defined()) all.emplace(name, tensor);
-  return all;
+    if (tensor.defined()) tensors.emplace(name, tensor);
+  return tensors;
 }
 
 bool is_like(const torch::Tensor& other, const torch::Tensor& tensor) {
@@ -155,7 +155,7 @@ bool is_like(const torch::Tensor& other, const torch::Tensor& tensor) {
 }  // namespace
 
 std::vector<std::string> TorchModel::changed_buffers(const Storages::Tensors& buffers) const {
-  std::map<std::string, torch::Tensor> now = by_name(buffers);
+  std::map<std::string, torch::Tensor> current = by_name(buffers);
   std::vector<std::string> changed, removed;
   const auto describe = [&](const std::string& name, const torch::Tensor& tensor, const char* what) {
     const std::string& before = state_->buffer_kinds.at(name);
@@ -164,14 +164,14 @@ std::vector<std::string> TorchModel::changed_buffers(const Storages::Tensors& bu
         (State::kind_of(tensor) == before ? what : "is now " + State::kind_of(tensor) + " and was " + before));
   };
   for (const auto& [name, tensor] : state_->buffers) {
-    const auto found = now.find(name);
-    if (found == now.end())
+    const auto found = current.find(name);
+    if (found == current.end())
       removed.push_back("'" + name + "' was removed from the model");
     else if (!found->second.is_same(tensor) || State::kind_of(tensor) != state_->buffer_kinds.at(name))
       describe(name, found->second, "was replaced by another tensor");
-    if (found != now.end()) now.erase(found);
+    if (found != current.end()) current.erase(found);
   }
-  for (const auto& [name, tensor] : now)
+  for (const auto& [name, tensor] : current)
     if (const auto before = state_->buffer_kinds.find(name); before == state_->buffer_kinds.end()) {
       if (tensor.numel() > 0) changed.push_back("'" + name + "' was added to the model");
     } else if (before->second != State::kind_of(tensor)) {
@@ -182,10 +182,10 @@ std::vector<std::string> TorchModel::changed_buffers(const Storages::Tensors& bu
 }
 
 void TorchModel::adopt_buffers(const Storages::Tensors& buffers) {
-  std::map<std::string, torch::Tensor> now = by_name(buffers);
+  std::map<std::string, torch::Tensor> current = by_name(buffers);
   for (auto& [name, tensor] : state_->buffers) {
-    const auto found = now.find(name);
-    if (found == now.end() || found->second.is_same(tensor) || !is_like(found->second, tensor) ||
+    const auto found = current.find(name);
+    if (found == current.end() || found->second.is_same(tensor) || !is_like(found->second, tensor) ||
         Placeholder::find(found->second))
       continue;
     tensor = found->second;

@@ -9,6 +9,7 @@
 
 #include "base/error.hpp"
 #include "model/allocator.hpp"
+#include "model/torch_dtype.hpp"
 #include "model/torch_state.hpp"
 
 namespace zr::host::model {
@@ -27,15 +28,15 @@ namespace {
 // Called when autograd has accumulated into one parameter's .grad.
 class Hook final : public torch::autograd::FunctionPostHook {
  public:
-  explicit Hook(std::function<void()> fired) : fired_(std::move(fired)) {}
+  explicit Hook(std::function<void()> callback) : callback_(std::move(callback)) {}
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
                                             const torch::autograd::variable_list&) override {
-    fired_();
+    callback_();
     return outputs;
   }
 
  private:
-  std::function<void()> fired_;
+  std::function<void()> callback_;
 };
 
 }  // namespace
@@ -45,7 +46,7 @@ bool TorchModel::has_buffer(const torch::Tensor& tensor) const {
                      [&](const auto& item) { return item.second.is_same(tensor); });
 }
 
-void TorchModel::hand_over() { state_->hands_over = true; }
+void TorchModel::leave_for_reload() { state_->leaves_for_reload = true; }
 
 TorchModel::~TorchModel() {
   for (auto& entry : state_->entries)
@@ -54,43 +55,18 @@ TorchModel::~TorchModel() {
 
 const std::vector<plan::Parameter>& TorchModel::parameters() const { return state_->parameters; }
 
-namespace {
-// The type's name in safetensors.
-std::string safetensors_type(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat: return "F32";
-    case at::kDouble: return "F64";
-    case at::kHalf: return "F16";
-    case at::kBFloat16: return "BF16";
-    case at::kLong: return "I64";
-    case at::kInt: return "I32";
-    case at::kShort: return "I16";
-    case at::kChar: return "I8";
-    case at::kByte: return "U8";
-    case at::kBool: return "BOOL";
-    case at::kComplexFloat: return "C64";
-    case at::kUInt16: return "U16";
-    case at::kUInt32: return "U32";
-    case at::kUInt64: return "U64";
-    case at::kFloat8_e5m2: return "F8_E5M2";
-    case at::kFloat8_e4m3fn: return "F8_E4M3";
-    default: return c10::toString(type);
-  }
-}
-}  // namespace
-
 std::vector<ModelBuffer> TorchModel::buffers() {
   std::vector<ModelBuffer> list;
   for (auto& [name, tensor] : state_->buffers)
     list.push_back({name, state_->construction ? nullptr : tensor.data_ptr(), static_cast<int64_t>(tensor.nbytes()),
-                    safetensors_type(tensor.scalar_type()), tensor.sizes().vec()});
+                    safetensors_name(tensor.scalar_type()), tensor.sizes().vec()});
   return list;
 }
 
 void TorchModel::read(uint32_t param, float* out) {
   const torch::NoGradGuard no_grad;
   const torch::Tensor& tensor = state_->entries[param].tensor;
-  if (state_->entries[param].vacant) return void(std::fill_n(out, tensor.numel(), 0.0f));
+  if (state_->entries[param].left_without_memory) return void(std::fill_n(out, tensor.numel(), 0.0f));
   torch::from_blob(out, tensor.sizes(), at::kFloat).copy_(tensor.detach());
 }
 
@@ -111,11 +87,11 @@ void TorchModel::check_deferred(const std::string& name, const torch::Tensor& te
 
 std::size_t TorchModel::deferred() const { return state_->construction ? state_->construction->size() : 0; }
 
-void TorchModel::construct(const ConstructMemory& memory, bool computes) {
+void TorchModel::construct(const ConstructMemory& memory, bool runs_operators) {
   Construction::Storages param_of;
   for (uint32_t i = 0; i < state_->entries.size(); ++i)
     param_of[state_->entries[i].tensor.storage().unsafeGetStorageImpl()] = i;
-  state_->construction->replay(param_of, memory, computes);
+  state_->construction->replay(param_of, memory, runs_operators);
   for (std::size_t i = 0; i < state_->entries.size(); ++i) {
     auto& entry = state_->entries[i];
     // Views that the constructor created stay on the placeholder.
@@ -134,14 +110,15 @@ void TorchModel::bind(uint32_t param, void* memory, zr_dtype dtype) {
   auto& entry = state_->entries[param];
   const at::ScalarType type = torch_type(dtype);
   if (!state_->storages->replaceable(entry.tensor, type))
-    state_->storages->move(state_->parameters[param].name, entry.tensor,
-                           torch::from_blob(memory, entry.tensor.sizes(), type));
+    state_->storages->replace_data(state_->parameters[param].name, entry.tensor,
+                                   torch::from_blob(memory, entry.tensor.sizes(), type));
   const c10::Storage storage = entry.tensor.storage();
   storage.unsafeGetStorageImpl()->set_data_ptr_noswap(Storages::engine_memory(memory));
   storage.unsafeGetStorageImpl()->set_resizable(false);
-  constexpr std::size_t kOwn = 2;  // the parameter and `storage`
-  const bool early = storage.use_count() > kOwn;
-  entry.binding = {storage, memory, type, version_of(entry.tensor), early, std::make_unique<DataViews>(storage)};
+  constexpr std::size_t kEngineReferences = 2;  // the parameter and `storage`
+  const bool has_older_tensors = storage.use_count() > kEngineReferences;
+  entry.binding = {
+      storage, memory, type, version_of(entry.tensor), has_older_tensors, std::make_unique<DataViews>(storage)};
 }
 
 void TorchModel::on_use(Uses uses) { state_->uses = std::move(uses); }
@@ -159,7 +136,7 @@ void TorchModel::bind_shared(uint32_t param, const void* memory, zr_dtype dtype)
       "read or write it within a zr::gather(parameter) scope");
   state_->entries[param].shared = memory;
   state_->entries[param].placeholder->attach(const_cast<void*>(memory));
-  state_->entries[param].placeholder->expose(false);
+  state_->entries[param].placeholder->set_readable(false);
 }
 
 void TorchModel::begin_gather(const std::vector<uint32_t>& params) {
@@ -168,7 +145,7 @@ void TorchModel::begin_gather(const std::vector<uint32_t>& params) {
   for (const uint32_t param : params) {
     ++state_->entries[param].scopes;
     if (state_->entries[param].shared) {
-      state_->expose(param, 1);
+      state_->change_readers(param, 1);
       state_->begin_write_copy(param);
     } else if (state_->entries[param].placeholder)
       sharded.push_back(param);
@@ -176,28 +153,29 @@ void TorchModel::begin_gather(const std::vector<uint32_t>& params) {
   if (!sharded.empty()) state_->uses.begin(sharded.data(), static_cast<uint32_t>(sharded.size()), ZR_EXPORT_PHASE);
 }
 
-void TorchModel::end_gather(const std::vector<uint32_t>& params, bool takes_over) {
-  if (takes_over && state_->uses.scope) state_->uses.scope(params.data(), static_cast<uint32_t>(params.size()), false);
+void TorchModel::end_gather(const std::vector<uint32_t>& params, bool keeps_writes) {
+  if (keeps_writes && state_->uses.scope)
+    state_->uses.scope(params.data(), static_cast<uint32_t>(params.size()), false);
   std::vector<uint32_t> sharded;
-  std::string misfit;
+  std::string wrong_shape;
   for (const uint32_t param : params) {
     auto& entry = state_->entries[param];
     --entry.scopes;
-    misfit = misfit.empty() ? state_->rebind_exchanged(param, takes_over) : misfit;
+    wrong_shape = wrong_shape.empty() ? state_->rebind_replaced(param, keeps_writes) : wrong_shape;
     entry.binding.version = -1;  // reports the parameter as written: writes through pointers change no counter
     if (entry.shared) {
-      state_->end_write_copy(param, takes_over);
-      state_->expose(param, -1);
+      state_->end_write_copy(param, keeps_writes);
+      state_->change_readers(param, -1);
     } else if (entry.placeholder) {
       sharded.push_back(param);
     }
   }
   const std::unique_ptr<bool[]> written(new bool[sharded.size()]);
-  std::fill_n(written.get(), sharded.size(), takes_over);
+  std::fill_n(written.get(), sharded.size(), keeps_writes);
   if (!sharded.empty()) state_->uses.end(sharded.data(), written.get(), static_cast<uint32_t>(sharded.size()));
-  if (!misfit.empty())
+  if (!wrong_shape.empty())
     fail_user(
-        "the data of parameter '" + misfit +
+        "the data of parameter '" + wrong_shape +
         "' was replaced by a tensor of another shape within a zr::gather scope; load a file whose shapes match the "
         "model");
 }
@@ -219,18 +197,18 @@ std::vector<uint32_t> TorchModel::written() {
   return params;
 }
 
-std::vector<uint32_t> TorchModel::exposed() {
-  constexpr std::size_t kOwn = 2;  // the parameter and the binding
+std::vector<uint32_t> TorchModel::may_be_written_untracked() {
+  constexpr std::size_t kEngineReferences = 2;  // the parameter and the binding
   std::vector<uint32_t> params;
   for (uint32_t i = 0; i < state_->entries.size(); ++i) {
     Binding& binding = state_->entries[i].binding;
-    binding.early &= binding.storage && binding.storage.use_count() > kOwn;
-    if (binding.early) params.push_back(i);
+    binding.has_older_tensors &= binding.storage && binding.storage.use_count() > kEngineReferences;
+    if (binding.has_older_tensors) params.push_back(i);
   }
   return params;
 }
 
-void TorchModel::verify() {
+void TorchModel::check_bindings() {
   for (uint32_t i = 0; i < state_->entries.size(); ++i) {
     const auto& entry = state_->entries[i];
     if (entry.tensor.sizes() != state_->parameters[i].shape || !entry.tensor.is_contiguous())
@@ -242,7 +220,7 @@ void TorchModel::verify() {
          entry.binding.storage.data() != entry.binding.memory || entry.tensor.scalar_type() != entry.binding.type))
       fail_user("the data of parameter '" + state_->parameters[i].name +
                 "' was replaced after the engine was made (torch::load(), module->to(), set_data()); " +
-                state_->alternative());
+                state_->remedy());
   }
 }
 
@@ -260,7 +238,7 @@ void TorchModel::check_scope(uint32_t param, const std::string& call) {
 std::weak_ptr<const void> TorchModel::life() const { return state_->life; }
 uint64_t TorchModel::number() const { return state_->number; }
 
-void* TorchModel::reserve_release(uint32_t param, zr_dtype dtype, bool other) {
+void* TorchModel::reserve_parameter(uint32_t param, zr_dtype dtype, bool other) {
   auto& entry = state_->entries[param];
   if (entry.binding.storage)
     entry.copy_buffer = at::empty({static_cast<int64_t>(entry.binding.storage.nbytes())}, at::kByte);
@@ -271,7 +249,7 @@ void* TorchModel::reserve_release(uint32_t param, zr_dtype dtype, bool other) {
   return entry.returned.mutable_data_ptr();
 }
 
-void TorchModel::cancel_release() {
+void TorchModel::cancel_reserved_parameters() {
   for (auto& entry : state_->entries) entry.returned = entry.copy_buffer = torch::Tensor();
 }
 
@@ -281,14 +259,14 @@ void TorchModel::convert_buffers(zr_dtype dtype) {
       tensor.set_data(tensor.to(torch_type(dtype)));
 }
 
-void TorchModel::release() {
+void TorchModel::return_parameters() {
   hide_gradients(false);
   for (std::size_t i = 0; i < state_->entries.size(); ++i) {
     auto& entry = state_->entries[i];
     if (entry.shared) {
       const c10::Storage old = entry.tensor.storage();  // views may still use it
-      if (!state_->hands_over) {
-        entry.placeholder->expose(true);
+      if (!state_->leaves_for_reload) {
+        entry.placeholder->set_readable(true);
         Placeholder::mark(entry.tensor, false);
         if (!entry.returned.defined())
           entry.returned = entry.copy_buffer.defined() ? entry.copy_buffer.copy_(entry.tensor.detach())
@@ -386,7 +364,7 @@ void TorchModel::offload_saved_tensors(OffloadCallbacks callbacks) {
 
 void TorchModel::seed(uint64_t seed) {
   auto generator = at::globalContext().defaultGenerator(at::kCPU);
-  const std::lock_guard lock(generator.mutex());
+  const std::lock_guard lock(generator.mutex());  // libtorch's mutex
   generator.set_current_seed(seed);
 }
 

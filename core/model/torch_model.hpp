@@ -22,21 +22,21 @@ class TorchModel final : public Model {
   std::vector<ModelBuffer> buffers() override;
   void read(uint32_t param, float* out) override;
   std::size_t deferred() const override;
-  void construct(const ConstructMemory& memory, bool computes) override;
+  void construct(const ConstructMemory& memory, bool runs_operators) override;
   void bind(uint32_t param, void* memory, zr_dtype dtype) override;
   void bind_shared(uint32_t param, const void* memory, zr_dtype dtype) override;
   void on_use(Uses uses) override;
   void unbind(uint32_t param, zr_dtype dtype) override;
   void attach(uint32_t param, void* memory) override;
   std::vector<uint32_t> written() override;
-  std::vector<uint32_t> exposed() override;
-  void verify() override;
+  std::vector<uint32_t> may_be_written_untracked() override;
+  void check_bindings() override;
   void check_scopes(const std::string& call) override;
   void check_scope(uint32_t param, const std::string& call) override;
-  void* reserve_release(uint32_t param, zr_dtype dtype, bool other) override;
-  void cancel_release() override;
+  void* reserve_parameter(uint32_t param, zr_dtype dtype, bool other) override;
+  void cancel_reserved_parameters() override;
   void convert_buffers(zr_dtype dtype) override;
-  void release() override;
+  void return_parameters() override;
   void on_gradient(Arrived arrived) override;
   void copy_gradient(uint32_t param, int64_t first, const zr_view& dst) override;
   void add_gradient(uint32_t param, int64_t first, const zr_view& dst) override;
@@ -65,13 +65,13 @@ class TorchModel final : public Model {
   void check_buffers(const std::vector<std::pair<std::string, torch::Tensor>>& buffers);
   /// True for a buffer of this model.
   bool has_buffer(const torch::Tensor& tensor) const;
-  /// Makes release() leave sharded and shared parameters without memory, for a TorchModel that reloads them.
-  void hand_over();
+  /// Makes return_parameters() leave sharded and shared parameters without memory, for a TorchModel that reloads them.
+  void leave_for_reload();
 
-  /// Gives the parameters (each listed once) full memory until end_gather(). With `takes_over`, end_gather() takes over
-  /// the values written to it; otherwise it discards them. Collective, except end_gather() without `takes_over`.
+  /// Gives the parameters (each listed once) full memory until end_gather(). With `keeps_writes`, end_gather() takes
+  /// over the values written to it; otherwise it discards them. Collective, except end_gather() without `keeps_writes`.
   void begin_gather(const std::vector<uint32_t>& params);
-  void end_gather(const std::vector<uint32_t>& params, bool takes_over);
+  void end_gather(const std::vector<uint32_t>& params, bool keeps_writes);
   /// Expires with this model.
   std::weak_ptr<const void> life() const;
   /// How many TorchModels this process made before; their order is the same on all ranks.

@@ -10,8 +10,8 @@ void TorchModel::State::convert_buffers() {
   for (auto& [name, tensor] : buffers) {
     Placeholder::mark(tensor, false);
     if (tensor.is_floating_point() && tensor.scalar_type() != buffer_type && buffer_type != at::kFloat)
-      storages->move_buffer(name, tensor, tensor.to(buffer_type));
-    if (!tensor.is_contiguous()) storages->move_buffer(name, tensor, tensor.contiguous());
+      storages->replace_buffer_data(name, tensor, tensor.to(buffer_type));
+    if (!tensor.is_contiguous()) storages->replace_buffer_data(name, tensor, tensor.contiguous());
     buffer_kinds[name] = kind_of(tensor);
   }
 }
@@ -21,7 +21,7 @@ void TorchModel::State::intercept(uint32_t param, at::ScalarType type, const std
   const torch::Tensor empty =
       Placeholder::make(entry.tensor.sizes(), type, this, param, "parameter '" + parameters[param].name + reason);
   Placeholder::mark(empty, false);  // set_data() requires the same dispatch keys
-  storages->move(parameters[param].name, entry.tensor, empty);
+  storages->replace_data(parameters[param].name, entry.tensor, empty);
   Placeholder::mark(entry.tensor, true);
   entry.placeholder = Placeholder::find(entry.tensor);
 }
@@ -34,7 +34,7 @@ void TorchModel::State::enter(const ParamUse* param_uses, std::size_t n) {
       params.push_back(param);
       continue;
     }
-    expose(param, 1);
+    change_readers(param, 1);
     if (param_uses[i].written) begin_write_copy(param);
   }
   if (params.empty()) return;
@@ -52,7 +52,7 @@ void TorchModel::State::leave(const ParamUse* param_uses, std::size_t n, bool do
       continue;
     }
     if (param_uses[i].written) end_write_copy(param, done);
-    expose(param, -1);
+    change_readers(param, -1);
   }
   if (!params.empty()) uses.end(params.data(), written.data(), static_cast<uint32_t>(params.size()));
 }
@@ -61,12 +61,12 @@ bool TorchModel::State::in_scope(const Placeholder& placeholder) const {
   return entries[placeholder.index()].scopes > 0;
 }
 
-std::string TorchModel::State::alternative() const {
+std::string TorchModel::State::remedy() const {
   return "call torch::load() within a zr::gather(model->parameters()) scope, or engine.set() or engine.load(); call "
          "module->to() and set_data() before the engine is made";
 }
 
-std::string TorchModel::State::rebind_exchanged(uint32_t param, bool takes_over) {
+std::string TorchModel::State::rebind_replaced(uint32_t param, bool keeps_writes) {
   auto& entry = entries[param];
   if (!entry.binding.storage || entry.tensor.storage().is_alias_of(entry.binding.storage)) return "";
   const torch::NoGradGuard no_grad;
@@ -76,21 +76,21 @@ std::string TorchModel::State::rebind_exchanged(uint32_t param, bool takes_over)
   entry.tensor.set_data(bound);
   // After set_() the tensor would get a new accumulator at its next use, without the hook.
   if (entry.accumulator) torch::autograd::impl::set_grad_accumulator(entry.tensor, entry.accumulator);
-  if (!takes_over) return "";
+  if (!keeps_writes) return "";
   if (values.sizes() != bound.sizes()) return parameters[param].name;
   bound.copy_(values);
   return "";
 }
 
-void TorchModel::State::expose(uint32_t param, int by) {
-  const std::lock_guard lock(sharing);
+void TorchModel::State::change_readers(uint32_t param, int change) {
+  const MutexLock lock(sharing_mutex);
   ParamEntry& entry = entries[param];
-  entry.readers += by;
-  entry.placeholder->expose(entry.readers > 0);
+  entry.readers += change;
+  entry.placeholder->set_readable(entry.readers > 0);
 }
 
 void TorchModel::State::begin_write_copy(uint32_t param) {
-  const std::lock_guard lock(sharing);
+  const MutexLock lock(sharing_mutex);
   ParamEntry& entry = entries[param];
   if (entry.writers++ > 0) return;
   const std::size_t bytes = entry.placeholder->storage().nbytes();
@@ -99,18 +99,18 @@ void TorchModel::State::begin_write_copy(uint32_t param) {
   entry.placeholder->attach(entry.copy.mutable_get());
 }
 
-void TorchModel::State::end_write_copy(uint32_t param, bool takes_over) {
-  const std::lock_guard lock(sharing);
+void TorchModel::State::end_write_copy(uint32_t param, bool keeps_writes) {
+  const MutexLock lock(sharing_mutex);
   ParamEntry& entry = entries[param];
   if (--entry.writers > 0) return;
-  if (takes_over) uses.wrote(param, entry.copy.get());
+  if (keeps_writes) uses.wrote(param, entry.copy.get());
   entry.placeholder->attach(const_cast<void*>(entry.shared));
-  entry.placeholder->expose(entry.readers > 0);
+  entry.placeholder->set_readable(entry.readers > 0);
   entry.copy.clear();
 }
 
 void TorchModel::State::gradient_accumulated(uint32_t param) {
-  const std::lock_guard lock(mutex);
+  const MutexLock lock(gradient_mutex);
   ParamEntry& entry = entries[param];
   torch::Tensor gradient = entry.tensor.grad();
   if (!gradient.defined()) return;  // a reentrant backward may call the hook without a gradient

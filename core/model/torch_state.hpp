@@ -7,7 +7,6 @@
 #include <atomic>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +19,7 @@
 #include "model/saved_tensor_scope.hpp"
 #include "model/storages.hpp"
 #include "model/torch_model.hpp"
+#include "zr/mutex.hpp"
 
 namespace zr::host::model {
 
@@ -32,7 +32,7 @@ struct Binding {
   const void* memory = nullptr;
   at::ScalarType type = at::kFloat;
   int64_t version = 0;
-  bool early = false;                // tensors from before bind() use the storage
+  bool has_older_tensors = false;    // tensors from before bind() use the storage
   std::unique_ptr<DataViews> views;  // tensors that data() makes later
 };
 
@@ -46,8 +46,8 @@ struct TorchModel::State final : MemoryProvider {
     at::DataPtr copy;                    // of `shared`, while an operator or scope writes
     int readers = 0, writers = 0;        // operators and scopes that use `shared`
     int scopes = 0;                      // open zr::gather scopes, for any kind of storage
-    bool vacant = false;                 // an earlier engine left the parameter without memory
-    torch::Tensor returned;              // data that release() gives the parameter; undefined: a copy
+    bool left_without_memory = false;    // an earlier engine left the parameter without memory
+    torch::Tensor returned;              // data that return_parameters() gives the parameter; undefined: a copy
     torch::Tensor copy_buffer;           // memory for that copy
     torch::Tensor hidden;                // .grad between backwards: a placeholder
     // Must be kept alive: a new accumulator would not have the hook.
@@ -62,15 +62,16 @@ struct TorchModel::State final : MemoryProvider {
   std::map<std::string, std::string> buffer_kinds;             // original type and shape; also of empty ones
   std::shared_ptr<Construction> construction;                  // of a deferred model, until construct()
   std::unique_ptr<Storages> storages;
-  at::ScalarType buffer_type;  // of floating-point buffers
-  bool hands_over = false;     // hand_over() was called
+  at::ScalarType buffer_type;      // of floating-point buffers
+  bool leaves_for_reload = false;  // leave_for_reload() was called
   Arrived arrived;
   Uses uses;
   std::unique_ptr<SavedTensorOffload> saved_tensor_offload;
-  std::mutex mutex, sharing;
+  Mutex gradient_mutex;  // guards gradient and densified of each entry
+  Mutex sharing_mutex;   // guards readers, writers and copy of each entry
   const std::shared_ptr<const void> life = std::make_shared<char>();
-  static inline std::atomic<uint64_t> made{0};
-  const uint64_t number = made++;
+  static inline std::atomic<uint64_t> models_made{0};
+  const uint64_t number = models_made++;
 
   ~State() override {
     for (auto& entry : entries) ParameterRegistry::remove(entry.tensor.unsafeGetTensorImpl());
@@ -88,17 +89,17 @@ struct TorchModel::State final : MemoryProvider {
   void enter(const ParamUse* param_uses, std::size_t n) override;
   void leave(const ParamUse* param_uses, std::size_t n, bool done) override;
   bool in_scope(const Placeholder& placeholder) const override;
-  std::string alternative() const override;
-  /// Adds `by` (1 or -1) to the readers of shared memory. Without readers it is not readable, so an access outside
+  std::string remedy() const override;
+  /// Adds `change` (1 or -1) to the readers of shared memory. Without readers it is not readable, so an access outside
   /// operators and scopes throws an error instead of causing a segmentation fault.
-  void expose(uint32_t param, int by);
+  void change_readers(uint32_t param, int change);
   /// Writes to shared memory go to a copy of this rank, one for scopes and the operators within them. Each rank that
   /// owns a shard then takes over its part, unless an exception ended the scope.
   void begin_write_copy(uint32_t param);
-  void end_write_copy(uint32_t param, bool takes_over);
-  /// Binds a bound parameter again if its data was replaced within a scope (torch::load). With `takes_over`, copies the
-  /// new values to the engine's memory. Returns the parameter's name if the shapes differ.
-  std::string rebind_exchanged(uint32_t param, bool takes_over);
+  void end_write_copy(uint32_t param, bool keeps_writes);
+  /// Binds a bound parameter again if its data was replaced within a scope (torch::load). With `keeps_writes`, copies
+  /// the new values to the engine's memory. Returns the parameter's name if the shapes differ.
+  std::string rebind_replaced(uint32_t param, bool keeps_writes);
   /// Called when autograd has accumulated into a parameter's .grad.
   void gradient_accumulated(uint32_t param);
 };

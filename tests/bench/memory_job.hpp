@@ -53,10 +53,10 @@ class Memory final : public zr::host::model::Model {
   void unbind(uint32_t, zr_dtype) override {}
   void attach(uint32_t, void*) override {}
   std::vector<uint32_t> written() override { return {}; }
-  void verify() override {}
+  void check_bindings() override {}
   void check_scopes(const std::string&) override {}
   void check_scope(uint32_t, const std::string&) override {}
-  void release() override {}
+  void return_parameters() override {}
   void on_gradient(Arrived arrived) override { arrived_ = std::move(arrived); }
   void copy_gradient(uint32_t, int64_t, const zr_view& dst) override {
     if (dst.dtype == ZR_BF16)

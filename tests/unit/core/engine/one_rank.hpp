@@ -88,10 +88,10 @@ class FakeModel final : public host::model::Model {
   void unbind(uint32_t param, zr_dtype) override { memory[param] = nullptr; }
   void attach(uint32_t param, void* at) override { attached[param] = at; }
   std::vector<uint32_t> written() override { return std::exchange(written_to, {}); }
-  void verify() override {}
+  void check_bindings() override {}
   void check_scopes(const std::string&) override {}
   void check_scope(uint32_t, const std::string&) override {}
-  void release() override { ++released; }
+  void return_parameters() override { ++released; }
   void on_gradient(Arrived callback) override { arrived = std::move(callback); }
   void copy_gradient(uint32_t param, int64_t first, const zr_view& dst) override {
     std::memcpy(dst.data, gradients[param].data() + first, static_cast<std::size_t>(dst.count) * 4);

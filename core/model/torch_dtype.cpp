@@ -1,0 +1,42 @@
+#include "model/torch_dtype.hpp"
+
+#include "base/error.hpp"
+
+namespace zr::host::model {
+
+namespace {
+struct NamedType {
+  std::string_view name;
+  at::ScalarType type;
+};
+constexpr NamedType kTypes[]{{"F32", at::kFloat},
+                             {"F64", at::kDouble},
+                             {"F16", at::kHalf},
+                             {"BF16", at::kBFloat16},
+                             {"I64", at::kLong},
+                             {"I32", at::kInt},
+                             {"I16", at::kShort},
+                             {"I8", at::kChar},
+                             {"U8", at::kByte},
+                             {"BOOL", at::kBool},
+                             {"C64", at::kComplexFloat},
+                             {"U16", at::kUInt16},
+                             {"U32", at::kUInt32},
+                             {"U64", at::kUInt64},
+                             {"F8_E5M2", at::kFloat8_e5m2},
+                             {"F8_E4M3", at::kFloat8_e4m3fn}};
+}  // namespace
+
+std::string safetensors_name(at::ScalarType type) {
+  for (const NamedType& named : kTypes)
+    if (named.type == type) return std::string(named.name);
+  return c10::toString(type);
+}
+
+at::ScalarType torch_type_named(std::string_view name) {
+  for (const NamedType& named : kTypes)
+    if (named.name == name) return named.type;
+  fail_internal("libtorch has no type for the safetensors type '" + std::string(name) + "'");
+}
+
+}  // namespace zr::host::model

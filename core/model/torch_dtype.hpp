@@ -1,0 +1,17 @@
+// Element types of libtorch and their names in safetensors files. core/checkpoint has the sizes by name, and the types
+// that Zeroth computes with, but does not include libtorch.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <string>
+#include <string_view>
+
+namespace zr::host::model {
+
+/// The name in safetensors files, "F32"; libtorch's own name if these files do not have the type. Any thread.
+std::string safetensors_name(at::ScalarType type);
+/// The type that has this name in safetensors files. InternalError for an unknown name. Any thread.
+at::ScalarType torch_type_named(std::string_view name);
+
+}  // namespace zr::host::model
