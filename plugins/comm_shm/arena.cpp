@@ -55,7 +55,7 @@ Arena::Arena(const zr::Host& host, int rank, int world, int64_t staging_bytes)
       layout_(world, staging_bytes),
       fds_(static_cast<size_t>(world), -1),
       control_blocks_(static_cast<size_t>(world), nullptr),
-      seen_(static_cast<size_t>(world), std::vector<PeerSegment>(kSegments)) {
+      peer_segments_(static_cast<size_t>(world), std::vector<PeerSegment>(kSegments)) {
   const int fd = ::memfd_create(("zeroth-rank-" + std::to_string(rank)).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) reject(ZR_UNSUPPORTED, "memfd_create failed; comm_shm needs a Linux kernel and a sandbox that allow it");
   fds_[rank] = fd;
@@ -72,10 +72,10 @@ Arena::Arena(const zr::Host& host, int rank, int world, int64_t staging_bytes)
 }
 
 Arena::~Arena() {
-  for (const auto& [memory, own] : own_) ::munmap(const_cast<char*>(memory), own.bytes);
-  for (const auto& list : seen_)
-    for (const PeerSegment& seen : list)
-      if (seen.memory) ::munmap(seen.memory, seen.bytes);
+  for (const auto& [memory, own] : own_segments_) ::munmap(const_cast<char*>(memory), own.bytes);
+  for (const auto& list : peer_segments_)
+    for (const PeerSegment& segment_of_peer : list)
+      if (segment_of_peer.memory) ::munmap(segment_of_peer.memory, segment_of_peer.bytes);
   for (const auto& [writer, reader] : readers_) ::munmap(reader.first, reader.second);
   for (char* start : control_blocks_)
     if (start) ::munmap(start, layout_.bytes);
@@ -90,36 +90,37 @@ MemoryFileAddress Arena::address() const {
 }
 
 void Arena::connect(int peer, const MemoryFileAddress& address) {
-  const MemoryFileAddress mine = this->address();
-  const std::string who = "rank " + std::to_string(peer);
-  if (address.boot != mine.boot)
+  const MemoryFileAddress own_address = this->address();
+  const std::string peer_text = "rank " + std::to_string(peer);
+  if (address.boot != own_address.boot)
     throw zr::PluginError(ZR_UNSUPPORTED,
-                          "comm_shm connects ranks of one node only: " + who + " is on host '" + address.host +
-                              "', this is rank " + std::to_string(rank_) + " on '" + mine.host +
+                          "comm_shm connects ranks of one node only: " + peer_text + " is on host '" + address.host +
+                              "', this is rank " + std::to_string(rank_) + " on '" + own_address.host +
                               "'; start all ranks on one node, or choose a communicator for several nodes");
-  if (address.container != mine.container)
-    throw zr::PluginError(ZR_UNSUPPORTED, "comm_shm opens its peers' memory through /proc: " + who + " on host '" +
-                                              address.host + "' is in another container (PID namespace) than rank " +
+  if (address.container != own_address.container)
+    throw zr::PluginError(ZR_UNSUPPORTED, "comm_shm opens its peers' memory through /proc: " + peer_text +
+                                              " on host '" + address.host +
+                                              "' is in another container (PID namespace) than rank " +
                                               std::to_string(rank_) + "; start all ranks in one container");
   const std::string path = "/proc/" + std::to_string(address.pid) + "/fd/" + std::to_string(address.fd);
   const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0)
-    reject(ZR_COMM,
-           "cannot open the memory of " + who + " (" + path + "); its process must be alive and run as the same user");
+    reject(ZR_COMM, "cannot open the memory of " + peer_text + " (" + path +
+                        "); its process must be alive and run as the same user");
   fds_[peer] = fd;
-  control_blocks_[peer] = map(fd, 0, layout_.bytes, "the control block of " + who);
+  control_blocks_[peer] = map(fd, 0, layout_.bytes, "the control block of " + peer_text);
   if (control_block(peer).magic != kMagic || control_block(peer).identity != address.identity)
-    throw zr::PluginError(ZR_COMM, path + " is not the memory that " + who + " announced; process " +
+    throw zr::PluginError(ZR_COMM, path + " is not the memory that " + peer_text + " announced; process " +
                                        std::to_string(address.pid) +
                                        " has ended, and its process id may have been reused");
 }
 
 void Arena::extend(uint64_t bytes, const char* what) {
   // The kernel does not limit the size of such files: without this check its OOM killer would end processes.
-  if (const int64_t left = available(); left >= 0 && bytes > static_cast<uint64_t>(left))
+  if (const int64_t free_bytes = available(); free_bytes >= 0 && bytes > static_cast<uint64_t>(free_bytes))
     throw zr::PluginError(ZR_NOMEM,
                           "cannot allocate " + std::to_string(bytes) + " bytes of shared memory (" + what +
-                              "): the machine has " + std::to_string(left) +
+                              "): the machine has " + std::to_string(free_bytes) +
                               " bytes available; use fewer ranks on this node, or a strategy that shards more",
                           ENOMEM);
   const auto offset = static_cast<off_t>(end_);
@@ -143,8 +144,8 @@ char* Arena::map(int fd, uint64_t offset, uint64_t bytes, const std::string& wha
 }
 
 void* Arena::allocate(uint64_t bytes) {
-  forget_released();
-  bytes = Layout::page(bytes ? bytes : 1);
+  unmap_released();
+  bytes = Layout::round_to_page(bytes ? bytes : 1);
   Segment* table = control_block(rank_).segments;
   uint32_t free = 0;
   while (free < kSegments && table[free].generation.load(std::memory_order_relaxed) % 2 == 1) ++free;
@@ -157,38 +158,39 @@ void* Arena::allocate(uint64_t bytes) {
   table[free].offset = offset;
   table[free].bytes = bytes;
   table[free].generation.fetch_add(1, std::memory_order_release);
-  own_[memory] = {bytes, offset, free};
+  own_segments_[memory] = {bytes, offset, free};
   return memory;
 }
 
 void Arena::release(void* memory) {
-  const auto at = own_.find(static_cast<char*>(memory));
-  if (at == own_.end()) return;
+  const auto at = own_segments_.find(static_cast<char*>(memory));
+  if (at == own_segments_.end()) return;
   control_block(rank_).segments[at->second.segment].generation.fetch_add(1, std::memory_order_release);
   ::munmap(memory, at->second.bytes);
   // Free the pages now. A peer that still maps the segment keeps only the address range.
   ::fallocate(fds_[rank_], FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(at->second.offset),
               static_cast<off_t>(at->second.bytes));
-  own_.erase(at);
-  forget_released();
+  own_segments_.erase(at);
+  unmap_released();
 }
 
-void Arena::forget_released() {
+void Arena::unmap_released() {
   for (int r = 0; r < world_; ++r) {
     if (!control_blocks_[r]) continue;
     for (uint32_t i = 0; i < kSegments; ++i) {
-      PeerSegment& seen = seen_[r][i];
-      if (!seen.memory || control_block(r).segments[i].generation.load(std::memory_order_acquire) == seen.generation)
+      PeerSegment& segment_of_peer = peer_segments_[r][i];
+      if (!segment_of_peer.memory ||
+          control_block(r).segments[i].generation.load(std::memory_order_acquire) == segment_of_peer.generation)
         continue;
-      ::munmap(seen.memory, seen.bytes);
-      seen = {};
+      ::munmap(segment_of_peer.memory, segment_of_peer.bytes);
+      segment_of_peer = {};
     }
   }
 }
 
 ShmAddress Arena::address_of(const void* data, int64_t bytes) const {
-  auto at = own_.upper_bound(static_cast<const char*>(data));
-  if (at == own_.begin()) return {};
+  auto at = own_segments_.upper_bound(static_cast<const char*>(data));
+  if (at == own_segments_.begin()) return {};
   --at;
   const auto offset = static_cast<uint64_t>(static_cast<const char*>(data) - at->first);
   if (offset + static_cast<uint64_t>(bytes) > at->second.bytes) return {};
@@ -197,17 +199,17 @@ ShmAddress Arena::address_of(const void* data, int64_t bytes) const {
 }
 
 char* Arena::at(int r, const ShmAddress& address) {
-  PeerSegment& seen = seen_[r][address.segment];
-  if (seen.generation != address.generation || !seen.memory) {
-    if (seen.memory) ::munmap(seen.memory, seen.bytes);
-    seen = {};
+  PeerSegment& segment_of_peer = peer_segments_[r][address.segment];
+  if (segment_of_peer.generation != address.generation || !segment_of_peer.memory) {
+    if (segment_of_peer.memory) ::munmap(segment_of_peer.memory, segment_of_peer.bytes);
+    segment_of_peer = {};
     const Segment& segment = control_block(r).segments[address.segment];
     // Without MAP_POPULATE: a rank uses only a part of its peers' memory, and only that part should count as its own.
-    seen.memory = map(fds_[r], segment.offset, segment.bytes, "a buffer of rank " + std::to_string(r), 0);
-    seen.bytes = segment.bytes;
-    seen.generation = address.generation;
+    segment_of_peer.memory = map(fds_[r], segment.offset, segment.bytes, "a buffer of rank " + std::to_string(r), 0);
+    segment_of_peer.bytes = segment.bytes;
+    segment_of_peer.generation = address.generation;
   }
-  return seen.memory + address.offset;
+  return segment_of_peer.memory + address.offset;
 }
 
 const char* Arena::map_reader(int r, const ShmAddress& address, const void* writer) {

@@ -70,16 +70,16 @@ class Arena {
   ControlBlock& control_block(int r) const { return *reinterpret_cast<ControlBlock*>(control_blocks_[r]); }
   char* map(int fd, uint64_t offset, uint64_t bytes, const std::string& what, int flags = MAP_POPULATE) const;
   void extend(uint64_t bytes, const char* what);
-  void forget_released();
+  void unmap_released();
 
   zr::Host host_;
   const int rank_, world_;
   const Layout layout_;
-  uint64_t identity_ = 0, end_ = 0;        // end_: size of the file
-  std::vector<int> fds_;                   // by rank
-  std::vector<char*> control_blocks_;      // by rank: the start of its file
-  std::map<const char*, OwnSegment> own_;  // by address
-  std::vector<std::vector<PeerSegment>> seen_;
+  uint64_t identity_ = 0, end_ = 0;                 // end_: size of the file
+  std::vector<int> fds_;                            // by rank
+  std::vector<char*> control_blocks_;               // by rank: the start of its file
+  std::map<const char*, OwnSegment> own_segments_;  // by address
+  std::vector<std::vector<PeerSegment>> peer_segments_;
   std::map<const void*, std::pair<void*, uint64_t>> readers_;  // by writer
 };
 

@@ -32,11 +32,11 @@ struct Segment {
 
 /// Written by one rank, read by all. `changes` is incremented after every other change; ranks wait on it with a futex.
 struct alignas(64) SharedCounters {
-  Counter posted;    // announced collectives: announcements up to this number may be read
-  Counter finished;  // collectives of which this rank has done its part: it reads neither peers' memory nor
-                     // announcements for them any more
-  Counter filled;    // loads copied into this rank's staging buffer
-  Counter drained;   // loads read from the staging buffers of all ranks
+  Counter posted;         // announced collectives: announcements up to this number may be read
+  Counter finished;       // collectives of which this rank has done its part: it reads neither peers' memory nor
+                          // announcements for them any more
+  Counter rounds_filled;  // rounds copied into this rank's staging buffer
+  Counter rounds_read;    // rounds read from the staging buffers of all ranks
   std::atomic<uint32_t> changes, sleepers, closed;
 };
 
@@ -60,7 +60,7 @@ struct alignas(64) Message {
   std::atomic<uint32_t> state;
   int32_t tag;
   zr_dtype dtype;
-  uint32_t traits;  // kSrcShared; else it is sent in loads through the staging buffer: wanted, filled, wanted, ...
+  uint32_t traits;  // kSrcShared; else it is sent in rounds through the staging buffer: wanted, filled, wanted, ...
   uint64_t number;  // 1, 2, ... per peer
   int64_t count;
   ShmAddress src;
@@ -80,13 +80,13 @@ struct Layout {
       : announcement_bytes(aligned(sizeof(Announcement) + 2 * sizeof(int64_t) * static_cast<uint64_t>(world))),
         ring(aligned(sizeof(ControlBlock))),
         messages(ring + kRing * announcement_bytes),
-        staging(page(messages + static_cast<uint64_t>(world) * kMessages * sizeof(Message))),
-        bytes(staging + 2 * page(static_cast<uint64_t>(staging_bytes) / 2)) {}
+        staging(round_to_page(messages + static_cast<uint64_t>(world) * kMessages * sizeof(Message))),
+        bytes(staging + 2 * round_to_page(static_cast<uint64_t>(staging_bytes) / 2)) {}
   uint64_t announcement_bytes, ring, messages;
   uint64_t staging, bytes;  // the staging buffer has two halves: collectives, messages
   uint64_t staging_capacity() const { return (bytes - staging) / 2; }
   static uint64_t aligned(uint64_t n) { return (n + 63) / 64 * 64; }
-  static uint64_t page(uint64_t n) { return (n + 4095) / 4096 * 4096; }
+  static uint64_t round_to_page(uint64_t n) { return (n + 4095) / 4096 * 4096; }
 };
 
 }  // namespace shm

@@ -7,9 +7,9 @@ namespace shm {
 
 namespace {
 using Finish = Operation::Finish;
-constexpr int64_t kStreams = int64_t{2} << 20;   // bytes from which on non-temporal stores are faster
-constexpr int64_t kParallel = int64_t{1} << 20;  // bytes from which on several threads are faster
-constexpr int64_t kCopyRun = int64_t{64} << 10;
+constexpr int64_t kStreamedBytes = int64_t{2} << 20;  // bytes from which on non-temporal stores are faster
+constexpr int64_t kParallelBytes = int64_t{1} << 20;  // bytes from which on several threads are faster
+constexpr int64_t kCopyBlock = int64_t{64} << 10;
 
 // Rank r's share of n elements when the ranks divide a reduction; aligned to cache lines for every type.
 Extent share(int64_t n, int r, int world) {
@@ -33,7 +33,7 @@ bool ShmCommunicator::execute(Operation& op) {
       return true;
     case Route::stage:
       op.staged = true;
-      op.first_load = loads_;
+      op.first_round = rounds_done_;
       return through_staging(op);
   }
   return true;
@@ -41,14 +41,14 @@ bool ShmCommunicator::execute(Operation& op) {
 
 void ShmCommunicator::compare(const Operation& op) {
   const Announcement& first = arena_.announcement(0, op.number);
-  const auto said = [&](int r) {
+  const auto call_of = [&](int r) {
     const Announcement& announcement = arena_.announcement(r, op.number);
-    return "rank " + std::to_string(r) + " issued " + name_of_op(announcement.op) + " '" + announcement.label + "'" +
+    return "rank " + std::to_string(r) + " issued " + std::string(name_of_op(announcement.op)) + " '" + announcement.label + "'" +
            shape_text(announcement.dtype, announcement.elements);
   };
-  const auto differ = [&](int p, int r, const std::string& how) {
-    fail(ZR_MISMATCH,
-         "the ranks disagree about collective " + std::to_string(op.number) + ": " + said(p) + ", " + said(r) + how);
+  const auto differ = [&](int p, int r, const std::string& detail) {
+    fail(ZR_MISMATCH, "the ranks disagree about collective " + std::to_string(op.number) + ": " + call_of(p) + ", " +
+                          call_of(r) + detail);
   };
   for (int r = 1; r < world_; ++r) {
     const Announcement& other = arena_.announcement(r, op.number);
@@ -75,13 +75,13 @@ ShmCommunicator::Route ShmCommunicator::route(const Operation& op) {
     dst_shared &= !op.receives(r) || (traits & kDstShared);
     in_place |= (traits & kInPlace) != 0;
   }
-  const bool everywhere = op.coll.op == ZR_ALL_REDUCE;
+  const bool all_reduce = op.coll.op == ZR_ALL_REDUCE;
   // With ACCUMULATE the results of an all_reduce may differ between ranks, so each rank computes its own.
-  if (src_shared && dst_shared && ((everywhere && !(op.coll.flags & ZR_COLL_ACCUMULATE)) || op.coll.op == ZR_REDUCE))
+  if (src_shared && dst_shared && ((all_reduce && !(op.coll.flags & ZR_COLL_ACCUMULATE)) || op.coll.op == ZR_REDUCE))
     return Route::push;
   // Peers would read memory while this rank writes it.
-  const bool clash = in_place && (everywhere || op.coll.op == ZR_ALL_TO_ALL);
-  return src_shared && !clash ? Route::pull : Route::stage;
+  const bool conflict = in_place && (all_reduce || op.coll.op == ZR_ALL_TO_ALL);
+  return src_shared && !conflict ? Route::pull : Route::stage;
 }
 
 Extent ShmCommunicator::extent(const Operation& op, int p, int r) const {
@@ -101,13 +101,13 @@ void ShmCommunicator::pull(const Operation& op) {
   if (!op.receives(rank_)) return;
   const int64_t size = op.width();
   if (op.is_reduction()) {
-    const Extent mine = extent(op, rank_, rank_);
-    if (mine.count == 0) return;
+    const Extent own_part = extent(op, rank_, rank_);
+    if (own_part.count == 0) return;
     sources_.clear();
-    for (int p = 0; p < world_; ++p) sources_.push_back(source(op, p) + mine.from * size);
-    outs_.assign(1, op.coll.dst.data);
+    for (int p = 0; p < world_; ++p) sources_.push_back(source(op, p) + own_part.from * size);
+    destinations_.assign(1, op.coll.dst.data);
     const bool rewrites = op.in_place || (op.coll.flags & ZR_COLL_ACCUMULATE);
-    reduce(op, op.coll.dst.dtype, 0, mine.count, !rewrites && op.dst_bytes() >= kStreams);
+    reduce(op, op.coll.dst.dtype, 0, own_part.count, !rewrites && op.dst_bytes() >= kStreamedBytes);
     return;
   }
   for (int i = 1; i <= world_; ++i) {
@@ -118,88 +118,89 @@ void ShmCommunicator::pull(const Operation& op) {
     if (part.count == 0) continue;
     char* to = static_cast<char*>(op.coll.dst.data) + part.to * size;
     const char* from = source(op, p) + part.from * size;
-    if (to != from) copy(to, from, part.count * size, op.dst_bytes() >= kStreams);
+    if (to != from) copy(to, from, part.count * size, op.dst_bytes() >= kStreamedBytes);
   }
 }
 
 // This rank reduces its share of the elements for all receivers.
 void ShmCommunicator::push(const Operation& op) {
-  const Extent mine = share(op.coll.src.count, rank_, world_);
-  if (mine.count == 0) return;
+  const Extent own_part = share(op.coll.src.count, rank_, world_);
+  if (own_part.count == 0) return;
   sources_.clear();
-  outs_.clear();
+  destinations_.clear();
   bool in_place = false;
   for (int i = 0; i < world_; ++i) {
     const int r = (rank_ + i) % world_;
     sources_.push_back(source(op, i));
-    if (op.receives(r)) outs_.push_back(destination(op, r));
+    if (op.receives(r)) destinations_.push_back(destination(op, r));
     in_place |= (arena_.announcement(r, op.number).traits & kInPlace) != 0;
   }
   const bool rewrites = in_place || (op.coll.flags & ZR_COLL_ACCUMULATE);
   const zr_dtype dst_dtype = arena_.announcement(op.coll.op == ZR_REDUCE ? op.coll.root : rank_, op.number).dst_dtype;
-  reduce(op, dst_dtype, mine.from, mine.count, !rewrites && mine.count * size_of(op.coll.src.dtype) >= kStreams);
+  reduce(op, dst_dtype, own_part.from, own_part.count,
+         !rewrites && own_part.count * size_of(op.coll.src.dtype) >= kStreamedBytes);
 }
 
-// In loads: every rank copies a part of its src into its staging buffer, then reads its part of all staging buffers.
+// In rounds: every rank copies a part of its src into its staging buffer, then reads its part of all staging buffers.
 bool ShmCommunicator::through_staging(Operation& op) {
   const int64_t size = op.width();
   const int64_t chunk = op.is_cut() ? arena_.staging_capacity() / world_ / 64 * 64 : arena_.staging_capacity();
-  const int64_t run = chunk / size;
-  if (op.loads == 0) op.loads = loads_of(op, run);
-  for (; op.load < op.loads; ++op.load, op.loaded = false) {
-    const uint64_t number = op.first_load + op.load;
-    if (!op.loaded) {
-      if (!all_reached(&SharedCounters::drained, number)) return false;
-      fill_staging(op, run);
-      op.loaded = true;
-      publish(&SharedCounters::filled, number + 1);
+  const int64_t round_elements = chunk / size;
+  if (op.rounds == 0) op.rounds = rounds_of(op, round_elements);
+  for (; op.round < op.rounds; ++op.round, op.round_filled = false) {
+    const uint64_t number = op.first_round + op.round;
+    if (!op.round_filled) {
+      if (!all_reached(&SharedCounters::rounds_read, number)) return false;
+      fill_staging(op, round_elements);
+      op.round_filled = true;
+      publish(&SharedCounters::rounds_filled, number + 1);
     }
-    if (!all_reached(&SharedCounters::filled, number + 1)) return false;
-    read_staging(op, run);
-    publish(&SharedCounters::drained, number + 1);
+    if (!all_reached(&SharedCounters::rounds_filled, number + 1)) return false;
+    read_staging(op, round_elements);
+    publish(&SharedCounters::rounds_read, number + 1);
   }
-  loads_ = op.first_load + op.loads;
+  rounds_done_ = op.first_round + op.rounds;
   return true;
 }
 
-uint64_t ShmCommunicator::loads_of(const Operation& op, int64_t run) {
+uint64_t ShmCommunicator::rounds_of(const Operation& op, int64_t round_elements) {
   int64_t longest = 0;
   for (int p = 0; p < world_; ++p)
     for (int r = 0; r < world_; ++r)
       if (op.sends(p) && op.receives(r)) longest = std::max(longest, extent(op, p, r).count);
-  return static_cast<uint64_t>((longest + run - 1) / run);
+  return static_cast<uint64_t>((longest + round_elements - 1) / round_elements);
 }
 
 namespace {
-// The part of an extent that a load contains.
-Extent cut(const Extent& full, uint64_t load, int64_t run) {
-  const int64_t first = std::min(full.count, static_cast<int64_t>(load) * run);
-  return {full.from + first, std::min(run, full.count - first), full.to + first};
+// The part of an extent that a round transfers.
+Extent cut(const Extent& full, uint64_t round, int64_t round_elements) {
+  const int64_t first = std::min(full.count, static_cast<int64_t>(round) * round_elements);
+  return {full.from + first, std::min(round_elements, full.count - first), full.to + first};
 }
 }  // namespace
 
-void ShmCommunicator::fill_staging(const Operation& op, int64_t run) {
+void ShmCommunicator::fill_staging(const Operation& op, int64_t round_elements) {
   if (!op.sends(rank_)) return;
   const int64_t size = size_of(op.coll.src.dtype);
   for (int r = 0; r < (op.is_cut() ? world_ : 1); ++r) {
-    const Extent part = cut(extent(op, rank_, r), op.load, run);
-    copy(arena_.staging(rank_) + r * run * size, static_cast<const char*>(op.coll.src.data) + part.from * size,
-         part.count * size);
+    const Extent part = cut(extent(op, rank_, r), op.round, round_elements);
+    copy(arena_.staging(rank_) + r * round_elements * size,
+         static_cast<const char*>(op.coll.src.data) + part.from * size, part.count * size);
   }
 }
 
-void ShmCommunicator::read_staging(const Operation& op, int64_t run) {
+void ShmCommunicator::read_staging(const Operation& op, int64_t round_elements) {
   if (!op.receives(rank_)) return;
   const int64_t size = op.width(), to_size = size_of(op.coll.dst.dtype);
-  const int64_t chunk = op.is_cut() ? rank_ * run * size : 0;
+  const int64_t chunk = op.is_cut() ? rank_ * round_elements * size : 0;
   sources_.clear();
   for (int p = 0; p < world_; ++p) {
     if (!op.sends(p)) continue;
-    const Extent part = cut(extent(op, p, rank_), op.load, run);
+    const Extent part = cut(extent(op, p, rank_), op.round, round_elements);
     sources_.push_back(arena_.staging(p) + chunk);
-    outs_.assign(1, static_cast<char*>(op.coll.dst.data) + part.to * to_size);
+    destinations_.assign(1, static_cast<char*>(op.coll.dst.data) + part.to * to_size);
     if (!op.is_reduction())
-      copy(outs_[0], sources_.back(), part.count * size);
+      copy(destinations_[0], sources_.back(), part.count * size);
     else if (p == world_ - 1)
       reduce(op, op.coll.dst.dtype, 0, part.count, false);
   }
@@ -207,25 +208,25 @@ void ShmCommunicator::read_staging(const Operation& op, int64_t run) {
 
 void ShmCommunicator::reduce(const Operation& op, zr_dtype dst_dtype, int64_t first, int64_t count, bool streams) {
   const zr::ReduceKind kind{op.coll.reduce, (op.coll.flags & ZR_COLL_ACCUMULATE) != 0, op.coll.src.dtype, dst_dtype};
-  const auto n = static_cast<int32_t>(sources_.size()), n_outs = static_cast<int32_t>(outs_.size());
+  const auto n = static_cast<int32_t>(sources_.size()), n_destinations = static_cast<int32_t>(destinations_.size());
   const auto run = [&](int64_t at, int64_t elements) {
-    reduce_(kind, sources_.data(), n, outs_.data(), n_outs, at, elements, streams);
+    reduce_(kind, sources_.data(), n, destinations_.data(), n_destinations, at, elements, streams);
   };
   const int64_t size = size_of(kind.src);
-  if (count * size < kParallel || tasks_.width() < 2) return run(first, count);
+  if (count * size < kParallelBytes || tasks_.width() < 2) return run(first, count);
   const int64_t blocks = (count + zr::kReduceBlock - 1) / zr::kReduceBlock;
-  tasks_.parallel_for(blocks, kCopyRun / (zr::kReduceBlock * size), [&](int64_t begin, int64_t end) {
+  tasks_.parallel_for(blocks, kCopyBlock / (zr::kReduceBlock * size), [&](int64_t begin, int64_t end) {
     run(first + begin * zr::kReduceBlock, std::min(count, end * zr::kReduceBlock) - begin * zr::kReduceBlock);
   });
 }
 
 void ShmCommunicator::copy(void* dst, const void* src, int64_t bytes, bool streams) {
-  streams |= bytes >= kStreams;
+  streams |= bytes >= kStreamedBytes;
   if (bytes == 0) return;  // an empty part may have no memory
-  if (bytes < kParallel || tasks_.width() < 2) return copy_(dst, src, bytes, streams);
-  tasks_.parallel_for((bytes + kCopyRun - 1) / kCopyRun, 4, [&](int64_t begin, int64_t end) {
-    copy_(static_cast<char*>(dst) + begin * kCopyRun, static_cast<const char*>(src) + begin * kCopyRun,
-          std::min(bytes, end * kCopyRun) - begin * kCopyRun, streams);
+  if (bytes < kParallelBytes || tasks_.width() < 2) return copy_(dst, src, bytes, streams);
+  tasks_.parallel_for((bytes + kCopyBlock - 1) / kCopyBlock, 4, [&](int64_t begin, int64_t end) {
+    copy_(static_cast<char*>(dst) + begin * kCopyBlock, static_cast<const char*>(src) + begin * kCopyBlock,
+          std::min(bytes, end * kCopyBlock) - begin * kCopyBlock, streams);
   });
 }
 

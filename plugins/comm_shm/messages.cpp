@@ -45,7 +45,7 @@ bool ShmCommunicator::send(Operation& op) {
     case Message::wanted: {
       if (staging_user_ && staging_user_ != &op) break;
       staging_user_ = &op;
-      const int64_t first = static_cast<int64_t>(op.load++) * arena_.staging_capacity();
+      const int64_t first = static_cast<int64_t>(op.round++) * arena_.staging_capacity();
       copy(arena_.message_staging(rank_), static_cast<const char*>(op.coll.src.data) + first,
            std::min(arena_.staging_capacity(), op.src_bytes() - first));
       set_state(message, Message::filled);
@@ -75,7 +75,7 @@ Message* ShmCommunicator::matching(const Operation& op) {
 }
 
 bool ShmCommunicator::receive(Operation& op) {
-  if (op.message) return take_load(op);
+  if (op.message) return take_round(op);
   Message* const message = matching(op);
   if (!message) {
     blocked_on_ = op.coll.peer;
@@ -101,12 +101,12 @@ bool ShmCommunicator::receive(Operation& op) {
   return true;
 }
 
-bool ShmCommunicator::take_load(Operation& op) {
+bool ShmCommunicator::take_round(Operation& op) {
   if (op.message->state.load(std::memory_order_acquire) != Message::filled) {
     blocked_on_ = op.coll.peer;
     return false;
   }
-  const int64_t first = static_cast<int64_t>(op.load++) * arena_.staging_capacity();
+  const int64_t first = static_cast<int64_t>(op.round++) * arena_.staging_capacity();
   const int64_t bytes = std::min(arena_.staging_capacity(), op.dst_bytes() - first);
   copy(static_cast<char*>(op.coll.dst.data) + first, arena_.message_staging(op.coll.peer), bytes);
   const bool last = first + bytes == op.dst_bytes();

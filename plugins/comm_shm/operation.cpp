@@ -7,17 +7,6 @@
 namespace shm {
 
 namespace {
-struct Type {
-  const char* name;
-  int64_t size;
-};
-constexpr Type kTypes[] = {{"none", 0}, {"fp32", 4},  {"bf16", 2},  {"fp16", 2}, {"fp64", 8},
-                           {"int8", 1}, {"uint8", 1}, {"int32", 4}, {"int64", 8}};
-constexpr const char* kOps[] = {"nothing", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce",
-                                "gather",  "scatter",    "all_to_all",     "send",       "recv",      "barrier"};
-
-const Type& type_of(zr_dtype dtype) { return kTypes[dtype >= ZR_F32 && dtype <= ZR_I64 ? dtype : 0]; }
-
 bool overlap(const void* a, int64_t a_bytes, const void* b, int64_t b_bytes) {
   const auto* x = static_cast<const char*>(a);
   const auto* y = static_cast<const char*>(b);
@@ -25,13 +14,9 @@ bool overlap(const void* a, int64_t a_bytes, const void* b, int64_t b_bytes) {
 }
 }  // namespace
 
-int64_t size_of(zr_dtype dtype) { return type_of(dtype).size; }
-const char* name_of(zr_dtype dtype) { return type_of(dtype).name; }
-const char* name_of_op(uint32_t op) { return op <= ZR_BARRIER ? kOps[op] : "unknown operation"; }
-
 std::string shape_text(zr_dtype dtype, int64_t elements) {
   if (dtype == ZR_NONE) return "";
-  return std::string(" (") + name_of(dtype) + ", " + std::to_string(elements) + " elements)";
+  return " (" + std::string(zr::name_of(dtype)) + ", " + std::to_string(elements) + " elements)";
 }
 
 std::string Operation::what() const { return std::string(name_of_op(coll.op)) + " '" + label + "'"; }
@@ -81,8 +66,8 @@ void Operation::assign(const zr_coll& given, int own_rank, int ranks) {
   state = State::waiting;
   message = nullptr;
   finish = Finish::no_rank;
-  staged = loaded = false;
-  load = loads = 0;
+  staged = round_filled = false;
+  round = rounds = 0;
   rank = own_rank;
   world = ranks;
   coll = given;
@@ -128,13 +113,13 @@ void Operation::check_counts() {
     check(std::all_of(list->begin(), list->end(), [](int64_t n) { return n >= 0; }), "a count is negative");
   starts.assign(1, 0);
   for (const int64_t n : counts) starts.push_back(starts.back() + n);
-  const int64_t total = starts.back(), mine = counts[static_cast<size_t>(rank)];
-  if (sends(rank)) check(coll.src.count == (by_src ? mine : total), "the length of src does not match the counts");
+  const int64_t total = starts.back(), own_count = counts[static_cast<size_t>(rank)];
+  if (sends(rank)) check(coll.src.count == (by_src ? own_count : total), "the length of src does not match the counts");
   if (!receives(rank)) return;
   const int64_t received = std::accumulate(recv_counts.begin(), recv_counts.end(), int64_t{0});
   check(coll.dst.count == (coll.op == ZR_ALL_TO_ALL ? received
                            : by_src                 ? total
-                                                    : mine),
+                                                    : own_count),
         "the length of dst does not match the counts");
 }
 

@@ -7,13 +7,12 @@
 
 #include "control_block.hpp"
 #include "zr/base.hpp"
+#include "zr/names.hpp"
 
 namespace shm {
 
-/// Bytes of one element; 0 if the type is unknown.
-int64_t size_of(zr_dtype dtype);
-const char* name_of(zr_dtype dtype);
-const char* name_of_op(uint32_t op);
+using zr::name_of_op;
+using zr::size_of;
 /// " (fp32, 4096 elements)"; "" for ZR_NONE.
 std::string shape_text(zr_dtype dtype, int64_t elements);
 
@@ -65,9 +64,9 @@ struct Operation {
     root,
     all
   } finish = Finish::no_rank;  // an executed operation is complete when these ranks have done their part
-  // Through the staging buffer: load number `load` of `loads` is in progress, counted from first_load.
-  bool staged = false, loaded = false;
-  uint64_t first_load = 0, load = 0, loads = 0;
+  // Through the staging buffer: round number `round` of `rounds` is in progress, counted from first_round.
+  bool staged = false, round_filled = false;
+  uint64_t first_round = 0, round = 0, rounds = 0;
 
  private:
   void check(bool ok, const char* why) const;

@@ -10,9 +10,9 @@ class Shm : public zr::Communicator<Shm, shm::ShmCommunicator> {
   Shm(const zr::Config& config, const zr::Host& host) : host_(host), staging_bytes_(config.integer("staging_bytes")) {}
 
   uint64_t open_bytes(int32_t world) const { return shm::Layout(world, staging_bytes_).bytes; }
-  std::unique_ptr<shm::ShmCommunicator> open(const zr_comm_open& how) {
+  std::unique_ptr<shm::ShmCommunicator> open(const zr_comm_open& options) {
     static uint64_t opened = 0;  // [control]: one call at a time in the process
-    return std::make_unique<shm::ShmCommunicator>(host_, how, staging_bytes_, ++opened);
+    return std::make_unique<shm::ShmCommunicator>(host_, options, staging_bytes_, ++opened);
   }
 
  private:

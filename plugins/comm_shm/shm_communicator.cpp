@@ -36,24 +36,25 @@ long futex(std::atomic<uint32_t>* word, int op, uint32_t value, const timespec* 
 }
 }  // namespace
 
-ShmCommunicator::ShmCommunicator(const zr::Host& host, const zr_comm_open& how, int64_t staging_bytes, uint64_t opened)
+ShmCommunicator::ShmCommunicator(const zr::Host& host, const zr_comm_open& options, int64_t staging_bytes,
+                                 uint64_t opened)
     : host_(host),
       tasks_(host),
-      rank_(how.rank),
-      world_(how.world),
-      arena_(host, how.rank, how.world, staging_bytes),
+      rank_(options.rank),
+      world_(options.world),
+      arena_(host, options.rank, options.world, staging_bytes),
       reduce_(ZR_CHOOSE(reduce_ranks)),
       copy_(ZR_CHOOSE(copy_range)),
-      oversubscribed_(more_ranks_than_cores(how.world)),
-      messages_sent_(static_cast<size_t>(how.world), 0) {
-  rendezvous(how, opened);
+      oversubscribed_(more_ranks_than_cores(options.world)),
+      messages_sent_(static_cast<size_t>(options.world), 0) {
+  rendezvous(options, opened);
 }
 
-void ShmCommunicator::rendezvous(const zr_comm_open& how, uint64_t opened) {
+void ShmCommunicator::rendezvous(const zr_comm_open& options, uint64_t opened) {
   if (world_ == 1) return;
   const auto& store = host_.need<zr_store_service>();
   const auto key = [&](const char* what, int r) {
-    return "shm." + std::string(how.axis ? how.axis : "") + "." + std::to_string(opened) + "." + what + "." +
+    return "shm." + std::string(options.axis ? options.axis : "") + "." + std::to_string(opened) + "." + what + "." +
            std::to_string(r);
   };
   const auto put = [&](const char* what, const std::string& value) {
@@ -67,16 +68,16 @@ void ShmCommunicator::rendezvous(const zr_comm_open& how, uint64_t opened) {
     zr::check(store.get(host_.abi(), key(what, r).c_str(), -1, value, &bytes, &error), error);
     return std::string(value, bytes);
   };
-  const MemoryFileAddress mine = arena_.address();
+  const MemoryFileAddress own_address = arena_.address();
   std::ostringstream text;
-  text << mine.boot << ' ' << mine.container << ' ' << mine.pid << ' ' << mine.fd << ' ' << mine.identity << ' '
-       << mine.host;
+  text << own_address.boot << ' ' << own_address.container << ' ' << own_address.pid << ' ' << own_address.fd << ' '
+       << own_address.identity << ' ' << own_address.host;
   put("address", text.str());
   for (int r = 0; r < world_; ++r) {
     if (r == rank_) continue;
     MemoryFileAddress peer;
-    std::istringstream said(get("address", r));
-    if (!(said >> peer.boot >> peer.container >> peer.pid >> peer.fd >> peer.identity >> peer.host))
+    std::istringstream address(get("address", r));
+    if (!(address >> peer.boot >> peer.container >> peer.pid >> peer.fd >> peer.identity >> peer.host))
       throw zr::PluginError(ZR_COMM, "rank " + std::to_string(r) +
                                          " announced an address that comm_shm cannot parse; use the same version of "
                                          "Zeroth on all ranks");
@@ -134,17 +135,17 @@ void ShmCommunicator::shared_free(void* writer) noexcept { arena_.release_reader
 
 void ShmCommunicator::submit(const zr_coll& coll, zr_stream*, zr_done* done) {
   if (failed_) throw zr::PluginError(failed_->code, failed_->text);
-  auto op = spare_.empty() ? std::make_unique<Operation>() : std::move(spare_.back());
-  if (!spare_.empty()) spare_.pop_back();
+  auto op = unused_.empty() ? std::make_unique<Operation>() : std::move(unused_.back());
+  if (!unused_.empty()) unused_.pop_back();
   op->assign(coll, rank_, world_);
   op->done = zr::Done::retained(host_, done);
   queue_.push_back(std::move(op));
-  const Operation& mine = *queue_.back();
-  submitting_ = &mine;
+  const Operation& submitted = *queue_.back();
+  submitting_ = &submitted;
   if (done)
     advance();
   else
-    wait(mine);
+    wait(submitted);
   submitting_ = nullptr;
 }
 
@@ -257,7 +258,7 @@ void ShmCommunicator::resolve_completed() {
   for (; n < queue_.size() && queue_[n]->state == State::complete; ++n) {
     if (queue_[n]->done) queue_[n]->done.resolve();
     queue_[n]->done = zr::Done();
-    spare_.push_back(std::move(queue_[n]));
+    unused_.push_back(std::move(queue_[n]));
   }
   if (n) queue_.erase(queue_.begin(), queue_.begin() + static_cast<std::ptrdiff_t>(n));
 }

@@ -22,7 +22,7 @@ class ShmCommunicator {
  public:
   /// Exchanges the ranks' addresses through the host's store and opens every peer's memory. `opened` distinguishes the
   /// communicators that one process opens one after the other.
-  ShmCommunicator(const zr::Host& host, const zr_comm_open& how, int64_t staging_bytes, uint64_t opened);
+  ShmCommunicator(const zr::Host& host, const zr_comm_open& options, int64_t staging_bytes, uint64_t opened);
   ~ShmCommunicator();
   ShmCommunicator(const ShmCommunicator&) = delete;
 
@@ -37,7 +37,7 @@ class ShmCommunicator {
 
  private:
   // shm_communicator.cpp: the queue
-  void rendezvous(const zr_comm_open& how, uint64_t opened);
+  void rendezvous(const zr_comm_open& options, uint64_t opened);
   void advance();
   void advance_operations();
   bool step(Operation& op);
@@ -57,13 +57,13 @@ class ShmCommunicator {
   void pull(const Operation& op);
   void push(const Operation& op);
   bool through_staging(Operation& op);
-  uint64_t loads_of(const Operation& op, int64_t run);
-  void fill_staging(const Operation& op, int64_t run);
-  void read_staging(const Operation& op, int64_t run);
+  uint64_t rounds_of(const Operation& op, int64_t round_elements);
+  void fill_staging(const Operation& op, int64_t round_elements);
+  void read_staging(const Operation& op, int64_t round_elements);
   Extent extent(const Operation& op, int p, int r) const;
   const char* source(const Operation& op, int p);
   char* destination(const Operation& op, int r);
-  // Reduces sources_ to outs_.
+  // Reduces sources_ to destinations_.
   void reduce(const Operation& op, zr_dtype dst_dtype, int64_t first, int64_t count, bool streams);
   // streams: use non-temporal stores, because the full result exceeds the cache even if these bytes do not.
   void copy(void* dst, const void* src, int64_t bytes, bool streams = false);
@@ -71,7 +71,7 @@ class ShmCommunicator {
   // messages.cpp
   bool send(Operation& op);
   bool receive(Operation& op);
-  bool take_load(Operation& op);
+  bool take_round(Operation& op);
   bool announce_message(Operation& op);
   Message* matching(const Operation& op);
   void set_state(Message& message, Message::State state);
@@ -90,10 +90,10 @@ class ShmCommunicator {
   decltype(ZR_CHOOSE(copy_range)) const copy_;
   const bool oversubscribed_;  // more ranks than cores
 
-  std::vector<std::unique_ptr<Operation>> queue_, spare_;  // in order of submission
+  std::vector<std::unique_ptr<Operation>> queue_, unused_;  // in order of submission
   const Operation* submitting_ = nullptr;
   uint64_t announced_ = 0, executed_ = 0;    // collectives
-  uint64_t loads_ = 0;                       // through the staging buffer
+  uint64_t rounds_done_ = 0;                 // through the staging buffer
   std::vector<uint64_t> messages_sent_;      // by peer
   const Operation* staging_user_ = nullptr;  // the message that uses this rank's staging buffer
   int blocked_on_ = -1;
@@ -104,7 +104,7 @@ class ShmCommunicator {
   };
   std::optional<Failed> failed_;
   std::vector<const void*> sources_;  // of a reduction, in rank order
-  std::vector<void*> outs_;
+  std::vector<void*> destinations_;
 };
 
 }  // namespace shm

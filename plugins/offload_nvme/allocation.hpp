@@ -33,11 +33,11 @@ class Ranges {
  public:
   uint64_t end() const { return end_; }
   uint64_t take(uint64_t bytes) {
-    for (auto one = free_.begin(); one != free_.end(); ++one) {
-      const auto [at, size] = *one;
+    for (auto range = free_.begin(); range != free_.end(); ++range) {
+      const auto [at, size] = *range;
       const bool last = at + size == end_;
       if (size < bytes && !last) continue;
-      free_.erase(one);
+      free_.erase(range);
       if (size > bytes) free_[at + bytes] = size - bytes;
       if (size < bytes) end_ = at + bytes;
       return at;

@@ -11,24 +11,24 @@
 namespace nvme {
 
 Faults::Faults(const zr::Host& host) {
-  const char* all = std::getenv("ZR_TIER_FAULT");
-  wanted_ = all ? all : "";
-  if (wanted_.compare(0, 5, "rank=") != 0) return;
+  const char* variable = std::getenv("ZR_TIER_FAULT");
+  faults_ = variable ? variable : "";
+  if (faults_.compare(0, 5, "rank=") != 0) return;
   const auto* job = host.find<zr_job_service>();
-  const bool mine = job && job->rank == std::atoi(wanted_.c_str() + 5);
-  wanted_ = mine ? wanted_.substr(wanted_.find(':') + 1) : "";
+  const bool is_rank = job && job->rank == std::atoi(faults_.c_str() + 5);
+  faults_ = is_rank ? faults_.substr(faults_.find(':') + 1) : "";
 }
 
 Fault Faults::at(const char* call) {
-  const std::lock_guard lock(mutex_);
-  const int now = ++times_[call];
-  std::istringstream in(wanted_);
-  for (std::string one; std::getline(in, one, ',');) {
-    if (one.compare(0, one.find_first_of("=@"), call) != 0) continue;
-    const auto when = one.find('@');
-    if (when != one.npos && std::atoi(one.c_str() + when + 1) != now) continue;
-    const auto equals = one.find('=');
-    const std::string what = equals == one.npos ? "" : one.substr(equals + 1, when - equals - 1);
+  const zr::MutexLock lock(mutex_);
+  const int call_number = ++times_[call];
+  std::istringstream in(faults_);
+  for (std::string fault; std::getline(in, fault, ',');) {
+    if (fault.compare(0, fault.find_first_of("=@"), call) != 0) continue;
+    const auto at_sign = fault.find('@');
+    if (at_sign != fault.npos && std::atoi(fault.c_str() + at_sign + 1) != call_number) continue;
+    const auto equals = fault.find('=');
+    const std::string what = equals == fault.npos ? "" : fault.substr(equals + 1, at_sign - equals - 1);
     if (what == "EIO") return {EIO, false};
     if (what == "ENOSPC") return {ENOSPC, false};
     if (what == "EPERM") return {EPERM, false};
@@ -41,8 +41,8 @@ Fault Faults::at(const char* call) {
 bool Faults::flips() { return at("flip").cut; }
 
 void Faults::slow() const {
-  const auto at = wanted_.find("slow=");
-  if (at != wanted_.npos) std::this_thread::sleep_for(std::chrono::milliseconds(std::atoi(wanted_.c_str() + at + 5)));
+  const auto at = faults_.find("slow=");
+  if (at != faults_.npos) std::this_thread::sleep_for(std::chrono::milliseconds(std::atoi(faults_.c_str() + at + 5)));
 }
 
 }  // namespace nvme

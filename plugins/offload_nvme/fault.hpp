@@ -6,8 +6,9 @@
 
 #ifdef ZR_FAILPOINTS
 #include <map>
-#include <mutex>
 #include <string>
+
+#include "zr/mutex.hpp"
 #endif
 
 namespace nvme {
@@ -27,9 +28,9 @@ class Faults {
   void slow() const;           // sleeps for the requested time
 
  private:
-  std::mutex mutex_;
-  std::map<std::string, int> times_;
-  std::string wanted_;
+  zr::Mutex mutex_;
+  std::map<std::string, int> times_ ZR_GUARDED_BY(mutex_);  // calls so far, by name
+  std::string faults_;                                      // of this rank, as in ZR_TIER_FAULT
 };
 #else
 class Faults {

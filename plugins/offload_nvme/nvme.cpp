@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "io_engine.hpp"
+#include "zr/mutex.hpp"
 #include "zr/offload.hpp"
 
 namespace {
@@ -12,16 +13,16 @@ using nvme::kAlign;
 
 // The folders of "/a:/b", as absolute paths.
 std::vector<std::string> folders_of(const std::string& paths) {
-  std::vector<std::string> all;
+  std::vector<std::string> folders;
   std::istringstream in(paths);
-  for (std::string one; std::getline(in, one, ':');) {
-    if (one.empty())
+  for (std::string folder; std::getline(in, folder, ':');) {
+    if (folder.empty())
       throw zr::PluginError(ZR_INVALID, "offload.nvme.path = \"" + paths + "\" has an empty folder; write \"/a:/b\"");
-    all.push_back(std::filesystem::absolute(one).lexically_normal().string());
+    folders.push_back(std::filesystem::absolute(folder).lexically_normal().string());
   }
-  if (all.empty())
+  if (folders.empty())
     throw zr::PluginError(ZR_INVALID, "offload.nvme.path is empty; set it to a folder on a disk, or \"/a:/b\"");
-  return all;
+  return folders;
 }
 
 constexpr uint64_t kLargestBlock = uint64_t{1} << 30;
@@ -42,35 +43,39 @@ class Nvme : public zr::Offload<Nvme> {
         folders_(folders_of(config.text("path"))),
         engine_name_(config.text("engine")),
         checksum_(config.boolean("checksum")),
-        size_(transfers_of(config)),
-        depth_(size_.depth),
+        transfer_size_(transfer_size_of(config)),
+        depth_(transfer_size_.depth),
         direct_(config.text("direct")),
-        stripes_{size_.block_bytes, static_cast<uint32_t>(folders_.size())} {
+        stripes_{transfer_size_.block_bytes, static_cast<uint32_t>(folders_.size())} {
     if (stripes_.block_bytes % kAlign != 0)
       throw zr::PluginError(ZR_INVALID, "offload.nvme.block_bytes = " + std::to_string(stripes_.block_bytes) +
                                             " is not a multiple of 4096; write \"1MiB\"");
   }
   ~Nvme() {
     engine_.reset();
+    const zr::MutexLock lock(mutex_);
     for (const auto& [id, allocation] : allocations_) account(-checksum_bytes(*allocation));
   }
 
   void open(const zr_offload_ref* below) {
     if (below) throw zr::PluginError(ZR_UNSUPPORTED, "tier nvme stores bytes itself and cannot use a tier below");
     if (transfers_) throw zr::PluginError(ZR_STATE, "tier nvme is already open");
-    const auto how = direct_ == "auto"   ? nvme::Direct::automatic
-                     : direct_ == "true" ? nvme::Direct::yes
-                                         : nvme::Direct::no;
+    const auto direct = direct_ == "auto"   ? nvme::Direct::automatic
+                        : direct_ == "true" ? nvme::Direct::yes
+                                            : nvme::Direct::no;
     std::vector<std::unique_ptr<nvme::File>> files;
     for (const std::string& folder : folders_)
-      files.push_back(std::make_unique<nvme::File>(host_, folder, how, faults_));
+      files.push_back(std::make_unique<nvme::File>(host_, folder, direct, faults_));
     files_ = std::move(files);
-    ranges_.resize(files_.size());
+    {
+      const zr::MutexLock lock(mutex_);
+      ranges_.resize(files_.size());
+    }
     auto transfers = std::make_unique<nvme::Transfers>(files_, stripes_, checksum_, faults_);
     engine_ = make_engine(*transfers);
     transfers_ = std::move(transfers);
-    if (size_.measured)
-      host_.log(ZR_LOG_INFO, "tier nvme: blocks of " + std::to_string(size_.block_bytes / 1024) + " KiB, " +
+    if (transfer_size_.measured)
+      host_.log(ZR_LOG_INFO, "tier nvme: blocks of " + std::to_string(transfer_size_.block_bytes / 1024) + " KiB, " +
                                  std::to_string(depth_) + " in flight, the fastest setting that `zeroth tune` " +
                                  "measured for " + folders_.front());
   }
@@ -93,7 +98,7 @@ class Nvme : public zr::Offload<Nvme> {
       throw zr::PluginError(ZR_IO, "cannot reserve " + std::to_string(bytes) + " bytes, more than any disk has");
     bytes = (bytes + kAlign - 1) / kAlign * kAlign;
     auto allocation = std::make_unique<nvme::Allocation>(bytes, checksum_ ? bytes / kAlign : 0);
-    const std::lock_guard lock(mutex_);
+    const zr::MutexLock lock(mutex_);
     for (uint32_t i = 0; i < files_.size(); ++i) {
       const uint64_t part = stripes_.bytes_in(i, bytes), end = ranges_[i].end();
       allocation->at.push_back(ranges_[i].take(part));
@@ -101,7 +106,7 @@ class Nvme : public zr::Offload<Nvme> {
       try {
         files_[i]->extend(end, ranges_[i].end() - end);
       } catch (...) {
-        release_ranges(*allocation);
+        release_ranges_locked(*allocation);
         ranges_[i].cut(end);
         throw;
       }
@@ -111,34 +116,35 @@ class Nvme : public zr::Offload<Nvme> {
     return last_;
   }
   void release(uint64_t id) noexcept {
-    const std::lock_guard lock(mutex_);
-    const auto one = allocations_.find(id);
-    if (one == allocations_.end())
+    const zr::MutexLock lock(mutex_);
+    const auto found = allocations_.find(id);
+    if (found == allocations_.end())
       return host_.log(ZR_LOG_ERROR, "tier nvme: release of unknown allocation " + std::to_string(id));
-    account(-checksum_bytes(*one->second));
-    release_ranges(*one->second);
-    allocations_.erase(one);
+    account(-checksum_bytes(*found->second));
+    release_ranges_locked(*found->second);
+    allocations_.erase(found);
   }
 
-  void write(const zr_transfer* all, uint32_t n, zr_stream* stream, zr_done* done) {
-    start(all, n, stream, done, true);
+  void write(const zr_transfer* transfers, uint32_t n, zr_stream* stream, zr_done* done) {
+    start(transfers, n, stream, done, true);
   }
-  void read(const zr_transfer* all, uint32_t n, zr_stream* stream, zr_done* done) {
-    start(all, n, stream, done, false);
+  void read(const zr_transfer* transfers, uint32_t n, zr_stream* stream, zr_done* done) {
+    start(transfers, n, stream, done, false);
   }
 
   void reg(const zr_view& memory) { engine_->reg(memory); }
   void unreg(const zr_view& memory) noexcept { engine_->unreg(memory); }
 
  private:
-  struct Size {
+  struct TransferSize {
     uint64_t block_bytes;
     uint32_t depth;
     bool measured = false;
   };
   // A value that is not set comes from the machine profile of the first folder's file system, else it is the default.
-  Size transfers_of(const zr::Config& config) const {
-    Size size{static_cast<uint64_t>(config.integer("block_bytes")), static_cast<uint32_t>(config.integer("depth"))};
+  TransferSize transfer_size_of(const zr::Config& config) const {
+    TransferSize size{static_cast<uint64_t>(config.integer("block_bytes")),
+                      static_cast<uint32_t>(config.integer("depth"))};
     if (size.block_bytes && size.depth) return size;
     uint64_t block_bytes = 0;
     uint32_t depth = 0;
@@ -164,7 +170,7 @@ class Nvme : public zr::Offload<Nvme> {
 
   // If k of the n folders are on one disk, the disk stores k/n of all bytes.
   uint64_t capacity() const {
-    const std::lock_guard lock(mutex_);
+    const zr::MutexLock lock(mutex_);
     struct Disk {
       uint64_t bytes = 0, folders = 0;
     };
@@ -174,12 +180,12 @@ class Nvme : public zr::Offload<Nvme> {
       if (disk.folders++ == 0) disk.bytes = files_[i]->free_bytes();
       disk.bytes += ranges_[i].end();
     }
-    uint64_t least = ~uint64_t{0};
-    for (const auto& [id, disk] : disks) least = std::min(least, disk.bytes / disk.folders * files_.size());
-    return files_.empty() ? 0 : least / kAlign * kAlign;
+    uint64_t smallest = ~uint64_t{0};
+    for (const auto& [id, disk] : disks) smallest = std::min(smallest, disk.bytes / disk.folders * files_.size());
+    return files_.empty() ? 0 : smallest / kAlign * kAlign;
   }
 
-  void release_ranges(const nvme::Allocation& allocation) {
+  void release_ranges_locked(const nvme::Allocation& allocation) ZR_REQUIRES(mutex_) {
     for (uint32_t i = 0; i < allocation.at.size(); ++i)
       ranges_[i].release(allocation.at[i], stripes_.bytes_in(i, allocation.bytes));
   }
@@ -191,37 +197,39 @@ class Nvme : public zr::Offload<Nvme> {
     if (memory && bytes != 0) memory->account(host_.abi(), "other: checksums of nvme", bytes);
   }
 
-  void start(const zr_transfer* all, uint32_t n, zr_stream* stream, zr_done* done, bool writes) {
+  void start(const zr_transfer* transfers, uint32_t n, zr_stream* stream, zr_done* done, bool writes) {
     if (!transfers_) throw zr::PluginError(ZR_STATE, "tier nvme is not open");
     if (stream)
       throw zr::PluginError(ZR_UNSUPPORTED, "tier nvme does not support streams; wait for the stream, and pass none");
     auto request = std::make_shared<nvme::Request>();
     request->writes = writes;
-    request->all.assign(all, all + n);
+    request->transfers.assign(transfers, transfers + n);
     {
-      const std::lock_guard lock(mutex_);
-      for (uint32_t i = 0; i < n; ++i) request->allocations.push_back(checked(all[i], i));
+      const zr::MutexLock lock(mutex_);
+      for (uint32_t i = 0; i < n; ++i) request->allocations.push_back(checked_locked(transfers[i], i));
     }
     request->done = zr::Done::retained(host_, done);
     transfers_->push(request);
   }
   // The allocation of a transfer. Throws unless the transfer consists of full 4096-byte blocks within the allocation.
-  nvme::Allocation* checked(const zr_transfer& one, uint32_t index) const {
+  nvme::Allocation* checked_locked(const zr_transfer& transfer, uint32_t index) const ZR_REQUIRES(mutex_) {
     const auto reject = [&](const std::string& what) {
       throw zr::PluginError(ZR_INVALID, "tier nvme: transfer " + std::to_string(index) + " " + what, index);
     };
-    const auto allocation = allocations_.find(one.allocation);
+    const auto allocation = allocations_.find(transfer.allocation);
     if (allocation == allocations_.end())
-      reject("refers to allocation " + std::to_string(one.allocation) + ", which is not reserved");
-    if (one.memory.dtype != ZR_U8 || one.memory.device.type != 1) reject("must be a view of bytes in CPU memory");
-    const auto bytes = static_cast<uint64_t>(one.memory.count), address = reinterpret_cast<uint64_t>(one.memory.data);
-    if (one.offset % kAlign || bytes % kAlign || address % kAlign)
-      reject("(" + std::to_string(bytes) + " bytes at byte " + std::to_string(one.offset) +
+      reject("refers to allocation " + std::to_string(transfer.allocation) + ", which is not reserved");
+    if (transfer.memory.dtype != ZR_U8 || transfer.memory.device.type != 1)
+      reject("must be a view of bytes in CPU memory");
+    const auto bytes = static_cast<uint64_t>(transfer.memory.count),
+               address = reinterpret_cast<uint64_t>(transfer.memory.data);
+    if (transfer.offset % kAlign || bytes % kAlign || address % kAlign)
+      reject("(" + std::to_string(bytes) + " bytes at byte " + std::to_string(transfer.offset) +
              (address % kAlign ? ", at an unaligned address" : "") +
              "): offset, length and address must be multiples of 4096; round up, allocations have space for it");
     const uint64_t size = allocation->second->bytes;
-    if (one.offset > size || bytes > size - one.offset)
-      reject("(" + std::to_string(bytes) + " bytes at byte " + std::to_string(one.offset) +
+    if (transfer.offset > size || bytes > size - transfer.offset)
+      reject("(" + std::to_string(bytes) + " bytes at byte " + std::to_string(transfer.offset) +
              ") exceeds its allocation of " + std::to_string(size) + " bytes");
     return allocation->second.get();
   }
@@ -230,7 +238,7 @@ class Nvme : public zr::Offload<Nvme> {
   const std::vector<std::string> folders_;
   const std::string engine_name_;
   const bool checksum_;
-  const Size size_;
+  const TransferSize transfer_size_;
   const uint32_t depth_;
   const std::string direct_;
   const nvme::Stripes stripes_;
@@ -238,10 +246,10 @@ class Nvme : public zr::Offload<Nvme> {
   std::vector<std::unique_ptr<nvme::File>> files_;
   std::unique_ptr<nvme::Transfers> transfers_;
   std::unique_ptr<nvme::IoEngine> engine_;  // destroyed before the members above, to which it refers
-  mutable std::mutex mutex_;                // guards the members below
-  std::vector<nvme::Ranges> ranges_;        // by file
-  std::unordered_map<uint64_t, std::unique_ptr<nvme::Allocation>> allocations_;
-  uint64_t last_ = 0;
+  mutable zr::Mutex mutex_;
+  std::vector<nvme::Ranges> ranges_ ZR_GUARDED_BY(mutex_);  // by file
+  std::unordered_map<uint64_t, std::unique_ptr<nvme::Allocation>> allocations_ ZR_GUARDED_BY(mutex_);
+  uint64_t last_ ZR_GUARDED_BY(mutex_) = 0;  // id of the last allocation
 };
 
 }  // namespace

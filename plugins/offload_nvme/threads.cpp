@@ -36,7 +36,7 @@ class Threads final : public IoEngine {
   }
   ~Threads() override {
     transfers_.stop();
-    for (std::thread& one : threads_) one.join();
+    for (std::thread& thread : threads_) thread.join();
   }
 
  private:

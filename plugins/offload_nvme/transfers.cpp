@@ -15,7 +15,7 @@ namespace {
 constexpr int kMaxStalls = 1000;
 
 // The checksum of a block; never 0, which means that the block was not written.
-uint32_t sum_of(const char* block) {
+uint32_t checksum_of(const char* block) {
   const auto sum = static_cast<uint32_t>(XXH3_64bits(block, kAlign));
   return sum ? sum : 1;
 }
@@ -31,40 +31,40 @@ Transfers::Transfers(const std::vector<std::unique_ptr<File>>& files, Stripes st
 
 void Transfers::push(const std::shared_ptr<Request>& request) {
   {
-    const std::lock_guard lock(mutex_);
+    const zr::MutexLock lock(mutex_);
     queue_.push_back(request);
   }
-  more_.notify_all();
+  work_available_.notify_all();
   if (wake_) wake_();
   if (request->done) return;
-  std::unique_lock lock(mutex_);
-  over_.wait(lock, [&] { return request->over; });
+  zr::MutexLock lock(mutex_);
+  request_ended_.wait(lock, [&] { return request->ended; });
   if (request->code != ZR_OK) throw zr::PluginError(request->code, request->text, request->native);
 }
 
 bool Transfers::take(Piece& piece, bool wait) {
-  std::unique_lock lock(mutex_);
+  zr::MutexLock lock(mutex_);
   for (;;) {
     while (!queue_.empty()) {
       const std::shared_ptr<Request> request = queue_.front();
-      while (request->next < request->all.size() &&
-             static_cast<uint64_t>(request->all[request->next].memory.count) == request->next_offset) {
+      while (request->next < request->transfers.size() &&
+             static_cast<uint64_t>(request->transfers[request->next].memory.count) == request->next_offset) {
         ++request->next;
         request->next_offset = 0;
       }
-      if (request->next < request->all.size() && request->code == ZR_OK) {
-        const zr_transfer& one = request->all[request->next];
+      if (request->next < request->transfers.size() && request->code == ZR_OK) {
+        const zr_transfer& transfer = request->transfers[request->next];
         piece = Piece{};
         piece.request = request;
         piece.index = request->next;
         piece.allocation = request->allocations[request->next];
-        piece.offset = one.offset + request->next_offset;
+        piece.offset = transfer.offset + request->next_offset;
         const uint64_t block = piece.offset / stripes_.block_bytes, within = piece.offset % stripes_.block_bytes;
         piece.file = static_cast<uint32_t>(block % stripes_.files);
         piece.at = piece.allocation->at[piece.file] + block / stripes_.files * stripes_.block_bytes + within;
-        piece.memory = static_cast<char*>(one.memory.data) + request->next_offset;
-        piece.bytes =
-            std::min(stripes_.block_bytes - within, static_cast<uint64_t>(one.memory.count) - request->next_offset);
+        piece.memory = static_cast<char*>(transfer.memory.data) + request->next_offset;
+        piece.bytes = std::min(stripes_.block_bytes - within,
+                               static_cast<uint64_t>(transfer.memory.count) - request->next_offset);
         request->next_offset += piece.bytes;
         ++request->in_flight;
         return true;
@@ -73,41 +73,42 @@ bool Transfers::take(Piece& piece, bool wait) {
       request->issued = true;
       if (request->in_flight > 0) continue;
       lock.unlock();
-      settle(*request);
+      end_request(*request);
       lock.lock();
     }
     if (!wait || stopped_) return false;
-    more_.wait(lock);
+    work_available_.wait(lock);
   }
 }
 
 void Transfers::stop() {
   {
-    const std::lock_guard lock(mutex_);
+    const zr::MutexLock lock(mutex_);
     stopped_ = true;
   }
-  more_.notify_all();
+  work_available_.notify_all();
   if (wake_) wake_();
 }
 
 bool Transfers::stopped() const {
-  const std::lock_guard lock(mutex_);
+  const zr::MutexLock lock(mutex_);
   return stopped_;
 }
 
 void Transfers::begin(const Piece& piece) const {
   if (!checksums_ || !piece.request->writes) return;
   for (uint64_t i = 0; i < piece.bytes; i += kAlign)
-    piece.allocation->checksums[(piece.offset + i) / kAlign].store(sum_of(piece.memory + i), std::memory_order_relaxed);
+    piece.allocation->checksums[(piece.offset + i) / kAlign].store(checksum_of(piece.memory + i),
+                                                                   std::memory_order_relaxed);
 }
 
 uint64_t Transfers::next_bytes(const Piece& piece, int& error) const {
   const Fault fault = faults_.at(piece.request->writes ? "write" : "read");
-  const uint64_t left = piece.bytes - piece.done;
+  const uint64_t remaining = piece.bytes - piece.done;
   error = fault.error;
   if (error) return 0;
-  if (!fault.cut || left <= kAlign) return left;
-  return left / 2 / 512 * 512 + 512;  // more than half, and not a multiple of kAlign
+  if (!fault.cut || remaining <= kAlign) return remaining;
+  return remaining / 2 / 512 * 512 + 512;  // more than half, and not a multiple of kAlign
 }
 
 bool Transfers::advance(Piece& piece, ssize_t result) {
@@ -145,7 +146,7 @@ void Transfers::fail(Piece& piece, int error) {
 void Transfers::verify(Piece& piece) {
   for (uint64_t i = 0; i < piece.bytes; i += kAlign) {
     const uint32_t sum = piece.allocation->checksums[(piece.offset + i) / kAlign].load(std::memory_order_relaxed);
-    if (sum == 0 || sum == sum_of(piece.memory + i)) continue;
+    if (sum == 0 || sum == checksum_of(piece.memory + i)) continue;
     return finish(piece, ZR_IO,
                   "tier nvme: " + files_[piece.file]->name() + ": reading " + std::to_string(kAlign) +
                       " bytes at byte " + std::to_string(piece.at + i) + " returned other data than was written; " +
@@ -169,7 +170,7 @@ void Transfers::flip(const Piece& piece) const {
 void Transfers::finish(Piece& piece, zr_code code, const std::string& text) {
   const std::shared_ptr<Request> request = std::move(piece.request);
   {
-    const std::lock_guard lock(mutex_);
+    const zr::MutexLock lock(mutex_);
     if (code != ZR_OK && request->code == ZR_OK) {
       request->code = code;
       request->native = piece.index;
@@ -179,15 +180,15 @@ void Transfers::finish(Piece& piece, zr_code code, const std::string& text) {
     }
     if (--request->in_flight > 0 || !request->issued) return;
   }
-  settle(*request);
+  end_request(*request);
 }
 
 // Called when no piece of the request is in flight any more; only the caller still uses the request.
-void Transfers::settle(Request& request) {
+void Transfers::end_request(Request& request) {
   if (request.done) return request.done.resolve(request.code, request.native, request.text.c_str());
-  const std::lock_guard lock(mutex_);
-  request.over = true;
-  over_.notify_all();
+  const zr::MutexLock lock(mutex_);
+  request.ended = true;
+  request_ended_.notify_all();
 }
 
 }  // namespace nvme

@@ -3,23 +3,22 @@
 
 #include <sys/types.h>
 
-#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "allocation.hpp"
 #include "file.hpp"
 #include "zr/abi/offload.h"
+#include "zr/mutex.hpp"
 
 namespace nvme {
 
 struct Request {
   bool writes = false;
-  std::vector<zr_transfer> all;
+  std::vector<zr_transfer> transfers;
   std::vector<Allocation*> allocations;  // by transfer
   zr::Done done;                         // empty: the caller of push() waits
   // Transfers::mutex_ guards the members below.
@@ -27,7 +26,7 @@ struct Request {
   uint64_t next_offset = 0;  // bytes of it that are already cut
   uint32_t in_flight = 0;    // pieces
   bool issued = false;       // all pieces have been taken
-  bool over = false;
+  bool ended = false;
   zr_code code = ZR_OK;  // the first failure
   int64_t native = 0;
   std::string text;
@@ -51,11 +50,11 @@ class Transfers {
   /// files and faults must outlive it.
   Transfers(const std::vector<std::unique_ptr<File>>& files, Stripes stripes, bool checksums, Faults& faults);
   /// Queues a request. If it has no completion, waits until it has ended, and throws if it failed. [any]
-  void push(const std::shared_ptr<Request>& request);
+  void push(const std::shared_ptr<Request>& request) ZR_EXCLUDES(mutex_);
   /// Sets a function that is called after each push(). Call it before the first push().
   void on_push(std::function<void()> wake) { wake_ = std::move(wake); }
   /// Takes the next piece. False: the queue is empty; with `wait`: it is empty and stopped. [any]
-  bool take(Piece& piece, bool wait);
+  bool take(Piece& piece, bool wait) ZR_EXCLUDES(mutex_);
   /// Lets take() return false once the queue is empty.
   void stop();
   bool stopped() const;
@@ -72,16 +71,16 @@ class Transfers {
   void finish(Piece& piece, zr_code code, const std::string& text);
   void verify(Piece& piece);
   void flip(const Piece& piece) const;
-  void settle(Request& request);
+  void end_request(Request& request);
   const std::vector<std::unique_ptr<File>>& files_;
   const Stripes stripes_;
   const bool checksums_;
   Faults& faults_;
   std::function<void()> wake_;
-  mutable std::mutex mutex_;
-  std::condition_variable more_, over_;
-  std::deque<std::shared_ptr<Request>> queue_;
-  bool stopped_ = false;
+  mutable zr::Mutex mutex_;
+  zr::ConditionVariable work_available_, request_ended_;
+  std::deque<std::shared_ptr<Request>> queue_ ZR_GUARDED_BY(mutex_);
+  bool stopped_ ZR_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace nvme

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "io_engine.hpp"
+#include "zr/mutex.hpp"
 
 namespace nvme {
 
@@ -39,15 +40,15 @@ class Uring final : public IoEngine {
   }
 
   void reg(const zr_view& memory) override {
-    const std::lock_guard lock(mutex_);
+    const zr::MutexLock lock(mutex_);
     const auto count = static_cast<uint64_t>(memory.count);
     if (!can_register_) throw zr::PluginError(ZR_UNSUPPORTED, "this kernel cannot register single memory ranges");
     for (uint64_t at = 0; at < count; at += kLargestRegistered) {
       const uint64_t bytes = std::min(kLargestRegistered, count - at);
       char* data = static_cast<char*>(memory.data) + at;
-      const int error = registered_.count(data) ? EEXIST : add(data, bytes);
+      const int error = registered_.count(data) ? EEXIST : add_locked(data, bytes);
       if (!error) continue;
-      drop(memory.data, at);
+      drop_locked(memory.data, at);
       throw zr::PluginError(ZR_NOMEM,
                             "tier nvme: cannot register " + std::to_string(count) + " bytes with the kernel: " +
                                 std::strerror(error) + "; their transfers are slower (ulimit -l limits locked memory)",
@@ -55,8 +56,8 @@ class Uring final : public IoEngine {
     }
   }
   void unreg(const zr_view& memory) override {
-    const std::lock_guard lock(mutex_);
-    drop(memory.data, static_cast<uint64_t>(memory.count));
+    const zr::MutexLock lock(mutex_);
+    drop_locked(memory.data, static_cast<uint64_t>(memory.count));
   }
 
  private:
@@ -95,10 +96,11 @@ class Uring final : public IoEngine {
     for (const auto& file : files_) fds.push_back(file->fd());
     fixed_files_ = ::io_uring_register_files(&ring_, fds.data(), static_cast<unsigned>(fds.size())) == 0;
     can_register_ = ::io_uring_register_buffers_sparse(&ring_, kMaxRegistered) == 0;
+    const zr::MutexLock lock(mutex_);
     for (uint32_t i = kMaxRegistered; i > 0; --i) entries_.push_back(i - 1);
   }
 
-  int add(char* data, uint64_t bytes) {
+  int add_locked(char* data, uint64_t bytes) ZR_REQUIRES(mutex_) {
     if (entries_.empty()) return ENOMEM;
     const iovec memory{data, bytes};
     const __u64 tag = 0;
@@ -108,42 +110,42 @@ class Uring final : public IoEngine {
     entries_.pop_back();
     return 0;
   }
-  void drop(void* begin, uint64_t bytes) {
+  void drop_locked(void* begin, uint64_t bytes) ZR_REQUIRES(mutex_) {
     char* data = static_cast<char*>(begin);
-    for (auto one = registered_.lower_bound(data); one != registered_.end() && one->first < data + bytes;) {
+    for (auto range = registered_.lower_bound(data); range != registered_.end() && range->first < data + bytes;) {
       const iovec none{nullptr, 0};
       const __u64 tag = 0;
-      ::io_uring_register_buffers_update_tag(&ring_, one->second.entry, &none, &tag, 1);
-      entries_.push_back(one->second.entry);
-      one = registered_.erase(one);
+      ::io_uring_register_buffers_update_tag(&ring_, range->second.entry, &none, &tag, 1);
+      entries_.push_back(range->second.entry);
+      range = registered_.erase(range);
     }
   }
   // The table entry that contains all of these bytes, or -1.
   int entry_of(char* data, uint64_t bytes) {
-    const std::lock_guard lock(mutex_);
-    auto one = registered_.upper_bound(data);
-    if (one == registered_.begin()) return -1;
-    --one;
-    return data + bytes <= one->first + one->second.bytes ? static_cast<int>(one->second.entry) : -1;
+    const zr::MutexLock lock(mutex_);
+    auto range = registered_.upper_bound(data);
+    if (range == registered_.begin()) return -1;
+    --range;
+    return data + bytes <= range->first + range->second.bytes ? static_cast<int>(range->second.entry) : -1;
   }
 
   // Keeps the disk busy first: computes and checks checksums while other pieces are in flight.
   void run() {
     listen();
     for (;;) {
-      while (in_flight_ < depth_ && (!ahead_.empty() || prepare())) {
-        issue(ahead_.front());
-        ahead_.pop_front();
+      while (in_flight_ < depth_ && (!prepared_.empty() || prepare())) {
+        issue(prepared_.front());
+        prepared_.pop_front();
       }
-      if (!landed_.empty()) {
-        const uint32_t i = landed_.front();
-        landed_.pop_front();
+      if (!returned_.empty()) {
+        const uint32_t i = returned_.front();
+        returned_.pop_front();
         if (transfers_.advance(pieces_[i], results_[i])) {
-          ahead_.push_front(i);
+          prepared_.push_front(i);
         } else {
           idle_.push_back(i);
         }
-      } else if (ahead_.size() >= depth_ || !prepare()) {
+      } else if (prepared_.size() >= depth_ || !prepare()) {
         if (in_flight_ == 0 && transfers_.stopped()) return;
         const int result = ::io_uring_submit_and_wait(&ring_, 1);
         // Another error means that the kernel has no memory at the moment.
@@ -155,7 +157,7 @@ class Uring final : public IoEngine {
   bool prepare() {
     if (idle_.empty() || !transfers_.take(pieces_[idle_.back()], false)) return false;
     transfers_.begin(pieces_[idle_.back()]);
-    ahead_.push_back(idle_.back());
+    prepared_.push_back(idle_.back());
     idle_.pop_back();
     return true;
   }
@@ -171,7 +173,7 @@ class Uring final : public IoEngine {
         continue;
       }
       results_[i] = cqe->res;
-      landed_.push_back(static_cast<uint32_t>(i));
+      returned_.push_back(static_cast<uint32_t>(i));
       --in_flight_;
     }
     io_uring_cq_advance(&ring_, n);
@@ -190,7 +192,7 @@ class Uring final : public IoEngine {
     const uint64_t bytes = transfers_.next_bytes(piece, error);
     if (error) {
       results_[i] = -error;
-      landed_.push_back(i);
+      returned_.push_back(i);
       return;
     }
     char* memory = piece.memory + piece.done;
@@ -221,14 +223,14 @@ class Uring final : public IoEngine {
   bool ready_ = false, fixed_files_ = false, can_register_ = false;
   int push_event_ = -1;
   const uint32_t depth_;
-  uint32_t in_flight_ = 0;               // in the kernel
-  std::vector<Piece> pieces_;            // by user_data
-  std::vector<int> results_;             // by user_data: result of the last I/O call
-  std::vector<uint32_t> idle_;           // unused indices of pieces_
-  std::deque<uint32_t> ahead_, landed_;  // to be issued next; returned by the kernel and not checked yet
-  std::mutex mutex_;                     // guards registered_ and entries_
-  std::map<char*, Registered> registered_;
-  std::vector<uint32_t> entries_;  // free entries of the kernel's table
+  uint32_t in_flight_ = 0;                    // in the kernel
+  std::vector<Piece> pieces_;                 // by user_data
+  std::vector<int> results_;                  // by user_data: result of the last I/O call
+  std::vector<uint32_t> idle_;                // unused indices of pieces_
+  std::deque<uint32_t> prepared_, returned_;  // to be issued next; returned by the kernel and not checked yet
+  zr::Mutex mutex_;
+  std::map<char*, Registered> registered_ ZR_GUARDED_BY(mutex_);
+  std::vector<uint32_t> entries_ ZR_GUARDED_BY(mutex_);  // free entries of the kernel's table
   std::thread thread_;
 };
 

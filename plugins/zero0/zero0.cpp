@@ -20,23 +20,24 @@ class Zero0 : public zr::Strategy<Zero0> {
     const uint32_t weights = plan.buffer(ZR_ROLE_WEIGHT, "weights, unsharded", layout.total(), in.weight_dtype);
     const uint32_t gradients =
         zr::GradientBuckets::plan(in, memory(in), layout.largest_bucket(), layout.trainable(), plan);
-    const uint32_t sums = has_reduced_buffer(in) ? plan.buffer(ZR_ROLE_REDUCED_GRAD, "reduced gradients, unsharded",
-                                                               layout.trainable(), in.reduced_grad_dtype)
-                                                 : gradients;
+    const uint32_t reduced_gradients = has_reduced_buffer(in)
+                                           ? plan.buffer(ZR_ROLE_REDUCED_GRAD, "reduced gradients, unsharded",
+                                                         layout.trainable(), in.reduced_grad_dtype)
+                                           : gradients;
     zr::plan_full(in, layout, ZR_ROLE_WEIGHT, weights, plan);
-    zr::plan_full(in, layout, ZR_ROLE_REDUCED_GRAD, sums, plan);
+    zr::plan_full(in, layout, ZR_ROLE_REDUCED_GRAD, reduced_gradients, plan);
   }
 
   void bind(const zr_plan_in& in, const zr::Binding& bound) {
     layout_.emplace(lay_out(in));
     comm_.emplace(bound.comm);
-    sums_ = bound.buffers[has_reduced_buffer(in) ? 1 + zr::GradientBuckets::buffers(memory(in)) : 1];
-    std::vector<zr_view> own;
+    reduced_gradients_ = bound.buffers[has_reduced_buffer(in) ? 1 + zr::GradientBuckets::buffers(memory(in)) : 1];
+    std::vector<zr_view> own_parts;
     for (std::size_t b = 0; b < layout_->buckets().size(); ++b) {
       const auto part = layout_->part(b, in.rank);
-      own.push_back(zr::part(sums_, part.begin, part.size()));
+      own_parts.push_back(zr::part(reduced_gradients_, part.begin, part.size()));
     }
-    gradients_.emplace(in, memory(in), gradient_buckets(*layout_), bound.comm, bound.buffers + 1, std::move(own));
+    gradients_.emplace(in, memory(in), gradient_buckets(*layout_), bound.comm, bound.buffers + 1, std::move(own_parts));
   }
 
   zr_view grad_destination(uint32_t param, int64_t& first, uint32_t) { return gradients_->destination(param, first); }
@@ -46,7 +47,7 @@ class Zero0 : public zr::Strategy<Zero0> {
   void event(uint32_t kind, uint32_t) {
     if (kind == ZR_BACKWARD_END) gradients_->backward_end();
   }
-  void grads_finish() { zr::all_gather_parts(*comm_, *layout_, sums_); }
+  void grads_finish() { zr::all_gather_parts(*comm_, *layout_, reduced_gradients_); }
   void updated() {}  // every rank has updated every weight, from the same reduced gradients
 
  private:
@@ -60,7 +61,7 @@ class Zero0 : public zr::Strategy<Zero0> {
   std::optional<zr::FlatLayout> layout_;
   std::optional<zr::Comm> comm_;
   std::optional<zr::GradientBuckets> gradients_;
-  zr_view sums_{};
+  zr_view reduced_gradients_{};
 };
 
 }  // namespace

@@ -13,11 +13,11 @@ class AllGatherBuffer {
     if (elements > 0) free_[0] = elements;
   }
   /// Allocates; returns the offset, or -1 if no free range is large enough.
-  int64_t take(int64_t elements) {
-    for (auto hole = free_.begin(); hole != free_.end(); ++hole) {
-      if (hole->second < elements) continue;
-      const auto [offset, size] = *hole;
-      free_.erase(hole);
+  int64_t allocate(int64_t elements) {
+    for (auto free_range = free_.begin(); free_range != free_.end(); ++free_range) {
+      if (free_range->second < elements) continue;
+      const auto [offset, size] = *free_range;
+      free_.erase(free_range);
       if (size > elements) free_[offset + elements] = size - elements;
       return offset;
     }

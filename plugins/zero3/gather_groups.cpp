@@ -30,35 +30,35 @@ void GatherGroups::make_groups(int64_t bucket, int64_t persistent) {
   int64_t last = -1;                              // the sharded group of the previous parameter
   for (uint32_t p = 0; p < in_->n_params; ++p) {
     const zr_param& param = *in_->params[p];
-    const bool frozen = is_frozen(param), stays = param.count <= persistent;
-    int64_t c = -1;
-    if (stays && since[frozen] + param.count <= bucket) {
-      c = open[frozen];
-    } else if (!stays && last >= 0) {
+    const bool frozen = is_frozen(param), is_persistent = param.count <= persistent;
+    int64_t group_index = -1;
+    if (is_persistent && since[frozen] + param.count <= bucket) {
+      group_index = open[frozen];
+    } else if (!is_persistent && last >= 0) {
       const GatherGroup& group = groups_[static_cast<size_t>(last)];
       const bool same = module_of(*in_->params[group.params.back()]) == module_of(param) && group.frozen == frozen;
       // No gap between the two parameters: every gathered element is used.
       const bool small = param.count * zr::bytes_of(in_->weight_dtype) <= kSmall && group.size % in_->align == 0;
-      if (same && small && group.params.back() + 1 == p) c = last;
+      if (same && small && group.params.back() + 1 == p) group_index = last;
     }
-    if (c < 0) {
-      c = static_cast<int64_t>(groups_.size());
+    if (group_index < 0) {
+      group_index = static_cast<int64_t>(groups_.size());
       groups_.emplace_back();
       groups_.back().frozen = frozen;
-      groups_.back().persistent = stays;
-      if (stays) since[frozen] = 0;
+      groups_.back().persistent = is_persistent;
+      if (is_persistent) since[frozen] = 0;
     }
-    GatherGroup& group = groups_[static_cast<size_t>(c)];
+    GatherGroup& group = groups_[static_cast<size_t>(group_index)];
     group.size = zr::round_up(group.size, in_->align);
     group.params.push_back(p);
     group.start.push_back(group.size);
-    group_of_[p] = static_cast<uint32_t>(c);
+    group_of_[p] = static_cast<uint32_t>(group_index);
     offset_[p] = group.size;
     group.size += param.count;
-    if (stays) {
-      open[frozen] = c;
+    if (is_persistent) {
+      open[frozen] = group_index;
     } else {
-      last = c;
+      last = group_index;
     }
     // A full bucket of gradients between two small parameters ends their group; otherwise the gradient of the first
     // would wait for that of the last.
@@ -67,7 +67,7 @@ void GatherGroups::make_groups(int64_t bucket, int64_t persistent) {
   }
 }
 
-int64_t GatherGroups::live(const GatherGroup& group) const {
+int64_t GatherGroups::element_count(const GatherGroup& group) const {
   int64_t elements = 0;
   for (const uint32_t p : group.params) elements += in_->params[p]->count;
   return elements;
@@ -89,83 +89,83 @@ int64_t GatherGroups::edge(const GatherGroup& group, int64_t element) const {
 // Groups that are too small for an even cut are distributed so that the ranks' totals stay even.
 void GatherGroups::cut_groups() {
   const auto world = static_cast<size_t>(in_->world);
-  std::vector<int64_t> dealt(world, 0);  // elements given to ranks 0 to r so far
+  std::vector<int64_t> assigned(world, 0);  // elements given to ranks 0 to r so far
   int64_t total = 0;
   for (GatherGroup& group : groups_) {
-    total += live(group);
+    total += element_count(group);
     group.cut.assign(world + 1, group.size);
     group.cut[0] = 0;
     for (size_t r = 0; r + 1 < world; ++r) {
-      const int64_t wanted = total / in_->world * static_cast<int64_t>(r + 1) - dealt[r];
-      group.cut[r + 1] = std::max(group.cut[r], edge(group, wanted));
+      const int64_t target = total / in_->world * static_cast<int64_t>(r + 1) - assigned[r];
+      group.cut[r + 1] = std::max(group.cut[r], edge(group, target));
     }
     int64_t before = 0;
     for (size_t r = 0; r < world; ++r) {
       pieces(group, {group.cut[r], group.cut[r + 1]},
              [&](uint32_t, int64_t, int64_t count, int64_t) { before += count; });
-      dealt[r] += before;
+      assigned[r] += before;
     }
   }
 }
 
 void GatherGroups::lay_out_groups() {
   std::vector<int64_t> use;
-  for (size_t c = 0; c < groups_.size(); ++c) {
-    GatherGroup& group = groups_[c];
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    GatherGroup& group = groups_[i];
     int64_t& total = group.persistent ? persistent_ : shard_;
     group.own = total;
     total += zr::round_up(group.persistent ? group.size : group.part(in_->rank).size(), in_->align);
     if (group.persistent) continue;
     const int64_t size = zr::round_up(group.size, in_->align);
     sharded_ += size;
-    const bool same = c > 0 && !groups_[c - 1].persistent && !module_of(*in_->params[group.params[0]]).empty() &&
-                      module_of(*in_->params[group.params[0]]) == module_of(*in_->params[groups_[c - 1].params[0]]);
+    const bool same = i > 0 && !groups_[i - 1].persistent && !module_of(*in_->params[group.params[0]]).empty() &&
+                      module_of(*in_->params[group.params[0]]) == module_of(*in_->params[groups_[i - 1].params[0]]);
     use.push_back(size + (same && !use.empty() ? use.back() : 0));
     largest_use_ = std::max(largest_use_, use.back());
   }
 }
 
-ElementRange GatherGroups::range(const Chunk& chunk, int32_t rank) const {
-  const GatherGroup& group = groups_[chunk.group];
+ElementRange GatherGroups::range(const BucketPiece& piece, int32_t rank) const {
+  const GatherGroup& group = groups_[piece.group];
   const ElementRange part = group.part(rank);
   const auto at = [&](int64_t i) {
     if (i <= 0) return part.begin;
-    return i >= chunk.n ? part.end
-                        : std::clamp(edge(group, part.begin + part.size() * i / chunk.n), part.begin, part.end);
+    return i >= piece.n ? part.end
+                        : std::clamp(edge(group, part.begin + part.size() * i / piece.n), part.begin, part.end);
   };
-  return {at(chunk.index), at(chunk.index + 1)};
+  return {at(piece.index), at(piece.index + 1)};
 }
 
 // If a part begins and ends at norm blocks well inside the first parameter, the sizes of its pieces follow from the
 // size of the part alone. With many ranks that is true for nearly all parts, and a plan for thousands of ranks must not
 // compute each part separately.
-GatherGroups::Parts GatherGroups::parts_of(const GatherGroup& group) const {
-  Parts parts;
-  std::map<int64_t, int64_t> alike;
+GatherGroups::PartSizes GatherGroups::part_sizes_of(const GatherGroup& group) const {
+  PartSizes part_sizes;
+  std::map<int64_t, int64_t> equal;
   const int64_t first = in_->params[group.params.front()]->count;
   for (int32_t r = 0; r < in_->world; ++r) {
     const ElementRange part = group.part(r);
     if (part.end + in_->norm_block <= first) {
-      ++alike[part.size()];
+      ++equal[part.size()];
     } else {
-      parts.others.push_back(r);
+      part_sizes.others.push_back(r);
     }
   }
-  parts.alike.assign(alike.begin(), alike.end());
-  return parts;
+  part_sizes.equal.assign(equal.begin(), equal.end());
+  return part_sizes;
 }
 
-int64_t GatherGroups::size_of(const Chunk& chunk, const Parts& parts) const {
+int64_t GatherGroups::size_of(const BucketPiece& piece, const PartSizes& part_sizes) const {
   const int64_t block = in_->norm_block;
   int64_t size = 0;
-  for (const auto& [elements, ranks] : parts.alike) {
+  for (const auto& [elements, ranks] : part_sizes.equal) {
     const auto at = [&, elements = elements](int64_t i) {  // like range(): the nearest edge, the lower one in a tie
-      const int64_t x = elements * i / chunk.n, below = x / block * block;
-      return i >= chunk.n ? elements : std::min(elements, x - below <= below + block - x ? below : below + block);
+      const int64_t x = elements * i / piece.n, below = x / block * block;
+      return i >= piece.n ? elements : std::min(elements, x - below <= below + block - x ? below : below + block);
     };
-    size += ranks * (at(chunk.index + 1) - at(chunk.index));
+    size += ranks * (at(piece.index + 1) - at(piece.index));
   }
-  for (const int32_t r : parts.others) size += zr::round_up(range(chunk, r).size(), in_->align);
+  for (const int32_t r : part_sizes.others) size += zr::round_up(range(piece, r).size(), in_->align);
   return size;
 }
 
@@ -173,19 +173,19 @@ void GatherGroups::make_buckets(int64_t bucket) {
   // From the end of the model. The position of a group is that of its first parameter, because backward completes the
   // group with that parameter.
   std::vector<uint32_t> order;
-  for (uint32_t c = 0; c < groups_.size(); ++c)
-    if (!groups_[c].frozen) order.push_back(c);
+  for (uint32_t i = 0; i < groups_.size(); ++i)
+    if (!groups_[i].frozen) order.push_back(i);
   std::sort(order.begin(), order.end(),
             [&](uint32_t a, uint32_t b) { return groups_[a].params.front() > groups_[b].params.front(); });
   int64_t free_elements = 0;
-  for (const uint32_t c : order) {
-    const GatherGroup& group = groups_[c];
+  for (const uint32_t group_index : order) {
+    const GatherGroup& group = groups_[group_index];
     const int64_t n = std::max<int64_t>(1, (group.size + bucket - 1) / bucket);
     if (n > 1) free_elements = 0;
-    const Parts parts = parts_of(group);
+    const PartSizes part_sizes = part_sizes_of(group);
     for (int64_t i = 0; i < n; ++i) {
-      const Chunk piece{c, i, n};
-      const int64_t size = size_of(piece, parts);
+      const BucketPiece piece{group_index, i, n};
+      const int64_t size = size_of(piece, part_sizes);
       if (size == 0) continue;  // parts of one or two norm blocks have fewer than n pieces
       if (free_elements < size) {
         buckets_.emplace_back();
@@ -199,12 +199,13 @@ void GatherGroups::make_buckets(int64_t bucket) {
   }
 }
 
-int64_t GatherGroups::part(size_t b, int32_t rank, int64_t offset, std::vector<zr::GradientBucket::Run>& runs) const {
+int64_t GatherGroups::part(size_t b, int32_t rank, int64_t offset,
+                           std::vector<zr::GradientBucket::Range>& ranges) const {
   const int64_t begin = offset;
-  for (const Chunk& chunk : buckets_[b]) {
-    const ElementRange range = this->range(chunk, rank);
-    pieces(groups_[chunk.group], range, [&](uint32_t param, int64_t first, int64_t count, int64_t in_group) {
-      runs.push_back({param, first, count, offset + in_group - range.begin});
+  for (const BucketPiece& piece : buckets_[b]) {
+    const ElementRange range = this->range(piece, rank);
+    pieces(groups_[piece.group], range, [&](uint32_t param, int64_t first, int64_t count, int64_t in_group) {
+      ranges.push_back({param, first, count, offset + in_group - range.begin});
     });
     offset += zr::round_up(range.size(), in_->align);
   }
@@ -214,7 +215,7 @@ int64_t GatherGroups::part(size_t b, int32_t rank, int64_t offset, std::vector<z
 int64_t GatherGroups::before_own(size_t b) const {
   int64_t elements = 0;
   for (int32_t r = 0; r < in_->rank; ++r)
-    for (const Chunk& chunk : buckets_[b]) elements += zr::round_up(range(chunk, r).size(), in_->align);
+    for (const BucketPiece& piece : buckets_[b]) elements += zr::round_up(range(piece, r).size(), in_->align);
   return elements;
 }
 
@@ -222,7 +223,7 @@ zr::GradientBucket GatherGroups::bucket(size_t b) const {
   zr::GradientBucket bucket;
   int64_t at = 0;
   for (int32_t r = 0; r < in_->world; ++r) {
-    bucket.counts.push_back(part(b, r, at, bucket.runs));
+    bucket.counts.push_back(part(b, r, at, bucket.ranges));
     at += bucket.counts.back();
   }
   return bucket;

@@ -28,9 +28,9 @@ struct GatherGroup {
   ElementRange part(int32_t rank) const { return {cut[static_cast<size_t>(rank)], cut[static_cast<size_t>(rank) + 1]}; }
 };
 
-/// The index-th of n pieces of a group's part on every rank. Buckets are made of chunks. n is 1 unless the group is
-/// larger than a bucket.
-struct Chunk {
+/// The index-th of n pieces of a group's part on every rank. Buckets are made of such pieces. n is 1 unless the group
+/// is larger than a bucket.
+struct BucketPiece {
   uint32_t group;
   int64_t index, n;
 };
@@ -52,11 +52,11 @@ class GatherGroups {
   int64_t sharded() const { return sharded_; }  // elements of all sharded groups, gathered
   /// The number of buckets. They are sent in their order: from the model's end, as backward visits it.
   size_t buckets() const { return buckets_.size(); }
-  /// bucket_size: elements of a bucket, padding included. own: elements of this rank's part; appends its runs, with
-  /// offsets from the begin of the part, to `runs`. before_own: elements of the parts of all lower ranks. The cost of
+  /// bucket_size: elements of a bucket, padding included. own: elements of this rank's part; appends its ranges, with
+  /// offsets from the begin of the part, to `ranges`. before_own: elements of the parts of all lower ranks. The cost of
   /// the first two does not depend on the number of ranks.
   int64_t bucket_size(size_t b) const { return size_[b]; }
-  int64_t own(size_t b, std::vector<zr::GradientBucket::Run>& runs) const { return part(b, in_->rank, 0, runs); }
+  int64_t own(size_t b, std::vector<zr::GradientBucket::Range>& ranges) const { return part(b, in_->rank, 0, ranges); }
   int64_t before_own(size_t b) const;
   /// A bucket for zr::GradientBuckets.
   zr::GradientBucket bucket(size_t b) const;
@@ -75,23 +75,23 @@ class GatherGroups {
   void cut_groups();
   void lay_out_groups();
   void make_buckets(int64_t bucket);
-  int64_t live(const GatherGroup& group) const;
+  int64_t element_count(const GatherGroup& group) const;
   int64_t edge(const GatherGroup& group, int64_t element) const;
-  ElementRange range(const Chunk& chunk, int32_t rank) const;
-  int64_t part(size_t b, int32_t rank, int64_t offset, std::vector<zr::GradientBucket::Run>& runs) const;
+  ElementRange range(const BucketPiece& piece, int32_t rank) const;
+  int64_t part(size_t b, int32_t rank, int64_t offset, std::vector<zr::GradientBucket::Range>& ranges) const;
   /// The parts of a group; parts that are cut into pieces of equal sizes are counted together.
-  struct Parts {
-    std::vector<std::pair<int64_t, int64_t>> alike;  // size in elements, and number of ranks with this size
+  struct PartSizes {
+    std::vector<std::pair<int64_t, int64_t>> equal;  // size in elements, and number of ranks with this size
     std::vector<int32_t> others;                     // ranks whose part is different
   };
-  Parts parts_of(const GatherGroup& group) const;
-  int64_t size_of(const Chunk& chunk, const Parts& parts) const;
+  PartSizes part_sizes_of(const GatherGroup& group) const;
+  int64_t size_of(const BucketPiece& piece, const PartSizes& part_sizes) const;
 
   const zr_plan_in* in_;
   std::vector<GatherGroup> groups_;
   std::vector<uint32_t> group_of_;
   std::vector<int64_t> offset_;
-  std::vector<std::vector<Chunk>> buckets_;
+  std::vector<std::vector<BucketPiece>> buckets_;
   std::vector<int64_t> size_;  // by bucket
   int64_t shard_ = 0, persistent_ = 0, largest_use_ = 0, sharded_ = 0;
 };

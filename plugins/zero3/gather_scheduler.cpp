@@ -13,8 +13,8 @@ std::vector<int64_t> sizes(const GatherGroups& groups, int64_t width) {
 }  // namespace
 
 int64_t all_gather_buffer_elements(const GatherGroups& groups, const Limits& limits, int64_t width) {
-  const int64_t wanted = std::min(limits.prefetch / width + groups.largest_use(), limits.live / width);
-  return std::min(groups.sharded(), std::max(wanted, groups.largest_use()));
+  const int64_t elements = std::min(limits.prefetch / width + groups.largest_use(), limits.gathered / width);
+  return std::min(groups.sharded(), std::max(elements, groups.largest_use()));
 }
 
 GatherScheduler::GatherScheduler(const zr_plan_in& in, const GatherGroups& groups, const Limits& limits,
@@ -31,7 +31,7 @@ GatherScheduler::GatherScheduler(const zr_plan_in& in, const GatherGroups& group
       width_(zr::bytes_of(in.weight_dtype)),
       buffer_(buffer.count),
       order_(sizes(groups, zr::bytes_of(in.weight_dtype))),
-      live_(groups.all().size()) {
+      group_states_(groups.all().size()) {
   for (const GatherGroup& group : groups.all()) {
     counts_.emplace_back();
     for (int32_t r = 0; r < in.world; ++r) counts_.back().push_back(group.part(r).size());
@@ -39,81 +39,84 @@ GatherScheduler::GatherScheduler(const zr_plan_in& in, const GatherGroups& group
 }
 
 GatherScheduler::~GatherScheduler() {
-  for (const GroupState& live : live_) free_overflow(live.overflow);
-  for (const auto& [bytes, memory] : spare_) free_overflow(memory);
+  for (const GroupState& state : group_states_) free_overflow(state.overflow);
+  for (const auto& [bytes, memory] : spare_overflow_) free_overflow(memory);
 }
 
 zr_view GatherScheduler::memory(uint32_t group) const {
-  if (live_[group].offset >= 0) return zr::part(buffer_view_, live_[group].offset, groups_.all()[group].size);
-  zr_view view = live_[group].overflow;
+  if (group_states_[group].offset >= 0)
+    return zr::part(buffer_view_, group_states_[group].offset, groups_.all()[group].size);
+  zr_view view = group_states_[group].overflow;
   view.dtype = in_->weight_dtype;
   view.count = groups_.all()[group].size;
   return view;
 }
 
 void GatherScheduler::acquire(const uint32_t* params, uint32_t n, uint32_t phase, zr_view* full) {
-  const bool traced = phase == ZR_FORWARD || phase == ZR_BACKWARD;
-  std::vector<uint32_t> wanted;
+  const bool recorded = phase == ZR_FORWARD || phase == ZR_BACKWARD;
+  std::vector<uint32_t> needed;
   for (uint32_t i = 0; i < n; ++i) {
-    const uint32_t c = groups_.group_of(params[i]);
-    GroupState& live = live_[c];
-    if (live.users++ > 0) continue;
-    wanted.push_back(c);
-    if (traced && !order_.use(c)) order_changed(c);
-    if (live.ahead) ahead_bytes_ -= bytes(c);
-    live.ahead = false;
+    const uint32_t group = groups_.group_of(params[i]);
+    GroupState& state = group_states_[group];
+    if (state.users++ > 0) continue;
+    needed.push_back(group);
+    if (recorded && !order_.use(group)) order_changed(group);
+    if (state.prefetched) prefetched_bytes_ -= bytes(group);
+    state.prefetched = false;
   }
   // Allocate the largest group first: a small one could fragment the only free range that is large enough.
-  std::stable_sort(wanted.begin(), wanted.end(),
+  std::stable_sort(needed.begin(), needed.end(),
                    [&](uint32_t a, uint32_t b) { return aligned_size(a) > aligned_size(b); });
-  for (const uint32_t c : wanted) {
-    if (live_[c].state != State::absent) continue;
-    while (!take(c))
+  for (const uint32_t group : needed) {
+    if (group_states_[group].state != State::absent) continue;
+    while (!allocate(group))
       if (!drop_farthest(-1)) {
-        take_overflow(c, phase);
+        allocate_overflow(group, phase);
         break;
       }
-    start(c);
+    start(group);
   }
-  if (traced) prefetch();
-  for (const uint32_t c : wanted) arrive(c);
+  if (recorded) prefetch();
+  for (const uint32_t group : needed) wait_for(group);
   for (uint32_t i = 0; i < n; ++i)
     full[i] = zr::part(memory(groups_.group_of(params[i])), groups_.offset(params[i]), in_->params[params[i]]->count);
 }
 
 void GatherScheduler::release(const uint32_t* params, uint32_t n) {
   for (uint32_t i = 0; i < n; ++i) {
-    const uint32_t c = groups_.group_of(params[i]);
-    GroupState& live = live_[c];
-    if (--live.users > 0) continue;
-    const int64_t distance = order_.distance(c);
-    if (distance == ExecutionOrder::kNever || distance > limits_.reuse || live_bytes_ > limits_.live || live.offset < 0)
-      drop(c);
+    const uint32_t group = groups_.group_of(params[i]);
+    GroupState& state = group_states_[group];
+    if (--state.users > 0) continue;
+    const int64_t distance = order_.distance(group);
+    if (distance == ExecutionOrder::kNever || distance > limits_.reuse || gathered_bytes_ > limits_.gathered ||
+        state.offset < 0)
+      drop(group);
   }
 }
 
-void GatherScheduler::order_changed(uint32_t c) {
+void GatherScheduler::order_changed(uint32_t group) {
   constexpr int kMaxReports = 3;
   if (comm_.rank() != 0 || changes_++ >= kMaxReports) return;
   host_.log(ZR_LOG_INFO, std::string("zero3: the order of execution changed at '") +
-                             in_->params[groups_.all()[c].params.front()]->name +
+                             in_->params[groups_.all()[group].params.front()]->name +
                              "'; weights are gathered on demand until the order is recorded again" +
                              (changes_ == kMaxReports ? " (further changes are not logged)" : ""));
 }
 
-// Allocates a group in the all-gather buffer, within the limit on live bytes.
-bool GatherScheduler::take(uint32_t c) {
-  if (live_bytes_ > 0 && live_bytes_ + bytes(c) > limits_.live) return false;
-  live_[c].offset = buffer_.take(aligned_size(c));
-  return live_[c].offset >= 0;
+// Allocates a group in the all-gather buffer, within the limit on gathered bytes.
+bool GatherScheduler::allocate(uint32_t group) {
+  if (gathered_bytes_ > 0 && gathered_bytes_ + bytes(group) > limits_.gathered) return false;
+  group_states_[group].offset = buffer_.allocate(aligned_size(group));
+  return group_states_[group].offset >= 0;
 }
 
 // Overflow memory of training passes is kept for the next time and only grows, so a model with a constant execution
 // order soon allocates no more.
-zr_view GatherScheduler::alloc_overflow(int64_t bytes, bool stays) {
-  if (stays) {
-    if (const auto fits = spare_.lower_bound(bytes); fits != spare_.end()) return spare_.extract(fits).mapped();
-    if (!spare_.empty()) free_overflow(spare_.extract(std::prev(spare_.end())).mapped());
+zr_view GatherScheduler::allocate_overflow_memory(int64_t bytes, bool is_reused) {
+  if (is_reused) {
+    if (const auto fits = spare_overflow_.lower_bound(bytes); fits != spare_overflow_.end())
+      return spare_overflow_.extract(fits).mapped();
+    if (!spare_overflow_.empty()) free_overflow(spare_overflow_.extract(std::prev(spare_overflow_.end())).mapped());
   }
   zr_view memory{};
   zr_error error = zr::no_error();
@@ -127,16 +130,17 @@ void GatherScheduler::free_overflow(const zr_view& memory) {
   if (memory.data) host_.need<zr_memory_service>().free(host_.abi(), &memory);
 }
 
-void GatherScheduler::take_overflow(uint32_t c, uint32_t phase) {
-  GroupState& live = live_[c];
-  live.offset = buffer_.take(aligned_size(c));  // the limit on live bytes does not apply within one operator
-  if (live.offset >= 0) return;
-  live.stays = phase != ZR_EXPORT_PHASE;  // an export may gather the full model, but only once
-  live.overflow = alloc_overflow(bytes(c), live.stays);
-  if (!live.stays || reported_overflow_) return;
+void GatherScheduler::allocate_overflow(uint32_t group, uint32_t phase) {
+  GroupState& state = group_states_[group];
+  state.offset =
+      buffer_.allocate(aligned_size(group));  // the limit on gathered bytes does not apply within one operator
+  if (state.offset >= 0) return;
+  state.is_reused = phase != ZR_EXPORT_PHASE;  // an export may gather the full model, but only once
+  state.overflow = allocate_overflow_memory(bytes(group), state.is_reused);
+  if (!state.is_reused || reported_overflow_) return;
   reported_overflow_ = true;
   if (comm_.rank() == 0)
-    host_.log(ZR_LOG_INFO, std::string("zero3: '") + in_->params[groups_.all()[c].params.front()]->name +
+    host_.log(ZR_LOG_INFO, std::string("zero3: '") + in_->params[groups_.all()[group].params.front()]->name +
                                "' does not fit into the all-gather buffer beside the other weights of the same "
                                "operator; it is gathered into extra memory. A larger prefetch_bytes makes the "
                                "all-gather buffer larger");
@@ -147,11 +151,11 @@ void GatherScheduler::take_overflow(uint32_t c, uint32_t phase) {
 bool GatherScheduler::drop_farthest(int64_t beyond) {
   uint32_t farthest = 0;
   int64_t distance = beyond;
-  for (const uint32_t c : held_) {
-    if (live_[c].users > 0) continue;
-    const int64_t d = order_.distance(c);
+  for (const uint32_t group : gathered_groups_) {
+    if (group_states_[group].users > 0) continue;
+    const int64_t d = order_.distance(group);
     if (d > distance) {
-      farthest = c;
+      farthest = group;
       distance = d;
     }
   }
@@ -160,62 +164,64 @@ bool GatherScheduler::drop_farthest(int64_t beyond) {
   return true;
 }
 
-void GatherScheduler::drop(uint32_t c) {
-  GroupState& live = live_[c];
-  live.done.wait();  // a gather may still write to its memory
-  live.done = zr::Done();
-  if (live.offset >= 0) buffer_.release(live.offset, aligned_size(c));
-  if (live.overflow.data && live.stays) {
-    spare_.emplace(live.overflow.count, live.overflow);
+void GatherScheduler::drop(uint32_t group) {
+  GroupState& state = group_states_[group];
+  state.done.wait();  // a gather may still write to its memory
+  state.done = zr::Done();
+  if (state.offset >= 0) buffer_.release(state.offset, aligned_size(group));
+  if (state.overflow.data && state.is_reused) {
+    spare_overflow_.emplace(state.overflow.count, state.overflow);
   } else {
-    free_overflow(live.overflow);
+    free_overflow(state.overflow);
   }
-  if (live.ahead) ahead_bytes_ -= bytes(c);
-  live_bytes_ -= bytes(c);
-  live.overflow = zr_view{};
-  live.offset = -1;
-  live.ahead = false;
-  live.state = State::absent;
-  held_.erase(std::find(held_.begin(), held_.end(), c));
-  next_ = std::min(next_, order_.next(c));  // prefetch() may have skipped the group's next use while it was gathered
+  if (state.prefetched) prefetched_bytes_ -= bytes(group);
+  gathered_bytes_ -= bytes(group);
+  state.overflow = zr_view{};
+  state.offset = -1;
+  state.prefetched = false;
+  state.state = State::absent;
+  gathered_groups_.erase(std::find(gathered_groups_.begin(), gathered_groups_.end(), group));
+  next_ =
+      std::min(next_, order_.next(group));  // prefetch() may have skipped the group's next use while it was gathered
 }
 
-void GatherScheduler::start(uint32_t c) {
-  const GatherGroup& group = groups_.all()[c];
-  GroupState& live = live_[c];
-  held_.push_back(c);
-  live_bytes_ += bytes(c);
-  live.state = State::gathering;
-  live.done = comm_.start(zr::all_gather(zr::part(shard_, group.own, group.part(comm_.rank()).size()), memory(c),
-                                         in_->params[group.params.front()]->name, counts_[c].data()));
+void GatherScheduler::start(uint32_t group) {
+  const GatherGroup& gather_group = groups_.all()[group];
+  GroupState& state = group_states_[group];
+  gathered_groups_.push_back(group);
+  gathered_bytes_ += bytes(group);
+  state.state = State::gathering;
+  state.done =
+      comm_.start(zr::all_gather(zr::part(shard_, gather_group.own, gather_group.part(comm_.rank()).size()),
+                                 memory(group), in_->params[gather_group.params.front()]->name, counts_[group].data()));
 }
 
-void GatherScheduler::arrive(uint32_t c) {
-  GroupState& live = live_[c];
-  if (live.state != State::gathering) return;
-  live.done.wait();
-  live.done = zr::Done();
-  live.state = State::gathered;
+void GatherScheduler::wait_for(uint32_t group) {
+  GroupState& state = group_states_[group];
+  if (state.state != State::gathering) return;
+  state.done.wait();
+  state.done = zr::Done();
+  state.state = State::gathered;
 }
 
 void GatherScheduler::prefetch() {
   if (!order_.follows()) return;
   const auto& order = order_.order();
   for (next_ = std::max(next_, order_.at()); next_ < order.size(); ++next_) {
-    const uint32_t c = order[next_];
-    if (live_[c].state != State::absent) continue;
-    if (ahead_bytes_ + bytes(c) > limits_.prefetch) return;
-    const int64_t when = order_.distance(c);
-    while (!take(c))
+    const uint32_t group = order[next_];
+    if (group_states_[group].state != State::absent) continue;
+    if (prefetched_bytes_ + bytes(group) > limits_.prefetch) return;
+    const int64_t when = order_.distance(group);
+    while (!allocate(group))
       if (!drop_farthest(when)) return;
-    live_[c].ahead = true;
-    ahead_bytes_ += bytes(c);
-    start(c);
+    group_states_[group].prefetched = true;
+    prefetched_bytes_ += bytes(group);
+    start(group);
   }
 }
 
 void GatherScheduler::wait() {
-  for (const uint32_t c : std::vector<uint32_t>(held_)) arrive(c);
+  for (const uint32_t group : std::vector<uint32_t>(gathered_groups_)) wait_for(group);
 }
 
 void GatherScheduler::pass_end() {
@@ -227,12 +233,12 @@ void GatherScheduler::pass_end() {
 }
 
 void GatherScheduler::refresh() {
-  for (const uint32_t c : std::vector<uint32_t>(held_)) {
-    if (live_[c].users > 0)
+  for (const uint32_t group : std::vector<uint32_t>(gathered_groups_)) {
+    if (group_states_[group].users > 0)
       throw zr::PluginError(
-          ZR_INVALID, std::string("weights changed while '") + in_->params[groups_.all()[c].params.front()]->name +
+          ZR_INVALID, std::string("weights changed while '") + in_->params[groups_.all()[group].params.front()]->name +
                           "' was in use; end the zr::gather scope before engine.step() or engine.set()");
-    drop(c);
+    drop(group);
   }
 }
 

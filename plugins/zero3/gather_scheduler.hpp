@@ -16,7 +16,7 @@ namespace zero3 {
 /// All in bytes.
 struct Limits {
   int64_t prefetch;  // most bytes gathered ahead of use
-  int64_t live;      // most bytes gathered at any time; the groups of one operator may exceed it
+  int64_t gathered;  // most bytes gathered at any time; the groups of one operator may exceed it
   int64_t reuse;     // a group stays gathered if its next use is at most this far away
 };
 
@@ -44,24 +44,24 @@ class GatherScheduler {
   enum class State : uint8_t { absent, gathering, gathered };
   struct GroupState {
     State state = State::absent;
-    int users = 0;        // parameters acquired and not yet released
-    bool ahead = false;   // gathered before its use, and not yet used
-    int64_t offset = -1;  // in the all-gather buffer; -1: in `overflow`
-    zr_view overflow{};   // memory of the host, used if the all-gather buffer was full
-    bool stays = false;   // `overflow` is kept for later overflows
+    int users = 0;            // parameters acquired and not yet released
+    bool prefetched = false;  // gathered before its use, and not yet used
+    int64_t offset = -1;      // in the all-gather buffer; -1: in `overflow`
+    zr_view overflow{};       // memory of the host, used if the all-gather buffer was full
+    bool is_reused = false;   // `overflow` is kept for later overflows
     zr::Done done;
   };
   zr_view memory(uint32_t group) const;
   int64_t aligned_size(uint32_t group) const { return zr::round_up(groups_.all()[group].size, align_); }
   int64_t bytes(uint32_t group) const { return aligned_size(group) * width_; }
-  bool take(uint32_t group);
-  void take_overflow(uint32_t group, uint32_t phase);
-  zr_view alloc_overflow(int64_t bytes, bool stays);
+  bool allocate(uint32_t group);
+  void allocate_overflow(uint32_t group, uint32_t phase);
+  zr_view allocate_overflow_memory(int64_t bytes, bool is_reused);
   void free_overflow(const zr_view& memory);
   bool drop_farthest(int64_t beyond);
   void drop(uint32_t group);
   void start(uint32_t group);
-  void arrive(uint32_t group);
+  void wait_for(uint32_t group);
   void order_changed(uint32_t group);
 
   const zr_plan_in* in_;
@@ -73,11 +73,11 @@ class GatherScheduler {
   const int64_t align_, width_;
   AllGatherBuffer buffer_;
   ExecutionOrder order_;
-  std::vector<GroupState> live_;              // by group
-  std::vector<uint32_t> held_;                // groups that are not absent
-  std::multimap<int64_t, zr_view> spare_;     // by bytes: overflow memory that no group uses
-  std::vector<std::vector<int64_t>> counts_;  // by group: elements of each rank's part
-  int64_t live_bytes_ = 0, ahead_bytes_ = 0;
+  std::vector<GroupState> group_states_;            // by group
+  std::vector<uint32_t> gathered_groups_;           // groups that are not absent
+  std::multimap<int64_t, zr_view> spare_overflow_;  // by bytes: overflow memory that no group uses
+  std::vector<std::vector<int64_t>> counts_;        // by group: elements of each rank's part
+  int64_t gathered_bytes_ = 0, prefetched_bytes_ = 0;
   size_t next_ = 0;  // position in the recorded order up to which groups were prefetched
   int changes_ = 0;  // of the execution order
   bool reported_overflow_ = false;

@@ -44,9 +44,10 @@ class Zero3 : public zr::Strategy<Zero3> {
     plan.buffer(ZR_ROLE_ALL_GATHER, "gathered weights",
                 in.world > 1 ? zero3::all_gather_buffer_elements(groups, limits_, width) : 0, in.weight_dtype);
     const uint32_t gradients = zr::GradientBuckets::plan(in, layout.memory, layout.largest, layout.total, plan);
-    const uint32_t sums = layout.in_place ? gradients
-                                          : plan.buffer(ZR_ROLE_REDUCED_GRAD, "reduced gradients, own shard",
-                                                        layout.own_total, in.reduced_grad_dtype);
+    const uint32_t reduced_gradients = layout.in_place
+                                           ? gradients
+                                           : plan.buffer(ZR_ROLE_REDUCED_GRAD, "reduced gradients, own shard",
+                                                         layout.own_total, in.reduced_grad_dtype);
     for (uint32_t p = 0; p < in.n_params; ++p) {
       if (in.params[p]->count == 0) continue;
       const GatherGroup& group = groups.all()[groups.group_of(p)];
@@ -61,8 +62,8 @@ class Zero3 : public zr::Strategy<Zero3> {
                      group.own + offset - part.begin);
       });
     }
-    for (const ReducedRun& sum : layout.own)
-      plan.piece(ZR_ROLE_REDUCED_GRAD, sum.param, sums, sum.first, sum.count, sum.offset);
+    for (const ReducedRange& range : layout.own)
+      plan.piece(ZR_ROLE_REDUCED_GRAD, range.param, reduced_gradients, range.first, range.count, range.offset);
   }
 
   void bind(const zr_plan_in& in, const zr::Binding& bound) {
@@ -71,16 +72,16 @@ class Zero3 : public zr::Strategy<Zero3> {
     persistent_weights_ = bound.buffers[kPersistent];
     shared_weights_ = zr::shared_weights_flag(in) != 0;
     Layout layout(in, *groups_);
-    std::vector<zr_view> sums;
+    std::vector<zr_view> reduced_gradients;
     const zr_view& memory =
         bound.buffers[kGradients + (layout.in_place ? 0 : zr::GradientBuckets::buffers(layout.memory))];
     std::vector<zr::GradientBucket> buckets;
     for (size_t b = 0; b < groups_->buckets(); ++b) {
       buckets.push_back(groups_->bucket(b));
-      sums.push_back(zr::part(memory, layout.offset[b], buckets[b].counts[static_cast<size_t>(in.rank)]));
+      reduced_gradients.push_back(zr::part(memory, layout.offset[b], buckets[b].counts[static_cast<size_t>(in.rank)]));
     }
     gradients_ = std::make_unique<zr::GradientBuckets>(in, layout.memory, std::move(buckets), *comm_,
-                                                       bound.buffers + kGradients, std::move(sums));
+                                                       bound.buffers + kGradients, std::move(reduced_gradients));
     scheduler_ = std::make_unique<zero3::GatherScheduler>(in, *groups_, limits_, *comm_, bound.buffers[kShard],
                                                           bound.buffers[kAllGatherBuffer], host_);
   }
@@ -101,17 +102,17 @@ class Zero3 : public zr::Strategy<Zero3> {
   void updated() {
     scheduler_->refresh();
     if (shared_weights_) return comm_->run(zr::barrier("weights"));  // all ranks have written
-    std::vector<zr::Done> coming;
+    std::vector<zr::Done> gathers;
     for (const GatherGroup& group : groups_->all()) {
       if (!group.persistent || group.frozen) continue;
       const zero3::ElementRange part = group.part(comm_->rank());
       std::vector<int64_t> counts;
       for (int32_t r = 0; r < comm_->world(); ++r) counts.push_back(group.part(r).size());
-      coming.push_back(comm_->start(zr::all_gather(zr::part(persistent_weights_, group.own + part.begin, part.size()),
-                                                   zr::part(persistent_weights_, group.own, group.size),
-                                                   "persistent weights", counts.data())));
+      gathers.push_back(comm_->start(zr::all_gather(zr::part(persistent_weights_, group.own + part.begin, part.size()),
+                                                    zr::part(persistent_weights_, group.own, group.size),
+                                                    "persistent weights", counts.data())));
     }
-    for (const zr::Done& done : coming) done.wait();
+    for (const zr::Done& done : gathers) done.wait();
     scheduler_->prefetch();
   }
 
@@ -122,7 +123,7 @@ class Zero3 : public zr::Strategy<Zero3> {
 
  private:
   enum : uint32_t { kShard, kPersistent, kAllGatherBuffer, kGradients };  // the plan's buffers
-  struct ReducedRun {
+  struct ReducedRange {
     uint32_t param;
     int64_t first, count, offset;
   };
@@ -131,30 +132,31 @@ class Zero3 : public zr::Strategy<Zero3> {
     Layout(const zr_plan_in& in, const GatherGroups& groups)
         : memory(zr::gradient_memory(in, zr::GradientMemory::double_buffered)),
           in_place(zr::reduces_in_place(in, memory)) {
-      std::vector<std::vector<zr::GradientBucket::Run>> runs(groups.buckets());
-      for (size_t b = 0; b < runs.size(); ++b) {
+      std::vector<std::vector<zr::GradientBucket::Range>> ranges(groups.buckets());
+      for (size_t b = 0; b < ranges.size(); ++b) {
         largest = std::max(largest, groups.bucket_size(b));
         total += groups.bucket_size(b);
         offset.push_back(own_total);
-        own_total += groups.own(b, runs[b]);
+        own_total += groups.own(b, ranges[b]);
       }
       if (in_place) {  // the unsharded gradient buffer stores buckets from the last to the first
         int64_t base = total;
-        for (size_t b = 0; b < runs.size(); ++b) {
+        for (size_t b = 0; b < ranges.size(); ++b) {
           base -= groups.bucket_size(b);
           offset[b] = base + groups.before_own(b);
         }
       }
-      for (size_t b = 0; b < runs.size(); ++b)
-        for (const auto& run : runs[b]) own.push_back({run.param, run.first, run.count, offset[b] + run.offset});
-      std::sort(own.begin(), own.end(), [](const ReducedRun& a, const ReducedRun& b) {
+      for (size_t b = 0; b < ranges.size(); ++b)
+        for (const auto& range : ranges[b])
+          own.push_back({range.param, range.first, range.count, offset[b] + range.offset});
+      std::sort(own.begin(), own.end(), [](const ReducedRange& a, const ReducedRange& b) {
         return std::pair(a.param, a.first) < std::pair(b.param, b.first);
       });
     }
     zr::GradientMemory memory;
     bool in_place;
-    std::vector<int64_t> offset;  // by bucket: of this rank's reduced gradients
-    std::vector<ReducedRun> own;  // by parameter, ascending
+    std::vector<int64_t> offset;    // by bucket: of this rank's reduced gradients
+    std::vector<ReducedRange> own;  // by parameter, ascending
     int64_t largest = 0, total = 0, own_total = 0;
   };
   GatherGroups make_groups(const zr_plan_in& in) const {

@@ -54,12 +54,12 @@ class CommunicatorLayer {
  public:
   static constexpr const char* kind = "zr.communicator/1";
   CommunicatorLayer(const Config& config, const Host& host)
-      : own_(with_arguments<D>(config, host,
-                               [](const auto&... arguments) { return std::make_unique<D>(arguments...); })) {}
+      : plugin_(with_arguments<D>(config, host,
+                                  [](const auto&... arguments) { return std::make_unique<D>(arguments...); })) {}
 
-  static zr_code open(void* self, const zr_comm_open* how, void** comm, zr_error* error) noexcept {
+  static zr_code open(void* self, const zr_comm_open* options, void** comm, zr_error* error) noexcept {
     return guard(error, [&] {
-      std::unique_ptr<Opened> opened = static_cast<CommunicatorLayer*>(self)->own_->open(*how);
+      std::unique_ptr<Opened> opened = static_cast<CommunicatorLayer*>(self)->plugin_->open(*options);
       *comm = opened.release();
     });
   }
@@ -109,7 +109,7 @@ class CommunicatorLayer {
   static constexpr zr_communicator_api api = table();
 
   static uint64_t open_bytes(void* self, int32_t world) noexcept {
-    if constexpr (has_open_bytes<D>) return static_cast<CommunicatorLayer*>(self)->own_->open_bytes(world);
+    if constexpr (has_open_bytes<D>) return static_cast<CommunicatorLayer*>(self)->plugin_->open_bytes(world);
     return 0;
   }
   /// The component's extension tables, by id; `self` is not used.
@@ -125,7 +125,7 @@ class CommunicatorLayer {
   }
 
  private:
-  std::unique_ptr<D> own_;
+  std::unique_ptr<D> plugin_;
 };
 
 /// Base class of an author's communicator; Opened is the class of the objects that open() returns.

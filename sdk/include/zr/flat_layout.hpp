@@ -34,9 +34,9 @@ class FlatLayout {
         offset_[p] = total_;
         if (!frozen) {
           start_.push_back(total_);
-          live_.push_back(live_total_);
+          elements_before_param_.push_back(trainable_elements_);
           param_.push_back(p);
-          live_total_ += in.params[p]->count;
+          trainable_elements_ += in.params[p]->count;
         }
         total_ += (in.params[p]->count + in.align - 1) / in.align * in.align;
       }
@@ -62,7 +62,7 @@ class FlatLayout {
     return elements;
   }
   /// Elements of parameters in a range of the trainable part, padding excluded.
-  int64_t live(const Range& range) const { return live_before(range.end) - live_before(range.begin); }
+  int64_t element_count(const Range& range) const { return elements_before(range.end) - elements_before(range.begin); }
 
   /// Rank r's part of a bucket. The size of a part differs from the mean by less than a norm block.
   Range part(std::size_t bucket, int32_t rank) const {
@@ -110,33 +110,35 @@ class FlatLayout {
     const int64_t count = in_->params[param_[i]]->count;
     return count == 0 ? 0 : (count - 1) / in_->norm_block * in_->norm_block;
   }
-  int64_t live_before(int64_t element) const {
+  int64_t elements_before(int64_t element) const {
     if (element <= 0 || start_.empty()) return 0;
-    if (element >= trainable_) return live_total_;
+    if (element >= trainable_) return trainable_elements_;
     const std::size_t i = index_of(element);
-    return live_[i] + std::min(element - start_[i], in_->params[param_[i]]->count);
+    return elements_before_param_[i] + std::min(element - start_[i], in_->params[param_[i]]->count);
   }
   // The edge nearest to the begin of rank r's share of a bucket (shares count elements without padding).
   int64_t cut(const Range& bucket, int32_t rank) const {
     if (rank <= 0) return bucket.begin;
     if (rank >= in_->world) return bucket.end;
-    const int64_t before = live_before(bucket.begin);
-    const int64_t target = before + (live_before(bucket.end) - before) / in_->world * rank +
-                           (live_before(bucket.end) - before) % in_->world * rank / in_->world;
-    const auto at = std::upper_bound(live_.begin(), live_.end(), target) - live_.begin() - 1;
+    const int64_t before = elements_before(bucket.begin);
+    const int64_t target = before + (elements_before(bucket.end) - before) / in_->world * rank +
+                           (elements_before(bucket.end) - before) % in_->world * rank / in_->world;
+    const auto at = std::upper_bound(elements_before_param_.begin(), elements_before_param_.end(), target) -
+                    elements_before_param_.begin() - 1;
     const auto i = static_cast<std::size_t>(at);
-    const int64_t element = start_[i] + target - live_[i];
+    const int64_t element = start_[i] + target - elements_before_param_[i];
     const int64_t below = edge(element, false), above = edge(element, true);
-    const int64_t nearest = target - live_before(below) <= live_before(above) - target ? below : above;
+    const int64_t nearest = target - elements_before(below) <= elements_before(above) - target ? below : above;
     return std::clamp(nearest, bucket.begin, bucket.end);
   }
 
   const zr_plan_in* in_;
-  std::vector<int64_t> offset_;        // by parameter
-  std::vector<int64_t> start_, live_;  // by trainable parameter: flat start, and elements before it without padding
-  std::vector<uint32_t> param_;        // by trainable parameter: its index in the model's order
+  std::vector<int64_t> offset_;  // by parameter
+  std::vector<int64_t> start_,
+      elements_before_param_;    // by trainable parameter: flat start, and elements before it without padding
+  std::vector<uint32_t> param_;  // by trainable parameter: its index in the model's order
   std::vector<Range> buckets_;
-  int64_t trainable_ = 0, total_ = 0, live_total_ = 0;
+  int64_t trainable_ = 0, total_ = 0, trainable_elements_ = 0;
 };
 
 }  // namespace sdk

@@ -22,7 +22,7 @@ inline std::vector<GradientBucket> gradient_buckets(const FlatLayout& layout) {
     const FlatLayout::Range& bucket = layout.buckets()[b];
     buckets.push_back({{}, layout.counts(b)});
     layout.pieces(bucket, [&](uint32_t param, int64_t first, int64_t count, int64_t offset) {
-      buckets.back().runs.push_back({param, first, count, offset - bucket.begin});
+      buckets.back().ranges.push_back({param, first, count, offset - bucket.begin});
     });
   }
   return buckets;
@@ -40,9 +40,10 @@ inline void plan_full(const zr_plan_in& in, const FlatLayout& layout, uint32_t r
 inline void all_gather_parts(const Comm& comm, const FlatLayout& layout, const zr_view& flat) {
   std::vector<Done> pending;
   for (std::size_t b = 0; b < layout.buckets().size(); ++b) {
-    const FlatLayout::Range &bucket = layout.buckets()[b], own = layout.part(b, comm.rank());
-    pending.push_back(comm.start(all_gather(part(flat, own.begin, own.size()), part(flat, bucket.begin, bucket.size()),
-                                            ("bucket " + std::to_string(b)).c_str(), layout.counts(b).data())));
+    const FlatLayout::Range &bucket = layout.buckets()[b], own_part = layout.part(b, comm.rank());
+    pending.push_back(
+        comm.start(all_gather(part(flat, own_part.begin, own_part.size()), part(flat, bucket.begin, bucket.size()),
+                              ("bucket " + std::to_string(b)).c_str(), layout.counts(b).data())));
   }
   for (const Done& done : pending) done.wait();
 }
@@ -61,19 +62,20 @@ class FlatShards {
         plan.buffer(ZR_ROLE_WEIGHT, shared_weights_flag(in_) ? "weights, shared by all ranks" : "weights, unsharded",
                     layout_.total(), in_.weight_dtype, shared_weights_flag(in_));
     const uint32_t gradients = GradientBuckets::plan(in_, memory_, layout_.largest_bucket(), layout_.trainable(), plan);
-    const uint32_t sums = has_reduced_buffer() ? plan.buffer(ZR_ROLE_REDUCED_GRAD, "reduced gradients, own shard",
-                                                             own_elements(), in_.reduced_grad_dtype)
-                                               : gradients;
+    const uint32_t reduced_gradients =
+        has_reduced_buffer()
+            ? plan.buffer(ZR_ROLE_REDUCED_GRAD, "reduced gradients, own shard", own_elements(), in_.reduced_grad_dtype)
+            : gradients;
     plan_full(in_, layout_, ZR_ROLE_WEIGHT, weights, plan);
     // Buckets are numbered from the end of the layout, while pieces must ascend.
     int64_t base = 0;
     for (std::size_t b = layout_.buckets().size(); b-- > 0;) {
-      const auto own = layout_.part(b, in_.rank);
-      layout_.pieces(own, [&](uint32_t param, int64_t first, int64_t count, int64_t offset) {
-        plan.piece(ZR_ROLE_REDUCED_GRAD, param, sums, first, count,
-                   has_reduced_buffer() ? base + offset - own.begin : offset);
+      const auto own_part = layout_.part(b, in_.rank);
+      layout_.pieces(own_part, [&](uint32_t param, int64_t first, int64_t count, int64_t offset) {
+        plan.piece(ZR_ROLE_REDUCED_GRAD, param, reduced_gradients, first, count,
+                   has_reduced_buffer() ? base + offset - own_part.begin : offset);
       });
-      base += own.size();
+      base += own_part.size();
     }
   }
 
@@ -82,14 +84,15 @@ class FlatShards {
     weights_ = bound.buffers[0];
     comm_.emplace(bound.comm);
     const zr_view& reduced = bound.buffers[has_reduced_buffer() ? 1 + GradientBuckets::buffers(memory_) : 1];
-    std::vector<zr_view> sums(layout_.buckets().size());
+    std::vector<zr_view> reduced_gradients(layout_.buckets().size());
     int64_t base = 0;
-    for (std::size_t b = sums.size(); b-- > 0;) {
-      const auto own = layout_.part(b, in_.rank);
-      sums[b] = part(reduced, has_reduced_buffer() ? base : own.begin, own.size());
-      base += own.size();
+    for (std::size_t b = reduced_gradients.size(); b-- > 0;) {
+      const auto own_part = layout_.part(b, in_.rank);
+      reduced_gradients[b] = part(reduced, has_reduced_buffer() ? base : own_part.begin, own_part.size());
+      base += own_part.size();
     }
-    gradients_.emplace(in_, memory_, gradient_buckets(layout_), bound.comm, bound.buffers + 1, std::move(sums));
+    gradients_.emplace(in_, memory_, gradient_buckets(layout_), bound.comm, bound.buffers + 1,
+                       std::move(reduced_gradients));
   }
 
   /// The gradient buckets.

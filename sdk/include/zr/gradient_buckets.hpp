@@ -2,7 +2,7 @@
 // the reduced gradients of its owners. Buckets are always sent in the same order.
 //
 // Buckets either share two bucket buffers in turn, or are side by side in one buffer that holds a full gradient. The
-// author of the strategy decides where each run of a parameter is in its bucket, which part of the bucket each rank
+// author of the strategy decides where each range of a parameter is in its bucket, which part of the bucket each rank
 // reduces, and where the reduced gradients are stored. grad_destination and grad_ready of the strategy call
 // destination() and ready().
 #pragma once
@@ -22,12 +22,12 @@ inline namespace sdk {
 
 /// One bucket: rank 0's part, then rank 1's, and so on.
 struct GradientBucket {
-  /// Elements [first, first + count) of a parameter are at `offset` of the bucket. A run may span several parts.
-  struct Run {
+  /// Elements [first, first + count) of a parameter are at `offset` of the bucket. A range may span several parts.
+  struct Range {
     uint32_t param;                // index in the model's order
     int64_t first, count, offset;  // elements
   };
-  std::vector<Run> runs;        // of trainable parameters, in any order; elements outside of all runs are padding
+  std::vector<Range> ranges;    // of trainable parameters, in any order; elements outside of all ranges are padding
   std::vector<int64_t> counts;  // elements of each rank's part, padding included
   /// Total elements, padding included.
   int64_t size() const {
@@ -75,12 +75,12 @@ class GradientBuckets {
     return memory == GradientMemory::full ? 1 : kBucketBuffers;
   }
 
-  /// buckets: in the order in which they are sent. buffers: those that plan() requested. sums: for each bucket, the
+  /// buckets: in the order in which they are sent. buffers: those that plan() requested. reduced: for each bucket, the
   /// memory for this rank's reduced gradients, of in.reduced_grad_dtype; if reduces_in_place(), it is this rank's part
   /// of the bucket itself.
   GradientBuckets(const zr_plan_in& in, GradientMemory memory, std::vector<GradientBucket> buckets, const Comm& comm,
-                  const zr_view* buffers, std::vector<zr_view> sums)
-      : comm_(comm), sums_(std::move(sums)), begin_(in.n_params + 1) {
+                  const zr_view* buffers, std::vector<zr_view> reduced)
+      : comm_(comm), reduced_(std::move(reduced)), first_index_(in.n_params + 1) {
     int64_t base = 0;
     for (const GradientBucket& bucket : buckets) base += bucket.size();
     if (memory == GradientMemory::double_buffered) memory_.assign(buffers, buffers + kBucketBuffers);
@@ -89,21 +89,21 @@ class GradientBuckets {
       size_.push_back(bucket.size());
       base -= size_.back();
       if (memory == GradientMemory::full) memory_.push_back(part(*buffers, base, size_.back()));
-      live_.push_back(0);
-      for (const GradientBucket::Run& run : bucket.runs) {
-        live_.back() += run.count;
-        placements_.push_back({run.param, b, run.first, run.count, run.offset, 0});
+      expected_.push_back(0);
+      for (const GradientBucket::Range& range : bucket.ranges) {
+        expected_.back() += range.count;
+        placements_.push_back({range.param, b, range.first, range.count, range.offset, 0});
       }
       counts_.push_back(std::move(bucket.counts));
       label_.push_back("bucket " + std::to_string(b));
     }
-    // The runs of a parameter get their destinations in the order in which their buckets are sent, so that two bucket
+    // The ranges of a parameter get their destinations in the order in which their buckets are sent, so that two bucket
     // buffers are enough for a parameter of many buckets.
     std::sort(placements_.begin(), placements_.end(), [](const Placement& x, const Placement& y) {
       return std::tuple(x.param, x.bucket, x.first) < std::tuple(y.param, y.bucket, y.first);
     });
-    for (const Placement& placement : placements_) ++begin_[placement.param + 1];
-    for (std::size_t p = 1; p < begin_.size(); ++p) begin_[p] += begin_[p - 1];
+    for (const Placement& placement : placements_) ++first_index_[placement.param + 1];
+    for (std::size_t p = 1; p < first_index_.size(); ++p) first_index_[p] += first_index_[p - 1];
     for (std::size_t i = 1; i < placements_.size(); ++i)
       if (placements_[i].param == placements_[i - 1].param)
         placements_[i].before = placements_[i - 1].before + placements_[i - 1].count;
@@ -112,36 +112,36 @@ class GradientBuckets {
       return std::pair(placements_[x].param, placements_[x].first) <
              std::pair(placements_[y].param, placements_[y].first);
     });
-    left_.resize(memory_.size());
+    reductions_.resize(memory_.size());
     expect_all();
   }
 
   /// Implements grad_destination().
   zr_view destination(uint32_t param, int64_t& first) {
-    const auto begin = placements_.begin() + begin_[param], end = placements_.begin() + begin_[param + 1];
-    const int64_t placed = first;
+    const auto begin = placements_.begin() + first_index_[param], end = placements_.begin() + first_index_[param + 1];
+    const int64_t position = first;
     const Placement& at =
-        *std::prev(std::upper_bound(begin, end, placed, [](int64_t n, const Placement& p) { return n < p.before; }));
-    if (at.bucket >= leaving_ + memory_.size()) return {};  // its buffer holds a bucket that is not full yet
-    left_[at.bucket % memory_.size()].wait();               // peers may still read the buffer's previous bucket
-    const int64_t inside = placed - at.before;
+        *std::prev(std::upper_bound(begin, end, position, [](int64_t n, const Placement& p) { return n < p.before; }));
+    if (at.bucket >= next_to_send_ + memory_.size()) return {};  // its buffer holds a bucket that is not full yet
+    reductions_[at.bucket % memory_.size()].wait();              // peers may still read the buffer's previous bucket
+    const int64_t inside = position - at.before;
     first = at.first + inside;
     return part(memory_[at.bucket % memory_.size()], at.offset + inside, at.count - inside);
   }
   /// Implements grad_ready().
   void ready(uint32_t param, int64_t first, int64_t count, uint32_t micro) {
     missing_[find(param, first).bucket] -= count;
-    for (; leaving_ < missing_.size() && missing_[leaving_] == 0; ++leaving_) {
-      const std::size_t buffer = leaving_ % memory_.size();
+    for (; next_to_send_ < missing_.size() && missing_[next_to_send_] == 0; ++next_to_send_) {
+      const std::size_t buffer = next_to_send_ % memory_.size();
       // The first micro-step starts from +0, so that the reduced gradients need not be cleared.
-      left_[buffer] = comm_.start(reduce_scatter(part(memory_[buffer], 0, size_[leaving_]), sums_[leaving_],
-                                                 label_[leaving_].c_str(), micro > 0 ? ZR_COLL_ACCUMULATE : 0,
-                                                 counts_[leaving_].data()));
+      reductions_[buffer] = comm_.start(reduce_scatter(
+          part(memory_[buffer], 0, size_[next_to_send_]), reduced_[next_to_send_], label_[next_to_send_].c_str(),
+          micro > 0 ? ZR_COLL_ACCUMULATE : 0, counts_[next_to_send_].data()));
     }
   }
   /// Implements ZR_BACKWARD_END: on return all buckets are reduced, and the next backward may overwrite the buffers.
   void backward_end() {
-    for (Done& done : left_) {
+    for (Done& done : reductions_) {
       done.wait();
       done = Done();
     }
@@ -155,28 +155,28 @@ class GradientBuckets {
     int64_t before;  // elements of the parameter that get their destination before these
   };
   const Placement& find(uint32_t param, int64_t first) const {
-    const auto begin = by_first_.begin() + begin_[param], end = by_first_.begin() + begin_[param + 1];
+    const auto begin = by_first_.begin() + first_index_[param], end = by_first_.begin() + first_index_[param + 1];
     return placements_[*std::prev(
         std::upper_bound(begin, end, first, [&](int64_t at, uint32_t i) { return at < placements_[i].first; }))];
   }
   void expect_all() {
-    leaving_ = 0;
-    missing_ = live_;
+    next_to_send_ = 0;
+    missing_ = expected_;
   }
 
   Comm comm_;
   std::vector<zr_view> memory_;               // by bucket buffer, or (full) by bucket
-  std::vector<Done> left_;                    // same index: completion of the last reduce-scatter from this memory
-  std::vector<zr_view> sums_;                 // by bucket: this rank's reduced gradients
+  std::vector<Done> reductions_;              // same index: completion of the last reduce-scatter from this memory
+  std::vector<zr_view> reduced_;              // by bucket: this rank's reduced gradients
   std::vector<int64_t> size_;                 // by bucket: elements
-  std::vector<int64_t> live_;                 // by bucket: elements announced in each micro-step (without padding)
+  std::vector<int64_t> expected_;             // by bucket: elements announced in each micro-step (without padding)
   std::vector<int64_t> missing_;              // by bucket: elements not yet ready in this micro-step
   std::vector<std::vector<int64_t>> counts_;  // by bucket: elements of every rank's part
   std::vector<std::string> label_;            // by bucket
   std::vector<Placement> placements_;         // by parameter, in the order in which its buckets are sent
   std::vector<uint32_t> by_first_;            // indices of placements_: by parameter, then by first element
-  std::vector<std::ptrdiff_t> begin_;         // by parameter: index of its first entry in both lists
-  std::size_t leaving_ = 0;                   // the bucket that is sent next
+  std::vector<std::ptrdiff_t> first_index_;   // by parameter: index of its first entry in both lists
+  std::size_t next_to_send_ = 0;              // the bucket that is sent next
 };
 
 }  // namespace sdk

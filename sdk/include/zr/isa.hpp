@@ -47,16 +47,16 @@ inline namespace sdk {
 template <class Kernel>
 Kernel* choose(Kernel* portable, Kernel* avx2, Kernel* avx512) {
   const char* named = std::getenv("ZR_ISA");
-  const std::string most = named ? named : "avx512";
-  if (most != "portable" && most != "avx2" && most != "avx512") {
-    throw PluginError(ZR_INVALID, "the environment variable ZR_ISA is \"" + most +
+  const std::string widest = named ? named : "avx512";
+  if (widest != "portable" && widest != "avx2" && widest != "avx512") {
+    throw PluginError(ZR_INVALID, "the environment variable ZR_ISA is \"" + widest +
                                       "\"; set it to portable, avx2 or avx512, or unset it");
   }
 #if defined(__x86_64__)
   const bool has512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (most == "avx512" && has512) return avx512;
-  if (most != "portable" && __builtin_cpu_supports("avx2")) return avx2;
+  if (widest == "avx512" && has512) return avx512;
+  if (widest != "portable" && __builtin_cpu_supports("avx2")) return avx2;
 #else
   (void)avx2, (void)avx512;
 #endif

@@ -48,13 +48,13 @@ class OffloadLayer {
  public:
   static constexpr const char* kind = "zr.offload/1";
   OffloadLayer(const Config& config, const Host& host)
-      : own_(with_arguments<D>(config, host,
-                               [](const auto&... arguments) { return std::make_unique<D>(arguments...); })) {}
+      : plugin_(with_arguments<D>(config, host,
+                                  [](const auto&... arguments) { return std::make_unique<D>(arguments...); })) {}
 
   static zr_code open(void* self, const zr_offload_ref* below, zr_error* error) noexcept {
     return guard(error, [&] {
       if constexpr (has_open<D>) {
-        of(self).open(below);
+        plugin_of(self).open(below);
       } else if (below) {
         throw PluginError(ZR_UNSUPPORTED, "this tier stores bytes itself and cannot use a tier below");
       }
@@ -62,34 +62,34 @@ class OffloadLayer {
   }
   static zr_code caps(void* self, zr_offload_caps* out, zr_error* error) noexcept {
     return guard(error, [&] {
-      zr_offload_caps all = of(self).caps();
-      if constexpr (has_map<D>) all.flags |= ZR_TIER_MAPPABLE;
-      write_output(out, all);
+      zr_offload_caps caps = plugin_of(self).caps();
+      if constexpr (has_map<D>) caps.flags |= ZR_TIER_MAPPABLE;
+      write_output(out, caps);
     });
   }
   static zr_code reserve(void* self, uint64_t bytes, const char* tag, uint64_t* allocation, zr_error* error) noexcept {
-    return guard(error, [&] { *allocation = of(self).reserve(bytes, tag); });
+    return guard(error, [&] { *allocation = plugin_of(self).reserve(bytes, tag); });
   }
-  static void release(void* self, uint64_t allocation) noexcept { of(self).release(allocation); }
-  static zr_code write(void* self, const zr_transfer* all, uint32_t n, zr_stream* stream, zr_done* done,
+  static void release(void* self, uint64_t allocation) noexcept { plugin_of(self).release(allocation); }
+  static zr_code write(void* self, const zr_transfer* transfers, uint32_t n, zr_stream* stream, zr_done* done,
                        zr_error* error) noexcept {
-    return guard(error, [&] { of(self).write(all, n, stream, done); });
+    return guard(error, [&] { plugin_of(self).write(transfers, n, stream, done); });
   }
-  static zr_code read(void* self, const zr_transfer* all, uint32_t n, zr_stream* stream, zr_done* done,
+  static zr_code read(void* self, const zr_transfer* transfers, uint32_t n, zr_stream* stream, zr_done* done,
                       zr_error* error) noexcept {
-    return guard(error, [&] { of(self).read(all, n, stream, done); });
+    return guard(error, [&] { plugin_of(self).read(transfers, n, stream, done); });
   }
   static zr_code map(void* self, uint64_t allocation, zr_view* out, zr_error* error) noexcept {
-    return guard(error, [&] { *out = of(self).map(allocation); });
+    return guard(error, [&] { *out = plugin_of(self).map(allocation); });
   }
-  static void unmap(void* self, uint64_t allocation) noexcept { of(self).unmap(allocation); }
+  static void unmap(void* self, uint64_t allocation) noexcept { plugin_of(self).unmap(allocation); }
   static zr_code flush(void* self, zr_error* error) noexcept {
-    return guard(error, [&] { of(self).flush(); });
+    return guard(error, [&] { plugin_of(self).flush(); });
   }
   static zr_code reg(void* self, const zr_view* memory, zr_error* error) noexcept {
-    return guard(error, [&] { of(self).reg(*memory); });
+    return guard(error, [&] { plugin_of(self).reg(*memory); });
   }
-  static void unreg(void* self, const zr_view* memory) noexcept { of(self).unreg(*memory); }
+  static void unreg(void* self, const zr_view* memory) noexcept { plugin_of(self).unreg(*memory); }
 
   static constexpr zr_offload_api table() {
     static_assert(has_map<D> == has_unmap<D>, "a tier has both map and unmap, or neither");
@@ -116,8 +116,8 @@ class OffloadLayer {
   static constexpr zr_offload_api api = table();
 
  private:
-  static D& of(void* self) { return *static_cast<OffloadLayer*>(self)->own_; }
-  std::unique_ptr<D> own_;
+  static D& plugin_of(void* self) { return *static_cast<OffloadLayer*>(self)->plugin_; }
+  std::unique_ptr<D> plugin_;
 };
 
 /// Base class of an author's tier.

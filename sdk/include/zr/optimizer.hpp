@@ -1,4 +1,4 @@
-// Optimizers in C++: the arithmetic for one run of elements. The host owns all memory, the learning-rate schedule,
+// Optimizers in C++: the arithmetic for one range of elements. The host owns all memory, the learning-rate schedule,
 // gradient clipping, and the decision when to update.
 //
 // clang-format off
@@ -52,7 +52,7 @@ struct Update {
   bool streams;                  // the parameter's `out` exceeds a core's cache: use non-temporal stores for it
   const zr_update_slice& slice;  // name, shape; may hold more elements than this run
   const zr_step& job;            // step count of the job, gradient norm
-  /// The elements of fp32 state `i` for this run.
+  /// The elements of fp32 state `i` for this update.
   float* slot(uint32_t i) const { return data<float>(slice.slots[i]) + (first - slice.first); }
 };
 
@@ -119,11 +119,11 @@ class OptimizerLayer {
     const auto reject = [&](const std::string& why) {
       throw PluginError(ZR_INVALID, std::string("parameter ") + u.name + ": " + why);
     };
-    const bool own = u.weight.dtype == ZR_F32, low_precision = u.weight.dtype == ZR_BF16 || u.weight.dtype == ZR_F16;
+    const bool fp32 = u.weight.dtype == ZR_F32, low_precision = u.weight.dtype == ZR_BF16 || u.weight.dtype == ZR_F16;
     if (u.group >= groups_.size()) {
       reject("group " + std::to_string(u.group) + " is out of range (" + std::to_string(groups_.size()) + " groups)");
     }
-    if (!own && !low_precision)
+    if (!fp32 && !low_precision)
       reject("weights must be fp32, bf16 or fp16, not dtype " + std::to_string(u.weight.dtype));
     if (u.grad.dtype != ZR_F32) reject("the reduced gradient must be fp32, not dtype " + std::to_string(u.grad.dtype));
     if (low_precision && u.master.dtype != ZR_F32) reject("bf16 and fp16 weights need fp32 master weights");
@@ -140,36 +140,36 @@ class OptimizerLayer {
     return false;
   }
   void update(const zr_update_slice& u, const zr_step& step) const {
-    const bool own = u.weight.dtype == ZR_F32;
-    uint16_t* out = own ? nullptr : data<uint16_t>(u.weight);
+    const bool fp32 = u.weight.dtype == ZR_F32;
+    uint16_t* out = fp32 ? nullptr : data<uint16_t>(u.weight);
     int64_t elements = 1;
     for (int32_t i = 0; i < u.ndim; ++i) elements *= u.shape[i];
     const bool copy = u.size >= sizeof u && (u.flags & ZR_SLICE_WEIGHT_COPY);
     // Cut the slice into blocks, if granularity permits, so that each block is still in the cache when it is rounded.
     constexpr int64_t kBlock = 16384;
-    const int64_t block = !own && !rounds() && granularity() == ZR_ELEMENTWISE ? kBlock : u.count;
+    const int64_t block = !fp32 && !rounds() && granularity() == ZR_ELEMENTWISE ? kBlock : u.count;
     for (int64_t at = 0; at < u.count; at += block) {
-      const Update run{data<float>(own ? u.weight : u.master) + at,
-                       data<const float>(u.grad) + at,
-                       u.first + at,
-                       std::min(block, u.count - at),
-                       step.grad_mul,
-                       u.step,
-                       u.lr,
-                       own ? nullptr : out + at,
-                       u.weight.dtype,
-                       !copy && elements * 2 > cache_bytes_,
-                       u,
-                       step};
-      groups_[u.group].update(run);
-      if (!own && !rounds()) round(run);
+      const Update block_update{data<float>(fp32 ? u.weight : u.master) + at,
+                                data<const float>(u.grad) + at,
+                                u.first + at,
+                                std::min(block, u.count - at),
+                                step.grad_mul,
+                                u.step,
+                                u.lr,
+                                fp32 ? nullptr : out + at,
+                                u.weight.dtype,
+                                !copy && elements * 2 > cache_bytes_,
+                                u,
+                                step};
+      groups_[u.group].update(block_update);
+      if (!fp32 && !rounds()) round(block_update);
     }
   }
-  static void round(const Update& run) {
-    if (run.out_dtype == ZR_BF16) {
-      for (int64_t i = 0; i < run.count; ++i) run.out[i] = to_bf16(run.weight[i]);
+  static void round(const Update& update) {
+    if (update.out_dtype == ZR_BF16) {
+      for (int64_t i = 0; i < update.count; ++i) update.out[i] = to_bf16(update.weight[i]);
     } else {
-      for (int64_t i = 0; i < run.count; ++i) run.out[i] = to_f16(run.weight[i]);
+      for (int64_t i = 0; i < update.count; ++i) update.out[i] = to_f16(update.weight[i]);
     }
   }
   Host host_;

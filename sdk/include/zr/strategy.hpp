@@ -34,6 +34,7 @@
 #include "zr/abi/strategy.h"
 #include "zr/collective.hpp"
 #include "zr/component.hpp"
+#include "zr/names.hpp"
 
 #pragma GCC visibility push(hidden)
 namespace zr {
@@ -83,13 +84,8 @@ struct Binding {
   Comm comm;               // copyable
 };
 
-/// Bytes per element.
-constexpr int64_t bytes_of(zr_dtype dtype) {
-  return dtype == ZR_F64 || dtype == ZR_I64    ? 8
-         : dtype == ZR_F32 || dtype == ZR_I32  ? 4
-         : dtype == ZR_BF16 || dtype == ZR_F16 ? 2
-                                               : 1;
-}
+/// Bytes per element; 1 for ZR_NONE.
+constexpr int64_t bytes_of(zr_dtype dtype) { return size_of(dtype) > 0 ? size_of(dtype) : 1; }
 /// Elements [first, first + count) of a view.
 inline zr_view part(const zr_view& view, int64_t first, int64_t count) {
   return part(view, first, count, bytes_of(view.dtype));
@@ -109,25 +105,27 @@ class StrategyLayer {
  public:
   static constexpr const char* kind = "zr.strategy/1";
   StrategyLayer(const Config& config, const Host& host)
-      : host_(host), own_(with_arguments<D>(config, host, [](const auto&... arguments) { return D(arguments...); })) {}
+      : host_(host),
+        plugin_(with_arguments<D>(config, host, [](const auto&... arguments) { return D(arguments...); })) {}
 
   static zr_code plan(void* self, const zr_plan_in* in, const zr_plan_sink* sink, zr_error* error) noexcept {
     return guard(error, [&] {
       PlanBuilder out(*sink);
-      const_cast<const D&>(own(self)).plan(*in, out);
+      const_cast<const D&>(plugin_of(self)).plan(*in, out);
     });
   }
   static zr_code bind(void* self, const zr_plan_in* in, const zr_bind* bound, zr_error* error) noexcept {
     return guard(error, [&] {
-      const Binding lent{bound->buffers, bound->n_buffers, Comm(static_cast<StrategyLayer*>(self)->host_, bound->comm)};
-      own(self).bind(*in, lent);
+      const Binding binding{bound->buffers, bound->n_buffers,
+                            Comm(static_cast<StrategyLayer*>(self)->host_, bound->comm)};
+      plugin_of(self).bind(*in, binding);
     });
   }
   static zr_code grad_destination(void* self, uint32_t param, int64_t* first, uint32_t micro, zr_view* dst,
                                   zr_error* error) noexcept {
     return guard(error, [&]() -> zr_code {
       int64_t next = *first;
-      const zr_view destination = own(self).grad_destination(param, next, micro);
+      const zr_view destination = plugin_of(self).grad_destination(param, next, micro);
       if (destination.count == 0) return ZR_AGAIN;
       *first = next;
       *dst = destination;
@@ -136,22 +134,22 @@ class StrategyLayer {
   }
   static zr_code grad_ready(void* self, uint32_t param, int64_t first, int64_t count, uint32_t micro,
                             zr_error* error) noexcept {
-    return guard(error, [&] { own(self).grad_ready(param, first, count, micro); });
+    return guard(error, [&] { plugin_of(self).grad_ready(param, first, count, micro); });
   }
   static zr_code event(void* self, uint32_t kind, uint32_t micro, zr_error* error) noexcept {
-    return guard(error, [&] { own(self).event(kind, micro); });
+    return guard(error, [&] { plugin_of(self).event(kind, micro); });
   }
   static zr_code grads_finish(void* self, zr_error* error) noexcept {
-    return guard(error, [&] { own(self).grads_finish(); });
+    return guard(error, [&] { plugin_of(self).grads_finish(); });
   }
   static zr_code updated(void* self, zr_error* error) noexcept {
-    return guard(error, [&] { own(self).updated(); });
+    return guard(error, [&] { plugin_of(self).updated(); });
   }
   /// The author's acquire() is complete on return, so `done` is resolved at once.
   static zr_code acquire(void* self, const uint32_t* params, uint32_t n, uint32_t phase, zr_view* full, zr_done* done,
                          zr_error* error) noexcept {
     return guard(error, [&] {
-      if constexpr (has_acquire<D>) own(self).acquire(params, n, phase, full);
+      if constexpr (has_acquire<D>) plugin_of(self).acquire(params, n, phase, full);
       if (done) Done::retained(static_cast<StrategyLayer*>(self)->host_, done).resolve();
     });
   }
@@ -160,11 +158,11 @@ class StrategyLayer {
                          zr_error* error) noexcept {
     return guard(error, [&] {
       if (after) Done::retained(static_cast<StrategyLayer*>(self)->host_, after).wait();
-      if constexpr (has_acquire<D>) own(self).release(params, n, phase);
+      if constexpr (has_acquire<D>) plugin_of(self).release(params, n, phase);
     });
   }
   static void abort(void* self) noexcept {
-    if constexpr (has_abort<D>) own(self).abort();
+    if constexpr (has_abort<D>) plugin_of(self).abort();
   }
   static constexpr zr_strategy_api api{sizeof(zr_strategy_api),
                                        0,
@@ -180,9 +178,9 @@ class StrategyLayer {
                                        abort};
 
  private:
-  static D& own(void* self) { return static_cast<StrategyLayer*>(self)->own_; }
+  static D& plugin_of(void* self) { return static_cast<StrategyLayer*>(self)->plugin_; }
   Host host_;
-  D own_;
+  D plugin_;
 };
 
 /// Base class of an author's strategy.

@@ -111,13 +111,14 @@ TEST(FlatLayoutTest, CutsBucketsAndShardsOnlyAtNormBlockBoundaries) {
         EXPECT_EQ(range.end, end) << "buckets are sent from the end, without gaps";
         end = range.begin;
         EXPECT_LE(range.size(), std::max<int64_t>(bucket, plan::kNormBlock)) << "a bucket does not exceed its size";
-        live += layout.live(range);
+        live += layout.element_count(range);
         int64_t at = range.begin;
         for (int r = 0; r < world; ++r) {
           const auto part = layout.part(b, r);
           EXPECT_EQ(part.begin, at);
           at = part.end;
-          EXPECT_LT(std::abs(static_cast<double>(layout.live(part)) - static_cast<double>(layout.live(range)) / world),
+          EXPECT_LT(std::abs(static_cast<double>(layout.element_count(part)) -
+                             static_cast<double>(layout.element_count(range)) / world),
                     plan::kNormBlock)
               << "a shard differs from the mean size by less than a norm block";
           layout.pieces(part, [&](uint32_t param, int64_t first, int64_t count, int64_t offset) {
@@ -158,7 +159,7 @@ TEST(FlatLayoutTest, GivesEmptyShardsWhenRanksExceedNormBlocks) {
   const zr::FlatLayout layout(view.in(), 1024);
   int64_t sum = 0, empty = 0;
   for (int r = 0; r < 4; ++r) {
-    sum += layout.live(layout.part(0, r));
+    sum += layout.element_count(layout.part(0, r));
     empty += layout.part(0, r).size() == 0;
   }
   EXPECT_EQ(sum, 10);

@@ -38,18 +38,18 @@ TEST(GatherGroupsTest, KnowBucketSizesAndTheirShardWithoutOtherRanks) {
           for (std::size_t b = 0; b < groups.buckets(); ++b) {
             const zr::GradientBucket whole = groups.bucket(b);
             ASSERT_EQ(groups.bucket_size(b), whole.size()) << world << " ranks, bucket " << b;
-            std::vector<zr::GradientBucket::Run> own;
-            EXPECT_EQ(groups.own(b, own), whole.counts[static_cast<std::size_t>(rank)]);
+            std::vector<zr::GradientBucket::Range> own_ranges;
+            EXPECT_EQ(groups.own(b, own_ranges), whole.counts[static_cast<std::size_t>(rank)]);
             int64_t before = 0;
             for (int r = 0; r < rank; ++r) before += whole.counts[static_cast<std::size_t>(r)];
             EXPECT_EQ(groups.before_own(b), before);
             std::size_t found = 0;
-            for (const auto& run : own)
-              for (const auto& one : whole.runs)
-                found += one.param == run.param && one.first == run.first && one.count == run.count &&
-                         one.offset == before + run.offset;
-            EXPECT_EQ(found, own.size());
-            for (const auto& run : whole.runs) covered += run.count;
+            for (const auto& range : own_ranges)
+              for (const auto& one : whole.ranges)
+                found += one.param == range.param && one.first == range.first && one.count == range.count &&
+                         one.offset == before + range.offset;
+            EXPECT_EQ(found, own_ranges.size());
+            for (const auto& range : whole.ranges) covered += range.count;
           }
           EXPECT_EQ(covered, trainable) << "every element is in one bucket";
         }
