@@ -27,11 +27,11 @@ torch::Tensor checked(const std::string& call, const torch::Tensor& tensor) {
 
 // Calls fn(offset, bytes, data of all ranks by rank) for each piece of the tensors.
 template <class Fn>
-void each_gathered_piece(host::engine::Session& session, const torch::Tensor& mine, const char* label, Fn&& fn) {
-  const auto total = static_cast<int64_t>(mine.nbytes());
+void each_gathered_piece(host::engine::Session& session, const torch::Tensor& local, const char* label, Fn&& fn) {
+  const auto total = static_cast<int64_t>(local.nbytes());
   for (int64_t at = 0; at < total; at += kPieceBytes) {
     const int64_t bytes = std::min(kPieceBytes, total - at);
-    const char* data = static_cast<const char*>(mine.data_ptr()) + at;
+    const char* data = static_cast<const char*>(local.data_ptr()) + at;
     fn(at, bytes, session.communicator().all_gather_bytes(std::string(data, static_cast<std::size_t>(bytes)), label));
   }
 }
@@ -40,19 +40,19 @@ void each_gathered_piece(host::engine::Session& session, const torch::Tensor& mi
 
 torch::Tensor Engine::sum(const torch::Tensor& tensor) {
   return state_->collective("sum", signature(tensor), [&](host::engine::Session& session, const State::Call& call) {
-    const torch::Tensor mine = checked(call.text(), tensor);
-    if (mine.scalar_type() == torch::kBool)
+    const torch::Tensor local = checked(call.text(), tensor);
+    if (local.scalar_type() == torch::kBool)
       host::fail_user(call.text() + ": booleans cannot be added; convert the tensor to an integer dtype");
     const torch::NoGradGuard no_grad;
-    torch::Tensor result = torch::empty_like(mine, torch::MemoryFormat::Contiguous);
+    torch::Tensor result = torch::empty_like(local, torch::MemoryFormat::Contiguous);
     torch::Tensor flat = result.view({-1});
-    const bool narrow = mine.scalar_type() == torch::kBFloat16 || mine.scalar_type() == torch::kHalf;
-    const auto size = static_cast<int64_t>(mine.element_size());
-    each_gathered_piece(session, mine, "sum", [&](int64_t at, int64_t bytes, std::vector<std::string> all) {
+    const bool upcasts = local.scalar_type() == torch::kBFloat16 || local.scalar_type() == torch::kHalf;
+    const auto size = static_cast<int64_t>(local.element_size());
+    each_gathered_piece(session, local, "sum", [&](int64_t at, int64_t bytes, std::vector<std::string> data_of_ranks) {
       torch::Tensor sum;
-      for (std::string& one : all) {
-        torch::Tensor values = torch::from_blob(one.data(), {bytes / size}, mine.options());
-        if (narrow) values = values.to(torch::kFloat);
+      for (std::string& data : data_of_ranks) {
+        torch::Tensor values = torch::from_blob(data.data(), {bytes / size}, local.options());
+        if (upcasts) values = values.to(torch::kFloat);
         sum = sum.defined() ? sum.add_(values) : values.clone();
       }
       flat.narrow(0, at / size, bytes / size).copy_(sum);
@@ -64,16 +64,16 @@ torch::Tensor Engine::sum(const torch::Tensor& tensor) {
 torch::Tensor Engine::all_gather(const torch::Tensor& tensor) {
   return state_->collective(
       "all_gather", signature(tensor), [&](host::engine::Session& session, const State::Call& call) {
-        const torch::Tensor mine = checked(call.text(), tensor);
-        std::vector<int64_t> shape = mine.sizes().vec();
+        const torch::Tensor local = checked(call.text(), tensor);
+        std::vector<int64_t> shape = local.sizes().vec();
         shape.insert(shape.begin(), session.world());
-        torch::Tensor result = torch::empty(shape, mine.options());
+        torch::Tensor result = torch::empty(shape, local.options());
         char* out = static_cast<char*>(result.data_ptr());
-        each_gathered_piece(session, mine, "all_gather",
-                            [&](int64_t at, int64_t bytes, const std::vector<std::string>& all) {
-                              for (std::size_t rank = 0; rank < all.size(); ++rank)
-                                std::memcpy(out + rank * mine.nbytes() + static_cast<std::size_t>(at), all[rank].data(),
-                                            static_cast<std::size_t>(bytes));
+        each_gathered_piece(session, local, "all_gather",
+                            [&](int64_t at, int64_t bytes, const std::vector<std::string>& data_of_ranks) {
+                              for (std::size_t rank = 0; rank < data_of_ranks.size(); ++rank)
+                                std::memcpy(out + rank * local.nbytes() + static_cast<std::size_t>(at),
+                                            data_of_ranks[rank].data(), static_cast<std::size_t>(bytes));
                             });
         return result;
       });
@@ -82,16 +82,16 @@ torch::Tensor Engine::all_gather(const torch::Tensor& tensor) {
 torch::Tensor Engine::broadcast(const torch::Tensor& tensor, int root) {
   const std::string arguments = signature(tensor) + ", " + std::to_string(root);
   return state_->collective("broadcast", arguments, [&](host::engine::Session& session, const State::Call& call) {
-    const torch::Tensor mine = checked(call.text(), tensor);
+    const torch::Tensor local = checked(call.text(), tensor);
     if (root < 0 || root >= session.world())
       host::fail_user(call.text() + ": the root must be a rank from 0 to " + std::to_string(session.world() - 1));
-    torch::Tensor result = torch::empty_like(mine, torch::MemoryFormat::Contiguous);
-    const auto total = static_cast<int64_t>(mine.nbytes());
+    torch::Tensor result = torch::empty_like(local, torch::MemoryFormat::Contiguous);
+    const auto total = static_cast<int64_t>(local.nbytes());
     for (int64_t at = 0; at < total; at += kPieceBytes) {
       const auto bytes = static_cast<std::size_t>(std::min(kPieceBytes, total - at));
       const bool sends = session.rank() == root;
       const std::string piece = session.communicator().broadcast_bytes(
-          sends ? std::string(static_cast<const char*>(mine.data_ptr()) + at, bytes) : "", root, "broadcast");
+          sends ? std::string(static_cast<const char*>(local.data_ptr()) + at, bytes) : "", root, "broadcast");
       std::memcpy(static_cast<char*>(result.data_ptr()) + at, piece.data(), bytes);
     }
     return result;

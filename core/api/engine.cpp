@@ -44,45 +44,45 @@ Engine::Engine(const Program& program, torch::jit::Module& model, const std::str
 Engine::~Engine() = default;
 
 void Engine::refresh() {
-  state_->live("refresh");
+  state_->session_for("refresh");
   const Tensors parameters = state_->module.parameters(), buffers = state_->module.buffers();
   const Program program = state_->program;
   const ProgramModule module = state_->module;
   const std::string name = state_->name;
-  State::Customization custom = state_->custom;
-  auto handed = std::make_unique<host::engine::RefreshState>();
+  State::ProgramSettings program_settings = state_->program_settings;
+  auto refresh_state = std::make_unique<host::engine::RefreshState>();
   std::string folder;
   // A new session broadcasts rank 0's buffers, so this rank's own values of existing buffers are saved and restored.
-  std::vector<std::pair<torch::Tensor, torch::Tensor>> kept;
+  std::vector<std::pair<torch::Tensor, torch::Tensor>> kept_buffers;
   {
     State& before = *state_;
     const State::Call call(before, "refresh");
     call.not_in_evaluation();
     host::engine::ParameterChange change;
-    const auto look = [&](host::engine::ParameterChange& found) {
+    const auto find_changes = [&](host::engine::ParameterChange& parameter_changes) {
       before.adopt_buffers();
-      found = parameter_change(*before.torch_model, parameters, buffers);
+      parameter_changes = parameter_change(*before.torch_model, parameters, buffers);
       host::model::check_param_types(parameters, before.session->config(), before.session->rank());
       std::vector<host::plan::Parameter> list = before.torch_model->list_parameters(parameters, buffers);
-      if (!found.any) return list;
-      for (const auto& [own, tensor] : buffers)
-        if (before.torch_model->has_buffer(tensor)) kept.emplace_back(tensor, tensor.detach().clone());
+      if (!parameter_changes.any) return list;
+      for (const auto& [buffer, tensor] : buffers)
+        if (before.torch_model->has_buffer(tensor)) kept_buffers.emplace_back(tensor, tensor.detach().clone());
       return list;
     };
-    if (!before.session->refresh().compare_changes(look, change)) return;
-    *handed = before.session->hand_over(std::move(change));
+    if (!before.session->refresh().compare_changes(find_changes, change)) return;
+    *refresh_state = before.session->hand_over(std::move(change));
     before.torch_model->leave_for_reload();
   }
   try {
     state_.take().reset();
-    folder = handed->folder;
-    auto next = std::make_unique<State>(program, module, name, std::move(handed));
+    folder = refresh_state->folder;
+    auto next = std::make_unique<State>(program, module, name, std::move(refresh_state));
     const torch::NoGradGuard no_grad;
-    for (auto& [buffer, values] : kept) buffer.copy_(values);
-    next->custom = std::move(custom);
+    for (auto& [buffer, values] : kept_buffers) buffer.copy_(values);
+    next->program_settings = std::move(program_settings);
     next->apply_schedule();
     next->apply_edit();
-    if (next->custom.accumulation > 0) next->session->set_accumulation(next->custom.accumulation);
+    if (next->program_settings.accumulation > 0) next->session->set_accumulation(next->program_settings.accumulation);
     state_ = std::move(next);
   } catch (const std::exception&) {
     if (program.rank() == 0)
@@ -125,9 +125,9 @@ void Engine::backward(const torch::Tensor& loss, double weight) {
 
 bool Engine::step() {
   if (!make_step()) return false;
-  if (state_->custom.callbacks.empty()) return true;
+  if (state_->program_settings.callbacks.empty()) return true;
   const StepResult result = last_step();
-  const auto callbacks = state_->custom.callbacks;  // a callback may refresh the engine or add callbacks
+  const auto callbacks = state_->program_settings.callbacks;  // a callback may refresh the engine or add callbacks
   for (const auto& callback : callbacks) callback(result);
   return true;
 }
@@ -147,7 +147,7 @@ bool Engine::make_step() {
     std::rethrow_exception(exception.cause);
   }
 }
-bool Engine::done() const { return state_->live("done").progress().done(); }
+bool Engine::done() const { return state_->session_for("done").progress().done(); }
 
 std::string Engine::save(const std::string& dir) {
   return state_->collective("save", "", [&](host::engine::Session& session, const State::Call&) {
@@ -175,7 +175,7 @@ LoadReport Engine::load(const std::string& dir, const LoadOptions& how) {
 }
 
 void Engine::release() {
-  state_->live("release");
+  state_->session_for("release");
   release(dtype());
 }
 void Engine::release(torch::ScalarType dtype) {
@@ -193,25 +193,25 @@ void Engine::release(torch::ScalarType dtype) {
 }
 
 void Engine::add_tokens(int64_t tokens) {
-  host::engine::Session& session = state_->live("add_tokens");
+  host::engine::Session& session = state_->session_for("add_tokens");
   if (tokens < 0)
     host::fail_user("engine.add_tokens(" + std::to_string(tokens) + "): the number of tokens must not be negative");
   session.progress().add_tokens(tokens);
 }
-int Engine::rank() const { return state_->live("rank").rank(); }
-int Engine::world() const { return state_->live("world").world(); }
-int Engine::accumulation() const { return state_->live("accumulation").progress().accumulation(); }
-int64_t Engine::micro_batch() const { return state_->live("micro_batch").config().train().micro_batch; }
-int64_t Engine::steps() const { return state_->live("steps").config().train().steps; }
-int64_t Engine::step_index() const { return state_->live("step_index").progress().step(); }
-int64_t Engine::micro_index() const { return state_->live("micro_index").micro_index(); }
-int64_t Engine::seed() const { return state_->live("seed").config().train().seed; }
-int64_t Engine::samples() const { return state_->live("samples").progress().samples(); }
-double Engine::last_loss() const { return state_->live("last_loss").progress().loss(); }
-double Engine::loss_scale() const { return state_->live("loss_scale").progress().loss_scale().value(); }
-double Engine::last_grad_norm() const { return state_->live("last_grad_norm").progress().grad_norm(); }
+int Engine::rank() const { return state_->session_for("rank").rank(); }
+int Engine::world() const { return state_->session_for("world").world(); }
+int Engine::accumulation() const { return state_->session_for("accumulation").progress().accumulation(); }
+int64_t Engine::micro_batch() const { return state_->session_for("micro_batch").config().train().micro_batch; }
+int64_t Engine::steps() const { return state_->session_for("steps").config().train().steps; }
+int64_t Engine::step_index() const { return state_->session_for("step_index").progress().step(); }
+int64_t Engine::micro_index() const { return state_->session_for("micro_index").micro_index(); }
+int64_t Engine::seed() const { return state_->session_for("seed").config().train().seed; }
+int64_t Engine::samples() const { return state_->session_for("samples").progress().samples(); }
+double Engine::last_loss() const { return state_->session_for("last_loss").progress().loss(); }
+double Engine::loss_scale() const { return state_->session_for("loss_scale").progress().loss_scale().value(); }
+double Engine::last_grad_norm() const { return state_->session_for("last_grad_norm").progress().grad_norm(); }
 torch::ScalarType Engine::dtype() const {
-  state_->live("dtype");
+  state_->session_for("dtype");
   return torch_type(state_->dtype);
 }
 void Engine::finish() {
@@ -227,8 +227,8 @@ void Engine::validation(double loss) {
 }
 
 bool Engine::validation_due() const {
-  const int64_t every = state_->live("validation_due").config().eval().every, made = step_index();
-  return made > 0 && every > 0 && (made % every == 0 || made == steps());
+  const int64_t every = state_->session_for("validation_due").config().eval().every, step = step_index();
+  return step > 0 && every > 0 && (step % every == 0 || step == steps());
 }
 
 struct Engine::Evaluation::State {

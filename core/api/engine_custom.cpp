@@ -7,29 +7,29 @@
 namespace zr {
 
 StepResult Engine::last_step() const {
-  const host::engine::TrainingProgress& progress = state_->live("last_step").progress();
+  const host::engine::TrainingProgress& progress = state_->session_for("last_step").progress();
   return {progress.step(),      !progress.last_step_applied(), progress.loss(),
           progress.grad_norm(), progress.learning_rate(),      progress.loss_scale().value()};
 }
 
 void Engine::on_step(std::function<void(const StepResult&)> callback) {
-  state_->live("on_step");
+  state_->session_for("on_step");
   if (!callback) host::fail_user("engine.on_step(callback): the function is empty; pass a function to call");
-  state_->custom.callbacks.push_back(std::move(callback));
+  state_->program_settings.callbacks.push_back(std::move(callback));
 }
 
 void Engine::set_lr(double rate) {
   state_->collective("set_lr", host::shortest(rate), [&](host::engine::Session&, const State::Call& call) {
     if (!(rate >= 0) || !std::isfinite(rate))
       host::fail_user(call.text() + ": a learning rate must be finite and at least 0");
-    state_->custom.schedule = [rate](int64_t) { return rate; };
+    state_->program_settings.schedule = [rate](int64_t) { return rate; };
     state_->apply_schedule();
   });
 }
 
 void Engine::set_schedule(std::function<double(int64_t)> rate) {
   state_->collective("set_schedule", rate ? "function" : "", [&](host::engine::Session&, const State::Call&) {
-    state_->custom.schedule = std::move(rate);
+    state_->program_settings.schedule = std::move(rate);
     state_->apply_schedule();
   });
 }
@@ -38,7 +38,7 @@ void Engine::set_accumulation(int accumulation) {
   state_->collective("set_accumulation", std::to_string(accumulation),
                      [&](host::engine::Session& session, const State::Call&) {
                        session.set_accumulation(accumulation);
-                       state_->custom.accumulation = accumulation;
+                       state_->program_settings.accumulation = accumulation;
                      });
 }
 
@@ -48,28 +48,28 @@ void Engine::edit_gradients(GradientEdit edit) {
         if (session.progress().within_step())
           host::fail_user(call.text() +
                           " was called within a step; call it after the engine.step() that ends the step");
-        state_->custom.edit = std::move(edit);
+        state_->program_settings.edit = std::move(edit);
         state_->apply_edit();
       });
 }
 
 std::vector<ParameterInfo> Engine::parameters() const {
   std::vector<ParameterInfo> list;
-  for (const host::plan::Parameter& one : state_->live("parameters").plan().input.parameters)
-    list.push_back({one.name, one.shape, !one.frozen, static_cast<int>(one.group)});
+  for (const host::plan::Parameter& parameter : state_->session_for("parameters").plan().input.parameters)
+    list.push_back({parameter.name, parameter.shape, !parameter.frozen, static_cast<int>(parameter.group)});
   return list;
 }
 
 std::vector<std::string> Engine::slots() const {
   std::vector<std::string> names;
-  for (const zr_slot& slot : state_->live("slots").plan().input.slots)
+  for (const zr_slot& slot : state_->session_for("slots").plan().input.slots)
     if (slot.shape == ZR_SLOT_LIKE_PARAM && slot.dtype == ZR_F32) names.emplace_back(slot.name);
   return names;
 }
 
 std::vector<GroupInfo> Engine::groups() const {
   std::vector<GroupInfo> list;
-  for (const host::config::GroupConfig& group : state_->live("groups").config().groups()) {
+  for (const host::config::GroupConfig& group : state_->session_for("groups").config().groups()) {
     GroupInfo info{group.match, group.lr_scale, {}};
     for (const host::config::Entry& entry : group.given_values) info.values.emplace_back(entry.key.name, entry.written);
     list.push_back(std::move(info));

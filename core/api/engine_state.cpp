@@ -71,9 +71,9 @@ std::unique_ptr<Engine::State> Engine::State::make(const Program& program, const
 torch::Tensor Engine::State::buffer(const std::string& name) {
   torch_model->check_buffers(module.buffers());
   std::vector<std::string> names;
-  for (const auto& [own, tensor] : module.buffers()) {
-    if (own == name && tensor.defined()) return tensor;
-    names.push_back(own);
+  for (const auto& [buffer_name, tensor] : module.buffers()) {
+    if (buffer_name == name && tensor.defined()) return tensor;
+    names.push_back(buffer_name);
   }
   const std::string near = host::nearest(name, names);
   host::fail_user("the model has no buffer '" + host::printable(name) + "'" +
@@ -93,17 +93,17 @@ auto call_program(Fn&& fn) {
 }  // namespace
 
 void Engine::State::apply_schedule() {
-  if (!custom.schedule) return session->update().set_schedule({});
+  if (!program_settings.schedule) return session->update().set_schedule({});
   session->update().set_schedule(
-      [this](int64_t index) { return call_program([&] { return custom.schedule(index); }); });
+      [this](int64_t index) { return call_program([&] { return program_settings.schedule(index); }); });
 }
 
 void Engine::State::apply_edit() {
-  if (!custom.edit) return session->update().set_gradient_edit({});
+  if (!program_settings.edit) return session->update().set_gradient_edit({});
   session->update().set_gradient_edit([this](uint32_t param, int64_t first, int64_t count, float* values) {
     const torch::NoGradGuard no_grad;
     const std::string& name = session->plan().input.parameters[param].name;
-    call_program([&] { custom.edit(name, torch::from_blob(values, {count}, torch::kFloat), first); });
+    call_program([&] { program_settings.edit(name, torch::from_blob(values, {count}, torch::kFloat), first); });
   });
 }
 

@@ -24,7 +24,7 @@ torch::ScalarType torch_type(zr_dtype dtype);
 /// Training thread only, except life.
 struct Engine::State {
   /// What the program has set and refresh() keeps.
-  struct Customization {
+  struct ProgramSettings {
     std::function<double(int64_t)> schedule;
     GradientEdit edit;
     std::vector<std::function<void(const StepResult&)>> callbacks;
@@ -38,16 +38,16 @@ struct Engine::State {
   static std::unique_ptr<State> make(const Program& program, const ProgramModule& module, const std::string& name);
   /// The model's buffer of that name. Throws UserError, which suggests the nearest name.
   torch::Tensor buffer(const std::string& name);
-  /// Passes custom.schedule to the session.
+  /// Passes program_settings.schedule to the session.
   void apply_schedule();
-  /// Passes custom.edit to the session.
+  /// Passes program_settings.edit to the session.
   void apply_edit();
   /// Makes the engine use the buffers that the model has now.
   void adopt_buffers() {
     if (session && torch_model->has_buffers()) torch_model->adopt_buffers(module.buffers());
   }
   /// The session. Throws after release(); `name` is the engine method that needs it ("step").
-  host::engine::Session& live(const char* name) {
+  host::engine::Session& session_for(const char* name) {
     if (!session)
       host::fail_user(std::string("engine.") + name +
                       "() was called after engine.release(); create a new engine for the model");
@@ -60,7 +60,7 @@ struct Engine::State {
     /// `name`: the method; `arguments`: as reports show them. Throws UserError for a wrong thread or a nested call.
     Call(State& state, const char* name, const std::string& arguments = "")
         : state_(state), text_(std::string("engine.") + name + "(" + arguments + ")") {
-      host::engine::Session& session = state.live(name);
+      host::engine::Session& session = state.session_for(name);
       if (std::this_thread::get_id() != state.thread)
         host::fail_user(text_ +
                         " was called on another thread than the one that created the engine; use one thread for both");
@@ -104,7 +104,7 @@ struct Engine::State {
   const std::thread::id thread = std::this_thread::get_id();
   std::string call;     // the call in progress, or ""
   int evaluations = 0;  // number of open Evaluation scopes
-  Customization custom;
+  ProgramSettings program_settings;
   torch::Tensor random;  // after a load() inside a scope: the random state that its end restores; otherwise undefined
   const std::shared_ptr<const void> life = std::make_shared<char>();
 };

@@ -69,8 +69,8 @@ void Engine::set(const std::string& parameter, TensorKind kind, const torch::Ten
 torch::Tensor Engine::buffer(const std::string& name) {
   return state_->collective("buffer", "\"" + host::printable(name) + "\"",
                             [&](host::engine::Session& session, const State::Call&) {
-                              const torch::Tensor own = state_->buffer(name);
-                              torch::Tensor value = torch::empty(own.sizes(), own.options());
+                              const torch::Tensor buffer = state_->buffer(name);
+                              torch::Tensor value = torch::empty(buffer.sizes(), buffer.options());
                               if (value.numel() == 0) return value;
                               const std::string bytes = session.tensors().buffer(name);
                               if (bytes.size() != value.nbytes())
@@ -84,12 +84,12 @@ torch::Tensor Engine::buffer(const std::string& name) {
 void Engine::set_buffer(const std::string& name, const torch::Tensor& tensor) {
   state_->collective(
       "set_buffer", "\"" + host::printable(name) + "\"", [&](host::engine::Session& session, const State::Call& call) {
-        const torch::Tensor own = state_->buffer(name);
+        const torch::Tensor buffer = state_->buffer(name);
         if (!tensor.defined()) host::fail_user(call.text() + ": the tensor is undefined; pass a tensor with values");
-        if (tensor.sizes() != own.sizes())
+        if (tensor.sizes() != buffer.sizes())
           host::fail_user("engine.set_buffer('" + name + "'): the tensor has shape " + c10::str(tensor.sizes()) +
-                          ", but the buffer has shape " + c10::str(own.sizes()));
-        const torch::Tensor value = tensor.detach().to(own.options()).contiguous();
+                          ", but the buffer has shape " + c10::str(buffer.sizes()));
+        const torch::Tensor value = tensor.detach().to(buffer.options()).contiguous();
         if (value.numel() > 0)
           session.tensors().set_buffer(name, std::string(static_cast<const char*>(value.data_ptr()), value.nbytes()));
       });

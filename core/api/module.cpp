@@ -59,18 +59,18 @@ Tensors ProgramModule::parameter(const std::string& name) const {
   return found;
 }
 
-host::engine::ParameterChange parameter_change(const host::model::TorchModel& model, const Tensors& now,
+host::engine::ParameterChange parameter_change(const host::model::TorchModel& model, const Tensors& current,
                                                const Tensors& buffers) {
   host::engine::ParameterChange change;
   std::map<uint32_t, std::vector<std::string>> names;  // the current names of each known parameter
   std::set<const void*> added;
   const auto& known = model.parameters();
-  for (const auto& [name, tensor] : now) {
+  for (const auto& [name, tensor] : current) {
     const auto ref = host::model::ParameterRegistry::find(tensor.unsafeGetTensorImpl());
     if (ref && ref->model == &model) {
-      auto& all = names[ref->param];
-      all.push_back(name);
-      if (all.size() > 1) continue;
+      auto& names_of_param = names[ref->param];
+      names_of_param.push_back(name);
+      if (names_of_param.size() > 1) continue;
       const host::plan::Parameter& before = known[ref->param];
       if (before.name != name) change.renames.push_back({name, before.name, {}});
       if (before.frozen && tensor.requires_grad()) change.log.push_back("'" + name + "' is now trained");

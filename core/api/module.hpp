@@ -36,8 +36,8 @@ class ProgramModule {
   std::shared_ptr<const torch::jit::Module> script_;
 };
 
-/// The differences between `now` and the parameters that `model` trains, and between `buffers` and its buffers.
-host::engine::ParameterChange parameter_change(const host::model::TorchModel& model, const Tensors& now,
+/// The differences between `current` and the parameters that `model` trains, and between `buffers` and its buffers.
+host::engine::ParameterChange parameter_change(const host::model::TorchModel& model, const Tensors& current,
                                                const Tensors& buffers);
 
 }  // namespace zr

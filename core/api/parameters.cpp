@@ -11,26 +11,27 @@
 namespace zr {
 
 struct Gathered::State {
-  struct Held {
+  struct ModelGather {
     host::model::TorchModel* model;
     std::vector<uint32_t> params;  // in the model's order, without duplicates
     std::weak_ptr<const void> life;
   };
-  std::vector<Held> held;  // in the order in which their engines were created, which is the same on all ranks
+  std::vector<ModelGather> gathers;  // in the order in which their engines were created, which is the same on all ranks
   int exceptions = std::uncaught_exceptions();
 };
 
 Gathered::Gathered(const std::vector<torch::Tensor>& parameters) : state_(std::make_unique<State>()) {
   for (const torch::Tensor& tensor : parameters)
     if (const auto ref = host::model::ParameterRegistry::find(tensor.unsafeGetTensorImpl())) {
-      auto& all = state_->held;
-      auto held = std::find_if(all.begin(), all.end(), [&](const auto& one) { return one.model == ref->model; });
-      if (held == all.end()) held = all.insert(all.end(), {ref->model, {}, ref->model->life()});
-      held->params.push_back(ref->param);
+      auto& gathers = state_->gathers;
+      auto gather =
+          std::find_if(gathers.begin(), gathers.end(), [&](const auto& item) { return item.model == ref->model; });
+      if (gather == gathers.end()) gather = gathers.insert(gathers.end(), {ref->model, {}, ref->model->life()});
+      gather->params.push_back(ref->param);
     }
-  std::sort(state_->held.begin(), state_->held.end(),
-            [](const auto& one, const auto& other) { return one.model->number() < other.model->number(); });
-  for (auto& [model, params, life] : state_->held) {
+  std::sort(state_->gathers.begin(), state_->gathers.end(),
+            [](const auto& a, const auto& b) { return a.model->number() < b.model->number(); });
+  for (auto& [model, params, life] : state_->gathers) {
     std::sort(params.begin(), params.end());
     params.erase(std::unique(params.begin(), params.end()), params.end());  // tied weights appear twice
     model->begin_gather(params);
@@ -39,7 +40,7 @@ Gathered::Gathered(const std::vector<torch::Tensor>& parameters) : state_(std::m
 
 Gathered::~Gathered() noexcept(false) {
   const bool unwinding = std::uncaught_exceptions() > state_->exceptions;
-  for (const auto& [model, params, life] : state_->held)
+  for (const auto& [model, params, life] : state_->gathers)
     if (!life.expired()) model->end_gather(params, !unwinding);  // the end of the engine has ended it otherwise
 }
 

@@ -24,16 +24,16 @@ bool is_query(std::string_view what) {
   return ask && what == ask;
 }
 
-std::vector<host::config::ConfigKey> host_keys_of(const std::vector<Key>& keys) {
+std::vector<host::config::ConfigKey> config_keys_of(const std::vector<Key>& keys) {
   const auto bound = [](double value) { return std::fabs(value) >= 1e18 ? std::copysign(INFINITY, value) : value; };
-  std::vector<host::config::ConfigKey> all;
+  std::vector<host::config::ConfigKey> config_keys;
   for (const Key& key : keys) {
     const auto dot = key.path.rfind('.');
     const std::string table = dot == key.path.npos ? "" : key.path.substr(0, dot);
-    all.push_back({table, key.path.substr(table.empty() ? 0 : dot + 1), key.type, key.def, key.meaning, bound(key.min),
-                   bound(key.max), key.choices});
+    config_keys.push_back({table, key.path.substr(table.empty() ? 0 : dot + 1), key.type, key.def, key.meaning,
+                           bound(key.min), bound(key.max), key.choices});
   }
-  return all;
+  return config_keys;
 }
 
 // A program that was started by hand or by another launcher may have another number of ranks than job.ranks.
@@ -51,14 +51,15 @@ namespace {
 void check_keys(const std::vector<host::config::ConfigKey>& keys) {
   std::set<std::string> seen;
   for (const host::config::ConfigKey& key : keys) {
-    const std::string path = key.path(), who = "zr::Key(\"" + path + "\"): ";
-    if (key.table.empty()) host::fail_user(who + "the key has no table; give it a name like \"model.layers\"");
+    const std::string path = key.path(), location = "zr::Key(\"" + path + "\"): ";
+    if (key.table.empty()) host::fail_user(location + "the key has no table; give it a name like \"model.layers\"");
     if (const std::string problem = host::config::declaration_problem(key); !problem.empty())
-      host::fail_user(who + problem + "; correct the declaration in the program");
-    if (!seen.insert(path).second) host::fail_user(who + "the key is declared twice; remove one of the declarations");
-    for (const host::config::ConfigKey& own : host::config::host_keys())
-      if (own.path() == path)
-        host::fail_user(who +
+      host::fail_user(location + problem + "; correct the declaration in the program");
+    if (!seen.insert(path).second)
+      host::fail_user(location + "the key is declared twice; remove one of the declarations");
+    for (const host::config::ConfigKey& engine_key : host::config::host_keys())
+      if (engine_key.path() == path)
+        host::fail_user(location +
                         "Zeroth has a key of this name; choose another name, or read the value without declaring it");
   }
 }
@@ -89,12 +90,12 @@ host::config::KeyReader with_key(const Program::State& state, const char* call, 
                                  std::initializer_list<uint32_t> types) {
   const host::config::JobConfig& config = state.setup().config;
   const host::config::KeyReader reader(config);
-  const std::string who = std::string("program.") + call + "(\"" + path + "\"): ";
+  const std::string location = std::string("program.") + call + "(\"" + path + "\"): ";
   if (!reader.has(path)) {
     std::vector<std::string> paths;
     for (const host::config::Entry& entry : config.entries()) paths.push_back(entry.key.path());
     const std::string near = host::nearest(path, paths);
-    host::fail_user(who + "unknown key" + (near.empty() ? "" : "; did you mean \"" + near + "\"?") +
+    host::fail_user(location + "unknown key" + (near.empty() ? "" : "; did you mean \"" + near + "\"?") +
                     "; `zeroth explain FILE` prints all keys; declare keys of the program with zr::Key");
   }
   const host::config::Entry& entry = reader.entry(path);
@@ -107,7 +108,7 @@ host::config::KeyReader with_key(const Program::State& state, const char* call, 
     }
   };
   if (types.size() > 0 && std::none_of(types.begin(), types.end(), holds))
-    host::fail_user(who + "the key has type " + std::string(host::config::type_text(entry.key.type)) +
+    host::fail_user(location + "the key has type " + std::string(host::config::type_text(entry.key.type)) +
                     "; read it with the method for that type");
   return reader;
 }
@@ -134,10 +135,10 @@ Key::Key(std::string p, const char* d, std::string m, std::vector<std::string> c
 Program::State::State(Load load, std::filesystem::path folder, const std::vector<std::string>& overrides,
                       const std::vector<Key>& keys)
     : folder_(std::move(folder)) {
-  const auto own = host_keys_of(keys);
-  check_keys(own);
+  const auto program_keys = config_keys_of(keys);
+  check_keys(program_keys);
   if (is_query("schema")) {
-    std::puts(host::config::to_json(own).c_str());
+    std::puts(host::config::to_json(program_keys).c_str());
     request_exit();
   }
   const bool without_memory = is_query("parameters");
@@ -147,10 +148,11 @@ Program::State::State(Load load, std::filesystem::path folder, const std::vector
   setup_.control = host::control::Control::join();
   const int world = prints_parameters_ ? 0 : setup_.control->world();
   host::log_as_rank(setup_.control->rank());
-  setup_.revalidate = [load = std::move(load), overrides, own](const std::vector<std::string>& more, int of) {
-    std::vector<std::string> all = overrides;
-    all.insert(all.end(), more.begin(), more.end());
-    return host::plugin::resolve_job(load(all), host::plugin::Registry(), own, of);
+  setup_.revalidate = [load = std::move(load), overrides, program_keys](const std::vector<std::string>& extra_overrides,
+                                                                        int job_world) {
+    std::vector<std::string> all_overrides = overrides;
+    all_overrides.insert(all_overrides.end(), extra_overrides.begin(), extra_overrides.end());
+    return host::plugin::resolve_job(load(all_overrides), host::plugin::Registry(), program_keys, job_world);
   };
   static_cast<host::plugin::ResolvedJob&>(setup_) = setup_.revalidate({}, world);
   if (!prints_parameters_) report_ranks(ranks, world);
@@ -158,7 +160,9 @@ Program::State::State(Load load, std::filesystem::path folder, const std::vector
 
 std::shared_ptr<Program::State> Program::state_of(const std::string& file, const std::vector<std::string>& overrides,
                                                   const std::vector<Key>& keys) {
-  const auto load = [file](const std::vector<std::string>& all) { return host::config::Document::load(file, all); };
+  const auto load = [file](const std::vector<std::string>& assignments) {
+    return host::config::Document::load(file, assignments);
+  };
   return std::make_shared<State>(
       load, file.empty() ? std::filesystem::path() : std::filesystem::absolute(file).parent_path(), overrides, keys);
 }
@@ -168,7 +172,7 @@ Program::Program(int argc, char** argv, const std::vector<Key>& keys) {
     const std::string name = argc > 0 ? std::filesystem::path(argv[0]).filename().string() : "program";
     const std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
     const auto is_help = [](const std::string& word) { return word == "--help" || word == "-h"; };
-    if (std::any_of(words.begin(), words.end(), is_help)) help(name, host_keys_of(keys));
+    if (std::any_of(words.begin(), words.end(), is_help)) help(name, config_keys_of(keys));
     if (words.empty() && !is_query("schema")) host::fail_user("no TOML file is given; " + usage_of(name));
     for (const std::string& word : words)
       if (word.size() > 1 && word[0] == '-')
@@ -182,8 +186,8 @@ Program::Program(const std::string& file, const std::vector<std::string>& overri
 
 Program::Program(const Configuration& config, const std::vector<std::string>& overrides, const std::vector<Key>& keys)
     : state_(host::guard_host_call("zr::Program", [&] {
-        const auto load = [config](const std::vector<std::string>& all) {
-          return host::config::Document::parse(config.toml(), "zr::Configuration", all, config.values());
+        const auto load = [config](const std::vector<std::string>& assignments) {
+          return host::config::Document::parse(config.toml(), "zr::Configuration", assignments, config.values());
         };
         return std::make_shared<State>(load, std::filesystem::current_path(), overrides, keys);
       })) {}

@@ -26,14 +26,14 @@ bool is_state_dict(const std::string& file) {
 }
 
 // The values of a tensor, contiguous.
-torch::Tensor values_of(Reader& reader, const std::string& file, const host::checkpoint::PickledTensor& one) {
-  const torch::ScalarType type = host::model::torch_type_named(one.dtype);
-  const auto [data, bytes] = reader.getRecord("data/" + one.storage);
-  if (bytes != static_cast<std::size_t>(one.storage_count) * torch::elementSize(type))
-    host::fail_user(file + ": is damaged: the storage of '" + one.name + "' has " + std::to_string(bytes) +
-                    " bytes instead of " + std::to_string(one.storage_count) + " elements of " + one.dtype);
-  return torch::from_blob(data.get(), {one.storage_count}, type)
-      .as_strided(one.shape, one.strides, one.offset)
+torch::Tensor values_of(Reader& reader, const std::string& file, const host::checkpoint::PickledTensor& tensor) {
+  const torch::ScalarType type = host::model::torch_type_named(tensor.dtype);
+  const auto [data, bytes] = reader.getRecord("data/" + tensor.storage);
+  if (bytes != static_cast<std::size_t>(tensor.storage_count) * torch::elementSize(type))
+    host::fail_user(file + ": is damaged: the storage of '" + tensor.name + "' has " + std::to_string(bytes) +
+                    " bytes instead of " + std::to_string(tensor.storage_count) + " elements of " + tensor.dtype);
+  return torch::from_blob(data.get(), {tensor.storage_count}, type)
+      .as_strided(tensor.shape, tensor.strides, tensor.offset)
       .clone(torch::MemoryFormat::Contiguous);
 }
 
@@ -48,16 +48,16 @@ void convert(const std::string& from, const std::string& to) {
   const auto tensors = host::checkpoint::tensors_of_pickle(from, {static_cast<const char*>(pickle.get()), size});
   host::checkpoint::TensorHeader header;
   int64_t end = 0;
-  for (const host::checkpoint::PickledTensor& one : tensors) {
-    int64_t bytes = host::checkpoint::stored_size(one.dtype);
-    for (const int64_t n : one.shape) bytes *= n;
-    header.tensors.push_back({one.name, one.dtype, one.shape, end, end + bytes});
+  for (const host::checkpoint::PickledTensor& tensor : tensors) {
+    int64_t bytes = host::checkpoint::stored_size(tensor.dtype);
+    for (const int64_t n : tensor.shape) bytes *= n;
+    header.tensors.push_back({tensor.name, tensor.dtype, tensor.shape, end, end + bytes});
     end += bytes;
   }
   std::ofstream out(to, std::ios::binary);
   out << host::checkpoint::write_header(header);
-  for (const host::checkpoint::PickledTensor& one : tensors) {
-    const torch::Tensor values = values_of(reader, from, one);
+  for (const host::checkpoint::PickledTensor& tensor : tensors) {
+    const torch::Tensor values = values_of(reader, from, tensor);
     out.write(static_cast<const char*>(values.data_ptr()), static_cast<std::streamsize>(values.nbytes()));
   }
   out.close();

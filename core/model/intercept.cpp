@@ -50,7 +50,7 @@ const OperatorTraits& traits_of(const c10::FunctionSchema& schema) {
   if (at != known.end()) return at->second;
   static const std::set<std::string> replacing{"aten::set_", "aten::resize_", "aten::resize_as_",
                                                "aten::_has_compatible_shallow_copy_type"};
-  return known.emplace(&schema, Traits{is_view(schema), replacing.count(schema.name()) > 0}).first->second;
+  return known.emplace(&schema, OperatorTraits{is_view(schema), replacing.count(schema.name()) > 0}).first->second;
 }
 
 // Handles an operator that replaces the storage of a placeholder's tensor. Within a zr::gather scope set_(source),
