@@ -43,8 +43,8 @@ void ShmCommunicator::compare(const Operation& op) {
   const Announcement& first = arena_.announcement(0, op.number);
   const auto call_of = [&](int r) {
     const Announcement& announcement = arena_.announcement(r, op.number);
-    return "rank " + std::to_string(r) + " issued " + std::string(name_of_op(announcement.op)) + " '" + announcement.label + "'" +
-           shape_text(announcement.dtype, announcement.elements);
+    return "rank " + std::to_string(r) + " issued " + std::string(name_of_op(announcement.op)) + " '" +
+           announcement.label + "'" + shape_text(announcement.dtype, announcement.elements);
   };
   const auto differ = [&](int p, int r, const std::string& detail) {
     fail(ZR_MISMATCH, "the ranks disagree about collective " + std::to_string(op.number) + ": " + call_of(p) + ", " +
