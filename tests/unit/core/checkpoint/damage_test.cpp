@@ -63,11 +63,11 @@ TEST_F(CheckpointDamageTest, NamesFileTensorAndOffset) {
   const checkpoint::SavedTensor* tensor = checkpoint.find("master", "block.weight");
   const std::string name = checkpoint.manifest().files[tensor->file].name;
   std::string bytes = read_file(path(name));
-  bytes[static_cast<std::size_t>(tensor->at) + 5000] ^= 1;
+  bytes[static_cast<std::size_t>(tensor->offset) + 5000] ^= 1;
   std::ofstream(path(name), std::ios::binary) << bytes;
   EXPECT_EQ(refusal(), path(name) +
                            ": master 'block.weight' was changed since it was written, within the 4096 bytes at " +
-                           std::to_string(tensor->at + 4096) +
+                           std::to_string(tensor->offset + 4096) +
                            "; load another checkpoint (`zeroth verify` reports which are intact)");
 }
 
@@ -115,9 +115,9 @@ TEST_F(CheckpointDamageTest, RejectsAHostileManifest) {
   refused([](checkpoint::Manifest& m) { m.files[0].name = "../../secret.safetensors"; },
           "is not the name of a file in its folder");
   refused([](checkpoint::Manifest& m) { m.files[0].name = "/etc/passwd"; }, "is not the name of a file in its folder");
-  refused([](checkpoint::Manifest& m) { m.tensors[0].at = m.tensors[1].at; }, "");
-  refused([](checkpoint::Manifest& m) { m.tensors[0].at = int64_t{1} << 62; }, "is outside the data of");
-  refused([](checkpoint::Manifest& m) { m.tensors[0].at = -8; }, "has an invalid offset in");
+  refused([](checkpoint::Manifest& m) { m.tensors[0].offset = m.tensors[1].offset; }, "");
+  refused([](checkpoint::Manifest& m) { m.tensors[0].offset = int64_t{1} << 62; }, "is outside the data of");
+  refused([](checkpoint::Manifest& m) { m.tensors[0].offset = -8; }, "has an invalid offset in");
   refused(
       [](checkpoint::Manifest& m) {
         for (checkpoint::SavedTensor& tensor : m.tensors)
