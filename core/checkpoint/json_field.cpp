@@ -30,7 +30,7 @@ JsonField JsonField::at(const std::string& key) const {
 }
 
 JsonField JsonField::element(std::size_t index) const {
-  if (!value_.is_array() || index >= value_.size()) fail(fmt::format("an array of at minimum {} values", index + 1));
+  if (!value_.is_array() || index >= value_.size()) fail(fmt::format("an array of at least {} values", index + 1));
   return {file_, remedy_, value_[index], fmt::format("{}[{}]", key_, index)};
 }
 

@@ -37,7 +37,7 @@ void each_element(const torch::Tensor& tensor, F&& fn) {
   std::vector<int64_t> index(static_cast<std::size_t>(tensor.dim()), 0);
   const auto size = static_cast<int64_t>(tensor.element_size());
   int64_t at = tensor.storage_offset();
-  for (int64_t left = tensor.numel(); left > 0; --left) {
+  for (int64_t remaining = tensor.numel(); remaining > 0; --remaining) {
     fn(at * size);
     for (int64_t d = tensor.dim(); d-- > 0;) {
       auto& i = index[static_cast<std::size_t>(d)];
@@ -151,12 +151,12 @@ void Storages::check_overlaps(const Tensors& parameters, const Tensors& buffers)
     return std::tuple(a.memory, a.begin, !a.parameter, a.order) < std::tuple(b.memory, b.begin, !b.parameter, b.order);
   });
   // Sorted by address: each tensor is compared only with those that begin before it ends.
-  for (auto one = spans.begin(); one != spans.end(); ++one)
-    for (auto next = one + 1; next != spans.end() && next->memory == one->memory && next->begin < one->end; ++next) {
-      if (!(one->parameter || next->parameter) || !overlap(one->tensor->second, next->tensor->second)) continue;
-      const bool both = one->parameter && next->parameter;
-      const Span& a = both && one->order > next->order ? *next : one->parameter ? *one : *next;
-      const Span& b = &a == &*one ? *next : *one;
+  for (auto span = spans.begin(); span != spans.end(); ++span)
+    for (auto next = span + 1; next != spans.end() && next->memory == span->memory && next->begin < span->end; ++next) {
+      if (!(span->parameter || next->parameter) || !overlap(span->tensor->second, next->tensor->second)) continue;
+      const bool both = span->parameter && next->parameter;
+      const Span& a = both && span->order > next->order ? *next : span->parameter ? *span : *next;
+      const Span& b = &a == &*span ? *next : *span;
       if (both)
         fail_user("parameters '" + a.tensor->first + "' and '" + b.tensor->first +
                   "' are two tensors on the same memory (set_data(), or views of one tensor); the engine moves each "
@@ -170,9 +170,9 @@ void Storages::check_overlaps(const Tensors& parameters, const Tensors& buffers)
 
 void Storages::check_unregistered(const Users& users) const {
   if (users.parameters.empty() || users.buffers.empty()) return;
-  Tensors all = users.parameters;
-  all.insert(all.end(), users.buffers.begin(), users.buffers.end());
-  if (const int64_t others = count_unregistered(all); others > 0)
+  Tensors tensors = users.parameters;
+  tensors.insert(tensors.end(), users.buffers.begin(), users.buffers.end());
+  if (const int64_t others = count_unregistered(tensors); others > 0)
     fail_user("parameter '" + users.parameters.front().first + "' and buffer '" + users.buffers.front().first +
               "' are parts of one storage, which " + std::to_string(others) +
               (others == 1 ? " unregistered tensor also uses" : " unregistered tensors also use") +
