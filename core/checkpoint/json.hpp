@@ -61,8 +61,8 @@ inline std::optional<int64_t> json_integer(const nlohmann::json& value, int64_t 
 inline std::optional<std::vector<int64_t>> shape_of(const nlohmann::json& value) {
   std::vector<int64_t> shape;
   if (!value.is_array()) return {};
-  for (const nlohmann::json& one : value) {
-    const auto n = json_integer(one);
+  for (const nlohmann::json& size : value) {
+    const auto n = json_integer(size);
     if (!n) return {};
     shape.push_back(*n);
   }

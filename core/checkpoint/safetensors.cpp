@@ -62,28 +62,28 @@ constexpr StoredDtype kDtypes[]{
     {"U16", 2, ZR_NONE},  {"U32", 4, ZR_NONE},     {"U64", 8, ZR_NONE},     {"C64", 8, ZR_NONE}};
 
 constexpr bool same_sizes() {
-  for (const StoredDtype& one : kDtypes)
-    if (one.dtype != ZR_NONE && one.bytes != size_of(one.dtype)) return false;
+  for (const StoredDtype& entry : kDtypes)
+    if (entry.dtype != ZR_NONE && entry.bytes != size_of(entry.dtype)) return false;
   return true;
 }
 static_assert(same_sizes());
 }  // namespace
 
 int64_t stored_size(std::string_view dtype) {
-  for (const StoredDtype& one : kDtypes)
-    if (one.name == dtype) return one.bytes;
+  for (const StoredDtype& entry : kDtypes)
+    if (entry.name == dtype) return entry.bytes;
   return 0;
 }
 
 std::string safetensors_name(zr_dtype dtype) {
-  for (const StoredDtype& one : kDtypes)
-    if (one.dtype == dtype && dtype != ZR_NONE) return std::string(one.name);
+  for (const StoredDtype& entry : kDtypes)
+    if (entry.dtype == dtype && dtype != ZR_NONE) return std::string(entry.name);
   fail_internal("safetensors files have no dtype " + std::to_string(dtype));
 }
 
 zr_dtype safetensors_float(std::string_view dtype) {
-  for (const zr_dtype one : {ZR_F32, ZR_BF16, ZR_F16})
-    if (safetensors_name(one) == dtype) return one;
+  for (const zr_dtype candidate : {ZR_F32, ZR_BF16, ZR_F16})
+    if (safetensors_name(candidate) == dtype) return candidate;
   return ZR_NONE;
 }
 

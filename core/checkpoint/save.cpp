@@ -304,11 +304,11 @@ SaveResult save(const std::string& path, const CheckpointContents& contents, con
   SaveResult saved{(std::filesystem::path(path) / checkpoint_name(contents.step)).string(), {}};
   try {
     on_rank_0([&] {
-      for (const std::string& one : finish_commit(*root, name, contents.step))
+      for (const std::string& superseded : finish_commit(*root, name, contents.step))
         saved.warnings.push_back(
             fmt::format("{}: renamed a checkpoint of a later step, from which this run did not resume, to {}; remove "
                         "it if it is not needed",
-                        path, one));
+                        path, superseded));
     });
   } catch (const Error& failure) {
     fail_like(failure, fmt::format("{} was saved, but may not survive a power loss: {}", step_text, failure.what()));

@@ -95,7 +95,7 @@ class Machine {
   }
   std::vector<Node*> pop_to_mark() {
     std::vector<Node*> items;
-    for (Node* one = pop(); one->kind != Kind::mark; one = pop()) items.push_back(one);
+    for (Node* node = pop(); node->kind != Kind::mark; node = pop()) items.push_back(node);
     return {items.rbegin(), items.rend()};
   }
   void push_sequence(std::vector<Node*> items) {
@@ -159,10 +159,10 @@ class Machine {
   std::vector<int64_t> integers_of(const Node* node) const {
     std::vector<int64_t> values;
     if (node->kind != Kind::sequence) fail("is damaged: a tensor has an invalid shape");
-    for (const Node* one : node->items) {
-      if (one->kind != Kind::integer || one->integer < 0 || one->integer > kMaxElements)
+    for (const Node* item : node->items) {
+      if (item->kind != Kind::integer || item->integer < 0 || item->integer > kMaxElements)
         fail("is damaged: a tensor has an invalid shape");
-      values.push_back(one->integer);
+      values.push_back(item->integer);
     }
     return values;
   }

@@ -116,9 +116,10 @@ void add_offload(std::vector<ConfigKey>& keys) {
       text("offload", "activations", "\"device\"",
            "where saved activations are stored: device, auto (the tiers of offload.tiers, if the measured activations "
            "exceed the device budget), or a tier"));
-  ConfigKey least{"offload", "activation_bytes", ZR_KEY_BYTES, "\"64KiB\"", "smaller activations stay on the device"};
-  least.min = 1;
-  keys.push_back(least);
+  ConfigKey min_activation{"offload", "activation_bytes", ZR_KEY_BYTES, "\"64KiB\"",
+                           "smaller activations stay on the device"};
+  min_activation.min = 1;
+  keys.push_back(min_activation);
   keys.push_back(
       real("offload", "device_fraction", "0.0", 0, 1, "fraction of the optimizer states that stays on the device"));
   keys.push_back(

@@ -56,11 +56,12 @@ struct alignas(64) Announcement {
 
 /// A message to one peer. `state` says which side acts next; storing it publishes the other members.
 struct alignas(64) Message {
-  enum State : uint32_t { empty, sent, wanted, filled, taken, rejected };
+  enum State : uint32_t { empty, sent, requested, filled, received, rejected };
   std::atomic<uint32_t> state;
   int32_t tag;
   zr_dtype dtype;
-  uint32_t traits;  // kSrcShared; else it is sent in rounds through the staging buffer: wanted, filled, wanted, ...
+  uint32_t
+      traits;  // kSrcShared; else it is sent in rounds through the staging buffer: requested, filled, requested, ...
   uint64_t number;  // 1, 2, ... per peer
   int64_t count;
   ShmAddress src;

@@ -36,13 +36,13 @@ void ShmCommunicator::set_state(Message& message, Message::State state) {
 bool ShmCommunicator::send(Operation& op) {
   Message& message = *op.message;
   switch (message.state.load(std::memory_order_acquire)) {
-    case Message::taken:
+    case Message::received:
       message.state.store(Message::empty, std::memory_order_relaxed);
       if (staging_user_ == &op) staging_user_ = nullptr;
       op.state = Operation::State::complete;
       return true;
     case Message::rejected: fail(ZR_MISMATCH, message.rejection);
-    case Message::wanted: {
+    case Message::requested: {
       if (staging_user_ && staging_user_ != &op) break;
       staging_user_ = &op;
       const int64_t first = static_cast<int64_t>(op.round++) * arena_.staging_capacity();
@@ -93,10 +93,10 @@ bool ShmCommunicator::receive(Operation& op) {
   if (message->traits & kSrcShared) {
     if (message->count > 0) copy(op.coll.dst.data, arena_.at(op.coll.peer, message->src), op.dst_bytes());
     op.state = Operation::State::complete;
-    set_state(*message, Message::taken);
+    set_state(*message, Message::received);
   } else {
     op.message = message;
-    set_state(*message, Message::wanted);
+    set_state(*message, Message::requested);
   }
   return true;
 }
@@ -111,7 +111,7 @@ bool ShmCommunicator::take_round(Operation& op) {
   copy(static_cast<char*>(op.coll.dst.data) + first, arena_.message_staging(op.coll.peer), bytes);
   const bool last = first + bytes == op.dst_bytes();
   if (last) op.state = Operation::State::complete;
-  set_state(*op.message, last ? Message::taken : Message::wanted);
+  set_state(*op.message, last ? Message::received : Message::requested);
   return true;
 }
 

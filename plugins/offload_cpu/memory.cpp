@@ -83,15 +83,15 @@ Block::Block(const zr::Host& host, uint64_t bytes, const std::string& tag) : byt
   if (memory.bytes >= 0 && mapped_ > static_cast<uint64_t>(memory.bytes))
     reject(mapped_, tag, std::to_string(memory.bytes) + " bytes are available (" + memory.source + ")", ENOMEM);
   // Map more than needed, begin at a huge-page boundary, and unmap the rest at both ends.
-  const uint64_t more = mapped_ >= kHugeFrom ? kHugePage - page : 0;
-  void* all = ::mmap(nullptr, mapped_ + more, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (all == MAP_FAILED) reject(mapped_, tag, std::strerror(errno), errno);
-  char* start = static_cast<char*>(all);
-  const uint64_t skip = more ? (kHugePage - reinterpret_cast<uintptr_t>(start) % kHugePage) % kHugePage : 0;
+  const uint64_t extra = mapped_ >= kHugeFrom ? kHugePage - page : 0;
+  void* mapping = ::mmap(nullptr, mapped_ + extra, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapping == MAP_FAILED) reject(mapped_, tag, std::strerror(errno), errno);
+  char* start = static_cast<char*>(mapping);
+  const uint64_t skip = extra ? (kHugePage - reinterpret_cast<uintptr_t>(start) % kHugePage) % kHugePage : 0;
   data_ = start + skip;
   if (skip) ::munmap(start, skip);
-  if (more > skip) ::munmap(data_ + mapped_, more - skip);
-  if (more) ::madvise(data_, mapped_, MADV_HUGEPAGE);
+  if (extra > skip) ::munmap(data_ + mapped_, extra - skip);
+  if (extra) ::madvise(data_, mapped_, MADV_HUGEPAGE);
   try {
     populate(host);
   } catch (const zr::PluginError& error) {

@@ -12,9 +12,9 @@ constexpr unsigned kPortable = 1;  // cudaHostRegisterPortable: for every device
 
 // Prefers the runtime that libtorch has loaded: a second one would work, but needs its own memory.
 void* runtime() {
-  for (const int how : {RTLD_NOLOAD, 0})
+  for (const int load_flag : {RTLD_NOLOAD, 0})
     for (const char* name : kNames)
-      if (void* library = ::dlopen(name, RTLD_NOW | RTLD_LOCAL | how)) return library;
+      if (void* library = ::dlopen(name, RTLD_NOW | RTLD_LOCAL | load_flag)) return library;
   return nullptr;
 }
 

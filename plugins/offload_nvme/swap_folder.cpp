@@ -43,9 +43,9 @@ void remove_folder(const std::string& folder) {
   ::rmdir(folder.c_str());
 }
 
-bool lock(int fd, int how) {
+bool lock(int fd, int operation) {
   int result;
-  do result = ::flock(fd, how);
+  do result = ::flock(fd, operation);
   while (result != 0 && errno == EINTR);
   return result == 0;
 }

@@ -14,9 +14,9 @@ struct BlockedSignals::State {
 };
 
 BlockedSignals::BlockedSignals() : before_(std::make_unique<State>()) {
-  sigset_t all;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before_->set);
+  sigset_t every_signal;
+  ::sigfillset(&every_signal);
+  ::pthread_sigmask(SIG_SETMASK, &every_signal, &before_->set);
 }
 
 BlockedSignals::~BlockedSignals() { ::pthread_sigmask(SIG_SETMASK, &before_->set, nullptr); }

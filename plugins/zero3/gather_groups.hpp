@@ -41,7 +41,7 @@ class GatherGroups {
   /// bucket, persistent: limits in elements.
   GatherGroups(const zr_plan_in& in, int64_t bucket, int64_t persistent);
 
-  const std::vector<GatherGroup>& all() const { return groups_; }
+  const std::vector<GatherGroup>& groups() const { return groups_; }
   uint32_t group_of(uint32_t param) const { return group_of_[param]; }
   /// The offset of a parameter in its group.
   int64_t offset(uint32_t param) const { return offset_[param]; }

@@ -7,7 +7,7 @@ namespace zero3 {
 namespace {
 std::vector<int64_t> sizes(const GatherGroups& groups, int64_t width) {
   std::vector<int64_t> bytes;
-  for (const GatherGroup& group : groups.all()) bytes.push_back(group.size * width);
+  for (const GatherGroup& group : groups.groups()) bytes.push_back(group.size * width);
   return bytes;
 }
 }  // namespace
@@ -31,8 +31,8 @@ GatherScheduler::GatherScheduler(const zr_plan_in& in, const GatherGroups& group
       width_(zr::bytes_of(in.weight_dtype)),
       buffer_(buffer.count),
       order_(sizes(groups, zr::bytes_of(in.weight_dtype))),
-      group_states_(groups.all().size()) {
-  for (const GatherGroup& group : groups.all()) {
+      group_states_(groups.groups().size()) {
+  for (const GatherGroup& group : groups.groups()) {
     counts_.emplace_back();
     for (int32_t r = 0; r < in.world; ++r) counts_.back().push_back(group.part(r).size());
   }
@@ -45,10 +45,10 @@ GatherScheduler::~GatherScheduler() {
 
 zr_view GatherScheduler::memory(uint32_t group) const {
   if (group_states_[group].offset >= 0)
-    return zr::part(buffer_view_, group_states_[group].offset, groups_.all()[group].size);
+    return zr::part(buffer_view_, group_states_[group].offset, groups_.groups()[group].size);
   zr_view view = group_states_[group].overflow;
   view.dtype = in_->weight_dtype;
-  view.count = groups_.all()[group].size;
+  view.count = groups_.groups()[group].size;
   return view;
 }
 
@@ -98,7 +98,7 @@ void GatherScheduler::order_changed(uint32_t group) {
   constexpr int kMaxReports = 3;
   if (comm_.rank() != 0 || changes_++ >= kMaxReports) return;
   host_.log(ZR_LOG_INFO, std::string("zero3: the order of execution changed at '") +
-                             in_->params[groups_.all()[group].params.front()]->name +
+                             in_->params[groups_.groups()[group].params.front()]->name +
                              "'; weights are gathered on demand until the order is recorded again" +
                              (changes_ == kMaxReports ? " (further changes are not logged)" : ""));
 }
@@ -140,7 +140,7 @@ void GatherScheduler::allocate_overflow(uint32_t group, uint32_t phase) {
   if (!state.is_reused || reported_overflow_) return;
   reported_overflow_ = true;
   if (comm_.rank() == 0)
-    host_.log(ZR_LOG_INFO, std::string("zero3: '") + in_->params[groups_.all()[group].params.front()]->name +
+    host_.log(ZR_LOG_INFO, std::string("zero3: '") + in_->params[groups_.groups()[group].params.front()]->name +
                                "' does not fit into the all-gather buffer beside the other weights of the same "
                                "operator; it is gathered into extra memory. A larger prefetch_bytes makes the "
                                "all-gather buffer larger");
@@ -186,7 +186,7 @@ void GatherScheduler::drop(uint32_t group) {
 }
 
 void GatherScheduler::start(uint32_t group) {
-  const GatherGroup& gather_group = groups_.all()[group];
+  const GatherGroup& gather_group = groups_.groups()[group];
   GroupState& state = group_states_[group];
   gathered_groups_.push_back(group);
   gathered_bytes_ += bytes(group);
@@ -235,9 +235,10 @@ void GatherScheduler::pass_end() {
 void GatherScheduler::refresh() {
   for (const uint32_t group : std::vector<uint32_t>(gathered_groups_)) {
     if (group_states_[group].users > 0)
-      throw zr::PluginError(
-          ZR_INVALID, std::string("weights changed while '") + in_->params[groups_.all()[group].params.front()]->name +
-                          "' was in use; end the zr::gather scope before engine.step() or engine.set()");
+      throw zr::PluginError(ZR_INVALID,
+                            std::string("weights changed while '") +
+                                in_->params[groups_.groups()[group].params.front()]->name +
+                                "' was in use; end the zr::gather scope before engine.step() or engine.set()");
     drop(group);
   }
 }

@@ -52,7 +52,7 @@ class GatherScheduler {
     zr::Done done;
   };
   zr_view memory(uint32_t group) const;
-  int64_t aligned_size(uint32_t group) const { return zr::round_up(groups_.all()[group].size, align_); }
+  int64_t aligned_size(uint32_t group) const { return zr::round_up(groups_.groups()[group].size, align_); }
   int64_t bytes(uint32_t group) const { return aligned_size(group) * width_; }
   bool allocate(uint32_t group);
   void allocate_overflow(uint32_t group, uint32_t phase);

@@ -50,7 +50,7 @@ class Zero3 : public zr::Strategy<Zero3> {
                                                          layout.own_total, in.reduced_grad_dtype);
     for (uint32_t p = 0; p < in.n_params; ++p) {
       if (in.params[p]->count == 0) continue;
-      const GatherGroup& group = groups.all()[groups.group_of(p)];
+      const GatherGroup& group = groups.groups()[groups.group_of(p)];
       if (group.persistent) {
         plan.piece(ZR_ROLE_WEIGHT, p, kPersistent, 0, in.params[p]->count, group.own + groups.offset(p));
         continue;
@@ -103,7 +103,7 @@ class Zero3 : public zr::Strategy<Zero3> {
     scheduler_->refresh();
     if (shared_weights_) return comm_->run(zr::barrier("weights"));  // all ranks have written
     std::vector<zr::Done> gathers;
-    for (const GatherGroup& group : groups_->all()) {
+    for (const GatherGroup& group : groups_->groups()) {
       if (!group.persistent || group.frozen) continue;
       const zero3::ElementRange part = group.part(comm_->rank());
       std::vector<int64_t> counts;
