@@ -220,14 +220,14 @@ void Checkpoint::read(const SavedTensor& tensor, int64_t first, int64_t bytes, v
   }
 }
 
-void Checkpoint::verify(const std::function<void(int64_t)>& on_progress, int part, int parts) const {
+void Checkpoint::verify(const std::function<void(int64_t)>& on_progress, int portion, int portions) const {
   int64_t done = 0;
   int chunk_index = 0;
   chunk_buffer_.resize(static_cast<std::size_t>(largest_chunk()));
   for (const SavedTensor& tensor : manifest_.tensors) {
     int64_t at = 0;
     for (const Chunk& chunk : tensor.chunks) {
-      if (chunk_index++ % parts == part) {
+      if (chunk_index++ % portions == portion) {
         read_verified(tensor, chunk, at, chunk_buffer_.data());
         on_progress(done += chunk.bytes);
       }

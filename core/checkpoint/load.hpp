@@ -33,9 +33,9 @@ class Checkpoint {
   /// Reads bytes [first, first + bytes) of the tensor. Throws UserError naming file, tensor and offset if a byte
   /// has changed. If only part of a chunk is needed, the full chunk is read into a buffer and verified.
   void read(const SavedTensor& tensor, int64_t first, int64_t bytes, void* to) const;
-  /// Verifies all chunks, or the `part`-th of `parts` equal portions; calls `on_progress` with the number of bytes
-  /// verified so far.
-  void verify(const std::function<void(int64_t)>& on_progress, int part = 0, int parts = 1) const;
+  /// Verifies all chunks, or the `portion`-th of `portions` equal portions; calls `on_progress` with the number of
+  /// bytes verified so far.
+  void verify(const std::function<void(int64_t)>& on_progress, int portion = 0, int portions = 1) const;
   int64_t bytes() const;  // total size of all tensors
   int64_t largest_chunk() const;
 

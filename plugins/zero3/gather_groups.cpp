@@ -113,7 +113,7 @@ void GatherGroups::lay_out_groups() {
   for (size_t i = 0; i < groups_.size(); ++i) {
     GatherGroup& group = groups_[i];
     int64_t& total = group.persistent ? persistent_ : shard_;
-    group.own = total;
+    group.own_offset = total;
     total += zr::round_up(group.persistent ? group.size : group.part(in_->rank).size(), in_->align);
     if (group.persistent) continue;
     const int64_t size = zr::round_up(group.size, in_->align);

@@ -24,7 +24,7 @@ struct GatherGroup {
   int64_t size = 0;            // elements to the last parameter's end
   std::vector<int64_t> cut;    // rank r has [cut[r], cut[r + 1]); every cut is at an edge of a norm block
   bool persistent = false, frozen = false;
-  int64_t own = 0;  // offset of this rank's part in the shard buffer, or of a full persistent group in its buffer
+  int64_t own_offset = 0;  // of this rank's part in the shard buffer, or of a full persistent group in its buffer
   ElementRange part(int32_t rank) const { return {cut[static_cast<size_t>(rank)], cut[static_cast<size_t>(rank) + 1]}; }
 };
 
@@ -52,11 +52,13 @@ class GatherGroups {
   int64_t sharded() const { return sharded_; }  // elements of all sharded groups, gathered
   /// The number of buckets. They are sent in their order: from the model's end, as backward visits it.
   size_t buckets() const { return buckets_.size(); }
-  /// bucket_size: elements of a bucket, padding included. own: elements of this rank's part; appends its ranges, with
-  /// offsets from the begin of the part, to `ranges`. before_own: elements of the parts of all lower ranks. The cost of
-  /// the first two does not depend on the number of ranks.
+  /// bucket_size: elements of a bucket, padding included. own_part: elements of this rank's part; appends its ranges,
+  /// with offsets from the begin of the part, to `ranges`. before_own: elements of the parts of all lower ranks. The
+  /// cost of the first two does not depend on the number of ranks.
   int64_t bucket_size(size_t b) const { return size_[b]; }
-  int64_t own(size_t b, std::vector<zr::GradientBucket::Range>& ranges) const { return part(b, in_->rank, 0, ranges); }
+  int64_t own_part(size_t b, std::vector<zr::GradientBucket::Range>& ranges) const {
+    return part(b, in_->rank, 0, ranges);
+  }
   int64_t before_own(size_t b) const;
   /// A bucket for zr::GradientBuckets.
   zr::GradientBucket bucket(size_t b) const;

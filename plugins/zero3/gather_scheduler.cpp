@@ -192,7 +192,7 @@ void GatherScheduler::start(uint32_t group) {
   gathered_bytes_ += bytes(group);
   state.state = State::gathering;
   state.done =
-      comm_.start(zr::all_gather(zr::part(shard_, gather_group.own, gather_group.part(comm_.rank()).size()),
+      comm_.start(zr::all_gather(zr::part(shard_, gather_group.own_offset, gather_group.part(comm_.rank()).size()),
                                  memory(group), in_->params[gather_group.params.front()]->name, counts_[group].data()));
 }
 

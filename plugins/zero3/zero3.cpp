@@ -52,17 +52,17 @@ class Zero3 : public zr::Strategy<Zero3> {
       if (in.params[p]->count == 0) continue;
       const GatherGroup& group = groups.groups()[groups.group_of(p)];
       if (group.persistent) {
-        plan.piece(ZR_ROLE_WEIGHT, p, kPersistent, 0, in.params[p]->count, group.own + groups.offset(p));
+        plan.piece(ZR_ROLE_WEIGHT, p, kPersistent, 0, in.params[p]->count, group.own_offset + groups.offset(p));
         continue;
       }
       const zero3::ElementRange part = group.part(in.rank);
       groups.pieces(group, part, [&](uint32_t param, int64_t first, int64_t count, int64_t offset) {
         if (param == p)
           plan.piece(in.world > 1 ? ZR_ROLE_WEIGHT_SHARD : ZR_ROLE_WEIGHT, p, kShard, first, count,
-                     group.own + offset - part.begin);
+                     group.own_offset + offset - part.begin);
       });
     }
-    for (const ReducedRange& range : layout.own)
+    for (const ReducedRange& range : layout.own_ranges)
       plan.piece(ZR_ROLE_REDUCED_GRAD, range.param, reduced_gradients, range.first, range.count, range.offset);
   }
 
@@ -108,9 +108,9 @@ class Zero3 : public zr::Strategy<Zero3> {
       const zero3::ElementRange part = group.part(comm_->rank());
       std::vector<int64_t> counts;
       for (int32_t r = 0; r < comm_->world(); ++r) counts.push_back(group.part(r).size());
-      gathers.push_back(comm_->start(zr::all_gather(zr::part(persistent_weights_, group.own + part.begin, part.size()),
-                                                    zr::part(persistent_weights_, group.own, group.size),
-                                                    "persistent weights", counts.data())));
+      gathers.push_back(comm_->start(zr::all_gather(
+          zr::part(persistent_weights_, group.own_offset + part.begin, part.size()),
+          zr::part(persistent_weights_, group.own_offset, group.size), "persistent weights", counts.data())));
     }
     for (const zr::Done& done : gathers) done.wait();
     scheduler_->prefetch();
@@ -137,7 +137,7 @@ class Zero3 : public zr::Strategy<Zero3> {
         largest = std::max(largest, groups.bucket_size(b));
         total += groups.bucket_size(b);
         offset.push_back(own_total);
-        own_total += groups.own(b, ranges[b]);
+        own_total += groups.own_part(b, ranges[b]);
       }
       if (in_place) {  // the unsharded gradient buffer stores buckets from the last to the first
         int64_t base = total;
@@ -148,15 +148,15 @@ class Zero3 : public zr::Strategy<Zero3> {
       }
       for (size_t b = 0; b < ranges.size(); ++b)
         for (const auto& range : ranges[b])
-          own.push_back({range.param, range.first, range.count, offset[b] + range.offset});
-      std::sort(own.begin(), own.end(), [](const ReducedRange& a, const ReducedRange& b) {
+          own_ranges.push_back({range.param, range.first, range.count, offset[b] + range.offset});
+      std::sort(own_ranges.begin(), own_ranges.end(), [](const ReducedRange& a, const ReducedRange& b) {
         return std::pair(a.param, a.first) < std::pair(b.param, b.first);
       });
     }
     zr::GradientMemory memory;
     bool in_place;
-    std::vector<int64_t> offset;    // by bucket: of this rank's reduced gradients
-    std::vector<ReducedRange> own;  // by parameter, ascending
+    std::vector<int64_t> offset;           // by bucket: of this rank's reduced gradients
+    std::vector<ReducedRange> own_ranges;  // by parameter, ascending
     int64_t largest = 0, total = 0, own_total = 0;
   };
   GatherGroups make_groups(const zr_plan_in& in) const {

@@ -120,13 +120,14 @@ class GradientBuckets {
   zr_view destination(uint32_t param, int64_t& first) {
     const auto begin = placements_.begin() + first_index_[param], end = placements_.begin() + first_index_[param + 1];
     const int64_t position = first;
-    const Placement& at =
+    const Placement& placement =
         *std::prev(std::upper_bound(begin, end, position, [](int64_t n, const Placement& p) { return n < p.before; }));
-    if (at.bucket >= next_to_send_ + memory_.size()) return {};  // its buffer holds a bucket that is not full yet
-    reductions_[at.bucket % memory_.size()].wait();              // peers may still read the buffer's previous bucket
-    const int64_t inside = position - at.before;
-    first = at.first + inside;
-    return part(memory_[at.bucket % memory_.size()], at.offset + inside, at.count - inside);
+    if (placement.bucket >= next_to_send_ + memory_.size())
+      return {};                                            // its buffer holds a bucket that is not full yet
+    reductions_[placement.bucket % memory_.size()].wait();  // peers may still read the buffer's previous bucket
+    const int64_t inside = position - placement.before;
+    first = placement.first + inside;
+    return part(memory_[placement.bucket % memory_.size()], placement.offset + inside, placement.count - inside);
   }
   /// Implements grad_ready().
   void ready(uint32_t param, int64_t first, int64_t count, uint32_t micro) {

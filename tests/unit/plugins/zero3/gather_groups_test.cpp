@@ -39,7 +39,7 @@ TEST(GatherGroupsTest, KnowBucketSizesAndTheirShardWithoutOtherRanks) {
             const zr::GradientBucket whole = groups.bucket(b);
             ASSERT_EQ(groups.bucket_size(b), whole.size()) << world << " ranks, bucket " << b;
             std::vector<zr::GradientBucket::Range> own_ranges;
-            EXPECT_EQ(groups.own(b, own_ranges), whole.counts[static_cast<std::size_t>(rank)]);
+            EXPECT_EQ(groups.own_part(b, own_ranges), whole.counts[static_cast<std::size_t>(rank)]);
             int64_t before = 0;
             for (int r = 0; r < rank; ++r) before += whole.counts[static_cast<std::size_t>(r)];
             EXPECT_EQ(groups.before_own(b), before);

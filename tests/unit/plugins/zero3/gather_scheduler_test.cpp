@@ -181,7 +181,7 @@ class GatherSchedulerTest : public testing::Test {
     shard_.resize(static_cast<std::size_t>(groups_->shard()));
     for (std::size_t c = 0; c < counts.size(); ++c)
       for (int64_t i = 0; i < groups_->groups()[c].part(0).size(); ++i)
-        shard_[static_cast<std::size_t>(groups_->groups()[c].own + i)] = value(static_cast<char>('a' + c), i);
+        shard_[static_cast<std::size_t>(groups_->groups()[c].own_offset + i)] = value(static_cast<char>('a' + c), i);
     window = std::min(groups_->sharded(), std::max(window, zero3::all_gather_buffer_elements(*groups_, limits, 4)));
     buffer_.assign(static_cast<std::size_t>(window), -1);
     scheduler_.emplace(view_->in(), *groups_, limits, zr::Comm(zr::Host(out_->host()), out_->comm()), view(shard_),
