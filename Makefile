@@ -63,11 +63,12 @@ format:  ## formats the sources (.clang-format)
 lint: build  ## checks format, names and common mistakes; warnings are errors (.clang-format, .clang-tidy)
 	@.ci/setup lint
 	@clang-format --dry-run -Werror $(SOURCES) || { echo 'lint: remedy: make format' >&2; exit 1; }
-	@mkdir -p build/lint && sed -E 's/ -fno-gnu-unique//; s/ -Winvalid-pch -include [^ ]*//; s/ -c / -D_Float16=__fp16 -c /' \
-	  build/compile_commands.json > build/lint/compile_commands.json  # removes what clang 14 does not accept from gcc
-	@run-clang-tidy -quiet -p build/lint -j $(JOBS) '$(CURDIR)/(core|sdk|plugins|examples)/.*' > build/lint/log 2>&1 || \
-	  { grep -E '(error|warning): ' build/lint/log | sed 's/\x1b\[[0-9;]*m//g' | sort -u >&2; \
-	    echo 'lint: remedy: fix these; the full output is in build/lint/log' >&2; exit 1; }
+	@mkdir -p build/lint && sed -E 's/ -fno-gnu-unique//; s/ -Winvalid-pch -include [^ ]*//' \
+	  build/compile_commands.json > build/lint/compile_commands.json  # removes what clang does not accept from gcc
+	@run-clang-tidy-19 -quiet -p build/lint -j $(JOBS) '$(CURDIR)/(core|sdk|plugins|examples)/.*' > build/lint/log 2>&1 || true
+	@# Of misc-include-cleaner, only unused includes count: a file may use what the headers that it includes provide.
+	@! grep -E '(error|warning): ' build/lint/log | grep -v 'no header providing' | sed 's/\x1b\[[0-9;]*m//g' | sort -u >&2 || \
+	  { echo 'lint: remedy: fix these; the full output is in build/lint/log' >&2; exit 1; }
 	@echo 'lint: clean'
 
 docs:  ## builds the documentation and the reference of the installed headers: build/site/index.html

@@ -64,7 +64,7 @@ const std::map<std::string, Try> kTries{
     {"make bench", make("bench", "ZR_BENCHMARKS=ON[^]*\\.ci/bench")},
     {"make peers", make("peers", "cmake --build [^]*\\.ci/peers")},
     {"make format", make("format", "clang-format -i")},
-    {"make lint", make("lint", "run-clang-tidy")},
+    {"make lint", make("lint", "run-clang-tidy-19")},
     {"make train ARGS=\"strategy=zero0 train.steps=200\"",
      make("train ARGS=\"strategy=zero0 train.steps=200\"", "gpt\\.toml strategy=zero0 train\\.steps=200")},
     {"make train ARGS=\"train.dtype=bf16 job.name=bf16\"", overridden("train.dtype=bf16 job.name=bf16")},
