@@ -91,7 +91,7 @@ struct Engine::State {
   template <class Fn>
   auto collective(const char* name, const std::string& arguments, Fn&& fn) {
     const Call call(*this, name, arguments);
-    session->meet(call.text());
+    session->check_same_call(call.text());
     return host::guard_host_call(call.text(), [&] { return fn(*session, call); });
   }
 

@@ -80,7 +80,7 @@ void convert_or_explain(const std::string& from, const std::string& to) {
 }  // namespace
 
 Engine::StateDictFile::StateDictFile(host::engine::Session& session, const std::string& file) : path_(file) {
-  const host::checkpoint::CheckpointComm peers = session.checkpointer().peers();
+  const host::checkpoint::CheckpointComm peers = session.checkpointer().comm();
   std::string converted;  // rank 0 alone decides, because it alone may see the file
   host::checkpoint::run_on_all_ranks(peers, [&] {
     if (session.rank() != 0 || !is_state_dict(file)) return;

@@ -63,9 +63,9 @@ class Bench {
         host_, std::make_unique<plugin::Instance>(host_, test.tier, config, table), 1);
     check_free_space(test);
     slot_ = store_->reserve(bytes_, {{MemoryKind::other, "measured", bytes_}});
-    store_->prepare(memory_, slot_bytes_);
+    store_->register_memory(memory_, slot_bytes_);
   }
-  ~Bench() { store_->forget(memory_, slot_bytes_); }
+  ~Bench() { store_->unregister_memory(memory_, slot_bytes_); }
   Bench(const Bench&) = delete;
 
   // Writes the file for the first time, for at most `seconds`, but always enough of it for a measurement.

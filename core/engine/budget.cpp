@@ -1,5 +1,7 @@
 #include "engine/budget.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -100,8 +102,8 @@ std::vector<Suggestion> smaller_sizes(const plugin::ResolvedJob& job) {
   for (const config::Entry* entry : job.config.table(std::string("strategy.") + job.strategy.table->id)) {
     if (entry->key.type != ZR_KEY_BYTES) continue;
     const int64_t now = std::get<int64_t>(entry->value),
-                  least = std::isfinite(entry->key.min) ? static_cast<int64_t>(entry->key.min) : 0;
-    if (const int64_t smaller = std::max(now / 8, least); smaller < now)
+                  minimum = std::isfinite(entry->key.min) ? static_cast<int64_t>(entry->key.min) : 0;
+    if (const int64_t smaller = std::max(now / 8, minimum); smaller < now)
       suggestions.push_back(set(entry->key.path(), size_text(smaller)));
   }
   return suggestions;
@@ -118,17 +120,18 @@ Kinds all_suggestions(const plugin::ResolvedJob& job, int ranks, bool activation
 }
 }  // namespace
 
-std::vector<Suggestion> fitting_suggestions(const plugin::ResolvedJob& job, int ranks, const BudgetShortfall& over,
-                                            const RequiredBytes& need) {
-  const Kinds kinds = all_suggestions(job, ranks, over.activations > 0);
+std::vector<Suggestion> fitting_suggestions(const plugin::ResolvedJob& job, int ranks, const BudgetShortfall& shortfall,
+                                            const RequiredBytes& required_bytes) {
+  const Kinds kinds = all_suggestions(job, ranks, shortfall.activations > 0);
   std::vector<Suggestion> fitting;
   const auto fits = [&](Suggestion suggestion) {
     if (suggestion.ranks == 0) suggestion.ranks = ranks;
-    const auto plan = need(suggestion);
+    const auto plan = required_bytes(suggestion);
     if (!plan) return false;
-    suggestion.bytes = *plan + static_cast<int64_t>(static_cast<double>(over.activations) * suggestion.activations);
-    if (suggestion.bytes <= over.budget) fitting.push_back(suggestion);
-    return suggestion.bytes <= over.budget;
+    suggestion.bytes =
+        *plan + static_cast<int64_t>(static_cast<double>(shortfall.activations) * suggestion.activations);
+    if (suggestion.bytes <= shortfall.budget) fitting.push_back(suggestion);
+    return suggestion.bytes <= shortfall.budget;
   };
   const auto best_first = [&](std::size_t from) {
     std::stable_sort(fitting.begin() + static_cast<std::ptrdiff_t>(from), fitting.end(),
@@ -151,7 +154,7 @@ std::vector<Suggestion> fitting_suggestions(const plugin::ResolvedJob& job, int 
   return fitting;
 }
 
-std::string text_of(const std::vector<Suggestion>& suggestions, const BudgetShortfall& over) {
+std::string text_of(const std::vector<Suggestion>& suggestions, const BudgetShortfall& shortfall) {
   if (suggestions.empty())
     return "no change of strategy, ranks, micro-batch or sizes makes the job fit; raise the budget, or train a smaller "
            "model";
@@ -162,10 +165,11 @@ std::string text_of(const std::vector<Suggestion>& suggestions, const BudgetShor
       const auto at = override_with.find('=');
       const std::string value = override_with.substr(at + 1);
       const bool number = value.find_first_not_of("0123456789") == value.npos;
-      line += (line.empty() ? "" : ", ") + override_with.substr(0, at) + " = " + (number ? value : '"' + value + '"');
+      line += fmt::format("{}{} = {}", line.empty() ? "" : ", ", override_with.substr(0, at),
+                          number ? value : fmt::format("\"{}\"", value));
     }
-    text += "\n  " + line + std::string(line.size() < 48 ? 48 - line.size() : 1, ' ') + "saves " +
-            bytes_text(over.bytes() - suggestion.bytes) + ", needs " + bytes_text(suggestion.bytes);
+    text += fmt::format("\n  {}{}saves {}, needs {}", line, std::string(line.size() < 48 ? 48 - line.size() : 1, ' '),
+                        bytes_text(shortfall.bytes() - suggestion.bytes), bytes_text(suggestion.bytes));
   }
   return text;
 }

@@ -30,9 +30,9 @@ using RequiredBytes = std::function<std::optional<int64_t>(const Suggestion&)>;
 
 /// At most three suggestions with which the job fits, those that save most first. Pairs of changes only follow if fewer
 /// than three single changes fit.
-std::vector<Suggestion> fitting_suggestions(const plugin::ResolvedJob& job, int ranks, const BudgetShortfall& over,
-                                            const RequiredBytes& need);
+std::vector<Suggestion> fitting_suggestions(const plugin::ResolvedJob& job, int ranks, const BudgetShortfall& shortfall,
+                                            const RequiredBytes& required_bytes);
 /// The suggestions as text, one per line, with the bytes that each one saves and needs.
-std::string text_of(const std::vector<Suggestion>& suggestions, const BudgetShortfall& over);
+std::string text_of(const std::vector<Suggestion>& suggestions, const BudgetShortfall& shortfall);
 
 }  // namespace zr::host::engine

@@ -1,5 +1,7 @@
 #include "engine/checkpoint_choice.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <sstream>
 
@@ -15,7 +17,7 @@ namespace {
 // True if training should resume from `folder`: its last step was applied, or was skipped under fp16's dynamic loss
 // scale, which is routine. Also true for a checkpoint that cannot be read, so that opening it reports why.
 bool is_resumable(const std::string& folder) try {
-  const std::string path = folder + "/" + checkpoint::kManifest;
+  const std::string path = fmt::format("{}/{}", folder, checkpoint::kManifest);
   const checkpoint::CheckpointMetadata metadata =
       checkpoint::parse_manifest(path, checkpoint::read_json(path)).metadata;
   return metadata.last_step_applied || metadata.loss_scale.dynamic;
@@ -28,9 +30,10 @@ void pass_over_skipped(std::vector<std::string>& folders) {
   const auto good = std::find_if(folders.begin(), folders.end(), is_resumable);
   if (good == folders.begin() || good == folders.end()) return;
   log(ZR_LOG_WARN,
-      folders.front() + ": its last step was skipped because gradients were not finite; resuming from " + *good +
-          ", the newest checkpoint whose last step was applied (to load the skipped step, pass the path of its " +
-          "checkpoint to engine.load())");
+      fmt::format(
+          "{}: its last step was skipped because gradients were not finite; resuming from {}, the newest checkpoint "
+          "whose last step was applied (to load the skipped step, pass the path of its checkpoint to engine.load())",
+          folders.front(), *good));
   folders.erase(folders.begin(), good);
 }
 }  // namespace
@@ -45,20 +48,20 @@ std::vector<std::string> checkpoints_to_try(const std::string& path, bool fallba
       return;
     }
     const std::string newest = checkpoint::find_checkpoint(path);
-    std::vector<std::string> all{newest};
+    std::vector<std::string> folders{newest};
     if (newest != path) {
       const std::vector<std::string> names = checkpoint::checkpoints_in(path);
       for (auto name = names.rbegin(); name != names.rend(); ++name)
-        if (path + "/" + *name != newest) all.push_back(path + "/" + *name);
-      pass_over_skipped(all);
+        if (path + "/" + *name != newest) folders.push_back(path + "/" + *name);
+      pass_over_skipped(folders);
     }
-    if (!fallback) all.resize(1);
-    for (const std::string& one : all) text += one + "\n";
+    if (!fallback) folders.resize(1);
+    for (const std::string& folder : folders) text += folder + "\n";
   });
   std::istringstream lines(comm.broadcast(text));
-  std::vector<std::string> all;
-  for (std::string line; std::getline(lines, line);) all.push_back(line);
-  return all;
+  std::vector<std::string> folders;
+  for (std::string line; std::getline(lines, line);) folders.push_back(line);
+  return folders;
 }
 
 // Not an error: a job that restarts automatically also starts with checkpoint.resume the first time. A folder that

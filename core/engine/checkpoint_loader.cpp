@@ -1,5 +1,7 @@
 #include "engine/checkpoint_loader.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <unordered_map>
@@ -8,13 +10,13 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "checkpoint/safetensors.hpp"
-#include "engine/checkpoint_image.hpp"
+#include "engine/checkpoint_contents.hpp"
 #include "update/cast.hpp"
 
 namespace zr::host::engine {
 
 namespace {
-std::string who(const checkpoint::TensorInfo& tensor) { return tensor.kind + " '" + tensor.name + "'"; }
+std::string name_of(const checkpoint::TensorInfo& tensor) { return fmt::format("{} '{}'", tensor.kind, tensor.name); }
 
 bool is_weight(const checkpoint::TensorInfo& tensor) { return tensor.kind == "weight" || tensor.kind == "master"; }
 
@@ -28,9 +30,9 @@ std::string renamed(const std::string& name, const std::vector<config::Rename>& 
 
 std::string list_of(const std::string& what, const std::vector<std::string>& names) {
   if (names.empty()) return "";
-  std::string text = "; " + what + ": ";
+  std::string text = fmt::format("; {}: ", what);
   for (std::size_t i = 0; i < names.size() && i < 5; ++i) text += (i ? ", " : "") + printable(names[i]);
-  return text + (names.size() > 5 ? " and " + std::to_string(names.size() - 5) + " more" : "");
+  return names.size() > 5 ? fmt::format("{} and {} more", text, names.size() - 5) : text;
 }
 
 void check_renames(const std::vector<config::Rename>& renames, const std::vector<plan::Parameter>& parameters,
@@ -46,19 +48,21 @@ void check_renames(const std::vector<config::Rename>& renames, const std::vector
                     [&](const std::string& name) { return matches_glob(name, rename.ours); }))
       continue;
     const std::string near = nearest(rename.ours, names);
-    fail_user(rename.origin.text() + ": checkpoint.rename: '" + rename.ours + "' matches no weight of the model" +
-              (near.empty() ? "" : "; the nearest is '" + near + "'") + "; `*` matches any sequence of characters");
+    fail_user(fmt::format(
+        "{}: checkpoint.rename: '{}' matches no weight of the model{}; `*` matches any sequence of characters",
+        rename.origin.text(), rename.ours, near.empty() ? "" : fmt::format("; the nearest is '{}'", near)));
   }
 }
 
 CheckpointLoader::CheckpointLoader(const StepContext& context, const Parts& parts, const checkpoint::Checkpoint& from,
-                                   const LoadOptions& how, const ParameterChange* change)
+                                   const LoadOptions& options, const ParameterChange* change)
     : context_(context),
       parts_of_(parts),
       from_(from),
-      how_(how),
+      options_(options),
       change_(change),
-      same_optimizer_(!how.weights_only && from.manifest().metadata.optimizer == context.setup.optimizer.table->id) {
+      same_optimizer_(!options.weights_only &&
+                      from.manifest().metadata.optimizer == context.setup.optimizer.table->id) {
   report_.folder = from.folder();
   match();
 }
@@ -75,62 +79,64 @@ const checkpoint::SavedTensor* CheckpointLoader::saved_for(uint32_t param, const
   if (tensor.kind == "master" || (tensor.kind == "buffer" && from_.from_other_program())) kinds.emplace_back("weight");
   for (const std::string& kind : kinds)  // fp32 is its own master
     for (const std::string& name : names)
-      if (const checkpoint::SavedTensor* saved = from_.find(kind, renamed(name, how_.renames))) return saved;
+      if (const checkpoint::SavedTensor* saved = from_.find(kind, renamed(name, options_.renames))) return saved;
   return nullptr;
 }
 
 void CheckpointLoader::match() {
   std::set<const checkpoint::SavedTensor*> known;
-  const auto take = [&](uint32_t param, const checkpoint::TensorInfo& tensor) {
+  const auto add_part = [&](uint32_t param, const checkpoint::TensorInfo& tensor) {
     const bool state = tensor.kind.starts_with("state.");
     const bool fresh = change_ && param != kNoParam && change_->fresh.count(tensor.name);
     const checkpoint::SavedTensor* saved = fresh || (state && !same_optimizer_) ? nullptr : saved_for(param, tensor);
     known.insert(saved);
     if (!saved && state) fresh_params_.insert(param);
     if (!saved)
-      (state ? report_.fresh : report_.missing).push_back(who(tensor));
+      (state ? report_.fresh : report_.missing).push_back(name_of(tensor));
     else if (saved->shape != tensor.shape)
-      report_.other_shape.push_back(who(tensor));
+      report_.other_shape.push_back(name_of(tensor));
     else
       parts_.push_back({param, tensor, saved});
   };
   each_tensor(context_.plan, [&](uint32_t param, const checkpoint::TensorInfo& tensor) {
-    if (!how_.weights_only || is_weight(tensor)) take(param, tensor);
+    if (!options_.weights_only || is_weight(tensor)) add_part(param, tensor);
   });
   if (!change_)  // a refresh keeps the buffers in memory
     for (const model::ModelBuffer& buffer : context_.model.buffers())
-      take(kNoParam, {"buffer", buffer.name, buffer.dtype, buffer.shape, {}});
+      add_part(kNoParam, {"buffer", buffer.name, buffer.dtype, buffer.shape, {}});
   for (const checkpoint::SavedTensor& saved : from_.manifest().tensors) {
     if (known.count(&saved) || saved.kind == "master" || saved.kind == checkpoint::kRankBuffer) continue;
     if (saved.kind.starts_with("state."))
-      report_.dropped.push_back(who(saved));
+      report_.dropped.push_back(name_of(saved));
     else
-      report_.unexpected.push_back(who(saved));
+      report_.unexpected.push_back(name_of(saved));
   }
 }
 
 void CheckpointLoader::check() const {
   const std::string& folder = from_.folder();
-  if (how_.strict && !(report_.missing.empty() && report_.unexpected.empty() && report_.other_shape.empty()))
-    fail_user(folder + ": does not fit the model" + list_of("missing", report_.missing) +
-              list_of("different shape", report_.other_shape) + list_of("unexpected", report_.unexpected) +
-              "; load with strict = false to load only the tensors that fit");
-  if (how_.strict && same_optimizer_ && !(report_.fresh.empty() && report_.dropped.empty()))
-    fail_user(folder + ": does not fit the optimizer" + list_of("missing", report_.fresh) +
-              list_of("unexpected", report_.dropped) + "; load with strict = false, or load the weights only");
+  if (options_.strict && !(report_.missing.empty() && report_.unexpected.empty() && report_.other_shape.empty()))
+    fail_user(
+        fmt::format("{}: does not fit the model{}{}{}; load with strict = false to load only the tensors that fit",
+                    folder, list_of("missing", report_.missing), list_of("different shape", report_.other_shape),
+                    list_of("unexpected", report_.unexpected)));
+  if (options_.strict && same_optimizer_ && !(report_.fresh.empty() && report_.dropped.empty()))
+    fail_user(fmt::format("{}: does not fit the optimizer{}{}; load with strict = false, or load the weights only",
+                          folder, list_of("missing", report_.fresh), list_of("unexpected", report_.dropped)));
   for (const Part& part : parts_) {
     if (part.saved->dtype == part.tensor.dtype) continue;
     if (checkpoint::safetensors_float(part.saved->dtype) == ZR_NONE ||
         checkpoint::safetensors_float(part.tensor.dtype) == ZR_NONE)
-      fail_user(folder + ": " + printable(who(part.tensor)) + " is " + part.saved->dtype +
-                ", but the model has it as " + part.tensor.dtype +
-                ", and Zeroth cannot convert between them; load another checkpoint");
-    if (!how_.convert && part.tensor.kind != "master")
-      fail_user(folder + ": " + printable(who(part.tensor)) + " is " + part.saved->dtype +
-                (part.tensor.kind == "weight" ? ", but train.dtype requires " : ", but this job requires ") +
-                part.tensor.dtype +
-                "; set train.dtype to the checkpoint's dtype, or load with convert = true, which converts from the "
-                "fp32 master");
+      fail_user(fmt::format(
+          "{}: {} is {}, but the model has it as {}, and Zeroth cannot convert between them; load another checkpoint",
+          folder, printable(name_of(part.tensor)), part.saved->dtype, part.tensor.dtype));
+    if (!options_.convert && part.tensor.kind != "master")
+      fail_user(
+          fmt::format("{}: {} is {}{}{}; set train.dtype to the checkpoint's dtype, or load with convert = true, which "
+                      "converts from the fp32 master",
+                      folder, printable(name_of(part.tensor)), part.saved->dtype,
+                      part.tensor.kind == "weight" ? ", but train.dtype requires " : ", but this job requires ",
+                      part.tensor.dtype));
   }
 }
 
@@ -166,7 +172,7 @@ void CheckpointLoader::read_buffer(const Part& part, const model::ModelBuffer& b
   const auto read = [&](int r, void* to) { read_part(of_rank, r * count, count, to); };
   const int saved = static_cast<int>(ranks->shape[0]);
   const config::BufferRule rule = parts_of_.buffers.rule();
-  if ((saved == context_.world() && !how_.weights_only) || rule == config::BufferRule::per_rank)
+  if ((saved == context_.world() && !options_.weights_only) || rule == config::BufferRule::per_rank)
     read(context_.rank() % saved, buffer.data);
   else if (rule == config::BufferRule::rank0)
     read(0, buffer.data);
@@ -188,9 +194,9 @@ void CheckpointLoader::read() {
                         [&](int64_t first, int64_t count, void* memory) { read_part(part, first, count, memory); });
     } else {
       for (const uint32_t u : state.slices_of(part.param))
-        state.each_memory(part.param, part.tensor.kind, state.slices()[u].first, state.slices()[u].count,
-                          offload::OptimizerStates::Access::write,
-                          [&](void* memory, int64_t first, int64_t n) { read_part(part, first, n, memory); });
+        state.visit_tensor(part.param, part.tensor.kind, state.slices()[u].first, state.slices()[u].count,
+                           offload::OptimizerStates::Access::write,
+                           [&](void* memory, int64_t first, int64_t n) { read_part(part, first, n, memory); });
     }
   }
 }
@@ -202,7 +208,7 @@ void CheckpointLoader::each_weight(const std::function<void(uint32_t param, cons
 
 LoadReport CheckpointLoader::report() const {
   LoadReport report = report_;
-  if (how_.weights_only) {
+  if (options_.weights_only) {
     report.fresh.clear();
     report.dropped.clear();
   }

@@ -46,7 +46,7 @@ class CheckpointLoader {
   /// Keeps references to all arguments. change: how engine.refresh() changed the model since `from` was saved; null:
   /// not a refresh.
   CheckpointLoader(const StepContext& context, const Parts& parts, const checkpoint::Checkpoint& from,
-                   const LoadOptions& how, const ParameterChange* change);
+                   const LoadOptions& options, const ParameterChange* change);
 
   /// True if the checkpoint has the same optimizer as this job, and its states are to be loaded.
   bool has_same_optimizer() const { return same_optimizer_; }
@@ -76,7 +76,7 @@ class CheckpointLoader {
   const StepContext& context_;
   const Parts parts_of_;
   const checkpoint::Checkpoint& from_;
-  const LoadOptions how_;
+  const LoadOptions options_;
   const ParameterChange* const change_;
   const bool same_optimizer_;
   std::vector<Part> parts_;

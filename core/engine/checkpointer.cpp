@@ -1,5 +1,7 @@
 #include "engine/checkpointer.hpp"
 
+#include <fmt/format.h>
+
 #include <cstring>
 #include <optional>
 
@@ -19,20 +21,21 @@ Checkpointer::Checkpointer(const StepContext& context, const TrainingParts& part
 
 std::string Checkpointer::dir() const {
   const std::string& dir = context_.config().checkpoint().dir;
-  return dir.empty() || context_.setup.engine.empty() ? dir : dir + "/" + context_.setup.engine;
+  return dir.empty() || context_.setup.engine.empty() ? dir : fmt::format("{}/{}", dir, context_.setup.engine);
 }
 
-void Checkpointer::prepare(bool first, bool on_signal) {
+void Checkpointer::prepare_saves(bool first, bool on_signal) {
   const std::string dir = this->dir();
   if (dir.empty()) return;
   const config::JobConfig& config = context_.config();
   const int rank = context_.rank();
   const config::CheckpointConfig& checkpoint = config.checkpoint();
   const bool periodic = checkpoint.every > 0;
-  if (first && periodic && checkpoint.keep == 1 && !parts_.name.others().empty() && rank == 0)
-    log(ZR_LOG_WARN, "checkpoint.keep = 1 (" + checkpoint.keep.origin.text() +
-                         ") with several engines: if the job ends between their saves, no checkpoints that were saved "
-                         "together remain to resume from; set checkpoint.keep to 2 or more");
+  if (first && periodic && checkpoint.keep == 1 && !parts_.name.steps_of_other_engines().empty() && rank == 0)
+    log(ZR_LOG_WARN,
+        fmt::format("checkpoint.keep = 1 ({}) with several engines: if the job ends between their saves, no "
+                    "checkpoints that were saved together remain to resume from; set checkpoint.keep to 2 or more",
+                    checkpoint.keep.origin.text()));
   if (periodic || on_signal) saver_.lock_folder(dir);
   if (!snapshots(config)) return;
   int64_t bytes = context_.plan.snapshot_bytes();
@@ -40,9 +43,9 @@ void Checkpointer::prepare(bool first, bool on_signal) {
   for (const model::ModelBuffer& buffer : buffers)
     bytes += buffer.bytes * ((rank == 0 ? 1 : 0) + (context_.world() > 1 ? 1 : 0));
   context_.ledger.plan(Tier::host, MemoryKind::snapshot, bytes);
-  checkpoint::CheckpointContents image =
-      image_of(context_, parts_.state, parts_.buffers, {std::vector<char>(buffers.size(), 0), {}});
-  saver_.reserve_for(image);
+  checkpoint::CheckpointContents contents =
+      contents_of(context_, parts_.state, parts_.buffers, {std::vector<char>(buffers.size(), 0), {}});
+  saver_.reserve_for(contents);
 }
 
 std::string Checkpointer::metadata_json() {
@@ -66,7 +69,7 @@ std::string Checkpointer::metadata_json() {
   metadata.optimizer = context_.setup.optimizer.table->id;
   metadata.updates = progress.updates();
   metadata.samples = progress.samples();
-  metadata.engines = parts_.name.others();
+  metadata.engines = parts_.name.steps_of_other_engines();
   metadata.seed = context_.config().train().seed;
   metadata.world = context_.world();
   metadata.strategy = context_.setup.strategy.table->id;
@@ -75,17 +78,17 @@ std::string Checkpointer::metadata_json() {
 }
 
 // The current state and its metadata. The image refers to buffers_, which stays unchanged until the save ends.
-checkpoint::CheckpointContents Checkpointer::present() {
+checkpoint::CheckpointContents Checkpointer::contents() {
   parts_.step_recorder.exclude([&] {
     buffers_.differing = parts_.buffers.differing(context_.comm);
     buffers_.declared = parts_.buffers.declared(context_.comm, buffers_.differing);
   });
-  checkpoint::CheckpointContents now = image_of(context_, parts_.state, parts_.buffers, buffers_);
-  now.step = parts_.progress.step();
-  now.run = context_.setup.control->job_id();
-  now.metadata_json = metadata_json();
-  now.last_step_applied = parts_.progress.last_step_applied();
-  return now;
+  checkpoint::CheckpointContents contents = contents_of(context_, parts_.state, parts_.buffers, buffers_);
+  contents.step = parts_.progress.step();
+  contents.run = context_.setup.control->job_id();
+  contents.metadata_json = metadata_json();
+  contents.last_step_applied = parts_.progress.last_step_applied();
+  return contents;
 }
 
 std::string Checkpointer::save(const std::string& root, int64_t keep, bool async) {
@@ -97,18 +100,18 @@ std::string Checkpointer::save(const std::string& root, int64_t keep, bool async
   progress.check_complete();
   context_.model.check_scopes("engine.save()");
   context_.comm.barrier("before a checkpoint is saved");  // a rank that never calls save() is reported as a hang
-  settle();
+  wait_for_save();
   by_config_ = false;
-  parts_.weights.forget_saved();
+  parts_.weights.clear_saved_hashes();
   parts_.weights.compare();
-  checkpoint::CheckpointContents now = present();
-  std::string folder = root + "/" + checkpoint::checkpoint_name(progress.step());
-  saving_ = progress.step();
+  checkpoint::CheckpointContents contents = this->contents();
+  std::string folder = fmt::format("{}/{}", root, checkpoint::checkpoint_name(progress.step()));
+  saving_step_ = progress.step();
   if (async && !progress.done()) {
-    saver_.save_async(root, std::move(now), keep);
+    saver_.save_async(root, std::move(contents), keep);
   } else {
-    folder = saver_.save(root, now, keep);
-    parts_.recorder.saved(progress.step());
+    folder = saver_.save(root, contents, keep);
+    parts_.recorder.record_save(progress.step());
   }
   buffers_ = {};
   parts_.step_recorder.lap_checkpoint();
@@ -116,27 +119,27 @@ std::string Checkpointer::save(const std::string& root, int64_t keep, bool async
 }
 
 std::string Checkpointer::save_for_refresh() {
-  settle();
-  parts_.weights.take_written();
-  const checkpoint::CheckpointContents now = present();
-  std::string folder = peers().broadcast(parts_.recorder.folder());  // rank 0 alone knows this run's number
+  wait_for_save();
+  parts_.weights.collect_writes();
+  const checkpoint::CheckpointContents contents = this->contents();
+  std::string folder = comm().broadcast(parts_.recorder.folder());  // rank 0 alone knows this run's number
   if (folder.empty()) folder = run_folder(context_.config(), context_.setup.engine);
-  return saver_.save(folder + "/refresh", now, 0);
+  return saver_.save(folder + "/refresh", contents, 0);
 }
 
 // Waits for the background save and handles its result.
-void Checkpointer::settle() {
+void Checkpointer::wait_for_save() {
   try {
-    if (saver_.wait()) parts_.recorder.saved(saving_);
+    if (saver_.wait()) parts_.recorder.record_save(saving_step_);
   } catch (const Error& failure) {
     if (!by_config_) throw;
-    not_saved(failure);
+    record_failed_save(failure);
   }
 }
 
 void Checkpointer::close() {
   try {
-    settle();
+    wait_for_save();
   } catch (const std::exception& failure) {
     log(ZR_LOG_ERROR, failure.what());
   }
@@ -145,17 +148,17 @@ void Checkpointer::close() {
 
 // A save that the configuration requested failed: logs and counts it, and training continues. But no rank continues
 // after a peer is lost, or after a tier failed on any rank, because the data on that tier is incomplete.
-void Checkpointer::not_saved(const Error& failure) {
+void Checkpointer::record_failed_save(const Error& failure) {
   if (failure.exit_code() == exit_code::peer_lost) throw;
   const offload::Tiers& tiers = parts_.state.tiers();
   char failed = 0;
   for (const auto& tier : tiers) failed |= tier && tier->failed();
   // The exchange is collective, so a rank that an exception is ending does not start it.
-  const bool together = tiers.size() > 1 && std::uncaught_exceptions() <= exceptions_;
-  for (const std::string& one :
-       together ? context_.comm.all_gather_bytes({failed}, "tiers") : std::vector{std::string{failed}})
-    if (one[0]) throw;
-  parts_.recorder.not_saved();
+  const bool exchanges = tiers.size() > 1 && std::uncaught_exceptions() <= exceptions_;
+  for (const std::string& tier_failed :
+       exchanges ? context_.comm.all_gather_bytes({failed}, "tiers") : std::vector{std::string{failed}})
+    if (tier_failed[0]) throw;
+  parts_.recorder.record_failed_save();
   if (context_.rank() == 0) log(ZR_LOG_ERROR, std::string(failure.what()) + "; training continues");
 }
 
@@ -168,46 +171,47 @@ void Checkpointer::save_if_due(const GlobalStats& global) {
   if (global.stop && !progress.stopped()) {
     progress.stop();
     if (context_.rank() == 0)
-      log(ZR_LOG_INFO, std::string(::strsignal(global.stop)) + ": saving step " + std::to_string(progress.step()) +
-                           " to " + dir + ", then ending the job; `zeroth train --resume` resumes it");
-    parts_.recorder.stopped(global.stop);
+      log(ZR_LOG_INFO, fmt::format("{}: saving step {} to {}, then ending the job; `zeroth train --resume` resumes it",
+                                   ::strsignal(global.stop), progress.step(), dir));
+    parts_.recorder.record_signal(global.stop);
   }
   const bool due = !dir.empty() && (progress.stopped() || (every > 0 && (progress.step() % every == 0 || ends)));
-  std::exception_ptr settle_error;
+  std::exception_ptr previous_failure;
   if (due || global.save_failed) try {
-      settle();
+      wait_for_save();
     } catch (const Error&) {
-      settle_error = std::current_exception();
+      previous_failure = std::current_exception();
     }
   if (due) try {
       save(dir, keep, config.checkpoint().async);
       by_config_ = true;
-      parts_.weights.remember_saved();
+      parts_.weights.hash_saved_weights();
     } catch (const Error& failure) {
       if (ends) {  // the run's result is lost, so the job fails
-        parts_.recorder.not_saved();
+        parts_.recorder.record_failed_save();
         throw;
       }
-      not_saved(failure);
+      record_failed_save(failure);
     }
-  if (settle_error) std::rethrow_exception(settle_error);
+  if (previous_failure) std::rethrow_exception(previous_failure);
 }
 
 // Opens the checkpoint. Verifies all of it before use if a failure would damage a model in training, or if an older
 // checkpoint can replace it.
-checkpoint::Checkpoint Checkpointer::open(const std::string& path, const LoadOptions& how) {
-  const std::vector<std::string> all = checkpoints_to_try(path, how.fallback, peers());
+checkpoint::Checkpoint Checkpointer::open(const std::string& path, const LoadOptions& options) {
+  const std::vector<std::string> all = checkpoints_to_try(path, options.fallback, comm());
   for (std::size_t i = 0;; ++i) try {
       std::optional<checkpoint::Checkpoint> from;
-      run_on_all_ranks(peers(), [&] {
+      run_on_all_ranks(comm(), [&] {
         from.emplace(all[i]);
-        if (parts_.progress.step() > 0 || how.fallback) from->verify([](int64_t) {}, context_.rank(), context_.world());
+        if (parts_.progress.step() > 0 || options.fallback)
+          from->verify([](int64_t) {}, context_.rank(), context_.world());
       });
       return std::move(*from);
     } catch (const Error& failure) {
       const bool damaged = failure.exit_code() == exit_code::user || failure.exit_code() == exit_code::environment;
       if (!damaged || i + 1 == all.size()) throw;
-      if (context_.rank() == 0) log(ZR_LOG_WARN, std::string(failure.what()) + "; falling back to " + all[i + 1]);
+      if (context_.rank() == 0) log(ZR_LOG_WARN, fmt::format("{}; falling back to {}", failure.what(), all[i + 1]));
     }
 }
 
@@ -222,7 +226,7 @@ void Checkpointer::restore_metadata(const checkpoint::Checkpoint& from, const Ch
   const checkpoint::CheckpointMetadata& metadata = from.manifest().metadata;
   TrainingProgress& progress = parts_.progress;
   progress.restore(from.manifest().step, metadata.updates, metadata.samples, metadata.last_step_applied);
-  change ? parts_.name.at_step(progress.step()) : parts_.name.loaded(progress.step(), metadata.engines);
+  change ? parts_.name.record_step(progress.step()) : parts_.name.record_load(progress.step(), metadata.engines);
   found.each_weight([&](uint32_t param, const std::string& saved) {
     const auto steps = metadata.parameter_steps.find(saved);
     const bool known = steps != metadata.parameter_steps.end() && found.has_same_optimizer();
@@ -232,7 +236,7 @@ void Checkpointer::restore_metadata(const checkpoint::Checkpoint& from, const Ch
   for (const uint32_t param : found.fresh_params()) clear_states(param);
   const auto& scale = metadata.loss_scale;
   progress.loss_scale().restore({scale.value, scale.good, scale.hysteresis_left, scale.skips, scale.dynamic});
-  parts_.gradients.watch(progress.loss_scale().watches());
+  parts_.gradients.check_non_finite(progress.loss_scale().checks_gradients());
   const auto& optimizer = context_.optimizer_api();
   if (found.has_same_optimizer() && optimizer.load_global)
     for (const auto& [key, bytes] : metadata.globals) {
@@ -252,16 +256,16 @@ void Checkpointer::warn_of_differences(const checkpoint::Checkpoint& from) const
   const checkpoint::CheckpointMetadata& metadata = from.manifest().metadata;
   const int64_t step = parts_.progress.step(), samples = parts_.progress.samples();
   if (const int64_t own = context_.config().train().seed; metadata.seed != own)
-    log(ZR_LOG_WARN, from.folder() + ": was trained with train.seed = " + std::to_string(metadata.seed) +
-                         ", but this run has " + std::to_string(own) +
-                         "; the resumed run will not reproduce the original");
+    log(ZR_LOG_WARN, fmt::format("{}: was trained with train.seed = {}, but this run has {}; the resumed run will not "
+                                 "reproduce the original",
+                                 from.folder(), metadata.seed, own));
   if (const int64_t own = step * context_.config().train().global_batch; samples != own)
-    log(ZR_LOG_WARN, from.folder() + ": the saved run has read " + std::to_string(samples) + " samples, but " +
-                         std::to_string(step) + " steps of train.global_batch are " + std::to_string(own) +
-                         " samples; a program that selects data by step will continue at a different sample");
+    log(ZR_LOG_WARN, fmt::format("{}: the saved run has read {} samples, but {} steps of train.global_batch are {} "
+                                 "samples; a program that selects data by step will continue at a different sample",
+                                 from.folder(), samples, step, own));
 }
 
-LoadReport Checkpointer::load(const std::string& path, const LoadOptions& asked, const ParameterChange* change) {
+LoadReport Checkpointer::load(const std::string& path, const LoadOptions& requested, const ParameterChange* change) {
   TrainingProgress& progress = parts_.progress;
   if (progress.within_step())
     fail_user(
@@ -269,36 +273,36 @@ LoadReport Checkpointer::load(const std::string& path, const LoadOptions& asked,
         "engine.load() after engine.step()");
   context_.model.check_scopes("engine.load()");
   context_.comm.barrier("before a checkpoint is loaded");  // so that no peer still reads memory that is overwritten
-  settle();
+  wait_for_save();
   by_config_ = false;
-  parts_.weights.forget_saved();
-  parts_.weights.take_written();
-  check_renames(asked.renames, context_.plan.input.parameters, context_.model.buffers());
-  const checkpoint::Checkpoint from = open(path, asked);
-  LoadOptions how = asked;
-  how.weights_only |= from.from_other_program();
-  CheckpointLoader loader(context_, {parts_.state, parts_.buffers}, from, how, change);
+  parts_.weights.clear_saved_hashes();
+  parts_.weights.collect_writes();
+  check_renames(requested.renames, context_.plan.input.parameters, context_.model.buffers());
+  const checkpoint::Checkpoint from = open(path, requested);
+  LoadOptions options = requested;
+  options.weights_only |= from.from_other_program();
+  CheckpointLoader loader(context_, {parts_.state, parts_.buffers}, from, options, change);
   loader.check();
   progress.begin_load();
-  parts_.recorder.forget_hash();
+  parts_.recorder.clear_hash();
   const int64_t chunk_bytes = from.largest_chunk();
   context_.ledger.add(Tier::host, MemoryKind::other, "checkpoint chunk", chunk_bytes);
   try {
-    run_on_all_ranks(peers(), [&] { loader.read(); });
+    run_on_all_ranks(comm(), [&] { loader.read(); });
   } catch (...) {
     context_.ledger.add(Tier::host, MemoryKind::other, "checkpoint chunk", -chunk_bytes);
     throw;
   }
   context_.ledger.add(Tier::host, MemoryKind::other, "checkpoint chunk", -chunk_bytes);
   parts_.buffers.refresh(context_.comm);
-  parts_.step_recorder.exclude([&] { parts_.weights.publish(); });
-  if (how.weights_only)
+  parts_.step_recorder.exclude([&] { parts_.weights.publish_weights(); });
+  if (options.weights_only)
     for (uint32_t param = 0; param < progress.param_steps().size(); ++param) clear_states(param);
   else
     restore_metadata(from, loader, change);
   progress.end_load();
   LoadReport report = loader.report();
-  if (!change) report_load(report, how.weights_only ? -1 : from.manifest().step);
+  if (!change) report_load(report, options.weights_only ? -1 : from.manifest().step);
   parts_.step_recorder.lap_checkpoint();
   return report;
 }
@@ -306,25 +310,27 @@ LoadReport Checkpointer::load(const std::string& path, const LoadOptions& asked,
 // Always reports tensors that were not loaded.
 void Checkpointer::report_load(const LoadReport& report, int64_t step) const {
   if (context_.rank() != 0) return;
-  std::string text = report.folder + ": " + (step < 0 ? "weights" : "step " + std::to_string(step)) + " loaded";
+  std::string text = fmt::format("{}: {} loaded", report.folder, step < 0 ? "weights" : fmt::format("step {}", step));
   text += list_of("missing", report.missing) + list_of("different shape", report.other_shape) +
           list_of("unexpected", report.unexpected);
   log(report.missing.empty() && report.other_shape.empty() && report.unexpected.empty() ? ZR_LOG_INFO : ZR_LOG_WARN,
       text);
-  const std::string optimizer = report.folder + ": optimizer '" + context_.setup.optimizer.table->id + "' ";
-  if (!report.fresh.empty()) log(ZR_LOG_WARN, optimizer + "starts states at zero" + list_of("missing", report.fresh));
-  if (!report.dropped.empty()) log(ZR_LOG_WARN, optimizer + "ignores saved states" + list_of("unused", report.dropped));
+  const std::string optimizer = fmt::format("{}: optimizer '{}' ", report.folder, context_.setup.optimizer.table->id);
+  if (!report.fresh.empty())
+    log(ZR_LOG_WARN, fmt::format("{}starts states at zero{}", optimizer, list_of("missing", report.fresh)));
+  if (!report.dropped.empty())
+    log(ZR_LOG_WARN, fmt::format("{}ignores saved states{}", optimizer, list_of("unused", report.dropped)));
 }
 
-void Checkpointer::begin() {
+void Checkpointer::load_initial() {
   const config::JobConfig& config = context_.config();
-  LoadOptions how;
-  how.strict = config.checkpoint().strict;
-  how.convert = config.checkpoint().convert;
-  how.fallback = config.checkpoint().fallback;
+  LoadOptions options;
+  options.strict = config.checkpoint().strict;
+  options.convert = config.checkpoint().convert;
+  options.fallback = config.checkpoint().fallback;
   const std::string dir = this->dir();
   if (config.checkpoint().resume && !dir.empty()) {
-    const checkpoint::CheckpointComm comm = peers();
+    const checkpoint::CheckpointComm comm = this->comm();
     std::string there;
     run_on_all_ranks(comm, [&] {
       if (comm.rank != 0) return;
@@ -335,7 +341,7 @@ void Checkpointer::begin() {
     });
     const bool found = comm.broadcast(there) == "yes";
     if (found)
-      load(dir, how);
+      load(dir, options);
     else if (comm.rank == 0)
       report_no_checkpoint(dir);
     if (comm.rank == 0)
@@ -343,14 +349,14 @@ void Checkpointer::begin() {
     if (found) return;
   }
   if (const std::string& init = config.checkpoint().init; !init.empty()) {
-    how.weights_only = true;
-    how.renames = config.renames();
+    options.weights_only = true;
+    options.renames = config.renames();
     // A folder to which named engines saved has one folder per engine.
-    const checkpoint::CheckpointComm comm = peers();
+    const checkpoint::CheckpointComm comm = this->comm();
     std::string own;
     if (comm.rank == 0 && !context_.setup.engine.empty() && path_exists(init + "/" + context_.setup.engine))
       own = "/" + context_.setup.engine;
-    load(init + comm.broadcast(own), how);
+    load(init + comm.broadcast(own), options);
   }
 }
 

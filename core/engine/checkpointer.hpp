@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "checkpoint/load.hpp"
-#include "engine/checkpoint_image.hpp"
+#include "engine/checkpoint_contents.hpp"
 #include "engine/checkpoint_loader.hpp"
 #include "engine/refresh_state.hpp"
 #include "engine/saver.hpp"
@@ -27,9 +27,9 @@ class Checkpointer {
   std::string dir() const;
   /// Locks the folder and allocates the memory for copies, if the configuration needs them. `first`: the job starts,
   /// rather than continues after a refresh; `on_signal`: a signal triggers a save. Collective.
-  void prepare(bool first, bool on_signal);
+  void prepare_saves(bool first, bool on_signal);
   /// Loads the checkpoint that checkpoint.resume or checkpoint.init selects. Collective.
-  void begin();
+  void load_initial();
 
   /// Writes a checkpoint of the current step into `root`, keeps the newest `keep` checkpoints there (0: all), and
   /// returns the checkpoint's folder. A failure on any rank is thrown on all ranks, and training may continue. `async`:
@@ -44,23 +44,23 @@ class Checkpointer {
   bool failed() const { return saver_.failed(); }
   /// Waits for the background save. Throws its failure if the program requested the save, otherwise logs and counts it.
   /// Collective.
-  void settle();
+  void wait_for_save();
   /// Loads a checkpoint, the newest one in a folder of checkpoints, or safetensors files of another program. In a model
   /// in training, all bytes are verified before any is used, so damaged data changes nothing. If a load fails after it
   /// began to overwrite the weights, they are undefined and another load must follow. change: how the model differs
   /// from the one that save_for_refresh() saved; null: not a refresh. Collective.
-  LoadReport load(const std::string& path, const LoadOptions& how, const ParameterChange* change = nullptr);
+  LoadReport load(const std::string& path, const LoadOptions& options, const ParameterChange* change = nullptr);
   /// At the end of the job: waits for the background save, logs its failure, and releases folder locks and memory.
   void close();
 
   /// See checkpoint_comm_of().
-  checkpoint::CheckpointComm peers() const { return checkpoint_comm_of(context_.setup.control); }
+  checkpoint::CheckpointComm comm() const { return checkpoint_comm_of(context_.setup.control); }
 
  private:
-  checkpoint::CheckpointContents present();
+  checkpoint::CheckpointContents contents();
   std::string metadata_json();
-  void not_saved(const Error& failure);
-  checkpoint::Checkpoint open(const std::string& path, const LoadOptions& how);
+  void record_failed_save(const Error& failure);
+  checkpoint::Checkpoint open(const std::string& path, const LoadOptions& options);
   void clear_states(uint32_t param);
   void restore_metadata(const checkpoint::Checkpoint& from, const CheckpointLoader& found,
                         const ParameterChange* change);
@@ -70,9 +70,9 @@ class Checkpointer {
   const StepContext& context_;
   const TrainingParts parts_;
   const int exceptions_ = std::uncaught_exceptions();  // in flight at construction; not caused by this job
-  BufferValues buffers_;                               // referenced by the image that is being saved
+  BufferValues buffers_;                               // referenced by the contents that is being saved
   bool by_config_ = false;                             // the configuration, not the program, requested the last save
-  int64_t saving_ = 0;                                 // the step of the last save
+  int64_t saving_step_ = 0;                            // the step of the last save
   Saver saver_;
 };
 

@@ -18,11 +18,11 @@ class EngineName {
   EngineName(const EngineName&) = delete;
 
   /// Sets the number of steps that this engine has completed.
-  void at_step(int64_t step);
-  /// This engine resumes from a checkpoint of `step`, which was saved when others() returned `others`.
-  void loaded(int64_t step, const std::map<std::string, int64_t>& others);
+  void record_step(int64_t step);
+  /// This engine resumes from a checkpoint of `step`, which was saved when steps_of_other_engines() returned `others`.
+  void record_load(int64_t step, const std::map<std::string, int64_t>& others);
   /// The steps, by name, of the other named engines of this process that save to the same checkpoint.dir.
-  std::map<std::string, int64_t> others() const;
+  std::map<std::string, int64_t> steps_of_other_engines() const;
   /// A warning for each of those engines whose checkpoint was not saved together with this engine's, for example
   /// because the job ended between their saves. Engines that have trained since their load are not compared.
   std::vector<std::string> mismatch_warnings() const;

@@ -1,5 +1,7 @@
 #include "engine/gradient_flow.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -18,124 +20,129 @@ GradientFlow::GradientFlow(const StepContext& context, const offload::DiskBacked
       comm_(context.comm),
       disk_buffers_(disk_buffers),
       overlap_(context.config().gradients().overlap),
-      hold_(context.plan.input.hold_gradients),
-      last_(static_cast<uint32_t>(context.plan.input.accumulation) - 1) {
+      accumulates_locally_(context.plan.input.hold_gradients),
+      last_micro_(static_cast<uint32_t>(context.plan.input.accumulation) - 1) {
   const std::size_t n = plan_.input.parameters.size();
-  taken_.assign(n, 0);
-  present_.assign(n, 0);
+  delivered_elements_.assign(n, 0);
+  has_gradient_.assign(n, 0);
   touched_.assign(n, 0);
   model_.on_gradient([this](uint32_t param) { arrived(param); });
 }
 
 GradientFlow::~GradientFlow() { model_.on_gradient({}); }
 
-void GradientFlow::event(uint32_t kind) {
+void GradientFlow::report_event(uint32_t kind) {
   CallError error;
-  context_.check(api_->event(strategy_.self(), kind, seen_micro(), &error), error, strategy_.call_text("event"));
+  context_.check(api_->event(strategy_.self(), kind, strategy_micro(), &error), error, strategy_.call_text("event"));
 }
 
-void GradientFlow::begin(uint32_t micro, bool counts) {
+void GradientFlow::begin(uint32_t micro, bool contributes) {
   const RecursiveMutexLock lock(context_.use);
   micro_ = micro;
-  active_ = true;
-  counts_ = counts;
-  std::fill(taken_.begin(), taken_.end(), 0);
-  std::fill(present_.begin(), present_.end(), 0);
-  waiting_.clear();
+  in_backward_ = true;
+  contributes_ = contributes;
+  std::fill(delivered_elements_.begin(), delivered_elements_.end(), 0);
+  std::fill(has_gradient_.begin(), has_gradient_.end(), 0);
+  pending_.clear();
   submitted_before_ = submitted_at_last_ = comm_.submitted();
   if (micro == 0) {
     std::fill(touched_.begin(), touched_.end(), 0);
-    watches_ = watches_next_;
+    checks_non_finite_ = checks_next_step_;
     first_non_finite_ = -1;
-    if (!step_begun_) event(ZR_STEP_BEGIN);
+    if (!step_begun_) report_event(ZR_STEP_BEGIN);
     step_begun_ = true;
   }
 }
 
 bool GradientFlow::cancel() {
   const RecursiveMutexLock lock(context_.use);
-  active_ = false;
-  if (std::any_of(taken_.begin(), taken_.end(), [](int64_t n) { return n > 0; })) return false;
-  for (uint32_t param = 0; param < taken_.size(); ++param) model_.drop_gradient(param);
-  waiting_.clear();
+  in_backward_ = false;
+  if (std::any_of(delivered_elements_.begin(), delivered_elements_.end(), [](int64_t n) { return n > 0; }))
+    return false;
+  for (uint32_t param = 0; param < delivered_elements_.size(); ++param) model_.drop_gradient(param);
+  pending_.clear();
   return true;
 }
 
 void GradientFlow::arrived(uint32_t param) {
   const RecursiveMutexLock lock(context_.use);
   const std::string& name = plan_.input.parameters[param].name;
-  if (!active_)
-    fail_user("backward() ran outside engine.backward() and computed a gradient for '" + name +
-              "'; call engine.backward(loss) instead of loss.backward()");
-  if (taken_[param] > 0)
+  if (!in_backward_)
     fail_user(
-        "'" + name +
-        "' received a second gradient in one backward after its first was handed to the strategy: a backward() ran "
-        "inside this backward; set gradients.overlap = false");
+        fmt::format("backward() ran outside engine.backward() and computed a gradient for '{}'; call "
+                    "engine.backward(loss) instead of loss.backward()",
+                    name));
+  if (delivered_elements_[param] > 0)
+    fail_user(
+        fmt::format("'{}' received a second gradient in one backward after its first was handed to the strategy: a "
+                    "backward() ran inside this backward; set gradients.overlap = false",
+                    name));
   submitted_at_last_ = comm_.submitted();
-  if (present_[param]++) return;  // already waiting; the model has added this gradient to the first one
-  if (!overlap_ || !deliver(param)) waiting_.push_back(param);
-  if (overlap_ && !waiting_.empty()) deliver_waiting();
+  if (has_gradient_[param]++) return;  // already waiting; the model has added this gradient to the first one
+  if (!overlap_ || !deliver(param)) pending_.push_back(param);
+  if (overlap_ && !pending_.empty()) deliver_pending();
 }
 
 bool GradientFlow::deliver(uint32_t param) {
   const plan::Parameter& parameter = plan_.input.parameters[param];
-  int64_t& taken = taken_[param];
-  while (taken < parameter.count) {
+  int64_t& delivered = delivered_elements_[param];
+  while (delivered < parameter.count) {
     zr_view dst{};
     CallError error;
-    int64_t first = taken;
-    const zr_code code = api_->grad_destination(strategy_.self(), param, &first, seen_micro(), &dst, &error);
+    int64_t first = delivered;
+    const zr_code code = api_->grad_destination(strategy_.self(), param, &first, strategy_micro(), &dst, &error);
     if (code == ZR_AGAIN) {
-      if (!hold_) return false;
-      fail_user("strategy '" + std::string(strategy_.component().table->id) +
-                "' has no buffer to hold the gradient of '" + parameter.name +
-                "' across micro-steps, which gradients.reduce = \"last_micro_step\" requires; set gradients.reduce = "
-                "\"each_micro_step\", or choose another strategy");
+      if (!accumulates_locally_) return false;
+      fail_user(
+          fmt::format("strategy '{}' has no buffer to hold the gradient of '{}' across micro-steps, which "
+                      "gradients.reduce = \"last_micro_step\" requires; set gradients.reduce = \"each_micro_step\", "
+                      "or choose another strategy",
+                      strategy_.component().table->id, parameter.name));
     }
     context_.check(code, error, strategy_.call_text("grad_destination"));
-    if (dst.count <= 0 || dst.count > parameter.count - taken || first < 0 || dst.count > parameter.count - first ||
+    if (dst.count <= 0 || dst.count > parameter.count - delivered || first < 0 || dst.count > parameter.count - first ||
         dst.dtype != plan_.input.communicated_grad_dtype)
-      fail_internal(strategy_.call_text("grad_destination") + " returned an invalid destination for '" +
-                    parameter.name + "': " + std::to_string(dst.count) + " elements from element " +
-                    std::to_string(first));
+      fail_internal(fmt::format("{} returned an invalid destination for '{}': {} elements from element {}",
+                                strategy_.call_text("grad_destination"), parameter.name, dst.count, first));
     if (disk_buffers_ && disk_buffers_->holds(dst.data))
-      fail_user("offload.gradients: strategy '" + std::string(strategy_.component().table->id) +
-                "' accumulates gradients in its reduced gradients, which are on a disk tier and cannot be written in "
-                "place; choose a strategy with separate bucket buffers, or a tier in memory");
-    write(param, first, dst);
-    if (!hold_ || micro_ == last_)
-      context_.check(api_->grad_ready(strategy_.self(), param, first, dst.count, seen_micro(), &error), error,
+      fail_user(
+          fmt::format("offload.gradients: strategy '{}' accumulates gradients in its reduced gradients, which are on a "
+                      "disk tier and cannot be written in place; choose a strategy with separate bucket buffers, or a "
+                      "tier in memory",
+                      strategy_.component().table->id));
+    copy_or_add(param, first, dst);
+    if (!accumulates_locally_ || micro_ == last_micro_)
+      context_.check(api_->grad_ready(strategy_.self(), param, first, dst.count, strategy_micro(), &error), error,
                      strategy_.call_text("grad_ready"));
-    taken += dst.count;
+    delivered += dst.count;
   }
   model_.drop_gradient(param);
   return true;
 }
 
 // Writes the gradient, or adds it to those of earlier micro-steps if these are held. A missing gradient adds nothing.
-void GradientFlow::write(uint32_t param, int64_t first, const zr_view& dst) {
-  const bool adds = hold_ && micro_ > 0;
-  if (!present_[param] || !counts_) {
+void GradientFlow::copy_or_add(uint32_t param, int64_t first, const zr_view& dst) {
+  const bool adds = accumulates_locally_ && micro_ > 0;
+  if (!has_gradient_[param] || !contributes_) {
     if (!adds) std::memset(dst.data, 0, static_cast<std::size_t>(dst.count * size_of(dst.dtype)));
     return;
   }
   adds ? model_.add_gradient(param, first, dst) : model_.copy_gradient(param, first, dst);
   const bool earlier = first_non_finite_ < 0 || param < first_non_finite_;
-  if (watches_ && earlier && update::count_non_finite(dst) > 0) first_non_finite_ = param;
+  if (checks_non_finite_ && earlier && update::count_non_finite(dst) > 0) first_non_finite_ = param;
 }
 
-void GradientFlow::deliver_waiting() {
-  for (bool progress = true; progress && !waiting_.empty();) {
+void GradientFlow::deliver_pending() {
+  for (bool progress = true; progress && !pending_.empty();) {
     progress = false;
-    for (std::size_t i = 0; i < waiting_.size();) {
-      const uint32_t param = waiting_[i];
-      const int64_t before = taken_[param];
+    for (std::size_t i = 0; i < pending_.size();) {
+      const uint32_t param = pending_[i];
+      const int64_t before = delivered_elements_[param];
       if (deliver(param)) {
-        waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
+        pending_.erase(pending_.begin() + static_cast<std::ptrdiff_t>(i));
         progress = true;
       } else {
-        progress |= taken_[param] != before;
+        progress |= delivered_elements_[param] != before;
         ++i;
       }
     }
@@ -144,19 +151,20 @@ void GradientFlow::deliver_waiting() {
 
 void GradientFlow::end() {
   const RecursiveMutexLock lock(context_.use);
-  active_ = step_begun_ = false;
-  for (std::size_t i = 0; i < present_.size(); ++i) touched_[i] |= counts_ && present_[i];
+  in_backward_ = step_begun_ = false;
+  for (std::size_t i = 0; i < has_gradient_.size(); ++i) touched_[i] |= contributes_ && has_gradient_[i];
   // Last parameters first, as backward visits them: strategies fill buckets from the end.
-  waiting_.clear();
-  for (auto param = static_cast<uint32_t>(taken_.size()); param-- > 0;) {
+  pending_.clear();
+  for (auto param = static_cast<uint32_t>(delivered_elements_.size()); param-- > 0;) {
     const plan::Parameter& parameter = plan_.input.parameters[param];
-    if (!parameter.frozen && (taken_[param] < parameter.count || parameter.count == 0)) waiting_.push_back(param);
+    if (!parameter.frozen && (delivered_elements_[param] < parameter.count || parameter.count == 0))
+      pending_.push_back(param);
   }
-  deliver_waiting();
-  if (!waiting_.empty())
-    fail_internal(strategy_.call_text("grad_destination") + " has no free bucket slot for '" +
-                  plan_.input.parameters[waiting_.front()].name + "' although no bucket is being filled");
-  if (!hold_ || micro_ == last_) event(ZR_BACKWARD_END);
+  deliver_pending();
+  if (!pending_.empty())
+    fail_internal(fmt::format("{} has no free bucket slot for '{}' although no bucket is being filled",
+                              strategy_.call_text("grad_destination"), plan_.input.parameters[pending_.front()].name));
+  if (!accumulates_locally_ || micro_ == last_micro_) report_event(ZR_BACKWARD_END);
   collectives_ += comm_.submitted() - submitted_before_;
   collectives_early_ += submitted_at_last_ - submitted_before_;
 }

@@ -19,9 +19,10 @@ class GradientFlow {
   GradientFlow(const GradientFlow&) = delete;
 
   /// Sets the number of micro-steps of the steps that follow. Call it between steps.
-  void set_accumulation(int accumulation) { last_ = static_cast<uint32_t>(accumulation) - 1; }
-  /// Begins a micro-step; 0 is the first of a step. `counts` false: gradients are received, but zeros replace them.
-  void begin(uint32_t micro, bool counts);
+  void set_accumulation(int accumulation) { last_micro_ = static_cast<uint32_t>(accumulation) - 1; }
+  /// Begins a micro-step; 0 is the first of a step. `contributes` false: gradients are received, but zeros replace
+  /// them.
+  void begin(uint32_t micro, bool contributes);
   /// Call if an exception ended the micro-step's backward. If the strategy has received no gradient yet, undoes the
   /// micro-step and returns true; otherwise returns false.
   bool cancel();
@@ -29,8 +30,8 @@ class GradientFlow {
   void arrived(uint32_t param);
   /// From the next step on, checks gradients for non-finite elements as they are handed over, which reads them once
   /// more.
-  void watch(bool on) { watches_next_ = on; }
-  /// If watched: the first parameter, in the model's order, for which this rank handed over a non-finite element in
+  void check_non_finite(bool on) { checks_next_step_ = on; }
+  /// If checked: the first parameter, in the model's order, for which this rank handed over a non-finite element in
   /// this step; -1: none.
   int64_t first_non_finite() const { return first_non_finite_; }
   /// Ends the micro-step: writes zeros for missing gradients, then sends ZR_BACKWARD_END to the strategy.
@@ -43,11 +44,12 @@ class GradientFlow {
   int64_t collectives_early() const { return collectives_early_; }
 
  private:
-  bool deliver(uint32_t param);
-  void write(uint32_t param, int64_t first, const zr_view& dst);
-  void deliver_waiting();
-  void event(uint32_t kind);
-  uint32_t seen_micro() const { return hold_ ? 0 : micro_; }  // the micro-step that the strategy sees
+  bool deliver(uint32_t param) ZR_REQUIRES(context_.use);
+  void copy_or_add(uint32_t param, int64_t first, const zr_view& dst) ZR_REQUIRES(context_.use);
+  void deliver_pending() ZR_REQUIRES(context_.use);
+  void report_event(uint32_t kind) ZR_REQUIRES(context_.use);
+  // The micro-step that the strategy gets: 0 if it gets only the sum over the micro-steps.
+  uint32_t strategy_micro() const ZR_REQUIRES(context_.use) { return accumulates_locally_ ? 0 : micro_; }
 
   const StepContext& context_;
   model::Model& model_;
@@ -57,18 +59,22 @@ class GradientFlow {
   const comm::CommRuntime& comm_;
   const offload::DiskBackedBuffers* disk_buffers_;
   bool overlap_;
-  bool hold_;      // gradients accumulate in their destinations until the last micro-step of a step
-  uint32_t last_;  // index of the last micro-step of a step
-  uint32_t micro_ = 0;
-  bool active_ = false, counts_ = true;
-  bool step_begun_ = false;  // ZR_STEP_BEGIN was sent, and no micro-step has ended since
-  bool watches_next_ = false, watches_ = false;
+  bool accumulates_locally_;  // gradients accumulate in their destinations until the last micro-step of a step
+  uint32_t last_micro_;       // index of the last micro-step of a step
+  uint32_t micro_ ZR_GUARDED_BY(context_.use) = 0;
+  bool in_backward_ ZR_GUARDED_BY(context_.use) = false;
+  bool contributes_ ZR_GUARDED_BY(context_.use) = true;  // false: zeros replace the gradients of this micro-step
+  bool step_begun_ ZR_GUARDED_BY(context_.use) = false;  // ZR_STEP_BEGIN was sent, and no micro-step has ended since
+  bool checks_next_step_ = false, checks_non_finite_ ZR_GUARDED_BY(context_.use) = false;
   int64_t first_non_finite_ = -1;
-  std::vector<int64_t> taken_;  // by parameter: elements handed to the strategy in this micro-step
-  std::vector<char> present_;   // by parameter: autograd delivered in this micro-step
+  std::vector<int64_t> delivered_elements_
+      ZR_GUARDED_BY(context_.use);                              // by parameter: in this micro-step, to the strategy
+  std::vector<char> has_gradient_ ZR_GUARDED_BY(context_.use);  // by parameter: autograd delivered in this micro-step
   std::vector<char> touched_;
-  std::vector<uint32_t> waiting_;                         // arrived, but the strategy has no free bucket slot yet
-  int64_t submitted_before_ = 0, submitted_at_last_ = 0;  // submitted collectives: at begin(), at the last arrival
+  std::vector<uint32_t> pending_ ZR_GUARDED_BY(context_.use);  // arrived, but the strategy has no free bucket slot yet
+  int64_t submitted_before_ ZR_GUARDED_BY(context_.use) = 0,
+                            submitted_at_last_
+                            ZR_GUARDED_BY(context_.use) = 0;  // submitted collectives: at begin(), at the last arrival
   int64_t collectives_ = 0, collectives_early_ = 0;
 };
 

@@ -1,5 +1,7 @@
 #include "engine/initial_weights.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -10,13 +12,14 @@ namespace zr::host::engine {
 namespace {
 constexpr const char* kTag = "start of training";
 
-void take_parameters(const StepContext& context, ShardedState& state, float* values) {
+void broadcast_parameters(const StepContext& context, ShardedState& state, float* values) {
   model::Model& model = context.model;
   const std::vector<plan::Parameter>& parameters = context.plan.input.parameters;
-  // Broadcasts rank 0's `own` through `values`, which is memory of the communicator, and stores it on every rank.
-  const auto take = [&](uint32_t param, const float* own) {
+  // Broadcasts rank 0's values through `values`, which is memory of the communicator, and stores it on every rank.
+  const auto broadcast_parameter = [&](uint32_t param, const float* rank_zero_values) {
     const int64_t count = parameters[param].count;
-    if (context.rank() == 0 && own != values) std::memcpy(values, own, static_cast<std::size_t>(count) * 4);
+    if (context.rank() == 0 && rank_zero_values != values)
+      std::memcpy(values, rank_zero_values, static_cast<std::size_t>(count) * 4);
     zr_coll broadcast{};
     broadcast.op = ZR_BROADCAST;
     broadcast.src = broadcast.dst = {values, count, ZR_F32, 0, {1, 0}};
@@ -26,16 +29,16 @@ void take_parameters(const StepContext& context, ShardedState& state, float* val
   };
   if (model.deferred() > 0) {
     const auto load = [&](uint32_t param, float* out) {
-      model.check_scope(param, "engine.get('" + parameters[param].name + "')");
+      model.check_scope(param, fmt::format("engine.get('{}')", parameters[param].name));
       state.read(param, TensorKind::value, "", 0, parameters[param].count, out);
     };
     const auto account = [&](int64_t bytes) { context.ledger.add(Tier::device, MemoryKind::other, kTag, bytes); };
-    model.construct({values, take, load, account}, context.rank() == 0);
+    model.construct({values, broadcast_parameter, load, account}, context.rank() == 0);
     return;
   }
   for (uint32_t param = 0; param < parameters.size(); ++param) {
     if (context.rank() == 0) model.read(param, values);
-    take(param, values);
+    broadcast_parameter(param, values);
   }
 }
 
@@ -57,7 +60,7 @@ void broadcast_initial_weights(const StepContext& context, ShardedState& state) 
   int64_t largest = 0;
   for (const plan::Parameter& p : context.plan.input.parameters) largest = std::max(largest, p.count);
   auto* values = static_cast<float*>(comm.allocate(largest * 4, 64, Tier::device, MemoryKind::other, kTag));
-  take_parameters(context, state, values);
+  broadcast_parameters(context, state, values);
   comm.free(values);
   for (const model::ModelBuffer& buffer : context.model.buffers()) {
     const std::string bytes =

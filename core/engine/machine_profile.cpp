@@ -1,5 +1,6 @@
 #include "engine/machine_profile.hpp"
 
+#include <fmt/format.h>
 #include <sys/stat.h>
 
 #include <cerrno>
@@ -28,25 +29,26 @@ void warn_once(const std::string& file, const std::string& why) {
   const MutexLock lock(mutex);
   if (reported.insert(file).second)
     log(ZR_LOG_WARN,
-        file + ": not a valid machine profile (" + why + "); ignoring it; remove the file, or run `zeroth tune` again");
+        fmt::format("{}: not a valid machine profile ({}); ignoring it; remove the file, or run `zeroth tune` again",
+                    file, why));
 }
 
 std::vector<DiskProfile> parsed(const std::string& text) {
   const auto json = nlohmann::json::parse(text);
   if (json.at("format") != kFormat) throw std::invalid_argument("unknown format");
   std::vector<DiskProfile> disks;
-  for (const auto& one : json.at("disks")) {
+  for (const auto& entry : json.at("disks")) {
     DiskProfile disk;
-    one.at("mount").get_to(disk.at.mount);
-    one.at("device").get_to(disk.at.device);
-    one.at("block_bytes").get_to(disk.block_bytes);
-    one.at("depth").get_to(disk.depth);
-    one.at("read").get_to(disk.read);
-    one.at("write").get_to(disk.write);
-    one.at("mixed").get_to(disk.mixed);
-    one.at("date").get_to(disk.date);
+    entry.at("mount").get_to(disk.file_system.mount);
+    entry.at("device").get_to(disk.file_system.device);
+    entry.at("block_bytes").get_to(disk.block_bytes);
+    entry.at("depth").get_to(disk.depth);
+    entry.at("read").get_to(disk.read);
+    entry.at("write").get_to(disk.write);
+    entry.at("mixed").get_to(disk.mixed);
+    entry.at("date").get_to(disk.date);
     if (disk.block_bytes < 1 || disk.depth < 1 || disk.depth > INT32_MAX)
-      throw std::invalid_argument("invalid block_bytes or depth of " + disk.at.mount);
+      throw std::invalid_argument("invalid block_bytes or depth of " + disk.file_system.mount);
     disks.push_back(std::move(disk));
   }
   return disks;
@@ -71,7 +73,7 @@ FileSystem file_system_of(const std::string& path) {
   fs::path at = fs::canonical(path, error);
   struct stat about {};
   if (error || ::stat(at.c_str(), &about) != 0)
-    fail_user(path + ": cannot be accessed: " + (error ? error.message() : std::strerror(errno)));
+    fail_user(fmt::format("{}: cannot be accessed: {}", path, error ? error.message() : std::strerror(errno)));
   const dev_t device = about.st_dev;
   while (at.has_relative_path() && ::stat(at.parent_path().c_str(), &about) == 0 && about.st_dev == device)
     at = at.parent_path();
@@ -96,15 +98,15 @@ MachineProfile::MachineProfile(std::string file) : file_(std::move(file)) {
   }
 }
 
-const DiskProfile* MachineProfile::find(const FileSystem& at) const {
+const DiskProfile* MachineProfile::find(const FileSystem& file_system) const {
   for (const DiskProfile& disk : disks_)
-    if (disk.at == at) return &disk;
+    if (disk.file_system == file_system) return &disk;
   return nullptr;
 }
 
-void MachineProfile::put(DiskProfile one) {
-  std::erase_if(disks_, [&](const DiskProfile& disk) { return disk.at.mount == one.at.mount; });
-  disks_.push_back(std::move(one));
+void MachineProfile::put(DiskProfile profile) {
+  std::erase_if(disks_, [&](const DiskProfile& disk) { return disk.file_system.mount == profile.file_system.mount; });
+  disks_.push_back(std::move(profile));
 }
 
 void MachineProfile::save() const {
@@ -114,8 +116,8 @@ void MachineProfile::save() const {
         "ZR_MACHINE_PROFILE=FILE");
   auto json = nlohmann::ordered_json{{"format", kFormat}, {"disks", nlohmann::ordered_json::array()}};
   for (const DiskProfile& disk : disks_)
-    json["disks"].push_back({{"mount", disk.at.mount},
-                             {"device", disk.at.device},
+    json["disks"].push_back({{"mount", disk.file_system.mount},
+                             {"device", disk.file_system.device},
                              {"block_bytes", disk.block_bytes},
                              {"depth", disk.depth},
                              {"read", disk.read},

@@ -20,7 +20,7 @@ FileSystem file_system_of(const std::string& path);
 
 /// Measurements of one file system; rates in bytes per second.
 struct DiskProfile {
-  FileSystem at;
+  FileSystem file_system;
   int64_t block_bytes = 0, depth = 0;
   double read = 0, write = 0, mixed = 0;
   std::string date;
@@ -36,9 +36,9 @@ class MachineProfile {
   explicit MachineProfile(std::string file = default_file());
 
   /// The measurements of a file system; null: it was not measured.
-  const DiskProfile* find(const FileSystem& at) const;
+  const DiskProfile* find(const FileSystem& file_system) const;
   /// Adds measurements; replaces those of the same mount point.
-  void put(DiskProfile one);
+  void put(DiskProfile profile);
   /// Writes the file atomically, and creates its folders. Throws EnvironmentError.
   void save() const;
   const std::string& file() const { return file_; }

@@ -58,12 +58,12 @@ std::vector<char> ModelBuffers::differing(comm::CommRuntime& comm) {
   const std::vector<model::ModelBuffer> buffers = own();
   std::vector<char> differ(buffers.size(), 0);
   if (buffers.empty() || comm.world() == 1) return differ;
-  std::string mine;
+  std::string hashes;
   for (const model::ModelBuffer& buffer : buffers) {
     const uint64_t hash = checkpoint::hash_of(buffer.data, buffer.bytes);
-    mine.append(reinterpret_cast<const char*>(&hash), sizeof hash);
+    hashes.append(reinterpret_cast<const char*>(&hash), sizeof hash);
   }
-  const std::vector<std::string> all = comm.all_gather_bytes(mine, "hashes of buffers");
+  const std::vector<std::string> all = comm.all_gather_bytes(hashes, "hashes of buffers");
   for (const std::string& other : all)
     for (std::size_t i = 0; i < differ.size(); ++i)
       differ[i] |=
@@ -77,13 +77,13 @@ std::vector<std::string> ModelBuffers::declared(comm::CommRuntime& comm, const s
   for (std::size_t i = 0; i < buffers.size(); ++i) {
     if (!differing[i]) continue;
     const model::ModelBuffer& buffer = buffers[i];
-    const std::string mine(static_cast<const char*>(buffer.data), static_cast<std::size_t>(buffer.bytes));
+    const std::string own_bytes(static_cast<const char*>(buffer.data), static_cast<std::size_t>(buffer.bytes));
     if (rule_ == config::BufferRule::per_rank) {
-      values[i] = mine;
+      values[i] = own_bytes;
     } else if (rule_ == config::BufferRule::rank0) {
-      values[i] = comm.broadcast_bytes(mine, 0, "rank 0's buffers");
+      values[i] = comm.broadcast_bytes(own_bytes, 0, "rank 0's buffers");
     } else {
-      const std::vector<std::string> all = comm.all_gather_bytes(mine, "buffers of all ranks");
+      const std::vector<std::string> all = comm.all_gather_bytes(own_bytes, "buffers of all ranks");
       values[i] = mean_of_ranks(buffer.dtype, buffer.bytes, comm.world(), [&](int r, void* to) {
         const std::string& of = all[static_cast<std::size_t>(r)];
         std::memcpy(to, of.data(), of.size());

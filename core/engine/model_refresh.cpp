@@ -1,5 +1,7 @@
 #include "engine/model_refresh.hpp"
 
+#include <fmt/format.h>
+
 #include <filesystem>
 
 #include "base/error.hpp"
@@ -20,7 +22,7 @@ std::string digest_of(const std::vector<plan::Parameter>& parameters, const Para
     text += "\n";
   }
   for (const std::string& line : change.log) text += line + "\n";
-  for (const config::Rename& rename : change.renames) text += rename.theirs + " > " + rename.ours + "\n";
+  for (const config::Rename& rename : change.renames) text += fmt::format("{} > {}\n", rename.theirs, rename.ours);
   return hex(checkpoint::hash_of(text.data(), static_cast<int64_t>(text.size())));
 }
 }  // namespace
@@ -32,7 +34,7 @@ void ModelRefresh::prepare_change(const std::function<void()>& work) {
     work();
   } catch (const std::exception& thrown) {
     error = std::current_exception();
-    text = std::string("engine.refresh() failed on rank ") + std::to_string(context_.rank()) + ": " + thrown.what();
+    text = fmt::format("engine.refresh() failed on rank {}: {}", context_.rank(), thrown.what());
   }
   const checkpoint::CheckpointComm comm = checkpoint_comm_of(context_.setup.control);
   std::string first;
@@ -60,11 +62,11 @@ bool ModelRefresh::compare_changes(const std::function<std::vector<plan::Paramet
   });
   bool any = false;
   std::string first;
-  const std::string mine = digest_of(parameters, change) + (change.any ? "!" : ".");
-  for (const std::string& one : context_.comm.all_gather_bytes(mine, "engine.refresh()")) {
-    if (first.empty()) first = one;
-    any |= one.back() == '!';
-    if (one.compare(0, one.size() - 1, first, 0, first.size() - 1) != 0)
+  const std::string digest = digest_of(parameters, change) + (change.any ? "!" : ".");
+  for (const std::string& rank_digest : context_.comm.all_gather_bytes(digest, "engine.refresh()")) {
+    if (first.empty()) first = rank_digest;
+    any |= rank_digest.back() == '!';
+    if (rank_digest.compare(0, rank_digest.size() - 1, first, 0, first.size() - 1) != 0)
       fail_user(
           "engine.refresh(): the model changed differently on the ranks (names, shapes, requires_grad or order of "
           "its parameters, or its buffers); make the same changes on all ranks before the call");
@@ -84,22 +86,22 @@ bool ModelRefresh::compare_changes(const std::function<std::vector<plan::Paramet
 
 RefreshState ModelRefresh::hand_over(ParameterChange change, const NormBlocks& norm) {
   context_.comm.barrier("engine.refresh()");
-  RefreshState all;
-  all.folder = checkpointer_.save_for_refresh();
+  RefreshState state;
+  state.folder = checkpointer_.save_for_refresh();
   if (context_.rank() == 0)
     for (const std::string& line : change.log) log(ZR_LOG_INFO, "engine.refresh(): " + line);
-  all.change = std::move(change);
-  all.communication = parts_.step_recorder.volume();
-  all.overlap = parts_.step_recorder.overlap(parts_.gradients, norm);
-  all.run = parts_.progress.run();
-  return all;
+  state.change = std::move(change);
+  state.communication = parts_.step_recorder.volume();
+  state.overlap = parts_.step_recorder.overlap(parts_.gradients, norm);
+  state.run = parts_.progress.run();
+  return state;
 }
 
 void ModelRefresh::continue_from(const RefreshState& before) {
-  LoadOptions how;
-  how.strict = false;
-  how.renames = before.change.renames;
-  checkpointer_.load(before.folder, how, &before.change);
+  LoadOptions options;
+  options.strict = false;
+  options.renames = before.change.renames;
+  checkpointer_.load(before.folder, options, &before.change);
   parts_.progress.continue_run(before.run);
   context_.comm.barrier("engine.refresh()");  // all ranks have read the checkpoint
   parts_.step_recorder.continue_from(before.communication, before.overlap);

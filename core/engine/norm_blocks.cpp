@@ -1,5 +1,7 @@
 #include "engine/norm_blocks.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -22,7 +24,7 @@ NormBlocks::NormBlocks(const RankContext& context, const std::vector<update::Upd
       disk_buffers_(disk_buffers),
       blocks_(context.plan.norm_blocks),
       window_(window) {
-  provides_.resize(blocks_.blocks_per_rank.size());
+  ranges_by_rank_.resize(blocks_.blocks_per_rank.size());
   int64_t first = 0;
   std::size_t slice = 0;
   for (uint32_t i = 0; i < plan_.input.parameters.size(); ++i) {
@@ -30,25 +32,26 @@ NormBlocks::NormBlocks(const RankContext& context, const std::vector<update::Upd
     const plan::Parameter& parameter = plan_.input.parameters[i];
     if (parameter.frozen) continue;
     for (const plan::Segment& segment : plan_.segments[i]) {
-      const int provider = blocks_.replicated ? plan_.rank : segment.owners.front();
-      provides_[static_cast<std::size_t>(provider)].push_back(
+      const int contributor = blocks_.replicated ? plan_.rank : segment.owners.front();
+      ranges_by_rank_[static_cast<std::size_t>(contributor)].push_back(
           {first + segment.first / plan::kNormBlock, plan::norm_blocks_of(segment.count)});
-      if (provider == plan_.rank) provide(i, segment, slices, slice);
+      if (contributor == plan_.rank) add_contribution(i, segment, slices, slice);
     }
     first += plan::norm_blocks_of(parameter.count);
   }
-  int64_t mine = 0;
-  for (const update::NormBlockRange& run : own_) mine += plan::norm_blocks_of(run.values.count);
-  own_sums_ =
-      static_cast<double*>(comm_.allocate(std::max<int64_t>(mine, 1) * 8, 64, Tier::device, MemoryKind::other, kTag));
+  int64_t own_count = 0;
+  for (const update::NormBlockRange& range : own_ranges_) own_count += plan::norm_blocks_of(range.values.count);
+  own_sums_ = static_cast<double*>(
+      comm_.allocate(std::max<int64_t>(own_count, 1) * 8, 64, Tier::device, MemoryKind::other, kTag));
   double* out = own_sums_;
-  for (update::NormBlockRange& run : own_) {
-    run.out = out;
-    out += plan::norm_blocks_of(run.values.count);
+  for (update::NormBlockRange& range : own_ranges_) {
+    range.out = out;
+    out += plan::norm_blocks_of(range.values.count);
   }
-  for (std::size_t i = 0; i < own_.size(); ++i) run_at_.emplace_back(bytes_of(own_[i].values), i);
-  std::sort(run_at_.begin(), run_at_.end());
-  ready_.assign(static_cast<std::size_t>(mine), 0);
+  for (std::size_t i = 0; i < own_ranges_.size(); ++i)
+    ranges_by_address_.emplace_back(bytes_of(own_ranges_[i].values), i);
+  std::sort(ranges_by_address_.begin(), ranges_by_address_.end());
+  ready_.assign(static_cast<std::size_t>(own_count), 0);
   if (blocks_.replicated) return;
   const int64_t held = std::min(window_, blocks_.total);
   received_ =
@@ -65,86 +68,88 @@ NormBlocks::~NormBlocks() {
 
 // Slices of the owner cover the segment. Slices and segments are in ascending order, and are cut only between norm
 // blocks.
-void NormBlocks::provide(uint32_t param, const plan::Segment& segment, const std::vector<update::UpdateSlice>& slices,
-                         std::size_t& slice) {
+void NormBlocks::add_contribution(uint32_t param, const plan::Segment& segment,
+                                  const std::vector<update::UpdateSlice>& slices, std::size_t& slice) {
   const auto holds = [&](int64_t element) {
-    const update::UpdateSlice& one = slices[slice];
-    return one.param == param && one.first <= element && element < one.first + one.count;
+    const update::UpdateSlice& found = slices[slice];
+    return found.param == param && found.first <= element && element < found.first + found.count;
   };
   for (int64_t at = segment.first, end = at + segment.count; at < end;) {
     while (slice < slices.size() && !holds(at)) ++slice;
     if (slice == slices.size())
-      fail_internal("rank " + std::to_string(plan_.rank) + " has no reduced gradient for element " +
-                    std::to_string(at) + " of '" + plan_.input.parameters[param].name +
-                    "', although its plan assigns that element to it");
-    const update::UpdateSlice& one = slices[slice];
-    const int64_t count = std::min(end, one.first + one.count) - at;
-    own_.push_back({part_of(one.grad, at - one.first, count), nullptr});
+      fail_internal(fmt::format(
+          "rank {} has no reduced gradient for element {} of '{}', although its plan assigns that element to it",
+          plan_.rank, at, plan_.input.parameters[param].name));
+    const update::UpdateSlice& found = slices[slice];
+    const int64_t count = std::min(end, found.first + found.count) - at;
+    own_ranges_.push_back({part_of(found.grad, at - found.first, count), nullptr});
     at += count;
   }
 }
 
-void NormBlocks::expect() {
-  expects_ = true;
+void NormBlocks::begin_final_micro_step() {
+  gradients_are_final_ = true;
   std::fill(ready_.begin(), ready_.end(), 0);
 }
 
-void NormBlocks::arrived(const zr_view& gradients, const void* values) {
-  if (!expects_ || gradients.count == 0 || run_at_.empty() || gradients.dtype != own_.front().values.dtype) return;
+void NormBlocks::gradients_final(const zr_view& gradients, const void* values) {
+  if (!gradients_are_final_ || gradients.count == 0 || ranges_by_address_.empty() ||
+      gradients.dtype != own_ranges_.front().values.dtype)
+    return;
   const int64_t size = size_of(gradients.dtype);
   const char *begin = bytes_of(gradients), *end = begin + gradients.count * size;
-  auto at = std::upper_bound(run_at_.begin(), run_at_.end(), begin,
+  auto at = std::upper_bound(ranges_by_address_.begin(), ranges_by_address_.end(), begin,
                              [](const char* address, const auto& entry) { return address < entry.first; });
-  if (at != run_at_.begin()) --at;
-  for (; at != run_at_.end() && at->first < end; ++at) {
-    const update::NormBlockRange& run = own_[at->second];
+  if (at != ranges_by_address_.begin()) --at;
+  for (; at != ranges_by_address_.end() && at->first < end; ++at) {
+    const update::NormBlockRange& range = own_ranges_[at->second];
     const char* from = at->first;
-    // Only blocks whose elements have all arrived.
+    // Only blocks whose elements are all final.
     const int64_t first = begin <= from ? 0 : ((begin - from) / size + plan::kNormBlock - 1) / plan::kNormBlock;
-    const int64_t reach = std::min<int64_t>((end - from) / size, run.values.count);
-    const int64_t last = reach == run.values.count ? plan::norm_blocks_of(reach) : reach / plan::kNormBlock;
+    const int64_t reach = std::min<int64_t>((end - from) / size, range.values.count);
+    const int64_t last = reach == range.values.count ? plan::norm_blocks_of(reach) : reach / plan::kNormBlock;
     if (first >= last) continue;
-    zr_view blocks = part_of(run.values, first * plan::kNormBlock,
-                             std::min(last * plan::kNormBlock, run.values.count) - first * plan::kNormBlock);
+    zr_view blocks = part_of(range.values, first * plan::kNormBlock,
+                             std::min(last * plan::kNormBlock, range.values.count) - first * plan::kNormBlock);
     blocks.data = static_cast<char*>(const_cast<void*>(values)) + (bytes_of(blocks) - begin);
-    update::norm_block_sums(blocks, run.out + first);
-    std::fill(ready_.begin() + (run.out - own_sums_) + first, ready_.begin() + (run.out - own_sums_) + last, 1);
+    update::norm_block_sums(blocks, range.out + first);
+    std::fill(ready_.begin() + (range.out - own_sums_) + first, ready_.begin() + (range.out - own_sums_) + last, 1);
   }
 }
 
 int64_t NormBlocks::sum() {
-  early_ = std::count(ready_.begin(), ready_.end(), 1);
+  blocks_summed_early_ = std::count(ready_.begin(), ready_.end(), 1);
   std::vector<update::NormBlockRange> missing;
-  for (const update::NormBlockRange& run : own_) {
-    const char* ready = ready_.data() + (run.out - own_sums_);
-    for (int64_t block = 0, all = plan::norm_blocks_of(run.values.count); block < all;) {
+  for (const update::NormBlockRange& range : own_ranges_) {
+    const char* ready = ready_.data() + (range.out - own_sums_);
+    for (int64_t block = 0, all = plan::norm_blocks_of(range.values.count); block < all;) {
       int64_t next = block;
       while (next < all && !ready[next]) ++next;
       if (next > block)
-        missing.push_back({part_of(run.values, block * plan::kNormBlock,
-                                   std::min(next * plan::kNormBlock, run.values.count) - block * plan::kNormBlock),
-                           run.out + block});
+        missing.push_back({part_of(range.values, block * plan::kNormBlock,
+                                   std::min(next * plan::kNormBlock, range.values.count) - block * plan::kNormBlock),
+                           range.out + block});
       block = next + 1;
     }
   }
-  std::erase_if(missing, [&](const update::NormBlockRange& run) {
-    if (!disk_buffers_ || !disk_buffers_->holds(run.values.data)) return false;
+  std::erase_if(missing, [&](const update::NormBlockRange& range) {
+    if (!disk_buffers_ || !disk_buffers_->holds(range.values.data)) return false;
     disk_buffers_->visit(
-        run.values, offload::OptimizerStates::Access::read, kWhat, [&](void* memory, int64_t first, int64_t count) {
-          update::norm_block_sums(pool_,
-                                  {{{memory, count, run.values.dtype, 0, {1, 0}}, run.out + first / plan::kNormBlock}});
+        range.values, offload::OptimizerStates::Access::read, kWhat, [&](void* memory, int64_t first, int64_t count) {
+          update::norm_block_sums(
+              pool_, {{{memory, count, range.values.dtype, 0, {1, 0}}, range.out + first / plan::kNormBlock}});
         });
     return true;
   });
   norm_block_sums(pool_, missing);
-  expects_ = false;
+  gradients_are_final_ = false;
   std::fill(ready_.begin(), ready_.end(), 0);
   int64_t non_finite = 0;
-  for (const update::NormBlockRange& run : own_)
-    for (int64_t block = 0; block < plan::norm_blocks_of(run.values.count); ++block)
-      if (!std::isfinite(run.out[block]))
-        non_finite += non_finite_of(part_of(run.values, block * plan::kNormBlock,
-                                            std::min(plan::kNormBlock, run.values.count - block * plan::kNormBlock)));
+  for (const update::NormBlockRange& range : own_ranges_)
+    for (int64_t block = 0; block < plan::norm_blocks_of(range.values.count); ++block)
+      if (!std::isfinite(range.out[block]))
+        non_finite += non_finite_of(part_of(range.values, block * plan::kNormBlock,
+                                            std::min(plan::kNormBlock, range.values.count - block * plan::kNormBlock)));
   return non_finite;
 }
 
@@ -157,7 +162,7 @@ int64_t NormBlocks::non_finite_of(const zr_view& block) const {
   return n;
 }
 
-void NormBlocks::take(const double* blocks, int64_t first, int64_t count, Norm& norm) const {
+void NormBlocks::accumulate(const double* blocks, int64_t first, int64_t count, Norm& norm) const {
   for (int64_t i = 0; i < count; ++i) {
     norm.sum_of_squares += blocks[i];
     if (std::isfinite(blocks[i]) || norm.first_non_finite >= 0) continue;
@@ -168,13 +173,13 @@ void NormBlocks::take(const double* blocks, int64_t first, int64_t count, Norm& 
 
 // Gathers blocks [begin, end) of all ranks into ordered_.
 void NormBlocks::gather(int64_t begin, int64_t end) {
-  const auto overlap = [&](const Run& run) {
-    return std::max<int64_t>(0, std::min(end, run.block + run.count) - std::max(begin, run.block));
+  const auto overlap = [&](const BlockRange& range) {
+    return std::max<int64_t>(0, std::min(end, range.block + range.count) - std::max(begin, range.block));
   };
-  std::vector<int64_t> counts(provides_.size(), 0);
-  for (std::size_t r = 0; r < provides_.size(); ++r)
-    for (std::size_t i = at_[r]; i < provides_[r].size() && provides_[r][i].block < end; ++i)
-      counts[r] += overlap(provides_[r][i]);
+  std::vector<int64_t> counts(ranges_by_rank_.size(), 0);
+  for (std::size_t r = 0; r < ranges_by_rank_.size(); ++r)
+    for (std::size_t i = next_range_[r]; i < ranges_by_rank_[r].size() && ranges_by_rank_[r][i].block < end; ++i)
+      counts[r] += overlap(ranges_by_rank_[r][i]);
   const int64_t own = counts[static_cast<std::size_t>(plan_.rank)];
   zr_coll gather{};
   gather.op = ZR_ALL_GATHER;
@@ -185,28 +190,28 @@ void NormBlocks::gather(int64_t begin, int64_t end) {
   comm_.run_control(gather);
   sent_ += own;
   const double* from = received_;
-  for (std::size_t r = 0; r < provides_.size(); ++r)
-    for (std::size_t& i = at_[r]; i < provides_[r].size() && provides_[r][i].block < end; ++i) {
-      const Run& run = provides_[r][i];
-      const int64_t count = overlap(run);
-      std::copy_n(from, count, ordered_.data() + std::max(begin, run.block) - begin);
+  for (std::size_t r = 0; r < ranges_by_rank_.size(); ++r)
+    for (std::size_t& i = next_range_[r]; i < ranges_by_rank_[r].size() && ranges_by_rank_[r][i].block < end; ++i) {
+      const BlockRange& range = ranges_by_rank_[r][i];
+      const int64_t count = overlap(range);
+      std::copy_n(from, count, ordered_.data() + std::max(begin, range.block) - begin);
       from += count;
-      if (run.block + run.count > end) break;  // the rest of the run is in the next window
+      if (range.block + range.count > end) break;  // the rest of the run is in the next window
     }
 }
 
 NormBlocks::Norm NormBlocks::ordered_sum() {
   Norm norm;
   if (blocks_.replicated) {
-    take(own_sums_, 0, blocks_.total, norm);
+    accumulate(own_sums_, 0, blocks_.total, norm);
     return norm;
   }
-  at_.assign(provides_.size(), 0);
+  next_range_.assign(ranges_by_rank_.size(), 0);
   sent_ = 0;
   for (int64_t begin = 0; begin < blocks_.total; begin += window_) {
     const int64_t end = std::min(begin + window_, blocks_.total);
     gather(begin, end);
-    take(ordered_.data(), begin, end - begin, norm);
+    accumulate(ordered_.data(), begin, end - begin, norm);
   }
   return norm;
 }

@@ -12,30 +12,31 @@
 
 namespace zr::host::engine {
 
-/// Training thread only, except arrived().
+/// Training thread only, except gradients_final().
 class NormBlocks {
  public:
-  /// All arguments outlive the object. `slices`: what this rank updates. pages: the buffers that contain reduced
+  /// All arguments outlive the object. `slices`: what this rank updates. disk_buffers: the buffers that contain reduced
   /// gradients on a disk tier; null: all are in memory. window: number of blocks per exchange.
   NormBlocks(const RankContext& context, const std::vector<update::UpdateSlice>& slices,
-             offload::DiskBackedBuffers* pages = nullptr, int64_t window = plan::kNormBlockWindow);
+             offload::DiskBackedBuffers* disk_buffers = nullptr, int64_t window = plan::kNormBlockWindow);
   ~NormBlocks();
   NormBlocks(const NormBlocks&) = delete;
 
   /// True if every rank computes all blocks itself, without an exchange.
   bool replicated() const { return blocks_.replicated; }
-  /// Call before the last micro-batch of a step: from now on reduced gradients are final, so arrived() adds up their
-  /// blocks.
-  void expect();
+  /// Call before the last micro-batch of a step: from now on reduced gradients are final, so gradients_final() adds up
+  /// their blocks.
+  void begin_final_micro_step();
   /// Call when these reduced gradients are final: adds up their blocks while they are in the cache. `values`: their
   /// memory, also if their addresses are disk-backed. [use]
-  void arrived(const zr_view& gradients, const void* values);
-  /// Adds up this rank's blocks that have not arrived; returns the number of non-finite elements in all its blocks.
+  void gradients_final(const zr_view& gradients, const void* values);
+  /// Adds up this rank's blocks that gradients_final() has not added up; returns the number of non-finite elements in
+  /// all its blocks.
   int64_t sum();
   /// Number of blocks that this rank adds up per step.
-  int64_t own() const { return std::ssize(ready_); }
-  /// Number of these that had arrived before sum() in the last step.
-  int64_t early() const { return early_; }
+  int64_t own_blocks() const { return std::ssize(ready_); }
+  /// Number of these that were added up before sum() in the last step.
+  int64_t blocks_summed_early() const { return blocks_summed_early_; }
   /// The sum over all blocks, and the first parameter, in the model's order, with a non-finite block; -1: none.
   struct Norm {
     double sum_of_squares = 0;
@@ -45,12 +46,12 @@ class NormBlocks {
   Norm ordered_sum();
 
  private:
-  struct Run {
+  struct BlockRange {
     int64_t block, count;  // in blocks, in the model's order
   };
-  void provide(uint32_t param, const plan::Segment& segment, const std::vector<update::UpdateSlice>& slices,
-               std::size_t& slice);
-  void take(const double* blocks, int64_t first, int64_t count, Norm& norm) const;
+  void add_contribution(uint32_t param, const plan::Segment& segment, const std::vector<update::UpdateSlice>& slices,
+                        std::size_t& slice);
+  void accumulate(const double* blocks, int64_t first, int64_t count, Norm& norm) const;
   void gather(int64_t begin, int64_t end);
   int64_t non_finite_of(const zr_view& block) const;
 
@@ -61,14 +62,15 @@ class NormBlocks {
   offload::DiskBackedBuffers* disk_buffers_;
   const plan::MemoryPlan::NormBlocks blocks_;
   const int64_t window_;
-  std::vector<int64_t> first_block_;                         // by parameter
-  std::vector<std::vector<Run>> provides_;                   // by rank, ascending: blocks that it provides
-  std::vector<update::NormBlockRange> own_;                  // reduced gradients of this rank's blocks, in that order
-  std::vector<std::size_t> at_;                              // by rank: its first run that is not fully gathered
-  std::vector<std::pair<const char*, std::size_t>> run_at_;  // address of reduced gradients -> index in own_, sorted
-  std::vector<char> ready_;                                  // by own block: not 0 if it has been added up
-  int64_t early_ = 0;
-  bool expects_ = false;
+  std::vector<int64_t> first_block_;                     // by parameter
+  std::vector<std::vector<BlockRange>> ranges_by_rank_;  // by rank, ascending: blocks that it contributes
+  std::vector<update::NormBlockRange> own_ranges_;       // reduced gradients of this rank's blocks, in that order
+  std::vector<std::size_t> next_range_;                  // by rank: its first range that is not fully gathered
+  std::vector<std::pair<const char*, std::size_t>>
+      ranges_by_address_;    // address of reduced gradients -> index in own_ranges_, sorted
+  std::vector<char> ready_;  // by own block: not 0 if it has been added up
+  int64_t blocks_summed_early_ = 0;
+  bool gradients_are_final_ = false;
   int64_t sent_ = 0;             // number of own blocks exchanged so far
   double* own_sums_ = nullptr;   // by own block; in memory that peers can read
   double* received_ = nullptr;   // one window, by rank; in memory that peers can read

@@ -1,5 +1,7 @@
 #include "engine/optimizer_update.hpp"
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <cstring>
 
@@ -19,7 +21,7 @@ OptimizerUpdate::OptimizerUpdate(const StepContext& context, ShardedState& state
 
 double OptimizerUpdate::learning_rate(int64_t index) const {
   if (!schedule_) return host::update::learning_rate(context_.config(), index);
-  struct Own {
+  struct RankRate {
     double rate = 0;
     int64_t failed = 0;
   } own;
@@ -31,24 +33,27 @@ double OptimizerUpdate::learning_rate(int64_t index) const {
     own.failed = 1;
   }
   std::vector<double> rates;
-  for (const Own& one : all_gather(context_.comm, own, "learning rate")) {
-    if (one.failed && !failure)
-      fail_user("engine.step(): the function passed to engine.set_schedule() failed on rank " +
-                std::to_string(rates.size()) + " for update " + std::to_string(index) +
-                "; nothing was changed; see that rank's error");
-    rates.push_back(one.rate);
+  for (const RankRate& rank_rate : all_gather(context_.comm, own, "learning rate")) {
+    if (rank_rate.failed && !failure)
+      fail_user(
+          fmt::format("engine.step(): the function passed to engine.set_schedule() failed on rank {} for update {}; "
+                      "nothing was changed; see that rank's error",
+                      rates.size(), index));
+    rates.push_back(rank_rate.rate);
   }
   if (failure) std::rethrow_exception(failure);
   const double rate = own.rate;
   for (std::size_t rank = 0; rank < rates.size(); ++rank) {
-    const std::string said = "engine.step(): the learning rate of update " + std::to_string(index) +
-                             ", which the program set, is " + shortest(rates[rank]) + " on rank " +
-                             std::to_string(rank);
+    const std::string problem =
+        fmt::format("engine.step(): the learning rate of update {}, which the program set, is {} on rank {}", index,
+                    shortest(rates[rank]), rank);
     if (!(rates[rank] >= 0) || !std::isfinite(rates[rank]))
-      fail_user(said + ", but it must be finite and at least 0; correct engine.set_lr() or engine.set_schedule()");
+      fail_user(problem + ", but it must be finite and at least 0; correct engine.set_lr() or engine.set_schedule()");
     if (std::memcmp(&rates[rank], &rates[0], sizeof rate) != 0)
-      fail_user(said + " and " + shortest(rates[0]) +
-                " on rank 0; make the function passed to engine.set_schedule() depend only on the index of the update");
+      fail_user(
+          fmt::format("{} and {} on rank 0; make the function passed to engine.set_schedule() depend only on the index "
+                      "of the update",
+                      problem, shortest(rates[0])));
   }
   return rate;
 }
@@ -69,10 +74,10 @@ void OptimizerUpdate::run(const Input& input) {
   const std::vector<plan::Parameter>& parameters = context_.plan.input.parameters;
   std::vector<double> rates(parameters.size());
   for (std::size_t i = 0; i < rates.size(); ++i) rates[i] = input.rate * group_rates_[parameters[i].group];
-  update::UpdateInput all{input.grad_mul, input.number, input.grad_norm, &input.steps, &rates, &input.touched};
+  update::UpdateInput update_input{input.grad_mul, input.number, input.grad_norm, &input.steps, &rates, &input.touched};
   state_.update(input.touched, [&](const std::vector<update::UpdateSlice>& slices, bool staged) {
-    all.staged = staged;
-    update::update(context_.optimizer, granularity_, context_.pool, context_.plan, slices, all);
+    update_input.copies_operands = staged;
+    update::update(context_.optimizer, granularity_, context_.pool, context_.plan, slices, update_input);
   });
 }
 

@@ -36,7 +36,7 @@ std::vector<comm::NonPaddingRanges> non_padding_ranges(const plan::MemoryPlan& p
 }  // namespace
 
 PlannedBuffers::PlannedBuffers(const RankContext& context, offload::Tiers& tiers)
-    : context_(context), disk_buffers_(nullptr, HugePageDeleter{&context.comm}) {
+    : context_(context), disk_buffers_(nullptr, DiskBuffersDeleter{&context.comm}) {
   const plan::MemoryPlan& plan = context.plan;
   if (plan_disk_staging(plan).any) {
     disk_buffers_.reset(new offload::DiskBackedBuffers(plan, tiers, context.comm, context.ledger));

@@ -17,7 +17,7 @@ class PlannedBuffers {
   PlannedBuffers(const RankContext& context, offload::Tiers& tiers);
   PlannedBuffers(const PlannedBuffers&) = delete;
 
-  /// By buffer of the plan: the address at which this rank reads and writes it. An address in pages() is
+  /// By buffer of the plan: the address at which this rank reads and writes it. An address in disk_buffers() is
   /// disk-backed: it has no memory.
   const std::vector<void*>& memory() const { return memory_; }
   /// By buffer of the plan: the read-only address if the ranks share the buffer; null: it is not shared.
@@ -25,16 +25,16 @@ class PlannedBuffers {
   /// By buffer of the plan: memory() as views, which the strategy is bound to.
   const std::vector<zr_view>& views() const { return views_; }
   /// The buffers on disk; null: all are in memory.
-  offload::DiskBackedBuffers* pages() const { return disk_buffers_.get(); }
+  offload::DiskBackedBuffers* disk_buffers() const { return disk_buffers_.get(); }
   /// Frees the buffers that no parameter of the model can be bound to. The destructor frees the others.
   void free_all_but_weights();
 
  private:
-  struct HugePageDeleter {
+  struct DiskBuffersDeleter {
     comm::CommRuntime* comm;
-    void operator()(offload::DiskBackedBuffers* pages) const {
+    void operator()(offload::DiskBackedBuffers* disk_buffers) const {
       comm->set_collective_staging(nullptr);
-      delete pages;
+      delete disk_buffers;
     }
   };
   struct Free {
@@ -45,7 +45,7 @@ class PlannedBuffers {
 
   const RankContext context_;
   std::vector<std::unique_ptr<void, Free>> owned_;  // by buffer of the plan; null: on disk
-  std::unique_ptr<offload::DiskBackedBuffers, HugePageDeleter> disk_buffers_;
+  std::unique_ptr<offload::DiskBackedBuffers, DiskBuffersDeleter> disk_buffers_;
   std::vector<void*> memory_;
   std::vector<const void*> readers_;
   std::vector<zr_view> views_;

@@ -1,5 +1,6 @@
 #include "engine/planned_job.hpp"
 
+#include <fmt/format.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -61,8 +62,7 @@ comm::CommRuntime::Options checked(PlannedJob& job, const model::Model& model) {
   job.plan.add_to(job.ledger);
   if (job.rank() == 0 && std::getenv("ZR_PROGRESS")) {
     const plan::PlanContext context = plan_context_of(job.setup, job.communicator.get(), job.world());
-    const std::string title =
-        "plan: " + std::string(job.setup.strategy.table->id) + " + " + job.setup.optimizer.table->id;
+    const std::string title = fmt::format("plan: {} + {}", job.setup.strategy.table->id, job.setup.optimizer.table->id);
     std::fputs(job.plan.text(title, context).c_str(), stdout);
     std::fflush(stdout);
   }

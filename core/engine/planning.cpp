@@ -1,5 +1,7 @@
 #include "engine/planning.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/error.hpp"
@@ -12,7 +14,7 @@
 namespace zr::host::engine {
 
 std::string table_of(const plugin::Component& component) {
-  return std::string(role_of(component)) + "." + component.table->id;
+  return fmt::format("{}.{}", role_of(component), component.table->id);
 }
 
 namespace {
@@ -33,9 +35,9 @@ void match_groups(const std::vector<config::GroupConfig>& groups, std::vector<pl
     for (std::size_t i = 0; i < groups[g].match.size(); ++i) {
       if (used[g][i]) continue;
       const std::string near = nearest(groups[g].match[i], names);
-      fail_user(groups[g].origin.text() + ": optimizer group pattern '" + groups[g].match[i] +
-                "' matches no parameter" + (near.empty() ? "" : "; the nearest is '" + near + "'") +
-                "; `*` matches any sequence of characters");
+      fail_user(fmt::format(
+          "{}: optimizer group pattern '{}' matches no parameter{}; `*` matches any sequence of characters",
+          groups[g].origin.text(), groups[g].match[i], near.empty() ? "" : fmt::format("; the nearest is '{}'", near)));
     }
 }
 
@@ -93,7 +95,7 @@ plan::PlanInput plan_input(const config::JobConfig& config, const plugin::Instan
 }
 
 void add_tiers(plan::PlanInput& input, const plugin::ResolvedJob& job,
-               const std::vector<std::unique_ptr<plugin::Instance>>& tiers, int local, int64_t other_bytes,
+               const std::vector<std::unique_ptr<plugin::Instance>>& tiers, int ranks_per_node, int64_t other_bytes,
                bool elementwise) {
   const config::JobConfig& config = job.config;
   for (const auto& tier : tiers) input.tiers.push_back(offload::tier_info_of(*tier));
@@ -103,7 +105,7 @@ void add_tiers(plan::PlanInput& input, const plugin::ResolvedJob& job,
     const std::string& id = choice.text;
     for (std::size_t i = 0; i < tiers.size(); ++i)
       if (id == job.tiers[i].table->id || id == job.tiers[i].file) return static_cast<int>(i) + 1;
-    fail_internal("the tier '" + id + "' was not loaded");
+    fail_internal(fmt::format("the tier '{}' was not loaded", id));
   };
   plan::TierRequest& request = input.tier_request;
   const config::OffloadConfig& offload = config.offload();
@@ -119,7 +121,7 @@ void add_tiers(plan::PlanInput& input, const plugin::ResolvedJob& job,
   request.activations_offloaded = known.offloaded_activations;
   request.device_capacity = config.memory().device_budget_bytes;
   if (const int64_t budget = config.memory().host_budget_bytes; budget > 0)
-    request.host_capacity = std::max<int64_t>(budget / local - other_bytes, 1);
+    request.host_capacity = std::max<int64_t>(budget / ranks_per_node - other_bytes, 1);
   request.snapshot = snapshots(config);
 }
 
@@ -131,9 +133,10 @@ std::string why_unsharded(const config::JobConfig& config, const plan::MemoryPla
   for (const config::Entry* entry : config.table("strategy." + strategy)) {
     const int64_t* threshold = std::get_if<int64_t>(&entry->value);
     if (entry->key.name != "persistence_threshold" || !threshold || *threshold <= 0) continue;
-    return "keeps all parameters of this model unsharded on the device: the largest has " + std::to_string(largest) +
-           " elements, and parameters of at most " + entry->key.path() + " = " + std::to_string(*threshold) +
-           " elements are not sharded; lower that key, or set offload.parameters = \"" + config::kOnDevice + "\"";
+    return fmt::format(
+        "keeps all parameters of this model unsharded on the device: the largest has {} elements, and parameters of at "
+        "most {} = {} elements are not sharded; lower that key, or set offload.parameters = \"{}\"",
+        largest, entry->key.path(), *threshold, config::kOnDevice);
   }
   return "keeps full parameters on the device, so they cannot be offloaded; choose a strategy that shards parameters";
 }
@@ -142,7 +145,7 @@ std::string why_unsharded(const config::JobConfig& config, const plan::MemoryPla
 void check_offload(const config::JobConfig& config, const plan::MemoryPlan& plan, const std::string& strategy) {
   const config::OffloadConfig& offload = config.offload();
   const auto text_of = [](const config::Setting<config::TierChoice>& choice) {
-    return choice.key + " = \"" + choice->text + "\" (" + choice.origin.text() + "): ";
+    return fmt::format("{} = \"{}\" ({}): ", choice.key, choice->text, choice.origin.text());
   };
   bool shards = std::any_of(plan.rank_plan.buffers.begin(), plan.rank_plan.buffers.end(),
                             [](const plan::Buffer& b) { return b.role == ZR_ROLE_WEIGHT_SHARD && b.elements > 0; });
@@ -151,43 +154,47 @@ void check_offload(const config::JobConfig& config, const plan::MemoryPlan& plan
     if (!piece.shard) unsharded[piece.param] = std::max(unsharded[piece.param], piece.count);
   for (std::size_t i = 0; i < unsharded.size(); ++i) shards |= unsharded[i] < plan.input.parameters[i].count;
   if (offload.parameters->names_tier() && !shards)
-    fail_user(text_of(offload.parameters) + "strategy '" + strategy + "' " + why_unsharded(config, plan, strategy));
+    fail_user(fmt::format("{}strategy '{}' {}", text_of(offload.parameters), strategy,
+                          why_unsharded(config, plan, strategy)));
   if (offload.device_fraction > 0 && !offload.optimizer->names_tier())
-    fail_user(offload.device_fraction.origin.text() +
-              ": offload.device_fraction is the fraction of the optimizer states that stays on the device, but " +
-              (offload.optimizer->on_device()
-                   ? "offload.optimizer = \"device\" keeps all of them there; set offload.optimizer to a "
-                     "tier"
-                   : "offload.optimizer = \"auto\" computes it from memory.device_budget; set "
-                     "offload.optimizer to a tier, or remove offload.device_fraction"));
+    fail_user(fmt::format(
+        "{}: offload.device_fraction is the fraction of the optimizer states that stays on the device, but {}",
+        offload.device_fraction.origin.text(),
+        offload.optimizer->on_device()
+            ? "offload.optimizer = \"device\" keeps all of them there; set offload.optimizer to a "
+              "tier"
+            : "offload.optimizer = \"auto\" computes it from memory.device_budget; set "
+              "offload.optimizer to a tier, or remove offload.device_fraction"));
   // Only buffers that nothing but collectives accesses can be on a disk tier.
   const auto on_disk = [&](int tier) { return !plan.input.tiers[static_cast<std::size_t>(tier)].in_memory(); };
   const auto role_of = [&](const plan::Piece& piece) { return plan.rank_plan.buffers[piece.buffer].role; };
   if (on_disk(plan.placement.reduced_gradients) && !offload.gradients->automatic())
     for (const plan::Piece& piece : plan.rank_plan.reduced_gradients)
       if (role_of(piece) != ZR_ROLE_REDUCED_GRAD)
-        fail_user(text_of(offload.gradients) + "strategy '" + strategy +
-                  "' accumulates gradients in place in the buffer '" + plan.rank_plan.buffers[piece.buffer].tag +
-                  "', which cannot be on a disk tier; choose a strategy with a separate buffer for reduced gradients, "
-                  "gradients.reduce = \"each_micro_step\", or a tier in memory");
+        fail_user(
+            fmt::format("{}strategy '{}' accumulates gradients in place in the buffer '{}', which cannot be on a disk "
+                        "tier; choose a strategy with a separate buffer for reduced gradients, gradients.reduce = "
+                        "\"each_micro_step\", or a tier in memory",
+                        text_of(offload.gradients), strategy, plan.rank_plan.buffers[piece.buffer].tag));
   if (on_disk(plan.placement.shards))
     for (const plan::Piece& piece : plan.rank_plan.weights)
       if (role_of(piece) == ZR_ROLE_WEIGHT_SHARD && !piece.shard)
-        fail_user(text_of(offload.parameters) + "strategy '" + strategy + "' keeps '" +
-                  plan.input.parameters[piece.param].name +
-                  "' unsharded, and operators access it in place, so it cannot be on a disk tier; train on more ranks, "
-                  "or choose a tier in memory");
+        fail_user(
+            fmt::format("{}strategy '{}' keeps '{}' unsharded, and operators access it in place, so it cannot be on a "
+                        "disk tier; train on more ranks, or choose a tier in memory",
+                        text_of(offload.parameters), strategy, plan.input.parameters[piece.param].name));
 }
 
-int64_t host_bytes(const plan::MemoryPlan& plan, int local, std::optional<int64_t> communicator, bool snapshot) {
-  const int64_t each = communicator.value_or(0) + (snapshot ? plan.snapshot_bytes() : 0);
-  return plan.max_host_bytes / plan.input.world * local + each * local;
+int64_t host_bytes(const plan::MemoryPlan& plan, int ranks_per_node, std::optional<int64_t> communicator,
+                   bool snapshot) {
+  const int64_t bytes_per_rank = communicator.value_or(0) + (snapshot ? plan.snapshot_bytes() : 0);
+  return plan.max_host_bytes / plan.input.world * ranks_per_node + bytes_per_rank * ranks_per_node;
 }
 
-void check_host_budget(const config::JobConfig& config, const plan::MemoryPlan& plan, int local,
+void check_host_budget(const config::JobConfig& config, const plan::MemoryPlan& plan, int ranks_per_node,
                        const plan::PlanContext& context) {
   const config::Setting<int64_t>& budget = config.memory().host_budget_bytes;
-  const int64_t bytes = host_bytes(plan, local, context.communicator, context.snapshot);
+  const int64_t bytes = host_bytes(plan, ranks_per_node, context.communicator, context.snapshot);
   if (budget == 0 || bytes <= budget) return;
   // The largest use of host memory determines the suggested change.
   std::map<MemoryKind, int64_t> kinds = plan.bytes_by_kind(Tier::host);
@@ -201,11 +208,12 @@ void check_host_budget(const config::JobConfig& config, const plan::MemoryPlan& 
       {kinds[MemoryKind::weights], "set offload.parameters to \"device\" or to a disk tier"},
       {kinds[MemoryKind::staging] + kinds[MemoryKind::other],
        "use smaller or fewer blocks on the disk tier, or keep gradients and parameters in memory"}};
-  const auto most = std::max_element(std::begin(holders), std::end(holders),
-                                     [](const auto& one, const auto& other) { return one.first < other.first; });
-  fail_user("memory.host_budget is " + bytes_text(budget) + " (" + budget.origin.text() + "), but the plan takes " +
-            bytes_text(bytes) + " of host memory for all ranks of a node together\n" + plan.text("plan", context) +
-            "raise memory.host_budget, or " + most->second);
+  const auto largest_use = std::max_element(std::begin(holders), std::end(holders),
+                                            [](const auto& a, const auto& b) { return a.first < b.first; });
+  fail_user(fmt::format(
+      "memory.host_budget is {} ({}), but the plan takes {} of host memory for all ranks of a node together\n{}raise "
+      "memory.host_budget, or {}",
+      bytes_text(budget), budget.origin.text(), bytes_text(bytes), plan.text("plan", context), largest_use->second));
 }
 
 plan::StrategyPlan strategy_plan(const plugin::Instance& strategy) {
@@ -230,7 +238,7 @@ std::optional<int64_t> communicator_bytes(const plugin::Instance* communicator, 
 }
 
 Planner::Planner(const plugin::ResolvedJob& job, const std::vector<plan::Parameter>& parameters, int world,
-                 bool one_host)
+                 bool one_node)
     : job_(job), host_(ledger_, pool_) {
   strategy_ = std::make_unique<plugin::Instance>(host_, job.strategy, job.config, table_of(job.strategy));
   optimizer_ = std::make_unique<plugin::Instance>(host_, job.optimizer, job.config, table_of(job.optimizer));
@@ -244,7 +252,7 @@ Planner::Planner(const plugin::ResolvedJob& job, const std::vector<plan::Paramet
   input_ = plan_input(job.config, *optimizer_, parameters, world);
   add_tiers(input_, job, tiers_, world, communicator_bytes(communicator_.get(), world).value_or(0),
             granularity_of(*optimizer_) == ZR_ELEMENTWISE);
-  input_.share_weights = one_host && shares_weights(job.config, job.communicator, world);
+  input_.share_weights = one_node && shares_weights(job.config, job.communicator, world);
 }
 
 Planner::~Planner() = default;
@@ -257,10 +265,10 @@ plan::MemoryPlan Planner::plan(int rank) const {
 
 int64_t Planner::max_bytes() const {
   constexpr int kFew = 16;
-  int64_t most = 0;
+  int64_t max_bytes = 0;
   for (int rank = 0; rank < (input_.world <= kFew ? input_.world : 1); ++rank)
-    most = std::max(most, plan(rank).bytes());
-  return most;
+    max_bytes = std::max(max_bytes, plan(rank).bytes());
+  return max_bytes;
 }
 
 plan::PlanContext plan_context_of(const plugin::ResolvedJob& job, const plugin::Instance* communicator, int world) {
@@ -275,13 +283,13 @@ plan::PlanContext Planner::context() const { return plan_context_of(job_, commun
 std::string plan_over_budget_text(const config::JobConfig& config, const Planner& planner, int64_t max_bytes,
                                   const std::string& suggestions) {
   const config::Setting<int64_t>& budget = config.memory().device_budget_bytes;
-  return "memory.device_budget is " + bytes_text(budget) + " (" + budget.origin.text() +
-         "), but the plan takes up to " + bytes_text(max_bytes) + " per rank, without activations\n" +
-         planner.plan(0).text(planner.title(), planner.context()) + suggestions;
+  return fmt::format("memory.device_budget is {} ({}), but the plan takes up to {} per rank, without activations\n{}{}",
+                     bytes_text(budget), budget.origin.text(), bytes_text(max_bytes),
+                     planner.plan(0).text(planner.title(), planner.context()), suggestions);
 }
 
 std::string Planner::title() const {
-  return "plan: " + std::string(job_.strategy.table->id) + " + " + job_.optimizer.table->id;
+  return fmt::format("plan: {} + {}", job_.strategy.table->id, job_.optimizer.table->id);
 }
 
 }  // namespace zr::host::engine

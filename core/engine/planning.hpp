@@ -21,19 +21,20 @@ plan::PlanInput plan_input(const config::JobConfig& config, const plugin::Instan
                            std::vector<plan::Parameter> parameters, int world);
 /// The optimizer's granularity: ZR_ELEMENTWISE, for example.
 uint32_t granularity_of(const plugin::Instance& optimizer);
-/// Adds the tiers and the requests of [offload] to `input`. `tiers`: those of the job, not open. `local`: ranks per
-/// node; `other_bytes`: bytes of host memory that each of these ranks uses for other purposes.
+/// Adds the tiers and the requests of [offload] to `input`. `tiers`: those of the job, not open. `other_bytes`: bytes
+/// of host memory that each of these ranks uses for other purposes.
 void add_tiers(plan::PlanInput& input, const plugin::ResolvedJob& job,
-               const std::vector<std::unique_ptr<plugin::Instance>>& tiers, int local, int64_t other_bytes,
+               const std::vector<std::unique_ptr<plugin::Instance>>& tiers, int ranks_per_node, int64_t other_bytes,
                bool elementwise);
 /// Throws UserError if [offload] requests something that this plan does not support.
 void check_offload(const config::JobConfig& config, const plan::MemoryPlan& plan, const std::string& strategy);
 /// The facts that MemoryPlan::text() prints with a plan of this job. `communicator`: null for one rank.
 plan::PlanContext plan_context_of(const plugin::ResolvedJob& job, const plugin::Instance* communicator, int world);
-/// Bytes of host memory of `local` ranks on one node: tiers, communicators, copies for checkpoints.
-int64_t host_bytes(const plan::MemoryPlan& plan, int local, std::optional<int64_t> communicator, bool snapshot);
+/// Bytes of host memory of `ranks_per_node` ranks on one node: tiers, communicators, copies for checkpoints.
+int64_t host_bytes(const plan::MemoryPlan& plan, int ranks_per_node, std::optional<int64_t> communicator,
+                   bool snapshot);
 /// Throws UserError with the plan if host_bytes() exceeds memory.host_budget.
-void check_host_budget(const config::JobConfig& config, const plan::MemoryPlan& plan, int local,
+void check_host_budget(const config::JobConfig& config, const plan::MemoryPlan& plan, int ranks_per_node,
                        const plan::PlanContext& context);
 /// True if ranks that are all on one node share one copy of the weights; never with memory.device_budget.
 bool shares_weights(const config::JobConfig& config, const std::optional<plugin::Component>& communicator, int world);
@@ -48,9 +49,9 @@ std::optional<int64_t> communicator_bytes(const plugin::Instance* communicator, 
 /// Plans a job that is not started: without a control plane; its plug-ins are created but not opened. [control]
 class Planner {
  public:
-  /// `one_host`: all ranks are known to be on one node, as with `zeroth train`.
+  /// `one_node`: all ranks are known to be on one node, as with `zeroth train`.
   Planner(const plugin::ResolvedJob& job, const std::vector<plan::Parameter>& parameters, int world,
-          bool one_host = false);
+          bool one_node = false);
   ~Planner();
   plan::MemoryPlan plan(int rank) const;  // of this rank only
   /// The largest number of device bytes on any rank. With more than 16 ranks it is that of rank 0, because ranks then

@@ -1,5 +1,6 @@
 #include "engine/progress_display.hpp"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,45 +16,38 @@ namespace zr::host::engine {
 
 namespace {
 
-template <class... T>
-std::string format(const char* how, T... values) {
-  char text[100];
-  std::snprintf(text, sizeof text, how, values...);
-  return text;
-}
-
-std::string count_text(const StepProgress& now) { return std::to_string(now.step) + "/" + std::to_string(now.steps); }
+std::string count_text(const StepProgress& now) { return fmt::format("{}/{}", now.step, now.steps); }
 
 // "device 70.39 MiB", "disk 1.20 GiB": the tiers that have held bytes.
 std::vector<std::string> memory_texts(const StepProgress& now) {
-  std::vector<std::string> all;
+  std::vector<std::string> texts;
   for (std::size_t tier = 0; tier < now.memory.size(); ++tier)
     if (now.memory[tier] > 0 || tier == 0)
-      all.push_back(std::string(kTierNames[tier]) + " " + bytes_text(now.memory[tier]));
-  return all;
+      texts.push_back(fmt::format("{} {}", kTierNames[tier], bytes_text(now.memory[tier])));
+  return texts;
 }
 
-// "waits: compute 49 %, link 20 %": at most `most` causes of at least 1 %, in the order of `waits`.
-std::string waits_text(const StepProgress& now, std::size_t most) {
-  double all = 0;
-  for (const auto& [cause, seconds] : now.waits) all += seconds;
+// "waits: compute 49 %, link 20 %": at most `max_causes` causes of at least 1 %, in the order of `waits`.
+std::string waits_text(const StepProgress& now, std::size_t max_causes) {
+  double total = 0;
+  for (const auto& [cause, seconds] : now.waits) total += seconds;
   std::vector<std::pair<double, std::string_view>> shares;
   for (const auto& [cause, seconds] : now.waits)
-    if (all > 0 && seconds / all >= 0.01) shares.emplace_back(100 * seconds / all, cause);
-  if (shares.size() > most) {
+    if (total > 0 && seconds / total >= 0.01) shares.emplace_back(100 * seconds / total, cause);
+  if (shares.size() > max_causes) {
     std::stable_sort(shares.begin(), shares.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
-    shares.resize(most);
+    shares.resize(max_causes);
   }
   std::string text;
   for (const auto& [share, cause] : shares)
-    text += (text.empty() ? "waits: " : ", ") + std::string(cause) + format(" %.0f %%", share);
+    text += (text.empty() ? "waits: " : ", ") + std::string(cause) + fmt::format(" {:.0f} %", share);
   return text;
 }
 
 std::string skipped_text(const StepProgress& now) {
   if (!now.skipped) return "";
-  return "(skipped: gradients not finite" + (now.loss_scale != 0 ? ", loss scale " + shortest(now.loss_scale) : "") +
-         ")";
+  return fmt::format("(skipped: gradients not finite{})",
+                     now.loss_scale != 0 ? ", loss scale " + shortest(now.loss_scale) : "");
 }
 
 std::string written_text(const StepProgress& now) {
@@ -64,10 +58,10 @@ std::string in_colour(std::string_view colour, const std::string& text) {
   return std::string(colour) + text + std::string(kPlainColour);
 }
 
-// Appends the fields that fit into `most` columns.
-std::string with_fields(std::string text, const std::vector<std::string>& fields, std::size_t most) {
+// Appends the fields that fit into `max_columns` columns.
+std::string with_fields(std::string text, const std::vector<std::string>& fields, std::size_t max_columns) {
   for (const std::string& field : fields)
-    if (!field.empty() && text.size() + 2 + field.size() <= most) text += "  " + field;
+    if (!field.empty() && text.size() + 2 + field.size() <= max_columns) text += "  " + field;
   return text;
 }
 
@@ -77,23 +71,23 @@ std::string progress_line(const StepProgress& now) {
   std::string memory;
   for (const std::string& tier : memory_texts(now)) memory += (memory.empty() ? "memory " : ", ") + tier;
   return with_fields("step " + count_text(now),
-                     {format("loss %.4f", now.loss), format("lr %.2e", now.lr),
-                      format("%.0f tokens/s", now.tokens_per_s), "left " + duration_text(now.seconds_left), memory,
-                      waits_text(now, now.waits.size()), written_text(now), skipped_text(now)},
+                     {fmt::format("loss {:.4f}", now.loss), fmt::format("lr {:.2e}", now.lr),
+                      fmt::format("{:.0f} tokens/s", now.tokens_per_s), "left " + duration_text(now.seconds_left),
+                      memory, waits_text(now, now.waits.size()), written_text(now), skipped_text(now)},
                      std::string::npos);
 }
 
 std::string progress_on_terminal(const StepProgress& now, int columns, bool colours) {
-  const auto most = static_cast<std::size_t>(std::max(columns - 1, 0));
+  const auto max_columns = static_cast<std::size_t>(std::max(columns - 1, 0));
   const double fraction = now.steps > 0 ? static_cast<double>(now.step) / static_cast<double>(now.steps) : 1;
-  std::string text = count_text(now) + format("  %3.0f %%", std::floor(100 * fraction));
+  std::string text = count_text(now) + fmt::format("  {:3.0f} %", std::floor(100 * fraction));
   std::string bar = progress_bar(fraction, std::clamp(columns / 6, 10, 30));
-  if (bar.size() + 1 + text.size() > most) bar.clear();
-  const std::size_t for_text = bar.empty() ? most : most - bar.size() - 1;
+  if (bar.size() + 1 + text.size() > max_columns) bar.clear();
+  const std::size_t for_text = bar.empty() ? max_columns : max_columns - bar.size() - 1;
   const std::string skipped = skipped_text(now);
   text = with_fields(text,
-                     {format("loss %.4f", now.loss), "left " + duration_text(now.seconds_left),
-                      format("%.0f tokens/s", now.tokens_per_s), skipped},
+                     {fmt::format("loss {:.4f}", now.loss), "left " + duration_text(now.seconds_left),
+                      fmt::format("{:.0f} tokens/s", now.tokens_per_s), skipped},
                      for_text);
   for (const std::string& tier : memory_texts(now)) {
     const std::size_t before = text.size();
@@ -105,14 +99,14 @@ std::string progress_on_terminal(const StepProgress& now, int columns, bool colo
     text = with_fields(text, {waits_text(now, causes)}, for_text);
     if (text.size() > before) break;
   }
-  text = with_fields(text, {written_text(now), format("lr %.2e", now.lr)}, for_text);
-  text.resize(std::min(text.size(), most));
+  text = with_fields(text, {written_text(now), fmt::format("lr {:.2e}", now.lr)}, for_text);
+  text.resize(std::min(text.size(), max_columns));
   if (colours) {
     const auto at = skipped.empty() ? text.npos : text.find(skipped);
     if (at != text.npos) text = text.substr(0, at) + in_colour(kYellow, skipped) + text.substr(at + skipped.size());
     if (!bar.empty()) bar = in_colour(kGreen, bar);
   }
-  return bar.empty() ? text : bar + " " + text;
+  return bar.empty() ? text : fmt::format("{} {}", bar, text);
 }
 
 ProgressDisplay::ProgressDisplay(bool shows) {

@@ -1,5 +1,7 @@
 #include "engine/run_folder.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -39,8 +41,10 @@ FileLock take_lock(const Directory& folder) {
   std::string holder;
   auto lock = FileLock::try_take(folder, kLock, holder);
   if (!lock)
-    fail_user("the run folder " + folder.path() + " is in use by another job (" + holder +
-              "); set job.name or job.runs to another folder, or wait for that job to end");
+    fail_user(
+        fmt::format("the run folder {} is in use by another job ({}); set job.name or job.runs to another folder, or "
+                    "wait for that job to end",
+                    folder.path(), holder));
   return std::move(*lock);
 }
 }  // namespace
@@ -96,7 +100,7 @@ std::string RunFolder::next_number() const {
 
 void RunFolder::make_newest(const std::string& number) const {
   for (const std::string& file : kFiles)
-    if (const std::string target = kLatest + "/" + file; directory_.link_target(file) != target)
+    if (const std::string target = fmt::format("{}/{}", kLatest, file); directory_.link_target(file) != target)
       directory_.link(target, file);
   directory_.link(number, kLatest);
 }

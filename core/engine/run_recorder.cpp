@@ -1,5 +1,6 @@
 #include "engine/run_recorder.hpp"
 
+#include <fmt/format.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -32,10 +33,10 @@ std::string number(int64_t value) { return std::to_string(value); }
 std::string object(const Fields& fields, bool lines = false) {
   std::string text, between = lines ? "\n  " : "";
   for (const auto& [name, value] : fields) {
-    text += between + '"' + name + "\": " + value;
+    text += fmt::format("{}\"{}\": {}", between, name, value);
     between = lines ? ",\n  " : ", ";
   }
-  return "{" + text + (lines ? "\n}" : "}");
+  return fmt::format("{{{}{}", text, lines ? "\n}" : "}");
 }
 
 std::optional<RunFolder> locked(const config::JobConfig& config, const std::string& engine, int rank) {
@@ -55,22 +56,22 @@ RunRecorder::RunRecorder(const config::JobConfig& config, const std::string& eng
 
 void RunRecorder::accept() {
   if (first_step_ >= steps_ && folder_->has_summary_of(first_step_)) return;
-  begin();
+  create_folder();
 }
 
-void RunRecorder::begin() {
+void RunRecorder::create_folder() {
   folder_->begin(config_, resumes_ && first_step_ > 0 ? folder_->rows_up_to(first_step_) : "");
-  begun_ = true;
+  has_folder_ = true;
 }
 
 void RunRecorder::append(const std::string& row) {
-  if (!begun_) begin();
+  if (!has_folder_) create_folder();
   folder_->append(row);
 }
 
 void RunRecorder::resume(int64_t step) {
   first_step_ = last_.step = step;
-  forget_hash();
+  clear_hash();
 }
 
 void RunRecorder::step(const StepRow& row, const std::array<int64_t, 3>& memory) {
@@ -79,7 +80,7 @@ void RunRecorder::step(const StepRow& row, const std::array<int64_t, 3>& memory)
   milliseconds_ += row.step_ms;
   skipped_ += row.skipped;
   recent_rate_ = recent_rate_ == 0 ? row.tokens_per_s : 0.9 * recent_rate_ + 0.1 * row.tokens_per_s;
-  ++made_;
+  ++steps_made_;
   hash_.reset();
   communication_.reset();
   if (!folder_) return;
@@ -109,14 +110,11 @@ void RunRecorder::show(const StepRow& row, const std::array<int64_t, 3>& memory)
 }
 
 void RunRecorder::validation(int64_t step, double loss) {
-  val_loss_ = loss;
-  has_val_ = true;
+  validation_loss_ = loss;
+  has_validation_loss_ = true;
   if (!folder_) return;
   append(object({{"step", number(step)}, {"val_loss", number(loss)}}) + "\n");
-  char line[100];
-  std::snprintf(line, sizeof line, "step %lld/%lld  validation loss %.4f", static_cast<long long>(step),
-                static_cast<long long>(steps_), loss);
-  display_.note(line);
+  display_.note(fmt::format("step {}/{}  validation loss {:.4f}", step, steps_, loss));
 }
 
 void RunRecorder::add_waits(Phase phase, double read, double write) {
@@ -139,7 +137,7 @@ std::vector<std::pair<std::string_view, double>> RunRecorder::waits() const {
 }
 
 void RunRecorder::finish(const Ledger& ledger, const Overlap& overlap) {
-  if (!folder_ || !begun_) return;
+  if (!folder_ || !has_folder_) return;
   std::map<std::string_view, Fields> tiers;
   for (const Ledger::Row& row : ledger.rows())
     tiers[kTierNames[static_cast<std::size_t>(row.tier)]].emplace_back(
@@ -161,8 +159,8 @@ void RunRecorder::finish(const Ledger& ledger, const Overlap& overlap) {
   const Fields fields{
       {"steps", number(last_.step)},
       {"ranks", number(int64_t{ranks_})},
-      {"loss", made_ > 0 ? number(last_.loss) : "null"},
-      {"val_loss", has_val_ ? number(val_loss_) : "null"},
+      {"loss", steps_made_ > 0 ? number(last_.loss) : "null"},
+      {"val_loss", has_validation_loss_ ? number(validation_loss_) : "null"},
       {"weights_hash", hash_ ? '"' + *hash_ + '"' : "null"},
       {"tokens", number(tokens_)},
       {"tokens_per_s", number(milliseconds_ > 0 ? static_cast<double>(tokens_) / milliseconds_ * 1e3 : 0)},
@@ -170,7 +168,7 @@ void RunRecorder::finish(const Ledger& ledger, const Overlap& overlap) {
       {"loss_scale", last_.loss_scale != 0 ? number(last_.loss_scale) : "null"},
       {"stopped_by", signal_ ? '"' + std::string(signal_ == SIGTERM ? "SIGTERM" : "SIGINT") + '"' : "null"},
       {"checkpoints",
-       object({{"saved", number(saved_)}, {"failed", number(not_saved_)}, {"last_step", number(saved_step_)}})},
+       object({{"saved", number(saved_)}, {"failed", number(failed_saves_)}, {"last_step", number(saved_step_)}})},
       {"memory", object(memory)},
       {"communication_bytes", communication_ ? object(communication) : "null"},
       {"overlap", object({{"collectives", number(overlap.collectives)},

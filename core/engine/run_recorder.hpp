@@ -74,9 +74,9 @@ class RunRecorder {
   void validation(int64_t step, double loss);
   /// Records that a checkpoint of `step` was loaded.
   void resume(int64_t step);
-  void saved(int64_t step) { saved_step_ = step, ++saved_; }  // counts a checkpoint
-  void not_saved() { ++not_saved_; }                          // counts a checkpoint that could not be saved
-  void stopped(int signal) { signal_ = signal; }              // records the signal that ends the run
+  void record_save(int64_t step) { saved_step_ = step, ++saved_; }  // counts a checkpoint
+  void record_failed_save() { ++failed_saves_; }                    // counts a checkpoint that could not be saved
+  void record_signal(int signal) { signal_ = signal; }              // records the signal that ends the run
   /// Adds time to a phase.
   void add(Phase phase, double seconds) { seconds_[static_cast<std::size_t>(phase)] += seconds; }
   /// Sets the weights hash and the communication of all ranks after the last step. The next step clears both.
@@ -84,7 +84,7 @@ class RunRecorder {
     hash_ = hash, communication_ = all_ranks;
   }
   /// Clears the weights hash, because something other than a step changed the weights.
-  void forget_hash() { hash_.reset(); }
+  void clear_hash() { hash_.reset(); }
   /// Sets the tiers in use.
   void set_tiers(std::vector<TierRow> tiers) { tiers_ = std::move(tiers); }
   void set_digest(const DigestRow& digest) { digest_ = digest; }
@@ -94,10 +94,10 @@ class RunRecorder {
   /// Writes summary.json, atomically.
   void finish(const Ledger& ledger, const Overlap& overlap);
   /// The path of this run's folder; "" if it has none (yet), and on ranks other than 0.
-  std::string folder() const { return folder_ && begun_ ? folder_->run() : ""; }
+  std::string folder() const { return folder_ && has_folder_ ? folder_->run() : ""; }
 
  private:
-  void begin();
+  void create_folder();
   void append(const std::string& row);
   void show(const StepRow& row, const std::array<int64_t, 3>& memory);
   std::vector<std::pair<std::string_view, double>> waits() const;
@@ -105,21 +105,21 @@ class RunRecorder {
   std::optional<RunFolder> folder_;  // empty on ranks other than 0
   int ranks_;
   int64_t steps_;
-  std::string config_;  // as TOML
-  bool begun_ = false;  // whether this run has a folder
-  bool resumes_;        // checkpoint.resume
+  std::string config_;       // as TOML
+  bool has_folder_ = false;  // whether this run has a folder
+  bool resumes_;             // checkpoint.resume
   ProgressDisplay display_;
   int64_t first_step_ = 0;  // step of the last checkpoint that was loaded; 0: none
-  int64_t made_ = 0;        // number of steps of this run
-  int64_t saved_ = 0, not_saved_ = 0, saved_step_ = 0;
+  int64_t steps_made_ = 0;  // number of steps of this run
+  int64_t saved_ = 0, failed_saves_ = 0, saved_step_ = 0;
   int signal_ = 0;
   std::array<double, kPhaseNames.size()> seconds_{};
   StepRow last_{};
   int64_t tokens_ = 0;
   double milliseconds_ = 0, recent_rate_ = 0;
   int64_t skipped_ = 0;
-  double val_loss_ = 0;
-  bool has_val_ = false;
+  double validation_loss_ = 0;
+  bool has_validation_loss_ = false;
   std::optional<std::string> hash_;
   std::optional<comm::CommVolume> communication_;
   std::vector<TierRow> tiers_;

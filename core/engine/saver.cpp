@@ -1,5 +1,7 @@
 #include "engine/saver.hpp"
 
+#include <fmt/format.h>
+
 #include <chrono>
 #include <cstring>
 #include <filesystem>
@@ -29,7 +31,7 @@ std::string get_long(control::Control& control, const std::string& key) {
   const auto length = static_cast<std::size_t>(std::stoull(control.get(key, kTimeout)));
   std::string text;
   while (text.size() < length) {
-    const std::string part = key + "." + std::to_string(text.size());
+    const std::string part = fmt::format("{}.{}", key, text.size());
     text += control.get(part, kTimeout);
     control.drop(part);
   }
@@ -39,9 +41,9 @@ std::string get_long(control::Control& control, const std::string& key) {
 
 int64_t aligned(int64_t bytes) { return round_up(bytes, checkpoint::CheckpointContents::kAlignment); }
 
-int64_t snapshot_bytes(const checkpoint::CheckpointContents& image) {
-  int64_t bytes = image.later_bytes;
-  for (const checkpoint::Slab& slab : image.slabs) bytes += aligned(slab.bytes);
+int64_t snapshot_bytes(const checkpoint::CheckpointContents& contents) {
+  int64_t bytes = contents.later_bytes;
+  for (const checkpoint::Slab& slab : contents.slabs) bytes += aligned(slab.bytes);
   return bytes;
 }
 }  // namespace
@@ -61,28 +63,28 @@ void Saver::close() {
   locks_.clear();
 }
 
-checkpoint::CheckpointComm checkpoint_comm_of(const std::shared_ptr<control::Control>& of) {
-  if (of->world() == 1) return checkpoint::single_rank_comm();
+checkpoint::CheckpointComm checkpoint_comm_of(const std::shared_ptr<control::Control>& control) {
+  if (control->world() == 1) return checkpoint::single_rank_comm();
   // Counts the objects of all Engines of this process; all ranks create them in the same order.
   static std::atomic<uint64_t> objects{0};
-  const std::string begin = "checkpoint." + std::to_string(++objects) + ".";
+  const std::string begin = fmt::format("checkpoint.{}.", ++objects);
   const auto calls = std::make_shared<int>(0);
-  const auto key = [begin, calls](int rank) { return begin + std::to_string(*calls) + "." + std::to_string(rank); };
+  const auto key = [begin, calls](int rank) { return fmt::format("{}{}.{}", begin, *calls, rank); };
   checkpoint::CheckpointComm comm;
-  comm.rank = of->rank();
-  comm.world = of->world();
-  comm.gather = [control = of, calls, key](const std::string& mine) {
+  comm.rank = control->rank();
+  comm.world = control->world();
+  comm.gather = [control, calls, key](const std::string& text) {
     ++*calls;
     std::vector<std::string> all;
     if (control->rank() != 0) {
-      put_long(*control, key(control->rank()), mine);
+      put_long(*control, key(control->rank()), text);
       return all;
     }
-    all.push_back(mine);
+    all.push_back(text);
     for (int r = 1; r < control->world(); ++r) all.push_back(get_long(*control, key(r)));
     return all;
   };
-  comm.broadcast = [control = of, calls, key](const std::string& text) {
+  comm.broadcast = [control, calls, key](const std::string& text) {
     ++*calls;
     if (control->rank() != 0) return get_long(*control, key(control->rank()));
     for (int r = 1; r < control->world(); ++r) put_long(*control, key(r), text);
@@ -99,13 +101,13 @@ void Saver::lock_on_rank0(const std::string& root) {
 }
 
 void Saver::lock_folder(const std::string& root) {
-  run_on_all_ranks(peers(), [&] {
+  run_on_all_ranks(comm(), [&] {
     if (control_->rank() == 0) lock_on_rank0(root);
   });
 }
 
-void Saver::reserve_for(const checkpoint::CheckpointContents& image) {
-  if (const int64_t bytes = snapshot_bytes(image); bytes > snapshot_bytes_) reserve(bytes);
+void Saver::reserve_for(const checkpoint::CheckpointContents& contents) {
+  if (const int64_t bytes = snapshot_bytes(contents); bytes > snapshot_bytes_) reserve(bytes);
 }
 
 void Saver::reserve(int64_t bytes) {
@@ -117,39 +119,41 @@ void Saver::reserve(int64_t bytes) {
   if (bytes == 0) return;
   snapshot_ = allocate_huge_pages(bytes);
   if (!snapshot_)
-    fail_environment("rank " + std::to_string(control_->rank()) + " cannot allocate " + bytes_text(bytes) +
-                     " of host memory for the copy that checkpoint.async writes from; set checkpoint.async = false");
+    fail_environment(
+        fmt::format("rank {} cannot allocate {} of host memory for the copy that checkpoint.async writes from; set "
+                    "checkpoint.async = false",
+                    control_->rank(), bytes_text(bytes)));
   snapshot_bytes_ = bytes;
   ledger_.add(Tier::host, MemoryKind::snapshot, "copy for checkpoints", bytes);
   std::memset(snapshot_.get(), 0,
               static_cast<std::size_t>(bytes));  // makes the kernel allocate it now, not during training
 }
 
-std::string Saver::write(const std::string& root, const checkpoint::CheckpointContents& image, int64_t keep,
+std::string Saver::write(const std::string& root, const checkpoint::CheckpointContents& contents, int64_t keep,
                          const checkpoint::CheckpointComm& comm) {
   run_on_all_ranks(comm, [&] {
     if (comm.rank == 0) lock_on_rank0(root);
   });
   checkpoint::SaveOptions options;
   options.keep = keep;
-  const checkpoint::SaveResult saved = zr::host::checkpoint::save(root, image, comm, options);
+  const checkpoint::SaveResult saved = zr::host::checkpoint::save(root, contents, comm, options);
   for (const std::string& warning : saved.warnings) log(ZR_LOG_WARN, warning);
   return saved.folder;
 }
 
-std::string Saver::save(const std::string& root, const checkpoint::CheckpointContents& image, int64_t keep) {
-  return write(root, image, keep, peers());
+std::string Saver::save(const std::string& root, const checkpoint::CheckpointContents& contents, int64_t keep) {
+  return write(root, contents, keep, comm());
 }
 
-void Saver::save_async(const std::string& root, checkpoint::CheckpointContents image, int64_t keep) {
+void Saver::save_async(const std::string& root, checkpoint::CheckpointContents contents, int64_t keep) {
   // Also on ranks with nothing to copy, because an allocation or a read from a tier may fail on one rank only.
-  run_on_all_ranks(peers(), [&] {
-    reserve_for(image);
-    copy(image);
+  run_on_all_ranks(comm(), [&] {
+    reserve_for(contents);
+    copy(contents);
   });
-  writer_ = std::thread([this, root, keep, image = std::move(image), comm = peers()] {
+  writer_ = std::thread([this, root, keep, contents = std::move(contents), comm = comm()] {
     try {
-      write(root, image, keep, comm);
+      write(root, contents, keep, comm);
     } catch (...) {
       failure_ = std::current_exception();
       failed_ = true;
@@ -158,9 +162,9 @@ void Saver::save_async(const std::string& root, checkpoint::CheckpointContents i
 }
 
 // Copies the slabs into snapshot_ and redirects them to the copies.
-void Saver::copy(checkpoint::CheckpointContents& image) {
+void Saver::copy(checkpoint::CheckpointContents& contents) {
   int64_t at = 0;
-  for (checkpoint::Slab& slab : image.slabs) {
+  for (checkpoint::Slab& slab : contents.slabs) {
     if (slab.data)
       std::memcpy(snapshot_.get() + at, slab.data, static_cast<std::size_t>(slab.bytes));
     else

@@ -28,18 +28,18 @@ class Saver {
   Saver(const Saver&) = delete;
 
   /// See checkpoint_comm_of().
-  checkpoint::CheckpointComm peers() { return checkpoint_comm_of(control_); }
+  checkpoint::CheckpointComm comm() { return checkpoint_comm_of(control_); }
   /// Locks `root` for this job until close(). If another process holds the lock, throws UserError, naming the
   /// owner, on all ranks.
   void lock_folder(const std::string& root);
-  /// Allocates host memory for copies of images of this size, and counts it in the ledger. Throws EnvironmentError
+  /// Allocates host memory for copies of contents of this size, and counts it in the ledger. Throws EnvironmentError
   /// if the allocation fails.
-  void reserve_for(const checkpoint::CheckpointContents& image);
+  void reserve_for(const checkpoint::CheckpointContents& contents);
 
   /// Writes a checkpoint into `root` and returns its folder. keep: as in SaveOptions. Call wait() first.
-  std::string save(const std::string& root, const checkpoint::CheckpointContents& image, int64_t keep);
+  std::string save(const std::string& root, const checkpoint::CheckpointContents& contents, int64_t keep);
   /// Copies this rank's slabs and returns; another thread writes the files. Call wait() first.
-  void save_async(const std::string& root, checkpoint::CheckpointContents image, int64_t keep);
+  void save_async(const std::string& root, checkpoint::CheckpointContents contents, int64_t keep);
   /// True if the background save failed and wait() has not thrown the failure yet.
   bool failed() const { return failed_; }
   /// Waits for the background save. Returns true if one succeeded since the last call; throws the failure of one that
@@ -49,11 +49,11 @@ class Saver {
   void close();
 
  private:
-  std::string write(const std::string& root, const checkpoint::CheckpointContents& image, int64_t keep,
+  std::string write(const std::string& root, const checkpoint::CheckpointContents& contents, int64_t keep,
                     const checkpoint::CheckpointComm& comm);
   void lock_on_rank0(const std::string& root);  // called on rank 0 only
   void reserve(int64_t bytes);
-  void copy(checkpoint::CheckpointContents& image);
+  void copy(checkpoint::CheckpointContents& contents);
   std::shared_ptr<control::Control> control_;
   Ledger& ledger_;
   std::map<std::string, checkpoint::FolderLock> locks_;  // by the folder's canonical path

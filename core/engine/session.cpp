@@ -1,5 +1,7 @@
 #include "engine/session.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -18,12 +20,12 @@ namespace zr::host::engine {
 
 namespace {
 // Rank 0 locks the run folder; if this fails, all ranks throw.
-std::shared_ptr<RunRecorder> make_record(const PlannedJob& job) {
-  std::shared_ptr<RunRecorder> record;
+std::shared_ptr<RunRecorder> make_recorder(const PlannedJob& job) {
+  std::shared_ptr<RunRecorder> recorder;
   run_on_all_ranks(checkpoint_comm_of(job.setup.control), [&] {
-    record = std::make_shared<RunRecorder>(job.config(), job.setup.engine, job.world(), job.rank());
+    recorder = std::make_shared<RunRecorder>(job.config(), job.setup.engine, job.world(), job.rank());
   });
-  return record;
+  return recorder;
 }
 
 std::shared_ptr<StopSignal> make_stop_signal(const PlannedJob& job, const RefreshState* before) {
@@ -34,7 +36,7 @@ std::shared_ptr<StopSignal> make_stop_signal(const PlannedJob& job, const Refres
 
 Session::Session(Setup setup, model::Model& model, std::unique_ptr<RefreshState> before)
     : job_(std::move(setup), model, before ? before->trace : nullptr),
-      recorder_(before ? before->recorder : make_record(job_)),
+      recorder_(before ? before->recorder : make_recorder(job_)),
       stop_signal_(make_stop_signal(job_, before.get())),
       progress_(config(), plan().input.parameters.size()),
       buffers_(model, config().train().buffers),
@@ -42,20 +44,20 @@ Session::Session(Setup setup, model::Model& model, std::unique_ptr<RefreshState>
       state_(job_.context, job_.host, std::move(job_.tiers), job_.trace.get()),
       weights_(job_.context, state_),
       monitor_(job_.context, {state_, weights_, *recorder_, progress_}),
-      step_sync_(job_.context, state_.slices(), state_.pages()),
-      gradients_(job_.context, state_.pages()),
+      step_sync_(job_.context, state_.slices(), state_.disk_buffers()),
+      gradients_(job_.context, state_.disk_buffers()),
       update_(job_.context, state_),
       step_recorder_(job_.context, state_, *recorder_, job_.trace.get()),
       skips_(job_.context),
       checkpointer_(job_.context, parts()),
       tensors_(job_.context, parts()),
       refresh_(job_.context, parts(), checkpointer_) {
-  gradients_.watch(progress_.loss_scale().watches());
+  gradients_.check_non_finite(progress_.loss_scale().checks_gradients());
   model.forget_peak();
   seed_model(job_.context, progress_);
   step_recorder_.restart_clock();
-  checkpointer_.prepare(!before, stop_signal_ != nullptr);
-  before ? refresh_.continue_from(*before) : checkpointer_.begin();
+  checkpointer_.prepare_saves(!before, stop_signal_ != nullptr);
+  before ? refresh_.continue_from(*before) : checkpointer_.load_initial();
   if (const int tier = plan().placement.activations; tier != 0) {
     activations_.emplace(job_.context, state_.tier(tier));
     step_recorder_.set_activations(&activations_->activations());
@@ -82,21 +84,21 @@ TrainingParts Session::parts() {
 
 // Called when every check has passed: creates this run's folder.
 void Session::accept() {
-  const checkpoint::CheckpointComm peers = checkpoint_comm_of(job_.setup.control);
-  run_on_all_ranks(peers, [&] {
+  const checkpoint::CheckpointComm comm = checkpoint_comm_of(job_.setup.control);
+  run_on_all_ranks(comm, [&] {
     if (rank() == 0) recorder_->accept();
   });
   if (job_.trace) {
-    const std::string folder = peers.broadcast(recorder_->folder());
-    run_on_all_ranks(peers, [&] {
-      job_.trace->open(Directory::open(folder, true).create("trace-" + std::to_string(rank()) + ".json"));
-    });
+    const std::string folder = comm.broadcast(recorder_->folder());
+    run_on_all_ranks(
+        comm, [&] { job_.trace->open(Directory::open(folder, true).create(fmt::format("trace-{}.json", rank()))); });
   }
   if (progress_.step() < progress_.steps()) return;
   if (rank() == 0)
-    log(ZR_LOG_INFO, "nothing is left to train: " + std::to_string(progress_.step()) +
-                         " steps are done, and train.steps is " + std::to_string(progress_.steps()) + " (" +
-                         config().train().steps.origin.text() + "); raise train.steps to continue");
+    log(ZR_LOG_INFO,
+        fmt::format(
+            "nothing is left to train: {} steps are done, and train.steps is {} ({}); raise train.steps to continue",
+            progress_.step(), progress_.steps(), config().train().steps.origin.text()));
   write_totals();
 }
 
@@ -105,27 +107,31 @@ int64_t Session::micro_index() const { return engine::micro_index(job_.context, 
 void Session::begin_backward(double loss, double weight) {
   progress_.check_backward();
   if (progress_.at_boundary())
-    fail_user("engine.backward() was called " + std::to_string(progress_.accumulation() + 1) +
-              " times without engine.step(); call engine.step() after every backward");
+    fail_user(fmt::format(
+        "engine.backward() was called {} times without engine.step(); call engine.step() after every backward",
+        progress_.accumulation() + 1));
   if (!(weight >= 0) || !std::isfinite(weight))
-    fail_user("engine.backward(loss, weight): the weight is " + shortest(weight) +
-              ", but it must be finite and at least 0");
+    fail_user(fmt::format("engine.backward(loss, weight): the weight is {}, but it must be finite and at least 0",
+                          shortest(weight)));
   if (weight > 0 && (weight < std::numeric_limits<float>::min() || weight > std::numeric_limits<float>::max()))
-    fail_user("engine.backward(loss, weight): the weight is " + shortest(weight) +
-              ", but it must be 0 or between 1.2e-38 and 3.4e38 (the range of fp32); multiply the weights of all "
-              "micro-batches of the step by the same factor");
+    fail_user(
+        fmt::format("engine.backward(loss, weight): the weight is {}, but it must be 0 or between 1.2e-38 and 3.4e38 "
+                    "(the range of fp32); multiply the weights of all micro-batches of the step by the same factor",
+                    shortest(weight)));
   if (plan().input.weight_dtype == ZR_F16 && weight > 0 && (weight < 0x1p-10 || weight > 0x1p15))
     fail_user(
-        "engine.backward(loss, weight): the weight is " + shortest(weight) +
-        ", but with train.dtype = \"fp16\" it must be 0 or between 0.001 and 32768, because it scales the gradients; "
-        "divide the weights of all micro-batches by the same number, such as the mean number of tokens");
+        fmt::format("engine.backward(loss, weight): the weight is {}, but with train.dtype = \"fp16\" it must be 0 or "
+                    "between 0.001 and 32768, because it scales the gradients; divide the weights of all micro-batches "
+                    "by the same number, such as the mean number of tokens",
+                    shortest(weight)));
   step_recorder_.lap(Phase::forward);
   job_.context.model.check_bindings();
   const auto micro = static_cast<uint32_t>(progress_.micro());
   progress_.begin_micro(loss, weight);
   job_.context.model.hide_gradients(false);
   weights_.set_phase(ZR_BACKWARD);
-  if (progress_.micro() + 1 == progress_.accumulation() && !update_.edits_gradients()) step_sync_.norm().expect();
+  if (progress_.micro() + 1 == progress_.accumulation() && !update_.edits_gradients())
+    step_sync_.norm().begin_final_micro_step();
   gradients_.begin(micro, weight > 0);
 }
 
@@ -178,19 +184,19 @@ bool Session::step() {
   progress_.set_learning_rate(rate);
   step_recorder_.lap(Phase::step_sync);
 
-  if (offload::DiskBackedBuffers* pages = state_.pages()) pages->step_end();
-  const bool reached =
+  if (offload::DiskBackedBuffers* disk_buffers = state_.disk_buffers()) disk_buffers->step_end();
+  const bool any_touched =
       std::any_of(global.touched.begin(), global.touched.end(), [](char touched) { return touched != 0; });
-  const bool applied = global.non_finite == 0 && reached;
+  const bool applied = global.non_finite == 0 && any_touched;
   if (applied) update_weights(global, rate, norm);
   context.report_event(ZR_STEP_END);
   step_recorder_.lap(Phase::gather);
-  if (!reached) reject_step();
+  if (!any_touched) reject_step();
 
-  progress_.made(global.loss, norm, applied);
+  progress_.complete_step(global.loss, norm, applied);
   context.comm.set_step(progress_.step());
-  monitor_.forget_saved();
-  job_.name.at_step(progress_.step());
+  monitor_.clear_saved_hashes();
+  job_.name.record_step(progress_.step());
   finish_step(global, rate);
   checkpointer_.save_if_due(global);
   return true;
@@ -213,13 +219,14 @@ bool Session::average_gradients() {
   if (first == failed.end()) return true;
   drop_step();
   if (failure) std::rethrow_exception(failure);
-  fail_user("engine.step(): the function passed to engine.edit_gradients() failed on rank " +
-            std::to_string(first - failed.begin()) + " in step " + std::to_string(progress_.step() + 1) +
-            "; the model is unchanged; see that rank's error");
+  fail_user(
+      fmt::format("engine.step(): the function passed to engine.edit_gradients() failed on rank {} in step {}; the "
+                  "model is unchanged; see that rank's error",
+                  first - failed.begin(), progress_.step() + 1));
 }
 
 GlobalStats Session::exchange_statistics() {
-  monitor_.take_written();
+  monitor_.collect_writes();
   const int64_t samples = progress_.accumulation() * config().train().micro_batch;
   const GlobalStats global = step_sync_.exchange(
       {progress_.losses(), progress_.weights(), progress_.tokens() ? progress_.tokens() : samples,
@@ -228,10 +235,11 @@ GlobalStats Session::exchange_statistics() {
   monitor_.digest().compare(global.digests, job_.comm, progress_.step() + 1);
   if (global.weight > 0 && std::isfinite(global.weight)) return global;
   drop_step();
-  fail_user("engine.step(): the weights passed to engine.backward(loss, weight) for step " +
-            std::to_string(progress_.step() + 1) + " add up to " + shortest(global.weight) +
-            " over all ranks and micro-batches, but the sum must be finite and above 0; the model is unchanged; pass a "
-            "weight above 0 for at least one micro-batch, or skip the step on all ranks");
+  fail_user(
+      fmt::format("engine.step(): the weights passed to engine.backward(loss, weight) for step {} add up to {} over "
+                  "all ranks and micro-batches, but the sum must be finite and above 0; the model is unchanged; pass a "
+                  "weight above 0 for at least one micro-batch, or skip the step on all ranks",
+                  progress_.step() + 1, shortest(global.weight)));
 }
 
 void Session::update_weights(const GlobalStats& global, double rate, double norm) {
@@ -240,11 +248,11 @@ void Session::update_weights(const GlobalStats& global, double rate, double norm
   progress_.updated();
   monitor_.digest().updated(global.touched);
   step_recorder_.lap(Phase::optimizer);
-  monitor_.publish();
+  monitor_.publish_weights();
 }
 
 void Session::set_accumulation(int accumulation) {
-  const std::string call = "engine.set_accumulation(" + std::to_string(accumulation) + ")";
+  const std::string call = fmt::format("engine.set_accumulation({})", accumulation);
   if (accumulation < 1) fail_user(call + ": a step has at least one micro-batch per rank; pass 1 or more");
   if (progress_.within_step())
     fail_user(call + " was called within a step; call it after the engine.step() that ends the step");
@@ -259,7 +267,7 @@ void Session::set_accumulation(int accumulation) {
 
 void Session::drop_step() {
   job_.context.report_event(ZR_STEP_END);
-  if (offload::DiskBackedBuffers* pages = state_.pages()) pages->step_end();
+  if (offload::DiskBackedBuffers* disk_buffers = state_.disk_buffers()) disk_buffers->step_end();
   progress_.drop_micro_steps();
   seed_model(job_.context, progress_);
   step_recorder_.restart_clock();
@@ -274,45 +282,45 @@ void Session::reject_step() {
   const bool all_frozen =
       std::all_of(parameters.begin(), parameters.end(), [](const plan::Parameter& p) { return p.frozen; });
   for (std::size_t i = 0; i < std::min<std::size_t>(parameters.size(), 3); ++i)
-    names += (i ? ", '" : "'") + parameters[i].name + "'";
-  fail_user("engine.step(): in step " + std::to_string(progress_.step() + 1) +
-            ", no parameter of this engine's model (" + names + (parameters.size() > 3 ? ", ..." : "") +
-            ") got a gradient on any rank" +
-            (all_frozen ? ", because all parameters were frozen (requires_grad = false) when the engine was created; "
-                          "call requires_grad_(true) and then engine.refresh()"
-                        : "; compute the loss with this model, without detach() or torch::NoGradGuard between the "
-                          "parameters and the loss, and unfreeze the parameters that it uses"));
+    names += fmt::format("{}{}'", i ? ", '" : "'", parameters[i].name);
+  fail_user(fmt::format(
+      "engine.step(): in step {}, no parameter of this engine's model ({}{}) got a gradient on any rank{}",
+      progress_.step() + 1, names, parameters.size() > 3 ? ", ..." : "",
+      all_frozen ? ", because all parameters were frozen (requires_grad = false) when the engine was created; "
+                   "call requires_grad_(true) and then engine.refresh()"
+                 : "; compute the loss with this model, without detach() or torch::NoGradGuard between the "
+                   "parameters and the loss, and unfreeze the parameters that it uses"));
 }
 
 void Session::finish_step(const GlobalStats& global, double rate) {
   step_recorder_.step(global, rate, progress_);
   LossScale& scale = progress_.loss_scale();
-  global.non_finite > 0 ? scale.skipped() : scale.made();
+  global.non_finite > 0 ? scale.step_skipped() : scale.step_applied();
   if (global.non_finite > 0) skips_.report(global, progress_);
-  gradients_.watch(scale.watches());
+  gradients_.check_non_finite(scale.checks_gradients());
   progress_.end_step(int64_t{progress_.accumulation()} * config().train().micro_batch * world());
-  if (scale.gives_up()) skips_.give_up(global, progress_);
+  if (scale.skip_limit_reached()) skips_.fail_too_many_skips(global, progress_);
   seed_model(job_.context, progress_);
   const int64_t step = progress_.step(), steps = progress_.steps();
   if (step == steps + 1 && rank() == 0)
-    log(ZR_LOG_INFO, "step " + std::to_string(step) + " is past train.steps = " + std::to_string(steps) + " (" +
-                         config().train().steps.origin.text() +
-                         "); raise train.steps, or call engine.finish() after the last step to write the weights " +
-                         "hash to summary.json");
+    log(ZR_LOG_INFO, fmt::format("step {} is past train.steps = {} ({}); raise train.steps, or call engine.finish() "
+                                 "after the last step to write the weights hash to summary.json",
+                                 step, steps, config().train().steps.origin.text()));
   if (step != steps && !global.stop) return;
   if (!progress_.updated_in_run() && rank() == 0)
-    log(ZR_LOG_WARN, "no step of this run updated the weights, because gradients were not finite (skipped steps: " +
-                         std::to_string(progress_.steps_of_run()) + "); check the data, " + skips_.remedy());
+    log(ZR_LOG_WARN, fmt::format("no step of this run updated the weights, because gradients were not finite (skipped "
+                                 "steps: {}); check the data, {}",
+                                 progress_.steps_of_run(), skips_.remedy()));
   write_totals();
 }
 
 void Session::finish() {
-  checkpointer_.settle();
+  checkpointer_.wait_for_save();
   write_totals();
 }
 
 void Session::write_summary() {
-  if (monitor_.has_written()) recorder_->forget_hash();
+  if (monitor_.has_written()) recorder_->clear_hash();
   const WeightDigest& digest = monitor_.digest();
   recorder_->set_digest({digest.bytes(), digest.optimizer_bytes(), digest.cycles()});
   recorder_->finish(job_.ledger, step_recorder_.overlap(gradients_, step_sync_.norm()));
@@ -339,23 +347,24 @@ void Session::evaluation(bool begins) {
 }
 
 RefreshState Session::hand_over(ParameterChange change) {
-  RefreshState all = refresh_.hand_over(std::move(change), step_sync_.norm());
-  all.recorder = std::move(recorder_);
-  all.trace = job_.trace;
-  all.stop_signal = std::move(stop_signal_);
-  return all;
+  RefreshState state = refresh_.hand_over(std::move(change), step_sync_.norm());
+  state.recorder = std::move(recorder_);
+  state.trace = job_.trace;
+  state.stop_signal = std::move(stop_signal_);
+  return state;
 }
 
 void Session::return_weights(zr_dtype dtype) {
   const StepContext& context = job_.context;
   progress_.check_complete();
   if (progress_.within_step())
-    fail_user("engine.release() was called within a step, after " +
-              std::to_string(progress_.micro() + progress_.in_backward()) +
-              " of its engine.backward() calls; call it after engine.step()");
+    fail_user(
+        fmt::format("engine.release() was called within a step, after {} of its engine.backward() calls; call it after "
+                    "engine.step()",
+                    progress_.micro() + progress_.in_backward()));
   context.model.check_scopes("engine.release()");
-  checkpointer_.settle();
-  monitor_.take_written();
+  checkpointer_.wait_for_save();
+  monitor_.collect_writes();
   const auto count = static_cast<uint32_t>(plan().input.parameters.size());
   const bool converts = dtype != plan().input.weight_dtype;
   std::vector<void*> memory(count, nullptr);
@@ -365,16 +374,17 @@ void Session::return_weights(zr_dtype dtype) {
       memory[param] = context.model.reserve_parameter(param, dtype, converts || weights_.is_sharded(param));
   } catch (const std::exception& error) {
     problem = error.what();
-    problem = "rank " + std::to_string(rank()) +
-              " cannot allocate memory for the full model: " + problem.substr(0, problem.find('\n'));
+    problem = fmt::format("rank {} cannot allocate memory for the full model: {}", rank(),
+                          problem.substr(0, problem.find('\n')));
   }
   problem.resize(400);
-  for (const std::string& said : job_.comm.all_gather_bytes(problem, "memory for the full model")) {
-    if (!said[0]) continue;
+  for (const std::string& rank_problem : job_.comm.all_gather_bytes(problem, "memory for the full model")) {
+    if (!rank_problem[0]) continue;
     context.model.cancel_reserved_parameters();
-    fail_environment("engine.release(): " + said.substr(0, said.find('\0')) +
-                     "; the engine is unchanged; free memory, raise memory.device_budget, or read single parameters "
-                     "with engine.get()");
+    fail_environment(
+        fmt::format("engine.release(): {}; the engine is unchanged; free memory, raise memory.device_budget, or read "
+                    "single parameters with engine.get()",
+                    rank_problem.substr(0, rank_problem.find('\0'))));
   }
   for (uint32_t param = 0; param < count; ++param) {
     if (!memory[param]) continue;

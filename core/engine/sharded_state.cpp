@@ -1,5 +1,7 @@
 #include "engine/sharded_state.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -58,41 +60,43 @@ ShardedState::ModelRelease::~ModelRelease() {
 // Makes one slice per part of a reduced-gradient piece whose states are on one tier.
 void ShardedState::make_slices() {
   const plan::MemoryPlan& plan = context_.plan;
-  const plan::RankPlan& mine = plan.rank_plan;
+  const plan::RankPlan& rank_plan = plan.rank_plan;
   const std::vector<zr_view>& views = buffers_.views();
   const std::size_t arrays = plan.state_arrays().size(), params = plan.input.parameters.size();
-  weights_of_ = ByParam(mine.weights, params);
-  for (std::size_t i = 0; i < mine.reduced_gradients.size(); ++i) {
-    const plan::Piece& reduced = mine.reduced_gradients[i];
+  weights_of_ = ByParam(rank_plan.weights, params);
+  for (std::size_t i = 0; i < rank_plan.reduced_gradients.size(); ++i) {
+    const plan::Piece& reduced = rank_plan.reduced_gradients[i];
     const plan::Piece* weight = nullptr;
     for (const uint32_t w : weights_of_[reduced.param]) {
-      const plan::Piece& one = mine.weights[w];
-      if (!weight && one.first <= reduced.first && reduced.first + reduced.count <= one.first + one.count)
-        weight = &one;
+      const plan::Piece& candidate = rank_plan.weights[w];
+      if (!weight && candidate.first <= reduced.first &&
+          reduced.first + reduced.count <= candidate.first + candidate.count)
+        weight = &candidate;
     }
     if (!weight)
-      fail_internal(context_.strategy.call_text("plan") + " assigns reduced gradients of '" +
-                    plan.input.parameters[reduced.param].name +
-                    "' to a rank that has no weights for the same elements; this is a bug in the plug-in");
-    for (const plan::StateRange& run : states_.runs(mine.state_offset[i], reduced.count)) {
-      const int64_t skip = run.first - mine.state_offset[i], first = reduced.first + skip;
+      fail_internal(
+          fmt::format("{} assigns reduced gradients of '{}' to a rank that has no weights for the same elements; this "
+                      "is a bug in the plug-in",
+                      context_.strategy.call_text("plan"), plan.input.parameters[reduced.param].name));
+    for (const plan::StateRange& range : states_.ranges(rank_plan.state_offset[i], reduced.count)) {
+      const int64_t skip = range.first - rank_plan.state_offset[i], first = reduced.first + skip;
       update::UpdateSlice slice{reduced.param,
                                 first,
-                                run.count,
-                                part_of(views[weight->buffer], weight->offset + first - weight->first, run.count),
+                                range.count,
+                                part_of(views[weight->buffer], weight->offset + first - weight->first, range.count),
                                 {},
-                                part_of(views[reduced.buffer], reduced.offset + skip, run.count),
+                                part_of(views[reduced.buffer], reduced.offset + skip, range.count),
                                 {},
-                                run.first,
-                                run.tier};
+                                range.first,
+                                range.tier};
       for (std::size_t a = 0; a < arrays; ++a) {
-        const zr_view view = states_.view(a, run.first, run.count);
+        const zr_view view = states_.view(a, range.first, range.count);
         if (plan.has_master && a == 0)
           slice.master = view;
         else
           slice.slots.push_back(view);
       }
-      if (states_.in_memory(run.tier)) (run.tier == 0 ? direct_ : staged_).push_back(slice);
+      if (states_.in_memory(range.tier)) (range.tier == 0 ? direct_ : staged_).push_back(slice);
       slices_.push_back(std::move(slice));
     }
   }
@@ -120,9 +124,9 @@ std::vector<const update::UpdateSlice*> ShardedState::bound_slices() const {
 
 offload::TierWaits ShardedState::waits() const {
   offload::TierWaits all = states_.waits();
-  if (const offload::DiskBackedBuffers* pages = buffers_.pages()) {
-    all.read += pages->waits().read;
-    all.write += pages->waits().write;
+  if (const offload::DiskBackedBuffers* disk_buffers = buffers_.disk_buffers()) {
+    all.read += disk_buffers->waits().read;
+    all.write += disk_buffers->waits().write;
   }
   return all;
 }
@@ -135,27 +139,32 @@ std::optional<std::size_t> ShardedState::array_of(TensorKind kind, const std::st
   for (std::size_t i = 0; i < slots.size(); ++i) {
     if (slot == slots[i].name) {
       if (slots[i].shape != ZR_SLOT_LIKE_PARAM || slots[i].dtype != ZR_F32)
-        fail_user("optimizer state '" + slot +
-                  "' cannot be accessed by name, because it is not an fp32 tensor of its parameter's shape");
+        fail_user(
+            fmt::format("optimizer state '{}' cannot be accessed by name, because it is not an fp32 tensor of its "
+                        "parameter's shape",
+                        slot));
       return slot_array(i);
     }
     list += (list.empty() ? "" : ", ") + std::string(slots[i].name);
   }
-  fail_user("optimizer '" + std::string(context_.setup.optimizer.table->id) + "' has no state '" + slot +
-            "'; it has: " + (list.empty() ? "none" : list));
+  fail_user(fmt::format("optimizer '{}' has no state '{}'; it has: {}", context_.setup.optimizer.table->id, slot,
+                        list.empty() ? "none" : list));
 }
 
-void ShardedState::visit(const update::UpdateSlice& slice, std::size_t array, int64_t first, int64_t count,
-                         offload::OptimizerStates::Access use, const Visit& fn) {
-  const int64_t skip = slice.state - slice.first;
-  states_.visit(array, first + skip, count, use,
-                "optimizer states of '" + context_.plan.input.parameters[slice.param].name + "'",
+void ShardedState::visit_state(const update::UpdateSlice& slice, std::size_t array, int64_t first, int64_t count,
+                               offload::OptimizerStates::Access access, const Visit& fn) {
+  const int64_t skip = slice.state_offset - slice.first;
+  states_.visit(array, first + skip, count, access,
+                fmt::format("optimizer states of '{}'", context_.plan.input.parameters[slice.param].name),
                 [&](void* memory, int64_t at, int64_t n) { fn(memory, at - skip, n); });
 }
 
-void ShardedState::reach(const zr_view& view, offload::OptimizerStates::Access use, uint32_t param, const Visit& fn) {
-  if (!pages() || !pages()->holds(view.data)) return fn(view.data, 0, view.count);
-  pages()->visit(view, use, "weights or reduced gradients of '" + context_.plan.input.parameters[param].name + "'", fn);
+void ShardedState::visit_view(const zr_view& view, offload::OptimizerStates::Access access, uint32_t param,
+                              const Visit& fn) {
+  if (!disk_buffers() || !disk_buffers()->holds(view.data)) return fn(view.data, 0, view.count);
+  disk_buffers()->visit(view, access,
+                        fmt::format("weights or reduced gradients of '{}'", context_.plan.input.parameters[param].name),
+                        fn);
 }
 
 zr_view ShardedState::weights_at(const plan::Piece& piece, int64_t first, int64_t count) const {
@@ -172,24 +181,24 @@ void ShardedState::edit_gradients(
   for (const update::UpdateSlice& slice : slices_) {
     if (!touched[slice.param]) continue;
     const zr_dtype dtype = slice.grad.dtype;
-    reach(slice.grad, offload::OptimizerStates::Access::modify, slice.param,
-          [&](void* memory, int64_t first, int64_t count) {
-            for (int64_t at = 0; at < count; at += kPart) {
-              const int64_t n = std::min(kPart, count - at);
-              void* const part = static_cast<char*>(memory) + at * size_of(dtype);
-              const bool finite =
-                  update::count_non_finite({part, n, dtype, 0, {1, 0}}) == 0;  // otherwise the step is skipped
-              float* values = static_cast<float*>(part);
-              if (dtype != ZR_F32) {
-                copy.resize(static_cast<std::size_t>(n));
-                values = copy.data();
-                update::upcast(part, dtype, n, values);
-              }
-              for (int64_t i = 0; i < n; ++i) values[i] *= factor;
-              if (finite) fn(slice.param, slice.first + first + at, n, values);
-              if (dtype != ZR_F32) update::downcast(values, n, dtype, part);
-            }
-          });
+    visit_view(slice.grad, offload::OptimizerStates::Access::modify, slice.param,
+               [&](void* memory, int64_t first, int64_t count) {
+                 for (int64_t at = 0; at < count; at += kPart) {
+                   const int64_t n = std::min(kPart, count - at);
+                   void* const part = static_cast<char*>(memory) + at * size_of(dtype);
+                   const bool finite =
+                       update::count_non_finite({part, n, dtype, 0, {1, 0}}) == 0;  // otherwise the step is skipped
+                   float* values = static_cast<float*>(part);
+                   if (dtype != ZR_F32) {
+                     copy.resize(static_cast<std::size_t>(n));
+                     values = copy.data();
+                     update::upcast(part, dtype, n, values);
+                   }
+                   for (int64_t i = 0; i < n; ++i) values[i] *= factor;
+                   if (finite) fn(slice.param, slice.first + first + at, n, values);
+                   if (dtype != ZR_F32) update::downcast(values, n, dtype, part);
+                 }
+               });
   }
 }
 
@@ -203,14 +212,14 @@ void ShardedState::read(uint32_t param, TensorKind kind, const std::string& slot
     const auto [from, n] = common(first, count, slice.first, slice.count);
     if (n == 0) continue;
     if (array) {
-      visit(slice, *array, from, n, offload::OptimizerStates::Access::read,
-            [&](void* memory, int64_t at, int64_t some) {
-              std::memcpy(out + (at - first), memory, static_cast<std::size_t>(some) * 4);
-            });
+      visit_state(slice, *array, from, n, offload::OptimizerStates::Access::read,
+                  [&](void* memory, int64_t at, int64_t some) {
+                    std::memcpy(out + (at - first), memory, static_cast<std::size_t>(some) * 4);
+                  });
       continue;
     }
     const zr_view view = part_of(kind == TensorKind::value ? slice.weight : slice.grad, from - slice.first, n);
-    reach(view, offload::OptimizerStates::Access::read, param, [&](const void* memory, int64_t at, int64_t some) {
+    visit_view(view, offload::OptimizerStates::Access::read, param, [&](const void* memory, int64_t at, int64_t some) {
       update::upcast(memory, view.dtype, some, out + (from - first) + at);
     });
   }
@@ -219,10 +228,10 @@ void ShardedState::read(uint32_t param, TensorKind kind, const std::string& slot
       const plan::Piece& piece = plan.rank_plan.weights[w];
       const auto [from, n] = common(first, count, piece.first, piece.count);
       if (n == 0) continue;
-      reach(weights_at(piece, from, n), offload::OptimizerStates::Access::read, param,
-            [&](const void* values, int64_t at, int64_t some) {
-              update::upcast(values, plan.input.weight_dtype, some, out + (from - first) + at);
-            });
+      visit_view(weights_at(piece, from, n), offload::OptimizerStates::Access::read, param,
+                 [&](const void* values, int64_t at, int64_t some) {
+                   update::upcast(values, plan.input.weight_dtype, some, out + (from - first) + at);
+                 });
     }
   for (const plan::Segment& segment : plan.segments[param]) {
     const auto [from, n] = common(first, count, segment.first, segment.count);
@@ -239,10 +248,10 @@ void ShardedState::read(uint32_t param, TensorKind kind, const std::string& slot
 void ShardedState::write_state(uint32_t param, const std::string& slot, const float* values) {
   const auto array = array_of(TensorKind::state, slot);
   for (const uint32_t u : slices_of_[param])
-    visit(slices_[u], *array, slices_[u].first, slices_[u].count, offload::OptimizerStates::Access::write,
-          [&](void* memory, int64_t from, int64_t count) {
-            std::memcpy(memory, values + from, static_cast<std::size_t>(count) * 4);
-          });
+    visit_state(slices_[u], *array, slices_[u].first, slices_[u].count, offload::OptimizerStates::Access::write,
+                [&](void* memory, int64_t from, int64_t count) {
+                  std::memcpy(memory, values + from, static_cast<std::size_t>(count) * 4);
+                });
 }
 
 void ShardedState::own_weights(uint32_t param,
@@ -250,8 +259,8 @@ void ShardedState::own_weights(uint32_t param,
   for (const uint32_t w : weights_of_[param]) {
     const plan::Piece& piece = context_.plan.rank_plan.weights[w];
     if (!buffers_.readers()[piece.buffer]) {
-      reach(weights_at(piece, piece.first, piece.count), offload::OptimizerStates::Access::write, param,
-            [&](void* values, int64_t at, int64_t some) { fn(piece.first + at, some, values); });
+      visit_view(weights_at(piece, piece.first, piece.count), offload::OptimizerStates::Access::write, param,
+                 [&](void* values, int64_t at, int64_t some) { fn(piece.first + at, some, values); });
     } else if (context_.plan.input.parameters[param].frozen) {
       if (context_.rank() == 0) fn(piece.first, piece.count, weights_at(piece, piece.first, piece.count).data);
     } else {
@@ -264,10 +273,10 @@ void ShardedState::own_weights(uint32_t param,
 void ShardedState::store(uint32_t param, const float* values) {
   for (const uint32_t u : slices_of_[param])
     if (context_.plan.has_master)
-      visit(slices_[u], master_array(), slices_[u].first, slices_[u].count, offload::OptimizerStates::Access::write,
-            [&](void* memory, int64_t first, int64_t count) {
-              std::memcpy(memory, values + first, static_cast<std::size_t>(count) * 4);
-            });
+      visit_state(slices_[u], master_array(), slices_[u].first, slices_[u].count,
+                  offload::OptimizerStates::Access::write, [&](void* memory, int64_t first, int64_t count) {
+                    std::memcpy(memory, values + first, static_cast<std::size_t>(count) * 4);
+                  });
   own_weights(param, [&](int64_t first, int64_t count, void* memory) {
     update::downcast(values + first, count, context_.plan.input.weight_dtype, memory);
   });
@@ -288,8 +297,9 @@ std::set<uint32_t> ShardedState::take_stored() { return std::exchange(stored_, {
 
 uint64_t ShardedState::hash_of_weights(const update::UpdateSlice& slice) {
   checkpoint::Hash hash;
-  reach(slice.weight, offload::OptimizerStates::Access::read, slice.param,
-        [&](const void* values, int64_t, int64_t count) { hash.add(values, count * size_of(slice.weight.dtype)); });
+  visit_view(
+      slice.weight, offload::OptimizerStates::Access::read, slice.param,
+      [&](const void* values, int64_t, int64_t count) { hash.add(values, count * size_of(slice.weight.dtype)); });
   return hash.value();
 }
 
@@ -297,21 +307,21 @@ bool ShardedState::sync_master_from_weights(const update::UpdateSlice& slice) {
   if (!context_.plan.has_master) return false;
   const zr_dtype dtype = context_.plan.input.weight_dtype;
   bool changed = false;
-  reach(slice.weight, offload::OptimizerStates::Access::read, slice.param,
-        [&](const void* weights, int64_t at, int64_t some) {
-          const int64_t begin = slice.first + at;
-          visit(slice, master_array(), begin, some, offload::OptimizerStates::Access::modify,
-                [&](void* memory, int64_t first, int64_t count) {
-                  changed |= update::sync_master_from_weights(
-                      static_cast<const char*>(weights) + (first - begin) * size_of(dtype), dtype, count,
-                      static_cast<float*>(memory));
-                });
-        });
+  visit_view(slice.weight, offload::OptimizerStates::Access::read, slice.param,
+             [&](const void* weights, int64_t at, int64_t some) {
+               const int64_t begin = slice.first + at;
+               visit_state(slice, master_array(), begin, some, offload::OptimizerStates::Access::modify,
+                           [&](void* memory, int64_t first, int64_t count) {
+                             changed |= update::sync_master_from_weights(
+                                 static_cast<const char*>(weights) + (first - begin) * size_of(dtype), dtype, count,
+                                 static_cast<float*>(memory));
+                           });
+             });
   return changed;
 }
 
-void ShardedState::each_memory(uint32_t param, const std::string& role, int64_t first, int64_t count,
-                               offload::OptimizerStates::Access use, const Visit& fn) {
+void ShardedState::visit_tensor(uint32_t param, const std::string& kind, int64_t first, int64_t count,
+                                offload::OptimizerStates::Access access, const Visit& fn) {
   const plan::MemoryPlan& plan = context_.plan;
   int64_t at = first;
   const int64_t end = first + count;
@@ -319,14 +329,14 @@ void ShardedState::each_memory(uint32_t param, const std::string& role, int64_t 
     const update::UpdateSlice& slice = slices_[u];
     if (at >= end || at < slice.first || at >= slice.first + slice.count) continue;
     const int64_t n = std::min(end, slice.first + slice.count) - at;
-    if (role == "weight") {
-      reach(part_of(slice.weight, at - slice.first, n), use, param,
-            [&](void* memory, int64_t first_of, int64_t some) { fn(memory, at + first_of, some); });
+    if (kind == "weight") {
+      visit_view(part_of(slice.weight, at - slice.first, n), access, param,
+                 [&](void* memory, int64_t first_of, int64_t some) { fn(memory, at + first_of, some); });
     } else {
       std::size_t array = master_array();
       for (std::size_t i = 0; i < plan.input.slots.size(); ++i)
-        if (role == std::string("state.") + plan.input.slots[i].name) array = slot_array(i);
-      visit(slice, array, at, n, use, fn);
+        if (kind == std::string("state.") + plan.input.slots[i].name) array = slot_array(i);
+      visit_state(slice, array, at, n, access, fn);
     }
     at += n;
   }
@@ -334,39 +344,40 @@ void ShardedState::each_memory(uint32_t param, const std::string& role, int64_t 
     const plan::Piece& piece = plan.rank_plan.weights[w];
     if (at >= end || at < piece.first || at >= piece.first + piece.count) continue;
     const int64_t n = std::min(end, piece.first + piece.count) - at;
-    reach(weights_at(piece, at, n), use, param,
-          [&](void* values, int64_t first_of, int64_t some) { fn(values, at + first_of, some); });
+    visit_view(weights_at(piece, at, n), access, param,
+               [&](void* values, int64_t first_of, int64_t some) { fn(values, at + first_of, some); });
     at += n;
   }
   if (at < end)
-    fail_internal("rank " + std::to_string(context_.rank()) + " has no memory for elements " + std::to_string(at) +
-                  " to " + std::to_string(end - 1) + " of '" + plan.input.parameters[param].name +
-                  "', although its plan assigns them to it");
+    fail_internal(
+        fmt::format("rank {} has no memory for elements {} to {} of '{}', although its plan assigns them to it",
+                    context_.rank(), at, end - 1, plan.input.parameters[param].name));
 }
 
-const char* ShardedState::memory_of(uint32_t param, const std::string& role, int64_t first, int64_t count) {
-  const char* all = nullptr;
-  bool one = true;
-  for (const uint32_t u : slices_of_[param]) one &= states_.in_memory(slices_[u].tier) || role == "weight";
-  if (pages() && role == "weight")
+const char* ShardedState::contiguous_address(uint32_t param, const std::string& kind, int64_t first, int64_t count) {
+  const char* address = nullptr;
+  bool contiguous = true;
+  for (const uint32_t u : slices_of_[param]) contiguous &= states_.in_memory(slices_[u].tier) || kind == "weight";
+  if (disk_buffers() && kind == "weight")
     for (const uint32_t w : weights_of_[param])
-      one &= !pages()->holds(buffers_.memory()[context_.plan.rank_plan.weights[w].buffer]);
-  if (!one) return nullptr;
-  each_memory(param, role, first, count, offload::OptimizerStates::Access::read, [&](void* memory, int64_t, int64_t n) {
-    one = n == count;
-    all = static_cast<const char*>(memory);
-  });
-  return one ? all : nullptr;
+      contiguous &= !disk_buffers()->holds(buffers_.memory()[context_.plan.rank_plan.weights[w].buffer]);
+  if (!contiguous) return nullptr;
+  visit_tensor(param, kind, first, count, offload::OptimizerStates::Access::read,
+               [&](void* memory, int64_t, int64_t n) {
+                 contiguous = n == count;
+                 address = static_cast<const char*>(memory);
+               });
+  return contiguous ? address : nullptr;
 }
 
 void ShardedState::clear_states(uint32_t param) {
   const std::vector<zr_slot>& slots = context_.plan.input.slots;
   for (const uint32_t u : slices_of_[param])
     for (std::size_t i = 0; i < slots.size(); ++i)
-      visit(slices_[u], slot_array(i), slices_[u].first, slices_[u].count, offload::OptimizerStates::Access::write,
-            [&](void* memory, int64_t, int64_t n) {
-              std::memset(memory, 0, static_cast<std::size_t>(n * size_of(slots[i].dtype)));
-            });
+      visit_state(slices_[u], slot_array(i), slices_[u].first, slices_[u].count,
+                  offload::OptimizerStates::Access::write, [&](void* memory, int64_t, int64_t n) {
+                    std::memset(memory, 0, static_cast<std::size_t>(n * size_of(slots[i].dtype)));
+                  });
 }
 
 // States on disk are read while states in memory are updated.
@@ -375,11 +386,12 @@ void ShardedState::update(
     const std::function<void(const std::vector<update::UpdateSlice>& slices, bool staged)>& work) {
   const auto in_memory = [&](const std::vector<update::UpdateSlice>& all, bool staged) {
     const auto part = [&](const std::vector<update::UpdateSlice>& slices) { work(slices, staged); };
-    pages() ? pages()->update(all, touched, part) : part(all);
+    disk_buffers() ? disk_buffers()->update(all, touched, part) : part(all);
   };
   in_memory(direct_, false);
   in_memory(staged_, true);
-  states_.pass(slices_, touched, [&](const std::vector<update::UpdateSlice>& slices) { in_memory(slices, true); });
+  states_.update_tiles(slices_, touched,
+                       [&](const std::vector<update::UpdateSlice>& slices) { in_memory(slices, true); });
 }
 
 }  // namespace zr::host::engine

@@ -42,7 +42,7 @@ class ShardedState {
   offload::TierStore& tier(int index) { return *tiers_[static_cast<std::size_t>(index)]; }
   const PlannedBuffers& buffers() const { return buffers_; }
   /// The buffers on disk; null: all are in memory.
-  offload::DiskBackedBuffers* pages() const { return buffers_.pages(); }
+  offload::DiskBackedBuffers* disk_buffers() const { return buffers_.disk_buffers(); }
   offload::OptimizerStates& states() { return states_; }
   /// The slices that this rank updates.
   const std::vector<update::UpdateSlice>& slices() const { return slices_; }
@@ -70,12 +70,12 @@ class ShardedState {
 
   /// Calls fn(first, count, memory) for each part of a parameter's weights that this rank is responsible for writing.
   void own_weights(uint32_t param, const std::function<void(int64_t first, int64_t count, void* memory)>& fn);
-  /// Calls fn over elements [first, first + count) of a tensor, all of which this rank must store. role: "weight",
+  /// Calls fn over elements [first, first + count) of a tensor, all of which this rank must store. kind: "weight",
   /// "master", or an optimizer state such as "state.exp_avg".
-  void each_memory(uint32_t param, const std::string& role, int64_t first, int64_t count,
-                   offload::OptimizerStates::Access use, const Visit& fn);
-  /// The address of the same elements if they are contiguous in memory; null: use each_memory().
-  const char* memory_of(uint32_t param, const std::string& role, int64_t first, int64_t count);
+  void visit_tensor(uint32_t param, const std::string& kind, int64_t first, int64_t count,
+                    offload::OptimizerStates::Access access, const Visit& fn);
+  /// The address of the same elements if they are contiguous in memory; null: use visit_tensor().
+  const char* contiguous_address(uint32_t param, const std::string& kind, int64_t first, int64_t count);
   /// Sets each master of the slice to its weight if the weight differs from the rounded master. Returns true if any
   /// differed.
   bool sync_master_from_weights(const update::UpdateSlice& slice);
@@ -104,13 +104,13 @@ class ShardedState {
   // Array indices in OptimizerStates: of the fp32 masters, and of an optimizer slot.
   std::size_t master_array() const { return 0; }
   std::size_t slot_array(std::size_t slot) const { return slot + (context_.plan.has_master ? 1 : 0); }
-  // The array in OptimizerStates that contains a role; nullopt: it is in a buffer of the plan.
+  // The array in OptimizerStates that contains a kind of tensor; nullopt: it is in a buffer of the plan.
   std::optional<std::size_t> array_of(TensorKind kind, const std::string& slot) const;
   // OptimizerStates::visit() over elements [first, first + count) of the slice's parameter, which fn receives too.
-  void visit(const update::UpdateSlice& slice, std::size_t array, int64_t first, int64_t count,
-             offload::OptimizerStates::Access use, const Visit& fn);
+  void visit_state(const update::UpdateSlice& slice, std::size_t array, int64_t first, int64_t count,
+                   offload::OptimizerStates::Access access, const Visit& fn);
   // Calls fn over the elements of a view of this rank's weights or reduced gradients, in memory or on disk.
-  void reach(const zr_view& view, offload::OptimizerStates::Access use, uint32_t param, const Visit& fn);
+  void visit_view(const zr_view& view, offload::OptimizerStates::Access access, uint32_t param, const Visit& fn);
   // Elements [first, first + count) of a piece of weights, numbered as in the parameter.
   zr_view weights_at(const plan::Piece& piece, int64_t first, int64_t count) const;
 

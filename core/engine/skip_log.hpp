@@ -19,7 +19,7 @@ class SkipLog {
   void report(const GlobalStats& global, const TrainingProgress& progress);
   /// Ends the job, because its last train.max_skipped_steps steps were skipped: throws UserError naming the
   /// parameter and the rank.
-  [[noreturn]] void give_up(const GlobalStats& global, const TrainingProgress& progress) const;
+  [[noreturn]] void fail_too_many_skips(const GlobalStats& global, const TrainingProgress& progress) const;
   /// The keys to change, as text: "lower optimizer.lr or set train.gradient_clipping".
   std::string remedy() const;
 

@@ -85,11 +85,11 @@ Overlap StepRecorder::overlap(const GradientFlow& gradients, const NormBlocks& n
   Overlap all = overlap_before_;
   all.collectives += gradients.collectives();
   all.early += gradients.collectives_early();
-  all.norm_blocks += norm.own();
-  all.norm_blocks_early += norm.early();
-  const offload::DiskBackedBuffers* pages = state_.pages();
-  all.disk_reads += pages ? pages->reads() : 0;
-  all.disk_reads_ahead += pages ? pages->reads_ahead() : 0;
+  all.norm_blocks += norm.own_blocks();
+  all.norm_blocks_early += norm.blocks_summed_early();
+  const offload::DiskBackedBuffers* disk_buffers = state_.disk_buffers();
+  all.disk_reads += disk_buffers ? disk_buffers->reads() : 0;
+  all.disk_reads_ahead += disk_buffers ? disk_buffers->reads_ahead() : 0;
   return all;
 }
 

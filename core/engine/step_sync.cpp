@@ -7,9 +7,9 @@
 namespace zr::host::engine {
 
 StepSync::StepSync(const RankContext& context, const std::vector<update::UpdateSlice>& slices,
-                   offload::DiskBackedBuffers* pages)
-    : comm_(context.comm), norm_(context, slices, pages) {
-  comm_.on_completed([this](const zr_coll& coll, const void* dst) { norm_.arrived(coll.dst, dst); });
+                   offload::DiskBackedBuffers* disk_buffers)
+    : comm_(context.comm), norm_(context, slices, disk_buffers) {
+  comm_.on_completed([this](const zr_coll& coll, const void* dst) { norm_.gradients_final(coll.dst, dst); });
 }
 
 StepSync::~StepSync() { comm_.on_completed({}); }
@@ -38,13 +38,14 @@ StepSync::Totals StepSync::totals(const std::vector<double>& weights, const std:
   const std::vector<std::string> all = comm_.all_gather_bytes(bytes, "weights of micro-batches");
   Totals totals{0, std::vector<char>(touched.size(), 0)};
   for (std::size_t a = 0; a < weights.size(); ++a)
-    for (const std::string& one : all) {  // m = a N + r, ascending
+    for (const std::string& rank_bytes : all) {  // m = a N + r, ascending
       double weight;
-      std::memcpy(&weight, one.data() + a * sizeof weight, sizeof weight);
+      std::memcpy(&weight, rank_bytes.data() + a * sizeof weight, sizeof weight);
       totals.weight += weight;
     }
-  for (const std::string& one : all)
-    for (std::size_t i = 0; i < touched.size(); ++i) totals.touched[i] |= one[weights.size() * sizeof(double) + i];
+  for (const std::string& rank_bytes : all)
+    for (std::size_t i = 0; i < touched.size(); ++i)
+      totals.touched[i] |= rank_bytes[weights.size() * sizeof(double) + i];
   return totals;
 }
 

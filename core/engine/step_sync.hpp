@@ -37,7 +37,7 @@ class StepSync {
  public:
   /// The arguments of NormBlocks; all outlive the object.
   StepSync(const RankContext& context, const std::vector<update::UpdateSlice>& slices,
-           offload::DiskBackedBuffers* pages);
+           offload::DiskBackedBuffers* disk_buffers);
   ~StepSync();
   StepSync(const StepSync&) = delete;
 

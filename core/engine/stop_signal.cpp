@@ -20,32 +20,32 @@ struct Handlers {
   struct sigaction term ZR_GUARDED_BY(mutex) {};
   struct sigaction interrupt ZR_GUARDED_BY(mutex) {};
 };
-Handlers& handlers() {
-  static Handlers all;
-  return all;
+Handlers& process_handlers() {
+  static Handlers handlers;
+  return handlers;
 }
 }  // namespace
 
 StopSignal::StopSignal(std::shared_ptr<control::Control> control) : control_(std::move(control)) {
-  Handlers& all = handlers();
-  const MutexLock lock(all.mutex);
-  if (all.users++ > 0) return;
+  Handlers& handlers = process_handlers();
+  const MutexLock lock(handlers.mutex);
+  if (handlers.users++ > 0) return;
   struct sigaction action {};
   action.sa_handler = record;
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
-  ::sigaction(SIGTERM, &action, &all.term);
-  ::sigaction(SIGINT, &action, &all.interrupt);
+  ::sigaction(SIGTERM, &action, &handlers.term);
+  ::sigaction(SIGINT, &action, &handlers.interrupt);
   control_->put(control::saves_on_signal_key(control_->rank()), "yes");
 }
 
 StopSignal::~StopSignal() {
-  Handlers& all = handlers();
-  const MutexLock lock(all.mutex);
-  if (--all.users > 0) return;
+  Handlers& handlers = process_handlers();
+  const MutexLock lock(handlers.mutex);
+  if (--handlers.users > 0) return;
   control_->put(control::saves_on_signal_key(control_->rank()), "no");
-  ::sigaction(SIGTERM, &all.term, nullptr);
-  ::sigaction(SIGINT, &all.interrupt, nullptr);
+  ::sigaction(SIGTERM, &handlers.term, nullptr);
+  ::sigaction(SIGINT, &handlers.interrupt, nullptr);
 }
 
 int StopSignal::received() { return g_received; }

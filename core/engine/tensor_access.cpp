@@ -1,5 +1,7 @@
 #include "engine/tensor_access.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -24,15 +26,15 @@ uint32_t TensorAccess::find(const std::string& parameter) const {
   std::vector<std::string> names;
   for (const plan::Parameter& p : context_.plan.input.parameters) names.push_back(p.name);
   const std::string near = nearest(parameter, names);
-  fail_user("the model has no parameter '" + printable(parameter) + "'" +
-            (near.empty() ? "" : "; did you mean '" + near + "'?"));
+  fail_user(fmt::format("the model has no parameter '{}'{}", printable(parameter),
+                        near.empty() ? "" : fmt::format("; did you mean '{}'?", near)));
 }
 
 std::size_t TensorAccess::find_buffer(const std::string& name) {
   const std::vector<model::ModelBuffer> buffers = context_.model.buffers();
   const auto found =
       std::find_if(buffers.begin(), buffers.end(), [&](const model::ModelBuffer& b) { return b.name == name; });
-  if (found == buffers.end()) fail_internal("the model has no buffer '" + name + "'");
+  if (found == buffers.end()) fail_internal(fmt::format("the model has no buffer '{}'", name));
   return static_cast<std::size_t>(found - buffers.begin());
 }
 
@@ -50,9 +52,10 @@ std::string TensorAccess::buffer(const std::string& name) {
 void TensorAccess::set_buffer(const std::string& name, const std::string& bytes) {
   const std::size_t index = find_buffer(name);
   if (parts_.buffers.in_evaluation())
-    fail_user("engine.set_buffer('" + name +
-              "') was called during a zr::Engine::Evaluation, which restores the buffer's earlier value when it ends; "
-              "call it before or after the evaluation");
+    fail_user(
+        fmt::format("engine.set_buffer('{}') was called during a zr::Engine::Evaluation, which restores the buffer's "
+                    "earlier value when it ends; call it before or after the evaluation",
+                    name));
   const uint64_t hash = checkpoint::hash_of(bytes.data(), static_cast<int64_t>(bytes.size()));
   std::vector<std::string> hashes;
   parts_.step_recorder.exclude([&] {
@@ -61,8 +64,9 @@ void TensorAccess::set_buffer(const std::string& name, const std::string& bytes)
   });
   for (std::size_t r = 1; r < hashes.size(); ++r)
     if (hashes[r] != hashes[0])
-      fail_user("engine.set_buffer('" + name + "'): rank " + std::to_string(r) +
-                " passes different values than rank 0; pass the same tensor on all ranks");
+      fail_user(fmt::format(
+          "engine.set_buffer('{}'): rank {} passes different values than rank 0; pass the same tensor on all ranks",
+          name, r));
   std::memcpy(parts_.buffers.own()[index].data, bytes.data(), bytes.size());
   parts_.step_recorder.restart_clock();
 }
@@ -71,52 +75,54 @@ void TensorAccess::read(uint32_t param, TensorKind kind, const std::string& slot
   const plan::Parameter& parameter = context_.plan.input.parameters[param];
   if (kind == TensorKind::value) {
     // Until a zr::gather scope ends, only some strategies make writes inside it visible here.
-    context_.model.check_scope(param, "engine.get('" + parameter.name + "')");
-    parts_.weights.take_written();
+    context_.model.check_scope(param, fmt::format("engine.get('{}')", parameter.name));
+    parts_.weights.collect_writes();
   }
   const TrainingProgress& progress = parts_.progress;
   progress.check_complete();
   if (kind == TensorKind::gradient) progress.check_gradients(parameter.name);
   if (parameter.frozen && kind != TensorKind::value)
-    fail_user("parameter '" + parameter.name + "' is frozen: it has no gradient and no optimizer state");
+    fail_user(fmt::format("parameter '{}' is frozen: it has no gradient and no optimizer state", parameter.name));
   parts_.state.read(param, kind, slot, 0, parameter.count, out);
   if (kind == TensorKind::gradient)
     for (int64_t i = 0; i < parameter.count; ++i) out[i] *= progress.grad_mul();
 }
 
 void TensorAccess::check_same_values(const plan::Parameter& parameter, const float* values) {
-  const uint64_t mine = checkpoint::hash_of(values, parameter.count * 4);
-  const auto all =
-      context_.comm.all_gather_bytes(std::string(reinterpret_cast<const char*>(&mine), sizeof mine), "engine.set");
-  for (std::size_t r = 1; r < all.size(); ++r)
-    if (all[r] != all[0])
-      fail_user("engine.set('" + parameter.name + "'): rank " + std::to_string(r) +
-                " passes different values than rank 0; pass the same tensor on all ranks");
+  const uint64_t hash = checkpoint::hash_of(values, parameter.count * 4);
+  const auto hashes =
+      context_.comm.all_gather_bytes(std::string(reinterpret_cast<const char*>(&hash), sizeof hash), "engine.set");
+  for (std::size_t r = 1; r < hashes.size(); ++r)
+    if (hashes[r] != hashes[0])
+      fail_user(fmt::format(
+          "engine.set('{}'): rank {} passes different values than rank 0; pass the same tensor on all ranks",
+          parameter.name, r));
 }
 
 void TensorAccess::write(uint32_t param, TensorKind kind, const std::string& slot, const float* values) {
   const plan::Parameter& parameter = context_.plan.input.parameters[param];
   if (kind == TensorKind::gradient)
-    fail_user("engine.set('" + parameter.name +
-              "', zr::TensorKind::gradient): a gradient cannot be set, because engine.backward() computes it; set the "
-              "value or an optimizer state");
+    fail_user(
+        fmt::format("engine.set('{}', zr::TensorKind::gradient): a gradient cannot be set, because engine.backward() "
+                    "computes it; set the value or an optimizer state",
+                    parameter.name));
   if (kind == TensorKind::state && parameter.frozen)
-    fail_user("parameter '" + parameter.name + "' is frozen: it has no optimizer state");
+    fail_user(fmt::format("parameter '{}' is frozen: it has no optimizer state", parameter.name));
   check_same_values(parameter, values);
   if (kind == TensorKind::state) return parts_.state.write_state(param, slot, values);
-  context_.model.check_scopes("engine.set('" + parameter.name + "')");
+  context_.model.check_scopes(fmt::format("engine.set('{}')", parameter.name));
   if (context_.plan.input.share_weights)
     context_.comm.barrier("before a value is set");  // a peer may still read the shared weights
-  parts_.weights.take_written();
+  parts_.weights.collect_writes();
   parts_.state.store(param, values);
-  parts_.weights.replaced(param);
-  parts_.step_recorder.exclude([&] { parts_.weights.publish(); });
+  parts_.weights.record_replacement(param);
+  parts_.step_recorder.exclude([&] { parts_.weights.publish_weights(); });
 }
 
 std::string TensorAccess::weights_hash() {
   context_.model.check_scopes("engine.weights_hash()");
   parts_.weights.compare();
-  parts_.weights.take_written();
+  parts_.weights.collect_writes();
   parts_.progress.check_complete();
   constexpr int64_t kPart = 64 * plan::kNormBlock;  // elements read at a time, for a model of any size
   const std::vector<plan::Parameter>& parameters = context_.plan.input.parameters;

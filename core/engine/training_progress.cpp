@@ -1,5 +1,7 @@
 #include "engine/training_progress.hpp"
 
+#include <fmt/format.h>
+
 #include "base/error.hpp"
 
 namespace zr::host::engine {
@@ -40,11 +42,11 @@ void TrainingProgress::begin_update(const std::vector<char>& touched) {
   for (std::size_t i = 0; i < touched.size(); ++i) param_steps_[i] += touched[i] ? 1 : 0;
 }
 
-void TrainingProgress::made(double loss, double grad_norm, bool applied) {
+void TrainingProgress::complete_step(double loss, double grad_norm, bool applied) {
   ++step_;
   micro_ = 0;
   gradients_summed_ = true;
-  applied_ = applied;
+  last_step_applied_ = applied;
   loss_ = loss;
   grad_norm_ = grad_norm;
 }
@@ -57,14 +59,14 @@ void TrainingProgress::end_step(int64_t samples) {
 }
 
 void TrainingProgress::restore(int64_t step, int64_t updates, int64_t samples, bool applied) {
-  step_ = begun_ = step;
+  step_ = steps_before_ = step;
   updates_ = updates_before_ = updates;
   samples_ = samples;
-  applied_ = applied;
+  last_step_applied_ = applied;
 }
 
 void TrainingProgress::continue_run(const Run& run) {
-  begun_ = run.begun;
+  steps_before_ = run.steps_before;
   updates_before_ = run.updates_before;
   stopped_ = run.stopped;
   loss_ = run.loss;
@@ -93,10 +95,12 @@ void TrainingProgress::check_backward() const {
 // Before the last micro-step the contents of reduced gradients depend on the strategy, so they cannot be read.
 void TrainingProgress::check_gradients(const std::string& parameter) const {
   if (gradients_summed_) return;
-  const std::string call = "engine.get('" + parameter + "', zr::TensorKind::gradient): ";
+  const std::string call = fmt::format("engine.get('{}', zr::TensorKind::gradient): ", parameter);
   if (within_step())
-    fail_user(call + "the gradient is not reduced over ranks and micro-batches until engine.step() ends the step; " +
-              "call engine.get() after engine.step(), which keeps the gradient until the next engine.backward()");
+    fail_user(
+        fmt::format("{}the gradient is not reduced over ranks and micro-batches until engine.step() ends the step; "
+                    "call engine.get() after engine.step(), which keeps the gradient until the next engine.backward()",
+                    call));
   fail_user(call + "this engine has no gradient yet; call engine.get() after engine.backward() and engine.step()");
 }
 

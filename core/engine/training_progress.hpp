@@ -24,8 +24,8 @@ class TrainingProgress {
   int64_t updates() const { return updates_; }  // steps that were not skipped; the index for the learning-rate schedule
   int64_t samples() const { return samples_; }  // of all ranks, in all steps
   int64_t steps() const { return steps_; }      // train.steps
-  bool last_step_applied() const { return applied_; }                  // whether it updated the weights
-  int64_t steps_of_run() const { return step_ - begun_; }              // steps completed since this run began
+  bool last_step_applied() const { return last_step_applied_; }        // whether it updated the weights
+  int64_t steps_of_run() const { return step_ - steps_before_; }       // steps completed since this run began
   bool updated_in_run() const { return updates_ != updates_before_; }  // whether a step of this run updated the weights
   bool stopped() const { return stopped_; }                            // a signal made this step the last one
   void stop() { stopped_ = true; }
@@ -68,7 +68,7 @@ class TrainingProgress {
   void begin_update(const std::vector<char>& touched);
   void updated() { ++updates_; }  // call after an update
   /// Counts the step, with an update (`applied`) or without. Its reduced gradients can be read until the next backward.
-  void made(double loss, double grad_norm, bool applied);
+  void complete_step(double loss, double grad_norm, bool applied);
   /// Discards the losses, weights and tokens of the completed step. samples: of all ranks in this step.
   void end_step(int64_t samples);
 
@@ -76,11 +76,11 @@ class TrainingProgress {
   void restore(int64_t step, int64_t updates, int64_t samples, bool applied);
   /// The progress of a run that a refresh hands over to the next session.
   struct Run {
-    int64_t begun = 0, updates_before = 0;  // numbers of steps and updates when the run began
+    int64_t steps_before = 0, updates_before = 0;  // numbers of steps and updates when the run began
     bool stopped = false;
     double loss = 0, grad_norm = 0, learning_rate = 0;
   };
-  Run run() const { return {begun_, updates_before_, stopped_, loss_, grad_norm_, learning_rate_}; }
+  Run run() const { return {steps_before_, updates_before_, stopped_, loss_, grad_norm_, learning_rate_}; }
   /// Continues the run of the previous session.
   void continue_run(const Run& run);
 
@@ -99,9 +99,9 @@ class TrainingProgress {
   const int64_t steps_;
   LossScale loss_scale_;
   int64_t step_ = 0, updates_ = 0, samples_ = 0;
-  int64_t begun_ = 0, updates_before_ = 0;
+  int64_t steps_before_ = 0, updates_before_ = 0;  // numbers of steps and updates when this run began
   std::vector<int64_t> param_steps_;
-  bool applied_ = true, stopped_ = false;
+  bool last_step_applied_ = true, stopped_ = false;
   double loss_ = 0, grad_norm_ = 0, learning_rate_ = 0;
   float grad_mul_ = 1;
   int micro_ = 0;

@@ -1,5 +1,7 @@
 #include "engine/weight_digest.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -107,14 +109,14 @@ WeightDigest::Digest WeightDigest::next() {
 void WeightDigest::compare(const std::vector<Digest>& digests, comm::CommRuntime& comm, int64_t step) {
   const auto differ = [&](auto member) {
     return std::any_of(digests.begin(), digests.end(),
-                       [&](const Digest& one) { return one.*member != digests[0].*member; });
+                       [&](const Digest& other) { return other.*member != digests[0].*member; });
   };
   std::vector<Part> parts;
   if (differ(&Digest::written)) {  // the samples differ too: compare all parameters that any rank wrote to
-    std::string mine(memory_.size(), 0);
-    for (const uint32_t param : compared_) mine[param] = 1;
+    std::string written(memory_.size(), 0);
+    for (const uint32_t param : compared_) written[param] = 1;
     std::set<uint32_t> any;
-    for (const std::string& other : comm.all_gather_bytes(mine, "written parameters"))
+    for (const std::string& other : comm.all_gather_bytes(written, "written parameters"))
       for (uint32_t i = 0; i < other.size(); ++i)
         if (other[i]) any.insert(i);
     for (const uint32_t param : any) parts.push_back({param, 0, plan_.input.parameters[param].count});
@@ -123,13 +125,13 @@ void WeightDigest::compare(const std::vector<Digest>& digests, comm::CommRuntime
   }
   if (differ(&Digest::weights)) parts.insert(parts.end(), turn_.begin(), turn_.end());
   if (parts.empty()) return;
-  std::string mine;
+  std::string digests_of_rank;
   for (const Part& part : parts) {
-    const uint64_t one = digest(part);
-    mine.append(reinterpret_cast<const char*>(&one), sizeof one);
+    const uint64_t part_digest = digest(part);
+    digests_of_rank.append(reinterpret_cast<const char*>(&part_digest), sizeof part_digest);
     bytes_ += part.count * size_;
   }
-  const std::vector<std::string> all = comm.all_gather_bytes(mine, "digests of weights");
+  const std::vector<std::string> all = comm.all_gather_bytes(digests_of_rank, "digests of weights");
   for (std::size_t i = 0; i < parts.size(); ++i) {
     std::map<std::string, std::vector<int>> groups;  // ranks by digest
     for (std::size_t r = 0; r < all.size(); ++r) groups[all[r].substr(i * 8, 8)].push_back(static_cast<int>(r));
@@ -143,12 +145,12 @@ void WeightDigest::compare(const std::vector<Digest>& digests, comm::CommRuntime
       if (digest != right->first) wrong.insert(wrong.end(), ranks.begin(), ranks.end());
     std::sort(wrong.begin(), wrong.end());
     const Part& part = parts[i];
-    fail_user("weights differ between ranks: in '" + plan_.input.parameters[part.param].name + "', elements " +
-              std::to_string(part.first) + " to " + std::to_string(part.first + part.count - 1) + ", " +
-              list_of(wrong) + (wrong.size() == 1 ? " has" : " have") + " different values than " +
-              list_of(right->second) + " (found in step " + std::to_string(step) +
-              "); write the same values to a weight on all ranks (write on every rank, from generators with the same " +
-              "seed), or use engine.set()");
+    fail_user(
+        fmt::format("weights differ between ranks: in '{}', elements {} to {}, {}{} different values than {} (found in "
+                    "step {}); write the same values to a weight on all ranks (write on every rank, from generators "
+                    "with the same seed), or use engine.set()",
+                    plan_.input.parameters[part.param].name, part.first, part.first + part.count - 1, list_of(wrong),
+                    wrong.size() == 1 ? " has" : " have", list_of(right->second), step));
   }
 }
 

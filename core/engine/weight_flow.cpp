@@ -1,5 +1,7 @@
 #include "engine/weight_flow.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/dtype.hpp"
@@ -23,39 +25,39 @@ WeightFlow::WeightFlow(const StepContext& context, ShardedState& state)
     unsharded[piece.param] |= !piece.shard && piece.count == parameters[piece.param].count;
   for (uint32_t i = 0; i < unsharded.size(); ++i)
     if (!unsharded[i] && parameters[i].count > 0) sharded_.push_back(i);
-  users_.assign(unsharded.size(), 0);
+  use_counts_.assign(unsharded.size(), 0);
   memory_.assign(unsharded.size(), nullptr);
-  dirty_.assign(unsharded.size(), 0);
-  start();
+  written_.assign(unsharded.size(), 0);
+  install_callbacks();
 }
 
 WeightFlow::~WeightFlow() { model_.on_use({}); }
 
-void WeightFlow::updated() {
+void WeightFlow::publish_weights() {
   CallError error;
   context_.check(api_->updated(strategy_.self(), &error), error, strategy_.call_text("updated"));
 }
 
-void WeightFlow::start() {
-  model_.on_use({[this](const uint32_t* params, uint32_t n, uint32_t phase) { begin(params, n, phase); },
-                 [this](const uint32_t* params, const bool* written, uint32_t n) { end(params, written, n); },
+void WeightFlow::install_callbacks() {
+  model_.on_use({[this](const uint32_t* params, uint32_t n, uint32_t phase) { begin_use(params, n, phase); },
+                 [this](const uint32_t* params, const bool* written, uint32_t n) { end_use(params, written, n); },
                  [this](uint32_t param, const void* full) {
                    const RecursiveMutexLock lock(context_.use);
-                   const comm::CallScope call(comm_,
-                                              "an in-place write to '" + plan_.input.parameters[param].name + "'");
+                   const comm::CallScope call(
+                       comm_, fmt::format("an in-place write to '{}'", plan_.input.parameters[param].name));
                    comm_.barrier("shared weights");  // no rank reads it while its owners write
                    state_.store_full(param, full);
                    comm_.barrier("shared weights");
                  },
-                 [this](const uint32_t* params, uint32_t n, bool begins) { scope(params, n, begins); }});
+                 [this](const uint32_t* params, uint32_t n, bool begins) { gather_scope(params, n, begins); }});
   for (const uint32_t param : sharded_) model_.unbind(param, plan_.input.weight_dtype);
 }
 
 // All ranks compare their calls under every strategy, even if no weight is communicated.
-void WeightFlow::scope(const uint32_t* params, uint32_t n, bool begins) {
+void WeightFlow::gather_scope(const uint32_t* params, uint32_t n, bool begins) {
   if (n == 0) return;
-  const std::string name = "zr::gather(\"" + plan_.input.parameters[params[0]].name + "\"" +
-                           (n > 1 ? " and " + std::to_string(n - 1) + " more" : "") + ")";
+  const std::string name = fmt::format("zr::gather(\"{}\"{})", plan_.input.parameters[params[0]].name,
+                                       n > 1 ? fmt::format(" and {} more", n - 1) : "");
   if (std::this_thread::get_id() != thread_)
     fail_user(name + " was called on another thread than the one that created the engine; use one thread for both");
   const std::string call = name + (begins ? "" : " at the end of its scope");
@@ -68,24 +70,29 @@ bool WeightFlow::is_sharded(uint32_t param) const {
   return std::find(sharded_.begin(), sharded_.end(), param) != sharded_.end();
 }
 
-void WeightFlow::with_full(uint32_t param, const std::function<void(const void* memory)>& use) {
-  begin(&param, 1, ZR_EXPORT_PHASE);
-  use(memory_[param]);
-  end(&param, nullptr, 1);
+void WeightFlow::with_full(uint32_t param, const std::function<void(const void* memory)>& fn) {
+  begin_use(&param, 1, ZR_EXPORT_PHASE);
+  const void* memory = nullptr;
+  {
+    const RecursiveMutexLock lock(context_.use);
+    memory = memory_[param];
+  }
+  fn(memory);
+  end_use(&param, nullptr, 1);
 }
 
-void WeightFlow::begin(const uint32_t* params, uint32_t n, uint32_t phase) {
+void WeightFlow::begin_use(const uint32_t* params, uint32_t n, uint32_t phase) {
   const RecursiveMutexLock lock(context_.use);
   std::vector<uint32_t> absent;
   for (uint32_t i = 0; i < n; ++i)
-    if (users_[params[i]] == 0) absent.push_back(params[i]);
+    if (use_counts_[params[i]] == 0) absent.push_back(params[i]);
   if (!absent.empty()) {
     std::vector<zr_view> gathered(absent.size());
     CallError error;
     std::string call = comm_.call();
     if (call.empty())
-      call = (phase == ZR_EXPORT_PHASE ? "zr::gather of '" : std::string(control::kOperatorOn) + "'") +
-             plan_.input.parameters[absent[0]].name + "'";
+      call = fmt::format("{}'{}'", phase == ZR_EXPORT_PHASE ? "zr::gather of " : control::kOperatorOn,
+                         plan_.input.parameters[absent[0]].name);
     const comm::CallScope scope(comm_, std::move(call));
     if (phase != ZR_EXPORT_PHASE && phase_ != ZR_FORWARD) phase = phase_;
     context_.check(api_->acquire(strategy_.self(), absent.data(), static_cast<uint32_t>(absent.size()), phase,
@@ -94,32 +101,32 @@ void WeightFlow::begin(const uint32_t* params, uint32_t n, uint32_t phase) {
     for (std::size_t i = 0; i < absent.size(); ++i) {
       const plan::Parameter& parameter = plan_.input.parameters[absent[i]];
       if (gathered[i].count != parameter.count || gathered[i].dtype != plan_.input.weight_dtype || !gathered[i].data)
-        fail_internal(strategy_.call_text("acquire") + " returned an invalid view for '" + parameter.name +
-                      "': it must have " + std::to_string(parameter.count) + " elements (it has " +
-                      std::to_string(gathered[i].count) +
-                      "), the dtype of the weights, and memory; this is a bug in the plug-in");
+        fail_internal(
+            fmt::format("{} returned an invalid view for '{}': it must have {} elements (it has {}), the dtype of the "
+                        "weights, and memory; this is a bug in the plug-in",
+                        strategy_.call_text("acquire"), parameter.name, parameter.count, gathered[i].count));
       memory_[absent[i]] = gathered[i].data;
       model_.attach(absent[i], gathered[i].data);
     }
   }
-  for (uint32_t i = 0; i < n; ++i) ++users_[params[i]];
+  for (uint32_t i = 0; i < n; ++i) ++use_counts_[params[i]];
 }
 
-void WeightFlow::end(const uint32_t* params, const bool* written, uint32_t n) {
+void WeightFlow::end_use(const uint32_t* params, const bool* written, uint32_t n) {
   const RecursiveMutexLock lock(context_.use);
   std::vector<uint32_t> unused;
   for (uint32_t i = 0; i < n; ++i) {
     const uint32_t param = params[i];
-    if (written && written[i]) dirty_[param] = 1;
-    if (--users_[param] == 0) unused.push_back(param);
+    if (written && written[i]) written_[param] = 1;
+    if (--use_counts_[param] == 0) unused.push_back(param);
   }
-  if (!unused.empty()) detach(unused);
+  if (!unused.empty()) release(unused);
 }
 
-void WeightFlow::detach(const std::vector<uint32_t>& params) {
+void WeightFlow::release(const std::vector<uint32_t>& params) {
   for (const uint32_t param : params) {
-    if (dirty_[param]) state_.store_full(param, memory_[param]);
-    dirty_[param] = 0;
+    if (written_[param]) state_.store_full(param, memory_[param]);
+    written_[param] = 0;
     memory_[param] = nullptr;
     model_.attach(param, nullptr);
   }

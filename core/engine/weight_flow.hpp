@@ -23,26 +23,25 @@ class WeightFlow {
 
   /// Call after the optimizer or a load wrote new weights: the strategy sends them to the ranks that need them.
   /// Collective.
-  void updated();
+  void publish_weights();
   /// Sets the phase of the following uses: ZR_FORWARD, ZR_BACKWARD, ZR_EVAL or ZR_EXPORT_PHASE.
   void set_phase(uint32_t phase) { phase_ = phase; }
-  /// Gathers the parameters that have no memory. Every begin() needs one end(). phase: as in Model::Uses; during a
-  /// backward or an evaluation, the phase of set_phase() replaces ZR_EVAL and ZR_FORWARD. Locks
+  /// Gathers the parameters that have no memory. Every begin_use() needs one end_use(). phase: as in Model::Uses;
+  /// during a backward or an evaluation, the phase of set_phase() replaces ZR_EVAL and ZR_FORWARD. Locks
   /// StepContext::use. Collective.
-  void begin(const uint32_t* params, uint32_t n, uint32_t phase);
-  /// Calls use(memory) with the full parameter in the dtype of the weights. Collective.
-  void with_full(uint32_t param, const std::function<void(const void* memory)>& use);
+  void begin_use(const uint32_t* params, uint32_t n, uint32_t phase);
+  /// Calls fn(memory) with the full parameter in the dtype of the weights. Collective.
+  void with_full(uint32_t param, const std::function<void(const void* memory)>& fn);
   /// True if the parameter has memory on this rank only during a use.
   bool is_sharded(uint32_t param) const;
   /// Ends a use: the parameters' memory may be released. written[i]: whether params[i] was written to, the same on all
   /// ranks; `written` may be null. Locks StepContext::use.
-  void end(const uint32_t* params, const bool* written, uint32_t n);
+  void end_use(const uint32_t* params, const bool* written, uint32_t n);
 
  private:
-  void scope(const uint32_t* params, uint32_t n, bool begins);
-  void detach(const std::vector<uint32_t>& params);
-
-  void start();
+  void gather_scope(const uint32_t* params, uint32_t n, bool begins);
+  void release(const std::vector<uint32_t>& params) ZR_REQUIRES(context_.use);
+  void install_callbacks();
 
   const StepContext& context_;
   ShardedState& state_;
@@ -55,9 +54,9 @@ class WeightFlow {
   std::atomic<uint32_t> phase_{ZR_FORWARD};
   const std::thread::id thread_ = std::this_thread::get_id();  // the training thread
   // By parameter; used for sharded ones only.
-  std::vector<int> users_;     // number of begun uses
-  std::vector<void*> memory_;  // gathered memory; null: none
-  std::vector<char> dirty_;    // not 0 if it was written to since it was gathered
+  std::vector<int> use_counts_ ZR_GUARDED_BY(context_.use);  // number of begun uses
+  std::vector<void*> memory_ ZR_GUARDED_BY(context_.use);    // gathered memory; null: none
+  std::vector<char> written_ ZR_GUARDED_BY(context_.use);    // not 0 if it was written to since it was gathered
 };
 
 }  // namespace zr::host::engine

@@ -1,5 +1,7 @@
 #include "engine/weight_monitor.hpp"
 
+#include <fmt/format.h>
+
 #include <string>
 
 #include "base/log.hpp"
@@ -13,27 +15,30 @@ WeightMonitor::WeightMonitor(const StepContext& context, const Parts& parts)
       digest_(context.plan, parts.state.buffers().memory(), parts.state.buffers().readers(), context.world()),
       samples_(context.plan.has_master ? WeightSamples(parts.state.bound_slices()) : WeightSamples()) {}
 
-void WeightMonitor::report(uint32_t param) {
+void WeightMonitor::record_write(uint32_t param) {
   digest_.written(param);
-  parts_.recorder.forget_hash();
-  report_unsaved(param);
+  parts_.recorder.clear_hash();
+  warn_if_unsaved(param);
 }
 
-void WeightMonitor::report_unsaved(uint32_t param) {
-  if (saved_.empty()) return;
+void WeightMonitor::warn_if_unsaved(uint32_t param) {
+  if (saved_hashes_.empty()) return;
   ShardedState& state = parts_.state;
   bool differs = false;  // if not, the program undid the write, or only read
-  for (const uint32_t u : state.slices_of(param)) differs |= state.hash_of_weights(state.slices()[u]) != saved_[u];
+  for (const uint32_t u : state.slices_of(param))
+    differs |= state.hash_of_weights(state.slices()[u]) != saved_hashes_[u];
   if (!differs) return;
-  saved_.clear();
-  unsaved_write_ = true;
-  log(ZR_LOG_WARN, "the program wrote to weights ('" + context_.plan.input.parameters[param].name +
-                       "') after the checkpoint of step " + std::to_string(parts_.progress.step()) +
-                       " was saved, so the checkpoint does not contain the new values: checkpoint.every saves at the "
-                       "end of engine.step(); to include such writes, call engine.save() after them instead");
+  saved_hashes_.clear();
+  warned_unsaved_ = true;
+  log(ZR_LOG_WARN,
+      fmt::format(
+          "the program wrote to weights ('{}') after the checkpoint of step {} was saved, so the checkpoint does "
+          "not contain the new values: checkpoint.every saves at the end of engine.step(); to include such "
+          "writes, call engine.save() after them instead",
+          context_.plan.input.parameters[param].name, parts_.progress.step()));
 }
 
-void WeightMonitor::take_written() {
+void WeightMonitor::collect_writes() {
   ShardedState& state = parts_.state;
   const auto sync_master_from_weights = [&](uint32_t param) {
     bool changed = false;
@@ -41,18 +46,18 @@ void WeightMonitor::take_written() {
     return changed;
   };
   for (const uint32_t param : context_.model.written()) {
-    report(param);
+    record_write(param);
     sync_master_from_weights(param);
   }
   for (const uint32_t param : state.take_stored()) {
-    report(param);
+    record_write(param);
     sync_master_from_weights(param);
   }
   if (!context_.plan.has_master) return;
   for (const uint32_t param : context_.model.may_be_written_untracked())
-    if (sync_master_from_weights(param)) report(param);
+    if (sync_master_from_weights(param)) record_write(param);
   for (const update::UpdateSlice* slice : samples_.changed())
-    if (state.sync_master_from_weights(*slice)) report(slice->param);
+    if (state.sync_master_from_weights(*slice)) record_write(slice->param);
   samples_.remember();
 }
 
@@ -60,25 +65,26 @@ bool WeightMonitor::has_written() const {
   return !context_.model.written().empty() || parts_.state.has_stored() || !samples_.changed().empty();
 }
 
-void WeightMonitor::publish() {
-  parts_.flow.updated();
+void WeightMonitor::publish_weights() {
+  parts_.flow.publish_weights();
   samples_.remember();
 }
 
 void WeightMonitor::compare() {
-  take_written();
+  collect_writes();
   digest_.compare(all_gather(context_.comm, digest_.next(), "digests of weights"), context_.comm,
                   parts_.progress.step());
 }
 
-void WeightMonitor::replaced(uint32_t param) {
-  report_unsaved(param);
-  parts_.recorder.forget_hash();
+void WeightMonitor::record_replacement(uint32_t param) {
+  warn_if_unsaved(param);
+  parts_.recorder.clear_hash();
 }
 
-void WeightMonitor::remember_saved() {
-  if (unsaved_write_ || parts_.state.pages()) return;
-  for (const update::UpdateSlice& slice : parts_.state.slices()) saved_.push_back(parts_.state.hash_of_weights(slice));
+void WeightMonitor::hash_saved_weights() {
+  if (warned_unsaved_ || parts_.state.disk_buffers()) return;
+  for (const update::UpdateSlice& slice : parts_.state.slices())
+    saved_hashes_.push_back(parts_.state.hash_of_weights(slice));
 }
 
 }  // namespace zr::host::engine

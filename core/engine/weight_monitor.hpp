@@ -31,32 +31,32 @@ class WeightMonitor {
 
   /// Copies the program's in-place writes to weights since the last call to the masters. Every call that needs the
   /// masters calls this first, under every strategy, so a write that the program undoes before has no effect.
-  void take_written();
-  /// True if the program has written to weights since the last take_written().
+  void collect_writes();
+  /// True if the program has written to weights since the last collect_writes().
   bool has_written() const;
   /// Call when this rank's parts of new weights are complete: the strategy sends them. Collective.
-  void publish();
+  void publish_weights();
   /// Compares weights between ranks. Call before weights are written to a file or hashed. Collective.
   void compare();
   /// Records that engine.set() replaced a parameter's values.
-  void replaced(uint32_t param);
+  void record_replacement(uint32_t param);
   WeightDigest& digest() { return digest_; }
 
   /// Call after a checkpoint of this step was saved: the first later write to weights before the next step is logged,
   /// because the checkpoint does not contain it. Logs at most one write per session, and none if weights are on disk.
-  void remember_saved();
-  void forget_saved() { saved_.clear(); }  // call when a step was made: writes are no longer logged
+  void hash_saved_weights();
+  void clear_saved_hashes() { saved_hashes_.clear(); }  // call when a step was completed: writes are no longer logged
 
  private:
-  void report(uint32_t param);
-  void report_unsaved(uint32_t param);
+  void record_write(uint32_t param);
+  void warn_if_unsaved(uint32_t param);
 
   const StepContext& context_;
   const Parts parts_;
   WeightDigest digest_;
   WeightSamples samples_;
-  std::vector<uint64_t> saved_;  // by slice: hash of the weights in this step's checkpoint; empty: none saved
-  bool unsaved_write_ = false;   // whether a write after a checkpoint was logged
+  std::vector<uint64_t> saved_hashes_;  // by slice: hash of the weights in this step's checkpoint; empty: none saved
+  bool warned_unsaved_ = false;         // whether a write after a checkpoint was logged
 };
 
 }  // namespace zr::host::engine

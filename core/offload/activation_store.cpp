@@ -1,5 +1,7 @@
 #include "offload/activation_store.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -43,28 +45,28 @@ ActivationStore::~ActivationStore() {
 }
 
 std::string ActivationStore::name_of(const Record& record) const {
-  return "an activation of " + bytes_text(record.bytes) + " (offload.activations)";
+  return fmt::format("an activation of {} (offload.activations)", bytes_text(record.bytes));
 }
 
 ActivationStore::Record& ActivationStore::find(uint64_t record) {
   const auto at = records_.find(record);
-  if (at == records_.end()) fail_internal("unknown activation record " + std::to_string(record));
+  if (at == records_.end()) fail_internal(fmt::format("unknown activation record {}", record));
   return at->second;
 }
 
 bool ActivationStore::is_in_flight(uint64_t record) const {
   return std::any_of(parts_.begin(), parts_.end(),
-                     [&](const Part& part) { return part.record == record && !part.transfer.is_over(); });
+                     [&](const StagingPart& part) { return part.record == record && !part.transfer.is_over(); });
 }
 
 // Makes the record's allocation free for other records, after its transfers.
-void ActivationStore::retire(uint64_t number) {
-  for (Part& part : parts_) {
+void ActivationStore::recycle(uint64_t number) {
+  for (StagingPart& part : parts_) {
     if (part.record != number) continue;
     try {
       wait(part);
     } catch (const std::exception& failure) {
-      if (part.writes) failed_ = failure.what();
+      if (part.writes) failure_ = failure.what();
     }
     part.record = 0;
   }
@@ -73,10 +75,10 @@ void ActivationStore::retire(uint64_t number) {
   records_.erase(at);
 }
 
-void ActivationStore::take_allocation(Record& record) {
+void ActivationStore::assign_allocation(Record& record) {
   std::erase_if(pending_release_, [&](uint64_t number) {
     const bool over = !is_in_flight(number);
-    if (over) retire(number);
+    if (over) recycle(number);
     return over;
   });
   std::vector<TierAllocation>& available = free_[record.capacity];
@@ -84,7 +86,7 @@ void ActivationStore::take_allocation(Record& record) {
     const auto same = std::find_if(pending_release_.begin(), pending_release_.end(),
                                    [&](uint64_t number) { return records_.at(number).capacity == record.capacity; });
     if (same != pending_release_.end()) {
-      retire(*same);
+      recycle(*same);
       pending_release_.erase(same);
     }
   }
@@ -98,7 +100,7 @@ void ActivationStore::take_allocation(Record& record) {
     if (tier_.info().in_memory()) mapped_[allocation.id()] = static_cast<char*>(tier_.map(allocation.id()));
     record.allocation = std::move(allocation);
   } catch (const Error& failure) {
-    fail_like(failure, std::string(failure.what()) + "; needed for " + name_of(record));
+    fail_like(failure, fmt::format("{}; needed for {}", failure.what(), name_of(record)));
   }
   ++counts_.reserved;
 }
@@ -107,13 +109,13 @@ int64_t ActivationStore::part_bytes(const Record& record, int64_t index) const {
   return std::min(part_capacity_, record.bytes - index * part_capacity_);
 }
 
-ActivationStore::Part* ActivationStore::part_of(uint64_t record, int64_t index) {
-  for (Part& part : parts_)
+ActivationStore::StagingPart* ActivationStore::part_of(uint64_t record, int64_t index) {
+  for (StagingPart& part : parts_)
     if (part.record == record && part.index == index) return &part;
   return nullptr;
 }
 
-void ActivationStore::wait(Part& part) {
+void ActivationStore::wait(StagingPart& part) {
   if (!part.transfer.done()) return;
   const auto begin = std::chrono::steady_clock::now();
   try {
@@ -127,9 +129,9 @@ void ActivationStore::wait(Part& part) {
 
 // An unused part; else a part whose data is on disk already, of the oldest record. That record must be older than
 // `before`, because backward needs it later. Null if no part qualifies.
-ActivationStore::Part* ActivationStore::free_part(uint64_t before) {
-  Part* oldest = nullptr;
-  for (Part& part : parts_) {
+ActivationStore::StagingPart* ActivationStore::free_part(uint64_t before) {
+  StagingPart* oldest = nullptr;
+  for (StagingPart& part : parts_) {
     if (part.record == 0) return &part;
     if (part.writes && part.transfer.is_over() && part.record < before && (!oldest || part.record < oldest->record))
       oldest = &part;
@@ -141,10 +143,10 @@ ActivationStore::Part* ActivationStore::free_part(uint64_t before) {
 }
 
 // As free_part(), but also waits for transfers, and discards data that was read for another record.
-ActivationStore::Part& ActivationStore::make_free(uint64_t number) {
-  if (Part* part = free_part(number)) return *part;
-  Part* oldest = nullptr;
-  for (Part& part : parts_)
+ActivationStore::StagingPart& ActivationStore::evict(uint64_t number) {
+  if (StagingPart* part = free_part(number)) return *part;
+  StagingPart* oldest = nullptr;
+  for (StagingPart& part : parts_)
     if (part.record != number && (!oldest || part.record < oldest->record)) oldest = &part;
   if (!oldest) oldest = &parts_.front();  // all parts belong to this record
   wait(*oldest);
@@ -153,11 +155,11 @@ ActivationStore::Part& ActivationStore::make_free(uint64_t number) {
 }
 
 uint64_t ActivationStore::put(const void* data, int64_t bytes) {
-  if (!failed_.empty()) fail_environment(std::exchange(failed_, {}));
-  Record taken{bytes, size_class(bytes, tier_.info().align), {}};
-  take_allocation(taken);
-  const uint64_t number = ++last_;
-  const Record& record = records_.emplace(number, std::move(taken)).first->second;
+  if (!failure_.empty()) fail_environment(std::exchange(failure_, {}));
+  Record added{bytes, size_class(bytes, tier_.info().align), {}};
+  assign_allocation(added);
+  const uint64_t number = ++last_number_;
+  const Record& record = records_.emplace(number, std::move(added)).first->second;
   ++counts_.put;
   if (tier_.info().in_memory()) {
     std::memcpy(mapped_[record.allocation.id()], data, static_cast<std::size_t>(bytes));
@@ -165,7 +167,7 @@ uint64_t ActivationStore::put(const void* data, int64_t bytes) {
   }
   try {
     for (int64_t i = 0, at = 0; at < bytes; ++i, at += part_capacity_) {
-      Part& part = make_free(std::numeric_limits<uint64_t>::max());
+      StagingPart& part = evict(std::numeric_limits<uint64_t>::max());
       const int64_t n = part_bytes(record, i);
       std::memcpy(part.memory, static_cast<const char*>(data) + at, static_cast<std::size_t>(n));
       part.transfer =
@@ -181,7 +183,7 @@ uint64_t ActivationStore::put(const void* data, int64_t bytes) {
   return number;
 }
 
-void ActivationStore::start_read(Part& part, uint64_t number, const Record& record, int64_t index) {
+void ActivationStore::start_read(StagingPart& part, uint64_t number, const Record& record, int64_t index) {
   part.transfer = tier_.read(record.allocation.id(), index * part_capacity_, part.memory,
                              round_up(part_bytes(record, index), tier_.info().align), name_of(record));
   part.record = number;
@@ -190,7 +192,7 @@ void ActivationStore::start_read(Part& part, uint64_t number, const Record& reco
 }
 
 void ActivationStore::get(uint64_t number, void* to) {
-  if (!failed_.empty()) fail_environment(std::exchange(failed_, {}));
+  if (!failure_.empty()) fail_environment(std::exchange(failure_, {}));
   const Record& record = find(number);
   ++counts_.got;
   if (tier_.info().in_memory()) {
@@ -202,12 +204,12 @@ void ActivationStore::get(uint64_t number, void* to) {
   for (int64_t i = 0, started = 0; i < n; ++i) {
     for (; started < n; ++started) {  // as many as there are free parts, and at least part i
       if (part_of(number, started)) continue;
-      Part* part = started == i ? &make_free(number) : free_part(number);
+      StagingPart* part = started == i ? &evict(number) : free_part(number);
       if (!part) break;
       start_read(*part, number, record, started);
       ready = false;
     }
-    Part* part = part_of(number, i);
+    StagingPart* part = part_of(number, i);
     ready &= part->writes || part->transfer.is_over();
     if (!part->writes) wait(*part);  // during a write, the data in memory is complete
     std::memcpy(static_cast<char*>(to) + i * part_capacity_, part->memory,
@@ -223,7 +225,7 @@ void ActivationStore::prefetch(const std::vector<uint64_t>& records) {
     const Record& record = find(number);
     for (int64_t i = 0; i * part_capacity_ < record.bytes; ++i) {
       if (part_of(number, i)) continue;
-      Part* part = free_part(number);
+      StagingPart* part = free_part(number);
       if (!part) return;
       start_read(*part, number, record, i);
     }
@@ -232,7 +234,7 @@ void ActivationStore::prefetch(const std::vector<uint64_t>& records) {
 
 void ActivationStore::drop(uint64_t number) noexcept {
   if (!records_.count(number)) return;
-  is_in_flight(number) ? pending_release_.push_back(number) : retire(number);
+  is_in_flight(number) ? pending_release_.push_back(number) : recycle(number);
 }
 
 }  // namespace zr::host::offload

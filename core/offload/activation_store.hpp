@@ -45,7 +45,7 @@ class ActivationStore {
     TierAllocation allocation;
   };
   /// A buffer in host memory for a part of a record: being written, being read, or kept after the write.
-  struct Part {
+  struct StagingPart {
     char* memory;
     uint64_t record = 0;  // 0: free
     int64_t index = 0;
@@ -54,27 +54,27 @@ class ActivationStore {
   };
   Record& find(uint64_t record);
   bool is_in_flight(uint64_t record) const;
-  void retire(uint64_t number);
-  void take_allocation(Record& record);
+  void recycle(uint64_t number);
+  void assign_allocation(Record& record);
   int64_t part_bytes(const Record& record, int64_t index) const;  // without padding
-  Part* part_of(uint64_t record, int64_t index);
-  Part* free_part(uint64_t before);
-  Part& make_free(uint64_t number);
-  void wait(Part& part);
-  void start_read(Part& part, uint64_t number, const Record& record, int64_t index);
+  StagingPart* part_of(uint64_t record, int64_t index);
+  StagingPart* free_part(uint64_t before);
+  StagingPart& evict(uint64_t number);
+  void wait(StagingPart& part);
+  void start_read(StagingPart& part, uint64_t number, const Record& record, int64_t index);
   std::string name_of(const Record& record) const;
 
   TierStore& tier_;
   const int64_t part_capacity_;  // bytes
   TrackedMemory memory_;         // for all parts
   RegisteredMemory registered_;  // for all parts
-  std::vector<Part> parts_;
+  std::vector<StagingPart> parts_;
   std::unordered_map<uint64_t, Record> records_;
   std::vector<uint64_t> pending_release_;                // dropped, but still being written
   std::map<int64_t, std::vector<TierAllocation>> free_;  // allocations by size
   std::unordered_map<uint64_t, char*> mapped_;           // by allocation
-  uint64_t last_ = 0;
-  std::string failed_;  // error of a background write; empty: none
+  uint64_t last_number_ = 0;
+  std::string failure_;  // error of a background write; empty: none
   Counts counts_;
 };
 

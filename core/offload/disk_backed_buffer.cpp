@@ -1,5 +1,6 @@
 #include "offload/disk_backed_buffer.hpp"
 
+#include <fmt/format.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -15,38 +16,39 @@ namespace {
 constexpr const char* kResidentTag = "resident blocks of disk-backed buffers";
 }  // namespace
 
-DiskBackedBuffer::DiskBackedBuffer(TierStore& tier, int64_t bytes, TierStore::LedgerEntry held,
+DiskBackedBuffer::DiskBackedBuffer(TierStore& tier, int64_t bytes, TierStore::LedgerEntry entry,
                                    const std::vector<int64_t>& resident_blocks, Ledger& ledger)
     : tier_(tier),
       ledger_(ledger),
-      tag_(held.tag),
+      tag_(entry.tag),
       block_(tier.info().align),
       size_(round_up(bytes, tier.info().align)),
       written_(static_cast<std::size_t>(round_up(bytes, tier.info().align) / tier.info().align), false) {
   void* space =
       ::mmap(nullptr, static_cast<std::size_t>(size_), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (space == MAP_FAILED)
-    fail_environment("cannot reserve " + bytes_text(bytes) + " of address space for '" + tag_ +
-                     "'; raise the limit on virtual memory (ulimit -v)");
+    fail_environment(
+        fmt::format("cannot reserve {} of address space for '{}'; raise the limit on virtual memory (ulimit -v)",
+                    bytes_text(bytes), tag_));
   space_ = {static_cast<char*>(space), Unmap{size_}};
-  allocation_ = TierAllocation(tier_, size_, {std::move(held)});
+  allocation_ = TierAllocation(tier_, size_, {std::move(entry)});
   for (const int64_t block : resident_blocks) make_resident(block, "");
 }
 
 void DiskBackedBuffer::Unmap::operator()(char* space) const { ::munmap(space, static_cast<std::size_t>(bytes)); }
 
 template <class F>
-void DiskBackedBuffer::each_run(int64_t from, int64_t to, bool by_written, F&& fn) const {
+void DiskBackedBuffer::for_each_range(int64_t from, int64_t to, bool by_written, F&& fn) const {
   const int64_t end = block_end(to) / block_;
-  auto kept = resident_.lower_bound(from / block_);
+  auto resident = resident_.lower_bound(from / block_);
   for (int64_t block = from / block_; block < end;) {
-    if (kept != resident_.end() && kept->first == block) {
-      fn(block, block + 1, kept->second.data(), true);
+    if (resident != resident_.end() && resident->first == block) {
+      fn(block, block + 1, resident->second.data(), true);
       ++block;
-      ++kept;
+      ++resident;
       continue;
     }
-    const int64_t limit = kept == resident_.end() ? end : std::min(end, kept->first);
+    const int64_t limit = resident == resident_.end() ? end : std::min(end, resident->first);
     int64_t next = block + 1;
     const bool written = written_[static_cast<std::size_t>(block)];
     while (next < limit && (!by_written || written_[static_cast<std::size_t>(next)] == written)) ++next;
@@ -56,18 +58,18 @@ void DiskBackedBuffer::each_run(int64_t from, int64_t to, bool by_written, F&& f
 }
 
 void DiskBackedBuffer::wait_for(int64_t from, int64_t to, bool writes_only) {
-  for (PendingTransfer& move : pending_)
-    if (move.from < to && from < move.to && (move.writes || !writes_only)) move.transfer.wait();
+  for (PendingTransfer& pending : pending_)
+    if (pending.from < to && from < pending.to && (pending.writes || !writes_only)) pending.transfer.wait();
 }
 
 uint64_t DiskBackedBuffer::read(int64_t from, int64_t to, char* staging, const std::string& what) {
   wait_for(block_begin(from), block_end(to), true);
-  const uint64_t number = ++last_;
-  each_run(from, to, true, [&](int64_t first, int64_t end, const char* kept, bool written) {
+  const uint64_t number = ++last_number_;
+  for_each_range(from, to, true, [&](int64_t first, int64_t end, const char* resident, bool written) {
     char* const at = staging + first * block_ - block_begin(from);
     const auto bytes = static_cast<std::size_t>((end - first) * block_);
-    if (kept)
-      std::memcpy(at, kept, bytes);
+    if (resident)
+      std::memcpy(at, resident, bytes);
     else if (!written)
       std::memset(at, 0, bytes);
     else
@@ -87,15 +89,16 @@ void DiskBackedBuffer::prepare_write(int64_t from, int64_t to, const std::string
 
 uint64_t DiskBackedBuffer::write(int64_t from, int64_t to, const char* staging, const std::string& what) {
   wait_for(block_begin(from), block_end(to), false);
-  const uint64_t number = ++last_;
-  each_run(from, to, false, [&](int64_t first, int64_t end, char* kept, bool) {
+  const uint64_t number = ++last_number_;
+  for_each_range(from, to, false, [&](int64_t first, int64_t end, char* resident, bool) {
     const int64_t begin = std::max(from, first * block_), stop = std::min(to, end * block_);
     const char* const at = staging + begin - block_begin(from);
-    if (kept) {
-      std::memcpy(kept + (begin - first * block_), at, static_cast<std::size_t>(stop - begin));
+    if (resident) {
+      std::memcpy(resident + (begin - first * block_), at, static_cast<std::size_t>(stop - begin));
       return;
     }
-    if (begin != first * block_ || stop != end * block_) fail_internal("partial write of a block of '" + tag_ + "'");
+    if (begin != first * block_ || stop != end * block_)
+      fail_internal(fmt::format("partial write of a block of '{}'", tag_));
     pending_.push_back({number, begin, stop, true, tier_.write(allocation_.id(), begin, at, stop - begin, what)});
     std::fill(written_.begin() + first, written_.begin() + end, true);
   });
@@ -113,19 +116,21 @@ void DiskBackedBuffer::make_resident(int64_t block, const std::string& what) {
 }
 
 void DiskBackedBuffer::wait(uint64_t number) {
-  for (PendingTransfer& move : pending_)
-    if (move.number == number) move.transfer.wait();
-  std::erase_if(pending_, [&](const PendingTransfer& move) { return move.number == number; });
+  for (PendingTransfer& pending : pending_)
+    if (pending.number == number) pending.transfer.wait();
+  std::erase_if(pending_, [&](const PendingTransfer& pending) { return pending.number == number; });
 }
 
 bool DiskBackedBuffer::is_over(uint64_t number) const {
-  return std::all_of(pending_.begin(), pending_.end(),
-                     [&](const PendingTransfer& move) { return move.number != number || move.transfer.is_over(); });
+  return std::all_of(pending_.begin(), pending_.end(), [&](const PendingTransfer& pending) {
+    return pending.number != number || pending.transfer.is_over();
+  });
 }
 
 bool DiskBackedBuffer::is_written(int64_t from, int64_t to) const {
-  return std::any_of(pending_.begin(), pending_.end(), [&](const PendingTransfer& move) {
-    return move.writes && move.from < block_end(to) && block_begin(from) < move.to && !move.transfer.is_over();
+  return std::any_of(pending_.begin(), pending_.end(), [&](const PendingTransfer& pending) {
+    return pending.writes && pending.from < block_end(to) && block_begin(from) < pending.to &&
+           !pending.transfer.is_over();
   });
 }
 

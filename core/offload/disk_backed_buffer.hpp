@@ -18,7 +18,7 @@ namespace zr::host::offload {
 class DiskBackedBuffer {
  public:
   /// `resident_blocks`: blocks that stay in memory (DiskStaging).
-  DiskBackedBuffer(TierStore& tier, int64_t bytes, TierStore::LedgerEntry held,
+  DiskBackedBuffer(TierStore& tier, int64_t bytes, TierStore::LedgerEntry entry,
                    const std::vector<int64_t>& resident_blocks, Ledger& ledger);
   DiskBackedBuffer(const DiskBackedBuffer&) = delete;
 
@@ -61,10 +61,10 @@ class DiskBackedBuffer {
     int64_t bytes;
     void operator()(char* space) const;
   };
-  // Calls fn(first, end, resident, written) for runs of a range's blocks: a single resident block, or several blocks on
-  // disk. With `by_written`, either all blocks of a run were written before or none.
+  // Calls fn(first, end, resident, written) for the parts of a range: a single resident block, or several blocks on
+  // disk. With `by_written`, either all blocks of a part were written before or none.
   template <class F>
-  void each_run(int64_t from, int64_t to, bool by_written, F&& fn) const;
+  void for_each_range(int64_t from, int64_t to, bool by_written, F&& fn) const;
   void wait_for(int64_t from, int64_t to, bool writes_only);
   void make_resident(int64_t block, const std::string& what);
 
@@ -77,7 +77,7 @@ class DiskBackedBuffer {
   std::map<int64_t, TrackedMemory> resident_;  // by block
   std::vector<bool> written_;                  // by block; zeros until it is written
   std::vector<PendingTransfer> pending_;       // in progress or not waited for; destroyed before the above, waits
-  uint64_t last_ = 0;
+  uint64_t last_number_ = 0;
 };
 
 }  // namespace zr::host::offload

@@ -1,5 +1,7 @@
 #include "offload/disk_backed_buffers.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 
@@ -149,8 +151,8 @@ uint64_t DiskBackedBuffers::stage(zr_coll& coll) {
   dst.writes = true;
   for (BufferRange* range : {&src, &dst})
     if (range->buffer)
-      range->what = "'" + range->buffer->tag() + "' for " + std::string(name_of_op(coll.op)) + " '" +
-                    (coll.label ? coll.label : "") + "'";
+      range->what =
+          fmt::format("'{}' for {} '{}'", range->buffer->tag(), name_of_op(coll.op), coll.label ? coll.label : "");
   std::vector<BufferRange> ranges;
   if (src.buffer && !inside) ranges.push_back(src);
   if (dst.buffer) ranges.push_back(dst);
@@ -176,8 +178,8 @@ uint64_t DiskBackedBuffers::stage(zr_coll& coll) {
     }
   }
   const uint64_t number = ++last_number_;
-  auto& kept = staged_[number] = ranges;
-  for (BufferRange& range : kept) {
+  auto& ranges_in_use = staged_[number] = ranges;
+  for (BufferRange& range : ranges_in_use) {
     if (range.writes) range.buffer->prepare_write(range.from, range.to, range.what);
     reads_ += range.transfer != 0;
     if (range.transfer) wait(range, waits_.read);
@@ -186,7 +188,7 @@ uint64_t DiskBackedBuffers::stage(zr_coll& coll) {
     (range.writes ? coll.dst : coll.src).data = range.data();
   }
   if (inside) {
-    const BufferRange& staging = kept.back();
+    const BufferRange& staging = ranges_in_use.back();
     coll.src.data = staging.data() + (src.from - dst.from);
     if (!accumulates) {
       src.staging = staging.staging + src.buffer->block_begin(src.from) - src.buffer->block_begin(dst.from);

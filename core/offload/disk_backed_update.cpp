@@ -1,4 +1,6 @@
 // DiskBackedBuffers: access by the engine (visit()) and the update.
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/dtype.hpp"
@@ -8,7 +10,7 @@
 namespace zr::host::offload {
 
 std::string DiskBackedBuffers::name_of(const char* what, const update::UpdateSlice& slice) const {
-  return std::string(what) + " of '" + plan_.input.parameters[slice.param].name + "'";
+  return fmt::format("{} of '{}'", what, plan_.input.parameters[slice.param].name);
 }
 
 void DiskBackedBuffers::visit(const zr_view& view, OptimizerStates::Access access, const std::string& what,
@@ -81,7 +83,7 @@ bool DiskBackedBuffers::fill(Chunk& chunk, update::UpdateSlice& rest) const {
   rest.grad = part_of(rest.grad, count, rest.count - count);
   rest.weight = part_of(rest.weight, count, rest.count - count);
   rest.first += count;
-  rest.state += count;
+  rest.state_offset += count;
   rest.count -= count;
   if (gradients.buffer) chunk.reduced_gradients.push_back(range_of(slice.grad));
   if (weights.buffer) chunk.weights.push_back(range_of(slice.weight));

@@ -1,5 +1,6 @@
 #include "offload/optimizer_states.hpp"
 
+#include <fmt/format.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -20,21 +21,20 @@ OptimizerStates::OptimizerStates(const plan::MemoryPlan& plan, Tiers& tiers, Led
     return plan_.has_master && array == 0 ? MemoryKind::master : MemoryKind::optimizer;
   };
   allocations_.resize(plan.input.tiers.size());
-  for (const plan::StateRange& at : plan.placement.states) {
-    runs_.push_back({at, {}, {}, {}});
-    Run& run = runs_.back();
-    if (!in_memory(at.tier)) continue;
+  for (const plan::StateRange& range : plan.placement.states) {
+    RangeMemory& memory = ranges_.emplace_back(RangeMemory{range, {}, {}, {}});
+    if (!in_memory(range.tier)) continue;
     for (std::size_t a = 0; a < arrays_.size(); ++a) {
-      const int64_t bytes = at.count * size_of(arrays_[a].dtype);
-      if (at.tier == 0) {
-        run.owned.emplace_back(bytes, kPageBytes, ledger, Tier::device, kind(a), arrays_[a].name);
-        run.memory.push_back(run.owned.back().data());
+      const int64_t bytes = range.count * size_of(arrays_[a].dtype);
+      if (range.tier == 0) {
+        memory.owned.emplace_back(bytes, kPageBytes, ledger, Tier::device, kind(a), arrays_[a].name);
+        memory.addresses.push_back(memory.owned.back().data());
       } else {
-        TierStore& tier = *tiers_[static_cast<std::size_t>(at.tier)];
-        run.allocations.emplace_back(tier, bytes,
-                                     std::vector<TierStore::LedgerEntry>{{kind(a), arrays_[a].name, bytes}});
-        run.memory.push_back(tier.map(run.allocations.back().id()));
-        std::memset(run.memory.back(), 0, static_cast<std::size_t>(bytes));
+        TierStore& tier = *tiers_[static_cast<std::size_t>(range.tier)];
+        memory.allocations.emplace_back(tier, bytes,
+                                        std::vector<TierStore::LedgerEntry>{{kind(a), arrays_[a].name, bytes}});
+        memory.addresses.push_back(tier.map(memory.allocations.back().id()));
+        std::memset(memory.addresses.back(), 0, static_cast<std::size_t>(bytes));
       }
     }
   }
@@ -45,7 +45,7 @@ OptimizerStates::OptimizerStates(const plan::MemoryPlan& plan, Tiers& tiers, Led
     int64_t bytes = 0, elements = 0;
     for (const plan::StateTile& tile : tiles) {
       if (tile.tier != static_cast<int>(tier)) continue;
-      bytes = tile.at + tile.bytes;
+      bytes = tile.offset + tile.bytes;
       elements += tile.count;
     }
     std::vector<TierStore::LedgerEntry> held;
@@ -65,26 +65,31 @@ OptimizerStates::OptimizerStates(const plan::MemoryPlan& plan, Tiers& tiers, Led
   writes_.resize(static_cast<std::size_t>(std::min(plan::kTilesInFlight, std::ssize(tiles))));
 }
 
-std::vector<plan::StateRange> OptimizerStates::runs(int64_t first, int64_t count) const {
-  std::vector<plan::StateRange> runs;
-  for (const Run& run : runs_) {
-    const int64_t begin = std::max(first, run.at.first), end = std::min(first + count, run.at.first + run.at.count);
-    if (begin < end) runs.push_back({run.at.tier, begin, end - begin});
+std::vector<plan::StateRange> OptimizerStates::ranges(int64_t first, int64_t count) const {
+  std::vector<plan::StateRange> ranges;
+  for (const RangeMemory& memory : ranges_) {
+    const int64_t begin = std::max(first, memory.range.first),
+                  end = std::min(first + count, memory.range.first + memory.range.count);
+    if (begin < end) ranges.push_back({memory.range.tier, begin, end - begin});
   }
-  return runs;
+  return ranges;
 }
 
-const OptimizerStates::Run& OptimizerStates::run_of(int64_t element) const {
-  for (const Run& run : runs_)
-    if (run.at.first <= element && element < run.at.first + run.at.count) return run;
-  fail_internal("no tier holds optimizer state element " + std::to_string(element));
+const OptimizerStates::RangeMemory& OptimizerStates::memory_of(int64_t element) const {
+  for (const RangeMemory& memory : ranges_)
+    if (memory.range.first <= element && element < memory.range.first + memory.range.count) return memory;
+  fail_internal(fmt::format("no tier holds optimizer state element {}", element));
 }
 
 zr_view OptimizerStates::view(std::size_t array, int64_t first, int64_t count) const {
-  const Run& run = run_of(first);
+  const RangeMemory& memory = memory_of(first);
   const zr_dtype dtype = arrays_[array].dtype;
-  if (run.memory.empty()) return {nullptr, count, dtype, 0, {1, 0}};
-  return {static_cast<char*>(run.memory[array]) + (first - run.at.first) * size_of(dtype), count, dtype, 0, {1, 0}};
+  if (memory.addresses.empty()) return {nullptr, count, dtype, 0, {1, 0}};
+  return {static_cast<char*>(memory.addresses[array]) + (first - memory.range.first) * size_of(dtype),
+          count,
+          dtype,
+          0,
+          {1, 0}};
 }
 
 int64_t OptimizerStates::offset_in_tile(const plan::StateTile& tile, std::size_t array) const {
@@ -102,31 +107,31 @@ void OptimizerStates::wait(Transfer& transfer, double& seconds, const char* what
   if (on_wait_) on_wait_(what, begin);
 }
 
-void OptimizerStates::visit(std::size_t array, int64_t first, int64_t count, Access use, const std::string& what,
+void OptimizerStates::visit(std::size_t array, int64_t first, int64_t count, Access access, const std::string& what,
                             const std::function<void(void*, int64_t, int64_t)>& fn) {
   const std::vector<plan::StateTile>& tiles = plan_.placement.tiles;
-  for (const plan::StateRange& run : runs(first, count)) {
-    if (in_memory(run.tier)) {
-      fn(view(array, run.first, run.count).data, run.first, run.count);
+  for (const plan::StateRange& range : ranges(first, count)) {
+    if (in_memory(range.tier)) {
+      fn(view(array, range.first, range.count).data, range.first, range.count);
       continue;
     }
-    auto tile = std::upper_bound(tiles.begin(), tiles.end(), run.first,
+    auto tile = std::upper_bound(tiles.begin(), tiles.end(), range.first,
                                  [](int64_t element, const plan::StateTile& t) { return element < t.first; }) -
                 tiles.begin() - 1;
-    for (int64_t at = run.first; at < run.first + run.count; ++tile) {
-      const plan::StateTile& one = tiles[static_cast<std::size_t>(tile)];
-      const int64_t n = std::min(run.first + run.count, one.first + one.count) - at;
-      visit_tile(static_cast<std::size_t>(tile), array, at, n, use, what, fn);
+    for (int64_t at = range.first; at < range.first + range.count; ++tile) {
+      const plan::StateTile& found = tiles[static_cast<std::size_t>(tile)];
+      const int64_t n = std::min(range.first + range.count, found.first + found.count) - at;
+      visit_tile(static_cast<std::size_t>(tile), array, at, n, access, what, fn);
       at += n;
     }
   }
 }
 
-// Uses the first staging buffer, after all transfers of a pass. Transfers move full blocks, so a partial block is read
-// before it is written.
-void OptimizerStates::visit_tile(std::size_t index, std::size_t array, int64_t first, int64_t count, Access use,
+// Uses the first staging buffer, after all transfers of a pass over the tiles. Transfers move full blocks, so a partial
+// block is read before it is written.
+void OptimizerStates::visit_tile(std::size_t index, std::size_t array, int64_t first, int64_t count, Access access,
                                  const std::string& what, const std::function<void(void*, int64_t, int64_t)>& fn) {
-  steps_.clear();  // the next pass reads again what was read ahead
+  tile_passes_.clear();  // the next pass reads again what was read ahead
   started_ = 0;
   for (Transfer& transfer : writes_) transfer.wait();
   const plan::StateTile& tile = plan_.placement.tiles[index];
@@ -134,41 +139,41 @@ void OptimizerStates::visit_tile(std::size_t index, std::size_t array, int64_t f
   const int64_t size = size_of(arrays_[array].dtype), align = store.info().align;
   const int64_t from = (first - tile.first) * size, to = from + count * size;
   int64_t begin = from / align * align, end = round_up(to, align);
-  const int64_t at = tile.at + offset_in_tile(tile, array);
+  const int64_t at = tile.offset + offset_in_tile(tile, array);
   char* const staging = staging_.data();
   char& was_written = written_[index][array];
   if (!was_written) {
-    if (use != Access::read) {
+    if (access != Access::read) {
       begin = 0;
       end = round_up(tile.count * size, align);
     }
     std::memset(staging, 0, static_cast<std::size_t>(end - begin));
-  } else if (use != Access::write || begin != from || end != to) {
+  } else if (access != Access::write || begin != from || end != to) {
     Transfer reading = store.read(allocation_of(tile), at + begin, staging, end - begin, what);
     reading.wait();
   }
   fn(staging + (from - begin), first, count);
-  if (use == Access::read) return;
+  if (access == Access::read) return;
   Transfer writing = store.write(allocation_of(tile), at + begin, staging, end - begin, what);
   writing.wait();
   was_written = 1;
 }
 
-std::string OptimizerStates::name_of(const std::vector<Part>& parts) const {
-  const auto name = [&](const Part& part) { return "'" + plan_.input.parameters[part.slice->param].name + "'"; };
-  std::string text = "states of " + name(parts.front());
-  if (parts.front().slice->param != parts.back().slice->param) text += " to " + name(parts.back());
-  return text;
+std::string OptimizerStates::name_of(const std::vector<SlicePart>& parts) const {
+  const auto name = [&](const SlicePart& part) { return plan_.input.parameters[part.slice->param].name; };
+  if (parts.front().slice->param == parts.back().slice->param)
+    return fmt::format("states of '{}'", name(parts.front()));
+  return fmt::format("states of '{}' to '{}'", name(parts.front()), name(parts.back()));
 }
 
 void OptimizerStates::start_read(std::size_t index) {
-  Step& step = steps_[index];
-  const plan::StateTile& tile = plan_.placement.tiles[step.tile];
-  Transfer& behind = writes_[index % writes_.size()];
-  wait(behind, waits_.write, "wait: write");
-  const std::vector<char>& written = written_[step.tile];
+  TilePass& pass = tile_passes_[index];
+  const plan::StateTile& tile = plan_.placement.tiles[pass.tile];
+  Transfer& write = writes_[index % writes_.size()];
+  wait(write, waits_.write, "wait: write");
+  const std::vector<char>& written = written_[pass.tile];
   if (std::find(written.begin(), written.end(), 0) == written.end()) {
-    step.read = store_of(tile).read(allocation_of(tile), tile.at, tile_buffer(index), tile.bytes, step.what);
+    pass.read = store_of(tile).read(allocation_of(tile), tile.offset, tile_buffer(index), tile.bytes, pass.what);
     return;
   }
   std::memset(tile_buffer(index), 0, static_cast<std::size_t>(tile.bytes));
@@ -176,50 +181,51 @@ void OptimizerStates::start_read(std::size_t index) {
     if (!written[a]) continue;
     const int64_t at = offset_in_tile(tile, a),
                   bytes = round_up(tile.count * size_of(arrays_[a].dtype), store_of(tile).info().align);
-    step.read = store_of(tile).read(allocation_of(tile), tile.at + at, tile_buffer(index) + at, bytes, step.what);
-    step.read.wait();  // only in the first pass
+    pass.read = store_of(tile).read(allocation_of(tile), tile.offset + at, tile_buffer(index) + at, bytes, pass.what);
+    pass.read.wait();  // only in the first pass
   }
 }
 
-std::vector<OptimizerStates::Step> OptimizerStates::steps_of(const std::vector<update::UpdateSlice>& slices,
-                                                             const std::vector<char>* touched) const {
-  std::vector<Step> steps;
+std::vector<OptimizerStates::TilePass> OptimizerStates::passes_of(const std::vector<update::UpdateSlice>& slices,
+                                                                  const std::vector<char>* touched) const {
+  std::vector<TilePass> passes;
   const std::vector<plan::StateTile>& tiles = plan_.placement.tiles;
   std::size_t next = 0;  // the first slice that overlaps the tile
   for (std::size_t t = 0; t < tiles.size(); ++t) {
-    Step step{t, {}, "", {}};
+    TilePass pass{t, {}, "", {}};
     const int64_t begin = tiles[t].first, end = begin + tiles[t].count;
-    bool wanted = false;
-    while (next < slices.size() && slices[next].state + slices[next].count <= begin) ++next;
-    for (std::size_t u = next; u < slices.size() && slices[u].state < end; ++u) {
-      const int64_t first = std::max(begin, slices[u].state), last = std::min(end, slices[u].state + slices[u].count);
-      step.parts.push_back({&slices[u], first, last - first});
-      wanted |= !touched || (*touched)[slices[u].param];
+    bool touches = false;
+    while (next < slices.size() && slices[next].state_offset + slices[next].count <= begin) ++next;
+    for (std::size_t u = next; u < slices.size() && slices[u].state_offset < end; ++u) {
+      const int64_t first = std::max(begin, slices[u].state_offset),
+                    last = std::min(end, slices[u].state_offset + slices[u].count);
+      pass.parts.push_back({&slices[u], first, last - first});
+      touches |= !touched || (*touched)[slices[u].param];
     }
-    if (!wanted) continue;
-    step.what = name_of(step.parts);
-    steps.push_back(std::move(step));
+    if (!touches) continue;
+    pass.what = name_of(pass.parts);
+    passes.push_back(std::move(pass));
   }
-  return steps;
+  return passes;
 }
 
 void OptimizerStates::read_ahead(const std::vector<update::UpdateSlice>& slices) {
   if (writes_.empty()) return;
-  for (Transfer& behind : writes_) wait(behind, waits_.write, "wait: write");  // tiles may change staging buffers
-  steps_ = steps_of(slices, nullptr);
+  for (Transfer& write : writes_) wait(write, waits_.write, "wait: write");  // tiles may change staging buffers
+  tile_passes_ = passes_of(slices, nullptr);
   const std::size_t ahead = std::max<std::size_t>(writes_.size() - 1, 1);
-  for (started_ = 0; started_ < std::min(steps_.size(), ahead); ++started_) start_read(started_);
+  for (started_ = 0; started_ < std::min(tile_passes_.size(), ahead); ++started_) start_read(started_);
 }
 
 // The slices of a tile, with their states in the staging buffer.
-std::vector<update::UpdateSlice> OptimizerStates::slices_in(const Step& step, std::size_t index) const {
-  const plan::StateTile& tile = plan_.placement.tiles[step.tile];
+std::vector<update::UpdateSlice> OptimizerStates::slices_in(const TilePass& pass, std::size_t index) const {
+  const plan::StateTile& tile = plan_.placement.tiles[pass.tile];
   std::vector<update::UpdateSlice> slices;
-  for (const Part& part : step.parts) {
-    const int64_t skip = part.first - part.slice->state;
+  for (const SlicePart& part : pass.parts) {
+    const int64_t skip = part.first - part.slice->state_offset;
     update::UpdateSlice slice = *part.slice;
     slice.first += skip;
-    slice.state += skip;
+    slice.state_offset += skip;
     slice.count = part.count;
     slice.weight = part_of(part.slice->weight, skip, part.count);
     slice.grad = part_of(part.slice->grad, skip, part.count);
@@ -238,34 +244,34 @@ std::vector<update::UpdateSlice> OptimizerStates::slices_in(const Step& step, st
   return slices;
 }
 
-void OptimizerStates::pass(const std::vector<update::UpdateSlice>& slices, const std::vector<char>& touched,
-                           const std::function<void(const std::vector<update::UpdateSlice>&)>& work) {
+void OptimizerStates::update_tiles(const std::vector<update::UpdateSlice>& slices, const std::vector<char>& touched,
+                                   const std::function<void(const std::vector<update::UpdateSlice>&)>& work) {
   if (writes_.empty()) return;
-  std::vector<Step> steps = steps_of(slices, &touched);
-  bool same = !steps_.empty() && started_ <= steps.size();
-  for (std::size_t i = 0; same && i < started_; ++i) same = steps[i].tile == steps_[i].tile;
+  std::vector<TilePass> passes = passes_of(slices, &touched);
+  bool same = !tile_passes_.empty() && started_ <= passes.size();
+  for (std::size_t i = 0; same && i < started_; ++i) same = passes[i].tile == tile_passes_[i].tile;
   if (same) {
-    for (std::size_t i = 0; i < started_; ++i) steps[i].read = std::move(steps_[i].read);
+    for (std::size_t i = 0; i < started_; ++i) passes[i].read = std::move(tile_passes_[i].read);
   } else {
-    steps_.clear();  // waits for reads ahead
+    tile_passes_.clear();  // waits for reads ahead
     started_ = 0;
-    for (Transfer& behind : writes_) wait(behind, waits_.write, "wait: write");
+    for (Transfer& write : writes_) wait(write, waits_.write, "wait: write");
   }
-  steps_ = std::move(steps);
+  tile_passes_ = std::move(passes);
   const std::size_t ahead = std::max<std::size_t>(writes_.size() - 1, 1);
-  while (started_ < std::min(steps_.size(), ahead)) start_read(started_++);
-  for (std::size_t i = 0; i < steps_.size(); ++i) {
-    Step& step = steps_[i];
-    const plan::StateTile& tile = plan_.placement.tiles[step.tile];
+  while (started_ < std::min(tile_passes_.size(), ahead)) start_read(started_++);
+  for (std::size_t i = 0; i < tile_passes_.size(); ++i) {
+    TilePass& pass = tile_passes_[i];
+    const plan::StateTile& tile = plan_.placement.tiles[pass.tile];
     if (i >= started_) start_read(started_++);
-    wait(step.read, waits_.read, "wait: read");
-    work(slices_in(step, i));
+    wait(pass.read, waits_.read, "wait: read");
+    work(slices_in(pass, i));
     writes_[i % writes_.size()] =
-        store_of(tile).write(allocation_of(tile), tile.at, tile_buffer(i), tile.bytes, step.what);
-    std::fill(written_[step.tile].begin(), written_[step.tile].end(), 1);
-    if (started_ < steps_.size()) start_read(started_++);
+        store_of(tile).write(allocation_of(tile), tile.offset, tile_buffer(i), tile.bytes, pass.what);
+    std::fill(written_[pass.tile].begin(), written_[pass.tile].end(), 1);
+    if (started_ < tile_passes_.size()) start_read(started_++);
   }
-  steps_.clear();
+  tile_passes_.clear();
   started_ = 0;
 }
 

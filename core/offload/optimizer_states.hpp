@@ -1,5 +1,5 @@
-// Master weights and optimizer states of the parameters that a rank updates, each run on its tier: access to them, and
-// the pass that updates them.
+// Master weights and optimizer states of the parameters that a rank updates, each range on its tier: access to them,
+// and the pass that updates them.
 #pragma once
 
 #include <chrono>
@@ -28,24 +28,24 @@ class OptimizerStates {
   OptimizerStates(const plan::MemoryPlan& plan, Tiers& tiers, Ledger& ledger);
   OptimizerStates(const OptimizerStates&) = delete;
 
-  /// The runs of elements [first, first + count) of the state space, each on one tier.
-  std::vector<plan::StateRange> runs(int64_t first, int64_t count) const;
+  /// The ranges of elements [first, first + count) of the state space, each on one tier.
+  std::vector<plan::StateRange> ranges(int64_t first, int64_t count) const;
   bool in_memory(int tier) const { return plan_.input.tiers[static_cast<std::size_t>(tier)].in_memory(); }
-  /// Elements of an array (MemoryPlan::state_arrays) within one run that is in memory.
+  /// Elements of an array (MemoryPlan::state_arrays) within one range that is in memory.
   zr_view view(std::size_t array, int64_t first, int64_t count) const;
 
   enum class Access { read, write, modify };
   /// Calls fn(memory, first, count) over elements [first, first + count) of an array, on any tier. `what` names them in
   /// errors.
-  void visit(std::size_t array, int64_t first, int64_t count, Access use, const std::string& what,
+  void visit(std::size_t array, int64_t first, int64_t count, Access access, const std::string& what,
              const std::function<void(void* memory, int64_t first, int64_t count)>& fn);
 
   /// Starts to read the first tiles of a pass and returns. `slices`: all of this rank; must be valid until the pass.
   void read_ahead(const std::vector<update::UpdateSlice>& slices);
   /// One pass over all states on disk: reads each tile, calls `work` with its slices, whose states are then in memory,
   /// and writes the tile. Skips tiles without touched parameters. Returns before the last tiles are written.
-  void pass(const std::vector<update::UpdateSlice>& slices, const std::vector<char>& touched,
-            const std::function<void(const std::vector<update::UpdateSlice>& slices)>& work);
+  void update_tiles(const std::vector<update::UpdateSlice>& slices, const std::vector<char>& touched,
+                    const std::function<void(const std::vector<update::UpdateSlice>& slices)>& work);
 
   const TierWaits& waits() const { return waits_; }
   /// Called after each wait for a tier, for traces, with its name and begin.
@@ -53,34 +53,35 @@ class OptimizerStates {
   void on_wait(WaitObserver observer) { on_wait_ = std::move(observer); }
 
  private:
-  struct Run {
-    plan::StateRange at;
-    std::vector<void*> memory;                // by array; empty on disk
+  struct RangeMemory {
+    plan::StateRange range;
+    std::vector<void*> addresses;             // by array; empty on disk
     std::vector<TrackedMemory> owned;         // by array; on the device
     std::vector<TierAllocation> allocations;  // by array; on a tier in memory
   };
-  struct Part {  // the part of a slice in a tile
+  struct SlicePart {  // the part of a slice in a tile
     const update::UpdateSlice* slice;
     int64_t first, count;  // elements of the state space
   };
-  struct Step {  // a tile of the current pass
+  struct TilePass {  // a tile of the current pass over all tiles
     std::size_t tile;
-    std::vector<Part> parts;
+    std::vector<SlicePart> parts;
     std::string what;
     Transfer read;
   };
-  const Run& run_of(int64_t element) const;
+  const RangeMemory& memory_of(int64_t element) const;
   int64_t offset_in_tile(const plan::StateTile& tile, std::size_t array) const;
-  std::vector<Step> steps_of(const std::vector<update::UpdateSlice>& slices, const std::vector<char>* touched) const;
+  std::vector<TilePass> passes_of(const std::vector<update::UpdateSlice>& slices,
+                                  const std::vector<char>* touched) const;
   void start_read(std::size_t index);
-  std::vector<update::UpdateSlice> slices_in(const Step& step, std::size_t index) const;
+  std::vector<update::UpdateSlice> slices_in(const TilePass& pass, std::size_t index) const;
   void wait(Transfer& transfer, double& seconds, const char* what);
-  void visit_tile(std::size_t tile, std::size_t array, int64_t first, int64_t count, Access use,
+  void visit_tile(std::size_t tile, std::size_t array, int64_t first, int64_t count, Access access,
                   const std::string& what, const std::function<void(void*, int64_t, int64_t)>& fn);
   char* tile_buffer(std::size_t index) const {
     return staging_.data() + static_cast<int64_t>(index % writes_.size()) * plan_.placement.largest_tile;
   }
-  std::string name_of(const std::vector<Part>& parts) const;
+  std::string name_of(const std::vector<SlicePart>& parts) const;
   uint64_t allocation_of(const plan::StateTile& tile) const {
     return allocations_[static_cast<std::size_t>(tile.tier)].id();
   }
@@ -90,14 +91,14 @@ class OptimizerStates {
   const plan::MemoryPlan& plan_;
   Tiers& tiers_;
   const std::vector<plan::MemoryPlan::StateArray> arrays_;
-  std::vector<Run> runs_;
+  std::vector<RangeMemory> ranges_;
   std::vector<std::vector<char>> written_;   // by tile, array; zeros until it is written
   std::vector<TierAllocation> allocations_;  // by tier; on disk
   TrackedMemory staging_;                    // kTilesInFlight tiles
   RegisteredMemory registered_;              // of staging_
   std::vector<Transfer> writes_;             // by staging buffer; destroyed before the above, waits
-  std::vector<Step> steps_;                  // with their reads
-  std::size_t started_ = 0;
+  std::vector<TilePass> tile_passes_;        // with their reads
+  std::size_t started_ = 0;                  // number of these whose reads have started
   TierWaits waits_;
   WaitObserver on_wait_;
 };

@@ -1,5 +1,7 @@
 #include "offload/tier.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -55,8 +57,8 @@ void Transfer::wait() {
   const zr_code code = comm::done_poll(done_, &error);
   comm::done_release(std::exchange(done_, nullptr));
   if (code == ZR_OK) return;
-  const std::string text = tier_->call_text("transfer") + ": " + what_ + ": " + error.msg;
-  failure_->note(text);
+  const std::string text = fmt::format("{}: {}: {}", tier_->call_text("transfer"), what_, error.msg);
+  failure_->record(text);
   fail_environment(text);
 }
 
@@ -71,16 +73,16 @@ TierStore::~TierStore() {
   while (!allocations_.empty()) release(allocations_.back().id);
 }
 
-uint64_t TierStore::reserve(int64_t bytes, std::vector<LedgerEntry> held) {
+uint64_t TierStore::reserve(int64_t bytes, std::vector<LedgerEntry> entries) {
   uint64_t id = 0;
   CallError error;
-  check(api_->reserve(instance_->self(), static_cast<uint64_t>(bytes), held.front().tag.c_str(), &id, &error), error,
+  check(api_->reserve(instance_->self(), static_cast<uint64_t>(bytes), entries.front().tag.c_str(), &id, &error), error,
         instance_->call_text("reserve"));
   allocations_.push_back({id, {}, false});
   try {
-    for (LedgerEntry& one : held) {
-      const LedgerEntry& kept = allocations_.back().held.emplace_back(std::move(one));
-      host_.ledger().add(info_.tier, kept.kind, kept.tag, kept.bytes);  // counts the bytes even if it throws
+    for (LedgerEntry& entry : entries) {
+      const LedgerEntry& added = allocations_.back().entries.emplace_back(std::move(entry));
+      host_.ledger().add(info_.tier, added.kind, added.tag, added.bytes);  // counts the bytes even if it throws
     }
   } catch (...) {
     release(id);
@@ -91,17 +93,17 @@ uint64_t TierStore::reserve(int64_t bytes, std::vector<LedgerEntry> held) {
 
 void TierStore::release(uint64_t allocation) {
   const auto at = std::find_if(allocations_.begin(), allocations_.end(),
-                               [&](const Allocation& one) { return one.id == allocation; });
+                               [&](const Allocation& known) { return known.id == allocation; });
   if (at == allocations_.end()) return;
   if (at->mapped) api_->unmap(instance_->self(), allocation);
   api_->release(instance_->self(), allocation);
-  for (const LedgerEntry& one : at->held) host_.ledger().add(info_.tier, one.kind, one.tag, -one.bytes);
+  for (const LedgerEntry& entry : at->entries) host_.ledger().add(info_.tier, entry.kind, entry.tag, -entry.bytes);
   allocations_.erase(at);
 }
 
 void* TierStore::map(uint64_t allocation) {
   const auto at = std::find_if(allocations_.begin(), allocations_.end(),
-                               [&](const Allocation& one) { return one.id == allocation; });
+                               [&](const Allocation& known) { return known.id == allocation; });
   if (at == allocations_.end() || !info_.in_memory()) fail_internal("this allocation of a tier cannot be mapped");
   zr_view view{};
   CallError error;
@@ -110,23 +112,24 @@ void* TierStore::map(uint64_t allocation) {
   return view.data;
 }
 
-Transfer TierStore::move(bool writes, uint64_t allocation, int64_t offset, void* memory, int64_t bytes,
-                         const std::string& what) {
-  const zr_transfer one{allocation, static_cast<uint64_t>(offset), {memory, bytes, ZR_U8, 0, {1, 0}}};
+Transfer TierStore::start(bool writes, uint64_t allocation, int64_t offset, void* memory, int64_t bytes,
+                          const std::string& what) {
+  const zr_transfer request{allocation, static_cast<uint64_t>(offset), {memory, bytes, ZR_U8, 0, {1, 0}}};
   Transfer transfer(*instance_, comm::done_new(host_.abi()), what, failure_);
   zr_done* done = transfer.done();
-  if (!done) fail_environment("cannot allocate a transfer for tier '" + info_.id + "'");
+  if (!done) fail_environment(fmt::format("cannot allocate a transfer for tier '{}'", info_.id));
   if (trace_)
     done->on_resolved = [trace = trace_, track = info_.id, name = (writes ? "write " : "read ") + what,
                          begin = Trace::Time::clock::now()](zr_code) {
       trace->span(track, name, begin, Trace::Time::clock::now());
     };
   CallError error;
-  const zr_code code = (writes ? api_->write : api_->read)(instance_->self(), &one, 1, nullptr, done, &error);
+  const zr_code code = (writes ? api_->write : api_->read)(instance_->self(), &request, 1, nullptr, done, &error);
   if (code != ZR_OK) {
     comm::done_resolve(done, code, 0, error.msg);
-    const std::string text = instance_->call_text(writes ? "write" : "read") + ": " + what + ": " + error.msg;
-    failure_->note(text);
+    const std::string text =
+        fmt::format("{}: {}: {}", instance_->call_text(writes ? "write" : "read"), what, error.msg);
+    failure_->record(text);
     fail_environment(text);
   }
   (writes ? written_ : read_) += bytes;
@@ -134,23 +137,23 @@ Transfer TierStore::move(bool writes, uint64_t allocation, int64_t offset, void*
 }
 
 Transfer TierStore::read(uint64_t allocation, int64_t offset, void* memory, int64_t bytes, const std::string& what) {
-  return move(false, allocation, offset, memory, bytes, what);
+  return start(false, allocation, offset, memory, bytes, what);
 }
 
 Transfer TierStore::write(uint64_t allocation, int64_t offset, const void* memory, int64_t bytes,
                           const std::string& what) {
-  return move(true, allocation, offset, const_cast<void*>(memory), bytes, what);
+  return start(true, allocation, offset, const_cast<void*>(memory), bytes, what);
 }
 
-void TierStore::prepare(void* memory, int64_t bytes) {
+void TierStore::register_memory(void* memory, int64_t bytes) {
   if (!ZR_HAS(api_, zr_offload_api, reg)) return;
   const zr_view view{memory, bytes, ZR_U8, 0, {1, 0}};
   CallError error;
   if (api_->reg(instance_->self(), &view, &error) != ZR_OK)
-    log(ZR_LOG_INFO, instance_->call_text("reg") + ": " + error.msg);
+    log(ZR_LOG_INFO, fmt::format("{}: {}", instance_->call_text("reg"), error.msg));
 }
 
-void TierStore::forget(void* memory, int64_t bytes) {
+void TierStore::unregister_memory(void* memory, int64_t bytes) {
   if (!ZR_HAS(api_, zr_offload_api, unreg)) return;
   const zr_view view{memory, bytes, ZR_U8, 0, {1, 0}};
   api_->unreg(instance_->self(), &view);

@@ -23,7 +23,7 @@ plan::TierInfo tier_info_of(const plugin::Instance& tier);
 /// The error of a tier's first failed transfer; empty if none failed. [any]
 class TierFailure {
  public:
-  void note(const std::string& text) {
+  void record(const std::string& text) {
     const MutexLock lock(mutex_);
     if (text_.empty()) text_ = text;
   }
@@ -80,7 +80,7 @@ class TierStore {
   };
   /// Reserves an allocation of that many bytes and returns its id. Throws EnvironmentError with the tier's error,
   /// or the ledger's exception.
-  uint64_t reserve(int64_t bytes, std::vector<LedgerEntry> held);
+  uint64_t reserve(int64_t bytes, std::vector<LedgerEntry> entries);
   void release(uint64_t allocation);
   /// The memory of an allocation; requires info().in_memory().
   void* map(uint64_t allocation);
@@ -88,9 +88,9 @@ class TierStore {
   /// the data in errors.
   Transfer read(uint64_t allocation, int64_t offset, void* memory, int64_t bytes, const std::string& what);
   Transfer write(uint64_t allocation, int64_t offset, const void* memory, int64_t bytes, const std::string& what);
-  /// Registers memory that many transfers will use, until forget().
-  void prepare(void* memory, int64_t bytes);
-  void forget(void* memory, int64_t bytes);
+  /// Registers memory that many transfers will use, until unregister_memory().
+  void register_memory(void* memory, int64_t bytes);
+  void unregister_memory(void* memory, int64_t bytes);
 
   /// Records transfers as spans of `trace`, which must outlive them. Null: no trace.
   void set_trace(Trace* trace) { trace_ = trace; }
@@ -106,10 +106,11 @@ class TierStore {
  private:
   struct Allocation {
     uint64_t id;
-    std::vector<LedgerEntry> held;
+    std::vector<LedgerEntry> entries;
     bool mapped;
   };
-  Transfer move(bool writes, uint64_t allocation, int64_t offset, void* memory, int64_t bytes, const std::string& what);
+  Transfer start(bool writes, uint64_t allocation, int64_t offset, void* memory, int64_t bytes,
+                 const std::string& what);
   plugin::PluginHost& host_;
   std::unique_ptr<plugin::Instance> instance_;
   const zr_offload_api* api_;

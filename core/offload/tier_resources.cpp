@@ -1,5 +1,7 @@
 #include "offload/tier_resources.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -13,8 +15,9 @@ TrackedMemory::TrackedMemory(int64_t bytes, int64_t align, Ledger& ledger, Tier 
   const int64_t size = std::max<int64_t>(bytes, 64);
   memory_ = allocate_huge_pages(size, align);
   if (!memory_)
-    fail_environment("cannot allocate " + bytes_text(bytes) + " per rank for '" + tag_ +
-                     "'; use more ranks, or a strategy that shards this memory");
+    fail_environment(
+        fmt::format("cannot allocate {} per rank for '{}'; use more ranks, or a strategy that shards this memory",
+                    bytes_text(bytes), tag_));
   std::memset(memory_.get(), 0, static_cast<std::size_t>(size));
   try {
     ledger.add(tier, kind, tag_, bytes);
@@ -41,11 +44,11 @@ TrackedMemory& TrackedMemory::operator=(TrackedMemory&& other) noexcept {
 
 RegisteredMemory::RegisteredMemory(char* memory, int64_t bytes, std::vector<TierStore*> tiers)
     : memory_(memory), bytes_(bytes), tiers_(std::move(tiers)) {
-  for (TierStore* tier : tiers_) tier->prepare(memory_, bytes_);
+  for (TierStore* tier : tiers_) tier->register_memory(memory_, bytes_);
 }
 
 RegisteredMemory::~RegisteredMemory() {
-  for (TierStore* tier : tiers_) tier->forget(memory_, bytes_);
+  for (TierStore* tier : tiers_) tier->unregister_memory(memory_, bytes_);
 }
 
 RegisteredMemory& RegisteredMemory::operator=(RegisteredMemory&& other) noexcept {

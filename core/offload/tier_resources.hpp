@@ -59,7 +59,7 @@ class TrackedMemory {
   std::string tag_;
 };
 
-/// Registers memory that many transfers use with tiers (TierStore::prepare) during its lifetime.
+/// Registers memory that many transfers use with tiers (TierStore::register_memory) during its lifetime.
 class RegisteredMemory {
  public:
   RegisteredMemory() = default;

@@ -1,4 +1,6 @@
 // Bytes by kind and communication of a plan, and both as text.
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/dtype.hpp"
@@ -22,7 +24,7 @@ MemoryKind kind_of_role(uint32_t role) {
 
 // Calls fn(tier, kind, tag, elements, dtype) for all memory of a rank.
 template <class F>
-void each_holding(const MemoryPlan& plan, F&& fn) {
+void for_each_allocation(const MemoryPlan& plan, F&& fn) {
   const std::vector<TierInfo>& tiers = plan.input.tiers;
   const auto on = [&](int tier) -> const TierInfo& { return tiers[static_cast<std::size_t>(tier)]; };
   for (const Buffer& b : plan.rank_plan.buffers) {
@@ -33,8 +35,8 @@ void each_holding(const MemoryPlan& plan, F&& fn) {
   for (std::size_t a = 0; a < arrays.size(); ++a)
     for (std::size_t tier = 0; tier < tiers.size(); ++tier) {
       int64_t elements = 0;
-      for (const StateRange& run : plan.placement.states)
-        if (run.tier == static_cast<int>(tier)) elements += run.count;
+      for (const StateRange& range : plan.placement.states)
+        if (range.tier == static_cast<int>(tier)) elements += range.count;
       if (elements > 0 || tier == 0)
         fn(tiers[tier], plan.has_master && a == 0 ? MemoryKind::master : MemoryKind::optimizer, arrays[a].name,
            elements, arrays[a].dtype);
@@ -71,16 +73,16 @@ int64_t MemoryPlan::working_bytes() const {
 }
 
 std::vector<std::pair<int64_t, int64_t>> MemoryPlan::saved_ranges(uint32_t param) const {
-  std::vector<std::pair<int64_t, int64_t>> runs;
+  std::vector<std::pair<int64_t, int64_t>> ranges;
   for (const Segment& segment : segments[param]) {
     const auto me = std::find(segment.owners.begin(), segment.owners.end(), rank);
     if (me == segment.owners.end()) continue;
     const int64_t index = me - segment.owners.begin(), n = std::ssize(segment.owners),
                   blocks = norm_blocks_of(segment.count);
     const auto cut = [&](int64_t i) { return std::min(segment.count, blocks * i / n * kNormBlock); };
-    if (cut(index + 1) > cut(index)) runs.emplace_back(segment.first + cut(index), cut(index + 1) - cut(index));
+    if (cut(index + 1) > cut(index)) ranges.emplace_back(segment.first + cut(index), cut(index + 1) - cut(index));
   }
-  return runs;
+  return ranges;
 }
 
 int64_t MemoryPlan::snapshot_bytes() const {
@@ -101,10 +103,10 @@ int64_t MemoryPlan::snapshot_bytes() const {
 
 std::map<MemoryKind, int64_t> MemoryPlan::bytes_by_kind(Tier tier) const {
   std::map<MemoryKind, int64_t> bytes;
-  each_holding(*this,
-               [&](const TierInfo& where, MemoryKind kind, const std::string&, int64_t elements, zr_dtype dtype) {
-                 if (where.tier == tier) bytes[kind] += elements * size_of(dtype);
-               });
+  for_each_allocation(
+      *this, [&](const TierInfo& where, MemoryKind kind, const std::string&, int64_t elements, zr_dtype dtype) {
+        if (where.tier == tier) bytes[kind] += elements * size_of(dtype);
+      });
   return bytes;
 }
 
@@ -120,9 +122,9 @@ void MemoryPlan::add_to(Ledger& ledger) const {
 }
 
 StepCommunication MemoryPlan::communication() const {
-  int64_t all = 0, trainable = 0, unsharded = 0, unsharded_trainable = 0;
+  int64_t parameters = 0, trainable = 0, unsharded = 0, unsharded_trainable = 0;
   for (const Parameter& p : input.parameters) {
-    all += p.count;
+    parameters += p.count;
     trainable += p.frozen ? 0 : p.count;
   }
   for (const Piece& piece : rank_plan.weights) {
@@ -142,36 +144,32 @@ StepCommunication MemoryPlan::communication() const {
   } else if (!input.share_weights) {
     communication.weights = {1, unsharded_trainable, w, peers};
   }
-  communication.gathers = {2 * micro_steps, all - unsharded, w, peers};
+  communication.gathers = {2 * micro_steps, parameters - unsharded, w, peers};
   return communication;
 }
 
 namespace {
 std::string row(const std::string& kind, const std::string& tag, const std::string& arithmetic, int64_t bytes) {
-  char line[200];
-  std::snprintf(line, sizeof line, "  %-13s  %-29s %28s %12s\n", kind.c_str(), tag.c_str(), arithmetic.c_str(),
-                bytes_text(bytes).c_str());
-  return line;
+  return fmt::format("  {:<13}  {:<29} {:>28} {:>12}\n", kind, tag, arithmetic, bytes_text(bytes));
 }
 }  // namespace
 
 std::string MemoryPlan::text(const std::string& title, const PlanContext& context) const {
   int64_t trainable = 0, frozen = 0;
   for (const Parameter& p : input.parameters) (p.frozen ? frozen : trainable) += p.count;
-  std::string out = title + ": " + std::to_string(trainable) + " parameters";
-  if (frozen) out += " and " + std::to_string(frozen) + " frozen";
-  out += ", " + std::string(name_of(input.weight_dtype)) + ", " + std::to_string(input.world) + " rank" +
-         (input.world == 1 ? "" : "s") + ", bytes of rank " + std::to_string(rank) + "\n";
+  std::string out = fmt::format("{}: {} parameters{}, {}, {} rank{}, bytes of rank {}\n", title, trainable,
+                                frozen ? fmt::format(" and {} frozen", frozen) : "", name_of(input.weight_dtype),
+                                input.world, input.world == 1 ? "" : "s", rank);
   std::map<std::string, int64_t> elsewhere;  // bytes per tier other than the device
-  each_holding(*this, [&](const TierInfo& where, MemoryKind kind, const std::string& tag, int64_t elements,
-                          zr_dtype dtype) {
-    const std::string each = dtype == ZR_U8 ? "" : std::to_string(elements) + " x " + std::to_string(size_of(dtype));
-    const bool here = where.tier == Tier::device;
-    if (here && elements == 0 && input.tiers.size() > 1) return;
-    out += row(std::string(kMemoryKindNames[static_cast<std::size_t>(kind)]), tag + (here ? "" : " on " + where.id),
-               each, elements * size_of(dtype));
-    if (!here) elsewhere[where.id] += elements * size_of(dtype);
-  });
+  for_each_allocation(
+      *this, [&](const TierInfo& where, MemoryKind kind, const std::string& tag, int64_t elements, zr_dtype dtype) {
+        const std::string arithmetic = dtype == ZR_U8 ? "" : fmt::format("{} x {}", elements, size_of(dtype));
+        const bool here = where.tier == Tier::device;
+        if (here && elements == 0 && input.tiers.size() > 1) return;
+        out += row(std::string(kMemoryKindNames[static_cast<std::size_t>(kind)]), tag + (here ? "" : " on " + where.id),
+                   arithmetic, elements * size_of(dtype));
+        if (!here) elsewhere[where.id] += elements * size_of(dtype);
+      });
   out += row("total", "without activations", "", bytes());
   for (const auto& [id, bytes] : elsewhere) out += row("total", "on " + id, "", bytes);
   out += placement_text();
@@ -183,9 +181,7 @@ std::string MemoryPlan::text(const std::string& title, const PlanContext& contex
   const auto add_row = [&](const std::string& what, const StepCommunication::Part& part) {
     if (part.bytes() > 0)
       out += row("communication", what,
-                 std::to_string(part.times) + " x " + std::to_string(part.elements) + " x " +
-                     std::to_string(part.size) + " x " + std::to_string(part.peers),
-                 part.bytes());
+                 fmt::format("{} x {} x {} x {}", part.times, part.elements, part.size, part.peers), part.bytes());
   };
   add_row("gradients per step", step.gradients);
   add_row("reduced gradients per step", step.reduced_gradients);

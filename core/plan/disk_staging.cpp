@@ -26,12 +26,12 @@ class Edges {
     add(piece.buffer, piece.offset + piece.count);
   }
   // The same for the weight that is updated with element `first` of a reduced-gradient piece.
-  void add_weight(const Piece& sum, int64_t first) {
+  void add_weight(const Piece& gradient, int64_t first) {
     const auto& weights = plan_.rank_plan.weights;
-    auto piece = std::lower_bound(weights.begin(), weights.end(), sum.param,
+    auto piece = std::lower_bound(weights.begin(), weights.end(), gradient.param,
                                   [](const Piece& w, uint32_t param) { return w.param < param; });
-    for (; piece != weights.end() && piece->param == sum.param; ++piece)
-      if (piece->first <= sum.first && sum.first + sum.count <= piece->first + piece->count)
+    for (; piece != weights.end() && piece->param == gradient.param; ++piece)
+      if (piece->first <= gradient.first && gradient.first + gradient.count <= piece->first + piece->count)
         return add(piece->buffer, piece->offset + first - piece->first);
   }
   // The same for an element of the state space.
@@ -39,9 +39,9 @@ class Edges {
     const std::vector<int64_t>& starts = plan_.rank_plan.state_offset;
     const auto i = std::upper_bound(starts.begin(), starts.end(), element) - starts.begin() - 1;
     if (i < 0) return;
-    const Piece& sum = plan_.rank_plan.reduced_gradients[static_cast<std::size_t>(i)];
+    const Piece& gradient = plan_.rank_plan.reduced_gradients[static_cast<std::size_t>(i)];
     const int64_t skip = element - starts[static_cast<std::size_t>(i)];
-    if (skip <= sum.count) add_weight(sum, sum.first + skip);
+    if (skip <= gradient.count) add_weight(gradient, gradient.first + skip);
   }
   void finish() {
     for (std::size_t i = 0; i < disk_staging_.resident_blocks.size(); ++i) {
@@ -66,7 +66,7 @@ void add_edges(const MemoryPlan& plan, DiskStaging& staging) {
     edges.add_weight(piece, piece.first);
     edges.add_weight(piece, piece.first + piece.count);
   }
-  for (const StateRange& run : plan.placement.states) edges.add_state(run.first);
+  for (const StateRange& range : plan.placement.states) edges.add_state(range.first);
   for (const StateTile& tile : plan.placement.tiles) {
     edges.add_state(tile.first);
     edges.add_state(tile.first + tile.count);

@@ -1,5 +1,7 @@
 #include "plan/parameter_list.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -34,23 +36,24 @@ std::string to_json(const std::vector<Parameter>& parameters) {
   return std::string(kMark) + "\"parameters\":" + list.dump() + "}";
 }
 
-std::vector<Parameter> parameters_from_json(const std::string& output, const std::string& who) {
+std::vector<Parameter> parameters_from_json(const std::string& output, const std::string& program) {
   const auto at = output.rfind(kMark);
   if (at == std::string::npos || (at > 0 && output[at - 1] != '\n'))
-    fail_user(who + " did not print its parameters; its main() must construct a zr::Engine from its zr::Program");
+    fail_user(program + " did not print its parameters; its main() must construct a zr::Engine from its zr::Program");
   try {
     const Json line = Json::parse(output.substr(at, output.find('\n', at) - at));
     std::vector<Parameter> parameters;
-    for (const Json& one : line.at("parameters")) {
-      Parameter p = parameter_of(one.at("name"), one.at("shape").get<std::vector<int64_t>>());
-      p.aliases = one.at("aliases").get<std::vector<std::string>>();
-      p.frozen = one.at("frozen");
+    for (const Json& entry : line.at("parameters")) {
+      Parameter p = parameter_of(entry.at("name"), entry.at("shape").get<std::vector<int64_t>>());
+      p.aliases = entry.at("aliases").get<std::vector<std::string>>();
+      p.frozen = entry.at("frozen");
       parameters.push_back(std::move(p));
     }
     return parameters;
   } catch (const Json::exception& error) {
-    fail_user(who + " printed its parameters in a format that this zeroth cannot read (" + error.what() +
-              "); build both from the same release");
+    fail_user(fmt::format(
+        "{} printed its parameters in a format that this zeroth cannot read ({}); build both from the same release",
+        program, error.what()));
   }
 }
 
@@ -78,19 +81,20 @@ Sizes complete(Sizes s) {
     s.layers = blocks_at_most(s.width);
   }
   if (s.layers * block_size(s.width) > s.parameters)
-    fail_user("zeroth plan: " + std::to_string(s.layers) + " layers of width " + std::to_string(s.width) +
-              " alone have " + std::to_string(s.layers * block_size(s.width)) + " parameters, more than the " +
-              std::to_string(s.parameters) + " of --params; omit one of the three options");
+    fail_user(fmt::format(
+        "zeroth plan: {} layers of width {} alone have {} parameters, more than the {} of --params; omit one of the "
+        "three options",
+        s.layers, s.width, s.layers * block_size(s.width), s.parameters));
   return s;
 }
 
 std::vector<Parameter> parameters_of(const Sizes& s) {
-  std::vector<Parameter> all;
+  std::vector<Parameter> parameters;
   const int64_t w = s.width, rest = s.parameters - s.layers * block_size(w);
-  if (rest >= w) all.push_back(parameter_of("embedding", {rest / w, w}));
-  if (rest % w > 0) all.push_back(parameter_of("other", {rest % w}));
+  if (rest >= w) parameters.push_back(parameter_of("embedding", {rest / w, w}));
+  if (rest % w > 0) parameters.push_back(parameter_of("other", {rest % w}));
   for (int64_t layer = 0; layer < s.layers; ++layer) {
-    const std::string block = "blocks." + std::to_string(layer) + ".";
+    const std::string block = fmt::format("blocks.{}.", layer);
     for (const auto& [name, shape] :
          std::vector<std::pair<const char*, std::vector<int64_t>>>{{"norm1.weight", {w}},
                                                                    {"norm1.bias", {w}},
@@ -104,9 +108,9 @@ std::vector<Parameter> parameters_of(const Sizes& s) {
                                                                    {"mlp.in.bias", {4 * w}},
                                                                    {"mlp.out.weight", {w, 4 * w}},
                                                                    {"mlp.out.bias", {w}}})
-      all.push_back(parameter_of(block + name, shape));
+      parameters.push_back(parameter_of(block + name, shape));
   }
-  return all;
+  return parameters;
 }
 
 }  // namespace zr::host::plan

@@ -10,9 +10,9 @@ namespace zr::host::plan {
 
 /// One line, {"zeroth_parameters":1,...}: a program reports its parameters to `zeroth plan`.
 std::string to_json(const std::vector<Parameter>& parameters);
-/// The parameters in the last such line of a program's output. Throws UserError naming `who` if the output has
+/// The parameters in the last such line of a program's output. Throws UserError naming `program` if the output has
 /// no such line.
-std::vector<Parameter> parameters_from_json(const std::string& output, const std::string& who);
+std::vector<Parameter> parameters_from_json(const std::string& output, const std::string& program);
 
 /// The size of a GPT: `layers` blocks of 12 width^2 + 13 width parameters; the rest is an embedding.
 struct Sizes {

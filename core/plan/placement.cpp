@@ -1,8 +1,9 @@
 // Assigns parts of the training state to tiers, and cuts the states on disk into tiles.
 #include "plan/placement.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <cstdio>
 
 #include "base/dtype.hpp"
 #include "base/round_up.hpp"
@@ -29,25 +30,25 @@ int64_t cut_before(const MemoryPlan& plan, int64_t element) {
   return plan.input.tier_request.elementwise ? start + (element - start) / kNormBlock * kNormBlock : start;
 }
 
-// Cuts a run into tiles: enough elements to keep the tier busy, and complete pieces if the optimizer needs them.
-void cut_tiles(const MemoryPlan& plan, const StateRange& run, Placement& placement) {
-  const TierInfo& tier = plan.input.tiers[static_cast<std::size_t>(run.tier)];
+// Cuts a range into tiles: enough elements to keep the tier busy, and complete pieces if the optimizer needs them.
+void cut_tiles(const MemoryPlan& plan, const StateRange& range, Placement& placement) {
+  const TierInfo& tier = plan.input.tiers[static_cast<std::size_t>(range.tier)];
   const std::vector<MemoryPlan::StateArray> arrays = plan.state_arrays();
   if (arrays.empty()) return;
-  const int64_t wanted =
+  const int64_t tile_elements =
       std::max<int64_t>(tier.io_bytes * tier.io_depth / std::max<int64_t>(state_bytes(plan), 1) / kNormBlock, 1) *
       kNormBlock;
   int64_t end_of_tiles = 0;
   for (const StateTile& tile : placement.tiles)
-    if (tile.tier == run.tier) end_of_tiles = tile.at + tile.bytes;
-  for (int64_t first = run.first, end = run.first + run.count; first < end;) {
-    int64_t next = std::min(end, first + wanted);
+    if (tile.tier == range.tier) end_of_tiles = tile.offset + tile.bytes;
+  for (int64_t first = range.first, end = range.first + range.count; first < end;) {
+    int64_t next = std::min(end, first + tile_elements);
     if (!plan.input.tier_request.elementwise && next < end) {
       const auto& starts = plan.rank_plan.state_offset;
       const auto after = std::upper_bound(starts.begin(), starts.end(), first);
       next = std::max(cut_before(plan, next), after == starts.end() ? end : std::min(*after, end));
     }
-    StateTile tile{run.tier, first, next - first, end_of_tiles, 0};
+    StateTile tile{range.tier, first, next - first, end_of_tiles, 0};
     for (const MemoryPlan::StateArray& array : arrays)
       tile.bytes += round_up(tile.count * size_of(array.dtype), tier.align);
     placement.largest_tile = std::max(placement.largest_tile, tile.bytes);
@@ -72,53 +73,56 @@ class TierAssigner {
     // Parts with a fixed tier count from the start; other parts count only when they have a tier.
     plan.placement.shards = std::max(request_.shards, 0);
     plan.placement.reduced_gradients = std::max(request_.reduced_gradients, 0);
-    undecided_ =
+    unassigned_bytes_ =
         (request_.shards == kAnyTier ? shards_ : 0) + (request_.reduced_gradients == kAnyTier ? gradients_ : 0);
-    if (request_.states != kAnyTier) put_states({{0, stays()}, {request_.states, all()}});
+    if (request_.states != kAnyTier) set_state_ranges({{0, elements_on_device()}, {request_.states, element_count()}});
   }
   void assign() {
-    activations();
-    if (shards_ > 0) decide("weight shards", "parameters", request_.shards, plan_.placement.shards, shards_);
+    assign_activations();
+    if (shards_ > 0) assign_buffers("weight shards", "parameters", request_.shards, plan_.placement.shards, shards_);
     if (gradients_ > 0)
-      decide("reduced gradients", "gradients", request_.reduced_gradients, plan_.placement.reduced_gradients,
-             gradients_);
-    states();
+      assign_buffers("reduced gradients", "gradients", request_.reduced_gradients, plan_.placement.reduced_gradients,
+                     gradients_);
+    assign_states();
   }
 
  private:
   static constexpr int64_t kNoLimit = int64_t{1} << 60;
   int tiers() const { return static_cast<int>(plan_.input.tiers.size()); }
   const TierInfo& info(int tier) const { return plan_.input.tiers[static_cast<std::size_t>(tier)]; }
-  int64_t all() const { return plan_.rank_plan.state_elements; }
-  int64_t each() const { return std::max<int64_t>(state_bytes(plan_), 1); }
-  int64_t stays() const {
-    return request_.states == 0 ? 0 : static_cast<int64_t>(static_cast<double>(all()) * request_.device_fraction);
+  int64_t element_count() const { return plan_.rank_plan.state_elements; }
+  int64_t bytes_per_element() const { return std::max<int64_t>(state_bytes(plan_), 1); }
+  int64_t elements_on_device() const {
+    return request_.states == 0 ? 0
+                                : static_cast<int64_t>(static_cast<double>(element_count()) * request_.device_fraction);
   }
 
   // Free bytes of a tier; negative if the plan exceeds its capacity.
-  int64_t left(Tier tier) const {
+  int64_t free_bytes(Tier tier) const {
     if (tier == Tier::device && request_.device_capacity > 0 && tiers() > 1)
-      return request_.device_capacity - plan_.bytes(tier) + undecided_ - activations_on_device_;
+      return request_.device_capacity - plan_.bytes(tier) + unassigned_bytes_ - activations_on_device_;
     if (tier == Tier::host && request_.host_capacity > 0)
       return request_.host_capacity - plan_.bytes(tier) - activations_on_host_ -
              (request_.snapshot ? plan_.snapshot_bytes() : 0);
     return kNoLimit;
   }
-  int64_t left(int tier) const { return left(info(tier).tier); }
-  int64_t excess() const { return std::max<int64_t>(-left(Tier::device), 0) + std::max<int64_t>(-left(Tier::host), 0); }
+  int64_t free_bytes(int tier) const { return free_bytes(info(tier).tier); }
+  int64_t excess() const {
+    return std::max<int64_t>(-free_bytes(Tier::device), 0) + std::max<int64_t>(-free_bytes(Tier::host), 0);
+  }
   // The first allowed tier with which no budget is exceeded, else the tier with the smallest excess.
   template <class Try>
   int first_that_fits(bool disks, const Try& with) {
     int best = 0;
-    int64_t least = kNoLimit;
+    int64_t smallest = kNoLimit;
     for (int tier = 0; tier < tiers(); ++tier) {
       if (!disks && !info(tier).in_memory()) continue;
       with(tier);
-      if (excess() < least) {
-        least = excess();
+      if (excess() < smallest) {
+        smallest = excess();
         best = tier;
       }
-      if (least == 0) break;
+      if (smallest == 0) break;
     }
     with(best);
     return best;
@@ -128,32 +132,31 @@ class TierAssigner {
     plan_.placement.parts.push_back({part, tier, why});
   }
   std::string capacity_text(int tier) const {
-    const int64_t bytes_left = left(tier);
-    return info(tier).id + (bytes_left > kNoLimit / 2
-                                ? " has no budget"
-                                : " has " + bytes_text(std::max<int64_t>(bytes_left, 0)) + " left");
+    const int64_t bytes_free = free_bytes(tier);
+    if (bytes_free > kNoLimit / 2) return info(tier).id + " has no budget";
+    return fmt::format("{} has {} left", info(tier).id, bytes_text(std::max<int64_t>(bytes_free, 0)));
   }
   std::vector<std::string> capacities() const {
     std::vector<std::string> texts;
     for (int tier = 0; tier < tiers(); ++tier) texts.push_back(capacity_text(tier));
     return texts;
   }
-  static std::string upto(const std::vector<std::string>& capacities, int tier) {
+  static std::string capacities_up_to(const std::vector<std::string>& capacities, int tier) {
     std::string text;
     for (int i = 0; i <= tier; ++i) text += (i ? ", " : "") + capacities[static_cast<std::size_t>(i)];
     return text;
   }
   std::string requested_by(const char* key, int tier) const {
-    return std::string("offload.") + key + " = \"" + info(tier).id + "\"";
+    return fmt::format("offload.{} = \"{}\"", key, info(tier).id);
   }
 
-  void decide(const std::string& part, const char* key, int requested, int& tier, int64_t bytes) {
+  void assign_buffers(const std::string& part, const char* key, int requested, int& tier, int64_t bytes) {
     if (requested != kAnyTier) return report(part, requested, requested_by(key, requested));
     const std::vector<std::string> before = capacities();
-    undecided_ -= bytes;
+    unassigned_bytes_ -= bytes;
     const bool disks = &tier != &plan_.placement.shards || !shards_used_in_place();
-    tier = first_that_fits(disks, [&](int at) { tier = at; });
-    report(part, tier, "auto: " + bytes_text(bytes) + "; " + upto(before, tier));
+    tier = first_that_fits(disks, [&](int candidate) { tier = candidate; });
+    report(part, tier, fmt::format("auto: {}; {}", bytes_text(bytes), capacities_up_to(before, tier)));
   }
   // True if operators use a shard buffer in place.
   bool shards_used_in_place() const {
@@ -164,11 +167,11 @@ class TierAssigner {
 
   // Activations come first because they are used most often, twice per micro-step. Temporaries stay on the device: half
   // of the bytes, until a run has measured them.
-  void activations() {
+  void assign_activations() {
     const int64_t quarter = request_.device_capacity / 4,
                   known = request_.activations_on_device + request_.activations_offloaded;
     const int64_t bytes = request_.activations_known ? known : quarter;
-    const auto put = [&](int tier) {
+    const auto assign = [&](int tier) {
       plan_.placement.activations = tier;
       const bool measured_there = tier > 0 && request_.activations_offloaded > 0;
       activations_on_device_ = measured_there ? request_.activations_on_device : tier > 0 ? bytes / 2 : bytes;
@@ -176,62 +179,67 @@ class TierAssigner {
           info(tier).tier == Tier::host ? (measured_there ? request_.activations_offloaded : bytes) : 0;
     };
     if (request_.activations != kAnyTier) {
-      put(request_.activations);
+      assign(request_.activations);
       return report("activations", request_.activations, requested_by("activations", request_.activations));
     }
     const std::vector<std::string> before = capacities();
-    const int tier = first_that_fits(true, put);
+    const int tier = first_that_fits(true, assign);
     const std::string what =
         request_.activations_known ? bytes_text(bytes) + " measured; "
         : quarter > 0 ? bytes_text(quarter) + " assumed, a quarter of the budget, until a run has measured them; "
                       : "";
-    report("activations", tier, "auto: " + what + upto(before, tier));
+    report("activations", tier, "auto: " + what + capacities_up_to(before, tier));
   }
 
-  // Computes runs and tiles: for each (tier, end), the elements up to `end` go to `tier`.
-  void put_states(const std::vector<std::pair<int, int64_t>>& ends) {
+  // Computes ranges and tiles: for each (tier, end), the elements up to `end` go to `tier`.
+  void set_state_ranges(const std::vector<std::pair<int, int64_t>>& ends) {
     Placement& placement = plan_.placement;
     placement.states.clear();
     placement.tiles.clear();
     placement.largest_tile = 0;
-    int64_t at = 0;
+    int64_t position = 0;
     for (const auto& [tier, end] : ends) {
-      const int64_t cut = std::max(at, cut_before(plan_, std::min(all(), end)));
-      if (cut > at) placement.states.push_back({tier, at, cut - at});
-      at = cut;
+      const int64_t cut = std::max(position, cut_before(plan_, std::min(element_count(), end)));
+      if (cut > position) placement.states.push_back({tier, position, cut - position});
+      position = cut;
     }
-    for (const StateRange& run : placement.states)
-      if (!info(run.tier).in_memory()) cut_tiles(plan_, run, placement);
+    for (const StateRange& range : placement.states)
+      if (!info(range.tier).in_memory()) cut_tiles(plan_, range, placement);
   }
-  void states() {
+  void assign_states() {
     if (plan_.state_arrays().empty()) {
-      plan_.placement.states = {{0, 0, all()}};
+      plan_.placement.states = {{0, 0, element_count()}};
       return report("states", 0, "the optimizer has none");
     }
     if (request_.states != kAnyTier) {
-      for (const StateRange& run : plan_.placement.states)
-        report(share(run.count), run.tier,
-               run.tier == 0 && request_.states != 0 ? "offload.device_fraction = " + shortest(request_.device_fraction)
-                                                     : requested_by("optimizer", run.tier));
+      for (const StateRange& range : plan_.placement.states)
+        report(share(range.count), range.tier,
+               range.tier == 0 && request_.states != 0
+                   ? "offload.device_fraction = " + shortest(request_.device_fraction)
+                   : requested_by("optimizer", range.tier));
       return;
     }
     const std::vector<std::string> before = capacities();
     std::vector<std::pair<int, int64_t>> ends;
-    int64_t at = 0;
-    for (int tier = 0; tier < tiers() && at < all(); ++tier) {
+    int64_t position = 0;
+    for (int tier = 0; tier < tiers() && position < element_count(); ++tier) {
       const bool last = tier + 1 == tiers() || !info(tier).in_memory();
-      const int64_t fits = last ? all() - at : std::min(all() - at, std::max<int64_t>(left(tier), 0) / each());
-      ends.emplace_back(tier, at + fits);
-      put_states(ends);
-      at = plan_.placement.states.empty() ? 0
-                                          : plan_.placement.states.back().first + plan_.placement.states.back().count;
+      const int64_t fits =
+          last ? element_count() - position
+               : std::min(element_count() - position, std::max<int64_t>(free_bytes(tier), 0) / bytes_per_element());
+      ends.emplace_back(tier, position + fits);
+      set_state_ranges(ends);
+      position = plan_.placement.states.empty()
+                     ? 0
+                     : plan_.placement.states.back().first + plan_.placement.states.back().count;
     }
     move_states_to_disk(ends);
     int64_t placed = 0;
-    for (const StateRange& run : plan_.placement.states) {
-      report(share(run.count), run.tier,
-             "auto: " + bytes_text((all() - placed) * each()) + "; " + upto(before, run.tier));
-      placed += run.count;
+    for (const StateRange& range : plan_.placement.states) {
+      report(share(range.count), range.tier,
+             fmt::format("auto: {}; {}", bytes_text((element_count() - placed) * bytes_per_element()),
+                         capacities_up_to(before, range.tier)));
+      placed += range.count;
     }
   }
   // Staging memory of a disk tier takes host memory too: moves states from host memory to the disk until all fits.
@@ -240,26 +248,28 @@ class TierAssigner {
     for (auto tier = ends.rbegin() + 1; tier != ends.rend(); ++tier) {
       if (info(tier->first).tier != Tier::host) continue;
       const int64_t begin = tier + 1 == ends.rend() ? 0 : (tier + 1)->second;
-      for (int64_t end = end_on(tier->first); left(Tier::host) < 0 && end > begin; end = end_on(tier->first)) {
-        tier->second = std::max(begin, end - (-left(Tier::host) + each() - 1) / each() - kNormBlock);
-        put_states(ends);
+      for (int64_t end = end_on(tier->first); free_bytes(Tier::host) < 0 && end > begin; end = end_on(tier->first)) {
+        tier->second = std::max(
+            begin, end - (-free_bytes(Tier::host) + bytes_per_element() - 1) / bytes_per_element() - kNormBlock);
+        set_state_ranges(ends);
       }
     }
   }
   // One past the last element on a tier; 0 if the tier has none.
   int64_t end_on(int tier) const {
-    for (const StateRange& run : plan_.placement.states)
-      if (run.tier == tier) return run.first + run.count;
+    for (const StateRange& range : plan_.placement.states)
+      if (range.tier == tier) return range.first + range.count;
     return 0;
   }
   std::string share(int64_t count) const {
-    return "states, " + (count == all() ? "all" : std::to_string((100 * count + all() / 2) / all()) + " %");
+    if (count == element_count()) return "states, all";
+    return fmt::format("states, {} %", (100 * count + element_count() / 2) / element_count());
   }
 
   MemoryPlan& plan_;
   const TierRequest& request_;
   int64_t shards_ = 0, gradients_ = 0;  // bytes
-  int64_t undecided_ = 0;               // bytes that the plan counts on the device until their tier is known
+  int64_t unassigned_bytes_ = 0;        // bytes that the plan counts on the device until their tier is known
   int64_t activations_on_device_ = 0, activations_on_host_ = 0;  // bytes of activations: on the device, in host memory
 };
 }  // namespace
@@ -301,11 +311,9 @@ void assign_tiers(MemoryPlan& plan) { TierAssigner(plan).assign(); }
 std::string MemoryPlan::placement_text() const {
   std::string text;
   if (input.tiers.size() == 1) return text;
-  for (const TierAssignment& one : placement.parts) {
-    char line[400];
-    std::snprintf(line, sizeof line, "  placement      %-17s  on %-8s  %s\n", one.part.c_str(),
-                  input.tiers[static_cast<std::size_t>(one.tier)].id.c_str(), one.why.c_str());
-    text += line;
+  for (const TierAssignment& assignment : placement.parts) {
+    text += fmt::format("  placement      {:<17}  on {:<8}  {}\n", assignment.part,
+                        input.tiers[static_cast<std::size_t>(assignment.tier)].id, assignment.why);
   }
   return text;
 }

@@ -40,12 +40,12 @@ struct StateRange {
   int64_t first, count;
 };
 
-/// A part of a run on disk that is read, updated and written as one. Its arrays follow each other, each at a multiple
+/// A part of a range on disk that is read, updated and written as one. Its arrays follow each other, each at a multiple
 /// of the tier's alignment.
 struct StateTile {
   int tier;
-  int64_t first, count;  // elements
-  int64_t at, bytes;     // bytes, in the tier's allocation
+  int64_t first, count;   // elements
+  int64_t offset, bytes;  // bytes, in the tier's allocation
 };
 
 /// The tier of one part of the training state, and the reason.
@@ -57,7 +57,7 @@ struct TierAssignment {
 
 struct Placement {
   std::vector<StateRange> states;  // ascending; they cover the state space
-  std::vector<StateTile> tiles;    // of the runs on disk; ascending
+  std::vector<StateTile> tiles;    // of the ranges on disk; ascending
   int reduced_gradients = 0, shards = 0, activations = 0;
   int64_t largest_tile = 0;           // bytes
   std::vector<TierAssignment> parts;  // for placement_text()

@@ -1,5 +1,7 @@
 #include "plan/plan.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 
@@ -45,8 +47,8 @@ class Collector {
 
   RankPlan finish() {
     // Plug-ins call the sinks through C; their first problem is thrown here.
-    if (!wrong_.empty())
-      fail_internal("the strategy's plan for rank " + std::to_string(rank_) + " is invalid: " + wrong_);
+    if (!problem_.empty())
+      fail_internal(fmt::format("the strategy's plan for rank {} is invalid: {}", rank_, problem_));
     for (const Piece& p : plan_.reduced_gradients) {
       plan_.state_offset.push_back(plan_.state_elements);
       plan_.state_elements += (p.count + kAlign - 1) / kAlign * kAlign;
@@ -55,46 +57,47 @@ class Collector {
   }
 
  private:
-  void wrong(const std::string& text) {
-    if (wrong_.empty()) wrong_ = text;
+  void set_problem(const std::string& text) {
+    if (problem_.empty()) problem_ = text;
   }
 
   void buffer(const zr_buffer& b) {
     if (b.elements < 0 || size_of(b.dtype) == 0 || b.role < ZR_ROLE_WEIGHT || b.role > ZR_ROLE_WEIGHT_SHARD)
-      wrong("buffer " + std::to_string(plan_.buffers.size()) + " has a negative size, or an unknown dtype or role");
+      set_problem(fmt::format("buffer {} has a negative size, or an unknown dtype or role", plan_.buffers.size()));
     const bool shared = b.flags & ZR_BUFFER_SHARED;
     if (shared && (!input_.share_weights || b.role != ZR_ROLE_WEIGHT))
-      wrong("buffer " + std::to_string(plan_.buffers.size()) + " is shared by all ranks, but " +
-            (input_.share_weights ? "only unsharded weights can be shared" : "this job does not share weights"));
+      set_problem(fmt::format(
+          "buffer {} is shared by all ranks, but {}", plan_.buffers.size(),
+          input_.share_weights ? "only unsharded weights can be shared" : "this job does not share weights"));
     plan_.buffers.push_back({b.role, b.tag ? b.tag : "", b.elements, b.dtype, shared});
   }
 
   void piece(const zr_piece& p) {
     if (p.param >= input_.parameters.size())
-      return wrong("a piece of parameter " + std::to_string(p.param) + ", which does not exist");
+      return set_problem(fmt::format("a piece of parameter {}, which does not exist", p.param));
     const Parameter& parameter = input_.parameters[p.param];
-    const std::string where =
-        "'" + parameter.name + "' [" + std::to_string(p.first) + ", " + std::to_string(p.first + p.count) + ")";
+    const std::string where = fmt::format("'{}' [{}, {})", parameter.name, p.first, p.first + p.count);
     if (p.role != ZR_ROLE_WEIGHT && p.role != ZR_ROLE_WEIGHT_SHARD && p.role != ZR_ROLE_REDUCED_GRAD)
-      return wrong(where + ": the role of a piece must be weight, weight shard or reduced gradient");
+      return set_problem(where + ": the role of a piece must be weight, weight shard or reduced gradient");
     if (p.first < 0 || p.count <= 0 || p.first + p.count > parameter.count)
-      return wrong(where + " is outside the parameter");
+      return set_problem(where + " is outside the parameter");
     if (p.first % kNormBlock || ((p.first + p.count) % kNormBlock && p.first + p.count != parameter.count))
-      return wrong(where + " is cut inside a norm block of " + std::to_string(kNormBlock) + " elements");
+      return set_problem(fmt::format("{} is cut inside a norm block of {} elements", where, kNormBlock));
     if (p.buffer >= plan_.buffers.size())
-      return wrong(where + " is in buffer " + std::to_string(p.buffer) + ", which does not exist");
+      return set_problem(fmt::format("{} is in buffer {}, which does not exist", where, p.buffer));
     const Buffer& buffer = plan_.buffers[p.buffer];
     if (p.offset < 0 || p.offset % kAlign || p.offset + p.count > buffer.elements)
-      return wrong(where + " is misaligned or outside buffer '" + buffer.tag + "'");
+      return set_problem(fmt::format("{} is misaligned or outside buffer '{}'", where, buffer.tag));
     const bool weight = p.role != ZR_ROLE_REDUCED_GRAD;
     if (buffer.dtype != (weight ? input_.weight_dtype : input_.reduced_grad_dtype))
-      return wrong(where + " is in a buffer of another dtype");
-    if (!weight && parameter.frozen) return wrong(where + ": a frozen parameter has no gradient");
+      return set_problem(where + " is in a buffer of another dtype");
+    if (!weight && parameter.frozen) return set_problem(where + ": a frozen parameter has no gradient");
     std::vector<Piece>& list = weight ? plan_.weights : plan_.reduced_gradients;
     if (!list.empty()) {
       const Piece& last = list.back();
       if (last.param > p.param || (last.param == p.param && last.first + last.count > p.first))
-        return wrong(where + ": pieces of a role must be in ascending order of parameter and element, without overlap");
+        return set_problem(where +
+                           ": pieces of a role must be in ascending order of parameter and element, without overlap");
     }
     list.push_back({p.param, p.buffer, p.first, p.count, p.offset, p.role == ZR_ROLE_WEIGHT_SHARD});
   }
@@ -102,10 +105,10 @@ class Collector {
   const PlanInput& input_;
   int rank_;
   RankPlan plan_;
-  std::string wrong_;
+  std::string problem_;
 };
 
-// Cuts one parameter into runs, each with the set of ranks that hold it.
+// Cuts one parameter into ranges, each with the set of ranks that hold it.
 std::vector<Segment> cut_by_owner(const Parameter& parameter, const std::vector<std::pair<int, const Piece*>>& held) {
   std::vector<int64_t> edges{0, parameter.count};
   for (const auto& [rank, piece] : held) {
@@ -120,8 +123,8 @@ std::vector<Segment> cut_by_owner(const Parameter& parameter, const std::vector<
     for (const auto& [rank, piece] : held)
       if (piece->first <= segment.first && segment.first < piece->first + piece->count) segment.owners.push_back(rank);
     if (segment.owners.empty())
-      fail_internal("the strategy's plan leaves '" + parameter.name + "' [" + std::to_string(segment.first) + ", " +
-                    std::to_string(segment.first + segment.count) + ") without an owner");
+      fail_internal(fmt::format("the strategy's plan leaves '{}' [{}, {}) without an owner", parameter.name,
+                                segment.first, segment.first + segment.count));
     segments.push_back(std::move(segment));
   }
   return segments;
@@ -195,8 +198,8 @@ MemoryPlan make_plan(const PlanInput& input, int rank, const StrategyPlan& strat
 }
 
 int64_t Buffer::bytes(int rank, int world) const {
-  const auto upto = [&](int64_t r) { return elements / world * r + elements % world * r / world; };
-  return (shared ? upto(rank + 1) - upto(rank) : elements) * size_of(dtype);
+  const auto elements_before = [&](int64_t r) { return elements / world * r + elements % world * r / world; };
+  return (shared ? elements_before(rank + 1) - elements_before(rank) : elements) * size_of(dtype);
 }
 
 MemoryPlan plan_of_rank(const PlanInput& input, int rank, const StrategyPlan& strategy) {

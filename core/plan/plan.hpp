@@ -73,8 +73,8 @@ struct RankPlan {
   int64_t state_elements = 0;            // size of the state space: of the master and of each elementwise slot
 };
 
-/// A run of a parameter and the ranks that update it or, for frozen parameters, hold its weights: one rank, or several
-/// with equal copies.
+/// A range of a parameter and the ranks that update it or, for frozen parameters, hold its weights: one rank, or
+/// several with equal copies.
 struct Segment {
   int64_t first, count;
   std::vector<int> owners;  // ascending
@@ -141,7 +141,7 @@ struct MemoryPlan {
   int64_t max_host_bytes = 0;  // bytes on tiers of host memory, all ranks together
   /// Bytes of working memory of this rank: a parameter that rank 0 sends at the start, later the norm blocks.
   int64_t working_bytes() const;
-  /// Runs (first, count) of a parameter that this rank saves; ranks with equal copies share the work.
+  /// Ranges (first, count) of a parameter that this rank saves; ranks with equal copies share the work.
   std::vector<std::pair<int64_t, int64_t>> saved_ranges(uint32_t param) const;
   /// Bytes of host memory for a copy of the weights, masters and states that this rank saves.
   int64_t snapshot_bytes() const;

@@ -1,5 +1,7 @@
 #include "update/cast.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -19,7 +21,7 @@ void upcast(const void* values, zr_dtype dtype, int64_t count, float* out) {
   } else if (dtype == ZR_F16) {
     for (int64_t i = 0; i < count; ++i) out[i] = from_f16(in[i]);
   } else {
-    fail_internal("cannot upcast elements of dtype " + std::to_string(dtype) + " to fp32");
+    fail_internal(fmt::format("cannot upcast elements of dtype {} to fp32", dtype));
   }
 }
 
@@ -32,7 +34,7 @@ void downcast(const float* values, int64_t count, zr_dtype dtype, void* out) {
   } else if (dtype == ZR_F16) {
     for (int64_t i = 0; i < count; ++i) to[i] = to_f16(values[i]);
   } else {
-    fail_internal("cannot downcast fp32 elements to dtype " + std::to_string(dtype));
+    fail_internal(fmt::format("cannot downcast fp32 elements to dtype {}", dtype));
   }
 }
 

@@ -37,7 +37,7 @@ ZR_CLONES double norm_block_sum(const float* values, int64_t count) {
 
 // Calls fn(fp32 values, count) for each block.
 template <class F>
-void each_norm_block(const zr_view& values, F&& fn) {
+void for_each_norm_block(const zr_view& values, F&& fn) {
   float wide[plan::kNormBlock];
   for (int64_t first = 0; first < values.count; first += plan::kNormBlock) {
     const zr_view block = part_of(values, first, std::min(plan::kNormBlock, values.count - first));
@@ -48,16 +48,16 @@ void each_norm_block(const zr_view& values, F&& fn) {
 }  // namespace
 
 void norm_block_sums(const zr_view& values, double* out) {
-  each_norm_block(values, [&](const float* block, int64_t count) { *out++ = norm_block_sum(block, count); });
+  for_each_norm_block(values, [&](const float* block, int64_t count) { *out++ = norm_block_sum(block, count); });
 }
 
-void norm_block_sums(ThreadPool& pool, const std::vector<NormBlockRange>& runs) {
+void norm_block_sums(ThreadPool& pool, const std::vector<NormBlockRange>& ranges) {
   std::vector<NormBlockRange> parts;  // cut to a size that spreads over many threads
   constexpr int64_t kPart = 64 * plan::kNormBlock;
-  for (const NormBlockRange& run : runs)
-    for (int64_t first = 0; first < run.values.count; first += kPart)
-      parts.push_back(
-          {part_of(run.values, first, std::min(kPart, run.values.count - first)), run.out + first / plan::kNormBlock});
+  for (const NormBlockRange& range : ranges)
+    for (int64_t first = 0; first < range.values.count; first += kPart)
+      parts.push_back({part_of(range.values, first, std::min(kPart, range.values.count - first)),
+                       range.out + first / plan::kNormBlock});
   pool.parallel_for(static_cast<int64_t>(parts.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const NormBlockRange& part = parts[static_cast<std::size_t>(i)];
@@ -68,7 +68,7 @@ void norm_block_sums(ThreadPool& pool, const std::vector<NormBlockRange>& runs) 
 
 int64_t count_non_finite(const zr_view& values) {
   int64_t n = 0;
-  each_norm_block(values, [&](const float* block, int64_t count) {
+  for_each_norm_block(values, [&](const float* block, int64_t count) {
     n += std::count_if(block, block + count, [](float x) { return !std::isfinite(x); });
   });
   return n;

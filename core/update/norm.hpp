@@ -21,8 +21,8 @@ struct NormBlockRange {
   zr_view values;
   double* out;
 };
-/// Computes many runs, in parallel on the pool.
-void norm_block_sums(ThreadPool& pool, const std::vector<NormBlockRange>& runs);
+/// Computes many ranges, in parallel on the pool.
+void norm_block_sums(ThreadPool& pool, const std::vector<NormBlockRange>& ranges);
 /// Number of elements of `values` (fp32, bf16 or fp16) that are infinite or NaN.
 int64_t count_non_finite(const zr_view& values);
 

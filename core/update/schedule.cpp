@@ -21,7 +21,7 @@ double progress(int64_t step, int64_t warm, int64_t total) {
 
 double cosine_between(double from, double to, double part) { return to + (from - to) * (1 + std::cos(pi * part)) / 2; }
 
-// DeepSpeed's warm-up: its counter is one behind the index of the update, and the warm-up takes at least 2 steps.
+// DeepSpeed's warm-up: its counter is one behind the index of the update, and the warm-up takes at min_ratio 2 steps.
 struct DeepSpeedWarmup {
   int64_t count, steps;
   bool over() const { return count >= steps; }
@@ -81,8 +81,8 @@ struct Rate {
     const DeepSpeedWarmup warm = deepspeed_warmup(step, of.warmup_num_steps);
     if (warm.count < 0) return 0;
     if (!warm.over()) {
-      const double least = of.warmup_min_ratio;
-      return lr * (least + (1 - least) * warm.part(of.warmup_type));
+      const double min_ratio = of.warmup_min_ratio;
+      return lr * (min_ratio + (1 - min_ratio) * warm.part(of.warmup_type));
     }
     const double steps = double(std::max<int64_t>(1, of.total_num_steps - warm.steps));
     const double part = std::min(1.0, double(warm.count - warm.steps + 1) / steps);

@@ -11,26 +11,26 @@
 namespace zr::host::update {
 
 namespace {
-constexpr int64_t kTile = 64 * plan::kNormBlock;
-constexpr int64_t kCopiedTile = 16 * plan::kNormBlock;  // copies of this size stay in a core's cache
-constexpr int64_t kLine = 64;                           // bytes
-constexpr int64_t kAhead = 4096;                        // prefetch distance, bytes
+constexpr int64_t kSliceElements = 64 * plan::kNormBlock;
+constexpr int64_t kCopiedSliceElements = 16 * plan::kNormBlock;  // copies of this size stay in a core's cache
+constexpr int64_t kLine = 64;                                    // bytes
+constexpr int64_t kAhead = 4096;                                 // prefetch distance, bytes
 
-struct Tile {
+struct UpdateRange {
   const UpdateSlice* slice;
   int64_t begin, count;
 };
 
-std::vector<Tile> cut(const std::vector<UpdateSlice>& slices, const UpdateInput& input, bool elementwise) {
-  std::vector<Tile> tiles;
+std::vector<UpdateRange> cut(const std::vector<UpdateSlice>& slices, const UpdateInput& input, bool elementwise) {
+  std::vector<UpdateRange> ranges;
   for (const UpdateSlice& slice : slices) {
     if (!(*input.touched)[slice.param]) continue;
-    const bool copied = input.staged || slice.grad.dtype != ZR_F32;
-    const int64_t size = !elementwise ? slice.count : copied ? kCopiedTile : kTile;
+    const bool copied = input.copies_operands || slice.grad.dtype != ZR_F32;
+    const int64_t size = !elementwise ? slice.count : copied ? kCopiedSliceElements : kSliceElements;
     for (int64_t begin = 0; begin < slice.count; begin += size)
-      tiles.push_back({&slice, begin, std::min(size, slice.count - begin)});
+      ranges.push_back({&slice, begin, std::min(size, slice.count - begin)});
   }
-  return tiles;
+  return ranges;
 }
 
 struct Copy {
@@ -63,78 +63,81 @@ void copy(const Copy& one, const Copy& two) {
   rest(two, at);
 }
 
-// The tile's gradients and weights as the optimizer reads and writes them. Copies use the buffers that the caller
+// The range's gradients and weights as the optimizer reads and writes them. Copies use the buffers that the caller
 // passes.
 class Operands {
  public:
-  Operands(const Tile& tile, bool staged, std::vector<float>& upcasted, std::vector<char>& rounded)
-      : grads(part_of(tile.slice->grad, tile.begin, tile.count)),
-        weights(part_of(tile.slice->weight, tile.begin, tile.count)),
-        own_(weights),
-        staged_(staged) {
-    if (!staged && grads.dtype == ZR_F32) return;
-    upcasted.resize(std::max(upcasted.size(), static_cast<std::size_t>(tile.count)));
+  Operands(const UpdateRange& range, bool copies, std::vector<float>& upcasted, std::vector<char>& rounded)
+      : grads(part_of(range.slice->grad, range.begin, range.count)),
+        weights(part_of(range.slice->weight, range.begin, range.count)),
+        original_weights_(weights),
+        copies_(copies) {
+    if (!copies && grads.dtype == ZR_F32) return;
+    upcasted.resize(std::max(upcasted.size(), static_cast<std::size_t>(range.count)));
     const bool upcasts = grads.dtype != ZR_F32;
     if (upcasts) upcast(grads.data, grads.dtype, grads.count, upcasted.data());
     const Copy of_grads{grads.data, upcasted.data(), upcasts ? 0 : 4 * grads.count};
     grads = {upcasted.data(), grads.count, ZR_F32, 0, grads.device};
-    if (!staged) return;
+    if (!copies) return;
     rounded.resize(std::max(rounded.size(), bytes()));
     weights.data = rounded.data();
-    const bool own_master = !tile.slice->master.count;  // fp32 weights are their own master; others are only written
-    copy(of_grads, {own_.data, rounded.data(), own_master ? static_cast<int64_t>(bytes()) : 0});
+    const bool own_master = !range.slice->master.count;  // fp32 weights are their own master; others are only written
+    copy(of_grads, {original_weights_.data, rounded.data(), own_master ? static_cast<int64_t>(bytes()) : 0});
   }
   // Copies the new weights back; bypasses the cache unless they were read there.
   void write_back() const {
-    if (staged_) copy_bytes(own_.data, weights.data, static_cast<int64_t>(bytes()), weights.dtype != ZR_F32);
+    if (copies_)
+      copy_bytes(original_weights_.data, weights.data, static_cast<int64_t>(bytes()), weights.dtype != ZR_F32);
   }
   zr_view grads, weights;
 
  private:
-  std::size_t bytes() const { return static_cast<std::size_t>(own_.count * size_of(own_.dtype)); }
-  zr_view own_;
-  bool staged_;
+  std::size_t bytes() const {
+    return static_cast<std::size_t>(original_weights_.count * size_of(original_weights_.dtype));
+  }
+  zr_view original_weights_;
+  bool copies_;
 };
 
-zr_update_slice describe(const Tile& tile, const plan::MemoryPlan& plan, const UpdateInput& input,
+zr_update_slice describe(const UpdateRange& range, const plan::MemoryPlan& plan, const UpdateInput& input,
                          const Operands& operands, zr_view* slots) {
-  const UpdateSlice& slice = *tile.slice;
+  const UpdateSlice& slice = *range.slice;
   const plan::Parameter& parameter = plan.input.parameters[slice.param];
-  for (std::size_t i = 0; i < slice.slots.size(); ++i) slots[i] = part_of(slice.slots[i], tile.begin, tile.count);
+  for (std::size_t i = 0; i < slice.slots.size(); ++i) slots[i] = part_of(slice.slots[i], range.begin, range.count);
   return {sizeof(zr_update_slice),
           parameter.group,
           parameter.name.c_str(),
           parameter.shape.data(),
           static_cast<int32_t>(parameter.shape.size()),
           slice.param,
-          slice.first + tile.begin,
-          tile.count,
-          slice.first + tile.begin,
-          tile.count,
+          slice.first + range.begin,
+          range.count,
+          slice.first + range.begin,
+          range.count,
           (*input.steps)[slice.param],
           (*input.rates)[slice.param],
           operands.weights,
-          slice.master.count ? part_of(slice.master, tile.begin, tile.count) : slice.master,
+          slice.master.count ? part_of(slice.master, range.begin, range.count) : slice.master,
           operands.grads,
           slots,
-          input.staged ? uint32_t{ZR_SLICE_WEIGHT_COPY} : 0,
+          input.copies_operands ? uint32_t{ZR_SLICE_WEIGHT_COPY} : 0,
           0};
 }
 }  // namespace
 
 void update(const plugin::Instance& optimizer, uint32_t granularity, ThreadPool& pool, const plan::MemoryPlan& plan,
             const std::vector<UpdateSlice>& slices, const UpdateInput& input) {
-  const std::vector<Tile> tiles = cut(slices, input, granularity == ZR_ELEMENTWISE);
+  const std::vector<UpdateRange> ranges = cut(slices, input, granularity == ZR_ELEMENTWISE);
   const zr_step step{sizeof(zr_step), input.grad_mul, input.step, input.grad_norm};
   const auto* api = optimizer.api<zr_optimizer_api>();
-  pool.parallel_for(static_cast<int64_t>(tiles.size()), 1, [&](int64_t begin, int64_t end) {
+  pool.parallel_for(static_cast<int64_t>(ranges.size()), 1, [&](int64_t begin, int64_t end) {
     std::vector<zr_view> slots(plan.input.slots.size());
     std::vector<float> upcasted;
     std::vector<char> rounded;
     for (int64_t i = begin; i < end; ++i) {
-      const Tile& tile = tiles[static_cast<std::size_t>(i)];
-      const Operands operands(tile, input.staged, upcasted, rounded);
-      const zr_update_slice slice = describe(tile, plan, input, operands, slots.data());
+      const UpdateRange& range = ranges[static_cast<std::size_t>(i)];
+      const Operands operands(range, input.copies_operands, upcasted, rounded);
+      const zr_update_slice slice = describe(range, plan, input, operands, slots.data());
       const zr_update_slice* pointer = &slice;
       CallError error;
       check(api->step(optimizer.self(), &step, &pointer, 1, nullptr, nullptr, &error), error,

@@ -11,7 +11,7 @@
 
 namespace zr::host::update {
 
-/// A run of a parameter that this rank updates, with its memory.
+/// A range of a parameter that this rank updates, with its memory.
 struct UpdateSlice {
   uint32_t param;
   int64_t first, count;
@@ -19,8 +19,8 @@ struct UpdateSlice {
   zr_view master;  // count 0: the fp32 weight is its own master
   zr_view grad;    // fp32 or narrower; the optimizer gets an upcast copy of narrower ones
   std::vector<zr_view> slots;
-  int64_t state = 0;  // first element in the plan's state space
-  int tier = 0;       // tier of master and slots in the plan; their views have no data if it is a disk
+  int64_t state_offset = 0;  // first element in the plan's state space
+  int tier = 0;              // tier of master and slots in the plan; their views have no data if it is a disk
 };
 
 /// The arguments of a step: common to all slices, or per parameter.
@@ -31,7 +31,8 @@ struct UpdateInput {
   const std::vector<int64_t>* steps;  // per parameter: the number of this update; the first is 1
   const std::vector<double>* rates;   // per parameter: learning rate
   const std::vector<char>* touched;   // per parameter: 0 means no update
-  bool staged = false;  // states are off the device: gradients and weights are copied to them, and weights back
+  bool copies_operands =
+      false;  // states are off the device: gradients and weights are copied to them, and weights back
 };
 
 /// Calls the optimizer over all touched slices. Elementwise optimizers get tiles of at most 64 Ki elements (16 Ki where

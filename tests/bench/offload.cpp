@@ -166,13 +166,13 @@ class DiskAlone {
     slot_ = tier_->reserve(bytes, {{zr::host::MemoryKind::optimizer, "same bytes", bytes}});
     memory_ = zr::host::allocate_huge_pages(buffers_ * placement.largest_tile);
     std::memset(memory_.get(), 1, static_cast<std::size_t>(buffers_ * placement.largest_tile));
-    tier_->prepare(memory_.get(), buffers_ * placement.largest_tile);
+    tier_->register_memory(memory_.get(), buffers_ * placement.largest_tile);
     behind_.resize(static_cast<std::size_t>(buffers_));
     for (std::size_t i = 0; i < placement.tiles.size(); ++i) write(i);
   }
   ~DiskAlone() {
     behind_.clear();
-    tier_->forget(memory_.get(), buffers_ * placement_.largest_tile);
+    tier_->unregister_memory(memory_.get(), buffers_ * placement_.largest_tile);
   }
   // No transfer is in flight.
   void settle() {

@@ -133,8 +133,8 @@ zr::bench::Row gathers(const std::string& toml) {
     const int64_t before = comm.volume().total();
     const double time = job.timed([&] {
       for (const auto& use : uses) {
-        job.session.weights().begin(use.data(), static_cast<uint32_t>(use.size()), ZR_FORWARD);
-        job.session.weights().end(use.data(), nullptr, static_cast<uint32_t>(use.size()));
+        job.session.weights().begin_use(use.data(), static_cast<uint32_t>(use.size()), ZR_FORWARD);
+        job.session.weights().end_use(use.data(), nullptr, static_cast<uint32_t>(use.size()));
       }
     });
     const int64_t between = comm.volume().total();

@@ -96,7 +96,7 @@ TEST_F(CheckpointerTest, SavesInTheBackgroundWhatWasThereAtTheCall) {
   const std::vector<float> saved = first.read(0);
   first.checkpoints().save(root(), 0, true);
   first.step(1);
-  first.checkpoints().settle();
+  first.checkpoints().wait_for_save();
   EXPECT_FALSE(first.checkpoints().failed());
   Trained second(runs("2"));
   second.checkpoints().load(root(), {});

@@ -21,25 +21,25 @@ class EngineNameTest : public testing::Test {
 
 TEST_F(EngineNameTest, RecordsTheStepsOfOtherEnginesInItsCheckpointFolder) {
   EngineName elsewhere("third", "runs/job/third", "other"), unsaved("fourth", "runs/job/fourth", "");
-  critic_.at_step(5);
-  elsewhere.at_step(7);
-  EXPECT_THAT(actor_.others(), ElementsAre(std::pair("critic", 5)));
-  EXPECT_THAT(critic_.others(), ElementsAre(std::pair("actor", 0)));
-  EXPECT_THAT(elsewhere.others(), IsEmpty());
-  EXPECT_THAT(unsaved.others(), IsEmpty());
+  critic_.record_step(5);
+  elsewhere.record_step(7);
+  EXPECT_THAT(actor_.steps_of_other_engines(), ElementsAre(std::pair("critic", 5)));
+  EXPECT_THAT(critic_.steps_of_other_engines(), ElementsAre(std::pair("actor", 0)));
+  EXPECT_THAT(elsewhere.steps_of_other_engines(), IsEmpty());
+  EXPECT_THAT(unsaved.steps_of_other_engines(), IsEmpty());
 }
 
 TEST_F(EngineNameTest, AcceptsEnginesThatWereSavedInTurn) {
-  critic_.loaded(50, {{"actor", 9}});  // takes five steps per step of the actor, and is saved before it
-  actor_.loaded(10, {{"critic", 50}});
+  critic_.record_load(50, {{"actor", 9}});  // takes five steps per step of the actor, and is saved before it
+  actor_.record_load(10, {{"critic", 50}});
   EXPECT_THAT(actor_.mismatch_warnings(), IsEmpty());
   EXPECT_THAT(critic_.mismatch_warnings(), IsEmpty());
 }
 
 TEST_F(EngineNameTest, NamesTheEngineWhoseCheckpointIsNewer) {
   scratch_.write("ck/critic/step-00000008/manifest.json", "{}");
-  critic_.loaded(10, {{"actor", 9}});
-  actor_.loaded(8, {{"critic", 8}});
+  critic_.record_load(10, {{"actor", 9}});
+  actor_.record_load(8, {{"critic", 8}});
   EXPECT_THAT(actor_.mismatch_warnings(),
               ElementsAre("engine 'actor' resumes from step 8, saved when engine 'critic' was at step 8, but engine "
                           "'critic' starts from step 10: the job ended between their saves, or a checkpoint was "
@@ -50,8 +50,8 @@ TEST_F(EngineNameTest, NamesTheEngineWhoseCheckpointIsNewer) {
 }
 
 TEST_F(EngineNameTest, SuggestsNothingThatWouldLoseTheRun) {
-  critic_.loaded(10, {{"actor", 9}});
-  actor_.loaded(8, {{"critic", 8}});  // checkpoint.keep = 1
+  critic_.record_load(10, {{"actor", 9}});
+  actor_.record_load(8, {{"critic", 8}});  // checkpoint.keep = 1
   EXPECT_THAT(actor_.mismatch_warnings(),
               ElementsAre(HasSubstr("or a checkpoint was removed; " + ck_ +
                                     "/critic has no checkpoint of step 8, so they cannot resume from the same point; "
@@ -59,17 +59,17 @@ TEST_F(EngineNameTest, SuggestsNothingThatWouldLoseTheRun) {
 }
 
 TEST_F(EngineNameTest, NamesTheEngineThatHasNoCheckpoint) {
-  actor_.loaded(2, {{"critic", 2}});
+  actor_.record_load(2, {{"critic", 2}});
   EXPECT_THAT(critic_.mismatch_warnings(),
               ElementsAre(HasSubstr("but engine 'critic' starts from step 0: the job ended between their saves")));
 }
 
 TEST_F(EngineNameTest, IgnoresEnginesThatTrainedOrWithoutRecords) {
-  critic_.loaded(10, {});
-  actor_.loaded(8, {});
+  critic_.record_load(10, {});
+  actor_.record_load(8, {});
   EXPECT_THAT(actor_.mismatch_warnings(), IsEmpty());
-  critic_.loaded(10, {{"actor", 10}});
-  critic_.at_step(11);
+  critic_.record_load(10, {{"actor", 10}});
+  critic_.record_step(11);
   EXPECT_THAT(actor_.mismatch_warnings(), IsEmpty());
 }
 

@@ -33,7 +33,7 @@ struct Fixture {
   std::vector<float> sum(uint32_t param) { return full_tensor(state, rig.model, param, engine::TensorKind::gradient); }
   OneRankJob rig;
   engine::ShardedState state{rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr};
-  engine::GradientFlow flow{rig.context(), state.pages()};
+  engine::GradientFlow flow{rig.context(), state.disk_buffers()};
 };
 
 class GradientFlowOf : public ::testing::TestWithParam<const char*> {

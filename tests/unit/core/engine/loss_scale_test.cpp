@@ -17,7 +17,7 @@ using zr::host::engine::LossScaleKeys;
 std::string powers(LossScale& scale, const std::string& steps) {
   std::string all;
   for (const char step : steps) {
-    step == 'x' ? scale.skipped() : scale.made();
+    step == 'x' ? scale.step_skipped() : scale.step_applied();
     all += (all.empty() ? "" : " ") + std::to_string(static_cast<int>(std::log2(scale.value())));
   }
   return all;
@@ -67,7 +67,7 @@ TEST(LossScaleTest, DoesNotFallBelowTheMinimum) {
   LossScaleKeys keys;
   keys.initial_power = 2;
   keys.hysteresis = 1;
-  keys.least = 2;
+  keys.minimum = 2;
   EXPECT_EQ(powers(keys, "xxx"), "1 1 1");
 }
 
@@ -80,7 +80,7 @@ TEST(LossScaleTest, DoesNotChangeAFixedScale) {
 
 TEST(LossScaleTest, IsOneUnlessWeightsAreFp16) {
   LossScaleKeys keys;
-  keys.scales = false;
+  keys.enabled = false;
   keys.window = 1;
   EXPECT_EQ(powers(keys, "..xx"), "0 0 0 0");
 }
@@ -88,27 +88,27 @@ TEST(LossScaleTest, IsOneUnlessWeightsAreFp16) {
 TEST(LossScaleTest, GivesUpAfterTooManyConsecutiveSkipsForAnyDtype) {
   for (const bool scales : {false, true}) {
     LossScaleKeys keys;
-    keys.scales = scales;
+    keys.enabled = scales;
     keys.max_skips = 3;
     LossScale scale(keys);
     powers(scale, "xx.xx");
-    EXPECT_FALSE(scale.gives_up()) << "a good step is between the skips";
+    EXPECT_FALSE(scale.skip_limit_reached()) << "a good step is between the skips";
     EXPECT_EQ(scale.skips_in_a_row(), 2);
-    scale.skipped();
-    EXPECT_TRUE(scale.gives_up());
+    scale.step_skipped();
+    EXPECT_TRUE(scale.skip_limit_reached());
   }
 }
 
 TEST(LossScaleTest, WatchesGradientsWhenTheNextSkipMayBeTheLast) {
   LossScaleKeys keys;
   LossScale scale(keys);
-  EXPECT_FALSE(scale.watches()) << "steps have no extra cost without overflows";
-  scale.skipped();
-  EXPECT_TRUE(scale.watches());
-  scale.made();
-  EXPECT_FALSE(scale.watches());
+  EXPECT_FALSE(scale.checks_gradients()) << "steps have no extra cost without overflows";
+  scale.step_skipped();
+  EXPECT_TRUE(scale.checks_gradients());
+  scale.step_applied();
+  EXPECT_FALSE(scale.checks_gradients());
   keys.max_skips = 1;
-  EXPECT_TRUE(LossScale(keys).watches()) << "the first skip is also the last";
+  EXPECT_TRUE(LossScale(keys).checks_gradients()) << "the first skip is also the last";
 }
 
 TEST(LossScaleTest, StaysBelowTheFloatRange) {
@@ -121,13 +121,13 @@ TEST(LossScaleTest, StaysBelowTheFloatRange) {
 TEST(LossScaleTest, HasTheDefaultsOfDeepSpeed) {
   const LossScaleKeys standard,
       read = LossScaleKeys::of(Document::parse("[train]\ndtype = \"fp16\"", "job.toml", {}).check({}, 1));
-  EXPECT_TRUE(read.scales);
+  EXPECT_TRUE(read.enabled);
   EXPECT_EQ(read.fixed, standard.fixed);
   EXPECT_EQ(read.initial_power, standard.initial_power);
   EXPECT_EQ(read.window, standard.window);
   EXPECT_EQ(read.hysteresis, standard.hysteresis);
   EXPECT_EQ(read.consecutive_hysteresis, standard.consecutive_hysteresis);
-  EXPECT_EQ(read.least, standard.least);
+  EXPECT_EQ(read.minimum, standard.minimum);
   EXPECT_EQ(read.max_skips, standard.max_skips);
 }
 
@@ -138,13 +138,13 @@ TEST(LossScaleTest, ReadsEveryKey) {
           "loss_scale_window = 5\nhysteresis = 6\nconsecutive_hysteresis = true\nmin_loss_scale = 4.0",
           "job.toml", {})
           .check({}, 1));
-  EXPECT_FALSE(keys.scales);
+  EXPECT_FALSE(keys.enabled);
   EXPECT_EQ(keys.fixed, 8);
   EXPECT_EQ(keys.initial_power, 3);
   EXPECT_EQ(keys.window, 5);
   EXPECT_EQ(keys.hysteresis, 6);
   EXPECT_TRUE(keys.consecutive_hysteresis);
-  EXPECT_EQ(keys.least, 4);
+  EXPECT_EQ(keys.minimum, 4);
   EXPECT_EQ(keys.max_skips, 7);
 }
 

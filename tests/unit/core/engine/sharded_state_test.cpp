@@ -136,14 +136,14 @@ TEST_P(ShardedStateOn, VisitsTheMemoryOfATensorByRole) {
   const std::vector<float> values = ramp(1500, 0);
   f.state.write_state(0, "exp_avg_sq", values.data());
   std::vector<float> seen(1500, -1);
-  f.state.each_memory(0, "state.exp_avg_sq", 100, 1300, offload::OptimizerStates::Access::read,
-                      [&](const void* memory, int64_t first, int64_t count) {
-                        std::memcpy(seen.data() + first, memory, static_cast<std::size_t>(count) * 4);
-                      });
+  f.state.visit_tensor(0, "state.exp_avg_sq", 100, 1300, offload::OptimizerStates::Access::read,
+                       [&](const void* memory, int64_t first, int64_t count) {
+                         std::memcpy(seen.data() + first, memory, static_cast<std::size_t>(count) * 4);
+                       });
   for (std::size_t i = 0; i < seen.size(); ++i)
     EXPECT_EQ(seen[i], i >= 100 && i < 1400 ? static_cast<float>(i) : -1) << i;
-  EXPECT_EQ(f.state.memory_of(0, "state.exp_avg_sq", 0, 1500) == nullptr, GetParam()) << "on disk it has none";
-  EXPECT_EQ(f.state.memory_of(0, "weight", 0, 1500), f.rig.model.memory[0]);
+  EXPECT_EQ(f.state.contiguous_address(0, "state.exp_avg_sq", 0, 1500) == nullptr, GetParam()) << "on disk it has none";
+  EXPECT_EQ(f.state.contiguous_address(0, "weight", 0, 1500), f.rig.model.memory[0]);
 }
 
 TEST(ShardedState, UpdateHandsOutEveryUnitOnce) {

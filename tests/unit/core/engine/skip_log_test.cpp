@@ -17,7 +17,7 @@ struct Fixture {
   // Counts a skipped step and reports it; returns the log line, "" if none was logged.
   std::string skip(const engine::GlobalStats& global) {
     progress.loss_scale().skipped();
-    progress.made(1, 1, false);
+    progress.complete_step(1, 1, false);
     ::testing::internal::CaptureStderr();
     log.report(global, progress);
     return ::testing::internal::GetCapturedStderr();
@@ -72,7 +72,7 @@ TEST(SkipLog, TooManySkippedStepsAreAnErrorThatNamesKeyParameterAndRemedy) {
   engine::GlobalStats global = overflow_in(0);
   global.first_local_param = 1;
   global.non_finite_rank = 0;
-  EXPECT_EQ(failure_of([&] { f.log.give_up(global, f.progress); }),
+  EXPECT_EQ(failure_of([&] { f.log.fail_too_many_skips(global, f.progress); }),
             "gradients were not finite in 2 steps in a row, as many as train.max_skipped_steps (override "
             "`train.max_skipped_steps=2`) allows: 'b' was the first parameter that overflowed, on rank 0; the weights "
             "are those after step 0; check the data of that rank, lower optimizer.lr or set train.gradient_clipping");

@@ -32,7 +32,7 @@ TEST(StepRecorder, WritesARowPerStep) {
   Fixture f;
   engine::GlobalStats global;
   global.tokens = 12;
-  f.progress.made(0.25, 2, true);
+  f.progress.complete_step(0.25, 2, true);
   f.steps.step(global, 0.5, f.progress);
   const nlohmann::json row = f.row();
   EXPECT_EQ(row.at("step"), 1);
@@ -48,7 +48,7 @@ TEST(StepRecorder, MarksASkippedStepAndItsNormAsNull) {
   Fixture f;
   engine::GlobalStats global;
   global.non_finite = 1;
-  f.progress.made(0.25, INFINITY, false);
+  f.progress.complete_step(0.25, INFINITY, false);
   f.steps.step(global, 0.5, f.progress);
   EXPECT_EQ(f.row().at("skipped"), true);
   EXPECT_TRUE(f.row().at("grad_norm").is_null());

@@ -17,7 +17,7 @@ void make_step(engine::TrainingProgress& progress, const std::vector<char>& touc
   }
   progress.begin_update(touched);
   progress.updated();
-  progress.made(0.25, 2, true);
+  progress.complete_step(0.25, 2, true);
   progress.end_step(8);
 }
 
@@ -73,7 +73,7 @@ TEST(TrainingProgress, CountsUpdatesOfTouchedParametersOnly) {
 TEST(TrainingProgress, SkippedStepCountsAsStepButNotAsUpdate) {
   engine::TrainingProgress progress = two_micro_steps();
   progress.add_tokens(7);
-  progress.made(1, 2, false);
+  progress.complete_step(1, 2, false);
   EXPECT_EQ(progress.tokens(), 7);
   progress.end_step(8);
   EXPECT_EQ(progress.tokens(), 0);

@@ -103,35 +103,35 @@ TEST(WeightFlow, LendsFullValuesBetweenBeginAndEnd) {
 TEST(WeightFlow, KeepsMemoryUntilTheLastUseEnds) {
   Fixture f;
   const uint32_t param = 1;
-  f.flow.begin(&param, 1, ZR_FORWARD);
-  f.flow.begin(&param, 1, ZR_FORWARD);
-  f.flow.end(&param, nullptr, 1);
+  f.flow.begin_use(&param, 1, ZR_FORWARD);
+  f.flow.begin_use(&param, 1, ZR_FORWARD);
+  f.flow.end_use(&param, nullptr, 1);
   EXPECT_EQ(f.attached(1), FakeModel::initial(40));
-  f.flow.end(&param, nullptr, 1);
+  f.flow.end_use(&param, nullptr, 1);
   EXPECT_TRUE(f.attached(1).empty());
 }
 
 TEST(WeightFlow, StoresWhatAnOperatorWroteInPlace) {
   Fixture f;
   const uint32_t param = 1;
-  f.flow.begin(&param, 1, ZR_FORWARD);
+  f.flow.begin_use(&param, 1, ZR_FORWARD);
   static_cast<float*>(f.rig.model.attached[1])[7] = -3;
   const bool written = true;
-  f.flow.end(&param, &written, 1);
+  f.flow.end_use(&param, &written, 1);
   EXPECT_EQ(f.state.take_stored(), (std::set<uint32_t>{1}));
   std::vector<float> expected = FakeModel::initial(40);
   expected[7] = -3;
   EXPECT_EQ(f.read(1), expected);
-  f.flow.begin(&param, 1, ZR_FORWARD);
+  f.flow.begin_use(&param, 1, ZR_FORWARD);
   EXPECT_EQ(f.attached(1), expected);
-  f.flow.end(&param, nullptr, 1);
+  f.flow.end_use(&param, nullptr, 1);
 }
 
 TEST(WeightFlow, GathersAfterAnUpdate) {
   Fixture f;
   const std::vector<float> values(40, 9);
   f.state.store(1, values.data());
-  f.flow.updated();
+  f.flow.publish_weights();
   std::vector<float> seen;
   f.flow.with_full(1, [&](const void* memory) {
     seen.assign(static_cast<const float*>(memory), static_cast<const float*>(memory) + 40);

@@ -36,7 +36,7 @@ TEST(WeightMonitor, MasterFollowsAWriteThatTheModelReports) {
   EXPECT_FALSE(f.monitor.has_written());
   f.write(1, 3);
   f.rig.model.written_to = {1};
-  f.monitor.take_written();
+  f.monitor.collect_writes();
   EXPECT_EQ(f.master(1), std::vector<float>(40, 3));
   EXPECT_EQ(f.master(0), FakeModel::initial(1500));
   EXPECT_FALSE(f.monitor.has_written());
@@ -46,41 +46,41 @@ TEST(WeightMonitor, MasterFollowsAWriteThatNobodyReports) {
   Fixture f;
   f.write(1, 3);
   EXPECT_TRUE(f.monitor.has_written());
-  f.monitor.take_written();
+  f.monitor.collect_writes();
   EXPECT_EQ(f.master(1), std::vector<float>(40, 3));
   EXPECT_FALSE(f.monitor.has_written());
 }
 
 TEST(WeightMonitor, LogsTheFirstWriteAfterACheckpointOnce) {
   Fixture f;
-  f.monitor.remember_saved();
+  f.monitor.hash_saved_weights();
   f.write(1, 3);
   f.rig.model.written_to = {1};
   EXPECT_EQ(
-      f.logged([&] { f.monitor.take_written(); }),
+      f.logged([&] { f.monitor.collect_writes(); }),
       "zeroth: warning: the program wrote to weights ('b') after the checkpoint of step 0 was saved, so the "
       "checkpoint does not contain the new values: checkpoint.every saves at the end of engine.step(); to include "
       "such writes, call engine.save() after them instead\n");
-  f.monitor.remember_saved();
+  f.monitor.hash_saved_weights();
   f.write(0, 4);
   f.rig.model.written_to = {0};
-  EXPECT_EQ(f.logged([&] { f.monitor.take_written(); }), "") << "once per session";
+  EXPECT_EQ(f.logged([&] { f.monitor.collect_writes(); }), "") << "once per session";
 }
 
 TEST(WeightMonitor, DoesNotLogAWriteOfTheSameValues) {
   Fixture f;
-  f.monitor.remember_saved();
+  f.monitor.hash_saved_weights();
   f.rig.model.written_to = {1};
-  EXPECT_EQ(f.logged([&] { f.monitor.take_written(); }), "");
+  EXPECT_EQ(f.logged([&] { f.monitor.collect_writes(); }), "");
 }
 
 TEST(WeightMonitor, DoesNotLogAWriteAfterTheNextStep) {
   Fixture f;
-  f.monitor.remember_saved();
-  f.monitor.forget_saved();
+  f.monitor.hash_saved_weights();
+  f.monitor.clear_saved_hashes();
   f.write(1, 3);
   f.rig.model.written_to = {1};
-  EXPECT_EQ(f.logged([&] { f.monitor.take_written(); }), "");
+  EXPECT_EQ(f.logged([&] { f.monitor.collect_writes(); }), "");
 }
 
 }  // namespace

@@ -63,62 +63,62 @@ TEST_F(DiskBackedBuffersTest, ReleaseEverythingWhenMemoryIsExhausted) {
 }
 
 TEST_F(DiskBackedBuffersTest, WaitForTransfersBeforeFreeingStagingMemory) {
-  auto pages = std::make_unique<host::offload::DiskBackedBuffers>(plan_, rig_.tiers, *rig_.comm, rig_.ledger);
-  zr_coll writes = reduce(floats(pages->base(1), 0, 4096), one_);
-  const uint64_t number = pages->stage(writes);
+  auto buffers = std::make_unique<host::offload::DiskBackedBuffers>(plan_, rig_.tiers, *rig_.comm, rig_.ledger);
+  zr_coll writes = reduce(floats(buffers->base(1), 0, 4096), one_);
+  const uint64_t number = buffers->stage(writes);
   disk.busy = true;
-  pages->unstage(number, true);
+  buffers->unstage(number, true);
   EXPECT_FALSE(disk.waiting.empty()) << "a write is in flight";
   std::thread later([] {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     disk.finish();
   });
-  pages.reset();
+  buffers.reset();
   later.join();
   rig_.expect_nothing_left();
 }
 
 TEST_F(DiskBackedBuffersTest, AreReadAfterTheCollectiveThatWritesThemHasLeft) {
-  host::offload::DiskBackedBuffers pages(plan_, rig_.tiers, *rig_.comm, rig_.ledger);
+  host::offload::DiskBackedBuffers buffers(plan_, rig_.tiers, *rig_.comm, rig_.ledger);
   for (const bool accumulates : {false, true}) {
-    zr_coll writes = reduce(floats(pages.base(1), 0, 4096), one_);
-    const uint64_t number = pages.stage(writes);
+    zr_coll writes = reduce(floats(buffers.base(1), 0, 4096), one_);
+    const uint64_t number = buffers.stage(writes);
     fill(writes.dst, accumulates ? 4.0f : 3.0f);
-    const zr_view part = floats(pages.base(1), 1024, 1024);
+    const zr_view part = floats(buffers.base(1), 1024, 1024);
     zr_coll reads = accumulates ? reduce(part, other_, true) : gather(part, other_);
-    EXPECT_EQ(pages.stage(reads), CollectiveStaging::kNoCapacity);
-    zr_coll apart = gather(floats(pages.base(1), 4096, 1024), other_);
-    const uint64_t second = pages.stage(apart);
+    EXPECT_EQ(buffers.stage(reads), CollectiveStaging::kNoCapacity);
+    zr_coll apart = gather(floats(buffers.base(1), 4096, 1024), other_);
+    const uint64_t second = buffers.stage(apart);
     EXPECT_NE(second, CollectiveStaging::kNoCapacity) << "a collective that reads other data has staging capacity";
-    pages.unstage(second, true);
-    pages.unstage(number, true);
-    const uint64_t third = pages.stage(reads);
+    buffers.unstage(second, true);
+    buffers.unstage(number, true);
+    const uint64_t third = buffers.stage(reads);
     ASSERT_NE(third, CollectiveStaging::kNoCapacity);
     EXPECT_TRUE(all_are(accumulates ? reads.dst : reads.src, accumulates ? 4.0f : 3.0f));
-    pages.unstage(third, true);
+    buffers.unstage(third, true);
   }
 }
 
 // Parameters 2 and 3 share a block, which stays in memory.
 TEST_F(DiskBackedBuffersTest, DoNotWaitForNeighboursInTheSameBlock) {
-  host::offload::DiskBackedBuffers pages(plan_, rig_.tiers, *rig_.comm, rig_.ledger);
-  const zr_view first = floats(pages.base(1), 8192, 500), second = floats(pages.base(1), 8192 + 512, 600);
+  host::offload::DiskBackedBuffers buffers(plan_, rig_.tiers, *rig_.comm, rig_.ledger);
+  const zr_view first = floats(buffers.base(1), 8192, 500), second = floats(buffers.base(1), 8192 + 512, 600);
   zr_coll before = reduce(second, one_), writes = reduce(first, one_), reads = gather(second, other_);
-  const uint64_t a = pages.stage(before);
+  const uint64_t a = buffers.stage(before);
   fill(before.dst, 5);
-  pages.unstage(a, true);
-  const uint64_t b = pages.stage(writes);
+  buffers.unstage(a, true);
+  const uint64_t b = buffers.stage(writes);
   fill(writes.dst, 6);
-  const uint64_t c = pages.stage(reads);
+  const uint64_t c = buffers.stage(reads);
   ASSERT_NE(c, CollectiveStaging::kNoCapacity);
   EXPECT_TRUE(all_are(reads.src, 5));
-  pages.unstage(c, true);
-  pages.unstage(b, true);
+  buffers.unstage(c, true);
+  buffers.unstage(b, true);
   zr_coll again = gather(first, other_);
-  const uint64_t d = pages.stage(again);
+  const uint64_t d = buffers.stage(again);
   ASSERT_NE(d, CollectiveStaging::kNoCapacity);
   EXPECT_TRUE(all_are(again.src, 6));
-  pages.unstage(d, true);
+  buffers.unstage(d, true);
 }
 
 }  // namespace

@@ -105,13 +105,13 @@ TEST(PlacementTest, ReducedGradientsUseADiskOnlyWhenItsBuffersTakeLess) {
   job.in.tier_request.host_capacity = 40 * kMiB;
   EXPECT_EQ(job.plan().placement.reduced_gradients, cpu);
   job.in.tier_request.host_capacity =
-      30 * kMiB;  // two megabytes short, and two parameters of 16 MiB pass through pages of 32
+      30 * kMiB;  // two megabytes short, and two parameters of 16 MiB pass through chunks of 32
   EXPECT_EQ(job.plan().placement.reduced_gradients, device) << "over by one, which is least";
   job.in.tier_request.device_capacity = job.all_on_device() - 32 * kMiB;
   EXPECT_EQ(job.plan().placement.reduced_gradients, cpu) << "over by two, which is least";
   Job small(64);
   small.in.tier_request = job.in.tier_request;
-  EXPECT_EQ(small.plan().placement.reduced_gradients, nvme) << "pages take 18 MiB";
+  EXPECT_EQ(small.plan().placement.reduced_gradients, nvme) << "chunks take 18 MiB";
 }
 
 TEST(PlacementTest, ShardsUsedUngatheredAreNeverOnADisk) {

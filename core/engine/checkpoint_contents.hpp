@@ -25,7 +25,7 @@ struct BufferValues {
 /// Tensors and this rank's slabs. Slabs refer to the memory of `state`, `buffers` and `values`, which must outlive the
 /// save; slabs on a disk tier are read during the save. Throws UserError for a buffer whose dtype safetensors does
 /// not support.
-checkpoint::CheckpointContents image_of(const StepContext& context, ShardedState& state, ModelBuffers& buffers,
-                                        const BufferValues& values);
+checkpoint::CheckpointContents contents_of(const StepContext& context, ShardedState& state, ModelBuffers& buffers,
+                                           const BufferValues& values);
 
 }  // namespace zr::host::engine

@@ -1,4 +1,6 @@
-#include "engine/checkpoint_image.hpp"
+#include "engine/checkpoint_contents.hpp"
+
+#include <fmt/format.h>
 
 #include <cstring>
 #include <utility>
@@ -28,20 +30,21 @@ namespace {
 checkpoint::Slab slab_of(ShardedState& state, uint32_t param, const checkpoint::TensorInfo& tensor, uint32_t index,
                          int64_t first, int64_t count) {
   const int64_t size = checkpoint::stored_size(tensor.dtype);
-  checkpoint::Slab slab{index, first * size, count * size, state.memory_of(param, tensor.kind, first, count), {}};
+  checkpoint::Slab slab{
+      index, first * size, count * size, state.contiguous_address(param, tensor.kind, first, count), {}};
   if (!slab.data)
     slab.read = [&state, param, kind = tensor.kind, size, start = first](int64_t from, int64_t bytes, void* to) {
-      state.each_memory(param, kind, start + from / size, bytes / size, offload::OptimizerStates::Access::read,
-                        [&](const void* memory, int64_t at, int64_t n) {
-                          std::memcpy(static_cast<char*>(to) + (at - start) * size - from, memory,
-                                      static_cast<std::size_t>(n * size));
-                        });
+      state.visit_tensor(param, kind, start + from / size, bytes / size, offload::OptimizerStates::Access::read,
+                         [&](const void* memory, int64_t at, int64_t n) {
+                           std::memcpy(static_cast<char*>(to) + (at - start) * size - from, memory,
+                                       static_cast<std::size_t>(n * size));
+                         });
     };
   return slab;
 }
 
 // Adds each buffer once, with the values selected by train.buffers; if ranks differ, also each rank's own values.
-void add_buffers(const StepContext& context, checkpoint::CheckpointContents& image, ModelBuffers& buffers,
+void add_buffers(const StepContext& context, checkpoint::CheckpointContents& contents, ModelBuffers& buffers,
                  const BufferValues& values) {
   const auto aligned = [](int64_t bytes) {
     return (bytes + checkpoint::CheckpointContents::kAlignment - 1) / checkpoint::CheckpointContents::kAlignment *
@@ -52,40 +55,42 @@ void add_buffers(const StepContext& context, checkpoint::CheckpointContents& ima
   for (std::size_t i = 0; i < own.size(); ++i) {
     const model::ModelBuffer& buffer = own[i];
     if (checkpoint::stored_size(buffer.dtype) == 0)
-      fail_user("cannot save buffer '" + buffer.name + "': safetensors does not support its dtype " + buffer.dtype +
-                "; convert it to another dtype, or do not register it as a buffer");
+      fail_user(
+          fmt::format("cannot save buffer '{}': safetensors does not support its dtype {}; convert it to another "
+                      "dtype, or do not register it as a buffer",
+                      buffer.name, buffer.dtype));
     const bool declared = i < values.declared.size() && !values.declared[i].empty();
     if (rank == 0 && buffer.bytes > 0)
-      image.slabs.push_back({static_cast<uint32_t>(image.tensors.size()),
-                             0,
-                             buffer.bytes,
-                             declared ? values.declared[i].data() : buffer.data,
-                             {}});
-    image.tensors.push_back({"buffer", buffer.name, buffer.dtype, buffer.shape, {}});
+      contents.slabs.push_back({static_cast<uint32_t>(contents.tensors.size()),
+                                0,
+                                buffer.bytes,
+                                declared ? values.declared[i].data() : buffer.data,
+                                {}});
+    contents.tensors.push_back({"buffer", buffer.name, buffer.dtype, buffer.shape, {}});
     if (!values.differing[i]) {
-      image.later_bytes += world > 1 ? aligned(buffer.bytes) : 0;
+      contents.later_bytes += world > 1 ? aligned(buffer.bytes) : 0;
       continue;
     }
     std::vector<int64_t> shape{world};
     shape.insert(shape.end(), buffer.shape.begin(), buffer.shape.end());
-    image.slabs.push_back(
-        {static_cast<uint32_t>(image.tensors.size()), rank * buffer.bytes, buffer.bytes, buffer.data, {}});
-    image.tensors.push_back({checkpoint::kRankBuffer, buffer.name, buffer.dtype, std::move(shape), {}});
+    contents.slabs.push_back(
+        {static_cast<uint32_t>(contents.tensors.size()), rank * buffer.bytes, buffer.bytes, buffer.data, {}});
+    contents.tensors.push_back({checkpoint::kRankBuffer, buffer.name, buffer.dtype, std::move(shape), {}});
   }
 }
 }  // namespace
 
-checkpoint::CheckpointContents image_of(const StepContext& context, ShardedState& state, ModelBuffers& buffers,
-                                        const BufferValues& values) {
-  checkpoint::CheckpointContents image;
+checkpoint::CheckpointContents contents_of(const StepContext& context, ShardedState& state, ModelBuffers& buffers,
+                                           const BufferValues& values) {
+  checkpoint::CheckpointContents contents;
   each_tensor(context.plan, [&](uint32_t param, checkpoint::TensorInfo tensor) {
-    const auto index = static_cast<uint32_t>(image.tensors.size());
+    const auto index = static_cast<uint32_t>(contents.tensors.size());
     for (const auto& [first, count] : context.plan.saved_ranges(param))
-      image.slabs.push_back(slab_of(state, param, tensor, index, first, count));
-    image.tensors.push_back(std::move(tensor));
+      contents.slabs.push_back(slab_of(state, param, tensor, index, first, count));
+    contents.tensors.push_back(std::move(tensor));
   });
-  add_buffers(context, image, buffers, values);
-  return image;
+  add_buffers(context, contents, buffers, values);
+  return contents;
 }
 
 }  // namespace zr::host::engine
