@@ -35,9 +35,9 @@ std::string size_text(int64_t bytes) {
 }
 
 // True if the two set different keys, and neither sets a key of the strategy that the other replaces.
-bool compatible(const Suggestion& one, const Suggestion& two) {
-  for (const std::string& a : one.overrides)
-    for (const std::string& b : two.overrides) {
+bool compatible(const Suggestion& suggestion, const Suggestion& other_suggestion) {
+  for (const std::string& a : suggestion.overrides)
+    for (const std::string& b : other_suggestion.overrides) {
       const std::string path = a.substr(0, a.find('=')), other = b.substr(0, b.find('='));
       if (path == other || other.rfind(path + ".", 0) == 0) return false;
     }
@@ -147,9 +147,9 @@ std::vector<Suggestion> fitting_suggestions(const plugin::ResolvedJob& job, int 
   if (alone == kShown) return fitting;
   for (std::size_t k = 0; k < kinds.size(); ++k)
     for (std::size_t other = k + 1; other < kinds.size(); ++other)
-      for (const Suggestion& one : too_large[k])
-        for (const Suggestion& two : too_large[other])
-          if (compatible(one, two)) fits(combined(one, two));
+      for (const Suggestion& first : too_large[k])
+        for (const Suggestion& second : too_large[other])
+          if (compatible(first, second)) fits(combined(first, second));
   best_first(alone);
   return fitting;
 }

@@ -15,7 +15,7 @@ class ByParam {
   /// `params`: number of parameters; every element's `param` is less than it.
   template <class T>
   ByParam(const std::vector<T>& list, std::size_t params) : begin_(params + 1), index_(list.size()) {
-    for (const T& one : list) ++begin_[one.param + 1];
+    for (const T& element : list) ++begin_[element.param + 1];
     for (std::size_t i = 0; i < params; ++i) begin_[i + 1] += begin_[i];
     std::vector<uint32_t> next(begin_.begin(), begin_.end() - 1);
     for (uint32_t i = 0; i < list.size(); ++i) index_[next[list[i].param]++] = i;

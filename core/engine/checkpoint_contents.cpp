@@ -51,9 +51,9 @@ void add_buffers(const StepContext& context, checkpoint::CheckpointContents& con
            checkpoint::CheckpointContents::kAlignment;
   };
   const int rank = context.rank(), world = context.world();
-  const std::vector<model::ModelBuffer> own = buffers.own();
-  for (std::size_t i = 0; i < own.size(); ++i) {
-    const model::ModelBuffer& buffer = own[i];
+  const std::vector<model::ModelBuffer> own_buffers = buffers.own_buffers();
+  for (std::size_t i = 0; i < own_buffers.size(); ++i) {
+    const model::ModelBuffer& buffer = own_buffers[i];
     if (checkpoint::stored_size(buffer.dtype) == 0)
       fail_user(
           fmt::format("cannot save buffer '{}': safetensors does not support its dtype {}; convert it to another "

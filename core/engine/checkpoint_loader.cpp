@@ -183,9 +183,9 @@ void CheckpointLoader::read_buffer(const Part& part, const model::ModelBuffer& b
 
 void CheckpointLoader::read() {
   ShardedState& state = parts_of_.state;
-  const std::vector<model::ModelBuffer> own = parts_of_.buffers.own();
+  const std::vector<model::ModelBuffer> own_buffers = parts_of_.buffers.own_buffers();
   std::unordered_map<std::string, const model::ModelBuffer*> buffers;
-  for (const model::ModelBuffer& buffer : own) buffers.emplace(buffer.name, &buffer);
+  for (const model::ModelBuffer& buffer : own_buffers) buffers.emplace(buffer.name, &buffer);
   for (const Part& part : parts_) {
     if (part.param == kNoParam) {
       read_buffer(part, *buffers.at(part.tensor.name));

@@ -199,19 +199,20 @@ void Checkpointer::save_if_due(const GlobalStats& global) {
 // Opens the checkpoint. Verifies all of it before use if a failure would damage a model in training, or if an older
 // checkpoint can replace it.
 checkpoint::Checkpoint Checkpointer::open(const std::string& path, const LoadOptions& options) {
-  const std::vector<std::string> all = checkpoints_to_try(path, options.fallback, comm());
+  const std::vector<std::string> candidates = checkpoints_to_try(path, options.fallback, comm());
   for (std::size_t i = 0;; ++i) try {
       std::optional<checkpoint::Checkpoint> from;
       run_on_all_ranks(comm(), [&] {
-        from.emplace(all[i]);
+        from.emplace(candidates[i]);
         if (parts_.progress.step() > 0 || options.fallback)
           from->verify([](int64_t) {}, context_.rank(), context_.world());
       });
       return std::move(*from);
     } catch (const Error& failure) {
       const bool damaged = failure.exit_code() == exit_code::user || failure.exit_code() == exit_code::environment;
-      if (!damaged || i + 1 == all.size()) throw;
-      if (context_.rank() == 0) log(ZR_LOG_WARN, fmt::format("{}; falling back to {}", failure.what(), all[i + 1]));
+      if (!damaged || i + 1 == candidates.size()) throw;
+      if (context_.rank() == 0)
+        log(ZR_LOG_WARN, fmt::format("{}; falling back to {}", failure.what(), candidates[i + 1]));
     }
 }
 
@@ -255,14 +256,14 @@ void Checkpointer::warn_of_differences(const checkpoint::Checkpoint& from) const
   if (context_.rank() != 0) return;
   const checkpoint::CheckpointMetadata& metadata = from.manifest().metadata;
   const int64_t step = parts_.progress.step(), samples = parts_.progress.samples();
-  if (const int64_t own = context_.config().train().seed; metadata.seed != own)
+  if (const int64_t seed = context_.config().train().seed; metadata.seed != seed)
     log(ZR_LOG_WARN, fmt::format("{}: was trained with train.seed = {}, but this run has {}; the resumed run will not "
                                  "reproduce the original",
-                                 from.folder(), metadata.seed, own));
-  if (const int64_t own = step * context_.config().train().global_batch; samples != own)
+                                 from.folder(), metadata.seed, seed));
+  if (const int64_t expected = step * context_.config().train().global_batch; samples != expected)
     log(ZR_LOG_WARN, fmt::format("{}: the saved run has read {} samples, but {} steps of train.global_batch are {} "
                                  "samples; a program that selects data by step will continue at a different sample",
-                                 from.folder(), samples, step, own));
+                                 from.folder(), samples, step, expected));
 }
 
 LoadReport Checkpointer::load(const std::string& path, const LoadOptions& requested, const ParameterChange* change) {
@@ -353,10 +354,10 @@ void Checkpointer::load_initial() {
     options.renames = config.renames();
     // A folder to which named engines saved has one folder per engine.
     const checkpoint::CheckpointComm comm = this->comm();
-    std::string own;
+    std::string engine_folder;
     if (comm.rank == 0 && !context_.setup.engine.empty() && path_exists(init + "/" + context_.setup.engine))
-      own = "/" + context_.setup.engine;
-    load(init + comm.broadcast(own), options);
+      engine_folder = "/" + context_.setup.engine;
+    load(init + comm.broadcast(engine_folder), options);
   }
 }
 

@@ -47,15 +47,15 @@ std::string mean_of_ranks(const std::string& dtype, int64_t bytes_each, int rank
   return bytes;
 }
 
-std::vector<model::ModelBuffer> ModelBuffers::own() {
-  std::vector<model::ModelBuffer> all = model_.buffers();
+std::vector<model::ModelBuffer> ModelBuffers::own_buffers() {
+  std::vector<model::ModelBuffer> buffers = model_.buffers();
   if (depth_ > 0)
-    for (std::size_t i = 0; i < all.size(); ++i) all[i].data = kept_[i].data();
-  return all;
+    for (std::size_t i = 0; i < buffers.size(); ++i) buffers[i].data = own_values_[i].data();
+  return buffers;
 }
 
 std::vector<char> ModelBuffers::differing(comm::CommRuntime& comm) {
-  const std::vector<model::ModelBuffer> buffers = own();
+  const std::vector<model::ModelBuffer> buffers = own_buffers();
   std::vector<char> differ(buffers.size(), 0);
   if (buffers.empty() || comm.world() == 1) return differ;
   std::string hashes;
@@ -63,16 +63,16 @@ std::vector<char> ModelBuffers::differing(comm::CommRuntime& comm) {
     const uint64_t hash = checkpoint::hash_of(buffer.data, buffer.bytes);
     hashes.append(reinterpret_cast<const char*>(&hash), sizeof hash);
   }
-  const std::vector<std::string> all = comm.all_gather_bytes(hashes, "hashes of buffers");
-  for (const std::string& other : all)
+  const std::vector<std::string> rank_hashes = comm.all_gather_bytes(hashes, "hashes of buffers");
+  for (const std::string& other : rank_hashes)
     for (std::size_t i = 0; i < differ.size(); ++i)
-      differ[i] |=
-          other.compare(i * sizeof(uint64_t), sizeof(uint64_t), all[0], i * sizeof(uint64_t), sizeof(uint64_t)) != 0;
+      differ[i] |= other.compare(i * sizeof(uint64_t), sizeof(uint64_t), rank_hashes[0], i * sizeof(uint64_t),
+                                 sizeof(uint64_t)) != 0;
   return differ;
 }
 
 std::vector<std::string> ModelBuffers::declared(comm::CommRuntime& comm, const std::vector<char>& differing) {
-  const std::vector<model::ModelBuffer> buffers = own();
+  const std::vector<model::ModelBuffer> buffers = own_buffers();
   std::vector<std::string> values(buffers.size());
   for (std::size_t i = 0; i < buffers.size(); ++i) {
     if (!differing[i]) continue;
@@ -83,9 +83,9 @@ std::vector<std::string> ModelBuffers::declared(comm::CommRuntime& comm, const s
     } else if (rule_ == config::BufferRule::rank0) {
       values[i] = comm.broadcast_bytes(own_bytes, 0, "rank 0's buffers");
     } else {
-      const std::vector<std::string> all = comm.all_gather_bytes(own_bytes, "buffers of all ranks");
+      const std::vector<std::string> rank_bytes = comm.all_gather_bytes(own_bytes, "buffers of all ranks");
       values[i] = mean_of_ranks(buffer.dtype, buffer.bytes, comm.world(), [&](int r, void* to) {
-        const std::string& of = all[static_cast<std::size_t>(r)];
+        const std::string& of = rank_bytes[static_cast<std::size_t>(r)];
         std::memcpy(to, of.data(), of.size());
       });
     }
@@ -97,16 +97,16 @@ void ModelBuffers::apply(comm::CommRuntime& comm) {
   const std::vector<std::string> values = declared(comm, differing(comm));
   const std::vector<model::ModelBuffer> buffers = model_.buffers();
   for (std::size_t i = 0; i < buffers.size(); ++i) {
-    const std::string& value = values[i].empty() ? kept_[i] : values[i];
+    const std::string& value = values[i].empty() ? own_values_[i] : values[i];
     std::memcpy(buffers[i].data, value.data(), value.size());
   }
 }
 
 void ModelBuffers::begin_evaluation(comm::CommRuntime& comm) {
   if (++depth_ > 1) return;
-  kept_.clear();
+  own_values_.clear();
   for (const model::ModelBuffer& buffer : model_.buffers())
-    kept_.emplace_back(static_cast<const char*>(buffer.data), static_cast<std::size_t>(buffer.bytes));
+    own_values_.emplace_back(static_cast<const char*>(buffer.data), static_cast<std::size_t>(buffer.bytes));
   try {
     apply(comm);
   } catch (...) {
@@ -123,9 +123,9 @@ void ModelBuffers::end_evaluation() noexcept {
   if (depth_ == 0 || --depth_ > 0) return;
   const std::vector<model::ModelBuffer> buffers = model_.buffers();
   for (std::size_t i = 0; i < buffers.size(); ++i)  // set_data() during the evaluation may have made a buffer smaller
-    std::memcpy(buffers[i].data, kept_[i].data(),
-                std::min(kept_[i].size(), static_cast<std::size_t>(buffers[i].bytes)));
-  kept_.clear();
+    std::memcpy(buffers[i].data, own_values_[i].data(),
+                std::min(own_values_[i].size(), static_cast<std::size_t>(buffers[i].bytes)));
+  own_values_.clear();
 }
 
 }  // namespace zr::host::engine

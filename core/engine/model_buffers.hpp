@@ -27,7 +27,7 @@ class ModelBuffers {
 
   config::BufferRule rule() const { return rule_; }
   /// This rank's own buffers in the model's order: in the model's memory, or during an evaluation in the saved copies.
-  std::vector<model::ModelBuffer> own();
+  std::vector<model::ModelBuffer> own_buffers();
   /// For each buffer, not 0 if its bytes differ between ranks. The same on all ranks. Collective.
   std::vector<char> differing(comm::CommRuntime& comm);
   /// The bytes that the rule selects for the buffers marked in `differing`; the other strings are empty. Collective.
@@ -38,7 +38,7 @@ class ModelBuffers {
   void begin_evaluation(comm::CommRuntime& comm);
   /// Restores this rank's own values, bit for bit, at the end of the outermost evaluation. Not collective.
   void end_evaluation() noexcept;
-  /// Call after writing to own(): during an evaluation, sets the model's buffers to the values now selected.
+  /// Call after writing to own_buffers(): during an evaluation, sets the model's buffers to the values now selected.
   /// Collective.
   void refresh(comm::CommRuntime& comm);
   bool in_evaluation() const { return depth_ > 0; }
@@ -47,8 +47,8 @@ class ModelBuffers {
   void apply(comm::CommRuntime& comm);
   model::Model& model_;
   config::BufferRule rule_;
-  int depth_ = 0;                  // nesting depth of evaluations
-  std::vector<std::string> kept_;  // this rank's own bytes during an evaluation
+  int depth_ = 0;                        // nesting depth of evaluations
+  std::vector<std::string> own_values_;  // this rank's own bytes during an evaluation
 };
 
 }  // namespace zr::host::engine

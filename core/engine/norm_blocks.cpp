@@ -122,9 +122,9 @@ int64_t NormBlocks::sum() {
   std::vector<update::NormBlockRange> missing;
   for (const update::NormBlockRange& range : own_ranges_) {
     const char* ready = ready_.data() + (range.out - own_sums_);
-    for (int64_t block = 0, all = plan::norm_blocks_of(range.values.count); block < all;) {
+    for (int64_t block = 0, count = plan::norm_blocks_of(range.values.count); block < count;) {
       int64_t next = block;
-      while (next < all && !ready[next]) ++next;
+      while (next < count && !ready[next]) ++next;
       if (next > block)
         missing.push_back({part_of(range.values, block * plan::kNormBlock,
                                    std::min(next * plan::kNormBlock, range.values.count) - block * plan::kNormBlock),
@@ -180,15 +180,15 @@ void NormBlocks::gather(int64_t begin, int64_t end) {
   for (std::size_t r = 0; r < ranges_by_rank_.size(); ++r)
     for (std::size_t i = next_range_[r]; i < ranges_by_rank_[r].size() && ranges_by_rank_[r][i].block < end; ++i)
       counts[r] += overlap(ranges_by_rank_[r][i]);
-  const int64_t own = counts[static_cast<std::size_t>(plan_.rank)];
+  const int64_t own_count = counts[static_cast<std::size_t>(plan_.rank)];
   zr_coll gather{};
   gather.op = ZR_ALL_GATHER;
-  gather.src = {own_sums_ + sent_, own, ZR_F64, 0, {1, 0}};
+  gather.src = {own_sums_ + sent_, own_count, ZR_F64, 0, {1, 0}};
   gather.dst = {received_, end - begin, ZR_F64, 0, {1, 0}};
   gather.counts = counts.data();
   gather.label = kTag;
   comm_.run_control(gather);
-  sent_ += own;
+  sent_ += own_count;
   const double* from = received_;
   for (std::size_t r = 0; r < ranges_by_rank_.size(); ++r)
     for (std::size_t& i = next_range_[r]; i < ranges_by_rank_[r].size() && ranges_by_rank_[r][i].block < end; ++i) {
@@ -196,7 +196,7 @@ void NormBlocks::gather(int64_t begin, int64_t end) {
       const int64_t count = overlap(range);
       std::copy_n(from, count, ordered_.data() + std::max(begin, range.block) - begin);
       from += count;
-      if (range.block + range.count > end) break;  // the rest of the run is in the next window
+      if (range.block + range.count > end) break;  // the rest of the range is in the next window
     }
 }
 

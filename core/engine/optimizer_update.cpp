@@ -24,16 +24,16 @@ double OptimizerUpdate::learning_rate(int64_t index) const {
   struct RankRate {
     double rate = 0;
     int64_t failed = 0;
-  } own;
+  } own_rate;
   std::exception_ptr failure;
   try {
-    own.rate = schedule_(index);
+    own_rate.rate = schedule_(index);
   } catch (...) {
     failure = std::current_exception();
-    own.failed = 1;
+    own_rate.failed = 1;
   }
   std::vector<double> rates;
-  for (const RankRate& rank_rate : all_gather(context_.comm, own, "learning rate")) {
+  for (const RankRate& rank_rate : all_gather(context_.comm, own_rate, "learning rate")) {
     if (rank_rate.failed && !failure)
       fail_user(
           fmt::format("engine.step(): the function passed to engine.set_schedule() failed on rank {} for update {}; "
@@ -42,7 +42,7 @@ double OptimizerUpdate::learning_rate(int64_t index) const {
     rates.push_back(rank_rate.rate);
   }
   if (failure) std::rethrow_exception(failure);
-  const double rate = own.rate;
+  const double rate = own_rate.rate;
   for (std::size_t rank = 0; rank < rates.size(); ++rank) {
     const std::string problem =
         fmt::format("engine.step(): the learning rate of update {}, which the program set, is {} on rank {}", index,

@@ -73,11 +73,11 @@ comm::CommRuntime::Options checked(PlannedJob& job, const model::Model& model) {
 
 // If the host failed inside a plug-in's call, throws the host's failure, otherwise the plug-in's error.
 CallCheck check_of(comm::CommRuntime& comm, plugin::PluginHost& host) {
-  return [&comm, &host](zr_code code, const zr_error& error, const std::string& who) {
+  return [&comm, &host](zr_code code, const zr_error& error, const std::string& call) {
     if (code == ZR_OK) return;
     if (const auto failure = comm.take_failure()) std::rethrow_exception(failure);
     if (const auto failure = host.take_failure()) std::rethrow_exception(failure);
-    check(code, error, who);
+    check(code, error, call);
   };
 }
 }  // namespace

@@ -75,14 +75,14 @@ checkpoint::CheckpointComm checkpoint_comm_of(const std::shared_ptr<control::Con
   comm.world = control->world();
   comm.gather = [control, calls, key](const std::string& text) {
     ++*calls;
-    std::vector<std::string> all;
+    std::vector<std::string> texts;
     if (control->rank() != 0) {
       put_long(*control, key(control->rank()), text);
-      return all;
+      return texts;
     }
-    all.push_back(text);
-    for (int r = 1; r < control->world(); ++r) all.push_back(get_long(*control, key(r)));
-    return all;
+    texts.push_back(text);
+    for (int r = 1; r < control->world(); ++r) texts.push_back(get_long(*control, key(r)));
+    return texts;
   };
   comm.broadcast = [control, calls, key](const std::string& text) {
     ++*calls;

@@ -123,12 +123,12 @@ std::vector<const update::UpdateSlice*> ShardedState::bound_slices() const {
 }
 
 offload::TierWaits ShardedState::waits() const {
-  offload::TierWaits all = states_.waits();
+  offload::TierWaits total = states_.waits();
   if (const offload::DiskBackedBuffers* disk_buffers = buffers_.disk_buffers()) {
-    all.read += disk_buffers->waits().read;
-    all.write += disk_buffers->waits().write;
+    total.read += disk_buffers->waits().read;
+    total.write += disk_buffers->waits().write;
   }
-  return all;
+  return total;
 }
 
 std::optional<std::size_t> ShardedState::array_of(TensorKind kind, const std::string& slot) const {
@@ -384,9 +384,9 @@ void ShardedState::clear_states(uint32_t param) {
 void ShardedState::update(
     const std::vector<char>& touched,
     const std::function<void(const std::vector<update::UpdateSlice>& slices, bool staged)>& work) {
-  const auto in_memory = [&](const std::vector<update::UpdateSlice>& all, bool staged) {
-    const auto part = [&](const std::vector<update::UpdateSlice>& slices) { work(slices, staged); };
-    disk_buffers() ? disk_buffers()->update(all, touched, part) : part(all);
+  const auto in_memory = [&](const std::vector<update::UpdateSlice>& slices, bool staged) {
+    const auto work_on = [&](const std::vector<update::UpdateSlice>& resident) { work(resident, staged); };
+    disk_buffers() ? disk_buffers()->update(slices, touched, work_on) : work_on(slices);
   };
   in_memory(direct_, false);
   in_memory(staged_, true);

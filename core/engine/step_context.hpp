@@ -16,9 +16,9 @@
 
 namespace zr::host::engine {
 
-/// Throws if a plug-in's call failed. If the communicator or the engine caused the failure, throws its exception. `who`
-/// names the plug-in and the call.
-using CallCheck = std::function<void(zr_code, const zr_error&, const std::string& who)>;
+/// Throws if a plug-in's call failed. If the communicator or the engine caused the failure, throws its exception.
+/// `call` names the plug-in and the call.
+using CallCheck = std::function<void(zr_code, const zr_error&, const std::string& call)>;
 
 /// A rank's plan, communicator, threads and ledger. They must outlive every object that receives this context.
 struct RankContext {

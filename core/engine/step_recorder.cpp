@@ -17,12 +17,12 @@ StepRecorder::StepRecorder(const StepContext& context, const ShardedState& state
 
 // Seconds since the start that the training thread waited for tiers.
 offload::TierWaits StepRecorder::waits() const {
-  offload::TierWaits all = state_.waits();
+  offload::TierWaits total = state_.waits();
   if (activations_) {
-    all.read += activations_->counts().read_wait;
-    all.write += activations_->counts().write_wait;
+    total.read += activations_->counts().read_wait;
+    total.write += activations_->counts().write_wait;
   }
-  return all;
+  return total;
 }
 
 void StepRecorder::lap(Phase phase) {
@@ -75,28 +75,28 @@ void StepRecorder::step(const GlobalStats& global, double rate, const TrainingPr
 }
 
 void StepRecorder::record_totals(const std::string& hash) {
-  comm::CommVolume all;
-  for (const comm::CommVolume& other : all_gather(context_.comm, volume(), "communication volume")) all += other;
-  recorder_.set_totals(hash, all);
+  comm::CommVolume total;
+  for (const comm::CommVolume& other : all_gather(context_.comm, volume(), "communication volume")) total += other;
+  recorder_.set_totals(hash, total);
   restart_clock();
 }
 
 Overlap StepRecorder::overlap(const GradientFlow& gradients, const NormBlocks& norm) const {
-  Overlap all = overlap_before_;
-  all.collectives += gradients.collectives();
-  all.early += gradients.collectives_early();
-  all.norm_blocks += norm.own_blocks();
-  all.norm_blocks_early += norm.blocks_summed_early();
+  Overlap total = overlap_before_;
+  total.collectives += gradients.collectives();
+  total.early += gradients.collectives_early();
+  total.norm_blocks += norm.own_blocks();
+  total.norm_blocks_early += norm.blocks_summed_early();
   const offload::DiskBackedBuffers* disk_buffers = state_.disk_buffers();
-  all.disk_reads += disk_buffers ? disk_buffers->reads() : 0;
-  all.disk_reads_ahead += disk_buffers ? disk_buffers->reads_ahead() : 0;
-  return all;
+  total.disk_reads += disk_buffers ? disk_buffers->reads() : 0;
+  total.disk_reads_ahead += disk_buffers ? disk_buffers->reads_ahead() : 0;
+  return total;
 }
 
 comm::CommVolume StepRecorder::volume() const {
-  comm::CommVolume all = context_.comm.volume();
-  all += earlier_communication_;
-  return all;
+  comm::CommVolume total = context_.comm.volume();
+  total += earlier_communication_;
+  return total;
 }
 
 void StepRecorder::continue_from(const comm::CommVolume& communication, const Overlap& overlap) {

@@ -35,15 +35,15 @@ std::string encode(const StepSync::LocalStats& local, int64_t non_finite) {
 StepSync::Totals StepSync::totals(const std::vector<double>& weights, const std::vector<char>& touched) const {
   std::string bytes(reinterpret_cast<const char*>(weights.data()), weights.size() * sizeof(double));
   bytes.append(touched.data(), touched.size());
-  const std::vector<std::string> all = comm_.all_gather_bytes(bytes, "weights of micro-batches");
+  const std::vector<std::string> encoded = comm_.all_gather_bytes(bytes, "weights of micro-batches");
   Totals totals{0, std::vector<char>(touched.size(), 0)};
   for (std::size_t a = 0; a < weights.size(); ++a)
-    for (const std::string& rank_bytes : all) {  // m = a N + r, ascending
+    for (const std::string& rank_bytes : encoded) {  // m = a N + r, ascending
       double weight;
       std::memcpy(&weight, rank_bytes.data() + a * sizeof weight, sizeof weight);
       totals.weight += weight;
     }
-  for (const std::string& rank_bytes : all)
+  for (const std::string& rank_bytes : encoded)
     for (std::size_t i = 0; i < touched.size(); ++i)
       totals.touched[i] |= rank_bytes[weights.size() * sizeof(double) + i];
   return totals;

@@ -45,8 +45,8 @@ std::string TensorAccess::buffer(const std::string& name) {
       [&] { declared = parts_.buffers.declared(context_.comm, parts_.buffers.differing(context_.comm))[index]; });
   parts_.step_recorder.restart_clock();
   if (!declared.empty()) return declared;
-  const model::ModelBuffer own = parts_.buffers.own()[index];
-  return {static_cast<const char*>(own.data), static_cast<std::size_t>(own.bytes)};
+  const model::ModelBuffer buffer = parts_.buffers.own_buffers()[index];
+  return {static_cast<const char*>(buffer.data), static_cast<std::size_t>(buffer.bytes)};
 }
 
 void TensorAccess::set_buffer(const std::string& name, const std::string& bytes) {
@@ -67,7 +67,7 @@ void TensorAccess::set_buffer(const std::string& name, const std::string& bytes)
       fail_user(fmt::format(
           "engine.set_buffer('{}'): rank {} passes different values than rank 0; pass the same tensor on all ranks",
           name, r));
-  std::memcpy(parts_.buffers.own()[index].data, bytes.data(), bytes.size());
+  std::memcpy(parts_.buffers.own_buffers()[index].data, bytes.data(), bytes.size());
   parts_.step_recorder.restart_clock();
 }
 

@@ -13,9 +13,9 @@
 namespace zr::host::engine {
 
 namespace {
-constexpr int64_t kShare = 200;         // one of this many bytes that the optimizer touches is digested
-constexpr int64_t kLeastElements = 64;  // the smallest turn; a smaller one is added to the next step's
-constexpr int64_t kSample = 16;         // elements at start, middle and end of a parameter that was written to
+constexpr int64_t kShare = 200;       // one of this many bytes that the optimizer touches is digested
+constexpr int64_t kMinElements = 64;  // the smallest turn; a smaller one is added to the next step's
+constexpr int64_t kSample = 16;       // elements at start, middle and end of a parameter that was written to
 
 std::string list_of(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
@@ -100,7 +100,7 @@ WeightDigest::Digest WeightDigest::next() {
   result.samples = digest_all(samples_);
   // The turn depends only on values that are the same on all ranks.
   const int64_t elements = (optimizer_bytes_ / world_ / kShare - turn_bytes_) / size_;
-  if (elements >= kLeastElements) take_turn(elements);
+  if (elements >= kMinElements) take_turn(elements);
   for (const Part& part : turn_) turn_bytes_ += part.count * size_;
   result.weights = digest_all(turn_);
   return result;
@@ -131,10 +131,11 @@ void WeightDigest::compare(const std::vector<Digest>& digests, comm::CommRuntime
     digests_of_rank.append(reinterpret_cast<const char*>(&part_digest), sizeof part_digest);
     bytes_ += part.count * size_;
   }
-  const std::vector<std::string> all = comm.all_gather_bytes(digests_of_rank, "digests of weights");
+  const std::vector<std::string> digests_by_rank = comm.all_gather_bytes(digests_of_rank, "digests of weights");
   for (std::size_t i = 0; i < parts.size(); ++i) {
     std::map<std::string, std::vector<int>> groups;  // ranks by digest
-    for (std::size_t r = 0; r < all.size(); ++r) groups[all[r].substr(i * 8, 8)].push_back(static_cast<int>(r));
+    for (std::size_t r = 0; r < digests_by_rank.size(); ++r)
+      groups[digests_by_rank[r].substr(i * 8, 8)].push_back(static_cast<int>(r));
     if (groups.size() == 1) continue;
     // The largest group is assumed to be right; among groups of equal size, the one with the lowest rank.
     const auto right = std::max_element(groups.begin(), groups.end(), [](const auto& a, const auto& b) {

@@ -18,21 +18,21 @@ void DiskBackedBuffers::visit(const zr_view& view, OptimizerStates::Access acces
   if (view.count == 0) return;
   const MutexLock lock(mutex_);
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
-  const BufferRange all = range_of(view);
-  const int64_t size = size_of(view.dtype), norm_block = plan::kNormBlock * size, block = all.buffer->block();
+  const BufferRange range = range_of(view);
+  const int64_t size = size_of(view.dtype), norm_block = plan::kNormBlock * size, block = range.buffer->block();
   const int64_t max_bytes = (disk_staging_.chunk_bytes() - 2 * block) / norm_block * norm_block;
-  for (int64_t at = all.from; at < all.to;) {
-    BufferRange part = all;
+  for (int64_t at = range.from; at < range.to;) {
+    BufferRange part = range;
     part.from = at;
-    part.to = std::min(all.to, at + max_bytes);
-    if (access != OptimizerStates::Access::read && part.to < all.to) part.to = part.to / block * block;
+    part.to = std::min(range.to, at + max_bytes);
+    if (access != OptimizerStates::Access::read && part.to < range.to) part.to = part.to / block * block;
     part.staging = chunks_.data();
     part.what = what;
     if (access != OptimizerStates::Access::write) {
       read(part);
       wait(part, waits_.read);
     }
-    fn(part.data(), (at - all.from) / size, (part.to - at) / size);
+    fn(part.data(), (at - range.from) / size, (part.to - at) / size);
     if (access != OptimizerStates::Access::read) {
       discard_prefetched(part);
       part.buffer->prepare_write(part.from, part.to, what);
@@ -73,10 +73,10 @@ bool DiskBackedBuffers::fill(Chunk& chunk, update::UpdateSlice& rest) const {
   slice.grad = part_of(rest.grad, 0, count);
   slice.weight = part_of(rest.weight, 0, count);
   const auto cut = [&](zr_view& view) {  // returns the first `count` elements and leaves the rest in `view`
-    const zr_view all = view;
-    if (all.count == 0) return all;
-    view = part_of(all, count, all.count - count);
-    return part_of(all, 0, count);
+    const zr_view full = view;
+    if (full.count == 0) return full;
+    view = part_of(full, count, full.count - count);
+    return part_of(full, 0, count);
   };
   slice.master = cut(rest.master);
   for (std::size_t i = 0; i < rest.slots.size(); ++i) slice.slots[i] = cut(rest.slots[i]);

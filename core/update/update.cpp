@@ -41,7 +41,7 @@ struct Copy {
 
 // Copies both at once and prefetches: one after the other, each would wait for memory, and the hardware prefetcher
 // stops at every page.
-void copy(const Copy& one, const Copy& two) {
+void copy(const Copy& first, const Copy& second) {
   const auto line = [](const Copy& of, int64_t at) {
     const char* from = static_cast<const char*>(of.from) + at;
     __builtin_prefetch(from + kAhead);  // harmless past the end of the memory
@@ -53,14 +53,14 @@ void copy(const Copy& one, const Copy& two) {
                   static_cast<std::size_t>(of.bytes - at));
   };
   int64_t at = 0;
-  for (const int64_t both = std::min(one.bytes, two.bytes) / kLine * kLine; at < both; at += kLine) {
-    line(one, at);
-    line(two, at);
+  for (const int64_t both = std::min(first.bytes, second.bytes) / kLine * kLine; at < both; at += kLine) {
+    line(first, at);
+    line(second, at);
   }
   int64_t alone = at;
-  for (; alone + kLine <= one.bytes; alone += kLine) line(one, alone);
-  rest(one, alone);
-  rest(two, at);
+  for (; alone + kLine <= first.bytes; alone += kLine) line(first, alone);
+  rest(first, alone);
+  rest(second, at);
 }
 
 // The range's gradients and weights as the optimizer reads and writes them. Copies use the buffers that the caller
