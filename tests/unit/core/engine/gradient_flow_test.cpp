@@ -125,7 +125,7 @@ TEST(GradientFlow, FindsTheFirstNonFiniteParameterOnceItWatches) {
   f.backward({{1, INFINITY}, {0, 1}});
   f.finish();
   EXPECT_EQ(f.flow.first_non_finite(), -1);
-  f.flow.watch(true);
+  f.flow.check_non_finite(true);
   f.backward({{1, INFINITY}, {0, 1}});
   f.finish();
   EXPECT_EQ(f.flow.first_non_finite(), 1);

@@ -124,9 +124,9 @@ TEST_F(MachineProfileTest, IsAvailableToPlugins) {
   EXPECT_EQ(block_bytes, 1u);
   EXPECT_EQ(depth, 2u);
   engine::MachineProfile profile;
-  engine::DiskProfile one = disk("", 0, 1 << 18);
-  one.at = engine::file_system_of(path);
-  profile.put(one);
+  engine::DiskProfile measured = disk("", 0, 1 << 18);
+  measured.file_system = engine::file_system_of(path);
+  profile.put(measured);
   profile.save();
   EXPECT_EQ(service->disk(host.abi(), path.c_str(), &block_bytes, &depth), ZR_OK);
   EXPECT_EQ(block_bytes, 1u << 18);
