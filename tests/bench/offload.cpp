@@ -162,7 +162,7 @@ class DiskAlone {
     tier_ = std::make_unique<zr::host::offload::TierStore>(
         host_, std::make_unique<zr::host::plugin::Instance>(host_, setup.tiers.front(), setup.config, "offload.nvme"),
         1);
-    const int64_t bytes = placement.tiles.back().at + placement.tiles.back().bytes;
+    const int64_t bytes = placement.tiles.back().offset + placement.tiles.back().bytes;
     slot_ = tier_->reserve(bytes, {{zr::host::MemoryKind::optimizer, "same bytes", bytes}});
     memory_ = zr::host::allocate_huge_pages(buffers_ * placement.largest_tile);
     std::memset(memory_.get(), 1, static_cast<std::size_t>(buffers_ * placement.largest_tile));
@@ -185,7 +185,7 @@ class DiskAlone {
     const auto read = [&] {
       const auto& tile = placement_.tiles[started];
       behind_[started % static_cast<std::size_t>(buffers_)].wait();
-      ahead[started] = tier_->read(slot_, tile.at, buffer(started), tile.bytes, "same bytes");
+      ahead[started] = tier_->read(slot_, tile.offset, buffer(started), tile.bytes, "same bytes");
       ++started;
     };
     while (started < std::min(static_cast<std::size_t>(buffers_) - 1, ahead.size())) read();
@@ -203,7 +203,8 @@ class DiskAlone {
   char* buffer(std::size_t i) { return memory_.get() + static_cast<int64_t>(i) % buffers_ * placement_.largest_tile; }
   void write(std::size_t i) {
     const auto& tile = placement_.tiles[i];
-    behind_[i % static_cast<std::size_t>(buffers_)] = tier_->write(slot_, tile.at, buffer(i), tile.bytes, "same bytes");
+    behind_[i % static_cast<std::size_t>(buffers_)] =
+        tier_->write(slot_, tile.offset, buffer(i), tile.bytes, "same bytes");
   }
   const int64_t buffers_;
   const zr::host::plan::Placement& placement_;
