@@ -12,8 +12,8 @@ namespace zr::host::checkpoint {
 
 /// An unsharded tensor; it does not depend on how the tensor is sharded.
 struct TensorInfo {
-  std::string
-      kind;  // the manifest calls it "role": "weight", "buffer", kRankBuffer, "master", or "state.NAME" of an optimizer
+  /// "weight", "buffer", kRankBuffer, "master", or "state.NAME" of an optimizer; the manifest calls it "role".
+  std::string kind;
   std::string name;   // name of the parameter or buffer
   std::string dtype;  // as safetensors names it: "F32"
   std::vector<int64_t> shape;
