@@ -67,10 +67,12 @@ const config::Entry* find_entry(const JobFile& job, const std::string& path) {
   return nullptr;
 }
 
-// The keys of schedules and plug-ins that the file does not select. Loads all plug-ins if `path` may be a key of one.
+// The keys of schedules and plug-ins that the file does not select, if `path` may be one of them. Loads all plug-ins if
+// it may be a key of a plug-in.
 std::vector<config::ConfigKey> unused_keys(const JobFile& job, const plugin::Registry& registry,
                                            const std::string& path) {
-  std::vector<config::ConfigKey> keys = config::host_keys();
+  std::vector<config::ConfigKey> keys;
+  if (path.starts_with("schedule.")) keys = config::host_keys();
   for (const plugin::Role role :
        {plugin::Role::strategy, plugin::Role::optimizer, plugin::Role::communicator, plugin::Role::offload})
     if (path.starts_with(std::string(name_of(role)) + "."))
