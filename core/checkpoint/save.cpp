@@ -256,19 +256,48 @@ void run_on_all_ranks(const CheckpointComm& comm, const std::function<void()>& w
   if (!first_failure.empty()) fail_with(std::stoi(first_failure), first_failure.substr(first_failure.find(' ') + 1));
 }
 
+namespace {
+void run_on_rank_0(const CheckpointComm& comm, const std::function<void()>& work) {
+  run_on_all_ranks(comm, [&] {
+    if (comm.rank == 0) work();
+  });
+}
+
+// After the commit of the folder `name` in `root` (null except on rank 0).
+SaveResult finish_save(const std::string& path, const Directory* root, const std::string& name,
+                       const CheckpointContents& contents, const CheckpointComm& comm, const SaveOptions& options) {
+  const std::string step_text = "step " + std::to_string(contents.step);
+  SaveResult saved{(std::filesystem::path(path) / checkpoint_name(contents.step)).string(), {}};
+  try {
+    run_on_rank_0(comm, [&] {
+      for (const std::string& superseded : finish_commit(*root, name, contents.step))
+        saved.warnings.push_back(
+            fmt::format("{}: renamed a checkpoint of a later step, from which this run did not resume, to {}; remove "
+                        "it if it is not needed",
+                        path, superseded));
+    });
+  } catch (const Error& failure) {
+    fail_like(failure, fmt::format("{} was saved, but may not survive a power loss: {}", step_text, failure.what()));
+  }
+  try {
+    run_on_rank_0(comm, [&] { remove_old_checkpoints(*root, options.keep, contents.last_step_applied); });
+  } catch (const Error& failure) {
+    if (failure.exit_code() == exit_code::peer_lost) throw;
+    saved.warnings.push_back(
+        fmt::format("{} was saved, but older checkpoints could not be removed: {}", step_text, failure.what()));
+  }
+  return saved;
+}
+}  // namespace
+
 SaveResult save(const std::string& path, const CheckpointContents& contents, const CheckpointComm& comm,
                 const SaveOptions& options) {
   Layout layout = lay_out(contents, options.file_bytes);
   const std::string step_text = "step " + std::to_string(contents.step);
-  const auto on_rank_0 = [&](const std::function<void()>& work) {
-    run_on_all_ranks(comm, [&] {
-      if (comm.rank == 0) work();
-    });
-  };
   std::optional<Directory> root, folder;
   std::string name;  // the name of the folder until the commit
   try {
-    on_rank_0([&] {
+    run_on_rank_0(comm, [&] {
       root.emplace(Directory::open(path, true));
       name = new_partial_name(contents.step);
       folder.emplace(begin(*root, name, layout));
@@ -281,7 +310,7 @@ SaveResult save(const std::string& path, const CheckpointContents& contents, con
       chunks.assign(reinterpret_cast<const char*>(written.data()), written.size() * sizeof(WrittenChunk));
     });
     const std::vector<std::string> chunks_of_ranks = comm.gather(chunks);
-    on_rank_0([&] {
+    run_on_rank_0(comm, [&] {
       collect_chunks(layout.manifest, chunks_of_ranks);
       const std::string index = index_of(layout.manifest);
       folder->write(kIndex, index);
@@ -293,7 +322,7 @@ SaveResult save(const std::string& path, const CheckpointContents& contents, con
       commit_checkpoint(*root, name, *folder, contents.step);
     });
   } catch (const Error& failure) {
-    // All ranks have covered this point or have ended, so no rank is still writing.
+    // All ranks have reached this point or have ended, so no rank is still writing.
     if (root) try {
         remove_uncommitted(*root);
       } catch (const Error&) {  // the next save removes it
@@ -301,26 +330,7 @@ SaveResult save(const std::string& path, const CheckpointContents& contents, con
     fail_like(failure,
               fmt::format("{} was not saved: {} (earlier checkpoints are unchanged)", step_text, failure.what()));
   }
-  SaveResult saved{(std::filesystem::path(path) / checkpoint_name(contents.step)).string(), {}};
-  try {
-    on_rank_0([&] {
-      for (const std::string& superseded : finish_commit(*root, name, contents.step))
-        saved.warnings.push_back(
-            fmt::format("{}: renamed a checkpoint of a later step, from which this run did not resume, to {}; remove "
-                        "it if it is not needed",
-                        path, superseded));
-    });
-  } catch (const Error& failure) {
-    fail_like(failure, fmt::format("{} was saved, but may not survive a power loss: {}", step_text, failure.what()));
-  }
-  try {
-    on_rank_0([&] { remove_old_checkpoints(*root, options.keep, contents.last_step_applied); });
-  } catch (const Error& failure) {
-    if (failure.exit_code() == exit_code::peer_lost) throw;
-    saved.warnings.push_back(
-        fmt::format("{} was saved, but older checkpoints could not be removed: {}", step_text, failure.what()));
-  }
-  return saved;
+  return finish_save(path, root ? &*root : nullptr, name, contents, comm, options);
 }
 
 }  // namespace zr::host::checkpoint

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <set>
 
-#include "base/error.hpp"
 #include "cli/job_file.hpp"
+#include "zr/error.hpp"
 
 namespace zr::host::cli {
 
