@@ -16,7 +16,7 @@ struct Fixture {
   explicit Fixture(const std::vector<std::string>& overrides = {}) : rig(overrides), progress(rig.job.config(), 2) {}
   // Counts a skipped step and reports it; returns the log line, "" if none was logged.
   std::string skip(const engine::GlobalStats& global) {
-    progress.loss_scale().skipped();
+    progress.loss_scale().step_skipped();
     progress.complete_step(1, 1, false);
     ::testing::internal::CaptureStderr();
     log.report(global, progress);
