@@ -240,7 +240,7 @@ TEST_F(CheckpointUseTest, PythonSafetensorsReadsSavedWeights) {
     }
     std::size_t stored = 0;
     for (const host::checkpoint::SavedTensor& tensor : checkpoint.manifest().tensors)
-      stored += tensor.role == "weight" || tensor.role == "buffer";
+      stored += tensor.kind == "weight" || tensor.kind == "buffer";
     EXPECT_EQ(seen, stored);
     EXPECT_GT(values, 40000u);
   }
@@ -290,7 +290,7 @@ TEST_F(CheckpointUseTest, ExportUsesRequestedDtypeAndFileSize) {
   EXPECT_TRUE(out.from_other_program());
   EXPECT_GT(out.manifest().files.size(), 3u);
   for (const host::checkpoint::SavedTensor& tensor : from.manifest().tensors) {
-    if (tensor.role != "weight") continue;
+    if (tensor.kind != "weight") continue;
     const host::checkpoint::SavedTensor *exported = out.find("weight", tensor.name),
                                         *master = from.find("master", tensor.name);
     ASSERT_NE(exported, nullptr) << tensor.name;

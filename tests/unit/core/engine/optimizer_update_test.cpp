@@ -21,7 +21,7 @@ struct Fixture {
 };
 
 TEST(OptimizerUpdate, LearningRateFollowsTheConfiguration) {
-  const Fixture f({"optimizer.lr=0.5", "schedule.id=linear", "schedule.linear.decay_steps=4"});
+  const Fixture f({"optimizer.lr=0.5", "schedule.use=linear", "train.steps=4"});
   EXPECT_EQ(f.update.learning_rate(0), 0.5);
   EXPECT_EQ(f.update.learning_rate(2), 0.25);
 }

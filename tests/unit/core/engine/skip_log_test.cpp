@@ -73,8 +73,8 @@ TEST(SkipLog, TooManySkippedStepsAreAnErrorThatNamesKeyParameterAndRemedy) {
   global.first_local_param = 1;
   global.non_finite_rank = 0;
   EXPECT_EQ(failure_of([&] { f.log.fail_too_many_skips(global, f.progress); }),
-            "gradients were not finite in 2 steps in a row, as many as train.max_skipped_steps (override "
-            "`train.max_skipped_steps=2`) allows: 'b' was the first parameter that overflowed, on rank 0; the weights "
+            "gradients were not finite in 2 steps in a row, as many as train.max_skipped_steps (command line) "
+            "allows: 'b' was the first parameter that overflowed, on rank 0; the weights "
             "are those after step 0; check the data of that rank, lower optimizer.lr or set train.gradient_clipping");
 }
 
