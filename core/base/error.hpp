@@ -57,7 +57,7 @@ struct CallError : zr_error {
   CallError() : zr_error{} { size = sizeof(zr_error); }
 };
 /// Throws unless code is ZR_OK. ZR_INVALID -> user, ZR_UNSUPPORTED/NOMEM/IO -> environment, ZR_COMM/TIMEOUT/CANCELLED
-/// -> peer_lost, else bug. `plugin_call` names plug-in and call; the message is "who: text".
+/// -> peer_lost, else bug. `plugin_call` names plug-in and call; the message is "plugin_call: text".
 void check(zr_code code, const zr_error& error, std::string_view plugin_call);
 
 }  // namespace zr::host

@@ -135,7 +135,7 @@ Directory begin(const Directory& root, const std::string& name, const Layout& la
   return folder;
 }
 
-// Opens the folder that rank 0 created, in another process and perhaps on another host. Its owner must be the user that
+// Opens the folder that rank 0 created, in another process and perhaps on another node. Its owner must be the user that
 // owns the files that this node creates in it.
 Directory open_folder(const Directory& root, const std::string& name, int rank) {
   Directory folder = root.existing(name);

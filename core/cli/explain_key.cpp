@@ -1,6 +1,7 @@
 #include "cli/explain_key.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <utility>

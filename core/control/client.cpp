@@ -104,7 +104,7 @@ std::vector<tcp::endpoint> ControlClient::find_store(Clock::time_point deadline)
 
 // The address that the other ranks connect to, so that the store is not reachable from other networks. All addresses if
 // that address does not belong to this node (a forwarded port), or if its name resolves to loopback here although ranks
-// on other hosts connect.
+// on other nodes connect.
 ip::address ControlClient::address_to_bind(const ip::address& remote) {
   const bool one_host = rank_info_.local_world == rank_info_.world || rank_info_.address == "localhost" ||
                         rank_info_.address == remote.to_string();
@@ -188,7 +188,7 @@ std::string ControlClient::get(const std::string& key, std::chrono::milliseconds
   lock.unlock();
   if (broken()) throw PeerLostError(report(""));
   if (gone)
-    throw PeerLostError(fmt::format("cannot get key '{}': rank 0, which hosted the job's store, has ended", waited));
+    throw PeerLostError(fmt::format("cannot get key '{}': rank 0, which ran the job's store, has ended", waited));
   throw PeerLostError(fmt::format("no rank has put '{}' into the job's store within {}", waited,
                                   duration_text(static_cast<double>(timeout.count()) / 1000)));
 }

@@ -131,8 +131,7 @@ RankInfo from_openmpi(const LauncherVariables& variables) {
   } else if (!read_store_address(variables, rank_info)) {
     fail_environment(
         "mpirun started ranks on several nodes and does not report which node has rank 0: pass its host name and a "
-        "free "
-        "port, mpirun -x ZR_STORE=host:port ...");
+        "free port, mpirun -x ZR_STORE=host:port ...");
   }
   return rank_info;
 }

@@ -77,7 +77,7 @@ std::string Checkpointer::metadata_json() {
   return to_text(metadata);
 }
 
-// The current state and its metadata. The image refers to buffers_, which stays unchanged until the save ends.
+// The current state and its metadata. The contents refer to buffers_, which stays unchanged until the save ends.
 checkpoint::CheckpointContents Checkpointer::contents() {
   parts_.step_recorder.exclude([&] {
     buffers_.differing = parts_.buffers.differing(context_.comm);

@@ -70,7 +70,7 @@ class Checkpointer {
   const StepContext& context_;
   const TrainingParts parts_;
   const int exceptions_ = std::uncaught_exceptions();  // in flight at construction; not caused by this job
-  BufferValues buffers_;                               // referenced by the contents that is being saved
+  BufferValues buffers_;                               // referenced by the contents that are being saved
   bool by_config_ = false;                             // the configuration, not the program, requested the last save
   int64_t saving_step_ = 0;                            // the step of the last save
   Saver saver_;

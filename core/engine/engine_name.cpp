@@ -29,7 +29,7 @@ bool are_together(const EngineSteps& a, const EngineSteps& b) {
          !b.name.empty();
 }
 
-// The step of `other` when the checkpoint that `one` resumed from was saved; -1: unknown.
+// The step of `other` when the checkpoint that `engine` resumed from was saved; -1: unknown.
 int64_t step_then(const EngineSteps& engine, const EngineSteps& other) {
   const auto found = engine.others.find(other.name);
   return found == engine.others.end() ? -1 : found->second;

@@ -68,7 +68,7 @@ class GradientFlow {
   bool checks_next_step_ = false, checks_non_finite_ ZR_GUARDED_BY(context_.use) = false;
   int64_t first_non_finite_ = -1;
   std::vector<int64_t> delivered_elements_
-      ZR_GUARDED_BY(context_.use);                              // by parameter: in this micro-step, to the strategy
+      ZR_GUARDED_BY(context_.use);  // by parameter: handed to the strategy in this micro-step
   std::vector<char> has_gradient_ ZR_GUARDED_BY(context_.use);  // by parameter: autograd delivered in this micro-step
   std::vector<char> touched_;
   std::vector<uint32_t> pending_ ZR_GUARDED_BY(context_.use);  // arrived, but the strategy has no free bucket slot yet

@@ -57,8 +57,8 @@ class LossScale {
  private:
   LossScaleKeys keys_;
   double value_;
-  int64_t steps_since_overflow_ = 0;  // steps since the last overflow
-  int64_t hysteresis_left_;           // 1: the next overflow halves the scale
+  int64_t steps_since_overflow_ = 0;
+  int64_t hysteresis_left_;  // 1: the next overflow halves the scale
   int64_t skips_ = 0;
 };
 

@@ -17,7 +17,7 @@
 namespace zr::host::engine {
 
 namespace {
-// job.threads; else the number from `zeroth launch`; else this process's cores divided by the ranks of its host.
+// job.threads; else the number from `zeroth launch`; else this process's cores divided by the ranks of its node.
 int threads_of(const config::JobConfig& config, const control::Control& control) {
   if (const int set = config.job().threads; set > 0) return set;
   if (const char* launched = std::getenv("ZR_THREADS"); launched && std::atoi(launched) > 0) return std::atoi(launched);
@@ -71,7 +71,7 @@ comm::CommRuntime::Options checked(PlannedJob& job, const model::Model& model) {
   return options;
 }
 
-// If the host failed inside a plug-in's call, throws the host's failure, otherwise the plug-in's error.
+// If the engine failed inside a plug-in's call, throws the engine's failure, otherwise the plug-in's error.
 CallCheck check_of(comm::CommRuntime& comm, plugin::PluginHost& host) {
   return [&comm, &host](zr_code code, const zr_error& error, const std::string& call) {
     if (code == ZR_OK) return;

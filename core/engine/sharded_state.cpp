@@ -125,8 +125,9 @@ std::vector<const update::UpdateSlice*> ShardedState::bound_slices() const {
 offload::TierWaits ShardedState::waits() const {
   offload::TierWaits total = states_.waits();
   if (const offload::DiskBackedBuffers* disk_buffers = buffers_.disk_buffers()) {
-    total.read += disk_buffers->waits().read;
-    total.write += disk_buffers->waits().write;
+    const offload::TierWaits waits = disk_buffers->waits();
+    total.read += waits.read;
+    total.write += waits.write;
   }
   return total;
 }

@@ -48,8 +48,7 @@ at::Tensor with_storage(const at::Tensor& tensor, const c10::Storage& storage) {
 bool alive(const WeakStorage& storage) { return storage.use_count() > 0; }
 }  // namespace
 
-// While the mutex is locked, no tensor with a graph may be freed: the hooks of that graph
-// would lock it again.
+// While the mutex is locked, no tensor with a graph may be freed: the hooks of that graph would lock it again.
 struct SavedTensorOffload::Shared {
   Mutex mutex;
   Model::OffloadCallbacks callbacks ZR_GUARDED_BY(mutex);  // empty after the engine is destroyed

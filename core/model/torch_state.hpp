@@ -67,8 +67,8 @@ struct TorchModel::State final : MemoryProvider {
   Arrived arrived;
   Uses uses;
   std::unique_ptr<SavedTensorOffload> saved_tensor_offload;
-  Mutex gradient_mutex;  // guards gradient and densified of each entry
-  Mutex sharing_mutex;   // guards readers, writers and copy of each entry
+  Mutex gradient_mutex;  // serialises gradient_accumulated()
+  Mutex sharing_mutex;   // serialises change_readers() and the write copies
   const std::shared_ptr<const void> life = std::make_shared<char>();
   static inline std::atomic<uint64_t> models_made{0};
   const uint64_t number = models_made++;

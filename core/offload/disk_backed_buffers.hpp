@@ -51,17 +51,17 @@ class DiskBackedBuffers final : public comm::CollectiveStaging {
   void update(const std::vector<update::UpdateSlice>& slices, const std::vector<char>& touched,
               const std::function<void(const std::vector<update::UpdateSlice>& slices)>& work) ZR_EXCLUDES(mutex_);
 
-  /// Waits of the training thread.
+  /// Waits of the training thread. Not from a function that visit() or update() calls: they hold the mutex.
   TierWaits waits() const ZR_EXCLUDES(mutex_) {
     const MutexLock lock(mutex_);
     return waits_;
   }
-  /// Number of ranges that collectives read.
+  /// Number of ranges that collectives read. The same restriction as for waits().
   int64_t reads() const ZR_EXCLUDES(mutex_) {
     const MutexLock lock(mutex_);
     return reads_;
   }
-  /// Number of these that were read ahead.
+  /// Number of these that were read ahead. The same restriction as for waits().
   int64_t reads_ahead() const ZR_EXCLUDES(mutex_) {
     const MutexLock lock(mutex_);
     return reads_ahead_;

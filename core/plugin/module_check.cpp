@@ -1,4 +1,4 @@
-// Checks a module's tables once after loading; the rest of the host relies on them.
+// Checks a module's tables once after loading; the rest of the engine relies on them.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -69,7 +69,7 @@ bool is_private_group(gid_t group, uid_t owner) {
   if (!entry) return false;
   const std::string name = entry->gr_name;
   std::vector<std::string> members;
-  for (char** name = entry->gr_mem; *name; ++name) members.emplace_back(*name);
+  for (char** member = entry->gr_mem; *member; ++member) members.emplace_back(*member);
   const passwd* user = ::getpwuid(owner);
   bool trusted = user && name == user->pw_name;
   for (const std::string& member : members) {

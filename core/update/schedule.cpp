@@ -21,7 +21,7 @@ double progress(int64_t step, int64_t warm, int64_t total) {
 
 double cosine_between(double from, double to, double part) { return to + (from - to) * (1 + std::cos(pi * part)) / 2; }
 
-// DeepSpeed's warm-up: its counter is one behind the index of the update, and the warm-up takes at min_ratio 2 steps.
+// DeepSpeed's warm-up: its counter is one behind the index of the update, and the warm-up takes at least 2 steps.
 struct DeepSpeedWarmup {
   int64_t count, steps;
   bool over() const { return count >= steps; }

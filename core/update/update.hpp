@@ -1,4 +1,4 @@
-// Unscales, clips, updates and downcasts the owned shard in one pass over tiles, on the rank's threads.
+// Unscales, clips, updates and downcasts the owned shard in one pass over update slices, on the rank's threads.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ struct UpdateInput {
       false;  // states are off the device: gradients and weights are copied to them, and weights back
 };
 
-/// Calls the optimizer over all touched slices. Elementwise optimizers get tiles of at most 64 Ki elements (16 Ki where
+/// Calls the optimizer over all touched slices. Elementwise optimizers get parts of at most 64 Ki elements (16 Ki where
 /// gradients or weights are copied), on several threads; other optimizers get complete slices. Throws Error if the
 /// plug-in fails.
 void update(const plugin::Instance& optimizer, uint32_t granularity, ThreadPool& pool, const plan::MemoryPlan& plan,

@@ -187,7 +187,7 @@ const std::set<std::string> kApart{"job.program", "job.ranks", "job.threads", "j
                                    // Tested in tests/multirank/offload_test.cpp and tests/unit/plugins/offload_*.cpp.
                                    "memory.host_budget", "job.trace", "offload.tiers", "offload.activations",
                                    "offload.nvme.path", "offload.nvme.engine", "offload.nvme.direct", "offload.cpu.pin",
-                                   // Tested in tests/multirank/checkpoint_*_test.cpp.
+                                   // Tested in tests/multirank/checkpoint/.
                                    "checkpoint.dir", "checkpoint.keep", "checkpoint.on_signal", "checkpoint.resume",
                                    "checkpoint.fallback", "checkpoint.init", "checkpoint.strict", "checkpoint.convert",
                                    "checkpoint.rename",

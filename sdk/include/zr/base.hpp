@@ -177,7 +177,7 @@ class Tasks {
   /// Throws ZR_UNSUPPORTED if the host has no thread pool.
   explicit Tasks(const Host& host) : host_(host.abi()), service_(&host.need<zr_task_service>()) {}
   uint32_t width() const { return service_->width(host_); }  // threads of this rank, the caller included
-  /// Calls fn(begin, end) for all of [0, n), in runs of at least `grain`. Returns when all calls have returned, and
+  /// Calls fn(begin, end) for all of [0, n), in ranges of at least `grain`. Returns when all calls have returned, and
   /// rethrows the first exception.
   template <class F>
   void parallel_for(int64_t n, int64_t grain, F&& fn) const {

@@ -2,7 +2,7 @@
 // ranks.
 //
 // Trainable parameters come first, in the model's order, then frozen ones; each starts at a multiple of
-// zr_plan_in.align. Buckets are runs of the trainable part in the order in which they are sent: from the end, as
+// zr_plan_in.align. Buckets are ranges of the trainable part in the order in which they are sent: from the end, as
 // backward visits parameters. Every cut between buckets or ranks is at an edge of a norm block, or between parameters.
 // Pure; immutable after construction. [any]
 #pragma once

@@ -9,6 +9,8 @@
 #include "zr/abi/base.h"
 #include "zr/abi/communicator.h"
 
+#pragma GCC visibility push(hidden)
+
 namespace zr {
 inline namespace sdk {
 
@@ -45,3 +47,5 @@ constexpr std::string_view name_of_op(uint32_t op) {
 
 }  // namespace sdk
 }  // namespace zr
+
+#pragma GCC visibility pop

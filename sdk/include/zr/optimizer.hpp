@@ -39,18 +39,18 @@
 namespace zr {
 inline namespace sdk {
 
-/// One run of one parameter, lent for the call. The arrays do not overlap.
+/// A range of one parameter, valid during the call. The arrays do not overlap.
 struct Update {
   float* weight;                 // in/out: the fp32 master weight
   const float* grad;             // in; multiply by mul, once, in fp32
-  int64_t first, count;          // the run, as indices into the flattened parameter
+  int64_t first, count;          // the range, as indices into the flattened parameter
   float mul;                     // loss unscaling, mean and clipping in one factor
   int64_t step;                  // step count of this parameter: 1 at its first update
   double lr;                     // from the schedule, with the scale of the group applied
   uint16_t* out;                 // output, undefined on entry: the model's weight; null if that is `weight`
   zr_dtype out_dtype;            // ZR_BF16, ZR_F16, or ZR_F32 if out is null
   bool streams;                  // the parameter's `out` exceeds a core's cache: use non-temporal stores for it
-  const zr_update_slice& slice;  // name, shape; may hold more elements than this run
+  const zr_update_slice& slice;  // name, shape; may hold more elements than this range
   const zr_step& job;            // step count of the job, gradient norm
   /// The elements of fp32 state `i` for this update.
   float* slot(uint32_t i) const { return data<float>(slice.slots[i]) + (first - slice.first); }

@@ -42,7 +42,7 @@ TEST(OptimizerStatesTest, ReleaseEverythingWhenMemoryIsExhausted) {
   const host::plan::MemoryPlan plan = rig.plan({5000, 3000});
   const auto make = [&] { const OptimizerStates states(plan, rig.tiers, rig.ledger); };
   EXPECT_EQ(rig.fails_for_memory(Tier::device, make), 2) << "one array per state";
-  EXPECT_EQ(rig.fails_for_memory(Tier::host, make), 1) << "tiles in flight";
+  EXPECT_EQ(rig.fails_for_memory(Tier::host, make), 1) << "states in flight";
   EXPECT_EQ(rig.fails_for_memory(Tier::disk, make), 2) << "arrays in one allocation";
 }
 
