@@ -77,6 +77,47 @@ TEST(JobConfigTest, SwitchesAPluginFromTheCommandLine) {
   EXPECT_FALSE(config::KeyReader(config).has("strategy.flat.bucket_bytes"));
 }
 
+namespace {
+// The warnings of a file; sample::unselected() has the keys of an optimizer that is not selected.
+std::vector<std::string> warnings_of(const std::string& toml, std::vector<std::string> overrides) {
+  overrides.insert(overrides.end(), {"strategy=flat", "data.text=a"});
+  config::PluginIds others = sample::others();
+  others["optimizer"].clear();
+  const config::JobConfig config = config::Document::parse(toml, "job.toml", overrides)
+                                       .check(sample::keys(), 1, others, nullptr, sample::unselected());
+  EXPECT_FALSE(config::KeyReader(config).has("optimizer.sgd.momentum"));
+  EXPECT_FALSE(config::KeyReader(config).has("schedule.linear.warmup"));
+  return config.warnings();
+}
+using Texts = std::vector<std::string>;
+}  // namespace
+
+TEST(JobConfigTest, AcceptsTablesOfSeveralPluginsAndSchedulesInAFileThatSelectsOne) {
+  EXPECT_EQ(warnings_of("[optimizer]\nuse = \"adam\"\n[optimizer.sgd]\nmomentum = 0.5\n"
+                        "[schedule]\nuse = \"cosine\"\n[schedule.linear]\nwarmup = 3\n",
+                        {}),
+            Texts{});
+}
+
+TEST(JobConfigTest, WarnsOfValuesForAPluginThatTheCommandLineDoesNotSelect) {
+  EXPECT_EQ(warnings_of("optimizer = \"adam\"", {"optimizer.sgd.momentum=0.5"}),
+            Texts{"command line: optimizer.sgd.momentum has no effect, because optimizer = \"adam\" (job.toml:1:13) is "
+                  "selected; to use the table, set optimizer = \"sgd\""});
+}
+
+TEST(JobConfigTest, WarnsOfATableForAPluginInAFileThatSelectsNone) {
+  EXPECT_EQ(warnings_of("[optimizer.sgd]\nmomentum = 0.5\nstart = \"x\"\n", {}),
+            Texts{"job.toml:2:12: optimizer.sgd.momentum, optimizer.sgd.start have no effect, because optimizer = "
+                  "\"adamw\" (default) is selected; to use the table, set optimizer = \"sgd\""});
+}
+
+TEST(JobConfigTest, WarnsOfAScheduleThatIsNotSelected) {
+  EXPECT_EQ(
+      warnings_of("optimizer = \"adam\"\n[schedule.linear]\nwarmup = 3\n", {}),
+      Texts{"job.toml:3:10: schedule.linear.warmup has no effect, because schedule.use = \"constant\" (default) is "
+            "selected; to use the table, set schedule.use = \"linear\""});
+}
+
 TEST(JobConfigTest, ReadsPluginsFromStringTableOrDefault) {
   config::Origin origin;
   const config::Document text = config::Document::parse("strategy = \"flat\"", "job.toml", {});
