@@ -156,9 +156,15 @@ void apply_override(toml::table& root, const std::string& text, std::string_view
     fail_user(fmt::format("{}'{}...' has {} parts; a key has at most {}", prefix, path.substr(0, 60), parts.size(),
                           kMaxDepth));
   for (const auto& part : parts)
-    if (part.empty() || part.find_first_of(" \t\"'[]") != std::string::npos)
+    if (part.empty() || part.find_first_of(" \t\"'[]") != std::string::npos || find_not_utf8(part) != part.npos)
       fail_user(fmt::format("{}'{}' is not a dotted path of bare keys such as train.steps", prefix, path));
-  toml::table value = parsed_override(text.substr(equals + 1), from);
+  const std::string value_text = text.substr(equals + 1);
+  if (const auto at = find_not_utf8(value_text); at != value_text.npos)
+    fail_user(
+        fmt::format("{}{}: byte {} of the value is not UTF-8: '{}'; write the value as UTF-8, and rename a file "
+                    "or folder whose name is not UTF-8",
+                    prefix, path, at + 1, printable(value_text.substr(0, 200))));
+  toml::table value = parsed_override(value_text, from);
   const bool names_role = parts.size() == 1 && is_role(parts[0]) && !value.get("x")->is_table();
   if (names_role) {
     parts.push_back("use");
@@ -176,7 +182,7 @@ void apply_override(toml::table& root, const std::string& text, std::string_view
     table = next->as_table();
   }
   move_in(*table, parts.back(), *value.get("x"));
-  raw[path] = text.substr(equals + 1);
+  raw[path] = value_text;
 }
 
 // The origin of a value; for a table that the command line created, the origin of its first value.

@@ -57,6 +57,23 @@ TEST(JobConfigTest, UsesTheLastOfTwoOverrides) {
   EXPECT_EQ(config::KeyReader(check("", {"train.steps=1", "train.steps=2"})).integer("train.steps"), 2);
 }
 
+TEST(JobConfigTest, RejectsAValueOfTheProgramThatIsNotUtf8) {
+  for (const std::string bad : {"/tmp/\xff", "/tmp/\xc3", "/tmp/\xed\xa0\x80"}) {
+    try {
+      config::Document::parse("", "job.toml", {}, {"checkpoint.init=\"" + bad + "\""});
+      FAIL() << "no error";
+    } catch (const UserError& error) {
+      EXPECT_EQ(std::string(error.what())
+                    .find("zr::Configuration::set: checkpoint.init: byte 7 of the value is not "
+                          "UTF-8: '\"/tmp/\\x"),
+                0u)
+          << error.what();
+    }
+  }
+  const config::Document utf8 = config::Document::parse("", "job.toml", {"checkpoint.init=/tmp/\u00fc\u20ac"});
+  EXPECT_EQ(config::KeyReader(utf8.check({}, 1)).text("checkpoint.init"), "/tmp/\u00fc\u20ac");
+}
+
 TEST(JobConfigTest, ReadsAnOverrideAsAString) {
   // A value that contains a second assignment is one string, not two keys.
   EXPECT_EQ(config::KeyReader(check("", {"data.text=a = 1\ntrain.steps = 9"})).text("data.text"),
