@@ -60,6 +60,7 @@ std::vector<std::string> overrides(const std::string& word, const std::string& f
     return words;
   }
   for (const config::ConfigKey& key : keys) paths.push_back(key.path());
+  if (!assigns) paths.insert(paths.end(), {"optimizer.groups", "checkpoint.rename"});  // tables
   for (const std::string& path : paths) {
     const auto dot = path.find('.');
     const bool in_table = dot != path.npos && word.find('.') == word.npos;
