@@ -18,6 +18,16 @@ std::string table_of(const plugin::Component& component) {
 }
 
 namespace {
+[[noreturn]] void fail_unmatched(const config::GroupConfig& group, const std::string& pattern,
+                                 const std::vector<plan::Parameter>& parameters) {
+  std::vector<std::string> names;
+  for (const plan::Parameter& parameter : parameters) names.push_back(parameter.name);
+  const std::string near = nearest(pattern, names);
+  fail_user(
+      fmt::format("{}: optimizer group pattern '{}' matches no parameter{}; `*` matches any sequence of characters",
+                  group.origin.text(), pattern, near.empty() ? "" : fmt::format("; the nearest is '{}'", near)));
+}
+
 // Assigns each parameter to the first group with a matching pattern. A pattern that matches no parameter is an error.
 void match_groups(const std::vector<config::GroupConfig>& groups, std::vector<plan::Parameter>& parameters) {
   std::vector<std::vector<char>> used;
@@ -29,16 +39,9 @@ void match_groups(const std::vector<config::GroupConfig>& groups, std::vector<pl
           used[g][i] = 1;
           if (parameter.group == 0) parameter.group = static_cast<uint32_t>(g + 1);
         }
-  std::vector<std::string> names;
-  for (const plan::Parameter& parameter : parameters) names.push_back(parameter.name);
   for (std::size_t g = 0; g < groups.size(); ++g)
-    for (std::size_t i = 0; i < groups[g].match.size(); ++i) {
-      if (used[g][i]) continue;
-      const std::string near = nearest(groups[g].match[i], names);
-      fail_user(fmt::format(
-          "{}: optimizer group pattern '{}' matches no parameter{}; `*` matches any sequence of characters",
-          groups[g].origin.text(), groups[g].match[i], near.empty() ? "" : fmt::format("; the nearest is '{}'", near)));
-    }
+    for (std::size_t i = 0; i < groups[g].match.size(); ++i)
+      if (!used[g][i]) fail_unmatched(groups[g], groups[g].match[i], parameters);
 }
 
 void add_groups(const std::vector<config::GroupConfig>& groups, const plugin::Instance& optimizer) {
