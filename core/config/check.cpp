@@ -46,6 +46,7 @@ class Check {
     keys_.insert(keys_.end(), extra_keys.begin(), extra_keys.end());
     for (const ConfigKey& key : keys_) names_.declare(key);
     for (const UnselectedPlugin& plugin : unselected_) {
+      if (!plugin.problem.empty()) continue;
       names_.declare_table(plugin.role, plugin.id);
       for (const ConfigKey& key : plugin.keys) names_.declare(key);
     }
@@ -98,6 +99,11 @@ class Check {
 
   // Validates the values for the keys of a plug-in that is not selected.
   void check_unselected(const UnselectedPlugin& plugin) {
+    if (!plugin.problem.empty()) {
+      config_.warnings_.push_back(
+          fmt::format("{}; values in [{}.{}] were not checked", plugin.problem, plugin.role, plugin.id));
+      return;
+    }
     std::vector<GivenValue> given;
     for (const ConfigKey& key : plugin.keys) {
       const std::string path = key.path();
@@ -112,7 +118,11 @@ class Check {
       const std::vector<Setting<TierChoice>> choices = document_.tier_choices();
       const auto chosen =
           std::any_of(choices.begin(), choices.end(), [](const auto& choice) { return choice.given(); });
-      return warn_of_no_effect(given, chosen, fmt::format("no key of [offload] selects the tier \"{}\"", plugin.id));
+      return warn_of_no_effect(
+          given, chosen,
+          fmt::format("no key of [offload] selects the tier {}; to use the tier, name it in offload.optimizer "
+                      "or another of these keys",
+                      toml_quoted(plugin.id)));
     }
     Origin origin;
     const std::string id = document_.chosen(plugin.role, &origin);

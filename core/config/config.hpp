@@ -97,6 +97,7 @@ struct UncheckedValue {
 struct UnselectedPlugin {
   std::string role, id;
   std::vector<ConfigKey> keys;
+  std::string problem{};  // why its keys cannot be read; "": they can. Else values are not validated.
 };
 
 /// Ids of plug-ins, by role.

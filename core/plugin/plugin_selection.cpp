@@ -65,16 +65,22 @@ void load_tiers(const config::Document& document, const Registry& registry, Plug
     if (choice->names_tier()) add(choice->text, choice.origin);
 }
 
-// Loads the plug-ins that are not selected, but have a table in the file or on the command line, for their keys.
+// Loads the plug-ins that are not selected, but have a table in the file or on the command line, for their keys. The
+// job does not need them, so one that cannot be loaded is no error.
 void load_unselected(const config::Document& document, const Registry& registry, PluginSelection& selection) {
   for (const Role role : {Role::strategy, Role::optimizer, Role::communicator, Role::offload}) {
     const std::string name(name_of(role));
     std::erase_if(selection.not_loaded[name], [&](const std::string& id) {
       if (!document.has_table(name, id)) return false;
-      const Component plugin = registry.load(role, id, document.file());
-      selection.unselected.push_back(
-          {name, id, config::keys_of(plugin.table->keys, plugin.table->n_keys, fmt::format("{}.{}", name, id))});
-      return true;
+      try {
+        const Component plugin = registry.load(role, id, document.file());
+        selection.unselected.push_back(
+            {name, id, config::keys_of(plugin.table->keys, plugin.table->n_keys, fmt::format("{}.{}", name, id))});
+        return true;
+      } catch (const Error& error) {
+        selection.unselected.push_back({name, id, {}, error.what()});
+        return false;
+      }
     });
   }
 }

@@ -128,6 +128,14 @@ TEST(JobConfigTest, WarnsOfATableForAPluginInAFileThatSelectsNone) {
                   "\"adamw\" (default) is selected; to use the table, set optimizer = \"sgd\""});
 }
 
+TEST(JobConfigTest, WarnsOfATableForAPluginThatCannotBeLoadedAndIsNotSelected) {
+  const config::Document document = config::Document::parse("[optimizer]\nuse = \"adam\"\n[optimizer.sgd]\nx = 1\n",
+                                                            "job.toml", {"strategy=flat", "data.text=a"});
+  const config::JobConfig config = document.check(sample::keys(), 1, sample::others(), nullptr,
+                                                  {{"optimizer", "sgd", {}, "job.toml: damaged file"}});
+  EXPECT_EQ(config.warnings(), Texts{"job.toml: damaged file; values in [optimizer.sgd] were not checked"});
+}
+
 TEST(JobConfigTest, WarnsOfAScheduleThatIsNotSelected) {
   EXPECT_EQ(
       warnings_of("optimizer = \"adam\"\n[schedule.linear]\nwarmup = 3\n", {}),
