@@ -58,9 +58,9 @@ class PeerLostError : public Error {
   explicit PeerLostError(const std::string& text) : Error(exit_code::peer_lost, text) {}
 };
 
-/// A function of the program threw on another rank, which has the exception; this rank made the same call. The call had
-/// no effect, and the engine can be used as after that rank's exception. If it ends the program, the launcher reports
-/// the other rank's error.
+/// A collective call failed on another rank, which has the exception, for example that of a function of the program.
+/// The model is unchanged, and the engine can be used as after that exception. If this error ends the program, the
+/// launcher reports the other rank's error.
 class PeerFailedError : public Error {
  public:
   /// `text`: what failed, where, why, and what to do.
