@@ -155,7 +155,10 @@ Program::State::State(Load load, std::filesystem::path folder, const std::vector
     return host::plugin::resolve_job(load(all_overrides), host::plugin::Registry(), program_keys, job_world);
   };
   static_cast<host::plugin::ResolvedJob&>(setup_) = setup_.revalidate({}, world);
-  if (!prints_parameters_) report_ranks(ranks, world);
+  if (prints_parameters_) return;
+  report_ranks(ranks, world);
+  if (setup_.control->rank() > 0) return;
+  for (const std::string& warning : setup_.config.warnings()) host::log(ZR_LOG_WARN, warning);
 }
 
 std::shared_ptr<Program::State> Program::state_of(const std::string& file, const std::vector<std::string>& overrides,

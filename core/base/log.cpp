@@ -10,6 +10,7 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "zr/mutex.hpp"
 
 namespace zr::host {
 
@@ -23,7 +24,28 @@ std::atomic<int>& threshold() {
   static std::atomic<int> value = from_environment();
   return value;
 }
+
+struct LineOfTerminal {
+  Mutex mutex;
+  CurrentLine* line ZR_GUARDED_BY(mutex) = nullptr;
+};
+LineOfTerminal& line_of_terminal() {
+  static LineOfTerminal current;
+  return current;
+}
 }  // namespace
+
+void set_current_line(CurrentLine* line) {
+  LineOfTerminal& current = line_of_terminal();
+  const MutexLock lock(current.mutex);
+  current.line = line;
+}
+
+void remove_current_line(const CurrentLine* line) {
+  LineOfTerminal& current = line_of_terminal();
+  const MutexLock lock(current.mutex);
+  if (current.line == line) current.line = nullptr;
+}
 
 void log(int level, const std::string& text) {
   if (level < threshold()) return;
@@ -32,7 +54,11 @@ void log(int level, const std::string& text) {
   const bool cut = text.size() > kLongest;
   const std::string line = std::string("zeroth: ") + prefix + printable(cut ? text.substr(0, kLongest) : text, "\n\t") +
                            (cut ? fmt::format("... (cut; {} bytes)\n", text.size()) : "\n");
+  LineOfTerminal& current = line_of_terminal();
+  const MutexLock lock(current.mutex);
+  if (current.line) current.line->erase();
   std::fwrite(line.data(), 1, line.size(), stderr);
+  if (current.line) current.line->draw();
 }
 
 void log_as_rank(int rank) {

@@ -11,6 +11,18 @@ namespace zr::host {
 /// default. Escapes control characters other than newline and tab (printable()). The caller escapes names from files
 /// and peers, newlines too.
 void log(int level, const std::string& text);
+/// Text on the terminal's current line, such as a progress bar, which a log line must not be appended to. log() calls
+/// the functions from any thread, one at a time; they must not log.
+class CurrentLine {
+ public:
+  virtual ~CurrentLine() = default;
+  virtual void erase() = 0;  // before a log line
+  virtual void draw() = 0;   // after it
+};
+/// Sets the line that log() erases and draws again. It must call remove_current_line() before it is destroyed.
+void set_current_line(CurrentLine* line);
+/// From now on log() does not use `line`.
+void remove_current_line(const CurrentLine* line);
 /// Raises the threshold to warn on ranks above 0. Call it as soon as the rank is known.
 void log_as_rank(int rank);
 /// Inside a catch block: writes the exception in flight as an error and returns the process's exit code for it.

@@ -118,6 +118,15 @@ std::string printable(std::string_view text, std::string_view keep) {
   return out;
 }
 
+std::size_t find_not_utf8(std::string_view text) {
+  uint32_t code = 0;
+  for (std::size_t at = 0, length = 0; at < text.size(); at += length) {
+    length = utf8_character(text.substr(at), code);
+    if (length == 0) return at;
+  }
+  return std::string_view::npos;
+}
+
 bool matches_glob(std::string_view text, std::string_view pattern) {
   std::size_t t = 0, p = 0, star = std::string_view::npos, mark = 0;
   while (t < text.size()) {

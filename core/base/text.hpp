@@ -1,6 +1,7 @@
 // Numbers, sizes, durations and untrusted text as text; parsing of sizes and durations; glob patterns.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -22,6 +23,8 @@ std::optional<double> parse_duration(std::string_view text);
 /// not UTF-8 become escapes (\n, \x1b, \u202e), so that text from a file, a key or a peer can neither move the cursor
 /// nor imitate another line. Characters in `keep` stay as they are; all other text is unchanged. Any thread.
 std::string printable(std::string_view text, std::string_view keep = "");
+/// The position of the first byte that is not part of a well-formed UTF-8 character; npos if all text is UTF-8.
+std::size_t find_not_utf8(std::string_view text);
 /// True if `text` matches `pattern`, in which `*` matches any sequence of characters.
 bool matches_glob(std::string_view text, std::string_view pattern);
 /// Rewrites `text`, which matches the pattern `from`, to the pattern `to`: the n-th `*` of `to` becomes the characters

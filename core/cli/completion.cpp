@@ -60,6 +60,7 @@ std::vector<std::string> overrides(const std::string& word, const std::string& f
     return words;
   }
   for (const config::ConfigKey& key : keys) paths.push_back(key.path());
+  if (!assigns) paths.insert(paths.end(), {"optimizer.groups", "checkpoint.rename"});  // tables
   for (const std::string& path : paths) {
     const auto dot = path.find('.');
     const bool in_table = dot != path.npos && word.find('.') == word.npos;
@@ -108,16 +109,23 @@ std::vector<std::string> candidates(std::span<const Command> commands, const Arg
   if (command == commands.end()) return {};
   if (command->takes_program && std::find(words.begin(), words.end() - 1, "--") != words.end() - 1) return {kAllFiles};
   const auto options = command->options ? command->options() : po::options_description();
+  const std::string& word = words.back();
   for (const auto& option : options.options()) {
     const bool has_value = option->semantic()->max_tokens() > 0;
     const std::string& before = words[words.size() - 2];
     if (has_value && (before == "--" + option->long_name() ||
                       before == option->canonical_display_name(po::command_line_style::allow_dash_for_short)))
       return values_of_option(option->long_name());
+    if (const std::string prefix = "--" + option->long_name() + "="; has_value && begins_with(word, prefix)) {
+      std::vector<std::string> values = values_of_option(option->long_name());
+      for (std::string& value : values)
+        if (value[0] != ':') value.insert(0, prefix);
+      return values;
+    }
     result.push_back("--" + option->long_name());
   }
   result.emplace_back("--help");
-  return begins_with(words.back(), "-") ? result : positional(*command, words);
+  return begins_with(word, "-") ? result : positional(*command, words);
 }
 
 }  // namespace

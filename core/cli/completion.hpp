@@ -9,11 +9,11 @@
 
 namespace zr::host::cli {
 
-/// The words that the last of `words` can become; `words` follow the program's name on the command line. A word that
-/// ends with "=" or "." is not complete. ":files PATTERN" means the names of files that match, and of all folders;
-/// ":folders" for the names of all folders. Reads the keys of the engine and of all plug-ins, and keys of a program
-/// that the TOML file on the command line sets; does not start that program. Does not throw because of a damaged TOML
-/// file.
+/// The words that the last of `words` can become; `words` follow the program's name on the command line, without
+/// quotes. A word that ends with "=" or "." is not complete. ":files PATTERN" means the names of files that match, and
+/// of all folders; ":folders" for the names of all folders; if the last word is "--option=...", they begin after its
+/// "=". Reads the keys of the engine and of all plug-ins, and keys of a program that the TOML file on the command line
+/// sets; does not start that program. Does not throw because of a damaged TOML file.
 std::vector<std::string> completions(std::span<const Command> commands, const Arguments& words);
 
 /// The script that bash sources (completion.bash).

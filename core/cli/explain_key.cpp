@@ -15,6 +15,8 @@ namespace zr::host::cli {
 
 namespace {
 
+constexpr const char *kGroups = "optimizer.groups", *kRename = "checkpoint.rename";
+
 using Rows = std::vector<std::pair<std::string, std::string>>;
 
 // A role's plug-in is the key "strategy", which a file can also set as [strategy] use.
@@ -35,15 +37,19 @@ std::string choices_text(const config::ConfigKey& key) {
   return list;
 }
 
+std::string patterns_text(const config::GroupConfig& group) {
+  std::string list;
+  for (const std::string& pattern : group.match) list += (list.empty() ? "" : ", ") + config::toml_text(pattern);
+  return list;
+}
+
 void add_groups(Rows& rows, const JobFile& job, const config::Entry& entry) {
   if (!entry.key.per_group) return;
   rows.emplace_back("groups", "a group in [[optimizer.groups]] can have its own value");
   for (const config::GroupConfig& group : job.config.groups())
     for (const config::Entry& given : group.given_values) {
       if (given.key.path() != entry.key.path()) continue;
-      std::string match;
-      for (const std::string& pattern : group.match) match += (match.empty() ? "" : ", ") + config::toml_text(pattern);
-      rows.emplace_back("", fmt::format("{} for {} ({})", given.written, match, given.origin.text()));
+      rows.emplace_back("", fmt::format("{} for {} ({})", given.written, patterns_text(group), given.origin.text()));
     }
 }
 
@@ -60,6 +66,42 @@ void add_declaration(Rows& rows, const config::ConfigKey& key) {
   rows.emplace_back("range", range.empty() ? "any" : range);
   rows.emplace_back("default", default_text(key));
   rows.emplace_back("meaning", key.meaning);
+}
+
+// The table [[optimizer.groups]], whose keys are not in the schema.
+Rows groups_rows(const JobFile& job) {
+  Rows rows;
+  for (const config::GroupConfig& group : job.config.groups()) {
+    std::string text =
+        fmt::format("match = [{}], lr_scale = {}", patterns_text(group), config::toml_text(group.lr_scale));
+    for (const config::Entry& given : group.given_values)
+      text += fmt::format(", {} = {}", given.key.name, given.written);
+    rows.emplace_back("value", text);
+    rows.emplace_back("origin", group.origin.text());
+  }
+  if (rows.empty()) rows.emplace_back("value", "no groups");
+  std::string keys = "match, lr_scale";
+  for (const config::Entry& entry : job.config.entries())
+    if (entry.key.per_group) keys += ", " + entry.key.name;
+  rows.emplace_back("type", "array of tables");
+  rows.emplace_back("keys", keys);
+  rows.emplace_back("meaning", "values for parameters whose names match; the first matching group wins");
+  return rows;
+}
+
+// The table [checkpoint.rename], whose keys are names of parameters.
+Rows rename_rows(const JobFile& job) {
+  Rows rows;
+  for (const config::Rename& rename : job.config.renames()) {
+    rows.emplace_back("value",
+                      fmt::format("{} = {}", config::toml_text(rename.ours), config::toml_text(rename.theirs)));
+    rows.emplace_back("origin", rename.origin.text());
+  }
+  if (rows.empty()) rows.emplace_back("value", "no names");
+  rows.emplace_back("type", "table");
+  rows.emplace_back("keys", "names in the model, or patterns; exact names win over patterns, longer over shorter ones");
+  rows.emplace_back("meaning", "names of the same weights in files of other programs; `*` matches the same in both");
+  return rows;
 }
 
 const config::Entry* find_entry(const JobFile& job, const std::string& path) {
@@ -105,6 +147,7 @@ std::string reason_unused(const JobFile& job, const config::ConfigKey& key) {
   };
   for (const config::Entry& entry : job.config.entries()) add(entry.key);
   for (const config::ConfigKey& key : unused) add(key);
+  paths.insert(paths.end(), {kGroups, kRename});
   if (!names_in_table.empty())
     fail_user(fmt::format("zeroth explain: '{}' is a table; name one of its keys: {}", path,
                           fmt::join(names_in_table, ", ")));
@@ -123,6 +166,8 @@ std::string explain_key(const JobFile& job, const plugin::Registry& registry, co
       return text_of(path, {{"value", value.written},
                             {"origin", value.origin.text()},
                             {"type", "not checked: possible key of the program, which was not started (--no-run)"}});
+  if (path == kGroups) return text_of(path, groups_rows(job));
+  if (path == kRename) return text_of(path, rename_rows(job));
   Rows rows;
   if (const config::Entry* entry = find_entry(job, schema_path)) {
     rows = {{"value", entry->written}, {"origin", entry->origin.text()}};

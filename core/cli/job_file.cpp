@@ -26,7 +26,8 @@ JobFile validate_file(const std::string& file, const std::vector<std::string>& o
     selection.keys.insert(selection.keys.end(), keys.begin(), keys.end());
   }
   try {
-    job.config = document.check(selection.keys, 0, selection.not_loaded, run ? nullptr : &job.unchecked);
+    job.config =
+        document.check(selection.keys, 0, selection.not_loaded, run ? nullptr : &job.unchecked, selection.unselected);
   } catch (const Error& failure) {
     if (!job.program.empty()) throw;
     fail_like(failure,

@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <map>
 
 #include "base/error.hpp"
 #include "base/text.hpp"
@@ -32,19 +34,28 @@ std::map<std::string, std::string> chosen_plugins(const Document& document) {
 class Check {
  public:
   Check(const Document::Tree& tree, const Document& document, const std::vector<ConfigKey>& extra_keys,
-        const PluginIds& not_loaded, std::vector<UncheckedValue>* unchecked)
+        const PluginIds& not_loaded, std::vector<UncheckedValue>* unchecked,
+        const std::vector<UnselectedPlugin>& unselected)
       : tree_(tree),
         keys_(host_keys()),
+        document_(document),
+        unselected_(unselected),
         chosen_(chosen_plugins(document)),
         problems_(tree.file),
         names_(tree, chosen_, not_loaded, unchecked, problems_) {
     keys_.insert(keys_.end(), extra_keys.begin(), extra_keys.end());
     for (const ConfigKey& key : keys_) names_.declare(key);
+    for (const UnselectedPlugin& plugin : unselected_) {
+      if (!plugin.problem.empty()) continue;
+      names_.declare_table(plugin.role, plugin.id);
+      for (const ConfigKey& key : plugin.keys) names_.declare(key);
+    }
   }
 
   JobConfig run(int world) {
     names_.check();
     for (const ConfigKey& key : keys_) value(key);
+    for (const UnselectedPlugin& plugin : unselected_) check_unselected(plugin);
     config_.groups_ = read_groups(tree_.root, keys_, config_.entries_, problems_);
     config_.renames_ = read_renames(tree_.root, problems_);
     problems_.throw_if_any();
@@ -86,6 +97,59 @@ class Check {
     config_.entries_.push_back(std::move(entry));
   }
 
+  // Validates the values for the keys of a plug-in that is not selected.
+  void check_unselected(const UnselectedPlugin& plugin) {
+    if (!plugin.problem.empty()) {
+      config_.warnings_.push_back(
+          fmt::format("{}; values in [{}.{}] were not checked", plugin.problem, plugin.role, plugin.id));
+      return;
+    }
+    std::vector<GivenValue> given;
+    for (const ConfigKey& key : plugin.keys) {
+      const std::string path = key.path();
+      const toml::node* node = node_at(tree_.root, path);
+      if (!node) continue;
+      const auto raw = tree_.overrides.find(path);
+      const ParsedValue got = parse_value(key, *node, raw == tree_.overrides.end() ? nullptr : &raw->second);
+      given.push_back({path, origin_of(node->source())});
+      if (!got.problem.empty()) problem(given.back().origin, fmt::format("{}: {}", path, got.problem));
+    }
+    if (plugin.role == "offload") {
+      const std::vector<Setting<TierChoice>> choices = document_.tier_choices();
+      const auto chosen =
+          std::any_of(choices.begin(), choices.end(), [](const auto& choice) { return choice.given(); });
+      return warn_of_no_effect(
+          given, chosen,
+          fmt::format("no key of [offload] selects the tier {}; to use the tier, name it in offload.optimizer "
+                      "or another of these keys",
+                      toml_quoted(plugin.id)));
+    }
+    Origin origin;
+    const std::string id = document_.chosen(plugin.role, &origin);
+    warn_of_no_effect(given, origin.given(),
+                      fmt::format("{} = {} ({}) is selected; to use the table, set {} = {}", plugin.role,
+                                  toml_quoted(id), origin.text(), plugin.role, toml_quoted(plugin.id)));
+  }
+
+  struct GivenValue {
+    std::string path;
+    Origin origin;
+  };
+
+  // Adds a warning about the values of a table, unless they are in a file that selects another table explicitly.
+  void warn_of_no_effect(const std::vector<GivenValue>& table, bool other_selected, const std::string& reason) {
+    std::vector<std::string> paths;
+    Origin first;
+    for (const GivenValue& value : table) {
+      if (other_selected && value.origin.from == Origin::From::file) continue;
+      if (paths.empty()) first = value.origin;
+      paths.push_back(value.path);
+    }
+    if (!paths.empty())
+      config_.warnings_.push_back(fmt::format("{}: {} {} no effect, because {}", first.text(), fmt::join(paths, ", "),
+                                              paths.size() == 1 ? "has" : "have", reason));
+  }
+
   void missing(const ConfigKey& key) {
     if (!problems_.empty()) return;  // one of the problems may be this key, misspelt
     const toml::node* table = node_at(tree_.root, key.table);
@@ -105,7 +169,16 @@ class Check {
   }
 
   void keep_chosen_schedule() {
-    const std::string keep = "schedule." + KeyReader(config_).text("schedule.use");
+    const Entry& use = KeyReader(config_).entry("schedule.use");
+    const std::string keep = "schedule." + std::get<std::string>(use.value);
+    std::map<std::string, std::vector<GivenValue>> unselected;
+    for (const Entry& entry : config_.entries_)
+      if (entry.key.table.starts_with("schedule.") && entry.key.table != keep && entry.origin.given())
+        unselected[entry.key.table].push_back({entry.key.path(), entry.origin});
+    for (const auto& [table, given] : unselected)
+      warn_of_no_effect(given, use.origin.given(),
+                        fmt::format("schedule.use = {} ({}) is selected; to use the table, set schedule.use = {}",
+                                    use.written, use.origin.text(), toml_quoted(table.substr(table.find('.') + 1))));
     std::erase_if(config_.entries_, [&](const Entry& entry) {
       return entry.key.table.rfind("schedule.", 0) == 0 && entry.key.table != keep;
     });
@@ -167,6 +240,8 @@ class Check {
 
   const Document::Tree& tree_;
   std::vector<ConfigKey> keys_;
+  const Document& document_;
+  const std::vector<UnselectedPlugin>& unselected_;
   const std::map<std::string, std::string> chosen_;
   Problems problems_;
   Names names_;
@@ -175,8 +250,9 @@ class Check {
 };
 
 JobConfig Document::check(const std::vector<ConfigKey>& extra_keys, int world, const PluginIds& not_loaded,
-                          std::vector<UncheckedValue>* unchecked) const {
-  return Check(*tree_, *this, extra_keys, not_loaded, unchecked).run(world);
+                          std::vector<UncheckedValue>* unchecked,
+                          const std::vector<UnselectedPlugin>& unselected) const {
+  return Check(*tree_, *this, extra_keys, not_loaded, unchecked, unselected).run(world);
 }
 
 }  // namespace zr::host::config

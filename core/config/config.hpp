@@ -63,6 +63,9 @@ class JobConfig {
   const std::vector<Entry>& entries() const { return entries_; }  // schema order
   const std::vector<GroupConfig>& groups() const { return groups_; }
   const std::vector<Rename>& renames() const { return renames_; }
+  /// Warnings about values that have no effect, because their schedule or plug-in is not selected; one per table.
+  /// Values in a file that selects another one explicitly give no warning: such a file keeps tables for several.
+  const std::vector<std::string>& warnings() const { return warnings_; }
   /// The entries of a plug-in's table ("strategy.<id>"). The pointers are valid while the JobConfig lives.
   std::vector<const Entry*> table(std::string_view name) const;
   /// All entries in the order of a file: sub-tables after their table, the plug-in of a role as [role] use.
@@ -80,6 +83,7 @@ class JobConfig {
   std::vector<Entry> entries_;
   std::vector<GroupConfig> groups_;
   std::vector<Rename> renames_;
+  std::vector<std::string> warnings_;
 };
 
 /// A value for an unknown key, in a check that does not know the keys of the job's program.
@@ -87,6 +91,13 @@ struct UncheckedValue {
   std::string path;
   std::string written;  // as TOML text, shortened
   Origin origin;
+};
+
+/// The keys of a plug-in that is not selected. Values for them are validated, and have no effect.
+struct UnselectedPlugin {
+  std::string role, id;
+  std::vector<ConfigKey> keys;
+  std::string problem{};  // why its keys cannot be read; "": they can. Else values are not validated.
 };
 
 /// Ids of plug-ins, by role.
@@ -121,12 +132,14 @@ class Document {
   /// offload.tiers.
   Setting<std::vector<std::string>> tiers() const;
   /// Validates the file against host_keys() and `extra_keys` (the keys of the loaded plug-ins and of the program).
-  /// Skips the tables [role.<id>] of the plug-ins `not_loaded`; rejects other unknown tables. Derives the third of
+  /// Skips the tables [role.<id>] of the plug-ins `not_loaded`; rejects other unknown tables. Validates the values for
+  /// keys of `unselected` plug-ins, and leaves them out of the JobConfig. Derives the third of
   /// global_batch, micro_batch and gradient_accumulation for `world` ranks; world 0 means job.ranks. Throws one Error
   /// with all problems of the file, one per line. With `unchecked`, values of unknown keys are appended to it instead
   /// of being rejected.
   JobConfig check(const std::vector<ConfigKey>& extra_keys, int world, const PluginIds& not_loaded = {},
-                  std::vector<UncheckedValue>* unchecked = nullptr) const;
+                  std::vector<UncheckedValue>* unchecked = nullptr,
+                  const std::vector<UnselectedPlugin>& unselected = {}) const;
 
   struct Tree;  // toml::table, kept out of this header
 

@@ -56,46 +56,79 @@ std::string read_toml(const std::string& file) {
   return text;
 }
 
-// The first position, as "line:column", where brackets or the parts of a dotted key nest too deep; "" if they do not.
-// toml++ limits only the brackets of values, and frees its tree recursively. This function skips strings and comments,
-// and leaves text that is not TOML to the parser.
-std::string too_deep_at(std::string_view text) {
-  std::size_t brackets = 0, dots = 0, line = 1, line_begin = 0;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    const auto starts = [&](std::string_view what) { return text.substr(i, what.size()) == what; };
-    if (c == '#') {
-      while (i + 1 < text.size() && text[i + 1] != '\n') ++i;
-    } else if (c == '"' || c == '\'') {
-      const bool block = starts(c == '"' ? "\"\"\"" : "'''");
-      const std::string end(block ? 3 : 1, c);
-      for (i += end.size(); i < text.size() && !starts(end) && (block || text[i] != '\n'); ++i) {
-        if (text[i] == '\n') ++line, line_begin = i + 1;
-        if (c == '"' && text[i] == '\\') ++i;
+// Finds nesting that is too deep. toml++ limits only the brackets of values, and frees its tree recursively. Skips
+// strings and comments, and leaves text that is not TOML to the parser.
+class NestingCheck {
+ public:
+  explicit NestingCheck(std::string_view text) : text_(text) {}
+
+  // The first position, as "line:column", where brackets or the parts of a dotted key nest too deep; "" if they do not.
+  std::string too_deep_at() {
+    for (; at_ < text_.size(); ++at_) {
+      const char c = text_[at_];
+      if (c == '#') {
+        skip_comment();
+      } else if (c == '"' || c == '\'') {
+        skip_string(c);
+      } else {
+        count(c);
       }
-      if (i < text.size() && starts(end))
-        i += end.size() - 1;
-      else
-        --i;
-    } else if (c == '.') {
-      ++dots;
-    } else if (c == '[' || c == '{') {
-      ++brackets;
-      dots = 0;
-    } else if (c == ']' || c == '}') {
-      brackets -= brackets > 0 ? 1 : 0;
-      dots = 0;
-    } else if (c == '\n') {
-      ++line;
-      line_begin = i + 1;
-      dots = 0;
-    } else if (c == ',' || c == '=') {
-      dots = 0;
+      if (brackets_ > kMaxDepth || dots_ >= kMaxDepth)
+        return fmt::format("{}:{}", line_, at_ - std::min(at_, line_begin_) + 1);
     }
-    if (brackets > kMaxDepth || dots >= kMaxDepth) return fmt::format("{}:{}", line, i - std::min(i, line_begin) + 1);
+    return "";
   }
-  return "";
-}
+
+ private:
+  bool starts(std::string_view what) const { return text_.substr(at_, what.size()) == what; }
+
+  void begin_line() {
+    ++line_;
+    line_begin_ = at_ + 1;
+  }
+
+  // Ends on the last character of the line.
+  void skip_comment() {
+    while (at_ + 1 < text_.size() && text_[at_ + 1] != '\n') ++at_;
+  }
+
+  // Ends on the last character of the string, or before the end of the line that does not end it.
+  void skip_string(char quote) {
+    const bool block = starts(quote == '"' ? "\"\"\"" : "'''");
+    const std::string end(block ? 3 : 1, quote);
+    for (at_ += end.size(); at_ < text_.size() && !starts(end); ++at_) {
+      if (text_[at_] == '\n') {
+        if (!block) break;
+        begin_line();
+      }
+      if (quote == '"' && text_[at_] == '\\') ++at_;
+    }
+    if (at_ < text_.size() && starts(end))
+      at_ += end.size() - 1;
+    else
+      --at_;
+  }
+
+  void count(char c) {
+    switch (c) {
+      case '.': ++dots_; return;
+      case '[':
+      case '{': ++brackets_; break;
+      case ']':
+      case '}': brackets_ -= brackets_ > 0 ? 1 : 0; break;
+      case '\n': begin_line(); break;
+      case ',':
+      case '=': break;
+      default: return;
+    }
+    dots_ = 0;  // the character ends a key
+  }
+
+  const std::string_view text_;
+  std::size_t at_ = 0, brackets_ = 0, dots_ = 0, line_ = 1, line_begin_ = 0;
+};
+
+std::string too_deep_at(std::string_view text) { return NestingCheck(text).too_deep_at(); }
 
 std::vector<std::string> parts_of(const std::string& path) {
   std::vector<std::string> parts;
@@ -156,9 +189,15 @@ void apply_override(toml::table& root, const std::string& text, std::string_view
     fail_user(fmt::format("{}'{}...' has {} parts; a key has at most {}", prefix, path.substr(0, 60), parts.size(),
                           kMaxDepth));
   for (const auto& part : parts)
-    if (part.empty() || part.find_first_of(" \t\"'[]") != std::string::npos)
+    if (part.empty() || part.find_first_of(" \t\"'[]") != std::string::npos || find_not_utf8(part) != part.npos)
       fail_user(fmt::format("{}'{}' is not a dotted path of bare keys such as train.steps", prefix, path));
-  toml::table value = parsed_override(text.substr(equals + 1), from);
+  const std::string value_text = text.substr(equals + 1);
+  if (const auto at = find_not_utf8(value_text); at != value_text.npos)
+    fail_user(
+        fmt::format("{}{}: byte {} of the value is not UTF-8: '{}'; write the value as UTF-8, and rename a file "
+                    "or folder whose name is not UTF-8",
+                    prefix, path, at + 1, printable(value_text.substr(0, 200))));
+  toml::table value = parsed_override(value_text, from);
   const bool names_role = parts.size() == 1 && is_role(parts[0]) && !value.get("x")->is_table();
   if (names_role) {
     parts.push_back("use");
@@ -176,7 +215,7 @@ void apply_override(toml::table& root, const std::string& text, std::string_view
     table = next->as_table();
   }
   move_in(*table, parts.back(), *value.get("x"));
-  raw[path] = text.substr(equals + 1);
+  raw[path] = value_text;
 }
 
 // The origin of a value; for a table that the command line created, the origin of its first value.

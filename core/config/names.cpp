@@ -9,6 +9,19 @@
 
 namespace zr::host::config {
 
+namespace {
+
+// " (no strategy plug-in 'flatt' was found)" for the table [strategy.flatt]; "" for a table that is not a plug-in's.
+std::string missing_plugin(const std::string& path) {
+  const auto dot = path.find('.');
+  const std::string role = path.substr(0, dot);
+  const bool has_plugins = role == "offload" || std::find(roles().begin(), roles().end(), role) != roles().end();
+  if (dot == path.npos || !has_plugins || path.find('.', dot + 1) != path.npos) return "";
+  return fmt::format(" (no {} plug-in '{}' was found)", role, path.substr(dot + 1));
+}
+
+}  // namespace
+
 Names::Names(const Document::Tree& tree, const std::map<std::string, std::string>& chosen, const PluginIds& not_loaded,
              std::vector<UncheckedValue>* unchecked, Problems& problems)
     : tree_(tree), chosen_(chosen), not_loaded_(not_loaded), unchecked_(unchecked), problems_(problems) {
@@ -31,6 +44,8 @@ void Names::declare(const ConfigKey& key) {
   }
 }
 
+void Names::declare_table(const std::string& role, const std::string& id) { tables_.insert(join(role, id)); }
+
 void Names::check(const toml::table& table, const std::string& path) {
   for (const auto& [key, node] : table) {
     const std::string here = join(path, key.str());
@@ -44,7 +59,7 @@ void Names::check(const toml::table& table, const std::string& path) {
     } else if (!role && unchecked_) {
       gather_unchecked(key, node, here);
     } else if (!role) {
-      unknown(key_origin(key, node), here, node.is_table() || node.is_array_of_tables());
+      unknown(key, node, here);
     }
   }
 }
@@ -65,7 +80,9 @@ void Names::gather_unchecked(const toml::key& key, const toml::node& node, const
   unchecked_->push_back({path, raw == tree_.overrides.end() ? source_text(node) : raw->second, key_origin(key, node)});
 }
 
-void Names::unknown(const Origin& origin, const std::string& path, bool is_table) {
+void Names::unknown(const toml::key& key, const toml::node& node, const std::string& path) {
+  const Origin origin = key_origin(key, node);
+  const bool is_table = node.is_table() || node.is_array_of_tables();
   if (problems_.full()) return problems_.add(origin, "");  // finding the nearest name is slow
   if (const std::string_view now = renamed(path); !now.empty())
     return problems_.add(origin, fmt::format("the key '{}' was renamed; write '{}'", path, now));
@@ -77,8 +94,8 @@ void Names::unknown(const Origin& origin, const std::string& path, bool is_table
     candidates.push_back("optimizer.groups");
     candidates.push_back("checkpoint.rename");
   }
-  problems_.add(origin,
-                fmt::format("unknown {} '{}'{}", is_table ? "table" : "key", path, key_suggestion(path, candidates)));
+  problems_.add(origin, fmt::format("unknown {} '{}'{}{}", is_table ? "table" : "key", path,
+                                    node.is_table() ? missing_plugin(path) : "", key_suggestion(path, candidates)));
 }
 
 }  // namespace zr::host::config

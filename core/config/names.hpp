@@ -21,6 +21,8 @@ class Names {
         std::vector<UncheckedValue>* unchecked, Problems& problems);
   /// Declares a key. InternalError if its declaration is invalid, or the key was declared before.
   void declare(const ConfigKey& key);
+  /// Declares the table [role.<id>] of a plug-in, which may have no keys.
+  void declare_table(const std::string& role, const std::string& id);
   /// Adds a problem for each unknown name in the file.
   void check() { check(tree_.root, ""); }
 
@@ -28,7 +30,7 @@ class Names {
   void check(const toml::table& table, const std::string& path);
   bool is_not_loaded(const std::string& path) const;
   void gather_unchecked(const toml::key& key, const toml::node& node, const std::string& path);
-  void unknown(const Origin& origin, const std::string& path, bool is_table);
+  void unknown(const toml::key& key, const toml::node& node, const std::string& path);
 
   const Document::Tree& tree_;
   const std::map<std::string, std::string>& chosen_;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/error.hpp"
 #include "base/text.hpp"
 #include "control/call_mismatch.hpp"
 
@@ -86,7 +87,9 @@ void Members::ended(int rank, int64_t pid, const ExitStatus& exit_status) {
   if (!member.joined) member.peer.pid = pid;
   if (member.peer.pid == pid) member.connected = false;
   const bool others_joined = std::any_of(members_.begin(), members_.end(), [](const Member& m) { return m.joined; });
-  if (!exit_status.good() || (!member.joined && others_joined)) record_cause(Cause::lost, rank, "");
+  if (exit_status.good() && (member.joined || !others_joined)) return;
+  const bool follows = member.joined && exit_status.signal == 0 && exit_status.code == exit_code::peer_lost;
+  record_cause(follows ? Cause::follows : Cause::lost, rank, "");
 }
 
 void Members::record_cause(Cause cause, int rank, std::string text) {
@@ -154,6 +157,7 @@ bool Members::silent(int rank) const {
 }
 
 bool Members::report_is_ready(Time since, Time now) const {
+  if (cause_ == Cause::follows) return false;  // the other rank may end later
   // The report of a rank may arrive shortly before the death that caused it is detected.
   if (cause_ == Cause::reported && now - since < kReportGrace) return false;
   for (int rank = 0; rank < world(); ++rank) {
@@ -202,7 +206,7 @@ std::string Members::state_of_other_ranks(Time now) const {
 }
 
 std::string Members::failure_notice() const {
-  if (cause_ == Cause::lost)
+  if (cause_ == Cause::lost || cause_ == Cause::follows)
     return fmt::format("{} {}", rank_text(cause_rank_, at(cause_rank_).peer.pid), loss_reason(cause_rank_));
   return cause_ == Cause::reported ? fmt::format("rank {}: {}", cause_rank_, cause_text_) : cause_text_;
 }

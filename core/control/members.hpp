@@ -38,8 +38,8 @@ class Members {
   bool joined(int rank) const { return at(rank).joined; }
   std::vector<protocol::Peer> peers() const;
   bool broken() const { return cause_ != Cause::none; }
-  /// True if the report can be written: the surviving ranks have answered, and the exit statuses of the lost ranks are
-  /// known.
+  /// True if the report can be written: the origin of the failure is known, the surviving ranks have answered, and the
+  /// exit statuses of the lost ranks are known.
   bool report_is_ready(Time since, Time now) const;
   /// Why the job failed: the notice sent before the ranks have answered; with their answers, the first line of the
   /// report, and the full report.
@@ -48,7 +48,9 @@ class Members {
   std::string failure_report(Time now) const;
 
  private:
-  enum class Cause { none, reported, left, mismatch, lost };  // in ascending priority
+  /// In ascending priority. follows: a rank ended because of another rank, as its exit code says; the origin is not
+  /// known yet.
+  enum class Cause { none, follows, reported, left, mismatch, lost };
   struct Member {
     bool joined = false, connected = false, answered = false;
     protocol::Peer peer;

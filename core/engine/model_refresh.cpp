@@ -42,7 +42,7 @@ void ModelRefresh::prepare_change(const std::function<void()>& work) {
     if (first.empty()) first = other;
   first = comm.broadcast(first);
   if (error) std::rethrow_exception(error);
-  if (!first.empty()) fail_user(first);
+  if (!first.empty()) throw PeerFailedError(first);
 }
 
 bool ModelRefresh::compare_changes(const std::function<std::vector<plan::Parameter>(ParameterChange&)>& look,

@@ -35,7 +35,7 @@ double OptimizerUpdate::learning_rate(int64_t index) const {
   std::vector<double> rates;
   for (const RankRate& rank_rate : all_gather(context_.comm, own_rate, "learning rate")) {
     if (rank_rate.failed && !failure)
-      fail_user(
+      throw PeerFailedError(
           fmt::format("engine.step(): the function passed to engine.set_schedule() failed on rank {} for update {}; "
                       "nothing was changed; see that rank's error",
                       rates.size(), index));

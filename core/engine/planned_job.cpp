@@ -8,6 +8,7 @@
 #include <cstdlib>
 
 #include "base/error.hpp"
+#include "base/log.hpp"
 #include "engine/job_checks.hpp"
 #include "engine/machine_profile.hpp"
 #include "engine/memory_budget.hpp"
@@ -45,6 +46,9 @@ plan::MemoryPlan plan_of(const PlannedJob& job, const model::Model& model) {
   const Setup& setup = job.setup;
   const control::Control& control = *setup.control;
   plan::PlanInput input = plan_input(setup.config, job.optimizer, model.parameters(), control.world());
+  if (control.rank() == 0)
+    for (const std::string& warning : group_warnings(setup.config.groups(), input.parameters))
+      log(ZR_LOG_WARN, warning);
   add_tiers(input, setup, job.tiers, control.local_world(),
             communicator_bytes(job.communicator.get(), control.world()).value_or(0),
             granularity_of(job.optimizer) == ZR_ELEMENTWISE);

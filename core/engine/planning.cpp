@@ -18,6 +18,16 @@ std::string table_of(const plugin::Component& component) {
 }
 
 namespace {
+[[noreturn]] void fail_unmatched(const config::GroupConfig& group, const std::string& pattern,
+                                 const std::vector<plan::Parameter>& parameters) {
+  std::vector<std::string> names;
+  for (const plan::Parameter& parameter : parameters) names.push_back(parameter.name);
+  const std::string near = nearest(pattern, names);
+  fail_user(
+      fmt::format("{}: optimizer group pattern '{}' matches no parameter{}; `*` matches any sequence of characters",
+                  group.origin.text(), pattern, near.empty() ? "" : fmt::format("; the nearest is '{}'", near)));
+}
+
 // Assigns each parameter to the first group with a matching pattern. A pattern that matches no parameter is an error.
 void match_groups(const std::vector<config::GroupConfig>& groups, std::vector<plan::Parameter>& parameters) {
   std::vector<std::vector<char>> used;
@@ -29,16 +39,9 @@ void match_groups(const std::vector<config::GroupConfig>& groups, std::vector<pl
           used[g][i] = 1;
           if (parameter.group == 0) parameter.group = static_cast<uint32_t>(g + 1);
         }
-  std::vector<std::string> names;
-  for (const plan::Parameter& parameter : parameters) names.push_back(parameter.name);
   for (std::size_t g = 0; g < groups.size(); ++g)
-    for (std::size_t i = 0; i < groups[g].match.size(); ++i) {
-      if (used[g][i]) continue;
-      const std::string near = nearest(groups[g].match[i], names);
-      fail_user(fmt::format(
-          "{}: optimizer group pattern '{}' matches no parameter{}; `*` matches any sequence of characters",
-          groups[g].origin.text(), groups[g].match[i], near.empty() ? "" : fmt::format("; the nearest is '{}'", near)));
-    }
+    for (std::size_t i = 0; i < groups[g].match.size(); ++i)
+      if (!used[g][i]) fail_unmatched(groups[g], groups[g].match[i], parameters);
 }
 
 void add_groups(const std::vector<config::GroupConfig>& groups, const plugin::Instance& optimizer) {
@@ -53,6 +56,32 @@ void add_groups(const std::vector<config::GroupConfig>& groups, const plugin::In
   }
 }
 }  // namespace
+
+std::vector<std::string> group_warnings(const std::vector<config::GroupConfig>& groups,
+                                        const std::vector<plan::Parameter>& parameters) {
+  const auto name_of_group = [&](std::size_t g) {
+    std::vector<std::string> patterns;
+    for (const std::string& pattern : groups[g].match) patterns.push_back(config::toml_text(pattern));
+    return fmt::format("match = [{}]", fmt::join(patterns, ", "));
+  };
+  std::vector<std::string> warnings;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const auto belongs = [&](const plan::Parameter& p) { return p.group == g + 1; };
+    if (std::any_of(parameters.begin(), parameters.end(), belongs)) continue;
+    const auto matches = [&](const plan::Parameter& p) {
+      return std::any_of(groups[g].match.begin(), groups[g].match.end(),
+                         [&](const std::string& pattern) { return matches_glob(p.name, pattern); });
+    };
+    const auto first = std::find_if(parameters.begin(), parameters.end(), matches);
+    if (first == parameters.end()) continue;  // plan_input() rejects such a group
+    const std::size_t winner = first->group - 1;
+    warnings.push_back(fmt::format(
+        "{}: the group with {} in [[optimizer.groups]] has no effect: earlier groups match all of its parameters, for "
+        "example the group with {} ({}) matches '{}'; the first matching group wins, so write special groups first",
+        groups[g].origin.text(), name_of_group(g), name_of_group(winner), groups[winner].origin.text(), first->name));
+  }
+  return warnings;
+}
 
 bool shares_weights(const config::JobConfig& config, const std::optional<plugin::Component>& communicator, int world) {
   return world > 1 && config.communicator().share_weights && config.memory().device_budget_bytes == 0 &&

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "base/ledger.hpp"
@@ -19,6 +20,10 @@ std::string table_of(const plugin::Component& component);
 /// `optimizer`, so call it once per instance. Throws UserError if a group pattern matches no parameter.
 plan::PlanInput plan_input(const config::JobConfig& config, const plugin::Instance& optimizer,
                            std::vector<plan::Parameter> parameters, int world);
+/// A warning for each group that no parameter belongs to, because earlier groups match its parameters too.
+/// `parameters`: those of plan_input().
+std::vector<std::string> group_warnings(const std::vector<config::GroupConfig>& groups,
+                                        const std::vector<plan::Parameter>& parameters);
 /// The optimizer's granularity: ZR_ELEMENTWISE, for example.
 uint32_t granularity_of(const plugin::Instance& optimizer);
 /// Adds the tiers and the requests of [offload] to `input`. `tiers`: those of the job, not open. `other_bytes`: bytes

@@ -118,10 +118,15 @@ ProgressDisplay::ProgressDisplay(bool shows) {
   mode_ = terminal ? Mode::terminal : Mode::lines;
   if (terminal && colon != mode.npos) device_ = mode.substr(colon + 1);
   colours_ = terminal && colours_wanted();
+  if (terminal) set_current_line(this);
 }
 
 ProgressDisplay::~ProgressDisplay() {
-  if (open_) std::fputc('\n', stdout);
+  remove_current_line(this);
+  const MutexLock lock(mutex_);
+  if (bar_.empty()) return;
+  std::fputc('\n', stdout);
+  std::fflush(stdout);
 }
 
 bool ProgressDisplay::due() const {
@@ -133,13 +138,14 @@ bool ProgressDisplay::due() const {
 void ProgressDisplay::show(const StepProgress& now) {
   if (mode_ == Mode::none) return;
   shown_ = std::chrono::steady_clock::now();
+  const MutexLock lock(mutex_);
   std::string text;
   if (mode_ == Mode::lines) {
     text = progress_line(now) + "\n";
   } else {
     const int columns = device_.empty() ? terminal_columns(STDOUT_FILENO) : terminal_columns(device_);
-    text = std::string(kClearLine) + progress_on_terminal(now, columns, colours_);
-    open_ = true;
+    bar_ = progress_on_terminal(now, columns, colours_);
+    text = std::string(kClearLine) + bar_;
   }
   std::fputs(text.c_str(), stdout);
   std::fflush(stdout);
@@ -147,9 +153,24 @@ void ProgressDisplay::show(const StepProgress& now) {
 
 void ProgressDisplay::note(const std::string& line) {
   if (mode_ == Mode::none) return;
+  const MutexLock lock(mutex_);
   std::printf("%s%s\n", mode_ == Mode::terminal ? std::string(kClearLine).c_str() : "", line.c_str());
   std::fflush(stdout);
-  open_ = false;
+  bar_.clear();
+}
+
+void ProgressDisplay::erase() {
+  const MutexLock lock(mutex_);
+  if (bar_.empty()) return;
+  std::fputs(std::string(kClearLine).c_str(), stdout);
+  std::fflush(stdout);
+}
+
+void ProgressDisplay::draw() {
+  const MutexLock lock(mutex_);
+  if (bar_.empty()) return;
+  std::fputs(bar_.c_str(), stdout);
+  std::fflush(stdout);
 }
 
 }  // namespace zr::host::engine

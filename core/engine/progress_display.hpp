@@ -9,6 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/log.hpp"
+#include "zr/mutex.hpp"
+
 namespace zr::host::engine {
 
 /// What is shown of a step.
@@ -29,26 +32,31 @@ std::string progress_line(const StepProgress& now);
 std::string progress_on_terminal(const StepProgress& now, int columns, bool colours);
 
 /// Writes to standard output what ZR_PROGRESS selects: "plain" (lines), "tty" or "tty:DEVICE" (a bar, as wide as the
-/// terminal DEVICE), or nothing if it is not set. Training thread only.
-class ProgressDisplay {
+/// terminal DEVICE), or nothing if it is not set. A log line is written above the bar. Training thread only, except
+/// erase() and draw().
+class ProgressDisplay : public CurrentLine {
  public:
   /// Reads ZR_PROGRESS; shows nothing if `shows` is false.
   explicit ProgressDisplay(bool shows);
   /// Ends the terminal's line.
-  ~ProgressDisplay();
+  ~ProgressDisplay() override;
   ProgressDisplay(const ProgressDisplay&) = delete;
 
   /// True if the next step should be shown: every 0.1 s on a terminal, every 5 s otherwise.
   bool due() const;
-  void show(const StepProgress& now);
+  void show(const StepProgress& now) ZR_EXCLUDES(mutex_);
   /// Writes a complete line.
-  void note(const std::string& line);
+  void note(const std::string& line) ZR_EXCLUDES(mutex_);
+  /// Erase the bar and draw it again, if the terminal's line shows one. For log().
+  void erase() override ZR_EXCLUDES(mutex_);
+  void draw() override ZR_EXCLUDES(mutex_);
 
  private:
   enum class Mode { none, lines, terminal } mode_ = Mode::none;
   std::string device_;  // of the terminal; "": standard output
   bool colours_ = false;
-  bool open_ = false;  // the terminal's line shows a bar
+  Mutex mutex_;
+  std::string bar_ ZR_GUARDED_BY(mutex_);  // what the terminal's line shows; "": nothing
   std::chrono::steady_clock::time_point shown_{};
 };
 

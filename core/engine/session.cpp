@@ -219,7 +219,7 @@ bool Session::average_gradients() {
   if (first == failed.end()) return true;
   drop_step();
   if (failure) std::rethrow_exception(failure);
-  fail_user(
+  throw PeerFailedError(
       fmt::format("engine.step(): the function passed to engine.edit_gradients() failed on rank {} in step {}; the "
                   "model is unchanged; see that rank's error",
                   first - failed.begin(), progress_.step() + 1));

@@ -22,35 +22,56 @@ MemoryKind kind_of_role(uint32_t role) {
   }
 }
 
-// Calls fn(tier, kind, tag, elements, dtype) for all memory of a rank.
+// The functions below call fn(tier, kind, tag, elements, dtype) for a part of the memory of a rank.
+
 template <class F>
-void for_each_allocation(const MemoryPlan& plan, F&& fn) {
-  const std::vector<TierInfo>& tiers = plan.input.tiers;
-  const auto on = [&](int tier) -> const TierInfo& { return tiers[static_cast<std::size_t>(tier)]; };
+void for_each_buffer(const MemoryPlan& plan, F&& fn) {
   for (const Buffer& b : plan.rank_plan.buffers) {
     const int64_t elements = b.bytes(plan.rank, plan.input.world) / size_of(b.dtype);
-    fn(on(plan.tier_of(b)), kind_of_role(b.role), b.tag, elements, b.dtype);
+    fn(plan.input.tiers[static_cast<std::size_t>(plan.tier_of(b))], kind_of_role(b.role), b.tag, elements, b.dtype);
   }
+}
+
+int64_t state_elements_on(const MemoryPlan& plan, std::size_t tier) {
+  int64_t elements = 0;
+  for (const StateRange& range : plan.placement.states)
+    if (range.tier == static_cast<int>(tier)) elements += range.count;
+  return elements;
+}
+
+// The master weights and optimizer states; those of the device also if they are empty.
+template <class F>
+void for_each_state(const MemoryPlan& plan, F&& fn) {
   const std::vector<MemoryPlan::StateArray> arrays = plan.state_arrays();
-  for (std::size_t a = 0; a < arrays.size(); ++a)
-    for (std::size_t tier = 0; tier < tiers.size(); ++tier) {
-      int64_t elements = 0;
-      for (const StateRange& range : plan.placement.states)
-        if (range.tier == static_cast<int>(tier)) elements += range.count;
-      if (elements > 0 || tier == 0)
-        fn(tiers[tier], plan.has_master && a == 0 ? MemoryKind::master : MemoryKind::optimizer, arrays[a].name,
-           elements, arrays[a].dtype);
-    }
-  fn(on(0), MemoryKind::other, "start of training, norm blocks", plan.working_bytes(), ZR_U8);
+  for (std::size_t a = 0; a < arrays.size(); ++a) {
+    const MemoryKind kind = plan.has_master && a == 0 ? MemoryKind::master : MemoryKind::optimizer;
+    for (std::size_t tier = 0; tier < plan.input.tiers.size(); ++tier)
+      if (const int64_t elements = state_elements_on(plan, tier); elements > 0 || tier == 0)
+        fn(plan.input.tiers[tier], kind, arrays[a].name, elements, arrays[a].dtype);
+  }
+}
+
+// Host memory in which data of the tiers is staged, and which the tiers need for themselves.
+template <class F>
+void for_each_staging_buffer(const MemoryPlan& plan, F&& fn) {
   static const TierInfo staging{"host memory", Tier::host};
   if (plan.staging_bytes() > 0) fn(staging, MemoryKind::staging, "states in flight", plan.staging_bytes(), ZR_U8);
   if (const int64_t bytes = plan.activation_staging_bytes())
     fn(staging, MemoryKind::staging, "activations in flight", bytes, ZR_U8);
-  for (const TierInfo& tier : tiers)
+  for (const TierInfo& tier : plan.input.tiers)
     if (const int64_t bytes = plan.tier_overhead_bytes(tier))
       fn(staging, MemoryKind::other, "overhead of " + tier.id, bytes, ZR_U8);
   if (const DiskStaging disk_staging = plan_disk_staging(plan); disk_staging.any)
     fn(staging, MemoryKind::staging, "disk-backed buffers", disk_staging.bytes(), ZR_U8);
+}
+
+// All memory of a rank.
+template <class F>
+void for_each_allocation(const MemoryPlan& plan, F&& fn) {
+  for_each_buffer(plan, fn);
+  for_each_state(plan, fn);
+  fn(plan.input.tiers[0], MemoryKind::other, "start of training, norm blocks", plan.working_bytes(), ZR_U8);
+  for_each_staging_buffer(plan, fn);
 }
 
 int64_t elements_of(const std::vector<Piece>& pieces) {

@@ -65,6 +65,26 @@ void load_tiers(const config::Document& document, const Registry& registry, Plug
     if (choice->names_tier()) add(choice->text, choice.origin);
 }
 
+// Loads the plug-ins that are not selected, but have a table in the file or on the command line, for their keys. The
+// job does not need them, so one that cannot be loaded is no error.
+void load_unselected(const config::Document& document, const Registry& registry, PluginSelection& selection) {
+  for (const Role role : {Role::strategy, Role::optimizer, Role::communicator, Role::offload}) {
+    const std::string name(name_of(role));
+    std::erase_if(selection.not_loaded[name], [&](const std::string& id) {
+      if (!document.has_table(name, id)) return false;
+      try {
+        const Component plugin = registry.load(role, id, document.file());
+        selection.unselected.push_back(
+            {name, id, config::keys_of(plugin.table->keys, plugin.table->n_keys, fmt::format("{}.{}", name, id))});
+        return true;
+      } catch (const Error& error) {
+        selection.unselected.push_back({name, id, {}, error.what()});
+        return false;
+      }
+    });
+  }
+}
+
 }  // namespace
 
 PluginSelection select_plugins(const config::Document& document, const Registry& registry, int64_t ranks) {
@@ -80,6 +100,7 @@ PluginSelection select_plugins(const config::Document& document, const Registry&
     selection.not_loaded["communicator"].push_back(document.chosen("communicator"));
   }
   load_tiers(document, registry, selection);
+  load_unselected(document, registry, selection);
   return selection;
 }
 
@@ -89,7 +110,8 @@ ResolvedJob resolve_job(const config::Document& document, const Registry& regist
   const int64_t ranks = world > 0 ? world : document.ranks();
   PluginSelection selection = select_plugins(document, registry, ranks);
   selection.keys.insert(selection.keys.end(), program_keys.begin(), program_keys.end());
-  return {document.check(selection.keys, world, selection.not_loaded, knows_all_keys ? nullptr : &unchecked),
+  return {document.check(selection.keys, world, selection.not_loaded, knows_all_keys ? nullptr : &unchecked,
+                         selection.unselected),
           selection.strategy,
           selection.optimizer,
           selection.communicator,

@@ -13,14 +13,16 @@ namespace zr::host::plugin {
 
 struct PluginSelection {
   Component strategy, optimizer;
-  std::optional<Component> communicator;  // from two ranks on
-  std::vector<Component> tiers;           // selected in [offload]
-  std::vector<config::ConfigKey> keys;    // of the loaded plug-ins
-  config::PluginIds not_loaded;           // ids that exist but were not loaded
+  std::optional<Component> communicator;             // from two ranks on
+  std::vector<Component> tiers;                      // selected in [offload]
+  std::vector<config::ConfigKey> keys;               // of the loaded plug-ins
+  std::vector<config::UnselectedPlugin> unselected;  // loaded for their keys only: the file has a table for them
+  config::PluginIds not_loaded;                      // ids that exist but were not loaded
 };
 
 /// Loads the plug-ins that the file names. A single rank needs no communicator: it is loaded, for its keys only, if the
-/// file names one. [control]
+/// file names one. Other plug-ins that are not selected are loaded, for their keys only, if the file has a table for
+/// them. [control]
 PluginSelection select_plugins(const config::Document& document, const Registry& registry, int64_t ranks);
 
 /// A validated job: its complete configuration and its loaded plug-ins.

@@ -47,8 +47,8 @@ void ShmCommunicator::compare(const Operation& op) {
            announcement.label + "'" + shape_text(announcement.dtype, announcement.elements);
   };
   const auto differ = [&](int p, int r, const std::string& detail) {
-    fail(ZR_MISMATCH, "the ranks disagree about collective " + std::to_string(op.number) + ": " + call_of(p) + ", " +
-                          call_of(r) + detail);
+    // Without op.number: the engine's numbers, which its report gives, count differently.
+    fail(ZR_MISMATCH, "the ranks disagree about a collective: " + call_of(p) + ", " + call_of(r) + detail);
   };
   for (int r = 1; r < world_; ++r) {
     const Announcement& other = arena_.announcement(r, op.number);

@@ -81,7 +81,7 @@ struct Job {
       const config::Document document = config::Document::parse(text, "job.toml", {});
       plugin::PluginSelection selection = select_plugins(document, registry, document.ranks());
       selection.keys.insert(selection.keys.end(), program.begin(), program.end());
-      document.check(selection.keys, 0, selection.not_loaded);
+      document.check(selection.keys, 0, selection.not_loaded, nullptr, selection.unselected);
       return "";
     } catch (const Error& failure) {
       return failure.what();

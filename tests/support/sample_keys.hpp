@@ -33,6 +33,14 @@ inline host::config::PluginIds others() {
   return {{"strategy", {"cut"}}, {"optimizer", {"sgd"}}, {"communicator", {"shm"}}};
 }
 
+/// A plug-in whose keys are known, and that is not chosen.
+inline std::vector<host::config::UnselectedPlugin> unselected() {
+  host::config::ConfigKey momentum{"optimizer.sgd", "momentum", ZR_KEY_FLOAT, "0.0", "decay of the sum of gradients"};
+  momentum.min = 0;
+  momentum.max = 1;
+  return {{"optimizer", "sgd", {momentum, {"optimizer.sgd", "start", ZR_KEY_STRING, "", "a required key"}}}};
+}
+
 inline host::config::JobConfig check(const std::string& toml, const std::vector<std::string>& overrides = {},
                                      int world = 0) {
   const std::string start = "strategy = \"flat\"\n[optimizer]\nuse = \"adam\"\n[data]\ntext = \"a.txt\"\n";

@@ -116,7 +116,7 @@ TEST(CommShmMismatchTest, EveryRankReportsBothOperations) {
   expect_success(ranks);
   for (const RankResult& r : ranks)
     EXPECT_EQ(r.gave,
-              "the ranks disagree about collective 2: rank 0 issued all_reduce 'bucket 3' (fp32, 100 elements), "
+              "the ranks disagree about a collective: rank 0 issued all_reduce 'bucket 3' (fp32, 100 elements), "
               "rank 1 issued broadcast "
               "'rank 0's weights' (fp32, 100 elements)");
 }

@@ -83,8 +83,9 @@ RANK_BODY(functions_throw, Run) {
     } catch (const OwnException& error) {
       EXPECT_EQ(rank, 1);
       EXPECT_STREQ(error.what(), "mine");
-    } catch (const zr::UserError& error) {
+    } catch (const zr::PeerFailedError& error) {
       EXPECT_EQ(rank, 0);
+      EXPECT_EQ(error.exit_code(), zr::exit_code::peer_lost);
       EXPECT_EQ(std::string(error.what())
                     .find("engine.step(): the function passed to engine." + function + "() failed on rank 1 "),
                 0u)

@@ -122,7 +122,7 @@ class Program {
 ///   2   wrong input: file, key, argument or use of zr::Engine; also std::invalid_argument, which the program can throw
 ///       for errors of its own users
 ///   3   the environment: memory, disk, a missing plug-in
-///   4   another rank was lost, or ranks made different calls
+///   4   another rank was lost or failed, or ranks made different calls
 ///   70  a bug in Zeroth or in a plug-in
 int guarded_run(void (*call)(void*), void* ctx, void (*end)(int exit_code));
 /// Calls fn() and returns the exit code of guarded_run: `int main(...) { return zr::guarded([&] { ... }); }`. A rank of

@@ -13,7 +13,7 @@ namespace exit_code {
 inline constexpr int program = 1;      // an exception of the program itself or of libtorch
 inline constexpr int user = 2;         // zr::UserError, and std::invalid_argument of a program
 inline constexpr int environment = 3;  // zr::EnvironmentError
-inline constexpr int peer_lost = 4;    // zr::PeerLostError
+inline constexpr int peer_lost = 4;    // zr::PeerLostError, zr::PeerFailedError
 inline constexpr int internal = 70;    // zr::InternalError
 }  // namespace exit_code
 
@@ -56,6 +56,15 @@ class PeerLostError : public Error {
  public:
   /// `text`: what failed, where, why, and what to do.
   explicit PeerLostError(const std::string& text) : Error(exit_code::peer_lost, text) {}
+};
+
+/// A collective call failed on another rank, which has the exception, for example that of a function of the program.
+/// The model is unchanged, and the engine can be used as after that exception. If this error ends the program, the
+/// launcher reports the other rank's error.
+class PeerFailedError : public Error {
+ public:
+  /// `text`: what failed, where, why, and what to do.
+  explicit PeerFailedError(const std::string& text) : Error(exit_code::peer_lost, text) {}
 };
 
 /// A bug in Zeroth or in a plug-in.

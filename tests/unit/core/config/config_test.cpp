@@ -57,6 +57,23 @@ TEST(JobConfigTest, UsesTheLastOfTwoOverrides) {
   EXPECT_EQ(config::KeyReader(check("", {"train.steps=1", "train.steps=2"})).integer("train.steps"), 2);
 }
 
+TEST(JobConfigTest, RejectsAValueOfTheProgramThatIsNotUtf8) {
+  for (const std::string bad : {"/tmp/\xff", "/tmp/\xc3", "/tmp/\xed\xa0\x80"}) {
+    try {
+      config::Document::parse("", "job.toml", {}, {"checkpoint.init=\"" + bad + "\""});
+      FAIL() << "no error";
+    } catch (const UserError& error) {
+      EXPECT_EQ(std::string(error.what())
+                    .find("zr::Configuration::set: checkpoint.init: byte 7 of the value is not "
+                          "UTF-8: '\"/tmp/\\x"),
+                0u)
+          << error.what();
+    }
+  }
+  const config::Document utf8 = config::Document::parse("", "job.toml", {"checkpoint.init=/tmp/\u00fc\u20ac"});
+  EXPECT_EQ(config::KeyReader(utf8.check({}, 1)).text("checkpoint.init"), "/tmp/\u00fc\u20ac");
+}
+
 TEST(JobConfigTest, ReadsAnOverrideAsAString) {
   // A value that contains a second assignment is one string, not two keys.
   EXPECT_EQ(config::KeyReader(check("", {"data.text=a = 1\ntrain.steps = 9"})).text("data.text"),
@@ -75,6 +92,55 @@ TEST(JobConfigTest, SwitchesAPluginFromTheCommandLine) {
       document.check({{"data", "text", ZR_KEY_STRING, "", "text"}}, 1, {{"strategy", {"flat"}}});
   EXPECT_EQ(config::KeyReader(config).text("strategy"), "cut");
   EXPECT_FALSE(config::KeyReader(config).has("strategy.flat.bucket_bytes"));
+}
+
+namespace {
+// The warnings of a file; sample::unselected() has the keys of an optimizer that is not selected.
+std::vector<std::string> warnings_of(const std::string& toml, std::vector<std::string> overrides) {
+  overrides.insert(overrides.end(), {"strategy=flat", "data.text=a"});
+  config::PluginIds others = sample::others();
+  others["optimizer"].clear();
+  const config::JobConfig config = config::Document::parse(toml, "job.toml", overrides)
+                                       .check(sample::keys(), 1, others, nullptr, sample::unselected());
+  EXPECT_FALSE(config::KeyReader(config).has("optimizer.sgd.momentum"));
+  EXPECT_FALSE(config::KeyReader(config).has("schedule.linear.warmup"));
+  return config.warnings();
+}
+using Texts = std::vector<std::string>;
+}  // namespace
+
+TEST(JobConfigTest, AcceptsTablesOfSeveralPluginsAndSchedulesInAFileThatSelectsOne) {
+  EXPECT_EQ(warnings_of("[optimizer]\nuse = \"adam\"\n[optimizer.sgd]\nmomentum = 0.5\n"
+                        "[schedule]\nuse = \"cosine\"\n[schedule.linear]\nwarmup = 3\n",
+                        {}),
+            Texts{});
+}
+
+TEST(JobConfigTest, WarnsOfValuesForAPluginThatTheCommandLineDoesNotSelect) {
+  EXPECT_EQ(warnings_of("optimizer = \"adam\"", {"optimizer.sgd.momentum=0.5"}),
+            Texts{"command line: optimizer.sgd.momentum has no effect, because optimizer = \"adam\" (job.toml:1:13) is "
+                  "selected; to use the table, set optimizer = \"sgd\""});
+}
+
+TEST(JobConfigTest, WarnsOfATableForAPluginInAFileThatSelectsNone) {
+  EXPECT_EQ(warnings_of("[optimizer.sgd]\nmomentum = 0.5\nstart = \"x\"\n", {}),
+            Texts{"job.toml:2:12: optimizer.sgd.momentum, optimizer.sgd.start have no effect, because optimizer = "
+                  "\"adamw\" (default) is selected; to use the table, set optimizer = \"sgd\""});
+}
+
+TEST(JobConfigTest, WarnsOfATableForAPluginThatCannotBeLoadedAndIsNotSelected) {
+  const config::Document document = config::Document::parse("[optimizer]\nuse = \"adam\"\n[optimizer.sgd]\nx = 1\n",
+                                                            "job.toml", {"strategy=flat", "data.text=a"});
+  const config::JobConfig config = document.check(sample::keys(), 1, sample::others(), nullptr,
+                                                  {{"optimizer", "sgd", {}, "job.toml: damaged file"}});
+  EXPECT_EQ(config.warnings(), Texts{"job.toml: damaged file; values in [optimizer.sgd] were not checked"});
+}
+
+TEST(JobConfigTest, WarnsOfAScheduleThatIsNotSelected) {
+  EXPECT_EQ(
+      warnings_of("optimizer = \"adam\"\n[schedule.linear]\nwarmup = 3\n", {}),
+      Texts{"job.toml:3:10: schedule.linear.warmup has no effect, because schedule.use = \"constant\" (default) is "
+            "selected; to use the table, set schedule.use = \"linear\""});
 }
 
 TEST(JobConfigTest, ReadsPluginsFromStringTableOrDefault) {

@@ -10,6 +10,8 @@
 #include <limits>
 #include <regex>
 
+#include "base/log.hpp"
+
 namespace zr::host {
 namespace {
 
@@ -95,6 +97,40 @@ TEST(ProgressDisplayTest, WidthFollowsTheTerminal) {
   EXPECT_EQ(testing::internal::GetCapturedStdout(), "\r\033[K" + progress_on_terminal(offloaded_step(), 100, false) +
                                                         "\r\033[K" + progress_on_terminal(offloaded_step(), 30, false) +
                                                         "\r\033[Ka line of its own\n");
+  ::unsetenv("ZR_PROGRESS");
+  ::unsetenv("NO_COLOR");
+  ::close(terminal);
+  ::close(master);
+}
+
+// The bar is on standard output and log lines are on standard error, as if both were one terminal.
+TEST(ProgressDisplayTest, LogLinesAreWrittenAboveTheBar) {
+  int master = -1, terminal = -1;
+  winsize size{};
+  size.ws_col = 100;
+  ASSERT_EQ(::openpty(&master, &terminal, nullptr, nullptr, &size), 0);
+  ::setenv("ZR_PROGRESS", (std::string("tty:") + ::ttyname(terminal)).c_str(), 1);
+  ::setenv("NO_COLOR", "1", 1);
+  testing::internal::CaptureStdout();
+  const int standard_error = ::dup(STDERR_FILENO);
+  ASSERT_EQ(::dup2(STDOUT_FILENO, STDERR_FILENO), STDERR_FILENO);
+  {
+    engine::ProgressDisplay display(true);
+    log(ZR_LOG_WARN, "before the first bar");
+    display.show(offloaded_step());
+    log(ZR_LOG_WARN, "step 4 skipped");
+    display.note("a line of its own");
+    log(ZR_LOG_WARN, "no bar");
+    display.show(offloaded_step());
+  }
+  log(ZR_LOG_WARN, "after the display");
+  ASSERT_EQ(::dup2(standard_error, STDERR_FILENO), STDERR_FILENO);
+  ::close(standard_error);
+  const std::string bar = progress_on_terminal(offloaded_step(), 100, false);
+  EXPECT_EQ(testing::internal::GetCapturedStdout(), "zeroth: warning: before the first bar\n\r\033[K" + bar +
+                                                        "\r\033[Kzeroth: warning: step 4 skipped\n" + bar +
+                                                        "\r\033[Ka line of its own\nzeroth: warning: no bar\n\r\033[K" +
+                                                        bar + "\nzeroth: warning: after the display\n");
   ::unsetenv("ZR_PROGRESS");
   ::unsetenv("NO_COLOR");
   ::close(terminal);
