@@ -1,5 +1,5 @@
 // engine.load() of state dictionaries that PyTorch 2.11 has written with torch.save(); state_dicts/README.md has the
-// program.
+// program. The messages are in tests/golden/state_dict_errors.txt.
 #include "support/engine_test.hpp"
 #include "support/user_error.hpp"
 
@@ -34,6 +34,50 @@ MULTIRANK_TEST(StateDictTest, LoadsParametersAndBuffers, {1, 2}, kStrategies) {
     EXPECT_TRUE(torch::equal(engine.buffer("1.running_var").to(torch::kFloat), torch::arange(3) / 8.0 + 13)) << file;
     EXPECT_EQ(engine.buffer("1.num_batches_tracked").item<int64_t>(), 7) << file;
   }
+}
+
+std::string bytes_of(const std::string& file) {
+  std::ifstream in(kFolder + file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+// Rank 0 writes a file that the ranks load; returns its path.
+std::string written(const Run& run, const std::string& name, const std::string& bytes) {
+  const std::string path = run.program.text("job.runs") + "/" + name;
+  if (run.program.rank() == 0) std::ofstream(path, std::ios::binary) << bytes;
+  return path;
+}
+
+// Loads the file on all ranks and prints the error on rank 0.
+void load_and_print(Run& run, const std::string& path, const zr::LoadOptions& how = {.weights_only = true}) {
+  torch::nn::Sequential model = model_of_the_files();
+  zr::Engine engine(run.program, *model);
+  const std::string error = user_error_of([&] { engine.load(path, how); });
+  EXPECT_NE(error, "") << path;
+  if (engine.rank() == 0) std::cout << error << std::endl;
+}
+
+// One bit of a value differs.
+RANK_BODY(loads_flipped_values, Run) {
+  std::string bytes = bytes_of("state_dict.pt");
+  bytes[bytes.find(std::string("\0\0\x02\x41", 4))] ^= 0x10;  // 8.125, in 0.weight
+  load_and_print(run, written(run, "flipped.pt", bytes));
+}
+
+// One bit of a name differs.
+RANK_BODY(loads_flipped_names, Run) {
+  std::string bytes = bytes_of("state_dict.pt");
+  bytes[bytes.find("running_mean")] ^= 0x01;
+  load_and_print(run, written(run, "flipped.pt", bytes));
+}
+
+TEST_F(StateDictTest, ReportFileAndRemedy) { check_messages("state_dict_errors.txt", 2); }
+
+MULTIRANK_TEST(StateDictTest, LoadsFilesWithoutChecksums, {2}) {
+  torch::nn::Sequential model = model_of_the_files();
+  zr::Engine engine(run.program, *model);
+  engine.load(kFolder + "no_checksums.pt", {.weights_only = true});
+  EXPECT_TRUE(torch::equal(engine.get("0.weight"), torch::arange(12).view({3, 4}) / 8.0 + 8));
 }
 
 MULTIRANK_TEST(StateDictTest, ReportsFilesThatAreNoStateDictionary, {2}) {
