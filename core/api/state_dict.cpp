@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <string_view>
 #include <utility>
 
 #include "checkpoint/safetensors.hpp"
@@ -69,6 +70,12 @@ void convert(const std::string& from, const std::string& to) {
   Records records(from);
   if (!records.has("data.pkl"))
     host::fail_user(from + ": has no list of tensors; save it with torch.save(model.state_dict(), file)");
+  if (records.has("byteorder"))  // since PyTorch 2.1
+    if (const auto [order, length] = records.read("byteorder");
+        std::string_view(static_cast<const char*>(order.get()), length) != "little")
+      host::fail_user(from +
+                      ": was saved on a big-endian machine, and Zeroth reads little-endian values only; load it with "
+                      "torch.load() on a little-endian machine, and save it there with torch.save()");
   const auto [pickle, size] = records.read("data.pkl");
   if (size > kMaxPickleBytes)
     host::fail_user(from + ": its list of tensors has " + std::to_string(size) +

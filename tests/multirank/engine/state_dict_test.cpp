@@ -71,7 +71,9 @@ RANK_BODY(loads_flipped_names, Run) {
   load_and_print(run, written(run, "flipped.pt", bytes));
 }
 
-TEST_F(StateDictTest, ReportFileAndRemedy) { check_messages("state_dict_errors.txt", 2); }
+RANK_BODY(loads_big_endian, Run) { load_and_print(run, written(run, "big.pt", bytes_of("big_endian.pt"))); }
+
+TEST_F(StateDictTest, ReportFileAndRemedy) { check_messages("state_dict_errors.txt", 3); }
 
 MULTIRANK_TEST(StateDictTest, LoadsFilesWithoutChecksums, {2}) {
   torch::nn::Sequential model = model_of_the_files();
