@@ -71,9 +71,29 @@ RANK_BODY(loads_flipped_names, Run) {
   load_and_print(run, written(run, "flipped.pt", bytes));
 }
 
+RANK_BODY(loads_into_another_model, Run) {
+  const std::string path = written(run, "weights.pt", bytes_of("state_dict.pt"));
+  torch::nn::Sequential model(torch::nn::Linear(4, 3), torch::nn::Linear(3, 2));
+  zr::Engine engine(run.program, *model);
+  const std::string error = user_error_of([&] { engine.load(path, {.weights_only = true}); });
+  if (engine.rank() == 0) std::cout << error << std::endl;
+}
+
+RANK_BODY(loads_half, Run) { load_and_print(run, written(run, "half.pt", bytes_of("half.pt"))); }
+RANK_BODY(loads_double, Run) {
+  load_and_print(run, written(run, "double.pt", bytes_of("double.pt")), {.weights_only = true, .convert = true});
+}
+RANK_BODY(converts_half, Run) {
+  torch::nn::Sequential model = model_of_the_files();
+  zr::Engine engine(run.program, *model);
+  const std::string path = written(run, "half.pt", bytes_of("half.pt"));
+  EXPECT_EQ(engine.load(path, {.weights_only = true, .convert = true}).folder, path);
+  EXPECT_TRUE(torch::equal(engine.get("0.weight"), torch::arange(12).view({3, 4}) / 8.0 + 8));
+}
+
 RANK_BODY(loads_big_endian, Run) { load_and_print(run, written(run, "big.pt", bytes_of("big_endian.pt"))); }
 
-TEST_F(StateDictTest, ReportFileAndRemedy) { check_messages("state_dict_errors.txt", 3); }
+TEST_F(StateDictTest, ReportFileAndRemedy) { check_messages("state_dict_errors.txt", 7); }
 
 MULTIRANK_TEST(StateDictTest, LoadsFilesWithoutChecksums, {2}) {
   torch::nn::Sequential model = model_of_the_files();
