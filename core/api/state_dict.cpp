@@ -23,11 +23,6 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t kMaxPickleBytes = 100'000'000;  // the list of tensors, without their data
 
-bool is_state_dict(const std::string& file) {
-  const std::string extension = fs::path(file).extension().string();
-  return (extension == ".pt" || extension == ".pth" || extension == ".bin") && fs::is_regular_file(file);
-}
-
 // The records of a file of torch.save(), with verified contents.
 class Records {
  public:
@@ -118,7 +113,7 @@ Engine::StateDictFile::StateDictFile(host::engine::Session& session, const std::
   const host::checkpoint::CheckpointComm peers = session.checkpointer().comm();
   std::string converted;  // rank 0 alone decides, because it alone may see the file
   host::checkpoint::run_on_all_ranks(peers, [&] {
-    if (session.rank() != 0 || !is_state_dict(file)) return;
+    if (session.rank() != 0 || !host::checkpoint::is_state_dict_file(file)) return;
     std::string folder = (fs::temp_directory_path() / "zeroth-XXXXXX").string();
     if (!::mkdtemp(folder.data()))
       host::fail_environment("cannot create a folder in " + fs::temp_directory_path().string() +

@@ -2,9 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
+#include <cctype>
 #include <cstring>
 #include <deque>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <utility>
 
@@ -275,6 +279,20 @@ class Machine {
 };
 
 }  // namespace
+
+bool is_state_dict_file(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error)) return false;
+  std::string extension = std::filesystem::path(path).extension().string();
+  std::transform(extension.begin(), extension.end(), extension.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  if (extension == ".safetensors") return false;
+  for (const char* name : {".pt", ".pth", ".bin", ".ckpt"})
+    if (extension == name) return true;
+  std::array<char, 4> start{};
+  std::ifstream(path, std::ios::binary).read(start.data(), start.size());
+  return std::string_view(start.data(), start.size()) == "PK\x03\x04";
+}
 
 std::vector<PickledTensor> tensors_of_pickle(const std::string& file, std::string_view pickle) {
   Machine machine(file, pickle);

@@ -91,9 +91,34 @@ RANK_BODY(converts_half, Run) {
   EXPECT_TRUE(torch::equal(engine.get("0.weight"), torch::arange(12).view({3, 4}) / 8.0 + 8));
 }
 
+RANK_BODY(loads_missing_file, Run) { load_and_print(run, run.program.text("job.runs") + "/nosuch.pt"); }
+RANK_BODY(loads_missing_folder, Run) { load_and_print(run, run.program.text("job.runs") + "/nosuch"); }
+
+RANK_BODY(starts_from_state_dict, Run) {
+  const std::string path = written(run, "weights.ckpt", bytes_of("state_dict.pt"));
+  torch::nn::Sequential model = model_of_the_files();
+  std::vector<std::string> overrides(run.arguments.begin() + 1, run.arguments.end());
+  overrides.push_back("checkpoint.init=" + path);
+  const zr::Program program(run.arguments[0], overrides,
+                            {{"parity.model", "everything", "unused here"},
+                             {"parity.weighted", false, "unused here"},
+                             {"parity.overflows", false, "unused here"}});
+  const std::string error = user_error_of([&] { zr::Engine engine(program, *model); });
+  if (program.rank() == 0) std::cout << error << std::endl;
+}
+
 RANK_BODY(loads_big_endian, Run) { load_and_print(run, written(run, "big.pt", bytes_of("big_endian.pt"))); }
 
-TEST_F(StateDictTest, ReportFileAndRemedy) { check_messages("state_dict_errors.txt", 7); }
+TEST_F(StateDictTest, ReportFileAndRemedy) { check_messages("state_dict_errors.txt", 10); }
+
+MULTIRANK_TEST(StateDictTest, RecognizesFilesByNameOrContents, {1}) {
+  for (const std::string name : {"weights.PT", "weights.ckpt", "weights.pth", "weights.bin", "weights"}) {
+    torch::nn::Sequential model = model_of_the_files();
+    zr::Engine engine(run.program, *model);
+    engine.load(written(run, name, bytes_of("state_dict.pt")), {.weights_only = true});
+    EXPECT_TRUE(torch::equal(engine.get("0.weight"), torch::arange(12).view({3, 4}) / 8.0 + 8)) << name;
+  }
+}
 
 MULTIRANK_TEST(StateDictTest, LoadsFilesWithoutChecksums, {2}) {
   torch::nn::Sequential model = model_of_the_files();

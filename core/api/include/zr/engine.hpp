@@ -227,8 +227,8 @@ class Engine {
   /// failed. Collective.
   std::string save(const std::string& dir);
   /// Loads a checkpoint: one that any strategy and number of ranks wrote, the newest one in `dir`, or safetensors
-  /// weights of another program, or a state dictionary of PyTorch: a file whose name ends in .pt, .pth or .bin, which
-  /// rank 0 converts to a temporary safetensors file of the same size.
+  /// weights of another program, or a state dictionary of PyTorch, which rank 0 converts to a temporary
+  /// safetensors file of the same size: a zip archive, or a file whose name ends in .pt, .pth, .bin or .ckpt.
   /// Verifies every byte. Throws if a tensor does not match and names it (see LoadOptions). If loading fails, a model
   /// that was already trained is unchanged; a model that was not trained yet may have undefined weights and then
   /// refuses to train until another load succeeds. Collective.
