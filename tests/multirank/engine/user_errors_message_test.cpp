@@ -138,6 +138,14 @@ RANK_BODY(set_misuse, Run) {
   run.step();
 }
 
+RANK_BODY(sum_misuse, Run) {
+  zr::Engine& engine = *run.engine;
+  says("bool", [&] { engine.sum(torch::ones({2}, torch::kBool)); });
+  says("uint16", [&] { engine.sum(torch::zeros({2}).to(torch::kUInt16)); });
+  says("float8", [&] { engine.sum(torch::zeros({2}).to(torch::kFloat8_e5m2)); });
+  run.step();
+}
+
 RANK_BODY(set_differs, Run) {
   run.engine->set("left.bias", zr::TensorKind::value, torch::full({7}, run.engine->rank() == 2 ? 1 : 0));
 }

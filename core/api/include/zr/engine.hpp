@@ -256,7 +256,8 @@ class Engine {
   double mean(double value);
   /// Returns the sum over ranks, element by element, with the tensor's dtype and shape: added in rank order, bf16 and
   /// fp16 in fp32 with one rounding at the end. As for the next two, `tensor` must be a dense CPU tensor of the same
-  /// dtype and shape on all ranks; otherwise all ranks throw. Collective.
+  /// dtype and shape on all ranks; otherwise all ranks throw. sum() also throws for dtypes that libtorch does not add,
+  /// such as kBool, kUInt16 and kFloat8_e5m2. Collective.
   torch::Tensor sum(const torch::Tensor& tensor);
   /// Returns the tensors of all ranks, stacked in rank order: shape [world(), ...]. Collective.
   torch::Tensor all_gather(const torch::Tensor& tensor);
