@@ -172,6 +172,20 @@ RANK_BODY(calls_in_hook, Run) {
   run.engine->step();
 }
 
+RANK_BODY(calls_in_functions, Run) {
+  run.engine->set_schedule([&](int64_t) {
+    says("schedule", [&] { run.engine->mean(1); });
+    return 0.1;
+  });
+  run.engine->edit_gradients(
+      [&](const std::string&, torch::Tensor, int64_t) { says("edit", [&] { run.engine->get("left.weight"); }); });
+  run.step();
+  run.engine->set_schedule({});
+  run.engine->edit_gradients({});
+  run.engine->mean(1);
+  run.step();
+}
+
 struct Empty : torch::nn::Module {};
 
 RANK_BODY(no_parameters, Run) {
