@@ -61,6 +61,12 @@ MULTIRANK_TEST(EngineConfigurationTest, ReportsUnknownKeysAndWrongValues, {1}) {
             "zr::Configuration:2:9: train.steps: expected an integer, found \"a\"");
 }
 
+MULTIRANK_TEST(EngineConfigurationTest, NamesTheRunAfterTheProgram, {1}) {
+  EXPECT_EQ(zr::Program(zr::Configuration()).text("job.name"), fs::read_symlink("/proc/self/exe").filename().string());
+  EXPECT_EQ(zr::Program(zr::Configuration("[job]\nname = \"mine\"\n")).text("job.name"), "mine");
+  EXPECT_EQ(zr::Program(zr::Configuration().set("job.name", "other")).text("job.name"), "other");
+}
+
 MULTIRANK_TEST(EngineConfigurationTest, RejectsTextThatIsNotAKey, {1}) {
   zr::Configuration config;
   for (const std::string path : {"", "job.name=abc", "train..steps", ".train", "train.", "train.steps # 3", "a\nb"})

@@ -80,7 +80,7 @@ class Program {
                    const std::vector<Key>& keys = {});
   /// The same from a configuration that the program has composed; errors name keys of Configuration::set() as
   /// "zr::Configuration", and the TOML text as "zr::Configuration:line:column". Relative paths are relative to the
-  /// working directory.
+  /// working directory. Without job.name, the run folder has the file name of the program.
   explicit Program(const Configuration& config, const std::vector<std::string>& overrides = {},
                    const std::vector<Key>& keys = {});
   ~Program();
