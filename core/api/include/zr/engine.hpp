@@ -130,9 +130,10 @@ class Engine {
   /// exception; the step is finished. Not collective.
   void on_step(std::function<void(const StepResult&)> callback);
 
-  /// Sets the learning rate of the following steps, instead of optimizer.lr and [schedule], until the next call of
-  /// set_lr() or set_schedule(). Groups multiply it by their lr_scale. Checkpoints do not contain it: set it again
-  /// after a resume. `rate` must be finite and at least 0. Collective.
+  /// Sets the learning rate, instead of optimizer.lr and [schedule], until the next call of set_lr() or set_schedule().
+  /// It holds from the next call of step() that ends a step: between the micro-batches of a step, for that step. Groups
+  /// multiply it by their lr_scale. Checkpoints do not contain it: set it again after a resume. `rate` must be finite
+  /// and at least 0. Collective.
   void set_lr(double rate);
   /// Sets a schedule: `rate(index)` is the learning rate of update `index`, 0 being the first one of the run and
   /// skipped steps not counting. An empty function restores optimizer.lr and [schedule]. The function must return the
