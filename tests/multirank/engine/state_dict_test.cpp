@@ -21,7 +21,7 @@ const std::vector<std::string> kStrategies{"strategy=zero0", "strategy=zero2", "
                                            "strategy=zero2 train.dtype=bf16"};
 
 MULTIRANK_TEST(StateDictTest, LoadsParametersAndBuffers, {1, 2}, kStrategies) {
-  for (const std::string file : {"state_dict.pt", "nested.pt"}) {
+  for (const std::string file : {"state_dict.pt", "nested.pt", "protocol5.pt"}) {
     torch::nn::Sequential model = model_of_the_files();
     zr::Engine engine(run.program, *model);
     zr::LoadOptions how;
@@ -109,7 +109,32 @@ RANK_BODY(starts_from_state_dict, Run) {
 
 RANK_BODY(loads_big_endian, Run) { load_and_print(run, written(run, "big.pt", bytes_of("big_endian.pt"))); }
 
-TEST_F(StateDictTest, ReportFileAndRemedy) { check_messages("state_dict_errors.txt", 10); }
+RANK_BODY(loads_module_that_cpp_saved, Run) {
+  const std::string path = run.program.text("job.runs") + "/module.pt";
+  if (run.program.rank() == 0) torch::save(model_of_the_files(), path);
+  load_and_print(run, path);
+}
+
+TEST_F(StateDictTest, ReportFileAndRemedy) { check_messages("state_dict_errors.txt", 11); }
+
+// As docs/training-from-cpp.md describes.
+MULTIRANK_TEST(StateDictTest, LoadsDictionariesThatCppSaved, {2}) {
+  torch::nn::Sequential saved = model_of_the_files();
+  {
+    const torch::NoGradGuard no_grad;
+    saved->parameters()[0].fill_(0.375);
+    saved->buffers()[0].fill_(0.625);
+  }
+  c10::Dict<std::string, torch::Tensor> weights;
+  for (const auto& tensor : saved->named_parameters()) weights.insert(tensor.key(), tensor.value().detach());
+  for (const auto& tensor : saved->named_buffers()) weights.insert(tensor.key(), tensor.value());
+  const std::vector<char> bytes = torch::pickle_save(c10::IValue(weights));
+  torch::nn::Sequential model = model_of_the_files();
+  zr::Engine engine(run.program, *model);
+  engine.load(written(run, "cpp.pt", {bytes.begin(), bytes.end()}), {.weights_only = true});
+  EXPECT_TRUE(torch::equal(engine.get("0.weight"), torch::full({3, 4}, 0.375)));
+  EXPECT_TRUE(torch::equal(engine.buffer("1.running_mean"), torch::full({3}, 0.625)));
+}
 
 MULTIRANK_TEST(StateDictTest, RecognizesFilesByNameOrContents, {1}) {
   for (const std::string name : {"weights.PT", "weights.ckpt", "weights.pth", "weights.bin", "weights"}) {
@@ -132,8 +157,8 @@ MULTIRANK_TEST(StateDictTest, ReportsFilesThatAreNoStateDictionary, {2}) {
   zr::Engine engine(run.program, *model);
   const torch::Tensor before = engine.get("0.weight");
   EXPECT_NE(user_error_of([&] { engine.load(kFolder + "list.pt"); })
-                .find("list.pt: contains no dictionary of tensors; save it with torch.save(model.state_dict(), file), "
-                      "or convert"),
+                .find("list.pt: contains no dictionary of tensors; save it with torch.save(model.state_dict(), file) "
+                      "in Python"),
             std::string::npos);
   EXPECT_NE(user_error_of([&] {
               engine.load(kFolder + "mixed.pt");
