@@ -18,6 +18,18 @@ std::string signature(const torch::Tensor& tensor) {
       tensor.device().is_cpu() && tensor.layout() == torch::kStrided ? "" : ", not dense or on another device");
 }
 
+// On any number of ranks, although libtorch adds nothing on one.
+void check_addable(const std::string& call, torch::ScalarType type) {
+  if (type == torch::kBool)
+    host::fail_user(call + ": booleans cannot be added; convert the tensor to an integer dtype");
+  for (const torch::ScalarType addable :
+       {torch::kFloat, torch::kDouble, torch::kBFloat16, torch::kHalf, torch::kByte, torch::kChar, torch::kShort,
+        torch::kInt, torch::kLong, torch::kComplexHalf, torch::kComplexFloat, torch::kComplexDouble})
+    if (type == addable) return;
+  host::fail_user(call + ": libtorch cannot add values of this dtype; convert the tensor to another one, such as " +
+                  (c10::isIntegralType(type, /*includeBool=*/false) ? "torch::kLong" : "torch::kFloat"));
+}
+
 torch::Tensor checked(const std::string& call, const torch::Tensor& tensor) {
   if (!tensor.defined()) host::fail_user(call + ": pass a tensor with values");
   if (!tensor.device().is_cpu() || tensor.layout() != torch::kStrided || tensor.is_quantized())
@@ -41,8 +53,7 @@ void each_gathered_piece(host::engine::Session& session, const torch::Tensor& lo
 torch::Tensor Engine::sum(const torch::Tensor& tensor) {
   return state_->collective("sum", signature(tensor), [&](host::engine::Session& session, const State::Call& call) {
     const torch::Tensor local = checked(call.text(), tensor);
-    if (local.scalar_type() == torch::kBool)
-      host::fail_user(call.text() + ": booleans cannot be added; convert the tensor to an integer dtype");
+    check_addable(call.text(), local.scalar_type());
     const torch::NoGradGuard no_grad;
     torch::Tensor result = torch::empty_like(local, torch::MemoryFormat::Contiguous);
     torch::Tensor flat = result.view({-1});

@@ -81,9 +81,15 @@ torch::Tensor Engine::State::buffer(const std::string& name) {
 }
 
 namespace {
-// Calls a function of the program. Its exceptions pass through host code unchanged.
+// Calls a function of the program, and sets `running` to `name` meanwhile. Its exceptions pass through host code
+// unchanged.
 template <class Fn>
-auto call_program(Fn&& fn) {
+auto call_program(const char*& running, const char* name, Fn&& fn) {
+  struct Scope {
+    explicit Scope(const char*& where, const char* value) : running(where) { running = value; }
+    ~Scope() { running = nullptr; }
+    const char*& running;
+  } const scope(running, name);
   try {
     return fn();
   } catch (...) {
@@ -94,8 +100,9 @@ auto call_program(Fn&& fn) {
 
 void Engine::State::apply_schedule() {
   if (!program_settings.schedule) return session->update().set_schedule({});
-  session->update().set_schedule(
-      [this](int64_t index) { return call_program([&] { return program_settings.schedule(index); }); });
+  session->update().set_schedule([this](int64_t index) {
+    return call_program(program_function, "engine.set_schedule()", [&] { return program_settings.schedule(index); });
+  });
 }
 
 void Engine::State::apply_edit() {
@@ -103,7 +110,8 @@ void Engine::State::apply_edit() {
   session->update().set_gradient_edit([this](uint32_t param, int64_t first, int64_t count, float* values) {
     const torch::NoGradGuard no_grad;
     const std::string& name = session->plan().input.parameters[param].name;
-    call_program([&] { program_settings.edit(name, torch::from_blob(values, {count}, torch::kFloat), first); });
+    call_program(program_function, "engine.edit_gradients()",
+                 [&] { program_settings.edit(name, torch::from_blob(values, {count}, torch::kFloat), first); });
   });
 }
 

@@ -64,6 +64,9 @@ struct Engine::State {
       if (std::this_thread::get_id() != state.thread)
         host::fail_user(text_ +
                         " was called on another thread than the one that created the engine; use one thread for both");
+      if (state.program_function)
+        host::fail_user(text_ + " was called inside the function passed to " + state.program_function +
+                        "; call it outside that function");
       if (!state.call.empty())
         host::fail_user(text_ + " was called inside " + state.call +
                         ", from a hook or an autograd function; call it after " + state.call + " returns");
@@ -102,8 +105,9 @@ struct Engine::State {
   std::optional<host::model::TorchModel> torch_model;  // empty after release(), like session
   std::optional<host::engine::Session> session;
   const std::thread::id thread = std::this_thread::get_id();
-  std::string call;     // the call in progress, or ""
-  int evaluations = 0;  // number of open Evaluation scopes
+  std::string call;                        // the call in progress, or ""
+  const char* program_function = nullptr;  // the call that set the function of the program that runs now, or null
+  int evaluations = 0;                     // number of open Evaluation scopes
   ProgramSettings program_settings;
   torch::Tensor random;  // after a load() inside a scope: the random state that its end restores; otherwise undefined
   const std::shared_ptr<const void> life = std::make_shared<char>();

@@ -36,6 +36,12 @@ std::vector<host::config::ConfigKey> config_keys_of(const std::vector<Key>& keys
   return config_keys;
 }
 
+std::string name_of_this_program() {
+  std::error_code error;
+  const std::string name = std::filesystem::read_symlink("/proc/self/exe", error).filename().string();
+  return name.empty() ? "program" : name;
+}
+
 // A program that was started by hand or by another launcher may have another number of ranks than job.ranks.
 void report_ranks(const host::config::Setting<int>& ranks, int world) {
   if (ranks.origin.from == host::config::Origin::From::key_default || ranks == world) return;
@@ -190,7 +196,8 @@ Program::Program(const std::string& file, const std::vector<std::string>& overri
 Program::Program(const Configuration& config, const std::vector<std::string>& overrides, const std::vector<Key>& keys)
     : state_(host::guard_host_call("zr::Program", [&] {
         const auto load = [config](const std::vector<std::string>& assignments) {
-          return host::config::Document::parse(config.toml(), "zr::Configuration", assignments, config.values());
+          return host::config::Document::parse(config.toml(), "zr::Configuration", assignments, config.values(),
+                                               name_of_this_program());
         };
         return std::make_shared<State>(load, std::filesystem::current_path(), overrides, keys);
       })) {}

@@ -11,9 +11,10 @@ MicroBatchSampler::MicroBatchSampler(const Engine& engine, std::size_t size) : e
 }
 
 void MicroBatchSampler::reset(std::optional<std::size_t> size) {
-  if (size) size_ = *size;
-  if (size_ == 0) host::fail_user("zr::MicroBatchSampler: the dataset is empty; pass its number of samples");
+  const std::size_t new_size = size.value_or(size_);
+  if (new_size == 0) host::fail_user("zr::MicroBatchSampler: the dataset is empty; pass its number of samples");
   samples_ = engine_->samples();
+  size_ = new_size;
   accumulation_ = engine_->accumulation();
   micro_ = engine_->micro_index() / engine_->world();
   for (auto& [epoch, order] : epochs_) epoch = -1;

@@ -5,9 +5,13 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <string_view>
+#include <utility>
 
 #include "checkpoint/safetensors.hpp"
 #include "checkpoint/state_dict_pickle.hpp"
+#include "checkpoint/zip_checksums.hpp"
 #include "engine/saver.hpp"
 #include "model/torch_dtype.hpp"
 
@@ -16,19 +20,39 @@ namespace zr {
 namespace {
 
 namespace fs = std::filesystem;
-using Reader = caffe2::serialize::PyTorchStreamReader;
 
 constexpr std::size_t kMaxPickleBytes = 100'000'000;  // the list of tensors, without their data
 
-bool is_state_dict(const std::string& file) {
-  const std::string extension = fs::path(file).extension().string();
-  return (extension == ".pt" || extension == ".pth" || extension == ".bin") && fs::is_regular_file(file);
-}
+// The records of a file of torch.save(), with verified contents.
+class Records {
+ public:
+  explicit Records(const std::string& file) : file_(file), reader_(file) {
+    using host::File;
+    for (const auto& [name, checksum] : host::checkpoint::zip_checksums(File(file, File::Mode::read_following_links)))
+      checksums_.emplace(name.substr(name.find('/') + 1), checksum);  // all records are in one folder
+  }
+  bool has(const std::string& name) { return reader_.hasRecord(name); }
+  std::pair<at::DataPtr, std::size_t> read(const std::string& name) {
+    auto [data, bytes] = reader_.getRecord(name);
+    const auto checksum = checksums_.find(name);
+    // PyTorch writes 0 if torch.utils.serialization.config.save.compute_crc32 is false.
+    if (checksum != checksums_.end() && checksum->second != 0 &&
+        checksum->second != host::checkpoint::crc32_of(data.get(), bytes))
+      host::fail_user(file_ + ": is damaged: its record '" + name +
+                      "' does not have the checksum that the file lists; save or download it again");
+    return {std::move(data), bytes};
+  }
+
+ private:
+  const std::string file_;
+  caffe2::serialize::PyTorchStreamReader reader_;
+  std::map<std::string, uint32_t> checksums_;
+};
 
 // The values of a tensor, contiguous.
-torch::Tensor values_of(Reader& reader, const std::string& file, const host::checkpoint::PickledTensor& tensor) {
+torch::Tensor values_of(Records& records, const std::string& file, const host::checkpoint::PickledTensor& tensor) {
   const torch::ScalarType type = host::model::torch_type_named(tensor.dtype);
-  const auto [data, bytes] = reader.getRecord("data/" + tensor.storage);
+  const auto [data, bytes] = records.read("data/" + tensor.storage);
   if (bytes != static_cast<std::size_t>(tensor.storage_count) * torch::elementSize(type))
     host::fail_user(file + ": is damaged: the storage of '" + tensor.name + "' has " + std::to_string(bytes) +
                     " bytes instead of " + std::to_string(tensor.storage_count) + " elements of " + tensor.dtype);
@@ -38,10 +62,16 @@ torch::Tensor values_of(Reader& reader, const std::string& file, const host::che
 }
 
 void convert(const std::string& from, const std::string& to) {
-  Reader reader(from);
-  if (!reader.hasRecord("data.pkl"))
+  Records records(from);
+  if (!records.has("data.pkl"))
     host::fail_user(from + ": has no list of tensors; save it with torch.save(model.state_dict(), file)");
-  const auto [pickle, size] = reader.getRecord("data.pkl");
+  if (records.has("byteorder"))  // since PyTorch 2.1
+    if (const auto [order, length] = records.read("byteorder");
+        std::string_view(static_cast<const char*>(order.get()), length) != "little")
+      host::fail_user(from +
+                      ": was saved on a big-endian machine, and Zeroth reads little-endian values only; load it with "
+                      "torch.load() on a little-endian machine, and save it there with torch.save()");
+  const auto [pickle, size] = records.read("data.pkl");
   if (size > kMaxPickleBytes)
     host::fail_user(from + ": its list of tensors has " + std::to_string(size) +
                     " bytes, more than any state dictionary; convert the file to safetensors");
@@ -57,7 +87,7 @@ void convert(const std::string& from, const std::string& to) {
   std::ofstream out(to, std::ios::binary);
   out << host::checkpoint::write_header(header);
   for (const host::checkpoint::PickledTensor& tensor : tensors) {
-    const torch::Tensor values = values_of(reader, from, tensor);
+    const torch::Tensor values = values_of(records, from, tensor);
     out.write(static_cast<const char*>(values.data_ptr()), static_cast<std::streamsize>(values.nbytes()));
   }
   out.close();
@@ -83,7 +113,7 @@ Engine::StateDictFile::StateDictFile(host::engine::Session& session, const std::
   const host::checkpoint::CheckpointComm peers = session.checkpointer().comm();
   std::string converted;  // rank 0 alone decides, because it alone may see the file
   host::checkpoint::run_on_all_ranks(peers, [&] {
-    if (session.rank() != 0 || !is_state_dict(file)) return;
+    if (session.rank() != 0 || !host::checkpoint::is_state_dict_file(file)) return;
     std::string folder = (fs::temp_directory_path() / "zeroth-XXXXXX").string();
     if (!::mkdtemp(folder.data()))
       host::fail_environment("cannot create a folder in " + fs::temp_directory_path().string() +

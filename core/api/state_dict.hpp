@@ -10,8 +10,8 @@ namespace zr {
 /// Training thread only.
 class Engine::StateDictFile {
  public:
-  /// If `file` is a state dictionary (.pt, .pth, .bin), rank 0 converts it to a temporary safetensors file. A failure
-  /// is thrown on all ranks. Collective.
+  /// If `file` is a state dictionary (is_state_dict_file), rank 0 converts it to a temporary safetensors file. A
+  /// failure is thrown on all ranks. Collective.
   StateDictFile(host::engine::Session& session, const std::string& file);
   /// Removes the temporary file.
   ~StateDictFile();

@@ -13,7 +13,9 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/text.hpp"
 #include "checkpoint/manifest.hpp"
+#include "checkpoint/state_dict_pickle.hpp"
 
 namespace zr::host::checkpoint {
 
@@ -64,12 +66,29 @@ std::optional<int64_t> step_of_name(const std::string& name) {
 
 std::vector<std::string> checkpoints_in(const std::string& root) { return by_step(list_folder(root)); }
 
+namespace {
+[[noreturn]] void fail_no_checkpoint(const std::string& path) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  const bool exists = fs::exists(status);
+  if (exists && is_state_dict_file(path))
+    fail_user(
+        fmt::format("{}: is a file of PyTorch's torch.save(), which only engine.load() reads; load it in the "
+                    "program, or convert it to safetensors",
+                    printable(path)));
+  const std::string problem = status.type() == fs::file_type::not_found ? "does not exist"
+                              : !exists                                 ? "cannot be read: " + error.message()
+                              : fs::is_directory(status)                ? "contains no committed checkpoint"
+                                                                        : "is not a folder";
+  fail_user(fmt::format("{}: {}; name the folder that was given to engine.save() or checkpoint.dir", printable(path),
+                        problem));
+}
+}  // namespace
+
 std::string find_checkpoint(const std::string& path) {
   if (path_exists(join_path(path, kManifest))) return path;
   const std::vector<std::string> names = checkpoints_in(path);
-  if (names.empty())
-    fail_user(path +
-              ": contains no committed checkpoint; name the folder that was given to engine.save() or checkpoint.dir");
+  if (names.empty()) fail_no_checkpoint(path);
   return join_path(path, names.back());
 }
 

@@ -22,8 +22,8 @@ bool is_checkpoint_name(const std::string& name);
 std::optional<int64_t> step_of_name(const std::string& name);
 /// Names of the committed checkpoints in `root`, in order of their steps.
 std::vector<std::string> checkpoints_in(const std::string& root);
-/// `path` itself if it is a checkpoint, else the newest committed one in it. Throws UserError if `path` contains no
-/// checkpoint.
+/// `path` itself if it is a checkpoint, else the newest committed one in it. Throws UserError if `path` does not exist,
+/// is not a folder, or contains no checkpoint.
 std::string find_checkpoint(const std::string& path);
 
 /// Locks a folder for the saves of one job until this object is destroyed or the process ends in any way. Throws

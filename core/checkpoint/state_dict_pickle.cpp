@@ -2,9 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
+#include <cctype>
 #include <cstring>
 #include <deque>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <utility>
 
@@ -54,8 +58,10 @@ class Machine {
 
  private:
   [[noreturn]] void fail(const std::string& what) const {
-    fail_user(fmt::format("{}: {}; save it with torch.save(model.state_dict(), file), or convert it to safetensors",
-                          file_, what));
+    fail_user(
+        fmt::format("{}: {}; save it with torch.save(model.state_dict(), file) in Python, or torch::pickle_save() "
+                    "of a c10::Dict<std::string, torch::Tensor> in C++",
+                    file_, what));
   }
 
   std::string_view bytes(uint64_t count) {
@@ -191,34 +197,52 @@ class Machine {
     return node;
   }
 
-  void reduce() {
-    const Node* arguments = pop();
-    const Node* callable = pop();
+  [[noreturn]] void fail_object(const Node* callable) const {
     const std::string name = callable->kind == Kind::global ? callable->text : "an object that is called";
+    fail(fmt::format("contains an object of {}, not only tensors", printable(name)));
+  }
+
+  void reduce() {
+    Node* arguments = pop();
+    const Node* callable = pop();
+    const std::string name = callable->kind == Kind::global ? callable->text : "";
     if (arguments->kind != Kind::sequence) fail("is damaged: a call has no arguments");
     if (name == "collections OrderedDict" && arguments->items.empty())
       stack_.push_back(make(Kind::dictionary));
     else if (name == "torch._utils _rebuild_tensor_v2")
       stack_.push_back(tensor_of(arguments->items));
-    else if (name == "torch._utils _rebuild_parameter" && !arguments->items.empty())
+    else if ((name == "torch._utils _rebuild_parameter" || name == "torch.jit._pickle restore_type_tag") &&
+             !arguments->items.empty())
       stack_.push_back(arguments->items[0]);
     else
-      fail(fmt::format("contains an object of {}, not only tensors", printable(name)));
+      fail_object(callable);
   }
 
-  void push_global() {
+  void push_global(const std::string& module, const std::string& name) {
     Node* node = make(Kind::global);
-    const std::string module = line();
-    node->text = fmt::format("{} {}", module, line());
+    node->text = fmt::format("{} {}", module, name);
     stack_.push_back(node);
+  }
+  void push_global_of_lines() {
+    const std::string module = line();
+    push_global(module, line());
+  }
+  void push_global_of_stack() {
+    const Node* name = pop();
+    const Node* module = pop();
+    if (name->kind != Kind::text || module->kind != Kind::text) fail("is damaged: a name of an object is not a text");
+    push_global(module->text, name->text);
   }
 
   void step(unsigned char op) {
     switch (op) {
       case 0x80: bytes(1); break;  // the version of the protocol
-      case 'c': push_global(); break;
+      case 0x95: bytes(8); break;  // the size of a frame
+      case 'c': push_global_of_lines(); break;
+      case 0x93: push_global_of_stack(); break;
       case 'q': remember(number<uint8_t>()); break;
       case 'r': remember(number<uint32_t>()); break;
+      case 0x94: remember(memo_.size()); break;
       case 'h': recall(number<uint8_t>()); break;
       case 'j': recall(number<uint32_t>()); break;
       case '(': stack_.push_back(make(Kind::mark)); break;
@@ -230,6 +254,7 @@ class Machine {
       case 0x86: push_tuple(2); break;
       case 0x87: push_tuple(3); break;
       case 'X': push_text(number<uint32_t>()); break;
+      case 0x8c: push_text(number<uint8_t>()); break;
       case 'K': push_integer(number<uint8_t>()); break;
       case 'M': push_integer(number<uint16_t>()); break;
       case 'J': push_integer(number<int32_t>()); break;
@@ -240,6 +265,9 @@ class Machine {
       case 0x89: stack_.push_back(make(Kind::boolean)); break;
       case 'Q': persistent(); break;
       case 'R': reduce(); break;
+      case 0x81:  // a class and the arguments of its __new__()
+        pop();
+        fail_object(pop());
       case 'u': set_items(pop_to_mark()); break;
       case 's': {
         Node* value = pop();
@@ -275,6 +303,20 @@ class Machine {
 };
 
 }  // namespace
+
+bool is_state_dict_file(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error)) return false;
+  std::string extension = std::filesystem::path(path).extension().string();
+  std::transform(extension.begin(), extension.end(), extension.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  if (extension == ".safetensors") return false;
+  for (const char* name : {".pt", ".pth", ".bin", ".ckpt"})
+    if (extension == name) return true;
+  std::array<char, 4> start{};
+  std::ifstream(path, std::ios::binary).read(start.data(), start.size());
+  return std::string_view(start.data(), start.size()) == "PK\x03\x04";
+}
 
 std::vector<PickledTensor> tensors_of_pickle(const std::string& file, std::string_view pickle) {
   Machine machine(file, pickle);

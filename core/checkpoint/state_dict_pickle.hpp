@@ -8,6 +8,10 @@
 
 namespace zr::host::checkpoint {
 
+/// Whether `path` is a regular file that torch.save() may have written: its name ends in .pt, .pth, .bin or .ckpt (in
+/// any case), or it is a zip archive.
+bool is_state_dict_file(const std::string& path);
+
 /// A tensor of a state dictionary: a strided view of a storage, which is a record of the file.
 struct PickledTensor {
   std::string name;

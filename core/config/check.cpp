@@ -205,6 +205,7 @@ class Check {
   void run_name() {
     Entry& name = entry("job.name");
     std::string& text = std::get<std::string>(name.value);
+    if (text.empty()) text = tree_.run_name;
     if (text.empty()) text = std::filesystem::path(tree_.file).stem().string();
     if (text.empty() || text == "." || text == ".." || text.find('/') != text.npos)
       problem(name.origin, "job.name: expected the name of one folder, found " + toml_quoted(text));

@@ -110,9 +110,10 @@ class Document {
   /// UserError with file:line:column if the file cannot be read or parsed.
   static Document load(const std::string& file, const std::vector<std::string>& overrides);
   /// The same from text; `file` is the name used in messages. `values`: overrides that the program gives, which the
-  /// command line may override; their origin is "zr::Configuration".
+  /// command line may override; their origin is "zr::Configuration". `run_name`: job.name if it is not given, instead
+  /// of the name of the file.
   static Document parse(const std::string& toml, const std::string& file, const std::vector<std::string>& overrides,
-                        const std::vector<std::string>& values = {});
+                        const std::vector<std::string>& values = {}, const std::string& run_name = "");
 
   const std::string& file() const;
   /// The id of the plug-in for a role ("strategy", "optimizer", "communicator"): `role = "id"`, `[role] use = "id"`, or

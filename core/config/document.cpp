@@ -263,9 +263,10 @@ Document Document::load(const std::string& file, const std::vector<std::string>&
 }
 
 Document Document::parse(const std::string& toml, const std::string& file, const std::vector<std::string>& overrides,
-                         const std::vector<std::string>& values) {
+                         const std::vector<std::string>& values, const std::string& run_name) {
   auto tree = std::make_shared<Tree>();
   tree->file = file;
+  tree->run_name = run_name;
   if (const std::string at = too_deep_at(toml); !at.empty())
     fail_user(fmt::format("{}:{}: tables and arrays are nested deeper than {} levels", file, at, kMaxDepth));
   try {

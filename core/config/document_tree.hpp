@@ -15,6 +15,7 @@ namespace zr::host::config {
 struct Document::Tree {
   toml::table root;
   std::string file;
+  std::string run_name;                          // job.name if it is not given; "": the name of the file
   std::map<std::string, std::string> overrides;  // path -> text as written, for string keys
 };
 

@@ -63,7 +63,7 @@ CheckpointLoader::CheckpointLoader(const StepContext& context, const Parts& part
       change_(change),
       same_optimizer_(!options.weights_only &&
                       from.manifest().metadata.optimizer == context.setup.optimizer.table->id) {
-  report_.folder = from.folder();
+  report_.folder = options.name.empty() ? from.folder() : options.name;
   match();
 }
 
@@ -114,7 +114,7 @@ void CheckpointLoader::match() {
 }
 
 void CheckpointLoader::check() const {
-  const std::string& folder = from_.folder();
+  const std::string& folder = report_.folder;
   if (options_.strict && !(report_.missing.empty() && report_.unexpected.empty() && report_.other_shape.empty()))
     fail_user(
         fmt::format("{}: does not fit the model{}{}{}; load with strict = false to load only the tensors that fit",
@@ -128,15 +128,15 @@ void CheckpointLoader::check() const {
     if (checkpoint::safetensors_float(part.saved->dtype) == ZR_NONE ||
         checkpoint::safetensors_float(part.tensor.dtype) == ZR_NONE)
       fail_user(fmt::format(
-          "{}: {} is {}, but the model has it as {}, and Zeroth cannot convert between them; load another checkpoint",
+          "{}: {} is {}, but the model has it as {}, and Zeroth converts only between F32, BF16 and F16; convert the "
+          "tensor before it is saved, or load another checkpoint",
           folder, printable(name_of(part.tensor)), part.saved->dtype, part.tensor.dtype));
     if (!options_.convert && part.tensor.kind != "master")
-      fail_user(
-          fmt::format("{}: {} is {}{}{}; set train.dtype to the checkpoint's dtype, or load with convert = true, which "
-                      "converts from the fp32 master",
-                      folder, printable(name_of(part.tensor)), part.saved->dtype,
-                      part.tensor.kind == "weight" ? ", but train.dtype requires " : ", but this job requires ",
-                      part.tensor.dtype));
+      fail_user(fmt::format(
+          "{}: {} is {}{}{}; set train.dtype to the checkpoint's dtype, or load with convert = true{}", folder,
+          printable(name_of(part.tensor)), part.saved->dtype,
+          part.tensor.kind == "weight" ? ", but train.dtype requires " : ", but this job requires ", part.tensor.dtype,
+          from_.find("master", part.saved->name) ? ", which converts from the fp32 master" : ""));
   }
 }
 

@@ -22,6 +22,7 @@ struct LoadOptions {
   bool convert = false;       // weights of another dtype are converted from the fp32 master
   bool fallback = false;      // a damaged checkpoint is replaced by the one before it, with a warning
   std::vector<config::Rename> renames{};  // names of weights in files of other programs
+  std::string name{};                     // of the checkpoint in messages, if it is a converted file; "": its path
 };
 /// The result of a load. Each list contains tensors as text: "weight 'a'".
 struct LoadReport {

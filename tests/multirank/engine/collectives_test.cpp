@@ -84,6 +84,22 @@ MULTIRANK_TEST(EngineCollectivesTest, RejectsTensorsThatItCannotSend, {2}) {
             "engine.sum(Float [2], not dense or on another device): the tensor must be a dense tensor in CPU memory");
 }
 
+MULTIRANK_TEST(EngineCollectivesTest, SumRejectsTypesThatCannotBeAdded, {1, 2}) {
+  run.build();
+  const std::string cannot = "libtorch cannot add values of this dtype; convert the tensor to another one, such as ";
+  for (const auto& [type, name, other] : {std::tuple{torch::kUInt16, "UInt16", "torch::kLong"},
+                                          {torch::kUInt32, "UInt32", "torch::kLong"},
+                                          {torch::kUInt64, "UInt64", "torch::kLong"},
+                                          {torch::kFloat8_e5m2, "Float8_e5m2", "torch::kFloat"},
+                                          {torch::kFloat8_e4m3fn, "Float8_e4m3fn", "torch::kFloat"}})
+    EXPECT_EQ(user_error_of([&, t = type] { run.engine->sum(torch::zeros({2}).to(t)); }),
+              std::string("engine.sum(") + name + " [2]): " + cannot + other);
+  EXPECT_EQ(user_error_of([&] { run.engine->sum(torch::ones({2}, torch::kBool)); }),
+            "engine.sum(Bool [2]): booleans cannot be added; convert the tensor to an integer dtype");
+  EXPECT_TRUE(torch::equal(run.engine->sum(torch::ones({2}, torch::kShort)),
+                           torch::full({2}, run.engine->world(), torch::kShort)));
+}
+
 RANK_BODY(sums_different_shapes, Run) {
   run.build();
   run.engine->sum(torch::ones({run.engine->rank() + 1}));

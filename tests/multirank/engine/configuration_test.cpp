@@ -61,4 +61,27 @@ MULTIRANK_TEST(EngineConfigurationTest, ReportsUnknownKeysAndWrongValues, {1}) {
             "zr::Configuration:2:9: train.steps: expected an integer, found \"a\"");
 }
 
+MULTIRANK_TEST(EngineConfigurationTest, NamesTheRunAfterTheProgram, {1}) {
+  EXPECT_EQ(zr::Program(zr::Configuration()).text("job.name"), fs::read_symlink("/proc/self/exe").filename().string());
+  EXPECT_EQ(zr::Program(zr::Configuration("[job]\nname = \"mine\"\n")).text("job.name"), "mine");
+  EXPECT_EQ(zr::Program(zr::Configuration().set("job.name", "other")).text("job.name"), "other");
+}
+
+MULTIRANK_TEST(EngineConfigurationTest, RejectsTextThatIsNotAKey, {1}) {
+  zr::Configuration config;
+  for (const std::string path : {"", "job.name=abc", "train..steps", ".train", "train.", "train.steps # 3", "a\nb"})
+    EXPECT_NE(
+        user_error_of([&] { config.set(path, 3); }).find("' is not a dotted path of bare keys such as train.steps"),
+        std::string::npos)
+        << path;
+  EXPECT_EQ(user_error_of([&] { config.set("job.name=abc", "z"); }),
+            "zr::Configuration::set: 'job.name=abc' is not a dotted path of bare keys such as train.steps");
+  EXPECT_EQ(user_error_of([&] {
+              config.add_group({"*"}, {{"lr_scale = 3 #", 0.5}});
+            }),
+            "zr::Configuration::add_group: 'lr_scale = 3 #' is not a bare key such as weight_decay");
+  EXPECT_TRUE(config.values().empty()) << "a rejected call has no effect";
+  EXPECT_EQ(config.toml(), "");
+}
+
 }  // namespace

@@ -26,6 +26,15 @@ RANK_BODY(sets_lr, Run) {
   print_hash(run);
 }
 
+RANK_BODY(sets_lr_between_micro_batches, Run) {
+  run.build();
+  run.engine->backward(run.model->loss(0, run.engine->micro_index()));
+  EXPECT_FALSE(run.engine->step());
+  run.engine->set_lr(0.05);
+  run.train();
+  print_hash(run);
+}
+
 RANK_BODY(sets_linear_schedule, Run) {
   run.build();
   const auto total = static_cast<double>(run.engine->steps());
@@ -47,6 +56,12 @@ TEST_F(EngineCustomizationTest, SetLrReplacesTheConfiguredRate) {
   EXPECT_NE(result_of(2, trains_and_prints_hash, "optimizer.lr=0.5"), expected);
   EXPECT_EQ(result_of(2, sets_lr, "optimizer.lr=0.5"), expected);
   EXPECT_EQ(result_of(1, sets_lr, "optimizer.lr=0.5 schedule.use=cosine train.gradient_accumulation=2"), expected);
+}
+
+TEST_F(EngineCustomizationTest, SetLrBetweenMicroBatchesAppliesToThatStep) {
+  const std::string accumulates = "train.gradient_accumulation=2 optimizer.lr=";
+  EXPECT_EQ(result_of(2, sets_lr_between_micro_batches, accumulates + "0.5"),
+            result_of(2, trains_and_prints_hash, accumulates + "0.05"));
 }
 
 TEST_F(EngineCustomizationTest, ScheduleOfTheProgramEqualsTheSameBuiltInOne) {

@@ -92,6 +92,19 @@ MULTIRANK_TEST(MicroBatchSamplerTest, EveryEpochHasEverySampleOnce, {1, 2}, {"tr
   EXPECT_FALSE(torch::equal(all.narrow(0, 0, 6), all.narrow(0, 6, 6))) << "epochs are shuffled differently";
 }
 
+MULTIRANK_TEST(MicroBatchSamplerTest, KeepsItsDatasetIfResetRejectsAnEmptyOne, {2}) {
+  run.build();
+  const auto batch = static_cast<std::size_t>(run.engine->micro_batch());
+  zr::MicroBatchSampler sampler(*run.engine, 20), same(*run.engine, 20);
+  EXPECT_EQ(sampler.next(batch), same.next(batch));
+  EXPECT_THROW(sampler.reset(0), zr::UserError);
+  EXPECT_EQ(sampler.next(batch), same.next(batch));
+  sampler.reset(7);
+  const std::optional<std::vector<std::size_t>> samples = sampler.next(batch);
+  ASSERT_TRUE(samples);
+  for (const std::size_t sample : *samples) EXPECT_LT(sample, 7u);
+}
+
 MULTIRANK_TEST(MicroBatchSamplerTest, RejectsAnEmptyDatasetAndAnotherBatchSize, {1}) {
   run.build();
   try {

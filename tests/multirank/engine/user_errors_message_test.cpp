@@ -138,6 +138,14 @@ RANK_BODY(set_misuse, Run) {
   run.step();
 }
 
+RANK_BODY(sum_misuse, Run) {
+  zr::Engine& engine = *run.engine;
+  says("bool", [&] { engine.sum(torch::ones({2}, torch::kBool)); });
+  says("uint16", [&] { engine.sum(torch::zeros({2}).to(torch::kUInt16)); });
+  says("float8", [&] { engine.sum(torch::zeros({2}).to(torch::kFloat8_e5m2)); });
+  run.step();
+}
+
 RANK_BODY(set_differs, Run) {
   run.engine->set("left.bias", zr::TensorKind::value, torch::full({7}, run.engine->rank() == 2 ? 1 : 0));
 }
@@ -162,6 +170,20 @@ RANK_BODY(calls_in_hook, Run) {
   });
   run.engine->backward(loss);
   run.engine->step();
+}
+
+RANK_BODY(calls_in_functions, Run) {
+  run.engine->set_schedule([&](int64_t) {
+    says("schedule", [&] { run.engine->mean(1); });
+    return 0.1;
+  });
+  run.engine->edit_gradients(
+      [&](const std::string&, torch::Tensor, int64_t) { says("edit", [&] { run.engine->get("left.weight"); }); });
+  run.step();
+  run.engine->set_schedule({});
+  run.engine->edit_gradients({});
+  run.engine->mean(1);
+  run.step();
 }
 
 struct Empty : torch::nn::Module {};

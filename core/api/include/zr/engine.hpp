@@ -130,9 +130,10 @@ class Engine {
   /// exception; the step is finished. Not collective.
   void on_step(std::function<void(const StepResult&)> callback);
 
-  /// Sets the learning rate of the following steps, instead of optimizer.lr and [schedule], until the next call of
-  /// set_lr() or set_schedule(). Groups multiply it by their lr_scale. Checkpoints do not contain it: set it again
-  /// after a resume. `rate` must be finite and at least 0. Collective.
+  /// Sets the learning rate, instead of optimizer.lr and [schedule], until the next call of set_lr() or set_schedule().
+  /// It holds from the next call of step() that ends a step: between the micro-batches of a step, for that step. Groups
+  /// multiply it by their lr_scale. Checkpoints do not contain it: set it again after a resume. `rate` must be finite
+  /// and at least 0. Collective.
   void set_lr(double rate);
   /// Sets a schedule: `rate(index)` is the learning rate of update `index`, 0 being the first one of the run and
   /// skipped steps not counting. An empty function restores optimizer.lr and [schedule]. The function must return the
@@ -227,11 +228,12 @@ class Engine {
   /// failed. Collective.
   std::string save(const std::string& dir);
   /// Loads a checkpoint: one that any strategy and number of ranks wrote, the newest one in `dir`, or safetensors
-  /// weights of another program, or a state dictionary of PyTorch: a file whose name ends in .pt, .pth or .bin, which
-  /// rank 0 converts to a temporary safetensors file of the same size.
-  /// Verifies every byte. Throws if a tensor does not match and names it (see LoadOptions). If loading fails, a model
-  /// that was already trained is unchanged; a model that was not trained yet may have undefined weights and then
-  /// refuses to train until another load succeeds. Collective.
+  /// weights of another program, or a state dictionary of PyTorch, which rank 0 converts to a temporary
+  /// safetensors file of the same size: a zip archive, or a file whose name ends in .pt, .pth, .bin or .ckpt.
+  /// Verifies every byte of a checkpoint, and the checksums of a state dictionary, if it has them. Throws if a tensor
+  /// does not match and names it (see LoadOptions). If loading fails, a model that was already trained is unchanged; a
+  /// model that was not trained yet may have undefined weights and then refuses to train until another load succeeds.
+  /// Collective.
   LoadReport load(const std::string& dir, const LoadOptions& how = {});
   /// Adapts the engine to the model's current parameters, after the program has added, replaced or removed a parameter
   /// or module, or changed requires_grad. backward() throws until refresh() is called if a parameter would not be
@@ -256,7 +258,8 @@ class Engine {
   double mean(double value);
   /// Returns the sum over ranks, element by element, with the tensor's dtype and shape: added in rank order, bf16 and
   /// fp16 in fp32 with one rounding at the end. As for the next two, `tensor` must be a dense CPU tensor of the same
-  /// dtype and shape on all ranks; otherwise all ranks throw. Collective.
+  /// dtype and shape on all ranks; otherwise all ranks throw. sum() also throws for dtypes that libtorch does not add,
+  /// such as kBool, kUInt16 and kFloat8_e5m2. Collective.
   torch::Tensor sum(const torch::Tensor& tensor);
   /// Returns the tensors of all ranks, stacked in rank order: shape [world(), ...]. Collective.
   torch::Tensor all_gather(const torch::Tensor& tensor);

@@ -38,7 +38,8 @@ class Configuration {
   /// From TOML text, such as a file has.
   explicit Configuration(const std::string& toml) : toml_(toml) {}
   /// Sets one key: "train.steps", "strategy", "optimizer.lr". Sizes and durations are texts, "32MiB". A later
-  /// call replaces an earlier one, and the TOML text.
+  /// call replaces an earlier one, and the TOML text. Throws UserError if `path` is not names of letters, digits, '-'
+  /// and '_' with dots between them; zr::Program checks that the key exists.
   Configuration& set(const std::string& path, bool value);
   /// The same for an integer key.
   Configuration& set(const std::string& path, int64_t value);
@@ -52,7 +53,7 @@ class Configuration {
   Configuration& set(const std::string& path, const char* value) { return set(path, std::string(value)); }
   /// Appends one [[optimizer.groups]]: parameters whose name matches one of the patterns `match` get these values of
   /// optimizer keys, or of lr_scale. The TOML text, if any, must not name the optimizer as optimizer = "id" then; use
-  /// set("optimizer", "id").
+  /// set("optimizer", "id"). Throws UserError if a key is not a name of letters, digits, '-' and '_'.
   Configuration& add_group(const std::vector<std::string>& match, const std::map<std::string, double>& values);
 
   /// The TOML text with the groups, without the keys of set().
@@ -79,7 +80,7 @@ class Program {
                    const std::vector<Key>& keys = {});
   /// The same from a configuration that the program has composed; errors name keys of Configuration::set() as
   /// "zr::Configuration", and the TOML text as "zr::Configuration:line:column". Relative paths are relative to the
-  /// working directory.
+  /// working directory. Without job.name, the run folder has the file name of the program.
   explicit Program(const Configuration& config, const std::vector<std::string>& overrides = {},
                    const std::vector<Key>& keys = {});
   ~Program();

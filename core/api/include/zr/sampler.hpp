@@ -28,7 +28,8 @@ class MicroBatchSampler : public torch::data::samplers::Sampler<> {
  public:
   /// Begins at the engine's next micro-batch. Throws UserError if `size`, the number of samples of the dataset, is 0.
   MicroBatchSampler(const Engine& engine, std::size_t size);
-  /// Begins again at the engine's next micro-batch, with another size of the dataset if one is given.
+  /// Begins again at the engine's next micro-batch, with another size of the dataset if one is given. Throws UserError,
+  /// without effect, if it is 0.
   void reset(std::optional<std::size_t> size = std::nullopt) override;
   /// The samples of this rank's next micro-batch. Throws UserError if `count` is not engine.micro_batch().
   std::optional<std::vector<std::size_t>> next(std::size_t count) override;

@@ -24,7 +24,9 @@ std::string error_of(const std::string& pickle) {
   return said_by([&] { checkpoint::tensors_of_pickle("a.pt", pickle); });
 }
 
-const std::string kRemedy = "; save it with torch.save(model.state_dict(), file), or convert it to safetensors";
+const std::string kRemedy =
+    "; save it with torch.save(model.state_dict(), file) in Python, or torch::pickle_save() of a "
+    "c10::Dict<std::string, torch::Tensor> in C++";
 
 std::string joined(const std::vector<std::string>& parts) {
   std::string all;
@@ -62,6 +64,33 @@ TEST(StateDictPickleTest, AcceptsViewsInsideTheirStorage) {
   EXPECT_EQ(tensors[0].strides, (std::vector<int64_t>{1, 4}));
 }
 
+// The same in protocol 4: frames, short texts, names from the stack, and an implicit memo.
+TEST(StateDictPickleTest, AcceptsNewerProtocols) {
+  const std::string pickle = joined({"\x80\x04\x95\x80\0\0\0\0\0\0\0}\x94\x8c\x01w\x94"s,
+                                     "\x8c\x0ctorch._utils\x94\x8c\x12_rebuild_tensor_v2\x94\x93\x94((",
+                                     "\x8c\x07storage\x94\x8c\x05torch\x94\x8c\x0c"
+                                     "FloatStorage\x94\x93\x94\x8c\x01"
+                                     "0\x94\x8c\x03"
+                                     "cpu\x94K\x0ct\x94Q",
+                                     "K\x03K\x02\x85\x94K\x04\x85\x94\x89}\x94h\x01\x8c\x01u\x94st\x94R\x94s."s});
+  const std::vector<checkpoint::PickledTensor> tensors = checkpoint::tensors_of_pickle("a.pt", pickle);
+  ASSERT_EQ(tensors.size(), 1u);
+  EXPECT_EQ(tensors[0].name, "w");
+  EXPECT_EQ(tensors[0].dtype, "F32");
+  EXPECT_EQ(tensors[0].offset, 3);
+  EXPECT_EQ(tensors[0].shape, (std::vector<int64_t>{2}));
+  EXPECT_EQ(tensors[0].strides, (std::vector<int64_t>{4}));
+}
+
+// torch::pickle_save() of a c10::Dict.
+TEST(StateDictPickleTest, AcceptsDictionariesWithATypeTag) {
+  EXPECT_TRUE(
+      checkpoint::tensors_of_pickle("a.pt",
+                                    "\x80\x02"
+                                    "ctorch.jit._pickle\nrestore_type_tag\n}X\x11\0\0\0Dict[str, Tensor]\x86R."s)
+          .empty());
+}
+
 TEST(StateDictPickleTest, RejectsViewsThatExceedTheirStorage) {
   const std::string outside = "a.pt: is damaged: a tensor exceeds its storage" + kRemedy;
   EXPECT_EQ(error_of(one_tensor("K\0"s, "K\x0d\x85", "K\x01\x85")), outside);
@@ -81,6 +110,8 @@ TEST(StateDictPickleTest, RejectsObjectsThatAreNoTensors) {
   EXPECT_EQ(error_of("}X\x05\0\0\0epochK\x03s."s), "a.pt: the entry 'epoch' of its dictionary is no tensor" + kRemedy);
   EXPECT_EQ(error_of("]."), "a.pt: contains no dictionary of tensors" + kRemedy);
   EXPECT_EQ(error_of("}K\x01K\x02s."), "a.pt: the keys of its dictionary are not names" + kRemedy);
+  EXPECT_EQ(error_of("c__torch__\nModule\n)\x81}b."),
+            "a.pt: contains an object of __torch__ Module, not only tensors" + kRemedy);
   EXPECT_EQ(error_of("\x80\x02i"), "a.pt: contains an object that is not a tensor, a number or a text" + kRemedy);
 }
 
@@ -88,6 +119,7 @@ TEST(StateDictPickleTest, RejectsDamagedPickles) {
   EXPECT_EQ(error_of(""), "a.pt: is damaged: its list of tensors ends too early" + kRemedy);
   EXPECT_EQ(error_of("R"), "a.pt: is damaged: an operation of its list of tensors has no operand" + kRemedy);
   EXPECT_EQ(error_of("h\x05"), "a.pt: is damaged: its list of tensors refers to a value that does not exist" + kRemedy);
+  EXPECT_EQ(error_of("K\x01K\x02\x93."), "a.pt: is damaged: a name of an object is not a text" + kRemedy);
   EXPECT_EQ(error_of("}(K\x01u."), "a.pt: is damaged: a key of its dictionary has no value" + kRemedy);
   EXPECT_EQ(error_of("X\xff\xff\xff\xff"s), "a.pt: is damaged: its list of tensors ends too early" + kRemedy);
 }
