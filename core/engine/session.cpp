@@ -13,8 +13,6 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "engine/all_gather.hpp"
-#include "engine/model_seed.hpp"
-#include "engine/saver.hpp"
 
 namespace zr::host::engine {
 

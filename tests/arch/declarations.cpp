@@ -218,13 +218,13 @@ std::vector<std::string> undocumented(const std::vector<std::string>& lines, boo
   const Source source(lines);
   const auto all = Reader(source).read();
   std::vector<std::string> wrong;
-  std::vector<bool> told(all.size());
+  std::vector<bool> commented(all.size());
   for (std::size_t i = 0; i < all.size(); ++i) {
     const Declaration& one = all[i];
-    for (std::size_t line = one.first; line <= one.head; ++line) told[i] = told[i] || !source.comment[line].empty();
-    if (one.first > 0 && source.only_comment(one.first - 1)) told[i] = true;
-    if (i > 0 && all[i - 1].last + 1 == one.first && all[i - 1].name == one.name && told[i - 1]) told[i] = true;
-    if (inside && one.says_itself) told[i] = true;
+    for (std::size_t line = one.first; line <= one.head; ++line) commented[i] = commented[i] || !source.comment[line].empty();
+    if (one.first > 0 && source.only_comment(one.first - 1)) commented[i] = true;
+    if (i > 0 && all[i - 1].last + 1 == one.first && all[i - 1].name == one.name && commented[i - 1]) commented[i] = true;
+    if (inside && one.says_itself) commented[i] = true;
   }
   // Paragraphs: a comment, then a few declarations without another comment between them.
   for (std::size_t i = 0; i < all.size();) {
@@ -234,8 +234,8 @@ std::vector<std::string> undocumented(const std::vector<std::string>& lines, boo
     bool plain = end - i <= kParagraph && headed(source, all[i].first);
     for (std::size_t line = all[i].first; line < after; ++line) plain = plain && source.comment[line].empty();
     for (std::size_t k = i; k < end; ++k) {
-      if (plain && all[k].last - all[k].first < 4) told[k] = true;
-      if (!told[k]) wrong.push_back(at_line(all[k]));
+      if (plain && all[k].last - all[k].first < 4) commented[k] = true;
+      if (!commented[k]) wrong.push_back(at_line(all[k]));
     }
     i = end;
   }

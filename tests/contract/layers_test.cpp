@@ -13,10 +13,10 @@ namespace {
 
 // ---- a strategy whose behavior each test selects ----
 
-struct Told : Strategy<Told> {
+struct Sample : Strategy<Sample> {
   static constexpr zr_key keys[] = {key_bytes("bucket", "\"1MiB\"", 0, kNoBound, "size of a bucket"),
                                     key_bool("fail", "false", "throw")};
-  explicit Told(const Config& config) : bucket(config.integer("bucket")) {
+  explicit Sample(const Config& config) : bucket(config.integer("bucket")) {
     if (config.boolean("fail")) throw PluginError(ZR_IO, "fail = true", 42);
   }
   void plan(const zr_plan_in& in, PlanBuilder& plan) const {
@@ -44,9 +44,9 @@ struct Told : Strategy<Told> {
   std::vector<Comm> comm;
   Done pending;
 };
-constexpr zr_component kTold = component<Told>("told", "1.0");
+constexpr zr_component kSample = component<Sample>("sample", "1.0");
 
-const zr_strategy_api& api() { return *static_cast<const zr_strategy_api*>(kTold.api); }
+const zr_strategy_api& api() { return *static_cast<const zr_strategy_api*>(kSample.api); }
 
 /// A host communicator that records its collectives.
 struct Noted {
@@ -72,7 +72,7 @@ class StrategyLayerTest : public ::testing::Test {
  protected:
   void create(const Values& values = {{"bucket", 64}, {"fail", 0}}) {
     const zr_config_s config{values};
-    code_ = kTold.create(&host_, &config, &self_, &error_);
+    code_ = kSample.create(&host_, &config, &self_, &error_);
   }
   void bind() {
     create();
@@ -80,7 +80,7 @@ class StrategyLayerTest : public ::testing::Test {
     const zr_plan_in in{};
     ASSERT_EQ(api().bind(self_, &in, &bound, &error_), ZR_OK);
   }
-  ~StrategyLayerTest() override { kTold.destroy(self_); }
+  ~StrategyLayerTest() override { kSample.destroy(self_); }
   zr_host host_ = make_host();
   zr_error error_ = OptimizerUnderTest::no_error();
   void* self_ = nullptr;
@@ -91,9 +91,9 @@ class StrategyLayerTest : public ::testing::Test {
 };
 
 TEST_F(StrategyLayerTest, DescribesKindKeysAndImplementedFunctions) {
-  EXPECT_STREQ(kTold.kind, "zr.strategy/1");
-  ASSERT_EQ(kTold.n_keys, 2u);
-  EXPECT_STREQ(kTold.keys[1]->name, "fail");
+  EXPECT_STREQ(kSample.kind, "zr.strategy/1");
+  ASSERT_EQ(kSample.n_keys, 2u);
+  EXPECT_STREQ(kSample.keys[1]->name, "fail");
   EXPECT_EQ(api().size, sizeof(zr_strategy_api));
   EXPECT_EQ(api().acquire, nullptr);
   EXPECT_EQ(api().release, nullptr);

@@ -16,8 +16,8 @@ extern const std::map<std::string, Try> kTries;
 extern const std::map<std::string, std::string> kNotTried;
 
 /// The commands of a Markdown file: lines of indented blocks and of shell blocks without their explanations, and text
-/// in backticks. `every_line`: each line of an indented block is a command, as in docs/; text in backticks without
-/// arguments is none.
+/// in backticks. `every_line`: each line of an indented block is a command, as in docs/, and text in
+/// backticks is a command only if it has arguments.
 std::vector<std::string> commands_of(const std::string& text, bool every_line);
 
 }  // namespace zr::documented

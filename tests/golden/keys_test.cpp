@@ -225,7 +225,7 @@ class KeysTest : public ::testing::Test {
 }  // namespace
 
 TEST(KeysTable, HasExactlyOneRowForEveryKey) {
-  std::set<std::string> there{"optimizer.groups", "checkpoint.rename"}, told = kApart;
+  std::set<std::string> there{"optimizer.groups", "checkpoint.rename"}, tested = kApart;
   for (const host::config::ConfigKey& key : host::config::host_keys())
     there.insert(key.table == "schedule" ? "schedule.use" : key.path());
   for (const host::plugin::PluginValidation& plugin : host::plugin::Registry({ZR_BUILD_DIR "/plugins"}).list()) {
@@ -237,10 +237,10 @@ TEST(KeysTable, HasExactlyOneRowForEveryKey) {
   }
   for (const host::config::ConfigKey& key : host::cli::query_keys(kBin + "gpt", "gpt.toml")) there.insert(key.path());
   for (const auto* rows : {&kTrained, &kGpt})
-    for (const Row& row : *rows) told.insert(row.key);
+    for (const Row& row : *rows) tested.insert(row.key);
   std::vector<std::string> silent, gone;
-  std::set_difference(there.begin(), there.end(), told.begin(), told.end(), std::back_inserter(silent));
-  std::set_difference(told.begin(), told.end(), there.begin(), there.end(), std::back_inserter(gone));
+  std::set_difference(there.begin(), there.end(), tested.begin(), tested.end(), std::back_inserter(silent));
+  std::set_difference(tested.begin(), tested.end(), there.begin(), there.end(), std::back_inserter(gone));
   EXPECT_EQ(silent, std::vector<std::string>{}) << "keys without a row: add a row with the result that the key changes";
   EXPECT_EQ(gone, std::vector<std::string>{}) << "rows without a key";
 }

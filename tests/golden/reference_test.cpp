@@ -70,10 +70,10 @@ TEST_F(ReferenceTest, NamesTheLineOfAMissingComment) {
                                          "  int third;\n"                       // 5
                                          "};\n"                                 // 6
                                          "// A function.\n"                     // 7
-                                         "int told(int argument);\n"            // 8
-                                         "int untold(int argument);\n"          // 9
+                                         "int commented(int argument);\n"       // 8
+                                         "int uncommented(int argument);\n"     // 9
                                          "/// A class.\n"                       // 10
-                                         "class Told {\n"                       // 11
+                                         "class Commented {\n"                  // 11
                                          " public:\n"                           // 12
                                          "  int size() const;  // elements\n"   // 13
                                          "  int capacity() const;\n"            // 14
@@ -82,22 +82,22 @@ TEST_F(ReferenceTest, NamesTheLineOfAMissingComment) {
                                          " private:\n"                          // 17
                                          "  int hidden_;\n"                     // 18
                                          "};\n"                                 // 19
-                                         "enum class Untold { a, b };\n"        // 20
+                                         "enum class Uncommented { a, b };\n"   // 20
                                          "}  // namespace zr\n"                 // 21
-                                         "#define ZR_UNTOLD 1\n");              // 22
+                                         "#define ZR_UNCOMMENTED 1\n");         // 22
   const std::string c = scratch_.write("include/zr/planted.h",
                                        "/* A file. */\n"                                           // 1
                                        "typedef struct zr_bare {\n"                                // 2
                                        "  uint32_t size, rsv; /* explained by zr/abi/base.h */\n"  // 3
-                                       "  int64_t told; /* elements */\n"                          // 4
-                                       "  int64_t untold;\n"                                       // 5
+                                       "  int64_t commented; /* elements */\n"                     // 4
+                                       "  int64_t uncommented;\n"                                  // 5
                                        "} zr_bare;\n"                                              // 6
                                        "/* A struct. */\n"                                         // 7
-                                       "typedef struct zr_told {\n"                                // 8
+                                       "typedef struct zr_commented {\n"                           // 8
                                        "  /* [any] A function. */\n"                               // 9
-                                       "  void (*told)(void *self);\n"                             // 10
-                                       "  void (*untold)(void *self);\n"                           // 11
-                                       "} zr_told;\n");                                            // 12
+                                       "  void (*commented)(void *self);\n"                        // 10
+                                       "  void (*uncommented)(void *self);\n"                      // 11
+                                       "} zr_commented;\n");                                       // 12
   const auto done = doxygen(scratch_, "INPUT = " + scratch_.path("include"));
   EXPECT_NE(done.code, 0);
   std::vector<std::string> found;
@@ -107,10 +107,11 @@ TEST_F(ReferenceTest, NamesTheLineOfAMissingComment) {
       found.push_back(match[1].str() + " " + match[3].str());
     else
       ADD_FAILURE() << line;
-  EXPECT_THAT(found, testing::UnorderedElementsAre(
-                         "planted.h:2 zr_bare", "planted.h:5 untold", "planted.h:11 untold", "planted.hpp:3 zr::Bare",
-                         "planted.hpp:5 third", "planted.hpp:9 untold", "planted.hpp:14 capacity",
-                         "planted.hpp:15 Element", "planted.hpp:20 Untold", "planted.hpp:22 ZR_UNTOLD"));
+  EXPECT_THAT(
+      found, testing::UnorderedElementsAre("planted.h:2 zr_bare", "planted.h:5 uncommented", "planted.h:11 uncommented",
+                                           "planted.hpp:3 zr::Bare", "planted.hpp:5 third", "planted.hpp:9 uncommented",
+                                           "planted.hpp:14 capacity", "planted.hpp:15 Element",
+                                           "planted.hpp:20 Uncommented", "planted.hpp:22 ZR_UNCOMMENTED"));
 }
 
 }  // namespace

@@ -156,9 +156,9 @@ TEST(LedgerTest, AcceptsExternallyMeasuredBytes) {
 
 TEST(LedgerTest, NotifiesTheObserverOfATier) {
   Ledger ledger;
-  std::vector<int64_t> told;
+  std::vector<int64_t> reported;
   ledger.on_change(Tier::device, [&](int64_t now) {
-    told.push_back(now);
+    reported.push_back(now);
     if (now > 100) throw UserError("too much");
   });
   ledger.add(Tier::host, MemoryKind::other, "elsewhere", 1000);
@@ -166,7 +166,7 @@ TEST(LedgerTest, NotifiesTheObserverOfATier) {
   EXPECT_THROW(ledger.add(Tier::device, MemoryKind::optimizer, "m", 40), Error);
   ledger.on_change(Tier::device, {});
   ledger.add(Tier::device, MemoryKind::optimizer, "m", -40);
-  EXPECT_EQ(told, (std::vector<int64_t>{80, 120}));
+  EXPECT_EQ(reported, (std::vector<int64_t>{80, 120}));
 }
 
 TEST(ThreadPoolTest, RunsEveryElementOnceOnAnyNumberOfThreads) {

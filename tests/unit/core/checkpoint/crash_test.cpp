@@ -184,11 +184,11 @@ TEST(CheckpointSaveTest, DoesNotWriteIntoAFolderThatReplacedItsOwn) {
     if (swap.what == "another user's folder" && ::geteuid() != 0) continue;
     const auto ends = on_ranks(2, [&](const checkpoint::CheckpointComm& given) {
       checkpoint::CheckpointComm peers = given;
-      int told = 0;
+      int messages = 0;
       if (peers.rank == 1)
         peers.broadcast = [&](const std::string& word) {
           std::string answer = given.broadcast(word);
-          if (++told == 2) {  // rank 0 made the folder, this rank opens it next
+          if (++messages == 2) {  // rank 0 made the folder, this rank opens it next
             partial = root + "/" + answer;
             fs::rename(partial, partial + ".held");
             swap.put();

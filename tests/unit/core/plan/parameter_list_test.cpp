@@ -11,12 +11,12 @@ using namespace zr::host;
 using zr::test::said_by;
 
 TEST(ParameterListTest, ReadsTheLastMatchingLineOfAProgramsOutput) {
-  const std::vector<plan::Parameter> told{{"a", {"b", "c"}, {3, 4}, 12, false, 0}, {"f", {}, {}, 1, true, 0}};
-  const auto read = plan::parameters_from_json("loading ...\n" + to_json(told) + "\nbye\n", "it");
+  const std::vector<plan::Parameter> written{{"a", {"b", "c"}, {3, 4}, 12, false, 0}, {"f", {}, {}, 1, true, 0}};
+  const auto read = plan::parameters_from_json("loading ...\n" + to_json(written) + "\nbye\n", "it");
   ASSERT_EQ(read.size(), 2u);
   EXPECT_EQ(read[0].name, "a");
-  EXPECT_EQ(read[0].aliases, told[0].aliases);
-  EXPECT_EQ(read[0].shape, told[0].shape);
+  EXPECT_EQ(read[0].aliases, written[0].aliases);
+  EXPECT_EQ(read[0].shape, written[0].shape);
   EXPECT_EQ(read[0].count, 12);
   EXPECT_FALSE(read[0].frozen);
   EXPECT_EQ(read[1].count, 1) << "a scalar";
