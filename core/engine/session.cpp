@@ -13,6 +13,7 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "engine/all_gather.hpp"
+#include "engine/model_seed.hpp"
 
 namespace zr::host::engine {
 

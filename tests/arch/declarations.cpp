@@ -221,9 +221,11 @@ std::vector<std::string> undocumented(const std::vector<std::string>& lines, boo
   std::vector<bool> commented(all.size());
   for (std::size_t i = 0; i < all.size(); ++i) {
     const Declaration& one = all[i];
-    for (std::size_t line = one.first; line <= one.head; ++line) commented[i] = commented[i] || !source.comment[line].empty();
+    for (std::size_t line = one.first; line <= one.head; ++line)
+      commented[i] = commented[i] || !source.comment[line].empty();
     if (one.first > 0 && source.only_comment(one.first - 1)) commented[i] = true;
-    if (i > 0 && all[i - 1].last + 1 == one.first && all[i - 1].name == one.name && commented[i - 1]) commented[i] = true;
+    if (i > 0 && all[i - 1].last + 1 == one.first && all[i - 1].name == one.name && commented[i - 1])
+      commented[i] = true;
     if (inside && one.says_itself) commented[i] = true;
   }
   // Paragraphs: a comment, then a few declarations without another comment between them.

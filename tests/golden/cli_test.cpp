@@ -43,8 +43,8 @@ struct Outcome {
 };
 Outcome run(const std::string& command) {
   const zr::test::Scratch scratch;
-  const int status = std::system(("cd " + kJob + " && ZR_PLUGIN_PATH=" + kJob + "/plugins " + command + " >" +
-                                  scratch.path("out") + " 2>" + scratch.path("err") + " </dev/null")
+  const int status = std::system(("cd " + kJob + " && export ZR_PLUGIN_PATH=" + kJob + "/plugins && { " + command +
+                                  "\n} >" + scratch.path("out") + " 2>" + scratch.path("err") + " </dev/null")
                                      .c_str());
   return {WEXITSTATUS(status), read(scratch.path("out")), read(scratch.path("err"))};
 }

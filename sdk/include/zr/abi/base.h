@@ -20,8 +20,8 @@
  * Terms. The host is the program that loads a plug-in: Zeroth's engine, or zeroth itself. Host memory is memory that
  * the CPU addresses. A node is a computer that runs one or more ranks.
  *
- * Reserved members. The side that fills a struct sets members named `rsv` to 0; the side that reads it ignores them. The
- * same holds for bits of `flags` that this version does not define. A later version may give them a meaning.
+ * Reserved members. The side that fills a struct sets members named `rsv` to 0; the side that reads it ignores
+ * them. The same holds for bits of `flags` that this version does not define. A later version may give them a meaning.
  *
  * Versions. Sized structs (their first member is `size`) may get new members at the end in a later version; they are
  * always passed by pointer, and the receiver uses at most `size` bytes. Frozen structs never change. */

@@ -1,5 +1,5 @@
-// Parts of the control plane without processes: launchers' environment variables, conditions that break a job, and the
-// text of the failure report.
+// Parts of the control plane without processes: launchers' environment variables, the text of the failure report and
+// the protocol.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -108,83 +108,6 @@ TEST(FailureReportTest, ShowsHostsOnlyIfTheyDiffer) {
 
 TEST(FailureReportTest, CountsOmittedRanks) {
   EXPECT_THAT(failure_report_text("x", std::vector<control::ReportLine>(100)), HasSubstr("\n  and 36 more ranks"));
-}
-
-// Two ranks of another machine that have joined.
-class MembersTest : public testing::Test {
- protected:
-  MembersTest() {
-    for (int rank : {0, 1}) EXPECT_EQ(members.admit({"job", "token", rank, 2, {100 + rank, "far", "far"}}, now), "");
-  }
-  void heartbeat(int rank, uint64_t sequence, bool waiting, uint64_t leaves = 0, uint64_t left_sequence = 0,
-                 bool left = false) {
-    control::protocol::Heartbeat heartbeat;
-    heartbeat.activity = {sequence, 1, "all_reduce 'x'", waiting, 3};
-    heartbeat.leaves = leaves;
-    heartbeat.left_sequence = left_sequence;
-    heartbeat.left_step = 5;
-    heartbeat.left = left;
-    members.on_heartbeat(rank, heartbeat, now);
-  }
-  control::Members::Time now = std::chrono::steady_clock::now();
-  control::Members members{2, false, "here"};
-};
-
-TEST_F(MembersTest, LastCollectiveMayFinishAfterOneRankLeft) {
-  heartbeat(1, 8, false, 1, 8, true);
-  heartbeat(0, 8, true);
-  EXPECT_FALSE(members.broken());
-  heartbeat(0, 9, true);
-  EXPECT_EQ(members.failure_notice(),
-            "rank 1 ended after step 5 (ran out of data?) while rank 0 waits in all_reduce 'x'");
-}
-
-TEST_F(MembersTest, RankBetweenTwoEnginesIsNotReported) {
-  heartbeat(0, 8, false, 1, 8, true);
-  heartbeat(1, 8, false, 1, 8, true);
-  heartbeat(0, 1, true, 1, 8, false);  // rank 0 is already in its next Engine
-  EXPECT_FALSE(members.broken());
-  members.disconnected(1);  // the process of rank 1 ends instead of starting another Engine
-  EXPECT_THAT(members.failure_notice(), HasSubstr("rank 1 ended after step 5"));
-}
-
-TEST_F(MembersTest, DifferentCollectivesBreakJobEvenIfOneRankIsAhead) {
-  control::protocol::Heartbeat ahead, behind;
-  for (uint64_t i = 1; i <= 40; ++i) ahead.recent.push_back({i, i == 17 ? 99 : i, "call " + std::to_string(i)});
-  members.on_heartbeat(0, ahead, now);
-  for (uint64_t i = 1; i <= 17; ++i) behind.recent.push_back({i, i, "other call " + std::to_string(i)});
-  members.on_heartbeat(1, behind, now);
-  EXPECT_EQ(members.failure_notice(),
-            "collective 17 differs between ranks: rank 0 issued call 17, rank 1 issued other call 17. All ranks must "
-            "issue the same collectives in the same order");
-}
-
-TEST_F(MembersTest, SendsAndCallsOfOtherEnginesAreNotCompared) {
-  control::protocol::Heartbeat one, other;
-  one.recent = {{1, 0, "send"}, {2, 7, "call"}};
-  other.recent = {{1, 5, "call"}};
-  members.on_heartbeat(0, one, now);
-  members.on_heartbeat(1, other, now);
-  other.leaves = 1;
-  other.recent = {{2, 8, "call of the next Engine"}};
-  members.on_heartbeat(1, other, now);
-  EXPECT_FALSE(members.broken());
-}
-
-TEST_F(MembersTest, LostRankTakesPrecedenceOverReportedError) {
-  members.reported(0, "all_reduce 'x': the peer is gone");
-  EXPECT_EQ(members.failure_notice(), "rank 0: all_reduce 'x': the peer is gone");
-  EXPECT_FALSE(members.report_is_ready(now, now));
-  members.disconnected(1);
-  members.on_final_status(0, {}, now);
-  EXPECT_TRUE(members.report_is_ready(now, now));
-  EXPECT_EQ(members.failure_notice(), "rank 1 (pid 101) is lost: its connection closed");
-}
-
-TEST_F(MembersTest, AdmitReturnsReasonForRejection) {
-  EXPECT_EQ(members.admit({"job", "token", 1, 2, {5, "far", "far"}}, now),
-            "rank 1 (pid 101) has joined already, but pid 5 on far has the same rank: give each process its own rank");
-  EXPECT_EQ(members.admit({"job", "token", -1, 2, {}}, now), "rank -1 is out of range (world size 2)");
 }
 
 TEST(ProtocolTest, RejectsTruncatedOrOverlongMessages) {
