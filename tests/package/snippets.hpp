@@ -5,8 +5,10 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/data.h>
 #include <torch/nn.h>
+#include <torch/serialize.h>
 
 #include <cmath>
+#include <fstream>
 #include <iostream>
 #include <utility>
 
@@ -20,6 +22,7 @@ inline torch::Tensor predictions, noise, x;  // any tensors
 inline torch::data::datasets::TensorDataset dataset{torch::Tensor()};
 inline std::size_t size;  // samples of the dataset
 inline int config;        // of a model
+inline torch::nn::Linear model{nullptr};
 using Gpt = torch::nn::ReLU;
 
 template <class Batch>

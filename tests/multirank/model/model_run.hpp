@@ -32,15 +32,20 @@ inline std::vector<SharingMode> sharing_modes(int world) {
   return all;
 }
 
-/// The program of `run` under another strategy. It uses plain SGD with exact products (the learning rate is a power of
-/// two), and zero3 releases each weight after its use.
-inline zr::Program program_of(const Run& run, const SharingMode& how, const std::vector<std::string>& more = {}) {
+inline const std::vector<std::string> kPlainSgd{"optimizer=sgd", "optimizer.sgd.momentum=0.0",
+                                                "optimizer.sgd.nesterov=false", "optimizer.sgd.weight_decay=0.0"};
+
+/// The program of `run` under another strategy. The learning rate is a power of two, so that products of plain SGD are
+/// exact; zero3 releases each weight after its use.
+inline zr::Program program_of(const Run& run, const SharingMode& how, const std::vector<std::string>& more = {},
+                              const std::vector<std::string>& optimizer = kPlainSgd) {
   std::vector<std::string> overrides(run.arguments.begin() + 1, run.arguments.end());
-  for (const char* key :
-       {"optimizer=sgd", "optimizer.sgd.momentum=0.0", "optimizer.sgd.nesterov=false", "optimizer.sgd.weight_decay=0.0",
-        "optimizer.lr=0.0625", "train.gradient_clipping=0.0", "train.steps=4", "strategy.zero3.max_live_bytes=0",
-        "strategy.zero3.max_reuse_bytes=0", "strategy.zero3.prefetch_bytes=0"})
+  overrides.insert(overrides.end(), optimizer.begin(), optimizer.end());
+  for (const char* key : {"optimizer.lr=0.0625", "train.gradient_clipping=0.0", "train.steps=4"})
     overrides.emplace_back(key);
+  if (how.strategy == "zero3")
+    for (const char* key : {"max_live_bytes", "max_reuse_bytes", "prefetch_bytes"})
+      overrides.push_back(std::string("strategy.zero3.") + key + "=0");
   overrides.push_back("strategy.use=" + how.strategy);
   overrides.push_back(std::string("communicator.share_weights=") + (how.share ? "true" : "false"));
   overrides.insert(overrides.end(), more.begin(), more.end());

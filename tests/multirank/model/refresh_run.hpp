@@ -37,9 +37,9 @@ using History = std::vector<torch::Tensor>;
 /// A model of parts and its engine, on data that depends on the step alone.
 struct Training {
   Training(const Run& run, const SharingMode& how, const std::vector<std::string>& keys) : world(run.program.world()) {
-    std::vector<std::string> more{"optimizer=adamw", "optimizer.lr=0.05", "train.steps=6"};
+    std::vector<std::string> more{"optimizer.lr=0.05", "train.steps=6"};
     more.insert(more.end(), keys.begin(), keys.end());
-    program = std::make_unique<zr::Program>(program_of(run, how, more));
+    program = std::make_unique<zr::Program>(program_of(run, how, more, {"optimizer=adamw"}));
   }
   void start() { engine = std::make_unique<zr::Engine>(*program, net); }
   // Trains steps [first, end).
