@@ -39,7 +39,7 @@ torch::Tensor checked(const std::string& call, const torch::Tensor& tensor) {
 
 // Calls fn(offset, bytes, data of all ranks by rank) for each piece of the tensors.
 template <class Fn>
-void each_gathered_piece(host::engine::Session& session, const torch::Tensor& local, const char* label, Fn&& fn) {
+void for_each_gathered_piece(host::engine::Session& session, const torch::Tensor& local, const char* label, Fn&& fn) {
   const auto total = static_cast<int64_t>(local.nbytes());
   for (int64_t at = 0; at < total; at += kPieceBytes) {
     const int64_t bytes = std::min(kPieceBytes, total - at);
@@ -59,15 +59,16 @@ torch::Tensor Engine::sum(const torch::Tensor& tensor) {
     torch::Tensor flat = result.view({-1});
     const bool upcasts = local.scalar_type() == torch::kBFloat16 || local.scalar_type() == torch::kHalf;
     const auto size = static_cast<int64_t>(local.element_size());
-    each_gathered_piece(session, local, "sum", [&](int64_t at, int64_t bytes, std::vector<std::string> data_of_ranks) {
-      torch::Tensor sum;
-      for (std::string& data : data_of_ranks) {
-        torch::Tensor values = torch::from_blob(data.data(), {bytes / size}, local.options());
-        if (upcasts) values = values.to(torch::kFloat);
-        sum = sum.defined() ? sum.add_(values) : values.clone();
-      }
-      flat.narrow(0, at / size, bytes / size).copy_(sum);
-    });
+    for_each_gathered_piece(session, local, "sum",
+                            [&](int64_t at, int64_t bytes, std::vector<std::string> data_of_ranks) {
+                              torch::Tensor sum;
+                              for (std::string& data : data_of_ranks) {
+                                torch::Tensor values = torch::from_blob(data.data(), {bytes / size}, local.options());
+                                if (upcasts) values = values.to(torch::kFloat);
+                                sum = sum.defined() ? sum.add_(values) : values.clone();
+                              }
+                              flat.narrow(0, at / size, bytes / size).copy_(sum);
+                            });
     return result;
   });
 }
@@ -80,12 +81,12 @@ torch::Tensor Engine::all_gather(const torch::Tensor& tensor) {
         shape.insert(shape.begin(), session.world());
         torch::Tensor result = torch::empty(shape, local.options());
         char* out = static_cast<char*>(result.data_ptr());
-        each_gathered_piece(session, local, "all_gather",
-                            [&](int64_t at, int64_t bytes, const std::vector<std::string>& data_of_ranks) {
-                              for (std::size_t rank = 0; rank < data_of_ranks.size(); ++rank)
-                                std::memcpy(out + rank * local.nbytes() + static_cast<std::size_t>(at),
-                                            data_of_ranks[rank].data(), static_cast<std::size_t>(bytes));
-                            });
+        for_each_gathered_piece(session, local, "all_gather",
+                                [&](int64_t at, int64_t bytes, const std::vector<std::string>& data_of_ranks) {
+                                  for (std::size_t rank = 0; rank < data_of_ranks.size(); ++rank)
+                                    std::memcpy(out + rank * local.nbytes() + static_cast<std::size_t>(at),
+                                                data_of_ranks[rank].data(), static_cast<std::size_t>(bytes));
+                                });
         return result;
       });
 }

@@ -7,10 +7,10 @@
 namespace zr {
 
 namespace {
-host::engine::TensorKind engine_kind(TensorKind kind) {
-  return kind == TensorKind::value      ? host::engine::TensorKind::value
-         : kind == TensorKind::gradient ? host::engine::TensorKind::gradient
-                                        : host::engine::TensorKind::state;
+host::engine::LogicalTensor engine_kind(TensorKind kind) {
+  return kind == TensorKind::value      ? host::engine::LogicalTensor::value
+         : kind == TensorKind::gradient ? host::engine::LogicalTensor::gradient
+                                        : host::engine::LogicalTensor::state;
 }
 }  // namespace
 

@@ -110,7 +110,7 @@ void convert_or_explain(const std::string& from, const std::string& to) {
 }  // namespace
 
 Engine::StateDictFile::StateDictFile(host::engine::Session& session, const std::string& file) : path_(file) {
-  const host::checkpoint::CheckpointComm peers = session.checkpointer().comm();
+  const host::checkpoint::CheckpointComm peers = session.checkpointer().checkpoint_comm();
   std::string converted;  // rank 0 alone decides, because it alone may see the file
   host::checkpoint::run_on_all_ranks(peers, [&] {
     if (session.rank() != 0 || !host::checkpoint::is_state_dict_file(file)) return;

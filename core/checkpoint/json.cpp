@@ -115,7 +115,7 @@ class Members final : public nlohmann::json_sax<nlohmann::json> {
 };
 }  // namespace
 
-bool each_member(const std::string& text, std::optional<std::string>& twice, const Members::Fn& fn) {
+bool for_each_member(const std::string& text, std::optional<std::string>& twice, const Members::Fn& fn) {
   if (!is_shallow(text)) return false;
   Members members(fn);
   const bool complete = nlohmann::json::sax_parse(text, &members);

@@ -43,8 +43,8 @@ std::optional<std::string> repeated_key(const std::string& text);
 /// memory, because headers may have 100,000 members and more. Returns false if the text is not a JSON object, or is
 /// nested deeper than kMaxJsonDepth; fn may have been called for members before the error. Sets `twice` to a key that
 /// occurs twice in one object, at any depth; to nullopt if all keys are unique.
-bool each_member(const std::string& text, std::optional<std::string>& twice,
-                 const std::function<void(const std::string& key, const nlohmann::json& value)>& fn);
+bool for_each_member(const std::string& text, std::optional<std::string>& twice,
+                     const std::function<void(const std::string& key, const nlohmann::json& value)>& fn);
 
 /// The value as a 64-bit integer; nothing if it is not an integer, out of range, or less than `minimum`.
 inline std::optional<int64_t> json_integer(const nlohmann::json& value, int64_t minimum = 0) {

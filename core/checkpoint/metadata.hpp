@@ -1,4 +1,4 @@
-// The contents of a checkpoint that are not tensors: training progress (FORMAT.md).
+// The contents of a checkpoint that are not tensors: training progress (docs/checkpoint-format.md).
 #pragma once
 
 #include <cstdint>

@@ -91,7 +91,7 @@ TensorHeader parse_header(const std::string& file, const std::string& text, int6
   TensorHeader header;
   header.data = data;
   std::optional<std::string> twice;
-  const bool object = each_member(text, twice, [&](const std::string& name, const Json& entry) {
+  const bool object = for_each_member(text, twice, [&](const std::string& name, const Json& entry) {
     if (name != "__metadata__") {
       header.tensors.push_back(tensor_of(file, name, entry));
       return;

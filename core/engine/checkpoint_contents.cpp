@@ -10,8 +10,8 @@
 
 namespace zr::host::engine {
 
-void each_tensor(const plan::MemoryPlan& plan,
-                 const std::function<void(uint32_t param, checkpoint::TensorInfo tensor)>& fn) {
+void for_each_tensor(const plan::MemoryPlan& plan,
+                     const std::function<void(uint32_t param, checkpoint::TensorInfo tensor)>& fn) {
   const auto of = [&](const plan::Parameter& p, const std::string& kind, zr_dtype dtype) {
     return checkpoint::TensorInfo{kind, p.name, checkpoint::safetensors_name(dtype), p.shape,
                                   kind == "weight" ? p.aliases : std::vector<std::string>{}};
@@ -83,7 +83,7 @@ void add_buffers(const StepContext& context, checkpoint::CheckpointContents& con
 checkpoint::CheckpointContents contents_of(const StepContext& context, ShardedState& state, ModelBuffers& buffers,
                                            const BufferValues& values) {
   checkpoint::CheckpointContents contents;
-  each_tensor(context.plan, [&](uint32_t param, checkpoint::TensorInfo tensor) {
+  for_each_tensor(context.plan, [&](uint32_t param, checkpoint::TensorInfo tensor) {
     const auto index = static_cast<uint32_t>(contents.tensors.size());
     for (const auto& [first, count] : context.plan.saved_ranges(param))
       contents.slabs.push_back(slab_of(state, param, tensor, index, first, count));

@@ -14,8 +14,8 @@
 namespace zr::host::engine {
 
 /// Calls fn for every weight, master and optimizer state of every parameter, in the same order on all ranks.
-void each_tensor(const plan::MemoryPlan& plan,
-                 const std::function<void(uint32_t param, checkpoint::TensorInfo tensor)>& fn);
+void for_each_tensor(const plan::MemoryPlan& plan,
+                     const std::function<void(uint32_t param, checkpoint::TensorInfo tensor)>& fn);
 
 /// Checkpoint values of the model's buffers; both vectors are indexed by buffer.
 struct BufferValues {

@@ -98,7 +98,7 @@ void CheckpointLoader::match() {
     else
       parts_.push_back({param, tensor, saved});
   };
-  each_tensor(context_.plan, [&](uint32_t param, const checkpoint::TensorInfo& tensor) {
+  for_each_tensor(context_.plan, [&](uint32_t param, const checkpoint::TensorInfo& tensor) {
     if (!options_.weights_only || is_weight(tensor)) add_part(param, tensor);
   });
   if (!change_)  // a refresh keeps the buffers in memory
@@ -201,7 +201,7 @@ void CheckpointLoader::read() {
   }
 }
 
-void CheckpointLoader::each_weight(const std::function<void(uint32_t param, const std::string& saved)>& fn) const {
+void CheckpointLoader::for_each_weight(const std::function<void(uint32_t param, const std::string& saved)>& fn) const {
   for (const Part& part : parts_)
     if (part.tensor.kind == "weight") fn(part.param, part.saved->name);
 }

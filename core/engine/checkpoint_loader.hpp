@@ -56,7 +56,7 @@ class CheckpointLoader {
   /// Reads this rank's parts of all tensors. If it throws, some of them may have been read.
   void read();
   /// Calls fn for every parameter whose weight was found, with its name in the checkpoint.
-  void each_weight(const std::function<void(uint32_t param, const std::string& saved)>& fn) const;
+  void for_each_weight(const std::function<void(uint32_t param, const std::string& saved)>& fn) const;
   /// Parameters with an optimizer state that was not found.
   const std::set<uint32_t>& fresh_params() const { return fresh_params_; }
   /// Tensors that were not found, and tensors that were not loaded.

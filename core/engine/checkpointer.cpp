@@ -122,7 +122,7 @@ std::string Checkpointer::save_for_refresh() {
   wait_for_save();
   parts_.weights.collect_writes();
   const checkpoint::CheckpointContents contents = this->contents();
-  std::string folder = comm().broadcast(parts_.recorder.folder());  // rank 0 alone knows this run's number
+  std::string folder = checkpoint_comm().broadcast(parts_.recorder.folder());  // rank 0 alone knows this run's number
   if (folder.empty()) folder = run_folder(context_.config(), context_.setup.engine);
   return saver_.save(folder + "/refresh", contents, 0);
 }
@@ -199,10 +199,10 @@ void Checkpointer::save_if_due(const GlobalStats& global) {
 // Opens the checkpoint. Verifies all of it before use if a failure would damage a model in training, or if an older
 // checkpoint can replace it.
 checkpoint::Checkpoint Checkpointer::open(const std::string& path, const LoadOptions& options) {
-  const std::vector<std::string> candidates = checkpoints_to_try(path, options.fallback, comm());
+  const std::vector<std::string> candidates = checkpoints_to_try(path, options.fallback, checkpoint_comm());
   for (std::size_t i = 0;; ++i) try {
       std::optional<checkpoint::Checkpoint> from;
-      run_on_all_ranks(comm(), [&] {
+      run_on_all_ranks(checkpoint_comm(), [&] {
         from.emplace(candidates[i]);
         if (parts_.progress.step() > 0 || options.fallback)
           from->verify([](int64_t) {}, context_.rank(), context_.world());
@@ -228,7 +228,7 @@ void Checkpointer::restore_metadata(const checkpoint::Checkpoint& from, const Ch
   TrainingProgress& progress = parts_.progress;
   progress.restore(from.manifest().step, metadata.updates, metadata.samples, metadata.last_step_applied);
   change ? parts_.name.record_step(progress.step()) : parts_.name.record_load(progress.step(), metadata.engines);
-  found.each_weight([&](uint32_t param, const std::string& saved) {
+  found.for_each_weight([&](uint32_t param, const std::string& saved) {
     const auto steps = metadata.parameter_steps.find(saved);
     const bool known = steps != metadata.parameter_steps.end() && found.has_same_optimizer();
     progress.set_param_steps(param, known ? steps->second : 0);
@@ -289,7 +289,7 @@ LoadReport Checkpointer::load(const std::string& path, const LoadOptions& reques
   const int64_t chunk_bytes = from.largest_chunk();
   context_.ledger.add(Tier::host, MemoryKind::other, "checkpoint chunk", chunk_bytes);
   try {
-    run_on_all_ranks(comm(), [&] { loader.read(); });
+    run_on_all_ranks(checkpoint_comm(), [&] { loader.read(); });
   } catch (...) {
     context_.ledger.add(Tier::host, MemoryKind::other, "checkpoint chunk", -chunk_bytes);
     throw;
@@ -331,7 +331,7 @@ void Checkpointer::load_initial() {
   options.fallback = config.checkpoint().fallback;
   const std::string dir = this->dir();
   if (config.checkpoint().resume && !dir.empty()) {
-    const checkpoint::CheckpointComm comm = this->comm();
+    const checkpoint::CheckpointComm comm = checkpoint_comm();
     std::string there;
     run_on_all_ranks(comm, [&] {
       if (comm.rank != 0) return;
@@ -353,7 +353,7 @@ void Checkpointer::load_initial() {
     options.weights_only = true;
     options.renames = config.renames();
     // A folder to which named engines saved has one folder per engine.
-    const checkpoint::CheckpointComm comm = this->comm();
+    const checkpoint::CheckpointComm comm = checkpoint_comm();
     std::string engine_folder;
     if (comm.rank == 0 && !context_.setup.engine.empty() && path_exists(init + "/" + context_.setup.engine))
       engine_folder = "/" + context_.setup.engine;

@@ -54,7 +54,7 @@ class Checkpointer {
   void close();
 
   /// See checkpoint_comm_of().
-  checkpoint::CheckpointComm comm() const { return checkpoint_comm_of(context_.setup.control); }
+  checkpoint::CheckpointComm checkpoint_comm() const { return checkpoint_comm_of(context_.setup.control); }
 
  private:
   checkpoint::CheckpointContents contents();

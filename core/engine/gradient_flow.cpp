@@ -20,7 +20,7 @@ GradientFlow::GradientFlow(const StepContext& context, const offload::DiskBacked
       comm_(context.comm),
       disk_buffers_(disk_buffers),
       overlap_(context.config().gradients().overlap),
-      accumulates_locally_(context.plan.input.hold_gradients),
+      accumulates_locally_(context.plan.input.accumulates_locally),
       last_micro_(static_cast<uint32_t>(context.plan.input.accumulation) - 1) {
   const std::size_t n = plan_.input.parameters.size();
   delivered_elements_.assign(n, 0);

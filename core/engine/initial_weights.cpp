@@ -30,7 +30,7 @@ void broadcast_parameters(const StepContext& context, ShardedState& state, float
   if (model.deferred() > 0) {
     const auto load = [&](uint32_t param, float* out) {
       model.check_scope(param, fmt::format("engine.get('{}')", parameters[param].name));
-      state.read(param, TensorKind::value, "", 0, parameters[param].count, out);
+      state.read(param, LogicalTensor::value, "", 0, parameters[param].count, out);
     };
     const auto account = [&](int64_t bytes) { context.ledger.add(Tier::device, MemoryKind::other, kTag, bytes); };
     model.construct({values, broadcast_parameter, load, account}, context.rank() == 0);

@@ -75,8 +75,8 @@ void OptimizerUpdate::run(const Input& input) {
   std::vector<double> rates(parameters.size());
   for (std::size_t i = 0; i < rates.size(); ++i) rates[i] = input.rate * group_rates_[parameters[i].group];
   update::UpdateInput update_input{input.grad_mul, input.number, input.grad_norm, &input.steps, &rates, &input.touched};
-  state_.update(input.touched, [&](const std::vector<update::UpdateSlice>& slices, bool staged) {
-    update_input.copies_operands = staged;
+  state_.update(input.touched, [&](const std::vector<update::UpdateSlice>& slices, bool copies_operands) {
+    update_input.copies_operands = copies_operands;
     update::update(context_.optimizer, granularity_, context_.pool, context_.plan, slices, update_input);
   });
 }

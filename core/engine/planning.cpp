@@ -118,7 +118,7 @@ plan::PlanInput plan_input(const config::JobConfig& config, const plugin::Instan
   input.communicated_grad_dtype = types.gradients;
   input.reduced_grad_dtype = types.reduced_gradients;
   input.accumulation = config.train().gradient_accumulation;
-  input.hold_gradients = config.gradients().reduce == config::GradientReduction::last_micro_step;
+  input.accumulates_locally = config.gradients().reduce == config::GradientReduction::last_micro_step;
   input.slots.assign(desc.slots, desc.slots + desc.n_slots);
   return input;
 }

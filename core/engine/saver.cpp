@@ -101,7 +101,7 @@ void Saver::lock_on_rank0(const std::string& root) {
 }
 
 void Saver::lock_folder(const std::string& root) {
-  run_on_all_ranks(comm(), [&] {
+  run_on_all_ranks(checkpoint_comm(), [&] {
     if (control_->rank() == 0) lock_on_rank0(root);
   });
 }
@@ -142,16 +142,16 @@ std::string Saver::write(const std::string& root, const checkpoint::CheckpointCo
 }
 
 std::string Saver::save(const std::string& root, const checkpoint::CheckpointContents& contents, int64_t keep) {
-  return write(root, contents, keep, comm());
+  return write(root, contents, keep, checkpoint_comm());
 }
 
 void Saver::save_async(const std::string& root, checkpoint::CheckpointContents contents, int64_t keep) {
   // Also on ranks with nothing to copy, because an allocation or a read from a tier may fail on one rank only.
-  run_on_all_ranks(comm(), [&] {
+  run_on_all_ranks(checkpoint_comm(), [&] {
     reserve_for(contents);
     copy(contents);
   });
-  writer_ = std::thread([this, root, keep, contents = std::move(contents), comm = comm()] {
+  writer_ = std::thread([this, root, keep, contents = std::move(contents), comm = checkpoint_comm()] {
     try {
       write(root, contents, keep, comm);
     } catch (...) {

@@ -28,7 +28,7 @@ class Saver {
   Saver(const Saver&) = delete;
 
   /// See checkpoint_comm_of().
-  checkpoint::CheckpointComm comm() { return checkpoint_comm_of(control_); }
+  checkpoint::CheckpointComm checkpoint_comm() { return checkpoint_comm_of(control_); }
   /// Locks `root` for this job until close(). If another process holds the lock, throws UserError, naming the
   /// owner, on all ranks.
   void lock_folder(const std::string& root);

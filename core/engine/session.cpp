@@ -256,7 +256,7 @@ void Session::set_accumulation(int accumulation) {
   if (progress_.within_step())
     fail_user(call + " was called within a step; call it after the engine.step() that ends the step");
   const plan::PlanInput& planned = plan().input;
-  if (accumulation > 1 && planned.accumulation == 1 && !planned.hold_gradients)
+  if (accumulation > 1 && planned.accumulation == 1 && !planned.accumulates_locally)
     fail_user(call +
               ": the memory plan has no sums over micro-batches, because train.gradient_accumulation is 1; set "
               "it to 2 or more in the configuration, and call engine.set_accumulation(1) before the first step");
@@ -388,7 +388,7 @@ void Session::return_weights(zr_dtype dtype) {
   for (uint32_t param = 0; param < count; ++param) {
     if (!memory[param]) continue;
     if (converts) {
-      tensors_.read(param, TensorKind::value, "", static_cast<float*>(memory[param]));
+      tensors_.read(param, LogicalTensor::value, "", static_cast<float*>(memory[param]));
     } else {
       const auto bytes = static_cast<std::size_t>(plan().input.parameters[param].count * size_of(dtype));
       weights_.with_full(param, [&](const void* full) { std::memcpy(memory[param], full, bytes); });

@@ -132,9 +132,9 @@ offload::TierWaits ShardedState::waits() const {
   return total;
 }
 
-std::optional<std::size_t> ShardedState::array_of(TensorKind kind, const std::string& slot) const {
-  if (kind == TensorKind::value && context_.plan.has_master) return master_array();
-  if (kind != TensorKind::state) return {};
+std::optional<std::size_t> ShardedState::array_of(LogicalTensor kind, const std::string& slot) const {
+  if (kind == LogicalTensor::value && context_.plan.has_master) return master_array();
+  if (kind != LogicalTensor::state) return {};
   const std::vector<zr_slot>& slots = context_.plan.input.slots;
   std::string list;
   for (std::size_t i = 0; i < slots.size(); ++i) {
@@ -203,7 +203,7 @@ void ShardedState::edit_gradients(
   }
 }
 
-void ShardedState::read(uint32_t param, TensorKind kind, const std::string& slot, int64_t first, int64_t count,
+void ShardedState::read(uint32_t param, LogicalTensor kind, const std::string& slot, int64_t first, int64_t count,
                         float* out) {
   const plan::MemoryPlan& plan = context_.plan;
   const plan::Parameter& parameter = plan.input.parameters[param];
@@ -219,7 +219,7 @@ void ShardedState::read(uint32_t param, TensorKind kind, const std::string& slot
                   });
       continue;
     }
-    const zr_view view = part_of(kind == TensorKind::value ? slice.weight : slice.grad, from - slice.first, n);
+    const zr_view view = part_of(kind == LogicalTensor::value ? slice.weight : slice.grad, from - slice.first, n);
     visit_view(view, offload::OptimizerStates::Access::read, param, [&](const void* memory, int64_t at, int64_t some) {
       update::upcast(memory, view.dtype, some, out + (from - first) + at);
     });
@@ -247,7 +247,7 @@ void ShardedState::read(uint32_t param, TensorKind kind, const std::string& slot
 }
 
 void ShardedState::write_state(uint32_t param, const std::string& slot, const float* values) {
-  const auto array = array_of(TensorKind::state, slot);
+  const auto array = array_of(LogicalTensor::state, slot);
   for (const uint32_t u : slices_of_[param])
     visit_state(slices_[u], *array, slices_[u].first, slices_[u].count, offload::OptimizerStates::Access::write,
                 [&](void* memory, int64_t from, int64_t count) {
@@ -384,9 +384,9 @@ void ShardedState::clear_states(uint32_t param) {
 // States on disk are read while states in memory are updated.
 void ShardedState::update(
     const std::vector<char>& touched,
-    const std::function<void(const std::vector<update::UpdateSlice>& slices, bool staged)>& work) {
-  const auto in_memory = [&](const std::vector<update::UpdateSlice>& slices, bool staged) {
-    const auto work_on = [&](const std::vector<update::UpdateSlice>& resident) { work(resident, staged); };
+    const std::function<void(const std::vector<update::UpdateSlice>& slices, bool copies_operands)>& work) {
+  const auto in_memory = [&](const std::vector<update::UpdateSlice>& slices, bool copies_operands) {
+    const auto work_on = [&](const std::vector<update::UpdateSlice>& resident) { work(resident, copies_operands); };
     disk_buffers() ? disk_buffers()->update(slices, touched, work_on) : work_on(slices);
   };
   in_memory(direct_, false);

@@ -22,7 +22,7 @@
 namespace zr::host::engine {
 
 /// The tensors of a parameter. `value` is the fp32 master if there is one, otherwise the weight.
-enum class TensorKind { value, gradient, state };
+enum class LogicalTensor { value, gradient, state };
 
 /// Training thread only, except store_full(). A method is collective only if its comment says so.
 class ShardedState {
@@ -56,7 +56,7 @@ class ShardedState {
 
   /// Writes elements [first, first + count) of a tensor to `out` on every rank, as fp32. Gradients are not scaled.
   /// `slot` names an optimizer state. Collective.
-  void read(uint32_t param, TensorKind kind, const std::string& slot, int64_t first, int64_t count, float* out);
+  void read(uint32_t param, LogicalTensor kind, const std::string& slot, int64_t first, int64_t count, float* out);
   /// Writes this rank's part of an optimizer state from the full tensor.
   void write_state(uint32_t param, const std::string& slot, const float* values);
   /// Writes fp32 values into this rank's master and weight pieces of a parameter.
@@ -88,9 +88,9 @@ class ShardedState {
   void edit_gradients(float factor, const std::vector<char>& touched,
                       const std::function<void(uint32_t param, int64_t first, int64_t count, float* values)>& fn);
   /// Passes all slices to `work`, with their states in memory: first those with states on the device, then on a tier in
-  /// memory (`staged`), then on disk (also `staged`), which are read and written meanwhile.
+  /// memory, then on disk; those on disk are read and written meanwhile. `copies_operands`: not on the device.
   void update(const std::vector<char>& touched,
-              const std::function<void(const std::vector<update::UpdateSlice>& slices, bool staged)>& work);
+              const std::function<void(const std::vector<update::UpdateSlice>& slices, bool copies_operands)>& work);
 
  private:
   // Its destructor frees the buffers that do not contain weights, then gives the model's parameters their own memory.
@@ -105,7 +105,7 @@ class ShardedState {
   std::size_t master_array() const { return 0; }
   std::size_t slot_array(std::size_t slot) const { return slot + (context_.plan.has_master ? 1 : 0); }
   // The array in OptimizerStates that contains a kind of tensor; nullopt: it is in a buffer of the plan.
-  std::optional<std::size_t> array_of(TensorKind kind, const std::string& slot) const;
+  std::optional<std::size_t> array_of(LogicalTensor kind, const std::string& slot) const;
   // OptimizerStates::visit() over elements [first, first + count) of the slice's parameter, which fn receives too.
   void visit_state(const update::UpdateSlice& slice, std::size_t array, int64_t first, int64_t count,
                    offload::OptimizerStates::Access access, const Visit& fn);

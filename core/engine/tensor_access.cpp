@@ -71,20 +71,20 @@ void TensorAccess::set_buffer(const std::string& name, const std::string& bytes)
   parts_.step_recorder.restart_clock();
 }
 
-void TensorAccess::read(uint32_t param, TensorKind kind, const std::string& slot, float* out) {
+void TensorAccess::read(uint32_t param, LogicalTensor kind, const std::string& slot, float* out) {
   const plan::Parameter& parameter = context_.plan.input.parameters[param];
-  if (kind == TensorKind::value) {
+  if (kind == LogicalTensor::value) {
     // Until a zr::gather scope ends, only some strategies make writes inside it visible here.
     context_.model.check_scope(param, fmt::format("engine.get('{}')", parameter.name));
     parts_.weights.collect_writes();
   }
   const TrainingProgress& progress = parts_.progress;
   progress.check_complete();
-  if (kind == TensorKind::gradient) progress.check_gradients(parameter.name);
-  if (parameter.frozen && kind != TensorKind::value)
+  if (kind == LogicalTensor::gradient) progress.check_gradients(parameter.name);
+  if (parameter.frozen && kind != LogicalTensor::value)
     fail_user(fmt::format("parameter '{}' is frozen: it has no gradient and no optimizer state", parameter.name));
   parts_.state.read(param, kind, slot, 0, parameter.count, out);
-  if (kind == TensorKind::gradient)
+  if (kind == LogicalTensor::gradient)
     for (int64_t i = 0; i < parameter.count; ++i) out[i] *= progress.grad_mul();
 }
 
@@ -99,17 +99,17 @@ void TensorAccess::check_same_values(const plan::Parameter& parameter, const flo
           parameter.name, r));
 }
 
-void TensorAccess::write(uint32_t param, TensorKind kind, const std::string& slot, const float* values) {
+void TensorAccess::write(uint32_t param, LogicalTensor kind, const std::string& slot, const float* values) {
   const plan::Parameter& parameter = context_.plan.input.parameters[param];
-  if (kind == TensorKind::gradient)
+  if (kind == LogicalTensor::gradient)
     fail_user(
         fmt::format("engine.set('{}', zr::TensorKind::gradient): a gradient cannot be set, because engine.backward() "
                     "computes it; set the value or an optimizer state",
                     parameter.name));
-  if (kind == TensorKind::state && parameter.frozen)
+  if (kind == LogicalTensor::state && parameter.frozen)
     fail_user(fmt::format("parameter '{}' is frozen: it has no optimizer state", parameter.name));
   check_same_values(parameter, values);
-  if (kind == TensorKind::state) return parts_.state.write_state(param, slot, values);
+  if (kind == LogicalTensor::state) return parts_.state.write_state(param, slot, values);
   context_.model.check_scopes(fmt::format("engine.set('{}')", parameter.name));
   if (context_.plan.input.share_weights)
     context_.comm.barrier("before a value is set");  // a peer may still read the shared weights
@@ -137,7 +137,7 @@ std::string TensorAccess::weights_hash() {
     hash.add(parameter.name.c_str(), std::ssize(parameter.name) + 1);
     for (int64_t first = 0; first < parameter.count; first += kPart) {
       const int64_t count = std::min(kPart, parameter.count - first);
-      parts_.state.read(param, TensorKind::value, "", first, count, values.data());
+      parts_.state.read(param, LogicalTensor::value, "", first, count, values.data());
       hash.add(values.data(), count * 4);
     }
   }

@@ -20,9 +20,9 @@ class TensorAccess {
   /// A parameter's index by name or alias; throws UserError with the nearest name.
   uint32_t find(const std::string& parameter) const;
   /// Writes the full tensor as fp32 to out[count]. `slot` names an optimizer state.
-  void read(uint32_t param, TensorKind kind, const std::string& slot, float* out);
+  void read(uint32_t param, LogicalTensor kind, const std::string& slot, float* out);
   /// Sets the full tensor. The values must be equal on all ranks.
-  void write(uint32_t param, TensorKind kind, const std::string& slot, const float* values);
+  void write(uint32_t param, LogicalTensor kind, const std::string& slot, const float* values);
   /// XXH3 (64 bits) of all parameters' names and fp32 values, in name order, as 16 hex digits.
   std::string weights_hash();
   /// The bytes that train.buffers selects for a buffer.

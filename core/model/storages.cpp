@@ -33,7 +33,7 @@ int64_t address(const torch::Tensor& tensor) {
 
 // Calls fn with the first byte of each element.
 template <class F>
-void each_element(const torch::Tensor& tensor, F&& fn) {
+void for_each_element(const torch::Tensor& tensor, F&& fn) {
   std::vector<int64_t> index(static_cast<std::size_t>(tensor.dim()), 0);
   const auto size = static_cast<int64_t>(tensor.element_size());
   int64_t at = tensor.storage_offset();
@@ -93,17 +93,17 @@ bool overlap(const torch::Tensor& a, const torch::Tensor& b) {
   if (begin >= end) return false;
   if (dense(a) && dense(b)) return true;
   std::vector<bool> covered_by_a(static_cast<std::size_t>(end - begin));
-  const auto each_byte = [&](const torch::Tensor& tensor, int64_t at, const auto& fn) {
+  const auto for_each_byte = [&](const torch::Tensor& tensor, int64_t at, const auto& fn) {
     const auto size = static_cast<int64_t>(tensor.element_size());
-    each_element(tensor, [&](int64_t offset) {
+    for_each_element(tensor, [&](int64_t offset) {
       const int64_t first = at + offset;
       for (int64_t byte = std::max(first, begin); byte < std::min(first + size, end); ++byte)
         fn(static_cast<std::size_t>(byte - begin));
     });
   };
-  each_byte(a, at_a, [&](std::size_t byte) { covered_by_a[byte] = true; });
+  for_each_byte(a, at_a, [&](std::size_t byte) { covered_by_a[byte] = true; });
   bool shared = false;
-  each_byte(b, at_b, [&](std::size_t byte) { shared |= covered_by_a[byte]; });
+  for_each_byte(b, at_b, [&](std::size_t byte) { shared |= covered_by_a[byte]; });
   return shared;
 }
 

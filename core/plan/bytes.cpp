@@ -159,7 +159,7 @@ StepCommunication MemoryPlan::communication() const {
                 g = size_of(input.reduced_grad_dtype);
   const bool replicated = elements_of(rank_plan.reduced_gradients) == trainable;
   StepCommunication communication;
-  communication.gradients = {input.hold_gradients ? 1 : micro_steps, trainable, r, peers};
+  communication.gradients = {input.accumulates_locally ? 1 : micro_steps, trainable, r, peers};
   if (replicated) {
     communication.reduced_gradients = {1, trainable, g, peers};
   } else if (!input.share_weights) {

@@ -22,12 +22,12 @@ PlanInputView::PlanInputView(const PlanInput& input, int rank) {
          input.weight_dtype,
          input.communicated_grad_dtype,
          input.reduced_grad_dtype,
-         input.hold_gradients ? 1 : input.accumulation,
+         input.accumulates_locally ? 1 : input.accumulation,
          static_cast<uint32_t>(params_.size()),
          kNormBlock,
          kAlign,
          pointers_.data(),
-         (input.hold_gradients ? uint32_t{ZR_PLAN_HOLD_GRADS} : 0u) |
+         (input.accumulates_locally ? uint32_t{ZR_PLAN_HOLD_GRADS} : 0u) |
              (input.share_weights ? uint32_t{ZR_PLAN_SHARE_WEIGHTS} : 0u),
          0};
 }

@@ -39,9 +39,9 @@ struct PlanInput {
   int world = 1;
   zr_dtype weight_dtype = ZR_F32;
   int accumulation = 1;
-  std::vector<zr_slot> slots;   // of the optimizer
-  bool share_weights = false;   // the ranks share one copy of unsharded weights
-  bool hold_gradients = false;  // gradients.reduce = "last_micro_step": the engine accumulates gradients first
+  std::vector<zr_slot> slots;        // of the optimizer
+  bool share_weights = false;        // the ranks share one copy of unsharded weights
+  bool accumulates_locally = false;  // gradients.reduce = "last_micro_step": the engine accumulates gradients first
   zr_dtype communicated_grad_dtype = ZR_F32;  // of one backward's gradient, as communicated or held
   zr_dtype reduced_grad_dtype = ZR_F32;       // of the sum over micro-batches and ranks
   std::vector<TierInfo> tiers{TierInfo{}};

@@ -30,7 +30,7 @@ std::vector<fs::path> pages() {
 }
 
 // Calls fn for every line outside of code blocks.
-void each_line(const fs::path& page, const std::function<void(const std::string& line, int number)>& fn) {
+void for_each_line(const fs::path& page, const std::function<void(const std::string& line, int number)>& fn) {
   std::ifstream in(page);
   bool in_code = false;
   int number = 0;
@@ -54,7 +54,7 @@ std::string anchor_of(const std::string& heading) {
 
 std::set<std::string> anchors_in(const fs::path& page) {
   std::set<std::string> all;
-  each_line(page, [&](const std::string& line, int) {
+  for_each_line(page, [&](const std::string& line, int) {
     if (line.empty() || line[0] != '#') return;
     const auto text = line.find_first_not_of("# ");
     if (text != line.npos) all.insert(anchor_of(line.substr(text)));
@@ -66,7 +66,7 @@ TEST(Documentation, LinksLeadToFilesAndHeadingsThatExist) {
   static const std::regex link(R"(\]\(([^)\s]+)\))");
   int checked = 0;
   for (const fs::path& page : pages())
-    each_line(page, [&](const std::string& line, int number) {
+    for_each_line(page, [&](const std::string& line, int number) {
       for (std::sregex_iterator at(line.begin(), line.end(), link), none; at != none; ++at) {
         const std::string target = (*at)[1];
         if (target.find("://") != target.npos || target.rfind("mailto:", 0) == 0) continue;
@@ -85,7 +85,7 @@ TEST(Documentation, LinksLeadToFilesAndHeadingsThatExist) {
 
 TEST(Documentation, IndexLinksToEveryPage) {
   std::string index;
-  each_line(kRoot / "docs/index.md", [&](const std::string& line, int) { index += line + "\n"; });
+  for_each_line(kRoot / "docs/index.md", [&](const std::string& line, int) { index += line + "\n"; });
   for (const auto& entry : fs::directory_iterator(kRoot / "docs"))
     if (entry.path().extension() == ".md" && entry.path().filename() != "index.md") {
       EXPECT_NE(index.find("(" + entry.path().filename().string() + ")"), index.npos) << entry.path();
@@ -93,11 +93,11 @@ TEST(Documentation, IndexLinksToEveryPage) {
 }
 
 // Calls fn for each text in backticks, with its page and line.
-void each_quoted(const std::vector<fs::path>& of,
-                 const std::function<void(const std::string& text, const std::string& where)>& fn) {
+void for_each_quoted(const std::vector<fs::path>& of,
+                     const std::function<void(const std::string& text, const std::string& where)>& fn) {
   static const std::regex quoted("`([^`]+)`");
   for (const fs::path& page : of)
-    each_line(page, [&](const std::string& line, int number) {
+    for_each_line(page, [&](const std::string& line, int number) {
       // In a table of coming-from.md the first column has the names of others.
       const std::size_t begin = page.filename() == "coming-from.md" && line[0] == '|' ? line.find(" | ") : 0;
       if (begin == line.npos) return;
@@ -110,7 +110,7 @@ void each_quoted(const std::vector<fs::path>& of,
 TEST(Documentation, NamesFilesThatExist) {
   static const std::regex path(R"((core|plugins|sdk|tests|examples|docs|\.ci|\.github)/[\w./-]+)");
   int checked = 0;
-  each_quoted(pages(), [&](const std::string& text, const std::string& where) {
+  for_each_quoted(pages(), [&](const std::string& text, const std::string& where) {
     if (!std::regex_match(text, path)) return;
     ++checked;
     bool exists = false;
@@ -135,7 +135,7 @@ TEST(Documentation, NamesCallsThatExist) {
   for (const auto& entry : fs::directory_iterator(kRoot / "docs"))
     if (entry.path().extension() == ".md") users.push_back(entry.path());
   int checked = 0;
-  each_quoted(users, [&](const std::string& text, const std::string& where) {
+  for_each_quoted(users, [&](const std::string& text, const std::string& where) {
     for (std::sregex_iterator at(text.begin(), text.end(), call), none; at != none; ++at) {
       const std::string name = (*at)[1].matched ? (*at)[1] : (*at)[2];
       EXPECT_TRUE(names.count(name)) << where << ": no installed header declares " << name;

@@ -212,7 +212,7 @@ std::vector<TestCase> cover() {
   std::vector<std::size_t> first{0};
   for (const Axis& axis : axes()) first.push_back(first.back() + axis.choices.size());
   std::vector<char> covered(first.back() * first.back(), 0);
-  const auto each_new_pair = [&](const std::vector<std::size_t>& at, auto&& fn) {
+  const auto for_each_new_pair = [&](const std::vector<std::size_t>& at, auto&& fn) {
     for (std::size_t i = 0; i < at.size(); ++i)
       for (std::size_t j = 0; j < i; ++j) {
         char& pair = covered[(first[i] + at[i]) * first.back() + first[j] + at[j]];
@@ -227,14 +227,14 @@ std::vector<TestCase> cover() {
     int most = 0;
     for (const auto& at : all) {
       int fresh = 0;
-      each_new_pair(at, [&](char&) { ++fresh; });
+      for_each_new_pair(at, [&](char&) { ++fresh; });
       if (fresh > most) {
         most = fresh;
         best = &at;
       }
     }
     if (!best) return cases;
-    each_new_pair(*best, [](char& pair) { pair = 1; });
+    for_each_new_pair(*best, [](char& pair) { pair = 1; });
     cases.push_back(make_case(*best));
   }
 }

@@ -30,7 +30,9 @@ struct Fixture {
     rig.context().report_event(ZR_STEP_END);
   }
   // The reduced gradient.
-  std::vector<float> sum(uint32_t param) { return full_tensor(state, rig.model, param, engine::TensorKind::gradient); }
+  std::vector<float> sum(uint32_t param) {
+    return full_tensor(state, rig.model, param, engine::LogicalTensor::gradient);
+  }
   OneRankJob rig;
   engine::ShardedState state{rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr};
   engine::GradientFlow flow{rig.context(), state.disk_buffers()};

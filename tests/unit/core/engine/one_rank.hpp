@@ -176,7 +176,7 @@ class OneRankJob {
 
 /// A full logical tensor of a parameter, as fp32.
 inline std::vector<float> full_tensor(host::engine::ShardedState& state, const FakeModel& model, uint32_t param,
-                                      host::engine::TensorKind role, const std::string& slot = "") {
+                                      host::engine::LogicalTensor role, const std::string& slot = "") {
   const int64_t count = model.parameters()[param].count;
   std::vector<float> values(static_cast<std::size_t>(count));
   state.read(param, role, slot, 0, count, values.data());

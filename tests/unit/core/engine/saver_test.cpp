@@ -56,8 +56,8 @@ TEST(SaverTest, LeavesNothingInTheStore) {
   const auto agree_often = [](const std::shared_ptr<control::Control>& control) {
     Ledger ledger;
     engine::Saver saver(control, ledger);
-    for (int round = 0; round < 1000; ++round) run_on_all_ranks(saver.comm(), [] {});
-    const checkpoint::CheckpointComm peers = saver.comm();
+    for (int round = 0; round < 1000; ++round) run_on_all_ranks(saver.checkpoint_comm(), [] {});
+    const checkpoint::CheckpointComm peers = saver.checkpoint_comm();
     const std::string long_word(2 << 20, 'x');
     const auto all = peers.gather(long_word);
     if (control->rank() == 0 && all.at(1) != long_word) fail_internal("the gathered text is wrong");

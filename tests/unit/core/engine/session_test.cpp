@@ -29,7 +29,7 @@ struct Fixture {
     backward(gradient);
     return session->step();
   }
-  std::vector<float> read(uint32_t param, engine::TensorKind role = engine::TensorKind::value) {
+  std::vector<float> read(uint32_t param, engine::LogicalTensor role = engine::LogicalTensor::value) {
     std::vector<float> values(static_cast<std::size_t>(model.parameters()[param].count));
     session->tensors().read(param, role, "", values.data());
     return values;
@@ -46,7 +46,7 @@ TEST(Session, UpdatesWeightsOnTheBoundaryOnly) {
   EXPECT_EQ(f.read(1), FakeModel::initial(40));
   EXPECT_TRUE(f.step(3));
   EXPECT_NE(f.read(1), FakeModel::initial(40));
-  EXPECT_EQ(f.read(1, engine::TensorKind::gradient), std::vector<float>(40, 2)) << "the mean of the micro-batches";
+  EXPECT_EQ(f.read(1, engine::LogicalTensor::gradient), std::vector<float>(40, 2)) << "the mean of the micro-batches";
   EXPECT_EQ(f.session->progress().loss(), 0.5);
   EXPECT_NEAR(f.session->progress().grad_norm(), 2 * std::sqrt(1540.0), 1e-9);
 }
@@ -56,7 +56,7 @@ TEST(Session, ClipsTheGradientToItsNorm) {
   f.step(3);
   const double norm = 3 * std::sqrt(1540.0);
   EXPECT_NEAR(f.session->progress().grad_norm(), norm, 1e-9);
-  EXPECT_FLOAT_EQ(f.read(1, engine::TensorKind::gradient)[0], static_cast<float>(3 / (norm + 1e-6)));
+  EXPECT_FLOAT_EQ(f.read(1, engine::LogicalTensor::gradient)[0], static_cast<float>(3 / (norm + 1e-6)));
 }
 
 TEST(Session, SkipsAStepWhoseGradientsAreNotFinite) {
@@ -120,7 +120,7 @@ TEST(Session, ChangesTheNumberOfMicroBatchesBetweenSteps) {
             "engine.set_accumulation(2) was called within a step; call it after the engine.step() that ends the step");
   EXPECT_FALSE(f.step(2));
   EXPECT_TRUE(f.step(6));
-  EXPECT_EQ(f.read(1, engine::TensorKind::gradient), std::vector<float>(40, 3)) << "the mean of three";
+  EXPECT_EQ(f.read(1, engine::LogicalTensor::gradient), std::vector<float>(40, 3)) << "the mean of three";
 }
 
 TEST(Session, RejectsMoreMicroBatchesThanThePlanHasSumsFor) {
@@ -138,7 +138,7 @@ TEST(Session, SetsAndHashesWeightsByName) {
   EXPECT_EQ(before.size(), 16u);
   const std::vector<float> values(40, 3);
   const uint32_t param = f.session->tensors().find("b");
-  f.session->tensors().write(param, engine::TensorKind::value, "", values.data());
+  f.session->tensors().write(param, engine::LogicalTensor::value, "", values.data());
   EXPECT_EQ(f.read(param), values);
   EXPECT_NE(f.session->tensors().weights_hash(), before);
   EXPECT_THAT(failure_of([&] { f.session->tensors().find("bb"); }), HasSubstr("did you mean 'b'?"));

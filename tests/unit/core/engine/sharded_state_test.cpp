@@ -19,7 +19,7 @@ class Fixture {
   explicit Fixture(std::vector<std::string> overrides = {}, bool disk = false)
       : rig(with_disk(std::move(overrides), disk, disk_)),
         state(rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr) {}
-  std::vector<float> read(uint32_t param, engine::TensorKind role, const std::string& slot = "") {
+  std::vector<float> read(uint32_t param, engine::LogicalTensor role, const std::string& slot = "") {
     return full_tensor(state, rig.model, param, role, slot);
   }
 
@@ -48,35 +48,35 @@ class ShardedStateOn : public ::testing::TestWithParam<bool> {};
 
 TEST(ShardedState, HasTheModelsValuesAndBindsTheModelToThem) {
   Fixture f;
-  EXPECT_EQ(f.read(0, engine::TensorKind::value), FakeModel::initial(1500));
-  EXPECT_EQ(f.read(1, engine::TensorKind::value), FakeModel::initial(40));
+  EXPECT_EQ(f.read(0, engine::LogicalTensor::value), FakeModel::initial(1500));
+  EXPECT_EQ(f.read(1, engine::LogicalTensor::value), FakeModel::initial(40));
   ASSERT_NE(f.rig.model.values(1), nullptr);
   f.rig.model.values(1)[3] = 77;
-  EXPECT_EQ(f.read(1, engine::TensorKind::value)[3], 77) << "the model's memory is the state's";
+  EXPECT_EQ(f.read(1, engine::LogicalTensor::value)[3], 77) << "the model's memory is the state's";
 }
 
 TEST(ShardedState, ReadsAnyRangeOfATensor) {
   Fixture f;
   float out[5];
-  f.state.read(0, engine::TensorKind::value, "", 1022, 5, out);
+  f.state.read(0, engine::LogicalTensor::value, "", 1022, 5, out);
   for (int i = 0; i < 5; ++i) EXPECT_EQ(out[i], static_cast<float>(1022 + i + 1) * 0.5f);
 }
 
 TEST_P(ShardedStateOn, WritesAndReadsOptimizerStates) {
   Fixture f({}, GetParam());
-  EXPECT_EQ(f.read(0, engine::TensorKind::state, "exp_avg"), std::vector<float>(1500, 0));
+  EXPECT_EQ(f.read(0, engine::LogicalTensor::state, "exp_avg"), std::vector<float>(1500, 0));
   const std::vector<float> values = ramp(1500, 3);
   f.state.write_state(0, "exp_avg", values.data());
-  EXPECT_EQ(f.read(0, engine::TensorKind::state, "exp_avg"), values);
-  EXPECT_EQ(f.read(0, engine::TensorKind::state, "exp_avg_sq"), std::vector<float>(1500, 0));
-  EXPECT_EQ(f.read(1, engine::TensorKind::state, "exp_avg"), std::vector<float>(40, 0));
+  EXPECT_EQ(f.read(0, engine::LogicalTensor::state, "exp_avg"), values);
+  EXPECT_EQ(f.read(0, engine::LogicalTensor::state, "exp_avg_sq"), std::vector<float>(1500, 0));
+  EXPECT_EQ(f.read(1, engine::LogicalTensor::state, "exp_avg"), std::vector<float>(40, 0));
   f.state.clear_states(0);
-  EXPECT_EQ(f.read(0, engine::TensorKind::state, "exp_avg"), std::vector<float>(1500, 0));
+  EXPECT_EQ(f.read(0, engine::LogicalTensor::state, "exp_avg"), std::vector<float>(1500, 0));
 }
 
 TEST(ShardedState, NamesTheStatesThatTheOptimizerHas) {
   Fixture f;
-  EXPECT_EQ(failure_of([&] { f.read(0, engine::TensorKind::state, "momentum"); }),
+  EXPECT_EQ(failure_of([&] { f.read(0, engine::LogicalTensor::state, "momentum"); }),
             "optimizer 'adamw' has no state 'momentum'; it has: exp_avg, exp_avg_sq");
 }
 
@@ -84,7 +84,7 @@ TEST_P(ShardedStateOn, StoresMasterExactlyAndWeightsRounded) {
   Fixture f({"train.dtype=bf16"}, GetParam());
   std::vector<float> values(40, 1.0f + 1.0f / 1024);  // between two numbers of bf16
   f.state.store(1, values.data());
-  EXPECT_EQ(f.read(1, engine::TensorKind::value), values) << "the fp32 master";
+  EXPECT_EQ(f.read(1, engine::LogicalTensor::value), values) << "the fp32 master";
   std::vector<float> weights(40);
   update::upcast(f.rig.model.memory[1], ZR_BF16, 40, weights.data());
   EXPECT_EQ(weights, std::vector<float>(40, 1.0f));
@@ -105,7 +105,7 @@ TEST_P(ShardedStateOn, MasterAdoptsWhatTheProgramWroteOnly) {
   EXPECT_TRUE(adopt_all());
   std::vector<float> expected = values;
   expected[5] = 2;
-  EXPECT_EQ(f.read(1, engine::TensorKind::value), expected);
+  EXPECT_EQ(f.read(1, engine::LogicalTensor::value), expected);
 }
 
 TEST(ShardedState, RemembersParametersThatFullWeightsChanged) {
@@ -118,7 +118,7 @@ TEST(ShardedState, RemembersParametersThatFullWeightsChanged) {
   EXPECT_TRUE(f.state.has_stored());
   EXPECT_EQ(f.state.take_stored(), (std::set<uint32_t>{1}));
   EXPECT_FALSE(f.state.has_stored());
-  EXPECT_EQ(f.read(1, engine::TensorKind::value), values);
+  EXPECT_EQ(f.read(1, engine::LogicalTensor::value), values);
 }
 
 TEST(ShardedState, HashOfWeightsFollowsTheirBytes) {

@@ -67,7 +67,7 @@ struct Fixture {
     const auto* values = static_cast<const float*>(rig.model.attached[param]);
     return values ? std::vector<float>(values, values + rig.model.parameters()[param].count) : std::vector<float>();
   }
-  std::vector<float> read(uint32_t param) { return full_tensor(state, rig.model, param, engine::TensorKind::value); }
+  std::vector<float> read(uint32_t param) { return full_tensor(state, rig.model, param, engine::LogicalTensor::value); }
   OneRankJob rig;
   engine::ShardedState state{rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr};
   engine::WeightFlow flow{rig.context(), state};

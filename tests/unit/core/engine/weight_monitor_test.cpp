@@ -17,7 +17,9 @@ struct Fixture {
     const std::vector<float> values(static_cast<std::size_t>(rig.model.parameters()[param].count), value);
     update::downcast(values.data(), std::ssize(values), ZR_BF16, rig.model.memory[param]);
   }
-  std::vector<float> master(uint32_t param) { return full_tensor(state, rig.model, param, engine::TensorKind::value); }
+  std::vector<float> master(uint32_t param) {
+    return full_tensor(state, rig.model, param, engine::LogicalTensor::value);
+  }
   std::string logged(const std::function<void()>& call) {
     ::testing::internal::CaptureStderr();
     call();

@@ -232,7 +232,7 @@ TEST(MemoryPlanTest, DerivesCommunicationFromOwnership) {
   EXPECT_EQ(replicated.reduced_gradients.bytes(), P * 4 * 2) << "fp32 sums to everyone";
   EXPECT_EQ(replicated.weights.bytes() + replicated.gathers.bytes(), 0);
   in.world = 2;
-  in.hold_gradients = true;
+  in.accumulates_locally = true;
   in.communicated_grad_dtype = ZR_F32;
   const plan::StepCommunication sharded = plan_of_rank(in, 0, halved()).communication();
   EXPECT_EQ(sharded.gradients.bytes(), P * 4) << "accumulated gradients are sent once";
