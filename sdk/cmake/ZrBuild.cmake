@@ -79,10 +79,11 @@ function(zr_share_headers owner)
 endfunction()
 
 # Defines a test program: zr_test(name [TORCH] SOURCES ... LIBRARIES ... [LABELS ...] [TIMEOUT seconds] [HEADERS
-# target]). Each test becomes a ctest test of the same name. TORCH: the program includes libtorch's headers. HEADERS:
-# the program uses the precompiled header of that target.
+# target] [SLOW filter]). Each test becomes a ctest test of the same name. TORCH: the program includes libtorch's
+# headers. HEADERS: the program uses the precompiled header of that target. SLOW: GoogleTest's filter of the tests that
+# only `make test-all` runs.
 function(zr_test name)
-  cmake_parse_arguments(TEST "TORCH" "TIMEOUT;HEADERS" "SOURCES;LIBRARIES;LABELS" ${ARGN})
+  cmake_parse_arguments(TEST "TORCH" "TIMEOUT;HEADERS;SLOW" "SOURCES;LIBRARIES;LABELS" ${ARGN})
   if(NOT TEST_TIMEOUT)
     set(TEST_TIMEOUT 120)
   endif()
@@ -105,20 +106,28 @@ function(zr_test name)
     target_link_libraries(${name} PRIVATE zr_test_settings)
   endif()
   list(JOIN TEST_LABELS "-" labels)  # gtest_discover_tests() does not accept lists as values of properties
-  gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${TEST_TIMEOUT} LABELS "${labels}"
+  set(properties TIMEOUT ${TEST_TIMEOUT}
     ENVIRONMENT "ZR_MACHINE_PROFILE=${PROJECT_BINARY_DIR}/tests/no-machine.json")  # not the one of this host
+  if(TEST_SLOW)
+    gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 TEST_FILTER "-${TEST_SLOW}"
+      PROPERTIES ${properties} LABELS "${labels}")
+    gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 TEST_FILTER "${TEST_SLOW}" TEST_LIST ${name}_slow
+      PROPERTIES ${properties} LABELS "${labels}-slow")
+  else()
+    gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES ${properties} LABELS "${labels}")
+  endif()
 endfunction()
 
 # Defines a program of multi-rank tests (tests/support/multirank.hpp). The program is also the program of the ranks. The
 # arguments are those of zr_test().
 function(zr_multirank_test name)
-  cmake_parse_arguments(TEST "" "TIMEOUT" "SOURCES;LIBRARIES;LABELS" ${ARGN})
+  cmake_parse_arguments(TEST "" "TIMEOUT;SLOW" "SOURCES;LIBRARIES;LABELS" ${ARGN})
   if(NOT TEST_TIMEOUT)
     set(TEST_TIMEOUT 300)
   endif()
   # libzeroth is first, so that no subsystem in it is linked a second time.
   zr_test(${name} HEADERS zr_multirank_headers SOURCES ${TEST_SOURCES}
           LIBRARIES Zeroth::zeroth zr_multirank ${TEST_LIBRARIES}
-          LABELS multirank ${TEST_LABELS} TIMEOUT ${TEST_TIMEOUT})
+          LABELS multirank ${TEST_LABELS} TIMEOUT ${TEST_TIMEOUT} SLOW "${TEST_SLOW}")
   add_dependencies(${name} zr_test_dealt zr_test_cramped zr_test_halves zr_test_blocks)
 endfunction()
