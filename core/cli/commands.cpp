@@ -319,7 +319,7 @@ void help() {
             << help_text(kCommands)
             << "\n  zeroth COMMAND --help    zeroth --version\n\n"
                "exit codes: 1 exception of the program, 2 wrong input, 3 environment (memory, disk, plug-in), 4 a rank "
-               "was lost, 70 bug\n";
+               "was lost or failed, 70 bug\n";
 }
 
 }  // namespace
