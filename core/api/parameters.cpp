@@ -49,7 +49,7 @@ struct DeferredScope::State {
   host::model::Construction::RecordingScope scope;
 };
 namespace {
-[[maybe_unused]] const bool registered = [] {
+[[maybe_unused]] const bool kRegistered = [] {
   build_without_memory = [] { [[maybe_unused]] static const auto* scope = new DeferredScope; };  // never destroyed
   return true;
 }();

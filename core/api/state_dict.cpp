@@ -12,7 +12,6 @@
 #include "checkpoint/safetensors.hpp"
 #include "checkpoint/state_dict_pickle.hpp"
 #include "checkpoint/zip_checksums.hpp"
-#include "engine/saver.hpp"
 #include "model/torch_dtype.hpp"
 
 namespace zr {

@@ -18,7 +18,8 @@ void Ledger::add_locked(Tier tier, MemoryKind kind, std::string_view tag, int64_
   }
   auto at = tags_.find(tag);
   if (at == tags_.end()) at = tags_.emplace(std::string(tag), 0).first;
-  if ((at->second += bytes) == 0) tags_.erase(at);
+  at->second += bytes;
+  if (at->second == 0) tags_.erase(at);
 }
 
 void Ledger::add(Tier tier, MemoryKind kind, std::string_view tag, int64_t bytes) {

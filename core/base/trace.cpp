@@ -4,8 +4,8 @@
 
 #include <utility>
 
-#include "base/error.hpp"
 #include "base/log.hpp"
+#include "zr/error.hpp"
 
 namespace zr::host {
 

@@ -14,7 +14,6 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
-#include "checkpoint/safetensors.hpp"
 
 namespace zr::host::checkpoint {
 

@@ -7,9 +7,9 @@
 #include <cstring>
 #include <iostream>
 
-#include "base/error.hpp"
 #include "base/log.hpp"
 #include "cli/commands.hpp"
+#include "zr/error.hpp"
 
 namespace {
 int run(int argc, char** argv) {

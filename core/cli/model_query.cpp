@@ -9,8 +9,6 @@
 #include "base/text.hpp"
 #include "cli/tensor_file.hpp"
 #include "cli/trainer.hpp"
-#include "engine/budget.hpp"
-#include "engine/planning.hpp"
 
 namespace zr::host::cli {
 

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <ctime>
 #include <iostream>
-#include <optional>
 
 #include "base/error.hpp"
 #include "base/text.hpp"

@@ -142,7 +142,7 @@ toml::table parsed_override(const std::string& text, std::string_view from) {
   if (text.size() <= kMaxBytes && too_deep_at(text).empty()) try {
       toml::table table = toml::parse("x = " + text, from);
       if (table.size() == 1) return table;
-    } catch (const toml::parse_error&) {
+    } catch (const toml::parse_error&) {  // not a TOML value: a text without quotes
     }
   return toml::parse("x = " + toml_quoted(text), from);
 }

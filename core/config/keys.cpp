@@ -2,7 +2,6 @@
 
 #include <cmath>
 
-#include "base/error.hpp"
 #include "base/limits.hpp"
 #include "base/text.hpp"
 #include "config/key.hpp"

@@ -1,7 +1,6 @@
 #include "control/client.hpp"
 
 #include <fmt/format.h>
-#include <pthread.h>
 #include <signal.h>
 #include <unistd.h>
 

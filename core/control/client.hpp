@@ -34,7 +34,9 @@ class ControlClient final : public Control {
   int world() const override { return rank_info_.world; }
   int local_rank() const override { return rank_info_.local_rank; }
   int local_world() const override { return rank_info_.local_world; }
-  const std::string& job_id() const override { return start_.job; }
+  const std::string& job_id() const override ZR_NO_THREAD_SAFETY_ANALYSIS {  // does not change after the constructor
+    return start_.job;
+  }
   void put(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key, std::chrono::milliseconds timeout) override ZR_EXCLUDES(mutex_);
   void drop(const std::string& key) override;

@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <map>
 
-#include "base/error.hpp"
 #include "base/text.hpp"
 #include "control/client.hpp"
 #include "zr/mutex.hpp"

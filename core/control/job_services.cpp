@@ -6,8 +6,6 @@
 #include <cstdio>
 #include <cstring>
 
-#include "base/error.hpp"
-
 namespace zr::host::control {
 
 struct JobServices::State {

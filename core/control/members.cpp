@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
-#include "base/error.hpp"
 #include "base/text.hpp"
 #include "control/call_mismatch.hpp"
+#include "zr/error.hpp"
 
 namespace zr::host::control {
 

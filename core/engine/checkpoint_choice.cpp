@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <sstream>
 
-#include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/log.hpp"
 #include "checkpoint/folder.hpp"
 #include "checkpoint/manifest.hpp"
+#include "zr/error.hpp"
 
 namespace zr::host::engine {
 

@@ -6,7 +6,6 @@
 #include <set>
 #include <sstream>
 
-#include "engine/planning.hpp"
 #include "engine/run_recorder.hpp"
 
 namespace zr::host::engine {

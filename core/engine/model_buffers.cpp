@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/dtype.hpp"
 #include "checkpoint/manifest.hpp"
 #include "checkpoint/safetensors.hpp"
 #include "update/cast.hpp"
@@ -120,7 +119,8 @@ void ModelBuffers::refresh(comm::CommRuntime& comm) {
 }
 
 void ModelBuffers::end_evaluation() noexcept {
-  if (depth_ == 0 || --depth_ > 0) return;
+  if (depth_ == 0) return;
+  if (--depth_ > 0) return;
   const std::vector<model::ModelBuffer> buffers = model_.buffers();
   for (std::size_t i = 0; i < buffers.size(); ++i)  // set_data() during the evaluation may have made a buffer smaller
     std::memcpy(buffers[i].data, own_values_[i].data(),

@@ -2,8 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <bit>
 #include <cmath>
-#include <cstring>
+#include <cstdint>
 
 #include "base/error.hpp"
 #include "base/text.hpp"
@@ -49,7 +50,7 @@ double OptimizerUpdate::learning_rate(int64_t index) const {
                     shortest(rates[rank]), rank);
     if (!(rates[rank] >= 0) || !std::isfinite(rates[rank]))
       fail_user(problem + ", but it must be finite and at least 0; correct engine.set_lr() or engine.set_schedule()");
-    if (std::memcmp(&rates[rank], &rates[0], sizeof rate) != 0)
+    if (std::bit_cast<uint64_t>(rates[rank]) != std::bit_cast<uint64_t>(rates[0]))
       fail_user(
           fmt::format("{} and {} on rank 0; make the function passed to engine.set_schedule() depend only on the index "
                       "of the update",

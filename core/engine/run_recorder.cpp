@@ -2,18 +2,15 @@
 
 #include <fmt/format.h>
 #include <signal.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <map>
 #include <utility>
 #include <vector>
 
-#include "base/error.hpp"
 #include "base/operation.hpp"
 #include "base/text.hpp"
 

@@ -4,9 +4,7 @@
 
 #include <algorithm>
 
-#include "base/dtype.hpp"
 #include "base/error.hpp"
-#include "comm/coll.hpp"
 #include "control/call_mismatch.hpp"
 
 namespace zr::host::engine {

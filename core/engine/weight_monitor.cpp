@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <string>
-
 #include "base/log.hpp"
 #include "engine/all_gather.hpp"
 

@@ -6,8 +6,6 @@
 #include <chrono>
 
 #include "base/dtype.hpp"
-#include "base/error.hpp"
-#include "base/text.hpp"
 #include "comm/coll.hpp"
 
 namespace zr::host::offload {

@@ -1,17 +1,14 @@
 #include "offload/optimizer_states.hpp"
 
 #include <fmt/format.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <new>
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"
 #include "base/round_up.hpp"
-#include "base/text.hpp"
 
 namespace zr::host::offload {
 

@@ -7,7 +7,6 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
-#include "base/text.hpp"
 
 namespace zr::host::offload {
 

@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
-#include "base/text.hpp"
 
 namespace zr::host::plan {
 

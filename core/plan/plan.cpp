@@ -3,11 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"
-#include "base/text.hpp"
 
 namespace zr::host::plan {
 

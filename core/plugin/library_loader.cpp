@@ -26,7 +26,7 @@ std::string access_problem(const std::filesystem::path& file, TrustedFile& found
   std::error_code error;
   if (!file.is_absolute()) return "the path is relative; write an absolute one";
   if (!std::filesystem::exists(std::filesystem::symlink_status(file, error))) return "there is no such file";
-  const std::string problem = trust_problem(file, found);
+  std::string problem = trust_problem(file, found);
   if (!problem.empty()) return problem;
   if (::access(found.path.c_str(), R_OK) != 0)
     return fmt::format("it cannot be read: {}: chmod +r {}", std::strerror(errno), found.path.string());

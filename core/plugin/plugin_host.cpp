@@ -4,7 +4,6 @@
 
 #include <set>
 
-#include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "plugin/services.hpp"

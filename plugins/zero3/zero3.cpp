@@ -1,7 +1,6 @@
 // ZeRO-3: weights, reduced gradients and optimizer states are sharded over the ranks; a rank holds a full weight only
 // around its uses.
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "gather_groups.hpp"
