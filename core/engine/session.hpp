@@ -55,8 +55,6 @@ class Session {
   /// Sets the number of micro-steps of the steps that follow. Throws UserError within a step, or if the plan has no
   /// memory for sums over micro-batches.
   void set_accumulation(int accumulation);
-  /// Checks that all ranks are in the same `call` ("engine.get(\"w\")"), under every strategy. Collective.
-  void check_same_call(const std::string& call) { job_.comm.barrier(call.c_str()); }
   /// Prepares the model for the end of this session. After the session is destroyed, the model's parameters have their
   /// own memory, with the current values in `dtype` (fp32 or the dtype of the weights). Floating-point buffers are
   /// converted to `dtype`. A failure is thrown on all ranks and changes nothing. Collective, between steps.
