@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "multirank/model/sharded_parameters.hpp"
+#include "support/sanitizers.hpp"
 #include "zr/recompute.hpp"
 
 namespace {
@@ -53,6 +54,7 @@ RANK_BODY(tells_shared_memory, Run) {
 }
 
 TEST_F(ShardedParametersTest, HostHoldsSharedWeightsOnce) {
+  if (zr::test::kSanitized) GTEST_SKIP() << zr::test::kSanitizerMemory;
   const double weights = 4.0 * (2 * 1024 * 2048 + 2048 + 1024);
   struct Held {
     double shared, all;  // bytes of both ranks: in shared memory, and in total
@@ -171,6 +173,7 @@ const zr::test::RankBodyOf<Run> builds_deferred_under_cap("builds_deferred_under
                                                           [](Run& run) { build_under_cap(run, true); });
 
 TEST_F(ShardedParametersTest, DeferredModelIsNeverUnshardedInMemory) {
+  if (zr::test::kSanitized) GTEST_SKIP() << zr::test::kSanitizerMemory;
   const std::string how = "strategy.zero3.prefetch_bytes=1MiB train.steps=1";
   const Result plain = launch(4, builds_under_cap, how), deferred = launch(4, builds_deferred_under_cap, how);
   EXPECT_NE(plain.code, 0) << "64 MiB do not fit into 40";
@@ -251,6 +254,7 @@ RANK_BODY(releases_without_memory, Run) {
 }
 
 TEST_F(ShardedParametersTest, ReleaseWithoutMemoryOnOneRankFailsOnAllAndTrainingContinues) {
+  if (zr::test::kSanitized) GTEST_SKIP() << zr::test::kSanitizerMemory;
   const std::string shared = "zero1 communicator.share_weights=true", bounded = "zero3 memory.device_budget=2GiB";
   const std::map<std::string, std::vector<std::string>> all{{"fp32", {"zero0", shared, "zero3", bounded}},
                                                             {"bf16", {shared}}};
@@ -302,6 +306,7 @@ RANK_BODY(refreshes_without_memory, Run) {
 }
 
 TEST_F(ShardedParametersTest, RefreshWithoutMemoryOnOneRankFailsOnAllAndChangesNothing) {
+  if (zr::test::kSanitized) GTEST_SKIP() << zr::test::kSanitizerMemory;
   const Result plenty = run(refreshes_without_memory, "zero0", "job.name=plenty");
   EXPECT_EQ(plenty.code, 0) << plenty.output;
   for (const std::string strategy :
