@@ -11,11 +11,11 @@ namespace {
 
 const std::filesystem::path kRoot = ZR_SOURCE_DIR;
 
-TEST(Words, WithAPrivateMeaningDoNotOccur) {
+TEST(WordsTest, FindsNoWordWithAPrivateMeaning) {
   EXPECT_EQ(private_words(kRoot, kRoot / "tests/arch/words.txt"), std::vector<std::string>());
 }
 
-TEST(Words, AreFoundAsWholeWordsInCodeAndText) {
+TEST(WordsTest, FindsFullWordsInCodeAndText) {
   const test::Scratch tree;
   tree.write("words.txt", "# comment\nkeeps\nto be seen\n=Fated\n");
   tree.write("core/a.cpp", "int keeps = 1;\nint housekeeps;\nint keeps_2;\nclass Fated;\nint fated;\n");

@@ -47,7 +47,7 @@ bool forbid(int call, int error, unsigned argument = 0, uint32_t bits = 0) {
 }
 bool forbid_unnamed_files() { return forbid(SYS_openat, EOPNOTSUPP, 2, O_TMPFILE & ~O_DIRECTORY); }
 
-TEST(NvmeFilesTest, AreUnnamedAndOutliveTheirFolder) {
+TEST(NvmeFilesTest, CreatesUnnamedFilesThatOutliveTheirFolder) {
   const Scratch scratch;
   const std::string folder = scratch.path("swap");
   fs::create_directory(folder);
@@ -68,7 +68,7 @@ uint64_t free_in(const std::string& folder) {
   return disk.f_bavail * disk.f_frsize;
 }
 
-TEST(NvmeFilesTest, LeaveNothingWhenTheProcessIsKilled) {
+TEST(NvmeFilesTest, LeavesNothingWhenTheProcessIsKilled) {
   const Scratch scratch;
   const std::string folder = scratch.folder().string();
   const auto killed = [&](bool alone) {
@@ -100,7 +100,7 @@ TEST(NvmeFilesTest, LeaveNothingWhenTheProcessIsKilled) {
   EXPECT_EQ(code, 0);
 }
 
-TEST(NvmeFilesTest, WithNamesExistInTheJobFolderWhileTheJobRuns) {
+TEST(NvmeFilesTest, KeepsNamedFilesInTheJobFolderWhileTheJobRuns) {
   const Scratch scratch;
   const std::string folder = scratch.folder().string();
   EXPECT_EQ(in_child([&] {
@@ -119,7 +119,7 @@ TEST(NvmeFilesTest, WithNamesExistInTheJobFolderWhileTheJobRuns) {
             0);
 }
 
-TEST(NvmeFilesTest, OfAKilledJobAreRemovedByTheNextJob) {
+TEST(NvmeFilesTest, RemovesFilesOfAKilledJob) {
   const Scratch scratch;
   const std::string folder = scratch.folder().string();
   EXPECT_EQ(in_child([&] {
@@ -136,7 +136,7 @@ TEST(NvmeFilesTest, OfAKilledJobAreRemovedByTheNextJob) {
   EXPECT_EQ(names_in(folder), std::vector<std::string>{"zeroth-swap-notes.txt"});
 }
 
-TEST(NvmeFilesTest, OfARunningJobAreNotRemoved) {
+TEST(NvmeFilesTest, KeepsFilesOfARunningJob) {
   const Scratch scratch;
   const std::string folder = scratch.folder().string();
   int ready[2], go[2];
@@ -166,7 +166,7 @@ TEST(NvmeFilesTest, OfARunningJobAreNotRemoved) {
   EXPECT_TRUE(names_in(folder).empty());
 }
 
-TEST(NvmeEnginesTest, FallBackToThreadsWhenIoUringIsForbidden) {
+TEST(NvmeEnginesTest, FallsBackToThreadsWhenIoUringIsForbidden) {
   const Scratch scratch;
   EXPECT_EQ(in_child([&] {
               ASSERT_TRUE(forbid(SYS_io_uring_setup, EPERM));
@@ -181,7 +181,7 @@ TEST(NvmeEnginesTest, FallBackToThreadsWhenIoUringIsForbidden) {
             0);
 }
 
-TEST(NvmeEnginesTest, FallBackToThreadsWhenOnlyTheSecondIoUringCallIsForbidden) {
+TEST(NvmeEnginesTest, FallsBackToThreadsWhenOnlyTheSecondIoUringCallIsForbidden) {
   const Scratch scratch;
   EXPECT_EQ(in_child([&] {
               ASSERT_TRUE(forbid(SYS_io_uring_enter, ENOSYS));
@@ -190,7 +190,7 @@ TEST(NvmeEnginesTest, FallBackToThreadsWhenOnlyTheSecondIoUringCallIsForbidden) 
             0);
 }
 
-TEST(NvmeEnginesTest, UseRegisteredMemory) {
+TEST(NvmeEnginesTest, UsesRegisteredMemory) {
   const Scratch scratch;
   for (const std::string engine : {"auto", "threads"}) {
     const Tier tier = open_in(scratch.folder().string(), "job-1", engine);
@@ -209,7 +209,7 @@ TEST(NvmeEnginesTest, UseRegisteredMemory) {
   }
 }
 
-TEST(NvmeEnginesTest, WorkWithoutLockedMemory) {
+TEST(NvmeEnginesTest, WorksWithoutLockedMemory) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can switch to a user with a locked-memory limit";
   const Scratch scratch;
   fs::permissions(scratch.folder(), fs::perms::all);
