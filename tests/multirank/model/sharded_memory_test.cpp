@@ -39,7 +39,7 @@ int64_t proportional_bytes_of_all() {
   return kib * 1024;
 }
 
-RANK_BODY(tells_shared_memory, Run) {
+RANK_BODY(prints_shared_memory, Run) {
   run.engine.reset();
   auto net =
       zr::deferred([] { return torch::nn::Sequential(torch::nn::Linear(1024, 2048), torch::nn::Linear(2048, 1024)); });
@@ -60,7 +60,7 @@ TEST_F(ShardedParametersTest, HostHoldsSharedWeightsOnce) {
     double shared, all;  // bytes of both ranks: in shared memory, and in total
   };
   const auto held = [&](const std::string& strategy, const std::string& alias) {
-    const Result result = run(tells_shared_memory, strategy,
+    const Result result = run(prints_shared_memory, strategy,
                               "strategy." + strategy + ".bucket_bytes=64KiB communicator.share_weights=" + alias);
     EXPECT_EQ(result.code, 0) << result.output;
     Held bytes{};
@@ -101,7 +101,7 @@ TEST_F(ShardedParametersTest, CountsWeightsGatheredOutsideTheBufferAgainstTheBud
 }
 
 // Trains a deep model of cheap blocks; the test reads the peak of the activations from the summary.
-void tells_activations(Run& run, bool recompute) {
+void prints_activations(Run& run, bool recompute) {
   run.engine.reset();
   std::vector<torch::nn::Linear> lines;
   torch::nn::Sequential net;
@@ -123,10 +123,11 @@ void tells_activations(Run& run, bool recompute) {
   std::cout << engine.weights_hash() << std::endl;
 }
 
-const zr::test::RankBodyOf<Run> keeps_activations("keeps_activations", [](Run& run) { tells_activations(run, false); });
+const zr::test::RankBodyOf<Run> keeps_activations("keeps_activations",
+                                                  [](Run& run) { prints_activations(run, false); });
 
 const zr::test::RankBodyOf<Run> recomputes_activations("recomputes_activations",
-                                                       [](Run& run) { tells_activations(run, true); });
+                                                       [](Run& run) { prints_activations(run, true); });
 
 TEST_F(ShardedParametersTest, RecomputedBlocksHoldFewerActivationsAndAreBitIdentical) {
   const auto most = [&](const zr::test::RankBody& body, const std::string& strategy) {

@@ -87,8 +87,8 @@ TEST_F(DiskBackedBuffersTest, ReadsABufferAfterTheCollectiveThatWritesIt) {
     const zr_view part = floats(buffers.base(1), 1024, 1024);
     zr_coll reads = accumulates ? reduce(part, other_, true) : gather(part, other_);
     EXPECT_EQ(buffers.stage(reads), CollectiveStaging::kNoCapacity);
-    zr_coll apart = gather(floats(buffers.base(1), 4096, 1024), other_);
-    const uint64_t second = buffers.stage(apart);
+    zr_coll unrelated = gather(floats(buffers.base(1), 4096, 1024), other_);
+    const uint64_t second = buffers.stage(unrelated);
     EXPECT_NE(second, CollectiveStaging::kNoCapacity) << "a collective that reads other data has staging capacity";
     buffers.unstage(second, true);
     buffers.unstage(number, true);

@@ -25,8 +25,8 @@ Tier open_in(const std::string& folder, const std::string& job = "job-1", const 
 void expect_round_trip(const Tier& tier) {
   const Pages in = filled(3 * kMiB, 4), out(3 * kMiB);
   const uint64_t slot = tier.reserve(in.size());
-  EXPECT_GOOD(tier.wait(tier.begin_write({whole(slot, in)})));
-  EXPECT_GOOD(tier.read({whole(slot, out)}));
+  EXPECT_GOOD(tier.wait(tier.begin_write({full_transfer(slot, in)})));
+  EXPECT_GOOD(tier.read({full_transfer(slot, out)}));
   EXPECT_TRUE(in == out);
 }
 
@@ -54,10 +54,10 @@ TEST(NvmeFilesTest, CreatesUnnamedFilesThatOutliveTheirFolder) {
   const Tier tier = open_in(folder);
   const Pages in = filled(2 * kMiB, 1), out(2 * kMiB);
   const uint64_t slot = tier.reserve(in.size());
-  EXPECT_GOOD(tier.write({whole(slot, in)}));
+  EXPECT_GOOD(tier.write({full_transfer(slot, in)}));
   EXPECT_TRUE(names_in(folder).empty());
   fs::remove_all(folder);
-  EXPECT_GOOD(tier.read({whole(slot, out)}));
+  EXPECT_GOOD(tier.read({full_transfer(slot, out)}));
   EXPECT_TRUE(in == out);
   expect_round_trip(tier);
 }
@@ -80,7 +80,7 @@ TEST(NvmeFilesTest, LeavesNothingWhenTheProcessIsKilled) {
       if (alone) {
         EXPECT_LE(free_in(folder) + 32 * kMiB, before) << "the file exists";
       }
-      tier.begin_write({whole(slot, in)});
+      tier.begin_write({full_transfer(slot, in)});
       if (!testing::Test::HasFailure()) ::raise(SIGKILL);
     });
   };
@@ -147,10 +147,10 @@ TEST(NvmeFilesTest, KeepsFilesOfARunningJob) {
     const Tier tier = open_in(folder, "alive");
     const Pages in = filled(kMiB, 1), out(kMiB);
     const uint64_t slot = tier.reserve(in.size());
-    EXPECT_GOOD(tier.write({whole(slot, in)}));
+    EXPECT_GOOD(tier.write({full_transfer(slot, in)}));
     EXPECT_EQ(::write(ready[1], "x", 1), 1);
     EXPECT_EQ(::read(go[0], &byte, 1), 1);
-    EXPECT_GOOD(tier.read({whole(slot, out)}));
+    EXPECT_GOOD(tier.read({full_transfer(slot, out)}));
     EXPECT_TRUE(in == out);
     EXPECT_TRUE(fs::exists(scratch.path("zeroth-swap-alive/rank-0")));
   });
@@ -195,7 +195,7 @@ TEST(NvmeEnginesTest, UsesRegisteredMemory) {
   for (const std::string engine : {"auto", "threads"}) {
     const Tier tier = open_in(scratch.folder().string(), "job-1", engine);
     const Pages in = filled(6 * kMiB, 1), out(6 * kMiB);
-    const zr_view both[] = {whole(0, in).memory, whole(0, out).memory};
+    const zr_view both[] = {full_transfer(0, in).memory, full_transfer(0, out).memory};
     host::CallError error;
     for (int round = 0; round < 3; ++round) {
       for (const zr_view& one : both) EXPECT_EQ(tier.api().reg(tier.self(), &one, &error), ZR_OK) << error.msg;
@@ -219,7 +219,7 @@ TEST(NvmeEnginesTest, WorksWithoutLockedMemory) {
               ASSERT_TRUE(::setgid(65534) == 0 && ::setuid(65534) == 0);
               const Tier tier = open_in(scratch.folder().string(), "job-1", "uring");
               const Pages memory = filled(4 * kMiB, 1);
-              const zr_view view = whole(0, memory).memory;
+              const zr_view view = full_transfer(0, memory).memory;
               host::CallError error;
               EXPECT_EQ(tier.api().reg(tier.self(), &view, &error), ZR_NOMEM);
               EXPECT_EQ(std::string(error.msg),
