@@ -35,8 +35,8 @@ test: build  ## runs the tests that every change must pass
 test-all: build  ## runs all tests, also the slow ones (ctest label *slow); use it before a release
 	@.ci/test all
 
-matrix: build  ## runs the parity matrix; CELLS="zero3 fp16": test cases whose names contain one of the words
-	@build/tests/parity_matrix $(CELLS)
+matrix: build  ## runs the parity matrix; CASES="zero3 fp16": test cases whose names contain one of the words
+	@build/tests/parity_matrix $(CASES)
 
 bench:  ## runs the benchmarks, writes build/bench.json; ARGS="checkpoint step": programs with one of the words
 	@.ci/setup bench

@@ -17,18 +17,19 @@ std::string pattern_of(const std::vector<std::string>& lines, bool exact) {
     if (line.empty() || line[0] == '#' || (line[0] == '=') != exact) continue;
     pattern += (pattern.empty() ? "" : "|") + line.substr(exact ? 1 : 0);
   }
-  return pattern.empty() ? "" : "(^|[^A-Za-z])(" + pattern + ")([^A-Za-z]|$)";
+  return pattern.empty() ? "" : "(^|[^A-Za-z])(" + pattern + ")s?([^A-Za-z]|$)";
 }
 
 bool is_text(const fs::path& file) {
-  static const std::set<std::string> endings{".c",  ".h",  ".cpp", ".hpp",  ".cu",  ".cuh", ".cmake", ".in",
-                                             ".py", ".sh", ".md",  ".toml", ".txt", ".yml", ".svg",   ""};
+  static const std::set<std::string> endings{"",     ".awk", ".bash", ".c",   ".cmake", ".cpp",  ".cu",
+                                             ".cuh", ".dox", ".h",    ".hpp", ".in",    ".json", ".map",
+                                             ".md",  ".py",  ".sh",   ".svg", ".toml",  ".txt",  ".yml"};
   return endings.count(file.extension().string()) > 0;
 }
 
-// The list itself, and changelogs, which say what was renamed.
+// The list itself, changelogs, which say what was renamed, and checkpoints that an earlier version wrote.
 bool cites_old_names(const fs::path& file) {
-  return file.filename() == "words.txt" || file.filename() == "CHANGELOG.md";
+  return file.filename() == "words.txt" || file.filename() == "CHANGELOG.md" || file.filename() == "manifest.json";
 }
 
 }  // namespace

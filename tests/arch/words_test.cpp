@@ -1,4 +1,4 @@
-// LANGUAGE.md: words with a private meaning do not occur.
+// Words with a private meaning do not occur (tests/arch/words.txt).
 #include "arch/words.hpp"
 
 #include <gmock/gmock.h>
@@ -11,20 +11,22 @@ namespace {
 
 const std::filesystem::path kRoot = ZR_SOURCE_DIR;
 
-TEST(Words, WithAPrivateMeaningDoNotOccur) {
+TEST(WordsTest, FindsNoWordWithAPrivateMeaning) {
   EXPECT_EQ(private_words(kRoot, kRoot / "tests/arch/words.txt"), std::vector<std::string>());
 }
 
-TEST(Words, AreFoundAsWholeWordsInCodeAndText) {
+TEST(WordsTest, FindsFullWordsInCodeAndText) {
   const test::Scratch tree;
-  tree.write("words.txt", "# comment\nkeeps\nto be seen\n=Fated\n");
-  tree.write("core/a.cpp", "int keeps = 1;\nint housekeeps;\nint keeps_2;\nclass Fated;\nint fated;\n");
+  tree.write("words.txt", "# comment\nkeep\nto be seen\n=Fated\n");
+  tree.write("core/a.cpp", "int keep = 1;\nint housekeep;\nint keep_2;\nclass Fated;\nint fated;\n");
+  tree.write("core/a.bash", "# two keeps\n# keepsake\n");
+  tree.write("core/manifest.json", "{\"keep\": 1}\n");
   tree.write("docs/b.md", "It is To be seen.\nTo be seeing\n");
-  tree.write("README.md", "Keeps.\n");
-  EXPECT_THAT(
-      private_words(tree.folder(), tree.folder() / "words.txt"),
-      ::testing::ElementsAre("README.md:1: Keeps.", "core/a.cpp:1: int keeps = 1;", "core/a.cpp:3: int keeps_2;",
-                             "core/a.cpp:4: class Fated;", "docs/b.md:1: It is To be seen."));
+  tree.write("README.md", "Keep.\n");
+  EXPECT_THAT(private_words(tree.folder(), tree.folder() / "words.txt"),
+              ::testing::ElementsAre("README.md:1: Keep.", "core/a.bash:1: # two keeps", "core/a.cpp:1: int keep = 1;",
+                                     "core/a.cpp:3: int keep_2;", "core/a.cpp:4: class Fated;",
+                                     "docs/b.md:1: It is To be seen."));
 }
 
 }  // namespace

@@ -41,7 +41,7 @@ T* memory(int64_t count) {
 
 struct Streams {
   float *weight, *grad, *exp_avg, *exp_avg_sq;
-  uint16_t* narrow;
+  uint16_t* bf16;
 };
 Streams streams_of(int64_t count) {
   Streams s{memory<float>(count), memory<float>(count), memory<float>(count), memory<float>(count),
@@ -54,7 +54,7 @@ Streams streams_of(int64_t count) {
 }
 
 /// The same reads and writes as the update, almost no arithmetic. Compiled for this machine.
-void traffic(const Streams& s, int64_t begin, int64_t end, bool narrow) {
+void traffic(const Streams& s, int64_t begin, int64_t end, bool bf16) {
   float* __restrict w = s.weight;
   const float* __restrict g = s.grad;
   float* __restrict m = s.exp_avg;
@@ -67,16 +67,16 @@ void traffic(const Streams& s, int64_t begin, int64_t end, bool narrow) {
       v[i] += t;
     }
   };
-  if (!narrow) return block(begin, end);
+  if (!bf16) return block(begin, end);
   for (int64_t i = begin; i < end; i += 32) {  // 64 bytes of 16-bit weights
     block(i, i + 32);
 #if defined(__SSE2__)
-    float* to = reinterpret_cast<float*>(s.narrow + i);
+    float* to = reinterpret_cast<float*>(s.bf16 + i);
     for (int64_t j = 0; j < 16; j += 4) _mm_stream_ps(to + j, _mm_load_ps(w + i + j));
   }
   _mm_sfence();
 #else
-    std::memcpy(s.narrow + i, w + i, 64);
+    std::memcpy(s.bf16 + i, w + i, 64);
   }
 #endif
 }
@@ -110,32 +110,32 @@ void on_threads(int threads, const std::vector<Tile>& tiles, const std::function
   for (std::thread& other : others) other.join();
 }
 
-void ours(const zr::testing::OptimizerUnderTest& adamw, const Streams& s, const Tile& tile, bool narrow) {
+void ours(const zr::testing::OptimizerUnderTest& adamw, const Streams& s, const Tile& tile, bool bf16) {
   using zr::testing::view_of;
   zr_step job{};
   job.size = sizeof job;
   job.grad_mul = 1;
   job.step = 2;
   zr_view slots[] = {view_of(s.exp_avg + tile.at, tile.count), view_of(s.exp_avg_sq + tile.at, tile.count)};
-  zr_update_slice unit{};
-  unit.size = sizeof unit;
-  unit.name = "weight";
-  unit.shape = tile.shape;
-  unit.ndim = 1;
-  unit.first = unit.grad_first = tile.first;
-  unit.count = unit.grad_count = tile.count;
-  unit.step = 2;
-  unit.lr = kLr;
+  zr_update_slice slice{};
+  slice.size = sizeof slice;
+  slice.name = "weight";
+  slice.shape = tile.shape;
+  slice.ndim = 1;
+  slice.first = slice.grad_first = tile.first;
+  slice.count = slice.grad_count = tile.count;
+  slice.step = 2;
+  slice.lr = kLr;
   const zr_view master = view_of(s.weight + tile.at, tile.count);
-  unit.weight = narrow ? view_of(s.narrow + tile.at, tile.count, ZR_BF16) : master;
-  unit.master = narrow ? master : zr_view{};
-  unit.grad = view_of(s.grad + tile.at, tile.count);
-  unit.slots = slots;
-  adamw.step(job, {&unit});
+  slice.weight = bf16 ? view_of(s.bf16 + tile.at, tile.count, ZR_BF16) : master;
+  slice.master = bf16 ? master : zr_view{};
+  slice.grad = view_of(s.grad + tile.at, tile.count);
+  slice.slots = slots;
+  adamw.step(job, {&slice});
 }
 
 struct Tensors {
-  std::vector<torch::Tensor> weight, grad, exp_avg, exp_avg_sq, narrow, steps;
+  std::vector<torch::Tensor> weight, grad, exp_avg, exp_avg_sq, bf16, steps;
   std::unique_ptr<torch::optim::AdamW> optimizer;
   Tensors(const Streams& s, bool in_our_memory) {
     int64_t at = 0;
@@ -148,7 +148,7 @@ struct Tensors {
       grad.push_back(tensor(s.grad, torch::kFloat32));
       exp_avg.push_back(tensor(s.exp_avg, torch::kFloat32));
       exp_avg_sq.push_back(tensor(s.exp_avg_sq, torch::kFloat32));
-      narrow.push_back(tensor(s.narrow, torch::kBFloat16));
+      bf16.push_back(tensor(s.bf16, torch::kBFloat16));
       steps.push_back(torch::ones({}));
       at += elements;
     }
@@ -164,7 +164,7 @@ struct Tensors {
     }
   }
   void copy_out() {
-    for (std::size_t i = 0; i < kTensors.size(); ++i) narrow[i].copy_(weight[i]);
+    for (std::size_t i = 0; i < kTensors.size(); ++i) bf16[i].copy_(weight[i]);
   }
   void fused() {
     at::_fused_adamw_(weight, grad, exp_avg, exp_avg_sq, {}, steps, kLr, kBeta1, kBeta2, kDecay, kEps, false, false);
@@ -192,19 +192,17 @@ struct Variant {
 };
 
 std::vector<zr::bench::Row> measure(const zr::testing::OptimizerUnderTest& adamw, const Streams& s, Tensors& theirs,
-                                    Tensors& shared, bool narrow, int threads) {
+                                    Tensors& shared, bool bf16, int threads) {
   const std::vector<Tile> tiles = tiles_of_all();
   const double count = static_cast<double>(tiles.back().at + tiles.back().count);
   at::set_num_threads(threads);
   const std::vector<Variant> variants = {
-      {"", 0, [&] { on_threads(threads, tiles, [&](const Tile& tile) { ours(adamw, s, tile, narrow); }); }},
+      {"", 0, [&] { on_threads(threads, tiles, [&](const Tile& tile) { ours(adamw, s, tile, bf16); }); }},
       {"same streams, no math", 0.90,
-       [&] {
-         on_threads(threads, tiles, [&](const Tile& tile) { traffic(s, tile.at, tile.at + tile.count, narrow); });
-       }},
-      {"at::_fused_adamw_", 1.05, [&] { theirs.step(true, narrow); }},
-      {"libtorch, our memory", 0, [&] { shared.step(true, narrow); }},
-      {"torch::optim::AdamW", 4, [&] { theirs.step(false, narrow); }}};
+       [&] { on_threads(threads, tiles, [&](const Tile& tile) { traffic(s, tile.at, tile.at + tile.count, bf16); }); }},
+      {"at::_fused_adamw_", 1.05, [&] { theirs.step(true, bf16); }},
+      {"libtorch, our memory", 0, [&] { shared.step(true, bf16); }},
+      {"torch::optim::AdamW", 4, [&] { theirs.step(false, bf16); }}};
   std::vector<std::vector<double>> times(variants.size());
   for (int64_t round = -1; round < kRounds; ++round) {  // the first warms up
     for (std::size_t i = 0; i < variants.size(); ++i) {
@@ -213,7 +211,7 @@ std::vector<zr::bench::Row> measure(const zr::testing::OptimizerUnderTest& adamw
       if (round >= 0) times[i].push_back(ns);
     }
   }
-  const std::string name = std::string("adamw_step_") + (narrow ? "bf16_" : "fp32_") + std::to_string(threads) + "t";
+  const std::string name = std::string("adamw_step_") + (bf16 ? "bf16_" : "fp32_") + std::to_string(threads) + "t";
   std::vector<zr::bench::Row> rows;
   for (std::size_t i = 1; i < variants.size(); ++i) {
     rows.push_back(zr::bench::compare(name, "ns/param", times[0], variants[i].name, times[i], variants[i].target));
@@ -232,9 +230,9 @@ int main(int argc, char** argv) {
       ZR_BUILD_DIR "/plugins", "adamw",
       {{"beta1", kBeta1}, {"beta2", kBeta2}, {"eps", kEps}, {"weight_decay", kDecay}});
   std::vector<zr::bench::Row> rows;
-  for (const bool narrow : {false, true}) {
+  for (const bool bf16 : {false, true}) {
     for (const int threads : {1, 2}) {
-      for (zr::bench::Row& row : measure(adamw, s, theirs, shared, narrow, threads)) rows.push_back(std::move(row));
+      for (zr::bench::Row& row : measure(adamw, s, theirs, shared, bf16, threads)) rows.push_back(std::move(row));
     }
   }
   if (argc > 1) zr::bench::append(argv[1], rows);

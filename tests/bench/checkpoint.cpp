@@ -125,18 +125,18 @@ Row stall(const std::string& toml, const std::string& folder) {
     job.session.end_backward();
     job.session.step();
   };
-  std::vector<double> stalls, whole;
+  std::vector<double> stalls, saves;
   for (int round = -1; round < 5; ++round) {
     step();
     job.session.finish();  // wait for the previous asynchronous save
     const double save = job.timed([&] { job.session.checkpointer().save(folder + "/c", 1, false); });
     step();
-    const double aside = job.timed([&] { job.session.checkpointer().save(folder + "/c", 1, true); });
+    const double stalled = job.timed([&] { job.session.checkpointer().save(folder + "/c", 1, true); });
     if (round < 0) continue;
-    stalls.push_back(aside);
-    whole.push_back(save);
+    stalls.push_back(stalled);
+    saves.push_back(save);
   }
-  return zr::bench::compare("checkpoint_async_stall", "ms", stalls, "a blocking save", whole, 2.5);
+  return zr::bench::compare("checkpoint_async_stall", "ms", stalls, "a blocking save", saves, 2.5);
 }
 
 __attribute__((target_clones("avx512f", "avx2", "default"))) uint64_t sum(const uint64_t* words, std::size_t n) {

@@ -58,8 +58,8 @@ std::vector<double> medians(const std::vector<RankResult>& ranks) {
     if (!r.ok()) throw std::runtime_error("a rank failed: " + r.threw);
   std::vector<double> all;
   std::size_t at = 0;
-  for (const Cell& cell : kCells) {
-    std::vector<double> slower(static_cast<std::size_t>(cell.calls), 0);
+  for (const Case& test_case : kCases) {
+    std::vector<double> slower(static_cast<std::size_t>(test_case.calls), 0);
     for (const RankResult& r : ranks)
       for (std::size_t i = 0; i < slower.size(); ++i) {
         double one;
@@ -80,19 +80,19 @@ std::vector<double> ours() {
     RawComm comm(rig);
     auto* tensor = static_cast<float*>(comm.allocate(64 << 20));
     auto* part = static_cast<float*>(comm.allocate(32 << 20));
-    for (const Cell& cell : kCells) {
-      const std::string op = cell.op;
-      const int64_t n = cell.elements();
+    for (const Case& test_case : kCases) {
+      const std::string op = test_case.op;
+      const int64_t n = test_case.elements();
       zr_coll coll{};
       coll.size = sizeof coll;
       coll.reduce = ZR_SUM;
-      coll.label = cell.op;
-      const zr_view whole{tensor, n, ZR_F32, 0, {1, 0}}, half{part, n / 2, ZR_F32, 0, {1, 0}},
+      coll.label = test_case.op;
+      const zr_view full{tensor, n, ZR_F32, 0, {1, 0}}, half{part, n / 2, ZR_F32, 0, {1, 0}},
           own{tensor + rank.rank * n / 2, n / 2, ZR_F32, 0, {1, 0}};
       coll.op = op == "all_reduce" ? ZR_ALL_REDUCE : op == "reduce_scatter" ? ZR_REDUCE_SCATTER : ZR_ALL_GATHER;
-      coll.src = op == "all_gather" ? own : whole;
-      coll.dst = op == "reduce_scatter" ? half : whole;
-      give(rank, time_calls(cell, tensor, meet, [&] { comm.run(coll); }));
+      coll.src = op == "all_gather" ? own : full;
+      coll.dst = op == "reduce_scatter" ? half : full;
+      give(rank, time_calls(test_case, tensor, meet, [&] { comm.run(coll); }));
     }
   }));
 }
@@ -109,16 +109,16 @@ std::vector<double> gloo_tcp() {
     auto device = gloo::transport::tcp::CreateDevice("127.0.0.1");
     context->connectFullMesh(store, device);
     auto* tensor = static_cast<float*>(std::aligned_alloc(4096, 64 << 20));
-    for (const Cell& cell : kCells) {
-      const std::string op = cell.op;
-      const auto n = static_cast<std::size_t>(cell.elements());
+    for (const Case& test_case : kCases) {
+      const std::string op = test_case.op;
+      const auto n = static_cast<std::size_t>(test_case.elements());
       if (op == "reduce_scatter") {
-        gloo::ReduceScatterHalvingDoubling<float> scatter(context, {tensor}, cell.elements(),
+        gloo::ReduceScatterHalvingDoubling<float> scatter(context, {tensor}, test_case.elements(),
                                                           {static_cast<int>(n / 2), static_cast<int>(n / 2)});
-        give(rank, time_calls(cell, tensor, meet, [&] { scatter.run(); }));
+        give(rank, time_calls(test_case, tensor, meet, [&] { scatter.run(); }));
         continue;
       }
-      give(rank, time_calls(cell, tensor, meet, [&] {
+      give(rank, time_calls(test_case, tensor, meet, [&] {
              if (op == "all_reduce") {
                gloo::AllreduceOptions options(context);
                options.setOutput(tensor, n);
@@ -144,19 +144,19 @@ std::vector<double> openmpi() {
                        "r");
   std::vector<double> seconds;
   for (double one; pipe && std::fscanf(pipe, "%lf", &one) == 1;) seconds.push_back(one);
-  if (!pipe || ::pclose(pipe) != 0 || seconds.size() != std::size(kCells))
+  if (!pipe || ::pclose(pipe) != 0 || seconds.size() != std::size(kCases))
     throw std::runtime_error("mpirun failed: see its output above; `make setup` installs OpenMPI");
   return seconds;
 }
 
-std::string name_of(const Cell& cell) {
-  const bool small = cell.bytes < 1 << 20;
-  return std::string(cell.op) + "_" + std::to_string(small ? cell.bytes >> 10 : cell.bytes >> 20) +
+std::string name_of(const Case& test_case) {
+  const bool small = test_case.bytes < 1 << 20;
+  return std::string(test_case.op) + "_" + std::to_string(small ? test_case.bytes >> 10 : test_case.bytes >> 20) +
          (small ? "KiB" : "MiB");
 }
 
 std::vector<Row> collectives() {
-  std::vector<std::vector<double>> own(std::size(kCells)), gloo = own, mpi = own;
+  std::vector<std::vector<double>> own(std::size(kCases)), gloo = own, mpi = own;
   for (int round = 0; round < kRounds; ++round) {
     const auto keep = [](std::vector<std::vector<double>>& all, const std::vector<double>& seconds) {
       for (std::size_t i = 0; i < seconds.size(); ++i) all[i].push_back(seconds[i] * 1e6);
@@ -166,10 +166,10 @@ std::vector<Row> collectives() {
     keep(mpi, openmpi());
   }
   std::vector<Row> rows;
-  for (std::size_t i = 0; i < std::size(kCells); ++i) {
+  for (std::size_t i = 0; i < std::size(kCases); ++i) {
     const bool gloo_wins = median(gloo[i]) < median(mpi[i]);
-    rows.push_back(compare(name_of(kCells[i]), "us", own[i], gloo_wins ? "Gloo, TCP" : "OpenMPI",
-                           gloo_wins ? gloo[i] : mpi[i], kCells[i].target));
+    rows.push_back(compare(name_of(kCases[i]), "us", own[i], gloo_wins ? "Gloo, TCP" : "OpenMPI",
+                           gloo_wins ? gloo[i] : mpi[i], kCases[i].target));
   }
   return rows;
 }

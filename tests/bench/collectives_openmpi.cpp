@@ -15,9 +15,9 @@ int main(int argc, char** argv) {
   auto* tensor = static_cast<float*>(std::aligned_alloc(4096, 64 << 20));
   auto* part = static_cast<float*>(std::aligned_alloc(4096, 32 << 20));
   std::memset(part, 0, 32 << 20);
-  for (const auto& cell : zr::bench::kCells) {
-    const auto n = static_cast<int>(cell.elements());
-    const std::string op = cell.op;
+  for (const auto& test_case : zr::bench::kCases) {
+    const auto n = static_cast<int>(test_case.elements());
+    const std::string op = test_case.op;
     const auto call = [&] {
       if (op == "all_reduce") MPI_Allreduce(MPI_IN_PLACE, tensor, n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
       if (op == "reduce_scatter") MPI_Reduce_scatter_block(tensor, part, n / 2, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
@@ -25,7 +25,7 @@ int main(int argc, char** argv) {
         MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, tensor, n / 2, MPI_FLOAT, MPI_COMM_WORLD);
     };
     std::vector<double> mine = zr::bench::time_calls(
-                            cell, tensor, [] { MPI_Barrier(MPI_COMM_WORLD); }, call),
+                            test_case, tensor, [] { MPI_Barrier(MPI_COMM_WORLD); }, call),
                         slower(mine.size());
     MPI_Reduce(mine.data(), slower.data(), static_cast<int>(mine.size()), MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
     std::sort(slower.begin(), slower.end());

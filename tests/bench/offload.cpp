@@ -70,14 +70,14 @@ __attribute__((optimize("O3"), target_clones("avx512f", "avx2", "default"))) voi
 // Measures the copies and the arithmetic of an update separately, on one thread; the longer time is the lower bound.
 class Floor {
  public:
-  Floor(std::size_t elements, bool narrow)
-      : n_(elements), narrow_(narrow), arrays_(elements), weights_(narrow ? elements / 2 + 1 : 1) {}
+  Floor(std::size_t elements, bool bf16)
+      : n_(elements), bf16_(bf16), arrays_(elements), weights_(bf16 ? elements / 2 + 1 : 1) {}
   double milliseconds(Job& job) {
     const double computes = job.timed([&] {
       for (std::size_t at = 0; at < n_; at += kRun) {
         const std::size_t n = std::min(kRun, n_ - at);
         arithmetic(arrays_.p.data() + at, arrays_.g.data() + at, arrays_.m.data() + at, arrays_.s.data() + at, n);
-        if (!narrow_) continue;
+        if (!bf16_) continue;
         round(arrays_.p.data() + at, run_.data(), n);  // new weights, written past the cache as an optimizer does
         zr::copy_bytes(reinterpret_cast<uint16_t*>(weights_.data()) + at, run_.data(), static_cast<int64_t>(2 * n),
                        true);
@@ -85,8 +85,8 @@ class Floor {
     });
     const double copies = job.timed([&] {  // gradients and fp32 weights to the host, new weights back
       std::memcpy(arrays_.m.data(), arrays_.g.data(), n_ * 4);
-      if (!narrow_) std::memcpy(arrays_.s.data(), arrays_.p.data(), n_ * 4);
-      std::memcpy(arrays_.p.data(), arrays_.s.data(), n_ * (narrow_ ? 2 : 4));
+      if (!bf16_) std::memcpy(arrays_.s.data(), arrays_.p.data(), n_ * 4);
+      std::memcpy(arrays_.p.data(), arrays_.s.data(), n_ * (bf16_ ? 2 : 4));
     });
     return std::max(computes, copies);
   }
@@ -94,7 +94,7 @@ class Floor {
  private:
   static constexpr std::size_t kRun = 16 << 10;
   std::size_t n_;
-  bool narrow_;
+  bool bf16_;
   Arrays arrays_;
   Array weights_;  // of 16 bits
   std::array<uint16_t, kRun> run_{};

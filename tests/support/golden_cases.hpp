@@ -86,13 +86,20 @@ struct Part {
   std::function<std::string(const std::string&)> normal{};  // applied before the comparison, not before writing
 };
 
-/// Compares every case of `path` with the parts that `produce` returns for it, or updates the file.
+inline bool expects_text(const Case& one, const std::vector<Part>& parts) {
+  return std::any_of(parts.begin(), parts.end(), [&](const Part& part) { return !one[part.name].empty(); });
+}
+
+/// Compares every case of `path` with the parts that `produce` returns for it, or updates the file. A case that expects
+/// no text in any of these parts fails, also in an update: it would pass whatever the program does wrong. `produce`
+/// returns no parts for a case that it skips.
 inline void check(const std::string& path, std::size_t least_cases,
                   const std::function<std::vector<Part>(const Case&)>& produce) {
   File file = read_file(path);
   ASSERT_GE(file.cases.size(), least_cases) << path;
-  for (Case& one : file.cases)
-    for (const Part& part : produce(one)) {
+  for (Case& one : file.cases) {
+    const std::vector<Part> parts = produce(one);
+    for (const Part& part : parts) {
       const auto normal = [&](const std::string& text) { return part.normal ? part.normal(text) : text; };
       if (normal(part.text) == normal(one[part.name])) continue;
       if (updates())
@@ -102,6 +109,9 @@ inline void check(const std::string& path, std::size_t least_cases,
             << path << ", case: " << one.title << ", part: " << part.name
             << "; if the new text is right, run the test with ZR_UPDATE_GOLDEN=1";
     }
+    EXPECT_TRUE(parts.empty() || expects_text(one, parts))
+        << path << ", case: " << one.title << ": the case expects no text; let its command print a line";
+  }
   if (updates()) write_file(path, file);
 }
 

@@ -62,7 +62,7 @@ inline Pages filled(std::size_t bytes, unsigned seed) {
 inline zr_transfer part_of(uint64_t slot, uint64_t offset, const Pages& pages, std::size_t from, std::size_t bytes) {
   return {slot, offset, {pages.data() + from, static_cast<int64_t>(bytes), ZR_U8, 0, {1, 0}}};
 }
-inline zr_transfer whole(uint64_t slot, const Pages& pages) { return part_of(slot, 0, pages, 0, pages.size()); }
+inline zr_transfer full_transfer(uint64_t slot, const Pages& pages) { return part_of(slot, 0, pages, 0, pages.size()); }
 
 struct Answer {
   zr_code code = ZR_OK;

@@ -43,9 +43,9 @@ def ratio(case, ours, peers, key):
 
 def marks(case):
     """Rows of (name, value, target, whether it is met)."""
-    rows, cell = [], (case["size"], case["dtype"])
+    rows, key = [], (case["size"], case["dtype"])
     for ours, peers in CLASSES.items():
-        wanted = RATE.get(cell, {}).get(ours)
+        wanted = RATE.get(key, {}).get(ours)
         got = ratio(case, ours, peers, "tokens_per_s")
         if got:
             rows.append((f"{ours} tokens/s of {got[1]}'s", got[0], wanted and f"at least {wanted}",
@@ -54,7 +54,7 @@ def marks(case):
         if got:
             rows.append((f"{ours} tokens/s of {CEILING}'s", got[0], None, True))
     for ours, peers in MEMORY_PEERS.items():
-        wanted = MEMORY.get(cell, {}).get(ours)
+        wanted = MEMORY.get(key, {}).get(ours)
         got = ratio(case, ours, peers, "peak_mib")
         if got:
             rows.append((f"{ours} peak memory of {got[1]}'s", got[0], wanted and f"at most {wanted}",

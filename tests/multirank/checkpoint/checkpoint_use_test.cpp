@@ -4,6 +4,7 @@
 #include "checkpoint/safetensors.hpp"
 #include "checkpoint/save.hpp"
 #include "multirank/checkpoint/bodies.hpp"
+#include "support/sanitizers.hpp"
 
 namespace zr::test {
 namespace {
@@ -305,6 +306,7 @@ TEST_F(CheckpointUseTest, ExportUsesRequestedDtypeAndFileSize) {
 
 // Exports 660 MiB of bf16 weights with 1320 MiB of fp32 master weights in an address space of 64 MiB.
 TEST_F(CheckpointUseTest, ExportsModelTenTimesLargerThanMemory) {
+  if (kSanitized) GTEST_SKIP() << kSanitizerMemory;
   constexpr int64_t kElements = int64_t{15} << 20;
   const std::vector<char> memory(kElements * 4, '\x3c');
   host::checkpoint::CheckpointContents image;

@@ -1,4 +1,4 @@
-// Which checkpoint a job resumes from, and what it prints, word for word (tests/golden/resume.txt).
+// Which checkpoint a job resumes from, and its exact output (tests/golden/resume.txt).
 #include "support/checkpoint_test.hpp"
 #include "support/golden_cases.hpp"
 

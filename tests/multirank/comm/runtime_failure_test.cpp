@@ -3,7 +3,7 @@
 #include <thread>
 
 #include "comm/collective_staging.hpp"
-#include "support/comm_seat.hpp"
+#include "support/comm_rank.hpp"
 
 namespace {
 
@@ -13,12 +13,12 @@ using testing::HasSubstr;
 namespace exit_code = zr::exit_code;
 
 TEST(CommRuntimeFailureTest, EveryRankReportsMismatch) {
-  expect_success(on_ranks(3, {}, [](Seat& seat) {
-    float* x = seat.floats(100);
-    seat.comm.barrier("start");
+  expect_success(on_ranks(3, {}, [](CommRank& self) {
+    float* x = self.floats(100);
+    self.comm.barrier("start");
     const zr_coll coll =
-        collective(ZR_ALL_REDUCE, view(x, 100), view(x, 100), seat.rank.rank == 2 ? "bucket 4" : "bucket 3");
-    const auto act = [&] { seat.comm.run(coll); };
+        collective(ZR_ALL_REDUCE, view(x, 100), view(x, 100), self.rank.rank == 2 ? "bucket 4" : "bucket 3");
+    const auto act = [&] { self.comm.run(coll); };
     expect_failure(
         act, exit_code::peer_lost,
         AllOf(
@@ -30,23 +30,23 @@ TEST(CommRuntimeFailureTest, EveryRankReportsMismatch) {
 
 TEST(CommRuntimeFailureTest, ReportsTimeout) {
   for (const bool async : {false, true}) {
-    expect_success(on_ranks(2, {.timeout = std::chrono::milliseconds(300)}, [&](Seat& seat) {
-      float* x = seat.floats(100);
-      seat.comm.barrier("start");
-      if (seat.rank.rank == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    expect_success(on_ranks(2, {.timeout = std::chrono::milliseconds(300)}, [&](CommRank& self) {
+      float* x = self.floats(100);
+      self.comm.barrier("start");
+      if (self.rank.rank == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(1500));
       const zr_coll coll = collective(ZR_ALL_REDUCE, view(x, 100), view(x, 100), "bucket 7");
       const auto start = std::chrono::steady_clock::now();
       const auto says =
           AllOf(HasSubstr("waited longer than communicator.timeout (0.3s) in all_reduce 'bucket 7' (fp32, 100)"),
                 HasSubstr("rank 0: 2 waiting in all_reduce 'bucket 7' (fp32, 100)"));
       if (!async) {
-        expect_failure([&] { seat.comm.run(coll); }, exit_code::peer_lost, says);
+        expect_failure([&] { self.comm.run(coll); }, exit_code::peer_lost, says);
       } else {
         zr::host::CallError error;
-        zr_done* done = zr::host::comm::done_new(seat.rig.host().abi());
-        ASSERT_EQ(seat.comm.ref().api->submit(seat.comm.ref().comm, &coll, nullptr, done, &error), ZR_OK);
-        EXPECT_NE(seat.comm.wait(done, -1, &error), ZR_OK);
-        expect_failure([&] { std::rethrow_exception(seat.comm.take_failure()); }, exit_code::peer_lost, says);
+        zr_done* done = zr::host::comm::done_new(self.rig.host().abi());
+        ASSERT_EQ(self.comm.ref().api->submit(self.comm.ref().comm, &coll, nullptr, done, &error), ZR_OK);
+        EXPECT_NE(self.comm.wait(done, -1, &error), ZR_OK);
+        expect_failure([&] { std::rethrow_exception(self.comm.take_failure()); }, exit_code::peer_lost, says);
         zr::host::comm::done_release(done);
       }
       const auto waited = std::chrono::steady_clock::now() - start;
@@ -66,23 +66,23 @@ struct Watched : zr::host::comm::CollectiveStaging {
 
 TEST(CommRuntimeFailureTest, FailedSubmitReleasesStaging) {
   for (const bool async : {false, true})
-    expect_success(on_ranks(2, {}, [&](Seat& seat) {
-      SharedControl control(seat.job, seat.rank.rank, seat.rank.world);
-      if (seat.rank.rank == 1) return control.put("ready", "");  // issues no collective that the abort could cancel
+    expect_success(on_ranks(2, {}, [&](CommRank& self) {
+      SharedControl control(self.job, self.rank.rank, self.rank.world);
+      if (self.rank.rank == 1) return control.put("ready", "");  // issues no collective that the abort could cancel
       control.get("ready", std::chrono::seconds(10));
-      float* x = seat.floats(100);
+      float* x = self.floats(100);
       Watched watched;
-      seat.comm.set_collective_staging(&watched);
-      seat.comm.abort();  // from now on the plug-in fails every submit
+      self.comm.set_collective_staging(&watched);
+      self.comm.abort();  // from now on the plug-in fails every submit
       zr::host::CallError error;
-      zr_done* done = async ? zr::host::comm::done_new(seat.rig.host().abi()) : nullptr;
+      zr_done* done = async ? zr::host::comm::done_new(self.rig.host().abi()) : nullptr;
       const zr_coll coll = collective(ZR_ALL_REDUCE, view(x, 100), view(x, 100), "bucket 7");
-      EXPECT_NE(seat.comm.ref().api->submit(seat.comm.ref().comm, &coll, nullptr, done, &error), ZR_OK);
+      EXPECT_NE(self.comm.ref().api->submit(self.comm.ref().comm, &coll, nullptr, done, &error), ZR_OK);
       EXPECT_EQ(watched.entered, 1u);
       EXPECT_EQ(watched.left, (std::vector<std::pair<uint64_t, bool>>{{1, false}}))
           << (async ? "asynchronous" : "blocking");
       zr::host::comm::done_release(done);
-      seat.comm.set_collective_staging(nullptr);
+      self.comm.set_collective_staging(nullptr);
     }));
 }
 
@@ -95,21 +95,21 @@ TEST(CommRuntimeFailureTest, KilledPeerEndsWait) {
   for (const bool async : {false, true}) {
     const auto ranks = on_ranks(
         3, {},
-        [&](Seat& seat) {
-          float* x = seat.floats(100);
+        [&](CommRank& self) {
+          float* x = self.floats(100);
           for (int i = 0;; ++i) {
             const zr_coll coll = collective(ZR_ALL_REDUCE, view(x, 100), view(x, 100), "bucket 7");
-            if (seat.rank.rank == 1 && i == 100) std::this_thread::sleep_for(std::chrono::seconds(60));
+            if (self.rank.rank == 1 && i == 100) std::this_thread::sleep_for(std::chrono::seconds(60));
             if (!async) {
-              seat.comm.run(coll);
+              self.comm.run(coll);
               continue;
             }
             zr::host::CallError error;
-            zr_done* done = zr::host::comm::done_new(seat.rig.host().abi());
-            zr_code code = seat.comm.ref().api->submit(seat.comm.ref().comm, &coll, nullptr, done, &error);
-            if (code == ZR_OK) code = seat.comm.wait(done, -1, &error);
+            zr_done* done = zr::host::comm::done_new(self.rig.host().abi());
+            zr_code code = self.comm.ref().api->submit(self.comm.ref().comm, &coll, nullptr, done, &error);
+            if (code == ZR_OK) code = self.comm.wait(done, -1, &error);
             zr::host::comm::done_release(done);
-            if (code != ZR_OK) std::rethrow_exception(seat.comm.take_failure());
+            if (code != ZR_OK) std::rethrow_exception(self.comm.take_failure());
           }
         },
         [](const SharedJob& job, const std::vector<pid_t>& pids) {
@@ -129,18 +129,18 @@ TEST(CommRuntimeFailureTest, KilledPeerEndsWait) {
 }
 
 TEST(CommRuntimeFailureTest, AbortEndsBlockingPlugin) {
-  expect_success(on_ranks(2, {.id = "poor", .timeout = std::chrono::milliseconds(200)}, [](Seat& seat) {
-    if (seat.rank.rank == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(1000));
-    expect_failure([&] { seat.comm.barrier("end of epoch"); }, exit_code::peer_lost,
+  expect_success(on_ranks(2, {.id = "poor", .timeout = std::chrono::milliseconds(200)}, [](CommRank& self) {
+    if (self.rank.rank == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+    expect_failure([&] { self.comm.barrier("end of epoch"); }, exit_code::peer_lost,
                    HasSubstr("waited longer than communicator.timeout (0.2s) in barrier 'end of epoch'"));
   }));
 }
 
 TEST(CommRuntimeFailureTest, RejectsInvalidArguments) {
-  expect_success(on_ranks(2, {}, [](Seat& seat) {
-    float* x = seat.floats(100);
+  expect_success(on_ranks(2, {}, [](CommRank& self) {
+    float* x = self.floats(100);
     const auto fails = [&](zr_coll coll, const std::string& says) {
-      expect_failure([&] { seat.comm.run(coll); }, exit_code::user, testing::Eq(says));
+      expect_failure([&] { self.comm.run(coll); }, exit_code::user, testing::Eq(says));
     };
     fails(collective(ZR_ALL_REDUCE, view(x, 10), view(x, 9), "w"), "all_reduce 'w': dst has 9 elements, src has 10");
     fails(collective(ZR_REDUCE_SCATTER, view(x, 10), view(x, 4), "w"),
@@ -158,8 +158,8 @@ TEST(CommRuntimeFailureTest, RejectsInvalidArguments) {
     coll.root = 2;
     fails(coll, "broadcast 'w': root 2 is out of range (world size 2)");
     coll = collective(ZR_SEND, view(x, 9), {}, "w");
-    coll.peer = seat.rank.rank;
-    const std::string own = std::to_string(seat.rank.rank);
+    coll.peer = self.rank.rank;
+    const std::string own = std::to_string(self.rank.rank);
     fails(coll, "send 'w': peer " + own + " must be another rank (this is rank " + own + ", world size 2)");
     const int64_t counts[] = {4, -1};
     coll = collective(ZR_ALL_GATHER, view(x, 4), view(x, 3), "w");
@@ -170,7 +170,7 @@ TEST(CommRuntimeFailureTest, RejectsInvalidArguments) {
     fails(coll, "all_reduce 'w': reduction code 7 is not defined");
     coll = collective(ZR_ALL_REDUCE, {x, 9, ZR_F32, 0, {2, 0}}, view(x, 9), "w");
     fails(coll, "all_reduce 'w': src is not in CPU memory");
-    seat.comm.barrier("the communicator still works");
+    self.comm.barrier("the communicator still works");
   }));
 }
 

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "multirank/comm/shm_ranks.hpp"
+#include "support/sanitizers.hpp"
 
 namespace {
 
@@ -164,9 +165,7 @@ TEST(CommShmMemoryTest, AllocationsAreZeroedAlignedRecordedAndFreed) {
 }
 
 TEST(CommShmMemoryTest, RespectsAddressSpaceLimit) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "sanitizers reserve their own address space";
-#endif
+  if (zr::test::kSanitized) GTEST_SKIP() << zr::test::kSanitizerMemory;
   expect_success(on_ranks(2, [](RawComm& comm, Rank&) {
     std::ifstream statm("/proc/self/statm");
     int64_t pages = 0;

@@ -58,16 +58,16 @@ TEST_F(EngineTest, NestedBackwardRequiresOverlapOff) {
   EXPECT_EQ(waits.code, 0) << waits.output;
 }
 
-RANK_BODY(tells_threads, Run) {
+RANK_BODY(prints_threads, Run) {
   run.build();
   if (run.engine->rank() == 0) std::cout << "threads " << at::get_num_threads() << std::endl;
 }
 
 TEST_F(EngineTest, ChoosesThreadsFromConfigThenLauncherThenCores) {
   const std::string launch = ZR_BUILD_DIR "/bin/zeroth launch -n 1 -t 3 -- ";
-  EXPECT_NE(shell(launch + program(1, tells_threads, "job.threads=0")).output.find("threads 3\n"), std::string::npos);
-  EXPECT_NE(shell(launch + program(1, tells_threads, "job.threads=2")).output.find("threads 2\n"), std::string::npos);
-  EXPECT_NE(shell("taskset -c 0 " + program(1, tells_threads, "job.threads=0")).output.find("threads 1\n"),
+  EXPECT_NE(shell(launch + program(1, prints_threads, "job.threads=0")).output.find("threads 3\n"), std::string::npos);
+  EXPECT_NE(shell(launch + program(1, prints_threads, "job.threads=2")).output.find("threads 2\n"), std::string::npos);
+  EXPECT_NE(shell("taskset -c 0 " + program(1, prints_threads, "job.threads=0")).output.find("threads 1\n"),
             std::string::npos)
       << "a process on one core must use one thread";
 }

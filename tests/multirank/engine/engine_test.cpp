@@ -47,7 +47,7 @@ MULTIRANK_TEST(
 }
 
 // Prints one hash of everything that get() returns after two steps.
-RANK_BODY(tells_all, Run) {
+RANK_BODY(hashes_all, Run) {
   run.build();
   while (run.engine->step_index() < 2) run.micro_step();
   std::string bytes;
@@ -67,7 +67,7 @@ TEST_F(EngineTest, ReturnsSameBitsUnderEveryStrategy) {
   for (const char* dtype : {"fp32", "bf16", "fp16 fp16.initial_scale_power=8", "fp16 gradients.dtype=bf16"}) {
     std::string all;
     for (const char* strategy : {"zero0", "zero1", "zero2", "zero3", "dealt"}) {
-      const Result result = run(3, tells_all, std::string("strategy=") + strategy + " train.dtype=" + dtype);
+      const Result result = run(3, hashes_all, std::string("strategy=") + strategy + " train.dtype=" + dtype);
       ASSERT_EQ(result.code, 0) << result.output;
       ASSERT_NE(result.output.find("all "), std::string::npos) << result.output;
       const std::string line = result.output.substr(result.output.find("all "));  // zero3 may log lines before it

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "support/multirank.hpp"
+#include "support/sanitizers.hpp"
 #include "support/scratch.hpp"
 #include "support/shell.hpp"
 
@@ -303,6 +304,7 @@ TEST_F(MemoryTest, TrainsOffloadedActivationsBitIdenticallyUnderEveryStrategy) {
 // Proves that no allocation bypasses the ledger: the kernel limits the address space of each rank. Bytes per parameter
 // with four ranks: zero3 about 26, including the model that the program built; zero0 about 42.
 TEST_F(MemoryTest, Zero3TrainsWithinAnAddressSpaceLimitThatZero0Exceeds) {
+  if (zr::test::kSanitized) GTEST_SKIP() << zr::test::kSanitizerMemory;
   const auto idle = shell("cd " + scratch_.folder().string() + " && " + kBin +
                           "gpt gpt.toml train.steps=1000000 job.name=idle > /dev/null & sleep 3; grep VmPeak "
                           "/proc/$!/status; kill $!");

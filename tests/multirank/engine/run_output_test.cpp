@@ -99,7 +99,7 @@ TEST_F(EngineTest, WritesRunFolder) {
 }
 
 // Writes the loss of every micro-batch, ordered by micro_index, to the file "losses" in the run folder.
-RANK_BODY(tells_losses, Run) {
+RANK_BODY(prints_losses, Run) {
   run.build();
   std::vector<double> all;
   while (!run.engine->done()) {
@@ -117,7 +117,7 @@ RANK_BODY(tells_losses, Run) {
 }
 
 TEST_F(EngineTest, WritesMeanLossAndShortestNumbers) {
-  ASSERT_EQ(run(2, tells_losses, "train.steps=2 train.gradient_accumulation=2").code, 0);
+  ASSERT_EQ(run(2, prints_losses, "train.steps=2 train.gradient_accumulation=2").code, 0);
   const auto rows = metrics();
   std::ifstream losses(folder_ / "run" / "losses");
   for (const Json& row : rows) {

@@ -30,7 +30,7 @@ RANK_BODY(double_input, Run) { run.net->forward(torch::randn({4, 6}, torch::kDou
 
 RANK_BODY(reads_pointer, Run) { std::cout << run.net->left->weight.data_ptr<float>()[0]; }
 
-RANK_BODY(tells_strategy, Run) {
+RANK_BODY(prints_strategy, Run) {
   std::cout << run.program.text("strategy.use") << " " << run.program.text("strategy") << std::endl;
 }
 

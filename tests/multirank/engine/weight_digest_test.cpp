@@ -167,6 +167,7 @@ RANK_BODY(write_back, Run) {
     weight.zero_();
     weight.copy_(own);
   }
+  std::cout << "trained to step " << run.engine->step_index() << std::endl;
 }
 
 // The program writes to a weight and then saves, as the log advises, in addition to checkpoint.every.
@@ -178,6 +179,7 @@ RANK_BODY(clamp_and_save, Run) {
     run.model->named_parameters()["twice.weight"].clamp_(-0.01, 0.01);
     run.engine->save(run.program.text("checkpoint.dir"));
   }
+  std::cout << "trained to step " << run.engine->step_index() << std::endl;
 }
 
 TEST_F(WeightDigestTest, ReportsMistakes) { check_messages("weight_errors.txt", 3); }

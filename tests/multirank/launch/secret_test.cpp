@@ -15,6 +15,7 @@
 #include "control/protocol.hpp"
 #include "support/golden_cases.hpp"
 #include "support/launch_job.hpp"
+#include "support/sanitizers.hpp"
 
 using namespace zr::test;
 namespace protocol = zr::host::control::protocol;
@@ -200,6 +201,7 @@ int64_t peak_mib(pid_t pid) {
 }
 
 TEST_F(JobSecretTest, StoreLimitsBytesPerRank) {
+  if (kSanitized) GTEST_SKIP() << kSanitizerMemory;
   auto environment = torchrun(0, 2, 2);
   environment.emplace_back("ZR_TOKEN", "known");
   Job store_host(scene_, program("steps=1000000"), environment);

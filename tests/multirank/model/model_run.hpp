@@ -21,7 +21,7 @@ using zr::test::RankBodyOf;
 struct SharingMode {
   std::string strategy;
   bool share;
-  std::string text(int world) const { return strategy + (world == 1 ? "" : share ? " shared" : " apart"); }
+  std::string text(int world) const { return strategy + (world == 1 ? "" : share ? " shared" : " not shared"); }
 };
 
 inline std::vector<SharingMode> sharing_modes(int world) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "multirank/model/sharded_parameters.hpp"
+#include "support/sanitizers.hpp"
 #include "zr/recompute.hpp"
 
 namespace {
@@ -38,7 +39,7 @@ int64_t proportional_bytes_of_all() {
   return kib * 1024;
 }
 
-RANK_BODY(tells_shared_memory, Run) {
+RANK_BODY(prints_shared_memory, Run) {
   run.engine.reset();
   auto net =
       zr::deferred([] { return torch::nn::Sequential(torch::nn::Linear(1024, 2048), torch::nn::Linear(2048, 1024)); });
@@ -53,12 +54,13 @@ RANK_BODY(tells_shared_memory, Run) {
 }
 
 TEST_F(ShardedParametersTest, HostHoldsSharedWeightsOnce) {
+  if (zr::test::kSanitized) GTEST_SKIP() << zr::test::kSanitizerMemory;
   const double weights = 4.0 * (2 * 1024 * 2048 + 2048 + 1024);
   struct Held {
     double shared, all;  // bytes of both ranks: in shared memory, and in total
   };
   const auto held = [&](const std::string& strategy, const std::string& alias) {
-    const Result result = run(tells_shared_memory, strategy,
+    const Result result = run(prints_shared_memory, strategy,
                               "strategy." + strategy + ".bucket_bytes=64KiB communicator.share_weights=" + alias);
     EXPECT_EQ(result.code, 0) << result.output;
     Held bytes{};
@@ -99,7 +101,7 @@ TEST_F(ShardedParametersTest, CountsWeightsGatheredOutsideTheBufferAgainstTheBud
 }
 
 // Trains a deep model of cheap blocks; the test reads the peak of the activations from the summary.
-void tells_activations(Run& run, bool recompute) {
+void prints_activations(Run& run, bool recompute) {
   run.engine.reset();
   std::vector<torch::nn::Linear> lines;
   torch::nn::Sequential net;
@@ -121,10 +123,11 @@ void tells_activations(Run& run, bool recompute) {
   std::cout << engine.weights_hash() << std::endl;
 }
 
-const zr::test::RankBodyOf<Run> keeps_activations("keeps_activations", [](Run& run) { tells_activations(run, false); });
+const zr::test::RankBodyOf<Run> keeps_activations("keeps_activations",
+                                                  [](Run& run) { prints_activations(run, false); });
 
 const zr::test::RankBodyOf<Run> recomputes_activations("recomputes_activations",
-                                                       [](Run& run) { tells_activations(run, true); });
+                                                       [](Run& run) { prints_activations(run, true); });
 
 TEST_F(ShardedParametersTest, RecomputedBlocksHoldFewerActivationsAndAreBitIdentical) {
   const auto most = [&](const zr::test::RankBody& body, const std::string& strategy) {
@@ -171,6 +174,7 @@ const zr::test::RankBodyOf<Run> builds_deferred_under_cap("builds_deferred_under
                                                           [](Run& run) { build_under_cap(run, true); });
 
 TEST_F(ShardedParametersTest, DeferredModelIsNeverUnshardedInMemory) {
+  if (zr::test::kSanitized) GTEST_SKIP() << zr::test::kSanitizerMemory;
   const std::string how = "strategy.zero3.prefetch_bytes=1MiB train.steps=1";
   const Result plain = launch(4, builds_under_cap, how), deferred = launch(4, builds_deferred_under_cap, how);
   EXPECT_NE(plain.code, 0) << "64 MiB do not fit into 40";
@@ -251,6 +255,7 @@ RANK_BODY(releases_without_memory, Run) {
 }
 
 TEST_F(ShardedParametersTest, ReleaseWithoutMemoryOnOneRankFailsOnAllAndTrainingContinues) {
+  if (zr::test::kSanitized) GTEST_SKIP() << zr::test::kSanitizerMemory;
   const std::string shared = "zero1 communicator.share_weights=true", bounded = "zero3 memory.device_budget=2GiB";
   const std::map<std::string, std::vector<std::string>> all{{"fp32", {"zero0", shared, "zero3", bounded}},
                                                             {"bf16", {shared}}};
@@ -302,6 +307,7 @@ RANK_BODY(refreshes_without_memory, Run) {
 }
 
 TEST_F(ShardedParametersTest, RefreshWithoutMemoryOnOneRankFailsOnAllAndChangesNothing) {
+  if (zr::test::kSanitized) GTEST_SKIP() << zr::test::kSanitizerMemory;
   const Result plenty = run(refreshes_without_memory, "zero0", "job.name=plenty");
   EXPECT_EQ(plenty.code, 0) << plenty.output;
   for (const std::string strategy :

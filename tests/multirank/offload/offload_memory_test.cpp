@@ -6,6 +6,7 @@
 
 #include "support/launch_job.hpp"
 #include "support/offload_test.hpp"
+#include "support/sanitizers.hpp"
 
 namespace zr::test {
 namespace {
@@ -54,6 +55,7 @@ RANK_BODY(ends, engine_tests::Run) {
 }
 
 TEST_F(OffloadTest, EndsWithoutMoreMemoryThanTraining) {
+  if (kSanitized) GTEST_SKIP() << kSanitizerMemory;
   const Outcome ended =
       shell(launch(1, ends,
                    "strategy=zero2 parity.model=ample train.steps=1 offload.optimizer=nvme offload.nvme.path=" +
@@ -111,6 +113,7 @@ int64_t held_by(const std::vector<pid_t>& processes) {
 // Sharded weights under budgets that the model exceeds without a tier; tests/bench/offload/headline.sh trains models of
 // these blocks under zero2 without budgets.
 TEST_F(OffloadTest, Trains350MillionParametersIn3GiB) {
+  if (kSanitized) GTEST_SKIP() << kSanitizerMemory;
   const std::string job = zeroth_bin() +
                           "train " ZR_SOURCE_DIR
                           "/examples/gpt/gpt.toml strategy=zero3 train.dtype=bf16 model.width=1024 model.layers=28 "

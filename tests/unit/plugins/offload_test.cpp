@@ -61,7 +61,7 @@ TEST_P(TiersTest, ReturnRandomRangesAsLastWritten) {
   }
   for (std::size_t s = 0; s < slots.size(); ++s) {
     const Pages got(truth[s].size());
-    EXPECT_GOOD(tier.read({whole(slots[s], got)}));
+    EXPECT_GOOD(tier.read({full_transfer(slots[s], got)}));
     EXPECT_TRUE(got == truth[s]) << "slot " << s;
     tier.release(slots[s]);
   }
@@ -114,13 +114,13 @@ TEST_P(TiersTest, RejectTransfersOutsideTheirAllocations) {
   const Pages memory(16384);
   const uint64_t slot = tier.reserve(8192);
   const auto text = [&](const zr_transfer& one) {
-    const Answer answer = tier.write({whole(slot, Pages(4096)), one});
+    const Answer answer = tier.write({full_transfer(slot, Pages(4096)), one});
     EXPECT_EQ(answer.code, ZR_INVALID);
     EXPECT_EQ(answer.native, 1);
     return answer.text;
   };
-  EXPECT_EQ(text(whole(999, memory)), who + "1 refers to allocation 999, which is not reserved");
-  EXPECT_EQ(text(whole(slot, memory)), who + "1 (16384 bytes at byte 0) exceeds its allocation of 8192 bytes");
+  EXPECT_EQ(text(full_transfer(999, memory)), who + "1 refers to allocation 999, which is not reserved");
+  EXPECT_EQ(text(full_transfer(slot, memory)), who + "1 (16384 bytes at byte 0) exceeds its allocation of 8192 bytes");
   EXPECT_EQ(text(part_of(slot, ~uint64_t{4095}, memory, 0, 4096)),
             who + "1 (4096 bytes at byte 18446744073709547520) exceeds its allocation of 8192 bytes");
   zr_transfer other = part_of(slot, 0, memory, 0, 4096);

@@ -81,7 +81,7 @@ class GradientBucketsTest : public testing::Test {
   std::vector<Left> left_;
 };
 
-TEST_F(GradientBucketsTest, AreSentInOrderForAnyArrivalOrder) {
+TEST_F(GradientBucketsTest, SendsBucketsInOrderForAnyArrivalOrder) {
   for (const auto memory : {zr::GradientMemory::double_buffered, zr::GradientMemory::full}) {
     left_.clear();
     auto buckets = make(memory);
@@ -127,7 +127,7 @@ TEST_F(GradientBucketsTest, StoresFullGradientsFromTheLastSentToTheFirst) {
   EXPECT_EQ(place(buckets, 1, 0).data, memory_.data() + 3072);
 }
 
-TEST_F(GradientBucketsTest, AreFullWhenTheHostHoldsGradients) {
+TEST_F(GradientBucketsTest, HoldsFullGradientsWhenTheHostHoldsThem) {
   using zr::GradientMemory;
   EXPECT_EQ(gradient_memory(in_, GradientMemory::double_buffered), GradientMemory::double_buffered);
   EXPECT_FALSE(reduces_in_place(in_, GradientMemory::full)) << "two micro-steps";

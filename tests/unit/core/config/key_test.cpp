@@ -9,7 +9,7 @@
 
 namespace zr::host {
 
-TEST(HostKeysTest, AreValidUniqueAndDescribed) {
+TEST(HostKeysTest, HasValidUniqueKeysWithMeanings) {
   std::set<std::string> paths;
   for (const config::ConfigKey& key : config::host_keys()) {
     EXPECT_EQ(declaration_problem(key), "") << key.path();

@@ -38,12 +38,12 @@ struct Fixture {
   engine::GradientFlow flow{rig.context(), state.disk_buffers()};
 };
 
-class GradientFlowOf : public ::testing::TestWithParam<const char*> {
+class GradientFlowStrategyTest : public ::testing::TestWithParam<const char*> {
  protected:
   std::vector<std::string> strategy() const { return {std::string("strategy=") + GetParam()}; }
 };
 
-TEST_P(GradientFlowOf, HandsEveryGradientToTheStrategy) {
+TEST_P(GradientFlowStrategyTest, HandsEveryGradientToTheStrategy) {
   Fixture f(strategy());
   f.backward({{1, 0.5f}, {0, 2}});
   f.finish();
@@ -52,7 +52,7 @@ TEST_P(GradientFlowOf, HandsEveryGradientToTheStrategy) {
   EXPECT_EQ(f.flow.touched(), (std::vector<char>{1, 1}));
 }
 
-TEST_P(GradientFlowOf, TakesZerosForAMissingGradient) {
+TEST_P(GradientFlowStrategyTest, TakesZerosForAMissingGradient) {
   Fixture f(strategy());
   f.backward({{1, 0.5f}, {0, 2}});
   f.finish();
@@ -63,7 +63,7 @@ TEST_P(GradientFlowOf, TakesZerosForAMissingGradient) {
   EXPECT_EQ(f.flow.touched(), (std::vector<char>{0, 1}));
 }
 
-TEST_P(GradientFlowOf, AddsUpMicroSteps) {
+TEST_P(GradientFlowStrategyTest, AddsUpMicroSteps) {
   std::vector<std::string> overrides = strategy();
   overrides.push_back("train.gradient_accumulation=2");
   Fixture f(overrides);
@@ -75,7 +75,7 @@ TEST_P(GradientFlowOf, AddsUpMicroSteps) {
   EXPECT_EQ(f.flow.touched(), (std::vector<char>{1, 1}));
 }
 
-TEST_P(GradientFlowOf, TakesZerosForAMicroBatchOfWeightZero) {
+TEST_P(GradientFlowStrategyTest, TakesZerosForAMicroBatchOfWeightZero) {
   Fixture f(strategy());
   f.backward({{1, NAN}, {0, 2}}, 0, false);
   f.finish();
@@ -84,14 +84,14 @@ TEST_P(GradientFlowOf, TakesZerosForAMicroBatchOfWeightZero) {
   EXPECT_EQ(f.flow.touched(), (std::vector<char>{0, 0}));
 }
 
-TEST(GradientFlow, DropsGradientsOnceTheyAreCopied) {
+TEST(GradientFlowTest, DropsGradientsOnceTheyAreCopied) {
   Fixture f;
   f.flow.begin(0, true);
   f.rig.model.give_gradient(1, 1);
   EXPECT_EQ(f.rig.model.dropped, (std::vector<uint32_t>{1}));
 }
 
-TEST(GradientFlow, WithoutOverlapTakesNothingBeforeTheEndOfBackward) {
+TEST(GradientFlowTest, WithoutOverlapTakesNothingBeforeTheEndOfBackward) {
   Fixture f({"gradients.overlap=false"});
   f.flow.begin(0, true);
   f.rig.model.give_gradient(1, 1);
@@ -100,20 +100,20 @@ TEST(GradientFlow, WithoutOverlapTakesNothingBeforeTheEndOfBackward) {
   EXPECT_EQ(f.rig.model.dropped.size(), 2u);
 }
 
-TEST(GradientFlow, RejectsAGradientOutsideBackward) {
+TEST(GradientFlowTest, RejectsAGradientOutsideBackward) {
   Fixture f;
   EXPECT_THAT(failure_of([&] { f.rig.model.give_gradient(0, 1); }),
               HasSubstr("backward() ran outside engine.backward() and computed a gradient for 'a'"));
 }
 
-TEST(GradientFlow, RejectsASecondGradientOfOneBackward) {
+TEST(GradientFlowTest, RejectsASecondGradientOfOneBackward) {
   Fixture f;
   f.flow.begin(0, true);
   f.rig.model.give_gradient(1, 1);
   EXPECT_THAT(failure_of([&] { f.rig.model.give_gradient(1, 1); }), HasSubstr("'b' received a second gradient"));
 }
 
-TEST(GradientFlow, CancelsAMicroStepBeforeItsFirstGradientOnly) {
+TEST(GradientFlowTest, CancelsAMicroStepBeforeItsFirstGradientOnly) {
   Fixture f;
   f.flow.begin(0, true);
   EXPECT_TRUE(f.flow.cancel());
@@ -122,7 +122,7 @@ TEST(GradientFlow, CancelsAMicroStepBeforeItsFirstGradientOnly) {
   EXPECT_FALSE(f.flow.cancel());
 }
 
-TEST(GradientFlow, FindsTheFirstNonFiniteParameterOnceItWatches) {
+TEST(GradientFlowTest, FindsTheFirstNonFiniteParameterOnceItWatches) {
   Fixture f;
   f.backward({{1, INFINITY}, {0, 1}});
   f.finish();
@@ -136,7 +136,7 @@ TEST(GradientFlow, FindsTheFirstNonFiniteParameterOnceItWatches) {
   EXPECT_EQ(f.flow.first_non_finite(), 0);
 }
 
-TEST(GradientFlow, ReceivesNoGradientsAfterItsEnd) {
+TEST(GradientFlowTest, ReceivesNoGradientsAfterItsEnd) {
   OneRankJob rig;
   engine::ShardedState state(rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr);
   {
@@ -146,7 +146,7 @@ TEST(GradientFlow, ReceivesNoGradientsAfterItsEnd) {
   EXPECT_FALSE(rig.model.arrived);
 }
 
-INSTANTIATE_TEST_SUITE_P(Strategies, GradientFlowOf, ::testing::Values("zero0", "zero1", "zero2", "zero3"),
+INSTANTIATE_TEST_SUITE_P(Strategies, GradientFlowStrategyTest, ::testing::Values("zero0", "zero1", "zero2", "zero3"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

@@ -24,12 +24,12 @@ struct Fixture {
   engine::MemoryBudget budget{rig.context(), nullptr, progress};
 };
 
-TEST(MemoryBudget, RejectsAPlanThatIsOverIt) {
+TEST(MemoryBudgetTest, RejectsAPlanThatIsOverIt) {
   EXPECT_THAT(failure_of([] { OneRankJob rig({"memory.device_budget=4KiB"}); }), HasSubstr("memory.device_budget"));
   EXPECT_EQ(failure_of([] { OneRankJob rig({"memory.device_budget=64MiB"}); }), "");
 }
 
-TEST(MemoryBudget, LimitsTheModelsLibraryToWhatTheLedgerLeaves) {
+TEST(MemoryBudgetTest, LimitsTheModelsLibraryToWhatTheLedgerLeaves) {
   Fixture f({"memory.device_budget=64MiB"});
   const int64_t held = f.rig.job.ledger.held(Tier::device);
   EXPECT_EQ(f.rig.model.limit, 64 * kMiB - held);
@@ -39,7 +39,7 @@ TEST(MemoryBudget, LimitsTheModelsLibraryToWhatTheLedgerLeaves) {
   EXPECT_EQ(f.rig.model.limit, 64 * kMiB - held);
 }
 
-TEST(MemoryBudget, RejectsWhatTheLedgerTakesOverIt) {
+TEST(MemoryBudgetTest, RejectsWhatTheLedgerTakesOverIt) {
   Fixture f({"memory.device_budget=64MiB"});
   f.rig.model.held = {30 * kMiB, 30 * kMiB};
   EXPECT_EQ(failure_of([&] { f.add(20 * kMiB); }), "");
@@ -48,7 +48,7 @@ TEST(MemoryBudget, RejectsWhatTheLedgerTakesOverIt) {
                     HasSubstr("in the first step"), HasSubstr("largest: test")));
 }
 
-TEST(MemoryBudget, NamesTheStepAndWhatTheModelsLibraryAsksFor) {
+TEST(MemoryBudgetTest, NamesTheStepAndWhatTheModelsLibraryAsksFor) {
   Fixture f({"memory.device_budget=64MiB"});
   f.progress.restore(4, 4, 4, true);
   ASSERT_TRUE(f.rig.model.over_limit);
@@ -56,7 +56,7 @@ TEST(MemoryBudget, NamesTheStepAndWhatTheModelsLibraryAsksFor) {
               AllOf(HasSubstr("libtorch requests 70"), HasSubstr("in step 5")));
 }
 
-TEST(MemoryBudget, NeverRejectsWhatIsFreed) {
+TEST(MemoryBudgetTest, NeverRejectsWhatIsFreed) {
   Fixture f({"memory.device_budget=64MiB"});
   f.add(20 * kMiB);
   f.rig.model.held = {60 * kMiB, 60 * kMiB};
@@ -65,14 +65,14 @@ TEST(MemoryBudget, NeverRejectsWhatIsFreed) {
   EXPECT_EQ(failure_of([&] { f.add(-20 * kMiB); }), "");
 }
 
-TEST(MemoryBudget, RejectsHostMemoryOverTheShareOfARank) {
+TEST(MemoryBudgetTest, RejectsHostMemoryOverTheShareOfARank) {
   Fixture f({"memory.host_budget=8MiB"});
   EXPECT_EQ(failure_of([&] { f.add_host(7 * kMiB); }), "");
   EXPECT_THAT(failure_of([&] { f.add_host(2 * kMiB); }),
               AllOf(HasSubstr("memory.host_budget is 8"), HasSubstr("rank 0 holds 9")));
 }
 
-TEST(MemoryBudget, WatchesNothingWithoutABudgetAndAfterItsEnd) {
+TEST(MemoryBudgetTest, WatchesNothingWithoutABudgetAndAfterItsEnd) {
   Fixture none({});
   EXPECT_EQ(none.rig.model.limit, -1);
   EXPECT_EQ(failure_of([&] { none.add(int64_t{1} << 40); }), "");

@@ -45,7 +45,7 @@ struct Fixture {
   std::unique_ptr<engine::Session> session;
 };
 
-TEST(ModelRefresh, ReturnsFalseIfNothingChanged) {
+TEST(ModelRefreshTest, ReturnsFalseIfNothingChanged) {
   Fixture f;
   engine::ParameterChange change;
   EXPECT_FALSE(f.agree(change));
@@ -53,7 +53,7 @@ TEST(ModelRefresh, ReturnsFalseIfNothingChanged) {
   EXPECT_TRUE(f.agree(change));
 }
 
-TEST(ModelRefresh, RejectsAChangeWithinAStep) {
+TEST(ModelRefreshTest, RejectsAChangeWithinAStep) {
   Fixture f;
   Fixture::backward(*f.session, f.model);
   engine::ParameterChange change;
@@ -63,7 +63,7 @@ TEST(ModelRefresh, RejectsAChangeWithinAStep) {
   EXPECT_TRUE(f.session->step()) << "the step can still be completed";
 }
 
-TEST(ModelRefresh, FailedLookAtTheModelChangesNothing) {
+TEST(ModelRefreshTest, ChangesNothingIfTheModelCannotBeRead) {
   Fixture f;
   engine::ParameterChange change;
   EXPECT_THROW(
@@ -74,7 +74,7 @@ TEST(ModelRefresh, FailedLookAtTheModelChangesNothing) {
   EXPECT_TRUE(f.session->step());
 }
 
-TEST(ModelRefresh, NextSessionContinuesStepWeightsAndStates) {
+TEST(ModelRefreshTest, NextSessionContinuesStepWeightsAndStates) {
   Fixture f;
   Fixture::backward(*f.session, f.model);
   f.session->step();

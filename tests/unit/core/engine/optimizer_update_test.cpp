@@ -20,13 +20,13 @@ struct Fixture {
   engine::OptimizerUpdate update{rig.context(), state};
 };
 
-TEST(OptimizerUpdate, LearningRateFollowsTheConfiguration) {
+TEST(OptimizerUpdateTest, LearningRateFollowsTheConfiguration) {
   const Fixture f({"optimizer.lr=0.5", "schedule.use=linear", "train.steps=4"});
   EXPECT_EQ(f.update.learning_rate(0), 0.5);
   EXPECT_EQ(f.update.learning_rate(2), 0.25);
 }
 
-TEST(OptimizerUpdate, LearningRateComesFromTheScheduleOfTheProgram) {
+TEST(OptimizerUpdateTest, LearningRateComesFromTheScheduleOfTheProgram) {
   Fixture f({"optimizer.lr=0.5"});
   f.update.set_schedule([](int64_t index) { return 0.125 * static_cast<double>(index + 1); });
   EXPECT_EQ(f.update.learning_rate(0), 0.125);
@@ -35,7 +35,7 @@ TEST(OptimizerUpdate, LearningRateComesFromTheScheduleOfTheProgram) {
   EXPECT_EQ(f.update.learning_rate(7), 0.5);
 }
 
-TEST(OptimizerUpdate, RejectsALearningRateThatIsNegativeOrNotFinite) {
+TEST(OptimizerUpdateTest, RejectsALearningRateThatIsNegativeOrNotFinite) {
   Fixture f;
   for (const auto& [rate, text] :
        {std::pair{-1.0, "-1"}, std::pair{std::nan(""), "nan"}, std::pair<double, const char*>{INFINITY, "inf"}}) {
@@ -46,13 +46,13 @@ TEST(OptimizerUpdate, RejectsALearningRateThatIsNegativeOrNotFinite) {
   }
 }
 
-TEST(OptimizerUpdate, ThrowsTheExceptionOfTheSchedule) {
+TEST(OptimizerUpdateTest, ThrowsTheExceptionOfTheSchedule) {
   Fixture f;
   f.update.set_schedule([](int64_t) -> double { throw std::range_error("no rate"); });
   EXPECT_THROW(f.update.learning_rate(0), std::range_error);
 }
 
-TEST(OptimizerUpdate, AveragesAndEditsGradientsOfTouchedParametersOnly) {
+TEST(OptimizerUpdateTest, AveragesAndEditsGradientsOfTouchedParametersOnly) {
   Fixture f;
   for (const update::UpdateSlice& slice : f.state.slices())
     std::fill_n(static_cast<float*>(slice.grad.data), slice.grad.count, 6.0f);
@@ -74,7 +74,7 @@ TEST(OptimizerUpdate, AveragesAndEditsGradientsOfTouchedParametersOnly) {
                 slice.param == 0 ? 1.5f + static_cast<float>(slice.first + i) : 6.0f);
 }
 
-TEST(OptimizerUpdate, DoesNotEditGradientsThatAreNotFinite) {
+TEST(OptimizerUpdateTest, DoesNotEditGradientsThatAreNotFinite) {
   Fixture f;
   for (const update::UpdateSlice& slice : f.state.slices())
     std::fill_n(static_cast<float*>(slice.grad.data), slice.grad.count, slice.param == 1 ? INFINITY : 6.0f);

@@ -40,7 +40,7 @@ struct Fixture {
   std::unique_ptr<engine::Session> session;
 };
 
-TEST(Session, UpdatesWeightsOnTheBoundaryOnly) {
+TEST(SessionTest, UpdatesWeightsOnTheBoundaryOnly) {
   Fixture f({"train.gradient_accumulation=2", "optimizer.lr=0.5"});
   EXPECT_FALSE(f.step(1));
   EXPECT_EQ(f.read(1), FakeModel::initial(40));
@@ -51,7 +51,7 @@ TEST(Session, UpdatesWeightsOnTheBoundaryOnly) {
   EXPECT_NEAR(f.session->progress().grad_norm(), 2 * std::sqrt(1540.0), 1e-9);
 }
 
-TEST(Session, ClipsTheGradientToItsNorm) {
+TEST(SessionTest, ClipsTheGradientToItsNorm) {
   Fixture f({"train.gradient_clipping=1.0"});
   f.step(3);
   const double norm = 3 * std::sqrt(1540.0);
@@ -59,7 +59,7 @@ TEST(Session, ClipsTheGradientToItsNorm) {
   EXPECT_FLOAT_EQ(f.read(1, engine::LogicalTensor::gradient)[0], static_cast<float>(3 / (norm + 1e-6)));
 }
 
-TEST(Session, SkipsAStepWhoseGradientsAreNotFinite) {
+TEST(SessionTest, SkipsAStepWhoseGradientsAreNotFinite) {
   Fixture f;
   EXPECT_TRUE(f.step(INFINITY));
   EXPECT_EQ(f.read(0), FakeModel::initial(1500));
@@ -68,7 +68,7 @@ TEST(Session, SkipsAStepWhoseGradientsAreNotFinite) {
   EXPECT_FALSE(f.session->progress().last_step_applied());
 }
 
-TEST(Session, GivesUpAfterTooManySkippedStepsAndNamesTheParameter) {
+TEST(SessionTest, GivesUpAfterTooManySkippedStepsAndNamesTheParameter) {
   Fixture f({"train.max_skipped_steps=2"});
   f.step(NAN);
   EXPECT_THAT(failure_of([&] { f.step(NAN); }),
@@ -76,7 +76,7 @@ TEST(Session, GivesUpAfterTooManySkippedStepsAndNamesTheParameter) {
                     HasSubstr("'a' was the first parameter that overflowed, on rank 0")));
 }
 
-TEST(Session, RejectsAStepInWhichNoParameterHasAGradient) {
+TEST(SessionTest, RejectsAStepInWhichNoParameterHasAGradient) {
   Fixture f;
   f.session->begin_backward(1, 1);
   f.session->end_backward();
@@ -86,7 +86,7 @@ TEST(Session, RejectsAStepInWhichNoParameterHasAGradient) {
   EXPECT_EQ(f.session->progress().step(), 1);
 }
 
-TEST(Session, RejectsAStepOfWeightZeroAndBeginsItAgain) {
+TEST(SessionTest, RejectsAStepOfWeightZeroAndBeginsItAgain) {
   Fixture f;
   f.backward(1, 0);
   EXPECT_THAT(failure_of([&] { f.session->step(); }), HasSubstr("add up to 0"));
@@ -94,7 +94,7 @@ TEST(Session, RejectsAStepOfWeightZeroAndBeginsItAgain) {
   EXPECT_TRUE(f.step(1));
 }
 
-TEST(Session, RepeatsABackwardThatFailedBeforeItsFirstGradient) {
+TEST(SessionTest, RepeatsABackwardThatFailedBeforeItsFirstGradient) {
   Fixture f;
   f.session->begin_backward(1, 1);
   f.session->fail_backward();
@@ -102,7 +102,7 @@ TEST(Session, RepeatsABackwardThatFailedBeforeItsFirstGradient) {
   EXPECT_TRUE(f.step(1));
 }
 
-TEST(Session, RejectsBackwardAfterOneThatFailedHalfway) {
+TEST(SessionTest, RejectsBackwardAfterOneThatFailedHalfway) {
   Fixture f;
   f.session->begin_backward(1, 1);
   f.model.give_gradient(1, 1);
@@ -110,7 +110,7 @@ TEST(Session, RejectsBackwardAfterOneThatFailedHalfway) {
   EXPECT_THAT(failure_of([&] { f.session->begin_backward(1, 1); }), HasSubstr("its gradients are incomplete"));
 }
 
-TEST(Session, ChangesTheNumberOfMicroBatchesBetweenSteps) {
+TEST(SessionTest, ChangesTheNumberOfMicroBatchesBetweenSteps) {
   Fixture f({"train.gradient_accumulation=2"});
   f.session->set_accumulation(1);
   EXPECT_TRUE(f.step(1));
@@ -123,7 +123,7 @@ TEST(Session, ChangesTheNumberOfMicroBatchesBetweenSteps) {
   EXPECT_EQ(f.read(1, engine::LogicalTensor::gradient), std::vector<float>(40, 3)) << "the mean of three";
 }
 
-TEST(Session, RejectsMoreMicroBatchesThanThePlanHasSumsFor) {
+TEST(SessionTest, RejectsMoreMicroBatchesThanThePlanHasSumsFor) {
   Fixture f;
   EXPECT_EQ(failure_of([&] { f.session->set_accumulation(0); }),
             "engine.set_accumulation(0): a step has at least one micro-batch per rank; pass 1 or more");
@@ -132,7 +132,7 @@ TEST(Session, RejectsMoreMicroBatchesThanThePlanHasSumsFor) {
   EXPECT_TRUE(f.step(1));
 }
 
-TEST(Session, SetsAndHashesWeightsByName) {
+TEST(SessionTest, SetsAndHashesWeightsByName) {
   Fixture f;
   const std::string before = f.session->tensors().weights_hash();
   EXPECT_EQ(before.size(), 16u);
@@ -144,7 +144,7 @@ TEST(Session, SetsAndHashesWeightsByName) {
   EXPECT_THAT(failure_of([&] { f.session->tensors().find("bb"); }), HasSubstr("did you mean 'b'?"));
 }
 
-TEST(Session, EndReleasesTheModelAndLeavesTheJob) {
+TEST(SessionTest, EndReleasesTheModelAndLeavesTheJob) {
   Fixture f;
   f.step(1);
   f.session.reset();
@@ -154,7 +154,7 @@ TEST(Session, EndReleasesTheModelAndLeavesTheJob) {
   EXPECT_EQ(f.control->left, (std::pair<int64_t, bool>{1, false}));
 }
 
-TEST(Session, FailedStartReleasesTheModelAndTheRunFolder) {
+TEST(SessionTest, FailedStartReleasesTheModelAndTheRunFolder) {
   Fixture f({"job.name=other"});
   FakeModel model({{"a", 1500}, {"b", 40}});
   const auto start = [&](const std::vector<std::string>& overrides) {

@@ -44,9 +44,9 @@ std::vector<float> ramp(std::size_t count, float from) {
   return values;
 }
 
-class ShardedStateOn : public ::testing::TestWithParam<bool> {};
+class ShardedStateTierTest : public ::testing::TestWithParam<bool> {};
 
-TEST(ShardedState, HasTheModelsValuesAndBindsTheModelToThem) {
+TEST(ShardedStateTest, HasTheModelsValuesAndBindsTheModelToThem) {
   Fixture f;
   EXPECT_EQ(f.read(0, engine::LogicalTensor::value), FakeModel::initial(1500));
   EXPECT_EQ(f.read(1, engine::LogicalTensor::value), FakeModel::initial(40));
@@ -55,14 +55,14 @@ TEST(ShardedState, HasTheModelsValuesAndBindsTheModelToThem) {
   EXPECT_EQ(f.read(1, engine::LogicalTensor::value)[3], 77) << "the model's memory is the state's";
 }
 
-TEST(ShardedState, ReadsAnyRangeOfATensor) {
+TEST(ShardedStateTest, ReadsAnyRangeOfATensor) {
   Fixture f;
   float out[5];
   f.state.read(0, engine::LogicalTensor::value, "", 1022, 5, out);
   for (int i = 0; i < 5; ++i) EXPECT_EQ(out[i], static_cast<float>(1022 + i + 1) * 0.5f);
 }
 
-TEST_P(ShardedStateOn, WritesAndReadsOptimizerStates) {
+TEST_P(ShardedStateTierTest, WritesAndReadsOptimizerStates) {
   Fixture f({}, GetParam());
   EXPECT_EQ(f.read(0, engine::LogicalTensor::state, "exp_avg"), std::vector<float>(1500, 0));
   const std::vector<float> values = ramp(1500, 3);
@@ -74,13 +74,13 @@ TEST_P(ShardedStateOn, WritesAndReadsOptimizerStates) {
   EXPECT_EQ(f.read(0, engine::LogicalTensor::state, "exp_avg"), std::vector<float>(1500, 0));
 }
 
-TEST(ShardedState, NamesTheStatesThatTheOptimizerHas) {
+TEST(ShardedStateTest, NamesTheStatesThatTheOptimizerHas) {
   Fixture f;
   EXPECT_EQ(failure_of([&] { f.read(0, engine::LogicalTensor::state, "momentum"); }),
             "optimizer 'adamw' has no state 'momentum'; it has: exp_avg, exp_avg_sq");
 }
 
-TEST_P(ShardedStateOn, StoresMasterExactlyAndWeightsRounded) {
+TEST_P(ShardedStateTierTest, StoresMasterExactlyAndWeightsRounded) {
   Fixture f({"train.dtype=bf16"}, GetParam());
   std::vector<float> values(40, 1.0f + 1.0f / 1024);  // between two numbers of bf16
   f.state.store(1, values.data());
@@ -90,7 +90,7 @@ TEST_P(ShardedStateOn, StoresMasterExactlyAndWeightsRounded) {
   EXPECT_EQ(weights, std::vector<float>(40, 1.0f));
 }
 
-TEST_P(ShardedStateOn, MasterAdoptsWhatTheProgramWroteOnly) {
+TEST_P(ShardedStateTierTest, MasterAdoptsWhatTheProgramWroteOnly) {
   Fixture f({"train.dtype=bf16"}, GetParam());
   const std::vector<float> values(40, 1.0f + 1.0f / 1024);
   f.state.store(1, values.data());
@@ -108,7 +108,7 @@ TEST_P(ShardedStateOn, MasterAdoptsWhatTheProgramWroteOnly) {
   EXPECT_EQ(f.read(1, engine::LogicalTensor::value), expected);
 }
 
-TEST(ShardedState, RemembersParametersThatFullWeightsChanged) {
+TEST(ShardedStateTest, RemembersParametersThatFullWeightsChanged) {
   Fixture f;
   std::vector<float> values = FakeModel::initial(40);
   f.state.store_full(1, values.data());
@@ -121,7 +121,7 @@ TEST(ShardedState, RemembersParametersThatFullWeightsChanged) {
   EXPECT_EQ(f.read(1, engine::LogicalTensor::value), values);
 }
 
-TEST(ShardedState, HashOfWeightsFollowsTheirBytes) {
+TEST(ShardedStateTest, HashOfWeightsFollowsTheirBytes) {
   Fixture f;
   const update::UpdateSlice& slice = f.state.slices()[f.state.slices_of(1).front()];
   const uint64_t before = f.state.hash_of_weights(slice);
@@ -131,7 +131,7 @@ TEST(ShardedState, HashOfWeightsFollowsTheirBytes) {
   EXPECT_EQ(f.state.hash_of_weights(slice), before);
 }
 
-TEST_P(ShardedStateOn, VisitsTheMemoryOfATensorByRole) {
+TEST_P(ShardedStateTierTest, VisitsTheMemoryOfATensorByRole) {
   Fixture f({}, GetParam());
   const std::vector<float> values = ramp(1500, 0);
   f.state.write_state(0, "exp_avg_sq", values.data());
@@ -146,7 +146,7 @@ TEST_P(ShardedStateOn, VisitsTheMemoryOfATensorByRole) {
   EXPECT_EQ(f.state.contiguous_address(0, "weight", 0, 1500), f.rig.model.memory[0]);
 }
 
-TEST(ShardedState, UpdateHandsOutEveryUnitOnce) {
+TEST(ShardedStateTest, UpdateHandsOutEverySliceOnce) {
   Fixture f;
   std::vector<std::pair<uint32_t, int64_t>> seen;
   f.state.update({1, 1}, [&](const std::vector<update::UpdateSlice>& slices, bool staged) {
@@ -159,7 +159,7 @@ TEST(ShardedState, UpdateHandsOutEveryUnitOnce) {
   EXPECT_EQ(seen, (std::vector<std::pair<uint32_t, int64_t>>{{0, 1500}, {1, 40}}));
 }
 
-TEST(ShardedState, EndGivesModelItsMemoryAndTheLedgerAllBytes) {
+TEST(ShardedStateTest, EndGivesModelItsMemoryAndTheLedgerAllBytes) {
   OneRankJob rig({"train.dtype=bf16"});
   const int64_t before = rig.job.ledger.held(Tier::device);
   {
@@ -171,7 +171,7 @@ TEST(ShardedState, EndGivesModelItsMemoryAndTheLedgerAllBytes) {
   EXPECT_EQ(rig.job.ledger.held(Tier::device), before);
 }
 
-INSTANTIATE_TEST_SUITE_P(Tiers, ShardedStateOn, ::testing::Bool(),
+INSTANTIATE_TEST_SUITE_P(Tiers, ShardedStateTierTest, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "Disk" : "Device"; });
 
 }  // namespace

@@ -33,13 +33,13 @@ engine::GlobalStats overflow_in(int64_t first_param) {
   return global;
 }
 
-TEST(SkipLog, NamesTheParameterOfTheReducedGradient) {
+TEST(SkipLogTest, NamesTheParameterOfTheReducedGradient) {
   Fixture f;
   EXPECT_EQ(f.skip(overflow_in(1)),
             "zeroth: warning: step 1 skipped, weights unchanged: the reduced gradient of 'b' is not finite\n");
 }
 
-TEST(SkipLog, NamesTheRankWhoseGradientOverflowed) {
+TEST(SkipLogTest, NamesTheRankWhoseGradientOverflowed) {
   Fixture f;
   engine::GlobalStats global = overflow_in(1);
   global.first_local_param = 0;
@@ -50,12 +50,12 @@ TEST(SkipLog, NamesTheRankWhoseGradientOverflowed) {
             "of rank 2 is not finite either\n");
 }
 
-TEST(SkipLog, GivesTheLossScaleOfFp16) {
+TEST(SkipLogTest, GivesTheLossScaleOfFp16) {
   Fixture f({"train.dtype=fp16", "fp16.hysteresis=1"});
   EXPECT_THAT(f.skip(overflow_in(0)), HasSubstr("is not finite; the loss scale is now 32768\n"));
 }
 
-TEST(SkipLog, LogsTheFirstTenStepsAndThenOnePerHundred) {
+TEST(SkipLogTest, LogsTheFirstTenStepsAndThenOnePerHundred) {
   Fixture f({"train.max_skipped_steps=1000"});
   int lines = 0;
   for (int step = 1; step <= 10; ++step) lines += !f.skip(overflow_in(0)).empty();
@@ -66,7 +66,7 @@ TEST(SkipLog, LogsTheFirstTenStepsAndThenOnePerHundred) {
             "skipped since the last such line: 99\n");
 }
 
-TEST(SkipLog, TooManySkippedStepsAreAnErrorThatNamesKeyParameterAndRemedy) {
+TEST(SkipLogTest, TooManySkippedStepsAreAnErrorThatNamesKeyParameterAndRemedy) {
   Fixture f({"train.max_skipped_steps=2"});
   for (int step = 1; step <= 2; ++step) f.skip(overflow_in(0));
   engine::GlobalStats global = overflow_in(0);

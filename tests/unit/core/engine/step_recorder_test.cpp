@@ -28,7 +28,7 @@ struct Fixture {
   engine::StepRecorder steps{rig.context(), state, recorder, nullptr};
 };
 
-TEST(StepRecorder, WritesARowPerStep) {
+TEST(StepRecorderTest, WritesARowPerStep) {
   Fixture f;
   engine::GlobalStats global;
   global.tokens = 12;
@@ -44,7 +44,7 @@ TEST(StepRecorder, WritesARowPerStep) {
   EXPECT_FALSE(row.contains("skipped"));
 }
 
-TEST(StepRecorder, MarksASkippedStepAndItsNormAsNull) {
+TEST(StepRecorderTest, MarksASkippedStepAndItsNormAsNull) {
   Fixture f;
   engine::GlobalStats global;
   global.non_finite = 1;
@@ -54,7 +54,7 @@ TEST(StepRecorder, MarksASkippedStepAndItsNormAsNull) {
   EXPECT_TRUE(f.row().at("grad_norm").is_null());
 }
 
-TEST(StepRecorder, ContinuesTheCountsOfThePreviousSessions) {
+TEST(StepRecorderTest, ContinuesTheCountsOfThePreviousSessions) {
   Fixture f;
   comm::CommVolume before;
   before.bytes[ZR_ALL_GATHER] = 100;

@@ -28,14 +28,14 @@ struct Fixture {
   std::vector<char> touched{0, 1};
 };
 
-TEST(StepSync, TotalsAddWeightsAndKeepTouchedParameters) {
+TEST(StepSyncTest, TotalsAddWeightsAndKeepTouchedParameters) {
   const Fixture f;
   const engine::StepSync::Totals totals = f.sync.totals({1, 0.5, 2}, {0, 1});
   EXPECT_EQ(totals.weight, 3.5);
   EXPECT_EQ(totals.touched, (std::vector<char>{0, 1}));
 }
 
-TEST(StepSync, LossIsTheMeanWeightedByMicroBatch) {
+TEST(StepSyncTest, LossIsTheMeanWeightedByMicroBatch) {
   Fixture f;
   const engine::GlobalStats global = f.exchange({1, 4}, {1, 3});
   EXPECT_EQ(global.loss, 13.0 / 4);
@@ -45,19 +45,19 @@ TEST(StepSync, LossIsTheMeanWeightedByMicroBatch) {
   EXPECT_EQ(global.touched, f.touched);
 }
 
-TEST(StepSync, IgnoresTheLossOfAMicroBatchOfWeightZero) {
+TEST(StepSyncTest, IgnoresTheLossOfAMicroBatchOfWeightZero) {
   Fixture f;
   const engine::GlobalStats global = f.exchange({1, NAN}, {2, 0});
   EXPECT_EQ(global.loss, 1);
   EXPECT_EQ(global.loss_rank, -1);
 }
 
-TEST(StepSync, NamesTheRankWhoseLossIsNotFinite) {
+TEST(StepSyncTest, NamesTheRankWhoseLossIsNotFinite) {
   Fixture f;
   EXPECT_EQ(f.exchange({1, NAN}, {1, 1}).loss_rank, 0);
 }
 
-TEST(StepSync, AddsTheSquaresOfReducedGradients) {
+TEST(StepSyncTest, AddsTheSquaresOfReducedGradients) {
   Fixture f;
   const engine::GlobalStats global = f.exchange({1}, {1});
   EXPECT_EQ(global.sum_of_squares, 4 * 1540);
@@ -65,7 +65,7 @@ TEST(StepSync, AddsTheSquaresOfReducedGradients) {
   EXPECT_EQ(global.first_param, -1);
 }
 
-TEST(StepSync, CountsNonFiniteElementsAndNamesTheirFirstParameter) {
+TEST(StepSyncTest, CountsNonFiniteElementsAndNamesTheirFirstParameter) {
   Fixture f;
   for (const update::UpdateSlice& slice : f.state.slices())
     if (slice.param == 1) static_cast<float*>(slice.grad.data)[0] = INFINITY;
@@ -74,7 +74,7 @@ TEST(StepSync, CountsNonFiniteElementsAndNamesTheirFirstParameter) {
   EXPECT_EQ(global.first_param, 1);
 }
 
-TEST(StepSync, NamesTheParameterWhoseOwnGradientWasNotFinite) {
+TEST(StepSyncTest, NamesTheParameterWhoseOwnGradientWasNotFinite) {
   Fixture f;
   const engine::GlobalStats global = f.sync.exchange({{1}, {1}, 0, &f.touched, 1, 15, true});
   EXPECT_EQ(global.first_local_param, 1);

@@ -21,7 +21,7 @@ void make_step(engine::TrainingProgress& progress, const std::vector<char>& touc
   progress.end_step(8);
 }
 
-TEST(TrainingProgress, BeginsBeforeTheFirstStep) {
+TEST(TrainingProgressTest, BeginsBeforeTheFirstStep) {
   const engine::TrainingProgress progress = two_micro_steps();
   EXPECT_EQ(progress.step(), 0);
   EXPECT_EQ(progress.updates(), 0);
@@ -31,7 +31,7 @@ TEST(TrainingProgress, BeginsBeforeTheFirstStep) {
   EXPECT_FALSE(progress.done());
 }
 
-TEST(TrainingProgress, ReachesTheBoundaryAfterAllMicroSteps) {
+TEST(TrainingProgressTest, ReachesTheBoundaryAfterAllMicroSteps) {
   engine::TrainingProgress progress = two_micro_steps();
   progress.begin_micro(1.5, 2);
   EXPECT_TRUE(progress.in_backward());
@@ -47,7 +47,7 @@ TEST(TrainingProgress, ReachesTheBoundaryAfterAllMicroSteps) {
   EXPECT_EQ(progress.weights(), (std::vector<double>{2, 0}));
 }
 
-TEST(TrainingProgress, CancelledMicroStepIsAsIfItHadNotBegun) {
+TEST(TrainingProgressTest, CancelledMicroStepIsAsIfItHadNotBegun) {
   engine::TrainingProgress progress = two_micro_steps();
   progress.begin_micro(1.5, 1);
   progress.cancel_micro();
@@ -56,7 +56,7 @@ TEST(TrainingProgress, CancelledMicroStepIsAsIfItHadNotBegun) {
   EXPECT_NO_THROW(progress.check_backward());
 }
 
-TEST(TrainingProgress, CountsUpdatesOfTouchedParametersOnly) {
+TEST(TrainingProgressTest, CountsUpdatesOfTouchedParametersOnly) {
   engine::TrainingProgress progress = two_micro_steps();
   make_step(progress, {1, 0, 1});
   make_step(progress, {1, 0, 0});
@@ -70,7 +70,7 @@ TEST(TrainingProgress, CountsUpdatesOfTouchedParametersOnly) {
   EXPECT_TRUE(progress.losses().empty());
 }
 
-TEST(TrainingProgress, SkippedStepCountsAsStepButNotAsUpdate) {
+TEST(TrainingProgressTest, SkippedStepCountsAsStepButNotAsUpdate) {
   engine::TrainingProgress progress = two_micro_steps();
   progress.add_tokens(7);
   progress.complete_step(1, 2, false);
@@ -84,7 +84,7 @@ TEST(TrainingProgress, SkippedStepCountsAsStepButNotAsUpdate) {
   EXPECT_EQ(progress.steps_of_run(), 1);
 }
 
-TEST(TrainingProgress, IsDoneAfterTheLastStepOrASignal) {
+TEST(TrainingProgressTest, IsDoneAfterTheLastStepOrASignal) {
   engine::TrainingProgress progress = two_micro_steps();
   progress.restore(4, 4, 32, true);
   EXPECT_FALSE(progress.done());
@@ -95,7 +95,7 @@ TEST(TrainingProgress, IsDoneAfterTheLastStepOrASignal) {
   EXPECT_TRUE(other.done());
 }
 
-TEST(TrainingProgress, RestoredRunBeginsBehindTheCheckpoint) {
+TEST(TrainingProgressTest, RestoredRunBeginsBehindTheCheckpoint) {
   engine::TrainingProgress progress = two_micro_steps();
   progress.restore(3, 2, 24, false);
   EXPECT_EQ(progress.step(), 3);
@@ -106,7 +106,7 @@ TEST(TrainingProgress, RestoredRunBeginsBehindTheCheckpoint) {
   EXPECT_FALSE(progress.updated_in_run());
 }
 
-TEST(TrainingProgress, ContinuedRunKeepsWhereItBegan) {
+TEST(TrainingProgressTest, ContinuedRunKeepsWhereItBegan) {
   engine::TrainingProgress before = two_micro_steps();
   make_step(before, {1, 1, 1});
   engine::TrainingProgress progress = two_micro_steps();
@@ -117,7 +117,7 @@ TEST(TrainingProgress, ContinuedRunKeepsWhereItBegan) {
   EXPECT_EQ(progress.loss(), 0.25);
 }
 
-TEST(TrainingProgress, GradientsCanBeReadBetweenStepAndNextBackward) {
+TEST(TrainingProgressTest, GradientsCanBeReadBetweenStepAndNextBackward) {
   engine::TrainingProgress progress = two_micro_steps();
   EXPECT_THROW(progress.check_gradients("w"), Error);
   make_step(progress, {1, 1, 1});
@@ -130,7 +130,7 @@ TEST(TrainingProgress, GradientsCanBeReadBetweenStepAndNextBackward) {
   EXPECT_THROW(progress.check_gradients("w"), Error);
 }
 
-TEST(TrainingProgress, RejectsBackwardAfterFailedBackwardOrLoad) {
+TEST(TrainingProgressTest, RejectsBackwardAfterFailedBackwardOrLoad) {
   engine::TrainingProgress progress = two_micro_steps();
   progress.begin_load();
   EXPECT_THROW(progress.check_complete(), Error);

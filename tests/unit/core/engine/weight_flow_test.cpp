@@ -73,7 +73,7 @@ struct Fixture {
   engine::WeightFlow flow{rig.context(), state};
 };
 
-TEST(WeightFlow, TakesTheMemoryOfShardedParameters) {
+TEST(WeightFlowTest, TakesTheMemoryOfShardedParameters) {
   Fixture f;
   EXPECT_TRUE(f.flow.is_sharded(0));
   EXPECT_TRUE(f.flow.is_sharded(1));
@@ -81,13 +81,13 @@ TEST(WeightFlow, TakesTheMemoryOfShardedParameters) {
   EXPECT_TRUE(f.attached(0).empty());
 }
 
-TEST(WeightFlow, LeavesParametersThatAreBound) {
+TEST(WeightFlowTest, LeavesParametersThatAreBound) {
   Fixture f("zero1");
   EXPECT_FALSE(f.flow.is_sharded(0));
   EXPECT_NE(f.rig.model.memory[0], nullptr);
 }
 
-TEST(WeightFlow, LendsFullValuesBetweenBeginAndEnd) {
+TEST(WeightFlowTest, AttachesFullValuesBetweenBeginAndEnd) {
   Fixture f;
   const uint32_t params[] = {0, 1};
   f.rig.model.uses.begin(params, 2, ZR_FORWARD);
@@ -100,7 +100,7 @@ TEST(WeightFlow, LendsFullValuesBetweenBeginAndEnd) {
   EXPECT_FALSE(f.state.has_stored());
 }
 
-TEST(WeightFlow, KeepsMemoryUntilTheLastUseEnds) {
+TEST(WeightFlowTest, KeepsMemoryUntilTheLastUseEnds) {
   Fixture f;
   const uint32_t param = 1;
   f.flow.begin_use(&param, 1, ZR_FORWARD);
@@ -111,7 +111,7 @@ TEST(WeightFlow, KeepsMemoryUntilTheLastUseEnds) {
   EXPECT_TRUE(f.attached(1).empty());
 }
 
-TEST(WeightFlow, StoresWhatAnOperatorWroteInPlace) {
+TEST(WeightFlowTest, StoresWhatAnOperatorWroteInPlace) {
   Fixture f;
   const uint32_t param = 1;
   f.flow.begin_use(&param, 1, ZR_FORWARD);
@@ -127,7 +127,7 @@ TEST(WeightFlow, StoresWhatAnOperatorWroteInPlace) {
   f.flow.end_use(&param, nullptr, 1);
 }
 
-TEST(WeightFlow, GathersAfterAnUpdate) {
+TEST(WeightFlowTest, GathersAfterAnUpdate) {
   Fixture f;
   const std::vector<float> values(40, 9);
   f.state.store(1, values.data());
@@ -140,7 +140,7 @@ TEST(WeightFlow, GathersAfterAnUpdate) {
   EXPECT_TRUE(f.attached(1).empty());
 }
 
-TEST(WeightFlow, NoUseReachesItAfterItsEnd) {
+TEST(WeightFlowTest, NoUseReachesItAfterItsEnd) {
   OneRankJob rig({"strategy=zero3"}, &kGathering);
   engine::ShardedState state(rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr);
   {

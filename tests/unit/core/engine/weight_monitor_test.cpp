@@ -33,7 +33,7 @@ struct Fixture {
   engine::WeightMonitor monitor{rig.context(), {state, flow, recorder, progress}};
 };
 
-TEST(WeightMonitor, MasterFollowsAWriteThatTheModelReports) {
+TEST(WeightMonitorTest, MasterFollowsAWriteThatTheModelReports) {
   Fixture f;
   EXPECT_FALSE(f.monitor.has_written());
   f.write(1, 3);
@@ -44,7 +44,7 @@ TEST(WeightMonitor, MasterFollowsAWriteThatTheModelReports) {
   EXPECT_FALSE(f.monitor.has_written());
 }
 
-TEST(WeightMonitor, MasterFollowsAWriteThatNobodyReports) {
+TEST(WeightMonitorTest, MasterFollowsAWriteThatNobodyReports) {
   Fixture f;
   f.write(1, 3);
   EXPECT_TRUE(f.monitor.has_written());
@@ -53,7 +53,7 @@ TEST(WeightMonitor, MasterFollowsAWriteThatNobodyReports) {
   EXPECT_FALSE(f.monitor.has_written());
 }
 
-TEST(WeightMonitor, LogsTheFirstWriteAfterACheckpointOnce) {
+TEST(WeightMonitorTest, LogsTheFirstWriteAfterACheckpointOnce) {
   Fixture f;
   f.monitor.hash_saved_weights();
   f.write(1, 3);
@@ -69,14 +69,14 @@ TEST(WeightMonitor, LogsTheFirstWriteAfterACheckpointOnce) {
   EXPECT_EQ(f.logged([&] { f.monitor.collect_writes(); }), "") << "once per session";
 }
 
-TEST(WeightMonitor, DoesNotLogAWriteOfTheSameValues) {
+TEST(WeightMonitorTest, DoesNotLogAWriteOfTheSameValues) {
   Fixture f;
   f.monitor.hash_saved_weights();
   f.rig.model.written_to = {1};
   EXPECT_EQ(f.logged([&] { f.monitor.collect_writes(); }), "");
 }
 
-TEST(WeightMonitor, DoesNotLogAWriteAfterTheNextStep) {
+TEST(WeightMonitorTest, DoesNotLogAWriteAfterTheNextStep) {
   Fixture f;
   f.monitor.hash_saved_weights();
   f.monitor.clear_saved_hashes();

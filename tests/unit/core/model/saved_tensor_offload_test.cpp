@@ -20,7 +20,7 @@ struct Store {
   std::vector<std::vector<uint64_t>> announced;
   int puts = 0, gets = 0;
   int64_t bytes = 0;
-  model::Model::OffloadCallbacks aside(int64_t least = 1) {
+  model::Model::OffloadCallbacks callbacks(int64_t least = 1) {
     return {least,
             [this](const void* data, int64_t n) {
               records[static_cast<uint64_t>(++puts)] =
@@ -50,7 +50,7 @@ class SavedTensorOffloadTest : public testing::Test {
     loss(plain).backward();
     Store store;
     {
-      const model::SavedTensorOffload aside(store.aside(), {});
+      const model::SavedTensorOffload offload(store.callbacks(), {});
       loss(kept).backward();
     }
     EXPECT_EQ(std::memcmp(plain.grad().data_ptr(), kept.grad().data_ptr(), plain.grad().nbytes()), 0);
@@ -106,7 +106,7 @@ TEST_F(SavedTensorOffloadTest, DistinguishesATensorFromALaterOneAtItsAddress) {
 
 TEST_F(SavedTensorOffloadTest, DistinguishesTensorsWithSeparateVersionCounters) {
   Store store;
-  const model::SavedTensorOffload aside(store.aside(), {});
+  const model::SavedTensorOffload offload(store.callbacks(), {});
   const torch::Tensor one = torch::ones({16}).requires_grad_();
   torch::Tensor first, second;
   {
@@ -122,7 +122,7 @@ TEST_F(SavedTensorOffloadTest, DistinguishesTensorsWithSeparateVersionCounters) 
 TEST_F(SavedTensorOffloadTest, HoldsNoMemoryBetweenForwardAndBackward) {
   const torch::Tensor x = torch::ones({1 << 18}).requires_grad_();
   Store store;
-  const model::SavedTensorOffload aside(store.aside(1 << 16), {});
+  const model::SavedTensorOffload offload(store.callbacks(1 << 16), {});
   const int64_t before = model::TorchMemory::held();
   torch::Tensor y = x * 2;
   for (int i = 0; i < 16; ++i) y = torch::tanh(y);
@@ -139,7 +139,7 @@ TEST_F(SavedTensorOffloadTest, KeepsTensorsThatAreHeldInMemoryAnyway) {
   const torch::Tensor weight = torch::ones({64, 64}).requires_grad_(), buffer = torch::ones({64, 64});
   std::vector<float> mine(64 * 64, 2);
   Store store;
-  const model::SavedTensorOffload aside(store.aside(4096), {{"buffer", buffer}});
+  const model::SavedTensorOffload offload(store.callbacks(4096), {{"buffer", buffer}});
   const torch::Tensor foreign = torch::from_blob(mine.data(), {64, 64}), small = torch::ones({64}) * 2;
   ((weight * buffer) * foreign * weight.t() * small).sum().backward();
   EXPECT_EQ(store.puts, 2) << "only the products are stored, which two factors need again";
@@ -149,7 +149,7 @@ TEST_F(SavedTensorOffloadTest, KeepsTensorsThatAreHeldInMemoryAnyway) {
 TEST_F(SavedTensorOffloadTest, DoesNotReadATensorThatIsStillInMemory) {
   const torch::Tensor x = start();
   Store store;
-  const model::SavedTensorOffload aside(store.aside(), {});
+  const model::SavedTensorOffload offload(store.callbacks(), {});
   const torch::Tensor y = (x * 2).exp();
   y.sum().backward();
   EXPECT_EQ(store.gets, 0);
@@ -160,7 +160,7 @@ TEST_F(SavedTensorOffloadTest, DoesNotReadATensorThatIsStillInMemory) {
 TEST_F(SavedTensorOffloadTest, SharesARestoredTensorBetweenItsUsers) {
   const torch::Tensor x = torch::ones({64, 64}).requires_grad_(), w = torch::ones({64, 64}).requires_grad_();
   Store store;
-  const model::SavedTensorOffload aside(store.aside(), {});
+  const model::SavedTensorOffload offload(store.callbacks(), {});
   torch::Tensor loss;
   {
     const torch::Tensor h = torch::tanh(x);
@@ -175,7 +175,7 @@ TEST_F(SavedTensorOffloadTest, SharesARestoredTensorBetweenItsUsers) {
 TEST_F(SavedTensorOffloadTest, AnnouncesReadsInTheOrderOfBackward) {
   const torch::Tensor x = start();
   Store store;
-  const model::SavedTensorOffload aside(store.aside(), {});
+  const model::SavedTensorOffload offload(store.callbacks(), {});
   torch::Tensor y = x * 2;
   for (int i = 0; i < 4; ++i) y = torch::tanh(y);
   y = y.sum();
@@ -187,7 +187,7 @@ TEST_F(SavedTensorOffloadTest, AnnouncesReadsInTheOrderOfBackward) {
 TEST_F(SavedTensorOffloadTest, RejectsInPlaceChangesOfASavedTensor) {
   for (const int64_t least : {1, 1 << 20}) {
     Store store;
-    const model::SavedTensorOffload aside(store.aside(least), {});
+    const model::SavedTensorOffload offload(store.callbacks(least), {});
     const torch::Tensor x = start();
     torch::Tensor y = x.exp();
     const torch::Tensor loss = y.sum();
@@ -224,7 +224,7 @@ TEST_F(SavedTensorOffloadTest, SupportsRecomputedBlocks) {
 
 TEST_F(SavedTensorOffloadTest, StoresNothingWithoutGradients) {
   Store store;
-  const model::SavedTensorOffload aside(store.aside(), {});
+  const model::SavedTensorOffload offload(store.callbacks(), {});
   const torch::NoGradGuard no_grad;
   start().exp().tanh();
   EXPECT_EQ(store.puts, 0);
@@ -232,7 +232,7 @@ TEST_F(SavedTensorOffloadTest, StoresNothingWithoutGradients) {
 
 TEST_F(SavedTensorOffloadTest, FreesTensorsOfAGraphWithoutBackward) {
   Store store;
-  const model::SavedTensorOffload aside(store.aside(), {});
+  const model::SavedTensorOffload offload(store.callbacks(), {});
   start().exp().tanh().sum();
   EXPECT_EQ(store.puts, 2);
   EXPECT_TRUE(store.records.empty());
@@ -240,7 +240,7 @@ TEST_F(SavedTensorOffloadTest, FreesTensorsOfAGraphWithoutBackward) {
 
 TEST_F(SavedTensorOffloadTest, FreesTensorsThatStayedInMemoryWithTheirGraph) {
   Store store;
-  const model::SavedTensorOffload aside(store.aside(1 << 20), {});
+  const model::SavedTensorOffload offload(store.callbacks(1 << 20), {});
   const torch::Tensor x = start();
   const int64_t before = model::TorchMemory::held();
   x.exp().tanh().sum();  // exp and tanh save their outputs
@@ -253,7 +253,7 @@ TEST_F(SavedTensorOffloadTest, ReportsATensorWhoseStoreIsDestroyed) {
   torch::Tensor loss;
   {
     Store store;
-    const model::SavedTensorOffload aside(store.aside(), {});
+    const model::SavedTensorOffload offload(store.callbacks(), {});
     loss = x.exp().sum();
   }
   EXPECT_THROW(loss.backward(), Error);
@@ -261,8 +261,8 @@ TEST_F(SavedTensorOffloadTest, ReportsATensorWhoseStoreIsDestroyed) {
 
 TEST_F(SavedTensorOffloadTest, UsesTheStoreThatBeganLast) {
   Store one, other;
-  auto first = std::make_unique<model::SavedTensorOffload>(one.aside(), model::SavedTensorOffload::Buffers{});
-  const model::SavedTensorOffload second(other.aside(), {});
+  auto first = std::make_unique<model::SavedTensorOffload>(one.callbacks(), model::SavedTensorOffload::Buffers{});
+  const model::SavedTensorOffload second(other.callbacks(), {});
   first.reset();
   start().exp().sum().backward();
   EXPECT_EQ(one.puts, 0);

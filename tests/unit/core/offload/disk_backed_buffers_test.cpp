@@ -50,19 +50,19 @@ class DiskBackedBuffersTest : public testing::Test {
   std::vector<float> one_, other_;
 };
 
-TEST_F(DiskBackedBuffersTest, ReleaseEverythingWhenTheDiskIsFull) {
+TEST_F(DiskBackedBuffersTest, ReleasesEverythingWhenTheDiskIsFull) {
   disk.reserves_left = 0;
   EXPECT_THROW(host::offload::DiskBackedBuffers(plan_, rig_.tiers, *rig_.comm, rig_.ledger), Error);
   rig_.expect_nothing_left();
 }
 
-TEST_F(DiskBackedBuffersTest, ReleaseEverythingWhenMemoryIsExhausted) {
+TEST_F(DiskBackedBuffersTest, ReleasesEverythingWhenMemoryIsExhausted) {
   const auto make = [&] { host::offload::DiskBackedBuffers(plan_, rig_.tiers, *rig_.comm, rig_.ledger); };
   EXPECT_GE(rig_.fails_for_memory(Tier::host, make), 3) << "resident blocks, chunks, staging memory of collectives";
   EXPECT_EQ(rig_.fails_for_memory(Tier::disk, make), 1);
 }
 
-TEST_F(DiskBackedBuffersTest, WaitForTransfersBeforeFreeingStagingMemory) {
+TEST_F(DiskBackedBuffersTest, WaitsForTransfersBeforeFreeingStagingMemory) {
   auto buffers = std::make_unique<host::offload::DiskBackedBuffers>(plan_, rig_.tiers, *rig_.comm, rig_.ledger);
   zr_coll writes = reduce(floats(buffers->base(1), 0, 4096), one_);
   const uint64_t number = buffers->stage(writes);
@@ -78,7 +78,7 @@ TEST_F(DiskBackedBuffersTest, WaitForTransfersBeforeFreeingStagingMemory) {
   rig_.expect_nothing_left();
 }
 
-TEST_F(DiskBackedBuffersTest, AreReadAfterTheCollectiveThatWritesThemHasLeft) {
+TEST_F(DiskBackedBuffersTest, ReadsABufferAfterTheCollectiveThatWritesIt) {
   host::offload::DiskBackedBuffers buffers(plan_, rig_.tiers, *rig_.comm, rig_.ledger);
   for (const bool accumulates : {false, true}) {
     zr_coll writes = reduce(floats(buffers.base(1), 0, 4096), one_);
@@ -87,8 +87,8 @@ TEST_F(DiskBackedBuffersTest, AreReadAfterTheCollectiveThatWritesThemHasLeft) {
     const zr_view part = floats(buffers.base(1), 1024, 1024);
     zr_coll reads = accumulates ? reduce(part, other_, true) : gather(part, other_);
     EXPECT_EQ(buffers.stage(reads), CollectiveStaging::kNoCapacity);
-    zr_coll apart = gather(floats(buffers.base(1), 4096, 1024), other_);
-    const uint64_t second = buffers.stage(apart);
+    zr_coll unrelated = gather(floats(buffers.base(1), 4096, 1024), other_);
+    const uint64_t second = buffers.stage(unrelated);
     EXPECT_NE(second, CollectiveStaging::kNoCapacity) << "a collective that reads other data has staging capacity";
     buffers.unstage(second, true);
     buffers.unstage(number, true);
@@ -100,7 +100,7 @@ TEST_F(DiskBackedBuffersTest, AreReadAfterTheCollectiveThatWritesThemHasLeft) {
 }
 
 // Parameters 2 and 3 share a block, which stays in memory.
-TEST_F(DiskBackedBuffersTest, DoNotWaitForNeighboursInTheSameBlock) {
+TEST_F(DiskBackedBuffersTest, DoesNotWaitForNeighboursInTheSameBlock) {
   host::offload::DiskBackedBuffers buffers(plan_, rig_.tiers, *rig_.comm, rig_.ledger);
   const zr_view first = floats(buffers.base(1), 8192, 500), second = floats(buffers.base(1), 8192 + 512, 600);
   zr_coll before = reduce(second, one_), writes = reduce(first, one_), reads = gather(second, other_);

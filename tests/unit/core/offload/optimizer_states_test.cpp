@@ -11,7 +11,7 @@ namespace {
 using host::Tier;
 using host::offload::OptimizerStates;
 
-TEST(OptimizerStatesTest, ResideOnThePlannedTiersAndReleaseEverything) {
+TEST(OptimizerStatesTest, ResidesOnThePlannedTiersAndReleasesEverything) {
   DiskRig rig;
   const host::plan::MemoryPlan plan = rig.plan({5000, 3000});
   {
@@ -24,7 +24,7 @@ TEST(OptimizerStatesTest, ResideOnThePlannedTiersAndReleaseEverything) {
   rig.expect_nothing_left();
 }
 
-TEST(OptimizerStatesTest, ReleaseEverythingWhenTheDiskIsFull) {
+TEST(OptimizerStatesTest, ReleasesEverythingWhenTheDiskIsFull) {
   DiskRig rig;
   const host::plan::MemoryPlan plan = rig.plan({5000, 3000});
   disk.reserves_left = 0;
@@ -37,7 +37,7 @@ TEST(OptimizerStatesTest, ReleaseEverythingWhenTheDiskIsFull) {
   rig.expect_nothing_left();
 }
 
-TEST(OptimizerStatesTest, ReleaseEverythingWhenMemoryIsExhausted) {
+TEST(OptimizerStatesTest, ReleasesEverythingWhenMemoryIsExhausted) {
   DiskRig rig;
   const host::plan::MemoryPlan plan = rig.plan({5000, 3000});
   const auto make = [&] { const OptimizerStates states(plan, rig.tiers, rig.ledger); };

@@ -198,7 +198,7 @@ plan::StrategyPlan halved() {
   };
 }
 
-TEST(MemoryPlanTest, OfOneRankHasTheSameBytesAsTheFullPlan) {
+TEST(MemoryPlanTest, HasTheSameBytesForOneRankAsTheFullPlan) {
   for (const auto& strategy : {everywhere(), halved()})
     for (const int rank : {0, 1}) {
       plan::PlanInput in = input({30000, 5000, 70}, 2, ZR_BF16);

@@ -42,7 +42,7 @@ TEST(CpuTierTest, IsUsedInPlace) {
   EXPECT_GOOD(tier.write({part_of(slot, 3, in, 3, 9000)}));
   EXPECT_EQ(std::memcmp(static_cast<char*>(view.data) + 3, in.data() + 3, 9000), 0);
   std::memcpy(view.data, in.data(), 10000);
-  EXPECT_GOOD(tier.read({whole(slot, out)}));
+  EXPECT_GOOD(tier.read({full_transfer(slot, out)}));
   EXPECT_TRUE(in == out);
   tier.api().unmap(tier.self(), slot);
   EXPECT_EQ(tier.api().map(tier.self(), 99, &view, &error), ZR_INVALID);

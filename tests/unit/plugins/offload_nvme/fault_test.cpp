@@ -26,8 +26,8 @@ TEST_P(NvmeFaultTest, CompletesShortTransfers) {
     const Tier tier = open(fault);
     const Pages in = filled(5 * kMiB, 1), out(5 * kMiB);
     const uint64_t slot = tier.reserve(in.size());
-    EXPECT_GOOD(tier.write({whole(slot, in)}));
-    EXPECT_GOOD(tier.read({whole(slot, out)}));
+    EXPECT_GOOD(tier.write({full_transfer(slot, in)}));
+    EXPECT_GOOD(tier.read({full_transfer(slot, out)}));
     EXPECT_TRUE(in == out) << fault;
   }
 }
@@ -73,7 +73,7 @@ TEST_P(NvmeFaultTest, FailsOnlyTheAffectedRequest) {
 
 TEST_P(NvmeFaultTest, ReportsADiskThatBecomesFullDuringAWrite) {
   const Tier tier = open("write=ENOSPC@1");
-  const Answer answer = tier.write({whole(tier.reserve(kMiB), Pages(kMiB))});
+  const Answer answer = tier.write({full_transfer(tier.reserve(kMiB), Pages(kMiB))});
   EXPECT_EQ(answer.code, ZR_IO);
   EXPECT_EQ(answer.text, file() +
                              "writing 1048576 bytes at byte 0 failed: No space left on device; free disk space there, "
@@ -84,16 +84,16 @@ TEST_P(NvmeFaultTest, DetectsAFlippedBit) {
   const Tier tier = open("flip@2", {"depth=1"});
   const Pages in = filled(3 * kMiB, 1), out(3 * kMiB);
   const uint64_t slot = tier.reserve(in.size());
-  EXPECT_GOOD(tier.write({whole(slot, in)}));
-  const Answer answer = tier.wait(tier.begin_read({part_of(slot, 0, out, 0, 4096), whole(slot, out)}));
+  EXPECT_GOOD(tier.write({full_transfer(slot, in)}));
+  const Answer answer = tier.wait(tier.begin_read({part_of(slot, 0, out, 0, 4096), full_transfer(slot, out)}));
   EXPECT_EQ(answer.code, ZR_IO);
   EXPECT_EQ(answer.native, 1);
   EXPECT_EQ(answer.text, file() +
                              "reading 4096 bytes at byte 1048576 returned other data than was written; the disk "
                              "may be failing; set offload.nvme.path to a folder on another disk");
   EXPECT_GOOD(tier.read({part_of(slot, 2 * kMiB, out, 0, kMiB)}));
-  EXPECT_GOOD(tier.write({whole(slot, in)}));
-  EXPECT_GOOD(tier.read({whole(slot, out)}));
+  EXPECT_GOOD(tier.write({full_transfer(slot, in)}));
+  EXPECT_GOOD(tier.read({full_transfer(slot, out)}));
   EXPECT_TRUE(in == out);
 }
 
@@ -102,8 +102,8 @@ TEST_P(NvmeFaultTest, DoesNotDetectAFlippedBitWithoutChecksums) {
   const Pages in = filled(kMiB, 1), out(kMiB);
   const uint64_t slot = tier.reserve(in.size());
   EXPECT_TRUE(tier.ledger.holders().empty());
-  EXPECT_GOOD(tier.write({whole(slot, in)}));
-  EXPECT_GOOD(tier.read({whole(slot, out)}));
+  EXPECT_GOOD(tier.write({full_transfer(slot, in)}));
+  EXPECT_GOOD(tier.read({full_transfer(slot, out)}));
   EXPECT_EQ(out.data()[0] ^ in.data()[0], 1);
   EXPECT_EQ(std::memcmp(out.data() + 1, in.data() + 1, kMiB - 1), 0);
 }
@@ -114,12 +114,12 @@ TEST_P(NvmeFaultTest, SlowDiskDelaysOnlyCallersThatWait) {
   const Pages in = filled(kMiB, 1), out(kMiB);
   const uint64_t slot = tier.reserve(in.size());
   const auto begin = Clock::now();
-  zr_done* done = tier.begin_write({whole(slot, in)});
+  zr_done* done = tier.begin_write({full_transfer(slot, in)});
   EXPECT_FALSE(tier.ready(done));
   EXPECT_LT(Clock::now() - begin, std::chrono::milliseconds(300));
   EXPECT_GOOD(tier.wait(done));
   EXPECT_GE(Clock::now() - begin, std::chrono::milliseconds(300));
-  EXPECT_GOOD(tier.read({whole(slot, out)}));
+  EXPECT_GOOD(tier.read({full_transfer(slot, out)}));
   EXPECT_TRUE(in == out);
 }
 
@@ -198,8 +198,8 @@ TEST(NvmeTierTest, ReportsATooSmallDiskOnReserve) {
                                "disk space there, or set offload.nvme.path to a larger disk");
     const uint64_t small = tier.reserve(3 * kMiB);  // the rejected reservation takes no space
     const Pages in = filled(3 * kMiB, 1), out(3 * kMiB);
-    EXPECT_GOOD(tier.write({whole(small, in)}));
-    EXPECT_GOOD(tier.read({whole(small, out)}));
+    EXPECT_GOOD(tier.write({full_transfer(small, in)}));
+    EXPECT_GOOD(tier.read({full_transfer(small, out)}));
     EXPECT_TRUE(in == out);
     tier.release(slot);
     tier.release(small);

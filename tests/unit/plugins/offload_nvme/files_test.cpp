@@ -25,8 +25,8 @@ Tier open_in(const std::string& folder, const std::string& job = "job-1", const 
 void expect_round_trip(const Tier& tier) {
   const Pages in = filled(3 * kMiB, 4), out(3 * kMiB);
   const uint64_t slot = tier.reserve(in.size());
-  EXPECT_GOOD(tier.wait(tier.begin_write({whole(slot, in)})));
-  EXPECT_GOOD(tier.read({whole(slot, out)}));
+  EXPECT_GOOD(tier.wait(tier.begin_write({full_transfer(slot, in)})));
+  EXPECT_GOOD(tier.read({full_transfer(slot, out)}));
   EXPECT_TRUE(in == out);
 }
 
@@ -47,17 +47,17 @@ bool forbid(int call, int error, unsigned argument = 0, uint32_t bits = 0) {
 }
 bool forbid_unnamed_files() { return forbid(SYS_openat, EOPNOTSUPP, 2, O_TMPFILE & ~O_DIRECTORY); }
 
-TEST(NvmeFilesTest, AreUnnamedAndOutliveTheirFolder) {
+TEST(NvmeFilesTest, CreatesUnnamedFilesThatOutliveTheirFolder) {
   const Scratch scratch;
   const std::string folder = scratch.path("swap");
   fs::create_directory(folder);
   const Tier tier = open_in(folder);
   const Pages in = filled(2 * kMiB, 1), out(2 * kMiB);
   const uint64_t slot = tier.reserve(in.size());
-  EXPECT_GOOD(tier.write({whole(slot, in)}));
+  EXPECT_GOOD(tier.write({full_transfer(slot, in)}));
   EXPECT_TRUE(names_in(folder).empty());
   fs::remove_all(folder);
-  EXPECT_GOOD(tier.read({whole(slot, out)}));
+  EXPECT_GOOD(tier.read({full_transfer(slot, out)}));
   EXPECT_TRUE(in == out);
   expect_round_trip(tier);
 }
@@ -68,7 +68,7 @@ uint64_t free_in(const std::string& folder) {
   return disk.f_bavail * disk.f_frsize;
 }
 
-TEST(NvmeFilesTest, LeaveNothingWhenTheProcessIsKilled) {
+TEST(NvmeFilesTest, LeavesNothingWhenTheProcessIsKilled) {
   const Scratch scratch;
   const std::string folder = scratch.folder().string();
   const auto killed = [&](bool alone) {
@@ -80,7 +80,7 @@ TEST(NvmeFilesTest, LeaveNothingWhenTheProcessIsKilled) {
       if (alone) {
         EXPECT_LE(free_in(folder) + 32 * kMiB, before) << "the file exists";
       }
-      tier.begin_write({whole(slot, in)});
+      tier.begin_write({full_transfer(slot, in)});
       if (!testing::Test::HasFailure()) ::raise(SIGKILL);
     });
   };
@@ -100,7 +100,7 @@ TEST(NvmeFilesTest, LeaveNothingWhenTheProcessIsKilled) {
   EXPECT_EQ(code, 0);
 }
 
-TEST(NvmeFilesTest, WithNamesExistInTheJobFolderWhileTheJobRuns) {
+TEST(NvmeFilesTest, KeepsNamedFilesInTheJobFolderWhileTheJobRuns) {
   const Scratch scratch;
   const std::string folder = scratch.folder().string();
   EXPECT_EQ(in_child([&] {
@@ -119,7 +119,7 @@ TEST(NvmeFilesTest, WithNamesExistInTheJobFolderWhileTheJobRuns) {
             0);
 }
 
-TEST(NvmeFilesTest, OfAKilledJobAreRemovedByTheNextJob) {
+TEST(NvmeFilesTest, RemovesFilesOfAKilledJob) {
   const Scratch scratch;
   const std::string folder = scratch.folder().string();
   EXPECT_EQ(in_child([&] {
@@ -136,7 +136,7 @@ TEST(NvmeFilesTest, OfAKilledJobAreRemovedByTheNextJob) {
   EXPECT_EQ(names_in(folder), std::vector<std::string>{"zeroth-swap-notes.txt"});
 }
 
-TEST(NvmeFilesTest, OfARunningJobAreNotRemoved) {
+TEST(NvmeFilesTest, KeepsFilesOfARunningJob) {
   const Scratch scratch;
   const std::string folder = scratch.folder().string();
   int ready[2], go[2];
@@ -147,10 +147,10 @@ TEST(NvmeFilesTest, OfARunningJobAreNotRemoved) {
     const Tier tier = open_in(folder, "alive");
     const Pages in = filled(kMiB, 1), out(kMiB);
     const uint64_t slot = tier.reserve(in.size());
-    EXPECT_GOOD(tier.write({whole(slot, in)}));
+    EXPECT_GOOD(tier.write({full_transfer(slot, in)}));
     EXPECT_EQ(::write(ready[1], "x", 1), 1);
     EXPECT_EQ(::read(go[0], &byte, 1), 1);
-    EXPECT_GOOD(tier.read({whole(slot, out)}));
+    EXPECT_GOOD(tier.read({full_transfer(slot, out)}));
     EXPECT_TRUE(in == out);
     EXPECT_TRUE(fs::exists(scratch.path("zeroth-swap-alive/rank-0")));
   });
@@ -166,7 +166,7 @@ TEST(NvmeFilesTest, OfARunningJobAreNotRemoved) {
   EXPECT_TRUE(names_in(folder).empty());
 }
 
-TEST(NvmeEnginesTest, FallBackToThreadsWhenIoUringIsForbidden) {
+TEST(NvmeEnginesTest, FallsBackToThreadsWhenIoUringIsForbidden) {
   const Scratch scratch;
   EXPECT_EQ(in_child([&] {
               ASSERT_TRUE(forbid(SYS_io_uring_setup, EPERM));
@@ -181,7 +181,7 @@ TEST(NvmeEnginesTest, FallBackToThreadsWhenIoUringIsForbidden) {
             0);
 }
 
-TEST(NvmeEnginesTest, FallBackToThreadsWhenOnlyTheSecondIoUringCallIsForbidden) {
+TEST(NvmeEnginesTest, FallsBackToThreadsWhenOnlyTheSecondIoUringCallIsForbidden) {
   const Scratch scratch;
   EXPECT_EQ(in_child([&] {
               ASSERT_TRUE(forbid(SYS_io_uring_enter, ENOSYS));
@@ -190,12 +190,12 @@ TEST(NvmeEnginesTest, FallBackToThreadsWhenOnlyTheSecondIoUringCallIsForbidden) 
             0);
 }
 
-TEST(NvmeEnginesTest, UseRegisteredMemory) {
+TEST(NvmeEnginesTest, UsesRegisteredMemory) {
   const Scratch scratch;
   for (const std::string engine : {"auto", "threads"}) {
     const Tier tier = open_in(scratch.folder().string(), "job-1", engine);
     const Pages in = filled(6 * kMiB, 1), out(6 * kMiB);
-    const zr_view both[] = {whole(0, in).memory, whole(0, out).memory};
+    const zr_view both[] = {full_transfer(0, in).memory, full_transfer(0, out).memory};
     host::CallError error;
     for (int round = 0; round < 3; ++round) {
       for (const zr_view& one : both) EXPECT_EQ(tier.api().reg(tier.self(), &one, &error), ZR_OK) << error.msg;
@@ -209,7 +209,7 @@ TEST(NvmeEnginesTest, UseRegisteredMemory) {
   }
 }
 
-TEST(NvmeEnginesTest, WorkWithoutLockedMemory) {
+TEST(NvmeEnginesTest, WorksWithoutLockedMemory) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can switch to a user with a locked-memory limit";
   const Scratch scratch;
   fs::permissions(scratch.folder(), fs::perms::all);
@@ -219,7 +219,7 @@ TEST(NvmeEnginesTest, WorkWithoutLockedMemory) {
               ASSERT_TRUE(::setgid(65534) == 0 && ::setuid(65534) == 0);
               const Tier tier = open_in(scratch.folder().string(), "job-1", "uring");
               const Pages memory = filled(4 * kMiB, 1);
-              const zr_view view = whole(0, memory).memory;
+              const zr_view view = full_transfer(0, memory).memory;
               host::CallError error;
               EXPECT_EQ(tier.api().reg(tier.self(), &view, &error), ZR_NOMEM);
               EXPECT_EQ(std::string(error.msg),

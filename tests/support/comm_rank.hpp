@@ -14,7 +14,7 @@
 
 namespace zr::testing {
 
-struct Seat {
+struct CommRank {
   Rank& rank;
   CommRig& rig;
   host::comm::CommRuntime& comm;
@@ -25,7 +25,7 @@ struct Seat {
 };
 
 inline std::vector<RankResult> on_ranks(
-    int world, RigOptions options, const std::function<void(Seat&)>& body,
+    int world, RigOptions options, const std::function<void(CommRank&)>& body,
     std::function<void(const SharedJob&, const std::vector<pid_t>&)> meanwhile = {}) {
   SharedJob job;
   RankOptions how;
@@ -35,8 +35,8 @@ inline std::vector<RankResult> on_ranks(
       [&](Rank& rank) {
         CommRig rig(std::make_shared<SharedControl>(job, rank.rank, rank.world), options);
         const auto comm = rig.open();
-        Seat seat{rank, rig, *comm, job};
-        body(seat);
+        CommRank self{rank, rig, *comm, job};
+        body(self);
       },
       how);
 }
