@@ -217,7 +217,7 @@ zr_code Submission::perform(const zr_coll& coll, bool native, bool control, zr_e
 // Submits the collective to the plug-in, which resolves `done`.
 zr_code Submission::issue_async(const zr_coll& coll, const StagedCollective& staged, zr_done* done, bool control,
                                 zr_error* error) {
-  resolve_later(coll, staged, done, is_observed(control));
+  set_on_resolved(coll, staged, done, is_observed(control));
   control_->set_activity(activity_);
   const zr_code code = finish(api_->submit(comm_, &staged.coll, nullptr, done, error), error);
   if (code == ZR_OK && staged.number) {
@@ -236,7 +236,7 @@ zr_code Submission::issue_async(const zr_coll& coll, const StagedCollective& sta
 }
 
 // Sets what happens when `done` resolves: the collective is reported if it is observed, and unstaged.
-void Submission::resolve_later(const zr_coll& coll, const StagedCollective& staged, zr_done* done, bool observed) {
+void Submission::set_on_resolved(const zr_coll& coll, const StagedCollective& staged, zr_done* done, bool observed) {
   if (!observed && !staged.number) return;
   done->on_resolved = [this, coll, begin = Clock::now(), observed, number = staged.number, dst = staged.coll.dst.data,
                        label = std::string(coll.label ? coll.label : "")](zr_code code) {
