@@ -27,6 +27,15 @@ uint64_t index_key(const std::string& kind, const std::string& name) {
   return hash_of(name.data(), static_cast<int64_t>(name.size())) +
          hash_of(kind.data(), static_cast<int64_t>(kind.size()));
 }
+
+// The files that an index (tensor -> file) names, in the order of their first tensors.
+std::vector<std::string> distinct_files(const std::map<std::string, std::string>& index) {
+  std::vector<std::string> files;
+  std::set<std::string> seen;
+  for (const auto& [tensor, file] : index)
+    if (seen.insert(file).second) files.push_back(file);
+  return files;
+}
 }  // namespace
 
 bool is_from_other_program(const std::string& path) {
@@ -86,45 +95,57 @@ void Checkpoint::check_index() const {
 void Checkpoint::open_from_other_program() {
   const fs::path root(folder_);
   std::error_code error;
-  std::map<std::string, std::string> index;  // tensor -> file; empty for a single file
-  std::vector<std::string> names;
-  const bool has_index = fs::is_directory(root, error) && path_exists(root / kIndex);
-  if (has_index) {
-    index = parse_index((root / kIndex).string(), read_json((root / kIndex).string()));
-    std::set<std::string> seen;
-    for (const auto& [tensor, file] : index)
-      if (seen.insert(file).second) names.push_back(file);
-  } else {
-    names.push_back(fs::is_directory(root, error) ? kSingleFile : "");
-  }
+  const bool is_folder = fs::is_directory(root, error);
   manifest_.metadata_json = "{}";
-  for (const std::string& name : names) {
-    const std::string path = name.empty() ? folder_ : (root / name).string();
-    if (!path_exists(path)) read_header(path);  // throws
-    files_.emplace_back(path, File::Mode::read_following_links);
-    TensorHeader header = read_header(files_.back());
-    if (!name.empty() && header.metadata.count("zeroth_run"))
-      fail_user(
-          fmt::format("{}: has no {}: the checkpoint was not committed, or its manifest was deleted; name another "
-                      "checkpoint, or one of the .safetensors files to load weights without verification",
-                      folder_, kManifest));
-    manifest_.files.push_back({name, files_.back().size(), 0, header.data});
-    manifest_.tensors.reserve(manifest_.tensors.size() + header.tensors.size());
+  if (is_folder && path_exists(root / kIndex)) return open_indexed_files();
+  TensorHeader header = open_file_without_manifest(is_folder ? kSingleFile : "");
+  for (StoredTensor& stored : header.tensors) add_weight(std::move(stored), header.data);
+}
+
+// Takes each tensor from the file for which the index lists it.
+void Checkpoint::open_indexed_files() {
+  const fs::path root(folder_);
+  const std::string path = (root / kIndex).string();
+  std::map<std::string, std::string> missing = parse_index(path, read_json(path));  // tensor -> file
+  for (const std::string& name : distinct_files(missing)) {
+    TensorHeader header = open_file_without_manifest(name);
     for (StoredTensor& stored : header.tensors) {
-      if (has_index && (!index.count(stored.name) || index.at(stored.name) != name)) continue;
-      index.erase(stored.name);
-      SavedTensor tensor;
-      static_cast<TensorInfo&>(tensor) = {
-          "weight", std::move(stored.name), std::move(stored.dtype), std::move(stored.shape), {}};
-      tensor.file = static_cast<uint32_t>(files_.size() - 1);
-      tensor.offset = header.data + stored.begin;
-      manifest_.tensors.push_back(std::move(tensor));
+      const auto listed = missing.find(stored.name);
+      if (listed == missing.end() || listed->second != name) continue;
+      missing.erase(listed);
+      add_weight(std::move(stored), header.data);
     }
   }
-  if (!index.empty())
+  if (!missing.empty())
     fail_user(printable(fmt::format("{}: has no tensor '{}', although {} lists it there",
-                                    (root / index.begin()->second).string(), index.begin()->first, kIndex)) +
+                                    (root / missing.begin()->second).string(), missing.begin()->first, kIndex)) +
               "; download the files again");
+}
+
+// Opens a file of the folder, or folder_ itself if `name` is empty. Throws if the file belongs to a checkpoint.
+TensorHeader Checkpoint::open_file_without_manifest(const std::string& name) {
+  const std::string path = name.empty() ? folder_ : (fs::path(folder_) / name).string();
+  if (!path_exists(path)) read_header(path);  // throws
+  files_.emplace_back(path, File::Mode::read_following_links);
+  TensorHeader header = read_header(files_.back());
+  if (!name.empty() && header.metadata.count("zeroth_run"))
+    fail_user(
+        fmt::format("{}: has no {}: the checkpoint was not committed, or its manifest was deleted; name another "
+                    "checkpoint, or one of the .safetensors files to load weights without verification",
+                    folder_, kManifest));
+  manifest_.files.push_back({name, files_.back().size(), 0, header.data});
+  manifest_.tensors.reserve(manifest_.tensors.size() + header.tensors.size());
+  return header;
+}
+
+// Adds a tensor of the file that was opened last. `data`: the offset of the file's first data byte.
+void Checkpoint::add_weight(StoredTensor stored, int64_t data) {
+  SavedTensor tensor;
+  static_cast<TensorInfo&>(tensor) = {
+      "weight", std::move(stored.name), std::move(stored.dtype), std::move(stored.shape), {}};
+  tensor.file = static_cast<uint32_t>(files_.size() - 1);
+  tensor.offset = data + stored.begin;
+  manifest_.tensors.push_back(std::move(tensor));
 }
 
 void Checkpoint::check_file(uint32_t index) {

@@ -45,6 +45,9 @@ class Checkpoint {
   void check_step() const;
   void check_index() const;
   void open_from_other_program();
+  void open_indexed_files();
+  TensorHeader open_file_without_manifest(const std::string& name);
+  void add_weight(StoredTensor stored, int64_t data);
   void read_verified(const SavedTensor& tensor, const Chunk& chunk, int64_t first, void* to) const;
   std::string folder_;
   Manifest manifest_;

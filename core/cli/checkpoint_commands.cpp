@@ -49,42 +49,52 @@ void verify_checkpoint(const std::string& folder, const std::function<void(const
   std::cout << printable(folder) << ": intact, step " << checkpoint.manifest().step << ", "
             << checkpoint.manifest().tensors.size() << " tensors, " << bytes_text(checkpoint.bytes()) << "\n";
 }
-}  // namespace
 
-int verify_checkpoints(const std::string& folder, const std::function<void(const std::string&)>& begins) {
-  int code = 0;
-  // Returns false if another process removed or replaced the checkpoint meanwhile, so that its state is unknown.
-  const auto verify = [&](const std::string& path) {
+// Verifies checkpoints that another process may remove or replace meanwhile, and prints the results.
+class Verifier {
+ public:
+  explicit Verifier(const std::function<void(const std::string&)>& begins) : begins_(begins) {}
+
+  /// Returns false if another process removed or replaced the checkpoint meanwhile, so that its state is unknown.
+  bool verify(const std::string& path) {
     const auto before = identity_of(path);
     try {
-      verify_checkpoint(path, begins);
+      verify_checkpoint(path, begins_);
       return true;
     } catch (const Error& failure) {
       if (identity_of(path) != before) return false;
       std::cout << printable(failure.what()) << "\n";
-      code = failure.exit_code();
+      exit_code_ = failure.exit_code();
       return true;
     }
-  };
-  if (path_exists((fs::path(folder) / checkpoint::kManifest).string())) {
-    // A job may remove (checkpoint.keep) or replace the checkpoint meanwhile: verify the replacement.
-    while (!verify(folder))
-      if (!path_exists(folder))
-        fail_user(printable(folder) +
-                  ": another process removed this checkpoint during the verification, so its state is unknown; verify "
-                  "another checkpoint");
-    return code;
   }
+  int exit_code() const { return exit_code_; }  // 0 if no checkpoint is damaged
+
+ private:
+  const std::function<void(const std::string&)>& begins_;
+  int exit_code_ = 0;
+};
+
+// A job may remove (checkpoint.keep) or replace the checkpoint meanwhile: verifies the replacement.
+void verify_one(const std::string& path, Verifier& verifier) {
+  while (!verifier.verify(path))
+    if (!path_exists(path))
+      fail_user(printable(path) +
+                ": another process removed this checkpoint during the verification, so its state is unknown; verify "
+                "another checkpoint");
+}
+
+// A job that saves in this folder meanwhile may remove checkpoints (checkpoint.keep) and replace them. A removal is
+// not an error; replacements are verified.
+void verify_all_in(const std::string& folder, Verifier& verifier) {
   std::set<std::string> done, removed;
-  // A job that saves in this folder meanwhile may remove checkpoints (checkpoint.keep) and replace them. A removal is
-  // not an error; replacements are verified.
   for (bool again = true; again;) {
     again = false;
     const std::vector<std::string> names = checkpoint::checkpoints_in(folder);
     if (names.empty() && done.empty() && removed.empty()) checkpoint::find_checkpoint(folder);  // throws
     for (const std::string& name : names) {
       if (done.count(name)) continue;
-      if (verify((fs::path(folder) / name).string())) {
+      if (verifier.verify((fs::path(folder) / name).string())) {
         done.insert(name);
         removed.erase(name);
       } else {
@@ -99,7 +109,16 @@ int verify_checkpoints(const std::string& folder, const std::function<void(const
   for (const std::string& name : removed)
     std::cout << printable((fs::path(folder) / name).string())
               << ": not verified: another process removed this checkpoint meanwhile\n";
-  return code;
+}
+}  // namespace
+
+int verify_checkpoints(const std::string& folder, const std::function<void(const std::string&)>& begins) {
+  Verifier verifier(begins);
+  if (path_exists((fs::path(folder) / checkpoint::kManifest).string()))
+    verify_one(folder, verifier);
+  else
+    verify_all_in(folder, verifier);
+  return verifier.exit_code();
 }
 
 // A job that saves in the folder may remove the newest checkpoint (checkpoint.keep) before all of its files are open;

@@ -36,6 +36,26 @@ struct ExportItem {
   }
 };
 
+// A file of the export and the tensors in it.
+struct OutputFile {
+  std::string path;
+  checkpoint::TensorHeader header;
+  std::vector<ExportItem> items;  // in the order of header.tensors
+  std::string name() const { return fs::path(path).filename().string(); }
+};
+
+bool is_single_file(const ExportOptions& options) { return options.to.ends_with(".safetensors"); }
+
+std::string index_path(const ExportOptions& options) { return (fs::path(options.to) / checkpoint::kIndex).string(); }
+
+// Throws if the destination is a folder of checkpoints.
+void check_destination(const ExportOptions& options) {
+  if (path_exists((fs::path(options.to) / checkpoint::kManifest).string()) ||
+      !checkpoint::checkpoints_in(options.to).empty())
+    fail_user(fmt::format("zeroth export: {} contains checkpoints, which must not change; name another folder",
+                          printable(options.to)));
+}
+
 // Throws if the file is in a checkpoint (also through links and "..") or is a hard link to a file of the exported one.
 void check_target(const ExportOptions& options, const checkpoint::Checkpoint& from, const std::string& file) {
   std::error_code error;
@@ -91,12 +111,10 @@ class StagedFiles {
   void commit() {
     while (!staged_.empty()) {
       const auto& [temporary, path] = staged_.front();
-      if (replace_) {
-        rename_path(temporary, path);
-      } else if (::link(temporary.c_str(), path.c_str()) == 0) {  // unlike rename(), never replaces a file
+      if (!replace_ && ::link(temporary.c_str(), path.c_str()) == 0) {  // unlike rename(), never replaces a file
         created_.push_back(path);
         ::unlink(temporary.c_str());
-      } else if (errno == EPERM || errno == EOPNOTSUPP) {  // a file system without hard links
+      } else if (replace_ || errno == EPERM || errno == EOPNOTSUPP) {  // replaces, or has no hard links
         rename_path(temporary, path);
       } else {
         fail_file(path, "cannot be created", errno);
@@ -137,19 +155,11 @@ void write_item(const checkpoint::Checkpoint& from, const ExportItem& item, File
     wrote(length);
   }
 }
-}  // namespace
 
-void export_weights(const ExportOptions& options) {
-  if (options.to.empty())
-    fail_user("zeroth export: the output name is empty; name a folder, or a file that ends in .safetensors");
-  const checkpoint::Checkpoint from = open_newest(options.from);
-  if (path_exists((fs::path(options.to) / checkpoint::kManifest).string()) ||
-      !checkpoint::checkpoints_in(options.to).empty())
-    fail_user(fmt::format("zeroth export: {} contains checkpoints, which must not change; name another folder",
-                          printable(options.to)));
-  const zr_dtype dtype = options.dtype.empty() ? zr_dtype{ZR_NONE} : float_dtype_named(options.dtype);
+// The weights and buffers of the checkpoint, those with the largest elements first, so that every tensor is aligned.
+// `dtype`: to which weights are converted; ZR_NONE: none is.
+std::vector<ExportItem> items_of(const checkpoint::Checkpoint& from, zr_dtype dtype) {
   std::vector<ExportItem> items;
-  int64_t total_bytes = 0;
   for (const checkpoint::SavedTensor& tensor : from.manifest().tensors) {
     if (tensor.kind != "weight" && tensor.kind != "buffer") continue;
     const bool converts = tensor.kind == "weight" && dtype != ZR_NONE &&
@@ -158,69 +168,96 @@ void export_weights(const ExportOptions& options) {
     const checkpoint::SavedTensor* master = converts ? from.find("master", tensor.name) : nullptr;
     items.push_back(
         {&tensor, master ? master : &tensor, converts ? checkpoint::safetensors_name(dtype) : tensor.dtype});
-    total_bytes += items.back().bytes();
   }
-  const bool single_file = options.to.ends_with(".safetensors");
-  std::vector<checkpoint::TensorHeader> headers(1);
-  std::vector<std::size_t> file_of;
   std::stable_sort(items.begin(), items.end(), [](const ExportItem& a, const ExportItem& b) {
     return checkpoint::stored_size(a.dtype) > checkpoint::stored_size(b.dtype);
   });
-  for (const ExportItem& item : items) {
-    int64_t at = headers.back().tensors.empty() ? 0 : headers.back().tensors.back().end;
-    if (!single_file && at >= options.file_bytes) {
-      headers.emplace_back();
+  return items;
+}
+
+// Divides the items, in their order, among files of about options.file_bytes each, or puts them into a single file.
+std::vector<OutputFile> divide(std::vector<ExportItem> items, const ExportOptions& options) {
+  std::vector<OutputFile> files(1);
+  for (ExportItem& item : items) {
+    int64_t at = files.back().items.empty() ? 0 : files.back().header.tensors.back().end;
+    if (!is_single_file(options) && at >= options.file_bytes) {
+      files.emplace_back();
       at = 0;
     }
-    headers.back().tensors.push_back({item.tensor->name, item.dtype, item.tensor->shape, at, at + item.bytes()});
-    headers.back().metadata = {{"format", "pt"}};
-    file_of.push_back(headers.size() - 1);
+    OutputFile& file = files.back();
+    file.header.tensors.push_back({item.tensor->name, item.dtype, item.tensor->shape, at, at + item.bytes()});
+    file.header.metadata = {{"format", "pt"}};
+    file.items.push_back(std::move(item));
   }
-  const auto name = [&](std::size_t k) {
-    const std::string text = fmt::format("model-{:05}-of-{:05}.safetensors", k + 1, headers.size());
-    return single_file ? options.to : (fs::path(options.to) / text).string();
-  };
-  const std::string index = (fs::path(options.to) / checkpoint::kIndex).string();
-  for (std::size_t k = 0; k < headers.size(); ++k) check_target(options, from, name(k));
-  if (!single_file) check_target(options, from, index);
-  StagedFiles files(options.force);
-  if (!single_file) files.make(options.to);
-  Progress progress("exporting to " + printable(options.to), total_bytes);
+  for (std::size_t k = 0; k < files.size(); ++k) {
+    const std::string name = fmt::format("model-{:05}-of-{:05}.safetensors", k + 1, files.size());
+    files[k].path = is_single_file(options) ? options.to : (fs::path(options.to) / name).string();
+  }
+  return files;
+}
+
+void write_file(const checkpoint::Checkpoint& from, OutputFile& output, File file,
+                const std::function<void(int64_t)>& wrote) {
+  const std::string header = write_header(output.header);
+  file.write(0, header.data(), static_cast<int64_t>(header.size()));
+  int64_t at = output.header.data;
+  for (const ExportItem& item : output.items) {
+    write_item(from, item, file, at, wrote);
+    at += item.bytes();
+  }
+  file.sync();
+}
+
+void write_index_file(const std::vector<OutputFile>& outputs, int64_t total_bytes, File file) {
   std::vector<std::pair<std::string, std::string>> weight_map;
-  std::size_t next = 0;
-  int64_t done = 0;
-  for (std::size_t k = 0; k < headers.size(); ++k) {
-    File file = files.create(name(k));
-    const std::string header = write_header(headers[k]);
-    file.write(0, header.data(), static_cast<int64_t>(header.size()));
-    int64_t at = headers[k].data;
-    for (; next < items.size() && file_of[next] == k; ++next) {
-      weight_map.emplace_back(items[next].tensor->name, fs::path(name(k)).filename().string());
-      write_item(from, items[next], file, at, [&](int64_t bytes) { progress.show(done += bytes); });
-      at += items[next].bytes();
-    }
-    file.sync();
-  }
-  if (!single_file) {
-    File file = files.create(index);
-    const std::string text = checkpoint::write_index(total_bytes, weight_map);
-    file.write(0, text.data(), static_cast<int64_t>(text.size()));
-    file.sync();
-  }
-  files.commit();
-  sync_folder(fs::absolute(options.to).parent_path().string());
-  if (single_file) return;
-  sync_folder(options.to);
+  for (const OutputFile& output : outputs)
+    for (const ExportItem& item : output.items) weight_map.emplace_back(item.tensor->name, output.name());
+  const std::string text = checkpoint::write_index(total_bytes, weight_map);
+  file.write(0, text.data(), static_cast<int64_t>(text.size()));
+  file.sync();
+}
+
+// Logs a warning if the folder has .safetensors files that this export did not write.
+void warn_of_other_files(const std::string& folder, const std::vector<OutputFile>& outputs) {
   std::set<std::string> written_names;
-  for (std::size_t k = 0; k < headers.size(); ++k) written_names.insert(fs::path(name(k)).filename().string());
+  for (const OutputFile& output : outputs) written_names.insert(output.name());
   std::vector<std::string> others;
-  for (const std::string& file : list_folder(options.to))
+  for (const std::string& file : list_folder(folder))
     if (file.ends_with(".safetensors") && !written_names.count(file)) others.push_back(file);
   if (!others.empty())
     log(ZR_LOG_WARN,
         fmt::format("{} also contains {}{}, which the new index does not list; remove the files of earlier exports",
-                    printable(options.to), printable(others.front()),
+                    printable(folder), printable(others.front()),
                     others.size() > 1 ? fmt::format(" and {} more", others.size() - 1) : ""));
+}
+}  // namespace
+
+void export_weights(const ExportOptions& options) {
+  if (options.to.empty())
+    fail_user("zeroth export: the output name is empty; name a folder, or a file that ends in .safetensors");
+  const checkpoint::Checkpoint from = open_newest(options.from);
+  check_destination(options);
+  const zr_dtype dtype = options.dtype.empty() ? zr_dtype{ZR_NONE} : float_dtype_named(options.dtype);
+  std::vector<ExportItem> items = items_of(from, dtype);
+  int64_t total_bytes = 0, done = 0;
+  for (const ExportItem& item : items) total_bytes += item.bytes();
+  std::vector<OutputFile> outputs = divide(std::move(items), options);
+
+  const bool is_folder = !is_single_file(options);
+  for (const OutputFile& output : outputs) check_target(options, from, output.path);
+  if (is_folder) check_target(options, from, index_path(options));
+
+  StagedFiles files(options.force);
+  if (is_folder) files.make(options.to);
+  Progress progress("exporting to " + printable(options.to), total_bytes);
+  for (OutputFile& output : outputs)
+    write_file(from, output, files.create(output.path), [&](int64_t bytes) { progress.show(done += bytes); });
+  if (is_folder) write_index_file(outputs, total_bytes, files.create(index_path(options)));
+  files.commit();
+  sync_folder(fs::absolute(options.to).parent_path().string());
+  if (!is_folder) return;
+  sync_folder(options.to);
+  warn_of_other_files(options.to, outputs);
 }
 
 }  // namespace zr::host::cli

@@ -132,11 +132,9 @@ std::string lengths_problem(const zr_coll& coll, bool reads, bool writes, int ra
   return first_of(reads ? of("src", coll.src.count, gathers(coll)) : "",
                   writes ? of("dst", coll.dst.count, scatters(coll)) : "");
 }
-}  // namespace
 
-std::string problem_of(const zr_coll& coll, int rank, int world) {
-  if (coll.op < ZR_ALL_REDUCE || coll.op > ZR_BARRIER) return fmt::format("operation code {} is not defined", coll.op);
-  if (coll.op == ZR_BARRIER) return "";
+// Of root, peer and reduction, as far as the operation has them.
+std::string parameter_problem(const zr_coll& coll, int rank, int world) {
   const bool rooted = coll.op == ZR_BROADCAST || coll.op == ZR_REDUCE || coll.op == ZR_GATHER || coll.op == ZR_SCATTER;
   if (rooted && (coll.root < 0 || coll.root >= world))
     return fmt::format("root {} is out of range (world size {})", coll.root, world);
@@ -144,7 +142,11 @@ std::string problem_of(const zr_coll& coll, int rank, int world) {
     return fmt::format("peer {} must be another rank (this is rank {}, world size {})", coll.peer, rank, world);
   if (is_reduction(coll) && (coll.reduce < ZR_SUM || coll.reduce > ZR_MAX))
     return fmt::format("reduction code {} is not defined", coll.reduce);
-  const bool reads = reads_src(coll, rank), writes = writes_dst(coll, rank);
+  return "";
+}
+
+// Of the views that this rank uses, and of their dtypes.
+std::string views_problem(const zr_coll& coll, bool reads, bool writes) {
   if (reads)
     if (std::string problem = view_problem("src", coll.src); !problem.empty()) return problem;
   if (writes)
@@ -153,9 +155,24 @@ std::string problem_of(const zr_coll& coll, int rank, int world) {
       is_reduction(coll) && coll.dst.dtype == ZR_F32 && (coll.src.dtype == ZR_BF16 || coll.src.dtype == ZR_F16);
   if (reads && writes && coll.src.dtype != coll.dst.dtype && !upcasts)
     return fmt::format("src is {} and dst is {}", name_of(coll.src.dtype), name_of(coll.dst.dtype));
+  return "";
+}
+
+std::string counts_problem(const zr_coll& coll, int world) {
   for (const int64_t* counts : {coll.counts, coll.recv_counts})
     for (int r = 0; counts && r < world; ++r)
       if (counts[r] < 0) return fmt::format("rank {}'s count is {}", r, counts[r]);
+  return "";
+}
+}  // namespace
+
+std::string problem_of(const zr_coll& coll, int rank, int world) {
+  if (coll.op < ZR_ALL_REDUCE || coll.op > ZR_BARRIER) return fmt::format("operation code {} is not defined", coll.op);
+  if (coll.op == ZR_BARRIER) return "";
+  const bool reads = reads_src(coll, rank), writes = writes_dst(coll, rank);
+  if (std::string problem = parameter_problem(coll, rank, world); !problem.empty()) return problem;
+  if (std::string problem = views_problem(coll, reads, writes); !problem.empty()) return problem;
+  if (std::string problem = counts_problem(coll, world); !problem.empty()) return problem;
   return lengths_problem(coll, reads, writes, rank, world);
 }
 

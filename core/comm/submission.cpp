@@ -186,51 +186,66 @@ void Submission::unstage(uint64_t number, bool succeeded) noexcept {
 }
 
 // `coll` is the collective as submitted; it is counted and observed. `staged` is the staged collective; it is
-// performed.
+// performed. If this fails, `done` is not resolved.
 zr_code Submission::issue(const zr_coll& coll, const StagedCollective& staged, zr_done* done, bool control,
                           zr_error* error) {
-  const bool native = world_ > 1 && is_native(coll), asynchronous = native && done && (caps_.flags & ZR_COMM_ASYNC);
-  const bool observed = !control && (trace_ || on_completed_);
-  const uint64_t number = staged.number;
+  const bool native = world_ > 1 && is_native(coll);
+  if (native && done && (caps_.flags & ZR_COMM_ASYNC)) return issue_async(coll, staged, done, control, error);
   const auto begin = Clock::now();
-  zr_code code = ZR_OK;
-  if (asynchronous) {
-    if (observed || number)
-      done->on_resolved = [this, coll, begin, observed, number, dst = staged.coll.dst.data,
-                           label = std::string(coll.label ? coll.label : "")](zr_code code) {
-        zr_coll completed = coll;
-        completed.label = label.c_str();
-        completed.counts = completed.recv_counts = nullptr;
-        if (code == ZR_OK && observed) notify_completed(completed, dst, begin);
-        unstage(number, code == ZR_OK);
-      };
-    control_->set_activity(activity_);
-    code = finish(api_->submit(comm_, &staged.coll, nullptr, done, error), error);
-    if (code == ZR_OK && number) {
-      done->references.fetch_add(1, std::memory_order_relaxed);
-      staged_completions_.push_back(done);
-    }
-    activity_.what.clear();
-    control_->set_activity(activity_);
-  } else if (world_ == 1) {
-    run_single_rank(staged.coll);
-  } else {
-    const Waiting waiting(*this);
-    const zr_coll& staged_coll = staged.coll;
-    code = finish(
-        native ? api_->submit(comm_, &staged_coll, nullptr, nullptr, error) : run_composed(staged_coll, control, error),
-        error);
-  }
-  if (code != ZR_OK) {  // `done` is not resolved
-    if (asynchronous) done->on_resolved = nullptr;
-    unstage(number, false);
+  if (const zr_code code = perform(staged.coll, native, control, error); code != ZR_OK) {
+    unstage(staged.number, false);
     return code;
   }
   if (native || world_ == 1) counter_.add(coll.op, counter_.received_bytes(coll), control);
-  if (observed && !asynchronous) notify_completed(coll, staged.coll.dst.data, begin);
-  if (!asynchronous) unstage(number, true);
-  if (done && !asynchronous) done_resolve(done, ZR_OK, 0, nullptr);
+  if (is_observed(control)) notify_completed(coll, staged.coll.dst.data, begin);
+  unstage(staged.number, true);
+  if (done) done_resolve(done, ZR_OK, 0, nullptr);
   return ZR_OK;
+}
+
+// Performs the collective before it returns. `native`: see is_native().
+zr_code Submission::perform(const zr_coll& coll, bool native, bool control, zr_error* error) {
+  if (world_ == 1) {
+    run_single_rank(coll);
+    return ZR_OK;
+  }
+  const Waiting waiting(*this);
+  return finish(native ? api_->submit(comm_, &coll, nullptr, nullptr, error) : run_composed(coll, control, error),
+                error);
+}
+
+// Submits the collective to the plug-in, which resolves `done`.
+zr_code Submission::issue_async(const zr_coll& coll, const StagedCollective& staged, zr_done* done, bool control,
+                                zr_error* error) {
+  set_on_resolved(coll, staged, done, is_observed(control));
+  control_->set_activity(activity_);
+  const zr_code code = finish(api_->submit(comm_, &staged.coll, nullptr, done, error), error);
+  if (code == ZR_OK && staged.number) {
+    done->references.fetch_add(1, std::memory_order_relaxed);
+    staged_completions_.push_back(done);
+  }
+  activity_.what.clear();
+  control_->set_activity(activity_);
+  if (code != ZR_OK) {
+    done->on_resolved = nullptr;
+    unstage(staged.number, false);
+    return code;
+  }
+  counter_.add(coll.op, counter_.received_bytes(coll), control);
+  return ZR_OK;
+}
+
+// Sets what happens when `done` resolves: the collective is reported if it is observed, and unstaged.
+void Submission::set_on_resolved(const zr_coll& coll, const StagedCollective& staged, zr_done* done, bool observed) {
+  if (!observed && !staged.number) return;
+  done->on_resolved = [this, coll, begin = Clock::now(), observed, number = staged.number, dst = staged.coll.dst.data,
+                       label = std::string(coll.label ? coll.label : "")](zr_code code) {
+    zr_coll completed = coll;
+    completed.label = label.c_str();
+    completed.counts = completed.recv_counts = nullptr;
+    if (code == ZR_OK && observed) notify_completed(completed, dst, begin);
+    unstage(number, code == ZR_OK);
+  };
 }
 
 zr_code Submission::submit(const zr_coll& given, zr_done* done, bool control, zr_error* error) {
@@ -267,6 +282,10 @@ zr_code Submission::submit(const zr_coll& given, zr_done* done, bool control, zr
   }
 }
 
+zr_code Submission::progress(zr_error* error) {
+  return comm_ && api_->progress ? api_->progress(comm_, error) : zr_code{ZR_OK};
+}
+
 void Submission::run(const zr_coll& coll, bool control) {
   CallError error;
   const zr_code code = submit(coll, nullptr, control, &error);
@@ -288,7 +307,8 @@ zr_code Submission::wait(zr_done* done, int64_t timeout_ns, zr_error* error) {
     const auto limit = timeout_ns < 0 ? std::chrono::nanoseconds(timeout_) : std::chrono::nanoseconds(timeout_ns);
     const bool crowded = control_->local_world() > static_cast<int>(std::thread::hardware_concurrency());
     while ((code = done_poll(done, error)) == ZR_AGAIN) {
-      if (comm_ && api_->progress && (code = api_->progress(comm_, error)) != ZR_OK && code != ZR_AGAIN) break;
+      code = progress(error);
+      if (code != ZR_OK && code != ZR_AGAIN) break;
       if (done->code.load(std::memory_order_relaxed) != ZR_AGAIN) continue;
       const auto waited = Clock::now() - start;
       if (timeout_ns >= 0 && waited > limit)
@@ -323,9 +343,8 @@ zr_code Submission::abi_submit(void* self, const zr_coll* coll, zr_stream*, zr_d
 
 zr_code Submission::abi_progress(void* self, zr_error* error) noexcept {
   auto& submission = *static_cast<Submission*>(self);
-  if (!submission.comm_ || !submission.api_->progress) return ZR_OK;
   try {
-    const zr_code code = submission.api_->progress(submission.comm_, error);
+    const zr_code code = submission.progress(error);
     return code == ZR_AGAIN ? zr_code{ZR_OK} : submission.finish(code, error);
   } catch (const std::exception& e) {
     submission.failure_ = std::current_exception();

@@ -82,6 +82,12 @@ class Submission {
   zr_code stage(StagedCollective& staged, zr_error* error);
   void unstage(uint64_t number, bool succeeded) noexcept;
   zr_code issue(const zr_coll& coll, const StagedCollective& staged, zr_done* done, bool control, zr_error* error);
+  zr_code issue_async(const zr_coll& coll, const StagedCollective& staged, zr_done* done, bool control,
+                      zr_error* error);
+  void set_on_resolved(const zr_coll& coll, const StagedCollective& staged, zr_done* done, bool observed);
+  zr_code perform(const zr_coll& coll, bool native, bool control, zr_error* error);
+  zr_code progress(zr_error* error);  // of the plug-in; ZR_OK if it has no such function
+  bool is_observed(bool control) const { return !control && (trace_ || on_completed_); }
   zr_code run_composed(const zr_coll& coll, bool control, zr_error* error);
   void run_single_rank(const zr_coll& coll);
   bool is_native(const zr_coll& coll) const;

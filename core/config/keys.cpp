@@ -126,12 +126,14 @@ void add_offload(std::vector<ConfigKey>& keys) {
            "tiers that auto fills after the device, in this order; a tier after the first needs a table in this file"));
 }
 
-std::vector<ConfigKey> make_host_keys() {
-  std::vector<ConfigKey> keys;
+void add_roles(std::vector<ConfigKey>& keys) {
   keys.push_back(text("", "strategy", "\"" ZR_DEFAULT_STRATEGY "\"",
                       "which rank owns which part of weights, gradients and optimizer states"));
   keys.push_back(text("", "optimizer", "\"" ZR_DEFAULT_OPTIMIZER "\"", "update rule of the weights"));
   keys.push_back(text("", "communicator", "\"" ZR_DEFAULT_COMMUNICATOR "\"", "library that runs the collectives"));
+}
+
+void add_job(std::vector<ConfigKey>& keys) {
   keys.push_back(text("job", "program", "\"\"",
                       "training program: an executable next to this file or in bin/, or an absolute path"));
   keys.push_back(integer("job", "ranks", "1", 1, kMaxRanks, "number of ranks (processes)"));
@@ -141,6 +143,9 @@ std::vector<ConfigKey> make_host_keys() {
   keys.push_back(flag("job", "trace", "false", "write a timeline of each rank to the run folder, for Perfetto"));
   keys.push_back(
       text("job", "runs", "\"runs\"", "folder that contains the run folders, relative to the working directory"));
+}
+
+void add_train(std::vector<ConfigKey>& keys) {
   keys.push_back(integer("train", "steps", "100", 0, kMax, "optimizer steps to train"));
   keys.push_back(integer("train", "seed", "0", 0, kInf, "seed of weights, batches and dropout"));
   keys.push_back(text("train", "dtype", "\"fp32\"",
@@ -164,6 +169,9 @@ std::vector<ConfigKey> make_host_keys() {
            "the model's buffers in evaluation, in exported files and after a change of world size: rank 0's, the "
            "mean over ranks, or each rank's own; training always uses each rank's own",
            {"rank0", "mean", "per_rank"}));
+}
+
+void add_gradients(std::vector<ConfigKey>& keys) {
   keys.push_back(
       flag("gradients", "overlap", "true",
            "reduce buckets during backward; false: after it (for models that call backward inside backward)"));
@@ -178,7 +186,9 @@ std::vector<ConfigKey> make_host_keys() {
       text("gradients", "reduce_dtype", "\"auto\"",
            "dtype in which gradients are communicated; auto: the narrower of the weights' dtype and gradients.dtype",
            {"auto", "fp32", "bf16", "fp16"}));
-  add_loss_scale(keys);
+}
+
+void add_memory(std::vector<ConfigKey>& keys) {
   ConfigKey budget{"memory", "device_budget", ZR_KEY_BYTES, "\"0B\"",
                    "limit of device memory per rank, activations included; 0: no limit"};
   budget.min = 0;
@@ -188,6 +198,25 @@ std::vector<ConfigKey> make_host_keys() {
       "limit of host memory for all ranks of a node together, in addition to device memory: tiers, staging buffers, "
       "copies for checkpoints; 0: no limit";
   keys.push_back(budget);
+}
+
+void add_timeout(std::vector<ConfigKey>& keys) {
+  ConfigKey timeout{"communicator", "timeout", ZR_KEY_DURATION, "\"5min\"",
+                    "longest wait of a rank for its peers; a longer wait is reported as a hang"};
+  timeout.min = 0.001;
+  timeout.max = kLongest;
+  keys.push_back(timeout);
+}
+
+// In the order in which keys are validated and listed.
+std::vector<ConfigKey> make_host_keys() {
+  std::vector<ConfigKey> keys;
+  add_roles(keys);
+  add_job(keys);
+  add_train(keys);
+  add_gradients(keys);
+  add_loss_scale(keys);
+  add_memory(keys);
   keys.push_back(real("optimizer", "lr", "1e-3", 0, kInf, "learning rate; the full rate of the schedule"));
   add_schedules(keys);
   keys.push_back(integer("eval", "every", "0", 0, kMax, "steps between validations; 0: never"));
@@ -195,11 +224,7 @@ std::vector<ConfigKey> make_host_keys() {
                       "ranks of a node share one copy of the weights, if strategy and communicator support it"));
   add_checkpoint(keys);
   add_offload(keys);
-  ConfigKey timeout{"communicator", "timeout", ZR_KEY_DURATION, "\"5min\"",
-                    "longest wait of a rank for its peers; a longer wait is reported as a hang"};
-  timeout.min = 0.001;
-  timeout.max = kLongest;
-  keys.push_back(timeout);
+  add_timeout(keys);
   return keys;
 }
 

@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <set>
+#include <string>
+#include <string_view>
 
 #include "plugin/library_loader.hpp"
 #include "zr/abi/communicator.h"
@@ -63,7 +66,8 @@ std::string api_problem(const zr_component& component, Role role) {
   if (size < shape.size) return too_short("its api table", size, shape.size);
   for (const RequiredFunction& required : shape.functions) {
     const void* function = nullptr;
-    std::memcpy(&function, static_cast<const char*>(component.api) + required.offset, sizeof function);
+    std::memcpy(static_cast<void*>(&function), static_cast<const char*>(component.api) + required.offset,
+                sizeof function);
     if (!function)
       return fmt::format("its function '{}' is null, but every {} must have it", required.name, name_of(role));
   }
@@ -92,7 +96,7 @@ bool is_id(const std::string& id) {
   return !id.empty() && id.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") == std::string::npos;
 }
 
-std::string component_problem(const zr_component& component, Role role) {
+std::string content_problem(const zr_component& component, Role role) {
   if (component.size < sizeof(zr_component)) return too_short("its component", component.size, sizeof(zr_component));
   if (!component.version || !component.api || !component.create || !component.destroy)
     return "its version, api, create or destroy is null";
@@ -100,32 +104,50 @@ std::string component_problem(const zr_component& component, Role role) {
   return problem.empty() ? key_problem(component, role) : problem;
 }
 
-std::string table_problem(const zr_module& module, const Tags& tags) {
-  if (!module.name || !module.vendor || !module.version || !module.build)
-    return "its name, vendor, version or build is null";
-  std::set<std::string> seen;
-  for (uint32_t i = 0; i < module.n_components; ++i) {
-    const zr_component* component = module.components ? module.components[i] : nullptr;
-    if (!component || !component->id || !component->kind) return fmt::format("component {} has no id or no kind", i);
-    for (const Role role : kRoles) {
-      if (abi_kind_of(role) != component->kind) continue;
-      const std::string component_name = fmt::format("{} '{}'", name_of(role), component->id);
-      if (!is_id(component->id))
-        return component_name + ": an id consists of lower-case letters, digits and underscores";
-      if (!seen.insert(component_name).second) return fmt::format("it contains {} twice", component_name);
-      if (std::find(tags.roles.begin(), tags.roles.end(), role) == tags.roles.end())
-        return fmt::format("it contains {}, but exports no tag zr_tag_kind_{}; add ZR_TAG", component_name,
-                           name_of(role));
-      const std::string problem = component_problem(*component, role);
-      if (!problem.empty()) return fmt::format("{}: {}", component_name, problem);
-    }
-  }
+// The role with this kind ("zr.strategy/1"), or nothing if this zeroth does not know the kind.
+std::optional<Role> role_with_kind(std::string_view kind) {
+  for (const Role role : kRoles)
+    if (abi_kind_of(role) == kind) return role;
+  return std::nullopt;
+}
+
+// The components of a module that were checked so far, as "strategy 'zero3'".
+using ComponentNames = std::set<std::string>;
+
+// Of a component with an id; adds it to `checked`.
+std::string component_problem(const zr_component& component, Role role, const Tags& tags, ComponentNames& checked) {
+  const std::string component_name = fmt::format("{} '{}'", name_of(role), component.id);
+  if (!is_id(component.id)) return component_name + ": an id consists of lower-case letters, digits and underscores";
+  if (!checked.insert(component_name).second) return fmt::format("it contains {} twice", component_name);
+  if (std::find(tags.roles.begin(), tags.roles.end(), role) == tags.roles.end())
+    return fmt::format("it contains {}, but exports no tag zr_tag_kind_{}; add ZR_TAG", component_name, name_of(role));
+  const std::string problem = content_problem(component, role);
+  return problem.empty() ? "" : fmt::format("{}: {}", component_name, problem);
+}
+
+// Of tags for which the module contains no component.
+std::string tag_problem(const Tags& tags, const ComponentNames& components) {
   for (const Role role : tags.roles)
-    if (std::none_of(seen.begin(), seen.end(),
+    if (std::none_of(components.begin(), components.end(),
                      [&](const std::string& component_name) { return component_name.rfind(name_of(role), 0) == 0; }))
       return fmt::format("its tag zr_tag_kind_{} announces a {}, but it contains none", name_of(role),
                          abi_kind_of(role));
   return "";
+}
+
+std::string table_problem(const zr_module& module, const Tags& tags) {
+  if (!module.name || !module.vendor || !module.version || !module.build)
+    return "its name, vendor, version or build is null";
+  ComponentNames checked;
+  for (uint32_t i = 0; i < module.n_components; ++i) {
+    const zr_component* component = module.components ? module.components[i] : nullptr;
+    if (!component || !component->id || !component->kind) return fmt::format("component {} has no id or no kind", i);
+    const std::optional<Role> role = role_with_kind(component->kind);
+    if (!role) continue;
+    std::string problem = component_problem(*component, *role, tags, checked);
+    if (!problem.empty()) return problem;
+  }
+  return tag_problem(tags, checked);
 }
 
 std::string as_plugin_bug(const std::string& problem) {

@@ -107,51 +107,80 @@ std::optional<int> exit_status_of(pid_t child) {
   return waited < 0 && errno == ECHILD ? std::optional(kUnknownStatus) : std::nullopt;
 }
 
+// The process that loads the plug-in; ended by the destructor at the latest.
+class Child {
+ public:
+  explicit Child(const std::function<void()>& load) {
+    for (const int end : {answer_.read, output_.read}) ::fcntl(end, F_SETFL, O_NONBLOCK);
+    const pid_t parent = ::getpid();
+    pid_ = ::fork();
+    if (pid_ == 0) run_child(load, answer_, output_, parent);
+    if (pid_ < 0)
+      fail_environment(
+          fmt::format("cannot start a process to try a plug-in: {}; raise the limit of processes (ulimit -u)",
+                      std::strerror(errno)));
+    ::setpgid(pid_, pid_);
+    answer_.close_write();
+    output_.close_write();
+  }
+  Child(const Child&) = delete;
+  ~Child() { end(); }
+
+  /// Waits until the child has loaded the plug-in or has ended, but not longer than until `deadline`.
+  void wait_until(Clock::time_point deadline) {
+    bool answers = true;  // the child has not closed its end
+    while (answer_text_.empty() && !status_ && Clock::now() < deadline) {
+      std::array<pollfd, 2> waits{pollfd{answers ? answer_.read : -1, POLLIN, 0},
+                                  pollfd{prints_ ? output_.read : -1, POLLIN, 0}};
+      ::poll(waits.data(), waits.size(), 20);
+      if (waits[1].revents) prints_ = read_some(output_.read, printed_);
+      if (waits[0].revents) answers = read_some(answer_.read, answer_text_);
+      if (answer_text_.empty()) status_ = exit_status_of(pid_);
+      if (status_) read_some(answer_.read, answer_text_);  // it may have answered before it ended
+    }
+  }
+  /// Kills the child if it has not ended.
+  void end() {
+    if (status_ || pid_ < 0) return;
+    ::kill(-pid_, SIGKILL);
+    ::kill(pid_, SIGKILL);  // it may have left its group
+    while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
+    }
+    pid_ = -1;
+  }
+  bool survived() const { return !answer_text_.empty(); }     // the plug-in was loaded
+  std::optional<int> exit_status() const { return status_; }  // nothing if the child had not ended
+  /// The last line that the child printed.
+  std::string last_printed_line() {
+    std::array<pollfd, 1> remaining{pollfd{output_.read, POLLIN, 0}};
+    for (int reads = 0; prints_ && reads < 64 && ::poll(remaining.data(), 1, 0) > 0; ++reads)
+      prints_ = read_some(output_.read, printed_);
+    return last_line(printed_);
+  }
+
+ private:
+  Pipe answer_, output_;
+  pid_t pid_ = -1;
+  std::string answer_text_, printed_;
+  bool prints_ = true;  // the output is open
+  std::optional<int> status_;
+};
+
 }  // namespace
 
 std::string probe_problem(const std::function<void()>& load) {
   const double seconds = limit_seconds();
-  Pipe answer, output;
-  for (const int end : {answer.read, output.read}) ::fcntl(end, F_SETFL, O_NONBLOCK);
-  const pid_t parent = ::getpid(), child = ::fork();
-  if (child == 0) run_child(load, answer, output, parent);
-  if (child < 0)
-    fail_environment(fmt::format(
-        "cannot start a process to try a plug-in: {}; raise the limit of processes (ulimit -u)", std::strerror(errno)));
-  ::setpgid(child, child);
-  answer.close_write();
-  output.close_write();
-  const auto deadline =
-      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-  std::string answer_text, printed;
-  bool open = true, prints = true;
-  std::optional<int> status;
-  while (answer_text.empty() && !status && Clock::now() < deadline) {
-    std::array<pollfd, 2> waits{pollfd{open ? answer.read : -1, POLLIN, 0},
-                                pollfd{prints ? output.read : -1, POLLIN, 0}};
-    ::poll(waits.data(), waits.size(), 20);
-    if (waits[1].revents) prints = read_some(output.read, printed);
-    if (waits[0].revents) open = read_some(answer.read, answer_text);
-    if (answer_text.empty()) status = exit_status_of(child);
-    if (status) read_some(answer.read, answer_text);  // it may have answered before it ended
-  }
-  const bool in_time = status.has_value() || !answer_text.empty();
-  if (!status) {
-    ::kill(-child, SIGKILL);
-    ::kill(child, SIGKILL);  // it may have left its group
-    while (::waitpid(child, nullptr, 0) < 0 && errno == EINTR) {
-    }
-  }
-  if (!answer_text.empty()) return "";
-  std::array<pollfd, 1> remaining{pollfd{output.read, POLLIN, 0}};
-  for (int reads = 0; prints && reads < 64 && ::poll(remaining.data(), 1, 0) > 0; ++reads)
-    prints = read_some(output.read, printed);
-  const std::string line = last_line(printed);
-  return (in_time ? fmt::format("its code {} while it was being loaded", exit_status_text(*status))
-                  : fmt::format("it did not finish loading within {} seconds", shortest(seconds))) +
+  Child child(load);
+  child.wait_until(Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds)));
+  child.end();
+  if (child.survived()) return "";
+  const std::string line = child.last_printed_line();
+  const std::optional<int> status = child.exit_status();
+  return (status ? fmt::format("its code {} while it was being loaded", exit_status_text(*status))
+                 : fmt::format("it did not finish loading within {} seconds", shortest(seconds))) +
          (line.empty() ? "" : fmt::format(" (it printed: {})", line)) +
-         (in_time ? "; remove it, or rebuild it for this machine"
-                  : "; remove it, or set ZR_PLUGIN_LOAD_SECONDS to more seconds");
+         (status ? "; remove it, or rebuild it for this machine"
+                 : "; remove it, or set ZR_PLUGIN_LOAD_SECONDS to more seconds");
 }
 
 }  // namespace zr::host::plugin

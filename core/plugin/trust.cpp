@@ -109,39 +109,69 @@ void put_before(const fs::path& path, std::deque<std::string>& rest) {
   rest.insert(rest.begin(), parts.begin(), parts.end());
 }
 
+// Follows a path from / as the kernel does, one component at a time, links included, and checks each component.
+class PathWalk {
+ public:
+  explicit PathWalk(const fs::path& file) { put_before(file, rest_); }
+
+  bool at_end() const { return rest_.empty(); }
+  void enter_next() {
+    const std::string name = rest_.front();
+    rest_.pop_front();
+    at_ = name == ".." ? at_.parent_path() : at_ / name;
+  }
+  /// Checks the current component, and follows it if it is a link. Returns "" or the problem.
+  std::string check_component() {
+    if (::lstat(at_.c_str(), &status_) != 0) return missing_problem(errno);
+    std::string problem = component_problem(at_, status_, component_text());
+    if (!problem.empty() || !is_link()) return problem;
+    return follow_link();
+  }
+  const fs::path& at() const { return at_; }
+  const struct stat& status() const { return status_; }  // of the component that was checked last
+
+ private:
+  bool is_link() const { return S_ISLNK(status_.st_mode); }
+
+  std::string missing_problem(int error) const {
+    if (links_ == 0) return at_.string() + ": " + std::strerror(error);
+    return "it is a link to " + at_.string() + ", which cannot be opened: " + std::strerror(error) +
+           "; correct or remove the link";
+  }
+  // The current component, for messages.
+  std::string component_text() const {
+    if (is_link()) return "the link " + at_.string();
+    if (at_end()) return links_ ? fmt::format("the file it links to, {},", at_.string()) : "it";
+    return at_ == "/" ? "the root folder /" : "its folder " + at_.string();
+  }
+  std::string follow_link() {
+    if (++links_ > kMaxLinks) return "more than 40 symbolic links lead to it; name the file itself";
+    std::error_code error;
+    const fs::path target = fs::read_symlink(at_, error);
+    if (error) return fmt::format("the link {} cannot be read: {}", at_.string(), error.message());
+    at_ = target.is_absolute() ? fs::path("/") : at_.parent_path();
+    put_before(target, rest_);
+    return "";
+  }
+
+  fs::path at_ = "/";
+  std::deque<std::string> rest_;  // the components after at_
+  struct stat status_ {};
+  int links_ = 0;  // followed so far
+};
+
 }  // namespace
 
 std::string trust_problem(const fs::path& file, TrustedFile& result) {
-  fs::path at = "/";
-  std::deque<std::string> rest;
-  put_before(file, rest);
-  struct stat status {};
-  int links = 0;
-  std::error_code error;
-  for (bool first = true; first || !rest.empty(); first = false) {
-    if (!first) {
-      const std::string name = rest.front();
-      rest.pop_front();
-      at = name == ".." ? at.parent_path() : at / name;
-    }
-    if (::lstat(at.c_str(), &status) != 0)
-      return (links ? "it is a link to " : "") + at.string() + (links ? ", which cannot be opened: " : ": ") +
-             std::strerror(errno) + (links ? "; correct or remove the link" : "");
-    const bool last = rest.empty() && !S_ISLNK(status.st_mode);
-    const std::string what = S_ISLNK(status.st_mode) ? "the link " + at.string()
-                             : last ? std::string(links ? fmt::format("the file it links to, {},", at.string()) : "it")
-                             : at == "/" ? "the root folder /"
-                                         : "its folder " + at.string();
-    if (const std::string problem = component_problem(at, status, what); !problem.empty()) return problem;
-    if (!S_ISLNK(status.st_mode)) continue;
-    if (++links > kMaxLinks) return "more than 40 symbolic links lead to it; name the file itself";
-    const fs::path target = fs::read_symlink(at, error);
-    if (error) return fmt::format("the link {} cannot be read: {}", at.string(), error.message());
-    at = target.is_absolute() ? fs::path("/") : at.parent_path();
-    put_before(target, rest);
+  PathWalk walk(file);
+  std::string problem = walk.check_component();
+  while (problem.empty() && !walk.at_end()) {
+    walk.enter_next();
+    problem = walk.check_component();
   }
-  if (!S_ISREG(status.st_mode)) return "it is not a regular file";
-  result = {at, status.st_dev, status.st_ino};
+  if (!problem.empty()) return problem;
+  if (!S_ISREG(walk.status().st_mode)) return "it is not a regular file";
+  result = {walk.at(), walk.status().st_dev, walk.status().st_ino};
   return "";
 }
 

@@ -183,13 +183,51 @@ ZR_ALWAYS_INLINE const Stored* padded_block(const Stored* words, int64_t m, Stor
   return buffer;
 }
 
-// The loops have constant length: the last block is padded, and the padding is never stored.
+/// The reduction of one block of elements over the sources. The loops have constant length: the last block is padded,
+/// and the padding is never stored.
+template <class In, class Reduce>
+struct BlockReduction {
+  using Source = typename In::Stored;                      // an element of a source
+  alignas(64) typename In::Accumulated sum[kReduceBlock];  // of the sources so far
+
+  /// Begins with `held`, the content of dst, and the first source.
+  template <class Out>
+  ZR_ALWAYS_INLINE void begin_with(const typename Out::Stored* held, const Source* x) {
+    for (int64_t i = 0; i < kReduceBlock; ++i) sum[i] = Reduce::apply(Out::upcast(held[i]), In::upcast(x[i]));
+  }
+  /// Begins with the only source.
+  ZR_ALWAYS_INLINE void begin(const Source* x) {
+    for (int64_t i = 0; i < kReduceBlock; ++i) sum[i] = Reduce::first(In::upcast(x[i]));
+  }
+  /// Begins with the first two sources.
+  ZR_ALWAYS_INLINE void begin(const Source* x, const Source* y) {
+    for (int64_t i = 0; i < kReduceBlock; ++i)
+      sum[i] = Reduce::apply(Reduce::first(In::upcast(x[i])), In::upcast(y[i]));
+  }
+  /// Adds the next source.
+  ZR_ALWAYS_INLINE void add(const Source* y) {
+    for (int64_t i = 0; i < kReduceBlock; ++i) sum[i] = Reduce::apply(sum[i], In::upcast(y[i]));
+  }
+  /// The result as it is stored: `sum`, or `buffer` with the rounded elements if dst has another dtype than `sum`.
+  template <class Out>
+  ZR_ALWAYS_INLINE const void* rounded(typename Out::Stored* buffer) const {
+    if constexpr (std::is_same_v<typename In::Accumulated, typename Out::Stored>) {
+      (void)buffer;
+      return sum;
+    } else {
+      for (int64_t i = 0; i < kReduceBlock; ++i) buffer[i] = Out::downcast(sum[i]);
+      return buffer;
+    }
+  }
+};
+
+/// ordered_reduce() of elements In to elements Out. `accumulate`: see ReduceKind.
 template <class In, class Out, class Reduce>
 ZR_ALWAYS_INLINE void reduce_run(bool accumulate, const void* const* sources, int32_t n, void* const* outs,
                                  int32_t n_outs, int64_t first, int64_t count, bool streams) {
   using Source = typename In::Stored;
   using Stored = typename Out::Stored;
-  alignas(64) typename In::Accumulated sum[kReduceBlock];
+  BlockReduction<In, Reduce> block;
   alignas(64) Stored rounded[kReduceBlock] = {};
   alignas(64) Source padded[2][kReduceBlock] = {};
   for (int64_t at = first; at < first + count; at += kReduceBlock) {
@@ -199,25 +237,14 @@ ZR_ALWAYS_INLINE void reduce_run(bool accumulate, const void* const* sources, in
     };
     const Source* x = source(0, 0);
     int32_t next = 1;
-    if (accumulate) {
-      const Stored* held = padded_block(static_cast<const Stored*>(outs[0]) + at, m, rounded);
-      for (int64_t i = 0; i < kReduceBlock; ++i) sum[i] = Reduce::apply(Out::upcast(held[i]), In::upcast(x[i]));
-    } else if (n == 1) {
-      for (int64_t i = 0; i < kReduceBlock; ++i) sum[i] = Reduce::first(In::upcast(x[i]));
-    } else {
-      const Source* y = source(next++, 1);
-      for (int64_t i = 0; i < kReduceBlock; ++i)
-        sum[i] = Reduce::apply(Reduce::first(In::upcast(x[i])), In::upcast(y[i]));
-    }
-    for (; next < n; ++next) {
-      const Source* y = source(next, 1);
-      for (int64_t i = 0; i < kReduceBlock; ++i) sum[i] = Reduce::apply(sum[i], In::upcast(y[i]));
-    }
-    const void* result = sum;
-    if constexpr (!std::is_same_v<typename In::Accumulated, Stored>) {
-      for (int64_t i = 0; i < kReduceBlock; ++i) rounded[i] = Out::downcast(sum[i]);
-      result = rounded;
-    }
+    if (accumulate)
+      block.template begin_with<Out>(padded_block(static_cast<const Stored*>(outs[0]) + at, m, rounded), x);
+    else if (n == 1)
+      block.begin(x);
+    else
+      block.begin(x, source(next++, 1));
+    for (; next < n; ++next) block.add(source(next, 1));
+    const void* result = block.template rounded<Out>(rounded);
     for (int32_t o = 0; o < n_outs; ++o)
       put(static_cast<Stored*>(outs[o]) + at, result, m * static_cast<int64_t>(sizeof(Stored)), streams);
   }
