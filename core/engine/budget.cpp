@@ -118,40 +118,70 @@ Kinds all_suggestions(const plugin::ResolvedJob& job, int ranks, bool activation
   kinds.push_back(on_tiers(job, job.config.offload().gradients));
   return kinds;
 }
+
+// The suggestions with which the job fits.
+class FittingSuggestions {
+ public:
+  FittingSuggestions(int ranks, const BudgetShortfall& shortfall, const RequiredBytes& required_bytes)
+      : ranks_(ranks), shortfall_(shortfall), required_bytes_(required_bytes) {}
+
+  // Adds the suggestion if the job fits with it. Returns whether it does.
+  bool add(Suggestion suggestion) {
+    if (suggestion.ranks == 0) suggestion.ranks = ranks_;
+    const auto plan = required_bytes_(suggestion);
+    if (!plan) return false;
+    suggestion.bytes =
+        *plan + static_cast<int64_t>(static_cast<double>(shortfall_.activations) * suggestion.activations);
+    if (suggestion.bytes > shortfall_.budget) return false;
+    fitting_.push_back(suggestion);
+    return true;
+  }
+
+  // Sorts the suggestions from index `first` on by the bytes that they need, and keeps the first kShown of all.
+  void keep_best(std::size_t first) {
+    std::stable_sort(fitting_.begin() + static_cast<std::ptrdiff_t>(first), fitting_.end(),
+                     [](const Suggestion& a, const Suggestion& b) { return a.bytes < b.bytes; });
+    if (fitting_.size() > kShown) fitting_.resize(kShown);
+  }
+
+  const std::vector<Suggestion>& list() const { return fitting_; }
+
+ private:
+  const int ranks_;
+  const BudgetShortfall& shortfall_;
+  const RequiredBytes& required_bytes_;
+  std::vector<Suggestion> fitting_;
+};
+
+// Adds single suggestions. Returns those with which the job does not fit.
+Kinds add_single(const Kinds& kinds, FittingSuggestions& fitting) {
+  Kinds too_large(kinds.size());
+  for (std::size_t k = 0; k < kinds.size(); ++k)
+    for (const Suggestion& suggestion : kinds[k])
+      if (!fitting.add(suggestion)) too_large[k].push_back(suggestion);
+  return too_large;
+}
+
+// Adds the combinations of two compatible suggestions of different kinds.
+void add_pairs(const Kinds& kinds, FittingSuggestions& fitting) {
+  for (std::size_t k = 0; k < kinds.size(); ++k)
+    for (std::size_t other = k + 1; other < kinds.size(); ++other)
+      for (const Suggestion& first : kinds[k])
+        for (const Suggestion& second : kinds[other])
+          if (compatible(first, second)) fitting.add(combined(first, second));
+}
 }  // namespace
 
 std::vector<Suggestion> fitting_suggestions(const plugin::ResolvedJob& job, int ranks, const BudgetShortfall& shortfall,
                                             const RequiredBytes& required_bytes) {
-  const Kinds kinds = all_suggestions(job, ranks, shortfall.activations > 0);
-  std::vector<Suggestion> fitting;
-  const auto fits = [&](Suggestion suggestion) {
-    if (suggestion.ranks == 0) suggestion.ranks = ranks;
-    const auto plan = required_bytes(suggestion);
-    if (!plan) return false;
-    suggestion.bytes =
-        *plan + static_cast<int64_t>(static_cast<double>(shortfall.activations) * suggestion.activations);
-    if (suggestion.bytes <= shortfall.budget) fitting.push_back(suggestion);
-    return suggestion.bytes <= shortfall.budget;
-  };
-  const auto best_first = [&](std::size_t from) {
-    std::stable_sort(fitting.begin() + static_cast<std::ptrdiff_t>(from), fitting.end(),
-                     [](const Suggestion& a, const Suggestion& b) { return a.bytes < b.bytes; });
-    if (fitting.size() > kShown) fitting.resize(kShown);
-  };
-  Kinds too_large(kinds.size());
-  for (std::size_t k = 0; k < kinds.size(); ++k)
-    for (const Suggestion& suggestion : kinds[k])
-      if (!fits(suggestion)) too_large[k].push_back(suggestion);
-  best_first(0);
-  const std::size_t alone = fitting.size();
-  if (alone == kShown) return fitting;
-  for (std::size_t k = 0; k < kinds.size(); ++k)
-    for (std::size_t other = k + 1; other < kinds.size(); ++other)
-      for (const Suggestion& first : too_large[k])
-        for (const Suggestion& second : too_large[other])
-          if (compatible(first, second)) fits(combined(first, second));
-  best_first(alone);
-  return fitting;
+  FittingSuggestions fitting(ranks, shortfall, required_bytes);
+  const Kinds too_large = add_single(all_suggestions(job, ranks, shortfall.activations > 0), fitting);
+  fitting.keep_best(0);
+  const std::size_t singles = fitting.list().size();
+  if (singles == kShown) return fitting.list();
+  add_pairs(too_large, fitting);
+  fitting.keep_best(singles);
+  return fitting.list();
 }
 
 std::string text_of(const std::vector<Suggestion>& suggestions, const BudgetShortfall& shortfall) {

@@ -83,34 +83,39 @@ const checkpoint::SavedTensor* CheckpointLoader::saved_for(uint32_t param, const
   return nullptr;
 }
 
+// Finds the checkpoint's tensor for one of the model's tensors, and adds it to parts_, or to the report if it cannot be
+// loaded. Null if the checkpoint has no such tensor, or its values are not to be loaded.
+const checkpoint::SavedTensor* CheckpointLoader::match_tensor(uint32_t param, const checkpoint::TensorInfo& tensor) {
+  const bool state = tensor.kind.starts_with("state.");
+  const bool fresh = change_ && param != kNoParam && change_->fresh.count(tensor.name);
+  const checkpoint::SavedTensor* saved = fresh || (state && !same_optimizer_) ? nullptr : saved_for(param, tensor);
+  if (!saved && state) fresh_params_.insert(param);
+  if (!saved)
+    (state ? report_.fresh : report_.missing).push_back(name_of(tensor));
+  else if (saved->shape != tensor.shape)
+    report_.other_shape.push_back(name_of(tensor));
+  else
+    parts_.push_back({param, tensor, saved});
+  return saved;
+}
+
+// Reports the checkpoint's tensors that match no tensor of the model.
+void CheckpointLoader::report_unmatched(const std::set<const checkpoint::SavedTensor*>& matched) {
+  for (const checkpoint::SavedTensor& saved : from_.manifest().tensors) {
+    if (matched.count(&saved) || saved.kind == "master" || saved.kind == checkpoint::kRankBuffer) continue;
+    (saved.kind.starts_with("state.") ? report_.dropped : report_.unexpected).push_back(name_of(saved));
+  }
+}
+
 void CheckpointLoader::match() {
-  std::set<const checkpoint::SavedTensor*> known;
-  const auto add_part = [&](uint32_t param, const checkpoint::TensorInfo& tensor) {
-    const bool state = tensor.kind.starts_with("state.");
-    const bool fresh = change_ && param != kNoParam && change_->fresh.count(tensor.name);
-    const checkpoint::SavedTensor* saved = fresh || (state && !same_optimizer_) ? nullptr : saved_for(param, tensor);
-    known.insert(saved);
-    if (!saved && state) fresh_params_.insert(param);
-    if (!saved)
-      (state ? report_.fresh : report_.missing).push_back(name_of(tensor));
-    else if (saved->shape != tensor.shape)
-      report_.other_shape.push_back(name_of(tensor));
-    else
-      parts_.push_back({param, tensor, saved});
-  };
+  std::set<const checkpoint::SavedTensor*> matched;
   for_each_tensor(context_.plan, [&](uint32_t param, const checkpoint::TensorInfo& tensor) {
-    if (!options_.weights_only || is_weight(tensor)) add_part(param, tensor);
+    if (!options_.weights_only || is_weight(tensor)) matched.insert(match_tensor(param, tensor));
   });
   if (!change_)  // a refresh keeps the buffers in memory
     for (const model::ModelBuffer& buffer : context_.model.buffers())
-      add_part(kNoParam, {"buffer", buffer.name, buffer.dtype, buffer.shape, {}});
-  for (const checkpoint::SavedTensor& saved : from_.manifest().tensors) {
-    if (known.count(&saved) || saved.kind == "master" || saved.kind == checkpoint::kRankBuffer) continue;
-    if (saved.kind.starts_with("state."))
-      report_.dropped.push_back(name_of(saved));
-    else
-      report_.unexpected.push_back(name_of(saved));
-  }
+      matched.insert(match_tensor(kNoParam, {"buffer", buffer.name, buffer.dtype, buffer.shape, {}}));
+  report_unmatched(matched);
 }
 
 void CheckpointLoader::check() const {

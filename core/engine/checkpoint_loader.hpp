@@ -70,6 +70,8 @@ class CheckpointLoader {
     const checkpoint::SavedTensor* saved;
   };
   void match();
+  const checkpoint::SavedTensor* match_tensor(uint32_t param, const checkpoint::TensorInfo& tensor);
+  void report_unmatched(const std::set<const checkpoint::SavedTensor*>& matched);
   const checkpoint::SavedTensor* saved_for(uint32_t param, const checkpoint::TensorInfo& tensor) const;
   void read_part(const Part& part, int64_t first, int64_t count, void* to) const;
   void read_buffer(const Part& part, const model::ModelBuffer& buffer);

@@ -22,6 +22,74 @@ std::string hash_of_file(const std::filesystem::path& file) {
   in.seekg(0).read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   return hex(checkpoint::hash_of(bytes.data(), std::ssize(bytes)));
 }
+
+std::string plugin_lines(const PlannedJob& job) {
+  std::vector<std::optional<plugin::Component>> components{job.setup.strategy, job.setup.optimizer,
+                                                           job.setup.communicator};
+  components.insert(components.end(), job.setup.tiers.begin(), job.setup.tiers.end());
+  std::string text;
+  for (const auto& component : components)
+    if (component)
+      text += fmt::format("plug-in {} {} (file {})\n", component->table->id, component->table->version,
+                          hash_of_file(component->file));
+  return text;
+}
+
+std::string parameter_lines(const PlannedJob& job) {
+  std::string text;
+  for (const plan::Parameter& p : job.plan.input.parameters) {
+    text += fmt::format("parameter {}{} [", p.name, p.frozen ? " (frozen)" : "");
+    for (const int64_t size : p.shape) text += std::to_string(size) + " ";
+    text += "]\n";
+  }
+  return text;
+}
+
+// All settings except job.ranks, then the optimizer groups.
+std::string config_lines(const config::JobConfig& config) {
+  std::string text;
+  for (const config::Entry& entry : config.entries())
+    if (entry.key.path() != config.job().ranks.key)
+      text += fmt::format("{} = {}\n", entry.key.path(), config::toml_text(entry.value));
+  for (const config::GroupConfig& group : config.groups()) {
+    text += "optimizer group";
+    for (const std::string& pattern : group.match) text += " " + pattern;
+    text += ", lr_scale = " + shortest(group.lr_scale);
+    for (const config::Entry& entry : group.values)
+      text += fmt::format(", {} = {}", entry.key.path(), config::toml_text(entry.value));
+    text += "\n";
+  }
+  return text;
+}
+
+std::string model_lines(model::Model& model) {
+  std::string text;
+  if (model.deferred() > 0) text += fmt::format("construction of {} operators\n", model.deferred());
+  for (const model::ModelBuffer& buffer : model.buffers())
+    text += fmt::format("buffer {}, {} bytes\n", buffer.name, buffer.bytes);
+  return text;
+}
+
+// Everything that all ranks must have in common, one item per line.
+std::string setup_text(const PlannedJob& job, model::Model& model) {
+  std::string text = job.setup.engine.empty() ? "" : fmt::format("engine '{}'\n", job.setup.engine);
+  text += plugin_lines(job);
+  text += parameter_lines(job);
+  text += config_lines(job.config());
+  text += model_lines(model);
+  return text;
+}
+
+// The first lines that differ, as text. The set-ups must differ.
+std::string first_difference(const std::string& own_setup, const std::string& rank_zero_setup, int rank) {
+  std::istringstream own_lines(own_setup), rank_zero_lines(rank_zero_setup);
+  std::string a, b;
+  do {
+    if (!std::getline(own_lines, a)) a = "no further entry";
+    if (!std::getline(rank_zero_lines, b)) b = "no further entry";
+  } while (a == b);
+  return fmt::format("rank {} has '{}', rank 0 has '{}'", rank, a, b);
+}
 }  // namespace
 
 void check_strategy(const PlannedJob& job) {
@@ -71,44 +139,10 @@ void check_optimizer(const PlannedJob& job) {
 }
 
 void compare_ranks(PlannedJob& job, model::Model& model) {
-  std::string own_setup = job.setup.engine.empty() ? "" : fmt::format("engine '{}'\n", job.setup.engine);
-  std::vector<std::optional<plugin::Component>> components{job.setup.strategy, job.setup.optimizer,
-                                                           job.setup.communicator};
-  components.insert(components.end(), job.setup.tiers.begin(), job.setup.tiers.end());
-  for (const auto& component : components)
-    if (component)
-      own_setup += fmt::format("plug-in {} {} (file {})\n", component->table->id, component->table->version,
-                               hash_of_file(component->file));
-  for (const plan::Parameter& p : job.plan.input.parameters) {
-    own_setup += fmt::format("parameter {}{} [", p.name, p.frozen ? " (frozen)" : "");
-    for (const int64_t size : p.shape) own_setup += std::to_string(size) + " ";
-    own_setup += "]\n";
-  }
-  for (const config::Entry& entry : job.config().entries())
-    if (entry.key.path() != job.config().job().ranks.key)
-      own_setup += fmt::format("{} = {}\n", entry.key.path(), config::toml_text(entry.value));
-  for (const config::GroupConfig& group : job.config().groups()) {
-    own_setup += "optimizer group";
-    for (const std::string& pattern : group.match) own_setup += " " + pattern;
-    own_setup += ", lr_scale = " + shortest(group.lr_scale);
-    for (const config::Entry& entry : group.values)
-      own_setup += fmt::format(", {} = {}", entry.key.path(), config::toml_text(entry.value));
-    own_setup += "\n";
-  }
-  if (model.deferred() > 0) own_setup += fmt::format("construction of {} operators\n", model.deferred());
-  for (const model::ModelBuffer& buffer : model.buffers())
-    own_setup += fmt::format("buffer {}, {} bytes\n", buffer.name, buffer.bytes);
+  const std::string own_setup = setup_text(job, model);
   const std::string rank_zero_setup = job.comm.broadcast_bytes(own_setup, 0, "set-up of rank 0");
   std::string difference;
-  if (own_setup != rank_zero_setup) {
-    std::istringstream own_lines(own_setup), rank_zero_lines(rank_zero_setup);
-    std::string a, b;
-    do {
-      if (!std::getline(own_lines, a)) a = "no further entry";
-      if (!std::getline(rank_zero_lines, b)) b = "no further entry";
-    } while (a == b);
-    difference = fmt::format("rank {} has '{}', rank 0 has '{}'", job.rank(), a, b);
-  }
+  if (own_setup != rank_zero_setup) difference = first_difference(own_setup, rank_zero_setup, job.rank());
   difference.resize(400);
   for (const std::string& text : job.comm.all_gather_bytes(difference, "comparison of set-ups"))
     if (text[0])

@@ -57,45 +57,46 @@ ShardedState::ModelRelease::~ModelRelease() {
   model.return_parameters();
 }
 
+// The first of this rank's weight pieces that contains all elements of a piece of reduced gradients.
+const plan::Piece& ShardedState::weights_for(const plan::Piece& reduced) const {
+  for (const uint32_t w : weights_of_[reduced.param])
+    if (const plan::Piece& weight = context_.plan.rank_plan.weights[w];
+        weight.first <= reduced.first && reduced.first + reduced.count <= weight.first + weight.count)
+      return weight;
+  fail_internal(
+      fmt::format("{} assigns reduced gradients of '{}' to a rank that has no weights for the same elements; this is a "
+                  "bug in the plug-in",
+                  context_.strategy.call_text("plan"), context_.plan.input.parameters[reduced.param].name));
+}
+
+// The part of a reduced-gradient piece whose states are `range`. `skip`: elements of the piece before this part.
+update::UpdateSlice ShardedState::make_slice(const plan::Piece& reduced, const plan::Piece& weight, int64_t skip,
+                                             const plan::StateRange& range) const {
+  const std::vector<zr_view>& views = buffers_.views();
+  update::UpdateSlice slice{};
+  slice.param = reduced.param;
+  slice.first = reduced.first + skip;
+  slice.count = range.count;
+  slice.weight = part_of(views[weight.buffer], weight.offset + slice.first - weight.first, range.count);
+  slice.grad = part_of(views[reduced.buffer], reduced.offset + skip, range.count);
+  slice.state_offset = range.first;
+  slice.tier = range.tier;
+  if (context_.plan.has_master) slice.master = states_.view(master_array(), range.first, range.count);
+  for (std::size_t i = 0; i < context_.plan.input.slots.size(); ++i)
+    slice.slots.push_back(states_.view(slot_array(i), range.first, range.count));
+  return slice;
+}
+
 // Makes one slice per part of a reduced-gradient piece whose states are on one tier.
 void ShardedState::make_slices() {
-  const plan::MemoryPlan& plan = context_.plan;
-  const plan::RankPlan& rank_plan = plan.rank_plan;
-  const std::vector<zr_view>& views = buffers_.views();
-  const std::size_t arrays = plan.state_arrays().size(), params = plan.input.parameters.size();
+  const plan::RankPlan& rank_plan = context_.plan.rank_plan;
+  const std::size_t params = context_.plan.input.parameters.size();
   weights_of_ = ByParam(rank_plan.weights, params);
   for (std::size_t i = 0; i < rank_plan.reduced_gradients.size(); ++i) {
-    const plan::Piece& reduced = rank_plan.reduced_gradients[i];
-    const plan::Piece* weight = nullptr;
-    for (const uint32_t w : weights_of_[reduced.param]) {
-      const plan::Piece& candidate = rank_plan.weights[w];
-      if (!weight && candidate.first <= reduced.first &&
-          reduced.first + reduced.count <= candidate.first + candidate.count)
-        weight = &candidate;
-    }
-    if (!weight)
-      fail_internal(
-          fmt::format("{} assigns reduced gradients of '{}' to a rank that has no weights for the same elements; this "
-                      "is a bug in the plug-in",
-                      context_.strategy.call_text("plan"), plan.input.parameters[reduced.param].name));
-    for (const plan::StateRange& range : states_.ranges(rank_plan.state_offset[i], reduced.count)) {
-      const int64_t skip = range.first - rank_plan.state_offset[i], first = reduced.first + skip;
-      update::UpdateSlice slice{reduced.param,
-                                first,
-                                range.count,
-                                part_of(views[weight->buffer], weight->offset + first - weight->first, range.count),
-                                {},
-                                part_of(views[reduced.buffer], reduced.offset + skip, range.count),
-                                {},
-                                range.first,
-                                range.tier};
-      for (std::size_t a = 0; a < arrays; ++a) {
-        const zr_view view = states_.view(a, range.first, range.count);
-        if (plan.has_master && a == 0)
-          slice.master = view;
-        else
-          slice.slots.push_back(view);
-      }
+    const plan::Piece &reduced = rank_plan.reduced_gradients[i], &weight = weights_for(reduced);
+    const int64_t offset = rank_plan.state_offset[i];
+    for (const plan::StateRange& range : states_.ranges(offset, reduced.count)) {
+      update::UpdateSlice slice = make_slice(reduced, weight, range.first - offset, range);
       if (states_.in_memory(range.tier)) (range.tier == 0 ? direct_ : staged_).push_back(slice);
       slices_.push_back(std::move(slice));
     }

@@ -99,6 +99,9 @@ class ShardedState {
     PlannedBuffers& buffers;
     ~ModelRelease();
   };
+  const plan::Piece& weights_for(const plan::Piece& reduced) const;
+  update::UpdateSlice make_slice(const plan::Piece& reduced, const plan::Piece& weight, int64_t skip,
+                                 const plan::StateRange& range) const;
   void make_slices();
   void bind_strategy();
   // Array indices in OptimizerStates: of the fp32 masters, and of an optimizer slot.

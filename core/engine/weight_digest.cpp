@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"
@@ -106,24 +105,37 @@ WeightDigest::Digest WeightDigest::next() {
   return result;
 }
 
-void WeightDigest::compare(const std::vector<Digest>& digests, comm::CommRuntime& comm, int64_t step) {
+// The parameters that any rank wrote to, in full. Collective.
+std::vector<WeightDigest::Part> WeightDigest::all_written(comm::CommRuntime& comm) const {
+  std::string written(memory_.size(), 0);
+  for (const uint32_t param : compared_) written[param] = 1;
+  std::set<uint32_t> any;
+  for (const std::string& other : comm.all_gather_bytes(written, "written parameters"))
+    for (uint32_t i = 0; i < other.size(); ++i)
+      if (other[i]) any.insert(i);
+  std::vector<Part> parts;
+  for (const uint32_t param : any) parts.push_back({param, 0, plan_.input.parameters[param].count});
+  return parts;
+}
+
+// The parts whose common digest differs between ranks. Collective if the ranks wrote to different parameters.
+std::vector<WeightDigest::Part> WeightDigest::suspected_parts(const std::vector<Digest>& digests,
+                                                              comm::CommRuntime& comm) const {
   const auto differ = [&](auto member) {
     return std::any_of(digests.begin(), digests.end(),
                        [&](const Digest& other) { return other.*member != digests[0].*member; });
   };
   std::vector<Part> parts;
-  if (differ(&Digest::written)) {  // the samples differ too: compare all parameters that any rank wrote to
-    std::string written(memory_.size(), 0);
-    for (const uint32_t param : compared_) written[param] = 1;
-    std::set<uint32_t> any;
-    for (const std::string& other : comm.all_gather_bytes(written, "written parameters"))
-      for (uint32_t i = 0; i < other.size(); ++i)
-        if (other[i]) any.insert(i);
-    for (const uint32_t param : any) parts.push_back({param, 0, plan_.input.parameters[param].count});
-  } else if (differ(&Digest::samples)) {
+  if (differ(&Digest::written))  // then the samples differ too
+    parts = all_written(comm);
+  else if (differ(&Digest::samples))
     parts = samples_;
-  }
   if (differ(&Digest::weights)) parts.insert(parts.end(), turn_.begin(), turn_.end());
+  return parts;
+}
+
+void WeightDigest::compare(const std::vector<Digest>& digests, comm::CommRuntime& comm, int64_t step) {
+  const std::vector<Part> parts = suspected_parts(digests, comm);
   if (parts.empty()) return;
   std::string digests_of_rank;
   for (const Part& part : parts) {
@@ -133,26 +145,28 @@ void WeightDigest::compare(const std::vector<Digest>& digests, comm::CommRuntime
   }
   const std::vector<std::string> digests_by_rank = comm.all_gather_bytes(digests_of_rank, "digests of weights");
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    std::map<std::string, std::vector<int>> groups;  // ranks by digest
+    RanksByDigest ranks;
     for (std::size_t r = 0; r < digests_by_rank.size(); ++r)
-      groups[digests_by_rank[r].substr(i * 8, 8)].push_back(static_cast<int>(r));
-    if (groups.size() == 1) continue;
-    // The largest group is assumed to be right; among groups of equal size, the one with the lowest rank.
-    const auto right = std::max_element(groups.begin(), groups.end(), [](const auto& a, const auto& b) {
-      return std::pair(a.second.size(), -a.second[0]) < std::pair(b.second.size(), -b.second[0]);
-    });
-    std::vector<int> wrong;
-    for (const auto& [digest, ranks] : groups)
-      if (digest != right->first) wrong.insert(wrong.end(), ranks.begin(), ranks.end());
-    std::sort(wrong.begin(), wrong.end());
-    const Part& part = parts[i];
-    fail_user(
-        fmt::format("weights differ between ranks: in '{}', elements {} to {}, {}{} different values than {} (found in "
-                    "step {}); write the same values to a weight on all ranks (write on every rank, from generators "
-                    "with the same seed), or use engine.set()",
-                    plan_.input.parameters[part.param].name, part.first, part.first + part.count - 1, list_of(wrong),
-                    wrong.size() == 1 ? " has" : " have", list_of(right->second), step));
+      ranks[digests_by_rank[r].substr(i * 8, 8)].push_back(static_cast<int>(r));
+    if (ranks.size() > 1) fail_different(parts[i], ranks, step);
   }
+}
+
+void WeightDigest::fail_different(const Part& part, const RanksByDigest& groups, int64_t step) const {
+  // The largest group is assumed to be right; among groups of equal size, the one with the lowest rank.
+  const auto right = std::max_element(groups.begin(), groups.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.second.size(), -a.second[0]) < std::pair(b.second.size(), -b.second[0]);
+  });
+  std::vector<int> wrong;
+  for (const auto& [digest, ranks] : groups)
+    if (digest != right->first) wrong.insert(wrong.end(), ranks.begin(), ranks.end());
+  std::sort(wrong.begin(), wrong.end());
+  fail_user(
+      fmt::format("weights differ between ranks: in '{}', elements {} to {}, {}{} different values than {} (found in "
+                  "step {}); write the same values to a weight on all ranks (write on every rank, from generators "
+                  "with the same seed), or use engine.set()",
+                  plan_.input.parameters[part.param].name, part.first, part.first + part.count - 1, list_of(wrong),
+                  wrong.size() == 1 ? " has" : " have", list_of(right->second), step));
 }
 
 void WeightDigest::updated(const std::vector<char>& touched) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -49,10 +50,14 @@ class WeightDigest {
     uint32_t param;
     int64_t first, count;  // elements
   };
+  using RanksByDigest = std::map<std::string, std::vector<int>>;
   uint64_t digest(const Part& part) const;
   uint64_t digest_all(const std::vector<Part>& parts);
   void take_turn(int64_t elements);
   void sample_written();
+  std::vector<Part> all_written(comm::CommRuntime& comm) const;
+  std::vector<Part> suspected_parts(const std::vector<Digest>& digests, comm::CommRuntime& comm) const;
+  [[noreturn]] void fail_different(const Part& part, const RanksByDigest& groups, int64_t step) const;
 
   const plan::MemoryPlan& plan_;
   int world_;

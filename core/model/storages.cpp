@@ -57,6 +57,51 @@ bool dense(const torch::Tensor& tensor) {
 
 void keep_memory(void*) {}
 
+// The range of memory that a registered tensor spans.
+struct Span {
+  const void* memory;  // null: begin and end are addresses; else a storage without memory, and they are offsets
+  int64_t begin, end;
+  bool parameter;
+  std::size_t order;
+  const std::pair<std::string, torch::Tensor>* tensor;
+};
+
+// The spans of all tensors that have elements, by address; at one address, parameters first.
+std::vector<Span> sorted_spans(const Storages::Tensors& parameters, const Storages::Tensors& buffers) {
+  std::vector<Span> spans;
+  std::set<const c10::TensorImpl*> seen;  // a buffer may have several names
+  for (const auto* list : {&parameters, &buffers})
+    for (const auto& item : *list) {
+      const torch::Tensor& tensor = item.second;
+      if (!tensor.has_storage() || tensor.numel() == 0 || !seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
+      const int64_t at = address(tensor);
+      const auto [begin, end] = extent(tensor);
+      spans.push_back(
+          {at == 0 ? storage_of(tensor) : nullptr, at + begin, at + end, list == &parameters, spans.size(), &item});
+    }
+  std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) {
+    return std::tuple(a.memory, a.begin, !a.parameter, a.order) < std::tuple(b.memory, b.begin, !b.parameter, b.order);
+  });
+  return spans;
+}
+
+// Fails for two tensors that share memory, at least one of them a parameter. Names them in their registered order, or
+// the buffer before the parameter.
+[[noreturn]] void fail_overlap(const Span& span, const Span& other) {
+  if (span.parameter && other.parameter) {
+    const auto& [first, second] =
+        std::minmax(span, other, [](const Span& a, const Span& b) { return a.order < b.order; });
+    fail_user("parameters '" + first.tensor->first + "' and '" + second.tensor->first +
+              "' are two tensors on the same memory (set_data(), or views of one tensor); the engine moves each "
+              "parameter, so they would no longer share memory; to tie weights, register one tensor under both "
+              "names, otherwise register a clone()");
+  }
+  const Span &parameter = span.parameter ? span : other, &buffer = span.parameter ? other : span;
+  fail_user("buffer '" + buffer.tensor->first + "' shares memory with parameter '" + parameter.tensor->first +
+            "'; the engine moves the parameter, so the buffer would keep the old values; compute it in "
+            "forward(), or register a clone()");
+}
+
 // Number of unregistered tensors on the storage, except bases that only views in autograd refer to.
 int64_t count_unregistered(const Storages::Tensors& registered) {
   std::map<const c10::TensorImpl*, std::size_t> views;  // by base
@@ -129,43 +174,12 @@ Storages::Storages(const Tensors& parameters, const Tensors& buffers) {
 }
 
 void Storages::check_overlaps(const Tensors& parameters, const Tensors& buffers) {
-  struct Span {
-    const void* memory;  // null: begin and end are addresses; else a storage without memory, and they are offsets
-    int64_t begin, end;
-    bool parameter;
-    std::size_t order;
-    const std::pair<std::string, torch::Tensor>* tensor;
-  };
-  std::vector<Span> spans;
-  std::set<const c10::TensorImpl*> seen;  // a buffer may have several names
-  for (const auto* list : {&parameters, &buffers})
-    for (const auto& item : *list) {
-      const torch::Tensor& tensor = item.second;
-      if (!tensor.has_storage() || tensor.numel() == 0 || !seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
-      const int64_t at = address(tensor);
-      const auto [begin, end] = extent(tensor);
-      spans.push_back(
-          {at == 0 ? storage_of(tensor) : nullptr, at + begin, at + end, list == &parameters, spans.size(), &item});
-    }
-  std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) {
-    return std::tuple(a.memory, a.begin, !a.parameter, a.order) < std::tuple(b.memory, b.begin, !b.parameter, b.order);
-  });
+  const std::vector<Span> spans = sorted_spans(parameters, buffers);
   // Sorted by address: each tensor is compared only with those that begin before it ends.
   for (auto span = spans.begin(); span != spans.end(); ++span)
-    for (auto next = span + 1; next != spans.end() && next->memory == span->memory && next->begin < span->end; ++next) {
-      if (!(span->parameter || next->parameter) || !overlap(span->tensor->second, next->tensor->second)) continue;
-      const bool both = span->parameter && next->parameter;
-      const Span& a = both && span->order > next->order ? *next : span->parameter ? *span : *next;
-      const Span& b = &a == &*span ? *next : *span;
-      if (both)
-        fail_user("parameters '" + a.tensor->first + "' and '" + b.tensor->first +
-                  "' are two tensors on the same memory (set_data(), or views of one tensor); the engine moves each "
-                  "parameter, so they would no longer share memory; to tie weights, register one tensor under both "
-                  "names, otherwise register a clone()");
-      fail_user("buffer '" + b.tensor->first + "' shares memory with parameter '" + a.tensor->first +
-                "'; the engine moves the parameter, so the buffer would keep the old values; compute it in "
-                "forward(), or register a clone()");
-    }
+    for (auto next = span + 1; next != spans.end() && next->memory == span->memory && next->begin < span->end; ++next)
+      if ((span->parameter || next->parameter) && overlap(span->tensor->second, next->tensor->second))
+        fail_overlap(*span, *next);
 }
 
 void Storages::check_unregistered(const Users& users) const {
@@ -201,7 +215,7 @@ void Storages::replace_buffer_data(const std::string& name, const torch::Tensor&
 }
 
 void Storages::replace_and_close(const std::string& what, const torch::Tensor& tensor, const torch::Tensor& other) {
-  const c10::Storage before = tensor.storage();
+  const c10::Storage before = tensor.storage();  // NOLINT: a copy, because set_data() replaces the tensor's storage
   c10::StorageImpl& storage = *before.unsafeGetStorageImpl();
   tensor.set_data(other);
   const auto remaining = remaining_tensors_.find(&storage);

@@ -5,7 +5,6 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/error.hpp"
 #include "model/allocator.hpp"
@@ -261,46 +260,14 @@ void TorchModel::convert_buffers(zr_dtype dtype) {
 
 void TorchModel::return_parameters() {
   hide_gradients(false);
-  for (std::size_t i = 0; i < state_->entries.size(); ++i) {
+  for (uint32_t i = 0; i < state_->entries.size(); ++i) {
     auto& entry = state_->entries[i];
-    if (entry.shared) {
-      const c10::Storage old = entry.tensor.storage();  // views may still use it
-      if (!state_->leaves_for_reload) {
-        entry.placeholder->set_readable(true);
-        Placeholder::mark(entry.tensor, false);
-        if (!entry.returned.defined())
-          entry.returned = entry.copy_buffer.defined() ? entry.copy_buffer.copy_(entry.tensor.detach())
-                                                       : entry.tensor.detach().clone();
-        entry.tensor.set_data(entry.returned);
-      }
-      entry.placeholder->orphan("the engine that shared parameter '" + state_->parameters[i].name +
-                                "' was released, and views of it created before have no memory; create them again");
-      entry.shared = nullptr;
-      entry.placeholder = nullptr;
-    } else if (entry.placeholder && entry.returned.defined()) {
-      const c10::Storage old = entry.tensor.storage();  // views may still use it
-      Placeholder::mark(entry.tensor, false);
-      entry.tensor.set_data(entry.returned);
-      entry.placeholder->orphan("the engine that sharded parameter '" + state_->parameters[i].name +
-                                "' was released, and views of it created before have no memory; create them again");
-      entry.placeholder = nullptr;
-    } else if (entry.placeholder) {
-      entry.placeholder->orphan("the engine that sharded parameter '" + state_->parameters[i].name +
-                                "' was destroyed, and the parameter's values are lost; call engine.release() on all "
-                                "ranks before the engine is destroyed, which gives the model its full weights");
-    } else if (entry.binding.storage) {
-      c10::StorageImpl& storage = *entry.binding.storage.unsafeGetStorageImpl();
-      if (storage.data() == entry.binding.memory) {  // tensors created from the parameter keep its values
-        c10::Allocator* const allocator = c10::GetAllocator(c10::kCPU);
-        at::DataPtr own = entry.copy_buffer.defined() ? entry.copy_buffer.storage().set_data_ptr(at::DataPtr())
-                                                      : allocator->allocate(storage.nbytes());
-        std::memcpy(own.mutable_get(), entry.binding.memory, storage.nbytes());
-        storage.set_data_ptr_noswap(std::move(own));
-        storage.set_allocator(allocator);
-        storage.set_resizable(true);
-      }
-      if (entry.returned.defined()) entry.tensor.set_data(entry.returned);  // of another type
-    }
+    if (entry.shared)
+      state_->return_shared(i);
+    else if (entry.placeholder)
+      state_->return_sharded(i);
+    else if (entry.binding.storage)
+      state_->return_bound(i);
     entry.returned = entry.copy_buffer = torch::Tensor();
     entry.binding = {};
   }

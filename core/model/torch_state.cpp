@@ -109,6 +109,53 @@ void TorchModel::State::end_write_copy(uint32_t param, bool keeps_writes) {
   entry.copy.clear();
 }
 
+void TorchModel::State::return_shared(uint32_t param) {
+  ParamEntry& entry = entries[param];
+  const c10::Storage old = entry.tensor.storage();  // views may still use it
+  if (!leaves_for_reload) {
+    entry.placeholder->set_readable(true);
+    Placeholder::mark(entry.tensor, false);
+    if (!entry.returned.defined())
+      entry.returned =
+          entry.copy_buffer.defined() ? entry.copy_buffer.copy_(entry.tensor.detach()) : entry.tensor.detach().clone();
+    entry.tensor.set_data(entry.returned);
+  }
+  entry.placeholder->orphan("the engine that shared parameter '" + parameters[param].name +
+                            "' was released, and views of it created before have no memory; create them again");
+  entry.shared = nullptr;
+  entry.placeholder = nullptr;
+}
+
+void TorchModel::State::return_sharded(uint32_t param) {
+  ParamEntry& entry = entries[param];
+  if (!entry.returned.defined())
+    return entry.placeholder->orphan("the engine that sharded parameter '" + parameters[param].name +
+                                     "' was destroyed, and the parameter's values are lost; call engine.release() on "
+                                     "all ranks before the engine is destroyed, which gives the model its full "
+                                     "weights");
+  const c10::Storage old = entry.tensor.storage();  // views may still use it
+  Placeholder::mark(entry.tensor, false);
+  entry.tensor.set_data(entry.returned);
+  entry.placeholder->orphan("the engine that sharded parameter '" + parameters[param].name +
+                            "' was released, and views of it created before have no memory; create them again");
+  entry.placeholder = nullptr;
+}
+
+void TorchModel::State::return_bound(uint32_t param) {
+  ParamEntry& entry = entries[param];
+  c10::StorageImpl& storage = *entry.binding.storage.unsafeGetStorageImpl();
+  if (storage.data() == entry.binding.memory) {  // tensors created from the parameter keep its values
+    c10::Allocator* const allocator = c10::GetAllocator(c10::kCPU);
+    at::DataPtr own = entry.copy_buffer.defined() ? entry.copy_buffer.storage().set_data_ptr(at::DataPtr())
+                                                  : allocator->allocate(storage.nbytes());
+    std::memcpy(own.mutable_get(), entry.binding.memory, storage.nbytes());
+    storage.set_data_ptr_noswap(std::move(own));
+    storage.set_allocator(allocator);
+    storage.set_resizable(true);
+  }
+  if (entry.returned.defined()) entry.tensor.set_data(entry.returned);  // of another type
+}
+
 void TorchModel::State::gradient_accumulated(uint32_t param) {
   const MutexLock lock(gradient_mutex);
   ParamEntry& entry = entries[param];

@@ -100,6 +100,12 @@ struct TorchModel::State final : MemoryProvider {
   /// Binds a bound parameter again if its data was replaced within a scope (torch::load). With `keeps_writes`, copies
   /// the new values to the engine's memory. Returns the parameter's name if the shapes differ.
   std::string rebind_replaced(uint32_t param, bool keeps_writes);
+  /// Give a parameter memory that does not belong to the engine, with its values: a parameter bound to shared memory, a
+  /// sharded one (only if reserve_parameter() reserved its memory; otherwise its values are lost), or one bound to
+  /// memory of this rank.
+  void return_shared(uint32_t param);
+  void return_sharded(uint32_t param);
+  void return_bound(uint32_t param);
   /// Called when autograd has accumulated into a parameter's .grad.
   void gradient_accumulated(uint32_t param);
 };

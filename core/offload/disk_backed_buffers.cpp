@@ -107,7 +107,7 @@ bool DiskBackedBuffers::allocate_staging(BufferRange& range) {
 }
 
 void DiskBackedBuffers::discard_prefetched(std::list<BufferRange>::iterator at) {
-  const BufferRange range = *at;
+  const BufferRange range = std::move(*at);
   prefetched_.erase(at);
   staging_.release(range.staging);
   range.buffer->wait(range.transfer);
@@ -135,49 +135,57 @@ bool DiskBackedBuffers::will_be_written(const BufferRange& range) const {
   return false;
 }
 
-uint64_t DiskBackedBuffers::stage(zr_coll& coll) {
-  const MutexLock lock(mutex_);
-  BufferRange src, dst;
+// The operands that this rank uses in a collective.
+DiskBackedBuffers::Operands DiskBackedBuffers::operands_of(const zr_coll& coll) const {
+  Operands operands;
+  BufferRange &src = operands.src, &dst = operands.dst;
   if (comm::reads_src(coll, comm_.rank()) && coll.src.count > 0) src = range_of(coll.src);
   if (comm::writes_dst(coll, comm_.rank()) && coll.dst.count > 0) dst = range_of(coll.dst);
-  if (!src.buffer && !dst.buffer) return kNotStaged;
-  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
-  const bool accumulates = coll.flags & ZR_COLL_ACCUMULATE;
-  const bool inside = src.buffer && src.buffer == dst.buffer && dst.from <= src.from && src.to <= dst.to;
-  for (const BufferRange* read : {&src, accumulates ? &dst : nullptr})
-    if (read && read->buffer && will_be_written(*read)) return kNoCapacity;
+  operands.src_in_dst = src.buffer && src.buffer == dst.buffer && dst.from <= src.from && src.to <= dst.to;
+  src.reads = true;
+  dst.reads = coll.flags & ZR_COLL_ACCUMULATE;
   dst.writes = true;
   for (BufferRange* range : {&src, &dst})
     if (range->buffer)
       range->what =
           fmt::format("'{}' for {} '{}'", range->buffer->tag(), name_of_op(coll.op), coll.label ? coll.label : "");
-  std::vector<BufferRange> ranges;
-  if (src.buffer && !inside) ranges.push_back(src);
-  if (dst.buffer) ranges.push_back(dst);
+  return operands;
+}
+
+// Uses the staging memory and the read of the same range in prefetched_, if there is one.
+bool DiskBackedBuffers::take_prefetched(BufferRange& range) {
+  const auto prefetched = std::find_if(prefetched_.begin(), prefetched_.end(), [&](const BufferRange& other) {
+    return other.buffer == range.buffer && other.from == range.from && other.to == range.to;
+  });
+  if (prefetched == prefetched_.end()) return false;
+  ++reads_ahead_;
+  range.staging = prefetched->staging;
+  range.transfer = prefetched->transfer;
+  prefetched_.erase(prefetched);
+  return true;
+}
+
+// Gives all ranges staging memory and starts their reads. Returns false, and frees the memory, if collectives in
+// progress must free memory first.
+bool DiskBackedBuffers::start_staging(std::vector<BufferRange>& ranges) {
   for (std::size_t i = 0; i < ranges.size(); ++i) {
     BufferRange& range = ranges[i];
-    const bool reads = !range.writes || accumulates;
-    const auto prefetched = std::find_if(prefetched_.begin(), prefetched_.end(), [&](const BufferRange& other) {
-      return reads && other.buffer == range.buffer && other.from == range.from && other.to == range.to;
-    });
-    if (prefetched != prefetched_.end()) {
-      ++reads_ahead_;
-      range.staging = prefetched->staging;
-      range.transfer = prefetched->transfer;
-      prefetched_.erase(prefetched);
-    } else if (!allocate_staging(range)) {
+    if (range.reads && take_prefetched(range)) continue;
+    if (!allocate_staging(range)) {
       for (std::size_t before = 0; before < i; ++before) {
         if (ranges[before].transfer) ranges[before].buffer->wait(ranges[before].transfer);
         staging_.release(ranges[before].staging);
       }
-      return kNoCapacity;
-    } else if (reads) {
-      read(range);
+      return false;
     }
+    if (range.reads) read(range);
   }
-  const uint64_t number = ++last_number_;
-  auto& ranges_in_use = staged_[number] = ranges;
-  for (BufferRange& range : ranges_in_use) {
+  return true;
+}
+
+// Waits for the reads, and points the collective's operands to the staging memory.
+void DiskBackedBuffers::finish_staging(std::vector<BufferRange>& ranges, zr_coll& coll) {
+  for (BufferRange& range : ranges) {
     if (range.writes) range.buffer->prepare_write(range.from, range.to, range.what);
     reads_ += range.transfer != 0;
     if (range.transfer) wait(range, waits_.read);
@@ -185,15 +193,33 @@ uint64_t DiskBackedBuffers::stage(zr_coll& coll) {
     range.transfer = 0;
     (range.writes ? coll.dst : coll.src).data = range.data();
   }
-  if (inside) {
-    const BufferRange& staging = ranges_in_use.back();
-    coll.src.data = staging.data() + (src.from - dst.from);
-    if (!accumulates) {
-      src.staging = staging.staging + src.buffer->block_begin(src.from) - src.buffer->block_begin(dst.from);
-      read(src);
-      wait(src, waits_.read);
-    }
-  }
+}
+
+// Points the source to its part of the staged destination, and reads it unless the destination was read.
+void DiskBackedBuffers::stage_src_in_dst(BufferRange src, const BufferRange& dst, zr_coll& coll) {
+  coll.src.data = dst.data() + (src.from - dst.from);
+  if (dst.reads) return;
+  src.staging = dst.staging + src.buffer->block_begin(src.from) - src.buffer->block_begin(dst.from);
+  read(src);
+  wait(src, waits_.read);
+}
+
+uint64_t DiskBackedBuffers::stage(zr_coll& coll) {
+  const MutexLock lock(mutex_);
+  const Operands operands = operands_of(coll);
+  const BufferRange &src = operands.src, &dst = operands.dst;
+  if (!src.buffer && !dst.buffer) return kNotStaged;
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+  for (const BufferRange* range : {&src, &dst})
+    if (range->buffer && range->reads && will_be_written(*range)) return kNoCapacity;
+  std::vector<BufferRange> ranges;
+  if (src.buffer && !operands.src_in_dst) ranges.push_back(src);
+  if (dst.buffer) ranges.push_back(dst);
+  if (!start_staging(ranges)) return kNoCapacity;
+  const uint64_t number = ++last_number_;
+  std::vector<BufferRange>& ranges_in_use = staged_[number] = std::move(ranges);
+  finish_staging(ranges_in_use, coll);
+  if (operands.src_in_dst) stage_src_in_dst(src, ranges_in_use.back(), coll);
   prefetch();
   return number;
 }
@@ -239,7 +265,9 @@ void DiskBackedBuffers::prefetch() {
     for (std::size_t k = this_step_.size(); k < i; ++k)
       wait |= last_step_[k].range.writes && last_step_[k].range.overlaps(next);
     for (const BufferRange& range : prefetched_) wait |= range.overlaps(next);
-    if (wait || !(next.staging = staging_.allocate(staging_bytes_of(next)))) continue;
+    if (wait) continue;
+    next.staging = staging_.allocate(staging_bytes_of(next));
+    if (!next.staging) continue;
     prefetched_.push_back(next);
     prefetched_.back().transfer = next.buffer->read(next.from, next.to, next.staging, next.what);
   }

@@ -72,8 +72,8 @@ class DiskBackedBuffers final : public comm::CollectiveStaging {
     DiskBackedBuffer* buffer = nullptr;
     int64_t from = 0, to = 0;  // bytes
     char* staging = nullptr;
-    uint64_t transfer = 0;  // number of its transfer; 0: none
-    bool writes = false;
+    uint64_t transfer = 0;               // number of its transfer; 0: none
+    bool reads = false, writes = false;  // a collective reads its elements, writes them, or both
     std::string what{};
     int64_t staging_bytes() const { return buffer->block_end(to) - buffer->block_begin(from); }
     char* data() const { return staging + from - buffer->block_begin(from); }
@@ -82,6 +82,10 @@ class DiskBackedBuffers final : public comm::CollectiveStaging {
              buffer->block_begin(other.from) < buffer->block_end(to);
     }
   };
+  struct Operands {  // of a collective; an operand in memory has no buffer
+    BufferRange src, dst;
+    bool src_in_dst = false;  // the source is a part of the destination, and uses its staging memory
+  };
   struct RecordedAccess {  // an entry of the recorded order
     BufferRange range;
     bool reads;
@@ -89,6 +93,10 @@ class DiskBackedBuffers final : public comm::CollectiveStaging {
   struct Chunk {
     std::vector<update::UpdateSlice> slices;
     std::vector<BufferRange> reduced_gradients, weights;
+  };
+  struct UpdateParts {  // the slices of an update
+    std::vector<update::UpdateSlice> in_memory;
+    std::vector<Chunk> chunks;  // at least one, which may be empty
   };
   struct CommunicatorFree {
     comm::CommRuntime* comm;
@@ -100,6 +108,7 @@ class DiskBackedBuffers final : public comm::CollectiveStaging {
   };
   DiskBackedBuffer* find(const void* at) const;
   BufferRange range_of(const zr_view& view) const;
+  Operands operands_of(const zr_coll& coll) const;
   int64_t staging_bytes_of(const BufferRange& range) const {
     return (range.staging_bytes() + disk_staging_.align - 1) / disk_staging_.align * disk_staging_.align;
   }
@@ -109,12 +118,19 @@ class DiskBackedBuffers final : public comm::CollectiveStaging {
   void release_finished_writes() ZR_REQUIRES(mutex_);
   void discard_prefetched(std::list<BufferRange>::iterator at) ZR_REQUIRES(mutex_);
   void discard_prefetched(const BufferRange& overlapping) ZR_REQUIRES(mutex_);
+  bool take_prefetched(BufferRange& range) ZR_REQUIRES(mutex_);
+  bool start_staging(std::vector<BufferRange>& ranges) ZR_REQUIRES(mutex_);
+  void finish_staging(std::vector<BufferRange>& ranges, zr_coll& coll) ZR_REQUIRES(mutex_);
+  void stage_src_in_dst(BufferRange src, const BufferRange& dst, zr_coll& coll) ZR_REQUIRES(mutex_);
   void read(BufferRange& range) ZR_REQUIRES(mutex_);
   void wait(const BufferRange& range, double& seconds);
+  void wait_all(const std::vector<BufferRange>& ranges, double& seconds);
   void record_access(const BufferRange& range, bool reads) ZR_REQUIRES(mutex_);
   void prefetch() ZR_REQUIRES(mutex_);
   bool fill(Chunk& chunk, update::UpdateSlice& rest) const;
+  UpdateParts parts_of_update(const std::vector<update::UpdateSlice>& slices, const std::vector<char>& touched) const;
   void start_reads(Chunk& chunk, char* staging) ZR_REQUIRES(mutex_);
+  void start_chunk(std::vector<Chunk>& chunks, std::size_t index) ZR_REQUIRES(mutex_);
   std::string name_of(const char* what, const update::UpdateSlice& slice) const;
 
   const plan::MemoryPlan& plan_;

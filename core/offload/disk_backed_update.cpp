@@ -116,44 +116,54 @@ void DiskBackedBuffers::start_reads(Chunk& chunk, char* staging) {
   }
 }
 
+// Waits for the transfers of ranges that have one.
+void DiskBackedBuffers::wait_all(const std::vector<BufferRange>& ranges, double& seconds) {
+  for (const BufferRange& range : ranges)
+    if (range.transfer) wait(range, seconds);
+}
+
+// Starts the reads of a chunk, once the chunk that used the same staging memory is written.
+void DiskBackedBuffers::start_chunk(std::vector<Chunk>& chunks, std::size_t index) {
+  if (index >= plan::kChunksInFlight) wait_all(chunks[index - plan::kChunksInFlight].weights, waits_.write);
+  const int64_t bytes = disk_staging_.chunk_gradients + disk_staging_.chunk_weights;
+  start_reads(chunks[index], chunks_.data() + static_cast<int64_t>(index % plan::kChunksInFlight) * bytes);
+}
+
+// The slices of touched parameters: those in memory, and the others divided into chunks.
+DiskBackedBuffers::UpdateParts DiskBackedBuffers::parts_of_update(const std::vector<update::UpdateSlice>& slices,
+                                                                  const std::vector<char>& touched) const {
+  UpdateParts parts{{}, std::vector<Chunk>(1)};
+  for (const update::UpdateSlice& slice : slices) {
+    if (!touched[slice.param]) continue;
+    if (!find(slice.grad.data) && !find(slice.weight.data)) {
+      parts.in_memory.push_back(slice);
+      continue;
+    }
+    for (update::UpdateSlice rest = slice; rest.count > 0;)
+      if (!fill(parts.chunks.back(), rest)) parts.chunks.emplace_back();
+  }
+  return parts;
+}
+
 void DiskBackedBuffers::update(const std::vector<update::UpdateSlice>& slices, const std::vector<char>& touched,
                                const std::function<void(const std::vector<update::UpdateSlice>&)>& work) {
   const MutexLock lock(mutex_);
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   while (!prefetched_.empty()) discard_prefetched(prefetched_.begin());
-  std::vector<update::UpdateSlice> in_memory;
-  std::vector<Chunk> chunks(1);
-  for (const update::UpdateSlice& slice : slices) {
-    if (!touched[slice.param]) continue;
-    if (!find(slice.grad.data) && !find(slice.weight.data)) {
-      in_memory.push_back(slice);
-      continue;
-    }
-    for (update::UpdateSlice rest = slice; rest.count > 0;)
-      if (!fill(chunks.back(), rest)) chunks.emplace_back();
-  }
+  auto [in_memory, chunks] = parts_of_update(slices, touched);
   if (!in_memory.empty()) work(in_memory);
   if (chunks.back().slices.empty()) return;
-  const auto wait_all = [&](std::vector<BufferRange>& ranges, double& seconds) {
-    for (const BufferRange& range : ranges)
-      if (range.transfer) wait(range, seconds);
-  };
-  const int64_t staging = disk_staging_.chunk_gradients + disk_staging_.chunk_weights;
-  const auto start = [&](std::size_t i) ZR_REQUIRES(mutex_) {
-    if (i >= plan::kChunksInFlight) wait_all(chunks[i - plan::kChunksInFlight].weights, waits_.write);
-    start_reads(chunks[i], chunks_.data() + static_cast<int64_t>(i % plan::kChunksInFlight) * staging);
-  };
-  start(0);
+  start_chunk(chunks, 0);
   for (std::size_t i = 0; i < chunks.size(); ++i) {
     Chunk& chunk = chunks[i];
-    if (i + 1 < chunks.size()) start(i + 1);
+    if (i + 1 < chunks.size()) start_chunk(chunks, i + 1);
     wait_all(chunk.reduced_gradients, waits_.read);
     wait_all(chunk.weights, waits_.read);
     work(chunk.slices);
     for (BufferRange& range : chunk.weights)
       range.transfer = range.buffer->write(range.from, range.to, range.staging, range.what);
   }
-  for (Chunk& chunk : chunks) wait_all(chunk.weights, waits_.write);
+  for (const Chunk& chunk : chunks) wait_all(chunk.weights, waits_.write);
 }
 
 }  // namespace zr::host::offload

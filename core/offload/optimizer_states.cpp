@@ -14,42 +14,55 @@ namespace zr::host::offload {
 
 OptimizerStates::OptimizerStates(const plan::MemoryPlan& plan, Tiers& tiers, Ledger& ledger)
     : plan_(plan), tiers_(tiers), arrays_(plan.state_arrays()) {
-  const auto kind = [&](std::size_t array) {
-    return plan_.has_master && array == 0 ? MemoryKind::master : MemoryKind::optimizer;
-  };
   allocations_.resize(plan.input.tiers.size());
   for (const plan::StateRange& range : plan.placement.states) {
     RangeMemory& memory = ranges_.emplace_back(RangeMemory{range, {}, {}, {}});
-    if (!in_memory(range.tier)) continue;
-    for (std::size_t a = 0; a < arrays_.size(); ++a) {
-      const int64_t bytes = range.count * size_of(arrays_[a].dtype);
-      if (range.tier == 0) {
-        memory.owned.emplace_back(bytes, kPageBytes, ledger, Tier::device, kind(a), arrays_[a].name);
-        memory.addresses.push_back(memory.owned.back().data());
-      } else {
-        TierStore& tier = *tiers_[static_cast<std::size_t>(range.tier)];
-        memory.allocations.emplace_back(tier, bytes,
-                                        std::vector<TierStore::LedgerEntry>{{kind(a), arrays_[a].name, bytes}});
-        memory.addresses.push_back(tier.map(memory.allocations.back().id()));
-        std::memset(memory.addresses.back(), 0, static_cast<std::size_t>(bytes));
-      }
-    }
+    if (in_memory(range.tier)) allocate_memory(memory, ledger);
   }
   const std::vector<plan::StateTile>& tiles = plan.placement.tiles;
   written_.assign(tiles.size(), std::vector<char>(arrays_.size(), 0));
   if (tiles.empty()) return;
-  for (std::size_t tier = 1; tier < tiers_.size(); ++tier) {
-    int64_t bytes = 0, elements = 0;
-    for (const plan::StateTile& tile : tiles) {
-      if (tile.tier != static_cast<int>(tier)) continue;
-      bytes = tile.offset + tile.bytes;
-      elements += tile.count;
+  for (std::size_t tier = 1; tier < tiers_.size(); ++tier) allocate_tiles(tier);
+  allocate_staging(ledger);
+}
+
+MemoryKind OptimizerStates::kind_of(std::size_t array) const {
+  return plan_.has_master && array == 0 ? MemoryKind::master : MemoryKind::optimizer;
+}
+
+// Allocates all arrays of a range on the device or on a tier in memory.
+void OptimizerStates::allocate_memory(RangeMemory& memory, Ledger& ledger) {
+  for (std::size_t a = 0; a < arrays_.size(); ++a) {
+    const int64_t bytes = memory.range.count * size_of(arrays_[a].dtype);
+    if (memory.range.tier == 0) {
+      memory.owned.emplace_back(bytes, kPageBytes, ledger, Tier::device, kind_of(a), arrays_[a].name);
+      memory.addresses.push_back(memory.owned.back().data());
+    } else {
+      TierStore& tier = *tiers_[static_cast<std::size_t>(memory.range.tier)];
+      memory.allocations.emplace_back(tier, bytes,
+                                      std::vector<TierStore::LedgerEntry>{{kind_of(a), arrays_[a].name, bytes}});
+      memory.addresses.push_back(tier.map(memory.allocations.back().id()));
+      std::memset(memory.addresses.back(), 0, static_cast<std::size_t>(bytes));
     }
-    std::vector<TierStore::LedgerEntry> held;
-    for (std::size_t a = 0; a < arrays_.size(); ++a)
-      held.push_back({kind(a), arrays_[a].name, elements * size_of(arrays_[a].dtype)});
-    if (bytes > 0) allocations_[tier] = TierAllocation(*tiers_[tier], bytes, std::move(held));
   }
+}
+
+// Allocates disk space for the tiles of a tier, if it has any.
+void OptimizerStates::allocate_tiles(std::size_t tier) {
+  int64_t bytes = 0, elements = 0;
+  for (const plan::StateTile& tile : plan_.placement.tiles) {
+    if (tile.tier != static_cast<int>(tier)) continue;
+    bytes = tile.offset + tile.bytes;
+    elements += tile.count;
+  }
+  std::vector<TierStore::LedgerEntry> held;
+  for (std::size_t a = 0; a < arrays_.size(); ++a)
+    held.push_back({kind_of(a), arrays_[a].name, elements * size_of(arrays_[a].dtype)});
+  if (bytes > 0) allocations_[tier] = TierAllocation(*tiers_[tier], bytes, std::move(held));
+}
+
+// Allocates the staging memory for tiles, aligned for all disks, and registers it with them.
+void OptimizerStates::allocate_staging(Ledger& ledger) {
   std::vector<TierStore*> disks;
   int64_t align = kPageBytes;
   for (const auto& tier : tiers_) {
@@ -57,9 +70,9 @@ OptimizerStates::OptimizerStates(const plan::MemoryPlan& plan, Tiers& tiers, Led
     disks.push_back(tier.get());
     align = std::max(align, tier->info().align);
   }
-  staging_ = TrackedMemory(plan.staging_bytes(), align, ledger, Tier::host, MemoryKind::staging, "states in flight");
+  staging_ = TrackedMemory(plan_.staging_bytes(), align, ledger, Tier::host, MemoryKind::staging, "states in flight");
   registered_ = RegisteredMemory(staging_.data(), staging_.bytes(), std::move(disks));
-  writes_.resize(static_cast<std::size_t>(std::min(plan::kTilesInFlight, std::ssize(tiles))));
+  writes_.resize(static_cast<std::size_t>(std::min(plan::kTilesInFlight, std::ssize(plan_.placement.tiles))));
 }
 
 std::vector<plan::StateRange> OptimizerStates::ranges(int64_t first, int64_t count) const {

@@ -69,6 +69,10 @@ class OptimizerStates {
     std::string what;
     Transfer read;
   };
+  MemoryKind kind_of(std::size_t array) const;
+  void allocate_memory(RangeMemory& memory, Ledger& ledger);
+  void allocate_tiles(std::size_t tier);
+  void allocate_staging(Ledger& ledger);
   const RangeMemory& memory_of(int64_t element) const;
   int64_t offset_in_tile(const plan::StateTile& tile, std::size_t array) const;
   std::vector<TilePass> passes_of(const std::vector<update::UpdateSlice>& slices,
