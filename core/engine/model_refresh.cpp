@@ -98,7 +98,7 @@ RefreshState ModelRefresh::hand_over(ParameterChange change, const NormBlocks& n
 }
 
 void ModelRefresh::continue_from(const RefreshState& before) {
-  LoadOptions options;
+  CheckpointLoadOptions options;
   options.strict = false;
   options.renames = before.change.renames;
   checkpointer_.load(before.folder, options, &before.change);

@@ -130,8 +130,8 @@ std::vector<Segment> cut_by_owner(const Parameter& parameter, const std::vector<
   return segments;
 }
 
-MemoryPlan::NormBlocks norm_blocks_of_all_ranks(const MemoryPlan& plan) {
-  MemoryPlan::NormBlocks norm_blocks;
+MemoryPlan::NormBlockCounts norm_blocks_of_all_ranks(const MemoryPlan& plan) {
+  MemoryPlan::NormBlockCounts norm_blocks;
   norm_blocks.blocks_per_rank.assign(static_cast<std::size_t>(plan.input.world), 0);
   for (std::size_t i = 0; i < plan.input.parameters.size(); ++i) {
     if (plan.input.parameters[i].frozen) continue;
@@ -144,8 +144,8 @@ MemoryPlan::NormBlocks norm_blocks_of_all_ranks(const MemoryPlan& plan) {
   return norm_blocks;
 }
 
-MemoryPlan::NormBlocks norm_blocks_of_rank(const MemoryPlan& plan) {
-  MemoryPlan::NormBlocks norm_blocks;
+MemoryPlan::NormBlockCounts norm_blocks_of_rank(const MemoryPlan& plan) {
+  MemoryPlan::NormBlockCounts norm_blocks;
   norm_blocks.blocks_per_rank.assign(static_cast<std::size_t>(plan.input.world), 0);
   int64_t& own = norm_blocks.blocks_per_rank[static_cast<std::size_t>(plan.rank)];
   for (const Piece& piece : plan.rank_plan.reduced_gradients) own += norm_blocks_of(piece.count);
