@@ -7,6 +7,7 @@
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"
+#include "base/round_up.hpp"
 #include "base/text.hpp"
 
 namespace zr::host::plan {
@@ -51,7 +52,7 @@ class Collector {
       fail_internal(fmt::format("the strategy's plan for rank {} is invalid: {}", rank_, problem_));
     for (const Piece& p : plan_.reduced_gradients) {
       plan_.state_offset.push_back(plan_.state_elements);
-      plan_.state_elements += (p.count + kAlign - 1) / kAlign * kAlign;
+      plan_.state_elements += round_up(p.count, kAlign);
     }
     return std::move(plan_);
   }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "zr/abi/strategy.h"
+#include "zr/round_up.hpp"
 
 #pragma GCC visibility push(hidden)
 namespace zr {
@@ -38,7 +39,7 @@ class FlatLayout {
           param_.push_back(p);
           trainable_elements_ += in.params[p]->count;
         }
-        total_ += (in.params[p]->count + in.align - 1) / in.align * in.align;
+        total_ += round_up(in.params[p]->count, in.align);
       }
       if (!frozen) trainable_ = total_;
     }
