@@ -3,12 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <optional>
 #include <sstream>
 
 #include "base/error.hpp"
+#include "base/file.hpp"
 #include "base/hex.hpp"
 #include "base/text.hpp"
 #include "checkpoint/manifest.hpp"
@@ -16,11 +15,14 @@
 namespace zr::host::engine {
 
 namespace {
-std::string hash_of_file(const std::filesystem::path& file) {
-  std::ifstream in(file, std::ios::binary | std::ios::ate);
-  std::string bytes(in ? static_cast<std::size_t>(in.tellg()) : 0, '\0');
-  in.seekg(0).read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-  return hex(checkpoint::hash_of(bytes.data(), std::ssize(bytes)));
+// Identifies the contents of a plug-in's file. engine.refresh() may ask for it long after the library was loaded, when
+// the file can be removed without harm.
+std::string file_identity(const std::string& path) {
+  if (!path_exists(path)) return "file removed since it was loaded";
+  const File file(path, File::Mode::read_following_links);
+  std::string bytes(static_cast<std::size_t>(file.size()), '\0');
+  file.read(0, bytes.data(), std::ssize(bytes));
+  return fmt::format("file {}", hex(checkpoint::hash_of(bytes.data(), std::ssize(bytes))));
 }
 }  // namespace
 
@@ -77,11 +79,11 @@ void compare_ranks(PlannedJob& job, model::Model& model) {
   components.insert(components.end(), job.setup.tiers.begin(), job.setup.tiers.end());
   for (const auto& component : components)
     if (component)
-      own_setup += fmt::format("plug-in {} {} (file {})\n", component->table->id, component->table->version,
-                               hash_of_file(component->file));
+      own_setup += fmt::format("plug-in {} {} ({})\n", component->table->id, component->table->version,
+                               file_identity(component->file.string()));
   for (const plan::Parameter& p : job.plan.input.parameters) {
     own_setup += fmt::format("parameter {}{} [", p.name, p.frozen ? " (frozen)" : "");
-    for (const int64_t size : p.shape) own_setup += std::to_string(size) + " ";
+    for (const int64_t size : p.shape) own_setup += fmt::format("{} ", size);
     own_setup += "]\n";
   }
   for (const config::Entry& entry : job.config().entries())
