@@ -82,17 +82,14 @@ void compare_ranks(PlannedJob& job, model::Model& model) {
       own_setup += fmt::format("plug-in {} {} ({})\n", component->table->id, component->table->version,
                                file_identity(component->file.string()));
   for (const plan::Parameter& p : job.plan.input.parameters) {
-    own_setup += fmt::format("parameter {}{} [", p.name, p.frozen ? " (frozen)" : "");
-    for (const int64_t size : p.shape) own_setup += fmt::format("{} ", size);
-    own_setup += "]\n";
+    own_setup += fmt::format("parameter {}{} [{}]\n", p.name, p.frozen ? " (frozen)" : "", fmt::join(p.shape, ", "));
   }
   for (const config::Entry& entry : job.config().entries())
     if (entry.key.path() != job.config().job().ranks.key)
       own_setup += fmt::format("{} = {}\n", entry.key.path(), config::toml_text(entry.value));
   for (const config::GroupConfig& group : job.config().groups()) {
-    own_setup += "optimizer group";
-    for (const std::string& pattern : group.match) own_setup += " " + pattern;
-    own_setup += ", lr_scale = " + shortest(group.lr_scale);
+    own_setup +=
+        fmt::format("optimizer group {}, lr_scale = {}", fmt::join(group.match, " "), shortest(group.lr_scale));
     for (const config::Entry& entry : group.values)
       own_setup += fmt::format(", {} = {}", entry.key.path(), config::toml_text(entry.value));
     own_setup += "\n";
