@@ -164,9 +164,9 @@ LoadReport Engine::load(const std::string& dir, const LoadOptions& how) {
       host::fail_user("engine.load(dir): the folder name is empty; name a checkpoint or a folder of checkpoints");
     state_->adopt_buffers();
     const StateDictFile converted(session, dir);
-    host::engine::LoadOptions options{how.weights_only, how.strict, how.convert, how.fallback};
+    host::engine::CheckpointLoadOptions options{how.weights_only, how.strict, how.convert, how.fallback};
     if (converted.path() != dir) options.name = dir;
-    host::engine::LoadReport report = session.checkpointer().load(converted.path(), options);
+    host::engine::CheckpointLoadReport report = session.checkpointer().load(converted.path(), options);
     if (state_->evaluations > 0) state_->random = at::globalContext().defaultGenerator(at::kCPU).get_state();
     return {
         report.folder,           std::move(report.missing), std::move(report.unexpected), std::move(report.other_shape),

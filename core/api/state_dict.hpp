@@ -16,7 +16,7 @@ class Engine::StateDictFile {
   /// Removes the temporary file.
   ~StateDictFile();
   StateDictFile(const StateDictFile&) = delete;
-  /// The file to load: the converted one, or `file` itself if it is no state dictionary.
+  /// The file to load: the converted one, or `file` itself if it is not a state dictionary.
   const std::string& path() const { return path_; }
 
  private:

@@ -143,7 +143,7 @@ void File::sync() {
 }
 
 void write_file(const std::string& path, const std::string& text) {
-  const std::string temporary = path + ".aside";
+  const std::string temporary = path + ".partial";
   remove_path(temporary);
   {
     File file(temporary, File::Mode::create);

@@ -4,13 +4,15 @@
 
 #include <algorithm>
 
+#include "base/round_up.hpp"
+
 namespace zr::host {
 
 namespace {
 // Maps memory instead of using the heap, which may return memory that was touched in small pages before. Without
 // MAP_NORESERVE the kernel fails at once if the machine does not have that much memory (vm.overcommit_memory).
 HugePageMemory map(uint64_t bytes, uint64_t align) {
-  const uint64_t rounded = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  const uint64_t rounded = round_up(bytes, kPageBytes);
   void* mapping = ::mmap(nullptr, rounded + align, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapping == MAP_FAILED) return nullptr;
   char* start = static_cast<char*>(mapping);

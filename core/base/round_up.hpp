@@ -1,11 +1,10 @@
-// Rounding to multiples. Plug-ins have their own in zr/strategy.hpp.
+// Rounding to multiples, from the SDK.
 #pragma once
 
-#include <cstdint>
+#include "zr/round_up.hpp"
 
 namespace zr::host {
 
-/// The smallest multiple of `multiple` that is at least `n`; n >= 0, multiple > 0.
-constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+using zr::round_up;
 
 }  // namespace zr::host

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/error.hpp"
+#include "base/hex.hpp"
 #include "base/text.hpp"
 #include "checkpoint/json.hpp"
 
@@ -74,13 +75,9 @@ std::vector<std::string> JsonField::texts() const {
 }
 
 std::string JsonField::bytes_of_hex() const {
-  const std::string& digits = text();
-  if (digits.size() % 2 || digits.find_first_not_of("0123456789abcdef") != digits.npos)
-    fail("an even number of hexadecimal digits");
-  std::string bytes;
-  for (std::size_t i = 0; i < digits.size(); i += 2)
-    bytes.push_back(static_cast<char>(std::stoi(digits.substr(i, 2), nullptr, 16)));
-  return bytes;
+  const auto bytes = bytes_from_hex(text());
+  if (!bytes) fail("an even number of hexadecimal digits");
+  return *bytes;
 }
 
 }  // namespace zr::host::checkpoint

@@ -34,10 +34,9 @@ const std::string kRemedy = "; load another checkpoint (`zeroth verify` reports 
 }
 
 uint64_t hash_in(const JsonField& field) {
-  const std::string& text = field.text();
-  if (text.size() != 16 || text.find_first_not_of("0123456789abcdef") != std::string::npos)
-    field.fail("16 hexadecimal digits");
-  return std::stoull(text, nullptr, 16);
+  const auto hash = value_from_hex(field.text());
+  if (!hash) field.fail("16 hexadecimal digits");
+  return *hash;
 }
 
 // Whether `name` is a plain name of a safetensors file, without a path.

@@ -6,6 +6,7 @@
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"
+#include "base/round_up.hpp"
 #include "base/text.hpp"
 #include "checkpoint/json.hpp"
 
@@ -149,7 +150,7 @@ std::string write_header(TensorHeader& header) {
   for (const StoredTensor& tensor : header.tensors)
     add(tensor.name, {{"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {tensor.begin, tensor.end}}});
   text += "}";
-  text.resize((text.size() + 8 + kAlignment - 1) / kAlignment * kAlignment - 8, ' ');
+  text.resize(round_up(text.size() + 8, kAlignment) - 8, ' ');
   std::string bytes;
   for (int i = 0; i < 8; ++i) bytes.push_back(static_cast<char>(text.size() >> (8 * i)));
   header.data = static_cast<int64_t>(text.size()) + 8;

@@ -134,12 +134,12 @@ class Machine {
     stack_.push_back(found->second);
   }
   void set_items(const std::vector<Node*>& items) {
-    Node* dictionary = top(Kind::dictionary, "an object that is no dictionary");
+    Node* dictionary = top(Kind::dictionary, "an object that is not a dictionary");
     if (items.size() % 2) fail("is damaged: a key of its dictionary has no value");
     for (std::size_t i = 0; i < items.size(); i += 2) dictionary->entries.emplace_back(items[i], items[i + 1]);
   }
   void append_items(const std::vector<Node*>& items) {
-    Node* list = top(Kind::sequence, "an object that is no list");
+    Node* list = top(Kind::sequence, "an object that is not a list");
     list->items.insert(list->items.end(), items.begin(), items.end());
   }
 
@@ -332,7 +332,7 @@ std::vector<PickledTensor> tensors_of_pickle(const std::string& file, std::strin
   for (const auto& [key, value] : dictionary->entries) {
     if (key->kind != Kind::text) machine.reject("the keys of its dictionary are not names");
     if (value->kind != Kind::tensor)
-      machine.reject(fmt::format("the entry '{}' of its dictionary is no tensor", printable(key->text)));
+      machine.reject(fmt::format("the entry '{}' of its dictionary is not a tensor", printable(key->text)));
     tensors.push_back(value->tensor);
     tensors.back().name = key->text;
   }

@@ -16,13 +16,13 @@ struct Number {
   void set(int64_t to, Origin::From from) {
     value = to;
     entry.value = to;
-    entry.written = std::to_string(to);
+    entry.written = fmt::format("{}", to);
     entry.origin = {};
     entry.origin.from = from;
   }
 };
 
-std::string ranks(int64_t world) { return std::to_string(world) + (world == 1 ? " rank" : " ranks"); }
+std::string ranks(int64_t world) { return fmt::format("{} {}", world, world == 1 ? "rank" : "ranks"); }
 
 // third = global / (other * world), if divisible.
 std::string divide(const Number& global, Number& third, const Number& other, int64_t world) {

@@ -197,7 +197,7 @@ class Check {
     if (world <= 0 || world == world_) return;
     world_ = world;
     ranks.value = world_;
-    ranks.written = std::to_string(world_);
+    ranks.written = fmt::format("{}", world_);
     ranks.origin = {};
     ranks.origin.from = Origin::From::launcher;
   }

@@ -11,11 +11,6 @@ namespace zr::host::control {
 
 namespace {
 constexpr std::size_t kMaxLines = 64;
-
-std::string padded(std::string text, std::size_t width) {
-  text.resize(std::max(text.size(), width), ' ');
-  return text;
-}
 }  // namespace
 
 std::string failure_report_text(const std::string& headline, const std::vector<ReportLine>& lines) {
@@ -23,17 +18,17 @@ std::string failure_report_text(const std::string& headline, const std::vector<R
   std::size_t rank_width = 0, pid_width = 0, host_width = 0;
   for (const auto& line : lines) {
     if (!line.host.empty()) hosts.insert(line.host);
-    rank_width = std::max(rank_width, std::to_string(line.rank).size());
-    pid_width = std::max(pid_width, std::to_string(line.pid).size());
+    rank_width = std::max(rank_width, fmt::formatted_size("{}", line.rank));
+    pid_width = std::max(pid_width, fmt::formatted_size("{}", line.pid));
     host_width = std::max(host_width, line.host.size());
   }
   std::string text = headline;
   for (std::size_t i = 0; i < lines.size() && i < kMaxLines; ++i) {
     const ReportLine& line = lines[i];
-    text += "\n  rank " + padded(std::to_string(line.rank), rank_width);
-    text += "  pid " + padded(line.pid ? std::to_string(line.pid) : "-", pid_width);
-    if (hosts.size() > 1) text += "  " + padded(line.host, host_width);
-    text += "  " + line.state;
+    const std::string pid = line.pid ? fmt::format("{}", line.pid) : "-";
+    text += fmt::format("\n  rank {:<{}}  pid {:<{}}", line.rank, rank_width, pid, pid_width);
+    if (hosts.size() > 1) text += fmt::format("  {:<{}}", line.host, host_width);
+    text += fmt::format("  {}", line.state);
   }
   if (lines.size() > kMaxLines) text += fmt::format("\n  and {} more ranks", lines.size() - kMaxLines);
   return text;
@@ -44,13 +39,12 @@ std::string activity_text(const Activity& activity, int64_t age_ms) {
   const std::string what = activity.what.empty() ? "computing" : activity.what;
   std::string text = activity.waiting ? fmt::format("waits {} in {}", age, what) : fmt::format("{} for {}", what, age);
   if (activity.sequence > 0)
-    text += (activity.waiting ? ", collective " : ", after collective ") + std::to_string(activity.sequence);
+    text += fmt::format(", {}collective {}", activity.waiting ? "" : "after ", activity.sequence);
   return fmt::format("{}, step {}", text, activity.step);
 }
 
 std::string left_text(const protocol::Heartbeat& heartbeat) {
-  return (heartbeat.failed ? "ended by an exception after step " : "ended normally after step ") +
-         std::to_string(heartbeat.left_step);
+  return fmt::format("ended {} after step {}", heartbeat.failed ? "by an exception" : "normally", heartbeat.left_step);
 }
 
 std::string left_while_awaited_text(const protocol::Heartbeat& heartbeat) {
@@ -77,7 +71,7 @@ std::string process_state_text(char state) {
     case 'Z':
     case 'X': return "dead (Z)";
     case 0: return "";
-    default: return std::string("in state ") + state;
+    default: return fmt::format("in state {}", state);
   }
 }
 

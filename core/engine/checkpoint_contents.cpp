@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/round_up.hpp"
 #include "checkpoint/safetensors.hpp"
 
 namespace zr::host::engine {
@@ -46,10 +47,7 @@ checkpoint::Slab slab_of(ShardedState& state, uint32_t param, const checkpoint::
 // Adds each buffer once, with the values selected by train.buffers; if ranks differ, also each rank's own values.
 void add_buffers(const StepContext& context, checkpoint::CheckpointContents& contents, ModelBuffers& buffers,
                  const BufferValues& values) {
-  const auto aligned = [](int64_t bytes) {
-    return (bytes + checkpoint::CheckpointContents::kAlignment - 1) / checkpoint::CheckpointContents::kAlignment *
-           checkpoint::CheckpointContents::kAlignment;
-  };
+  const auto aligned = [](int64_t bytes) { return round_up(bytes, checkpoint::CheckpointContents::kAlignment); };
   const int rank = context.rank(), world = context.world();
   const std::vector<model::ModelBuffer> own_buffers = buffers.own_buffers();
   for (std::size_t i = 0; i < own_buffers.size(); ++i) {

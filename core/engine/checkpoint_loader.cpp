@@ -55,7 +55,7 @@ void check_renames(const std::vector<config::Rename>& renames, const std::vector
 }
 
 CheckpointLoader::CheckpointLoader(const StepContext& context, const Parts& parts, const checkpoint::Checkpoint& from,
-                                   const LoadOptions& options, const ParameterChange* change)
+                                   const CheckpointLoadOptions& options, const ParameterChange* change)
     : context_(context),
       parts_of_(parts),
       from_(from),
@@ -211,8 +211,8 @@ void CheckpointLoader::for_each_weight(const std::function<void(uint32_t param, 
     if (part.tensor.kind == "weight") fn(part.param, part.saved->name);
 }
 
-LoadReport CheckpointLoader::report() const {
-  LoadReport report = report_;
+CheckpointLoadReport CheckpointLoader::report() const {
+  CheckpointLoadReport report = report_;
   if (options_.weights_only) {
     report.fresh.clear();
     report.dropped.clear();

@@ -16,7 +16,7 @@
 
 namespace zr::host::engine {
 
-struct LoadOptions {
+struct CheckpointLoadOptions {
   bool weights_only = false;  // loads no optimizer states and no step: training starts from these weights
   bool strict = true;         // false: missing, unexpected or differently shaped tensors are reported, not loaded
   bool convert = false;       // weights of another dtype are converted from the fp32 master
@@ -25,7 +25,7 @@ struct LoadOptions {
   std::string name{};                     // of the checkpoint in messages, if it is a converted file; "": its path
 };
 /// The result of a load. Each list contains tensors as text: "weight 'a'".
-struct LoadReport {
+struct CheckpointLoadReport {
   std::string folder;
   std::vector<std::string> missing, unexpected, other_shape;
   std::vector<std::string> fresh, dropped;  // optimizer states that start at zero; saved ones that this job lacks
@@ -47,7 +47,7 @@ class CheckpointLoader {
   /// Keeps references to all arguments. change: how engine.refresh() changed the model since `from` was saved; null:
   /// not a refresh.
   CheckpointLoader(const StepContext& context, const Parts& parts, const checkpoint::Checkpoint& from,
-                   const LoadOptions& options, const ParameterChange* change);
+                   const CheckpointLoadOptions& options, const ParameterChange* change);
 
   /// True if the checkpoint has the same optimizer as this job, and its states are to be loaded.
   bool has_same_optimizer() const { return same_optimizer_; }
@@ -60,7 +60,7 @@ class CheckpointLoader {
   /// Parameters with an optimizer state that was not found.
   const std::set<uint32_t>& fresh_params() const { return fresh_params_; }
   /// Tensors that were not found, and tensors that were not loaded.
-  LoadReport report() const;
+  CheckpointLoadReport report() const;
 
  private:
   static constexpr uint32_t kNoParam = ~0u;
@@ -79,11 +79,11 @@ class CheckpointLoader {
   const StepContext& context_;
   const Parts parts_of_;
   const checkpoint::Checkpoint& from_;
-  const LoadOptions options_;
+  const CheckpointLoadOptions options_;
   const ParameterChange* const change_;
   const bool same_optimizer_;
   std::vector<Part> parts_;
-  LoadReport report_;
+  CheckpointLoadReport report_;
   std::set<uint32_t> fresh_params_;
 };
 

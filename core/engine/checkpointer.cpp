@@ -198,7 +198,7 @@ void Checkpointer::save_if_due(const GlobalStats& global) {
 
 // Opens the checkpoint. Verifies all of it before use if a failure would damage a model in training, or if an older
 // checkpoint can replace it.
-checkpoint::Checkpoint Checkpointer::open(const std::string& path, const LoadOptions& options) {
+checkpoint::Checkpoint Checkpointer::open(const std::string& path, const CheckpointLoadOptions& options) {
   const std::vector<std::string> candidates = checkpoints_to_try(path, options.fallback, checkpoint_comm());
   for (std::size_t i = 0;; ++i) try {
       std::optional<checkpoint::Checkpoint> from;
@@ -266,7 +266,8 @@ void Checkpointer::warn_of_differences(const checkpoint::Checkpoint& from) const
                                  from.folder(), samples, step, expected));
 }
 
-LoadReport Checkpointer::load(const std::string& path, const LoadOptions& requested, const ParameterChange* change) {
+CheckpointLoadReport Checkpointer::load(const std::string& path, const CheckpointLoadOptions& requested,
+                                        const ParameterChange* change) {
   TrainingProgress& progress = parts_.progress;
   if (progress.within_step())
     fail_user(
@@ -280,7 +281,7 @@ LoadReport Checkpointer::load(const std::string& path, const LoadOptions& reques
   parts_.weights.collect_writes();
   check_renames(requested.renames, context_.plan.input.parameters, context_.model.buffers());
   const checkpoint::Checkpoint from = open(path, requested);
-  LoadOptions options = requested;
+  CheckpointLoadOptions options = requested;
   options.weights_only |= from.from_other_program();
   CheckpointLoader loader(context_, {parts_.state, parts_.buffers}, from, options, change);
   loader.check();
@@ -302,14 +303,14 @@ LoadReport Checkpointer::load(const std::string& path, const LoadOptions& reques
   else
     restore_metadata(from, loader, change);
   progress.end_load();
-  LoadReport report = loader.report();
+  CheckpointLoadReport report = loader.report();
   if (!change) report_load(report, options.weights_only ? -1 : from.manifest().step);
   parts_.step_recorder.lap_checkpoint();
   return report;
 }
 
 // Always reports tensors that were not loaded.
-void Checkpointer::report_load(const LoadReport& report, int64_t step) const {
+void Checkpointer::report_load(const CheckpointLoadReport& report, int64_t step) const {
   if (context_.rank() != 0) return;
   std::string text = fmt::format("{}: {} loaded", report.folder, step < 0 ? "weights" : fmt::format("step {}", step));
   text += list_of("missing", report.missing) + list_of("different shape", report.other_shape) +
@@ -325,7 +326,7 @@ void Checkpointer::report_load(const LoadReport& report, int64_t step) const {
 
 void Checkpointer::load_initial() {
   const config::JobConfig& config = context_.config();
-  LoadOptions options;
+  CheckpointLoadOptions options;
   options.strict = config.checkpoint().strict;
   options.convert = config.checkpoint().convert;
   options.fallback = config.checkpoint().fallback;

@@ -49,7 +49,8 @@ class Checkpointer {
   /// in training, all bytes are verified before any is used, so damaged data changes nothing. If a load fails after it
   /// began to overwrite the weights, they are undefined and another load must follow. change: how the model differs
   /// from the one that save_for_refresh() saved; null: not a refresh. Collective.
-  LoadReport load(const std::string& path, const LoadOptions& options, const ParameterChange* change = nullptr);
+  CheckpointLoadReport load(const std::string& path, const CheckpointLoadOptions& options,
+                            const ParameterChange* change = nullptr);
   /// At the end of the job: waits for the background save, logs its failure, and releases folder locks and memory.
   void close();
 
@@ -60,12 +61,12 @@ class Checkpointer {
   checkpoint::CheckpointContents contents();
   std::string metadata_json();
   void record_failed_save(const Error& failure);
-  checkpoint::Checkpoint open(const std::string& path, const LoadOptions& options);
+  checkpoint::Checkpoint open(const std::string& path, const CheckpointLoadOptions& options);
   void clear_states(uint32_t param);
   void restore_metadata(const checkpoint::Checkpoint& from, const CheckpointLoader& found,
                         const ParameterChange* change);
   void warn_of_differences(const checkpoint::Checkpoint& from) const;
-  void report_load(const LoadReport& report, int64_t step) const;
+  void report_load(const CheckpointLoadReport& report, int64_t step) const;
 
   const StepContext& context_;
   const TrainingParts parts_;

@@ -3,12 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <optional>
 #include <sstream>
 
 #include "base/error.hpp"
+#include "base/file.hpp"
 #include "base/hex.hpp"
 #include "base/text.hpp"
 #include "checkpoint/manifest.hpp"
@@ -16,11 +15,14 @@
 namespace zr::host::engine {
 
 namespace {
-std::string hash_of_file(const std::filesystem::path& file) {
-  std::ifstream in(file, std::ios::binary | std::ios::ate);
-  std::string bytes(in ? static_cast<std::size_t>(in.tellg()) : 0, '\0');
-  in.seekg(0).read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-  return hex(checkpoint::hash_of(bytes.data(), std::ssize(bytes)));
+// Identifies the contents of a plug-in's file. engine.refresh() may ask for it long after the library was loaded, when
+// the file can be removed without harm.
+std::string file_identity(const std::string& path) {
+  if (!path_exists(path)) return "file removed since it was loaded";
+  const File file(path, File::Mode::read_following_links);
+  std::string bytes(static_cast<std::size_t>(file.size()), '\0');
+  file.read(0, bytes.data(), std::ssize(bytes));
+  return fmt::format("file {}", hex(checkpoint::hash_of(bytes.data(), std::ssize(bytes))));
 }
 
 std::string plugin_lines(const PlannedJob& job) {
@@ -30,18 +32,15 @@ std::string plugin_lines(const PlannedJob& job) {
   std::string text;
   for (const auto& component : components)
     if (component)
-      text += fmt::format("plug-in {} {} (file {})\n", component->table->id, component->table->version,
-                          hash_of_file(component->file));
+      text += fmt::format("plug-in {} {} ({})\n", component->table->id, component->table->version,
+                          file_identity(component->file.string()));
   return text;
 }
 
 std::string parameter_lines(const PlannedJob& job) {
   std::string text;
-  for (const plan::Parameter& p : job.plan.input.parameters) {
-    text += fmt::format("parameter {}{} [", p.name, p.frozen ? " (frozen)" : "");
-    for (const int64_t size : p.shape) text += std::to_string(size) + " ";
-    text += "]\n";
-  }
+  for (const plan::Parameter& p : job.plan.input.parameters)
+    text += fmt::format("parameter {}{} [{}]\n", p.name, p.frozen ? " (frozen)" : "", fmt::join(p.shape, ", "));
   return text;
 }
 
@@ -52,9 +51,7 @@ std::string config_lines(const config::JobConfig& config) {
     if (entry.key.path() != config.job().ranks.key)
       text += fmt::format("{} = {}\n", entry.key.path(), config::toml_text(entry.value));
   for (const config::GroupConfig& group : config.groups()) {
-    text += "optimizer group";
-    for (const std::string& pattern : group.match) text += " " + pattern;
-    text += ", lr_scale = " + shortest(group.lr_scale);
+    text += fmt::format("optimizer group {}, lr_scale = {}", fmt::join(group.match, " "), shortest(group.lr_scale));
     for (const config::Entry& entry : group.values)
       text += fmt::format(", {} = {}", entry.key.path(), config::toml_text(entry.value));
     text += "\n";

@@ -17,9 +17,8 @@ namespace {
 std::string digest_of(const std::vector<plan::Parameter>& parameters, const ParameterChange& change) {
   std::string text;
   for (const plan::Parameter& p : parameters) {
-    text += p.name + (p.frozen ? " frozen" : "") + (change.fresh.count(p.name) ? " fresh" : "");
-    for (const int64_t size : p.shape) text += " " + std::to_string(size);
-    text += "\n";
+    text += fmt::format("{}{}{} {}\n", p.name, p.frozen ? " frozen" : "", change.fresh.count(p.name) ? " fresh" : "",
+                        fmt::join(p.shape, " "));
   }
   for (const std::string& line : change.log) text += line + "\n";
   for (const config::Rename& rename : change.renames) text += fmt::format("{} > {}\n", rename.theirs, rename.ours);
@@ -98,7 +97,7 @@ RefreshState ModelRefresh::hand_over(ParameterChange change, const NormBlocks& n
 }
 
 void ModelRefresh::continue_from(const RefreshState& before) {
-  LoadOptions options;
+  CheckpointLoadOptions options;
   options.strict = false;
   options.renames = before.change.renames;
   checkpointer_.load(before.folder, options, &before.change);

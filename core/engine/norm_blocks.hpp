@@ -60,7 +60,7 @@ class NormBlocks {
   const plan::MemoryPlan& plan_;
   Ledger& ledger_;
   offload::DiskBackedBuffers* disk_buffers_;
-  const plan::MemoryPlan::NormBlocks blocks_;
+  const plan::MemoryPlan::NormBlockCounts blocks_;
   const int64_t window_;
   std::vector<int64_t> first_block_;                     // by parameter
   std::vector<std::vector<BlockRange>> ranges_by_rank_;  // by rank, ascending: blocks that it contributes

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -62,7 +61,7 @@ std::vector<std::string> runs_in(const std::string& run_folder) {
   std::sort(numbers.rbegin(), numbers.rend());
   std::vector<std::string> runs;
   if (!fs::is_symlink(fs::path(run_folder) / kSummary, error)) runs.push_back(run_folder);
-  for (const int64_t number : numbers) runs.push_back(run_folder + "/" + std::to_string(number));
+  for (const int64_t number : numbers) runs.push_back(fmt::format("{}/{}", run_folder, number));
   return runs;
 }
 
@@ -85,9 +84,9 @@ std::string RunFolder::rows_up_to(int64_t step) const {
   std::istringstream in(of_newest(kMetrics));
   std::string rows;
   for (std::string line; std::getline(in, line);) {
-    long long row_step = 0;
-    if (std::sscanf(line.c_str(), "{\"step\": %lld,", &row_step) == 1 && row_step <= step && line.back() == '}')
-      rows += line + "\n";
+    const auto row = nlohmann::json::parse(line, nullptr, false);  // discarded if the row is incomplete
+    const auto row_step = row.is_object() ? row.value("step", nlohmann::json()) : nlohmann::json();
+    if (row_step.is_number_integer() && row_step <= step) rows += line + "\n";
   }
   return rows;
 }

@@ -21,9 +21,9 @@ constexpr auto kTimeout = std::chrono::hours(24);  // a lost rank ends the wait 
 
 // Stores a string of any length.
 void put_long(control::Control& control, const std::string& key, const std::string& text) {
-  control.put(key, std::to_string(text.size()));
+  control.put(key, fmt::format("{}", text.size()));
   for (std::size_t at = 0; at < text.size(); at += kValueBytes)
-    control.put(key + "." + std::to_string(at), text.substr(at, kValueBytes));
+    control.put(fmt::format("{}.{}", key, at), text.substr(at, kValueBytes));
 }
 
 // Reads such a string and removes it from the store, so only one rank may read it.

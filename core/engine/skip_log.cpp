@@ -13,8 +13,8 @@ std::string SkipLog::name_of(int64_t param) const {
 }
 
 std::string SkipLog::remedy() const {
-  return std::string("lower optimizer.lr or set train.gradient_clipping") +
-         (is_fp16() ? ", or set train.dtype = \"bf16\", which has the range of fp32" : "");
+  return fmt::format("lower optimizer.lr or set train.gradient_clipping{}",
+                     is_fp16() ? ", or set train.dtype = \"bf16\", which has the range of fp32" : "");
 }
 
 void SkipLog::report(const GlobalStats& global, const TrainingProgress& progress) {
@@ -27,9 +27,9 @@ void SkipLog::report(const GlobalStats& global, const TrainingProgress& progress
                             global.non_finite_rank)
               : fmt::format("the reduced gradient of {} is not finite", name_of(global.first_param));
   if (global.loss_rank >= 0) text += fmt::format("; the loss of rank {} is not finite either", global.loss_rank);
-  if (is_fp16()) text += "; the loss scale is now " + shortest(progress.loss_scale().value());
+  if (is_fp16()) text += fmt::format("; the loss scale is now {}", shortest(progress.loss_scale().value()));
   if (const int64_t silent = skips_ - skips_reported_ - 1; silent > 0)
-    text += "; steps skipped since the last such line: " + std::to_string(silent);
+    text += fmt::format("; steps skipped since the last such line: {}", silent);
   if (++lines_ == kLines)
     text += fmt::format(
         "; from now on at most one such line is logged per {} steps; metrics.jsonl marks every skipped step with "
@@ -47,12 +47,13 @@ void SkipLog::fail_too_many_skips(const GlobalStats& global, const TrainingProgr
                   skips == 1 ? " step" : " steps in a row", context_.config().train().max_skipped_steps.origin.text());
   text += global.non_finite_rank >= 0 ? fmt::format("{} was the first parameter that overflowed, on rank {}",
                                                     name_of(global.first_local_param), global.non_finite_rank)
-                                      : name_of(global.first_param) +
-                                            " was the first parameter whose sum over ranks and "
-                                            "micro-batches overflowed, although no rank's own gradient did";
+                                      : fmt::format(
+                                            "{} was the first parameter whose sum over ranks and "
+                                            "micro-batches overflowed, although no rank's own gradient did",
+                                            name_of(global.first_param));
   if (global.loss_rank >= 0) text += fmt::format("; the loss of rank {} was not finite either", global.loss_rank);
-  text += "; the weights are those after step " + std::to_string(progress.step() - skips);
-  if (is_fp16()) text += ", and the loss scale is " + shortest(progress.loss_scale().value());
+  text += fmt::format("; the weights are those after step {}", progress.step() - skips);
+  if (is_fp16()) text += fmt::format(", and the loss scale is {}", shortest(progress.loss_scale().value()));
   fail_user(fmt::format("{}; check the data of that rank, {}", text, remedy()));
 }
 

@@ -11,12 +11,12 @@ namespace zr::host::model {
 namespace {
 constexpr std::size_t kMaxNames = 4;
 
-// The type's name, as in train.dtype or C++.
+// The type's name: that of train.dtype, or else that of C++.
 std::string type_name(at::ScalarType type) {
   switch (type) {
     case at::kDouble: return "double";
-    case at::kHalf: return "fp16";
-    case at::kBFloat16: return "bf16";
+    case at::kHalf: return std::string(name_of(ZR_F16));
+    case at::kBFloat16: return std::string(name_of(ZR_BF16));
     default: return c10::toString(type);
   }
 }

@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/round_up.hpp"
 #include "comm/comm_runtime.hpp"
 #include "offload/disk_backed_buffer.hpp"
 #include "offload/optimizer_states.hpp"
@@ -110,7 +111,7 @@ class DiskBackedBuffers final : public comm::CollectiveStaging {
   BufferRange range_of(const zr_view& view) const;
   Operands operands_of(const zr_coll& coll) const;
   int64_t staging_bytes_of(const BufferRange& range) const {
-    return (range.staging_bytes() + disk_staging_.align - 1) / disk_staging_.align * disk_staging_.align;
+    return round_up(range.staging_bytes(), disk_staging_.align);
   }
   void grow(int64_t bytes) ZR_REQUIRES(mutex_);
   bool will_be_written(const BufferRange& range) const ZR_REQUIRES(mutex_);

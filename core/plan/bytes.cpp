@@ -81,7 +81,7 @@ int64_t elements_of(const std::vector<Piece>& pieces) {
 }
 }  // namespace
 
-int64_t MemoryPlan::NormBlocks::bytes(int rank) const {
+int64_t MemoryPlan::NormBlockCounts::bytes(int rank) const {
   const int64_t window = std::min(total, kNormBlockWindow);
   const int64_t own = std::max<int64_t>(replicated ? total : blocks_per_rank[static_cast<std::size_t>(rank)], 1);
   return 8 * (replicated ? own : own + std::max<int64_t>(window, 1) + window);

@@ -6,6 +6,7 @@
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"
+#include "base/round_up.hpp"
 
 namespace zr::host::plan {
 
@@ -49,7 +50,7 @@ class Collector {
       fail_internal(fmt::format("the strategy's plan for rank {} is invalid: {}", rank_, problem_));
     for (const Piece& p : plan_.reduced_gradients) {
       plan_.state_offset.push_back(plan_.state_elements);
-      plan_.state_elements += (p.count + kAlign - 1) / kAlign * kAlign;
+      plan_.state_elements += round_up(p.count, kAlign);
     }
     return std::move(plan_);
   }
@@ -128,8 +129,8 @@ std::vector<Segment> cut_by_owner(const Parameter& parameter, const std::vector<
   return segments;
 }
 
-MemoryPlan::NormBlocks norm_blocks_of_all_ranks(const MemoryPlan& plan) {
-  MemoryPlan::NormBlocks norm_blocks;
+MemoryPlan::NormBlockCounts norm_blocks_of_all_ranks(const MemoryPlan& plan) {
+  MemoryPlan::NormBlockCounts norm_blocks;
   norm_blocks.blocks_per_rank.assign(static_cast<std::size_t>(plan.input.world), 0);
   for (std::size_t i = 0; i < plan.input.parameters.size(); ++i) {
     if (plan.input.parameters[i].frozen) continue;
@@ -142,8 +143,8 @@ MemoryPlan::NormBlocks norm_blocks_of_all_ranks(const MemoryPlan& plan) {
   return norm_blocks;
 }
 
-MemoryPlan::NormBlocks norm_blocks_of_rank(const MemoryPlan& plan) {
-  MemoryPlan::NormBlocks norm_blocks;
+MemoryPlan::NormBlockCounts norm_blocks_of_rank(const MemoryPlan& plan) {
+  MemoryPlan::NormBlockCounts norm_blocks;
   norm_blocks.blocks_per_rank.assign(static_cast<std::size_t>(plan.input.world), 0);
   int64_t& own = norm_blocks.blocks_per_rank[static_cast<std::size_t>(plan.rank)];
   for (const Piece& piece : plan.rank_plan.reduced_gradients) own += norm_blocks_of(piece.count);

@@ -112,14 +112,14 @@ struct MemoryPlan {
   RankPlan rank_plan;                          // of `rank`
   std::vector<std::vector<Segment>> segments;  // per parameter
   bool has_master = false;                     // weights are narrower than fp32
-  /// Norm blocks that the ranks exchange.
-  struct NormBlocks {
+  /// Numbers of norm blocks that the ranks exchange.
+  struct NormBlockCounts {
     std::vector<int64_t> blocks_per_rank;  // number that each rank contributes
     int64_t total = 0;
     bool replicated = true;         // every rank computes all of them without an exchange
     int64_t bytes(int rank) const;  // memory of a rank for them
   };
-  NormBlocks norm_blocks;
+  NormBlockCounts norm_blocks;
   Placement placement;
   /// The arrays over the state space: master weights if has_master, then the optimizer's slots.
   struct StateArray {

@@ -8,6 +8,7 @@
 #include <exception>
 #include <utility>
 
+#include "base/round_up.hpp"
 #include "plugin/services.hpp"
 
 namespace zr::host::plugin {
@@ -74,7 +75,7 @@ zr_code alloc(const zr_host* abi, uint64_t bytes, uint64_t align, const char* ta
     if (bytes >= kMinPageMemory) {
       pages = allocate_huge_pages(static_cast<int64_t>(bytes), static_cast<int64_t>(align));
       view.data = pages.get();
-    } else if ((view.data = std::aligned_alloc(align, (bytes + align - 1) / align * align))) {
+    } else if ((view.data = std::aligned_alloc(align, round_up(bytes, align)))) {
       std::memset(view.data, 0, bytes);
     }
     if (!view.data) return fail_with(error, ZR_NOMEM, fmt::format("cannot allocate {} bytes for '{}'", bytes, tag));

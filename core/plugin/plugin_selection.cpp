@@ -66,7 +66,7 @@ void load_tiers(const config::Document& document, const Registry& registry, Plug
 }
 
 // Loads the plug-ins that are not selected, but have a table in the file or on the command line, for their keys. The
-// job does not need them, so one that cannot be loaded is no error.
+// job does not need them, so one that cannot be loaded is not an error.
 void load_unselected(const config::Document& document, const Registry& registry, PluginSelection& selection) {
   for (const Role role : {Role::strategy, Role::optimizer, Role::communicator, Role::offload}) {
     const std::string name(name_of(role));

@@ -10,6 +10,8 @@
 #include <fstream>
 #include <sstream>
 
+#include "zr/round_up.hpp"
+
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -77,7 +79,7 @@ AvailableMemory available_memory(const std::string& root) {
 Block::Block(const zr::Host& host, uint64_t bytes, const std::string& tag) : bytes_(bytes) {
   const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
   if (bytes > uint64_t{1} << 46) reject(bytes, tag, "more than any machine has", ENOMEM);
-  mapped_ = std::max((bytes + page - 1) / page * page, page);
+  mapped_ = std::max(zr::round_up(bytes, page), page);
   const AvailableMemory memory = available_memory();
   if (memory.bytes >= 0 && mapped_ > static_cast<uint64_t>(memory.bytes))
     reject(mapped_, tag, std::to_string(memory.bytes) + " bytes are available (" + memory.source + ")", ENOMEM);

@@ -6,6 +6,7 @@
 #include "io_engine.hpp"
 #include "zr/mutex.hpp"
 #include "zr/offload.hpp"
+#include "zr/round_up.hpp"
 
 namespace {
 
@@ -96,7 +97,7 @@ class Nvme : public zr::Offload<Nvme> {
     if (!transfers_) throw zr::PluginError(ZR_STATE, "tier nvme is not open");
     if (bytes > uint64_t{1} << 56)
       throw zr::PluginError(ZR_IO, "cannot reserve " + std::to_string(bytes) + " bytes, more than any disk has");
-    bytes = (bytes + kAlign - 1) / kAlign * kAlign;
+    bytes = zr::round_up(bytes, kAlign);
     auto allocation = std::make_unique<nvme::Allocation>(bytes, checksum_ ? bytes / kAlign : 0);
     const zr::MutexLock lock(mutex_);
     for (uint32_t i = 0; i < files_.size(); ++i) {

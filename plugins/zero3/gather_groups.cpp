@@ -125,9 +125,9 @@ void GatherGroups::lay_out_groups() {
   }
 }
 
-ElementRange GatherGroups::range(const BucketPiece& piece, int32_t rank) const {
+GroupRange GatherGroups::range(const BucketPiece& piece, int32_t rank) const {
   const GatherGroup& group = groups_[piece.group];
-  const ElementRange part = group.part(rank);
+  const GroupRange part = group.part(rank);
   const auto at = [&](int64_t i) {
     if (i <= 0) return part.begin;
     return i >= piece.n ? part.end
@@ -144,7 +144,7 @@ GatherGroups::PartSizes GatherGroups::part_sizes_of(const GatherGroup& group) co
   std::map<int64_t, int64_t> equal;
   const int64_t first = in_->params[group.params.front()]->count;
   for (int32_t r = 0; r < in_->world; ++r) {
-    const ElementRange part = group.part(r);
+    const GroupRange part = group.part(r);
     if (part.end + in_->norm_block <= first) {
       ++equal[part.size()];
     } else {
@@ -200,10 +200,10 @@ void GatherGroups::make_buckets(int64_t bucket) {
 }
 
 int64_t GatherGroups::part(size_t b, int32_t rank, int64_t offset,
-                           std::vector<zr::GradientBucket::Range>& ranges) const {
+                           std::vector<zr::GradientBucket::ParamRange>& ranges) const {
   const int64_t begin = offset;
   for (const BucketPiece& piece : buckets_[b]) {
-    const ElementRange range = this->range(piece, rank);
+    const GroupRange range = this->range(piece, rank);
     pieces(groups_[piece.group], range, [&](uint32_t param, int64_t first, int64_t count, int64_t in_group) {
       ranges.push_back({param, first, count, offset + in_group - range.begin});
     });

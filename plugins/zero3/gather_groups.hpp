@@ -10,7 +10,8 @@
 
 namespace zero3 {
 
-struct ElementRange {
+/// Elements [begin, end) of a group.
+struct GroupRange {
   int64_t begin, end;
   int64_t size() const { return end - begin; }
 };
@@ -25,7 +26,7 @@ struct GatherGroup {
   std::vector<int64_t> cut;    // rank r has [cut[r], cut[r + 1]); every cut is at an edge of a norm block
   bool persistent = false, frozen = false;
   int64_t own_offset = 0;  // of this rank's part in the shard buffer, or of a full persistent group in its buffer
-  ElementRange part(int32_t rank) const { return {cut[static_cast<size_t>(rank)], cut[static_cast<size_t>(rank) + 1]}; }
+  GroupRange part(int32_t rank) const { return {cut[static_cast<size_t>(rank)], cut[static_cast<size_t>(rank) + 1]}; }
 };
 
 /// The index-th of n pieces of a group's part on every rank. Buckets are made of such pieces. n is 1 unless the group
@@ -56,7 +57,7 @@ class GatherGroups {
   /// with offsets from the begin of the part, to `ranges`. before_own: elements of the parts of all lower ranks. The
   /// cost of the first two does not depend on the number of ranks.
   int64_t bucket_size(size_t b) const { return size_[b]; }
-  int64_t own_part(size_t b, std::vector<zr::GradientBucket::Range>& ranges) const {
+  int64_t own_part(size_t b, std::vector<zr::GradientBucket::ParamRange>& ranges) const {
     return part(b, in_->rank, 0, ranges);
   }
   int64_t before_own(size_t b) const;
@@ -64,7 +65,7 @@ class GatherGroups {
   zr::GradientBucket bucket(size_t b) const;
   /// Calls fn(param, first, count, offset in the group) for the elements in a range of a group.
   template <class F>
-  void pieces(const GatherGroup& group, const ElementRange& range, F&& fn) const {
+  void pieces(const GatherGroup& group, const GroupRange& range, F&& fn) const {
     for (size_t i = 0; i < group.params.size(); ++i) {
       const int64_t begin = std::max(range.begin, group.start[i]);
       const int64_t end = std::min(range.end, group.start[i] + in_->params[group.params[i]]->count);
@@ -79,8 +80,8 @@ class GatherGroups {
   void make_buckets(int64_t bucket);
   int64_t element_count(const GatherGroup& group) const;
   int64_t edge(const GatherGroup& group, int64_t element) const;
-  ElementRange range(const BucketPiece& piece, int32_t rank) const;
-  int64_t part(size_t b, int32_t rank, int64_t offset, std::vector<zr::GradientBucket::Range>& ranges) const;
+  GroupRange range(const BucketPiece& piece, int32_t rank) const;
+  int64_t part(size_t b, int32_t rank, int64_t offset, std::vector<zr::GradientBucket::ParamRange>& ranges) const;
   /// The parts of a group; parts that are cut into pieces of equal sizes are counted together.
   struct PartSizes {
     std::vector<std::pair<int64_t, int64_t>> equal;  // size in elements, and number of ranks with this size

@@ -54,7 +54,7 @@ class Zero3 : public zr::Strategy<Zero3> {
         plan.piece(ZR_ROLE_WEIGHT, p, kPersistent, 0, in.params[p]->count, group.own_offset + groups.offset(p));
         continue;
       }
-      const zero3::ElementRange part = group.part(in.rank);
+      const zero3::GroupRange part = group.part(in.rank);
       groups.pieces(group, part, [&](uint32_t param, int64_t first, int64_t count, int64_t offset) {
         if (param == p)
           plan.piece(in.world > 1 ? ZR_ROLE_WEIGHT_SHARD : ZR_ROLE_WEIGHT, p, kShard, first, count,
@@ -104,7 +104,7 @@ class Zero3 : public zr::Strategy<Zero3> {
     std::vector<zr::Done> gathers;
     for (const GatherGroup& group : groups_->groups()) {
       if (!group.persistent || group.frozen) continue;
-      const zero3::ElementRange part = group.part(comm_->rank());
+      const zero3::GroupRange part = group.part(comm_->rank());
       std::vector<int64_t> counts;
       for (int32_t r = 0; r < comm_->world(); ++r) counts.push_back(group.part(r).size());
       gathers.push_back(comm_->start(zr::all_gather(
@@ -131,7 +131,7 @@ class Zero3 : public zr::Strategy<Zero3> {
     Layout(const zr_plan_in& in, const GatherGroups& groups)
         : memory(zr::gradient_memory(in, zr::GradientMemory::double_buffered)),
           in_place(zr::reduces_in_place(in, memory)) {
-      std::vector<std::vector<zr::GradientBucket::Range>> ranges(groups.buckets());
+      std::vector<std::vector<zr::GradientBucket::ParamRange>> ranges(groups.buckets());
       for (size_t b = 0; b < ranges.size(); ++b) {
         largest = std::max(largest, groups.bucket_size(b));
         total += groups.bucket_size(b);

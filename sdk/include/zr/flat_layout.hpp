@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "zr/abi/strategy.h"
+#include "zr/round_up.hpp"
 
 #pragma GCC visibility push(hidden)
 namespace zr {
@@ -21,7 +22,7 @@ inline namespace sdk {
 class FlatLayout {
  public:
   /// Flat elements [begin, end).
-  struct Range {
+  struct FlatRange {
     int64_t begin, end;                           // flat elements
     int64_t size() const { return end - begin; }  // elements
   };
@@ -38,7 +39,7 @@ class FlatLayout {
           param_.push_back(p);
           trainable_elements_ += in.params[p]->count;
         }
-        total_ += (in.params[p]->count + in.align - 1) / in.align * in.align;
+        total_ += round_up(in.params[p]->count, in.align);
       }
       if (!frozen) trainable_ = total_;
     }
@@ -55,18 +56,20 @@ class FlatLayout {
   int64_t offset(uint32_t param) const { return offset_[param]; }            // flat offset of a parameter
   int64_t count(uint32_t param) const { return in_->params[param]->count; }  // its elements, without padding
 
-  const std::vector<Range>& buckets() const { return buckets_; }  // in the order in which they are sent
-  int64_t largest_bucket() const {                                // elements
+  const std::vector<FlatRange>& buckets() const { return buckets_; }  // in the order in which they are sent
+  int64_t largest_bucket() const {                                    // elements
     int64_t elements = 0;
-    for (const Range& bucket : buckets_) elements = std::max(elements, bucket.size());
+    for (const FlatRange& bucket : buckets_) elements = std::max(elements, bucket.size());
     return elements;
   }
   /// Elements of parameters in a range of the trainable part, padding excluded.
-  int64_t element_count(const Range& range) const { return elements_before(range.end) - elements_before(range.begin); }
+  int64_t element_count(const FlatRange& range) const {
+    return elements_before(range.end) - elements_before(range.begin);
+  }
 
   /// Rank r's part of a bucket. The size of a part differs from the mean by less than a norm block.
-  Range part(std::size_t bucket, int32_t rank) const {
-    const Range& b = buckets_[bucket];
+  FlatRange part(std::size_t bucket, int32_t rank) const {
+    const FlatRange& b = buckets_[bucket];
     return {cut(b, rank), cut(b, rank + 1)};
   }
   /// Elements of every rank's part, for a collective's counts.
@@ -79,7 +82,7 @@ class FlatLayout {
   /// Calls fn(param, first, count, flat offset) for every parameter's elements in a range of the trainable part,
   /// ascending.
   template <class F>
-  void pieces(const Range& range, F&& fn) const {
+  void pieces(const FlatRange& range, F&& fn) const {
     if (range.size() <= 0 || start_.empty()) return;
     for (std::size_t i = index_of(range.begin); i < start_.size() && start_[i] < range.end; ++i) {
       const int64_t count = in_->params[param_[i]]->count;
@@ -117,7 +120,7 @@ class FlatLayout {
     return elements_before_param_[i] + std::min(element - start_[i], in_->params[param_[i]]->count);
   }
   // The edge nearest to the begin of rank r's share of a bucket (shares count elements without padding).
-  int64_t cut(const Range& bucket, int32_t rank) const {
+  int64_t cut(const FlatRange& bucket, int32_t rank) const {
     if (rank <= 0) return bucket.begin;
     if (rank >= in_->world) return bucket.end;
     const int64_t before = elements_before(bucket.begin);
@@ -137,7 +140,7 @@ class FlatLayout {
   std::vector<int64_t> start_,
       elements_before_param_;    // by trainable parameter: flat start, and elements before it without padding
   std::vector<uint32_t> param_;  // by trainable parameter: its index in the model's order
-  std::vector<Range> buckets_;
+  std::vector<FlatRange> buckets_;
   int64_t trainable_ = 0, total_ = 0, trainable_elements_ = 0;
 };
 

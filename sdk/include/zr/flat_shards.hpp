@@ -19,7 +19,7 @@ inline namespace sdk {
 inline std::vector<GradientBucket> gradient_buckets(const FlatLayout& layout) {
   std::vector<GradientBucket> buckets;
   for (std::size_t b = 0; b < layout.buckets().size(); ++b) {
-    const FlatLayout::Range& bucket = layout.buckets()[b];
+    const FlatLayout::FlatRange& bucket = layout.buckets()[b];
     buckets.push_back({{}, layout.counts(b)});
     layout.pieces(bucket, [&](uint32_t param, int64_t first, int64_t count, int64_t offset) {
       buckets.back().ranges.push_back({param, first, count, offset - bucket.begin});
@@ -40,7 +40,7 @@ inline void plan_full(const zr_plan_in& in, const FlatLayout& layout, uint32_t r
 inline void all_gather_parts(const Comm& comm, const FlatLayout& layout, const zr_view& flat) {
   std::vector<Done> pending;
   for (std::size_t b = 0; b < layout.buckets().size(); ++b) {
-    const FlatLayout::Range &bucket = layout.buckets()[b], own_part = layout.part(b, comm.rank());
+    const FlatLayout::FlatRange &bucket = layout.buckets()[b], own_part = layout.part(b, comm.rank());
     pending.push_back(
         comm.start(all_gather(part(flat, own_part.begin, own_part.size()), part(flat, bucket.begin, bucket.size()),
                               ("bucket " + std::to_string(b)).c_str(), layout.counts(b).data())));

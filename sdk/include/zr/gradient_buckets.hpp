@@ -23,12 +23,12 @@ inline namespace sdk {
 /// One bucket: rank 0's part, then rank 1's, and so on.
 struct GradientBucket {
   /// Elements [first, first + count) of a parameter are at `offset` of the bucket. A range may span several parts.
-  struct Range {
+  struct ParamRange {
     uint32_t param;                // index in the model's order
     int64_t first, count, offset;  // elements
   };
-  std::vector<Range> ranges;    // of trainable parameters, in any order; elements outside of all ranges are padding
-  std::vector<int64_t> counts;  // elements of each rank's part, padding included
+  std::vector<ParamRange> ranges;  // of trainable parameters, in any order; elements outside of all ranges are padding
+  std::vector<int64_t> counts;     // elements of each rank's part, padding included
   /// Total elements, padding included.
   int64_t size() const {
     int64_t elements = 0;
@@ -90,7 +90,7 @@ class GradientBuckets {
       base -= size_.back();
       if (memory == GradientMemory::full) memory_.push_back(part(*buffers, base, size_.back()));
       expected_.push_back(0);
-      for (const GradientBucket::Range& range : bucket.ranges) {
+      for (const GradientBucket::ParamRange& range : bucket.ranges) {
         expected_.back() += range.count;
         placements_.push_back({range.param, b, range.first, range.count, range.offset, 0});
       }

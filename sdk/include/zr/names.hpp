@@ -34,7 +34,7 @@ constexpr int64_t size_of(zr_dtype dtype) { return element_type(dtype).size; }
 /// "fp32", "bf16", "fp16", "fp64", "int8", "uint8", "int32", "int64"; "none" for ZR_NONE and unknown dtypes.
 constexpr std::string_view name_of(zr_dtype dtype) { return element_type(dtype).name; }
 
-/// By ZR_ALL_REDUCE and so on; [0] is no operation.
+/// By ZR_ALL_REDUCE and so on; [0] is not an operation.
 inline constexpr std::array<std::string_view, 12> kOperationNames{
     "nothing", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce",
     "gather",  "scatter",    "all_to_all",     "send",       "recv",      "barrier"};

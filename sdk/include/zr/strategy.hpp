@@ -35,6 +35,7 @@
 #include "zr/collective.hpp"
 #include "zr/component.hpp"
 #include "zr/names.hpp"
+#include "zr/round_up.hpp"
 
 #pragma GCC visibility push(hidden)
 namespace zr {
@@ -94,8 +95,6 @@ inline zr_view part(const zr_view& view, int64_t first, int64_t count) {
 inline uint32_t shared_weights_flag(const zr_plan_in& in) {
   return ZR_HAS(&in, zr_plan_in, flags) && (in.flags & ZR_PLAN_SHARE_WEIGHTS) ? ZR_BUFFER_SHARED : 0;
 }
-/// The smallest multiple of `multiple` that is at least `value`; both are positive or 0.
-constexpr int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 ZR_DETECT(has_abort, abort);
 ZR_DETECT(has_acquire, acquire);

@@ -162,7 +162,7 @@ MULTIRANK_TEST(StateDictTest, ReportsFilesThatAreNoStateDictionary, {2}) {
             std::string::npos);
   EXPECT_NE(user_error_of([&] {
               engine.load(kFolder + "mixed.pt");
-            }).find("mixed.pt: the entry 'epoch' of its dictionary is no tensor; save it with torch.save("),
+            }).find("mixed.pt: the entry 'epoch' of its dictionary is not a tensor; save it with torch.save("),
             std::string::npos);
   EXPECT_NE(user_error_of([&] {
               engine.load(kFolder + "legacy.pt");

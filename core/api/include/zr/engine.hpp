@@ -232,7 +232,7 @@ class Engine {
   /// safetensors file of the same size: a zip archive, or a file whose name ends in .pt, .pth, .bin or .ckpt.
   /// Verifies every byte of a checkpoint, and the checksums of a state dictionary, if it has them. Throws if a tensor
   /// does not match and names it (see LoadOptions). If loading fails, a model that was already trained is unchanged; a
-  /// model that was not trained yet may have undefined weights and then refuses to train until another load succeeds.
+  /// model that was not trained yet may have undefined weights and then cannot train until another load succeeds.
   /// Collective.
   LoadReport load(const std::string& dir, const LoadOptions& how = {});
   /// Adapts the engine to the model's current parameters, after the program has added, replaced or removed a parameter

@@ -127,8 +127,8 @@ class Program {
 ///   70  a bug in Zeroth or in a plug-in
 int guarded_run(void (*call)(void*), void* ctx, void (*end)(int exit_code));
 /// Calls fn() and returns the exit code of guarded_run: `int main(...) { return zr::guarded([&] { ... }); }`. A rank of
-/// a failed job does not outlive it: the process ends after 2 s, also inside a long computation. A program that wants
-/// to go on then, for example to save its own state, catches zr::PeerLostError in a main() without zr::guarded.
+/// a failed job does not outlive it: the process ends after 2 s, also inside a long computation. A program that
+/// must continue, for example to save its own state, catches zr::PeerLostError in a main() without zr::guarded.
 template <class F>
 int guarded(F&& fn) {
   return guarded_run([](void* f) { (*static_cast<F*>(f))(); }, const_cast<void*>(static_cast<const void*>(&fn)),

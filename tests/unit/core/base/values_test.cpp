@@ -27,6 +27,19 @@ TEST(HexTest, WritesTwoDigitsPerByte) {
   EXPECT_EQ(hex_of_bytes(std::string_view("\0\x7f\xff", 3)), "007fff");
 }
 
+TEST(HexTest, ReadsWhatItWrites) {
+  for (const uint64_t value : {uint64_t{0}, uint64_t{0x0123456789abcdef}, ~uint64_t{0}})
+    EXPECT_EQ(value_from_hex(hex(value)), value);
+  EXPECT_EQ(bytes_from_hex(""), "");
+  EXPECT_EQ(bytes_from_hex("007fff"), std::string("\0\x7f\xff", 3));
+}
+
+TEST(HexTest, RejectsOtherText) {
+  for (const char* text : {"0", "0g", "0G", "AB", "0x", " 0", "-1"}) EXPECT_EQ(bytes_from_hex(text), std::nullopt);
+  for (const char* text : {"", "00", "0123456789abcde", "0123456789abcdef0", "0123456789abcdef00", "0123456789ABCDEF"})
+    EXPECT_EQ(value_from_hex(text), std::nullopt);
+}
+
 TEST(OperationTest, HasTheNameOfEveryOperation) {
   EXPECT_EQ(name_of_op(0), "nothing");
   EXPECT_EQ(name_of_op(ZR_ALL_REDUCE), "all_reduce");

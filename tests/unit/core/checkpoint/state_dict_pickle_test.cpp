@@ -102,12 +102,13 @@ TEST(StateDictPickleTest, RejectsViewsThatExceedTheirStorage) {
             "a.pt: is damaged: a tensor has an invalid shape" + kRemedy);
 }
 
-TEST(StateDictPickleTest, RejectsObjectsThatAreNoTensors) {
+TEST(StateDictPickleTest, RejectsObjectsThatAreNotTensors) {
   EXPECT_EQ(error_of("\x80\x02"
                      "cos\nsystem\nX\x02" +
                      "\0\0\0ls\x85R."s),
             "a.pt: contains an object of os system, not only tensors" + kRemedy);
-  EXPECT_EQ(error_of("}X\x05\0\0\0epochK\x03s."s), "a.pt: the entry 'epoch' of its dictionary is no tensor" + kRemedy);
+  EXPECT_EQ(error_of("}X\x05\0\0\0epochK\x03s."s),
+            "a.pt: the entry 'epoch' of its dictionary is not a tensor" + kRemedy);
   EXPECT_EQ(error_of("]."), "a.pt: contains no dictionary of tensors" + kRemedy);
   EXPECT_EQ(error_of("}K\x01K\x02s."), "a.pt: the keys of its dictionary are not names" + kRemedy);
   EXPECT_EQ(error_of("c__torch__\nModule\n)\x81}b."),

@@ -59,7 +59,7 @@ TEST_F(CheckpointerTest, LoadsWhatItSaved) {
   const std::string folder = first.checkpoints().save(root(), 0, false);
   EXPECT_EQ(std::filesystem::path(folder).parent_path(), root());
   Trained second(runs("2"));
-  const engine::LoadReport report = second.checkpoints().load(root(), {});
+  const engine::CheckpointLoadReport report = second.checkpoints().load(root(), {});
   EXPECT_EQ(report.folder, folder);
   EXPECT_TRUE(report.missing.empty() && report.unexpected.empty());
   for (const uint32_t param : {0u, 1u}) {
@@ -111,7 +111,7 @@ TEST_F(CheckpointerTest, RejectsAnotherModelAndLeavesAllAsItWas) {
   EXPECT_THAT(failure_of([&] { other.checkpoints().load(root(), {}); }),
               HasSubstr("does not fit the model; missing: weight 'c'; unexpected: weight 'b'"));
   EXPECT_EQ(other.read(0), FakeModel::initial(1500));
-  const engine::LoadReport report = other.checkpoints().load(root(), {.strict = false});
+  const engine::CheckpointLoadReport report = other.checkpoints().load(root(), {.strict = false});
   EXPECT_EQ(report.missing, (std::vector<std::string>{"weight 'c'"}));
   EXPECT_EQ(report.unexpected, (std::vector<std::string>{"weight 'b'"}));
   EXPECT_EQ(other.read(0), first.read(0));
@@ -187,7 +187,7 @@ TEST_F(CheckpointerTest, StartsStatesOfAnotherOptimizerFresh) {
   Trained second(runs("2"));
   second.step(3);
   second.step(3);
-  const engine::LoadReport report = second.checkpoints().load(root(), {});
+  const engine::CheckpointLoadReport report = second.checkpoints().load(root(), {});
   EXPECT_THAT(report.fresh, ::testing::Contains("state.exp_avg 'a'"));
   EXPECT_EQ(second.read(0), first.read(0));
   EXPECT_EQ(second.read(0, engine::LogicalTensor::state, "exp_avg"), std::vector<float>(1500, 0));

@@ -38,7 +38,7 @@ TEST(GatherGroupsTest, KnowBucketSizesAndTheirShardWithoutOtherRanks) {
           for (std::size_t b = 0; b < groups.buckets(); ++b) {
             const zr::GradientBucket whole = groups.bucket(b);
             ASSERT_EQ(groups.bucket_size(b), whole.size()) << world << " ranks, bucket " << b;
-            std::vector<zr::GradientBucket::Range> own_ranges;
+            std::vector<zr::GradientBucket::ParamRange> own_ranges;
             EXPECT_EQ(groups.own_part(b, own_ranges), whole.counts[static_cast<std::size_t>(rank)]);
             int64_t before = 0;
             for (int r = 0; r < rank; ++r) before += whole.counts[static_cast<std::size_t>(r)];
