@@ -111,7 +111,7 @@ std::optional<Role> role_with_kind(std::string_view kind) {
   return std::nullopt;
 }
 
-// The components of a module that were checked so far, as "strategy 'zero3'".
+// The components of a module that were checked so far, as "strategy 'ID'".
 using ComponentNames = std::set<std::string>;
 
 // Of a component with an id; adds it to `checked`.
