@@ -184,8 +184,7 @@ bool Session::step() {
   step_recorder_.lap(Phase::step_sync);
 
   if (offload::DiskBackedBuffers* disk_buffers = state_.disk_buffers()) disk_buffers->step_end();
-  const bool any_touched =
-      std::any_of(global.touched.begin(), global.touched.end(), [](char touched) { return touched != 0; });
+  const bool any_touched = std::ranges::any_of(global.touched, [](char touched) { return touched != 0; });
   const bool applied = global.non_finite == 0 && any_touched;
   if (applied) update_weights(global, rate, norm);
   context.report_event(ZR_STEP_END);
@@ -278,8 +277,7 @@ void Session::reject_step() {
   seed_model(job_.context, progress_);
   std::string names;
   const auto& parameters = plan().input.parameters;
-  const bool all_frozen =
-      std::all_of(parameters.begin(), parameters.end(), [](const plan::Parameter& p) { return p.frozen; });
+  const bool all_frozen = std::ranges::all_of(parameters, [](const plan::Parameter& p) { return p.frozen; });
   for (std::size_t i = 0; i < std::min<std::size_t>(parameters.size(), 3); ++i)
     names += fmt::format("{}{}'", i ? ", '" : "'", parameters[i].name);
   fail_user(fmt::format(

@@ -87,17 +87,17 @@ bool is_private_group(gid_t group, uid_t owner) {
 std::string component_problem(const fs::path& path, const struct stat& status, const std::string& what) {
   if (!is_trusted(status.st_uid))
     return fmt::format(
-        "{} belongs to user {}, who could run code as you: use a copy that you, root or the owner of zeroth made, in a "
-        "folder that this user owns",
+        "{} belongs to user {}, who could run code as you; use a copy owned by you, root or the owner of zeroth, in a "
+        "folder with the same owner",
         what, user_text(status.st_uid));
   if (S_ISLNK(status.st_mode)) return "";  // the mode of a link has no meaning
   if (S_ISDIR(status.st_mode) && (status.st_mode & S_ISVTX)) return "";
   const bool listed = ::getxattr(path.c_str(), "system.posix_acl_access", nullptr, 0) > 0;
   if ((status.st_mode & S_IWGRP) && (listed || !is_private_group(status.st_gid, status.st_uid)))
-    return fmt::format("{} can be changed by other users, who could run code as you: chmod g-w {}", what,
+    return fmt::format("{} can be changed by other users, who could run code as you; chmod g-w {}", what,
                        path.string());
   if (status.st_mode & S_IWOTH)
-    return fmt::format("{} can be changed by other users, who could run code as you: chmod o-w {}", what,
+    return fmt::format("{} can be changed by other users, who could run code as you; chmod o-w {}", what,
                        path.string());
   return "";
 }

@@ -11,6 +11,7 @@
 #include "base/error.hpp"
 #include "support/comm_rig.hpp"
 #include "support/forked_ranks.hpp"
+#include "zr/collective.hpp"
 
 namespace zr::testing {
 
@@ -42,12 +43,8 @@ inline std::vector<RankResult> on_ranks(
 }
 
 inline zr_coll collective(uint32_t op, const zr_view& src, const zr_view& dst, const char* label) {
-  zr_coll coll{};
-  coll.op = op;
+  zr_coll coll = zr::collective(op, src, dst, label);
   coll.reduce = ZR_SUM;
-  coll.src = src;
-  coll.dst = dst;
-  coll.label = label;
   return coll;
 }
 inline zr_view view(void* data, int64_t count, zr_dtype dtype = ZR_F32) { return {data, count, dtype, 0, {1, 0}}; }

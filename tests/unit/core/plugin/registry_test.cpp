@@ -111,7 +111,7 @@ TEST(RegistryTest, RejectsAFileThatOtherUsersCanChange) {
   ::chmod(copy.c_str(), 0646);
   EXPECT_EQ(refusal(plugin::Registry({scratch.folder()}), "bad"),
             "job.toml:1:13: optimizer plug-in 'bad': " + copy +
-                ": it can be changed by other users, who could run code as you: chmod o-w " + copy);
+                ": it can be changed by other users, who could run code as you; chmod o-w " + copy);
 }
 
 TEST(RegistryTest, RejectsAFolderThatOtherUsersCanChange) {
@@ -121,7 +121,7 @@ TEST(RegistryTest, RejectsAFolderThatOtherUsersCanChange) {
   const std::string folder = std::filesystem::canonical(scratch.folder()).string();
   EXPECT_EQ(refusal(plugin::Registry({scratch.folder()}), "bad"),
             "job.toml:1:13: optimizer plug-in 'bad': " + copy + ": its folder " + folder +
-                " can be changed by other users, who could run code as you: chmod o-w " + folder);
+                " can be changed by other users, who could run code as you; chmod o-w " + folder);
 }
 
 TEST(RegistryTest, ListsFoundAndRejectedFiles) {
