@@ -129,5 +129,8 @@ function(zr_multirank_test name)
   zr_test(${name} HEADERS zr_multirank_headers SOURCES ${TEST_SOURCES}
           LIBRARIES Zeroth::zeroth zr_multirank ${TEST_LIBRARIES}
           LABELS multirank ${TEST_LABELS} TIMEOUT ${TEST_TIMEOUT} SLOW "${TEST_SLOW}")
+  # One compilation for all sources: each would take 8 s for the templates in libtorch's headers alone.
+  set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
+  target_link_options(${name} PRIVATE -Wl,--wrap=execve)  # tests/support/job_command.cpp
   add_dependencies(${name} zr_test_dealt zr_test_cramped zr_test_halves zr_test_blocks)
 endfunction()

@@ -3,11 +3,11 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "support/job_command.hpp"
+
 namespace zr::test {
 
-Outcome CheckpointTest::shell(const std::string& words) const {
-  return testing::shell("cd " + scratch_.folder().string() + " && " + words);
-}
+Outcome CheckpointTest::shell(const std::string& words) const { return run_job_command(words, scratch_.folder()); }
 
 std::string CheckpointTest::launch(int n, const RankBody& body, const std::string& overrides) {
   return zeroth_bin() + "launch -n " + std::to_string(n) + " -t 1 -- " + rank_command(body.name()) +

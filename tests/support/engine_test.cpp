@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "support/golden_cases.hpp"
+#include "support/job_command.hpp"
 
 namespace engine_tests {
 
@@ -28,7 +29,7 @@ std::string EngineTest::rank_words(int ranks, const std::string& body, const std
 }
 
 Result EngineTest::shell(const std::string& words) {
-  return zr::testing::shell("export ZR_PLUGIN_PATH=" ZR_BUILD_DIR "/tests/plugins; (" + words + ")");
+  return zr::test::run_job_command(words, fs::current_path(), {{"ZR_PLUGIN_PATH", ZR_BUILD_DIR "/tests/plugins"}});
 }
 
 Result EngineTest::run_all(int ranks, const std::vector<std::string>& lines) {

@@ -6,6 +6,7 @@
 #include <iostream>
 #include <map>
 
+#include "support/job_command.hpp"
 #include "zr/engine.hpp"
 
 namespace zr::test {
@@ -16,8 +17,10 @@ std::map<std::string, RankBody::Function>& bodies() {
   return all;
 }
 
-// PROGRAM --rank BODY TOML [path=value ...]
-int run_body(const std::vector<std::string>& arguments) {
+}  // namespace
+
+// BODY TOML [path=value ...]
+int run_rank_body(const std::vector<std::string>& arguments) {
   if (arguments.size() < 2 || !RankBody::exists(arguments[0])) {
     std::cerr << "usage: PROGRAM --rank BODY TOML [path=value ...]; the bodies are:\n";
     for (const auto& [name, body] : bodies()) std::cerr << "  " << name << "\n";
@@ -28,8 +31,6 @@ int run_body(const std::vector<std::string>& arguments) {
   });
   return ::testing::Test::HasFailure() ? kFailedAssertion : code;
 }
-
-}  // namespace
 
 RankBody::RankBody(std::string name, Function function) : name_(std::move(name)) {
   if (bodies().emplace(name_, std::move(function)).second) return;
@@ -50,11 +51,12 @@ std::vector<std::string> rank_words(const RankBody& body) {
 }  // namespace zr::test
 
 int main(int argc, char** argv) {
+  zr::test::skip_earlier_destructors();
   if (argc < 2 || std::string(argv[1]) != "--rank") {
     ::testing::InitGoogleTest(&argc, argv);
     return RUN_ALL_TESTS();
   }
   int none = 1;  // the arguments are those of the body
   ::testing::InitGoogleTest(&none, argv);
-  return zr::test::run_body({argv + 2, argv + argc});
+  return zr::test::run_rank_body({argv + 2, argv + argc});
 }

@@ -10,8 +10,8 @@
 #include <sstream>
 #include <string>
 
+#include "support/job_command.hpp"
 #include "support/multirank.hpp"
-#include "support/shell.hpp"
 #include "zr/engine.hpp"
 #include "zr/parameters.hpp"
 
@@ -62,10 +62,11 @@ class ShardedParametersTest : public testing::Test {
   void TearDown() override { fs::remove_all(folder_); }
 
   Result launch(int ranks, const zr::test::RankBody& body, const std::string& overrides) {
-    return zr::testing::shell(
+    return zr::test::run_job_command(
         ZR_BUILD_DIR "/bin/zeroth launch -n " + std::to_string(ranks) + " -- " + zr::test::rank_command(body.name()) +
-        " " ZR_SOURCE_DIR "/tests/multirank/model/operators/operators.toml job.ranks=" + std::to_string(ranks) +
-        " job.runs=\"" + folder_.string() + "\" " + overrides);
+            " " ZR_SOURCE_DIR "/tests/multirank/model/operators/operators.toml job.ranks=" + std::to_string(ranks) +
+            " job.runs=\"" + folder_.string() + "\" " + overrides,
+        fs::current_path());
   }
   // Two ranks.
   Result run(const zr::test::RankBody& body, const std::string& strategy = "zero3", const std::string& overrides = "") {

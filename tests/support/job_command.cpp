@@ -1,0 +1,144 @@
+#include "support/job_command.hpp"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <wordexp.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <iostream>
+#include <optional>
+
+#include "base/log.hpp"
+#include "cli/commands.hpp"
+#include "support/sanitizers.hpp"
+
+extern char** environ;
+
+// The linker replaces the launcher's execve() by this function: see zr_multirank_test().
+extern "C" int __real_execve(const char* file, char* const* arguments, char* const* environment);
+extern "C" int __wrap_execve(const char* file, char* const* arguments, char* const* environment);
+
+namespace zr::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool launches_by_fork = false;  // this process runs the launcher's code
+
+std::string this_program() { return fs::read_symlink("/proc/self/exe"); }
+
+std::ptrdiff_t files_in(const char* folder) {
+  return std::distance(fs::directory_iterator(folder), fs::directory_iterator());
+}
+
+// A job of this test program.
+struct Job {
+  std::vector<std::pair<std::string, std::string>> environment;
+  std::vector<std::string> arguments;  // of `zeroth`
+};
+
+std::optional<std::vector<std::string>> words_of(const std::string& command) {
+  wordexp_t expanded;
+  if (wordexp(command.c_str(), &expanded, WRDE_NOCMD | WRDE_UNDEF) != 0) return {};
+  std::vector<std::string> words(expanded.we_wordv, expanded.we_wordv + expanded.we_wordc);
+  wordfree(&expanded);
+  return words;
+}
+
+std::optional<Job> job_of(const std::string& command) {
+  const auto words = words_of(command);
+  if (!words) return {};
+  Job job;
+  auto word = words->begin();
+  for (; word != words->end() && word->find('=') != std::string::npos; ++word) {
+    const auto equals = word->find('=');
+    if (word->starts_with("LD_")) return {};  // variables that only the start of a program reads
+    job.environment.emplace_back(word->substr(0, equals), word->substr(equals + 1));
+  }
+  if (word == words->end() || *word != ZR_BUILD_DIR "/bin/zeroth") return {};
+  job.arguments.assign(word + 1, words->end());
+  const auto separator = std::find(job.arguments.begin(), job.arguments.end(), "--");
+  if (job.arguments.empty() || job.arguments[0] != "launch" || job.arguments.end() - separator < 4 ||
+      separator[1] != this_program() || separator[2] != "--rank")
+    return {};
+  return job;
+}
+
+[[noreturn]] void launch(const Job& job, const std::string& folder,
+                         const std::map<std::string, std::string>& environment, int output) {
+  launches_by_fork = true;
+  skip_earlier_destructors();
+  dup2(output, STDOUT_FILENO);
+  dup2(output, STDERR_FILENO);
+  for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
+  for (const auto& [name, value] : job.environment) setenv(name.c_str(), value.c_str(), 1);
+  fs::current_path(folder);
+  std::signal(SIGPIPE, SIG_IGN);  // like main() of zeroth
+  int code = 0;
+  try {
+    code = host::cli::run_command(job.arguments);
+  } catch (...) {
+    code = host::report_exception();
+  }
+  std::exit(code);
+}
+
+}  // namespace
+
+void skip_earlier_destructors() {
+  if (kSanitized) return;
+  const auto end = [](int code, void*) {
+    std::cout.flush();
+    std::fflush(nullptr);
+    _exit(code);
+  };
+  on_exit(end, nullptr);
+}
+
+testing::Outcome run_job_command(const std::string& command, const std::string& folder,
+                                 const std::map<std::string, std::string>& environment) {
+  const bool forks = !kSanitized && files_in("/proc/self/task") == 1 && !::testing::Test::HasFailure();
+  const auto job = forks ? job_of(command) : std::nullopt;
+  if (!job) {
+    std::string variables;
+    for (const auto& [name, value] : environment) variables += "export " + name + "='" + value + "'; ";
+    return testing::shell("cd '" + folder + "' && " + variables + "(" + command + ")");
+  }
+  std::cout.flush();
+  std::fflush(nullptr);
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("pipe2: " + std::string(std::strerror(errno)));
+  const pid_t pid = fork();
+  if (pid < 0) throw std::runtime_error("fork: " + std::string(std::strerror(errno)));
+  if (pid == 0) launch(*job, folder, environment, ends[1]);
+  close(ends[1]);
+  testing::Outcome outcome{0, ""};
+  char buffer[4096];
+  for (ssize_t n; (n = read(ends[0], buffer, sizeof buffer)) > 0;)
+    outcome.output.append(buffer, static_cast<std::size_t>(n));
+  close(ends[0]);
+  int status = 0;
+  waitpid(pid, &status, 0);
+  outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  return outcome;
+}
+
+}  // namespace zr::test
+
+int __wrap_execve(const char* file, char* const* arguments, char* const* environment) {
+  if (!zr::test::launches_by_fork) return __real_execve(file, arguments, environment);
+  for (int fd = 3; fd < 1024; ++fd)
+    if (const int flags = fcntl(fd, F_GETFD); flags >= 0 && (flags & FD_CLOEXEC)) close(fd);
+  environ = const_cast<char**>(environment);
+  std::vector<std::string> words;
+  for (char* const* word = arguments + 2; *word; ++word) words.emplace_back(*word);  // after PROGRAM --rank
+  zr::test::skip_earlier_destructors();
+  std::exit(zr::test::run_rank_body(words));
+}
