@@ -60,11 +60,12 @@ format:  ## formats the sources (.clang-format)
 	@.ci/setup lint
 	@clang-format -i $(SOURCES)
 
-lint: build  ## checks format, names and common mistakes; warnings are errors (.clang-format, .clang-tidy)
+lint: setup  ## checks format, names and common mistakes; warnings are errors (.clang-format, .clang-tidy)
 	@.ci/setup lint
 	@clang-format --dry-run -Werror $(SOURCES) || { echo 'lint: remedy: make format' >&2; exit 1; }
-	@mkdir -p build/lint && sed -E 's/ -fno-gnu-unique//; s/ -Winvalid-pch -include [^ ]*//' \
-	  build/compile_commands.json > build/lint/compile_commands.json  # removes what clang does not accept from gcc
+	@cmake --preset dev $(TORCH_CACHE) -B build/lint -DZR_UNITY=OFF > build/configure.log 2>&1 || { cat build/configure.log >&2; exit 3; }
+	@# Removes what clang does not accept from gcc.
+	@sed -E -i 's/ -fno-gnu-unique//; s/ -Winvalid-pch -include [^ ]*//' build/lint/compile_commands.json
 	@run-clang-tidy-19 -quiet -p build/lint -j $(JOBS) '$(CURDIR)/(core|sdk|plugins|examples)/.*' > build/lint/log 2>&1 || true
 	@grep -q 'warnings generated' build/lint/log || { cat build/lint/log >&2; echo 'lint: clang-tidy did not run; remedy: see its output above' >&2; exit 1; }
 	@# Of misc-include-cleaner, only unused includes count: a file may use what the headers that it includes provide.

@@ -29,6 +29,9 @@ int retry(F&& call) {
   return result;
 }
 
+constexpr int64_t kMaxTextBytes = int64_t{1} << 30;
+}  // namespace
+
 std::string file_kind_text(mode_t mode) {
   return S_ISFIFO(mode)                   ? "a FIFO"
          : S_ISDIR(mode)                  ? "a folder"
@@ -36,9 +39,6 @@ std::string file_kind_text(mode_t mode) {
          : S_ISCHR(mode) || S_ISBLK(mode) ? "a device"
                                           : "not a file";
 }
-
-constexpr int64_t kMaxTextBytes = int64_t{1} << 30;
-}  // namespace
 
 void fail_file(const std::string& path, const std::string& what, int error) {
   std::string remedy = "check that the folder exists, that its disk works, and that this user may write to it";

@@ -1,6 +1,8 @@
 // Files by descriptor; every failure names the file and says what to do.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -45,6 +47,8 @@ class File {
 
 /// Throws EnvironmentError with the text "path: what: text of the error; remedy". `error` is an errno.
 [[noreturn]] void fail_file(const std::string& path, const std::string& what, int error);
+/// What a path names that is not a regular file, by its mode in stat(2): "a folder", "a FIFO", "a socket", "a device".
+std::string file_kind_text(mode_t mode);
 /// Replaces a small file atomically: writes a temporary file, syncs and renames it.
 void write_file(const std::string& path, const std::string& text);
 std::string read_file(const std::string& path);

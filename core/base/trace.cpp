@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/log.hpp"
@@ -10,25 +12,23 @@
 namespace zr::host {
 
 namespace {
-std::string quoted(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-  }
-  return out + '"';
+using Json = nlohmann::ordered_json;
+
+double microseconds(std::chrono::steady_clock::duration duration) {
+  return std::round(std::chrono::duration<double, std::nano>(duration).count()) / 1000;
 }
 
-std::string microseconds(std::chrono::steady_clock::duration duration) {
-  return fmt::format("{:.3f}", std::chrono::duration<double, std::micro>(duration).count());
-}
+// One event. Names come from programs: they may be invalid UTF-8.
+std::string text_of(const Json& event) { return event.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
 constexpr std::size_t kMaxUnwrittenBytes = 64 << 10;
 }  // namespace
 
 Trace::Trace(int rank) : rank_(rank) {
-  text_ = fmt::format(
-      "[{{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": {}, \"args\": {{\"name\": \"rank {}\"}}}}", rank, rank);
+  text_ =
+      "[" +
+      text_of(
+          {{"ph", "M"}, {"name", "process_name"}, {"pid", rank}, {"args", {{"name", fmt::format("rank {}", rank)}}}});
 }
 
 Trace::~Trace() {
@@ -57,12 +57,17 @@ void Trace::span(const std::string& track, const std::string& name, Time begin, 
   const MutexLock lock(mutex_);
   if (failed_) return;
   const auto [at, fresh] = tracks_.emplace(track, static_cast<int>(tracks_.size()) + 1);
-  const std::string ids = fmt::format(", \"pid\": {}, \"tid\": {}", rank_, at->second);
   if (fresh)
-    text_ += fmt::format(",\n{{\"ph\": \"M\", \"name\": \"thread_name\"{}, \"args\": {{\"name\": {}}}}}", ids,
-                         quoted(track));
-  text_ += fmt::format(",\n{{\"ph\": \"X\", \"name\": {}{}, \"ts\": {}, \"dur\": {}}}", quoted(name), ids,
-                       microseconds(begin.time_since_epoch()), microseconds(end - begin));
+    text_ +=
+        ",\n" +
+        text_of(
+            {{"ph", "M"}, {"name", "thread_name"}, {"pid", rank_}, {"tid", at->second}, {"args", {{"name", track}}}});
+  text_ += ",\n" + text_of({{"ph", "X"},
+                            {"name", name},
+                            {"pid", rank_},
+                            {"tid", at->second},
+                            {"ts", microseconds(begin.time_since_epoch())},
+                            {"dur", microseconds(end - begin)}});
   if (!file_ || text_.size() <= kMaxUnwrittenBytes) return;
   try {
     flush_locked();

@@ -27,10 +27,10 @@ constexpr int64_t kLargestChunk = int64_t{64} << 20;  // the size of buffer that
 constexpr int64_t kLargestJson = int64_t{256} << 20;
 const std::string kBefore = "{\"xxh3\":\"", kBetween = "\",\n\"manifest\":", kAfter = "}\n";
 
-const std::string kRemedy = "; load another checkpoint (`zeroth verify` reports which are intact)";
+const std::string kManifestRemedy = "; load another checkpoint (`zeroth verify` reports which are intact)";
 
-[[noreturn]] void reject(const std::string& path, const std::string& why) {
-  fail_user(printable(fmt::format("{}: {}", path, why)) + kRemedy);
+[[noreturn]] void reject_manifest(const std::string& path, const std::string& why) {
+  fail_user(printable(fmt::format("{}: {}", path, why)) + kManifestRemedy);
 }
 
 uint64_t hash_in(const JsonField& field) {
@@ -60,45 +60,46 @@ SavedTensor tensor_of(const std::string& path, const JsonField& json, const std:
   tensor.kind = json.at("role").text();
   tensor.name = json.at("name").text();
   if (tensor.kind.size() > kMaxNameBytes || tensor.name.size() > kMaxNameBytes)
-    reject(path, fmt::format("has a tensor whose name or role has more than {} bytes", kMaxNameBytes));
+    reject_manifest(path, fmt::format("has a tensor whose name or role has more than {} bytes", kMaxNameBytes));
   tensor.dtype = json.at("dtype").text();
   if (json.has("aliases")) tensor.aliases = json.at("aliases").texts();
   const std::string tensor_text = fmt::format("{} '{}'", tensor.kind, tensor.name);
   const auto shape = shape_of(json.at("shape").value());
-  if (!shape) reject(path, tensor_text + " has an invalid shape");
+  if (!shape) reject_manifest(path, tensor_text + " has an invalid shape");
   tensor.shape = *shape;
   const auto file_index = json_integer(json.at("file").value()), at = json_integer(json.at("at").value());
-  if (!file_index || *file_index >= std::ssize(files)) reject(path, tensor_text + " is in a file that is not listed");
+  if (!file_index || *file_index >= std::ssize(files))
+    reject_manifest(path, tensor_text + " is in a file that is not listed");
   tensor.file = static_cast<uint32_t>(*file_index);
-  if (!at) reject(path, fmt::format("{} has an invalid offset in {}", tensor_text, files[tensor.file].name));
+  if (!at) reject_manifest(path, fmt::format("{} has an invalid offset in {}", tensor_text, files[tensor.file].name));
   tensor.offset = *at;
   if (stored_size(tensor.dtype) == 0 || tensor.bytes() < 0)
-    reject(path, tensor_text + " has an unknown dtype or an invalid shape");
+    reject_manifest(path, tensor_text + " has an unknown dtype or an invalid shape");
   const SavedFile& file = files[tensor.file];
   if (tensor.offset < file.data || tensor.offset > file.bytes || tensor.bytes() > file.bytes - tensor.offset)
-    reject(path,
-           fmt::format("{} is outside the data of {}: it begins at byte {}", tensor_text, file.name, tensor.offset));
+    reject_manifest(
+        path, fmt::format("{} is outside the data of {}: it begins at byte {}", tensor_text, file.name, tensor.offset));
   int64_t remaining = tensor.bytes();
   const JsonField chunks = json.at("chunks");
   for (std::size_t i = 0, n = chunks.size(); i < n; ++i) {
     const JsonField chunk_field = chunks.element(i);
     const Chunk chunk{json_integer(chunk_field.element(0).value()).value_or(0), hash_in(chunk_field.element(1))};
     if (chunk.bytes <= 0 || chunk.bytes > remaining || chunk.bytes > kLargestChunk)
-      reject(path, fmt::format("the chunks of {} do not cover the tensor", tensor_text));
+      reject_manifest(path, fmt::format("the chunks of {} do not cover the tensor", tensor_text));
     remaining -= chunk.bytes;
     tensor.chunks.push_back(chunk);
   }
-  if (remaining != 0) reject(path, fmt::format("the chunks of {} do not cover the tensor", tensor_text));
+  if (remaining != 0) reject_manifest(path, fmt::format("the chunks of {} do not cover the tensor", tensor_text));
   return tensor;
 }
 
 // The tensor must have the dtype of its buffer and one more dimension, the rank.
 void check_rank_buffer(const std::string& path, const SavedTensor& ranks, const SavedTensor* buffer) {
   const std::string tensor_text = fmt::format("per-rank buffer '{}'", ranks.name);
-  if (!buffer) reject(path, tensor_text + " is listed without its buffer");
+  if (!buffer) reject_manifest(path, tensor_text + " is listed without its buffer");
   if (ranks.dtype != buffer->dtype || ranks.shape.empty() || ranks.shape[0] < 1 ||
       !std::equal(ranks.shape.begin() + 1, ranks.shape.end(), buffer->shape.begin(), buffer->shape.end()))
-    reject(path, tensor_text + " does not match the dtype and shape of its buffer");
+    reject_manifest(path, tensor_text + " does not match the dtype and shape of its buffer");
 }
 
 // Every tensor is listed once, tensors do not overlap, and master weights and per-rank buffers match their tensors.
@@ -113,20 +114,21 @@ void check(const std::string& path, const Manifest& manifest) {
   for (const SavedTensor& tensor : manifest.tensors) {
     const auto weight = weights.find(tensor.name);
     if (tensor.kind == "master" && (weight == weights.end() || weight->second->shape != tensor.shape))
-      reject(path, fmt::format("master '{}' does not match the shape of its weight", tensor.name));
+      reject_manifest(path, fmt::format("master '{}' does not match the shape of its weight", tensor.name));
     if (const auto buffer = buffers.find(tensor.name); tensor.kind == kRankBuffer)
       check_rank_buffer(path, tensor, buffer == buffers.end() ? nullptr : buffer->second);
     if (!names.emplace(tensor.kind, tensor.name).second)
-      reject(path, fmt::format("{} '{}' is listed twice", tensor.kind, tensor.name));
+      reject_manifest(path, fmt::format("{} '{}' is listed twice", tensor.kind, tensor.name));
     if (tensor.bytes() > 0 && !offsets.emplace(std::pair(tensor.file, tensor.offset), &tensor).second)
-      reject(path, fmt::format("{} '{}' overlaps another tensor", tensor.kind, tensor.name));
+      reject_manifest(path, fmt::format("{} '{}' overlaps another tensor", tensor.kind, tensor.name));
   }
   for (auto current = offsets.begin(); current != offsets.end(); ++current) {
     const auto next = std::next(current);
     if (next != offsets.end() && next->first.first == current->first.first &&
         next->first.second < current->first.second + current->second->bytes())
-      reject(path, fmt::format("{} '{}' overlaps '{}' at byte {} of {}", next->second->kind, next->second->name,
-                               current->second->name, next->first.second, manifest.files[current->first.first].name));
+      reject_manifest(
+          path, fmt::format("{} '{}' overlaps '{}' at byte {} of {}", next->second->kind, next->second->name,
+                            current->second->name, next->first.second, manifest.files[current->first.first].name));
   }
 }
 }  // namespace
@@ -167,8 +169,8 @@ std::string read_json(const std::string& path) {
   const File file(path, File::Mode::read);
   const int64_t size = file.size();
   if (size > kLargestJson)
-    reject(path,
-           fmt::format("has {}, but the limit for such a file is {}", bytes_text(size), bytes_text(kLargestJson)));
+    reject_manifest(
+        path, fmt::format("has {}, but the limit for such a file is {}", bytes_text(size), bytes_text(kLargestJson)));
   std::string text(static_cast<std::size_t>(std::min<int64_t>(size, 1)), '\0');
   file.read(0, text.data(), static_cast<int64_t>(text.size()));
   if (text != "{") return text;
@@ -197,15 +199,16 @@ Manifest parse_manifest(const std::string& path, const std::string& text) {
   const std::size_t first = kBefore.size() + 16 + kBetween.size();
   if (text.size() < first + kAfter.size() || text.compare(0, kBefore.size(), kBefore) != 0 ||
       text.compare(kBefore.size() + 16, kBetween.size(), kBetween) != 0 || !text.ends_with(kAfter))
-    reject(path, "is not a checkpoint manifest, or is truncated");
+    reject_manifest(path, "is not a checkpoint manifest, or is truncated");
   const std::string body = text.substr(first, text.size() - first - kAfter.size());
   if (text.compare(kBefore.size(), 16, hex(hash_of(body.data(), static_cast<int64_t>(body.size())))) != 0)
-    reject(path, "was changed since it was written: its hash does not match");
-  if (!is_shallow(body)) reject(path, "is not a checkpoint manifest: its JSON is nested too deeply");
+    reject_manifest(path, "was changed since it was written: its hash does not match");
+  if (!is_shallow(body)) reject_manifest(path, "is not a checkpoint manifest: its JSON is nested too deeply");
   const Json json = Json::parse(body, nullptr, false);
-  if (json.is_discarded()) reject(path, "is not a checkpoint manifest: it is not valid JSON");
-  if (const auto twice = repeated_key(body)) reject(path, fmt::format("has the key '{}' twice in one object", *twice));
-  const JsonField root(path, kRemedy, json);
+  if (json.is_discarded()) reject_manifest(path, "is not a checkpoint manifest: it is not valid JSON");
+  if (const auto twice = repeated_key(body))
+    reject_manifest(path, fmt::format("has the key '{}' twice in one object", *twice));
+  const JsonField root(path, kManifestRemedy, json);
   const int64_t version = root.at("version").integer(0, kMax);
   if (version < 1 || version > kVersion)
     fail_user(fmt::format(
@@ -223,9 +226,10 @@ Manifest parse_manifest(const std::string& path, const std::string& text) {
     const JsonField entry = files.element(i);
     SavedFile file{entry.at("name").text(), entry.at("bytes").integer(0, kMax), hash_in(entry.at("header")),
                    entry.at("data").integer(0, kMax)};
-    if (!is_plain(file.name)) reject(path, fmt::format("'{}' is not the name of a file in its folder", file.name));
+    if (!is_plain(file.name))
+      reject_manifest(path, fmt::format("'{}' is not the name of a file in its folder", file.name));
     if (file.data < 8 || file.bytes < file.data || file.data > kMaxHeaderBytes + 8)
-      reject(path, fmt::format("{} has an invalid data offset, {}", file.name, file.data));
+      reject_manifest(path, fmt::format("{} has an invalid data offset, {}", file.name, file.data));
     manifest.files.push_back(std::move(file));
   }
   for (std::size_t i = 0, n = tensors.size(); i < n; ++i)

@@ -17,7 +17,7 @@ using Json = nlohmann::json;
 namespace {
 constexpr int64_t kAlignment = 64;
 
-[[noreturn]] void reject(const std::string& file, const std::string& why) {
+[[noreturn]] void reject_file(const std::string& file, const std::string& why) {
   fail_user(printable(fmt::format("{}: is not a safetensors file: {}", file, why)) +
             "; name a safetensors file, for example model.safetensors");
 }
@@ -28,24 +28,25 @@ StoredTensor tensor_of(const std::string& file, const std::string& name, const J
     tensor.dtype = entry.at("dtype").get<std::string>();
     const auto shape = shape_of(entry.at("shape"));
     const Json& offsets = entry.at("data_offsets");
-    if (!shape) reject(file, fmt::format("invalid shape for '{}'", name));
+    if (!shape) reject_file(file, fmt::format("invalid shape for '{}'", name));
     tensor.shape = *shape;
     const auto begin = json_integer(offsets.at(0)), end = json_integer(offsets.at(1));
     if (offsets.size() != 2 || !begin || !end)
-      reject(file, fmt::format("the data_offsets of '{}' are not two valid offsets", name));
+      reject_file(file, fmt::format("the data_offsets of '{}' are not two valid offsets", name));
     tensor.begin = *begin;
     tensor.end = *end;
   } catch (const Json::exception&) {
-    reject(file, fmt::format("its header lacks dtype, shape or data_offsets for '{}'", name));
+    reject_file(file, fmt::format("its header lacks dtype, shape or data_offsets for '{}'", name));
   }
   const int64_t size = stored_size(tensor.dtype);
-  if (size == 0) reject(file, fmt::format("'{}' has the dtype '{}', which is not supported", name, tensor.dtype));
+  if (size == 0) reject_file(file, fmt::format("'{}' has the dtype '{}', which is not supported", name, tensor.dtype));
   int64_t bytes = size;
   for (const int64_t n : tensor.shape)
-    if (n < 0 || __builtin_mul_overflow(bytes, n, &bytes)) reject(file, fmt::format("invalid shape for '{}'", name));
+    if (n < 0 || __builtin_mul_overflow(bytes, n, &bytes))
+      reject_file(file, fmt::format("invalid shape for '{}'", name));
   if (tensor.end - tensor.begin != bytes)
-    reject(file, fmt::format("'{}' needs {} bytes for its shape, but its data_offsets are {} to {}", name, bytes,
-                             tensor.begin, tensor.end));
+    reject_file(file, fmt::format("'{}' needs {} bytes for its shape, but its data_offsets are {} to {}", name, bytes,
+                                  tensor.begin, tensor.end));
   return tensor;
 }
 }  // namespace
@@ -97,12 +98,12 @@ TensorHeader parse_header(const std::string& file, const std::string& text, int6
       header.tensors.push_back(tensor_of(file, name, entry));
       return;
     }
-    if (!entry.is_object()) reject(file, "its __metadata__ is not a JSON object");
+    if (!entry.is_object()) reject_file(file, "its __metadata__ is not a JSON object");
     for (const auto& [key, value] : entry.items())
       if (value.is_string()) header.metadata[key] = value.get<std::string>();
   });
-  if (!object) reject(file, "its header is not a JSON object");
-  if (twice) reject(file, fmt::format("its header has '{}' twice", *twice));
+  if (!object) reject_file(file, "its header is not a JSON object");
+  if (twice) reject_file(file, fmt::format("its header has '{}' twice", *twice));
   const auto before = [](const StoredTensor& a, const StoredTensor& b) {
     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
   };
@@ -111,13 +112,13 @@ TensorHeader parse_header(const std::string& file, const std::string& text, int6
   int64_t at = 0;
   for (const StoredTensor& tensor : header.tensors) {
     if (tensor.begin != at)
-      reject(file, fmt::format("'{}' begins at byte {}, but the tensors before it end at byte {}", tensor.name,
-                               tensor.begin, at));
+      reject_file(file, fmt::format("'{}' begins at byte {}, but the tensors before it end at byte {}", tensor.name,
+                                    tensor.begin, at));
     at = tensor.end;
   }
   if (at != bytes - data)
-    reject(file, fmt::format("its tensors end at byte {}, but the file has {} bytes",
-                             static_cast<uint64_t>(data) + static_cast<uint64_t>(at), bytes));
+    reject_file(file, fmt::format("its tensors end at byte {}, but the file has {} bytes",
+                                  static_cast<uint64_t>(data) + static_cast<uint64_t>(at), bytes));
   return header;
 }
 
@@ -128,7 +129,7 @@ TensorHeader read_header(const File& file) {
   uint64_t length = 0;
   for (int i = 8; i-- > 0;) length = length << 8 | word[i];
   if (bytes < 8 || length > kMaxHeaderBytes || static_cast<int64_t>(length) + 8 > bytes)
-    reject(file.path(), "its first eight bytes are not the length of a header");
+    reject_file(file.path(), "its first eight bytes are not the length of a header");
   std::string text(length, '\0');
   file.read(8, text.data(), static_cast<int64_t>(length));
   return parse_header(file.path(), text, static_cast<int64_t>(length) + 8, bytes);

@@ -20,7 +20,6 @@ namespace zr::host::comm {
 
 namespace {
 using Clock = std::chrono::steady_clock;
-constexpr uint64_t bit(uint64_t i) { return uint64_t{1} << i; }
 
 zr_code fill(zr_error* error, zr_code code, const std::string& text) {
   if (error) {

@@ -21,6 +21,9 @@
 
 namespace zr::host::comm {
 
+/// The bit of an operation, data type or reduction in the masks of zr_comm_caps.
+constexpr uint64_t bit(uint64_t i) { return uint64_t{1} << i; }
+
 /// Calls are [use] unless marked otherwise.
 class Submission {
  public:

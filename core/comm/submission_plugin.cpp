@@ -14,7 +14,6 @@ namespace zr::host::comm {
 
 namespace {
 using Clock = std::chrono::steady_clock;
-constexpr uint64_t bit(uint64_t i) { return uint64_t{1} << i; }
 }  // namespace
 
 const zr_shared_weights_api* shared_weights_of(const plugin::Component& communicator) {

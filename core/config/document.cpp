@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "base/error.hpp"
+#include "base/file.hpp"
 #include "base/text.hpp"
 #include "config/config.hpp"
 #include "config/document_tree.hpp"
@@ -24,14 +25,6 @@ constexpr std::string_view kCommandLine = "command line", kProgram = "zr::Config
 constexpr std::size_t kMaxBytes = 4u << 20;  // of a TOML file
 constexpr std::size_t kMaxDepth = 32;        // nesting of tables and arrays: their readers are recursive
 
-const char* kind_text(mode_t mode) {
-  return S_ISDIR(mode)    ? "a folder"
-         : S_ISFIFO(mode) ? "a pipe"
-         : S_ISCHR(mode)  ? "a device"
-         : S_ISBLK(mode)  ? "a disk"
-                          : "a socket";
-}
-
 // Ranks read the file again, so it must be a regular file. With O_NONBLOCK, opening a pipe does not wait for a writer.
 std::string read_toml(const std::string& file) {
   const int fd = ::open(file.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
@@ -42,7 +35,7 @@ std::string read_toml(const std::string& file) {
   if (!opened) {
     problem = std::string("cannot be read: ") + std::strerror(error);
   } else if (!S_ISREG(status.st_mode)) {
-    problem = fmt::format("is {}, not a regular file", kind_text(status.st_mode));
+    problem = fmt::format("is {}, not a regular file", file_kind_text(status.st_mode));
   } else {
     std::array<char, 65536> buffer;
     ssize_t got = 0;

@@ -43,6 +43,16 @@ pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(liburing REQUIRED IMPORTED_TARGET liburing)
 find_library(ZR_LIBURING NAMES liburing.a uring HINTS ${liburing_LIBRARY_DIRS})  # prefers the static library
 
+# zr_unity(target files): compiles that many sources of the target together (0: all), because the headers take most of
+# the time of each compilation; those of libtorch take 6 s, even precompiled. Two sources of a target cannot define the
+# same name in an anonymous namespace.
+option(ZR_UNITY "Compile several sources together, which halves the time of a full build" ON)
+function(zr_unity target files)
+  if(ZR_UNITY)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${files})
+  endif()
+endfunction()
+
 # Defines zr_<name>_root, the include root of a subsystem of core/: a folder in the build tree that has only a link to
 # the sources of the subsystem. A file can include the headers of its own subsystem, as "name/file.hpp", and of the
 # subsystems that it depends on, but no others: the compiler enforces the order of dependencies.
@@ -58,6 +68,9 @@ endfunction()
 function(zr_subsystem name)
   cmake_parse_arguments(SUBSYSTEM "" "" "SOURCES;DEPENDS;LIBRARIES" ${ARGN})
   add_library(zr_${name} STATIC ${SUBSYSTEM_SOURCES})
+  if(NOT name STREQUAL base)  # tests replace some of its sources
+    zr_unity(zr_${name} 5)
+  endif()
   zr_include_root(${name})
   target_link_libraries(zr_${name} PUBLIC zr::sdk zr_${name}_root ${SUBSYSTEM_LIBRARIES})
   foreach(subsystem ${SUBSYSTEM_DEPENDS})
@@ -129,8 +142,7 @@ function(zr_multirank_test name)
   zr_test(${name} HEADERS zr_multirank_headers SOURCES ${TEST_SOURCES}
           LIBRARIES Zeroth::zeroth zr_multirank ${TEST_LIBRARIES}
           LABELS multirank ${TEST_LABELS} TIMEOUT ${TEST_TIMEOUT} SLOW "${TEST_SLOW}")
-  # One compilation for all sources: each would take 8 s for the templates in libtorch's headers alone.
-  set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
+  zr_unity(${name} 7)
   target_link_options(${name} PRIVATE -Wl,--wrap=execve)  # tests/support/job_command.cpp
   add_dependencies(${name} zr_test_dealt zr_test_cramped zr_test_halves zr_test_blocks)
 endfunction()

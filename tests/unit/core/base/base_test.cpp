@@ -185,30 +185,6 @@ TEST(ThreadPoolTest, RethrowsTheFirstException) {
   EXPECT_THROW(pool.parallel_for(3, 1, [](int64_t, int64_t) { fail_user("no"); }), Error);
 }
 
-TEST(TraceTest, HoldsNoMemoryAfterAFailedWrite) {
-  const zr::test::Scratch scratch;
-  rlimit before{};
-  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
-  const auto handler = ::signal(SIGXFSZ, SIG_IGN);
-  const rlimit small{100'000, before.rlim_max};
-  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
-  {
-    Trace trace(0);
-    trace.open(File(scratch.path("trace.json"), File::Mode::create));
-    const auto draw = [&](int spans) {
-      for (int i = 0; i < spans; ++i) trace.span("training", std::string(100, 'x'), {}, {});
-    };
-    draw(2000);  // more than the file size limit
-    const auto held = [] { return ::mallinfo2().uordblks + ::mallinfo2().hblkhd; };
-    const std::size_t before_more = held();
-    draw(100'000);
-    EXPECT_LT(held(), before_more + 100'000);
-  }
-  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
-  ::signal(SIGXFSZ, handler);
-  EXPECT_LE(std::filesystem::file_size(scratch.path("trace.json")), 100'000u);
-}
-
 TEST(FailureTest, CarriesItsExitCode) {
   zr_error error{};
   std::snprintf(error.msg, sizeof error.msg, "beta1 must be below 1");
