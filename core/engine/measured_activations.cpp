@@ -1,4 +1,5 @@
-// Activation memory as an earlier run with the same model and micro-batch measured it.
+#include "engine/measured_activations.hpp"
+
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -6,7 +7,7 @@
 #include <set>
 #include <sstream>
 
-#include "engine/run_recorder.hpp"
+#include "engine/run_folder.hpp"
 
 namespace zr::host::engine {
 

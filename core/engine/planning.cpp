@@ -8,7 +8,7 @@
 #include "base/text.hpp"
 #include "comm/comm_runtime.hpp"
 #include "engine/machine_profile.hpp"
-#include "engine/run_recorder.hpp"
+#include "engine/measured_activations.hpp"
 #include "offload/tier.hpp"
 
 namespace zr::host::engine {

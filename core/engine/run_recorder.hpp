@@ -1,11 +1,13 @@
 // Records a run in its folder (config.toml, metrics.jsonl, summary.json) and shows its progress, on rank 0.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/ledger.hpp"
@@ -13,7 +15,6 @@
 #include "config/config.hpp"
 #include "engine/progress_display.hpp"
 #include "engine/run_folder.hpp"
-#include "plan/plan.hpp"
 
 namespace zr::host::engine {
 
@@ -21,10 +22,6 @@ namespace zr::host::engine {
 enum class Phase { forward, backward, reduce, step_sync, optimizer, gather, checkpoint };
 inline constexpr std::array<std::string_view, 7> kPhaseNames{"forward",   "backward", "reduce",    "step_sync",
                                                              "optimizer", "gather",   "checkpoint"};
-
-/// The activation bytes that the newest run in the engine's run folder measured with the same program keys, dtype and
-/// micro-batch.
-plan::PlanContext measured_activations(const config::JobConfig& config, const std::string& engine);
 
 /// A row of metrics.jsonl.
 struct StepRow {

@@ -1,4 +1,6 @@
 // Reads the measured activations of an earlier run from its summary, and ignores invalid ones.
+#include "engine/measured_activations.hpp"
+
 #include <gtest/gtest.h>
 
 #include <filesystem>
