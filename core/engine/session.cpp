@@ -257,8 +257,10 @@ void Session::set_accumulation(int accumulation) {
   const plan::PlanInput& planned = plan().input;
   if (accumulation > 1 && planned.accumulation == 1 && !planned.accumulates_locally)
     fail_user(call +
-              ": the memory plan has no sums over micro-batches, because train.gradient_accumulation is 1; set "
-              "it to 2 or more in the configuration, and call engine.set_accumulation(1) before the first step");
+              ": the memory plan has no sums over micro-batches, because train.gradient_accumulation is 1 "
+              "and gradients.reduce is \"each_micro_step\"; set train.gradient_accumulation to 2 or more in the "
+              "configuration and call engine.set_accumulation(1) before the first step, or set gradients.reduce = "
+              "\"last_micro_step\"");
   progress_.set_accumulation(accumulation);
   gradients_.set_accumulation(accumulation);
 }

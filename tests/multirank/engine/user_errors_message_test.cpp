@@ -138,6 +138,14 @@ RANK_BODY(set_misuse, Run) {
   run.step();
 }
 
+RANK_BODY(accumulation_misuse, Run) {
+  says("zero", [&] { run.engine->set_accumulation(0); });
+  says("more than planned", [&] { run.engine->set_accumulation(2); });
+  run.backward();
+  says("within a step", [&] { run.engine->set_accumulation(1); });
+  run.engine->step();
+}
+
 RANK_BODY(sum_misuse, Run) {
   zr::Engine& engine = *run.engine;
   says("bool", [&] { engine.sum(torch::ones({2}, torch::kBool)); });

@@ -127,9 +127,20 @@ TEST(SessionTest, RejectsMoreMicroBatchesThanThePlanHasSumsFor) {
   Fixture f;
   EXPECT_EQ(failure_of([&] { f.session->set_accumulation(0); }),
             "engine.set_accumulation(0): a step has at least one micro-batch per rank; pass 1 or more");
-  EXPECT_THAT(failure_of([&] { f.session->set_accumulation(2); }),
-              HasSubstr("the memory plan has no sums over micro-batches"));
+  EXPECT_EQ(failure_of([&] { f.session->set_accumulation(2); }),
+            "engine.set_accumulation(2): the memory plan has no sums over micro-batches, because "
+            "train.gradient_accumulation is 1 and gradients.reduce is \"each_micro_step\"; set "
+            "train.gradient_accumulation to 2 or more in the configuration and call engine.set_accumulation(1) before "
+            "the first step, or set gradients.reduce = \"last_micro_step\"");
   EXPECT_TRUE(f.step(1));
+}
+
+TEST(SessionTest, AcceptsMoreMicroBatchesThanPlannedIfOnlyTheLastOneReduces) {
+  Fixture f({"gradients.reduce=last_micro_step"});
+  f.session->set_accumulation(2);
+  EXPECT_FALSE(f.step(1));
+  EXPECT_TRUE(f.step(3));
+  EXPECT_EQ(f.read(1, engine::LogicalTensor::gradient), std::vector<float>(40, 2)) << "the mean of two";
 }
 
 TEST(SessionTest, SetsAndHashesWeightsByName) {
