@@ -7,24 +7,13 @@
 #include <sstream>
 
 #include "base/error.hpp"
-#include "base/file.hpp"
 #include "base/hex.hpp"
 #include "base/text.hpp"
-#include "checkpoint/manifest.hpp"
+#include "plugin/file_hash.hpp"
 
 namespace zr::host::engine {
 
 namespace {
-// Identifies the contents of a plug-in's file. engine.refresh() may ask for it long after the library was loaded, when
-// the file can be removed without harm.
-std::string file_identity(const std::string& path) {
-  if (!path_exists(path)) return "file removed since it was loaded";
-  const File file(path, File::Mode::read_following_links);
-  std::string bytes(static_cast<std::size_t>(file.size()), '\0');
-  file.read(0, bytes.data(), std::ssize(bytes));
-  return fmt::format("file {}", hex(checkpoint::hash_of(bytes.data(), std::ssize(bytes))));
-}
-
 std::string plugin_lines(const PlannedJob& job) {
   std::vector<std::optional<plugin::Component>> components{job.setup.strategy, job.setup.optimizer,
                                                            job.setup.communicator};
@@ -32,8 +21,8 @@ std::string plugin_lines(const PlannedJob& job) {
   std::string text;
   for (const auto& component : components)
     if (component)
-      text += fmt::format("plug-in {} {} ({})\n", component->table->id, component->table->version,
-                          file_identity(component->file.string()));
+      text += fmt::format("plug-in {} {} (file {})\n", component->table->id, component->table->version,
+                          hex(plugin::loaded_file_hash(*component)));
   return text;
 }
 
@@ -67,7 +56,8 @@ std::string model_lines(model::Model& model) {
   return text;
 }
 
-// Everything that all ranks must have in common, one item per line.
+}  // namespace
+
 std::string setup_text(const PlannedJob& job, model::Model& model) {
   std::string text = job.setup.engine.empty() ? "" : fmt::format("engine '{}'\n", job.setup.engine);
   text += plugin_lines(job);
@@ -77,7 +67,6 @@ std::string setup_text(const PlannedJob& job, model::Model& model) {
   return text;
 }
 
-// The first lines that differ, as text. The set-ups must differ.
 std::string first_difference(const std::string& own_setup, const std::string& rank_zero_setup, int rank) {
   std::istringstream own_lines(own_setup), rank_zero_lines(rank_zero_setup);
   std::string a, b;
@@ -87,7 +76,6 @@ std::string first_difference(const std::string& own_setup, const std::string& ra
   } while (a == b);
   return fmt::format("rank {} has '{}', rank 0 has '{}'", rank, a, b);
 }
-}  // namespace
 
 void check_strategy(const PlannedJob& job) {
   const auto* api = job.strategy.api<zr_strategy_api>();
@@ -144,7 +132,7 @@ void compare_ranks(PlannedJob& job, model::Model& model) {
   for (const std::string& text : job.comm.all_gather_bytes(difference, "comparison of set-ups"))
     if (text[0])
       fail_user(fmt::format(
-          "the ranks do not train the same job: {}; start all ranks with the same TOML file and the same model",
+          "the ranks do not train the same job: {}; start all ranks with the same TOML file, model and plug-in files",
           text.substr(0, text.find('\0'))));
 }
 

@@ -1,6 +1,8 @@
 // Checks before a job allocates memory: its strategy, its optimizer, and differences between the ranks.
 #pragma once
 
+#include <string>
+
 #include "engine/planned_job.hpp"
 #include "model/model.hpp"
 
@@ -10,6 +12,11 @@ namespace zr::host::engine {
 void check_strategy(const PlannedJob& job);
 /// Throws UserError if the optimizer needs something that the engine or the job's strategy does not support.
 void check_optimizer(const PlannedJob& job);
+/// Everything that all ranks must have in common, one item per line: plug-ins with the hashes of the files that were
+/// loaded, parameters, configuration without job.ranks, and buffers.
+std::string setup_text(const PlannedJob& job, model::Model& model);
+/// The first lines that differ between the set-up of `rank` and that of rank 0, as text. The set-ups must differ.
+std::string first_difference(const std::string& own_setup, const std::string& rank_zero_setup, int rank);
 /// Collective. Throws UserError on all ranks if a rank differs from rank 0 in plug-ins, parameters, configuration
 /// or buffers; the message contains the first difference.
 void compare_ranks(PlannedJob& job, model::Model& model);

@@ -2,14 +2,20 @@
 
 #include <fmt/format.h>
 #include <unistd.h>
+#include <xxhash.h>
 
+#include <algorithm>
 #include <boost/dll/shared_library.hpp>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <iterator>
 #include <map>
 
+#include "base/error.hpp"
+#include "base/file.hpp"
 #include "plugin/elf.hpp"
+#include "plugin/file_hash.hpp"
 #include "plugin/probe.hpp"
 #include "zr/mutex.hpp"
 
@@ -50,17 +56,29 @@ std::string abi_problem(unsigned major, unsigned minor) {
                      here);
 }
 
+struct Library {
+  boost::dll::shared_library library;
+  const zr_module* module;  // null if it could not be read
+  uint64_t file_hash;
+};
+
 // The libraries of this process; never destroyed, so that none is unloaded.
 struct Loaded {
   Mutex mutex;
   bool probes ZR_GUARDED_BY(mutex) = false;
   std::map<std::pair<dev_t, ino_t>, std::string> probed ZR_GUARDED_BY(mutex);  // the problem per file, or ""
-  std::map<std::filesystem::path, std::pair<boost::dll::shared_library, const zr_module*>> libraries
-      ZR_GUARDED_BY(mutex);
+  std::map<std::filesystem::path, Library> libraries ZR_GUARDED_BY(mutex);
 };
 Loaded& loaded() {
   static auto* loaded = new Loaded;
   return *loaded;
+}
+
+uint64_t hash_of_file(const std::filesystem::path& path) {
+  const File file(path.string(), File::Mode::read);
+  std::string bytes(static_cast<std::size_t>(file.size()), '\0');
+  file.read(0, bytes.data(), std::ssize(bytes));
+  return XXH3_64bits(bytes.data(), bytes.size());
 }
 
 const zr_module* enter(boost::dll::shared_library& library, std::string& problem) {
@@ -148,6 +166,13 @@ PluginValidation load_library(const std::filesystem::path& file, const Tags& tag
   if (at == process.libraries.end()) {
     validation.reason = probe(process, tags);
     if (!validation.reason.empty()) return validation;
+    uint64_t file_hash = 0;
+    try {
+      file_hash = hash_of_file(key);
+    } catch (const Error& failure) {
+      validation.reason = failure.what();
+      return validation;
+    }
     boost::dll::fs::error_code error;
     boost::dll::shared_library library(key, error, boost::dll::load_mode::rtld_now | boost::dll::load_mode::rtld_local);
     if (error) {
@@ -161,9 +186,9 @@ PluginValidation load_library(const std::filesystem::path& file, const Tags& tag
       validation.reason = "it was replaced while it was being loaded; start again";
       module = nullptr;
     }
-    at = process.libraries.emplace(key, std::pair(std::move(library), module)).first;
+    at = process.libraries.emplace(key, Library{std::move(library), module, file_hash}).first;
   }
-  const zr_module* module = at->second.second;
+  const zr_module* module = at->second.module;
   if (!module && validation.reason.empty()) validation.reason = "its module could not be read when it was first loaded";
   if (validation.reason.empty()) validation.reason = module_problem(module, tags);
   if (!validation.reason.empty()) return validation;
@@ -173,6 +198,16 @@ PluginValidation load_library(const std::filesystem::path& file, const Tags& tag
       if (abi_kind_of(role) == module->components[i]->kind)
         validation.components.push_back({module->components[i], module, file});
   return validation;
+}
+
+uint64_t loaded_file_hash(const Component& component) {
+  Loaded& process = loaded();
+  const MutexLock lock(process.mutex);
+  const auto found = std::find_if(process.libraries.begin(), process.libraries.end(),
+                                  [&](const auto& entry) { return entry.second.module == component.module; });
+  if (found == process.libraries.end())
+    fail_internal(fmt::format("{}: this process did not load the library", component.file.string()));
+  return found->second.file_hash;
 }
 
 }  // namespace zr::host::plugin

@@ -1,10 +1,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <xxhash.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
 
 #include "base/error.hpp"
+#include "plugin/file_hash.hpp"
 #include "plugin/plugin.hpp"
 #include "support/scratch.hpp"
 
@@ -51,6 +56,31 @@ TEST(RegistryTest, LoadsAFileOnce) {
   const plugin::Registry registry({kFolder});
   EXPECT_EQ(registry.load(plugin::Role::optimizer, "bad", "here").table,
             registry.load(plugin::Role::optimizer, kFile, "here").table);
+}
+
+TEST(RegistryTest, HashesTheFileWhenItIsLoaded) {
+  const test::Scratch scratch;
+  const std::string copy = scratch.copy(kFile);
+  std::ostringstream bytes;
+  bytes << std::ifstream(copy, std::ios::binary).rdbuf();
+  const uint64_t hash = XXH3_64bits(bytes.str().data(), bytes.str().size());
+  const plugin::Component loaded = none().load(plugin::Role::optimizer, copy, "here");
+  EXPECT_EQ(plugin::loaded_file_hash(loaded), hash);
+  std::filesystem::remove(copy);
+  EXPECT_EQ(plugin::loaded_file_hash(loaded), hash) << "removed";
+  std::ofstream(copy) << "another version";
+  EXPECT_EQ(plugin::loaded_file_hash(loaded), hash) << "replaced";
+}
+
+TEST(RegistryTest, HasNoHashOfALibraryThatWasNotLoaded) {
+  const plugin::Component loaded = plugin::Registry({kFolder}).load(plugin::Role::optimizer, "bad", "here");
+  zr_module other = *loaded.module;
+  try {
+    plugin::loaded_file_hash({loaded.table, &other, "/plugins/other.so"});
+    ADD_FAILURE() << "does not throw";
+  } catch (const InternalError& failure) {
+    EXPECT_STREQ(failure.what(), "/plugins/other.so: this process did not load the library");
+  }
 }
 
 TEST(RegistryTest, SuggestsTheNearestIdAndListsTheAvailableOnes) {
