@@ -72,6 +72,9 @@ class FakeModel final : public host::model::Model {
     return values;
   }
 
+  /// For changes before a job is planned: aliases, the shape, or whether the parameter is frozen.
+  host::plan::Parameter& parameter(uint32_t param) { return parameters_[param]; }
+
   const std::vector<host::plan::Parameter>& parameters() const override { return parameters_; }
   std::vector<host::model::ModelBuffer> buffers() override {
     return {{"statistics", statistics.data(), std::ssize(statistics) * 4, "F32", {std::ssize(statistics)}}};

@@ -1,0 +1,222 @@
+// One checkpoint matched with a model of one rank: what is read, what is reported, and what is rejected.
+#include "engine/checkpoint_loader.hpp"
+
+#include <gtest/gtest.h>
+
+#include "checkpoint_rig.hpp"
+
+namespace zr::testing {
+namespace {
+
+using namespace host;
+using engine::CheckpointLoader;
+using engine::CheckpointLoadOptions;
+using engine::LogicalTensor;
+using Names = std::vector<std::string>;
+
+TEST(CheckpointLoaderTest, ReadsWeightsStatesAndBuffers) {
+  NewCheckpoint saved;
+  const checkpoint::Checkpoint from = fill(saved).open();
+  LoadingJob f;
+  const engine::CheckpointLoadReport report = f.load(from);
+  EXPECT_EQ(f.read(0), ramp(40, 100));
+  EXPECT_EQ(f.read(1), ramp(8, 500));
+  EXPECT_EQ(f.read(0, LogicalTensor::state, "exp_avg"), ramp(40, 1100));
+  EXPECT_EQ(f.read(0, LogicalTensor::state, "exp_avg_sq"), ramp(40, 2100));
+  EXPECT_EQ(f.read(1, LogicalTensor::state, "exp_avg"), ramp(8, 1500));
+  EXPECT_EQ(f.read(1, LogicalTensor::state, "exp_avg_sq"), ramp(8, 2500));
+  EXPECT_EQ(f.model.statistics, (std::vector<float>{7, 8, 9}));
+  EXPECT_EQ(report.folder, from.folder());
+  for (const Names& names : {report.missing, report.unexpected, report.other_shape, report.fresh, report.dropped})
+    EXPECT_EQ(names, Names{});
+}
+
+TEST(CheckpointLoaderTest, MatchesEveryParameterOfTheSameOptimizer) {
+  NewCheckpoint saved;
+  const checkpoint::Checkpoint from = fill(saved).open();
+  LoadingJob f;
+  const CheckpointLoadOptions options{.name = "weights.pt"};
+  const CheckpointLoader loader = f.loader(from, options);
+  EXPECT_TRUE(loader.has_same_optimizer());
+  EXPECT_EQ(loader.fresh_params(), std::set<uint32_t>{});
+  std::vector<std::pair<uint32_t, std::string>> found;
+  loader.for_each_weight([&](uint32_t param, const std::string& name) { found.emplace_back(param, name); });
+  EXPECT_EQ(found, (std::vector<std::pair<uint32_t, std::string>>{{0, "a"}, {1, "b"}}));
+  EXPECT_EQ(loader.report().folder, "weights.pt") << "the name for messages";
+  EXPECT_EQ(f.read(0), FakeModel::initial(40)) << "nothing is read before read()";
+}
+
+TEST(CheckpointLoaderTest, ReportsAndLeavesOutWhatDoesNotMatch) {
+  NewCheckpoint saved;
+  saved.add_parameter("a", 41, 100).add_parameter("c", 2, 0).add("buffer", "mean", {1});
+  const checkpoint::Checkpoint from = saved.open();
+  LoadingJob f;
+  const CheckpointLoadOptions strict;
+  EXPECT_EQ(failure_of([&] { f.loader(from, strict).check(); }),
+            from.folder() +
+                ": does not fit the model; missing: weight 'b', buffer 'statistics'; different shape: weight 'a', "
+                "state.exp_avg 'a', state.exp_avg_sq 'a'; unexpected: weight 'c', buffer 'mean'; load with strict = "
+                "false to load only the tensors that fit");
+  const engine::CheckpointLoadReport report = f.load(from, {.strict = false});
+  EXPECT_EQ(report.missing, (Names{"weight 'b'", "buffer 'statistics'"}));
+  EXPECT_EQ(report.other_shape, (Names{"weight 'a'", "state.exp_avg 'a'", "state.exp_avg_sq 'a'"}));
+  EXPECT_EQ(report.unexpected, (Names{"weight 'c'", "buffer 'mean'"}));
+  EXPECT_EQ(report.fresh, (Names{"state.exp_avg 'b'", "state.exp_avg_sq 'b'"}));
+  EXPECT_EQ(report.dropped, (Names{"state.exp_avg 'c'", "state.exp_avg_sq 'c'"}));
+  EXPECT_EQ(f.read(0), FakeModel::initial(40));
+  EXPECT_EQ(f.read(1), FakeModel::initial(8));
+  EXPECT_EQ(f.model.statistics, (std::vector<float>{1, 2, 3}));
+}
+
+TEST(CheckpointLoaderTest, StrictRequiresTheStatesOfTheSameOptimizer) {
+  NewCheckpoint saved;
+  saved.add_parameter("a", 40, 100).add("weight", "b", ramp(8, 500)).add("state.exp_avg", "b", ramp(8, 0));
+  const checkpoint::Checkpoint from =
+      saved.add("state.momentum", "a", ramp(40, 0)).add("buffer", "statistics", {7, 8, 9}).open();
+  LoadingJob f;
+  const CheckpointLoadOptions strict;
+  const CheckpointLoader loader = f.loader(from, strict);
+  EXPECT_EQ(loader.fresh_params(), std::set<uint32_t>{1});
+  EXPECT_EQ(failure_of([&] { loader.check(); }),
+            from.folder() +
+                ": does not fit the optimizer; missing: state.exp_avg_sq 'b'; unexpected: state.momentum "
+                "'a'; load with strict = false, or load the weights only");
+}
+
+TEST(CheckpointLoaderTest, StatesOfAnotherOptimizerAreNotLoaded) {
+  NewCheckpoint saved;
+  saved.metadata.optimizer = "sgd";
+  const checkpoint::Checkpoint from = fill(saved).open();
+  LoadingJob f;
+  const CheckpointLoadOptions strict;
+  CheckpointLoader loader = f.loader(from, strict);
+  EXPECT_FALSE(loader.has_same_optimizer());
+  loader.check();
+  loader.read();
+  const Names states{"state.exp_avg 'a'", "state.exp_avg_sq 'a'", "state.exp_avg 'b'", "state.exp_avg_sq 'b'"};
+  EXPECT_EQ(loader.report().fresh, states);
+  EXPECT_EQ(loader.report().dropped, states);
+  EXPECT_EQ(loader.fresh_params(), (std::set<uint32_t>{0, 1}));
+  EXPECT_EQ(f.read(0), ramp(40, 100));
+  EXPECT_EQ(f.read(0, LogicalTensor::state, "exp_avg"), std::vector<float>(40, 0));
+}
+
+TEST(CheckpointLoaderTest, WeightsOnlyReadsNoStatesAndReportsNone) {
+  NewCheckpoint saved;
+  const checkpoint::Checkpoint from = fill(saved).open();
+  LoadingJob f;
+  const std::vector<float> own(40, 5);
+  f.state.write_state(0, "exp_avg", own.data());
+  const engine::CheckpointLoadReport report = f.load(from, {.weights_only = true});
+  EXPECT_EQ(f.read(0), ramp(40, 100));
+  EXPECT_EQ(f.model.statistics, (std::vector<float>{7, 8, 9}));
+  EXPECT_EQ(f.read(0, LogicalTensor::state, "exp_avg"), own);
+  EXPECT_EQ(report.fresh, Names{});
+  EXPECT_EQ(report.dropped, Names{});
+}
+
+TEST(CheckpointLoaderTest, FrozenParameterHasAWeightOnly) {
+  NewCheckpoint saved;
+  saved.add_parameter("a", 40, 100).add("weight", "b", ramp(8, 500)).add("buffer", "statistics", {7, 8, 9});
+  LoadingJob f({}, [](FakeModel& model) { model.parameter(1).frozen = true; });
+  const engine::CheckpointLoadReport report = f.load(saved.open());
+  EXPECT_EQ(f.read(1), ramp(8, 500));
+  EXPECT_EQ(report.fresh, Names{});
+}
+
+TEST(CheckpointLoaderTest, FindsATiedWeightByItsOtherName) {
+  NewCheckpoint saved;
+  saved.add_parameter("tied", 40, 100).add_parameter("b", 8, 500).add("buffer", "statistics", {7, 8, 9});
+  const checkpoint::Checkpoint from = saved.open();
+  LoadingJob f({}, [](FakeModel& model) { model.parameter(0).aliases = {"other", "tied"}; });
+  const CheckpointLoadOptions options;
+  CheckpointLoader loader = f.loader(from, options);
+  Names found;
+  loader.for_each_weight([&](uint32_t, const std::string& name) { found.push_back(name); });
+  EXPECT_EQ(found, (Names{"tied", "b"}));
+  EXPECT_EQ(failure_of([&] { loader.check(); }), "");
+  loader.read();
+  EXPECT_EQ(f.read(0), ramp(40, 100));
+}
+
+TEST(CheckpointLoaderTest, FindsTensorsByTheirNamesInOtherPrograms) {
+  NewCheckpoint saved;
+  saved.add("weight", "encoder.a", ramp(40, 100)).add("weight", "model.b", ramp(8, 500));
+  saved.add("buffer", "model.statistics", {7, 8, 9});
+  const checkpoint::Checkpoint from = saved.open();
+  LoadingJob f;
+  CheckpointLoadOptions options{.weights_only = true};
+  options.renames = {{"a", "encoder.a", {}}, {"*", "model.*", {}}};  // the first that matches applies
+  CheckpointLoader loader = f.loader(from, options);
+  loader.check();
+  loader.read();
+  Names found;
+  loader.for_each_weight([&](uint32_t, const std::string& name) { found.push_back(name); });
+  EXPECT_EQ(found, (Names{"encoder.a", "model.b"}));
+  EXPECT_EQ(f.read(0), ramp(40, 100));
+  EXPECT_EQ(f.read(1), ramp(8, 500));
+  EXPECT_EQ(f.model.statistics, (std::vector<float>{7, 8, 9}));
+}
+
+TEST(CheckpointLoaderTest, RefreshKeepsNewParametersAndBuffers) {
+  NewCheckpoint saved;
+  const checkpoint::Checkpoint from = fill(saved).open();
+  LoadingJob f;
+  engine::ParameterChange change;
+  change.any = true;
+  change.fresh = {"b"};
+  CheckpointLoadOptions options{.strict = false};
+  CheckpointLoader loader = f.loader(from, options, &change);
+  loader.check();
+  loader.read();
+  EXPECT_EQ(f.read(0), ramp(40, 100));
+  EXPECT_EQ(f.read(1), FakeModel::initial(8)) << "'b' now denotes another tensor";
+  EXPECT_EQ(f.read(1, LogicalTensor::state, "exp_avg"), std::vector<float>(8, 0));
+  EXPECT_EQ(f.model.statistics, (std::vector<float>{1, 2, 3}));
+  EXPECT_EQ(loader.fresh_params(), std::set<uint32_t>{1});
+  EXPECT_EQ(loader.report().missing, Names{"weight 'b'"});
+}
+
+// A file of another program has weights only; one of them is the model's buffer.
+TEST(CheckpointLoaderTest, ReadsBuffersFromTheWeightsOfAnotherProgram) {
+  const std::string data = bytes_of(ramp(40, 100)) + bytes_of(ramp(8, 500)) + bytes_of({7, 8, 9});
+  checkpoint::TensorHeader header;
+  header.tensors = {{"a", "F32", {40}, 0, 160}, {"b", "F32", {8}, 160, 192}, {"statistics", "F32", {3}, 192, 204}};
+  const std::string head = write_header(header);
+  const test::Scratch scratch;
+  const checkpoint::Checkpoint from(scratch.write("other.safetensors", head + data));
+  ASSERT_TRUE(from.from_other_program());
+  LoadingJob f;
+  f.load(from, {.weights_only = true});
+  EXPECT_EQ(f.read(0), ramp(40, 100));
+  EXPECT_EQ(f.read(1), ramp(8, 500));
+  EXPECT_EQ(f.model.statistics, (std::vector<float>{7, 8, 9}));
+}
+
+TEST(CheckRenamesTest, RejectsARenameThatMatchesNothing) {
+  LoadingJob f({}, [](FakeModel& model) { model.parameter(0).aliases = {"tied"}; });
+  const std::vector<plan::Parameter>& parameters = f.job.plan.input.parameters;
+  const config::Origin origin{config::Origin::From::file, "gpt.toml", 12, 3};
+  engine::check_renames({{"a", "x", origin}, {"ti*", "y", origin}, {"stat*", "z", origin}}, parameters,
+                        f.model.buffers());
+  EXPECT_EQ(failure_of([&] {
+              engine::check_renames({{"b", "x", origin}, {"statistic", "y", origin}}, parameters, f.model.buffers());
+            }),
+            "gpt.toml:12:3: checkpoint.rename: 'statistic' matches no weight of the model; the nearest is "
+            "'statistics'; `*` matches any sequence of characters");
+  EXPECT_EQ(failure_of([&] {
+              engine::check_renames({{"layers.*.q", "y", origin}}, parameters, f.model.buffers());
+            }),
+            "gpt.toml:12:3: checkpoint.rename: 'layers.*.q' matches no weight of the model; `*` matches any sequence "
+            "of characters");
+}
+
+TEST(ListOfTest, NamesAtMostFive) {
+  EXPECT_EQ(engine::list_of("missing", {}), "");
+  EXPECT_EQ(engine::list_of("missing", {"weight 'a'"}), "; missing: weight 'a'");
+  EXPECT_EQ(engine::list_of("missing", {"1", "2", "3", "4", "5"}), "; missing: 1, 2, 3, 4, 5");
+  EXPECT_EQ(engine::list_of("missing", {"1", "2", "3", "4", "5", "6", "7"}), "; missing: 1, 2, 3, 4, 5 and 2 more");
+}
+
+}  // namespace
+}  // namespace zr::testing

@@ -1,0 +1,250 @@
+// The rows and the summary of a run, as text.
+#include "engine/run_recorder.hpp"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "one_rank.hpp"
+
+namespace zr::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+using namespace host;
+using engine::Phase;
+using engine::RunRecorder;
+using engine::StepRow;
+
+class RunRecorderTest : public ::testing::Test {
+ protected:
+  config::JobConfig config(const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> all{"job.name=a", "train.steps=3", "job.runs=" + scratch_.path("runs")};
+    all.insert(all.end(), more.begin(), more.end());
+    return config::Document::parse("", "job.toml", all).check({}, 1);
+  }
+  std::string path(const std::string& name) const { return scratch_.path("runs/a/" + name); }
+  std::string text_of(const std::string& name) const {
+    std::ostringstream text;
+    text << std::ifstream(path(name), std::ios::binary).rdbuf();
+    return text.str();
+  }
+  // The text after "NAME": in the line of summary.json.
+  std::string summary_of(const std::string& run, const std::string& name) const {
+    std::istringstream text(text_of(run + "/summary.json"));
+    const std::string start = "  \"" + name + "\": ";
+    for (std::string line; std::getline(text, line);)
+      if (line.rfind(start, 0) == 0) return line.substr(start.size());
+    return "no such field";
+  }
+  // A step whose row has numbers that are exact in JSON.
+  static StepRow step(int64_t index) { return {index, 0.25, 2, 0.001, 12, 40, 300, 4096, false, 0}; }
+  // The row of step().
+  static std::string row(int64_t index) {
+    return "{\"step\": " + std::to_string(index) +
+           ", \"loss\": 0.25, \"grad_norm\": 2, \"lr\": 0.001, \"tokens\": 12, \"step_ms\": 40, \"tokens_per_s\": 300, "
+           "\"communication_bytes\": 4096}\n";
+  }
+  const test::Scratch scratch_;
+};
+
+TEST_F(RunRecorderTest, WritesTheConfigurationAndARowPerStep) {
+  RunRecorder recorder(config(), "", 2, 0);
+  EXPECT_EQ(recorder.folder(), "");
+  recorder.accept();
+  EXPECT_EQ(recorder.folder(), path("1"));
+  recorder.step(step(1), {});
+  recorder.validation(1, 0.75);
+  recorder.step(step(2), {});
+  EXPECT_EQ(text_of("1/config.toml"), config().to_toml());
+  EXPECT_EQ(text_of("1/metrics.jsonl"), row(1) + "{\"step\": 1, \"val_loss\": 0.75}\n" + row(2));
+}
+
+TEST_F(RunRecorderTest, RowOfASkippedStepHasItsLossScaleAndNullForInfinity) {
+  RunRecorder recorder(config(), "", 1, 0);
+  recorder.accept();
+  recorder.step({1, NAN, INFINITY, 1e-5, 0, 0.5, 0, 0, true, 65536}, {});
+  EXPECT_EQ(text_of("1/metrics.jsonl"),
+            "{\"step\": 1, \"loss\": null, \"grad_norm\": null, \"lr\": 1e-05, \"tokens\": 0, \"step_ms\": 0.5, "
+            "\"tokens_per_s\": 0, \"communication_bytes\": 0, \"loss_scale\": 65536, \"skipped\": true}\n");
+}
+
+TEST_F(RunRecorderTest, SummaryHasTheTotalsOfTheRun) {
+  RunRecorder recorder(config(), "", 2, 0);
+  recorder.accept();
+  recorder.step(step(1), {});
+  recorder.step({2, 0.5, INFINITY, 0.001, 8, 60, 133, 0, true, 128}, {});
+  recorder.validation(2, 1.5);
+  for (const auto& [phase, seconds] : {std::pair{Phase::forward, 1.5},
+                                       {Phase::backward, 2.5},
+                                       {Phase::reduce, 0.5},
+                                       {Phase::step_sync, 0.25},
+                                       {Phase::optimizer, 0.5},
+                                       {Phase::optimizer, 0.25},
+                                       {Phase::gather, 0.125},
+                                       {Phase::checkpoint, 3.0}})
+    recorder.add(phase, seconds);
+  recorder.add_waits(Phase::backward, 0.5, 0.25);
+  recorder.add_waits(Phase::optimizer, 0, 1);  // more than the phase took: its own time is 0, not negative
+  recorder.add_waits(Phase::checkpoint, 16, 16);
+  recorder.record_save(1);
+  recorder.record_save(2);
+  recorder.record_failed_save();
+  recorder.record_signal(SIGTERM);
+  comm::CommVolume communication;
+  communication.bytes[ZR_ALL_GATHER] = 100;
+  communication.calls[ZR_ALL_GATHER] = 2;
+  communication.calls[ZR_REDUCE_SCATTER] = 1;
+  communication.control_bytes = 5;
+  recorder.set_totals("0123456789abcdef", communication);
+  recorder.set_tiers({{"cpu", Tier::host, 7, 8}, {"nvme", Tier::disk, 1024, 2048}});
+  recorder.set_digest({11, 12, 13});
+  Ledger ledger;
+  ledger.plan(Tier::device, MemoryKind::weights, 4000);
+  ledger.add(Tier::device, MemoryKind::weights, "weights", 4096);
+  ledger.add(Tier::device, MemoryKind::weights, "weights", -4096);
+  ledger.observe(Tier::device, MemoryKind::activations, "activations", 10, 70);
+  ledger.add(Tier::disk, MemoryKind::optimizer, "exp_avg", 512);
+  recorder.finish(ledger, {21, 22, 23, 24, 25, 26});
+  EXPECT_EQ(
+      text_of("1/summary.json"),
+      "{\n"
+      "  \"steps\": 2,\n"
+      "  \"ranks\": 2,\n"
+      "  \"loss\": 0.5,\n"
+      "  \"val_loss\": 1.5,\n"
+      "  \"weights_hash\": \"0123456789abcdef\",\n"
+      "  \"tokens\": 20,\n"
+      "  \"tokens_per_s\": 200,\n"
+      "  \"skipped\": 1,\n"
+      "  \"loss_scale\": 128,\n"
+      "  \"stopped_by\": \"SIGTERM\",\n"
+      "  \"checkpoints\": {\"saved\": 2, \"failed\": 1, \"last_step\": 2},\n"
+      "  \"memory\": {\"device\": {\"weights\": {\"planned\": 4000, \"peak\": 4096}, \"activations\": {\"planned\": "
+      "null, "
+      "\"peak\": 70}}, \"disk\": {\"optimizer\": {\"planned\": 0, \"peak\": 512}}},\n"
+      "  \"communication_bytes\": {\"reduce_scatter\": 0, \"all_gather\": 100, \"control\": 5},\n"
+      "  \"overlap\": {\"collectives\": 21, \"early\": 22, \"norm_blocks\": 23, \"norm_blocks_early\": 24, "
+      "\"paged_reads\": 25, \"paged_reads_ahead\": 26},\n"
+      "  \"weight_digest\": {\"bytes\": 11, \"optimizer_bytes\": 12, \"cycles\": 13},\n"
+      "  \"tiers\": {\"cpu\": {\"read_bytes\": 7, \"written_bytes\": 8}, \"nvme\": {\"read_bytes\": 1024, "
+      "\"written_bytes\": 2048}},\n"
+      "  \"waits_ms\": {\"compute\": 3250, \"link\": 875, \"disk_read\": 500, \"disk_write\": 1250, \"optimizer\": "
+      "0},\n"
+      "  \"time_ms\": {\"forward\": 1500, \"backward\": 2500, \"reduce\": 500, \"step_sync\": 250, \"optimizer\": 750, "
+      "\"gather\": 125, \"checkpoint\": 3000}\n"
+      "}\n");
+}
+
+TEST_F(RunRecorderTest, SummaryHasNullForUnknownTotals) {
+  RunRecorder recorder(config(), "", 1, 0);
+  recorder.accept();
+  recorder.finish(Ledger(), {});
+  EXPECT_EQ(summary_of("1", "steps"), "0,");
+  for (const char* name : {"loss", "val_loss", "weights_hash", "loss_scale", "stopped_by", "communication_bytes"})
+    EXPECT_EQ(summary_of("1", name), "null,") << name;
+  EXPECT_EQ(summary_of("1", "tokens_per_s"), "0,");
+}
+
+TEST_F(RunRecorderTest, StepClearsTheHashAndTheCommunication) {
+  RunRecorder recorder(config(), "", 1, 0);
+  recorder.accept();
+  recorder.step(step(1), {});
+  recorder.set_totals("0123456789abcdef", {});
+  recorder.finish(Ledger(), {});
+  EXPECT_EQ(summary_of("1", "weights_hash"), "\"0123456789abcdef\",");
+  EXPECT_EQ(summary_of("1", "communication_bytes"), "{\"control\": 0},");
+  recorder.step(step(2), {});
+  recorder.finish(Ledger(), {});
+  EXPECT_EQ(summary_of("1", "weights_hash"), "null,");
+  EXPECT_EQ(summary_of("1", "communication_bytes"), "null,");
+}
+
+TEST_F(RunRecorderTest, ClearHashKeepsTheCommunication) {
+  RunRecorder recorder(config(), "", 1, 0);
+  recorder.accept();
+  recorder.set_totals("0123456789abcdef", {});
+  recorder.clear_hash();
+  recorder.finish(Ledger(), {});
+  EXPECT_EQ(summary_of("1", "weights_hash"), "null,");
+  EXPECT_EQ(summary_of("1", "communication_bytes"), "{\"control\": 0},");
+}
+
+TEST_F(RunRecorderTest, ResumedRunCopiesTheRowsUpToItsCheckpoint) {
+  {
+    RunRecorder first(config(), "", 1, 0);
+    first.accept();
+    first.step(step(1), {});
+    first.step(step(2), {});
+  }
+  RunRecorder resumed(config({"checkpoint.resume=true", "checkpoint.dir=ck"}), "", 1, 0);
+  resumed.resume(1);
+  resumed.accept();
+  EXPECT_EQ(resumed.folder(), path("2"));
+  EXPECT_EQ(text_of("2/metrics.jsonl"), row(1));
+  resumed.finish(Ledger(), {});
+  EXPECT_EQ(summary_of("2", "steps"), "1,") << "the step of the checkpoint";
+  resumed.step(step(2), {});
+  EXPECT_EQ(text_of("2/metrics.jsonl"), row(1) + row(2));
+  EXPECT_EQ(text_of("1/metrics.jsonl"), row(1) + row(2)) << "the first run keeps its rows";
+}
+
+TEST_F(RunRecorderTest, RunThatLoadsAnotherCheckpointBeginsWithoutRows) {
+  {
+    RunRecorder first(config(), "", 1, 0);
+    first.accept();
+    first.step(step(1), {});
+  }
+  RunRecorder second(config(), "", 1, 0);
+  second.resume(1);
+  second.accept();
+  EXPECT_EQ(text_of("2/metrics.jsonl"), "");
+}
+
+TEST_F(RunRecorderTest, ResumeOfACompletedRunCreatesNoFolderUntilItsFirstRow) {
+  {
+    RunRecorder first(config(), "", 1, 0);
+    first.accept();
+    first.step(step(3), {});
+    first.finish(Ledger(), {});
+  }
+  RunRecorder resumed(config({"checkpoint.resume=true", "checkpoint.dir=ck"}), "", 1, 0);
+  resumed.resume(3);
+  resumed.accept();
+  resumed.finish(Ledger(), {});
+  EXPECT_EQ(resumed.folder(), "");
+  EXPECT_FALSE(fs::exists(path("2")));
+  resumed.validation(3, 0.5);
+  EXPECT_EQ(resumed.folder(), path("2"));
+  EXPECT_EQ(text_of("2/metrics.jsonl"), row(3) + "{\"step\": 3, \"val_loss\": 0.5}\n");
+}
+
+TEST_F(RunRecorderTest, ResumeOfACompletedRunWithoutSummaryCreatesAFolder) {
+  {
+    RunRecorder first(config(), "", 1, 0);
+    first.accept();
+    first.step(step(3), {});
+  }
+  RunRecorder resumed(config({"checkpoint.resume=true", "checkpoint.dir=ck"}), "", 1, 0);
+  resumed.resume(3);
+  resumed.accept();
+  EXPECT_EQ(resumed.folder(), path("2"));
+  EXPECT_EQ(text_of("2/metrics.jsonl"), row(3));
+}
+
+TEST_F(RunRecorderTest, OtherRanksWriteNothing) {
+  RunRecorder recorder(config(), "", 2, 1);
+  recorder.step(step(1), {});
+  recorder.validation(1, 0.5);
+  recorder.finish(Ledger(), {});
+  EXPECT_EQ(recorder.folder(), "");
+  EXPECT_FALSE(fs::exists(scratch_.path("runs")));
+}
+
+}  // namespace
+}  // namespace zr::testing
