@@ -43,7 +43,8 @@ constexpr auto kShutdownTimeout = std::chrono::seconds(5);  // after a signal of
 constexpr auto kFailureReportTimeout =
     std::chrono::milliseconds(3500);  // after a rank failed, if the store sends no report
 constexpr auto kSurvivorTimeout =
-    std::chrono::milliseconds(2500);  // after the report: ranks end by themselves within 2 s
+    std::chrono::milliseconds(2500);                             // after the report: ranks end by themselves within 2 s
+constexpr auto kContinuationTimeout = std::chrono::minutes(10);  // of programs that continue after the failure
 
 int cores() {
   cpu_set_t set;
@@ -77,6 +78,7 @@ class Launch {
   void rank_failed(const std::string& table);
   void signal_ranks(int signal, bool joined_too);
   void kill_all_after(std::chrono::milliseconds timeout);
+  void end_survivors();
   void tick();
   void finish_if_done();
   Rank& at(int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
@@ -91,10 +93,11 @@ class Launch {
   std::string job_, token_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   int running_ = 0;
-  int stop_signal_ = 0;               // the signal that stopped the job
-  bool stop_requested_ = false;       // a signal was forwarded; the ranks save a checkpoint and end by themselves
-  bool sigkill_sent_ = false;         // SIGKILL was sent
-  bool reported_ = false;             // the failure report is printed
+  int stop_signal_ = 0;          // the signal that stopped the job
+  bool stop_requested_ = false;  // a signal was forwarded; the ranks save a checkpoint and end by themselves
+  bool sigkill_sent_ = false;    // SIGKILL was sent
+  bool reported_ = false;        // the failure report is printed
+  bool survivors_may_continue_ = true;
   int exit_code_ = 0;                 // exit code of the first failure
   bool code_is_consequence_ = false;  // exit_code_ is from a rank that failed only because another rank was lost
   const long oom_kills_ = kernel_oom_kills();
@@ -274,7 +277,7 @@ void Launch::ended(int rank, const control::ExitStatus& seen) {
       exit_code_ = code;
       code_is_consequence_ = follows;
     }
-    kill_all_after(kFailureReportTimeout);
+    if (!reported_) kill_all_after(kFailureReportTimeout);
   }
   store_->ended(rank, at(rank).process.pid, exit_status);
   if (!exit_status.good()) signal_ranks(SIGTERM, false);  // the store cannot notify ranks that have not joined
@@ -343,8 +346,31 @@ void Launch::kill_all_after(std::chrono::milliseconds timeout) {
   if (deadline_.expiry() != decltype(deadline_)::time_point{} && deadline_.expiry() <= when) return;
   deadline_.expires_at(when);
   deadline_.async_wait([this](const error_code& error) {
-    if (!error) signal_ranks(SIGKILL, true);
+    if (!error) stop_signal_ ? signal_ranks(SIGKILL, true) : end_survivors();
   });
+}
+
+// Ends the ranks that are left of a failed job. Those whose programs continue, which they have said in the store, get
+// more time, once.
+void Launch::end_survivors() {
+  std::string continuing;
+  for (int rank = 0; rank < options_.ranks; ++rank) {
+    if (!at(rank).running) continue;
+    if (!survivors_may_continue_ || store_->value(control::continues_after_failure_key(rank)) != "yes") {
+      at(rank).signalled = true;
+      kill(-at(rank).process.pid, SIGKILL);
+    } else {
+      continuing += fmt::format("{}{}", continuing.empty() ? "" : ", ", rank);
+    }
+  }
+  survivors_may_continue_ = false;
+  if (continuing.empty()) return;
+  output_.error(
+      fmt::format("the program continues after the failure of the job on these ranks: {}; the launcher ends "
+                  "them in {} minutes",
+                  continuing, kContinuationTimeout.count()));
+  deadline_.expires_at({});
+  kill_all_after(kContinuationTimeout);
 }
 
 void Launch::tick() {

@@ -22,6 +22,7 @@ using ip::tcp;
 using protocol::Type;
 
 namespace {
+std::atomic<ExitFunction> end_of_process{nullptr};
 constexpr auto kFailureReportTimeout = std::chrono::milliseconds(2000);  // the store builds it within 1 s
 constexpr auto kHeartbeatAfterStep = std::chrono::milliseconds(10);      // delay until the store learns of a new step
 
@@ -31,6 +32,9 @@ std::string new_job_id() {
   return fmt::format("zr-{:08x}{:04x}", random(), random() & 0xffff);
 }
 }  // namespace
+
+ExitFunction set_exit_function(ExitFunction end) { return end_of_process.exchange(end); }
+ExitFunction exit_function() { return end_of_process; }
 
 ControlClient::ControlClient(RankInfo rank_info, std::chrono::milliseconds timeout)
     : rank_info_(std::move(rank_info)),
@@ -216,6 +220,8 @@ void ControlClient::set_activity(const Activity& activity) {
 }
 
 std::string ControlClient::report(const std::string& observation) {
+  if (rank_info_.launched && !exit_function())  // the program catches the failure that the caller throws
+    put(continues_after_failure_key(rank_info_.rank), "yes");
   MutexLock lock(mutex_);
   reported_ = true;
   if (!broken() && !store_gone_)
@@ -273,6 +279,7 @@ void ControlClient::close() {
     // The other ranks wait for the failure report, which the store on this rank writes.
     if (rank_info_.hosts_store && broken())
       changed_.wait_for(lock, kFailureReportTimeout, [&]() ZR_REQUIRES(mutex_) { return failure_report_.has_value(); });
+    left_by_exit_ = !left_;
     if (joined_) leave_locked(activity_.step, false);
     closed_ = true;
   }

@@ -118,6 +118,7 @@ class ControlClient final : public Control {
   uint64_t left_sequence_ ZR_GUARDED_BY(mutex_) = 0;
   int64_t left_step_ ZR_GUARDED_BY(mutex_) = 0;
   bool left_failed_ ZR_GUARDED_BY(mutex_) = false;
+  bool left_by_exit_ ZR_GUARDED_BY(mutex_) = false;
   std::string headline_ ZR_GUARDED_BY(mutex_);
   std::optional<std::string> late_failure_ ZR_GUARDED_BY(mutex_);  // headline of a failure after this rank had left
   std::optional<std::string> failure_report_ ZR_GUARDED_BY(mutex_);

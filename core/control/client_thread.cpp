@@ -152,15 +152,9 @@ void ControlClient::run_callbacks() {
   for (const auto& [owner, callback] : std::exchange(callbacks_, {})) callback();
 }
 
-namespace {
-std::atomic<ExitFunction> exit_function{nullptr};
-}  // namespace
-
-ExitFunction set_exit_function(ExitFunction end) { return exit_function.exchange(end); }
-
 // The training thread computes, or blocks where it cannot see the failure.
 void ControlClient::end_if_unresponsive() {
-  const ExitFunction end = exit_function;
+  const ExitFunction end = exit_function();
   if (!end) return;
   MutexLock lock(mutex_);
   if (reported_ || left_ || closed_) return;
@@ -178,7 +172,7 @@ protocol::Heartbeat ControlClient::heartbeat_locked() {
   heartbeat.age_ms = ms_since(activity_since_);
   if (!awaited_key_.empty()) {
     heartbeat.activity.what = fmt::format("get of key '{}'", awaited_key_).substr(0, protocol::kMaxWhatBytes);
-    heartbeat.activity.waiting = true;
+    heartbeat.activity.waiting = heartbeat.awaits_key = true;
     heartbeat.age_ms = ms_since(get_since_);
   }
   heartbeat.leaves = leaves_;
@@ -186,6 +180,7 @@ protocol::Heartbeat ControlClient::heartbeat_locked() {
   heartbeat.left_step = left_step_;
   heartbeat.left = left_;
   heartbeat.failed = left_failed_;
+  heartbeat.exited = left_by_exit_;
   const uint64_t first = std::max(
       collectives_sent_, collectives_issued_ > collectives_.size() ? collectives_issued_ - collectives_.size() : 0);
   for (uint64_t i = first; i < collectives_issued_; ++i)

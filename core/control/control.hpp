@@ -31,6 +31,12 @@ inline std::string saves_on_signal_key(int rank) { return "saves_on_signal/" + s
 /// continues, and the next call of the training thread fails. Thread-safe.
 using ExitFunction = void (*)(int exit_code);
 ExitFunction set_exit_function(ExitFunction end);
+/// The current one. Thread-safe.
+ExitFunction exit_function();
+
+/// The store key that `rank` sets to "yes" when its program gets the failure of the job as an exception and no exit
+/// function is set: the program may continue, for example to save its own state, and the launcher lets it.
+inline std::string continues_after_failure_key(int rank) { return "continues_after_failure/" + std::to_string(rank); }
 
 /// One per process and job. All methods are thread-safe.
 class Control {

@@ -48,7 +48,8 @@ std::string left_text(const protocol::Heartbeat& heartbeat) {
 }
 
 std::string left_while_awaited_text(const protocol::Heartbeat& heartbeat) {
-  return heartbeat.failed ? left_text(heartbeat)
+  if (heartbeat.failed) return left_text(heartbeat);
+  return heartbeat.exited ? fmt::format("exited after step {} (by exit() or the end of main)", heartbeat.left_step)
                           : fmt::format("ended after step {} (ran out of data?)", heartbeat.left_step);
 }
 

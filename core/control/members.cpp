@@ -14,6 +14,8 @@ namespace {
 constexpr std::size_t kMaxIssued = 4096;
 constexpr auto kReportGrace = std::chrono::milliseconds(200);
 constexpr auto kSilence = std::chrono::seconds(1);
+constexpr int64_t kLongGetMs = 2000;
+constexpr int64_t kLongCollectiveMs = 5000;  // a collective may take that long after one rank has finished its part
 
 int64_t ms_between(Members::Time from, Members::Time to) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(to - from).count();
@@ -79,6 +81,27 @@ void Members::detect_dead_ranks(Time now) {
         protocol::is_dead(member.peer.pid))
       disconnected(rank);
   }
+}
+
+void Members::detect_endless_waits(Time now) {
+  const auto ended = std::find_if(members_.begin(), members_.end(), [](const Member& member) {
+    return member.heartbeat.left && !member.heartbeat.failed && !member.connected;
+  });
+  if (ended == members_.end()) return;
+  int waiting = -1;
+  for (int rank = 0; rank < world(); ++rank) {
+    const Member& member = at(rank);
+    if (!member.connected || member.heartbeat.left) continue;
+    if (!member.heartbeat.activity.waiting || now - member.heard > kSilence) return;  // it may still help the others
+    if (!member.heartbeat.awaits_key && !ended->heartbeat.exited) return;             // detect_waits_on_departed()
+    if (member.heartbeat.age_ms + ms_between(member.heard, now) <
+        (member.heartbeat.awaits_key ? kLongGetMs : kLongCollectiveMs))
+      return;
+    waiting = rank;
+  }
+  if (waiting < 0) return;
+  const int departed = static_cast<int>(ended - members_.begin());
+  record_cause(Cause::left, departed, waited_for_departed(departed, waiting));
 }
 
 void Members::ended(int rank, int64_t pid, const ExitStatus& exit_status) {

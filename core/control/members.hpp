@@ -32,6 +32,9 @@ class Members {
   /// Checks the processes of ranks that have been silent for 1 s: after a rank dies, a child that it forked may keep
   /// the connection open.
   void detect_dead_ranks(Time now);
+  /// Checks whether all ranks wait, for seconds, while a rank whose process has ended normally cannot help them: they
+  /// wait for a key, or for a collective that the process may have left unfinished. Call it often.
+  void detect_endless_waits(Time now);
   void ended(int rank, int64_t pid, const ExitStatus& exit_status);
 
   bool all_joined() const;

@@ -95,11 +95,13 @@ std::string encode(Type type, const Heartbeat& heartbeat) {
   Writer writer;
   writer.u64(heartbeat.activity.sequence).u64(heartbeat.activity.fingerprint).text(heartbeat.activity.what);
   writer.u8(heartbeat.activity.waiting).i64(heartbeat.activity.step).i64(heartbeat.age_ms);
+  writer.u8(heartbeat.awaits_key);
   writer.u64(heartbeat.leaves)
       .u64(heartbeat.left_sequence)
       .i64(heartbeat.left_step)
       .u8(heartbeat.left)
       .u8(heartbeat.failed)
+      .u8(heartbeat.exited)
       .u64(heartbeat.recent.size());
   for (const auto& collective : heartbeat.recent)
     writer.u64(collective.sequence).u64(collective.fingerprint).text(collective.what);
@@ -115,11 +117,13 @@ Heartbeat decode_heartbeat(std::string_view body) {
   heartbeat.activity.waiting = reader.u8() != 0;
   heartbeat.activity.step = reader.i64();
   heartbeat.age_ms = reader.i64();
+  heartbeat.awaits_key = reader.u8() != 0;
   heartbeat.leaves = reader.u64();
   heartbeat.left_sequence = reader.u64();
   heartbeat.left_step = reader.i64();
   heartbeat.left = reader.u8() != 0;
   heartbeat.failed = reader.u8() != 0;
+  heartbeat.exited = reader.u8() != 0;
   const uint64_t collectives = reader.u64();
   if (collectives > kMaxCollectives) throw Malformed("a heartbeat has too many calls");
   for (uint64_t n = collectives; n > 0; --n) {

@@ -108,11 +108,13 @@ struct IssuedCollective {
 /// ranks with equal `leaves`.
 struct Heartbeat {
   Activity activity;
-  int64_t age_ms = 0;  // since the activity was set
+  int64_t age_ms = 0;       // since the activity was set
+  bool awaits_key = false;  // the activity is a get of a key
   uint64_t leaves = 0, left_sequence = 0;
   int64_t left_step = 0;
   bool left = false;                     // the rank has left and not joined in again
   bool failed = false;                   // it left because of an exception
+  bool exited = false;                   // it left because its process ended
   std::vector<IssuedCollective> recent;  // since the previous heartbeat, at most 64
 };
 

@@ -286,6 +286,7 @@ void Store::State::await_failure_report() {
 
 void Store::State::watch() {
   members.detect_dead_ranks(Clock::now());
+  members.detect_endless_waits(Clock::now());
   check_for_failure();
   watch_timer.expires_after(kWatch);
   watch_timer.async_wait([this, self = shared_from_this()](const error_code& error) {

@@ -84,4 +84,17 @@ MULTIRANK_TEST(EngineConfigurationTest, RejectsTextThatIsNotAKey, {1}) {
   EXPECT_EQ(config.toml(), "");
 }
 
+void fails() { throw zr::EnvironmentError("the data is missing"); }
+
+TEST(GuardedTest, CallsFunctionsNamedAndConstantCallables) {
+  int calls = 0;
+  auto named = [&]() mutable { ++calls; };
+  const auto constant = [&] { return ++calls; };
+  EXPECT_EQ(zr::guarded(named), 0);
+  EXPECT_EQ(zr::guarded(constant), 0);
+  EXPECT_EQ(zr::guarded([&] { ++calls; }), 0);
+  EXPECT_EQ(calls, 3);
+  EXPECT_EQ(zr::guarded(fails), 3);
+}
+
 }  // namespace

@@ -193,6 +193,26 @@ TEST(ZerothLaunch, RankThatExitsWithoutLeavingIsLost) {
               ContainsRegex("zeroth: error: rank 2 .pid [0-9]+. ended with exit code 0 without leaving the job"));
 }
 
+TEST(ZerothLaunch, ProgramThatCatchesTheLossOfAPeerMayContinue) {
+  Scene scene;
+  auto& page = scene.page();
+  Job job(scene, launched(2, {"reacts=1", "saves_ms=4000"}));  // longer than other ranks live after the report
+  ASSERT_TRUE(eventually([&] { return page.ranks[0].step > 2 && page.ranks[1].step > 2; }));
+  kill(page.ranks[1].pid, SIGKILL);
+  EXPECT_EQ(job.wait(), 4);
+  EXPECT_EQ(job.out(), "the program reacts to the loss of a peer\n");
+  EXPECT_THAT(job.err(), HasSubstr("zeroth: error: the program continues after the failure of the job on these ranks: "
+                                   "0; the launcher ends them in 10 minutes\n"));
+}
+
+TEST(ZerothLaunch, RankThatExitsBeforeTheOthersGetItsValueIsNamed) {
+  Scene scene;
+  Job job(scene, launched(2, {"get_rank=0", "early_rank=1"}));
+  EXPECT_EQ(job.wait(), 4);
+  EXPECT_THAT(job.err(), HasSubstr("zeroth: error: rank 1 exited after step 0 (by exit() or the end of "
+                                   "main) while rank 0 waits in get of key 'a key that no rank puts'"));
+}
+
 TEST(ZerothLaunch, RankMayLeaveThroughExit) {
   Scene scene;
   Job job(scene, launched(3, {"steps=5", "exit_rank=1"}));

@@ -36,6 +36,8 @@ struct Plan {
       {"fork_ms", 0},        {"get_rank", -1},   {"get_ms", 60000},  // waits get_ms for a key that no rank puts
       {"save_on_signal", 0},  // catches SIGTERM and SIGINT; announces it in the store 1: at once, 2: after a signal
       {"reacts", 0},          // 1: continues after a failure of the job, like a program without zr::guarded
+      {"saves_ms", 0},        // how long it then continues
+      {"early_rank", -1},     // exits with code 0 after it has joined, before its first step
       {"engines", 1}};        // number of Engines that train one after another
   int64_t operator[](const std::string& key) const { return values.at(key); }
   bool is(const char* what, int rank) const { return values.at(std::string(what) + "_rank") == rank; }
@@ -113,8 +115,7 @@ struct Trainer {
   }
 };
 
-int run(int argc, char** argv) {
-  Plan plan;
+int run(int argc, char** argv, Plan& plan) {
   for (int i = 1; i < argc; ++i) {
     const char* equals = std::strchr(argv[i], '=');
     const std::string key(argv[i], equals ? size_t(equals - argv[i]) : std::strlen(argv[i]));
@@ -141,6 +142,7 @@ int run(int argc, char** argv) {
   for (int rank = 0; rank < control->world(); ++rank)
     if (control->get("greeting/" + std::to_string(rank), milliseconds(5000)).size() != size_t(rank) * 1000)
       fail_internal("get() returned another value than was put");
+  if (plan.is("early", control->rank())) std::exit(0);
   if (plan.is("get", control->rank())) control->get("a key that no rank puts", milliseconds(plan["get_ms"]));
   if (plan["save_on_signal"]) {
     for (const int signal : {SIGTERM, SIGINT}) std::signal(signal, [](int came) { g_signal = came; });
@@ -157,9 +159,11 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  Plan plan;
   try {
-    return run(argc, argv);
+    return run(argc, argv, plan);
   } catch (const zr::PeerLostError& failure) {
+    std::this_thread::sleep_for(milliseconds(plan["saves_ms"]));
     std::puts("the program reacts to the loss of a peer");
     log(ZR_LOG_ERROR, failure.what());
     return failure.exit_code();

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "zr/error.hpp"
@@ -128,10 +129,12 @@ class Program {
 int guarded_run(void (*call)(void*), void* ctx, void (*end)(int exit_code));
 /// Calls fn() and returns the exit code of guarded_run: `int main(...) { return zr::guarded([&] { ... }); }`. A rank of
 /// a failed job does not outlive it: the process ends after 2 s, also inside a long computation. A program that
-/// must continue, for example to save its own state, catches zr::PeerLostError in a main() without zr::guarded.
+/// must continue, for example to save its own state, catches zr::PeerLostError in a main() without zr::guarded; the
+/// launcher ends it 10 minutes after the failure.
 template <class F>
 int guarded(F&& fn) {
-  return guarded_run([](void* f) { (*static_cast<F*>(f))(); }, const_cast<void*>(static_cast<const void*>(&fn)),
+  auto call = [&fn] { std::forward<F>(fn)(); };
+  return guarded_run([](void* ctx) { (*static_cast<decltype(call)*>(ctx))(); }, &call,
                      [](int exit_code) { std::_Exit(exit_code); });
 }
 

@@ -87,6 +87,65 @@ TEST_F(MembersTest, AdmitReturnsReasonForRejection) {
   EXPECT_EQ(members.admit({"job", "token", -1, 2, {}}, now), "rank -1 is out of range (world size 2)");
 }
 
+// Rank 1's process ended; rank 0's last heartbeat says how long it has been waiting.
+class EndedRankTest : public MembersTest {
+ protected:
+  void end_rank_1(bool by_exit) {
+    protocol::Heartbeat last;
+    last.leaves = 1;
+    last.left = true;
+    last.exited = by_exit;
+    last.left_sequence = 8;
+    last.left_step = 5;
+    members.on_heartbeat(1, last, now);
+    members.disconnected(1);
+  }
+  void rank_0_waits(const std::string& what, uint64_t sequence, int64_t ms) {
+    protocol::Heartbeat heartbeat;
+    heartbeat.activity = {sequence, 1, what, true, 3};
+    heartbeat.awaits_key = what.starts_with("get");
+    heartbeat.age_ms = ms;
+    members.on_heartbeat(0, heartbeat, now);
+  }
+};
+
+TEST_F(EndedRankTest, KeyIsAwaitedForTwoSeconds) {
+  end_rank_1(false);
+  rank_0_waits("get of key 'a'", 8, 1000);
+  members.detect_endless_waits(now + std::chrono::milliseconds(999));
+  EXPECT_FALSE(members.broken());
+  members.detect_endless_waits(now + std::chrono::milliseconds(1000));
+  EXPECT_EQ(members.failure_notice(),
+            "rank 1 ended after step 5 (ran out of data?) while rank 0 waits in get of key 'a'");
+}
+
+TEST_F(EndedRankTest, CollectiveIsAwaitedForFiveSecondsIfTheProcessExited) {
+  end_rank_1(true);
+  rank_0_waits("all_reduce 'x'", 8, 4500);
+  members.detect_endless_waits(now + std::chrono::milliseconds(499));
+  EXPECT_FALSE(members.broken());
+  members.detect_endless_waits(now + std::chrono::milliseconds(500));
+  EXPECT_EQ(members.failure_notice(),
+            "rank 1 exited after step 5 (by exit() or the end of main) while rank 0 waits in all_reduce 'x'");
+}
+
+TEST_F(EndedRankTest, LastCollectiveMayTakeLongAfterARankLeftNormally) {
+  end_rank_1(false);
+  rank_0_waits("all_reduce 'x'", 8, 60'000);
+  members.detect_endless_waits(now);
+  EXPECT_FALSE(members.broken());
+}
+
+TEST_F(EndedRankTest, RankThatComputesOrIsSilentMayHelpTheOthers) {
+  end_rank_1(true);
+  heartbeat(0, 8, false);
+  members.detect_endless_waits(now);
+  EXPECT_FALSE(members.broken()) << "computes";
+  rank_0_waits("get of key 'a'", 8, 60'000);
+  members.detect_endless_waits(now + std::chrono::seconds(2));
+  EXPECT_FALSE(members.broken()) << "no heartbeat for 2 s";
+}
+
 // A job of two ranks on one machine, which have joined.
 struct Job {
   Job() {
