@@ -111,7 +111,6 @@ TEST(NormBlocksTest, SumsNothingEarlyBeforeTheFinalMicroStep) {
   Fixture f;
   f.finalize(0, 1500);
   f.set_a(10);
-  f.blocks.begin_final_micro_step();
   EXPECT_EQ(f.sum_of_squares(), 1500 * 100 + 40 * 9);
   EXPECT_EQ(f.blocks.blocks_summed_early(), 0);
 }
