@@ -150,7 +150,7 @@ bool Engine::make_step() {
 bool Engine::done() const { return state_->session_for("done").progress().done(); }
 
 std::string Engine::save(const std::string& dir) {
-  return state_->collective("save", "", [&](host::engine::Session& session, const State::Call&) {
+  return state_->collective("save", quoted(dir), [&](host::engine::Session& session, const State::Call&) {
     state_->torch_model->check_trained(state_->module.parameters());
     state_->torch_model->check_buffers(state_->module.buffers());
     if (dir.empty()) host::fail_user("engine.save(dir): the folder name is empty; name a folder for checkpoints");
@@ -159,7 +159,7 @@ std::string Engine::save(const std::string& dir) {
 }
 
 LoadReport Engine::load(const std::string& dir, const LoadOptions& how) {
-  return state_->collective("load", "", [&](host::engine::Session& session, const State::Call&) -> LoadReport {
+  return state_->collective("load", quoted(dir), [&](host::engine::Session& session, const State::Call&) -> LoadReport {
     if (dir.empty())
       host::fail_user("engine.load(dir): the folder name is empty; name a checkpoint or a folder of checkpoints");
     state_->adopt_buffers();

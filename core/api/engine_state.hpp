@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/text.hpp"
 #include "engine/session.hpp"
 #include "model/torch_model.hpp"
 #include "module.hpp"
@@ -112,5 +113,8 @@ struct Engine::State {
   torch::Tensor random;  // after a load() inside a scope: the random state that its end restores; otherwise undefined
   const std::shared_ptr<const void> life = std::make_shared<char>();
 };
+
+/// A name or path as it appears in the text of a call.
+inline std::string quoted(const std::string& text) { return "\"" + host::printable(text) + "\""; }
 
 }  // namespace zr

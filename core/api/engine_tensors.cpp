@@ -67,18 +67,17 @@ void Engine::set(const std::string& parameter, TensorKind kind, const torch::Ten
 }
 
 torch::Tensor Engine::buffer(const std::string& name) {
-  return state_->collective("buffer", "\"" + host::printable(name) + "\"",
-                            [&](host::engine::Session& session, const State::Call&) {
-                              const torch::Tensor buffer = state_->buffer(name);
-                              torch::Tensor value = torch::empty(buffer.sizes(), buffer.options());
-                              if (value.numel() == 0) return value;
-                              const std::string bytes = session.tensors().buffer(name);
-                              if (bytes.size() != value.nbytes())
-                                host::fail_internal("buffer '" + name + "' has " + std::to_string(bytes.size()) +
-                                                    " bytes, not " + std::to_string(value.nbytes()));
-                              std::memcpy(value.data_ptr(), bytes.data(), bytes.size());
-                              return value;
-                            });
+  return state_->collective("buffer", quoted(name), [&](host::engine::Session& session, const State::Call&) {
+    const torch::Tensor buffer = state_->buffer(name);
+    torch::Tensor value = torch::empty(buffer.sizes(), buffer.options());
+    if (value.numel() == 0) return value;
+    const std::string bytes = session.tensors().buffer(name);
+    if (bytes.size() != value.nbytes())
+      host::fail_internal("buffer '" + name + "' has " + std::to_string(bytes.size()) + " bytes, not " +
+                          std::to_string(value.nbytes()));
+    std::memcpy(value.data_ptr(), bytes.data(), bytes.size());
+    return value;
+  });
 }
 
 void Engine::set_buffer(const std::string& name, const torch::Tensor& tensor) {

@@ -49,7 +49,7 @@ std::string left_text(const protocol::Heartbeat& heartbeat) {
 
 std::string left_while_awaited_text(const protocol::Heartbeat& heartbeat) {
   if (heartbeat.failed) return left_text(heartbeat);
-  return heartbeat.exited ? fmt::format("exited after step {} (by exit() or the end of main)", heartbeat.left_step)
+  return heartbeat.exited ? fmt::format("exited after step {} (at the end of main, or by exit)", heartbeat.left_step)
                           : fmt::format("ended after step {} (ran out of data?)", heartbeat.left_step);
 }
 

@@ -31,8 +31,8 @@ std::string failure_report_text(const std::string& headline, const std::vector<R
 /// long the activity has lasted.
 std::string activity_text(const Activity& activity, int64_t age_ms);
 /// How a rank left: "ended normally after step 5", "ended by an exception after step 5"; and the same if another
-/// rank waits for this rank: "ended after step 5 (ran out of data?)", "exited after step 5 (by exit() or the end of
-/// main)".
+/// rank waits for this rank: "ended after step 5 (ran out of data?)", "exited after step 5 (at the end of main,
+/// or by exit)".
 std::string left_text(const protocol::Heartbeat& heartbeat);
 std::string left_while_awaited_text(const protocol::Heartbeat& heartbeat);
 /// "was killed by signal 9 (SIGKILL)", "ended with exit code 2".

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
+#include <string_view>
 
 #include "base/error.hpp"
 #include "base/text.hpp"
@@ -101,6 +103,16 @@ uint32_t granularity_of(const plugin::Instance& optimizer) {
   return desc.granularity;
 }
 
+// Checkpoints identify the states of a parameter by their names.
+void check_slots(const std::vector<zr_slot>& slots, const plugin::Instance& optimizer) {
+  std::set<std::string_view> names;
+  for (const zr_slot& slot : slots)
+    if (!slot.name || !names.insert(slot.name).second)
+      fail_user(fmt::format(
+          "{}: {}; correct the plug-in, or choose another optimizer", optimizer.call_text("describe"),
+          slot.name ? fmt::format("two states have the name '{}'", printable(slot.name)) : "a state has no name"));
+}
+
 plan::PlanInput plan_input(const config::JobConfig& config, const plugin::Instance& optimizer,
                            std::vector<plan::Parameter> parameters, int world) {
   zr_optimizer_desc desc{};
@@ -120,6 +132,7 @@ plan::PlanInput plan_input(const config::JobConfig& config, const plugin::Instan
   input.accumulation = config.train().gradient_accumulation;
   input.accumulates_locally = config.gradients().reduce == config::GradientReduction::last_micro_step;
   input.slots.assign(desc.slots, desc.slots + desc.n_slots);
+  check_slots(input.slots, optimizer);
   return input;
 }
 
@@ -197,14 +210,15 @@ void check_offload(const config::JobConfig& config, const plan::MemoryPlan& plan
   // Only buffers that nothing but collectives accesses can be on a disk tier.
   const auto on_disk = [&](int tier) { return !plan.input.tiers[static_cast<std::size_t>(tier)].in_memory(); };
   const auto role_of = [&](const plan::Piece& piece) { return plan.rank_plan.buffers[piece.buffer].role; };
+  const bool reduces_last = config.gradients().reduce == config::GradientReduction::last_micro_step;
   if (on_disk(plan.placement.reduced_gradients) && !offload.gradients->automatic())
     for (const plan::Piece& piece : plan.rank_plan.reduced_gradients)
       if (role_of(piece) != ZR_ROLE_REDUCED_GRAD)
-        fail_user(
-            fmt::format("{}strategy '{}' accumulates gradients in place in the buffer '{}', which cannot be on a disk "
-                        "tier; choose a strategy with a separate buffer for reduced gradients, gradients.reduce = "
-                        "\"each_micro_step\", or a tier in memory",
-                        text_of(offload.gradients), strategy, plan.rank_plan.buffers[piece.buffer].tag));
+        fail_user(fmt::format(
+            "{}strategy '{}' accumulates gradients in place in the buffer '{}', which cannot be on a disk tier; choose "
+            "a strategy with a separate buffer for reduced gradients, {}or a tier in memory",
+            text_of(offload.gradients), strategy, plan.rank_plan.buffers[piece.buffer].tag,
+            reduces_last ? "gradients.reduce = \"each_micro_step\", " : ""));
   if (on_disk(plan.placement.shards))
     for (const plan::Piece& piece : plan.rank_plan.weights)
       if (role_of(piece) == ZR_ROLE_WEIGHT_SHARD && !piece.shard)

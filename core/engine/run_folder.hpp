@@ -14,8 +14,8 @@ namespace zr::host::engine {
 /// The absolute path of an engine's run folder: job.runs/job.name, followed by the engine's name if it has one.
 std::string run_folder(const config::JobConfig& config, const std::string& engine);
 
-/// The paths of the runs in a run folder, newest first. If the run folder itself contains the files of a run, as in
-/// earlier versions, it comes first.
+/// The paths of the runs in a run folder, newest first. The run folder itself comes first, unless its summary.json is a
+/// link to that of a run: in earlier versions it contained the files of a run.
 std::vector<std::string> runs_in(const std::string& run_folder);
 
 /// One engine's run folder, locked while the object exists:

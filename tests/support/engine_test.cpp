@@ -68,8 +68,10 @@ void EngineTest::check_messages(const std::string& file, std::size_t least_cases
     EXPECT_TRUE(zr::test::RankBody::exists(name)) << "no rank body has the name '" << name << "'";
     Result result = launch(ranks, rank_words(ranks, name, overrides + " job.threads=1"));
     EXPECT_NE(result.code, zr::test::kFailedAssertion) << one.title << "\n" << result.output;
-    for (auto at = result.output.find(folder_.string()); at != std::string::npos; at = result.output.find(folder_))
-      result.output.replace(at, folder_.string().size(), "{run}");
+    for (const auto& [path, name] :
+         {std::pair<std::string, std::string>{folder_.string(), "{run}"}, {ZR_BUILD_DIR, "{build}"}})
+      for (auto at = result.output.find(path); at != std::string::npos; at = result.output.find(path))
+        result.output.replace(at, path.size(), name);
     auto lines = result.lines();
     const std::regex report("^  rank [0-9]+  pid .*|.*\\(pid [0-9]+\\) ended .*|.*\\(pid [0-9]+\\) was killed .*");
     std::erase_if(lines, [&](const std::string& line) { return std::regex_match(line, report); });

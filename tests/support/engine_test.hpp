@@ -49,8 +49,8 @@ class EngineTest : public testing::Test {
   void extend(const std::string& more);
   // Compares the messages of rank bodies with a golden file. "-- run" is "RANKS BODY [key=value ...]", "-- exit" the
   // exit code unless 0, "-- says" the output. The lines are sorted, because lines of several ranks come in any order.
-  // {run} is replaced by the run folder, also in "-- run". The comparison leaves out the launcher's report of how each
-  // rank ended, because which rank the launcher sees first is a race.
+  // {run} is replaced by the run folder, also in "-- run"; {build} by the build folder. The comparison leaves out the
+  // launcher's report of how each rank ended, because which rank the launcher sees first is a race.
   void check_messages(const std::string& file, std::size_t least_cases);
   fs::path folder_;
   std::string toml_ = ZR_SOURCE_DIR "/tests/multirank/parity/parity.toml";

@@ -69,6 +69,8 @@ RANK_BODY(gets_at_the_end, Run) {
 
 RANK_BODY(gets_others, Run) { run.engine->get(run.first() ? "left.weight" : "right.weight"); }
 
+RANK_BODY(loads_others, Run) { run.engine->load(run.first() ? "one.safetensors" : "other.safetensors"); }
+
 RANK_BODY(calls_others, Run) {
   if (run.first())
     run.engine->weights_hash();

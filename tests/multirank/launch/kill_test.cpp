@@ -209,8 +209,9 @@ TEST(ZerothLaunch, RankThatExitsBeforeTheOthersGetItsValueIsNamed) {
   Scene scene;
   Job job(scene, launched(2, {"get_rank=0", "early_rank=1"}));
   EXPECT_EQ(job.wait(), 4);
-  EXPECT_THAT(job.err(), HasSubstr("zeroth: error: rank 1 exited after step 0 (by exit() or the end of "
-                                   "main) while rank 0 waits in get of key 'a key that no rank puts'"));
+  EXPECT_THAT(job.err(),
+              HasSubstr("zeroth: error: rank 1 exited after step 0 (at the end of main, or by exit) while rank 0 waits "
+                        "in get of key 'a key that no rank puts'"));
 }
 
 TEST(ZerothLaunch, RankMayLeaveThroughExit) {

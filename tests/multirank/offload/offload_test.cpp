@@ -183,7 +183,9 @@ TEST_F(OffloadTest, RejectsImpossiblePlacements) {
        "command line: offload.device_fraction is the fraction of the optimizer states that stays on the device, but "
        "offload.optimizer = \"auto\" computes it from memory.device_budget; set offload.optimizer to a tier, or remove "
        "offload.device_fraction"},
-      {"strategy=zero1 offload.gradients=nvme train.gradient_accumulation=1 offload.nvme.path=" + scratch_.path("swap"),
+      {"strategy=zero1 offload.gradients=nvme train.gradient_accumulation=2 gradients.reduce=last_micro_step "
+       "offload.nvme.path=" +
+           scratch_.path("swap"),
        "offload.gradients = \"nvme\" (command line): strategy 'zero1' accumulates gradients in place in the buffer "
        "'gradients, unsharded', which cannot be on a disk tier; choose a strategy with a separate buffer for reduced "
        "gradients, gradients.reduce = \"each_micro_step\", or a tier in memory"},

@@ -126,7 +126,7 @@ TEST_F(EndedRankTest, CollectiveIsAwaitedForFiveSecondsIfTheProcessExited) {
   EXPECT_FALSE(members.broken());
   members.detect_endless_waits(now + std::chrono::milliseconds(500));
   EXPECT_EQ(members.failure_notice(),
-            "rank 1 exited after step 5 (by exit() or the end of main) while rank 0 waits in all_reduce 'x'");
+            "rank 1 exited after step 5 (at the end of main, or by exit) while rank 0 waits in all_reduce 'x'");
 }
 
 TEST_F(EndedRankTest, LastCollectiveMayTakeLongAfterARankLeftNormally) {

@@ -255,7 +255,7 @@ TEST_F(PlanningTest, RejectsADiskForGradientsThatAreAccumulatedInPlace) {
       }),
       "offload.gradients = \"nvme\" (command line): strategy 'zero1' accumulates gradients in place in the buffer "
       "'gradients, unsharded', which cannot be on a disk tier; choose a strategy with a separate buffer for "
-      "reduced gradients, gradients.reduce = \"each_micro_step\", or a tier in memory");
+      "reduced gradients, or a tier in memory");
   EXPECT_EQ(failure_of([&] { plan_of(job({"offload.gradients=cpu"})); }), "");
 }
 
