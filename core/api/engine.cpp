@@ -163,9 +163,12 @@ LoadReport Engine::load(const std::string& dir, const LoadOptions& how) {
     if (dir.empty())
       host::fail_user("engine.load(dir): the folder name is empty; name a checkpoint or a folder of checkpoints");
     state_->adopt_buffers();
-    const StateDictFile converted(session, dir);
+    StateDictFile converted(session, dir);
     host::engine::CheckpointLoadOptions options{how.weights_only, how.strict, how.convert, how.fallback};
-    if (converted.path() != dir) options.name = dir;
+    if (converted.path() != dir) {
+      options.name = dir;
+      options.provide_values = [&](const std::vector<std::string>& names) { converted.provide(names); };
+    }
     host::engine::CheckpointLoadReport report = session.checkpointer().load(converted.path(), options);
     if (state_->evaluations > 0) state_->random = at::globalContext().defaultGenerator(at::kCPU).get_state();
     return {

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "base/error.hpp"
@@ -25,11 +26,12 @@ enum class Kind { none, boolean, integer, number, text, sequence, dictionary, gl
 // harmless.
 struct Node {
   Kind kind = Kind::none;
-  int64_t integer = 0;
+  int64_t integer = 0;                           // boolean, integer
   std::string text;                              // text, global: "torch FloatStorage"
   std::vector<Node*> items;                      // sequence
   std::vector<std::pair<Node*, Node*>> entries;  // dictionary
   PickledTensor tensor;                          // storage and tensor
+  std::string metadata;                          // tensor: metadata that changes the values and cannot be applied
 };
 
 const std::map<std::string, std::string>& storage_dtypes() {
@@ -113,6 +115,11 @@ class Machine {
     node->integer = value;
     stack_.push_back(node);
   }
+  void push_boolean(bool value) {
+    Node* node = make(Kind::boolean);
+    node->integer = value;
+    stack_.push_back(node);
+  }
   void push_text(uint64_t size) {
     const std::string_view text = bytes(size);
     Node* node = make(Kind::text);
@@ -172,9 +179,24 @@ class Machine {
     return values;
   }
 
-  // _rebuild_tensor_v2(storage, offset, shape, strides, ...) -> a tensor.
+  // The 7th argument of _rebuild_tensor_v2: flags that are applied to the values, {"neg": True}.
+  void set_metadata(Node* tensor, const Node* metadata) {
+    if (metadata->kind == Kind::none) return;
+    if (metadata->kind != Kind::dictionary) fail("is damaged: a tensor has an invalid description");
+    for (const auto& [key, value] : metadata->entries) {
+      if (key->kind != Kind::text) fail("is damaged: a tensor has an invalid description");
+      const bool flag = (key->text == "neg" || key->text == "conj") && value->kind == Kind::boolean;
+      if (flag && key->text == "neg")
+        tensor->tensor.negative = value->integer != 0;
+      else if (!flag || value->integer != 0)
+        tensor->metadata = key->text;
+    }
+  }
+
+  // _rebuild_tensor_v2(storage, offset, shape, strides, requires_grad, hooks, metadata) -> a tensor.
   Node* tensor_of(const std::vector<Node*>& arguments) {
-    if (arguments.size() < 4 || arguments[0]->kind != Kind::storage || arguments[1]->kind != Kind::integer)
+    if (arguments.size() < 4 || arguments.size() > 7 || arguments[0]->kind != Kind::storage ||
+        arguments[1]->kind != Kind::integer)
       fail("is damaged: a tensor has an invalid description");
     Node* node = make(Kind::tensor);
     PickledTensor& tensor = node->tensor = arguments[0]->tensor;
@@ -193,6 +215,7 @@ class Machine {
                  !__builtin_add_overflow(last, reach, &last);
     }
     if (!inside || (count > 0 && last >= tensor.storage_count)) fail("is damaged: a tensor exceeds its storage");
+    if (arguments.size() == 7) set_metadata(node, arguments[6]);
     return node;
   }
 
@@ -261,7 +284,7 @@ class Machine {
       case 'G': bytes(8), stack_.push_back(make(Kind::number)); break;
       case 'N': stack_.push_back(make(Kind::none)); break;
       case 0x88:
-      case 0x89: stack_.push_back(make(Kind::boolean)); break;
+      case 0x89: push_boolean(op == 0x88); break;
       case 'Q': persistent(); break;
       case 'R': reduce(); break;
       case 0x81:  // a class and the arguments of its __new__()
@@ -329,10 +352,18 @@ std::vector<PickledTensor> tensors_of_pickle(const std::string& file, std::strin
         }
   if (dictionary->kind != Kind::dictionary) machine.reject("contains no dictionary of tensors");
   std::vector<PickledTensor> tensors;
+  std::set<std::string> names;
   for (const auto& [key, value] : dictionary->entries) {
     if (key->kind != Kind::text) machine.reject("the keys of its dictionary are not names");
     if (value->kind != Kind::tensor)
       machine.reject(fmt::format("the entry '{}' of its dictionary is not a tensor", printable(key->text)));
+    if (!names.insert(key->text).second)
+      machine.reject(fmt::format("its dictionary has the name '{}' twice", printable(key->text)));
+    if (!value->metadata.empty())
+      fail_user(
+          fmt::format("{}: the tensor '{}' has the metadata '{}', which Zeroth cannot apply; save a tensor without "
+                      "it, for example tensor.resolve_conj().clone()",
+                      file, printable(key->text), printable(value->metadata)));
     tensors.push_back(value->tensor);
     tensors.back().name = key->text;
   }

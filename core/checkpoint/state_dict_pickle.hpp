@@ -20,12 +20,13 @@ struct PickledTensor {
   int64_t storage_count = 0;            // elements of the storage
   int64_t offset = 0;                   // first element in the storage
   std::vector<int64_t> shape, strides;  // in elements; all positions are inside the storage
+  bool negative = false;                // the values are those of the storage times -1 (torch._neg_view)
 };
 
 /// The tensors of the dictionary of names and tensors in `pickle`, in its order. The dictionary may be the value of
 /// "state_dict" or "model" in an outer one. No code of the file runs: the only objects are dictionaries, lists, tuples,
-/// numbers, texts, storages and tensors. Throws UserError naming `file` if the pickle is damaged, or contains anything
-/// else.
+/// numbers, texts, storages and tensors. The names are unique. Throws UserError naming `file` if the pickle is damaged,
+/// or contains anything else.
 std::vector<PickledTensor> tensors_of_pickle(const std::string& file, std::string_view pickle);
 
 }  // namespace zr::host::checkpoint

@@ -115,7 +115,67 @@ void CheckpointLoader::match() {
   if (!change_)  // a refresh keeps the buffers in memory
     for (const model::ModelBuffer& buffer : context_.model.buffers())
       matched.insert(match_tensor(kNoParam, {"buffer", buffer.name, buffer.dtype, buffer.shape, {}}));
+  if (from_.from_other_program()) {
+    match_empty_buffers(matched);
+    match_repeated(matched);
+  }
   report_unmatched(matched);
+}
+
+// Other programs list buffers without elements; there is nothing to load.
+void CheckpointLoader::match_empty_buffers(std::set<const checkpoint::SavedTensor*>& matched) {
+  for (const model::ModelBuffer& buffer : context_.model.empty_buffers()) {
+    const checkpoint::SavedTensor* saved = from_.find("weight", renamed(buffer.name, options_.renames));
+    if (saved && saved->shape != buffer.shape) report_.other_shape.push_back("buffer '" + buffer.name + "'");
+    if (saved) matched.insert(saved);
+  }
+}
+
+// Other programs list a tied parameter under each of its names.
+void CheckpointLoader::match_repeated(std::set<const checkpoint::SavedTensor*>& matched) {
+  for (const Part& part : parts_) {
+    if (part.param == kNoParam || part.tensor.kind != "weight") continue;
+    const plan::Parameter& parameter = context_.plan.input.parameters[part.param];
+    std::vector<std::string> names{parameter.name};
+    names.insert(names.end(), parameter.aliases.begin(), parameter.aliases.end());
+    for (const std::string& name : names) {
+      const checkpoint::SavedTensor* other = from_.find("weight", renamed(name, options_.renames));
+      if (other && matched.insert(other).second) repeated_.push_back({part.saved, other});
+    }
+  }
+}
+
+std::vector<std::string> CheckpointLoader::names_to_read() const {
+  std::set<std::string> names;
+  for (const Part& part : parts_) names.insert(part.saved->name);
+  for (const Repeated& repeated : repeated_) names.insert(repeated.other->name);
+  return {names.begin(), names.end()};
+}
+
+bool CheckpointLoader::equal(const checkpoint::SavedTensor& a, const checkpoint::SavedTensor& b) const {
+  if (a.dtype != b.dtype || a.shape != b.shape) return false;
+  constexpr int64_t kRun = int64_t{1} << 20;
+  std::vector<char> left(static_cast<std::size_t>(std::min(a.bytes(), kRun))), right(left.size());
+  for (int64_t at = 0; at < a.bytes(); at += kRun) {
+    const int64_t bytes = std::min(kRun, a.bytes() - at);
+    from_.read(a, at, bytes, left.data());
+    from_.read(b, at, bytes, right.data());
+    if (std::memcmp(left.data(), right.data(), static_cast<std::size_t>(bytes)) != 0) return false;
+  }
+  return true;
+}
+
+void CheckpointLoader::compare_repeated() {
+  for (const Repeated& repeated : repeated_) {
+    if (equal(*repeated.loaded, *repeated.other)) continue;
+    if (options_.strict)
+      fail_user(fmt::format(
+          "{}: '{}' and '{}' are one tied parameter of the model, but differ in the file; save the file from a model "
+          "in which they are tied, or load with strict = false, which loads '{}'",
+          report_.folder, printable(repeated.loaded->name), printable(repeated.other->name),
+          printable(repeated.loaded->name)));
+    report_.unexpected.push_back(name_of(*repeated.other));
+  }
 }
 
 void CheckpointLoader::check() const {

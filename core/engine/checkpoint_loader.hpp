@@ -23,6 +23,9 @@ struct CheckpointLoadOptions {
   bool fallback = false;      // a damaged checkpoint is replaced by the one before it, with a warning
   std::vector<config::Rename> renames{};  // names of weights in files of other programs
   std::string name{};                     // of the checkpoint in messages, if it is a converted file; "": its path
+  /// Writes the values of the tensors with these names in the file, which fits the model. Called on all ranks after the
+  /// file is opened and checked, and before values are read; may throw on all ranks. Null: the file has its values.
+  std::function<void(const std::vector<std::string>& names)> provide_values{};
 };
 /// The result of a load. Each list contains tensors as text: "weight 'a'".
 struct CheckpointLoadReport {
@@ -53,6 +56,13 @@ class CheckpointLoader {
   bool has_same_optimizer() const { return same_optimizer_; }
   /// Throws UserError if the checkpoint does not fit the model or the optimizer.
   void check() const;
+  /// The names in the file of all tensors that read() or compare_repeated() reads.
+  std::vector<std::string> names_to_read() const;
+  /// Whether weights of another program have a tied parameter under more than one of its names.
+  bool has_repeated() const { return !repeated_.empty(); }
+  /// Compares the values of these names, which must be equal: one of them is loaded. If they differ, throws UserError,
+  /// or, if the load is not strict, reports the other name as unexpected.
+  void compare_repeated();
   /// Reads this rank's parts of all tensors. If it throws, some of them may have been read.
   void read();
   /// Calls fn for every parameter whose weight was found, with its name in the checkpoint.
@@ -69,7 +79,14 @@ class CheckpointLoader {
     checkpoint::TensorInfo tensor;  // the model's tensor
     const checkpoint::SavedTensor* saved;
   };
+  // A tied parameter's tensor under another name than the one that is loaded.
+  struct Repeated {
+    const checkpoint::SavedTensor *loaded, *other;
+  };
   void match();
+  void match_empty_buffers(std::set<const checkpoint::SavedTensor*>& matched);
+  void match_repeated(std::set<const checkpoint::SavedTensor*>& matched);
+  bool equal(const checkpoint::SavedTensor& a, const checkpoint::SavedTensor& b) const;
   const checkpoint::SavedTensor* match_tensor(uint32_t param, const checkpoint::TensorInfo& tensor);
   void report_unmatched(const std::set<const checkpoint::SavedTensor*>& matched);
   const checkpoint::SavedTensor* saved_for(uint32_t param, const checkpoint::TensorInfo& tensor) const;
@@ -83,6 +100,7 @@ class CheckpointLoader {
   const ParameterChange* const change_;
   const bool same_optimizer_;
   std::vector<Part> parts_;
+  std::vector<Repeated> repeated_;
   CheckpointLoadReport report_;
   std::set<uint32_t> fresh_params_;
 };

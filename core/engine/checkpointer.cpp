@@ -285,6 +285,8 @@ CheckpointLoadReport Checkpointer::load(const std::string& path, const Checkpoin
   options.weights_only |= from.from_other_program();
   CheckpointLoader loader(context_, {parts_.state, parts_.buffers}, from, options, change);
   loader.check();
+  if (options.provide_values) options.provide_values(loader.names_to_read());
+  if (loader.has_repeated()) run_on_all_ranks(checkpoint_comm(), [&] { loader.compare_repeated(); });
   progress.begin_load();
   parts_.recorder.clear_hash();
   const int64_t chunk_bytes = from.largest_chunk();

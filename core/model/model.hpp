@@ -25,7 +25,9 @@ class Model {
  public:
   virtual ~Model() = default;
   virtual const std::vector<plan::Parameter>& parameters() const = 0;
-  virtual std::vector<ModelBuffer> buffers() = 0;  // in the model's order
+  virtual std::vector<ModelBuffer> buffers() = 0;  // in the model's order, without empty ones
+  /// The buffers without elements: they have no values, but weights of other programs may list them. `data` is null.
+  virtual std::vector<ModelBuffer> empty_buffers() const { return {}; }
   /// Copies the parameter's current value as fp32 to out[count]. Not for a deferred model.
   virtual void read(uint32_t param, float* out) = 0;
   /// Number of operators that must run to construct a deferred model; 0 for a model that is not deferred.

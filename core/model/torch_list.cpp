@@ -102,6 +102,9 @@ TorchModel::TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>&
   state_->storages = std::make_unique<Storages>(listed.tensors, state_->buffers);
   for (const auto& [name, tensor] : buffers)
     if (tensor.defined()) state_->buffer_kinds.emplace(name, State::kind_of(tensor));
+  for (const auto& [name, tensor] : buffers)
+    if (tensor.defined() && tensor.numel() == 0)
+      state_->empty_buffers.push_back({name, nullptr, 0, safetensors_name(tensor.scalar_type()), tensor.sizes().vec()});
   if (!state_->construction) state_->convert_buffers();
 }
 

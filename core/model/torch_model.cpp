@@ -62,6 +62,8 @@ std::vector<ModelBuffer> TorchModel::buffers() {
   return list;
 }
 
+std::vector<ModelBuffer> TorchModel::empty_buffers() const { return state_->empty_buffers; }
+
 void TorchModel::read(uint32_t param, float* out) {
   const torch::NoGradGuard no_grad;
   const torch::Tensor& tensor = state_->entries[param].tensor;

@@ -20,6 +20,7 @@ class TorchModel final : public Model {
 
   const std::vector<plan::Parameter>& parameters() const override;
   std::vector<ModelBuffer> buffers() override;
+  std::vector<ModelBuffer> empty_buffers() const override;
   void read(uint32_t param, float* out) override;
   std::size_t deferred() const override;
   void construct(const ConstructMemory& memory, bool runs_operators) override;

@@ -59,8 +59,9 @@ struct TorchModel::State final : MemoryProvider {
   std::vector<plan::Parameter> parameters;
   std::vector<ParamEntry> entries;
   std::vector<std::pair<std::string, torch::Tensor>> buffers;  // without empty ones
-  std::map<std::string, std::string> buffer_kinds;             // original type and shape; also of empty ones
-  std::shared_ptr<Construction> construction;                  // of a deferred model, until construct()
+  std::vector<ModelBuffer> empty_buffers;
+  std::map<std::string, std::string> buffer_kinds;  // original type and shape; also of empty ones
+  std::shared_ptr<Construction> construction;       // of a deferred model, until construct()
   std::unique_ptr<Storages> storages;
   at::ScalarType buffer_type;      // of floating-point buffers
   bool leaves_for_reload = false;  // leave_for_reload() was called

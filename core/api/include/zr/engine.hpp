@@ -228,12 +228,13 @@ class Engine {
   /// failed. Collective.
   std::string save(const std::string& dir);
   /// Loads a checkpoint: one that any strategy and number of ranks wrote, the newest one in `dir`, or safetensors
-  /// weights of another program, or a state dictionary of PyTorch, which rank 0 converts to a temporary
-  /// safetensors file of the same size: a zip archive, or a file whose name ends in .pt, .pth, .bin or .ckpt.
-  /// Verifies every byte of a checkpoint, and the checksums of a state dictionary, if it has them. Throws if a tensor
-  /// does not match and names it (see LoadOptions). If loading fails, a model that was already trained is unchanged; a
-  /// model that was not trained yet may have undefined weights and then cannot train until another load succeeds.
-  /// Collective.
+  /// weights of another program, or a state dictionary of PyTorch: a zip archive, or a file whose name ends in .pt,
+  /// .pth, .bin or .ckpt. Rank 0 converts the tensors of a state dictionary that the model has to a temporary
+  /// safetensors file in TMPDIR. Verifies every byte of a checkpoint, and the checksums of the tensors that it
+  /// converts, if the file has them. Throws if a tensor does not match and names it (see LoadOptions). Files of other
+  /// programs may list a tied parameter under several names; if their values differ, it throws, or reports the others
+  /// as unexpected. If loading fails, a model that was already trained is unchanged; a model that was not trained yet
+  /// may have undefined weights and then cannot train until another load succeeds. Collective.
   LoadReport load(const std::string& dir, const LoadOptions& how = {});
   /// Adapts the engine to the model's current parameters, after the program has added, replaced or removed a parameter
   /// or module, or changed requires_grad. backward() throws until refresh() is called if a parameter would not be

@@ -35,10 +35,12 @@ std::string joined(const std::vector<std::string>& parts) {
 }
 
 // A pickle of {"w": tensor} with this offset, shape and stride in a storage of 12 fp32 elements.
-std::string one_tensor(const std::string& offset, const std::string& shape, const std::string& strides) {
+// `metadata`: the 7th argument of _rebuild_tensor_v2, if any.
+std::string one_tensor(const std::string& offset, const std::string& shape, const std::string& strides,
+                       const std::string& metadata = "") {
   return joined({"\x80\x02}X\x01\0\0\0w"s, "ctorch._utils\n_rebuild_tensor_v2\n((",
                  "X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\0"s, "0", "X\x03\0\0\0cpuK\x0ctQ"s, offset, shape,
-                 strides, "\x89}tRs."});
+                 strides, "\x89}", metadata, "tRs."});
 }
 
 TEST(StateDictPickleTest, ListsTheTensorsOfAFileOfPyTorch) {
@@ -62,6 +64,40 @@ TEST(StateDictPickleTest, AcceptsViewsInsideTheirStorage) {
   ASSERT_EQ(tensors.size(), 1u);
   EXPECT_EQ(tensors[0].offset, 3);
   EXPECT_EQ(tensors[0].strides, (std::vector<int64_t>{1, 4}));
+}
+
+std::string tensor_with_metadata(const std::string& metadata) {
+  return one_tensor("K\0"s, "K\x03\x85", "K\x01\x85", metadata);
+}
+
+TEST(StateDictPickleTest, ReadsTheNegativeBit) {
+  const auto negative = [](const std::string& metadata) {
+    return checkpoint::tensors_of_pickle("a.pt", tensor_with_metadata(metadata)).at(0).negative;
+  };
+  EXPECT_FALSE(negative(""));
+  EXPECT_FALSE(negative("N"));
+  EXPECT_FALSE(negative("}"));
+  EXPECT_TRUE(negative("}X\x03\0\0\0neg\x88s"s));
+  EXPECT_FALSE(negative("}X\x03\0\0\0neg\x89s"s));
+  EXPECT_TRUE(negative("}X\x04\0\0\0conj\x89sX\x03\0\0\0neg\x88s"s));
+}
+
+TEST(StateDictPickleTest, RejectsMetadataThatItCannotApply) {
+  const auto error = [](const std::string& name) {
+    return "a.pt: the tensor 'w' has the metadata '" + name +
+           "', which Zeroth cannot apply; save a tensor without it, for example tensor.resolve_conj().clone()";
+  };
+  EXPECT_EQ(error_of(tensor_with_metadata("}X\x04\0\0\0conj\x88s"s)), error("conj"));
+  EXPECT_EQ(error_of(tensor_with_metadata("}X\x05\0\0\0other\x89s"s)), error("other"));
+  EXPECT_EQ(error_of(tensor_with_metadata("}X\x03\0\0\0negK\x01s"s)), error("neg"));
+  EXPECT_EQ(error_of(tensor_with_metadata("K\x01")), "a.pt: is damaged: a tensor has an invalid description" + kRemedy);
+  EXPECT_EQ(error_of(tensor_with_metadata("NN")), "a.pt: is damaged: a tensor has an invalid description" + kRemedy);
+}
+
+TEST(StateDictPickleTest, RejectsRepeatedNames) {
+  const std::string tensor = one_tensor("K\0"s, "K\x03\x85", "K\x01\x85");
+  const std::string entry = tensor.substr(3, tensor.size() - 4);  // without protocol, dictionary and end
+  EXPECT_EQ(error_of("\x80\x02}"s + entry + entry + "."), "a.pt: its dictionary has the name 'w' twice" + kRemedy);
 }
 
 // The same in protocol 4: frames, short texts, names from the stack, and an implicit memo.
