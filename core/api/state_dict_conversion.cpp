@@ -62,12 +62,18 @@ std::vector<host::checkpoint::PickledTensor> tensors_of(StateDictRecords& record
   const std::string& file = records.file();
   if (!records.has("data.pkl"))
     host::fail_user(file + ": has no list of tensors; save it with torch.save(model.state_dict(), file)");
-  if (records.has("byteorder"))  // since PyTorch 2.1
-    if (const auto [order, length] = records.read("byteorder");
-        std::string_view(static_cast<const char*>(order.get()), length) != "little")
+  if (records.has("byteorder")) {  // since PyTorch 2.1
+    const auto [data, length] = records.read("byteorder");
+    const std::string_view order(static_cast<const char*>(data.get()), length);
+    if (order == "big")
       host::fail_user(file +
                       ": was saved on a big-endian machine, and Zeroth reads little-endian values only; load it with "
                       "torch.load() on a little-endian machine, and save it there with torch.save()");
+    if (order != "little")
+      host::fail_user(file + ": is damaged: its record 'byteorder' is '" +
+                      host::printable(std::string(order.substr(0, 20))) +
+                      "', neither 'little' nor 'big'; save it again");
+  }
   const auto [pickle, size] = records.read("data.pkl");
   if (size > kMaxPickleBytes)
     host::fail_user(file + ": its list of tensors has " + std::to_string(size) +

@@ -92,7 +92,7 @@ std::vector<std::string> all_nearest(std::string_view word, const std::vector<st
   constexpr std::size_t kLongest = 200;  // no name is longer; the cost is the product of both lengths
   if (word.size() > kLongest) return {};
   std::vector<std::string> best;
-  std::size_t smallest = std::max<std::size_t>(2, word.size() / 3);
+  std::size_t smallest = word.size() < 4 ? 1 : std::max<std::size_t>(2, word.size() / 3);
   for (const auto& candidate : candidates) {
     const std::size_t d = distance(word, candidate);
     if (d > smallest || d >= std::max(word.size(), candidate.size())) continue;

@@ -80,6 +80,9 @@ namespace {
                               : !exists                                 ? "cannot be read: " + error.message()
                               : fs::is_directory(status)                ? "contains no committed checkpoint"
                                                                         : "is not a folder";
+  if (!fs::is_directory(status) && has_state_dict_extension(path))
+    fail_user(fmt::format("{}: {}; correct the path of this file of torch.save(), which only engine.load() reads",
+                          printable(path), exists ? "is not a regular file" : problem));
   fail_user(fmt::format("{}: {}; name the folder that was given to engine.save() or checkpoint.dir", printable(path),
                         problem));
 }

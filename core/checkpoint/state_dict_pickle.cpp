@@ -47,7 +47,8 @@ constexpr int64_t kMaxElements = int64_t{1} << 48;  // products of two such numb
 
 class Machine {
  public:
-  Machine(const std::string& file, std::string_view pickle) : file_(file), rest_(pickle) {}
+  Machine(const std::string& file, std::string_view pickle)
+      : file_(file), old_protocol_(!pickle.starts_with('\x80')), rest_(pickle) {}
 
   Node* run() {
     for (;;) {
@@ -302,7 +303,9 @@ class Machine {
         pop();
         top(Kind::dictionary, "an object with attributes, not only tensors");
         break;
-      default: fail("contains an object that is not a tensor, a number or a text");
+      default:
+        if (old_protocol_) fail("is pickled with protocol 0 or 1, and Zeroth reads protocols 2 to 5");
+        fail("contains an object that is not a tensor, a number or a text");
     }
   }
 
@@ -315,6 +318,7 @@ class Machine {
   }
 
   const std::string file_;
+  const bool old_protocol_;  // 0 or 1: no version is at the start
   std::string_view rest_;
   std::deque<Node> nodes_;
   std::vector<Node*> stack_;
@@ -326,15 +330,25 @@ class Machine {
 
 }  // namespace
 
-bool is_state_dict_file(const std::string& path) {
-  std::error_code error;
-  if (!std::filesystem::is_regular_file(path, error)) return false;
+namespace {
+std::string extension_of(const std::string& path) {
   std::string extension = std::filesystem::path(path).extension().string();
   std::transform(extension.begin(), extension.end(), extension.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  if (extension == ".safetensors") return false;
-  for (const char* name : {".pt", ".pth", ".bin", ".ckpt"})
-    if (extension == name) return true;
+  return extension;
+}
+}  // namespace
+
+bool has_state_dict_extension(const std::string& path) {
+  const std::string extension = extension_of(path);
+  return extension == ".pt" || extension == ".pth" || extension == ".bin" || extension == ".ckpt";
+}
+
+bool is_state_dict_file(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error)) return false;
+  if (has_state_dict_extension(path)) return true;
+  if (extension_of(path) == ".safetensors") return false;
   std::array<char, 4> start{};
   std::ifstream(path, std::ios::binary).read(start.data(), start.size());
   return std::string_view(start.data(), start.size()) == "PK\x03\x04";

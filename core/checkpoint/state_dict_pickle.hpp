@@ -8,8 +8,10 @@
 
 namespace zr::host::checkpoint {
 
-/// Whether `path` is a regular file that torch.save() may have written: its name ends in .pt, .pth, .bin or .ckpt (in
-/// any case), or it is a zip archive.
+/// Whether the name of `path` ends in .pt, .pth, .bin or .ckpt (in any case).
+bool has_state_dict_extension(const std::string& path);
+
+/// Whether `path` is a regular file that torch.save() may have written: it has such a name, or it is a zip archive.
 bool is_state_dict_file(const std::string& path);
 
 /// A tensor of a state dictionary: a strided view of a storage, which is a record of the file.
@@ -24,9 +26,9 @@ struct PickledTensor {
 };
 
 /// The tensors of the dictionary of names and tensors in `pickle`, in its order. The dictionary may be the value of
-/// "state_dict" or "model" in an outer one. No code of the file runs: the only objects are dictionaries, lists, tuples,
-/// numbers, texts, storages and tensors. The names are unique. Throws UserError naming `file` if the pickle is damaged,
-/// or contains anything else.
+/// "state_dict", or else of "model", in an outer one. No code of the file runs: the only objects are dictionaries,
+/// lists, tuples, numbers, texts, storages and tensors. The names are unique. Throws UserError naming `file` if the
+/// pickle is damaged, or contains anything else.
 std::vector<PickledTensor> tensors_of_pickle(const std::string& file, std::string_view pickle);
 
 }  // namespace zr::host::checkpoint

@@ -109,8 +109,8 @@ int64_t integer_option(const Command& command, const Parsed& parsed, const char*
   char* end = nullptr;
   const double value = std::strtod(text.c_str(), &end);
   if (text.empty() || *end || !(value >= 1) || value > maximum || value != std::floor(value))
-    fail_user(fmt::format("zeroth {}: --{} {}: must be a whole number from 1 to {}, such as 7.5e9", command.name, name,
-                          text, shortest(maximum)));
+    fail_user(fmt::format("zeroth {}: --{} {}: must be a whole number from 1 to {}, such as {}", command.name, name,
+                          text, shortest(maximum), maximum < 7.5e9 ? "4" : "7.5e9"));
   return static_cast<int64_t>(value);
 }
 

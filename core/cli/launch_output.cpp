@@ -9,6 +9,8 @@
 #include <cerrno>
 #include <set>
 
+#include "base/terminal.hpp"
+
 namespace zr::host::cli {
 
 namespace {
@@ -162,13 +164,25 @@ bool Output::repeats(int rank, Source& source, const std::string& line) {
 
 // Writes rank 0's bytes. If they end a line, writes the lines of other ranks that waited for this.
 void Output::pass(Sink& to, std::string_view text) {
-  writer_.write(to.fd, std::string(text));
+  writer_.write(to.fd, to.terminal ? with_bars_erased(to.tail, text) : std::string(text));
   const auto fresh = text.find_last_of("\r\n");
   if (fresh != std::string_view::npos) to.tail.clear();
   to.tail += fresh == std::string_view::npos ? text : text.substr(fresh + 1);
   if (to.tail.size() > kMaxTailBytes) to.tail.erase(0, to.tail.size() - kMaxTailBytes);
   to.dirty = text.back() != '\n';
   if (!to.dirty) release(to);
+}
+
+// `text`, which follows `before`; other text after a progress bar takes the bar's place. Newlines leave a bar as it is,
+// and bars erase what they replace.
+std::string Output::with_bars_erased(std::string before, std::string_view text) {
+  std::string erased;
+  for (const char c : text) {
+    if (before.ends_with(kBarEnd) && c != '\r' && c != '\n') erased += kClearLine;
+    erased += c;
+    before += c;
+  }
+  return erased;
 }
 
 void Output::insert(Sink& to, const std::string& line) {

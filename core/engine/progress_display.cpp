@@ -144,7 +144,7 @@ void ProgressDisplay::show(const StepProgress& now) {
     text = progress_line(now) + "\n";
   } else {
     const int columns = device_.empty() ? terminal_columns(STDOUT_FILENO) : terminal_columns(device_);
-    bar_ = progress_on_terminal(now, columns, colours_);
+    bar_ = progress_on_terminal(now, columns, colours_) + std::string(kBarEnd);
     text = std::string(kClearLine) + bar_;
   }
   std::fputs(text.c_str(), stdout);

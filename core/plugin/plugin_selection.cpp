@@ -59,6 +59,8 @@ void load_tiers(const config::Document& document, const Registry& registry, Plug
   for (const std::string& id : order.value) {
     if (const auto* choice = choice_of(id); choice || (automatic && (first || document.has_table("offload", id))))
       add(id, choice ? choice->origin : order.origin);
+    else if (order.origin.from != config::Origin::From::key_default)
+      registry.load(Role::offload, id, order.origin.text());  // not needed, but a wrong name is an error
     first = false;
   }
   for (const auto& choice : choices)

@@ -1,5 +1,7 @@
 // engine.load() of state dictionaries that PyTorch 2.11 has written with torch.save(); state_dicts/README.md has the
 // program. The messages are in tests/golden/state_dict_errors.txt.
+#include <sys/stat.h>
+
 #include "support/engine_test.hpp"
 #include "support/user_error.hpp"
 
@@ -109,13 +111,25 @@ RANK_BODY(starts_from_state_dict, Run) {
 
 RANK_BODY(loads_big_endian, Run) { load_and_print(run, written(run, "big.pt", bytes_of("big_endian.pt"))); }
 
+RANK_BODY(loads_unknown_byte_order, Run) {
+  std::string bytes = bytes_of("no_checksums.pt");
+  bytes.replace(bytes.find("little"), 6, "middle");
+  load_and_print(run, written(run, "middle.pt", bytes));
+}
+
+RANK_BODY(loads_fifo, Run) {
+  const std::string path = run.program.text("job.runs") + "/fifo.pt";
+  EXPECT_TRUE(run.program.rank() != 0 || ::mkfifo(path.c_str(), 0600) == 0);
+  load_and_print(run, path);
+}
+
 RANK_BODY(loads_module_that_cpp_saved, Run) {
   const std::string path = run.program.text("job.runs") + "/module.pt";
   if (run.program.rank() == 0) torch::save(model_of_the_files(), path);
   load_and_print(run, path);
 }
 
-TEST_F(StateDictTest, ReportFileAndRemedy) { check_messages("state_dict_errors.txt", 11); }
+TEST_F(StateDictTest, ReportFileAndRemedy) { check_messages("state_dict_errors.txt", 13); }
 
 // As docs/training-from-cpp.md describes.
 MULTIRANK_TEST(StateDictTest, LoadsDictionariesThatCppSaved, {2}) {

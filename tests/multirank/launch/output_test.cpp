@@ -85,15 +85,12 @@ TEST(ZerothLaunch, PrintsIdenticalWarningsOfEveryRank) {
                                                               "[2] zeroth: warning: slow"}));
 }
 
-TEST(ZerothLaunch, KeepsProgressLineBelowOtherLinesOnTerminal) {
-  Scene scene;
+// What a terminal receives from a job of `ranks` ranks that run a shell script.
+std::string seen_on_terminal(const std::string& ranks, const std::string& script) {
   int master = -1;
   const pid_t pid = forkpty(&master, nullptr, nullptr, nullptr);
   if (pid == 0) {
-    execl(zeroth().c_str(), "zeroth", "launch", "-n", "2", "--", "sh", "-c",
-          "if [ $ZR_RANK = 0 ]; then printf '\\rstep 1 of 2'; sleep 0.6; printf '\\rstep 2\\n'; "
-          "else sleep 0.2; echo note; fi",
-          nullptr);
+    execl(zeroth().c_str(), "zeroth", "launch", "-n", ranks.c_str(), "--", "sh", "-c", script.c_str(), nullptr);
     _exit(127);
   }
   std::string seen;
@@ -103,7 +100,22 @@ TEST(ZerothLaunch, KeepsProgressLineBelowOtherLinesOnTerminal) {
   waitpid(pid, &status, 0);
   close(master);
   EXPECT_EQ(WEXITSTATUS(status), 0);
-  EXPECT_EQ(seen, "\rstep 1 of 2\r\x1b[K[1] note\r\nstep 1 of 2\rstep 2\r\n");
+  return seen;
+}
+
+TEST(ZerothLaunch, KeepsProgressLineBelowOtherLinesOnTerminal) {
+  EXPECT_EQ(seen_on_terminal("2",
+                             "if [ $ZR_RANK = 0 ]; then printf '\\rstep 1 of 2'; sleep 0.6; printf '\\rstep 2\\n'; "
+                             "else sleep 0.2; echo note; fi"),
+            "\rstep 1 of 2\r\x1b[K[1] note\r\nstep 1 of 2\rstep 2\r\n");
+}
+
+TEST(ZerothLaunch, ReplacesProgressBarByTextOfTheProgram) {
+  const std::string bar = "\r\x1b[Kbar\x1b[0K", replaced = bar + "\r\x1b[K";
+  EXPECT_EQ(seen_on_terminal("1",
+                             "bar='\\r\\033[Kbar\\033[0K'; printf \"$bar\"\"text\\n$bar$bar\"; sleep 0.2; "
+                             "printf 'more\\n'\"$bar\"; sleep 0.2; printf '\\n'"),
+            replaced + "text\r\n" + bar + replaced + "more\r\n" + bar + "\r\n");
 }
 
 TEST(ZerothLaunch, ClosedOutputEndsJob) {

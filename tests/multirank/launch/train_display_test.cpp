@@ -55,7 +55,7 @@ class ZerothTrain : public testing::Test {
       const auto next = seen.find(clear, at + 1);
       std::string state = seen.substr(at + clear.size(), next == seen.npos ? next : next - at - clear.size());
       state.resize(std::min(state.size(), state.find('\r')));
-      states.push_back(std::regex_replace(state, std::regex("\033\\[[0-9]*m"), ""));
+      states.push_back(std::regex_replace(state, std::regex("\033\\[[0-9]*[mK]"), ""));
       at = next;
     }
     return states;

@@ -152,6 +152,13 @@ TEST(StateDictPickleTest, RejectsObjectsThatAreNotTensors) {
   EXPECT_EQ(error_of("\x80\x02i"), "a.pt: contains an object that is not a tensor, a number or a text" + kRemedy);
 }
 
+// torch.save(..., pickle_protocol=0) and 1 use text operations: 'I' is an integer, 'U' a short text.
+TEST(StateDictPickleTest, RejectsOldProtocols) {
+  const std::string old = "a.pt: is pickled with protocol 0 or 1, and Zeroth reads protocols 2 to 5" + kRemedy;
+  EXPECT_EQ(error_of("(dp0\nVw\np1\n"), old);
+  EXPECT_EQ(error_of("}U\x01wK\x01s."), old);
+}
+
 TEST(StateDictPickleTest, RejectsDamagedPickles) {
   EXPECT_EQ(error_of(""), "a.pt: is damaged: its list of tensors ends too early" + kRemedy);
   EXPECT_EQ(error_of("R"), "a.pt: is damaged: an operation of its list of tensors has no operand" + kRemedy);

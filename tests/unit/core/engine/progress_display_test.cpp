@@ -94,9 +94,9 @@ TEST(ProgressDisplayTest, WidthFollowsTheTerminal) {
     display.show(offloaded_step());
     display.note("a line of its own");
   }
-  EXPECT_EQ(testing::internal::GetCapturedStdout(), "\r\033[K" + progress_on_terminal(offloaded_step(), 100, false) +
-                                                        "\r\033[K" + progress_on_terminal(offloaded_step(), 30, false) +
-                                                        "\r\033[Ka line of its own\n");
+  EXPECT_EQ(testing::internal::GetCapturedStdout(),
+            "\r\033[K" + progress_on_terminal(offloaded_step(), 100, false) + "\033[0K" + "\r\033[K" +
+                progress_on_terminal(offloaded_step(), 30, false) + "\033[0K" + "\r\033[Ka line of its own\n");
   ::unsetenv("ZR_PROGRESS");
   ::unsetenv("NO_COLOR");
   ::close(terminal);
@@ -126,7 +126,7 @@ TEST(ProgressDisplayTest, LogLinesAreWrittenAboveTheBar) {
   log(ZR_LOG_WARN, "after the display");
   ASSERT_EQ(::dup2(standard_error, STDERR_FILENO), STDERR_FILENO);
   ::close(standard_error);
-  const std::string bar = progress_on_terminal(offloaded_step(), 100, false);
+  const std::string bar = progress_on_terminal(offloaded_step(), 100, false) + "\033[0K";
   EXPECT_EQ(testing::internal::GetCapturedStdout(), "zeroth: warning: before the first bar\n\r\033[K" + bar +
                                                         "\r\033[Kzeroth: warning: step 4 skipped\n" + bar +
                                                         "\r\033[Ka line of its own\nzeroth: warning: no bar\n\r\033[K" +
