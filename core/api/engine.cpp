@@ -11,6 +11,7 @@
 #include "base/log.hpp"
 #include "engine_state.hpp"
 #include "model/param_types.hpp"
+#include "model/torch_dtype.hpp"
 #include "state_dict.hpp"
 
 namespace zr {
@@ -184,10 +185,10 @@ void Engine::release() {
 void Engine::release(torch::ScalarType dtype) {
   state_->collective("release", "", [&](host::engine::Session& session, const State::Call& call) {
     call.not_in_evaluation();
-    if (dtype != torch::kFloat && dtype != torch_type(state_->dtype))
+    if (dtype != torch::kFloat && dtype != host::model::torch_type(state_->dtype))
       host::fail_user("engine.release(dtype): dtype is " + std::string(c10::toString(dtype)) + ", but must be " +
                       (state_->dtype == ZR_F32 ? "" : "torch::kFloat or ") + "engine.dtype(), which is " +
-                      c10::toString(torch_type(state_->dtype)));
+                      c10::toString(host::model::torch_type(state_->dtype)));
     state_->adopt_buffers();
     session.return_weights(dtype == torch::kFloat ? zr_dtype{ZR_F32} : state_->dtype);
   });
@@ -215,7 +216,7 @@ double Engine::loss_scale() const { return state_->session_for("loss_scale").pro
 double Engine::last_grad_norm() const { return state_->session_for("last_grad_norm").progress().grad_norm(); }
 torch::ScalarType Engine::dtype() const {
   state_->session_for("dtype");
-  return torch_type(state_->dtype);
+  return host::model::torch_type(state_->dtype);
 }
 void Engine::finish() {
   state_->collective("finish", "", [](host::engine::Session& session, const State::Call&) { session.finish(); });

@@ -13,10 +13,6 @@
 
 namespace zr {
 
-torch::ScalarType torch_type(zr_dtype dtype) {
-  return dtype == ZR_BF16 ? torch::kBFloat16 : dtype == ZR_F16 ? torch::kHalf : torch::kFloat;
-}
-
 namespace {
 // The parameter dtype of the most recently created engine, for advice about errors that libtorch throws.
 std::atomic<const char*> last_dtype{nullptr};

@@ -19,9 +19,6 @@
 
 namespace zr {
 
-/// The dtype of libtorch for a dtype of weights.
-torch::ScalarType torch_type(zr_dtype dtype);
-
 /// Training thread only, except life.
 struct Engine::State {
   /// What the program has set and refresh() keeps.

@@ -1,22 +1,13 @@
 #include "state_dict.hpp"
 
 #include <algorithm>
-#include <fstream>
 #include <string>
 #include <vector>
 
 #include "checkpoint/state_dict_pickle.hpp"
+#include "control/protocol.hpp"
 
 namespace zr {
-
-namespace {
-// Processes with the same text run on the same machine.
-std::string machine() {
-  std::string boot;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
-  return boot;
-}
-}  // namespace
 
 Engine::StateDictFile::StateDictFile(host::engine::Session& session, const std::string& file)
     : peers_(session.checkpointer().checkpoint_comm()), path_(file) {
@@ -30,7 +21,7 @@ Engine::StateDictFile::StateDictFile(host::engine::Session& session, const std::
   if (converted.empty()) return;
   path_ = converted;
   // A network file system gives a rank only what was written before the rank opened the file.
-  const std::vector<std::string> machines = peers_.gather(machine());
+  const std::vector<std::string> machines = peers_.gather(host::control::protocol::this_peer().machine);
   host::checkpoint::run_on_all_ranks(peers_, [&] {
     if (!conversion_ || std::count(machines.begin(), machines.end(), machines[0]) == peers_.world) return;
     conversion_->write_all();

@@ -43,6 +43,8 @@ std::string file_kind_text(mode_t mode) {
 void fail_file(const std::string& path, const std::string& what, int error) {
   std::string remedy = "check that the folder exists, that its disk works, and that this user may write to it";
   if (error == ENOSPC || error == EDQUOT) remedy = "free space on this disk, or use another folder";
+  if (error == EFBIG)
+    remedy = "raise the limit of file sizes (ulimit -f), or use a file system that allows larger files";
   if (error == EIO) remedy = "the disk reports errors; use a folder on another disk";
   if (error == ELOOP)
     fail_environment(

@@ -327,10 +327,11 @@ SaveResult save(const std::string& path, const CheckpointContents& contents, con
         remove_uncommitted(*root);
       } catch (const Error&) {  // the next save removes it
       }
-    // A rank may end between the commit and the call that told the other ranks of it.
-    const bool unknown = dynamic_cast<const PeerLostError*>(&failure) != nullptr;
-    fail_like(failure, fmt::format("{} {}: {} (earlier checkpoints are unchanged)", step_text,
-                                   unknown ? "may not be saved" : "was not saved", failure.what()));
+    if (dynamic_cast<const PeerLostError*>(&failure))  // which may end after the commit, before the other ranks know
+      fail_like(failure, fmt::format("it is unknown whether {} was saved: {} (earlier checkpoints are unchanged)",
+                                     step_text, failure.what()));
+    fail_like(failure,
+              fmt::format("{} was not saved: {} (earlier checkpoints are unchanged)", step_text, failure.what()));
   }
   return finish_save(path, root ? &*root : nullptr, name, contents, comm, options);
 }

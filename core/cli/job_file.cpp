@@ -102,12 +102,15 @@ std::string explain(const JobFile& job) {
         rows.push_back({given.key.name, given.written, given.origin.text(), given.key.meaning});
     }
   }
-  if (!job.unchecked.empty()) {
-    rows.push_back({""});
-    rows.push_back({"not checked: possible keys of the program, which was not started (--no-run)"});
-    for (const config::UncheckedValue& one : job.unchecked)
-      rows.push_back({printable(one.path), one.written, one.origin.text()});
-  }
+  const std::string unchecked = unchecked_text(job.unchecked);
+  return aligned(rows, "  ") + (unchecked.empty() ? "" : "\n" + unchecked);
+}
+
+std::string unchecked_text(const std::vector<config::UncheckedValue>& unchecked) {
+  if (unchecked.empty()) return "";
+  std::vector<Cells> rows{{"not checked: possible keys of the program, which was not started (--no-run)"}};
+  for (const config::UncheckedValue& one : unchecked)
+    rows.push_back({printable(one.path), one.written, one.origin.text()});
   return aligned(rows, "  ");
 }
 

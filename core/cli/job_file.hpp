@@ -27,6 +27,8 @@ JobFile validate_file(const std::string& file, const std::vector<std::string>& o
 
 /// The text of `zeroth explain`: every effective value, its origin and its meaning, in aligned columns, by table.
 std::string explain(const JobFile& job);
+/// A heading and one row per value, for keys that were not checked because the program was not started; "" for none.
+std::string unchecked_text(const std::vector<config::UncheckedValue>& unchecked);
 
 /// The keys of all plug-ins that the registry accepts, each once. Loads them.
 std::vector<config::ConfigKey> plugin_keys(const plugin::Registry& registry);

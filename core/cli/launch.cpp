@@ -39,12 +39,10 @@ using boost::system::error_code;
 namespace {
 constexpr int kMaxRanks = 1024;
 constexpr auto kTickInterval = std::chrono::milliseconds(100);
-constexpr auto kShutdownTimeout = std::chrono::seconds(5);  // after a signal of the user; then SIGKILL
-constexpr auto kFailureReportTimeout =
-    std::chrono::milliseconds(3500);  // after a rank failed, if the store sends no report
-constexpr auto kSurvivorTimeout =
-    std::chrono::milliseconds(2500);                             // after the report: ranks end by themselves within 2 s
-constexpr auto kContinuationTimeout = std::chrono::minutes(10);  // of programs that continue after the failure
+constexpr auto kShutdownTimeout = std::chrono::seconds(5);               // after a signal of the user; then SIGKILL
+constexpr auto kFailureReportTimeout = std::chrono::milliseconds(3500);  // until the store's report, after a failure
+constexpr auto kSurvivorTimeout = std::chrono::milliseconds(2500);       // after the report; ranks end within 2 s
+constexpr auto kContinuationTimeout = std::chrono::minutes(10);          // of programs that continue after the failure
 
 int cores() {
   cpu_set_t set;
@@ -350,8 +348,8 @@ void Launch::kill_all_after(std::chrono::milliseconds timeout) {
   });
 }
 
-// Ends the ranks that are left of a failed job. Those whose programs continue, which they have said in the store, get
-// more time, once.
+// Ends the ranks that are left of a failed job. Those whose programs may continue, as the store says, get more time,
+// once.
 void Launch::end_survivors() {
   std::string continuing;
   for (int rank = 0; rank < options_.ranks; ++rank) {
@@ -366,7 +364,7 @@ void Launch::end_survivors() {
   survivors_may_continue_ = false;
   if (continuing.empty()) return;
   output_.error(
-      fmt::format("the program continues after the failure of the job on these ranks: {}; the launcher ends "
+      fmt::format("the program may continue after the failure of the job on these ranks: {}; the launcher ends "
                   "them in {} minutes",
                   continuing, kContinuationTimeout.count()));
   deadline_.expires_at({});

@@ -163,11 +163,12 @@ bool Output::repeats(int rank, Source& source, const std::string& line) {
 }
 
 // Writes rank 0's bytes. If they end a line, writes the lines of other ranks that waited for this.
-void Output::pass(Sink& to, std::string_view text) {
-  writer_.write(to.fd, to.terminal ? with_bars_erased(to.tail, text) : std::string(text));
+void Output::pass(Sink& to, std::string_view bytes) {
+  const std::string text = to.terminal ? with_bars_erased(to.tail, bytes) : std::string(bytes);
+  writer_.write(to.fd, text);
   const auto fresh = text.find_last_of("\r\n");
-  if (fresh != std::string_view::npos) to.tail.clear();
-  to.tail += fresh == std::string_view::npos ? text : text.substr(fresh + 1);
+  if (fresh != std::string::npos) to.tail.clear();
+  to.tail += fresh == std::string::npos ? text : text.substr(fresh + 1);
   if (to.tail.size() > kMaxTailBytes) to.tail.erase(0, to.tail.size() - kMaxTailBytes);
   to.dirty = text.back() != '\n';
   if (!to.dirty) release(to);

@@ -8,6 +8,7 @@
 #include "base/dtype.hpp"
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "cli/job_file.hpp"
 #include "engine/budget.hpp"
 #include "engine/planning.hpp"
 
@@ -117,7 +118,8 @@ int print_plan(const ModelQueryOptions& options, bool compare, const std::filesy
   const engine::Planner chosen(job, query.parameters(), ranks, query.ranks() == 0);
   if (!compare) {
     check_budget(query, job, chosen, ranks);
-    std::cout << query.model() << chosen.plan(0).text(chosen.title(), chosen.context());
+    std::cout << query.model() << chosen.plan(0).text(chosen.title(), chosen.context())
+              << unchecked_text(job.unchecked);
     return 0;
   }
   std::vector<std::pair<std::string, plan::MemoryPlan>> plans;
@@ -126,6 +128,7 @@ int print_plan(const ModelQueryOptions& options, bool compare, const std::filesy
                                            ranks, query.ranks() == 0)
                                .plan(0));
   print_comparison(query, plans, job, chosen.context());
+  std::cout << unchecked_text(job.unchecked);
   check_budget(query, job, chosen, ranks);
   return 0;
 }

@@ -56,7 +56,7 @@ void Names::check(const toml::table& table, const std::string& path) {
       check(*node.as_table(), here);
     } else if (tables_.count(here) && !role) {
       problems_.add(key_origin(key, node), fmt::format("'{}' is a table; write [{}] and its keys below", here, here));
-    } else if (!role && unchecked_) {
+    } else if (!role && unchecked_ && renamed(here).empty()) {
       gather_unchecked(key, node, here);
     } else if (!role) {
       unknown(key, node, here);

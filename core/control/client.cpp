@@ -220,8 +220,6 @@ void ControlClient::set_activity(const Activity& activity) {
 }
 
 std::string ControlClient::report(const std::string& observation) {
-  if (rank_info_.launched && !exit_function())  // the program catches the failure that the caller throws
-    put(continues_after_failure_key(rank_info_.rank), "yes");
   MutexLock lock(mutex_);
   reported_ = true;
   if (!broken() && !store_gone_)

@@ -129,6 +129,8 @@ void ControlClient::handle_job_failure(const std::string& headline) {
   {
     const MutexLock lock(mutex_);
     if (broken() || closed_) return;
+    if (rank_info_.launched && !exit_function())  // the program may catch the failure, as soon as it does not compute
+      put(continues_after_failure_key(rank_info_.rank), "yes");
     if (left_) {
       late_failure_ = headline;
       return;

@@ -84,24 +84,28 @@ void Members::detect_dead_ranks(Time now) {
 }
 
 void Members::detect_endless_waits(Time now) {
-  const auto ended = std::find_if(members_.begin(), members_.end(), [](const Member& member) {
-    return member.heartbeat.left && !member.heartbeat.failed && !member.connected;
-  });
-  if (ended == members_.end()) return;
+  int departed = -1;  // preferably a rank that exited, because it may have left a collective unfinished
+  for (int rank = 0; rank < world(); ++rank) {
+    Member& member = at(rank);
+    if (member.connected || !member.heartbeat.left || member.heartbeat.failed) continue;
+    if (!member.ended_at) member.ended_at = now;
+    if (departed < 0 || (member.heartbeat.exited && !at(departed).heartbeat.exited)) departed = rank;
+  }
+  if (departed < 0) return;
+  const Member& ended = at(departed);
   int waiting = -1;
   for (int rank = 0; rank < world(); ++rank) {
     const Member& member = at(rank);
     if (!member.connected || member.heartbeat.left) continue;
     if (!member.heartbeat.activity.waiting || now - member.heard > kSilence) return;  // it may still help the others
-    if (!member.heartbeat.awaits_key && !ended->heartbeat.exited) return;             // detect_waits_on_departed()
-    if (member.heartbeat.age_ms + ms_between(member.heard, now) <
+    if (!member.heartbeat.awaits_key && !ended.heartbeat.exited) return;              // detect_waits_on_departed()
+    const int64_t waited_ms = member.heartbeat.age_ms + ms_between(member.heard, now);
+    if (std::min(waited_ms, ms_between(*ended.ended_at, now)) <
         (member.heartbeat.awaits_key ? kLongGetMs : kLongCollectiveMs))
       return;
     waiting = rank;
   }
-  if (waiting < 0) return;
-  const int departed = static_cast<int>(ended - members_.begin());
-  record_cause(Cause::left, departed, waited_for_departed(departed, waiting));
+  if (waiting >= 0) record_cause(Cause::left, departed, waited_for_departed(departed, waiting));
 }
 
 void Members::ended(int rank, int64_t pid, const ExitStatus& exit_status) {

@@ -32,8 +32,8 @@ class Members {
   /// Checks the processes of ranks that have been silent for 1 s: after a rank dies, a child that it forked may keep
   /// the connection open.
   void detect_dead_ranks(Time now);
-  /// Checks whether all ranks wait, for seconds, while a rank whose process has ended normally cannot help them: they
-  /// wait for a key, or for a collective that the process may have left unfinished. Call it often.
+  /// Checks whether all ranks still wait seconds after the process of a rank ended normally, which cannot help them:
+  /// they wait for a key, or for a collective that the process may have left unfinished. Call it often.
   void detect_endless_waits(Time now);
   void ended(int rank, int64_t pid, const ExitStatus& exit_status);
 
@@ -59,6 +59,7 @@ class Members {
     protocol::Peer peer;
     protocol::Heartbeat heartbeat;
     Time heard{};
+    std::optional<Time> ended_at;  // when detect_endless_waits() found that the process had ended normally
     std::optional<ExitStatus> exit_status;
     std::string reported_text;
   };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <unordered_map>
 
 #include "base/dtype.hpp"
@@ -109,15 +110,19 @@ void CheckpointLoader::report_unmatched(const std::set<const checkpoint::SavedTe
 
 void CheckpointLoader::match() {
   std::set<const checkpoint::SavedTensor*> matched;
+  std::map<uint32_t, const checkpoint::SavedTensor*> weights;
   for_each_tensor(context_.plan, [&](uint32_t param, const checkpoint::TensorInfo& tensor) {
-    if (!options_.weights_only || is_weight(tensor)) matched.insert(match_tensor(param, tensor));
+    if (options_.weights_only && !is_weight(tensor)) return;
+    const checkpoint::SavedTensor* saved = match_tensor(param, tensor);
+    matched.insert(saved);
+    if (saved && tensor.kind == "weight") weights.emplace(param, saved);
   });
   if (!change_)  // a refresh keeps the buffers in memory
     for (const model::ModelBuffer& buffer : context_.model.buffers())
       matched.insert(match_tensor(kNoParam, {"buffer", buffer.name, buffer.dtype, buffer.shape, {}}));
   if (from_.from_other_program()) {
     match_empty_buffers(matched);
-    match_repeated(matched);
+    match_repeated(weights, matched);
   }
   report_unmatched(matched);
 }
@@ -131,16 +136,17 @@ void CheckpointLoader::match_empty_buffers(std::set<const checkpoint::SavedTenso
   }
 }
 
-// Other programs list a tied parameter under each of its names.
-void CheckpointLoader::match_repeated(std::set<const checkpoint::SavedTensor*>& matched) {
-  for (const Part& part : parts_) {
-    if (part.param == kNoParam || part.tensor.kind != "weight") continue;
-    const plan::Parameter& parameter = context_.plan.input.parameters[part.param];
+// Other programs list a tied parameter under each of its names. `weights`: the file's tensor for each parameter.
+void CheckpointLoader::match_repeated(const std::map<uint32_t, const checkpoint::SavedTensor*>& weights,
+                                      std::set<const checkpoint::SavedTensor*>& matched) {
+  for (const auto& [param, saved] : weights) {
+    const plan::Parameter& parameter = context_.plan.input.parameters[param];
     std::vector<std::string> names{parameter.name};
     names.insert(names.end(), parameter.aliases.begin(), parameter.aliases.end());
     for (const std::string& name : names) {
       const checkpoint::SavedTensor* other = from_.find("weight", renamed(name, options_.renames));
-      if (other && matched.insert(other).second) repeated_.push_back({part.saved, other});
+      const bool loads = saved->shape == parameter.shape;  // otherwise the shape is reported
+      if (other && matched.insert(other).second && loads) repeated_.push_back({saved, other});
     }
   }
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -85,7 +86,8 @@ class CheckpointLoader {
   };
   void match();
   void match_empty_buffers(std::set<const checkpoint::SavedTensor*>& matched);
-  void match_repeated(std::set<const checkpoint::SavedTensor*>& matched);
+  void match_repeated(const std::map<uint32_t, const checkpoint::SavedTensor*>& weights,
+                      std::set<const checkpoint::SavedTensor*>& matched);
   bool equal(const checkpoint::SavedTensor& a, const checkpoint::SavedTensor& b) const;
   const checkpoint::SavedTensor* match_tensor(uint32_t param, const checkpoint::TensorInfo& tensor);
   void report_unmatched(const std::set<const checkpoint::SavedTensor*>& matched);

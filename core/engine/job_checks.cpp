@@ -9,7 +9,6 @@
 #include "base/error.hpp"
 #include "base/hex.hpp"
 #include "base/text.hpp"
-#include "plugin/file_hash.hpp"
 
 namespace zr::host::engine {
 

@@ -372,9 +372,8 @@ void Session::return_weights(zr_dtype dtype) {
     for (uint32_t param = 0; param < count; ++param)
       memory[param] = context.model.reserve_parameter(param, dtype, converts || weights_.is_sharded(param));
   } catch (const std::exception& error) {
-    problem = error.what();
-    problem = fmt::format("rank {} cannot allocate memory for the full model: {}", rank(),
-                          problem.substr(0, problem.find('\n')));
+    const std::string reason(error.what(), std::strcspn(error.what(), "\n"));
+    problem = fmt::format("rank {} cannot allocate memory for the full model: {}", rank(), reason);
   }
   problem.resize(400);
   for (const std::string& rank_problem : job_.comm.all_gather_bytes(problem, "memory for the full model")) {

@@ -27,6 +27,15 @@ constexpr NamedType kTypes[]{{"F32", at::kFloat},
                              {"F8_E4M3", at::kFloat8_e4m3fn}};
 }  // namespace
 
+at::ScalarType torch_type(zr_dtype dtype) {
+  switch (dtype) {
+    case ZR_F32: return at::kFloat;
+    case ZR_BF16: return at::kBFloat16;
+    case ZR_F16: return at::kHalf;
+    default: fail_internal("weights are fp32, bf16 or fp16, not dtype " + std::to_string(dtype));
+  }
+}
+
 std::string safetensors_name(at::ScalarType type) {
   for (const NamedType& named : kTypes)
     if (named.type == type) return std::string(named.name);

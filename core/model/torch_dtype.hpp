@@ -7,8 +7,12 @@
 #include <string>
 #include <string_view>
 
+#include "zr/abi/base.h"
+
 namespace zr::host::model {
 
+/// The type of weights. InternalError unless `dtype` is ZR_F32, ZR_BF16 or ZR_F16. Any thread.
+at::ScalarType torch_type(zr_dtype dtype);
 /// The name in safetensors files, "F32"; libtorch's own name if these files do not have the type. Any thread.
 std::string safetensors_name(at::ScalarType type);
 /// The type that has this name in safetensors files. InternalError for an unknown name. Any thread.

@@ -4,6 +4,7 @@
 
 #include "base/error.hpp"
 #include "model/allocator.hpp"
+#include "model/torch_dtype.hpp"
 #include "model/torch_state.hpp"
 
 namespace zr::host::model {

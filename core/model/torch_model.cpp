@@ -13,15 +13,6 @@
 
 namespace zr::host::model {
 
-at::ScalarType torch_type(zr_dtype dtype) {
-  switch (dtype) {
-    case ZR_F32: return at::kFloat;
-    case ZR_BF16: return at::kBFloat16;
-    case ZR_F16: return at::kHalf;
-    default: fail_internal("weights are fp32, bf16 or fp16, not dtype " + std::to_string(dtype));
-  }
-}
-
 namespace {
 
 // Called when autograd has accumulated into one parameter's .grad.

@@ -23,9 +23,6 @@
 
 namespace zr::host::model {
 
-/// The libtorch type of weights; fails as a bug for other types.
-at::ScalarType torch_type(zr_dtype dtype);
-
 /// How bind() bound a parameter.
 struct Binding {
   c10::Storage storage;  // tensors that share it may outlive the engine's memory

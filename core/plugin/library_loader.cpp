@@ -15,7 +15,6 @@
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "plugin/elf.hpp"
-#include "plugin/file_hash.hpp"
 #include "plugin/probe.hpp"
 #include "zr/mutex.hpp"
 

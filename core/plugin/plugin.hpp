@@ -40,6 +40,10 @@ void probe_before_loading();
 /// Why a folder of the search path cannot be searched ("does not exist", "cannot be read: Permission denied"), or "".
 std::string folder_problem(const std::filesystem::path& folder);
 
+/// XXH3 (64 bits) of the component's file, computed when the library was loaded: a later change or removal of the file
+/// does not affect it. Throws InternalError if this process did not load the library. Any thread.
+uint64_t loaded_file_hash(const Component& component);
+
 /// The search path of this process. Files are named zr_<role>_<id>.so.
 class Registry {
  public:

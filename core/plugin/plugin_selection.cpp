@@ -112,14 +112,11 @@ ResolvedJob resolve_job(const config::Document& document, const Registry& regist
   const int64_t ranks = world > 0 ? world : document.ranks();
   PluginSelection selection = select_plugins(document, registry, ranks);
   selection.keys.insert(selection.keys.end(), program_keys.begin(), program_keys.end());
-  return {document.check(selection.keys, world, selection.not_loaded, knows_all_keys ? nullptr : &unchecked,
-                         selection.unselected),
-          selection.strategy,
-          selection.optimizer,
-          selection.communicator,
-          registry.ids(Role::strategy),
-          selection.tiers,
-          registry.ids(Role::offload)};
+  config::JobConfig config = document.check(selection.keys, world, selection.not_loaded,
+                                            knows_all_keys ? nullptr : &unchecked, selection.unselected);
+  return {std::move(config),           selection.strategy,           selection.optimizer,
+          selection.communicator,      registry.ids(Role::strategy), selection.tiers,
+          registry.ids(Role::offload), std::move(unchecked)};
 }
 
 }  // namespace zr::host::plugin

@@ -29,14 +29,15 @@ PluginSelection select_plugins(const config::Document& document, const Registry&
 struct ResolvedJob {
   config::JobConfig config;
   Component strategy, optimizer;
-  std::optional<Component> communicator;  // needed from two ranks on
-  std::vector<std::string> strategies;    // ids of all strategies found
-  std::vector<Component> tiers;           // selected in [offload], directly or by auto, in this order
-  std::vector<std::string> tier_ids;      // ids of all tiers found
-  std::string engine{};                   // name of the engine that runs it; empty: the job's unnamed one
+  std::optional<Component> communicator;            // needed from two ranks on
+  std::vector<std::string> strategies;              // ids of all strategies found
+  std::vector<Component> tiers;                     // selected in [offload], directly or by auto, in this order
+  std::vector<std::string> tier_ids;                // ids of all tiers found
+  std::vector<config::UncheckedValue> unchecked{};  // values of unknown keys, if the program's keys are not known
+  std::string engine{};                             // name of the engine that runs it; empty: the job's unnamed one
 };
 /// Loads the plug-ins and validates the file. `program_keys`: the program's keys; world 0 means job.ranks. If
-/// `knows_all_keys` is false, unknown keys are not rejected. [control]
+/// `knows_all_keys` is false, unknown keys are not rejected, but returned. [control]
 ResolvedJob resolve_job(const config::Document& document, const Registry& registry,
                         const std::vector<config::ConfigKey>& program_keys, int world, bool knows_all_keys = true);
 /// Resolves the same job with additional overrides. Throws Error if they are invalid.

@@ -269,10 +269,10 @@ TEST(CommunicatorLayerTest, WritesCapabilitiesWithinTheSizeGiven) {
 }
 
 TEST(CommunicatorLayerTest, ReportsAFailedOpenAndAnAbort) {
-  const Opened refused(component<PlainKind>("plain", "1.0"), 3);
-  EXPECT_EQ(refused.code, ZR_UNSUPPORTED);
-  EXPECT_STREQ(refused.error.msg, "two ranks at most");
-  EXPECT_EQ(refused.comm, nullptr);
+  const Opened rejected(component<PlainKind>("plain", "1.0"), 3);
+  EXPECT_EQ(rejected.code, ZR_UNSUPPORTED);
+  EXPECT_STREQ(rejected.error.msg, "two ranks at most");
+  EXPECT_EQ(rejected.comm, nullptr);
   Opened plain(component<PlainKind>("plain", "1.0"));
   const zr_coll coll = barrier("the end");
   EXPECT_EQ(plain.api.submit(plain.comm, &coll, nullptr, nullptr, &plain.error), ZR_OK);

@@ -79,14 +79,14 @@ inline zr_host make_host(bool services = true) {
   return host;
 }
 
-struct Refusal : std::runtime_error {
-  Refusal(zr_code code, const char* text) : std::runtime_error(text), code(code) {}
+struct Rejection : std::runtime_error {
+  Rejection(zr_code code, const char* text) : std::runtime_error(text), code(code) {}
   zr_code code;
 };
 
 class OptimizerUnderTest {
  public:
-  /// `folder` holds zr_optimizer_<id>.so. Keys not in `values` have their defaults. Throws Refusal.
+  /// `folder` holds zr_optimizer_<id>.so. Keys not in `values` have their defaults. Throws Rejection.
   OptimizerUnderTest(const std::string& folder, const std::string& id, const Values& values = {}) : host_(make_host()) {
     const std::string file = folder + "/zr_optimizer_" + id + ".so";
     void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -141,7 +141,7 @@ class OptimizerUnderTest {
     return config;
   }
   static void check(zr_code code, const zr_error& error) {
-    if (code != ZR_OK) throw Refusal(code, error.msg);
+    if (code != ZR_OK) throw Rejection(code, error.msg);
   }
   zr_host host_;
   const zr_module* module_ = nullptr;

@@ -221,9 +221,9 @@ TEST_P(OptimizersTest, ChangeNothingIfOneSliceIsInvalid) {
   try {
     optimizer_.step(good.job(), {good_slice->get(), bad_slice->get()}, &done);
     FAIL();
-  } catch (const Refusal& refusal) {
-    EXPECT_EQ(refusal.code, ZR_INVALID);
-    EXPECT_STREQ(refusal.what(), "parameter weight: the reduced gradient must be fp32, not dtype 2");
+  } catch (const Rejection& rejection) {
+    EXPECT_EQ(rejection.code, ZR_INVALID);
+    EXPECT_STREQ(rejection.what(), "parameter weight: the reduced gradient must be fp32, not dtype 2");
   }
   EXPECT_TRUE(good.same_bits(before));
   EXPECT_EQ(done.resolved, 0);
@@ -305,8 +305,8 @@ TEST(OptimizerGroupsTest, MustBeAddedInOrder) {
     try {
       call();
       return "accepted";
-    } catch (const Refusal& refusal) {
-      return refusal.what();
+    } catch (const Rejection& rejection) {
+      return rejection.what();
     }
   };
   EXPECT_EQ(text_of([&] { adamw.add_group(2, {}); }), "add_group: group 2 was added, but group 1 is next");
@@ -320,9 +320,9 @@ TEST(OptimizerErrorsTest, NameTheKeyAndTheRemedy) {
     try {
       OptimizerUnderTest optimizer(kPlugins, id, values);
       return "accepted";
-    } catch (const Refusal& refusal) {
-      EXPECT_EQ(refusal.code, ZR_INVALID);
-      return refusal.what();
+    } catch (const Rejection& rejection) {
+      EXPECT_EQ(rejection.code, ZR_INVALID);
+      return rejection.what();
     }
   };
   EXPECT_EQ(text_of("sgd", {{"nesterov", 1}}),

@@ -7,6 +7,7 @@
 #include <wordexp.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -59,7 +60,9 @@ std::optional<Job> job_of(const std::string& command) {
   auto word = words->begin();
   for (; word != words->end() && word->find('=') != std::string::npos; ++word) {
     const auto equals = word->find('=');
-    if (word->starts_with("LD_")) return {};  // variables that only the start of a program reads
+    // Variables that only the start of a program reads.
+    for (const char* prefix : {"LD_", "OMP_", "MKL_", "MALLOC_", "GLIBC_TUNABLES"})
+      if (word->starts_with(prefix)) return {};
     job.environment.emplace_back(word->substr(0, equals), word->substr(equals + 1));
   }
   if (word == words->end() || *word != ZR_BUILD_DIR "/bin/zeroth") return {};
@@ -74,15 +77,15 @@ std::optional<Job> job_of(const std::string& command) {
 [[noreturn]] void launch(const Job& job, const std::string& folder,
                          const std::map<std::string, std::string>& environment, int output) {
   launches_by_fork = true;
-  skip_earlier_destructors();
-  dup2(output, STDOUT_FILENO);
-  dup2(output, STDERR_FILENO);
-  for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
-  for (const auto& [name, value] : job.environment) setenv(name.c_str(), value.c_str(), 1);
-  fs::current_path(folder);
-  std::signal(SIGPIPE, SIG_IGN);  // like main() of zeroth
   int code = 0;
   try {
+    skip_earlier_destructors();
+    dup2(output, STDOUT_FILENO);
+    dup2(output, STDERR_FILENO);
+    for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
+    for (const auto& [name, value] : job.environment) setenv(name.c_str(), value.c_str(), 1);
+    fs::current_path(folder);
+    std::signal(SIGPIPE, SIG_IGN);  // like main() of zeroth
     code = host::cli::run_command(job.arguments);
   } catch (...) {
     code = host::report_exception();
@@ -121,8 +124,8 @@ testing::Outcome run_job_command(const std::string& command, const std::string& 
   close(ends[1]);
   testing::Outcome outcome{0, ""};
   char buffer[4096];
-  for (ssize_t n; (n = read(ends[0], buffer, sizeof buffer)) > 0;)
-    outcome.output.append(buffer, static_cast<std::size_t>(n));
+  for (ssize_t n; (n = read(ends[0], buffer, sizeof buffer)) > 0 || (n < 0 && errno == EINTR);)
+    if (n > 0) outcome.output.append(buffer, static_cast<std::size_t>(n));
   close(ends[0]);
   int status = 0;
   waitpid(pid, &status, 0);

@@ -118,6 +118,14 @@ TEST(ZerothLaunch, ReplacesProgressBarByTextOfTheProgram) {
             replaced + "text\r\n" + bar + replaced + "more\r\n" + bar + "\r\n");
 }
 
+TEST(ZerothLaunch, KeepsTextThatReplacedProgressBarBelowOtherLines) {
+  const std::string bar = "\r\x1b[Kbar\x1b[0K", replaced = bar + "\r\x1b[KEnter: ";
+  EXPECT_EQ(seen_on_terminal("2",
+                             "if [ $ZR_RANK = 0 ]; then printf '\\r\\033[Kbar\\033[0KEnter: '; sleep 0.6; echo; "
+                             "else sleep 0.2; echo note; fi"),
+            replaced + "\r\x1b[K[1] note\r\n\x1b[KEnter: \r\n");
+}
+
 TEST(ZerothLaunch, ClosedOutputEndsJob) {
   Scene scene;
   Job job(scene, {"bash", "-c",

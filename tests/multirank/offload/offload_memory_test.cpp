@@ -89,14 +89,14 @@ TEST_F(OffloadTest, EveryTierMatchesThePlan) {
 }
 
 TEST_F(OffloadTest, RejectsAPlanOverTheHostBudget) {
-  const Outcome refused =
+  const Outcome rejected =
       shell(launch(2, engine_tests::trains, "strategy=zero2 offload.optimizer=cpu memory.host_budget=64KiB"));
-  EXPECT_EQ(refused.code, 2) << refused.output;
-  EXPECT_THAT(refused.output, HasSubstr("memory.host_budget is 64.00 KiB (command line), but the plan takes "));
-  EXPECT_THAT(refused.output, HasSubstr("exp_avg on cpu"));
-  EXPECT_THAT(refused.output, HasSubstr("host memory    communicator"));
-  EXPECT_THAT(refused.output, HasSubstr("raise memory.host_budget, or start fewer ranks on this node, because the "
-                                        "communicator of each rank takes memory"));
+  EXPECT_EQ(rejected.code, 2) << rejected.output;
+  EXPECT_THAT(rejected.output, HasSubstr("memory.host_budget is 64.00 KiB (command line), but the plan takes "));
+  EXPECT_THAT(rejected.output, HasSubstr("exp_avg on cpu"));
+  EXPECT_THAT(rejected.output, HasSubstr("host memory    communicator"));
+  EXPECT_THAT(rejected.output, HasSubstr("raise memory.host_budget, or start fewer ranks on this node, because the "
+                                         "communicator of each rank takes memory"));
 }
 
 // Total bytes of the processes as the kernel counts them: shared memory counts once.
@@ -120,9 +120,9 @@ TEST_F(OffloadTest, Trains350MillionParametersIn3GiB) {
                           "model.heads=16 model.context=32 model.recompute=true train.micro_batch=1 train.steps=4 "
                           "job.ranks=2 schedule.use=constant optimizer.lr=3e-6 eval.every=0 sample.length=0 "
                           "job.name=large memory.device_budget=1300MiB memory.host_budget=200MiB ";
-  const Outcome refused = shell(job);
-  EXPECT_EQ(refused.code, 2) << refused.output;
-  EXPECT_THAT(refused.output, HasSubstr("memory.device_budget is 1.27 GiB"));
+  const Outcome rejected = shell(job);
+  EXPECT_EQ(rejected.code, 2) << rejected.output;
+  EXPECT_THAT(rejected.output, HasSubstr("memory.device_budget is 1.27 GiB"));
   Scene scene;
   Job done(scene, {"sh", "-c",
                    "cd " + scratch_.folder().string() + " && exec " + job +

@@ -177,20 +177,83 @@ TEST(CheckpointLoaderTest, RefreshKeepsNewParametersAndBuffers) {
   EXPECT_EQ(loader.report().missing, Names{"weight 'b'"});
 }
 
-// A file of another program has weights only; one of them is the model's buffer.
-TEST(CheckpointLoaderTest, ReadsBuffersFromTheWeightsOfAnotherProgram) {
-  const std::string data = bytes_of(ramp(40, 100)) + bytes_of(ramp(8, 500)) + bytes_of({7, 8, 9});
-  checkpoint::TensorHeader header;
-  header.tensors = {{"a", "F32", {40}, 0, 160}, {"b", "F32", {8}, 160, 192}, {"statistics", "F32", {3}, 192, 204}};
-  const std::string head = write_header(header);
-  const test::Scratch scratch;
-  const checkpoint::Checkpoint from(scratch.write("other.safetensors", head + data));
+// A safetensors file of another program, which has weights only.
+class OtherProgramTest : public ::testing::Test {
+ protected:
+  struct Weight {
+    std::string name;
+    std::vector<float> values;
+    std::vector<int64_t> shape = {};  // empty: one dimension
+  };
+  checkpoint::Checkpoint file(const std::vector<Weight>& weights) {
+    checkpoint::TensorHeader header;
+    std::string data;
+    for (const Weight& weight : weights) {
+      const int64_t first = std::ssize(data);
+      data += bytes_of(weight.values);
+      const std::vector<int64_t> shape = weight.shape.empty() ? std::vector{std::ssize(weight.values)} : weight.shape;
+      header.tensors.push_back({weight.name, "F32", shape, first, std::ssize(data)});
+    }
+    return checkpoint::Checkpoint(scratch_.write("other.safetensors", write_header(header) + data));
+  }
+  const Weight a_{"a", ramp(40, 100)}, b_{"b", ramp(8, 500)}, statistics_{"statistics", {7, 8, 9}};
+  const CheckpointLoadOptions weights_only_{.weights_only = true};
+
+ private:
+  const test::Scratch scratch_;
+};
+
+TEST_F(OtherProgramTest, BuffersAreReadFromWeights) {
+  const checkpoint::Checkpoint from = file({a_, b_, statistics_});
   ASSERT_TRUE(from.from_other_program());
   LoadingJob f;
-  f.load(from, {.weights_only = true});
+  f.load(from, weights_only_);
   EXPECT_EQ(f.read(0), ramp(40, 100));
   EXPECT_EQ(f.read(1), ramp(8, 500));
   EXPECT_EQ(f.model.statistics, (std::vector<float>{7, 8, 9}));
+}
+
+TEST_F(OtherProgramTest, TiedWeightMayBeListedUnderEachOfItsNames) {
+  const checkpoint::Checkpoint from = file({{"tied", ramp(40, 100)}, a_, b_, statistics_});
+  LoadingJob f({}, [](FakeModel& model) { model.parameter(0).aliases = {"tied"}; });
+  CheckpointLoader loader = f.loader(from, weights_only_);
+  EXPECT_TRUE(loader.has_repeated());
+  EXPECT_EQ(loader.names_to_read(), (Names{"a", "b", "statistics", "tied"}));
+  EXPECT_EQ(failure_of([&] { loader.compare_repeated(); }), "");
+  EXPECT_EQ(loader.report().unexpected, Names{});
+}
+
+TEST_F(OtherProgramTest, NamesOfATiedWeightMustHaveEqualValues) {
+  const checkpoint::Checkpoint from = file({{"tied", ramp(40, 101)}, a_, b_, statistics_});
+  LoadingJob f({}, [](FakeModel& model) { model.parameter(0).aliases = {"tied"}; });
+  CheckpointLoader strict = f.loader(from, weights_only_);
+  EXPECT_EQ(failure_of([&] { strict.compare_repeated(); }),
+            from.folder() +
+                ": 'a' and 'tied' are one tied parameter of the model, but differ in the file; save the file from a "
+                "model in which they are tied, or load with strict = false, which loads 'a'");
+  const CheckpointLoadOptions options{.weights_only = true, .strict = false};
+  CheckpointLoader loader = f.loader(from, options);
+  loader.compare_repeated();
+  EXPECT_EQ(loader.report().unexpected, Names{"weight 'tied'"});
+}
+
+TEST_F(OtherProgramTest, TiedWeightOfAnotherShapeIsReportedOnce) {
+  const checkpoint::Checkpoint from = file({{"tied", ramp(41, 100)}, {"a", ramp(41, 100)}, b_, statistics_});
+  LoadingJob f({}, [](FakeModel& model) { model.parameter(0).aliases = {"tied"}; });
+  const CheckpointLoader loader = f.loader(from, weights_only_);
+  EXPECT_EQ(loader.report().other_shape, Names{"weight 'a'"});
+  EXPECT_EQ(loader.report().unexpected, Names{});
+  EXPECT_EQ(loader.names_to_read(), (Names{"b", "statistics"}));
+}
+
+TEST_F(OtherProgramTest, BufferWithoutElementsMustHaveTheSameShape) {
+  LoadingJob f({}, [](FakeModel& model) { model.without_elements = {{"empty", nullptr, 0, "F32", {0, 3}}}; });
+  const checkpoint::Checkpoint same = file({a_, b_, statistics_, {"empty", {}, {0, 3}}});
+  EXPECT_EQ(f.load(same, weights_only_).unexpected, Names{});
+  const checkpoint::Checkpoint other = file({a_, b_, statistics_, {"empty", {}, {0, 4}}});
+  const CheckpointLoader loader = f.loader(other, weights_only_);
+  EXPECT_EQ(loader.report().other_shape, Names{"buffer 'empty'"});
+  EXPECT_EQ(loader.report().unexpected, Names{});
 }
 
 TEST(CheckRenamesTest, RejectsARenameThatMatchesNothing) {

@@ -207,11 +207,6 @@ TEST_F(JobChecksTest, SetUpHasTheFilesThatWereLoaded) {
   EXPECT_EQ(engine::setup_text(job, model_).rfind(line, 0), 0u) << "replaced";
 }
 
-TEST_F(JobChecksTest, RanksWithEqualSetUpsPass) {
-  engine::PlannedJob job(setup(), model_, nullptr);
-  EXPECT_EQ(failure_of([&] { engine::compare_ranks(job, model_); }), "");
-}
-
 TEST(FirstDifferenceTest, NamesTheFirstLineThatDiffers) {
   EXPECT_EQ(engine::first_difference("a\nb\nc\n", "a\nx\ny\n", 3), "rank 3 has 'b', rank 0 has 'x'");
   EXPECT_EQ(engine::first_difference("a\n", "a\nb\nc\n", 1), "rank 1 has 'no further entry', rank 0 has 'b'");

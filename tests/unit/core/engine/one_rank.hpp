@@ -79,6 +79,7 @@ class FakeModel final : public host::model::Model {
   std::vector<host::model::ModelBuffer> buffers() override {
     return {{"statistics", statistics.data(), std::ssize(statistics) * 4, "F32", {std::ssize(statistics)}}};
   }
+  std::vector<host::model::ModelBuffer> empty_buffers() const override { return without_elements; }
   void read(uint32_t param, float* out) override {
     const std::vector<float> values = initial(parameters_[param].count);
     std::copy(values.begin(), values.end(), out);
@@ -120,6 +121,7 @@ class FakeModel final : public host::model::Model {
   float* values(uint32_t param) const { return static_cast<float*>(memory[param]); }
 
   std::vector<float> statistics{1, 2, 3};
+  std::vector<host::model::ModelBuffer> without_elements;
   std::vector<void*> memory, attached;  // by parameter: bound; attached
   std::vector<std::vector<float>> gradients;
   std::vector<uint32_t> dropped, written_to;

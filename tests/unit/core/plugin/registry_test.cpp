@@ -9,7 +9,6 @@
 #include <sstream>
 
 #include "base/error.hpp"
-#include "plugin/file_hash.hpp"
 #include "plugin/plugin.hpp"
 #include "support/scratch.hpp"
 
@@ -20,8 +19,8 @@ const std::string kFolder = ZR_BUILD_DIR "/tests/plugins/good", kFile = kFolder 
 
 plugin::Registry none() { return plugin::Registry(std::vector<std::filesystem::path>{}); }
 
-std::string refusal(const plugin::Registry& registry, const std::string& id,
-                    plugin::Role role = plugin::Role::optimizer) {
+std::string error_of_load(const plugin::Registry& registry, const std::string& id,
+                          plugin::Role role = plugin::Role::optimizer) {
   try {
     registry.load(role, id, "job.toml:1:13");
   } catch (const Error& failure) {
@@ -84,35 +83,35 @@ TEST(RegistryTest, HasNoHashOfALibraryThatWasNotLoaded) {
 }
 
 TEST(RegistryTest, SuggestsTheNearestIdAndListsTheAvailableOnes) {
-  EXPECT_EQ(refusal(plugin::Registry({kFolder}), "bat"),
+  EXPECT_EQ(error_of_load(plugin::Registry({kFolder}), "bat"),
             "job.toml:1:13: there is no optimizer plug-in 'bat'; did you mean 'bad'? Available: bad (looked for "
             "zr_optimizer_bat.so in " +
                 kFolder + "; ZR_PLUGIN_PATH adds folders)");
-  EXPECT_THAT(refusal(plugin::Registry({kFolder, "/nowhere"}), "bat"),
+  EXPECT_THAT(error_of_load(plugin::Registry({kFolder, "/nowhere"}), "bat"),
               testing::HasSubstr("in " + kFolder + ", /nowhere (does not exist); ZR_PLUGIN_PATH"));
   EXPECT_EQ(
-      refusal(plugin::Registry({kFolder}), "shm", plugin::Role::communicator),
+      error_of_load(plugin::Registry({kFolder}), "shm", plugin::Role::communicator),
       "job.toml:1:13: there is no communicator plug-in 'shm'; available: none (looked for zr_communicator_shm.so in " +
           kFolder + "; ZR_PLUGIN_PATH adds folders)");
 }
 
 TEST(RegistryTest, RejectsARelativePath) {
-  EXPECT_EQ(refusal(plugin::Registry({kFolder}), "plugins/zr_optimizer_bad.so"),
+  EXPECT_EQ(error_of_load(plugin::Registry({kFolder}), "plugins/zr_optimizer_bad.so"),
             "job.toml:1:13: optimizer plug-in 'plugins/zr_optimizer_bad.so': name a plug-in by its id or by an "
             "absolute path");
 }
 
 TEST(RegistryTest, RejectsAnAbsolutePathWithoutAFile) {
   EXPECT_EQ(
-      refusal(none(), "/nowhere/zr.so"),
+      error_of_load(none(), "/nowhere/zr.so"),
       "job.toml:1:13: optimizer plug-in '/nowhere/zr.so': there is no such file; correct the path, or name an id");
-  EXPECT_EQ(refusal(none(), "/usr"), "job.toml:1:13: optimizer plug-in '/usr': it is not a regular file");
+  EXPECT_EQ(error_of_load(none(), "/usr"), "job.toml:1:13: optimizer plug-in '/usr': it is not a regular file");
 }
 
 TEST(RegistryTest, RejectsAFileThatIsNotALibrary) {
   const test::Scratch scratch;
   scratch.write("zr_optimizer_note.so", "a shopping list");
-  EXPECT_EQ(refusal(plugin::Registry({scratch.folder()}), "note"),
+  EXPECT_EQ(error_of_load(plugin::Registry({scratch.folder()}), "note"),
             "job.toml:1:13: optimizer plug-in 'note': " + scratch.path("zr_optimizer_note.so") +
                 ": it is not a shared library for this machine; name one built with zr_add_plugin() "
                 "(sdk/cmake/ZrPlugin.cmake)");
@@ -122,9 +121,9 @@ TEST(RegistryTest, RejectsAnIdThatTwoFoldersContain) {
   const test::Scratch one, two;
   const std::string first = one.copy(kFile), second = two.copy(kFile);
   const plugin::Registry registry({one.folder(), two.folder()});
-  EXPECT_EQ(refusal(registry, "bad"), "job.toml:1:13: optimizer plug-in 'bad': several folders contain it: " + first +
-                                          " and " + second +
-                                          "; remove all but one, or name the file by its absolute path");
+  EXPECT_EQ(error_of_load(registry, "bad"),
+            "job.toml:1:13: optimizer plug-in 'bad': several folders contain it: " + first + " and " + second +
+                "; remove all but one, or name the file by its absolute path");
   EXPECT_STREQ(registry.load(plugin::Role::optimizer, second, "here").table->id, "bad");
   for (const plugin::PluginValidation& each : registry.list()) EXPECT_FALSE(each.accepted);
 }
@@ -132,14 +131,14 @@ TEST(RegistryTest, RejectsAnIdThatTwoFoldersContain) {
 TEST(RegistryTest, TreatsAFolderNamedTwiceAsOne) {
   const plugin::Registry registry({kFolder, kFolder + "/."});
   EXPECT_EQ(registry.directories().size(), 1u);
-  EXPECT_EQ(refusal(registry, "bad"), "no error");
+  EXPECT_EQ(error_of_load(registry, "bad"), "no error");
 }
 
 TEST(RegistryTest, RejectsAFileThatOtherUsersCanChange) {
   const test::Scratch scratch;
   const std::string copy = scratch.copy(kFile);
   ::chmod(copy.c_str(), 0646);
-  EXPECT_EQ(refusal(plugin::Registry({scratch.folder()}), "bad"),
+  EXPECT_EQ(error_of_load(plugin::Registry({scratch.folder()}), "bad"),
             "job.toml:1:13: optimizer plug-in 'bad': " + copy +
                 ": it can be changed by other users, who could run code as you; chmod o-w " + copy);
 }
@@ -149,7 +148,7 @@ TEST(RegistryTest, RejectsAFolderThatOtherUsersCanChange) {
   const std::string copy = scratch.copy(kFile);
   ::chmod(scratch.folder().c_str(), 0777);
   const std::string folder = std::filesystem::canonical(scratch.folder()).string();
-  EXPECT_EQ(refusal(plugin::Registry({scratch.folder()}), "bad"),
+  EXPECT_EQ(error_of_load(plugin::Registry({scratch.folder()}), "bad"),
             "job.toml:1:13: optimizer plug-in 'bad': " + copy + ": its folder " + folder +
                 " can be changed by other users, who could run code as you; chmod o-w " + folder);
 }
