@@ -83,14 +83,21 @@ void Members::detect_dead_ranks(Time now) {
   }
 }
 
-void Members::detect_endless_waits(Time now) {
-  int departed = -1;  // preferably a rank that exited, because it may have left a collective unfinished
+// A rank whose process has ended normally, preferably one that exited, because it may have left a collective
+// unfinished; -1 if there is none.
+int Members::find_ended(Time now) {
+  int found = -1;
   for (int rank = 0; rank < world(); ++rank) {
     Member& member = at(rank);
     if (member.connected || !member.heartbeat.left || member.heartbeat.failed) continue;
     if (!member.ended_at) member.ended_at = now;
-    if (departed < 0 || (member.heartbeat.exited && !at(departed).heartbeat.exited)) departed = rank;
+    if (found < 0 || (member.heartbeat.exited && !at(found).heartbeat.exited)) found = rank;
   }
+  return found;
+}
+
+void Members::detect_endless_waits(Time now) {
+  const int departed = find_ended(now);
   if (departed < 0) return;
   const Member& ended = at(departed);
   int waiting = -1;

@@ -76,6 +76,7 @@ class Members {
   std::string waited_for_departed(int departed, int waiting) const;
   void detect_waits_on_departed();
   bool waits_for_departed(const Member& waiting, const Member& other) const;
+  int find_ended(Time now);
   bool silent(int rank) const;
   std::string loss_reason(int rank) const;
   std::string status_text(int rank, Time now) const;
