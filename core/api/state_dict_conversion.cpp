@@ -2,8 +2,8 @@
 
 #include <caffe2/serialize/inline_container.h>
 #include <fcntl.h>
+#include <torch/types.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
@@ -13,6 +13,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/text.hpp"
 #include "checkpoint/safetensors.hpp"

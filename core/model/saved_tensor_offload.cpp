@@ -69,13 +69,13 @@ struct SavedTensorOffload::Shared {
 
 // The bytes of one storage at one time. Its last owner drops it with the mutex locked.
 struct SavedTensorOffload::Record {
-  Record(uint64_t number_, const c10::Storage& storage, const Version& version_)
-      : number(number_),
+  Record(uint64_t sequence, const c10::Storage& storage, const Version& version_at_save)
+      : number(sequence),
         bytes(static_cast<int64_t>(storage.nbytes())),
         original(storage.getWeakStorageImpl()),
         data(storage.data()),
-        version(version_),
-        changes(version_number(version_)) {}
+        version(version_at_save),
+        changes(version_number(version_at_save)) {}
   const uint64_t number;
   const int64_t bytes;
   const WeakStorage original;  // also prevents that another storage gets its address
