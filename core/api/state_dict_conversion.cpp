@@ -176,13 +176,10 @@ void StateDictConversion::write(const std::vector<std::string>& names) {
 
 void StateDictConversion::create() {
   std::error_code error;
-  const fs::path parent = fs::temp_directory_path(error);  // fails unless it is a folder
   const char* variable = std::getenv("TMPDIR");
-  const std::string named = host::printable(!parent.empty() ? parent.string()
-                                            : variable      ? variable
-                                                            : "the folder of temporary files");
-  folder_ = (parent / "zeroth-XXXXXX").string();
-  if (!error && !::mkdtemp(folder_.data())) error.assign(errno, std::generic_category());
+  const std::string parent = variable && *variable ? variable : "/tmp", named = host::printable(parent);
+  folder_ = parent + "/zeroth-XXXXXX";
+  if (!::mkdtemp(folder_.data())) error.assign(errno, std::generic_category());
   if (error) folder_.clear();
   path_ = folder_ + "/model.safetensors";
   const int fd = error ? -1 : ::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);

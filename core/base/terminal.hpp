@@ -17,9 +17,9 @@ int terminal_columns(const std::string& device);
 
 inline constexpr std::string_view kClearLine = "\r\033[K", kGreen = "\033[32m", kYellow = "\033[33m",
                                   kPlainColour = "\033[0m";
-/// Ends the progress bar of a rank: erases nothing, but tells the launcher that the program's next text needs a new
-/// line.
-inline constexpr std::string_view kBarEnd = "\033[0K";
+/// Around the progress bar of a rank. They erase the line before the bar and nothing after it, but in these spellings
+/// they also tell the launcher that text of the program before the bar stays, and that text after the bar replaces it.
+inline constexpr std::string_view kBarBegin = "\r\033[2K\033[2K", kBarEnd = "\033[0K";
 
 /// The first bytes of UTF-8 text, at most `max_bytes`, without a part of a character.
 std::string truncated(const std::string& text, std::size_t max_bytes);

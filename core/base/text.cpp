@@ -25,6 +25,11 @@ std::string bytes_text(int64_t bytes) {
   return unit == 0 ? fmt::format("{:.0f} {}", value, units[unit]) : fmt::format("{:.2f} {}", value, units[unit]);
 }
 
+std::string bytes_text_beside(int64_t bytes, int64_t other) {
+  const std::string text = bytes_text(bytes);
+  return text == bytes_text(other) ? fmt::format("{} ({} bytes)", text, bytes) : text;
+}
+
 std::string duration_text(double seconds) {
   if (seconds < 60) return fmt::format("{:.1f}s", seconds);
   const auto rounded = static_cast<int64_t>(seconds + 0.5);

@@ -13,6 +13,8 @@ namespace zr::host {
 std::string shortest(double value);
 /// "1.50 GiB", "640 B".
 std::string bytes_text(int64_t bytes);
+/// bytes_text(), with the exact number if the text of `other` is the same: "1.00 MiB (1048577 bytes)".
+std::string bytes_text_beside(int64_t bytes, int64_t other);
 /// "1m 05s", "2h 03m", "4.2s".
 std::string duration_text(double seconds);
 /// "64KiB", "1.5 GiB", "100MB", "4096" -> bytes; nullopt if it is not a size.

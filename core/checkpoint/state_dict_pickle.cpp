@@ -43,7 +43,7 @@ const std::map<std::string, std::string>& storage_dtypes() {
   return dtypes;
 }
 
-constexpr int64_t kMaxElements = int64_t{1} << 48;  // products of two such numbers are checked one by one
+constexpr int64_t kMaxElements = int64_t{1} << 62;  // of a dimension; products and sums are checked one by one
 
 class Machine {
  public:

@@ -164,7 +164,7 @@ bool Output::repeats(int rank, Source& source, const std::string& line) {
 
 // Writes rank 0's bytes. If they end a line, writes the lines of other ranks that waited for this.
 void Output::pass(Sink& to, std::string_view bytes) {
-  const std::string text = to.terminal ? with_bars_erased(to.tail, bytes) : std::string(bytes);
+  const std::string text = to.terminal ? with_bars_apart(to.tail, bytes) : std::string(bytes);
   writer_.write(to.fd, text);
   const auto fresh = text.find_last_of("\r\n");
   if (fresh != std::string::npos) to.tail.clear();
@@ -174,16 +174,22 @@ void Output::pass(Sink& to, std::string_view bytes) {
   if (!to.dirty) release(to);
 }
 
-// `text`, which follows `before`; other text after a progress bar takes the bar's place. Newlines leave a bar as it is,
-// and bars erase what they replace.
-std::string Output::with_bars_erased(std::string before, std::string_view text) {
-  std::string erased;
-  for (const char c : text) {
-    if (before.ends_with(kBarEnd) && c != '\r' && c != '\n') erased += kClearLine;
-    erased += c;
-    before += c;
+// `text`, which follows `line`, so that bars and other text do not mix: text after a bar takes its place, unless it
+// begins with a newline, and a bar after other text begins a new line.
+std::string Output::with_bars_apart(std::string line, std::string_view text) {
+  std::string apart;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    const bool after_bar = line.ends_with(kBarEnd);
+    if (after_bar && c != '\r' && c != '\n') apart += kClearLine;
+    if (!after_bar && !line.empty() && text.substr(i).starts_with(kBarBegin)) apart += '\n';
+    apart += c;
+    if (c == '\r' || c == '\n')
+      line.clear();
+    else
+      line += c;
   }
-  return erased;
+  return apart;
 }
 
 void Output::insert(Sink& to, const std::string& line) {

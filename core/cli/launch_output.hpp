@@ -81,7 +81,7 @@ class Output {
   void complete_line(int rank, Source& source, Sink& sink, std::string line);
   bool repeats(int rank, Source& source, const std::string& line);
   void pass(Sink& sink, std::string_view bytes);
-  static std::string with_bars_erased(std::string before, std::string_view text);
+  static std::string with_bars_apart(std::string line, std::string_view text);
   void insert(Sink& sink, const std::string& line);
   void release(Sink& sink);
 

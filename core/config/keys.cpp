@@ -182,10 +182,11 @@ void add_gradients(std::vector<ConfigKey>& keys) {
                       {"each_micro_step", "last_micro_step"}));
   keys.push_back(text("gradients", "dtype", "\"fp32\"", "dtype of reduced gradients: sums over micro-batches and ranks",
                       {"fp32", "bf16"}));
-  keys.push_back(
-      text("gradients", "reduce_dtype", "\"auto\"",
-           "dtype in which gradients are communicated; auto: the narrower of the weights' dtype and gradients.dtype",
-           {"auto", "fp32", "bf16", "fp16"}));
+  keys.push_back(text(
+      "gradients", "reduce_dtype", "\"auto\"",
+      "dtype in which gradients are communicated; auto: the weights' dtype, but gradients.dtype if that is bf16 or if "
+      "gradients.reduce is last_micro_step",
+      {"auto", "fp32", "bf16", "fp16"}));
 }
 
 void add_memory(std::vector<ConfigKey>& keys) {

@@ -121,9 +121,15 @@ void Members::ended(int rank, int64_t pid, const ExitStatus& exit_status) {
   if (!member.joined) member.peer.pid = pid;
   if (member.peer.pid == pid) member.connected = false;
   const bool others_joined = std::any_of(members_.begin(), members_.end(), [](const Member& m) { return m.joined; });
-  if (exit_status.good() && (member.joined || !others_joined)) return;
   const bool follows = member.joined && exit_status.signal == 0 && exit_status.code == exit_code::peer_lost;
-  record_cause(follows ? Cause::follows : Cause::lost, rank, "");
+  if (!exit_status.good() || (!member.joined && others_joined))
+    record_cause(follows ? Cause::follows : Cause::lost, rank, "");
+  if (cause_ != Cause::follows) return;
+  // A rank that left by an exception with exit code 0 (zr::ExitRequest) is the origin, not those that end because of
+  // it.
+  for (int other = 0; other < world(); ++other)
+    if (at(other).heartbeat.failed && at(other).exit_status && at(other).exit_status->good())
+      record_cause(Cause::lost, other, "");
 }
 
 void Members::record_cause(Cause cause, int rank, std::string text) {

@@ -279,10 +279,11 @@ CheckpointLoadReport Checkpointer::load(const std::string& path, const Checkpoin
   by_config_ = false;
   parts_.weights.clear_saved_hashes();
   parts_.weights.collect_writes();
-  check_renames(requested.renames, context_.plan.input.parameters, context_.model.buffers());
   const checkpoint::Checkpoint from = open(path, requested);
   CheckpointLoadOptions options = requested;
   options.weights_only |= from.from_other_program();
+  if (from.from_other_program()) options.renames = context_.config().renames();
+  check_renames(options.renames, context_.plan.input.parameters, context_.model.buffers());
   CheckpointLoader loader(context_, {parts_.state, parts_.buffers}, from, options, change);
   loader.check();
   if (options.provide_values) options.provide_values(loader.names_to_read());

@@ -100,10 +100,11 @@ bool GradientFlow::deliver(uint32_t param) {
                       strategy_.component().table->id, parameter.name));
     }
     context_.check(code, error, strategy_.call_text("grad_destination"));
-    if (dst.count <= 0 || dst.count > parameter.count - delivered || first < 0 || dst.count > parameter.count - first ||
-        dst.dtype != plan_.input.communicated_grad_dtype)
-      fail_internal(fmt::format("{} returned an invalid destination for '{}': {} elements from element {}",
-                                strategy_.call_text("grad_destination"), parameter.name, dst.count, first));
+    if (!dst.data || dst.count <= 0 || dst.count > parameter.count - delivered || first < 0 ||
+        dst.count > parameter.count - first || dst.dtype != plan_.input.communicated_grad_dtype)
+      fail_internal(fmt::format("{} returned an invalid destination for '{}': {} elements from element {}{}",
+                                strategy_.call_text("grad_destination"), parameter.name, dst.count, first,
+                                dst.data ? "" : " at address 0"));
     if (disk_buffers_ && disk_buffers_->holds(dst.data))
       fail_user(
           fmt::format("offload.gradients: strategy '{}' accumulates gradients in its reduced gradients, which are on a "

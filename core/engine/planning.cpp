@@ -256,7 +256,8 @@ void check_host_budget(const config::JobConfig& config, const plan::MemoryPlan& 
   fail_user(fmt::format(
       "memory.host_budget is {} ({}), but the plan takes {} of host memory for all ranks of a node together\n{}raise "
       "memory.host_budget, or {}",
-      bytes_text(budget), budget.origin.text(), bytes_text(bytes), plan.text("plan", context), largest_use->second));
+      bytes_text_beside(budget, bytes), budget.origin.text(), bytes_text_beside(bytes, budget),
+      plan.text("plan", context), largest_use->second));
 }
 
 plan::StrategyPlan strategy_plan(const plugin::Instance& strategy) {
@@ -327,7 +328,7 @@ std::string plan_over_budget_text(const config::JobConfig& config, const Planner
                                   const std::string& suggestions) {
   const config::Setting<int64_t>& budget = config.memory().device_budget_bytes;
   return fmt::format("memory.device_budget is {} ({}), but the plan takes up to {} per rank, without activations\n{}{}",
-                     bytes_text(budget), budget.origin.text(), bytes_text(max_bytes),
+                     bytes_text_beside(budget, max_bytes), budget.origin.text(), bytes_text_beside(max_bytes, budget),
                      planner.plan(0).text(planner.title(), planner.context()), suggestions);
 }
 

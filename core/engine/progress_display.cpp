@@ -144,8 +144,15 @@ void ProgressDisplay::show(const StepProgress& now) {
     text = progress_line(now) + "\n";
   } else {
     const int columns = device_.empty() ? terminal_columns(STDOUT_FILENO) : terminal_columns(device_);
-    bar_ = progress_on_terminal(now, columns, colours_) + std::string(kBarEnd);
-    text = std::string(kClearLine) + bar_;
+    bar_ = progress_on_terminal(now, columns, colours_);
+    text = std::string(kBarBegin) + bar_;
+    if (now.step == now.steps) {
+      text += "\n";  // the last bar stays
+      bar_.clear();
+    } else {
+      text += kBarEnd;
+      bar_ += kBarEnd;
+    }
   }
   std::fputs(text.c_str(), stdout);
   std::fflush(stdout);

@@ -10,11 +10,45 @@
 
 namespace zr::host::offload {
 
+namespace {
+constexpr uint64_t kMaxAlign = uint64_t{2} << 20;  // of the memory that the host allocates for transfers
+constexpr uint64_t kCpuMemory = uint64_t{1} << 1;  // DLPack's device type of CPU memory, in device_types
+
+[[noreturn]] void fail_plugin_bug(const std::string& call, const std::string& problem) {
+  fail_internal(fmt::format("{}: {}: this is a bug in the plug-in", call, problem));
+}
+
+std::string problem_of(const zr_offload_caps& caps, const zr_offload_api& api) {
+  if (caps.io_align > kMaxAlign || (caps.io_align & (caps.io_align - 1)) != 0)
+    return fmt::format("io_align is {}, but it must be a power of two up to {}", caps.io_align, kMaxAlign);
+  if ((caps.device_types & kCpuMemory) == 0)
+    return fmt::format("device_types is {:#x}, without CPU memory ({:#x}), from which the host transfers",
+                       caps.device_types, kCpuMemory);
+  if ((caps.flags & ZR_TIER_MAPPABLE) && !(ZR_HAS(&api, zr_offload_api, map) && ZR_HAS(&api, zr_offload_api, unmap)))
+    return "flags has ZR_TIER_MAPPABLE, but map or unmap is null";
+  return "";
+}
+
+// The memory of an allocation of `bytes`.
+std::string problem_of(const zr_view& view, int64_t bytes, int64_t align) {
+  if (!view.data) return "the memory is null";
+  if (view.dtype != ZR_U8 || view.count < bytes)
+    return fmt::format("the memory has {} elements of dtype {}, but the allocation has {} bytes (dtype {})", view.count,
+                       view.dtype, bytes, ZR_U8);
+  if (reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(align) != 0)
+    return fmt::format("the memory is not aligned to {} bytes", align);
+  return "";
+}
+}  // namespace
+
 plan::TierInfo tier_info_of(const plugin::Instance& tier) {
   zr_offload_caps caps{};
   caps.size = sizeof caps;
   CallError error;
-  check(tier.api<zr_offload_api>()->caps(tier.self(), &caps, &error), error, tier.call_text("caps"));
+  const auto* api = tier.api<zr_offload_api>();
+  check(api->caps(tier.self(), &caps, &error), error, tier.call_text("caps"));
+  if (const std::string problem = problem_of(caps, *api); !problem.empty())
+    fail_plugin_bug(tier.call_text("caps"), problem);
   const bool mappable = caps.flags & ZR_TIER_MAPPABLE;
   return {tier.component().table->id,
           mappable ? Tier::host : Tier::disk,
@@ -55,10 +89,16 @@ void Transfer::wait() {
   CallError error;
   const zr_code code = comm::done_poll(done_, &error);
   comm::done_release(std::exchange(done_, nullptr));
-  if (code == ZR_OK) return;
-  const std::string text = fmt::format("{}: {}: {}", tier_->call_text("transfer"), what_, error.msg);
-  failure_->record(text);
-  fail_environment(text);
+  failure_->check(code, error, fmt::format("{}: {}", tier_->call_text("transfer"), what_));
+}
+
+void TierFailure::check(zr_code code, const zr_error& error, const std::string& plugin_call) {
+  try {
+    host::check(code, error, plugin_call);
+  } catch (const Error& failure) {
+    record(failure.what());
+    throw;
+  }
 }
 
 TierStore::TierStore(plugin::PluginHost& host, std::unique_ptr<plugin::Instance> instance, int index)
@@ -77,7 +117,10 @@ uint64_t TierStore::reserve(int64_t bytes, std::vector<LedgerEntry> entries) {
   CallError error;
   check(api_->reserve(instance_->self(), static_cast<uint64_t>(bytes), entries.front().tag.c_str(), &id, &error), error,
         instance_->call_text("reserve"));
-  allocations_.push_back({id, {}, false});
+  if (std::any_of(allocations_.begin(), allocations_.end(), [&](const Allocation& known) { return known.id == id; }))
+    fail_plugin_bug(instance_->call_text("reserve"),
+                    fmt::format("the new allocation has the id {} of another one", id));
+  allocations_.push_back({id, bytes, {}, false});
   try {
     for (LedgerEntry& entry : entries) {
       const LedgerEntry& added = allocations_.back().entries.emplace_back(std::move(entry));
@@ -108,6 +151,8 @@ void* TierStore::map(uint64_t allocation) {
   CallError error;
   check(api_->map(instance_->self(), allocation, &view, &error), error, instance_->call_text("map"));
   at->mapped = true;
+  if (const std::string problem = problem_of(view, at->bytes, info_.align); !problem.empty())
+    fail_plugin_bug(instance_->call_text("map"), problem);
   return view.data;
 }
 
@@ -125,11 +170,8 @@ Transfer TierStore::start(bool writes, uint64_t allocation, int64_t offset, void
   CallError error;
   const zr_code code = (writes ? api_->write : api_->read)(instance_->self(), &request, 1, nullptr, done, &error);
   if (code != ZR_OK) {
-    comm::done_resolve(done, code, 0, error.msg);
-    const std::string text =
-        fmt::format("{}: {}: {}", instance_->call_text(writes ? "write" : "read"), what, error.msg);
-    failure_->record(text);
-    fail_environment(text);
+    comm::done_resolve(done, code == ZR_AGAIN ? ZR_INTERNAL : code, 0, error.msg);
+    failure_->check(code, error, fmt::format("{}: {}", instance_->call_text(writes ? "write" : "read"), what));
   }
   (writes ? written_ : read_) += bytes;
   return transfer;

@@ -27,6 +27,8 @@ class TierFailure {
     const MutexLock lock(mutex_);
     if (text_.empty()) text_ = text;
   }
+  /// Throws as zr::host::check() does, and records the error, unless code is ZR_OK.
+  void check(zr_code code, const zr_error& error, const std::string& plugin_call);
   std::string text() const {
     const MutexLock lock(mutex_);
     return text_;
@@ -49,8 +51,8 @@ class Transfer {
   Transfer(Transfer&& other) noexcept;
   /// Swaps the two transfers.
   Transfer& operator=(Transfer&& other) noexcept;
-  /// Returns when the transfer is over. If it failed, throws EnvironmentError with the tier's error and the data's
-  /// name.
+  /// Returns when the transfer is over. If it failed, throws the Error that the tier's code means (check()), with the
+  /// data's name.
   void wait();
   bool is_over() const;
   zr_done* done() const { return done_; }
@@ -78,8 +80,8 @@ class TierStore {
     std::string tag;
     int64_t bytes;
   };
-  /// Reserves an allocation of that many bytes and returns its id. Throws EnvironmentError with the tier's error,
-  /// or the ledger's exception.
+  /// Reserves an allocation of that many bytes and returns its id. Throws the Error that the tier's code means, or the
+  /// ledger's exception.
   uint64_t reserve(int64_t bytes, std::vector<LedgerEntry> entries);
   void release(uint64_t allocation);
   /// The memory of an allocation; requires info().in_memory().
@@ -106,6 +108,7 @@ class TierStore {
  private:
   struct Allocation {
     uint64_t id;
+    int64_t bytes;
     std::vector<LedgerEntry> entries;
     bool mapped;
   };

@@ -46,6 +46,7 @@ class Collector {
 
   RankPlan finish() {
     // Plug-ins call the sinks through C; their first problem is thrown here.
+    check_overlap();
     if (!problem_.empty())
       fail_internal(fmt::format("the strategy's plan for rank {} is invalid: {}", rank_, problem_));
     for (const Piece& p : plan_.reduced_gradients) {
@@ -58,6 +59,25 @@ class Collector {
  private:
   void set_problem(const std::string& text) {
     if (problem_.empty()) problem_ = text;
+  }
+
+  // Each element of a buffer belongs to one piece.
+  void check_overlap() {
+    std::vector<const Piece*> pieces;
+    for (const std::vector<Piece>* list : {&plan_.weights, &plan_.reduced_gradients})
+      for (const Piece& piece : *list) pieces.push_back(&piece);
+    std::sort(pieces.begin(), pieces.end(), [](const Piece* a, const Piece* b) {
+      return std::pair(a->buffer, a->offset) < std::pair(b->buffer, b->offset);
+    });
+    for (std::size_t i = 1; i < pieces.size(); ++i) {
+      const Piece &before = *pieces[i - 1], &piece = *pieces[i];
+      if (before.buffer != piece.buffer || before.offset + before.count <= piece.offset) continue;
+      const auto name = [&](const Piece& p) {
+        return fmt::format("'{}' [{}, {})", input_.parameters[p.param].name, p.first, p.first + p.count);
+      };
+      return set_problem(
+          fmt::format("{} and {} overlap in buffer '{}'", name(before), name(piece), plan_.buffers[piece.buffer].tag));
+    }
   }
 
   void buffer(const zr_buffer& b) {

@@ -75,8 +75,9 @@ zr_code alloc(const zr_host* abi, uint64_t bytes, uint64_t align, const char* ta
     if (bytes >= kMinPageMemory) {
       pages = allocate_huge_pages(static_cast<int64_t>(bytes), static_cast<int64_t>(align));
       view.data = pages.get();
-    } else if ((view.data = std::aligned_alloc(align, round_up(bytes, align)))) {
-      std::memset(view.data, 0, bytes);
+    } else {
+      view.data = std::aligned_alloc(align, round_up(bytes, align));
+      if (view.data) std::memset(view.data, 0, bytes);
     }
     if (!view.data) return fail_with(error, ZR_NOMEM, fmt::format("cannot allocate {} bytes for '{}'", bytes, tag));
     const MemoryKind kind = kind_of_tag(tag, MemoryKind::other);

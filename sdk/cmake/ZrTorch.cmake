@@ -67,6 +67,10 @@ ${ZR_TORCH_REQUIRED_VERSION}, and libtorch ${wanted} is not binary compatible wi
   set(dirs ${found}/lib ${extra})
   file(GLOB gomp ${found}/lib/libgomp*.so*)
   target_link_libraries(zr_torch_lib INTERFACE ${found}/lib/libtorch_cpu.so ${found}/lib/libc10.so ${gomp} pthread)
+  # A program that does not call libtorch itself must load it too: libzeroth.so, which needs it, does not know where it
+  # is.
+  target_link_options(zr_torch_lib INTERFACE
+    "LINKER:--push-state,--no-as-needed,${found}/lib/libtorch_cpu.so,${found}/lib/libc10.so,--pop-state")
   foreach(dir ${dirs})
     target_link_options(zr_torch_lib INTERFACE -Wl,-rpath-link,${dir}
       $<$<NOT:$<BOOL:$<TARGET_PROPERTY:ZR_NO_TORCH_RPATH>>>:-Wl,-rpath,${dir}>)

@@ -114,6 +114,18 @@ file(COPY ${page}/build/app DESTINATION ${page})
 must(${prefix}/bin/zeroth train ${page}/job.toml train.steps=100 job.runs="${SCRATCH}/runs")
 must_say("step 100 loss")
 
+# A program that does not call libtorch itself starts, also if the linker drops libraries that are not called.
+set(small ${SCRATCH}/small)
+file(WRITE ${small}/main.cpp "#include \"zr/program.hpp\"\nint main() { return zr::guarded([] {}); }\n")
+file(WRITE ${small}/CMakeLists.txt "cmake_minimum_required(VERSION 3.25)\nproject(Small LANGUAGES CXX)\n\
+find_package(Zeroth 0.1 REQUIRED)\nadd_executable(small main.cpp)\ntarget_link_libraries(small Zeroth::zeroth)\n")
+must(${project} -DTORCH_ROOT=${SCRATCH}/torch -DCMAKE_EXE_LINKER_FLAGS=-Wl,--as-needed -S ${small} -B ${small}/build)
+must(${CMAKE_COMMAND} --build ${small}/build)
+must(${small}/build/small)
+must(sh -c "c++ -std=c++20 -Wl,--as-needed ${small}/main.cpp -o ${small}/small \
+$(PKG_CONFIG_PATH=${prefix}/lib/pkgconfig pkg-config --define-variable=torch_root=${TORCH} --cflags --libs zeroth)")
+must(${small}/small)
+
 # libtorch next to libzeroth.so is found without TORCH_ROOT. Checks the messages for a missing or different libtorch.
 file(CREATE_LINK ${TORCH} ${prefix}/lib/libtorch SYMBOLIC)
 must(${project} -S ${SOURCE}/examples/torchscript -B ${SCRATCH}/beside)

@@ -136,14 +136,32 @@ MULTIRANK_TEST(StateDictFileTest, LoadsEmptyBuffers, {2}) {
   EXPECT_TRUE(torch::equal(engine.get("a.weight"), weight()));
 }
 
+MULTIRANK_TEST(StateDictFileTest, MapsNamesButNotThoseOfCheckpoints, {1, 2},
+               {"\"checkpoint.rename={'*.*'='model.*/*'}\""}) {
+  Tied model;
+  zr::Engine engine(run.program, model);
+  Weights weights;
+  weights.insert("model.a/weight", weight());
+  weights.insert("model.a/bias", torch::ones({3}));
+  engine.load(saved(run, weights), {.weights_only = true});
+  EXPECT_TRUE(torch::equal(engine.get("a.weight"), weight()));
+  EXPECT_TRUE(torch::equal(engine.get("a.bias"), torch::ones({3})));
+  const std::string folder = run.program.text("job.runs") + "/saved";
+  engine.save(folder);
+  engine.set("a.bias", zr::TensorKind::value, torch::zeros({3}));
+  engine.load(folder);
+  EXPECT_TRUE(torch::equal(engine.get("a.bias"), torch::ones({3})));
+}
+
 // The tensor that the model does not have would need 64 GiB.
 MULTIRANK_TEST(StateDictFileTest, DoesNotConvertTensorsThatTheModelDoesNotHave, {2}) {
   Tied model;
   zr::Engine engine(run.program, model);
   Weights weights = weights_of_tied();
   weights.insert("large", torch::ones({1}).expand({1 << 20, 1 << 14}));
+  weights.insert("wide", torch::empty({0, int64_t{1} << 50}));
   const zr::LoadReport report = engine.load(saved(run, weights), {.weights_only = true, .strict = false});
-  EXPECT_EQ(report.unexpected, std::vector<std::string>{"weight 'large'"});
+  EXPECT_EQ(report.unexpected, (std::vector<std::string>{"weight 'large'", "weight 'wide'"}));
   EXPECT_TRUE(torch::equal(engine.get("a.weight"), weight()));
 }
 

@@ -110,20 +110,28 @@ TEST(ZerothLaunch, KeepsProgressLineBelowOtherLinesOnTerminal) {
             "\rstep 1 of 2\r\x1b[K[1] note\r\nstep 1 of 2\rstep 2\r\n");
 }
 
+// A progress bar as ranks print it: in shell text, and on the terminal.
+const std::string kShellBar = "bar='\\r\\033[2K\\033[2Kbar\\033[0K'; ", kBar = "\r\x1b[2K\x1b[2Kbar\x1b[0K";
+
 TEST(ZerothLaunch, ReplacesProgressBarByTextOfTheProgram) {
-  const std::string bar = "\r\x1b[Kbar\x1b[0K", replaced = bar + "\r\x1b[K";
-  EXPECT_EQ(seen_on_terminal("1",
-                             "bar='\\r\\033[Kbar\\033[0K'; printf \"$bar\"\"text\\n$bar$bar\"; sleep 0.2; "
-                             "printf 'more\\n'\"$bar\"; sleep 0.2; printf '\\n'"),
-            replaced + "text\r\n" + bar + replaced + "more\r\n" + bar + "\r\n");
+  const std::string replaced = kBar + "\r\x1b[K";
+  EXPECT_EQ(
+      seen_on_terminal("1", kShellBar + "printf \"$bar\"\"text\\n$bar$bar\"; sleep 0.2; printf 'more\\n'\"$bar\"; "
+                                        "sleep 0.2; printf '\\n'"),
+      replaced + "text\r\n" + kBar + replaced + "more\r\n" + kBar + "\r\n");
+}
+
+TEST(ZerothLaunch, KeepsTextWithoutNewlineAboveProgressBar) {
+  EXPECT_EQ(
+      seen_on_terminal(
+          "1", kShellBar + "printf 'part 1'\"$bar\"; sleep 0.2; printf 'part 2'; sleep 0.2; printf \"$bar\"'\\n'"),
+      "part 1\r\n" + kBar + "\r\x1b[Kpart 2\r\n" + kBar + "\r\n");
 }
 
 TEST(ZerothLaunch, KeepsTextThatReplacedProgressBarBelowOtherLines) {
-  const std::string bar = "\r\x1b[Kbar\x1b[0K", replaced = bar + "\r\x1b[KEnter: ";
-  EXPECT_EQ(seen_on_terminal("2",
-                             "if [ $ZR_RANK = 0 ]; then printf '\\r\\033[Kbar\\033[0KEnter: '; sleep 0.6; echo; "
-                             "else sleep 0.2; echo note; fi"),
-            replaced + "\r\x1b[K[1] note\r\n\x1b[KEnter: \r\n");
+  EXPECT_EQ(seen_on_terminal("2", kShellBar + "if [ $ZR_RANK = 0 ]; then printf \"$bar\"'Enter: '; sleep 0.6; echo; "
+                                              "else sleep 0.2; echo note; fi"),
+            kBar + "\r\x1b[KEnter: \r\x1b[K[1] note\r\n\x1b[KEnter: \r\n");
 }
 
 TEST(ZerothLaunch, ClosedOutputEndsJob) {

@@ -49,12 +49,12 @@ class ZerothTrain : public testing::Test {
   }
   // The states of the line that is redrawn, without colours.
   static std::vector<std::string> drawn(const std::string& seen) {
-    const std::string clear = "\r\033[K";
+    const std::string clear = "\r\033[2K\033[2K";
     std::vector<std::string> states;
     for (auto at = seen.find(clear); at != seen.npos;) {
       const auto next = seen.find(clear, at + 1);
       std::string state = seen.substr(at + clear.size(), next == seen.npos ? next : next - at - clear.size());
-      state.resize(std::min(state.size(), state.find('\r')));
+      state.resize(std::min(state.size(), state.find_first_of("\r\n")));
       states.push_back(std::regex_replace(state, std::regex("\033\\[[0-9]*[mK]"), ""));
       at = next;
     }
@@ -78,7 +78,7 @@ TEST_F(ZerothTrain, ShowsBarOnTerminal) {
   EXPECT_THAT(last, HasSubstr(loss));
   EXPECT_THAT(last, ContainsRegex("  [0-9]+ tokens/s  device [0-9.]+ [KM]iB  host [0-9.]+ [KM]iB  waits: compute "));
   EXPECT_THAT(last, HasSubstr("  lr 1.00e-03"));
-  EXPECT_THAT(seen, HasSubstr("\r\033[K\033[32m[")) << "the bar is green";
+  EXPECT_THAT(seen, HasSubstr("\r\033[2K\033[2K\033[32m[")) << "the bar is green";
 }
 
 TEST_F(ZerothTrain, NeverWrapsBar) {
@@ -92,7 +92,7 @@ TEST_F(ZerothTrain, NeverWrapsBar) {
 
 TEST_F(ZerothTrain, ShowsNoColoursWithNoColor) {
   const std::string seen = on_terminal(120, "TERM=xterm NO_COLOR=1");
-  EXPECT_THAT(seen, HasSubstr("\r\033[K[###")) << "the bar is still redrawn";
+  EXPECT_THAT(seen, HasSubstr("\r\033[2K\033[2K[###")) << "the bar is still redrawn";
   EXPECT_THAT(seen, Not(ContainsRegex("\033\\[[0-9]*m")));
   EXPECT_THAT(on_terminal(120, "TERM=xterm NO_COLOR="), HasSubstr("\033[32m")) << "an empty NO_COLOR has no effect";
 }

@@ -11,10 +11,11 @@ enum {
 typedef struct zr_offload_caps { /* output: the callee writes at most `size` bytes */
   uint32_t size, flags;          /* flags: ZR_TIER_* */
   uint64_t capacity;             /* bytes; 0: unknown */
-  uint64_t io_align;     /* offsets, lengths and addresses of transfers must be multiples of this power of two, bytes */
-  uint64_t io_bytes;     /* preferred size of a transfer, in bytes */
-  uint64_t io_depth;     /* preferred number of transfers in flight */
-  uint64_t device_types; /* bit i: memory of DLPack device type i can be read and written directly */
+  uint64_t io_align; /* power of two, at most 2 MiB: offsets, lengths and addresses of transfers are multiples; or 0 */
+  uint64_t io_bytes; /* preferred size of a transfer, in bytes */
+  uint64_t io_depth; /* preferred number of transfers in flight */
+  uint64_t
+      device_types; /* bit i: memory of DLPack device type i can be read and written; CPU memory: bit 1, required */
   uint64_t host_bytes_per_mib; /* bytes of host memory that the tier itself needs per MiB stored */
 } zr_offload_caps;
 
@@ -39,7 +40,7 @@ typedef struct zr_offload_api {
   zr_code (*caps)(void *self, zr_offload_caps *, zr_error *);
 
   /* [step] Allocates bytes. On success the space is really reserved: a disk that is too small fails here and not in
-   * write(). The content is undefined. */
+   * write(). The content is undefined. The id differs from those of all other allocations that are not released. */
   zr_code (*reserve)(void *self, uint64_t bytes, const char *tag, uint64_t *allocation, zr_error *);
 
   /* [step] Frees an allocation. No transfer of it is in flight. */
@@ -56,7 +57,8 @@ typedef struct zr_offload_api {
    * ZR_IO if the bytes differ from those last written. */
   zr_code (*read)(void *self, const zr_transfer *, uint32_t n, zr_stream *, zr_done *, zr_error *);
 
-  /* [step] Returns the allocation's own memory, valid until unmap(). NULL unless ZR_TIER_MAPPABLE. */
+  /* [step] Returns the allocation's own memory, valid until unmap(): a U8 view of all its bytes, aligned to io_align
+   * and to 64 bytes. NULL unless ZR_TIER_MAPPABLE. */
   zr_code (*map)(void *self, uint64_t allocation, zr_view *out, zr_error *);
 
   /* [step] Ends a map(). NULL unless ZR_TIER_MAPPABLE. */

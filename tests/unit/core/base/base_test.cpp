@@ -79,6 +79,12 @@ TEST(HugePageMemoryTest, IsNullWhenMemoryIsExhausted) {
   EXPECT_EQ(allocate_huge_pages(2 * 1024 * kib), nullptr);
 }
 
+TEST(BytesTextTest, HasTheExactNumberBesideAnEqualText) {
+  EXPECT_EQ(bytes_text(1 << 20), "1.00 MiB");
+  EXPECT_EQ(bytes_text_beside(1 << 20, (1 << 20) + 1), "1.00 MiB (1048576 bytes)");
+  EXPECT_EQ(bytes_text_beside(1 << 20, 2 << 20), "1.00 MiB");
+}
+
 TEST(ParseBytesTest, ReadsUnits) {
   EXPECT_EQ(parse_bytes("64KiB"), 65536);
   EXPECT_EQ(parse_bytes("1.5 GiB"), 1610612736);

@@ -202,6 +202,19 @@ TEST(LocalMembersTest, NamesTheRankThatFailedAndNotTheOneThatEndedBecauseOfIt) {
   }
 }
 
+// zr::ExitRequest in a function that the engine calls.
+TEST(LocalMembersTest, NamesTheRankThatLeftByAnExceptionWithExitCode0) {
+  for (const bool origin_first : {true, false}) {
+    Job job;
+    if (origin_first) job.end(0, {0, 0, ""});
+    EXPECT_FALSE(job.members.broken());
+    job.end(1, {exit_code::peer_lost, 0, ""});
+    if (!origin_first) job.end(0, {0, 0, ""});
+    EXPECT_TRUE(job.members.report_is_ready(job.now, job.now));
+    EXPECT_EQ(job.members.headline(job.now), "rank 0 (pid 1000000000) ended with exit code 0 after step 4");
+  }
+}
+
 TEST(LocalMembersTest, NamesARankThatEndedBecauseOfAnotherIfNoOtherFails) {
   Job job;
   job.end(1, {exit_code::peer_lost, 0, ""});

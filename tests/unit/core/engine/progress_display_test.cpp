@@ -78,6 +78,27 @@ TEST(ProgressDisplayTest, ColoursTheBarAndTheSkippedStep) {
   EXPECT_NE(text.find("\033[33m(skipped: gradients not finite)\033[0m"), std::string::npos) << text;
 }
 
+const std::string kBegin = "\r\033[2K\033[2K";
+
+TEST(ProgressDisplayTest, LastBarStays) {
+  ::setenv("ZR_PROGRESS", "tty", 1);
+  ::setenv("NO_COLOR", "1", 1);
+  engine::StepProgress last = offloaded_step();
+  last.step = last.steps;
+  testing::internal::CaptureStdout();
+  {
+    engine::ProgressDisplay display(true);
+    display.show(offloaded_step());
+    display.show(last);
+    display.note("validation loss 3");
+  }
+  const std::string seen = testing::internal::GetCapturedStdout();
+  EXPECT_EQ(seen.substr(seen.find('\n')), "\n\r\033[Kvalidation loss 3\n") << seen;
+  EXPECT_EQ(seen.find("\033[0K" + kBegin + "["), seen.rfind(kBegin) - 4) << seen;
+  ::unsetenv("ZR_PROGRESS");
+  ::unsetenv("NO_COLOR");
+}
+
 TEST(ProgressDisplayTest, WidthFollowsTheTerminal) {
   winsize size{};
   size.ws_col = 100;
@@ -95,7 +116,7 @@ TEST(ProgressDisplayTest, WidthFollowsTheTerminal) {
     display.note("a line of its own");
   }
   EXPECT_EQ(testing::internal::GetCapturedStdout(),
-            "\r\033[K" + progress_on_terminal(offloaded_step(), 100, false) + "\033[0K" + "\r\033[K" +
+            kBegin + progress_on_terminal(offloaded_step(), 100, false) + "\033[0K" + kBegin +
                 progress_on_terminal(offloaded_step(), 30, false) + "\033[0K" + "\r\033[Ka line of its own\n");
   ::unsetenv("ZR_PROGRESS");
   ::unsetenv("NO_COLOR");
@@ -127,10 +148,10 @@ TEST(ProgressDisplayTest, LogLinesAreWrittenAboveTheBar) {
   ASSERT_EQ(::dup2(standard_error, STDERR_FILENO), STDERR_FILENO);
   ::close(standard_error);
   const std::string bar = progress_on_terminal(offloaded_step(), 100, false) + "\033[0K";
-  EXPECT_EQ(testing::internal::GetCapturedStdout(), "zeroth: warning: before the first bar\n\r\033[K" + bar +
+  EXPECT_EQ(testing::internal::GetCapturedStdout(), "zeroth: warning: before the first bar\n" + kBegin + bar +
                                                         "\r\033[Kzeroth: warning: step 4 skipped\n" + bar +
-                                                        "\r\033[Ka line of its own\nzeroth: warning: no bar\n\r\033[K" +
-                                                        bar + "\nzeroth: warning: after the display\n");
+                                                        "\r\033[Ka line of its own\nzeroth: warning: no bar\n" +
+                                                        kBegin + bar + "\nzeroth: warning: after the display\n");
   ::unsetenv("ZR_PROGRESS");
   ::unsetenv("NO_COLOR");
   ::close(terminal);

@@ -48,7 +48,7 @@ plan::StrategyPlan everywhere(const std::function<void(zr_piece&)>& spoil = {}) 
   };
 }
 
-std::string refusal(const std::function<void(zr_piece&)>& spoil) {
+std::string problem_of(const std::function<void(zr_piece&)>& spoil) {
   try {
     make_plan(input({3000, 50}, 2), 0, everywhere(spoil));
   } catch (const Error& failure) {
@@ -65,23 +65,27 @@ TEST(MemoryPlanTest, NamesEveryRankAsOwnerOfReplicatedState) {
 }
 
 TEST(MemoryPlanTest, RejectsAPieceCutInsideANormBlock) {
-  EXPECT_EQ(refusal([](zr_piece& p) { p.count = std::min<int64_t>(p.count, 1000); }),
+  EXPECT_EQ(problem_of([](zr_piece& p) { p.count = std::min<int64_t>(p.count, 1000); }),
             "the strategy's plan for rank 0 is invalid: 'p0' [0, 1000) is cut inside a norm block of 1024 elements");
 }
 TEST(MemoryPlanTest, RejectsAMisalignedPiece) {
-  EXPECT_EQ(refusal([](zr_piece& p) { p.offset += p.param == 1 ? -8 : 0; }),
+  EXPECT_EQ(problem_of([](zr_piece& p) { p.offset += p.param == 1 ? -8 : 0; }),
             "the strategy's plan for rank 0 is invalid: 'p1' [0, 50) is misaligned or outside buffer 'sums'");
 }
 TEST(MemoryPlanTest, RejectsAPieceOutsideItsParameter) {
-  EXPECT_EQ(refusal([](zr_piece& p) { p.first = 1024; }),
+  EXPECT_EQ(problem_of([](zr_piece& p) { p.first = 1024; }),
             "the strategy's plan for rank 0 is invalid: 'p0' [1024, 4024) is outside the parameter");
 }
 TEST(MemoryPlanTest, RejectsWeightsAsReducedGradients) {
-  EXPECT_EQ(refusal([](zr_piece& p) { p.buffer = 7; }),
+  EXPECT_EQ(problem_of([](zr_piece& p) { p.buffer = 7; }),
             "the strategy's plan for rank 0 is invalid: 'p0' [0, 3000) is in buffer 7, which does not exist");
 }
+TEST(MemoryPlanTest, RejectsPiecesThatOverlapInTheirBuffer) {
+  EXPECT_EQ(problem_of([](zr_piece& p) { p.offset = p.param == 1 ? 2944 : p.offset; }),
+            "the strategy's plan for rank 0 is invalid: 'p0' [0, 3000) and 'p1' [0, 50) overlap in buffer 'sums'");
+}
 TEST(MemoryPlanTest, RejectsElementsWithoutAnOwner) {
-  EXPECT_EQ(refusal([](zr_piece& p) { p.count = std::min<int64_t>(p.count, 2048); }),
+  EXPECT_EQ(problem_of([](zr_piece& p) { p.count = std::min<int64_t>(p.count, 2048); }),
             "the strategy's plan leaves 'p0' [2048, 3000) without an owner");
 }
 
