@@ -69,7 +69,7 @@ lint: setup  ## checks format, names and common mistakes; warnings are errors (.
 	@run-clang-tidy-19 -quiet -p build/lint -j $(JOBS) '$(CURDIR)/(core|sdk|plugins|examples)/.*' > build/lint/log 2>&1 || true
 	@grep -q 'warnings generated' build/lint/log || { cat build/lint/log >&2; echo 'lint: clang-tidy did not run; remedy: see its output above' >&2; exit 1; }
 	@# Of misc-include-cleaner, only unused includes count: a file may use what the headers that it includes provide.
-	@! grep -E '(error|warning): ' build/lint/log | grep -v 'no header providing' | sed 's/\x1b\[[0-9;]*m//g' | sort -u >&2 || \
+	@! grep -E '^[^|]*(error|warning): ' build/lint/log | grep -v 'no header providing' | sed 's/\x1b\[[0-9;]*m//g' | sort -u >&2 || \
 	  { echo 'lint: remedy: fix these; the full output is in build/lint/log' >&2; exit 1; }
 	@echo 'lint: clean'
 
