@@ -68,6 +68,8 @@ struct Pipe {
   if (null >= 0) ::dup2(null, 0);
   ::dup2(output.write, 1);
   ::dup2(output.write, 2);
+  for (const int crash : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT})
+    ::signal(crash, SIG_DFL);  // not the parent's handlers
   try {
     load();
   } catch (...) {

@@ -248,7 +248,8 @@ TEST(CheckpointRetentionTest, KeepsTheNewestCheckpointWhoseStepWasApplied) {
   const std::string root = scratch.path("c");
   const checkpoint::FolderLock lock(root);
   const auto saves_step = [&](int64_t step, bool applied, int64_t keep) {
-    checkpoint::CheckpointContents image = image_of(Model(1), step, 0, 1);
+    const Model model(1);
+    checkpoint::CheckpointContents image = image_of(model, step, 0, 1);
     checkpoint::CheckpointMetadata facts;
     facts.last_step_applied = image.last_step_applied = applied;
     image.metadata_json = checkpoint::to_text(facts);
