@@ -44,6 +44,7 @@ const std::map<std::string, std::string>& storage_dtypes() {
 }
 
 constexpr int64_t kMaxElements = int64_t{1} << 62;  // of a dimension; products and sums are checked one by one
+constexpr int64_t kMaxStorage = int64_t{1} << 48;   // elements; their number of bytes does not overflow
 
 class Machine {
  public:
@@ -157,7 +158,8 @@ class Machine {
     Node* node = make(Kind::storage);
     const auto& items = id->items;
     const bool valid = id->kind == Kind::sequence && items.size() == 5 && items[1]->kind == Kind::global &&
-                       items[2]->kind == Kind::text && items[4]->kind == Kind::integer;
+                       items[2]->kind == Kind::text && items[4]->kind == Kind::integer && items[4]->integer >= 0 &&
+                       items[4]->integer <= kMaxStorage;
     if (!valid) fail("is damaged: a storage has an invalid description");
     const auto dtype = storage_dtypes().find(items[1]->text);
     if (dtype == storage_dtypes().end()) fail("contains a storage of the type " + printable(items[1]->text));
@@ -328,9 +330,6 @@ class Machine {
   [[noreturn]] void reject(const std::string& what) const { fail(what); }
 };
 
-}  // namespace
-
-namespace {
 std::string extension_of(const std::string& path) {
   std::string extension = std::filesystem::path(path).extension().string();
   std::transform(extension.begin(), extension.end(), extension.begin(),

@@ -34,8 +34,8 @@ ExitFunction set_exit_function(ExitFunction end);
 /// The current one. Thread-safe.
 ExitFunction exit_function();
 
-/// The store key that `rank` sets to "yes" when its program gets the failure of the job as an exception and no exit
-/// function is set: the program may continue, for example to save its own state, and the launcher lets it.
+/// The store key that `rank` sets to "yes" when the job fails and no exit function is set: the program may catch the
+/// failure and continue, for example to save its own state, and the launcher gives it time.
 inline std::string continues_after_failure_key(int rank) { return "continues_after_failure/" + std::to_string(rank); }
 
 /// One per process and job. All methods are thread-safe.

@@ -83,8 +83,8 @@ void Members::detect_dead_ranks(Time now) {
   }
 }
 
-// A rank whose process has ended normally, preferably one that exited, because it may have left a collective
-// unfinished; -1 if there is none.
+// Returns a rank whose process has ended normally, or -1. Prefers a rank that exited, because it may have left a
+// collective unfinished.
 int Members::find_ended(Time now) {
   int found = -1;
   for (int rank = 0; rank < world(); ++rank) {

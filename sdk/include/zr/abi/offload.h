@@ -14,8 +14,7 @@ typedef struct zr_offload_caps { /* output: the callee writes at most `size` byt
   uint64_t io_align; /* power of two, at most 2 MiB: offsets, lengths and addresses of transfers are multiples; or 0 */
   uint64_t io_bytes; /* preferred size of a transfer, in bytes */
   uint64_t io_depth; /* preferred number of transfers in flight */
-  uint64_t
-      device_types; /* bit i: memory of DLPack device type i can be read and written; CPU memory: bit 1, required */
+  uint64_t device_types;       /* bit i: transfers from memory of DLPack device type i; bit 1 (CPU) is required */
   uint64_t host_bytes_per_mib; /* bytes of host memory that the tier itself needs per MiB stored */
 } zr_offload_caps;
 

@@ -138,6 +138,17 @@ TEST(StateDictPickleTest, RejectsViewsThatExceedTheirStorage) {
             "a.pt: is damaged: a tensor has an invalid shape" + kRemedy);
 }
 
+// 2^62 + 12 elements of 4 bytes are 2^64 + 48 bytes, which 64 bits cannot tell from the 48 bytes of 12 elements.
+TEST(StateDictPickleTest, RejectsStoragesWhoseSizeOverflows) {
+  std::string pickle = one_tensor("K\0"s, "K\x0c\x85", "K\x01\x85");
+  const std::string count = "K\x0ctQ";
+  const auto at = pickle.find(count);
+  ASSERT_NE(at, pickle.npos);
+  EXPECT_EQ(error_of(pickle), "nothing");
+  pickle.replace(at, count.size(), "\x8a\x08\x0c\0\0\0\0\0\0\x40tQ"s);
+  EXPECT_EQ(error_of(pickle), "a.pt: is damaged: a storage has an invalid description" + kRemedy);
+}
+
 TEST(StateDictPickleTest, RejectsObjectsThatAreNotTensors) {
   EXPECT_EQ(error_of("\x80\x02"
                      "cos\nsystem\nX\x02" +
