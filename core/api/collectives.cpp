@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "engine_state.hpp"
+#include "api/engine_state.hpp"
 
 namespace zr {
 

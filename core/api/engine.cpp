@@ -8,11 +8,11 @@
 
 #include <optional>
 
+#include "api/engine_state.hpp"
+#include "api/state_dict.hpp"
 #include "base/log.hpp"
-#include "engine_state.hpp"
 #include "model/param_types.hpp"
 #include "model/torch_dtype.hpp"
-#include "state_dict.hpp"
 
 namespace zr {
 

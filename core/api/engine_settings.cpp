@@ -1,8 +1,8 @@
 // zr::Engine: what a program sets from C++ instead of in the configuration, and lists.
 #include <cmath>
 
+#include "api/engine_state.hpp"
 #include "base/text.hpp"
-#include "engine_state.hpp"
 
 namespace zr {
 

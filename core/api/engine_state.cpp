@@ -1,4 +1,4 @@
-#include "engine_state.hpp"
+#include "api/engine_state.hpp"
 
 #include <ATen/Parallel.h>
 

@@ -9,12 +9,12 @@
 #include <thread>
 #include <vector>
 
+#include "api/module.hpp"
+#include "api/program_state.hpp"
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "engine/session.hpp"
 #include "model/torch_model.hpp"
-#include "module.hpp"
-#include "program_state.hpp"
 #include "zr/engine.hpp"
 
 namespace zr {

@@ -1,8 +1,8 @@
 // zr::Engine: unsharded tensors by name.
 #include <sstream>
 
+#include "api/engine_state.hpp"
 #include "base/text.hpp"
-#include "engine_state.hpp"
 
 namespace zr {
 

@@ -1,4 +1,4 @@
-#include "module.hpp"
+#include "api/module.hpp"
 
 #include <torch/csrc/jit/api/module.h>
 

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <vector>
 
+#include "api/program_state.hpp"
 #include "model/deferred.hpp"
 #include "model/parameter_registry.hpp"
 #include "model/torch_model.hpp"
-#include "program_state.hpp"
 
 namespace zr {
 

@@ -6,12 +6,12 @@
 #include <cstdlib>
 #include <set>
 
+#include "api/program_state.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "config/key_json.hpp"
 #include "config/key_reader.hpp"
 #include "plugin/plugin_selection.hpp"
-#include "program_state.hpp"
 
 namespace zr {
 

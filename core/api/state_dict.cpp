@@ -1,4 +1,4 @@
-#include "state_dict.hpp"
+#include "api/state_dict.hpp"
 
 #include <algorithm>
 #include <string>

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "engine_state.hpp"
-#include "state_dict_conversion.hpp"
+#include "api/engine_state.hpp"
+#include "api/state_dict_conversion.hpp"
 
 namespace zr {
 

@@ -1,4 +1,4 @@
-#include "state_dict_conversion.hpp"
+#include "api/state_dict_conversion.hpp"
 
 #include <caffe2/serialize/inline_container.h>
 #include <fcntl.h>
