@@ -14,6 +14,7 @@ namespace zr::host::update {
 
 void upcast(const void* values, zr_dtype dtype, int64_t count, float* out) {
   const auto* in = static_cast<const uint16_t*>(values);
+  if (count == 0) return;  // the pointers may be null
   if (dtype == ZR_F32) {
     std::memcpy(out, values, static_cast<std::size_t>(count) * 4);
   } else if (dtype == ZR_BF16) {
@@ -27,6 +28,7 @@ void upcast(const void* values, zr_dtype dtype, int64_t count, float* out) {
 
 void downcast(const float* values, int64_t count, zr_dtype dtype, void* out) {
   auto* to = static_cast<uint16_t*>(out);
+  if (count == 0) return;  // the pointers may be null
   if (dtype == ZR_F32) {
     std::memcpy(out, values, static_cast<std::size_t>(count) * 4);
   } else if (dtype == ZR_BF16) {

@@ -5,6 +5,8 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+#include <functional>
 #include <random>
 
 #include "control/protocol.hpp"
@@ -273,14 +275,23 @@ TEST(ControlJoinTest, JoinOfSixteenRanksTakesMilliseconds) {
               double(most) / 1e3);
 }
 
-TEST(ControlJoinTest, JoinAndExitOfTwoRanksTakeMilliseconds) {
+// Milliseconds of the fastest of five calls.
+double fastest(const std::function<void()>& call) {
+  double best = 1e9;
+  for (int i = 0; i < 5; ++i) {
+    const auto begin = Clock::now();
+    call();
+    best = std::min(best, std::chrono::duration<double, std::milli>(Clock::now() - begin).count());
+  }
+  return best;
+}
+
+// A fixed wait in join or exit would make the job much slower than the start of its three processes.
+TEST(ControlJoinTest, JoinAndExitOfTwoRanksTakeNoLongerThanAFewProcessStarts) {
   Scene scene;
-  const auto begin = Clock::now();
-  Job job(scene, launched(2, {"steps=1"}));
-  EXPECT_EQ(job.wait(), 0) << job.err();
-  const auto took = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begin).count();
-  EXPECT_LT(took, 500000);
-  std::printf("launch, join, one step and exit of 2 ranks: %.1f ms\n", double(took) / 1e3);
+  const double start = fastest([&] { EXPECT_EQ(Job(scene, {zeroth(), "--version"}).wait(), 0); });
+  const double job = fastest([&] { EXPECT_EQ(Job(scene, launched(2, {"steps=1"})).wait(), 0); });
+  EXPECT_LT(job, 30 * start) << "ms; one process start: " << start << " ms";
 }
 
 // A raw connection to a running job's store.
