@@ -8,8 +8,8 @@
 
 namespace zr::host::update {
 
-/// out[count] = `count` elements of `dtype` (fp32, bf16, fp16) as fp32. With a count of 0, pointers may be null, here and
-/// below.
+/// out[count] = `count` elements of `dtype` (fp32, bf16, fp16) as fp32. In all functions, pointers may be null if the
+/// count is 0.
 void upcast(const void* values, zr_dtype dtype, int64_t count, float* out);
 /// out[count] of `dtype` = rounded values; NaN stays NaN.
 void downcast(const float* values, int64_t count, zr_dtype dtype, void* out);

@@ -213,7 +213,7 @@ TEST_F(ActivationStoreDiskTest, DoesNotWaitForAWriteBeforeItMust) {
   rig.all->drop(record);
   EXPECT_LT(Clock::now() - begin, std::chrono::milliseconds(2000));
   rig.put(data);
-  EXPECT_GE(Clock::now() - begin, std::chrono::milliseconds(2000)) << "its allocation is not free before the write ends";
+  EXPECT_GE(Clock::now() - begin, std::chrono::seconds(2)) << "its allocation is not free before the write ends";
   EXPECT_EQ(rig.all->counts().reserved, 1);
 }
 
