@@ -88,14 +88,26 @@ TEST(ReadmeTest, NamesCommandsOfZeroth) {
   EXPECT_TRUE(names.count("train") && names.count("export"));
 }
 
+// Searches for the parts between `[^]*` one after the other: std::regex recurses once per character of a match, and an
+// output is longer than the stack allows under a sanitizer.
+bool prints(const std::string& output, const std::string& says) {
+  static const std::string anything = "[^]*";
+  auto rest = output.begin();
+  for (size_t at = 0, end = 0; end != std::string::npos; at = end + anything.size()) {
+    end = says.find(anything, at);
+    std::smatch found;
+    if (!std::regex_search(rest, output.end(), found, std::regex(says.substr(at, end - at)))) return false;
+    rest = found[0].second;
+  }
+  return true;
+}
+
 TEST(ReadmeTest, EveryCommandWorks) {
   for (const auto& [command, how] : kTries) {
     const zr::test::Scratch scratch;
     const auto done = shell("cd " + scratch.folder().string() + " && " + filled(how.command));
     EXPECT_EQ(done.code, 0) << command << "\n" << filled(how.command) << "\n" << done.output;
-    EXPECT_TRUE(std::regex_search(done.output, std::regex(how.says)))
-        << command << " does not print " << how.says << ":\n"
-        << done.output;
+    EXPECT_TRUE(prints(done.output, how.says)) << command << " does not print " << how.says << ":\n" << done.output;
   }
 }
 
