@@ -44,7 +44,7 @@ void for_each_gathered_piece(host::engine::Session& session, const torch::Tensor
   for (int64_t at = 0; at < total; at += kPieceBytes) {
     const int64_t bytes = std::min(kPieceBytes, total - at);
     const char* data = static_cast<const char*>(local.data_ptr()) + at;
-    fn(at, bytes, session.communicator().all_gather_bytes(std::string(data, static_cast<std::size_t>(bytes)), label));
+    fn(at, bytes, session.comm().all_gather_bytes(std::string(data, static_cast<std::size_t>(bytes)), label));
   }
 }
 
@@ -102,7 +102,7 @@ torch::Tensor Engine::broadcast(const torch::Tensor& tensor, int root) {
     for (int64_t at = 0; at < total; at += kPieceBytes) {
       const auto bytes = static_cast<std::size_t>(std::min(kPieceBytes, total - at));
       const bool sends = session.rank() == root;
-      const std::string piece = session.communicator().broadcast_bytes(
+      const std::string piece = session.comm().broadcast_bytes(
           sends ? std::string(static_cast<const char*>(local.data_ptr()) + at, bytes) : "", root, "broadcast");
       std::memcpy(static_cast<char*>(result.data_ptr()) + at, piece.data(), bytes);
     }

@@ -69,7 +69,7 @@ struct Engine::State {
         host::fail_user(text_ + " was called inside " + state.call +
                         ", from a hook or an autograd function; call it after " + state.call + " returns");
       state.call = text_;
-      scope_.emplace(session.communicator(), text_);
+      scope_.emplace(session.comm(), text_);
     }
     ~Call() {
       scope_.reset();
@@ -92,7 +92,7 @@ struct Engine::State {
   template <class Fn>
   auto collective(const char* name, const std::string& arguments, Fn&& fn) {
     const Call call(*this, name, arguments);
-    session->communicator().barrier(call.text().c_str());  // names the call: a rank in another call is an error
+    session->comm().barrier(call.text().c_str());  // names the call: a rank in another call is an error
     return host::guard_host_call(call.text(), [&] { return fn(*session, call); });
   }
 

@@ -108,6 +108,16 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
   return found.empty() ? "" : found.front();
 }
 
+zr_code fill_error(zr_error* error, zr_code code, std::string_view text, int64_t native) {
+  if (!error) return code;
+  error->code = code;
+  error->native = native;
+  const std::size_t length = std::min(text.size(), sizeof error->msg - 1);
+  text.copy(error->msg, length);
+  error->msg[length] = '\0';
+  return code;
+}
+
 void check(zr_code code, const zr_error& error, std::string_view plugin_call) {
   if (code == ZR_OK) return;
   const std::string plugin_text = error.msg[0] ? error.msg : fmt::format("error code {}", code);

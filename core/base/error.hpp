@@ -56,6 +56,9 @@ std::vector<std::string> all_nearest(std::string_view word, const std::vector<st
 struct CallError : zr_error {
   CallError() : zr_error{} { size = sizeof(zr_error); }
 };
+/// Writes `code` and `text` (cut to the size of zr_error::msg) into a zr_error that the host returns to a plug-in, and
+/// returns `code`. A null `error` is ignored.
+zr_code fill_error(zr_error* error, zr_code code, std::string_view text, int64_t native = 0);
 /// Throws unless code is ZR_OK. ZR_INVALID -> user, ZR_UNSUPPORTED/NOMEM/IO -> environment, ZR_COMM/TIMEOUT/CANCELLED
 /// -> peer_lost, else bug. `plugin_call` names plug-in and call; the message is "plugin_call: text".
 void check(zr_code code, const zr_error& error, std::string_view plugin_call);

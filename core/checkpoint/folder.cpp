@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <random>
@@ -50,11 +49,7 @@ bool is_checkpoint_name(const std::string& name) {
          name.find_first_not_of("0123456789", kPrefix.size()) == std::string::npos;
 }
 
-std::string checkpoint_name(int64_t step) {
-  char name[40];
-  std::snprintf(name, sizeof name, "%s%08lld", kPrefix.c_str(), static_cast<long long>(step));
-  return name;
-}
+std::string checkpoint_name(int64_t step) { return fmt::format("{}{:08}", kPrefix, step); }
 
 std::optional<int64_t> step_of_name(const std::string& name) {
   int64_t step = 0;
@@ -113,9 +108,7 @@ FileLock take_lock(const std::string& root) {
 FolderLock::FolderLock(const std::string& root) : lock_(take_lock(root)) {}
 
 std::string new_partial_name(int64_t step) {
-  char random[16];
-  std::snprintf(random, sizeof random, ".%08x", static_cast<unsigned>(std::random_device()()));
-  return checkpoint_name(step) + random + kPartial;
+  return fmt::format("{}.{:08x}{}", checkpoint_name(step), std::random_device()(), kPartial);
 }
 
 void remove_uncommitted(const Directory& root) {

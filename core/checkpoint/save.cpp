@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <map>
@@ -87,11 +86,10 @@ Layout lay_out(const CheckpointContents& contents, int64_t file_bytes) {
       headers[k].metadata = {
           {"format", "pt"}, {"zeroth_run", contents.run}, {"zeroth_step", std::to_string(contents.step)}};
       layout.headers.push_back(write_header(headers[k]));
-      char part[64];
-      std::snprintf(part, sizeof part, "-%05zu-of-%05zu.safetensors", k + 1, headers.size());
       const std::string& header = layout.headers.back();
       layout.manifest.files.push_back(
-          {stem + part, headers[k].data + (headers[k].tensors.empty() ? 0 : headers[k].tensors.back().end),
+          {fmt::format("{}-{:05}-of-{:05}.safetensors", stem, k + 1, headers.size()),
+           headers[k].data + (headers[k].tensors.empty() ? 0 : headers[k].tensors.back().end),
            hash_of(header.data(), static_cast<int64_t>(header.size())), headers[k].data});
     }
   }
@@ -139,7 +137,7 @@ Directory begin(const Directory& root, const std::string& name, const Layout& la
 // owns the files that this node creates in it.
 Directory open_folder(const Directory& root, const std::string& name, int rank) {
   Directory folder = root.existing(name);
-  const std::string probe = ".rank-" + std::to_string(rank);
+  const std::string probe = fmt::format(".rank-{}", rank);
   if (folder.create(probe).owner() != folder.owner()) fail_replaced(folder.path());
   folder.remove(probe);
   return folder;
@@ -266,7 +264,7 @@ void run_on_rank_0(const CheckpointComm& comm, const std::function<void()>& work
 // After the commit of the folder `name` in `root` (null except on rank 0).
 SaveResult finish_save(const std::string& path, const Directory* root, const std::string& name,
                        const CheckpointContents& contents, const CheckpointComm& comm, const SaveOptions& options) {
-  const std::string step_text = "step " + std::to_string(contents.step);
+  const std::string step_text = fmt::format("step {}", contents.step);
   SaveResult saved{(std::filesystem::path(path) / checkpoint_name(contents.step)).string(), {}};
   try {
     run_on_rank_0(comm, [&] {
@@ -293,7 +291,7 @@ SaveResult finish_save(const std::string& path, const Directory* root, const std
 SaveResult save(const std::string& path, const CheckpointContents& contents, const CheckpointComm& comm,
                 const SaveOptions& options) {
   Layout layout = lay_out(contents, options.file_bytes);
-  const std::string step_text = "step " + std::to_string(contents.step);
+  const std::string step_text = fmt::format("step {}", contents.step);
   std::optional<Directory> root, folder;
   std::string name;  // the name of the folder until the commit
   try {

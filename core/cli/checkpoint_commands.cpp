@@ -141,12 +141,12 @@ void show_checkpoint(const std::string& folder) {
   const checkpoint::Manifest& manifest = checkpoint.manifest();
   std::cout << printable(checkpoint.folder()) << ": step " << manifest.step << " of run " << printable(manifest.run)
             << ", " << bytes_text(checkpoint.bytes()) << "\n";
-  const checkpoint::CheckpointMetadata& facts = manifest.metadata;
+  const checkpoint::CheckpointMetadata& metadata = manifest.metadata;
   if (!checkpoint.from_other_program()) {
-    std::cout << "written by " << facts.world << " ranks under " << printable(facts.strategy) << " with "
-              << printable(facts.optimizer) << "\n";
-    if (!facts.last_step_applied) std::cout << "the last step was skipped because of non-finite gradients\n";
-    std::istringstream lines(facts.config);  // indented, so that no line of it looks like output of this command
+    std::cout << "written by " << metadata.world << " ranks under " << printable(metadata.strategy) << " with "
+              << printable(metadata.optimizer) << "\n";
+    if (!metadata.last_step_applied) std::cout << "the last step was skipped because of non-finite gradients\n";
+    std::istringstream lines(metadata.config);  // indented, so that no line of it looks like output of this command
     std::cout << "\n";
     for (std::string line; std::getline(lines, line);)
       std::cout << (line.empty() ? "" : "  ") << printable(line) << "\n";

@@ -1,6 +1,7 @@
 // A progress bar on stderr, on a terminal only.
 #pragma once
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -34,8 +35,8 @@ class Progress {
     if (!terminal_ || percent == percent_shown_) return;
     percent_shown_ = percent;
     const auto max_width = static_cast<std::size_t>(terminal_columns(STDERR_FILENO) - 1);
-    std::string end = " " + progress_bar(percent / 100.0, 27) + " " + std::to_string(percent) + " %";
-    if (end.size() > max_width) end = " " + std::to_string(percent) + " %";
+    std::string end = fmt::format(" {} {} %", progress_bar(percent / 100.0, 27), percent);
+    if (end.size() > max_width) end = fmt::format(" {} %", percent);
     std::string line = truncated(action_, max_width - std::min(max_width, end.size())) + end;
     line.resize(std::min(line.size(), max_width));
     std::fputs((std::string(kClearLine) + line).c_str(), stderr);

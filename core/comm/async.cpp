@@ -1,6 +1,6 @@
-#include <cstdio>
 #include <new>
 
+#include "base/error.hpp"
 #include "base/log.hpp"
 #include "comm/comm_runtime.hpp"
 #include "comm/done.hpp"
@@ -29,12 +29,7 @@ void done_resolve(zr_done* done, zr_code code, int64_t native, const char* messa
 
 zr_code done_poll(zr_done* done, zr_error* error) {
   const zr_code code = done->code.load(std::memory_order_acquire);
-  if (code != ZR_OK && code != ZR_AGAIN && error) {
-    error->code = code;
-    error->native = done->native;
-    std::snprintf(error->msg, sizeof error->msg, "%s", done->message.c_str());
-  }
-  return code;
+  return code == ZR_OK || code == ZR_AGAIN ? code : fill_error(error, code, done->message, done->native);
 }
 
 namespace {
@@ -42,16 +37,12 @@ namespace {
 void retain(zr_done* done) { done->references.fetch_add(1, std::memory_order_relaxed); }
 
 zr_code wait(zr_done* done, int64_t timeout_ns, zr_error* error) {
-  auto* communicator = done->host->ctx
-                           ? static_cast<CommRuntime*>(plugin::PluginHost::from_abi(done->host).context("communicator"))
-                           : nullptr;
+  auto* communicator = done->host->ctx ? plugin::PluginHost::from_abi(done->host).context<CommRuntime>() : nullptr;
   // Goes through the communicator even if `done` is resolved, so that the communicator also records a failure.
   if (communicator) return communicator->wait(done, timeout_ns, error);
   const zr_code code = done_poll(done, error);
   if (code != ZR_AGAIN) return code;
-  error->code = ZR_STATE;
-  std::snprintf(error->msg, sizeof error->msg, "cannot wait for a completion: no communicator is open");
-  return ZR_STATE;
+  return fill_error(error, ZR_STATE, "cannot wait for a completion: no communicator is open");
 }
 
 const zr_async_service kService{

@@ -63,12 +63,12 @@ CommRuntime::CommRuntime(plugin::PluginHost& host, std::shared_ptr<control::Cont
     return static_cast<char*>(
         allocate(Submission::kStagingBytes, 64, Tier::host, MemoryKind::communicator, "composed collectives"));
   });
-  host.set_context("communicator", this);
+  host.set_context(this);
 }
 
 CommRuntime::~CommRuntime() {
   State& s = *state_;
-  s.host.set_context("communicator", nullptr);
+  s.host.set_context<CommRuntime>(nullptr);
   s.submission.close();
   for (auto& [memory, m] : s.memory) s.host.ledger().add(m.tier, m.kind, m.tag, -m.bytes);
 }

@@ -4,12 +4,12 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <tuple>
 #include <vector>
 
 #include "base/dtype.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 #include "comm/coll.hpp"
 #include "comm/compose.hpp"
@@ -20,15 +20,6 @@ namespace zr::host::comm {
 
 namespace {
 using Clock = std::chrono::steady_clock;
-
-zr_code fill(zr_error* error, zr_code code, const std::string& text) {
-  if (error) {
-    error->code = code;
-    error->native = 0;
-    std::snprintf(error->msg, sizeof error->msg, "%s", text.c_str());
-  }
-  return code;
-}
 
 // Thrown to leave a composition early; the plug-in has filled the error.
 struct Stopped {
@@ -70,12 +61,12 @@ std::exception_ptr Submission::take_failure() { return std::exchange(failure_, n
 zr_code Submission::fail_job(const std::string& observation, zr_error* error) {
   if (!job_failure_) job_failure_ = std::make_exception_ptr(PeerLostError(control_->report(observation)));
   failure_ = job_failure_;
-  return fill(error, ZR_COMM, observation);
+  return fill_error(error, ZR_COMM, observation);
 }
 
 zr_code Submission::reject(zr_code code, int exit_code, const std::string& text, zr_error* error) {
   failure_ = error_with(exit_code, text);
-  return fill(error, code, text);
+  return fill_error(error, code, text);
 }
 
 // Converts the result of the plug-in to an Error. activity_ still describes the collective.
@@ -144,7 +135,7 @@ zr_code Submission::run_composed(const zr_coll& coll, bool control, zr_error* er
       (caps_.ops & bit(ZR_ALL_TO_ALL)) && (caps_.dtypes & bit(static_cast<uint64_t>(coll.src.dtype)));
   try {
     const std::string why = compose(coll, {rank_, world_, exchanges, staging_, kStagingBytes, host_.pool(), run});
-    if (!why.empty()) return fill(error, ZR_UNSUPPORTED, why);
+    if (!why.empty()) return fill_error(error, ZR_UNSUPPORTED, why);
   } catch (const Stopped& stopped) {
     return stopped.code;
   }
@@ -311,11 +302,11 @@ zr_code Submission::wait(zr_done* done, int64_t timeout_ns, zr_error* error) {
       if (done->code.load(std::memory_order_relaxed) != ZR_AGAIN) continue;
       const auto waited = Clock::now() - start;
       if (timeout_ns >= 0 && waited > limit)
-        return fill(error, ZR_TIMEOUT, "the completion was not resolved within the timeout");
+        return fill_error(error, ZR_TIMEOUT, "the completion was not resolved within the timeout");
       if (waited > limit || control_->broken()) {
         exceeded_timeout_ = exceeded_timeout_ || waited > limit;
         code = ZR_CANCELLED;
-        fill(error, code, "the job has failed");
+        fill_error(error, code, "the job has failed");
         break;
       }
       // Yields the core if there are more ranks than cores, or after a short wait; sleeps after a long wait.
@@ -336,7 +327,7 @@ zr_code Submission::abi_submit(void* self, const zr_coll* coll, zr_stream*, zr_d
     return submission.submit(*coll, done, false, error);
   } catch (const std::exception& e) {
     submission.failure_ = std::current_exception();
-    return fill(error, ZR_INTERNAL, e.what());
+    return fill_error(error, ZR_INTERNAL, e.what());
   }
 }
 
@@ -347,7 +338,7 @@ zr_code Submission::abi_progress(void* self, zr_error* error) noexcept {
     return code == ZR_AGAIN ? zr_code{ZR_OK} : submission.finish(code, error);
   } catch (const std::exception& e) {
     submission.failure_ = std::current_exception();
-    return fill(error, ZR_INTERNAL, e.what());
+    return fill_error(error, ZR_INTERNAL, e.what());
   }
 }
 

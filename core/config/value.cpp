@@ -144,7 +144,6 @@ ParsedValue default_value(const ConfigKey& key) {
 }
 
 std::string toml_quoted(const std::string& text) {
-  static constexpr char kHex[] = "0123456789ABCDEF";
   std::string out = "\"";
   for (const char c : text) {
     switch (c) {
@@ -154,7 +153,7 @@ std::string toml_quoted(const std::string& text) {
       case '\t': out += "\\t"; break;
       default:
         if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
-          out += std::string("\\u00") + kHex[(c >> 4) & 15] + kHex[c & 15];
+          out += fmt::format("\\u{:04X}", static_cast<unsigned char>(c));
         } else {
           out += c;
         }

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <chrono>
-#include <cstdio>
 #include <cstring>
 
 namespace zr::host::control {
@@ -17,39 +16,29 @@ struct JobServices::State {
 
 namespace {
 
-zr_code fill(zr_error* error, zr_code code, const char* message) {
-  error->code = code;
-  error->native = 0;
-  std::snprintf(error->msg, sizeof error->msg, "%s", message);
-  return code;
-}
-
 JobServices::State& state_of(const zr_host* host) {
-  return *static_cast<JobServices::State*>(plugin::PluginHost::from_abi(host).context("job"));
+  return *plugin::PluginHost::from_abi(host).context<JobServices::State>();
 }
-Control& control_of(const zr_host* host) {
-  return *static_cast<Control*>(plugin::PluginHost::from_abi(host).context("control"));
-}
+Control& control_of(const zr_host* host) { return *plugin::PluginHost::from_abi(host).context<Control>(); }
 
 zr_code put(const zr_host* host, const char* key, const void* value, uint64_t bytes, zr_error* error) try {
   control_of(host).put(key, std::string(static_cast<const char*>(value), bytes));
   return ZR_OK;
 } catch (const std::exception& failure) {
-  return fill(error, ZR_COMM, failure.what());
+  return fill_error(error, ZR_COMM, failure.what());
 }
 
 zr_code get(const zr_host* host, const char* key, int64_t timeout_ns, void* out, uint64_t* bytes, zr_error* error) try {
   const std::string value = control_of(host).get(
       key, timeout_ns < 0 ? state_of(host).timeout : std::chrono::milliseconds(timeout_ns / 1000000));
   if (value.size() > *bytes)
-    return fill(
-        error, ZR_INVALID,
-        fmt::format("the value of '{}' has {} bytes, but the buffer has {}", key, value.size(), *bytes).c_str());
+    return fill_error(error, ZR_INVALID,
+                      fmt::format("the value of '{}' has {} bytes, but the buffer has {}", key, value.size(), *bytes));
   std::memcpy(out, value.data(), value.size());
   *bytes = value.size();
   return ZR_OK;
 } catch (const std::exception& failure) {
-  return fill(error, ZR_COMM, failure.what());
+  return fill_error(error, ZR_COMM, failure.what());
 }
 
 }  // namespace
@@ -64,8 +53,8 @@ JobServices::JobServices(plugin::PluginHost& host, Control& control, std::string
                  control.local_world(),    0,
                  control.job_id().c_str(), state_->run_folder.c_str()};
   state_->store = {sizeof(zr_store_service), 0, put, get};
-  host.set_context("control", &control);
-  host.set_context("job", state_.get());
+  host.set_context(&control);
+  host.set_context(state_.get());
   host.offer("zr.host.job/1", &state_->job);
   host.offer("zr.host.store/1", &state_->store);
 }

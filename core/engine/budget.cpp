@@ -31,7 +31,7 @@ std::string size_text(int64_t bytes) {
     bytes /= 1024;
     unit = larger;
   }
-  return std::to_string(bytes) + unit;
+  return fmt::format("{}{}", bytes, unit);
 }
 
 // True if the two set different keys, and neither sets a key of the strategy that the other replaces.

@@ -7,6 +7,7 @@
 #include <set>
 #include <sstream>
 
+#include "config/key.hpp"
 #include "engine/run_folder.hpp"
 
 namespace zr::host::engine {
@@ -15,8 +16,9 @@ namespace {
 // The lines of an effective configuration that activation memory depends on: the program's own tables, train.dtype and
 // train.micro_batch; and unless `anywhere`, which means offload.activations = "auto", the tier of activations.
 std::set<std::string> relevant_lines(std::istream& toml, bool anywhere) {
-  static const std::set<std::string> host{"strategy", "optimizer", "communicator", "job",        "gradients", "fp16",
-                                          "schedule", "eval",      "memory",       "checkpoint", "offload"};
+  std::set<std::string> engine_tables;
+  for (const config::ConfigKey& key : config::host_keys())
+    engine_tables.insert(key.path().substr(0, key.path().find('.')));
   std::set<std::string> lines;
   std::string table;
   for (std::string line; std::getline(toml, line);) {
@@ -25,7 +27,8 @@ std::set<std::string> relevant_lines(std::istream& toml, bool anywhere) {
     const std::string root = table.substr(0, table.find_first_of(".]"));
     const bool decides = line.rfind("dtype ", 0) == 0 || line.rfind("micro_batch ", 0) == 0;
     const bool sets_tier = !anywhere && table.rfind("offload]", 0) == 0 && line.rfind("activation", 0) == 0;
-    if (line.find(" = ") == line.npos || (host.count(root) && !sets_tier) || (root == "train" && !decides)) continue;
+    const bool of_engine = engine_tables.count(root) > 0;
+    if (line.find(" = ") == line.npos || (of_engine && !sets_tier && !(root == "train" && decides))) continue;
     lines.insert(table + line.substr(0, line.find(" #")));
   }
   return lines;

@@ -53,9 +53,9 @@ PlannedBuffers::PlannedBuffers(const RankContext& context, offload::Tiers& tiers
 void PlannedBuffers::allocate(const plan::Buffer& b, Tier tier) {
   comm::CommRuntime& comm = context_.comm;
   const int64_t bytes = b.elements * size_of(b.dtype);
-  if (void* paged = disk_buffers_ ? disk_buffers_->base(memory_.size()) : nullptr) {
+  if (void* on_disk = disk_buffers_ ? disk_buffers_->base(memory_.size()) : nullptr) {
     owned_.emplace_back(nullptr, Free{&comm});
-    memory_.push_back(paged);
+    memory_.push_back(on_disk);
     readers_.push_back(nullptr);
     return;
   }

@@ -33,7 +33,7 @@ void add_tiers(plan::PlanInput& input, const plugin::ResolvedJob& job,
                bool elementwise);
 /// Throws UserError if [offload] requests something that this plan does not support.
 void check_offload(const config::JobConfig& config, const plan::MemoryPlan& plan, const std::string& strategy);
-/// The facts that MemoryPlan::text() prints with a plan of this job. `communicator`: null for one rank.
+/// The values that MemoryPlan::text() prints beside a plan of this job. `communicator`: null for one rank.
 plan::PlanContext plan_context_of(const plugin::ResolvedJob& job, const plugin::Instance* communicator, int world);
 /// Bytes of host memory of `ranks_per_node` ranks on one node: tiers, communicators, copies for checkpoints.
 int64_t host_bytes(const plan::MemoryPlan& plan, int ranks_per_node, std::optional<int64_t> communicator,

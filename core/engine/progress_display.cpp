@@ -27,7 +27,7 @@ std::vector<std::string> memory_texts(const StepProgress& now) {
   return texts;
 }
 
-// "waits: compute 49 %, link 20 %": at most `max_causes` causes of at least 1 %, in the order of `waits`.
+// "waits: compute 49 %, communication 20 %": at most `max_causes` causes of at least 1 %, in the order of `waits`.
 std::string waits_text(const StepProgress& now, std::size_t max_causes) {
   double total = 0;
   for (const auto& [cause, seconds] : now.waits) total += seconds;

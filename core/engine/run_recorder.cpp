@@ -126,7 +126,7 @@ std::vector<std::pair<std::string_view, double>> RunRecorder::waits() const {
     return std::max(seconds_[static_cast<std::size_t>(phase)] - waited_[static_cast<std::size_t>(phase)], 0.0);
   };
   return {{"compute", of(Phase::forward) + of(Phase::backward)},
-          {"link", of(Phase::reduce) + of(Phase::step_sync) + of(Phase::gather)},
+          {"communication", of(Phase::reduce) + of(Phase::step_sync) + of(Phase::gather)},
           {"disk_read", read_wait_},
           {"disk_write", write_wait_},
           {"optimizer", of(Phase::optimizer)}};
@@ -171,8 +171,8 @@ void RunRecorder::finish(const Ledger& ledger, const Overlap& overlap) {
                           {"early", number(overlap.early)},
                           {"norm_blocks", number(overlap.norm_blocks)},
                           {"norm_blocks_early", number(overlap.norm_blocks_early)},
-                          {"paged_reads", number(overlap.disk_reads)},
-                          {"paged_reads_ahead", number(overlap.disk_reads_ahead)}})},
+                          {"disk_reads", number(overlap.disk_reads)},
+                          {"disk_reads_ahead", number(overlap.disk_reads_ahead)}})},
       {"weight_digest", object({{"bytes", number(digest_.bytes)},
                                 {"optimizer_bytes", number(digest_.optimizer_bytes)},
                                 {"cycles", number(digest_.cycles)}})},

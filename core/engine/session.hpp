@@ -84,7 +84,7 @@ class Session {
   ModelRefresh& refresh() { return refresh_; }
   WeightFlow& weights() { return weights_; }
   OptimizerUpdate& update() { return update_; }
-  comm::CommRuntime& communicator() { return job_.comm; }
+  comm::CommRuntime& comm() { return job_.comm; }
   const offload::Tiers& tiers() const { return state_.tiers(); }
 
  private:

@@ -2,12 +2,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <utility>
 
+#include "base/error.hpp"
 #include "base/round_up.hpp"
 #include "plugin/services.hpp"
 
@@ -17,12 +17,6 @@ namespace {
 
 constexpr uint64_t kMinPageMemory = uint64_t{4} << 20, kMinAlign = 64;  // from kMinPageMemory on: huge pages
 static_assert(kMinPageMemory >= kHugePageBytes, "only mapped memory is zeroed");
-
-zr_code fail_with(zr_error* error, zr_code code, const std::string& text) {
-  error->code = code;
-  std::snprintf(error->msg, sizeof error->msg, "%s", text.c_str());
-  return code;
-}
 
 // A tag may begin with a ledger kind: "all_gather: double buffer". Other tags count as `fallback`.
 MemoryKind kind_of_tag(const std::string& tag, MemoryKind fallback) {
@@ -60,13 +54,13 @@ void free_view(const zr_host* abi, const zr_view* view) {
 }
 
 zr_code alloc(const zr_host* abi, uint64_t bytes, uint64_t align, const char* tag, zr_view* out, zr_error* error) {
-  if (!abi->ctx) return fail_with(error, ZR_STATE, "the engine of this instance no longer exists");
+  if (!abi->ctx) return fill_error(error, ZR_STATE, "the engine of this instance no longer exists");
   if (align & (align - 1))
-    return fail_with(error, ZR_INVALID, fmt::format("alignment {} is not a power of two", align));
+    return fill_error(error, ZR_INVALID, fmt::format("alignment {} is not a power of two", align));
   if (align > uint64_t{1} << 47)
-    return fail_with(error, ZR_NOMEM, fmt::format("cannot allocate memory for '{}' at a multiple of {}", tag, align));
+    return fill_error(error, ZR_NOMEM, fmt::format("cannot allocate memory for '{}' at a multiple of {}", tag, align));
   if (bytes > uint64_t{1} << 47)
-    return fail_with(error, ZR_NOMEM, fmt::format("cannot allocate {} bytes for '{}'", bytes, tag));
+    return fill_error(error, ZR_NOMEM, fmt::format("cannot allocate {} bytes for '{}'", bytes, tag));
   PluginHost& host = PluginHost::from_abi(abi);
   zr_view view{nullptr, static_cast<int64_t>(bytes), ZR_U8, 0, {1, 0}};
   if (bytes > 0) {
@@ -79,7 +73,7 @@ zr_code alloc(const zr_host* abi, uint64_t bytes, uint64_t align, const char* ta
       view.data = std::aligned_alloc(align, round_up(bytes, align));
       if (view.data) std::memset(view.data, 0, bytes);
     }
-    if (!view.data) return fail_with(error, ZR_NOMEM, fmt::format("cannot allocate {} bytes for '{}'", bytes, tag));
+    if (!view.data) return fill_error(error, ZR_NOMEM, fmt::format("cannot allocate {} bytes for '{}'", bytes, tag));
     const MemoryKind kind = kind_of_tag(tag, MemoryKind::other);
     {
       PluginHost::Memory& memory = host.memory();
@@ -93,7 +87,7 @@ zr_code alloc(const zr_host* abi, uint64_t bytes, uint64_t align, const char* ta
       PluginHost::Memory& memory = host.memory();
       const MutexLock lock(memory.mutex);
       memory.failure = std::current_exception();
-      return fail_with(error, ZR_NOMEM, over.what());
+      return fill_error(error, ZR_NOMEM, over.what());
     }
   }
   *out = view;

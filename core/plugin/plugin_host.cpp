@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <set>
+#include <typeindex>
 
 #include "base/log.hpp"
 #include "base/text.hpp"
@@ -44,7 +45,7 @@ struct PluginHost::State {
   zr_host* abi = nullptr;
   Mutex mutex;
   std::map<std::string, const void*> services ZR_GUARDED_BY(mutex);
-  std::map<std::string, void*> contexts ZR_GUARDED_BY(mutex);
+  std::map<std::type_index, void*> contexts ZR_GUARDED_BY(mutex);
   std::set<std::string> missing_services ZR_GUARDED_BY(mutex);
 
   static const void* service(const zr_host* abi, const char* id) {
@@ -80,15 +81,15 @@ void PluginHost::offer(const std::string& id, const void* table) {
 const zr_host* PluginHost::abi() const { return state_->abi; }
 PluginHost& PluginHost::from_abi(const zr_host* host) { return *static_cast<PluginHost*>(host->ctx); }
 
-void* PluginHost::context(const std::string& id) const {
+void* PluginHost::context_of(const std::type_info& type) const {
   const MutexLock lock(state_->mutex);
-  const auto at = state_->contexts.find(id);
+  const auto at = state_->contexts.find(type);
   return at == state_->contexts.end() ? nullptr : at->second;
 }
 
-void PluginHost::set_context(const std::string& id, void* context) {
+void PluginHost::set_context_of(const std::type_info& type, void* object) {
   const MutexLock lock(state_->mutex);
-  state_->contexts[id] = context;
+  state_->contexts[type] = object;
 }
 
 Ledger& PluginHost::ledger() { return state_->ledger; }

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <typeinfo>
 #include <vector>
 
 #include "base/ledger.hpp"
@@ -29,9 +30,16 @@ class PluginHost {
   const zr_host* abi() const;
   /// The PluginHost of a zr_host; service functions, which receive a `const zr_host*`, use it to find their state.
   static PluginHost& from_abi(const zr_host* host);
-  /// The pointer that a subsystem stored for its service ("comm", "control"); null if never set.
-  void* context(const std::string& id) const;
-  void set_context(const std::string& id, void* context);
+  /// The object of class T that the functions of a service work on; null if none is set. T must be a complete class.
+  template <class T>
+  T* context() const {
+    return static_cast<T*>(context_of(typeid(T)));
+  }
+  /// Sets it; null clears it. The object must stay alive until then.
+  template <class T>
+  void set_context(T* object) {
+    set_context_of(typeid(T), object);
+  }
 
   /// The ledger and the thread pool that the constructor received.
   Ledger& ledger();
@@ -45,6 +53,9 @@ class PluginHost {
   Memory& memory();  // [any]
 
  private:
+  void* context_of(const std::type_info& type) const;
+  void set_context_of(const std::type_info& type, void* object);
+
   struct State;
   std::unique_ptr<State> state_;
 };

@@ -43,17 +43,17 @@ double validate(zr::Engine& engine, gpt::Model& model, const gpt::Text& text, in
 }
 
 void train(const zr::Program& program) {
-  const gpt::Config config{program.integer("model.layers"), program.integer("model.width"),
-                           program.integer("model.heads"), program.integer("model.context"),
-                           program.number("model.dropout")};
-  if (config.width % config.heads != 0) {  // checked here, where the position in the file is known
-    throw std::invalid_argument(program.origin("model.width") + ": model.width = " + std::to_string(config.width) +
-                                " is not a multiple of model.heads = " + std::to_string(config.heads) + " (" +
+  const gpt::Shape shape{program.integer("model.layers"), program.integer("model.width"),
+                         program.integer("model.heads"), program.integer("model.context"),
+                         program.number("model.dropout")};
+  if (shape.width % shape.heads != 0) {  // checked here, where the position in the file is known
+    throw std::invalid_argument(program.origin("model.width") + ": model.width = " + std::to_string(shape.width) +
+                                " is not a multiple of model.heads = " + std::to_string(shape.heads) + " (" +
                                 program.origin("model.heads") + ")");
   }
   const gpt::Text text(std::filesystem::path(program.folder()) / program.text("data.text"));
   torch::manual_seed(static_cast<uint64_t>(program.integer("train.seed")));
-  auto model = zr::deferred([&] { return gpt::Model(config); });  // gets memory when the engine is made
+  auto model = zr::deferred([&] { return gpt::Model(shape); });  // gets memory when the engine is made
   if (program.boolean("model.recompute")) {
     model->around_block = [](const auto& block, const auto& x) { return zr::checkpoint(block, x); };
   }
@@ -61,11 +61,11 @@ void train(const zr::Program& program) {
 
   while (!engine.done()) {
     const auto batch =
-        text.training(engine.seed(), engine.step_index(), engine.micro_index(), engine.micro_batch(), config.context);
+        text.training(engine.seed(), engine.step_index(), engine.micro_index(), engine.micro_batch(), shape.context);
     engine.backward(model->loss(batch.bytes, batch.next));
     engine.add_tokens(batch.bytes.numel());
     if (engine.step() && engine.validation_due()) {
-      engine.validation(validate(engine, model, text, config.context));
+      engine.validation(validate(engine, model, text, shape.context));
     }
   }
 

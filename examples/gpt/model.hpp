@@ -14,14 +14,14 @@ namespace gpt {
 
 constexpr int64_t kVocabulary = 256;  // bytes
 
-struct Config {
+struct Shape {
   int64_t layers = 4, width = 192, heads = 6, context = 128;
   double dropout = 0;
 };
 
 class BlockImpl : public torch::nn::Module {
  public:
-  explicit BlockImpl(const Config& c)
+  explicit BlockImpl(const Shape& c)
       : heads_(c.heads),
         dropout_(c.dropout),
         ln1_(register_module("ln1", torch::nn::LayerNorm(torch::nn::LayerNormOptions({c.width})))),
@@ -57,7 +57,7 @@ TORCH_MODULE(Block);
 
 class ModelImpl : public torch::nn::Module {
  public:
-  explicit ModelImpl(const Config& c)
+  explicit ModelImpl(const Shape& c)
       : context_(c.context),
         wte_(register_module("wte", torch::nn::Embedding(kVocabulary, c.width))),
         wpe_(register_module("wpe", torch::nn::Embedding(c.context, c.width))) {

@@ -114,8 +114,8 @@ int main(int argc, char** argv) {
     auto flags = parse(argc, argv);
     const auto integer = [&](const char* name) { return std::stoll(flags.at(name)); };
     const auto number = [&](const char* name) { return std::stod(flags.at(name)); };
-    const gpt::Config config{integer("layers"), integer("width"), integer("heads"), integer("context"),
-                             number("dropout")};
+    const gpt::Shape shape{integer("layers"), integer("width"), integer("heads"), integer("context"),
+                           number("dropout")};
     const auto steps = integer("steps"), seed = integer("seed"), samples = integer("micro-batch"),
                m_count = integer("micro-batches");
     if (integer("threads") > 0) {
@@ -123,7 +123,7 @@ int main(int argc, char** argv) {
     }
     const gpt::Text text(flags["text"]);
     torch::manual_seed(seed);
-    gpt::Model model(config);
+    gpt::Model model(shape);
     Weights weights(*model, flags["dtype"] == "bf16");
     auto optimizer = make_optimizer(weights, number("lr"), number("weight-decay"), number("beta2"));
 
@@ -136,7 +136,7 @@ int main(int argc, char** argv) {
       double loss_sum = 0;
       optimizer.zero_grad();
       for (int64_t m = 0; m < m_count; ++m) {
-        const auto batch = text.training(seed, step, m, samples, config.context);
+        const auto batch = text.training(seed, step, m, samples, shape.context);
         const auto loss = model->loss(batch.bytes, batch.next);
         (loss / static_cast<double>(m_count)).backward();
         weights.add_gradients();
@@ -151,12 +151,12 @@ int main(int argc, char** argv) {
       const auto every = integer("eval-every");  // 0: never
       const bool due = every > 0 && ((step + 1) % every == 0 || step + 1 == steps);
       if (due || step % 10 == 0) {
-        const auto tokens = static_cast<double>((step + 1) * m_count * samples * config.context);
+        const auto tokens = static_cast<double>((step + 1) * m_count * samples * shape.context);
         std::cout << "step " << step + 1 << " loss " << shortest(loss_sum / static_cast<double>(m_count))
                   << " tokens/s " << static_cast<int64_t>(tokens / (seconds() - validating));
         if (due) {
           const double before = seconds();
-          std::cout << " val_loss " << shortest(validate(model, text, config.context));
+          std::cout << " val_loss " << shortest(validate(model, text, shape.context));
           validating += seconds() - before;
         }
         std::cout << " at " << seconds() << " s" << std::endl;

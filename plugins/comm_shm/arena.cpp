@@ -145,7 +145,7 @@ char* Arena::map(int fd, uint64_t offset, uint64_t bytes, const std::string& wha
 
 void* Arena::allocate(uint64_t bytes) {
   unmap_released();
-  bytes = Layout::round_to_page(bytes ? bytes : 1);
+  bytes = zr::round_up(bytes ? bytes : 1, Layout::kPage);
   Segment* table = control_block(rank_).segments;
   uint32_t free = 0;
   while (free < kSegments && table[free].generation.load(std::memory_order_relaxed) % 2 == 1) ++free;

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "zr/abi/communicator.h"
+#include "zr/round_up.hpp"
 
 namespace shm {
 
@@ -78,16 +79,16 @@ struct ControlBlock {
 /// Offsets in the memory file, in bytes.
 struct Layout {
   Layout(int world, int64_t staging_bytes)
-      : announcement_bytes(aligned(sizeof(Announcement) + 2 * sizeof(int64_t) * static_cast<uint64_t>(world))),
-        ring(aligned(sizeof(ControlBlock))),
+      : announcement_bytes(
+            zr::round_up(sizeof(Announcement) + 2 * sizeof(int64_t) * static_cast<uint64_t>(world), kCacheLine)),
+        ring(zr::round_up(sizeof(ControlBlock), kCacheLine)),
         messages(ring + kRing * announcement_bytes),
-        staging(round_to_page(messages + static_cast<uint64_t>(world) * kMessages * sizeof(Message))),
-        bytes(staging + 2 * round_to_page(static_cast<uint64_t>(staging_bytes) / 2)) {}
+        staging(zr::round_up(messages + static_cast<uint64_t>(world) * kMessages * sizeof(Message), kPage)),
+        bytes(staging + 2 * zr::round_up(static_cast<uint64_t>(staging_bytes) / 2, kPage)) {}
   uint64_t announcement_bytes, ring, messages;
   uint64_t staging, bytes;  // the staging buffer has two halves: collectives, messages
   uint64_t staging_capacity() const { return (bytes - staging) / 2; }
-  static uint64_t aligned(uint64_t n) { return (n + 63) / 64 * 64; }
-  static uint64_t round_to_page(uint64_t n) { return (n + 4095) / 4096 * 4096; }
+  static constexpr uint64_t kCacheLine = 64, kPage = 4096;
 };
 
 }  // namespace shm

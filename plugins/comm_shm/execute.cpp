@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "shm_communicator.hpp"
+#include "zr/round_up.hpp"
 
 namespace shm {
 
@@ -13,7 +14,7 @@ constexpr int64_t kCopyBlock = int64_t{64} << 10;
 
 // Rank r's share of n elements when the ranks divide a reduction; aligned to cache lines for every type.
 Extent share(int64_t n, int r, int world) {
-  const auto cut = [&](int64_t i) { return std::min(n, (n * i / world + 63) / 64 * 64); };
+  const auto cut = [&](int64_t i) { return std::min(n, zr::round_up<int64_t>(n * i / world, 64)); };
   return {cut(r), cut(r + 1) - cut(r), cut(r)};
 }
 }  // namespace

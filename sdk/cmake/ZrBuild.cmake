@@ -144,5 +144,5 @@ function(zr_multirank_test name)
           LABELS multirank ${TEST_LABELS} TIMEOUT ${TEST_TIMEOUT} SLOW "${TEST_SLOW}")
   zr_unity(${name} 7)
   target_link_options(${name} PRIVATE -Wl,--wrap=execve)  # tests/support/job_command.cpp
-  add_dependencies(${name} zr_test_dealt zr_test_cramped zr_test_halves zr_test_blocks zr_test_twins)
+  add_dependencies(${name} zr_test_round_robin zr_test_cramped zr_test_halves zr_test_blocks zr_test_twins)
 endfunction()

@@ -77,7 +77,7 @@ struct Scene {
 // The session has not trained, as in a resumed run: loading into a model in training first checks its weights.
 std::vector<Row> saves_and_loads(const std::string& toml, const std::string& folder) {
   Job job(toml, "checkpoint", {"strategy=zero2"});
-  zr::host::comm::CommRuntime& comm = job.session.communicator();
+  zr::host::comm::CommRuntime& comm = job.session.comm();
   const Scene scene{job.model.count() * 12};
   Plain plain(folder + "/plain-" + std::to_string(comm.rank()), scene.bytes / 2);
   std::vector<double> saves, writes, loads, reads, cold_loads, cold_reads;

@@ -93,10 +93,10 @@ struct Job {
                 }()),
         session(program.state()->setup(), model) {}
   double timed(const std::function<void()>& work) {
-    session.communicator().barrier("start");
+    session.comm().barrier("start");
     const auto start = std::chrono::steady_clock::now();
     work();
-    session.communicator().barrier("end");
+    session.comm().barrier("end");
     return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   }
   zr::Program program;

@@ -151,11 +151,11 @@ class Ours {
     return timed([&] {
       std::vector<zr_done*> window(2 * kDepth, nullptr);
       for (std::size_t i = 0; i < kPiece / kBlock; ++i) {
-        zr_done*& place = window[i % window.size()];
-        if (place) good(tier_.wait(place));
+        zr_done*& pending = window[i % window.size()];
+        if (pending) good(tier_.wait(pending));
         char* memory = memory_.get() + i % window.size() * kBlock;
         const std::vector<zr_transfer> one{part(memory, from + i / 2 * kBlock, kBlock)};
-        place = i % 2 ? tier_.begin_write(one) : tier_.begin_read(one);
+        pending = i % 2 ? tier_.begin_write(one) : tier_.begin_read(one);
       }
       for (zr_done* one : window) good(tier_.wait(one));
     });

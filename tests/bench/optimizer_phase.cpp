@@ -81,10 +81,10 @@ __attribute__((target_clones("avx512f", "avx2", "default"))) float reads(const f
 // From the last gradient to updated weights on all ranks. Copied weights are compared with AdamW's streams and the
 // all-gather; shared weights with the norm and AdamW's streams alone.
 zr::bench::Row phase(const std::string& toml, bool alias) {
-  const std::string name = alias ? "optimizer_phase_zero1_alias" : "optimizer_phase_zero1";
+  const std::string name = alias ? "optimizer_phase_zero1_shared" : "optimizer_phase_zero1";
   Job job(toml, name,
           {"strategy=zero1", alias ? "communicator.share_weights=true" : "communicator.share_weights=false"});
-  zr::host::comm::CommRuntime& comm = job.session.communicator();
+  zr::host::comm::CommRuntime& comm = job.session.comm();
   const int64_t half = job.model.count() / 2;
   float *p = floats(half), *g = floats(half), *m = floats(half), *s = floats(half);
   GatherProbe gather(comm, half, GatherProbe::From::place);
@@ -115,7 +115,7 @@ zr::bench::Row gathers(const std::string& toml) {
   Job job(toml, "gather",
           {"strategy=zero3", "communicator.share_weights=false", "strategy.zero3.persistence_threshold=0",
            "strategy.zero3.max_reuse_bytes=0B"});
-  zr::host::comm::CommRuntime& comm = job.session.communicator();
+  zr::host::comm::CommRuntime& comm = job.session.comm();
   const auto& parameters = job.model.parameters();
   std::vector<std::vector<uint32_t>> uses;
   for (uint32_t i = 0; i < parameters.size(); ++i) {

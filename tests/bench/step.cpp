@@ -29,7 +29,7 @@ namespace {
 // The models S and M of tests/bench/peers, 10.8 and 85.4 million parameters, and one between them for small machines.
 struct Size {
   std::string name;
-  gpt::Config shape;
+  gpt::Shape shape;
   int64_t samples;
   int rounds;
   double parameters() const {
@@ -57,9 +57,9 @@ const std::vector<Side> kSides{
     {"zero1", kCopied, 0.97},
     {"zero2", kCopied, 0.96},
     {"zero3", kCopied, 0.92},
-    {"zero1_alias", "communicator.share_weights=true", 0.97},
-    {"zero2_alias", "communicator.share_weights=true", 0.97},
-    {"zero3_alias", "communicator.share_weights=true", 0.97},
+    {"zero1_shared", "communicator.share_weights=true", 0.97},
+    {"zero2_shared", "communicator.share_weights=true", 0.97},
+    {"zero3_shared", "communicator.share_weights=true", 0.97},
     // All interception of an unmodified model, without any gathers.
     {"zero3_persistent", "communicator.share_weights=false strategy.zero3.persistence_threshold=1000000000", 0.99,
      "interception"}};
@@ -67,7 +67,7 @@ const std::vector<Side> kSides{
 // A step without Zeroth: backward, then one fused update over all parameters.
 class Plain {
  public:
-  explicit Plain(const gpt::Config& shape) : model_(shape) {
+  explicit Plain(const gpt::Shape& shape) : model_(shape) {
     for (auto& p : model_->parameters()) {
       params_.push_back(p);
       means_.push_back(torch::zeros_like(p));
@@ -92,7 +92,7 @@ class Plain {
 
 class Sharded {
  public:
-  Sharded(const std::string& toml, const Side& side, const gpt::Config& shape)
+  Sharded(const std::string& toml, const Side& side, const gpt::Shape& shape)
       : program_(toml, overrides(side)), model_(shape), engine_(program_, *model_) {}
   void step(const torch::Tensor& bytes, const torch::Tensor& next) {
     engine_.backward(model_->loss(bytes, next));
@@ -193,7 +193,7 @@ void measure(const std::string& toml, const std::string& rows, const Size& size)
   plain.reset();
   // Forward and backward with every parameter intercepted but none gathered (shared weights), compared with the same
   // without interception.
-  announcer.part("interception_alias");
+  announcer.part("interception_shared");
   Sharded untouched(toml, kSides[2], size.shape), intercepted(toml, kSides[5], size.shape);
   at::set_num_threads(1);
   const auto backward = [&](Sharded& side) {
@@ -206,7 +206,7 @@ void measure(const std::string& toml, const std::string& rows, const Size& size)
     const double reference = backward(untouched), time = backward(intercepted);
     if (round >= 0) untouched_times.push_back(reference), intercepted_times.push_back(time);
   }
-  table.push_back(zr::bench::compare("interception_alias" + size.name, "ms", intercepted_times,
+  table.push_back(zr::bench::compare("interception_shared" + size.name, "ms", intercepted_times,
                                      "zero2, no interception", untouched_times, 0.99));
   if (!first_rank) return;
   for (const auto& row : table) zr::bench::print(row);

@@ -32,17 +32,17 @@ const std::string kBin = ZR_BUILD_DIR "/bin";
 // Saves a small checkpoint of step 12: two ranks' buffers, one weight, one optimizer state.
 void save_small(const std::string& root, int64_t step = 12) {
   static const std::vector<float> values(64, 0.5F);
-  host::checkpoint::CheckpointMetadata facts;
-  facts.updates = std::min<int64_t>(step, 10);
-  facts.samples = 96;
-  facts.parameter_steps = {{"line.weight", facts.updates}};
-  facts.optimizer = "adamw";
-  facts.slots = {"exp_avg"};
-  facts.globals = {{"power", "\x01\x02"}};
-  facts.world = 2;
-  facts.strategy = "zero1";
-  facts.config = "[train]\nsteps = 20\n";
-  host::checkpoint::CheckpointContents image{step, "job-1", host::checkpoint::to_text(facts), true, {}, {}};
+  host::checkpoint::CheckpointMetadata metadata;
+  metadata.updates = std::min<int64_t>(step, 10);
+  metadata.samples = 96;
+  metadata.parameter_steps = {{"line.weight", metadata.updates}};
+  metadata.optimizer = "adamw";
+  metadata.slots = {"exp_avg"};
+  metadata.globals = {{"power", "\x01\x02"}};
+  metadata.world = 2;
+  metadata.strategy = "zero1";
+  metadata.config = "[train]\nsteps = 20\n";
+  host::checkpoint::CheckpointContents image{step, "job-1", host::checkpoint::to_text(metadata), true, {}, {}};
   for (const host::checkpoint::TensorInfo& tensor :
        std::vector<host::checkpoint::TensorInfo>{{"weight", "line.weight", "F32", {4, 3}, {}},
                                                  {"state.exp_avg", "line.weight", "F32", {4, 3}, {}},

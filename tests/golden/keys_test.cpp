@@ -57,7 +57,7 @@ std::string activations(const Trained& run) {
   const double peak = run.summary.at("memory").at("device").at("activations").at("peak").get<double>();
   return std::to_string(std::lround(4 * std::log2(peak) / 2));
 }
-std::string wire(const Trained& run) { return run.summary.at("communication_bytes").dump(); }
+std::string communication(const Trained& run) { return run.summary.at("communication_bytes").dump(); }
 std::string overlap(const Trained& run) { return run.summary.at("overlap").dump(); }
 std::string steps(const Trained& run) { return run.summary.at("steps").dump(); }
 std::string ranks(const Trained& run) { return run.summary.at("ranks").dump(); }
@@ -80,7 +80,7 @@ const std::string kCopied = "strategy=zero3 communicator.share_weights=false",
 
 // Rank body trains_list of engine_test trains these on two ranks for six steps.
 const std::vector<Row> kTrained{
-    {"strategy", "zero0", "zero1", wire},
+    {"strategy", "zero0", "zero1", communication},
     {"optimizer", "adamw", "sgd", memory},
     {"communicator", "shm", "poor", memory},
     {"train.steps", "2", "3", steps},
@@ -91,7 +91,7 @@ const std::vector<Row> kTrained{
     {"train.gradient_accumulation", "1", "2", tokens},
     {"train.gradient_clipping", "0.0", "0.001", weights, "optimizer=sgd"},
     {"gradients.dtype", "fp32", "bf16", memory},
-    {"gradients.reduce_dtype", "auto", "bf16", wire},
+    {"gradients.reduce_dtype", "auto", "bf16", communication},
     {"fp16.loss_scale", "0.0", "64.0", scales, "train.dtype=fp16"},
     {"fp16.initial_scale_power", "5", "6", scales, "train.dtype=fp16"},
     {"fp16.loss_scale_window", "1", "3", scales, "train.dtype=fp16 fp16.initial_scale_power=4"},
@@ -102,7 +102,7 @@ const std::vector<Row> kTrained{
     {"gradients.overlap", "true", "false", overlap},
     {"offload.activations", "device", "cpu", memory, "offload.activation_bytes=1KiB"},
     {"offload.activation_bytes", "1KiB", "16KiB", memory, "offload.activations=cpu"},
-    {"gradients.reduce", "each_micro_step", "last_micro_step", wire, "train.gradient_accumulation=2"},
+    {"gradients.reduce", "each_micro_step", "last_micro_step", communication, "train.gradient_accumulation=2"},
     {"optimizer.lr", "0.01", "0.02", rates},
     {"optimizer.groups", "[{match=\"*.weight\",lr_scale=0.5}]", "[{match=\"*.bias\",lr_scale=0.5}]", weights},
     {"optimizer.groups", "[{match=\"*.weight\",lr_scale=0.5}]", "[{match=\"*.weight\",lr_scale=0.25}]", weights},
@@ -140,12 +140,13 @@ const std::vector<Row> kTrained{
     {"strategy.zero0.bucket_bytes", "64KiB", "1MiB", overlap, "strategy=zero0"},
     {"strategy.zero1.bucket_bytes", "64KiB", "1MiB", overlap, "strategy=zero1"},
     {"strategy.zero2.bucket_bytes", "64KiB", "1MiB", overlap, "strategy=zero2"},
-    {"communicator.share_weights", "true", "false", wire, "strategy=zero1"},
+    {"communicator.share_weights", "true", "false", communication, "strategy=zero1"},
     {"strategy.zero3.bucket_bytes", "64KiB", "1MiB", overlap, kCopied + " strategy.zero3.persistence_threshold=0"},
     {"strategy.zero3.prefetch_bytes", "0B", "1MiB", memory, kCopied + " strategy.zero3.persistence_threshold=0"},
     {"strategy.zero3.persistence_threshold", "0", "100000", memory, kCopied},
     {"strategy.zero3.max_live_bytes", "0B", "1GiB", memory, kCopied + " strategy.zero3.persistence_threshold=0"},
-    {"strategy.zero3.max_reuse_bytes", "0B", "1GiB", wire, kCopied + " strategy.zero3.persistence_threshold=0"},
+    {"strategy.zero3.max_reuse_bytes", "0B", "1GiB", communication,
+     kCopied + " strategy.zero3.persistence_threshold=0"},
     {"communicator.shm.staging_bytes", "1MiB", "2MiB", memory},
     {"optimizer.adamw.beta1", "0.9", "0.8", weights},
     {"optimizer.adamw.beta2", "0.9", "0.8", weights},

@@ -156,7 +156,7 @@ if(EXISTS ${SCRATCH}/sdk/lib/libzeroth.so OR EXISTS ${SCRATCH}/sdk/bin)
   message(FATAL_ERROR "the component sdk holds the engine")
 endif()
 must(${cmake} -DCMAKE_PREFIX_PATH=${SCRATCH}/sdk -S ${SOURCE}/tests/package/author -B ${SCRATCH}/author
-     -DZR_DEALT=${SOURCE}/tests/multirank/plugins/dealt.cpp)
+     -DZR_ROUND_ROBIN=${SOURCE}/tests/multirank/plugins/round_robin.cpp)
 must(${CMAKE_COMMAND} --build ${SCRATCH}/author)
 set(page ${SCRATCH}/descent)  # the plug-in of docs/writing-a-plugin.md
 extract(writing-a-plugin.md ${page} descent.cpp CMakeLists.txt)
@@ -169,7 +169,7 @@ must_fail("was installed without its engine"  ${cmake} -DCMAKE_PREFIX_PATH=${SCR
 find_program(pkg_config pkg-config REQUIRED)
 set(pc ${CMAKE_COMMAND} -E env PKG_CONFIG_PATH=${prefix}/lib/pkgconfig ${pkg_config})
 execute_process(COMMAND ${pc} --cflags zeroth-sdk OUTPUT_VARIABLE flags OUTPUT_STRIP_TRAILING_WHITESPACE)
-must(c++ -std=c++17 -fsyntax-only ${flags} ${SOURCE}/tests/multirank/plugins/dealt.cpp)
+must(c++ -std=c++17 -fsyntax-only ${flags} ${SOURCE}/tests/multirank/plugins/round_robin.cpp)
 execute_process(COMMAND ${pc} --define-variable=torch_root=${TORCH} --cflags --libs zeroth
                 OUTPUT_VARIABLE flags OUTPUT_STRIP_TRAILING_WHITESPACE)
 set(engine_flags "${flags}")
@@ -198,13 +198,14 @@ set(train ${prefix}/bin/zeroth launch -n 2 -- ${SCRATCH}/quickstart/quickstart
 must(${train} job.name=zero1)
 must_say("step 100 loss")
 must_say("quickstart was linked to libzeroth.so.0 in another folder; using the one in ${prefix}/lib")
-must(${CMAKE_COMMAND} -E env ZR_PLUGIN_PATH=${SCRATCH}/author/plugins ${train} job.name=dealt strategy=dealt)
-foreach(name zero1 dealt)
+must(${CMAKE_COMMAND} -E env ZR_PLUGIN_PATH=${SCRATCH}/author/plugins ${train} job.name=round_robin
+     strategy=round_robin)
+foreach(name zero1 round_robin)
   file(READ ${SCRATCH}/runs/${name}/summary.json summary)
   string(JSON hash_${name} GET "${summary}" weights_hash)
 endforeach()
-if(NOT hash_zero1 STREQUAL hash_dealt)
-  message(FATAL_ERROR "the author's strategy gave other weights: ${hash_dealt}, not ${hash_zero1}")
+if(NOT hash_zero1 STREQUAL hash_round_robin)
+  message(FATAL_ERROR "the author's strategy gave other weights: ${hash_round_robin}, not ${hash_zero1}")
 endif()
 # Removes libtorch from where the program was linked; then puts it next to libzeroth.so of the moved installation.
 file(REMOVE ${SCRATCH}/torch)

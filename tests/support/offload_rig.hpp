@@ -20,6 +20,7 @@
 #include "plugin/plugin_host.hpp"
 #include "support/scratch.hpp"
 #include "zr/abi/offload.h"
+#include "zr/round_up.hpp"
 
 namespace zr::test {
 
@@ -29,7 +30,7 @@ inline const std::string kPlugins = ZR_BUILD_DIR "/plugins", kFailing = ZR_BUILD
 class Pages {
  public:
   explicit Pages(std::size_t bytes)
-      : bytes_(bytes), data_(static_cast<char*>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096))) {
+      : bytes_(bytes), data_(static_cast<char*>(std::aligned_alloc(4096, zr::round_up<std::size_t>(bytes, 4096)))) {
     std::memset(data_, 0, bytes);
   }
   Pages(Pages&& other) noexcept : bytes_(other.bytes_), data_(std::exchange(other.data_, nullptr)) {}

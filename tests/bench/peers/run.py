@@ -71,8 +71,8 @@ def finish(processes, logs):
         raise Failed(f"no result after {TIMEOUT} s; see {logs[0]}")
     with open(logs[failed], encoding="utf-8", errors="replace") as log:
         said = [line.strip() for line in log if line.strip()]
-    told = [line for line in said if "Error" in line or "error:" in line] or said or ["no output"]
-    raise Failed(f"{told[-1][:160]} (exit code {processes[failed].returncode}; {logs[failed]})")
+    errors = [line for line in said if "Error" in line or "error:" in line] or said or ["no output"]
+    raise Failed(f"{errors[-1][:160]} (exit code {processes[failed].returncode}; {logs[failed]})")
 
 
 def start(command, log, extra):
@@ -127,7 +127,7 @@ def run(system, setting, size, dtype, steps):
     tokens = (steps - job["warm"]) * WORLD * shape["samples"] * shape["context"]
     figures = {"tokens_per_s": tokens / max(r["seconds"] for r in ranks),
                "peak_mib": max(r["peak_kib"] for r in ranks) / 1024,
-               "wire_mib": (ranks[0]["communication_bytes"] if wire is None else wire) / 2**20,
+               "communication_mib": (ranks[0]["communication_bytes"] if wire is None else wire) / 2**20,
                "loss": sum(r["loss"] for r in ranks) / WORLD,
                "first_s": max(r["first_step_at"] for r in ranks) - began}
     if "idle_kib" in ranks[0]:

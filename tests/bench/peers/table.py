@@ -1,7 +1,7 @@
 """Renders the measured results as a table. Standard library only; table_test.py tests it.
 
 measured: {"about": {line: text}, "cases": [{"size", "dtype", "steps", "systems": {name: {"setting", "error", "rounds":
-[{"tokens_per_s", "peak_mib", "wire_mib", "loss", "first_s"}]}}}]}
+[{"tokens_per_s", "peak_mib", "communication_mib", "loss", "first_s"}]}}}]}
 """
 from statistics import median
 
@@ -90,7 +90,7 @@ def lines_of(case):
         idle = system["rounds"][0].get("idle_mib")
         rows.append((name, system.get("setting") or "", f"{median(rates):.0f}",
                      f"{100 * (max(rates) - min(rates)) / median(rates):.0f} %", f"{middle(system, 'peak_mib'):.0f}",
-                     f"{idle:.0f}" if idle else "", f"{middle(system, 'wire_mib'):.1f}",
+                     f"{idle:.0f}" if idle else "", f"{middle(system, 'communication_mib'):.1f}",
                      f"{middle(system, 'loss'):.6f}", f"{middle(system, 'first_s'):.2f}", ""))
     widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
     for row in rows:

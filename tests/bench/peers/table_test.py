@@ -11,7 +11,8 @@ import table  # noqa: E402
 
 def system(*rates, peak=1000.0, loss=2.5, first=1.0):
     return {"setting": "", "error": None, "rounds": [
-        {"tokens_per_s": rate, "peak_mib": peak, "wire_mib": 1.0, "loss": loss, "first_s": first} for rate in rates]}
+        {"tokens_per_s": rate, "peak_mib": peak, "communication_mib": 1.0, "loss": loss, "first_s": first}
+        for rate in rates]}
 
 
 def case(size, dtype, **systems):

@@ -84,17 +84,17 @@ class Batches {
 };
 
 void train(const zr::Program& program) {
-  const gpt::Config config{program.integer("model.layers"), program.integer("model.width"),
-                           program.integer("model.heads"), program.integer("model.context"), 0};
+  const gpt::Shape shape{program.integer("model.layers"), program.integer("model.width"),
+                         program.integer("model.heads"), program.integer("model.context"), 0};
   const std::string inputs = program.text("peers.inputs");
-  auto model = zr::deferred([&] { return gpt::Model(config); });
+  auto model = zr::deferred([&] { return gpt::Model(shape); });
   zr::Engine engine(program, *model);
   take_weights(engine, inputs + "/weights.safetensors");
-  Batches batches(inputs + "/batches.u8", engine.world(), engine.micro_batch(), config.context);
+  Batches batches(inputs + "/batches.u8", engine.world(), engine.micro_batch(), shape.context);
   double first = 0, begun = 0;
   while (!engine.done()) {
     const auto batch = batches.of(engine.step_index(), engine.rank());
-    const auto bytes = batch.slice(1, 0, config.context), next = batch.slice(1, 1);
+    const auto bytes = batch.slice(1, 0, shape.context), next = batch.slice(1, 1);
     engine.backward(model->loss(bytes, next));
     engine.add_tokens(bytes.numel());
     engine.step();

@@ -21,7 +21,7 @@ MULTIRANK_TEST(EngineTest, StartsFromRankZeroParameters, {3}, {"strategy=zero1"}
 
 MULTIRANK_TEST(
     EngineTest, GetsAndSetsFullTensorsUnderEveryStrategy, {3},
-    zr::test::combine({{"strategy=zero0", "strategy=zero1", "strategy=zero2", "strategy=zero3", "strategy=dealt"},
+    zr::test::combine({{"strategy=zero0", "strategy=zero1", "strategy=zero2", "strategy=zero3", "strategy=round_robin"},
                        {"train.dtype=fp32", "train.dtype=bf16", "train.dtype=fp16 fp16.initial_scale_power=8",
                         "train.dtype=bf16 gradients.dtype=bf16"}})) {
   run.build();
@@ -66,7 +66,7 @@ RANK_BODY(hashes_all, Run) {
 TEST_F(EngineTest, ReturnsSameBitsUnderEveryStrategy) {
   for (const char* dtype : {"fp32", "bf16", "fp16 fp16.initial_scale_power=8", "fp16 gradients.dtype=bf16"}) {
     std::string all;
-    for (const char* strategy : {"zero0", "zero1", "zero2", "zero3", "dealt"}) {
+    for (const char* strategy : {"zero0", "zero1", "zero2", "zero3", "round_robin"}) {
       const Result result = run(3, hashes_all, std::string("strategy=") + strategy + " train.dtype=" + dtype);
       ASSERT_EQ(result.code, 0) << result.output;
       ASSERT_NE(result.output.find("all "), std::string::npos) << result.output;
@@ -186,7 +186,8 @@ MULTIRANK_TEST(EngineTest, MatchesLibtorchAdamW, {1},
 
 TEST_F(EngineTest, TrainsIdenticalWeightsUnderEveryStrategyAndWhenRepeated) {
   std::string hash;
-  for (const char* how : {"strategy=zero0", "strategy=zero1", "strategy=zero2", "strategy=dealt", "strategy=zero1"}) {
+  for (const char* how :
+       {"strategy=zero0", "strategy=zero1", "strategy=zero2", "strategy=round_robin", "strategy=zero1"}) {
     const Result result =
         run(2, trains, std::string("train.steps=4 train.gradient_accumulation=2 parity.model=dropout ") + how);
     ASSERT_EQ(result.code, 0) << result.output;

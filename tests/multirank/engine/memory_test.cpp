@@ -142,14 +142,14 @@ TEST_F(MemoryTest, RejectsAPlanOverTheBudgetAndSuggestsEditsThatFit) {
   const auto said = kinds(plan("strategy=zero0").output);
   const std::string budget = " memory.device_budget=" + std::to_string(said.at("total") * 7 / 10);
   for (const char* command : {"plan", "train"}) {
-    auto refused = zeroth(std::string(command) + " gpt.toml strategy=zero0 train.gradient_accumulation=2" + budget);
-    refused.output = plain(refused.output);
-    EXPECT_EQ(refused.code, 2) << refused.output;
+    auto rejected = zeroth(std::string(command) + " gpt.toml strategy=zero0 train.gradient_accumulation=2" + budget);
+    rejected.output = plain(rejected.output);
+    EXPECT_EQ(rejected.code, 2) << rejected.output;
     for (const char* part : {"zeroth: error: memory.device_budget is ", " (command line), but the plan takes up to ",
                              " per rank, without activations\nplan: zero0 + adamw: "})
-      EXPECT_NE(refused.output.find(part), std::string::npos) << part << "\n" << refused.output;
-    const auto fitting = edits(refused.output);
-    ASSERT_EQ(fitting.size(), 3u) << refused.output;
+      EXPECT_NE(rejected.output.find(part), std::string::npos) << part << "\n" << rejected.output;
+    const auto fitting = edits(rejected.output);
+    ASSERT_EQ(fitting.size(), 3u) << rejected.output;
     for (const std::string& edit : fitting) {
       const auto fits =
           zeroth(std::string("plan gpt.toml strategy=zero0 train.gradient_accumulation=2") + budget + " " + edit);
@@ -170,15 +170,15 @@ TEST_F(MemoryTest, EndsARunWhoseActivationsExceedTheBudgetAndSuggestsEditsThatFi
   const std::string enough = " memory.device_budget=" + std::to_string(planned + activations * 21 / 20),
                     less = " memory.device_budget=" + std::to_string(planned + activations * 6 / 10);
   EXPECT_EQ(train(base + enough).code, 0);
-  auto refused = train(base + less);
-  refused.output = plain(refused.output);
-  EXPECT_EQ(refused.code, 2) << refused.output;
+  auto rejected = train(base + less);
+  rejected.output = plain(rejected.output);
+  EXPECT_EQ(rejected.code, 2) << rejected.output;
   for (const char* part :
        {"zeroth: error: memory.device_budget is ", ", and libtorch requests ", " more, in the first step\n",
         "\n  weights      planned ", "\n  activations  planned      unknown, held "})
-    EXPECT_NE(refused.output.find(part), std::string::npos) << part << "\n" << refused.output;
+    EXPECT_NE(rejected.output.find(part), std::string::npos) << part << "\n" << rejected.output;
   std::smatch line, one;
-  ASSERT_TRUE(std::regex_search(refused.output, line, std::regex("\n  largest: (.*)\n"))) << refused.output;
+  ASSERT_TRUE(std::regex_search(rejected.output, line, std::regex("\n  largest: (.*)\n"))) << rejected.output;
   std::vector<int64_t> largest;
   const std::string holders = line[1];
   const std::regex bytes("([0-9.]+) ([KMG]?i?B)(, |$)");
@@ -186,8 +186,8 @@ TEST_F(MemoryTest, EndsARunWhoseActivationsExceedTheBudgetAndSuggestsEditsThatFi
     largest.push_back(bytes_of((*at)[1], (*at)[2]));
   EXPECT_EQ(largest.size(), 4u) << holders;
   EXPECT_TRUE(std::is_sorted(largest.rbegin(), largest.rend())) << holders;
-  const auto fitting = edits(refused.output);
-  ASSERT_EQ(fitting.size(), 3u) << refused.output;
+  const auto fitting = edits(rejected.output);
+  ASSERT_EQ(fitting.size(), 3u) << rejected.output;
   for (const std::string& edit : fitting) {
     const auto fits = train(base + less + " " + edit);
     EXPECT_EQ(fits.code, 0) << edit << "\n" << fits.output;
@@ -208,8 +208,8 @@ TEST_F(MemoryTest, OffloadedActivationsFreeDeviceMemory) {
   for (const auto& [kind, bytes] : plain["memory"]["device"].items())
     others += kind == "activations" ? 0 : bytes["peak"].get<int64_t>();
   const std::string budget = " memory.device_budget=" + std::to_string(others + first(plain["memory"]) * 6 / 10);
-  const auto refused = train(base + budget);
-  EXPECT_EQ(refused.code, 2) << refused.output;
+  const auto rejected = train(base + budget);
+  EXPECT_EQ(rejected.code, 2) << rejected.output;
   for (const std::string& how : {cpu, nvme}) {
     const auto fits = train(how + budget);
     ASSERT_EQ(fits.code, 0) << how << "\n" << fits.output;

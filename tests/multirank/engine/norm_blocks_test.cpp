@@ -19,7 +19,7 @@ using namespace host;
 const std::vector<int64_t> kCounts{1, 5000, 1024, 100, 40000, 3072};
 
 // Assigns runs of norm blocks to the ranks at random; parameter 3 is frozen. `replicated`: every rank has all blocks.
-plan::StrategyPlan dealt(bool replicated) {
+plan::StrategyPlan round_robin(bool replicated) {
   return [replicated](const zr_plan_in& in, const zr_plan_sink& sink) {
     int64_t elements = 0;
     for (const int64_t count : kCounts) elements += (count + in.align - 1) / in.align * in.align;
@@ -83,7 +83,7 @@ TEST_P(NormBlocksTest, SumsToTheSameBitsForEveryWindowSize) {
     ThreadPool pool(1);
     for (const bool replicated : {false, true})
       for (const int64_t window : {1, 2, 7, 1000}) {
-        const plan::MemoryPlan plan = make_plan(input(GetParam()), rank.rank, dealt(replicated));
+        const plan::MemoryPlan plan = make_plan(input(GetParam()), rank.rank, round_robin(replicated));
         std::vector<std::vector<float>> sums;
         std::vector<update::UpdateSlice> slices;
         for (const plan::Piece& piece : plan.rank_plan.reduced_gradients) {

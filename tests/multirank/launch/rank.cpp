@@ -1,5 +1,5 @@
 // Emulates a trainer with only the control plane: in every step it computes and meets the other ranks in an emulated
-// "all_reduce". Usage: launch_rank key=value..., with the keys of Plan.
+// "all_reduce". Usage: launch_rank key=value..., with the keys of Script.
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -22,7 +22,7 @@ using std::chrono::steady_clock;
 using zr::PeerLostError;
 
 namespace {
-struct Plan {
+struct Script {
   std::map<std::string, int64_t> values{
       {"steps", 1000000},    {"compute_ms", 1},  {"timeout_ms", 60000}, {"join_timeout_ms", 60000},
       {"late_rank", -1},     {"late_ms", 0},                        // sleeps late_ms before it joins
@@ -46,7 +46,7 @@ struct Plan {
 volatile sig_atomic_t g_signal = 0;
 
 struct Trainer {
-  const Plan& plan;
+  const Script& plan;
   control::Control& control;
   Page& page;
   int64_t step = 0;
@@ -115,12 +115,12 @@ struct Trainer {
   }
 };
 
-int run(int argc, char** argv, Plan& plan) {
+int run(int argc, char** argv, Script& plan) {
   for (int i = 1; i < argc; ++i) {
     const char* equals = std::strchr(argv[i], '=');
     const std::string key(argv[i], equals ? size_t(equals - argv[i]) : std::strlen(argv[i]));
     if (!equals || !plan.values.count(key))
-      fail_user("launch_rank: unknown argument " + std::string(argv[i]) + "; give key=value with a key of Plan");
+      fail_user("launch_rank: unknown argument " + std::string(argv[i]) + "; give key=value with a key of Script");
     plan.values[key] = std::atoll(equals + 1);
   }
   if (!plan["reacts"]) control::set_exit_function([](int exit_code) { std::_Exit(exit_code); });
@@ -159,7 +159,7 @@ int run(int argc, char** argv, Plan& plan) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  Plan plan;
+  Script plan;
   try {
     return run(argc, argv, plan);
   } catch (const zr::PeerLostError& failure) {

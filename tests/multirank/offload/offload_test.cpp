@@ -102,7 +102,7 @@ TEST_F(OffloadTest, MovesReducedGradientsOncePerMicroStepEachWay) {
 TEST_F(OffloadTest, ReadsTheNextGatheredWeightsAhead) {
   run(2, "job.name=a" + disk() + "offload.optimizer=device offload.parameters=nvme\n",
       kGathered + "parity.model=large strategy.zero3.prefetch_bytes=0 strategy.zero3.max_reuse_bytes=0 train.steps=6");
-  const int64_t reads = number("a", "/overlap/paged_reads"), ahead = number("a", "/overlap/paged_reads_ahead");
+  const int64_t reads = number("a", "/overlap/disk_reads"), ahead = number("a", "/overlap/disk_reads_ahead");
   EXPECT_GT(reads, 0);
   EXPECT_GT(ahead, reads / 2) << "of " << reads;
 }
@@ -195,9 +195,9 @@ TEST_F(OffloadTest, RejectsImpossiblePlacements) {
       {"offload.optimizer=nvme", "missing key 'offload.nvme.path'"},
       {"offload.optimizer=nvme offload.nvme.path=" + scratch_.path("none"), scratch_.path("none")}};
   for (const auto& [overrides, text] : cases) {
-    const Outcome refused = shell(launch(2, engine_tests::trains, overrides));
-    EXPECT_NE(refused.code, 0) << overrides;
-    EXPECT_THAT(refused.output, HasSubstr(text)) << overrides;
+    const Outcome rejected = shell(launch(2, engine_tests::trains, overrides));
+    EXPECT_NE(rejected.code, 0) << overrides;
+    EXPECT_THAT(rejected.output, HasSubstr(text)) << overrides;
   }
 }
 

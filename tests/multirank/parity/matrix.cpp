@@ -31,11 +31,11 @@ Choice ranks(int n) {
           }};
 }
 Choice strategy(const std::string& name, const std::string& with = "") { return {name, "strategy=" + name + with}; }
-// Weights are communicated, under zero3 all except small ones such as biases; aliased() shares them on the host.
+// Weights are communicated, under zero3 all except small ones such as biases; shared() shares them on the node.
 const char* const kCopied = " communicator.share_weights=false";
 const char* const kGathered = " communicator.share_weights=false strategy.zero3.persistence_threshold=100";
-Choice aliased(const std::string& name) {
-  return {name + "_alias", "strategy=" + name + " communicator.share_weights=true"};
+Choice shared(const std::string& name) {
+  return {name + "_shared", "strategy=" + name + " communicator.share_weights=true"};
 }
 // Offloads the state that an update reads and writes in addition to the weights; on disk, in blocks of one norm block.
 // The process that starts the ranks creates the folders.
@@ -43,14 +43,14 @@ Choice tier(const std::string& name) {
   const std::string disk =
       " offload.nvme.path=" ZR_BUILD_DIR "/tests/swap offload.nvme.block_bytes=4KiB offload.nvme.depth=1";
   if (name == "nvme") return {name, "offload.optimizer=nvme" + disk};
-  if (name == "nvme_sums") return {name, "offload.gradients=nvme" + disk};
+  if (name == "nvme_gradients") return {name, "offload.gradients=nvme" + disk};
   if (name == "nvme_all") return {name, "offload.optimizer=nvme offload.gradients=nvme offload.parameters=nvme" + disk};
   if (name == "cpu") return {name, "offload.optimizer=cpu offload.gradients=cpu"};
   return {name, "offload.optimizer=nvme offload.device_fraction=0.5 offload.gradients=cpu" + disk};
 }
 // Gradients are reduced in a dtype other than that of the weights.
-Choice wire(const std::string& name) {
-  return {name + "_wire", "gradients.reduce_dtype=" + name, [name](Recipe& r) { r.travels = name; }};
+Choice reduced(const std::string& name) {
+  return {"reduce_" + name, "gradients.reduce_dtype=" + name, [name](Recipe& r) { r.reduce_dtype = name; }};
 }
 Choice only_in_cover(Choice choice) {
   choice.in_full = false;
@@ -71,13 +71,13 @@ std::vector<Axis> make_axes() {
       {"accumulation", {accumulation(1), accumulation(4)}},
       {"strategy",
        {strategy("zero0"), strategy("zero1", kCopied), strategy("zero2", kCopied), strategy("zero3", kGathered),
-        aliased("zero1"), aliased("zero2"), aliased("zero3"), only_in_cover(strategy("dealt"))}},
+        shared("zero1"), shared("zero2"), shared("zero3"), only_in_cover(strategy("round_robin"))}},
       {"tier",
        {{"none", ""},
         tier("cpu"),
         tier("nvme"),
         only_in_cover(tier("both")),
-        only_in_cover(tier("nvme_sums")),
+        only_in_cover(tier("nvme_gradients")),
         only_in_cover(tier("nvme_all"))}},
       {"ranks", {ranks(1), ranks(2), ranks(3), ranks(4)}},
       {"step",
@@ -92,16 +92,16 @@ std::vector<Axis> make_axes() {
                          r.hysteresis = 1;
                          r.window = 2;
                        }})}},
-      {"sums",
-       {{"fp32_sums", ""},
-        only_in_cover({"bf16_sums", "gradients.dtype=bf16",
+      {"gradients",
+       {{"fp32_gradients", ""},
+        only_in_cover({"bf16_gradients", "gradients.dtype=bf16",
                        [](Recipe& r) {
-                         r.sums = "bf16";
-                         r.travels = r.last ? "" : "bf16";
+                         r.gradient_dtype = "bf16";
+                         r.reduce_dtype = r.last ? "" : "bf16";
                        }}),
-        only_in_cover(wire("bf16")),
-        only_in_cover(wire("fp16")),
-        only_in_cover(wire("fp32"))}},
+        only_in_cover(reduced("bf16")),
+        only_in_cover(reduced("fp16")),
+        only_in_cover(reduced("fp32"))}},
   };
 }
 
@@ -128,16 +128,16 @@ TestCase make_case(const std::vector<std::size_t>& at) {
 bool sensible(const std::vector<std::size_t>& at) {
   const auto chosen = [&](const char* name) { return axes()[axis(name)].choices[at[axis(name)]].name; };
   const auto is = [&](const char* name, const std::string& choice) { return chosen(name) == choice; };
-  if (is("ranks", "n1") && chosen("strategy").find("_alias") != std::string::npos) return false;
+  if (is("ranks", "n1") && chosen("strategy").find("_shared") != std::string::npos) return false;
   const std::string strategy = chosen("strategy");
-  const bool in_place =
-      (is("reduce", "last") && strategy != "dealt") || (strategy.starts_with("zero1") && is("accumulation", "a1"));
-  if (in_place && (is("tier", "nvme_sums") || is("tier", "nvme_all"))) return false;
+  const bool in_place = (is("reduce", "last") && strategy != "round_robin") ||
+                        (strategy.starts_with("zero1") && is("accumulation", "a1"));
+  if (in_place && (is("tier", "nvme_gradients") || is("tier", "nvme_all"))) return false;
   const bool sharded =
       strategy == "zero3" && !is("ranks", "n1") && !is("model", "empty_shard");  // empty_shard has only small weights
   if (is("tier", "nvme_all") && !sharded) return false;
   if (is("step", "overflowing") && !is("dtype", "fp16")) return false;
-  return is("reduce", "each") || is("sums", "fp32_sums") || is("sums", "bf16_sums");
+  return is("reduce", "each") || is("gradients", "fp32_gradients") || is("gradients", "bf16_gradients");
 }
 
 std::vector<std::vector<std::size_t>> product() {

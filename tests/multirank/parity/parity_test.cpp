@@ -27,8 +27,8 @@ class ParityTest : public testing::TestWithParam<int> {
       (std::filesystem::path(testing::TempDir()) / ("parity-" + std::to_string(::getpid()))).string();
 };
 
-const std::vector<std::string> kStrategies{"zero0",       "zero1",       "zero2",       "zero3",
-                                           "zero1_alias", "zero2_alias", "zero3_alias", "dealt"};
+const std::vector<std::string> kStrategies{"zero0",        "zero1",        "zero2",        "zero3",
+                                           "zero1_shared", "zero2_shared", "zero3_shared", "round_robin"};
 
 TEST_P(ParityTest, HoldsForEveryPairOfChoices) {
   std::vector<TestCase> cases;
@@ -67,7 +67,7 @@ TEST_F(ParityTest, HoldsWithOffloadedActivations) {
                     least = " offload.activation_bytes=1B";
   std::vector<TestCase> cases;
   for (const std::string model : {"with_dropout", "recomputed", "lstm", "torchscript", "everything"})
-    for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3", "zero3_alias"}) {
+    for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3", "zero3_shared"}) {
       const TestCase one = test_case({strategy, model, "n2", "a4"});
       cases.push_back(with(one, "cpu", "offload.activations=cpu" + least));
       cases.push_back(with(one, "nvme", nvme + least));

@@ -9,10 +9,10 @@ namespace parity {
 
 struct Recipe {
   std::string model = "everything", optimizer = "adamw", dtype = "fp32";
-  int micro_batches = 1;               // per step, over all ranks
-  int ranks = 1;                       // affects results if `last`, or if `sums` is not fp32
-  bool last = false;                   // gradients.reduce = "last_micro_step"
-  std::string sums = "fp32", travels;  // gradients.dtype; dtype before the reduction, empty: not rounded
+  int micro_batches = 1;                                // per step, over all ranks
+  int ranks = 1;                                        // affects results if `last`, or if gradient_dtype is not fp32
+  bool last = false;                                    // gradients.reduce = "last_micro_step"
+  std::string gradient_dtype = "fp32", reduce_dtype;    // gradients.dtype, gradients.reduce_dtype (empty: not rounded)
   int scale_power = 16, window = 1000, hysteresis = 2;  // of the loss scale under fp16
   int steps = 3;
   double clip = 0;  // 0: off
@@ -25,9 +25,9 @@ struct Recipe {
 
   /// The values that the results depend on.
   auto words() const {
-    const bool by_rank = last || sums != "fp32";
-    return std::tuple(model, optimizer, dtype, micro_batches, by_rank ? ranks : 0, last, sums, travels, scale_power,
-                      window, hysteresis, steps, clip, lr, seed, weighted, threads, trace, backwards);
+    const bool by_rank = last || gradient_dtype != "fp32";
+    return std::tuple(model, optimizer, dtype, micro_batches, by_rank ? ranks : 0, last, gradient_dtype, reduce_dtype,
+                      scale_power, window, hysteresis, steps, clip, lr, seed, weighted, threads, trace, backwards);
   }
   /// The order for std::map.
   bool operator<(const Recipe& other) const { return words() < other.words(); }

@@ -154,8 +154,8 @@ Outcome reference(const Recipe& recipe) {
   };
   // Rounds to the dtype of the reduced gradients: after every N micro-batches; if `last`, after each and at the end.
   const auto round = [&](std::vector<float>& sum) {
-    if (recipe.sums != "fp32")
-      sum = rounded(torch::from_blob(sum.data(), {static_cast<int64_t>(sum.size())}), recipe.sums);
+    if (recipe.gradient_dtype != "fp32")
+      sum = rounded(torch::from_blob(sum.data(), {static_cast<int64_t>(sum.size())}), recipe.gradient_dtype);
   };
   for (int64_t step = 0; step < recipe.steps; ++step) {
     double loss_sum = 0, weight_sum = 0;
@@ -181,7 +181,7 @@ Outcome reference(const Recipe& recipe) {
           continue;
         }
         s.touched = true;
-        add(sum, rounded(gradient.is_sparse() ? gradient.to_dense() : gradient, recipe.travels));
+        add(sum, rounded(gradient.is_sparse() ? gradient.to_dense() : gradient, recipe.reduce_dtype));
         if (recipe.last) round(sum);
         gradient = torch::Tensor();
       }

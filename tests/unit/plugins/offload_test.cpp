@@ -35,7 +35,7 @@ TEST_P(TiersTest, ReturnRandomRangesAsLastWritten) {
   const Tier tier = open();
   std::mt19937 random(7);
   const std::size_t align = tier.caps().io_align;
-  const auto rounded = [&](std::size_t n) { return std::max(align, (n + align - 1) / align * align); };
+  const auto rounded = [&](std::size_t n) { return std::max(align, zr::round_up(n, align)); };
   std::vector<uint64_t> slots;
   std::vector<Pages> truth;
   for (const std::size_t bytes : {1u, 4096u, 70001u, 1u << 20, 3000003u}) {

@@ -13,10 +13,10 @@
 
 namespace zr {
 
-/// Deals shuffled epochs of a dataset to the micro-batches of all ranks. The samples of a step depend only on the seed,
-/// the size of the dataset and the number of samples before the step: they are the same for any number of ranks and
-/// accumulation with the same global batch, and a resumed run continues with the samples that the saved one would have
-/// read. Epochs follow each other without end; leave the loop when engine.done().
+/// Distributes shuffled epochs of a dataset over the micro-batches of all ranks. The samples of a step depend only on
+/// the seed, the size of the dataset and the number of samples before the step: they are the same for any number of
+/// ranks and accumulation with the same global batch, and a resumed run continues with the samples that the saved one
+/// would have read. Epochs follow each other without end; leave the loop when engine.done().
 ///
 ///     auto loader = torch::data::make_data_loader(dataset, zr::MicroBatchSampler(engine, size), engine.micro_batch());
 ///     for (auto& batch : *loader) { ...; engine.backward(loss); if (engine.step() && engine.done()) break; }

@@ -24,6 +24,18 @@ using namespace zr::host;
 using zr::Error;
 using zr::UserError;
 
+TEST(FillErrorTest, WritesCodeTextAndCause) {
+  CallError error;
+  EXPECT_EQ(fill_error(&error, ZR_IO, "disk full", 28), ZR_IO);
+  EXPECT_EQ(error.code, ZR_IO);
+  EXPECT_EQ(error.native, 28);
+  EXPECT_STREQ(error.msg, "disk full");
+  fill_error(&error, ZR_STATE, std::string(10000, 'x'));
+  EXPECT_EQ(error.native, 0) << "of the earlier error";
+  EXPECT_EQ(std::string(error.msg), std::string(sizeof error.msg - 1, 'x')) << "cut";
+  EXPECT_EQ(fill_error(nullptr, ZR_STATE, "nobody reads it"), ZR_STATE);
+}
+
 TEST(NearestTest, FindsAMisspelledWordButNoUnrelatedOne) {
   const std::vector<std::string> words{"train.steps", "train.seed", "train.gradient_clipping", "strategy"};
   EXPECT_EQ(nearest("train.stpes", words), "train.steps");

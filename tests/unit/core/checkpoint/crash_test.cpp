@@ -250,9 +250,9 @@ TEST(CheckpointRetentionTest, KeepsTheNewestCheckpointWhoseStepWasApplied) {
   const auto saves_step = [&](int64_t step, bool applied, int64_t keep) {
     const Model model(1);
     checkpoint::CheckpointContents image = image_of(model, step, 0, 1);
-    checkpoint::CheckpointMetadata facts;
-    facts.last_step_applied = image.last_step_applied = applied;
-    image.metadata_json = checkpoint::to_text(facts);
+    checkpoint::CheckpointMetadata metadata;
+    metadata.last_step_applied = image.last_step_applied = applied;
+    image.metadata_json = checkpoint::to_text(metadata);
     checkpoint::SaveOptions options = kSmall;
     options.keep = keep;
     checkpoint::save(root, image, checkpoint::single_rank_comm(), options);

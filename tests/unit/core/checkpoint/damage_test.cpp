@@ -44,15 +44,15 @@ TEST_F(CheckpointDamageTest, DetectsAFlippedBitAnywhere) {
   std::mt19937 random(1);
   int flips = 0;
   for (const std::string& name : files()) {
-    const std::string whole = read_file(path(name));
+    const std::string complete = read_file(path(name));
     for (int i = 0; i < 40; ++i, ++flips) {
-      std::string changed = whole;
-      const std::size_t at = i < 10 ? static_cast<std::size_t>(i) * 7 % whole.size() : random() % whole.size();
+      std::string changed = complete;
+      const std::size_t at = i < 10 ? static_cast<std::size_t>(i) * 7 % complete.size() : random() % complete.size();
       changed[at] = static_cast<char>(changed[at] ^ (1 << random() % 8));
       std::ofstream(path(name), std::ios::binary) << changed;
       EXPECT_NE(refusal().find(name), std::string::npos) << name << " at " << at << ": " << refusal();
     }
-    std::ofstream(path(name), std::ios::binary) << whole;
+    std::ofstream(path(name), std::ios::binary) << complete;
   }
   EXPECT_EQ(refusal(), "");
   std::printf("%d flipped bits, all detected\n", flips);
@@ -73,15 +73,15 @@ TEST_F(CheckpointDamageTest, NamesFileTensorAndOffset) {
 
 TEST_F(CheckpointDamageTest, DetectsATruncatedOrMissingFile) {
   for (const std::string& name : files()) {
-    const std::string whole = read_file(path(name));
-    for (const std::size_t left : {std::size_t{0}, std::size_t{1}, std::size_t{4096}, whole.size() - 1}) {
-      if (left >= whole.size()) continue;
-      std::ofstream(path(name), std::ios::binary) << whole.substr(0, left);
+    const std::string complete = read_file(path(name));
+    for (const std::size_t left : {std::size_t{0}, std::size_t{1}, std::size_t{4096}, complete.size() - 1}) {
+      if (left >= complete.size()) continue;
+      std::ofstream(path(name), std::ios::binary) << complete.substr(0, left);
       EXPECT_NE(refusal().find(name), std::string::npos) << name << " of " << left << " bytes: " << refusal();
     }
     fs::remove(path(name));
     EXPECT_NE(refusal().find(name), std::string::npos) << name << " lost: " << refusal();
-    std::ofstream(path(name), std::ios::binary) << whole;
+    std::ofstream(path(name), std::ios::binary) << complete;
   }
 }
 
@@ -105,36 +105,36 @@ TEST_F(CheckpointDamageTest, NamesBothStepsForAFileOfAnotherStep) {
 }
 
 TEST_F(CheckpointDamageTest, RejectsAHostileManifest) {
-  const checkpoint::Manifest whole = checkpoint::Checkpoint(folder_).manifest();
-  const auto refused = [&](const std::function<void(checkpoint::Manifest&)>& change, const std::string& text) {
-    checkpoint::Manifest manifest = whole;
+  const checkpoint::Manifest complete = checkpoint::Checkpoint(folder_).manifest();
+  const auto rejected = [&](const std::function<void(checkpoint::Manifest&)>& change, const std::string& text) {
+    checkpoint::Manifest manifest = complete;
     change(manifest);
     std::ofstream(path(checkpoint::kManifest), std::ios::binary) << checkpoint::to_text(manifest);
     EXPECT_NE(refusal().find(text), std::string::npos) << refusal();
   };
-  refused([](checkpoint::Manifest& m) { m.files[0].name = "../../secret.safetensors"; },
-          "is not the name of a file in its folder");
-  refused([](checkpoint::Manifest& m) { m.files[0].name = "/etc/passwd"; }, "is not the name of a file in its folder");
-  refused([](checkpoint::Manifest& m) { m.tensors[0].offset = m.tensors[1].offset; }, "");
-  refused([](checkpoint::Manifest& m) { m.tensors[0].offset = int64_t{1} << 62; }, "is outside the data of");
-  refused([](checkpoint::Manifest& m) { m.tensors[0].offset = -8; }, "has an invalid offset in");
-  refused(
+  rejected([](checkpoint::Manifest& m) { m.files[0].name = "../../secret.safetensors"; },
+           "is not the name of a file in its folder");
+  rejected([](checkpoint::Manifest& m) { m.files[0].name = "/etc/passwd"; }, "is not the name of a file in its folder");
+  rejected([](checkpoint::Manifest& m) { m.tensors[0].offset = m.tensors[1].offset; }, "");
+  rejected([](checkpoint::Manifest& m) { m.tensors[0].offset = int64_t{1} << 62; }, "is outside the data of");
+  rejected([](checkpoint::Manifest& m) { m.tensors[0].offset = -8; }, "has an invalid offset in");
+  rejected(
       [](checkpoint::Manifest& m) {
         for (checkpoint::SavedTensor& tensor : m.tensors)
           if (tensor.kind == "master" && tensor.name == "block.weight") tensor.shape = {16384};
       },
       "master 'block.weight' does not match the shape of its weight");
-  refused(
+  rejected(
       [](checkpoint::Manifest& m) {
         m.tensors[0].shape = {int64_t{1} << 40, int64_t{1} << 40};
       },
       "an unknown dtype or an invalid shape");
-  refused([](checkpoint::Manifest& m) { m.tensors[0].shape = {-1}; }, "an invalid shape");
-  refused([](checkpoint::Manifest& m) { m.tensors[0].file = 999; }, "in a file that is not listed");
-  refused([](checkpoint::Manifest& m) { m.tensors[0].chunks.pop_back(); }, "do not cover the tensor");
-  refused([](checkpoint::Manifest& m) { m.tensors[0].chunks[0].bytes = int64_t{1} << 50; }, "do not cover the tensor");
-  refused([](checkpoint::Manifest& m) { m.tensors.push_back(m.tensors[0]); }, "is listed twice");
-  refused(
+  rejected([](checkpoint::Manifest& m) { m.tensors[0].shape = {-1}; }, "an invalid shape");
+  rejected([](checkpoint::Manifest& m) { m.tensors[0].file = 999; }, "in a file that is not listed");
+  rejected([](checkpoint::Manifest& m) { m.tensors[0].chunks.pop_back(); }, "do not cover the tensor");
+  rejected([](checkpoint::Manifest& m) { m.tensors[0].chunks[0].bytes = int64_t{1} << 50; }, "do not cover the tensor");
+  rejected([](checkpoint::Manifest& m) { m.tensors.push_back(m.tensors[0]); }, "is listed twice");
+  rejected(
       [](checkpoint::Manifest& m) {
         m.tensors.push_back(m.tensors[0]);
         m.tensors.back().name = "other";
@@ -144,10 +144,10 @@ TEST_F(CheckpointDamageTest, RejectsAHostileManifest) {
 
 // The manifest's hash is correct, so that only the changed values can cause the error.
 TEST_F(CheckpointDamageTest, RejectsAManifestWithInvalidNumbers) {
-  const std::string whole = read_file(path(checkpoint::kManifest));
-  const std::size_t begin = whole.find("\"manifest\":") + 11;
-  const std::string body = whole.substr(begin, whole.size() - begin - 2);
-  const auto refused = [&](const std::string& from, const std::string& to, const std::string& why) {
+  const std::string complete = read_file(path(checkpoint::kManifest));
+  const std::size_t begin = complete.find("\"manifest\":") + 11;
+  const std::string body = complete.substr(begin, complete.size() - begin - 2);
+  const auto rejected = [&](const std::string& from, const std::string& to, const std::string& why) {
     std::string changed = body;
     const std::size_t at = changed.find(from);
     ASSERT_NE(at, std::string::npos) << from;
@@ -157,21 +157,21 @@ TEST_F(CheckpointDamageTest, RejectsAManifestWithInvalidNumbers) {
         << "\",\n\"manifest\":" << changed << "}\n";
     EXPECT_NE(refusal().find(why), std::string::npos) << to.substr(0, 60) << ": " << refusal();
   };
-  refused("\"facts\":{", "\"facts\":{\"deep\":" + std::string(300000, '[') + std::string(300000, ']') + ",",
-          "nested too deeply");
-  refused("\"step\":1,\"tensors\"", "\"step\":-1,\"tensors\"",
-          "'step' is -1, expected an integer from 0 to 2147483647");
-  refused("\"step\":1,\"tensors\"", "\"step\":1e300,\"tensors\"",
-          "'step' is 1e+300, expected an integer from 0 to 2147483647");
-  refused("\"step\":1,\"tensors\"", "\"step\":9223372036854775808,\"tensors\"",
-          "'step' is 9223372036854775808, expected an integer");
-  refused("\"shape\":[", "\"shape\":[1.5,", "an invalid shape");
-  refused("\"data\":", "\"data\":99999999999,\"was\":", "has an invalid data offset, 99999999999");
-  refused("\"at\":", "\"at\":1e19,\"was\":", "has an invalid offset in");
+  rejected("\"facts\":{", "\"facts\":{\"deep\":" + std::string(300000, '[') + std::string(300000, ']') + ",",
+           "nested too deeply");
+  rejected("\"step\":1,\"tensors\"", "\"step\":-1,\"tensors\"",
+           "'step' is -1, expected an integer from 0 to 2147483647");
+  rejected("\"step\":1,\"tensors\"", "\"step\":1e300,\"tensors\"",
+           "'step' is 1e+300, expected an integer from 0 to 2147483647");
+  rejected("\"step\":1,\"tensors\"", "\"step\":9223372036854775808,\"tensors\"",
+           "'step' is 9223372036854775808, expected an integer");
+  rejected("\"shape\":[", "\"shape\":[1.5,", "an invalid shape");
+  rejected("\"data\":", "\"data\":99999999999,\"was\":", "has an invalid data offset, 99999999999");
+  rejected("\"at\":", "\"at\":1e19,\"was\":", "has an invalid offset in");
 }
 
 TEST(SafetensorsHeaderTest, RejectsInconsistentHeaders) {
-  const auto refused = [](const std::string& text, int64_t bytes, const std::string& why) {
+  const auto rejected = [](const std::string& text, int64_t bytes, const std::string& why) {
     try {
       checkpoint::parse_header("f", text, 8, bytes);
       ADD_FAILURE() << text << " is accepted";
@@ -179,27 +179,28 @@ TEST(SafetensorsHeaderTest, RejectsInconsistentHeaders) {
       EXPECT_NE(std::string(failure.what()).find(why), std::string::npos) << failure.what();
     }
   };
-  refused("[]", 8, "not a JSON object");
-  refused("{", 8, "not a JSON object");
-  refused(
+  rejected("[]", 8, "not a JSON object");
+  rejected("{", 8, "not a JSON object");
+  rejected(
       R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})",
       16, "'a' twice");
-  refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,9]}})", 17, "needs 8 bytes for its shape");
-  refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", 16, "needs 8 bytes for its shape");
-  refused(
+  rejected(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,9]}})", 17, "needs 8 bytes for its shape");
+  rejected(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", 16, "needs 8 bytes for its shape");
+  rejected(
       R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})",
       20, "'b' begins at byte 4");
-  refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,16]}})", 24, "'a' begins at byte 8");
-  refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 15, "its tensors end at byte 16");
-  refused(R"({"a":{"dtype":"F77","shape":[2],"data_offsets":[0,8]}})", 16, "is not supported");
-  refused(R"({"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,8]}})", 16, "invalid shape for 'a'");
-  refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[-8,0]}})", 16, "are not two valid offsets");
-  refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[9223372036854775808,0]}})", 16,
-          "are not two valid offsets");
-  refused(R"({"a":{"dtype":"U8","shape":[9223372036854775807],"data_offsets":[0,9223372036854775807]}})", 16,
-          "its tensors end at byte 9223372036854775815");
-  refused(R"({"a":{"dtype":"F32","shape":[2.5],"data_offsets":[0,8]}})", 16, "invalid shape for 'a'");
-  refused("{\"a\":" + std::string(100000, '['), 16, "not a JSON object");
+  rejected(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,16]}})", 24, "'a' begins at byte 8");
+  rejected(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 15, "its tensors end at byte 16");
+  rejected(R"({"a":{"dtype":"F77","shape":[2],"data_offsets":[0,8]}})", 16, "is not supported");
+  rejected(R"({"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,8]}})", 16,
+           "invalid shape for 'a'");
+  rejected(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[-8,0]}})", 16, "are not two valid offsets");
+  rejected(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[9223372036854775808,0]}})", 16,
+           "are not two valid offsets");
+  rejected(R"({"a":{"dtype":"U8","shape":[9223372036854775807],"data_offsets":[0,9223372036854775807]}})", 16,
+           "its tensors end at byte 9223372036854775815");
+  rejected(R"({"a":{"dtype":"F32","shape":[2.5],"data_offsets":[0,8]}})", 16, "invalid shape for 'a'");
+  rejected("{\"a\":" + std::string(100000, '['), 16, "not a JSON object");
 }
 
 }  // namespace

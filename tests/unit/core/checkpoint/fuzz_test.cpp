@@ -47,13 +47,13 @@ TEST(CheckpointParsersTest, AcceptValidAndRejectChangedText) {
                                                        {Fed::header, header + std::string(8, ' ')},
                                                        {Fed::index, index}};
   std::mt19937 random(11);
-  int taken = 0, refused = 0;
+  int taken = 0, rejected = 0;
   for (const auto& [what, seed] : seeds) {
     EXPECT_TRUE(feed(what, seed)) << static_cast<int>(what);
-    for (int i = 0; i < 4000; ++i) (feed(what, changed(seed, random)) ? taken : refused) += 1;
+    for (int i = 0; i < 4000; ++i) (feed(what, changed(seed, random)) ? taken : rejected) += 1;
   }
-  std::printf("%d changed texts rejected, %d accepted (the changed bytes have no meaning)\n", refused, taken);
-  EXPECT_GT(refused, 8000);
+  std::printf("%d changed texts rejected, %d accepted (the changed bytes have no meaning)\n", rejected, taken);
+  EXPECT_GT(rejected, 8000);
 }
 
 }  // namespace

@@ -70,13 +70,13 @@ constexpr checkpoint::SaveOptions kSmall{0, 50000, 4096};
 
 /// Forks n ranks, runs `work` in each, and returns their waitpid() statuses.
 inline std::vector<int> on_ranks(int n, const std::function<void(const checkpoint::CheckpointComm&)>& work) {
-  std::vector<std::array<int, 2>> wires(static_cast<std::size_t>(n));
-  for (auto& wire : wires) ::socketpair(AF_UNIX, SOCK_STREAM, 0, wire.data());
-  const auto send = [](int fd, const std::string& word) {
-    const uint64_t length = word.size();
+  std::vector<std::array<int, 2>> sockets(static_cast<std::size_t>(n));
+  for (auto& pair : sockets) ::socketpair(AF_UNIX, SOCK_STREAM, 0, pair.data());
+  const auto send = [](int fd, const std::string& message) {
+    const uint64_t length = message.size();
     if (::send(fd, &length, 8, MSG_NOSIGNAL) != 8) ::_exit(9);
-    for (std::size_t at = 0; at < word.size();) {
-      const ssize_t sent = ::send(fd, word.data() + at, word.size() - at, MSG_NOSIGNAL);
+    for (std::size_t at = 0; at < message.size();) {
+      const ssize_t sent = ::send(fd, message.data() + at, message.size() - at, MSG_NOSIGNAL);
       if (sent <= 0) ::_exit(9);
       at += static_cast<std::size_t>(sent);
     }
@@ -84,9 +84,9 @@ inline std::vector<int> on_ranks(int n, const std::function<void(const checkpoin
   const auto receive = [](int fd) {
     uint64_t length = 0;
     if (::recv(fd, &length, 8, MSG_WAITALL) != 8) ::_exit(9);  // the peer is gone
-    std::string word(length, '\0');
-    if (length > 0 && ::recv(fd, word.data(), length, MSG_WAITALL) != static_cast<ssize_t>(length)) ::_exit(9);
-    return word;
+    std::string message(length, '\0');
+    if (length > 0 && ::recv(fd, message.data(), length, MSG_WAITALL) != static_cast<ssize_t>(length)) ::_exit(9);
+    return message;
   };
   std::vector<pid_t> ranks;
   for (int r = 0; r < n; ++r) {
@@ -96,23 +96,23 @@ inline std::vector<int> on_ranks(int n, const std::function<void(const checkpoin
       continue;
     }
     for (int other = 0; other < n; ++other) {
-      if (r != 0 && other != r) ::close(wires[static_cast<std::size_t>(other)][1]);
-      if (r == 0 || other != r) ::close(wires[static_cast<std::size_t>(other)][r == 0 ? 1 : 0]);
-      if (r != 0 && other == r) ::close(wires[static_cast<std::size_t>(other)][0]);
+      if (r != 0 && other != r) ::close(sockets[static_cast<std::size_t>(other)][1]);
+      if (r == 0 || other != r) ::close(sockets[static_cast<std::size_t>(other)][r == 0 ? 1 : 0]);
+      if (r != 0 && other == r) ::close(sockets[static_cast<std::size_t>(other)][0]);
     }
     checkpoint::CheckpointComm peers;
     peers.rank = r;
     peers.world = n;
     peers.gather = [&](const std::string& text) {
       std::vector<std::string> all;
-      if (r != 0) send(wires[static_cast<std::size_t>(r)][1], text);
+      if (r != 0) send(sockets[static_cast<std::size_t>(r)][1], text);
       for (int other = 0; r == 0 && other < n; ++other)
-        all.push_back(other == 0 ? text : receive(wires[static_cast<std::size_t>(other)][0]));
+        all.push_back(other == 0 ? text : receive(sockets[static_cast<std::size_t>(other)][0]));
       return all;
     };
-    peers.broadcast = [&](const std::string& word) {
-      for (int other = 1; r == 0 && other < n; ++other) send(wires[static_cast<std::size_t>(other)][0], word);
-      return r == 0 ? word : receive(wires[static_cast<std::size_t>(r)][1]);
+    peers.broadcast = [&](const std::string& message) {
+      for (int other = 1; r == 0 && other < n; ++other) send(sockets[static_cast<std::size_t>(other)][0], message);
+      return r == 0 ? message : receive(sockets[static_cast<std::size_t>(r)][1]);
     };
     try {
       work(peers);
@@ -122,8 +122,8 @@ inline std::vector<int> on_ranks(int n, const std::function<void(const checkpoin
       ::_exit(failure.exit_code());
     }
   }
-  for (auto& wire : wires)
-    for (const int fd : wire) ::close(fd);
+  for (auto& pair : sockets)
+    for (const int fd : pair) ::close(fd);
   std::vector<int> ends;
   for (const pid_t pid : ranks) {
     int status = 0;

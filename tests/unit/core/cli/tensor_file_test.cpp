@@ -42,38 +42,38 @@ TEST(ReadSafetensorsTest, ReturnsFloatingPointTensorsInFileOrder) {
 
 TEST(ReadSafetensorsTest, RejectsAFileThatIsNotSafetensors) {
   const zr::test::Scratch scratch;
-  const auto refused = [&](const std::string& bytes) {
+  const auto rejected = [&](const std::string& bytes) {
     const std::string file = scratch.write("x", bytes), said = said_by([&] { cli::read_safetensors({file}); });
     return said.rfind(file + ": ", 0) == 0 ? said.substr(file.size() + 2) : "without the file's name: " + said;
   };
   const std::string is_none = "is not a safetensors file: ";
   const std::string remedy = "; name a safetensors file, for example model.safetensors";
   const std::string no_length = is_none + "its first eight bytes are not the length of a header" + remedy;
-  EXPECT_EQ(refused(""), no_length);
-  EXPECT_EQ(refused("a text, not a file of tensors"), no_length);
-  EXPECT_EQ(refused(safetensors("{}").substr(0, 9)), no_length) << "cut off";
-  EXPECT_EQ(refused(safetensors("[1, 2]")), is_none + "its header is not a JSON object" + remedy);
-  EXPECT_EQ(refused(safetensors(R"({"w":{"dtype":"F32"}})")),
+  EXPECT_EQ(rejected(""), no_length);
+  EXPECT_EQ(rejected("a text, not a file of tensors"), no_length);
+  EXPECT_EQ(rejected(safetensors("{}").substr(0, 9)), no_length) << "cut off";
+  EXPECT_EQ(rejected(safetensors("[1, 2]")), is_none + "its header is not a JSON object" + remedy);
+  EXPECT_EQ(rejected(safetensors(R"({"w":{"dtype":"F32"}})")),
             is_none + "its header lacks dtype, shape or data_offsets for 'w'" + remedy);
-  EXPECT_EQ(refused(safetensors(R"({"w":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}})")),
+  EXPECT_EQ(rejected(safetensors(R"({"w":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}})")),
             is_none + "invalid shape for 'w'" + remedy);
-  EXPECT_EQ(refused(safetensors(R"({"w":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,4]}})")),
+  EXPECT_EQ(rejected(safetensors(R"({"w":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,4]}})")),
             is_none + "invalid shape for 'w'" + remedy);
-  EXPECT_EQ(refused(safetensors(R"({"w":{"dtype":"I64","shape":[4],"data_offsets":[0,32]}})", 32)),
+  EXPECT_EQ(rejected(safetensors(R"({"w":{"dtype":"I64","shape":[4],"data_offsets":[0,32]}})", 32)),
             "the file has no floating-point tensor; give a file with a model's weights");
-  EXPECT_EQ(refused(safetensors(R"({"w":{"dtype":"F32","shape":[1.5],"data_offsets":[0,4]}})", 4)),
+  EXPECT_EQ(rejected(safetensors(R"({"w":{"dtype":"F32","shape":[1.5],"data_offsets":[0,4]}})", 4)),
             is_none + "invalid shape for 'w'" + remedy);
-  EXPECT_EQ(refused(safetensors(R"({"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},)"
-                                R"("w":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
-                                8)),
+  EXPECT_EQ(rejected(safetensors(R"({"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},)"
+                                 R"("w":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
+                                 8)),
             is_none + "its header has 'w' twice" + remedy);
-  EXPECT_EQ(refused(safetensors(R"({"w":{"dtype":"F32","shape":[1],"dtype":"F32","data_offsets":[0,4]}})", 4)),
+  EXPECT_EQ(rejected(safetensors(R"({"w":{"dtype":"F32","shape":[1],"dtype":"F32","data_offsets":[0,4]}})", 4)),
             is_none + "its header has 'dtype' twice" + remedy);
-  EXPECT_EQ(refused(safetensors(R"({"w":{"dtype":"F32","shape":[1],)"
-                                R"("data_offsets":[9223372036854775804,9223372036854775808]}})",
-                                4)),
+  EXPECT_EQ(rejected(safetensors(R"({"w":{"dtype":"F32","shape":[1],)"
+                                 R"("data_offsets":[9223372036854775804,9223372036854775808]}})",
+                                 4)),
             is_none + "the data_offsets of 'w' are not two valid offsets" + remedy);
-  EXPECT_EQ(refused(safetensors(R"({"w\n":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", 8)),
+  EXPECT_EQ(rejected(safetensors(R"({"w\n":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", 8)),
             is_none + "'w\\n' begins at byte 4, but the tensors before it end at byte 0" + remedy);
   EXPECT_EQ(said_by([] { cli::read_safetensors({"/nowhere/x"}); }),
             "/nowhere/x: cannot be read: No such file or directory; name a safetensors file");

@@ -51,7 +51,7 @@ class OneRankControl final : public host::control::Control {
   std::map<std::string, std::string> words_;
 };
 
-/// Parameters with the values 1, 2, 3, ... of each times 0.5, and a float buffer. Gradients are what the test says.
+/// Each parameter has the values 0.5, 1, 1.5, ...; one float buffer. The test supplies the gradients.
 class FakeModel final : public host::model::Model {
  public:
   explicit FakeModel(std::vector<std::pair<std::string, int64_t>> parameters) {

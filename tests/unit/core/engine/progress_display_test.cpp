@@ -27,16 +27,17 @@ engine::StepProgress offloaded_step() {
           5606,
           123,
           {1 << 20, 2 << 20, 3LL << 30},
-          {{"compute", 49}, {"link", 1}, {"disk_read", 0.2}, {"disk_write", 30}, {"optimizer", 19.8}},
+          {{"compute", 49}, {"communication", 1}, {"disk_read", 0.2}, {"disk_write", 30}, {"optimizer", 19.8}},
           4LL << 30,
           false,
           0};
 }
 
 TEST(ProgressDisplayTest, LineHasEveryField) {
-  EXPECT_EQ(progress_line(offloaded_step()),
-            "step 120/1200  loss 2.3457  lr 1.00e-03  5606 tokens/s  left 2m 03s  memory device 1.00 MiB, host 2.00 "
-            "MiB, disk 3.00 GiB  waits: compute 49 %, link 1 %, disk_write 30 %, optimizer 20 %  written 4.00 GiB");
+  EXPECT_EQ(
+      progress_line(offloaded_step()),
+      "step 120/1200  loss 2.3457  lr 1.00e-03  5606 tokens/s  left 2m 03s  memory device 1.00 MiB, host 2.00 "
+      "MiB, disk 3.00 GiB  waits: compute 49 %, communication 1 %, disk_write 30 %, optimizer 20 %  written 4.00 GiB");
   engine::StepProgress skipped = offloaded_step();
   skipped.skipped = true;
   skipped.loss_scale = 256;
@@ -46,10 +47,11 @@ TEST(ProgressDisplayTest, LineHasEveryField) {
 }
 
 TEST(ProgressDisplayTest, WideTerminalShowsBarAndEveryField) {
-  EXPECT_EQ(progress_on_terminal(offloaded_step(), 240, false),
-            "[##..........................] 120/1200   10 %  loss 2.3457  left 2m 03s  5606 tokens/s  device 1.00 MiB  "
-            "host 2.00 MiB  disk 3.00 GiB  waits: compute 49 %, link 1 %, disk_write 30 %, optimizer 20 %  written "
-            "4.00 GiB  lr 1.00e-03");
+  EXPECT_EQ(
+      progress_on_terminal(offloaded_step(), 240, false),
+      "[##..........................] 120/1200   10 %  loss 2.3457  left 2m 03s  5606 tokens/s  device 1.00 MiB  "
+      "host 2.00 MiB  disk 3.00 GiB  waits: compute 49 %, communication 1 %, disk_write 30 %, optimizer 20 %  written "
+      "4.00 GiB  lr 1.00e-03");
 }
 
 TEST(ProgressDisplayTest, NarrowTerminalShowsTheLargestWaits) {

@@ -18,7 +18,7 @@ using Digest = engine::WeightDigest::Digest;
 constexpr int64_t kA = 1000, kB = 3000, kFrozen = 40;
 
 // Elements [first, first + count) of the weights, which are in one buffer.
-struct Range {
+struct Elements {
   int64_t first, count;
 };
 
@@ -41,9 +41,9 @@ class Replicated {
     for (int i = 0; i < times; ++i) digest_.updated({1, 1, 0});
   }
   // What a rank exchanges for these ranges: the hash of their hashes.
-  uint64_t expected(const std::vector<Range>& ranges) const {
+  uint64_t expected(const std::vector<Elements>& ranges) const {
     std::vector<uint64_t> hashes;
-    for (const Range& range : ranges) hashes.push_back(checkpoint::hash_of(&weights_[range.first], range.count * 4));
+    for (const Elements& range : ranges) hashes.push_back(checkpoint::hash_of(&weights_[range.first], range.count * 4));
     return checkpoint::hash_of(hashes.data(), std::ssize(hashes) * 8);
   }
 

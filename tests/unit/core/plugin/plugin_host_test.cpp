@@ -143,9 +143,9 @@ TEST_F(PluginHostTest, OffersAddedServicesAndRecordsMissingOnes) {
   EXPECT_EQ(host.take_missing_services(), std::vector<std::string>{"zr.host.mine/1"});
   EXPECT_TRUE(host.take_missing_services().empty());
   int mine = 0;
-  EXPECT_EQ(host.context("mine"), nullptr);
-  host.set_context("mine", &mine);
-  EXPECT_EQ(host.context("mine"), &mine);
+  EXPECT_EQ(host.context<int>(), nullptr);
+  host.set_context(&mine);
+  EXPECT_EQ(host.context<int>(), &mine);
   EXPECT_EQ(&plugin::PluginHost::from_abi(host.abi()), &host);
 }
 

@@ -4,7 +4,7 @@
 
 namespace {
 
-const gpt::Config kSmall{2, 32, 4, 16, 0};
+const gpt::Shape kSmall{2, 32, 4, 16, 0};
 const bool kOneThread = (torch::set_num_threads(1), true);  // small matrices: more threads would only wait
 
 torch::Tensor some_bytes(int64_t samples, int64_t length) {
@@ -12,7 +12,7 @@ torch::Tensor some_bytes(int64_t samples, int64_t length) {
 }
 
 TEST(GptModelTest, HasTheNumberOfParametersOfTheFormula) {
-  const gpt::Config c;
+  const gpt::Shape c;
   gpt::Model model(c);
   int64_t count = 0;
   for (const auto& p : model->parameters()) {
@@ -50,7 +50,7 @@ TEST(GptModelTest, IsCausal) {
 
 TEST(GptModelTest, StartsAtTheEntropyOfAUniformGuess) {
   torch::manual_seed(1);
-  gpt::Model model(gpt::Config{});
+  gpt::Model model(gpt::Shape{});
   EXPECT_NEAR(model->loss(some_bytes(8, 128), some_bytes(8, 128)).item<double>(), std::log(256.0), 0.1);
 }
 

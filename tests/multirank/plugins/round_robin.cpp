@@ -8,11 +8,11 @@
 
 namespace {
 
-class Dealt : public zr::Strategy<Dealt> {
+class RoundRobin : public zr::Strategy<RoundRobin> {
  public:
   void plan(const zr_plan_in& in, zr::PlanBuilder& plan) const {
     int64_t all = 0, own = 0, trainable = 0;
-    const auto owners = deal(in);
+    const auto owners = owners_of(in);
     for (uint32_t p = 0; p < in.n_params; ++p) {
       all += padded(in, p);
       if (owners[p] >= 0) trainable += padded(in, p);
@@ -33,7 +33,7 @@ class Dealt : public zr::Strategy<Dealt> {
 
   void bind(const zr_plan_in& in, const zr::Binding& bound) {
     comm_.emplace(bound.comm);
-    const auto owners = deal(in);
+    const auto owners = owners_of(in);
     int64_t weight = 0, gradient = 0, sum = 0;
     for (uint32_t p = 0; p < in.n_params; ++p) {
       const int64_t count = in.params[p]->count;
@@ -76,7 +76,7 @@ class Dealt : public zr::Strategy<Dealt> {
   };
   static int64_t padded(const zr_plan_in& in, uint32_t p) { return zr::round_up(in.params[p]->count, in.align); }
   // The rank that updates each parameter; -1 for frozen ones.
-  static std::vector<int32_t> deal(const zr_plan_in& in) {
+  static std::vector<int32_t> owners_of(const zr_plan_in& in) {
     std::vector<int32_t> owners;
     int32_t next = 0;
     for (uint32_t p = 0; p < in.n_params; ++p) {
@@ -93,4 +93,4 @@ class Dealt : public zr::Strategy<Dealt> {
 
 }  // namespace
 
-ZR_STRATEGY(Dealt, "dealt", "test", "1.0.0");
+ZR_STRATEGY(RoundRobin, "round_robin", "test", "1.0.0");
