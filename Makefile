@@ -45,6 +45,7 @@ bench:  ## runs the benchmarks, writes build/bench.json; ARGS="checkpoint step":
 	@.ci/bench $(ARGS)
 
 peers: build  ## compares with DDP, FSDP and DeepSpeed, which it installs: build/peers/table.txt; ARGS="--sizes S"
+	@$(call compile,--target peers_zeroth)
 	@.ci/peers $(ARGS)
 
 fuzz:  ## runs the checkpoint parsers under libFuzzer, SECONDS=60; stores failing inputs in build/fuzz
