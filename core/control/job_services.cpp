@@ -5,6 +5,8 @@
 #include <chrono>
 #include <cstring>
 
+#include "base/error.hpp"
+
 namespace zr::host::control {
 
 struct JobServices::State {
