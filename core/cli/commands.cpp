@@ -330,7 +330,6 @@ int run_command(const std::vector<std::string>& arguments) {
     std::cout << "zeroth " ZR_VERSION " (plug-in ABI " << ZR_ABI_MAJOR << "." << ZR_ABI_MINOR << ")\n";
     return 0;
   }
-  plugin::probe_before_loading();
   std::vector<std::string> names;
   for (const Command& command : kCommands) {
     if (name == command.name) return run(command, {arguments.begin() + 1, arguments.end()});

@@ -9,6 +9,7 @@
 
 #include "base/log.hpp"
 #include "cli/commands.hpp"
+#include "plugin/plugin.hpp"
 #include "zr/error.hpp"
 
 namespace {
@@ -36,5 +37,6 @@ int check_output(int code) {
 
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);  // makes a closed pipe a write error; child processes get the default disposition
+  zr::host::plugin::probe_before_loading();
   return check_output(run(argc, argv));
 }

@@ -26,6 +26,11 @@ extern char** environ;
 extern "C" int __real_execve(const char* file, char* const* arguments, char* const* environment);
 extern "C" int __wrap_execve(const char* file, char* const* arguments, char* const* environment);
 
+// Of libzeroth; core/model/intercept.hpp.
+namespace zr::host::model {
+void intercept();
+}
+
 namespace zr::test {
 namespace {
 
@@ -114,6 +119,7 @@ testing::Outcome run_job_command(const std::string& command, const std::string& 
     for (const auto& [name, value] : environment) variables += "export " + name + "='" + value + "'; ";
     return testing::shell("cd '" + folder + "' && " + variables + "(" + command + ")");
   }
+  host::model::intercept();  // here, so that not each rank writes its own copy of libtorch's tables of operators
   std::cout.flush();
   std::fflush(nullptr);
   int ends[2];
