@@ -44,8 +44,8 @@ pkg_check_modules(liburing REQUIRED IMPORTED_TARGET liburing)
 find_library(ZR_LIBURING NAMES liburing.a uring HINTS ${liburing_LIBRARY_DIRS})  # prefers the static library
 
 # zr_unity(target files): compiles that many sources of the target together (0: all), because the headers take most of
-# the time of each compilation; those of libtorch take 6 s, even precompiled. Two sources of a target cannot define the
-# same name in an anonymous namespace.
+# the time of each compilation; those of libtorch take 6 to 10 s, even precompiled. Two sources of a target cannot
+# define the same name in an anonymous namespace.
 option(ZR_UNITY "Compile several sources together, which halves the time of a full build" ON)
 function(zr_unity target files)
   if(ZR_UNITY)
@@ -91,12 +91,11 @@ function(zr_share_headers owner)
   endforeach()
 endfunction()
 
-# Defines a test program: zr_test(name [TORCH] SOURCES ... LIBRARIES ... [LABELS ...] [TIMEOUT seconds] [HEADERS
-# target] [SLOW filter]). Each test becomes a ctest test of the same name. TORCH: the program includes libtorch's
-# headers. HEADERS: the program uses the precompiled header of that target. SLOW: GoogleTest's filter of the tests that
-# only `make test-all` runs.
+# Defines a test program: zr_test(name [TORCH] SOURCES ... LIBRARIES ... [LABELS ...] [TIMEOUT seconds] [SLOW
+# filter]). Each test becomes a ctest test of the same name. TORCH: the program includes libtorch's
+# headers. SLOW: GoogleTest's filter of the tests that only `make test-all` runs.
 function(zr_test name)
-  cmake_parse_arguments(TEST "TORCH" "TIMEOUT;HEADERS;SLOW" "SOURCES;LIBRARIES;LABELS" ${ARGN})
+  cmake_parse_arguments(TEST "TORCH" "TIMEOUT;SLOW" "SOURCES;LIBRARIES;LABELS" ${ARGN})
   if(NOT TEST_TIMEOUT)
     set(TEST_TIMEOUT 120)
   endif()
@@ -110,14 +109,12 @@ function(zr_test name)
   target_compile_definitions(${name} PRIVATE ZR_SOURCE_DIR="${PROJECT_SOURCE_DIR}" ZR_BUILD_DIR="${PROJECT_BINARY_DIR}")
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   if(TEST_TORCH)
-    zr_share_headers(zr_torch_headers ${name})
+    zr_share_headers(zr_torch_test_headers ${name})
+    zr_unity(${name} 7)
   else()
-    if(NOT TEST_HEADERS)
-      set(TEST_HEADERS zr_test_headers)
-    endif()
-    zr_share_headers(${TEST_HEADERS} ${name})
-    target_link_libraries(${name} PRIVATE zr_test_settings)
+    zr_share_headers(zr_test_headers ${name})
   endif()
+  target_link_libraries(${name} PRIVATE zr_test_settings)
   list(JOIN TEST_LABELS "-" labels)  # gtest_discover_tests() does not accept lists as values of properties
   set(properties TIMEOUT ${TEST_TIMEOUT}
     ENVIRONMENT "ZR_MACHINE_PROFILE=${PROJECT_BINARY_DIR}/tests/no-machine.json")  # not the one of this host
@@ -139,10 +136,9 @@ function(zr_multirank_test name)
     set(TEST_TIMEOUT 300)
   endif()
   # libzeroth is first, so that no subsystem in it is linked a second time.
-  zr_test(${name} HEADERS zr_multirank_headers SOURCES ${TEST_SOURCES}
+  zr_test(${name} TORCH SOURCES ${TEST_SOURCES}
           LIBRARIES Zeroth::zeroth zr_multirank ${TEST_LIBRARIES}
           LABELS multirank ${TEST_LABELS} TIMEOUT ${TEST_TIMEOUT} SLOW "${TEST_SLOW}")
-  zr_unity(${name} 7)
   target_link_options(${name} PRIVATE -Wl,--wrap=execve)  # tests/support/job_command.cpp
   add_dependencies(${name} zr_test_round_robin zr_test_cramped zr_test_halves zr_test_blocks zr_test_twins)
 endfunction()
