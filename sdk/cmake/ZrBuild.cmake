@@ -111,10 +111,11 @@ function(zr_test name)
   if(TEST_TORCH)
     zr_share_headers(zr_torch_test_headers ${name})
     zr_unity(${name} 7)
+    target_link_libraries(${name} PRIVATE zr_torch_test_settings)
   else()
     zr_share_headers(zr_test_headers ${name})
+    target_link_libraries(${name} PRIVATE zr_test_settings)
   endif()
-  target_link_libraries(${name} PRIVATE zr_test_settings)
   list(JOIN TEST_LABELS "-" labels)  # gtest_discover_tests() does not accept lists as values of properties
   set(properties TIMEOUT ${TEST_TIMEOUT}
     ENVIRONMENT "ZR_MACHINE_PROFILE=${PROJECT_BINARY_DIR}/tests/no-machine.json")  # not the one of this host
