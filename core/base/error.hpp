@@ -54,7 +54,7 @@ std::vector<std::string> all_nearest(std::string_view word, const std::vector<st
 
 /// A caller-owned zr_error for a plug-in call; check() turns it into an Error.
 struct CallError : zr_error {
-  CallError() : zr_error{} { size = sizeof(zr_error); }
+  CallError() : zr_error{} {}
 };
 /// Writes `code` and `text` (cut to the size of zr_error::msg) into a zr_error that the host returns to a plug-in, and
 /// returns `code`. A null `error` is ignored.

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/dtype.hpp"
+#include "base/unknown_bits.hpp"
 #include "control/call_mismatch.hpp"
 
 namespace zr::host::comm {
@@ -103,8 +104,8 @@ std::string view_problem(const char* name, const zr_view& view) {
   if (size_of(view.dtype) == 0) return text + " has an unknown dtype";
   if (view.count < 0) return fmt::format("{} has {} elements", text, view.count);
   if (!view.data && view.count > 0) return fmt::format("{} has {} elements but a null address", text, view.count);
-  if (view.device.type != 1) return text + " is not in CPU memory";
-  return "";
+  if (view.device.type != ZR_DEVICE_CPU) return text + " is not in CPU memory";
+  return reserved_problem(text + ".flags", view.flags);
 }
 
 std::string length_problem(const char* name, int64_t actual, int64_t expected, const char* what) {
@@ -168,6 +169,9 @@ std::string counts_problem(const zr_coll& coll, int world) {
 
 std::string problem_of(const zr_coll& coll, int rank, int world) {
   if (coll.op < ZR_ALL_REDUCE || coll.op > ZR_BARRIER) return fmt::format("operation code {} is not defined", coll.op);
+  if (std::string problem = unknown_bits_problem("flags", coll.flags, ZR_COLL_ACCUMULATE); !problem.empty())
+    return problem;
+  if (std::string problem = reserved_problem("rsv", static_cast<uint32_t>(coll.rsv)); !problem.empty()) return problem;
   if (coll.op == ZR_BARRIER) return "";
   const bool reads = reads_src(coll, rank), writes = writes_dst(coll, rank);
   if (std::string problem = parameter_problem(coll, rank, world); !problem.empty()) return problem;

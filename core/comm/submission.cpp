@@ -50,8 +50,7 @@ struct Submission::Waiting {
 };
 
 zr_comm_ref Submission::ref() {
-  static const zr_communicator_api kTable{
-      sizeof(zr_communicator_api), 0, nullptr, nullptr, abi_caps, abi_submit, abi_progress, nullptr, nullptr, nullptr};
+  static const zr_collectives_api kTable{sizeof(zr_collectives_api), 0, abi_submit, abi_progress};
   return {&kTable, this, rank_, world_};
 }
 
@@ -321,10 +320,25 @@ zr_code Submission::wait(zr_done* done, int64_t timeout_ns, zr_error* error) {
   return code;
 }
 
-zr_code Submission::abi_submit(void* self, const zr_coll* coll, zr_stream*, zr_done* done, zr_error* error) noexcept {
+// The collective of a plug-in, which may be built with newer or older headers.
+zr_code Submission::submit_of_plugin(const zr_coll& given, zr_stream* stream, zr_done* done, zr_error* error) {
+  constexpr std::string_view kBug = "this is a bug in the plug-in";
+  if (given.size < ZR_SIZE_0_9(zr_coll))
+    return reject(ZR_INVALID, exit_code::internal,
+                  fmt::format("a zr_coll has {} bytes, fewer than in ABI 0.9: {}", given.size, kBug), error);
+  if (stream)
+    return reject(ZR_UNSUPPORTED, exit_code::internal,
+                  fmt::format("a collective was submitted with a stream, but the engine has none: {}", kBug), error);
+  zr_coll coll;
+  ZR_TAKE(&coll, &given);
+  return submit(coll, done, false, error);
+}
+
+zr_code Submission::abi_submit(void* self, const zr_coll* coll, zr_stream* stream, zr_done* done,
+                               zr_error* error) noexcept {
   auto& submission = *static_cast<Submission*>(self);
   try {
-    return submission.submit(*coll, done, false, error);
+    return submission.submit_of_plugin(*coll, stream, done, error);
   } catch (const std::exception& e) {
     submission.failure_ = std::current_exception();
     return fill_error(error, ZR_INTERNAL, e.what());
@@ -340,20 +354,6 @@ zr_code Submission::abi_progress(void* self, zr_error* error) noexcept {
     submission.failure_ = std::current_exception();
     return fill_error(error, ZR_INTERNAL, e.what());
   }
-}
-
-// All operations: those that the plug-in lacks are composed.
-zr_code Submission::abi_caps(void* self, zr_comm_caps* out, zr_error*) noexcept {
-  const auto& submission = *static_cast<Submission*>(self);
-  const uint64_t all_ops = bit(ZR_BARRIER + 1) - bit(ZR_ALL_REDUCE), messages = bit(ZR_SEND) | bit(ZR_RECV);
-  const uint64_t ops =
-      submission.world_ == 1 ? all_ops & ~messages : (all_ops & ~messages) | (submission.caps_.ops & messages);
-  const zr_comm_caps caps{sizeof caps, ZR_COMM_RANK_ORDERED | ZR_COMM_UPCAST | ZR_COMM_ACCUMULATE | ZR_COMM_ASYNC, ops,
-                          bit(ZR_I64 + 1) - bit(ZR_F32), bit(ZR_SUM) | bit(ZR_MIN) | bit(ZR_MAX)};
-  const uint32_t size = std::min<uint32_t>(out->size, sizeof caps);
-  std::memcpy(out, &caps, size);
-  out->size = size;
-  return ZR_OK;
 }
 
 }  // namespace zr::host::comm

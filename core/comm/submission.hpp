@@ -6,6 +6,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -78,6 +79,7 @@ class Submission {
  private:
   struct Waiting;
   zr_code submit(const zr_coll& coll, zr_done* done, bool control, zr_error* error);
+  zr_code submit_of_plugin(const zr_coll& given, zr_stream* stream, zr_done* done, zr_error* error);
   struct StagedCollective {  // a collective whose disk-backed addresses are replaced by memory
     zr_coll coll;
     uint64_t number;
@@ -101,7 +103,6 @@ class Submission {
   void notify_completed(const zr_coll& coll, const void* dst, Trace::Time begin);
   static zr_code abi_submit(void* self, const zr_coll* coll, zr_stream*, zr_done* done, zr_error* error) noexcept;
   static zr_code abi_progress(void* self, zr_error* error) noexcept;
-  static zr_code abi_caps(void* self, zr_comm_caps* caps, zr_error*) noexcept;
 
   plugin::PluginHost& host_;
   std::shared_ptr<control::Control> control_;
@@ -111,6 +112,7 @@ class Submission {
   const zr_communicator_api* api_ = nullptr;
   void* comm_ = nullptr;
   zr_comm_caps caps_{};
+  std::map<void*, zr_view> plugin_memory_;  // of mem_alloc(), by address
   std::function<char*()> allocate_staging_;
   char* staging_ = nullptr;
 

@@ -18,9 +18,28 @@ using Clock = std::chrono::steady_clock;
 
 const zr_shared_weights_api* shared_weights_of(const plugin::Component& communicator) {
   if (!communicator.table->extension) return nullptr;
-  return static_cast<const zr_shared_weights_api*>(
-      communicator.table->extension(nullptr, "zr.communicator.shared_weights/1"));
+  return static_cast<const zr_shared_weights_api*>(communicator.table->extension("zr.communicator.shared_weights/1"));
 }
+
+namespace {
+zr_comm_caps communicator_caps(const plugin::Instance& communicator) {
+  zr_comm_caps caps{};
+  caps.size = sizeof caps;
+  CallError error;
+  const std::string call = communicator.call_text("caps");
+  check(communicator.api<zr_communicator_api>()->caps(communicator.self(), &caps, &error), error, call);
+  if (!(caps.ops & bit(ZR_ALL_GATHER)) || !(caps.dtypes & bit(ZR_U8)))
+    fail_environment(call +
+                     ": it does not support all_gather of bytes, from which the engine composes missing operations; "
+                     "choose another communicator");
+  if (!(caps.device_types & bit(ZR_DEVICE_CPU)))
+    fail_environment(fmt::format(
+        "{}: device_types is {:#x}, without CPU memory ({:#x}), where the engine has its buffers; choose another "
+        "communicator",
+        call, caps.device_types, bit(ZR_DEVICE_CPU)));
+  return caps;
+}
+}  // namespace
 
 Submission::Submission(plugin::PluginHost& host, std::shared_ptr<control::Control> control,
                        const plugin::Instance* instance, std::chrono::milliseconds timeout)
@@ -34,20 +53,13 @@ Submission::Submission(plugin::PluginHost& host, std::shared_ptr<control::Contro
   if (world_ == 1) return;
   if (!instance_) fail_internal(fmt::format("a communicator of {} ranks was created without a plug-in", world_));
   api_ = instance_->api<zr_communicator_api>();
-  const zr_comm_open options{sizeof(zr_comm_open), rank_, world_, 0, "data"};
+  caps_ = communicator_caps(*instance_);
+  // Ranks open communicators in the same order.
+  static std::atomic<uint64_t> opened{0};
+  const std::string store_prefix = fmt::format("comm.data.{}.", ++opened);
+  const zr_comm_open options{sizeof(zr_comm_open), rank_, world_, 0, {ZR_DEVICE_CPU, 0}, "data", store_prefix.c_str()};
   CallError error;
   check(api_->open(instance_->self(), &options, &comm_, &error), error, instance_->call_text("open"));
-  try {
-    caps_.size = sizeof caps_;
-    check(api_->caps(comm_, &caps_, &error), error, instance_->call_text("caps"));
-    if (!(caps_.ops & bit(ZR_ALL_GATHER)) || !(caps_.dtypes & bit(ZR_U8)))
-      fail_environment(instance_->call_text("caps") +
-                       ": it does not support all_gather of bytes, from which the engine composes missing operations; "
-                       "choose another communicator");
-  } catch (...) {
-    api_->close(comm_);
-    throw;
-  }
   watchdog_ = std::jthread([this](const std::stop_token& stop) { run_watchdog(stop); });
   control_->on_broken(this, [this] { abort(); });
 }
@@ -82,14 +94,21 @@ void Submission::abort() {
 
 void* Submission::mem_alloc(uint64_t bytes, uint64_t align) {
   if (!comm_ || !api_->mem_alloc) return nullptr;
-  void* memory = nullptr;
+  zr_view memory{};
   CallError error;
   check(api_->mem_alloc(comm_, bytes, align, 0, &memory, &error), error, instance_->call_text("mem_alloc"));
-  return memory;
+  if (!memory.data || memory.dtype != ZR_U8 || memory.count < static_cast<int64_t>(bytes))
+    fail_internal(fmt::format("{}: the memory is null, or not {} elements of U8: this is a bug in the plug-in",
+                              instance_->call_text("mem_alloc"), bytes));
+  plugin_memory_.emplace(memory.data, memory);
+  return memory.data;
 }
 
 void Submission::mem_free(void* memory) {
-  if (comm_ && api_->mem_free) api_->mem_free(comm_, memory);
+  const auto at = plugin_memory_.find(memory);
+  if (at == plugin_memory_.end()) return;
+  if (comm_) api_->mem_free(comm_, &at->second);
+  plugin_memory_.erase(at);
 }
 
 const zr_shared_weights_api* Submission::shared_weights() const {

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <optional>
 
+#include "base/draft_abi.hpp"
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/log.hpp"
@@ -48,15 +49,22 @@ void Checkpointer::prepare_saves(bool first, bool on_signal) {
   saver_.reserve_for(contents);
 }
 
+namespace {
+// The functions that save and restore the optimizer's state that does not belong to a parameter; null if it has none.
+const zr_optimizer_globals_api* globals_of(const plugin::Instance& optimizer) {
+  const auto extension = optimizer.component().table->extension;
+  return extension ? static_cast<const zr_optimizer_globals_api*>(extension("zr.optimizer.globals/1")) : nullptr;
+}
+}  // namespace
+
 std::string Checkpointer::metadata_json() {
   checkpoint::CheckpointMetadata metadata;
-  const auto& optimizer = context_.optimizer_api();
-  if (optimizer.save_globals) {
+  if (const auto* globals = globals_of(context_.optimizer)) {
     CallError error;
     const auto sink = [](void* ctx, const char* key, const void* value, uint64_t bytes) {
       static_cast<checkpoint::CheckpointMetadata*>(ctx)->globals[key].assign(static_cast<const char*>(value), bytes);
     };
-    context_.check(optimizer.save_globals(context_.optimizer.self(), sink, &metadata, &error), error,
+    context_.check(globals->save_globals(context_.optimizer.self(), sink, &metadata, &error), error,
                    context_.optimizer.call_text("save_globals"));
   }
   const TrainingProgress& progress = parts_.progress;
@@ -238,11 +246,10 @@ void Checkpointer::restore_metadata(const checkpoint::Checkpoint& from, const Ch
   const auto& scale = metadata.loss_scale;
   progress.loss_scale().restore({scale.value, scale.good, scale.hysteresis_left, scale.skips, scale.dynamic});
   parts_.gradients.check_non_finite(progress.loss_scale().checks_gradients());
-  const auto& optimizer = context_.optimizer_api();
-  if (found.has_same_optimizer() && optimizer.load_global)
+  if (const auto* globals = globals_of(context_.optimizer); globals && found.has_same_optimizer())
     for (const auto& [key, bytes] : metadata.globals) {
       CallError error;
-      context_.check(optimizer.load_global(context_.optimizer.self(), key.c_str(), bytes.data(), bytes.size(), &error),
+      context_.check(globals->load_global(context_.optimizer.self(), key.c_str(), bytes.data(), bytes.size(), &error),
                      error, context_.optimizer.call_text("load_global"));
     }
   if (!change) {

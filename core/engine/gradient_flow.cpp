@@ -33,7 +33,8 @@ GradientFlow::~GradientFlow() { model_.on_gradient({}); }
 
 void GradientFlow::report_event(uint32_t kind) {
   CallError error;
-  context_.check(api_->event(strategy_.self(), kind, strategy_micro(), &error), error, strategy_.call_text("event"));
+  const zr_use use = strategy_use();
+  context_.check(api_->event(strategy_.self(), kind, &use, &error), error, strategy_.call_text("event"));
 }
 
 void GradientFlow::begin(uint32_t micro, bool contributes) {
@@ -86,11 +87,12 @@ void GradientFlow::arrived(uint32_t param) {
 bool GradientFlow::deliver(uint32_t param) {
   const plan::Parameter& parameter = plan_.input.parameters[param];
   int64_t& delivered = delivered_elements_[param];
+  const zr_use use = strategy_use();
   while (delivered < parameter.count) {
     zr_view dst{};
     CallError error;
     int64_t first = delivered;
-    const zr_code code = api_->grad_destination(strategy_.self(), param, &first, strategy_micro(), &dst, &error);
+    const zr_code code = api_->grad_destination(strategy_.self(), param, &first, &use, &dst, &error);
     if (code == ZR_AGAIN) {
       if (!accumulates_locally_) return false;
       fail_user(
@@ -113,7 +115,7 @@ bool GradientFlow::deliver(uint32_t param) {
                       strategy_.component().table->id));
     copy_or_add(param, first, dst);
     if (!accumulates_locally_ || micro_ == last_micro_)
-      context_.check(api_->grad_ready(strategy_.self(), param, first, dst.count, strategy_micro(), &error), error,
+      context_.check(api_->grad_ready(strategy_.self(), param, first, dst.count, &use, &error), error,
                      strategy_.call_text("grad_ready"));
     delivered += dst.count;
   }

@@ -48,8 +48,11 @@ class GradientFlow {
   void copy_or_add(uint32_t param, int64_t first, const zr_view& dst) ZR_REQUIRES(context_.use);
   void deliver_pending() ZR_REQUIRES(context_.use);
   void report_event(uint32_t kind) ZR_REQUIRES(context_.use);
-  // The micro-step that the strategy gets: 0 if it gets only the sum over the micro-steps.
-  uint32_t strategy_micro() const ZR_REQUIRES(context_.use) { return accumulates_locally_ ? 0 : micro_; }
+  // The micro-step is 0 if the strategy gets only the sum over the micro-steps.
+  zr_use strategy_use() const ZR_REQUIRES(context_.use) {
+    return StepContext::use_of(ZR_BACKWARD, accumulates_locally_ ? 0 : micro_,
+                               micro_ == last_micro_ ? uint32_t{ZR_USE_LAST_MICRO} : 0);
+  }
 
   const StepContext& context_;
   model::Model& model_;

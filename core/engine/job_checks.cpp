@@ -6,6 +6,7 @@
 #include <optional>
 #include <sstream>
 
+#include "base/draft_abi.hpp"
 #include "base/error.hpp"
 #include "base/hex.hpp"
 #include "base/text.hpp"
@@ -78,6 +79,16 @@ std::string first_difference(const std::string& own_setup, const std::string& ra
 
 void check_strategy(const PlannedJob& job) {
   const auto* api = job.strategy.api<zr_strategy_api>();
+  zr_strategy_desc desc{};
+  desc.size = sizeof desc;
+  CallError error;
+  check(api->describe(job.strategy.self(), &desc, &error), error, job.strategy.call_text("describe"));
+  constexpr uint64_t kCpuMemory = uint64_t{1} << ZR_DEVICE_CPU;
+  if (!(desc.device_types & kCpuMemory))
+    fail_environment(
+        fmt::format("{}: device_types is {:#x}, without CPU memory ({:#x}), where the engine has its buffers; choose "
+                    "another strategy",
+                    job.strategy.call_text("describe"), desc.device_types, kCpuMemory));
   if (api->acquire && api->release) return;
   const std::vector<plan::Parameter>& parameters = job.plan.input.parameters;
   std::vector<char> unsharded(parameters.size(), 0);
@@ -92,14 +103,9 @@ void check_strategy(const PlannedJob& job) {
 }
 
 void check_optimizer(const PlannedJob& job) {
-  zr_optimizer_desc desc{};
-  desc.size = sizeof desc;
-  CallError error;
-  check(job.optimizer.api<zr_optimizer_api>()->describe(job.optimizer.self(), &desc, &error), error,
-        job.optimizer.call_text("describe"));
   const std::string pair =
       fmt::format("optimizer '{}' with strategy '{}': ", job.setup.optimizer.table->id, job.setup.strategy.table->id);
-  if (desc.needs & (ZR_OPT_NEEDS_COMM | ZR_OPT_NEEDS_LOCAL_GRADS))
+  if (job.plan.input.optimizer_needs & (ZR_OPT_NEEDS_COMM | ZR_OPT_NEEDS_LOCAL_GRADS))
     fail_user(pair +
               "the optimizer needs gradients before they are reduced, which Zeroth does not support; choose another "
               "optimizer");
@@ -109,16 +115,16 @@ void check_optimizer(const PlannedJob& job) {
           fmt::format("{}its state '{}' is not a sharded state with one element per parameter element, the only kind "
                       "that Zeroth supports; choose another optimizer",
                       pair, slot.name));
-  if (desc.granularity == ZR_ELEMENTWISE) return;
+  if (job.plan.input.granularity == ZR_ELEMENTWISE) return;
   for (const plan::Piece& piece : job.plan.rank_plan.reduced_gradients) {
     const plan::Parameter& parameter = job.plan.input.parameters[piece.param];
     const int64_t row = parameter.shape.empty() ? 1 : parameter.count / std::max<int64_t>(parameter.shape[0], 1);
     const bool complete = piece.count == parameter.count, rows = piece.first % row == 0 && piece.count % row == 0;
-    if (!(complete || (desc.granularity == ZR_ROWWISE && rows)))
+    if (!(complete || (job.plan.input.granularity == ZR_ROWWISE && rows)))
       fail_user(
           fmt::format("{}the optimizer needs complete {}, but '{}' is split between ranks; choose a strategy that "
                       "assigns complete parameters to ranks",
-                      pair, desc.granularity == ZR_ROWWISE ? "rows" : "tensors", parameter.name));
+                      pair, job.plan.input.granularity == ZR_ROWWISE ? "rows" : "tensors", parameter.name));
   }
 }
 

@@ -16,7 +16,7 @@
 namespace zr::host::engine {
 
 OptimizerUpdate::OptimizerUpdate(const StepContext& context, ShardedState& state)
-    : context_(context), state_(state), granularity_(granularity_of(context.optimizer)), group_rates_(1, 1.0) {
+    : context_(context), state_(state), group_rates_(1, 1.0) {
   for (const config::GroupConfig& group : context.config().groups()) group_rates_.push_back(group.lr_scale);
 }
 
@@ -59,18 +59,6 @@ double OptimizerUpdate::learning_rate(int64_t index) const {
   return rate;
 }
 
-void OptimizerUpdate::announce(int64_t update) {
-  const plugin::Instance& optimizer = context_.optimizer;
-  if (!context_.optimizer_api().phase) return;
-  uint32_t grads = ZR_GRADS_REDUCED;
-  CallError error;
-  context_.check(context_.optimizer_api().phase(optimizer.self(), update, &grads, &error), error,
-                 optimizer.call_text("phase"));
-  if (grads != ZR_GRADS_REDUCED)
-    fail_internal(optimizer.call_text("phase") +
-                  " requests local gradients, but its description does not declare that; this is a bug in the plug-in");
-}
-
 void OptimizerUpdate::run(const Input& input) {
   const std::vector<plan::Parameter>& parameters = context_.plan.input.parameters;
   std::vector<double> rates(parameters.size());
@@ -78,7 +66,7 @@ void OptimizerUpdate::run(const Input& input) {
   update::UpdateInput update_input{input.grad_mul, input.number, input.grad_norm, &input.steps, &rates, &input.touched};
   state_.update(input.touched, [&](const std::vector<update::UpdateSlice>& slices, bool copies_operands) {
     update_input.copies_operands = copies_operands;
-    update::update(context_.optimizer, granularity_, context_.pool, context_.plan, slices, update_input);
+    update::update(context_.optimizer, context_.pool, context_.plan, slices, update_input);
   });
 }
 

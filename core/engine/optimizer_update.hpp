@@ -35,8 +35,6 @@ class OptimizerUpdate {
     state_.edit_gradients(static_cast<float>(1 / divisor), touched, edit_);
   }
 
-  /// Announces the update with this number to the optimizer before the gradients are complete. The first number is 1.
-  void announce(int64_t update);
   /// Starts to read states on disk and returns.
   void read_ahead() { state_.states().read_ahead(state_.slices()); }
   /// The arguments of one update.
@@ -54,7 +52,6 @@ class OptimizerUpdate {
  private:
   const StepContext& context_;
   ShardedState& state_;
-  const uint32_t granularity_;
   std::vector<double> group_rates_;
   Schedule schedule_;
   GradientEdit edit_;

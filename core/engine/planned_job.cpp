@@ -50,8 +50,7 @@ plan::MemoryPlan plan_of(const PlannedJob& job, const model::Model& model) {
     for (const std::string& warning : group_warnings(setup.config.groups(), input.parameters))
       log(ZR_LOG_WARN, warning);
   add_tiers(input, setup, job.tiers, control.local_world(),
-            communicator_bytes(job.communicator.get(), control.world()).value_or(0),
-            granularity_of(job.optimizer) == ZR_ELEMENTWISE);
+            communicator_bytes(job.communicator.get(), control.world()).value_or(0));
   input.share_weights =
       control.local_world() == control.world() && shares_weights(setup.config, setup.communicator, control.world());
   return make_plan(input, control.rank(), strategy_plan(job.strategy));

@@ -11,6 +11,7 @@
 #include "comm/comm_runtime.hpp"
 #include "engine/machine_profile.hpp"
 #include "engine/measured_activations.hpp"
+#include "engine/optimizer_description.hpp"
 #include "offload/tier.hpp"
 
 namespace zr::host::engine {
@@ -94,34 +95,11 @@ bool snapshots(const config::JobConfig& config) {
   return config.checkpoint().async && !config.checkpoint().dir->empty();
 }
 
-uint32_t granularity_of(const plugin::Instance& optimizer) {
-  zr_optimizer_desc desc{};
-  desc.size = sizeof desc;
-  CallError error;
-  check(optimizer.api<zr_optimizer_api>()->describe(optimizer.self(), &desc, &error), error,
-        optimizer.call_text("describe"));
-  return desc.granularity;
-}
-
-// Checkpoints identify the states of a parameter by their names.
-void check_slots(const std::vector<zr_slot>& slots, const plugin::Instance& optimizer) {
-  std::set<std::string_view> names;
-  for (const zr_slot& slot : slots)
-    if (!slot.name || !names.insert(slot.name).second)
-      fail_user(fmt::format(
-          "{}: {}; correct the plug-in, or choose another optimizer", optimizer.call_text("describe"),
-          slot.name ? fmt::format("two states have the name '{}'", printable(slot.name)) : "a state has no name"));
-}
-
 plan::PlanInput plan_input(const config::JobConfig& config, const plugin::Instance& optimizer,
                            std::vector<plan::Parameter> parameters, int world) {
-  zr_optimizer_desc desc{};
-  desc.size = sizeof desc;
-  CallError error;
-  check(optimizer.api<zr_optimizer_api>()->describe(optimizer.self(), &desc, &error), error,
-        optimizer.call_text("describe"));
   match_groups(config.groups(), parameters);
   add_groups(config.groups(), optimizer);
+  OptimizerDescription description = describe_optimizer(optimizer, parameters);
   const config::Precision& types = config.precision();
   plan::PlanInput input;
   input.parameters = std::move(parameters);
@@ -131,14 +109,14 @@ plan::PlanInput plan_input(const config::JobConfig& config, const plugin::Instan
   input.reduced_grad_dtype = types.reduced_gradients;
   input.accumulation = config.train().gradient_accumulation;
   input.accumulates_locally = config.gradients().reduce == config::GradientReduction::last_micro_step;
-  input.slots.assign(desc.slots, desc.slots + desc.n_slots);
-  check_slots(input.slots, optimizer);
+  input.slots = std::move(description.slots);
+  input.granularity = description.granularity;
+  input.optimizer_needs = description.needs;
   return input;
 }
 
 void add_tiers(plan::PlanInput& input, const plugin::ResolvedJob& job,
-               const std::vector<std::unique_ptr<plugin::Instance>>& tiers, int ranks_per_node, int64_t other_bytes,
-               bool elementwise) {
+               const std::vector<std::unique_ptr<plugin::Instance>>& tiers, int ranks_per_node, int64_t other_bytes) {
   const config::JobConfig& config = job.config;
   for (const auto& tier : tiers) input.tiers.push_back(offload::tier_info_of(*tier));
   const auto index = [&](const config::TierChoice& choice) {
@@ -156,7 +134,7 @@ void add_tiers(plan::PlanInput& input, const plugin::ResolvedJob& job,
   request.shards = index(offload.parameters);
   request.activations = index(offload.activations);
   request.device_fraction = offload.device_fraction;
-  request.elementwise = elementwise;
+  request.elementwise = input.granularity == ZR_ELEMENTWISE;
   const plan::PlanContext known = measured_activations(config, job.engine);
   request.activations_known = known.activations.has_value();
   request.activations_on_device = known.activations.value_or(0);
@@ -273,8 +251,7 @@ std::optional<int64_t> communicator_bytes(const plugin::Instance* communicator, 
   if (communicator) {
     const auto extension = communicator->component().table->extension;
     const auto* plan =
-        extension ? static_cast<const zr_communicator_plan*>(extension(communicator->self(), "zr.communicator.plan/1"))
-                  : nullptr;
+        extension ? static_cast<const zr_communicator_plan*>(extension("zr.communicator.plan/1")) : nullptr;
     if (!plan) return {};
     plugin = static_cast<int64_t>(plan->open_bytes(communicator->self(), world));
   }
@@ -294,8 +271,7 @@ Planner::Planner(const plugin::ResolvedJob& job, const std::vector<plan::Paramet
   for (const plugin::Component& tier : job.tiers)
     tiers_.push_back(std::make_unique<plugin::Instance>(host_, tier, job.config, table_of(tier)));
   input_ = plan_input(job.config, *optimizer_, parameters, world);
-  add_tiers(input_, job, tiers_, world, communicator_bytes(communicator_.get(), world).value_or(0),
-            granularity_of(*optimizer_) == ZR_ELEMENTWISE);
+  add_tiers(input_, job, tiers_, world, communicator_bytes(communicator_.get(), world).value_or(0));
   input_.share_weights = one_node && shares_weights(job.config, job.communicator, world);
 }
 

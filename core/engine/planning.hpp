@@ -16,21 +16,19 @@ namespace zr::host::engine {
 
 /// "strategy.<id>": the configuration table of an instance.
 std::string table_of(const plugin::Component& component);
-/// The strategy's input: parameters with their optimizer groups, dtypes, optimizer states. Adds the groups to
-/// `optimizer`, so call it once per instance. Throws UserError if a group pattern matches no parameter.
+/// The strategy's input: parameters with their optimizer groups, dtypes, the description of the optimizer. Adds the
+/// groups to `optimizer`, so call it once per instance. Throws UserError if a group pattern matches no parameter, and
+/// as describe_optimizer() does.
 plan::PlanInput plan_input(const config::JobConfig& config, const plugin::Instance& optimizer,
                            std::vector<plan::Parameter> parameters, int world);
 /// A warning for each group that no parameter belongs to, because earlier groups match its parameters too.
 /// `parameters`: those of plan_input().
 std::vector<std::string> group_warnings(const std::vector<config::GroupConfig>& groups,
                                         const std::vector<plan::Parameter>& parameters);
-/// The optimizer's granularity: ZR_ELEMENTWISE, for example.
-uint32_t granularity_of(const plugin::Instance& optimizer);
 /// Adds the tiers and the requests of [offload] to `input`. `tiers`: those of the job, not open. `other_bytes`: bytes
 /// of host memory that each of these ranks uses for other purposes.
 void add_tiers(plan::PlanInput& input, const plugin::ResolvedJob& job,
-               const std::vector<std::unique_ptr<plugin::Instance>>& tiers, int ranks_per_node, int64_t other_bytes,
-               bool elementwise);
+               const std::vector<std::unique_ptr<plugin::Instance>>& tiers, int ranks_per_node, int64_t other_bytes);
 /// Throws UserError if [offload] requests something that this plan does not support.
 void check_offload(const config::JobConfig& config, const plan::MemoryPlan& plan, const std::string& strategy);
 /// The values that MemoryPlan::text() prints beside a plan of this job. `communicator`: null for one rank.

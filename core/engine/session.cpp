@@ -167,9 +167,9 @@ bool Session::step() {
   check_tiers();
   const double rate = update_.learning_rate(progress_.updates());  // before anything changes
   update_.read_ahead();
-  update_.announce(progress_.updates() + 1);
   CallError error;
-  context.check(context.strategy_api().grads_finish(context.strategy.self(), &error), error,
+  const zr_use use = StepContext::use_of(ZR_UPDATE_PHASE);
+  context.check(context.strategy_api().grads_finish(context.strategy.self(), &use, &error), error,
                 context.strategy.call_text("grads_finish"));
   step_recorder_.lap(Phase::reduce);
 

@@ -48,7 +48,13 @@ struct StepContext : RankContext {
   /// Reports an event that belongs to no micro-step (such as ZR_STEP_END) to the strategy. Training thread.
   void report_event(uint32_t kind) const {
     CallError error;
-    check(strategy_api().event(strategy.self(), kind, 0, &error), error, strategy.call_text("event"));
+    const zr_use use = use_of(kind == ZR_EVAL_BEGIN || kind == ZR_EVAL_END ? ZR_EVAL : ZR_UPDATE_PHASE);
+    check(strategy_api().event(strategy.self(), kind, &use, &error), error, strategy.call_text("event"));
+  }
+  /// The argument of a call of the strategy on the CPU, which is complete on return. phase: ZR_FORWARD, ...; micro: of
+  /// the step; flags: ZR_USE_*.
+  static zr_use use_of(uint32_t phase, uint32_t micro = 0, uint32_t flags = 0) {
+    return {sizeof(zr_use), phase, micro, flags, nullptr, nullptr};
   }
 };
 

@@ -33,7 +33,8 @@ WeightFlow::~WeightFlow() { model_.on_use({}); }
 
 void WeightFlow::publish_weights() {
   CallError error;
-  context_.check(api_->updated(strategy_.self(), &error), error, strategy_.call_text("updated"));
+  const zr_use use = StepContext::use_of(ZR_UPDATE_PHASE);
+  context_.check(api_->updated(strategy_.self(), &use, &error), error, strategy_.call_text("updated"));
 }
 
 void WeightFlow::install_callbacks() {
@@ -93,8 +94,9 @@ void WeightFlow::begin_use(const uint32_t* params, uint32_t n, uint32_t phase) {
                          plan_.input.parameters[absent[0]].name);
     const comm::CallScope scope(comm_, std::move(call));
     if (phase != ZR_EXPORT_PHASE && phase_ != ZR_FORWARD) phase = phase_;
-    context_.check(api_->acquire(strategy_.self(), absent.data(), static_cast<uint32_t>(absent.size()), phase,
-                                 gathered.data(), nullptr, &error),
+    const zr_use use = StepContext::use_of(phase);
+    context_.check(api_->acquire(strategy_.self(), absent.data(), static_cast<uint32_t>(absent.size()), &use,
+                                 gathered.data(), &error),
                    error, strategy_.call_text("acquire"));
     for (std::size_t i = 0; i < absent.size(); ++i) {
       const plan::Parameter& parameter = plan_.input.parameters[absent[i]];
@@ -129,9 +131,9 @@ void WeightFlow::release(const std::vector<uint32_t>& params) {
     model_.attach(param, nullptr);
   }
   CallError error;
-  context_.check(
-      api_->release(strategy_.self(), params.data(), static_cast<uint32_t>(params.size()), phase_, nullptr, &error),
-      error, strategy_.call_text("release"));
+  const zr_use use = StepContext::use_of(phase_);
+  context_.check(api_->release(strategy_.self(), params.data(), static_cast<uint32_t>(params.size()), &use, &error),
+                 error, strategy_.call_text("release"));
 }
 
 }  // namespace zr::host::engine

@@ -12,7 +12,7 @@ namespace zr::host::offload {
 
 namespace {
 constexpr uint64_t kMaxAlign = uint64_t{2} << 20;  // of the memory that the host allocates for transfers
-constexpr uint64_t kCpuMemory = uint64_t{1} << 1;  // DLPack's device type of CPU memory, in device_types
+constexpr uint64_t kCpuMemory = uint64_t{1} << ZR_DEVICE_CPU;
 
 [[noreturn]] void fail_plugin_bug(const std::string& call, const std::string& problem) {
   fail_internal(fmt::format("{}: {}: this is a bug in the plug-in", call, problem));
@@ -104,7 +104,7 @@ void TierFailure::check(zr_code code, const zr_error& error, const std::string& 
 TierStore::TierStore(plugin::PluginHost& host, std::unique_ptr<plugin::Instance> instance, int index)
     : host_(host), instance_(std::move(instance)), api_(instance_->api<zr_offload_api>()), index_(index) {
   CallError error;
-  check(api_->open(instance_->self(), nullptr, &error), error, instance_->call_text("open"));
+  check(api_->open(instance_->self(), &error), error, instance_->call_text("open"));
   info_ = tier_info_of(*instance_);
 }
 

@@ -7,6 +7,7 @@
 #include "base/dtype.hpp"
 #include "base/error.hpp"
 #include "base/round_up.hpp"
+#include "base/unknown_bits.hpp"
 
 namespace zr::host::plan {
 
@@ -40,8 +41,8 @@ class Collector {
 
   zr_plan_sink sink() {
     return {sizeof(zr_plan_sink), 0, this,
-            [](void* self, const zr_buffer* b) { static_cast<Collector*>(self)->buffer(*b); },
-            [](void* self, const zr_piece* p) { static_cast<Collector*>(self)->piece(*p); }};
+            [](void* self, const zr_buffer* b) { static_cast<Collector*>(self)->take_buffer(*b); },
+            [](void* self, const zr_piece* p) { static_cast<Collector*>(self)->take_piece(*p); }};
   }
 
   RankPlan finish() {
@@ -80,7 +81,26 @@ class Collector {
     }
   }
 
+  // The plug-in may be built with newer or older headers.
+  void take_buffer(const zr_buffer& given) {
+    if (given.size < ZR_SIZE_0_9(zr_buffer)) return set_problem(too_short("zr_buffer", given.size));
+    zr_buffer b;
+    ZR_TAKE(&b, &given);
+    buffer(b);
+  }
+  void take_piece(const zr_piece& given) {
+    if (given.size < ZR_SIZE_0_9(zr_piece)) return set_problem(too_short("zr_piece", given.size));
+    zr_piece p;
+    ZR_TAKE(&p, &given);
+    piece(p);
+  }
+  static std::string too_short(const char* type, uint32_t size) {
+    return fmt::format("a {} has {} bytes, fewer than in ABI 0.9", type, size);
+  }
+
   void buffer(const zr_buffer& b) {
+    if (std::string problem = unknown_bits_problem("flags", b.flags, ZR_BUFFER_SHARED); !problem.empty())
+      set_problem(fmt::format("buffer {}: {}", plan_.buffers.size(), problem));
     if (b.elements < 0 || size_of(b.dtype) == 0 || b.role < ZR_ROLE_WEIGHT || b.role > ZR_ROLE_WEIGHT_SHARD)
       set_problem(fmt::format("buffer {} has a negative size, or an unknown dtype or role", plan_.buffers.size()));
     const bool shared = b.flags & ZR_BUFFER_SHARED;

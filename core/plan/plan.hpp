@@ -39,8 +39,10 @@ struct PlanInput {
   int world = 1;
   zr_dtype weight_dtype = ZR_F32;
   int accumulation = 1;
-  std::vector<zr_slot> slots;        // of the optimizer
-  bool share_weights = false;        // the ranks share one copy of unsharded weights
+  std::vector<zr_slot> slots;             // of the optimizer
+  uint32_t granularity = ZR_ELEMENTWISE;  // of the optimizer
+  uint32_t optimizer_needs = 0;           // ZR_OPT_NEEDS_*
+  bool share_weights = false;             // the ranks share one copy of unsharded weights
   bool accumulates_locally = false;  // gradients.reduce = "last_micro_step": the engine accumulates gradients first
   zr_dtype communicated_grad_dtype = ZR_F32;  // of one backward's gradient, as communicated or held
   zr_dtype reduced_grad_dtype = ZR_F32;       // of the sum over micro-batches and ranks

@@ -37,11 +37,11 @@ RunningModules& running_modules() {
 }
 
 // Startup runs before the first create, shutdown after the last destroy; both may run several times.
-void start(PluginHost& host, const zr_module* module, const std::string& call_name) {
+void start(const zr_module* module, const std::string& call_name) {
   RunningModules& running = running_modules();
   const MutexLock lock(running.mutex);
   if (running.count[module] == 0 && module->startup)
-    call(call_name, [&](zr_error* error) { return module->startup(host.abi(), error); });
+    call(call_name, [&](zr_error* error) { return module->startup(error); });
   ++running.count[module];
 }
 
@@ -66,7 +66,7 @@ std::string with_missing_services(const Error& failure, const std::vector<std::s
 Instance::Instance(PluginHost& host, const Component& component, const config::JobConfig& config,
                    const std::string& table)
     : component_(component) {
-  start(host, component.module, call_text("startup"));
+  start(component.module, call_text("startup"));
   host.take_missing_services();
   const ConfigView view(config.table(table));
   zr_code code = ZR_OK;

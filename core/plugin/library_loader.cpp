@@ -11,9 +11,11 @@
 #include <cstring>
 #include <iterator>
 #include <map>
+#include <optional>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "plugin/abi_version.hpp"
 #include "plugin/elf.hpp"
 #include "plugin/probe.hpp"
 #include "zr/mutex.hpp"
@@ -24,7 +26,9 @@ namespace {
 
 constexpr std::string_view kTag = "zr_tag_";
 
-std::string abi_text(unsigned major, unsigned minor) { return fmt::format("{}.{}", major, minor); }
+constexpr AbiVersion kHost{ZR_ABI_MAJOR, ZR_ABI_MINOR};
+
+std::string text_of(const AbiVersion& version) { return fmt::format("{}.{}", version.major, version.minor); }
 
 // Checks, before the file is read, that it is trusted and that this process may read it.
 std::string access_problem(const std::filesystem::path& file, TrustedFile& found) {
@@ -38,21 +42,55 @@ std::string access_problem(const std::filesystem::path& file, TrustedFile& found
   return "";
 }
 
-bool parse_abi(std::string_view text, unsigned& major, unsigned& minor) {
+// Parses "0_9".
+std::optional<AbiVersion> parse_version(std::string_view text) {
+  AbiVersion version;
   const auto end = text.data() + text.size();
-  auto [at, error] = std::from_chars(text.data(), end, major);
-  if (error != std::errc() || at == end || *at != '_') return false;
-  const auto last = std::from_chars(at + 1, end, minor);
-  return last.ec == std::errc() && last.ptr == end;
+  auto [at, error] = std::from_chars(text.data(), end, version.major);
+  if (error != std::errc() || at == end || *at != '_') return {};
+  const auto last = std::from_chars(at + 1, end, version.minor);
+  return last.ec == std::errc() && last.ptr == end ? std::optional(version) : std::nullopt;
 }
 
-std::string abi_problem(unsigned major, unsigned minor) {
-  if (major == ZR_ABI_MAJOR && minor <= ZR_ABI_MINOR) return "";
-  const std::string here = abi_text(ZR_ABI_MAJOR, ZR_ABI_MINOR);
-  const bool newer = major > ZR_ABI_MAJOR || major == ZR_ABI_MAJOR;
-  return fmt::format("it needs plug-in ABI {}, this zeroth has {}: {}{}", abi_text(major, minor), here,
-                     newer ? "install a newer zeroth, or a plug-in built for ABI " : "install a plug-in built for ABI ",
-                     here);
+std::string abi_problem(const AbiVersion& needed, const std::optional<AbiVersion>& drafts) {
+  const std::string here = text_of(kHost);
+  if (drafts && !(*drafts == kHost))
+    return fmt::format(
+        "it uses draft headers of plug-in ABI {}, and this zeroth has {}: build the plug-in again for this zeroth, or "
+        "install the zeroth that it was built for",
+        text_of(*drafts), here);
+  if (loads(kHost, needed, drafts.has_value())) return "";
+  return fmt::format(
+      "it needs plug-in ABI {}, this zeroth has {}: {}{}", text_of(needed), here,
+      kHost < needed ? "install a newer zeroth, or a plug-in built for ABI " : "install a plug-in built for ABI ",
+      here);
+}
+
+// What the names of the tags say.
+struct TagNames {
+  std::optional<AbiVersion> needed, drafts;
+  std::vector<Role> roles;
+  std::vector<std::pair<Role, std::string>> ids;
+  std::string newer_kind;  // of a known role, with an unknown revision: "zr.optimizer/2"
+};
+
+TagNames parse_tags(const std::vector<std::string>& symbols) {
+  TagNames tags;
+  for (std::string_view name : symbols) {
+    if (name.substr(0, kTag.size()) != kTag) continue;
+    name.remove_prefix(kTag.size());
+    if (name.substr(0, 4) == "abi_") tags.needed = parse_version(name.substr(4));
+    if (name.substr(0, 6) == "draft_") tags.drafts = parse_version(name.substr(6));
+    for (const Role role : kRoles) {
+      const std::string start = fmt::format("kind_{}_", name_of(role)), id = fmt::format("id_{}_", name_of(role));
+      if (name.substr(0, id.size()) == id) tags.ids.emplace_back(role, name.substr(id.size()));
+      if (name == start + "1")
+        tags.roles.push_back(role);
+      else if (name.substr(0, start.size()) == start)
+        tags.newer_kind = fmt::format("zr.{}/{}", name_of(role), name.substr(start.size()));
+    }
+  }
+  return tags;
 }
 
 struct Library {
@@ -109,22 +147,18 @@ Tags read_tags(const std::filesystem::path& file) {
         "it is not a shared library for this machine; name one built with zr_add_plugin() (sdk/cmake/ZrPlugin.cmake)";
     return tags;
   }
-  unsigned major = 0, minor = 0;
-  bool has_abi = false;
-  for (std::string_view name : *symbols) {
-    if (name.substr(0, kTag.size()) != kTag) continue;
-    name.remove_prefix(kTag.size());
-    if (name.substr(0, 4) == "abi_" && parse_abi(name.substr(4), major, minor)) has_abi = true;
-    for (const Role role : kRoles)
-      if (name == fmt::format("kind_{}", name_of(role))) tags.roles.push_back(role);
-  }
-  if (!has_abi) {
+  TagNames names = parse_tags(*symbols);
+  tags.roles = std::move(names.roles);
+  tags.ids = std::move(names.ids);
+  if (!names.needed) {
     tags.rejection =
         "it is not a Zeroth plug-in (no ABI tag); build it with zr_add_plugin() and ZR_MODULE (sdk/include/zr)";
-  } else if (tags.rejection = abi_problem(major, minor); tags.rejection.empty() && tags.roles.empty()) {
-    tags.rejection =
-        "it has no tag of a role that this zeroth knows: strategy, communicator, optimizer or offload; install a newer "
-        "zeroth";
+  } else if (tags.rejection = abi_problem(*names.needed, names.drafts); tags.rejection.empty() && tags.roles.empty()) {
+    tags.rejection = names.newer_kind.empty()
+                         ? "it has no tag of a role that this zeroth knows: strategy, communicator, optimizer or "
+                           "offload; install a newer zeroth"
+                         : fmt::format("it contains only a {}, which this zeroth does not know; install a newer zeroth",
+                                       names.newer_kind);
   }
   return tags;
 }

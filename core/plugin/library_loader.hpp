@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "plugin/plugin.hpp"
@@ -16,7 +17,8 @@ inline constexpr Role kRoles[] = {Role::strategy, Role::communicator, Role::opti
 struct Tags {
   std::string rejection;  // "" if the file may be loaded
   std::vector<Role> roles;
-  TrustedFile file;  // the examined file; load_library() loads exactly this one
+  std::vector<std::pair<Role, std::string>> ids;  // of the components, if the file has tags for them
+  TrustedFile file;                               // the examined file; load_library() loads exactly this one
 };
 /// Checks trust and reads the data tags of a file.
 Tags read_tags(const std::filesystem::path& file);

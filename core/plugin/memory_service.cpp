@@ -9,6 +9,7 @@
 
 #include "base/error.hpp"
 #include "base/round_up.hpp"
+#include "base/unknown_bits.hpp"
 #include "plugin/services.hpp"
 
 namespace zr::host::plugin {
@@ -53,8 +54,20 @@ void free_view(const zr_host* abi, const zr_view* view) {
   host.ledger().add(tier_of(block.kind), block.kind, block.tag, -block.bytes);
 }
 
-zr_code alloc(const zr_host* abi, uint64_t bytes, uint64_t align, const char* tag, zr_view* out, zr_error* error) {
+zr_code alloc(const zr_host* abi, const zr_alloc* given, zr_view* out, zr_error* error) {
   if (!abi->ctx) return fill_error(error, ZR_STATE, "the engine of this instance no longer exists");
+  if (given->size < ZR_SIZE_0_9(zr_alloc))
+    return fill_error(error, ZR_INVALID, fmt::format("the zr_alloc has {} bytes, fewer than in ABI 0.9", given->size));
+  zr_alloc request;
+  ZR_TAKE(&request, given);
+  const uint64_t bytes = request.bytes;
+  uint64_t align = request.align;
+  const char* tag = request.tag;
+  if (const std::string problem = unknown_bits_problem("flags", request.flags, 0); !problem.empty())
+    return fill_error(error, ZR_UNSUPPORTED, fmt::format("'{}': {}", tag, problem));
+  if (request.device.type != ZR_DEVICE_CPU)
+    return fill_error(error, ZR_UNSUPPORTED,
+                      fmt::format("'{}': the engine has no memory on devices of type {}", tag, request.device.type));
   if (align & (align - 1))
     return fill_error(error, ZR_INVALID, fmt::format("alignment {} is not a power of two", align));
   if (align > uint64_t{1} << 47)

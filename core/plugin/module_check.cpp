@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/unknown_bits.hpp"
 #include "plugin/library_loader.hpp"
 #include "zr/abi/communicator.h"
 #include "zr/abi/offload.h"
@@ -31,19 +32,19 @@ struct TableShape {
   RequiredFunction { offsetof(api, name), #name }
 const TableShape& shape_of(Role role) {
   static const TableShape strategy{
-      sizeof(zr_strategy_api),
-      {REQUIRED(zr_strategy_api, plan), REQUIRED(zr_strategy_api, bind), REQUIRED(zr_strategy_api, grad_destination),
-       REQUIRED(zr_strategy_api, grad_ready), REQUIRED(zr_strategy_api, event), REQUIRED(zr_strategy_api, grads_finish),
-       REQUIRED(zr_strategy_api, updated)}};
+      ZR_SIZE_0_9(zr_strategy_api),
+      {REQUIRED(zr_strategy_api, describe), REQUIRED(zr_strategy_api, plan), REQUIRED(zr_strategy_api, bind),
+       REQUIRED(zr_strategy_api, grad_destination), REQUIRED(zr_strategy_api, grad_ready),
+       REQUIRED(zr_strategy_api, event), REQUIRED(zr_strategy_api, grads_finish), REQUIRED(zr_strategy_api, updated)}};
   static const TableShape communicator{
-      sizeof(zr_communicator_api),
+      ZR_SIZE_0_9(zr_communicator_api),
       {REQUIRED(zr_communicator_api, open), REQUIRED(zr_communicator_api, close), REQUIRED(zr_communicator_api, caps),
        REQUIRED(zr_communicator_api, submit), REQUIRED(zr_communicator_api, abort)}};
   static const TableShape optimizer{
-      sizeof(zr_optimizer_api),
+      ZR_SIZE_0_9(zr_optimizer_api),
       {REQUIRED(zr_optimizer_api, describe), REQUIRED(zr_optimizer_api, add_group), REQUIRED(zr_optimizer_api, step)}};
   static const TableShape offload{
-      sizeof(zr_offload_api),
+      ZR_SIZE_0_9(zr_offload_api),
       {REQUIRED(zr_offload_api, open), REQUIRED(zr_offload_api, caps), REQUIRED(zr_offload_api, reserve),
        REQUIRED(zr_offload_api, release), REQUIRED(zr_offload_api, write), REQUIRED(zr_offload_api, read)}};
   switch (role) {
@@ -64,6 +65,9 @@ std::string api_problem(const zr_component& component, Role role) {
   uint32_t size = 0;
   std::memcpy(&size, component.api, sizeof size);
   if (size < shape.size) return too_short("its api table", size, shape.size);
+  uint32_t reserved = 0;
+  std::memcpy(&reserved, static_cast<const char*>(component.api) + sizeof size, sizeof reserved);
+  if (std::string problem = reserved_problem("rsv of its api table", reserved); !problem.empty()) return problem;
   for (const RequiredFunction& required : shape.functions) {
     const void* function = nullptr;
     std::memcpy(static_cast<void*>(&function), static_cast<const char*>(component.api) + required.offset,
@@ -80,7 +84,11 @@ std::string key_problem(const zr_component& component, Role role) {
   for (uint32_t i = 0; i < component.n_keys; ++i) {
     const zr_key* key = component.keys[i];
     if (!key || !key->name) return fmt::format("key {} has no name", i);
-    if (key->size < sizeof(zr_key)) return too_short("a key", key->size, sizeof(zr_key));
+    if (key->size < ZR_SIZE_0_9(zr_key)) return too_short("a key", key->size, ZR_SIZE_0_9(zr_key));
+    const std::string where = fmt::format("key '{}': ", key->name);
+    if (std::string problem = unknown_bits_problem(where + "flags", key->flags, ZR_KEY_PER_GROUP); !problem.empty())
+      return problem;
+    if (std::string problem = reserved_problem(where + "rsv", key->rsv); !problem.empty()) return problem;
   }
   std::set<std::string> names;
   for (const config::ConfigKey& key :
@@ -92,12 +100,20 @@ std::string key_problem(const zr_component& component, Role role) {
   return "";
 }
 
-bool is_id(const std::string& id) {
-  return !id.empty() && id.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") == std::string::npos;
+bool is_word(std::string_view text) {
+  return !text.empty() && text.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") == std::string::npos;
+}
+// "lion" or "acme.lion".
+bool is_id(std::string_view id) {
+  const std::size_t dot = id.find('.');
+  return dot == id.npos ? is_word(id) : is_word(id.substr(0, dot)) && is_word(id.substr(dot + 1));
 }
 
 std::string content_problem(const zr_component& component, Role role) {
-  if (component.size < sizeof(zr_component)) return too_short("its component", component.size, sizeof(zr_component));
+  if (component.size < ZR_SIZE_0_9(zr_component))
+    return too_short("its component", component.size, ZR_SIZE_0_9(zr_component));
+  for (const auto& [member, value] : {std::pair{"flags", component.flags}, std::pair{"rsv", component.rsv}})
+    if (std::string problem = reserved_problem(member, value); !problem.empty()) return problem;
   if (!component.version || !component.api || !component.create || !component.destroy)
     return "its version, api, create or destroy is null";
   std::string problem = api_problem(component, role);
@@ -117,10 +133,14 @@ using ComponentNames = std::set<std::string>;
 // Of a component with an id; adds it to `checked`.
 std::string component_problem(const zr_component& component, Role role, const Tags& tags, ComponentNames& checked) {
   const std::string component_name = fmt::format("{} '{}'", name_of(role), component.id);
-  if (!is_id(component.id)) return component_name + ": an id consists of lower-case letters, digits and underscores";
+  if (!is_id(component.id))
+    return component_name +
+           ": an id consists of lower-case letters, digits and underscores, and may begin with the vendor's name and a "
+           "dot";
   if (!checked.insert(component_name).second) return fmt::format("it contains {} twice", component_name);
   if (std::find(tags.roles.begin(), tags.roles.end(), role) == tags.roles.end())
-    return fmt::format("it contains {}, but exports no tag zr_tag_kind_{}; add ZR_TAG", component_name, name_of(role));
+    return fmt::format("it contains {}, but exports no tag zr_tag_kind_{}_1; add ZR_TAG", component_name,
+                       name_of(role));
   const std::string problem = content_problem(component, role);
   return problem.empty() ? "" : fmt::format("{}: {}", component_name, problem);
 }
@@ -130,14 +150,19 @@ std::string tag_problem(const Tags& tags, const ComponentNames& components) {
   for (const Role role : tags.roles)
     if (std::none_of(components.begin(), components.end(),
                      [&](const std::string& component_name) { return component_name.rfind(name_of(role), 0) == 0; }))
-      return fmt::format("its tag zr_tag_kind_{} announces a {}, but it contains none", name_of(role),
+      return fmt::format("its tag zr_tag_kind_{}_1 announces a {}, but it contains none", name_of(role),
                          abi_kind_of(role));
+  for (const auto& [role, id] : tags.ids)
+    if (!components.contains(fmt::format("{} '{}'", name_of(role), id)))
+      return fmt::format("its tag zr_tag_id_{}_{} announces {} '{}', but it does not contain it", name_of(role), id,
+                         name_of(role), id);
   return "";
 }
 
 std::string table_problem(const zr_module& module, const Tags& tags) {
   if (!module.name || !module.vendor || !module.version || !module.build)
     return "its name, vendor, version or build is null";
+  if (std::string problem = reserved_problem("rsv of its module", module.rsv); !problem.empty()) return problem;
   ComponentNames checked;
   for (uint32_t i = 0; i < module.n_components; ++i) {
     const zr_component* component = module.components ? module.components[i] : nullptr;
@@ -157,7 +182,8 @@ std::string as_plugin_bug(const std::string& problem) {
 }  // namespace
 
 std::string module_problem(const zr_module* module, const Tags& tags) {
-  if (module->size < sizeof(zr_module)) return as_plugin_bug(too_short("its module", module->size, sizeof(zr_module)));
+  if (module->size < ZR_SIZE_0_9(zr_module))
+    return as_plugin_bug(too_short("its module", module->size, ZR_SIZE_0_9(zr_module)));
   if (module->need_minor > ZR_ABI_MINOR)
     return fmt::format(
         "its module needs plug-in ABI {}.{}, but its tag names an older one; this zeroth has {}.{}: install a newer "

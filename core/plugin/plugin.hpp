@@ -44,7 +44,8 @@ std::string folder_problem(const std::filesystem::path& folder);
 /// does not affect it. Throws InternalError if this process did not load the library. Any thread.
 uint64_t loaded_file_hash(const Component& component);
 
-/// The search path of this process. Files are named zr_<role>_<id>.so.
+/// The search path of this process. A library with one component is named zr_<role>_<id>.so. One with several has any
+/// name zr_<name>.so, and a tag for each id (ZR_ID_TAG).
 class Registry {
  public:
   /// ZR_PLUGIN_PATH (secure_getenv, absolute entries only), then the build tree's or installation's plugins folder.
@@ -55,9 +56,9 @@ class Registry {
   /// the message lists the available ids and the nearest one. `where` is the origin of the id ("gpt.toml:3:12").
   /// [control]
   Component load(Role role, const std::string& id, const std::string& where) const;
-  /// The ids of a role, sorted, by file name only.
+  /// The ids of a role, sorted, by the names of files and by tags; no library is loaded.
   std::vector<std::string> ids(Role role) const;
-  /// True if a file zr_<role>_<id>.so exists in a directory.
+  /// True if a library in a directory has this id, by its name or by a tag.
   bool exists(Role role, const std::string& id) const;
   /// Validates every candidate file of the directories, and loads the valid ones. [control]
   std::vector<PluginValidation> list() const;

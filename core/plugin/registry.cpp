@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
 #include <set>
 #include <sstream>
+#include <tuple>
 
 #include "base/error.hpp"
 #include "plugin/library_loader.hpp"
@@ -64,6 +66,13 @@ bool split_name(const fs::path& file, Role& role, std::string& id) {
   return false;
 }
 
+// A library of several components: zr_<name>.so, with a tag per component.
+bool is_collection(const fs::path& file) {
+  Role role{};
+  std::string id;
+  return file.filename().string().rfind("zr_", 0) == 0 && file.extension() == ".so" && !split_name(file, role, id);
+}
+
 const Component* find(const PluginValidation& validation, Role role, const std::string& id) {
   for (const Component& entry : validation.components)
     if (abi_kind_of(role) == entry.table->kind && (id.empty() || id == entry.table->id)) return &entry;
@@ -91,15 +100,31 @@ std::string kind_problem(const Tags& tags, Role role) {
                      with_articles({role}));
 }
 
-std::vector<fs::path> candidates(const fs::path& folder) {
+// The files of a folder that fulfil `condition`, sorted.
+std::vector<fs::path> files_in(const fs::path& folder, const std::function<bool(const fs::path&)>& condition) {
   std::vector<fs::path> found;
   std::error_code error;
-  Role role{};
-  std::string id;
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error))
-    if (split_name(entry->path(), role, id)) found.push_back(entry->path());
+    if (condition(entry->path())) found.push_back(entry->path());
   std::sort(found.begin(), found.end());
   return found;
+}
+
+// The libraries of one component in a folder.
+std::vector<fs::path> candidates(const fs::path& folder) {
+  return files_in(folder, [](const fs::path& file) {
+    Role role{};
+    std::string id;
+    return split_name(file, role, id);
+  });
+}
+
+// The ids that the libraries of several components in a folder have, and the libraries.
+std::vector<std::tuple<Role, std::string, fs::path>> collected_ids(const fs::path& folder) {
+  std::vector<std::tuple<Role, std::string, fs::path>> all;
+  for (const fs::path& file : files_in(folder, is_collection))
+    for (const auto& [role, id] : read_tags(file).ids) all.emplace_back(role, id, file);
+  return all;
 }
 
 }  // namespace
@@ -152,6 +177,9 @@ std::vector<fs::path> Registry::files(Role role, const std::string& id) const {
   for (const fs::path& folder : directories_)
     if (fs::exists(fs::symlink_status(folder / file_name(role, id), error)))  // a dangling link has its own error
       found.push_back(folder / file_name(role, id));
+  for (const fs::path& folder : directories_)
+    for (const auto& [file_role, file_id, file] : collected_ids(folder))
+      if (file_role == role && file_id == id) found.push_back(file);
   return found;
 }
 
@@ -164,6 +192,9 @@ std::vector<std::string> Registry::ids(Role role) const {
   for (const fs::path& folder : directories_)
     for (const fs::path& file : candidates(folder))
       if (split_name(file, file_role, id) && file_role == role) result.insert(id);
+  for (const fs::path& folder : directories_)
+    for (const auto& [collected_role, collected_id, file] : collected_ids(folder))
+      if (collected_role == role) result.insert(collected_id);
   return {result.begin(), result.end()};
 }
 
@@ -228,6 +259,24 @@ std::vector<PluginValidation> Registry::list() const {
       }
       validation.accepted = validation.reason.empty();
       if (!validation.accepted) validation.components.clear();
+      result.push_back(std::move(validation));
+    }
+  for (const fs::path& folder : directories_)
+    for (const fs::path& file : files_in(folder, is_collection)) {
+      const Tags tags = read_tags(file);
+      PluginValidation validation = load_library(file, tags);
+      for (const auto& [tag_role, tag_id] : tags.ids)
+        if (const auto same = files(tag_role, tag_id); validation.accepted && same.size() > 1) {
+          validation = {
+              file, false, fmt::format("{} '{}': {}", name_of(tag_role), tag_id, duplicate_problem(same)), {}};
+        }
+      if (validation.accepted && tags.ids.empty())
+        validation = {
+            file,
+            false,
+            "it has no tag zr_tag_id_<role>_<id>, so that nothing finds its components; add ZR_ID_TAG, or call "
+            "it zr_<role>_<id>.so",
+            {}};
       result.push_back(std::move(validation));
     }
   return result;

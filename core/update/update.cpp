@@ -125,9 +125,9 @@ zr_update_slice describe(const UpdateRange& range, const plan::MemoryPlan& plan,
 }
 }  // namespace
 
-void update(const plugin::Instance& optimizer, uint32_t granularity, ThreadPool& pool, const plan::MemoryPlan& plan,
+void update(const plugin::Instance& optimizer, ThreadPool& pool, const plan::MemoryPlan& plan,
             const std::vector<UpdateSlice>& slices, const UpdateInput& input) {
-  const std::vector<UpdateRange> ranges = cut(slices, input, granularity == ZR_ELEMENTWISE);
+  const std::vector<UpdateRange> ranges = cut(slices, input, plan.input.granularity == ZR_ELEMENTWISE);
   const zr_step step{sizeof(zr_step), input.grad_mul, input.step, input.grad_norm};
   const auto* api = optimizer.api<zr_optimizer_api>();
   pool.parallel_for(static_cast<int64_t>(ranges.size()), 1, [&](int64_t begin, int64_t end) {

@@ -38,7 +38,7 @@ struct UpdateInput {
 /// Calls the optimizer over all touched slices. Elementwise optimizers get parts of at most 64 Ki elements (16 Ki where
 /// gradients or weights are copied), on several threads; other optimizers get complete slices. Throws Error if the
 /// plug-in fails.
-void update(const plugin::Instance& optimizer, uint32_t granularity, ThreadPool& pool, const plan::MemoryPlan& plan,
+void update(const plugin::Instance& optimizer, ThreadPool& pool, const plan::MemoryPlan& plan,
             const std::vector<UpdateSlice>& slices, const UpdateInput& input);
 
 }  // namespace zr::host::update

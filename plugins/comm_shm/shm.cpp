@@ -10,9 +10,20 @@ class Shm : public zr::Communicator<Shm, shm::ShmCommunicator> {
   Shm(const zr::Config& config, const zr::Host& host) : host_(host), staging_bytes_(config.integer("staging_bytes")) {}
 
   uint64_t open_bytes(int32_t world) const { return shm::Layout(world, staging_bytes_).bytes; }
+  zr_comm_caps caps() const {
+    zr_comm_caps caps{};
+    caps.flags = ZR_COMM_RANK_ORDERED | ZR_COMM_UPCAST | ZR_COMM_ACCUMULATE | ZR_COMM_ASYNC;
+    for (uint32_t op = ZR_ALL_REDUCE; op <= ZR_BARRIER; ++op) caps.ops |= uint64_t{1} << op;
+    for (int dtype = ZR_F32; dtype <= ZR_I64; ++dtype) caps.dtypes |= uint64_t{1} << dtype;
+    caps.reduces = 1u << ZR_SUM | 1u << ZR_MIN | 1u << ZR_MAX;
+    caps.device_types = zr::kCpuOnly;
+    return caps;
+  }
   std::unique_ptr<shm::ShmCommunicator> open(const zr_comm_open& options) {
-    static uint64_t opened = 0;  // [control]: one call at a time in the process
-    return std::make_unique<shm::ShmCommunicator>(host_, options, staging_bytes_, ++opened);
+    if (options.device.type != ZR_DEVICE_CPU)
+      throw zr::PluginError(ZR_UNSUPPORTED, "comm_shm moves host memory, not memory of a device of type " +
+                                                std::to_string(options.device.type));
+    return std::make_unique<shm::ShmCommunicator>(host_, options, staging_bytes_);
   }
 
  private:

@@ -36,8 +36,7 @@ long futex(std::atomic<uint32_t>* word, int op, uint32_t value, const timespec* 
 }
 }  // namespace
 
-ShmCommunicator::ShmCommunicator(const zr::Host& host, const zr_comm_open& options, int64_t staging_bytes,
-                                 uint64_t opened)
+ShmCommunicator::ShmCommunicator(const zr::Host& host, const zr_comm_open& options, int64_t staging_bytes)
     : host_(host),
       tasks_(host),
       rank_(options.rank),
@@ -47,15 +46,14 @@ ShmCommunicator::ShmCommunicator(const zr::Host& host, const zr_comm_open& optio
       copy_(ZR_CHOOSE(copy_range)),
       oversubscribed_(more_ranks_than_cores(options.world)),
       messages_sent_(static_cast<size_t>(options.world), 0) {
-  rendezvous(options, opened);
+  rendezvous(options);
 }
 
-void ShmCommunicator::rendezvous(const zr_comm_open& options, uint64_t opened) {
+void ShmCommunicator::rendezvous(const zr_comm_open& options) {
   if (world_ == 1) return;
   const auto& store = host_.need<zr_store_service>();
   const auto key = [&](const char* what, int r) {
-    return "shm." + std::string(options.axis ? options.axis : "") + "." + std::to_string(opened) + "." + what + "." +
-           std::to_string(r);
+    return std::string(options.store_prefix) + "shm." + what + "." + std::to_string(r);
   };
   const auto put = [&](const char* what, const std::string& value) {
     zr_error error = zr::no_error();
@@ -97,25 +95,16 @@ ShmCommunicator::~ShmCommunicator() {
   notify_peers();
 }
 
-zr_comm_caps ShmCommunicator::caps() const {
-  zr_comm_caps caps{};
-  caps.flags = ZR_COMM_RANK_ORDERED | ZR_COMM_UPCAST | ZR_COMM_ACCUMULATE | ZR_COMM_ASYNC;
-  for (uint32_t op = ZR_ALL_REDUCE; op <= ZR_BARRIER; ++op) caps.ops |= uint64_t{1} << op;
-  for (int dtype = ZR_F32; dtype <= ZR_I64; ++dtype) caps.dtypes |= uint64_t{1} << dtype;
-  caps.reduces = 1u << ZR_SUM | 1u << ZR_MIN | 1u << ZR_MAX;
-  return caps;
-}
-
-void* ShmCommunicator::mem_alloc(uint64_t bytes, uint64_t align, uint32_t flags) {
+zr_view ShmCommunicator::mem_alloc(uint64_t bytes, uint64_t align, uint32_t flags) {
   if (flags != 0)
     throw zr::PluginError(ZR_UNSUPPORTED, "comm_shm does not support memory with flags " + std::to_string(flags));
   if (align > 4096)
     throw zr::PluginError(ZR_UNSUPPORTED,
                           "comm_shm cannot align memory to " + std::to_string(align) + " bytes; the limit is 4096");
-  return arena_.allocate(bytes);
+  return {arena_.allocate(bytes), static_cast<int64_t>(bytes), ZR_U8, 0, {ZR_DEVICE_CPU, 0}};
 }
 
-void ShmCommunicator::mem_free(void* memory) noexcept { arena_.release(memory); }
+void ShmCommunicator::mem_free(const zr_view& memory) noexcept { arena_.release(memory.data); }
 
 // Rank 0 allocates the memory and broadcasts its address.
 void ShmCommunicator::shared_alloc(uint64_t bytes, void** writer, const void** reader) {
@@ -133,7 +122,8 @@ void ShmCommunicator::shared_alloc(uint64_t bytes, void** writer, const void** r
 
 void ShmCommunicator::shared_free(void* writer) noexcept { arena_.release_reader(writer); }
 
-void ShmCommunicator::submit(const zr_coll& coll, zr_stream*, zr_done* done) {
+void ShmCommunicator::submit(const zr_coll& coll, zr_stream* stream, zr_done* done) {
+  if (stream) throw zr::PluginError(ZR_UNSUPPORTED, "comm_shm does not accept streams");
   if (failed_) throw zr::PluginError(failed_->code, failed_->text);
   auto op = unused_.empty() ? std::make_unique<Operation>() : std::move(unused_.back());
   if (!unused_.empty()) unused_.pop_back();

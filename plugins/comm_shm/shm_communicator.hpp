@@ -20,24 +20,22 @@ namespace shm {
 
 class ShmCommunicator {
  public:
-  /// Exchanges the ranks' addresses through the host's store and opens every peer's memory. `opened` distinguishes the
-  /// communicators that one process opens one after the other.
-  ShmCommunicator(const zr::Host& host, const zr_comm_open& options, int64_t staging_bytes, uint64_t opened);
+  /// Exchanges the ranks' addresses through the host's store and opens every peer's memory.
+  ShmCommunicator(const zr::Host& host, const zr_comm_open& options, int64_t staging_bytes);
   ~ShmCommunicator();
   ShmCommunicator(const ShmCommunicator&) = delete;
 
-  zr_comm_caps caps() const;
   void submit(const zr_coll& coll, zr_stream* stream, zr_done* done);
   void progress();
-  void* mem_alloc(uint64_t bytes, uint64_t align, uint32_t flags);
-  void mem_free(void* memory) noexcept;
+  zr_view mem_alloc(uint64_t bytes, uint64_t align, uint32_t flags);
+  void mem_free(const zr_view& memory) noexcept;
   void shared_alloc(uint64_t bytes, void** writer, const void** reader);
   void shared_free(void* writer) noexcept;
   void abort() noexcept { aborted_.store(true, std::memory_order_relaxed); }
 
  private:
   // shm_communicator.cpp: the queue
-  void rendezvous(const zr_comm_open& options, uint64_t opened);
+  void rendezvous(const zr_comm_open& options);
   void advance();
   void advance_operations();
   bool step(Operation& op);

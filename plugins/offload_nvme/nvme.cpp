@@ -58,8 +58,7 @@ class Nvme : public zr::Offload<Nvme> {
     for (const auto& [id, allocation] : allocations_) account(-checksum_bytes(*allocation));
   }
 
-  void open(const zr_offload_ref* below) {
-    if (below) throw zr::PluginError(ZR_UNSUPPORTED, "tier nvme stores bytes itself and cannot use a tier below");
+  void open() {
     if (transfers_) throw zr::PluginError(ZR_STATE, "tier nvme is already open");
     const auto direct = direct_ == "auto"   ? nvme::Direct::automatic
                         : direct_ == "true" ? nvme::Direct::yes

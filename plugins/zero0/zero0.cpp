@@ -40,15 +40,17 @@ class Zero0 : public zr::Strategy<Zero0> {
     gradients_.emplace(in, memory(in), gradient_buckets(*layout_), bound.comm, bound.buffers + 1, std::move(own_parts));
   }
 
-  zr_view grad_destination(uint32_t param, int64_t& first, uint32_t) { return gradients_->destination(param, first); }
-  void grad_ready(uint32_t param, int64_t first, int64_t count, uint32_t micro) {
-    gradients_->ready(param, first, count, micro);
+  zr_view grad_destination(uint32_t param, int64_t& first, const zr_use&) {
+    return gradients_->destination(param, first);
   }
-  void event(uint32_t kind, uint32_t) {
+  void grad_ready(uint32_t param, int64_t first, int64_t count, const zr_use& use) {
+    gradients_->ready(param, first, count, use.micro);
+  }
+  void event(uint32_t kind, const zr_use&) {
     if (kind == ZR_BACKWARD_END) gradients_->backward_end();
   }
-  void grads_finish() { zr::all_gather_parts(*comm_, *layout_, reduced_gradients_); }
-  void updated() {}  // every rank has updated every weight, from the same reduced gradients
+  void grads_finish(const zr_use&) { zr::all_gather_parts(*comm_, *layout_, reduced_gradients_); }
+  void updated(const zr_use&) {}  // every rank has updated every weight, from the same reduced gradients
 
  private:
   zr::FlatLayout lay_out(const zr_plan_in& in) const { return {in, bucket_bytes_ / zr::bytes_of(in.grad_dtype)}; }

@@ -118,12 +118,7 @@ zr_view GatherScheduler::allocate_overflow_memory(int64_t bytes, bool is_reused)
       return spare_overflow_.extract(fits).mapped();
     if (!spare_overflow_.empty()) free_overflow(spare_overflow_.extract(std::prev(spare_overflow_.end())).mapped());
   }
-  zr_view memory{};
-  zr_error error = zr::no_error();
-  zr::check(host_.need<zr_memory_service>().alloc(host_.abi(), static_cast<uint64_t>(bytes), 64,
-                                                  "all_gather: gathered weights, overflow", &memory, &error),
-            error);
-  return memory;
+  return zr::allocate(host_, static_cast<uint64_t>(bytes), "all_gather: gathered weights, overflow");
 }
 
 void GatherScheduler::free_overflow(const zr_view& memory) {

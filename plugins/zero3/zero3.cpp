@@ -85,20 +85,22 @@ class Zero3 : public zr::Strategy<Zero3> {
                                                           bound.buffers[kAllGatherBuffer], host_);
   }
 
-  zr_view grad_destination(uint32_t param, int64_t& first, uint32_t) { return gradients_->destination(param, first); }
-  void grad_ready(uint32_t param, int64_t first, int64_t count, uint32_t micro) {
-    gradients_->ready(param, first, count, micro);
+  zr_view grad_destination(uint32_t param, int64_t& first, const zr_use&) {
+    return gradients_->destination(param, first);
+  }
+  void grad_ready(uint32_t param, int64_t first, int64_t count, const zr_use& use) {
+    gradients_->ready(param, first, count, use.micro);
   }
 
-  void event(uint32_t kind, uint32_t) {
+  void event(uint32_t kind, const zr_use&) {
     if (kind != ZR_BACKWARD_END) return;
     gradients_->backward_end();
     scheduler_->pass_end();
   }
 
-  void grads_finish() { scheduler_->wait(); }  // peers have finished reading this rank's shard
+  void grads_finish(const zr_use&) { scheduler_->wait(); }  // peers have finished reading this rank's shard
 
-  void updated() {
+  void updated(const zr_use&) {
     scheduler_->refresh();
     if (shared_weights_) return comm_->run(zr::barrier("weights"));  // all ranks have written
     std::vector<zr::Done> gathers;
@@ -115,10 +117,10 @@ class Zero3 : public zr::Strategy<Zero3> {
     scheduler_->prefetch();
   }
 
-  void acquire(const uint32_t* params, uint32_t n, uint32_t phase, zr_view* full) {
-    scheduler_->acquire(params, n, phase, full);
+  void acquire(const uint32_t* params, uint32_t n, const zr_use& use, zr_view* full) {
+    scheduler_->acquire(params, n, use.phase, full);
   }
-  void release(const uint32_t* params, uint32_t n, uint32_t) { scheduler_->release(params, n); }
+  void release(const uint32_t* params, uint32_t n, const zr_use&) { scheduler_->release(params, n); }
 
  private:
   enum : uint32_t { kShard, kPersistent, kAllGatherBuffer, kGradients };  // the plan's buffers

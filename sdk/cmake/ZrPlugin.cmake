@@ -22,9 +22,9 @@ function(zr_add_plugin target)
     message(FATAL_ERROR "zr_add_plugin(${target}): ROLE is \"${PLUGIN_ROLE}\", must be strategy, communicator, \
 optimizer or offload")
   endif()
-  if(NOT PLUGIN_ID MATCHES "^[a-z][a-z0-9_]*$")
+  if(NOT PLUGIN_ID MATCHES "^[a-z][a-z0-9_]*([.][a-z0-9_]+)?$")
     message(FATAL_ERROR "zr_add_plugin(${target}): ID is \"${PLUGIN_ID}\", must be lower-case letters, digits and \
-underscores, and begin with a letter")
+underscores, begin with a letter, and may have the form vendor.name")
   endif()
   if(NOT PLUGIN_SOURCES OR PLUGIN_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "zr_add_plugin(${target}): SOURCES is missing, or there are unknown arguments: \

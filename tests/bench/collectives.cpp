@@ -197,7 +197,7 @@ Row submit_overhead() {
     coll.label = "gradient bucket 3";
     coll.fingerprint = 1;
     zr::host::CallError error;
-    const auto batch = [&](const zr_communicator_api& api, void* comm) {
+    const auto batch = [&](const auto& api, void* comm) {
       std::vector<zr_done*> dones;
       for (int i = 0; i < kBatch; ++i) dones.push_back(zr::host::comm::done_new(rig.host().abi()));
       meet();

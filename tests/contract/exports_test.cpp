@@ -26,8 +26,11 @@ std::vector<std::filesystem::path> plugins() {
 TEST(PluginExportsTest, ContainOnlyTheEntryPointAndTheTags) {
   ASSERT_GE(plugins().size(), 2u);
   for (const auto& file : plugins()) {
-    const std::string name = file.stem(), role = name.substr(3, name.find('_', 3) - 3);  // zr_<role>_<id>
-    std::vector<std::string> expected = {"zr_module_v1", "zr_tag_abi_0_3", "zr_tag_kind_" + role}, found;
+    const std::string name = file.stem(), what = name.substr(3),  // <role>_<id>
+        role = what.substr(0, what.find('_'));
+    std::vector<std::string> expected = {"zr_module_v1", "zr_tag_abi_0_9", "zr_tag_id_" + what,
+                                         "zr_tag_kind_" + role + "_1"},
+                             found;
     for (const std::string& line : shell("nm -D --defined-only " + file.string()).lines()) {
       found.push_back(line.substr(line.rfind(' ') + 1));
     }

@@ -27,17 +27,19 @@ struct Shelf : Offload<Shelf> {  // implements no optional function
 struct CompleteTier : Shelf {  // implements every optional function
   using Layer = OffloadLayer<CompleteTier>;
   explicit CompleteTier(const Host& host) : host(host) {}
-  void open(const zr_offload_ref* ref) { below = ref; }
+  void open() {
+    if (opened) throw PluginError(ZR_STATE, "already open");
+    opened = true;
+  }
   void write(const zr_transfer*, uint32_t, zr_stream*, zr_done* done) { kept = Done::retained(host, done); }
   zr_view map(uint64_t slot) { return view_of(memory, static_cast<int64_t>(slot)); }
   void unmap(uint64_t) noexcept { kept.resolve(); }
-  void flush() { throw PluginError(ZR_UNSUPPORTED, "not now"); }
   void reg(const zr_view& view) {
     if (view.count > 2) throw PluginError(ZR_NOMEM, "too much");
   }
   void unreg(const zr_view&) noexcept {}
   Host host;
-  const zr_offload_ref* below = nullptr;
+  bool opened = false;
   Done kept;
   float memory[4] = {};
 };
@@ -62,11 +64,9 @@ TEST(OffloadLayerTest, SetsUnimplementedFunctionsToNull) {
   EXPECT_EQ(shelf.api.size, sizeof(zr_offload_api));
   EXPECT_EQ(shelf.api.map, nullptr);
   EXPECT_EQ(shelf.api.unmap, nullptr);
-  EXPECT_EQ(shelf.api.flush, nullptr);
   EXPECT_EQ(shelf.api.reg, nullptr);
   EXPECT_EQ(shelf.api.unreg, nullptr);
   EXPECT_NE(complete.api.map, nullptr);
-  EXPECT_NE(complete.api.flush, nullptr);
   EXPECT_NE(complete.api.reg, nullptr);
 }
 
@@ -85,13 +85,12 @@ TEST(OffloadLayerTest, ReportsThatATierWithMapIsMappable) {
   EXPECT_EQ(view.count, 3);
 }
 
-TEST(OffloadLayerTest, RejectsALowerTierUnlessTheAuthorAcceptsIt) {
+TEST(OffloadLayerTest, OpensATierAlsoIfTheAuthorHasNothingToOpen) {
   Tier shelf(component<Shelf>("shelf", "1.0")), complete(component<CompleteTier>("complete", "1.0"));
-  const zr_offload_ref below{&shelf.api, shelf.self};
-  EXPECT_EQ(shelf.api.open(shelf.self, nullptr, &shelf.error), ZR_OK);
-  EXPECT_EQ(shelf.api.open(shelf.self, &below, &shelf.error), ZR_UNSUPPORTED);
-  EXPECT_STREQ(shelf.error.msg, "this tier stores bytes itself and cannot use a tier below");
-  EXPECT_EQ(complete.api.open(complete.self, &below, &complete.error), ZR_OK);
+  EXPECT_EQ(shelf.api.open(shelf.self, &shelf.error), ZR_OK);
+  EXPECT_EQ(complete.api.open(complete.self, &complete.error), ZR_OK);
+  EXPECT_EQ(complete.api.open(complete.self, &complete.error), ZR_STATE);
+  EXPECT_STREQ(complete.error.msg, "already open");
 }
 
 TEST(OffloadLayerTest, TurnsExceptionsIntoCodeTextAndNumber) {
@@ -112,7 +111,6 @@ TEST(OffloadLayerTest, TurnsExceptionsIntoCodeTextAndNumber) {
   EXPECT_EQ(Shelf::released, 8u);
   const zr_view large = view_of(&slot, 3);
   EXPECT_EQ(complete.api.reg(complete.self, &large, &complete.error), ZR_NOMEM);
-  EXPECT_EQ(complete.api.flush(complete.self, &complete.error), ZR_UNSUPPORTED);
 }
 
 TEST(OffloadLayerTest, KeepsAReferenceToAPendingCompletion) {

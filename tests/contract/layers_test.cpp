@@ -28,18 +28,22 @@ struct Sample : Strategy<Sample> {
     buffer = bound.buffers[0];
     comm.emplace_back(bound.comm);
   }
-  zr_view grad_destination(uint32_t param, int64_t first, uint32_t) { return part(buffer, first, param == 7 ? 0 : 2); }
-  void grad_ready(uint32_t, int64_t, int64_t, uint32_t) {
+  zr_view grad_destination(uint32_t param, int64_t first, const zr_use&) {
+    return part(buffer, first, param == 7 ? 0 : 2);
+  }
+  void grad_ready(uint32_t, int64_t, int64_t, const zr_use& use) {
+    micro = use.micro;
     pending = comm[0].start(reduce_scatter(buffer, buffer, "bucket 0", ZR_COLL_ACCUMULATE));
   }
-  void event(uint32_t kind, uint32_t) {
+  void event(uint32_t kind, const zr_use&) {
     if (kind == ZR_STEP_END) throw std::runtime_error("a plain exception");
     if (kind == ZR_EVAL_END) throw 7;
     if (kind == ZR_EVAL_BEGIN) throw std::bad_alloc();
   }
-  void grads_finish() { pending.wait(); }
-  void updated() { comm[0].run(broadcast(buffer, 1, "weights")); }
+  void grads_finish(const zr_use&) { pending.wait(); }
+  void updated(const zr_use&) { comm[0].run(broadcast(buffer, 1, "weights")); }
   int64_t bucket;
+  inline static uint32_t micro = 0;  // of the last gradient
   zr_view buffer{};
   std::vector<Comm> comm;
   Done pending;
@@ -65,8 +69,7 @@ zr_code note(void* comm, const zr_coll* coll, zr_stream*, zr_done* done, zr_erro
   noted.dones.push_back(done);
   return ZR_OK;
 }
-constexpr zr_communicator_api kNoted{
-    sizeof(zr_communicator_api), 0, nullptr, nullptr, nullptr, note, nullptr, nullptr, nullptr, nullptr};
+constexpr zr_collectives_api kNoted{sizeof(zr_collectives_api), 0, note, nullptr};
 
 class StrategyLayerTest : public ::testing::Test {
  protected:
@@ -77,10 +80,15 @@ class StrategyLayerTest : public ::testing::Test {
   void bind() {
     create();
     zr_bind bound{sizeof bound, 1, &buffer_, {&kNoted, &noted_, 0, 2}};
-    const zr_plan_in in{};
+    const zr_plan_in in = plan_in();
     ASSERT_EQ(api().bind(self_, &in, &bound, &error_), ZR_OK);
   }
   ~StrategyLayerTest() override { kSample.destroy(self_); }
+  static zr_plan_in plan_in() {
+    zr_plan_in in{};
+    in.size = sizeof in;
+    return in;
+  }
   zr_host host_ = make_host();
   zr_error error_ = OptimizerUnderTest::no_error();
   void* self_ = nullptr;
@@ -88,6 +96,7 @@ class StrategyLayerTest : public ::testing::Test {
   float memory_[8] = {};
   zr_view buffer_ = view_of(memory_, 8);
   Noted noted_;
+  zr_use use_{sizeof use_, ZR_BACKWARD, 0, 0, nullptr, nullptr};
 };
 
 TEST_F(StrategyLayerTest, DescribesKindKeysAndImplementedFunctions) {
@@ -97,7 +106,49 @@ TEST_F(StrategyLayerTest, DescribesKindKeysAndImplementedFunctions) {
   EXPECT_EQ(api().size, sizeof(zr_strategy_api));
   EXPECT_EQ(api().acquire, nullptr);
   EXPECT_EQ(api().release, nullptr);
-  api().abort(nullptr);  // nothing to unblock
+  EXPECT_EQ(api().abort, nullptr);
+  EXPECT_NE(api().describe, nullptr);
+}
+
+TEST_F(StrategyLayerTest, DescribesThatItNeedsHostMemoryWithoutStreams) {
+  create();
+  zr_strategy_desc desc{};
+  desc.size = sizeof desc;
+  ASSERT_EQ(api().describe(self_, &desc, &error_), ZR_OK);
+  EXPECT_EQ(desc.size, sizeof desc);
+  EXPECT_EQ(desc.flags, 0u);
+  EXPECT_EQ(desc.device_types, kCpuOnly);
+}
+
+// A host with newer headers passes longer structs.
+TEST_F(StrategyLayerTest, IgnoresMembersThatItDoesNotKnow) {
+  bind();
+  struct {
+    zr_use known;
+    uint64_t unknown;
+  } use{{sizeof use, ZR_BACKWARD, 3, 0, nullptr, nullptr}, 7};
+  ASSERT_EQ(api().grad_ready(self_, 0, 0, 8, &use.known, &error_), ZR_OK);
+  EXPECT_EQ(Sample::micro, 3u);
+}
+
+TEST_F(StrategyLayerTest, ResolvesTheCompletionOfACallThatIsComplete) {
+  bind();
+  zr_done_s done;
+  use_.done = &done;
+  ASSERT_EQ(api().updated(self_, &use_, &error_), ZR_OK);
+  EXPECT_EQ(done.resolved, 1);
+  EXPECT_EQ(done.code, ZR_OK);
+  EXPECT_EQ(done.references, 1);
+}
+
+TEST_F(StrategyLayerTest, DoesNotResolveTheCompletionOfACallThatFails) {
+  bind();
+  zr_done_s done;
+  use_.done = &done;
+  noted_.answer = ZR_COMM;
+  EXPECT_EQ(api().updated(self_, &use_, &error_), ZR_COMM);
+  EXPECT_EQ(done.resolved, 0);
+  EXPECT_EQ(done.references, 1);
 }
 
 TEST_F(StrategyLayerTest, TurnsAConstructorErrorIntoCodeTextAndNumber) {
@@ -119,7 +170,7 @@ TEST_F(StrategyLayerTest, EmitsBuffersAndPiecesInOrder) {
   const zr_plan_sink sink{sizeof sink, 0, &got,
                           [](void* ctx, const zr_buffer* b) { static_cast<Got*>(ctx)->buffers.push_back(*b); },
                           [](void* ctx, const zr_piece* p) { static_cast<Got*>(ctx)->pieces.push_back(*p); }};
-  zr_plan_in in{};
+  zr_plan_in in = plan_in();
   in.weight_dtype = ZR_BF16;
   ASSERT_EQ(api().plan(self_, &in, &sink, &error_), ZR_OK);
   ASSERT_EQ(got.buffers.size(), 2u);
@@ -138,28 +189,28 @@ TEST_F(StrategyLayerTest, ReturnsAgainWithoutChangingTheViewWhenTheBucketIsFull)
   bind();
   zr_view place = view_of(&error_, 99);
   int64_t first = 0;
-  EXPECT_EQ(api().grad_destination(self_, 7, &first, 0, &place, &error_), ZR_AGAIN);
+  EXPECT_EQ(api().grad_destination(self_, 7, &first, &use_, &place, &error_), ZR_AGAIN);
   EXPECT_EQ(place.count, 99);
   first = 3;
-  EXPECT_EQ(api().grad_destination(self_, 1, &first, 0, &place, &error_), ZR_OK);
+  EXPECT_EQ(api().grad_destination(self_, 1, &first, &use_, &place, &error_), ZR_OK);
   EXPECT_EQ(place.data, memory_ + 3);
   EXPECT_EQ(place.count, 2);
 }
 
 TEST_F(StrategyLayerTest, CatchesEveryException) {
   bind();
-  EXPECT_EQ(api().event(self_, ZR_STEP_BEGIN, 0, &error_), ZR_OK);
-  EXPECT_EQ(api().event(self_, ZR_STEP_END, 0, &error_), ZR_INTERNAL);
+  EXPECT_EQ(api().event(self_, ZR_STEP_BEGIN, &use_, &error_), ZR_OK);
+  EXPECT_EQ(api().event(self_, ZR_STEP_END, &use_, &error_), ZR_INTERNAL);
   EXPECT_STREQ(error_.msg, "a plain exception");
-  EXPECT_EQ(api().event(self_, ZR_EVAL_BEGIN, 0, &error_), ZR_NOMEM);
+  EXPECT_EQ(api().event(self_, ZR_EVAL_BEGIN, &use_, &error_), ZR_NOMEM);
   EXPECT_STREQ(error_.msg, "out of memory");
-  EXPECT_EQ(api().event(self_, ZR_EVAL_END, 0, &error_), ZR_INTERNAL);
+  EXPECT_EQ(api().event(self_, ZR_EVAL_END, &use_, &error_), ZR_INTERNAL);
   EXPECT_STREQ(error_.msg, "an exception of unknown type (not a std::exception)");
 }
 
 TEST_F(StrategyLayerTest, StartsCollectivesWithACompletionAndWaitsForIt) {
   bind();
-  ASSERT_EQ(api().grad_ready(self_, 0, 0, 8, 0, &error_), ZR_OK);
+  ASSERT_EQ(api().grad_ready(self_, 0, 0, 8, &use_, &error_), ZR_OK);
   ASSERT_EQ(noted_.colls.size(), 1u);
   EXPECT_EQ(noted_.colls[0].op, static_cast<uint32_t>(ZR_REDUCE_SCATTER));
   EXPECT_EQ(noted_.colls[0].reduce, static_cast<uint32_t>(ZR_SUM));
@@ -168,31 +219,32 @@ TEST_F(StrategyLayerTest, StartsCollectivesWithACompletionAndWaitsForIt) {
   ASSERT_NE(noted_.dones[0], nullptr);
   EXPECT_EQ(noted_.dones[0]->references, 1);
   noted_.dones[0]->code = ZR_COMM;
-  EXPECT_EQ(api().grads_finish(self_, &error_), ZR_COMM);
+  EXPECT_EQ(api().grads_finish(self_, &use_, &error_), ZR_COMM);
   noted_.dones[0]->code = ZR_OK;
-  EXPECT_EQ(api().grads_finish(self_, &error_), ZR_OK);
+  EXPECT_EQ(api().grads_finish(self_, &use_, &error_), ZR_OK);
 }
 
 TEST_F(StrategyLayerTest, RunsBlockingCollectivesAndPropagatesTheirFailure) {
   bind();
-  ASSERT_EQ(api().updated(self_, &error_), ZR_OK);
+  ASSERT_EQ(api().updated(self_, &use_, &error_), ZR_OK);
   EXPECT_EQ(noted_.colls[0].op, static_cast<uint32_t>(ZR_BROADCAST));
   EXPECT_EQ(noted_.colls[0].root, 1);
   EXPECT_EQ(noted_.dones[0], nullptr);
   noted_.answer = ZR_COMM;
-  EXPECT_EQ(api().updated(self_, &error_), ZR_COMM);
+  EXPECT_EQ(api().updated(self_, &use_, &error_), ZR_COMM);
   EXPECT_STREQ(error_.msg, "rank 1 is gone");
 }
 
 // ---- communicators ----
 
+zr_comm_caps some_caps() {
+  zr_comm_caps caps{};
+  caps.flags = ZR_COMM_UPCAST;
+  caps.ops = 6;
+  caps.device_types = kCpuOnly;
+  return caps;
+}
 struct Plain {  // implements neither progress() nor memory allocation
-  zr_comm_caps caps() const {
-    zr_comm_caps caps{};
-    caps.flags = ZR_COMM_UPCAST;
-    caps.ops = 6;
-    return caps;
-  }
   void submit(const zr_coll& coll, zr_stream*, zr_done*) {
     if (aborted) throw PluginError(ZR_CANCELLED, std::string(coll.label) + " was aborted");
   }
@@ -200,6 +252,7 @@ struct Plain {  // implements neither progress() nor memory allocation
   bool aborted = false;
 };
 struct PlainKind : Communicator<PlainKind, Plain> {
+  zr_comm_caps caps() const { return some_caps(); }
   std::unique_ptr<Plain> open(const zr_comm_open& how) {
     if (how.world > 2) throw PluginError(ZR_UNSUPPORTED, "two ranks at most");
     return std::make_unique<Plain>();
@@ -212,13 +265,16 @@ struct Own : Plain {  // implements both, and keeps completions
     for (Done& done : kept) done.resolve();
     kept.clear();
   }
-  void* mem_alloc(uint64_t bytes, uint64_t align, uint32_t) { return std::aligned_alloc(align, bytes); }
-  void mem_free(void* memory) noexcept { std::free(memory); }
+  zr_view mem_alloc(uint64_t bytes, uint64_t align, uint32_t) {
+    return view_of(std::aligned_alloc(align, bytes), static_cast<int64_t>(bytes), ZR_U8);
+  }
+  void mem_free(const zr_view& memory) noexcept { std::free(memory.data); }
   Host host;
   std::vector<Done> kept;
 };
 struct OwnKind : Communicator<OwnKind, Own> {
   explicit OwnKind(const Host& host) : host(host) {}
+  zr_comm_caps caps() const { return some_caps(); }
   std::unique_ptr<Own> open(const zr_comm_open&) { return std::make_unique<Own>(host); }
   Host host;
 };
@@ -228,7 +284,7 @@ struct Opened {
       : component(component), api(*static_cast<const zr_communicator_api*>(component.api)) {
     const zr_config_s config;
     EXPECT_EQ(component.create(&host, &config, &self, &error), ZR_OK);
-    const zr_comm_open how{sizeof how, 0, world, 0, "data"};
+    const zr_comm_open how{sizeof how, 0, world, 0, {ZR_DEVICE_CPU, 0}, "data", "comm.1."};
     code = api.open(self, &how, &comm, &error);
   }
   ~Opened() {
@@ -258,12 +314,13 @@ TEST(CommunicatorLayerTest, WritesCapabilitiesWithinTheSizeGiven) {
   Opened plain(component<PlainKind>("plain", "1.0"));
   zr_comm_caps caps{};
   caps.size = sizeof caps;
-  EXPECT_EQ(plain.api.caps(plain.comm, &caps, &plain.error), ZR_OK);
+  EXPECT_EQ(plain.api.caps(plain.self, &caps, &plain.error), ZR_OK);
   EXPECT_EQ(caps.flags, static_cast<uint32_t>(ZR_COMM_UPCAST));
   EXPECT_EQ(caps.ops, 6u);
+  EXPECT_EQ(caps.device_types, kCpuOnly);
   caps = {};
   caps.size = offsetof(zr_comm_caps, ops);
-  EXPECT_EQ(plain.api.caps(plain.comm, &caps, &plain.error), ZR_OK);
+  EXPECT_EQ(plain.api.caps(plain.self, &caps, &plain.error), ZR_OK);
   EXPECT_EQ(caps.size, offsetof(zr_comm_caps, ops));
   EXPECT_EQ(caps.ops, 0u);
 }
@@ -296,11 +353,13 @@ TEST(CommunicatorLayerTest, KeepsAReferenceToAPendingCompletion) {
 
 TEST(CommunicatorLayerTest, AllocatesAndFreesMemory) {
   Opened own(component<OwnKind>("own", "1.0"));
-  void* memory = nullptr;
+  zr_view memory{};
   ASSERT_EQ(own.api.mem_alloc(own.comm, 4096, 256, 0, &memory, &own.error), ZR_OK);
-  EXPECT_EQ(reinterpret_cast<uintptr_t>(memory) % 256, 0u);
-  own.api.mem_free(own.comm, memory);
-  own.api.mem_free(own.comm, nullptr);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(memory.data) % 256, 0u);
+  EXPECT_EQ(memory.count, 4096);
+  EXPECT_EQ(memory.dtype, ZR_U8);
+  EXPECT_EQ(memory.device.type, ZR_DEVICE_CPU);
+  own.api.mem_free(own.comm, &memory);
 }
 
 // ---- a simple optimizer; the layer rounds its weights ----
@@ -351,6 +410,9 @@ TEST(OptimizerLayerTest, RoundsTheMasterWhenTheAuthorDoesNot) {
     ASSERT_EQ(weight[i], to_bf16(master[i])) << i;
     ASSERT_EQ(sum[i], static_cast<float>(5 + i)) << "the index of an element must not depend on the blocks";
   }
+  int stream = 0;
+  EXPECT_EQ(api.step(self, &step, slices, 1, reinterpret_cast<zr_stream*>(&stream), nullptr, &error), ZR_UNSUPPORTED);
+  EXPECT_STREQ(error.msg, "this optimizer updates host memory only, without a stream");
   component.destroy(self);
 }
 

@@ -61,9 +61,9 @@ std::vector<std::pair<std::string, std::string>> members(const std::string& decl
 
 /// A C program that prints the layout of every header.
 std::string probe() {
-  std::set<std::string> headers;
-  for (const auto& entry : std::filesystem::directory_iterator(kAbi)) {
-    if (entry.path().extension() == ".h") headers.insert(entry.path().filename().string());
+  std::set<std::string> headers;  // "base.h", "draft/draft.h"
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(kAbi)) {
+    if (entry.path().extension() == ".h") headers.insert(entry.path().lexically_relative(kAbi).string());
   }
   std::string includes = "#include <stdio.h>\n", body = "printf(\"ABI %u.%u\\n\", ZR_ABI_MAJOR, ZR_ABI_MINOR);\n";
   for (const std::string& header : headers) {
@@ -116,6 +116,33 @@ TEST(LayoutTest, MatchesTheGoldenFile) {
 TEST(LayoutTest, IsTheSameWithClang) {
   ASSERT_TRUE(has_program("clang")) << "clang is not installed; `make setup` installs it (.ci/debian.txt)";
   EXPECT_EQ(layout_by("clang"), text_of(kGolden));
+}
+
+TEST(LayoutTest, CoversDraftHeadersAndFrozenSizes) {
+  const std::string layout = layout_by("gcc");
+  for (const char* line :
+       {"\n== draft/draft.h\n", "\n== draft/optimizer_shapes.h\n", "\nZR_ROWWISE = 2\n",
+        "\nzr_local_gradients_api: 16 bytes\n", "\nzr_error: 512 bytes\n", "\nzr_use_size_0_9 = 32\n"})
+    EXPECT_NE(layout.find(line), layout.npos) << line;
+}
+
+// Structs only grow, and in version 0.9 itself they have exactly these sizes.
+TEST(LayoutTest, FrozenSizesAreThoseOfVersion09) {
+  const std::string layout = layout_by("gcc");
+  const bool is_first = layout.rfind("ABI 0.9\n", 0) == 0;
+  const std::regex frozen(R"(\n(\w+)_size_0_9 = (\d+))");
+  int count = 0;
+  for (std::sregex_iterator it(layout.begin(), layout.end(), frozen), end; it != end; ++it, ++count) {
+    const std::string type = (*it)[1];
+    std::smatch now;
+    ASSERT_TRUE(std::regex_search(layout, now, std::regex("\n" + type + ": (\\d+) bytes"))) << type;
+    const long size = std::stol((*it)[2]), size_now = std::stol(now[1]);
+    EXPECT_LE(size, size_now) << type;
+    if (is_first) {
+      EXPECT_EQ(size, size_now) << type;
+    }
+  }
+  EXPECT_GE(count, 30);
 }
 
 TEST(LayoutTest, CountsEveryMemberOfAStruct) {

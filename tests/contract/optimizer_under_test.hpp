@@ -106,11 +106,13 @@ class OptimizerUnderTest {
   const zr_component& component() const { return *component_; }
   const zr_optimizer_api& api() const { return *api_; }
   void* self() const { return self_; }
+  /// The description of a parameter of one element; it is the same for all parameters.
   zr_optimizer_desc describe() const {
     zr_optimizer_desc desc{};
     desc.size = sizeof desc;
     zr_error error = no_error();
-    check(api_->describe(self_, &desc, &error), error);
+    const zr_param param = a_parameter();
+    check(api_->describe(self_, &param, &desc, &error), error);
     return desc;
   }
   void add_group(uint32_t group, const Values& values) {
@@ -122,10 +124,10 @@ class OptimizerUnderTest {
     zr_error error = no_error();
     check(api_->step(self_, &step, units.data(), static_cast<uint32_t>(units.size()), nullptr, done, &error), error);
   }
-  static zr_error no_error() {
-    zr_error error{};
-    error.size = sizeof error;
-    return error;
+  static zr_error no_error() { return {}; }
+  static zr_param a_parameter() {
+    static constexpr int64_t kShape[] = {1};
+    return {sizeof(zr_param), 0, "weight", kShape, 1, 0, 1};
   }
 
  private:
@@ -152,7 +154,7 @@ class OptimizerUnderTest {
 
 /// A view of fp32 memory, or of bf16 or fp16 memory stored as 16-bit integers.
 inline zr_view view_of(void* data, int64_t count, zr_dtype dtype = ZR_F32) {
-  return zr_view{data, count, dtype, 0, {1, 0}};
+  return zr_view{data, count, dtype, 0, {ZR_DEVICE_CPU, 0}};
 }
 
 }  // namespace zr::testing

@@ -244,6 +244,7 @@ TEST_P(OptimizersTest, DescribeTheirStates) {
   EXPECT_EQ(desc.size, sizeof desc);
   EXPECT_EQ(desc.granularity, ZR_ELEMENTWISE);
   EXPECT_EQ(desc.needs, 0u);
+  EXPECT_EQ(desc.device_types, uint64_t{1} << ZR_DEVICE_CPU);
   std::vector<std::string> names;
   for (uint32_t i = 0; i < desc.n_slots; ++i) {
     names.push_back(desc.slots[i].name);
@@ -262,7 +263,8 @@ TEST_P(OptimizersTest, FillOnlyTheDescriptionFieldsThatTheHostKnows) {
   std::memset(&desc, 0x5a, sizeof desc);
   desc.size = offsetof(zr_optimizer_desc, n_slots);
   zr_error error = OptimizerUnderTest::no_error();
-  EXPECT_EQ(optimizer_.api().describe(optimizer_.self(), &desc, &error), ZR_OK);
+  const zr_param param = OptimizerUnderTest::a_parameter();
+  EXPECT_EQ(optimizer_.api().describe(optimizer_.self(), &param, &desc, &error), ZR_OK);
   EXPECT_EQ(desc.size, offsetof(zr_optimizer_desc, n_slots));
   EXPECT_EQ(desc.granularity, ZR_ELEMENTWISE);
   EXPECT_EQ(desc.n_slots, 0x5a5a5a5au);

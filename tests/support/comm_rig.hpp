@@ -1,6 +1,7 @@
 // One rank's plug-in host with a communicator plug-in, set up as the engine does it.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 
@@ -67,7 +68,11 @@ class CommRig {
 class RawComm {
  public:
   explicit RawComm(CommRig& rig) : rig_(rig), api_(rig.instance().api<zr_communicator_api>()) {
-    const zr_comm_open how{sizeof(zr_comm_open), rig.control()->rank(), rig.control()->world(), 0, "data"};
+    static int opened = 0;  // communicators that this process opened; equal on all ranks
+    const std::string store_prefix = "raw." + std::to_string(++opened) + ".";
+    const zr_comm_open how{
+        sizeof(zr_comm_open), rig.control()->rank(), rig.control()->world(), 0, {ZR_DEVICE_CPU, 0}, "data",
+        store_prefix.c_str()};
     host::CallError error;
     host::check(api_->open(rig.instance().self(), &how, &comm_, &error), error, "open");
   }
@@ -87,12 +92,17 @@ class RawComm {
     if (submit(coll) != ZR_OK) throw std::runtime_error("submit: " + said());
   }
   void* allocate(int64_t bytes) {
-    void* memory = nullptr;
+    zr_view memory{};
     host::CallError error;
     host::check(api_->mem_alloc(comm_, static_cast<uint64_t>(bytes), 64, 0, &memory, &error), error, "mem_alloc");
-    return memory;
+    allocated_.emplace(memory.data, memory);
+    return memory.data;
   }
-  void free(void* memory) { api_->mem_free(comm_, memory); }
+  void free(void* memory) {
+    const zr_view view = allocated_.at(memory);
+    allocated_.erase(memory);
+    api_->mem_free(comm_, &view);
+  }
   host::plugin::PluginHost& host() { return rig_.host(); }
   /// Calls progress() until `done` is resolved and returns its code, or the code of a failed progress().
   zr_code finish(zr_done* done) {
@@ -107,6 +117,7 @@ class RawComm {
   CommRig& rig_;
   const zr_communicator_api* api_;
   void* comm_ = nullptr;
+  std::map<void*, zr_view> allocated_;
   host::CallError error_;
 };
 

@@ -91,7 +91,7 @@ class Tier {
             .check(host::config::keys_of(component.table->keys, component.table->n_keys, "offload." + id), 1);
     instance_ = std::make_unique<host::plugin::Instance>(host, component, config, "offload." + id);
     host::CallError error;
-    host::check(api().open(self(), nullptr, &error), error, "open");
+    host::check(api().open(self(), &error), error, "open");
     async_ = static_cast<const zr_async_service*>(host.abi()->service(host.abi(), "zr.host.async/1"));
   }
   const zr_offload_api& api() const { return *instance_->api<zr_offload_api>(); }

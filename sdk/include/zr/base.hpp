@@ -38,7 +38,7 @@ class PluginError : public std::runtime_error {
 
 /// Writes a failure into the caller's error, if there is one, and returns the code.
 inline zr_code fill(zr_error* error, zr_code code, int64_t native, const char* message) noexcept {
-  if (error && error->size >= sizeof(zr_error)) {
+  if (error) {
     error->code = code;
     error->native = native;
     std::snprintf(error->msg, sizeof error->msg, "%s", message);
@@ -71,11 +71,15 @@ zr_code guard(zr_error* error, F&& fn) noexcept {
 inline void check(zr_code code, const zr_error& error) {
   if (code != ZR_OK) throw PluginError(code, error.msg[0] ? error.msg : "no message", error.native);
 }
-/// An empty error of the right size, for a call through the ABI.
-inline zr_error no_error() {
-  zr_error error{};
-  error.size = sizeof error;
-  return error;
+/// An empty error, for a call through the ABI.
+inline zr_error no_error() { return zr_error{}; }
+
+/// A copy of a sized struct that the host filled, for code that keeps it: members that the host does not have are 0.
+template <class T>
+T taken(const T& given) {
+  T copy;
+  ZR_TAKE(&copy, &given);
+  return copy;
 }
 
 /// Copies `value` to an output struct, at most the `size` bytes that the caller has, and sets `size` to what was
@@ -187,11 +191,11 @@ class Tasks {
       std::exception_ptr error;
     } call{fn, {}, {}};
     const auto run = [](void* ctx, int64_t begin, int64_t end) {
-      Call& call = *static_cast<Call*>(ctx);
+      Call& same = *static_cast<Call*>(ctx);
       try {
-        call.fn(begin, end);
+        same.fn(begin, end);
       } catch (...) {
-        if (!call.failed.test_and_set()) call.error = std::current_exception();
+        if (!same.failed.test_and_set()) same.error = std::current_exception();
       }
     };
     service_->parallel_for(host_, n, grain, run, &call);
@@ -268,13 +272,30 @@ template <class T>
 T* data(const zr_view& view) {
   return static_cast<T*>(view.data);
 }
-/// Elements [first, first + count) of a view whose elements have `size` bytes each.
-inline zr_view part(const zr_view& view, int64_t first, int64_t count, int64_t size) {
-  zr_view run = view;
-  run.data = static_cast<char*>(view.data) + first * size;
-  run.count = count;
-  return run;
+/// Elements [first, first + elements) of a view whose elements have `size` bytes each.
+inline zr_view part(const zr_view& view, int64_t first, int64_t elements, int64_t size) {
+  zr_view range = view;
+  range.data = static_cast<char*>(view.data) + first * size;
+  range.count = elements;
+  return range;
 }
+/// Memory of the host, counted in its ledger; see zr_memory_service. Throws if there is none. Free it with
+/// zr_memory_service::free.
+inline zr_view allocate(const Host& host, uint64_t bytes, const char* tag, uint64_t align = 0,
+                        zr_device device = {ZR_DEVICE_CPU, 0}) {
+  zr_alloc request{};
+  request.size = sizeof request;
+  request.bytes = bytes;
+  request.align = align;
+  request.device = device;
+  request.tag = tag;
+  zr_view memory{};
+  zr_error error = no_error();
+  check(host.need<zr_memory_service>().alloc(host.abi(), &request, &memory, &error), error);
+  return memory;
+}
+/// The set of device types that has only host memory, for descriptions and capabilities.
+inline constexpr uint64_t kCpuOnly = uint64_t{1} << ZR_DEVICE_CPU;
 
 }  // namespace sdk
 }  // namespace zr

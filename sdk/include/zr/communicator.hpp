@@ -3,11 +3,10 @@
 // clang-format off
 //   class Ring {                                                          // an open communicator; destructor: close
 //    public:
-//     zr_comm_caps caps() const;                                          // [any]; `size` is filled by the layer
 //     void submit(const zr_coll&, zr_stream*, zr_done*);                  // [use]
 //     void progress();                                                    // [use], optional
-//     void* mem_alloc(uint64_t bytes, uint64_t align, uint32_t flags);    // [use], optional, together with mem_free
-//     void mem_free(void* memory) noexcept;                               // [use]; never null
+//     zr_view mem_alloc(uint64_t bytes, uint64_t align, uint32_t flags);  // [use], optional, together with mem_free
+//     void mem_free(const zr_view& memory) noexcept;                      // [use]
 //     void shared_alloc(uint64_t bytes, void** writer, const void** reader); // [use], optional, collective, together
 //     void shared_free(void* writer) noexcept;                            // [use]; with shared_free; never null
 //     void abort() noexcept;                                              // [any]: concurrent with any other call
@@ -16,6 +15,7 @@
 //    public:
 //     static constexpr zr_key keys[] = {...};                             // optional
 //     explicit Mine(const zr::Config&, const zr::Host&);                  // or (Config), (Host), ()
+//     zr_comm_caps caps() const;                                          // [any]; `size` is filled by the layer
 //     std::unique_ptr<Ring> open(const zr_comm_open&);                    // [control], collective over the job
 //     uint64_t open_bytes(int32_t world) const;                           // [control], optional: for plans
 //   };
@@ -27,7 +27,7 @@
 // the zr_coll) are valid only until submit returns, so copy them. Keep the completion as zr::Done::retained(host, done)
 // and resolve it once, in submission order. A submit that throws must not resolve it. A call that waits must check
 // whether abort() was called; it then throws zr::PluginError(ZR_CANCELLED, ...), and so does every later call that
-// waits.
+// waits. The destructor of Ring resolves completions that are not resolved yet, with ZR_CANCELLED.
 //
 // The Mine that opened a Ring outlives the Ring.
 #pragma once
@@ -59,27 +59,25 @@ class CommunicatorLayer {
 
   static zr_code open(void* self, const zr_comm_open* options, void** comm, zr_error* error) noexcept {
     return guard(error, [&] {
-      std::unique_ptr<Opened> opened = static_cast<CommunicatorLayer*>(self)->plugin_->open(*options);
+      std::unique_ptr<Opened> opened = plugin_of(self).open(taken(*options));
       *comm = opened.release();
     });
   }
   static void close(void* comm) noexcept { delete static_cast<Opened*>(comm); }
-  static zr_code caps(void* comm, zr_comm_caps* out, zr_error* error) noexcept {
-    return guard(error, [&] { write_output(out, static_cast<const Opened*>(comm)->caps()); });
+  static zr_code caps(void* self, zr_comm_caps* out, zr_error* error) noexcept {
+    return guard(error, [&] { write_output(out, const_cast<const D&>(plugin_of(self)).caps()); });
   }
   static zr_code submit(void* comm, const zr_coll* coll, zr_stream* stream, zr_done* done, zr_error* error) noexcept {
-    return guard(error, [&] { static_cast<Opened*>(comm)->submit(*coll, stream, done); });
+    return guard(error, [&] { static_cast<Opened*>(comm)->submit(taken(*coll), stream, done); });
   }
   static zr_code progress(void* comm, zr_error* error) noexcept {
     return guard(error, [&] { static_cast<Opened*>(comm)->progress(); });
   }
-  static zr_code mem_alloc(void* comm, uint64_t bytes, uint64_t align, uint32_t flags, void** out,
+  static zr_code mem_alloc(void* comm, uint64_t bytes, uint64_t align, uint32_t flags, zr_view* out,
                            zr_error* error) noexcept {
     return guard(error, [&] { *out = static_cast<Opened*>(comm)->mem_alloc(bytes, align, flags); });
   }
-  static void mem_free(void* comm, void* memory) noexcept {
-    if (memory) static_cast<Opened*>(comm)->mem_free(memory);
-  }
+  static void mem_free(void* comm, const zr_view* memory) noexcept { static_cast<Opened*>(comm)->mem_free(*memory); }
   static zr_code shared_alloc(void* comm, uint64_t bytes, void** writer, const void** reader,
                               zr_error* error) noexcept {
     return guard(error, [&] { static_cast<Opened*>(comm)->shared_alloc(bytes, writer, reader); });
@@ -109,11 +107,11 @@ class CommunicatorLayer {
   static constexpr zr_communicator_api api = table();
 
   static uint64_t open_bytes(void* self, int32_t world) noexcept {
-    if constexpr (has_open_bytes<D>) return static_cast<CommunicatorLayer*>(self)->plugin_->open_bytes(world);
+    if constexpr (has_open_bytes<D>) return plugin_of(self).open_bytes(world);
     return 0;
   }
-  /// The component's extension tables, by id; `self` is not used.
-  static const void* extension(void*, const char* id) noexcept {
+  /// The component's extension tables, by id.
+  static const void* extension(const char* id) noexcept {
     static constexpr zr_communicator_plan plan{sizeof(zr_communicator_plan), 0, open_bytes};
     if (has_open_bytes<D> && std::strcmp(id, "zr.communicator.plan/1") == 0) return &plan;
     if constexpr (has_shared_alloc<Opened>) {
@@ -125,6 +123,7 @@ class CommunicatorLayer {
   }
 
  private:
+  static D& plugin_of(void* self) { return *static_cast<CommunicatorLayer*>(self)->plugin_; }
   std::unique_ptr<D> plugin_;
 };
 
@@ -141,5 +140,6 @@ struct Communicator {
 // Exports class CLASS as a communicator with the id ID, as the only component of this library. Once per library, at
 // namespace scope.
 #define ZR_COMMUNICATOR(CLASS, ID, VENDOR, VERSION) \
-  ZR_TAG(kind_communicator);                        \
+  ZR_TAG(kind_communicator_1);                      \
+  ZR_ID_TAG(communicator, ID);                      \
   ZR_MODULE(ID, VENDOR, VERSION, zr::component<CLASS>(ID, VERSION))

@@ -134,20 +134,18 @@ constexpr std::array<const zr_component*, N> pointers_to(const zr_component (&li
 }  // namespace zr
 #pragma GCC visibility pop
 
-static_assert(ZR_ABI_MAJOR == 0 && ZR_ABI_MINOR == 3, "ZR_MODULE names the tag of this version");
-
 /// Defines the library's one exported function and its ABI tag, for any number of components: ZR_MODULE("name",
-/// "vendor", "1.0", zr::component<A>("a", "1.0"), ...); add ZR_TAG(kind_<role>); for each kind of component. Use it
+/// "vendor", "1.0", zr::component<A>("a", "1.0"), ...); add ZR_TAG(kind_<role>_1); for each kind of component. Use it
 /// once, at namespace scope.
 #define ZR_MODULE(NAME, VENDOR, VERSION, ...)                                                                   \
-  ZR_TAG(abi_0_3);                                                                                              \
+  ZR_TAG(ZR_ABI_TAG);                                                                                           \
   static constexpr zr_component zr_components[] = {__VA_ARGS__};                                                \
   static constexpr auto zr_component_list =                                                                     \
       zr::pointers_to(zr_components, std::make_index_sequence<sizeof zr_components / sizeof *zr_components>()); \
   extern "C" const zr_module* zr_module_v1(uint32_t) {                                                          \
     static constexpr zr_module module{sizeof(zr_module),                                                        \
                                       ZR_ABI_MINOR,                                                             \
-                                      ZR_ABI_MINOR,                                                             \
+                                      ZR_TARGET_MINOR,                                                          \
                                       NAME,                                                                     \
                                       VENDOR,                                                                   \
                                       VERSION,                                                                  \

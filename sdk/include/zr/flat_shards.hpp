@@ -134,21 +134,21 @@ class FlatStrategy : public Strategy<D> {
     shards_->bind(bound);
   }
   /// The destination of the next elements of a gradient.
-  zr_view grad_destination(uint32_t param, int64_t& first, uint32_t) {
+  zr_view grad_destination(uint32_t param, int64_t& first, const zr_use&) {
     return shards_->gradients().destination(param, first);
   }
   /// These elements have been written; sends the bucket if it is full.
-  void grad_ready(uint32_t param, int64_t first, int64_t count, uint32_t micro) {
-    shards_->gradients().ready(param, first, count, micro);
+  void grad_ready(uint32_t param, int64_t first, int64_t count, const zr_use& use) {
+    shards_->gradients().ready(param, first, count, use.micro);
   }
   /// Completes the reduction at the end of a backward.
-  void event(uint32_t kind, uint32_t) {
+  void event(uint32_t kind, const zr_use&) {
     if (kind == ZR_BACKWARD_END) shards_->gradients().backward_end();
   }
   /// Does nothing: all buckets were reduced at the end of the backward.
-  void grads_finish() {}
+  void grads_finish(const zr_use&) {}
   /// Gives every rank the updated weights of the other ranks.
-  void updated() { shards_->gather_weights(); }
+  void updated(const zr_use&) { shards_->gather_weights(); }
 
  private:
   int64_t bucket_bytes_;

@@ -5,16 +5,14 @@
 //    public:
 //     static constexpr zr_key keys[] = {...};                             // optional
 //     explicit Mine(const zr::Config&, const zr::Host&);                  // or (Config), (Host), ()
-//     void open(const zr_offload_ref* below);                             // [control], once, optional; below: or null;
-//                                                                         // without it a tier below is rejected
-//     zr_offload_caps caps() const;                                       // [any]
+//     zr_offload_caps caps() const;                                       // [any], also before open()
+//     void open();                                                        // [control], once, optional
 //     uint64_t reserve(uint64_t bytes, const char* tag);                  // [step], returns the allocation
 //     void release(uint64_t allocation) noexcept;                         // [step]
-//     void write(const zr_transfer*, uint32_t n, zr_stream*, zr_done*);   // [any]
-//     void read(const zr_transfer*, uint32_t n, zr_stream*, zr_done*);    // [any]
+//     void write(const zr_transfer*, uint32_t n, zr_stream*, zr_done*);   // [io]
+//     void read(const zr_transfer*, uint32_t n, zr_stream*, zr_done*);    // [io]
 //     zr_view map(uint64_t allocation);                                   // [step], optional: its own memory
 //     void unmap(uint64_t allocation) noexcept;                           // [step], together with map
-//     void flush();                                                       // [step], optional
 //     void reg(const zr_view&);                                           // [step], optional
 //     void unreg(const zr_view&) noexcept;                                // [step], together with reg
 //   };
@@ -39,7 +37,6 @@ inline namespace sdk {
 ZR_DETECT(has_open, open);
 ZR_DETECT(has_map, map);
 ZR_DETECT(has_unmap, unmap);
-ZR_DETECT(has_flush, flush);
 ZR_DETECT(has_reg, reg);
 ZR_DETECT(has_unreg, unreg);
 
@@ -51,13 +48,9 @@ class OffloadLayer {
       : plugin_(with_arguments<D>(config, host,
                                   [](const auto&... arguments) { return std::make_unique<D>(arguments...); })) {}
 
-  static zr_code open(void* self, const zr_offload_ref* below, zr_error* error) noexcept {
+  static zr_code open(void* self, zr_error* error) noexcept {
     return guard(error, [&] {
-      if constexpr (has_open<D>) {
-        plugin_of(self).open(below);
-      } else if (below) {
-        throw PluginError(ZR_UNSUPPORTED, "this tier stores bytes itself and cannot use a tier below");
-      }
+      if constexpr (has_open<D>) plugin_of(self).open();
     });
   }
   static zr_code caps(void* self, zr_offload_caps* out, zr_error* error) noexcept {
@@ -83,9 +76,6 @@ class OffloadLayer {
     return guard(error, [&] { *out = plugin_of(self).map(allocation); });
   }
   static void unmap(void* self, uint64_t allocation) noexcept { plugin_of(self).unmap(allocation); }
-  static zr_code flush(void* self, zr_error* error) noexcept {
-    return guard(error, [&] { plugin_of(self).flush(); });
-  }
   static zr_code reg(void* self, const zr_view* memory, zr_error* error) noexcept {
     return guard(error, [&] { plugin_of(self).reg(*memory); });
   }
@@ -106,7 +96,6 @@ class OffloadLayer {
       t.map = map;
       t.unmap = unmap;
     }
-    if constexpr (has_flush<D>) t.flush = flush;
     if constexpr (has_reg<D>) {
       t.reg = reg;
       t.unreg = unreg;
@@ -133,5 +122,6 @@ struct Offload {
 // Exports class CLASS as an offload tier with the id ID, as the only component of this library. Once per library, at
 // namespace scope.
 #define ZR_OFFLOAD(CLASS, ID, VENDOR, VERSION) \
-  ZR_TAG(kind_offload);                        \
+  ZR_TAG(kind_offload_1);                      \
+  ZR_ID_TAG(offload, ID);                      \
   ZR_MODULE(ID, VENDOR, VERSION, zr::component<CLASS>(ID, VERSION))

@@ -76,16 +76,18 @@ class OptimizerLayer {
     add(config);
   }
 
-  static zr_code describe(void* self, zr_optimizer_desc* out, zr_error*) noexcept {
-    zr_optimizer_desc desc{};
-    desc.granularity = granularity();
-    if constexpr (has_slots<D>) {
-      desc.slots = D::slots;
-      desc.n_slots = std::extent_v<decltype(D::slots)>;
-      if constexpr (has_n_slots<D>) desc.n_slots = static_cast<OptimizerLayer*>(self)->groups_[0].n_slots();
-    }
-    write_output(out, desc);
-    return ZR_OK;
+  static zr_code describe(void* self, const zr_param*, zr_optimizer_desc* out, zr_error* error) noexcept {
+    return guard(error, [&] {
+      zr_optimizer_desc desc{};
+      desc.granularity = granularity();
+      desc.device_types = kCpuOnly;
+      if constexpr (has_slots<D>) {
+        desc.slots = D::slots;
+        desc.n_slots = std::extent_v<decltype(D::slots)>;
+        if constexpr (has_n_slots<D>) desc.n_slots = static_cast<OptimizerLayer*>(self)->groups_[0].n_slots();
+      }
+      write_output(out, desc);
+    });
   }
   static zr_code add_group(void* self, uint32_t group, const zr_config* config, zr_error* error) noexcept {
     return guard(error, [&] {
@@ -97,18 +99,19 @@ class OptimizerLayer {
       layer.add(Config(layer.host_, config));
     });
   }
-  static zr_code step(void* self, const zr_step* step, const zr_update_slice* const* slices, uint32_t n, zr_stream*,
-                      zr_done* done, zr_error* error) noexcept {
+  static zr_code step(void* self, const zr_step* step, const zr_update_slice* const* slices, uint32_t n,
+                      zr_stream* stream, zr_done* done, zr_error* error) noexcept {
     return guard(error, [&] {
+      if (stream) throw PluginError(ZR_UNSUPPORTED, "this optimizer updates host memory only, without a stream");
       const OptimizerLayer& layer = *static_cast<const OptimizerLayer*>(self);
       const zr_async_service* async = done ? &layer.host_.template need<zr_async_service>() : nullptr;
       for (uint32_t i = 0; i < n; ++i) layer.check(*slices[i]);
-      for (uint32_t i = 0; i < n; ++i) layer.update(*slices[i], *step);
+      const zr_step job = taken(*step);
+      for (uint32_t i = 0; i < n; ++i) layer.update(*slices[i], job);
       if (async) async->done_resolve(done, ZR_OK, 0, nullptr);
     });
   }
-  static constexpr zr_optimizer_api api{
-      sizeof(zr_optimizer_api), 0, describe, add_group, nullptr, step, nullptr, nullptr};
+  static constexpr zr_optimizer_api api{sizeof(zr_optimizer_api), 0, add_group, describe, step};
 
  private:
   void add(const Config& config) {
@@ -144,7 +147,7 @@ class OptimizerLayer {
     uint16_t* out = fp32 ? nullptr : data<uint16_t>(u.weight);
     int64_t elements = 1;
     for (int32_t i = 0; i < u.ndim; ++i) elements *= u.shape[i];
-    const bool copy = u.size >= sizeof u && (u.flags & ZR_SLICE_WEIGHT_COPY);
+    const bool copy = ZR_FITS(&u, zr_update_slice, flags) && (u.flags & ZR_SLICE_WEIGHT_COPY);
     // Cut the slice into blocks, if granularity permits, so that each block is still in the cache when it is rounded.
     constexpr int64_t kBlock = 16384;
     const int64_t block = !fp32 && !rounds() && granularity() == ZR_ELEMENTWISE ? kBlock : u.count;
@@ -192,5 +195,6 @@ struct Optimizer {
 // Exports class CLASS as an optimizer with the id ID, as the only component of this library. Once per library, at
 // namespace scope.
 #define ZR_OPTIMIZER(CLASS, ID, VENDOR, VERSION) \
-  ZR_TAG(kind_optimizer);                        \
+  ZR_TAG(kind_optimizer_1);                      \
+  ZR_ID_TAG(optimizer, ID);                      \
   ZR_MODULE(ID, VENDOR, VERSION, zr::component<CLASS>(ID, VERSION))

@@ -8,15 +8,18 @@
 //     explicit Mine(const zr::Config&);                                   // or (Config, Host), (Host), ()
 //     void plan(const zr_plan_in&, zr::PlanBuilder&) const;
 //     void bind(const zr_plan_in&, const zr::Binding&);
-//     zr_view grad_destination(uint32_t param, int64_t& first, uint32_t micro);  // count 0: no buffer is free yet;
-//                                                                         // `first` unchanged: runs ascend
-//     void grad_ready(uint32_t param, int64_t first, int64_t count, uint32_t micro);
-//     void event(uint32_t kind, uint32_t micro);                          // ZR_STEP_BEGIN ... ZR_EVAL_END
-//     void grads_finish();
-//     void updated();
-//     void acquire(const uint32_t* params, uint32_t n, uint32_t phase, zr_view* full);  // acquire, release: optional
-//     void release(const uint32_t* params, uint32_t n, uint32_t phase);   // if every rank always holds all weights
+//     zr_view grad_destination(uint32_t param, int64_t& first, const zr_use&);  // count 0: no buffer is free yet;
+//                                                                         // `first` unchanged: ranges ascend
+//     void grad_ready(uint32_t param, int64_t first, int64_t count, const zr_use&);
+//     void event(uint32_t kind, const zr_use&);                           // ZR_STEP_BEGIN ... ZR_EVAL_END
+//     void grads_finish(const zr_use&);
+//     void updated(const zr_use&);
+//     void acquire(const uint32_t* params, uint32_t n, const zr_use&, zr_view* full);   // acquire, release: optional
+//     void release(const uint32_t* params, uint32_t n, const zr_use&);    // if every rank always holds all weights
 //     void abort() noexcept;                                              // optional
+//     static constexpr uint32_t flags = ZR_STRATEGY_STREAMS;              // optional: it accepts streams,
+//     static constexpr uint64_t device_types = ...;                       // optional: and memory of other devices
+//     static constexpr bool resolves = true;                              // optional: it resolves zr_use::done itself
 //   };
 //   ZR_STRATEGY(Mine, "mine", "example", "1.0.0");
 // clang-format on
@@ -27,6 +30,8 @@
 //
 // Lifetimes: zr_plan_in of bind(), its parameters, the buffers' memory and Binding::comm live as long as the instance.
 // The zr_plan_in of plan() is valid only until plan() returns, because the host also asks for plans of other worlds.
+//
+// Completions: without `resolves`, every call is complete when the method returns, and the layer resolves zr_use::done.
 //
 // An exception ends the job: throw zr::PluginError with a message that names the parameter.
 #pragma once
@@ -98,6 +103,9 @@ inline uint32_t shared_weights_flag(const zr_plan_in& in) {
 
 ZR_DETECT(has_abort, abort);
 ZR_DETECT(has_acquire, acquire);
+ZR_DETECT(has_flags, flags);
+ZR_DETECT(has_device_types, device_types);
+ZR_DETECT(has_resolves, resolves);
 
 template <class D>
 class StrategyLayer {
@@ -107,57 +115,61 @@ class StrategyLayer {
       : host_(host),
         plugin_(with_arguments<D>(config, host, [](const auto&... arguments) { return D(arguments...); })) {}
 
+  static zr_code describe(void*, zr_strategy_desc* out, zr_error* error) noexcept {
+    return guard(error, [&] {
+      zr_strategy_desc desc{};
+      if constexpr (has_flags<D>) desc.flags = D::flags;
+      desc.device_types = kCpuOnly;
+      if constexpr (has_device_types<D>) desc.device_types = D::device_types;
+      write_output(out, desc);
+    });
+  }
   static zr_code plan(void* self, const zr_plan_in* in, const zr_plan_sink* sink, zr_error* error) noexcept {
     return guard(error, [&] {
       PlanBuilder out(*sink);
-      const_cast<const D&>(plugin_of(self)).plan(*in, out);
+      const_cast<const D&>(plugin_of(self)).plan(taken(*in), out);
     });
   }
   static zr_code bind(void* self, const zr_plan_in* in, const zr_bind* bound, zr_error* error) noexcept {
     return guard(error, [&] {
-      const Binding binding{bound->buffers, bound->n_buffers,
-                            Comm(static_cast<StrategyLayer*>(self)->host_, bound->comm)};
-      plugin_of(self).bind(*in, binding);
+      StrategyLayer& layer = layer_of(self);
+      layer.in_ = taken(*in);
+      layer.plugin_.bind(layer.in_, {bound->buffers, bound->n_buffers, Comm(layer.host_, bound->comm)});
     });
   }
-  static zr_code grad_destination(void* self, uint32_t param, int64_t* first, uint32_t micro, zr_view* dst,
+  static zr_code grad_destination(void* self, uint32_t param, int64_t* first, const zr_use* use, zr_view* dst,
                                   zr_error* error) noexcept {
     return guard(error, [&]() -> zr_code {
       int64_t next = *first;
-      const zr_view destination = plugin_of(self).grad_destination(param, next, micro);
+      const zr_view destination = plugin_of(self).grad_destination(param, next, taken(*use));
       if (destination.count == 0) return ZR_AGAIN;
       *first = next;
       *dst = destination;
       return ZR_OK;
     });
   }
-  static zr_code grad_ready(void* self, uint32_t param, int64_t first, int64_t count, uint32_t micro,
+  static zr_code grad_ready(void* self, uint32_t param, int64_t first, int64_t count, const zr_use* use,
                             zr_error* error) noexcept {
-    return guard(error, [&] { plugin_of(self).grad_ready(param, first, count, micro); });
+    return call(self, use, error, [&](D& plugin, const zr_use& own) { plugin.grad_ready(param, first, count, own); });
   }
-  static zr_code event(void* self, uint32_t kind, uint32_t micro, zr_error* error) noexcept {
-    return guard(error, [&] { plugin_of(self).event(kind, micro); });
+  static zr_code event(void* self, uint32_t event_kind, const zr_use* use, zr_error* error) noexcept {
+    return call(self, use, error, [&](D& plugin, const zr_use& own) { plugin.event(event_kind, own); });
   }
-  static zr_code grads_finish(void* self, zr_error* error) noexcept {
-    return guard(error, [&] { plugin_of(self).grads_finish(); });
+  static zr_code grads_finish(void* self, const zr_use* use, zr_error* error) noexcept {
+    return call(self, use, error, [&](D& plugin, const zr_use& own) { plugin.grads_finish(own); });
   }
-  static zr_code updated(void* self, zr_error* error) noexcept {
-    return guard(error, [&] { plugin_of(self).updated(); });
+  static zr_code updated(void* self, const zr_use* use, zr_error* error) noexcept {
+    return call(self, use, error, [&](D& plugin, const zr_use& own) { plugin.updated(own); });
   }
-  /// The author's acquire() is complete on return, so `done` is resolved at once.
-  static zr_code acquire(void* self, const uint32_t* params, uint32_t n, uint32_t phase, zr_view* full, zr_done* done,
+  static zr_code acquire(void* self, const uint32_t* params, uint32_t n, const zr_use* use, zr_view* full,
                          zr_error* error) noexcept {
-    return guard(error, [&] {
-      if constexpr (has_acquire<D>) plugin_of(self).acquire(params, n, phase, full);
-      if (done) Done::retained(static_cast<StrategyLayer*>(self)->host_, done).resolve();
+    return call(self, use, error, [&](D& plugin, const zr_use& own) {
+      if constexpr (has_acquire<D>) plugin.acquire(params, n, own, full);
     });
   }
-  /// Waits for `after`, then releases.
-  static zr_code release(void* self, const uint32_t* params, uint32_t n, uint32_t phase, zr_done* after,
-                         zr_error* error) noexcept {
-    return guard(error, [&] {
-      if (after) Done::retained(static_cast<StrategyLayer*>(self)->host_, after).wait();
-      if constexpr (has_acquire<D>) plugin_of(self).release(params, n, phase);
+  static zr_code release(void* self, const uint32_t* params, uint32_t n, const zr_use* use, zr_error* error) noexcept {
+    return call(self, use, error, [&](D& plugin, const zr_use& own) {
+      if constexpr (has_acquire<D>) plugin.release(params, n, own);
     });
   }
   static void abort(void* self) noexcept {
@@ -165,6 +177,7 @@ class StrategyLayer {
   }
   static constexpr zr_strategy_api api{sizeof(zr_strategy_api),
                                        0,
+                                       describe,
                                        plan,
                                        bind,
                                        grad_destination,
@@ -174,11 +187,27 @@ class StrategyLayer {
                                        updated,
                                        has_acquire<D> ? acquire : nullptr,
                                        has_acquire<D> ? release : nullptr,
-                                       abort};
+                                       has_abort<D> ? abort : nullptr};
 
  private:
-  static D& plugin_of(void* self) { return static_cast<StrategyLayer*>(self)->plugin_; }
+  static StrategyLayer& layer_of(void* self) { return *static_cast<StrategyLayer*>(self); }
+  static D& plugin_of(void* self) { return layer_of(self).plugin_; }
+  /// Calls fn(plugin, use), and resolves the completion of the call unless the plug-in does.
+  template <class F>
+  static zr_code call(void* self, const zr_use* given, zr_error* error, F&& fn) noexcept {
+    return guard(error, [&] {
+      const zr_use use = taken(*given);
+      fn(plugin_of(self), use);
+      if constexpr (!resolves())
+        if (use.done) Done::retained(layer_of(self).host_, use.done).resolve();
+    });
+  }
+  static constexpr bool resolves() {
+    if constexpr (has_resolves<D>) return D::resolves;
+    return false;
+  }
   Host host_;
+  zr_plan_in in_{};  // of bind()
   D plugin_;
 };
 
@@ -195,5 +224,6 @@ struct Strategy {
 // Exports class CLASS as a strategy with the id ID, as the only component of this library. Once per library, at
 // namespace scope.
 #define ZR_STRATEGY(CLASS, ID, VENDOR, VERSION) \
-  ZR_TAG(kind_strategy);                        \
+  ZR_TAG(kind_strategy_1);                      \
+  ZR_ID_TAG(strategy, ID);                      \
   ZR_MODULE(ID, VENDOR, VERSION, zr::component<CLASS>(ID, VERSION))

@@ -7,10 +7,10 @@
 #include "zr/abi/optimizer.h"
 #include "zr/abi/strategy.h"
 
-ZR_TAG(abi_0_1);
-ZR_TAG(kind_strategy);
-ZR_TAG(kind_optimizer);
-ZR_TAG(kind_communicator);
+ZR_TAG(ZR_ABI_TAG);
+ZR_TAG(kind_strategy_1);
+ZR_TAG(kind_optimizer_1);
+ZR_TAG(kind_communicator_1);
 
 static int object;
 static zr_code create(const zr_host* host, const zr_config* config, void** self, zr_error* error) {
@@ -20,23 +20,30 @@ static zr_code create(const zr_host* host, const zr_config* config, void** self,
 }
 static void destroy(void* self) { (void)self; }
 
+static zr_code describe_strategy(void* s, zr_strategy_desc* out, zr_error* e) {
+  const zr_strategy_desc desc = {.size = sizeof desc, .device_types = 1u << ZR_DEVICE_CPU};
+  (void)s, (void)e;
+  zr_take(out, out->size, &desc);
+  return ZR_OK;
+}
 static zr_code plan(void* s, const zr_plan_in* in, const zr_plan_sink* sink, zr_error* e) {
   return (void)s, (void)in, (void)sink, (void)e, ZR_OK;
 }
 static zr_code bind(void* s, const zr_plan_in* in, const zr_bind* b, zr_error* e) {
   return (void)s, (void)in, (void)b, (void)e, ZR_OK;
 }
-static zr_code grad_destination(void* s, uint32_t p, int64_t* first, uint32_t micro, zr_view* dst, zr_error* e) {
-  return (void)s, (void)p, (void)first, (void)micro, (void)dst, (void)e, ZR_AGAIN;
+static zr_code grad_destination(void* s, uint32_t p, int64_t* first, const zr_use* use, zr_view* dst, zr_error* e) {
+  return (void)s, (void)p, (void)first, (void)use, (void)dst, (void)e, ZR_AGAIN;
 }
-static zr_code grad_ready(void* s, uint32_t p, int64_t first, int64_t count, uint32_t micro, zr_error* e) {
-  return (void)s, (void)p, (void)first, (void)count, (void)micro, (void)e, ZR_OK;
+static zr_code grad_ready(void* s, uint32_t p, int64_t first, int64_t count, const zr_use* use, zr_error* e) {
+  return (void)s, (void)p, (void)first, (void)count, (void)use, (void)e, ZR_OK;
 }
-static zr_code event(void* s, uint32_t kind, uint32_t micro, zr_error* e) {
-  return (void)s, (void)kind, (void)micro, (void)e, ZR_OK;
+static zr_code event(void* s, uint32_t kind, const zr_use* use, zr_error* e) {
+  return (void)s, (void)kind, (void)use, (void)e, ZR_OK;
 }
-static zr_code nothing(void* s, zr_error* e) { return (void)s, (void)e, ZR_OK; }
+static zr_code nothing(void* s, const zr_use* use, zr_error* e) { return (void)s, (void)use, (void)e, ZR_OK; }
 static const zr_strategy_api strategy = {.size = sizeof strategy,
+                                         .describe = describe_strategy,
                                          .plan = plan,
                                          .bind = bind,
                                          .grad_destination = grad_destination,
@@ -45,7 +52,13 @@ static const zr_strategy_api strategy = {.size = sizeof strategy,
                                          .grads_finish = nothing,
                                          .updated = nothing};
 
-static zr_code describe(void* s, zr_optimizer_desc* d, zr_error* e) { return (void)s, (void)d, (void)e, ZR_OK; }
+static zr_code describe(void* s, const zr_param* p, zr_optimizer_desc* out, zr_error* e) {
+  const zr_optimizer_desc desc = {
+      .size = sizeof desc, .granularity = ZR_ELEMENTWISE, .device_types = 1u << ZR_DEVICE_CPU};
+  (void)s, (void)p, (void)e;
+  zr_take(out, out->size, &desc);
+  return ZR_OK;
+}
 static zr_code add_group(void* s, uint32_t g, const zr_config* c, zr_error* e) {
   return (void)s, (void)g, (void)c, (void)e, ZR_OK;
 }
@@ -54,20 +67,28 @@ static zr_code step(void* s, const zr_step* st, const zr_update_slice* const* u,
   return (void)s, (void)st, (void)u, (void)n, (void)str, (void)d, (void)e, ZR_OK;
 }
 static const zr_optimizer_api optimizer = {
-    .size = sizeof optimizer, .describe = describe, .add_group = add_group, .step = step};
+    .size = sizeof optimizer, .add_group = add_group, .describe = describe, .step = step};
 
 static zr_code open_comm(void* s, const zr_comm_open* o, void** comm, zr_error* e) {
   return (void)s, (void)o, (void)comm, (void)e, ZR_COMM;
 }
 static void close_comm(void* comm) { (void)comm; }
-static zr_code caps(void* comm, zr_comm_caps* c, zr_error* e) { return (void)comm, (void)c, (void)e, ZR_OK; }
+static zr_code caps(void* s, zr_comm_caps* out, zr_error* e) {
+  const zr_comm_caps all = {.size = sizeof all,
+                            .ops = 1u << ZR_ALL_GATHER | 1u << ZR_BARRIER,
+                            .dtypes = 1u << ZR_U8,
+                            .device_types = 1u << ZR_DEVICE_CPU};
+  (void)s, (void)e;
+  zr_take(out, out->size, &all);
+  return ZR_OK;
+}
 static zr_code submit(void* comm, const zr_coll* c, zr_stream* s, zr_done* d, zr_error* e) {
   return (void)comm, (void)c, (void)s, (void)d, (void)e, ZR_COMM;
 }
 static const zr_communicator_api communicator = {.size = sizeof communicator,
+                                                 .caps = caps,
                                                  .open = open_comm,
                                                  .close = close_comm,
-                                                 .caps = caps,
                                                  .submit = submit,
                                                  .abort = close_comm};
 
@@ -111,8 +132,8 @@ static const zr_component* const components[] = {&flat, &adam, &wire};
 
 const zr_module* zr_module_v1(uint32_t host_minor) {
   static const zr_module module = {.size = sizeof module,
-                                   .built_minor = 1,
-                                   .need_minor = 1,
+                                   .built_minor = ZR_ABI_MINOR,
+                                   .need_minor = ZR_TARGET_MINOR,
                                    .name = "three",
                                    .vendor = "tests",
                                    .version = "2.0",

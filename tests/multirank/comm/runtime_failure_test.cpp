@@ -170,7 +170,59 @@ TEST(CommRuntimeFailureTest, RejectsInvalidArguments) {
     fails(coll, "all_reduce 'w': reduction code 7 is not defined");
     coll = collective(ZR_ALL_REDUCE, {x, 9, ZR_F32, 0, {2, 0}}, view(x, 9), "w");
     fails(coll, "all_reduce 'w': src is not in CPU memory");
+    const std::string unknown =
+        " that this zeroth does not know (0x2); install a newer zeroth, or a plug-in for this one";
+    coll = collective(ZR_ALL_REDUCE, view(x, 9), view(x, 9), "w");
+    coll.flags = ZR_COLL_ACCUMULATE | 2;
+    fails(coll, "all_reduce 'w': flags has bits" + unknown);
+    coll = collective(ZR_BARRIER, {}, {}, "w");
+    coll.flags = 2;
+    fails(coll, "barrier 'w': flags has bits" + unknown);
+    coll = collective(ZR_ALL_REDUCE, view(x, 9), view(x, 9), "w");
+    coll.rsv = 2;
+    fails(coll, "all_reduce 'w': rsv has bits" + unknown);
+    coll = collective(ZR_ALL_REDUCE, {x, 9, ZR_F32, 2, {1, 0}}, view(x, 9), "w");
+    fails(coll, "all_reduce 'w': src.flags has bits" + unknown);
+    coll = collective(ZR_ALL_REDUCE, view(x, 9), {x, 9, ZR_F32, 2, {1, 0}}, "w");
+    fails(coll, "all_reduce 'w': dst.flags has bits" + unknown);
     self.comm.barrier("the communicator still works");
+  }));
+}
+
+// What the host's table rejects before it reads the collective.
+TEST(CommRuntimeFailureTest, RejectsPluginsThatBreakTheAbi) {
+  expect_success(on_ranks(2, {}, [](CommRank& self) {
+    float* x = self.floats(10);
+    const auto ref = self.comm.ref();
+    zr::host::CallError error;
+    zr_coll coll = collective(ZR_ALL_REDUCE, view(x, 9), view(x, 9), "w");
+    int stream = 0;
+    EXPECT_EQ(ref.api->submit(ref.comm, &coll, reinterpret_cast<zr_stream*>(&stream), nullptr, &error), ZR_UNSUPPORTED);
+    EXPECT_STREQ(error.msg,
+                 "a collective was submitted with a stream, but the engine has none: this is a bug in the plug-in");
+    EXPECT_NE(self.comm.take_failure(), nullptr);
+    coll.size = 120;
+    EXPECT_EQ(ref.api->submit(ref.comm, &coll, nullptr, nullptr, &error), ZR_INVALID);
+    EXPECT_STREQ(error.msg, "a zr_coll has 120 bytes, fewer than in ABI 0.9: this is a bug in the plug-in");
+    EXPECT_NE(self.comm.take_failure(), nullptr);
+    self.comm.barrier("the communicator still works");
+  }));
+}
+
+// A plug-in that is built with newer headers passes a longer collective.
+TEST(CommRuntimeFailureTest, IgnoresMembersOfACollectiveThatItDoesNotKnow) {
+  expect_success(on_ranks(2, {}, [](CommRank& self) {
+    float* x = self.floats(10);
+    std::fill_n(x, 9, 1.0f);
+    const auto ref = self.comm.ref();
+    struct {
+      zr_coll known;
+      uint64_t unknown;
+    } coll{collective(ZR_ALL_REDUCE, view(x, 9), view(x, 9), "w"), 7};
+    coll.known.size = sizeof coll;
+    zr::host::CallError error;
+    ASSERT_EQ(ref.api->submit(ref.comm, &coll.known, nullptr, nullptr, &error), ZR_OK) << error.msg;
+    EXPECT_EQ(x[8], 2);
   }));
 }
 

@@ -117,6 +117,29 @@ TEST(CommRuntimeTest, OpenFailsWithoutAllGatherOfBytes) {
   }));
 }
 
+TEST(CommRuntimeTest, OpenFailsWithoutHostMemory) {
+  SharedJob job;
+  expect_success(run_ranks(2, [&](Rank& rank) {
+    CommRig rig(std::make_shared<SharedControl>(job, rank.rank, rank.world), {.id = "poor", .keys = "cpu = false\n"});
+    expect_failure([&] { rig.open(); }, exit_code::environment,
+                   HasSubstr("caps: device_types is 0x4, without CPU memory (0x2), where the engine has its buffers; "
+                             "choose another communicator"));
+  }));
+}
+
+// `poor` has one key in the store, after the prefix of the communicator.
+TEST(CommRuntimeTest, EachCommunicatorHasItsOwnStorePrefix) {
+  SharedJob job;
+  expect_success(run_ranks(2, [&](Rank& rank) {
+    CommRig rig(std::make_shared<SharedControl>(job, rank.rank, rank.world), {.id = "poor"});
+    const auto first = rig.open(), second = rig.open();
+    for (int i = 0; i < 3; ++i) {
+      first->barrier("first");
+      second->barrier("second");
+    }
+  }));
+}
+
 // ---- counters and reports ----
 
 TEST(CommRuntimeTest, CountsBytesPerOperationWithoutPadding) {
@@ -260,22 +283,10 @@ TEST(CommRuntimeTest, SubmittedOperationsCompleteThroughAsyncService) {
   }));
 }
 
-TEST(CommRuntimeTest, CapsIncludeEveryOperationExceptMessages) {
+TEST(CommRuntimeTest, ComposedOperationWithACompletionIsCompleteWhenSubmitReturns) {
   expect_success(on_ranks(2, {.id = "poor"}, [](CommRank& self) {
     const auto ref = self.comm.ref();
-    zr_comm_caps caps{};
-    caps.size = sizeof caps;
     zr::host::CallError error;
-    ASSERT_EQ(ref.api->caps(ref.comm, &caps, &error), ZR_OK);
-    EXPECT_EQ(caps.flags, ZR_COMM_RANK_ORDERED | ZR_COMM_UPCAST | ZR_COMM_ACCUMULATE | ZR_COMM_ASYNC);
-    EXPECT_TRUE(caps.ops & (1u << ZR_REDUCE_SCATTER));
-    EXPECT_FALSE(caps.ops & (1u << ZR_SEND));
-    caps = {};
-    caps.size = 16;  // a caller built against an older ABI
-    ASSERT_EQ(ref.api->caps(ref.comm, &caps, &error), ZR_OK);
-    EXPECT_EQ(caps.size, 16u);
-    EXPECT_EQ(caps.dtypes, 0u);
-    // A composed operation with a zr_done is complete when submit returns.
     float* x = self.floats(100);
     zr_done* done = zr::host::comm::done_new(self.rig.host().abi());
     const zr_coll coll = collective(ZR_ALL_REDUCE, view(x, 100), view(x, 100), "composed");

@@ -147,7 +147,7 @@ TEST(CommShmMemoryTest, AllocationsAreZeroedAlignedRecordedAndFreed) {
         }
       EXPECT_LT(mapped, 40 << 20);
       zr::host::CallError error;
-      void* out = nullptr;
+      zr_view out{};
       EXPECT_EQ(comm.api().mem_alloc(comm.comm(), 64, 8192, 0, &out, &error), ZR_UNSUPPORTED);
       // mem_alloc must fail where the kernel would otherwise kill processes. The file-size limit protects the machine
       // if the check fails.
@@ -175,7 +175,7 @@ TEST(CommShmMemoryTest, RespectsAddressSpaceLimit) {
     auto* memory = static_cast<float*>(comm.allocate(40 << 20));
     comm.run(collective(ZR_ALL_REDUCE, memory, 10 << 20, memory, 10 << 20, "both ranks' 40 MiB"));
     zr::host::CallError error;
-    void* out = nullptr;
+    zr_view out{};
     EXPECT_EQ(comm.api().mem_alloc(comm.comm(), 60 << 20, 64, 0, &out, &error), ZR_NOMEM);
   }));
 }

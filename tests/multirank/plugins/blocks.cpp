@@ -1,4 +1,5 @@
 // An optimizer with a state that 64 elements share: the host must reject it, because sharding splits such blocks.
+#include "zr/abi/draft/optimizer_shapes.h"
 #include "zr/optimizer.hpp"
 
 namespace {

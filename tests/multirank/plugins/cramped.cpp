@@ -32,23 +32,23 @@ class Cramped : public zr::Strategy<Cramped> {
     bucket_ = bound.buffers[2];
     begin();
   }
-  zr_view grad_destination(uint32_t param, int64_t first, uint32_t) {
+  zr_view grad_destination(uint32_t param, int64_t first, const zr_use&) {
     if (param != next_) return {};
     return zr::part(bucket_, first, in_->params[param]->count - first);
   }
-  void grad_ready(uint32_t param, int64_t, int64_t, uint32_t micro) {
+  void grad_ready(uint32_t param, int64_t, int64_t, const zr_use& use) {
     int64_t at = 0;
     for (uint32_t p = 0; p < param; ++p) at += zr::round_up(in_->params[p]->count, in_->align);
     const int64_t count = in_->params[param]->count;
     comm_->run(zr::all_reduce(zr::part(bucket_, 0, count), zr::part(sums_, at, count), in_->params[param]->name,
-                              micro > 0 ? ZR_COLL_ACCUMULATE : 0));
+                              use.micro > 0 ? ZR_COLL_ACCUMULATE : 0));
     advance();
   }
-  void event(uint32_t kind, uint32_t) {
+  void event(uint32_t kind, const zr_use&) {
     if (kind == ZR_BACKWARD_END) begin();
   }
-  void grads_finish() {}
-  void updated() {}
+  void grads_finish(const zr_use&) {}
+  void updated(const zr_use&) {}
 
  private:
   void begin() {

@@ -13,17 +13,8 @@ struct Fault {
 
 class Faulty : public poor::Poor {
  public:
-  Faulty(const zr::Host& host, const zr_comm_open& how, Fault fault)
-      : Poor(host, how, true, false), fault_(std::move(fault)) {}
+  Faulty(const zr::Host& host, const zr_comm_open& how, Fault fault) : Poor(host, how), fault_(std::move(fault)) {}
 
-  zr_comm_caps caps() const {
-    zr_comm_caps caps{};
-    caps.ops = 1u << ZR_ALL_GATHER | 1u << ZR_REDUCE_SCATTER | 1u << ZR_BARRIER;
-    caps.dtypes = 0x1fe;
-    caps.reduces = 1u << ZR_SUM;
-    caps.flags = ZR_COMM_RANK_ORDERED | ZR_COMM_UPCAST | ZR_COMM_ACCUMULATE;
-    return caps;
-  }
   void submit(const zr_coll& c, zr_stream* stream, zr_done* done) {
     if (dropped(c)) return;
     if (c.op == ZR_REDUCE_SCATTER) {
@@ -80,6 +71,15 @@ class FaultyPlugin : public zr::Communicator<FaultyPlugin, Faulty> {
                    "executes only the first collective whose operation and label contain this text")};
   FaultyPlugin(const zr::Config& config, const zr::Host& host)
       : host_(host), fault_{config.boolean("backwards"), config.text("drops")} {}
+  zr_comm_caps caps() const {
+    zr_comm_caps caps{};
+    caps.ops = 1u << ZR_ALL_GATHER | 1u << ZR_REDUCE_SCATTER | 1u << ZR_BARRIER;
+    caps.dtypes = 0x1fe;
+    caps.reduces = 1u << ZR_SUM;
+    caps.flags = ZR_COMM_RANK_ORDERED | ZR_COMM_UPCAST | ZR_COMM_ACCUMULATE;
+    caps.device_types = zr::kCpuOnly;
+    return caps;
+  }
   std::unique_ptr<Faulty> open(const zr_comm_open& how) { return std::make_unique<Faulty>(host_, how, fault_); }
 
  private:

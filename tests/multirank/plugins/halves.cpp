@@ -19,11 +19,11 @@ struct Halves : zr::Strategy<Halves> {
     }
   }
   void bind(const zr_plan_in&, const zr::Binding&) {}
-  zr_view grad_destination(uint32_t, int64_t, uint32_t) { return {}; }
-  void grad_ready(uint32_t, int64_t, int64_t, uint32_t) {}
-  void event(uint32_t, uint32_t) {}
-  void grads_finish() {}
-  void updated() {}
+  zr_view grad_destination(uint32_t, int64_t&, const zr_use&) { return {}; }
+  void grad_ready(uint32_t, int64_t, int64_t, const zr_use&) {}
+  void event(uint32_t, const zr_use&) {}
+  void grads_finish(const zr_use&) {}
+  void updated(const zr_use&) {}
 };
 
 }  // namespace

@@ -25,11 +25,9 @@ struct Shared {
 
 class Poor {
  public:
-  Poor(const zr::Host& host, const zr_comm_open& how, bool gathers, bool exchanges)
-      : rank_(how.rank), world_(how.world), gathers_(gathers), exchanges_(exchanges) {
+  Poor(const zr::Host& host, const zr_comm_open& how) : rank_(how.rank), world_(how.world) {
     const auto& store = host.need<zr_store_service>();
-    static int opened = 0;  // communicators that this process opened; equal on all ranks, so keys are unique
-    const std::string key = "poor " + std::to_string(opened++);
+    const std::string key = std::string(how.store_prefix) + "poor";
     zr_error error = zr::no_error();
     char path[64] = {};
     uint64_t bytes = sizeof path;
@@ -51,13 +49,6 @@ class Poor {
     ::close(fd_);
   }
   Poor(const Poor&) = delete;
-
-  zr_comm_caps caps() const {
-    zr_comm_caps caps{};
-    caps.ops = (gathers_ ? 1u << ZR_ALL_GATHER : 0u) | 1u << ZR_BARRIER | (exchanges_ ? 1u << ZR_ALL_TO_ALL : 0u);
-    caps.dtypes = exchanges_ ? 1u << ZR_U8 | 1u << ZR_F32 : 1u << ZR_U8;
-    return caps;
-  }
 
   void submit(const zr_coll& c, zr_stream*, zr_done* done) {
     if (done) throw zr::PluginError(ZR_UNSUPPORTED, "poor runs collectives only on the thread that submits them");
@@ -137,7 +128,6 @@ class Poor {
     }
   }
 
-  const bool gathers_, exchanges_;
   int fd_ = -1;
   Shared* shared_ = nullptr;
   uint64_t meetings_ = 0;

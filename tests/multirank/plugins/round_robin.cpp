@@ -51,18 +51,18 @@ class RoundRobin : public zr::Strategy<RoundRobin> {
     }
   }
 
-  zr_view grad_destination(uint32_t param, int64_t first, uint32_t) {
+  zr_view grad_destination(uint32_t param, int64_t first, const zr_use&) {
     return zr::part(parameters_[param].gradient, first, parameters_[param].count - first);
   }
-  void grad_ready(uint32_t, int64_t, int64_t, uint32_t) {}
-  void event(uint32_t kind, uint32_t micro) {
+  void grad_ready(uint32_t, int64_t, int64_t, const zr_use&) {}
+  void event(uint32_t kind, const zr_use& use) {
     if (kind != ZR_BACKWARD_END) return;
     for (const Parameter& p : parameters_)
       if (p.owner >= 0 && p.count > 0)
-        comm_->run(zr::reduce(p.gradient, p.sum, p.owner, p.name, micro > 0 ? ZR_COLL_ACCUMULATE : 0));
+        comm_->run(zr::reduce(p.gradient, p.sum, p.owner, p.name, use.micro > 0 ? ZR_COLL_ACCUMULATE : 0));
   }
-  void grads_finish() {}
-  void updated() {
+  void grads_finish(const zr_use&) {}
+  void updated(const zr_use&) {
     for (const Parameter& p : parameters_)
       if (p.owner >= 0 && p.count > 0) comm_->run(zr::broadcast(p.weight, p.owner, p.name));
   }

@@ -34,8 +34,6 @@ class GradientBucketsTest : public testing::Test {
  protected:
   GradientBucketsTest() : pool_(1), host_(ledger_, pool_) {
     zr::host::comm::offer_async(host_);
-    api_.size = sizeof api_;
-    api_.submit = submit;
     in_ = {sizeof(zr_plan_in), 1, 2, ZR_F32, ZR_F32, ZR_F32, 2, 2, 1024, 32, nullptr, 0, 0};
   }
   std::vector<zr_view> make_bucket_buffers() {
@@ -75,7 +73,7 @@ class GradientBucketsTest : public testing::Test {
   zr::host::Ledger ledger_;
   zr::host::ThreadPool pool_;
   zr::host::plugin::PluginHost host_;
-  zr_communicator_api api_{};
+  const zr_collectives_api api_{sizeof(zr_collectives_api), 0, submit, nullptr};
   zr_plan_in in_{};
   std::vector<float> memory_, bucket_memory_;
   std::vector<Left> left_;

@@ -38,8 +38,9 @@ typedef struct zr_coll {
   const int64_t *recv_counts;
   int32_t root, peer, tag, rsv;
 
-  /* A hash of op, reduce, flags, dtypes, total count, counts (except of all_to_all), root and label. It must be equal
-   * on all ranks, else the operation fails with ZR_MISMATCH. 0 for send and recv. */
+  /* A hash of op, reduce, flags, dtypes, total count, counts (except of all_to_all), root and label. 0 for send and
+   * recv. It is equal on all ranks unless they disagree about the operation; a communicator that compares it fails
+   * with ZR_MISMATCH, and need not compare it. */
   uint64_t fingerprint;
   const char *label; /* for reports: "gradient bucket 3" */
 } zr_coll;
@@ -47,58 +48,81 @@ typedef struct zr_coll {
 typedef struct zr_comm_open {
   uint32_t size;
   int32_t rank, world, rsv;
-  const char *axis; /* name of the parallel dimension; always "data" in this version */
+  zr_device device;         /* of the views that submit() gets: one of caps()' device_types */
+  const char *axis;         /* name of the parallel dimension; always "data" in this version */
+  const char *store_prefix; /* equal on all ranks, and no other communicator of the job has it: begin the keys of
+                             * "zr.host.store/1" with it */
 } zr_comm_open;
 
 enum {
   ZR_COMM_RANK_ORDERED = 1, /* reductions add in rank order: timing and topology do not change the bits */
   ZR_COMM_UPCAST = 2,       /* reductions accept src BF16 or F16 with dst F32 */
   ZR_COMM_ACCUMULATE = 4,   /* ZR_COLL_ACCUMULATE is supported */
-  ZR_COMM_ASYNC = 8         /* submit() with a completion returns before the collective is complete */
+  ZR_COMM_ASYNC = 8,        /* submit() with a completion returns before the collective is complete */
+  ZR_COMM_STREAMS = 16      /* submit() accepts streams of the device that open() got */
 };
 typedef struct zr_comm_caps {    /* output: the callee writes at most `size` bytes */
   uint32_t size, flags;          /* flags: ZR_COMM_* */
   uint64_t ops, dtypes, reduces; /* bit sets: bit i is set if the value i is supported */
+  uint64_t device_types;         /* bit i: DLPack device type i; bit 1 (CPU) is required in this version */
 } zr_comm_caps;
 
 typedef struct zr_communicator_api {
   uint32_t size, rsv;
 
-  /* [control] Opens a communicator; collective over the job. */
+  /* [any] Reports what the communicators of this instance support, before the first open(); does not change later. */
+  zr_code (*caps)(void *self, zr_comm_caps *, zr_error *);
+
+  /* [control] Opens a communicator; collective over the job. One instance may open several. */
   zr_code (*open)(void *self, const zr_comm_open *, void **comm, zr_error *);
 
-  /* [control] Closes it; local to this rank. Accepts NULL. */
+  /* [control] Closes it; local to this rank. Every accepted completion is resolved on return: those of operations that
+   * are not complete, with ZR_CANCELLED. Accepts NULL. */
   void (*close)(void *comm);
 
-  /* [any] Reports what the communicator supports. */
-  zr_code (*caps)(void *comm, zr_comm_caps *, zr_error *);
-
-  /* [use] Runs or starts an operation. A null zr_done: the operation is complete on return. Otherwise the operation
-   * starts, and the completion resolves when it is complete; operations complete in submission order. The memory of
-   * both views must then stay valid until the completion resolves; all other arguments are valid only until the call
-   * returns. An operation is complete on this rank when dst is written and src may be overwritten. */
+  /* [use] Runs or starts an operation; see "Streams" in zr/abi/base.h. Operations complete in submission order. An
+   * operation is complete on this rank when dst is written and src may be overwritten. The communicator may resolve the
+   * completion on a thread of its own. */
   zr_code (*submit)(void *comm, const zr_coll *, zr_stream *, zr_done *, zr_error *);
 
   /* [use] Advances submitted operations without waiting. Or NULL: the communicator does not need such calls. */
   zr_code (*progress)(void *comm, zr_error *);
 
-  /* [use] Allocates memory that peers may read in place: zeroed, aligned to at least 64 bytes, valid until mem_free()
-   * or close(). flags: 0. mem_alloc and mem_free are both NULL if peers do not read this rank's memory
-   * directly. */
-  zr_code (*mem_alloc)(void *comm, uint64_t bytes, uint64_t align, uint32_t flags, void **out, zr_error *);
+  /* [use] Allocates memory that peers may read in place: zeroed, aligned to at least 64 bytes, on the device that
+   * open() got, valid until mem_free() or close(). *out is a U8 view of at least `bytes` bytes. Local: ranks call it
+   * with sizes of their own, and not equally often. flags: 0. mem_alloc and mem_free are both NULL if peers do not read
+   * this rank's memory directly. */
+  zr_code (*mem_alloc)(void *comm, uint64_t bytes, uint64_t align, uint32_t flags, zr_view *out, zr_error *);
 
-  /* [use] Frees memory of mem_alloc(). Accepts NULL. */
-  void (*mem_free)(void *comm, void *memory);
+  /* [use] Frees memory of mem_alloc(): the view that it returned. */
+  void (*mem_free)(void *comm, const zr_view *memory);
 
   /* [any] Calls that wait return ZR_CANCELLED at once, and so do all later calls that would wait. */
   void (*abort)(void *comm);
 } zr_communicator_api;
 
-/* The host's wrapper of a communicator, lent to strategies and optimizers. The wrapper numbers operations, limits how
- * long they may take, and counts bytes. Frozen. */
-typedef struct zr_comm_ref {
-  const zr_communicator_api *api; /* only submit, caps and progress may be called */
+/* The host's wrapper of a communicator, lent to strategies. The wrapper numbers operations, composes those that the
+ * communicator does not support, limits how long they may take, and counts bytes. */
+typedef struct zr_collectives_api {
+  uint32_t size, rsv;
+
+  /* [use] As in zr_communicator_api. The host fills in the fingerprint. */
+  zr_code (*submit)(void *comm, const zr_coll *, zr_stream *, zr_done *, zr_error *);
+
+  /* [use] As in zr_communicator_api. */
+  zr_code (*progress)(void *comm, zr_error *);
+} zr_collectives_api;
+typedef struct zr_comm_ref { /* frozen */
+  const zr_collectives_api *api;
   void *comm;
   int32_t rank, world;
 } zr_comm_ref;
+
+enum {
+  zr_coll_size_0_9 = 128,
+  zr_comm_open_size_0_9 = 40,
+  zr_comm_caps_size_0_9 = 40,
+  zr_communicator_api_size_0_9 = 72,
+  zr_collectives_api_size_0_9 = 24
+};
 #endif

@@ -23,4 +23,6 @@ typedef struct zr_communicator_plan {
   /* [control] Returns the bytes of host memory that each rank allocates in open(). Opens nothing. */
   uint64_t (*open_bytes)(void *self, int32_t world);
 } zr_communicator_plan;
+
+enum { zr_shared_weights_api_size_0_9 = 24, zr_communicator_plan_size_0_9 = 16 };
 #endif

@@ -1,4 +1,5 @@
-/* What the host offers to a plug-in: services, found by string id. All tables live as long as the process. */
+/* What the host offers to a plug-in: services, found by string id. A table, and what it contains, is valid as long as
+ * the instance that asked for it: ask again in every create(), and keep no table in a static variable. */
 #ifndef ZR_ABI_HOST_H
 #define ZR_ABI_HOST_H
 #include "zr/abi/base.h"
@@ -50,19 +51,28 @@ typedef struct zr_async_service {
   /* [any] Returns ZR_AGAIN if the completion is not resolved yet, else the code that it was resolved with. */
   zr_code (*done_poll)(zr_done *, zr_error *);
 
-  /* [use] Waits until the completion is resolved. timeout_ns < 0: the host's own limit. */
+  /* [step] [use] Waits until the completion is resolved. timeout_ns < 0: the host's own limit. Not from a thread of the
+   * plug-in: there, use done_poll(). */
   zr_code (*done_wait)(zr_done *, int64_t timeout_ns, zr_error *);
 } zr_async_service;
+
+typedef struct zr_alloc { /* a request for memory */
+  uint32_t size, flags;   /* flags: 0 */
+  uint64_t bytes;
+  uint64_t align; /* a power of two, or 0; the alignment is at least 64 */
+  zr_device device;
+  const char *tag; /* copied */
+} zr_alloc;
 
 /* "zr.host.memory/1": every long-lived byte is counted in the host's ledger. A tag names the memory there; it is
  * copied. A tag that begins with a kind of the ledger and a colon ("all_gather: overflow") counts as that kind. */
 typedef struct zr_memory_service {
   uint32_t size, rsv;
 
-  /* [any] Allocates zeroed memory; *out is a view of U8. align: a power of two, or 0; the alignment is at least 64. */
-  zr_code (*alloc)(const zr_host *, uint64_t bytes, uint64_t align, const char *tag, zr_view *out, zr_error *);
+  /* [io] Allocates zeroed memory; *out is a view of U8. ZR_UNSUPPORTED: the host has no memory on this device. */
+  zr_code (*alloc)(const zr_host *, const zr_alloc *, zr_view *out, zr_error *);
 
-  /* [any] Frees memory. The view is the one that alloc returned. */
+  /* [io] Frees memory. The view is the one that alloc returned. */
   void (*free)(const zr_host *, const zr_view *);
 
   /* [any] Counts bytes that a plug-in had to map itself (negative: unmapped). */
@@ -77,10 +87,10 @@ typedef struct zr_task_service {
   uint32_t (*width)(const zr_host *);
 
   /* [step] [use] Cuts [0, n) into at most width() ranges of about equal length, calls fn(ctx, begin, end) once per
-   * range, also on the calling thread, and returns when all calls have returned. `grain` is the smallest number of
-   * indices that is worth a thread: every range has at least `grain` indices, unless n is smaller; then there is one
-   * range. A grain below 1 counts as 1. If n is 0, fn is not called. fn is called [worker] and must not throw. ctx is
-   * passed to fn; or NULL. */
+   * range, also on the calling thread, and returns when all calls have returned. Not for [worker] functions, nor inside
+   * fn. `grain` is the smallest number of indices that is worth a thread: every range has at least `grain` indices,
+   * unless n is smaller; then there is one range. A grain below 1 counts as 1. If n is 0, fn is not called. fn is
+   * called [worker] and must not throw. ctx is passed to fn; or NULL. */
   void (*parallel_for)(const zr_host *, int64_t n, int64_t grain, void (*fn)(void *ctx, int64_t begin, int64_t end),
                        void *ctx);
 } zr_task_service;
@@ -117,4 +127,16 @@ typedef struct zr_machine_service {
    * file system of `path`. ZR_UNSUPPORTED: the file system was not measured. */
   zr_code (*disk)(const zr_host *, const char *path, uint64_t *block_bytes, uint32_t *depth);
 } zr_machine_service;
+
+enum {
+  zr_host_size_0_9 = 32,
+  zr_config_service_size_0_9 = 48,
+  zr_async_service_size_0_9 = 56,
+  zr_alloc_size_0_9 = 40,
+  zr_memory_service_size_0_9 = 32,
+  zr_task_service_size_0_9 = 24,
+  zr_store_service_size_0_9 = 24,
+  zr_job_service_size_0_9 = 40,
+  zr_machine_service_size_0_9 = 16
+};
 #endif

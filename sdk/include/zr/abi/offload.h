@@ -6,7 +6,8 @@
 
 enum {
   ZR_TIER_MAPPABLE = 1u << 0, /* map() and unmap() are offered */
-  ZR_TIER_ASYNC = 1u << 1     /* write() and read() with a completion return before the transfers are complete */
+  ZR_TIER_ASYNC = 1u << 1,    /* write() and read() with a completion return before the transfers are complete */
+  ZR_TIER_STREAMS = 1u << 2   /* write() and read() accept streams */
 };
 typedef struct zr_offload_caps { /* output: the callee writes at most `size` bytes */
   uint32_t size, flags;          /* flags: ZR_TIER_* */
@@ -23,20 +24,14 @@ typedef struct zr_transfer {   /* frozen */
   zr_view memory;              /* U8, on a device of device_types */
 } zr_transfer;
 
-struct zr_offload_api;
-typedef struct zr_offload_ref { /* frozen: the tier below, for tiers that compress or encrypt */
-  const struct zr_offload_api *api;
-  void *self;
-} zr_offload_ref;
-
 typedef struct zr_offload_api {
   uint32_t size, rsv;
 
-  /* [control] Opens the tier; called once. below: the tier below; or NULL. */
-  zr_code (*open)(void *self, const zr_offload_ref *below, zr_error *);
-
-  /* [any] Reports capabilities. Also called before open(), because the plan uses them. */
+  /* [any] Reports capabilities, also before open(), because the plan uses them; they do not change later. */
   zr_code (*caps)(void *self, zr_offload_caps *, zr_error *);
+
+  /* [control] Opens the tier; called at most once. */
+  zr_code (*open)(void *self, zr_error *);
 
   /* [step] Allocates bytes. On success the space is really reserved: a disk that is too small fails here and not in
    * write(). The content is undefined. The id differs from those of all other allocations that are not released. */
@@ -45,14 +40,14 @@ typedef struct zr_offload_api {
   /* [step] Frees an allocation. No transfer of it is in flight. */
   void (*release)(void *self, uint64_t allocation);
 
-  /* [any] Copies memory to allocations, n transfers. Several calls may run at once. A null zr_done: complete on return.
-   * Otherwise the list of transfers is valid only until the call returns, while the memory must stay valid until the
-   * completion resolves. One completion covers all n transfers; if it resolves with an error, `native` is the index of
-   * the transfer that failed. The tier itself completes partial reads and writes. If the tier's own queue is full, the
-   * call waits. Transfers of the same bytes that are in flight at the same time have no order. */
+  /* [io] Copies memory to allocations, n transfers; see "Streams" in zr/abi/base.h. Several calls may run at once. One
+   * completion covers all n transfers; if it resolves with an error, `native` is the index of the transfer that failed.
+   * The list of transfers is valid only until the call returns. The tier itself completes partial reads and writes. If
+   * the tier's own queue is full, the call waits. Transfers of the same bytes that are in flight at the same time have
+   * no order. */
   zr_code (*write)(void *self, const zr_transfer *, uint32_t n, zr_stream *, zr_done *, zr_error *);
 
-  /* [any] Copies from allocations to memory, under the same rules; the memory is complete when the completion resolves.
+  /* [io] Copies from allocations to memory, under the same rules; the memory is complete when the completion resolves.
    * ZR_IO if the bytes differ from those last written. */
   zr_code (*read)(void *self, const zr_transfer *, uint32_t n, zr_stream *, zr_done *, zr_error *);
 
@@ -63,9 +58,6 @@ typedef struct zr_offload_api {
   /* [step] Ends a map(). NULL unless ZR_TIER_MAPPABLE. */
   void (*unmap)(void *self, uint64_t allocation);
 
-  /* [step] On return all bytes written so far survive a kill of the process. Or NULL. */
-  zr_code (*flush)(void *self, zr_error *);
-
   /* [step] Announces memory that many transfers will use, until unreg(), so that the tier can prepare it. reg and unreg
    * are both NULL, or neither. The host logs a failure; transfers are then slower. */
   zr_code (*reg)(void *self, const zr_view *memory, zr_error *);
@@ -73,4 +65,6 @@ typedef struct zr_offload_api {
   /* [step] Ends a reg(). No transfer of the memory is in flight. */
   void (*unreg)(void *self, const zr_view *memory);
 } zr_offload_api;
+
+enum { zr_offload_caps_size_0_9 = 56, zr_offload_api_size_0_9 = 88 };
 #endif

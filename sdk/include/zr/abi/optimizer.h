@@ -4,29 +4,25 @@
 #define ZR_ABI_OPTIMIZER_H
 #include "zr/abi/base.h"
 
-/* Granularity: the smallest part of a parameter that can be updated on its own. */
-enum { ZR_ELEMENTWISE = 1, ZR_ROWWISE = 2, ZR_TENSORWISE = 3 };
+/* Granularity: the smallest part of a parameter that can be updated on its own. zr/abi/draft/optimizer_shapes.h has
+ * more values. */
+enum { ZR_ELEMENTWISE = 1 };
 
 /* The shape of an optimizer state. */
-enum {
-  ZR_SLOT_LIKE_PARAM = 1, /* one element per element of the parameter */
-  ZR_SLOT_PER_BLOCK = 2   /* one element per `block` consecutive elements of the parameter */
-};
-/* Flags of a state. This version of the host rejects optimizers with RANK_PRIVATE or UNSHARDED states. */
-enum { ZR_SLOT_RANK_PRIVATE = 1u << 0, ZR_SLOT_TRANSIENT = 1u << 1, ZR_SLOT_UNSHARDED = 1u << 2 };
-typedef struct zr_slot { /* frozen: describes one optimizer state; the host allocates it, zeroed */
+enum { ZR_SLOT_LIKE_PARAM = 1 }; /* one element per element of the parameter */
+typedef struct zr_slot {         /* frozen: describes one optimizer state; the host allocates it, zeroed */
   const char *name;
   zr_dtype dtype;
-  uint32_t shape, flags, block;
+  uint32_t shape, flags, block; /* shape: ZR_SLOT_LIKE_PARAM; flags and block: 0 */
 } zr_slot;
 
-enum {
-  ZR_OPT_NEEDS_COMM = 1u << 0,       /* step() issues collectives */
-  ZR_OPT_NEEDS_LOCAL_GRADS = 1u << 1 /* phase() may ask for gradients that are not reduced over ranks */
-};
+enum { ZR_OPT_STREAMS = 1u << 0 };            /* step() accepts streams */
 typedef struct zr_optimizer_desc {            /* output: the callee writes at most `size` bytes */
-  uint32_t size, granularity, needs, n_slots; /* granularity: ZR_ELEMENTWISE ...; needs: ZR_OPT_* */
-  const zr_slot *slots;                       /* n_slots long, static */
+  uint32_t size, granularity, needs, n_slots; /* granularity: ZR_ELEMENTWISE ...; needs: 0 */
+  const zr_slot *slots;                       /* n_slots long, valid as long as the instance */
+  uint64_t device_types; /* bit i: step() accepts memory of DLPack device type i; bit 1 (CPU) is required in this
+                          * version */
+  uint32_t flags, rsv;   /* flags: ZR_OPT_STREAMS */
 } zr_optimizer_desc;
 
 /* Flags of a slice. */
@@ -45,7 +41,7 @@ typedef struct zr_update_slice {
   uint32_t param;       /* index in the model's order */
   int64_t first, count; /* the range, as indices into the flattened parameter */
 
-  /* The range that `grad` contains: the same range, or the full parameter with local gradients. */
+  /* The range that `grad` contains. */
   int64_t grad_first, grad_count;
   int64_t step; /* step count of this parameter: 1 at its first update */
   double lr;    /* from the schedule, with the scale of the group applied */
@@ -66,36 +62,29 @@ typedef struct zr_step {
   double grad_norm; /* global norm of the mean gradient, unscaled, before clipping */
 } zr_step;
 
-enum { ZR_GRADS_REDUCED = 0, ZR_GRADS_LOCAL = 1 };
-
-/* [step] A function of the host, called during save_globals() only. It copies key and value; value is NULL only if
- * bytes is 0. */
-typedef void (*zr_global_sink)(void *ctx, const char *key, const void *value, uint64_t bytes);
-
 typedef struct zr_optimizer_api {
   uint32_t size, rsv;
 
-  /* [control] Describes granularity, needs and optimizer states. */
-  zr_code (*describe)(void *self, zr_optimizer_desc *, zr_error *);
-
   /* [control] Adds a parameter group. Group 0 has the config of create(); the host adds 1, 2, ... in order, each with
-   * its own table of the same keys. */
+   * its own table of the same keys. The config is valid until the call returns. */
   zr_code (*add_group)(void *self, uint32_t group, const zr_config *, zr_error *);
 
-  /* [step] Reports which gradients the coming step needs (ZR_GRADS_*). Or NULL: always reduced gradients. */
-  zr_code (*phase)(void *self, int64_t step, uint32_t *grads, zr_error *);
+  /* [control] Describes the update of one parameter: granularity, needs and optimizer states. Called for every
+   * parameter, in any order and any number of times, after all groups have been added; the result does not change.
+   * In this version all parameters must have the same description. */
+  zr_code (*describe)(void *self, const zr_param *, zr_optimizer_desc *, zr_error *);
 
-  /* [worker] Updates n slices. Must not allocate, block or communicate unless ZR_OPT_NEEDS_COMM, which makes it [step].
-   * For an elementwise optimizer the result must not depend on how a parameter is cut into slices. It must never depend
-   * on the vector width. zr_stream and zr_done: or NULL. */
+  /* [worker] Updates n slices; see "Streams" in zr/abi/base.h. Must not allocate, block or communicate. For an
+   * elementwise optimizer the result must not depend on how a parameter is cut into slices. It must never depend on the
+   * vector width. */
   zr_code (*step)(void *self, const zr_step *, const zr_update_slice *const *slices, uint32_t n, zr_stream *, zr_done *,
                   zr_error *);
-
-  /* [step] Passes state that is not per parameter to the sink, for checkpoints. ctx is passed to the sink.
-   * save_globals and load_global are NULL if there is no such state. */
-  zr_code (*save_globals)(void *self, zr_global_sink, void *ctx, zr_error *);
-
-  /* [step] Restores one saved value, before the first step; the value is copied. ZR_INVALID if the key is unknown. */
-  zr_code (*load_global)(void *self, const char *key, const void *value, uint64_t bytes, zr_error *);
 } zr_optimizer_api;
+
+enum {
+  zr_optimizer_desc_size_0_9 = 40,
+  zr_update_slice_size_0_9 = 192,
+  zr_step_size_0_9 = 24,
+  zr_optimizer_api_size_0_9 = 32
+};
 #endif

@@ -25,7 +25,8 @@ struct Fixture {
   }
   void finish() {
     CallError error;
-    rig.context().check(rig.context().strategy_api().grads_finish(rig.context().strategy.self(), &error), error,
+    const zr_use use = engine::StepContext::use_of(ZR_UPDATE_PHASE);
+    rig.context().check(rig.context().strategy_api().grads_finish(rig.context().strategy.self(), &use, &error), error,
                         "grads_finish");
     rig.context().report_event(ZR_STEP_END);
   }

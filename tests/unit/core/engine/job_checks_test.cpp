@@ -7,6 +7,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "base/draft_abi.hpp"
 #include "base/hex.hpp"
 #include "base/text.hpp"
 #include "checkpoint/manifest.hpp"
@@ -32,11 +33,11 @@ class Pieces : public zr::Strategy<Pieces> {
     }
   }
   void bind(const zr_plan_in&, const zr::Binding&) {}
-  zr_view grad_destination(uint32_t, int64_t, uint32_t) { return {}; }
-  void grad_ready(uint32_t, int64_t, int64_t, uint32_t) {}
-  void event(uint32_t, uint32_t) {}
-  void grads_finish() {}
-  void updated() {}
+  zr_view grad_destination(uint32_t, int64_t&, const zr_use&) { return {}; }
+  void grad_ready(uint32_t, int64_t, int64_t, const zr_use&) {}
+  void event(uint32_t, const zr_use&) {}
+  void grads_finish(const zr_use&) {}
+  void updated(const zr_use&) {}
 
   static inline uint32_t leaves_out = ~0u;  // a parameter without weights
 };
@@ -46,7 +47,7 @@ constexpr zr_component kPieces = zr::component<Pieces>("zero1", "1");
 // What an optimizer in place of adamw describes.
 zr_optimizer_desc description{};
 
-zr_code describe(void*, zr_optimizer_desc* out, zr_error*) {
+zr_code describe(void*, const zr_param*, zr_optimizer_desc* out, zr_error*) {
   *out = description;
   return ZR_OK;
 }
@@ -63,7 +64,7 @@ class JobChecksTest : public ::testing::Test {
  protected:
   JobChecksTest() {
     Pieces::leaves_out = ~0u;
-    description = {sizeof description, ZR_ELEMENTWISE, 0, 0, nullptr};
+    description = {sizeof description, ZR_ELEMENTWISE, 0, 0, nullptr, uint64_t{1} << ZR_DEVICE_CPU};
     model_.parameter(0).shape = {15, 100};
   }
   engine::Setup setup(const std::vector<std::string>& overrides = {}, const std::string& toml = "") const {

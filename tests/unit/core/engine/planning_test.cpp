@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "base/draft_abi.hpp"
 #include "base/text.hpp"
 #include "comm/comm_runtime.hpp"
 #include "engine/run_recorder.hpp"
@@ -43,8 +44,10 @@ class PlanningTest : public ::testing::Test {
     ThreadPool pool(1);
     plugin::PluginHost host(ledger, pool);
     const plugin::Instance optimizer(host, job.optimizer, job.config, engine::table_of(job.optimizer));
-    EXPECT_EQ(engine::granularity_of(optimizer), static_cast<uint32_t>(ZR_ELEMENTWISE));
-    return engine::plan_input(job.config, optimizer, std::move(list), world);
+    plan::PlanInput input = engine::plan_input(job.config, optimizer, std::move(list), world);
+    EXPECT_EQ(input.granularity, static_cast<uint32_t>(ZR_ELEMENTWISE));
+    EXPECT_EQ(input.optimizer_needs, 0u);
+    return input;
   }
   std::string on_disk() const { return "offload.nvme.path=\"" + scratch_.path("disk") + "\""; }
   const test::Scratch scratch_;
@@ -185,10 +188,11 @@ TEST_F(PlanningTest, TiersOfARequestHaveTheIdsOfTheConfiguration) {
 TEST_F(PlanningTest, HostCapacityIsTheRanksPartOfTheBudgetThatIsNotInUse) {
   const plugin::ResolvedJob limited = job({"memory.host_budget=1MiB"});
   plan::PlanInput input;
-  engine::add_tiers(input, limited, {}, 4, 100, false);
+  input.granularity = ZR_TENSORWISE;
+  engine::add_tiers(input, limited, {}, 4, 100);
   EXPECT_EQ(input.tier_request.host_capacity, (1 << 20) / 4 - 100);
   EXPECT_FALSE(input.tier_request.elementwise);
-  engine::add_tiers(input, limited, {}, 4, 1 << 20, false);
+  engine::add_tiers(input, limited, {}, 4, 1 << 20);
   EXPECT_EQ(input.tier_request.host_capacity, 1) << "nothing is left; 0 would mean no limit";
 }
 

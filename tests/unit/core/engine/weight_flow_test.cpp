@@ -30,19 +30,19 @@ class Gathering : public zr::Strategy<Gathering> {
       shards_.push_back(zr::part(bound.buffers[0], at, in.params[p]->count));
     full_.resize(shards_.size());
   }
-  zr_view grad_destination(uint32_t, int64_t, uint32_t) { return {}; }
-  void grad_ready(uint32_t, int64_t, int64_t, uint32_t) {}
-  void event(uint32_t, uint32_t) {}
-  void grads_finish() {}
-  void updated() {}
-  void acquire(const uint32_t* params, uint32_t n, uint32_t, zr_view* full) {
+  zr_view grad_destination(uint32_t, int64_t&, const zr_use&) { return {}; }
+  void grad_ready(uint32_t, int64_t, int64_t, const zr_use&) {}
+  void event(uint32_t, const zr_use&) {}
+  void grads_finish(const zr_use&) {}
+  void updated(const zr_use&) {}
+  void acquire(const uint32_t* params, uint32_t n, const zr_use&, zr_view* full) {
     for (uint32_t i = 0; i < n; ++i) {
       const auto* shard = static_cast<const float*>(shards_[params[i]].data);
       full_[params[i]].assign(shard, shard + shards_[params[i]].count);
       full[i] = {full_[params[i]].data(), shards_[params[i]].count, ZR_F32, 0, {1, 0}};
     }
   }
-  void release(const uint32_t* params, uint32_t n, uint32_t) {
+  void release(const uint32_t* params, uint32_t n, const zr_use&) {
     for (uint32_t i = 0; i < n; ++i) full_[params[i]].clear();
   }
 

@@ -26,13 +26,16 @@ plan::PlanInput input(const std::vector<int64_t>& counts, int world, zr_dtype dt
   return in;
 }
 
-// A strategy that puts everything everywhere, but for what `spoil` does to one sum piece.
-plan::StrategyPlan everywhere(const std::function<void(zr_piece&)>& spoil = {}) {
+// A strategy that puts everything everywhere, but for what `spoil` does to one sum piece, and `spoil_buffer` to the
+// buffer of sums.
+plan::StrategyPlan everywhere(const std::function<void(zr_piece&)>& spoil = {},
+                              const std::function<void(zr_buffer&)>& spoil_buffer = {}) {
   return [=](const zr_plan_in& in, const zr_plan_sink& sink) {
     int64_t elements = 0;
     for (uint32_t p = 0; p < in.n_params; ++p) elements += (in.params[p]->count + in.align - 1) / in.align * in.align;
     const zr_buffer weights{sizeof(zr_buffer), ZR_ROLE_WEIGHT, "weights", elements, in.weight_dtype, 0};
-    const zr_buffer sums{sizeof(zr_buffer), ZR_ROLE_REDUCED_GRAD, "sums", elements, ZR_F32, 0};
+    zr_buffer sums{sizeof(zr_buffer), ZR_ROLE_REDUCED_GRAD, "sums", elements, ZR_F32, 0};
+    if (spoil_buffer) spoil_buffer(sums);
     sink.buffer(sink.ctx, &weights);
     sink.buffer(sink.ctx, &sums);
     for (const uint32_t role : {ZR_ROLE_WEIGHT, ZR_ROLE_REDUCED_GRAD}) {
@@ -48,9 +51,10 @@ plan::StrategyPlan everywhere(const std::function<void(zr_piece&)>& spoil = {}) 
   };
 }
 
-std::string problem_of(const std::function<void(zr_piece&)>& spoil) {
+std::string problem_of(const std::function<void(zr_piece&)>& spoil,
+                       const std::function<void(zr_buffer&)>& spoil_buffer = {}) {
   try {
-    make_plan(input({3000, 50}, 2), 0, everywhere(spoil));
+    make_plan(input({3000, 50}, 2), 0, everywhere(spoil, spoil_buffer));
   } catch (const Error& failure) {
     return failure.what();
   }
@@ -87,6 +91,46 @@ TEST(MemoryPlanTest, RejectsPiecesThatOverlapInTheirBuffer) {
 TEST(MemoryPlanTest, RejectsElementsWithoutAnOwner) {
   EXPECT_EQ(problem_of([](zr_piece& p) { p.count = std::min<int64_t>(p.count, 2048); }),
             "the strategy's plan leaves 'p0' [2048, 3000) without an owner");
+}
+
+TEST(MemoryPlanTest, RejectsAnUnknownFlagOfABuffer) {
+  EXPECT_EQ(problem_of({}, [](zr_buffer& b) { b.flags = 4; }),
+            "the strategy's plan for rank 0 is invalid: buffer 1: flags has bits that this zeroth does not know (0x4); "
+            "install a newer zeroth, or a plug-in for this one");
+}
+TEST(MemoryPlanTest, RejectsStructsThatAreShorterThanInTheFirstStableVersion) {
+  EXPECT_EQ(problem_of({}, [](zr_buffer& b) { b.size = 24; }),
+            "the strategy's plan for rank 0 is invalid: a zr_buffer has 24 bytes, fewer than in ABI 0.9");
+  EXPECT_EQ(problem_of([](zr_piece& p) { p.size = 32; }),
+            "the strategy's plan for rank 0 is invalid: a zr_piece has 32 bytes, fewer than in ABI 0.9");
+}
+// A strategy that is built with newer headers passes longer structs.
+TEST(MemoryPlanTest, AcceptsStructsThatAreLonger) {
+  struct LongerBuffer {
+    zr_buffer known;
+    uint64_t unknown;
+  };
+  struct LongerPiece {
+    zr_piece known;
+    uint64_t unknown;
+  };
+  const plan::StrategyPlan longer = [](const zr_plan_in& in, const zr_plan_sink& sink) {
+    zr_plan_sink longer_sink = sink;
+    longer_sink.ctx = const_cast<zr_plan_sink*>(&sink);
+    longer_sink.buffer = [](void* ctx, const zr_buffer* given) {
+      LongerBuffer buffer{*given, 7};
+      buffer.known.size = sizeof buffer;
+      static_cast<zr_plan_sink*>(ctx)->buffer(static_cast<zr_plan_sink*>(ctx)->ctx, &buffer.known);
+    };
+    longer_sink.piece = [](void* ctx, const zr_piece* given) {
+      LongerPiece piece{*given, 7};
+      piece.known.size = sizeof piece;
+      static_cast<zr_plan_sink*>(ctx)->piece(static_cast<zr_plan_sink*>(ctx)->ctx, &piece.known);
+    };
+    everywhere()(in, longer_sink);
+  };
+  EXPECT_EQ(make_plan(input({3000, 50}, 2), 0, longer).rank_plan.state_elements,
+            make_plan(input({3000, 50}, 2), 0, everywhere()).rank_plan.state_elements);
 }
 
 TEST(MemoryPlanTest, EntersEveryByteIntoTheLedger) {

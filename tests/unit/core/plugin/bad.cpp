@@ -12,25 +12,40 @@
 #include "zr/abi/module.h"
 #include "zr/abi/optimizer.h"
 #include "zr/abi/strategy.h"
+#if defined(BAD_DRAFT)
+#include "zr/abi/draft/optimizer_shapes.h"
+#elif defined(BAD_DRAFT_OLDER)
+ZR_TAG(draft_0_8);
+#endif
 
 #if defined(BAD_ABI_MINOR)
 ZR_TAG(abi_0_99);
 #elif defined(BAD_ABI_MAJOR)
 ZR_TAG(abi_7_0);
+#elif defined(BAD_ABI_OLDER)
+ZR_TAG(abi_0_3);
 #elif !defined(BAD_FOREIGN)
-ZR_TAG(abi_0_1);
+ZR_TAG(ZR_ABI_TAG);
 #endif
 #if defined(BAD_KIND)
-ZR_TAG(kind_strategy);
+ZR_TAG(kind_strategy_1);
 #elif defined(BAD_KIND_TAG)
-ZR_TAG(kind_communicator);
+ZR_TAG(kind_communicator_1);
 #elif defined(BAD_UNKNOWN_KIND)
-ZR_TAG(kind_scheduler);
+ZR_TAG(kind_scheduler_1);
+#elif defined(BAD_KIND_REVISION)
+ZR_TAG(kind_optimizer_2);
 #elif !defined(BAD_FOREIGN)
-ZR_TAG(kind_optimizer);
+ZR_TAG(kind_optimizer_1);
 #endif
 #if defined(BAD_PROMISE)
-ZR_TAG(kind_offload);
+ZR_TAG(kind_offload_1);
+#endif
+#if defined(BAD_ID_TAG)
+ZR_ID_TAG(optimizer, "other");
+#elif defined(BAD_COLLECTION)
+ZR_ID_TAG(optimizer, "bad");
+ZR_ID_TAG(optimizer, "acme.bad");
 #endif
 
 #if defined(BAD_UNDEFINED)
@@ -60,8 +75,9 @@ zr_code create(const zr_host* host, const zr_config* config, void** self, zr_err
   nobody_defines_this();
 #elif defined(BAD_LEAK)
   const auto* lender = static_cast<const zr_memory_service*>(host->service(host, "zr.host.memory/1"));
+  const zr_alloc request{sizeof(zr_alloc), 0, 3 << 20, 64, {ZR_DEVICE_CPU, 0}, "all_gather: forgotten"};
   zr_view view;
-  lender->alloc(host, 3 << 20, 64, "all_gather: forgotten", &view, error);
+  lender->alloc(host, &request, &view, error);
 #endif
   const auto* values = static_cast<const zr_config_service*>(host->service(host, "zr.host.config/1"));
   double rate = 0;
@@ -76,7 +92,7 @@ void destroy(void* self) {
   if (self) --alive;
   delete static_cast<double*>(self);
 }
-[[maybe_unused]] zr_code startup(const zr_host*, [[maybe_unused]] zr_error* error) {
+[[maybe_unused]] zr_code startup([[maybe_unused]] zr_error* error) {
 #if defined(BAD_STARTUP)
   return refuse(error, ZR_IO, "the licence server does not answer");
 #else
@@ -89,11 +105,12 @@ void shutdown() {
   --started;
 }
 
-zr_code describe(void*, zr_optimizer_desc* out, zr_error*) {
+zr_code describe(void*, const zr_param*, zr_optimizer_desc* out, zr_error*) {
   zr_optimizer_desc desc{};
   desc.size = sizeof desc;
   desc.granularity = ZR_ELEMENTWISE;
-  std::memcpy(out, &desc, sizeof desc);
+  desc.device_types = 1u << ZR_DEVICE_CPU;
+  zr_take(out, out->size, &desc);
   return ZR_OK;
 }
 zr_code add_group(void*, uint32_t, const zr_config*, zr_error*) { return ZR_OK; }
@@ -105,20 +122,31 @@ zr_code step(void*, const zr_step*, const zr_update_slice* const*, uint32_t, zr_
 constexpr decltype(zr_optimizer_api::step) step = nullptr;
 #endif
 
-constexpr uint32_t kApiSize =
-#if defined(BAD_API_SIZE)
-    16;
+#if defined(BAD_API_LONGER)
+struct LongerApi {  // of headers that are newer than the host
+  zr_optimizer_api known;
+  zr_code (*unknown)(void* self, zr_error*);
+};
+const LongerApi api{{sizeof(LongerApi), 0, add_group, describe, step}, nullptr};
+#elif defined(BAD_API_SIZE)
+const zr_optimizer_api api{16, 0, add_group, describe, step};
+#elif defined(BAD_API_RSV)
+const zr_optimizer_api api{sizeof(zr_optimizer_api), 2, add_group, describe, step};
 #else
-    sizeof(zr_optimizer_api);
+const zr_optimizer_api api{sizeof(zr_optimizer_api), 0, add_group, describe, step};
 #endif
-const zr_optimizer_api api{kApiSize, 0, describe, add_group, nullptr, step, nullptr, nullptr};
 
 #if defined(BAD_DEFAULT)
 constexpr const char* kDefault = "1.5";
 #else
 constexpr const char* kDefault = "0.5";
 #endif
-const zr_key rate{sizeof(zr_key), ZR_KEY_FLOAT, ZR_KEY_PER_GROUP, 0, "rate", kDefault, 0, 1, nullptr, "how fast"};
+#if defined(BAD_KEY_FLAGS)
+constexpr uint32_t kKeyFlags = ZR_KEY_PER_GROUP | 4;
+#else
+constexpr uint32_t kKeyFlags = ZR_KEY_PER_GROUP;
+#endif
+const zr_key rate{sizeof(zr_key), ZR_KEY_FLOAT, kKeyFlags, 0, "rate", kDefault, 0, 1, nullptr, "how fast"};
 #if defined(BAD_KEY_TWICE)
 const zr_key* const keys[] = {&rate, &rate};
 #else
@@ -132,11 +160,21 @@ constexpr const char* kId = "Bad Optimizer";
 #else
 constexpr const char* kId = "bad";
 #endif
+#if defined(BAD_COMPONENT_FLAGS)
+constexpr uint32_t kFlags = 8;
+#else
+constexpr uint32_t kFlags = 0;
+#endif
 const zr_component component{
-    sizeof(zr_component),       0, kId, "zr.optimizer/1", "1.0", &api, create, destroy, nullptr, keys,
+    sizeof(zr_component),       kFlags, kId, "zr.optimizer/1", "1.0", &api, create, destroy, nullptr, keys,
     sizeof keys / sizeof *keys, 0};
 #if defined(BAD_TWICE)
 const zr_component* const components[] = {&component, &component};
+#elif defined(BAD_COLLECTION)
+const zr_component second{
+    sizeof(zr_component),       0, "acme.bad", "zr.optimizer/1", "1.0", &api, create, destroy, nullptr, keys,
+    sizeof keys / sizeof *keys, 0};
+const zr_component* const components[] = {&component, &second};
 #else
 const zr_component* const components[] = {&component};
 #endif
@@ -144,10 +182,10 @@ const zr_component* const components[] = {&component};
 #if defined(BAD_NEED_MINOR)
 constexpr uint16_t kNeed = 98;
 #else
-constexpr uint16_t kNeed = 1;
+constexpr uint16_t kNeed = ZR_TARGET_MINOR;
 #endif
 const zr_module module{sizeof(zr_module),
-                       1,
+                       ZR_ABI_MINOR,
                        kNeed,
                        "bad",
                        "tests",

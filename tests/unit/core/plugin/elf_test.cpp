@@ -26,7 +26,7 @@ TEST(ExportedSymbolsTest, FindsTheTagsOfALibrary) {
   ASSERT_TRUE(found);
   std::vector<std::string> names = *found;
   std::sort(names.begin(), names.end());
-  EXPECT_EQ(names, (std::vector<std::string>{"zr_tag_abi_0_1", "zr_tag_kind_optimizer"}));
+  EXPECT_EQ(names, (std::vector<std::string>{"zr_tag_abi_0_9", "zr_tag_kind_optimizer_1"}));
 }
 
 TEST(ExportedSymbolsTest, FindsTheTagsOfAStrippedLibrary) {

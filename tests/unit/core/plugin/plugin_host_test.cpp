@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstring>
 
 #include "base/error.hpp"
@@ -13,6 +14,10 @@
 namespace zr::host {
 
 namespace {
+zr_alloc request_of(uint64_t bytes, uint64_t align, const char* tag) {
+  return {sizeof(zr_alloc), 0, bytes, align, {ZR_DEVICE_CPU, 0}, tag};
+}
+
 struct PluginHostTest : testing::Test {
   Ledger ledger;
   ThreadPool pool{3};
@@ -20,6 +25,12 @@ struct PluginHostTest : testing::Test {
   template <class Service>
   const Service* service(const char* id) {
     return static_cast<const Service*>(host.abi()->service(host.abi(), id));
+  }
+  zr_code allocate(uint64_t bytes, uint64_t align, const char* tag, zr_view* out, zr_error* error) {
+    return allocate(request_of(bytes, align, tag), out, error);
+  }
+  zr_code allocate(const zr_alloc& request, zr_view* out, zr_error* error) {
+    return service<zr_memory_service>("zr.host.memory/1")->alloc(host.abi(), &request, out, error);
   }
   int64_t held() {
     int64_t sum = 0;
@@ -44,7 +55,7 @@ TEST_F(PluginHostTest, AllocatesZeroedAlignedMemoryAndCountsIt) {
     for (const uint64_t align : {uint64_t{1}, uint64_t{4096}, uint64_t{4} << 20}) {
       zr_view view{};
       CallError error;
-      ASSERT_EQ(memory->alloc(host.abi(), bytes, align, "scratch", &view, &error), ZR_OK);
+      ASSERT_EQ(allocate(bytes, align, "scratch", &view, &error), ZR_OK);
       EXPECT_EQ(view.count, static_cast<int64_t>(bytes));
       EXPECT_EQ(view.dtype, ZR_U8);
       EXPECT_EQ(reinterpret_cast<uintptr_t>(view.data) % std::max<uint64_t>(align, 64), 0u);
@@ -62,7 +73,7 @@ TEST_F(PluginHostTest, CountsMemoryUnderTheKindOfItsTag) {
   const auto* memory = service<zr_memory_service>("zr.host.memory/1");
   zr_view view{};
   CallError error;
-  ASSERT_EQ(memory->alloc(host.abi(), 100, 64, "all_gather: double buffer", &view, &error), ZR_OK);
+  ASSERT_EQ(allocate(100, 64, "all_gather: double buffer", &view, &error), ZR_OK);
   memory->account(host.abi(), "arena", 1000);
   const auto rows = ledger.rows();
   ASSERT_EQ(rows.size(), 2u);
@@ -74,23 +85,56 @@ TEST_F(PluginHostTest, CountsMemoryUnderTheKindOfItsTag) {
 }
 
 TEST_F(PluginHostTest, RejectsMemoryThatCannotBeAllocated) {
-  const auto* memory = service<zr_memory_service>("zr.host.memory/1");
   zr_view view{};
   CallError error;
-  EXPECT_EQ(memory->alloc(host.abi(), uint64_t{1} << 60, 64, "the world", &view, &error), ZR_NOMEM);
+  EXPECT_EQ(allocate(uint64_t{1} << 60, 64, "the world", &view, &error), ZR_NOMEM);
   EXPECT_STREQ(error.msg, "cannot allocate 1152921504606846976 bytes for 'the world'");
-  EXPECT_EQ(memory->alloc(host.abi(), 10, 48, "odd", &view, &error), ZR_INVALID);
+  EXPECT_EQ(allocate(10, 48, "odd", &view, &error), ZR_INVALID);
   EXPECT_STREQ(error.msg, "alignment 48 is not a power of two");
-  EXPECT_EQ(memory->alloc(host.abi(), uint64_t{8} << 20, uint64_t{1} << 63, "scratch", &view, &error), ZR_NOMEM);
+  EXPECT_EQ(allocate(uint64_t{8} << 20, uint64_t{1} << 63, "scratch", &view, &error), ZR_NOMEM);
   EXPECT_STREQ(error.msg, "cannot allocate memory for 'scratch' at a multiple of 9223372036854775808");
   EXPECT_EQ(view.data, nullptr);
+}
+
+TEST_F(PluginHostTest, RejectsARequestForMemoryThatItDoesNotKnow) {
+  zr_view view{};
+  CallError error;
+  zr_alloc request = request_of(10, 64, "weights");
+  request.device.type = ZR_DEVICE_CUDA;
+  EXPECT_EQ(allocate(request, &view, &error), ZR_UNSUPPORTED);
+  EXPECT_STREQ(error.msg, "'weights': the engine has no memory on devices of type 2");
+  request = request_of(10, 64, "weights");
+  request.flags = 2;
+  EXPECT_EQ(allocate(request, &view, &error), ZR_UNSUPPORTED);
+  EXPECT_STREQ(
+      error.msg,
+      "'weights': flags has bits that this zeroth does not know (0x2); install a newer zeroth, or a plug-in for "
+      "this one");
+  request = request_of(10, 64, "weights");
+  request.size = offsetof(zr_alloc, tag);
+  EXPECT_EQ(allocate(request, &view, &error), ZR_INVALID);
+  EXPECT_STREQ(error.msg, "the zr_alloc has 32 bytes, fewer than in ABI 0.9");
+  EXPECT_EQ(view.data, nullptr);
+}
+
+// A plug-in that is built with newer headers passes a longer request.
+TEST_F(PluginHostTest, IgnoresMembersOfARequestThatItDoesNotKnow) {
+  const struct {
+    zr_alloc known;
+    uint64_t unknown;
+  } request{{sizeof request, 0, 10, 64, {ZR_DEVICE_CPU, 0}, "weights"}, 7};
+  zr_view view{};
+  CallError error;
+  ASSERT_EQ(allocate(request.known, &view, &error), ZR_OK);
+  EXPECT_EQ(view.count, 10);
+  service<zr_memory_service>("zr.host.memory/1")->free(host.abi(), &view);
 }
 
 TEST_F(PluginHostTest, AllocatesNothingForZeroBytes) {
   const auto* memory = service<zr_memory_service>("zr.host.memory/1");
   zr_view view{&view, 7, 0, 0, {0, 0}};
   CallError error;
-  ASSERT_EQ(memory->alloc(host.abi(), 0, 64, "empty", &view, &error), ZR_OK);
+  ASSERT_EQ(allocate(0, 64, "empty", &view, &error), ZR_OK);
   EXPECT_EQ(view.data, nullptr);
   EXPECT_EQ(view.count, 0);
   memory->free(host.abi(), &view);
@@ -162,7 +206,8 @@ TEST(PluginHostLifetimeTest, KeepsServicesUsableAfterItsDestruction) {
   EXPECT_EQ(kept->service(kept, "zr.host.memory/1"), nullptr);
   zr_view view{};
   CallError error;
-  EXPECT_EQ(memory->alloc(kept, 10, 64, "late", &view, &error), ZR_STATE);
+  const zr_alloc request = request_of(10, 64, "late");
+  EXPECT_EQ(memory->alloc(kept, &request, &view, &error), ZR_STATE);
 }
 
 TEST(PluginHostLifetimeTest, FreesLeakedPluginMemoryWithAWarning) {

@@ -169,6 +169,57 @@ TEST(RegistryTest, ListsFoundAndRejectedFiles) {
   EXPECT_EQ(plugin::Registry({scratch.folder()}).ids(plugin::Role::strategy), std::vector<std::string>{"note"});
 }
 
+// ---- a library of several components: any name zr_<name>.so, and a tag per component ----
+
+const std::string kCollection = ZR_BUILD_DIR "/tests/plugins/collection/zr_optimizer_bad.so";
+
+TEST(RegistryTest, LoadsTheComponentsOfACollectionByTheirIds) {
+  const test::Scratch scratch;
+  const std::string file = scratch.copy(kCollection, "zr_bundle.so");
+  const plugin::Registry registry({scratch.folder()});
+  EXPECT_EQ(registry.ids(plugin::Role::optimizer), (std::vector<std::string>{"acme.bad", "bad"}));
+  EXPECT_TRUE(registry.exists(plugin::Role::optimizer, "acme.bad"));
+  EXPECT_FALSE(registry.exists(plugin::Role::strategy, "acme.bad"));
+  for (const char* id : {"bad", "acme.bad"}) {
+    const plugin::Component loaded = registry.load(plugin::Role::optimizer, id, "here");
+    EXPECT_STREQ(loaded.table->id, id);
+    EXPECT_EQ(loaded.file, file);
+  }
+  const auto all = registry.list();
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_TRUE(all[0].accepted) << all[0].reason;
+  EXPECT_EQ(all[0].components.size(), 2u);
+}
+
+TEST(RegistryTest, RejectsThePathOfACollectionWithSeveralComponentsOfTheRole) {
+  EXPECT_EQ(
+      error_of_load(none(), kCollection),
+      "job.toml:1:13: optimizer plug-in '" + kCollection +
+          "': it contains several plug-ins of this role; name one by its id, and add the folder to ZR_PLUGIN_PATH");
+}
+
+TEST(RegistryTest, RejectsAnIdThatACollectionAndAnotherFileContain) {
+  const test::Scratch scratch;
+  const std::string bundle = scratch.copy(kCollection, "zr_bundle.so"), single = scratch.copy(kFile);
+  const plugin::Registry registry({scratch.folder()});
+  EXPECT_THAT(error_of_load(registry, "bad"),
+              testing::AllOf(testing::HasSubstr(single + " and " + bundle), testing::HasSubstr("remove all but one")));
+  EXPECT_EQ(error_of_load(registry, "acme.bad"), "no error");
+}
+
+TEST(RegistryTest, ListsACollectionWithoutTagsAsRejected) {
+  const test::Scratch scratch;
+  scratch.copy(kFile, "zr_bundle.so");
+  const plugin::Registry registry({scratch.folder()});
+  EXPECT_TRUE(registry.ids(plugin::Role::optimizer).empty());
+  const auto all = registry.list();
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_FALSE(all[0].accepted);
+  EXPECT_EQ(all[0].reason,
+            "it has no tag zr_tag_id_<role>_<id>, so that nothing finds its components; add ZR_ID_TAG, or call it "
+            "zr_<role>_<id>.so");
+}
+
 TEST(RegistryTest, ReadsAbsoluteFoldersFromTheEnvironment) {
   ::setenv("ZR_PLUGIN_PATH", ("/nowhere::" + kFolder).c_str(), 1);
   const auto folders = plugin::Registry::standard_directories();

@@ -73,8 +73,9 @@ class Outside {
     if (done->complete) done->lost();
     delete done;
   }
-  static zr_code alloc(const zr_host* host, uint64_t bytes, uint64_t align, const char*, zr_view* out, zr_error*) {
-    *out = {std::aligned_alloc(align, bytes), static_cast<int64_t>(bytes), ZR_U8, 0, {1, 0}};
+  static zr_code alloc(const zr_host* host, const zr_alloc* request, zr_view* out, zr_error*) {
+    const uint64_t align = std::max<uint64_t>(request->align, 64), bytes = zr::round_up(request->bytes, align);
+    *out = {std::aligned_alloc(align, bytes), static_cast<int64_t>(request->bytes), ZR_U8, 0, {ZR_DEVICE_CPU, 0}};
     ++of(host).allocations;
     ++of(host).lent;
     return ZR_OK;
@@ -97,8 +98,7 @@ class Outside {
     return id == std::string("zr.host.memory/1") ? &memory : nullptr;
   }
   static void log(const zr_host* host, int32_t, const char* text) { of(host).lines.emplace_back(text); }
-  static constexpr zr_communicator_api kComm{
-      sizeof(zr_communicator_api), 0, nullptr, nullptr, nullptr, submit, nullptr, nullptr, nullptr, nullptr};
+  static constexpr zr_collectives_api kComm{sizeof(zr_collectives_api), 0, submit, nullptr};
 
   zr_host host_{sizeof host_, ZR_ABI_MINOR, this, service, log};
 };

@@ -1,0 +1,64 @@
+// Plug-ins and hosts that were built with different versions of the ABI headers train the same bits: every sized struct
+// and every table of the later version is longer (grow.awk). The later host and the newer plug-ins run under
+// AddressSanitizer, so that a side that reads or writes more than the other one has is an error.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <regex>
+#include <set>
+
+#include "support/shell.hpp"
+
+namespace zr::testing {
+namespace {
+
+const std::string kPrograms = ZR_BUILD_DIR "/tests/", kOlder = ZR_BUILD_DIR "/plugins",
+                  kNewer = ZR_BUILD_DIR "/tests/plugins/evolution_newer";
+
+// What the job prints: the strategy, a hash of weights and states, the norm of the last gradient.
+std::string trained(const std::string& program, const std::string& plugins, const std::string& strategy) {
+  const Outcome outcome = shell(kPrograms + program + " " + plugins + " " + strategy);
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  return outcome.output;
+}
+
+class EvolutionTest : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(EvolutionTest, LaterHostRunsOlderPlugins) {
+  const std::string expected = trained("evolution_job", kOlder, GetParam());
+  EXPECT_TRUE(std::regex_match(expected, std::regex("zero[13] [0-9a-f]{16} [0-9.]+\n"))) << expected;
+  EXPECT_EQ(trained("evolution_job_later", kOlder, GetParam()), expected);
+}
+
+TEST_P(EvolutionTest, OlderHostRunsNewerPlugins) {
+  EXPECT_EQ(trained("evolution_job_later", kNewer, GetParam()), trained("evolution_job", kOlder, GetParam()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Strategies, EvolutionTest, ::testing::Values("zero1", "zero3"),
+                         [](const auto& info) { return std::string(info.param); });
+
+// Every struct that begins with `size`, and its size in version 0.9, which later versions accept.
+TEST(EvolutionHeadersTest, GrowEverySizedStruct) {
+  std::set<std::string> sized, grown, frozen_sizes;
+  const std::string headers = ZR_SOURCE_DIR "/sdk/include/zr/abi", later = ZR_EVOLUTION_DIR "/level_1/zr/abi";
+  for (const auto& entry : std::filesystem::directory_iterator(headers)) {
+    if (entry.path().extension() != ".h") continue;
+    const auto text_of = [](const std::filesystem::path& file) {
+      std::ifstream in(file);
+      return std::string(std::istreambuf_iterator<char>(in), {});
+    };
+    const std::string now = text_of(entry.path()), next = text_of(later / entry.path().filename());
+    const std::regex first_member(R"(struct (\w+) \{[^\n]*\n\s*uint32_t size[,;])"), size(R"((\w+)_size_0_9 = \d+)"),
+        tail(R"(uint64_t grown_1\[8\];\n\} (\w+);)");
+    for (std::sregex_iterator at(now.begin(), now.end(), first_member), end; at != end; ++at) sized.insert((*at)[1]);
+    for (std::sregex_iterator at(now.begin(), now.end(), size), end; at != end; ++at) frozen_sizes.insert((*at)[1]);
+    for (std::sregex_iterator at(next.begin(), next.end(), tail), end; at != end; ++at) grown.insert((*at)[1]);
+  }
+  EXPECT_GE(sized.size(), 30u);
+  EXPECT_EQ(grown, sized);
+  EXPECT_EQ(frozen_sizes, sized);
+}
+
+}  // namespace
+}  // namespace zr::testing

@@ -1,0 +1,110 @@
+// sdk/abi/0.9 has the headers of ABI 0.9 and their layout as C assertions. They are a candidate: they change with the
+// headers until 0.9 is pinned. `ZR_UPDATE_GOLDEN=1` updates them from sdk/include and layout.txt.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <regex>
+#include <set>
+#include <sstream>
+
+#include "support/golden_cases.hpp"
+#include "support/shell.hpp"
+
+namespace zr::testing {
+namespace {
+
+namespace fs = std::filesystem;
+const std::string kPinned = ZR_SOURCE_DIR "/sdk/abi/0.9", kCurrent = ZR_SOURCE_DIR "/sdk/include/zr/abi";
+
+std::string text_of(const fs::path& file) {
+  std::ifstream in(file);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+std::set<std::string> headers_in(const fs::path& folder) {
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder))
+    if (entry.path().extension() == ".h") names.insert(entry.path().filename().string());
+  return names;
+}
+
+// The assertions that layout.txt stands for, without draft headers.
+std::string assertions() {
+  std::string text =
+                  "/* The binary layout of plug-in ABI 0.9, on every LP64 machine. Generated from "
+                  "tests/contract/layout.txt; compile it\n"
+                  " * with the include path of the headers: cc -std=c11 -fsyntax-only -I include asserts.c */\n",
+              body, type;
+  std::istringstream layout(text_of(ZR_SOURCE_DIR "/tests/contract/layout.txt"));
+  bool draft = false;
+  std::smatch match;
+  for (std::string line; std::getline(layout, line);) {
+    if (std::regex_match(line, match, std::regex("== (.*)"))) {
+      draft = match[1].str().find("draft/") == 0;
+      if (!draft) text += "#include \"zr/abi/" + match[1].str() + "\"\n";
+    } else if (draft) {
+      continue;
+    } else if (std::regex_match(line, match, std::regex(R"((\w+): (\d+) bytes)"))) {
+      type = match[1];
+      body += "ZR_STATIC_ASSERT(sizeof(" + type + ") == " + match[2].str() + ", \"" + type + "\");\n";
+    } else if (std::regex_match(line, match, std::regex(R"( +(\d+) \+(\d+)  (.*))"))) {
+      const std::string offset = match[1], size = match[2], declaration = match[3];
+      std::smatch name;
+      if (!std::regex_search(declaration, name, std::regex(R"(\(\*(\w+)\))")))
+        std::regex_search(declaration, name, std::regex(R"((\w+)(\[\d+\])?$)"));
+      const std::string member = name[1];
+      body += "ZR_STATIC_ASSERT(offsetof(" + type + ", " + member + ") == " + offset + " && sizeof(((" + type +
+              " *)0)->" + member + ") == " + size + ", \"" + type + "." + member + "\");\n";
+    } else if (std::regex_match(line, match, std::regex(R"((\w+) = (-?\d+))"))) {
+      body += "ZR_STATIC_ASSERT(" + match[1].str() + " == " + match[2].str() + ", \"" + match[1].str() + "\");\n";
+    }
+  }
+  return text + "\n" + body;
+}
+
+TEST(PinnedHeadersTest, EqualTheCurrentHeaders) {
+  const fs::path pinned = kPinned + "/zr/abi";
+  if (std::getenv("ZR_UPDATE_GOLDEN")) {
+    fs::create_directories(pinned);
+    for (const std::string& name : headers_in(kCurrent))
+      fs::copy_file(kCurrent + "/" + name, pinned / name, fs::copy_options::overwrite_existing);
+  }
+  ASSERT_EQ(headers_in(pinned), headers_in(kCurrent));
+  for (const std::string& name : headers_in(kCurrent))
+    EXPECT_EQ(text_of(pinned / name), text_of(fs::path(kCurrent) / name)) << name;
+}
+
+TEST(PinnedLayoutTest, MatchesTheLayout) { golden::check_text(kPinned + "/asserts.c", assertions()); }
+
+TEST(PinnedLayoutTest, CoversEveryMember) {
+  const std::string text = assertions();
+  EXPECT_NE(text.find("offsetof(zr_error, msg) == 16 && sizeof(((zr_error *)0)->msg) == 496"), text.npos);
+  EXPECT_NE(text.find("offsetof(zr_strategy_api, abort) == "), text.npos);
+  EXPECT_NE(text.find("ZR_STATIC_ASSERT(ZR_AGAIN == 11"), text.npos);
+  const std::regex assertion("ZR_STATIC_ASSERT");
+  EXPECT_GT(std::distance(std::sregex_iterator(text.begin(), text.end(), assertion), {}), 300);
+}
+
+// x86-64 by both compilers; the other machines by clang, which needs no headers of their systems.
+class PinnedLayoutMachineTest : public ::testing::TestWithParam<const char*> {};
+TEST_P(PinnedLayoutMachineTest, HasTheSameLayout) {
+  const Outcome outcome = shell(std::string(GetParam()) + " -std=c11 -ffreestanding -Wpadded -Werror -fsyntax-only -I" +
+                                kPinned + " " + kPinned + "/asserts.c");
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+}
+INSTANTIATE_TEST_SUITE_P(Machines, PinnedLayoutMachineTest,
+                         ::testing::Values("gcc", "clang --target=x86_64-linux-gnu", "clang --target=aarch64-linux-gnu",
+                                           "clang --target=riscv64-linux-gnu", "clang --target=powerpc64le-linux-gnu",
+                                           "clang --target=s390x-linux-gnu"));
+
+TEST(PinnedLayoutTest, RejectsA32BitMachine) {
+  const Outcome outcome = shell("clang --target=i386-linux-gnu -std=c11 -ffreestanding -fsyntax-only -I" + kPinned +
+                                " " + kPinned + "/asserts.c");
+  EXPECT_NE(outcome.code, 0);
+  EXPECT_NE(outcome.output.find("plug-ins are built for 64-bit machines (LP64)"), std::string::npos) << outcome.output;
+}
+
+}  // namespace
+}  // namespace zr::testing

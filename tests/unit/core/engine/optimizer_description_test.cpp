@@ -1,0 +1,181 @@
+// What the engine accepts as the description of an optimizer. The optimizer is adamw with another describe().
+#include "engine/optimizer_description.hpp"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "base/draft_abi.hpp"
+#include "base/text.hpp"
+#include "engine/planning.hpp"
+#include "one_rank.hpp"
+
+namespace {
+
+zr_slot slots[2];
+zr_optimizer_desc described;                                 // of every parameter
+std::map<std::string, zr_optimizer_desc> described_instead;  // by the name of the parameter
+std::vector<zr_param> asked;
+
+zr_code describe(void*, const zr_param* param, zr_optimizer_desc* out, zr_error* error) {
+  asked.push_back(*param);
+  const auto found = described_instead.find(param->name);
+  const zr_optimizer_desc desc = found == described_instead.end() ? described : found->second;
+  if (desc.granularity == 0) {
+    error->code = ZR_UNSUPPORTED;
+    std::snprintf(error->msg, sizeof error->msg, "'%s' has too many dimensions", param->name);
+    return ZR_UNSUPPORTED;
+  }
+  zr_take(out, out->size, &desc);
+  return ZR_OK;
+}
+
+}  // namespace
+
+namespace zr::testing {
+namespace {
+
+using namespace host;
+
+const std::string kCall = "optimizer 'adamw' (" ZR_BUILD_DIR "/plugins/zr_optimizer_adamw.so): describe",
+                  kInstall = "; install a newer zeroth, or a plug-in for this one";
+
+// On the parameters "a" ([15, 100]) and "b" (40, frozen, of group 1).
+class OptimizerDescriptionTest : public ::testing::Test {
+ protected:
+  OptimizerDescriptionTest() {
+    slots[0] = {"exp_avg", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0};
+    slots[1] = {"exp_avg_sq", ZR_BF16, ZR_SLOT_LIKE_PARAM, ZR_SLOT_TRANSIENT, 0};
+    described = {sizeof described, ZR_ELEMENTWISE, 0, 2, slots, uint64_t{1} << ZR_DEVICE_CPU};
+    described_instead.clear();
+    asked.clear();
+    setup_.optimizer.table = &optimizer_;
+    optimizer_.api = &api_;
+    api_.describe = describe;
+  }
+  engine::OptimizerDescription description() {
+    Ledger ledger;
+    ThreadPool pool(1);
+    plugin::PluginHost host(ledger, pool);
+    const plugin::Instance instance(host, setup_.optimizer, setup_.config, engine::table_of(setup_.optimizer));
+    return engine::describe_optimizer(instance, parameters_);
+  }
+  // The failure without its beginning, the call and the parameter "a".
+  std::string problem() {
+    const std::string failure = failure_of([&] { description(); }), start = kCall + " of 'a': ";
+    return failure.rfind(start, 0) == 0 ? failure.substr(start.size()) : failure;
+  }
+  std::vector<plan::Parameter> parameters_{{"a", {}, {15, 100}, 1500, false, 0}, {"b", {}, {40}, 40, true, 1}};
+
+ private:
+  const test::Scratch scratch_;
+  engine::Setup setup_ = one_rank_setup(scratch_.folder().string(), {}, std::make_shared<OneRankControl>());
+  zr_component optimizer_ = *setup_.optimizer.table;
+  zr_optimizer_api api_ = *static_cast<const zr_optimizer_api*>(optimizer_.api);
+};
+
+TEST_F(OptimizerDescriptionTest, HasTheStatesOfTheOptimizer) {
+  described.granularity = ZR_ROWWISE;
+  described.needs = ZR_OPT_NEEDS_COMM;
+  const engine::OptimizerDescription found = description();
+  EXPECT_EQ(found.granularity, static_cast<uint32_t>(ZR_ROWWISE));
+  EXPECT_EQ(found.needs, static_cast<uint32_t>(ZR_OPT_NEEDS_COMM));
+  ASSERT_EQ(found.slots.size(), 2u);
+  EXPECT_STREQ(found.slots[1].name, "exp_avg_sq");
+  EXPECT_EQ(found.slots[1].dtype, ZR_BF16);
+  EXPECT_EQ(found.slots[1].flags, static_cast<uint32_t>(ZR_SLOT_TRANSIENT));
+}
+
+TEST_F(OptimizerDescriptionTest, AsksForEveryParameter) {
+  description();
+  ASSERT_EQ(asked.size(), 2u);
+  EXPECT_EQ(asked[0].size, sizeof(zr_param));
+  EXPECT_STREQ(asked[0].name, "a");
+  EXPECT_EQ(asked[0].ndim, 2);
+  EXPECT_EQ(asked[0].count, 1500);
+  EXPECT_EQ(asked[0].flags, 0u);
+  EXPECT_EQ(asked[1].flags, static_cast<uint32_t>(ZR_PARAM_FROZEN));
+  EXPECT_EQ(asked[1].group, 1u);
+}
+
+TEST_F(OptimizerDescriptionTest, MayHaveNoStates) {
+  described.n_slots = 0;
+  described.slots = nullptr;
+  EXPECT_TRUE(description().slots.empty());
+}
+
+TEST_F(OptimizerDescriptionTest, ReportsThatTheOptimizerFails) {
+  described_instead["b"] = {};
+  EXPECT_EQ(problem(), kCall + ": 'b' has too many dimensions");
+}
+
+TEST_F(OptimizerDescriptionTest, RejectsAnUnknownGranularity) {
+  described.granularity = 4;
+  EXPECT_EQ(problem(), "granularity 4 is not a granularity that this zeroth knows; install a newer zeroth");
+}
+
+TEST_F(OptimizerDescriptionTest, RejectsAnUnknownNeed) {
+  described.needs = ZR_OPT_NEEDS_COMM | 4;
+  EXPECT_EQ(problem(), "needs has bits that this zeroth does not know (0x4)" + kInstall);
+}
+
+TEST_F(OptimizerDescriptionTest, RejectsAnUnknownFlagOfAState) {
+  slots[1].flags = ZR_SLOT_TRANSIENT | 16;
+  EXPECT_EQ(problem(), "state 'exp_avg_sq': flags has bits that this zeroth does not know (0x10)" + kInstall);
+}
+
+TEST_F(OptimizerDescriptionTest, RejectsAnUnknownShapeOrDtypeOfAState) {
+  slots[0].shape = 9;
+  EXPECT_EQ(problem(), "state 'exp_avg': shape 9 is not a shape that this zeroth knows; install a newer zeroth");
+  slots[0].shape = ZR_SLOT_LIKE_PARAM;
+  slots[0].dtype = 77;
+  EXPECT_EQ(problem(), "state 'exp_avg': dtype 77 is not a dtype that this zeroth knows; install a newer zeroth");
+}
+
+TEST_F(OptimizerDescriptionTest, RejectsABlockOfAStateWithoutBlocks) {
+  slots[0].block = 64;
+  EXPECT_EQ(problem(), "state 'exp_avg': block has bits that this zeroth does not know (0x40)" + kInstall);
+  slots[0].shape = ZR_SLOT_PER_BLOCK;
+  EXPECT_EQ(problem(), "");
+}
+
+TEST_F(OptimizerDescriptionTest, RejectsAnOptimizerThatDoesNotAcceptHostMemory) {
+  described.device_types = uint64_t{1} << ZR_DEVICE_CUDA;
+  EXPECT_EQ(problem(), "device_types is 0x4, without CPU memory (0x2), where the engine updates parameters");
+  described.device_types = 0;
+  EXPECT_EQ(problem(), "device_types is 0x0, without CPU memory (0x2), where the engine updates parameters");
+  described.device_types = uint64_t{1} << ZR_DEVICE_CPU | uint64_t{1} << ZR_DEVICE_CUDA | uint64_t{1} << 40;
+  EXPECT_EQ(problem(), "") << "the engine ignores device types that it does not know";
+}
+
+TEST_F(OptimizerDescriptionTest, RejectsTwoStatesOfOneName) {
+  slots[1].name = "exp_avg";
+  EXPECT_EQ(problem(),
+            kCall + ": two states have the name 'exp_avg'; correct the plug-in, or choose another optimizer");
+}
+
+TEST_F(OptimizerDescriptionTest, RejectsParametersWithDifferentDescriptions) {
+  const std::string message = kCall +
+                              ": 'a' and 'b' have different states, needs or granularities, which this zeroth does not "
+                              "support; choose another optimizer";
+  zr_optimizer_desc& other = described_instead["b"];
+  other = described;
+  EXPECT_EQ(problem(), "");
+  other.n_slots = 1;
+  EXPECT_EQ(problem(), message);
+  other = described;
+  other.granularity = ZR_TENSORWISE;
+  EXPECT_EQ(problem(), message);
+  other = described;
+  other.needs = ZR_OPT_NEEDS_LOCAL_GRADS;
+  EXPECT_EQ(problem(), message);
+  zr_slot other_slots[2] = {slots[0], slots[1]};
+  other = described;
+  other.slots = other_slots;
+  EXPECT_EQ(problem(), "") << "equal states at another address";
+  other_slots[1].dtype = ZR_F32;
+  EXPECT_EQ(problem(), message);
+}
+
+}  // namespace
+}  // namespace zr::testing
