@@ -177,6 +177,17 @@ TEST_F(ArchitectureRulesTest, FindsAScriptThatBashCannotParse) {
                                                  testing::HasSubstr("tests/bench/swallowed.sh: line ")));
 }
 
+TEST_F(ArchitectureRulesTest, FindsAHeaderThatLintIgnores) {
+  plant("core/engine/session.hpp", "");
+  plant("core/api/include/zr/engine.hpp", "");
+  plant(".clang-tidy", "HeaderFilterRegex: '/(core|sdk)/.*\\.hpp$'\n");
+  EXPECT_THAT(found(unlinted_headers), ElementsAre("core/engine/session.hpp"));
+  plant(".clang-tidy", "HeaderFilterRegex: '/(core|lint/include)/.*\\.hpp$'\n");
+  EXPECT_THAT(found(unlinted_headers), IsEmpty());
+  plant(".clang-tidy", "Checks: '*'\n");
+  EXPECT_THAT(found(unlinted_headers), ElementsAre(".clang-tidy: no HeaderFilterRegex"));
+}
+
 TEST_F(ArchitectureRulesTest, FindsAnUnexpectedTopLevelFolder) {
   plant("core/README.md", "");
   plant("docs/index.md", "");
