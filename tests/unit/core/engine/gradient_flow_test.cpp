@@ -34,7 +34,7 @@ struct Fixture {
     return full_tensor(state, rig.model, param, engine::LogicalTensor::gradient);
   }
   OneRankJob rig;
-  engine::ShardedState state{rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr};
+  engine::ShardedState state{rig.context(), rig.job.host, rig.job.tiers, nullptr};
   engine::GradientFlow flow{rig.context(), state.disk_buffers()};
 };
 
@@ -138,7 +138,7 @@ TEST(GradientFlowTest, FindsTheFirstNonFiniteParameterOnceItWatches) {
 
 TEST(GradientFlowTest, ReceivesNoGradientsAfterItsEnd) {
   OneRankJob rig;
-  engine::ShardedState state(rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr);
+  engine::ShardedState state(rig.context(), rig.job.host, rig.job.tiers, nullptr);
   {
     const engine::GradientFlow flow(rig.context(), nullptr);
     EXPECT_TRUE(rig.model.arrived);

@@ -69,7 +69,7 @@ struct Fixture {
   }
   std::vector<float> read(uint32_t param) { return full_tensor(state, rig.model, param, engine::LogicalTensor::value); }
   OneRankJob rig;
-  engine::ShardedState state{rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr};
+  engine::ShardedState state{rig.context(), rig.job.host, rig.job.tiers, nullptr};
   engine::WeightFlow flow{rig.context(), state};
 };
 
@@ -142,7 +142,7 @@ TEST(WeightFlowTest, GathersAfterAnUpdate) {
 
 TEST(WeightFlowTest, NoUseReachesItAfterItsEnd) {
   OneRankJob rig({"strategy=zero3"}, &kGathering);
-  engine::ShardedState state(rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr);
+  engine::ShardedState state(rig.context(), rig.job.host, rig.job.tiers, nullptr);
   {
     const engine::WeightFlow flow(rig.context(), state);
     EXPECT_TRUE(rig.model.uses.begin);

@@ -26,7 +26,7 @@ struct Fixture {
     return ::testing::internal::GetCapturedStderr();
   }
   OneRankJob rig{{"train.dtype=bf16"}};
-  engine::ShardedState state{rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr};
+  engine::ShardedState state{rig.context(), rig.job.host, rig.job.tiers, nullptr};
   engine::WeightFlow flow{rig.context(), state};
   engine::RunRecorder recorder{rig.job.config(), "", 1, 0};
   engine::TrainingProgress progress{rig.job.config(), 2};
