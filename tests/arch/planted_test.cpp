@@ -55,7 +55,7 @@ TEST_F(ArchitectureRulesTest, FindsATestOfTheZeroStageInCore) {
   EXPECT_THAT(found(stages_in_core), IsEmpty());
 }
 
-TEST_F(ArchitectureRulesTest, FindsTheEndOfTheProcessInTheLibrary) {
+TEST_F(ArchitectureRulesTest, FindsProcessExitInLibrary) {
   plant("core/api/program.cpp", "std::exit(2);\n  _exit(4);\nstd::abort();\nif (x) std::_Exit(1);\n");
   plant("core/api/include/zr/program.hpp", "[](int code) { std::_Exit(code); }\n");
   plant("core/cli/main.cpp", "std::exit(2);\n");

@@ -45,7 +45,7 @@ std::vector<float> ramp(std::size_t count, float from) {
 
 class ShardedStateTierTest : public ::testing::TestWithParam<bool> {};
 
-TEST(ShardedStateTest, HasTheModelsValuesAndBindsTheModelToThem) {
+TEST(ShardedStateTest, CopiesModelValuesAndBindsModelToCopies) {
   Fixture f;
   EXPECT_EQ(f.read(0, engine::LogicalTensor::value), FakeModel::initial(1500));
   EXPECT_EQ(f.read(1, engine::LogicalTensor::value), FakeModel::initial(40));
@@ -89,7 +89,7 @@ TEST_P(ShardedStateTierTest, StoresMasterExactlyAndWeightsRounded) {
   EXPECT_EQ(weights, std::vector<float>(40, 1.0f));
 }
 
-TEST_P(ShardedStateTierTest, MasterAdoptsWhatTheProgramWroteOnly) {
+TEST_P(ShardedStateTierTest, MasterChangesOnlyWhereProgramWroteWeights) {
   Fixture f({"train.dtype=bf16"}, GetParam());
   const std::vector<float> values(40, 1.0f + 1.0f / 1024);
   f.state.store(1, values.data());
@@ -107,7 +107,7 @@ TEST_P(ShardedStateTierTest, MasterAdoptsWhatTheProgramWroteOnly) {
   EXPECT_EQ(f.read(1, engine::LogicalTensor::value), expected);
 }
 
-TEST(ShardedStateTest, RemembersParametersThatFullWeightsChanged) {
+TEST(ShardedStateTest, RecordsParametersThatStoreFullChanged) {
   Fixture f;
   std::vector<float> values = FakeModel::initial(40);
   f.state.store_full(1, values.data());
@@ -158,7 +158,7 @@ TEST(ShardedStateTest, UpdateHandsOutEverySliceOnce) {
   EXPECT_EQ(seen, (std::vector<std::pair<uint32_t, int64_t>>{{0, 1500}, {1, 40}}));
 }
 
-TEST(ShardedStateTest, EndGivesModelItsMemoryAndTheLedgerAllBytes) {
+TEST(ShardedStateTest, DestructionReturnsWeightsToModelAndFreesLedgerBytes) {
   OneRankJob rig({"train.dtype=bf16"});
   const int64_t before = rig.job.ledger.held(Tier::device);
   {

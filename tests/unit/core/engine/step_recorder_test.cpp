@@ -44,7 +44,7 @@ TEST(StepRecorderTest, WritesARowPerStep) {
   EXPECT_FALSE(row.contains("skipped"));
 }
 
-TEST(StepRecorderTest, MarksASkippedStepAndItsNormAsNull) {
+TEST(StepRecorderTest, MarksSkippedStepAndWritesNullNorm) {
   Fixture f;
   engine::GlobalStats global;
   global.non_finite = 1;

@@ -73,7 +73,7 @@ struct Fixture {
   engine::WeightFlow flow{rig.context(), state};
 };
 
-TEST(WeightFlowTest, TakesTheMemoryOfShardedParameters) {
+TEST(WeightFlowTest, ReleasesMemoryOfShardedParameters) {
   Fixture f;
   EXPECT_TRUE(f.flow.is_sharded(0));
   EXPECT_TRUE(f.flow.is_sharded(1));
@@ -81,7 +81,7 @@ TEST(WeightFlowTest, TakesTheMemoryOfShardedParameters) {
   EXPECT_TRUE(f.attached(0).empty());
 }
 
-TEST(WeightFlowTest, LeavesParametersThatAreBound) {
+TEST(WeightFlowTest, KeepsMemoryOfUnshardedParameters) {
   Fixture f("zero1");
   EXPECT_FALSE(f.flow.is_sharded(0));
   EXPECT_NE(f.rig.model.memory[0], nullptr);
@@ -111,7 +111,7 @@ TEST(WeightFlowTest, KeepsMemoryUntilTheLastUseEnds) {
   EXPECT_TRUE(f.attached(1).empty());
 }
 
-TEST(WeightFlowTest, StoresWhatAnOperatorWroteInPlace) {
+TEST(WeightFlowTest, StoresInPlaceWritesOfOperators) {
   Fixture f;
   const uint32_t param = 1;
   f.flow.begin_use(&param, 1, ZR_FORWARD);
@@ -140,7 +140,7 @@ TEST(WeightFlowTest, GathersAfterAnUpdate) {
   EXPECT_TRUE(f.attached(1).empty());
 }
 
-TEST(WeightFlowTest, NoUseReachesItAfterItsEnd) {
+TEST(WeightFlowTest, UnregistersCallbacksOnDestruction) {
   OneRankJob rig({"strategy=zero3"}, &kGathering);
   engine::ShardedState state(rig.context(), rig.job.host, rig.job.tiers, nullptr);
   {

@@ -33,7 +33,7 @@ struct Fixture {
   engine::WeightMonitor monitor{rig.context(), {state, flow, recorder, progress}};
 };
 
-TEST(WeightMonitorTest, MasterFollowsAWriteThatTheModelReports) {
+TEST(WeightMonitorTest, MasterFollowsWriteThatModelReports) {
   Fixture f;
   EXPECT_FALSE(f.monitor.has_written());
   f.write(1, 3);
@@ -44,7 +44,7 @@ TEST(WeightMonitorTest, MasterFollowsAWriteThatTheModelReports) {
   EXPECT_FALSE(f.monitor.has_written());
 }
 
-TEST(WeightMonitorTest, MasterFollowsAWriteThatNobodyReports) {
+TEST(WeightMonitorTest, MasterFollowsWriteThatModelDoesNotReport) {
   Fixture f;
   f.write(1, 3);
   EXPECT_TRUE(f.monitor.has_written());
