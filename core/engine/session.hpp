@@ -106,7 +106,7 @@ class Session {
   // Declared in the order of construction.
   PlannedJob job_;
   const std::shared_ptr<RunRecorder> recorder_;    // shared with the next session, see hand_over()
-  const std::shared_ptr<StopSignal> stop_signal_;  // likewise
+  const std::shared_ptr<StopSignal> stop_signal_;  // shared too
   TrainingProgress progress_;
   ModelBuffers buffers_;
   MemoryBudget budget_;
