@@ -112,12 +112,13 @@ bool ControlClient::store_host_is_dead() const {
          peers[0].machine == self_.machine && protocol::is_dead(peers[0].pid);
 }
 
-// After rank 0, the store host, has left normally, only this rank can detect that it waits for rank 0 in vain.
+// After rank 0, the store host, has left normally, only this rank can detect that rank 0 will never answer.
 void ControlClient::check_store_host() {
   MutexLock lock(mutex_);
   if (left_ || closed_ || !activity_.waiting) return;
-  const bool in_vain = store_host_left_->leaves > leaves_ ? activity_.sequence > store_host_left_->left_sequence : true;
-  if (!in_vain) return;
+  const bool never_answered =
+      store_host_left_->leaves > leaves_ ? activity_.sequence > store_host_left_->left_sequence : true;
+  if (!never_answered) return;
   const std::string headline = fmt::format("rank 0 {} while rank {} waits in {}",
                                            left_while_awaited_text(*store_host_left_), rank_info_.rank, activity_.what);
   if (!failure_report_) failure_report_ = local_failure_report_locked(headline);

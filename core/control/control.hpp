@@ -81,9 +81,10 @@ class Control {
   /// Replaces the owner's earlier callback; an empty callback removes it. Returns after a running callback has ended.
   /// If the job has failed already, the control thread calls the callback immediately.
   virtual void on_broken(const void* owner, std::function<void()> callback) = 0;
-  /// Removes this rank from the job after `step` steps: normally, or because of an exception (`failed`). From then on
-  /// the silence of this rank is not a failure, but a peer that waits for it gets an error. A later set_activity() (by
-  /// the next Engine of the process) makes the rank a participant again. A process that ends normally leaves too.
+  /// Removes this rank from the job after `step` steps: normally, or because of an exception (`failed`). After that,
+  /// missing heartbeats of this rank are not a failure, but a peer that waits for it gets an error. A later
+  /// set_activity() (by the next Engine of the process) makes the rank a participant again. A process that ends
+  /// normally leaves too.
   virtual void leave(int64_t step, bool failed) = 0;
 
  private:

@@ -104,7 +104,7 @@ void MemoryBudget::over_budget(int64_t requested) const {
     text += fmt::format("{}{} {}", shown > 1 ? ", " : "", tag, bytes_text(bytes));
   }
   // After the first step the peak of activations is known. Before, the estimate is twice the bytes held so far, because
-  // backward has yet to run.
+  // backward has not run yet.
   const int64_t activations =
       step > 0 ? std::max(temporaries.peak, temporaries.held + requested) : 2 * (temporaries.held + requested);
   const BudgetShortfall shortfall{budget, context_.plan.max_bytes, activations};

@@ -93,6 +93,7 @@ RefreshState ModelRefresh::hand_over(ParameterChange change, const NormBlocks& n
   state.communication = parts_.step_recorder.volume();
   state.overlap = parts_.step_recorder.overlap(parts_.gradients, norm);
   state.run = parts_.progress.run();
+  handed_over_ = true;
   return state;
 }
 

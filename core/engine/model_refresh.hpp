@@ -31,6 +31,8 @@ class ModelRefresh {
   RefreshState hand_over(ParameterChange change, const NormBlocks& norm);
   /// Called on the new session: loads the checkpoint of `before`, continues its counters, and deletes the checkpoint.
   void continue_from(const RefreshState& before);
+  /// True after hand_over() succeeded: the next session continues the run.
+  bool handed_over() const { return handed_over_; }
 
  private:
   // Runs `work`, which does not communicate; an exception on one rank is an error on all ranks.
@@ -39,6 +41,7 @@ class ModelRefresh {
   const StepContext& context_;
   const TrainingParts parts_;
   Checkpointer& checkpointer_;
+  bool handed_over_ = false;
 };
 
 }  // namespace zr::host::engine

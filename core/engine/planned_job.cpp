@@ -33,12 +33,12 @@ std::unique_ptr<const plugin::Instance> make_communicator(plugin::PluginHost& ho
 }
 
 // Also offers the async service and the machine profile to the tiers.
-std::vector<std::unique_ptr<plugin::Instance>> make_tiers(plugin::PluginHost& host, const Setup& setup) {
+std::vector<std::shared_ptr<const plugin::Instance>> make_tiers(plugin::PluginHost& host, const Setup& setup) {
   comm::offer_async(host);
   offer_machine_profile(host);
-  std::vector<std::unique_ptr<plugin::Instance>> tiers;
+  std::vector<std::shared_ptr<const plugin::Instance>> tiers;
   for (const plugin::Component& tier : setup.tiers)
-    tiers.push_back(std::make_unique<plugin::Instance>(host, tier, setup.config, table_of(tier)));
+    tiers.push_back(std::make_shared<const plugin::Instance>(host, tier, setup.config, table_of(tier)));
   return tiers;
 }
 

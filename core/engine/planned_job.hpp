@@ -20,8 +20,7 @@
 
 namespace zr::host::engine {
 
-/// Training thread only; the members have their own thread rules. Immutable, except `tiers`, which ShardedState takes
-/// over.
+/// Training thread only; the members have their own thread rules. Immutable.
 struct PlannedJob {
   /// Creates the plug-ins, plans, checks the plan, opens the communicator, and compares the set-ups of the ranks. Does
   /// not allocate the training state. Keeps a reference to the model. trace: that of the previous session, which this
@@ -41,8 +40,8 @@ struct PlannedJob {
   const std::shared_ptr<Trace> trace;  // outlives the objects that record spans; null: no trace
   control::JobServices services;
   const plugin::Instance strategy, optimizer;
-  const std::unique_ptr<const plugin::Instance> communicator;  // null for one rank
-  std::vector<std::unique_ptr<plugin::Instance>> tiers;        // not open; empty once ShardedState has them
+  const std::unique_ptr<const plugin::Instance> communicator;        // null for one rank
+  const std::vector<std::shared_ptr<const plugin::Instance>> tiers;  // ShardedState opens them
   const plan::MemoryPlan plan;
   comm::CommRuntime comm;
   RecursiveMutex use;  // see StepContext

@@ -116,7 +116,8 @@ plan::PlanInput plan_input(const config::JobConfig& config, const plugin::Instan
 }
 
 void add_tiers(plan::PlanInput& input, const plugin::ResolvedJob& job,
-               const std::vector<std::unique_ptr<plugin::Instance>>& tiers, int ranks_per_node, int64_t other_bytes) {
+               const std::vector<std::shared_ptr<const plugin::Instance>>& tiers, int ranks_per_node,
+               int64_t other_bytes) {
   const config::JobConfig& config = job.config;
   for (const auto& tier : tiers) input.tiers.push_back(offload::tier_info_of(*tier));
   const auto index = [&](const config::TierChoice& choice) {
@@ -269,7 +270,7 @@ Planner::Planner(const plugin::ResolvedJob& job, const std::vector<plan::Paramet
   comm::offer_async(host_);
   offer_machine_profile(host_);
   for (const plugin::Component& tier : job.tiers)
-    tiers_.push_back(std::make_unique<plugin::Instance>(host_, tier, job.config, table_of(tier)));
+    tiers_.push_back(std::make_shared<const plugin::Instance>(host_, tier, job.config, table_of(tier)));
   input_ = plan_input(job.config, *optimizer_, parameters, world);
   add_tiers(input_, job, tiers_, world, communicator_bytes(communicator_.get(), world).value_or(0));
   input_.share_weights = one_node && shares_weights(job.config, job.communicator, world);

@@ -28,7 +28,8 @@ std::vector<std::string> group_warnings(const std::vector<config::GroupConfig>& 
 /// Adds the tiers and the requests of [offload] to `input`. `tiers`: those of the job, not open. `other_bytes`: bytes
 /// of host memory that each of these ranks uses for other purposes.
 void add_tiers(plan::PlanInput& input, const plugin::ResolvedJob& job,
-               const std::vector<std::unique_ptr<plugin::Instance>>& tiers, int ranks_per_node, int64_t other_bytes);
+               const std::vector<std::shared_ptr<const plugin::Instance>>& tiers, int ranks_per_node,
+               int64_t other_bytes);
 /// Throws UserError if [offload] requests something that this plan does not support.
 void check_offload(const config::JobConfig& config, const plan::MemoryPlan& plan, const std::string& strategy);
 /// The values that MemoryPlan::text() prints beside a plan of this job. `communicator`: null for one rank.
@@ -70,7 +71,7 @@ class Planner {
   ThreadPool pool_{1};
   plugin::PluginHost host_;
   std::unique_ptr<plugin::Instance> strategy_, optimizer_, communicator_;
-  std::vector<std::unique_ptr<plugin::Instance>> tiers_;
+  std::vector<std::shared_ptr<const plugin::Instance>> tiers_;
   plan::PlanInput input_;
 };
 

@@ -30,9 +30,9 @@ struct RefreshState {
   ParameterChange change;
   std::string folder;  // the old session's checkpoint; the new session deletes it
   std::shared_ptr<RunRecorder> recorder;
-  std::shared_ptr<Trace> trace;             // null: no trace
-  std::shared_ptr<StopSignal> stop_signal;  // null: signals end the process
-  comm::CommVolume communication;           // of this rank, since the run began
+  std::shared_ptr<Trace> trace;  // null: no trace
+  std::shared_ptr<StopSignal> stop_signal;
+  comm::CommVolume communication;  // of this rank, since the run began
   Overlap overlap{};
   TrainingProgress::Run run;
 };

@@ -7,32 +7,25 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <map>
+#include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
 #include "base/operation.hpp"
-#include "base/text.hpp"
 
 namespace zr::host::engine {
 
 namespace {
-// Writes JSON without nlohmann, which does not always write the shortest text of a number.
-using Fields = std::vector<std::pair<std::string, std::string>>;
+using Json = nlohmann::ordered_json;
 
-// JSON has no infinities or NaN: they become null.
-std::string number(double value) { return std::isfinite(value) ? shortest(value) : "null"; }
+// Infinite values and NaN become null. Ids of plug-ins may be invalid UTF-8. indent: -1: one line.
+std::string json_text(const Json& json, int indent = -1) {
+  return json.dump(indent, ' ', false, Json::error_handler_t::replace) + "\n";
+}
 
-std::string number(int64_t value) { return std::to_string(value); }
-
-// A JSON object, on one line or with one line per field.
-std::string object(const Fields& fields, bool lines = false) {
-  std::string text, between = lines ? "\n  " : "";
-  for (const auto& [name, value] : fields) {
-    text += fmt::format("{}\"{}\": {}", between, name, value);
-    between = lines ? ",\n  " : ", ";
-  }
-  return fmt::format("{{{}{}", text, lines ? "\n}" : "}");
+template <class T>
+Json or_null(bool known, const T& value) {
+  return known ? Json(value) : Json();
 }
 
 std::optional<RunFolder> locked(const config::JobConfig& config, const std::string& engine, int rank) {
@@ -80,17 +73,17 @@ void RunRecorder::step(const StepRow& row, const std::array<int64_t, 3>& memory)
   hash_.reset();
   communication_.reset();
   if (!folder_) return;
-  Fields fields{{"step", number(row.step)},
-                {"loss", number(row.loss)},
-                {"grad_norm", number(row.grad_norm)},
-                {"lr", number(row.lr)},
-                {"tokens", number(row.tokens)},
-                {"step_ms", number(row.step_ms)},
-                {"tokens_per_s", number(row.tokens_per_s)},
-                {"communication_bytes", number(row.communication_bytes)}};
-  if (row.loss_scale != 0) fields.emplace_back("loss_scale", number(row.loss_scale));
-  if (row.skipped) fields.emplace_back("skipped", "true");
-  append(object(fields) + "\n");
+  Json line{{"step", row.step},
+            {"loss", row.loss},
+            {"grad_norm", row.grad_norm},
+            {"lr", row.lr},
+            {"tokens", row.tokens},
+            {"step_ms", row.step_ms},
+            {"tokens_per_s", row.tokens_per_s},
+            {"communication_bytes", row.communication_bytes}};
+  if (row.loss_scale != 0) line["loss_scale"] = row.loss_scale;
+  if (row.skipped) line["skipped"] = true;
+  append(json_text(line));
   show(row, memory);
 }
 
@@ -109,7 +102,7 @@ void RunRecorder::validation(int64_t step, double loss) {
   validation_loss_ = loss;
   has_validation_loss_ = true;
   if (!folder_) return;
-  append(object({{"step", number(step)}, {"val_loss", number(loss)}}) + "\n");
+  append(json_text({{"step", step}, {"val_loss", loss}}));
   display_.note(fmt::format("step {}/{}  validation loss {:.4f}", step, steps_, loss));
 }
 
@@ -134,52 +127,49 @@ std::vector<std::pair<std::string_view, double>> RunRecorder::waits() const {
 
 void RunRecorder::finish(const Ledger& ledger, const Overlap& overlap) {
   if (!folder_ || !has_folder_) return;
-  std::map<std::string_view, Fields> tiers;
+  const auto name = [](std::string_view text) { return std::string(text); };
+  Json memory = Json::object(), moved = Json::object(), waited = Json::object(), time = Json::object();
   for (const Ledger::Row& row : ledger.rows())
-    tiers[kTierNames[static_cast<std::size_t>(row.tier)]].emplace_back(
-        kMemoryKindNames[static_cast<std::size_t>(row.kind)],
-        object({{"planned", row.kind == MemoryKind::activations ? "null" : number(row.planned)},
-                {"peak", number(row.peak)}}));
-  Fields memory, communication, time, moved, waited;
+    memory[name(kTierNames[static_cast<std::size_t>(row.tier)])]
+          [name(kMemoryKindNames[static_cast<std::size_t>(row.kind)])] = {
+              {"planned", or_null(row.kind != MemoryKind::activations, row.planned)}, {"peak", row.peak}};
   for (const TierRow& tier : tiers_)
-    moved.emplace_back(
-        tier.id, object({{"read_bytes", number(tier.read_bytes)}, {"written_bytes", number(tier.written_bytes)}}));
-  for (const auto& [cause, seconds] : waits()) waited.emplace_back(cause, number(seconds * 1e3));
-  for (const auto& [tier, kinds] : tiers) memory.emplace_back(tier, object(kinds));
+    moved[tier.id] = {{"read_bytes", tier.read_bytes}, {"written_bytes", tier.written_bytes}};
+  for (const auto& [cause, seconds] : waits()) waited[name(cause)] = seconds * 1e3;
+  for (std::size_t i = 0; i < kPhaseNames.size(); ++i) time[name(kPhaseNames[i])] = seconds_[i] * 1e3;
+  Json communication;  // null: unknown
   if (communication_) {
     for (std::size_t i = 1; i < kOperationNames.size(); ++i)
-      if (communication_->calls[i]) communication.emplace_back(kOperationNames[i], number(communication_->bytes[i]));
-    communication.emplace_back("control", number(communication_->control_bytes));
+      if (communication_->calls[i]) communication[name(kOperationNames[i])] = communication_->bytes[i];
+    communication["control"] = communication_->control_bytes;
   }
-  for (std::size_t i = 0; i < kPhaseNames.size(); ++i) time.emplace_back(kPhaseNames[i], number(seconds_[i] * 1e3));
-  const Fields fields{
-      {"steps", number(last_.step)},
-      {"ranks", number(int64_t{ranks_})},
-      {"loss", steps_made_ > 0 ? number(last_.loss) : "null"},
-      {"val_loss", has_validation_loss_ ? number(validation_loss_) : "null"},
-      {"weights_hash", hash_ ? '"' + *hash_ + '"' : "null"},
-      {"tokens", number(tokens_)},
-      {"tokens_per_s", number(milliseconds_ > 0 ? static_cast<double>(tokens_) / milliseconds_ * 1e3 : 0)},
-      {"skipped", number(skipped_)},
-      {"loss_scale", last_.loss_scale != 0 ? number(last_.loss_scale) : "null"},
-      {"stopped_by", signal_ ? '"' + std::string(signal_ == SIGTERM ? "SIGTERM" : "SIGINT") + '"' : "null"},
-      {"checkpoints",
-       object({{"saved", number(saved_)}, {"failed", number(failed_saves_)}, {"last_step", number(saved_step_)}})},
-      {"memory", object(memory)},
-      {"communication_bytes", communication_ ? object(communication) : "null"},
-      {"overlap", object({{"collectives", number(overlap.collectives)},
-                          {"early", number(overlap.early)},
-                          {"norm_blocks", number(overlap.norm_blocks)},
-                          {"norm_blocks_early", number(overlap.norm_blocks_early)},
-                          {"disk_reads", number(overlap.disk_reads)},
-                          {"disk_reads_ahead", number(overlap.disk_reads_ahead)}})},
-      {"weight_digest", object({{"bytes", number(digest_.bytes)},
-                                {"optimizer_bytes", number(digest_.optimizer_bytes)},
-                                {"cycles", number(digest_.cycles)}})},
-      {"tiers", object(moved)},
-      {"waits_ms", object(waited)},
-      {"time_ms", object(time)}};
-  folder_->summarise(object(fields, true) + "\n");
+  const Json summary{
+      {"steps", last_.step},
+      {"ranks", ranks_},
+      {"loss", or_null(steps_made_ > 0, last_.loss)},
+      {"val_loss", or_null(has_validation_loss_, validation_loss_)},
+      {"weights_hash", or_null(hash_.has_value(), hash_.value_or(""))},
+      {"tokens", tokens_},
+      {"tokens_per_s", milliseconds_ > 0 ? static_cast<double>(tokens_) / milliseconds_ * 1e3 : 0},
+      {"skipped", skipped_},
+      {"loss_scale", or_null(last_.loss_scale != 0, last_.loss_scale)},
+      {"stopped_by", or_null(signal_ != 0, signal_ == SIGTERM ? "SIGTERM" : "SIGINT")},
+      {"checkpoints", {{"saved", saved_}, {"failed", failed_saves_}, {"last_step", saved_step_}}},
+      {"memory", std::move(memory)},
+      {"communication_bytes", std::move(communication)},
+      {"overlap",
+       {{"collectives", overlap.collectives},
+        {"early", overlap.early},
+        {"norm_blocks", overlap.norm_blocks},
+        {"norm_blocks_early", overlap.norm_blocks_early},
+        {"disk_reads", overlap.disk_reads},
+        {"disk_reads_ahead", overlap.disk_reads_ahead}}},
+      {"weight_digest",
+       {{"bytes", digest_.bytes}, {"optimizer_bytes", digest_.optimizer_bytes}, {"cycles", digest_.cycles}}},
+      {"tiers", std::move(moved)},
+      {"waits_ms", std::move(waited)},
+      {"time_ms", std::move(time)}};
+  folder_->summarise(json_text(summary, 2));
 }
 
 }  // namespace zr::host::engine

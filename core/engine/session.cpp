@@ -28,8 +28,14 @@ std::shared_ptr<RunRecorder> make_recorder(const PlannedJob& job) {
 }
 
 std::shared_ptr<StopSignal> make_stop_signal(const PlannedJob& job, const RefreshState* before) {
-  if (job.config().checkpoint().on_signal != config::OnSignal::save) return nullptr;
-  return before ? before->stop_signal : std::make_shared<StopSignal>(job.setup.control);
+  if (before) return before->stop_signal;
+  return std::make_shared<StopSignal>(job.setup.control, job.config().checkpoint().on_signal == config::OnSignal::save);
+}
+
+std::optional<ActivationOffload> make_activations(const StepContext& context, ShardedState& state) {
+  const int tier = context.plan.placement.activations;
+  if (tier == 0) return std::nullopt;
+  return std::optional<ActivationOffload>(std::in_place, context, state.tier(tier));
 }
 }  // namespace
 
@@ -40,13 +46,15 @@ Session::Session(Setup setup, model::Model& model, std::unique_ptr<RefreshState>
       progress_(config(), plan().input.parameters.size()),
       buffers_(model, config().train().buffers),
       budget_(job_.context, job_.communicator.get(), progress_),
-      state_(job_.context, job_.host, std::move(job_.tiers), job_.trace.get()),
+      state_(job_.context, job_.host, job_.tiers, job_.trace.get()),
       weights_(job_.context, state_),
       monitor_(job_.context, {state_, weights_, *recorder_, progress_}),
       step_sync_(job_.context, state_.slices(), state_.disk_buffers()),
       gradients_(job_.context, state_.disk_buffers()),
       update_(job_.context, state_),
-      step_recorder_(job_.context, state_, *recorder_, job_.trace.get()),
+      activations_(make_activations(job_.context, state_)),
+      step_recorder_(job_.context, state_, *recorder_, job_.trace.get(),
+                     activations_ ? &activations_->activations() : nullptr),
       skips_(job_.context),
       checkpointer_(job_.context, parts()),
       tensors_(job_.context, parts()),
@@ -55,26 +63,23 @@ Session::Session(Setup setup, model::Model& model, std::unique_ptr<RefreshState>
   model.forget_peak();
   seed_model(job_.context, progress_);
   step_recorder_.restart_clock();
-  checkpointer_.prepare_saves(!before, stop_signal_ != nullptr);
+  checkpointer_.prepare_saves(!before, stop_signal_->enabled());
   before ? refresh_.continue_from(*before) : checkpointer_.load_initial();
-  if (const int tier = plan().placement.activations; tier != 0) {
-    activations_.emplace(job_.context, state_.tier(tier));
-    step_recorder_.set_activations(&activations_->activations());
-  }
   if (!before) accept();
 }
 
 Session::~Session() {
   const bool failed = std::uncaught_exceptions() > exceptions_;
-  checkpointer_.close();  // waits for the background save
+  checkpointer_.close();               // waits for the background save
+  if (refresh_.handed_over()) return;  // the next session continues the job
   // If something fails after the last step, such as the last save, the record of the steps is still complete.
-  if (recorder_ && (!failed || progress_.done())) try {
+  if (!failed || progress_.done()) try {
       write_summary();
     } catch (const std::exception& failure) {
       log(ZR_LOG_ERROR, failure.what());
     }
-  stop_signal_.reset();
-  if (recorder_) job_.setup.control->leave(progress_.step(), failed);  // otherwise the next session continues the job
+  stop_signal_->disable();
+  job_.setup.control->leave(progress_.step(), failed);
 }
 
 TrainingParts Session::parts() {
@@ -226,10 +231,10 @@ bool Session::average_gradients() {
 GlobalStats Session::exchange_statistics() {
   monitor_.collect_writes();
   const int64_t samples = progress_.accumulation() * config().train().micro_batch;
-  const GlobalStats global = step_sync_.exchange(
-      {progress_.losses(), progress_.weights(), progress_.tokens() ? progress_.tokens() : samples,
-       &gradients_.touched(), gradients_.first_non_finite(), stop_signal_ ? StopSignal::received() : 0,
-       checkpointer_.failed(), monitor_.digest().next()});
+  const GlobalStats global =
+      step_sync_.exchange({progress_.losses(), progress_.weights(), progress_.tokens() ? progress_.tokens() : samples,
+                           &gradients_.touched(), gradients_.first_non_finite(), stop_signal_->received(),
+                           checkpointer_.failed(), monitor_.digest().next()});
   monitor_.digest().compare(global.digests, job_.comm, progress_.step() + 1);
   if (global.weight > 0 && std::isfinite(global.weight)) return global;
   drop_step();
@@ -347,9 +352,9 @@ void Session::evaluation(bool begins) {
 
 RefreshState Session::hand_over(ParameterChange change) {
   RefreshState state = refresh_.hand_over(std::move(change), step_sync_.norm());
-  state.recorder = std::move(recorder_);
+  state.recorder = recorder_;
   state.trace = job_.trace;
-  state.stop_signal = std::move(stop_signal_);
+  state.stop_signal = stop_signal_;
   return state;
 }
 

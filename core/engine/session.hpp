@@ -105,8 +105,8 @@ class Session {
 
   // Declared in the order of construction.
   PlannedJob job_;
-  std::shared_ptr<RunRecorder> recorder_;    // null after hand_over()
-  std::shared_ptr<StopSignal> stop_signal_;  // null: signals end the process
+  const std::shared_ptr<RunRecorder> recorder_;    // shared with the next session, see hand_over()
+  const std::shared_ptr<StopSignal> stop_signal_;  // shared too
   TrainingProgress progress_;
   ModelBuffers buffers_;
   MemoryBudget budget_;
@@ -116,12 +116,12 @@ class Session {
   StepSync step_sync_;
   GradientFlow gradients_;
   OptimizerUpdate update_;
+  std::optional<ActivationOffload> activations_;  // empty: saved tensors stay on the device
   StepRecorder step_recorder_;
   SkipLog skips_;
   Checkpointer checkpointer_;
   TensorAccess tensors_;
   ModelRefresh refresh_;
-  std::optional<ActivationOffload> activations_;       // empty: saved tensors stay on the device
   const int exceptions_ = std::uncaught_exceptions();  // in flight at construction; not caused by this job
 };
 

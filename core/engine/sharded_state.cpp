@@ -16,11 +16,11 @@
 namespace zr::host::engine {
 
 namespace {
-offload::Tiers open_tiers(plugin::PluginHost& host, std::vector<std::unique_ptr<plugin::Instance>> instances,
-                          Trace* trace) {
+offload::Tiers open_tiers(plugin::PluginHost& host,
+                          const std::vector<std::shared_ptr<const plugin::Instance>>& instances, Trace* trace) {
   offload::Tiers tiers(1);  // the device
-  for (auto& instance : instances) {
-    tiers.push_back(std::make_unique<offload::TierStore>(host, std::move(instance), static_cast<int>(tiers.size())));
+  for (const auto& instance : instances) {
+    tiers.push_back(std::make_unique<offload::TierStore>(host, instance, static_cast<int>(tiers.size())));
     tiers.back()->set_trace(trace);
   }
   return tiers;
@@ -34,10 +34,10 @@ std::pair<int64_t, int64_t> common(int64_t first, int64_t count, int64_t from, i
 }  // namespace
 
 ShardedState::ShardedState(const StepContext& context, plugin::PluginHost& host,
-                           std::vector<std::unique_ptr<plugin::Instance>> tiers, Trace* trace)
+                           const std::vector<std::shared_ptr<const plugin::Instance>>& tiers, Trace* trace)
     : context_(context),
       plan_view_(context.plan.input, context.rank()),
-      tiers_(open_tiers(host, std::move(tiers), trace)),
+      tiers_(open_tiers(host, tiers, trace)),
       buffers_(context, tiers_),
       release_{context.model, buffers_},
       states_(context.plan, tiers_, context.ledger) {

@@ -34,7 +34,7 @@ class ShardedState {
   /// From then on the model's unsharded parameters use this memory. The destructor gives the model's parameters their
   /// own memory with the current values. Keeps references to `context`, `host` and `trace` (may be null). Collective.
   ShardedState(const StepContext& context, plugin::PluginHost& host,
-               std::vector<std::unique_ptr<plugin::Instance>> tiers, Trace* trace);
+               const std::vector<std::shared_ptr<const plugin::Instance>>& tiers, Trace* trace);
   ShardedState(const ShardedState&) = delete;
 
   const offload::Tiers& tiers() const { return tiers_; }

@@ -10,8 +10,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 }  // namespace
 
-StepRecorder::StepRecorder(const StepContext& context, const ShardedState& state, RunRecorder& recorder, Trace* trace)
-    : context_(context), state_(state), recorder_(recorder), trace_(trace) {
+StepRecorder::StepRecorder(const StepContext& context, const ShardedState& state, RunRecorder& recorder, Trace* trace,
+                           const offload::ActivationStore* activations)
+    : context_(context), state_(state), recorder_(recorder), trace_(trace), activations_(activations) {
   restart_clock();
 }
 

@@ -19,11 +19,10 @@ namespace zr::host::engine {
 /// Training thread only.
 class StepRecorder {
  public:
-  /// Keeps references to all arguments. `trace` may be null.
-  StepRecorder(const StepContext& context, const ShardedState& state, RunRecorder& recorder, Trace* trace);
+  /// Keeps references to all arguments. trace: null: no trace. activations: null: saved tensors stay on the device.
+  StepRecorder(const StepContext& context, const ShardedState& state, RunRecorder& recorder, Trace* trace,
+               const offload::ActivationStore* activations);
   StepRecorder(const StepRecorder&) = delete;
-  /// From now on, includes the waits of this store; null: of none.
-  void set_activations(const offload::ActivationStore* activations) { activations_ = activations; }
 
   /// Adds the time since the last call of lap() or restart_clock() to a phase.
   void lap(Phase phase);
@@ -53,7 +52,7 @@ class StepRecorder {
   const ShardedState& state_;
   RunRecorder& recorder_;
   Trace* const trace_;
-  const offload::ActivationStore* activations_ = nullptr;
+  const offload::ActivationStore* const activations_;
   std::chrono::steady_clock::time_point mark_, step_start_;
   offload::TierWaits waited_;               // at the last call of lap() or restart_clock()
   int64_t recorded_bytes_ = 0;              // of all ranks, up to the last step

@@ -13,7 +13,7 @@ namespace {
 volatile sig_atomic_t g_received = 0;
 void record(int signal) { g_received = signal; }
 
-// The process's previous handlers, and the number of StopSignal objects; several may exist at a time.
+// The process's previous handlers, and the number of enabled StopSignal objects; several may exist at a time.
 struct Handlers {
   Mutex mutex;
   int users ZR_GUARDED_BY(mutex) = 0;
@@ -26,7 +26,9 @@ Handlers& process_handlers() {
 }
 }  // namespace
 
-StopSignal::StopSignal(std::shared_ptr<control::Control> control) : control_(std::move(control)) {
+StopSignal::StopSignal(std::shared_ptr<control::Control> control, bool enabled)
+    : control_(std::move(control)), enabled_(enabled) {
+  if (!enabled) return;
   Handlers& handlers = process_handlers();
   const MutexLock lock(handlers.mutex);
   if (handlers.users++ > 0) return;
@@ -39,7 +41,8 @@ StopSignal::StopSignal(std::shared_ptr<control::Control> control) : control_(std
   control_->put(control::saves_on_signal_key(control_->rank()), "yes");
 }
 
-StopSignal::~StopSignal() {
+void StopSignal::disable() {
+  if (!enabled_.exchange(false)) return;
   Handlers& handlers = process_handlers();
   const MutexLock lock(handlers.mutex);
   if (--handlers.users > 0) return;
@@ -48,6 +51,6 @@ StopSignal::~StopSignal() {
   ::sigaction(SIGINT, &handlers.interrupt, nullptr);
 }
 
-int StopSignal::received() { return g_received; }
+int StopSignal::received() const { return enabled_ ? g_received : 0; }
 
 }  // namespace zr::host::engine

@@ -1,6 +1,7 @@
 // SIGTERM and SIGINT as a request to stop, which the engine reads after each step (checkpoint.on_signal = "save").
 #pragma once
 
+#include <atomic>
 #include <memory>
 
 namespace zr::host::control {
@@ -9,18 +10,23 @@ class Control;
 
 namespace zr::host::engine {
 
-/// While an object of this class exists, these signals are only recorded, and this rank's saves_on_signal_key() in the
-/// job's store is "yes". Any thread.
+/// While an enabled object of this class exists, these signals are only recorded, and this rank's saves_on_signal_key()
+/// in the job's store is "yes". Any thread.
 class StopSignal {
  public:
-  explicit StopSignal(std::shared_ptr<control::Control> control);
-  ~StopSignal();
+  /// `enabled`: false: signals end the process, as without this object.
+  StopSignal(std::shared_ptr<control::Control> control, bool enabled);
+  ~StopSignal() { disable(); }
   StopSignal(const StopSignal&) = delete;
-  /// The last signal received since the first object was created; 0: none.
-  static int received();
+  bool enabled() const { return enabled_; }
+  /// The last signal received since the first enabled object was created; 0: none, or this object is disabled.
+  int received() const;
+  /// Ends the effect of this object. It does nothing if the object is disabled.
+  void disable();
 
  private:
-  std::shared_ptr<control::Control> control_;
+  const std::shared_ptr<control::Control> control_;
+  std::atomic<bool> enabled_;
 };
 
 }  // namespace zr::host::engine

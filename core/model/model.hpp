@@ -122,7 +122,7 @@ class Model {
   /// From now on, offloads the tensors that operators of this thread save; their memory is freed when nothing else uses
   /// it. They are restored bit-identically. Replaces the previous callbacks. Without put(), autograd keeps all saved
   /// tensors itself, and graphs recorded before can no longer be used.
-  virtual void offload_saved_tensors(OffloadCallbacks) {}
+  virtual void offload_saved_tensors(OffloadCallbacks) {}  // NOLINT: overrides take over the callbacks
 
   /// Reseeds the random generator that dropout draws from.
   virtual void seed(uint64_t seed) = 0;

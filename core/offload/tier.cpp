@@ -101,7 +101,7 @@ void TierFailure::check(zr_code code, const zr_error& error, const std::string& 
   }
 }
 
-TierStore::TierStore(plugin::PluginHost& host, std::unique_ptr<plugin::Instance> instance, int index)
+TierStore::TierStore(plugin::PluginHost& host, std::shared_ptr<const plugin::Instance> instance, int index)
     : host_(host), instance_(std::move(instance)), api_(instance_->api<zr_offload_api>()), index_(index) {
   CallError error;
   check(api_->open(instance_->self(), &error), error, instance_->call_text("open"));

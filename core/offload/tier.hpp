@@ -68,7 +68,7 @@ class Transfer {
 class TierStore {
  public:
   /// Opens the tier. `index`: its position in the plan's list of tiers.
-  TierStore(plugin::PluginHost& host, std::unique_ptr<plugin::Instance> instance, int index);
+  TierStore(plugin::PluginHost& host, std::shared_ptr<const plugin::Instance> instance, int index);
   ~TierStore();
   TierStore(const TierStore&) = delete;
 
@@ -115,7 +115,7 @@ class TierStore {
   Transfer start(bool writes, uint64_t allocation, int64_t offset, void* memory, int64_t bytes,
                  const std::string& what);
   plugin::PluginHost& host_;
-  std::unique_ptr<plugin::Instance> instance_;
+  const std::shared_ptr<const plugin::Instance> instance_;
   const zr_offload_api* api_;
   int index_;
   plan::TierInfo info_;

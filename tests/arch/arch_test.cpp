@@ -24,6 +24,7 @@ TEST(ArchitectureTest, EverySubsystemAndPluginHasAReadme) { EXPECT_EQ(missing_re
 TEST(ArchitectureTest, EveryPublicFunctionIsDocumented) { EXPECT_EQ(undocumented_functions(kRoot), kNothing); }
 TEST(ArchitectureTest, EveryAbiFunctionPointerHasAThreadTag) { EXPECT_EQ(untagged_slots(kRoot), kNothing); }
 TEST(ArchitectureTest, BashParsesEveryScript) { EXPECT_EQ(broken_scripts(kRoot), kNothing); }
+TEST(ArchitectureTest, LintChecksTheHeadersOfCore) { EXPECT_EQ(unlinted_headers(kRoot), kNothing); }
 TEST(ArchitectureTest, TopLevelHasOnlyExpectedFolders) { EXPECT_EQ(strange_folders(kRoot), kNothing); }
 
 }  // namespace

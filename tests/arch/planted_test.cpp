@@ -55,7 +55,7 @@ TEST_F(ArchitectureRulesTest, FindsATestOfTheZeroStageInCore) {
   EXPECT_THAT(found(stages_in_core), IsEmpty());
 }
 
-TEST_F(ArchitectureRulesTest, FindsTheEndOfTheProcessInTheLibrary) {
+TEST_F(ArchitectureRulesTest, FindsProcessExitInLibrary) {
   plant("core/api/program.cpp", "std::exit(2);\n  _exit(4);\nstd::abort();\nif (x) std::_Exit(1);\n");
   plant("core/api/include/zr/program.hpp", "[](int code) { std::_Exit(code); }\n");
   plant("core/cli/main.cpp", "std::exit(2);\n");
@@ -175,6 +175,17 @@ TEST_F(ArchitectureRulesTest, FindsAScriptThatBashCannotParse) {
   plant(".ci/list.txt", "it's a list\n");
   EXPECT_THAT(found(broken_scripts), ElementsAre(testing::HasSubstr(".ci/open: line 2: "),
                                                  testing::HasSubstr("tests/bench/swallowed.sh: line ")));
+}
+
+TEST_F(ArchitectureRulesTest, FindsAHeaderThatLintIgnores) {
+  plant("core/engine/session.hpp", "");
+  plant("core/api/include/zr/engine.hpp", "");
+  plant(".clang-tidy", "HeaderFilterRegex: '/(core|sdk)/.*\\.hpp$'\n");
+  EXPECT_THAT(found(unlinted_headers), ElementsAre("core/engine/session.hpp"));
+  plant(".clang-tidy", "HeaderFilterRegex: '/(core|lint/include)/.*\\.hpp$'\n");
+  EXPECT_THAT(found(unlinted_headers), IsEmpty());
+  plant(".clang-tidy", "Checks: '*'\n");
+  EXPECT_THAT(found(unlinted_headers), ElementsAre(".clang-tidy: no HeaderFilterRegex"));
 }
 
 TEST_F(ArchitectureRulesTest, FindsAnUnexpectedTopLevelFolder) {

@@ -230,6 +230,26 @@ Found broken_scripts(const fs::path& root) {
   return found;
 }
 
+Found unlinted_headers(const fs::path& root) {
+  static const std::regex setting("HeaderFilterRegex: '(.*)'");
+  std::string pattern;
+  for (const std::string& line : lines_of(root / ".clang-tidy"))
+    if (std::smatch match; std::regex_match(line, match, setting)) pattern = match[1];
+  if (pattern.empty()) return {".clang-tidy: no HeaderFilterRegex"};
+  const std::regex filter(pattern);
+  const Tree tree(root);
+  Found found;
+  for (const fs::path& file : tree.code({"core"})) {
+    if (file.extension() != ".hpp") continue;
+    const fs::path in_core = fs::relative(file, root / "core");
+    const bool is_public = tree.below(file, "core/api/include");
+    const fs::path included =
+        is_public ? file : fs::path("/build/lint/include") / *in_core.begin() / in_core;  // zr_include_root in CMake
+    if (!std::regex_search(included.string(), filter)) found.push_back(tree.path(file));
+  }
+  return found;
+}
+
 Found strange_folders(const fs::path& root) {
   static const std::set<std::string> allowed{"core",    "plugins", "sdk",  "tests", "examples", "docs",
                                              ".github", "build",   "runs", ".git",  ".ci",      ".cache"};

@@ -62,7 +62,7 @@ TEST(CommandLineTest, PrintsTheTextsOfTheGoldenFile) {
 
 // Untrusted files, programs and plug-ins: cli_untrusted.txt. Each case sets its own limits. A case whose part "needs"
 // has "root" changes its user or its mounts; one that needs "no sanitizer" limits the address space or removes /proc.
-TEST(CommandLineTest, ReportsWhatIsWrongWithHostileInput) {
+TEST(CommandLineTest, RejectsHostileInputWithGoldenMessages) {
   int skipped = 0;
   zr::golden::check(ZR_SOURCE_DIR "/tests/golden/cli_untrusted.txt", 30, [&](const zr::golden::Case& one) {
     const auto needs = [&](const char* what) { return one["needs"].find(what) != std::string::npos; };

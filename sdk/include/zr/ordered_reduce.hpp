@@ -223,8 +223,8 @@ struct BlockReduction {
 
 /// ordered_reduce() of elements In to elements Out. `accumulate`: see ReduceKind.
 template <class In, class Out, class Reduce>
-ZR_ALWAYS_INLINE void reduce_run(bool accumulate, const void* const* sources, int32_t n, void* const* outs,
-                                 int32_t n_outs, int64_t first, int64_t count, bool streams) {
+ZR_ALWAYS_INLINE void reduce_range(bool accumulate, const void* const* sources, int32_t n, void* const* outs,
+                                   int32_t n_outs, int64_t first, int64_t count, bool streams) {
   using Source = typename In::Stored;
   using Stored = typename Out::Stored;
   BlockReduction<In, Reduce> block;
@@ -251,16 +251,16 @@ ZR_ALWAYS_INLINE void reduce_run(bool accumulate, const void* const* sources, in
   stores_done(streams);
 }
 
-/// Chooses reduce_run for a reduction known at run time.
+/// Chooses reduce_range for a reduction known at run time.
 template <class In, class Out>
 ZR_ALWAYS_INLINE void reduce_as(const ReduceKind& kind, const void* const* sources, int32_t n, void* const* outs,
                                 int32_t n_outs, int64_t first, int64_t count, bool streams) {
   if (kind.reduce == ZR_SUM)
-    reduce_run<In, Out, SumOp>(kind.accumulate, sources, n, outs, n_outs, first, count, streams);
+    reduce_range<In, Out, SumOp>(kind.accumulate, sources, n, outs, n_outs, first, count, streams);
   if (kind.reduce == ZR_MIN)
-    reduce_run<In, Out, MinOp>(kind.accumulate, sources, n, outs, n_outs, first, count, streams);
+    reduce_range<In, Out, MinOp>(kind.accumulate, sources, n, outs, n_outs, first, count, streams);
   if (kind.reduce == ZR_MAX)
-    reduce_run<In, Out, MaxOp>(kind.accumulate, sources, n, outs, n_outs, first, count, streams);
+    reduce_range<In, Out, MaxOp>(kind.accumulate, sources, n, outs, n_outs, first, count, streams);
 }
 
 /// Reduces elements [first, first + count) of n >= 1 sources, in their order, and writes the same result to each of the

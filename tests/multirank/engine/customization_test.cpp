@@ -251,7 +251,7 @@ RANK_BODY(keeps_settings_in_refresh, Run) {
   print_hash(run);
 }
 
-TEST_F(EngineCustomizationTest, RefreshKeepsWhatTheProgramHasSet) {
+TEST_F(EngineCustomizationTest, RefreshKeepsSettingsOfProgram) {
   result_of(2, keeps_settings_in_refresh, "train.gradient_accumulation=2 strategy=zero2");
 }
 

@@ -137,8 +137,7 @@ TEST_F(RunFolderTest, ResumedRunHasTheRowsUpToTheLoadedStep) {
   ASSERT_EQ(run(2, trains, "train.steps=5 checkpoint.resume=true" + save).code, 0);
   EXPECT_EQ(steps(), (std::vector<int64_t>{1, 2, 3, 4, 5}));
   EXPECT_EQ(text("run/1/metrics.jsonl"), first) << "the first run keeps its own rows";
-  EXPECT_EQ(text("run/metrics.jsonl").substr(0, first.find("{\"step\": 3")),
-            first.substr(0, first.find("{\"step\": 3")));
+  EXPECT_EQ(text("run/metrics.jsonl").substr(0, first.find("{\"step\":3")), first.substr(0, first.find("{\"step\":3")));
   fs::remove_all(folder_ / "ck");
   ASSERT_EQ(run(2, trains, "train.steps=2 checkpoint.resume=true" + save).code, 0);
   EXPECT_EQ(steps(), (std::vector<int64_t>{1, 2})) << "no checkpoint was loaded";

@@ -287,7 +287,7 @@ RANK_BODY(loads_with_full_temporary_folder, Run) {
       run, path, [&] { limit_files(run, 64); }, [&] { limit_files(run, RLIM_INFINITY); });
 }
 
-TEST_F(StateDictFileTest, ReportFileAndRemedy) { check_messages("state_dict_file_errors.txt", 8); }
+TEST_F(StateDictFileTest, ErrorsNameFileAndRemedy) { check_messages("state_dict_file_errors.txt", 8); }
 
 }  // namespace
 }  // namespace state_dict_file_tests

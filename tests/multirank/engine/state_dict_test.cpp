@@ -129,7 +129,7 @@ RANK_BODY(loads_module_that_cpp_saved, Run) {
   load_and_print(run, path);
 }
 
-TEST_F(StateDictTest, ReportFileAndRemedy) { check_messages("state_dict_errors.txt", 13); }
+TEST_F(StateDictTest, ErrorsNameFileAndRemedy) { check_messages("state_dict_errors.txt", 13); }
 
 // As docs/training-from-cpp.md describes.
 MULTIRANK_TEST(StateDictTest, LoadsDictionariesThatCppSaved, {2}) {
@@ -166,7 +166,7 @@ MULTIRANK_TEST(StateDictTest, LoadsFilesWithoutChecksums, {2}) {
   EXPECT_TRUE(torch::equal(engine.get("0.weight"), torch::arange(12).view({3, 4}) / 8.0 + 8));
 }
 
-MULTIRANK_TEST(StateDictTest, ReportsFilesThatAreNoStateDictionary, {2}) {
+MULTIRANK_TEST(StateDictTest, RejectsFilesThatAreNotStateDictionaries, {2}) {
   torch::nn::Sequential model = model_of_the_files();
   zr::Engine engine(run.program, *model);
   const torch::Tensor before = engine.get("0.weight");

@@ -289,6 +289,6 @@ TEST_F(UserErrorsTest, CollectiveCallOnOneRankFailsUnderEveryStrategy) {
 }
 
 // Some cases of user_errors.txt run bodies of release_test.cpp and user_errors_test.cpp.
-TEST_F(UserErrorsTest, ReportCallAndRemedy) { check_messages("user_errors.txt", 40); }
+TEST_F(UserErrorsTest, ErrorsNameCallAndRemedy) { check_messages("user_errors.txt", 40); }
 
 }  // namespace

@@ -21,7 +21,7 @@ struct State {
   bool touched = false;
 };
 
-// The generator is reseeded from (seed, step, m), mixed as in SplitMix64 (core/engine/README.md).
+// The generator is reseeded from (seed, step, m), mixed as in SplitMix64 (docs/numerics.md, section 1).
 uint64_t mixed(uint64_t seed, uint64_t step, uint64_t m) {
   uint64_t x = seed;
   for (const uint64_t y : {step, m}) {

@@ -131,9 +131,9 @@ class Engine {
   void on_step(std::function<void(const StepResult&)> callback);
 
   /// Sets the learning rate, instead of optimizer.lr and [schedule], until the next call of set_lr() or set_schedule().
-  /// It holds from the next call of step() that ends a step: between the micro-batches of a step, for that step. Groups
-  /// multiply it by their lr_scale. Checkpoints do not contain it: set it again after a resume. `rate` must be finite
-  /// and at least 0. Collective.
+  /// It applies from the next update. If called within a step, it applies to that step. Groups multiply it by their
+  /// lr_scale. Checkpoints do not contain it: set it again after a resume. `rate` must be finite and at least 0.
+  /// Collective.
   void set_lr(double rate);
   /// Sets a schedule: `rate(index)` is the learning rate of update `index`, 0 being the first one of the run and
   /// skipped steps not counting. An empty function restores optimizer.lr and [schedule]. The function must return the
@@ -148,13 +148,12 @@ class Engine {
   /// Lets the program edit gradients in every following step, for example to clip them by value: between their
   /// reduction and the computation of the global norm, each rank calls `edit` for every part of a gradient that it
   /// updates. `gradient` is a one-dimensional fp32 tensor, valid during the call: elements [first, first + numel) of
-  /// the flattened gradient, averaged over ranks and micro-batches, without the loss scale. What `edit` leaves in it,
-  /// the norm, clipping and the optimizer use. Which elements a rank gets depends on the strategy, so results are the
-  /// same under every strategy only if `edit` treats each element by itself. It is not called for parts with an
-  /// infinite or NaN element, whose step is skipped, and not for parameters without a gradient in the step. Averaging
-  /// before the edit rounds once more than a step without `edit`. If it throws, so does step() on all ranks; the
-  /// weights are unchanged, and the next backward() begins the step again. An empty function ends this. Call it between
-  /// steps. Collective.
+  /// the flattened gradient, averaged over ranks and micro-batches, without the loss scale. The norm, clipping and the
+  /// optimizer use the edited values. Which elements a rank gets depends on the strategy, so results are the same under
+  /// every strategy only if `edit` treats each element by itself. It is not called for parts with an infinite or NaN
+  /// element, whose step is skipped, and not for parameters without a gradient in the step. Averaging before the edit
+  /// rounds once more than a step without `edit`. If it throws, so does step() on all ranks; the weights are unchanged,
+  /// and the next backward() begins the step again. An empty function ends this. Call it between steps. Collective.
   void edit_gradients(GradientEdit edit);
 
   /// The trained and frozen parameters in the model's order. Not collective.

@@ -102,7 +102,7 @@ TEST_F(DirectoryTest, MovesAndRemovesEntries) {
   EXPECT_THAT(failure([&] { directory_.move("a", other); }), HasSubstr("here/a: cannot be renamed to "));
 }
 
-TEST_F(DirectoryTest, RemovesATreeButNotWhatItsLinksPointTo) {
+TEST_F(DirectoryTest, RemovesTreeButNotTargetsOfItsLinks) {
   scratch_.write("victim/kept", "precious\n");
   const Directory tree = directory_.subdirectory("tree");
   tree.subdirectory("below").write("a", "1");

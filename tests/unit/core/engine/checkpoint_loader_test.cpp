@@ -46,7 +46,7 @@ TEST(CheckpointLoaderTest, MatchesEveryParameterOfTheSameOptimizer) {
   EXPECT_EQ(f.read(0), FakeModel::initial(40)) << "nothing is read before read()";
 }
 
-TEST(CheckpointLoaderTest, ReportsAndLeavesOutWhatDoesNotMatch) {
+TEST(CheckpointLoaderTest, ReportsAndSkipsTensorsThatDoNotMatch) {
   NewCheckpoint saved;
   saved.add_parameter("a", 41, 100).add_parameter("c", 2, 0).add("buffer", "mean", {1});
   const checkpoint::Checkpoint from = saved.open();

@@ -51,7 +51,7 @@ class CheckpointerTest : public ::testing::Test {
   const test::Scratch scratch_;
 };
 
-TEST_F(CheckpointerTest, LoadsWhatItSaved) {
+TEST_F(CheckpointerTest, LoadRestoresSavedState) {
   Trained first(runs("1"));
   first.step(0.5f);
   first.step(-1);
@@ -77,7 +77,7 @@ TEST_F(CheckpointerTest, LoadsWhatItSaved) {
   EXPECT_EQ(second.read(0), first.read(0)) << "the next step is the same, to the bit";
 }
 
-TEST_F(CheckpointerTest, LoadsWeightsAloneWithoutStatesAndStep) {
+TEST_F(CheckpointerTest, WeightsOnlyLoadRestoresNeitherStatesNorStep) {
   Trained first(runs("1"));
   first.step(0.5f);
   first.checkpoints().save(root(), 0, false);
@@ -90,7 +90,7 @@ TEST_F(CheckpointerTest, LoadsWeightsAloneWithoutStatesAndStep) {
   EXPECT_EQ(second.session.progress().step(), 1) << "its own";
 }
 
-TEST_F(CheckpointerTest, SavesInTheBackgroundWhatWasThereAtTheCall) {
+TEST_F(CheckpointerTest, AsyncSaveCopiesStateAtCall) {
   Trained first(runs("1"), {"checkpoint.async=true"});
   first.step(0.5f);
   const std::vector<float> saved = first.read(0);
@@ -103,7 +103,7 @@ TEST_F(CheckpointerTest, SavesInTheBackgroundWhatWasThereAtTheCall) {
   EXPECT_EQ(second.read(0), saved);
 }
 
-TEST_F(CheckpointerTest, RejectsAnotherModelAndLeavesAllAsItWas) {
+TEST_F(CheckpointerTest, RejectedLoadOfAnotherModelChangesNothing) {
   Trained first(runs("1"));
   first.step(0.5f);
   first.checkpoints().save(root(), 0, false);
@@ -128,7 +128,7 @@ TEST_F(CheckpointerTest, RejectsSaveAndLoadWithinAStep) {
               HasSubstr("engine.load() was called between"));
 }
 
-TEST_F(CheckpointerTest, SavesWhenTheConfigurationSaysAndKeepsTheNewest) {
+TEST_F(CheckpointerTest, SavesPeriodicallyAndKeepsNewestCheckpoints) {
   {
     Trained trained(runs("1"), {in_root(), "checkpoint.every=1", "checkpoint.keep=1"});
     EXPECT_EQ(trained.checkpoints().dir(), root());
@@ -142,7 +142,7 @@ TEST_F(CheckpointerTest, SavesWhenTheConfigurationSaysAndKeepsTheNewest) {
   EXPECT_THAT(names[0], HasSubstr("2"));
 }
 
-TEST_F(CheckpointerTest, ResumesFromTheNewestOfTheFolder) {
+TEST_F(CheckpointerTest, ResumesFromNewestCheckpoint) {
   std::vector<float> values;
   {
     Trained first(runs("1"), {in_root(), "checkpoint.every=1"});
@@ -156,7 +156,7 @@ TEST_F(CheckpointerTest, ResumesFromTheNewestOfTheFolder) {
   EXPECT_EQ(second.read(0), values);
 }
 
-TEST_F(CheckpointerTest, BeginsWithTheWeightsThatInitNames) {
+TEST_F(CheckpointerTest, InitLoadsWeightsOnly) {
   std::string folder;
   std::vector<float> values;
   {
@@ -170,7 +170,7 @@ TEST_F(CheckpointerTest, BeginsWithTheWeightsThatInitNames) {
   EXPECT_EQ(second.read(0), values);
 }
 
-TEST_F(CheckpointerTest, LeavesTheFolderToOthersOnceTheSessionEnded) {
+TEST_F(CheckpointerTest, ReleasesFolderLockWhenSessionEnds) {
   {
     Trained first(runs("1"), {in_root(), "checkpoint.every=1"});
     first.step(1);

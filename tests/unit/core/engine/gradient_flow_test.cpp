@@ -35,7 +35,7 @@ struct Fixture {
     return full_tensor(state, rig.model, param, engine::LogicalTensor::gradient);
   }
   OneRankJob rig;
-  engine::ShardedState state{rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr};
+  engine::ShardedState state{rig.context(), rig.job.host, rig.job.tiers, nullptr};
   engine::GradientFlow flow{rig.context(), state.disk_buffers()};
 };
 
@@ -92,7 +92,7 @@ TEST(GradientFlowTest, DropsGradientsOnceTheyAreCopied) {
   EXPECT_EQ(f.rig.model.dropped, (std::vector<uint32_t>{1}));
 }
 
-TEST(GradientFlowTest, WithoutOverlapTakesNothingBeforeTheEndOfBackward) {
+TEST(GradientFlowTest, WithoutOverlapCollectsGradientsAtEndOfBackward) {
   Fixture f({"gradients.overlap=false"});
   f.flow.begin(0, true);
   f.rig.model.give_gradient(1, 1);
@@ -123,7 +123,7 @@ TEST(GradientFlowTest, CancelsAMicroStepBeforeItsFirstGradientOnly) {
   EXPECT_FALSE(f.flow.cancel());
 }
 
-TEST(GradientFlowTest, FindsTheFirstNonFiniteParameterOnceItWatches) {
+TEST(GradientFlowTest, FindsFirstNonFiniteParameterIfChecksAreEnabled) {
   Fixture f;
   f.backward({{1, INFINITY}, {0, 1}});
   f.finish();
@@ -137,9 +137,9 @@ TEST(GradientFlowTest, FindsTheFirstNonFiniteParameterOnceItWatches) {
   EXPECT_EQ(f.flow.first_non_finite(), 0);
 }
 
-TEST(GradientFlowTest, ReceivesNoGradientsAfterItsEnd) {
+TEST(GradientFlowTest, UnregistersCallbackOnDestruction) {
   OneRankJob rig;
-  engine::ShardedState state(rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr);
+  engine::ShardedState state(rig.context(), rig.job.host, rig.job.tiers, nullptr);
   {
     const engine::GradientFlow flow(rig.context(), nullptr);
     EXPECT_TRUE(rig.model.arrived);

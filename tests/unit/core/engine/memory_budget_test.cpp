@@ -24,12 +24,12 @@ struct Fixture {
   engine::MemoryBudget budget{rig.context(), nullptr, progress};
 };
 
-TEST(MemoryBudgetTest, RejectsAPlanThatIsOverIt) {
+TEST(MemoryBudgetTest, RejectsPlanOverBudget) {
   EXPECT_THAT(failure_of([] { OneRankJob rig({"memory.device_budget=4KiB"}); }), HasSubstr("memory.device_budget"));
   EXPECT_EQ(failure_of([] { OneRankJob rig({"memory.device_budget=64MiB"}); }), "");
 }
 
-TEST(MemoryBudgetTest, LimitsTheModelsLibraryToWhatTheLedgerLeaves) {
+TEST(MemoryBudgetTest, LimitsLibtorchToBytesLeftInBudget) {
   Fixture f({"memory.device_budget=64MiB"});
   const int64_t held = f.rig.job.ledger.held(Tier::device);
   EXPECT_EQ(f.rig.model.limit, 64 * kMiB - held);
@@ -39,7 +39,7 @@ TEST(MemoryBudgetTest, LimitsTheModelsLibraryToWhatTheLedgerLeaves) {
   EXPECT_EQ(f.rig.model.limit, 64 * kMiB - held);
 }
 
-TEST(MemoryBudgetTest, RejectsWhatTheLedgerTakesOverIt) {
+TEST(MemoryBudgetTest, RejectsDeviceAllocationOverBudget) {
   Fixture f({"memory.device_budget=64MiB"});
   f.rig.model.held = {30 * kMiB, 30 * kMiB};
   EXPECT_EQ(failure_of([&] { f.add(20 * kMiB); }), "");
@@ -48,7 +48,7 @@ TEST(MemoryBudgetTest, RejectsWhatTheLedgerTakesOverIt) {
                     HasSubstr("in the first step"), HasSubstr("largest: test")));
 }
 
-TEST(MemoryBudgetTest, NamesTheStepAndWhatTheModelsLibraryAsksFor) {
+TEST(MemoryBudgetTest, ErrorNamesStepAndBytesThatLibtorchRequests) {
   Fixture f({"memory.device_budget=64MiB"});
   f.progress.restore(4, 4, 4, true);
   ASSERT_TRUE(f.rig.model.over_limit);
@@ -56,7 +56,7 @@ TEST(MemoryBudgetTest, NamesTheStepAndWhatTheModelsLibraryAsksFor) {
               AllOf(HasSubstr("libtorch requests 70"), HasSubstr("in step 5")));
 }
 
-TEST(MemoryBudgetTest, NeverRejectsWhatIsFreed) {
+TEST(MemoryBudgetTest, FreeingNeverFails) {
   Fixture f({"memory.device_budget=64MiB"});
   f.add(20 * kMiB);
   f.rig.model.held = {60 * kMiB, 60 * kMiB};
@@ -65,14 +65,14 @@ TEST(MemoryBudgetTest, NeverRejectsWhatIsFreed) {
   EXPECT_EQ(failure_of([&] { f.add(-20 * kMiB); }), "");
 }
 
-TEST(MemoryBudgetTest, RejectsHostMemoryOverTheShareOfARank) {
+TEST(MemoryBudgetTest, RejectsHostAllocationOverShareOfRank) {
   Fixture f({"memory.host_budget=8MiB"});
   EXPECT_EQ(failure_of([&] { f.add_host(7 * kMiB); }), "");
   EXPECT_THAT(failure_of([&] { f.add_host(2 * kMiB); }),
               AllOf(HasSubstr("memory.host_budget is 8"), HasSubstr("rank 0 holds 9")));
 }
 
-TEST(MemoryBudgetTest, WatchesNothingWithoutABudgetAndAfterItsEnd) {
+TEST(MemoryBudgetTest, DoesNothingWithoutBudgetAndAfterDestruction) {
   Fixture none({});
   EXPECT_EQ(none.rig.model.limit, -1);
   EXPECT_EQ(failure_of([&] { none.add(int64_t{1} << 40); }), "");

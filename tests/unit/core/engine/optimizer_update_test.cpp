@@ -16,7 +16,7 @@ using namespace host;
 struct Fixture {
   explicit Fixture(const std::vector<std::string>& overrides = {}) : rig(overrides) {}
   OneRankJob rig;
-  engine::ShardedState state{rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr};
+  engine::ShardedState state{rig.context(), rig.job.host, rig.job.tiers, nullptr};
   engine::OptimizerUpdate update{rig.context(), state};
 };
 

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "one_rank.hpp"
@@ -15,6 +16,7 @@ namespace zr::testing {
 namespace {
 
 namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
 
 using namespace host;
 using engine::Phase;
@@ -34,21 +36,16 @@ class RunRecorderTest : public ::testing::Test {
     text << std::ifstream(path(name), std::ios::binary).rdbuf();
     return text.str();
   }
-  // The text after "NAME": in the line of summary.json.
-  std::string summary_of(const std::string& run, const std::string& name) const {
-    std::istringstream text(text_of(run + "/summary.json"));
-    const std::string start = "  \"" + name + "\": ";
-    for (std::string line; std::getline(text, line);)
-      if (line.rfind(start, 0) == 0) return line.substr(start.size());
-    return "no such field";
+  Json summary_of(const std::string& run, const std::string& name) const {
+    return Json::parse(text_of(run + "/summary.json")).at(name);
   }
-  // A step whose row has numbers that are exact in JSON.
   static StepRow step(int64_t index) { return {index, 0.25, 2, 0.001, 12, 40, 300, 4096, false, 0}; }
   // The row of step().
   static std::string row(int64_t index) {
-    return "{\"step\": " + std::to_string(index) +
-           ", \"loss\": 0.25, \"grad_norm\": 2, \"lr\": 0.001, \"tokens\": 12, \"step_ms\": 40, \"tokens_per_s\": 300, "
-           "\"communication_bytes\": 4096}\n";
+    return R"({"step":)" + std::to_string(index) +
+           R"(,"loss":0.25,"grad_norm":2.0,"lr":0.001,"tokens":12,"step_ms":40.0,"tokens_per_s":300.0,)"
+           R"("communication_bytes":4096})"
+           "\n";
   }
   const test::Scratch scratch_;
 };
@@ -62,7 +59,7 @@ TEST_F(RunRecorderTest, WritesTheConfigurationAndARowPerStep) {
   recorder.validation(1, 0.75);
   recorder.step(step(2), {});
   EXPECT_EQ(text_of("1/config.toml"), config().to_toml());
-  EXPECT_EQ(text_of("1/metrics.jsonl"), row(1) + "{\"step\": 1, \"val_loss\": 0.75}\n" + row(2));
+  EXPECT_EQ(text_of("1/metrics.jsonl"), row(1) + "{\"step\":1,\"val_loss\":0.75}\n" + row(2));
 }
 
 TEST_F(RunRecorderTest, RowOfASkippedStepHasItsLossScaleAndNullForInfinity) {
@@ -70,8 +67,20 @@ TEST_F(RunRecorderTest, RowOfASkippedStepHasItsLossScaleAndNullForInfinity) {
   recorder.accept();
   recorder.step({1, NAN, INFINITY, 1e-5, 0, 0.5, 0, 0, true, 65536}, {});
   EXPECT_EQ(text_of("1/metrics.jsonl"),
-            "{\"step\": 1, \"loss\": null, \"grad_norm\": null, \"lr\": 1e-05, \"tokens\": 0, \"step_ms\": 0.5, "
-            "\"tokens_per_s\": 0, \"communication_bytes\": 0, \"loss_scale\": 65536, \"skipped\": true}\n");
+            R"({"step":1,"loss":null,"grad_norm":null,"lr":1e-05,"tokens":0,"step_ms":0.5,"tokens_per_s":0.0,)"
+            R"("communication_bytes":0,"loss_scale":65536.0,"skipped":true})"
+            "\n");
+}
+
+TEST_F(RunRecorderTest, NumbersOfRowsReadBackAsTheSameDoubles) {
+  RunRecorder recorder(config(), "", 1, 0);
+  recorder.accept();
+  for (const double value : {0.1, 1.0 / 3, 2.225073858507201e-308, 5e-324, 9.5e15 + 0.5, 1.7976931348623157e308}) {
+    recorder.validation(1, value);
+    const std::string rows = text_of("1/metrics.jsonl");
+    const std::size_t last = rows.rfind('{');
+    EXPECT_EQ(Json::parse(rows.substr(last)).at("val_loss").get<double>(), value) << rows.substr(last);
+  }
 }
 
 TEST_F(RunRecorderTest, SummaryHasTheTotalsOfTheRun) {
@@ -111,45 +120,96 @@ TEST_F(RunRecorderTest, SummaryHasTheTotalsOfTheRun) {
   ledger.observe(Tier::device, MemoryKind::activations, "activations", 10, 70);
   ledger.add(Tier::disk, MemoryKind::optimizer, "exp_avg", 512);
   recorder.finish(ledger, {21, 22, 23, 24, 25, 26});
-  EXPECT_EQ(
-      text_of("1/summary.json"),
-      "{\n"
-      "  \"steps\": 2,\n"
-      "  \"ranks\": 2,\n"
-      "  \"loss\": 0.5,\n"
-      "  \"val_loss\": 1.5,\n"
-      "  \"weights_hash\": \"0123456789abcdef\",\n"
-      "  \"tokens\": 20,\n"
-      "  \"tokens_per_s\": 200,\n"
-      "  \"skipped\": 1,\n"
-      "  \"loss_scale\": 128,\n"
-      "  \"stopped_by\": \"SIGTERM\",\n"
-      "  \"checkpoints\": {\"saved\": 2, \"failed\": 1, \"last_step\": 2},\n"
-      "  \"memory\": {\"device\": {\"weights\": {\"planned\": 4000, \"peak\": 4096}, \"activations\": {\"planned\": "
-      "null, "
-      "\"peak\": 70}}, \"disk\": {\"optimizer\": {\"planned\": 0, \"peak\": 512}}},\n"
-      "  \"communication_bytes\": {\"reduce_scatter\": 0, \"all_gather\": 100, \"control\": 5},\n"
-      "  \"overlap\": {\"collectives\": 21, \"early\": 22, \"norm_blocks\": 23, \"norm_blocks_early\": 24, "
-      "\"disk_reads\": 25, \"disk_reads_ahead\": 26},\n"
-      "  \"weight_digest\": {\"bytes\": 11, \"optimizer_bytes\": 12, \"cycles\": 13},\n"
-      "  \"tiers\": {\"cpu\": {\"read_bytes\": 7, \"written_bytes\": 8}, \"nvme\": {\"read_bytes\": 1024, "
-      "\"written_bytes\": 2048}},\n"
-      "  \"waits_ms\": {\"compute\": 3250, \"communication\": 875, \"disk_read\": 500, \"disk_write\": 1250, "
-      "\"optimizer\": "
-      "0},\n"
-      "  \"time_ms\": {\"forward\": 1500, \"backward\": 2500, \"reduce\": 500, \"step_sync\": 250, \"optimizer\": 750, "
-      "\"gather\": 125, \"checkpoint\": 3000}\n"
-      "}\n");
+  EXPECT_EQ(text_of("1/summary.json"), R"({
+  "steps": 2,
+  "ranks": 2,
+  "loss": 0.5,
+  "val_loss": 1.5,
+  "weights_hash": "0123456789abcdef",
+  "tokens": 20,
+  "tokens_per_s": 200.0,
+  "skipped": 1,
+  "loss_scale": 128.0,
+  "stopped_by": "SIGTERM",
+  "checkpoints": {
+    "saved": 2,
+    "failed": 1,
+    "last_step": 2
+  },
+  "memory": {
+    "device": {
+      "weights": {
+        "planned": 4000,
+        "peak": 4096
+      },
+      "activations": {
+        "planned": null,
+        "peak": 70
+      }
+    },
+    "disk": {
+      "optimizer": {
+        "planned": 0,
+        "peak": 512
+      }
+    }
+  },
+  "communication_bytes": {
+    "reduce_scatter": 0,
+    "all_gather": 100,
+    "control": 5
+  },
+  "overlap": {
+    "collectives": 21,
+    "early": 22,
+    "norm_blocks": 23,
+    "norm_blocks_early": 24,
+    "disk_reads": 25,
+    "disk_reads_ahead": 26
+  },
+  "weight_digest": {
+    "bytes": 11,
+    "optimizer_bytes": 12,
+    "cycles": 13
+  },
+  "tiers": {
+    "cpu": {
+      "read_bytes": 7,
+      "written_bytes": 8
+    },
+    "nvme": {
+      "read_bytes": 1024,
+      "written_bytes": 2048
+    }
+  },
+  "waits_ms": {
+    "compute": 3250.0,
+    "communication": 875.0,
+    "disk_read": 500.0,
+    "disk_write": 1250.0,
+    "optimizer": 0.0
+  },
+  "time_ms": {
+    "forward": 1500.0,
+    "backward": 2500.0,
+    "reduce": 500.0,
+    "step_sync": 250.0,
+    "optimizer": 750.0,
+    "gather": 125.0,
+    "checkpoint": 3000.0
+  }
+}
+)");
 }
 
 TEST_F(RunRecorderTest, SummaryHasNullForUnknownTotals) {
   RunRecorder recorder(config(), "", 1, 0);
   recorder.accept();
   recorder.finish(Ledger(), {});
-  EXPECT_EQ(summary_of("1", "steps"), "0,");
+  EXPECT_EQ(summary_of("1", "steps"), 0);
   for (const char* name : {"loss", "val_loss", "weights_hash", "loss_scale", "stopped_by", "communication_bytes"})
-    EXPECT_EQ(summary_of("1", name), "null,") << name;
-  EXPECT_EQ(summary_of("1", "tokens_per_s"), "0,");
+    EXPECT_TRUE(summary_of("1", name).is_null()) << name;
+  EXPECT_EQ(summary_of("1", "tokens_per_s"), 0);
 }
 
 TEST_F(RunRecorderTest, StepClearsTheHashAndTheCommunication) {
@@ -158,12 +218,12 @@ TEST_F(RunRecorderTest, StepClearsTheHashAndTheCommunication) {
   recorder.step(step(1), {});
   recorder.set_totals("0123456789abcdef", {});
   recorder.finish(Ledger(), {});
-  EXPECT_EQ(summary_of("1", "weights_hash"), "\"0123456789abcdef\",");
-  EXPECT_EQ(summary_of("1", "communication_bytes"), "{\"control\": 0},");
+  EXPECT_EQ(summary_of("1", "weights_hash"), "0123456789abcdef");
+  EXPECT_EQ(summary_of("1", "communication_bytes"), Json({{"control", 0}}));
   recorder.step(step(2), {});
   recorder.finish(Ledger(), {});
-  EXPECT_EQ(summary_of("1", "weights_hash"), "null,");
-  EXPECT_EQ(summary_of("1", "communication_bytes"), "null,");
+  EXPECT_TRUE(summary_of("1", "weights_hash").is_null());
+  EXPECT_TRUE(summary_of("1", "communication_bytes").is_null());
 }
 
 TEST_F(RunRecorderTest, ClearHashKeepsTheCommunication) {
@@ -172,8 +232,8 @@ TEST_F(RunRecorderTest, ClearHashKeepsTheCommunication) {
   recorder.set_totals("0123456789abcdef", {});
   recorder.clear_hash();
   recorder.finish(Ledger(), {});
-  EXPECT_EQ(summary_of("1", "weights_hash"), "null,");
-  EXPECT_EQ(summary_of("1", "communication_bytes"), "{\"control\": 0},");
+  EXPECT_TRUE(summary_of("1", "weights_hash").is_null());
+  EXPECT_EQ(summary_of("1", "communication_bytes"), Json({{"control", 0}}));
 }
 
 TEST_F(RunRecorderTest, ResumedRunCopiesTheRowsUpToItsCheckpoint) {
@@ -189,7 +249,7 @@ TEST_F(RunRecorderTest, ResumedRunCopiesTheRowsUpToItsCheckpoint) {
   EXPECT_EQ(resumed.folder(), path("2"));
   EXPECT_EQ(text_of("2/metrics.jsonl"), row(1));
   resumed.finish(Ledger(), {});
-  EXPECT_EQ(summary_of("2", "steps"), "1,") << "the step of the checkpoint";
+  EXPECT_EQ(summary_of("2", "steps"), 1) << "the step of the checkpoint";
   resumed.step(step(2), {});
   EXPECT_EQ(text_of("2/metrics.jsonl"), row(1) + row(2));
   EXPECT_EQ(text_of("1/metrics.jsonl"), row(1) + row(2)) << "the first run keeps its rows";
@@ -222,7 +282,7 @@ TEST_F(RunRecorderTest, ResumeOfACompletedRunCreatesNoFolderUntilItsFirstRow) {
   EXPECT_FALSE(fs::exists(path("2")));
   resumed.validation(3, 0.5);
   EXPECT_EQ(resumed.folder(), path("2"));
-  EXPECT_EQ(text_of("2/metrics.jsonl"), row(3) + "{\"step\": 3, \"val_loss\": 0.5}\n");
+  EXPECT_EQ(text_of("2/metrics.jsonl"), row(3) + "{\"step\":3,\"val_loss\":0.5}\n");
 }
 
 TEST_F(RunRecorderTest, ResumeOfACompletedRunWithoutSummaryCreatesAFolder) {

@@ -47,7 +47,7 @@ pid_t start_rank(int rank, uint16_t port, const std::function<void(const std::sh
   std::exit(code);
 }
 
-TEST(SaverTest, LeavesNothingInTheStore) {
+TEST(SaverTest, RemovesItsKeysFromStore) {
   boost::asio::io_context io;
   control::Store::Options options;
   options.world = kRanks;

@@ -155,7 +155,7 @@ TEST(SessionTest, SetsAndHashesWeightsByName) {
   EXPECT_THAT(failure_of([&] { f.session->tensors().find("bb"); }), HasSubstr("did you mean 'b'?"));
 }
 
-TEST(SessionTest, EndReleasesTheModelAndLeavesTheJob) {
+TEST(SessionTest, DestructionReleasesModelAndLeavesJob) {
   Fixture f;
   f.step(1);
   f.session.reset();

@@ -17,8 +17,7 @@ using namespace host;
 class Fixture {
  public:
   explicit Fixture(std::vector<std::string> overrides = {}, bool disk = false)
-      : rig(with_disk(std::move(overrides), disk, disk_)),
-        state(rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr) {}
+      : rig(with_disk(std::move(overrides), disk, disk_)), state(rig.context(), rig.job.host, rig.job.tiers, nullptr) {}
   std::vector<float> read(uint32_t param, engine::LogicalTensor role, const std::string& slot = "") {
     return full_tensor(state, rig.model, param, role, slot);
   }
@@ -46,7 +45,7 @@ std::vector<float> ramp(std::size_t count, float from) {
 
 class ShardedStateTierTest : public ::testing::TestWithParam<bool> {};
 
-TEST(ShardedStateTest, HasTheModelsValuesAndBindsTheModelToThem) {
+TEST(ShardedStateTest, CopiesModelValuesAndBindsModelToCopies) {
   Fixture f;
   EXPECT_EQ(f.read(0, engine::LogicalTensor::value), FakeModel::initial(1500));
   EXPECT_EQ(f.read(1, engine::LogicalTensor::value), FakeModel::initial(40));
@@ -90,7 +89,7 @@ TEST_P(ShardedStateTierTest, StoresMasterExactlyAndWeightsRounded) {
   EXPECT_EQ(weights, std::vector<float>(40, 1.0f));
 }
 
-TEST_P(ShardedStateTierTest, MasterAdoptsWhatTheProgramWroteOnly) {
+TEST_P(ShardedStateTierTest, MasterChangesOnlyWhereProgramWroteWeights) {
   Fixture f({"train.dtype=bf16"}, GetParam());
   const std::vector<float> values(40, 1.0f + 1.0f / 1024);
   f.state.store(1, values.data());
@@ -108,7 +107,7 @@ TEST_P(ShardedStateTierTest, MasterAdoptsWhatTheProgramWroteOnly) {
   EXPECT_EQ(f.read(1, engine::LogicalTensor::value), expected);
 }
 
-TEST(ShardedStateTest, RemembersParametersThatFullWeightsChanged) {
+TEST(ShardedStateTest, RecordsParametersThatStoreFullChanged) {
   Fixture f;
   std::vector<float> values = FakeModel::initial(40);
   f.state.store_full(1, values.data());
@@ -159,11 +158,11 @@ TEST(ShardedStateTest, UpdateHandsOutEverySliceOnce) {
   EXPECT_EQ(seen, (std::vector<std::pair<uint32_t, int64_t>>{{0, 1500}, {1, 40}}));
 }
 
-TEST(ShardedStateTest, EndGivesModelItsMemoryAndTheLedgerAllBytes) {
+TEST(ShardedStateTest, DestructionReturnsWeightsToModelAndFreesLedgerBytes) {
   OneRankJob rig({"train.dtype=bf16"});
   const int64_t before = rig.job.ledger.held(Tier::device);
   {
-    const engine::ShardedState state(rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr);
+    const engine::ShardedState state(rig.context(), rig.job.host, rig.job.tiers, nullptr);
     EXPECT_GT(rig.job.ledger.held(Tier::device), before);
     EXPECT_EQ(rig.model.released, 0);
   }

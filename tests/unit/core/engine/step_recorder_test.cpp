@@ -22,10 +22,10 @@ struct Fixture {
     return nlohmann::json::parse(last);
   }
   OneRankJob rig;
-  engine::ShardedState state{rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr};
+  engine::ShardedState state{rig.context(), rig.job.host, rig.job.tiers, nullptr};
   engine::RunRecorder recorder{rig.job.config(), "", 1, 0};
   engine::TrainingProgress progress{rig.job.config(), 2};
-  engine::StepRecorder steps{rig.context(), state, recorder, nullptr};
+  engine::StepRecorder steps{rig.context(), state, recorder, nullptr, nullptr};
 };
 
 TEST(StepRecorderTest, WritesARowPerStep) {
@@ -44,7 +44,7 @@ TEST(StepRecorderTest, WritesARowPerStep) {
   EXPECT_FALSE(row.contains("skipped"));
 }
 
-TEST(StepRecorderTest, MarksASkippedStepAndItsNormAsNull) {
+TEST(StepRecorderTest, MarksSkippedStepAndWritesNullNorm) {
   Fixture f;
   engine::GlobalStats global;
   global.non_finite = 1;

@@ -23,7 +23,7 @@ struct Fixture {
     return sync.exchange({losses, weights, 7, &touched, -1});
   }
   OneRankJob rig;
-  engine::ShardedState state{rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr};
+  engine::ShardedState state{rig.context(), rig.job.host, rig.job.tiers, nullptr};
   engine::StepSync sync{rig.context(), state.slices(), nullptr};
   std::vector<char> touched{0, 1};
 };

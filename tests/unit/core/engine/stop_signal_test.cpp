@@ -12,28 +12,41 @@
 namespace zr::host {
 namespace {
 
+bool handled(int signal) {
+  struct sigaction action {};
+  ::sigaction(signal, nullptr, &action);
+  return action.sa_handler != SIG_DFL;
+}
+
 TEST(StopSignalTest, IsRecordedUntilTheLastEngineOfTheProcessEnds) {
   const auto control = control::Control::join();  // this process alone
   const auto said = [&] { return control->get(control::saves_on_signal_key(0), std::chrono::seconds(1)); };
-  const auto handled = [](int signal) {
-    struct sigaction action {};
-    ::sigaction(signal, nullptr, &action);
-    return action.sa_handler != SIG_DFL;
-  };
-  auto first = std::make_unique<engine::StopSignal>(control), second = std::make_unique<engine::StopSignal>(control);
+  auto first = std::make_unique<engine::StopSignal>(control, true);
+  auto second = std::make_unique<engine::StopSignal>(control, true);
   EXPECT_EQ(said(), "yes");
   first.reset();
   EXPECT_EQ(said(), "yes");
   ASSERT_TRUE(handled(SIGTERM) && handled(SIGINT));
   ::raise(SIGTERM);
-  EXPECT_EQ(engine::StopSignal::received(), SIGTERM);
-  first = std::make_unique<engine::StopSignal>(control);
+  EXPECT_EQ(second->received(), SIGTERM);
+  EXPECT_EQ(engine::StopSignal(control, false).received(), 0);
+  first = std::make_unique<engine::StopSignal>(control, true);
   second.reset();
   EXPECT_EQ(said(), "yes");
   ASSERT_TRUE(handled(SIGTERM) && handled(SIGINT));
-  first.reset();
+  first->disable();
   EXPECT_EQ(said(), "no");
   EXPECT_FALSE(handled(SIGTERM) || handled(SIGINT));
+  first.reset();
+  EXPECT_FALSE(handled(SIGTERM) || handled(SIGINT));
+}
+
+TEST(StopSignalTest, DoesNothingWhileItIsDisabled) {
+  const auto control = control::Control::join();
+  const engine::StopSignal disabled(control, false);
+  EXPECT_FALSE(disabled.enabled());
+  EXPECT_FALSE(handled(SIGTERM) || handled(SIGINT));
+  EXPECT_EQ(disabled.received(), 0);
 }
 
 }  // namespace

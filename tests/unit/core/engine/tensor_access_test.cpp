@@ -123,7 +123,7 @@ TEST(TensorAccessTest, GradientIsTheMeanOverMicroBatches) {
   EXPECT_EQ(f.read(0, LogicalTensor::gradient), std::vector<float>(70000, 3.5f));
 }
 
-TEST(TensorAccessTest, RejectsWhatAFrozenParameterLacks) {
+TEST(TensorAccessTest, RejectsGradientAndStatesOfFrozenParameter) {
   Fixture f;
   f.backward(1);
   f.session->step();

@@ -21,7 +21,7 @@ void make_step(engine::TrainingProgress& progress, const std::vector<char>& touc
   progress.end_step(8);
 }
 
-TEST(TrainingProgressTest, BeginsBeforeTheFirstStep) {
+TEST(TrainingProgressTest, StartsAtStepZero) {
   const engine::TrainingProgress progress = two_micro_steps();
   EXPECT_EQ(progress.step(), 0);
   EXPECT_EQ(progress.updates(), 0);
@@ -47,7 +47,7 @@ TEST(TrainingProgressTest, ReachesTheBoundaryAfterAllMicroSteps) {
   EXPECT_EQ(progress.weights(), (std::vector<double>{2, 0}));
 }
 
-TEST(TrainingProgressTest, CancelledMicroStepIsAsIfItHadNotBegun) {
+TEST(TrainingProgressTest, CancelUndoesMicroStep) {
   engine::TrainingProgress progress = two_micro_steps();
   progress.begin_micro(1.5, 1);
   progress.cancel_micro();
@@ -95,7 +95,7 @@ TEST(TrainingProgressTest, IsDoneAfterTheLastStepOrASignal) {
   EXPECT_TRUE(other.done());
 }
 
-TEST(TrainingProgressTest, RestoredRunBeginsBehindTheCheckpoint) {
+TEST(TrainingProgressTest, RestoredRunCountsStepsSinceCheckpoint) {
   engine::TrainingProgress progress = two_micro_steps();
   progress.restore(3, 2, 24, false);
   EXPECT_EQ(progress.step(), 3);
@@ -106,7 +106,7 @@ TEST(TrainingProgressTest, RestoredRunBeginsBehindTheCheckpoint) {
   EXPECT_FALSE(progress.updated_in_run());
 }
 
-TEST(TrainingProgressTest, ContinuedRunKeepsWhereItBegan) {
+TEST(TrainingProgressTest, ContinuedRunKeepsItsCounters) {
   engine::TrainingProgress before = two_micro_steps();
   make_step(before, {1, 1, 1});
   engine::TrainingProgress progress = two_micro_steps();

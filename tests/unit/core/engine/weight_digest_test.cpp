@@ -81,7 +81,7 @@ class Replicated {
 
 // An update touches 4 bytes of weight and 4 bytes of gradient of 4000 elements: 32000 bytes per rank. One byte in 200
 // is digested: 160 bytes, 40 elements.
-TEST(WeightDigestTest, TurnIsOneInTwoHundredBytesOfTheOptimizer) {
+TEST(WeightDigestTest, DigestsHalfAPercentOfOptimizerBytesPerStep) {
   Replicated f;
   EXPECT_EQ(f.digest().next().weights, 0u) << "before the first update";
   f.update(1);
@@ -98,7 +98,7 @@ TEST(WeightDigestTest, TurnIsOneInTwoHundredBytesOfTheOptimizer) {
   EXPECT_EQ(f.digest().optimizer_bytes(), 7 * 32000);
 }
 
-TEST(WeightDigestTest, TurnContinuesInTheNextParameterAndCyclesOverFrozenOnes) {
+TEST(WeightDigestTest, CyclesOverAllParametersIncludingFrozenOnes) {
   Replicated f;
   f.update(50);
   EXPECT_EQ(f.digest().next().weights, f.expected({{0, kA}, {1024, 1000}})) << "2000 elements";

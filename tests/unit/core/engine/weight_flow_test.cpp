@@ -69,11 +69,11 @@ struct Fixture {
   }
   std::vector<float> read(uint32_t param) { return full_tensor(state, rig.model, param, engine::LogicalTensor::value); }
   OneRankJob rig;
-  engine::ShardedState state{rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr};
+  engine::ShardedState state{rig.context(), rig.job.host, rig.job.tiers, nullptr};
   engine::WeightFlow flow{rig.context(), state};
 };
 
-TEST(WeightFlowTest, TakesTheMemoryOfShardedParameters) {
+TEST(WeightFlowTest, ReleasesMemoryOfShardedParameters) {
   Fixture f;
   EXPECT_TRUE(f.flow.is_sharded(0));
   EXPECT_TRUE(f.flow.is_sharded(1));
@@ -81,7 +81,7 @@ TEST(WeightFlowTest, TakesTheMemoryOfShardedParameters) {
   EXPECT_TRUE(f.attached(0).empty());
 }
 
-TEST(WeightFlowTest, LeavesParametersThatAreBound) {
+TEST(WeightFlowTest, KeepsMemoryOfUnshardedParameters) {
   Fixture f("zero1");
   EXPECT_FALSE(f.flow.is_sharded(0));
   EXPECT_NE(f.rig.model.memory[0], nullptr);
@@ -111,7 +111,7 @@ TEST(WeightFlowTest, KeepsMemoryUntilTheLastUseEnds) {
   EXPECT_TRUE(f.attached(1).empty());
 }
 
-TEST(WeightFlowTest, StoresWhatAnOperatorWroteInPlace) {
+TEST(WeightFlowTest, StoresInPlaceWritesOfOperators) {
   Fixture f;
   const uint32_t param = 1;
   f.flow.begin_use(&param, 1, ZR_FORWARD);
@@ -140,9 +140,9 @@ TEST(WeightFlowTest, GathersAfterAnUpdate) {
   EXPECT_TRUE(f.attached(1).empty());
 }
 
-TEST(WeightFlowTest, NoUseReachesItAfterItsEnd) {
+TEST(WeightFlowTest, UnregistersCallbacksOnDestruction) {
   OneRankJob rig({"strategy=zero3"}, &kGathering);
-  engine::ShardedState state(rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr);
+  engine::ShardedState state(rig.context(), rig.job.host, rig.job.tiers, nullptr);
   {
     const engine::WeightFlow flow(rig.context(), state);
     EXPECT_TRUE(rig.model.uses.begin);

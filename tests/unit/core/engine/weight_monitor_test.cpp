@@ -26,14 +26,14 @@ struct Fixture {
     return ::testing::internal::GetCapturedStderr();
   }
   OneRankJob rig{{"train.dtype=bf16"}};
-  engine::ShardedState state{rig.context(), rig.job.host, std::move(rig.job.tiers), nullptr};
+  engine::ShardedState state{rig.context(), rig.job.host, rig.job.tiers, nullptr};
   engine::WeightFlow flow{rig.context(), state};
   engine::RunRecorder recorder{rig.job.config(), "", 1, 0};
   engine::TrainingProgress progress{rig.job.config(), 2};
   engine::WeightMonitor monitor{rig.context(), {state, flow, recorder, progress}};
 };
 
-TEST(WeightMonitorTest, MasterFollowsAWriteThatTheModelReports) {
+TEST(WeightMonitorTest, MasterFollowsWriteThatModelReports) {
   Fixture f;
   EXPECT_FALSE(f.monitor.has_written());
   f.write(1, 3);
@@ -44,7 +44,7 @@ TEST(WeightMonitorTest, MasterFollowsAWriteThatTheModelReports) {
   EXPECT_FALSE(f.monitor.has_written());
 }
 
-TEST(WeightMonitorTest, MasterFollowsAWriteThatNobodyReports) {
+TEST(WeightMonitorTest, MasterFollowsWriteThatModelDoesNotReport) {
   Fixture f;
   f.write(1, 3);
   EXPECT_TRUE(f.monitor.has_written());
