@@ -13,7 +13,7 @@
 #include "control/protocol.hpp"
 
 namespace boost::asio {
-class io_context;  // NOLINT: Boost.Asio's name
+class io_context;
 }
 
 namespace zr::host::control {
