@@ -47,6 +47,7 @@ std::string problem_of(const zr_optimizer_desc& desc, const std::vector<zr_slot>
           unknown_bits_problem("needs", desc.needs, uint64_t{ZR_OPT_NEEDS_COMM} | ZR_OPT_NEEDS_LOCAL_GRADS);
       !problem.empty())
     return problem;
+  if (std::string problem = reserved_problem("rsv", desc.rsv); !problem.empty()) return problem;
   if (!(desc.device_types & kCpuMemory))
     return fmt::format("device_types is {:#x}, without CPU memory ({:#x}), where the engine updates parameters",
                        desc.device_types, kCpuMemory);

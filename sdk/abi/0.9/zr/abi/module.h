@@ -1,0 +1,82 @@
+/* What a plug-in library exports: one pure function, and data symbols (tags) that name its kinds, so that the host can
+ * inspect the library without running it. */
+#ifndef ZR_ABI_MODULE_H
+#define ZR_ABI_MODULE_H
+#include "zr/abi/base.h"
+#include "zr/abi/host.h"
+
+/* One plug-in. Static: it lives as long as the process. */
+typedef struct zr_component {
+  uint32_t size, flags; /* flags: 0 */
+  const char *id;   /* the name in TOML, unique per kind: "lion", or "acme.lion" with the name of a vendor; lower-case
+                     * letters, digits and underscores */
+  const char *kind; /* "zr.strategy/1", "zr.communicator/1", "zr.optimizer/1" or "zr.offload/1" */
+  const char *version; /* of the component, free text */
+  const void *api;     /* zr_strategy_api, zr_communicator_api, zr_optimizer_api or zr_offload_api, by kind */
+
+  /* [control] Creates an instance. On success the host owns *self and passes it to destroy() once. config is the
+   * component's TOML table and is valid until create() returns; host lives as long as the process. */
+  zr_code (*create)(const zr_host *host, const zr_config *config, void **self, zr_error *error);
+
+  /* [control] Destroys an instance. Accepts NULL. */
+  void (*destroy)(void *self);
+
+  /* [any] Returns a table of optional functions by id ("zr.communicator.plan/1", "acme.fused_clip/1"); NULL for an
+   * unknown id. Tables are static: they live as long as the process. The function itself may be NULL. */
+  const void *(*extension)(const char *id);
+  const zr_key *const *keys; /* the schema of the component's TOML table; NULL if n_keys is 0 */
+  uint32_t n_keys, rsv;
+} zr_component;
+
+/* The plug-ins of one library. Static: it lives as long as the process. */
+typedef struct zr_module {
+  uint32_t size;
+  uint16_t built_minor; /* ZR_ABI_MINOR: the headers that the library was built with */
+  uint16_t need_minor;  /* ZR_TARGET_MINOR: the lowest minor version of a host that can load the library */
+  const char *name, *vendor, *version;
+  const char *build; /* compiler and flags, free text */
+  const zr_component *const *components;
+  uint32_t n_components, rsv;
+  zr_code (*startup)(zr_error *error); /* [control] called before the first create(); or NULL */
+  void (*shutdown)(void); /* [control] called after the last destroy(); or NULL. Both may be called again. */
+} zr_module;
+
+enum { zr_component_size_0_9 = 80, zr_module_size_0_9 = 72 };
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+/* [control] The only exported function. It is pure: the host may call it before any other, and any number of times. It
+ * never returns NULL. */
+ZR_EXPORT const zr_module *zr_module_v1(uint32_t host_minor);
+#ifdef __cplusplus
+}
+#endif
+
+/* Data symbols by which the host identifies a library without running it, all in the section "zrabi":
+ *   zr_tag_abi_0_9             the version of the host that it needs: ZR_TAG(ZR_ABI_TAG);
+ *   zr_tag_kind_<role>_1       per kind and revision that it contains: ZR_TAG(kind_optimizer_1);
+ *   zr_tag_id_<role>_<id>      per component: ZR_ID_TAG(optimizer, "acme.lion"). A library with one component is called
+ *                              zr_<role>_<id>.so and needs no such tag; one with several has any name zr_<name>.so;
+ *   zr_tag_draft_0_9           it includes a header of zr/abi/draft of that version, which defines this tag. */
+#define ZR_JOIN_TAG(minor) abi_0_##minor
+#define ZR_JOIN(minor) ZR_JOIN_TAG(minor)
+#define ZR_ABI_TAG ZR_JOIN(ZR_TARGET_MINOR)
+#define ZR_TAG(name) ZR_TAG_SYMBOL(name)
+#define ZR_ID_TAG(role, id) ZR_ID_TAG_NUMBERED(role, id, __COUNTER__)
+#define ZR_ID_TAG_NUMBERED(role, id, number) ZR_ID_TAG_SYMBOL(role, id, number)
+#ifdef __cplusplus
+#define ZR_TAG_SYMBOL(name)                                                                 \
+  extern "C" ZR_EXPORT __attribute__((section("zrabi"))) const unsigned char zr_tag_##name; \
+  extern "C" __attribute__((used)) const unsigned char zr_tag_##name = 1
+#define ZR_ID_TAG_SYMBOL(role, id, number)                                   \
+  extern "C" ZR_EXPORT __attribute__((section("zrabi")))                     \
+  const unsigned char zr_id_tag_##number __asm__("zr_tag_id_" #role "_" id); \
+  extern "C" __attribute__((used)) const unsigned char zr_id_tag_##number = 1
+#else
+#define ZR_TAG_SYMBOL(name) ZR_EXPORT __attribute__((section("zrabi"), used)) const unsigned char zr_tag_##name = 1
+#define ZR_ID_TAG_SYMBOL(role, id, number)          \
+  ZR_EXPORT __attribute__((section("zrabi"), used)) \
+  const unsigned char zr_id_tag_##number __asm__("zr_tag_id_" #role "_" id) = 1
+#endif
+#endif

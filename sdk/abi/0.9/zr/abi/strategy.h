@@ -1,0 +1,161 @@
+/* Strategies, "zr.strategy/1": which rank owns which part of the model's state, and when it is communicated. A strategy
+ * issues its collectives itself. */
+#ifndef ZR_ABI_STRATEGY_H
+#define ZR_ABI_STRATEGY_H
+#include "zr/abi/base.h"
+#include "zr/abi/communicator.h"
+
+enum {
+  /* The host accumulates gradients at their destinations; they are reduced in the last micro-step of a step. */
+  ZR_PLAN_HOLD_GRADS = 1u << 0,
+  /* The plan may request buffers with ZR_BUFFER_SHARED. */
+  ZR_PLAN_SHARE_WEIGHTS = 1u << 1
+};
+typedef struct zr_plan_in { /* valid during plan(); that of bind() as long as the instance, with its parameters */
+  uint32_t size;
+  int32_t rank, world;
+  zr_dtype weight_dtype;
+  zr_dtype grad_dtype;         /* of the gradient of one backward, also while it is communicated */
+  zr_dtype reduced_grad_dtype; /* of the sum over micro-batches and ranks */
+  int32_t accumulation;        /* planned micro-steps of a step, which may have others; 1 with ZR_PLAN_HOLD_GRADS */
+  uint32_t n_params;
+
+  /* Cut a parameter only at multiples of this many elements, counted from its start. */
+  int64_t norm_block;
+  int64_t align;                 /* in every buffer, every parameter starts at a multiple of this many elements */
+  const zr_param *const *params; /* in the model's order */
+  uint32_t flags, rsv;           /* ZR_PLAN_* */
+} zr_plan_in;
+
+/* Buffer roles: what a buffer or a piece of a plan contains. (The role of a plug-in is its kind.) */
+enum {
+  ZR_ROLE_WEIGHT = 1,   /* full weights */
+  ZR_ROLE_GRAD,         /* the full gradient of one backward */
+  ZR_ROLE_REDUCED_GRAD, /* reduced gradients: what this rank updates */
+  ZR_ROLE_BUCKET,       /* a gradient bucket */
+  ZR_ROLE_ALL_GATHER,   /* weights gathered for their use */
+  ZR_ROLE_WEIGHT_SHARD  /* this rank's shard of the weights */
+};
+
+/* For full weights: one allocation that all ranks of a node share. Every rank reads all of it and writes what it
+ * updates. */
+enum { ZR_BUFFER_SHARED = 1u << 0 };
+typedef struct zr_buffer { /* memory that the host allocates on this rank, zeroed, readable by peers */
+  uint32_t size, role;
+  const char *tag; /* name in the memory ledger; copied */
+  int64_t elements;
+  zr_dtype dtype;
+  uint32_t flags; /* ZR_BUFFER_SHARED */
+} zr_buffer;
+
+/* Elements [first, first + count) of a parameter are stored at element `offset` of a buffer, a multiple of `align`.
+ * count is at least 1: a parameter without elements has no piece. A frozen parameter has weights, and no REDUCED_GRAD
+ * piece. A piece of role WEIGHT is a full parameter. Pieces of role WEIGHT_SHARD are, over all ranks, the parts of a
+ * parameter that acquire() gathers. Pieces of role REDUCED_GRAD are what this rank updates; their sums are reduced in
+ * rank order. */
+typedef struct zr_piece {
+  uint32_t size, role, param, buffer;
+  int64_t first, count, offset;
+} zr_piece;
+typedef struct zr_plan_sink { /* the host's; valid and called only during plan() */
+  uint32_t size, rsv;
+  void *ctx;                                    /* the host's own; passed to both functions */
+  void (*buffer)(void *ctx, const zr_buffer *); /* [control] copied; buffers are numbered 0, 1, ... in call order */
+  void (*piece)(void *ctx, const zr_piece *);   /* [control] copied */
+} zr_plan_sink;
+typedef struct zr_bind {
+  uint32_t size, n_buffers;
+  const zr_view *buffers; /* in plan order; the list is valid during bind(), the memory as long as the instance */
+  zr_comm_ref comm;       /* valid as long as the instance */
+} zr_bind;
+
+enum { ZR_STEP_BEGIN = 1, ZR_BACKWARD_END, ZR_STEP_END, ZR_EVAL_BEGIN, ZR_EVAL_END };
+/* What a call belongs to. ZR_EXPORT_PHASE: the program reads or writes weights (zr::gather). ZR_UPDATE_PHASE: the end
+ * of a step, and events between steps. */
+enum { ZR_FORWARD = 1, ZR_BACKWARD = 2, ZR_EVAL = 3, ZR_EXPORT_PHASE = 4, ZR_UPDATE_PHASE = 5 };
+
+/* The circumstances of a call. See "Streams" in zr/abi/base.h for stream and done. */
+enum {
+  ZR_USE_LAST_MICRO = 1u << 0
+}; /* grad_destination, grad_ready, ZR_BACKWARD_END: of the last micro-step of a step */
+typedef struct zr_use {
+  uint32_t size;
+  uint32_t phase;    /* ZR_FORWARD ... ZR_UPDATE_PHASE */
+  uint32_t micro;    /* micro-step within the step, from 0; 0 with ZR_PLAN_HOLD_GRADS and outside of steps */
+  uint32_t flags;    /* ZR_USE_* */
+  zr_stream *stream; /* or NULL */
+  zr_done *done;     /* or NULL */
+} zr_use;
+
+enum { ZR_STRATEGY_STREAMS = 1u << 0 }; /* the functions that get a zr_use accept streams */
+typedef struct zr_strategy_desc {       /* output: the callee writes at most `size` bytes */
+  uint32_t size, flags;                 /* flags: ZR_STRATEGY_* */
+  uint64_t device_types; /* bit i: buffers may be on DLPack device type i; bit 1 (CPU) is required in this version */
+} zr_strategy_desc;
+
+typedef struct zr_strategy_api {
+  uint32_t size, rsv;
+
+  /* [control] Describes what the strategy supports, before the first plan(). */
+  zr_code (*describe)(void *self, zr_strategy_desc *, zr_error *);
+
+  /* [control] Describes the memory of one rank of a world of any size: first all buffers, then the pieces of each role
+   * in ascending order of parameter and element. Pure, without communication. */
+  zr_code (*plan)(void *self, const zr_plan_in *, const zr_plan_sink *, zr_error *);
+
+  /* [control] Called once the host has allocated the plan. */
+  zr_code (*bind)(void *self, const zr_plan_in *, const zr_bind *, zr_error *);
+
+  /* [use] Returns the destination of the next elements of a gradient. *first on entry: how many elements of the
+   * gradient already have a destination in this micro-step. *first on return: the first of dst->count consecutive
+   * elements that have no destination yet; leave it unchanged if destinations are assigned in ascending order. *dst
+   * has grad_dtype; the host writes the gradient there before it calls grad_ready(). ZR_AGAIN: no buffer is free until
+   * earlier buckets have been reduced; the host keeps the gradient meanwhile. With ZR_PLAN_HOLD_GRADS every element
+   * has a destination, which is the same in every micro-step (micro is 0): the host writes it in the first micro-step
+   * and adds to it in later ones, so the strategy must not modify the memory between micro-steps. done is NULL. */
+  zr_code (*grad_destination)(void *self, uint32_t param, int64_t *first, const zr_use *, zr_view *dst, zr_error *);
+
+  /* [use] These elements have been written to their destination; zeros if the parameter was not used. The host
+   * announces every element of every trainable parameter once per micro-step, in any order; with ZR_PLAN_HOLD_GRADS,
+   * once per step, in the last micro-step. The order in which the strategy issues collectives must not depend on the
+   * order of these calls. done is NULL. */
+  zr_code (*grad_ready)(void *self, uint32_t param, int64_t first, int64_t count, const zr_use *, zr_error *);
+
+  /* [use] ZR_STEP_BEGIN: before the first backward of a step. ZR_BACKWARD_END: after each backward, with
+   * ZR_PLAN_HOLD_GRADS only after the last one of the step. ZR_STEP_END: after the update and updated(), or when the
+   * step is skipped or abandoned. ZR_EVAL_BEGIN and ZR_EVAL_END: an evaluation begins or ends. done is NULL. */
+  zr_code (*event)(void *self, uint32_t kind, const zr_use *, zr_error *);
+
+  /* [step] Called once per step, after the last backward and before the host decides whether to skip the step. When it
+   * is complete, every REDUCED_GRAD piece holds the sum over the step. */
+  zr_code (*grads_finish)(void *self, const zr_use *, zr_error *);
+
+  /* [step] The weights of this rank's REDUCED_GRAD pieces have new values. When it is complete, all weights are up to
+   * date. Called after each update, before ZR_STEP_END; also, outside of steps, after a checkpoint was loaded and after
+   * the program set weights. Not called in a skipped or abandoned step: such a step changes no weight. All ranks make
+   * the same calls, so it may issue collectives. */
+  zr_code (*updated)(void *self, const zr_use *, zr_error *);
+
+  /* [use] Gathers parameters that this rank does not hold in full. full[i] is the full parameter, valid until its
+   * release. acquire and release are NULL if every rank always holds all weights. */
+  zr_code (*acquire)(void *self, const uint32_t *params, uint32_t n, const zr_use *, zr_view *full, zr_error *);
+
+  /* [use] Releases acquired parameters: their memory may be reused, with a stream once the stream has reached this
+   * point. done is NULL. */
+  zr_code (*release)(void *self, const uint32_t *params, uint32_t n, const zr_use *, zr_error *);
+
+  /* [any] The host has aborted the communicator. Or NULL. */
+  void (*abort)(void *self);
+} zr_strategy_api;
+
+enum {
+  zr_plan_in_size_0_9 = 64,
+  zr_buffer_size_0_9 = 32,
+  zr_piece_size_0_9 = 40,
+  zr_plan_sink_size_0_9 = 32,
+  zr_bind_size_0_9 = 40,
+  zr_use_size_0_9 = 32,
+  zr_strategy_desc_size_0_9 = 16,
+  zr_strategy_api_size_0_9 = 96
+};
+#endif
