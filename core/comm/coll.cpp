@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/dtype.hpp"
+#include "base/host_view.hpp"
 #include "base/unknown_bits.hpp"
 #include "control/call_mismatch.hpp"
 
@@ -104,8 +105,7 @@ std::string view_problem(const char* name, const zr_view& view) {
   if (size_of(view.dtype) == 0) return text + " has an unknown dtype";
   if (view.count < 0) return fmt::format("{} has {} elements", text, view.count);
   if (!view.data && view.count > 0) return fmt::format("{} has {} elements but a null address", text, view.count);
-  if (view.device.type != ZR_DEVICE_CPU) return text + " is not in CPU memory";
-  return reserved_problem(text + ".flags", view.flags);
+  return host_view_problem(text, view);
 }
 
 std::string length_problem(const char* name, int64_t actual, int64_t expected, const char* what) {

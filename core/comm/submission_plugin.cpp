@@ -6,8 +6,10 @@
 #include <condition_variable>
 #include <utility>
 
+#include "base/host_view.hpp"
 #include "comm/done.hpp"
 #include "comm/submission.hpp"
+#include "plugin/extension.hpp"
 #include "zr/mutex.hpp"
 
 namespace zr::host::comm {
@@ -17,8 +19,9 @@ using Clock = std::chrono::steady_clock;
 }  // namespace
 
 const zr_shared_weights_api* shared_weights_of(const plugin::Component& communicator) {
-  if (!communicator.table->extension) return nullptr;
-  return static_cast<const zr_shared_weights_api*>(communicator.table->extension("zr.communicator.shared_weights/1"));
+  return plugin::extension_of<zr_shared_weights_api>(
+      communicator, "zr.communicator.shared_weights/1", ZR_SIZE_0_9(zr_shared_weights_api),
+      {offsetof(zr_shared_weights_api, alloc), offsetof(zr_shared_weights_api, free)});
 }
 
 namespace {
@@ -97,6 +100,8 @@ void* Submission::mem_alloc(uint64_t bytes, uint64_t align) {
   zr_view memory{};
   CallError error;
   check(api_->mem_alloc(comm_, bytes, align, 0, &memory, &error), error, instance_->call_text("mem_alloc"));
+  if (const std::string problem = host_view_problem("the memory", memory); !problem.empty())
+    fail_internal(fmt::format("{}: {}: this is a bug in the plug-in", instance_->call_text("mem_alloc"), problem));
   if (!memory.data || memory.dtype != ZR_U8 || memory.count < static_cast<int64_t>(bytes))
     fail_internal(fmt::format("{}: the memory is null, or not {} elements of U8: this is a bug in the plug-in",
                               instance_->call_text("mem_alloc"), bytes));

@@ -26,7 +26,7 @@ Names::Names(const Document::Tree& tree, const std::map<std::string, std::string
              std::vector<UncheckedValue>* unchecked, Problems& problems)
     : tree_(tree), chosen_(chosen), not_loaded_(not_loaded), unchecked_(unchecked), problems_(problems) {
   for (const auto& [role, id] : chosen_)
-    if (id.find('/') == id.npos) tables_.insert(fmt::format("{}.{}", role, id));
+    if (id.find('/') == id.npos) insert_table(fmt::format("{}.{}", role, id));
 }
 
 void Names::declare(const ConfigKey& key) {
@@ -37,22 +37,35 @@ void Names::declare(const ConfigKey& key) {
     fail_internal(fmt::format("the key '{}' has no table; declare it as \"table.key\"", key.name));
   const std::string path = role ? key.name + ".use" : key.path();
   if (!paths_.insert(path).second) fail_internal(fmt::format("the key '{}' is declared twice", path));
-  for (std::string table = role ? key.name : key.table; !table.empty();) {
+  insert_table(role ? key.name : key.table);
+}
+
+void Names::declare_table(const std::string& role, const std::string& id) { insert_table(join(role, id)); }
+
+// An id may have two parts: [optimizer.acme.lion] is inside the table optimizer.acme.
+void Names::insert_table(std::string table) {
+  while (!table.empty()) {
     tables_.insert(table);
     const auto dot = table.rfind('.');
     table.resize(dot == table.npos ? 0 : dot);
   }
 }
 
-void Names::declare_table(const std::string& role, const std::string& id) { tables_.insert(join(role, id)); }
-
 void Names::check(const toml::table& table, const std::string& path) {
   for (const auto& [key, node] : table) {
     const std::string here = join(path, key.str());
     if (paths_.count(here) || here == "optimizer.groups" || here == "checkpoint.rename") continue;
     const bool role = path.empty() && chosen_.count(here);
+    if (key.str().find('.') != std::string_view::npos) {
+      problems_.add(key_origin(key, node),
+                    fmt::format("the key \"{}\" is in quotes although its dot separates names; write {} without quotes",
+                                key.str(), node.is_table() ? fmt::format("[{}]", here) : here));
+      continue;
+    }
     if (is_not_loaded(here)) continue;
-    if (tables_.count(here) && node.is_table()) {
+    if (contains_not_loaded(here) && node.is_table()) {
+      check(*node.as_table(), here);
+    } else if (tables_.count(here) && node.is_table()) {
       check(*node.as_table(), here);
     } else if (tables_.count(here) && !role) {
       problems_.add(key_origin(key, node), fmt::format("'{}' is a table; write [{}] and its keys below", here, here));
@@ -69,6 +82,13 @@ bool Names::is_not_loaded(const std::string& path) const {
   const auto at = not_loaded_.find(path.substr(0, dot));
   return dot != path.npos && at != not_loaded_.end() &&
          std::find(at->second.begin(), at->second.end(), path.substr(dot + 1)) != at->second.end();
+}
+
+bool Names::contains_not_loaded(const std::string& path) const {
+  for (const auto& [role, ids] : not_loaded_)
+    for (const std::string& id : ids)
+      if (join(role, id).rfind(path + ".", 0) == 0 && path.find('.') != path.npos) return true;
+  return false;
 }
 
 void Names::gather_unchecked(const toml::key& key, const toml::node& node, const std::string& path) {

@@ -29,6 +29,8 @@ class Names {
  private:
   void check(const toml::table& table, const std::string& path);
   bool is_not_loaded(const std::string& path) const;
+  bool contains_not_loaded(const std::string& path) const;  // a table with the table of a plug-in that is not loaded
+  void insert_table(std::string table);
   void gather_unchecked(const toml::key& key, const toml::node& node, const std::string& path);
   void unknown(const toml::key& key, const toml::node& node, const std::string& path);
 

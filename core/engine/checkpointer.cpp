@@ -14,6 +14,7 @@
 #include "engine/model_seed.hpp"
 #include "engine/planning.hpp"
 #include "engine/run_folder.hpp"
+#include "plugin/extension.hpp"
 
 namespace zr::host::engine {
 
@@ -52,8 +53,10 @@ void Checkpointer::prepare_saves(bool first, bool on_signal) {
 namespace {
 // The functions that save and restore the optimizer's state that does not belong to a parameter; null if it has none.
 const zr_optimizer_globals_api* globals_of(const plugin::Instance& optimizer) {
-  const auto extension = optimizer.component().table->extension;
-  return extension ? static_cast<const zr_optimizer_globals_api*>(extension("zr.optimizer.globals/1")) : nullptr;
+  if (!optimizer.component().drafts) return nullptr;
+  return plugin::extension_of<zr_optimizer_globals_api>(
+      optimizer.component(), "zr.optimizer.globals/1", sizeof(zr_optimizer_globals_api),
+      {offsetof(zr_optimizer_globals_api, save_globals), offsetof(zr_optimizer_globals_api, load_global)});
 }
 }  // namespace
 

@@ -7,6 +7,7 @@
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"
+#include "base/host_view.hpp"
 #include "update/norm.hpp"
 
 namespace zr::host::engine {
@@ -107,6 +108,9 @@ bool GradientFlow::deliver(uint32_t param) {
       fail_internal(fmt::format("{} returned an invalid destination for '{}': {} elements from element {}{}",
                                 strategy_.call_text("grad_destination"), parameter.name, dst.count, first,
                                 dst.data ? "" : " at address 0"));
+    if (const std::string problem = host_view_problem("the destination", dst); !problem.empty())
+      fail_internal(fmt::format("{} for '{}': {}: this is a bug in the plug-in",
+                                strategy_.call_text("grad_destination"), parameter.name, problem));
     if (disk_buffers_ && disk_buffers_->holds(dst.data))
       fail_user(
           fmt::format("offload.gradients: strategy '{}' accumulates gradients in its reduced gradients, which are on a "

@@ -79,16 +79,6 @@ std::string first_difference(const std::string& own_setup, const std::string& ra
 
 void check_strategy(const PlannedJob& job) {
   const auto* api = job.strategy.api<zr_strategy_api>();
-  zr_strategy_desc desc{};
-  desc.size = sizeof desc;
-  CallError error;
-  check(api->describe(job.strategy.self(), &desc, &error), error, job.strategy.call_text("describe"));
-  constexpr uint64_t kCpuMemory = uint64_t{1} << ZR_DEVICE_CPU;
-  if (!(desc.device_types & kCpuMemory))
-    fail_environment(
-        fmt::format("{}: device_types is {:#x}, without CPU memory ({:#x}), where the engine has its buffers; choose "
-                    "another strategy",
-                    job.strategy.call_text("describe"), desc.device_types, kCpuMemory));
   if (api->acquire && api->release) return;
   const std::vector<plan::Parameter>& parameters = job.plan.input.parameters;
   std::vector<char> unsharded(parameters.size(), 0);

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <cstring>
+#include <algorithm>
 #include <set>
 #include <string_view>
 
@@ -37,6 +37,13 @@ std::string slot_problem(const zr_slot& slot) {
   const std::string bits = unknown_bits_problem(name + "flags", slot.flags,
                                                 uint64_t{ZR_SLOT_RANK_PRIVATE} | ZR_SLOT_TRANSIENT | ZR_SLOT_UNSHARDED);
   return bits.empty() && slot.shape == ZR_SLOT_LIKE_PARAM ? reserved_problem(name + "block", slot.block) : bits;
+}
+
+// True if the description has values of the draft headers.
+bool uses_drafts(const zr_optimizer_desc& desc, const std::vector<zr_slot>& slots) {
+  return desc.granularity != ZR_ELEMENTWISE || desc.needs != 0 ||
+         std::any_of(slots.begin(), slots.end(),
+                     [](const zr_slot& slot) { return slot.shape != ZR_SLOT_LIKE_PARAM || slot.flags != 0; });
 }
 
 std::string problem_of(const zr_optimizer_desc& desc, const std::vector<zr_slot>& slots) {
@@ -75,10 +82,19 @@ OptimizerDescription describe(const plugin::Instance& optimizer, const plan::Par
   CallError error;
   const std::string call = optimizer.call_text("describe");
   check(optimizer.api<zr_optimizer_api>()->describe(optimizer.self(), &param, &desc, &error), error, call);
+  if (desc.n_slots > 0 && !desc.slots)
+    fail_internal(
+        fmt::format("{}: it has {} states, but their list is null: this is a bug in the plug-in", call, desc.n_slots));
   std::vector<zr_slot> slots(desc.slots, desc.slots + desc.n_slots);
   check_names(slots, call);
   if (const std::string problem = problem_of(desc, slots); !problem.empty())
     fail_environment(fmt::format("{} of '{}': {}", call, parameter.name, problem));
+  if (uses_drafts(desc, slots) && !optimizer.component().drafts)
+    fail_environment(
+        fmt::format("{} of '{}': it has values of draft headers, but the library has no tag zr_tag_draft_{}_{}; "
+                    "include the header from "
+                    "zr/abi/draft that declares them",
+                    call, parameter.name, ZR_ABI_MAJOR, ZR_ABI_MINOR));
   return {desc.granularity, desc.needs, std::move(slots)};
 }
 

@@ -13,6 +13,7 @@
 #include "engine/measured_activations.hpp"
 #include "engine/optimizer_description.hpp"
 #include "offload/tier.hpp"
+#include "plugin/extension.hpp"
 
 namespace zr::host::engine {
 
@@ -240,6 +241,17 @@ void check_host_budget(const config::JobConfig& config, const plan::MemoryPlan& 
 }
 
 plan::StrategyPlan strategy_plan(const plugin::Instance& strategy) {
+  zr_strategy_desc desc{};
+  desc.size = sizeof desc;
+  CallError error;
+  const std::string call = strategy.call_text("describe");
+  check(strategy.api<zr_strategy_api>()->describe(strategy.self(), &desc, &error), error, call);
+  constexpr uint64_t kCpuMemory = uint64_t{1} << ZR_DEVICE_CPU;
+  if (!(desc.device_types & kCpuMemory))
+    fail_environment(
+        fmt::format("{}: device_types is {:#x}, without CPU memory ({:#x}), where the engine has its buffers; choose "
+                    "another strategy",
+                    call, desc.device_types, kCpuMemory));
   return [&strategy](const zr_plan_in& in, const zr_plan_sink& sink) {
     CallError failed;
     check(strategy.api<zr_strategy_api>()->plan(strategy.self(), &in, &sink, &failed), failed,
@@ -250,9 +262,9 @@ plan::StrategyPlan strategy_plan(const plugin::Instance& strategy) {
 std::optional<int64_t> communicator_bytes(const plugin::Instance* communicator, int world) {
   int64_t plugin = 0;
   if (communicator) {
-    const auto extension = communicator->component().table->extension;
-    const auto* plan =
-        extension ? static_cast<const zr_communicator_plan*>(extension("zr.communicator.plan/1")) : nullptr;
+    const auto* plan = plugin::extension_of<zr_communicator_plan>(communicator->component(), "zr.communicator.plan/1",
+                                                                  ZR_SIZE_0_9(zr_communicator_plan),
+                                                                  {offsetof(zr_communicator_plan, open_bytes)});
     if (!plan) return {};
     plugin = static_cast<int64_t>(plan->open_bytes(communicator->self(), world));
   }

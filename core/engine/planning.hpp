@@ -44,7 +44,8 @@ void check_host_budget(const config::JobConfig& config, const plan::MemoryPlan& 
 bool shares_weights(const config::JobConfig& config, const std::optional<plugin::Component>& communicator, int world);
 /// True if checkpoints are written from a copy in host memory: checkpoint.async is true and checkpoint.dir is set.
 bool snapshots(const config::JobConfig& config);
-/// Calls plan() of this strategy, which must outlive the result.
+/// Calls plan() of this strategy, which must outlive the result. Throws Error if the strategy does not accept CPU
+/// memory.
 plan::StrategyPlan strategy_plan(const plugin::Instance& strategy);
 /// Bytes of host memory that the communicator allocates when it opens, plus the host's staging buffer for it; nullopt
 /// if the plug-in does not report them.

@@ -133,7 +133,7 @@ void Session::begin_backward(double loss, double weight) {
   const auto micro = static_cast<uint32_t>(progress_.micro());
   progress_.begin_micro(loss, weight);
   job_.context.model.hide_gradients(false);
-  weights_.set_phase(ZR_BACKWARD);
+  weights_.set_phase(ZR_BACKWARD, progress_.micro());
   if (progress_.micro() + 1 == progress_.accumulation() && !update_.edits_gradients())
     step_sync_.norm().begin_final_micro_step();
   gradients_.begin(micro, weight > 0);
@@ -141,17 +141,17 @@ void Session::begin_backward(double loss, double weight) {
 
 void Session::fail_backward() {
   if (!progress_.in_backward() || !gradients_.cancel()) return;
-  weights_.set_phase(ZR_FORWARD);
   job_.context.model.hide_gradients(true);
   progress_.cancel_micro();
+  weights_.set_phase(ZR_FORWARD, progress_.next_micro());
 }
 
 void Session::end_backward() {
   step_recorder_.lap(Phase::backward);
   gradients_.end();
-  weights_.set_phase(ZR_FORWARD);
   job_.context.model.hide_gradients(true);
   progress_.end_micro();
+  weights_.set_phase(ZR_FORWARD, progress_.next_micro());
   step_recorder_.lap(Phase::reduce);
   if (!progress_.at_boundary()) seed_model(job_.context, progress_);
 }
@@ -345,7 +345,7 @@ void Session::evaluation(bool begins) {
   if (!begins) buffers_.end_evaluation();
   progress_.check_complete();
   if (begins) step_recorder_.exclude([&] { buffers_.begin_evaluation(job_.comm); });
-  weights_.set_phase(begins ? ZR_EVAL : ZR_FORWARD);
+  weights_.set_phase(begins ? ZR_EVAL : ZR_FORWARD, progress_.next_micro());
   job_.context.report_event(begins ? ZR_EVAL_BEGIN : ZR_EVAL_END);
   if (!begins) step_recorder_.restart_clock();
 }

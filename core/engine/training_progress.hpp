@@ -46,6 +46,8 @@ class TrainingProgress {
   int micro() const { return micro_; }  // completed micro-steps of the current step
   /// True if the current step has all its micro-steps.
   bool at_boundary() const { return micro_ == accumulation_; }
+  /// The micro-step that the next forward belongs to.
+  int next_micro() const { return at_boundary() ? 0 : micro(); }
   bool in_backward() const { return in_backward_; }                // stays true if an exception ended backward
   bool within_step() const { return in_backward_ || micro_ > 0; }  // the current step's first backward has begun
   const std::vector<double>& losses() const { return losses_; }    // by micro-step

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/error.hpp"
+#include "base/host_view.hpp"
 #include "control/call_mismatch.hpp"
 
 namespace zr::host::engine {
@@ -26,6 +27,7 @@ WeightFlow::WeightFlow(const StepContext& context, ShardedState& state)
   use_counts_.assign(unsharded.size(), 0);
   memory_.assign(unsharded.size(), nullptr);
   written_.assign(unsharded.size(), 0);
+  gathered_in_.assign(unsharded.size(), ZR_FORWARD);
   install_callbacks();
 }
 
@@ -94,18 +96,22 @@ void WeightFlow::begin_use(const uint32_t* params, uint32_t n, uint32_t phase) {
                          plan_.input.parameters[absent[0]].name);
     const comm::CallScope scope(comm_, std::move(call));
     if (phase != ZR_EXPORT_PHASE && phase_ != ZR_FORWARD) phase = phase_;
-    const zr_use use = StepContext::use_of(phase);
+    const zr_use use = StepContext::use_of(phase, micro_);
     context_.check(api_->acquire(strategy_.self(), absent.data(), static_cast<uint32_t>(absent.size()), &use,
                                  gathered.data(), &error),
                    error, strategy_.call_text("acquire"));
     for (std::size_t i = 0; i < absent.size(); ++i) {
       const plan::Parameter& parameter = plan_.input.parameters[absent[i]];
+      if (const std::string problem = host_view_problem("the weight", gathered[i]); !problem.empty())
+        fail_internal(fmt::format("{} for '{}': {}: this is a bug in the plug-in", strategy_.call_text("acquire"),
+                                  parameter.name, problem));
       if (gathered[i].count != parameter.count || gathered[i].dtype != plan_.input.weight_dtype || !gathered[i].data)
         fail_internal(
             fmt::format("{} returned an invalid view for '{}': it must have {} elements (it has {}), the dtype of the "
                         "weights, and memory; this is a bug in the plug-in",
                         strategy_.call_text("acquire"), parameter.name, parameter.count, gathered[i].count));
       memory_[absent[i]] = gathered[i].data;
+      gathered_in_[absent[i]] = phase;
       model_.attach(absent[i], gathered[i].data);
     }
   }
@@ -131,7 +137,7 @@ void WeightFlow::release(const std::vector<uint32_t>& params) {
     model_.attach(param, nullptr);
   }
   CallError error;
-  const zr_use use = StepContext::use_of(phase_);
+  const zr_use use = StepContext::use_of(gathered_in_[params.front()], micro_);
   context_.check(api_->release(strategy_.self(), params.data(), static_cast<uint32_t>(params.size()), &use, &error),
                  error, strategy_.call_text("release"));
 }

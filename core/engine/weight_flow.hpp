@@ -24,8 +24,11 @@ class WeightFlow {
   /// Call after the optimizer or a load wrote new weights: the strategy sends them to the ranks that need them.
   /// Collective.
   void publish_weights();
-  /// Sets the phase of the following uses: ZR_FORWARD, ZR_BACKWARD, ZR_EVAL or ZR_EXPORT_PHASE.
-  void set_phase(uint32_t phase) { phase_ = phase; }
+  /// Sets the phase of the following uses: ZR_FORWARD, ZR_BACKWARD, ZR_EVAL or ZR_EXPORT_PHASE; and their micro-step.
+  void set_phase(uint32_t phase, int micro) {
+    phase_ = phase;
+    micro_ = plan_.input.accumulates_locally ? 0 : static_cast<uint32_t>(micro);
+  }
   /// Gathers the parameters that have no memory. Every begin_use() needs one end_use(). phase: as in Model::Uses;
   /// during a backward or an evaluation, the phase of set_phase() replaces ZR_EVAL and ZR_FORWARD. Locks
   /// StepContext::use. Collective.
@@ -51,12 +54,13 @@ class WeightFlow {
   const plan::MemoryPlan& plan_;
   comm::CommRuntime& comm_;
   std::vector<uint32_t> sharded_;  // parameters without an unsharded piece on this rank; not bound to memory
-  std::atomic<uint32_t> phase_{ZR_FORWARD};
+  std::atomic<uint32_t> phase_{ZR_FORWARD}, micro_{0};
   const std::thread::id thread_ = std::this_thread::get_id();  // the training thread
   // By parameter; used for sharded ones only.
-  std::vector<int> use_counts_ ZR_GUARDED_BY(context_.use);  // number of begun uses
-  std::vector<void*> memory_ ZR_GUARDED_BY(context_.use);    // gathered memory; null: none
-  std::vector<char> written_ ZR_GUARDED_BY(context_.use);    // not 0 if it was written to since it was gathered
+  std::vector<int> use_counts_ ZR_GUARDED_BY(context_.use);        // number of begun uses
+  std::vector<void*> memory_ ZR_GUARDED_BY(context_.use);          // gathered memory; null: none
+  std::vector<uint32_t> gathered_in_ ZR_GUARDED_BY(context_.use);  // the phase of acquire()
+  std::vector<char> written_ ZR_GUARDED_BY(context_.use);          // not 0 if it was written to since it was gathered
 };
 
 }  // namespace zr::host::engine

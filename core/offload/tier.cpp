@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/host_view.hpp"
 #include "base/log.hpp"
 
 namespace zr::host::offload {
@@ -32,6 +33,7 @@ std::string problem_of(const zr_offload_caps& caps, const zr_offload_api& api) {
 // The memory of an allocation of `bytes`.
 std::string problem_of(const zr_view& view, int64_t bytes, int64_t align) {
   if (!view.data) return "the memory is null";
+  if (std::string problem = host_view_problem("the memory", view); !problem.empty()) return problem;
   if (view.dtype != ZR_U8 || view.count < bytes)
     return fmt::format("the memory has {} elements of dtype {}, but the allocation has {} bytes (dtype {})", view.count,
                        view.dtype, bytes, ZR_U8);

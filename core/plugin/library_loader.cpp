@@ -79,8 +79,13 @@ TagNames parse_tags(const std::vector<std::string>& symbols) {
   for (std::string_view name : symbols) {
     if (name.substr(0, kTag.size()) != kTag) continue;
     name.remove_prefix(kTag.size());
-    if (name.substr(0, 4) == "abi_") tags.needed = parse_version(name.substr(4));
-    if (name.substr(0, 6) == "draft_") tags.drafts = parse_version(name.substr(6));
+    if (name.substr(0, 4) == "abi_")
+      if (const auto version = parse_version(name.substr(4)); version && (!tags.needed || *tags.needed < *version))
+        tags.needed = version;
+    if (name.substr(0, 6) == "draft_")
+      if (const AbiVersion version = parse_version(name.substr(6)).value_or(AbiVersion{});
+          !tags.drafts || *tags.drafts == kHost)
+        tags.drafts = version;
     for (const Role role : kRoles) {
       const std::string start = fmt::format("kind_{}_", name_of(role)), id = fmt::format("id_{}_", name_of(role));
       if (name.substr(0, id.size()) == id) tags.ids.emplace_back(role, name.substr(id.size()));
@@ -150,6 +155,8 @@ Tags read_tags(const std::filesystem::path& file) {
   TagNames names = parse_tags(*symbols);
   tags.roles = std::move(names.roles);
   tags.ids = std::move(names.ids);
+  tags.needed = names.needed.value_or(AbiVersion{});
+  tags.drafts = names.drafts.has_value();
   if (!names.needed) {
     tags.rejection =
         "it is not a Zeroth plug-in (no ABI tag); build it with zr_add_plugin() and ZR_MODULE (sdk/include/zr)";
@@ -229,7 +236,7 @@ PluginValidation load_library(const std::filesystem::path& file, const Tags& tag
   for (uint32_t i = 0; i < module->n_components; ++i)
     for (const Role role : kRoles)
       if (abi_kind_of(role) == module->components[i]->kind)
-        validation.components.push_back({module->components[i], module, file});
+        validation.components.push_back({module->components[i], module, file, tags.drafts});
   return validation;
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "plugin/abi_version.hpp"
 #include "plugin/plugin.hpp"
 #include "plugin/trust.hpp"
 
@@ -16,6 +17,8 @@ inline constexpr Role kRoles[] = {Role::strategy, Role::communicator, Role::opti
 /// The data tags of a file, read before any of its code runs.
 struct Tags {
   std::string rejection;  // "" if the file may be loaded
+  AbiVersion needed;      // by the file's tag
+  bool drafts = false;    // it uses draft headers, of this host's version
   std::vector<Role> roles;
   std::vector<std::pair<Role, std::string>> ids;  // of the components, if the file has tags for them
   TrustedFile file;                               // the examined file; load_library() loads exactly this one

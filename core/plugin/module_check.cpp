@@ -101,7 +101,8 @@ std::string key_problem(const zr_component& component, Role role) {
 }
 
 bool is_word(std::string_view text) {
-  return !text.empty() && text.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") == std::string::npos;
+  return !text.empty() && text[0] >= 'a' && text[0] <= 'z' &&
+         text.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") == std::string::npos;
 }
 // "lion" or "acme.lion".
 bool is_id(std::string_view id) {
@@ -156,6 +157,11 @@ std::string tag_problem(const Tags& tags, const ComponentNames& components) {
     if (!components.contains(fmt::format("{} '{}'", name_of(role), id)))
       return fmt::format("its tag zr_tag_id_{}_{} announces {} '{}', but it does not contain it", name_of(role), id,
                          name_of(role), id);
+  for (const std::string& component : components)
+    if (!tags.ids.empty() && std::none_of(tags.ids.begin(), tags.ids.end(), [&](const auto& tag) {
+          return component == fmt::format("{} '{}'", name_of(tag.first), tag.second);
+        }))
+      return fmt::format("it contains {}, but has tags for other ids only; add ZR_ID_TAG", component);
   return "";
 }
 
@@ -184,11 +190,11 @@ std::string as_plugin_bug(const std::string& problem) {
 std::string module_problem(const zr_module* module, const Tags& tags) {
   if (module->size < ZR_SIZE_0_9(zr_module))
     return as_plugin_bug(too_short("its module", module->size, ZR_SIZE_0_9(zr_module)));
-  if (module->need_minor > ZR_ABI_MINOR)
-    return fmt::format(
-        "its module needs plug-in ABI {}.{}, but its tag names an older one; this zeroth has {}.{}: install a newer "
-        "zeroth",
-        ZR_ABI_MAJOR, module->need_minor, ZR_ABI_MAJOR, ZR_ABI_MINOR);
+  if (module->need_minor != tags.needed.minor)
+    return as_plugin_bug(
+        fmt::format("its module needs plug-in ABI {}.{}, but its tag says {}.{}; add ZR_TAG(ZR_ABI_TAG), and "
+                    "set need_minor to ZR_TARGET_MINOR",
+                    tags.needed.major, module->need_minor, tags.needed.major, tags.needed.minor));
   return as_plugin_bug(table_problem(*module, tags));
 }
 

@@ -20,6 +20,7 @@ struct Component {
   const zr_component* table = nullptr;
   const zr_module* module = nullptr;
   std::filesystem::path file;
+  bool drafts = false;  // the library uses draft headers of the ABI
   const void* api() const { return table->api; }
 };
 /// "strategy", from the component's kind.

@@ -80,9 +80,14 @@ const Component* find(const PluginValidation& validation, Role role, const std::
 }
 
 std::string duplicate_problem(const std::vector<fs::path>& files) {
-  std::string text = "several folders contain it: ";
+  std::string text = "several files contain it: ";
   for (const fs::path& file : files) text += (&file == &files.front() ? "" : " and ") + file.string();
   return text + "; remove all but one, or name the file by its absolute path";
+}
+
+Role role_with(const Component& component) {
+  return *std::find_if(std::begin(kRoles), std::end(kRoles),
+                       [&](Role role) { return abi_kind_of(role) == component.table->kind; });
 }
 
 // The file that is named after an id must contain that id.
@@ -212,7 +217,12 @@ void Registry::fail_missing(Role role, const std::string& id, const std::string&
     text += (&folder == &directories_.front() ? "" : ", ") + folder.string();
     if (!problem.empty()) text += fmt::format(" ({})", problem);
   }
-  fail_user(fmt::format("{}{}; ZR_PLUGIN_PATH adds folders)", text, directories_.empty() ? "no folder" : ""));
+  text += fmt::format("{}; ZR_PLUGIN_PATH adds folders)", directories_.empty() ? "no folder" : "");
+  for (const fs::path& folder : directories_)
+    for (const fs::path& file : files_in(folder, is_collection))
+      if (const Tags tags = read_tags(file); !tags.rejection.empty())
+        text += fmt::format("\n{} was not searched: {}", file.string(), tags.rejection);
+  fail_user(text);
 }
 
 Component Registry::load(Role role, const std::string& id, const std::string& where) const {
@@ -256,6 +266,13 @@ std::vector<PluginValidation> Registry::list() const {
       } else if (validation.reason = kind_problem(tags, role); validation.reason.empty()) {
         validation = load_library(file, tags);
         if (validation.accepted) validation.reason = name_problem(validation, role, id);
+        if (validation.accepted && validation.reason.empty() && validation.components.size() > 1 &&
+            std::any_of(validation.components.begin(), validation.components.end(), [&](const Component& component) {
+              return files(role_with(component), component.table->id).empty();
+            }))
+          validation.reason =
+              "it contains several plug-ins, but is named after one, so that the others are not found; name it "
+              "zr_<name>.so";
       }
       validation.accepted = validation.reason.empty();
       if (!validation.accepted) validation.components.clear();
@@ -274,7 +291,7 @@ std::vector<PluginValidation> Registry::list() const {
         validation = {
             file,
             false,
-            "it has no tag zr_tag_id_<role>_<id>, so that nothing finds its components; add ZR_ID_TAG, or call "
+            "it has no tag zr_tag_id_<role>_<id>, so that its components cannot be found; add ZR_ID_TAG, or name "
             "it zr_<role>_<id>.so",
             {}};
       result.push_back(std::move(validation));

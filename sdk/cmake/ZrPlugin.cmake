@@ -22,7 +22,7 @@ function(zr_add_plugin target)
     message(FATAL_ERROR "zr_add_plugin(${target}): ROLE is \"${PLUGIN_ROLE}\", must be strategy, communicator, \
 optimizer or offload")
   endif()
-  if(NOT PLUGIN_ID MATCHES "^[a-z][a-z0-9_]*([.][a-z0-9_]+)?$")
+  if(NOT PLUGIN_ID MATCHES "^[a-z][a-z0-9_]*([.][a-z][a-z0-9_]*)?$")
     message(FATAL_ERROR "zr_add_plugin(${target}): ID is \"${PLUGIN_ID}\", must be lower-case letters, digits and \
 underscores, begin with a letter, and may have the form vendor.name")
   endif()

@@ -246,7 +246,7 @@ std::vector<std::string> undocumented(const std::vector<std::string>& lines, boo
 
 std::vector<std::string> untagged(const std::vector<std::string>& lines) {
   static const std::regex pointer("\\(\\s*\\*\\s*([A-Za-z_]\\w*)\\s*\\)\\s*\\(");
-  static const std::string tags = "\\[(control|step|use|worker|any)\\]";
+  static const std::string tags = "\\[(control|step|use|worker|io|any)\\]";
   const Source source(lines);
   std::vector<std::string> wrong;
   std::string statement, comment;

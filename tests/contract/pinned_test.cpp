@@ -30,7 +30,7 @@ std::set<std::string> headers_in(const fs::path& folder) {
   return names;
 }
 
-// The assertions that layout.txt stands for, without draft headers.
+// The layout in layout.txt as assertions, without draft headers.
 std::string assertions() {
   std::string text =
                   "/* The binary layout of plug-in ABI 0.9, on every LP64 machine. Generated from "
@@ -55,8 +55,9 @@ std::string assertions() {
       if (!std::regex_search(declaration, name, std::regex(R"(\(\*(\w+)\))")))
         std::regex_search(declaration, name, std::regex(R"((\w+)(\[\d+\])?$)"));
       const std::string member = name[1];
-      body += "ZR_STATIC_ASSERT(offsetof(" + type + ", " + member + ") == " + offset + " && sizeof(((" + type +
-              " *)0)->" + member + ") == " + size + ", \"" + type + "." + member + "\");\n";
+      const std::string name_text = ", \"" + type + "." + member + "\");\n";
+      body += "ZR_STATIC_ASSERT(offsetof(" + type + ", " + member + ") == " + offset + name_text;
+      body += "ZR_STATIC_ASSERT(sizeof(((" + type + " *)0)->" + member + ") == " + size + name_text;
     } else if (std::regex_match(line, match, std::regex(R"((\w+) = (-?\d+))"))) {
       body += "ZR_STATIC_ASSERT(" + match[1].str() + " == " + match[2].str() + ", \"" + match[1].str() + "\");\n";
     }
@@ -80,7 +81,7 @@ TEST(PinnedLayoutTest, MatchesTheLayout) { golden::check_text(kPinned + "/assert
 
 TEST(PinnedLayoutTest, CoversEveryMember) {
   const std::string text = assertions();
-  EXPECT_NE(text.find("offsetof(zr_error, msg) == 16 && sizeof(((zr_error *)0)->msg) == 496"), text.npos);
+  EXPECT_NE(text.find("sizeof(((zr_error *)0)->msg) == 496"), text.npos);
   EXPECT_NE(text.find("offsetof(zr_strategy_api, abort) == "), text.npos);
   EXPECT_NE(text.find("ZR_STATIC_ASSERT(ZR_AGAIN == 11"), text.npos);
   const std::regex assertion("ZR_STATIC_ASSERT");

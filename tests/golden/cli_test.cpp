@@ -87,7 +87,7 @@ TEST(CommandLineTest, ListsPluginsAndRejectedFiles) {
   EXPECT_EQ(
       got.out.find("looked in {job}/plugins " + more.folder().string() + " /nowhere (does not exist) {build}/plugins"),
       0u);
-  for (const char* part : {"strategy 'flat' 2.1  (zr.strategy/1, ABI built 0.1, needs 0.1; tests, C11)\n  "
+  for (const char* part : {"strategy 'flat' 2.1  (zr.strategy/1, ABI built 0.9, needs 0.9; tests, C11)\n  "
                            "{job}/plugins/zr_strategy_flat.so\n"
                            "    bucket_bytes  size  \"16MiB\"  4.00 KiB to 1.00 GiB  gradients that leave together\n",
                            "optimizer 'adam' 2.2  (", "communicator 'wire' 2.3  ("})

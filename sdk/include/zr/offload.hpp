@@ -5,7 +5,7 @@
 //    public:
 //     static constexpr zr_key keys[] = {...};                             // optional
 //     explicit Mine(const zr::Config&, const zr::Host&);                  // or (Config), (Host), ()
-//     zr_offload_caps caps() const;                                       // [any], also before open()
+//     zr_offload_caps caps() const;                                       // [io], also before open()
 //     void open();                                                        // [control], once, optional
 //     uint64_t reserve(uint64_t bytes, const char* tag);                  // [step], returns the allocation
 //     void release(uint64_t allocation) noexcept;                         // [step]

@@ -28,7 +28,8 @@
 // never two at once, so no lock is needed); grads_finish and updated are [step]; abort is [any] and may run at the same
 // time as any other call.
 //
-// Lifetimes: zr_plan_in of bind(), its parameters, the buffers' memory and Binding::comm live as long as the instance.
+// Lifetimes: zr_plan_in of bind(), its parameters, the buffers' memory and Binding::comm live until the
+// instance is destroyed; its destructor uses none of them.
 // The zr_plan_in of plan() is valid only until plan() returns, because the host also asks for plans of other worlds.
 //
 // Completions: without `resolves`, every call is complete when the method returns, and the layer resolves zr_use::done.
@@ -83,7 +84,7 @@ class PlanBuilder {
 };
 
 /// The argument of bind(). The list `buffers` is valid until bind() returns, so copy the views that are needed; the
-/// memory lives as long as the instance.
+/// memory lives until the instance is destroyed, and its destructor does not use it.
 struct Binding {
   const zr_view* buffers;  // in plan order
   uint32_t n_buffers;      // length of `buffers`

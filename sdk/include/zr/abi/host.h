@@ -56,12 +56,13 @@ typedef struct zr_async_service {
   zr_code (*done_wait)(zr_done *, int64_t timeout_ns, zr_error *);
 } zr_async_service;
 
-typedef struct zr_alloc { /* a request for memory */
-  uint32_t size, flags;   /* flags: 0 */
-  uint64_t bytes;
-  uint64_t align; /* a power of two, or 0; the alignment is at least 64 */
-  zr_device device;
-  const char *tag; /* copied */
+/* A request for memory. */
+typedef struct zr_alloc {
+  uint32_t size, flags; /* flags: 0 */
+  uint64_t bytes;       /* of the memory */
+  uint64_t align;       /* a power of two, or 0; the alignment is at least 64 */
+  zr_device device;     /* where the memory is */
+  const char *tag;      /* copied */
 } zr_alloc;
 
 /* "zr.host.memory/1": every long-lived byte is counted in the host's ledger. A tag names the memory there; it is
@@ -128,15 +129,16 @@ typedef struct zr_machine_service {
   zr_code (*disk)(const zr_host *, const char *path, uint64_t *block_bytes, uint32_t *depth);
 } zr_machine_service;
 
+/* For ZR_SIZE_0_9. */
 enum {
-  zr_host_size_0_9 = 32,
-  zr_config_service_size_0_9 = 48,
-  zr_async_service_size_0_9 = 56,
-  zr_alloc_size_0_9 = 40,
-  zr_memory_service_size_0_9 = 32,
-  zr_task_service_size_0_9 = 24,
-  zr_store_service_size_0_9 = 24,
-  zr_job_service_size_0_9 = 40,
-  zr_machine_service_size_0_9 = 16
+  zr_host_size_0_9 = 32,           /* bytes */
+  zr_config_service_size_0_9 = 48, /* bytes */
+  zr_async_service_size_0_9 = 56,  /* bytes */
+  zr_alloc_size_0_9 = 40,          /* bytes */
+  zr_memory_service_size_0_9 = 32, /* bytes */
+  zr_task_service_size_0_9 = 24,   /* bytes */
+  zr_store_service_size_0_9 = 24,  /* bytes */
+  zr_job_service_size_0_9 = 40,    /* bytes */
+  zr_machine_service_size_0_9 = 16 /* bytes */
 };
 #endif

@@ -11,13 +11,13 @@ enum {
   /* The plan may request buffers with ZR_BUFFER_SHARED. */
   ZR_PLAN_SHARE_WEIGHTS = 1u << 1
 };
-typedef struct zr_plan_in { /* valid during plan(); that of bind() as long as the instance, with its parameters */
+typedef struct zr_plan_in { /* valid during plan(); that of bind(), with its parameters, until destroy() is called */
   uint32_t size;
   int32_t rank, world;
   zr_dtype weight_dtype;
   zr_dtype grad_dtype;         /* of the gradient of one backward, also while it is communicated */
   zr_dtype reduced_grad_dtype; /* of the sum over micro-batches and ranks */
-  int32_t accumulation;        /* planned micro-steps of a step, which may have others; 1 with ZR_PLAN_HOLD_GRADS */
+  int32_t accumulation; /* planned micro-steps per step; a step may have another number; 1 with ZR_PLAN_HOLD_GRADS */
   uint32_t n_params;
 
   /* Cut a parameter only at multiples of this many elements, counted from its start. */
@@ -65,19 +65,24 @@ typedef struct zr_plan_sink { /* the host's; valid and called only during plan()
 } zr_plan_sink;
 typedef struct zr_bind {
   uint32_t size, n_buffers;
-  const zr_view *buffers; /* in plan order; the list is valid during bind(), the memory as long as the instance */
-  zr_comm_ref comm;       /* valid as long as the instance */
+  const zr_view *buffers; /* in plan order; the list is valid during bind(), the memory until destroy() is called */
+  zr_comm_ref comm;       /* valid until destroy() is called */
 } zr_bind;
 
 enum { ZR_STEP_BEGIN = 1, ZR_BACKWARD_END, ZR_STEP_END, ZR_EVAL_BEGIN, ZR_EVAL_END };
-/* What a call belongs to. ZR_EXPORT_PHASE: the program reads or writes weights (zr::gather). ZR_UPDATE_PHASE: the end
- * of a step, and events between steps. */
-enum { ZR_FORWARD = 1, ZR_BACKWARD = 2, ZR_EVAL = 3, ZR_EXPORT_PHASE = 4, ZR_UPDATE_PHASE = 5 };
-
-/* The circumstances of a call. See "Streams" in zr/abi/base.h for stream and done. */
+/* What a call belongs to. */
 enum {
-  ZR_USE_LAST_MICRO = 1u << 0
-}; /* grad_destination, grad_ready, ZR_BACKWARD_END: of the last micro-step of a step */
+  ZR_FORWARD = 1,      /* forward of a micro-batch */
+  ZR_BACKWARD = 2,     /* backward of a micro-batch */
+  ZR_EVAL = 3,         /* an evaluation */
+  ZR_EXPORT_PHASE = 4, /* the program reads or writes weights (zr::gather) */
+  ZR_UPDATE_PHASE = 5  /* the end of a step, and events between steps */
+};
+
+enum {
+  ZR_USE_LAST_MICRO = 1u << 0 /* grad_destination, grad_ready, ZR_BACKWARD_END: of the last micro-step of a step */
+};
+/* The circumstances of a call. See "Streams" in zr/abi/base.h for stream and done. */
 typedef struct zr_use {
   uint32_t size;
   uint32_t phase;    /* ZR_FORWARD ... ZR_UPDATE_PHASE */
@@ -87,9 +92,12 @@ typedef struct zr_use {
   zr_done *done;     /* or NULL */
 } zr_use;
 
-enum { ZR_STRATEGY_STREAMS = 1u << 0 }; /* the functions that get a zr_use accept streams */
-typedef struct zr_strategy_desc {       /* output: the callee writes at most `size` bytes */
-  uint32_t size, flags;                 /* flags: ZR_STRATEGY_* */
+enum {
+  ZR_STRATEGY_STREAMS = 1u << 0 /* the functions that get a zr_use accept streams */
+};
+/* What a strategy supports. An output: the callee writes at most `size` bytes. */
+typedef struct zr_strategy_desc {
+  uint32_t size, flags;  /* flags: ZR_STRATEGY_* */
   uint64_t device_types; /* bit i: buffers may be on DLPack device type i; bit 1 (CPU) is required in this version */
 } zr_strategy_desc;
 
@@ -126,14 +134,14 @@ typedef struct zr_strategy_api {
    * step is skipped or abandoned. ZR_EVAL_BEGIN and ZR_EVAL_END: an evaluation begins or ends. done is NULL. */
   zr_code (*event)(void *self, uint32_t kind, const zr_use *, zr_error *);
 
-  /* [step] Called once per step, after the last backward and before the host decides whether to skip the step. When it
-   * is complete, every REDUCED_GRAD piece holds the sum over the step. */
+  /* [step] Called once per step, after the last backward and before the host decides whether to skip the step. When the
+   * call is complete, every REDUCED_GRAD piece holds the sum over the step. */
   zr_code (*grads_finish)(void *self, const zr_use *, zr_error *);
 
-  /* [step] The weights of this rank's REDUCED_GRAD pieces have new values. When it is complete, all weights are up to
-   * date. Called after each update, before ZR_STEP_END; also, outside of steps, after a checkpoint was loaded and after
-   * the program set weights. Not called in a skipped or abandoned step: such a step changes no weight. All ranks make
-   * the same calls, so it may issue collectives. */
+  /* [step] The weights of this rank's REDUCED_GRAD pieces have new values. When the call is complete, all weights are
+   * up to date. Called after each update, before ZR_STEP_END; also, outside of steps, after a checkpoint was loaded and
+   * after the program set weights. Not called in a skipped or abandoned step: such a step changes no weight. All ranks
+   * make the same calls, so it may issue collectives. */
   zr_code (*updated)(void *self, const zr_use *, zr_error *);
 
   /* [use] Gathers parameters that this rank does not hold in full. full[i] is the full parameter, valid until its
@@ -148,14 +156,15 @@ typedef struct zr_strategy_api {
   void (*abort)(void *self);
 } zr_strategy_api;
 
+/* For ZR_SIZE_0_9. */
 enum {
-  zr_plan_in_size_0_9 = 64,
-  zr_buffer_size_0_9 = 32,
-  zr_piece_size_0_9 = 40,
-  zr_plan_sink_size_0_9 = 32,
-  zr_bind_size_0_9 = 40,
-  zr_use_size_0_9 = 32,
-  zr_strategy_desc_size_0_9 = 16,
-  zr_strategy_api_size_0_9 = 96
+  zr_plan_in_size_0_9 = 64,       /* bytes */
+  zr_buffer_size_0_9 = 32,        /* bytes */
+  zr_piece_size_0_9 = 40,         /* bytes */
+  zr_plan_sink_size_0_9 = 32,     /* bytes */
+  zr_bind_size_0_9 = 40,          /* bytes */
+  zr_use_size_0_9 = 32,           /* bytes */
+  zr_strategy_desc_size_0_9 = 16, /* bytes */
+  zr_strategy_api_size_0_9 = 96   /* bytes */
 };
 #endif

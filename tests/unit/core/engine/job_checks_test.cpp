@@ -87,6 +87,7 @@ class JobChecksTest : public ::testing::Test {
     api.describe = describe;
     optimizer.api = &api;
     if (described) setup.optimizer.table = &optimizer;
+    setup.optimizer.drafts = true;
     return failure_of([&] { const engine::PlannedJob job(setup, model_, nullptr); });
   }
   const test::Scratch scratch_;

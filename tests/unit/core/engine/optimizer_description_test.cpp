@@ -50,6 +50,7 @@ class OptimizerDescriptionTest : public ::testing::Test {
     described_instead.clear();
     asked.clear();
     setup_.optimizer.table = &optimizer_;
+    setup_.optimizer.drafts = true;
     optimizer_.api = &api_;
     api_.describe = describe;
   }

@@ -122,7 +122,7 @@ TEST(RegistryTest, RejectsAnIdThatTwoFoldersContain) {
   const std::string first = one.copy(kFile), second = two.copy(kFile);
   const plugin::Registry registry({one.folder(), two.folder()});
   EXPECT_EQ(error_of_load(registry, "bad"),
-            "job.toml:1:13: optimizer plug-in 'bad': several folders contain it: " + first + " and " + second +
+            "job.toml:1:13: optimizer plug-in 'bad': several files contain it: " + first + " and " + second +
                 "; remove all but one, or name the file by its absolute path");
   EXPECT_STREQ(registry.load(plugin::Role::optimizer, second, "here").table->id, "bad");
   for (const plugin::PluginValidation& each : registry.list()) EXPECT_FALSE(each.accepted);
@@ -216,7 +216,7 @@ TEST(RegistryTest, ListsACollectionWithoutTagsAsRejected) {
   ASSERT_EQ(all.size(), 1u);
   EXPECT_FALSE(all[0].accepted);
   EXPECT_EQ(all[0].reason,
-            "it has no tag zr_tag_id_<role>_<id>, so that nothing finds its components; add ZR_ID_TAG, or call it "
+            "it has no tag zr_tag_id_<role>_<id>, so that its components cannot be found; add ZR_ID_TAG, or name it "
             "zr_<role>_<id>.so");
 }
 

@@ -5,7 +5,8 @@
  *
  *   [control] load, create, plan: one call at a time in the process.
  *   [step]    the training thread of this instance, one call at a time.
- *   [use]     any thread, one call at a time for this instance (the host serialises); collectives are allowed.
+ *   [use]     any thread, one call at a time for this instance (the host serialises), and not during a [step] call of
+ *             this instance; collectives are allowed.
  *   [worker]  host pool threads, several at once, on disjoint data; no collectives.
  *   [io]      any thread, any time; may wait for a disk or for memory, but not for a peer.
  *   [any]     any thread, any time; must not block.
@@ -26,9 +27,9 @@
  *   stream not NULL: inputs are complete in the order of the stream, and so are outputs. With done NULL, the call
  *     returns once the work is enqueued; it does not wait for the device.
  *   done not NULL: the function may return early. If it returns ZR_OK, the plug-in resolves the completion exactly
- * once, when the work is complete (on the stream: when the stream has reached it). If it returns an error, it has not
- *     resolved the completion and never does. Memory that the call names stays valid until then; all other arguments
- *     are valid only until the call returns.
+ *     once, when the work is complete (on the stream: when the stream has reached it). If it returns an error, it has
+ *     not resolved the completion and never does. The memory of the views stays valid until the completion is resolved;
+ *     counts, labels and lists are valid only until the call returns.
  * A plug-in gets a stream only if its capabilities or its description say that it accepts streams.
  *
  * Terms. The host is the program that loads a plug-in: Zeroth's engine, or zeroth itself. Host memory is memory that
@@ -39,10 +40,13 @@
  * every size from the one in 0.9 on: it copies the struct with ZR_TAKE, or reads newer members through ZR_HAS and
  * ZR_FITS. A member that is not there counts as 0. Frozen structs never change.
  *
+ * Minor numbers never restart: the minor number of 1.0 is greater than that of the last 0.x version.
+ *
  * Unknown bits. What a plug-in passes to the host must be understood: the host rejects, by name, bits of `flags` and
  * `needs`, values of enumerations, and non-zero `rsv` members that it does not know. What the host passes to a plug-in
- * may be ignored: a plug-in ignores unknown bits, events and phases. Capabilities are hints: the host ignores bits of
- * capabilities that it does not know.
+ * may be ignored: a plug-in ignores unknown bits, events and phases. The `flags` and bit sets of structs named
+ * zr_*_caps and zr_*_desc are hints: the host ignores bits of them that it does not know. Values of draft headers need
+ * the tag of these headers.
  *
  * Process. Threads of a plug-in block all signals. A plug-in installs no signal handler, opens file descriptors with
  * O_CLOEXEC, and does not fork, except to call exec at once. It has no static object with a destructor, and no thread
@@ -62,11 +66,15 @@
 #endif
 
 #ifdef __cplusplus
+/* A static assertion in C and C++. */
 #define ZR_STATIC_ASSERT(condition, text) static_assert(condition, text)
 #else
+/* A static assertion in C and C++. */
 #define ZR_STATIC_ASSERT(condition, text) _Static_assert(condition, text)
 #endif
+/* Other machines are not supported. */
 ZR_STATIC_ASSERT(sizeof(void *) == 8 && sizeof(long) == 8, "plug-ins are built for 64-bit machines (LP64)");
+/* Other values are not supported. */
 ZR_STATIC_ASSERT(ZR_TARGET_MINOR >= 9 && ZR_TARGET_MINOR <= ZR_ABI_MINOR,
                  "ZR_TARGET_MINOR is from 9 to the minor version of these headers");
 
@@ -74,21 +82,22 @@ ZR_STATIC_ASSERT(ZR_TARGET_MINOR >= 9 && ZR_TARGET_MINOR <= ZR_ABI_MINOR,
 
 /* True if the other side's struct is long enough to contain `field`. */
 #define ZR_FITS(p, type, field) ((p)->size >= offsetof(type, field) + sizeof((p)->field))
-/* True if it also is not null: for functions and other pointers. */
+/* True if the field is present and not null: for functions and other pointers. */
 #define ZR_HAS(p, type, field) (ZR_FITS(p, type, field) && (p)->field)
 /* The bytes that a sized struct had in version 0.9: the smallest size that any side may pass. */
 #define ZR_SIZE_0_9(type) (type##_size_0_9)
 
 /* Copies the sized struct *src, which the other side filled, to *dst: the members that both sides have; the others
  * become 0. dst->size becomes the number of bytes copied. Use ZR_TAKE. */
-static inline void zr_take(void *dst, size_t dst_size, const void *src) {
+static inline void zr_take(void *dst, uint32_t dst_size, const void *src) {
   uint32_t size;
   __builtin_memcpy(&size, src, sizeof size);
-  if (size > dst_size) size = (uint32_t)dst_size;
+  if (size > dst_size) size = dst_size;
   __builtin_memset(dst, 0, dst_size);
   __builtin_memcpy(dst, src, size);
   __builtin_memcpy(dst, &size, sizeof size);
 }
+/* zr_take() for a variable. */
 #define ZR_TAKE(dst, src) zr_take((dst), sizeof *(dst), (src))
 
 typedef int32_t zr_code;
@@ -119,7 +128,10 @@ typedef int32_t zr_dtype;
 enum { ZR_NONE = 0, ZR_F32 = 1, ZR_BF16 = 2, ZR_F16 = 3, ZR_F64 = 4, ZR_I8 = 5, ZR_U8 = 6, ZR_I32 = 7, ZR_I64 = 8 };
 
 /* DLPack's device types. A set of device types has bit i for type i. */
-enum { ZR_DEVICE_CPU = 1, ZR_DEVICE_CUDA = 2 };
+enum {
+  ZR_DEVICE_CPU = 1, /* memory that the CPU addresses */
+  ZR_DEVICE_CUDA = 2 /* memory of a CUDA device */
+};
 typedef struct zr_device { /* frozen */
   int32_t type, id;        /* type: ZR_DEVICE_CPU, ... */
 } zr_device;
@@ -164,5 +176,9 @@ typedef struct zr_param {
   int64_t count;  /* elements */
 } zr_param;
 
-enum { zr_key_size_0_9 = 64, zr_param_size_0_9 = 40 };
+/* For ZR_SIZE_0_9. */
+enum {
+  zr_key_size_0_9 = 64,  /* bytes */
+  zr_param_size_0_9 = 40 /* bytes */
+};
 #endif

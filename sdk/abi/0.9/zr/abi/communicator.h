@@ -112,17 +112,19 @@ typedef struct zr_collectives_api {
   /* [use] As in zr_communicator_api. */
   zr_code (*progress)(void *comm, zr_error *);
 } zr_collectives_api;
-typedef struct zr_comm_ref { /* frozen */
-  const zr_collectives_api *api;
-  void *comm;
-  int32_t rank, world;
+/* A communicator of the host. Frozen. */
+typedef struct zr_comm_ref {
+  const zr_collectives_api *api; /* its functions */
+  void *comm;                    /* their first argument */
+  int32_t rank, world;           /* of the communicator */
 } zr_comm_ref;
 
+/* For ZR_SIZE_0_9. */
 enum {
-  zr_coll_size_0_9 = 128,
-  zr_comm_open_size_0_9 = 40,
-  zr_comm_caps_size_0_9 = 40,
-  zr_communicator_api_size_0_9 = 72,
-  zr_collectives_api_size_0_9 = 24
+  zr_coll_size_0_9 = 128,            /* bytes */
+  zr_comm_open_size_0_9 = 40,        /* bytes */
+  zr_comm_caps_size_0_9 = 40,        /* bytes */
+  zr_communicator_api_size_0_9 = 72, /* bytes */
+  zr_collectives_api_size_0_9 = 24   /* bytes */
 };
 #endif

@@ -24,5 +24,9 @@ typedef struct zr_communicator_plan {
   uint64_t (*open_bytes)(void *self, int32_t world);
 } zr_communicator_plan;
 
-enum { zr_shared_weights_api_size_0_9 = 24, zr_communicator_plan_size_0_9 = 16 };
+/* For ZR_SIZE_0_9. */
+enum {
+  zr_shared_weights_api_size_0_9 = 24, /* bytes */
+  zr_communicator_plan_size_0_9 = 16   /* bytes */
+};
 #endif

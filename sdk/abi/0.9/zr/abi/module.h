@@ -41,7 +41,11 @@ typedef struct zr_module {
   void (*shutdown)(void); /* [control] called after the last destroy(); or NULL. Both may be called again. */
 } zr_module;
 
-enum { zr_component_size_0_9 = 80, zr_module_size_0_9 = 72 };
+/* For ZR_SIZE_0_9. */
+enum {
+  zr_component_size_0_9 = 80, /* bytes */
+  zr_module_size_0_9 = 72     /* bytes */
+};
 
 #ifdef __cplusplus
 extern "C" {
@@ -53,28 +57,40 @@ ZR_EXPORT const zr_module *zr_module_v1(uint32_t host_minor);
 }
 #endif
 
-/* Data symbols by which the host identifies a library without running it, all in the section "zrabi":
- *   zr_tag_abi_0_9             the version of the host that it needs: ZR_TAG(ZR_ABI_TAG);
- *   zr_tag_kind_<role>_1       per kind and revision that it contains: ZR_TAG(kind_optimizer_1);
- *   zr_tag_id_<role>_<id>      per component: ZR_ID_TAG(optimizer, "acme.lion"). A library with one component is called
- *                              zr_<role>_<id>.so and needs no such tag; one with several has any name zr_<name>.so;
- *   zr_tag_draft_0_9           it includes a header of zr/abi/draft of that version, which defines this tag. */
+/* Data symbols, called tags, by which the host identifies a library without running it. All are in the section "zrabi":
+ *   zr_tag_abi_0_9        the version of the host that it needs: ZR_TAG(ZR_ABI_TAG);
+ *   zr_tag_kind_ROLE_1    per kind and revision that it contains: ZR_TAG(kind_optimizer_1);
+ *   zr_tag_id_ROLE_ID     per component: ZR_ID_TAG(optimizer, "acme.lion"). A library with one component is named
+ *                         zr_ROLE_ID.so and needs no such tag; the name of one with several begins with zr_ and with no
+ *                         role;
+ *   zr_tag_draft_0_9      it includes a header of zr/abi/draft of that version, which defines this tag. */
+
+/* Part of ZR_ABI_TAG. */
 #define ZR_JOIN_TAG(minor) abi_0_##minor
+/* Part of ZR_ABI_TAG. */
 #define ZR_JOIN(minor) ZR_JOIN_TAG(minor)
+/* The name of the tag for the version that the library needs: for ZR_TAG. */
 #define ZR_ABI_TAG ZR_JOIN(ZR_TARGET_MINOR)
+/* Defines the tag zr_tag_NAME. Once per library, at namespace scope. */
 #define ZR_TAG(name) ZR_TAG_SYMBOL(name)
+/* Defines the tag of a component. role: strategy, communicator, optimizer or offload; id: a string. */
 #define ZR_ID_TAG(role, id) ZR_ID_TAG_NUMBERED(role, id, __COUNTER__)
+/* Part of ZR_ID_TAG. */
 #define ZR_ID_TAG_NUMBERED(role, id, number) ZR_ID_TAG_SYMBOL(role, id, number)
 #ifdef __cplusplus
+/* Part of ZR_TAG. */
 #define ZR_TAG_SYMBOL(name)                                                                 \
   extern "C" ZR_EXPORT __attribute__((section("zrabi"))) const unsigned char zr_tag_##name; \
   extern "C" __attribute__((used)) const unsigned char zr_tag_##name = 1
+/* Part of ZR_ID_TAG. */
 #define ZR_ID_TAG_SYMBOL(role, id, number)                                   \
   extern "C" ZR_EXPORT __attribute__((section("zrabi")))                     \
   const unsigned char zr_id_tag_##number __asm__("zr_tag_id_" #role "_" id); \
   extern "C" __attribute__((used)) const unsigned char zr_id_tag_##number = 1
 #else
+/* Part of ZR_TAG. */
 #define ZR_TAG_SYMBOL(name) ZR_EXPORT __attribute__((section("zrabi"), used)) const unsigned char zr_tag_##name = 1
+/* Part of ZR_ID_TAG. */
 #define ZR_ID_TAG_SYMBOL(role, id, number)          \
   ZR_EXPORT __attribute__((section("zrabi"), used)) \
   const unsigned char zr_id_tag_##number __asm__("zr_tag_id_" #role "_" id) = 1

@@ -27,13 +27,13 @@ typedef struct zr_transfer {   /* frozen */
 typedef struct zr_offload_api {
   uint32_t size, rsv;
 
-  /* [any] Reports capabilities, also before open(), because the plan uses them; they do not change later. */
+  /* [io] Reports capabilities, also before open(), because the plan uses them. Only `capacity` may change later. */
   zr_code (*caps)(void *self, zr_offload_caps *, zr_error *);
 
   /* [control] Opens the tier; called at most once. */
   zr_code (*open)(void *self, zr_error *);
 
-  /* [step] Allocates bytes. On success the space is really reserved: a disk that is too small fails here and not in
+  /* [step] Allocates bytes. On success the space is reserved: a disk that is too small fails here and not in
    * write(). The content is undefined. The id differs from those of all other allocations that are not released. */
   zr_code (*reserve)(void *self, uint64_t bytes, const char *tag, uint64_t *allocation, zr_error *);
 
@@ -66,5 +66,9 @@ typedef struct zr_offload_api {
   void (*unreg)(void *self, const zr_view *memory);
 } zr_offload_api;
 
-enum { zr_offload_caps_size_0_9 = 56, zr_offload_api_size_0_9 = 88 };
+/* For ZR_SIZE_0_9. */
+enum {
+  zr_offload_caps_size_0_9 = 56, /* bytes */
+  zr_offload_api_size_0_9 = 88   /* bytes */
+};
 #endif

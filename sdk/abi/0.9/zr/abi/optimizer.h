@@ -9,14 +9,18 @@
 enum { ZR_ELEMENTWISE = 1 };
 
 /* The shape of an optimizer state. */
-enum { ZR_SLOT_LIKE_PARAM = 1 }; /* one element per element of the parameter */
-typedef struct zr_slot {         /* frozen: describes one optimizer state; the host allocates it, zeroed */
+enum {
+  ZR_SLOT_LIKE_PARAM = 1 /* one element per element of the parameter */
+};
+typedef struct zr_slot { /* frozen: describes one optimizer state; the host allocates it, zeroed */
   const char *name;
   zr_dtype dtype;
   uint32_t shape, flags, block; /* shape: ZR_SLOT_LIKE_PARAM; flags and block: 0 */
 } zr_slot;
 
-enum { ZR_OPT_STREAMS = 1u << 0 };            /* step() accepts streams */
+enum {
+  ZR_OPT_STREAMS = 1u << 0 /* step() accepts streams */
+};
 typedef struct zr_optimizer_desc {            /* output: the callee writes at most `size` bytes */
   uint32_t size, granularity, needs, n_slots; /* granularity: ZR_ELEMENTWISE ...; needs: 0 */
   const zr_slot *slots;                       /* n_slots long, valid as long as the instance */
@@ -81,10 +85,11 @@ typedef struct zr_optimizer_api {
                   zr_error *);
 } zr_optimizer_api;
 
+/* For ZR_SIZE_0_9. */
 enum {
-  zr_optimizer_desc_size_0_9 = 40,
-  zr_update_slice_size_0_9 = 192,
-  zr_step_size_0_9 = 24,
-  zr_optimizer_api_size_0_9 = 32
+  zr_optimizer_desc_size_0_9 = 40, /* bytes */
+  zr_update_slice_size_0_9 = 192,  /* bytes */
+  zr_step_size_0_9 = 24,           /* bytes */
+  zr_optimizer_api_size_0_9 = 32   /* bytes */
 };
 #endif

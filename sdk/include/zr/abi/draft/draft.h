@@ -14,7 +14,9 @@ extern "C" __attribute__((used)) const unsigned char zr_tag_draft_0_9 = 1;
 ZR_EXPORT __attribute__((section("zrabi"), weak, used)) const unsigned char zr_tag_draft_0_9 = 1;
 #endif
 #ifndef ZR_NO_DRAFT_TAG
+/* The tag has this version. */
 ZR_STATIC_ASSERT(ZR_ABI_MINOR == 9, "the tag of the draft headers has their version");
+/* Drafts work with one version only. */
 ZR_STATIC_ASSERT(ZR_TARGET_MINOR == ZR_ABI_MINOR,
                  "draft headers work only with the host of their version: do not set "
                  "ZR_TARGET_MINOR to an older one");

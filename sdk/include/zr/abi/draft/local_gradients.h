@@ -15,9 +15,13 @@ enum { ZR_GRADS_REDUCED = 0, ZR_GRADS_LOCAL = 1 };
 
 /* zr_use.flags: the gradients of this step stay on their rank; the strategy does not reduce them. The host passes it
  * from ZR_STEP_BEGIN to ZR_STEP_END. */
-enum { ZR_USE_LOCAL_GRADS = 1u << 1 };
+enum {
+  ZR_USE_LOCAL_GRADS = 1u << 1 /* gradients are not reduced */
+};
 /* zr_strategy_desc.flags: the strategy accepts ZR_USE_LOCAL_GRADS. */
-enum { ZR_STRATEGY_LOCAL_GRADS = 1u << 1 };
+enum {
+  ZR_STRATEGY_LOCAL_GRADS = 1u << 1 /* local gradients are supported */
+};
 
 /* Extension "zr.optimizer.local_gradients/1". With local gradients, step() gets one slice per trainable parameter, in
  * the model's order, on every rank: grad_first is 0 and grad_count the count of the parameter; first and count are the

@@ -10,7 +10,9 @@ enum { ZR_ROWWISE = 2, ZR_TENSORWISE = 3 };
 
 /* A state with one element per `block` consecutive elements of the parameter, counted from its start. `block` divides
  * the norm block (zr_plan_in.norm_block). */
-enum { ZR_SLOT_PER_BLOCK = 2 };
+enum {
+  ZR_SLOT_PER_BLOCK = 2 /* one element per block */
+};
 
 enum {
   ZR_SLOT_RANK_PRIVATE = 1u << 0, /* each rank has values of its own, of its own range; not resharded: zero after a load

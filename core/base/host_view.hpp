@@ -1,0 +1,20 @@
+// What the engine requires of memory that a plug-in passes to it.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <string>
+
+#include "base/unknown_bits.hpp"
+#include "zr/abi/base.h"
+
+namespace zr::host {
+
+/// Why the engine cannot use the memory of this view, named `name` in messages: it is not CPU memory, or the view has
+/// flags. "" if it can.
+inline std::string host_view_problem(const std::string& name, const zr_view& view) {
+  if (view.device.type != ZR_DEVICE_CPU) return name + " is not in CPU memory";
+  return reserved_problem(name + ".flags", view.flags);
+}
+
+}  // namespace zr::host
