@@ -74,8 +74,8 @@ TEST_P(LayerHeadersTest, CompileAlone) {
   for (const auto& header : headers) expect_compiles(GetParam(), include(header), "");
 }
 INSTANTIATE_TEST_SUITE_P(Dialects, LayerHeadersTest,
-                         ::testing::Values(Dialect{"g++", "c++17"}, Dialect{"g++", "c++2b"}, Dialect{"clang++", "c++17"},
-                                           Dialect{"clang++", "c++2b"}),
+                         ::testing::Values(Dialect{"g++", "c++17"}, Dialect{"g++", "c++2b"},
+                                           Dialect{"clang++", "c++17"}, Dialect{"clang++", "c++2b"}),
                          name_of);
 
 }  // namespace
