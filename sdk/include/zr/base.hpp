@@ -279,8 +279,8 @@ inline zr_view part(const zr_view& view, int64_t first, int64_t elements, int64_
   range.count = elements;
   return range;
 }
-/// Memory of the host, counted in its ledger; see zr_memory_service. Throws if there is none. Free it with
-/// zr_memory_service::free.
+/// Allocates memory that is counted in the host's ledger; see zr_memory_service. Throws if the allocation fails. Free
+/// it with zr_memory_service::free.
 inline zr_view allocate(const Host& host, uint64_t bytes, const char* tag, uint64_t align = 0,
                         zr_device device = {ZR_DEVICE_CPU, 0}) {
   zr_alloc request{};

@@ -35,16 +35,20 @@ class Gathering : public zr::Strategy<Gathering> {
   void event(uint32_t, const zr_use&) {}
   void grads_finish(const zr_use&) {}
   void updated(const zr_use&) {}
-  void acquire(const uint32_t* params, uint32_t n, const zr_use&, zr_view* full) {
+  void acquire(const uint32_t* params, uint32_t n, const zr_use& use, zr_view* full) {
+    uses.emplace_back(use.phase, use.micro);
     for (uint32_t i = 0; i < n; ++i) {
       const auto* shard = static_cast<const float*>(shards_[params[i]].data);
       full_[params[i]].assign(shard, shard + shards_[params[i]].count);
       full[i] = {full_[params[i]].data(), shards_[params[i]].count, ZR_F32, 0, {1, 0}};
     }
   }
-  void release(const uint32_t* params, uint32_t n, const zr_use&) {
+  void release(const uint32_t* params, uint32_t n, const zr_use& use) {
+    uses.emplace_back(use.phase, use.micro);
     for (uint32_t i = 0; i < n; ++i) full_[params[i]].clear();
   }
+
+  static inline std::vector<std::pair<uint32_t, uint32_t>> uses;  // phase and micro-step of each acquire and release
 
  private:
   std::vector<zr_view> shards_;
@@ -98,6 +102,19 @@ TEST(WeightFlowTest, AttachesFullValuesBetweenBeginAndEnd) {
   EXPECT_TRUE(f.attached(0).empty());
   EXPECT_TRUE(f.attached(1).empty());
   EXPECT_FALSE(f.state.has_stored());
+}
+
+TEST(WeightFlowTest, PassesPhaseAndMicroStepToTheStrategy) {
+  Fixture f;
+  Gathering::uses.clear();
+  const uint32_t param = 1;
+  f.flow.set_phase(ZR_BACKWARD, 3);
+  for (const uint32_t phase : {ZR_FORWARD, ZR_EXPORT_PHASE}) {
+    f.flow.begin_use(&param, 1, phase);
+    f.flow.end_use(&param, nullptr, 1);
+  }
+  const std::pair<uint32_t, uint32_t> backward(ZR_BACKWARD, 3), exported(ZR_EXPORT_PHASE, 3);
+  EXPECT_EQ(Gathering::uses, (std::vector{backward, backward, exported, exported}));
 }
 
 TEST(WeightFlowTest, KeepsMemoryUntilTheLastUseEnds) {

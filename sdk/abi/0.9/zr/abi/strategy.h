@@ -152,7 +152,7 @@ typedef struct zr_strategy_api {
    * point. done is NULL. */
   zr_code (*release)(void *self, const uint32_t *params, uint32_t n, const zr_use *, zr_error *);
 
-  /* [any] The host has aborted the communicator. Or NULL. */
+  /* [any] The host has aborted the communicator. This version of the host does not call it. Or NULL. */
   void (*abort)(void *self);
 } zr_strategy_api;
 
