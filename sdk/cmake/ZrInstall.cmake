@@ -1,6 +1,6 @@
 # Rules for cmake --install: two components, `sdk` (for authors of plug-ins, without libtorch) and `engine` (the rest):
 #   bin/zeroth  lib/libzeroth.so  lib/zeroth/plugins/*.so  include/zr  lib/cmake/Zeroth  lib/pkgconfig
-#   share/doc/zeroth (licence, README, documentation, changelogs)  share/zeroth/examples
+#   share/doc/zeroth (licence, README, documentation, changelogs)  share/zeroth/examples  share/zeroth/abi
 #   share/bash-completion/completions/zeroth
 # The installed prefix can be moved. No installed file contains the path of the build tree.
 include(GNUInstallDirs)
@@ -22,6 +22,7 @@ install(TARGETS zr_sdk EXPORT ZerothSdkTargets INCLUDES DESTINATION ${CMAKE_INST
 install(EXPORT ZerothSdkTargets NAMESPACE Zeroth:: DESTINATION ${package} COMPONENT sdk)
 install(DIRECTORY sdk/include/zr DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT sdk PATTERN ".*" EXCLUDE)
 install(FILES sdk/cmake/ZrPlugin.cmake sdk/cmake/zr.map DESTINATION ${package} COMPONENT sdk)
+install(DIRECTORY sdk/abi DESTINATION ${CMAKE_INSTALL_DATADIR}/zeroth COMPONENT sdk PATTERN ".*" EXCLUDE)
 install(FILES LICENSE DESTINATION ${docs} COMPONENT sdk)
 install(FILES sdk/README.md sdk/CHANGELOG.md DESTINATION ${docs}/sdk COMPONENT sdk)
 

@@ -155,6 +155,8 @@ must(${CMAKE_COMMAND} --install ${BUILD} --component sdk --prefix ${SCRATCH}/sdk
 if(EXISTS ${SCRATCH}/sdk/lib/libzeroth.so OR EXISTS ${SCRATCH}/sdk/bin)
   message(FATAL_ERROR "the component sdk holds the engine")
 endif()
+set(pinned ${SCRATCH}/sdk/share/zeroth/abi/0.9)
+must(cc -std=c11 -fsyntax-only -I${pinned} ${pinned}/asserts.c)
 must(${cmake} -DCMAKE_PREFIX_PATH=${SCRATCH}/sdk -S ${SOURCE}/tests/package/author -B ${SCRATCH}/author
      -DZR_ROUND_ROBIN=${SOURCE}/tests/multirank/plugins/round_robin.cpp)
 must(${CMAKE_COMMAND} --build ${SCRATCH}/author)

@@ -1,9 +1,11 @@
 // comm_shm lifetime: ranks that close, die or run on another host, and the shared memory.
 #include <gmock/gmock.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -77,24 +79,40 @@ TEST(CommShmShutdownTest, CloseCancelsPendingCompletions) {
   }));
 }
 
+// The arenas that a process has mapped or opened: inode number, and bytes that are mapped.
+std::map<std::string, int64_t> arenas_of(const std::string& process) {
+  std::map<std::string, int64_t> arenas;
+  std::ifstream maps("/proc/" + process + "/maps");
+  for (std::string line; std::getline(maps, line);) {
+    std::istringstream fields(line);
+    std::string range, mode, offset, device, inode, name;
+    fields >> range >> mode >> offset >> device >> inode >> name;
+    if (name.rfind("/memfd:zeroth-rank-", 0) != 0) continue;
+    const std::size_t dash = range.find('-');
+    arenas[inode] += std::stoll(range.substr(dash + 1), nullptr, 16) - std::stoll(range.substr(0, dash), nullptr, 16);
+  }
+  std::error_code error;
+  for (const auto& file : std::filesystem::directory_iterator("/proc/" + process + "/fd", error)) {
+    struct stat status {};
+    if (std::filesystem::read_symlink(file, error).string().rfind("/memfd:zeroth-rank-", 0) == 0 &&
+        ::stat(file.path().c_str(), &status) == 0)
+      arenas[std::to_string(status.st_ino)] += 0;
+  }
+  return arenas;
+}
+
 std::set<std::string> shared_files() {
   std::set<std::string> names;
   if (std::filesystem::exists("/dev/shm"))
-    for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) names.insert(entry.path());
+    for (const auto& entry : std::filesystem::directory_iterator("/dev/shm"))
+      if (entry.path().string().find("zeroth") != std::string::npos) names.insert(entry.path());
   return names;
 }
 
-int64_t shared_kilobytes() {  // of the machine, all processes
-  std::ifstream in("/proc/meminfo");
-  for (std::string line; std::getline(in, line);)
-    if (line.rfind("Shmem:", 0) == 0) return std::stoll(line.substr(6));
-  return -1;
-}
-
+// The memory of an arena, which has no name in a file system, is freed when no process maps it or has it open.
 TEST(CommShmShutdownTest, KilledRanksLeaveNoSharedMemory) {
   const auto files = shared_files();
-  const int64_t before = shared_kilobytes();
-  int64_t during = 0;
+  std::set<std::string> arenas;
   const auto ranks = on_ranks(3,
                               [](RawComm& comm, Rank&) {
                                 auto* memory = static_cast<float*>(comm.allocate(96 << 20));
@@ -102,15 +120,21 @@ TEST(CommShmShutdownTest, KilledRanksLeaveNoSharedMemory) {
                                 for (;;) barrier(comm);
                               },
                               {.meanwhile = [&](const std::vector<pid_t>& pids) {
-                                for (int i = 0; i < 200 && during < before + 3 * 90 * 1024; ++i) {
+                                for (int i = 0; i < 2000 && arenas.size() < 3; ++i) {
                                   std::this_thread::sleep_for(std::chrono::milliseconds(20));
-                                  during = shared_kilobytes();
+                                  for (const pid_t pid : pids)
+                                    for (const auto& [inode, bytes] : arenas_of(std::to_string(pid)))
+                                      if (bytes >= 96 << 20) arenas.insert(inode);
                                 }
                                 for (const pid_t pid : pids) ::kill(pid, SIGKILL);
                               }});
   for (const RankResult& r : ranks) EXPECT_EQ(r.signal, SIGKILL);
-  EXPECT_GT(during, before + 3 * 90 * 1024) << "the arenas must be allocated while the ranks run";
-  EXPECT_LT(shared_kilobytes(), before + 90 * 1024) << "the arenas must be freed when the ranks are killed";
+  EXPECT_EQ(arenas.size(), 3u) << "the arenas must be mapped while the ranks run";
+  for (const auto& process : std::filesystem::directory_iterator("/proc")) {
+    const std::string name = process.path().filename();
+    if (name.find_first_not_of("0123456789") != name.npos) continue;
+    for (const auto& [inode, bytes] : arenas_of(name)) EXPECT_EQ(arenas.count(inode), 0u) << "process " << name;
+  }
   EXPECT_EQ(shared_files(), files);
 }
 
