@@ -48,7 +48,7 @@ class Submission {
   void abort();                       // [any]
   std::exception_ptr take_failure();  // see CommRuntime
 
-  /// Called with every successful collective of a plug-in, on the thread that observed its completion. [use]
+  /// Called with every successful collective of a plug-in, on the thread that observed its completion. [any]
   /// `dst`: the address that was written, which differs from that in `coll` if the collective was staged.
   using CompletionObserver = std::function<void(const zr_coll& coll, const void* dst)>;
   void on_completed(CompletionObserver observer) { on_completed_ = std::move(observer); }

@@ -172,10 +172,7 @@ bool Session::step() {
   check_tiers();
   const double rate = update_.learning_rate(progress_.updates());  // before anything changes
   update_.read_ahead();
-  CallError error;
-  const zr_use use = StepContext::use_of(ZR_UPDATE_PHASE);
-  context.check(context.strategy_api().grads_finish(context.strategy.self(), &use, &error), error,
-                context.strategy.call_text("grads_finish"));
+  context.finish_gradients();
   step_recorder_.lap(Phase::reduce);
 
   const bool averaged = average_gradients();

@@ -36,7 +36,7 @@ struct StepContext : RankContext {
   const plugin::Instance& strategy;
   const plugin::Instance& optimizer;
   CallCheck check;
-  RecursiveMutex& use;  // locked during [use] calls of the strategy
+  RecursiveMutex& use;  // locked during [use] and [step] calls of the strategy
 
   const config::JobConfig& config() const { return setup.config; }
   int rank() const { return setup.control->rank(); }
@@ -47,9 +47,17 @@ struct StepContext : RankContext {
   const zr_optimizer_api& optimizer_api() const { return *optimizer.api<zr_optimizer_api>(); }
   /// Reports an event that belongs to no micro-step (such as ZR_STEP_END) to the strategy. Training thread.
   void report_event(uint32_t kind) const {
+    const RecursiveMutexLock lock(use);
     CallError error;
-    const zr_use use = use_of(kind == ZR_EVAL_BEGIN || kind == ZR_EVAL_END ? ZR_EVAL : ZR_UPDATE_PHASE);
-    check(strategy_api().event(strategy.self(), kind, &use, &error), error, strategy.call_text("event"));
+    const zr_use call = use_of(kind == ZR_EVAL_BEGIN || kind == ZR_EVAL_END ? ZR_EVAL : ZR_UPDATE_PHASE);
+    check(strategy_api().event(strategy.self(), kind, &call, &error), error, strategy.call_text("event"));
+  }
+  /// Lets the strategy complete the reduced gradients of a step. Training thread.
+  void finish_gradients() const {
+    const RecursiveMutexLock lock(use);
+    CallError error;
+    const zr_use call = use_of(ZR_UPDATE_PHASE);
+    check(strategy_api().grads_finish(strategy.self(), &call, &error), error, strategy.call_text("grads_finish"));
   }
   /// The argument of a call of the strategy on the CPU, which is complete on return. phase: ZR_FORWARD, ...; micro: of
   /// the step; flags: ZR_USE_*.

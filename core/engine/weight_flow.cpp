@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 
 #include "base/error.hpp"
 #include "base/host_view.hpp"
@@ -34,6 +35,7 @@ WeightFlow::WeightFlow(const StepContext& context, ShardedState& state)
 WeightFlow::~WeightFlow() { model_.on_use({}); }
 
 void WeightFlow::publish_weights() {
+  const RecursiveMutexLock lock(context_.use);
   CallError error;
   const zr_use use = StepContext::use_of(ZR_UPDATE_PHASE);
   context_.check(api_->updated(strategy_.self(), &use, &error), error, strategy_.call_text("updated"));
@@ -120,16 +122,16 @@ void WeightFlow::begin_use(const uint32_t* params, uint32_t n, uint32_t phase) {
 
 void WeightFlow::end_use(const uint32_t* params, const bool* written, uint32_t n) {
   const RecursiveMutexLock lock(context_.use);
-  std::vector<uint32_t> unused;
+  std::map<uint32_t, std::vector<uint32_t>> unused;  // by the phase of their acquire()
   for (uint32_t i = 0; i < n; ++i) {
     const uint32_t param = params[i];
     if (written && written[i]) written_[param] = 1;
-    if (--use_counts_[param] == 0) unused.push_back(param);
+    if (--use_counts_[param] == 0) unused[gathered_in_[param]].push_back(param);
   }
-  if (!unused.empty()) release(unused);
+  for (const auto& [phase, parameters] : unused) release(parameters, phase);
 }
 
-void WeightFlow::release(const std::vector<uint32_t>& params) {
+void WeightFlow::release(const std::vector<uint32_t>& params, uint32_t phase) {
   for (const uint32_t param : params) {
     if (written_[param]) state_.store_full(param, memory_[param]);
     written_[param] = 0;
@@ -137,7 +139,7 @@ void WeightFlow::release(const std::vector<uint32_t>& params) {
     model_.attach(param, nullptr);
   }
   CallError error;
-  const zr_use use = StepContext::use_of(gathered_in_[params.front()], micro_);
+  const zr_use use = StepContext::use_of(phase, micro_);
   context_.check(api_->release(strategy_.self(), params.data(), static_cast<uint32_t>(params.size()), &use, &error),
                  error, strategy_.call_text("release"));
 }

@@ -43,7 +43,7 @@ class WeightFlow {
 
  private:
   void gather_scope(const uint32_t* params, uint32_t n, bool begins);
-  void release(const std::vector<uint32_t>& params) ZR_REQUIRES(context_.use);
+  void release(const std::vector<uint32_t>& params, uint32_t phase) ZR_REQUIRES(context_.use);
   void install_callbacks();
 
   const StepContext& context_;

@@ -106,7 +106,6 @@ TEST_F(StrategyLayerTest, DescribesKindKeysAndImplementedFunctions) {
   EXPECT_EQ(api().size, sizeof(zr_strategy_api));
   EXPECT_EQ(api().acquire, nullptr);
   EXPECT_EQ(api().release, nullptr);
-  EXPECT_EQ(api().abort, nullptr);
   EXPECT_NE(api().describe, nullptr);
 }
 

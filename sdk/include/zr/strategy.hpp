@@ -16,7 +16,6 @@
 //     void updated(const zr_use&);
 //     void acquire(const uint32_t* params, uint32_t n, const zr_use&, zr_view* full);   // acquire, release: optional
 //     void release(const uint32_t* params, uint32_t n, const zr_use&);    // if every rank always holds all weights
-//     void abort() noexcept;                                              // optional
 //     static constexpr uint32_t flags = ZR_STRATEGY_STREAMS;              // optional: it accepts streams,
 //     static constexpr uint64_t device_types = ...;                       // optional: and memory of other devices
 //     static constexpr bool resolves = true;                              // optional: it resolves zr_use::done itself
@@ -25,8 +24,7 @@
 // clang-format on
 //
 // Threads: plan and bind are [control]; grad_destination, grad_ready, event, acquire and release are [use] (any thread,
-// never two at once, so no lock is needed); grads_finish and updated are [step]; abort is [any] and may run at the same
-// time as any other call.
+// never two at once, so no lock is needed); grads_finish and updated are [step].
 //
 // Lifetimes: zr_plan_in of bind(), its parameters, the buffers' memory and Binding::comm live until the
 // instance is destroyed; its destructor uses none of them.
@@ -102,7 +100,6 @@ inline uint32_t shared_weights_flag(const zr_plan_in& in) {
   return ZR_HAS(&in, zr_plan_in, flags) && (in.flags & ZR_PLAN_SHARE_WEIGHTS) ? ZR_BUFFER_SHARED : 0;
 }
 
-ZR_DETECT(has_abort, abort);
 ZR_DETECT(has_acquire, acquire);
 ZR_DETECT(has_flags, flags);
 ZR_DETECT(has_device_types, device_types);
@@ -173,9 +170,6 @@ class StrategyLayer {
       if constexpr (has_acquire<D>) plugin.release(params, n, own);
     });
   }
-  static void abort(void* self) noexcept {
-    if constexpr (has_abort<D>) plugin_of(self).abort();
-  }
   static constexpr zr_strategy_api api{sizeof(zr_strategy_api),
                                        0,
                                        describe,
@@ -187,8 +181,7 @@ class StrategyLayer {
                                        grads_finish,
                                        updated,
                                        has_acquire<D> ? acquire : nullptr,
-                                       has_acquire<D> ? release : nullptr,
-                                       has_abort<D> ? abort : nullptr};
+                                       has_acquire<D> ? release : nullptr};
 
  private:
   static StrategyLayer& layer_of(void* self) { return *static_cast<StrategyLayer*>(self); }

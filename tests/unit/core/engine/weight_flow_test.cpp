@@ -117,6 +117,17 @@ TEST(WeightFlowTest, PassesPhaseAndMicroStepToTheStrategy) {
   EXPECT_EQ(Gathering::uses, (std::vector{backward, backward, exported, exported}));
 }
 
+TEST(WeightFlowTest, ReleasesWithThePhaseOfTheirAcquire) {
+  Fixture f;
+  Gathering::uses.clear();
+  const uint32_t params[] = {0, 1};
+  f.flow.begin_use(&params[0], 1, ZR_FORWARD);
+  f.flow.begin_use(&params[1], 1, ZR_EXPORT_PHASE);
+  f.flow.end_use(params, nullptr, 2);
+  const std::pair<uint32_t, uint32_t> forward(ZR_FORWARD, 0), exported(ZR_EXPORT_PHASE, 0);
+  EXPECT_EQ(Gathering::uses, (std::vector{forward, exported, forward, exported}));
+}
+
 TEST(WeightFlowTest, KeepsMemoryUntilTheLastUseEnds) {
   Fixture f;
   const uint32_t param = 1;
