@@ -23,6 +23,8 @@ install(EXPORT ZerothSdkTargets NAMESPACE Zeroth:: DESTINATION ${package} COMPON
 install(DIRECTORY sdk/include/zr DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT sdk PATTERN ".*" EXCLUDE)
 install(FILES sdk/cmake/ZrPlugin.cmake sdk/cmake/zr.map DESTINATION ${package} COMPONENT sdk)
 install(DIRECTORY sdk/abi DESTINATION ${CMAKE_INSTALL_DATADIR}/zeroth COMPONENT sdk PATTERN ".*" EXCLUDE)
+install(DIRECTORY examples/plugins DESTINATION ${CMAKE_INSTALL_DATADIR}/zeroth/examples COMPONENT sdk
+        PATTERN "build*" EXCLUDE)
 install(FILES LICENSE DESTINATION ${docs} COMPONENT sdk)
 install(FILES sdk/README.md sdk/CHANGELOG.md DESTINATION ${docs}/sdk COMPONENT sdk)
 

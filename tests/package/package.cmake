@@ -166,6 +166,7 @@ must(${cmake} -DCMAKE_PREFIX_PATH=${SCRATCH}/sdk -S ${page} -B ${page}/build)
 must(${CMAKE_COMMAND} --build ${page}/build)
 must(${prefix}/bin/zeroth plugins ${page}/build/plugins/zr_optimizer_descent.so)
 must_say("descent")
+include(${SOURCE}/tests/package/plugins.cmake)
 must_fail("was installed without its engine"  ${cmake} -DCMAKE_PREFIX_PATH=${SCRATCH}/sdk -DTORCH_ROOT=${TORCH}
           -S ${SOURCE}/examples/quickstart -B ${SCRATCH}/sdk_alone)
 find_program(pkg_config pkg-config REQUIRED)
