@@ -5,10 +5,12 @@
 #include <pty.h>
 #include <sys/stat.h>
 
+#include <fstream>
 #include <set>
 #include <sstream>
 
 #include "support/launch_job.hpp"
+#include "support/scratch.hpp"
 
 using namespace zr::test;
 using testing::ContainsRegex;
@@ -58,12 +60,6 @@ TEST(ZerothLaunch, NeverMixesOutputWithinLine) {
   EXPECT_EQ(lines_of(result.out), expected);
 }
 
-TEST(ZerothLaunch, UnfinishedRank0LineDoesNotBlockOtherRanks) {
-  const auto result =
-      shell(2, "if [ $ZR_RANK = 0 ]; then printf half; sleep 1.2; echo ' done'; else sleep 0.2; echo other; fi");
-  EXPECT_EQ(result.out, "half\n[1] other\n done\n");
-}
-
 TEST(ZerothLaunch, PrintsLastLineWithoutNewline) {
   const auto result = shell(2, "[ $ZR_RANK = 0 ] || printf last");
   EXPECT_EQ(result.out, "[1] last\n");
@@ -85,28 +81,54 @@ TEST(ZerothLaunch, PrintsIdenticalWarningsOfEveryRank) {
                                                               "[2] zeroth: warning: slow"}));
 }
 
-// What a terminal receives from a job of `ranks` ranks that run a shell script.
-std::string seen_on_terminal(const std::string& ranks, const std::string& script) {
-  int master = -1;
-  const pid_t pid = forkpty(&master, nullptr, nullptr, nullptr);
+enum class Output { terminal, pipe };
+
+// What the standard output of a job of `ranks` ranks receives. The ranks run a shell script, in which `wait_for K`
+// waits until the first K texts of `cues` have arrived, one after the other.
+std::string received(Output output, const std::string& ranks, const std::string& script,
+                     const std::vector<std::string>& cues) {
+  const zr::test::Scratch scratch;
+  const std::string folder = scratch.folder().string() + "/",
+                    prelude = "wait_for() { until [ -e " + folder + "$1 ]; do sleep 0.02; done; }; ";
+  int from = -1, ends[2] = {-1, -1};
+  if (output == Output::pipe && pipe(ends) != 0) throw std::runtime_error("pipe failed");
+  const pid_t pid = output == Output::terminal ? forkpty(&from, nullptr, nullptr, nullptr) : fork();
   if (pid == 0) {
-    execl(zeroth().c_str(), "zeroth", "launch", "-n", ranks.c_str(), "--", "sh", "-c", script.c_str(), nullptr);
+    if (output == Output::pipe) dup2(ends[1], STDOUT_FILENO), close(ends[0]), close(ends[1]);
+    execl(zeroth().c_str(), "zeroth", "launch", "-n", ranks.c_str(), "--", "sh", "-c", (prelude + script).c_str(),
+          nullptr);
     _exit(127);
   }
+  if (output == Output::pipe) from = ends[0], close(ends[1]);
   std::string seen;
   char buffer[4096];
-  for (ssize_t n; (n = read(master, buffer, sizeof buffer)) > 0;) seen.append(buffer, size_t(n));
+  std::size_t cue = 0, after = 0;
+  for (ssize_t n; (n = read(from, buffer, sizeof buffer)) > 0;) {
+    seen.append(buffer, size_t(n));
+    for (std::size_t at; cue < cues.size() && (at = seen.find(cues[cue], after)) != seen.npos;) {
+      after = at + cues[cue].size();
+      std::ofstream(folder + std::to_string(++cue));
+    }
+  }
   int status = 0;
   waitpid(pid, &status, 0);
-  close(master);
+  close(from);
   EXPECT_EQ(WEXITSTATUS(status), 0);
   return seen;
 }
 
+TEST(ZerothLaunch, UnfinishedRank0LineDoesNotBlockOtherRanks) {
+  EXPECT_EQ(received(Output::pipe, "2",
+                     "if [ $ZR_RANK = 0 ]; then printf half; wait_for 2; echo ' done'; else wait_for 1; echo other; fi",
+                     {"half", "[1] other\n"}),
+            "half\n[1] other\n done\n");
+}
+
 TEST(ZerothLaunch, KeepsProgressLineBelowOtherLinesOnTerminal) {
-  EXPECT_EQ(seen_on_terminal("2",
-                             "if [ $ZR_RANK = 0 ]; then printf '\\rstep 1 of 2'; sleep 0.6; printf '\\rstep 2\\n'; "
-                             "else sleep 0.2; echo note; fi"),
+  EXPECT_EQ(received(Output::terminal, "2",
+                     "if [ $ZR_RANK = 0 ]; then printf '\\rstep 1 of 2'; wait_for 2; printf '\\rstep 2\\n'; "
+                     "else wait_for 1; echo note; fi",
+                     {"step 1 of 2", "note\r\nstep 1 of 2"}),
             "\rstep 1 of 2\r\x1b[K[1] note\r\nstep 1 of 2\rstep 2\r\n");
 }
 
@@ -116,21 +138,26 @@ const std::string kShellBar = "bar='\\r\\033[2K\\033[2Kbar\\033[0K'; ", kBar = "
 TEST(ZerothLaunch, ReplacesProgressBarByTextOfTheProgram) {
   const std::string replaced = kBar + "\r\x1b[K";
   EXPECT_EQ(
-      seen_on_terminal("1", kShellBar + "printf \"$bar\"\"text\\n$bar$bar\"; sleep 0.2; printf 'more\\n'\"$bar\"; "
-                                        "sleep 0.2; printf '\\n'"),
+      received(Output::terminal, "1",
+               kShellBar + "printf \"$bar\"\"text\\n$bar$bar\"; wait_for 1; printf 'more\\n'\"$bar\"; wait_for 2; "
+                           "printf '\\n'",
+               {"text\r\n" + kBar, "more\r\n" + kBar}),
       replaced + "text\r\n" + kBar + replaced + "more\r\n" + kBar + "\r\n");
 }
 
 TEST(ZerothLaunch, KeepsTextWithoutNewlineAboveProgressBar) {
   EXPECT_EQ(
-      seen_on_terminal(
-          "1", kShellBar + "printf 'part 1'\"$bar\"; sleep 0.2; printf 'part 2'; sleep 0.2; printf \"$bar\"'\\n'"),
+      received(Output::terminal, "1",
+               kShellBar + "printf 'part 1'\"$bar\"; wait_for 1; printf 'part 2'; wait_for 2; printf \"$bar\"'\\n'",
+               {"part 1\r\n" + kBar, "part 2"}),
       "part 1\r\n" + kBar + "\r\x1b[Kpart 2\r\n" + kBar + "\r\n");
 }
 
 TEST(ZerothLaunch, KeepsTextThatReplacedProgressBarBelowOtherLines) {
-  EXPECT_EQ(seen_on_terminal("2", kShellBar + "if [ $ZR_RANK = 0 ]; then printf \"$bar\"'Enter: '; sleep 0.6; echo; "
-                                              "else sleep 0.2; echo note; fi"),
+  EXPECT_EQ(received(Output::terminal, "2",
+                     kShellBar + "if [ $ZR_RANK = 0 ]; then printf \"$bar\"'Enter: '; wait_for 2; echo; "
+                                 "else wait_for 1; echo note; fi",
+                     {"Enter: ", "note\r\n\x1b[KEnter: "}),
             kBar + "\r\x1b[KEnter: \r\x1b[K[1] note\r\n\x1b[KEnter: \r\n");
 }
 
