@@ -5,12 +5,16 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <new>
 #include <numeric>
 #include <system_error>
 #include <typeinfo>
+
+#include "base/log.hpp"
+#include "base/text.hpp"
 
 namespace zr::host {
 
@@ -118,10 +122,28 @@ zr_code fill_error(zr_error* error, zr_code code, std::string_view text, int64_t
   return code;
 }
 
+std::string plugin_text(const zr_error& error) {
+  return printable(std::string_view(error.msg, ::strnlen(error.msg, sizeof error.msg)), "\n");
+}
+
+zr_code fill_escaped(zr_error* error, const char* what) {
+  const std::string cause = *what ? fmt::format(": {}", what) : "";
+  return fill_error(error, ZR_INTERNAL,
+                    fmt::format("threw an exception across the C ABI{}; this is a bug in the plug-in", cause));
+}
+
+void log_plugin_error(const std::string& plugin_call, const zr_error& error) noexcept {
+  try {
+    log(ZR_LOG_ERROR, fmt::format("{}: {}", plugin_call, plugin_text(error)));
+  } catch (const std::exception&) {  // no memory for the message
+  }
+}
+
 void check(zr_code code, const zr_error& error, std::string_view plugin_call) {
   if (code == ZR_OK) return;
-  const std::string plugin_text = error.msg[0] ? error.msg : fmt::format("error code {}", code);
-  const std::string text = fmt::format("{}: {}", plugin_call, plugin_text);
+  std::string what = plugin_text(error);
+  if (what.empty()) what = fmt::format("error code {}", code);
+  const std::string text = fmt::format("{}: {}", plugin_call, what);
   switch (code) {
     case ZR_INVALID: fail_user(text);
     case ZR_UNSUPPORTED:
@@ -129,7 +151,8 @@ void check(zr_code code, const zr_error& error, std::string_view plugin_call) {
     case ZR_IO: fail_environment(text);
     case ZR_COMM:
     case ZR_TIMEOUT:
-    case ZR_CANCELLED: throw PeerLostError(text);
+    case ZR_CANCELLED:
+    case ZR_MISMATCH: throw PeerLostError(text);
     default: fail_internal(text);
   }
 }

@@ -56,11 +56,39 @@ std::vector<std::string> all_nearest(std::string_view word, const std::vector<st
 struct CallError : zr_error {
   CallError() : zr_error{} {}
 };
+/// What a plug-in wrote into `error`, for a terminal or a log (see printable()); "" if there is no text.
+std::string plugin_text(const zr_error& error);
+/// Fills `error` for an exception with the text `what`, or "", that a plug-in threw; returns ZR_INTERNAL.
+zr_code fill_escaped(zr_error* error, const char* what);
+/// Logs the error of a call that cannot report one.
+void log_plugin_error(const std::string& plugin_call, const zr_error& error) noexcept;
 /// Writes `code` and `text` (cut to the size of zr_error::msg) into a zr_error that the host returns to a plug-in, and
 /// returns `code`. A null `error` is ignored.
 zr_code fill_error(zr_error* error, zr_code code, std::string_view text, int64_t native = 0);
-/// Throws unless code is ZR_OK. ZR_INVALID -> user, ZR_UNSUPPORTED/NOMEM/IO -> environment, ZR_COMM/TIMEOUT/CANCELLED
-/// -> peer_lost, else bug. `plugin_call` names plug-in and call; the message is "plugin_call: text".
+/// Calls a function of a plug-in, which fills `error` (or null). An exception that the function throws breaks the ABI:
+/// it becomes ZR_INTERNAL with a text that says so.
+template <class Call>
+zr_code call_plugin(zr_error* error, Call&& call) {
+  try {
+    return call();
+  } catch (const Error&) {  // of a function of the host that the plug-in called
+    throw;
+  } catch (const std::exception& escaped) {
+    return fill_escaped(error, escaped.what());
+  } catch (...) {
+    return fill_escaped(error, "");
+  }
+}
+/// Calls a function of a plug-in that cannot report an error; an exception is logged with `plugin_call`.
+template <class Call>
+void call_plugin_void(const std::string& plugin_call, Call&& call) noexcept {
+  CallError error;
+  const auto run = [&] { return call(), zr_code{ZR_OK}; };
+  if (call_plugin(&error, run) != ZR_OK) log_plugin_error(plugin_call, error);
+}
+/// Throws unless code is ZR_OK. ZR_INVALID -> user, ZR_UNSUPPORTED/NOMEM/IO -> environment,
+/// ZR_COMM/TIMEOUT/CANCELLED/MISMATCH -> peer_lost, else bug. `plugin_call` names plug-in and call; the message is
+/// "plugin_call: text".
 void check(zr_code code, const zr_error& error, std::string_view plugin_call);
 
 }  // namespace zr::host

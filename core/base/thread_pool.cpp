@@ -30,9 +30,10 @@ void ThreadPool::parallel_for(int64_t n, int64_t grain, const std::function<void
   std::latch finished(ranges - 1);
   Mutex mutex;
   std::exception_ptr first_exception;
+  const auto begin_of = [&](int64_t i) { return static_cast<int64_t>(static_cast<__int128>(n) * i / ranges); };
   const auto run_range = [&](int64_t i) {
     try {
-      fn(n * i / ranges, n * (i + 1) / ranges);
+      fn(begin_of(i), begin_of(i + 1));
     } catch (...) {
       const MutexLock lock(mutex);
       if (!first_exception) first_exception = std::current_exception();

@@ -68,8 +68,9 @@ std::string bare_default(const config::ConfigKey& key) {
 std::string plugin_text(const plugin::Component& one) {
   std::string text =
       fmt::format("{} '{}' {}  ({}, ABI built {}.{}, needs {}.{}; {}, {})\n  {}\n", role_of(one), one.table->id,
-                  one.table->version, one.table->kind, ZR_ABI_MAJOR, one.module->built_minor, ZR_ABI_MAJOR,
-                  one.module->need_minor, one.module->vendor, one.module->build, one.file.string());
+                  printable(one.table->version), one.table->kind, ZR_ABI_MAJOR, one.module->built_minor, ZR_ABI_MAJOR,
+                  one.module->need_minor, printable(one.module->vendor), printable(one.module->build),
+                  printable(one.file.string()));
   std::vector<Cells> rows;
   const std::string table = fmt::format("{}.{}", role_of(one), one.table->id);
   for (const config::ConfigKey& key : config::keys_of(one.table->keys, one.table->n_keys, table))
@@ -131,6 +132,7 @@ std::string list_text(const std::vector<plugin::PluginValidation>& validations) 
   std::string accepted, rejected;
   for (const plugin::PluginValidation& one : validations) {
     for (const plugin::Component& component : one.components) accepted += plugin_text(component);
+    if (!one.hint.empty()) accepted += fmt::format("  found by its absolute path only: {}\n", one.hint);
     if (!one.accepted) rejected += fmt::format("rejected: {}\n    {}\n", printable(one.file.string()), one.reason);
   }
   return accepted + rejected;

@@ -67,8 +67,8 @@ std::string Checkpointer::metadata_json() {
     const auto sink = [](void* ctx, const char* key, const void* value, uint64_t bytes) {
       static_cast<checkpoint::CheckpointMetadata*>(ctx)->globals[key].assign(static_cast<const char*>(value), bytes);
     };
-    context_.check(globals->save_globals(context_.optimizer.self(), sink, &metadata, &error), error,
-                   context_.optimizer.call_text("save_globals"));
+    const auto save = [&] { return globals->save_globals(context_.optimizer.self(), sink, &metadata, &error); };
+    context_.check(call_plugin(&error, save), error, context_.optimizer.call_text("save_globals"));
   }
   const TrainingProgress& progress = parts_.progress;
   for (const zr_slot& slot : context_.plan.input.slots) metadata.slots.emplace_back(slot.name);
@@ -252,8 +252,10 @@ void Checkpointer::restore_metadata(const checkpoint::Checkpoint& from, const Ch
   if (const auto* globals = globals_of(context_.optimizer); globals && found.has_same_optimizer())
     for (const auto& [key, bytes] : metadata.globals) {
       CallError error;
-      context_.check(globals->load_global(context_.optimizer.self(), key.c_str(), bytes.data(), bytes.size(), &error),
-                     error, context_.optimizer.call_text("load_global"));
+      const auto load = [&] {
+        return globals->load_global(context_.optimizer.self(), key.c_str(), bytes.data(), bytes.size(), &error);
+      };
+      context_.check(call_plugin(&error, load), error, context_.optimizer.call_text("load_global"));
     }
   if (!change) {
     warn_of_differences(from);

@@ -35,7 +35,8 @@ GradientFlow::~GradientFlow() { model_.on_gradient({}); }
 void GradientFlow::report_event(uint32_t kind) {
   CallError error;
   const zr_use use = strategy_use();
-  context_.check(api_->event(strategy_.self(), kind, &use, &error), error, strategy_.call_text("event"));
+  context_.check(call_plugin(&error, [&] { return api_->event(strategy_.self(), kind, &use, &error); }), error,
+                 strategy_.call_text("event"));
 }
 
 void GradientFlow::begin(uint32_t micro, bool contributes) {
@@ -93,7 +94,8 @@ bool GradientFlow::deliver(uint32_t param) {
     zr_view dst{};
     CallError error;
     int64_t first = delivered;
-    const zr_code code = api_->grad_destination(strategy_.self(), param, &first, &use, &dst, &error);
+    const zr_code code = call_plugin(
+        &error, [&] { return api_->grad_destination(strategy_.self(), param, &first, &use, &dst, &error); });
     if (code == ZR_AGAIN) {
       if (!accumulates_locally_) return false;
       fail_user(
@@ -118,9 +120,9 @@ bool GradientFlow::deliver(uint32_t param) {
                       "tier in memory",
                       strategy_.component().table->id));
     copy_or_add(param, first, dst);
+    const auto ready = [&] { return api_->grad_ready(strategy_.self(), param, first, dst.count, &use, &error); };
     if (!accumulates_locally_ || micro_ == last_micro_)
-      context_.check(api_->grad_ready(strategy_.self(), param, first, dst.count, &use, &error), error,
-                     strategy_.call_text("grad_ready"));
+      context_.check(call_plugin(&error, ready), error, strategy_.call_text("grad_ready"));
     delivered += dst.count;
   }
   model_.drop_gradient(param);

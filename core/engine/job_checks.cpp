@@ -99,12 +99,16 @@ void check_optimizer(const PlannedJob& job) {
     fail_user(pair +
               "the optimizer needs gradients before they are reduced, which Zeroth does not support; choose another "
               "optimizer");
-  for (const zr_slot& slot : job.plan.input.slots)
+  for (const zr_slot& slot : job.plan.input.slots) {
+    if (slot.flags & ZR_SLOT_TRANSIENT)
+      fail_user(fmt::format("{}its state '{}' is transient, which Zeroth does not support; choose another optimizer",
+                            pair, slot.name));
     if (slot.shape != ZR_SLOT_LIKE_PARAM || (slot.flags & (ZR_SLOT_RANK_PRIVATE | ZR_SLOT_UNSHARDED)))
       fail_user(
           fmt::format("{}its state '{}' is not a sharded state with one element per parameter element, the only kind "
                       "that Zeroth supports; choose another optimizer",
                       pair, slot.name));
+  }
   if (job.plan.input.granularity == ZR_ELEMENTWISE) return;
   for (const plan::Piece& piece : job.plan.rank_plan.reduced_gradients) {
     const plan::Parameter& parameter = job.plan.input.parameters[piece.param];

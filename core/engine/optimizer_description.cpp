@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <set>
 #include <string_view>
 
@@ -20,7 +21,14 @@ constexpr uint64_t kCpuMemory = uint64_t{1} << ZR_DEVICE_CPU;
 
 // Checkpoints identify the states of a parameter by their names.
 void check_names(const std::vector<zr_slot>& slots, const std::string& call) {
+  constexpr std::size_t kLongestName = 100;  // checkpoints have files of this name
   std::set<std::string_view> names;
+  for (const zr_slot& slot : slots)
+    if (slot.name && (find_not_utf8(slot.name) != std::string_view::npos || std::strlen(slot.name) > kLongestName))
+      fail_environment(
+          fmt::format("{}: the name of state '{}' must be UTF-8 and have at most {} bytes: this is a bug in "
+                      "the plug-in",
+                      call, printable(slot.name), kLongestName));
   for (const zr_slot& slot : slots)
     if (!slot.name || !names.insert(slot.name).second)
       fail_user(fmt::format(
@@ -81,7 +89,10 @@ OptimizerDescription describe(const plugin::Instance& optimizer, const plan::Par
   desc.size = sizeof desc;
   CallError error;
   const std::string call = optimizer.call_text("describe");
-  check(optimizer.api<zr_optimizer_api>()->describe(optimizer.self(), &param, &desc, &error), error, call);
+  const auto describe = [&] {
+    return optimizer.api<zr_optimizer_api>()->describe(optimizer.self(), &param, &desc, &error);
+  };
+  check(call_plugin(&error, describe), error, call);
   if (desc.n_slots > 0 && !desc.slots)
     fail_internal(
         fmt::format("{}: it has {} states, but their list is null: this is a bug in the plug-in", call, desc.n_slots));

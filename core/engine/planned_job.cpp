@@ -32,10 +32,7 @@ std::unique_ptr<const plugin::Instance> make_communicator(plugin::PluginHost& ho
   return std::make_unique<plugin::Instance>(host, *setup.communicator, setup.config, table_of(*setup.communicator));
 }
 
-// Also offers the async service and the machine profile to the tiers.
 std::vector<std::shared_ptr<const plugin::Instance>> make_tiers(plugin::PluginHost& host, const Setup& setup) {
-  comm::offer_async(host);
-  offer_machine_profile(host);
   std::vector<std::shared_ptr<const plugin::Instance>> tiers;
   for (const plugin::Component& tier : setup.tiers)
     tiers.push_back(std::make_shared<const plugin::Instance>(host, tier, setup.config, table_of(tier)));

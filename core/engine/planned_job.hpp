@@ -11,6 +11,7 @@
 #include "comm/comm_runtime.hpp"
 #include "control/job_services.hpp"
 #include "engine/engine_name.hpp"
+#include "engine/planning.hpp"
 #include "engine/setup.hpp"
 #include "engine/step_context.hpp"
 #include "model/model.hpp"
@@ -36,7 +37,7 @@ struct PlannedJob {
   EngineName name;
   Ledger ledger;
   ThreadPool pool;
-  plugin::PluginHost host;
+  EngineHost host;
   const std::shared_ptr<Trace> trace;  // outlives the objects that record spans; null: no trace
   control::JobServices services;
   const plugin::Instance strategy, optimizer;

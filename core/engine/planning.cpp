@@ -55,8 +55,8 @@ void add_groups(const std::vector<config::GroupConfig>& groups, const plugin::In
     for (const config::Entry& entry : groups[g].values) values.push_back(&entry);
     const plugin::ConfigView view(values);
     CallError error;
-    check(api->add_group(optimizer.self(), static_cast<uint32_t>(g + 1), view.abi(), &error), error,
-          optimizer.call_text("add_group"));
+    const auto add = [&] { return api->add_group(optimizer.self(), static_cast<uint32_t>(g + 1), view.abi(), &error); };
+    check(call_plugin(&error, add), error, optimizer.call_text("add_group"));
   }
 }
 }  // namespace
@@ -245,7 +245,8 @@ plan::StrategyPlan strategy_plan(const plugin::Instance& strategy) {
   desc.size = sizeof desc;
   CallError error;
   const std::string call = strategy.call_text("describe");
-  check(strategy.api<zr_strategy_api>()->describe(strategy.self(), &desc, &error), error, call);
+  const auto describe = [&] { return strategy.api<zr_strategy_api>()->describe(strategy.self(), &desc, &error); };
+  check(call_plugin(&error, describe), error, call);
   constexpr uint64_t kCpuMemory = uint64_t{1} << ZR_DEVICE_CPU;
   if (!(desc.device_types & kCpuMemory))
     fail_environment(
@@ -254,8 +255,8 @@ plan::StrategyPlan strategy_plan(const plugin::Instance& strategy) {
                     call, desc.device_types, kCpuMemory));
   return [&strategy](const zr_plan_in& in, const zr_plan_sink& sink) {
     CallError failed;
-    check(strategy.api<zr_strategy_api>()->plan(strategy.self(), &in, &sink, &failed), failed,
-          strategy.call_text("plan"));
+    const auto plan = [&] { return strategy.api<zr_strategy_api>()->plan(strategy.self(), &in, &sink, &failed); };
+    check(call_plugin(&failed, plan), failed, strategy.call_text("plan"));
   };
 }
 
@@ -271,6 +272,11 @@ std::optional<int64_t> communicator_bytes(const plugin::Instance* communicator, 
   return plugin + comm::CommRuntime::staging_bytes(world);
 }
 
+EngineHost::EngineHost(Ledger& ledger, ThreadPool& pool) : PluginHost(ledger, pool) {
+  comm::offer_async(*this);
+  offer_machine_profile(*this);
+}
+
 Planner::Planner(const plugin::ResolvedJob& job, const std::vector<plan::Parameter>& parameters, int world,
                  bool one_node)
     : job_(job), host_(ledger_, pool_) {
@@ -279,8 +285,6 @@ Planner::Planner(const plugin::ResolvedJob& job, const std::vector<plan::Paramet
   if (job.communicator)
     communicator_ =
         std::make_unique<plugin::Instance>(host_, *job.communicator, job.config, table_of(*job.communicator));
-  comm::offer_async(host_);
-  offer_machine_profile(host_);
   for (const plugin::Component& tier : job.tiers)
     tiers_.push_back(std::make_shared<const plugin::Instance>(host_, tier, job.config, table_of(tier)));
   input_ = plan_input(job.config, *optimizer_, parameters, world);

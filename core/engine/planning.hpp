@@ -51,6 +51,13 @@ plan::StrategyPlan strategy_plan(const plugin::Instance& strategy);
 /// if the plug-in does not report them.
 std::optional<int64_t> communicator_bytes(const plugin::Instance* communicator, int world);
 
+/// A PluginHost that also offers "zr.host.async/1" and "zr.host.machine/1", which need no job.
+class EngineHost : public plugin::PluginHost {
+ public:
+  /// See PluginHost.
+  EngineHost(Ledger& ledger, ThreadPool& pool);
+};
+
 /// Plans a job that is not started: without a control plane; its plug-ins are created but not opened. [control]
 class Planner {
  public:
@@ -70,7 +77,7 @@ class Planner {
   plugin::ResolvedJob job_;
   Ledger ledger_;
   ThreadPool pool_{1};
-  plugin::PluginHost host_;
+  EngineHost host_;
   std::unique_ptr<plugin::Instance> strategy_, optimizer_, communicator_;
   std::vector<std::shared_ptr<const plugin::Instance>> tiers_;
   plan::PlanInput input_;

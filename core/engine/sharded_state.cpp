@@ -108,8 +108,10 @@ void ShardedState::bind_strategy() {
   const std::vector<zr_view>& views = buffers_.views();
   const zr_bind bind{sizeof(zr_bind), static_cast<uint32_t>(views.size()), views.data(), context_.comm.ref()};
   CallError error;
-  context_.check(context_.strategy_api().bind(context_.strategy.self(), &plan_view_.in(), &bind, &error), error,
-                 context_.strategy.call_text("bind"));
+  const auto call = [&] {
+    return context_.strategy_api().bind(context_.strategy.self(), &plan_view_.in(), &bind, &error);
+  };
+  context_.check(call_plugin(&error, call), error, context_.strategy.call_text("bind"));
 }
 
 std::vector<const update::UpdateSlice*> ShardedState::bound_slices() const {

@@ -50,14 +50,16 @@ struct StepContext : RankContext {
     const RecursiveMutexLock lock(use);
     CallError error;
     const zr_use call = use_of(kind == ZR_EVAL_BEGIN || kind == ZR_EVAL_END ? ZR_EVAL : ZR_UPDATE_PHASE);
-    check(strategy_api().event(strategy.self(), kind, &call, &error), error, strategy.call_text("event"));
+    check(call_plugin(&error, [&] { return strategy_api().event(strategy.self(), kind, &call, &error); }), error,
+          strategy.call_text("event"));
   }
   /// Lets the strategy complete the reduced gradients of a step. Training thread.
   void finish_gradients() const {
     const RecursiveMutexLock lock(use);
     CallError error;
     const zr_use call = use_of(ZR_UPDATE_PHASE);
-    check(strategy_api().grads_finish(strategy.self(), &call, &error), error, strategy.call_text("grads_finish"));
+    check(call_plugin(&error, [&] { return strategy_api().grads_finish(strategy.self(), &call, &error); }), error,
+          strategy.call_text("grads_finish"));
   }
   /// The argument of a call of the strategy on the CPU, which is complete on return. phase: ZR_FORWARD, ...; micro: of
   /// the step; flags: ZR_USE_*.

@@ -38,7 +38,8 @@ void WeightFlow::publish_weights() {
   const RecursiveMutexLock lock(context_.use);
   CallError error;
   const zr_use use = StepContext::use_of(ZR_UPDATE_PHASE);
-  context_.check(api_->updated(strategy_.self(), &use, &error), error, strategy_.call_text("updated"));
+  context_.check(call_plugin(&error, [&] { return api_->updated(strategy_.self(), &use, &error); }), error,
+                 strategy_.call_text("updated"));
 }
 
 void WeightFlow::install_callbacks() {
@@ -99,9 +100,11 @@ void WeightFlow::begin_use(const uint32_t* params, uint32_t n, uint32_t phase) {
     const comm::CallScope scope(comm_, std::move(call));
     if (phase != ZR_EXPORT_PHASE && phase_ != ZR_FORWARD) phase = phase_;
     const zr_use use = StepContext::use_of(phase, micro_);
-    context_.check(api_->acquire(strategy_.self(), absent.data(), static_cast<uint32_t>(absent.size()), &use,
-                                 gathered.data(), &error),
-                   error, strategy_.call_text("acquire"));
+    const auto acquire = [&] {
+      return api_->acquire(strategy_.self(), absent.data(), static_cast<uint32_t>(absent.size()), &use, gathered.data(),
+                           &error);
+    };
+    context_.check(call_plugin(&error, acquire), error, strategy_.call_text("acquire"));
     for (std::size_t i = 0; i < absent.size(); ++i) {
       const plan::Parameter& parameter = plan_.input.parameters[absent[i]];
       if (const std::string problem = host_view_problem("the weight", gathered[i]); !problem.empty())
@@ -140,8 +143,10 @@ void WeightFlow::release(const std::vector<uint32_t>& params, uint32_t phase) {
   }
   CallError error;
   const zr_use use = StepContext::use_of(phase, micro_);
-  context_.check(api_->release(strategy_.self(), params.data(), static_cast<uint32_t>(params.size()), &use, &error),
-                 error, strategy_.call_text("release"));
+  const auto release = [&] {
+    return api_->release(strategy_.self(), params.data(), static_cast<uint32_t>(params.size()), &use, &error);
+  };
+  context_.check(call_plugin(&error, release), error, strategy_.call_text("release"));
 }
 
 }  // namespace zr::host::engine

@@ -48,7 +48,7 @@ plan::TierInfo tier_info_of(const plugin::Instance& tier) {
   caps.size = sizeof caps;
   CallError error;
   const auto* api = tier.api<zr_offload_api>();
-  check(api->caps(tier.self(), &caps, &error), error, tier.call_text("caps"));
+  check(call_plugin(&error, [&] { return api->caps(tier.self(), &caps, &error); }), error, tier.call_text("caps"));
   if (const std::string problem = problem_of(caps, *api); !problem.empty())
     fail_plugin_bug(tier.call_text("caps"), problem);
   const bool mappable = caps.flags & ZR_TIER_MAPPABLE;
@@ -106,7 +106,8 @@ void TierFailure::check(zr_code code, const zr_error& error, const std::string& 
 TierStore::TierStore(plugin::PluginHost& host, std::shared_ptr<const plugin::Instance> instance, int index)
     : host_(host), instance_(std::move(instance)), api_(instance_->api<zr_offload_api>()), index_(index) {
   CallError error;
-  check(api_->open(instance_->self(), &error), error, instance_->call_text("open"));
+  check(call_plugin(&error, [&] { return api_->open(instance_->self(), &error); }), error,
+        instance_->call_text("open"));
   info_ = tier_info_of(*instance_);
 }
 
@@ -117,8 +118,10 @@ TierStore::~TierStore() {
 uint64_t TierStore::reserve(int64_t bytes, std::vector<LedgerEntry> entries) {
   uint64_t id = 0;
   CallError error;
-  check(api_->reserve(instance_->self(), static_cast<uint64_t>(bytes), entries.front().tag.c_str(), &id, &error), error,
-        instance_->call_text("reserve"));
+  const auto reserve = [&] {
+    return api_->reserve(instance_->self(), static_cast<uint64_t>(bytes), entries.front().tag.c_str(), &id, &error);
+  };
+  check(call_plugin(&error, reserve), error, instance_->call_text("reserve"));
   if (std::any_of(allocations_.begin(), allocations_.end(), [&](const Allocation& known) { return known.id == id; }))
     fail_plugin_bug(instance_->call_text("reserve"),
                     fmt::format("the new allocation has the id {} of another one", id));
@@ -139,8 +142,8 @@ void TierStore::release(uint64_t allocation) {
   const auto at = std::find_if(allocations_.begin(), allocations_.end(),
                                [&](const Allocation& known) { return known.id == allocation; });
   if (at == allocations_.end()) return;
-  if (at->mapped) api_->unmap(instance_->self(), allocation);
-  api_->release(instance_->self(), allocation);
+  if (at->mapped) call_plugin_void(instance_->call_text("unmap"), [&] { api_->unmap(instance_->self(), allocation); });
+  call_plugin_void(instance_->call_text("release"), [&] { api_->release(instance_->self(), allocation); });
   for (const LedgerEntry& entry : at->entries) host_.ledger().add(info_.tier, entry.kind, entry.tag, -entry.bytes);
   allocations_.erase(at);
 }
@@ -151,7 +154,8 @@ void* TierStore::map(uint64_t allocation) {
   if (at == allocations_.end() || !info_.in_memory()) fail_internal("this allocation of a tier cannot be mapped");
   zr_view view{};
   CallError error;
-  check(api_->map(instance_->self(), allocation, &view, &error), error, instance_->call_text("map"));
+  check(call_plugin(&error, [&] { return api_->map(instance_->self(), allocation, &view, &error); }), error,
+        instance_->call_text("map"));
   at->mapped = true;
   if (const std::string problem = problem_of(view, at->bytes, info_.align); !problem.empty())
     fail_plugin_bug(instance_->call_text("map"), problem);
@@ -170,9 +174,11 @@ Transfer TierStore::start(bool writes, uint64_t allocation, int64_t offset, void
       trace->span(track, name, begin, Trace::Time::clock::now());
     };
   CallError error;
-  const zr_code code = (writes ? api_->write : api_->read)(instance_->self(), &request, 1, nullptr, done, &error);
+  const auto function = writes ? api_->write : api_->read;
+  const zr_code code =
+      call_plugin(&error, [&] { return function(instance_->self(), &request, 1, nullptr, done, &error); });
   if (code != ZR_OK) {
-    comm::done_resolve(done, code == ZR_AGAIN ? ZR_INTERNAL : code, 0, error.msg);
+    comm::done_resolve(done, code == ZR_AGAIN ? ZR_INTERNAL : code, 0, plugin_text(error).c_str());
     failure_->check(code, error, fmt::format("{}: {}", instance_->call_text(writes ? "write" : "read"), what));
   }
   (writes ? written_ : read_) += bytes;
@@ -192,14 +198,14 @@ void TierStore::register_memory(void* memory, int64_t bytes) {
   if (!ZR_HAS(api_, zr_offload_api, reg)) return;
   const zr_view view{memory, bytes, ZR_U8, 0, {1, 0}};
   CallError error;
-  if (api_->reg(instance_->self(), &view, &error) != ZR_OK)
-    log(ZR_LOG_INFO, fmt::format("{}: {}", instance_->call_text("reg"), error.msg));
+  if (call_plugin(&error, [&] { return api_->reg(instance_->self(), &view, &error); }) != ZR_OK)
+    log(ZR_LOG_INFO, fmt::format("{}: {}", instance_->call_text("reg"), plugin_text(error)));
 }
 
 void TierStore::unregister_memory(void* memory, int64_t bytes) {
   if (!ZR_HAS(api_, zr_offload_api, unreg)) return;
   const zr_view view{memory, bytes, ZR_U8, 0, {1, 0}};
-  api_->unreg(instance_->self(), &view);
+  call_plugin_void(instance_->call_text("unreg"), [&] { api_->unreg(instance_->self(), &view); });
 }
 
 }  // namespace zr::host::offload

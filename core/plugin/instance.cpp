@@ -11,20 +11,10 @@ namespace zr::host::plugin {
 
 namespace {
 
-// A C function that throws breaks the ABI. The call reports the text of the exception instead of crashing.
 template <class F>
 void call(const std::string& call_name, F&& fn) {
   CallError error;
-  zr_code code = ZR_OK;
-  try {
-    code = fn(&error);
-  } catch (const std::exception& escaped) {
-    fail_internal(fmt::format("{} threw an exception across the C ABI: {}; this is a bug in the plug-in", call_name,
-                              escaped.what()));
-  } catch (...) {
-    fail_internal(call_name + " threw an exception across the C ABI; this is a bug in the plug-in");
-  }
-  check(code, error, call_name);
+  check(call_plugin(&error, [&] { return fn(&error); }), error, call_name);
 }
 
 struct RunningModules {
@@ -48,7 +38,8 @@ void start(const zr_module* module, const std::string& call_name) {
 void stop(const zr_module* module) {
   RunningModules& running = running_modules();
   const MutexLock lock(running.mutex);
-  if (--running.count[module] == 0 && module->shutdown) module->shutdown();
+  if (--running.count[module] == 0 && module->shutdown)
+    call_plugin_void(fmt::format("plug-in '{}': shutdown", module->name), module->shutdown);
 }
 
 // The plug-in's text may not name the missing services; the host knows which ones it requested.
@@ -83,7 +74,7 @@ Instance::Instance(PluginHost& host, const Component& component, const config::J
 }
 
 Instance::~Instance() {
-  component_.table->destroy(self_);
+  call_plugin_void(call_text("destroy"), [&] { component_.table->destroy(self_); });
   stop(component_.module);
 }
 

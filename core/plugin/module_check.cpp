@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/text.hpp"
 #include "base/unknown_bits.hpp"
 #include "plugin/library_loader.hpp"
 #include "zr/abi/communicator.h"
@@ -85,7 +86,14 @@ std::string key_problem(const zr_component& component, Role role) {
     const zr_key* key = component.keys[i];
     if (!key || !key->name) return fmt::format("key {} has no name", i);
     if (key->size < ZR_SIZE_0_9(zr_key)) return too_short("a key", key->size, ZR_SIZE_0_9(zr_key));
-    const std::string where = fmt::format("key '{}': ", key->name);
+    const std::string where = fmt::format("key '{}': ", printable(key->name));
+    for (const auto& [member, text] : {std::pair{"name", key->name}, std::pair{"default", key->def},
+                                       std::pair{"choices", key->choices}, std::pair{"meaning", key->meaning}})
+      if (text && find_not_utf8(text) != std::string_view::npos)
+        return fmt::format("{}its {} is not UTF-8", where, member);
+    if (role == Role::optimizer && (key->flags & ZR_KEY_PER_GROUP) &&
+        (std::string_view(key->name) == "lr_scale" || std::string_view(key->name) == "match"))
+      return fmt::format("{}[[optimizer.groups]] has a key of this name; choose another name", where);
     if (std::string problem = unknown_bits_problem(where + "flags", key->flags, ZR_KEY_PER_GROUP); !problem.empty())
       return problem;
     if (std::string problem = reserved_problem(where + "rsv", key->rsv); !problem.empty()) return problem;
@@ -108,6 +116,19 @@ bool is_word(std::string_view text) {
 bool is_id(std::string_view id) {
   const std::size_t dot = id.find('.');
   return dot == id.npos ? is_word(id) : is_word(id.substr(0, dot)) && is_word(id.substr(dot + 1));
+}
+
+// The vendor's name of an id, or the id if it has none.
+std::string first_word(std::string_view id) { return std::string(id.substr(0, id.find('.'))); }
+
+// True if the table of a component with this id, [role.id], could not be told from a key of the engine or its values.
+bool is_reserved(Role role, std::string_view id) {
+  const std::string table(name_of(role)), word = first_word(id);
+  const std::vector<config::ConfigKey>& keys = config::host_keys();
+  const bool key = std::any_of(keys.begin(), keys.end(),
+                               [&](const config::ConfigKey& one) { return one.table == table && one.name == word; });
+  return key || (role == Role::optimizer && word == "groups") ||
+         (role == Role::offload && (word == "device" || word == "auto"));
 }
 
 std::string content_problem(const zr_component& component, Role role) {
@@ -136,8 +157,11 @@ std::string component_problem(const zr_component& component, Role role, const Ta
   const std::string component_name = fmt::format("{} '{}'", name_of(role), component.id);
   if (!is_id(component.id))
     return component_name +
-           ": an id consists of lower-case letters, digits and underscores, and may begin with the vendor's name and a "
-           "dot";
+           ": an id is a word of lower-case letters, digits and underscores that begins with a letter; the vendor's "
+           "name, such a word too, and a dot may precede it";
+  if (is_reserved(role, component.id))
+    return fmt::format("{}: '{}' is a key or a value of [{}] in the TOML file; choose another id", component_name,
+                       first_word(component.id), name_of(role));
   if (!checked.insert(component_name).second) return fmt::format("it contains {} twice", component_name);
   if (std::find(tags.roles.begin(), tags.roles.end(), role) == tags.roles.end())
     return fmt::format("it contains {}, but exports no tag zr_tag_kind_{}_1; add ZR_TAG", component_name,
@@ -168,6 +192,9 @@ std::string tag_problem(const Tags& tags, const ComponentNames& components) {
 std::string table_problem(const zr_module& module, const Tags& tags) {
   if (!module.name || !module.vendor || !module.version || !module.build)
     return "its name, vendor, version or build is null";
+  for (const auto& [member, text] : {std::pair{"name", module.name}, std::pair{"vendor", module.vendor},
+                                     std::pair{"version", module.version}, std::pair{"build", module.build}})
+    if (find_not_utf8(text) != std::string_view::npos) return fmt::format("its {} is not UTF-8", member);
   if (std::string problem = reserved_problem("rsv of its module", module.rsv); !problem.empty()) return problem;
   ComponentNames checked;
   for (uint32_t i = 0; i < module.n_components; ++i) {

@@ -32,6 +32,7 @@ struct PluginValidation {
   bool accepted = false;
   std::string reason;                 // if not accepted: the problem and the remedy
   std::vector<Component> components;  // if accepted
+  std::string hint{};                 // if it is found by its absolute path only: why, and the remedy
 };
 
 /// From now on, a child process loads each library before this process does, so that a library that crashes, exits or

@@ -105,6 +105,26 @@ std::string kind_problem(const Tags& tags, Role role) {
                      with_articles({role}));
 }
 
+// Why a component of a valid library is not found by its id, and the remedy; "" if all are found.
+std::string lookup_problem(const PluginValidation& validation, const Tags& tags) {
+  constexpr const char* kSeveral =
+      "it contains several plug-ins, but is named after one, so that the others are not found; name it zr_<name>.so";
+  constexpr const char* kNoTag =
+      "it has no tag zr_tag_id_<role>_<id>, so that its components cannot be found; add ZR_ID_TAG, or name it "
+      "zr_<role>_<id>.so";
+  Role role{};
+  std::string id;
+  const Component& first = validation.components.front();
+  const bool several = validation.components.size() > 1;
+  if (split_name(validation.file, role, id)) {
+    if (const std::string problem = kind_problem(tags, role); !problem.empty()) return problem;
+    if (const std::string problem = name_problem(validation, role, id); !problem.empty()) return problem;
+    return several ? kSeveral : "";
+  }
+  if (is_collection(validation.file)) return tags.ids.empty() ? kNoTag : "";
+  return fmt::format("rename the file to {}", several ? "zr_<name>.so" : file_name(role_with(first), first.table->id));
+}
+
 // The files of a folder that fulfil `condition`, sorted.
 std::vector<fs::path> files_in(const fs::path& folder, const std::function<bool(const fs::path&)>& condition) {
   std::vector<fs::path> found;
@@ -250,7 +270,12 @@ Component Registry::load(Role role, const std::string& id, const std::string& wh
   return *find(validation, role, by_path ? "" : id);
 }
 
-PluginValidation Registry::validate(const fs::path& file) { return load_library(file, read_tags(file)); }
+PluginValidation Registry::validate(const fs::path& file) {
+  const Tags tags = read_tags(file);
+  PluginValidation validation = load_library(file, tags);
+  if (validation.accepted) validation.hint = lookup_problem(validation, tags);
+  return validation;
+}
 
 std::vector<PluginValidation> Registry::list() const {
   std::vector<PluginValidation> result;
@@ -265,14 +290,7 @@ std::vector<PluginValidation> Registry::list() const {
         validation.reason = duplicate_problem(same);
       } else if (validation.reason = kind_problem(tags, role); validation.reason.empty()) {
         validation = load_library(file, tags);
-        if (validation.accepted) validation.reason = name_problem(validation, role, id);
-        if (validation.accepted && validation.reason.empty() && validation.components.size() > 1 &&
-            std::any_of(validation.components.begin(), validation.components.end(), [&](const Component& component) {
-              return files(role_with(component), component.table->id).empty();
-            }))
-          validation.reason =
-              "it contains several plug-ins, but is named after one, so that the others are not found; name it "
-              "zr_<name>.so";
+        if (validation.accepted) validation.reason = lookup_problem(validation, tags);
       }
       validation.accepted = validation.reason.empty();
       if (!validation.accepted) validation.components.clear();
@@ -287,13 +305,9 @@ std::vector<PluginValidation> Registry::list() const {
           validation = {
               file, false, fmt::format("{} '{}': {}", name_of(tag_role), tag_id, duplicate_problem(same)), {}};
         }
-      if (validation.accepted && tags.ids.empty())
-        validation = {
-            file,
-            false,
-            "it has no tag zr_tag_id_<role>_<id>, so that its components cannot be found; add ZR_ID_TAG, or name "
-            "it zr_<role>_<id>.so",
-            {}};
+      if (validation.accepted)
+        if (const std::string problem = lookup_problem(validation, tags); !problem.empty())
+          validation = {file, false, problem, {}};
       result.push_back(std::move(validation));
     }
   return result;

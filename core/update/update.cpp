@@ -140,8 +140,8 @@ void update(const plugin::Instance& optimizer, ThreadPool& pool, const plan::Mem
       const zr_update_slice slice = describe(range, plan, input, operands, slots.data());
       const zr_update_slice* pointer = &slice;
       CallError error;
-      check(api->step(optimizer.self(), &step, &pointer, 1, nullptr, nullptr, &error), error,
-            optimizer.call_text("step"));
+      const auto update = [&] { return api->step(optimizer.self(), &step, &pointer, 1, nullptr, nullptr, &error); };
+      check(call_plugin(&error, update), error, optimizer.call_text("step"));
       operands.write_back();
     }
   });

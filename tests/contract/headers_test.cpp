@@ -2,8 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 #include <set>
 
+#include "support/scratch.hpp"
 #include "support/shell.hpp"
 
 namespace zr::testing {
@@ -77,6 +79,38 @@ INSTANTIATE_TEST_SUITE_P(Dialects, LayerHeadersTest,
                          ::testing::Values(Dialect{"g++", "c++17"}, Dialect{"g++", "c++2b"},
                                            Dialect{"clang++", "c++17"}, Dialect{"clang++", "c++2b"}),
                          name_of);
+
+// An optimizer whose optional members are `members`.
+Outcome compile_optimizer(const std::string& compiler, const std::string& members) {
+  const test::Scratch scratch;
+  const std::string file = (scratch.folder() / "optimizer.cpp").string();
+  std::ofstream(file) << "#include \"zr/optimizer.hpp\"\n"
+                         "class Mine : public zr::Optimizer<Mine> {\n"
+                      << members
+                      << " public:\n"
+                         "  void update(const zr::Update& u) const { u.weight[0] = 0; }\n"
+                         "};\n"
+                         "ZR_OPTIMIZER(Mine, \"mine\", \"example\", \"1.0\");\n";
+  return shell(compiler +
+               " -std=c++17 -fvisibility=hidden -Wall -Wextra -Werror -fsyntax-only -I" ZR_SOURCE_DIR "/sdk/include " +
+               file);
+}
+
+TEST_P(LayerHeadersTest, RejectOptionalMembersThatTheyCannotUse) {
+  const std::string compiler = GetParam().compiler, slots = "static constexpr zr_slot slots[] = {zr::slot(\"v\")};\n";
+  const auto message = [](const std::string& member) {
+    return "the member '" + member + "' is private or overloaded; make it public, and keep one function of this name";
+  };
+  EXPECT_EQ(compile_optimizer(compiler, " public:\n" + slots).output, "");
+  EXPECT_EQ(compile_optimizer(compiler, "").output, "");
+  const Outcome hidden = compile_optimizer(compiler, slots);
+  EXPECT_NE(hidden.code, 0);
+  EXPECT_NE(hidden.output.find(message("slots")), std::string::npos) << hidden.output;
+  const Outcome overloaded = compile_optimizer(
+      compiler, " public:\n" + slots + "uint32_t n_slots() const { return 1; }\nuint32_t n_slots(int) { return 1; }\n");
+  EXPECT_NE(overloaded.code, 0);
+  EXPECT_NE(overloaded.output.find(message("n_slots")), std::string::npos) << overloaded.output;
+}
 
 }  // namespace
 }  // namespace zr::testing

@@ -1,12 +1,14 @@
 # The plug-ins of examples/plugins, built with the installed SDK alone and found through ZR_PLUGIN_PATH, train under every
 # strategy and on every tier, and resume with another number of ranks, to the same bits. Included by package.cmake.
-set(lion ${SCRATCH}/lion)
-must(${cmake} -DCMAKE_PREFIX_PATH=${SCRATCH}/sdk -S ${SOURCE}/examples/plugins/lion -B ${lion})
-must(${CMAKE_COMMAND} --build ${lion})
+foreach(plugin lion even)
+  set(${plugin} ${SCRATCH}/${plugin})
+  must(${cmake} -DCMAKE_PREFIX_PATH=${SCRATCH}/sdk -S ${SOURCE}/examples/plugins/${plugin} -B ${${plugin}})
+  must(${CMAKE_COMMAND} --build ${${plugin}})
+endforeach()
 
 # Trains quickstart with the keys, and sets `hash` to the weights hash in its summary.
 function(lion_hash hash name)
-  must(${CMAKE_COMMAND} -E env ZR_PLUGIN_PATH=${lion}/plugins ${prefix}/bin/zeroth train ${ARGN}
+  must(${CMAKE_COMMAND} -E env ZR_PLUGIN_PATH=${lion}/plugins:${even}/plugins ${prefix}/bin/zeroth train ${ARGN}
        job.program="${SCRATCH}/quickstart/quickstart" optimizer.use=lion optimizer.lr=1e-3 train.micro_batch=16
        train.global_batch=64 job.name=${name} job.runs="${SCRATCH}/lion_runs")
   file(READ ${SCRATCH}/lion_runs/${name}/summary.json summary)
@@ -25,6 +27,7 @@ lion_hash(expected zero0 ${toml} strategy=zero0 train.steps=20)
 same_hash(zero1 ${expected} ${toml} strategy=zero1 train.steps=20 ${nvme})
 same_hash(zero2 ${expected} ${toml} strategy=zero2 train.steps=20 offload.optimizer=cpu)
 same_hash(zero3 ${expected} ${toml} strategy=zero3 train.steps=20 job.ranks=1)
+same_hash(even ${expected} ${toml} strategy=even train.steps=20 job.ranks=4)
 set(checkpoints checkpoint.every=10 "checkpoint.dir=\"${SCRATCH}/lion_checkpoints\"")
 lion_hash(half half ${toml} strategy=zero3 train.steps=10 ${checkpoints})
 same_hash(resumed ${expected} --resume ${toml} strategy=zero1 train.steps=20 job.ranks=4 ${checkpoints})

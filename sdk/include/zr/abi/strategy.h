@@ -86,7 +86,8 @@ enum {
 typedef struct zr_use {
   uint32_t size;
   uint32_t phase;    /* ZR_FORWARD ... ZR_UPDATE_PHASE */
-  uint32_t micro;    /* micro-step within the step, from 0; 0 with ZR_PLAN_HOLD_GRADS and outside of steps */
+  uint32_t micro;    /* micro-step within the step, from 0; 0 with ZR_PLAN_HOLD_GRADS, outside of micro-steps (as in
+                      * grads_finish, updated and ZR_STEP_END) and outside of steps */
   uint32_t flags;    /* ZR_USE_* */
   zr_stream *stream; /* or NULL */
   zr_done *done;     /* or NULL */

@@ -125,6 +125,10 @@ TEST_F(JobChecksTest, RejectsAnOptimizerStateThatIsNotSharded) {
     slot.flags = flag;
     EXPECT_EQ(failure_with(nullptr, true), message);
   }
+  slot.flags = ZR_SLOT_TRANSIENT;
+  EXPECT_EQ(failure_with(nullptr, true),
+            "optimizer 'adamw' with strategy 'zero1': its state 'second' is transient, which Zeroth does not support; "
+            "choose another optimizer");
   slot.flags = 0;
   slot.shape = ZR_SLOT_PER_BLOCK;
   slot.block = 128;

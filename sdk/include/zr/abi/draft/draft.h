@@ -1,6 +1,6 @@
 /* Headers of zr/abi/draft may change in every minor version. A library that includes one gets the tag zr_tag_draft_0_9,
  * and loads only on a host of exactly that version. When a draft is stabilised it moves to zr/abi and keeps its ids and
- * values. The host says at load time which drafts it does not implement yet. */
+ * values. Each header says what the host does with it in this version. */
 #ifndef ZR_ABI_DRAFT_H
 #define ZR_ABI_DRAFT_H
 #include "zr/abi/base.h"

@@ -1,5 +1,5 @@
 /* Draft: optimizers that read gradients before they are reduced over ranks (1-bit Adam). No strategy offers local
- * gradients yet, so the host rejects ZR_OPT_NEEDS_COMM and ZR_OPT_NEEDS_LOCAL_GRADS when it loads the optimizer. */
+ * gradients yet, so the host rejects ZR_OPT_NEEDS_COMM and ZR_OPT_NEEDS_LOCAL_GRADS when a job starts. */
 #ifndef ZR_ABI_DRAFT_LOCAL_GRADIENTS_H
 #define ZR_ABI_DRAFT_LOCAL_GRADIENTS_H
 #include "zr/abi/draft/draft.h"

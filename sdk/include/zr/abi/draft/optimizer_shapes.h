@@ -1,5 +1,5 @@
 /* Draft: optimizers whose update or states are not elementwise. The host checks granularities against the plan of the
- * strategy; it rejects states that are not ZR_SLOT_LIKE_PARAM, and the flags RANK_PRIVATE and UNSHARDED. */
+ * strategy; it rejects states that are not ZR_SLOT_LIKE_PARAM, and all flags. */
 #ifndef ZR_ABI_DRAFT_OPTIMIZER_SHAPES_H
 #define ZR_ABI_DRAFT_OPTIMIZER_SHAPES_H
 #include "zr/abi/draft/draft.h"
