@@ -5,9 +5,12 @@
 
 #include <atomic>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <map>
+#include <mutex>
 #include <sstream>
 
 #include "base/error.hpp"
@@ -34,6 +37,35 @@ TEST(FillErrorTest, WritesCodeTextAndCause) {
   EXPECT_EQ(error.native, 0) << "of the earlier error";
   EXPECT_EQ(std::string(error.msg), std::string(sizeof error.msg - 1, 'x')) << "cut";
   EXPECT_EQ(fill_error(nullptr, ZR_STATE, "nobody reads it"), ZR_STATE);
+}
+
+TEST(PluginTextTest, EndsAtTheEndOfTheStructAndEscapesControlCharacters) {
+  CallError error;
+  std::memset(error.msg, 'x', sizeof error.msg);
+  EXPECT_EQ(plugin_text(error), std::string(sizeof error.msg, 'x'));
+  std::strcpy(error.msg, "a\033[1m\xe9\nb");
+  EXPECT_EQ(plugin_text(error), "a\\x1b[1m\\xe9\nb");
+}
+
+TEST(CallPluginTest, ReturnsTheCodeOfTheFunction) {
+  CallError error;
+  EXPECT_EQ(call_plugin(&error, [] { return zr_code{ZR_OK}; }), ZR_OK);
+  EXPECT_EQ(call_plugin(&error, [&] { return fill_error(&error, ZR_IO, "disk full"); }), ZR_IO);
+  EXPECT_STREQ(error.msg, "disk full");
+}
+
+TEST(CallPluginTest, TurnsAnExceptionIntoAnInternalError) {
+  CallError error;
+  EXPECT_EQ(call_plugin(&error, []() -> zr_code { throw std::runtime_error("no twiddles"); }), ZR_INTERNAL);
+  EXPECT_STREQ(error.msg, "threw an exception across the C ABI: no twiddles; this is a bug in the plug-in");
+  EXPECT_EQ(call_plugin(&error, []() -> zr_code { throw 5; }), ZR_INTERNAL);
+  EXPECT_STREQ(error.msg, "threw an exception across the C ABI; this is a bug in the plug-in");
+  EXPECT_EQ(call_plugin(nullptr, []() -> zr_code { throw 5; }), ZR_INTERNAL);
+  EXPECT_NO_THROW(call_plugin_void("optimizer 'x': destroy", [] { throw 5; }));
+}
+
+TEST(CallPluginTest, PassesErrorsOfTheHost) {
+  EXPECT_THROW(call_plugin(nullptr, []() -> zr_code { fail_user("no"); }), UserError);
 }
 
 TEST(NearestTest, FindsAMisspelledWordButNoUnrelatedOne) {
@@ -196,6 +228,18 @@ TEST(ThreadPoolTest, RunsEveryElementOnceOnAnyNumberOfThreads) {
     });
     for (const auto& n : seen) EXPECT_EQ(n, 1);
   }
+}
+
+TEST(ThreadPoolTest, CutsTheLargestNumberOfIndices) {
+  ThreadPool pool(3);
+  std::mutex mutex;
+  std::map<int64_t, int64_t> ranges;
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  pool.parallel_for(kMost, 1, [&](int64_t begin, int64_t end) {
+    const std::lock_guard lock(mutex);
+    ranges[begin] = end;
+  });
+  EXPECT_EQ(ranges, (std::map<int64_t, int64_t>{{0, kMost / 3}, {kMost / 3, kMost / 3 * 2}, {kMost / 3 * 2, kMost}}));
 }
 
 TEST(ThreadPoolTest, RethrowsTheFirstException) {

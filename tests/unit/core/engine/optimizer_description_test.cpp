@@ -16,8 +16,10 @@ zr_slot slots[2];
 zr_optimizer_desc described;                                 // of every parameter
 std::map<std::string, zr_optimizer_desc> described_instead;  // by the name of the parameter
 std::vector<zr_param> asked;
+bool throws = false;
 
 zr_code describe(void*, const zr_param* param, zr_optimizer_desc* out, zr_error* error) {
+  if (throws) throw 5;
   asked.push_back(*param);
   const auto found = described_instead.find(param->name);
   const zr_optimizer_desc desc = found == described_instead.end() ? described : found->second;
@@ -49,6 +51,7 @@ class OptimizerDescriptionTest : public ::testing::Test {
     described = {sizeof described, ZR_ELEMENTWISE, 0, 2, slots, uint64_t{1} << ZR_DEVICE_CPU, 0, 0};
     described_instead.clear();
     asked.clear();
+    throws = false;
     setup_.optimizer.table = &optimizer_;
     setup_.optimizer.drafts = true;
     optimizer_.api = &api_;
@@ -108,6 +111,22 @@ TEST_F(OptimizerDescriptionTest, MayHaveNoStates) {
 TEST_F(OptimizerDescriptionTest, ReportsThatTheOptimizerFails) {
   described_instead["b"] = {};
   EXPECT_EQ(problem(), kCall + ": 'b' has too many dimensions");
+}
+
+TEST_F(OptimizerDescriptionTest, RejectsNamesOfStatesThatCannotNameFiles) {
+  const std::string rule = "' must be UTF-8 and have at most 100 bytes: this is a bug in the plug-in",
+                    longest(100, 'x'), longer(101, 'x');
+  slots[0].name = "caf\xe9";
+  EXPECT_EQ(problem(), kCall + ": the name of state 'caf\\xe9" + rule);
+  slots[0].name = longer.c_str();
+  EXPECT_EQ(problem(), kCall + ": the name of state '" + longer + rule);
+  slots[0].name = longest.c_str();
+  EXPECT_EQ(problem(), "");
+}
+
+TEST_F(OptimizerDescriptionTest, ReportsThatTheOptimizerThrows) {
+  throws = true;
+  EXPECT_EQ(problem(), kCall + ": threw an exception across the C ABI; this is a bug in the plug-in");
 }
 
 TEST_F(OptimizerDescriptionTest, RejectsAnUnknownGranularity) {

@@ -13,6 +13,10 @@ namespace {
 // Every parameter is one shard: unusable until it is acquired, in a copy that this object keeps until its release.
 class Gathering : public zr::Strategy<Gathering> {
  public:
+  explicit Gathering(const zr::Host& host) {
+    host.need<zr_async_service>();  // services that need no communicator exist before it is open
+    host.need<zr_machine_service>();
+  }
   void plan(const zr_plan_in& in, zr::PlanBuilder& plan) const {
     int64_t elements = 0;
     for (uint32_t p = 0; p < in.n_params; ++p) elements += zr::round_up(in.params[p]->count, in.align);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <stdexcept>
 
 #include "comm/comm_runtime.hpp"
 #include "zr/error.hpp"
@@ -172,6 +173,21 @@ TEST_F(TierStoreTest, FailedTransferHasTheExitCodeOfItsError) {
     EXPECT_EQ(problem_of_transfer(true), start + "transfer: weights: is broken");
     answers.completed = ZR_OK;
   }
+}
+
+TEST_F(TierStoreTest, TransferThatThrowsIsABugInThePlugin) {
+  // The layer catches exceptions; this table does not.
+  static constexpr auto throws = [](void*, const zr_transfer*, uint32_t, zr_stream*, zr_done*, zr_error*) -> zr_code {
+    throw std::runtime_error("no slot");
+  };
+  zr_offload_api api = *static_cast<const zr_offload_api*>(kTable.api);
+  api.write = throws;
+  zr_component table = kTable;
+  table.api = &api;
+  const auto tier = open(&table);
+  const uint64_t allocation = tier->reserve(4096, {{host::MemoryKind::other, "test", 4096}});
+  EXPECT_EQ(error_of([&] { tier->write(allocation, 0, memory.data(), 512, "weights").wait(); }),
+            bug_ + "write: weights: threw an exception across the C ABI: no slot; this is a bug in the plug-in");
 }
 
 }  // namespace

@@ -146,7 +146,17 @@ constexpr uint32_t kKeyFlags = ZR_KEY_PER_GROUP | 4;
 #else
 constexpr uint32_t kKeyFlags = ZR_KEY_PER_GROUP;
 #endif
-const zr_key rate{sizeof(zr_key), ZR_KEY_FLOAT, kKeyFlags, 0, "rate", kDefault, 0, 1, nullptr, "how fast"};
+#if defined(BAD_KEY_TEXT)
+constexpr const char* kMeaning = "how \xe9 fast";
+#else
+constexpr const char* kMeaning = "how fast";
+#endif
+#if defined(BAD_KEY_GROUP)
+constexpr const char* kKey = "lr_scale";
+#else
+constexpr const char* kKey = "rate";
+#endif
+const zr_key rate{sizeof(zr_key), ZR_KEY_FLOAT, kKeyFlags, 0, kKey, kDefault, 0, 1, nullptr, kMeaning};
 #if defined(BAD_KEY_TWICE)
 const zr_key* const keys[] = {&rate, &rate};
 #else
@@ -155,6 +165,8 @@ const zr_key* const keys[] = {&rate};
 
 #if defined(BAD_ID)
 constexpr const char* kId = "good";
+#elif defined(BAD_ID_RESERVED)
+constexpr const char* kId = "groups.bad";
 #elif defined(BAD_ID_TEXT)
 constexpr const char* kId = "Bad Optimizer";
 #else
@@ -184,11 +196,16 @@ constexpr uint16_t kNeed = 98;
 #else
 constexpr uint16_t kNeed = ZR_TARGET_MINOR;
 #endif
+#if defined(BAD_TEXT)
+constexpr const char* kVendor = "caf\xe9";
+#else
+constexpr const char* kVendor = "tests";
+#endif
 const zr_module module{sizeof(zr_module),
                        ZR_ABI_MINOR,
                        kNeed,
                        "bad",
-                       "tests",
+                       kVendor,
                        "1.0",
                        "by hand",
                        components,

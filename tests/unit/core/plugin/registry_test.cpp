@@ -207,6 +207,22 @@ TEST(RegistryTest, RejectsAnIdThatACollectionAndAnotherFileContain) {
   EXPECT_EQ(error_of_load(registry, "acme.bad"), "no error");
 }
 
+TEST(RegistryTest, SaysThatAFileIsFoundByItsPathOnly) {
+  const test::Scratch scratch;
+  const auto hint = [&](const std::string& file, const std::string& name) {
+    const plugin::PluginValidation validation = plugin::Registry::validate(scratch.copy(file, name));
+    EXPECT_TRUE(validation.accepted) << validation.reason;
+    return validation.hint;
+  };
+  EXPECT_EQ(hint(kFile, "zr_optimizer_bad.so"), "");
+  EXPECT_EQ(hint(kFile, "zr_optimizer_other.so"),
+            "it contains optimizer 'bad', not 'other'; rename the file to zr_optimizer_bad.so");
+  EXPECT_EQ(hint(kFile, "libbad.so"), "rename the file to zr_optimizer_bad.so");
+  EXPECT_EQ(hint(kFile, "zr_bundle.so"),
+            "it has no tag zr_tag_id_<role>_<id>, so that its components cannot be found; add ZR_ID_TAG, or name it "
+            "zr_<role>_<id>.so");
+}
+
 TEST(RegistryTest, ListsACollectionWithoutTagsAsRejected) {
   const test::Scratch scratch;
   scratch.copy(kFile, "zr_bundle.so");
