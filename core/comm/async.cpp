@@ -1,3 +1,5 @@
+#include <dlfcn.h>
+
 #include <new>
 
 #include "base/error.hpp"
@@ -17,9 +19,27 @@ void done_release(zr_done* done) {
   if (done && done->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete done;
 }
 
-void done_resolve(zr_done* done, zr_code code, int64_t native, const char* message) {
-  if (done->resolved.test_and_set(std::memory_order_relaxed))
-    return log(ZR_LOG_ERROR, "a plug-in resolved a completion twice" + (done->what.empty() ? "" : ": " + done->what));
+namespace {
+// The plug-in library that contains the code at `address`, or "". (A tail call leaves the return address in the caller
+// of the plug-in, such as the C++ library.)
+std::string plugin_library_at(const void* address) {
+  Dl_info info{};
+  if (!address || !::dladdr(address, &info) || !info.dli_fname) return "";
+  void* const library = ::dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+  if (!library) return "";
+  const bool is_plugin = ::dlsym(library, "zr_module_v1") != nullptr;
+  ::dlclose(library);
+  return is_plugin ? info.dli_fname : "";
+}
+}  // namespace
+
+void done_resolve(zr_done* done, zr_code code, int64_t native, const char* message, const void* caller) {
+  if (done->resolved.test_and_set(std::memory_order_relaxed)) {
+    const std::string library = plugin_library_at(caller);
+    return log(ZR_LOG_ERROR, (library.empty() ? "a plug-in resolved a completion twice"
+                                              : "a completion was resolved twice, the second time by " + library) +
+                                 (done->what.empty() ? "" : ": " + done->what));
+  }
   done->native = native;
   if (message) done->message = message;
   if (done->on_resolved) done->on_resolved(code);
@@ -36,6 +56,11 @@ namespace {
 
 void retain(zr_done* done) { done->references.fetch_add(1, std::memory_order_relaxed); }
 
+// Called by plug-ins only, so the return address is in the plug-in.
+void resolve(zr_done* done, zr_code code, int64_t native, const char* message) {
+  done_resolve(done, code, native, message, __builtin_return_address(0));
+}
+
 zr_code wait(zr_done* done, int64_t timeout_ns, zr_error* error) {
   auto* communicator = done->host->ctx ? plugin::PluginHost::from_abi(done->host).context<CommRuntime>() : nullptr;
   // Goes through the communicator even if `done` is resolved, so that the communicator also records a failure.
@@ -45,8 +70,7 @@ zr_code wait(zr_done* done, int64_t timeout_ns, zr_error* error) {
   return fill_error(error, ZR_STATE, "cannot wait for a completion: no communicator is open");
 }
 
-const zr_async_service kService{
-    sizeof(zr_async_service), 0, done_new, retain, done_release, done_resolve, done_poll, wait};
+const zr_async_service kService{sizeof(zr_async_service), 0, done_new, retain, done_release, resolve, done_poll, wait};
 
 }  // namespace
 

@@ -88,7 +88,7 @@ class CommRuntime {
   std::exception_ptr take_failure();
 
   /// Waits for a completion and drives the plug-in's progress meanwhile. timeout_ns < 0: Options::timeout. For the
-  /// async service.
+  /// async service. An error of a collective may fail the job; that of a plug-in's own completion is only returned.
   zr_code wait(zr_done* done, int64_t timeout_ns, zr_error* error);
 
  private:

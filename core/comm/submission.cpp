@@ -26,6 +26,8 @@ struct Stopped {
   zr_code code;
 };
 
+constexpr std::string_view kNotResolved = "the completion was not resolved within the timeout";
+
 // The error codes after which the job cannot continue.
 bool ends_job(zr_code code) {
   return code == ZR_COMM || code == ZR_TIMEOUT || code == ZR_CANCELLED || code == ZR_MISMATCH;
@@ -68,21 +70,27 @@ zr_code Submission::reject(zr_code code, int exit_code, const std::string& text,
   return fill_error(error, code, text);
 }
 
-// Converts the result of the plug-in to an Error. activity_ still describes the collective.
-zr_code Submission::finish(zr_code code, zr_error* error) {
+std::string Submission::timeout_text() const { return duration_text(std::chrono::duration<double>(timeout_).count()); }
+
+// A world of one has no plug-in, but plug-ins may resolve completions with an error.
+std::string Submission::call_text(const char* call) const { return instance_ ? instance_->call_text(call) : call; }
+
+// Converts the result of a function of the plug-in to an Error. activity_ still describes the collective.
+zr_code Submission::finish(zr_code code, zr_error* error, const char* call) {
   if (code == ZR_OK) return code;
-  const std::string plugin_text = error && error->msg[0] ? error->msg : fmt::format("error code {}", code);
   if (exceeded_timeout_)
-    return fail_job(fmt::format("waited longer than communicator.timeout ({}) in {}",
-                                duration_text(std::chrono::duration<double>(timeout_).count()), activity_.what),
+    return fail_job(fmt::format("waited longer than communicator.timeout ({}){}", timeout_text(),
+                                activity_.what.empty() ? "" : " in " + activity_.what),
                     error);
-  if (code == ZR_MISMATCH) return fail_job(plugin_text, error);
-  const std::string what = activity_.what.empty() ? plugin_text : fmt::format("{}: {}", activity_.what, plugin_text);
+  std::string text = error ? plugin_text(*error) : "";
+  if (text.empty()) text = fmt::format("error code {}", code);
+  if (code == ZR_MISMATCH) return fail_job(text, error);
+  const std::string what = activity_.what.empty() ? text : fmt::format("{}: {}", activity_.what, text);
   if (ends_job(code)) return fail_job(what, error);
   const int exit = code == ZR_INVALID                                            ? exit_code::user
                    : code == ZR_UNSUPPORTED || code == ZR_NOMEM || code == ZR_IO ? exit_code::environment
                                                                                  : exit_code::internal;
-  return reject(code, exit, fmt::format("{}: {}", instance_->call_text("submit"), what), error);
+  return reject(code, exit, fmt::format("{}: {}", call_text(call), what), error);
 }
 
 // Whether the plug-in itself performs this operation, and with rank-ordered sums. The result is the same on every rank.
@@ -128,7 +136,8 @@ zr_code Submission::run_composed(const zr_coll& coll, bool control, zr_error* er
         part.counts = bytes.data();
       }
     }
-    if (const zr_code code = api_->submit(comm_, &part, nullptr, nullptr, error)) throw Stopped{code};
+    const auto submit = [&] { return api_->submit(comm_, &part, nullptr, nullptr, error); };
+    if (const zr_code code = call_plugin(error, submit)) throw Stopped{code};
   };
   const bool exchanges =
       (caps_.ops & bit(ZR_ALL_TO_ALL)) && (caps_.dtypes & bit(static_cast<uint64_t>(coll.src.dtype)));
@@ -199,8 +208,8 @@ zr_code Submission::perform(const zr_coll& coll, bool native, bool control, zr_e
     return ZR_OK;
   }
   const Waiting waiting(*this);
-  return finish(native ? api_->submit(comm_, &coll, nullptr, nullptr, error) : run_composed(coll, control, error),
-                error);
+  const auto submit = [&] { return api_->submit(comm_, &coll, nullptr, nullptr, error); };
+  return finish(native ? call_plugin(error, submit) : run_composed(coll, control, error), error);
 }
 
 // Submits the collective to the plug-in, which resolves `done`.
@@ -208,7 +217,8 @@ zr_code Submission::issue_async(const zr_coll& coll, const StagedCollective& sta
                                 zr_error* error) {
   set_on_resolved(coll, staged, done, is_observed(control));
   control_->set_activity(activity_);
-  const zr_code code = finish(api_->submit(comm_, &staged.coll, nullptr, done, error), error);
+  const auto submit = [&] { return api_->submit(comm_, &staged.coll, nullptr, done, error); };
+  const zr_code code = finish(call_plugin(error, submit), error);
   if (code == ZR_OK && staged.number) {
     done->references.fetch_add(1, std::memory_order_relaxed);
     staged_completions_.push_back(done);
@@ -259,6 +269,7 @@ zr_code Submission::submit(const zr_coll& given, zr_done* done, bool control, zr
   }
   if (done) {
     ++submitted_;
+    done->of_collective = true;
     done->sequence = activity_.sequence;
     done->fingerprint = activity_.fingerprint;
     done->what = activity_.what;
@@ -272,7 +283,8 @@ zr_code Submission::submit(const zr_coll& given, zr_done* done, bool control, zr
 }
 
 zr_code Submission::progress(zr_error* error) {
-  return comm_ && api_->progress ? api_->progress(comm_, error) : zr_code{ZR_OK};
+  if (!comm_ || !api_->progress) return ZR_OK;
+  return call_plugin(error, [&] { return api_->progress(comm_, error); });
 }
 
 void Submission::run(const zr_coll& coll, bool control) {
@@ -284,40 +296,71 @@ void Submission::run(const zr_coll& coll, bool control) {
 }
 
 zr_code Submission::wait(zr_done* done, int64_t timeout_ns, zr_error* error) {
-  zr_code code = done_poll(done, error);
+  const zr_code code = done_poll(done, error);
   if (code == ZR_OK) return code;
+  if (done->of_collective) return wait_for_collective(done, timeout_ns, error);
+  return code == ZR_AGAIN ? wait_for_own(done, timeout_ns, error) : code;
+}
+
+// Calls progress() until `done` is resolved or another event ends the wait. `code`: of the resolution, or of
+// progress().
+Submission::WaitEnd Submission::drive_until_resolved(zr_done* done, std::chrono::nanoseconds limit, zr_code& code,
+                                                     zr_error* error) {
+  const auto start = Clock::now();
+  const bool crowded = control_->local_world() > static_cast<int>(std::thread::hardware_concurrency());
+  while ((code = done_poll(done, error)) == ZR_AGAIN) {
+    code = progress(error);
+    if (code != ZR_OK && code != ZR_AGAIN) return WaitEnd::progress_failed;
+    if (done->code.load(std::memory_order_relaxed) != ZR_AGAIN) continue;
+    const auto waited = Clock::now() - start;
+    if (waited > limit) return WaitEnd::timeout;
+    if (control_->broken()) return WaitEnd::job_failed;
+    // Yields the core if there are more ranks than cores, or after a short wait; sleeps after a long wait.
+    if (waited > std::chrono::milliseconds(1))
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    else if (crowded || waited > std::chrono::microseconds(50))
+      ::sched_yield();
+  }
+  return WaitEnd::resolved;
+}
+
+zr_code Submission::wait_for_collective(zr_done* done, int64_t timeout_ns, zr_error* error) {
+  zr_code code = ZR_AGAIN;
   const std::pair issued(activity_.sequence, activity_.fingerprint);
   activity_.sequence = done->sequence ? done->sequence : activity_.sequence;
   activity_.fingerprint = done->sequence ? done->fingerprint : activity_.fingerprint;
   activity_.what = done->what;
   {
     const Waiting waiting(*this);
-    const auto start = Clock::now();
-    const auto limit = timeout_ns < 0 ? std::chrono::nanoseconds(timeout_) : std::chrono::nanoseconds(timeout_ns);
-    const bool crowded = control_->local_world() > static_cast<int>(std::thread::hardware_concurrency());
-    while ((code = done_poll(done, error)) == ZR_AGAIN) {
-      code = progress(error);
-      if (code != ZR_OK && code != ZR_AGAIN) break;
-      if (done->code.load(std::memory_order_relaxed) != ZR_AGAIN) continue;
-      const auto waited = Clock::now() - start;
-      if (timeout_ns >= 0 && waited > limit)
-        return fill_error(error, ZR_TIMEOUT, "the completion was not resolved within the timeout");
-      if (waited > limit || control_->broken()) {
-        exceeded_timeout_ = exceeded_timeout_ || waited > limit;
-        code = ZR_CANCELLED;
-        fill_error(error, code, "the job has failed");
-        break;
-      }
-      // Yields the core if there are more ranks than cores, or after a short wait; sleeps after a long wait.
-      if (waited > std::chrono::milliseconds(1))
-        std::this_thread::sleep_for(std::chrono::microseconds(50));
-      else if (crowded || waited > std::chrono::microseconds(50))
-        ::sched_yield();
+    const WaitEnd end = drive_until_resolved(done, limit_of(timeout_ns), code, error);
+    if (end == WaitEnd::timeout && timeout_ns >= 0) {
+      code = fill_error(error, ZR_TIMEOUT, kNotResolved);
+    } else {
+      if (end == WaitEnd::timeout) exceeded_timeout_ = true;
+      if (end == WaitEnd::timeout || end == WaitEnd::job_failed)
+        code = fill_error(error, ZR_CANCELLED, "the job has failed");
+      code = finish(code, error, end == WaitEnd::progress_failed ? "progress" : "submit");
     }
-    code = finish(code, error);
   }
   std::tie(activity_.sequence, activity_.fingerprint) = issued;
   return code;
+}
+
+// Without the watchdog, which would abort the communicator, and without `waiting`, which means in a collective.
+zr_code Submission::wait_for_own(zr_done* done, int64_t timeout_ns, zr_error* error) {
+  activity_.what = "waiting for a completion of a plug-in";
+  control_->set_activity(activity_);
+  zr_code code = ZR_AGAIN;
+  const WaitEnd end = drive_until_resolved(done, limit_of(timeout_ns), code, error);
+  activity_.what.clear();
+  control_->set_activity(activity_);
+  if (end == WaitEnd::resolved) return code;
+  if (end == WaitEnd::progress_failed) return finish(code, error, "progress");
+  if (end == WaitEnd::job_failed) return fail_job("the job has failed", error);
+  return fill_error(error, ZR_TIMEOUT,
+                    timeout_ns >= 0 ? std::string(kNotResolved)
+                                    : fmt::format("the completion was not resolved within communicator.timeout ({})",
+                                                  timeout_text()));
 }
 
 // The collective of a plug-in, which may be built with newer or older headers.
@@ -349,7 +392,7 @@ zr_code Submission::abi_progress(void* self, zr_error* error) noexcept {
   auto& submission = *static_cast<Submission*>(self);
   try {
     const zr_code code = submission.progress(error);
-    return code == ZR_AGAIN ? zr_code{ZR_OK} : submission.finish(code, error);
+    return code == ZR_AGAIN ? zr_code{ZR_OK} : submission.finish(code, error, "progress");
   } catch (const std::exception& e) {
     submission.failure_ = std::current_exception();
     return fill_error(error, ZR_INTERNAL, e.what());

@@ -43,7 +43,9 @@ class Submission {
   zr_comm_ref ref();  // a reference for plug-ins
   /// Issues the collective and waits for it; throws Error. `control`: it is counted as control traffic.
   void run(const zr_coll& coll, bool control);
-  /// Drives progress until `done` resolves; timeout_ns < 0: the limit given to the constructor.
+  /// Drives progress until `done` resolves; timeout_ns < 0: the limit given to the constructor. For a collective, an
+  /// error is reported as that of submit(). For a completion that a plug-in made for itself, the code, the native code
+  /// and the text of its resolution are returned unchanged, and neither an error nor a timeout fails the job.
   zr_code wait(zr_done* done, int64_t timeout_ns, zr_error* error);
   void abort();                       // [any]
   std::exception_ptr take_failure();  // see CommRuntime
@@ -92,14 +94,23 @@ class Submission {
   void set_on_resolved(const zr_coll& coll, const StagedCollective& staged, zr_done* done, bool observed);
   zr_code perform(const zr_coll& coll, bool native, bool control, zr_error* error);
   zr_code progress(zr_error* error);  // of the plug-in; ZR_OK if it has no such function
+  enum class WaitEnd { resolved, progress_failed, timeout, job_failed };
+  WaitEnd drive_until_resolved(zr_done* done, std::chrono::nanoseconds limit, zr_code& code, zr_error* error);
+  zr_code wait_for_own(zr_done* done, int64_t timeout_ns, zr_error* error);
+  zr_code wait_for_collective(zr_done* done, int64_t timeout_ns, zr_error* error);
+  std::chrono::nanoseconds limit_of(int64_t timeout_ns) const {  // of a wait
+    return timeout_ns < 0 ? std::chrono::nanoseconds(timeout_) : std::chrono::nanoseconds(timeout_ns);
+  }
   bool is_observed(bool control) const { return !control && (trace_ || on_completed_); }
   zr_code run_composed(const zr_coll& coll, bool control, zr_error* error);
   void run_single_rank(const zr_coll& coll);
   bool is_native(const zr_coll& coll) const;
-  zr_code finish(zr_code code, zr_error* error);
+  zr_code finish(zr_code code, zr_error* error, const char* call = "submit");
   zr_code fail_job(const std::string& observation, zr_error* error);
   zr_code reject(zr_code code, int exit_code, const std::string& text, zr_error* error);
   void run_watchdog(const std::stop_token& stop);
+  std::string timeout_text() const;  // "5.0s"
+  std::string call_text(const char* call) const;
   void notify_completed(const zr_coll& coll, const void* dst, Trace::Time begin);
   static zr_code abi_submit(void* self, const zr_coll* coll, zr_stream*, zr_done* done, zr_error* error) noexcept;
   static zr_code abi_progress(void* self, zr_error* error) noexcept;

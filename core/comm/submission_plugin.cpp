@@ -1,6 +1,7 @@
 // The plug-in of Submission: opening and closing, the watchdog for waits inside the plug-in, and memory that the
 // plug-in allocates.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <condition_variable>
@@ -16,6 +17,27 @@ namespace zr::host::comm {
 
 namespace {
 using Clock = std::chrono::steady_clock;
+
+[[noreturn]] void fail_plugin_bug(const std::string& call, const std::string& problem) {
+  fail_internal(fmt::format("{}: {}: this is a bug in the plug-in", call, problem));
+}
+
+bool is_aligned(const void* address, uint64_t align) { return reinterpret_cast<uintptr_t>(address) % align == 0; }
+
+// Why memory of mem_alloc() is rejected; "" if it is not.
+std::string memory_problem(const zr_view& memory, uint64_t bytes, uint64_t align) {
+  if (std::string problem = host_view_problem("the memory", memory); !problem.empty()) return problem;
+  if (!memory.data || memory.dtype != ZR_U8 || memory.count < static_cast<int64_t>(bytes))
+    return fmt::format("the memory is null, or not {} elements of U8", bytes);
+  return is_aligned(memory.data, align) ? "" : fmt::format("the memory is not aligned to {} bytes", align);
+}
+
+// Why a mapping of shared weights is rejected; "" if it is not.
+std::string mapping_problem(const std::string& name, const void* mapping) {
+  if (!mapping) return name + " is null";
+  const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+  return is_aligned(mapping, page) ? "" : fmt::format("{} does not begin at a page boundary ({} bytes)", name, page);
+}
 }  // namespace
 
 const zr_shared_weights_api* shared_weights_of(const plugin::Component& communicator) {
@@ -30,7 +52,8 @@ zr_comm_caps communicator_caps(const plugin::Instance& communicator) {
   caps.size = sizeof caps;
   CallError error;
   const std::string call = communicator.call_text("caps");
-  check(communicator.api<zr_communicator_api>()->caps(communicator.self(), &caps, &error), error, call);
+  const auto* api = communicator.api<zr_communicator_api>();
+  check(call_plugin(&error, [&] { return api->caps(communicator.self(), &caps, &error); }), error, call);
   if (!(caps.ops & bit(ZR_ALL_GATHER)) || !(caps.dtypes & bit(ZR_U8)))
     fail_environment(call +
                      ": it does not support all_gather of bytes, from which the engine composes missing operations; "
@@ -62,7 +85,9 @@ Submission::Submission(plugin::PluginHost& host, std::shared_ptr<control::Contro
   const std::string store_prefix = fmt::format("comm.data.{}.", ++opened);
   const zr_comm_open options{sizeof(zr_comm_open), rank_, world_, 0, {ZR_DEVICE_CPU, 0}, "data", store_prefix.c_str()};
   CallError error;
-  check(api_->open(instance_->self(), &options, &comm_, &error), error, instance_->call_text("open"));
+  const auto open = [&] { return api_->open(instance_->self(), &options, &comm_, &error); };
+  check(call_plugin(&error, open), error, call_text("open"));
+  if (!comm_) fail_internal(call_text("open") + " reported success, but left *comm null; this is a bug in the plug-in");
   watchdog_ = std::jthread([this](const std::stop_token& stop) { run_watchdog(stop); });
   control_->on_broken(this, [this] { abort(); });
 }
@@ -72,7 +97,7 @@ void Submission::close() {
   if (!comm_) return;
   control_->on_broken(this, {});
   watchdog_ = {};
-  api_->close(comm_);
+  call_plugin_void(call_text("close"), [&] { api_->close(comm_); });
   comm_ = nullptr;
 }
 
@@ -92,19 +117,17 @@ void Submission::run_watchdog(const std::stop_token& stop) {
 }
 
 void Submission::abort() {
-  if (api_ && comm_) api_->abort(comm_);
+  if (api_ && comm_) call_plugin_void(call_text("abort"), [&] { api_->abort(comm_); });
 }
 
 void* Submission::mem_alloc(uint64_t bytes, uint64_t align) {
   if (!comm_ || !api_->mem_alloc) return nullptr;
   zr_view memory{};
   CallError error;
-  check(api_->mem_alloc(comm_, bytes, align, 0, &memory, &error), error, instance_->call_text("mem_alloc"));
-  if (const std::string problem = host_view_problem("the memory", memory); !problem.empty())
-    fail_internal(fmt::format("{}: {}: this is a bug in the plug-in", instance_->call_text("mem_alloc"), problem));
-  if (!memory.data || memory.dtype != ZR_U8 || memory.count < static_cast<int64_t>(bytes))
-    fail_internal(fmt::format("{}: the memory is null, or not {} elements of U8: this is a bug in the plug-in",
-                              instance_->call_text("mem_alloc"), bytes));
+  const std::string call = call_text("mem_alloc");
+  check(call_plugin(&error, [&] { return api_->mem_alloc(comm_, bytes, align, 0, &memory, &error); }), error, call);
+  if (const std::string problem = memory_problem(memory, bytes, align); !problem.empty())
+    fail_plugin_bug(call, problem);
   plugin_memory_.emplace(memory.data, memory);
   return memory.data;
 }
@@ -112,7 +135,7 @@ void* Submission::mem_alloc(uint64_t bytes, uint64_t align) {
 void Submission::mem_free(void* memory) {
   const auto at = plugin_memory_.find(memory);
   if (at == plugin_memory_.end()) return;
-  if (comm_) api_->mem_free(comm_, &at->second);
+  if (comm_) call_plugin_void(call_text("mem_free"), [&] { api_->mem_free(comm_, &at->second); });
   plugin_memory_.erase(at);
 }
 
@@ -124,13 +147,16 @@ std::pair<void*, const void*> Submission::shared_alloc(uint64_t bytes) {
   void* writer = nullptr;
   const void* reader = nullptr;
   CallError error;
-  check(shared_weights()->alloc(comm_, bytes, &writer, &reader, &error), error,
-        instance_->call_text("shared_weights alloc"));
+  const std::string call = call_text("shared_weights alloc");
+  const auto* api = shared_weights();
+  check(call_plugin(&error, [&] { return api->alloc(comm_, bytes, &writer, &reader, &error); }), error, call);
+  for (const std::string& problem : {mapping_problem("*writer", writer), mapping_problem("*reader", reader)})
+    if (!problem.empty()) fail_plugin_bug(call, problem);
   return {writer, reader};
 }
 
 void Submission::shared_free(void* writer) {
-  if (comm_) shared_weights()->free(comm_, writer);
+  if (comm_) call_plugin_void(call_text("shared_weights free"), [&] { shared_weights()->free(comm_, writer); });
 }
 
 }  // namespace zr::host::comm

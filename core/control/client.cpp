@@ -164,12 +164,8 @@ void ControlClient::post_send(std::string message) {
 }
 
 void ControlClient::put(const std::string& key, const std::string& value) {
-  if (key.size() > protocol::kMaxKeyBytes)
-    fail_internal(fmt::format("the job's store accepts keys of at most 4 KiB, but '{}...' has {}", key.substr(0, 60),
-                              bytes_text(static_cast<int64_t>(key.size()))));
-  if (value.size() > protocol::kMaxValueBytes)
-    fail_internal(fmt::format("the job's store accepts values of at most 1 MiB, but the value of '{}' has {}", key,
-                              bytes_text(static_cast<int64_t>(value.size()))));
+  for (const std::string& problem : {protocol::key_problem(key), protocol::value_problem(key, value.size())})
+    if (!problem.empty()) fail_internal(problem);
   post_send(protocol::Writer().text(key).text(value).message(Type::put));
 }
 

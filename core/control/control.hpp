@@ -57,7 +57,7 @@ class Control {
   virtual int local_world() const = 0;
   virtual const std::string& job_id() const = 0;
 
-  /// A value has at most 1 MiB. If a key is put twice, the later value replaces the earlier one.
+  /// A key has at most 4 KiB, a value at most 1 MiB. If a key is put twice, the later value replaces the earlier one.
   virtual void put(const std::string& key, const std::string& value) = 0;
   /// Waits until any rank has put the key; throws PeerLostError on timeout or when the job fails.
   virtual std::string get(const std::string& key, std::chrono::milliseconds timeout) = 0;

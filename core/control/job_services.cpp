@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/error.hpp"
+#include "control/protocol.hpp"
 
 namespace zr::host::control {
 
@@ -24,6 +25,8 @@ JobServices::State& state_of(const zr_host* host) {
 Control& control_of(const zr_host* host) { return *plugin::PluginHost::from_abi(host).context<Control>(); }
 
 zr_code put(const zr_host* host, const char* key, const void* value, uint64_t bytes, zr_error* error) try {
+  for (const std::string& problem : {protocol::key_problem(key), protocol::value_problem(key, bytes)})
+    if (!problem.empty()) return fill_error(error, ZR_INVALID, problem);
   control_of(host).put(key, std::string(static_cast<const char*>(value), bytes));
   return ZR_OK;
 } catch (const std::exception& failure) {
@@ -31,6 +34,8 @@ zr_code put(const zr_host* host, const char* key, const void* value, uint64_t by
 }
 
 zr_code get(const zr_host* host, const char* key, int64_t timeout_ns, void* out, uint64_t* bytes, zr_error* error) try {
+  if (const std::string problem = protocol::key_problem(key); !problem.empty())
+    return fill_error(error, ZR_INVALID, problem);
   const std::string value = control_of(host).get(
       key, timeout_ns < 0 ? state_of(host).timeout : std::chrono::milliseconds(timeout_ns / 1000000));
   if (value.size() > *bytes)

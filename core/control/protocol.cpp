@@ -159,6 +159,18 @@ Start decode_start(std::string_view body) {
   return start;
 }
 
+std::string key_problem(std::string_view key) {
+  if (key.size() <= kMaxKeyBytes) return "";
+  return fmt::format("the job's store accepts keys of at most {} bytes, but '{}...' has {}", kMaxKeyBytes,
+                     key.substr(0, 60), key.size());
+}
+
+std::string value_problem(std::string_view key, std::size_t bytes) {
+  if (bytes <= kMaxValueBytes) return "";
+  return fmt::format("the job's store accepts values of at most {} bytes (1 MiB), but the value of '{}{}' has {}",
+                     kMaxValueBytes, key.substr(0, 60), key.size() > 60 ? "..." : "", bytes);
+}
+
 Peer this_peer() {
   std::array<char, 256> name{}, space{};
   gethostname(name.data(), name.size() - 1);

@@ -127,6 +127,10 @@ JoinRequest decode_join_request(std::string_view body);
 Heartbeat decode_heartbeat(std::string_view body);
 Start decode_start(std::string_view body);
 
+/// Why the store does not accept this key, or a value of `bytes` bytes under it; "" if it does.
+std::string key_problem(std::string_view key);
+std::string value_problem(std::string_view key, std::size_t bytes);
+
 /// This process: pid, host name, machine.
 Peer this_peer();
 /// State letter of a process on this node from /proc/<pid>/stat; 0 if the process does not exist.
