@@ -108,7 +108,7 @@ typedef struct zr_store_service {
 
   /* [control] [step] Waits until some rank has put the key, and copies the value to out. timeout_ns < 0: the host's
    * own limit. *bytes is the capacity of out on entry, and the length of the value on return. ZR_INVALID if the value
-   * is longer than the capacity, or the key than 4 KiB. ZR_COMM if the limit passes or the job fails. The value stays. */
+   * is longer than *bytes, or the key than 4 KiB. ZR_COMM if the limit passes or the job fails. The value stays. */
   zr_code (*get)(const zr_host *, const char *key, int64_t timeout_ns, void *out, uint64_t *bytes, zr_error *);
 } zr_store_service;
 
