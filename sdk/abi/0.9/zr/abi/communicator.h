@@ -102,7 +102,7 @@ typedef struct zr_communicator_api {
 } zr_communicator_api;
 
 /* The host's wrapper of a communicator, lent to strategies. The wrapper numbers operations, composes those that the
- * communicator does not support, limits how long they may take, and counts bytes. */
+ * communicator does not support (but not send and recv), limits how long they may take, and counts bytes. */
 typedef struct zr_collectives_api {
   uint32_t size, rsv;
 

@@ -1,5 +1,6 @@
-/* What the host offers to a plug-in: services, found by string id. A table, and what it contains, is valid as long as
- * the instance that asked for it: ask again in every create(), and keep no table in a static variable. */
+/* What the host offers to a plug-in: services, found by string id. "zr.host.job/1" and "zr.host.store/1" exist only
+ * in a job, not while a job is planned before it starts (`zeroth plan`). A table, and what it contains, is valid as
+ * long as the instance that asked for it: ask again in every create(), and keep no table in a static variable. */
 #ifndef ZR_ABI_HOST_H
 #define ZR_ABI_HOST_H
 #include "zr/abi/base.h"
@@ -48,11 +49,12 @@ typedef struct zr_async_service {
   /* [any] Resolves the completion with success or an error. msg is copied; or NULL. */
   void (*done_resolve)(zr_done *, zr_code, int64_t native, const char *msg);
 
-  /* [any] Returns ZR_AGAIN if the completion is not resolved yet, else the code that it was resolved with. */
+  /* [any] Returns ZR_AGAIN if the completion is not resolved yet, else the code that it was resolved with. Does not
+   * advance a collective: the training thread does, in done_wait() or in progress() of zr_collectives_api. */
   zr_code (*done_poll)(zr_done *, zr_error *);
 
   /* [step] [use] Waits until the completion is resolved. timeout_ns < 0: the host's own limit. Not from a thread of the
-   * plug-in: there, use done_poll(). */
+   * plug-in: there, use done_poll(). ZR_TIMEOUT: the limit has passed. An error of a collective may fail the job. */
   zr_code (*done_wait)(zr_done *, int64_t timeout_ns, zr_error *);
 } zr_async_service;
 
@@ -101,12 +103,12 @@ typedef struct zr_store_service {
   uint32_t size, rsv;
 
   /* [control] [step] Stores a value under a key. If the key has a value already, from any rank, the new value replaces
-   * it. key and value are copied. A value has at most 1 MiB. */
+   * it. key and value are copied. A key has at most 4 KiB, a value at most 1 MiB. */
   zr_code (*put)(const zr_host *, const char *key, const void *value, uint64_t bytes, zr_error *);
 
   /* [control] [step] Waits until some rank has put the key, and copies the value to out. timeout_ns < 0: the host's
    * own limit. *bytes is the capacity of out on entry, and the length of the value on return. ZR_INVALID if the value
-   * is longer than the capacity. ZR_COMM if the time limit passes or the job fails. The value stays in the store. */
+   * is longer than *bytes, or the key than 4 KiB. ZR_COMM if the limit passes or the job fails. The value stays. */
   zr_code (*get)(const zr_host *, const char *key, int64_t timeout_ns, void *out, uint64_t *bytes, zr_error *);
 } zr_store_service;
 

@@ -86,7 +86,8 @@ enum {
 typedef struct zr_use {
   uint32_t size;
   uint32_t phase;    /* ZR_FORWARD ... ZR_UPDATE_PHASE */
-  uint32_t micro;    /* micro-step within the step, from 0; 0 with ZR_PLAN_HOLD_GRADS and outside of steps */
+  uint32_t micro;    /* micro-step within the step, from 0; 0 with ZR_PLAN_HOLD_GRADS, outside of micro-steps (as in
+                      * grads_finish, updated and ZR_STEP_END) and outside of steps */
   uint32_t flags;    /* ZR_USE_* */
   zr_stream *stream; /* or NULL */
   zr_done *done;     /* or NULL */
@@ -151,9 +152,6 @@ typedef struct zr_strategy_api {
   /* [use] Releases acquired parameters: their memory may be reused, with a stream once the stream has reached this
    * point. done is NULL. */
   zr_code (*release)(void *self, const uint32_t *params, uint32_t n, const zr_use *, zr_error *);
-
-  /* [any] The host has aborted the communicator. This version of the host does not call it. Or NULL. */
-  void (*abort)(void *self);
 } zr_strategy_api;
 
 /* For ZR_SIZE_0_9. */
@@ -165,6 +163,6 @@ enum {
   zr_bind_size_0_9 = 40,          /* bytes */
   zr_use_size_0_9 = 32,           /* bytes */
   zr_strategy_desc_size_0_9 = 16, /* bytes */
-  zr_strategy_api_size_0_9 = 96   /* bytes */
+  zr_strategy_api_size_0_9 = 88   /* bytes */
 };
 #endif
