@@ -105,8 +105,10 @@ std::string kind_problem(const Tags& tags, Role role) {
                      with_articles({role}));
 }
 
-// Why a component of a valid library is not found by its id, and the remedy; "" if all are found.
-std::string lookup_problem(const PluginValidation& validation, const Tags& tags) {
+// Why a component of a valid library is not found by its id, and the remedy; "" if all are found. has_file: whether
+// there is a file with the name of a component, such as a link to this library.
+std::string lookup_problem(const PluginValidation& validation, const Tags& tags,
+                           const std::function<bool(const Component&)>& has_file) {
   constexpr const char* kSeveral =
       "it contains several plug-ins, but is named after one, so that the others are not found; name it zr_<name>.so";
   constexpr const char* kNoTag =
@@ -119,7 +121,7 @@ std::string lookup_problem(const PluginValidation& validation, const Tags& tags)
   if (split_name(validation.file, role, id)) {
     if (const std::string problem = kind_problem(tags, role); !problem.empty()) return problem;
     if (const std::string problem = name_problem(validation, role, id); !problem.empty()) return problem;
-    return several ? kSeveral : "";
+    return std::all_of(validation.components.begin(), validation.components.end(), has_file) ? "" : kSeveral;
   }
   if (is_collection(validation.file)) return tags.ids.empty() ? kNoTag : "";
   return fmt::format("rename the file to {}", several ? "zr_<name>.so" : file_name(role_with(first), first.table->id));
@@ -273,7 +275,10 @@ Component Registry::load(Role role, const std::string& id, const std::string& wh
 PluginValidation Registry::validate(const fs::path& file) {
   const Tags tags = read_tags(file);
   PluginValidation validation = load_library(file, tags);
-  if (validation.accepted) validation.hint = lookup_problem(validation, tags);
+  if (validation.accepted)
+    validation.hint = lookup_problem(validation, tags, [&](const Component& component) {
+      return fs::exists(file.parent_path() / file_name(role_with(component), component.table->id));
+    });
   return validation;
 }
 
@@ -290,7 +295,10 @@ std::vector<PluginValidation> Registry::list() const {
         validation.reason = duplicate_problem(same);
       } else if (validation.reason = kind_problem(tags, role); validation.reason.empty()) {
         validation = load_library(file, tags);
-        if (validation.accepted) validation.reason = lookup_problem(validation, tags);
+        if (validation.accepted)
+          validation.reason = lookup_problem(validation, tags, [&](const Component& component) {
+            return !files(role_with(component), component.table->id).empty();
+          });
       }
       validation.accepted = validation.reason.empty();
       if (!validation.accepted) validation.components.clear();
@@ -306,7 +314,7 @@ std::vector<PluginValidation> Registry::list() const {
               file, false, fmt::format("{} '{}': {}", name_of(tag_role), tag_id, duplicate_problem(same)), {}};
         }
       if (validation.accepted)
-        if (const std::string problem = lookup_problem(validation, tags); !problem.empty())
+        if (const std::string problem = lookup_problem(validation, tags, {}); !problem.empty())
           validation = {file, false, problem, {}};
       result.push_back(std::move(validation));
     }

@@ -26,7 +26,9 @@ const std::vector<std::string> kFiles{"README.md",
                                       "sdk/README.md",
                                       "examples/gpt/README.md",
                                       "examples/quickstart/README.md",
-                                      "examples/torchscript/README.md"};
+                                      "examples/torchscript/README.md",
+                                      "examples/plugins/lion/README.md",
+                                      "examples/plugins/even/README.md"};
 
 std::string text_of(const std::string& file) {
   std::ostringstream text;

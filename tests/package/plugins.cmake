@@ -1,5 +1,5 @@
 # The plug-ins of examples/plugins, built with the installed SDK alone and found through ZR_PLUGIN_PATH, train under
-# every strategy and on every tier, and resume with another number of ranks, to the same bits. Included by package.cmake.
+# every strategy and on every tier, and resume with another number of ranks, to the same bits. For package.cmake.
 foreach(plugin lion even)
   set(${plugin} ${SCRATCH}/${plugin})
   must(${cmake} -DCMAKE_PREFIX_PATH=${SCRATCH}/sdk -S ${SOURCE}/examples/plugins/${plugin} -B ${${plugin}})
