@@ -9,7 +9,7 @@ typedef struct sgd {
   float momentum;
 } sgd;
 
-static zr_code fail(zr_error *error, zr_code code, const char *why) {
+static zr_code fail(zr_error* error, zr_code code, const char* why) {
   size_t i = 0;
   error->code = code;
   error->native = 0;
@@ -18,32 +18,32 @@ static zr_code fail(zr_error *error, zr_code code, const char *why) {
   return code;
 }
 
-static zr_code create(const zr_host *host, const zr_config *config, void **self, zr_error *error) {
-  const zr_config_service *values = host->service(host, "zr.host.config/1");
+static zr_code create(const zr_host* host, const zr_config* config, void** self, zr_error* error) {
+  const zr_config_service* values = host->service(host, "zr.host.config/1");
   double momentum;
   if (!values) return fail(error, ZR_UNSUPPORTED, "the host does not offer zr.host.config/1");
   const zr_code code = values->get_float(config, "momentum", &momentum);
   if (code != ZR_OK) return fail(error, code, "cannot read the key momentum");
-  sgd *made = malloc(sizeof *made);
+  sgd* made = malloc(sizeof *made);
   if (!made) return fail(error, ZR_NOMEM, "no memory for the optimizer");
   made->momentum = (float)momentum;
   *self = made;
   return ZR_OK;
 }
 
-static void destroy(void *self) { free(self); }
+static void destroy(void* self) { free(self); }
 
-static const void *extension(const char *id) {
+static const void* extension(const char* id) {
   (void)id;
   return NULL;
 }
 
-static zr_code add_group(void *self, uint32_t group, const zr_config *config, zr_error *error) {
+static zr_code add_group(void* self, uint32_t group, const zr_config* config, zr_error* error) {
   (void)self, (void)group, (void)config, (void)error; /* no key of this optimizer is per group */
   return ZR_OK;
 }
 
-static zr_code describe(void *self, const zr_param *param, zr_optimizer_desc *out, zr_error *error) {
+static zr_code describe(void* self, const zr_param* param, zr_optimizer_desc* out, zr_error* error) {
   static const zr_slot slots[] = {{"momentum_buffer", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}};
   (void)self, (void)param, (void)error;
   zr_optimizer_desc desc = {0};
@@ -56,16 +56,16 @@ static zr_code describe(void *self, const zr_param *param, zr_optimizer_desc *ou
   return ZR_OK;
 }
 
-static zr_code step(void *self, const zr_step *job, const zr_update_slice *const *slices, uint32_t n, zr_stream *stream,
-                    zr_done *done, zr_error *error) {
-  const sgd *constants = self;
+static zr_code step(void* self, const zr_step* job, const zr_update_slice* const* slices, uint32_t n, zr_stream* stream,
+                    zr_done* done, zr_error* error) {
+  const sgd* constants = self;
   if (stream || done) return fail(error, ZR_UNSUPPORTED, "neither streams nor completions");
   for (uint32_t s = 0; s < n; ++s)
     if (slices[s]->weight.dtype != ZR_F32) return fail(error, ZR_UNSUPPORTED, "the weights must be fp32");
   for (uint32_t s = 0; s < n; ++s) {
-    const zr_update_slice *slice = slices[s];
+    const zr_update_slice* slice = slices[s];
     float *weight = slice->weight.data, *buffer = slice->slots[0].data;
-    const float *grad = slice->grad.data;
+    const float* grad = slice->grad.data;
     const float lr = (float)slice->lr;
     for (int64_t i = 0; i < slice->count; ++i) {
       const float g = grad[i] * job->grad_mul;
@@ -83,19 +83,19 @@ static const zr_key momentum_key = {.size = sizeof(zr_key),
                                     .min = 0,
                                     .max = INFINITY,
                                     .meaning = "momentum factor"};
-static const zr_key *const keys[] = {&momentum_key};
+static const zr_key* const keys[] = {&momentum_key};
 static const zr_optimizer_api api = {sizeof api, 0, add_group, describe, step};
 static const zr_component component = {
     sizeof component, 0, "sgd", "zr.optimizer/1", "0.9", &api, create, destroy, extension, keys, 1, 0};
-static const zr_component *const components[] = {&component};
-static const zr_module module = {sizeof module, ZR_ABI_MINOR, ZR_TARGET_MINOR, "sgd", "zoo", "0.9",
-                                 __VERSION__,   components,   1,               0,     NULL,  NULL};
+static const zr_component* const components[] = {&component};
+static const zr_module module = {
+    sizeof module, ZR_ABI_MINOR, ZR_TARGET_MINOR, "sgd", "zoo", "0.9", __VERSION__, components, 1, 0, NULL, NULL};
 
 ZR_TAG(ZR_ABI_TAG);
 ZR_TAG(kind_optimizer_1);
 ZR_ID_TAG(optimizer, "sgd");
 
-const zr_module *zr_module_v1(uint32_t host_minor) {
+const zr_module* zr_module_v1(uint32_t host_minor) {
   (void)host_minor;
   return &module;
 }
