@@ -8,7 +8,7 @@ CONFIG ?= examples/gpt/gpt.toml
 ARGS ?=
 JOBS ?= $(shell nproc)
 TORCH_CACHE := -DTORCH_ROOT="$(TORCH_ROOT)" -DTorch_DIR="$(Torch_DIR)"
-SOURCES = $(shell git ls-files -co --exclude-standard '*.cpp' '*.hpp' '*.h' '*.c')
+SOURCES = $(shell git ls-files -co --exclude-standard '*.cpp' '*.hpp' '*.h' '*.c' ':!sdk/abi')  # sdk/abi is a copy
 
 .PHONY: help setup build train test test-all matrix bench peers fuzz format lint docs clean
 

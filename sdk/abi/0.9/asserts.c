@@ -10,7 +10,7 @@
 #include "zr/abi/strategy.h"
 
 #define MEMBER(type, member, offset, size) \
-  ZR_STATIC_ASSERT(offsetof(type, member) == offset && sizeof(((type*)0)->member) == size, #type "." #member)
+  ZR_STATIC_ASSERT(offsetof(type, member) == offset && sizeof(((type *)0)->member) == size, #type "." #member)
 
 ZR_STATIC_ASSERT(ZR_OK == 0, "ZR_OK");
 ZR_STATIC_ASSERT(ZR_INVALID == 1, "ZR_INVALID");

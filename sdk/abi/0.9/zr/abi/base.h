@@ -73,7 +73,7 @@
 #define ZR_STATIC_ASSERT(condition, text) _Static_assert(condition, text)
 #endif
 /* Other machines are not supported. */
-ZR_STATIC_ASSERT(sizeof(void*) == 8 && sizeof(long) == 8, "plug-ins are built for 64-bit machines (LP64)");
+ZR_STATIC_ASSERT(sizeof(void *) == 8 && sizeof(long) == 8, "plug-ins are built for 64-bit machines (LP64)");
 /* Other values are not supported. */
 ZR_STATIC_ASSERT(ZR_TARGET_MINOR >= 9 && ZR_TARGET_MINOR <= ZR_ABI_MINOR,
                  "ZR_TARGET_MINOR is from 9 to the minor version of these headers");
@@ -89,7 +89,7 @@ ZR_STATIC_ASSERT(ZR_TARGET_MINOR >= 9 && ZR_TARGET_MINOR <= ZR_ABI_MINOR,
 
 /* Copies the sized struct *src, which the other side filled, to *dst: the members that both sides have; the others
  * become 0. dst->size becomes the number of bytes copied. Use ZR_TAKE. */
-static inline void zr_take(void* dst, uint32_t dst_size, const void* src) {
+static inline void zr_take(void *dst, uint32_t dst_size, const void *src) {
   uint32_t size;
   __builtin_memcpy(&size, src, sizeof size);
   if (size > dst_size) size = dst_size;
@@ -138,7 +138,7 @@ typedef struct zr_device { /* frozen */
 
 /* Contiguous elements in memory that the view does not own. */
 typedef struct zr_view { /* frozen */
-  void* data;            /* may be null only if count is 0 */
+  void *data;            /* may be null only if count is 0 */
   int64_t count;         /* elements */
   zr_dtype dtype;
   uint32_t flags; /* reserved: 0 */
@@ -158,19 +158,19 @@ enum { ZR_KEY_BOOL = 1, ZR_KEY_INT, ZR_KEY_FLOAT, ZR_KEY_STRING, ZR_KEY_BYTES, Z
 enum { ZR_KEY_PER_GROUP = 1u << 0 }; /* optimizers: a parameter group may override the key */
 typedef struct zr_key {
   uint32_t size, type, flags, rsv; /* type: ZR_KEY_BOOL ... ZR_KEY_FLOATS; flags: ZR_KEY_PER_GROUP */
-  const char* name;
-  const char* def;     /* default as TOML text ("0.9", "\"32MiB\"", "[0.9, 0.999]"); NULL: the user must set the key */
+  const char *name;
+  const char *def;     /* default as TOML text ("0.9", "\"32MiB\"", "[0.9, 0.999]"); NULL: the user must set the key */
   double min, max;     /* inclusive; sizes in bytes, durations in seconds; -INFINITY and INFINITY: no bound */
-  const char* choices; /* "a|b|c" for strings, or NULL */
-  const char* meaning; /* one line, no full stop */
+  const char *choices; /* "a|b|c" for strings, or NULL */
+  const char *meaning; /* one line, no full stop */
 } zr_key;
 
 /* A parameter of the model. The struct is sized. */
 enum { ZR_PARAM_FROZEN = 1u << 0 }; /* the parameter has no gradient and no optimizer state */
 typedef struct zr_param {
   uint32_t size, flags; /* flags: ZR_PARAM_* */
-  const char* name;
-  const int64_t* shape; /* ndim long */
+  const char *name;
+  const int64_t *shape; /* ndim long */
   int32_t ndim;
   uint32_t group; /* parameter group of the optimizer */
   int64_t count;  /* elements */

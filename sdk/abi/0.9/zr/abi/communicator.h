@@ -32,25 +32,25 @@ typedef struct zr_coll {
 
   /* Both have the same dtype; or dst is F32 and src is BF16 or F16, if caps() reports ZR_COMM_UPCAST. */
   zr_view src, dst;
-  const int64_t* counts; /* one per rank; or NULL: equal parts */
+  const int64_t *counts; /* one per rank; or NULL: equal parts */
 
   /* For all_to_all only; or NULL: same as counts. */
-  const int64_t* recv_counts;
+  const int64_t *recv_counts;
   int32_t root, peer, tag, rsv;
 
   /* A hash of op, reduce, flags, dtypes, total count, counts (except of all_to_all), root and label. 0 for send and
    * recv. It is equal on all ranks unless they disagree about the operation; a communicator that compares it fails
    * with ZR_MISMATCH, and need not compare it. */
   uint64_t fingerprint;
-  const char* label; /* for reports: "gradient bucket 3" */
+  const char *label; /* for reports: "gradient bucket 3" */
 } zr_coll;
 
 typedef struct zr_comm_open {
   uint32_t size;
   int32_t rank, world, rsv;
   zr_device device;         /* of the views that submit() gets: one of caps()' device_types */
-  const char* axis;         /* name of the parallel dimension; always "data" in this version */
-  const char* store_prefix; /* equal on all ranks, and no other communicator of the job has it: begin the keys of
+  const char *axis;         /* name of the parallel dimension; always "data" in this version */
+  const char *store_prefix; /* equal on all ranks, and no other communicator of the job has it: begin the keys of
                              * "zr.host.store/1" with it */
 } zr_comm_open;
 
@@ -71,34 +71,34 @@ typedef struct zr_communicator_api {
   uint32_t size, rsv;
 
   /* [any] Reports what the communicators of this instance support, before the first open(); does not change later. */
-  zr_code (*caps)(void* self, zr_comm_caps*, zr_error*);
+  zr_code (*caps)(void *self, zr_comm_caps *, zr_error *);
 
   /* [control] Opens a communicator; collective over the job. One instance may open several. */
-  zr_code (*open)(void* self, const zr_comm_open*, void** comm, zr_error*);
+  zr_code (*open)(void *self, const zr_comm_open *, void **comm, zr_error *);
 
   /* [control] Closes it; local to this rank. Every accepted completion is resolved on return: those of operations that
    * are not complete, with ZR_CANCELLED. Accepts NULL. */
-  void (*close)(void* comm);
+  void (*close)(void *comm);
 
   /* [use] Runs or starts an operation; see "Streams" in zr/abi/base.h. Operations complete in submission order. An
    * operation is complete on this rank when dst is written and src may be overwritten. The communicator may resolve the
    * completion on a thread of its own. */
-  zr_code (*submit)(void* comm, const zr_coll*, zr_stream*, zr_done*, zr_error*);
+  zr_code (*submit)(void *comm, const zr_coll *, zr_stream *, zr_done *, zr_error *);
 
   /* [use] Advances submitted operations without waiting. Or NULL: the communicator does not need such calls. */
-  zr_code (*progress)(void* comm, zr_error*);
+  zr_code (*progress)(void *comm, zr_error *);
 
   /* [use] Allocates memory that peers may read in place: zeroed, aligned to at least 64 bytes, on the device that
    * open() got, valid until mem_free() or close(). *out is a U8 view of at least `bytes` bytes. Local: ranks call it
    * with sizes of their own, and not equally often. flags: 0. mem_alloc and mem_free are both NULL if peers do not read
    * this rank's memory directly. */
-  zr_code (*mem_alloc)(void* comm, uint64_t bytes, uint64_t align, uint32_t flags, zr_view* out, zr_error*);
+  zr_code (*mem_alloc)(void *comm, uint64_t bytes, uint64_t align, uint32_t flags, zr_view *out, zr_error *);
 
   /* [use] Frees memory of mem_alloc(): the view that it returned. */
-  void (*mem_free)(void* comm, const zr_view* memory);
+  void (*mem_free)(void *comm, const zr_view *memory);
 
   /* [any] Calls that wait return ZR_CANCELLED at once, and so do all later calls that would wait. */
-  void (*abort)(void* comm);
+  void (*abort)(void *comm);
 } zr_communicator_api;
 
 /* The host's wrapper of a communicator, lent to strategies. The wrapper numbers operations, composes those that the
@@ -107,15 +107,15 @@ typedef struct zr_collectives_api {
   uint32_t size, rsv;
 
   /* [use] As in zr_communicator_api. The host fills in the fingerprint. */
-  zr_code (*submit)(void* comm, const zr_coll*, zr_stream*, zr_done*, zr_error*);
+  zr_code (*submit)(void *comm, const zr_coll *, zr_stream *, zr_done *, zr_error *);
 
   /* [use] As in zr_communicator_api. */
-  zr_code (*progress)(void* comm, zr_error*);
+  zr_code (*progress)(void *comm, zr_error *);
 } zr_collectives_api;
 /* A communicator of the host. Frozen. */
 typedef struct zr_comm_ref {
-  const zr_collectives_api* api; /* its functions */
-  void* comm;                    /* their first argument */
+  const zr_collectives_api *api; /* its functions */
+  void *comm;                    /* their first argument */
   int32_t rank, world;           /* of the communicator */
 } zr_comm_ref;
 

@@ -10,10 +10,10 @@ typedef struct zr_shared_weights_api {
   /* [use] Collective: the same number of bytes on every rank. The memory is zeroed and begins at a page boundary.
    * *writer and *reader are two mappings of it: *reader is read-only, and shows what any rank wrote through its
    * *writer. Both are valid until free() or close(). */
-  zr_code (*alloc)(void* comm, uint64_t bytes, void** writer, const void** reader, zr_error*);
+  zr_code (*alloc)(void *comm, uint64_t bytes, void **writer, const void **reader, zr_error *);
 
   /* [use] Frees the mappings of this rank. Accepts NULL. */
-  void (*free)(void* comm, void* writer);
+  void (*free)(void *comm, void *writer);
 } zr_shared_weights_api;
 
 /* Extension "zr.communicator.plan/1": the memory that a communicator needs, for plans. */
@@ -21,7 +21,7 @@ typedef struct zr_communicator_plan {
   uint32_t size, rsv;
 
   /* [control] Returns the bytes of host memory that each rank allocates in open(). Opens nothing. */
-  uint64_t (*open_bytes)(void* self, int32_t world);
+  uint64_t (*open_bytes)(void *self, int32_t world);
 } zr_communicator_plan;
 
 /* For ZR_SIZE_0_9. */

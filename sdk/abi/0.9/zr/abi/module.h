@@ -8,24 +8,24 @@
 /* One plug-in. Static: it lives as long as the process. */
 typedef struct zr_component {
   uint32_t size, flags; /* flags: 0 */
-  const char* id; /* the name in TOML, unique per kind: "lion", or "acme.lion" with the name of a vendor; each word has
+  const char *id; /* the name in TOML, unique per kind: "lion", or "acme.lion" with the name of a vendor; each word has
                    * lower-case letters, digits and underscores and begins with a letter; the first is no key of
                    * the role's TOML table ("timeout") and no tier of the host ("device", "auto") */
-  const char* kind;    /* "zr.strategy/1", "zr.communicator/1", "zr.optimizer/1" or "zr.offload/1" */
-  const char* version; /* of the component, free text */
-  const void* api;     /* zr_strategy_api, zr_communicator_api, zr_optimizer_api or zr_offload_api, by kind */
+  const char *kind;    /* "zr.strategy/1", "zr.communicator/1", "zr.optimizer/1" or "zr.offload/1" */
+  const char *version; /* of the component, free text */
+  const void *api;     /* zr_strategy_api, zr_communicator_api, zr_optimizer_api or zr_offload_api, by kind */
 
   /* [control] Creates an instance. On success the host owns *self and passes it to destroy() once. config is the
    * component's TOML table and is valid until create() returns; host lives as long as the process. */
-  zr_code (*create)(const zr_host* host, const zr_config* config, void** self, zr_error* error);
+  zr_code (*create)(const zr_host *host, const zr_config *config, void **self, zr_error *error);
 
   /* [control] Destroys an instance. Accepts NULL. */
-  void (*destroy)(void* self);
+  void (*destroy)(void *self);
 
   /* [any] Returns a table of optional functions by id ("zr.communicator.plan/1", "acme.fused_clip/1"); NULL for an
    * unknown id. Tables are static: they live as long as the process. The function itself may be NULL. */
-  const void* (*extension)(const char* id);
-  const zr_key* const* keys; /* the schema of the component's TOML table; NULL if n_keys is 0 */
+  const void *(*extension)(const char *id);
+  const zr_key *const *keys; /* the schema of the component's TOML table; NULL if n_keys is 0 */
   uint32_t n_keys, rsv;
 } zr_component;
 
@@ -35,10 +35,10 @@ typedef struct zr_module {
   uint16_t built_minor; /* ZR_ABI_MINOR: the headers that the library was built with */
   uint16_t need_minor;  /* ZR_TARGET_MINOR: the lowest minor version of a host that can load the library */
   const char *name, *vendor, *version;
-  const char* build; /* compiler and flags, free text */
-  const zr_component* const* components;
+  const char *build; /* compiler and flags, free text */
+  const zr_component *const *components;
   uint32_t n_components, rsv;
-  zr_code (*startup)(zr_error* error); /* [control] called before the first create(); or NULL */
+  zr_code (*startup)(zr_error *error); /* [control] called before the first create(); or NULL */
   void (*shutdown)(void); /* [control] called after the last destroy(); or NULL. Both may be called again. */
 } zr_module;
 
@@ -53,7 +53,7 @@ extern "C" {
 #endif
 /* [control] The only exported function. It is pure: the host may call it before any other, and any number of times. It
  * never returns NULL. */
-ZR_EXPORT const zr_module* zr_module_v1(uint32_t host_minor);
+ZR_EXPORT const zr_module *zr_module_v1(uint32_t host_minor);
 #ifdef __cplusplus
 }
 #endif

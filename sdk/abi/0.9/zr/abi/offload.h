@@ -28,42 +28,42 @@ typedef struct zr_offload_api {
   uint32_t size, rsv;
 
   /* [io] Reports capabilities, also before open(), because the plan uses them. Only `capacity` may change later. */
-  zr_code (*caps)(void* self, zr_offload_caps*, zr_error*);
+  zr_code (*caps)(void *self, zr_offload_caps *, zr_error *);
 
   /* [control] Opens the tier; called at most once. */
-  zr_code (*open)(void* self, zr_error*);
+  zr_code (*open)(void *self, zr_error *);
 
   /* [step] Allocates bytes. On success the space is reserved: a disk that is too small fails here and not in
    * write(). The content is undefined. The id differs from those of all other allocations that are not released. */
-  zr_code (*reserve)(void* self, uint64_t bytes, const char* tag, uint64_t* allocation, zr_error*);
+  zr_code (*reserve)(void *self, uint64_t bytes, const char *tag, uint64_t *allocation, zr_error *);
 
   /* [step] Frees an allocation. No transfer of it is in flight. */
-  void (*release)(void* self, uint64_t allocation);
+  void (*release)(void *self, uint64_t allocation);
 
   /* [io] Copies memory to allocations, n transfers; see "Streams" in zr/abi/base.h. Several calls may run at once. One
    * completion covers all n transfers; if it resolves with an error, `native` is the index of the transfer that failed.
    * The list of transfers is valid only until the call returns. The tier itself completes partial reads and writes. If
    * the tier's own queue is full, the call waits. Transfers of the same bytes that are in flight at the same time have
    * no order. */
-  zr_code (*write)(void* self, const zr_transfer*, uint32_t n, zr_stream*, zr_done*, zr_error*);
+  zr_code (*write)(void *self, const zr_transfer *, uint32_t n, zr_stream *, zr_done *, zr_error *);
 
   /* [io] Copies from allocations to memory, under the same rules; the memory is complete when the completion resolves.
    * ZR_IO if the bytes differ from those last written. */
-  zr_code (*read)(void* self, const zr_transfer*, uint32_t n, zr_stream*, zr_done*, zr_error*);
+  zr_code (*read)(void *self, const zr_transfer *, uint32_t n, zr_stream *, zr_done *, zr_error *);
 
   /* [step] Returns the allocation's own memory, valid until unmap(): a U8 view of all its bytes, aligned to io_align
    * and to 64 bytes. NULL unless ZR_TIER_MAPPABLE. */
-  zr_code (*map)(void* self, uint64_t allocation, zr_view* out, zr_error*);
+  zr_code (*map)(void *self, uint64_t allocation, zr_view *out, zr_error *);
 
   /* [step] Ends a map(). NULL unless ZR_TIER_MAPPABLE. */
-  void (*unmap)(void* self, uint64_t allocation);
+  void (*unmap)(void *self, uint64_t allocation);
 
   /* [step] Announces memory that many transfers will use, until unreg(), so that the tier can prepare it. reg and unreg
    * are both NULL, or neither. The host logs a failure; transfers are then slower. */
-  zr_code (*reg)(void* self, const zr_view* memory, zr_error*);
+  zr_code (*reg)(void *self, const zr_view *memory, zr_error *);
 
   /* [step] Ends a reg(). No transfer of the memory is in flight. */
-  void (*unreg)(void* self, const zr_view* memory);
+  void (*unreg)(void *self, const zr_view *memory);
 } zr_offload_api;
 
 /* For ZR_SIZE_0_9. */

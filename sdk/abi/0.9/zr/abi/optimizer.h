@@ -13,7 +13,7 @@ enum {
   ZR_SLOT_LIKE_PARAM = 1 /* one element per element of the parameter */
 };
 typedef struct zr_slot { /* frozen: describes one optimizer state; the host allocates it, zeroed */
-  const char* name;
+  const char *name;
   zr_dtype dtype;
   uint32_t shape, flags, block; /* shape: ZR_SLOT_LIKE_PARAM; flags and block: 0 */
 } zr_slot;
@@ -23,7 +23,7 @@ enum {
 };
 typedef struct zr_optimizer_desc {            /* output: the callee writes at most `size` bytes */
   uint32_t size, granularity, needs, n_slots; /* granularity: ZR_ELEMENTWISE ...; needs: 0 */
-  const zr_slot* slots;                       /* n_slots long, valid as long as the instance */
+  const zr_slot *slots;                       /* n_slots long, valid as long as the instance */
   uint64_t device_types; /* bit i: step() accepts memory of DLPack device type i; bit 1 (CPU) is required in this
                           * version */
   uint32_t flags, rsv;   /* flags: ZR_OPT_STREAMS */
@@ -39,8 +39,8 @@ enum {
  * not overlap. */
 typedef struct zr_update_slice {
   uint32_t size, group;
-  const char* name;
-  const int64_t* shape; /* logical shape of the parameter, `ndim` long */
+  const char *name;
+  const int64_t *shape; /* logical shape of the parameter, `ndim` long */
   int32_t ndim;
   uint32_t param;       /* index in the model's order */
   int64_t first, count; /* the range, as indices into the flattened parameter */
@@ -55,7 +55,7 @@ typedef struct zr_update_slice {
   zr_view weight;
   zr_view master;       /* in/out, fp32; count is 0 if weight is its own master */
   zr_view grad;         /* in, fp32: the sum over micro-batches and ranks; multiply it by zr_step.grad_mul */
-  const zr_view* slots; /* in/out: the optimizer states, as many as describe() reported */
+  const zr_view *slots; /* in/out: the optimizer states, as many as describe() reported */
   uint32_t flags, rsv;  /* ZR_SLICE_* */
 } zr_update_slice;
 
@@ -71,18 +71,18 @@ typedef struct zr_optimizer_api {
 
   /* [control] Adds a parameter group. Group 0 has the config of create(); the host adds 1, 2, ... in order, each with
    * its own table of the same keys. The config is valid until the call returns. */
-  zr_code (*add_group)(void* self, uint32_t group, const zr_config*, zr_error*);
+  zr_code (*add_group)(void *self, uint32_t group, const zr_config *, zr_error *);
 
   /* [control] Describes the update of one parameter: granularity, needs and optimizer states. Called for every
    * parameter, in any order and any number of times, after all groups have been added; the result does not change.
    * In this version all parameters must have the same description. */
-  zr_code (*describe)(void* self, const zr_param*, zr_optimizer_desc*, zr_error*);
+  zr_code (*describe)(void *self, const zr_param *, zr_optimizer_desc *, zr_error *);
 
   /* [worker] Updates n slices; see "Streams" in zr/abi/base.h. Must not allocate, block or communicate. For an
    * elementwise optimizer the result must not depend on how a parameter is cut into slices. It must never depend on the
    * vector width. */
-  zr_code (*step)(void* self, const zr_step*, const zr_update_slice* const* slices, uint32_t n, zr_stream*, zr_done*,
-                  zr_error*);
+  zr_code (*step)(void *self, const zr_step *, const zr_update_slice *const *slices, uint32_t n, zr_stream *, zr_done *,
+                  zr_error *);
 } zr_optimizer_api;
 
 /* For ZR_SIZE_0_9. */

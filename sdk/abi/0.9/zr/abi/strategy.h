@@ -23,7 +23,7 @@ typedef struct zr_plan_in { /* valid during plan(); that of bind(), with its par
   /* Cut a parameter only at multiples of this many elements, counted from its start. */
   int64_t norm_block;
   int64_t align;                 /* in every buffer, every parameter starts at a multiple of this many elements */
-  const zr_param* const* params; /* in the model's order */
+  const zr_param *const *params; /* in the model's order */
   uint32_t flags, rsv;           /* ZR_PLAN_* */
 } zr_plan_in;
 
@@ -42,7 +42,7 @@ enum {
 enum { ZR_BUFFER_SHARED = 1u << 0 };
 typedef struct zr_buffer { /* memory that the host allocates on this rank, zeroed, readable by peers */
   uint32_t size, role;
-  const char* tag; /* name in the memory ledger; copied */
+  const char *tag; /* name in the memory ledger; copied */
   int64_t elements;
   zr_dtype dtype;
   uint32_t flags; /* ZR_BUFFER_SHARED */
@@ -59,13 +59,13 @@ typedef struct zr_piece {
 } zr_piece;
 typedef struct zr_plan_sink { /* the host's; valid and called only during plan() */
   uint32_t size, rsv;
-  void* ctx;                                   /* the host's own; passed to both functions */
-  void (*buffer)(void* ctx, const zr_buffer*); /* [control] copied; buffers are numbered 0, 1, ... in call order */
-  void (*piece)(void* ctx, const zr_piece*);   /* [control] copied */
+  void *ctx;                                    /* the host's own; passed to both functions */
+  void (*buffer)(void *ctx, const zr_buffer *); /* [control] copied; buffers are numbered 0, 1, ... in call order */
+  void (*piece)(void *ctx, const zr_piece *);   /* [control] copied */
 } zr_plan_sink;
 typedef struct zr_bind {
   uint32_t size, n_buffers;
-  const zr_view* buffers; /* in plan order; the list is valid during bind(), the memory until destroy() is called */
+  const zr_view *buffers; /* in plan order; the list is valid during bind(), the memory until destroy() is called */
   zr_comm_ref comm;       /* valid until destroy() is called */
 } zr_bind;
 
@@ -89,8 +89,8 @@ typedef struct zr_use {
   uint32_t micro;    /* micro-step within the step, from 0; 0 with ZR_PLAN_HOLD_GRADS, outside of micro-steps (as in
                       * grads_finish, updated and ZR_STEP_END) and outside of steps */
   uint32_t flags;    /* ZR_USE_* */
-  zr_stream* stream; /* or NULL */
-  zr_done* done;     /* or NULL */
+  zr_stream *stream; /* or NULL */
+  zr_done *done;     /* or NULL */
 } zr_use;
 
 enum {
@@ -106,14 +106,14 @@ typedef struct zr_strategy_api {
   uint32_t size, rsv;
 
   /* [control] Describes what the strategy supports, before the first plan(). */
-  zr_code (*describe)(void* self, zr_strategy_desc*, zr_error*);
+  zr_code (*describe)(void *self, zr_strategy_desc *, zr_error *);
 
   /* [control] Describes the memory of one rank of a world of any size: first all buffers, then the pieces of each role
    * in ascending order of parameter and element. Pure, without communication. */
-  zr_code (*plan)(void* self, const zr_plan_in*, const zr_plan_sink*, zr_error*);
+  zr_code (*plan)(void *self, const zr_plan_in *, const zr_plan_sink *, zr_error *);
 
   /* [control] Called once the host has allocated the plan. */
-  zr_code (*bind)(void* self, const zr_plan_in*, const zr_bind*, zr_error*);
+  zr_code (*bind)(void *self, const zr_plan_in *, const zr_bind *, zr_error *);
 
   /* [use] Returns the destination of the next elements of a gradient. *first on entry: how many elements of the
    * gradient already have a destination in this micro-step. *first on return: the first of dst->count consecutive
@@ -122,36 +122,36 @@ typedef struct zr_strategy_api {
    * earlier buckets have been reduced; the host keeps the gradient meanwhile. With ZR_PLAN_HOLD_GRADS every element
    * has a destination, which is the same in every micro-step (micro is 0): the host writes it in the first micro-step
    * and adds to it in later ones, so the strategy must not modify the memory between micro-steps. done is NULL. */
-  zr_code (*grad_destination)(void* self, uint32_t param, int64_t* first, const zr_use*, zr_view* dst, zr_error*);
+  zr_code (*grad_destination)(void *self, uint32_t param, int64_t *first, const zr_use *, zr_view *dst, zr_error *);
 
   /* [use] These elements have been written to their destination; zeros if the parameter was not used. The host
    * announces every element of every trainable parameter once per micro-step, in any order; with ZR_PLAN_HOLD_GRADS,
    * once per step, in the last micro-step. The order in which the strategy issues collectives must not depend on the
    * order of these calls. done is NULL. */
-  zr_code (*grad_ready)(void* self, uint32_t param, int64_t first, int64_t count, const zr_use*, zr_error*);
+  zr_code (*grad_ready)(void *self, uint32_t param, int64_t first, int64_t count, const zr_use *, zr_error *);
 
   /* [use] ZR_STEP_BEGIN: before the first backward of a step. ZR_BACKWARD_END: after each backward, with
    * ZR_PLAN_HOLD_GRADS only after the last one of the step. ZR_STEP_END: after the update and updated(), or when the
    * step is skipped or abandoned. ZR_EVAL_BEGIN and ZR_EVAL_END: an evaluation begins or ends. done is NULL. */
-  zr_code (*event)(void* self, uint32_t kind, const zr_use*, zr_error*);
+  zr_code (*event)(void *self, uint32_t kind, const zr_use *, zr_error *);
 
   /* [step] Called once per step, after the last backward and before the host decides whether to skip the step. When the
    * call is complete, every REDUCED_GRAD piece holds the sum over the step. */
-  zr_code (*grads_finish)(void* self, const zr_use*, zr_error*);
+  zr_code (*grads_finish)(void *self, const zr_use *, zr_error *);
 
   /* [step] The weights of this rank's REDUCED_GRAD pieces have new values. When the call is complete, all weights are
    * up to date. Called after each update, before ZR_STEP_END; also, outside of steps, after a checkpoint was loaded and
    * after the program set weights. Not called in a skipped or abandoned step: such a step changes no weight. All ranks
    * make the same calls, so it may issue collectives. */
-  zr_code (*updated)(void* self, const zr_use*, zr_error*);
+  zr_code (*updated)(void *self, const zr_use *, zr_error *);
 
   /* [use] Gathers parameters that this rank does not hold in full. full[i] is the full parameter, valid until its
    * release. acquire and release are NULL if every rank always holds all weights. */
-  zr_code (*acquire)(void* self, const uint32_t* params, uint32_t n, const zr_use*, zr_view* full, zr_error*);
+  zr_code (*acquire)(void *self, const uint32_t *params, uint32_t n, const zr_use *, zr_view *full, zr_error *);
 
   /* [use] Releases acquired parameters: their memory may be reused, with a stream once the stream has reached this
    * point. done is NULL. */
-  zr_code (*release)(void* self, const uint32_t* params, uint32_t n, const zr_use*, zr_error*);
+  zr_code (*release)(void *self, const uint32_t *params, uint32_t n, const zr_use *, zr_error *);
 } zr_strategy_api;
 
 /* For ZR_SIZE_0_9. */
