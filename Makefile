@@ -64,7 +64,7 @@ format:  ## formats the sources (.clang-format)
 lint: setup  ## checks format, names and common mistakes; warnings are errors (.clang-format, .clang-tidy)
 	@.ci/setup lint
 	@clang-format --dry-run -Werror $(SOURCES) || { echo 'lint: remedy: make format' >&2; exit 1; }
-	@cmake --preset dev $(TORCH_CACHE) -B build/lint -DZR_UNITY=OFF > build/configure.log 2>&1 || { cat build/configure.log >&2; exit 3; }
+	@cmake --preset dev $(TORCH_CACHE) -B build/lint -DZR_UNITY=OFF -DZR_TESTS=OFF > build/configure.log 2>&1 || { cat build/configure.log >&2; exit 3; }
 	@# Removes what clang does not accept from gcc.
 	@sed -E -i 's/ -fno-gnu-unique//; s/ -Winvalid-pch -include [^ ]*//' build/lint/compile_commands.json
 	@run-clang-tidy-19 -quiet -p build/lint -j $(JOBS) '$(CURDIR)/(core|sdk|plugins|examples)/.*' > build/lint/log 2>&1 || true

@@ -7,7 +7,7 @@
 #include <set>
 #include <string_view>
 
-#include "base/draft_abi.hpp"
+#include "base/draft_abi.hpp"  // IWYU pragma: keep
 #include "base/dtype.hpp"
 #include "base/error.hpp"
 #include "base/text.hpp"

@@ -70,6 +70,8 @@ class Registry {
 
  private:
   std::vector<std::filesystem::path> files(Role role, const std::string& id) const;
+  PluginValidation validate_single(const std::filesystem::path& file) const;
+  PluginValidation validate_collection(const std::filesystem::path& file) const;
   [[noreturn]] void fail_missing(Role role, const std::string& id, const std::string& where) const;
 
   std::vector<std::filesystem::path> directories_;

@@ -282,42 +282,45 @@ PluginValidation Registry::validate(const fs::path& file) {
   return validation;
 }
 
-std::vector<PluginValidation> Registry::list() const {
-  std::vector<PluginValidation> result;
+// Of a library that is named after one component.
+PluginValidation Registry::validate_single(const fs::path& file) const {
   Role role{};
   std::string id;
+  split_name(file, role, id);
+  PluginValidation validation{file, false, "", {}};
+  const Tags tags = read_tags(file);
+  if (const auto same = files(role, id); same.size() > 1) {
+    validation.reason = duplicate_problem(same);
+  } else if (validation.reason = kind_problem(tags, role); validation.reason.empty()) {
+    validation = load_library(file, tags);
+    if (validation.accepted)
+      validation.reason = lookup_problem(validation, tags, [&](const Component& component) {
+        return !files(role_with(component), component.table->id).empty();
+      });
+  }
+  validation.accepted = validation.reason.empty();
+  if (!validation.accepted) validation.components.clear();
+  return validation;
+}
+
+PluginValidation Registry::validate_collection(const fs::path& file) const {
+  const Tags tags = read_tags(file);
+  PluginValidation validation = load_library(file, tags);
+  std::string problem;
+  for (const auto& [role, id] : tags.ids)
+    if (const auto same = files(role, id); same.size() > 1 && problem.empty())
+      problem = fmt::format("{} '{}': {}", name_of(role), id, duplicate_problem(same));
+  if (validation.accepted && problem.empty()) problem = lookup_problem(validation, tags, {});
+  if (validation.accepted && !problem.empty()) validation = {file, false, problem, {}};
+  return validation;
+}
+
+std::vector<PluginValidation> Registry::list() const {
+  std::vector<PluginValidation> result;
   for (const fs::path& folder : directories_)
-    for (const fs::path& file : candidates(folder)) {
-      split_name(file, role, id);
-      PluginValidation validation{file, false, "", {}};
-      const Tags tags = read_tags(file);
-      if (const auto same = files(role, id); same.size() > 1) {
-        validation.reason = duplicate_problem(same);
-      } else if (validation.reason = kind_problem(tags, role); validation.reason.empty()) {
-        validation = load_library(file, tags);
-        if (validation.accepted)
-          validation.reason = lookup_problem(validation, tags, [&](const Component& component) {
-            return !files(role_with(component), component.table->id).empty();
-          });
-      }
-      validation.accepted = validation.reason.empty();
-      if (!validation.accepted) validation.components.clear();
-      result.push_back(std::move(validation));
-    }
+    for (const fs::path& file : candidates(folder)) result.push_back(validate_single(file));
   for (const fs::path& folder : directories_)
-    for (const fs::path& file : files_in(folder, is_collection)) {
-      const Tags tags = read_tags(file);
-      PluginValidation validation = load_library(file, tags);
-      for (const auto& [tag_role, tag_id] : tags.ids)
-        if (const auto same = files(tag_role, tag_id); validation.accepted && same.size() > 1) {
-          validation = {
-              file, false, fmt::format("{} '{}': {}", name_of(tag_role), tag_id, duplicate_problem(same)), {}};
-        }
-      if (validation.accepted)
-        if (const std::string problem = lookup_problem(validation, tags, {}); !problem.empty())
-          validation = {file, false, problem, {}};
-      result.push_back(std::move(validation));
-    }
+    for (const fs::path& file : files_in(folder, is_collection)) result.push_back(validate_collection(file));
   return result;
 }
 
