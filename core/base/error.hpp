@@ -83,8 +83,13 @@ zr_code call_plugin(zr_error* error, Call&& call) {
 template <class Call>
 void call_plugin_void(const std::string& plugin_call, Call&& call) noexcept {
   CallError error;
-  const auto run = [&] { return call(), zr_code{ZR_OK}; };
-  if (call_plugin(&error, run) != ZR_OK) log_plugin_error(plugin_call, error);
+  try {
+    call();
+  } catch (const std::exception& escaped) {
+    log_plugin_error(plugin_call, (fill_escaped(&error, escaped.what()), error));
+  } catch (...) {
+    log_plugin_error(plugin_call, (fill_escaped(&error, ""), error));
+  }
 }
 /// Throws unless code is ZR_OK. ZR_INVALID -> user, ZR_UNSUPPORTED/NOMEM/IO -> environment,
 /// ZR_COMM/TIMEOUT/CANCELLED/MISMATCH -> peer_lost, else bug. `plugin_call` names plug-in and call; the message is

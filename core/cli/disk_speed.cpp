@@ -11,7 +11,7 @@
 #include "base/error.hpp"
 #include "base/huge_page_memory.hpp"
 #include "base/text.hpp"
-#include "comm/comm_runtime.hpp"
+#include "engine/planning.hpp"
 #include "offload/tier.hpp"
 
 namespace zr::host::cli {
@@ -50,7 +50,6 @@ class Bench {
         slot_bytes_(usable_depth(depth) * kLargest),
         bytes_(test.bytes / std::ssize(kDepths)),
         memory_(memory.data.get()) {
-    comm::offer_async(host_);
     const std::string table = fmt::format("offload.{}", test.tier.table->id);
     std::vector<std::string> overrides = test.overrides;
     for (const std::string& key : {"path=" + config::toml_text(test.path), fmt::format("block_bytes={}", kLargest),
@@ -113,7 +112,8 @@ class Bench {
     caps.size = sizeof caps;
     CallError error;
     const plugin::Instance& tier = store_->instance();
-    check(tier.api<zr_offload_api>()->caps(tier.self(), &caps, &error), error, tier.call_text("caps"));
+    const auto ask = [&] { return tier.api<zr_offload_api>()->caps(tier.self(), &caps, &error); };
+    check(call_plugin(&error, ask), error, tier.call_text("caps"));
     if (depth_ == kDepths[0] && caps.capacity > 0 && caps.capacity < static_cast<uint64_t>(test.bytes))
       fail_environment(
           fmt::format("zeroth tune: --bytes {}: {} has {} free; give fewer bytes, or a --path on another disk",
@@ -129,7 +129,7 @@ class Bench {
   char* const memory_;
   Ledger ledger_;
   ThreadPool pool_{1};
-  plugin::PluginHost host_{ledger_, pool_};
+  engine::EngineHost host_{ledger_, pool_};
   std::unique_ptr<offload::TierStore> store_;
   uint64_t slot_ = 0;
   int64_t used_ = 0;

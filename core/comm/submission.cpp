@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <sched.h>
 
-#include <algorithm>
 #include <cstring>
 #include <tuple>
 #include <vector>
@@ -299,6 +298,7 @@ zr_code Submission::wait(zr_done* done, int64_t timeout_ns, zr_error* error) {
   const zr_code code = done_poll(done, error);
   if (code == ZR_OK) return code;
   if (done->of_collective) return wait_for_collective(done, timeout_ns, error);
+  failure_ = nullptr;  // of an earlier call, which this error has nothing to do with
   return code == ZR_AGAIN ? wait_for_own(done, timeout_ns, error) : code;
 }
 
@@ -348,11 +348,11 @@ zr_code Submission::wait_for_collective(zr_done* done, int64_t timeout_ns, zr_er
 
 // Without the watchdog, which would abort the communicator, and without `waiting`, which means in a collective.
 zr_code Submission::wait_for_own(zr_done* done, int64_t timeout_ns, zr_error* error) {
-  activity_.what = "waiting for a completion of a plug-in";
+  const std::string outer = std::exchange(activity_.what, "waiting for a completion of a plug-in");
   control_->set_activity(activity_);
   zr_code code = ZR_AGAIN;
   const WaitEnd end = drive_until_resolved(done, limit_of(timeout_ns), code, error);
-  activity_.what.clear();
+  activity_.what = outer;
   control_->set_activity(activity_);
   if (end == WaitEnd::resolved) return code;
   if (end == WaitEnd::progress_failed) return finish(code, error, "progress");

@@ -156,7 +156,8 @@ std::pair<void*, const void*> Submission::shared_alloc(uint64_t bytes) {
 }
 
 void Submission::shared_free(void* writer) {
-  if (comm_) call_plugin_void(call_text("shared_weights free"), [&] { shared_weights()->free(comm_, writer); });
+  const auto* api = shared_weights();
+  if (comm_) call_plugin_void(call_text("shared_weights free"), [&] { api->free(comm_, writer); });
 }
 
 }  // namespace zr::host::comm

@@ -63,9 +63,7 @@ void Names::check(const toml::table& table, const std::string& path) {
       continue;
     }
     if (is_not_loaded(here)) continue;
-    if (contains_not_loaded(here) && node.is_table()) {
-      check(*node.as_table(), here);
-    } else if (tables_.count(here) && node.is_table()) {
+    if (node.is_table() && (contains_not_loaded(here) || tables_.count(here))) {
       check(*node.as_table(), here);
     } else if (tables_.count(here) && !role) {
       problems_.add(key_origin(key, node), fmt::format("'{}' is a table; write [{}] and its keys below", here, here));

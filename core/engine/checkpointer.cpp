@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/log.hpp"
+#include "base/text.hpp"
 #include "checkpoint/folder.hpp"
 #include "engine/checkpoint_choice.hpp"
 #include "engine/model_seed.hpp"
@@ -68,7 +69,11 @@ std::string Checkpointer::metadata_json() {
       static_cast<checkpoint::CheckpointMetadata*>(ctx)->globals[key].assign(static_cast<const char*>(value), bytes);
     };
     const auto save = [&] { return globals->save_globals(context_.optimizer.self(), sink, &metadata, &error); };
-    context_.check(call_plugin(&error, save), error, context_.optimizer.call_text("save_globals"));
+    const std::string call = context_.optimizer.call_text("save_globals");
+    context_.check(call_plugin(&error, save), error, call);
+    for (const auto& [key, value] : metadata.globals)
+      if (find_not_utf8(key) != std::string_view::npos)
+        fail_internal(fmt::format("{}: the key '{}' is not UTF-8: this is a bug in the plug-in", call, printable(key)));
   }
   const TrainingProgress& progress = parts_.progress;
   for (const zr_slot& slot : context_.plan.input.slots) metadata.slots.emplace_back(slot.name);

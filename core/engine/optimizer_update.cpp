@@ -9,7 +9,6 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "engine/all_gather.hpp"
-#include "engine/planning.hpp"
 #include "update/schedule.hpp"
 #include "update/update.hpp"
 

@@ -10,7 +10,6 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "engine/job_checks.hpp"
-#include "engine/machine_profile.hpp"
 #include "engine/memory_budget.hpp"
 #include "engine/planning.hpp"
 #include "engine/run_folder.hpp"

@@ -267,7 +267,12 @@ std::optional<int64_t> communicator_bytes(const plugin::Instance* communicator, 
                                                                   ZR_SIZE_0_9(zr_communicator_plan),
                                                                   {offsetof(zr_communicator_plan, open_bytes)});
     if (!plan) return {};
-    plugin = static_cast<int64_t>(plan->open_bytes(communicator->self(), world));
+    CallError error;
+    const auto ask = [&] {
+      plugin = static_cast<int64_t>(plan->open_bytes(communicator->self(), world));
+      return zr_code{ZR_OK};
+    };
+    check(call_plugin(&error, ask), error, communicator->call_text("open_bytes"));
   }
   return plugin + comm::CommRuntime::staging_bytes(world);
 }

@@ -19,7 +19,12 @@ namespace zr::host::plugin {
 template <class Table>
 const Table* extension_of(const Component& component, const char* id, std::size_t least_size,
                           std::initializer_list<std::size_t> functions) {
-  const void* table = component.table->extension ? component.table->extension(id) : nullptr;
+  const void* table = nullptr;
+  if (component.table->extension) {
+    CallError error;
+    const auto ask = [&] { return table = component.table->extension(id), zr_code{ZR_OK}; };
+    check(call_plugin(&error, ask), error, fmt::format("{}: extension(\"{}\")", component.file.string(), id));
+  }
   if (!table) return nullptr;
   struct Head {
     uint32_t size, rsv;

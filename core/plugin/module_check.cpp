@@ -127,7 +127,7 @@ bool is_reserved(Role role, std::string_view id) {
   const std::vector<config::ConfigKey>& keys = config::host_keys();
   const bool key = std::any_of(keys.begin(), keys.end(),
                                [&](const config::ConfigKey& one) { return one.table == table && one.name == word; });
-  return key || (role == Role::optimizer && word == "groups") ||
+  return key || word == "use" || (role == Role::optimizer && word == "groups") ||
          (role == Role::offload && (word == "device" || word == "auto"));
 }
 
@@ -138,6 +138,7 @@ std::string content_problem(const zr_component& component, Role role) {
     if (std::string problem = reserved_problem(member, value); !problem.empty()) return problem;
   if (!component.version || !component.api || !component.create || !component.destroy)
     return "its version, api, create or destroy is null";
+  if (find_not_utf8(component.version) != std::string_view::npos) return "its version is not UTF-8";
   std::string problem = api_problem(component, role);
   return problem.empty() ? key_problem(component, role) : problem;
 }
@@ -157,8 +158,9 @@ std::string component_problem(const zr_component& component, Role role, const Ta
   const std::string component_name = fmt::format("{} '{}'", name_of(role), component.id);
   if (!is_id(component.id))
     return component_name +
-           ": an id is a word of lower-case letters, digits and underscores that begins with a letter; the vendor's "
-           "name, such a word too, and a dot may precede it";
+           ": an id has lower-case letters, digits and underscores and begins with a letter; a vendor's name of the "
+           "same "
+           "form and a dot may precede it";
   if (is_reserved(role, component.id))
     return fmt::format("{}: '{}' is a key or a value of [{}] in the TOML file; choose another id", component_name,
                        first_word(component.id), name_of(role));

@@ -119,7 +119,8 @@ std::string lookup_problem(const PluginValidation& validation, const Tags& tags,
   const Component& first = validation.components.front();
   const bool several = validation.components.size() > 1;
   if (split_name(validation.file, role, id)) {
-    if (const std::string problem = kind_problem(tags, role); !problem.empty()) return problem;
+    if (!kind_problem(tags, role).empty())
+      return fmt::format("rename the file to {}", file_name(role_with(first), first.table->id));
     if (const std::string problem = name_problem(validation, role, id); !problem.empty()) return problem;
     return std::all_of(validation.components.begin(), validation.components.end(), has_file) ? "" : kSeveral;
   }
@@ -277,7 +278,8 @@ PluginValidation Registry::validate(const fs::path& file) {
   PluginValidation validation = load_library(file, tags);
   if (validation.accepted)
     validation.hint = lookup_problem(validation, tags, [&](const Component& component) {
-      return fs::exists(file.parent_path() / file_name(role_with(component), component.table->id));
+      std::error_code error;
+      return fs::exists(file.parent_path() / file_name(role_with(component), component.table->id), error);
     });
   return validation;
 }

@@ -99,7 +99,8 @@ Outcome compile_optimizer(const std::string& compiler, const std::string& member
 TEST_P(LayerHeadersTest, RejectOptionalMembersThatTheyCannotUse) {
   const std::string compiler = GetParam().compiler, slots = "static constexpr zr_slot slots[] = {zr::slot(\"v\")};\n";
   const auto message = [](const std::string& member) {
-    return "the member '" + member + "' is private or overloaded; make it public, and keep one function of this name";
+    return "the member '" + member +
+           "' is private, overloaded or a type; make it public, with one meaning, or rename it";
   };
   EXPECT_EQ(compile_optimizer(compiler, " public:\n" + slots).output, "");
   EXPECT_EQ(compile_optimizer(compiler, "").output, "");

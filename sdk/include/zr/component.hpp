@@ -61,29 +61,30 @@ constexpr zr_key per_group(zr_key key) {
 
 // Defines trait<T>: true if the class T has the optional member. A member that the layer could not use, because it is
 // private or overloaded, is a compile error: without it, the layer would count the member as absent.
-#define ZR_DETECT(trait, member)                                                                        \
-  struct trait##_name {                                                                                 \
-    int member;                                                                                         \
-  };                                                                                                    \
-  template <class T>                                                                                    \
-  struct trait##_either : T, trait##_name {};                                                           \
-  template <class T, class = void>                                                                      \
-  inline constexpr bool trait##_named = true; /* the name is ambiguous in trait_either: T has it too */ \
-  template <class T>                                                                                    \
-  inline constexpr bool trait##_named<T, std::void_t<decltype(&trait##_either<T>::member)>> = false;    \
-  template <class T, class = void>                                                                      \
-  inline constexpr bool trait##_usable = false;                                                         \
-  template <class T>                                                                                    \
-  inline constexpr bool trait##_usable<T, std::void_t<decltype(&T::member)>> = true;                    \
-  template <class T>                                                                                    \
-  constexpr bool trait##_checked() {                                                                    \
-    if constexpr (!std::is_final_v<T>)                                                                  \
-      static_assert(trait##_usable<T> == trait##_named<T>,                                              \
-                    "the member '" #member                                                              \
-                    "' is private or overloaded; make it public, and keep one function of this name");  \
-    return trait##_usable<T>;                                                                           \
-  }                                                                                                     \
-  template <class T>                                                                                    \
+#define ZR_DETECT(trait, member)                                                                           \
+  struct trait##_name {                                                                                    \
+    int member;                                                                                            \
+  };                                                                                                       \
+  template <class T>                                                                                       \
+  struct trait##_either : T, trait##_name {};                                                              \
+  template <class T, class = void>                                                                         \
+  inline constexpr bool trait##_named = true; /* the name is ambiguous in trait_either: T has it too */    \
+  template <class T>                                                                                       \
+  inline constexpr bool trait##_named<T, std::void_t<decltype(&trait##_either<T>::member)>> = false;       \
+  template <class T, class = void>                                                                         \
+  inline constexpr bool trait##_usable = false;                                                            \
+  template <class T>                                                                                       \
+  inline constexpr bool trait##_usable<T, std::void_t<decltype(&T::member)>> = true;                       \
+  template <class T>                                                                                       \
+  constexpr bool trait##_checked() {                                                                       \
+    static_assert(!std::is_final_v<T>, "a class that a layer uses must not be final");                     \
+    if constexpr (!std::is_final_v<T>)                                                                     \
+      static_assert(trait##_usable<T> == trait##_named<T>,                                                 \
+                    "the member '" #member                                                                 \
+                    "' is private, overloaded or a type; make it public, with one meaning, or rename it"); \
+    return trait##_usable<T>;                                                                              \
+  }                                                                                                        \
+  template <class T>                                                                                       \
   inline constexpr bool trait = trait##_checked<T>()
 ZR_DETECT(has_keys, keys);
 ZR_DETECT(has_extension, extension);

@@ -9,8 +9,8 @@
 typedef struct zr_component {
   uint32_t size, flags; /* flags: 0 */
   const char *id; /* the name in TOML, unique per kind: "lion", or "acme.lion" with the name of a vendor; each word has
-                   * lower-case letters, digits and underscores and begins with a letter; the first is no key of
-                   * the role's TOML table ("timeout") and no tier of the host ("device", "auto") */
+                   * lower-case letters, digits and underscores and begins with a letter; the first must not be a
+                   * key of the role's TOML table ("timeout") or a tier of the host ("device", "auto") */
   const char *kind;    /* "zr.strategy/1", "zr.communicator/1", "zr.optimizer/1" or "zr.offload/1" */
   const char *version; /* of the component, free text */
   const void *api;     /* zr_strategy_api, zr_communicator_api, zr_optimizer_api or zr_offload_api, by kind */

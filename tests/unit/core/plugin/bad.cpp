@@ -167,6 +167,10 @@ const zr_key* const keys[] = {&rate};
 constexpr const char* kId = "good";
 #elif defined(BAD_ID_RESERVED)
 constexpr const char* kId = "groups.bad";
+#elif defined(BAD_ID_KEY)
+constexpr const char* kId = "lr";
+#elif defined(BAD_ID_USE)
+constexpr const char* kId = "use";
 #elif defined(BAD_ID_TEXT)
 constexpr const char* kId = "Bad Optimizer";
 #else

@@ -217,6 +217,7 @@ TEST(RegistryTest, SaysThatAFileIsFoundByItsPathOnly) {
   EXPECT_EQ(hint(kFile, "zr_optimizer_bad.so"), "");
   EXPECT_EQ(hint(kFile, "zr_optimizer_other.so"),
             "it contains optimizer 'bad', not 'other'; rename the file to zr_optimizer_bad.so");
+  EXPECT_EQ(hint(kFile, "zr_strategy_bad.so"), "rename the file to zr_optimizer_bad.so");
   EXPECT_EQ(hint(kFile, "libbad.so"), "rename the file to zr_optimizer_bad.so");
   EXPECT_EQ(hint(kFile, "zr_bundle.so"),
             "it has no tag zr_tag_id_<role>_<id>, so that its components cannot be found; add ZR_ID_TAG, or name it "
