@@ -121,7 +121,8 @@ bool is_id(std::string_view id) {
 // The vendor's name of an id, or the id if it has none.
 std::string first_word(std::string_view id) { return std::string(id.substr(0, id.find('.'))); }
 
-// True if the table of a component with this id, [role.id], could not be told from a key of the engine or its values.
+// True if the engine has a key ROLE.WORD, where WORD is the first word of the id, or a tier of this name: then the
+// file could not name the component or its table.
 bool is_reserved(Role role, std::string_view id) {
   const std::string table(name_of(role)), word = first_word(id);
   const std::vector<config::ConfigKey>& keys = config::host_keys();
@@ -158,9 +159,8 @@ std::string component_problem(const zr_component& component, Role role, const Ta
   const std::string component_name = fmt::format("{} '{}'", name_of(role), component.id);
   if (!is_id(component.id))
     return component_name +
-           ": an id has lower-case letters, digits and underscores and begins with a letter; a vendor's name of the "
-           "same "
-           "form and a dot may precede it";
+           ": an id has lower-case letters, digits and underscores and begins with a letter; a vendor's name of "
+           "the same form and a dot may precede it";
   if (is_reserved(role, component.id))
     return fmt::format("{}: '{}' is a key or a value of [{}] in the TOML file; choose another id", component_name,
                        first_word(component.id), name_of(role));

@@ -10,6 +10,7 @@
 
 #include "support/golden_cases.hpp"
 #include "support/shell.hpp"
+#include "support/text_of.hpp"
 
 namespace zr::testing {
 namespace {
@@ -17,10 +18,6 @@ namespace {
 const std::string kGolden = ZR_SOURCE_DIR "/tests/contract/layout.txt";
 const std::string kAbi = ZR_SOURCE_DIR "/sdk/include/zr/abi";
 
-std::string text_of(const std::string& file) {
-  std::ifstream in(file);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 std::string squeezed(const std::string& text) {
   const std::string one = std::regex_replace(text, std::regex("\\s+"), " ");
   return std::regex_replace(one, std::regex("^ | $"), "");

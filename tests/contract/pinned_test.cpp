@@ -11,17 +11,13 @@
 
 #include "support/golden_cases.hpp"
 #include "support/shell.hpp"
+#include "support/text_of.hpp"
 
 namespace zr::testing {
 namespace {
 
 namespace fs = std::filesystem;
 const std::string kPinned = ZR_SOURCE_DIR "/sdk/abi/0.9", kCurrent = ZR_SOURCE_DIR "/sdk/include/zr/abi";
-
-std::string text_of(const fs::path& file) {
-  std::ifstream in(file);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 
 std::set<std::string> headers_in(const fs::path& folder) {
   std::set<std::string> names;

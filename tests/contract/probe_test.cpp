@@ -10,17 +10,13 @@
 
 #include "support/scratch.hpp"
 #include "support/shell.hpp"
+#include "support/text_of.hpp"
 
 namespace zr::testing {
 namespace {
 
 namespace fs = std::filesystem;
 const std::string kPinned = ZR_SOURCE_DIR "/sdk/abi/0.9", kCurrent = ZR_SOURCE_DIR "/sdk/include";
-
-std::string text_of(const fs::path& file) {
-  std::ifstream in(file);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 
 // The source of a probe library for the headers in include/zr/abi.
 std::string probe_source(const std::string& include, std::set<std::string>* structs) {
