@@ -62,8 +62,12 @@ std::vector<ParameterInfo> Engine::parameters() const {
 
 std::vector<std::string> Engine::slots() const {
   std::vector<std::string> names;
-  for (const zr_slot& slot : state_->session_for("slots").plan().input.slots)
-    if (slot.shape == ZR_SLOT_LIKE_PARAM && slot.dtype == ZR_F32) names.emplace_back(slot.name);
+  for (const host::plan::OptimizerDescription& description :
+       state_->session_for("slots").plan().input.descriptions)
+    for (const zr_slot& slot : description.slots)
+      if (slot.shape == ZR_SLOT_LIKE_PARAM && slot.dtype == ZR_F32 &&
+          std::find(names.begin(), names.end(), slot.name) == names.end())
+        names.emplace_back(slot.name);
   return names;
 }
 

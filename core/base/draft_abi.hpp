@@ -6,3 +6,4 @@
 #include "zr/abi/draft/offload_layers.h"
 #include "zr/abi/draft/optimizer_globals.h"
 #include "zr/abi/draft/optimizer_shapes.h"
+#include "zr/abi/draft/partial_sums.h"

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -11,35 +12,55 @@
 
 namespace zr::host::engine {
 
-void for_each_tensor(const plan::MemoryPlan& plan,
-                     const std::function<void(uint32_t param, checkpoint::TensorInfo tensor)>& fn) {
-  const auto of = [&](const plan::Parameter& p, const std::string& kind, zr_dtype dtype) {
-    return checkpoint::TensorInfo{kind, p.name, checkpoint::safetensors_name(dtype), p.shape,
-                                  kind == "weight" ? p.aliases : std::vector<std::string>{}};
-  };
+void for_each_tensor(const plan::MemoryPlan& plan, const std::function<void(ParameterTensor tensor)>& fn) {
   const auto& parameters = plan.input.parameters;
   for (uint32_t i = 0; i < parameters.size(); ++i) {
-    fn(i, of(parameters[i], "weight", plan.input.weight_dtype));
-    if (parameters[i].frozen) continue;
-    if (plan.has_master) fn(i, of(parameters[i], "master", ZR_F32));
-    for (const zr_slot& slot : plan.input.slots)
-      fn(i, of(parameters[i], std::string("state.") + slot.name, slot.dtype));
+    const plan::Parameter& p = parameters[i];
+    const auto add = [&](const std::string& kind, zr_dtype dtype, const plan::StateShape& shape) {
+      fn({i,
+          {kind, p.name, checkpoint::safetensors_name(dtype), shape.full(p),
+           kind == "weight" ? p.aliases : std::vector<std::string>{}},
+          shape});
+    };
+    add("weight", plan.input.weight_dtype, {});
+    if (p.frozen) continue;
+    if (plan.has_master) add("master", ZR_F32, {});
+    for (const zr_slot& slot : plan.input.description(i).slots)
+      add(std::string("state.") + slot.name, slot.dtype, plan::state_shape(p, slot));
   }
 }
 
 namespace {
-checkpoint::Slab slab_of(ShardedState& state, uint32_t param, const checkpoint::TensorInfo& tensor, uint32_t index,
-                         int64_t first, int64_t count) {
-  const int64_t size = checkpoint::stored_size(tensor.dtype);
-  checkpoint::Slab slab{
-      index, first * size, count * size, state.contiguous_address(param, tensor.kind, first, count), {}};
+// Copies bytes [from, from + bytes) of a slab, which begins at element `start` of the parameter.
+void read_slab(ShardedState& state, const ParameterTensor& tensor, int64_t start, int64_t count, int64_t from,
+               int64_t bytes, char* to) {
+  const plan::StateShape& shape = tensor.shape;
+  const int64_t size = checkpoint::stored_size(tensor.info.dtype), begin = shape.of(start) + from / size,
+                end = begin + bytes / size;
+  const int64_t first = begin / shape.width * shape.block,
+                last = std::min((end + shape.width - 1) / shape.width * shape.block, start + count);
+  state.visit_tensor(tensor.param, tensor.info.kind, first, last - first, offload::OptimizerStates::Access::read,
+                     [&](const void* memory, int64_t at, int64_t n) {
+                       const int64_t has = shape.of(at), a = std::max(begin, has), b = std::min(end, shape.of(at + n));
+                       if (a < b)
+                         std::memcpy(to + (a - begin) * size, static_cast<const char*>(memory) + (a - has) * size,
+                                     static_cast<std::size_t>((b - a) * size));
+                     });
+}
+
+checkpoint::Slab slab_of(ShardedState& state, const ParameterTensor& tensor, uint32_t index, int64_t first,
+                         int64_t count) {
+  const plan::StateShape& shape = tensor.shape;
+  const int64_t size = checkpoint::stored_size(tensor.info.dtype), begin = shape.of(first),
+                end = shape.of(first + count);
+  checkpoint::Slab slab{index,
+                        begin * size,
+                        (end - begin) * size,
+                        state.contiguous_address(tensor.param, tensor.info.kind, first, count),
+                        {}};
   if (!slab.data)
-    slab.read = [&state, param, kind = tensor.kind, size, start = first](int64_t from, int64_t bytes, void* to) {
-      state.visit_tensor(param, kind, start + from / size, bytes / size, offload::OptimizerStates::Access::read,
-                         [&](const void* memory, int64_t at, int64_t n) {
-                           std::memcpy(static_cast<char*>(to) + (at - start) * size - from, memory,
-                                       static_cast<std::size_t>(n * size));
-                         });
+    slab.read = [&state, tensor, first, count](int64_t from, int64_t bytes, void* to) {
+      read_slab(state, tensor, first, count, from, bytes, static_cast<char*>(to));
     };
   return slab;
 }
@@ -81,11 +102,11 @@ void add_buffers(const StepContext& context, checkpoint::CheckpointContents& con
 checkpoint::CheckpointContents contents_of(const StepContext& context, ShardedState& state, ModelBuffers& buffers,
                                            const BufferValues& values) {
   checkpoint::CheckpointContents contents;
-  for_each_tensor(context.plan, [&](uint32_t param, checkpoint::TensorInfo tensor) {
+  for_each_tensor(context.plan, [&](ParameterTensor tensor) {
     const auto index = static_cast<uint32_t>(contents.tensors.size());
-    for (const auto& [first, count] : context.plan.saved_ranges(param))
-      contents.slabs.push_back(slab_of(state, param, tensor, index, first, count));
-    contents.tensors.push_back(std::move(tensor));
+    for (const auto& [first, count] : context.plan.saved_ranges(tensor.param))
+      contents.slabs.push_back(slab_of(state, tensor, index, first, count));
+    contents.tensors.push_back(std::move(tensor.info));
   });
   add_buffers(context, contents, buffers, values);
   return contents;

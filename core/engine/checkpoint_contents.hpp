@@ -13,9 +13,14 @@
 
 namespace zr::host::engine {
 
+/// A tensor of a checkpoint that belongs to a parameter.
+struct ParameterTensor {
+  uint32_t param;
+  checkpoint::TensorInfo info;
+  plan::StateShape shape;  // elements of the tensor per element of the parameter
+};
 /// Calls fn for every weight, master and optimizer state of every parameter, in the same order on all ranks.
-void for_each_tensor(const plan::MemoryPlan& plan,
-                     const std::function<void(uint32_t param, checkpoint::TensorInfo tensor)>& fn);
+void for_each_tensor(const plan::MemoryPlan& plan, const std::function<void(ParameterTensor tensor)>& fn);
 
 /// Checkpoint values of the model's buffers; both vectors are indexed by buffer.
 struct BufferValues {

@@ -86,7 +86,8 @@ const checkpoint::SavedTensor* CheckpointLoader::saved_for(uint32_t param, const
 
 // Finds the checkpoint's tensor for one of the model's tensors, and adds it to parts_, or to the report if it cannot be
 // loaded. Null if the checkpoint has no such tensor, or its values are not to be loaded.
-const checkpoint::SavedTensor* CheckpointLoader::match_tensor(uint32_t param, const checkpoint::TensorInfo& tensor) {
+const checkpoint::SavedTensor* CheckpointLoader::match_tensor(uint32_t param, const checkpoint::TensorInfo& tensor,
+                                                              const plan::StateShape& shape) {
   const bool state = tensor.kind.starts_with("state.");
   const bool fresh = change_ && param != kNoParam && change_->fresh.count(tensor.name);
   const checkpoint::SavedTensor* saved = fresh || (state && !same_optimizer_) ? nullptr : saved_for(param, tensor);
@@ -96,7 +97,7 @@ const checkpoint::SavedTensor* CheckpointLoader::match_tensor(uint32_t param, co
   else if (saved->shape != tensor.shape)
     report_.other_shape.push_back(name_of(tensor));
   else
-    parts_.push_back({param, tensor, saved});
+    parts_.push_back({param, tensor, saved, shape});
   return saved;
 }
 
@@ -111,15 +112,15 @@ void CheckpointLoader::report_unmatched(const std::set<const checkpoint::SavedTe
 void CheckpointLoader::match() {
   std::set<const checkpoint::SavedTensor*> matched;
   std::map<uint32_t, const checkpoint::SavedTensor*> weights;
-  for_each_tensor(context_.plan, [&](uint32_t param, const checkpoint::TensorInfo& tensor) {
-    if (options_.weights_only && !is_weight(tensor)) return;
-    const checkpoint::SavedTensor* saved = match_tensor(param, tensor);
+  for_each_tensor(context_.plan, [&](const ParameterTensor& tensor) {
+    if (options_.weights_only && !is_weight(tensor.info)) return;
+    const checkpoint::SavedTensor* saved = match_tensor(tensor.param, tensor.info, tensor.shape);
     matched.insert(saved);
-    if (saved && tensor.kind == "weight") weights.emplace(param, saved);
+    if (saved && tensor.info.kind == "weight") weights.emplace(tensor.param, saved);
   });
   if (!change_)  // a refresh keeps the buffers in memory
     for (const model::ModelBuffer& buffer : context_.model.buffers())
-      matched.insert(match_tensor(kNoParam, {"buffer", buffer.name, buffer.dtype, buffer.shape, {}}));
+      matched.insert(match_tensor(kNoParam, {"buffer", buffer.name, buffer.dtype, buffer.shape, {}}, {}));
   if (from_.from_other_program()) {
     match_empty_buffers(matched);
     match_repeated(weights, matched);
@@ -267,7 +268,10 @@ void CheckpointLoader::read() {
       for (const uint32_t u : state.slices_of(part.param))
         state.visit_tensor(part.param, part.tensor.kind, state.slices()[u].first, state.slices()[u].count,
                            offload::OptimizerStates::Access::write,
-                           [&](void* memory, int64_t first, int64_t n) { read_part(part, first, n, memory); });
+                           [&](void* memory, int64_t first, int64_t n) {
+                             const int64_t begin = part.shape.of(first);
+                             read_part(part, begin, part.shape.of(first + n) - begin, memory);
+                           });
     }
   }
 }

@@ -79,6 +79,7 @@ class CheckpointLoader {
     uint32_t param;                 // kNoParam: a buffer
     checkpoint::TensorInfo tensor;  // the model's tensor
     const checkpoint::SavedTensor* saved;
+    plan::StateShape shape;
   };
   // A tied parameter's tensor under another name than the one that is loaded.
   struct Repeated {
@@ -89,7 +90,8 @@ class CheckpointLoader {
   void match_repeated(const std::map<uint32_t, const checkpoint::SavedTensor*>& weights,
                       std::set<const checkpoint::SavedTensor*>& matched);
   bool equal(const checkpoint::SavedTensor& a, const checkpoint::SavedTensor& b) const;
-  const checkpoint::SavedTensor* match_tensor(uint32_t param, const checkpoint::TensorInfo& tensor);
+  const checkpoint::SavedTensor* match_tensor(uint32_t param, const checkpoint::TensorInfo& tensor,
+                                              const plan::StateShape& shape);
   void report_unmatched(const std::set<const checkpoint::SavedTensor*>& matched);
   const checkpoint::SavedTensor* saved_for(uint32_t param, const checkpoint::TensorInfo& tensor) const;
   void read_part(const Part& part, int64_t first, int64_t count, void* to) const;

@@ -76,7 +76,7 @@ std::string Checkpointer::metadata_json() {
         fail_internal(fmt::format("{}: the key '{}' is not UTF-8: this is a bug in the plug-in", call, printable(key)));
   }
   const TrainingProgress& progress = parts_.progress;
-  for (const zr_slot& slot : context_.plan.input.slots) metadata.slots.emplace_back(slot.name);
+  metadata.slots = context_.plan.input.state_names();
   for (std::size_t i = 0; i < progress.param_steps().size(); ++i)
     metadata.parameter_steps[context_.plan.input.parameters[i].name] = progress.param_steps()[i];
   const LossScale::State scale = progress.loss_scale().state();

@@ -92,33 +92,41 @@ void check_strategy(const PlannedJob& job) {
                       job.setup.strategy.table->id, parameters[i].name, job.rank()));
 }
 
-void check_optimizer(const PlannedJob& job) {
-  const std::string pair =
-      fmt::format("optimizer '{}' with strategy '{}': ", job.setup.optimizer.table->id, job.setup.strategy.table->id);
-  if (job.plan.input.optimizer_needs & (ZR_OPT_NEEDS_COMM | ZR_OPT_NEEDS_LOCAL_GRADS))
+namespace {
+// `pair`: the beginning of messages, which names optimizer and strategy.
+void check_description(const plan::OptimizerDescription& description, const std::string& pair) {
+  if (description.needs & (ZR_OPT_NEEDS_COMM | ZR_OPT_NEEDS_LOCAL_GRADS))
     fail_user(pair +
               "the optimizer needs gradients before they are reduced, which Zeroth does not support; choose another "
               "optimizer");
-  for (const zr_slot& slot : job.plan.input.slots) {
+  for (const zr_slot& slot : description.slots) {
     if (slot.flags & ZR_SLOT_TRANSIENT)
       fail_user(fmt::format("{}its state '{}' is transient, which Zeroth does not support; choose another optimizer",
                             pair, slot.name));
-    if (slot.shape != ZR_SLOT_LIKE_PARAM || (slot.flags & (ZR_SLOT_RANK_PRIVATE | ZR_SLOT_UNSHARDED)))
-      fail_user(
-          fmt::format("{}its state '{}' is not a sharded state with one element per parameter element, the only kind "
-                      "that Zeroth supports; choose another optimizer",
-                      pair, slot.name));
+    if (slot.flags & (ZR_SLOT_RANK_PRIVATE | ZR_SLOT_UNSHARDED))
+      fail_user(fmt::format("{}its state '{}' is not sharded, and Zeroth supports only sharded states; choose another "
+                            "optimizer",
+                            pair, slot.name));
   }
-  if (job.plan.input.granularity == ZR_ELEMENTWISE) return;
+}
+}  // namespace
+
+void check_optimizer(const PlannedJob& job) {
+  const std::string pair =
+      fmt::format("optimizer '{}' with strategy '{}': ", job.setup.optimizer.table->id, job.setup.strategy.table->id);
+  for (const plan::OptimizerDescription& description : job.plan.input.descriptions) check_description(description, pair);
   for (const plan::Piece& piece : job.plan.rank_plan.reduced_gradients) {
     const plan::Parameter& parameter = job.plan.input.parameters[piece.param];
-    const int64_t row = parameter.shape.empty() ? 1 : parameter.count / std::max<int64_t>(parameter.shape[0], 1);
-    const bool complete = piece.count == parameter.count, rows = piece.first % row == 0 && piece.count % row == 0;
-    if (!(complete || (job.plan.input.granularity == ZR_ROWWISE && rows)))
-      fail_user(
-          fmt::format("{}the optimizer needs complete {}, but '{}' is split between ranks; choose a strategy that "
-                      "assigns complete parameters to ranks",
-                      pair, job.plan.input.granularity == ZR_ROWWISE ? "rows" : "tensors", parameter.name));
+    const int64_t block = job.plan.input.cut_block(piece.param), end = piece.first + piece.count;
+    if (piece.first % block == 0 && (end % block == 0 || end == parameter.count)) continue;
+    const uint32_t granularity = job.plan.input.description(piece.param).granularity;
+    const std::string parts = granularity == ZR_ROWWISE      ? "rows"
+                              : granularity == ZR_TENSORWISE ? "tensors"
+                                                             : fmt::format("blocks of {} elements", block);
+    fail_user(
+        fmt::format("{}the optimizer needs complete {}, but '{}' is split between ranks; choose a strategy that "
+                    "assigns complete parameters to ranks",
+                    pair, parts, parameter.name));
   }
 }
 

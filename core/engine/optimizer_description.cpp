@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <set>
 #include <string_view>
@@ -12,6 +14,7 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "base/unknown_bits.hpp"
+#include "plugin/extension.hpp"
 
 namespace zr::host::engine {
 
@@ -36,15 +39,21 @@ void check_names(const std::vector<zr_slot>& slots, const std::string& call) {
           slot.name ? fmt::format("two states have the name '{}'", printable(slot.name)) : "a state has no name"));
 }
 
-std::string slot_problem(const zr_slot& slot) {
+std::string slot_problem(const zr_slot& slot, const plan::Parameter& parameter) {
   const std::string name = fmt::format("state '{}': ", printable(slot.name));
-  if (slot.shape != ZR_SLOT_LIKE_PARAM && slot.shape != ZR_SLOT_PER_BLOCK)
+  if (slot.shape < ZR_SLOT_LIKE_PARAM || slot.shape > ZR_SLOT_PER_COLUMN)
     return fmt::format("{}shape {} is not a shape that this zeroth knows; install a newer zeroth", name, slot.shape);
   if (size_of(slot.dtype) == 0)
     return fmt::format("{}dtype {} is not a dtype that this zeroth knows; install a newer zeroth", name, slot.dtype);
   const std::string bits = unknown_bits_problem(name + "flags", slot.flags,
                                                 uint64_t{ZR_SLOT_RANK_PRIVATE} | ZR_SLOT_TRANSIENT | ZR_SLOT_UNSHARDED);
-  return bits.empty() && slot.shape == ZR_SLOT_LIKE_PARAM ? reserved_problem(name + "block", slot.block) : bits;
+  if (!bits.empty()) return bits;
+  if (slot.shape == ZR_SLOT_LIKE_PARAM) return reserved_problem(name + "block", slot.block);
+  if (slot.block == 0) return name + "block is 0, must be at least 1";
+  const int64_t row = std::max<int64_t>(plan::row_elements(parameter), 1);
+  if (slot.shape == ZR_SLOT_PER_COLUMN && slot.block % row != 0)
+    return fmt::format("{}block is {}, must be a multiple of the {} elements of a row", name, slot.block, row);
+  return "";
 }
 
 // True if the description has values of the draft headers.
@@ -54,7 +63,8 @@ bool uses_drafts(const zr_optimizer_desc& desc, const std::vector<zr_slot>& slot
                      [](const zr_slot& slot) { return slot.shape != ZR_SLOT_LIKE_PARAM || slot.flags != 0; });
 }
 
-std::string problem_of(const zr_optimizer_desc& desc, const std::vector<zr_slot>& slots) {
+std::string problem_of(const zr_optimizer_desc& desc, const std::vector<zr_slot>& slots,
+                       const plan::Parameter& parameter) {
   if (desc.granularity < ZR_ELEMENTWISE || desc.granularity > ZR_TENSORWISE)
     return fmt::format("granularity {} is not a granularity that this zeroth knows; install a newer zeroth",
                        desc.granularity);
@@ -67,24 +77,39 @@ std::string problem_of(const zr_optimizer_desc& desc, const std::vector<zr_slot>
     return fmt::format("device_types is {:#x}, without CPU memory ({:#x}), where the engine updates parameters",
                        desc.device_types, kCpuMemory);
   for (const zr_slot& slot : slots)
-    if (std::string problem = slot_problem(slot); !problem.empty()) return problem;
+    if (std::string problem = slot_problem(slot, parameter); !problem.empty()) return problem;
+  if (!(desc.cost >= 0) || !std::isfinite(desc.cost))
+    return fmt::format("cost is {}, must be finite and at least 0", desc.cost);
   return "";
 }
 
-bool same(const OptimizerDescription& a, const OptimizerDescription& b) {
-  const auto same_slot = [](const zr_slot& x, const zr_slot& y) {
-    return std::string_view(x.name) == y.name && x.dtype == y.dtype && x.shape == y.shape && x.flags == y.flags &&
-           x.block == y.block;
-  };
-  return a.granularity == b.granularity && a.needs == b.needs &&
-         std::equal(a.slots.begin(), a.slots.end(), b.slots.begin(), b.slots.end(), same_slot);
+// Fills in the passes of an optimizer with the extension for partial sums.
+void add_passes(const plugin::Instance& optimizer, const zr_param& param, plan::OptimizerDescription& description) {
+  const zr_partial_sums_api* api = partial_sums_of(optimizer);
+  if (!api) return;
+  uint32_t n_passes = 0, n_sums[ZR_MAX_PASSES] = {};
+  CallError error;
+  const std::string call = optimizer.call_text("passes");
+  const auto passes = [&] { return api->passes(optimizer.self(), &param, &n_passes, n_sums, &error); };
+  check(call_plugin(&error, passes), error, call);
+  if (n_passes > ZR_MAX_PASSES || std::count(n_sums, n_sums + n_passes, 0u) > 0)
+    fail_internal(
+        fmt::format("{} of '{}': {} passes, but there may be at most {}, each with at least one sum: this is a bug in "
+                    "the plug-in",
+                    call, param.name, n_passes, int{ZR_MAX_PASSES}));
+  description.sums.assign(n_sums, n_sums + n_passes);
 }
 
-OptimizerDescription describe(const plugin::Instance& optimizer, const plan::Parameter& parameter) {
-  const zr_param param{
-      sizeof(zr_param),       parameter.frozen ? uint32_t{ZR_PARAM_FROZEN} : 0u, parameter.name.c_str(),
-      parameter.shape.data(), static_cast<int32_t>(parameter.shape.size()),      parameter.group,
-      parameter.count};
+plan::OptimizerDescription describe(const plugin::Instance& optimizer, const plan::Parameter& parameter) {
+  const zr_param param{sizeof(zr_param),
+                       parameter.frozen ? uint32_t{ZR_PARAM_FROZEN} : 0u,
+                       parameter.name.c_str(),
+                       parameter.shape.data(),
+                       static_cast<int32_t>(parameter.shape.size()),
+                       parameter.group,
+                       parameter.count,
+                       0,
+                       0};
   zr_optimizer_desc desc{};
   desc.size = sizeof desc;
   CallError error;
@@ -98,7 +123,7 @@ OptimizerDescription describe(const plugin::Instance& optimizer, const plan::Par
         fmt::format("{}: it has {} states, but their list is null: this is a bug in the plug-in", call, desc.n_slots));
   std::vector<zr_slot> slots(desc.slots, desc.slots + desc.n_slots);
   check_names(slots, call);
-  if (const std::string problem = problem_of(desc, slots); !problem.empty())
+  if (const std::string problem = problem_of(desc, slots, parameter); !problem.empty())
     fail_environment(fmt::format("{} of '{}': {}", call, parameter.name, problem));
   if (uses_drafts(desc, slots) && !optimizer.component().drafts)
     fail_environment(
@@ -106,25 +131,32 @@ OptimizerDescription describe(const plugin::Instance& optimizer, const plan::Par
                     "include the header from "
                     "zr/abi/draft that declares them",
                     call, parameter.name, ZR_ABI_MAJOR, ZR_ABI_MINOR));
-  return {desc.granularity, desc.needs, std::move(slots)};
+  plan::OptimizerDescription description{desc.granularity, desc.needs, std::move(slots), {}, desc.cost};
+  add_passes(optimizer, param, description);
+  return description;
 }
 
 }  // namespace
 
-OptimizerDescription describe_optimizer(const plugin::Instance& optimizer,
-                                        const std::vector<plan::Parameter>& parameters) {
-  OptimizerDescription common;
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    OptimizerDescription description = describe(optimizer, parameters[i]);
-    if (i == 0)
-      common = std::move(description);
-    else if (!same(common, description))
-      fail_environment(fmt::format(
-          "{}: '{}' and '{}' have different states, needs or granularities, which this zeroth does not support; choose "
-          "another optimizer",
-          optimizer.call_text("describe"), parameters[0].name, parameters[i].name));
+const zr_partial_sums_api* partial_sums_of(const plugin::Instance& optimizer) {
+  if (!optimizer.component().drafts) return nullptr;
+  return plugin::extension_of<zr_partial_sums_api>(
+      optimizer.component(), "zr.optimizer.partial_sums/1", sizeof(zr_partial_sums_api),
+      {offsetof(zr_partial_sums_api, passes), offsetof(zr_partial_sums_api, add_up),
+       offsetof(zr_partial_sums_api, update)});
+}
+
+OptimizerDescriptions describe_optimizer(const plugin::Instance& optimizer,
+                                         const std::vector<plan::Parameter>& parameters) {
+  OptimizerDescriptions found;
+  for (const plan::Parameter& parameter : parameters) {
+    plan::OptimizerDescription description = describe(optimizer, parameter);
+    const auto same = std::find(found.descriptions.begin(), found.descriptions.end(), description);
+    found.description_of.push_back(static_cast<uint32_t>(same - found.descriptions.begin()));
+    if (same == found.descriptions.end()) found.descriptions.push_back(std::move(description));
   }
-  return common;
+  if (found.descriptions.empty()) found.descriptions.emplace_back();
+  return found;
 }
 
 }  // namespace zr::host::engine

@@ -5,6 +5,7 @@
 #include <functional>
 #include <vector>
 
+#include "engine/partial_sums.hpp"
 #include "engine/sharded_state.hpp"
 #include "engine/step_context.hpp"
 
@@ -13,7 +14,7 @@ namespace zr::host::engine {
 /// Training thread only.
 class OptimizerUpdate {
  public:
-  /// Keeps references to both arguments.
+  /// Keeps references to both arguments. Collective.
   OptimizerUpdate(const StepContext& context, ShardedState& state);
 
   /// The learning rate of an update for a group with lr_scale 1; `index` 0 is the first.
@@ -46,12 +47,14 @@ class OptimizerUpdate {
     const std::vector<int64_t>& steps;  // by parameter: number of its updates, including this one
     const std::vector<char>& touched;   // by parameter: 0 means no update
   };
-  /// Updates this rank's masters, states and weights.
+  /// Updates this rank's masters, states and weights. Collective if the optimizer needs sums over parameters.
   void run(const Input& input);
 
  private:
   const StepContext& context_;
   ShardedState& state_;
+  PartialSums sums_;
+  const update::SumAccess sum_access_;
   std::vector<double> group_rates_;
   Schedule schedule_;
   GradientEdit edit_;

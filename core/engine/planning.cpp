@@ -100,7 +100,7 @@ plan::PlanInput plan_input(const config::JobConfig& config, const plugin::Instan
                            std::vector<plan::Parameter> parameters, int world) {
   match_groups(config.groups(), parameters);
   add_groups(config.groups(), optimizer);
-  OptimizerDescription description = describe_optimizer(optimizer, parameters);
+  OptimizerDescriptions described = describe_optimizer(optimizer, parameters);
   const config::Precision& types = config.precision();
   plan::PlanInput input;
   input.parameters = std::move(parameters);
@@ -110,9 +110,8 @@ plan::PlanInput plan_input(const config::JobConfig& config, const plugin::Instan
   input.reduced_grad_dtype = types.reduced_gradients;
   input.accumulation = config.train().gradient_accumulation;
   input.accumulates_locally = config.gradients().reduce == config::GradientReduction::last_micro_step;
-  input.slots = std::move(description.slots);
-  input.granularity = description.granularity;
-  input.optimizer_needs = description.needs;
+  input.descriptions = std::move(described.descriptions);
+  input.description_of = std::move(described.description_of);
   return input;
 }
 
@@ -136,7 +135,6 @@ void add_tiers(plan::PlanInput& input, const plugin::ResolvedJob& job,
   request.shards = index(offload.parameters);
   request.activations = index(offload.activations);
   request.device_fraction = offload.device_fraction;
-  request.elementwise = input.granularity == ZR_ELEMENTWISE;
   const plan::PlanContext known = measured_activations(config, job.engine);
   request.activations_known = known.activations.has_value();
   request.activations_on_device = known.activations.value_or(0);

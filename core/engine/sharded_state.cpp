@@ -82,8 +82,8 @@ update::UpdateSlice ShardedState::make_slice(const plan::Piece& reduced, const p
   slice.state_offset = range.first;
   slice.tier = range.tier;
   if (context_.plan.has_master) slice.master = states_.view(master_array(), range.first, range.count);
-  for (std::size_t i = 0; i < context_.plan.input.slots.size(); ++i)
-    slice.slots.push_back(states_.view(slot_array(i), range.first, range.count));
+  for (std::size_t i = 0; i < context_.plan.input.description(reduced.param).slots.size(); ++i)
+    slice.slots.push_back(states_.view(context_.plan.array_of(reduced.param, i), range.first, range.count));
   return slice;
 }
 
@@ -135,10 +135,10 @@ offload::TierWaits ShardedState::waits() const {
   return total;
 }
 
-std::optional<std::size_t> ShardedState::array_of(LogicalTensor kind, const std::string& slot) const {
+std::optional<std::size_t> ShardedState::array_of(uint32_t param, LogicalTensor kind, const std::string& slot) const {
   if (kind == LogicalTensor::value && context_.plan.has_master) return master_array();
   if (kind != LogicalTensor::state) return {};
-  const std::vector<zr_slot>& slots = context_.plan.input.slots;
+  const std::vector<zr_slot>& slots = context_.plan.input.description(param).slots;
   std::string list;
   for (std::size_t i = 0; i < slots.size(); ++i) {
     if (slot == slots[i].name) {
@@ -147,11 +147,13 @@ std::optional<std::size_t> ShardedState::array_of(LogicalTensor kind, const std:
             fmt::format("optimizer state '{}' cannot be accessed by name, because it is not an fp32 tensor of its "
                         "parameter's shape",
                         slot));
-      return slot_array(i);
+      return context_.plan.array_of(param, i);
     }
     list += (list.empty() ? "" : ", ") + std::string(slots[i].name);
   }
-  fail_user(fmt::format("optimizer '{}' has no state '{}'; it has: {}", context_.setup.optimizer.table->id, slot,
+  const plan::PlanInput& input = context_.plan.input;
+  fail_user(fmt::format("optimizer '{}' has no state '{}'{}; it has: {}", context_.setup.optimizer.table->id, slot,
+                        input.descriptions.size() > 1 ? fmt::format(" for '{}'", input.parameters[param].name) : "",
                         list.empty() ? "none" : list));
 }
 
@@ -210,7 +212,7 @@ void ShardedState::read(uint32_t param, LogicalTensor kind, const std::string& s
                         float* out) {
   const plan::MemoryPlan& plan = context_.plan;
   const plan::Parameter& parameter = plan.input.parameters[param];
-  const auto array = array_of(kind, slot);
+  const auto array = array_of(param, kind, slot);
   for (const uint32_t u : slices_of_[param]) {
     const update::UpdateSlice& slice = slices_[u];
     const auto [from, n] = common(first, count, slice.first, slice.count);
@@ -250,7 +252,7 @@ void ShardedState::read(uint32_t param, LogicalTensor kind, const std::string& s
 }
 
 void ShardedState::write_state(uint32_t param, const std::string& slot, const float* values) {
-  const auto array = array_of(LogicalTensor::state, slot);
+  const auto array = array_of(param, LogicalTensor::state, slot);
   for (const uint32_t u : slices_of_[param])
     visit_state(slices_[u], *array, slices_[u].first, slices_[u].count, offload::OptimizerStates::Access::write,
                 [&](void* memory, int64_t from, int64_t count) {
@@ -338,8 +340,9 @@ void ShardedState::visit_tensor(uint32_t param, const std::string& kind, int64_t
                  [&](void* memory, int64_t first_of, int64_t some) { fn(memory, at + first_of, some); });
     } else {
       std::size_t array = master_array();
-      for (std::size_t i = 0; i < plan.input.slots.size(); ++i)
-        if (kind == std::string("state.") + plan.input.slots[i].name) array = slot_array(i);
+      const std::vector<zr_slot>& slots = plan.input.description(param).slots;
+      for (std::size_t i = 0; i < slots.size(); ++i)
+        if (kind == std::string("state.") + slots[i].name) array = plan.array_of(param, i);
       visit_state(slice, array, at, n, access, fn);
     }
     at += n;
@@ -375,13 +378,16 @@ const char* ShardedState::contiguous_address(uint32_t param, const std::string& 
 }
 
 void ShardedState::clear_states(uint32_t param) {
-  const std::vector<zr_slot>& slots = context_.plan.input.slots;
+  const std::vector<zr_slot>& slots = context_.plan.input.description(param).slots;
   for (const uint32_t u : slices_of_[param])
-    for (std::size_t i = 0; i < slots.size(); ++i)
-      visit_state(slices_[u], slot_array(i), slices_[u].first, slices_[u].count,
-                  offload::OptimizerStates::Access::write, [&](void* memory, int64_t, int64_t n) {
-                    std::memset(memory, 0, static_cast<std::size_t>(n * size_of(slots[i].dtype)));
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      const plan::StateShape shape = plan::state_shape(context_.plan.input.parameters[param], slots[i]);
+      visit_state(slices_[u], context_.plan.array_of(param, i), slices_[u].first, slices_[u].count,
+                  offload::OptimizerStates::Access::write, [&](void* memory, int64_t first, int64_t n) {
+                    const int64_t elements = shape.of(first + n) - shape.of(first);
+                    std::memset(memory, 0, static_cast<std::size_t>(elements * size_of(slots[i].dtype)));
                   });
+    }
 }
 
 // States on disk are read while states in memory are updated.

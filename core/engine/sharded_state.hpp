@@ -70,8 +70,9 @@ class ShardedState {
 
   /// Calls fn(first, count, memory) for each part of a parameter's weights that this rank is responsible for writing.
   void own_weights(uint32_t param, const std::function<void(int64_t first, int64_t count, void* memory)>& fn);
-  /// Calls fn over elements [first, first + count) of a tensor, all of which this rank must store. kind: "weight",
-  /// "master", or an optimizer state such as "state.exp_avg".
+  /// Calls fn over a tensor for elements [first, first + count) of its parameter, all of which this rank must store.
+  /// kind: "weight", "master", or an optimizer state such as "state.exp_avg", of which `memory` then has the elements
+  /// for these elements of the parameter (plan::StateShape).
   void visit_tensor(uint32_t param, const std::string& kind, int64_t first, int64_t count,
                     offload::OptimizerStates::Access access, const Visit& fn);
   /// The address of the same elements if they are contiguous in memory; null: use visit_tensor().
@@ -104,11 +105,10 @@ class ShardedState {
                                  const plan::StateRange& range) const;
   void make_slices();
   void bind_strategy();
-  // Array indices in OptimizerStates: of the fp32 masters, and of an optimizer slot.
+  // The index of the fp32 masters in RankPlan::state_arrays.
   std::size_t master_array() const { return 0; }
-  std::size_t slot_array(std::size_t slot) const { return slot + (context_.plan.has_master ? 1 : 0); }
-  // The array in OptimizerStates that contains a kind of tensor; nullopt: it is in a buffer of the plan.
-  std::optional<std::size_t> array_of(LogicalTensor kind, const std::string& slot) const;
+  // The array that contains a kind of tensor of a parameter; nullopt: it is in a buffer of the plan.
+  std::optional<std::size_t> array_of(uint32_t param, LogicalTensor kind, const std::string& slot) const;
   // OptimizerStates::visit() over elements [first, first + count) of the slice's parameter, which fn receives too.
   void visit_state(const update::UpdateSlice& slice, std::size_t array, int64_t first, int64_t count,
                    offload::OptimizerStates::Access access, const Visit& fn);

@@ -33,13 +33,17 @@ WeightDigest::WeightDigest(const plan::MemoryPlan& plan, const std::vector<void*
     for (const plan::Piece& piece : plan.rank_plan.weights)
       if (!piece.shard && piece.count == parameters[piece.param].count && piece.count > 0 && !readers[piece.buffer])
         memory_[piece.param] = static_cast<const char*>(buffers[piece.buffer]) + piece.offset * size_;
-  int64_t per_element = size_ + size_of(plan.input.reduced_grad_dtype) + (plan.has_master ? 4 : 0);
-  for (const zr_slot& slot : plan.input.slots) per_element += size_of(slot.dtype);
+  const int64_t per_element = size_ + size_of(plan.input.reduced_grad_dtype) + (plan.has_master ? 4 : 0);
   for (uint32_t i = 0; i < parameters.size(); ++i) {
     if (memory_[i]) replicated_.push_back(i);
-    int64_t elements = 0;
-    for (const plan::Segment& segment : plan.segments[i]) elements += segment.count * std::ssize(segment.owners);
-    state_bytes_.push_back(parameters[i].frozen ? 0 : elements * per_element);
+    int64_t bytes = 0;
+    for (const plan::Segment& segment : plan.segments[i]) {
+      int64_t of_segment = segment.count * per_element;
+      for (const zr_slot& slot : plan.input.description(i).slots)
+        of_segment += plan::state_shape(parameters[i], slot).of(segment.count) * size_of(slot.dtype);
+      bytes += of_segment * std::ssize(segment.owners);
+    }
+    state_bytes_.push_back(parameters[i].frozen ? 0 : bytes);
   }
 }
 

@@ -13,7 +13,7 @@
 namespace zr::host::offload {
 
 OptimizerStates::OptimizerStates(const plan::MemoryPlan& plan, Tiers& tiers, Ledger& ledger)
-    : plan_(plan), tiers_(tiers), arrays_(plan.state_arrays()) {
+    : plan_(plan), tiers_(tiers), arrays_(plan.rank_plan.state_arrays) {
   allocations_.resize(plan.input.tiers.size());
   for (const plan::StateRange& range : plan.placement.states) {
     RangeMemory& memory = ranges_.emplace_back(RangeMemory{range, {}, {}, {}});
@@ -33,10 +33,14 @@ MemoryKind OptimizerStates::kind_of(std::size_t array) const {
 // Allocates all arrays of a range on the device or on a tier in memory.
 void OptimizerStates::allocate_memory(RangeMemory& memory, Ledger& ledger) {
   for (std::size_t a = 0; a < arrays_.size(); ++a) {
-    const int64_t bytes = memory.range.count * size_of(arrays_[a].dtype);
+    const int64_t bytes =
+        plan_.array_range(a, memory.range.first, memory.range.count).count * size_of(arrays_[a].dtype);
     if (memory.range.tier == 0) {
       memory.owned.emplace_back(bytes, kPageBytes, ledger, Tier::device, kind_of(a), arrays_[a].name);
       memory.addresses.push_back(memory.owned.back().data());
+    } else if (bytes == 0) {
+      memory.allocations.emplace_back();
+      memory.addresses.push_back(nullptr);
     } else {
       TierStore& tier = *tiers_[static_cast<std::size_t>(memory.range.tier)];
       memory.allocations.emplace_back(tier, bytes,
@@ -49,15 +53,15 @@ void OptimizerStates::allocate_memory(RangeMemory& memory, Ledger& ledger) {
 
 // Allocates disk space for the tiles of a tier, if it has any.
 void OptimizerStates::allocate_tiles(std::size_t tier) {
-  int64_t bytes = 0, elements = 0;
+  int64_t bytes = 0;
+  std::vector<TierStore::LedgerEntry> held;
+  for (std::size_t a = 0; a < arrays_.size(); ++a) held.push_back({kind_of(a), arrays_[a].name, 0});
   for (const plan::StateTile& tile : plan_.placement.tiles) {
     if (tile.tier != static_cast<int>(tier)) continue;
     bytes = tile.offset + tile.bytes;
-    elements += tile.count;
+    for (std::size_t a = 0; a < arrays_.size(); ++a)
+      held[a].bytes += plan_.array_range(a, tile.first, tile.count).count * size_of(arrays_[a].dtype);
   }
-  std::vector<TierStore::LedgerEntry> held;
-  for (std::size_t a = 0; a < arrays_.size(); ++a)
-    held.push_back({kind_of(a), arrays_[a].name, elements * size_of(arrays_[a].dtype)});
   if (bytes > 0) allocations_[tier] = TierAllocation(*tiers_[tier], bytes, std::move(held));
 }
 
@@ -94,19 +98,24 @@ const OptimizerStates::RangeMemory& OptimizerStates::memory_of(int64_t element) 
 zr_view OptimizerStates::view(std::size_t array, int64_t first, int64_t count) const {
   const RangeMemory& memory = memory_of(first);
   const zr_dtype dtype = arrays_[array].dtype;
-  if (memory.addresses.empty()) return {nullptr, count, dtype, 0, {1, 0}};
-  return {static_cast<char*>(memory.addresses[array]) + (first - memory.range.first) * size_of(dtype),
-          count,
+  const plan::ArrayRange part = plan_.array_part(array, first, count);
+  if (memory.addresses.empty()) return {nullptr, part.count, dtype, 0, {1, 0}};
+  const int64_t begin = plan_.array_range(array, memory.range.first, 0).first;
+  return {static_cast<char*>(memory.addresses[array]) + (part.first - begin) * size_of(dtype),
+          part.count,
           dtype,
           0,
           {1, 0}};
 }
 
+int64_t OptimizerStates::bytes_in_tile(const plan::StateTile& tile, std::size_t array) const {
+  return round_up(plan_.array_range(array, tile.first, tile.count).count * size_of(arrays_[array].dtype),
+                  plan_.input.tiers[static_cast<std::size_t>(tile.tier)].align);
+}
+
 int64_t OptimizerStates::offset_in_tile(const plan::StateTile& tile, std::size_t array) const {
   int64_t at = 0;
-  for (std::size_t a = 0; a < array; ++a)
-    at +=
-        round_up(tile.count * size_of(arrays_[a].dtype), plan_.input.tiers[static_cast<std::size_t>(tile.tier)].align);
+  for (std::size_t a = 0; a < array; ++a) at += bytes_in_tile(tile, a);
   return at;
 }
 
@@ -147,7 +156,9 @@ void OptimizerStates::visit_tile(std::size_t index, std::size_t array, int64_t f
   const plan::StateTile& tile = plan_.placement.tiles[index];
   TierStore& store = store_of(tile);
   const int64_t size = size_of(arrays_[array].dtype), align = store.info().align;
-  const int64_t from = (first - tile.first) * size, to = from + count * size;
+  const plan::ArrayRange part = plan_.array_part(array, first, count);
+  const int64_t from = (part.first - plan_.array_range(array, tile.first, 0).first) * size,
+                to = from + part.count * size;
   int64_t begin = from / align * align, end = round_up(to, align);
   const int64_t at = tile.offset + offset_in_tile(tile, array);
   char* const staging = staging_.data();
@@ -155,7 +166,7 @@ void OptimizerStates::visit_tile(std::size_t index, std::size_t array, int64_t f
   if (!was_written) {
     if (access != Access::read) {
       begin = 0;
-      end = round_up(tile.count * size, align);
+      end = bytes_in_tile(tile, array);
     }
     std::memset(staging, 0, static_cast<std::size_t>(end - begin));
   } else if (access != Access::write || begin != from || end != to) {
@@ -189,8 +200,8 @@ void OptimizerStates::start_read(std::size_t index) {
   std::memset(tile_buffer(index), 0, static_cast<std::size_t>(tile.bytes));
   for (std::size_t a = 0; a < arrays_.size(); ++a) {
     if (!written[a]) continue;
-    const int64_t at = offset_in_tile(tile, a),
-                  bytes = round_up(tile.count * size_of(arrays_[a].dtype), store_of(tile).info().align);
+    const int64_t at = offset_in_tile(tile, a), bytes = bytes_in_tile(tile, a);
+    if (bytes == 0) continue;
     pass.read = store_of(tile).read(allocation_of(tile), tile.offset + at, tile_buffer(index) + at, bytes, pass.what);
     pass.read.wait();  // only in the first pass
   }
@@ -239,19 +250,20 @@ std::vector<update::UpdateSlice> OptimizerStates::slices_in(const TilePass& pass
     slice.count = part.count;
     slice.weight = part_of(part.slice->weight, skip, part.count);
     slice.grad = part_of(part.slice->grad, skip, part.count);
-    slice.slots.clear();
-    for (std::size_t a = 0; a < arrays_.size(); ++a) {
-      const zr_dtype dtype = arrays_[a].dtype;
-      char* memory = tile_buffer(index) + offset_in_tile(tile, a) + (part.first - tile.first) * size_of(dtype);
-      const zr_view view{memory, part.count, dtype, 0, {1, 0}};
-      if (plan_.has_master && a == 0)
-        slice.master = view;
-      else
-        slice.slots.push_back(view);
-    }
+    if (plan_.has_master) slice.master = view_in_tile(index, tile, 0, part.first, part.count);
+    for (std::size_t i = 0; i < slice.slots.size(); ++i)
+      slice.slots[i] = view_in_tile(index, tile, plan_.array_of(slice.param, i), part.first, part.count);
     slices.push_back(std::move(slice));
   }
   return slices;
+}
+
+zr_view OptimizerStates::view_in_tile(std::size_t index, const plan::StateTile& tile, std::size_t array, int64_t first,
+                                      int64_t count) const {
+  const plan::ArrayRange part = plan_.array_part(array, first, count);
+  const int64_t skip = part.first - plan_.array_range(array, tile.first, 0).first;
+  const zr_dtype dtype = arrays_[array].dtype;
+  return {tile_buffer(index) + offset_in_tile(tile, array) + skip * size_of(dtype), part.count, dtype, 0, {1, 0}};
 }
 
 void OptimizerStates::update_tiles(const std::vector<update::UpdateSlice>& slices, const std::vector<char>& touched,

@@ -31,12 +31,14 @@ class OptimizerStates {
   /// The ranges of elements [first, first + count) of the state space, each on one tier.
   std::vector<plan::StateRange> ranges(int64_t first, int64_t count) const;
   bool in_memory(int tier) const { return plan_.input.tiers[static_cast<std::size_t>(tier)].in_memory(); }
-  /// Elements of an array (MemoryPlan::state_arrays) within one range that is in memory.
+  /// The elements of an array (RankPlan::state_arrays) for a range of the state space within one piece, whose states are
+  /// on one tier. No data if that is a disk.
   zr_view view(std::size_t array, int64_t first, int64_t count) const;
 
   enum class Access { read, write, modify };
-  /// Calls fn(memory, first, count) over elements [first, first + count) of an array, on any tier. `what` names them in
-  /// errors.
+  /// Calls fn(memory, first, count) over the elements of an array for a range of the state space within one piece, on
+  /// any tier: `memory` has the elements of the array for elements [first, first + count) of the state space. `what`
+  /// names them in errors.
   void visit(std::size_t array, int64_t first, int64_t count, Access access, const std::string& what,
              const std::function<void(void* memory, int64_t first, int64_t count)>& fn);
 
@@ -75,6 +77,9 @@ class OptimizerStates {
   void allocate_staging(Ledger& ledger);
   const RangeMemory& memory_of(int64_t element) const;
   int64_t offset_in_tile(const plan::StateTile& tile, std::size_t array) const;
+  int64_t bytes_in_tile(const plan::StateTile& tile, std::size_t array) const;
+  zr_view view_in_tile(std::size_t index, const plan::StateTile& tile, std::size_t array, int64_t first,
+                       int64_t count) const;
   std::vector<TilePass> passes_of(const std::vector<update::UpdateSlice>& slices,
                                   const std::vector<char>* touched) const;
   void start_read(std::size_t index);
@@ -94,7 +99,7 @@ class OptimizerStates {
 
   const plan::MemoryPlan& plan_;
   Tiers& tiers_;
-  const std::vector<plan::MemoryPlan::StateArray> arrays_;
+  const std::vector<plan::StateArray>& arrays_;
   std::vector<RangeMemory> ranges_;
   std::vector<std::vector<char>> written_;   // by tile, array; zeros until it is written
   std::vector<TierAllocation> allocations_;  // by tier; on disk

@@ -32,21 +32,21 @@ void for_each_buffer(const MemoryPlan& plan, F&& fn) {
   }
 }
 
-int64_t state_elements_on(const MemoryPlan& plan, std::size_t tier) {
+int64_t state_elements_on(const MemoryPlan& plan, std::size_t array, std::size_t tier) {
   int64_t elements = 0;
   for (const StateRange& range : plan.placement.states)
-    if (range.tier == static_cast<int>(tier)) elements += range.count;
+    if (range.tier == static_cast<int>(tier)) elements += plan.array_range(array, range.first, range.count).count;
   return elements;
 }
 
 // The master weights and optimizer states; those of the device also if they are empty.
 template <class F>
 void for_each_state(const MemoryPlan& plan, F&& fn) {
-  const std::vector<MemoryPlan::StateArray> arrays = plan.state_arrays();
+  const std::vector<StateArray>& arrays = plan.rank_plan.state_arrays;
   for (std::size_t a = 0; a < arrays.size(); ++a) {
     const MemoryKind kind = plan.has_master && a == 0 ? MemoryKind::master : MemoryKind::optimizer;
     for (std::size_t tier = 0; tier < plan.input.tiers.size(); ++tier)
-      if (const int64_t elements = state_elements_on(plan, tier); elements > 0 || tier == 0)
+      if (const int64_t elements = state_elements_on(plan, a, tier); elements > 0 || tier == 0)
         fn(plan.input.tiers[tier], kind, arrays[a].name, elements, arrays[a].dtype);
   }
 }
@@ -90,7 +90,34 @@ int64_t MemoryPlan::NormBlockCounts::bytes(int rank) const {
 int64_t MemoryPlan::working_bytes() const {
   int64_t largest = 0;
   for (const Parameter& p : input.parameters) largest = std::max(largest, p.count);
-  return std::max(largest * 4, norm_blocks.bytes(rank));
+  return std::max(largest * 4, norm_blocks.bytes(rank) + sum_counts().bytes());
+}
+
+MemoryPlan::SumCounts MemoryPlan::sum_counts() const {
+  SumCounts counts;
+  if (std::all_of(input.descriptions.begin(), input.descriptions.end(),
+                  [](const OptimizerDescription& description) { return description.sums.empty(); }))
+    return counts;
+  const auto blocks = [&](uint32_t param, int64_t count) {
+    const int64_t block = input.cut_block(param);
+    return (count + block - 1) / block * input.description(param).most_sums();
+  };
+  int64_t last = -1;  // parameter
+  for (const Piece& piece : rank_plan.reduced_gradients) {
+    counts.own += blocks(piece.param, piece.count);
+    if (piece.param != last) counts.totals += input.description(piece.param).all_sums();
+    last = piece.param;
+  }
+  if (norm_blocks.replicated) return counts;
+  int64_t all = 0;
+  for (uint32_t i = 0; i < input.parameters.size(); ++i) {
+    if (input.parameters[i].frozen) continue;
+    const int64_t values = blocks(i, input.parameters[i].count);
+    all += values;
+    counts.batch = std::max(counts.batch, values);
+  }
+  counts.batch = std::max(counts.batch, std::min(all, kSumBatch));
+  return counts;
 }
 
 std::vector<std::pair<int64_t, int64_t>> MemoryPlan::saved_ranges(uint32_t param) const {
@@ -98,26 +125,32 @@ std::vector<std::pair<int64_t, int64_t>> MemoryPlan::saved_ranges(uint32_t param
   for (const Segment& segment : segments[param]) {
     const auto me = std::find(segment.owners.begin(), segment.owners.end(), rank);
     if (me == segment.owners.end()) continue;
+    const int64_t block = input.parameters[param].frozen ? kNormBlock : input.cut_block(param);
     const int64_t index = me - segment.owners.begin(), n = std::ssize(segment.owners),
-                  blocks = norm_blocks_of(segment.count);
-    const auto cut = [&](int64_t i) { return std::min(segment.count, blocks * i / n * kNormBlock); };
+                  blocks = (segment.count + block - 1) / block;
+    const auto cut = [&](int64_t i) { return std::min(segment.count, blocks * i / n * block); };
     if (cut(index + 1) > cut(index)) ranges.emplace_back(segment.first + cut(index), cut(index + 1) - cut(index));
   }
   return ranges;
 }
 
 int64_t MemoryPlan::snapshot_bytes() const {
-  int64_t states = has_master ? 4 : 0, bytes = 0;
-  for (const zr_slot& slot : input.slots) states += size_of(slot.dtype);
+  int64_t bytes = 0;
   for (uint32_t i = 0; i < input.parameters.size(); ++i) {
     const Parameter& p = input.parameters[i];
-    int64_t elements = 0;
+    const auto add = [&](int64_t first, int64_t count) {
+      bytes += count * (size_of(input.weight_dtype) + (has_master && !p.frozen ? 4 : 0));
+      if (p.frozen) return;
+      for (const zr_slot& slot : input.description(i).slots) {
+        const StateShape shape = state_shape(p, slot);
+        bytes += (shape.of(first + count) - shape.of(first)) * size_of(slot.dtype);
+      }
+    };
     if (segments.empty()) {
-      elements = (p.count + input.world - 1) / input.world;  // plan_of_rank(): an approximation
+      add(0, (p.count + input.world - 1) / input.world);  // plan_of_rank(): an approximation
     } else {
-      for (const auto& [first, count] : saved_ranges(i)) elements += count;
+      for (const auto& [first, count] : saved_ranges(i)) add(first, count);
     }
-    bytes += elements * (size_of(input.weight_dtype) + (p.frozen ? 0 : states));
   }
   return bytes;
 }

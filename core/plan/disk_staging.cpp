@@ -96,7 +96,7 @@ DiskStaging plan_disk_staging(const MemoryPlan& plan) {
     staging.collective_bytes +=
         std::min(padded(b.elements * size), std::max(2 * padded(largest), round_up(busy, tier.align)));
     int64_t elements = longest;
-    if (plan.input.tier_request.elementwise)
+    if (plan.input.elementwise())
       elements = std::min(longest, std::max(busy / kChunksInFlight / size / kNormBlock, int64_t{1}) * kNormBlock);
     int64_t& chunk = b.role == ZR_ROLE_REDUCED_GRAD ? staging.chunk_gradients : staging.chunk_weights;
     chunk = std::max(chunk, padded(elements * size));

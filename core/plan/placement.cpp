@@ -14,43 +14,42 @@ namespace zr::host::plan {
 
 namespace {
 
-int64_t state_bytes(const MemoryPlan& plan) {  // per element, all arrays
-  int64_t bytes = 0;
-  for (const MemoryPlan::StateArray& array : plan.state_arrays()) bytes += size_of(array.dtype);
-  return bytes;
-}
-
-// The last position at or before `element` where the state space may be cut.
-int64_t cut_before(const MemoryPlan& plan, int64_t element) {
+// Where the state space may be cut near `element`: the last position at or before it, and the first after that.
+struct Cuts {
+  int64_t before, after;
+};
+Cuts cuts_near(const MemoryPlan& plan, int64_t element) {
   const std::vector<int64_t>& starts = plan.rank_plan.state_offset;
-  if (element >= plan.rank_plan.state_elements) return plan.rank_plan.state_elements;
+  const int64_t end = plan.rank_plan.state_elements;
+  if (element >= end) return {end, end};
   const auto after = std::upper_bound(starts.begin(), starts.end(), element);
-  if (after == starts.begin()) return 0;
-  const int64_t start = *(after - 1);
-  return plan.input.tier_request.elementwise ? start + (element - start) / kNormBlock * kNormBlock : start;
+  if (after == starts.begin()) return {0, after == starts.end() ? end : *after};
+  const auto& piece = plan.rank_plan.reduced_gradients[static_cast<std::size_t>(after - starts.begin() - 1)];
+  const int64_t start = *(after - 1), next = after == starts.end() ? end : *after,
+                block = plan.input.cut_block(piece.param), before = start + (element - start) / block * block;
+  return {before, before + block < start + piece.count ? before + block : next};
 }
+int64_t cut_before(const MemoryPlan& plan, int64_t element) { return cuts_near(plan, element).before; }
 
 // Cuts a range into tiles: enough elements to keep the tier busy, and complete pieces if the optimizer needs them.
 void cut_tiles(const MemoryPlan& plan, const StateRange& range, Placement& placement) {
   const TierInfo& tier = plan.input.tiers[static_cast<std::size_t>(range.tier)];
-  const std::vector<MemoryPlan::StateArray> arrays = plan.state_arrays();
+  const std::vector<StateArray>& arrays = plan.rank_plan.state_arrays;
   if (arrays.empty()) return;
-  const int64_t tile_elements =
-      std::max<int64_t>(tier.io_bytes * tier.io_depth / std::max<int64_t>(state_bytes(plan), 1) / kNormBlock, 1) *
-      kNormBlock;
+  const int64_t tile_elements = std::max<int64_t>(tier.io_bytes * tier.io_depth /
+                                                      std::max<int64_t>(plan.state_bytes_per_element(), 1) / kNormBlock,
+                                                  1) *
+                                kNormBlock;
+  const bool elementwise = plan.input.elementwise();
   int64_t end_of_tiles = 0;
   for (const StateTile& tile : placement.tiles)
     if (tile.tier == range.tier) end_of_tiles = tile.offset + tile.bytes;
   for (int64_t first = range.first, end = range.first + range.count; first < end;) {
     int64_t next = std::min(end, first + tile_elements);
-    if (!plan.input.tier_request.elementwise && next < end) {
-      const auto& starts = plan.rank_plan.state_offset;
-      const auto after = std::upper_bound(starts.begin(), starts.end(), first);
-      next = std::max(cut_before(plan, next), after == starts.end() ? end : std::min(*after, end));
-    }
+    if (!elementwise && next < end) next = std::max(cut_before(plan, next), std::min(cuts_near(plan, first).after, end));
     StateTile tile{range.tier, first, next - first, end_of_tiles, 0};
-    for (const MemoryPlan::StateArray& array : arrays)
-      tile.bytes += round_up(tile.count * size_of(array.dtype), tier.align);
+    for (std::size_t a = 0; a < arrays.size(); ++a)
+      tile.bytes += round_up(plan.array_range(a, first, tile.count).count * size_of(arrays[a].dtype), tier.align);
     placement.largest_tile = std::max(placement.largest_tile, tile.bytes);
     end_of_tiles += tile.bytes;
     placement.tiles.push_back(tile);
@@ -91,7 +90,7 @@ class TierAssigner {
   int tiers() const { return static_cast<int>(plan_.input.tiers.size()); }
   const TierInfo& info(int tier) const { return plan_.input.tiers[static_cast<std::size_t>(tier)]; }
   int64_t element_count() const { return plan_.rank_plan.state_elements; }
-  int64_t bytes_per_element() const { return std::max<int64_t>(state_bytes(plan_), 1); }
+  int64_t bytes_per_element() const { return std::max<int64_t>(plan_.state_bytes_per_element(), 1); }
   int64_t elements_on_device() const {
     return request_.states == 0 ? 0
                                 : static_cast<int64_t>(static_cast<double>(element_count()) * request_.device_fraction);
@@ -207,7 +206,7 @@ class TierAssigner {
       if (!info(range.tier).in_memory()) cut_tiles(plan_, range, placement);
   }
   void assign_states() {
-    if (plan_.state_arrays().empty()) {
+    if (plan_.rank_plan.state_arrays.empty()) {
       plan_.placement.states = {{0, 0, element_count()}};
       return report("states", 0, "the optimizer has none");
     }
@@ -237,7 +236,7 @@ class TierAssigner {
     int64_t placed = 0;
     for (const StateRange& range : plan_.placement.states) {
       report(share(range.count), range.tier,
-             fmt::format("auto: {}; {}", bytes_text((element_count() - placed) * bytes_per_element()),
+             fmt::format("auto: {}; {}", bytes_text(plan_.state_bytes(placed, element_count() - placed)),
                          capacities_up_to(before, range.tier)));
       placed += range.count;
     }
@@ -278,13 +277,6 @@ int MemoryPlan::tier_of(const Buffer& buffer) const {
   return buffer.role == ZR_ROLE_REDUCED_GRAD   ? placement.reduced_gradients
          : buffer.role == ZR_ROLE_WEIGHT_SHARD ? placement.shards
                                                : 0;
-}
-
-std::vector<MemoryPlan::StateArray> MemoryPlan::state_arrays() const {
-  std::vector<StateArray> arrays;
-  if (has_master) arrays.push_back({"fp32 master weights", ZR_F32});
-  for (const zr_slot& slot : input.slots) arrays.push_back({slot.name, slot.dtype});
-  return arrays;
 }
 
 int64_t MemoryPlan::staging_bytes() const {

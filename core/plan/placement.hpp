@@ -31,7 +31,6 @@ struct TierRequest {
   bool activations_known = false;
   int64_t activations_on_device = 0;  // measured bytes per rank, temporaries included
   int64_t activations_offloaded = 0;  // measured bytes per rank on tiers, in the same run
-  bool elementwise = true;            // the states may be cut at any norm block
 };
 
 /// Elements [first, first + count) of the state space (RankPlan::state_offset) on one tier.

@@ -8,13 +8,30 @@
 #include "base/error.hpp"
 #include "base/round_up.hpp"
 #include "base/unknown_bits.hpp"
+#include "plan/state_arrays.hpp"
 
 namespace zr::host::plan {
 
+bool PlanInput::elementwise() const {
+  return std::all_of(descriptions.begin(), descriptions.end(),
+                     [](const OptimizerDescription& description) { return description.elementwise(); });
+}
+
+std::vector<std::string> PlanInput::state_names() const {
+  std::vector<std::string> names;
+  for (const OptimizerDescription& description : descriptions)
+    for (const zr_slot& slot : description.slots)
+      if (std::find(names.begin(), names.end(), slot.name) == names.end()) names.emplace_back(slot.name);
+  return names;
+}
+
 PlanInputView::PlanInputView(const PlanInput& input, int rank) {
-  for (const Parameter& p : input.parameters)
+  for (uint32_t i = 0; i < input.parameters.size(); ++i) {
+    const Parameter& p = input.parameters[i];
     params_.push_back({sizeof(zr_param), p.frozen ? uint32_t{ZR_PARAM_FROZEN} : 0u, p.name.c_str(), p.shape.data(),
-                       static_cast<int32_t>(p.shape.size()), p.group, p.count});
+                       static_cast<int32_t>(p.shape.size()), p.group, p.count, p.frozen ? kNormBlock : input.cut_block(i),
+                       p.frozen ? 0 : input.update_cost(i)});
+  }
   for (const zr_param& p : params_) pointers_.push_back(&p);
   in_ = {sizeof(zr_plan_in),
          rank,
@@ -54,6 +71,7 @@ class Collector {
       plan_.state_offset.push_back(plan_.state_elements);
       plan_.state_elements += round_up(p.count, kAlign);
     }
+    plan_.state_arrays = arrays_of(input_, input_.weight_dtype != ZR_F32, plan_);
     return std::move(plan_);
   }
 

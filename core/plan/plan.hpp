@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/ledger.hpp"
+#include "plan/optimizer_description.hpp"
 #include "plan/placement.hpp"
 #include "zr/abi/optimizer.h"
 #include "zr/abi/strategy.h"
@@ -31,6 +32,9 @@ inline constexpr int64_t kNormBlock = 1024;
 constexpr int64_t norm_blocks_of(int64_t count) { return (count + kNormBlock - 1) / kNormBlock; }
 /// Norm blocks of all ranks that one rank holds at a time, to add them in order.
 inline constexpr int64_t kNormBlockWindow = 131072;
+/// Sums over parameters (draft/partial_sums.h) of all ranks that one rank holds at a time; more if one parameter has
+/// more.
+inline constexpr int64_t kSumBatch = 131072;
 /// Every piece starts at a multiple of this many elements: 64 bytes at two bytes per element.
 inline constexpr int64_t kAlign = 32;
 
@@ -39,15 +43,29 @@ struct PlanInput {
   int world = 1;
   zr_dtype weight_dtype = ZR_F32;
   int accumulation = 1;
-  std::vector<zr_slot> slots;             // of the optimizer
-  uint32_t granularity = ZR_ELEMENTWISE;  // of the optimizer
-  uint32_t optimizer_needs = 0;           // ZR_OPT_NEEDS_*
+  std::vector<OptimizerDescription> descriptions{1};  // those of the optimizer that differ
+  std::vector<uint32_t> description_of;               // by parameter: index in descriptions; empty: all have the first
   bool share_weights = false;             // the ranks share one copy of unsharded weights
   bool accumulates_locally = false;  // gradients.reduce = "last_micro_step": the engine accumulates gradients first
   zr_dtype communicated_grad_dtype = ZR_F32;  // of one backward's gradient, as communicated or held
   zr_dtype reduced_grad_dtype = ZR_F32;       // of the sum over micro-batches and ranks
   std::vector<TierInfo> tiers{TierInfo{}};
   TierRequest tier_request;
+  /// What the optimizer declares about a parameter.
+  const OptimizerDescription& description(uint32_t param) const {
+    return descriptions[description_of.empty() ? 0 : description_of[param]];
+  }
+  /// The names of the optimizer's states, each once.
+  std::vector<std::string> state_names() const;
+  /// All parameters may be updated in any parts.
+  bool elementwise() const;
+  /// The parameter may be cut only at multiples of this many elements.
+  int64_t cut_block(uint32_t param) const { return plan::cut_block(parameters[param], description(param)); }
+  /// The cost of its update, in units that are the same for all parameters.
+  double update_cost(uint32_t param) const {
+    const double cost = description(param).cost;
+    return cost > 0 ? cost : static_cast<double>(parameters[param].count);
+  }
 };
 
 struct Buffer {
@@ -66,13 +84,31 @@ struct Piece {
   bool shard = false;            // weights only: ranks must acquire the parameter to use it
 };
 
+/// An array of this rank: the fp32 master weights, or the optimizer states of one name and dtype. Every piece of
+/// reduced gradients has a part of it; the part is empty if the parameter has no such state.
+struct StateArray {
+  std::string name;
+  zr_dtype dtype;
+  struct Part {
+    int64_t offset;    // its first element in the array
+    StateShape shape;  // width 0: the parameter has no such state
+  };
+  std::vector<Part> parts;  // by reduced-gradient piece
+  int64_t elements = 0;
+};
+/// Elements [first, first + count) of an array.
+struct ArrayRange {
+  int64_t first, count;
+};
+
 /// The buffers and pieces of one rank.
 struct RankPlan {
   std::vector<Buffer> buffers;
   std::vector<Piece> weights;            // by parameter, ascending
   std::vector<Piece> reduced_gradients;  // by parameter, ascending; this rank updates them
   std::vector<int64_t> state_offset;     // per reduced-gradient piece: its first element in the state space
-  int64_t state_elements = 0;            // size of the state space: of the master and of each elementwise slot
+  int64_t state_elements = 0;            // size of the state space: of the master and of each state like its parameter
+  std::vector<StateArray> state_arrays;  // masters first, if there are any
 };
 
 /// A range of a parameter and the ranks that update it or, for frozen parameters, hold its weights: one rank, or
@@ -122,13 +158,25 @@ struct MemoryPlan {
     int64_t bytes(int rank) const;  // memory of a rank for them
   };
   NormBlockCounts norm_blocks;
-  Placement placement;
-  /// The arrays over the state space: master weights if has_master, then the optimizer's slots.
-  struct StateArray {
-    std::string name;
-    zr_dtype dtype;
+  /// Numbers of fp64 sums over parameters that this rank holds.
+  struct SumCounts {
+    int64_t own = 0, totals = 0;  // of its blocks, in the largest pass; of its parameters, in all passes
+    int64_t batch = 0;            // of all ranks, that are exchanged at a time; 0: no exchange
+    int64_t bytes() const { return 8 * (own + totals + 2 * batch); }
   };
-  std::vector<StateArray> state_arrays() const;
+  SumCounts sum_counts() const;
+  Placement placement;
+  /// The elements of an array for a range of the state space, with the padding between pieces. The range begins and
+  /// ends where its parameters may be cut.
+  ArrayRange array_range(std::size_t array, int64_t first, int64_t count) const;
+  /// The same for a range within one piece, without padding.
+  ArrayRange array_part(std::size_t array, int64_t first, int64_t count) const;
+  /// The index in rank_plan.state_arrays of a state of a parameter; `slot`: index in its description.
+  std::size_t array_of(uint32_t param, std::size_t slot) const;
+  /// Bytes of all arrays for a range of the state space.
+  int64_t state_bytes(int64_t first, int64_t count) const;
+  /// The largest number of bytes of all arrays per element of a piece, rounded up.
+  int64_t state_bytes_per_element() const;
   int tier_of(const Buffer& buffer) const;  // index in input.tiers
   /// Bytes of staging memory for tiles of states on disk.
   int64_t staging_bytes() const;

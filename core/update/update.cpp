@@ -5,6 +5,7 @@
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"
+#include "base/round_up.hpp"
 #include "update/cast.hpp"
 #include "zr/ordered_reduce.hpp"
 
@@ -21,12 +22,13 @@ struct UpdateRange {
   int64_t begin, count;
 };
 
-std::vector<UpdateRange> cut(const std::vector<UpdateSlice>& slices, const UpdateInput& input, bool elementwise) {
+std::vector<UpdateRange> cut(const plan::PlanInput& plan, const std::vector<UpdateSlice>& slices,
+                             const UpdateInput& input) {
   std::vector<UpdateRange> ranges;
   for (const UpdateSlice& slice : slices) {
     if (!(*input.touched)[slice.param]) continue;
     const bool copied = input.copies_operands || slice.grad.dtype != ZR_F32;
-    const int64_t size = !elementwise ? slice.count : copied ? kCopiedSliceElements : kSliceElements;
+    const int64_t size = round_up(copied ? kCopiedSliceElements : kSliceElements, plan.cut_block(slice.param));
     for (int64_t begin = 0; begin < slice.count; begin += size)
       ranges.push_back({&slice, begin, std::min(size, slice.count - begin)});
   }
@@ -103,7 +105,12 @@ zr_update_slice describe(const UpdateRange& range, const plan::MemoryPlan& plan,
                          const Operands& operands, zr_view* slots) {
   const UpdateSlice& slice = *range.slice;
   const plan::Parameter& parameter = plan.input.parameters[slice.param];
-  for (std::size_t i = 0; i < slice.slots.size(); ++i) slots[i] = part_of(slice.slots[i], range.begin, range.count);
+  const std::vector<zr_slot>& declared = plan.input.description(slice.param).slots;
+  for (std::size_t i = 0; i < slice.slots.size(); ++i) {
+    const plan::StateShape shape = plan::state_shape(parameter, declared[i]);
+    const int64_t begin = shape.of(range.begin);
+    slots[i] = part_of(slice.slots[i], begin, shape.of(range.begin + range.count) - begin);
+  }
   return {sizeof(zr_update_slice),
           parameter.group,
           parameter.name.c_str(),
@@ -123,27 +130,60 @@ zr_update_slice describe(const UpdateRange& range, const plan::MemoryPlan& plan,
           input.copies_operands ? uint32_t{ZR_SLICE_WEIGHT_COPY} : 0,
           0};
 }
-}  // namespace
 
-void update(const plugin::Instance& optimizer, ThreadPool& pool, const plan::MemoryPlan& plan,
-            const std::vector<UpdateSlice>& slices, const UpdateInput& input) {
-  const std::vector<UpdateRange> ranges = cut(slices, input, plan.input.granularity == ZR_ELEMENTWISE);
-  const zr_step step{sizeof(zr_step), input.grad_mul, input.step, input.grad_norm};
-  const auto* api = optimizer.api<zr_optimizer_api>();
+// Calls fn(slice, slots) for every part of the touched slices, on the pool's threads; copies weights back if
+// `writes_weights`.
+template <class F>
+void for_each_part(ThreadPool& pool, const plan::MemoryPlan& plan, const std::vector<UpdateSlice>& slices,
+                   const UpdateInput& input, bool writes_weights, const F& fn) {
+  const std::vector<UpdateRange> ranges = cut(plan.input, slices, input);
   pool.parallel_for(static_cast<int64_t>(ranges.size()), 1, [&](int64_t begin, int64_t end) {
-    std::vector<zr_view> slots(plan.input.slots.size());
+    std::vector<zr_view> slots;
     std::vector<float> upcasted;
     std::vector<char> rounded;
     for (int64_t i = begin; i < end; ++i) {
       const UpdateRange& range = ranges[static_cast<std::size_t>(i)];
+      slots.resize(std::max(slots.size(), range.slice->slots.size()));
       const Operands operands(range, input.copies_operands, upcasted, rounded);
-      const zr_update_slice slice = describe(range, plan, input, operands, slots.data());
-      const zr_update_slice* pointer = &slice;
-      CallError error;
-      const auto update = [&] { return api->step(optimizer.self(), &step, &pointer, 1, nullptr, nullptr, &error); };
-      check(call_plugin(&error, update), error, optimizer.call_text("step"));
-      operands.write_back();
+      fn(describe(range, plan, input, operands, slots.data()));
+      if (writes_weights) operands.write_back();
     }
+  });
+}
+
+zr_sums sums_of(const plan::PlanInput& plan, const SumAccess& sums, uint32_t param, uint32_t pass) {
+  return {sizeof(zr_sums), pass, plan.cut_block(param), sums.totals(param), nullptr};
+}
+}  // namespace
+
+void update(const plugin::Instance& optimizer, ThreadPool& pool, const plan::MemoryPlan& plan,
+            const std::vector<UpdateSlice>& slices, const UpdateInput& input) {
+  const zr_step step{sizeof(zr_step), input.grad_mul, input.step, input.grad_norm};
+  const auto* api = optimizer.api<zr_optimizer_api>();
+  for_each_part(pool, plan, slices, input, true, [&](const zr_update_slice& slice) {
+    CallError error;
+    const auto passes = static_cast<uint32_t>(plan.input.description(slice.param).sums.size());
+    const auto update = [&] {
+      if (passes == 0) {
+        const zr_update_slice* pointer = &slice;
+        return api->step(optimizer.self(), &step, &pointer, 1, nullptr, nullptr, &error);
+      }
+      const zr_sums sums = sums_of(plan.input, *input.sums, slice.param, passes);
+      return input.sums->api->update(optimizer.self(), &step, &slice, &sums, &error);
+    };
+    check(call_plugin(&error, update), error, optimizer.call_text(passes == 0 ? "step" : "update"));
+  });
+}
+
+void add_up(const plugin::Instance& optimizer, ThreadPool& pool, const plan::MemoryPlan& plan,
+            const std::vector<UpdateSlice>& slices, const UpdateInput& input, uint32_t pass) {
+  const zr_step step{sizeof(zr_step), input.grad_mul, input.step, input.grad_norm};
+  for_each_part(pool, plan, slices, input, false, [&](const zr_update_slice& slice) {
+    zr_sums sums = sums_of(plan.input, *input.sums, slice.param, pass);
+    sums.partial = input.sums->partial(slice.param, slice.first);
+    CallError error;
+    const auto add_up = [&] { return input.sums->api->add_up(optimizer.self(), &step, &slice, &sums, &error); };
+    check(call_plugin(&error, add_up), error, optimizer.call_text("add_up"));
   });
 }
 

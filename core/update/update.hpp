@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
+#include "base/draft_abi.hpp"
 #include "base/thread_pool.hpp"
 #include "plan/plan.hpp"
 #include "plugin/plugin_host.hpp"
@@ -23,6 +25,14 @@ struct UpdateSlice {
   int tier = 0;              // tier of master and slots in the plan; their views have no data if it is a disk
 };
 
+/// The sums over parameters of an optimizer with the extension "zr.optimizer.partial_sums/1". Any thread may call the
+/// functions.
+struct SumAccess {
+  const zr_partial_sums_api* api;
+  std::function<double*(uint32_t param, int64_t first)> partial;  // of the block at this element and those after it
+  std::function<const double*(uint32_t param)> totals;            // of earlier passes
+};
+
 /// The arguments of a step: common to all slices, or per parameter.
 struct UpdateInput {
   float grad_mul;
@@ -33,12 +43,17 @@ struct UpdateInput {
   const std::vector<char>* touched;   // per parameter: 0 means no update
   bool copies_operands =
       false;  // states are off the device: gradients and weights are copied to them, and weights back
+  const SumAccess* sums = nullptr;  // null: the optimizer has no passes before the update
 };
 
-/// Calls the optimizer over all touched slices. Elementwise optimizers get parts of at most 64 Ki elements (16 Ki where
-/// gradients or weights are copied), on several threads; other optimizers get complete slices. Throws Error if the
-/// plug-in fails.
+/// Calls the optimizer over all touched slices, on several threads, in parts of 64 Ki elements (16 Ki where gradients or
+/// weights are copied), or as many as the optimizer needs complete. Throws Error if the plug-in fails.
 void update(const plugin::Instance& optimizer, ThreadPool& pool, const plan::MemoryPlan& plan,
             const std::vector<UpdateSlice>& slices, const UpdateInput& input);
+
+/// The same for one pass before the update: adds up the sums of the slices' blocks. input.touched: the parameters that
+/// have this pass. Weights are not changed.
+void add_up(const plugin::Instance& optimizer, ThreadPool& pool, const plan::MemoryPlan& plan,
+            const std::vector<UpdateSlice>& slices, const UpdateInput& input, uint32_t pass);
 
 }  // namespace zr::host::update

@@ -30,10 +30,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <deque>
+#include <string_view>
+#include <vector>
 
 #include "zr/abi/optimizer.h"
 #include "zr/component.hpp"
 #include "zr/float_cast.hpp"
+
+struct zr_sums;  // zr/abi/draft/partial_sums.h
 
 #pragma GCC visibility push(hidden)
 namespace zr {
@@ -52,6 +57,13 @@ struct Update {
   bool streams;                  // the parameter's `out` exceeds a core's cache: use non-temporal stores for it
   const zr_update_slice& slice;  // name, shape; may hold more elements than this range
   const zr_step& job;            // step count of the job, gradient norm
+  const zr_sums* sums;           // of optimizers with passes (zr/partial_sums.hpp); otherwise null
+  /// The elements of state `i` for this update, of a state that does not have the shape of the parameter. Classes with
+  /// describe() get complete slices.
+  template <class T>
+  T* state(uint32_t i) const {
+    return data<T>(slice.slots[i]);
+  }
   /// The elements of fp32 state `i` for this update.
   float* slot(uint32_t i) const { return data<float>(slice.slots[i]) + (first - slice.first); }
 };
@@ -61,7 +73,15 @@ constexpr zr_slot slot(const char* name, zr_dtype dtype = ZR_F32, uint32_t flags
   return zr_slot{name, dtype, ZR_SLOT_LIKE_PARAM, flags, 0};
 }
 
+/// What describe() of an author's class declares about the update of one parameter.
+struct Description {
+  uint32_t granularity = ZR_ELEMENTWISE;
+  std::vector<zr_slot> slots;
+  double cost = 0;  // see zr_optimizer_desc; 0: the number of elements
+};
+
 ZR_DETECT(has_slots, slots);
+ZR_DETECT(has_describe, describe);
 ZR_DETECT(has_granularity, granularity);
 ZR_DETECT(has_rounds, rounds);
 ZR_DETECT(has_n_slots, n_slots);
@@ -76,12 +96,22 @@ class OptimizerLayer {
     add(config);
   }
 
-  static zr_code describe(void* self, const zr_param*, zr_optimizer_desc* out, zr_error* error) noexcept {
+  static zr_code describe(void* self, const zr_param* param, zr_optimizer_desc* out, zr_error* error) noexcept {
     return guard(error, [&] {
       zr_optimizer_desc desc{};
       desc.granularity = granularity();
       desc.device_types = kCpuOnly;
-      if constexpr (has_slots<D>) {
+      if constexpr (has_describe<D>) {
+        static_assert(!has_slots<D> && !has_granularity<D>, "describe() replaces the members slots and granularity");
+        OptimizerLayer& layer = *static_cast<OptimizerLayer*>(self);
+        Description description;
+        layer.group_of(*param).describe(*param, description);
+        desc.granularity = description.granularity;
+        desc.cost = description.cost;
+        const std::vector<zr_slot>& slots = layer.kept(std::move(description.slots));
+        desc.slots = slots.data();
+        desc.n_slots = static_cast<uint32_t>(slots.size());
+      } else if constexpr (has_slots<D>) {
         desc.slots = D::slots;
         desc.n_slots = std::extent_v<decltype(D::slots)>;
         if constexpr (has_n_slots<D>) desc.n_slots = static_cast<OptimizerLayer*>(self)->groups_[0].n_slots();
@@ -113,10 +143,31 @@ class OptimizerLayer {
   }
   static constexpr zr_optimizer_api api{sizeof(zr_optimizer_api), 0, add_group, describe, step};
 
+ protected:
+  /// The hyperparameters of the parameter's group.
+  const D& group_of(const zr_param& param) const {
+    if (param.group >= groups_.size())
+      throw PluginError(ZR_INVALID, std::string("parameter ") + param.name + ": group " + std::to_string(param.group) +
+                                        " is out of range (" + std::to_string(groups_.size()) + " groups)");
+    return groups_[param.group];
+  }
+
  private:
   void add(const Config& config) {
     with_arguments<D>(config, host_, [&](const auto&... arguments) { groups_.emplace_back(arguments...); });
   }
+  /// The list of slots equal to `slots`, which lives as long as this object: zr_optimizer_desc points to it.
+  const std::vector<zr_slot>& kept(std::vector<zr_slot> slots) {
+    const auto equal = [](const zr_slot& a, const zr_slot& b) {
+      return std::string_view(a.name) == b.name && a.dtype == b.dtype && a.shape == b.shape && a.flags == b.flags &&
+             a.block == b.block;
+    };
+    for (const std::vector<zr_slot>& list : kept_)
+      if (std::equal(list.begin(), list.end(), slots.begin(), slots.end(), equal)) return list;
+    return kept_.emplace_back(std::move(slots));
+  }
+
+ protected:
   /// Validates one slice. step() validates all slices before it changes the first.
   void check(const zr_update_slice& u) const {
     const auto reject = [&](const std::string& why) {
@@ -134,6 +185,7 @@ class OptimizerLayer {
       reject("weight, master weight and gradient must have " + std::to_string(u.count) + " elements each");
     }
   }
+  const D& group(const zr_update_slice& u) const { return groups_[u.group]; }  // of a valid slice
   static constexpr uint32_t granularity() {
     if constexpr (has_granularity<D>) return D::granularity;
     return ZR_ELEMENTWISE;
@@ -142,7 +194,9 @@ class OptimizerLayer {
     if constexpr (has_rounds<D>) return D::rounds;
     return false;
   }
-  void update(const zr_update_slice& u, const zr_step& step) const {
+  /// Calls fn(Update) for the parts of a slice.
+  template <class F>
+  void for_each_part(const zr_update_slice& u, const zr_step& step, const zr_sums* sums, const F& fn) const {
     const bool fp32 = u.weight.dtype == ZR_F32;
     uint16_t* out = fp32 ? nullptr : data<uint16_t>(u.weight);
     int64_t elements = 1;
@@ -150,24 +204,22 @@ class OptimizerLayer {
     const bool copy = ZR_FITS(&u, zr_update_slice, flags) && (u.flags & ZR_SLICE_WEIGHT_COPY);
     // Cut the slice into blocks, if granularity permits, so that each block is still in the cache when it is rounded.
     constexpr int64_t kBlock = 16384;
-    const int64_t block = !fp32 && !rounds() && granularity() == ZR_ELEMENTWISE ? kBlock : u.count;
+    const bool cuts = granularity() == ZR_ELEMENTWISE && !has_describe<D>;
+    const int64_t block = !fp32 && !rounds() && cuts ? kBlock : u.count;
     for (int64_t at = 0; at < u.count; at += block) {
-      const Update block_update{data<float>(fp32 ? u.weight : u.master) + at,
-                                data<const float>(u.grad) + at,
-                                u.first + at,
-                                std::min(block, u.count - at),
-                                step.grad_mul,
-                                u.step,
-                                u.lr,
-                                fp32 ? nullptr : out + at,
-                                u.weight.dtype,
-                                !copy && elements * 2 > cache_bytes_,
-                                u,
-                                step};
-      groups_[u.group].update(block_update);
-      if (!fp32 && !rounds()) round(block_update);
+      fn(Update{data<float>(fp32 ? u.weight : u.master) + at, data<const float>(u.grad) + at, u.first + at,
+                std::min(block, u.count - at), step.grad_mul, u.step, u.lr, fp32 ? nullptr : out + at, u.weight.dtype,
+                !copy && elements * 2 > cache_bytes_, u, step, sums});
     }
   }
+  void update(const zr_update_slice& u, const zr_step& step, const zr_sums* sums = nullptr) const {
+    for_each_part(u, step, sums, [&](const Update& part) {
+      group(u).update(part);
+      if (part.out && !rounds()) round(part);
+    });
+  }
+
+ private:
   static void round(const Update& update) {
     if (update.out_dtype == ZR_BF16) {
       for (int64_t i = 0; i < update.count; ++i) update.out[i] = to_bf16(update.weight[i]);
@@ -178,11 +230,13 @@ class OptimizerLayer {
   Host host_;
   int64_t cache_bytes_ = 1 << 20;
   std::vector<D> groups_;
+  std::deque<std::vector<zr_slot>> kept_;
 };
 
 /// Base class of an author's optimizer, which has the hyperparameters of one group, and update(). Optional static
-/// members: keys, slots, granularity (ZR_ROWWISE, ...; default elementwise), rounds. Optional method:
-/// `uint32_t n_slots() const`, the number of slots that the configuration of group 0 needs.
+/// members: keys, slots, granularity (ZR_ROWWISE, ...; default elementwise), rounds. Optional methods:
+/// `uint32_t n_slots() const`, the number of slots that the configuration of group 0 needs; instead of slots and
+/// granularity `void describe(const zr_param&, zr::Description&) const`, if parameters differ in them.
 template <class D>
 struct Optimizer {
   using Layer = OptimizerLayer<D>;

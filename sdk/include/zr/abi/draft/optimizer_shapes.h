@@ -1,5 +1,5 @@
-/* Draft: optimizers whose update or states are not elementwise. The host checks granularities against the plan of the
- * strategy; it rejects states that are not ZR_SLOT_LIKE_PARAM, and all flags. */
+/* Draft: optimizers whose update or states are not elementwise. The host reports the parts that an optimizer needs
+ * complete to strategies as zr_param.cut_block, and rejects plans that cut them. It rejects all flags of states. */
 #ifndef ZR_ABI_DRAFT_OPTIMIZER_SHAPES_H
 #define ZR_ABI_DRAFT_OPTIMIZER_SHAPES_H
 #include "zr/abi/draft/draft.h"
@@ -8,10 +8,15 @@
 /* Granularities: complete rows (the first dimension), or the complete tensor. */
 enum { ZR_ROWWISE = 2, ZR_TENSORWISE = 3 };
 
-/* A state with one element per `block` consecutive elements of the parameter, counted from its start. `block` divides
- * the norm block (zr_plan_in.norm_block). */
+/* Shapes of states by block. A block is zr_slot.block consecutive elements of the parameter, counted from its start;
+ * the last one may be shorter. Every slice has complete blocks, also of several states with different blocks. */
 enum {
-  ZR_SLOT_PER_BLOCK = 2 /* one element per block */
+  ZR_SLOT_PER_BLOCK = 2, /* one element per block */
+
+  /* One element per column for every block. A column has one element in each row (the first dimension). `block` is a
+   * multiple of the elements of a row. Optimizers that need a value per column of the full parameter write the same
+   * values for every block, so that every slice has them. */
+  ZR_SLOT_PER_COLUMN = 3
 };
 
 enum {
