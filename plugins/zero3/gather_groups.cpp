@@ -73,16 +73,17 @@ int64_t GatherGroups::element_count(const GatherGroup& group) const {
   return elements;
 }
 
-// The edge of a norm block that is nearest to an element.
+// The edge of a block (zr::cut_block) that is nearest to an element.
 int64_t GatherGroups::edge(const GatherGroup& group, int64_t element) const {
   if (element <= 0) return 0;
   if (element >= group.size) return group.size;
   size_t i = group.start.size() - 1;
   while (group.start[i] > element) --i;
-  const int64_t count = in_->params[group.params[i]]->count;
+  const zr_param& param = *in_->params[group.params[i]];
+  const int64_t count = param.count, block = zr::cut_block(*in_, param);
   const int64_t next = i + 1 < group.start.size() ? group.start[i + 1] : group.size;
-  const int64_t below = group.start[i] + std::min(element - group.start[i], count) / in_->norm_block * in_->norm_block;
-  const int64_t above = below + in_->norm_block < group.start[i] + count ? below + in_->norm_block : next;
+  const int64_t below = group.start[i] + std::min(element - group.start[i], count) / block * block;
+  const int64_t above = below + block < group.start[i] + count ? below + block : next;
   return element - below <= above - element ? below : above;
 }
 
@@ -136,16 +137,17 @@ GroupRange GatherGroups::range(const BucketPiece& piece, int32_t rank) const {
   return {at(piece.index), at(piece.index + 1)};
 }
 
-// If a part begins and ends at norm blocks well inside the first parameter, the sizes of its pieces follow from the
+// If a part begins and ends at blocks well inside the first parameter, the sizes of its pieces follow from the
 // size of the part alone. With many ranks that is true for nearly all parts, and a plan for thousands of ranks must not
 // compute each part separately.
 GatherGroups::PartSizes GatherGroups::part_sizes_of(const GatherGroup& group) const {
   PartSizes part_sizes;
   std::map<int64_t, int64_t> equal;
-  const int64_t first = in_->params[group.params.front()]->count;
+  const zr_param& first = *in_->params[group.params.front()];
+  part_sizes.block = zr::cut_block(*in_, first);
   for (int32_t r = 0; r < in_->world; ++r) {
     const GroupRange part = group.part(r);
-    if (part.end + in_->norm_block <= first) {
+    if (part.end + part_sizes.block <= first.count) {
       ++equal[part.size()];
     } else {
       part_sizes.others.push_back(r);
@@ -156,7 +158,7 @@ GatherGroups::PartSizes GatherGroups::part_sizes_of(const GatherGroup& group) co
 }
 
 int64_t GatherGroups::size_of(const BucketPiece& piece, const PartSizes& part_sizes) const {
-  const int64_t block = in_->norm_block;
+  const int64_t block = part_sizes.block;
   int64_t size = 0;
   for (const auto& [elements, ranks] : part_sizes.equal) {
     const auto at = [&, elements = elements](int64_t i) {  // like range(): the nearest edge, the lower one in a tie

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "zr/flat_layout.hpp"
 #include "zr/gradient_buckets.hpp"
 
 namespace zero3 {
@@ -23,7 +24,7 @@ struct GatherGroup {
   std::vector<uint32_t> params;
   std::vector<int64_t> start;  // of each parameter in the group; a multiple of the alignment
   int64_t size = 0;            // elements to the last parameter's end
-  std::vector<int64_t> cut;    // rank r has [cut[r], cut[r + 1]); every cut is at an edge of a norm block
+  std::vector<int64_t> cut;    // rank r has [cut[r], cut[r + 1]); every cut is at an edge of a block
   bool persistent = false, frozen = false;
   int64_t own_offset = 0;  // of this rank's part in the shard buffer, or of a full persistent group in its buffer
   GroupRange part(int32_t rank) const { return {cut[static_cast<size_t>(rank)], cut[static_cast<size_t>(rank) + 1]}; }
@@ -86,6 +87,7 @@ class GatherGroups {
   struct PartSizes {
     std::vector<std::pair<int64_t, int64_t>> equal;  // size in elements, and number of ranks with this size
     std::vector<int32_t> others;                     // ranks whose part is different
+    int64_t block = 1;                               // elements of a block of the first parameter
   };
   PartSizes part_sizes_of(const GatherGroup& group) const;
   int64_t size_of(const BucketPiece& piece, const PartSizes& part_sizes) const;

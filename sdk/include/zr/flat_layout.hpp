@@ -3,7 +3,8 @@
 //
 // Trainable parameters come first, in the model's order, then frozen ones; each starts at a multiple of
 // zr_plan_in.align. Buckets are ranges of the trainable part in the order in which they are sent: from the end, as
-// backward visits parameters. Every cut between buckets or ranks is at an edge of a norm block, or between parameters.
+// backward visits parameters. Every cut between buckets or ranks is at an edge of a block (cut_block()), or between
+// parameters.
 // Pure; immutable after construction. [any]
 #pragma once
 
@@ -12,11 +13,18 @@
 #include <vector>
 
 #include "zr/abi/strategy.h"
+#include "zr/base.hpp"
 #include "zr/round_up.hpp"
 
 #pragma GCC visibility push(hidden)
 namespace zr {
 inline namespace sdk {
+
+/// Elements of the blocks between which a strategy may cut the parameter: a multiple of zr_plan_in.norm_block, or at
+/// least the parameter's count.
+inline int64_t cut_block(const zr_plan_in& in, const zr_param& param) {
+  return ZR_FITS(&param, zr_param, cut_block) ? std::max(in.norm_block, param.cut_block) : in.norm_block;
+}
 
 /// The layout of one model for one rank count. The comment of this file describes it.
 class FlatLayout {
@@ -27,7 +35,7 @@ class FlatLayout {
     int64_t size() const { return end - begin; }  // elements
   };
 
-  /// `in` must outlive the layout. bucket_elements: the largest size of a bucket, but at least one norm block.
+  /// `in` must outlive the layout. bucket_elements: the largest size of a bucket, but at least one block.
   FlatLayout(const zr_plan_in& in, int64_t bucket_elements) : in_(&in), offset_(in.n_params) {
     for (const bool frozen : {false, true}) {
       for (uint32_t p = 0; p < in.n_params; ++p) {
@@ -67,7 +75,7 @@ class FlatLayout {
     return elements_before(range.end) - elements_before(range.begin);
   }
 
-  /// Rank r's part of a bucket. The size of a part differs from the mean by less than a norm block.
+  /// Rank r's part of a bucket. The size of a part differs from the mean by less than a block.
   FlatRange part(std::size_t bucket, int32_t rank) const {
     const FlatRange& b = buckets_[bucket];
     return {cut(b, rank), cut(b, rank + 1)};
@@ -97,21 +105,22 @@ class FlatLayout {
   std::size_t index_of(int64_t element) const {
     return static_cast<std::size_t>(std::upper_bound(start_.begin(), start_.end(), element) - start_.begin()) - 1;
   }
-  // The nearest edge of a norm block at or above (up), or else at or below, a flat element.
+  int64_t block_of(std::size_t i) const { return cut_block(*in_, *in_->params[param_[i]]); }
+  // The nearest edge of a block at or above (up), or else at or below, a flat element.
   int64_t edge(int64_t element, bool up) const {
     if (element <= 0 || start_.empty()) return 0;
     if (element >= trainable_) return trainable_;
     const std::size_t i = index_of(element);
     const int64_t inside = element - start_[i], next = i + 1 < start_.size() ? start_[i + 1] : trainable_;
-    const int64_t down = inside / in_->norm_block * in_->norm_block;
+    const int64_t block = block_of(i), down = inside / block * block;
     if (!up || down == inside) return start_[i] + std::min(down, last_edge(i));
-    const int64_t above = down + in_->norm_block;
+    const int64_t above = down + block;
     return above < in_->params[param_[i]]->count ? start_[i] + above : next;
   }
-  // The offset of the last norm-block edge inside a parameter.
+  // The offset of the last edge of a block inside a parameter.
   int64_t last_edge(std::size_t i) const {
     const int64_t count = in_->params[param_[i]]->count;
-    return count == 0 ? 0 : (count - 1) / in_->norm_block * in_->norm_block;
+    return count == 0 ? 0 : (count - 1) / block_of(i) * block_of(i);
   }
   int64_t elements_before(int64_t element) const {
     if (element <= 0 || start_.empty()) return 0;
