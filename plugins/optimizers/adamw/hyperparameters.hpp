@@ -1,0 +1,44 @@
+// The hyperparameters of AdamW, for the optimizers that use its formula.
+#pragma once
+
+#include <cmath>
+
+#include "kernel.hpp"
+#include "zr/optimizer.hpp"
+
+struct AdamWHyperparameters {
+  double beta1, beta2, eps, weight_decay;
+
+  static constexpr double kBelowOne = 1 - 0x1p-53;
+  static constexpr zr_key kBeta1 =
+      zr::per_group(zr::key_float("beta1", "0.9", 0, kBelowOne, "decay per update of the running mean of gradients"));
+  static constexpr zr_key kBeta2 = zr::per_group(
+      zr::key_float("beta2", "0.999", 0, kBelowOne, "decay per update of the running mean of squared gradients"));
+  static constexpr zr_key kEps =
+      zr::per_group(zr::key_float("eps", "1e-8", 0, 1, "added to the square root in the denominator"));
+  static constexpr zr_key kWeightDecay =
+      zr::per_group(zr::key_float("weight_decay", "0.01", 0, zr::kNoBound,
+                                  "decoupled weight decay: an update multiplies the weight by 1 - lr x weight_decay"));
+
+  explicit AdamWHyperparameters(const zr::Config& config)
+      : beta1(config.number("beta1")),
+        beta2(config.number("beta2")),
+        eps(config.number("eps")),
+        weight_decay(config.number("weight_decay")) {}
+
+  /// README.md has the formula.
+  AdamWConstants constants(const zr::Update& u) const {
+    const double step = static_cast<double>(u.step);
+    const double correction = std::sqrt(1 - std::pow(beta2, step));
+    AdamWConstants c;
+    c.mul = u.mul;
+    c.decay = static_cast<float>(1 - u.lr * weight_decay);
+    c.beta1 = static_cast<float>(beta1);
+    c.gain1 = static_cast<float>(1 - beta1);
+    c.beta2 = static_cast<float>(beta2);
+    c.gain2 = static_cast<float>(1 - beta2);
+    c.rate = static_cast<float>(u.lr * correction / (1 - std::pow(beta1, step)));
+    c.eps = static_cast<float>(eps * correction);
+    return c;
+  }
+};

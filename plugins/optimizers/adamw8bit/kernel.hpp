@@ -1,0 +1,27 @@
+// The arithmetic of AdamW with 8-bit states for one slice. README.md has the order of operations and the map of codes.
+#pragma once
+
+#include <cstdint>
+
+#include "../adamw/kernel.hpp"
+
+constexpr int64_t kStateBlock = 256;  // elements that share a scale
+
+// The values of all codes, in [-1, 1] and [0, 1].
+struct CodeValues {
+  float exp_avg[256], exp_avg_sq[256];
+};
+
+struct AdamW8Run {
+  float* weight;  // the fp32 master weight
+  const float* grad;
+  uint8_t* exp_avg;  // codes, and the scale of each block
+  uint8_t* exp_avg_sq;
+  float* exp_avg_scale;
+  float* exp_avg_sq_scale;
+  int64_t count;
+  uint16_t* out;  // the rounded weight, or null
+  zr_dtype out_dtype;
+};
+
+ZR_KERNEL(void adamw8(const AdamWConstants& constants, const CodeValues& values, const AdamW8Run& run))
