@@ -267,8 +267,7 @@ void CheckpointLoader::read() {
     } else {
       for (const uint32_t u : state.slices_of(part.param))
         state.visit_tensor(part.param, part.tensor.kind, state.slices()[u].first, state.slices()[u].count,
-                           offload::OptimizerStates::Access::write,
-                           [&](void* memory, int64_t first, int64_t n) {
+                           offload::OptimizerStates::Access::write, [&](void* memory, int64_t first, int64_t n) {
                              const int64_t begin = part.shape.of(first);
                              read_part(part, begin, part.shape.of(first + n) - begin, memory);
                            });

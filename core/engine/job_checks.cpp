@@ -104,9 +104,10 @@ void check_description(const plan::OptimizerDescription& description, const std:
       fail_user(fmt::format("{}its state '{}' is transient, which Zeroth does not support; choose another optimizer",
                             pair, slot.name));
     if (slot.flags & (ZR_SLOT_RANK_PRIVATE | ZR_SLOT_UNSHARDED))
-      fail_user(fmt::format("{}its state '{}' is not sharded, and Zeroth supports only sharded states; choose another "
-                            "optimizer",
-                            pair, slot.name));
+      fail_user(
+          fmt::format("{}its state '{}' is not sharded, and Zeroth supports only sharded states; choose another "
+                      "optimizer",
+                      pair, slot.name));
   }
 }
 }  // namespace
@@ -114,7 +115,8 @@ void check_description(const plan::OptimizerDescription& description, const std:
 void check_optimizer(const PlannedJob& job) {
   const std::string pair =
       fmt::format("optimizer '{}' with strategy '{}': ", job.setup.optimizer.table->id, job.setup.strategy.table->id);
-  for (const plan::OptimizerDescription& description : job.plan.input.descriptions) check_description(description, pair);
+  for (const plan::OptimizerDescription& description : job.plan.input.descriptions)
+    check_description(description, pair);
   for (const plan::Piece& piece : job.plan.rank_plan.reduced_gradients) {
     const plan::Parameter& parameter = job.plan.input.parameters[piece.param];
     const int64_t block = job.plan.input.cut_block(piece.param), end = piece.first + piece.count;

@@ -36,8 +36,7 @@ PartialSums::PartialSums(const RankContext& context) : context_(context) {
   context_.ledger.add(Tier::device, MemoryKind::other, kTag, 8 * (counts.own + counts.totals));
   if (counts.batch == 0) return;
   for (double** memory : {&sent_, &received_})
-    *memory = static_cast<double*>(
-        context_.comm.allocate(8 * counts.batch, 64, Tier::device, MemoryKind::other, kTag));
+    *memory = static_cast<double*>(context_.comm.allocate(8 * counts.batch, 64, Tier::device, MemoryKind::other, kTag));
 }
 
 PartialSums::~PartialSums() {

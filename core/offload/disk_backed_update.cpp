@@ -65,8 +65,7 @@ bool DiskBackedBuffers::fill(Chunk& chunk, update::UpdateSlice& rest) const {
     if (!chunk.slices.empty()) return false;
     if (weights.buffer)
       count = (weights.buffer->block_begin(weights.from + count * weight_size) - weights.from) / weight_size;
-    if (count <= 0 || !plan_.input.elementwise())
-      fail_internal("a staging chunk is too small for an update slice");
+    if (count <= 0 || !plan_.input.elementwise()) fail_internal("a staging chunk is too small for an update slice");
   }
   update::UpdateSlice slice = rest;
   slice.count = count;

@@ -31,8 +31,8 @@ class OptimizerStates {
   /// The ranges of elements [first, first + count) of the state space, each on one tier.
   std::vector<plan::StateRange> ranges(int64_t first, int64_t count) const;
   bool in_memory(int tier) const { return plan_.input.tiers[static_cast<std::size_t>(tier)].in_memory(); }
-  /// The elements of an array (RankPlan::state_arrays) for a range of the state space within one piece, whose states are
-  /// on one tier. No data if that is a disk.
+  /// The elements of an array (RankPlan::state_arrays) for a range of the state space within one piece, whose states
+  /// are on one tier. No data if that is a disk.
   zr_view view(std::size_t array, int64_t first, int64_t count) const;
 
   enum class Access { read, write, modify };

@@ -30,8 +30,8 @@ bool operator==(const OptimizerDescription& a, const OptimizerDescription& b);
 /// Elements per row: the product of all dimensions but the first.
 int64_t row_elements(const Parameter& parameter);
 
-/// The elements of a complete part of the parameter for the optimizer. The parameter may be cut only at multiples of it,
-/// counted from the start: a multiple of the norm block, or the count of the parameter.
+/// The elements of a complete part of the parameter for the optimizer. The parameter may be cut only at multiples of
+/// it, counted from the start: a multiple of the norm block, or the count of the parameter.
 int64_t cut_block(const Parameter& parameter, const OptimizerDescription& description);
 
 /// `block` consecutive elements of a parameter have `width` elements of a state; the last block may be shorter.

@@ -36,17 +36,18 @@ void cut_tiles(const MemoryPlan& plan, const StateRange& range, Placement& place
   const TierInfo& tier = plan.input.tiers[static_cast<std::size_t>(range.tier)];
   const std::vector<StateArray>& arrays = plan.rank_plan.state_arrays;
   if (arrays.empty()) return;
-  const int64_t tile_elements = std::max<int64_t>(tier.io_bytes * tier.io_depth /
-                                                      std::max<int64_t>(plan.state_bytes_per_element(), 1) / kNormBlock,
-                                                  1) *
-                                kNormBlock;
+  const int64_t tile_elements =
+      std::max<int64_t>(
+          tier.io_bytes * tier.io_depth / std::max<int64_t>(plan.state_bytes_per_element(), 1) / kNormBlock, 1) *
+      kNormBlock;
   const bool elementwise = plan.input.elementwise();
   int64_t end_of_tiles = 0;
   for (const StateTile& tile : placement.tiles)
     if (tile.tier == range.tier) end_of_tiles = tile.offset + tile.bytes;
   for (int64_t first = range.first, end = range.first + range.count; first < end;) {
     int64_t next = std::min(end, first + tile_elements);
-    if (!elementwise && next < end) next = std::max(cut_before(plan, next), std::min(cuts_near(plan, first).after, end));
+    if (!elementwise && next < end)
+      next = std::max(cut_before(plan, next), std::min(cuts_near(plan, first).after, end));
     StateTile tile{range.tier, first, next - first, end_of_tiles, 0};
     for (std::size_t a = 0; a < arrays.size(); ++a)
       tile.bytes += round_up(plan.array_range(a, first, tile.count).count * size_of(arrays[a].dtype), tier.align);

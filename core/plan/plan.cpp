@@ -29,8 +29,8 @@ PlanInputView::PlanInputView(const PlanInput& input, int rank) {
   for (uint32_t i = 0; i < input.parameters.size(); ++i) {
     const Parameter& p = input.parameters[i];
     params_.push_back({sizeof(zr_param), p.frozen ? uint32_t{ZR_PARAM_FROZEN} : 0u, p.name.c_str(), p.shape.data(),
-                       static_cast<int32_t>(p.shape.size()), p.group, p.count, p.frozen ? kNormBlock : input.cut_block(i),
-                       p.frozen ? 0 : input.update_cost(i)});
+                       static_cast<int32_t>(p.shape.size()), p.group, p.count,
+                       p.frozen ? kNormBlock : input.cut_block(i), p.frozen ? 0 : input.update_cost(i)});
   }
   for (const zr_param& p : params_) pointers_.push_back(&p);
   in_ = {sizeof(zr_plan_in),

@@ -1,4 +1,6 @@
 // Where the masters and optimizer states of a rank are in its arrays.
+#include "plan/state_arrays.hpp"
+
 #include <algorithm>
 #include <string_view>
 
@@ -6,7 +8,6 @@
 #include "base/error.hpp"
 #include "base/round_up.hpp"
 #include "plan/plan.hpp"
-#include "plan/state_arrays.hpp"
 
 namespace zr::host::plan {
 

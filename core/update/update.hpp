@@ -46,8 +46,8 @@ struct UpdateInput {
   const SumAccess* sums = nullptr;  // null: the optimizer has no passes before the update
 };
 
-/// Calls the optimizer over all touched slices, on several threads, in parts of 64 Ki elements (16 Ki where gradients or
-/// weights are copied), or as many as the optimizer needs complete. Throws Error if the plug-in fails.
+/// Calls the optimizer over all touched slices, on several threads, in parts of 64 Ki elements (16 Ki where gradients
+/// or weights are copied), or as many as the optimizer needs complete. Throws Error if the plug-in fails.
 void update(const plugin::Instance& optimizer, ThreadPool& pool, const plan::MemoryPlan& plan,
             const std::vector<UpdateSlice>& slices, const UpdateInput& input);
 

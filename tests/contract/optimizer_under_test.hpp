@@ -107,11 +107,11 @@ class OptimizerUnderTest {
   const zr_optimizer_api& api() const { return *api_; }
   void* self() const { return self_; }
   /// The description of a parameter of one element; it is the same for all parameters.
-  zr_optimizer_desc describe() const {
+  zr_optimizer_desc describe() const { return describe(a_parameter()); }
+  zr_optimizer_desc describe(const zr_param& param) const {
     zr_optimizer_desc desc{};
     desc.size = sizeof desc;
     zr_error error = no_error();
-    const zr_param param = a_parameter();
     check(api_->describe(self_, &param, &desc, &error), error);
     return desc;
   }
@@ -127,7 +127,7 @@ class OptimizerUnderTest {
   static zr_error no_error() { return {}; }
   static zr_param a_parameter() {
     static constexpr int64_t kShape[] = {1};
-    return {sizeof(zr_param), 0, "weight", kShape, 1, 0, 1};
+    return {sizeof(zr_param), 0, "weight", kShape, 1, 0, 1, 0, 0};
   }
 
  private:

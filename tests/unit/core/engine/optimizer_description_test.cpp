@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <map>
 
 #include "base/draft_abi.hpp"
@@ -57,13 +58,14 @@ class OptimizerDescriptionTest : public ::testing::Test {
     optimizer_.api = &api_;
     api_.describe = describe;
   }
-  engine::OptimizerDescription description() {
+  engine::OptimizerDescriptions descriptions() {
     Ledger ledger;
     ThreadPool pool(1);
     plugin::PluginHost host(ledger, pool);
     const plugin::Instance instance(host, setup_.optimizer, setup_.config, engine::table_of(setup_.optimizer));
     return engine::describe_optimizer(instance, parameters_);
   }
+  plan::OptimizerDescription description() { return descriptions().descriptions[0]; }
   // The failure without its beginning, the call and the parameter "a".
   std::string problem() {
     const std::string failure = failure_of([&] { description(); }), start = kCall + " of 'a': ";
@@ -81,7 +83,7 @@ class OptimizerDescriptionTest : public ::testing::Test {
 TEST_F(OptimizerDescriptionTest, HasTheStatesOfTheOptimizer) {
   described.granularity = ZR_ROWWISE;
   described.needs = ZR_OPT_NEEDS_COMM;
-  const engine::OptimizerDescription found = description();
+  const plan::OptimizerDescription found = description();
   EXPECT_EQ(found.granularity, static_cast<uint32_t>(ZR_ROWWISE));
   EXPECT_EQ(found.needs, static_cast<uint32_t>(ZR_OPT_NEEDS_COMM));
   ASSERT_EQ(found.slots.size(), 2u);
@@ -159,6 +161,25 @@ TEST_F(OptimizerDescriptionTest, RejectsABlockOfAStateWithoutBlocks) {
   EXPECT_EQ(problem(), "");
 }
 
+TEST_F(OptimizerDescriptionTest, RejectsABlockThatFitsNoRow) {
+  slots[0].shape = ZR_SLOT_PER_BLOCK;
+  slots[0].block = 0;
+  EXPECT_EQ(problem(), "state 'exp_avg': block is 0, must be at least 1");
+  slots[0].shape = ZR_SLOT_PER_COLUMN;
+  EXPECT_EQ(problem(), "state 'exp_avg': block is 0, must be at least 1");
+  slots[0].block = 250;
+  EXPECT_EQ(problem(), "state 'exp_avg': block is 250, must be a multiple of the 100 elements of a row");
+}
+
+TEST_F(OptimizerDescriptionTest, RejectsACostThatIsNotANumber) {
+  described.cost = -1;
+  EXPECT_EQ(problem(), "cost is -1, must be finite and at least 0");
+  described.cost = std::nan("");
+  EXPECT_EQ(problem(), "cost is nan, must be finite and at least 0");
+  described.cost = 7.5;
+  EXPECT_EQ(description().cost, 7.5);
+}
+
 TEST_F(OptimizerDescriptionTest, RejectsAnOptimizerThatDoesNotAcceptHostMemory) {
   described.device_types = uint64_t{1} << ZR_DEVICE_CUDA;
   EXPECT_EQ(problem(), "device_types is 0x4, without CPU memory (0x2), where the engine updates parameters");
@@ -174,27 +195,38 @@ TEST_F(OptimizerDescriptionTest, RejectsTwoStatesOfOneName) {
             kCall + ": two states have the name 'exp_avg'; correct the plug-in, or choose another optimizer");
 }
 
-TEST_F(OptimizerDescriptionTest, RejectsParametersWithDifferentDescriptions) {
-  const std::string message = kCall +
-                              ": 'a' and 'b' have different states, needs or granularities, which this zeroth does not "
-                              "support; choose another optimizer";
+TEST_F(OptimizerDescriptionTest, KeepsOneDescriptionOfParametersWithEqualOnes) {
+  zr_slot other_slots[2] = {slots[0], slots[1]};
   zr_optimizer_desc& other = described_instead["b"];
   other = described;
-  EXPECT_EQ(problem(), "");
+  other.slots = other_slots;
+  EXPECT_EQ(descriptions().descriptions.size(), 1u) << "equal states at another address";
+  EXPECT_EQ(descriptions().description_of, (std::vector<uint32_t>{0, 0}));
+}
+
+TEST_F(OptimizerDescriptionTest, KeepsEveryDescriptionThatDiffers) {
+  zr_optimizer_desc& other = described_instead["b"];
+  zr_slot other_slots[2] = {slots[0], slots[1]};
+  const auto differs = [&] {
+    const engine::OptimizerDescriptions found = descriptions();
+    return found.descriptions.size() == 2 && found.description_of == std::vector<uint32_t>{0, 1};
+  };
+  other = described;
   other.n_slots = 1;
-  EXPECT_EQ(problem(), message);
+  EXPECT_TRUE(differs());
   other = described;
   other.granularity = ZR_TENSORWISE;
-  EXPECT_EQ(problem(), message);
+  EXPECT_TRUE(differs());
   other = described;
   other.needs = ZR_OPT_NEEDS_LOCAL_GRADS;
-  EXPECT_EQ(problem(), message);
-  zr_slot other_slots[2] = {slots[0], slots[1]};
+  EXPECT_TRUE(differs());
+  other = described;
+  other.cost = 2;
+  EXPECT_TRUE(differs());
   other = described;
   other.slots = other_slots;
-  EXPECT_EQ(problem(), "") << "equal states at another address";
   other_slots[1].dtype = ZR_F32;
-  EXPECT_EQ(problem(), message);
+  EXPECT_TRUE(differs());
 }
 
 }  // namespace

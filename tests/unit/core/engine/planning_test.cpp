@@ -45,8 +45,8 @@ class PlanningTest : public ::testing::Test {
     plugin::PluginHost host(ledger, pool);
     const plugin::Instance optimizer(host, job.optimizer, job.config, engine::table_of(job.optimizer));
     plan::PlanInput input = engine::plan_input(job.config, optimizer, std::move(list), world);
-    EXPECT_EQ(input.granularity, static_cast<uint32_t>(ZR_ELEMENTWISE));
-    EXPECT_EQ(input.optimizer_needs, 0u);
+    EXPECT_TRUE(input.elementwise());
+    EXPECT_EQ(input.descriptions[0].needs, 0u);
     return input;
   }
   std::string on_disk() const { return "offload.nvme.path=\"" + scratch_.path("disk") + "\""; }
@@ -76,9 +76,8 @@ TEST_F(PlanningTest, InputHasTheValuesOfTheConfiguration) {
   EXPECT_EQ(input.reduced_grad_dtype, ZR_F32);
   EXPECT_EQ(input.accumulation, 4);
   EXPECT_TRUE(input.accumulates_locally);
-  ASSERT_EQ(input.slots.size(), 2u);
-  EXPECT_STREQ(input.slots[0].name, "exp_avg");
-  EXPECT_STREQ(input.slots[1].name, "exp_avg_sq");
+  ASSERT_EQ(input.descriptions.size(), 1u);
+  EXPECT_EQ(input.state_names(), (std::vector<std::string>{"exp_avg", "exp_avg_sq"}));
   ASSERT_EQ(input.parameters.size(), 2u);
   EXPECT_EQ(input.parameters[1].name, "b");
   EXPECT_EQ(input.parameters[1].count, 40);
@@ -179,7 +178,6 @@ TEST_F(PlanningTest, TiersOfARequestHaveTheIdsOfTheConfiguration) {
   EXPECT_EQ(request.device_fraction, 0.25);
   EXPECT_EQ(request.device_capacity, int64_t{1} << 30);
   EXPECT_EQ(request.host_capacity, 0);
-  EXPECT_TRUE(request.elementwise);
   EXPECT_TRUE(request.snapshot);
   EXPECT_FALSE(request.activations_known);
   EXPECT_EQ(plan_of(job({"offload.optimizer=auto"})).input.tier_request.states, plan::kAnyTier);
@@ -188,10 +186,8 @@ TEST_F(PlanningTest, TiersOfARequestHaveTheIdsOfTheConfiguration) {
 TEST_F(PlanningTest, HostCapacityIsTheRanksPartOfTheBudgetThatIsNotInUse) {
   const plugin::ResolvedJob limited = job({"memory.host_budget=1MiB"});
   plan::PlanInput input;
-  input.granularity = ZR_TENSORWISE;
   engine::add_tiers(input, limited, {}, 4, 100);
   EXPECT_EQ(input.tier_request.host_capacity, (1 << 20) / 4 - 100);
-  EXPECT_FALSE(input.tier_request.elementwise);
   engine::add_tiers(input, limited, {}, 4, 1 << 20);
   EXPECT_EQ(input.tier_request.host_capacity, 1) << "nothing is left; 0 would mean no limit";
 }

@@ -133,7 +133,7 @@ class DiskRig {
     host::plan::PlanInput in;
     for (std::size_t i = 0; i < counts.size(); ++i)
       in.parameters.push_back({"p" + std::to_string(i), {}, {counts[i]}, counts[i], false, 0});
-    in.slots = {{"m", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}, {"v", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}};
+    in.descriptions[0].slots = {{"m", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}, {"v", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}};
     in.tiers.push_back(tiers[1]->info());
     in.tier_request.states = in.tier_request.reduced_gradients = 1;
     in.tier_request.device_fraction = 0.4;

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/draft_abi.hpp"
 #include "base/error.hpp"
 #include "plan/plan.hpp"
 
@@ -19,7 +20,7 @@ enum Place { device, cpu, nvme };
 struct Job {
   explicit Job(int64_t parameters = 2) : each(kElements / parameters) {
     for (int64_t i = 0; i < parameters; ++i) in.parameters.push_back({std::to_string(i), {}, {each}, each, false, 0});
-    in.slots = {{"m", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}, {"v", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}};
+    in.descriptions[0].slots = {{"m", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}, {"v", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}};
     in.tiers.push_back({"cpu", Tier::host});
     in.tiers.push_back({"nvme", Tier::disk, kMiB, 8, 4096, 1024});
   }
@@ -159,7 +160,7 @@ TEST(PlacementTest, UnmeasuredActivationsGetAQuarterOfTheDevice) {
 
 TEST(PlacementTest, ReportsAnOptimizerWithoutStates) {
   Job job;
-  job.in.slots.clear();
+  job.in.descriptions[0].slots.clear();
   job.in.tier_request.states = nvme;
   EXPECT_EQ(why(job.plan(), "states"), "device: the optimizer has none");
 }
@@ -168,7 +169,7 @@ TEST(PlacementTest, CutsOnlyBetweenFullParameters) {
   Job job;
   job.in.tier_request.states = plan::kAnyTier;
   job.in.tier_request.activations_known = true;
-  job.in.tier_request.elementwise = false;
+  job.in.descriptions[0].granularity = ZR_TENSORWISE;
   job.in.tier_request.device_capacity = job.all_on_device() - kStates + 40 * kMiB;
   job.in.tier_request.host_capacity = 200 * kMiB;
   const plan::MemoryPlan plan = job.plan();

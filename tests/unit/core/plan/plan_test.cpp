@@ -135,7 +135,7 @@ TEST(MemoryPlanTest, AcceptsStructsThatAreLonger) {
 
 TEST(MemoryPlanTest, EntersEveryByteIntoTheLedger) {
   plan::PlanInput in = input({3000, 50}, 2, ZR_BF16);
-  in.slots = {{"m", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}, {"v", ZR_BF16, ZR_SLOT_LIKE_PARAM, 0, 0}};
+  in.descriptions[0].slots = {{"m", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}, {"v", ZR_BF16, ZR_SLOT_LIKE_PARAM, 0, 0}};
   const plan::MemoryPlan plan = make_plan(in, 0, everywhere());
   Ledger ledger;
   plan.add_to(ledger);
@@ -251,7 +251,7 @@ TEST(MemoryPlanTest, HasTheSameBytesForOneRankAsTheFullPlan) {
     for (const int rank : {0, 1}) {
       plan::PlanInput in = input({30000, 5000, 70}, 2, ZR_BF16);
       in.communicated_grad_dtype = ZR_BF16;
-      in.slots = {{"m", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}};
+      in.descriptions[0].slots = {{"m", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}};
       const plan::MemoryPlan whole = make_plan(in, rank, strategy), alone = plan_of_rank(in, rank, strategy);
       EXPECT_EQ(alone.bytes_by_kind(), whole.bytes_by_kind());
       EXPECT_EQ(alone.norm_blocks.total, whole.norm_blocks.total);
@@ -263,7 +263,7 @@ TEST(MemoryPlanTest, HasTheSameBytesForOneRankAsTheFullPlan) {
 
 TEST(MemoryPlanTest, FindsTheRankThatHoldsMost) {
   plan::PlanInput in = input({3072}, 2);
-  in.slots = {{"m", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}};
+  in.descriptions[0].slots = {{"m", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}};
   const plan::MemoryPlan first = make_plan(in, 0, halved()), second = make_plan(in, 1, halved());
   EXPECT_NE(first.bytes(), second.bytes());
   EXPECT_EQ(first.max_bytes, std::max(first.bytes(), second.bytes()));

@@ -1,0 +1,378 @@
+// Optimizers with describe() and sums over full parameters: the shipped libraries, stepped as the host does, beside
+// their formulas in fp64.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <numeric>
+
+#include "contract/optimizer_under_test.hpp"
+#include "zr/abi/draft/optimizer_shapes.h"
+#include "zr/abi/draft/partial_sums.h"
+#include "zr/float_cast.hpp"
+
+namespace zr::testing {
+namespace {
+
+const std::string kPlugins = ZR_BUILD_DIR "/plugins";
+constexpr int64_t kNormBlock = 1024;
+using Values = zr::testing::Values;
+
+// A tensor with its states, and the passes and the update over it, in slices of complete blocks.
+struct Tensor {
+  std::vector<int64_t> shape;
+  zr_dtype dtype = ZR_F32;
+  int64_t count = 0, step = 1;
+  std::vector<float> weight, grad;
+  std::vector<uint16_t> out;
+  std::vector<zr_slot> slots;
+  std::vector<std::vector<char>> states;
+  int64_t block = kNormBlock;
+  double lr = 0.01;
+  float mul = 0.5F;
+
+  Tensor(const OptimizerUnderTest& optimizer, std::vector<int64_t> of, zr_dtype type = ZR_F32)
+      : shape(std::move(of)), dtype(type) {
+    count = std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+    weight.resize(static_cast<std::size_t>(count));
+    out.resize(weight.size());
+    for (float& w : weight) w = number();
+    new_gradient();
+    const zr_optimizer_desc desc = optimizer.describe(param());
+    slots.assign(desc.slots, desc.slots + desc.n_slots);
+    for (const zr_slot& slot : slots) {
+      if (slot.block > 0) block = std::min(std::lcm(block, int64_t{slot.block}), std::max(count, kNormBlock));
+      states.emplace_back(static_cast<std::size_t>(elements(slot, count) * bytes(slot.dtype)), 0);
+    }
+  }
+  static int64_t bytes(zr_dtype type) { return type == ZR_U8 ? 1 : type == ZR_F32 ? 4 : 2; }
+  int64_t row() const { return shape.size() < 2 ? 1 : count / shape[0]; }
+  int64_t elements(const zr_slot& slot, int64_t of) const {
+    if (slot.shape == ZR_SLOT_LIKE_PARAM) return of;
+    return (of + slot.block - 1) / slot.block * (slot.shape == ZR_SLOT_PER_COLUMN ? row() : 1);
+  }
+  zr_param param() const {
+    return {sizeof(zr_param), 0, "weight", shape.data(), static_cast<int32_t>(shape.size()), 0, count, block, 0};
+  }
+  void new_gradient() {
+    grad.resize(weight.size());
+    for (float& g : grad) g = number() * std::pow(10.F, 2 * number());
+  }
+  const float* state(std::size_t i) const { return reinterpret_cast<const float*>(states[i].data()); }
+
+  struct Slice {
+    zr_update_slice slice{};
+    std::vector<zr_view> views;
+  };
+  Slice slice(int64_t first, int64_t n) {
+    Slice made;
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      const int64_t begin = elements(slots[i], first), size = bytes(slots[i].dtype);
+      made.views.push_back(
+          view_of(states[i].data() + begin * size, elements(slots[i], first + n) - begin, slots[i].dtype));
+    }
+    zr_update_slice& u = made.slice;
+    u.size = sizeof u;
+    u.name = "weight";
+    u.shape = shape.data();
+    u.ndim = static_cast<int32_t>(shape.size());
+    u.first = u.grad_first = first;
+    u.count = u.grad_count = n;
+    u.step = step;
+    u.lr = lr;
+    const zr_view master = view_of(weight.data() + first, n);
+    u.weight = dtype == ZR_F32 ? master : view_of(out.data() + first, n, dtype);
+    u.master = dtype == ZR_F32 ? zr_view{} : master;
+    u.grad = view_of(grad.data() + first, n);
+    u.slots = made.views.data();
+    return made;
+  }
+  // One step, in slices of `blocks` blocks, from the last to the first.
+  void run(const OptimizerUnderTest& optimizer, int64_t blocks = int64_t{1} << 40) {
+    const zr_step job{sizeof(zr_step), mul, step, 0};
+    const auto* api = static_cast<const zr_partial_sums_api*>(
+        optimizer.component().extension ? optimizer.component().extension("zr.optimizer.partial_sums/1") : nullptr);
+    uint32_t passes = 0, sums[ZR_MAX_PASSES] = {};
+    zr_error error{};
+    const zr_param described = param();
+    if (api) {
+      ASSERT_EQ(api->passes(optimizer.self(), &described, &passes, sums, &error), ZR_OK) << error.msg;
+    }
+    std::vector<double> totals;
+    const int64_t size = blocks > count / block ? count : blocks * block;
+    for (uint32_t pass = 0; pass <= passes; ++pass) {
+      const bool last = pass == passes;
+      const int64_t width = last ? 0 : sums[pass];
+      std::vector<double> partial(static_cast<std::size_t>((count + block - 1) / block * width), 0);
+      for (int64_t first = (count - 1) / size * size; first >= 0; first -= size) {
+        Slice one = slice(first, std::min(size, count - first));
+        const zr_sums given{sizeof(zr_sums), pass, block, totals.data(), partial.data() + first / block * width};
+        const zr_update_slice* pointer = &one.slice;
+        const zr_code code = passes == 0
+                                 ? optimizer.api().step(optimizer.self(), &job, &pointer, 1, nullptr, nullptr, &error)
+                             : last ? api->update(optimizer.self(), &job, &one.slice, &given, &error)
+                                    : api->add_up(optimizer.self(), &job, &one.slice, &given, &error);
+        ASSERT_EQ(code, ZR_OK) << error.msg;
+      }
+      const std::size_t begin = totals.size();
+      totals.resize(begin + static_cast<std::size_t>(width), 0);
+      for (std::size_t i = 0; i < partial.size(); ++i)
+        totals[begin + i % static_cast<std::size_t>(width)] += partial[i];
+    }
+    ++step;
+  }
+  bool same_bits(const Tensor& other) const {
+    return std::memcmp(weight.data(), other.weight.data(), weight.size() * 4) == 0 && out == other.out &&
+           states == other.states;
+  }
+
+ private:
+  float number() {
+    random_ = random_ * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<float>(static_cast<int32_t>(random_ >> 32)) * 0x1p-31F;
+  }
+  uint64_t random_ = 1;
+};
+
+// The root mean square of the differences, relative to that of the update.
+double relative_error(const std::vector<double>& expected, const std::vector<float>& before, const Tensor& after) {
+  double error = 0, update = 0;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    error += std::pow(after.weight[i] - expected[i], 2);
+    update += std::pow(expected[i] - before[i], 2);
+  }
+  return std::sqrt(error / update);
+}
+
+const std::vector<std::vector<int64_t>> kShapes{{1},       {1000},     {1024},     {5000},      {3, 3},     {7, 1},
+                                                {1, 9000}, {300, 100}, {2000, 36}, {16, 3, 64}, {64, 1000}, {577, 36}};
+
+class SummingOptimizersTest : public ::testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(All, SummingOptimizersTest, ::testing::Values("lamb", "adafactor", "adamw8bit"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(SummingOptimizersTest, GiveTheSameBitsForAnySlicing) {
+  const OptimizerUnderTest optimizer(kPlugins, GetParam(), {{"min_8bit_elements", 0}});
+  for (const auto& shape : kShapes)
+    for (const zr_dtype dtype : {ZR_F32, ZR_BF16, ZR_F16}) {
+      Tensor complete(optimizer, shape, dtype), cut = complete;
+      for (int steps = 0; steps < 3; ++steps) {
+        complete.run(optimizer);
+        cut.run(optimizer, 1);
+        EXPECT_TRUE(cut.same_bits(complete)) << ::testing::PrintToString(shape) << " dtype " << dtype;
+        complete.new_gradient();
+        cut.new_gradient();
+      }
+    }
+}
+
+TEST_P(SummingOptimizersTest, GiveTheSameBitsUnderEveryInstructionSet) {
+  for (const auto& shape : kShapes)
+    for (const zr_dtype dtype : {ZR_F32, ZR_BF16}) {
+      std::vector<Tensor> results;
+      for (const char* isa : {"portable", "avx2", "avx512"}) {
+        setenv("ZR_ISA", isa, 1);
+        const OptimizerUnderTest limited(kPlugins, GetParam(), {{"min_8bit_elements", 0}});
+        unsetenv("ZR_ISA");
+        results.emplace_back(limited, shape, dtype);
+        for (int steps = 0; steps < 2; ++steps) {
+          results.back().run(limited);
+          results.back().new_gradient();
+        }
+        EXPECT_TRUE(results.back().same_bits(results.front())) << isa << " " << ::testing::PrintToString(shape);
+      }
+    }
+}
+
+TEST_P(SummingOptimizersTest, RoundTheMasterTo16BitWeightsOnce) {
+  const OptimizerUnderTest optimizer(kPlugins, GetParam(), {{"min_8bit_elements", 0}});
+  for (const auto& shape : kShapes)
+    for (const zr_dtype dtype : {ZR_BF16, ZR_F16}) {
+      Tensor wide(optimizer, shape), narrow(optimizer, shape, dtype);
+      wide.run(optimizer);
+      narrow.run(optimizer);
+      ASSERT_EQ(narrow.weight, wide.weight) << ::testing::PrintToString(shape);
+      for (std::size_t i = 0; i < wide.weight.size(); ++i)
+        ASSERT_EQ(narrow.out[i], dtype == ZR_BF16 ? to_bf16(wide.weight[i]) : to_f16(wide.weight[i])) << i;
+    }
+}
+
+struct LambReference {
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-6, weight_decay = 0.01, least = 0.01, most = 10;
+  bool adapt = true;
+  // The weights after a step from the state of `t`.
+  std::vector<double> step(const Tensor& t) const {
+    std::vector<double> direction(t.weight.size()), result(t.weight.begin(), t.weight.end());
+    double weights = 0, directions = 0;
+    for (std::size_t i = 0; i < result.size(); ++i) {
+      const double g = static_cast<double>(t.grad[i]) * t.mul, m = t.state(0)[i] * beta1 + g * (1 - beta1),
+                   v = t.state(1)[i] * beta2 + g * g * (1 - beta2), n = static_cast<double>(t.step);
+      direction[i] =
+          m / (1 - std::pow(beta1, n)) / (std::sqrt(v / (1 - std::pow(beta2, n))) + eps) + weight_decay * t.weight[i];
+      weights += result[i] * result[i];
+      directions += direction[i] * direction[i];
+    }
+    const double ratio = adapt ? std::clamp(std::sqrt(weights / directions), least, most) : 1;
+    for (std::size_t i = 0; i < result.size(); ++i) result[i] -= t.lr * ratio * direction[i];
+    return result;
+  }
+};
+
+TEST(LambTest, FollowsItsFormulaInFp64) {
+  for (const bool adapt : {true, false}) {
+    LambReference reference;
+    reference.weight_decay = 0.1;
+    reference.most = 3;
+    reference.adapt = adapt;
+    const OptimizerUnderTest lamb(kPlugins, "lamb",
+                                  {{"weight_decay", 0.1}, {"max_trust_ratio", 3}, {"adapt", adapt ? 1 : 0}});
+    for (const auto& shape : kShapes) {
+      Tensor t(lamb, shape);
+      for (int steps = 0; steps < 5; ++steps) {
+        const std::vector<double> expected = reference.step(t);
+        const std::vector<float> before = t.weight;
+        t.run(lamb);
+        EXPECT_LT(relative_error(expected, before, t), 1e-4) << ::testing::PrintToString(shape) << " step " << t.step;
+        t.new_gradient();
+      }
+    }
+  }
+}
+
+TEST(LambTest, LeavesWeightsOfNormZeroToAdam) {
+  const OptimizerUnderTest lamb(kPlugins, "lamb"), adam(kPlugins, "lamb", {{"adapt", 0}});
+  Tensor scaled(lamb, {40, 50}), plain(adam, {40, 50});
+  std::fill(scaled.weight.begin(), scaled.weight.end(), 0.F);
+  plain.weight = scaled.weight;
+  scaled.run(lamb);
+  plain.run(adam);
+  EXPECT_TRUE(scaled.same_bits(plain));
+}
+
+struct AdafactorReference {
+  double beta2_decay = -0.8, eps1 = 1.1920928955078125e-07, eps2 = 1e-3, clip = 1, weight_decay = 0;
+  std::vector<double> step(const Tensor& t) const {
+    const std::size_t n = t.weight.size(), columns = t.shape.size() == 2 ? static_cast<std::size_t>(t.shape[1]) : 0;
+    const double gain = std::pow(static_cast<double>(t.step), beta2_decay);
+    std::vector<double> estimate(n), result(t.weight.begin(), t.weight.end());
+    const auto g = [&](std::size_t i) { return static_cast<double>(t.grad[i]) * t.mul; };
+    if (columns == 0) {
+      for (std::size_t i = 0; i < n; ++i) estimate[i] = t.state(0)[i] + gain * (g(i) * g(i) - t.state(0)[i]);
+    } else {
+      const std::size_t rows = n / columns;
+      std::vector<double> row(rows), col(columns);
+      for (std::size_t i = 0; i < n; ++i) {
+        row[i / columns] += g(i) * g(i) / static_cast<double>(columns);
+        col[i % columns] += g(i) * g(i) / static_cast<double>(rows);
+      }
+      double mean = 0;
+      for (std::size_t r = 0; r < rows; ++r) {
+        row[r] = t.state(0)[r] + gain * (row[r] - t.state(0)[r]);
+        mean += row[r] / static_cast<double>(rows);
+      }
+      for (std::size_t c = 0; c < columns; ++c) col[c] = t.state(1)[c] + gain * (col[c] - t.state(1)[c]);
+      for (std::size_t i = 0; i < n; ++i) estimate[i] = row[i / columns] * col[i % columns] / std::max(mean, eps1);
+    }
+    double weights = 0, updates = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+      estimate[i] = g(i) / std::sqrt(std::max(estimate[i], eps1 * eps1));
+      updates += estimate[i] * estimate[i] / static_cast<double>(n);
+      weights += result[i] * result[i] / static_cast<double>(n);
+    }
+    const double rate = std::min(t.lr, 1 / std::sqrt(static_cast<double>(t.step))) *
+                        std::max(eps2, std::sqrt(weights)) / std::max(1.0, std::sqrt(updates) / clip);
+    for (std::size_t i = 0; i < n; ++i) result[i] = result[i] * (1 - t.lr * weight_decay) - rate * estimate[i];
+    return result;
+  }
+};
+
+TEST(AdafactorTest, FollowsItsFormulaInFp64) {
+  AdafactorReference reference;
+  reference.weight_decay = 0.1;
+  reference.clip = 0.8;
+  const OptimizerUnderTest adafactor(kPlugins, "adafactor", {{"weight_decay", 0.1}, {"clip_threshold", 0.8}});
+  for (const auto& shape : kShapes) {
+    Tensor t(adafactor, shape);
+    for (int steps = 0; steps < 5; ++steps) {
+      const std::vector<double> expected = reference.step(t);
+      const std::vector<float> before = t.weight;
+      t.run(adafactor, 1);
+      EXPECT_LT(relative_error(expected, before, t), 1e-4) << ::testing::PrintToString(shape) << " step " << t.step;
+      t.new_gradient();
+    }
+  }
+}
+
+TEST(AdafactorTest, HasOneStatePerRowAndOnePerColumn) {
+  const OptimizerUnderTest adafactor(kPlugins, "adafactor");
+  Tensor matrix(adafactor, {2000, 36});
+  ASSERT_EQ(matrix.slots.size(), 2u);
+  EXPECT_EQ(matrix.states[0].size(), 2000u * 4) << "one per row";
+  EXPECT_EQ(matrix.block, 9216) << "the least common multiple of 36 and 1024: 256 rows";
+  EXPECT_EQ(matrix.states[1].size(), 8u * 36 * 4) << "one per column, a copy for each of 8 blocks";
+  matrix.run(adafactor, 2);
+  for (int copy = 1; copy < 8; ++copy)
+    EXPECT_EQ(std::memcmp(matrix.state(1), matrix.state(1) + copy * 36, 36 * 4), 0) << "copy " << copy;
+  EXPECT_EQ(Tensor(adafactor, {16, 3, 64}).slots.size(), 1u) << "other tensors have a full state";
+}
+
+// The states after one update are the codes of the moments of AdamW; each differs from its moment by at most half a
+// cell of its decade, relative to the largest of 256 elements (README of adamw8bit).
+TEST(AdamW8BitTest, StatesDifferFromTheMomentsByAtMostHalfACell) {
+  const OptimizerUnderTest optimizer(kPlugins, "adamw8bit");
+  Tensor t(optimizer, {100, 257});
+  ASSERT_EQ(t.slots.size(), 4u);
+  EXPECT_EQ(t.states[0].size() + t.states[1].size(), 2u * 25700) << "two bytes per element";
+  t.run(optimizer);
+  for (const int which : {0, 1}) {
+    const float* scales = t.state(static_cast<std::size_t>(which) + 2);
+    for (int64_t i = 0; i < t.count; ++i) {
+      const double g = static_cast<double>(t.grad[static_cast<std::size_t>(i)]) * t.mul,
+                   moment = which == 0 ? g * 0.1 : g * g * 0.001, scale = scales[i / 256];
+      const auto code = static_cast<uint8_t>(t.states[static_cast<std::size_t>(which)][static_cast<std::size_t>(i)]);
+      const int n = which == 0 ? 1 : 2, offset = n - 1, top = which == 0 ? 128 : 255;
+      const int magnitude = which == 0 && code > 128 ? code & 127 : code;
+      double value = 0, cells = n, bound = 1e-6;
+      if (magnitude == top) {
+        value = 1;
+      } else if (magnitude > 0) {
+        while (magnitude >= 2 * cells - offset) {
+          cells *= 2;
+          bound *= 10;
+        }
+        value = bound * (0.1 + 0.9 * (magnitude - (cells - offset) + 0.5) / cells);
+      }
+      if (which == 0 && code > 128) value = -value;
+      const double size = std::fabs(moment / scale);
+      double allowed = 1e-7, decade = 1e-6;
+      for (int cell = n; decade < 1.5; decade *= 10, cell *= 2)
+        if (size > decade / 10 * (1 - 1e-5)) allowed = 0.45 * decade / cell * 1.001;
+      ASSERT_LE(std::fabs(value - moment / scale), std::max(allowed, 1.001e-7)) << which << " element " << i;
+    }
+  }
+}
+
+TEST(AdamW8BitTest, HasFp32StatesForSmallParameters) {
+  const OptimizerUnderTest optimizer(kPlugins, "adamw8bit"), adamw(kPlugins, "adamw");
+  Tensor small(optimizer, {4095}), reference(adamw, {4095});
+  for (int steps = 0; steps < 3; ++steps) {
+    small.run(optimizer);
+    reference.run(adamw);
+    EXPECT_TRUE(small.same_bits(reference));
+    small.new_gradient();
+    reference.new_gradient();
+  }
+  EXPECT_EQ(Tensor(optimizer, {4096}).slots.size(), 4u);
+}
+
+TEST(AdamW8BitTest, KeepsBlocksOfTinyGradientsFinite) {
+  const OptimizerUnderTest optimizer(kPlugins, "adamw8bit", {{"min_8bit_elements", 0}});
+  Tensor t(optimizer, {512});
+  for (std::size_t i = 0; i < t.grad.size(); ++i) t.grad[i] = i < 256 ? 0.F : 1e-38F;
+  for (int steps = 0; steps < 3; ++steps) t.run(optimizer);
+  for (const float w : t.weight) EXPECT_TRUE(std::isfinite(w));
+}
+
+}  // namespace
+}  // namespace zr::testing

@@ -1,0 +1,83 @@
+// Optimizers whose states are not elementwise, or which need sums over full parameters: the weights depend neither on
+// the strategy nor on the number of ranks, the tiers or a resume.
+#include "multirank/engine/printed_result.hpp"
+
+namespace {
+
+using namespace engine_tests;
+
+class EngineOptimizersTest : public PrintedResultTest, public ::testing::WithParamInterface<const char*> {
+ protected:
+  // "everything": matrices of which some are cut into blocks of rows, others only between parameters; vectors, an
+  // unused and a frozen parameter; one that only some micro-batches use. Small parameters have 8-bit states too.
+  std::string job(const std::string& more, int steps = 6) const {
+    std::string keys = "train.steps=" + std::to_string(steps) + " optimizer=" + GetParam() + " ";
+    if (GetParam() == std::string("adamw8bit")) keys += "optimizer.adamw8bit.min_8bit_elements=100 ";
+    return keys + more;
+  }
+  std::string nvme() const { return " offload.nvme.path=" + (folder_ / "swap").string(); }
+};
+
+RANK_BODY(trains_with_optimizer, Run) {
+  run.build();
+  run.train();
+  print_hash(run);
+}
+
+TEST_P(EngineOptimizersTest, GiveTheSameWeightsUnderEveryStrategy) {
+  for (const std::string& dtype : {"train.dtype=fp32 ", "train.dtype=bf16 "}) {
+    const std::string expected =
+        result_of(1, trains_with_optimizer, job(dtype + "train.gradient_accumulation=4 strategy=zero0"));
+    for (const std::string& strategy : kStrategies)
+      EXPECT_EQ(result_of(2, trains_with_optimizer, job(dtype + "train.gradient_accumulation=2 " + strategy)), expected)
+          << dtype << strategy;
+    EXPECT_EQ(result_of(4, trains_with_optimizer, job(dtype + "strategy=zero1")), expected);
+    EXPECT_EQ(result_of(4, trains_with_optimizer, job(dtype + "strategy=zero3")), expected);
+    EXPECT_EQ(result_of(3, trains_with_optimizer, job(dtype + "train.gradient_accumulation=2 strategy=zero2")),
+              result_of(1, trains_with_optimizer, job(dtype + "train.gradient_accumulation=6")));
+  }
+}
+
+TEST_P(EngineOptimizersTest, GiveTheSameWeightsOnEveryTier) {
+  fs::create_directories(folder_ / "swap");
+  for (const std::string& dtype : {"train.dtype=fp32 ", "train.dtype=bf16 "}) {
+    const std::string expected = result_of(2, trains_with_optimizer, job(dtype + "strategy=zero1"));
+    EXPECT_EQ(result_of(2, trains_with_optimizer, job(dtype + "strategy=zero2 offload.optimizer=cpu")), expected);
+    EXPECT_EQ(result_of(2, trains_with_optimizer, job(dtype + "strategy=zero3 offload.optimizer=nvme" + nvme())),
+              expected);
+    EXPECT_EQ(result_of(2, trains_with_optimizer,
+                        job(dtype +
+                            "strategy=zero1 offload.optimizer=nvme offload.device_fraction=0.3 "
+                            "offload.gradients=nvme" +
+                            nvme())),
+              expected);
+    EXPECT_EQ(result_of(2, trains_with_optimizer,
+                        job(dtype +
+                            "strategy=zero3 offload.optimizer=cpu offload.parameters=nvme "
+                            "offload.gradients=cpu" +
+                            nvme())),
+              expected);
+  }
+}
+
+// Three steps, saved; the rest on another number of ranks, under another strategy and on another tier.
+TEST_P(EngineOptimizersTest, ResumeOnAnotherNumberOfRanks) {
+  fs::create_directories(folder_ / "swap");
+  for (const std::string& dtype : {"train.dtype=fp32 ", "train.dtype=bf16 "}) {
+    const std::string dir = "checkpoint.dir=" + (folder_ / ("saved_" + dtype.substr(12, 4))).string() + " ",
+                      expected = result_of(2, trains_with_optimizer,
+                                           job(dtype + "train.gradient_accumulation=2 strategy=zero1"));
+    result_of(2, trains_with_optimizer,
+              job(dtype + "train.gradient_accumulation=2 strategy=zero3 checkpoint.every=3 offload.optimizer=nvme " +
+                      dir + nvme(),
+                  3));
+    for (const std::string& way :
+         {"1 train.gradient_accumulation=4 strategy=zero0", "4 strategy=zero3 offload.optimizer=cpu"})
+      EXPECT_EQ(result_of(way[0] - '0', trains_with_optimizer, job(dtype + dir + way.substr(2))), expected) << way;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EngineOptimizersTest, ::testing::Values("lamb", "adafactor", "adamw8bit"),
+                         [](const auto& info) { return std::string(info.param); });
+
+}  // namespace
