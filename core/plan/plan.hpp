@@ -99,6 +99,7 @@ struct StateArray {
 /// Elements [first, first + count) of an array.
 struct ArrayRange {
   int64_t first, count;
+  bool operator==(const ArrayRange&) const = default;
 };
 
 /// The buffers and pieces of one rank.

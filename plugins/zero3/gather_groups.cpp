@@ -87,8 +87,45 @@ int64_t GatherGroups::edge(const GatherGroup& group, int64_t element) const {
   return element - below <= above - element ? below : above;
 }
 
+// The cost of the elements of a group before one of them.
+double GatherGroups::cost_before(const GatherGroup& group, int64_t element) const {
+  double cost = 0;
+  pieces(group, {0, element}, [&](uint32_t param, int64_t, int64_t count, int64_t) {
+    const zr_param& p = *in_->params[param];
+    cost += zr::update_cost(p) * static_cast<double>(count) / static_cast<double>(p.count);
+  });
+  return cost;
+}
+
+// The edge of a block with the cost_before() that is nearest to `cost`.
+int64_t GatherGroups::edge_at_cost(const GatherGroup& group, double cost) const {
+  for (size_t i = 0; i < group.params.size(); ++i) {
+    const zr_param& param = *in_->params[group.params[i]];
+    const double before = cost_before(group, group.start[i]), own = zr::update_cost(param);
+    if (param.count == 0 || (cost > before + own && i + 1 < group.params.size())) continue;
+    const double part = std::clamp((cost - before) / own, 0.0, 1.0);
+    return edge(group, group.start[i] + static_cast<int64_t>(part * static_cast<double>(param.count)));
+  }
+  return group.size;
+}
+
+// If parameters cannot be cut evenly, or have costs: the groups are distributed so that the ranks' costs stay even.
+void GatherGroups::cut_groups_by_cost() {
+  zr::CostBalance trainable(in_->world), frozen(in_->world);
+  for (GatherGroup& group : groups_) {
+    zr::CostBalance& balance = group.frozen ? frozen : trainable;
+    group.cut.assign(1, 0);
+    for (const double end : balance.ends(cost_before(group, group.size)))
+      group.cut.push_back(std::max(group.cut.back(), edge_at_cost(group, end)));
+    group.cut.push_back(group.size);
+    for (size_t r = 0; r + 1 < group.cut.size(); ++r)
+      balance.assign(r, cost_before(group, group.cut[r + 1]) - cost_before(group, group.cut[r]));
+  }
+}
+
 // Groups that are too small for an even cut are distributed so that the ranks' totals stay even.
 void GatherGroups::cut_groups() {
+  if (!zr::CostBalance::is_even(*in_)) return cut_groups_by_cost();
   const auto world = static_cast<size_t>(in_->world);
   std::vector<int64_t> assigned(world, 0);  // elements given to ranks 0 to r so far
   int64_t total = 0;

@@ -77,6 +77,9 @@ class GatherGroups {
  private:
   void make_groups(int64_t bucket, int64_t persistent);
   void cut_groups();
+  void cut_groups_by_cost();
+  double cost_before(const GatherGroup& group, int64_t element) const;
+  int64_t edge_at_cost(const GatherGroup& group, double cost) const;
   void lay_out_groups();
   void make_buckets(int64_t bucket);
   int64_t element_count(const GatherGroup& group) const;

@@ -26,6 +26,53 @@ inline int64_t cut_block(const zr_plan_in& in, const zr_param& param) {
   return ZR_FITS(&param, zr_param, cut_block) ? std::max(in.norm_block, param.cut_block) : in.norm_block;
 }
 
+/// The cost of an update of the parameter: its elements, unless the optimizer has reported another one.
+inline double update_cost(const zr_param& param) {
+  return ZR_HAS(&param, zr_param, update_cost) ? param.update_cost : static_cast<double>(param.count);
+}
+
+/// Assigns parts of the update to ranks, for parameters that cannot be cut evenly.
+class CostBalance {
+ public:
+  explicit CostBalance(int32_t world) : assigned_(static_cast<std::size_t>(world), 0) {}
+  /// True if all trainable parameters may be cut at norm blocks and cost as much as their elements.
+  static bool is_even(const zr_plan_in& in) {
+    for (uint32_t p = 0; p < in.n_params; ++p) {
+      const zr_param& param = *in.params[p];
+      const bool frozen = (param.flags & ZR_PARAM_FROZEN) != 0;
+      if (!frozen && (cut_block(in, param) > in.norm_block || update_cost(param) != static_cast<double>(param.count)) &&
+          param.count > in.norm_block)
+        return false;
+    }
+    return true;
+  }
+  /// For every rank but the last: the end of its part of `cost`, if all ranks are to have assigned costs that are as
+  /// equal as possible.
+  std::vector<double> ends(double cost) const {
+    std::vector<double> sorted = assigned_;
+    std::sort(sorted.begin(), sorted.end());
+    double level = 0, below = 0;  // the ranks with the least cost are raised to this level
+    for (std::size_t n = 1; n <= sorted.size(); ++n) {
+      below += sorted[n - 1];
+      level = (cost + below) / static_cast<double>(n);
+      if (n == sorted.size() || level <= sorted[n]) break;
+    }
+    std::vector<double> list;
+    double end = 0;
+    for (std::size_t r = 0; r + 1 < assigned_.size(); ++r) {
+      end += std::max(0.0, level - assigned_[r]);
+      list.push_back(end);
+    }
+    return list;
+  }
+  /// Rank r has got a part of this cost.
+  void assign(std::size_t r, double cost) { assigned_[r] += cost; }
+  const std::vector<double>& assigned() const { return assigned_; }  // cost by rank
+
+ private:
+  std::vector<double> assigned_;
+};
+
 /// The layout of one model for one rank count. The comment of this file describes it.
 class FlatLayout {
  public:
@@ -44,6 +91,8 @@ class FlatLayout {
         if (!frozen) {
           start_.push_back(total_);
           elements_before_param_.push_back(trainable_elements_);
+          cost_before_param_.push_back(cost_);
+          cost_ += update_cost(*in.params[p]);
           param_.push_back(p);
           trainable_elements_ += in.params[p]->count;
         }
@@ -57,6 +106,7 @@ class FlatLayout {
       buckets_.push_back({begin, end});
       end = begin;
     }
+    if (!CostBalance::is_even(in)) cut_by_cost();
   }
 
   int64_t trainable() const { return trainable_; }                           // flat elements, padding included
@@ -75,8 +125,13 @@ class FlatLayout {
     return elements_before(range.end) - elements_before(range.begin);
   }
 
-  /// Rank r's part of a bucket. The size of a part differs from the mean by less than a block.
+  /// Rank r's part of a bucket. The size of a part differs from the mean by less than a norm block, unless the
+  /// optimizer needs larger parts complete or reports costs: then the costs of the ranks are balanced over all buckets.
   FlatRange part(std::size_t bucket, int32_t rank) const {
+    if (!cuts_.empty()) {
+      const std::vector<int64_t>& cuts = cuts_[bucket];
+      return {cuts[static_cast<std::size_t>(rank)], cuts[static_cast<std::size_t>(rank) + 1]};
+    }
     const FlatRange& b = buckets_[bucket];
     return {cut(b, rank), cut(b, rank + 1)};
   }
@@ -144,11 +199,49 @@ class FlatLayout {
     return std::clamp(nearest, bucket.begin, bucket.end);
   }
 
+  // The cost of all elements before a flat element.
+  double cost_before(int64_t element) const {
+    if (element <= 0 || start_.empty()) return 0;
+    if (element >= trainable_) return cost_;
+    const std::size_t i = index_of(element);
+    const zr_param& param = *in_->params[param_[i]];
+    const int64_t inside = std::min(element - start_[i], param.count);
+    return cost_before_param_[i] +
+           (inside == 0 ? 0 : update_cost(param) * static_cast<double>(inside) / static_cast<double>(param.count));
+  }
+  // The edge of a block whose cost_before() is nearest to `cost`.
+  int64_t edge_at_cost(double cost) const {
+    const auto after = std::upper_bound(cost_before_param_.begin(), cost_before_param_.end(), cost);
+    const auto i = static_cast<std::size_t>(std::max<std::ptrdiff_t>(after - cost_before_param_.begin() - 1, 0));
+    const zr_param& param = *in_->params[param_[i]];
+    const double part = param.count == 0 ? 0 : (cost - cost_before_param_[i]) / update_cost(param);
+    const int64_t element =
+        start_[i] + std::clamp<int64_t>(static_cast<int64_t>(part * static_cast<double>(param.count)), 0, param.count);
+    const int64_t below = edge(element, false), above = edge(element, true);
+    return cost - cost_before(below) <= cost_before(above) - cost ? below : above;
+  }
+  void cut_by_cost() {
+    CostBalance balance(in_->world);
+    for (const FlatRange& bucket : buckets_) {
+      const double before = cost_before(bucket.begin);
+      std::vector<int64_t> cuts{bucket.begin};
+      for (const double end : balance.ends(cost_before(bucket.end) - before))
+        cuts.push_back(std::clamp(edge_at_cost(before + end), cuts.back(), bucket.end));
+      cuts.push_back(bucket.end);
+      for (std::size_t r = 0; r + 1 < cuts.size(); ++r)
+        balance.assign(r, cost_before(cuts[r + 1]) - cost_before(cuts[r]));
+      cuts_.push_back(std::move(cuts));
+    }
+  }
+
   const zr_plan_in* in_;
   std::vector<int64_t> offset_;  // by parameter
   std::vector<int64_t> start_,
-      elements_before_param_;    // by trainable parameter: flat start, and elements before it without padding
-  std::vector<uint32_t> param_;  // by trainable parameter: its index in the model's order
+      elements_before_param_;              // by trainable parameter: flat start, and elements before it without padding
+  std::vector<double> cost_before_param_;  // by trainable parameter
+  std::vector<uint32_t> param_;            // by trainable parameter: its index in the model's order
+  std::vector<std::vector<int64_t>> cuts_;  // by bucket and rank, if costs are balanced
+  double cost_ = 0;
   std::vector<FlatRange> buckets_;
   int64_t trainable_ = 0, total_ = 0, trainable_elements_ = 0;
 };

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/draft_abi.hpp"
 #include "base/error.hpp"
 #include "zr/flat_layout.hpp"
 
@@ -179,6 +180,55 @@ TEST(FlatLayoutTest, CutsBucketsAndShardsOnlyAtNormBlockBoundaries) {
       }
       EXPECT_EQ(end, 0);
       EXPECT_EQ(live, 1 + 1023 + 1024 + 1025 + 5000 + 7 + 70000 + 33 + 2048);
+    }
+}
+
+// Matrices that must stay complete, and vectors that need not; twice as many matrices as ranks.
+plan::PlanInput coarse_input(int world) {
+  std::vector<int64_t> counts;
+  for (int i = 0; i < 2 * world; ++i) {
+    counts.push_back(100000);
+    counts.push_back(3000);
+  }
+  plan::PlanInput in = input(counts, world);
+  in.descriptions.resize(2);
+  in.descriptions[1].granularity = ZR_TENSORWISE;
+  in.descriptions[1].cost = 1e7;
+  for (std::size_t i = 0; i < counts.size(); ++i) in.description_of.push_back(i % 2 == 0);
+  return in;
+}
+
+TEST(FlatLayoutTest, CutsOnlyWhereTheOptimizerPermits) {
+  for (const int world : {1, 2, 3, 8})
+    for (const int64_t bucket : {1024, 150000, 1 << 20}) {
+      const plan::PlanInput in = coarse_input(world);
+      const plan::PlanInputView view(in, 0);
+      const zr::FlatLayout layout(view.in(), bucket);
+      std::vector<int64_t> covered(in.parameters.size(), 0);
+      for (std::size_t b = 0; b < layout.buckets().size(); ++b)
+        for (int r = 0; r < world; ++r)
+          layout.pieces(layout.part(b, r), [&](uint32_t param, int64_t first, int64_t count, int64_t) {
+            EXPECT_EQ(first % in.cut_block(param), 0);
+            EXPECT_TRUE(count % in.cut_block(param) == 0 || first + count == in.parameters[param].count);
+            covered[param] += count;
+          });
+      for (std::size_t i = 0; i < covered.size(); ++i) EXPECT_EQ(covered[i], in.parameters[i].count);
+    }
+}
+
+TEST(FlatLayoutTest, BalancesTheCostsOfRanksOverAllBuckets) {
+  for (const int world : {2, 3, 8})
+    for (const int64_t bucket : {1024, 150000, 1 << 20}) {
+      const plan::PlanInput in = coarse_input(world);
+      const plan::PlanInputView view(in, 0);
+      const zr::FlatLayout layout(view.in(), bucket);
+      std::vector<int> matrices(static_cast<std::size_t>(world), 0);
+      for (std::size_t b = 0; b < layout.buckets().size(); ++b)
+        for (int r = 0; r < world; ++r)
+          layout.pieces(layout.part(b, r), [&](uint32_t param, int64_t, int64_t, int64_t) {
+            matrices[static_cast<std::size_t>(r)] += param % 2 == 0;
+          });
+      EXPECT_EQ(matrices, std::vector<int>(static_cast<std::size_t>(world), 2)) << "bucket " << bucket;
     }
 }
 

@@ -5,6 +5,7 @@
 
 #include <random>
 
+#include "base/draft_abi.hpp"
 #include "plan/plan.hpp"
 
 namespace {
@@ -12,7 +13,8 @@ namespace {
 using namespace zr::host;
 using zero3::GatherGroups;
 
-plan::PlanInput input_of(std::mt19937& random, int world, bool frozen) {
+// coarse: an optimizer needs every third tensor complete, with twice the cost, and every third in blocks of 3072.
+plan::PlanInput input_of(std::mt19937& random, int world, bool frozen, bool coarse) {
   plan::PlanInput in;
   in.world = world;
   const std::vector<int64_t> sizes{1, 31, 1024, 5000, 1 << 16, 300001, 1 << 20};
@@ -20,7 +22,13 @@ plan::PlanInput input_of(std::mt19937& random, int world, bool frozen) {
     const int64_t count = sizes[random() % sizes.size()] + static_cast<int64_t>(random() % 3) * 7;
     const std::string module = "m" + std::to_string(i / 3);
     in.parameters.push_back({module + ".p" + std::to_string(i), {}, {count}, count, frozen && i % 5 == 0, 0});
+    if (coarse) in.description_of.push_back(static_cast<uint32_t>(i % 3));
   }
+  if (!coarse) return in;
+  in.descriptions.resize(3);
+  in.descriptions[1].granularity = ZR_TENSORWISE;
+  in.descriptions[1].cost = 1e6;
+  in.descriptions[2].slots = {{"scale", ZR_F32, ZR_SLOT_PER_BLOCK, 0, 3072}};
   return in;
 }
 
@@ -29,7 +37,8 @@ TEST(GatherGroupsTest, KnowBucketSizesAndTheirShardWithoutOtherRanks) {
   for (const int world : {1, 2, 3, 7, 64, 1000})
     for (const int64_t bucket : {16384, 100000, 1 << 22})
       for (const int64_t persistent : {int64_t{0}, int64_t{6000}}) {
-        const plan::PlanInput in = input_of(random, world, bucket == 100000);
+        const bool coarse = bucket == 16384 || persistent > 0;
+        const plan::PlanInput in = input_of(random, world, bucket == 100000, coarse);
         for (const int rank : {0, world / 2, world - 1}) {
           const plan::PlanInputView view(in, rank);
           const GatherGroups groups(view.in(), bucket, persistent);
@@ -49,7 +58,12 @@ TEST(GatherGroupsTest, KnowBucketSizesAndTheirShardWithoutOtherRanks) {
                 found += one.param == range.param && one.first == range.first && one.count == range.count &&
                          one.offset == before + range.offset;
             EXPECT_EQ(found, own_ranges.size());
-            for (const auto& range : whole.ranges) covered += range.count;
+            for (const auto& range : whole.ranges) {
+              const int64_t block = in.cut_block(range.param), end = range.first + range.count;
+              EXPECT_EQ(range.first % block, 0);
+              EXPECT_TRUE(end % block == 0 || end == in.parameters[range.param].count) << range.param;
+              covered += range.count;
+            }
           }
           EXPECT_EQ(covered, trainable) << "every element is in one bucket";
         }
