@@ -72,15 +72,16 @@ void add_declaration(Rows& rows, const config::ConfigKey& key) {
 Rows groups_rows(const JobFile& job) {
   Rows rows;
   for (const config::GroupConfig& group : job.config.groups()) {
-    std::string text =
-        fmt::format("match = [{}], lr_scale = {}", patterns_text(group), config::toml_text(group.lr_scale));
+    std::string text = fmt::format("match = [{}], {}lr_scale = {}", patterns_text(group),
+                                   group.use.empty() ? "" : fmt::format("use = {}, ", config::toml_text(group.use)),
+                                   config::toml_text(group.lr_scale));
     for (const config::Entry& given : group.given_values)
       text += fmt::format(", {} = {}", given.key.name, given.written);
     rows.emplace_back("value", text);
     rows.emplace_back("origin", group.origin.text());
   }
   if (rows.empty()) rows.emplace_back("value", "no groups");
-  std::string keys = "match, lr_scale";
+  std::string keys = "match, use, lr_scale";
   for (const config::Entry& entry : job.config.entries())
     if (entry.key.per_group) keys += ", " + entry.key.name;
   rows.emplace_back("type", "array of tables");

@@ -97,6 +97,8 @@ std::string explain(const JobFile& job) {
       rows.push_back({"[[optimizer.groups]]"});
       rows.push_back({"match", fmt::format("[{}]", match), group.origin.text(),
                       "patterns for parameter names; a parameter belongs to the first group that matches"});
+      if (!group.use.empty())
+        rows.push_back({"use", config::toml_text(group.use), group.origin.text(), "optimizer that updates the group"});
       rows.push_back({"lr_scale", config::toml_text(group.lr_scale), group.origin.text(),
                       "learning rate of the group, as a multiple of optimizer.lr"});
       for (const config::Entry& given : group.given_values)

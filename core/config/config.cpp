@@ -30,7 +30,9 @@ std::string line(const std::string& name, const Entry& entry) {
 std::string group_text(const GroupConfig& group) {
   std::string text = "\n[[optimizer.groups]]\nmatch = [";
   for (const auto& pattern : group.match) text += (&pattern == &group.match.front() ? "" : ", ") + toml_quoted(pattern);
-  text += fmt::format("]\nlr_scale = {}\n", float_text(group.lr_scale));
+  text += "]\n";
+  if (!group.use.empty()) text += fmt::format("use = {}\n", toml_quoted(group.use));
+  text += fmt::format("lr_scale = {}\n", float_text(group.lr_scale));
   for (const Entry& entry : group.given_values) text += fmt::format("{} = {}\n", entry.key.name, entry.written);
   return text;
 }

@@ -31,7 +31,8 @@ struct Entry {
 struct GroupConfig {
   std::vector<std::string> match;
   double lr_scale = 1;
-  std::vector<Entry> values;        // all keys of the chosen optimizer, with the group's values where given
+  std::string use;                  // id of the optimizer that updates the group; empty: the job's
+  std::vector<Entry> values;        // all keys of that optimizer, with the group's values where given
   std::vector<Entry> given_values;  // only the values that the group gives
   Origin origin;
 };
@@ -124,6 +125,8 @@ class Document {
   /// The message "gpt.toml:1:1: unknown key ...; did you mean ...?" for a misspelt name of this role, or of its `use`;
   /// "" if no name is misspelt.
   std::string misspelt(const std::string& role) const;
+  /// The ids of the optimizers that groups name with `use`, each once. Values that are not strings are left to check().
+  std::vector<Setting<std::string>> group_optimizers() const;
   /// Keys of the engine that are needed to find all other keys; each is validated alone, before check().
   Setting<std::string> program() const;
   /// job.ranks.

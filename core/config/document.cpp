@@ -320,6 +320,18 @@ Entry Document::host_entry(const std::string& path) const {
   fail_internal(fmt::format("the engine declares no key '{}'", path));
 }
 
+std::vector<Setting<std::string>> Document::group_optimizers() const {
+  std::vector<Setting<std::string>> list;
+  const toml::node* groups = node_at(tree_->root, "optimizer.groups");
+  if (!groups || !groups->is_array_of_tables()) return list;
+  for (const auto& table : *groups->as_array()) {
+    const auto* use = table.as_table()->get_as<std::string>("use");
+    if (use && std::none_of(list.begin(), list.end(), [&](const auto& one) { return one.value == use->get(); }))
+      list.push_back({use->get(), "optimizer.groups.use", toml_text(use->get()), origin_of(use->source())});
+  }
+  return list;
+}
+
 Setting<std::string> Document::program() const { return setting_of<std::string>(host_entry("job.program")); }
 
 Setting<int> Document::ranks() const { return setting_of<int>(host_entry("job.ranks")); }

@@ -36,9 +36,13 @@ class Groups {
     ConfigKey scale{"optimizer.groups", "lr_scale", ZR_KEY_FLOAT, "1.0",
                     "the group's learning rate, in units of optimizer.lr"};
     scale.min = 0;
+    if (const toml::node* use = table.get("use")) optimizer_of(*use, group);
+    table_ = "optimizer." + (group.use.empty() ? main_optimizer() : group.use);
     for (const auto& [key, node] : table) {
       if (key == "match") {
         patterns(node, group);
+      } else if (key == "use") {
+        continue;
       } else if (key == "lr_scale") {
         if (const auto entry = group_value(scale, node)) group.lr_scale = std::get<double>(entry->value);
       } else if (const ConfigKey* declared = plugin_key(key.str()); declared && declared->per_group) {
@@ -59,8 +63,33 @@ class Groups {
     groups_.push_back(std::move(group));
   }
 
-  // True for keys of the chosen optimizer, the only one whose keys are loaded.
-  static bool is_plugin_key(const ConfigKey& key) { return key.table.rfind("optimizer.", 0) == 0; }
+  // True for keys of the group's optimizer.
+  bool is_plugin_key(const ConfigKey& key) const { return key.table == table_; }
+
+  // The id of the job's optimizer; [optimizer] use may be the path of its file.
+  std::string main_optimizer() const {
+    for (const Entry& entry : entries_) {
+      if (!entry.key.table.empty() || entry.key.name != "optimizer") continue;
+      std::string id = std::get<std::string>(entry.value);
+      const std::string start = "zr_optimizer_", end = ".so";
+      if (id.empty() || id[0] != '/') return id;
+      id.erase(0, id.rfind('/') + 1);
+      if (id.rfind(start, 0) == 0) id.erase(0, start.size());
+      if (id.size() > end.size() && id.compare(id.size() - end.size(), end.size(), end) == 0)
+        id.resize(id.size() - end.size());
+      return id;
+    }
+    return "";
+  }
+
+  void optimizer_of(const toml::node& node, GroupConfig& group) {
+    if (const auto* text = node.as_string(); text && !text->get().empty() && text->get()[0] != '/')
+      group.use = text->get();
+    else
+      problems_.add(origin_of(node.source()),
+                    "optimizer.groups: use: expected the id of an optimizer, such as \"adamw\"; its file must be in a "
+                    "folder of ZR_PLUGIN_PATH or of the installation");
+  }
 
   const ConfigKey* plugin_key(std::string_view name) const {
     for (const ConfigKey& key : keys_)
@@ -72,9 +101,9 @@ class Groups {
     if (declared)
       return problems_.add(origin,
                            fmt::format("'{}' cannot differ between groups; write it in [{}]", name, declared->table));
-    std::vector<std::string> accepted{"match", "lr_scale"};
+    std::vector<std::string> accepted{"match", "use", "lr_scale"};
     for (const ConfigKey& key : keys_)
-      if (key.per_group) accepted.push_back(key.name);
+      if (key.per_group && is_plugin_key(key)) accepted.push_back(key.name);
     const auto near = all_nearest(name, accepted);
     std::string list;
     for (const auto& name_of_key : accepted) list += (list.empty() ? "; a group accepts " : ", ") + name_of_key;
@@ -104,6 +133,7 @@ class Groups {
   const std::vector<ConfigKey>& keys_;
   const std::vector<Entry>& entries_;
   Problems& problems_;
+  std::string table_;  // "optimizer.<id>" of the current group
   std::vector<GroupConfig> groups_;
 };
 

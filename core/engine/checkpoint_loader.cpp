@@ -62,8 +62,7 @@ CheckpointLoader::CheckpointLoader(const StepContext& context, const Parts& part
       from_(from),
       options_(options),
       change_(change),
-      same_optimizer_(!options.weights_only &&
-                      from.manifest().metadata.optimizer == context.setup.optimizer.table->id) {
+      same_optimizer_(!options.weights_only && from.manifest().metadata.optimizer == context.optimizers.ids()) {
   report_.folder = options.name.empty() ? from.folder() : options.name;
   match();
 }

@@ -17,6 +17,7 @@ namespace {
 std::string plugin_lines(const PlannedJob& job) {
   std::vector<std::optional<plugin::Component>> components{job.setup.strategy, job.setup.optimizer,
                                                            job.setup.communicator};
+  components.insert(components.end(), job.setup.group_optimizers.begin(), job.setup.group_optimizers.end());
   components.insert(components.end(), job.setup.tiers.begin(), job.setup.tiers.end());
   std::string text;
   for (const auto& component : components)
@@ -40,7 +41,8 @@ std::string config_lines(const config::JobConfig& config) {
     if (entry.key.path() != config.job().ranks.key)
       text += fmt::format("{} = {}\n", entry.key.path(), config::toml_text(entry.value));
   for (const config::GroupConfig& group : config.groups()) {
-    text += fmt::format("optimizer group {}, lr_scale = {}", fmt::join(group.match, " "), shortest(group.lr_scale));
+    text += fmt::format("optimizer group {}, lr_scale = {}{}", fmt::join(group.match, " "), shortest(group.lr_scale),
+                        group.use.empty() ? "" : ", use = " + group.use);
     for (const config::Entry& entry : group.values)
       text += fmt::format(", {} = {}", entry.key.path(), config::toml_text(entry.value));
     text += "\n";
@@ -112,13 +114,16 @@ void check_description(const plan::OptimizerDescription& description, const std:
 }
 }  // namespace
 
-void check_optimizer(const PlannedJob& job) {
-  const std::string pair =
-      fmt::format("optimizer '{}' with strategy '{}': ", job.setup.optimizer.table->id, job.setup.strategy.table->id);
-  for (const plan::OptimizerDescription& description : job.plan.input.descriptions)
-    check_description(description, pair);
+void check_optimizers(const PlannedJob& job) {
+  const std::vector<plan::Parameter>& parameters = job.plan.input.parameters;
+  const auto pair = [&](const plan::Parameter& parameter) {
+    return fmt::format("optimizer '{}' with strategy '{}': ", job.optimizers[parameter.optimizer].component().table->id,
+                       job.setup.strategy.table->id);
+  };
+  for (uint32_t i = 0; i < parameters.size(); ++i)
+    check_description(job.plan.input.description(i), pair(parameters[i]));
   for (const plan::Piece& piece : job.plan.rank_plan.reduced_gradients) {
-    const plan::Parameter& parameter = job.plan.input.parameters[piece.param];
+    const plan::Parameter& parameter = parameters[piece.param];
     const int64_t block = job.plan.input.cut_block(piece.param), end = piece.first + piece.count;
     if (piece.first % block == 0 && (end % block == 0 || end == parameter.count)) continue;
     const uint32_t granularity = job.plan.input.description(piece.param).granularity;
@@ -128,7 +133,7 @@ void check_optimizer(const PlannedJob& job) {
     fail_user(
         fmt::format("{}the optimizer needs complete {}, but '{}' is split between ranks; choose a strategy that "
                     "assigns complete parameters to ranks",
-                    pair, parts, parameter.name));
+                    pair(parameter), parts, parameter.name));
   }
 }
 

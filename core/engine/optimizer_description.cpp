@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
 #include <cstring>
 #include <set>
 #include <string_view>
@@ -14,7 +13,6 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "base/unknown_bits.hpp"
-#include "plugin/extension.hpp"
 
 namespace zr::host::engine {
 
@@ -84,8 +82,8 @@ std::string problem_of(const zr_optimizer_desc& desc, const std::vector<zr_slot>
 }
 
 // Fills in the passes of an optimizer with the extension for partial sums.
-void add_passes(const plugin::Instance& optimizer, const zr_param& param, plan::OptimizerDescription& description) {
-  const zr_partial_sums_api* api = partial_sums_of(optimizer);
+void add_passes(const plugin::Instance& optimizer, const zr_partial_sums_api* api, const zr_param& param,
+                plan::OptimizerDescription& description) {
   if (!api) return;
   uint32_t n_passes = 0, n_sums[ZR_MAX_PASSES] = {};
   CallError error;
@@ -100,13 +98,14 @@ void add_passes(const plugin::Instance& optimizer, const zr_param& param, plan::
   description.sums.assign(n_sums, n_sums + n_passes);
 }
 
-plan::OptimizerDescription describe(const plugin::Instance& optimizer, const plan::Parameter& parameter) {
+plan::OptimizerDescription describe(const plugin::Instance& optimizer, const zr_partial_sums_api* partial_sums,
+                                    const plan::Parameter& parameter) {
   const zr_param param{sizeof(zr_param),
                        parameter.frozen ? uint32_t{ZR_PARAM_FROZEN} : 0u,
                        parameter.name.c_str(),
                        parameter.shape.data(),
                        static_cast<int32_t>(parameter.shape.size()),
-                       parameter.group,
+                       parameter.optimizer_group,
                        parameter.count,
                        0,
                        0};
@@ -132,25 +131,18 @@ plan::OptimizerDescription describe(const plugin::Instance& optimizer, const pla
                     "zr/abi/draft that declares them",
                     call, parameter.name, ZR_ABI_MAJOR, ZR_ABI_MINOR));
   plan::OptimizerDescription description{desc.granularity, desc.needs, std::move(slots), {}, desc.cost};
-  add_passes(optimizer, param, description);
+  add_passes(optimizer, partial_sums, param, description);
   return description;
 }
 
 }  // namespace
 
-const zr_partial_sums_api* partial_sums_of(const plugin::Instance& optimizer) {
-  if (!optimizer.component().drafts) return nullptr;
-  return plugin::extension_of<zr_partial_sums_api>(
-      optimizer.component(), "zr.optimizer.partial_sums/1", sizeof(zr_partial_sums_api),
-      {offsetof(zr_partial_sums_api, passes), offsetof(zr_partial_sums_api, add_up),
-       offsetof(zr_partial_sums_api, update)});
-}
-
-OptimizerDescriptions describe_optimizer(const plugin::Instance& optimizer,
-                                         const std::vector<plan::Parameter>& parameters) {
+OptimizerDescriptions describe_parameters(const Optimizers& optimizers,
+                                          const std::vector<plan::Parameter>& parameters) {
   OptimizerDescriptions found;
   for (const plan::Parameter& parameter : parameters) {
-    plan::OptimizerDescription description = describe(optimizer, parameter);
+    plan::OptimizerDescription description =
+        describe(optimizers[parameter.optimizer], optimizers.partial_sums(parameter.optimizer), parameter);
     const auto same = std::find(found.descriptions.begin(), found.descriptions.end(), description);
     found.description_of.push_back(static_cast<uint32_t>(same - found.descriptions.begin()));
     if (same == found.descriptions.end()) found.descriptions.push_back(std::move(description));

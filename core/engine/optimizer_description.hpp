@@ -4,9 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/draft_abi.hpp"
+#include "engine/optimizers.hpp"
 #include "plan/plan.hpp"
-#include "plugin/plugin_host.hpp"
 
 namespace zr::host::engine {
 
@@ -16,12 +15,8 @@ struct OptimizerDescriptions {
   std::vector<uint32_t> description_of;
 };
 
-/// Asks the optimizer to describe every parameter; all groups have been added to it. Throws Error if a description has
-/// bits or values that the engine does not know, or if two states of a parameter have the same name. [control]
-OptimizerDescriptions describe_optimizer(const plugin::Instance& optimizer,
-                                         const std::vector<plan::Parameter>& parameters);
-
-/// The optimizer's functions for partial sums; null if it has none.
-const zr_partial_sums_api* partial_sums_of(const plugin::Instance& optimizer);
+/// Asks each parameter's optimizer to describe it. Throws Error if a description has bits or values that the engine
+/// does not know, or if two states of a parameter have the same name. [control]
+OptimizerDescriptions describe_parameters(const Optimizers& optimizers, const std::vector<plan::Parameter>& parameters);
 
 }  // namespace zr::host::engine

@@ -9,20 +9,15 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "engine/all_gather.hpp"
-#include "engine/optimizer_description.hpp"
 #include "update/schedule.hpp"
 #include "update/update.hpp"
 
 namespace zr::host::engine {
 
 OptimizerUpdate::OptimizerUpdate(const StepContext& context, ShardedState& state)
-    : context_(context),
-      state_(state),
-      sums_(context),
-      sum_access_{partial_sums_of(context.optimizer),
-                  [this](uint32_t param, int64_t first) { return sums_.partial(param, first); },
-                  [this](uint32_t param) { return sums_.totals(param); }},
-      group_rates_(1, 1.0) {
+    : context_(context), state_(state), sums_(context), group_rates_(1, 1.0) {
+  for (std::size_t i = 0; i < context.optimizers.size(); ++i)
+    optimizers_.push_back({&context.optimizers[i], context.optimizers.partial_sums(i)});
   for (const config::GroupConfig& group : context.config().groups()) group_rates_.push_back(group.lr_scale);
 }
 
@@ -70,7 +65,8 @@ void OptimizerUpdate::run(const Input& input) {
   std::vector<double> rates(parameters.size());
   for (std::size_t i = 0; i < rates.size(); ++i) rates[i] = input.rate * group_rates_[parameters[i].group];
   update::UpdateInput update_input{input.grad_mul, input.number, input.grad_norm, &input.steps, &rates, &input.touched};
-  update_input.sums = &sum_access_;
+  update_input.sums = {[this](uint32_t param, int64_t first) { return sums_.partial(param, first); },
+                       [this](uint32_t param) { return sums_.totals(param); }};
   for (uint32_t pass = 0; pass < sums_.passes(); ++pass) {
     std::vector<char> in_pass = input.touched;
     for (uint32_t i = 0; i < in_pass.size(); ++i)
@@ -79,14 +75,14 @@ void OptimizerUpdate::run(const Input& input) {
     sums_.begin(pass);
     state_.update(in_pass, [&](const std::vector<update::UpdateSlice>& slices, bool copies_operands) {
       update_input.copies_operands = copies_operands;
-      update::add_up(context_.optimizer, context_.pool, context_.plan, slices, update_input, pass);
+      update::add_up(optimizers_, context_.pool, context_.plan, slices, update_input, pass);
     });
     sums_.end(in_pass);
   }
   update_input.touched = &input.touched;
   state_.update(input.touched, [&](const std::vector<update::UpdateSlice>& slices, bool copies_operands) {
     update_input.copies_operands = copies_operands;
-    update::update(context_.optimizer, context_.pool, context_.plan, slices, update_input);
+    update::update(optimizers_, context_.pool, context_.plan, slices, update_input);
   });
 }
 

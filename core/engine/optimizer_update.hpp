@@ -54,7 +54,7 @@ class OptimizerUpdate {
   const StepContext& context_;
   ShardedState& state_;
   PartialSums sums_;
-  const update::SumAccess sum_access_;
+  std::vector<update::Optimizer> optimizers_;
   std::vector<double> group_rates_;
   Schedule schedule_;
   GradientEdit edit_;

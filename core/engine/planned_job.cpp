@@ -41,7 +41,7 @@ std::vector<std::shared_ptr<const plugin::Instance>> make_tiers(plugin::PluginHo
 plan::MemoryPlan plan_of(const PlannedJob& job, const model::Model& model) {
   const Setup& setup = job.setup;
   const control::Control& control = *setup.control;
-  plan::PlanInput input = plan_input(setup.config, job.optimizer, model.parameters(), control.world());
+  plan::PlanInput input = plan_input(setup.config, job.optimizers, model.parameters(), control.world());
   if (control.rank() == 0)
     for (const std::string& warning : group_warnings(setup.config.groups(), input.parameters))
       log(ZR_LOG_WARN, warning);
@@ -55,14 +55,13 @@ plan::MemoryPlan plan_of(const PlannedJob& job, const model::Model& model) {
 // Runs the checks that precede the opening of the communicator, and returns its options.
 comm::CommRuntime::Options checked(PlannedJob& job, const model::Model& model) {
   check_strategy(job);
-  check_optimizer(job);
+  check_optimizers(job);
   check_offload(job.config(), job.plan, job.setup.strategy.table->id);
   check_budget(job.setup, job.plan, model.parameters(), job.communicator.get());
   job.plan.add_to(job.ledger);
   if (job.rank() == 0 && std::getenv("ZR_PROGRESS")) {
     const plan::PlanContext context = plan_context_of(job.setup, job.communicator.get(), job.world());
-    const std::string title = fmt::format("plan: {} + {}", job.setup.strategy.table->id, job.setup.optimizer.table->id);
-    std::fputs(job.plan.text(title, context).c_str(), stdout);
+    std::fputs(job.plan.text(plan_title(job.setup, job.optimizers), context).c_str(), stdout);
     std::fflush(stdout);
   }
   comm::CommRuntime::Options options;
@@ -91,12 +90,12 @@ PlannedJob::PlannedJob(Setup of, model::Model& model, std::shared_ptr<Trace> spa
                                    : nullptr),
       services(host, *setup.control, run_folder(config(), setup.engine), config().communicator().timeout),
       strategy(host, setup.strategy, config(), table_of(setup.strategy)),
-      optimizer(host, setup.optimizer, config(), table_of(setup.optimizer)),
+      optimizers(host, setup),
       communicator(make_communicator(host, setup)),
       tiers(make_tiers(host, setup)),
       plan(plan_of(*this, model)),
       comm(host, setup.control, communicator.get(), checked(*this, model)),
-      context{{comm, pool, plan, ledger}, setup, model, strategy, optimizer, check_of(comm, host), use} {
+      context{{comm, pool, plan, ledger}, setup, model, strategy, optimizers, check_of(comm, host), use} {
   compare_ranks(*this, model);
   comm.set_trace(trace.get());
 }

@@ -40,7 +40,8 @@ struct PlannedJob {
   EngineHost host;
   const std::shared_ptr<Trace> trace;  // outlives the objects that record spans; null: no trace
   control::JobServices services;
-  const plugin::Instance strategy, optimizer;
+  const plugin::Instance strategy;
+  const Optimizers optimizers;
   const std::unique_ptr<const plugin::Instance> communicator;        // null for one rank
   const std::vector<std::shared_ptr<const plugin::Instance>> tiers;  // ShardedState opens them
   const plan::MemoryPlan plan;

@@ -47,18 +47,6 @@ void match_groups(const std::vector<config::GroupConfig>& groups, std::vector<pl
     for (std::size_t i = 0; i < groups[g].match.size(); ++i)
       if (!used[g][i]) fail_unmatched(groups[g], groups[g].match[i], parameters);
 }
-
-void add_groups(const std::vector<config::GroupConfig>& groups, const plugin::Instance& optimizer) {
-  const auto* api = optimizer.api<zr_optimizer_api>();
-  for (std::size_t g = 0; g < groups.size(); ++g) {
-    std::vector<const config::Entry*> values;
-    for (const config::Entry& entry : groups[g].values) values.push_back(&entry);
-    const plugin::ConfigView view(values);
-    CallError error;
-    const auto add = [&] { return api->add_group(optimizer.self(), static_cast<uint32_t>(g + 1), view.abi(), &error); };
-    check(call_plugin(&error, add), error, optimizer.call_text("add_group"));
-  }
-}
 }  // namespace
 
 std::vector<std::string> group_warnings(const std::vector<config::GroupConfig>& groups,
@@ -96,11 +84,11 @@ bool snapshots(const config::JobConfig& config) {
   return config.checkpoint().async && !config.checkpoint().dir->empty();
 }
 
-plan::PlanInput plan_input(const config::JobConfig& config, const plugin::Instance& optimizer,
+plan::PlanInput plan_input(const config::JobConfig& config, const Optimizers& optimizers,
                            std::vector<plan::Parameter> parameters, int world) {
   match_groups(config.groups(), parameters);
-  add_groups(config.groups(), optimizer);
-  OptimizerDescriptions described = describe_optimizer(optimizer, parameters);
+  optimizers.assign(parameters);
+  OptimizerDescriptions described = describe_parameters(optimizers, parameters);
   const config::Precision& types = config.precision();
   plan::PlanInput input;
   input.parameters = std::move(parameters);
@@ -284,13 +272,13 @@ Planner::Planner(const plugin::ResolvedJob& job, const std::vector<plan::Paramet
                  bool one_node)
     : job_(job), host_(ledger_, pool_) {
   strategy_ = std::make_unique<plugin::Instance>(host_, job.strategy, job.config, table_of(job.strategy));
-  optimizer_ = std::make_unique<plugin::Instance>(host_, job.optimizer, job.config, table_of(job.optimizer));
+  optimizers_ = std::make_unique<Optimizers>(host_, job);
   if (job.communicator)
     communicator_ =
         std::make_unique<plugin::Instance>(host_, *job.communicator, job.config, table_of(*job.communicator));
   for (const plugin::Component& tier : job.tiers)
     tiers_.push_back(std::make_shared<const plugin::Instance>(host_, tier, job.config, table_of(tier)));
-  input_ = plan_input(job.config, *optimizer_, parameters, world);
+  input_ = plan_input(job.config, *optimizers_, parameters, world);
   add_tiers(input_, job, tiers_, world, communicator_bytes(communicator_.get(), world).value_or(0));
   input_.share_weights = one_node && shares_weights(job.config, job.communicator, world);
 }
@@ -328,8 +316,10 @@ std::string plan_over_budget_text(const config::JobConfig& config, const Planner
                      planner.plan(0).text(planner.title(), planner.context()), suggestions);
 }
 
-std::string Planner::title() const {
-  return fmt::format("plan: {} + {}", job_.strategy.table->id, job_.optimizer.table->id);
+std::string plan_title(const plugin::ResolvedJob& job, const Optimizers& optimizers) {
+  return fmt::format("plan: {} + {}", job.strategy.table->id, optimizers.ids());
 }
+
+std::string Planner::title() const { return plan_title(job_, *optimizers_); }
 
 }  // namespace zr::host::engine

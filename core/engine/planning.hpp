@@ -8,6 +8,7 @@
 
 #include "base/ledger.hpp"
 #include "base/thread_pool.hpp"
+#include "engine/optimizers.hpp"
 #include "plan/plan.hpp"
 #include "plugin/plugin_host.hpp"
 #include "plugin/plugin_selection.hpp"
@@ -16,10 +17,9 @@ namespace zr::host::engine {
 
 /// "strategy.<id>": the configuration table of an instance.
 std::string table_of(const plugin::Component& component);
-/// The strategy's input: parameters with their optimizer groups, dtypes, the description of the optimizer. Adds the
-/// groups to `optimizer`, so call it once per instance. Throws UserError if a group pattern matches no parameter, and
-/// as describe_optimizer() does.
-plan::PlanInput plan_input(const config::JobConfig& config, const plugin::Instance& optimizer,
+/// The strategy's input: parameters with their groups and optimizers, dtypes, the descriptions of the optimizers.
+/// Throws UserError if a group pattern matches no parameter, and as describe_parameters() does.
+plan::PlanInput plan_input(const config::JobConfig& config, const Optimizers& optimizers,
                            std::vector<plan::Parameter> parameters, int world);
 /// A warning for each group that no parameter belongs to, because earlier groups match its parameters too.
 /// `parameters`: those of plan_input().
@@ -58,6 +58,9 @@ class EngineHost : public plugin::PluginHost {
   EngineHost(Ledger& ledger, ThreadPool& pool);
 };
 
+/// "plan: zero1 + adamw": the title of a plan.
+std::string plan_title(const plugin::ResolvedJob& job, const Optimizers& optimizers);
+
 /// Plans a job that is not started: without a control plane; its plug-ins are created but not opened. [control]
 class Planner {
  public:
@@ -71,14 +74,15 @@ class Planner {
   int64_t max_bytes() const;
   /// See plan_context_of(); activations are known if an earlier run of this job measured them.
   plan::PlanContext context() const;
-  std::string title() const;  // "plan: ", strategy, " + ", optimizer
+  std::string title() const;  // see plan_title()
 
  private:
   plugin::ResolvedJob job_;
   Ledger ledger_;
   ThreadPool pool_{1};
   EngineHost host_;
-  std::unique_ptr<plugin::Instance> strategy_, optimizer_, communicator_;
+  std::unique_ptr<plugin::Instance> strategy_, communicator_;
+  std::unique_ptr<Optimizers> optimizers_;
   std::vector<std::shared_ptr<const plugin::Instance>> tiers_;
   plan::PlanInput input_;
 };

@@ -152,7 +152,8 @@ std::optional<std::size_t> ShardedState::array_of(uint32_t param, LogicalTensor 
     list += (list.empty() ? "" : ", ") + std::string(slots[i].name);
   }
   const plan::PlanInput& input = context_.plan.input;
-  fail_user(fmt::format("optimizer '{}' has no state '{}'{}; it has: {}", context_.setup.optimizer.table->id, slot,
+  fail_user(fmt::format("optimizer '{}' has no state '{}'{}; it has: {}",
+                        context_.optimizers[input.parameters[param].optimizer].component().table->id, slot,
                         input.descriptions.size() > 1 ? fmt::format(" for '{}'", input.parameters[param].name) : "",
                         list.empty() ? "none" : list));
 }

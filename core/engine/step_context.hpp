@@ -8,6 +8,7 @@
 #include "base/ledger.hpp"
 #include "base/thread_pool.hpp"
 #include "comm/comm_runtime.hpp"
+#include "engine/optimizers.hpp"
 #include "engine/setup.hpp"
 #include "model/model.hpp"
 #include "plan/plan.hpp"
@@ -34,7 +35,7 @@ struct StepContext : RankContext {
   const Setup& setup;
   model::Model& model;
   const plugin::Instance& strategy;
-  const plugin::Instance& optimizer;
+  const Optimizers& optimizers;
   CallCheck check;
   RecursiveMutex& use;  // locked during [use] and [step] calls of the strategy
 
@@ -43,8 +44,6 @@ struct StepContext : RankContext {
   int world() const { return setup.control->world(); }
   /// The strategy's function table.
   const zr_strategy_api& strategy_api() const { return *strategy.api<zr_strategy_api>(); }
-  /// The optimizer's function table.
-  const zr_optimizer_api& optimizer_api() const { return *optimizer.api<zr_optimizer_api>(); }
   /// Reports an event that belongs to no micro-step (such as ZR_STEP_END) to the strategy. Training thread.
   void report_event(uint32_t kind) const {
     const RecursiveMutexLock lock(use);

@@ -23,7 +23,9 @@ struct Parameter {
   std::vector<int64_t> shape;
   int64_t count = 0;  // elements
   bool frozen = false;
-  uint32_t group = 0;
+  uint32_t group = 0;            // 1 + the index in [[optimizer.groups]]; 0: in no group
+  uint32_t optimizer = 0;        // the job's optimizer that updates it: 0 is that of [optimizer]
+  uint32_t optimizer_group = 0;  // its group in that optimizer
 };
 
 /// Elements of a norm block (docs/numerics.md, section 7). Parameters are cut only between norm blocks.

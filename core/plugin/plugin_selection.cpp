@@ -27,6 +27,20 @@ Component load(Role role, const config::Document& document, const Registry& regi
   return component;
 }
 
+// Loads the optimizers that groups use in place of the job's.
+void load_group_optimizers(const config::Document& document, const Registry& registry, PluginSelection& selection) {
+  for (const config::Setting<std::string>& use : document.group_optimizers()) {
+    if (use.value.empty() || use.value[0] == '/') continue;  // check() reports it
+    const Component optimizer = registry.load(Role::optimizer, use.value, use.origin.text());
+    if (optimizer.table == selection.optimizer.table) continue;
+    const auto keys = config::keys_of(optimizer.table->keys, optimizer.table->n_keys,
+                                      fmt::format("optimizer.{}", optimizer.table->id));
+    selection.keys.insert(selection.keys.end(), keys.begin(), keys.end());
+    std::erase(selection.not_loaded["optimizer"], optimizer.table->id);
+    selection.group_optimizers.push_back(optimizer);
+  }
+}
+
 // True if the file names the plug-in or has a table for it. It must then exist and have valid keys, needed or not.
 bool is_given(const config::Document& document, Role role) {
   const std::string name(name_of(role));
@@ -95,6 +109,7 @@ PluginSelection select_plugins(const config::Document& document, const Registry&
     selection.not_loaded[std::string(name_of(role))] = registry.ids(role);
   selection.strategy = load(Role::strategy, document, registry, selection);
   selection.optimizer = load(Role::optimizer, document, registry, selection);
+  load_group_optimizers(document, registry, selection);
   if (const bool needed = ranks > 1; needed || is_given(document, Role::communicator)) {
     const Component communicator = load(Role::communicator, document, registry, selection);
     if (needed) selection.communicator = communicator;
@@ -114,9 +129,9 @@ ResolvedJob resolve_job(const config::Document& document, const Registry& regist
   selection.keys.insert(selection.keys.end(), program_keys.begin(), program_keys.end());
   config::JobConfig config = document.check(selection.keys, world, selection.not_loaded,
                                             knows_all_keys ? nullptr : &unchecked, selection.unselected);
-  return {std::move(config),           selection.strategy,           selection.optimizer,
-          selection.communicator,      registry.ids(Role::strategy), selection.tiers,
-          registry.ids(Role::offload), std::move(unchecked)};
+  return {std::move(config),      selection.strategy,           selection.optimizer, selection.group_optimizers,
+          selection.communicator, registry.ids(Role::strategy), selection.tiers,     registry.ids(Role::offload),
+          std::move(unchecked)};
 }
 
 }  // namespace zr::host::plugin

@@ -13,6 +13,7 @@ namespace zr::host::plugin {
 
 struct PluginSelection {
   Component strategy, optimizer;
+  std::vector<Component> group_optimizers;           // others that [[optimizer.groups]] use
   std::optional<Component> communicator;             // from two ranks on
   std::vector<Component> tiers;                      // selected in [offload]
   std::vector<config::ConfigKey> keys;               // of the loaded plug-ins
@@ -29,6 +30,7 @@ PluginSelection select_plugins(const config::Document& document, const Registry&
 struct ResolvedJob {
   config::JobConfig config;
   Component strategy, optimizer;
+  std::vector<Component> group_optimizers;          // others that [[optimizer.groups]] use
   std::optional<Component> communicator;            // needed from two ranks on
   std::vector<std::string> strategies;              // ids of all strategies found
   std::vector<Component> tiers;                     // selected in [offload], directly or by auto, in this order

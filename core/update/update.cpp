@@ -112,7 +112,7 @@ zr_update_slice describe(const UpdateRange& range, const plan::MemoryPlan& plan,
     slots[i] = part_of(slice.slots[i], begin, shape.of(range.begin + range.count) - begin);
   }
   return {sizeof(zr_update_slice),
-          parameter.group,
+          parameter.optimizer_group,
           parameter.name.c_str(),
           parameter.shape.data(),
           static_cast<int32_t>(parameter.shape.size()),
@@ -151,39 +151,44 @@ void for_each_part(ThreadPool& pool, const plan::MemoryPlan& plan, const std::ve
   });
 }
 
+// The sums for a part whose optimizer has passes.
 zr_sums sums_of(const plan::PlanInput& plan, const SumAccess& sums, uint32_t param, uint32_t pass) {
   return {sizeof(zr_sums), pass, plan.cut_block(param), sums.totals(param), nullptr};
 }
 }  // namespace
 
-void update(const plugin::Instance& optimizer, ThreadPool& pool, const plan::MemoryPlan& plan,
+void update(const std::vector<Optimizer>& optimizers, ThreadPool& pool, const plan::MemoryPlan& plan,
             const std::vector<UpdateSlice>& slices, const UpdateInput& input) {
   const zr_step step{sizeof(zr_step), input.grad_mul, input.step, input.grad_norm};
-  const auto* api = optimizer.api<zr_optimizer_api>();
   for_each_part(pool, plan, slices, input, true, [&](const zr_update_slice& slice) {
-    CallError error;
+    const Optimizer& optimizer = optimizers[plan.input.parameters[slice.param].optimizer];
     const auto passes = static_cast<uint32_t>(plan.input.description(slice.param).sums.size());
+    void* const self = optimizer.instance->self();
+    CallError error;
     const auto update = [&] {
-      if (passes == 0) {
-        const zr_update_slice* pointer = &slice;
-        return api->step(optimizer.self(), &step, &pointer, 1, nullptr, nullptr, &error);
+      if (passes > 0) {
+        const zr_sums sums = sums_of(plan.input, input.sums, slice.param, passes);
+        return optimizer.partial_sums->update(self, &step, &slice, &sums, &error);
       }
-      const zr_sums sums = sums_of(plan.input, *input.sums, slice.param, passes);
-      return input.sums->api->update(optimizer.self(), &step, &slice, &sums, &error);
+      const zr_update_slice* pointer = &slice;
+      return optimizer.instance->api<zr_optimizer_api>()->step(self, &step, &pointer, 1, nullptr, nullptr, &error);
     };
-    check(call_plugin(&error, update), error, optimizer.call_text(passes == 0 ? "step" : "update"));
+    check(call_plugin(&error, update), error, optimizer.instance->call_text(passes > 0 ? "update" : "step"));
   });
 }
 
-void add_up(const plugin::Instance& optimizer, ThreadPool& pool, const plan::MemoryPlan& plan,
+void add_up(const std::vector<Optimizer>& optimizers, ThreadPool& pool, const plan::MemoryPlan& plan,
             const std::vector<UpdateSlice>& slices, const UpdateInput& input, uint32_t pass) {
   const zr_step step{sizeof(zr_step), input.grad_mul, input.step, input.grad_norm};
   for_each_part(pool, plan, slices, input, false, [&](const zr_update_slice& slice) {
-    zr_sums sums = sums_of(plan.input, *input.sums, slice.param, pass);
-    sums.partial = input.sums->partial(slice.param, slice.first);
+    const Optimizer& optimizer = optimizers[plan.input.parameters[slice.param].optimizer];
+    zr_sums sums = sums_of(plan.input, input.sums, slice.param, pass);
+    sums.partial = input.sums.partial(slice.param, slice.first);
     CallError error;
-    const auto add_up = [&] { return input.sums->api->add_up(optimizer.self(), &step, &slice, &sums, &error); };
-    check(call_plugin(&error, add_up), error, optimizer.call_text("add_up"));
+    const auto add_up = [&] {
+      return optimizer.partial_sums->add_up(optimizer.instance->self(), &step, &slice, &sums, &error);
+    };
+    check(call_plugin(&error, add_up), error, optimizer.instance->call_text("add_up"));
   });
 }
 

@@ -25,10 +25,14 @@ struct UpdateSlice {
   int tier = 0;              // tier of master and slots in the plan; their views have no data if it is a disk
 };
 
-/// The sums over parameters of an optimizer with the extension "zr.optimizer.partial_sums/1". Any thread may call the
-/// functions.
+/// An optimizer of the job, and its functions for sums over parameters; null: it has none.
+struct Optimizer {
+  const plugin::Instance* instance;
+  const zr_partial_sums_api* partial_sums;
+};
+
+/// The sums over parameters, for optimizers that need them. Any thread may call the functions.
 struct SumAccess {
-  const zr_partial_sums_api* api;
   std::function<double*(uint32_t param, int64_t first)> partial;  // of the block at this element and those after it
   std::function<const double*(uint32_t param)> totals;            // of earlier passes
 };
@@ -43,17 +47,18 @@ struct UpdateInput {
   const std::vector<char>* touched;   // per parameter: 0 means no update
   bool copies_operands =
       false;  // states are off the device: gradients and weights are copied to them, and weights back
-  const SumAccess* sums = nullptr;  // null: the optimizer has no passes before the update
+  SumAccess sums = {};
 };
 
-/// Calls the optimizer over all touched slices, on several threads, in parts of 64 Ki elements (16 Ki where gradients
-/// or weights are copied), or as many as the optimizer needs complete. Throws Error if the plug-in fails.
-void update(const plugin::Instance& optimizer, ThreadPool& pool, const plan::MemoryPlan& plan,
+/// Calls each parameter's optimizer over all touched slices, on several threads, in parts of 64 Ki elements (16 Ki
+/// where gradients or weights are copied), or as many as the optimizer needs complete. `optimizers`: those of the job,
+/// by plan::Parameter::optimizer. Throws Error if a plug-in fails.
+void update(const std::vector<Optimizer>& optimizers, ThreadPool& pool, const plan::MemoryPlan& plan,
             const std::vector<UpdateSlice>& slices, const UpdateInput& input);
 
 /// The same for one pass before the update: adds up the sums of the slices' blocks. input.touched: the parameters that
 /// have this pass. Weights are not changed.
-void add_up(const plugin::Instance& optimizer, ThreadPool& pool, const plan::MemoryPlan& plan,
+void add_up(const std::vector<Optimizer>& optimizers, ThreadPool& pool, const plan::MemoryPlan& plan,
             const std::vector<UpdateSlice>& slices, const UpdateInput& input, uint32_t pass);
 
 }  // namespace zr::host::update

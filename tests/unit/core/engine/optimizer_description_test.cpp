@@ -62,8 +62,7 @@ class OptimizerDescriptionTest : public ::testing::Test {
     Ledger ledger;
     ThreadPool pool(1);
     plugin::PluginHost host(ledger, pool);
-    const plugin::Instance instance(host, setup_.optimizer, setup_.config, engine::table_of(setup_.optimizer));
-    return engine::describe_optimizer(instance, parameters_);
+    return engine::describe_parameters(engine::Optimizers(host, setup_), parameters_);
   }
   plan::OptimizerDescription description() { return descriptions().descriptions[0]; }
   // The failure without its beginning, the call and the parameter "a".
@@ -71,7 +70,7 @@ class OptimizerDescriptionTest : public ::testing::Test {
     const std::string failure = failure_of([&] { description(); }), start = kCall + " of 'a': ";
     return failure.rfind(start, 0) == 0 ? failure.substr(start.size()) : failure;
   }
-  std::vector<plan::Parameter> parameters_{{"a", {}, {15, 100}, 1500, false, 0}, {"b", {}, {40}, 40, true, 1}};
+  std::vector<plan::Parameter> parameters_{{"a", {}, {15, 100}, 1500, false, 0}, {"b", {}, {40}, 40, true, 1, 0, 1}};
 
  private:
   const test::Scratch scratch_;

@@ -43,8 +43,8 @@ class PlanningTest : public ::testing::Test {
     Ledger ledger;
     ThreadPool pool(1);
     plugin::PluginHost host(ledger, pool);
-    const plugin::Instance optimizer(host, job.optimizer, job.config, engine::table_of(job.optimizer));
-    plan::PlanInput input = engine::plan_input(job.config, optimizer, std::move(list), world);
+    const engine::Optimizers optimizers(host, job);
+    plan::PlanInput input = engine::plan_input(job.config, optimizers, std::move(list), world);
     EXPECT_TRUE(input.elementwise());
     EXPECT_EQ(input.descriptions[0].needs, 0u);
     return input;

@@ -1,0 +1,63 @@
+#include "engine/optimizers.hpp"
+
+#include <cstddef>
+
+#include "base/error.hpp"
+#include "engine/planning.hpp"
+#include "plugin/extension.hpp"
+
+namespace zr::host::engine {
+
+namespace {
+void add_group(const plugin::Instance& optimizer, uint32_t group, const config::GroupConfig& values_of) {
+  std::vector<const config::Entry*> values;
+  for (const config::Entry& entry : values_of.values) values.push_back(&entry);
+  const plugin::ConfigView view(values);
+  CallError error;
+  const auto* api = optimizer.api<zr_optimizer_api>();
+  const auto add = [&] { return api->add_group(optimizer.self(), group, view.abi(), &error); };
+  check(call_plugin(&error, add), error, optimizer.call_text("add_group"));
+}
+
+const zr_partial_sums_api* partial_sums_of(const plugin::Instance& optimizer) {
+  if (!optimizer.component().drafts) return nullptr;
+  return plugin::extension_of<zr_partial_sums_api>(
+      optimizer.component(), "zr.optimizer.partial_sums/1", sizeof(zr_partial_sums_api),
+      {offsetof(zr_partial_sums_api, passes), offsetof(zr_partial_sums_api, add_up),
+       offsetof(zr_partial_sums_api, update)});
+}
+}  // namespace
+
+Optimizers::Optimizers(plugin::PluginHost& host, const plugin::ResolvedJob& job) {
+  std::vector<plugin::Component> components{job.optimizer};
+  components.insert(components.end(), job.group_optimizers.begin(), job.group_optimizers.end());
+  for (const plugin::Component& component : components) {
+    list_.push_back(std::make_unique<const plugin::Instance>(host, component, job.config, table_of(component)));
+    partial_sums_.push_back(partial_sums_of(*list_.back()));
+  }
+  groups_.push_back({0, 0});
+  std::vector<uint32_t> count(list_.size(), 0);  // groups of each optimizer so far
+  for (const config::GroupConfig& group : job.config.groups()) {
+    uint32_t index = 0;
+    for (uint32_t i = 0; i < components.size(); ++i)
+      if (components[i].table->id == group.use) index = i;
+    groups_.push_back({index, ++count[index]});
+    add_group(*list_[index], count[index], group);
+  }
+}
+
+std::string Optimizers::ids() const {
+  std::string text;
+  for (const auto& optimizer : list_)
+    text += (text.empty() ? "" : ", ") + std::string(optimizer->component().table->id);
+  return text;
+}
+
+void Optimizers::assign(std::vector<plan::Parameter>& parameters) const {
+  for (plan::Parameter& parameter : parameters) {
+    parameter.optimizer = groups_[parameter.group].optimizer;
+    parameter.optimizer_group = groups_[parameter.group].group;
+  }
+}
+
+}  // namespace zr::host::engine

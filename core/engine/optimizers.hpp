@@ -1,0 +1,42 @@
+// The optimizers of a job: the one of [optimizer], and others that groups of [[optimizer.groups]] use.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/draft_abi.hpp"
+#include "plan/plan.hpp"
+#include "plugin/plugin_host.hpp"
+#include "plugin/plugin_selection.hpp"
+
+namespace zr::host::engine {
+
+/// Immutable after construction.
+class Optimizers {
+ public:
+  /// Creates the instances and adds the groups to them. Both arguments outlive the object. [control]
+  Optimizers(plugin::PluginHost& host, const plugin::ResolvedJob& job);
+
+  /// The optimizer of [optimizer].
+  const plugin::Instance& main() const { return *list_[0]; }
+  std::size_t size() const { return list_.size(); }
+  const plugin::Instance& operator[](std::size_t i) const { return *list_[i]; }
+  /// "muon" or "muon, adamw": the ids, the main one first.
+  std::string ids() const;
+  /// The optimizer's functions for partial sums; null if it has none.
+  const zr_partial_sums_api* partial_sums(std::size_t i) const { return partial_sums_[i]; }
+  /// Sets each parameter's optimizer, and its group there, by its group in the configuration.
+  void assign(std::vector<plan::Parameter>& parameters) const;
+
+ private:
+  struct Group {
+    uint32_t optimizer, group;
+  };
+  std::vector<std::unique_ptr<const plugin::Instance>> list_;
+  std::vector<const zr_partial_sums_api*> partial_sums_;
+  std::vector<Group> groups_;  // by group of the configuration; the first is for parameters in no group
+};
+
+}  // namespace zr::host::engine
