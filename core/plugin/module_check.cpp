@@ -92,7 +92,8 @@ std::string key_problem(const zr_component& component, Role role) {
       if (text && find_not_utf8(text) != std::string_view::npos)
         return fmt::format("{}its {} is not UTF-8", where, member);
     if (role == Role::optimizer && (key->flags & ZR_KEY_PER_GROUP) &&
-        (std::string_view(key->name) == "lr_scale" || std::string_view(key->name) == "match"))
+        (std::string_view(key->name) == "lr_scale" || std::string_view(key->name) == "match" ||
+         std::string_view(key->name) == "use"))
       return fmt::format("{}[[optimizer.groups]] has a key of this name; choose another name", where);
     if (std::string problem = unknown_bits_problem(where + "flags", key->flags, ZR_KEY_PER_GROUP); !problem.empty())
       return problem;

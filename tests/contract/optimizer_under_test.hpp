@@ -15,6 +15,7 @@
 
 struct zr_config_s {
   std::map<std::string, double> values;  // booleans as 0 and 1
+  std::map<std::string, std::string> texts;
 };
 struct zr_done_s {
   int references = 1, resolved = 0;
@@ -47,7 +48,12 @@ inline const zr_config_service kConfigService = {
       return code;
     },
     read_double,
-    [](const zr_config*, const char*, const char**) -> zr_code { return ZR_INVALID; },
+    [](const zr_config* config, const char* key, const char** out) -> zr_code {
+      const auto found = config->texts.find(key);
+      if (found == config->texts.end()) return ZR_INVALID;
+      *out = found->second.c_str();
+      return ZR_OK;
+    },
     [](const zr_config*, const char*, const double**, uint32_t*) -> zr_code { return ZR_INVALID; }};
 
 inline const zr_async_service kAsyncService = {sizeof(zr_async_service),
@@ -87,7 +93,9 @@ struct Rejection : std::runtime_error {
 class OptimizerUnderTest {
  public:
   /// `folder` holds zr_optimizer_<id>.so. Keys not in `values` have their defaults. Throws Rejection.
-  OptimizerUnderTest(const std::string& folder, const std::string& id, const Values& values = {}) : host_(make_host()) {
+  OptimizerUnderTest(const std::string& folder, const std::string& id, const Values& values = {},
+                     const std::map<std::string, std::string>& texts = {})
+      : host_(make_host()) {
     const std::string file = folder + "/zr_optimizer_" + id + ".so";
     void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!library) throw std::runtime_error(dlerror());
@@ -95,7 +103,8 @@ class OptimizerUnderTest {
     module_ = entry(ZR_ABI_MINOR);
     component_ = module_->components[0];
     api_ = static_cast<const zr_optimizer_api*>(component_->api);
-    const zr_config_s config = configured(values);
+    zr_config_s config = configured(values);
+    for (const auto& [key, text] : texts) config.texts[key] = text;
     zr_error error = no_error();
     check(component_->create(&host_, &config, &self_, &error), error);
   }
@@ -135,6 +144,11 @@ class OptimizerUnderTest {
     zr_config_s config;
     for (uint32_t i = 0; i < component_->n_keys; ++i) {
       const zr_key& key = *component_->keys[i];
+      if (key.type == ZR_KEY_STRING) {
+        const std::string quoted = key.def;
+        config.texts[key.name] = quoted.substr(1, quoted.size() - 2);
+        continue;
+      }
       const auto found = values.find(key.name);
       config.values[key.name] = found != values.end()     ? found->second
                                 : key.type == ZR_KEY_BOOL ? std::string(key.def) == "true"

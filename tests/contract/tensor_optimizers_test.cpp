@@ -1,10 +1,11 @@
-// Optimizers with describe() and sums over full parameters: the shipped libraries, stepped as the host does, beside
-// their formulas in fp64.
+// Optimizers whose update or states are not elementwise: the shipped libraries, stepped as the host does, beside their
+// formulas in fp64.
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <numeric>
 
 #include "contract/optimizer_under_test.hpp"
@@ -40,6 +41,7 @@ struct Tensor {
     for (float& w : weight) w = number();
     new_gradient();
     const zr_optimizer_desc desc = optimizer.describe(param());
+    if (desc.granularity == ZR_TENSORWISE) block = std::max(count, kNormBlock);
     slots.assign(desc.slots, desc.slots + desc.n_slots);
     for (const zr_slot& slot : slots) {
       if (slot.block > 0) block = std::min(std::lcm(block, int64_t{slot.block}), std::max(count, kNormBlock));
@@ -148,11 +150,11 @@ double relative_error(const std::vector<double>& expected, const std::vector<flo
 const std::vector<std::vector<int64_t>> kShapes{{1},       {1000},     {1024},     {5000},      {3, 3},     {7, 1},
                                                 {1, 9000}, {300, 100}, {2000, 36}, {16, 3, 64}, {64, 1000}, {577, 36}};
 
-class SummingOptimizersTest : public ::testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(All, SummingOptimizersTest, ::testing::Values("lamb", "adafactor", "adamw8bit"),
+class TensorOptimizersTest : public ::testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(All, TensorOptimizersTest, ::testing::Values("lamb", "adafactor", "adamw8bit"),
                          [](const auto& info) { return info.param; });
 
-TEST_P(SummingOptimizersTest, GiveTheSameBitsForAnySlicing) {
+TEST_P(TensorOptimizersTest, GiveTheSameBitsForAnySlicing) {
   const OptimizerUnderTest optimizer(kPlugins, GetParam(), {{"min_8bit_elements", 0}});
   for (const auto& shape : kShapes)
     for (const zr_dtype dtype : {ZR_F32, ZR_BF16, ZR_F16}) {
@@ -167,7 +169,7 @@ TEST_P(SummingOptimizersTest, GiveTheSameBitsForAnySlicing) {
     }
 }
 
-TEST_P(SummingOptimizersTest, GiveTheSameBitsUnderEveryInstructionSet) {
+TEST_P(TensorOptimizersTest, GiveTheSameBitsUnderEveryInstructionSet) {
   for (const auto& shape : kShapes)
     for (const zr_dtype dtype : {ZR_F32, ZR_BF16}) {
       std::vector<Tensor> results;
@@ -185,7 +187,7 @@ TEST_P(SummingOptimizersTest, GiveTheSameBitsUnderEveryInstructionSet) {
     }
 }
 
-TEST_P(SummingOptimizersTest, RoundTheMasterTo16BitWeightsOnce) {
+TEST_P(TensorOptimizersTest, RoundTheMasterTo16BitWeightsOnce) {
   const OptimizerUnderTest optimizer(kPlugins, GetParam(), {{"min_8bit_elements", 0}});
   for (const auto& shape : kShapes)
     for (const zr_dtype dtype : {ZR_BF16, ZR_F16}) {
@@ -372,6 +374,140 @@ TEST(AdamW8BitTest, KeepsBlocksOfTinyGradientsFinite) {
   for (std::size_t i = 0; i < t.grad.size(); ++i) t.grad[i] = i < 256 ? 0.F : 1e-38F;
   for (int steps = 0; steps < 3; ++steps) t.run(optimizer);
   for (const float w : t.weight) EXPECT_TRUE(std::isfinite(w));
+}
+
+struct MuonReference {
+  double momentum = 0.95, weight_decay = 0.1, eps = 1e-7;
+  bool nesterov = true, match_rms_adamw = false;
+  using Matrix = std::vector<double>;
+
+  static Matrix product(const Matrix& a, const Matrix& b, int64_t m, int64_t k, int64_t n) {
+    Matrix c(static_cast<std::size_t>(m * n), 0);
+    for (int64_t i = 0; i < m; ++i)
+      for (int64_t l = 0; l < k; ++l)
+        for (int64_t j = 0; j < n; ++j)
+          c[static_cast<std::size_t>(i * n + j)] +=
+              a[static_cast<std::size_t>(i * k + l)] * b[static_cast<std::size_t>(l * n + j)];
+    return c;
+  }
+  static Matrix transposed(const Matrix& a, int64_t m, int64_t n) {
+    Matrix t(a.size());
+    for (int64_t i = 0; i < m; ++i)
+      for (int64_t j = 0; j < n; ++j) t[static_cast<std::size_t>(j * m + i)] = a[static_cast<std::size_t>(i * n + j)];
+    return t;
+  }
+  // `x`: m x n with m <= n.
+  Matrix orthogonalized(Matrix x, int64_t m, int64_t n) const {
+    double norm = 0;
+    for (const double v : x) norm += v * v;
+    for (double& v : x) v /= std::max(std::sqrt(norm), eps);
+    for (int i = 0; i < 5; ++i) {
+      const Matrix gram = product(x, transposed(x, m, n), m, n, m), square = product(gram, gram, m, m, m);
+      Matrix polynomial(gram.size());
+      for (std::size_t j = 0; j < gram.size(); ++j) polynomial[j] = -4.7750 * gram[j] + 2.0315 * square[j];
+      const Matrix applied = product(polynomial, x, m, m, n);
+      for (std::size_t j = 0; j < x.size(); ++j) x[j] = 3.4445 * x[j] + applied[j];
+    }
+    return x;
+  }
+  std::vector<double> step(const Tensor& t) const {
+    const int64_t m = t.shape[0], n = t.shape[1];
+    Matrix x(t.weight.size()), result(t.weight.begin(), t.weight.end());
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const double g = static_cast<double>(t.grad[i]) * t.mul, b = t.state(0)[i] * momentum + g * (1 - momentum);
+      x[i] = nesterov ? g * (1 - momentum) + b * momentum : b;
+    }
+    x = m > n ? transposed(orthogonalized(transposed(x, m, n), n, m), n, m) : orthogonalized(x, m, n);
+    const double factor = match_rms_adamw ? 0.2 * std::sqrt(static_cast<double>(std::max(m, n)))
+                                          : std::sqrt(std::max(1.0, static_cast<double>(m) / static_cast<double>(n)));
+    for (std::size_t i = 0; i < x.size(); ++i) result[i] = result[i] * (1 - t.lr * weight_decay) - t.lr * factor * x[i];
+    return result;
+  }
+};
+
+const std::vector<std::vector<int64_t>> kMatrices{{1, 1}, {3, 5}, {16, 64}, {64, 16}, {100, 37}, {128, 128}, {1, 300}};
+
+TEST(MuonTest, FollowsItsFormulaInFp64) {
+  for (const bool other : {false, true}) {
+    MuonReference reference;
+    reference.nesterov = !other;
+    reference.match_rms_adamw = other;
+    const OptimizerUnderTest muon(kPlugins, "muon", {{"nesterov", other ? 0 : 1}},
+                                  {{"adjust_lr", other ? "match_rms_adamw" : "original"}});
+    for (const auto& shape : kMatrices) {
+      Tensor t(muon, shape);
+      t.lr = 1;  // the update is as large as the weights: fp32 weights do not hide its error
+      for (int steps = 0; steps < 3; ++steps) {
+        const std::vector<double> expected = reference.step(t);
+        const std::vector<float> before = t.weight;
+        t.run(muon);
+        EXPECT_LT(relative_error(expected, before, t), 1e-5) << ::testing::PrintToString(shape) << " step " << t.step;
+        t.new_gradient();
+      }
+    }
+  }
+}
+
+TEST(MuonTest, FollowsItsFormulaInBf16WhereTheProcessorHasIt) {
+  std::unique_ptr<OptimizerUnderTest> muon;
+  try {
+    muon = std::make_unique<OptimizerUnderTest>(kPlugins, "muon", Values{},
+                                                std::map<std::string, std::string>{{"precision", "bf16"}});
+  } catch (const Rejection& rejection) {
+    EXPECT_EQ(rejection.code, ZR_UNSUPPORTED);
+    EXPECT_STREQ(rejection.what(),
+                 "precision = \"bf16\": oneDNN has no bf16 matrix products for this processor: set precision = "
+                 "\"fp32\"");
+    GTEST_SKIP() << "this processor has no bf16 instructions";
+  }
+  for (const auto& shape : kMatrices) {
+    Tensor t(*muon, shape);
+    t.lr = 1;
+    const std::vector<double> expected = MuonReference().step(t);
+    const std::vector<float> before = t.weight;
+    t.run(*muon);
+    EXPECT_LT(relative_error(expected, before, t), 5e-2) << ::testing::PrintToString(shape);
+  }
+}
+
+TEST(MuonTest, SingularValuesOfTheUpdateAreNearOne) {
+  const OptimizerUnderTest muon(kPlugins, "muon", {{"weight_decay", 0}});
+  Tensor t(muon, {24, 60});
+  t.lr = 1;
+  std::fill(t.weight.begin(), t.weight.end(), 0.F);
+  t.run(muon);
+  std::vector<double> update(t.weight.begin(), t.weight.end());
+  const auto gram = MuonReference::product(update, MuonReference::transposed(update, 24, 60), 24, 60, 24);
+  double trace = 0;
+  for (int i = 0; i < 24; ++i) trace += gram[static_cast<std::size_t>(i * 24 + i)];
+  EXPECT_NEAR(std::sqrt(trace / 24), 1, 0.25) << "root mean square of the singular values";
+}
+
+TEST(MuonTest, AcceptsMatricesOnly) {
+  const OptimizerUnderTest muon(kPlugins, "muon");
+  for (const auto& shape : std::vector<std::vector<int64_t>>{{7}, {}, {2, 3, 4}}) {
+    try {
+      const Tensor t(muon, shape);
+      FAIL() << shape.size() << " dimensions";
+    } catch (const Rejection& rejection) {
+      EXPECT_EQ(rejection.code, ZR_UNSUPPORTED);
+      EXPECT_EQ(std::string(rejection.what()),
+                "'weight' has " + std::to_string(shape.size()) + (shape.size() == 1 ? " dimension" : " dimensions") +
+                    ", but muon updates matrices only: add a group of [[optimizer.groups]] with use = \"adamw\" that "
+                    "matches it");
+    }
+  }
+}
+
+TEST(MuonTest, CostsMoreForSquareMatrices) {
+  const OptimizerUnderTest muon(kPlugins, "muon");
+  const auto cost = [&](std::vector<int64_t> shape) {
+    const Tensor t(muon, std::move(shape));
+    return muon.describe(t.param()).cost;
+  };
+  EXPECT_EQ(cost({100, 100}), 10000 + 5 * 6e6 / 25);
+  EXPECT_EQ(cost({10, 1000}), cost({1000, 10}));
+  EXPECT_LT(cost({10, 1000}), cost({100, 100}));
 }
 
 }  // namespace

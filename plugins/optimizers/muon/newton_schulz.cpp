@@ -1,0 +1,173 @@
+#include "newton_schulz.hpp"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <oneapi/dnnl/dnnl.hpp>
+#include <string>
+
+#include "zr/base.hpp"
+#include "zr/float_cast.hpp"
+
+namespace muon {
+
+namespace {
+using dnnl::memory;
+
+// Jordan et al. 2024: the polynomial a x + b x^3 + c x^5 moves singular values in (0, 1] towards 1.
+constexpr float kA = 3.4445F, kB = -4.7750F, kC = 2.0315F;
+constexpr int kLanes = 16;  // of the norm: element i is in lane i % 16
+
+const dnnl::engine& cpu() {
+  static const dnnl::engine& engine = *new dnnl::engine(dnnl::engine::kind::cpu, 0);  // never destroyed
+  return engine;
+}
+
+// dst = scale src weights + sum dst.
+class Product {
+ public:
+  Product(const memory::desc& src, const memory::desc& weights, const memory::desc& dst, float scale, float sum)
+      : src_(src, cpu(), nullptr), weights_(weights, cpu(), nullptr), dst_(dst, cpu(), nullptr) {
+    dnnl::primitive_attr attributes;
+    if (scale != 1) attributes.set_output_scales(0, {scale});
+    if (sum != 0) {
+      dnnl::post_ops after;
+      after.append_sum(sum);
+      attributes.set_post_ops(after);
+    }
+    product_ = dnnl::matmul(dnnl::matmul::primitive_desc(dnnl::matmul::desc(src, weights, dst), attributes, cpu()));
+  }
+  void run(dnnl::stream& stream, void* src, void* weights, void* dst) {
+    src_.set_data_handle(src);
+    weights_.set_data_handle(weights);
+    dst_.set_data_handle(dst);
+    product_.execute(stream, {{DNNL_ARG_SRC, src_}, {DNNL_ARG_WEIGHTS, weights_}, {DNNL_ARG_DST, dst_}});
+  }
+
+ private:
+  memory src_, weights_, dst_;
+  dnnl::matmul product_;
+};
+
+memory::data_type type_of(Precision precision) {
+  return precision == Precision::bf16 ? memory::data_type::bf16 : memory::data_type::f32;
+}
+
+// oneDNN uses as many threads as OpenMP allows the calling thread: one, because other threads update other matrices.
+class OneThread {
+ public:
+  OneThread() : before_(omp_get_max_threads()) { omp_set_num_threads(1); }
+  ~OneThread() { omp_set_num_threads(before_); }
+  OneThread(const OneThread&) = delete;
+
+ private:
+  int before_;
+};
+}  // namespace
+
+class NewtonSchulz::Workspace {
+ public:
+  Workspace(Precision precision, int64_t m, int64_t n)
+      : rows(m),
+        columns(n),
+        matrix(static_cast<std::size_t>(m * n)),
+        stream(cpu()),
+        x(bytes(precision, m * n)),
+        next(x.size()),
+        gram(bytes(precision, m * m)),
+        polynomial(gram.size()),
+        gram_of(row_major(precision, m, n), transposed(precision, m, n), row_major(precision, m, m), 1, 0),
+        square(row_major(precision, m, m), row_major(precision, m, m), row_major(precision, m, m), kC, kB),
+        apply(row_major(precision, m, m), row_major(precision, m, n), row_major(precision, m, n), 1, kA) {}
+
+  const int64_t rows, columns;
+  std::vector<float> matrix;
+  dnnl::stream stream;
+  std::vector<char> x, next, gram, polynomial;  // in the precision of the products
+  Product gram_of, square, apply;
+
+ private:
+  static std::size_t bytes(Precision precision, int64_t elements) {
+    return static_cast<std::size_t>(elements) * (precision == Precision::bf16 ? 2 : 4);
+  }
+  static memory::desc row_major(Precision precision, int64_t m, int64_t n) {
+    return {{m, n}, type_of(precision), {n, 1}};
+  }
+  // The transposed of a row-major matrix.
+  static memory::desc transposed(Precision precision, int64_t m, int64_t n) {
+    return {{n, m}, type_of(precision), {1, n}};
+  }
+};
+
+NewtonSchulz::NewtonSchulz(Precision precision, int iterations) : precision_(precision), iterations_(iterations) {
+  try {
+    give(new Workspace(precision, 16, 16));
+  } catch (const dnnl::error& error) {
+    throw zr::PluginError(
+        ZR_UNSUPPORTED,
+        precision == Precision::bf16
+            ? "precision = \"bf16\": oneDNN has no bf16 matrix products for this processor: set precision = \"fp32\""
+            : std::string("oneDNN cannot create a matrix product: ") + error.what());
+  }
+}
+
+NewtonSchulz::~NewtonSchulz() = default;
+
+NewtonSchulz::Workspace* NewtonSchulz::take(int64_t rows, int64_t columns) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    auto& idle = idle_[{rows, columns}];
+    if (!idle.empty()) {
+      Workspace* workspace = idle.back().release();
+      idle.pop_back();
+      return workspace;
+    }
+  }
+  return new Workspace(precision_, rows, columns);
+}
+
+void NewtonSchulz::give(Workspace* workspace) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  idle_[{workspace->rows, workspace->columns}].emplace_back(workspace);
+}
+
+float* NewtonSchulz::matrix(Workspace& workspace) { return workspace.matrix.data(); }
+
+void NewtonSchulz::run(Workspace& w, double least_norm) const {
+  const OneThread one_thread;
+  const int64_t count = w.rows * w.columns;
+  double lanes[kLanes] = {};
+  for (int64_t i = 0; i < count; ++i) {
+    const double value = w.matrix[static_cast<std::size_t>(i)];
+    lanes[i % kLanes] += value * value;
+  }
+  double squares = 0;
+  for (const double lane : lanes) squares += lane;
+  const float scale = static_cast<float>(1 / std::max(std::sqrt(squares), least_norm));
+  const bool bf16 = precision_ == Precision::bf16;
+  auto* const floats = reinterpret_cast<float*>(w.x.data());
+  auto* const halves = reinterpret_cast<uint16_t*>(w.x.data());
+  for (int64_t i = 0; i < count; ++i) {
+    const float value = w.matrix[static_cast<std::size_t>(i)] * scale;
+    if (bf16)
+      halves[i] = zr::to_bf16(value);
+    else
+      floats[i] = value;
+  }
+  for (int i = 0; i < iterations_; ++i) {
+    w.gram_of.run(w.stream, w.x.data(), w.x.data(), w.gram.data());
+    w.polynomial = w.gram;
+    w.square.run(w.stream, w.gram.data(), w.gram.data(), w.polynomial.data());
+    w.next = w.x;
+    w.apply.run(w.stream, w.polynomial.data(), w.x.data(), w.next.data());
+    w.stream.wait();
+    std::swap(w.x, w.next);
+  }
+  const auto* const out = reinterpret_cast<const float*>(w.x.data());
+  const auto* const out_halves = reinterpret_cast<const uint16_t*>(w.x.data());
+  for (int64_t i = 0; i < count; ++i)
+    w.matrix[static_cast<std::size_t>(i)] = bf16 ? zr::from_bf16(out_halves[i]) : out[i];
+}
+
+}  // namespace muon
