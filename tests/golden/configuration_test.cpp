@@ -61,7 +61,9 @@ std::string generated() {
       "- A plug-in is chosen by `strategy = \"zero1\"`; its own keys are in `[strategy.zero1]`.\n"
       "- `[[optimizer.groups]]` overrides keys for parameters whose names match: `match` (a pattern or several, `*` "
       "matches "
-      "any\n  characters), `lr_scale`, and the optimizer's keys of type \"per group\". The first matching group wins.\n"
+      "any\n  characters), `lr_scale`, and the optimizer's keys of type \"per group\". `use` chooses another optimizer "
+      "for the "
+      "group, whose\n  keys then apply. The first matching group wins.\n"
       "- `[checkpoint.rename]` maps names of this model to names in a loaded file; `*` matches the same characters "
       "in "
       "both.\n";

@@ -4,11 +4,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <new>
 #include <oneapi/dnnl/dnnl.hpp>
 #include <string>
 
 #include "zr/base.hpp"
 #include "zr/float_cast.hpp"
+#include "zr/round_up.hpp"
 
 namespace muon {
 
@@ -54,6 +58,25 @@ memory::data_type type_of(Precision precision) {
   return precision == Precision::bf16 ? memory::data_type::bf16 : memory::data_type::f32;
 }
 
+// Memory at a cache line: the kernel that a library chooses may depend on the alignment.
+class Buffer {
+ public:
+  explicit Buffer(int64_t bytes) : bytes_(zr::round_up(std::max<int64_t>(bytes, 1), kLine)) {
+    data_.reset(std::aligned_alloc(kLine, static_cast<std::size_t>(bytes_)));
+    if (!data_) throw std::bad_alloc();
+  }
+  void* data() const { return data_.get(); }
+  void copy_from(const Buffer& other) { std::memcpy(data(), other.data(), static_cast<std::size_t>(bytes_)); }
+
+ private:
+  static constexpr int64_t kLine = 64;  // bytes
+  struct Free {
+    void operator()(void* memory) const { std::free(memory); }
+  };
+  int64_t bytes_;
+  std::unique_ptr<void, Free> data_;
+};
+
 // oneDNN uses as many threads as OpenMP allows the calling thread: one, because other threads update other matrices.
 class OneThread {
  public:
@@ -71,25 +94,25 @@ class NewtonSchulz::Workspace {
   Workspace(Precision precision, int64_t m, int64_t n)
       : rows(m),
         columns(n),
-        matrix(static_cast<std::size_t>(m * n)),
+        matrix(m * n * 4),
         stream(cpu()),
         x(bytes(precision, m * n)),
-        next(x.size()),
+        next(bytes(precision, m * n)),
         gram(bytes(precision, m * m)),
-        polynomial(gram.size()),
+        polynomial(bytes(precision, m * m)),
         gram_of(row_major(precision, m, n), transposed(precision, m, n), row_major(precision, m, m), 1, 0),
         square(row_major(precision, m, m), row_major(precision, m, m), row_major(precision, m, m), kC, kB),
         apply(row_major(precision, m, m), row_major(precision, m, n), row_major(precision, m, n), 1, kA) {}
 
   const int64_t rows, columns;
-  std::vector<float> matrix;
+  Buffer matrix;  // fp32
   dnnl::stream stream;
-  std::vector<char> x, next, gram, polynomial;  // in the precision of the products
+  Buffer x, next, gram, polynomial;  // in the precision of the products
   Product gram_of, square, apply;
 
  private:
-  static std::size_t bytes(Precision precision, int64_t elements) {
-    return static_cast<std::size_t>(elements) * (precision == Precision::bf16 ? 2 : 4);
+  static int64_t bytes(Precision precision, int64_t elements) {
+    return elements * (precision == Precision::bf16 ? 2 : 4);
   }
   static memory::desc row_major(Precision precision, int64_t m, int64_t n) {
     return {{m, n}, type_of(precision), {n, 1}};
@@ -132,24 +155,25 @@ void NewtonSchulz::give(Workspace* workspace) {
   idle_[{workspace->rows, workspace->columns}].emplace_back(workspace);
 }
 
-float* NewtonSchulz::matrix(Workspace& workspace) { return workspace.matrix.data(); }
+float* NewtonSchulz::matrix(Workspace& workspace) { return static_cast<float*>(workspace.matrix.data()); }
 
 void NewtonSchulz::run(Workspace& w, double least_norm) const {
   const OneThread one_thread;
   const int64_t count = w.rows * w.columns;
+  float* const matrix = static_cast<float*>(w.matrix.data());
   double lanes[kLanes] = {};
   for (int64_t i = 0; i < count; ++i) {
-    const double value = w.matrix[static_cast<std::size_t>(i)];
+    const double value = matrix[i];
     lanes[i % kLanes] += value * value;
   }
   double squares = 0;
   for (const double lane : lanes) squares += lane;
   const float scale = static_cast<float>(1 / std::max(std::sqrt(squares), least_norm));
   const bool bf16 = precision_ == Precision::bf16;
-  auto* const floats = reinterpret_cast<float*>(w.x.data());
-  auto* const halves = reinterpret_cast<uint16_t*>(w.x.data());
+  auto* const floats = static_cast<float*>(w.x.data());
+  auto* const halves = static_cast<uint16_t*>(w.x.data());
   for (int64_t i = 0; i < count; ++i) {
-    const float value = w.matrix[static_cast<std::size_t>(i)] * scale;
+    const float value = matrix[i] * scale;
     if (bf16)
       halves[i] = zr::to_bf16(value);
     else
@@ -157,17 +181,16 @@ void NewtonSchulz::run(Workspace& w, double least_norm) const {
   }
   for (int i = 0; i < iterations_; ++i) {
     w.gram_of.run(w.stream, w.x.data(), w.x.data(), w.gram.data());
-    w.polynomial = w.gram;
+    w.polynomial.copy_from(w.gram);
     w.square.run(w.stream, w.gram.data(), w.gram.data(), w.polynomial.data());
-    w.next = w.x;
+    w.next.copy_from(w.x);
     w.apply.run(w.stream, w.polynomial.data(), w.x.data(), w.next.data());
     w.stream.wait();
     std::swap(w.x, w.next);
   }
-  const auto* const out = reinterpret_cast<const float*>(w.x.data());
-  const auto* const out_halves = reinterpret_cast<const uint16_t*>(w.x.data());
-  for (int64_t i = 0; i < count; ++i)
-    w.matrix[static_cast<std::size_t>(i)] = bf16 ? zr::from_bf16(out_halves[i]) : out[i];
+  const auto* const out = static_cast<const float*>(w.x.data());
+  const auto* const out_halves = static_cast<const uint16_t*>(w.x.data());
+  for (int64_t i = 0; i < count; ++i) matrix[i] = bf16 ? zr::from_bf16(out_halves[i]) : out[i];
 }
 
 }  // namespace muon

@@ -9,10 +9,15 @@ using namespace engine_tests;
 class EngineOptimizersTest : public PrintedResultTest, public ::testing::WithParamInterface<const char*> {
  protected:
   // "everything": matrices of which some are cut into blocks of rows, others only between parameters; vectors, an
-  // unused and a frozen parameter; one that only some micro-batches use. Small parameters have 8-bit states too.
+  // unused and a frozen parameter; one that only some micro-batches use. Small parameters have 8-bit states too. Muon
+  // updates the matrices, AdamW the rest.
   std::string job(const std::string& more, int steps = 6) const {
     std::string keys = "train.steps=" + std::to_string(steps) + " optimizer=" + GetParam() + " ";
     if (GetParam() == std::string("adamw8bit")) keys += "optimizer.adamw8bit.min_8bit_elements=100 ";
+    if (GetParam() == std::string("muon"))
+      keys +=
+          "'optimizer.groups=[{match=[\"*.bias\",\"*norm.*\",\"scalar\",\"embedding.weight\"],use=\"adamw\",lr_scale=0."
+          "1,beta1=0.8}]' ";
     return keys + more;
   }
   std::string nvme() const { return " offload.nvme.path=" + (folder_ / "swap").string(); }
@@ -77,7 +82,7 @@ TEST_P(EngineOptimizersTest, ResumeOnAnotherNumberOfRanks) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, EngineOptimizersTest, ::testing::Values("lamb", "adafactor", "adamw8bit"),
+INSTANTIATE_TEST_SUITE_P(All, EngineOptimizersTest, ::testing::Values("lamb", "adafactor", "adamw8bit", "muon"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
