@@ -285,16 +285,23 @@ Planner::Planner(const plugin::ResolvedJob& job, const std::vector<plan::Paramet
 
 Planner::~Planner() = default;
 
+namespace {
+constexpr int kFewRanks = 16;  // of a job whose ranks are all planned
+}
+
 plan::MemoryPlan Planner::plan(int rank) const {
   plan::MemoryPlan plan = plan_of_rank(input_, rank, strategy_plan(*strategy_));
+  for (int other = 0; other < (input_.world <= kFewRanks ? input_.world : 0); ++other)
+    if (other != rank && !input_.elementwise())
+      plan.largest_update_share =
+          std::max(plan.largest_update_share, plan_of_rank(input_, other, strategy_plan(*strategy_)).update_share());
   check_offload(job_.config, plan, job_.strategy.table->id);
   return plan;
 }
 
 int64_t Planner::max_bytes() const {
-  constexpr int kFew = 16;
   int64_t max_bytes = 0;
-  for (int rank = 0; rank < (input_.world <= kFew ? input_.world : 1); ++rank)
+  for (int rank = 0; rank < (input_.world <= kFewRanks ? input_.world : 1); ++rank)
     max_bytes = std::max(max_bytes, plan(rank).bytes());
   return max_bytes;
 }

@@ -93,6 +93,16 @@ int64_t MemoryPlan::working_bytes() const {
   return std::max(largest * 4, norm_blocks.bytes(rank) + sum_counts().bytes());
 }
 
+double MemoryPlan::update_share() const {
+  double own = 0, all = 0;
+  for (uint32_t i = 0; i < input.parameters.size(); ++i)
+    if (!input.parameters[i].frozen) all += input.update_cost(i);
+  for (const Piece& piece : rank_plan.reduced_gradients)
+    own += input.update_cost(piece.param) * static_cast<double>(piece.count) /
+           static_cast<double>(input.parameters[piece.param].count);
+  return all > 0 ? own / all : 0;
+}
+
 MemoryPlan::SumCounts MemoryPlan::sum_counts() const {
   SumCounts counts;
   if (std::all_of(input.descriptions.begin(), input.descriptions.end(),
@@ -203,8 +213,12 @@ StepCommunication MemoryPlan::communication() const {
 }
 
 namespace {
+std::string row(const std::string& kind, const std::string& tag, const std::string& arithmetic,
+                const std::string& value) {
+  return fmt::format("  {:<13}  {:<29} {:>28} {:>12}\n", kind, tag, arithmetic, value);
+}
 std::string row(const std::string& kind, const std::string& tag, const std::string& arithmetic, int64_t bytes) {
-  return fmt::format("  {:<13}  {:<29} {:>28} {:>12}\n", kind, tag, arithmetic, bytes_text(bytes));
+  return row(kind, tag, arithmetic, bytes_text(bytes));
 }
 }  // namespace
 
@@ -231,6 +245,10 @@ std::string MemoryPlan::text(const std::string& title, const PlanContext& contex
                              : "  activations    unknown until measured by a run\n";
   if (context.communicator) out += row("host memory", "communicator", "", *context.communicator);
   if (context.snapshot) out += row("host memory", "copy for checkpoint.async", "", snapshot_bytes());
+  const auto costs = [](const OptimizerDescription& d) { return d.cost > 0 || d.granularity != ZR_ELEMENTWISE; };
+  if (input.world > 1 && std::any_of(input.descriptions.begin(), input.descriptions.end(), costs))
+    out += row("update", "largest share of a rank", fmt::format("{:.0f} % if even", 100.0 / input.world),
+               fmt::format("{:.0f} %", 100 * largest_update_share));
   const StepCommunication step = communication();
   const auto add_row = [&](const std::string& what, const StepCommunication::Part& part) {
     if (part.bytes() > 0)

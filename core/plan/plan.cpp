@@ -246,6 +246,7 @@ MemoryPlan make_plan(const PlanInput& input, int rank, const StrategyPlan& strat
     assign_tiers(plan);
     plan.max_host_bytes += plan.bytes(Tier::host);
     plan.max_bytes = std::max(plan.max_bytes, plan.bytes());
+    plan.largest_update_share = std::max(plan.largest_update_share, plan.update_share());
     ranks[static_cast<std::size_t>(plan.rank)] = std::move(plan.rank_plan);
   }
   plan.rank = rank;
@@ -264,6 +265,7 @@ MemoryPlan plan_of_rank(const PlanInput& input, int rank, const StrategyPlan& st
   plan.rank_plan = collect_plan(input, rank, strategy);
   plan.norm_blocks = norm_blocks_of_rank(plan);
   assign_tiers(plan);
+  plan.largest_update_share = plan.update_share();
   plan.max_bytes = plan.bytes();
   plan.max_host_bytes = plan.bytes(Tier::host) * input.world;
   return plan;

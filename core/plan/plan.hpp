@@ -189,6 +189,10 @@ struct MemoryPlan {
   int64_t tier_overhead_bytes(const TierInfo& tier) const;
   /// The tier of each part and the reason, one line each; empty if the device is the only tier.
   std::string placement_text() const;
+  /// The largest part of the cost of an update on any rank; of this rank, if only it was planned.
+  double largest_update_share = 0;
+  /// This rank's part of the cost of an update, 0 to 1.
+  double update_share() const;
   /// The largest number of bytes of device memory on any rank; of this rank, if only it was planned.
   int64_t max_bytes = 0;
   int64_t max_host_bytes = 0;  // bytes on tiers of host memory, all ranks together

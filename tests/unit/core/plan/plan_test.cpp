@@ -320,6 +320,33 @@ TEST(MemoryPlanTest, FindsTheRankThatHoldsMost) {
   EXPECT_EQ(second.max_bytes, first.max_bytes);
 }
 
+TEST(MemoryPlanTest, ShowsTheLargestShareOfTheUpdate) {
+  plan::PlanInput in = input({4096, 4096}, 2);
+  in.description_of = {0, 1};
+  in.descriptions.resize(2);
+  const plan::StrategyPlan by_parameter = [](const zr_plan_in& of, const zr_plan_sink& sink) {
+    for (const uint32_t role : {ZR_ROLE_WEIGHT, ZR_ROLE_REDUCED_GRAD}) {
+      const zr_buffer buffer{sizeof(zr_buffer), role, "b", 8192, ZR_F32, 0};
+      sink.buffer(sink.ctx, &buffer);
+    }
+    for (const uint32_t role : {ZR_ROLE_WEIGHT, ZR_ROLE_REDUCED_GRAD})
+      for (uint32_t p = 0; p < 2; ++p) {
+        if (role == ZR_ROLE_REDUCED_GRAD && static_cast<int>(p) != of.rank) continue;
+        const zr_piece piece{sizeof(zr_piece), role, p, role == ZR_ROLE_REDUCED_GRAD, 0, 4096, p * 4096};
+        sink.piece(sink.ctx, &piece);
+      }
+  };
+  EXPECT_EQ(make_plan(in, 0, by_parameter).text("plan", {}).find("share"), std::string::npos) << "equal costs";
+  in.descriptions[1].cost = 3 * 4096;
+  const plan::MemoryPlan plan = make_plan(in, 0, by_parameter);
+  EXPECT_EQ(plan.update_share(), 0.25);
+  EXPECT_EQ(plan.largest_update_share, 0.75);
+  EXPECT_NE(plan.text("plan", {}).find("  update         largest share of a rank                       50 % if even"
+                                       "         75 %\n"),
+            std::string::npos)
+      << plan.text("plan", {});
+}
+
 TEST(MemoryPlanTest, DerivesCommunicationFromOwnership) {
   plan::PlanInput in = input({30000, 5000}, 3, ZR_BF16);
   in.communicated_grad_dtype = ZR_BF16;
