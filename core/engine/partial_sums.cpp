@@ -14,7 +14,7 @@ int64_t blocks_of(const plan::PlanInput& input, uint32_t param, int64_t count) {
 }
 }  // namespace
 
-PartialSums::PartialSums(const RankContext& context) : context_(context) {
+PartialSums::PartialSums(const RankContext& context, int64_t batch) : context_(context), batch_(batch) {
   const plan::MemoryPlan& plan = context.plan;
   for (const plan::OptimizerDescription& description : plan.input.descriptions)
     passes_ = std::max(passes_, static_cast<uint32_t>(description.sums.size()));
@@ -89,7 +89,7 @@ void PartialSums::end(const std::vector<char>& touched) {
   for (uint32_t i = 0; i < plan.input.parameters.size(); ++i) {
     if (plan.input.parameters[i].frozen || !touched[i] || width(i) == 0) continue;
     const int64_t of_parameter = blocks_of(plan.input, i, plan.input.parameters[i].count) * width(i);
-    if (!batch.empty() && values + of_parameter > plan::kSumBatch) {
+    if (!batch.empty() && values + of_parameter > batch_) {
       exchange(batch);
       batch.clear();
       values = 0;

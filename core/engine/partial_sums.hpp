@@ -13,8 +13,9 @@ namespace zr::host::engine {
 /// Training thread only, except partial() and totals(), which any thread may call during a pass.
 class PartialSums {
  public:
-  /// `context` outlives the object. Collective if any parameter has passes.
-  explicit PartialSums(const RankContext& context);
+  /// `context` outlives the object. batch: the most sums per exchange; more if one parameter has more. Collective if
+  /// any parameter has passes.
+  explicit PartialSums(const RankContext& context, int64_t batch = plan::kSumBatch);
   ~PartialSums();
   PartialSums(const PartialSums&) = delete;
 
@@ -41,6 +42,7 @@ class PartialSums {
   void add_blocks(uint32_t param, const double* blocks, int64_t count);
 
   const RankContext& context_;
+  const int64_t batch_;
   uint32_t passes_ = 0, pass_ = 0;
   std::vector<OwnPart> parts_;        // ascending
   std::vector<int64_t> first_total_;  // by parameter: index in totals_; -1: this rank does not update it

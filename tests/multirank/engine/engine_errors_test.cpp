@@ -81,10 +81,9 @@ TEST_F(EngineTest, RejectsPluginThatNeedsUnsupportedFeature) {
       << weights.output;
   const Result blocks = run(2, trains, "optimizer=blocks");
   EXPECT_EQ(blocks.code, 2);
-  EXPECT_NE(
-      blocks.output.find("optimizer 'blocks' with strategy 'zero0': its state 'scale' is not sharded, and Zeroth "
-                         "supports only sharded states; choose another optimizer"),
-      std::string::npos)
+  EXPECT_NE(blocks.output.find("optimizer 'blocks' with strategy 'zero0': its state 'scale' is not sharded, and Zeroth "
+                               "supports only sharded states; choose another optimizer"),
+            std::string::npos)
       << blocks.output;
 }
 
