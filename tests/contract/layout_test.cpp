@@ -22,6 +22,16 @@ std::string squeezed(const std::string& text) {
   const std::string one = std::regex_replace(text, std::regex("\\s+"), " ");
   return std::regex_replace(one, std::regex("^ | $"), "");
 }
+// std::regex would recurse once per character of a comment.
+std::string without_comments(const std::string& text) {
+  std::string kept;
+  std::size_t from = 0;
+  for (auto begin = text.find("/*"); begin != text.npos; begin = text.find("/*", from)) {
+    kept += text.substr(from, begin - from);
+    from = text.find("*/", begin) + 2;
+  }
+  return kept + text.substr(from);
+}
 std::string quoted(const std::string& text) { return std::regex_replace(text, std::regex("%"), "%%"); }
 
 /// Splits at `mark` outside of parentheses.
@@ -66,7 +76,7 @@ std::string probe() {
   for (const std::string& header : headers) {
     includes += "#include \"zr/abi/" + header + "\"\n";
     body += "puts(\"== " + header + "\");\n";
-    const std::string text = std::regex_replace(text_of(kAbi + "/" + header), std::regex(R"(/\*(.|\n)*?\*/)"), "");
+    const std::string text = without_comments(text_of(kAbi + "/" + header));
     const std::regex structure(R"(typedef struct \w+ \{([^}]*)\} (\w+);)"), enumeration(R"(enum \{([^}]*)\};)"),
         alias(R"(typedef (u?int\d+_t \w+|\w+ \(\*\w+\)[^;]*|struct \w+ \*?\w+);)");
     for (std::sregex_iterator it(text.begin(), text.end(), alias), end; it != end; ++it) {
