@@ -47,7 +47,7 @@ Configuration& Configuration::set(const std::string& path, const std::string& va
 }
 
 Configuration& Configuration::add_group(const std::vector<std::string>& match,
-                                        const std::map<std::string, double>& values) {
+                                        const std::map<std::string, double>& values, const std::string& use) {
   for (const auto& [key, value] : values)
     if (!is_bare_key(key))
       host::fail_user("zr::Configuration::add_group: '" + host::printable(key) +
@@ -55,6 +55,7 @@ Configuration& Configuration::add_group(const std::vector<std::string>& match,
   toml_ += "\n[[optimizer.groups]]\nmatch = [";
   for (std::size_t i = 0; i < match.size(); ++i) toml_ += (i ? ", " : "") + host::config::toml_text(match[i]);
   toml_ += "]\n";
+  if (!use.empty()) toml_ += "use = " + host::config::toml_text(use) + "\n";
   for (const auto& [key, value] : values) toml_ += key + " = " + host::config::toml_text(value) + "\n";
   return *this;
 }

@@ -1,4 +1,5 @@
 // zr::Engine: what a program sets from C++ instead of in the configuration, and lists.
+#include <algorithm>
 #include <cmath>
 
 #include "api/engine_state.hpp"
@@ -74,7 +75,7 @@ std::vector<std::string> Engine::slots() const {
 std::vector<GroupInfo> Engine::groups() const {
   std::vector<GroupInfo> list;
   for (const host::config::GroupConfig& group : state_->session_for("groups").config().groups()) {
-    GroupInfo info{group.match, group.lr_scale, {}};
+    GroupInfo info{group.match, group.lr_scale, {}, group.use};
     for (const host::config::Entry& entry : group.given_values) info.values.emplace_back(entry.key.name, entry.written);
     list.push_back(std::move(info));
   }

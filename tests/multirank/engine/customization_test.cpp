@@ -211,6 +211,7 @@ MULTIRANK_TEST(EngineCustomizationTest, ListsParametersSlotsAndGroups, {2}, {"st
   zr::Configuration config;
   config.set("strategy", "zero2").set("optimizer", "adamw").set("job.name", "lists");
   config.add_group({"*.bias", "1.*"}, {{"weight_decay", 0}, {"lr_scale", 0.5}});
+  config.add_group({"0.weight"}, {{"momentum", 0.9}}, "sgd");
   torch::nn::Sequential model(torch::nn::Linear(4, 3), torch::nn::Linear(3, 2));
   model->parameters()[2].requires_grad_(false);
   zr::Engine engine(zr::Program(config), *model, "lists");
@@ -218,19 +219,21 @@ MULTIRANK_TEST(EngineCustomizationTest, ListsParametersSlotsAndGroups, {2}, {"st
   ASSERT_EQ(list.size(), 4u);
   EXPECT_EQ(list[0].name, "0.weight");
   EXPECT_EQ(list[0].shape, (std::vector<int64_t>{3, 4}));
-  EXPECT_EQ(list[0].group, 0);
+  EXPECT_EQ(list[0].group, 2);
   EXPECT_EQ(list[1].name, "0.bias");
   EXPECT_EQ(list[1].group, 1);
   EXPECT_TRUE(list[1].trained);
   EXPECT_FALSE(list[2].trained);
   EXPECT_EQ(list[2].group, 1);
-  EXPECT_EQ(engine.slots(), (std::vector<std::string>{"exp_avg", "exp_avg_sq"}));
+  EXPECT_EQ(engine.slots(), (std::vector<std::string>{"momentum_buffer", "exp_avg", "exp_avg_sq"}));
   const std::vector<zr::GroupInfo> groups = engine.groups();
-  ASSERT_EQ(groups.size(), 1u);
+  ASSERT_EQ(groups.size(), 2u);
   EXPECT_EQ(groups[0].match, (std::vector<std::string>{"*.bias", "1.*"}));
   EXPECT_EQ(groups[0].lr_scale, 0.5);
   ASSERT_EQ(groups[0].values.size(), 1u);
   EXPECT_EQ(groups[0].values[0].first, "weight_decay");
+  EXPECT_EQ(groups[0].use, "");
+  EXPECT_EQ(groups[1].use, "sgd");
 }
 
 RANK_BODY(keeps_settings_in_refresh, Run) {

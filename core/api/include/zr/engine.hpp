@@ -54,6 +54,7 @@ struct GroupInfo {
   std::vector<std::string> match;                           // patterns of parameter names
   double lr_scale = 1;                                      // factor of the learning rate
   std::vector<std::pair<std::string, std::string>> values;  // keys that the group sets, with their TOML values
+  std::string use;                                          // the group's optimizer; empty: the job's
 };
 /// The result of a step; the same on all ranks.
 struct StepResult {
