@@ -211,7 +211,7 @@ MULTIRANK_TEST(EngineCustomizationTest, ListsParametersSlotsAndGroups, {2}, {"st
   zr::Configuration config;
   config.set("strategy", "zero2").set("optimizer", "adamw").set("job.name", "lists");
   config.add_group({"*.bias", "1.*"}, {{"weight_decay", 0}, {"lr_scale", 0.5}});
-  config.add_group({"0.weight"}, {{"momentum", 0.9}}, "sgd");
+  config.set("optimizer.sgd.momentum", 0.9).add_group({"0.weight"}, {{"weight_decay", 0.1}}, "sgd");
   torch::nn::Sequential model(torch::nn::Linear(4, 3), torch::nn::Linear(3, 2));
   model->parameters()[2].requires_grad_(false);
   zr::Engine engine(zr::Program(config), *model, "lists");
