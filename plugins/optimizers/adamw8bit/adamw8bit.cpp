@@ -1,22 +1,9 @@
 // AdamW whose states have 8 bits per element, with a scale per block of 256 elements (Dettmers et al. 2022).
 #include "../adamw/hyperparameters.hpp"
-#include "codes.hpp"
 #include "kernel.hpp"
 #include "zr/abi/draft/optimizer_shapes.h"
 
 namespace {
-
-CodeValues code_values() {
-  CodeValues values{};
-  for (int code = 1; code < 128; ++code) {
-    values.exp_avg[code] = static_cast<float>(codes::number(code, 1, 0));
-    values.exp_avg[code | 128] = -values.exp_avg[code];
-  }
-  values.exp_avg[128] = 1;
-  for (int code = 1; code < 255; ++code) values.exp_avg_sq[code] = static_cast<float>(codes::number(code, 2, 1));
-  values.exp_avg_sq[255] = 1;
-  return values;
-}
 
 class AdamW8Bit : public zr::Optimizer<AdamW8Bit> {
  public:
@@ -35,8 +22,7 @@ class AdamW8Bit : public zr::Optimizer<AdamW8Bit> {
       : hyperparameters_(config),
         min_elements_(config.integer("min_8bit_elements")),
         eight_bit_(ZR_CHOOSE(adamw8)),
-        fp32_(ZR_CHOOSE(adamw)),
-        values_(code_values()) {}
+        fp32_(ZR_CHOOSE(adamw)) {}
 
   void describe(const zr_param& param, zr::Description& description) const {
     if (param.count < min_elements_) {
@@ -52,9 +38,8 @@ class AdamW8Bit : public zr::Optimizer<AdamW8Bit> {
     const AdamWConstants c = hyperparameters_.constants(u);
     if (u.slice.slots[0].dtype == ZR_F32)
       return fp32_(c, {u.weight, u.grad, u.slot(0), u.slot(1), u.count, u.out, u.out_dtype, u.streams});
-    eight_bit_(c, values_,
-               {u.weight, u.grad, u.state<uint8_t>(0), u.state<uint8_t>(1), u.state<float>(2), u.state<float>(3),
-                u.count, u.out, u.out_dtype});
+    eight_bit_(c, {u.weight, u.grad, u.state<uint8_t>(0), u.state<uint8_t>(1), u.state<float>(2), u.state<float>(3),
+                   u.count, u.out, u.out_dtype});
   }
 
  private:
@@ -62,7 +47,6 @@ class AdamW8Bit : public zr::Optimizer<AdamW8Bit> {
   int64_t min_elements_;
   decltype(ZR_CHOOSE(adamw8)) eight_bit_;
   decltype(ZR_CHOOSE(adamw)) fp32_;
-  CodeValues values_;
 };
 
 }  // namespace

@@ -1,38 +1,119 @@
-// The map between numbers in [0, 1] and codes (README.md). Decade i holds numbers from 10^(i-7) to 10^(i-6). Its codes
-// are the midpoints of N 2^i equal cells; the first of them is N 2^i - Offset. Code 0 is the number 0. N = 1 and Offset
-// = 0 give 127 codes, for absolute values of exp_avg; N = 2 and Offset = 1 give 254 codes, for exp_avg_sq.
+// The map between numbers and 8-bit codes (README.md), for kernels: scalar, and for 8 elements with AVX2; both give the
+// same bits. Decade i holds ratios from 10^(i-7) to 10^(i-6) in N 2^i equal cells, whose codes begin at N 2^i - Offset;
+// code 0 is 0, and the code after the last cell is 1. N = 1, Offset = 0: absolute values of exp_avg. N = 2, Offset = 1:
+// exp_avg_sq.
 #pragma once
+
+#include <cstdint>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 #include "zr/float_cast.hpp"
 
 namespace codes {
 
 constexpr int kDecades = 7;
+constexpr float kBounds[kDecades] = {1e-6F, 1e-5F, 1e-4F, 1e-3F, 1e-2F, 1e-1F, 1.0F};  // upper bounds of the decades
 
-/// The code of `x` in [0, 1], not rounded down yet. 1 has the code after the last cell.
+/// By decade: `ratio x slope + start` is the code, `(code + Offset) x scale + base` is the midpoint of the cell. The
+/// last entry is that of the number 1.
 template <int N, int Offset>
-ZR_ALWAYS_INLINE float position(float x) {
-  constexpr float kBounds[kDecades] = {1e-6F, 1e-5F, 1e-4F, 1e-3F, 1e-2F, 1e-1F, 1.0F};
-  constexpr float kCells[kDecades] = {N, N * 2, N * 4, N * 8, N * 16, N * 32, N * 64};
-  float slope = kCells[0] / 0.9F / kBounds[0], start = kCells[0] - Offset - kCells[0] / 9;
-#pragma GCC unroll 7
-  for (int i = 1; i < kDecades; ++i) {
-    const bool above = x > kBounds[i - 1];
-    slope = above ? kCells[i] / 0.9F / kBounds[i] : slope;
-    start = above ? kCells[i] - Offset - kCells[i] / 9 : start;
-  }
-  return x * slope + start;
+struct Tables {
+  static constexpr float cells(int i) { return static_cast<float>(N * (1 << i)); }
+  static constexpr float slope(int i) { return cells(i) / 0.9F / kBounds[i]; }
+  static constexpr float start(int i) { return cells(i) - Offset - cells(i) / 9; }
+  static constexpr float scale(int i) { return 0.9F * kBounds[i] / cells(i); }
+  static constexpr float base(int i) { return kBounds[i] * (0.45F / cells(i) - 0.8F); }
+  static constexpr float kSlope[8] = {slope(0), slope(1), slope(2), slope(3), slope(4), slope(5), slope(6), 0};
+  static constexpr float kStart[8] = {start(0), start(1), start(2), start(3), start(4), start(5), start(6), 0};
+  static constexpr float kScale[8] = {scale(0), scale(1), scale(2), scale(3), scale(4), scale(5), scale(6), 0};
+  static constexpr float kBase[8] = {base(0), base(1), base(2), base(3), base(4), base(5), base(6), 1};
+};
+
+/// The code of a ratio in [0, 1].
+template <int N, int Offset>
+ZR_ALWAYS_INLINE int code_of(float ratio) {
+  int i = 0;
+  for (int bound = 0; bound + 1 < kDecades; ++bound) i += ratio > kBounds[bound];
+  return static_cast<int>(ratio * Tables<N, Offset>::kSlope[i] + Tables<N, Offset>::kStart[i]);
+}
+/// The ratio of a code.
+template <int N, int Offset>
+ZR_ALWAYS_INLINE float ratio_of(int code) {
+  if (code == 0) return 0;
+  int i = 0;
+  while (code + Offset >= 2 * N * (1 << i)) ++i;
+  return static_cast<float>(code + Offset) * Tables<N, Offset>::kScale[i] + Tables<N, Offset>::kBase[i];
 }
 
-/// The number of a code; `code` is at least 1, and below the code after the last cell.
-inline double number(int code, int n, int offset) {
-  double bound = 1e-6;
-  int cells = n;
-  while (code >= 2 * cells - offset) {
-    cells *= 2;
-    bound *= 10;
-  }
-  return bound * (0.1 + 0.9 * (code - (cells - offset) + 0.5) / cells);
+/// exp_avg: the sign in the highest bit; 128 is 1.
+ZR_ALWAYS_INLINE uint8_t signed_code(float ratio) {
+  const float size = ratio < 0 ? -ratio : ratio;
+  const int code = code_of<1, 0>(size < 1 ? size : 1.0F);
+  return static_cast<uint8_t>(ratio < 0 ? (code < 127 ? code : 127) | 128 : code);
 }
+ZR_ALWAYS_INLINE float signed_ratio(uint8_t code) {
+  const float size = ratio_of<1, 0>(code == 128 ? 128 : code & 127);
+  return code > 128 ? -size : size;
+}
+/// exp_avg_sq.
+ZR_ALWAYS_INLINE uint8_t unsigned_code(float ratio) {
+  return static_cast<uint8_t>(code_of<2, 1>(ratio < 1 ? ratio : 1.0F));
+}
+ZR_ALWAYS_INLINE float unsigned_ratio(uint8_t code) { return ratio_of<2, 1>(code); }
+
+#if defined(__AVX2__)
+constexpr int64_t kVector = 8;  // elements
+
+template <int N, int Offset>
+ZR_ALWAYS_INLINE __m256i codes_of(__m256 ratio) {
+  using T = Tables<N, Offset>;
+  __m256i i = _mm256_setzero_si256();
+  for (int bound = 0; bound + 1 < kDecades; ++bound)
+    i = _mm256_sub_epi32(i, _mm256_castps_si256(_mm256_cmp_ps(ratio, _mm256_set1_ps(kBounds[bound]), _CMP_GT_OQ)));
+  const __m256 slope = _mm256_permutevar8x32_ps(_mm256_loadu_ps(T::kSlope), i),
+               start = _mm256_permutevar8x32_ps(_mm256_loadu_ps(T::kStart), i);
+  return _mm256_cvttps_epi32(_mm256_add_ps(_mm256_mul_ps(ratio, slope), start));
+}
+template <int N, int Offset>
+ZR_ALWAYS_INLINE __m256 ratios_of(__m256i code) {
+  using T = Tables<N, Offset>;
+  const __m256 position = _mm256_cvtepi32_ps(_mm256_add_epi32(code, _mm256_set1_epi32(Offset)));
+  const __m256i exponent = _mm256_srli_epi32(_mm256_castps_si256(position), 23);
+  const __m256i i = _mm256_sub_epi32(exponent, _mm256_set1_epi32(127 + (N - 1)));  // log2(position / N), N = 1 or 2
+  const __m256 scale = _mm256_permutevar8x32_ps(_mm256_loadu_ps(T::kScale), i),
+               base = _mm256_permutevar8x32_ps(_mm256_loadu_ps(T::kBase), i);
+  const __m256 ratio = _mm256_add_ps(_mm256_mul_ps(position, scale), base);
+  const __m256i zero = _mm256_cmpeq_epi32(code, _mm256_setzero_si256());
+  return _mm256_andnot_ps(_mm256_castsi256_ps(zero), ratio);
+}
+ZR_ALWAYS_INLINE __m256i load(const uint8_t* codes) {
+  return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes)));
+}
+ZR_ALWAYS_INLINE void store(__m256i code, uint8_t* to) {
+  const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(code), _mm256_extracti128_si256(code, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packus_epi16(words, words));
+}
+ZR_ALWAYS_INLINE __m256i signed_codes(__m256 ratio) {
+  const __m256 sign = _mm256_set1_ps(-0.0F), one = _mm256_set1_ps(1);
+  const __m256i code = codes_of<1, 0>(_mm256_min_ps(_mm256_andnot_ps(sign, ratio), one));
+  const __m256i negative = _mm256_or_si256(_mm256_min_epi32(code, _mm256_set1_epi32(127)), _mm256_set1_epi32(128));
+  const __m256 below = _mm256_cmp_ps(ratio, _mm256_setzero_ps(), _CMP_LT_OQ);
+  return _mm256_blendv_epi8(code, negative, _mm256_castps_si256(below));
+}
+ZR_ALWAYS_INLINE __m256 signed_ratios(__m256i code) {
+  const __m256i one = _mm256_cmpeq_epi32(code, _mm256_set1_epi32(128));
+  const __m256i size =
+      _mm256_or_si256(_mm256_and_si256(code, _mm256_set1_epi32(127)), _mm256_and_si256(one, _mm256_set1_epi32(128)));
+  const __m256i negative = _mm256_cmpgt_epi32(code, _mm256_set1_epi32(128));
+  const __m256 sign = _mm256_and_ps(_mm256_castsi256_ps(negative), _mm256_set1_ps(-0.0F));
+  return _mm256_xor_ps(ratios_of<1, 0>(size), sign);
+}
+ZR_ALWAYS_INLINE __m256i unsigned_codes(__m256 ratio) {
+  return codes_of<2, 1>(_mm256_min_ps(ratio, _mm256_set1_ps(1)));
+}
+ZR_ALWAYS_INLINE __m256 unsigned_ratios(__m256i code) { return ratios_of<2, 1>(code); }
+#endif
 
 }  // namespace codes

@@ -7,11 +7,6 @@
 
 constexpr int64_t kStateBlock = 256;  // elements that share a scale
 
-// The values of all codes, in [-1, 1] and [0, 1].
-struct CodeValues {
-  float exp_avg[256], exp_avg_sq[256];
-};
-
 struct AdamW8Run {
   float* weight;  // the fp32 master weight
   const float* grad;
@@ -24,4 +19,4 @@ struct AdamW8Run {
   zr_dtype out_dtype;
 };
 
-ZR_KERNEL(void adamw8(const AdamWConstants& constants, const CodeValues& values, const AdamW8Run& run))
+ZR_KERNEL(void adamw8(const AdamWConstants& constants, const AdamW8Run& run))
