@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <map>
 
 #include "base/error.hpp"
@@ -10,6 +11,10 @@
 #include "control/call_mismatch.hpp"
 
 namespace zr::host::engine {
+
+namespace {
+constexpr uintptr_t kLine = 64;  // bytes
+}
 
 WeightFlow::WeightFlow(const StepContext& context, ShardedState& state)
     : context_(context),
@@ -110,11 +115,14 @@ void WeightFlow::begin_use(const uint32_t* params, uint32_t n, uint32_t phase) {
       if (const std::string problem = host_view_problem("the weight", gathered[i]); !problem.empty())
         fail_internal(fmt::format("{} for '{}': {}: this is a bug in the plug-in", strategy_.call_text("acquire"),
                                   parameter.name, problem));
-      if (gathered[i].count != parameter.count || gathered[i].dtype != plan_.input.weight_dtype || !gathered[i].data)
+      // Libraries may choose other kernels, with other roundings, for another alignment.
+      const bool aligned = parameter.count == 0 || reinterpret_cast<uintptr_t>(gathered[i].data) % kLine == 0;
+      if (gathered[i].count != parameter.count || gathered[i].dtype != plan_.input.weight_dtype || !gathered[i].data ||
+          !aligned)
         fail_internal(
             fmt::format("{} returned an invalid view for '{}': it must have {} elements (it has {}), the dtype of the "
-                        "weights, and memory; this is a bug in the plug-in",
-                        strategy_.call_text("acquire"), parameter.name, parameter.count, gathered[i].count));
+                        "weights, and memory at a multiple of {} bytes; this is a bug in the plug-in",
+                        strategy_.call_text("acquire"), parameter.name, parameter.count, gathered[i].count, kLine));
       memory_[absent[i]] = gathered[i].data;
       gathered_in_[absent[i]] = phase;
       model_.attach(absent[i], gathered[i].data);
