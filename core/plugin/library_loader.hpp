@@ -12,8 +12,6 @@
 
 namespace zr::host::plugin {
 
-inline constexpr Role kRoles[] = {Role::strategy, Role::communicator, Role::optimizer, Role::offload};
-
 /// The data tags of a file, read before any of its code runs.
 struct Tags {
   std::string rejection;  // "" if the file may be loaded

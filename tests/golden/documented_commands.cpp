@@ -94,6 +94,8 @@ const std::map<std::string, Try> kTries{
      {"for i in 2 4; do {bin}/zeroth train --resume" + kQuick +
           " train.steps=$i job.threads=1 checkpoint.dir=c checkpoint.every=2; done",
       "step 2 loaded[^]*step 4/4"}},
+    {"zeroth new ROLE ID DIR",
+     {"{bin}/zeroth new optimizer acme.lion lion && ls lion", "lion; its README\\.md[^]*plugin\\.cpp"}},
     {"zeroth verify DIR", {kSaved + "{bin}/zeroth verify c && {bin}/zeroth show c", "step-00000002: intact, step 2"}},
     {"zeroth export DIR OUT.safetensors",
      {kSaved + "{bin}/zeroth export c out.safetensors --dtype bf16 && head -c 200 out.safetensors",

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "zr/base.hpp"
+#include "zr/multiply_add.h"
 
 #pragma GCC visibility push(hidden)
 namespace zr {
@@ -160,6 +161,7 @@ constexpr std::array<const zr_component*, N> pointers_to(const zr_component (&li
 /// once, at namespace scope.
 #define ZR_MODULE(NAME, VENDOR, VERSION, ...)                                                                   \
   ZR_TAG(ZR_ABI_TAG);                                                                                           \
+  ZR_MULTIPLY_ADD_TAG;                                                                                          \
   static constexpr zr_component zr_components[] = {__VA_ARGS__};                                                \
   static constexpr auto zr_component_list =                                                                     \
       zr::pointers_to(zr_components, std::make_index_sequence<sizeof zr_components / sizeof *zr_components>()); \
