@@ -188,7 +188,7 @@ const std::map<std::string, Try> kTries{
     {"$HOME/zeroth/bin/zeroth train job.toml", in_file(kPackage, "/bin/zeroth train \\$\\{page\\}/job\\.toml")},
     {"make docs", make("docs", "\\.ci/setup docs[^]*\\.ci/docs")},
     {"pkg-config zeroth", in_file(kPackage, "--cflags --libs zeroth")},
-    {"pkg-config --cflags zeroth-sdk", in_file(kPackage, "\\$\\{pc\\} --cflags zeroth-sdk")},
+    {"pkg-config --cflags --libs zeroth-sdk", in_file(kPackage, "\\$\\{pc\\} --cflags --libs zeroth-sdk")},
     {"pkg-config --cflags --libs zeroth",
      in_file(kPackage, "--define-variable=torch_root=\\$\\{TORCH\\} --cflags --libs zeroth")},
     {"export ZR_PLUGIN_PATH=$PWD/build/plugins",

@@ -1,5 +1,6 @@
 /* Optional help for plug-ins in C11: the module and its tags, errors, output structs, element sizes, rounding to bf16
- * and fp16. It is compiled into each plug-in and is not part of the ABI. Plug-ins in C++ use zr/<role>.hpp. */
+ * and fp16. It is compiled into each plug-in and is not part of the ABI. Plug-ins in C++ use zr/optimizer.hpp and the
+ * headers of the other roles. */
 #ifndef ZR_C_H
 #define ZR_C_H
 #include <stdarg.h>
@@ -26,8 +27,9 @@
   ZR_STATIC_ASSERT(sizeof(ID) > 1, "a component has an id")
 
 /* Writes a failure to *error and returns its code. native: errno, a library's own code, or 0. */
-__attribute__((format(printf, 4, 5))) static inline zr_code zr_fail(zr_error* error, zr_code code, int64_t native,
-                                                                    const char* format, ...) {
+static inline zr_code zr_fail(zr_error* error, zr_code code, int64_t native, const char* format, ...)
+    __attribute__((format(printf, 4, 5)));
+static inline zr_code zr_fail(zr_error* error, zr_code code, int64_t native, const char* format, ...) {
   va_list arguments;
   va_start(arguments, format);
   vsnprintf(error->msg, sizeof error->msg, format, arguments);
@@ -37,8 +39,8 @@ __attribute__((format(printf, 4, 5))) static inline zr_code zr_fail(zr_error* er
   return code;
 }
 
-/* Resolves the completion `done` with success, unless it is NULL, and returns ZR_OK: for functions that have done all of
- * their work when they return. */
+/* Resolves the completion `done` with success, unless it is NULL, and returns ZR_OK: for functions that have done all
+ * of their work when they return. */
 static inline zr_code zr_complete(const zr_host* host, zr_done* done) {
   if (done) ((const zr_async_service*)host->service(host, "zr.host.async/1"))->done_resolve(done, ZR_OK, 0, NULL);
   return ZR_OK;

@@ -7,6 +7,7 @@
 typedef float (*zr_multiply_add)(float a, float b, float c);
 
 #ifdef __cplusplus
+/* Part of ZR_MULTIPLY_ADD_TAG. */
 #define ZR_MULTIPLY_ADD_LINKAGE extern "C"
 #else
 /* Part of ZR_MULTIPLY_ADD_TAG. */
