@@ -35,9 +35,10 @@ std::string_view role_of(const Component& component);
 struct PluginValidation {
   std::filesystem::path file;
   bool accepted = false;
-  std::string reason;                 // if not accepted: the problem and the remedy
-  std::vector<Component> components;  // if accepted
-  std::string hint{};                 // if it is found by its absolute path only: why, and the remedy
+  std::string reason;                   // if not accepted: the problem and the remedy
+  std::vector<Component> components;    // if accepted
+  std::string hint{};                   // if it is found by its absolute path only: why, and the remedy
+  std::vector<std::string> warnings{};  // if accepted: flags with which it should not be built, and the remedy
 };
 
 /// From now on, a child process loads each library before this process does, so that a library that crashes, exits or
