@@ -3,13 +3,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <map>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/text.hpp"
-#include "config/config.hpp"
 #include "plugin/plugin.hpp"
 
 namespace zr::host::cli {

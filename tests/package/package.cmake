@@ -36,6 +36,7 @@ foreach(file share/doc/zeroth/LICENSE share/doc/zeroth/README.md share/doc/zerot
         share/doc/zeroth/CHANGELOG.md
         share/doc/zeroth/sdk/README.md share/doc/zeroth/sdk/CHANGELOG.md share/zeroth/examples/quickstart/quickstart.cpp
         share/zeroth/examples/gpt/gpt.toml share/zeroth/examples/torchscript/CMakeLists.txt
+        share/zeroth/template/CMakeLists.txt share/zeroth/template/gitignore share/zeroth/template/offload/c/plugin.c
         lib/pkgconfig/zeroth.pc lib/pkgconfig/zeroth-sdk.pc)
   if(NOT EXISTS ${prefix}/${file})
     message(FATAL_ERROR "${file} is not installed")
@@ -143,6 +144,21 @@ must(${CMAKE_COMMAND} --build ${page}/build)
 must(${prefix}/bin/zeroth plugins ${page}/build/plugins/zr_optimizer_descent.so)
 must_say("descent")
 include(${SOURCE}/tests/package/plugins.cmake)
+
+# CUDA sources; nvcc only compiles here.
+set(cuda ${cmake} -DCMAKE_PREFIX_PATH=${SCRATCH}/sdk -S ${SOURCE}/tests/package/cuda -B)
+must_fail("zr_add_plugin(cuda): kernel.cu is a CUDA file, but the project does not enable this language: add CUDA to \
+project(... LANGUAGES ...)" ${cuda} ${SCRATCH}/cuda_language -DCUDA=OFF -DSOURCES=kernel.cu)
+find_program(nvcc nvcc)
+if(nvcc)
+  must_fail("has a CUDA file, but KERNELS are compiled once per instruction set of the CPU"
+            ${cuda} ${SCRATCH}/cuda_kernels -DCUDA=ON -DKERNELS=kernel.cu)
+  must(${cuda} ${SCRATCH}/cuda -DCUDA=ON -DSOURCES=kernel.cu)
+  must(${CMAKE_COMMAND} --build ${SCRATCH}/cuda)
+  must(${prefix}/bin/zeroth plugins ${SCRATCH}/cuda/plugins/zr_optimizer_acme.cuda.so)
+  must_say("optimizer 'acme.cuda'")
+  must_not_say("warning")
+endif()
 must_fail("was installed without its engine"  ${cmake} -DCMAKE_PREFIX_PATH=${SCRATCH}/sdk -DTORCH_ROOT=${TORCH}
           -S ${SOURCE}/examples/quickstart -B ${SCRATCH}/sdk_alone)
 find_program(pkg_config pkg-config REQUIRED)
