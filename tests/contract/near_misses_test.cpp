@@ -108,6 +108,13 @@ TEST_P(NearMissTest, NamesWhatAnOptimizerLacks) { expect_rejected(optimizers());
 
 TEST_P(NearMissTest, NamesWhatOtherRolesLack) { expect_rejected(other_roles()); }
 
+TEST_P(NearMissTest, PointsToCWithoutExceptions) {
+  const Outcome outcome = compile(std::string(GetParam()) + " -fno-exceptions", optimizer(kUpdate));
+  EXPECT_NE(outcome.code, 0);
+  EXPECT_NE(outcome.output.find("needs exceptions; without them, write the plug-in in C"), std::string::npos)
+      << outcome.output;
+}
+
 // Also outside of an anonymous namespace, without -fvisibility=hidden.
 TEST_P(NearMissTest, AcceptsCompleteClassesWithoutWarnings) {
   const std::string update = kUpdate;
