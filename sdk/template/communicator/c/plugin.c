@@ -86,13 +86,17 @@ static zr_code connect_to(mesh* me, const zr_store_service* store, const char* p
 }
 
 static zr_code accept_one(mesh* me, int listener, zr_error* error) {
-  struct pollfd waiting = {listener, POLLIN, 0};
-  if (poll(&waiting, 1, connect_milliseconds) == 0)
-    return zr_fail(error, ZR_TIMEOUT, 0, "a rank did not connect in 60 seconds");
-  const int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+  int fd = -1;
+  do { /* other users are turned away */
+    struct pollfd waiting = {listener, POLLIN, 0};
+    if (fd >= 0) close(fd);
+    if (poll(&waiting, 1, connect_milliseconds) == 0)
+      return zr_fail(error, ZR_TIMEOUT, 0, "a rank did not connect in 60 seconds");
+    fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+  } while (fd >= 0 && !is_own(fd));
   int32_t peer = -1;
-  if (fd >= 0 && is_own(fd) && recv(fd, &peer, sizeof peer, MSG_WAITALL) == sizeof peer && peer > me->rank &&
-      peer < me->world && me->sockets[peer] < 0) {
+  if (fd >= 0 && recv(fd, &peer, sizeof peer, MSG_WAITALL) == sizeof peer && peer > me->rank && peer < me->world &&
+      me->sockets[peer] < 0) {
     me->sockets[peer] = fd;
     return ZR_OK;
   }
@@ -174,8 +178,10 @@ static zr_code exchange(mesh* me, zr_error* error) {
     }
     if (!busy) return ZR_OK;
     me->waiting[me->world] = (struct pollfd){me->aborted, POLLIN, 0};
-    if (poll(me->waiting, (nfds_t)me->world + 1, -1) < 0 && errno != EINTR)
-      return zr_fail(error, ZR_COMM, errno, "poll: %s", strerror(errno));
+    if (poll(me->waiting, (nfds_t)me->world + 1, -1) < 0) {
+      if (errno != EINTR) return zr_fail(error, ZR_COMM, errno, "poll: %s", strerror(errno));
+      continue;
+    }
     if (me->waiting[me->world].revents) return zr_fail(error, ZR_CANCELLED, 0, "the communicator was aborted");
     for (int32_t r = 0; r < me->world; ++r) {
       const zr_code code = me->waiting[r].revents ? move(r, me->sockets[r], &me->left[r], error) : ZR_OK;

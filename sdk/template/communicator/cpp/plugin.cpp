@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "zr/communicator.hpp"
@@ -40,11 +41,10 @@ class File {  // an open file descriptor
 }
 
 // A socket in the abstract namespace is open to every user of the machine.
-void check_owner(int peer) {
+bool is_own(int peer) {
   ucred user{};
   socklen_t bytes = sizeof user;
-  if (::getsockopt(peer, SOL_SOCKET, SO_PEERCRED, &user, &bytes) != 0 || user.uid != ::geteuid())
-    fail(ZR_COMM, "the socket of a peer belongs to another user", 0);
+  return ::getsockopt(peer, SOL_SOCKET, SO_PEERCRED, &user, &bytes) == 0 && user.uid == ::geteuid();
 }
 
 // A collective that is under way: the bytes of each rank that are left to send and to receive.
@@ -98,17 +98,19 @@ class Mesh {
       if (socket < 0 || ::connect(socket, reinterpret_cast<sockaddr*>(&address), static_cast<socklen_t>(bytes)) != 0 ||
           ::send(socket, &rank_, sizeof rank_, MSG_NOSIGNAL) != sizeof rank_)
         fail(ZR_COMM, "cannot connect to rank " + std::to_string(peer));
-      check_owner(socket);
+      if (!is_own(socket)) fail(ZR_COMM, "the socket of rank " + std::to_string(peer) + " has another owner", 0);
       peers_[static_cast<std::size_t>(peer)] = std::move(socket);
     }
     for (int32_t n = rank_ + 1; n < how.world; ++n) accept_one(listener);
   }
   void accept_one(int listener) {
-    pollfd waiting{listener, POLLIN, 0};
-    if (::poll(&waiting, 1, kConnectMilliseconds) == 0) fail(ZR_TIMEOUT, "a rank did not connect in 60 seconds", 0);
-    File socket(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
-    if (socket < 0) fail(ZR_COMM, "cannot accept a rank");
-    check_owner(socket);
+    File socket;
+    do {
+      pollfd waiting{listener, POLLIN, 0};
+      if (::poll(&waiting, 1, kConnectMilliseconds) == 0) fail(ZR_TIMEOUT, "a rank did not connect in 60 seconds", 0);
+      socket = File(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
+      if (socket < 0) fail(ZR_COMM, "cannot accept a rank");
+    } while (!is_own(socket));  // other users are turned away
     int32_t peer = -1;
     if (::recv(socket, &peer, sizeof peer, MSG_WAITALL) != sizeof peer || peer <= rank_ ||
         static_cast<std::size_t>(peer) >= peers_.size())
@@ -136,14 +138,18 @@ class Mesh {
   // Waits until a socket is ready and moves what it takes. False: nothing is left.
   bool advance(Exchange& exchange) {
     std::vector<pollfd> waiting{{aborted_, POLLIN, 0}};
+    bool busy = false;
     for (std::size_t r = 0; r < peers_.size(); ++r) {
       const Exchange::Left& left = exchange.left[r];
       const int events = (left.out_bytes ? POLLOUT : 0) | (left.in_bytes ? POLLIN : 0);
       waiting.push_back({events ? static_cast<int>(peers_[r]) : -1, static_cast<short>(events), 0});
-      if (events) waiting[0].revents = 1;
+      busy = busy || events;
     }
-    if (!waiting[0].revents) return false;
-    if (::poll(waiting.data(), waiting.size(), -1) < 0 && errno != EINTR) fail(ZR_COMM, "poll");
+    if (!busy) return false;
+    if (::poll(waiting.data(), waiting.size(), -1) < 0) {
+      if (errno != EINTR) fail(ZR_COMM, "poll");
+      return true;
+    }
     if (waiting[0].revents) throw zr::PluginError(ZR_CANCELLED, "the communicator was aborted");
     for (std::size_t r = 0; r < peers_.size(); ++r)
       if (waiting[r + 1].revents) transfer(static_cast<int32_t>(r), peers_[r], exchange.left[r]);
