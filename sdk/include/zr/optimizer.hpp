@@ -31,6 +31,8 @@
 
 #include <algorithm>
 #include <deque>
+#include <string_view>
+#include <vector>
 
 #include "zr/abi/optimizer.h"
 #include "zr/component.hpp"
@@ -103,6 +105,31 @@ class OptimizerLayer {
       (has_slots<D> || !(has_slot_array<D> || has_states_array<D> || has_n_slots<D>)) &&
       (!has_gradients<D> || is_defined<LocalGradientsLayer<D>>)&&has_save_globals<D> == has_load_global<D> &&
       (!has_save_globals<D> || is_defined<GlobalsLayer<D>>);
+  /// The component's extension tables, by id.
+  static const void* extension(const char* id) noexcept {
+    if constexpr (has_gradients<D> && is_defined<LocalGradientsLayer<D>>)
+      if (std::strcmp(id, LocalGradientsLayer<D>::id) == 0) return &LocalGradientsLayer<D>::api;
+    if constexpr (has_save_globals<D> && is_defined<GlobalsLayer<D>>)
+      if (std::strcmp(id, GlobalsLayer<D>::id) == 0) return &GlobalsLayer<D>::api;
+    (void)id;
+    return nullptr;
+  }
+  /// The object of group 0, which has the state that belongs to no parameter.
+  static D& first_group(void* self) { return static_cast<OptimizerLayer*>(self)->groups_[0]; }
+
+  // One sentence for each requirement that the author's class does not meet.
+  static constexpr void check_class() {
+    static_assert(slots_are_array<D>(), "slots is an array: static constexpr zr_slot slots[] = {...};");
+    static_assert(can_update<D>, "an optimizer has the public method: void update(const zr::Update&) const");
+    static_assert(has_slots<D> || !(has_slot_array<D> || has_states_array<D>),
+                  "the array of an optimizer's states is named `slots`");
+    static_assert(!has_n_slots<D> || has_slots<D>, "an optimizer with n_slots() has the array `slots`");
+    static_assert(!has_gradients<D> || is_defined<LocalGradientsLayer<D>>, "gradients() needs zr/local_gradients.hpp");
+    static_assert(has_save_globals<D> == has_load_global<D>,
+                  "an optimizer has both save_globals and load_global, or neither");
+    static_assert(!has_save_globals<D> || is_defined<GlobalsLayer<D>>, "save_globals() needs zr/optimizer_globals.hpp");
+  }
+
   OptimizerLayer(const Config& config, const Host& host) : host_(host) {
     const long bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
     if (bytes > 0) cache_bytes_ = bytes;
@@ -112,9 +139,9 @@ class OptimizerLayer {
   static zr_code describe(void* self, const zr_param*, zr_optimizer_desc* out, zr_error* error) noexcept {
     return guard(error, [&] {
       zr_optimizer_desc desc{};
+      if constexpr (has_needs<D>) desc.needs = D::needs;
       desc.granularity = granularity();
       desc.device_types = kCpuOnly;
-      if constexpr (has_needs<D>) desc.needs = D::needs;
       if constexpr (has_slots<D>) {
         desc.slots = D::slots;
         desc.n_slots = std::extent_v<decltype(D::slots)>;
@@ -146,31 +173,6 @@ class OptimizerLayer {
     });
   }
   static constexpr zr_optimizer_api api{sizeof(zr_optimizer_api), 0, add_group, describe, step};
-
-  /// The component's extension tables, by id.
-  static const void* extension(const char* id) noexcept {
-    if constexpr (has_gradients<D> && is_defined<LocalGradientsLayer<D>>)
-      if (std::strcmp(id, LocalGradientsLayer<D>::id) == 0) return &LocalGradientsLayer<D>::api;
-    if constexpr (has_save_globals<D> && is_defined<GlobalsLayer<D>>)
-      if (std::strcmp(id, GlobalsLayer<D>::id) == 0) return &GlobalsLayer<D>::api;
-    (void)id;
-    return nullptr;
-  }
-  /// The object of group 0, which has the state that belongs to no parameter.
-  static D& first_group(void* self) { return static_cast<OptimizerLayer*>(self)->groups_[0]; }
-
-  // One sentence for each requirement that the author's class does not meet.
-  static constexpr void check_class() {
-    static_assert(slots_are_array<D>(), "slots is an array: static constexpr zr_slot slots[] = {...};");
-    static_assert(can_update<D>, "an optimizer has the public method: void update(const zr::Update&) const");
-    static_assert(has_slots<D> || !(has_slot_array<D> || has_states_array<D>),
-                  "the array of an optimizer's states is named `slots`");
-    static_assert(!has_n_slots<D> || has_slots<D>, "an optimizer with n_slots() has the array `slots`");
-    static_assert(!has_gradients<D> || is_defined<LocalGradientsLayer<D>>, "gradients() needs zr/local_gradients.hpp");
-    static_assert(has_save_globals<D> == has_load_global<D>,
-                  "an optimizer has both save_globals and load_global, or neither");
-    static_assert(!has_save_globals<D> || is_defined<GlobalsLayer<D>>, "save_globals() needs zr/optimizer_globals.hpp");
-  }
 
  private:
   void add(const Config& config) {
@@ -240,12 +242,12 @@ class OptimizerLayer {
 };
 
 /// Base class of an author's optimizer, which has the hyperparameters of one group, and update(). Optional static
-/// members: keys, slots, granularity (ZR_ROWWISE, ...; default elementwise), rounds, needs (ZR_OPT_NEEDS_*),
-/// `const void* extension(const char* id) noexcept`, `void startup()`, `void shutdown() noexcept`. Optional method:
-/// `uint32_t n_slots() const`, the number of slots that the configuration of group 0 needs. zr/local_gradients.hpp and
-/// zr/optimizer_globals.hpp have more.
+/// members: keys, slots, granularity (ZR_ROWWISE, ...; default elementwise), rounds. Optional method:
+/// `uint32_t n_slots() const`, the number of slots that the configuration of group 0 needs.
 template <class D>
 struct ZR_EXPORT Optimizer {
+  // Further static members: needs (ZR_OPT_NEEDS_*), `const void* extension(const char* id) noexcept`, `void startup()`,
+  // `void shutdown() noexcept`. zr/local_gradients.hpp and zr/optimizer_globals.hpp have further methods.
   using Layer = OptimizerLayer<D>;
 };
 
