@@ -11,7 +11,7 @@ namespace zr::host::cli {
 using Arguments = std::vector<std::string>;
 
 /// The positional arguments of a command, for shell completion.
-enum class Words { none, job, job_and_keys, plugin, checkpoint, shell };
+enum class Words { none, job, job_and_keys, plugin, checkpoint, role_and_folder, shell };
 
 struct Parsed;
 

@@ -1,6 +1,7 @@
 #include "cli/commands.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <boost/program_options.hpp>
@@ -19,6 +20,7 @@
 #include "cli/explain_key.hpp"
 #include "cli/job_file.hpp"
 #include "cli/launch.hpp"
+#include "cli/new_command.hpp"
 #include "cli/plan_command.hpp"
 #include "cli/trainer.hpp"
 #include "cli/tune_command.hpp"
@@ -265,9 +267,25 @@ int launch_program(const Command& command, const Parsed& parsed) {
   return launch(options);
 }
 
+po::options_description new_options() {
+  po::options_description options("options");
+  options.add_options()("c", "write it in C11 instead of C++17");
+  return options;
+}
+
+int new_project(const Command& command, const Parsed& parsed) {
+  if (parsed.words.size() != 3) fail_usage(command, "give the role, the id and the folder");
+  const NewProject project{parsed.words[0], parsed.words[1], parsed.words[2], parsed.has("c")};
+  const std::vector<std::string> files = write_project(project, bin_folder());
+  std::cout << fmt::format("wrote {} to {}; its README.md has the commands that build it and train with it\n",
+                           fmt::join(files, ", "), printable(project.folder));
+  return 0;
+}
+
 int complete(const Command& command, const Parsed& parsed);
 
-constexpr const char *kRun = "train", *kPlan = "plan and configure", *kCheckpoints = "checkpoints", *kShell = "shell";
+constexpr const char *kRun = "train", *kPlan = "plan and configure", *kCheckpoints = "checkpoints",
+                     *kAuthors = "write plug-ins", *kShell = "shell";
 
 constexpr Command kCommands[] = {
     {kRun, "train", "train [--resume] FILE.toml [table.key=value ...]",
@@ -298,6 +316,9 @@ constexpr Command kCommands[] = {
      "Writes a checkpoint's weights to OUT.safetensors, or to several files in the folder OUT.",
      "zeroth export checkpoints weights.safetensors --dtype bf16", Words::checkpoint, false, export_options,
      export_model},
+    {kAuthors, "new", "new ROLE ID DIR [--c]",
+     "Writes a project that builds a strategy, communicator, optimizer or offload plug-in and trains with it.",
+     "zeroth new optimizer acme.lion lion", Words::role_and_folder, false, new_options, new_project},
     {kShell, "completion", "completion bash", "Prints the script that completes command lines of zeroth in bash.",
      "source <(zeroth completion bash)", Words::shell, true, nullptr, complete},
 };

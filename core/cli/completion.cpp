@@ -77,6 +77,16 @@ std::vector<std::string> values_of_option(const std::string& name) {
   return {};
 }
 
+// Of `zeroth new ROLE ID DIR`: `words` are the words before the one to complete, with the command's name.
+std::vector<std::string> words_of_new(const Arguments& words) {
+  const auto position =
+      std::count_if(words.begin(), words.end(), [](const auto& word) { return word.rfind("-", 0) != 0; });
+  std::vector<std::string> roles;
+  for (const plugin::Role role : plugin::kRoles) roles.emplace_back(plugin::name_of(role));
+  if (position == 1) return roles;
+  return position == 3 ? std::vector<std::string>{kFolders} : std::vector<std::string>{};
+}
+
 std::vector<std::string> positional(const Command& command, const Arguments& words) {
   const std::string& word = words.back();
   const auto toml = std::find_if(words.begin(), words.end() - 1, is_toml);
@@ -85,6 +95,7 @@ std::vector<std::string> positional(const Command& command, const Arguments& wor
     case Words::none: return {};
     case Words::plugin: return {":files *.so"};
     case Words::checkpoint: return {kFolders};
+    case Words::role_and_folder: return words_of_new({words.begin(), words.end() - 1});
     case Words::shell: return {"bash"};
     case Words::job:
     case Words::job_and_keys: break;

@@ -135,6 +135,7 @@ std::string list_text(const std::vector<plugin::PluginValidation>& validations) 
   for (const plugin::PluginValidation& one : validations) {
     for (const plugin::Component& component : one.components) accepted += plugin_text(component);
     if (!one.hint.empty()) accepted += fmt::format("  found by its absolute path only: {}\n", one.hint);
+    for (const std::string& warning : one.warnings) accepted += fmt::format("  warning: {}\n", warning);
     if (!one.accepted) rejected += fmt::format("rejected: {}\n    {}\n", printable(one.file.string()), one.reason);
   }
   return accepted + rejected;

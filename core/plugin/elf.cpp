@@ -8,7 +8,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <string_view>
+#include <utility>
 
 namespace zr::host::plugin {
 
@@ -67,32 +71,75 @@ bool native(const Elf64_Ehdr& head) {
          head.e_ident[EI_DATA] == ELFDATA2LSB && head.e_machine == machine && head.e_type == ET_DYN;
 }
 
-}  // namespace
-
-std::optional<std::vector<std::string>> exported_symbols(const std::filesystem::path& file,
-                                                         const std::string& section) {
-  const Image image(file);
+// The sections of a library.
+struct Sections {
+  std::optional<Elf64_Shdr> symbols, strings;  // the dynamic symbols and their names
+  uint64_t index = 0;                          // of the section with the given name; 0 is never a section's index
+};
+// nullopt if it is not a library of this machine, or if its tables exceed the file.
+std::optional<Sections> sections_of(const Image& image, const std::string& name) {
   const auto head = image.at<Elf64_Ehdr>(0);
   if (!head || !native(*head)) return {};
   const auto header = [&](uint64_t i) { return image.at<Elf64_Shdr>(head->e_shoff + i * sizeof(Elf64_Shdr)); };
   const auto names = header(head->e_shstrndx);
   if (!names) return {};
-  std::optional<Elf64_Shdr> symbols;
-  uint64_t section_index = 0;  // 0 is never a section's index
+  Sections sections;
   for (uint64_t i = 1; i < head->e_shnum; ++i) {
-    const auto section_header = header(i);
-    if (!section_header) return {};
-    if (section_header->sh_type == SHT_DYNSYM) symbols = section_header;
-    if (image.text(*names, section_header->sh_name) == section) section_index = i;
+    const auto section = header(i);
+    if (!section) return {};
+    if (section->sh_type == SHT_DYNSYM) sections.symbols = section;
+    if (image.text(*names, section->sh_name) == name) sections.index = i;
   }
+  if (sections.symbols) sections.strings = header(sections.symbols->sh_link);
+  if (!sections.strings) sections.symbols.reset();
+  return sections;
+}
+
+// Calls fn(symbol, name) for each dynamic symbol. False if the table exceeds the file.
+template <class Fn>
+bool for_each_symbol(const Image& image, const Sections& sections, Fn&& fn) {
+  if (!sections.symbols) return true;
+  for (uint64_t at = 0; at + sizeof(Elf64_Sym) <= sections.symbols->sh_size; at += sizeof(Elf64_Sym)) {
+    const auto symbol = image.at<Elf64_Sym>(sections.symbols->sh_offset + at);
+    if (!symbol) return false;
+    fn(*symbol, image.text(*sections.strings, symbol->st_name));
+  }
+  return true;
+}
+
+// Symbols that linkers define in every library.
+bool is_of_linker(const std::string& name) {
+  static constexpr std::string_view kNames[] = {"_init", "_fini", "_edata", "_end", "__bss_start"};
+  return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
+}
+
+}  // namespace
+
+std::optional<std::vector<std::string>> exported_symbols(const std::filesystem::path& file,
+                                                         const std::string& section) {
+  const Image image(file);
+  const auto sections = sections_of(image, section);
+  if (!sections) return {};
   std::vector<std::string> found;
-  const auto strings = symbols ? header(symbols->sh_link) : std::nullopt;
-  if (!strings || section_index == 0) return found;
-  for (uint64_t at = 0; at + sizeof(Elf64_Sym) <= symbols->sh_size; at += sizeof(Elf64_Sym)) {
-    const auto symbol = image.at<Elf64_Sym>(symbols->sh_offset + at);
-    if (!symbol) return {};
-    if (symbol->st_shndx == section_index) found.push_back(image.text(*strings, symbol->st_name));
-  }
+  if (sections->index == 0) return found;
+  const bool complete = for_each_symbol(image, *sections, [&](const Elf64_Sym& symbol, std::string name) {
+    if (symbol.st_shndx == sections->index) found.push_back(std::move(name));
+  });
+  return complete ? std::optional(found) : std::nullopt;
+}
+
+std::vector<ExportedSymbol> all_exports(const std::filesystem::path& file) {
+  const Image image(file);
+  const auto sections = sections_of(image, "");
+  std::vector<ExportedSymbol> found;
+  if (!sections) return found;
+  for_each_symbol(image, *sections, [&](const Elf64_Sym& symbol, std::string name) {
+    const unsigned bind = ELF64_ST_BIND(symbol.st_info), visibility = ELF64_ST_VISIBILITY(symbol.st_other);
+    const bool defined = symbol.st_shndx != SHN_UNDEF && symbol.st_shndx != SHN_ABS;
+    const bool exported = bind == STB_GLOBAL || bind == STB_WEAK || bind == STB_GNU_UNIQUE;
+    if (defined && exported && (visibility == STV_DEFAULT || visibility == STV_PROTECTED) && !is_of_linker(name))
+      found.push_back({std::move(name), bind == STB_GNU_UNIQUE});
+  });
   return found;
 }
 

@@ -12,4 +12,13 @@ namespace zr::host::plugin {
 /// there is no such section. nullopt if it is not such a library, or if its tables exceed the file.
 std::optional<std::vector<std::string>> exported_symbols(const std::filesystem::path& file, const std::string& section);
 
+/// A symbol that a library exports.
+struct ExportedSymbol {
+  std::string name;
+  bool unique;  // STB_GNU_UNIQUE: the process has one definition of it, also with RTLD_LOCAL
+};
+/// All symbols that a 64-bit ELF library of this machine exports, except those that the linker adds; empty if it is no
+/// such library.
+std::vector<ExportedSymbol> all_exports(const std::filesystem::path& file);
+
 }  // namespace zr::host::plugin

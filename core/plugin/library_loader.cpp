@@ -172,13 +172,22 @@ Tags read_tags(const std::filesystem::path& file) {
 
 namespace {
 
-// Loads the library and reads its tables, as load_library() does.
+zr_multiply_add multiply_add_of(const boost::dll::shared_library& library) {
+  return library.has("zr_tag_multiply_add") ? library.get<const zr_multiply_add>("zr_tag_multiply_add") : nullptr;
+}
+
+bool is_optimizer(const Tags& tags) {
+  return std::find(tags.roles.begin(), tags.roles.end(), Role::optimizer) != tags.roles.end();
+}
+
+// Loads the library, reads its tables as load_library() does, and calls what build_warnings() calls.
 std::string try_to_load(const std::filesystem::path& file, const Tags& tags) {
   boost::dll::fs::error_code error;
   static boost::dll::shared_library library;  // never destroyed: the child process exits first
   library.load(file, error, boost::dll::load_mode::rtld_now | boost::dll::load_mode::rtld_local);
   std::string problem;
   const zr_module* module = error ? nullptr : enter(library, problem);
+  if (module && is_optimizer(tags)) multiply_add_warning(multiply_add_of(library));
   return module ? module_problem(module, tags) : problem;
 }
 
@@ -238,6 +247,23 @@ PluginValidation load_library(const std::filesystem::path& file, const Tags& tag
       if (abi_kind_of(role) == module->components[i]->kind)
         validation.components.push_back({module->components[i], module, file, tags.drafts});
   return validation;
+}
+
+std::vector<std::string> build_warnings(const PluginValidation& validation) {
+  std::vector<std::string> warnings;
+  if (validation.components.empty()) return warnings;
+  const zr_module* module = validation.components.front().module;
+  if (std::string warning = exports_warning(validation.file); !warning.empty()) warnings.push_back(std::move(warning));
+  const bool updates = std::any_of(validation.components.begin(), validation.components.end(),
+                                   [](const auto& one) { return abi_kind_of(Role::optimizer) == one.table->kind; });
+  Loaded& process = loaded();
+  const MutexLock lock(process.mutex);
+  for (const auto& [path, library] : process.libraries) {
+    if (library.module != module || !updates) continue;
+    std::string warning = multiply_add_warning(multiply_add_of(library.library));
+    if (!warning.empty()) warnings.push_back(std::move(warning));
+  }
+  return warnings;
 }
 
 uint64_t loaded_file_hash(const Component& component) {

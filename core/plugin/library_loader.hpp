@@ -9,10 +9,9 @@
 #include "plugin/abi_version.hpp"
 #include "plugin/plugin.hpp"
 #include "plugin/trust.hpp"
+#include "zr/multiply_add.h"
 
 namespace zr::host::plugin {
-
-inline constexpr Role kRoles[] = {Role::strategy, Role::communicator, Role::optimizer, Role::offload};
 
 /// The data tags of a file, read before any of its code runs.
 struct Tags {
@@ -29,6 +28,14 @@ Tags read_tags(const std::filesystem::path& file);
 /// Loads an examined file, once per process; never unloads it. After probe_before_loading(), a child process loads it
 /// first.
 PluginValidation load_library(const std::filesystem::path& file, const Tags& tags);
+
+/// What a loaded library shows of the flags that it was built with, which zr_add_plugin() would not use: symbols that
+/// it exports besides its entry and tags; an optimizer with fused multiply-add. Runs code of the library.
+std::vector<std::string> build_warnings(const PluginValidation& validation);
+/// The warning about the exports of a file, or "".
+std::string exports_warning(const std::filesystem::path& file);
+/// The warning about a library whose zr_tag_multiply_add points to this function (or is null), or "". Calls it.
+std::string multiply_add_warning(zr_multiply_add multiply_add);
 
 /// The problem with a module's tables, or "".
 std::string module_problem(const zr_module* module, const Tags& tags);

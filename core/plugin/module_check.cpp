@@ -158,13 +158,8 @@ using ComponentNames = std::set<std::string>;
 // Of a component with an id; adds it to `checked`.
 std::string component_problem(const zr_component& component, Role role, const Tags& tags, ComponentNames& checked) {
   const std::string component_name = fmt::format("{} '{}'", name_of(role), component.id);
-  if (!is_id(component.id))
-    return component_name +
-           ": an id has lower-case letters, digits and underscores and begins with a letter; a vendor's name of "
-           "the same form and a dot may precede it";
-  if (is_reserved(role, component.id))
-    return fmt::format("{}: '{}' is a key or a value of [{}] in the TOML file; choose another id", component_name,
-                       first_word(component.id), name_of(role));
+  if (const std::string problem = id_problem(role, component.id); !problem.empty())
+    return fmt::format("{}: {}", component_name, problem);
   if (!checked.insert(component_name).second) return fmt::format("it contains {} twice", component_name);
   if (std::find(tags.roles.begin(), tags.roles.end(), role) == tags.roles.end())
     return fmt::format("it contains {}, but exports no tag zr_tag_kind_{}_1; add ZR_TAG", component_name,
@@ -216,6 +211,16 @@ std::string as_plugin_bug(const std::string& problem) {
 }
 
 }  // namespace
+
+std::string id_problem(Role role, std::string_view id) {
+  if (!is_id(id))
+    return "an id has lower-case letters, digits and underscores and begins with a letter; a vendor's name of the same "
+           "form and a dot may precede it";
+  if (is_reserved(role, id))
+    return fmt::format("'{}' is a key or a value of [{}] in the TOML file; choose another id", first_word(id),
+                       name_of(role));
+  return "";
+}
 
 std::string module_problem(const zr_module* module, const Tags& tags) {
   if (module->size < ZR_SIZE_0_9(zr_module))

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "config/config.hpp"
@@ -14,6 +15,10 @@ namespace zr::host::plugin {
 enum class Role { strategy, communicator, optimizer, offload };
 std::string_view name_of(Role role);      // "strategy"
 std::string_view abi_kind_of(Role role);  // "zr.strategy/1"
+inline constexpr Role kRoles[] = {Role::strategy, Role::communicator, Role::optimizer, Role::offload};
+
+/// Why a component of this role cannot have this id, and the remedy; "" if it can.
+std::string id_problem(Role role, std::string_view id);
 
 /// A loaded component; plain pointers into a library that stays loaded for the life of the process.
 struct Component {
@@ -30,9 +35,10 @@ std::string_view role_of(const Component& component);
 struct PluginValidation {
   std::filesystem::path file;
   bool accepted = false;
-  std::string reason;                 // if not accepted: the problem and the remedy
-  std::vector<Component> components;  // if accepted
-  std::string hint{};                 // if it is found by its absolute path only: why, and the remedy
+  std::string reason;                   // if not accepted: the problem and the remedy
+  std::vector<Component> components;    // if accepted
+  std::string hint{};                   // if it is found by its absolute path only: why, and the remedy
+  std::vector<std::string> warnings{};  // if accepted: flags with which it should not be built, and the remedy
 };
 
 /// From now on, a child process loads each library before this process does, so that a library that crashes, exits or

@@ -276,6 +276,7 @@ Component Registry::load(Role role, const std::string& id, const std::string& wh
 PluginValidation Registry::validate(const fs::path& file) {
   const Tags tags = read_tags(file);
   PluginValidation validation = load_library(file, tags);
+  validation.warnings = build_warnings(validation);
   if (validation.accepted)
     validation.hint = lookup_problem(validation, tags, [&](const Component& component) {
       std::error_code error;
@@ -302,6 +303,7 @@ PluginValidation Registry::validate_single(const fs::path& file) const {
   }
   validation.accepted = validation.reason.empty();
   if (!validation.accepted) validation.components.clear();
+  validation.warnings = build_warnings(validation);
   return validation;
 }
 
@@ -314,6 +316,7 @@ PluginValidation Registry::validate_collection(const fs::path& file) const {
       problem = fmt::format("{} '{}': {}", name_of(role), id, duplicate_problem(same));
   if (validation.accepted && problem.empty()) problem = lookup_problem(validation, tags, {});
   if (validation.accepted && !problem.empty()) validation = {file, false, problem, {}};
+  validation.warnings = build_warnings(validation);
   return validation;
 }
 

@@ -9,7 +9,7 @@ class Shm : public zr::Communicator<Shm, shm::ShmCommunicator> {
       zr::key_bytes("staging_bytes", "\"4MiB\"", 262144, 1e12, "buffer for data that peers cannot read in place")};
   Shm(const zr::Config& config, const zr::Host& host) : host_(host), staging_bytes_(config.integer("staging_bytes")) {}
 
-  uint64_t open_bytes(int32_t world) const { return shm::Layout(world, staging_bytes_).bytes; }
+  uint64_t open_bytes(int32_t world) const noexcept { return shm::Layout(world, staging_bytes_).bytes; }
   zr_comm_caps caps() const {
     zr_comm_caps caps{};
     caps.flags = ZR_COMM_RANK_ORDERED | ZR_COMM_UPCAST | ZR_COMM_ACCUMULATE | ZR_COMM_ASYNC;

@@ -1,6 +1,7 @@
 # Rules for cmake --install: two components, `sdk` (for authors of plug-ins, without libtorch) and `engine` (the rest):
 #   bin/zeroth  lib/libzeroth.so  lib/zeroth/plugins/*.so  include/zr  lib/cmake/Zeroth  lib/pkgconfig
 #   share/doc/zeroth (licence, README, documentation, changelogs)  share/zeroth/examples  share/zeroth/abi
+#   share/zeroth/template (the projects of `zeroth new`)
 #   share/bash-completion/completions/zeroth
 # The installed prefix can be moved. No installed file contains the path of the build tree.
 include(GNUInstallDirs)
@@ -23,6 +24,7 @@ install(EXPORT ZerothSdkTargets NAMESPACE Zeroth:: DESTINATION ${package} COMPON
 install(DIRECTORY sdk/include/zr DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT sdk PATTERN ".*" EXCLUDE)
 install(FILES sdk/cmake/ZrPlugin.cmake sdk/cmake/zr.map DESTINATION ${package} COMPONENT sdk)
 install(DIRECTORY sdk/abi DESTINATION ${CMAKE_INSTALL_DATADIR}/zeroth COMPONENT sdk PATTERN ".*" EXCLUDE)
+install(DIRECTORY sdk/template DESTINATION ${CMAKE_INSTALL_DATADIR}/zeroth COMPONENT sdk PATTERN ".*" EXCLUDE)
 install(DIRECTORY examples/plugins DESTINATION ${CMAKE_INSTALL_DATADIR}/zeroth/examples COMPONENT sdk
         PATTERN "build*" EXCLUDE)
 install(FILES LICENSE DESTINATION ${docs} COMPONENT sdk)

@@ -4,16 +4,45 @@
 # Builds a plug-in library zr_<role>_<id>.so in ZR_PLUGIN_OUTPUT (default <build>/plugins). It exports only zr_module_v1
 # and its data tags. Only its owner can write to it, because the host rejects plug-ins that other users can change (with
 # umask 002 the group could). Fused multiply-add is disabled, because updates must be bit-identical on every machine.
-# KERNELS are compiled once per instruction set, with ZR_ISA defined as portable, avx2 or avx512: see zr/isa.hpp.
+# SOURCES are C, C++ or CUDA files, of languages that project() enables. KERNELS are C or C++ files that are compiled
+# once per instruction set of the CPU, with ZR_ISA defined as portable, avx2 or avx512: see zr/isa.hpp.
 set(ZR_PLUGIN_CMAKE_DIR ${CMAKE_CURRENT_LIST_DIR} CACHE INTERNAL "The folder of ZrPlugin.cmake and zr.map")
 
 function(zr_plugin_compile_settings target)
   target_link_libraries(${target} PRIVATE zr::sdk)
   target_compile_features(${target} PRIVATE cxx_std_17)
+  if(CMAKE_CUDA_COMPILER)
+    target_compile_features(${target} PRIVATE cuda_std_17)
+  endif()
   set_target_properties(${target} PROPERTIES
-    C_VISIBILITY_PRESET hidden CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON POSITION_INDEPENDENT_CODE ON)
-  target_compile_options(${target} PRIVATE -ffp-contract=off -fno-math-errno
+    C_VISIBILITY_PRESET hidden CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
+    POSITION_INDEPENDENT_CODE ON)
+  set(exact -ffp-contract=off -fno-math-errno)
+  list(JOIN exact "," exact_for_host)
+  target_compile_options(${target} PRIVATE
+    "$<$<COMPILE_LANGUAGE:C,CXX>:${exact}>"
+    "$<$<COMPILE_LANG_AND_ID:CUDA,Clang>:${exact}>"
+    "$<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:-fmad=false;-Xcompiler=${exact_for_host}>"
     $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fno-gnu-unique>)
+endfunction()
+
+# Fails if a source of zr_add_plugin(target ...) would be left out, because its language is not enabled.
+function(zr_check_plugin_languages target)
+  get_property(enabled GLOBAL PROPERTY ENABLED_LANGUAGES)
+  foreach(file ${ARGN})
+    set(language "")
+    if(file MATCHES "[.]c$")
+      set(language C)
+    elseif(file MATCHES "[.](cpp|cc|cxx|c[+][+]|C)$")
+      set(language CXX)
+    elseif(file MATCHES "[.]cu$")
+      set(language CUDA)
+    endif()
+    if(language AND NOT language IN_LIST enabled)
+      message(FATAL_ERROR "zr_add_plugin(${target}): ${file} is a ${language} file, but the project does not enable \
+this language: add ${language} to project(... LANGUAGES ...)")
+    endif()
+  endforeach()
 endfunction()
 
 function(zr_add_plugin target)
@@ -29,6 +58,11 @@ underscores, begin with a letter, and may have the form vendor.name")
   if(NOT PLUGIN_SOURCES OR PLUGIN_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "zr_add_plugin(${target}): SOURCES is missing, or there are unknown arguments: \
 \"${PLUGIN_UNPARSED_ARGUMENTS}\"")
+  endif()
+  zr_check_plugin_languages(${target} ${PLUGIN_SOURCES} ${PLUGIN_KERNELS})
+  if(PLUGIN_KERNELS MATCHES "[.]cu(;|$)")
+    message(FATAL_ERROR "zr_add_plugin(${target}): KERNELS \"${PLUGIN_KERNELS}\" has a CUDA file, but KERNELS are \
+compiled once per instruction set of the CPU: list it in SOURCES, and set CUDA_ARCHITECTURES for its GPUs")
   endif()
   if(NOT ZR_PLUGIN_OUTPUT)
     set(ZR_PLUGIN_OUTPUT ${CMAKE_BINARY_DIR}/plugins)

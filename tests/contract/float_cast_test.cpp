@@ -5,6 +5,8 @@
 
 #include <cmath>
 
+#include "zr/c.h"
+
 namespace zr {
 namespace {
 
@@ -89,6 +91,17 @@ TEST(FloatCastTest, KeepsNaN) {
     EXPECT_EQ(to_bf16(float_of(bits)), 0x7fc0u);
     EXPECT_EQ(to_f16(float_of(bits)), (bits >> 16 & 0x8000u) | 0x7e00u);
     EXPECT_TRUE(std::isnan(from_f16(0x7e00u)));
+  }
+}
+
+TEST(FloatCastTest, EqualsTheFunctionsInC) {
+  for (const float value : samples()) {
+    ASSERT_EQ(zr_to_bf16(value), to_bf16(value)) << value;
+    ASSERT_EQ(zr_to_f16(value), to_f16(value)) << value;
+  }
+  for (const uint32_t bits : {0x7f800000u, 0xff800000u, 0x7f800001u, 0xffffffffu, 0x7fc00000u}) {
+    EXPECT_EQ(zr_to_bf16(float_of(bits)), to_bf16(float_of(bits)));
+    EXPECT_EQ(zr_to_f16(float_of(bits)), to_f16(float_of(bits)));
   }
 }
 

@@ -60,6 +60,15 @@ TEST_P(AbiHeadersTest, DefineTagsThatCompile) {
                   kAbiFlags);
 }
 
+TEST_P(AbiHeadersTest, DefineAModuleInC) {
+  expect_compiles(GetParam(),
+                  include("zr/c.h") +
+                      "\\nstatic const zr_component component = {sizeof(zr_component), 0, \"acme.lion\", "
+                      "\"zr.optimizer/1\", \"1.0\", NULL, NULL, NULL, NULL, NULL, 0, 0};\\n"
+                      "ZR_MODULE_C(optimizer, \"acme.lion\", \"acme\", \"1.0\", component);",
+                  "-Wconversion");
+}
+
 // c++2b is C++23: clang 14 has no other name for it.
 INSTANTIATE_TEST_SUITE_P(Dialects, AbiHeadersTest,
                          ::testing::Values(Dialect{"gcc", "c11"}, Dialect{"gcc", "c17"}, Dialect{"g++", "c++17"},

@@ -234,6 +234,24 @@ TEST_F(StrategyLayerTest, RunsBlockingCollectivesAndPropagatesTheirFailure) {
   EXPECT_STREQ(error_.msg, "rank 1 is gone");
 }
 
+TEST(CollectiveTest, SetsRootPeerAndTag) {
+  float memory[8] = {};
+  const zr_view part = view_of(memory, 2), all = view_of(memory, 8);
+  const zr_coll gathered = gather(part, all, 3, "g"), scattered = scatter(all, part, 2, "s"),
+                sent = send(part, 1, 7, "m"), received = recv(part, 4, 8, "m");
+  EXPECT_EQ(gathered.op, static_cast<uint32_t>(ZR_GATHER));
+  EXPECT_EQ(gathered.root, 3);
+  EXPECT_EQ(scattered.op, static_cast<uint32_t>(ZR_SCATTER));
+  EXPECT_EQ(scattered.root, 2);
+  EXPECT_EQ(sent.op, static_cast<uint32_t>(ZR_SEND));
+  EXPECT_EQ(sent.src.count, 2);
+  EXPECT_EQ(sent.peer, 1);
+  EXPECT_EQ(sent.tag, 7);
+  EXPECT_EQ(received.op, static_cast<uint32_t>(ZR_RECV));
+  EXPECT_EQ(received.dst.count, 2);
+  EXPECT_EQ(received.peer, 4);
+}
+
 // ---- communicators ----
 
 zr_comm_caps some_caps() {

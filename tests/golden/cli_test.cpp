@@ -97,3 +97,20 @@ TEST(CommandLineTest, ListsPluginsAndRejectedFiles) {
                          "zr_add_plugin() (sdk/cmake/ZrPlugin.cmake)"),
             got.out.npos);
 }
+
+TEST(CommandLineTest, WarnsAboutAPluginOfPlainFlags) {
+  const zr::test::Scratch scratch;
+  const std::string file = scratch.path("zr_optimizer_lion.so");
+  const Outcome built = run("umask 022 && g++ -std=c++17 -shared -fPIC -I" ZR_SOURCE_DIR "/sdk/include " ZR_SOURCE_DIR
+                            "/examples/plugins/lion/lion.cpp -o " +
+                            file);
+  ASSERT_EQ(built.code, 0) << built.err;
+  for (const std::string& command : {"../../bin/zeroth plugins " + file,
+                                     "ZR_PLUGIN_PATH=" + scratch.folder().string() + " ../../bin/zeroth plugins"}) {
+    const Outcome got = run(command);
+    EXPECT_EQ(got.code, 0);
+    EXPECT_EQ(got.err, "");
+    EXPECT_NE(got.out.find("\n  warning: it exports "), got.out.npos) << got.out;
+    EXPECT_EQ(got.out.find("warning"), got.out.rfind("warning")) << got.out;
+  }
+}

@@ -24,19 +24,29 @@ const std::string kJob = "cp" + kQuick + " job.toml && ";
 const std::string kApp = "cp {bin}/quickstart app && " + kJob;
 const std::string kCheckpoint =
     kJob + "{bin}/zeroth train job.toml" + kBrief + " checkpoint.dir=checkpoints checkpoint.every=2 > log && ";
-// The optimizer of docs/writing-a-plugin.md, built by the command that the page shows.
-const std::string kGcc =
-    "g++ -std=c++17 -O2 -fPIC -shared -ffp-contract=off -fvisibility=hidden -fvisibility-inlines-hidden "
-    "-fno-gnu-unique $(pkg-config --cflags zeroth-sdk) descent.cpp -o zr_optimizer_descent.so "
-    "-Wl,--version-script=DIR/lib/cmake/Zeroth/zr.map -Wl,--exclude-libs,ALL -Wl,-z,defs -Wl,-z,now";
+// The optimizer of docs/writing-an-optimizer.md, built by the command that docs/writing-a-plugin.md shows.
+const std::string kPkgConfig = "$(pkg-config --cflags --libs zeroth-sdk)";
+const std::string kGcc = "g++ -std=c++17 -O2 descent.cpp -o zr_optimizer_descent.so " + kPkgConfig;
+const std::string kFlags =  // what pkg-config prints, for the sources
+    "-I{root}/sdk/include -fPIC -fvisibility=hidden -ffp-contract=off -fno-math-errno -shared "
+    "-Wl,--version-script={root}/sdk/cmake/zr.map -Wl,--exclude-libs,ALL -Wl,-z,defs -Wl,-z,now";
 std::string replaced(std::string text, const std::string& what, const std::string& with) {
   return text.replace(text.find(what), what.size(), with);
 }
 const std::string kDescent =
-    "sed '1,/^`descent.cpp`/d' {root}/docs/writing-a-plugin.md | sed '1,/^```cpp/d; /^```/,$d' > descent.cpp && " +
-    replaced(replaced(kGcc, "$(pkg-config --cflags zeroth-sdk)", "-I{root}/sdk/include"), "DIR/lib/cmake/Zeroth/zr.map",
-             "{root}/sdk/cmake/zr.map") +
-    " && chmod go-w zr_optimizer_descent.so && ";
+    "sed '1,/^`descent.cpp`/d' {root}/docs/writing-an-optimizer.md | sed '1,/^```cpp/d; /^```/,$d' > descent.cpp && " +
+    replaced(kGcc, kPkgConfig, kFlags) + " && chmod go-w zr_optimizer_descent.so && ";
+// Writes a project as the shown command does, builds its plug-in, and leaves the shell in its folder.
+std::string project(const std::string& role, const std::string& id, const std::string& folder, bool in_c = false) {
+  const std::string file = "build/plugins/zr_" + role + "_" + id + ".so";
+  return "{bin}/zeroth new " + std::string(in_c ? "--c " : "") + role + " " + id + " " + folder + " > log && cd " +
+         folder + " && umask 022 && mkdir -p build/plugins && " +
+         (in_c ? "gcc -std=c11 -O1 plugin.c " : "g++ -std=c++17 -O1 plugin.cpp ") + kFlags + " -o " + file + " && ";
+}
+const std::string kTrainProject = "ZR_PLUGIN_PATH=$PWD/build/plugins {bin}/zeroth train job.toml" + kBrief;
+Try trained(const std::string& role, const std::string& id, const std::string& folder, bool in_c = false) {
+  return {project(role, id, folder, in_c) + kTrainProject, "step 2/2"};
+}
 
 }  // namespace
 
@@ -94,6 +104,8 @@ const std::map<std::string, Try> kTries{
      {"for i in 2 4; do {bin}/zeroth train --resume" + kQuick +
           " train.steps=$i job.threads=1 checkpoint.dir=c checkpoint.every=2; done",
       "step 2 loaded[^]*step 4/4"}},
+    {"zeroth new ROLE ID DIR",
+     {"{bin}/zeroth new optimizer acme.lion lion && ls lion", "lion; its README\\.md[^]*plugin\\.cpp"}},
     {"zeroth verify DIR", {kSaved + "{bin}/zeroth verify c && {bin}/zeroth show c", "step-00000002: intact, step 2"}},
     {"zeroth export DIR OUT.safetensors",
      {kSaved + "{bin}/zeroth export c out.safetensors --dtype bf16 && head -c 200 out.safetensors",
@@ -186,7 +198,7 @@ const std::map<std::string, Try> kTries{
     {"$HOME/zeroth/bin/zeroth train job.toml", in_file(kPackage, "/bin/zeroth train \\$\\{page\\}/job\\.toml")},
     {"make docs", make("docs", "\\.ci/setup docs[^]*\\.ci/docs")},
     {"pkg-config zeroth", in_file(kPackage, "--cflags --libs zeroth")},
-    {"pkg-config --cflags zeroth-sdk", in_file(kPackage, "\\$\\{pc\\} --cflags zeroth-sdk")},
+    {"pkg-config --cflags --libs zeroth-sdk", in_file(kPackage, "\\$\\{pc\\} --cflags --libs zeroth-sdk")},
     {"pkg-config --cflags --libs zeroth",
      in_file(kPackage, "--define-variable=torch_root=\\$\\{TORCH\\} --cflags --libs zeroth")},
     {"export ZR_PLUGIN_PATH=$PWD/build/plugins",
@@ -198,8 +210,18 @@ const std::map<std::string, Try> kTries{
      in_file(kPackage, "-DCMAKE_PREFIX_PATH=\\$\\{SCRATCH\\}/sdk -S \\$\\{page\\} -B \\$\\{page\\}/build")},
     {kGcc, {kDescent + "ls", "zr_optimizer_descent\\.so"}},
     {"chmod go-w zr_optimizer_descent.so", {kDescent + "stat -c %A zr_optimizer_descent.so", "^-....-..-"}},
-    {"zeroth plugins build/plugins/zr_optimizer_descent.so",
-     {kDescent + "{bin}/zeroth plugins ./zr_optimizer_descent.so", "optimizer 'descent'[^]*momentum"}},
+    {"zeroth new optimizer acme.lion lion", trained("optimizer", "acme.lion", "lion")},
+    {"zeroth new --c optimizer acme.lion lion", trained("optimizer", "acme.lion", "lion", true)},
+    {"zeroth new strategy acme.even even", trained("strategy", "acme.even", "even")},
+    {"zeroth new --c strategy acme.even even", trained("strategy", "acme.even", "even", true)},
+    {"zeroth new communicator acme.sockets sockets", trained("communicator", "acme.sockets", "sockets")},
+    {"zeroth new --c communicator acme.sockets sockets", trained("communicator", "acme.sockets", "sockets", true)},
+    {"zeroth new offload acme.heap heap", trained("offload", "acme.heap", "heap")},
+    {"zeroth new --c offload acme.heap heap", trained("offload", "acme.heap", "heap", true)},
+    {"zeroth plugins build/plugins/zr_optimizer_acme.lion.so",
+     {project("optimizer", "acme.lion", "lion") + "{bin}/zeroth plugins build/plugins/zr_optimizer_acme.lion.so",
+      "optimizer 'acme.lion'[^]*momentum"}},
+    {"ZR_PLUGIN_PATH=$PWD/build/plugins zeroth train job.toml", trained("optimizer", "acme.lion", "lion")},
     {"export ZR_PLUGIN_PATH=/absolute/path/build/plugins",
      {kDescent + "export ZR_PLUGIN_PATH=$PWD && {bin}/zeroth train" + kQuick + kBrief + " optimizer=descent",
       "zero1 \\+ descent[^]*step 2/2"}},

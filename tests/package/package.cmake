@@ -1,35 +1,6 @@
 # Installs Zeroth into a scratch folder, builds the quickstart against it with find_package and a plug-in against its
 # SDK, and trains with both; also those that docs/ shows. cmake -DBUILD=... -DSOURCE=... -DSCRATCH=... -P package.cmake
-function(run)
-  execute_process(COMMAND ${ARGN} RESULT_VARIABLE code OUTPUT_VARIABLE output ERROR_VARIABLE output)
-  list(JOIN ARGN " " command)
-  set(command "${command}" PARENT_SCOPE)
-  set(code "${code}" PARENT_SCOPE)
-  set(said "${output}" PARENT_SCOPE)
-endfunction()
-macro(must)
-  run(${ARGN})
-  if(NOT code EQUAL 0)
-    message(FATAL_ERROR "${command}\nfailed with exit code ${code}:\n${said}")
-  endif()
-endmacro()
-macro(must_say text)
-  if(NOT said MATCHES "${text}")
-    message(FATAL_ERROR "${command}\ndid not print '${text}':\n${said}")
-  endif()
-endmacro()
-
-function(must_fail text)
-  run(${ARGN})
-  if(code EQUAL 0)
-    message(FATAL_ERROR "${command}\nsucceeded, but must fail:\n${said}")
-  endif()
-  string(REGEX REPLACE "[ \n]+" " " said "${said}")
-  string(FIND "${said}" "${text}" at)
-  if(at EQUAL -1)
-    message(FATAL_ERROR "${command}\ndid not print '${text}':\n${said}")
-  endif()
-endfunction()
+include(${CMAKE_CURRENT_LIST_DIR}/commands.cmake)
 
 # Writes the files that a page of docs/ shows: each is the code block that follows the first mention of its name.
 function(extract page folder)
@@ -65,6 +36,7 @@ foreach(file share/doc/zeroth/LICENSE share/doc/zeroth/README.md share/doc/zerot
         share/doc/zeroth/CHANGELOG.md
         share/doc/zeroth/sdk/README.md share/doc/zeroth/sdk/CHANGELOG.md share/zeroth/examples/quickstart/quickstart.cpp
         share/zeroth/examples/gpt/gpt.toml share/zeroth/examples/torchscript/CMakeLists.txt
+        share/zeroth/template/CMakeLists.txt share/zeroth/template/gitignore share/zeroth/template/offload/c/plugin.c
         lib/pkgconfig/zeroth.pc lib/pkgconfig/zeroth-sdk.pc)
   if(NOT EXISTS ${prefix}/${file})
     message(FATAL_ERROR "${file} is not installed")
@@ -160,19 +132,46 @@ must(cc -std=c11 -fsyntax-only -I${pinned} ${pinned}/asserts.c)
 must(${cmake} -DCMAKE_PREFIX_PATH=${SCRATCH}/sdk -S ${SOURCE}/tests/package/author -B ${SCRATCH}/author
      -DZR_ROUND_ROBIN=${SOURCE}/tests/multirank/plugins/round_robin.cpp)
 must(${CMAKE_COMMAND} --build ${SCRATCH}/author)
-set(page ${SCRATCH}/descent)  # the plug-in of docs/writing-a-plugin.md
-extract(writing-a-plugin.md ${page} descent.cpp CMakeLists.txt)
+set(page ${SCRATCH}/descent)  # the optimizer and the CMakeLists.txt of docs/
+extract(writing-an-optimizer.md ${page} descent.cpp)
+extract(writing-a-plugin.md ${page} CMakeLists.txt)
+file(READ ${page}/CMakeLists.txt build)
+string(REPLACE "acme.lion" "descent" build "${build}")
+string(REPLACE "plugin.cpp" "descent.cpp" build "${build}")
+file(WRITE ${page}/CMakeLists.txt "${build}")
 must(${cmake} -DCMAKE_PREFIX_PATH=${SCRATCH}/sdk -S ${page} -B ${page}/build)
 must(${CMAKE_COMMAND} --build ${page}/build)
 must(${prefix}/bin/zeroth plugins ${page}/build/plugins/zr_optimizer_descent.so)
 must_say("descent")
 include(${SOURCE}/tests/package/plugins.cmake)
+
+# CUDA sources; nvcc only compiles here.
+set(cuda ${cmake} -DCMAKE_PREFIX_PATH=${SCRATCH}/sdk -S ${SOURCE}/tests/package/cuda -B)
+must_fail("zr_add_plugin(cuda): kernel.cu is a CUDA file, but the project does not enable this language: add CUDA to \
+project(... LANGUAGES ...)" ${cuda} ${SCRATCH}/cuda_language -DCUDA=OFF -DSOURCES=kernel.cu)
+find_program(nvcc nvcc)
+if(nvcc)
+  must_fail("has a CUDA file, but KERNELS are compiled once per instruction set of the CPU"
+            ${cuda} ${SCRATCH}/cuda_kernels -DCUDA=ON -DKERNELS=kernel.cu)
+  must(${cuda} ${SCRATCH}/cuda -DCUDA=ON -DSOURCES=kernel.cu)
+  must(${CMAKE_COMMAND} --build ${SCRATCH}/cuda)
+  must(${prefix}/bin/zeroth plugins ${SCRATCH}/cuda/plugins/zr_optimizer_acme.cuda.so)
+  must_say("optimizer 'acme.cuda'")
+  must_not_say("warning")
+endif()
 must_fail("was installed without its engine"  ${cmake} -DCMAKE_PREFIX_PATH=${SCRATCH}/sdk -DTORCH_ROOT=${TORCH}
           -S ${SOURCE}/examples/quickstart -B ${SCRATCH}/sdk_alone)
 find_program(pkg_config pkg-config REQUIRED)
 set(pc ${CMAKE_COMMAND} -E env PKG_CONFIG_PATH=${prefix}/lib/pkgconfig ${pkg_config})
-execute_process(COMMAND ${pc} --cflags zeroth-sdk OUTPUT_VARIABLE flags OUTPUT_STRIP_TRAILING_WHITESPACE)
-must(c++ -std=c++17 -fsyntax-only ${flags} ${SOURCE}/tests/multirank/plugins/round_robin.cpp)
+execute_process(COMMAND ${pc} --cflags --libs zeroth-sdk OUTPUT_VARIABLE flags OUTPUT_STRIP_TRAILING_WHITESPACE)
+separate_arguments(flags)
+set(by_hand ${SCRATCH}/by_hand/zr_strategy_round_robin.so)
+file(MAKE_DIRECTORY ${SCRATCH}/by_hand)
+must(c++ -std=c++17 -O2 ${SOURCE}/tests/multirank/plugins/round_robin.cpp ${flags} -o ${by_hand})
+must(chmod go-w ${by_hand} ${SCRATCH}/by_hand)
+must(${prefix}/bin/zeroth plugins ${by_hand})
+must_say("strategy 'round_robin'")
+must_not_say("warning")
 execute_process(COMMAND ${pc} --define-variable=torch_root=${TORCH} --cflags --libs zeroth
                 OUTPUT_VARIABLE flags OUTPUT_STRIP_TRAILING_WHITESPACE)
 set(engine_flags "${flags}")

@@ -13,6 +13,10 @@
 #include <utility>
 #include <vector>
 
+#if !defined(__cpp_exceptions)
+#error "the C++ layer needs exceptions; without them, write the plug-in in C (zr/c.h)"
+#endif
+
 #include "zr/abi/base.h"
 #include "zr/abi/host.h"
 #include "zr/abi/module.h"

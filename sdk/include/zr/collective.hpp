@@ -52,6 +52,35 @@ inline zr_coll reduce(const zr_view& src, const zr_view& dst, int32_t root, cons
 inline zr_coll all_gather(const zr_view& src, const zr_view& dst, const char* label, const int64_t* counts = nullptr) {
   return collective(ZR_ALL_GATHER, src, dst, label, counts);
 }
+/// Gathers every rank's src, in rank order, to root's dst.
+inline zr_coll gather(const zr_view& src, const zr_view& dst, int32_t root, const char* label,
+                      const int64_t* counts = nullptr) {
+  zr_coll c = collective(ZR_GATHER, src, dst, label, counts);
+  c.root = root;
+  return c;
+}
+/// Cuts root's src by counts (equal parts if counts is null); the part of each rank goes to its dst.
+inline zr_coll scatter(const zr_view& src, const zr_view& dst, int32_t root, const char* label,
+                       const int64_t* counts = nullptr) {
+  zr_coll c = collective(ZR_SCATTER, src, dst, label, counts);
+  c.root = root;
+  return c;
+}
+/// Sends src to a peer, which receives it with an equal tag. The host does not compose messages: the communicator must
+/// support them.
+inline zr_coll send(const zr_view& src, int32_t peer, int32_t tag, const char* label) {
+  zr_coll c = collective(ZR_SEND, src, zr_view{}, label);
+  c.peer = peer;
+  c.tag = tag;
+  return c;
+}
+/// Receives dst from a peer; see send().
+inline zr_coll recv(const zr_view& dst, int32_t peer, int32_t tag, const char* label) {
+  zr_coll c = collective(ZR_RECV, zr_view{}, dst, label);
+  c.peer = peer;
+  c.tag = tag;
+  return c;
+}
 /// Copies root's `view` to every rank's `view`, in place.
 inline zr_coll broadcast(const zr_view& view, int32_t root, const char* label) {
   zr_coll c = collective(ZR_BROADCAST, view, view, label);

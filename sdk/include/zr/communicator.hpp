@@ -17,7 +17,7 @@
 //     explicit Mine(const zr::Config&, const zr::Host&);                  // or (Config), (Host), ()
 //     zr_comm_caps caps() const;                                          // [any]; `size` is filled by the layer
 //     std::unique_ptr<Ring> open(const zr_comm_open&);                    // [control], collective over the job
-//     uint64_t open_bytes(int32_t world) const;                           // [control], optional: for plans
+//     uint64_t open_bytes(int32_t world) const noexcept;                  // [control], optional: for plans
 //   };
 //   ZR_COMMUNICATOR(Mine, "mine", "example", "1.0.0");
 // clang-format on
@@ -30,6 +30,10 @@
 // waits. The destructor of Ring resolves completions that are not resolved yet, with ZR_CANCELLED.
 //
 // The Mine that opened a Ring outlives the Ring.
+//
+// Optional static methods of every role (zr/component.hpp): `const void* extension(const char* id) noexcept` returns a
+// table of optional functions; `void startup()` is called before the first instance is created and may throw, `void
+// shutdown() noexcept` after the last one was destroyed, and both may be called again.
 #pragma once
 
 #include <cstring>
@@ -47,12 +51,22 @@ ZR_DETECT(has_progress, progress);
 ZR_DETECT(has_mem_alloc, mem_alloc);
 ZR_DETECT(has_mem_free, mem_free);
 ZR_DETECT(has_shared_alloc, shared_alloc);
+ZR_DETECT(has_shared_free, shared_free);
 ZR_DETECT(has_open_bytes, open_bytes);
+ZR_REQUIRE_CALL(can_submit, std::declval<T&>().submit(std::declval<const zr_coll&>(), std::declval<zr_stream*>(),
+                                                      std::declval<zr_done*>()));
+ZR_REQUIRE_CALL(can_abort, std::declval<T&>().abort());
+ZR_REQUIRE_CALL(has_comm_caps, zr_comm_caps(std::declval<const T&>().caps()));
+ZR_REQUIRE_CALL(can_open_comm, std::declval<T&>().open(std::declval<const zr_comm_open&>()));
 
 template <class D, class Opened>
 class CommunicatorLayer {
  public:
   static constexpr const char* kind = "zr.communicator/1";
+  // The classes have the methods that every communicator has.
+  static constexpr bool complete = has_comm_caps<D> && can_open_comm<D> && can_submit<Opened> && can_abort<Opened> &&
+                                   has_mem_alloc<Opened> == has_mem_free<Opened> &&
+                                   has_shared_alloc<Opened> == has_shared_free<Opened>;
   CommunicatorLayer(const Config& config, const Host& host)
       : plugin_(with_arguments<D>(config, host,
                                   [](const auto&... arguments) { return std::make_unique<D>(arguments...); })) {}
@@ -77,19 +91,27 @@ class CommunicatorLayer {
                            zr_error* error) noexcept {
     return guard(error, [&] { *out = static_cast<Opened*>(comm)->mem_alloc(bytes, align, flags); });
   }
-  static void mem_free(void* comm, const zr_view* memory) noexcept { static_cast<Opened*>(comm)->mem_free(*memory); }
+  static void mem_free(void* comm, const zr_view* memory) noexcept {
+    static_assert(noexcept(static_cast<Opened*>(comm)->mem_free(*memory)),
+                  "mem_free must be noexcept: the host cannot receive an error");
+    static_cast<Opened*>(comm)->mem_free(*memory);
+  }
   static zr_code shared_alloc(void* comm, uint64_t bytes, void** writer, const void** reader,
                               zr_error* error) noexcept {
     return guard(error, [&] { static_cast<Opened*>(comm)->shared_alloc(bytes, writer, reader); });
   }
   static void shared_free(void* comm, void* writer) noexcept {
+    static_assert(noexcept(static_cast<Opened*>(comm)->shared_free(writer)),
+                  "shared_free must be noexcept: the host cannot receive an error");
     if (writer) static_cast<Opened*>(comm)->shared_free(writer);
   }
-  static void abort(void* comm) noexcept { static_cast<Opened*>(comm)->abort(); }
+  static void abort(void* comm) noexcept {
+    static_assert(noexcept(static_cast<Opened*>(comm)->abort()),
+                  "abort must be noexcept: the host cannot receive an error");
+    static_cast<Opened*>(comm)->abort();
+  }
 
   static constexpr zr_communicator_api table() {
-    static_assert(has_mem_alloc<Opened> == has_mem_free<Opened>,
-                  "a communicator has both mem_alloc and mem_free, or neither");
     zr_communicator_api t{};
     t.size = sizeof t;
     t.open = open;
@@ -107,7 +129,11 @@ class CommunicatorLayer {
   static constexpr zr_communicator_api api = table();
 
   static uint64_t open_bytes(void* self, int32_t world) noexcept {
-    if constexpr (has_open_bytes<D>) return plugin_of(self).open_bytes(world);
+    if constexpr (has_open_bytes<D>) {
+      static_assert(noexcept(std::declval<D&>().open_bytes(world)),
+                    "open_bytes must be noexcept: the host cannot receive an error");
+      return plugin_of(self).open_bytes(world);
+    }
     return 0;
   }
   /// The component's extension tables, by id.
@@ -122,6 +148,22 @@ class CommunicatorLayer {
     return nullptr;
   }
 
+  // One sentence for each requirement that the author's class does not meet.
+  static constexpr void check_class() {
+    static_assert(has_comm_caps<D>, "a communicator has the public method: zr_comm_caps caps() const");
+    static_assert(can_open_comm<D>,
+                  "a communicator has the public method: std::unique_ptr<Opened> open(const zr_comm_open&)");
+    static_assert(can_submit<Opened>,
+                  "an open communicator has the public method: void submit(const zr_coll&, zr_stream*, zr_done*)");
+    static_assert(can_abort<Opened>, "an open communicator has the public method: void abort() noexcept");
+    static_assert(std::is_nothrow_destructible_v<Opened>,
+                  "the destructor of an open communicator must not throw: the host cannot receive an error");
+    static_assert(has_mem_alloc<Opened> == has_mem_free<Opened>,
+                  "a communicator has both mem_alloc and mem_free, or neither");
+    static_assert(has_shared_alloc<Opened> == has_shared_free<Opened>,
+                  "a communicator has both shared_alloc and shared_free, or neither");
+  }
+
  private:
   static D& plugin_of(void* self) { return *static_cast<CommunicatorLayer*>(self)->plugin_; }
   std::unique_ptr<D> plugin_;
@@ -129,7 +171,7 @@ class CommunicatorLayer {
 
 /// Base class of an author's communicator; Opened is the class of the objects that open() returns.
 template <class D, class Opened>
-struct Communicator {
+struct ZR_EXPORT Communicator {
   using Layer = CommunicatorLayer<D, Opened>;
 };
 
@@ -139,7 +181,8 @@ struct Communicator {
 
 // Exports class CLASS as a communicator with the id ID, as the only component of this library. Once per library, at
 // namespace scope.
-#define ZR_COMMUNICATOR(CLASS, ID, VENDOR, VERSION) \
-  ZR_TAG(kind_communicator_1);                      \
-  ZR_ID_TAG(communicator, ID);                      \
-  ZR_MODULE(ID, VENDOR, VERSION, zr::component<CLASS>(ID, VERSION))
+#define ZR_COMMUNICATOR(CLASS, ID, VENDOR, VERSION)                                      \
+  ZR_TAG(kind_communicator_1);                                                           \
+  ZR_ID_TAG(communicator, ID);                                                           \
+  ZR_MODULE_WITH(ID, VENDOR, VERSION, zr::startup_of<CLASS>(), zr::shutdown_of<CLASS>(), \
+                 zr::only_component<CLASS>(ID, VERSION))

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "zr/base.hpp"
+#include "zr/multiply_add.h"
 
 #pragma GCC visibility push(hidden)
 namespace zr {
@@ -58,6 +59,12 @@ constexpr zr_key per_group(zr_key key) {
 }
 
 // ---- components and the module ----
+//
+// A class of any role may have three static methods:
+//
+//   static const void* extension(const char* id) noexcept;  // [any] zr_component::extension: a table, or null
+//   static void startup();                                  // [control] zr_module::startup: before the first create()
+//   static void shutdown() noexcept;                        // [control] zr_module::shutdown: after the last destroy()
 
 // Defines trait<T>: true if the class T has the optional member. A member that the layer could not use, because it is
 // private or overloaded, is a compile error: without it, the layer would count the member as absent.
@@ -86,8 +93,48 @@ constexpr zr_key per_group(zr_key key) {
   }                                                                                                        \
   template <class T>                                                                                       \
   inline constexpr bool trait = trait##_checked<T>()
+/// Defines trait<T>: true if the expression, in which T is the author's class, compiles. For methods that a class must
+/// have: the layer names a missing one in one sentence and leaves out the tables, so that no other error follows.
+#define ZR_REQUIRE_CALL(trait, ...)    \
+  template <class T, class = void>     \
+  inline constexpr bool trait = false; \
+  template <class T>                   \
+  inline constexpr bool trait<T, std::void_t<decltype(__VA_ARGS__)>> = true
+
 ZR_DETECT(has_keys, keys);
 ZR_DETECT(has_extension, extension);
+ZR_DETECT(has_startup, startup);
+ZR_DETECT(has_shutdown, shutdown);
+
+/// Defines trait<T>: true if T has an array of this name with elements of this type. For misspelled names of `keys` and
+/// `slots`; other misspelled optional members cannot be detected in C++17.
+#define ZR_DETECT_ARRAY(trait, member, element)                                                                    \
+  template <class T, class = void>                                                                                 \
+  inline constexpr bool trait = false;                                                                             \
+  template <class T>                                                                                               \
+  inline constexpr bool trait<                                                                                     \
+      T, std::enable_if_t<std::is_same_v<std::remove_cv_t<std::remove_extent_t<decltype(T::member)>>, element>>> = \
+      true
+ZR_DETECT_ARRAY(has_key_array, key, zr_key);
+ZR_DETECT_ARRAY(has_options_array, options, zr_key);
+
+/// The requirements for an author's class of any role; each failure is one sentence.
+template <class D>
+constexpr void check_class() {
+  static_assert(std::is_nothrow_destructible_v<D>, "a destructor must not throw: the host cannot receive an error");
+  static_assert(has_keys<D> || !(has_key_array<D> || has_options_array<D>),
+                "the array of a component's keys is named `keys`");
+  if constexpr (has_keys<D>)
+    static_assert(std::is_array_v<decltype(D::keys)>, "keys is an array: static constexpr zr_key keys[] = {...};");
+  if constexpr (has_extension<D>)
+    static_assert(std::is_nothrow_invocable_r_v<const void*, decltype(&D::extension), const char*>,
+                  "extension is: static const void* extension(const char* id) noexcept");
+  if constexpr (has_startup<D>)
+    static_assert(std::is_invocable_r_v<void, decltype(&D::startup)>, "startup is: static void startup()");
+  if constexpr (has_shutdown<D>)
+    static_assert(std::is_nothrow_invocable_r_v<void, decltype(&D::shutdown)>,
+                  "shutdown is: static void shutdown() noexcept");
+}
 
 /// Calls use(arguments...) with the arguments that the constructor of the author's class D takes: (Config, Host),
 /// (Config), (Host) or nothing.
@@ -118,31 +165,70 @@ struct Keys {
   static constexpr auto list = key_pointers<D>(std::make_index_sequence<std::extent_v<decltype(D::keys)>>());
 };
 
+/// The extension table of D or of its layer; see zr_component::extension.
+template <class D>
+const void* extension_of(const char* id) noexcept {
+  if constexpr (has_extension<typename D::Layer>)
+    if (const void* table = D::Layer::extension(id)) return table;
+  if constexpr (has_extension<D>) return D::extension(id);
+  (void)id;
+  return nullptr;
+}
+
+/// zr_module::startup of a library whose only component is D; null if D has no static method startup().
+template <class D>
+constexpr auto startup_of() -> zr_code (*)(zr_error*) {
+  if constexpr (has_startup<D>)
+    return [](zr_error* error) noexcept { return guard(error, [] { D::startup(); }); };
+  else
+    return nullptr;
+}
+/// zr_module::shutdown of a library whose only component is D; null if D has no static method shutdown().
+template <class D>
+constexpr auto shutdown_of() -> void (*)() {
+  if constexpr (has_shutdown<D>)
+    return [] { D::shutdown(); };
+  else
+    return nullptr;
+}
+
 /// The zr_component of an author's class D, which is derived from zr::Strategy<D>, zr::Optimizer<D>, zr::Offload<D> or
 /// zr::Communicator<D, Opened>. D::Layer comes from that base: the type of the object behind `self`, with its kind and
-/// api.
+/// api. For ZR_OPTIMIZER and so on; ZR_MODULE uses component().
 template <class D>
-constexpr zr_component component(const char* id, const char* version) {
+constexpr zr_component only_component(const char* id, const char* version) {
   using Layer = typename D::Layer;
+  check_class<D>();
+  Layer::check_class();
   zr_component c{};
   c.size = sizeof c;
   c.id = id;
   c.kind = Layer::kind;
   c.version = version;
-  c.api = &Layer::api;
-  c.create = [](const zr_host* abi, const zr_config* config, void** self, zr_error* error) noexcept {
-    return guard(error, [&] {
-      const Host host(abi);
-      *self = new Layer(Config(host, config), host);
-    });
-  };
-  c.destroy = [](void* self) noexcept { delete static_cast<Layer*>(self); };
-  if constexpr (has_extension<Layer>) c.extension = Layer::extension;
+  if constexpr (Layer::complete) {  // else Layer::check_class() has failed
+    c.api = &Layer::api;
+    c.create = [](const zr_host* abi, const zr_config* config, void** self, zr_error* error) noexcept {
+      return guard(error, [&] {
+        const Host host(abi);
+        *self = new Layer(Config(host, config), host);
+      });
+    };
+    c.destroy = [](void* self) noexcept { delete static_cast<Layer*>(self); };
+    if constexpr (has_extension<Layer> || has_extension<D>) c.extension = extension_of<D>;
+  }
   if constexpr (has_keys<D>) {
     c.keys = Keys<D>::list.data();
     c.n_keys = static_cast<uint32_t>(Keys<D>::list.size());
   }
   return c;
+}
+
+/// The zr_component of one of several classes of a library.
+template <class D>
+constexpr zr_component component(const char* id, const char* version) {
+  static_assert(!has_startup<D> && !has_shutdown<D>,
+                "in a library of several components, startup and shutdown belong to the module: ZR_MODULE_WITH");
+  return only_component<D>(id, version);
 }
 
 /// The addresses of a module's components, for zr_module::components.
@@ -158,8 +244,11 @@ constexpr std::array<const zr_component*, N> pointers_to(const zr_component (&li
 /// Defines the library's one exported function and its ABI tag, for any number of components: ZR_MODULE("name",
 /// "vendor", "1.0", zr::component<A>("a", "1.0"), ...); add ZR_TAG(kind_<role>_1); for each kind of component. Use it
 /// once, at namespace scope.
-#define ZR_MODULE(NAME, VENDOR, VERSION, ...)                                                                   \
+#define ZR_MODULE(NAME, VENDOR, VERSION, ...) ZR_MODULE_WITH(NAME, VENDOR, VERSION, nullptr, nullptr, __VA_ARGS__)
+/// ZR_MODULE with zr_module::startup and zr_module::shutdown, which may be nullptr.
+#define ZR_MODULE_WITH(NAME, VENDOR, VERSION, STARTUP, SHUTDOWN, ...)                                           \
   ZR_TAG(ZR_ABI_TAG);                                                                                           \
+  ZR_MULTIPLY_ADD_TAG;                                                                                          \
   static constexpr zr_component zr_components[] = {__VA_ARGS__};                                                \
   static constexpr auto zr_component_list =                                                                     \
       zr::pointers_to(zr_components, std::make_index_sequence<sizeof zr_components / sizeof *zr_components>()); \
@@ -174,8 +263,8 @@ constexpr std::array<const zr_component*, N> pointers_to(const zr_component (&li
                                       zr_component_list.data(),                                                 \
                                       static_cast<uint32_t>(zr_component_list.size()),                          \
                                       0,                                                                        \
-                                      nullptr,                                                                  \
-                                      nullptr};                                                                 \
+                                      STARTUP,                                                                  \
+                                      SHUTDOWN};                                                                \
     return &module;                                                                                             \
   }                                                                                                             \
   static_assert(true, "")

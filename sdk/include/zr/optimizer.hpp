@@ -85,11 +85,68 @@ ZR_DETECT(has_describe, describe);
 ZR_DETECT(has_granularity, granularity);
 ZR_DETECT(has_rounds, rounds);
 ZR_DETECT(has_n_slots, n_slots);
+ZR_DETECT(has_needs, needs);
+ZR_DETECT(has_gradients, gradients);
+ZR_DETECT(has_save_globals, save_globals);
+ZR_DETECT(has_load_global, load_global);
+ZR_REQUIRE_CALL(can_update, std::declval<const T&>().update(std::declval<const Update&>()));
+ZR_DETECT_ARRAY(has_slot_array, slot, zr_slot);
+ZR_DETECT_ARRAY(has_states_array, states, zr_slot);
+
+/// True if `slots` is an array, or if there is none.
+template <class T>
+constexpr bool slots_are_array() {
+  if constexpr (has_slots<T>) return std::is_array_v<decltype(T::slots)>;
+  return true;
+}
+
+/// The extension tables of draft headers. Each is defined in a header of its own, so that only a library that includes
+/// it gets the tag of the draft: zr/local_gradients.hpp, zr/optimizer_globals.hpp.
+template <class D>
+struct LocalGradientsLayer;
+template <class D>
+struct GlobalsLayer;
+/// True if the header that defines the table T was included.
+template <class T, class = void>
+inline constexpr bool is_defined = false;
+template <class T>
+inline constexpr bool is_defined<T, std::void_t<decltype(sizeof(T))>> = true;
 
 template <class D>
 class OptimizerLayer {
  public:
   static constexpr const char* kind = "zr.optimizer/1";
+  // The class meets the requirements, so that the tables can be made.
+  static constexpr bool complete =
+      can_update<D> && slots_are_array<D>() &&
+      (has_slots<D> || !(has_slot_array<D> || has_states_array<D> || has_n_slots<D>)) &&
+      (!has_gradients<D> || is_defined<LocalGradientsLayer<D>>)&&has_save_globals<D> == has_load_global<D> &&
+      (!has_save_globals<D> || is_defined<GlobalsLayer<D>>);
+  /// The component's extension tables, by id.
+  static const void* extension(const char* id) noexcept {
+    if constexpr (has_gradients<D> && is_defined<LocalGradientsLayer<D>>)
+      if (std::strcmp(id, LocalGradientsLayer<D>::id) == 0) return &LocalGradientsLayer<D>::api;
+    if constexpr (has_save_globals<D> && is_defined<GlobalsLayer<D>>)
+      if (std::strcmp(id, GlobalsLayer<D>::id) == 0) return &GlobalsLayer<D>::api;
+    (void)id;
+    return nullptr;
+  }
+  /// The object of group 0, which has the state that belongs to no parameter.
+  static D& first_group(void* self) { return static_cast<OptimizerLayer*>(self)->groups_[0]; }
+
+  // One sentence for each requirement that the author's class does not meet.
+  static constexpr void check_class() {
+    static_assert(slots_are_array<D>(), "slots is an array: static constexpr zr_slot slots[] = {...};");
+    static_assert(can_update<D>, "an optimizer has the public method: void update(const zr::Update&) const");
+    static_assert(has_slots<D> || !(has_slot_array<D> || has_states_array<D>),
+                  "the array of an optimizer's states is named `slots`");
+    static_assert(!has_n_slots<D> || has_slots<D>, "an optimizer with n_slots() has the array `slots`");
+    static_assert(!has_gradients<D> || is_defined<LocalGradientsLayer<D>>, "gradients() needs zr/local_gradients.hpp");
+    static_assert(has_save_globals<D> == has_load_global<D>,
+                  "an optimizer has both save_globals and load_global, or neither");
+    static_assert(!has_save_globals<D> || is_defined<GlobalsLayer<D>>, "save_globals() needs zr/optimizer_globals.hpp");
+  }
+
   OptimizerLayer(const Config& config, const Host& host) : host_(host) {
     const long bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
     if (bytes > 0) cache_bytes_ = bytes;
@@ -99,6 +156,7 @@ class OptimizerLayer {
   static zr_code describe(void* self, const zr_param* param, zr_optimizer_desc* out, zr_error* error) noexcept {
     return guard(error, [&] {
       zr_optimizer_desc desc{};
+      if constexpr (has_needs<D>) desc.needs = D::needs;
       desc.granularity = granularity();
       desc.device_types = kCpuOnly;
       if constexpr (has_describe<D>) {
@@ -229,7 +287,7 @@ class OptimizerLayer {
   }
   Host host_;
   int64_t cache_bytes_ = 1 << 20;
-  std::vector<D> groups_;
+  std::deque<D> groups_;  // does not move its elements: a class may have a mutex
   std::deque<std::vector<zr_slot>> kept_;
 };
 
@@ -238,7 +296,9 @@ class OptimizerLayer {
 /// `uint32_t n_slots() const`, the number of slots that the configuration of group 0 needs; instead of slots and
 /// granularity `void describe(const zr_param&, zr::Description&) const`, if parameters differ in them.
 template <class D>
-struct Optimizer {
+struct ZR_EXPORT Optimizer {
+  // Further static members: needs (ZR_OPT_NEEDS_*), `const void* extension(const char* id) noexcept`, `void startup()`,
+  // `void shutdown() noexcept`. zr/local_gradients.hpp and zr/optimizer_globals.hpp have further methods.
   using Layer = OptimizerLayer<D>;
 };
 
@@ -248,7 +308,8 @@ struct Optimizer {
 
 // Exports class CLASS as an optimizer with the id ID, as the only component of this library. Once per library, at
 // namespace scope.
-#define ZR_OPTIMIZER(CLASS, ID, VENDOR, VERSION) \
-  ZR_TAG(kind_optimizer_1);                      \
-  ZR_ID_TAG(optimizer, ID);                      \
-  ZR_MODULE(ID, VENDOR, VERSION, zr::component<CLASS>(ID, VERSION))
+#define ZR_OPTIMIZER(CLASS, ID, VENDOR, VERSION)                                         \
+  ZR_TAG(kind_optimizer_1);                                                              \
+  ZR_ID_TAG(optimizer, ID);                                                              \
+  ZR_MODULE_WITH(ID, VENDOR, VERSION, zr::startup_of<CLASS>(), zr::shutdown_of<CLASS>(), \
+                 zr::only_component<CLASS>(ID, VERSION))

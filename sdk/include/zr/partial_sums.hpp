@@ -71,7 +71,7 @@ class SummingLayer : public OptimizerLayer<D> {
     });
   }
   static const void* extension(const char* id) noexcept {
-    return std::string_view(id) == "zr.optimizer.partial_sums/1" ? &partial_sums : nullptr;
+    return std::string_view(id) == "zr.optimizer.partial_sums/1" ? &partial_sums : Base::extension(id);
   }
   static constexpr zr_partial_sums_api partial_sums{sizeof(zr_partial_sums_api), 0, passes, add_up, update};
 };

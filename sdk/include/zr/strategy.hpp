@@ -33,6 +33,10 @@
 // Completions: without `resolves`, every call is complete when the method returns, and the layer resolves zr_use::done.
 //
 // An exception ends the job: throw zr::PluginError with a message that names the parameter.
+//
+// Optional static methods of every role (zr/component.hpp): `const void* extension(const char* id) noexcept` returns a
+// table of optional functions; `void startup()` is called before the first instance is created and may throw, `void
+// shutdown() noexcept` after the last one was destroyed, and both may be called again.
 #pragma once
 
 #include "zr/abi/strategy.h"
@@ -101,14 +105,29 @@ inline uint32_t shared_weights_flag(const zr_plan_in& in) {
 }
 
 ZR_DETECT(has_acquire, acquire);
+ZR_DETECT(has_release, release);
 ZR_DETECT(has_flags, flags);
 ZR_DETECT(has_device_types, device_types);
 ZR_DETECT(has_resolves, resolves);
+ZR_REQUIRE_CALL(can_plan,
+                std::declval<const T&>().plan(std::declval<const zr_plan_in&>(), std::declval<PlanBuilder&>()));
+ZR_REQUIRE_CALL(can_bind, std::declval<T&>().bind(std::declval<const zr_plan_in&>(), std::declval<const Binding&>()));
+ZR_REQUIRE_CALL(can_grad_destination, std::declval<T&>().grad_destination(uint32_t{}, std::declval<int64_t&>(),
+                                                                          std::declval<const zr_use&>()));
+ZR_REQUIRE_CALL(can_grad_ready,
+                std::declval<T&>().grad_ready(uint32_t{}, int64_t{}, int64_t{}, std::declval<const zr_use&>()));
+ZR_REQUIRE_CALL(can_event, std::declval<T&>().event(uint32_t{}, std::declval<const zr_use&>()));
+ZR_REQUIRE_CALL(can_grads_finish, std::declval<T&>().grads_finish(std::declval<const zr_use&>()));
+ZR_REQUIRE_CALL(can_updated, std::declval<T&>().updated(std::declval<const zr_use&>()));
 
 template <class D>
 class StrategyLayer {
  public:
   static constexpr const char* kind = "zr.strategy/1";
+  // The class has the methods that every strategy has.
+  static constexpr bool complete = can_plan<D> && can_bind<D> && can_grad_destination<D> && can_grad_ready<D> &&
+                                   can_event<D> && can_grads_finish<D> && can_updated<D> &&
+                                   has_acquire<D> == has_release<D>;
   StrategyLayer(const Config& config, const Host& host)
       : host_(host),
         plugin_(with_arguments<D>(config, host, [](const auto&... arguments) { return D(arguments...); })) {}
@@ -183,6 +202,23 @@ class StrategyLayer {
                                        has_acquire<D> ? acquire : nullptr,
                                        has_acquire<D> ? release : nullptr};
 
+  // One sentence for each requirement that the author's class does not meet.
+  static constexpr void check_class() {
+    static_assert(can_plan<D>,
+                  "a strategy has the public method: void plan(const zr_plan_in&, zr::PlanBuilder&) const");
+    static_assert(can_bind<D>, "a strategy has the public method: void bind(const zr_plan_in&, const zr::Binding&)");
+    static_assert(
+        can_grad_destination<D>,
+        "a strategy has the public method: zr_view grad_destination(uint32_t param, int64_t& first, const zr_use&)");
+    static_assert(can_grad_ready<D>,
+                  "a strategy has the public method: void grad_ready(uint32_t param, int64_t first, int64_t count, "
+                  "const zr_use&)");
+    static_assert(can_event<D>, "a strategy has the public method: void event(uint32_t kind, const zr_use&)");
+    static_assert(can_grads_finish<D>, "a strategy has the public method: void grads_finish(const zr_use&)");
+    static_assert(can_updated<D>, "a strategy has the public method: void updated(const zr_use&)");
+    static_assert(has_acquire<D> == has_release<D>, "a strategy has both acquire and release, or neither");
+  }
+
  private:
   static StrategyLayer& layer_of(void* self) { return *static_cast<StrategyLayer*>(self); }
   static D& plugin_of(void* self) { return layer_of(self).plugin_; }
@@ -207,7 +243,7 @@ class StrategyLayer {
 
 /// Base class of an author's strategy.
 template <class D>
-struct Strategy {
+struct ZR_EXPORT Strategy {
   using Layer = StrategyLayer<D>;
 };
 
@@ -217,7 +253,8 @@ struct Strategy {
 
 // Exports class CLASS as a strategy with the id ID, as the only component of this library. Once per library, at
 // namespace scope.
-#define ZR_STRATEGY(CLASS, ID, VENDOR, VERSION) \
-  ZR_TAG(kind_strategy_1);                      \
-  ZR_ID_TAG(strategy, ID);                      \
-  ZR_MODULE(ID, VENDOR, VERSION, zr::component<CLASS>(ID, VERSION))
+#define ZR_STRATEGY(CLASS, ID, VENDOR, VERSION)                                          \
+  ZR_TAG(kind_strategy_1);                                                               \
+  ZR_ID_TAG(strategy, ID);                                                               \
+  ZR_MODULE_WITH(ID, VENDOR, VERSION, zr::startup_of<CLASS>(), zr::shutdown_of<CLASS>(), \
+                 zr::only_component<CLASS>(ID, VERSION))

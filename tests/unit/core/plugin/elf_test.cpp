@@ -37,6 +37,13 @@ TEST(ExportedSymbolsTest, FindsTheTagsOfAStrippedLibrary) {
   EXPECT_EQ(plugin::exported_symbols(copy, "zrabi")->size(), 2u);
 }
 
+TEST(ExportedSymbolsTest, FindsAllExports) {
+  std::vector<std::string> names;
+  for (const plugin::ExportedSymbol& symbol : plugin::all_exports(kGood)) names.push_back(symbol.name);
+  std::sort(names.begin(), names.end());
+  EXPECT_EQ(names, (std::vector<std::string>{"zr_module_v1", "zr_tag_abi_0_9", "zr_tag_kind_optimizer_1"}));
+}
+
 TEST(ExportedSymbolsTest, FindsNothingInAMissingSection) {
   EXPECT_TRUE(plugin::exported_symbols(kGood, "nosuch")->empty());
 }
@@ -53,6 +60,7 @@ TEST(ExportedSymbolsTest, SurvivesTruncationAndHeaderCorruption) {
   const auto tags = [&](std::string bytes) {
     const std::string file = scratch.write("cut.so", bytes);
     const auto found = plugin::exported_symbols(file, "zrabi");
+    EXPECT_LE(plugin::all_exports(file).size(), 3u);  // the entry and two tags
     return found ? found->size() : 0;
   };
   for (std::size_t n = 0; n < whole.size(); n += 1 + whole.size() / 200) EXPECT_LE(tags(whole.substr(0, n)), 2u);

@@ -1,0 +1,28 @@
+// Optimizers in C++ that use gradients which are not reduced over ranks (1-bit Adam). This is a draft: the library
+// loads only on a host of this version, and no strategy offers local gradients yet (zr/abi/draft/local_gradients.h).
+//
+// A class with this header included has
+//
+//   static constexpr uint32_t needs = ZR_OPT_NEEDS_LOCAL_GRADS;
+//   uint32_t gradients(int64_t step);  // [step] ZR_GRADS_*: which gradients a step needs; called for group 0
+#pragma once
+
+#include "zr/abi/draft/local_gradients.h"
+#include "zr/optimizer.hpp"
+
+#pragma GCC visibility push(hidden)
+namespace zr {
+inline namespace sdk {
+
+template <class D>
+struct LocalGradientsLayer {
+  static constexpr const char* id = "zr.optimizer.local_gradients/1";  // of the extension
+  static zr_code gradients(void* self, int64_t step, uint32_t* grads, zr_error* error) noexcept {
+    return guard(error, [&] { *grads = D::Layer::first_group(self).gradients(step); });
+  }
+  static constexpr zr_local_gradients_api api{sizeof(zr_local_gradients_api), 0, gradients};
+};
+
+}  // namespace sdk
+}  // namespace zr
+#pragma GCC visibility pop

@@ -1,0 +1,122 @@
+// The optional members of an optimizer's class: needs, local gradients, globals, extensions, startup and shutdown.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <mutex>
+
+#include "contract/optimizer_under_test.hpp"
+#include "zr/local_gradients.hpp"
+#include "zr/optimizer_globals.hpp"
+
+namespace zr::testing {
+namespace {
+
+constexpr int kOwnTable = 7;
+
+struct Full : Optimizer<Full> {
+  static constexpr uint32_t needs = ZR_OPT_NEEDS_LOCAL_GRADS;
+  void update(const Update&) const {}
+  uint32_t gradients(int64_t step) {
+    if (step < 0) throw PluginError(ZR_INVALID, "no such step");
+    return step > 3 ? ZR_GRADS_LOCAL : ZR_GRADS_REDUCED;
+  }
+  void save_globals(const GlobalSink& save) const {
+    save("steps", steps);
+    save("name", "full", 4);
+  }
+  void load_global(const char* key, const void* value, uint64_t bytes) {
+    if (std::string(key) != "steps" || bytes != sizeof steps)
+      throw PluginError(ZR_INVALID, std::string("unknown ") + key);
+    std::memcpy(&steps, value, sizeof steps);
+  }
+  static const void* extension(const char* id) noexcept {
+    return std::strcmp(id, "acme.own/1") == 0 ? &kOwnTable : nullptr;
+  }
+  static void startup() {
+    if (++started > 1) throw PluginError(ZR_STATE, "started twice");
+  }
+  static void shutdown() noexcept { started = 0; }
+
+  std::mutex mutex;  // objects are not moved
+  int64_t steps = 5;
+  inline static int started = 0;
+};
+constexpr zr_component kFull = only_component<Full>("full", "1.0");
+
+class OptimizerSlotsTest : public ::testing::Test {
+ protected:
+  OptimizerSlotsTest() { EXPECT_EQ(kFull.create(&host_, &config_, &self_, &error_), ZR_OK); }
+  ~OptimizerSlotsTest() override { kFull.destroy(self_); }
+  const zr_host host_ = make_host();
+  const zr_config_s config_;
+  zr_error error_ = OptimizerUnderTest::no_error();
+  void* self_ = nullptr;
+};
+
+TEST_F(OptimizerSlotsTest, DescribesItsNeeds) {
+  const auto& api = *static_cast<const zr_optimizer_api*>(kFull.api);
+  zr_optimizer_desc desc{};
+  desc.size = sizeof desc;
+  const zr_param param{};
+  ASSERT_EQ(api.describe(self_, &param, &desc, &error_), ZR_OK);
+  EXPECT_EQ(desc.needs, static_cast<uint32_t>(ZR_OPT_NEEDS_LOCAL_GRADS));
+}
+
+TEST_F(OptimizerSlotsTest, HasTheExtensionsOfItsLayerAndItsOwn) {
+  EXPECT_EQ(kFull.extension("acme.own/1"), &kOwnTable);
+  EXPECT_EQ(kFull.extension("acme.other/1"), nullptr);
+  EXPECT_NE(kFull.extension("zr.optimizer.globals/1"), nullptr);
+}
+
+TEST_F(OptimizerSlotsTest, ReportsWhichGradientsAStepNeeds) {
+  const auto* table = static_cast<const zr_local_gradients_api*>(kFull.extension("zr.optimizer.local_gradients/1"));
+  ASSERT_NE(table, nullptr);
+  EXPECT_EQ(table->size, sizeof *table);
+  uint32_t grads = 9;
+  EXPECT_EQ(table->gradients(self_, 4, &grads, &error_), ZR_OK);
+  EXPECT_EQ(grads, static_cast<uint32_t>(ZR_GRADS_LOCAL));
+  EXPECT_EQ(table->gradients(self_, -1, &grads, &error_), ZR_INVALID);
+  EXPECT_STREQ(error_.msg, "no such step");
+}
+
+TEST_F(OptimizerSlotsTest, SavesAndLoadsGlobals) {
+  const auto* table = static_cast<const zr_optimizer_globals_api*>(kFull.extension("zr.optimizer.globals/1"));
+  ASSERT_NE(table, nullptr);
+  using Saved = std::map<std::string, std::string>;
+  const zr_global_sink sink = [](void* ctx, const char* key, const void* value, uint64_t bytes) {
+    (*static_cast<Saved*>(ctx))[key] = std::string(static_cast<const char*>(value), bytes);
+  };
+  const int64_t nine = 9;
+  EXPECT_EQ(table->load_global(self_, "steps", &nine, sizeof nine, &error_), ZR_OK);
+  Saved saved;
+  EXPECT_EQ(table->save_globals(self_, sink, &saved, &error_), ZR_OK);
+  EXPECT_EQ(saved,
+            (Saved{{"steps", std::string(reinterpret_cast<const char*>(&nine), sizeof nine)}, {"name", "full"}}));
+  EXPECT_EQ(table->load_global(self_, "other", &nine, sizeof nine, &error_), ZR_INVALID);
+  EXPECT_STREQ(error_.msg, "unknown other");
+}
+
+TEST_F(OptimizerSlotsTest, StartsAndShutsDown) {
+  constexpr auto startup = startup_of<Full>();
+  constexpr auto shutdown = shutdown_of<Full>();
+  EXPECT_EQ(startup(&error_), ZR_OK);
+  EXPECT_EQ(startup(&error_), ZR_STATE);
+  EXPECT_STREQ(error_.msg, "started twice");
+  shutdown();
+  EXPECT_EQ(Full::started, 0);
+}
+
+struct Plain : Optimizer<Plain> {
+  void update(const Update&) const {}
+};
+
+TEST(OptimizerWithoutOptionalMembers, HasNoFunctionsForThem) {
+  constexpr zr_component plain = component<Plain>("plain", "1.0");
+  EXPECT_EQ(startup_of<Plain>(), nullptr);
+  EXPECT_EQ(shutdown_of<Plain>(), nullptr);
+  EXPECT_EQ(plain.extension("zr.optimizer.globals/1"), nullptr);
+  EXPECT_EQ(plain.extension("zr.optimizer.local_gradients/1"), nullptr);
+}
+
+}  // namespace
+}  // namespace zr::testing
