@@ -43,8 +43,12 @@ class Gathering : public zr::Strategy<Gathering> {
     uses.emplace_back(use.phase, use.micro);
     for (uint32_t i = 0; i < n; ++i) {
       const auto* shard = static_cast<const float*>(shards_[params[i]].data);
-      full_[params[i]].assign(shard, shard + shards_[params[i]].count);
-      full[i] = {full_[params[i]].data(), shards_[params[i]].count, ZR_F32, 0, {1, 0}};
+      // Memory at a multiple of 64 bytes, or one element behind it.
+      full_[params[i]].resize(static_cast<std::size_t>(shards_[params[i]].count) + 32);
+      const auto address = reinterpret_cast<uintptr_t>(full_[params[i]].data());
+      float* const values = full_[params[i]].data() + (64 - address % 64) % 64 / sizeof(float) + misaligned;
+      std::copy_n(shard, shards_[params[i]].count, values);
+      full[i] = {values, shards_[params[i]].count, ZR_F32, 0, {1, 0}};
     }
   }
   void release(const uint32_t* params, uint32_t n, const zr_use& use) {
@@ -53,6 +57,7 @@ class Gathering : public zr::Strategy<Gathering> {
   }
 
   static inline std::vector<std::pair<uint32_t, uint32_t>> uses;  // phase and micro-step of each acquire and release
+  static inline bool misaligned = false;
 
  private:
   std::vector<zr_view> shards_;
@@ -130,6 +135,17 @@ TEST(WeightFlowTest, ReleasesWithThePhaseOfTheirAcquire) {
   f.flow.end_use(params, nullptr, 2);
   const std::pair<uint32_t, uint32_t> forward(ZR_FORWARD, 0), exported(ZR_EXPORT_PHASE, 0);
   EXPECT_EQ(Gathering::uses, (std::vector{forward, exported, forward, exported}));
+}
+
+TEST(WeightFlowTest, RejectsAViewThatIsNotAligned) {
+  Fixture f;
+  Gathering::misaligned = true;
+  const uint32_t params[] = {0};
+  const std::string failure = failure_of([&] { f.flow.begin_use(params, 1, ZR_FORWARD); });
+  Gathering::misaligned = false;
+  EXPECT_NE(failure.find("acquire returned an invalid view for '"), std::string::npos) << failure;
+  EXPECT_NE(failure.find("memory at a multiple of 64 bytes; this is a bug in the plug-in"), std::string::npos)
+      << failure;
 }
 
 TEST(WeightFlowTest, KeepsMemoryUntilTheLastUseEnds) {
