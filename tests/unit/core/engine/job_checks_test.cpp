@@ -64,7 +64,7 @@ class JobChecksTest : public ::testing::Test {
  protected:
   JobChecksTest() {
     Pieces::leaves_out = ~0u;
-    description = {sizeof description, ZR_ELEMENTWISE, 0, 0, nullptr, uint64_t{1} << ZR_DEVICE_CPU, 0, 0};
+    description = {sizeof description, ZR_ELEMENTWISE, 0, 0, nullptr, uint64_t{1} << ZR_DEVICE_CPU, 0, 0, 0};
     model_.parameter(0).shape = {15, 100};
   }
   engine::Setup setup(const std::vector<std::string>& overrides = {}, const std::string& toml = "") const {

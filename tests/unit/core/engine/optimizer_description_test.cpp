@@ -49,7 +49,7 @@ class OptimizerDescriptionTest : public ::testing::Test {
   OptimizerDescriptionTest() {
     slots[0] = {"exp_avg", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0};
     slots[1] = {"exp_avg_sq", ZR_BF16, ZR_SLOT_LIKE_PARAM, ZR_SLOT_TRANSIENT, 0};
-    described = {sizeof described, ZR_ELEMENTWISE, 0, 2, slots, uint64_t{1} << ZR_DEVICE_CPU, 0, 0};
+    described = {sizeof described, ZR_ELEMENTWISE, 0, 2, slots, uint64_t{1} << ZR_DEVICE_CPU, 0, 0, 0};
     described_instead.clear();
     asked.clear();
     throws = false;
