@@ -50,6 +50,8 @@ if(TARGET zeroth)
   install(FILES core/cli/completion.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions
     COMPONENT engine RENAME zeroth)
 endif()
+get_property(plugin_files GLOBAL PROPERTY ZR_PLUGIN_FILES)  # libraries that plug-ins bring along
+install(FILES ${plugin_files} DESTINATION ${CMAKE_INSTALL_LIBDIR}/zeroth/plugins COMPONENT engine)
 get_property(plugins GLOBAL PROPERTY ZR_PLUGINS)
 foreach(plugin ${plugins})  # the plug-ins in plugins/, not those of the tests
   get_target_property(folder ${plugin} SOURCE_DIR)

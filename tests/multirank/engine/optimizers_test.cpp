@@ -30,7 +30,7 @@ RANK_BODY(trains_with_optimizer, Run) {
 }
 
 TEST_P(EngineOptimizersTest, GiveTheSameWeightsUnderEveryStrategy) {
-  for (const std::string& dtype : {"train.dtype=fp32 ", "train.dtype=bf16 "}) {
+  for (const std::string dtype : {"train.dtype=fp32 ", "train.dtype=bf16 "}) {
     const std::string expected =
         result_of(1, trains_with_optimizer, job(dtype + "train.gradient_accumulation=4 strategy=zero0"));
     for (const std::string& strategy : kStrategies)
@@ -45,14 +45,14 @@ TEST_P(EngineOptimizersTest, GiveTheSameWeightsUnderEveryStrategy) {
 
 TEST_P(EngineOptimizersTest, GiveTheSameWeightsOnEveryTier) {
   fs::create_directories(folder_ / "swap");
-  for (const std::string& dtype : {"train.dtype=fp32 ", "train.dtype=bf16 "}) {
+  for (const std::string dtype : {"train.dtype=fp32 ", "train.dtype=bf16 "}) {
     const std::string expected = result_of(2, trains_with_optimizer, job(dtype + "strategy=zero1"));
     EXPECT_EQ(result_of(2, trains_with_optimizer, job(dtype + "strategy=zero2 offload.optimizer=cpu")), expected);
     EXPECT_EQ(result_of(2, trains_with_optimizer, job(dtype + "strategy=zero3 offload.optimizer=nvme" + nvme())),
               expected);
     EXPECT_EQ(result_of(2, trains_with_optimizer,
                         job(dtype +
-                            "strategy=zero1 offload.optimizer=nvme offload.device_fraction=0.3 "
+                            "strategy=zero2 offload.optimizer=nvme offload.device_fraction=0.3 "
                             "offload.gradients=nvme" +
                             nvme())),
               expected);
@@ -68,7 +68,7 @@ TEST_P(EngineOptimizersTest, GiveTheSameWeightsOnEveryTier) {
 // Three steps, saved; the rest on another number of ranks, under another strategy and on another tier.
 TEST_P(EngineOptimizersTest, ResumeOnAnotherNumberOfRanks) {
   fs::create_directories(folder_ / "swap");
-  for (const std::string& dtype : {"train.dtype=fp32 ", "train.dtype=bf16 "}) {
+  for (const std::string dtype : {"train.dtype=fp32 ", "train.dtype=bf16 "}) {
     const std::string dir = "checkpoint.dir=" + (folder_ / ("saved_" + dtype.substr(12, 4))).string() + " ",
                       expected = result_of(2, trains_with_optimizer,
                                            job(dtype + "train.gradient_accumulation=2 strategy=zero1"));
@@ -76,7 +76,7 @@ TEST_P(EngineOptimizersTest, ResumeOnAnotherNumberOfRanks) {
               job(dtype + "train.gradient_accumulation=2 strategy=zero3 checkpoint.every=3 offload.optimizer=nvme " +
                       dir + nvme(),
                   3));
-    for (const std::string& way :
+    for (const std::string way :
          {"1 train.gradient_accumulation=4 strategy=zero0", "4 strategy=zero3 offload.optimizer=cpu"})
       EXPECT_EQ(result_of(way[0] - '0', trains_with_optimizer, job(dtype + dir + way.substr(2))), expected) << way;
   }
