@@ -174,11 +174,20 @@ typedef struct zr_param {
   int32_t ndim;
   uint32_t group; /* parameter group of the optimizer */
   int64_t count;  /* elements */
+
+  /* The optimizer updates complete blocks of this many elements, counted from the start of the parameter: strategies
+   * cut it only at multiples of cut_block, which is a multiple of zr_plan_in.norm_block, or at least `count`. 0 before
+   * the optimizer has described the parameter. */
+  int64_t cut_block;
+
+  /* The cost of an update, for strategies that balance ranks; in units that are the same for all parameters. 0 for
+   * frozen parameters, and before the optimizer has described the parameter. */
+  double update_cost;
 } zr_param;
 
 /* For ZR_SIZE_0_9. */
 enum {
   zr_key_size_0_9 = 64,  /* bytes */
-  zr_param_size_0_9 = 40 /* bytes */
+  zr_param_size_0_9 = 56 /* bytes */
 };
 #endif

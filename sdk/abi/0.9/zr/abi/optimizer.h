@@ -15,7 +15,7 @@ enum {
 typedef struct zr_slot { /* frozen: describes one optimizer state; the host allocates it, zeroed */
   const char *name;
   zr_dtype dtype;
-  uint32_t shape, flags, block; /* shape: ZR_SLOT_LIKE_PARAM; flags and block: 0 */
+  uint32_t shape, flags, block; /* shape: ZR_SLOT_LIKE_PARAM; flags and block: 0. More in draft/optimizer_shapes.h */
 } zr_slot;
 
 enum {
@@ -27,6 +27,10 @@ typedef struct zr_optimizer_desc {            /* output: the callee writes at mo
   uint64_t device_types; /* bit i: step() accepts memory of DLPack device type i; bit 1 (CPU) is required in this
                           * version */
   uint32_t flags, rsv;   /* flags: ZR_OPT_STREAMS */
+
+  /* The cost of an update of this parameter, in units of the optimizer that are the same for all its parameters; 0: the
+   * number of elements. Strategies balance ranks by it. */
+  double cost;
 } zr_optimizer_desc;
 
 /* Flags of a slice. */
@@ -75,7 +79,7 @@ typedef struct zr_optimizer_api {
 
   /* [control] Describes the update of one parameter: granularity, needs and optimizer states. Called for every
    * parameter, in any order and any number of times, after all groups have been added; the result does not change.
-   * In this version all parameters must have the same description. */
+   * States of the same name have the same meaning for all parameters. */
   zr_code (*describe)(void *self, const zr_param *, zr_optimizer_desc *, zr_error *);
 
   /* [worker] Updates n slices; see "Streams" in zr/abi/base.h. Must not allocate, block or communicate. For an
@@ -87,7 +91,7 @@ typedef struct zr_optimizer_api {
 
 /* For ZR_SIZE_0_9. */
 enum {
-  zr_optimizer_desc_size_0_9 = 40, /* bytes */
+  zr_optimizer_desc_size_0_9 = 48, /* bytes */
   zr_update_slice_size_0_9 = 192,  /* bytes */
   zr_step_size_0_9 = 24,           /* bytes */
   zr_optimizer_api_size_0_9 = 32   /* bytes */

@@ -145,8 +145,8 @@ typedef struct zr_strategy_api {
    * make the same calls, so it may issue collectives. */
   zr_code (*updated)(void *self, const zr_use *, zr_error *);
 
-  /* [use] Gathers parameters that this rank does not hold in full. full[i] is the full parameter, valid until its
-   * release. acquire and release are NULL if every rank always holds all weights. */
+  /* [use] Gathers parameters that this rank does not hold in full. full[i] is the full parameter, at a multiple of 64
+   * bytes, valid until its release. acquire and release are NULL if every rank always holds all weights. */
   zr_code (*acquire)(void *self, const uint32_t *params, uint32_t n, const zr_use *, zr_view *full, zr_error *);
 
   /* [use] Releases acquired parameters: their memory may be reused, with a stream once the stream has reached this
