@@ -1,0 +1,47 @@
+// The rules that a plug-in must follow: numbered, one sentence and one check each.
+#pragma once
+
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace zr::host::conform {
+
+class Case;
+
+/// What a rule needs before it can be checked. A rule of one stage is skipped if a gate of an earlier stage failed.
+enum class Stage {
+  file,      // reads the file without running it
+  load,      // loads the library
+  module,    // reads its tables
+  create,    // creates an instance
+  component  // uses the instances of a component
+};
+
+struct Rule {
+  std::string_view id;        // "ZR-O04": stable, never reused
+  std::string_view role;      // the rule applies to components of this role; "": to every role or to the library
+  std::string_view sentence;  // what conforming plug-ins do
+  void (*check)(Case&);       // returns if the rule holds; throws Failure or Skipped (case.hpp)
+  Stage stage = Stage::component;
+  bool gate = false;           // the rules of later stages need it
+  bool per_component = true;   // one case for each component of the library; else one for the library
+};
+
+/// All rules, in the order in which they are checked and listed.
+const std::vector<Rule>& rules();
+/// The rules of each file of this subsystem.
+std::span<const Rule> load_rules();
+std::span<const Rule> module_rules();
+std::span<const Rule> process_rules();
+std::span<const Rule> optimizer_rules();
+std::span<const Rule> strategy_plan_rules();
+std::span<const Rule> strategy_step_rules();
+std::span<const Rule> communicator_rules();
+std::span<const Rule> collective_rules();
+std::span<const Rule> offload_rules();
+
+/// The rule with this id, or null.
+const Rule* find_rule(std::string_view id);
+
+}  // namespace zr::host::conform
