@@ -38,8 +38,8 @@ void require(bool holds, const Parts&... parts) {
 
 /// How strictly a run of a plug-in treats the memory that it passes.
 struct Mode {
-  bool longer_structs = false;     // sized structs have 64 unknown bytes at the end
-  bool withdraw_arguments = false; // arguments cannot be read after the call has returned
+  bool longer_structs = false;      // sized structs have 64 unknown bytes at the end
+  bool withdraw_arguments = false;  // arguments cannot be read after the call has returned
 };
 
 /// Values for keys, as TOML text, by name: from the command line.

@@ -67,9 +67,8 @@ Answer OpenComm::submit(const zr_coll& coll, Completion* done) const {
   given.recv_counts = copy(coll.recv_counts);
   given.label = loan.text("bucket 3");
   const zr_coll* lent = loan.sized(given);
-  return call("submit()", [&](zr_error* error) {
-    return api_.submit(comm_, lent, nullptr, done ? done->abi() : nullptr, error);
-  });
+  return call("submit()",
+              [&](zr_error* error) { return api_.submit(comm_, lent, nullptr, done ? done->abi() : nullptr, error); });
 }
 
 void OpenComm::run(const zr_coll& coll) const {
@@ -109,8 +108,11 @@ int64_t CollectiveCase::dst_count(int rank) const {
 }
 std::string CollectiveCase::text() const {
   return concat(name_of_op(op), " of ", total(), " elements of ", name_of(src), src == dst ? "" : " to fp32",
-                is_reduction(op) ? (reduce == ZR_SUM ? " (sum)" : reduce == ZR_MIN ? " (min)" : " (max)") : "", ", ",
-                world, " ranks", passes_counts ? ", with counts" : "", in_place ? ", in place" : "",
+                is_reduction(op) ? (reduce == ZR_SUM   ? " (sum)"
+                                    : reduce == ZR_MIN ? " (min)"
+                                                       : " (max)")
+                                 : "",
+                ", ", world, " ranks", passes_counts ? ", with counts" : "", in_place ? ", in place" : "",
                 flags & ZR_COLL_ACCUMULATE ? ", accumulating" : "");
 }
 
@@ -118,7 +120,7 @@ std::vector<CollectiveCase> all_cases(const zr_comm_caps& caps, int world) {
   std::vector<CollectiveCase> cases;
   const auto n = static_cast<std::size_t>(world);
   std::vector<std::vector<int64_t>> cuts{std::vector<int64_t>(n, 0), std::vector<int64_t>(n, 1),
-                                         std::vector<int64_t>(n, 17), std::vector<int64_t>(n, 30011)};
+                                         std::vector<int64_t>(n, 17), std::vector<int64_t>(n, 9001)};
   std::vector<int64_t> uneven, gaps;
   for (int r = 0; r < world; ++r) {
     uneven.push_back(100 + 977 * ((r + 1) % world) + r);
@@ -134,8 +136,13 @@ std::vector<CollectiveCase> all_cases(const zr_comm_caps& caps, int world) {
           if (reduce != ZR_SUM && cut != 2) continue;
           const bool is_cut = op == ZR_REDUCE_SCATTER || op == ZR_ALL_GATHER || op == ZR_GATHER || op == ZR_SCATTER ||
                               op == ZR_ALL_TO_ALL;
-          cases.push_back({.op = op, .reduce = reduce, .src = dtype, .dst = dtype, .world = world,
-                           .root = static_cast<int>(cut) % world, .parts = cuts[cut],
+          cases.push_back({.op = op,
+                           .reduce = reduce,
+                           .src = dtype,
+                           .dst = dtype,
+                           .world = world,
+                           .root = static_cast<int>(cut) % world,
+                           .parts = cuts[cut],
                            .passes_counts = is_cut && (cut >= 4 || cut == 2)});
         }
   return cases;
@@ -147,8 +154,10 @@ std::string random_elements(zr_dtype dtype, int64_t count, uint64_t seed, bool e
   for (int64_t i = 0; i < count; ++i) {
     const uint64_t x = random();
     const double small = static_cast<double>(x % 31) - 15;
-    const double value =
-        exact ? small : (static_cast<double>(x >> 11) * 0x1p-52 - 1) * (x % 3 == 0 ? 1e3 : x % 3 == 1 ? 1 : 1e-3);
+    const double value = exact ? small
+                               : (static_cast<double>(x >> 11) * 0x1p-52 - 1) * (x % 3 == 0   ? 1e3
+                                                                                 : x % 3 == 1 ? 1
+                                                                                              : 1e-3);
     char* at = bytes.data() + i * size_of(dtype);
     const auto put = [&](auto element) { std::memcpy(at, &element, sizeof element); };
     switch (dtype) {
@@ -174,7 +183,8 @@ Memory place(const CollectiveCase& one, int rank, char* first, char* second) {
   if (!one.in_place) return {first, second};
   const int64_t own = one.start(rank) * size_of(one.src);
   if ((one.op == ZR_ALL_GATHER || one.op == ZR_GATHER) && one.dst_count(rank) > 0) return {first + own, first};
-  if (one.op == ZR_REDUCE_SCATTER || one.op == ZR_SCATTER) return {first, one.src_count(rank) > 0 ? first + own : first};
+  if (one.op == ZR_REDUCE_SCATTER || one.op == ZR_SCATTER)
+    return {first, one.src_count(rank) > 0 ? first + own : first};
   return {first, first};
 }
 
@@ -246,7 +256,8 @@ void check_case(const OpenComm& comm, const CollectiveCase& one, const CaseOptio
   const zr_coll coll = coll_of(one, rank, memory, received.data());
   if (options.completion) {
     Completion& done = comm.host().new_completion();
-    if (const Answer answer = comm.submit(coll, &done); !answer.ok()) fail("submit() of ", one.text(), " ", answer.said());
+    if (const Answer answer = comm.submit(coll, &done); !answer.ok())
+      fail("submit() of ", one.text(), " ", answer.said());
     comm.finish(done);
   } else {
     if (const Answer answer = comm.submit(coll); !answer.ok()) fail("submit() of ", one.text(), " ", answer.said());
@@ -296,9 +307,9 @@ void on_comms(Case& test, const std::vector<int>& worlds, const std::function<vo
 void use_communicator(Instance& instance, const Mode& mode) {
   const zr_comm_caps caps = caps_of(instance, mode);
   OpenComm comm(instance, mode);
-  for (const bool completion : {false, true})
-    for (const CollectiveCase& one : all_cases(caps, comm.world()))
-      if (one.src == ZR_U8 || one.src == ZR_F32) check_case(comm, one, {.seed = 3, .completion = completion});
+  for (const CollectiveCase& one : all_cases(caps, comm.world()))
+    if (one.src == ZR_U8 || one.src == ZR_F32)
+      check_case(comm, one, {.seed = 3, .completion = mode.withdraw_arguments});
   comm.close();
 }
 

@@ -63,9 +63,9 @@ std::vector<CollectiveCase> all_cases(const zr_comm_caps& caps, int world);
 
 struct CaseOptions {
   uint64_t seed = 1;
-  bool exact = true;           // numbers whose sum does not depend on the order
-  bool completion = false;     // submits with a completion
-  bool checks_source = false;  // also that src and the memory around dst stay
+  bool exact = true;                               // numbers whose sum does not depend on the order
+  bool completion = false;                         // submits with a completion
+  bool checks_source = false;                      // also that src and the memory around dst stay
   std::function<char*(int64_t bytes)> allocate{};  // memory for src and dst; not set: memory with guard pages
 };
 /// Runs a case on this rank and compares the result with the reference. Throws Failure.

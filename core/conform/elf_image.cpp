@@ -54,8 +54,8 @@ void read_symbols(const Bytes& bytes, const Elf64_Ehdr& head, ElfImage& image) {
       if (!symbol) return;
       const unsigned binding = ELF64_ST_BIND(symbol->st_info);
       if (binding == STB_LOCAL) continue;
-      image.symbols.push_back({bytes.text(strings->sh_offset + symbol->st_name), symbol->st_shndx != SHN_UNDEF,
-                               binding == STB_GNU_UNIQUE});
+      image.symbols.push_back(
+          {bytes.text(strings->sh_offset + symbol->st_name), symbol->st_shndx != SHN_UNDEF, binding == STB_GNU_UNIQUE});
     }
   }
 }

@@ -19,8 +19,8 @@ bool is_fused_opcode(unsigned char opcode) {
   return high >= 0x9 && high <= 0xb && low >= 6;
 }
 bool is_fused_multiply_add(const unsigned char* at) {
-  if (at[0] == 0xc4) return (at[1] & 0x1f) == 2 && (at[2] & 3) == 1 && is_fused_opcode(at[3]);            // VEX
-  if (at[0] == 0x62) return (at[1] & 0x0f) == 2 && (at[2] & 7) == 5 && is_fused_opcode(at[4]);            // EVEX
+  if (at[0] == 0xc4) return (at[1] & 0x1f) == 2 && (at[2] & 3) == 1 && is_fused_opcode(at[3]);  // VEX
+  if (at[0] == 0x62) return (at[1] & 0x0f) == 2 && (at[2] & 7) == 5 && is_fused_opcode(at[4]);  // EVEX
   return false;
 }
 

@@ -32,9 +32,9 @@ struct Unit {
   std::string_view name;
   double factor;
 };
-constexpr std::array kSizes{Unit{"", 1},        Unit{"B", 1},           Unit{"KB", 1e3},        Unit{"MB", 1e6},
-                            Unit{"GB", 1e9},    Unit{"TB", 1e12},       Unit{"KiB", 1024},      Unit{"MiB", 1 << 20},
-                            Unit{"GiB", 1 << 30}, Unit{"TiB", 1024.0 * (1 << 30)}};
+constexpr std::array kSizes{
+    Unit{"", 1},      Unit{"B", 1},      Unit{"KB", 1e3},      Unit{"MB", 1e6},      Unit{"GB", 1e9},
+    Unit{"TB", 1e12}, Unit{"KiB", 1024}, Unit{"MiB", 1 << 20}, Unit{"GiB", 1 << 30}, Unit{"TiB", 1024.0 * (1 << 30)}};
 constexpr std::array kTimes{Unit{"", 1}, Unit{"ms", 1e-3}, Unit{"s", 1}, Unit{"min", 60}, Unit{"h", 3600}};
 
 template <std::size_t N>
@@ -178,6 +178,15 @@ KeyValues values_of(const zr_component& component, const KeyTexts& texts) {
     if (!value && key.type == ZR_KEY_STRING) value = text;  // the command line need not quote
     if (!value) fail("key '", key.name, "': ", text, " is not a value of its type");
     values[key.name] = *value;
+  }
+  return values;
+}
+
+KeyValues smallest_sizes(const zr_component& component, KeyValues values) {
+  for (uint32_t i = 0; i < component.n_keys; ++i) {
+    const zr_key& key = *component.keys[i];
+    if ((key.type == ZR_KEY_BYTES || key.type == ZR_KEY_INT) && std::isfinite(key.min))
+      values[key.name] = static_cast<int64_t>(key.min);
   }
   return values;
 }

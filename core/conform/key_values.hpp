@@ -20,6 +20,9 @@ std::string problem_of(const zr_key& key);
 /// folder if it is a string, else its smallest value. Throws Failure if a value is invalid.
 KeyValues values_of(const zr_component& component, const KeyTexts& texts);
 
+/// The values, with every size and integer that has a smallest value at that value.
+KeyValues smallest_sizes(const zr_component& component, KeyValues values);
+
 /// A new empty folder, removed when the program ends.
 std::string temporary_folder();
 /// Removes the folders of temporary_folder(), of this process and of its children.

@@ -108,10 +108,9 @@ struct TableFunctions {
   std::set<std::size_t> optional;
 };
 const TableFunctions& functions_of(const std::string& role) {
-  static const std::array<TableFunctions, 4> all{TableFunctions{"strategy", 10, {8, 9}},
-                                                 TableFunctions{"communicator", 8, {4, 5, 6}},
-                                                 TableFunctions{"optimizer", 3, {}},
-                                                 TableFunctions{"offload", 10, {6, 7, 8, 9}}};
+  static const std::array<TableFunctions, 4> all{
+      TableFunctions{"strategy", 10, {8, 9}}, TableFunctions{"communicator", 8, {4, 5, 6}},
+      TableFunctions{"optimizer", 3, {}}, TableFunctions{"offload", 10, {6, 7, 8, 9}}};
   return *std::find_if(all.begin(), all.end(), [&](const TableFunctions& one) { return role == one.role; });
 }
 
@@ -151,16 +150,16 @@ void tables_are_valid(Case& test) {
   require(module.size >= ZR_SIZE_0_9(zr_module), "the module has ", module.size, " bytes, fewer than in ABI 0.9");
   require(module.rsv == 0, "rsv of the module is not 0");
   require(module.name && module.vendor && module.version && module.build, "a text of the module is NULL");
-  require(module.need_minor <= module.built_minor && module.built_minor <= ZR_ABI_MINOR,
-          "the module needs ABI 0.", module.need_minor, " and was built with 0.", module.built_minor);
+  require(module.need_minor <= module.built_minor && module.built_minor <= ZR_ABI_MINOR, "the module needs ABI 0.",
+          module.need_minor, " and was built with 0.", module.built_minor);
   require(module.n_components > 0 && module.components, "the module has no components");
   std::set<std::string> names;
   for (uint32_t i = 0; i < module.n_components; ++i) {
     require(module.components[i], "component ", i, " is NULL");
     const std::string problem = component_problem(*module.components[i]);
     require(problem.empty(), "component ", i, ": ", problem);
-    require(names.insert(concat(module.components[i]->kind, " ", module.components[i]->id)).second, "two components are ",
-            module.components[i]->id);
+    require(names.insert(concat(module.components[i]->kind, " ", module.components[i]->id)).second,
+            "two components are ", module.components[i]->id);
   }
 }
 

@@ -147,7 +147,8 @@ void arguments_are_not_kept(Case& test) {
     Instance instance(test, host);
     use_component(test, instance, mode);
     instance.destroy();
-    instance.check_host();
+    const std::string problem = host.problem(TestHost::Misuse::argument);
+    require(problem.empty(), problem);
   });
 }
 
@@ -187,11 +188,16 @@ void tables_are_not_cached(Case& test) {
   });
 }
 
+void outputs_have_their_size(Case& test) {
+  TestHost host;
+  Instance instance(test, host);
+  check_output_size(instance, test.role());
+}
+
 constexpr Rule kRules[] = {
-    {"ZR-L11", "", "startup() and shutdown() may be called again, after each other.", startup_may_be_repeated,
-     Stage::create},
-    {"ZR-L12", "", "create() with default values makes an instance; destroy() accepts it, and NULL.",
+    {"ZR-L11", "", "create() with default values makes an instance; destroy() accepts it, and NULL.",
      instance_is_created, Stage::create, true},
+    {"ZR-L12", "", "startup() and shutdown() may be called again, after each other.", startup_may_be_repeated},
     {"ZR-L13", "", "create() and destroy() leak no memory, file descriptors or threads.", creating_leaks_nothing},
     {"ZR-L14", "", "extension() returns NULL for an id that it does not know.", unknown_extension_is_null},
     {"ZR-L15", "", "Two instances of one component work at the same time.", two_instances_at_once},
@@ -201,6 +207,8 @@ constexpr Rule kRules[] = {
     {"ZR-H03", "", "An instance uses the service tables of its own host, not those of an earlier one.",
      tables_are_not_cached},
     {"ZR-H04", "", "Arguments are not read after the call that got them has returned.", arguments_are_not_kept},
+    {"ZR-H05", "", "A function that fills a sized struct writes at most the struct's `size` bytes.",
+     outputs_have_their_size},
 };
 
 }  // namespace

@@ -16,7 +16,7 @@ namespace zr::host::conform {
 
 namespace {
 
-constexpr double kTransferSeconds = 30;
+constexpr double kTransferSeconds = 5;
 enum class Kind { write, read };
 
 // A tier and its allocations.
@@ -248,7 +248,7 @@ void calls_at_once(Case& test) {
         std::mt19937_64 random = test.random(t + 1);
         for (int round = 0; round < 30; ++round) {
           const Array written = filled(tier, bytes, random), read = filled(tier, bytes, random);
-          tier.transfer_later(Kind::write, {transfer_of(id, t * bytes, written)});
+          tier.transfer(Kind::write, {transfer_of(id, t * bytes, written)});
           tier.transfer(Kind::read, {transfer_of(id, t * bytes, read)});
           require(read.content() == written.content(), "calls of several threads at once mix their bytes");
         }
@@ -274,21 +274,17 @@ void failed_transfer_has_its_index(Case& test) {
       memory.push_back(filled(tier, bytes, random));
       transfers.push_back(transfer_of(i == index ? kUnknown : id, 0, memory.back()));
     }
+    const Answer answer = tier.try_transfer(Kind::read, transfers);
+    require(!answer.ok(), "a transfer of an unknown allocation succeeds");
+    require(!answer.text.empty(), "a transfer of an unknown allocation fails without a text");
+    require(answer.native == index, "native is ", answer.native, ", but transfer ", index, " of 3 failed");
     Completion& done = open.host.new_completion();
-    test.note("waiting for a transfer of an unknown allocation");
-    const Answer answer = tier.try_transfer(Kind::read, transfers, &done);
-    int64_t native = answer.native;
-    std::string text = answer.text;
-    if (answer.ok()) {
-      require(open.host.wait(done, kTransferSeconds), "a transfer of an unknown allocation never ends");
-      require(done.code() != ZR_OK, "a transfer of an unknown allocation succeeds");
-      native = done.native();
-      text = done.text();
-    } else {
-      done.forbid();
-    }
-    require(!text.empty(), "a transfer of an unknown allocation fails without a text");
-    require(native == index, "native is ", native, ", but transfer ", index, " of 3 failed");
+    const bool accepted = tier.try_transfer(Kind::read, transfers, &done).ok();
+    if (!accepted) done.forbid();
+    require(accepted || !done.is_resolved(), "read() failed, but resolved its completion");
+    if (accepted && open.host.wait(done, kTransferSeconds))
+      require(done.code() != ZR_OK && done.native() == index, "a transfer that fails later is resolved with ",
+              code_text(done.code()), " and native ", done.native(), ", but transfer ", index, " of 3 failed");
   }
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   open.instance.check_host();
@@ -346,7 +342,8 @@ void mapped_memory_is_the_content(Case& test) {
   require(view.data && view.dtype == ZR_U8 && view.count >= static_cast<int64_t>(bytes) && view.flags == 0 &&
               view.device.type == ZR_DEVICE_CPU,
           "map() returned no U8 view of CPU memory with all ", bytes, " bytes");
-  require(reinterpret_cast<uintptr_t>(view.data) % align == 0, "the memory of map() is not aligned to ", align, " bytes");
+  require(reinterpret_cast<uintptr_t>(view.data) % align == 0, "the memory of map() is not aligned to ", align,
+          " bytes");
   require(std::memcmp(view.data, written.data(), bytes) == 0, "map() shows other bytes than those written");
   std::memset(view.data, 0x17, bytes);
   call_void("unmap()", [&] { tier.api().unmap(open.instance.self(), id); });
@@ -367,7 +364,7 @@ void registered_memory_works(Case& test) {
     const zr_view view = view_of(memory.data(), static_cast<int64_t>(bytes), ZR_U8);
     const Answer registered =
         call("reg()", [&](zr_error* error) { return tier.api().reg(open.instance.self(), &view, error); });
-    tier.transfer_later(Kind::write, {transfer_of(id, 0, memory)});
+    tier.transfer(Kind::write, {transfer_of(id, 0, memory)});
     if (registered.ok()) call_void("unreg()", [&] { tier.api().unreg(open.instance.self(), &view); });
     tier.transfer(Kind::read, {transfer_of(id, 0, read)});
     require(read.content() == memory.content(), "transfers of registered memory give other bytes");
@@ -406,8 +403,12 @@ void use_offload(Instance& instance, const Mode& mode) {
   std::mt19937_64 random(1);
   const uint64_t bytes = tier.whole(50000), id = tier.reserve(bytes);
   const Array written = filled(tier, bytes, random), read = filled(tier, bytes, random);
-  tier.transfer_later(Kind::write, {transfer_of(id, 0, written)});
-  tier.transfer_later(Kind::read, {transfer_of(id, 0, read)});
+  const auto transfer = [&](Kind kind, const Array& memory) {
+    mode.withdraw_arguments ? tier.transfer_later(kind, {transfer_of(id, 0, memory)})
+                            : tier.transfer(kind, {transfer_of(id, 0, memory)});
+  };
+  transfer(Kind::write, written);
+  transfer(Kind::read, read);
   require(read.content() == written.content(), "the bytes that were read differ from those written");
   tier.release(id);
 }

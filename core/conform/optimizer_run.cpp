@@ -134,9 +134,8 @@ const std::vector<zr_slot>& OptimizerRun::slots() {
 
 Answer OptimizerRun::add_group(uint32_t group, const KeyValues& values) {
   ConfigTable& table = instance_.host().new_table(values);
-  const Answer answer = call("add_group()", [&](zr_error* error) {
-    return api_.add_group(instance_.self(), group, table.abi(), error);
-  });
+  const Answer answer =
+      call("add_group()", [&](zr_error* error) { return api_.add_group(instance_.self(), group, table.abi(), error); });
   table.ended = true;
   return answer;
 }
@@ -158,7 +157,8 @@ void OptimizerRun::update(ParameterArrays& arrays, const UpdateOptions& options)
 
 Cuts random_cuts(int64_t count, int64_t block, std::mt19937_64& random) {
   std::vector<int64_t> edges{0, count};
-  for (int i = 0; i < 6; ++i) edges.push_back(static_cast<int64_t>(random() % static_cast<uint64_t>(count)) / block * block);
+  for (int i = 0; i < 6; ++i)
+    edges.push_back(static_cast<int64_t>(random() % static_cast<uint64_t>(count)) / block * block);
   std::sort(edges.begin(), edges.end());
   edges.erase(std::unique(edges.begin(), edges.end()), edges.end());
   Cuts cuts;

@@ -15,8 +15,8 @@ struct ParameterArrays {
   struct Layout {
     int64_t count = 0;
     zr_dtype weight_dtype = ZR_F32;
-    std::size_t shift = 0;       // bytes by which every array is out of its alignment
-    uint8_t undefined = 0x99;    // content of a low-precision weight on entry
+    std::size_t shift = 0;     // bytes by which every array is out of its alignment
+    uint8_t undefined = 0x99;  // content of a low-precision weight on entry
   };
   /// Random weights, zeroed states. The same generator state gives the same weights for every layout.
   ParameterArrays(const Layout& layout, const std::vector<zr_slot>& slots, std::mt19937_64 random);
@@ -48,7 +48,7 @@ struct UpdateOptions {
   float grad_mul = 0.5f;
   int64_t step = 1;
   Completion* done = nullptr;
-  bool one_call = true;  // else one call per slice
+  bool one_call = true;              // else one call per slice
   zr_dtype claimed_dtype = ZR_NONE;  // the dtype of the weight view, if it is not the true one
 };
 

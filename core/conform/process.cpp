@@ -134,8 +134,8 @@ Outcome run_in_process(const std::function<std::string(const Note&)>& check, dou
   ::setpgid(child, child);
   ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
   Messages messages(ends[0]);
-  const bool ended =
-      messages.wait(child, Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds)));
+  const bool ended = messages.wait(
+      child, Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds)));
   int status = 0;
   // A child without a result that has closed its end is about to end; one with a result is not needed any more.
   if (!ended || !messages.result().empty()) ::kill(-child, SIGKILL), ::kill(child, SIGKILL);
@@ -186,8 +186,7 @@ void run_ranks(int world, const std::function<void(int rank)>& body) {
       if (over[r]) continue;
       const auto outcome = outcome_of(ranks[r]);
       over[r] = outcome.has_value();
-      if (outcome && outcome->verdict != Verdict::pass)
-        first = outcome, name = concat("rank ", r, " of ", world, ": ");
+      if (outcome && outcome->verdict != Verdict::pass) first = outcome, name = concat("rank ", r, " of ", world, ": ");
     }
   for (const RankProcess& rank : ranks) {
     ::kill(rank.pid, SIGKILL);

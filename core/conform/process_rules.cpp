@@ -23,6 +23,7 @@ std::set<int> numbers_in(const char* folder) {
   if (!open) return numbers;
   while (const dirent* entry = ::readdir(open))
     if (entry->d_name[0] != '.') numbers.insert(std::atoi(entry->d_name));
+  numbers.erase(::dirfd(open));  // of this function
   ::closedir(open);
   return numbers;
 }
@@ -68,6 +69,7 @@ uint64_t blocked_signals(int thread) {
 void threads_block_signals(Case& test) {
   std::set<int> known;
   const auto check = [&] {
+    ::usleep(50000);  // a new thread blocks all signals until it runs
     for (const int thread : threads()) {
       if (known.count(thread)) continue;
       const uint64_t blocked = blocked_signals(thread);
@@ -75,7 +77,8 @@ void threads_block_signals(Case& test) {
         if (!(blocked >> (signal - 1) & 1)) fail("a thread of the plug-in does not block signal ", signal);
     }
   };
-  observe(test, [&] { known = threads(); }, check, [] {});
+  observe(
+      test, [&] { known = threads(); }, check, [] {});
 }
 
 void descriptors_are_cloexec(Case& test) {
@@ -85,7 +88,8 @@ void descriptors_are_cloexec(Case& test) {
       if (const int flags = ::fcntl(fd, F_GETFD); !known.count(fd) && flags >= 0 && !(flags & FD_CLOEXEC))
         fail("file descriptor ", fd, " was opened without O_CLOEXEC");
   };
-  observe(test, [&] { known = numbers_in("/proc/self/fd"); }, check, [] {});
+  observe(
+      test, [&] { known = numbers_in("/proc/self/fd"); }, check, [] {});
 }
 
 void no_thread_remains(Case& test) {
@@ -94,7 +98,8 @@ void no_thread_remains(Case& test) {
     for (int tries = 0; threads().size() > known.size() && tries < 100; ++tries) ::usleep(2000);
     require(threads().size() <= known.size(), threads().size() - known.size(), " threads run after the last destroy()");
   };
-  observe(test, [&] { known = threads(); }, [] {}, check);
+  observe(
+      test, [&] { known = threads(); }, [] {}, check);
 }
 
 constexpr Rule kRules[] = {

@@ -102,12 +102,14 @@ void reduce_element(const zr_coll& coll, zr_dtype src, const std::vector<const c
     store(to, reduce_all(0.0, load<double>, load<double>));
   else if (dst == ZR_F32 || dst == ZR_BF16 || dst == ZR_F16)
     store_float(dst, to,
-                reduce_all(0.0f, [&](const char* at) { return load_float(dst, at); },
-                           [&](const char* at) { return load_float(src, at); }));
+                reduce_all(
+                    0.0f, [&](const char* at) { return load_float(dst, at); },
+                    [&](const char* at) { return load_float(src, at); }));
   else
     store_integer(dst, to,
-                  reduce_all(int64_t{0}, [&](const char* at) { return load_integer(dst, at); },
-                             [&](const char* at) { return load_integer(src, at); }));
+                  reduce_all(
+                      int64_t{0}, [&](const char* at) { return load_integer(dst, at); },
+                      [&](const char* at) { return load_integer(src, at); }));
 }
 
 struct Sources {
@@ -122,9 +124,9 @@ void reduce_all_elements(const std::vector<RankCollective>& ranks, const Sources
     if (!writes_dst(coll, static_cast<int>(r))) continue;
     const auto parts = parts_of(ranks[r].counts, coll.src.count, ranks.size());
     const int64_t first = coll.op == ZR_REDUCE_SCATTER ? start_of(parts, r) : 0;
+    std::vector<const char*> elements(ranks.size());
     for (int64_t i = 0; i < coll.dst.count; ++i) {
-      std::vector<const char*> elements;
-      for (const std::string& source : sources.bytes) elements.push_back(source.data() + (first + i) * width);
+      for (std::size_t s = 0; s < ranks.size(); ++s) elements[s] = sources.bytes[s].data() + (first + i) * width;
       reduce_element(coll, sources.dtype, elements, static_cast<char*>(coll.dst.data) + i * size_of(coll.dst.dtype));
     }
   }

@@ -33,12 +33,9 @@ std::string json_of(const Report& report) {
     if (outcome.verdict != Verdict::pass) one["reason"] = outcome.reason;
     cases.push_back(std::move(one));
   }
-  const nlohmann::ordered_json all{{"file", report.options.file.string()},
-                                   {"seed", report.options.seed},
-                                   {"passed", report.count(Verdict::pass)},
-                                   {"failed", report.count(Verdict::fail)},
-                                   {"skipped", report.count(Verdict::skip)},
-                                   {"cases", std::move(cases)}};
+  const nlohmann::ordered_json all{{"file", report.options.file.string()},   {"seed", report.options.seed},
+                                   {"passed", report.count(Verdict::pass)},  {"failed", report.count(Verdict::fail)},
+                                   {"skipped", report.count(Verdict::skip)}, {"cases", std::move(cases)}};
   return all.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 

@@ -24,8 +24,8 @@ struct Rule {
   std::string_view sentence;  // what conforming plug-ins do
   void (*check)(Case&);       // returns if the rule holds; throws Failure or Skipped (case.hpp)
   Stage stage = Stage::component;
-  bool gate = false;           // the rules of later stages need it
-  bool per_component = true;   // one case for each component of the library; else one for the library
+  bool gate = false;          // the rules of later stages need it
+  bool per_component = true;  // one case for each component of the library; else one for the library
 };
 
 /// All rules, in the order in which they are checked and listed.

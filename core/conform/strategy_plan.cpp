@@ -61,8 +61,7 @@ std::string buffer_problem(const PlannedBuffer& buffer, const PlanRequest& reque
   if (buffer.elements < 0 || size_of(buffer.dtype) == 0) return "it has a negative size or an unknown dtype";
   if (buffer.role < ZR_ROLE_WEIGHT || buffer.role > ZR_ROLE_WEIGHT_SHARD) return concat("its role is ", buffer.role);
   if (buffer.flags & ~uint32_t{ZR_BUFFER_SHARED}) return concat("flags is ", buffer.flags, ", with unknown bits");
-  if ((buffer.flags & ZR_BUFFER_SHARED) &&
-      (buffer.role != ZR_ROLE_WEIGHT || !(request.flags & ZR_PLAN_SHARE_WEIGHTS)))
+  if ((buffer.flags & ZR_BUFFER_SHARED) && (buffer.role != ZR_ROLE_WEIGHT || !(request.flags & ZR_PLAN_SHARE_WEIGHTS)))
     return "it is shared, but only full weights can be, with ZR_PLAN_SHARE_WEIGHTS";
   return "";
 }
@@ -72,7 +71,8 @@ std::string piece_problem(const PlannedPiece& piece, const RankPlan& plan, const
     return concat("its role is ", piece.role);
   if (piece.param >= request.params.size()) return "its parameter does not exist";
   const ModelParameter& parameter = request.params[piece.param];
-  if (piece.first < 0 || piece.count < 1 || piece.end() > parameter.count) return "it is empty or outside its parameter";
+  if (piece.first < 0 || piece.count < 1 || piece.end() > parameter.count)
+    return "it is empty or outside its parameter";
   if (piece.first % kNormBlock != 0 || (piece.end() % kNormBlock != 0 && piece.end() != parameter.count))
     return "it is cut inside a norm block";
   if (piece.role == ZR_ROLE_WEIGHT && piece.count != parameter.count) return "a WEIGHT piece is not a full parameter";

@@ -21,7 +21,11 @@ struct Planner {
 
 void describes_itself(Case& test) {
   Planner planner(test);
-  zr_strategy_desc desc{};
+  struct {
+    zr_strategy_desc desc{};
+    char space[64];  // how much is written is the subject of another rule
+  } out;
+  zr_strategy_desc& desc = out.desc;
   desc.size = sizeof desc;
   must("describe()", [&](zr_error* error) { return planner.api.describe(planner.instance.self(), &desc, error); });
   require(desc.device_types & (1u << ZR_DEVICE_CPU), "device_types is ", desc.device_types, ", without CPU memory");
@@ -93,8 +97,8 @@ void owners_hold_their_weights(Case& test) {
           int64_t held = 0;
           for (const PlannedPiece& weight : plan.pieces)
             if (weight.role != ZR_ROLE_REDUCED_GRAD && weight.param == updated.param)
-              held += std::max<int64_t>(
-                  0, std::min(weight.end(), updated.end()) - std::max(weight.first, updated.first));
+              held +=
+                  std::max<int64_t>(0, std::min(weight.end(), updated.end()) - std::max(weight.first, updated.first));
           require(held >= updated.count, "rank ", request.rank, " of ", request.world, " updates parameter ",
                   updated.param, " [", updated.first, ", ", updated.end(), "), but holds ", held, " of these weights");
         }

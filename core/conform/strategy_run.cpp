@@ -13,7 +13,8 @@ namespace zr::host::conform {
 
 namespace {
 
-constexpr double kWaitSeconds = 15;
+constexpr double kWaitSeconds = 5;
+constexpr const char* kOtherRank = "another rank has failed";
 
 uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -50,8 +51,8 @@ float gradient(const StrategyOptions& options, int number_of_step, int micro, in
 
 SharedRun::SharedRun(const StrategyOptions& run_options, int ranks)
     : options(run_options),
-      world({ranks, run_options.lazy, run_options.mode.longer_structs,
-             run_options.fail_at.value_or(~uint64_t{0}), run_options.code}),
+      world({ranks, run_options.lazy, run_options.mode.longer_structs, run_options.fail_at.value_or(~uint64_t{0}),
+             run_options.code}),
       barrier(ranks) {}
 
 StrategyRank::StrategyRank(SharedRun& shared, Instance& instance, int rank)
@@ -72,21 +73,19 @@ StrategyRank::StrategyRank(SharedRun& shared, Instance& instance, int rank)
 // ---- calls
 
 template <class F>
-Answer StrategyRank::make_call(const std::string& name, F&& fn) {
+Answer StrategyRank::call_from_any_thread(const std::string& name, F&& fn) {
   if (!options_.other_threads) return call(name, fn);
   return std::async(std::launch::async, [&] { return call(name, fn); }).get();
 }
 
-template <class F>
-void StrategyRank::check_call(const std::string& name, F&& fn) {
-  const Answer answer = make_call(name, fn);
+void StrategyRank::check(const std::string& name, const Answer& answer) const {
   if (answer.ok()) return;
   if (options_.fail_at) throw FailedCall{name, answer.code};
   fail(name, " ", answer.said());
 }
 
 template <class F>
-void StrategyRank::call_with_use(const std::string& name, const zr_use& use, bool may_complete, F&& fn) {
+void StrategyRank::call_with_use(const std::string& name, Tag tag, const zr_use& use, bool may_complete, F&& fn) {
   Loan loan(options_.mode);
   zr_use given = use;
   Completion* done = nullptr;
@@ -95,7 +94,8 @@ void StrategyRank::call_with_use(const std::string& name, const zr_use& use, boo
     given.done = done->abi();
   }
   const zr_use* lent = loan.sized(given);
-  check_call(name, [&](zr_error* error) { return fn(lent, error); });
+  const auto with_use = [&](zr_error* error) { return fn(lent, error); };
+  check(name, tag == Tag::use ? call_from_any_thread(name, with_use) : call(name, with_use));
   if (!done) return;
   require(instance_.host().wait(*done, kWaitSeconds), name, " with a completion never resolves it");
   require(done->code() == ZR_OK, "the completion of ", name, " was resolved with ", code_text(done->code()));
@@ -110,9 +110,8 @@ zr_use StrategyRank::use_of(uint32_t phase, int micro, bool last) const {
 }
 
 void StrategyRank::event(uint32_t kind, const zr_use& use) {
-  call_with_use("event()", use, false, [&](const zr_use* lent, zr_error* error) {
-    return api_.event(instance_.self(), kind, lent, error);
-  });
+  call_with_use("event()", Tag::use, use, false,
+                [&](const zr_use* lent, zr_error* error) { return api_.event(instance_.self(), kind, lent, error); });
 }
 
 // ---- start
@@ -120,7 +119,8 @@ void StrategyRank::event(uint32_t kind, const zr_use& use) {
 void StrategyRank::bind() {
   const MutexLock lock(shared_.control);
   plan_ = plan_rank(api_, instance_.self(), request_, options_.mode);
-  if (const std::string problem = problem_of(plan_, request_); !problem.empty()) fail(problem);
+  if (const std::string problem = problem_of(plan_, request_); !problem.empty())
+    skip("it cannot be checked, because the plan is invalid (ZR-S02): ", problem);
   std::vector<zr_view> views;
   for (std::size_t i = 0; i < plan_.buffers.size(); ++i) {
     const PlannedBuffer& buffer = plan_.buffers[i];
@@ -141,7 +141,8 @@ void StrategyRank::bind() {
   }
   for (uint32_t p = 0; p < request_.params.size(); ++p)
     if (request_.params[p].count > 0 && !plan_.is_full_weight(request_.params[p], p)) gathered_.push_back(p);
-  require(gathered_.empty() || (api_.acquire && api_.release), "a rank does not hold all weights, but acquire is NULL");
+  if (!gathered_.empty() && (!api_.acquire || !api_.release))
+    skip("it cannot be checked, because a rank does not hold all weights, but acquire or release is NULL (ZR-S06)");
   Loan loan(options_.mode);
   const zr_plan_in* in = plan_in_of(bound_loan_, request_);  // valid until destroy()
   zr_bind bound{};
@@ -149,7 +150,7 @@ void StrategyRank::bind() {
   bound.buffers = loan.list(views);
   bound.comm = shared_.world.ref(request_.rank);
   const zr_bind* lent = loan.sized(bound);
-  check_call("bind()", [&](zr_error* error) { return api_.bind(instance_.self(), in, lent, error); });
+  check("bind()", call("bind()", [&](zr_error* error) { return api_.bind(instance_.self(), in, lent, error); }));
 }
 
 void StrategyRank::run() {
@@ -186,9 +187,8 @@ void StrategyRank::set_own_weights(bool frozen_too) {
 void StrategyRank::publish(bool frozen_too) {
   shared_.barrier.arrive_and_wait();  // no rank reads shared weights while others write them
   set_own_weights(frozen_too);
-  call_with_use("updated()", use_of(ZR_UPDATE_PHASE), true, [&](const zr_use* use, zr_error* error) {
-    return api_.updated(instance_.self(), use, error);
-  });
+  call_with_use("updated()", Tag::step, use_of(ZR_UPDATE_PHASE), true,
+                [&](const zr_use* use, zr_error* error) { return api_.updated(instance_.self(), use, error); });
 }
 
 void StrategyRank::check_full(uint32_t param, const void* data, const char* when) const {
@@ -212,12 +212,13 @@ void StrategyRank::acquire(const std::vector<uint32_t>& params, uint32_t phase) 
   std::vector<zr_view> full(params.size());
   Loan loan(options_.mode);
   const uint32_t* list = loan.list(params);
-  call_with_use("acquire()", use_of(options_.unknown ? 99 : phase), true, [&](const zr_use* use, zr_error* error) {
-    return api_.acquire(instance_.self(), list, static_cast<uint32_t>(params.size()), use, full.data(), error);
-  });
+  call_with_use(
+      "acquire()", Tag::use, use_of(options_.unknown ? 99 : phase), true, [&](const zr_use* use, zr_error* error) {
+        return api_.acquire(instance_.self(), list, static_cast<uint32_t>(params.size()), use, full.data(), error);
+      });
   for (std::size_t i = 0; i < params.size(); ++i) {
-    require(full[i].data && full[i].count == request_.params[params[i]].count && full[i].dtype == request_.weight_dtype &&
-                full[i].flags == 0 && full[i].device.type == ZR_DEVICE_CPU,
+    require(full[i].data && full[i].count == request_.params[params[i]].count &&
+                full[i].dtype == request_.weight_dtype && full[i].flags == 0 && full[i].device.type == ZR_DEVICE_CPU,
             "acquire() returned an invalid view of parameter ", params[i]);
     check_full(params[i], full[i].data, "after acquire()");
   }
@@ -226,9 +227,10 @@ void StrategyRank::acquire(const std::vector<uint32_t>& params, uint32_t phase) 
 void StrategyRank::release(const std::vector<uint32_t>& params, uint32_t phase) {
   Loan loan(options_.mode);
   const uint32_t* list = loan.list(params);
-  call_with_use("release()", use_of(options_.unknown ? 99 : phase), false, [&](const zr_use* use, zr_error* error) {
-    return api_.release(instance_.self(), list, static_cast<uint32_t>(params.size()), use, error);
-  });
+  call_with_use("release()", Tag::use, use_of(options_.unknown ? 99 : phase), false,
+                [&](const zr_use* use, zr_error* error) {
+                  return api_.release(instance_.self(), list, static_cast<uint32_t>(params.size()), use, error);
+                });
 }
 
 // Uses the parameters one after another: each while the one before is still in use, and the last three together.
@@ -281,7 +283,7 @@ bool StrategyRank::deliver(uint32_t param, int number, int micro) {
     zr_view dst{};
     Loan loan(options_.mode);
     const zr_use* use = loan.sized(use_of(ZR_BACKWARD, micro, last));
-    const Answer answer = make_call("grad_destination()", [&](zr_error* error) {
+    const Answer answer = call_from_any_thread("grad_destination()", [&](zr_error* error) {
       return api_.grad_destination(instance_.self(), param, &first, use, &dst, error);
     });
     if (answer.code == ZR_AGAIN) {
@@ -303,9 +305,10 @@ bool StrategyRank::deliver(uint32_t param, int number, int micro) {
     }
     write_gradient(param, number, micro, destination);
     if (!request_.holds() || last)
-      call_with_use("grad_ready()", use_of(ZR_BACKWARD, micro, last), false, [&](const zr_use* lent, zr_error* error) {
-        return api_.grad_ready(instance_.self(), param, first, dst.count, lent, error);
-      });
+      call_with_use("grad_ready()", Tag::use, use_of(ZR_BACKWARD, micro, last), false,
+                    [&](const zr_use* lent, zr_error* error) {
+                      return api_.grad_ready(instance_.self(), param, first, dst.count, lent, error);
+                    });
     delivered_[param] += dst.count;
   }
   return true;
@@ -370,9 +373,9 @@ void StrategyRank::check_sums(int number) {
     for (int64_t i = 0; i < piece.count; ++i) {
       const float actual = load(buffers_[piece.buffer], piece.offset + i, request_.reduced_grad_dtype);
       const float expected = sums[static_cast<std::size_t>(piece.first + i)];
-      require(bits_of(actual) == bits_of(expected), "element ", piece.first + i, " of the reduced gradient of parameter ",
-              piece.param, " is ", actual, " on rank ", request_.rank, ", not ", expected,
-              " (the sum over micro-steps and ranks, in rank order)");
+      require(bits_of(actual) == bits_of(expected), "element ", piece.first + i,
+              " of the reduced gradient of parameter ", piece.param, " is ", actual, " on rank ", request_.rank,
+              ", not ", expected, " (the sum over micro-steps and ranks, in rank order)");
     }
   }
 }
@@ -381,9 +384,8 @@ void StrategyRank::step(int number) {
   event(ZR_STEP_BEGIN, use_of(ZR_BACKWARD));
   if (options_.unknown) event(99, use_of(99));
   for (int micro = 0; micro < request_.accumulation; ++micro) micro_step(number, micro);
-  call_with_use("grads_finish()", use_of(ZR_UPDATE_PHASE), true, [&](const zr_use* use, zr_error* error) {
-    return api_.grads_finish(instance_.self(), use, error);
-  });
+  call_with_use("grads_finish()", Tag::step, use_of(ZR_UPDATE_PHASE), true,
+                [&](const zr_use* use, zr_error* error) { return api_.grads_finish(instance_.self(), use, error); });
   check_sums(number);
   if (!options_.skips || number != 1) {
     for (uint32_t p = 0; p < request_.params.size(); ++p) {
@@ -406,14 +408,31 @@ void StrategyRank::step(int number) {
 
 // ---- jobs
 
+namespace {
+// Skips the rule if the plans of the job are invalid, or do not cover the model: other rules are about that.
+void check_plans(Case& test, PlanRequest request, const KeyValues& values) {
+  TestHost host;
+  Instance instance(test, host, values);
+  std::vector<RankPlan> plans;
+  std::string problem;
+  for (request.rank = 0; request.rank < request.world; ++request.rank) {
+    plans.push_back(plan_rank(instance.api<zr_strategy_api>(), instance.self(), request, {}));
+    if (problem.empty()) problem = problem_of(plans.back(), request);
+  }
+  if (problem.empty()) problem = coverage_problem(plans, request);
+  if (!problem.empty()) skip("it cannot be checked, because a plan is invalid (ZR-S02, ZR-S03): ", problem);
+}
+}  // namespace
+
 StrategyResult run_strategy(Case& test, const StrategyOptions& options) {
   const int ranks = options.request.world;
   SharedRun shared(options, ranks);
   StrategyResult result;
   result.failed_calls.resize(static_cast<std::size_t>(ranks));
-  test.library().start();
   const Store store;
-  const KeyValues values = Instance::values_for(test);
+  KeyValues values = Instance::values_for(test);
+  if (options.smallest_sizes) values = smallest_sizes(test.library().component(test.role(), test.id()), values);
+  check_plans(test, options.request, values);
   const auto run_rank = [&](int rank) {
     TestHost host({.mode = options.mode, .rank = rank, .world = ranks, .store = &store});
     host.on_wait = [&](Completion& completion) { return shared.world.wait(completion); };
@@ -430,7 +449,11 @@ StrategyResult run_strategy(Case& test, const StrategyOptions& options) {
     } catch (const Failure& failure) {
       const MutexLock lock(shared.mutex);
       if (shared.problem.empty()) shared.problem = failure.reason;
-      shared.world.stop("another rank has failed");
+      shared.world.stop(kOtherRank);
+    } catch (const Skipped& skipped) {
+      const MutexLock lock(shared.mutex);
+      shared.skipped = skipped.reason;
+      shared.world.stop(kOtherRank);
     }
     shared.barrier.arrive_and_drop();
     shared.world.leave(rank);
@@ -441,10 +464,11 @@ StrategyResult run_strategy(Case& test, const StrategyOptions& options) {
   for (int rank = 0; rank < ranks; ++rank) threads.emplace_back(run_rank, rank);
   for (std::thread& thread : threads) thread.join();
   const std::string problem = shared.world.problem();
-  if (!problem.empty() && problem != "another rank has failed") fail(problem);
+  if (!problem.empty() && problem != kOtherRank) fail(problem);
   {
     const MutexLock lock(shared.mutex);
     if (!shared.problem.empty()) fail(shared.problem);
+    if (!shared.skipped.empty()) throw Skipped{shared.skipped};
   }
   for (int rank = 0; rank < ranks; ++rank) result.traces.push_back(shared.world.trace(rank));
   return result;
@@ -453,9 +477,10 @@ StrategyResult run_strategy(Case& test, const StrategyOptions& options) {
 void use_strategy(Instance& instance, const Mode& mode) {
   StrategyOptions options;
   options.mode = mode;
-  options.request.params = {{"a", {2, 1000}, 2000, false}, {"b", {0}, 0, false}, {"c", {1025}, 1025, false},
-                            {"d", {64}, 64, true}};
+  options.request.params = {
+      {"a", {2, 1000}, 2000, false}, {"b", {0}, 0, false}, {"c", {1025}, 1025, false}, {"d", {64}, 64, true}};
   options.request.accumulation = 2;
+  options.checks_sums = options.checks_weights = false;  // the subjects of other rules
   SharedRun shared(options, 1);
   instance.host().on_wait = [&](Completion& completion) { return shared.world.wait(completion); };
   StrategyRank(shared, instance, 0).run();

@@ -14,16 +14,17 @@
 namespace zr::host::conform {
 
 struct StrategyOptions {
-  PlanRequest request{};          // rank is set by each rank
+  PlanRequest request{};  // rank is set by each rank
   int steps = 2;
-  uint64_t seed = 1;              // of weights and gradients
-  uint64_t order = 0;             // of the gradients, another one on each rank; 0: from the last parameter to the first
-  bool lazy = false;              // collectives advance as late as possible
-  bool other_threads = false;     // calls come from changing threads, one at a time
-  bool completions = false;       // calls that may get a completion get one
-  bool unknown = false;           // also events, phases and flags that the strategy does not know
-  bool skips = false;             // the second step is skipped
-  bool evaluates = false;         // an evaluation follows each step
+  uint64_t seed = 1;            // of weights and gradients
+  uint64_t order = 0;           // of the gradients, another one on each rank; 0: from the last parameter to the first
+  bool lazy = false;            // collectives advance as late as possible
+  bool other_threads = false;   // calls come from changing threads, one at a time
+  bool completions = false;     // calls that may get a completion get one
+  bool unknown = false;         // also events, phases and flags that the strategy does not know
+  bool skips = false;           // the second step is skipped
+  bool evaluates = false;       // an evaluation follows each step
+  bool smallest_sizes = false;  // keys that are sizes have their smallest values: buckets are small
   Mode mode{};
   std::optional<uint64_t> fail_at{};  // the collective from which on all fail
   zr_code code = ZR_COMM;
@@ -38,8 +39,8 @@ struct FailedCall {
 };
 
 struct StrategyResult {
-  std::vector<std::vector<std::string>> traces;            // the collectives of each rank
-  std::vector<std::optional<FailedCall>> failed_calls;     // of each rank
+  std::vector<std::vector<std::string>> traces;         // the collectives of each rank
+  std::vector<std::optional<FailedCall>> failed_calls;  // of each rank
 };
 
 /// Memory that ranks of a simulated job share, and what they wait for together.
@@ -52,6 +53,7 @@ struct SharedRun {
   Mutex mutex;
   std::map<std::size_t, std::unique_ptr<Array>> shared_buffers ZR_GUARDED_BY(mutex);
   std::string problem ZR_GUARDED_BY(mutex);  // the first Failure of a rank
+  std::string skipped ZR_GUARDED_BY(mutex);  // the reason of the first Skipped of a rank
 };
 
 /// One rank, on an instance that is not bound yet.
@@ -69,11 +71,11 @@ class StrategyRank {
   void bind();
   zr_use use_of(uint32_t phase, int micro = 0, bool last = false) const;
   template <class F>
-  void check_call(const std::string& name, F&& fn);
+  Answer call_from_any_thread(const std::string& name, F&& fn);
+  void check(const std::string& name, const Answer& answer) const;
+  enum class Tag { step, use };  // the thread tag of a function
   template <class F>
-  Answer make_call(const std::string& name, F&& fn);
-  template <class F>
-  void call_with_use(const std::string& name, const zr_use& use, bool may_complete, F&& fn);
+  void call_with_use(const std::string& name, Tag tag, const zr_use& use, bool may_complete, F&& fn);
   void event(uint32_t kind, const zr_use& use);
   void step(int number);
   void micro_step(int number, int micro);
@@ -100,8 +102,8 @@ class StrategyRank {
   Loan bound_loan_;
   std::vector<std::unique_ptr<Array>> own_buffers_;
   std::vector<char*> buffers_;
-  std::vector<std::vector<float>> weights_;           // the values that all weights must have
-  std::vector<uint32_t> gathered_;                    // parameters that this rank must acquire
+  std::vector<std::vector<float>> weights_;  // the values that all weights must have
+  std::vector<uint32_t> gathered_;           // parameters that this rank must acquire
   std::vector<int64_t> delivered_;
   std::map<std::pair<uint32_t, int64_t>, Destination> held_;  // with ZR_PLAN_HOLD_GRADS, by parameter and first
 };

@@ -22,9 +22,14 @@ StrategyOptions options_of(Case& test, int world, int accumulation, uint32_t fla
   return options;
 }
 
-void note(Case& test, const StrategyOptions& options) {
-  test.note(options.request.world, " ranks, ", options.request.accumulation, " micro-steps, ",
-            text_of(options.request.params));
+// Runs the job with default values of keys, and with the smallest sizes: other buckets, and more shards.
+void run_with_all_sizes(Case& test, StrategyOptions options) {
+  for (const bool smallest : {false, true}) {
+    options.smallest_sizes = smallest;
+    test.note(options.request.world, " ranks, ", options.request.accumulation, " micro-steps, ",
+              text_of(options.request.params), smallest ? ", smallest sizes" : "");
+    run_strategy(test, options);
+  }
 }
 
 void sums_are_bit_equal(Case& test) {
@@ -32,10 +37,9 @@ void sums_are_bit_equal(Case& test) {
     for (const int accumulation : {1, 4}) {
       StrategyOptions options = options_of(test, world, accumulation);
       options.checks_weights = false;
-      note(test, options);
-      run_strategy(test, options);
+      run_with_all_sizes(test, options);
       options.request.grad_dtype = ZR_BF16;
-      run_strategy(test, options);
+      run_with_all_sizes(test, options);
     }
 }
 
@@ -46,8 +50,7 @@ void weights_are_up_to_date(Case& test) {
       options.request.weight_dtype = dtype;
       options.checks_sums = false;
       options.steps = 3;
-      note(test, options);
-      run_strategy(test, options);
+      run_with_all_sizes(test, options);
     }
 }
 
@@ -55,6 +58,7 @@ void sequence_is_independent(Case& test) {
   for (const int accumulation : {1, 4}) {
     StrategyOptions options = options_of(test, 3, accumulation);
     options.checks_sums = options.checks_weights = false;
+    options.smallest_sizes = accumulation == 4;
     const auto expected = run_strategy(test, options).traces[0];
     std::mt19937_64 random = test.random(9);
     for (int round = 0; round < 5; ++round) {
@@ -78,8 +82,7 @@ void any_order_gives_the_sums(Case& test) {
     options.checks_weights = false;
     options.order = random();
     options.lazy = true;
-    test.note("collectives that advance late");
-    run_strategy(test, options);
+    run_with_all_sizes(test, options);
   }
 }
 
@@ -87,9 +90,8 @@ void held_gradients(Case& test) {
   for (const int world : {1, 2, 3}) {
     StrategyOptions options = options_of(test, world, 3, ZR_PLAN_HOLD_GRADS);
     options.checks_weights = false;
-    note(test, options);
     try {
-      run_strategy(test, options);
+      run_with_all_sizes(test, options);
     } catch (const Failure& failure) {
       if (failure.reason.find("ZR_AGAIN") == std::string::npos) throw;
       skip("the strategy has no buffers to hold gradients (it returns ZR_AGAIN with ZR_PLAN_HOLD_GRADS)");
@@ -100,35 +102,34 @@ void held_gradients(Case& test) {
 void shared_weights(Case& test) {
   StrategyOptions options = options_of(test, 3, 1, ZR_PLAN_SHARE_WEIGHTS);
   options.checks_sums = false;
-  note(test, options);
-  run_strategy(test, options);
+  run_with_all_sizes(test, options);
 }
 
 void skipped_steps(Case& test) {
-  StrategyOptions options = options_of(test, 3, 2);
+  StrategyOptions options = options_of(test, 3, 1);
   options.skips = true;
+  options.checks_sums = false;
   options.steps = 4;
   options.evaluates = true;
-  test.note("the second of four steps is skipped");
-  run_strategy(test, options);
+  run_with_all_sizes(test, options);
 }
 
 void any_thread_may_call(Case& test) {
-  StrategyOptions options = options_of(test, 2, 2);
+  StrategyOptions options = options_of(test, 2, 1);
   options.other_threads = true;
   test.note("calls from changing threads");
   run_strategy(test, options);
 }
 
 void resolves_once(Case& test) {
-  StrategyOptions options = options_of(test, 2, 2);
+  StrategyOptions options = options_of(test, 2, 1);
   options.completions = true;
   test.note("waiting for the completion of a call");
   run_strategy(test, options);
 }
 
 void ignores_the_unknown(Case& test) {
-  StrategyOptions options = options_of(test, 2, 2);
+  StrategyOptions options = options_of(test, 2, 1);
   options.unknown = true;
   test.note("an unknown event, phase or flag");
   run_strategy(test, options);
@@ -148,8 +149,8 @@ void failures_arrive(Case& test) {
       for (const auto& failed : run_strategy(test, options).failed_calls) {
         require(failed.has_value(), "collective ", at, " failed with ", code_text(code),
                 ", but every call of the strategy returned ZR_OK");
-        require(failed->code == code, "a collective failed with ", code_text(code), ", but ", failed->name, " returned ",
-                code_text(failed->code));
+        require(failed->code == code, "a collective failed with ", code_text(code), ", but ", failed->name,
+                " returned ", code_text(failed->code));
       }
     }
 }

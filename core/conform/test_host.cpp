@@ -26,7 +26,8 @@ zr_code fill(zr_error* error, zr_code code, const std::string& text) {
 template <class Use>
 zr_code read(const zr_config* config, const char* key, Use&& use) {
   const auto& table = *reinterpret_cast<const ConfigTable*>(config);
-  if (table.ended) table.host->report("it read the configuration after the call that got it had returned");
+  if (table.ended)
+    table.host->report("it read the configuration after the call that got it had returned", TestHost::Misuse::argument);
   const auto found = table.values.find(key);
   return found != table.values.end() && use(found->second) ? ZR_OK : ZR_INVALID;
 }
@@ -82,7 +83,7 @@ struct Services {
   }
   static zr_code done_wait(zr_done* done, int64_t timeout_ns, zr_error* error) {
     Completion& completion = Completion::from(done);
-    if (TestHost::in_worker_call) completion.owner().report("it called done_wait() in a [worker] function");
+    if (TestHost::in_worker_call) completion.owner().report("step() called done_wait()", TestHost::Misuse::worker);
     const double seconds = timeout_ns < 0 ? kHostLimitSeconds : static_cast<double>(timeout_ns) * 1e-9;
     if (!completion.owner().wait(completion, seconds)) return fill(error, ZR_TIMEOUT, "the limit has passed");
     return done_poll(done, error);
@@ -92,7 +93,7 @@ struct Services {
     TestHost& host = host_of(abi);
     zr_alloc request;
     ZR_TAKE(&request, given);
-    if (TestHost::in_worker_call) host.report("it allocated memory in a [worker] function");
+    if (TestHost::in_worker_call) host.report("step() allocated host memory", TestHost::Misuse::worker);
     if (given->size < ZR_SIZE_0_9(zr_alloc) || request.flags != 0 || (request.align & (request.align - 1)) != 0) {
       host.report("it requested memory with a short zr_alloc, unknown flags, or an alignment that is no power of two");
       return fill(error, ZR_INVALID, "the request is invalid");
@@ -127,7 +128,7 @@ struct Services {
   static uint32_t width(const zr_host*) { return 3; }
   static void parallel_for(const zr_host* abi, int64_t n, int64_t grain, void (*fn)(void*, int64_t, int64_t),
                            void* ctx) {
-    if (TestHost::in_worker_call) host_of(abi).report("it called parallel_for() in a [worker] function");
+    if (TestHost::in_worker_call) host_of(abi).report("step() called parallel_for()", TestHost::Misuse::worker);
     const int64_t parts = std::clamp<int64_t>(n / std::max<int64_t>(grain, 1), 1, 3);
     std::vector<std::thread> threads;
     for (int64_t part = 1; part < parts && n > 0; ++part)
@@ -140,7 +141,8 @@ struct Services {
   }
 
   static zr_code put(const zr_host* abi, const char* key, const void* value, uint64_t bytes, zr_error* error) {
-    if (std::strlen(key) > 4096 || bytes > uint64_t{1} << 20) return fill(error, ZR_INVALID, "the key or value is long");
+    if (std::strlen(key) > 4096 || bytes > uint64_t{1} << 20)
+      return fill(error, ZR_INVALID, "the key or value is long");
     host_of(abi).options_.store->put(key, {static_cast<const char*>(value), bytes});
     return ZR_OK;
   }
@@ -209,7 +211,13 @@ TestHost::TestHost(HostOptions options) : options_(std::move(options)) {
   for (const Pages& table : tables_) table.make_read_only();
 }
 
-TestHost::~TestHost() = default;
+TestHost::~TestHost() {
+  // A plug-in that keeps a table must fail in the rule about that only, so that tables stay readable.
+  static Mutex mutex;
+  static auto* ended = new std::vector<Pages>;
+  const MutexLock lock(mutex);
+  for (Pages& table : tables_) ended->push_back(std::move(table));
+}
 
 Completion& TestHost::new_completion() {
   const MutexLock lock(mutex_);
@@ -234,13 +242,14 @@ bool TestHost::wait(Completion& completion, double seconds) {
   return true;
 }
 
-std::string TestHost::problem() const {
+std::string TestHost::problem(Misuse kind) const {
   const MutexLock lock(mutex_);
-  return problem_;
+  return problems_[static_cast<std::size_t>(kind)];
 }
-void TestHost::report(const std::string& problem) {
+void TestHost::report(const std::string& problem, Misuse kind) {
   const MutexLock lock(mutex_);
-  if (problem_.empty()) problem_ = problem;
+  std::string& first = problems_[static_cast<std::size_t>(kind)];
+  if (first.empty()) first = problem;
 }
 
 int64_t TestHost::allocated_bytes() const {

@@ -2,6 +2,7 @@
 // completions so that a late resolve is noticed.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -80,9 +81,16 @@ class TestHost {
   /// Waits until the completion is resolved: by on_wait if it is set, else by polling. False after `seconds`.
   bool wait(Completion& completion, double seconds);
   std::function<zr_code(Completion&)> on_wait;  // advances the collectives that the completion may depend on
-  /// The first thing that a plug-in did and must not do with a service; "" if there is none.
-  std::string problem() const;
-  void report(const std::string& problem);
+  /// What a plug-in can do and must not do; each is the subject of other rules.
+  enum class Misuse {
+    service,   // of a service or a completion
+    worker,    // a call that a [worker] function must not make
+    argument,  // use of an argument after the call has returned
+    kCount
+  };
+  /// The first misuse of this kind; "" if there is none.
+  std::string problem(Misuse kind = Misuse::service) const;
+  void report(const std::string& problem, Misuse kind = Misuse::service);
   /// Bytes of the memory service that are not freed.
   int64_t allocated_bytes() const;
   /// From now on the tables of this host and their functions' host cannot be read.
@@ -106,7 +114,7 @@ class TestHost {
   std::deque<std::unique_ptr<Completion>> completions_ ZR_GUARDED_BY(mutex_);
   std::deque<ConfigTable> configs_ ZR_GUARDED_BY(mutex_);
   std::map<void*, std::pair<std::unique_ptr<Array>, int64_t>> memory_ ZR_GUARDED_BY(mutex_);
-  std::string problem_ ZR_GUARDED_BY(mutex_);
+  std::array<std::string, static_cast<std::size_t>(Misuse::kCount)> problems_ ZR_GUARDED_BY(mutex_);
 };
 
 }  // namespace zr::host::conform

@@ -16,6 +16,9 @@ void use_strategy(Instance& instance, const Mode& mode);
 void use_communicator(Instance& instance, const Mode& mode);
 void use_offload(Instance& instance, const Mode& mode);
 
+/// Fails if the function that describes the component writes beyond the `size` bytes of its output.
+void check_output_size(Instance& instance, const std::string& role);
+
 /// Runs `body` as the ranks of a job: in two processes for a communicator, else in this one. `options` has rank, world
 /// and store.
 void as_ranks(Case& test, const std::function<void(const HostOptions& options)>& body);
