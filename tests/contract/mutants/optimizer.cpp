@@ -334,7 +334,7 @@ template struct UniqueExport<int>;
 #if defined(ZR_MUTANT_TEXT_RELOCATIONS)
 __asm__(".text\n.p2align 3\n.quad mutant_marker\n.data\nmutant_marker: .quad 1\n.text\n");
 #endif
-#if defined(ZR_MUTANT_LOADING)
+#if defined(ZR_MUTANT_HANGS_ON_LOAD) || defined(ZR_MUTANT_THROWS_ON_LOAD)
 namespace {
 struct AtLoad {
   AtLoad() {
