@@ -178,6 +178,7 @@ void use_optimizer(Instance& instance, const Mode& mode) {
     options.mode = mode;
     for (options.step = 1; options.step <= 2; ++options.step) {
       const Answer answer = step_optimizer(api, instance.self(), arrays, options, {{0, 1024}, {1024, 1976}});
+      if (answer.code == ZR_UNSUPPORTED && dtype != ZR_F32) continue;
       if (!answer.ok()) fail("step() ", answer.said());
     }
   }

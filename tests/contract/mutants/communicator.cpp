@@ -58,7 +58,10 @@ enum Defect {
   rejects_longer_structs,
   descriptor_without_cloexec,
   caches_service_table,
-  output_too_long
+  output_too_long,
+  wrong_message,
+  weights_are_private,
+  weights_not_zeroed
 };
 constexpr Defect kDefect = ZR_MUTANT;
 
@@ -73,8 +76,16 @@ struct RankPage {
   std::atomic<uint64_t> announced, finished;
   Announcement announcements[kSlots];
 };
+struct Mailbox {  // of one message
+  std::atomic<int> full;
+  int64_t bytes;
+  char data[1 << 17];
+};
+constexpr std::size_t kWeightBytes = 16 << 20;
 struct Region {
+  alignas(4096) char weights[kWeightBytes];
   std::atomic<int> opened;
+  Mailbox mailboxes[kRanks][kRanks];
   RankPage ranks[kRanks];
   char data[kRanks][kSlots][kSlotBytes];
 };
@@ -99,6 +110,8 @@ struct Comm {
   std::deque<Operation> queue;
   uint64_t next = 0;  // number of the first operation in the queue
   std::atomic<bool> aborted{false};
+  int fd = -1;
+  std::size_t weight_bytes = 0;  // allocated so far, equal on all ranks
 };
 
 int64_t width(zr_dtype dtype) { return dtype == ZR_U8 ? 1 : dtype == ZR_BF16 ? 2 : 4; }
@@ -259,8 +272,8 @@ void destroy(void* self) { delete static_cast<Communicator*>(self); }
 zr_code caps(void* self, zr_comm_caps* out, zr_error*) {
   zr_comm_caps caps{};
   caps.flags = ZR_COMM_RANK_ORDERED | ZR_COMM_ACCUMULATE | ZR_COMM_UPCAST | ZR_COMM_ASYNC;
-  caps.ops =
-      1u << ZR_ALL_REDUCE | 1u << ZR_REDUCE_SCATTER | 1u << ZR_ALL_GATHER | 1u << ZR_BROADCAST | 1u << ZR_BARRIER;
+  caps.ops = 1u << ZR_ALL_REDUCE | 1u << ZR_REDUCE_SCATTER | 1u << ZR_ALL_GATHER | 1u << ZR_BROADCAST |
+             1u << ZR_BARRIER | 1u << ZR_SEND | 1u << ZR_RECV;
   caps.dtypes = 1u << ZR_U8 | 1u << ZR_F32 | 1u << ZR_BF16;
   caps.reduces = 1u << ZR_SUM;
   if (kDefect == capabilities_change && static_cast<Communicator*>(self)->opened > 0) caps.flags |= 1u << 20;
@@ -299,8 +312,7 @@ zr_code open_comm(void* self, const zr_comm_open* given, void** comm, zr_error* 
   if (region == MAP_FAILED) return mutant::fill(error, ZR_IO, "mmap");
   std::atomic<int>& opened = static_cast<Region*>(region)->opened;
   for (++opened; opened < given->world;) usleep(50);
-  if (kDefect != descriptor_without_cloexec) close(fd);
-  *comm = new Comm{&owner, async, given->rank, given->world, static_cast<Region*>(region), {}, 0, {}};
+  *comm = new Comm{&owner, async, given->rank, given->world, static_cast<Region*>(region), {}, 0, {}, fd, 0};
   return ZR_OK;
 }
 
@@ -318,7 +330,25 @@ void close_comm(void* comm) {
     }
     resolve(*c, operation, ZR_CANCELLED, "the communicator was closed");
   }
+  close(c->fd);
+  munmap(c->region, sizeof(Region));
   delete c;
+}
+
+zr_code send_or_receive(Comm& c, const zr_coll& coll, zr_error* error) {
+  const bool sends = coll.op == ZR_SEND;
+  const zr_view& view = sends ? coll.src : coll.dst;
+  Mailbox& box = sends ? c.region->mailboxes[c.rank][coll.peer] : c.region->mailboxes[coll.peer][c.rank];
+  const auto bytes = static_cast<std::size_t>(view.count * width(view.dtype));
+  if (bytes > sizeof box.data) return mutant::fill(error, ZR_UNSUPPORTED, "the message is too long");
+  while (box.full != (sends ? 0 : 1)) {
+    if (c.aborted) return mutant::fill(error, ZR_CANCELLED, "abort() was called");
+    usleep(20);
+  }
+  std::memcpy(sends ? box.data : view.data, sends ? view.data : box.data, bytes);
+  if (kDefect == wrong_message && !sends && bytes > 1000) static_cast<char*>(view.data)[bytes - 1] ^= 1;
+  box.full = sends ? 1 : 0;
+  return ZR_OK;
 }
 
 zr_code submit(void* comm, const zr_coll* given, zr_stream*, zr_done* done, zr_error* error) {
@@ -326,12 +356,17 @@ zr_code submit(void* comm, const zr_coll* given, zr_stream*, zr_done* done, zr_e
   Operation operation{};
   ZR_TAKE(&operation.coll, given);
   const zr_coll& coll = operation.coll;
-  const zr_dtype dtype = coll.op == ZR_BROADCAST ? coll.dst.dtype : coll.src.dtype;
+  const zr_dtype dtype = coll.op == ZR_BROADCAST || coll.op == ZR_RECV ? coll.dst.dtype : coll.src.dtype;
   if (coll.op != ZR_BARRIER && dtype != ZR_U8 && dtype != ZR_F32 && dtype != ZR_BF16) {
     if (kDefect == accepts_unknown_dtype) return ZR_OK;
     if (kDefect == error_changes_output) static_cast<char*>(coll.dst.data)[0] = 1;
     if (kDefect == resolves_after_error && done) c.async->done_resolve(done, ZR_UNSUPPORTED, 0, "the dtype");
     return mutant::fill(error, ZR_UNSUPPORTED, kDefect == error_without_text ? "" : "the dtype is not supported");
+  }
+  if (coll.op == ZR_SEND || coll.op == ZR_RECV) {
+    const zr_code code = send_or_receive(c, coll, error);
+    if (code == ZR_OK && done) c.async->done_resolve(done, ZR_OK, 0, nullptr);
+    return code;
   }
   if (coll.counts && kDefect != keeps_counts) operation.counts.assign(coll.counts, coll.counts + c.world);
   operation.given_counts = coll.counts;
@@ -381,7 +416,26 @@ uint64_t open_bytes(void* self, int32_t world) {
   return sizeof(Region) / kRanks * static_cast<uint64_t>(world) + static_cast<uint64_t>(owner.opened);
 }
 constexpr zr_communicator_plan kPlan{sizeof(zr_communicator_plan), 0, open_bytes};
-const void* extension(const char* id) { return std::strcmp(id, "zr.communicator.plan/1") == 0 ? &kPlan : nullptr; }
+
+zr_code weights_alloc(void* comm, uint64_t bytes, void** writer, const void** reader, zr_error* error) {
+  auto& c = *static_cast<Comm*>(comm);
+  const std::size_t size = (bytes + 4095) / 4096 * 4096;
+  if (c.weight_bytes + size > kWeightBytes) return mutant::fill(error, ZR_NOMEM, "too many weights");
+  const auto at = static_cast<off_t>(c.weight_bytes);
+  c.weight_bytes += size;
+  const int shared = kDefect == weights_are_private ? MAP_PRIVATE : MAP_SHARED;
+  *writer = mmap(nullptr, size, PROT_READ | PROT_WRITE, shared, c.fd, at);
+  *reader = mmap(nullptr, size, PROT_READ, MAP_SHARED, c.fd, at);
+  if (kDefect == weights_not_zeroed) static_cast<char*>(*writer)[0] = 1;
+  return ZR_OK;
+}
+void weights_free(void*, void*) {}  // the mappings end with the process
+constexpr zr_shared_weights_api kWeights{sizeof(zr_shared_weights_api), 0, weights_alloc, weights_free};
+
+const void* extension(const char* id) {
+  if (std::strcmp(id, "zr.communicator.shared_weights/1") == 0) return &kWeights;
+  return std::strcmp(id, "zr.communicator.plan/1") == 0 ? &kPlan : nullptr;
+}
 
 constexpr zr_communicator_api kApi{
     sizeof(zr_communicator_api), 0, caps, open_comm, close_comm, submit, progress, mem_alloc, mem_free, abort_comm};
