@@ -23,14 +23,17 @@ struct Failure {
 struct Skipped {
   std::string reason;
 };
+/// Throws a Failure with the parts as its reason.
 template <class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
   throw Failure{concat(parts...)};
 }
+/// Throws a Skipped with the parts as its reason.
 template <class... Parts>
 [[noreturn]] void skip(const Parts&... parts) {
   throw Skipped{concat(parts...)};
 }
+/// Fails with the parts as the reason unless `holds`.
 template <class... Parts>
 void require(bool holds, const Parts&... parts) {
   if (!holds) fail(parts...);
@@ -47,6 +50,7 @@ using KeyTexts = std::map<std::string, std::string>;
 
 class Case {
  public:
+  /// `values`: texts of keys that replace defaults.
   Case(std::filesystem::path file, std::string role, std::string id, uint64_t seed, KeyTexts values)
       : file_(std::move(file)), role_(std::move(role)), id_(std::move(id)), seed_(seed), values_(std::move(values)) {}
   const std::filesystem::path& file() const { return file_; }

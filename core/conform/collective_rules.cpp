@@ -49,6 +49,7 @@ void completes_in_order(Case& test) {
       gathers.push_back(std::make_unique<Gather>(comm.rank(), comm.world(), 1 + static_cast<int64_t>(i % 4) * 4000));
       completions.push_back(&comm.host().new_completion());
       const Answer answer = comm.submit(gathers.back()->coll(), completions.back());
+      if (answer.code == ZR_UNSUPPORTED) skip("submit() does not support completions: ", answer.text);
       require(answer.ok(), "submit() with a completion ", answer.said());
     }
     test.note("waiting for ", kNumber, " completions");
@@ -191,7 +192,9 @@ void two_communicators(Case& test) {
       for (OpenComm* comm : comms) {
         gathers.push_back(std::make_unique<Gather>(comm->rank(), comm->world(), 100 * (comm == &first ? 1 : 7)));
         completions.push_back(&comm->host().new_completion());
-        require(comm->submit(gathers.back()->coll(), completions.back()).ok(), "submit() fails");
+        const Answer answer = comm->submit(gathers.back()->coll(), completions.back());
+        if (answer.code == ZR_UNSUPPORTED) skip("submit() does not support completions: ", answer.text);
+        require(answer.ok(), "submit() with a completion ", answer.said());
       }
       test.note("three communicators at once");
       for (const auto deadline = Clock::now() + std::chrono::seconds(10);

@@ -24,6 +24,7 @@ class OpenComm {
   void* comm() const { return comm_; }
   const zr_communicator_api& api() const { return api_; }
   TestHost& host() const { return instance_.host(); }
+  /// Submits an operation, with a copy of its arguments that is valid during the call only.
   Answer submit(const zr_coll& coll, Completion* done = nullptr) const;
   /// Submits without a completion; fails if the call fails.
   void run(const zr_coll& coll) const;
@@ -41,6 +42,7 @@ class OpenComm {
   void* comm_ = nullptr;
 };
 
+/// The capabilities; fails if the call fails.
 zr_comm_caps caps_of(Instance& instance, const Mode& mode = {});
 inline bool has(uint64_t set, uint64_t value) { return set >> value & 1; }
 
@@ -51,9 +53,13 @@ struct CollectiveCase {
   int world = 1, root = 0;
   std::vector<int64_t> parts{};  // elements by rank; for operations that are not cut, their sum is what counts
   bool passes_counts = false, in_place = false;
+  /// Elements of all parts.
   int64_t total() const;
+  /// The first element of a rank's part.
   int64_t start(int rank) const;
+  /// Elements of a rank's src.
   int64_t src_count(int rank) const;
+  /// Elements of a rank's dst.
   int64_t dst_count(int rank) const;
   std::string text() const;
 };

@@ -53,10 +53,10 @@ class Check {
   }
 
  private:
-  // The gate of an earlier stage that failed for the library or the component, or null.
+  // The gate of an earlier level that failed for the library or the component, or null.
   const Rule* failed_gate(const Rule& rule, const std::string& component) const {
     for (const Result& result : report_.results)
-      if (result.outcome.verdict == Verdict::fail && result.rule->gate && result.rule->stage < rule.stage &&
+      if (result.outcome.verdict == Verdict::fail && result.rule->gate && result.rule->level < rule.level &&
           (result.component.empty() || result.component == component))
         return result.rule;
     return nullptr;
@@ -83,7 +83,7 @@ class Check {
           rule.check(test);
           return std::string();
         },
-        rule.stage == Stage::load ? std::min(options.time_limit, 10.0) : options.time_limit);
+        rule.level == Level::load ? std::min(options.time_limit, 10.0) : options.time_limit);
   }
 
   const std::function<void(const Result&)>& on_result_;

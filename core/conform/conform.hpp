@@ -29,6 +29,7 @@ struct Result {
 struct Report {
   Options options;
   std::vector<Result> results;
+  /// The number of cases with this verdict.
   int count(Verdict verdict) const;
   bool passed() const { return count(Verdict::fail) == 0; }
 };

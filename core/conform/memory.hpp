@@ -81,6 +81,7 @@ class Loan {
     std::memcpy(at, values.data(), values.size() * sizeof(T));
     return reinterpret_cast<const T*>(at);
   }
+  /// A zero-terminated text.
   const char* text(const std::string& value) {
     char* at = allocate(value.size() + 1);
     std::memcpy(at, value.c_str(), value.size() + 1);

@@ -196,7 +196,7 @@ void outputs_have_their_size(Case& test) {
 
 constexpr Rule kRules[] = {
     {"ZR-L11", "", "create() with default values makes an instance; destroy() accepts it, and NULL.",
-     instance_is_created, Stage::create, true},
+     instance_is_created, Level::create, true},
     {"ZR-L12", "", "startup() and shutdown() may be called again, after each other.", startup_may_be_repeated},
     {"ZR-L13", "", "create() and destroy() leak no memory, file descriptors or threads.", creating_leaks_nothing},
     {"ZR-L14", "", "extension() returns NULL for an id that it does not know.", unknown_extension_is_null},

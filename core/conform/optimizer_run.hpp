@@ -58,9 +58,13 @@ class OptimizerRun {
   OptimizerRun(Case& test, TestHost& host, const KeyValues& values);
   /// Skips the rule unless all states have one element per element of the parameter.
   const std::vector<zr_slot>& slots();
+  /// Describes a parameter of `count` elements; fails if the call fails.
   zr_optimizer_desc describe(const Mode& mode = {}, int64_t count = 1000, uint32_t group = 0, uint32_t flags = 0);
+  /// Adds a group with these values.
   Answer add_group(uint32_t group, const KeyValues& values);
+  /// Updates all elements, or the slices of options.cuts.
   Answer try_update(ParameterArrays& arrays, const UpdateOptions& options = {});
+  /// The same; fails if the call fails.
   void update(ParameterArrays& arrays, const UpdateOptions& options = {});
   Instance& instance() { return instance_; }
 

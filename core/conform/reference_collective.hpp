@@ -18,6 +18,7 @@ struct RankCollective {
   std::string label;
 };
 
+/// True for all_reduce, reduce_scatter and reduce.
 bool is_reduction(uint32_t op);
 /// True if the operation reads src on this rank, or writes dst.
 bool reads_src(const zr_coll& coll, int rank);

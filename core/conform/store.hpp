@@ -14,6 +14,7 @@ class Store {
   Store();
   ~Store();
   Store(const Store&) = delete;
+  /// Stores a value; a later one of the same key replaces it.
   void put(const std::string& key, const std::string& value) const;
   /// False if the time passes, or the job fails (see fail_job), before some rank has put the key.
   bool get(const std::string& key, std::chrono::nanoseconds timeout, std::string& value) const;

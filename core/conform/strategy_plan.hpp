@@ -45,6 +45,7 @@ struct RankPlan {
   std::vector<PlannedPiece> pieces;
   std::string problem;  // of the calls of the sink
   bool operator==(const RankPlan&) const = default;
+  /// True if this rank holds all weights of the parameter in one piece.
   bool is_full_weight(const ModelParameter& parameter, uint32_t param) const;
 };
 

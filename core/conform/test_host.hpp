@@ -30,6 +30,7 @@ class Completion {
   zr_done* abi() { return reinterpret_cast<zr_done*>(this); }
   static Completion& from(zr_done* done) { return *reinterpret_cast<Completion*>(done); }
   TestHost& owner() const { return owner_; }
+  /// Resolves it; reports a second resolve, and one that is forbidden.
   void resolve(zr_code code, int64_t native, const char* text);
   /// The call that got the completion has returned an error: resolving it now breaks the ABI.
   void forbid() { forbidden_ = true; }
@@ -70,11 +71,13 @@ struct ConfigTable {
 
 class TestHost {
  public:
+  /// Offers all services but the absent ones.
   explicit TestHost(HostOptions options = {});
   ~TestHost();
   TestHost(const TestHost&) = delete;
   const zr_host* abi() const { return abi_; }
   const HostOptions& options() const { return options_; }
+  /// A completion that lives as long as the host.
   Completion& new_completion();
   /// A table of values that lives as long as the host, so that a late read is noticed.
   ConfigTable& new_table(const KeyValues& values);

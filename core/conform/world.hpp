@@ -22,6 +22,7 @@ class World {
     uint64_t fail_at = ~uint64_t{0};  // from this collective on, all fail with `code`
     zr_code code = ZR_COMM;
   };
+  /// Creates the communicator of all ranks.
   explicit World(const Options& options);
   World(const World&) = delete;
 

@@ -1,5 +1,6 @@
 # Rules for cmake --install: two components, `sdk` (for authors of plug-ins, without libtorch) and `engine` (the rest):
-#   bin/zeroth  bin/zeroth-conform (sdk)  lib/libzeroth.so  lib/zeroth/plugins/*.so  include/zr  lib/cmake/Zeroth  lib/pkgconfig
+#   bin/zeroth  bin/zeroth-conform (component sdk)  lib/libzeroth.so  lib/zeroth/plugins/*.so  include/zr
+#   lib/cmake/Zeroth  lib/pkgconfig
 #   share/doc/zeroth (licence, README, documentation, changelogs)  share/zeroth/examples  share/zeroth/abi
 #   share/bash-completion/completions/zeroth
 # The installed prefix can be moved. No installed file contains the path of the build tree.
