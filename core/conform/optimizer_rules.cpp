@@ -80,9 +80,10 @@ std::vector<zr_dtype> narrow_dtypes(Case& test) {
 }
 
 void writes_only_its_views(Case& test) {
+  const std::vector<zr_dtype> dtypes = supported_dtypes(test);
   TestHost host;
   OptimizerRun run(test, host);
-  for (const zr_dtype dtype : supported_dtypes(test))
+  for (const zr_dtype dtype : dtypes)
     for (const int64_t count : {int64_t{1}, int64_t{31}, int64_t{1023}, kCount}) {
       test.note("updating ", count, " elements with weights of ", name_of(dtype));
       ParameterArrays arrays({.count = count, .weight_dtype = dtype}, run.slots(), test.random());
@@ -180,6 +181,7 @@ void threads_at_once(Case& test) {
 uint16_t rounded(float value, zr_dtype dtype) { return dtype == ZR_BF16 ? to_bf16(value) : to_f16(value); }
 
 void weights_are_rounded_masters(Case& test) {
+  const std::vector<zr_dtype> dtypes = narrow_dtypes(test);
   TestHost host;
   OptimizerRun run(test, host);
   const std::string fp32 = [&] {
@@ -187,7 +189,7 @@ void weights_are_rounded_masters(Case& test) {
     three_steps(run, arrays, {});
     return arrays.master_bits();
   }();
-  for (const zr_dtype dtype : narrow_dtypes(test)) {
+  for (const zr_dtype dtype : dtypes) {
     ParameterArrays arrays({.count = kCount, .weight_dtype = dtype}, run.slots(), test.random());
     // Halfway between two values of the narrow dtype, if the update changes little: ties show the rounding.
     for (int64_t i = 0; i < kCount; i += 2) {
