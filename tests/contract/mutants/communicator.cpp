@@ -330,7 +330,7 @@ void close_comm(void* comm) {
     }
     resolve(*c, operation, ZR_CANCELLED, "the communicator was closed");
   }
-  close(c->fd);
+  if (kDefect != descriptor_without_cloexec) close(c->fd);
   munmap(c->region, sizeof(Region));
   delete c;
 }
