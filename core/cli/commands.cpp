@@ -17,6 +17,7 @@
 #include "cli/checkpoint_commands.hpp"
 #include "cli/command.hpp"
 #include "cli/completion.hpp"
+#include "cli/conform_command.hpp"
 #include "cli/explain_key.hpp"
 #include "cli/job_file.hpp"
 #include "cli/launch.hpp"
@@ -307,6 +308,9 @@ constexpr Command kCommands[] = {
     {kPlan, "plugins", "plugins [FILE.so]",
      "Lists the available and the rejected plug-ins, or validates one file (exit code 2: rejected).",
      "ZR_PLUGIN_PATH=$PWD/build zeroth plugins", Words::plugin, false, nullptr, plugins},
+    {kPlan, "conform", "conform FILE.so [OPTION ...]",
+     "Checks a plug-in against the rules of the plug-in ABI, one process per case (exit code 2: a rule does not hold).",
+     "zeroth conform build/plugins/zr_optimizer_lion.so", Words::plugin, false, conform_options, conform_plugin},
     {kCheckpoints, "verify", "verify DIR",
      "Verifies every byte of a checkpoint, or of all checkpoints in a folder (exit code 2: one is damaged).",
      "zeroth verify checkpoints", Words::checkpoint, false, nullptr, verify},

@@ -72,6 +72,7 @@ std::vector<std::string> overrides(const std::string& word, const std::string& f
 // The words that can be the value of an option.
 std::vector<std::string> values_of_option(const std::string& name) {
   if (name == "path") return {kFolders};
+  if (name == "json") return {kAllFiles};
   if (name == "safetensors") return {":files *.safetensors"};
   if (name == "dtype" || name == "grad-dtype") return {"fp32", "bf16", "fp16"};
   return {};

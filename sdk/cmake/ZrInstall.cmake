@@ -1,5 +1,6 @@
 # Rules for cmake --install: two components, `sdk` (for authors of plug-ins, without libtorch) and `engine` (the rest):
-#   bin/zeroth  lib/libzeroth.so  lib/zeroth/plugins/*.so  include/zr  lib/cmake/Zeroth  lib/pkgconfig
+#   bin/zeroth  bin/zeroth-conform (component sdk)  lib/libzeroth.so  lib/zeroth/plugins/*.so  include/zr
+#   lib/cmake/Zeroth  lib/pkgconfig
 #   share/doc/zeroth (licence, README, documentation, changelogs)  share/zeroth/examples  share/zeroth/abi
 #   share/zeroth/template (the projects of `zeroth new`)
 #   share/bash-completion/completions/zeroth
@@ -28,6 +29,9 @@ install(DIRECTORY sdk/template DESTINATION ${CMAKE_INSTALL_DATADIR}/zeroth COMPO
 install(DIRECTORY examples/plugins DESTINATION ${CMAKE_INSTALL_DATADIR}/zeroth/examples COMPONENT sdk
         PATTERN "build*" EXCLUDE)
 install(FILES LICENSE DESTINATION ${docs} COMPONENT sdk)
+if(TARGET zeroth-conform)
+  install(TARGETS zeroth-conform RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT sdk)
+endif()
 install(FILES sdk/README.md sdk/CHANGELOG.md DESTINATION ${docs}/sdk COMPONENT sdk)
 
 # The engine.

@@ -109,7 +109,7 @@ Found process_exits(const fs::path& root) {
   const Tree tree(root);
   std::vector<fs::path> sources;
   for (const fs::path& file : tree.code({"core"}))
-    if (!tree.below(file, "core/cli") && file != root / "core/plugin/probe.cpp" &&
+    if (!tree.below(file, "core/cli") && !tree.below(file, "core/conform") && file != root / "core/plugin/probe.cpp" &&
         file != root / "core/api/include/zr/program.hpp" && !is_cmake(file))
       sources.push_back(file);
   return tree.hits(sources, std::regex(R"((^|[^\w.>])(_exit|_Exit|exit|quick_exit)\s*\(|std::(abort|terminate)\s*\()"));

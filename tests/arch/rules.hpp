@@ -17,8 +17,8 @@ std::vector<std::string> lines_of(const fs::path& file);
 Found plugin_names_in_core(const fs::path& root);
 /// core/ tests which ZeRO stage runs.
 Found stages_in_core(const fs::path& root);
-/// The library ends the process of the program that links it. Exempt: the command line, which is a program; the child
-/// process in core/plugin/probe.cpp; zr::guarded, which is compiled into the program.
+/// The library ends the process of the program that links it. Exempt: the command line and core/conform, which are
+/// programs; the child process in core/plugin/probe.cpp; zr::guarded, which is compiled into the program.
 Found process_exits(const fs::path& root);
 /// libtorch's headers or libraries outside core/model, core/api, examples and the tests.
 Found libtorch_outside_its_subsystems(const fs::path& root);

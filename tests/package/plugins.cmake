@@ -4,6 +4,8 @@ foreach(plugin lion even)
   set(${plugin} ${SCRATCH}/${plugin})
   must(${cmake} -DCMAKE_PREFIX_PATH=${SCRATCH}/sdk -S ${SOURCE}/examples/plugins/${plugin} -B ${${plugin}})
   must(${CMAKE_COMMAND} --build ${${plugin}})
+  file(GLOB library ${${plugin}}/plugins/*.so)
+  must(${conform} ${library})
 endforeach()
 
 # Trains quickstart with the keys, and sets `hash` to the weights hash in its summary.

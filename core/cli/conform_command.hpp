@@ -1,0 +1,16 @@
+// `zeroth conform`: checks a plug-in against the rules of the ABI.
+#pragma once
+
+#include <boost/program_options.hpp>
+
+#include "cli/command.hpp"
+
+namespace zr::host::cli {
+
+/// The options of the command.
+boost::program_options::options_description conform_options();
+
+/// Checks the file, prints the results, and returns 0 or exit_code::user if a rule does not hold. Throws Error.
+int conform_plugin(const Command& command, const Parsed& parsed);
+
+}  // namespace zr::host::cli

@@ -1,0 +1,50 @@
+// Checks a plug-in library against the rules, one process per case.
+#pragma once
+
+#include <filesystem>
+#include <iosfwd>
+#include <string>
+#include <vector>
+
+#include "conform/case.hpp"
+#include "conform/process.hpp"
+#include "conform/rule.hpp"
+
+namespace zr::host::conform {
+
+struct Options {
+  std::filesystem::path file;
+  std::string rule;        // check this rule only; "": all
+  uint64_t seed = 1;       // of the random cases
+  double time_limit = 60;  // seconds per case
+  KeyTexts values;         // of keys, as TOML text
+};
+
+/// The result of one case.
+struct Result {
+  const Rule* rule;
+  std::string component;  // "optimizer 'lion'"; "" for a rule about the library
+  Outcome outcome;
+};
+struct Report {
+  Options options;
+  std::vector<Result> results;
+  /// The number of cases with this verdict.
+  int count(Verdict verdict) const;
+  bool passed() const { return count(Verdict::fail) == 0; }
+};
+
+/// Checks the library; calls `on_result` after each case. The process must have one thread, and must not have loaded
+/// the library. Throws std::system_error if the machine has no processes or pipes left.
+Report check_library(const Options& options, const std::function<void(const Result&)>& on_result = {});
+
+/// "pass  ZR-L02  sentence" and, if it did not pass, a line with the reason.
+std::string text_of(const Result& result);
+/// "58 passed, 1 failed, 3 skipped; seed 1".
+std::string summary_of(const Report& report);
+/// The report as JSON: file, seed, counts and one object per case.
+std::string json_of(const Report& report);
+/// The list of rules, as `zeroth conform --list` prints it.
+std::string list_of_rules();
+
+}  // namespace zr::host::conform

@@ -1,0 +1,22 @@
+#include "conform/rule.hpp"
+
+namespace zr::host::conform {
+
+const std::vector<Rule>& rules() {
+  static const std::vector<Rule> all = [] {
+    std::vector<Rule> collected;
+    for (const auto part : {load_rules(), module_rules(), process_rules(), optimizer_rules(), strategy_plan_rules(),
+                            strategy_step_rules(), communicator_rules(), collective_rules(), offload_rules()})
+      collected.insert(collected.end(), part.begin(), part.end());
+    return collected;
+  }();
+  return all;
+}
+
+const Rule* find_rule(std::string_view id) {
+  for (const Rule& rule : rules())
+    if (rule.id == id) return &rule;
+  return nullptr;
+}
+
+}  // namespace zr::host::conform

@@ -1,0 +1,26 @@
+// A short use of a component, as the engine uses it: for rules that apply to every role.
+#pragma once
+
+#include <functional>
+
+#include "conform/library.hpp"
+
+namespace zr::host::conform {
+
+/// Uses the instance: an update, a step, some collectives or some transfers. Fails if a call fails. `mode`: of the
+/// arguments; the mode of services is that of the instance's host.
+void use_component(Case& test, Instance& instance, const Mode& mode);
+/// The same for one role.
+void use_optimizer(Instance& instance, const Mode& mode);
+void use_strategy(Instance& instance, const Mode& mode);
+void use_communicator(Instance& instance, const Mode& mode);
+void use_offload(Instance& instance, const Mode& mode);
+
+/// Fails if the function that describes the component writes beyond the `size` bytes of its output.
+void check_output_size(Instance& instance, const std::string& role);
+
+/// Runs `body` as the ranks of a job: in two processes for a communicator, else in this one. `options` has rank, world
+/// and store.
+void as_ranks(Case& test, const std::function<void(const HostOptions& options)>& body);
+
+}  // namespace zr::host::conform

@@ -1,0 +1,73 @@
+// The communicator of simulated ranks: threads of one process that share one queue of collectives.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "conform/reference_collective.hpp"
+#include "conform/test_host.hpp"
+#include "zr/abi/communicator.h"
+
+namespace zr::host::conform {
+
+class World {
+ public:
+  struct Options {
+    int size = 2;
+    bool lazy = false;  // a collective with a completion advances only in progress() and while a rank waits
+    bool longer_structs = false;
+    uint64_t fail_at = ~uint64_t{0};  // from this collective on, all fail with `code`
+    zr_code code = ZR_COMM;
+  };
+  /// Creates the communicator of all ranks.
+  explicit World(const Options& options);
+  World(const World&) = delete;
+
+  /// The communicator of one rank; its completions belong to `host`.
+  zr_comm_ref ref(int rank) const;
+  /// Advances collectives until the completion is resolved; an error if the job has stopped.
+  zr_code wait(Completion& completion);
+  /// The rank issues no more collectives.
+  void leave(int rank);
+  /// Ends the job with this problem, unless it has ended already.
+  void stop(const std::string& problem);
+  std::string problem() const;
+  /// The collectives that a rank has issued: "reduce_scatter fp32 2048 'bucket 1'".
+  std::vector<std::string> trace(int rank) const;
+
+ private:
+  struct Operation {
+    std::vector<RankCollective> ranks;
+    std::vector<Completion*> completions;
+    int arrived = 0;
+    bool performed = false;
+  };
+  struct Port {
+    World* world;
+    int rank;
+  };
+  static zr_code submit(void* port, const zr_coll* coll, zr_stream* stream, zr_done* done, zr_error* error);
+  static zr_code progress(void* port, zr_error* error);
+  zr_code submit(int rank, const zr_coll& given, zr_done* done, zr_error* error);
+  zr_code wait_for(int rank, std::size_t index, MutexLock& lock, zr_error* error) ZR_REQUIRES(mutex_);
+  void advance() ZR_REQUIRES(mutex_);
+  void stop_locked(const std::string& problem) ZR_REQUIRES(mutex_);
+  std::string text_of(const RankCollective& collective) const;
+
+  Options options_;
+  Pages table_;
+  std::vector<Port> ports_;
+  mutable Mutex mutex_;
+  std::condition_variable_any changed_;
+  std::deque<Operation> operations_ ZR_GUARDED_BY(mutex_);
+  std::size_t performed_ ZR_GUARDED_BY(mutex_) = 0;
+  std::vector<std::size_t> submitted_ ZR_GUARDED_BY(mutex_);
+  std::vector<bool> left_ ZR_GUARDED_BY(mutex_);
+  std::vector<std::vector<std::string>> traces_ ZR_GUARDED_BY(mutex_);
+  std::string problem_ ZR_GUARDED_BY(mutex_);
+};
+
+}  // namespace zr::host::conform

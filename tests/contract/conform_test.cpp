@@ -1,0 +1,159 @@
+// `zeroth conform`: every plug-in of this tree follows the rules, and each plug-in with a defect breaks the rule about
+// it.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "support/golden_cases.hpp"
+#include "support/shell.hpp"
+
+namespace zr::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+const std::string kConform = ZR_BUILD_DIR "/bin/zeroth-conform", kMutants = ZR_BUILD_DIR "/tests/mutants";
+const std::string kContract = ZR_SOURCE_DIR "/tests/contract";
+
+// The report of zeroth-conform, and its exit code.
+struct Report {
+  int code;
+  nlohmann::json json;
+  std::set<std::string> failed() const {
+    std::set<std::string> rules;
+    for (const auto& one : json["cases"])
+      if (one["result"] == "failed") rules.insert(one["rule"]);
+    return rules;
+  }
+  std::string reasons() const {
+    std::string text;
+    for (const auto& one : json["cases"])
+      if (one["result"] == "failed") text += std::string(one["rule"]) + ": " + std::string(one["reason"]) + "\n";
+    return text;
+  }
+};
+Report check(const std::string& file, const std::string& options = "") {
+  const Outcome outcome = shell(kConform + " " + file + " --json - " + options);
+  return {outcome.code, nlohmann::json::parse(outcome.output, nullptr, false)};
+}
+
+std::string name_of_file(const std::string& file) {
+  std::string name = fs::path(file).stem();
+  std::replace(name.begin(), name.end(), '.', '_');
+  return name;
+}
+
+// ---- plug-ins without defects
+
+std::vector<std::string> plugins_in(const std::string& folder) {
+  std::vector<std::string> files;
+  for (const auto& entry : fs::directory_iterator(folder))
+    if (entry.path().extension() == ".so") files.push_back(entry.path());
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+class ConformShipped : public ::testing::TestWithParam<std::string> {};
+TEST_P(ConformShipped, FollowsAllRules) {
+  const Report report = check(ZR_BUILD_DIR "/plugins/zr_" + GetParam() + ".so");
+  EXPECT_EQ(report.code, 0) << report.reasons();
+  EXPECT_GT(report.json["passed"], 20);
+}
+INSTANTIATE_TEST_SUITE_P(Plugins, ConformShipped,
+                         ::testing::Values("communicator_shm", "offload_cpu", "offload_nvme", "optimizer_adamw",
+                                           "optimizer_sgd", "strategy_zero0", "strategy_zero1", "strategy_zero2",
+                                           "strategy_zero3"),
+                         [](const auto& info) { return info.param; });
+
+class ConformZoo : public ::testing::TestWithParam<std::string> {};
+TEST_P(ConformZoo, FollowsAllRules) {
+  const Report report = check(GetParam());
+  EXPECT_EQ(report.code, 0) << report.reasons();
+}
+INSTANTIATE_TEST_SUITE_P(Plugins, ConformZoo, ::testing::ValuesIn(plugins_in(kContract + "/zoo")),
+                         [](const auto& info) { return name_of_file(info.param); });
+
+// ---- plug-ins with defects
+
+struct Defect {
+  std::string role, name, rule;  // rule: "" for the plug-in without a defect
+  std::set<std::string> also;    // rules that cannot hold either
+};
+std::ostream& operator<<(std::ostream& out, const Defect& defect) { return out << defect.role << " " << defect.name; }
+
+std::vector<Defect> defects() {
+  std::vector<Defect> all;
+  std::ifstream in(kContract + "/mutants/defects.txt");
+  for (std::string line; std::getline(in, line);) {
+    if (line.empty() || line[0] == '#') continue;
+    std::istringstream words(line);
+    Defect defect;
+    words >> defect.role >> defect.name >> defect.rule;
+    for (std::string rule; words >> rule;) defect.also.insert(rule);
+    all.push_back(defect);
+  }
+  return all;
+}
+
+class ConformMutant : public ::testing::TestWithParam<Defect> {};
+TEST_P(ConformMutant, BreaksItsRule) {
+  const auto& [role, name, rule, also] = GetParam();
+  const Report report = check(kMutants + "/" + role + "/" + name + "/zr_" + role + "_mutant.so", "--time-limit 25");
+  std::set<std::string> failed = report.failed();
+  EXPECT_EQ(report.code, rule.empty() ? 0 : 2);
+  EXPECT_EQ(failed.erase(rule), rule.empty() ? 0u : 1u) << rule << " does not find the defect";
+  for (const std::string& other : failed) EXPECT_TRUE(also.count(other)) << other << " fails too\n" << report.reasons();
+}
+INSTANTIATE_TEST_SUITE_P(Defects, ConformMutant, ::testing::ValuesIn(defects()),
+                         [](const auto& info) { return info.param.role + "_" + info.param.name; });
+
+// ---- the command
+
+TEST(ConformRules, EveryRuleFindsADefect) {
+  std::set<std::string> unproven, proven;
+  for (const Defect& defect : defects()) proven.insert(defect.rule);
+  for (const std::string& line : shell(kConform + " --list").lines())
+    if (!proven.count(line.substr(0, 6))) unproven.insert(line.substr(0, 6));
+  // conform.txt has a file that is no library.
+  EXPECT_EQ(unproven, std::set<std::string>{"ZR-L01"});
+}
+
+TEST(ConformRules, AreListedInTheDocumentation) {
+  std::ifstream in(ZR_SOURCE_DIR "/docs/conformance.md");
+  std::set<std::string> documented;
+  for (std::string line; std::getline(in, line);)
+    if (line.rfind("| `ZR-", 0) == 0) documented.insert(line);
+  std::set<std::string> listed;
+  for (const std::string& line : shell(kConform + " --list").lines()) {
+    std::string role = line.substr(8, 14);
+    role.erase(role.find_last_not_of(' ') + 1);
+    listed.insert("| `" + line.substr(0, 6) + "` | " + role + " | " + line.substr(22) + " |");
+  }
+  EXPECT_EQ(documented, listed);
+}
+
+TEST(ConformRules, ZerothHasTheSameRules) {
+  EXPECT_EQ(shell(ZR_BUILD_DIR "/bin/zeroth conform --list").output, shell(kConform + " --list").output);
+}
+
+TEST(ConformReport, MatchesGoldenFile) {
+  const std::string path = kContract + "/conform.txt";
+  golden::File file = golden::read_file(path);
+  for (golden::Case& one : file.cases) {
+    std::string output = shell("cd " + kMutants + " && " + ZR_BUILD_DIR "/bin/" + one["run"]).output;
+    golden::trim_newlines(output);
+    if (golden::updates()) one.set("out", output);
+    EXPECT_EQ(one["out"], output) << one.title;
+  }
+  if (golden::updates()) golden::write_file(path, file);
+}
+
+}  // namespace
+}  // namespace zr::testing

@@ -1,0 +1,279 @@
+// A tier in memory with a thread for transfers with a completion, and its defects.
+#include "zr/abi/offload.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "module.hpp"
+
+namespace {
+
+enum Defect {
+  none,
+  invalid_align,
+  no_cpu_memory,
+  capabilities_change,
+  ignores_offset,
+  ignores_length,
+  only_first_transfer,
+  writes_past_memory,
+  writes_source,
+  reuses_ids,
+  frees_neighbour,
+  never_resolves,
+  resolves_twice,
+  resolves_early,
+  mixes_threads,
+  wrong_index,
+  no_text,
+  accepts_unknown_allocation,
+  resolves_after_error,
+  too_much_capacity,
+  error_changes_id,
+  leaks_allocations,
+  maps_a_copy,
+  misaligned_map,
+  map_once,
+  unregisters_too_much,
+  keeps_transfers,
+  thread_without_mask
+};
+constexpr Defect kDefect = ZR_MUTANT;
+constexpr uint64_t kAlign = 64, kCapacity = uint64_t{1} << 30;
+
+struct Block {
+  std::vector<char> memory;  // with space for the alignment
+  std::vector<char> copy;    // of map(), for a defect
+  uint64_t bytes;
+  bool mapped = false;
+  char* data() {
+    const auto at = reinterpret_cast<uintptr_t>(memory.data());
+    return memory.data() + (kAlign - at % kAlign) % kAlign + (kDefect == misaligned_map ? 32 : 0);
+  }
+};
+
+struct Job {
+  std::vector<zr_transfer> transfers;
+  const zr_transfer* list;
+  bool writes;
+  zr_done* done;
+};
+
+struct Tier {
+  const zr_host* host;
+  const zr_async_service* async;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::map<uint64_t, Block> blocks;
+  std::deque<Job> jobs;
+  uint64_t last = 0;
+  bool ends = false, opened = false, broken = false;
+  std::thread thread;
+};
+
+char shared_scratch[1 << 16];
+
+zr_code copy(Tier& tier, const zr_transfer* transfers, uint32_t n, bool writes, zr_error* error) {
+  for (uint32_t i = 0; i < n; ++i) {
+    const zr_transfer& one = transfers[i];
+    const std::lock_guard lock(tier.mutex);
+    const auto block = tier.blocks.find(one.allocation);
+    if (block != tier.blocks.end() && one.offset + static_cast<uint64_t>(one.memory.count) <= block->second.bytes &&
+        one.memory.dtype == ZR_U8)
+      continue;
+    if (kDefect == accepts_unknown_allocation) return ZR_OK;
+    return mutant::fill(error, ZR_INVALID, kDefect == no_text ? "" : "a transfer outside its allocation",
+                        kDefect == wrong_index ? 0 : i);
+  }
+  for (uint32_t i = 0; i < n; ++i) {
+    if (kDefect == only_first_transfer && i > 0) break;
+    const zr_transfer& one = transfers[i];
+    auto bytes = static_cast<std::size_t>(one.memory.count);
+    if (kDefect == ignores_length && bytes > (2 << 20)) bytes -= 1;
+    std::unique_lock lock(tier.mutex);
+    Block& block = tier.blocks[one.allocation];
+    char* at = block.data() + (kDefect == ignores_offset && one.offset > 4000000 ? 0 : one.offset);
+    if (kDefect == ignores_offset && writes && n == 1 && one.offset > 0) at = block.data();
+    auto* memory = static_cast<char*>(one.memory.data);
+    if (kDefect == mixes_threads && bytes <= sizeof shared_scratch) {
+      lock.unlock();
+      std::memcpy(shared_scratch, writes ? memory : at, bytes);
+      usleep(20);
+      std::memcpy(writes ? at : memory, shared_scratch, bytes);
+      continue;
+    }
+    std::memcpy(writes ? at : memory, writes ? memory : at, bytes);
+    if (kDefect == writes_source && writes) const_cast<volatile char*>(memory)[0] = memory[0];
+    if (kDefect == writes_past_memory && !writes && bytes == 64) memory[-1] = 0;
+  }
+  return ZR_OK;
+}
+
+void work(Tier& tier) {
+  std::unique_lock lock(tier.mutex);
+  while (!tier.ends || !tier.jobs.empty()) {
+    if (tier.jobs.empty()) {
+      tier.changed.wait(lock);
+      continue;
+    }
+    Job job = std::move(tier.jobs.front());
+    tier.jobs.pop_front();
+    lock.unlock();
+    zr_error error{};
+    if (kDefect == resolves_early) {
+      tier.async->done_resolve(job.done, ZR_OK, 0, nullptr);
+      usleep(3000);
+    }
+    if (kDefect == keeps_transfers) usleep(5000);
+    const zr_transfer* list = kDefect == keeps_transfers ? job.list : job.transfers.data();
+    const zr_code code = copy(tier, list, static_cast<uint32_t>(job.transfers.size()), job.writes, &error);
+    if (kDefect != never_resolves && kDefect != resolves_early)
+      tier.async->done_resolve(job.done, code, error.native, error.msg);
+    if (kDefect == resolves_twice) tier.async->done_resolve(job.done, code, 0, nullptr);
+    tier.async->done_release(job.done);
+    lock.lock();
+  }
+}
+
+zr_code create(const zr_host* host, const zr_config*, void** self, zr_error* error) {
+  const auto* async = mutant::service<zr_async_service>(host, "zr.host.async/1");
+  if (!async) return mutant::fill(error, ZR_UNSUPPORTED, "the host has no zr.host.async/1");
+  auto* tier = new Tier;
+  tier->host = host;
+  tier->async = async;
+  *self = tier;
+  return ZR_OK;
+}
+void destroy(void* self) {
+  auto* tier = static_cast<Tier*>(self);
+  if (!tier) return;
+  {
+    const std::lock_guard lock(tier->mutex);
+    tier->ends = true;
+  }
+  tier->changed.notify_all();
+  if (tier->thread.joinable()) tier->thread.join();
+  delete tier;
+}
+
+zr_code caps(void* self, zr_offload_caps* out, zr_error*) {
+  auto& tier = *static_cast<Tier*>(self);
+  zr_offload_caps caps{};
+  caps.flags = ZR_TIER_MAPPABLE | ZR_TIER_ASYNC;
+  caps.capacity = kCapacity;
+  caps.io_align = kDefect == invalid_align ? 3 : kDefect == capabilities_change && tier.opened ? 16 : 1;
+  caps.io_bytes = 1 << 20;
+  caps.io_depth = 4;
+  caps.device_types = 1u << (kDefect == no_cpu_memory ? ZR_DEVICE_CUDA : ZR_DEVICE_CPU);
+  mutant::write_output(out, caps);
+  return ZR_OK;
+}
+
+zr_code open_tier(void* self, zr_error*) {
+  auto& tier = *static_cast<Tier*>(self);
+  tier.opened = true;
+  sigset_t all, before;
+  sigfillset(&all);
+  if (kDefect != thread_without_mask) pthread_sigmask(SIG_SETMASK, &all, &before);
+  tier.thread = std::thread([&tier] { work(tier); });
+  if (kDefect != thread_without_mask) pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return ZR_OK;
+}
+
+zr_code reserve(void* self, uint64_t bytes, const char*, uint64_t* allocation, zr_error* error) {
+  auto& tier = *static_cast<Tier*>(self);
+  const std::lock_guard lock(tier.mutex);
+  if (kDefect == error_changes_id) *allocation = 5;
+  if (bytes > kCapacity) {
+    if (kDefect != too_much_capacity) return mutant::fill(error, ZR_NOMEM, "the tier is full");
+    bytes = 4096;
+  }
+  uint64_t id = ++tier.last;
+  if (kDefect == reuses_ids && id > 5) id = 1 + id % 5;
+  Block& block = tier.blocks[id];
+  block.memory.assign(bytes + 2 * kAlign, 0);
+  block.bytes = bytes;
+  *allocation = id;
+  return ZR_OK;
+}
+void release(void* self, uint64_t allocation) {
+  auto& tier = *static_cast<Tier*>(self);
+  const std::lock_guard lock(tier.mutex);
+  if (kDefect == leaks_allocations) {
+    std::vector<char>& memory = tier.blocks[allocation].memory;
+    for (std::size_t i = 0; i < memory.size(); i += 512) memory[i] = 1;
+    return;
+  }
+  tier.blocks.erase(allocation);
+  const auto next = tier.blocks.upper_bound(allocation);
+  if (kDefect == frees_neighbour && next != tier.blocks.end())
+    std::fill(next->second.memory.begin(), next->second.memory.end(), 0);
+}
+
+zr_code transfer(void* self, const zr_transfer* transfers, uint32_t n, bool writes, zr_done* done, zr_error* error) {
+  auto& tier = *static_cast<Tier*>(self);
+  if (tier.broken) return mutant::fill(error, ZR_IO, "the memory is not registered");
+  if (!done) return copy(tier, transfers, n, writes, error);
+  if (kDefect == resolves_after_error) {
+    const zr_code code = copy(tier, transfers, n, writes, error);
+    tier.async->done_resolve(done, code, error->native, error->msg);
+    return code;
+  }
+  tier.async->done_retain(done);
+  {
+    const std::lock_guard lock(tier.mutex);
+    tier.jobs.push_back({{transfers, transfers + n}, transfers, writes, done});
+  }
+  tier.changed.notify_all();
+  return ZR_OK;
+}
+zr_code write(void* self, const zr_transfer* transfers, uint32_t n, zr_stream*, zr_done* done, zr_error* error) {
+  return transfer(self, transfers, n, true, done, error);
+}
+zr_code read(void* self, const zr_transfer* transfers, uint32_t n, zr_stream*, zr_done* done, zr_error* error) {
+  return transfer(self, transfers, n, false, done, error);
+}
+
+zr_code map(void* self, uint64_t allocation, zr_view* out, zr_error* error) {
+  auto& tier = *static_cast<Tier*>(self);
+  const std::lock_guard lock(tier.mutex);
+  Block& block = tier.blocks[allocation];
+  if (kDefect == map_once && block.mapped) return mutant::fill(error, ZR_STATE, "it was mapped before");
+  block.mapped = true;
+  if (kDefect == maps_a_copy) {
+    block.copy = block.memory;
+    block.copy.resize(block.copy.size() + kAlign);
+    const auto at = reinterpret_cast<uintptr_t>(block.copy.data());
+    char* start = block.copy.data() + (kAlign - at % kAlign) % kAlign;
+    std::memcpy(start, block.data(), block.bytes);
+    *out = mutant::view_of(start, static_cast<int64_t>(block.bytes), ZR_U8);
+    return ZR_OK;
+  }
+  *out = mutant::view_of(block.data(), static_cast<int64_t>(block.bytes), ZR_U8);
+  return ZR_OK;
+}
+void unmap(void*, uint64_t) {}
+
+zr_code reg(void*, const zr_view*, zr_error*) { return ZR_OK; }
+void unreg(void* self, const zr_view*) {
+  if (kDefect == unregisters_too_much) static_cast<Tier*>(self)->broken = true;
+}
+
+constexpr zr_offload_api kApi{
+    sizeof(zr_offload_api), 0, caps, open_tier, reserve, release, write, read, map, unmap, reg, unreg};
+constexpr zr_component kComponent{
+    sizeof(zr_component), 0, "mutant", "zr.offload/1", "1.0.0", &kApi, create, destroy, nullptr, nullptr, 0, 0};
+
+}  // namespace
+
+MUTANT_MODULE(offload, nullptr, nullptr)
+
+extern "C" ZR_EXPORT const zr_module* zr_module_v1(uint32_t) { return &kModule; }
