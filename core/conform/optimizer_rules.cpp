@@ -51,9 +51,12 @@ void description_is_stable(Case& test) {
   TestHost host;
   OptimizerRun run(test, host);
   const std::string first = text_of(run.describe());
-  for (const int64_t count : {int64_t{0}, int64_t{1}, int64_t{1} << 40, int64_t{1000}})
-    require(text_of(run.describe({}, count)) == first, "describe() differs for a parameter of ", count, " elements");
-  ParameterArrays arrays({.count = kCount}, run.slots(), test.random());
+  for (const int64_t count : {int64_t{0}, int64_t{1}, int64_t{1} << 40, int64_t{1000}}) {
+    const std::string once = text_of(run.describe({}, count));
+    require(text_of(run.describe({}, count)) == once, "describe() differs in its second call for a parameter of ",
+            count, " elements");
+  }
+  ParameterArrays arrays({.count = kCount}, run.slots(kCount), test.random());
   run.update(arrays);
   require(text_of(run.describe()) == first, "describe() differs after step()");
   TestHost other_host;
@@ -67,7 +70,7 @@ std::vector<zr_dtype> supported_dtypes(Case& test) {
   OptimizerRun run(test, host);
   std::vector<zr_dtype> dtypes;
   for (const zr_dtype dtype : kWeightDtypes) {
-    ParameterArrays arrays({.count = 64, .weight_dtype = dtype}, run.slots(), test.random());
+    ParameterArrays arrays({.count = 64, .weight_dtype = dtype}, run.slots(64), test.random());
     if (dtype == ZR_F32 || run.try_update(arrays).code != ZR_UNSUPPORTED) dtypes.push_back(dtype);
   }
   return dtypes;
@@ -86,7 +89,7 @@ void writes_only_its_views(Case& test) {
   for (const zr_dtype dtype : dtypes)
     for (const int64_t count : {int64_t{1}, int64_t{31}, int64_t{1023}, kCount}) {
       test.note("updating ", count, " elements with weights of ", name_of(dtype));
-      ParameterArrays arrays({.count = count, .weight_dtype = dtype}, run.slots(), test.random());
+      ParameterArrays arrays({.count = count, .weight_dtype = dtype}, run.slots(count), test.random());
       const std::string gradient = arrays.grad.content();
       run.update(arrays);
       arrays.check_surroundings(gradient);
@@ -109,7 +112,7 @@ void three_steps(OptimizerRun& run, ParameterArrays& arrays, UpdateOptions optio
 std::string result_of(Case& test, const ParameterArrays::Layout& layout, const UpdateOptions& options) {
   TestHost host;
   OptimizerRun run(test, host);
-  ParameterArrays arrays(layout, run.slots(), test.random());
+  ParameterArrays arrays(layout, run.slots(layout.count), test.random());
   three_steps(run, arrays, options);
   return arrays.bits();
 }
@@ -159,7 +162,7 @@ void threads_at_once(Case& test) {
   constexpr std::size_t kThreads = 4;
   std::vector<std::string> results(kThreads);
   std::vector<std::thread> threads;
-  const auto& slots = run.slots();
+  const auto& slots = run.slots(kCount);
   for (std::size_t t = 0; t < kThreads; ++t)
     threads.emplace_back([&, t] {
       try {
@@ -185,12 +188,12 @@ void weights_are_rounded_masters(Case& test) {
   TestHost host;
   OptimizerRun run(test, host);
   const std::string fp32 = [&] {
-    ParameterArrays arrays({.count = kCount}, run.slots(), test.random());
+    ParameterArrays arrays({.count = kCount}, run.slots(kCount), test.random());
     three_steps(run, arrays, {});
     return arrays.master_bits();
   }();
   for (const zr_dtype dtype : dtypes) {
-    ParameterArrays arrays({.count = kCount, .weight_dtype = dtype}, run.slots(), test.random());
+    ParameterArrays arrays({.count = kCount, .weight_dtype = dtype}, run.slots(kCount), test.random());
     // Halfway between two values of the narrow dtype, if the update changes little: ties show the rounding.
     for (int64_t i = 0; i < kCount; i += 2) {
       const uint32_t bits = bits_of(arrays.master.as<float>()[i]);
@@ -205,7 +208,7 @@ void weights_are_rounded_masters(Case& test) {
       require(expected == actual, "the ", name_of(dtype), " weight of the master ", master, " is 0x", std::hex, actual,
               ", not 0x", expected, " (nearest even)");
     }
-    ParameterArrays same({.count = kCount, .weight_dtype = dtype}, run.slots(), test.random());
+    ParameterArrays same({.count = kCount, .weight_dtype = dtype}, run.slots(kCount), test.random());
     three_steps(run, same, {});
     require(same.master_bits() == fp32, "masters of ", name_of(dtype), " weights differ from fp32 weights");
   }
@@ -224,8 +227,8 @@ void extreme_gradients(Case& test) {
   TestHost host;
   OptimizerRun run(test, host);
   const bool elementwise = run.describe().granularity == ZR_ELEMENTWISE;
-  ParameterArrays usual({.count = kCount}, run.slots(), test.random()),
-      extreme({.count = kCount}, run.slots(), test.random());
+  ParameterArrays usual({.count = kCount}, run.slots(kCount), test.random()),
+      extreme({.count = kCount}, run.slots(kCount), test.random());
   for (int64_t i = 0; i < kCount; i += 100)
     extreme.grad.as<float>()[i] = i % 300 == 0 ? kNan : i % 300 == 100 ? kInfinity : -3e38f;
   run.update(usual);
@@ -238,8 +241,8 @@ void extreme_gradients(Case& test) {
 void resolves_once(Case& test) {
   TestHost host;
   OptimizerRun run(test, host);
-  ParameterArrays with({.count = kCount}, run.slots(), test.random()),
-      without({.count = kCount}, run.slots(), test.random());
+  ParameterArrays with({.count = kCount}, run.slots(kCount), test.random()),
+      without({.count = kCount}, run.slots(kCount), test.random());
   Completion& done = host.new_completion();
   test.note("waiting for the completion of step()");
   const Answer answer = run.try_update(with, {.done = &done});
@@ -256,7 +259,7 @@ void resolves_once(Case& test) {
 void failed_step_changes_nothing(Case& test) {
   TestHost host;
   OptimizerRun run(test, host);
-  ParameterArrays arrays({.count = 1000}, run.slots(), test.random());
+  ParameterArrays arrays({.count = 1000}, run.slots(1000), test.random());
   const std::string before = arrays.bits();
   Completion& done = host.new_completion();
   const Answer answer = run.try_update(arrays, {.cuts = {{0, 500}}, .done = &done, .claimed_dtype = ZR_I8});
@@ -293,8 +296,8 @@ void groups_use_their_own_values(Case& test) {
   }
   OptimizerRun alone(test, other_host, other);
   for (const uint32_t group : {2u, 1u, 0u}) {
-    ParameterArrays in_group({.count = kCount}, run.slots(), test.random()),
-        reference({.count = kCount}, run.slots(), test.random());
+    ParameterArrays in_group({.count = kCount}, run.slots(kCount), test.random()),
+        reference({.count = kCount}, run.slots(kCount), test.random());
     three_steps(run, in_group, {.group = group});
     TestHost default_host;
     OptimizerRun defaults(test, default_host, values);
@@ -307,8 +310,8 @@ void groups_use_their_own_values(Case& test) {
 void gradient_is_multiplied_once(Case& test) {
   TestHost host;
   OptimizerRun run(test, host);
-  ParameterArrays whole({.count = kCount}, run.slots(), test.random()),
-      scaled({.count = kCount}, run.slots(), test.random());
+  ParameterArrays whole({.count = kCount}, run.slots(kCount), test.random()),
+      scaled({.count = kCount}, run.slots(kCount), test.random());
   for (int64_t i = 0; i < kCount; ++i) scaled.grad.as<float>()[i] *= 8;  // exact
   run.update(whole, {.grad_mul = 0.25f});
   run.update(scaled, {.grad_mul = 0.25f / 8});
@@ -318,8 +321,8 @@ void gradient_is_multiplied_once(Case& test) {
 void unknown_flags_are_ignored(Case& test) {
   TestHost host;
   OptimizerRun run(test, host);
-  ParameterArrays plain({.count = kCount}, run.slots(), test.random()),
-      flagged({.count = kCount}, run.slots(), test.random());
+  ParameterArrays plain({.count = kCount}, run.slots(kCount), test.random()),
+      flagged({.count = kCount}, run.slots(kCount), test.random());
   run.update(plain);
   const std::string before = text_of(run.describe());
   require(text_of(run.describe({}, 1000, 0, 1u << 30)) == before, "describe() differs for an unknown flag");
@@ -331,7 +334,7 @@ void unknown_flags_are_ignored(Case& test) {
 void uses_no_forbidden_service(Case& test) {
   TestHost host;
   OptimizerRun run(test, host);
-  ParameterArrays arrays({.count = kCount}, run.slots(), test.random());
+  ParameterArrays arrays({.count = kCount}, run.slots(kCount), test.random());
   three_steps(run, arrays, {.cuts = {{0, kNormBlock}, {kNormBlock, kCount - kNormBlock}}});
   const std::string problem = host.problem(TestHost::Misuse::worker);
   require(problem.empty(), problem, ", which a [worker] function must not do");
@@ -340,7 +343,7 @@ void uses_no_forbidden_service(Case& test) {
 void no_fused_multiply_add(Case& test) {
   TestHost host;
   OptimizerRun run(test, host);
-  ParameterArrays arrays({.count = 100}, run.slots(), test.random());
+  ParameterArrays arrays({.count = 100}, run.slots(100), test.random());
   const std::string found = find_fused_multiply_add(test.library(), [&] { run.update(arrays); });
   require(found.empty(), found);
 }

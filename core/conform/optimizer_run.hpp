@@ -56,8 +56,8 @@ class OptimizerRun {
  public:
   OptimizerRun(Case& test, TestHost& host) : OptimizerRun(test, host, Instance::values_for(test)) {}
   OptimizerRun(Case& test, TestHost& host, const KeyValues& values);
-  /// Skips the rule unless all states have one element per element of the parameter.
-  const std::vector<zr_slot>& slots();
+  /// The states of a parameter of `count` elements. Skips the rule unless they have one element per element.
+  std::vector<zr_slot> slots(int64_t count);
   /// Describes a parameter of `count` elements; fails if the call fails.
   zr_optimizer_desc describe(const Mode& mode = {}, int64_t count = 1000, uint32_t group = 0, uint32_t flags = 0);
   /// Adds a group with these values.
@@ -72,8 +72,6 @@ class OptimizerRun {
   Answer call_step(const ParameterArrays& arrays, const UpdateOptions& options, const Cuts& cuts);
   Instance instance_;
   const zr_optimizer_api& api_;
-  std::vector<zr_slot> slots_;
-  bool described_ = false;
 };
 
 /// The description of an optimizer; fails if the call fails. `api` and `self`: of the instance.

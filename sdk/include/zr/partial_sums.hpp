@@ -70,6 +70,24 @@ class SummingLayer : public OptimizerLayer<D> {
       layer.Base::update(*slice, job, sums);
     });
   }
+  /// For parameters without passes. The host calls update() below for the others.
+  static zr_code step(void* self, const zr_step* step, const zr_update_slice* const* slices, uint32_t n,
+                      zr_stream* stream, zr_done* done, zr_error* error) noexcept {
+    const zr_code code = guard(error, [&] {
+      for (uint32_t i = 0; i < n; ++i) {
+        const zr_update_slice& u = *slices[i];
+        zr_param param{sizeof(zr_param), 0, u.name, u.shape, u.ndim, u.group, 1, 0, 0};
+        for (int32_t d = 0; d < u.ndim; ++d) param.count *= u.shape[d];
+        std::vector<uint32_t> sums;
+        static_cast<const SummingLayer*>(self)->group_of(param).passes(param, sums);
+        if (!sums.empty())
+          throw PluginError(ZR_STATE, std::string("parameter ") + u.name +
+                                          ": step() was called, but its update needs sums over the parameter");
+      }
+    });
+    return code == ZR_OK ? Base::step(self, step, slices, n, stream, done, error) : code;
+  }
+  static constexpr zr_optimizer_api api{sizeof(zr_optimizer_api), 0, Base::add_group, Base::describe, step};
   static const void* extension(const char* id) noexcept {
     return std::string_view(id) == "zr.optimizer.partial_sums/1" ? &partial_sums : Base::extension(id);
   }
