@@ -74,7 +74,7 @@ constexpr zr_collectives_api kNoted{sizeof(zr_collectives_api), 0, note, nullptr
 class StrategyLayerTest : public ::testing::Test {
  protected:
   void create(const Values& values = {{"bucket", 64}, {"fail", 0}}) {
-    const zr_config_s config{values};
+    const zr_config_s config{values, {}};
     code_ = kSample.create(&host_, &config, &self_, &error_);
   }
   void bind() {

@@ -188,7 +188,7 @@ zr_code add_group(void* self, uint32_t, const zr_config* config, zr_error* error
 
 zr_code describe(void* self, const zr_param*, zr_optimizer_desc* out, zr_error*) {
   const auto& o = *static_cast<Optimizer*>(self);
-  zr_optimizer_desc desc{sizeof(zr_optimizer_desc), ZR_ELEMENTWISE, 0, 1, kSlots, 1u << ZR_DEVICE_CPU, 0, 0};
+  zr_optimizer_desc desc{sizeof(zr_optimizer_desc), ZR_ELEMENTWISE, 0, 1, kSlots, 1u << ZR_DEVICE_CPU, 0, 0, 0};
   if (kDefect == unknown_need) desc.needs = 1u << 30;
   if (kDefect == reserved_in_desc) desc.rsv = 7;
   if (kDefect == no_cpu_memory) desc.device_types = 1u << ZR_DEVICE_CUDA;
