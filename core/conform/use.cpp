@@ -33,8 +33,8 @@ void check_output_size(Instance& instance, const std::string& role) {
   void* const self = instance.self();
   if (role == "optimizer")
     check_output<zr_optimizer_desc>("describe()", [&](zr_optimizer_desc* out, zr_error* error) {
-      const int64_t shape = 5;
-      const zr_param param{sizeof(zr_param), 0, "weight", &shape, 1, 0, 5, 0, 0};
+      const int64_t shape[] = {5, 1};  // some optimizers support matrices only
+      const zr_param param{sizeof(zr_param), 0, "weight", shape, 2, 0, 5, 0, 0};
       return instance.api<zr_optimizer_api>().describe(self, &param, out, error);
     });
   if (role == "strategy")

@@ -64,7 +64,7 @@ class ConformShipped : public ::testing::TestWithParam<std::string> {};
 TEST_P(ConformShipped, FollowsAllRules) {
   const Report report = check(ZR_BUILD_DIR "/plugins/zr_" + GetParam() + ".so");
   EXPECT_EQ(report.code, 0) << report.reasons();
-  EXPECT_GT(report.json["passed"], 18);
+  EXPECT_GT(report.json["passed"], 15);
 }
 INSTANTIATE_TEST_SUITE_P(Plugins, ConformShipped,
                          ::testing::Values("communicator_shm", "offload_cpu", "offload_nvme", "optimizer_adafactor",

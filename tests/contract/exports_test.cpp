@@ -35,6 +35,7 @@ TEST(PluginExportsTest, ContainOnlyTheEntryPointAndTheTags) {
       found.push_back(line.substr(line.rfind(' ') + 1));
     }
     std::sort(found.begin(), found.end());
+    std::erase(found, "zr_tag_draft_0_9");  // of those that use a draft header
     EXPECT_EQ(found, expected) << file;
   }
 }

@@ -123,16 +123,27 @@ class NewtonSchulz::Workspace {
   }
 };
 
-NewtonSchulz::NewtonSchulz(Precision precision, int iterations) : precision_(precision), iterations_(iterations) {
+namespace {
+// Whether oneDNN has matrix products of this precision for this processor. oneDNN caches what it creates.
+template <class Workspace>
+bool is_supported(Precision precision) {
   try {
-    give(new Workspace(precision, 16, 16));
-  } catch (const dnnl::error& error) {
+    const Workspace workspace(precision, 16, 16);
+    return true;
+  } catch (const dnnl::error&) {
+    return false;
+  }
+}
+}  // namespace
+
+NewtonSchulz::NewtonSchulz(Precision precision, int iterations) : precision_(precision), iterations_(iterations) {
+  static const bool has_bf16 = is_supported<Workspace>(Precision::bf16),
+                    has_fp32 = is_supported<Workspace>(Precision::fp32);
+  if (precision == Precision::bf16 && !has_bf16)
     throw zr::PluginError(
         ZR_UNSUPPORTED,
-        precision == Precision::bf16
-            ? "precision = \"bf16\": oneDNN has no bf16 matrix products for this processor: set precision = \"fp32\""
-            : std::string("oneDNN cannot create a matrix product: ") + error.what());
-  }
+        "precision = \"bf16\": oneDNN has no bf16 matrix products for this processor: set precision = \"fp32\"");
+  if (!has_fp32) throw zr::PluginError(ZR_UNSUPPORTED, "oneDNN has no matrix products for this processor");
 }
 
 NewtonSchulz::~NewtonSchulz() = default;
