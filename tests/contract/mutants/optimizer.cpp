@@ -102,14 +102,16 @@ const zr_config* kept_config = nullptr;
 constexpr zr_slot kSlots[] = {{"velocity", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}};
 
 #if defined(ZR_MUTANT_FUSES)
-#define FUSED __attribute__((target("fma"), optimize("fp-contract=fast")))
+#define FUSED __attribute__((target("fma")))
+#define MULTIPLY_ADD(a, b, c) __builtin_fmaf(a, b, c)
 #else
 #define FUSED
+#define MULTIPLY_ADD(a, b, c) ((a) * (b) + (c))
 #endif
 
 FUSED void descend(float* weight, const float* grad, float* velocity, int64_t n, float mul, float momentum, float lr) {
   for (int64_t i = 0; i < n; ++i) {
-    velocity[i] = momentum * velocity[i] + mul * grad[i];
+    velocity[i] = MULTIPLY_ADD(momentum, velocity[i], mul * grad[i]);
     weight[i] -= lr * velocity[i];
   }
 }
