@@ -87,7 +87,7 @@ class Groups {
       group.use = text->get();
     else
       problems_.add(origin_of(node.source()),
-                    "optimizer.groups: use: expected the id of an optimizer, such as \"adamw\"; its file must be in a "
+                    "optimizer.groups: use: expected the id of an optimizer, such as \"acme.lion\"; its file must be in a "
                     "folder of ZR_PLUGIN_PATH or of the installation");
   }
 

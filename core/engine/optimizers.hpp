@@ -23,7 +23,7 @@ class Optimizers {
   const plugin::Instance& main() const { return *list_[0]; }
   std::size_t size() const { return list_.size(); }
   const plugin::Instance& operator[](std::size_t i) const { return *list_[i]; }
-  /// "muon" or "muon, adamw": the ids, the main one first.
+  /// The ids, separated by ", ", the main one first.
   std::string ids() const;
   /// The optimizer's functions for partial sums; null if it has none.
   const zr_partial_sums_api* partial_sums(std::size_t i) const { return partial_sums_[i]; }

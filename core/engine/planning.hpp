@@ -58,7 +58,7 @@ class EngineHost : public plugin::PluginHost {
   EngineHost(Ledger& ledger, ThreadPool& pool);
 };
 
-/// "plan: zero1 + adamw": the title of a plan.
+/// The title of a plan: "plan: ", strategy, " + ", optimizers.
 std::string plan_title(const plugin::ResolvedJob& job, const Optimizers& optimizers);
 
 /// Plans a job that is not started: without a control plane; its plug-ins are created but not opened. [control]

@@ -24,7 +24,7 @@ struct OptimizerDescription {
   uint32_t most_sums() const;  // the largest number of sums of a pass
   int64_t all_sums() const;    // of all passes
 };
-
+/// Names of slots are compared as text.
 bool operator==(const OptimizerDescription& a, const OptimizerDescription& b);
 
 /// Elements per row: the product of all dimensions but the first.
@@ -43,6 +43,6 @@ struct StateShape {
   std::vector<int64_t> full(const Parameter& parameter) const;
   bool operator==(const StateShape&) const = default;
 };
+/// The shape of a state of the parameter.
 StateShape state_shape(const Parameter& parameter, const zr_slot& slot);
-
 }  // namespace zr::host::plan

@@ -75,6 +75,9 @@ struct Row {
   }
 };
 
+const std::string kMuon =
+    "optimizer=muon "
+    "optimizer.groups=[{match=[\"*.bias\",\"*norm.*\",\"scalar\",\"embedding.weight\"],use=\"adamw\"}]";
 const std::string kCopied = "strategy=zero3 communicator.share_weights=false",
                   kDisk = "offload.optimizer=nvme offload.nvme.path=.";
 
@@ -152,6 +155,29 @@ const std::vector<Row> kTrained{
     {"optimizer.adamw.beta2", "0.9", "0.8", weights},
     {"optimizer.adamw.eps", "1e-8", "1e-2", weights},
     {"optimizer.adamw.weight_decay", "0.0", "0.1", weights},
+    {"optimizer.adafactor.beta2_decay", "-0.8", "-0.5", weights, "optimizer=adafactor"},
+    {"optimizer.adafactor.eps1", "1e-7", "1e-1", weights, "optimizer=adafactor"},
+    {"optimizer.adafactor.eps2", "1e-3", "10.0", weights, "optimizer=adafactor"},
+    {"optimizer.adafactor.clip_threshold", "0.1", "1.0", weights, "optimizer=adafactor"},
+    {"optimizer.adafactor.weight_decay", "0.0", "0.1", weights, "optimizer=adafactor"},
+    {"optimizer.adamw8bit.beta1", "0.9", "0.8", weights, "optimizer=adamw8bit"},
+    {"optimizer.adamw8bit.beta2", "0.9", "0.8", weights, "optimizer=adamw8bit"},
+    {"optimizer.adamw8bit.eps", "1e-8", "1e-2", weights, "optimizer=adamw8bit"},
+    {"optimizer.adamw8bit.weight_decay", "0.0", "0.1", weights, "optimizer=adamw8bit"},
+    {"optimizer.adamw8bit.min_8bit_elements", "100", "1000000", memory, "optimizer=adamw8bit"},
+    {"optimizer.lamb.beta1", "0.9", "0.8", weights, "optimizer=lamb"},
+    {"optimizer.lamb.beta2", "0.9", "0.8", weights, "optimizer=lamb"},
+    {"optimizer.lamb.eps", "1e-6", "1e-2", weights, "optimizer=lamb"},
+    {"optimizer.lamb.weight_decay", "0.0", "0.1", weights, "optimizer=lamb"},
+    {"optimizer.lamb.min_trust_ratio", "0.0", "5.0", weights, "optimizer=lamb"},
+    {"optimizer.lamb.max_trust_ratio", "0.02", "10.0", weights, "optimizer=lamb"},
+    {"optimizer.lamb.adapt", "true", "false", weights, "optimizer=lamb"},
+    {"optimizer.muon.momentum", "0.5", "0.9", weights, kMuon},
+    {"optimizer.muon.nesterov", "true", "false", weights, kMuon},
+    {"optimizer.muon.weight_decay", "0.0", "0.1", weights, kMuon},
+    {"optimizer.muon.eps", "1e-7", "1.0", weights, kMuon},
+    {"optimizer.muon.adjust_lr", "original", "match_rms_adamw", weights, kMuon},
+    {"optimizer.muon.iterations", "1", "5", weights, kMuon},
     {"optimizer.sgd.momentum", "0.5", "0.9", weights, "optimizer=sgd"},
     {"optimizer.sgd.dampening", "0.0", "0.5", weights, "optimizer=sgd optimizer.sgd.nesterov=false"},
     {"optimizer.sgd.nesterov", "false", "true", weights, "optimizer=sgd"},
@@ -184,7 +210,8 @@ const std::vector<Row> kGpt{
 // Each of these keys has its own test, below or in the named files.
 const std::set<std::string> kApart{"job.program", "job.ranks", "job.threads", "job.name", "job.runs",
                                    "train.max_skipped_steps", "communicator.timeout", "memory.device_budget",
-                                   "train.param_dtype",  // tests/multirank/engine/boundary_test.cpp
+                                   "train.param_dtype",         // tests/multirank/engine/boundary_test.cpp
+                                   "optimizer.muon.precision",  // tests/contract/tensor_optimizers_test.cpp
                                    // Tested in tests/multirank/offload/ and tests/unit/plugins/offload_*.cpp.
                                    "memory.host_budget", "job.trace", "offload.tiers", "offload.activations",
                                    "offload.nvme.path", "offload.nvme.engine", "offload.nvme.direct", "offload.cpu.pin",

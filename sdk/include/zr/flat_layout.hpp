@@ -34,6 +34,7 @@ inline double update_cost(const zr_param& param) {
 /// Assigns parts of the update to ranks, for parameters that cannot be cut evenly.
 class CostBalance {
  public:
+  /// No rank has a part yet.
   explicit CostBalance(int32_t world) : assigned_(static_cast<std::size_t>(world), 0) {}
   /// True if all trainable parameters may be cut at norm blocks and cost as much as their elements.
   static bool is_even(const zr_plan_in& in) {

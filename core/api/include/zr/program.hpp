@@ -53,9 +53,9 @@ class Configuration {
   /// The same for a string key.
   Configuration& set(const std::string& path, const char* value) { return set(path, std::string(value)); }
   /// Appends one [[optimizer.groups]]: parameters whose name matches one of the patterns `match` get these values of
-  /// optimizer keys, or of lr_scale. `use`: the id of the optimizer that updates them; empty: the job's. The TOML text,
-  /// if any, must not name the optimizer as optimizer = "id" then; use set("optimizer", "id"). Throws UserError if a key
-  /// is not a name of letters, digits, '-' and '_'.
+  /// optimizer keys, or of lr_scale. `use`: the id of the optimizer that updates them; empty: the job's. The TOML
+  /// text, if any, must not name the optimizer as optimizer = "id" then; use set("optimizer", "id"). Throws UserError
+  /// if a key is not a name of letters, digits, '-' and '_'.
   Configuration& add_group(const std::vector<std::string>& match, const std::map<std::string, double>& values,
                            const std::string& use = "");
 
