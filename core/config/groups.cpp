@@ -87,8 +87,8 @@ class Groups {
       group.use = text->get();
     else
       problems_.add(origin_of(node.source()),
-                    "optimizer.groups: use: expected the id of an optimizer, such as \"acme.lion\"; its file must be in a "
-                    "folder of ZR_PLUGIN_PATH or of the installation");
+                    "optimizer.groups: use: expected the id of an optimizer, such as \"acme.lion\"; its file must be in "
+                    "a folder of ZR_PLUGIN_PATH or of the installation");
   }
 
   const ConfigKey* plugin_key(std::string_view name) const {
