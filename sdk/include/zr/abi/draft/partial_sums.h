@@ -7,7 +7,10 @@
 #include "zr/abi/draft/draft.h"
 #include "zr/abi/optimizer.h"
 
-enum { ZR_MAX_PASSES = 4 /* passes over a parameter before its update */ };
+/* Limits. */
+enum {
+  ZR_MAX_PASSES = 4 /* passes over a parameter before its update */
+};
 
 /* The sums of one call. */
 typedef struct zr_sums {
