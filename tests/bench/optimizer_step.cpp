@@ -125,7 +125,11 @@ class Products {
 
 // Operations per second of multiplications and additions in registers, on one core.
 double peak() {
+#if defined(__AVX512F__)
   constexpr int kChains = 12, kLanes = 16;
+#else
+  constexpr int kChains = 12, kLanes = 8;
+#endif
   typedef float Lanes __attribute__((vector_size(kLanes * 4)));
   Lanes sums[kChains] = {};
   const Lanes x = Lanes{} + 0.999F, y = Lanes{} + 1e-3F;
