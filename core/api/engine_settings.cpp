@@ -63,8 +63,7 @@ std::vector<ParameterInfo> Engine::parameters() const {
 
 std::vector<std::string> Engine::slots() const {
   std::vector<std::string> names;
-  for (const host::plan::OptimizerDescription& description :
-       state_->session_for("slots").plan().input.descriptions)
+  for (const host::plan::OptimizerDescription& description : state_->session_for("slots").plan().input.descriptions)
     for (const zr_slot& slot : description.slots)
       if (slot.shape == ZR_SLOT_LIKE_PARAM && slot.dtype == ZR_F32 &&
           std::find(names.begin(), names.end(), slot.name) == names.end())

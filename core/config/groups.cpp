@@ -86,9 +86,8 @@ class Groups {
     if (const auto* text = node.as_string(); text && !text->get().empty() && text->get()[0] != '/')
       group.use = text->get();
     else
-      problems_.add(
-          origin_of(node.source()),
-          "optimizer.groups: use: expected the id of an optimizer, such as \"acme.lion\"; its file must be "
+      problems_.add(origin_of(node.source()),
+                    "optimizer.groups: use: expected the id of an optimizer, such as \"acme.lion\"; its file must be "
                     "in a folder of ZR_PLUGIN_PATH or of the installation");
   }
 

@@ -77,7 +77,7 @@ constexpr zr_slot slot(const char* name, zr_dtype dtype = ZR_F32, uint32_t flags
 struct Description {
   uint32_t granularity = ZR_ELEMENTWISE;  // ZR_ROWWISE, ... (draft)
   std::vector<zr_slot> slots;             // the optimizer states of the parameter
-  double cost = 0;  // see zr_optimizer_desc; 0: the number of elements
+  double cost = 0;                        // see zr_optimizer_desc; 0: the number of elements
 };
 
 ZR_DETECT(has_slots, slots);

@@ -341,8 +341,9 @@ TEST(MemoryPlanTest, ShowsTheLargestShareOfTheUpdate) {
   const plan::MemoryPlan plan = make_plan(in, 0, by_parameter);
   EXPECT_EQ(plan.update_share(), 0.25);
   EXPECT_EQ(plan.largest_update_share, 0.75);
-  EXPECT_NE(plan.text("plan", {}).find("  update         largest share of a rank                       50 % if even"
-                                       "         75 %\n"),
+  EXPECT_NE(plan.text("plan", {})
+                .find("  update         largest share of a rank                       50 % if even"
+                      "         75 %\n"),
             std::string::npos)
       << plan.text("plan", {});
 }
