@@ -9,7 +9,7 @@
 namespace zr::host::conform {
 
 /// Runs fn in a traced process. Returns a sentence about the first fused multiply-add instruction of the library that
-/// is executed; "" if there is none. Skips the rule if this machine has no such tracing.
+/// is executed; "" if no such instruction is. Skips the rule if this machine has no such tracing.
 std::string find_fused_multiply_add(const Library& library, const std::function<void()>& fn);
 
 }  // namespace zr::host::conform

@@ -10,7 +10,7 @@
 
 namespace zr::host::conform {
 
-/// Reads TOML text ("0.9", "\"32MiB\"", "[0.9, 0.999]") as a value of the key's type; nothing if it is none.
+/// Reads TOML text ("0.9", "\"32MiB\"", "[0.9, 0.999]") as a value of the key's type; nothing if it is not one.
 std::optional<KeyValue> parse_value(const zr_key& key, const std::string& text);
 
 /// Why the declaration of a key is invalid; "" if it is valid.

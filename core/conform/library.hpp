@@ -57,7 +57,7 @@ class Library {
  public:
   /// Loads the file with RTLD_NOW and RTLD_LOCAL. Throws Failure.
   explicit Library(const std::filesystem::path& file);
-  /// The exported function; fails if there is none.
+  /// The exported function; fails if the library has none.
   const zr_module* module(uint32_t host_minor = ZR_ABI_MINOR) const;
   const zr_component& component(const std::string& role, const std::string& id) const;
   /// True if `address` is in the library's code.

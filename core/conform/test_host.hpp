@@ -91,7 +91,7 @@ class TestHost {
     argument,  // use of an argument after the call has returned
     kCount
   };
-  /// The first misuse of this kind; "" if there is none.
+  /// The first misuse of this kind; "" if none happened.
   std::string problem(Misuse kind = Misuse::service) const;
   void report(const std::string& problem, Misuse kind = Misuse::service);
   /// Bytes of the memory service that are not freed.

@@ -45,7 +45,7 @@ std::string exports_warning(const std::filesystem::path& file) {
                                          : fmt::format("; {} STB_GNU_UNIQUE, which all libraries of the process share",
                                                        count_text(static_cast<std::size_t>(unique), "is", "are"));
   return fmt::format(
-      "it exports {} besides zr_module_v1 and its tags ({}){}; link it with -Wl,--version-script=zr.map, as "
+      "it exports {} in addition to zr_module_v1 and its tags ({}){}; link it with -Wl,--version-script=zr.map, as "
       "zr_add_plugin() and `pkg-config --libs zeroth-sdk` do",
       count_text(extra.size(), "symbol", "symbols"), names, shared);
 }

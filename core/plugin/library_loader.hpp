@@ -30,7 +30,7 @@ Tags read_tags(const std::filesystem::path& file);
 PluginValidation load_library(const std::filesystem::path& file, const Tags& tags);
 
 /// What a loaded library shows of the flags that it was built with, which zr_add_plugin() would not use: symbols that
-/// it exports besides its entry and tags; an optimizer with fused multiply-add. Runs code of the library.
+/// it exports in addition to its entry and tags; an optimizer with fused multiply-add. Runs code of the library.
 std::vector<std::string> build_warnings(const PluginValidation& validation);
 /// The warning about the exports of a file, or "".
 std::string exports_warning(const std::filesystem::path& file);

@@ -19,7 +19,7 @@ ZR_ALWAYS_INLINE double sum_of(const double* lanes) {
 }
 }  // namespace
 
-void lamb_moments(const LambConstants& constants, const LambRun& run, int64_t block, double* sums) {
+void lamb_moments(const LambConstants& constants, const AdamWRun& run, int64_t block, double* sums) {
   const LambConstants c = constants;
   for (int64_t first = 0; first < run.count; first += block, sums += 2) {
     const int64_t n = first + block < run.count ? block : run.count - first;
@@ -49,7 +49,7 @@ void lamb_moments(const LambConstants& constants, const LambRun& run, int64_t bl
   }
 }
 
-void lamb_update(const LambConstants& constants, const LambRun& run) {
+void lamb_update(const LambConstants& constants, const AdamWRun& run) {
   const LambConstants c = constants;
   zr::rounded(run.out_dtype, run.out, run.count, run.streams,
               [&](auto rounding, int64_t first, int64_t n, uint16_t* out) {

@@ -1,10 +1,9 @@
-// The arithmetic of LAMB for one slice. README.md has the order of operations.
+// The arithmetic of LAMB for one slice, with the arrays of AdamW. README.md has the order of operations.
 #pragma once
 
 #include <cstdint>
 
-#include "zr/abi/base.h"
-#include "zr/isa.hpp"
+#include "../adamw/kernel.hpp"
 
 struct LambConstants {  // computed in double, rounded once
   float mul;            // factor of the reduced gradient
@@ -16,19 +15,8 @@ struct LambConstants {  // computed in double, rounded once
   float rate;  // lr times the trust ratio; of the update only
 };
 
-struct LambRun {
-  float* weight;  // the fp32 master weight
-  const float* grad;
-  float* exp_avg;
-  float* exp_avg_sq;
-  int64_t count;
-  uint16_t* out;  // the rounded weight, or null
-  zr_dtype out_dtype;
-  bool streams;  // write `out` with non-temporal stores
-};
-
 // Updates the moments and adds up, per block of `block` elements, the squares of the weights (sums[0]) and of the
 // direction of the update (sums[1]); those of the next block follow.
-ZR_KERNEL(void lamb_moments(const LambConstants& constants, const LambRun& run, int64_t block, double* sums))
+ZR_KERNEL(void lamb_moments(const LambConstants& constants, const AdamWRun& run, int64_t block, double* sums))
 // Changes the weights.
-ZR_KERNEL(void lamb_update(const LambConstants& constants, const LambRun& run))
+ZR_KERNEL(void lamb_update(const LambConstants& constants, const AdamWRun& run))

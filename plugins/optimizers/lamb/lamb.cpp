@@ -69,7 +69,7 @@ class Lamb : public zr::SummingOptimizer<Lamb> {
     c.rate = static_cast<float>(rate);
     return c;
   }
-  static LambRun run(const zr::Update& u) {
+  static AdamWRun run(const zr::Update& u) {
     return {u.weight, u.grad, u.slot(0), u.slot(1), u.count, u.out, u.out_dtype, u.streams};
   }
 

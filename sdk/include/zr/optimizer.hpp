@@ -93,7 +93,7 @@ ZR_REQUIRE_CALL(can_update, std::declval<const T&>().update(std::declval<const U
 ZR_DETECT_ARRAY(has_slot_array, slot, zr_slot);
 ZR_DETECT_ARRAY(has_states_array, states, zr_slot);
 
-/// True if `slots` is an array, or if there is none.
+/// True if `slots` is an array, or if the class has no `slots`.
 template <class T>
 constexpr bool slots_are_array() {
   if constexpr (has_slots<T>) return std::is_array_v<decltype(T::slots)>;

@@ -48,10 +48,10 @@ TEST(BuildWarningsTest, NameSymbolsBesidesTheEntryAndTheTags) {
                                            "__attribute__((visibility(\"hidden\"))) int hidden = 3;\n"
                                            "int zr_tag_own = 4; int zr_module_v1 = 5; extern int other;\n"
                                            "int* acme_third(void) { return &other; }\n");
-  EXPECT_EQ(
-      exports_warning(built(scratch, "gcc", "", source)),
-      "it exports 3 symbols besides zr_module_v1 and its tags (acme_first, acme_second, acme_third); link it with "
-      "-Wl,--version-script=zr.map, as zr_add_plugin() and `pkg-config --libs zeroth-sdk` do");
+  EXPECT_EQ(exports_warning(built(scratch, "gcc", "", source)),
+            "it exports 3 symbols in addition to zr_module_v1 and its tags (acme_first, acme_second, acme_third); link "
+            "it with "
+            "-Wl,--version-script=zr.map, as zr_add_plugin() and `pkg-config --libs zeroth-sdk` do");
 }
 
 TEST(BuildWarningsTest, CountUniqueSymbolsAndShortenNames) {
@@ -62,7 +62,7 @@ TEST(BuildWarningsTest, CountUniqueSymbolsAndShortenNames) {
                                            "int " +
                                                name + "() { return counter(); }\n");
   const std::string warning = exports_warning(built(scratch, "g++", "", source));
-  EXPECT_THAT(warning, HasSubstr("it exports 2 symbols besides zr_module_v1 and its tags (counter()::n, " +
+  EXPECT_THAT(warning, HasSubstr("it exports 2 symbols in addition to zr_module_v1 and its tags (counter()::n, " +
                                  name.substr(0, 60) + "...)"));
   EXPECT_THAT(warning, HasSubstr("; 1 is STB_GNU_UNIQUE, which all libraries of the process share; "));
 }
