@@ -18,6 +18,7 @@
 #include "cli/command.hpp"
 #include "cli/completion.hpp"
 #include "cli/conform_command.hpp"
+#include "cli/doctor_command.hpp"
 #include "cli/explain_key.hpp"
 #include "cli/job_file.hpp"
 #include "cli/launch.hpp"
@@ -283,10 +284,12 @@ int new_project(const Command& command, const Parsed& parsed) {
   return 0;
 }
 
+int doctor(const Command& command, const Parsed& parsed) { return examine_machine(command, parsed, bin_folder()); }
+
 int complete(const Command& command, const Parsed& parsed);
 
-constexpr const char *kRun = "train", *kPlan = "plan and configure", *kCheckpoints = "checkpoints",
-                     *kAuthors = "write plug-ins", *kShell = "shell";
+constexpr const char *kRun = "train", *kPlan = "plan and configure", *kMachine = "machine",
+                     *kCheckpoints = "checkpoints", *kAuthors = "write plug-ins", *kShell = "shell";
 
 constexpr Command kCommands[] = {
     {kRun, "train", "train [--resume] FILE.toml [table.key=value ...]",
@@ -311,6 +314,10 @@ constexpr Command kCommands[] = {
     {kPlan, "conform", "conform FILE.so [OPTION ...]",
      "Checks a plug-in against the rules of the plug-in ABI, one process per case (exit code 2: a rule does not hold).",
      "zeroth conform build/plugins/zr_optimizer_lion.so", Words::plugin, false, conform_options, conform_plugin},
+    {kMachine, "doctor", "doctor [FILE.toml] [--json FILE] [table.key=value ...]",
+     "Checks this machine and this installation, and what a file needs of them, and prints the command that fixes each "
+     "problem (exit code 3: a job would fail).",
+     "zeroth doctor job.toml", Words::job, false, doctor_options, doctor},
     {kCheckpoints, "verify", "verify DIR",
      "Verifies every byte of a checkpoint, or of all checkpoints in a folder (exit code 2: one is damaged).",
      "zeroth verify checkpoints", Words::checkpoint, false, nullptr, verify},

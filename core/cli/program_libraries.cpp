@@ -70,27 +70,39 @@ std::string list(const std::vector<std::string>& names) {
 
 }  // namespace
 
-std::vector<std::string> missing_libraries(const std::string& program) {
+std::vector<LinkedLibrary> linked_libraries(const std::string& file) {
   ProcessOptions options;
   std::error_code error;
-  const fs::path loader = fs::canonical(loader_of(program).c_str(), error);
+  // A shared library names no loader; the one of this program loads it.
+  const bool is_library = fs::path(file).filename().string().find(".so") != std::string::npos;
+  const fs::path loader = fs::canonical(loader_of(is_library ? "/proc/self/exe" : file).c_str(), error);
   if (error || !is_loader(loader)) return {};
   options.file = loader.string();
-  options.arguments = {options.file, program};
+  options.arguments = {options.file, file};
   options.environment.emplace_back("LD_TRACE_LOADED_OBJECTS=1");  // the loader only lists libraries
   for (char** variable = environ; *variable; ++variable) options.environment.emplace_back(*variable);
   options.one_pipe = true;
-  std::vector<std::string> missing;
+  std::vector<LinkedLibrary> libraries;
   BoundedRun listing(options, kMaxListingBytes);
   if (listing.wait(kListingSeconds) != BoundedRun::End::completed) return {};
   std::istringstream lines(listing.out());
-  for (std::string line; std::getline(lines, line);) {  // "\tlibx.so.1 => not found"
-    const auto end = line.find(" => not found");
+  constexpr std::string_view kArrow = " => ";
+  for (std::string line; std::getline(lines, line);) {  // "\tlibx.so.1 => not found", "\tliby.so => /lib/liby.so (0x1)"
+    const auto end = line.find(kArrow);
     const auto begin = line.find_first_not_of(" \t");
     if (end == line.npos || begin >= end) continue;
-    const std::string name = line.substr(begin, end - begin);
-    if (std::find(missing.begin(), missing.end(), name) == missing.end()) missing.push_back(name);
+    const std::string name = line.substr(begin, end - begin), found = line.substr(end + kArrow.size());
+    const auto same = [&](const LinkedLibrary& library) { return library.name == name; };
+    if (std::none_of(libraries.begin(), libraries.end(), same))
+      libraries.push_back({name, found.starts_with('/') ? found.substr(0, found.rfind(" (")) : ""});
   }
+  return libraries;
+}
+
+std::vector<std::string> missing_libraries(const std::string& program) {
+  std::vector<std::string> missing;
+  for (const LinkedLibrary& library : linked_libraries(program))
+    if (library.path.empty()) missing.push_back(library.name);
   return missing;
 }
 

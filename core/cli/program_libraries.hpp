@@ -6,9 +6,16 @@
 
 namespace zr::host::cli {
 
-/// The names of the shared libraries that the dynamic loader does not find for `program` in the environment of this
+/// A shared library that a file needs, directly or not.
+struct LinkedLibrary {
+  std::string name, path;  // path: "" if the dynamic loader does not find it
+};
+/// The shared libraries of a program or a shared library, as the dynamic loader finds them in the environment of this
 /// process. Empty for a script, a static program, a program whose loader is not one of the system's, and a file that
-/// cannot be read. Does not run the program.
+/// cannot be read. Does not run the file.
+std::vector<LinkedLibrary> linked_libraries(const std::string& file);
+
+/// The names of the shared libraries that the dynamic loader does not find for `program`; see linked_libraries().
 std::vector<std::string> missing_libraries(const std::string& program);
 
 /// Makes processes that this process starts find the libraries of `program`. If some are missing and the installation

@@ -1,6 +1,7 @@
 #include "plugin/library_loader.hpp"
 
 #include <fmt/format.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -31,15 +32,17 @@ constexpr AbiVersion kHost{ZR_ABI_MAJOR, ZR_ABI_MINOR};
 std::string text_of(const AbiVersion& version) { return fmt::format("{}.{}", version.major, version.minor); }
 
 // Checks, before the file is read, that it is trusted and that this process may read it.
-std::string access_problem(const std::filesystem::path& file, TrustedFile& found) {
+std::string access_problem(const std::filesystem::path& file, TrustedFile& found, Rejection& cause) {
   std::error_code error;
+  cause.cause = RejectionCause::bad_path;
   if (!file.is_absolute()) return "the path is relative; write an absolute one";
   if (!std::filesystem::exists(std::filesystem::symlink_status(file, error))) return "there is no such file";
-  std::string problem = trust_problem(file, found);
+  cause = {};
+  std::string problem = trust_problem(file, found, &cause);
   if (!problem.empty()) return problem;
-  if (::access(found.path.c_str(), R_OK) != 0)
-    return fmt::format("it cannot be read: {}: chmod +r {}", std::strerror(errno), found.path.string());
-  return "";
+  if (::access(found.path.c_str(), R_OK) == 0) return "";
+  cause = {RejectionCause::unreadable, {found.path.string()}};
+  return fmt::format("it cannot be read: {}: chmod +r {}", std::strerror(errno), found.path.string());
 }
 
 // Parses "0_9".
@@ -52,14 +55,17 @@ std::optional<AbiVersion> parse_version(std::string_view text) {
   return last.ec == std::errc() && last.ptr == end ? std::optional(version) : std::nullopt;
 }
 
-std::string abi_problem(const AbiVersion& needed, const std::optional<AbiVersion>& drafts) {
+std::string abi_problem(const AbiVersion& needed, const std::optional<AbiVersion>& drafts, RejectionCause& cause) {
   const std::string here = text_of(kHost);
+  cause = RejectionCause::other_drafts;
   if (drafts && !(*drafts == kHost))
     return fmt::format(
         "it uses draft headers of plug-in ABI {}, and this zeroth has {}: build the plug-in again for this zeroth, or "
         "install the zeroth that it was built for",
         text_of(*drafts), here);
+  cause = RejectionCause::none;
   if (loads(kHost, needed, drafts.has_value())) return "";
+  cause = kHost < needed ? RejectionCause::abi_too_new : RejectionCause::abi_too_old;
   return fmt::format(
       "it needs plug-in ABI {}, this zeroth has {}: {}{}", text_of(needed), here,
       kHost < needed ? "install a newer zeroth, or a plug-in built for ABI " : "install a plug-in built for ABI ",
@@ -104,11 +110,17 @@ struct Library {
   uint64_t file_hash;
 };
 
+// The result of loading a file in a child process.
+struct ProbeResult {
+  std::string problem;  // "" if there is none
+  RejectionCause cause = RejectionCause::none;
+};
+
 // The libraries of this process; never destroyed, so that none is unloaded.
 struct Loaded {
   Mutex mutex;
   bool probes ZR_GUARDED_BY(mutex) = false;
-  std::map<std::pair<dev_t, ino_t>, std::string> probed ZR_GUARDED_BY(mutex);  // the problem per file, or ""
+  std::map<std::pair<dev_t, ino_t>, ProbeResult> probed ZR_GUARDED_BY(mutex);
   std::map<std::filesystem::path, Library> libraries ZR_GUARDED_BY(mutex);
 };
 Loaded& loaded() {
@@ -121,6 +133,17 @@ uint64_t hash_of_file(const std::filesystem::path& path) {
   std::string bytes(static_cast<std::size_t>(file.size()), '\0');
   file.read(0, bytes.data(), std::ssize(bytes));
   return XXH3_64bits(bytes.data(), bytes.size());
+}
+
+// The cause of an error of dlopen(). The dynamic loader reports no code, only a text, which glibc does not translate
+// because no code of ours sets a locale.
+Rejection loader_rejection(const std::filesystem::path& file, const std::string& text) {
+  struct statvfs info {};
+  if (::statvfs(file.c_str(), &info) == 0 && (info.f_flag & ST_NOEXEC))
+    return {RejectionCause::noexec, {file.string()}};
+  const auto end = text.find(": cannot open shared object file");
+  if (end == text.npos || text.compare(0, end, file.string()) == 0) return {RejectionCause::unloadable};
+  return {RejectionCause::missing_library, {text.substr(0, end)}};
 }
 
 const zr_module* enter(boost::dll::shared_library& library, std::string& problem) {
@@ -144,10 +167,11 @@ const zr_module* enter(boost::dll::shared_library& library, std::string& problem
 
 Tags read_tags(const std::filesystem::path& file) {
   Tags tags;
-  tags.rejection = access_problem(file, tags.file);
+  tags.rejection = access_problem(file, tags.file, tags.cause);
   if (!tags.rejection.empty()) return tags;
   const auto symbols = exported_symbols(tags.file.path, "zrabi");
   if (!symbols) {
+    tags.cause.cause = RejectionCause::not_a_library;
     tags.rejection =
         "it is not a shared library for this machine; name one built with zr_add_plugin() (sdk/cmake/ZrPlugin.cmake)";
     return tags;
@@ -158,9 +182,12 @@ Tags read_tags(const std::filesystem::path& file) {
   tags.needed = names.needed.value_or(AbiVersion{});
   tags.drafts = names.drafts.has_value();
   if (!names.needed) {
+    tags.cause.cause = RejectionCause::not_a_plugin;
     tags.rejection =
         "it is not a Zeroth plug-in (no ABI tag); build it with zr_add_plugin() and ZR_MODULE (sdk/include/zr)";
-  } else if (tags.rejection = abi_problem(*names.needed, names.drafts); tags.rejection.empty() && tags.roles.empty()) {
+  } else if (tags.rejection = abi_problem(*names.needed, names.drafts, tags.cause.cause);
+             tags.rejection.empty() && tags.roles.empty()) {
+    tags.cause.cause = RejectionCause::unknown_role;
     tags.rejection = names.newer_kind.empty()
                          ? "it has no tag of a role that this zeroth knows: strategy, communicator, optimizer or "
                            "offload; install a newer zeroth"
@@ -191,10 +218,12 @@ std::string try_to_load(const std::filesystem::path& file, const Tags& tags) {
   return module ? module_problem(module, tags) : problem;
 }
 
-const std::string& probe(Loaded& process, const Tags& tags) ZR_REQUIRES(process.mutex) {
+const ProbeResult& probe(Loaded& process, const Tags& tags) ZR_REQUIRES(process.mutex) {
   const auto [at, fresh] = process.probed.try_emplace({tags.file.device, tags.file.inode});
-  if (fresh && process.probes) at->second = probe_problem([&] { try_to_load(tags.file.path, tags); });
-  return at->second;
+  ProbeResult& result = at->second;
+  if (fresh && process.probes)
+    result.problem = probe_problem([&] { try_to_load(tags.file.path, tags); }, &result.cause);
+  return result;
 }
 
 }  // namespace
@@ -207,32 +236,40 @@ void probe_before_loading() {
 
 PluginValidation load_library(const std::filesystem::path& file, const Tags& tags) {
   PluginValidation validation{file, false, tags.rejection, {}};
+  validation.rejection = tags.cause;
   if (!validation.reason.empty()) return validation;
+  RejectionCause& cause = validation.rejection.cause;
   Loaded& process = loaded();
   const MutexLock lock(process.mutex);
   const auto& key = tags.file.path;
   auto at = process.libraries.find(key);
   if (at == process.libraries.end()) {
-    validation.reason = probe(process, tags);
+    const ProbeResult& probed = probe(process, tags);
+    validation.reason = probed.problem;
+    cause = probed.cause;
     if (!validation.reason.empty()) return validation;
     uint64_t file_hash = 0;
     try {
       file_hash = hash_of_file(key);
     } catch (const Error& failure) {
       validation.reason = failure.what();
+      cause = RejectionCause::unreadable;
       return validation;
     }
     boost::dll::fs::error_code error;
     boost::dll::shared_library library(key, error, boost::dll::load_mode::rtld_now | boost::dll::load_mode::rtld_local);
     if (error) {
-      const char* reason = ::dlerror();
-      validation.reason = fmt::format("it cannot be loaded: {}; install what it needs, or build it for this machine",
-                                      reason ? reason : error.message().c_str());
+      const char* text = ::dlerror();
+      const std::string reason = text ? text : error.message();
+      validation.reason =
+          fmt::format("it cannot be loaded: {}; install what it needs, or build it for this machine", reason);
+      validation.rejection = loader_rejection(key, reason);
       return validation;
     }
     const zr_module* module = enter(library, validation.reason);
     if (!is_unchanged(tags.file)) {
       validation.reason = "it was replaced while it was being loaded; start again";
+      cause = RejectionCause::replaced;
       module = nullptr;
     }
     at = process.libraries.emplace(key, Library{std::move(library), module, file_hash}).first;
@@ -240,7 +277,10 @@ PluginValidation load_library(const std::filesystem::path& file, const Tags& tag
   const zr_module* module = at->second.module;
   if (!module && validation.reason.empty()) validation.reason = "its module could not be read when it was first loaded";
   if (validation.reason.empty()) validation.reason = module_problem(module, tags);
-  if (!validation.reason.empty()) return validation;
+  if (!validation.reason.empty()) {
+    if (cause == RejectionCause::none) cause = RejectionCause::plugin_bug;
+    return validation;
+  }
   validation.accepted = true;
   for (uint32_t i = 0; i < module->n_components; ++i)
     for (const Role role : kRoles)

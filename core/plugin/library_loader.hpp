@@ -16,6 +16,7 @@ namespace zr::host::plugin {
 /// The data tags of a file, read before any of its code runs.
 struct Tags {
   std::string rejection;  // "" if the file may be loaded
+  Rejection cause;        // of the rejection
   AbiVersion needed;      // by the file's tag
   bool drafts = false;    // it uses draft headers, of this host's version
   std::vector<Role> roles;

@@ -31,6 +31,38 @@ struct Component {
 /// "strategy", from the component's kind.
 std::string_view role_of(const Component& component);
 
+/// Why a file is rejected, for code that chooses a remedy. The text of PluginValidation::reason says more.
+enum class RejectionCause {
+  none,
+  bad_path,            // relative, or there is no such file
+  foreign_owner,       // subject: the component of the path that belongs to a user who is not trusted
+  writable_by_others,  // subjects: the components of the path that other users can write
+  broken_link,         // subject: the link
+  not_a_file,
+  unreadable,  // subject: the file
+  not_a_library,
+  not_a_plugin,     // no ABI tag
+  abi_too_new,      // it needs a newer host
+  abi_too_old,      // this host does not load plug-ins of this version any more
+  other_drafts,     // it uses draft headers of another version
+  unknown_role,     // only roles or revisions that this host does not know
+  crashed,          // its code ended the process
+  timed_out,        // its code did not return
+  missing_library,  // subject: the name of a shared library that the dynamic loader does not find
+  noexec,           // subject: the resolved file, on a file system that forbids running code
+  unloadable,       // another error of the dynamic loader, such as an undefined symbol
+  replaced,         // the file changed while it was being loaded
+  plugin_bug,       // its tables break a rule of the ABI
+  wrong_role,       // the file is named after another role
+  wrong_name,       // subject: the name that the file should have
+  duplicate,        // subjects: the files with the same role and id, in the order of the search path
+};
+/// The cause of a rejection, and the files or names that the remedy is about.
+struct Rejection {
+  RejectionCause cause = RejectionCause::none;
+  std::vector<std::string> subjects{};
+};
+
 /// The result of validating one file: its components, or the reason why it is rejected.
 struct PluginValidation {
   std::filesystem::path file;
@@ -39,6 +71,7 @@ struct PluginValidation {
   std::vector<Component> components;    // if accepted
   std::string hint{};                   // if it is found by its absolute path only: why, and the remedy
   std::vector<std::string> warnings{};  // if accepted: flags with which it should not be built, and the remedy
+  Rejection rejection{};                // if not accepted
 };
 
 /// From now on, a child process loads each library before this process does, so that a library that crashes, exits or

@@ -170,7 +170,7 @@ class Child {
 
 }  // namespace
 
-std::string probe_problem(const std::function<void()>& load) {
+std::string probe_problem(const std::function<void()>& load, RejectionCause* cause) {
   const double seconds = limit_seconds();
   Child child(load);
   child.wait_until(Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds)));
@@ -178,6 +178,7 @@ std::string probe_problem(const std::function<void()>& load) {
   if (child.survived()) return "";
   const std::string line = child.last_printed_line();
   const std::optional<int> status = child.exit_status();
+  if (cause) *cause = status ? RejectionCause::crashed : RejectionCause::timed_out;
   return (status ? fmt::format("its code {} while it was being loaded", exit_status_text(*status))
                  : fmt::format("it did not finish loading within {} seconds", shortest(seconds))) +
          (line.empty() ? "" : fmt::format(" (it printed: {})", line)) +

@@ -79,7 +79,8 @@ const Component* find(const PluginValidation& validation, Role role, const std::
   return nullptr;
 }
 
-std::string duplicate_problem(const std::vector<fs::path>& files) {
+std::string duplicate_problem(const std::vector<fs::path>& files, Rejection* rejection = nullptr) {
+  if (rejection) *rejection = {RejectionCause::duplicate, {files.begin(), files.end()}};
   std::string text = "several files contain it: ";
   for (const fs::path& file : files) text += (&file == &files.front() ? "" : " and ") + file.string();
   return text + "; remove all but one, or name the file by its absolute path";
@@ -108,7 +109,7 @@ std::string kind_problem(const Tags& tags, Role role) {
 // Why a component of a valid library is not found by its id, and the remedy; "" if all are found. has_file: whether
 // there is a file with the name of a component, such as a link to this library.
 std::string lookup_problem(const PluginValidation& validation, const Tags& tags,
-                           const std::function<bool(const Component&)>& has_file) {
+                           const std::function<bool(const Component&)>& has_file, Rejection* rejection = nullptr) {
   constexpr const char* kSeveral =
       "it contains several plug-ins, but is named after one, so that the others are not found; name it zr_<name>.so";
   constexpr const char* kNoTag =
@@ -121,7 +122,11 @@ std::string lookup_problem(const PluginValidation& validation, const Tags& tags,
   if (split_name(validation.file, role, id)) {
     if (!kind_problem(tags, role).empty())
       return fmt::format("rename the file to {}", file_name(role_with(first), first.table->id));
-    if (const std::string problem = name_problem(validation, role, id); !problem.empty()) return problem;
+    if (const std::string problem = name_problem(validation, role, id); !problem.empty()) {
+      if (const Component* other = find(validation, role, ""); rejection && other)
+        *rejection = {RejectionCause::wrong_name, {file_name(role, other->table->id)}};
+      return problem;
+    }
     return std::all_of(validation.components.begin(), validation.components.end(), has_file) ? "" : kSeveral;
   }
   if (is_collection(validation.file)) return tags.ids.empty() ? kNoTag : "";
@@ -293,13 +298,18 @@ PluginValidation Registry::validate_single(const fs::path& file) const {
   PluginValidation validation{file, false, "", {}};
   const Tags tags = read_tags(file);
   if (const auto same = files(role, id); same.size() > 1) {
-    validation.reason = duplicate_problem(same);
-  } else if (validation.reason = kind_problem(tags, role); validation.reason.empty()) {
+    validation.reason = duplicate_problem(same, &validation.rejection);
+  } else if (validation.reason = kind_problem(tags, role); !validation.reason.empty()) {
+    validation.rejection.cause = RejectionCause::wrong_role;
+  } else {
     validation = load_library(file, tags);
+    Rejection rejection{RejectionCause::plugin_bug};
     if (validation.accepted)
-      validation.reason = lookup_problem(validation, tags, [&](const Component& component) {
-        return !files(role_with(component), component.table->id).empty();
-      });
+      validation.reason = lookup_problem(
+          validation, tags,
+          [&](const Component& component) { return !files(role_with(component), component.table->id).empty(); },
+          &rejection);
+    if (validation.accepted && !validation.reason.empty()) validation.rejection = rejection;
   }
   validation.accepted = validation.reason.empty();
   if (!validation.accepted) validation.components.clear();
@@ -311,11 +321,12 @@ PluginValidation Registry::validate_collection(const fs::path& file) const {
   const Tags tags = read_tags(file);
   PluginValidation validation = load_library(file, tags);
   std::string problem;
+  Rejection rejection{RejectionCause::plugin_bug};
   for (const auto& [role, id] : tags.ids)
     if (const auto same = files(role, id); same.size() > 1 && problem.empty())
-      problem = fmt::format("{} '{}': {}", name_of(role), id, duplicate_problem(same));
-  if (validation.accepted && problem.empty()) problem = lookup_problem(validation, tags, {});
-  if (validation.accepted && !problem.empty()) validation = {file, false, problem, {}};
+      problem = fmt::format("{} '{}': {}", name_of(role), id, duplicate_problem(same, &rejection));
+  if (validation.accepted && problem.empty()) problem = lookup_problem(validation, tags, {}, &rejection);
+  if (validation.accepted && !problem.empty()) validation = {file, false, problem, {}, "", {}, rejection};
   validation.warnings = build_warnings(validation);
   return validation;
 }

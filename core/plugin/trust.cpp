@@ -83,23 +83,32 @@ bool is_private_group(gid_t group, uid_t owner) {
   return at->second = trusted;
 }
 
-// Why other users can change the component at `path`, or "".
-std::string component_problem(const fs::path& path, const struct stat& status, const std::string& what) {
+// A problem with a component of the path.
+struct Problem {
+  RejectionCause cause = RejectionCause::none;
+  std::string text;
+  bool empty() const { return text.empty(); }
+};
+
+// Why other users can change the component at `path`, or no problem.
+Problem component_problem(const fs::path& path, const struct stat& status, const std::string& what) {
   if (!is_trusted(status.st_uid))
-    return fmt::format(
-        "{} belongs to user {}, who could run code as you; use a copy owned by you, root or the owner of zeroth, in a "
-        "folder with the same owner",
-        what, user_text(status.st_uid));
-  if (S_ISLNK(status.st_mode)) return "";  // the mode of a link has no meaning
-  if (S_ISDIR(status.st_mode) && (status.st_mode & S_ISVTX)) return "";
+    return {RejectionCause::foreign_owner,
+            fmt::format("{} belongs to user {}, who could run code as you; use a copy owned by you, root or the owner "
+                        "of zeroth, in a folder with the same owner",
+                        what, user_text(status.st_uid))};
+  if (S_ISLNK(status.st_mode)) return {};  // the mode of a link has no meaning
+  if (S_ISDIR(status.st_mode) && (status.st_mode & S_ISVTX)) return {};
   const bool listed = ::getxattr(path.c_str(), "system.posix_acl_access", nullptr, 0) > 0;
   if ((status.st_mode & S_IWGRP) && (listed || !is_private_group(status.st_gid, status.st_uid)))
-    return fmt::format("{} can be changed by other users, who could run code as you; chmod g-w {}", what,
-                       path.string());
+    return {
+        RejectionCause::writable_by_others,
+        fmt::format("{} can be changed by other users, who could run code as you; chmod g-w {}", what, path.string())};
   if (status.st_mode & S_IWOTH)
-    return fmt::format("{} can be changed by other users, who could run code as you; chmod o-w {}", what,
-                       path.string());
-  return "";
+    return {
+        RejectionCause::writable_by_others,
+        fmt::format("{} can be changed by other users, who could run code as you; chmod o-w {}", what, path.string())};
+  return {};
 }
 
 void put_before(const fs::path& path, std::deque<std::string>& rest) {
@@ -120,10 +129,10 @@ class PathWalk {
     rest_.pop_front();
     at_ = name == ".." ? at_.parent_path() : at_ / name;
   }
-  /// Checks the current component, and follows it if it is a link. Returns "" or the problem.
-  std::string check_component() {
+  /// Checks the current component, and follows it if it is a link.
+  Problem check_component() {
     if (::lstat(at_.c_str(), &status_) != 0) return missing_problem(errno);
-    std::string problem = component_problem(at_, status_, component_text());
+    Problem problem = component_problem(at_, status_, component_text());
     if (!problem.empty() || !is_link()) return problem;
     return follow_link();
   }
@@ -133,10 +142,10 @@ class PathWalk {
  private:
   bool is_link() const { return S_ISLNK(status_.st_mode); }
 
-  std::string missing_problem(int error) const {
-    if (links_ == 0) return at_.string() + ": " + std::strerror(error);
-    return "it is a link to " + at_.string() + ", which cannot be opened: " + std::strerror(error) +
-           "; correct or remove the link";
+  Problem missing_problem(int error) const {
+    if (links_ == 0) return {RejectionCause::bad_path, at_.string() + ": " + std::strerror(error)};
+    return {RejectionCause::broken_link, "it is a link to " + at_.string() + ", which cannot be opened: " +
+                                             std::strerror(error) + "; correct or remove the link"};
   }
   // The current component, for messages.
   std::string component_text() const {
@@ -144,14 +153,15 @@ class PathWalk {
     if (at_end()) return links_ ? fmt::format("the file it links to, {},", at_.string()) : "it";
     return at_ == "/" ? "the root folder /" : "its folder " + at_.string();
   }
-  std::string follow_link() {
-    if (++links_ > kMaxLinks) return "more than 40 symbolic links lead to it; name the file itself";
+  Problem follow_link() {
+    constexpr auto kCause = RejectionCause::broken_link;
+    if (++links_ > kMaxLinks) return {kCause, "more than 40 symbolic links lead to it; name the file itself"};
     std::error_code error;
     const fs::path target = fs::read_symlink(at_, error);
-    if (error) return fmt::format("the link {} cannot be read: {}", at_.string(), error.message());
+    if (error) return {kCause, fmt::format("the link {} cannot be read: {}", at_.string(), error.message())};
     at_ = target.is_absolute() ? fs::path("/") : at_.parent_path();
     put_before(target, rest_);
-    return "";
+    return {};
   }
 
   fs::path at_ = "/";
@@ -162,15 +172,29 @@ class PathWalk {
 
 }  // namespace
 
-std::string trust_problem(const fs::path& file, TrustedFile& result) {
+std::string trust_problem(const fs::path& file, TrustedFile& result, Rejection* rejection) {
+  Rejection unused;
+  Rejection& why = rejection ? *rejection : unused;
+  std::string text;
+  // After the first problem, only finds the other components that its remedy must change.
   PathWalk walk(file);
-  std::string problem = walk.check_component();
-  while (problem.empty() && !walk.at_end()) {
+  for (;;) {
+    const Problem problem = walk.check_component();
+    const bool writable = problem.cause == RejectionCause::writable_by_others;
+    if (text.empty() && !problem.empty()) {
+      text = problem.text;
+      why = {problem.cause, {problem.cause == RejectionCause::broken_link ? file.string() : walk.at().string()}};
+    } else if (writable) {
+      why.subjects.push_back(walk.at().string());
+    }
+    if (walk.at_end() || (!problem.empty() && !writable)) break;
     walk.enter_next();
-    problem = walk.check_component();
   }
-  if (!problem.empty()) return problem;
-  if (!S_ISREG(walk.status().st_mode)) return "it is not a regular file";
+  if (!text.empty()) return text;
+  if (!S_ISREG(walk.status().st_mode)) {
+    why = {RejectionCause::not_a_file, {file.string()}};
+    return "it is not a regular file";
+  }
   result = {walk.at(), walk.status().st_dev, walk.status().st_ino};
   return "";
 }

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "plugin/plugin.hpp"
+
 namespace zr::host::plugin {
 
 /// The identity of a file when it was checked.
@@ -23,8 +25,8 @@ struct TrustedFile {
 ///  - no other user can write it: neither the world, nor a group other than the owner's private one (the group has the
 ///    owner's name, and all its users are trusted owners); no group at all if the file has an access control list.
 ///    A folder with the sticky bit may be written by others (/tmp): they cannot replace what trusted users own there.
-/// Any thread.
-std::string trust_problem(const std::filesystem::path& file, TrustedFile& found);
+/// `rejection` gets the cause, with all components that the same remedy applies to. Any thread.
+std::string trust_problem(const std::filesystem::path& file, TrustedFile& found, Rejection* rejection = nullptr);
 
 /// True if `file` is still the file that trust_problem() found.
 bool is_unchanged(const TrustedFile& file);

@@ -24,7 +24,7 @@ TEST_F(ArchitectureRulesTest, FindsAPluginNameInCore) {
   plant("plugins/zero1/CMakeLists.txt", "zr_add_plugin(zr_zero1 ROLE strategy ID zero1 SOURCES zero1.cpp)\n");
   plant("plugins/comm_shm/CMakeLists.txt", "zr_add_plugin(zr_comm_shm ROLE communicator ID shm SOURCES shm.cpp)\n");
   plant("plugins/optimizers/adamw/CMakeLists.txt", "");
-  plant("core/engine/a.cpp", "if (id == \"shm\") {}\nint shmget;  // /dev/shm_1\n");
+  plant("core/engine/a.cpp", "if (id == \"shm\") {}\nint shmget;  // /dev/shm_1\nopen(\"/dev/shm\");\n");
   plant("core/engine/b.cpp", "class AdamW;\nauto x = kZero10;\n");
   plant("core/plan/CMakeLists.txt", "add_dependencies(zr_plan zr_zero1)\n");
   EXPECT_THAT(found(plugin_names_in_core),

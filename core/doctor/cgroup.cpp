@@ -1,0 +1,61 @@
+#include "doctor/cgroup.hpp"
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+namespace zr::host::doctor {
+
+namespace {
+
+bool names(const std::string& controllers, const std::string& controller) {
+  return fmt::format(",{},", controllers).find(fmt::format(",{},", controller)) != std::string::npos;
+}
+
+// Where a hierarchy is mounted: v1 hierarchies by the names of their controllers, v2 alone or beside v1.
+std::vector<std::string> mounts(const std::string& controllers, const std::string& controller) {
+  if (!controllers.empty()) return {"/sys/fs/cgroup/" + controllers, "/sys/fs/cgroup/" + controller};
+  return {"/sys/fs/cgroup", "/sys/fs/cgroup/unified"};
+}
+
+}  // namespace
+
+std::vector<ControlGroup> control_groups(const std::string& root, const std::string& controller) {
+  std::vector<ControlGroup> found;
+  std::ifstream groups(root + "/proc/self/cgroup");
+  std::error_code error;
+  for (std::string line; std::getline(groups, line);) {  // "4:cpu,cpuacct:/docker/0123", "0::/user.slice"
+    std::istringstream in(line);
+    std::string number, controllers, path;
+    if (!std::getline(in, number, ':') || !std::getline(in, controllers, ':') || !std::getline(in, path)) continue;
+    if (!controllers.empty() && !names(controllers, controller)) continue;
+    for (const std::string& mount : mounts(controllers, controller)) {
+      if (!std::filesystem::is_directory(root + mount, error)) continue;
+      for (std::string at = path;; at.resize(at.rfind('/'))) {  // parent groups limit it too
+        if (at == "/") at.clear();
+        if (std::filesystem::is_directory(root + mount + at, error)) found.push_back({mount + at, controllers.empty()});
+        if (at.rfind('/') == at.npos) break;
+      }
+      break;
+    }
+  }
+  return found;
+}
+
+int64_t number_in(const std::string& path) {
+  std::ifstream in(path);
+  int64_t value = -1;
+  return in >> value ? value : -1;
+}
+
+int64_t number_after(const std::string& path, const std::string& word, int64_t missing) {
+  std::ifstream in(path);
+  for (std::string line; std::getline(in, line);)
+    if (line.starts_with(word)) return std::strtoll(line.c_str() + word.size(), nullptr, 10);
+  return missing;
+}
+
+}  // namespace zr::host::doctor

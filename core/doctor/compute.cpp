@@ -1,0 +1,202 @@
+#include "doctor/compute.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sched.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "base/text.hpp"
+#include "doctor/cgroup.hpp"
+
+namespace zr::host::doctor {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// The quota of one control group in cores; -1 if it has none.
+double quota_of(const std::string& root, const ControlGroup& group) {
+  const std::string folder = root + group.folder;
+  double quota = -1, period = 0;
+  if (group.v2) {
+    std::ifstream in(folder + "/cpu.max");  // "50000 100000", "max 100000"
+    if (!(in >> quota >> period)) return -1;
+  } else {
+    quota = static_cast<double>(number_in(folder + "/cpu.cfs_quota_us"));
+    period = static_cast<double>(number_in(folder + "/cpu.cfs_period_us"));
+  }
+  return quota > 0 && period > 0 ? quota / period : -1;
+}
+
+std::string cores_text(const CoreFacts& facts) {
+  std::string text = facts.usable == facts.online
+                         ? count_text(facts.usable, "core")
+                         : fmt::format("{} of {} cores (CPU affinity)", facts.usable, facts.online);
+  if (facts.quota > 0)
+    text += fmt::format(", and the time of {} of them (quota of control group {})", shortest(facts.quota), facts.group);
+  return text;
+}
+
+// `file` for a command line; a placeholder if no file is given.
+std::string file_word(const JobNeeds& needs) { return needs.given() ? shell_word(needs.file) : "FILE.toml"; }
+
+std::string value_after_colon(const std::string& line) {
+  const auto colon = line.find(':');
+  const auto begin = colon == line.npos ? colon : line.find_first_not_of(" \t", colon + 1);
+  return begin == line.npos ? "" : line.substr(begin);
+}
+
+std::string widest_set() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl"))
+    return "AVX-512";
+  if (__builtin_cpu_supports("avx2")) return "AVX2";
+#endif
+  return "portable";
+}
+
+// Folders in which drivers install libcuda.so.1, after those of LD_LIBRARY_PATH.
+std::string find_libcuda(const std::string& root) {
+  std::vector<std::string> folders;
+  if (const char* variable = std::getenv("LD_LIBRARY_PATH")) {
+    std::istringstream in(variable);
+    for (std::string entry; std::getline(in, entry, ':');)
+      if (!entry.empty()) folders.push_back(entry);
+  }
+  for (const char* folder :
+       {"/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib/x86_64-linux-gnu/nvidia/current",
+        "/usr/lib/aarch64-linux-gnu/nvidia/current", "/usr/lib64", "/usr/lib", "/lib64", "/usr/local/cuda/compat",
+        "/usr/local/nvidia/lib64", "/usr/lib/wsl/lib", "/run/opengl-driver/lib"})
+    folders.emplace_back(folder);
+  std::error_code error;
+  for (const std::string& folder : folders)
+    if (const std::string file = folder + "/libcuda.so.1"; fs::exists(root + file, error)) return file;
+  return "";
+}
+
+}  // namespace
+
+CoreFacts core_facts(const std::string& root) {
+  CoreFacts facts;
+  cpu_set_t set;
+  facts.online = std::max(1, static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
+  facts.usable = ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  for (const ControlGroup& group : control_groups(root, "cpu"))
+    if (const double quota = quota_of(root, group); quota > 0 && (facts.quota < 0 || quota < facts.quota)) {
+      facts.quota = quota;
+      facts.group = group.folder;
+    }
+  return facts;
+}
+
+Checks core_checks(const CoreFacts& facts, const JobNeeds& needs) {
+  Check check{"cores", "cores", Verdict::ok, cores_text(facts)};
+  const double cores = facts.quota > 0 ? std::min<double>(facts.quota, facts.usable) : facts.usable;
+  const int whole = std::max(1, static_cast<int>(std::floor(cores)));
+  const int threads = needs.threads > 0 ? needs.threads : std::max(1, facts.usable / needs.ranks);
+  const int wanted = needs.ranks * threads;
+  if (needs.ranks > whole) {
+    check.verdict = Verdict::warning;
+    check.message +=
+        fmt::format("; the job starts {}, which will wait for each other", count_text(needs.ranks, "rank"));
+    check.command = fmt::format("zeroth train {} job.ranks={}", file_word(needs), whole);
+  } else if (wanted > cores && wanted > 1) {
+    check.verdict = Verdict::warning;
+    check.message += fmt::format("; a job of {} starts {}, which will wait for each other",
+                                 count_text(needs.ranks, "rank"), count_text(wanted, "thread"));
+    check.command = fmt::format("zeroth train {} job.threads={}", file_word(needs), std::max(1, whole / needs.ranks));
+  }
+  return {check};
+}
+
+CpuFacts cpu_facts(const std::string& root) {
+  CpuFacts facts;
+  utsname system{};
+  if (::uname(&system) == 0) facts.machine = system.machine;
+  std::ifstream in(root + "/proc/cpuinfo");
+  for (std::string line; facts.model.empty() && std::getline(in, line);)
+    if (line.starts_with("model name")) facts.model = value_after_colon(line);
+  facts.widest = widest_set();
+  const char* limit = std::getenv("ZR_ISA");
+  facts.isa_variable = limit ? limit : "";
+  return facts;
+}
+
+Checks cpu_checks(const CpuFacts& facts) {
+  Check check{"cores", "processor", Verdict::ok,
+              fmt::format("{} ({}); kernels use {}", facts.model.empty() ? "unknown model" : facts.model, facts.machine,
+                          facts.widest == "portable" ? "no vector extension" : facts.widest)};
+  const std::string& isa = facts.isa_variable;
+  if (isa.empty()) return {check};
+  if (isa != "portable" && isa != "avx2" && isa != "avx512") {
+    check.verdict = Verdict::problem;
+    check.message += fmt::format("; the environment variable ZR_ISA is \"{}\", not portable, avx2 or avx512", isa);
+  } else if (!(isa == "avx512" || (isa == "avx2" && facts.widest != "AVX-512") || facts.widest == "portable")) {
+    check.verdict = Verdict::warning;
+    check.message += fmt::format("; the environment variable ZR_ISA limits them to {}", isa);
+  }
+  if (check.verdict != Verdict::ok) check.command = "unset ZR_ISA";
+  return {check};
+}
+
+DeviceFacts device_facts(const std::string& root) {
+  DeviceFacts facts;
+  std::error_code error;
+  constexpr std::string_view kName = "nvidia";
+  for (fs::directory_iterator entry(root + "/dev", error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (!name.starts_with(kName) || name.size() == kName.size()) continue;
+    if (!std::all_of(name.begin() + kName.size(), name.end(), [](unsigned char c) { return std::isdigit(c); }))
+      continue;
+    facts.devices.push_back("/dev/" + name);
+    if (::access(entry->path().c_str(), R_OK | W_OK) != 0) facts.closed.push_back("/dev/" + name);
+  }
+  std::sort(facts.devices.begin(), facts.devices.end());
+  std::sort(facts.closed.begin(), facts.closed.end());
+  std::ifstream in(root + "/proc/driver/nvidia/version");  // "NVRM version: NVIDIA UNIX ... Kernel Module  550.54  Thu"
+  std::string line;
+  if (std::getline(in, line)) {
+    std::istringstream words(line);
+    for (std::string word; facts.driver.empty() && words >> word;)
+      if (std::isdigit(static_cast<unsigned char>(word[0])) && word.find('.') != word.npos) facts.driver = word;
+  }
+  facts.libcuda = find_libcuda(root);
+  return facts;
+}
+
+Checks device_checks(const DeviceFacts& facts) {
+  if (facts.devices.empty())
+    return {{"devices", "devices", Verdict::ok,
+             facts.driver.empty()
+                 ? "no NVIDIA device; this version of Zeroth trains on the CPU"
+                 : fmt::format("the NVIDIA driver {} is loaded, but this environment has no device file /dev/nvidia0; "
+                               "this version of Zeroth trains on the CPU",
+                               facts.driver)}};
+  Checks checks{{"devices", "devices", Verdict::ok,
+                 fmt::format("{} ({}), driver {}; this version of Zeroth trains on the CPU, and can lock memory for a "
+                             "device",
+                             count_text(std::ssize(facts.devices), "NVIDIA device"), fmt::join(facts.devices, ", "),
+                             facts.driver.empty() ? "unknown" : facts.driver)}};
+  if (facts.libcuda.empty())
+    checks.push_back(
+        {"devices", "driver library", Verdict::warning,
+         "libcuda.so.1 was not found, so memory cannot be locked for a device; install the user-space part "
+         "of the NVIDIA driver, or start the container with its GPUs"});
+  if (!facts.closed.empty())
+    checks.push_back({"devices", "access", Verdict::warning,
+                      fmt::format("this user cannot open {}", fmt::join(facts.closed, ", ")),
+                      fmt::format("sudo chmod a+rw {}", fmt::join(facts.closed, " "))});
+  return checks;
+}
+
+}  // namespace zr::host::doctor
