@@ -11,19 +11,29 @@ namespace zr::host::doctor {
 
 namespace {
 
-bool names(const std::string& controllers, const std::string& controller) {
-  return fmt::format(",{},", controllers).find(fmt::format(",{},", controller)) != std::string::npos;
+// The kernel's name of the controller, between commas.
+std::string name_of(Controller controller) {
+  switch (controller) {
+    case Controller::cores: return ",cpu,";
+    case Controller::memory: return ",memory,";
+    default: return ",pids,";
+  }
+}
+
+bool names(const std::string& controllers, Controller controller) {
+  return fmt::format(",{},", controllers).find(name_of(controller)) != std::string::npos;
 }
 
 // Where a hierarchy is mounted: v1 hierarchies by the names of their controllers, v2 alone or beside v1.
-std::vector<std::string> mounts(const std::string& controllers, const std::string& controller) {
-  if (!controllers.empty()) return {"/sys/fs/cgroup/" + controllers, "/sys/fs/cgroup/" + controller};
+std::vector<std::string> mounts(const std::string& controllers, Controller controller) {
+  const std::string name = name_of(controller), top = "/sys/fs/cgroup/";
+  if (!controllers.empty()) return {top + controllers, top + name.substr(1, name.size() - 2)};
   return {"/sys/fs/cgroup", "/sys/fs/cgroup/unified"};
 }
 
 }  // namespace
 
-std::vector<ControlGroup> control_groups(const std::string& root, const std::string& controller) {
+std::vector<ControlGroup> control_groups(const std::string& root, Controller controller) {
   std::vector<ControlGroup> found;
   std::ifstream groups(root + "/proc/self/cgroup");
   std::error_code error;

@@ -12,9 +12,10 @@ struct ControlGroup {
   std::string folder;  // without the prefix `root`
   bool v2 = false;
 };
-/// The groups that limit this process for a controller ("cpu"): its own, then their parents. `root` replaces / in
-/// tests.
-std::vector<ControlGroup> control_groups(const std::string& root, const std::string& controller);
+/// What a control group limits.
+enum class Controller { cores, memory, processes };
+/// The groups that limit this process: its own, then their parents. `root` replaces / in tests.
+std::vector<ControlGroup> control_groups(const std::string& root, Controller controller);
 
 /// The number at the start of a file; -1 if the file does not exist or contains "max".
 int64_t number_in(const std::string& path);

@@ -91,7 +91,7 @@ CoreFacts core_facts(const std::string& root) {
   cpu_set_t set;
   facts.online = std::max(1, static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
   facts.usable = ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-  for (const ControlGroup& group : control_groups(root, "cpu"))
+  for (const ControlGroup& group : control_groups(root, Controller::cores))
     if (const double quota = quota_of(root, group); quota > 0 && (facts.quota < 0 || quota < facts.quota)) {
       facts.quota = quota;
       facts.group = group.folder;
@@ -178,12 +178,12 @@ Checks device_checks(const DeviceFacts& facts) {
   if (facts.devices.empty())
     return {{"devices", "devices", Verdict::ok,
              facts.driver.empty()
-                 ? "no NVIDIA device; this version of Zeroth trains on the CPU"
+                 ? "no NVIDIA device; this version of Zeroth trains on CPUs"
                  : fmt::format("the NVIDIA driver {} is loaded, but this environment has no device file /dev/nvidia0; "
-                               "this version of Zeroth trains on the CPU",
+                               "this version of Zeroth trains on CPUs",
                                facts.driver)}};
   Checks checks{{"devices", "devices", Verdict::ok,
-                 fmt::format("{} ({}), driver {}; this version of Zeroth trains on the CPU, and can lock memory for a "
+                 fmt::format("{} ({}), driver {}; this version of Zeroth trains on CPUs, and can lock memory for a "
                              "device",
                              count_text(std::ssize(facts.devices), "NVIDIA device"), fmt::join(facts.devices, ", "),
                              facts.driver.empty() ? "unknown" : facts.driver)}};

@@ -139,7 +139,7 @@ LimitFacts limit_facts(const std::string& root) {
   facts.address_space = limit_of(RLIMIT_AS);
   facts.is_root = ::geteuid() == 0;
   facts.locks_freely = has_capability(root, kLockCapability);
-  for (const ControlGroup& group : control_groups(root, "pids")) {
+  for (const ControlGroup& group : control_groups(root, Controller::processes)) {
     const int64_t limit = number_in(root + group.folder + "/pids.max");
     const int64_t used = number_in(root + group.folder + "/pids.current");
     if (limit < 0 || used < 0) continue;

@@ -77,7 +77,7 @@ Check commit_check(const MemoryFacts& facts, const JobNeeds& needs, bool is_root
   return check;
 }
 
-int shm_write_error(const char* folder) {
+int write_error_in(const char* folder) {
   const int fd = ::open(folder, O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC, 0600);
   if (fd < 0) return errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL ? 0 : errno;  // no unnamed files
   const int error = ::ftruncate(fd, 4096) == 0 ? 0 : errno;
@@ -93,7 +93,7 @@ MemoryFacts memory_facts(const std::string& root) {
   facts.total = number_after(info, "MemTotal:", 0) * 1024;
   if (const int64_t available = number_after(info, "MemAvailable:", -1); available >= 0)
     facts.available = available * 1024;
-  for (const ControlGroup& group : control_groups(root, "memory"))
+  for (const ControlGroup& group : control_groups(root, Controller::memory))
     if (const int64_t left = left_in(root + group.folder, group.v2);
         left >= 0 && (facts.available < 0 || left < facts.available)) {
       facts.available = left;
@@ -140,10 +140,10 @@ SharedMemoryFacts shared_memory_facts() {
   if (!facts.mounted) return facts;
   struct statvfs space {};
   if (::statvfs(kFolder, &space) == 0) {
-    facts.shm_size = static_cast<int64_t>(space.f_blocks * space.f_frsize);
-    facts.shm_free = static_cast<int64_t>(space.f_bavail * space.f_frsize);
+    facts.folder_size = static_cast<int64_t>(space.f_blocks * space.f_frsize);
+    facts.folder_free = static_cast<int64_t>(space.f_bavail * space.f_frsize);
   }
-  facts.shm_write_error = shm_write_error(kFolder);
+  facts.folder_error = write_error_in(kFolder);
   return facts;
 }
 
@@ -161,23 +161,23 @@ Checks shared_memory_checks(const SharedMemoryFacts& facts, const JobNeeds& need
       files.message += facts.memfd_error ? "; permit memfd_create in the sandbox" : "; permit it in the sandbox";
   }
   Check folder{"memory", "/dev/shm", Verdict::ok,
-               fmt::format("{} free of {}; Zeroth itself does not use it", bytes_text(facts.shm_free),
-                           bytes_text(facts.shm_size))};
+               fmt::format("{} free of {}; Zeroth itself does not use it", bytes_text(facts.folder_free),
+                           bytes_text(facts.folder_size))};
   if (!facts.mounted) {
     folder.verdict = Verdict::warning;
     folder.message = "not mounted; Zeroth itself does not use it, but other communication libraries do";
     folder.command = as_root(is_root ? "mkdir -p /dev/shm && mount -t tmpfs -o mode=1777 tmpfs /dev/shm"
                                      : "sh -c 'mkdir -p /dev/shm && mount -t tmpfs -o mode=1777 tmpfs /dev/shm'",
                              is_root);
-  } else if (facts.shm_write_error) {
+  } else if (facts.folder_error) {
     folder.verdict = Verdict::warning;
     folder.message = fmt::format(
         "this user cannot write to it ({}); Zeroth itself does not use it, but other "
         "communication libraries do",
-        std::strerror(facts.shm_write_error));
+        std::strerror(facts.folder_error));
     folder.command =
-        as_root(facts.shm_write_error == EROFS ? "mount -o remount,rw /dev/shm" : "chmod 1777 /dev/shm", is_root);
-  } else if (facts.shm_size <= kFewSharedBytes) {
+        as_root(facts.folder_error == EROFS ? "mount -o remount,rw /dev/shm" : "chmod 1777 /dev/shm", is_root);
+  } else if (facts.folder_size <= kFewSharedBytes) {
     folder.verdict = Verdict::warning;
     folder.message += ", but other communication libraries need more";
     folder.command = as_root("mount -o remount,size=50% /dev/shm", is_root);

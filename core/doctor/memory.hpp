@@ -29,8 +29,8 @@ struct SharedMemoryFacts {
   int reopen_error = 0;       // of opening the memory file through /proc
   int64_t memfd_noexec = -1;  // vm.memfd_noexec; -1: the kernel does not have it
   bool mounted = false;       // /dev/shm is a mount point
-  int64_t shm_size = 0, shm_free = 0;
-  int shm_write_error = 0;
+  int64_t folder_size = 0, folder_free = 0;
+  int folder_error = 0;
 };
 /// Creates a memory file and an unnamed file in /dev/shm, which the kernel deletes at once.
 SharedMemoryFacts shared_memory_facts();

@@ -1,0 +1,108 @@
+#include "doctor/compute.hpp"
+
+#include <gtest/gtest.h>
+
+#include "support/scratch.hpp"
+#include "unit/core/doctor/text.hpp"
+
+namespace zr::host::doctor {
+namespace {
+
+TEST(DoctorCoresTest, ReportsTheCoresThatThisProcessMayUse) {
+  EXPECT_EQ(lines_of(core_checks({8, 8}, {})), "ok cores/cores: 8 cores\n");
+  EXPECT_EQ(lines_of(core_checks({8, 2}, {})), "ok cores/cores: 2 of 8 cores (CPU affinity)\n");
+  EXPECT_EQ(lines_of(core_checks({1, 1}, {})), "ok cores/cores: 1 core\n");
+}
+
+TEST(DoctorCoresTest, WarnsAboutAQuotaBelowTheCores) {
+  EXPECT_EQ(
+      lines_of(core_checks({8, 8, 2.5, "/sys/fs/cgroup/x"}, {})),
+      "warning cores/cores: 8 cores, and the time of 2.5 of them (quota of control group /sys/fs/cgroup/x); a job "
+      "of 1 rank starts 8 threads, which will wait for each other\n"
+      "  fix: zeroth train FILE.toml job.threads=2\n");
+  EXPECT_EQ(
+      lines_of(core_checks({8, 8, 0.5, "/sys/fs/cgroup"}, {.file = "my job.toml", .ranks = 2})),
+      "warning cores/cores: 8 cores, and the time of 0.5 of them (quota of control group /sys/fs/cgroup); the job "
+      "starts 2 ranks, which will wait for each other\n"
+      "  fix: zeroth train 'my job.toml' job.ranks=1\n");
+  EXPECT_EQ(lines_of(core_checks({8, 8, 8, "/sys/fs/cgroup"}, {})),
+            "ok cores/cores: 8 cores, and the time of 8 of them (quota of control group /sys/fs/cgroup)\n");
+}
+
+TEST(DoctorCoresTest, AcceptsHalfACoreForOneThread) {
+  EXPECT_EQ(core_checks({1, 1, 0.5, "/sys/fs/cgroup"}, {}).front().verdict, Verdict::ok);
+}
+
+TEST(DoctorCoresTest, WarnsAboutMoreRanksOrThreadsThanCores) {
+  EXPECT_EQ(lines_of(core_checks({4, 4}, {.file = "a.toml", .ranks = 6})),
+            "warning cores/cores: 4 cores; the job starts 6 ranks, which will wait for each other\n"
+            "  fix: zeroth train a.toml job.ranks=4\n");
+  EXPECT_EQ(lines_of(core_checks({4, 4}, {.file = "a.toml", .ranks = 2, .threads = 4})),
+            "warning cores/cores: 4 cores; a job of 2 ranks starts 8 threads, which will wait for each other\n"
+            "  fix: zeroth train a.toml job.threads=2\n");
+  EXPECT_EQ(core_checks({4, 4}, {.file = "a.toml", .ranks = 4}).front().verdict, Verdict::ok);
+}
+
+TEST(DoctorCoresTest, ReadsTheSmallestQuotaOfBothVersionsOfControlGroups) {
+  const test::Scratch root;
+  const std::string path = root.folder().string();
+  EXPECT_EQ(core_facts(path).quota, -1);
+  root.write("proc/self/cgroup", "0::/a/b\n");
+  root.write("sys/fs/cgroup/a/b/cpu.max", "max 100000\n");
+  root.write("sys/fs/cgroup/a/cpu.max", "150000 100000\n");
+  EXPECT_EQ(core_facts(path).quota, 1.5);
+  EXPECT_EQ(core_facts(path).group, "/sys/fs/cgroup/a");
+  root.write("proc/self/cgroup", "3:cpu,cpuacct:/c\n2:cpuset:/c\n");
+  root.write("sys/fs/cgroup/cpu,cpuacct/c/cpu.cfs_quota_us", "50000\n");
+  root.write("sys/fs/cgroup/cpu,cpuacct/c/cpu.cfs_period_us", "100000\n");
+  EXPECT_EQ(core_facts(path).quota, 0.5);
+  root.write("sys/fs/cgroup/cpu,cpuacct/c/cpu.cfs_quota_us", "-1\n");
+  EXPECT_EQ(core_facts(path).quota, -1);
+}
+
+TEST(DoctorProcessorTest, NamesTheKernelsThatRun) {
+  EXPECT_EQ(lines_of(cpu_checks({"AMD EPYC", "x86_64", "AVX2"})),
+            "ok cores/processor: AMD EPYC (x86_64); kernels use AVX2\n");
+  EXPECT_EQ(lines_of(cpu_checks({"", "aarch64", "portable"})),
+            "ok cores/processor: unknown model (aarch64); kernels use no vector extension\n");
+}
+
+TEST(DoctorProcessorTest, ReportsTheVariableThatLimitsThem) {
+  EXPECT_EQ(
+      lines_of(cpu_checks({"AMD EPYC", "x86_64", "AVX-512", "avx2"})),
+      "warning cores/processor: AMD EPYC (x86_64); kernels use AVX-512; the environment variable ZR_ISA limits them "
+      "to avx2\n  fix: unset ZR_ISA\n");
+  EXPECT_EQ(
+      lines_of(cpu_checks({"AMD EPYC", "x86_64", "AVX2", "sse"})),
+      "problem cores/processor: AMD EPYC (x86_64); kernels use AVX2; the environment variable ZR_ISA is \"sse\", not "
+      "portable, avx2 or avx512\n  fix: unset ZR_ISA\n");
+  EXPECT_EQ(cpu_checks({"", "x86_64", "AVX2", "avx512"}).front().verdict, Verdict::ok);
+}
+
+TEST(DoctorDevicesTest, SaysPlainlyThatThereAreNone) {
+  EXPECT_EQ(lines_of(device_checks({})),
+            "ok devices/devices: no NVIDIA device; this version of Zeroth trains on CPUs\n");
+}
+
+TEST(DoctorDevicesTest, FindsDevicesDriverAndLibrary) {
+  const test::Scratch root;
+  for (const char* name : {"dev/nvidia0", "dev/nvidia1", "dev/nvidiactl", "dev/nvidia-uvm"}) root.write(name, "");
+  root.write("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar\nGCC\n");
+  const DeviceFacts facts = device_facts(root.folder().string());
+  EXPECT_EQ(
+      lines_of(device_checks(facts)),
+      "ok devices/devices: 2 NVIDIA devices (/dev/nvidia0, /dev/nvidia1), driver 550.54.15; this version of Zeroth "
+      "trains on CPUs, and can lock memory for a device\n"
+      "warning devices/driver library: libcuda.so.1 was not found, so memory cannot be locked for a device; install "
+      "the user-space part of the NVIDIA driver, or start the container with its GPUs\n");
+  root.write("usr/lib64/libcuda.so.1", "");
+  EXPECT_EQ(device_checks(device_facts(root.folder().string())).size(), 1u);
+  EXPECT_EQ(
+      lines_of(device_checks({{"/dev/nvidia0"}, {"/dev/nvidia0"}, "550.54", "/usr/lib64/libcuda.so.1"})),
+      "ok devices/devices: 1 NVIDIA device (/dev/nvidia0), driver 550.54; this version of Zeroth trains on CPUs, and "
+      "can lock memory for a device\n"
+      "warning devices/access: this user cannot open /dev/nvidia0\n  fix: sudo chmod a+rw /dev/nvidia0\n");
+}
+
+}  // namespace
+}  // namespace zr::host::doctor
