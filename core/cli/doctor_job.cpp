@@ -73,6 +73,12 @@ void add_disk_tiers(ExaminedJob& examined, const plugin::ResolvedJob& job) {
   }
 }
 
+std::string validity_text(const plugin::ResolvedJob& job) {
+  std::string text = fmt::format("valid for {}", doctor::count_text(job.config.job().ranks, "rank")), keys;
+  for (const config::UncheckedValue& value : job.unchecked) keys += (keys.empty() ? "" : ", ") + value.path;
+  return text + (keys.empty() ? "" : fmt::format("; not checked, because the program was not started: {}", keys));
+}
+
 void add_program(ExaminedJob& job, const config::Setting<std::string>& program, const fs::path& bin) {
   if (program->empty()) {
     job.checks.push_back(
@@ -100,10 +106,7 @@ ExaminedJob examine_job(const std::string& file, const std::vector<std::string>&
     examined.needs.ranks = config.job().ranks;
     examined.needs.threads = config.job().threads;
     examined.needs.communicator_bytes = bytes_of_communicator(job);
-    examined.checks.push_back({kTopic, file, Verdict::ok,
-                               fmt::format("valid for {}; its program was not started, so keys of the program were not "
-                                           "checked",
-                                           doctor::count_text(examined.needs.ranks, "rank"))});
+    examined.checks.push_back({kTopic, file, Verdict::ok, validity_text(job)});
     add_program(examined, document.program(), bin);
     examined.folders.push_back(doctor::folder_facts("folder of the run", config.job().runs, FolderUse::output));
     if (const std::string& folder = config.checkpoint().dir; !folder.empty())
