@@ -9,7 +9,6 @@
 #include <cstring>
 #include <fstream>
 #include <iostream>
-#include <iterator>
 
 #include "base/error.hpp"
 #include "cli/doctor_job.hpp"

@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <sstream>
 
-#include "base/error.hpp"
 #include "cli/program_libraries.hpp"
 #include "cli/trainer.hpp"
 #include "engine/machine_profile.hpp"
 #include "engine/planning.hpp"
+#include "zr/error.hpp"
 
 namespace zr::host::cli {
 

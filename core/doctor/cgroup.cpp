@@ -31,6 +31,17 @@ std::vector<std::string> mounts(const std::string& controllers, Controller contr
   return {"/sys/fs/cgroup", "/sys/fs/cgroup/unified"};
 }
 
+// Adds the folders of a group and of its parents, which limit it too, in one hierarchy.
+void add_groups(std::vector<ControlGroup>& found, const std::string& root, const std::string& mount, std::string path,
+                bool v2) {
+  std::error_code error;
+  for (;; path.resize(path.rfind('/'))) {
+    if (path == "/") path.clear();
+    if (std::filesystem::is_directory(root + mount + path, error)) found.push_back({mount + path, v2});
+    if (path.rfind('/') == path.npos) return;
+  }
+}
+
 }  // namespace
 
 std::vector<ControlGroup> control_groups(const std::string& root, Controller controller) {
@@ -44,11 +55,7 @@ std::vector<ControlGroup> control_groups(const std::string& root, Controller con
     if (!controllers.empty() && !names(controllers, controller)) continue;
     for (const std::string& mount : mounts(controllers, controller)) {
       if (!std::filesystem::is_directory(root + mount, error)) continue;
-      for (std::string at = path;; at.resize(at.rfind('/'))) {  // parent groups limit it too
-        if (at == "/") at.clear();
-        if (std::filesystem::is_directory(root + mount + at, error)) found.push_back({mount + at, controllers.empty()});
-        if (at.rfind('/') == at.npos) break;
-      }
+      add_groups(found, root, mount, path, controllers.empty());
       break;
     }
   }

@@ -76,7 +76,7 @@ Check locked_check(const LimitFacts& facts, const JobNeeds& needs) {
 
 Check files_check(const LimitFacts& facts, const JobNeeds& needs) {
   // The launcher has two pipes and one connection per rank, a rank has one memory file per peer.
-  const auto needed = static_cast<uint64_t>(64 + 4 * needs.ranks);
+  const auto needed = uint64_t{64} + 4 * static_cast<uint64_t>(needs.ranks);
   Check check{"limits", "open files", Verdict::ok, number_text(facts.files.soft)};
   if (facts.files.soft >= needed) return check;
   check.verdict = Verdict::problem;
@@ -88,7 +88,7 @@ Check files_check(const LimitFacts& facts, const JobNeeds& needs) {
 Check processes_check(const LimitFacts& facts, const JobNeeds& needs) {
   const int threads = needs.threads > 0 ? needs.threads : std::max(1, facts.cores / needs.ranks);
   // Per rank: the threads of Zeroth and of libtorch, and those of the job's store, the communicator and the tiers.
-  const auto needed = static_cast<uint64_t>(needs.ranks * (2 * threads + 8) + 16);
+  const auto needed = static_cast<uint64_t>(needs.ranks) * (2 * static_cast<uint64_t>(threads) + 8) + 16;
   const bool by_user = !facts.is_root && facts.processes.soft < needed,
              by_group = facts.processes_left >= 0 && static_cast<uint64_t>(facts.processes_left) < needed;
   Check check{"limits", "processes", Verdict::ok,
@@ -166,11 +166,11 @@ Checks limit_checks(const LimitFacts& facts, const JobNeeds& needs) {
 IoUringFacts io_uring_facts() {
   IoUringFacts facts;
   io_uring_params parameters{};
-  const auto ring = static_cast<int>(::syscall(__NR_io_uring_setup, 2, &parameters));
+  const auto ring = static_cast<int>(::syscall(SYS_io_uring_setup, 2, &parameters));
   if (ring < 0) {
     facts.setup_error = errno;
   } else {
-    if (::syscall(__NR_io_uring_enter, ring, 0, 0, 0, nullptr, 0) < 0) facts.enter_error = errno;
+    if (::syscall(SYS_io_uring_enter, ring, 0, 0, 0, nullptr, 0) < 0) facts.enter_error = errno;
     ::close(ring);
   }
   facts.disabled = number_in("/proc/sys/kernel/io_uring_disabled");

@@ -237,6 +237,51 @@ TEST(RegistryTest, ListsACollectionWithoutTagsAsRejected) {
             "zr_<role>_<id>.so");
 }
 
+TEST(RegistryTest, ReportsTheCauseOfARejection) {
+  using plugin::RejectionCause;
+  const std::string folder = ZR_BUILD_DIR "/tests/plugins/";
+  for (const auto& [name, cause] : {std::pair{"good", RejectionCause::none},
+                                    {"abi_minor", RejectionCause::abi_too_new},
+                                    {"abi_major", RejectionCause::abi_too_new},
+                                    {"abi_older", RejectionCause::abi_too_old},
+                                    {"draft_older", RejectionCause::other_drafts},
+                                    {"foreign", RejectionCause::not_a_plugin},
+                                    {"unknown_kind", RejectionCause::unknown_role},
+                                    {"kind_revision", RejectionCause::unknown_role},
+                                    {"kind", RejectionCause::wrong_role},
+                                    {"id", RejectionCause::wrong_name},
+                                    {"undefined", RejectionCause::unloadable},
+                                    {"no_entry", RejectionCause::plugin_bug},
+                                    {"null_module", RejectionCause::plugin_bug},
+                                    {"api_size", RejectionCause::plugin_bug},
+                                    {"id_tag", RejectionCause::plugin_bug}}) {
+    const auto all = plugin::Registry({folder + name}).list();
+    ASSERT_EQ(all.size(), 1u) << name;
+    EXPECT_EQ(all[0].rejection.cause, cause) << name;
+    EXPECT_EQ(all[0].accepted, cause == RejectionCause::none) << name;
+  }
+  const test::Scratch scratch;
+  const auto cause_of = [](const std::string& file) { return plugin::Registry::validate(file).rejection; };
+  EXPECT_EQ(cause_of("relative.so").cause, RejectionCause::bad_path);
+  EXPECT_EQ(cause_of(scratch.path("none.so")).cause, RejectionCause::bad_path);
+  EXPECT_EQ(cause_of(scratch.write("text.so", "text")).cause, RejectionCause::not_a_library);
+  EXPECT_EQ(cause_of(scratch.folder()).cause, RejectionCause::not_a_file);
+  std::filesystem::create_symlink("nothing", scratch.path("link.so"));
+  EXPECT_EQ(cause_of(scratch.path("link.so")).cause, RejectionCause::broken_link);
+  EXPECT_EQ(cause_of(scratch.path("link.so")).subjects, std::vector{scratch.path("link.so")});
+  EXPECT_EQ(plugin::Registry({folder + "id"}).list()[0].rejection.subjects,
+            std::vector<std::string>{"zr_optimizer_good.so"});
+}
+
+TEST(RegistryTest, NamesAllFilesWithOneIdAsDuplicates) {
+  const test::Scratch scratch;
+  const std::string copy = scratch.copy(kFile);
+  for (const plugin::PluginValidation& one : plugin::Registry({kFolder, scratch.folder()}).list()) {
+    EXPECT_EQ(one.rejection.cause, plugin::RejectionCause::duplicate);
+    EXPECT_EQ(one.rejection.subjects, (std::vector<std::string>{kFile, copy}));
+  }
+}
+
 TEST(RegistryTest, ReadsAbsoluteFoldersFromTheEnvironment) {
   ::setenv("ZR_PLUGIN_PATH", ("/nowhere::" + kFolder).c_str(), 1);
   const auto folders = plugin::Registry::standard_directories();

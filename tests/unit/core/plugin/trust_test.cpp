@@ -117,6 +117,20 @@ TEST(PluginTrustTest, RejectsUntrustedFilesWithTheMessagesOfTheGoldenFile) {
   if (skipped) GTEST_SKIP() << skipped << " cases need root, which can give files to another user";
 }
 
+TEST(PluginTrustTest, ReportsAllComponentsThatOtherUsersCanWrite) {
+  Folders folders;
+  folders.mode("safe", 0757);
+  folders.mode("outer", 0757);
+  folders.mode("outer/inner/zr_optimizer_bad.so", 0646);
+  folders.link("../outer/inner/zr_optimizer_bad.so", "safe/link.so");
+  plugin::TrustedFile found;
+  plugin::Rejection rejection;
+  EXPECT_NE(trust_problem(folders.named, found, &rejection), "");
+  EXPECT_EQ(rejection.cause, plugin::RejectionCause::writable_by_others);
+  EXPECT_EQ(rejection.subjects, (std::vector<std::string>{folders.path("safe"), folders.path("outer"),
+                                                          folders.path("outer/inner/zr_optimizer_bad.so")}));
+}
+
 TEST(PluginTrustTest, AcceptsAStickyParentFolderAndTheUsersOwnLinks) {
   Folders folders;
   folders.mode("outer", 01777);
