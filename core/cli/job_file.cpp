@@ -71,6 +71,10 @@ std::string plugin_text(const plugin::Component& one) {
                   printable(one.table->version), one.table->kind, ZR_ABI_MAJOR, one.module->built_minor, ZR_ABI_MAJOR,
                   one.module->need_minor, printable(one.module->vendor), printable(one.module->build),
                   printable(one.file.string()));
+  std::string about;
+  for (const char* part : {one.table->description, one.table->license, one.table->url})
+    if (part && *part) about += (about.empty() ? "" : ", ") + printable(part);
+  if (!about.empty()) text += fmt::format("  {}\n", about);
   std::vector<Cells> rows;
   const std::string table = fmt::format("{}.{}", role_of(one), one.table->id);
   for (const config::ConfigKey& key : config::keys_of(one.table->keys, one.table->n_keys, table))

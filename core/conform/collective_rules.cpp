@@ -66,7 +66,7 @@ void completes_in_order(Case& test) {
     }
     for (const auto& gather : gathers)
       require(gather->is_right(), "an operation is resolved before its dst is written");
-    comm.run(barrier_of());
+    comm.run(comm.barrier());
     ::usleep(20000);
     for (const Completion* completion : completions) {
       require(completion->code() == ZR_OK, "a completion was resolved with ", code_text(completion->code()));
@@ -78,7 +78,7 @@ void completes_in_order(Case& test) {
 void async_submit_does_not_wait(Case& test) {
   on_comms(test, {2}, [&](OpenComm& comm, Instance& instance) {
     if (!(caps_of(instance).flags & ZR_COMM_ASYNC)) skip("it does not announce ZR_COMM_ASYNC");
-    comm.run(barrier_of());
+    comm.run(comm.barrier());
     if (comm.rank() == 1) std::this_thread::sleep_for(kPeerIsLate);
     const auto begin = Clock::now();
     Gather gather(comm.rank(), comm.world());
@@ -94,7 +94,7 @@ void progress_does_not_wait(Case& test) {
   on_comms(test, {2}, [&](OpenComm& comm, Instance& instance) {
     if (!comm.api().progress) skip("progress is NULL");
     if (!(caps_of(instance).flags & ZR_COMM_ASYNC)) skip("it does not announce ZR_COMM_ASYNC");
-    comm.run(barrier_of());
+    comm.run(comm.barrier());
     if (comm.rank() == 1) std::this_thread::sleep_for(kPeerIsLate);
     Gather gather(comm.rank(), comm.world());
     Completion& done = comm.host().new_completion();
@@ -109,7 +109,7 @@ void progress_does_not_wait(Case& test) {
 // Rank 0 waits in `wait`, in which no peer takes part, until another thread calls abort().
 void check_abort(Case& test, const char* what, const std::function<zr_coll(OpenComm&, Gather&)>& wait) {
   on_comms(test, {2}, [&](OpenComm& comm, Instance&) {
-    comm.run(barrier_of());
+    comm.run(comm.barrier());
     if (comm.rank() == 0) {
       test.note("abort() while ", what, " waits");
       Gather gather(0, 2);
@@ -122,7 +122,7 @@ void check_abort(Case& test, const char* what, const std::function<zr_coll(OpenC
       aborts.join();
       require(answer.code == ZR_CANCELLED, "after abort(), ", what, " ", answer.said(), "; expected ZR_CANCELLED");
       const auto begin = Clock::now();
-      const Answer later = comm.submit(barrier_of());
+      const Answer later = comm.submit(comm.barrier());
       require(later.code == ZR_CANCELLED, "a call after abort() ", later.said(), "; expected ZR_CANCELLED");
       require(seconds_since(begin) < kAbortSeconds, "a call after abort() waits");
       comm.host().options().store->put("aborted", "yes");
@@ -135,13 +135,13 @@ void check_abort(Case& test, const char* what, const std::function<zr_coll(OpenC
 }
 
 void abort_ends_waits(Case& test) {
-  check_abort(test, "barrier", [](OpenComm&, Gather&) { return barrier_of(); });
+  check_abort(test, "barrier", [](OpenComm& comm, Gather&) { return comm.barrier(); });
   check_abort(test, "all_gather", [](OpenComm&, Gather& gather) { return gather.coll(); });
 }
 
 void close_resolves_all(Case& test) {
   on_comms(test, {2}, [&](OpenComm& comm, Instance&) {
-    comm.run(barrier_of());
+    comm.run(comm.barrier());
     if (comm.rank() == 0) {
       Gather first(0, 2), second(0, 2);
       Completion &one = comm.host().new_completion(), &two = comm.host().new_completion();
@@ -209,14 +209,14 @@ void two_communicators(Case& test) {
     Gather after(first.rank(), first.world());
     first.run(after.coll());
     require(after.is_right(), "after another communicator was closed, an operation gives a wrong result");
-    first.run(barrier_of());
+    first.run(first.barrier());
     second.close();
   });
 }
 
 void opened_again(Case& test) {
   on_comms(test, {2}, [&](OpenComm& first, Instance& instance) {
-    first.run(barrier_of());
+    first.run(first.barrier());
     first.close();
     for (int round = 0; round < 4; ++round) {
       test.note("opening communicator ", round + 2);
@@ -230,9 +230,9 @@ void opened_again(Case& test) {
 
 void mismatch_is_an_error_or_ignored(Case& test) {
   on_comms(test, {2}, [&](OpenComm& comm, Instance&) {
-    comm.run(barrier_of());
+    comm.run(comm.barrier());
     test.note("ranks with different fingerprints");
-    const Answer answer = comm.submit(barrier_of(100 + static_cast<uint64_t>(comm.rank())));
+    const Answer answer = comm.submit(comm.barrier(100 + static_cast<uint64_t>(comm.rank())));
     require(answer.ok() || answer.code == ZR_MISMATCH, "ranks with different fingerprints: submit() ", answer.said(),
             "; expected ZR_OK or ZR_MISMATCH");
     require(answer.ok() || !answer.text.empty(), "submit() returned ZR_MISMATCH without a text");
@@ -269,17 +269,17 @@ void messages_match(Case& test) {
           require(message(ZR_RECV, 0, 5, '?', bytes) == std::string(bytes, expected),
                   "messages with equal tags do not match in order");
     }
-    comm.run(barrier_of());
+    comm.run(comm.barrier());
   });
 }
 
 void keys_begin_with_the_prefix(Case& test) {
   on_comms(test, {2}, [&](OpenComm& comm, Instance&) {
-    comm.run(barrier_of());
+    comm.run(comm.barrier());
     for (const std::string& key : comm.host().options().store->keys())
       require(key.rfind(comm.prefix(), 0) == 0, "the key '", key, "' does not begin with the store_prefix '",
               comm.prefix(), "'");
-    comm.run(barrier_of());
+    comm.run(comm.barrier());
   });
 }
 
@@ -303,14 +303,14 @@ void weights_are_shared(Case& test) {
               "a mapping of shared weights is NULL, or does not begin at a page boundary");
       const auto* bytes_read = static_cast<const volatile char*>(reader);
       for (uint64_t i = 0; i < bytes; i += 997) require(bytes_read[i] == 0, "shared weights are not zeroed");
-      comm.run(barrier_of());
+      comm.run(comm.barrier());
       const auto n = static_cast<uint64_t>(comm.world()), own = static_cast<uint64_t>(comm.rank());
       for (uint64_t i = bytes * own / n; i < bytes * (own + 1) / n; ++i)
         static_cast<char*>(writer)[i] = static_cast<char>(i * 7 + 1);
-      comm.run(barrier_of());
+      comm.run(comm.barrier());
       for (uint64_t i = 0; i < bytes; ++i)
         require(bytes_read[i] == static_cast<char>(i * 7 + 1), "*reader does not show what a rank wrote");
-      comm.run(barrier_of());
+      comm.run(comm.barrier());
       call_void("free()", [&] { api->free(comm.comm(), writer); });
     }
     call_void("free(NULL)", [&] { api->free(comm.comm(), nullptr); });

@@ -150,7 +150,7 @@ void results_in_allocated_memory(Case& test) {
         one.in_place = in_place && one.op != ZR_ALL_TO_ALL;
         test.note(one.text(), ", in memory of mem_alloc()");
         check_case(comm, one, options);
-        comm.run(barrier_of());  // peers may still read this rank's memory
+        comm.run(comm.barrier());  // peers may still read this rank's memory
         for (const zr_view& view : views) api.mem_free(comm.comm(), &view);
         views.clear();
         ++options.seed;

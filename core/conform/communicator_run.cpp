@@ -29,7 +29,11 @@ zr_comm_caps caps_of(Instance& instance, const Mode& mode) {
 // ---- an open communicator
 
 OpenComm::OpenComm(Instance& instance, const Mode& mode)
-    : instance_(instance), mode_(mode), api_(instance.api<zr_communicator_api>()) {
+    : instance_(instance),
+      mode_(mode),
+      api_(instance.api<zr_communicator_api>()),
+      has_barrier_(has(caps_of(instance, mode).ops, ZR_BARRIER)),
+      gathered_(static_cast<std::size_t>(world())) {
   static int opened = 0;  // equal on all ranks
   prefix_ = concat("conform.", ++opened, ".");
   Loan loan(mode_);
@@ -73,6 +77,17 @@ Answer OpenComm::submit(const zr_coll& coll, Completion* done) const {
 
 void OpenComm::run(const zr_coll& coll) const {
   if (const Answer answer = submit(coll); !answer.ok()) fail("submit() of ", name_of_op(coll.op), " ", answer.said());
+}
+
+zr_coll OpenComm::barrier(uint64_t fingerprint) {
+  zr_coll coll = all_gather_of(&gathered_[static_cast<std::size_t>(rank())], 1, gathered_.data(), world(), ZR_U8);
+  if (has_barrier_) {
+    coll = {};
+    coll.size = sizeof coll;
+    coll.op = ZR_BARRIER;
+  }
+  coll.fingerprint = fingerprint;
+  return coll;
 }
 
 void OpenComm::progress() const {
@@ -269,14 +284,6 @@ void check_case(const OpenComm& comm, const CollectiveCase& one, const CaseOptio
   } else {
     require(expected == std::string(memory.dst, expected.size()), one.text(), " gives a wrong result");
   }
-}
-
-zr_coll barrier_of(uint64_t fingerprint) {
-  zr_coll coll{};
-  coll.size = sizeof coll;
-  coll.op = ZR_BARRIER;
-  coll.fingerprint = fingerprint;
-  return coll;
 }
 
 zr_coll all_gather_of(void* src, int64_t count, void* dst, int world, zr_dtype dtype) {

@@ -33,12 +33,17 @@ class OpenComm {
   /// Calls progress() until the completion is resolved; fails after some seconds, or if it is resolved with an error.
   void finish(Completion& done) const;
   void close();
+  /// An operation that all ranks must take part in: a barrier, or an all-gather of one byte if there is no barrier. Its
+  /// memory belongs to this object.
+  zr_coll barrier(uint64_t fingerprint = 7);
 
  private:
   Instance& instance_;
   Mode mode_;
   const zr_communicator_api& api_;
   std::string prefix_;
+  bool has_barrier_;
+  std::vector<char> gathered_;  // by barrier(): a byte per rank
   void* comm_ = nullptr;
 };
 
@@ -80,8 +85,7 @@ void check_case(const OpenComm& comm, const CollectiveCase& one, const CaseOptio
 /// Random bytes of `count` elements; numbers are small integers if `exact`.
 std::string random_elements(zr_dtype dtype, int64_t count, uint64_t seed, bool exact);
 
-/// A barrier, all-gather of bytes or other operation that all ranks must take part in.
-zr_coll barrier_of(uint64_t fingerprint = 7);
+/// Gathers `count` elements of every rank.
 zr_coll all_gather_of(void* src, int64_t count, void* dst, int world, zr_dtype dtype);
 
 /// Runs `body` on an open communicator of every rank of worlds of `worlds` ranks, in processes.

@@ -267,25 +267,37 @@ void failed_transfer_has_its_index(Case& test) {
   std::mt19937_64 random = test.random();
   const uint64_t bytes = tier.whole(8192), id = tier.reserve(bytes);
   constexpr uint64_t kUnknown = 0x7eadbeef12345;
-  for (const int64_t index : {0, 2}) {
-    std::vector<Array> memory;
-    std::vector<zr_transfer> transfers;
-    for (int64_t i = 0; i < 3; ++i) {
-      memory.push_back(filled(tier, bytes, random));
-      transfers.push_back(transfer_of(i == index ? kUnknown : id, 0, memory.back()));
+  const uint64_t allocation = tier.reserve(bytes);  // of the transfer that fails
+  const struct {
+    const char* what;
+    uint64_t id, offset;
+    Kind kind;
+  } failures[] = {{"of an unknown allocation", kUnknown, 0, Kind::read},
+                  {"past the end of its allocation", allocation, tier.whole(4096), Kind::read},
+                  {"past the end of its allocation", allocation, tier.whole(4096), Kind::write},
+                  {"whose end exceeds 2^64", allocation, ~uint64_t{0} / bytes * bytes, Kind::read}};
+  for (const auto& failure : failures)
+    for (const int64_t index : {0, 2}) {
+      std::vector<Array> memory;
+      std::vector<zr_transfer> transfers;
+      for (int64_t i = 0; i < 3; ++i) {
+        memory.push_back(filled(tier, bytes, random));
+        transfers.push_back(i == index ? transfer_of(failure.id, failure.offset, memory.back())
+                                       : transfer_of(id, 0, memory.back()));
+      }
+      const Answer answer = tier.try_transfer(failure.kind, transfers);
+      require(!answer.ok(), "a transfer ", failure.what, " succeeds");
+      require(answer.code == ZR_INVALID, "a transfer ", failure.what, " ", answer.said(), "; expected ZR_INVALID");
+      require(!answer.text.empty(), "a transfer ", failure.what, " fails without a text");
+      require(answer.native == index, "native is ", answer.native, ", but transfer ", index, " of 3 failed");
+      Completion& done = open.host.new_completion();
+      const bool accepted = tier.try_transfer(failure.kind, transfers, &done).ok();
+      if (!accepted) done.forbid();
+      require(accepted || !done.is_resolved(), "a transfer failed, but resolved its completion");
+      if (accepted && open.host.wait(done, kTransferSeconds))
+        require(done.code() == ZR_INVALID && done.native() == index, "a transfer that fails later is resolved with ",
+                code_text(done.code()), " and native ", done.native(), ", but transfer ", index, " of 3 failed");
     }
-    const Answer answer = tier.try_transfer(Kind::read, transfers);
-    require(!answer.ok(), "a transfer of an unknown allocation succeeds");
-    require(!answer.text.empty(), "a transfer of an unknown allocation fails without a text");
-    require(answer.native == index, "native is ", answer.native, ", but transfer ", index, " of 3 failed");
-    Completion& done = open.host.new_completion();
-    const bool accepted = tier.try_transfer(Kind::read, transfers, &done).ok();
-    if (!accepted) done.forbid();
-    require(accepted || !done.is_resolved(), "read() failed, but resolved its completion");
-    if (accepted && open.host.wait(done, kTransferSeconds))
-      require(done.code() != ZR_OK && done.native() == index, "a transfer that fails later is resolved with ",
-              code_text(done.code()), " and native ", done.native(), ", but transfer ", index, " of 3 failed");
-  }
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   open.instance.check_host();
 }

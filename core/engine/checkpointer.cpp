@@ -5,7 +5,6 @@
 #include <cstring>
 #include <optional>
 
-#include "base/draft_abi.hpp"
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/log.hpp"
@@ -13,9 +12,9 @@
 #include "checkpoint/folder.hpp"
 #include "engine/checkpoint_choice.hpp"
 #include "engine/model_seed.hpp"
+#include "engine/optimizer_globals.hpp"
 #include "engine/planning.hpp"
 #include "engine/run_folder.hpp"
-#include "plugin/extension.hpp"
 
 namespace zr::host::engine {
 
@@ -51,65 +50,9 @@ void Checkpointer::prepare_saves(bool first, bool on_signal) {
   saver_.reserve_for(contents);
 }
 
-namespace {
-// The functions that save and restore the optimizer's state that does not belong to a parameter; null if it has none.
-const zr_optimizer_globals_api* globals_of(const plugin::Instance& optimizer) {
-  if (!optimizer.component().drafts) return nullptr;
-  return plugin::extension_of<zr_optimizer_globals_api>(
-      optimizer.component(), "zr.optimizer.globals/1", sizeof(zr_optimizer_globals_api),
-      {offsetof(zr_optimizer_globals_api, save_globals), offsetof(zr_optimizer_globals_api, load_global)});
-}
-
-// The keys of optimizers of groups begin with their ids.
-std::string globals_prefix(const Optimizers& optimizers, std::size_t index) {
-  return index == 0 ? "" : std::string(optimizers[index].component().table->id) + "/";
-}
-std::size_t optimizer_of_global(const Optimizers& optimizers, const std::string& key) {
-  for (std::size_t i = 1; i < optimizers.size(); ++i)
-    if (key.starts_with(globals_prefix(optimizers, i))) return i;
-  return 0;
-}
-}  // namespace
-
-// Saves the state of an optimizer that does not belong to a parameter.
-void Checkpointer::save_globals(std::size_t index, checkpoint::CheckpointMetadata& metadata) const {
-  const plugin::Instance& optimizer = context_.optimizers[index];
-  const auto* globals = globals_of(optimizer);
-  if (!globals) return;
-  std::map<std::string, std::string> saved;
-  CallError error;
-  const auto sink = [](void* ctx, const char* key, const void* value, uint64_t bytes) {
-    (*static_cast<std::map<std::string, std::string>*>(ctx))[key].assign(static_cast<const char*>(value), bytes);
-  };
-  const auto save = [&] { return globals->save_globals(optimizer.self(), sink, &saved, &error); };
-  const std::string call = optimizer.call_text("save_globals");
-  context_.check(call_plugin(&error, save), error, call);
-  for (auto& [key, value] : saved) {
-    if (find_not_utf8(key) != std::string_view::npos)
-      fail_internal(fmt::format("{}: the key '{}' is not UTF-8: this is a bug in the plug-in", call, printable(key)));
-    metadata.globals[globals_prefix(context_.optimizers, index) + key] = std::move(value);
-  }
-}
-
-// Restores what save_globals() has saved.
-void Checkpointer::load_globals(std::size_t index, const checkpoint::CheckpointMetadata& metadata) const {
-  const plugin::Instance& optimizer = context_.optimizers[index];
-  const auto* globals = globals_of(optimizer);
-  if (!globals) return;
-  for (const auto& [saved, bytes] : metadata.globals) {
-    if (optimizer_of_global(context_.optimizers, saved) != index) continue;
-    const std::string key = saved.substr(globals_prefix(context_.optimizers, index).size());
-    CallError error;
-    const auto load = [&] {
-      return globals->load_global(optimizer.self(), key.c_str(), bytes.data(), bytes.size(), &error);
-    };
-    context_.check(call_plugin(&error, load), error, optimizer.call_text("load_global"));
-  }
-}
-
 std::string Checkpointer::metadata_json() {
   checkpoint::CheckpointMetadata metadata;
-  for (std::size_t i = 0; i < context_.optimizers.size(); ++i) save_globals(i, metadata);
+  metadata.globals = save_globals(context_);
   const TrainingProgress& progress = parts_.progress;
   metadata.slots = context_.plan.input.state_names();
   for (std::size_t i = 0; i < progress.param_steps().size(); ++i)
@@ -289,8 +232,7 @@ void Checkpointer::restore_metadata(const checkpoint::Checkpoint& from, const Ch
   const auto& scale = metadata.loss_scale;
   progress.loss_scale().restore({scale.value, scale.good, scale.hysteresis_left, scale.skips, scale.dynamic});
   parts_.gradients.check_non_finite(progress.loss_scale().checks_gradients());
-  if (found.has_same_optimizer())
-    for (std::size_t i = 0; i < context_.optimizers.size(); ++i) load_globals(i, metadata);
+  if (found.has_same_optimizer()) load_globals(context_, metadata.globals);
   if (!change) {
     warn_of_differences(from);
     parts_.recorder.resume(progress.step());

@@ -60,8 +60,6 @@ class Checkpointer {
  private:
   checkpoint::CheckpointContents contents();
   std::string metadata_json();
-  void save_globals(std::size_t index, checkpoint::CheckpointMetadata& metadata) const;
-  void load_globals(std::size_t index, const checkpoint::CheckpointMetadata& metadata) const;
   void record_failed_save(const Error& failure);
   checkpoint::Checkpoint open(const std::string& path, const CheckpointLoadOptions& options);
   void clear_states(uint32_t param);

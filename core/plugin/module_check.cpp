@@ -140,7 +140,10 @@ std::string content_problem(const zr_component& component, Role role) {
     if (std::string problem = reserved_problem(member, value); !problem.empty()) return problem;
   if (!component.version || !component.api || !component.create || !component.destroy)
     return "its version, api, create or destroy is null";
-  if (find_not_utf8(component.version) != std::string_view::npos) return "its version is not UTF-8";
+  for (const auto& [member, text] :
+       {std::pair{"version", component.version}, std::pair{"description", component.description},
+        std::pair{"url", component.url}, std::pair{"license", component.license}})
+    if (text && find_not_utf8(text) != std::string_view::npos) return fmt::format("its {} is not UTF-8", member);
   std::string problem = api_problem(component, role);
   return problem.empty() ? key_problem(component, role) : problem;
 }

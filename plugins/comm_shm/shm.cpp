@@ -5,6 +5,8 @@ namespace {
 
 class Shm : public zr::Communicator<Shm, shm::ShmCommunicator> {
  public:
+  static constexpr const char* description = "shared memory between the ranks of one machine";
+  static constexpr const char* license = "Apache-2.0";
   static constexpr zr_key keys[] = {
       zr::key_bytes("staging_bytes", "\"4MiB\"", 262144, 1e12, "buffer for data that peers cannot read in place")};
   Shm(const zr::Config& config, const zr::Host& host) : host_(host), staging_bytes_(config.integer("staging_bytes")) {}

@@ -15,6 +15,8 @@ constexpr std::size_t kStreamedWrites = std::size_t{256} << 10, kStreamedReads =
 
 class Cpu : public zr::Offload<Cpu> {
  public:
+  static constexpr const char* description = "memory of the CPU";
+  static constexpr const char* license = "Apache-2.0";
   static constexpr zr_key keys[] = {
       zr::key_text("pin", "\"auto\"", "auto|true|false", "lock memory for a CUDA device, if there is one")};
   Cpu(const zr::Config& config, const zr::Host& host) : host_(host), pin_(host, config.text("pin")) {}

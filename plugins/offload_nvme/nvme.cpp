@@ -31,6 +31,8 @@ constexpr uint32_t kMaxDepth = 256;
 
 class Nvme : public zr::Offload<Nvme> {
  public:
+  static constexpr const char* description = "files on NVMe disks";
+  static constexpr const char* license = "Apache-2.0";
   static constexpr zr_key keys[] = {
       zr::key_text("path", nullptr, nullptr, "folder on the disk; several, separated by ':', are striped"),
       zr::key_text("engine", "\"auto\"", "auto|uring|threads", "io_uring, or threads if io_uring is not permitted"),

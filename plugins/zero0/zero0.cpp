@@ -11,6 +11,9 @@ namespace {
 
 class Zero0 : public zr::Strategy<Zero0> {
  public:
+  static constexpr const char* description =
+      "data parallel: every rank has all weights, gradients and optimizer states";
+  static constexpr const char* license = "Apache-2.0";
   static constexpr zr_key keys[] = {zr::key_bytes("bucket_bytes", "\"16MiB\"", 65536, 1e15,
                                                   "size of a gradient bucket; two buckets are in use at a time")};
   explicit Zero0(const zr::Config& config) : bucket_bytes_(config.integer("bucket_bytes")) {}

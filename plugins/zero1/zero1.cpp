@@ -6,6 +6,8 @@ namespace {
 
 class Zero1 : public zr::FlatStrategy<Zero1, zr::GradientMemory::full> {
  public:
+  static constexpr const char* description = "ZeRO stage 1: optimizer states are sharded";
+  static constexpr const char* license = "Apache-2.0";
   static constexpr zr_key keys[] = {
       zr::key_bytes("bucket_bytes", "\"16MiB\"", 65536, 1e15, "size of a bucket of gradients or weights")};
   explicit Zero1(const zr::Config& config) : FlatStrategy(config.integer("bucket_bytes")) {}

@@ -14,6 +14,8 @@ using zero3::GatherGroups;
 
 class Zero3 : public zr::Strategy<Zero3> {
  public:
+  static constexpr const char* description = "ZeRO stage 3: optimizer states, gradients and weights are sharded";
+  static constexpr const char* license = "Apache-2.0";
   static constexpr zr_key keys[] = {
       zr::key_bytes("bucket_bytes", "\"16MiB\"", 65536, 1e15,
                     "size of a gradient bucket; two buckets are in use at a time"),

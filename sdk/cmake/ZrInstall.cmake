@@ -1,6 +1,6 @@
 # Rules for cmake --install: two components, `sdk` (for authors of plug-ins, without libtorch) and `engine` (the rest):
 #   bin/zeroth  bin/zeroth-conform (component sdk)  lib/libzeroth.so  lib/zeroth/plugins/*.so  include/zr
-#   lib/cmake/Zeroth  lib/pkgconfig
+#   lib/cmake/Zeroth  lib/cmake/ZerothSdk (component sdk, its version is that of the plug-in ABI)  lib/pkgconfig
 #   share/doc/zeroth (licence, README, documentation, changelogs)  share/zeroth/examples  share/zeroth/abi
 #   share/zeroth/template (the projects of `zeroth new`)
 #   share/bash-completion/completions/zeroth
@@ -8,6 +8,7 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(package ${CMAKE_INSTALL_LIBDIR}/cmake/Zeroth)
+set(sdk_package ${CMAKE_INSTALL_LIBDIR}/cmake/ZerothSdk)
 set(pkgconfig ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 set(docs ${CMAKE_INSTALL_DATADIR}/doc/zeroth)
 
@@ -21,9 +22,13 @@ set(CMAKE_INSTALL_DEFAULT_DIRECTORY_PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXE
 
 # The SDK.
 install(TARGETS zr_sdk EXPORT ZerothSdkTargets INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-install(EXPORT ZerothSdkTargets NAMESPACE Zeroth:: DESTINATION ${package} COMPONENT sdk)
+install(EXPORT ZerothSdkTargets NAMESPACE Zeroth:: DESTINATION ${sdk_package} COMPONENT sdk)
 install(DIRECTORY sdk/include/zr DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT sdk PATTERN ".*" EXCLUDE)
-install(FILES sdk/cmake/ZrPlugin.cmake sdk/cmake/zr.map DESTINATION ${package} COMPONENT sdk)
+file(STRINGS sdk/include/zr/abi/base.h abi REGEX "define ZR_ABI_M(AJOR|INOR) ")
+string(REGEX REPLACE "[^0-9]*([0-9]+)u;[^0-9]*([0-9]+)u" "\\1.\\2" ZR_ABI_VERSION "${abi}")
+configure_file(sdk/cmake/ZerothSdkConfigVersion.cmake.in ${PROJECT_BINARY_DIR}/ZerothSdkConfigVersion.cmake @ONLY)
+install(FILES sdk/cmake/ZerothSdkConfig.cmake ${PROJECT_BINARY_DIR}/ZerothSdkConfigVersion.cmake
+        sdk/cmake/ZrPlugin.cmake sdk/cmake/zr.map DESTINATION ${sdk_package} COMPONENT sdk)
 install(DIRECTORY sdk/abi DESTINATION ${CMAKE_INSTALL_DATADIR}/zeroth COMPONENT sdk PATTERN ".*" EXCLUDE)
 install(DIRECTORY sdk/template DESTINATION ${CMAKE_INSTALL_DATADIR}/zeroth COMPONENT sdk PATTERN ".*" EXCLUDE)
 install(DIRECTORY examples/plugins DESTINATION ${CMAKE_INSTALL_DATADIR}/zeroth/examples COMPONENT sdk

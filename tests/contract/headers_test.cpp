@@ -64,7 +64,7 @@ TEST_P(AbiHeadersTest, DefineAModuleInC) {
   expect_compiles(GetParam(),
                   include("zr/c.h") +
                       "\\nstatic const zr_component component = {sizeof(zr_component), 0, \"acme.lion\", "
-                      "\"zr.optimizer/1\", \"1.0\", NULL, NULL, NULL, NULL, NULL, 0, 0};\\n"
+                      "\"zr.optimizer/1\", \"1.0\", NULL, NULL, NULL, NULL, NULL, 0, 0, NULL, NULL, NULL};\\n"
                       "ZR_MODULE_C(optimizer, \"acme.lion\", \"acme\", \"1.0\", component);",
                   "-Wconversion");
 }

@@ -20,6 +20,10 @@ struct Full : Optimizer<Full> {
     if (step < 0) throw PluginError(ZR_INVALID, "no such step");
     return step > 3 ? ZR_GRADS_LOCAL : ZR_GRADS_REDUCED;
   }
+  void bind(const Comm& comm) {
+    if (comm.world() < 2) throw PluginError(ZR_INVALID, "one rank has no peers");
+    rank = comm.rank();
+  }
   void save_globals(const GlobalSink& save) const {
     save("steps", steps);
     save("name", "full", 4);
@@ -39,6 +43,7 @@ struct Full : Optimizer<Full> {
 
   std::mutex mutex;  // objects are not moved
   int64_t steps = 5;
+  int32_t rank = -1;
   inline static int started = 0;
 };
 constexpr zr_component kFull = only_component<Full>("full", "1.0");
@@ -77,6 +82,16 @@ TEST_F(OptimizerSlotsTest, ReportsWhichGradientsAStepNeeds) {
   EXPECT_EQ(grads, static_cast<uint32_t>(ZR_GRADS_LOCAL));
   EXPECT_EQ(table->gradients(self_, -1, &grads, &error_), ZR_INVALID);
   EXPECT_STREQ(error_.msg, "no such step");
+}
+
+TEST_F(OptimizerSlotsTest, ReceivesTheCommunicator) {
+  const auto* table = static_cast<const zr_local_gradients_api*>(kFull.extension("zr.optimizer.local_gradients/1"));
+  ASSERT_NE(table, nullptr);
+  const zr_collectives_api collectives{};
+  EXPECT_EQ(table->bind(self_, {&collectives, nullptr, 2, 3}, &error_), ZR_OK);
+  EXPECT_EQ(OptimizerLayer<Full>::first_group(self_).rank, 2);
+  EXPECT_EQ(table->bind(self_, {&collectives, nullptr, 0, 1}, &error_), ZR_INVALID);
+  EXPECT_STREQ(error_.msg, "one rank has no peers");
 }
 
 TEST_F(OptimizerSlotsTest, SavesAndLoadsGlobals) {

@@ -107,7 +107,7 @@ set(quickstart -S ${SOURCE}/examples/quickstart -B ${SCRATCH}/no_torch)
 file(STRINGS ${prefix}/lib/cmake/Zeroth/ZerothConfig.cmake wanted REGEX "set.ZR_TORCH_REQUIRED_VERSION")
 string(REGEX MATCH "[0-9.]+" wanted "${wanted}")
 set(advice "Set TORCH_ROOT to an unpacked libtorch ${wanted} (the folder that contains lib/ and include/), or put it, \
-or a link to it, at ${prefix}/lib/libtorch. Plug-ins do not need libtorch: find_package(Zeroth COMPONENTS sdk).")
+or a link to it, at ${prefix}/lib/libtorch. Plug-ins do not need libtorch: find_package(ZerothSdk 0.9).")
 must_fail("libtorch was not found: TORCH_ROOT and Torch_DIR are not set, and there is no libtorch in \
 ${prefix}/lib/libtorch. ${advice}" ${project} ${quickstart})
 must_fail("There is no libtorch in ${SCRATCH}/nowhere (TORCH_ROOT or Torch_DIR): lib/libtorch_cpu.so or the headers \
@@ -122,8 +122,14 @@ file(WRITE ${SCRATCH}/newer/CMakeLists.txt
      "cmake_minimum_required(VERSION 3.25)\nproject(Newer LANGUAGES CXX)\nfind_package(Zeroth 0.2 REQUIRED)\n")
 must_fail("compatible with requested version \"0.2\"" ${project} -S ${SCRATCH}/newer -B ${SCRATCH}/newer/build)
 
-# A plug-in, built with the sdk component only, and with pkg-config.
+# A plug-in, built with the sdk component only, and with pkg-config. The version of the SDK is that of the ABI.
 must(${CMAKE_COMMAND} --install ${BUILD} --component sdk --prefix ${SCRATCH}/sdk)
+foreach(asked 0.8 0.99 1.0)
+  file(WRITE ${SCRATCH}/asks/CMakeLists.txt
+       "cmake_minimum_required(VERSION 3.25)\nproject(Asks LANGUAGES CXX)\nfind_package(ZerothSdk ${asked} REQUIRED)\n")
+  must_fail("compatible with requested version \"${asked}\"" ${cmake} -DCMAKE_PREFIX_PATH=${SCRATCH}/sdk
+            -S ${SCRATCH}/asks -B ${SCRATCH}/asks/build)
+endforeach()
 if(EXISTS ${SCRATCH}/sdk/lib/libzeroth.so OR EXISTS ${SCRATCH}/sdk/bin/zeroth)
   message(FATAL_ERROR "the component sdk holds the engine")
 endif()
@@ -178,6 +184,7 @@ must_fail("was installed without its engine"  ${cmake} -DCMAKE_PREFIX_PATH=${SCR
           -S ${SOURCE}/examples/quickstart -B ${SCRATCH}/sdk_alone)
 find_program(pkg_config pkg-config REQUIRED)
 set(pc ${CMAKE_COMMAND} -E env PKG_CONFIG_PATH=${prefix}/lib/pkgconfig ${pkg_config})
+must(${pc} --exact-version=0.9 zeroth-sdk)
 execute_process(COMMAND ${pc} --cflags --libs zeroth-sdk OUTPUT_VARIABLE flags OUTPUT_STRIP_TRAILING_WHITESPACE)
 separate_arguments(flags)
 set(by_hand ${SCRATCH}/by_hand/zr_strategy_round_robin.so)

@@ -1,6 +1,6 @@
 # Installs Zeroth, writes a project of each role with `zeroth new`, in C++ and in C, builds it with gcc and with clang
-# from the SDK alone, and trains two ranks with it. The weights are those of the plug-ins of Zeroth with the same
-# arithmetic.
+# from the SDK alone, checks it with zeroth-conform, and trains two ranks with it. The weights are those of the plug-ins
+# of Zeroth with the same arithmetic.
 # cmake -DBUILD=... -DSOURCE=... -DSCRATCH=... -DTORCH=... -DLAUNCHER=... -P templates.cmake
 include(${CMAKE_CURRENT_LIST_DIR}/commands.cmake)
 
@@ -49,6 +49,9 @@ foreach(role optimizer strategy communicator offload)
       must(${zeroth} plugins ${project}/build/plugins/zr_${role}_acme.mine.so)
       must_say("${role} 'acme.mine'")
       must_not_say("warning")
+      if(cc STREQUAL "gcc")
+        must(${sdk}/bin/zeroth-conform ${project}/build/plugins/zr_${role}_acme.mine.so)
+      endif()
       train(hash ${name} ${project}/job.toml)
       if(NOT hash STREQUAL expected_${role})
         message(FATAL_ERROR "${name}: the hash of the weights is ${hash}, not ${expected_${role}}")

@@ -15,6 +15,8 @@ constexpr int64_t kNormBlock = 1024;     // every block of a parameter is a mult
 
 class Adafactor : public zr::SummingOptimizer<Adafactor> {
  public:
+  static constexpr const char* description = "Adafactor: one running mean per row and column of a matrix";
+  static constexpr const char* license = "Apache-2.0";
   static constexpr zr_key keys[] = {
       zr::per_group(zr::key_float("beta2_decay", "-0.8", -1, 0,
                                   "weight of the new squared gradient in update t is t to this power")),

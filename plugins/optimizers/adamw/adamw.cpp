@@ -5,6 +5,8 @@ namespace {
 
 class AdamW : public zr::Optimizer<AdamW> {
  public:
+  static constexpr const char* description = "Adam with decoupled weight decay";
+  static constexpr const char* license = "Apache-2.0";
   using H = AdamWHyperparameters;
   static constexpr zr_key keys[] = {H::kBeta1, H::kBeta2, H::kEps, H::kWeightDecay};
   static constexpr zr_slot slots[] = {zr::slot("exp_avg"), zr::slot("exp_avg_sq")};

@@ -7,6 +7,8 @@ namespace {
 
 class AdamW8Bit : public zr::Optimizer<AdamW8Bit> {
  public:
+  static constexpr const char* description = "AdamW with states of 8 bits";
+  static constexpr const char* license = "Apache-2.0";
   using H = AdamWHyperparameters;
   static constexpr zr_key keys[] = {
       H::kBeta1,

@@ -11,6 +11,9 @@ constexpr double kBelowOne = 1 - 0x1p-53;
 
 class Lamb : public zr::SummingOptimizer<Lamb> {
  public:
+  static constexpr const char* description =
+      "LAMB: AdamW with a learning rate per tensor from the norms of weights and update";
+  static constexpr const char* license = "Apache-2.0";
   static constexpr zr_key keys[] = {
       zr::per_group(zr::key_float("beta1", "0.9", 0, kBelowOne, "decay per update of the running mean of gradients")),
       zr::per_group(

@@ -16,6 +16,8 @@ constexpr double kOperationsPerElement = 25;
 
 class Muon : public zr::Optimizer<Muon> {
  public:
+  static constexpr const char* description = "Muon: momentum of matrices, orthogonalized";
+  static constexpr const char* license = "Apache-2.0";
   static constexpr zr_key keys[] = {
       zr::per_group(
           zr::key_float("momentum", "0.95", 0, kBelowOne, "decay per update of the running mean of gradients")),

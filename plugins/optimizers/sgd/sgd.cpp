@@ -6,6 +6,8 @@ namespace {
 
 class Sgd : public zr::Optimizer<Sgd> {
  public:
+  static constexpr const char* description = "gradient descent with momentum and weight decay";
+  static constexpr const char* license = "Apache-2.0";
   static constexpr zr_key keys[] = {
       zr::key_float("momentum", "0", 0, zr::kNoBound, "momentum factor; 0: no momentum buffer"),
       zr::key_float("dampening", "0", -zr::kNoBound, 1,

@@ -65,6 +65,12 @@ constexpr zr_key per_group(zr_key key) {
 //   static const void* extension(const char* id) noexcept;  // [any] zr_component::extension: a table, or null
 //   static void startup();                                  // [control] zr_module::startup: before the first create()
 //   static void shutdown() noexcept;                        // [control] zr_module::shutdown: after the last destroy()
+//
+// and three texts for `zeroth plugins`:
+//
+//   static constexpr const char* description = "..."  // zr_component::description: what it is, no full stop
+//   static constexpr const char* url = "..."          // zr_component::url: of its documentation or its source
+//   static constexpr const char* license = "MIT"      // zr_component::license: an SPDX expression
 
 // Defines trait<T>: true if the class T has the optional member. A member that the layer could not use, because it is
 // private or overloaded, is a compile error: without it, the layer would count the member as absent.
@@ -105,6 +111,9 @@ ZR_DETECT(has_keys, keys);
 ZR_DETECT(has_extension, extension);
 ZR_DETECT(has_startup, startup);
 ZR_DETECT(has_shutdown, shutdown);
+ZR_DETECT(has_description, description);
+ZR_DETECT(has_url, url);
+ZR_DETECT(has_license, license);
 
 /// Defines trait<T>: true if T has an array of this name with elements of this type. For misspelled names of `keys` and
 /// `slots`; other misspelled optional members cannot be detected in C++17.
@@ -134,6 +143,15 @@ constexpr void check_class() {
   if constexpr (has_shutdown<D>)
     static_assert(std::is_nothrow_invocable_r_v<void, decltype(&D::shutdown)>,
                   "shutdown is: static void shutdown() noexcept");
+  if constexpr (has_description<D>)
+    static_assert(std::is_same_v<decltype(&D::description), const char* const*>,
+                  "description is: static constexpr const char* description = \"...\"");
+  if constexpr (has_url<D>)
+    static_assert(std::is_same_v<decltype(&D::url), const char* const*>,
+                  "url is: static constexpr const char* url = \"...\"");
+  if constexpr (has_license<D>)
+    static_assert(std::is_same_v<decltype(&D::license), const char* const*>,
+                  "license is: static constexpr const char* license = \"...\"");
 }
 
 /// Calls use(arguments...) with the arguments that the constructor of the author's class D takes: (Config, Host),
@@ -220,6 +238,9 @@ constexpr zr_component only_component(const char* id, const char* version) {
     c.keys = Keys<D>::list.data();
     c.n_keys = static_cast<uint32_t>(Keys<D>::list.size());
   }
+  if constexpr (has_description<D>) c.description = D::description;
+  if constexpr (has_url<D>) c.url = D::url;
+  if constexpr (has_license<D>) c.license = D::license;
   return c;
 }
 

@@ -5,9 +5,14 @@
 //
 //   static constexpr uint32_t needs = ZR_OPT_NEEDS_LOCAL_GRADS;
 //   uint32_t gradients(int64_t step);  // [step] ZR_GRADS_*: which gradients a step needs; called for group 0
+//
+// and, if its `needs` have ZR_OPT_NEEDS_COMM,
+//
+//   void bind(const zr::Comm&);  // [control] the communicator of all ranks, for step(); called for group 0
 #pragma once
 
 #include "zr/abi/draft/local_gradients.h"
+#include "zr/collective.hpp"
 #include "zr/optimizer.hpp"
 
 #pragma GCC visibility push(hidden)
@@ -20,7 +25,13 @@ struct LocalGradientsLayer {
   static zr_code gradients(void* self, int64_t step, uint32_t* grads, zr_error* error) noexcept {
     return guard(error, [&] { *grads = D::Layer::first_group(self).gradients(step); });
   }
-  static constexpr zr_local_gradients_api api{sizeof(zr_local_gradients_api), 0, gradients};
+  static zr_code bind(void* self, zr_comm_ref comm, zr_error* error) noexcept {
+    return guard(error, [&] {
+      if constexpr (has_bind<D>) D::Layer::first_group(self).bind(Comm(D::Layer::host(self), comm));
+    });
+  }
+  static constexpr zr_local_gradients_api api{sizeof(zr_local_gradients_api), 0, gradients,
+                                              has_bind<D> ? bind : nullptr};
 };
 
 }  // namespace sdk

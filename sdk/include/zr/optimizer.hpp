@@ -87,6 +87,7 @@ ZR_DETECT(has_rounds, rounds);
 ZR_DETECT(has_n_slots, n_slots);
 ZR_DETECT(has_needs, needs);
 ZR_DETECT(has_gradients, gradients);
+ZR_DETECT(has_bind, bind);
 ZR_DETECT(has_save_globals, save_globals);
 ZR_DETECT(has_load_global, load_global);
 ZR_REQUIRE_CALL(can_update, std::declval<const T&>().update(std::declval<const Update&>()));
@@ -133,6 +134,8 @@ class OptimizerLayer {
   }
   /// The object of group 0, which has the state that belongs to no parameter.
   static D& first_group(void* self) { return static_cast<OptimizerLayer*>(self)->groups_[0]; }
+  /// The host that created the object.
+  static const Host& host(void* self) { return static_cast<OptimizerLayer*>(self)->host_; }
 
   // One sentence for each requirement that the author's class does not meet.
   static constexpr void check_class() {
@@ -142,6 +145,7 @@ class OptimizerLayer {
                   "the array of an optimizer's states is named `slots`");
     static_assert(!has_n_slots<D> || has_slots<D>, "an optimizer with n_slots() has the array `slots`");
     static_assert(!has_gradients<D> || is_defined<LocalGradientsLayer<D>>, "gradients() needs zr/local_gradients.hpp");
+    static_assert(!has_bind<D> || has_gradients<D>, "an optimizer with bind() has gradients()");
     static_assert(has_save_globals<D> == has_load_global<D>,
                   "an optimizer has both save_globals and load_global, or neither");
     static_assert(!has_save_globals<D> || is_defined<GlobalsLayer<D>>, "save_globals() needs zr/optimizer_globals.hpp");

@@ -439,8 +439,21 @@ const void* extension(const char* id) {
 
 constexpr zr_communicator_api kApi{
     sizeof(zr_communicator_api), 0, caps, open_comm, close_comm, submit, progress, mem_alloc, mem_free, abort_comm};
-constexpr zr_component kComponent{
-    sizeof(zr_component), 0, "mutant", "zr.communicator/1", "1.0.0", &kApi, create, destroy, extension, nullptr, 0, 0};
+constexpr zr_component kComponent{sizeof(zr_component),
+                                  0,
+                                  "mutant",
+                                  "zr.communicator/1",
+                                  "1.0.0",
+                                  &kApi,
+                                  create,
+                                  destroy,
+                                  extension,
+                                  nullptr,
+                                  0,
+                                  0,
+                                  nullptr,
+                                  nullptr,
+                                  nullptr};
 
 }  // namespace
 

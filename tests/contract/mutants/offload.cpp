@@ -269,8 +269,21 @@ void unreg(void* self, const zr_view*) {
 
 constexpr zr_offload_api kApi{
     sizeof(zr_offload_api), 0, caps, open_tier, reserve, release, write, read, map, unmap, reg, unreg};
-constexpr zr_component kComponent{
-    sizeof(zr_component), 0, "mutant", "zr.offload/1", "1.0.0", &kApi, create, destroy, nullptr, nullptr, 0, 0};
+constexpr zr_component kComponent{sizeof(zr_component),
+                                  0,
+                                  "mutant",
+                                  "zr.offload/1",
+                                  "1.0.0",
+                                  &kApi,
+                                  create,
+                                  destroy,
+                                  nullptr,
+                                  nullptr,
+                                  0,
+                                  0,
+                                  nullptr,
+                                  nullptr,
+                                  nullptr};
 
 }  // namespace
 

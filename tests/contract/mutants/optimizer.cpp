@@ -307,7 +307,10 @@ constexpr zr_component kComponent{sizeof(zr_component),
                                   extension,
                                   kKeys,
                                   1,
-                                  kDefect == reserved_in_component ? 1u : 0u};
+                                  kDefect == reserved_in_component ? 1u : 0u,
+                                  nullptr,
+                                  nullptr,
+                                  nullptr};
 
 }  // namespace
 

@@ -340,8 +340,21 @@ constexpr zr_strategy_api kApi{sizeof(zr_strategy_api),
                                updated,
                                kNullAcquire ? nullptr : acquire,
                                kNullAcquire ? nullptr : release};
-constexpr zr_component kComponent{
-    sizeof(zr_component), 0, "mutant", "zr.strategy/1", "1.0.0", &kApi, create, destroy, nullptr, nullptr, 0, 0};
+constexpr zr_component kComponent{sizeof(zr_component),
+                                  0,
+                                  "mutant",
+                                  "zr.strategy/1",
+                                  "1.0.0",
+                                  &kApi,
+                                  create,
+                                  destroy,
+                                  nullptr,
+                                  nullptr,
+                                  0,
+                                  0,
+                                  nullptr,
+                                  nullptr,
+                                  nullptr};
 
 }  // namespace
 

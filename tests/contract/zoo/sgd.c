@@ -4,28 +4,22 @@
 
 #include "zr/abi/module.h"
 #include "zr/abi/optimizer.h"
+#include "zr/c.h"
 
 typedef struct sgd {
+  const zr_host* host;
   float momentum;
 } sgd;
-
-static zr_code fail(zr_error* error, zr_code code, const char* why) {
-  size_t i = 0;
-  error->code = code;
-  error->native = 0;
-  for (; why[i] && i + 1 < sizeof error->msg; ++i) error->msg[i] = why[i];
-  error->msg[i] = 0;
-  return code;
-}
 
 static zr_code create(const zr_host* host, const zr_config* config, void** self, zr_error* error) {
   const zr_config_service* values = host->service(host, "zr.host.config/1");
   double momentum;
-  if (!values) return fail(error, ZR_UNSUPPORTED, "the host does not offer zr.host.config/1");
+  if (!values) return zr_fail(error, ZR_UNSUPPORTED, 0, "the host does not offer zr.host.config/1");
   const zr_code code = values->get_float(config, "momentum", &momentum);
-  if (code != ZR_OK) return fail(error, code, "cannot read the key momentum");
+  if (code != ZR_OK) return zr_fail(error, code, 0, "cannot read the key momentum");
   sgd* made = malloc(sizeof *made);
-  if (!made) return fail(error, ZR_NOMEM, "no memory for the optimizer");
+  if (!made) return zr_fail(error, ZR_NOMEM, 0, "no memory for the optimizer");
+  made->host = host;
   made->momentum = (float)momentum;
   *self = made;
   return ZR_OK;
@@ -59,21 +53,27 @@ static zr_code describe(void* self, const zr_param* param, zr_optimizer_desc* ou
 static zr_code step(void* self, const zr_step* job, const zr_update_slice* const* slices, uint32_t n, zr_stream* stream,
                     zr_done* done, zr_error* error) {
   const sgd* constants = self;
-  if (stream || done) return fail(error, ZR_UNSUPPORTED, "neither streams nor completions");
-  for (uint32_t s = 0; s < n; ++s)
-    if (slices[s]->weight.dtype != ZR_F32) return fail(error, ZR_UNSUPPORTED, "the weights must be fp32");
+  if (stream) return zr_fail(error, ZR_UNSUPPORTED, 0, "updates on streams are not supported");
+  for (uint32_t s = 0; s < n; ++s) {
+    const zr_dtype dtype = slices[s]->weight.dtype;
+    if (dtype != ZR_F32 && dtype != ZR_BF16 && dtype != ZR_F16)
+      return zr_fail(error, ZR_INVALID, 0, "parameter %s: weights of dtype %d", slices[s]->name, (int)dtype);
+  }
   for (uint32_t s = 0; s < n; ++s) {
     const zr_update_slice* slice = slices[s];
-    float *weight = slice->weight.data, *buffer = slice->slots[0].data;
+    const zr_dtype dtype = slice->weight.dtype;
+    float *weight = dtype == ZR_F32 ? slice->weight.data : slice->master.data, *buffer = slice->slots[0].data;
+    uint16_t* rounded = slice->weight.data; /* of bf16 and fp16 weights */
     const float* grad = slice->grad.data;
     const float lr = (float)slice->lr;
     for (int64_t i = 0; i < slice->count; ++i) {
       const float g = grad[i] * job->grad_mul;
       buffer[i] = slice->step == 1 ? g : buffer[i] * constants->momentum + g;
       weight[i] = weight[i] - buffer[i] * lr;
+      if (dtype != ZR_F32) rounded[i] = dtype == ZR_BF16 ? zr_to_bf16(weight[i]) : zr_to_f16(weight[i]);
     }
   }
-  return ZR_OK;
+  return zr_complete(constants->host, done);
 }
 
 static const zr_key momentum_key = {.size = sizeof(zr_key),
@@ -85,8 +85,18 @@ static const zr_key momentum_key = {.size = sizeof(zr_key),
                                     .meaning = "momentum factor"};
 static const zr_key* const keys[] = {&momentum_key};
 static const zr_optimizer_api api = {sizeof api, 0, add_group, describe, step};
-static const zr_component component = {
-    sizeof component, 0, "sgd", "zr.optimizer/1", "0.9", &api, create, destroy, extension, keys, 1, 0};
+static const zr_component component = {.size = sizeof component,
+                                       .id = "sgd",
+                                       .kind = "zr.optimizer/1",
+                                       .version = "0.9",
+                                       .api = &api,
+                                       .create = create,
+                                       .destroy = destroy,
+                                       .extension = extension,
+                                       .keys = keys,
+                                       .n_keys = 1,
+                                       .description = "gradient descent with momentum",
+                                       .license = "Apache-2.0"};
 static const zr_component* const components[] = {&component};
 static const zr_module module = {
     sizeof module, ZR_ABI_MINOR, ZR_TARGET_MINOR, "sgd", "zoo", "0.9", __VERSION__, components, 1, 0, NULL, NULL};

@@ -111,7 +111,10 @@ static const zr_component flat = {.size = sizeof flat,
                                   .create = create,
                                   .destroy = destroy,
                                   .keys = of_flat,
-                                  .n_keys = 1};
+                                  .n_keys = 1,
+                                  .description = "one shard per rank",
+                                  .url = "https://example.org/flat",
+                                  .license = "MIT"};
 static const zr_component adam = {.size = sizeof adam,
                                   .id = "adam",
                                   .kind = "zr.optimizer/1",

@@ -100,7 +100,10 @@ inline constexpr zr_component kFakeComponent{
     },
     nullptr,
     0,
-    0};
+    0,
+    nullptr,
+    nullptr,
+    nullptr};
 inline constexpr const zr_component* kFakeComponents[] = {&kFakeComponent};
 inline constexpr zr_module kFakeModule{sizeof(zr_module), ZR_ABI_MINOR, ZR_ABI_MINOR,    "fake", "tests",
                                        "1.0.0",           "",           kFakeComponents, 1,      0,

@@ -192,9 +192,10 @@ static zr_code exchange(mesh* me, zr_error* error) {
 
 static zr_code submit(void* comm, const zr_coll* coll, zr_stream* stream, zr_done* done, zr_error* error) {
   mesh* me = comm;
-  if (coll->op != ZR_ALL_GATHER || stream)
-    return zr_fail(error, ZR_UNSUPPORTED, 0, "only all_gather without a stream is supported");
-  const size_t size = (size_t)zr_bytes_of(coll->src.dtype), own_bytes = (size_t)coll->src.count * size;
+  const size_t size = (size_t)zr_bytes_of(coll->src.dtype);
+  if (coll->op != ZR_ALL_GATHER || size == 0 || stream)
+    return zr_fail(error, ZR_UNSUPPORTED, 0, "only all_gather of known dtypes, without a stream, is supported");
+  const size_t own_bytes = (size_t)coll->src.count * size;
   char* to = coll->dst.data;
   for (int32_t r = 0; r < me->world; ++r) {
     const size_t bytes = coll->counts ? (size_t)coll->counts[r] * size : own_bytes;
@@ -214,5 +215,6 @@ static const zr_component component = {.size = sizeof component,
                                        .version = "0.1.0",
                                        .api = &api,
                                        .create = create,
-                                       .destroy = destroy};
+                                       .destroy = destroy,
+                                       .description = "Unix-domain sockets between the ranks of one machine"};
 ZR_MODULE_C(communicator, "@ID@", "@VENDOR@", "0.1.0", component);

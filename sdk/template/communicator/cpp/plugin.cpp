@@ -66,8 +66,8 @@ class Mesh {
   }
 
   void submit(const zr_coll& coll, zr_stream* stream, zr_done* done) {
-    if (coll.op != ZR_ALL_GATHER || stream)
-      throw zr::PluginError(ZR_UNSUPPORTED, "only all_gather without a stream is supported");
+    if (coll.op != ZR_ALL_GATHER || zr::size_of(coll.src.dtype) == 0 || stream)
+      throw zr::PluginError(ZR_UNSUPPORTED, "only all_gather of known dtypes, without a stream, is supported");
     all_gather(coll);
     if (done) zr::Done::retained(host_, done).resolve();
   }
@@ -179,6 +179,7 @@ class Mesh {
 
 class Plugin : public zr::Communicator<Plugin, Mesh> {
  public:
+  static constexpr const char* description = "Unix-domain sockets between the ranks of one machine";
   explicit Plugin(const zr::Host& host) : host_(host) {}
   zr_comm_caps caps() const {
     zr_comm_caps caps{};

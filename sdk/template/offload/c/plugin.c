@@ -1,4 +1,5 @@
-/* The offload tier "@ID@": allocations are memory of malloc(). */
+/* The offload tier "@ID@": allocations are memory of the process. */
+#include <pthread.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,16 +7,19 @@
 #include "zr/abi/offload.h"
 #include "zr/c.h"
 
-typedef struct plugin {
-  const zr_host* host;
-  uint64_t capacity, used; /* bytes */
-} plugin;
-
-typedef struct block { /* an allocation; its id is its address */
+typedef struct block { /* an allocation */
   uint64_t bytes;
   _Alignas(max_align_t) char data[];
 } block;
-static block* block_of(uint64_t allocation) { return (block*)(uintptr_t)allocation; }
+
+typedef struct plugin {
+  const zr_host* host;
+  uint64_t capacity;
+  pthread_mutex_t mutex; /* of what follows: read() and write() run on several threads, also during reserve() */
+  uint64_t used;         /* bytes */
+  block** blocks;        /* the allocation with the id i + 1, or NULL */
+  size_t n_blocks;
+} plugin;
 
 static zr_code create(const zr_host* host, const zr_config* config, void** self, zr_error* error) {
   const zr_config_service* values = host->service(host, "zr.host.config/1");
@@ -27,10 +31,18 @@ static zr_code create(const zr_host* host, const zr_config* config, void** self,
   if (!me) return zr_fail(error, ZR_NOMEM, 0, "no memory for the tier");
   me->host = host;
   me->capacity = (uint64_t)capacity;
+  pthread_mutex_init(&me->mutex, NULL);
   *self = me;
   return ZR_OK;
 }
-static void destroy(void* self) { free(self); }
+static void destroy(void* self) {
+  plugin* me = self;
+  if (!me) return;
+  for (size_t i = 0; i < me->n_blocks; ++i) free(me->blocks[i]);
+  free(me->blocks);
+  pthread_mutex_destroy(&me->mutex);
+  free(me);
+}
 
 static zr_code caps(void* self, zr_offload_caps* out, zr_error* error) {
   const plugin* me = self;
@@ -45,53 +57,86 @@ static zr_code open(void* self, zr_error* error) {
   return ZR_OK;
 }
 
-static zr_code reserve(void* self, uint64_t bytes, const char* tag, uint64_t* allocation, zr_error* error) {
-  plugin* me = self;
+/* An unused entry of me->blocks; me->n_blocks if there is no memory for one. With the mutex. */
+static size_t unused_entry(plugin* me) {
+  size_t i = 0;
+  while (i < me->n_blocks && me->blocks[i]) ++i;
+  if (i < me->n_blocks) return i;
+  block** longer = realloc(me->blocks, (i + 1) * sizeof *longer);
+  if (!longer) return i;
+  longer[i] = NULL;
+  me->blocks = longer;
+  me->n_blocks = i + 1;
+  return i;
+}
+static zr_code reserve_locked(plugin* me, uint64_t bytes, const char* tag, uint64_t* allocation, zr_error* error) {
   const unsigned long left = me->capacity - me->used;
   if (bytes > left)
     return zr_fail(error, ZR_NOMEM, 0, "cannot store %lu bytes of '%s': %lu bytes are left; increase capacity", bytes,
                    tag, left);
-  block* made = malloc(sizeof *made + bytes);
+  const size_t entry = unused_entry(me);
+  block* made = entry < me->n_blocks ? malloc(sizeof *made + bytes) : NULL;
   if (!made) return zr_fail(error, ZR_NOMEM, 0, "no memory for %lu bytes of '%s'", bytes, tag);
   made->bytes = bytes;
+  me->blocks[entry] = made;
   me->used += bytes;
-  *allocation = (uintptr_t)made;
+  *allocation = entry + 1;
   return ZR_OK;
 }
+static zr_code reserve(void* self, uint64_t bytes, const char* tag, uint64_t* allocation, zr_error* error) {
+  plugin* me = self;
+  pthread_mutex_lock(&me->mutex);
+  const zr_code code = reserve_locked(me, bytes, tag, allocation, error);
+  pthread_mutex_unlock(&me->mutex);
+  return code;
+}
 static void release(void* self, uint64_t allocation) {
-  ((plugin*)self)->used -= block_of(allocation)->bytes;
-  free(block_of(allocation));
+  plugin* me = self;
+  pthread_mutex_lock(&me->mutex);
+  block** entry = &me->blocks[allocation - 1];
+  me->used -= (*entry)->bytes;
+  free(*entry);
+  *entry = NULL;
+  pthread_mutex_unlock(&me->mutex);
 }
 
+/* The stored bytes of a transfer; NULL if it is not within an allocation. */
+static char* stored_bytes(plugin* me, const zr_transfer* transfer) {
+  pthread_mutex_lock(&me->mutex);
+  const uint64_t id = transfer->allocation;
+  block* found = id >= 1 && id <= me->n_blocks ? me->blocks[id - 1] : NULL;
+  pthread_mutex_unlock(&me->mutex);
+  if (!found || transfer->offset > found->bytes || (uint64_t)transfer->memory.count > found->bytes - transfer->offset)
+    return NULL;
+  return found->data + transfer->offset;
+}
 /* Checks all transfers before it starts the first. */
-static zr_code check(const zr_transfer* transfers, uint32_t n, const zr_stream* stream, zr_error* error) {
+static zr_code check(plugin* me, const zr_transfer* transfers, uint32_t n, const zr_stream* stream, zr_error* error) {
   if (stream) return zr_fail(error, ZR_UNSUPPORTED, 0, "transfers on streams are not supported");
-  for (uint32_t i = 0; i < n; ++i) {
-    const uint64_t size = block_of(transfers[i].allocation)->bytes, first = transfers[i].offset;
-    if (first > size || (uint64_t)transfers[i].memory.count > size - first)
-      return zr_fail(error, ZR_INVALID, i, "transfer %u exceeds its allocation", i);
-  }
+  for (uint32_t i = 0; i < n; ++i)
+    if (!stored_bytes(me, &transfers[i]))
+      return zr_fail(error, ZR_INVALID, i, "transfer %u is not within an allocation", i);
   return ZR_OK;
 }
 static zr_code write(void* self, const zr_transfer* transfers, uint32_t n, zr_stream* stream, zr_done* done,
                      zr_error* error) {
-  const zr_code code = check(transfers, n, stream, error);
+  plugin* me = self;
+  const zr_code code = check(me, transfers, n, stream, error);
   if (code != ZR_OK) return code;
   for (uint32_t i = 0; i < n; ++i)
     if (transfers[i].memory.count > 0)
-      memcpy(block_of(transfers[i].allocation)->data + transfers[i].offset, transfers[i].memory.data,
-             (size_t)transfers[i].memory.count);
-  return zr_complete(((plugin*)self)->host, done);
+      memcpy(stored_bytes(me, &transfers[i]), transfers[i].memory.data, (size_t)transfers[i].memory.count);
+  return zr_complete(me->host, done);
 }
 static zr_code read(void* self, const zr_transfer* transfers, uint32_t n, zr_stream* stream, zr_done* done,
                     zr_error* error) {
-  const zr_code code = check(transfers, n, stream, error);
+  plugin* me = self;
+  const zr_code code = check(me, transfers, n, stream, error);
   if (code != ZR_OK) return code;
   for (uint32_t i = 0; i < n; ++i)
     if (transfers[i].memory.count > 0)
-      memcpy(transfers[i].memory.data, block_of(transfers[i].allocation)->data + transfers[i].offset,
-             (size_t)transfers[i].memory.count);
-  return zr_complete(((plugin*)self)->host, done);
+      memcpy(transfers[i].memory.data, stored_bytes(me, &transfers[i]), (size_t)transfers[i].memory.count);
+  return zr_complete(me->host, done);
 }
 
 static const zr_key capacity_key = {.size = sizeof(zr_key),
@@ -117,5 +162,6 @@ static const zr_component component = {.size = sizeof component,
                                        .create = create,
                                        .destroy = destroy,
                                        .keys = keys,
-                                       .n_keys = 1};
+                                       .n_keys = 1,
+                                       .description = "memory of the process"};
 ZR_MODULE_C(offload, "@ID@", "@VENDOR@", "0.1.0", component);

@@ -1,9 +1,9 @@
-// The offload tier "@ID@": allocations are memory of malloc().
-#include <atomic>
-#include <cstddef>
-#include <cstdlib>
+// The offload tier "@ID@": allocations are memory of the process.
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "zr/offload.hpp"
 
@@ -11,6 +11,7 @@ namespace {
 
 class Plugin : public zr::Offload<Plugin> {
  public:
+  static constexpr const char* description = "memory of the process";
   static constexpr zr_key keys[] = {
       zr::key_bytes("capacity", "\"1GiB\"", 0, 1e15, "largest number of bytes that a rank stores")};
 
@@ -27,21 +28,19 @@ class Plugin : public zr::Offload<Plugin> {
     return caps;
   }
 
-  // The id of an allocation is its address.
   uint64_t reserve(uint64_t bytes, const char* tag) {
+    const std::lock_guard lock(mutex_);
     if (bytes > capacity_ - used_)
       throw zr::PluginError(ZR_NOMEM, "cannot store " + std::to_string(bytes) + " bytes of '" + tag + "': " +
                                           std::to_string(capacity_ - used_) + " bytes are left; increase capacity");
-    auto* block = static_cast<Block*>(std::malloc(sizeof(Block) + bytes));
-    if (!block) throw std::bad_alloc();
-    block->bytes = bytes;
+    allocations_[++last_id_].resize(bytes);
     used_ += bytes;
-    return reinterpret_cast<uintptr_t>(block);
+    return last_id_;
   }
   void release(uint64_t allocation) noexcept {
-    Block* block = block_of(allocation);
-    used_ -= block->bytes;
-    std::free(block);
+    const std::lock_guard lock(mutex_);
+    used_ -= allocations_[allocation].size();
+    allocations_.erase(allocation);
   }
 
   void write(const zr_transfer* transfers, uint32_t n, zr_stream* stream, zr_done* done) {
@@ -54,30 +53,32 @@ class Plugin : public zr::Offload<Plugin> {
   }
 
  private:
-  struct alignas(std::max_align_t) Block {  // is followed by its bytes
-    uint64_t bytes;
-  };
-  static Block* block_of(uint64_t allocation) { return reinterpret_cast<Block*>(static_cast<uintptr_t>(allocation)); }
-
-  // Checks all transfers before it starts the first. The copies are complete on return.
+  // Checks all transfers before it starts the first.
   template <class Copy>
-  void run(const zr_transfer* transfers, uint32_t n, zr_stream* stream, zr_done* done, Copy copy) const {
+  void run(const zr_transfer* transfers, uint32_t n, zr_stream* stream, zr_done* done, Copy copy) {
     if (stream) throw zr::PluginError(ZR_UNSUPPORTED, "transfers on streams are not supported");
-    for (uint32_t i = 0; i < n; ++i) {
-      const uint64_t size = block_of(transfers[i].allocation)->bytes, first = transfers[i].offset;
-      if (first > size || static_cast<uint64_t>(transfers[i].memory.count) > size - first)
-        throw zr::PluginError(ZR_INVALID, "transfer " + std::to_string(i) + " exceeds its allocation", i);
-    }
+    std::vector<char*> stored(n);
+    for (uint32_t i = 0; i < n; ++i) stored[i] = address_of(transfers[i], i);
     for (uint32_t i = 0; i < n; ++i)
       if (transfers[i].memory.count > 0)
-        copy(reinterpret_cast<char*>(block_of(transfers[i].allocation) + 1) + transfers[i].offset,
-             transfers[i].memory.data, static_cast<std::size_t>(transfers[i].memory.count));
+        copy(stored[i], transfers[i].memory.data, static_cast<std::size_t>(transfers[i].memory.count));
     if (done) zr::Done::retained(host_, done).resolve();
+  }
+  char* address_of(const zr_transfer& transfer, uint32_t index) {
+    const std::lock_guard lock(mutex_);
+    const auto found = allocations_.find(transfer.allocation);
+    const uint64_t bytes = found == allocations_.end() ? 0 : found->second.size();
+    if (found == allocations_.end() || transfer.offset > bytes ||
+        static_cast<uint64_t>(transfer.memory.count) > bytes - transfer.offset)
+      throw zr::PluginError(ZR_INVALID, "transfer " + std::to_string(index) + " is not within an allocation", index);
+    return found->second.data() + transfer.offset;
   }
 
   const zr::Host host_;
   const uint64_t capacity_;
-  std::atomic<uint64_t> used_{0};  // caps(), read() and write() run on any thread
+  std::mutex mutex_;  // of what follows: read() and write() run on several threads, also during reserve()
+  uint64_t used_ = 0, last_id_ = 0;
+  std::map<uint64_t, std::vector<char>> allocations_;  // by id; their addresses do not change
 };
 
 }  // namespace

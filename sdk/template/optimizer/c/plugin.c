@@ -102,5 +102,6 @@ static const zr_component component = {.size = sizeof component,
                                        .create = create,
                                        .destroy = destroy,
                                        .keys = keys,
-                                       .n_keys = 1};
+                                       .n_keys = 1,
+                                       .description = "gradient descent with momentum"};
 ZR_MODULE_C(optimizer, "@ID@", "@VENDOR@", "0.1.0", component);

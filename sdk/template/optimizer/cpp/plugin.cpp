@@ -8,6 +8,7 @@
 namespace {
 
 struct Plugin : zr::Optimizer<Plugin> {
+  static constexpr const char* description = "gradient descent with momentum";
   static constexpr zr_key keys[] = {
       zr::per_group(zr::key_float("momentum", "0.9", 0, 1, "fraction of the previous update that is kept"))};
   static constexpr zr_slot slots[] = {zr::slot("momentum_buffer")};

@@ -142,5 +142,6 @@ static const zr_component component = {.size = sizeof component,
                                        .version = "0.1.0",
                                        .api = &api,
                                        .create = create,
-                                       .destroy = destroy};
+                                       .destroy = destroy,
+                                       .description = "every rank has all weights, gradients and optimizer states"};
 ZR_MODULE_C(strategy, "@ID@", "@VENDOR@", "0.1.0", component);

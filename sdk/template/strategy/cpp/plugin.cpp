@@ -8,6 +8,7 @@ namespace {
 
 class Plugin : public zr::Strategy<Plugin> {
  public:
+  static constexpr const char* description = "every rank has all weights, gradients and optimizer states";
   // Pure: the host also asks for plans of other ranks and worlds. First all buffers, then the pieces of each role.
   void plan(const zr_plan_in& in, zr::PlanBuilder& plan) const {
     const Layout all(in, true), trainable(in, false);

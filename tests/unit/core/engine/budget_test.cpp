@@ -9,8 +9,21 @@ namespace {
 
 using namespace zr::host;
 
-constexpr zr_component kOwn{
-    sizeof(zr_component), 0, "own", "zr.strategy/1", "1", nullptr, nullptr, nullptr, nullptr, nullptr, 0, 0};
+constexpr zr_component kOwn{sizeof(zr_component),
+                            0,
+                            "own",
+                            "zr.strategy/1",
+                            "1",
+                            nullptr,
+                            nullptr,
+                            nullptr,
+                            nullptr,
+                            nullptr,
+                            0,
+                            0,
+                            nullptr,
+                            nullptr,
+                            nullptr};
 
 struct Job {
   explicit Job(const std::vector<std::string>& overrides = {}) {

@@ -182,14 +182,14 @@ constexpr uint32_t kFlags = 8;
 constexpr uint32_t kFlags = 0;
 #endif
 const zr_component component{
-    sizeof(zr_component),       kFlags, kId, "zr.optimizer/1", "1.0", &api, create, destroy, nullptr, keys,
-    sizeof keys / sizeof *keys, 0};
+    sizeof(zr_component),       kFlags, kId,     "zr.optimizer/1", "1.0",  &api, create, destroy, nullptr, keys,
+    sizeof keys / sizeof *keys, 0,      nullptr, nullptr,          nullptr};
 #if defined(BAD_TWICE)
 const zr_component* const components[] = {&component, &component};
 #elif defined(BAD_COLLECTION)
 const zr_component second{
-    sizeof(zr_component),       0, "acme.bad", "zr.optimizer/1", "1.0", &api, create, destroy, nullptr, keys,
-    sizeof keys / sizeof *keys, 0};
+    sizeof(zr_component),       0, "acme.bad", "zr.optimizer/1", "1.0",  &api, create, destroy, nullptr, keys,
+    sizeof keys / sizeof *keys, 0, nullptr,    nullptr,          nullptr};
 const zr_component* const components[] = {&component, &second};
 #else
 const zr_component* const components[] = {&component};

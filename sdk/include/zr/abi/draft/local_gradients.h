@@ -2,12 +2,13 @@
  * gradients yet, so the host rejects ZR_OPT_NEEDS_COMM and ZR_OPT_NEEDS_LOCAL_GRADS when a job starts. */
 #ifndef ZR_ABI_DRAFT_LOCAL_GRADIENTS_H
 #define ZR_ABI_DRAFT_LOCAL_GRADIENTS_H
+#include "zr/abi/communicator.h"
 #include "zr/abi/draft/draft.h"
 #include "zr/abi/optimizer.h"
 
 enum {
-  ZR_OPT_NEEDS_COMM = 1u << 0,       /* step() issues collectives: it is [step] and gets all slices in one call, in the
-                                      * same order on all ranks */
+  ZR_OPT_NEEDS_COMM = 1u << 0,       /* step() issues collectives on the communicator of bind(): it is [step] and gets
+                                      * all slices in one call, in the same order on all ranks */
   ZR_OPT_NEEDS_LOCAL_GRADS = 1u << 1 /* steps may need gradients that are not reduced over ranks */
 };
 
@@ -31,5 +32,9 @@ typedef struct zr_local_gradients_api {
 
   /* [step] Reports which gradients a step needs (ZR_GRADS_*), before its first backward. `step`: as in zr_step. */
   zr_code (*gradients)(void *self, int64_t step, uint32_t *grads, zr_error *);
+
+  /* [control] Passes the communicator of all ranks, valid until destroy() is called; before the first step(). Called if
+   * describe() reported ZR_OPT_NEEDS_COMM for a parameter; else it may be NULL. */
+  zr_code (*bind)(void *self, zr_comm_ref comm, zr_error *);
 } zr_local_gradients_api;
 #endif

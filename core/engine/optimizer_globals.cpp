@@ -1,0 +1,75 @@
+#include "engine/optimizer_globals.hpp"
+
+#include <fmt/format.h>
+
+#include <cstring>
+
+#include "base/draft_abi.hpp"
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "plugin/extension.hpp"
+
+namespace zr::host::engine {
+
+namespace {
+
+// The functions of the extension; null if the optimizer does not have it.
+const zr_optimizer_globals_api* api_of(const plugin::Instance& optimizer) {
+  if (!optimizer.component().drafts) return nullptr;
+  return plugin::extension_of<zr_optimizer_globals_api>(
+      optimizer.component(), "zr.optimizer.globals/1", sizeof(zr_optimizer_globals_api),
+      {offsetof(zr_optimizer_globals_api, save_globals), offsetof(zr_optimizer_globals_api, load_global)});
+}
+
+std::string prefix_of(const Optimizers& optimizers, std::size_t index) {
+  return index == 0 ? "" : std::string(optimizers[index].component().table->id) + "/";
+}
+std::size_t optimizer_of(const Optimizers& optimizers, const std::string& name) {
+  for (std::size_t i = 1; i < optimizers.size(); ++i)
+    if (name.starts_with(prefix_of(optimizers, i))) return i;
+  return 0;
+}
+
+void save(const StepContext& context, std::size_t index, OptimizerGlobals& globals) {
+  const plugin::Instance& optimizer = context.optimizers[index];
+  const auto* api = api_of(optimizer);
+  if (!api) return;
+  OptimizerGlobals own;
+  CallError error;
+  const auto sink = [](void* ctx, const char* key, const void* value, uint64_t bytes) {
+    (*static_cast<OptimizerGlobals*>(ctx))[key].assign(static_cast<const char*>(value), bytes);
+  };
+  const auto call = [&] { return api->save_globals(optimizer.self(), sink, &own, &error); };
+  const std::string text = optimizer.call_text("save_globals");
+  context.check(call_plugin(&error, call), error, text);
+  for (auto& [key, value] : own) {
+    if (find_not_utf8(key) != std::string_view::npos)
+      fail_internal(fmt::format("{}: the key '{}' is not UTF-8: this is a bug in the plug-in", text, printable(key)));
+    globals[prefix_of(context.optimizers, index) + key] = std::move(value);
+  }
+}
+
+}  // namespace
+
+OptimizerGlobals save_globals(const StepContext& context) {
+  OptimizerGlobals globals;
+  for (std::size_t i = 0; i < context.optimizers.size(); ++i) save(context, i, globals);
+  return globals;
+}
+
+void load_globals(const StepContext& context, const OptimizerGlobals& saved) {
+  for (const auto& [name, bytes] : saved) {
+    const std::size_t index = optimizer_of(context.optimizers, name);
+    const plugin::Instance& optimizer = context.optimizers[index];
+    const auto* api = api_of(optimizer);
+    if (!api) continue;
+    const std::string key = name.substr(prefix_of(context.optimizers, index).size());
+    CallError error;
+    const auto load = [&] {
+      return api->load_global(optimizer.self(), key.c_str(), bytes.data(), bytes.size(), &error);
+    };
+    context.check(call_plugin(&error, load), error, optimizer.call_text("load_global"));
+  }
+}
+
+}  // namespace zr::host::engine
