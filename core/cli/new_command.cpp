@@ -52,7 +52,7 @@ Home home_of(const fs::path& bin) {
 // What comes before the commands that build the plug-in.
 void add_steps(Placeholders& texts, const Home& home, const fs::path& bin) {
   const std::string root = shell_word(home.root.string());
-  texts["@PREFIX@"] = home.is_build_tree ? "$PWD/sdk" : root;
+  texts["@PREFIX@"] = home.is_build_tree ? "\"$PWD/sdk\"" : root;
   texts["@SDK_STEP@"] =
       home.is_build_tree ? fmt::format("    cmake --install {} --component sdk --prefix sdk\n", root) : "";
   const bool has_model = path_exists((bin / "quickstart").string());

@@ -47,19 +47,20 @@ ZR_ALWAYS_INLINE float ratio_of(int code) {
   return static_cast<float>(code + Offset) * Tables<N, Offset>::kScale[i] + Tables<N, Offset>::kBase[i];
 }
 
-/// exp_avg: the sign in the highest bit; 128 is 1.
+/// exp_avg: the sign in the highest bit; 128 is 1, so 0 has no sign.
 ZR_ALWAYS_INLINE uint8_t signed_code(float ratio) {
   const float size = ratio < 0 ? -ratio : ratio;
   const int code = code_of<1, 0>(size < 1 ? size : 1.0F);
-  return static_cast<uint8_t>(ratio < 0 ? (code < 127 ? code : 127) | 128 : code);
+  return static_cast<uint8_t>(ratio < 0 && code > 0 ? (code < 127 ? code : 127) | 128 : code);
 }
 ZR_ALWAYS_INLINE float signed_ratio(uint8_t code) {
   const float size = ratio_of<1, 0>(code == 128 ? 128 : code & 127);
   return code > 128 ? -size : size;
 }
-/// exp_avg_sq.
+/// exp_avg_sq. Only 0 has code 0: as a denominator, 0 instead of a small number would make a huge update.
 ZR_ALWAYS_INLINE uint8_t unsigned_code(float ratio) {
-  return static_cast<uint8_t>(code_of<2, 1>(ratio < 1 ? ratio : 1.0F));
+  const int code = code_of<2, 1>(ratio < 1 ? ratio : 1.0F);
+  return static_cast<uint8_t>(ratio > 0 && code == 0 ? 1 : code);
 }
 ZR_ALWAYS_INLINE float unsigned_ratio(uint8_t code) { return ratio_of<2, 1>(code); }
 
@@ -99,8 +100,9 @@ ZR_ALWAYS_INLINE __m256i signed_codes(__m256 ratio) {
   const __m256 sign = _mm256_set1_ps(-0.0F), one = _mm256_set1_ps(1);
   const __m256i code = codes_of<1, 0>(_mm256_min_ps(_mm256_andnot_ps(sign, ratio), one));
   const __m256i negative = _mm256_or_si256(_mm256_min_epi32(code, _mm256_set1_epi32(127)), _mm256_set1_epi32(128));
-  const __m256 below = _mm256_cmp_ps(ratio, _mm256_setzero_ps(), _CMP_LT_OQ);
-  return _mm256_blendv_epi8(code, negative, _mm256_castps_si256(below));
+  const __m256i below = _mm256_castps_si256(_mm256_cmp_ps(ratio, _mm256_setzero_ps(), _CMP_LT_OQ));
+  const __m256i signs = _mm256_and_si256(below, _mm256_cmpgt_epi32(code, _mm256_setzero_si256()));
+  return _mm256_blendv_epi8(code, negative, signs);
 }
 ZR_ALWAYS_INLINE __m256 signed_ratios(__m256i code) {
   const __m256i one = _mm256_cmpeq_epi32(code, _mm256_set1_epi32(128));
@@ -111,7 +113,9 @@ ZR_ALWAYS_INLINE __m256 signed_ratios(__m256i code) {
   return _mm256_xor_ps(ratios_of<1, 0>(size), sign);
 }
 ZR_ALWAYS_INLINE __m256i unsigned_codes(__m256 ratio) {
-  return codes_of<2, 1>(_mm256_min_ps(ratio, _mm256_set1_ps(1)));
+  const __m256i code = codes_of<2, 1>(_mm256_min_ps(ratio, _mm256_set1_ps(1)));
+  const __m256i positive = _mm256_castps_si256(_mm256_cmp_ps(ratio, _mm256_setzero_ps(), _CMP_GT_OQ));
+  return _mm256_max_epi32(code, _mm256_srli_epi32(positive, 31));
 }
 ZR_ALWAYS_INLINE __m256 unsigned_ratios(__m256i code) { return ratios_of<2, 1>(code); }
 #endif

@@ -168,6 +168,7 @@ class FlatLayout {
     if (element >= trainable_) return trainable_;
     const std::size_t i = index_of(element);
     const int64_t inside = element - start_[i], next = i + 1 < start_.size() ? start_[i + 1] : trainable_;
+    if (up && inside > 0 && inside >= in_->params[param_[i]]->count) return next;
     const int64_t block = block_of(i), down = inside / block * block;
     if (!up || down == inside) return start_[i] + std::min(down, last_edge(i));
     const int64_t above = down + block;

@@ -232,6 +232,19 @@ TEST(FlatLayoutTest, BalancesTheCostsOfRanksOverAllBuckets) {
     }
 }
 
+// The limit of the first bucket is the end of the elements of a parameter that must stay complete.
+TEST(FlatLayoutTest, EndsBucketsAtTheEndOfAParameter) {
+  plan::PlanInput in = input({5700, 1052}, 2);
+  in.descriptions.resize(1);
+  in.descriptions[0].granularity = ZR_TENSORWISE;
+  in.description_of = {0, 0};
+  const plan::PlanInputView view(in, 0);
+  const zr::FlatLayout layout(view.in(), 5728 + 1056 - 5700);
+  ASSERT_EQ(layout.buckets().size(), 2u);
+  EXPECT_EQ(layout.buckets()[0].begin, 5728);
+  EXPECT_EQ(layout.buckets()[0].end, 5728 + 1056);
+}
+
 TEST(FlatLayoutTest, PutsFrozenParametersAfterTrainableOnes) {
   plan::PlanInput in = input({100, 200, 300}, 2);
   in.parameters[1].frozen = true;
