@@ -27,6 +27,11 @@ typedef struct zr_component {
   const void *(*extension)(const char *id);
   const zr_key *const *keys; /* the schema of the component's TOML table; NULL if n_keys is 0 */
   uint32_t n_keys, rsv;
+
+  /* Texts for `zeroth plugins`: UTF-8, one line each, or NULL. */
+  const char *description; /* what it is, no full stop */
+  const char *url;         /* of its documentation or its source */
+  const char *license;     /* SPDX expression: "MIT" */
 } zr_component;
 
 /* The plug-ins of one library. Static: it lives as long as the process. */
@@ -44,8 +49,8 @@ typedef struct zr_module {
 
 /* For ZR_SIZE_0_9. */
 enum {
-  zr_component_size_0_9 = 80, /* bytes */
-  zr_module_size_0_9 = 72     /* bytes */
+  zr_component_size_0_9 = 104, /* bytes */
+  zr_module_size_0_9 = 72      /* bytes */
 };
 
 #ifdef __cplusplus

@@ -44,7 +44,8 @@ typedef struct zr_offload_api {
    * completion covers all n transfers; if it resolves with an error, `native` is the index of the transfer that failed.
    * The list of transfers is valid only until the call returns. The tier itself completes partial reads and writes. If
    * the tier's own queue is full, the call waits. Transfers of the same bytes that are in flight at the same time have
-   * no order. */
+   * no order. ZR_INVALID if a transfer is not within an allocation; then no transfer of the
+   * call needs to be done. */
   zr_code (*write)(void *self, const zr_transfer *, uint32_t n, zr_stream *, zr_done *, zr_error *);
 
   /* [io] Copies from allocations to memory, under the same rules; the memory is complete when the completion resolves.

@@ -54,8 +54,8 @@ typedef struct zr_update_slice {
   int64_t step; /* step count of this parameter: 1 at its first update */
   double lr;    /* from the schedule, with the scale of the group applied */
 
-  /* fp32 weights are their own master weights: in/out. Otherwise output only, undefined on entry: the master weight
-   * rounded once, to nearest even. */
+  /* fp32, bf16 or fp16: every optimizer supports all three. fp32 weights are their own master weights: in/out.
+   * Otherwise output only, undefined on entry: the master weight rounded once, to nearest even. */
   zr_view weight;
   zr_view master;       /* in/out, fp32; count is 0 if weight is its own master */
   zr_view grad;         /* in, fp32: the sum over micro-batches and ranks; multiply it by zr_step.grad_mul */
@@ -82,9 +82,9 @@ typedef struct zr_optimizer_api {
    * States of the same name have the same meaning for all parameters. */
   zr_code (*describe)(void *self, const zr_param *, zr_optimizer_desc *, zr_error *);
 
-  /* [worker] Updates n slices; see "Streams" in zr/abi/base.h. Must not allocate, block or communicate. For an
-   * elementwise optimizer the result must not depend on how a parameter is cut into slices. It must never depend on the
-   * vector width. */
+  /* [worker] Updates n slices; see "Streams" in zr/abi/base.h: every optimizer accepts a completion. Must not allocate,
+   * block or communicate. For an elementwise optimizer the result must not depend on how a parameter is cut into
+   * slices. It must never depend on the vector width. */
   zr_code (*step)(void *self, const zr_step *, const zr_update_slice *const *slices, uint32_t n, zr_stream *, zr_done *,
                   zr_error *);
 } zr_optimizer_api;

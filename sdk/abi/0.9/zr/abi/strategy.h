@@ -52,7 +52,8 @@ typedef struct zr_buffer { /* memory that the host allocates on this rank, zeroe
  * count is at least 1: a parameter without elements has no piece. A frozen parameter has weights, and no REDUCED_GRAD
  * piece. A piece of role WEIGHT is a full parameter. Pieces of role WEIGHT_SHARD are, over all ranks, the parts of a
  * parameter that acquire() gathers. Pieces of role REDUCED_GRAD are what this rank updates; their sums are reduced in
- * rank order. */
+ * rank order. A rank holds the weights of its REDUCED_GRAD pieces, in one WEIGHT or WEIGHT_SHARD piece each: the host
+ * writes the updated weights there. */
 typedef struct zr_piece {
   uint32_t size, role, param, buffer;
   int64_t first, count, offset;
