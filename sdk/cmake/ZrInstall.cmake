@@ -71,6 +71,7 @@ foreach(plugin ${plugins})  # the plug-ins in plugins/, not those of the tests
 endforeach()
 install(FILES README.md SECURITY.md CHANGELOG.md DESTINATION ${docs} COMPONENT engine)
 install(DIRECTORY docs DESTINATION ${docs} COMPONENT engine PATTERN ".*" EXCLUDE)
+install(DIRECTORY plugins DESTINATION ${docs} COMPONENT engine FILES_MATCHING PATTERN README.md)  # docs/ refers to them
 
 # find_package(Zeroth) and pkg-config.
 set(config ${PROJECT_BINARY_DIR}/ZerothConfig.cmake)

@@ -89,7 +89,7 @@ TEST(CommandLineTest, ListsPluginsAndRejectedFiles) {
       0u);
   for (const char* part : {"strategy 'flat' 2.1  (zr.strategy/1, ABI built 0.9, needs 0.9; tests, C11)\n  "
                            "{job}/plugins/zr_strategy_flat.so\n"
-                           "  one shard per rank, MIT, https://example.org/flat\n"
+                           "  one shard per rank, MIT, https://example.org/shards\n"
                            "    bucket_bytes  size  \"16MiB\"  4.00 KiB to 1.00 GiB  gradients that leave together\n",
                            "optimizer 'adam' 2.2  (", "communicator 'wire' 2.3  ("})
     EXPECT_NE(got.out.find(part), got.out.npos) << part << "in\n" << got.out;

@@ -37,6 +37,7 @@ foreach(file share/doc/zeroth/LICENSE share/doc/zeroth/README.md share/doc/zerot
         share/doc/zeroth/sdk/README.md share/doc/zeroth/sdk/CHANGELOG.md share/zeroth/examples/quickstart/quickstart.cpp
         share/zeroth/examples/gpt/gpt.toml share/zeroth/examples/torchscript/CMakeLists.txt
         share/zeroth/template/CMakeLists.txt share/zeroth/template/gitignore share/zeroth/template/offload/c/plugin.c
+        share/doc/zeroth/plugins/optimizers/lamb/README.md share/doc/zeroth/plugins/zero3/README.md
         lib/pkgconfig/zeroth.pc lib/pkgconfig/zeroth-sdk.pc)
   if(NOT EXISTS ${prefix}/${file})
     message(FATAL_ERROR "${file} is not installed")

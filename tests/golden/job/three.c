@@ -113,7 +113,7 @@ static const zr_component flat = {.size = sizeof flat,
                                   .keys = of_flat,
                                   .n_keys = 1,
                                   .description = "one shard per rank",
-                                  .url = "https://example.org/flat",
+                                  .url = "https://example.org/shards",
                                   .license = "MIT"};
 static const zr_component adam = {.size = sizeof adam,
                                   .id = "adam",
