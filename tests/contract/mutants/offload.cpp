@@ -86,8 +86,8 @@ zr_code copy(Tier& tier, const zr_transfer* transfers, uint32_t n, bool writes, 
     const zr_transfer& one = transfers[i];
     const std::lock_guard lock(tier.mutex);
     const auto block = tier.blocks.find(one.allocation);
-    if (block != tier.blocks.end() && one.offset + static_cast<uint64_t>(one.memory.count) <= block->second.bytes &&
-        one.memory.dtype == ZR_U8)
+    if (block != tier.blocks.end() && one.offset <= block->second.bytes &&
+        static_cast<uint64_t>(one.memory.count) <= block->second.bytes - one.offset && one.memory.dtype == ZR_U8)
       continue;
     if (kDefect == accepts_unknown_allocation) return ZR_OK;
     return mutant::fill(error, ZR_INVALID, kDefect == no_text ? "" : "a transfer outside its allocation",
