@@ -4,8 +4,10 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <cfenv>
 #include <cstdlib>
 #include <fstream>
+#include <limits>
 #include <set>
 #include <string>
 
@@ -102,11 +104,24 @@ void no_thread_remains(Case& test) {
       test, [&] { known = threads(); }, [] {}, check);
 }
 
+void float_environment_stays(Case& test) {
+  const auto check = [] {
+    volatile float smallest = std::numeric_limits<float>::min(), half = 0.5f;  // the compiler may not know the product
+    require(smallest * half != 0.f, "numbers below 2^-126 become 0 (built or linked with -ffast-math?)");
+    require(std::fegetround() == FE_TONEAREST, "the rounding direction was changed");
+    require(::fegetexcept() == 0, "operations raise SIGFPE that did not before");
+  };
+  observe(
+      test, [] {}, check, check);
+}
+
 constexpr Rule kRules[] = {
     {"ZR-P01", "", "The plug-in installs no signal handler.", signal_handlers_stay},
     {"ZR-P02", "", "Threads of the plug-in block all signals.", threads_block_signals},
     {"ZR-P03", "", "File descriptors of the plug-in have O_CLOEXEC.", descriptors_are_cloexec},
     {"ZR-P04", "", "No thread of the plug-in runs after the last destroy().", no_thread_remains},
+    {"ZR-P05", "", "The plug-in leaves the floating-point environment of the threads that call it as it is.",
+     float_environment_stays},
 };
 
 }  // namespace

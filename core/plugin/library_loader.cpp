@@ -18,6 +18,7 @@
 #include "base/file.hpp"
 #include "plugin/abi_version.hpp"
 #include "plugin/elf.hpp"
+#include "plugin/float_environment.hpp"
 #include "plugin/probe.hpp"
 #include "zr/mutex.hpp"
 
@@ -256,6 +257,7 @@ PluginValidation load_library(const std::filesystem::path& file, const Tags& tag
       cause = RejectionCause::unreadable;
       return validation;
     }
+    const FloatEnvironmentGuard environment;
     boost::dll::fs::error_code error;
     boost::dll::shared_library library(key, error, boost::dll::load_mode::rtld_now | boost::dll::load_mode::rtld_local);
     if (error) {
@@ -267,6 +269,13 @@ PluginValidation load_library(const std::filesystem::path& file, const Tags& tag
       return validation;
     }
     const zr_module* module = enter(library, validation.reason);
+    if (const std::string change = environment.change(); module && !change.empty()) {
+      validation.reason = fmt::format(
+          "loading it changes how this process computes: {}; compile and link it without -ffast-math, -Ofast and "
+          "-funsafe-math-optimizations",
+          change);
+      module = nullptr;
+    }
     if (!is_unchanged(tags.file)) {
       validation.reason = "it was replaced while it was being loaded; start again";
       cause = RejectionCause::replaced;

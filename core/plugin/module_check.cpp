@@ -109,6 +109,8 @@ std::string key_problem(const zr_component& component, Role role) {
   return "";
 }
 
+constexpr std::size_t kLongestId = 64;
+
 bool is_word(std::string_view text) {
   return !text.empty() && text[0] >= 'a' && text[0] <= 'z' &&
          text.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") == std::string::npos;
@@ -216,6 +218,7 @@ std::string as_plugin_bug(const std::string& problem) {
 }  // namespace
 
 std::string id_problem(Role role, std::string_view id) {
+  if (id.size() > kLongestId) return fmt::format("an id has at most {} characters; choose a shorter one", kLongestId);
   if (!is_id(id))
     return "an id has lower-case letters, digits and underscores and begins with a letter; a vendor's name of the same "
            "form and a dot may precede it";

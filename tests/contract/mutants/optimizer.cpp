@@ -56,6 +56,7 @@ enum Defect {
   thread_without_mask,
   descriptor_without_cloexec,
   thread_remains,
+  flushes_denormals,
   // of the optimizer
   unknown_need,
   reserved_in_desc,
@@ -151,6 +152,9 @@ zr_code create(const zr_host* host, const zr_config* config, void** self, zr_err
     if (memory->alloc(host, &request, &view, error) == ZR_OK) memory->free(host, &view);
   }
   if (kDefect == installs_handler) signal(SIGUSR1, [](int) {});
+#if defined(__x86_64__)
+  if (kDefect == flushes_denormals) __builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() | 0x8040);
+#endif
   if (kDefect == leaks_descriptor) open("/dev/null", O_RDONLY | O_CLOEXEC);
   if (kDefect == leaks_memory) new char[100]();
   auto* o = new Optimizer{host, {}, {}, {}, false, -1};

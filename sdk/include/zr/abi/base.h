@@ -50,7 +50,9 @@
  *
  * Process. Threads of a plug-in block all signals. A plug-in installs no signal handler, opens file descriptors with
  * O_CLOEXEC, and does not fork, except to call exec at once. It has no static object with a destructor, and no thread
- * after its last destroy(). A library is loaded with RTLD_NOW and RTLD_LOCAL and is never unloaded. */
+ * after its last destroy(). Loading it and its calls leave the floating-point environment of threads of the host as it
+ * is: rounding, traps, denormal numbers (gcc and clang change them in what they link with -ffast-math). A library is
+ * loaded with RTLD_NOW and RTLD_LOCAL and is never unloaded. */
 #ifndef ZR_ABI_BASE_H
 #define ZR_ABI_BASE_H
 #include <stddef.h>

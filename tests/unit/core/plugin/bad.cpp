@@ -230,6 +230,16 @@ __attribute__((constructor)) static void at_load() {
 __attribute__((constructor)) static void at_load() { ::raise(SIGSEGV); }
 #elif defined(BAD_EXITS)
 __attribute__((constructor)) static void at_load() { std::_Exit(0); }
+#elif defined(BAD_FLUSHES)
+__attribute__((constructor)) static void at_load() {  // as what gcc and clang link with -ffast-math
+#if defined(__x86_64__)
+  __builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() | 0x8040);
+#elif defined(__aarch64__)
+  uint64_t control;
+  asm volatile("mrs %0, fpcr" : "=r"(control));
+  asm volatile("msr fpcr, %0" : : "r"(control | 1u << 24));
+#endif
+}
 #elif defined(BAD_SLEEPS)
 __attribute__((constructor)) static void at_load() {
   for (;;) ::pause();

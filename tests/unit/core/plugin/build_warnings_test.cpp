@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <limits>
 
 #include "plugin/elf.hpp"
 #include "plugin/library_loader.hpp"
@@ -97,6 +98,19 @@ TEST(BuildWarningsTest, TestTheFunctionOfTheTag) {
   EXPECT_EQ(multiply_add_warning([](float a, float b, float c) { return a * b + c; }), "");
   EXPECT_THAT(multiply_add_warning([](float a, float b, float c) { return std::fma(a, b, c); }),
               HasSubstr("fused multiply-add"));
+}
+
+TEST(LibraryLoaderTest, RejectsLibrariesThatFlushDenormalNumbersAndRestoresTheThread) {
+  const test::Scratch scratch;
+  const std::string fast = built(scratch, "g++", "-std=c++17 -ffast-math -mfpmath=sse", kLion);
+  const volatile float smallest = std::numeric_limits<float>::min();
+  const PluginValidation validation = load_library(fast, read_tags(fast));
+  EXPECT_GT(smallest * 0.5F, 0.F);
+  if (validation.accepted) GTEST_SKIP() << "this compiler links no code that flushes denormal numbers with -ffast-math";
+  EXPECT_EQ(validation.reason,
+            "loading it changes how this process computes: numbers below 2^-126 become 0; compile and link it without "
+            "-ffast-math, -Ofast and -funsafe-math-optimizations");
+  EXPECT_EQ(validation.rejection.cause, RejectionCause::plugin_bug);
 }
 
 }  // namespace zr::host::plugin

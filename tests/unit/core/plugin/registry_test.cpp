@@ -254,7 +254,8 @@ TEST(RegistryTest, ReportsTheCauseOfARejection) {
                                     {"no_entry", RejectionCause::plugin_bug},
                                     {"null_module", RejectionCause::plugin_bug},
                                     {"api_size", RejectionCause::plugin_bug},
-                                    {"id_tag", RejectionCause::plugin_bug}}) {
+                                    {"id_tag", RejectionCause::plugin_bug},
+                                    {"flushes", RejectionCause::plugin_bug}}) {
     const auto all = plugin::Registry({folder + name}).list();
     ASSERT_EQ(all.size(), 1u) << name;
     EXPECT_EQ(all[0].rejection.cause, cause) << name;
