@@ -69,6 +69,31 @@ TEST_P(GptTest, TrainsLikeThePlainLibtorchProgram) {
 INSTANTIATE_TEST_SUITE_P(Examples, GptTest, testing::Values(std::pair("fp32", 1e-4), std::pair("bf16", 2e-2)),
                          [](const auto& info) { return info.param.first; });
 
+// Six runs: label examples-slow.
+TEST(AdamW8BitOnGptTest, ReachesTheLossOfAdamWWithinOnePercent) {
+  const zr::test::Scratch scratch;
+  scratch.write("text", shell("cat " ZR_SOURCE_DIR "/README.md " ZR_SOURCE_DIR "/docs/*.md").output);
+  const auto losses = [&](const std::string& optimizer, int seed) {
+    const std::string name = optimizer + std::to_string(seed);
+    const auto run = shell(kBin + "zeroth train " + kExamples + "gpt/gpt.toml model.layers=2 model.width=96" +
+                           " model.context=64 train.steps=300 train.seed=" + std::to_string(seed) + " data.text=" +
+                           scratch.path("text") + " optimizer.use=" + optimizer + " optimizer." + optimizer +
+                           ".beta2=0.99 optimizer." + optimizer + ".weight_decay=0.1 sample.length=0 job.name=" + name +
+                           " job.runs=" + scratch.folder().string());
+    EXPECT_EQ(run.code, 0) << run.output;
+    const auto summary = summary_of(scratch, name);
+    return std::pair(summary["loss"].get<double>(), summary["val_loss"].get<double>());
+  };
+  for (const int seed : {1, 2, 3}) {
+    const auto [loss, validation] = losses("adamw", seed);
+    const auto [loss_8bit, validation_8bit] = losses("adamw8bit", seed);
+    EXPECT_LT(validation, 2.8) << "it has learned more than the frequencies of letters";
+    EXPECT_NEAR(loss_8bit, loss, 0.01 * loss) << "seed " << seed;
+    EXPECT_NEAR(validation_8bit, validation, 0.01 * validation) << "seed " << seed;
+    EXPECT_NE(loss_8bit, loss);
+  }
+}
+
 TEST(ExamplesTest, LoadOnlyTheOpenMpRuntimeOfLibtorch) {
   for (const char* program : {"gpt", "gpt_plain", "quickstart"}) {
     const auto libraries = shell("ldd " + kBin + program);
