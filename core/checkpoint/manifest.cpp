@@ -52,6 +52,7 @@ Json json_of(const SavedTensor& tensor) {
   Json json{{"role", tensor.kind}, {"name", tensor.name}, {"dtype", tensor.dtype},      {"shape", tensor.shape},
             {"file", tensor.file}, {"at", tensor.offset}, {"chunks", std::move(chunks)}};
   if (!tensor.aliases.empty()) json["aliases"] = tensor.aliases;
+  if (!tensor.optimizer.empty()) json["optimizer"] = tensor.optimizer;
   return json;
 }
 
@@ -63,6 +64,7 @@ SavedTensor tensor_of(const std::string& path, const JsonField& json, const std:
     reject_manifest(path, fmt::format("has a tensor whose name or role has more than {} bytes", kMaxNameBytes));
   tensor.dtype = json.at("dtype").text();
   if (json.has("aliases")) tensor.aliases = json.at("aliases").texts();
+  if (json.has("optimizer")) tensor.optimizer = json.at("optimizer").text();
   const std::string tensor_text = fmt::format("{} '{}'", tensor.kind, tensor.name);
   const auto shape = shape_of(json.at("shape").value());
   if (!shape) reject_manifest(path, tensor_text + " has an invalid shape");

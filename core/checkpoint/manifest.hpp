@@ -18,6 +18,7 @@ struct TensorInfo {
   std::string dtype;  // as safetensors names it: "F32"
   std::vector<int64_t> shape;
   std::vector<std::string> aliases;  // other names of tied weights
+  std::string optimizer{};           // of a weight: id of the optimizer that updates it; "": none, or not known
   int64_t bytes() const;
 };
 

@@ -106,6 +106,9 @@ checkpoint::CheckpointContents contents_of(const StepContext& context, ShardedSt
     const auto index = static_cast<uint32_t>(contents.tensors.size());
     for (const auto& [first, count] : context.plan.saved_ranges(tensor.param))
       contents.slabs.push_back(slab_of(state, tensor, index, first, count));
+    const plan::Parameter& parameter = context.plan.input.parameters[tensor.param];
+    if (tensor.info.kind == "weight" && !parameter.frozen)
+      tensor.info.optimizer = context.optimizers.id(parameter.optimizer);
     contents.tensors.push_back(std::move(tensor.info));
   });
   add_buffers(context, contents, buffers, values);

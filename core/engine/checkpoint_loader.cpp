@@ -19,6 +19,14 @@ namespace zr::host::engine {
 namespace {
 std::string name_of(const checkpoint::TensorInfo& tensor) { return fmt::format("{} '{}'", tensor.kind, tensor.name); }
 
+bool is_state(const checkpoint::TensorInfo& tensor) { return tensor.kind.starts_with("state."); }
+
+// Zeroth converts between floating-point numbers.
+bool is_convertible(const checkpoint::TensorInfo& from, const checkpoint::TensorInfo& to) {
+  return from.dtype == to.dtype ||
+         (checkpoint::safetensors_float(from.dtype) != ZR_NONE && checkpoint::safetensors_float(to.dtype) != ZR_NONE);
+}
+
 bool is_weight(const checkpoint::TensorInfo& tensor) { return tensor.kind == "weight" || tensor.kind == "master"; }
 
 // The name in the file for a weight of this model.
@@ -62,9 +70,25 @@ CheckpointLoader::CheckpointLoader(const StepContext& context, const Parts& part
       from_(from),
       options_(options),
       change_(change),
-      same_optimizer_(!options.weights_only && from.manifest().metadata.optimizer == context.optimizers.ids()) {
+      same_optimizers_(!options.weights_only && from.manifest().metadata.optimizer == context.optimizers.ids()) {
   report_.folder = options.name.empty() ? from.folder() : options.name;
+  find_weights();
   match();
+}
+
+bool CheckpointLoader::has_same_optimizer(uint32_t param) const {
+  const auto weight = weights_.find(param);
+  if (weight == weights_.end() || weight->second->optimizer.empty()) return same_optimizers_;
+  return !options_.weights_only &&
+         weight->second->optimizer == context_.optimizers.id(context_.plan.input.parameters[param].optimizer);
+}
+
+void CheckpointLoader::find_weights() {
+  for_each_tensor(context_.plan, [&](const ParameterTensor& tensor) {
+    if (tensor.info.kind != "weight") return;
+    if (const checkpoint::SavedTensor* saved = saved_for(tensor.param, tensor.info))
+      weights_.emplace(tensor.param, saved);
+  });
 }
 
 // The checkpoint's tensor for one of the model's tensors, by any of its names; null if the checkpoint has no such
@@ -83,14 +107,27 @@ const checkpoint::SavedTensor* CheckpointLoader::saved_for(uint32_t param, const
   return nullptr;
 }
 
+// The checkpoint's tensor for an optimizer state; null if it has none, or its values are not to be loaded.
+const checkpoint::SavedTensor* CheckpointLoader::saved_state(uint32_t param,
+                                                             const checkpoint::TensorInfo& tensor) const {
+  if (!has_same_optimizer(param)) return nullptr;
+  const checkpoint::SavedTensor* saved = saved_for(param, tensor);
+  return saved && !options_.strict && !is_convertible(*saved, tensor) ? nullptr : saved;
+}
+
 // Finds the checkpoint's tensor for one of the model's tensors, and adds it to parts_, or to the report if it cannot be
 // loaded. Null if the checkpoint has no such tensor, or its values are not to be loaded.
 const checkpoint::SavedTensor* CheckpointLoader::match_tensor(uint32_t param, const checkpoint::TensorInfo& tensor,
                                                               const plan::StateShape& shape) {
-  const bool state = tensor.kind.starts_with("state.");
+  const bool state = is_state(tensor);
   const bool fresh = change_ && param != kNoParam && change_->fresh.count(tensor.name);
-  const checkpoint::SavedTensor* saved = fresh || (state && !same_optimizer_) ? nullptr : saved_for(param, tensor);
-  if (!saved && state) fresh_params_.insert(param);
+  const checkpoint::SavedTensor* saved = fresh   ? nullptr
+                                         : state ? saved_state(param, tensor)
+                                                 : saved_for(param, tensor);
+  if (!saved && state) {
+    fresh_params_.insert(param);
+    if (!fresh && has_same_optimizer(param)) missing_states_.push_back(name_of(tensor));
+  }
   if (!saved)
     (state ? report_.fresh : report_.missing).push_back(name_of(tensor));
   else if (saved->shape != tensor.shape)
@@ -100,29 +137,37 @@ const checkpoint::SavedTensor* CheckpointLoader::match_tensor(uint32_t param, co
   return saved;
 }
 
+void CheckpointLoader::report_unmatched_state(const checkpoint::SavedTensor& saved) {
+  report_.dropped.push_back(name_of(saved));
+  const auto weight = std::find_if(weights_.begin(), weights_.end(),
+                                   [&](const auto& entry) { return entry.second->name == saved.name; });
+  if (weight == weights_.end() ? same_optimizers_ : has_same_optimizer(weight->first))
+    unexpected_states_.push_back(name_of(saved));
+}
+
 // Reports the checkpoint's tensors that match no tensor of the model.
 void CheckpointLoader::report_unmatched(const std::set<const checkpoint::SavedTensor*>& matched) {
   for (const checkpoint::SavedTensor& saved : from_.manifest().tensors) {
     if (matched.count(&saved) || saved.kind == "master" || saved.kind == checkpoint::kRankBuffer) continue;
-    (saved.kind.starts_with("state.") ? report_.dropped : report_.unexpected).push_back(name_of(saved));
+    if (is_state(saved))
+      report_unmatched_state(saved);
+    else
+      report_.unexpected.push_back(name_of(saved));
   }
 }
 
 void CheckpointLoader::match() {
   std::set<const checkpoint::SavedTensor*> matched;
-  std::map<uint32_t, const checkpoint::SavedTensor*> weights;
   for_each_tensor(context_.plan, [&](const ParameterTensor& tensor) {
     if (options_.weights_only && !is_weight(tensor.info)) return;
-    const checkpoint::SavedTensor* saved = match_tensor(tensor.param, tensor.info, tensor.shape);
-    matched.insert(saved);
-    if (saved && tensor.info.kind == "weight") weights.emplace(tensor.param, saved);
+    matched.insert(match_tensor(tensor.param, tensor.info, tensor.shape));
   });
   if (!change_)  // a refresh keeps the buffers in memory
     for (const model::ModelBuffer& buffer : context_.model.buffers())
       matched.insert(match_tensor(kNoParam, {"buffer", buffer.name, buffer.dtype, buffer.shape, {}}, {}));
   if (from_.from_other_program()) {
     match_empty_buffers(matched);
-    match_repeated(weights, matched);
+    match_repeated(matched);
   }
   report_unmatched(matched);
 }
@@ -136,10 +181,9 @@ void CheckpointLoader::match_empty_buffers(std::set<const checkpoint::SavedTenso
   }
 }
 
-// Other programs list a tied parameter under each of its names. `weights`: the file's tensor for each parameter.
-void CheckpointLoader::match_repeated(const std::map<uint32_t, const checkpoint::SavedTensor*>& weights,
-                                      std::set<const checkpoint::SavedTensor*>& matched) {
-  for (const auto& [param, saved] : weights) {
+// Other programs list a tied parameter under each of its names.
+void CheckpointLoader::match_repeated(std::set<const checkpoint::SavedTensor*>& matched) {
+  for (const auto& [param, saved] : weights_) {
     const plan::Parameter& parameter = context_.plan.input.parameters[param];
     std::vector<std::string> names{parameter.name};
     names.insert(names.end(), parameter.aliases.begin(), parameter.aliases.end());
@@ -191,13 +235,25 @@ void CheckpointLoader::check() const {
         fmt::format("{}: does not fit the model{}{}{}; load with strict = false to load only the tensors that fit",
                     folder, list_of("missing", report_.missing), list_of("different shape", report_.other_shape),
                     list_of("unexpected", report_.unexpected)));
-  if (options_.strict && same_optimizer_ && !(report_.fresh.empty() && report_.dropped.empty()))
+  check_dtypes();
+  if (options_.strict && !(missing_states_.empty() && unexpected_states_.empty()))
     fail_user(fmt::format("{}: does not fit the optimizer{}{}; load with strict = false, or load the weights only",
-                          folder, list_of("missing", report_.fresh), list_of("unexpected", report_.dropped)));
+                          folder, list_of("missing", missing_states_), list_of("unexpected", unexpected_states_)));
+}
+
+void CheckpointLoader::check_dtypes() const {
+  const std::string& folder = report_.folder;
   for (const Part& part : parts_) {
     if (part.saved->dtype == part.tensor.dtype) continue;
-    if (checkpoint::safetensors_float(part.saved->dtype) == ZR_NONE ||
-        checkpoint::safetensors_float(part.tensor.dtype) == ZR_NONE)
+    const bool convertible = is_convertible(*part.saved, part.tensor);
+    if (!convertible && is_state(part.tensor))
+      fail_user(fmt::format(
+          "{}: {} is {}, but optimizer '{}' has it as {} with the keys of this job; set its keys as in the "
+          "checkpoint's configuration (facts.config of manifest.json), or set checkpoint.strict = false to start such "
+          "states at zero",
+          folder, printable(name_of(part.tensor)), part.saved->dtype,
+          context_.optimizers.id(context_.plan.input.parameters[part.param].optimizer), part.tensor.dtype));
+    if (!convertible)
       fail_user(fmt::format(
           "{}: {} is {}, but the model has it as {}, and Zeroth converts only between F32, BF16 and F16; convert the "
           "tensor before it is saved, or load another checkpoint",

@@ -32,7 +32,9 @@ struct CheckpointLoadOptions {
 struct CheckpointLoadReport {
   std::string folder;
   std::vector<std::string> missing, unexpected, other_shape;
-  std::vector<std::string> fresh, dropped;  // optimizer states that start at zero; saved ones that this job lacks
+  /// Optimizer states that start at zero, and saved states that are not loaded. A parameter whose optimizer has changed
+  /// has its states in both lists.
+  std::vector<std::string> fresh, dropped;
 };
 
 /// Throws UserError for a rename that matches no weight or buffer of the model.
@@ -53,8 +55,9 @@ class CheckpointLoader {
   CheckpointLoader(const StepContext& context, const Parts& parts, const checkpoint::Checkpoint& from,
                    const CheckpointLoadOptions& options, const ParameterChange* change);
 
-  /// True if the checkpoint has the same optimizer as this job, and its states are to be loaded.
-  bool has_same_optimizer() const { return same_optimizer_; }
+  /// Whether the optimizer that updates a parameter is the one that updated it when the checkpoint was saved, and its
+  /// states are to be loaded.
+  bool has_same_optimizer(uint32_t param) const;
   /// Throws UserError if the checkpoint does not fit the model or the optimizer.
   void check() const;
   /// The names in the file of all tensors that read() or compare_repeated() reads.
@@ -86,12 +89,15 @@ class CheckpointLoader {
     const checkpoint::SavedTensor *loaded, *other;
   };
   void match();
+  void check_dtypes() const;
   void match_empty_buffers(std::set<const checkpoint::SavedTensor*>& matched);
-  void match_repeated(const std::map<uint32_t, const checkpoint::SavedTensor*>& weights,
-                      std::set<const checkpoint::SavedTensor*>& matched);
+  void match_repeated(std::set<const checkpoint::SavedTensor*>& matched);
   bool equal(const checkpoint::SavedTensor& a, const checkpoint::SavedTensor& b) const;
+  void find_weights();
+  const checkpoint::SavedTensor* saved_state(uint32_t param, const checkpoint::TensorInfo& tensor) const;
   const checkpoint::SavedTensor* match_tensor(uint32_t param, const checkpoint::TensorInfo& tensor,
                                               const plan::StateShape& shape);
+  void report_unmatched_state(const checkpoint::SavedTensor& saved);
   void report_unmatched(const std::set<const checkpoint::SavedTensor*>& matched);
   const checkpoint::SavedTensor* saved_for(uint32_t param, const checkpoint::TensorInfo& tensor) const;
   void read_part(const Part& part, int64_t first, int64_t count, void* to) const;
@@ -102,10 +108,13 @@ class CheckpointLoader {
   const checkpoint::Checkpoint& from_;
   const CheckpointLoadOptions options_;
   const ParameterChange* const change_;
-  const bool same_optimizer_;
+  const bool same_optimizers_;  // the same list; for files that do not name the optimizer of each weight
+  std::map<uint32_t, const checkpoint::SavedTensor*> weights_;  // by parameter
   std::vector<Part> parts_;
   std::vector<Repeated> repeated_;
   CheckpointLoadReport report_;
+  /// Of the states in the report, those of parameters whose optimizer is the same.
+  std::vector<std::string> missing_states_, unexpected_states_;
   std::set<uint32_t> fresh_params_;
 };
 

@@ -224,7 +224,7 @@ void Checkpointer::restore_metadata(const checkpoint::Checkpoint& from, const Ch
   change ? parts_.name.record_step(progress.step()) : parts_.name.record_load(progress.step(), metadata.engines);
   found.for_each_weight([&](uint32_t param, const std::string& saved) {
     const auto steps = metadata.parameter_steps.find(saved);
-    const bool known = steps != metadata.parameter_steps.end() && found.has_same_optimizer();
+    const bool known = steps != metadata.parameter_steps.end() && found.has_same_optimizer(param);
     progress.set_param_steps(param, known ? steps->second : 0);
   });
   // If one optimizer state of a parameter is missing, all its states and its step count restart.
@@ -232,7 +232,7 @@ void Checkpointer::restore_metadata(const checkpoint::Checkpoint& from, const Ch
   const auto& scale = metadata.loss_scale;
   progress.loss_scale().restore({scale.value, scale.good, scale.hysteresis_left, scale.skips, scale.dynamic});
   parts_.gradients.check_non_finite(progress.loss_scale().checks_gradients());
-  if (found.has_same_optimizer()) load_globals(context_, metadata.globals);
+  load_globals(context_, metadata);
   if (!change) {
     warn_of_differences(from);
     parts_.recorder.resume(progress.step());

@@ -116,14 +116,16 @@ plan::OptimizerDescription describe(const plugin::Instance& optimizer, const zr_
   const auto describe = [&] {
     return optimizer.api<zr_optimizer_api>()->describe(optimizer.self(), &param, &desc, &error);
   };
-  check(call_plugin(&error, describe), error, call);
+  const zr_code code = call_plugin(&error, describe);
+  check(code == ZR_UNSUPPORTED ? ZR_INVALID : code, error, call);  // the file chose the optimizer for this parameter
   if (desc.n_slots > 0 && !desc.slots)
     fail_internal(
         fmt::format("{}: it has {} states, but their list is null: this is a bug in the plug-in", call, desc.n_slots));
   std::vector<zr_slot> slots(desc.slots, desc.slots + desc.n_slots);
   check_names(slots, call);
   if (const std::string problem = problem_of(desc, slots, parameter); !problem.empty())
-    fail_environment(fmt::format("{} of '{}': {}", call, parameter.name, problem));
+    fail_environment(fmt::format("{} of '{}': {}{}", call, parameter.name, problem,
+                                 problem.find("; install") == problem.npos ? ": this is a bug in the plug-in" : ""));
   if (uses_drafts(desc, slots) && !optimizer.component().drafts)
     fail_environment(
         fmt::format("{} of '{}': it has values of draft headers, but the library has no tag zr_tag_draft_{}_{}; "

@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/draft_abi.hpp"
 #include "base/error.hpp"
@@ -21,13 +23,18 @@ const zr_optimizer_globals_api* api_of(const plugin::Instance& optimizer) {
       {offsetof(zr_optimizer_globals_api, save_globals), offsetof(zr_optimizer_globals_api, load_global)});
 }
 
-std::string prefix_of(const Optimizers& optimizers, std::size_t index) {
-  return index == 0 ? "" : std::string(optimizers[index].component().table->id) + "/";
-}
-std::size_t optimizer_of(const Optimizers& optimizers, const std::string& name) {
-  for (std::size_t i = 1; i < optimizers.size(); ++i)
-    if (name.starts_with(prefix_of(optimizers, i))) return i;
-  return 0;
+// The id of the optimizer that saved a value, and the value's key. `ids`: "muon, adamw", the optimizers of the saved
+// job. Older files name the first one's values without its id.
+std::pair<std::string, std::string> split(const std::string& ids, const std::string& name) {
+  std::string first;
+  for (std::size_t begin = 0; begin <= ids.size();) {
+    const std::size_t end = std::min(ids.find(", ", begin), ids.size());
+    const std::string id = ids.substr(begin, end - begin);
+    if (name.starts_with(id + "/")) return {id, name.substr(id.size() + 1)};
+    if (first.empty()) first = id;
+    begin = end + 2;
+  }
+  return {first, name};
 }
 
 void save(const StepContext& context, std::size_t index, OptimizerGlobals& globals) {
@@ -45,7 +52,7 @@ void save(const StepContext& context, std::size_t index, OptimizerGlobals& globa
   for (auto& [key, value] : own) {
     if (find_not_utf8(key) != std::string_view::npos)
       fail_internal(fmt::format("{}: the key '{}' is not UTF-8: this is a bug in the plug-in", text, printable(key)));
-    globals[prefix_of(context.optimizers, index) + key] = std::move(value);
+    globals[context.optimizers.id(index) + "/" + key] = std::move(value);
   }
 }
 
@@ -57,18 +64,19 @@ OptimizerGlobals save_globals(const StepContext& context) {
   return globals;
 }
 
-void load_globals(const StepContext& context, const OptimizerGlobals& saved) {
-  for (const auto& [name, bytes] : saved) {
-    const std::size_t index = optimizer_of(context.optimizers, name);
-    const plugin::Instance& optimizer = context.optimizers[index];
-    const auto* api = api_of(optimizer);
-    if (!api) continue;
-    const std::string key = name.substr(prefix_of(context.optimizers, index).size());
-    CallError error;
-    const auto load = [&] {
-      return api->load_global(optimizer.self(), key.c_str(), bytes.data(), bytes.size(), &error);
-    };
-    context.check(call_plugin(&error, load), error, optimizer.call_text("load_global"));
+void load_globals(const StepContext& context, const checkpoint::CheckpointMetadata& saved) {
+  for (const auto& [name, bytes] : saved.globals) {
+    const auto [id, key] = split(saved.optimizer, name);
+    for (std::size_t i = 0; i < context.optimizers.size(); ++i) {
+      const plugin::Instance& optimizer = context.optimizers[i];
+      const auto* api = context.optimizers.id(i) == id ? api_of(optimizer) : nullptr;
+      if (!api) continue;
+      CallError error;
+      const auto load = [&] {
+        return api->load_global(optimizer.self(), key.c_str(), bytes.data(), bytes.size(), &error);
+      };
+      context.check(call_plugin(&error, load), error, optimizer.call_text("load_global"));
+    }
   }
 }
 

@@ -4,17 +4,19 @@
 #include <map>
 #include <string>
 
+#include "checkpoint/metadata.hpp"
 #include "engine/step_context.hpp"
 
 namespace zr::host::engine {
 
-/// Values by name. The names of optimizers of groups begin with the optimizer's id and "/".
+/// Values by name: the optimizer's id, "/", and its own key.
 using OptimizerGlobals = std::map<std::string, std::string>;
 
 /// The state of all optimizers. Throws Error if an optimizer fails. [step]
 OptimizerGlobals save_globals(const StepContext& context);
 
-/// Restores what save_globals() has returned. Throws Error if an optimizer fails. [step]
-void load_globals(const StepContext& context, const OptimizerGlobals& saved);
+/// Restores what save_globals() has returned, for those optimizers of the saved job that this job has. Throws Error if
+/// an optimizer fails. [step]
+void load_globals(const StepContext& context, const checkpoint::CheckpointMetadata& saved);
 
 }  // namespace zr::host::engine

@@ -23,6 +23,7 @@ class Optimizers {
   const plugin::Instance& main() const { return *list_[0]; }
   std::size_t size() const { return list_.size(); }
   const plugin::Instance& operator[](std::size_t i) const { return *list_[i]; }
+  std::string id(std::size_t i) const { return list_[i]->component().table->id; }
   /// The ids, separated by ", ", the main one first.
   std::string ids() const;
   /// The optimizer's functions for partial sums; null if it has none.

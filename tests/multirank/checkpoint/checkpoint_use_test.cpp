@@ -89,6 +89,47 @@ TEST_F(CheckpointUseTest, NewOptimizerReportsStatesItInitializes) {
   EXPECT_NE(done.output.find("step 2 hash " + hash("a")), std::string::npos) << done.output;
 }
 
+// The parameters that `match` names are updated by `other`, the rest by `use`.
+std::string two_optimizers(const std::string& use, const std::string& other, const std::string& match) {
+  return "optimizer.use=" + use + " 'optimizer.groups=[{match=[" + match + "],use=\"" + other + "\"}]' ";
+}
+
+// The order of the optimizers is of no importance, and a parameter that moves to another one restarts alone.
+TEST_F(CheckpointUseTest, StatesBelongToTheOptimizerOfTheirParameter) {
+  const std::string biases = "\"*.bias\",\"*norm.*\"", resume = "checkpoint.dir=c checkpoint.resume=true ";
+  save(two_optimizers("sgd", "adamw", biases));
+  const Outcome swapped = run_pair(prints_hash, resume + "optimizer.use=adamw 'optimizer.groups=[{match=[" + biases +
+                                                    "],use=\"adamw\"},{match=[\"*\"],use=\"sgd\"}]'");
+  ASSERT_EQ(swapped.code, 0) << swapped.output;
+  EXPECT_EQ(swapped.output.find("starts states at zero"), std::string::npos) << swapped.output;
+  EXPECT_EQ(swapped.output.find("ignores saved states"), std::string::npos) << swapped.output;
+  EXPECT_NE(swapped.output.find("step 2 hash " + hash("a")), std::string::npos) << swapped.output;
+  const Outcome moved = run_pair(prints_hash, resume + two_optimizers("sgd", "adamw", "\"*norm.*\""));
+  ASSERT_EQ(moved.code, 0) << moved.output;
+  EXPECT_NE(moved.output.find("starts states at zero; missing: state.momentum_buffer '"), std::string::npos)
+      << moved.output;
+  EXPECT_NE(moved.output.find("ignores saved states; unused: state.exp_avg '"), std::string::npos) << moved.output;
+  EXPECT_EQ(moved.output.find("missing: state.exp_avg"), std::string::npos) << moved.output;
+  EXPECT_EQ(moved.output.find("norm"), std::string::npos) << moved.output;
+}
+
+TEST_F(CheckpointUseTest, StatesOfAnotherDtypeAreRejectedOrRestart) {
+  const std::string optimizer = "optimizer.use=adamw8bit optimizer.adamw8bit.min_8bit_elements=",
+                    resume = "checkpoint.dir=c checkpoint.resume=true ";
+  save(optimizer + "100000");
+  const Outcome rejected = run_pair(prints_hash, resume + optimizer + "0");
+  EXPECT_EQ(rejected.code, 2) << rejected.output;
+  EXPECT_NE(rejected.output.find("but optimizer 'adamw8bit' has it as U8 with the keys of this job; set its keys as in "
+                                 "the checkpoint's configuration (facts.config of manifest.json), or set "
+                                 "checkpoint.strict = false to start such states at zero"),
+            std::string::npos)
+      << rejected.output;
+  const Outcome restarted = run_pair(prints_hash, resume + optimizer + "0 checkpoint.strict=false");
+  EXPECT_EQ(restarted.code, 0) << restarted.output;
+  EXPECT_NE(restarted.output.find("optimizer 'adamw8bit' starts states at zero; missing: state."), std::string::npos)
+      << restarted.output;
+}
+
 // A file of exported weights in the checkpoint folder is not taken for a checkpoint, and export does not overwrite
 // checkpoints.
 TEST_F(CheckpointUseTest, IgnoresOtherFilesInCheckpointFolder) {
