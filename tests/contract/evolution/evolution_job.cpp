@@ -1,10 +1,13 @@
 // Trains a model that is only memory on two ranks, with the plug-ins of one folder, and prints a hash of all weights
 // and optimizer states. Built with the headers of this version and with those of a later one (CMakeLists.txt):
 //
-//   evolution_job FOLDER strategy
+//   evolution_job FOLDER STRATEGY [KEY=VALUE...] [fails]
+//
+// "fails": rank 1 fails in the second step.
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
@@ -22,13 +25,20 @@ using namespace zr::host;
 
 constexpr int kRanks = 2, kSteps = 3, kMicroSteps = 2;
 
-// The ranks of this process group as a job with the plug-ins in `folder`.
-engine::Setup setup_of(const std::string& folder, const std::string& strategy, const std::string& runs,
+struct Arguments {
+  std::string folder, strategy;
+  std::vector<std::string> overrides;
+  bool fails = false;
+};
+
+// The ranks of this process group as a job with the plug-ins in a folder.
+engine::Setup setup_of(const Arguments& arguments, const std::string& runs,
                        const std::shared_ptr<control::Control>& control) {
   const auto resolved = [=](const std::vector<std::string>& more, int world) {
-    std::vector<std::string> all{"strategy=" + strategy,
+    std::vector<std::string> all{"strategy=" + arguments.strategy,
                                  "optimizer=sgd",
                                  "optimizer.sgd.momentum=0.9",
+                                 "offload.nvme.path=" + runs,
                                  "communicator.use=shm",
                                  "communicator.share_weights=false",
                                  "offload.optimizer=cpu",
@@ -39,9 +49,10 @@ engine::Setup setup_of(const std::string& folder, const std::string& strategy, c
                                  "job.threads=1",
                                  "job.name=evolution",
                                  "job.runs=" + runs};
+    all.insert(all.end(), arguments.overrides.begin(), arguments.overrides.end());
     all.insert(all.end(), more.begin(), more.end());
     const std::string toml = "[[optimizer.groups]]\nmatch = [\"b\"]\nlr_scale = 0.5\n";
-    const plugin::Registry registry({folder});
+    const plugin::Registry registry({arguments.folder});
     return plugin::resolve_job(config::Document::parse(toml, "job.toml", all), registry, {}, world);
   };
   engine::Setup setup;
@@ -61,12 +72,12 @@ double use(testing::FakeModel& model, uint32_t param, uint32_t phase) {
   return sum;
 }
 
-int run_rank(const testing::SharedJob& job, int rank, const std::string& folder, const std::string& strategy,
-             const std::string& runs) {
+int run_rank(const testing::SharedJob& job, int rank, const Arguments& arguments, const std::string& runs) {
   const auto control = std::make_shared<testing::SharedControl>(job, rank, kRanks);
   testing::FakeModel model{{{"a", 150000}, {"b", 1500}, {"c", 40}}};
-  engine::Session session(setup_of(folder, strategy, runs, control), model);
-  for (int step = 0; step < kSteps; ++step)
+  engine::Session session(setup_of(arguments, runs, control), model);
+  for (int step = 0; step < kSteps; ++step) {
+    if (arguments.fails && rank == 1 && step == 1) throw std::runtime_error("it fails on purpose");
     for (int micro = 0; micro < kMicroSteps; ++micro) {
       double sum = 0;
       for (uint32_t param = 0; param < 3; ++param) sum += use(model, param, ZR_FORWARD);
@@ -78,16 +89,19 @@ int run_rank(const testing::SharedJob& job, int rank, const std::string& folder,
       session.end_backward();
       session.step();
     }
+  }
   session.finish();
   const std::string hash = session.tensors().weights_hash();
-  if (rank == 0) std::cout << strategy << " " << hash << " " << session.progress().grad_norm() << std::endl;
+  if (rank == 0) std::cout << arguments.strategy << " " << hash << " " << session.progress().grad_norm() << std::endl;
   return 0;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) return 64;
+  if (argc < 3) return 64;
+  Arguments arguments{argv[1], argv[2], {argv + 3, argv + argc}};
+  arguments.fails = std::erase(arguments.overrides, "fails") > 0;
   const zr::test::Scratch scratch;
   const zr::testing::SharedJob job;
   pid_t ranks[kRanks];
@@ -96,7 +110,7 @@ int main(int argc, char** argv) {
     if (ranks[rank] != 0) continue;
     int code = 1;
     try {
-      code = run_rank(job, rank, argv[1], argv[2], scratch.folder().string());
+      code = run_rank(job, rank, arguments, scratch.folder().string());
     } catch (const std::exception& failure) {
       job.break_job(failure.what());
       std::fprintf(stderr, "rank %d: %s\n", rank, failure.what());

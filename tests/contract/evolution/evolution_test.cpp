@@ -17,9 +17,10 @@ const std::string kPrograms = ZR_BUILD_DIR "/tests/", kShipped = ZR_BUILD_DIR "/
                   kOlder = ZR_BUILD_DIR "/tests/plugins/evolution_older",
                   kNewer = ZR_BUILD_DIR "/tests/plugins/evolution_newer";
 
-// What the job prints: the strategy, a hash of weights and states, the norm of the last gradient.
-std::string trained(const std::string& program, const std::string& plugins, const std::string& strategy) {
-  const Outcome outcome = shell(kPrograms + program + " " + plugins + " " + strategy);
+// What the job prints: the strategy, a hash of weights and states, the norm of the last gradient. `job`: a strategy and
+// keys.
+std::string trained(const std::string& program, const std::string& plugins, const std::string& job) {
+  const Outcome outcome = shell(kPrograms + program + " " + plugins + " " + job);
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   return outcome.output;
 }
@@ -36,8 +37,35 @@ TEST_P(EvolutionTest, OlderHostRunsNewerPlugins) {
   EXPECT_EQ(trained("evolution_job_later", kNewer, GetParam()), trained("evolution_job", kShipped, GetParam()));
 }
 
-INSTANTIATE_TEST_SUITE_P(Strategies, EvolutionTest, ::testing::Values("zero1", "zero3"),
-                         [](const auto& info) { return std::string(info.param); });
+// Tiers that are mapped and that are not, memory that ranks share, and gradients that wait for the last micro-step, so
+// that every slot of the tables is called.
+INSTANTIATE_TEST_SUITE_P(Jobs, EvolutionTest,
+                         ::testing::Values("zero1", "zero3", "zero1 communicator.share_weights=true",
+                                           "zero1 gradients.reduce=last_micro_step",
+                                           "zero3 offload.optimizer=nvme offload.parameters=cpu",
+                                           "zero3 offload.optimizer=cpu offload.parameters=nvme"),
+                         [](const auto& info) {
+                           return std::regex_replace(std::string(info.param), std::regex("[ .=]"), "_");
+                         });
+
+const std::string kServices = "zero1 optimizer=services optimizer.sgd.momentum=0";
+
+TEST(EvolutionServicesTest, AnOptimizerUsesEveryServiceOfALaterAndOfAnOlderHost) {
+  const std::string expected = trained("evolution_job", kShipped, "zero1 optimizer.sgd.momentum=0");
+  EXPECT_EQ(trained("evolution_job_later", kOlder, kServices), expected);
+  EXPECT_EQ(trained("evolution_job_later", kNewer, kServices), expected);
+}
+
+// The other rank waits in a collective, and its communicator is aborted.
+TEST(EvolutionAbortTest, ARankThatFailsEndsTheJobOfAnotherVersion) {
+  for (const std::string& plugins : {kOlder, kNewer}) {
+    const Outcome outcome = shell(kPrograms + "evolution_job_later " + plugins + " zero1 fails");
+    EXPECT_EQ(outcome.code, 1) << outcome.output;
+    EXPECT_NE(outcome.output.find("rank 1: it fails on purpose\n"), std::string::npos) << outcome.output;
+    EXPECT_NE(outcome.output.find("rank 0: "), std::string::npos) << outcome.output;
+    EXPECT_EQ(outcome.output.find("AddressSanitizer"), std::string::npos) << outcome.output;
+  }
+}
 
 // Every struct that begins with `size`, and its size in version 0.9, which later versions accept.
 TEST(EvolutionHeadersTest, GrowEverySizedStruct) {
