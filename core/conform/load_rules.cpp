@@ -99,6 +99,7 @@ bool is_word(std::string_view text) {
 }
 bool is_id(std::string_view id) {
   const std::size_t dot = id.find('.');
+  if (id.size() > 64) return false;
   return dot == id.npos ? is_word(id) : is_word(id.substr(0, dot)) && is_word(id.substr(dot + 1));
 }
 

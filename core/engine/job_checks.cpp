@@ -114,19 +114,17 @@ void check_description(const plan::OptimizerDescription& description, const std:
 }
 }  // namespace
 
-void check_optimizers(const PlannedJob& job) {
-  const std::vector<plan::Parameter>& parameters = job.plan.input.parameters;
+void check_optimizers(const plan::MemoryPlan& plan, const Optimizers& optimizers, const std::string& strategy) {
+  const std::vector<plan::Parameter>& parameters = plan.input.parameters;
   const auto pair = [&](const plan::Parameter& parameter) {
-    return fmt::format("optimizer '{}' with strategy '{}': ", job.optimizers[parameter.optimizer].component().table->id,
-                       job.setup.strategy.table->id);
+    return fmt::format("optimizer '{}' with strategy '{}': ", optimizers.id(parameter.optimizer), strategy);
   };
-  for (uint32_t i = 0; i < parameters.size(); ++i)
-    check_description(job.plan.input.description(i), pair(parameters[i]));
-  for (const plan::Piece& piece : job.plan.rank_plan.reduced_gradients) {
+  for (uint32_t i = 0; i < parameters.size(); ++i) check_description(plan.input.description(i), pair(parameters[i]));
+  for (const plan::Piece& piece : plan.rank_plan.reduced_gradients) {
     const plan::Parameter& parameter = parameters[piece.param];
-    const int64_t block = job.plan.input.cut_block(piece.param), end = piece.first + piece.count;
+    const int64_t block = plan.input.cut_block(piece.param), end = piece.first + piece.count;
     if (piece.first % block == 0 && (end % block == 0 || end == parameter.count)) continue;
-    const uint32_t granularity = job.plan.input.description(piece.param).granularity;
+    const uint32_t granularity = plan.input.description(piece.param).granularity;
     const std::string parts = granularity == ZR_ROWWISE      ? "rows"
                               : granularity == ZR_TENSORWISE ? "tensors"
                                                              : fmt::format("blocks of {} elements", block);

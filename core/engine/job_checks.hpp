@@ -11,7 +11,7 @@ namespace zr::host::engine {
 /// Throws UserError if the plan shards a parameter and the strategy cannot gather it before its use.
 void check_strategy(const PlannedJob& job);
 /// Throws UserError if an optimizer needs something that the engine or the job's strategy does not support.
-void check_optimizers(const PlannedJob& job);
+void check_optimizers(const plan::MemoryPlan& plan, const Optimizers& optimizers, const std::string& strategy);
 /// Everything that all ranks must have in common, one item per line: plug-ins with the hashes of the files that were
 /// loaded, parameters, configuration without job.ranks, and buffers.
 std::string setup_text(const PlannedJob& job, model::Model& model);

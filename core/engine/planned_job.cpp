@@ -55,7 +55,7 @@ plan::MemoryPlan plan_of(const PlannedJob& job, const model::Model& model) {
 // Runs the checks that precede the opening of the communicator, and returns its options.
 comm::CommRuntime::Options checked(PlannedJob& job, const model::Model& model) {
   check_strategy(job);
-  check_optimizers(job);
+  check_optimizers(job.plan, job.optimizers, job.setup.strategy.table->id);
   check_offload(job.config(), job.plan, job.setup.strategy.table->id);
   check_budget(job.setup, job.plan, model.parameters(), job.communicator.get());
   job.plan.add_to(job.ledger);

@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "comm/comm_runtime.hpp"
+#include "engine/job_checks.hpp"
 #include "engine/machine_profile.hpp"
 #include "engine/measured_activations.hpp"
 #include "engine/optimizer_description.hpp"
@@ -25,7 +26,15 @@ namespace {
 [[noreturn]] void fail_unmatched(const config::GroupConfig& group, const std::string& pattern,
                                  const std::vector<plan::Parameter>& parameters) {
   std::vector<std::string> names;
-  for (const plan::Parameter& parameter : parameters) names.push_back(parameter.name);
+  for (const plan::Parameter& parameter : parameters) {
+    names.push_back(parameter.name);
+    for (const std::string& alias : parameter.aliases)
+      if (matches_glob(alias, pattern))
+        fail_user(fmt::format(
+            "{}: optimizer group pattern '{}' matches only a second name of a tied parameter, '{}'; write its first "
+            "name, '{}'",
+            group.origin.text(), pattern, alias, parameter.name));
+  }
   const std::string near = nearest(pattern, names);
   fail_user(
       fmt::format("{}: optimizer group pattern '{}' matches no parameter{}; `*` matches any sequence of characters",
@@ -295,6 +304,8 @@ plan::MemoryPlan Planner::plan(int rank) const {
     if (other != rank && !input_.elementwise())
       plan.largest_update_share =
           std::max(plan.largest_update_share, plan_of_rank(input_, other, strategy_plan(*strategy_)).update_share());
+  plan.knows_all_shares = input_.world <= kFewRanks;
+  check_optimizers(plan, *optimizers_, job_.strategy.table->id);
   check_offload(job_.config, plan, job_.strategy.table->id);
   return plan;
 }

@@ -71,9 +71,10 @@ bool DiskBackedBuffers::fill(Chunk& chunk, update::UpdateSlice& rest) const {
   slice.count = count;
   slice.grad = part_of(rest.grad, 0, count);
   slice.weight = part_of(rest.weight, 0, count);
-  const auto cut = [&](zr_view& view) {  // returns the first `count` elements and leaves the rest in `view`
+  const bool takes_all = count == rest.count;  // always, unless the states are elementwise
+  const auto cut = [&](zr_view& view) {        // returns the first `count` elements and leaves the rest in `view`
     const zr_view full = view;
-    if (full.count == 0) return full;
+    if (full.count == 0 || takes_all) return full;
     view = part_of(full, count, full.count - count);
     return part_of(full, 0, count);
   };

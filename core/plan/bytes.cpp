@@ -247,8 +247,9 @@ std::string MemoryPlan::text(const std::string& title, const PlanContext& contex
   if (context.snapshot) out += row("host memory", "copy for checkpoint.async", "", snapshot_bytes());
   const auto costs = [](const OptimizerDescription& d) { return d.cost > 0 || d.granularity != ZR_ELEMENTWISE; };
   if (input.world > 1 && std::any_of(input.descriptions.begin(), input.descriptions.end(), costs))
-    out += row("update", "largest share of a rank", fmt::format("{:.0f} % if even", 100.0 / input.world),
-               fmt::format("{:.0f} %", 100 * largest_update_share));
+    out +=
+        row("update", knows_all_shares ? "largest share of a rank" : fmt::format("share of rank {}", rank),
+            fmt::format("{:.0f} % if even", 100.0 / input.world), fmt::format("{:.0f} %", 100 * largest_update_share));
   const StepCommunication step = communication();
   const auto add_row = [&](const std::string& what, const StepCommunication::Part& part) {
     if (part.bytes() > 0)

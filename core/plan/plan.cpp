@@ -249,6 +249,7 @@ MemoryPlan make_plan(const PlanInput& input, int rank, const StrategyPlan& strat
     plan.largest_update_share = std::max(plan.largest_update_share, plan.update_share());
     ranks[static_cast<std::size_t>(plan.rank)] = std::move(plan.rank_plan);
   }
+  plan.knows_all_shares = true;
   plan.rank = rank;
   plan.rank_plan = std::move(ranks[static_cast<std::size_t>(rank)]);
   assign_tiers(plan);

@@ -191,6 +191,8 @@ struct MemoryPlan {
   std::string placement_text() const;
   /// The largest part of the cost of an update on any rank; of this rank, if only it was planned.
   double largest_update_share = 0;
+  /// Whether the plans of all ranks were made, so that the largest share is known.
+  bool knows_all_shares = false;
   /// This rank's part of the cost of an update, 0 to 1.
   double update_share() const;
   /// The largest number of bytes of device memory on any rank; of this rank, if only it was planned.

@@ -32,7 +32,7 @@ class Muon : public zr::Optimizer<Muon> {
       zr::key_text("precision", "\"fp32\"", "fp32|bf16", "number format of the matrix products"),
   };
 
-  explicit Muon(const zr::Config& config)
+  Muon(const zr::Config& config, const zr::Host& host)
       : momentum_(config.number("momentum")),
         nesterov_(config.boolean("nesterov")),
         weight_decay_(config.number("weight_decay")),
@@ -40,7 +40,7 @@ class Muon : public zr::Optimizer<Muon> {
         matches_adamw_(config.text("adjust_lr") == std::string("match_rms_adamw")),
         iterations_(static_cast<int>(config.integer("iterations"))),
         newton_schulz_(std::make_shared<muon::NewtonSchulz>(
-            config.text("precision") == std::string("bf16") ? muon::Precision::bf16 : muon::Precision::fp32,
+            host, config.text("precision") == std::string("bf16") ? muon::Precision::bf16 : muon::Precision::fp32,
             iterations_)) {}
 
   void describe(const zr_param& param, zr::Description& description) const {

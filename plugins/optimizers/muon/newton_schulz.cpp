@@ -66,6 +66,7 @@ class Buffer {
     if (!data_) throw std::bad_alloc();
   }
   void* data() const { return data_.get(); }
+  int64_t bytes() const { return bytes_; }
   void copy_from(const Buffer& other) { std::memcpy(data(), other.data(), static_cast<std::size_t>(bytes_)); }
 
  private:
@@ -96,13 +97,15 @@ class NewtonSchulz::Workspace {
         columns(n),
         matrix(m * n * 4),
         stream(cpu()),
-        x(bytes(precision, m * n)),
-        next(bytes(precision, m * n)),
-        gram(bytes(precision, m * m)),
-        polynomial(bytes(precision, m * m)),
+        x(bytes_of(precision, m * n)),
+        next(bytes_of(precision, m * n)),
+        gram(bytes_of(precision, m * m)),
+        polynomial(bytes_of(precision, m * m)),
         gram_of(row_major(precision, m, n), transposed(precision, m, n), row_major(precision, m, m), 1, 0),
         square(row_major(precision, m, m), row_major(precision, m, m), row_major(precision, m, m), kC, kB),
         apply(row_major(precision, m, m), row_major(precision, m, n), row_major(precision, m, n), 1, kA) {}
+
+  int64_t bytes() const { return matrix.bytes() + x.bytes() + next.bytes() + gram.bytes() + polynomial.bytes(); }
 
   const int64_t rows, columns;
   Buffer matrix;  // fp32
@@ -111,7 +114,7 @@ class NewtonSchulz::Workspace {
   Product gram_of, square, apply;
 
  private:
-  static int64_t bytes(Precision precision, int64_t elements) {
+  static int64_t bytes_of(Precision precision, int64_t elements) {
     return elements * (precision == Precision::bf16 ? 2 : 4);
   }
   static memory::desc row_major(Precision precision, int64_t m, int64_t n) {
@@ -136,7 +139,8 @@ bool is_supported(Precision precision) {
 }
 }  // namespace
 
-NewtonSchulz::NewtonSchulz(Precision precision, int iterations) : precision_(precision), iterations_(iterations) {
+NewtonSchulz::NewtonSchulz(const zr::Host& host, Precision precision, int iterations)
+    : host_(host), precision_(precision), iterations_(iterations) {
   static const bool has_bf16 = is_supported<Workspace>(Precision::bf16),
                     has_fp32 = is_supported<Workspace>(Precision::fp32);
   if (precision == Precision::bf16 && !has_bf16)
@@ -146,24 +150,35 @@ NewtonSchulz::NewtonSchulz(Precision precision, int iterations) : precision_(pre
   if (!has_fp32) throw zr::PluginError(ZR_UNSUPPORTED, "oneDNN has no matrix products for this processor");
 }
 
-NewtonSchulz::~NewtonSchulz() = default;
+NewtonSchulz::~NewtonSchulz() { count_memory(-bytes_); }
+
+// The kind of the ledger is that of memory that does not grow with the model.
+void NewtonSchulz::count_memory(int64_t bytes) const {
+  const auto* memory = host_.find<zr_memory_service>();
+  if (memory && bytes != 0) memory->account(host_.abi(), "other: muon workspaces", bytes);
+}
 
 NewtonSchulz::Workspace* NewtonSchulz::take(int64_t rows, int64_t columns) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    auto& idle = idle_[{rows, columns}];
-    if (!idle.empty()) {
-      Workspace* workspace = idle.back().release();
-      idle.pop_back();
+    Pool& pool = pools_[{rows, columns}];
+    if (!pool.idle.empty()) {
+      Workspace* workspace = pool.idle.back().release();
+      pool.idle.pop_back();
       return workspace;
     }
+    pool.idle.reserve(++pool.made);  // so that give() does not allocate
   }
-  return new Workspace(precision_, rows, columns);
+  auto workspace = std::make_unique<Workspace>(precision_, rows, columns);
+  count_memory(workspace->bytes());
+  const std::lock_guard<std::mutex> lock(mutex_);
+  bytes_ += workspace->bytes();
+  return workspace.release();
 }
 
-void NewtonSchulz::give(Workspace* workspace) {
+void NewtonSchulz::give(Workspace* workspace) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
-  idle_[{workspace->rows, workspace->columns}].emplace_back(workspace);
+  pools_.find({workspace->rows, workspace->columns})->second.idle.emplace_back(workspace);
 }
 
 float* NewtonSchulz::matrix(Workspace& workspace) { return static_cast<float*>(workspace.matrix.data()); }

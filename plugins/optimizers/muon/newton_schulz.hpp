@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "zr/base.hpp"
+
 namespace muon {
 
 /// Number formats of the matrix products.
@@ -17,8 +19,8 @@ enum class Precision { fp32, bf16 };
 /// Thread-safe.
 class NewtonSchulz {
  public:
-  /// Throws zr::PluginError if oneDNN has no products of this precision on this processor.
-  explicit NewtonSchulz(Precision precision, int iterations);
+  /// Throws zr::PluginError if oneDNN has no products of this precision on this processor. `host` counts the memory.
+  NewtonSchulz(const zr::Host& host, Precision precision, int iterations);
   ~NewtonSchulz();
   NewtonSchulz(const NewtonSchulz&) = delete;
 
@@ -27,17 +29,25 @@ class NewtonSchulz {
   class Workspace;
   /// Takes a workspace for a matrix; give() returns it.
   Workspace* take(int64_t rows, int64_t columns);
-  void give(Workspace* workspace);
+  void give(Workspace* workspace) noexcept;
   /// The elements of the matrix, in and out.
   static float* matrix(Workspace& workspace);
   /// Divides the matrix by its Frobenius norm, or by `least_norm` if that is larger, and iterates. One thread.
   void run(Workspace& workspace, double least_norm) const;
 
  private:
+  struct Pool {
+    std::vector<std::unique_ptr<Workspace>> idle;
+    std::size_t made = 0;
+  };
+  void count_memory(int64_t bytes) const;
+
+  const zr::Host host_;
   const Precision precision_;
   const int iterations_;
   std::mutex mutex_;
-  std::map<std::pair<int64_t, int64_t>, std::vector<std::unique_ptr<Workspace>>> idle_;
+  std::map<std::pair<int64_t, int64_t>, Pool> pools_;  // by rows and columns
+  int64_t bytes_ = 0;                                  // of all workspaces
 };
 
 }  // namespace muon

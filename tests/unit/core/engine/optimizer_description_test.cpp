@@ -163,27 +163,33 @@ TEST_F(OptimizerDescriptionTest, RejectsABlockOfAStateWithoutBlocks) {
 TEST_F(OptimizerDescriptionTest, RejectsABlockThatFitsNoRow) {
   slots[0].shape = ZR_SLOT_PER_BLOCK;
   slots[0].block = 0;
-  EXPECT_EQ(problem(), "state 'exp_avg': block is 0, must be at least 1");
+  EXPECT_EQ(problem(), "state 'exp_avg': block is 0, must be at least 1: this is a bug in the plug-in");
   slots[0].shape = ZR_SLOT_PER_COLUMN;
-  EXPECT_EQ(problem(), "state 'exp_avg': block is 0, must be at least 1");
+  EXPECT_EQ(problem(), "state 'exp_avg': block is 0, must be at least 1: this is a bug in the plug-in");
   slots[0].block = 250;
-  EXPECT_EQ(problem(), "state 'exp_avg': block is 250, must be a multiple of the 100 elements of a row");
+  EXPECT_EQ(
+      problem(),
+      "state 'exp_avg': block is 250, must be a multiple of the 100 elements of a row: this is a bug in the plug-in");
 }
 
 TEST_F(OptimizerDescriptionTest, RejectsACostThatIsNotANumber) {
   described.cost = -1;
-  EXPECT_EQ(problem(), "cost is -1, must be finite and at least 0");
+  EXPECT_EQ(problem(), "cost is -1, must be finite and at least 0: this is a bug in the plug-in");
   described.cost = std::nan("");
-  EXPECT_EQ(problem(), "cost is nan, must be finite and at least 0");
+  EXPECT_EQ(problem(), "cost is nan, must be finite and at least 0: this is a bug in the plug-in");
   described.cost = 7.5;
   EXPECT_EQ(description().cost, 7.5);
 }
 
 TEST_F(OptimizerDescriptionTest, RejectsAnOptimizerThatDoesNotAcceptHostMemory) {
   described.device_types = uint64_t{1} << ZR_DEVICE_CUDA;
-  EXPECT_EQ(problem(), "device_types is 0x4, without CPU memory (0x2), where the engine updates parameters");
+  EXPECT_EQ(problem(),
+            "device_types is 0x4, without CPU memory (0x2), where the engine updates parameters: this is a bug in the "
+            "plug-in");
   described.device_types = 0;
-  EXPECT_EQ(problem(), "device_types is 0x0, without CPU memory (0x2), where the engine updates parameters");
+  EXPECT_EQ(problem(),
+            "device_types is 0x0, without CPU memory (0x2), where the engine updates parameters: this is a bug in the "
+            "plug-in");
   described.device_types = uint64_t{1} << ZR_DEVICE_CPU | uint64_t{1} << ZR_DEVICE_CUDA | uint64_t{1} << 40;
   EXPECT_EQ(problem(), "") << "the engine ignores device types that it does not know";
 }

@@ -111,6 +111,14 @@ TEST_F(PlanningTest, RejectsAGroupPatternThatMatchesNothing) {
             "sequence of characters");
 }
 
+TEST_F(PlanningTest, RejectsAGroupPatternThatMatchesOnlyTheSecondNameOfATiedParameter) {
+  std::vector<plan::Parameter> tied = parameters({{"embedding.weight", 8}, {"tail", 8}});
+  tied[0].aliases = {"head.weight"};
+  EXPECT_EQ(failure_of([&] { input_of(job({}, "[[optimizer.groups]]\nmatch = \"head.*\"\n"), tied); }),
+            "job.toml:1:1: optimizer group pattern 'head.*' matches only a second name of a tied parameter, "
+            "'head.weight'; write its first name, 'embedding.weight'");
+}
+
 TEST_F(PlanningTest, WarnsOfAGroupThatEarlierGroupsHide) {
   const plugin::ResolvedJob hidden = job(
       {},
