@@ -1,7 +1,7 @@
 """Writes torch_reference.txt: weights after steps of torch.optim.Adafactor and torch.optim.Muon.
 
-The tests read that file; they run neither Python nor this script. Needs PyTorch for Python, for example that of .ci/peers:
-build/peers/venv/bin/python tests/contract/torch_reference.py > tests/contract/torch_reference.txt
+The tests read that file; they run neither Python nor this script. Needs PyTorch for Python, for example that of
+.ci/peers: build/peers/venv/bin/python tests/contract/torch_reference.py > tests/contract/torch_reference.txt
 """
 
 import math

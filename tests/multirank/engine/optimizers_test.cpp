@@ -43,6 +43,13 @@ TEST_P(EngineOptimizersTest, GiveTheSameWeightsUnderEveryStrategy) {
   }
 }
 
+TEST_P(EngineOptimizersTest, GiveTheSameWeightsInFp16) {
+  const std::string dtype = "train.dtype=fp16 train.gradient_accumulation=2 ",
+                    expected = result_of(2, trains_with_optimizer, job(dtype + "strategy=zero0"));
+  EXPECT_EQ(result_of(2, trains_with_optimizer, job(dtype + "strategy=zero2 offload.optimizer=cpu")), expected);
+  EXPECT_EQ(result_of(2, trains_with_optimizer, job(dtype + "strategy=zero3")), expected);
+}
+
 TEST_P(EngineOptimizersTest, GiveTheSameWeightsOnEveryTier) {
   fs::create_directories(folder_ / "swap");
   for (const std::string dtype : {"train.dtype=fp32 ", "train.dtype=bf16 "}) {

@@ -75,11 +75,11 @@ TEST(AdamW8BitOnGptTest, ReachesTheLossOfAdamWWithinOnePercent) {
   scratch.write("text", shell("cat " ZR_SOURCE_DIR "/README.md " ZR_SOURCE_DIR "/docs/*.md").output);
   const auto losses = [&](const std::string& optimizer, int seed) {
     const std::string name = optimizer + std::to_string(seed);
-    const auto run = shell(kBin + "zeroth train " + kExamples + "gpt/gpt.toml model.layers=2 model.width=96" +
-                           " model.context=64 train.steps=300 train.seed=" + std::to_string(seed) + " data.text=" +
-                           scratch.path("text") + " optimizer.use=" + optimizer + " optimizer." + optimizer +
-                           ".beta2=0.99 optimizer." + optimizer + ".weight_decay=0.1 sample.length=0 job.name=" + name +
-                           " job.runs=" + scratch.folder().string());
+    const auto run = shell(
+        kBin + "zeroth train " + kExamples + "gpt/gpt.toml model.layers=2 model.width=96" +
+        " model.context=64 train.steps=300 train.seed=" + std::to_string(seed) + " data.text=" + scratch.path("text") +
+        " optimizer.use=" + optimizer + " optimizer." + optimizer + ".beta2=0.99 optimizer." + optimizer +
+        ".weight_decay=0.1 sample.length=0 job.name=" + name + " job.runs=" + scratch.folder().string());
     EXPECT_EQ(run.code, 0) << run.output;
     const auto summary = summary_of(scratch, name);
     return std::pair(summary["loss"].get<double>(), summary["val_loss"].get<double>());
