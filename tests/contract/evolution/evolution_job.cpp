@@ -38,7 +38,6 @@ engine::Setup setup_of(const Arguments& arguments, const std::string& runs,
     std::vector<std::string> all{"strategy=" + arguments.strategy,
                                  "optimizer=sgd",
                                  "optimizer.sgd.momentum=0.9",
-                                 "offload.nvme.path=" + runs,
                                  "communicator.use=shm",
                                  "communicator.share_weights=false",
                                  "offload.optimizer=cpu",
@@ -49,6 +48,8 @@ engine::Setup setup_of(const Arguments& arguments, const std::string& runs,
                                  "job.threads=1",
                                  "job.name=evolution",
                                  "job.runs=" + runs};
+    for (const std::string& key : arguments.overrides)
+      if (key.ends_with("=nvme")) all.push_back("offload.nvme.path=" + runs);
     all.insert(all.end(), arguments.overrides.begin(), arguments.overrides.end());
     all.insert(all.end(), more.begin(), more.end());
     const std::string toml = "[[optimizer.groups]]\nmatch = [\"b\"]\nlr_scale = 0.5\n";
