@@ -23,8 +23,8 @@ const zr_optimizer_globals_api* api_of(const plugin::Instance& optimizer) {
       {offsetof(zr_optimizer_globals_api, save_globals), offsetof(zr_optimizer_globals_api, load_global)});
 }
 
-// The id of the optimizer that saved a value, and the value's key. `ids`: "muon, adamw", the optimizers of the saved
-// job. Older files name the first one's values without its id.
+// The id of the optimizer that saved a value, and the value's key. `ids`: the list of the saved job's
+// optimizers, separated by ", ". Older files name the first one's values without its id.
 std::pair<std::string, std::string> split(const std::string& ids, const std::string& name) {
   std::string first;
   for (std::size_t begin = 0; begin <= ids.size();) {
