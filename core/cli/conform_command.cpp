@@ -16,7 +16,8 @@ namespace po = boost::program_options;
 
 po::options_description conform_options() {
   po::options_description options("options");
-  options.add_options()("rule", po::value<std::string>(), "check this rule only, such as ZR-O04")(
+  options.add_options()("rule", po::value<Arguments>()->composing(),
+                        "check this rule only, such as ZR-O04; may be repeated")(
       "seed", po::value<uint64_t>()->default_value(1), "seed of the random cases")(
       "json", po::value<std::string>(), "also write the results to this file as JSON; - instead of the text")(
       "time-limit", po::value<double>()->default_value(60), "seconds per case")(
@@ -31,18 +32,22 @@ conform::Options options_of(const Command& command, const Parsed& parsed) {
   if (parsed.words.size() != 1 || parsed.words[0].empty()) fail_usage(command, "name one plug-in file");
   conform::Options options;
   options.file = parsed.words[0];
-  options.rule = parsed.value("rule");
+  options.rules = parsed.value<Arguments>("rule");
   options.seed = parsed.value<uint64_t>("seed");
   options.time_limit = parsed.value<double>("time-limit");
-  if (!options.rule.empty() && !conform::find_rule(options.rule))
-    fail_user(fmt::format("zeroth conform: there is no rule {}; zeroth conform --list prints the rules", options.rule));
+  for (const std::string& rule : options.rules)
+    if (!conform::find_rule(rule))
+      fail_user(fmt::format("zeroth conform: there is no rule {}; zeroth conform --list prints the rules", rule));
   if (!(options.time_limit > 0))
     fail_user(fmt::format("zeroth conform: --time-limit {}: must be more than 0 seconds", options.time_limit));
   for (const std::string& one : parsed.value<Arguments>("set")) {
     const std::size_t equals = one.find('=');
-    if (equals == one.npos) fail_usage(command, fmt::format("--set {} has no value; write KEY=VALUE", one));
+    if (equals == one.npos || equals == 0)
+      fail_usage(command, fmt::format("--set {} has no value; write KEY=VALUE", one));
     options.values[one.substr(0, equals)] = one.substr(equals + 1);
   }
+  if (const std::string problem = conform::usage_problem(options); !problem.empty())
+    fail_user("zeroth conform: " + problem);
   return options;
 }
 

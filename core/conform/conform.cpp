@@ -32,6 +32,10 @@ std::vector<ComponentName> components_of(const Options& options) {
   return components;
 }
 
+bool is_selected(const Options& options, const Rule& rule) {
+  return options.rules.empty() || std::find(options.rules.begin(), options.rules.end(), rule.id) != options.rules.end();
+}
+
 class Check {
  public:
   Check(const Options& options, const std::function<void(const Result&)>& on_result)
@@ -39,7 +43,7 @@ class Check {
 
   Report run() {
     for (const Rule& rule : rules()) {
-      if (!report_.options.rule.empty() && rule.id != report_.options.rule) continue;
+      if (!is_selected(report_.options, rule)) continue;
       if (!rule.per_component) {
         add(rule, {});
         continue;

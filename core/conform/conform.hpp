@@ -14,10 +14,10 @@ namespace zr::host::conform {
 
 struct Options {
   std::filesystem::path file;
-  std::string rule;        // check this rule only; "": all
-  uint64_t seed = 1;       // of the random cases
-  double time_limit = 60;  // seconds per case
-  KeyTexts values;         // of keys, as TOML text
+  std::vector<std::string> rules{};  // check these rules only; empty: all
+  uint64_t seed = 1;                 // of the random cases
+  double time_limit = 60;            // seconds per case
+  KeyTexts values;                   // of keys, as TOML text
 };
 
 /// The result of one case.
@@ -31,8 +31,13 @@ struct Report {
   std::vector<Result> results;
   /// The number of cases with this verdict.
   int count(Verdict verdict) const;
-  bool passed() const { return count(Verdict::fail) == 0; }
+  /// True if no rule failed, and if a case was run.
+  bool passed() const { return count(Verdict::fail) == 0 && !results.empty(); }
 };
+
+/// Why the options cannot be used with their file: there is no such file, it has no such key, the value of a key is
+/// not one of its values, a rule is about a role that the file does not have. "" if they can.
+std::string usage_problem(const Options& options);
 
 /// Checks the library; calls `on_result` after each case. The process must have one thread, and must not have loaded
 /// the library. Throws std::system_error if the machine has no processes or pipes left.

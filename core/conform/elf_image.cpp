@@ -2,10 +2,13 @@
 
 #include <elf.h>
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <iterator>
 #include <optional>
+
+#include "conform/text.hpp"
 
 namespace zr::host::conform {
 
@@ -33,6 +36,7 @@ class Bytes {
     std::memcpy(&value, bytes_.data() + offset, sizeof value);
     return value;
   }
+  uint64_t size() const { return bytes_.size(); }
   std::string text(uint64_t offset) const {
     if (offset >= bytes_.size()) return "";
     const std::size_t end = bytes_.find('\0', offset);
@@ -84,6 +88,20 @@ void read_dynamic(const Bytes& bytes, const Elf64_Ehdr& head, ElfImage& image) {
   }
 }
 
+// The number of bytes that the headers describe; all ones if it exceeds 64 bits.
+uint64_t described_bytes(const Bytes& bytes, const Elf64_Ehdr& head) {
+  uint64_t end = 0;
+  const auto add = [&end](uint64_t offset, uint64_t length) {
+    end = std::max(end, length > ~offset ? ~uint64_t{0} : offset + length);
+  };
+  add(head.e_phoff, uint64_t{head.e_phnum} * sizeof(Elf64_Phdr));
+  add(head.e_shoff, uint64_t{head.e_shnum} * sizeof(Elf64_Shdr));
+  for (uint64_t i = 0; i < head.e_phnum; ++i)
+    if (const auto header = bytes.at<Elf64_Phdr>(head.e_phoff + i * sizeof(Elf64_Phdr)))
+      add(header->p_offset, header->p_filesz);
+  return end;
+}
+
 }  // namespace
 
 ElfImage read_elf(const std::filesystem::path& file) {
@@ -97,6 +115,9 @@ ElfImage read_elf(const std::filesystem::path& file) {
     image.problem = "it was built for another machine";
   } else if (head->e_type != ET_DYN) {
     image.problem = "it is not a shared library";
+  } else if (const uint64_t described = described_bytes(bytes, *head); described > bytes.size()) {
+    image.problem = concat("it is cut off: it has ", bytes.size(), " bytes, but its headers describe ", described,
+                           "; build or copy it again");
   } else {
     read_symbols(bytes, *head, image);
     read_dynamic(bytes, *head, image);

@@ -164,6 +164,17 @@ std::string problem_of(const zr_key& key) {
   return in_range(key, *value) ? "" : concat("its default ", key.def, " is outside its range or choices");
 }
 
+std::string value_problem(const zr_key& key, const std::string& text) {
+  static constexpr std::array<const char*, 8> kTypes{"",       "true or false",     "an integer", "a number",
+                                                     "a text", "a number of bytes", "a duration", "a list of numbers"};
+  auto value = parse_value(key, text);
+  if (!value && key.type == ZR_KEY_STRING) value = text;  // the command line need not quote
+  if (!value) return concat(text, " is not ", key.type < kTypes.size() ? kTypes[key.type] : "a value of its type");
+  if (in_range(key, *value)) return "";
+  return key.choices ? concat(text, " is not one of ", key.choices)
+                     : concat(text, " is not from ", key.min, " to ", key.max);
+}
+
 KeyValues values_of(const zr_component& component, const KeyTexts& texts) {
   KeyValues values;
   for (uint32_t i = 0; i < component.n_keys; ++i) {

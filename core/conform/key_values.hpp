@@ -13,6 +13,9 @@ namespace zr::host::conform {
 /// Reads TOML text ("0.9", "\"32MiB\"", "[0.9, 0.999]") as a value of the key's type; nothing if it is not one.
 std::optional<KeyValue> parse_value(const zr_key& key, const std::string& text);
 
+/// Why TOML text is no value of the key: "\"fast\" is not a number", "2 is not from 0 to 1"; "" if it is one.
+std::string value_problem(const zr_key& key, const std::string& text);
+
 /// Why the declaration of a key is invalid; "" if it is valid.
 std::string problem_of(const zr_key& key);
 

@@ -14,7 +14,7 @@ using namespace zr::host::conform;
 constexpr const char* kHelp =
     "usage: zeroth-conform FILE.so [OPTION ...]\n\n"
     "Checks a plug-in against the rules of the ABI, one process per case.\n\n"
-    "  --rule ID             check this rule only\n"
+    "  --rule ID             check this rule only; may be repeated\n"
     "  --seed N              seed of the random cases (default 1)\n"
     "  --json FILE           also write the results to FILE as JSON; - instead of the text\n"
     "  --time-limit SECONDS  limit of each case (default 60)\n"
@@ -39,7 +39,7 @@ void read_option(Arguments& arguments, const std::string& name, const std::strin
   char* end = nullptr;
   if (name == "--rule") {
     if (!find_rule(value)) fail_usage("there is no rule " + value);
-    arguments.options.rule = value;
+    arguments.options.rules.push_back(value);
   } else if (name == "--seed") {
     arguments.options.seed = std::strtoull(value.c_str(), &end, 10);
   } else if (name == "--json") {
@@ -47,7 +47,9 @@ void read_option(Arguments& arguments, const std::string& name, const std::strin
   } else if (name == "--time-limit") {
     arguments.options.time_limit = std::strtod(value.c_str(), &end);
     if (!(arguments.options.time_limit > 0)) fail_usage("--time-limit must be more than 0");
-  } else if (name == "--set" && value.find('=') != value.npos) {
+  } else if (name == "--set") {
+    if (value.find('=') == value.npos || value[0] == '=')
+      fail_usage("--set " + value + " has no value; write KEY=VALUE");
     arguments.options.values[value.substr(0, value.find('='))] = value.substr(value.find('=') + 1);
   } else {
     fail_usage("unknown option " + name);
@@ -78,6 +80,10 @@ int run(const Arguments& arguments) {
   if (arguments.help || arguments.list) {
     std::cout << (arguments.help ? kHelp : list_of_rules());
     return 0;
+  }
+  if (const std::string problem = usage_problem(arguments.options); !problem.empty()) {
+    std::cerr << "zeroth-conform: " << problem << "\n";
+    return kRejected;
   }
   const bool prints_json = arguments.json == "-";
   const Report report = check_library(arguments.options, [&](const Result& result) {

@@ -54,21 +54,25 @@ void send(int fd, char kind, const std::string& text) {
   ::_exit(0);
 }
 
-[[noreturn]] void run_child(const std::function<std::string(const Note&)>& check, int result, pid_t parent) {
+[[noreturn]] void run_child(const std::function<std::string(const Note&)>& check, int result, int errors,
+                            pid_t parent) {
   ::setpgid(0, 0);
   const rlimit none{0, 0};
   ::setrlimit(RLIMIT_CORE, &none);
   const int null = ::open("/dev/null", O_RDWR | O_CLOEXEC);
-  for (const int standard : {0, 1, 2}) ::dup2(null, standard);
+  for (const int standard : {0, 1}) ::dup2(null, standard);
+  ::dup2(errors, 2);
   for (const int crash : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) ::signal(crash, SIG_DFL);
   end_with_result(result, parent,
                   [&] { return check([result](const std::string& text) { send(result, 'n', one_line(text)); }); });
 }
 
+constexpr const char* kCrashed = "it crashed with signal ";
+
 std::string status_text(int status) {
   if (WIFEXITED(status)) return concat("it ended the process with exit code ", WEXITSTATUS(status));
   const char* name = ::sigabbrev_np(WTERMSIG(status));
-  return concat("it crashed with signal ", WTERMSIG(status), name ? concat(" (SIG", name, ")") : "");
+  return concat(kCrashed, WTERMSIG(status), name ? concat(" (SIG", name, ")") : "");
 }
 
 bool has_ended(pid_t child) {
@@ -79,21 +83,49 @@ bool has_ended(pid_t child) {
 // Reads messages until the result has arrived, the child has ended or the time is over.
 class Messages {
  public:
-  explicit Messages(int fd) : fd_(fd) {}
+  /// `errors`: what the process writes to stderr; or -1.
+  explicit Messages(int fd, int errors = -1) : fd_(fd), errors_(errors) {}
   bool wait(pid_t child, Clock::time_point deadline) {
     bool ended = false;
     while (result_.empty() && !ended && Clock::now() < deadline) {
       ended = has_ended(child);  // then its messages are in the pipe
-      pollfd poll{fd_, POLLIN, 0};
-      while (result_.empty() && ::poll(&poll, 1, ended ? 0 : 20) > 0 && read()) {
+      std::array<pollfd, 2> polls{pollfd{fd_, POLLIN, 0}, pollfd{errors_, POLLIN, 0}};
+      while (result_.empty() && ::poll(polls.data(), polls.size(), ended ? 0 : 20) > 0) {
+        const bool has_errors = read_errors();
+        if (!read() && !has_errors) break;
+        if (Clock::now() > deadline) break;
       }
+    }
+    while (read_errors() && Clock::now() < deadline) {
     }
     return ended || !result_.empty();
   }
   const std::string& result() const { return result_; }
   std::string while_text() const { return note_.empty() ? "" : concat(" (while: ", note_, ")"); }
+  // The last lines that the process wrote to stderr.
+  std::string errors_text() const {
+    constexpr std::size_t kLines = 5, kBytes = 240;
+    std::string text = error_text_.substr(error_text_.size() - std::min(error_text_.size(), kBytes));
+    while (!text.empty() && text.back() == '\n') text.pop_back();
+    std::size_t first = text.size();
+    for (std::size_t line = 0; line < kLines && first != text.npos && first > 0; ++line)
+      first = text.rfind('\n', first - 1);
+    if (first != text.npos && first > 0) text.erase(0, first + 1);
+    std::string line = "; its last lines on stderr: ";
+    for (const char c : text) line += c == '\n' ? std::string(" / ") : std::string(1, c);
+    return text.empty() ? "" : one_line(line);
+  }
 
  private:
+  bool read_errors() {
+    constexpr std::size_t kKept = 4096;
+    std::array<char, 4096> buffer;
+    const ssize_t n = errors_ < 0 ? 0 : ::read(errors_, buffer.data(), buffer.size());
+    if (n <= 0) return false;
+    error_text_.append(buffer.data(), static_cast<std::size_t>(n));
+    if (error_text_.size() > kKept) error_text_.erase(0, error_text_.size() - kKept);
+    return true;
+  }
   // False if there is nothing to read.
   bool read() {
     std::array<char, 4096> buffer;
@@ -106,8 +138,8 @@ class Messages {
     }
     return true;
   }
-  int fd_;
-  std::string text_, note_, result_;
+  int fd_, errors_;
+  std::string text_, note_, result_, error_text_;
 };
 
 Outcome outcome_of(const std::string& result) {
@@ -119,21 +151,26 @@ Outcome outcome_of(const std::string& result) {
 }  // namespace
 
 Outcome run_in_process(const std::function<std::string(const Note&)>& check, double seconds) {
-  std::array<int, 2> ends{};
+  std::array<int, 2> ends{}, errors{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) throw std::system_error(errno, std::generic_category(), "pipe");
+  if (::pipe2(errors.data(), O_CLOEXEC) != 0) {
+    const int code = errno;
+    ::close(ends[0]), ::close(ends[1]);
+    throw std::system_error(code, std::generic_category(), "pipe");
+  }
   const pid_t parent = ::getpid(), child = ::fork();
   if (child == 0) {
-    ::close(ends[0]);
-    run_child(check, ends[1], parent);
+    ::close(ends[0]), ::close(errors[0]);
+    run_child(check, ends[1], errors[1], parent);
   }
-  ::close(ends[1]);
+  ::close(ends[1]), ::close(errors[1]);
   if (child < 0) {
-    ::close(ends[0]);
+    ::close(ends[0]), ::close(errors[0]);
     throw std::system_error(errno, std::generic_category(), "fork");
   }
   ::setpgid(child, child);
-  ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
-  Messages messages(ends[0]);
+  for (const int end : {ends[0], errors[0]}) ::fcntl(end, F_SETFL, O_NONBLOCK);
+  Messages messages(ends[0], errors[0]);
   const bool ended = messages.wait(
       child, Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds)));
   int status = 0;
@@ -142,10 +179,15 @@ Outcome run_in_process(const std::function<std::string(const Note&)>& check, dou
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
   ::kill(-child, SIGKILL);  // its processes
-  ::close(ends[0]);
-  if (!messages.result().empty()) return outcome_of(messages.result());
-  if (!ended) return {Verdict::fail, concat("it did not end within ", seconds, " seconds", messages.while_text()), ""};
-  return {Verdict::fail, status_text(status) + messages.while_text(), ""};
+  ::close(ends[0]), ::close(errors[0]);
+  if (!messages.result().empty()) {
+    Outcome outcome = outcome_of(messages.result());
+    if (outcome.verdict == Verdict::fail && outcome.reason.find(kCrashed) != std::string::npos)  // a rank
+      outcome.reason += messages.errors_text();
+    return outcome;
+  }
+  const std::string how = ended ? status_text(status) : concat("it did not end within ", seconds, " seconds");
+  return {Verdict::fail, how + messages.while_text() + messages.errors_text(), ""};
 }
 
 namespace {

@@ -18,7 +18,8 @@ struct Outcome {
 /// Sends what a check does now to the process that waits for it.
 using Note = std::function<void(const std::string&)>;
 
-/// Runs `check` in a forked process, with its output discarded. Its result is the text that it returns, a Failure or
+/// Runs `check` in a forked process, with its output discarded, except that the reason of
+/// a crash has the last lines on stderr. Its result is the text that it returns, a Failure or
 /// Skipped that it throws, the signal that ended it, or its time limit in seconds; then all its processes are killed.
 /// Only for processes with one thread. Throws std::system_error if no process can be started.
 Outcome run_in_process(const std::function<std::string(const Note&)>& check, double seconds);

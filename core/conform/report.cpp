@@ -20,8 +20,9 @@ std::string text_of(const Result& result) {
 }
 
 std::string summary_of(const Report& report) {
-  return concat(report.count(Verdict::pass), " passed, ", report.count(Verdict::fail), " failed, ",
-                report.count(Verdict::skip), " skipped; seed ", report.options.seed, "\n");
+  const int passed = report.count(Verdict::pass), failed = report.count(Verdict::fail);
+  return concat(passed, " passed, ", failed, " failed, ", report.count(Verdict::skip), " skipped; seed ",
+                report.options.seed, passed + failed == 0 ? "; nothing was checked\n" : "\n");
 }
 
 std::string json_of(const Report& report) {

@@ -135,7 +135,7 @@ TEST(ConformRules, EveryRuleFindsADefect) {
   for (const Defect& defect : defects()) proven.insert(defect.rule);
   for (const std::string& line : shell(kConform + " --list").lines())
     if (!proven.count(line.substr(0, 6))) unproven.insert(line.substr(0, 6));
-  // conform.txt has a file that is no library.
+  // conform.txt has a library that is cut off.
   EXPECT_EQ(unproven, std::set<std::string>{"ZR-L01"});
 }
 
