@@ -128,6 +128,7 @@ namespace {
 template <class Workspace>
 bool is_supported(Precision precision) {
   try {
+    const OneThread one_thread;
     const Workspace workspace(precision, 16, 16);
     return true;
   } catch (const dnnl::error&) {
@@ -158,6 +159,7 @@ NewtonSchulz::Workspace* NewtonSchulz::take(int64_t rows, int64_t columns) {
       return workspace;
     }
   }
+  const OneThread one_thread;  // a kernel is made for a number of threads
   return new Workspace(precision_, rows, columns);
 }
 
