@@ -63,7 +63,6 @@ std::string Description::text() const {
                             desc.device_types, ", flags ", desc.flags, ", cost ", desc.cost);
   for (const zr_slot& slot : slots)
     text += concat(", state ", slot.name, " ", slot.dtype, " ", slot.shape, " ", slot.flags, " ", slot.block);
-  for (const uint32_t count : sums) text += concat(", a pass with ", count, " sums");
   return text;
 }
 

@@ -26,7 +26,8 @@ using Cuts = std::vector<std::pair<int64_t, int64_t>>;
 struct Description {
   zr_optimizer_desc desc{};
   std::vector<zr_slot> slots;  // their names are valid as long as the instance
-  std::vector<uint32_t> sums;  // by pass: sums per block (zr/abi/draft/partial_sums.h)
+  uint32_t passes = 0;         // as reported (zr/abi/draft/partial_sums.h)
+  std::vector<uint32_t> sums;  // by pass, at most ZR_MAX_PASSES: sums per block
   Shape shape;
   /// Slices begin at its multiples (zr_param.cut_block).
   int64_t cut_block() const;
@@ -36,7 +37,7 @@ struct Description {
   bool has_independent_blocks() const { return sums.empty(); }
   /// Elements of a state for the first `elements` elements of the parameter.
   int64_t state_elements(const zr_slot& slot, int64_t elements) const;
-  /// Everything that was reported.
+  /// Everything that describe() reported.
   std::string text() const;
   /// The parameter cut at random places where this description permits it; one range if it cannot be cut.
   Cuts random_cuts(std::mt19937_64& random) const;

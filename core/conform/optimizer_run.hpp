@@ -20,7 +20,8 @@ struct UpdateOptions {
   Cuts cuts{};  // empty: one slice of all elements
   uint32_t group = 0, unknown_flags = 0;
   float grad_mul = 0.5f;
-  int64_t step = 1;
+  int64_t step = 1;      // of the parameter
+  int64_t job_step = 0;  // of the job; 0: equal to `step`
   double lr = 3e-3;
   Completion* done = nullptr;
   bool one_call = true;  // of step() for all slices; else one call per slice
