@@ -17,7 +17,10 @@ void slices_have_their_own_values(Case& test) {
   const KeyValues values = Instance::values_for(test);
   TestHost host;
   const OptimizerRun run(test, host, values);
-  require(run.add_group(1, values).ok(), "add_group(1) with the values of group 0 fails");
+  KeyValues of_group_1 = values;
+  if (const auto change = other_group_value(run.instance().component(), values))
+    of_group_1[change->first] = change->second;
+  require(run.add_group(1, of_group_1).ok(), "add_group(1) fails");
   const std::vector<Shape> shapes = run.supported(kShapes);
   for (const bool reversed : {false, true}) {
     std::vector<ParameterArrays> together, alone;
@@ -41,7 +44,7 @@ void slices_have_their_own_values(Case& test) {
     for (const ParameterUpdate& update : single) {
       TestHost other_host;
       const OptimizerRun other(test, other_host, values);
-      require(other.add_group(1, values).ok(), "add_group(1) fails");
+      require(other.add_group(1, of_group_1).ok(), "add_group(1) fails");
       three_steps({&other}, {update});
     }
     for (std::size_t i = 0; i < 6; ++i)

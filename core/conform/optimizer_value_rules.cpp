@@ -13,6 +13,18 @@
 
 namespace zr::host::conform {
 
+std::optional<std::pair<std::string, KeyValue>> other_group_value(const zr_component& component,
+                                                                  const KeyValues& values) {
+  for (uint32_t i = 0; i < component.n_keys; ++i) {
+    const zr_key& key = *component.keys[i];
+    const auto* value = std::get_if<double>(&values.at(key.name));
+    if (!(key.flags & ZR_KEY_PER_GROUP) || !value) continue;
+    for (const double other : {*value * 0.5, *value * 0.5 + 0.25, *value + 0.125})
+      if (other != *value && other >= key.min && other <= key.max) return {{key.name, other}};
+  }
+  return {};
+}
+
 namespace {
 
 uint16_t rounded(float value, zr_dtype dtype) { return dtype == ZR_BF16 ? to_bf16(value) : to_f16(value); }
@@ -160,24 +172,12 @@ void failed_step_changes_nothing(Case& test) {
   if (accepts) skip("step() accepts weights of int8");
 }
 
-// Another value of a key that groups may override; nothing if there is no such key.
-std::optional<std::pair<std::string, KeyValue>> other_value(const zr_component& component, const KeyValues& values) {
-  for (uint32_t i = 0; i < component.n_keys; ++i) {
-    const zr_key& key = *component.keys[i];
-    const auto* value = std::get_if<double>(&values.at(key.name));
-    if (!(key.flags & ZR_KEY_PER_GROUP) || !value) continue;
-    for (const double other : {*value * 0.5, *value * 0.5 + 0.25, *value + 0.125})
-      if (other != *value && other >= key.min && other <= key.max) return {{key.name, other}};
-  }
-  return {};
-}
-
 void groups_use_their_own_values(Case& test) {
   const KeyValues values = Instance::values_for(test);
   TestHost host, other_host, default_host;
   OptimizerRun run(test, host, values);
   KeyValues other = values;
-  const auto change = other_value(run.instance().component(), values);
+  const auto change = other_group_value(run.instance().component(), values);
   if (change) other[change->first] = change->second;
   for (const uint32_t group : {1u, 2u}) {
     const Answer answer = run.add_group(group, other);

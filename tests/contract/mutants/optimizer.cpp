@@ -220,7 +220,7 @@ zr_code describe(void* self, const zr_param* param, zr_optimizer_desc* out, zr_e
   if (kDefect == no_cpu_memory) desc.device_types = 1u << ZR_DEVICE_CUDA;
   if (kDefect == description_changes && o.stepped) desc.flags = 1u << 20;
   mutant::write_output(out, desc);
-  if (kDefect == output_too_short) out->size = 40;
+  if (kDefect == output_too_short) out->size = 47;
   if (kDefect == output_too_long) std::memset(reinterpret_cast<char*>(out) + out->size, 0, 8);
   return ZR_OK;
 }

@@ -130,11 +130,9 @@ zr_code create(const zr_host* host, const zr_config*, void** self, zr_error*) {
 void destroy(void* self) { delete static_cast<Strategy*>(self); }
 
 zr_code describe(void*, zr_strategy_desc* out, zr_error*) {
-  mutant::write_output(
-      out, zr_strategy_desc {
-        sizeof(zr_strategy_desc), 0, if (kDefect == output_too_short) out->size = 8;
-        1u << (kDefect == no_cpu_memory ? ZR_DEVICE_CUDA : ZR_DEVICE_CPU)
-      });
+  const uint32_t devices = 1u << (kDefect == no_cpu_memory ? ZR_DEVICE_CUDA : ZR_DEVICE_CPU);
+  mutant::write_output(out, zr_strategy_desc{sizeof(zr_strategy_desc), 0, devices});
+  if (kDefect == output_too_short) out->size = 15;
   if (kDefect == output_too_long) std::memset(reinterpret_cast<char*>(out) + out->size, 0, 4);
   return ZR_OK;
 }
