@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <map>
 #include <set>
@@ -181,34 +182,47 @@ void alignment_changes_nothing(Case& test) {
   }
 }
 
+// Each thread updates the same parameters, but begins with another one.
 void threads_at_once(Case& test) {
-  constexpr std::size_t kThreads = 4;
+  constexpr std::size_t kThreads = 4, kParameters = 6;
   for (const Shape& shape : supported_shapes(test, kShapes)) {
-    const std::string alone = optimizer_result(test, {.shape = shape});
-    for (int round = 0; round < 8; ++round) {
+    const auto parameters = [&](const OptimizerRun& run) {
+      std::vector<ParameterArrays> all;
+      for (std::size_t i = 0; i < kParameters; ++i) all.push_back(run.arrays({.shape = shape}, test.random(i)));
+      return all;
+    };
+    TestHost alone_host;
+    OptimizerRun alone(test, alone_host);
+    std::vector<ParameterArrays> expected = parameters(alone);
+    for (ParameterArrays& one : expected) three_steps({&alone}, {{&one}});
+    for (int round = 0; round < 6; ++round) {
       TestHost host;
       OptimizerRun run(test, host);
-      std::vector<ParameterArrays> arrays;
-      for (std::size_t t = 0; t < kThreads; ++t) arrays.push_back(run.arrays({.shape = shape}, test.random()));
+      std::vector<std::vector<ParameterArrays>> arrays;
+      for (std::size_t t = 0; t < kThreads; ++t) arrays.push_back(parameters(run));
       std::vector<std::string> problems(kThreads);
-      for (int64_t step = 1; step <= 3; ++step) {
+      for (int64_t step = 1; step <= 3; ++step) {  // the host makes one step at a time
+        std::atomic<std::size_t> started{0};
         std::vector<std::thread> threads;
         for (std::size_t t = 0; t < kThreads; ++t)
           threads.emplace_back([&, t] {
             try {
-              run.update(arrays[t], {.step = step});
-              arrays[t].new_gradient();
+              for (++started; started < kThreads;) std::this_thread::yield();
+              for (std::size_t i = 0; i < kParameters; ++i)
+                run.update(arrays[t][(i + t) % kParameters], {.step = step});
             } catch (const Failure& failure) {
               problems[t] = failure.reason;
             }
           });
         for (std::thread& thread : threads) thread.join();
+        for (auto& of_thread : arrays)
+          for (ParameterArrays& one : of_thread) one.new_gradient();
       }
-      for (std::size_t t = 0; t < kThreads; ++t) {
-        require(problems[t].empty(), problems[t]);
-        require(arrays[t].bits() == alone, "four threads at once give another result for a parameter of shape ",
-                text_of(shape), " than one");
-      }
+      for (const std::string& problem : problems) require(problem.empty(), problem);
+      for (const auto& of_thread : arrays)
+        for (std::size_t i = 0; i < kParameters; ++i)
+          require(of_thread[i].bits() == expected[i].bits(),
+                  "four threads at once give another result for a parameter of shape ", text_of(shape), " than one");
     }
   }
 }

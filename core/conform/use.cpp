@@ -101,6 +101,7 @@ void call_every_function(Case& test, Instance& instance) {
   const zr_component& component = instance.component();
   if (component.extension) call_void("extension()", [&] { component.extension("zr.conform.unknown/1"); });
   if (test.role() == "optimizer") try_to([&] { OptimizerRun(instance).add_group(1, Instance::values_for(test)); });
+  try_to([&] { output_size(instance, test.role()); });
   try_to([&] { use_component(test, instance, {}); });
   if (test.role() == "communicator") try_to([&] { call_communicator(instance); });
   if (test.role() == "offload") try_to([&] { call_offload(instance); });
