@@ -207,10 +207,12 @@ void outputs_set_their_size(Case& test) {
 
 void no_exception_escapes(Case& test) {
   as_ranks(test, [&](const HostOptions& options) {
-    TestHost host(options);
-    Instance instance(test, host);
-    test.note("calling every function");
-    call_every_function(test, instance);
+    find_exceptions([&] {
+      TestHost host(options);
+      Instance instance(test, host);
+      test.note("calling every function");
+      call_every_function(test, instance);
+    });
   });
 }
 

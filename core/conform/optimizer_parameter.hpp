@@ -64,10 +64,13 @@ struct ParameterArrays {
   void check_surroundings(const std::string& gradient_before) const;
   /// Fails if an element outside the range differs from `before`, the contents() of earlier.
   void check_rest(const std::vector<std::string>& before, const std::pair<int64_t, int64_t>& range) const;
-  /// The views of a range of elements.
+  /// zr_update_slice.weight of a range of elements.
   zr_view weight_view(int64_t first, int64_t n) const;
+  /// zr_update_slice.master: empty for fp32 weights.
   zr_view master_view(int64_t first, int64_t n) const;
+  /// zr_update_slice.grad of a range of elements.
   zr_view grad_view(int64_t first, int64_t n) const;
+  /// zr_update_slice.slots of a range of complete blocks.
   std::vector<zr_view> state_views(int64_t first, int64_t n) const;
   bool narrow() const { return layout.weight_dtype != ZR_F32; }
 
