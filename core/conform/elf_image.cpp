@@ -64,6 +64,27 @@ void read_symbols(const Bytes& bytes, const Elf64_Ehdr& head, ElfImage& image) {
   }
 }
 
+void read_versions(const Bytes& bytes, const Elf64_Ehdr& head, ElfImage& image) {
+  for (uint64_t i = 0; i < head.e_shnum; ++i) {
+    const auto section = bytes.at<Elf64_Shdr>(head.e_shoff + i * sizeof(Elf64_Shdr));
+    if (!section || section->sh_type != SHT_GNU_verneed) continue;
+    const auto strings = bytes.at<Elf64_Shdr>(head.e_shoff + section->sh_link * sizeof(Elf64_Shdr));
+    uint64_t at = section->sh_offset;
+    for (uint32_t library = 0; strings && library < section->sh_info; ++library) {
+      const auto need = bytes.at<Elf64_Verneed>(at);
+      if (!need) return;
+      uint64_t entry = at + need->vn_aux;
+      for (int version = 0; version < need->vn_cnt; ++version) {
+        const auto one = bytes.at<Elf64_Vernaux>(entry);
+        if (!one) return;
+        image.versions.push_back(bytes.text(strings->sh_offset + one->vna_name));
+        entry += one->vna_next;
+      }
+      at += need->vn_next;
+    }
+  }
+}
+
 void read_dynamic(const Bytes& bytes, const Elf64_Ehdr& head, ElfImage& image) {
   bool has_stack_header = false;
   for (uint64_t i = 0; i < head.e_phnum; ++i) {
@@ -120,6 +141,7 @@ ElfImage read_elf(const std::filesystem::path& file) {
                            "; build or copy it again");
   } else {
     read_symbols(bytes, *head, image);
+    read_versions(bytes, *head, image);
     read_dynamic(bytes, *head, image);
   }
   return image;

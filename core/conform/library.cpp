@@ -17,7 +17,19 @@ Library& Case::library() {
   return *library_;
 }
 
+namespace {
+// zeroth-conform contains an unwinder of its own, which is initialized by its first exception. A plug-in that throws
+// uses another one, which calls this one: uninitialized, it would end the process.
+void prepare_for_exceptions() {
+  try {
+    throw Failure{};
+  } catch (const Failure&) {
+  }
+}
+}  // namespace
+
 Library::Library(const std::filesystem::path& file) {
+  prepare_for_exceptions();
   handle_ = ::dlopen(std::filesystem::absolute(file).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!handle_) fail("it cannot be loaded: ", ::dlerror());
   link_map* map = nullptr;

@@ -24,7 +24,10 @@ struct Answer {
   }
 };
 
-/// Calls fn(zr_error*). Fails if an exception leaves the function.
+/// Thrown by call(): an exception left a function of the plug-in.
+struct EscapedException : Failure {};
+
+/// Calls fn(zr_error*). Throws EscapedException if an exception leaves the function.
 template <class F>
 Answer call(const std::string& name, F&& fn) {
   zr_error error{};
@@ -33,9 +36,10 @@ Answer call(const std::string& name, F&& fn) {
     error.msg[sizeof error.msg - 1] = 0;
     return {code, error.native, error.msg};
   } catch (const std::exception& escaped) {
-    fail(name, " threw an exception (", escaped.what(), "); a function of the ABI returns a code");
+    throw EscapedException{
+        {concat(name, " threw an exception (", escaped.what(), "); a function of the ABI returns a code")}};
   } catch (...) {
-    fail(name, " threw an exception; a function of the ABI returns a code");
+    throw EscapedException{{concat(name, " threw an exception; a function of the ABI returns a code")}};
   }
 }
 /// The same for a function that returns nothing and takes no zr_error.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <set>
 #include <string>
 
@@ -55,6 +56,15 @@ void needs_no_foreign_runtime(Case& test) {
   for (const std::string& library : read_elf(test.file()).needed)
     for (const char* foreign : kForeign)
       if (library.rfind(foreign, 0) == 0) fail("it needs ", library);
+}
+
+void needs_no_newer_glibc(Case& test) {
+  constexpr int kNewest = 36;  // of 2.x: that of Debian 12, which the engine's own programs need
+  for (const std::string& version : read_elf(test.file()).versions) {
+    int major = 0, minor = 0;
+    if (std::sscanf(version.c_str(), "GLIBC_%d.%d", &major, &minor) == 2 && (major > 2 || minor > kNewest))
+      fail("it needs ", version, "; build it on a system with glibc 2.", kNewest, " or older");
+  }
 }
 
 void loads(Case& test) { test.library(); }
@@ -191,6 +201,8 @@ constexpr Rule kRules[] = {
      Level::file, false, false},
     {"ZR-L05", "", "The library needs neither libtorch nor libc++ nor the engine.", needs_no_foreign_runtime,
      Level::file, false, false},
+    {"ZR-L18", "", "The library needs no version of glibc newer than 2.36.", needs_no_newer_glibc, Level::file, false,
+     false},
     {"ZR-L06", "", "The library loads with RTLD_NOW and RTLD_LOCAL, within the time limit.", loads, Level::load, true,
      false},
     {"ZR-L07", "", "zr_module_v1() is pure: it returns the same module for every minor version of a host.",

@@ -191,7 +191,29 @@ void tables_are_not_cached(Case& test) {
 void outputs_have_their_size(Case& test) {
   TestHost host;
   Instance instance(test, host);
-  check_output_size(instance, test.role());
+  const OutputSize output = output_size(instance, test.role());
+  require(output.intact, output.function, " writes beyond the `size` bytes of its output");
+}
+
+void outputs_set_their_size(Case& test) {
+  TestHost host;
+  Instance instance(test, host);
+  const OutputSize output = output_size(instance, test.role());
+  require(output.size <= output.had, output.function, " sets size to ", output.size, ", but has only ", output.had,
+          " bytes");
+  require(output.size >= output.least, output.function, " sets size to ", output.size, ", but the struct has ",
+          output.least, " bytes in ABI 0.9");
+}
+
+void no_exception_escapes(Case& test) {
+  as_ranks(test, [&](const HostOptions& options) {
+    find_exceptions([&] {
+      TestHost host(options);
+      Instance instance(test, host);
+      test.note("calling every function");
+      call_every_function(test, instance);
+    });
+  });
 }
 
 constexpr Rule kRules[] = {
@@ -202,6 +224,7 @@ constexpr Rule kRules[] = {
     {"ZR-L14", "", "extension() returns NULL for an id that it does not know.", unknown_extension_is_null},
     {"ZR-L15", "", "Two instances of one component work at the same time.", two_instances_at_once},
     {"ZR-L16", "", "A create() that fails has a text and leaves *self unchanged.", failed_create_has_a_text},
+    {"ZR-L17", "", "No exception leaves a function of the plug-in.", no_exception_escapes, Level::create},
     {"ZR-H01", "", "Sized structs of a newer host, with unknown members at their end, work as well.", longer_structs},
     {"ZR-H02", "", "Without any one of the services, create() works or fails with a text.", absent_services},
     {"ZR-H03", "", "An instance uses the service tables of its own host, not those of an earlier one.",
@@ -209,6 +232,8 @@ constexpr Rule kRules[] = {
     {"ZR-H04", "", "Arguments are not read after the call that got them has returned.", arguments_are_not_kept},
     {"ZR-H05", "", "A function that fills a sized struct writes at most the struct's `size` bytes.",
      outputs_have_their_size},
+    {"ZR-H06", "", "A function that fills a sized struct sets its size, to at least that of ABI 0.9.",
+     outputs_set_their_size},
 };
 
 }  // namespace

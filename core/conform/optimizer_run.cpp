@@ -1,149 +1,238 @@
 #include "conform/optimizer_run.hpp"
 
 #include <algorithm>
-#include <cmath>
 
 #include "conform/use.hpp"
+#define ZR_NO_DRAFT_TAG
+#include "zr/abi/draft/partial_sums.h"
 #include "zr/names.hpp"
 
 namespace zr::host::conform {
 
 namespace {
-std::size_t bytes_of(int64_t count, zr_dtype dtype) { return static_cast<std::size_t>(count * size_of(dtype)); }
-}  // namespace
 
-ParameterArrays::ParameterArrays(const Layout& of, const std::vector<zr_slot>& types, std::mt19937_64 random)
-    : layout(of),
-      slot_types(types),
-      master(bytes_of(of.count, ZR_F32), 64, of.shift),
-      weight16(of.weight_dtype == ZR_F32 ? 0 : bytes_of(of.count, of.weight_dtype), 64, of.shift / 2),
-      grad(bytes_of(of.count, ZR_F32), 64, of.shift),
-      random_(random) {
-  for (const zr_slot& type : types) {
-    const Array& slot = slots.emplace_back(bytes_of(of.count, type.dtype), 64, of.shift);
-    std::memset(slot.data(), 0, slot.size());
-  }
-  std::memset(weight16.data(), of.undefined, weight16.size());
-  // Weights of both signs, some zero, some tiny, as after initialization.
-  for (int64_t i = 0; i < of.count; ++i)
-    master.as<float>()[i] = i % 11 == 0 ? 0.f : number() * (i % 7 == 0 ? 1e-6f : 0.5f);
-  new_gradient();
-}
-
-// In (-1, 1).
-float ParameterArrays::number() { return static_cast<float>(static_cast<int32_t>(random_() >> 32)) * 0x1p-31f; }
-
-void ParameterArrays::new_gradient() {  // over eight decades
-  for (int64_t i = 0; i < layout.count; ++i) {
-    const float size = std::pow(10.f, -4 + 4 * number());
-    grad.as<float>()[i] = number() * size;
-  }
-}
-
-std::string ParameterArrays::bits() const {
-  std::string all = master.content() + weight16.content();
-  for (const Array& slot : slots) all += slot.content();
-  return all;
-}
-
-void ParameterArrays::check_surroundings(const std::string& gradient_before) const {
-  require(master.surroundings_are_intact(), "it wrote outside the view of the ",
-          layout.weight_dtype == ZR_F32 ? "weight" : "master weight");
-  require(weight16.surroundings_are_intact(), "it wrote outside the view of the weight");
-  require(grad.surroundings_are_intact() && grad.content() == gradient_before, "it wrote to the gradient");
-  for (std::size_t i = 0; i < slots.size(); ++i)
-    require(slots[i].surroundings_are_intact(), "it wrote outside the view of state '", slot_types[i].name, "'");
-}
-
-namespace {
-// The host does not call step() for parameters of optimizers with this draft extension.
-void skip_if_it_has_passes(const Instance& instance) {
+const zr_partial_sums_api* sums_api_of(const Instance& instance) {
   const zr_component& component = instance.component();
-  if (component.extension && component.extension("zr.optimizer.partial_sums/1"))
-    skip("its updates need sums over full parameters (zr/abi/draft/partial_sums.h)");
-}
-}  // namespace
-
-zr_optimizer_desc describe_optimizer(const zr_optimizer_api& api, void* self, const Mode& mode, int64_t count,
-                                     uint32_t group, uint32_t flags) {
-  Loan loan(mode);
-  const int64_t* shape = loan.list(std::vector<int64_t>{count});
-  const zr_param* param =
-      loan.sized(zr_param{sizeof(zr_param), flags, loan.text("weight"), shape, 1, group, count, 0, 0});
-  zr_optimizer_desc* desc = loan.sized(zr_optimizer_desc{});
-  const Answer answer = call("describe()", [&](zr_error* error) { return api.describe(self, param, desc, error); });
-  if (answer.code == ZR_UNSUPPORTED) skip("describe() does not support a parameter with one dimension");
-  if (!answer.ok()) fail("describe() ", answer.said());
-  require(desc->size <= sizeof *desc + Loan::kUnknownBytes, "describe() set size to ", desc->size);
-  zr_optimizer_desc copy;
-  ZR_TAKE(&copy, desc);
-  return copy;
+  const void* table = nullptr;
+  if (component.extension)
+    call_void("extension()", [&] { table = component.extension("zr.optimizer.partial_sums/1"); });
+  return static_cast<const zr_partial_sums_api*>(table);
 }
 
-Answer step_optimizer(const zr_optimizer_api& api, void* self, const ParameterArrays& arrays,
-                      const UpdateOptions& options, const Cuts& cuts) {
-  Loan loan(options.mode);
-  const auto& layout = arrays.layout;
-  const bool narrow = layout.weight_dtype != ZR_F32;
-  const auto at = [](const Array& array, int64_t first, int64_t n, zr_dtype dtype) {
-    return view_of(array.data() + bytes_of(first, dtype), n, dtype);
-  };
-  std::vector<const zr_update_slice*> slices;
-  for (const auto& [first, n] : cuts) {
-    std::vector<zr_view> states;
-    for (std::size_t i = 0; i < arrays.slots.size(); ++i)
-      states.push_back(at(arrays.slots[i], first, n, arrays.slot_types[i].dtype));
-    zr_update_slice slice{};
-    slice.group = options.group;
-    slice.name = loan.text("weight");
-    slice.shape = loan.list(std::vector<int64_t>{layout.count});
-    slice.ndim = 1;
-    slice.first = slice.grad_first = first;
-    slice.count = slice.grad_count = n;
-    slice.step = options.step;
-    slice.lr = 3e-3;
-    const zr_view master = at(arrays.master, first, n, ZR_F32);
-    slice.weight = narrow ? at(arrays.weight16, first, n, layout.weight_dtype) : master;
-    if (narrow) slice.master = master;
-    if (options.claimed_dtype != ZR_NONE) slice.weight.dtype = options.claimed_dtype;
-    slice.grad = at(arrays.grad, first, n, ZR_F32);
-    slice.slots = loan.list(states);
-    slice.flags = options.unknown_flags;
-    slices.push_back(loan.sized(slice));
-  }
+Cuts cuts_of(const ParameterUpdate& update) {
+  return update.options.cuts.empty() ? Cuts{{0, update.arrays->count}} : update.options.cuts;
+}
+
+const zr_update_slice* slice_of(Loan& loan, const ParameterUpdate& update, uint32_t param, std::size_t cut,
+                                uint32_t pass = 0) {
+  const auto& [arrays, options] = update;
+  const Cuts cuts = cuts_of(update);
+  const auto [first, n] = cuts[cut];
+  zr_update_slice slice{};
+  slice.group = options.group;
+  slice.name = loan.text(concat("layer.", param, ".weight"));
+  slice.shape = loan.list(arrays->layout.shape);
+  slice.ndim = static_cast<int32_t>(arrays->layout.shape.size());
+  slice.param = param;
+  slice.first = slice.grad_first = first;
+  slice.count = slice.grad_count = n;
+  slice.step = options.step;
+  slice.lr = options.lr;
+  slice.weight = arrays->weight_view(first, n);
+  slice.master = arrays->master_view(first, n);
+  if (options.claimed_dtype != ZR_NONE && cut + 1 == cuts.size() && pass >= options.claimed_pass)
+    slice.weight.dtype = options.claimed_dtype;
+  slice.grad = arrays->grad_view(first, n);
+  slice.slots = loan.list(arrays->state_views(first, n));
+  slice.flags = options.unknown_flags;
+  return loan.sized(slice);
+}
+
+const zr_step* step_of(Loan& loan, const UpdateOptions& options) {
   zr_step job{};
   job.grad_mul = options.grad_mul;
-  job.step = options.step;
+  job.step = options.job_step ? options.job_step : options.step;
   job.grad_norm = 1.5;
-  const zr_step* step = loan.sized(job);
-  const auto* list = loan.list(slices);
-  zr_done* done = options.done ? options.done->abi() : nullptr;
+  return loan.sized(job);
+}
+
+template <class F>
+Answer call_worker(const char* name, F&& fn) {
   TestHost::in_worker_call = true;
-  const Answer answer = call("step()", [&](zr_error* error) {
-    return api.step(self, step, list, static_cast<uint32_t>(slices.size()), nullptr, done, error);
-  });
+  Answer answer = call(name, fn);
   TestHost::in_worker_call = false;
+  if (!answer.ok()) answer.text = concat(name, ": ", answer.text);
   return answer;
 }
 
+// The sums of one parameter: those of the blocks in the current pass, and the totals of the passes before.
+struct Sums {
+  std::vector<double> totals;
+  std::optional<Array> blocks;
+  uint32_t width = 0;
+  void begin(const ParameterUpdate& update, uint32_t pass) {
+    const Description& description = update.arrays->description;
+    const int64_t n = (update.arrays->count + description.cut_block() - 1) / description.cut_block();
+    width = description.sums[pass];
+    blocks.emplace(static_cast<std::size_t>(n) * width * sizeof(double));
+    std::memset(blocks->data(), 0, blocks->size());
+  }
+  // Adds the blocks in ascending order.
+  void end(std::vector<double>* copy) {
+    const std::size_t before = totals.size(), n = blocks->size() / sizeof(double);
+    totals.resize(before + width, 0);
+    for (std::size_t i = 0; i < n; ++i) totals[before + i % width] += blocks->as<double>()[i];
+    if (copy) copy->insert(copy->end(), blocks->as<double>(), blocks->as<double>() + n);
+  }
+};
+
+Answer pass_over(const OptimizerRun& run, const ParameterUpdate& update, uint32_t param, std::size_t cut, Sums& sums,
+                 uint32_t pass) {
+  const auto& [arrays, options] = update;
+  const bool last = pass == arrays->description.sums.size();
+  const int64_t block = arrays->description.cut_block();
+  Loan loan(options.mode);
+  zr_sums given{};
+  given.pass = pass;
+  given.block = block;
+  given.totals = loan.list(sums.totals);
+  const int64_t first = cuts_of(update)[cut].first;
+  if (!last) given.partial = sums.blocks->as<double>() + first / block * sums.width;
+  const zr_sums* const lent = loan.sized(given);
+  const zr_update_slice* const slice = slice_of(loan, update, param, cut, pass);
+  const zr_step* const step = step_of(loan, options);
+  const auto function = last ? run.sums_api()->update : run.sums_api()->add_up;
+  return call_worker(last ? "update()" : "add_up()",
+                     [&](zr_error* error) { return function(run.instance().self(), step, slice, lent, error); });
+}
+
+// A slice of a parameter without passes.
+struct StepSlice {
+  std::size_t update, cut;
+};
+
+Answer call_step(const OptimizerRun& run, const std::vector<ParameterUpdate>& updates,
+                 const std::vector<StepSlice>& slices) {
+  const UpdateOptions& options = updates[slices[0].update].options;
+  Loan loan(options.mode);
+  std::vector<const zr_update_slice*> list;
+  for (const auto& [update, cut] : slices)
+    list.push_back(slice_of(loan, updates[update], static_cast<uint32_t>(update), cut));
+  const zr_step* const step = step_of(loan, options);
+  const auto* lent = loan.list(list);
+  zr_done* done = options.done ? options.done->abi() : nullptr;
+  return call_worker("step()", [&](zr_error* error) {
+    return run.api().step(run.instance().self(), step, lent, static_cast<uint32_t>(list.size()), nullptr, done, error);
+  });
+}
+
+Answer step_all(const std::vector<const OptimizerRun*>& ranks, const std::vector<ParameterUpdate>& updates) {
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    std::vector<StepSlice> slices;
+    for (std::size_t u = 0; u < updates.size(); ++u)
+      for (std::size_t cut = rank; cut < cuts_of(updates[u]).size(); cut += ranks.size())
+        if (updates[u].arrays->description.sums.empty()) slices.push_back({u, cut});
+    if (slices.empty()) continue;
+    if (updates[slices[0].update].options.one_call) {
+      if (Answer answer = call_step(*ranks[rank], updates, slices); !answer.ok()) return answer;
+      continue;
+    }
+    for (const StepSlice& slice : slices)
+      if (Answer answer = call_step(*ranks[rank], updates, {slice}); !answer.ok()) return answer;
+  }
+  return {};
+}
+
+}  // namespace
+
+Answer update_parameters(const std::vector<const OptimizerRun*>& ranks, const std::vector<ParameterUpdate>& updates) {
+  std::vector<Sums> sums(updates.size());
+  std::size_t passes = 0;
+  for (const ParameterUpdate& update : updates) passes = std::max(passes, update.arrays->description.sums.size());
+  for (uint32_t pass = 0; pass <= passes; ++pass)
+    for (uint32_t param = 0; param < updates.size(); ++param) {
+      const std::size_t own = updates[param].arrays->description.sums.size();
+      if (own == 0 || pass > own) continue;
+      if (pass < own) sums[param].begin(updates[param], pass);
+      const std::size_t n = cuts_of(updates[param]).size();
+      for (std::size_t i = 0; i < n; ++i) {
+        const std::size_t cut = updates[param].options.one_call ? i : n - 1 - i;
+        if (Answer answer = pass_over(*ranks[cut % ranks.size()], updates[param], param, cut, sums[param], pass);
+            !answer.ok())
+          return answer;
+      }
+      if (pass < own) sums[param].end(updates[param].options.block_sums);
+    }
+  return step_all(ranks, updates);
+}
+
+void three_steps(const std::vector<const OptimizerRun*>& ranks, const std::vector<ParameterUpdate>& updates) {
+  std::vector<ParameterUpdate> now = updates;
+  for (int i = 0; i < 3; ++i) {
+    if (const Answer answer = update_parameters(ranks, now); !answer.ok()) fail("an update ", answer.said());
+    for (ParameterUpdate& update : now) {
+      ++update.options.step;
+      if (update.options.job_step) ++update.options.job_step;
+      update.arrays->new_gradient();
+    }
+  }
+}
+
 OptimizerRun::OptimizerRun(Case& test, TestHost& host, const KeyValues& values)
-    : instance_(test, host, values), api_(instance_.api<zr_optimizer_api>()) {}
+    : own_(std::make_unique<Instance>(test, host, values)),
+      instance_(*own_),
+      api_(instance_.api<zr_optimizer_api>()),
+      sums_api_(sums_api_of(instance_)) {}
 
-zr_optimizer_desc OptimizerRun::describe(const Mode& mode, int64_t count, uint32_t group, uint32_t flags) {
-  return describe_optimizer(api_, instance_.self(), mode, count, group, flags);
+OptimizerRun::OptimizerRun(Instance& instance)
+    : instance_(instance), api_(instance.api<zr_optimizer_api>()), sums_api_(sums_api_of(instance)) {}
+
+std::optional<Description> OptimizerRun::describe_if_supported(const Shape& shape, const Mode& mode, uint32_t group,
+                                                               uint32_t flags) const {
+  Loan loan(mode);
+  const zr_param* param = loan.sized(zr_param{sizeof(zr_param), flags, loan.text("layer.0.weight"), loan.list(shape),
+                                              static_cast<int32_t>(shape.size()), group, elements_of(shape), 0, 0});
+  zr_optimizer_desc* desc = loan.sized(zr_optimizer_desc{});
+  const Answer answer =
+      call("describe()", [&](zr_error* error) { return api_.describe(instance_.self(), param, desc, error); });
+  if (answer.code == ZR_UNSUPPORTED) {
+    require(!answer.text.empty(), "describe() of a parameter of shape ", text_of(shape),
+            " returned ZR_UNSUPPORTED (2), without a text");
+    return {};
+  }
+  if (!answer.ok()) fail("describe() of a parameter of shape ", text_of(shape), " ", answer.said());
+  Description description;
+  ZR_TAKE(&description.desc, desc);
+  if (desc->slots) description.slots.assign(desc->slots, desc->slots + desc->n_slots);
+  description.shape = shape;
+  if (!sums_api_) return description;
+  uint32_t passes = 0, sums[ZR_MAX_PASSES] = {};
+  must("passes()", [&](zr_error* error) { return sums_api_->passes(instance_.self(), param, &passes, sums, error); });
+  description.passes = passes;
+  description.sums.assign(sums, sums + std::min<uint32_t>(passes, ZR_MAX_PASSES));
+  return description;
 }
 
-std::vector<zr_slot> OptimizerRun::slots(int64_t count) {
-  skip_if_it_has_passes(instance_);
-  const zr_optimizer_desc desc = describe({}, count);
-  std::vector<zr_slot> slots(desc.slots, desc.slots + desc.n_slots);
-  for (const zr_slot& slot : slots)
-    if (slot.shape != ZR_SLOT_LIKE_PARAM || slot.flags != 0)
-      skip("the state '", slot.name, "' has a shape or flags of a draft header");
-  return slots;
+Description OptimizerRun::describe(const Shape& shape, const Mode& mode, uint32_t group, uint32_t flags) const {
+  const auto description = describe_if_supported(shape, mode, group, flags);
+  require(description.has_value(), "describe() does not support a parameter of shape ", text_of(shape));
+  return *description;
 }
 
-Answer OptimizerRun::add_group(uint32_t group, const KeyValues& values) {
+std::vector<Shape> OptimizerRun::supported(const std::vector<Shape>& shapes) const {
+  std::vector<Shape> some;
+  for (const Shape& shape : shapes)
+    if (describe_if_supported(shape)) some.push_back(shape);
+  if (some.empty()) skip("describe() supports no parameter of this rule");
+  return some;
+}
+
+ParameterArrays OptimizerRun::arrays(const ParameterArrays::Layout& layout, std::mt19937_64 random,
+                                     uint32_t group) const {
+  return {layout, describe(layout.shape, {}, group), random};
+}
+
+Answer OptimizerRun::add_group(uint32_t group, const KeyValues& values) const {
   ConfigTable& table = instance_.host().new_table(values);
   const Answer answer =
       call("add_group()", [&](zr_error* error) { return api_.add_group(instance_.self(), group, table.abi(), error); });
@@ -151,49 +240,26 @@ Answer OptimizerRun::add_group(uint32_t group, const KeyValues& values) {
   return answer;
 }
 
-Answer OptimizerRun::try_update(ParameterArrays& arrays, const UpdateOptions& options) {
-  const Cuts all{{0, arrays.layout.count}};
-  const Cuts& cuts = options.cuts.empty() ? all : options.cuts;
-  if (options.one_call) return step_optimizer(api_, instance_.self(), arrays, options, cuts);
-  for (const auto& cut : cuts)
-    if (const Answer answer = step_optimizer(api_, instance_.self(), arrays, options, {cut}); !answer.ok())
-      return answer;
-  return {};
+Answer OptimizerRun::try_update(ParameterArrays& arrays, const UpdateOptions& options) const {
+  return update_parameters({this}, {{&arrays, options}});
 }
 
-void OptimizerRun::update(ParameterArrays& arrays, const UpdateOptions& options) {
+void OptimizerRun::update(ParameterArrays& arrays, const UpdateOptions& options) const {
   const Answer answer = try_update(arrays, options);
-  if (!answer.ok()) fail("step() ", answer.said());
-}
-
-Cuts random_cuts(int64_t count, int64_t block, std::mt19937_64& random) {
-  std::vector<int64_t> edges{0, count};
-  for (int i = 0; i < 6; ++i)
-    edges.push_back(static_cast<int64_t>(random() % static_cast<uint64_t>(count)) / block * block);
-  std::sort(edges.begin(), edges.end());
-  edges.erase(std::unique(edges.begin(), edges.end()), edges.end());
-  Cuts cuts;
-  for (std::size_t i = 0; i + 1 < edges.size(); ++i) cuts.emplace_back(edges[i], edges[i + 1] - edges[i]);
-  return cuts;
+  if (!answer.ok()) fail("an update of a parameter of shape ", text_of(arrays.layout.shape), " ", answer.said());
 }
 
 void use_optimizer(Instance& instance, const Mode& mode) {
-  skip_if_it_has_passes(instance);
-  const auto& api = instance.api<zr_optimizer_api>();
-  const zr_optimizer_desc desc = describe_optimizer(api, instance.self(), mode, 3000, 0, 0);
-  const std::vector<zr_slot> slots(desc.slots, desc.slots + desc.n_slots);
-  for (const zr_slot& slot : slots)
-    if (slot.shape != ZR_SLOT_LIKE_PARAM) skip("the state '", slot.name, "' has a shape of a draft header");
-  for (const zr_dtype dtype : {ZR_F32, ZR_BF16}) {
-    ParameterArrays arrays({.count = 3000, .weight_dtype = dtype}, slots, std::mt19937_64(1));
-    UpdateOptions options;
-    options.mode = mode;
-    for (options.step = 1; options.step <= 2; ++options.step) {
-      const Answer answer = step_optimizer(api, instance.self(), arrays, options, {{0, 1024}, {1024, 1976}});
-      if (answer.code == ZR_UNSUPPORTED && dtype != ZR_F32) continue;
-      if (!answer.ok()) fail("step() ", answer.said());
+  const OptimizerRun run(instance);
+  for (const zr_dtype dtype : {ZR_F32, ZR_BF16})
+    for (const Shape& shape : {Shape{3000}, Shape{90, 40}, Shape{10, 20, 15}}) {
+      const auto description = run.describe_if_supported(shape, mode);
+      if (!description) continue;
+      std::mt19937_64 random(1);
+      ParameterArrays arrays({.shape = shape, .weight_dtype = dtype}, *description, random);
+      for (const int64_t step : {1, 2})
+        run.update(arrays, {.mode = mode, .cuts = description->random_cuts(random), .step = step});
     }
-  }
 }
 
 }  // namespace zr::host::conform

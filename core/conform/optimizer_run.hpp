@@ -1,87 +1,81 @@
-// An optimizer with one parameter, its gradient and its states, and the slices into which an update cuts it.
+// An instance of an optimizer, and updates of parameters as the host makes them: passes, sums of blocks, slices.
 #pragma once
 
+#include <memory>
+#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "conform/library.hpp"
+#include "conform/optimizer_parameter.hpp"
 #include "zr/abi/optimizer.h"
+
+struct zr_partial_sums_api;  // zr/abi/draft/partial_sums.h
 
 namespace zr::host::conform {
 
-/// The arrays of one parameter, with guard pages.
-struct ParameterArrays {
-  struct Layout {
-    int64_t count = 0;
-    zr_dtype weight_dtype = ZR_F32;
-    std::size_t shift = 0;     // bytes by which every array is out of its alignment
-    uint8_t undefined = 0x99;  // content of a low-precision weight on entry
-  };
-  /// Random weights, zeroed states. The same generator state gives the same weights for every layout.
-  ParameterArrays(const Layout& layout, const std::vector<zr_slot>& slots, std::mt19937_64 random);
-  void new_gradient();
-  /// The bits of everything that an update writes.
-  std::string bits() const;
-  /// The bits of the fp32 weights: of the master if there is one.
-  std::string master_bits() const { return master.content(); }
-  /// Fails if a byte outside the arrays, or of the gradient, was written.
-  void check_surroundings(const std::string& gradient_before) const;
-
-  Layout layout;
-  std::vector<zr_slot> slot_types;
-  Array master, weight16, grad;  // weight16: empty for fp32 weights
-  std::vector<Array> slots;
-
- private:
-  float number();
-  std::mt19937_64 random_;
-};
-
-/// A range of elements: first, count.
-using Cuts = std::vector<std::pair<int64_t, int64_t>>;
-
+/// How the slices of a parameter are updated.
 struct UpdateOptions {
   Mode mode{};
   Cuts cuts{};  // empty: one slice of all elements
   uint32_t group = 0, unknown_flags = 0;
   float grad_mul = 0.5f;
-  int64_t step = 1;
+  int64_t step = 1;      // of the parameter
+  int64_t job_step = 0;  // of the job; 0: equal to `step`
+  double lr = 3e-3;
   Completion* done = nullptr;
-  bool one_call = true;              // else one call per slice
-  zr_dtype claimed_dtype = ZR_NONE;  // the dtype of the weight view, if it is not the true one
+  bool one_call = true;  // of step() for all slices; else one call per slice
+  // The dtype of the weight view of the last slice, if it is not the true one; from this pass on.
+  zr_dtype claimed_dtype = ZR_NONE;
+  uint32_t claimed_pass = 0;
+  // Filled with the sums of all blocks, pass by pass, if not null.
+  std::vector<double>* block_sums = nullptr;
 };
 
+/// One parameter of an update.
+struct ParameterUpdate {
+  ParameterArrays* arrays;
+  UpdateOptions options{};
+};
+
+/// An instance and its calls.
 class OptimizerRun {
  public:
   OptimizerRun(Case& test, TestHost& host) : OptimizerRun(test, host, Instance::values_for(test)) {}
   OptimizerRun(Case& test, TestHost& host, const KeyValues& values);
-  /// The states of a parameter of `count` elements. Skips the rule unless they have one element per element.
-  std::vector<zr_slot> slots(int64_t count);
-  /// Describes a parameter of `count` elements; fails if the call fails.
-  zr_optimizer_desc describe(const Mode& mode = {}, int64_t count = 1000, uint32_t group = 0, uint32_t flags = 0);
+  /// Uses an instance that lives longer.
+  explicit OptimizerRun(Instance& instance);
+  /// Describes a parameter: describe(), and passes() if the optimizer has it. Fails if a call fails.
+  Description describe(const Shape& shape, const Mode& mode = {}, uint32_t group = 0, uint32_t flags = 0) const;
+  /// The same; nothing if describe() returns ZR_UNSUPPORTED.
+  std::optional<Description> describe_if_supported(const Shape& shape, const Mode& mode = {}, uint32_t group = 0,
+                                                   uint32_t flags = 0) const;
+  /// Those of the shapes that the optimizer supports. Skips the rule if there are none.
+  std::vector<Shape> supported(const std::vector<Shape>& shapes) const;
+  /// Arrays for a parameter that the optimizer has described.
+  ParameterArrays arrays(const ParameterArrays::Layout& layout, std::mt19937_64 random, uint32_t group = 0) const;
   /// Adds a group with these values.
-  Answer add_group(uint32_t group, const KeyValues& values);
+  Answer add_group(uint32_t group, const KeyValues& values) const;
   /// Updates all elements, or the slices of options.cuts.
-  Answer try_update(ParameterArrays& arrays, const UpdateOptions& options = {});
+  Answer try_update(ParameterArrays& arrays, const UpdateOptions& options = {}) const;
   /// The same; fails if the call fails.
-  void update(ParameterArrays& arrays, const UpdateOptions& options = {});
-  Instance& instance() { return instance_; }
+  void update(ParameterArrays& arrays, const UpdateOptions& options = {}) const;
+  Instance& instance() const { return instance_; }
+  /// The functions for sums over parameters, or null.
+  const zr_partial_sums_api* sums_api() const { return sums_api_; }
+  const zr_optimizer_api& api() const { return api_; }
 
  private:
-  Answer call_step(const ParameterArrays& arrays, const UpdateOptions& options, const Cuts& cuts);
-  Instance instance_;
+  std::unique_ptr<Instance> own_;
+  Instance& instance_;
   const zr_optimizer_api& api_;
+  const zr_partial_sums_api* sums_api_;
 };
 
-/// The description of an optimizer; fails if the call fails. `api` and `self`: of the instance.
-zr_optimizer_desc describe_optimizer(const zr_optimizer_api& api, void* self, const Mode& mode, int64_t count,
-                                     uint32_t group, uint32_t flags);
-/// Calls step() for slices of the arrays.
-Answer step_optimizer(const zr_optimizer_api& api, void* self, const ParameterArrays& arrays,
-                      const UpdateOptions& options, const Cuts& cuts);
-
-/// `count` elements cut at random places; with `block`, at multiples of `block` only.
-Cuts random_cuts(int64_t count, int64_t block, std::mt19937_64& random);
+/// Updates parameters as a step of the host does: each pass over all parameters, then their updates; slices of
+/// parameters without passes are in one call. Slice i is updated by the instance i modulo their number: they are ranks.
+Answer update_parameters(const std::vector<const OptimizerRun*>& ranks, const std::vector<ParameterUpdate>& updates);
+/// Three updates of the same parameters, with new gradients, so that the states matter; fails if a call fails.
+void three_steps(const std::vector<const OptimizerRun*>& ranks, const std::vector<ParameterUpdate>& updates);
 
 }  // namespace zr::host::conform

@@ -36,8 +36,12 @@ std::span<const Rule> load_rules();
 std::span<const Rule> module_rules();
 /// ZR-P: what a plug-in leaves alone in its process.
 std::span<const Rule> process_rules();
-/// ZR-O.
+/// ZR-O01 to O07: descriptions, memory, cuts.
 std::span<const Rule> optimizer_rules();
+/// ZR-O08 to O17: values, completions, errors.
+std::span<const Rule> optimizer_value_rules();
+/// ZR-O18 and up: calls with several parameters, sums over parameters, globals.
+std::span<const Rule> optimizer_slice_rules();
 /// ZR-S01 to S06: plans.
 std::span<const Rule> strategy_plan_rules();
 /// ZR-S10 and up: a simulated job.

@@ -168,6 +168,7 @@ struct Services {
 
 void Completion::resolve(zr_code code, int64_t native, const char* text) {
   if (++times_ > 1) return owner_.report("it resolved a completion twice");
+  if (on_resolve) on_resolve();
   if (forbidden_) owner_.report("it resolved a completion of a call that had returned an error");
   native_ = native;
   text_ = text ? text : "";

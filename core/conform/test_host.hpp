@@ -40,6 +40,7 @@ class Completion {
   const std::string& text() const { return text_; }
   int times_resolved() const { return times_; }
   std::atomic<int> references{1};
+  std::function<void()> on_resolve;  // called during the first resolve, on the thread that resolves
 
  private:
   TestHost& owner_;

@@ -16,8 +16,21 @@ void use_strategy(Instance& instance, const Mode& mode);
 void use_communicator(Instance& instance, const Mode& mode);
 void use_offload(Instance& instance, const Mode& mode);
 
-/// Fails if the function that describes the component writes beyond the `size` bytes of its output.
-void check_output_size(Instance& instance, const std::string& role);
+/// What the function that describes a component did with its output.
+struct OutputSize {
+  std::string function;    // "caps()"
+  bool intact;             // it wrote within the `size` bytes that it got
+  uint32_t size;           // as it set it
+  std::size_t had, least;  // bytes of the output, and of the struct in ABI 0.9
+};
+/// Calls the function that describes the component; fails if the call fails.
+OutputSize output_size(Instance& instance, const std::string& role);
+
+/// Calls fn. Ignores what it throws, except an EscapedException.
+void find_exceptions(const std::function<void()>& fn);
+/// Uses the instance and calls the functions that use_component() does not call. Failures other than exceptions that
+/// leave a function of the plug-in are ignored: they are the subjects of other rules.
+void call_every_function(Case& test, Instance& instance);
 
 /// Runs `body` as the ranks of a job: in two processes for a communicator, else in this one. `options` has rank, world
 /// and store.

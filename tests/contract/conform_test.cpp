@@ -32,6 +32,13 @@ struct Report {
       if (one["result"] == "failed") rules.insert(one["rule"]);
     return rules;
   }
+  // The rules that were skipped, each with its reason.
+  std::set<std::string> skips() const {
+    std::set<std::string> lines;
+    for (const auto& one : json["cases"])
+      if (one["result"] == "skipped") lines.insert(std::string(one["rule"]) + " " + std::string(one["reason"]));
+    return lines;
+  }
   std::string reasons() const {
     std::string text;
     for (const auto& one : json["cases"])
@@ -60,11 +67,20 @@ std::vector<std::string> plugins_in(const std::string& folder) {
   return files;
 }
 
+// The lines of conform_skips.txt about a plug-in: a rule and a reason each.
+std::set<std::string> permitted_skips(const std::string& plugin) {
+  std::set<std::string> lines;
+  std::ifstream in(kContract + "/conform_skips.txt");
+  for (std::string line; std::getline(in, line);)
+    if (line.rfind(plugin + " ", 0) == 0) lines.insert(line.substr(plugin.size() + 1));
+  return lines;
+}
+
 class ConformShipped : public ::testing::TestWithParam<std::string> {};
 TEST_P(ConformShipped, FollowsAllRules) {
   const Report report = check(ZR_BUILD_DIR "/plugins/zr_" + GetParam() + ".so");
   EXPECT_EQ(report.code, 0) << report.reasons();
-  EXPECT_GT(report.json["passed"], 15);
+  EXPECT_EQ(report.skips(), permitted_skips(GetParam()));
 }
 INSTANTIATE_TEST_SUITE_P(Plugins, ConformShipped,
                          ::testing::Values("communicator_shm", "offload_cpu", "offload_nvme", "optimizer_adafactor",
@@ -85,7 +101,7 @@ INSTANTIATE_TEST_SUITE_P(Plugins, ConformZoo, ::testing::ValuesIn(plugins_in(kCo
 
 struct Defect {
   std::string role, name, rule;  // rule: "" for the plug-in without a defect
-  std::set<std::string> also;    // rules that cannot hold either
+  std::set<std::string> also;    // rules that cannot hold either; "*": any
 };
 std::ostream& operator<<(std::ostream& out, const Defect& defect) { return out << defect.role << " " << defect.name; }
 
@@ -103,6 +119,11 @@ std::vector<Defect> defects() {
   return all;
 }
 
+// A short limit for plug-ins that do not return.
+std::string time_limit(const Defect& defect) {
+  return defect.name.rfind("hangs_in_", 0) == 0 ? "--time-limit 3 " : "--time-limit 25 ";
+}
+
 class ConformMutant : public ::testing::TestWithParam<Defect> {
  protected:
   static Report check_mutant(const std::string& options) {
@@ -112,18 +133,19 @@ class ConformMutant : public ::testing::TestWithParam<Defect> {
 };
 TEST_P(ConformMutant, BreaksItsRule) {
   const std::string rule = GetParam().rule;
-  const Report report = check_mutant(rule.empty() ? "--time-limit 25" : "--time-limit 25 --rule " + rule);
+  const Report report = check_mutant(time_limit(GetParam()) + (rule.empty() ? "" : "--rule " + rule));
   EXPECT_EQ(report.code, rule.empty() ? 0 : 2);
   EXPECT_EQ(report.failed(), rule.empty() ? std::set<std::string>() : std::set<std::string>{rule}) << report.reasons();
 }
 // All rules: `make test-all`.
 TEST_P(ConformMutant, BreaksNoOtherRule) {
   const auto& [role, name, rule, also] = GetParam();
-  const Report report = check_mutant("--time-limit 25");
+  const Report report = check_mutant(time_limit(GetParam()));
   std::set<std::string> failed = report.failed();
   EXPECT_EQ(report.code, rule.empty() ? 0 : 2);
   EXPECT_EQ(failed.erase(rule), rule.empty() ? 0u : 1u) << rule << " does not find the defect";
-  for (const std::string& other : failed) EXPECT_TRUE(also.count(other)) << other << " fails too\n" << report.reasons();
+  for (const std::string& other : failed)
+    EXPECT_TRUE(also.count(other) || also.count("*")) << other << " fails too\n" << report.reasons();
 }
 INSTANTIATE_TEST_SUITE_P(Defects, ConformMutant, ::testing::ValuesIn(defects()),
                          [](const auto& info) { return info.param.role + "_" + info.param.name; });

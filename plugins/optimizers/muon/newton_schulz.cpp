@@ -131,6 +131,7 @@ namespace {
 template <class Workspace>
 bool is_supported(Precision precision) {
   try {
+    const OneThread one_thread;
     const Workspace workspace(precision, 16, 16);
     return true;
   } catch (const dnnl::error&) {
@@ -169,6 +170,7 @@ NewtonSchulz::Workspace* NewtonSchulz::take(int64_t rows, int64_t columns) {
     }
     pool.idle.reserve(++pool.made);  // so that give() does not allocate
   }
+  const OneThread one_thread;  // a kernel is made for a number of threads
   auto workspace = std::make_unique<Workspace>(precision_, rows, columns);
   count_memory(workspace->bytes());
   const std::lock_guard<std::mutex> lock(mutex_);

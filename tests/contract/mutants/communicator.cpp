@@ -61,7 +61,21 @@ enum Defect {
   output_too_long,
   wrong_message,
   weights_are_private,
-  weights_not_zeroed
+  weights_not_zeroed,
+  output_too_short,
+  throws_in_caps,
+  throws_in_open_comm,
+  throws_in_close_comm,
+  throws_in_submit,
+  throws_in_progress,
+  throws_in_mem_alloc,
+  throws_in_mem_free,
+  throws_in_abort_comm,
+  throws_in_create,
+  throws_in_destroy,
+  throws_in_extension,
+  throws_in_open_bytes,
+  throws_in_weights_alloc
 };
 constexpr Defect kDefect = ZR_MUTANT;
 
@@ -279,6 +293,7 @@ zr_code caps(void* self, zr_comm_caps* out, zr_error*) {
   if (kDefect == capabilities_change && static_cast<Communicator*>(self)->opened > 0) caps.flags |= 1u << 20;
   caps.device_types = 1u << (kDefect == no_cpu_memory ? ZR_DEVICE_CUDA : ZR_DEVICE_CPU);
   mutant::write_output(out, caps);
+  if (kDefect == output_too_short) out->size = 39;
   if (kDefect == output_too_long) std::memset(reinterpret_cast<char*>(out) + out->size, 0, 8);
   return ZR_OK;
 }
@@ -415,7 +430,7 @@ uint64_t open_bytes(void* self, int32_t world) {
   if (kDefect == plan_grows) ++owner.opened;
   return sizeof(Region) / kRanks * static_cast<uint64_t>(world) + static_cast<uint64_t>(owner.opened);
 }
-constexpr zr_communicator_plan kPlan{sizeof(zr_communicator_plan), 0, open_bytes};
+constexpr zr_communicator_plan kPlan{sizeof(zr_communicator_plan), 0, MUTANT_SLOT(open_bytes)};
 
 zr_code weights_alloc(void* comm, uint64_t bytes, void** writer, const void** reader, zr_error* error) {
   auto& c = *static_cast<Comm*>(comm);
@@ -430,24 +445,27 @@ zr_code weights_alloc(void* comm, uint64_t bytes, void** writer, const void** re
   return ZR_OK;
 }
 void weights_free(void*, void*) {}  // the mappings end with the process
-constexpr zr_shared_weights_api kWeights{sizeof(zr_shared_weights_api), 0, weights_alloc, weights_free};
+constexpr zr_shared_weights_api kWeights{sizeof(zr_shared_weights_api), 0, MUTANT_SLOT(weights_alloc), weights_free};
 
 const void* extension(const char* id) {
   if (std::strcmp(id, "zr.communicator.shared_weights/1") == 0) return &kWeights;
   return std::strcmp(id, "zr.communicator.plan/1") == 0 ? &kPlan : nullptr;
 }
 
-constexpr zr_communicator_api kApi{
-    sizeof(zr_communicator_api), 0, caps, open_comm, close_comm, submit, progress, mem_alloc, mem_free, abort_comm};
+constexpr zr_communicator_api kApi{sizeof(zr_communicator_api), 0,
+                                   MUTANT_SLOT(caps),           MUTANT_SLOT(open_comm),
+                                   MUTANT_SLOT(close_comm),     MUTANT_SLOT(submit),
+                                   MUTANT_SLOT(progress),       MUTANT_SLOT(mem_alloc),
+                                   MUTANT_SLOT(mem_free),       MUTANT_SLOT(abort_comm)};
 constexpr zr_component kComponent{sizeof(zr_component),
                                   0,
                                   "mutant",
                                   "zr.communicator/1",
                                   "1.0.0",
                                   &kApi,
-                                  create,
-                                  destroy,
-                                  extension,
+                                  MUTANT_SLOT(create),
+                                  MUTANT_SLOT(destroy),
+                                  MUTANT_SLOT(extension),
                                   nullptr,
                                   0,
                                   0,

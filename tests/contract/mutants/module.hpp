@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <stdexcept>
 
 #include "zr/abi/host.h"
 #include "zr/abi/module.h"
@@ -42,7 +43,18 @@ void write_output(T* out, T value) {
   std::memcpy(out, &value, value.size);
 }
 
+/// A function of the type of F that throws.
+template <class F>
+struct Throws;
+template <class R, class... Arguments>
+struct Throws<R (*)(Arguments...)> {
+  static R call(Arguments...) { throw std::runtime_error("thrown by the plug-in"); }
+};
+
 }  // namespace mutant
+
+// The function for a table; for the defect throws_in_FUNCTION, one that throws.
+#define MUTANT_SLOT(FUNCTION) (kDefect == throws_in_##FUNCTION ? mutant::Throws<decltype(&FUNCTION)>::call : &FUNCTION)
 
 // Exports the component `kComponent` of ROLE as the only one of this library.
 #define MUTANT_MODULE(ROLE, STARTUP, SHUTDOWN)                                                     \

@@ -44,7 +44,23 @@ enum Defect {
   map_once,
   unregisters_too_much,
   keeps_transfers,
-  thread_without_mask
+  thread_without_mask,
+  short_read,
+  torn_read,
+  hangs_in_read,
+  output_too_short,
+  throws_in_caps,
+  throws_in_open_tier,
+  throws_in_reserve,
+  throws_in_release,
+  throws_in_write,
+  throws_in_read,
+  throws_in_map,
+  throws_in_unmap,
+  throws_in_reg,
+  throws_in_unreg,
+  throws_in_create,
+  throws_in_destroy
 };
 constexpr Defect kDefect = ZR_MUTANT;
 constexpr uint64_t kAlign = 64, kCapacity = uint64_t{1} << 30;
@@ -98,6 +114,9 @@ zr_code copy(Tier& tier, const zr_transfer* transfers, uint32_t n, bool writes, 
     const zr_transfer& one = transfers[i];
     auto bytes = static_cast<std::size_t>(one.memory.count);
     if (kDefect == ignores_length && bytes > (2 << 20)) bytes -= 1;
+    if (kDefect == hangs_in_read && !writes)
+      while (true) usleep(1000);
+    if (kDefect == short_read && !writes && bytes > 65536) bytes = 65536;
     std::unique_lock lock(tier.mutex);
     Block& block = tier.blocks[one.allocation];
     char* at = block.data() + (kDefect == ignores_offset && one.offset > 4000000 ? 0 : one.offset);
@@ -111,6 +130,8 @@ zr_code copy(Tier& tier, const zr_transfer* transfers, uint32_t n, bool writes, 
       continue;
     }
     std::memcpy(writes ? at : memory, writes ? memory : at, bytes);
+    // The sector of a page that was written last is that of an earlier write.
+    if (kDefect == torn_read && !writes && bytes >= 4096) std::memset(memory + bytes / 4096 * 4096 - 512, 0, 512);
     if (kDefect == writes_source && writes) const_cast<volatile char*>(memory)[0] = memory[0];
     if (kDefect == writes_past_memory && !writes && bytes == 64) memory[-1] = 0;
   }
@@ -174,6 +195,7 @@ zr_code caps(void* self, zr_offload_caps* out, zr_error*) {
   caps.io_depth = 4;
   caps.device_types = 1u << (kDefect == no_cpu_memory ? ZR_DEVICE_CUDA : ZR_DEVICE_CPU);
   mutant::write_output(out, caps);
+  if (kDefect == output_too_short) out->size = 55;
   return ZR_OK;
 }
 
@@ -267,16 +289,20 @@ void unreg(void* self, const zr_view*) {
   if (kDefect == unregisters_too_much) static_cast<Tier*>(self)->broken = true;
 }
 
-constexpr zr_offload_api kApi{
-    sizeof(zr_offload_api), 0, caps, open_tier, reserve, release, write, read, map, unmap, reg, unreg};
+constexpr zr_offload_api kApi{sizeof(zr_offload_api), 0,
+                              MUTANT_SLOT(caps),      MUTANT_SLOT(open_tier),
+                              MUTANT_SLOT(reserve),   MUTANT_SLOT(release),
+                              MUTANT_SLOT(write),     MUTANT_SLOT(read),
+                              MUTANT_SLOT(map),       MUTANT_SLOT(unmap),
+                              MUTANT_SLOT(reg),       MUTANT_SLOT(unreg)};
 constexpr zr_component kComponent{sizeof(zr_component),
                                   0,
                                   "mutant",
                                   "zr.offload/1",
                                   "1.0.0",
                                   &kApi,
-                                  create,
-                                  destroy,
+                                  MUTANT_SLOT(create),
+                                  MUTANT_SLOT(destroy),
                                   nullptr,
                                   nullptr,
                                   0,

@@ -83,7 +83,29 @@ enum Defect {
   rejects_unknown_flag,
   calls_parallel_for,
   allocates_in_step,
-  fuses
+  fuses,
+  blocks_from_slice,
+  differs_if_large,
+  keeps_param,
+  lr_of_first_slice,
+  step_of_first_slice,
+  group_of_first_slice,
+  clamps_overflow,
+  resolves_before_work,
+  updates_before_error,
+  needs_newer_glibc,
+  output_too_short,
+  short_api,
+  short_component,
+  throws_in_entry,
+  throws_in_create,
+  throws_in_destroy,
+  throws_in_add_group,
+  throws_in_describe,
+  throws_in_step,
+  throws_in_extension,
+  throws_in_startup,
+  throws_in_shutdown
 };
 constexpr Defect kDefect = ZR_MUTANT;
 
@@ -100,6 +122,7 @@ std::atomic<int> created{0}, alive{0};
 const zr_config_service* cached = nullptr;
 const zr_update_slice* kept = nullptr;
 const zr_config* kept_config = nullptr;
+const char* kept_name = nullptr;
 constexpr zr_slot kSlots[] = {{"velocity", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}};
 
 #if defined(ZR_MUTANT_FUSES)
@@ -192,7 +215,8 @@ zr_code add_group(void* self, uint32_t, const zr_config* config, zr_error* error
   return read_momentum(*static_cast<Optimizer*>(self), config, error);
 }
 
-zr_code describe(void* self, const zr_param*, zr_optimizer_desc* out, zr_error*) {
+zr_code describe(void* self, const zr_param* param, zr_optimizer_desc* out, zr_error*) {
+  if (kDefect == keeps_param) kept_name = param->name;
   const auto& o = *static_cast<Optimizer*>(self);
   zr_optimizer_desc desc{sizeof(zr_optimizer_desc), ZR_ELEMENTWISE, 0, 1, kSlots, 1u << ZR_DEVICE_CPU, 0, 0, 0};
   if (kDefect == unknown_need) desc.needs = 1u << 30;
@@ -200,18 +224,31 @@ zr_code describe(void* self, const zr_param*, zr_optimizer_desc* out, zr_error*)
   if (kDefect == no_cpu_memory) desc.device_types = 1u << ZR_DEVICE_CUDA;
   if (kDefect == description_changes && o.stepped) desc.flags = 1u << 20;
   mutant::write_output(out, desc);
+  if (kDefect == output_too_short) out->size = 47;
   if (kDefect == output_too_long) std::memset(reinterpret_cast<char*>(out) + out->size, 0, 8);
   return ZR_OK;
 }
 
-void update(const Optimizer& o, const zr_step& step, const zr_update_slice& u) {
+// The rounded weight; fp16 weights of large masters are infinite.
+uint16_t rounded(float value, zr_dtype dtype) {
+  if (kDefect == truncates_weight && dtype == ZR_BF16) return static_cast<uint16_t>(zr::bits_of(value) >> 16);
+  if (kDefect == clamps_overflow && dtype == ZR_F16) value = std::fmin(std::fmax(value, -65504.f), 65504.f);
+  return dtype == ZR_BF16 ? zr::to_bf16(value) : zr::to_f16(value);
+}
+
+// `first`: the first slice of the call.
+void update(const Optimizer& o, const zr_step& step, const zr_update_slice& u, const zr_update_slice& first) {
   const bool narrow = u.weight.dtype != ZR_F32;
   auto* weight = static_cast<float*>(narrow ? u.master.data : u.weight.data);
   auto* out = static_cast<uint16_t*>(u.weight.data);
   const auto* grad = static_cast<const float*>(u.grad.data);
   auto* velocity = static_cast<float*>(u.slots[0].data);
   const int64_t n = u.count;
-  float mul = step.grad_mul, momentum = o.momentum[kDefect == ignores_group ? 0 : u.group];
+  const uint32_t group = kDefect == ignores_group ? 0 : kDefect == group_of_first_slice ? first.group : u.group;
+  float mul = step.grad_mul, momentum = o.momentum[group];
+  // The learning rate decays with the parameter's own steps.
+  const auto lr = static_cast<float>((kDefect == lr_of_first_slice ? first : u).lr /
+                                     (1 + 0.01 * (kDefect == step_of_first_slice ? first : u).step));
   if (kDefect == ignores_grad_mul) mul = 1;
   if (kDefect == multiplies_twice) mul *= mul;
   if (kDefect == skips_slice_with_nan)
@@ -225,11 +262,14 @@ void update(const Optimizer& o, const zr_step& step, const zr_update_slice& u) {
     sched_yield();
     for (int64_t i = 0; i < n; ++i) {
       velocity[i] = momentum * velocity[i] + scratch[i];
-      weight[i] -= static_cast<float>(u.lr) * velocity[i];
+      weight[i] -= lr * velocity[i];
     }
   } else {
-    descend(weight, grad, velocity, n, mul, momentum, static_cast<float>(u.lr));
+    descend(weight, grad, velocity, n, mul, momentum, lr);
   }
+  if (kDefect == differs_if_large && n > 70000) weight[0] = std::nextafter(weight[0], 9.f);
+  if (kDefect == blocks_from_slice)  // its blocks begin with the slice, not with the parameter
+    for (int64_t i = 0; i < n; i += 256) weight[i] = std::nextafter(weight[i], 9.f);
   if (kDefect == depends_on_cut) weight[n - 1] = std::nextafter(weight[n - 1], 9.f);
   if (kDefect == depends_on_time && created % 3 == 0) weight[0] = std::nextafter(weight[0], 9.f);
   if (kDefect == depends_on_alignment && reinterpret_cast<uintptr_t>(weight) % 64 != 0)
@@ -237,11 +277,7 @@ void update(const Optimizer& o, const zr_step& step, const zr_update_slice& u) {
   if (kDefect == writes_past_view && n == 31) weight[31] = 0;
   if (kDefect == writes_gradient) const_cast<float*>(grad)[0] = 0;
   if (narrow && kDefect != writes_no_weight)
-    for (int64_t i = 0; i < n; ++i)
-      out[i] = kDefect == truncates_weight && u.weight.dtype == ZR_BF16
-                   ? static_cast<uint16_t>(zr::bits_of(weight[i]) >> 16)
-               : u.weight.dtype == ZR_BF16 ? zr::to_bf16(weight[i])
-                                           : zr::to_f16(weight[i]);
+    for (int64_t i = 0; i < n; ++i) out[i] = rounded(weight[i], u.weight.dtype);
 }
 
 void misuse_services(const Optimizer& o) {
@@ -266,27 +302,34 @@ zr_code step(void* self, const zr_step* job, const zr_update_slice* const* slice
     const zr_update_slice& u = *slices[i];
     if (kDefect == rejects_unknown_flag && (u.flags & ~uint32_t{ZR_SLICE_WEIGHT_COPY}))
       return mutant::fill(error, ZR_UNSUPPORTED, "an unknown flag");
-    if (u.weight.dtype == ZR_F32 || u.weight.dtype == ZR_BF16 || u.weight.dtype == ZR_F16) continue;
+    if (u.weight.dtype == ZR_F32 || u.weight.dtype == ZR_BF16 || u.weight.dtype == ZR_F16) {
+      if (kDefect == updates_before_error) update(o, *job, u, u);
+      continue;
+    }
     if (kDefect == changes_before_error) static_cast<float*>(u.slots[0].data)[0] = 1;
     if (kDefect == throws_on_error) throw std::runtime_error("weights of this dtype");
     if (kDefect == resolves_late_after_error && done) async->done_resolve(done, ZR_UNSUPPORTED, 0, "the dtype");
     return mutant::fill(error, ZR_UNSUPPORTED, "weights of this dtype are not supported");
   }
   if (kDefect == keeps_slice && kept) mutant::read(kept->size);
-  for (uint32_t i = 0; i < n; ++i) update(o, *job, *slices[i]);
+  if (kDefect == keeps_param && kept_name) mutant::read(*reinterpret_cast<const uint32_t*>(kept_name));
+  if (done && kDefect == resolves_before_work) async->done_resolve(done, ZR_OK, 0, nullptr);
+  for (uint32_t i = 0; i < n && kDefect != updates_before_error; ++i) update(o, *job, *slices[i], *slices[0]);
   if (kDefect == keeps_slice) kept = slices[0];
   double ignored = 0;
   if (kDefect == keeps_config)
     mutant::service<zr_config_service>(o.host, "zr.host.config/1")->get_float(kept_config, "momentum", &ignored);
   if (kDefect == description_changes) o.stepped = true;
   misuse_services(o);
-  if (done && kDefect != never_resolves) async->done_resolve(done, ZR_OK, 0, nullptr);
+  if (done && kDefect != never_resolves && kDefect != resolves_before_work)
+    async->done_resolve(done, ZR_OK, 0, nullptr);
   if (done && kDefect == resolves_twice) async->done_resolve(done, ZR_OK, 0, nullptr);
   return ZR_OK;
 }
 
-constexpr zr_optimizer_api kApi{sizeof(zr_optimizer_api), kDefect == reserved_in_api ? 5u : 0u, add_group, describe,
-                                kDefect == null_function ? nullptr : step};
+constexpr zr_optimizer_api kApi{kDefect == short_api ? 24u : uint32_t{sizeof(zr_optimizer_api)},
+                                kDefect == reserved_in_api ? 5u : 0u, MUTANT_SLOT(add_group), MUTANT_SLOT(describe),
+                                kDefect == null_function ? nullptr : MUTANT_SLOT(step)};
 constexpr zr_key kMomentum = mutant::key("momentum", ZR_KEY_FLOAT, kDefect == default_out_of_range ? "1.5" : "0.9", 0,
                                          1, ZR_KEY_PER_GROUP | (kDefect == unknown_key_flag ? 1u << 9 : 0u));
 constexpr const zr_key* kKeys[] = {&kMomentum};
@@ -300,15 +343,15 @@ zr_code startup(zr_error* error) {
 }
 void shutdown() {}
 
-constexpr zr_component kComponent{sizeof(zr_component),
+constexpr zr_component kComponent{kDefect == short_component ? 96u : uint32_t{sizeof(zr_component)},
                                   0,
                                   kDefect == invalid_id ? "Mutant" : "mutant",
                                   "zr.optimizer/1",
                                   "1.0.0",
                                   &kApi,
-                                  create,
-                                  destroy,
-                                  extension,
+                                  MUTANT_SLOT(create),
+                                  MUTANT_SLOT(destroy),
+                                  MUTANT_SLOT(extension),
                                   kKeys,
                                   1,
                                   kDefect == reserved_in_component ? 1u : 0u,
@@ -321,10 +364,11 @@ constexpr zr_component kComponent{sizeof(zr_component),
 #if defined(ZR_MUTANT_WRONG_KIND_TAG)
 ZR_TAG(kind_offload_1);
 #endif
-MUTANT_MODULE(optimizer, startup, shutdown)
+MUTANT_MODULE(optimizer, MUTANT_SLOT(startup), MUTANT_SLOT(shutdown))
 
 extern "C" ZR_EXPORT const zr_module* zr_module_v1(uint32_t host_minor) {
   static zr_module other = kModule;
+  if (kDefect == throws_in_entry) throw std::runtime_error("thrown by the plug-in");
   return kDefect == impure_entry && host_minor != ZR_ABI_MINOR ? &other : &kModule;
 }
 
@@ -342,6 +386,10 @@ template struct UniqueExport<int>;
 #endif
 #if defined(ZR_MUTANT_TEXT_RELOCATIONS)
 __asm__(".text\n.p2align 3\n.quad mutant_marker\n.data\nmutant_marker: .quad 1\n.text\n");
+#endif
+#if defined(ZR_MUTANT_NEEDS_NEWER_GLIBC)
+extern "C" int zr_mutant_of_newer_glibc();
+int call_newer_glibc() { return zr_mutant_of_newer_glibc(); }
 #endif
 #if defined(ZR_MUTANT_HANGS_ON_LOAD) || defined(ZR_MUTANT_THROWS_ON_LOAD)
 namespace {

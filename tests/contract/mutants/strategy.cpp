@@ -47,7 +47,20 @@ enum Defect {
   keeps_use,
   rejects_longer_structs,
   output_too_long,
-  throws_if_comm_fails
+  throws_if_comm_fails,
+  output_too_short,
+  throws_in_describe,
+  throws_in_plan,
+  throws_in_bind,
+  throws_in_grad_destination,
+  throws_in_grad_ready,
+  throws_in_event,
+  throws_in_grads_finish,
+  throws_in_updated,
+  throws_in_acquire,
+  throws_in_release,
+  throws_in_create,
+  throws_in_destroy
 };
 constexpr Defect kDefect = ZR_MUTANT;
 
@@ -117,8 +130,9 @@ zr_code create(const zr_host* host, const zr_config*, void** self, zr_error*) {
 void destroy(void* self) { delete static_cast<Strategy*>(self); }
 
 zr_code describe(void*, zr_strategy_desc* out, zr_error*) {
-  mutant::write_output(out, zr_strategy_desc{sizeof(zr_strategy_desc), 0,
-                                             1u << (kDefect == no_cpu_memory ? ZR_DEVICE_CUDA : ZR_DEVICE_CPU)});
+  const uint32_t devices = 1u << (kDefect == no_cpu_memory ? ZR_DEVICE_CUDA : ZR_DEVICE_CPU);
+  mutant::write_output(out, zr_strategy_desc{sizeof(zr_strategy_desc), 0, devices});
+  if (kDefect == output_too_short) out->size = 15;
   if (kDefect == output_too_long) std::memset(reinterpret_cast<char*>(out) + out->size, 0, 4);
   return ZR_OK;
 }
@@ -330,24 +344,24 @@ zr_code release(void* self, const uint32_t*, uint32_t, const zr_use* use, zr_err
 constexpr bool kNullAcquire = kDefect == null_acquire;
 constexpr zr_strategy_api kApi{sizeof(zr_strategy_api),
                                0,
-                               describe,
-                               plan,
-                               bind,
-                               grad_destination,
-                               grad_ready,
-                               event,
-                               grads_finish,
-                               updated,
-                               kNullAcquire ? nullptr : acquire,
-                               kNullAcquire ? nullptr : release};
+                               MUTANT_SLOT(describe),
+                               MUTANT_SLOT(plan),
+                               MUTANT_SLOT(bind),
+                               MUTANT_SLOT(grad_destination),
+                               MUTANT_SLOT(grad_ready),
+                               MUTANT_SLOT(event),
+                               MUTANT_SLOT(grads_finish),
+                               MUTANT_SLOT(updated),
+                               kNullAcquire ? nullptr : MUTANT_SLOT(acquire),
+                               kNullAcquire ? nullptr : MUTANT_SLOT(release)};
 constexpr zr_component kComponent{sizeof(zr_component),
                                   0,
                                   "mutant",
                                   "zr.strategy/1",
                                   "1.0.0",
                                   &kApi,
-                                  create,
-                                  destroy,
+                                  MUTANT_SLOT(create),
+                                  MUTANT_SLOT(destroy),
                                   nullptr,
                                   nullptr,
                                   0,
