@@ -52,7 +52,7 @@ Json json_of(const SavedTensor& tensor) {
   Json json{{"role", tensor.kind}, {"name", tensor.name}, {"dtype", tensor.dtype},      {"shape", tensor.shape},
             {"file", tensor.file}, {"at", tensor.offset}, {"chunks", std::move(chunks)}};
   if (!tensor.aliases.empty()) json["aliases"] = tensor.aliases;
-  if (!tensor.optimizer.empty()) json["optimizer"] = tensor.optimizer;
+  if (tensor.optimizer) json["optimizer"] = *tensor.optimizer;
   return json;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,8 @@ struct TensorInfo {
   std::string dtype;  // as safetensors names it: "F32"
   std::vector<int64_t> shape;
   std::vector<std::string> aliases;  // other names of tied weights
-  std::string optimizer{};           // of a weight: id of the optimizer that updates it; "": none, or not known
+  /// Of a weight: the id of the optimizer that updates it; "": it was not trained. Not in older files.
+  std::optional<std::string> optimizer{};
   int64_t bytes() const;
 };
 

@@ -107,8 +107,8 @@ checkpoint::CheckpointContents contents_of(const StepContext& context, ShardedSt
     for (const auto& [first, count] : context.plan.saved_ranges(tensor.param))
       contents.slabs.push_back(slab_of(state, tensor, index, first, count));
     const plan::Parameter& parameter = context.plan.input.parameters[tensor.param];
-    if (tensor.info.kind == "weight" && !parameter.frozen)
-      tensor.info.optimizer = context.optimizers.id(parameter.optimizer);
+    if (tensor.info.kind == "weight")
+      tensor.info.optimizer = parameter.frozen ? "" : context.optimizers.id(parameter.optimizer);
     contents.tensors.push_back(std::move(tensor.info));
   });
   add_buffers(context, contents, buffers, values);

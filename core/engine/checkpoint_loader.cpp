@@ -78,7 +78,7 @@ CheckpointLoader::CheckpointLoader(const StepContext& context, const Parts& part
 
 bool CheckpointLoader::has_same_optimizer(uint32_t param) const {
   const auto weight = weights_.find(param);
-  if (weight == weights_.end() || weight->second->optimizer.empty()) return same_optimizers_;
+  if (weight == weights_.end() || !weight->second->optimizer) return same_optimizers_;
   return !options_.weights_only &&
          weight->second->optimizer == context_.optimizers.id(context_.plan.input.parameters[param].optimizer);
 }

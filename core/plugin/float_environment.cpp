@@ -5,12 +5,16 @@
 namespace zr::host::plugin {
 
 namespace {
-// Half of the smallest normal number, as a result and as an operand.
+// Half of the smallest normal number, as a result and as an operand. Traps are off meanwhile.
 bool flushes_denormals() {
+  std::fenv_t traps;
+  std::feholdexcept(&traps);
   volatile float smallest = std::numeric_limits<float>::min(), half = 0.5f, large = 0x1p+60f;
   volatile float denormal = std::numeric_limits<float>::denorm_min();
   const volatile float result = smallest * half, operand = denormal * large;
-  return result == 0.f || operand == 0.f;
+  const bool flushes = result == 0.f || operand == 0.f;
+  std::fesetenv(&traps);
+  return flushes;
 }
 }  // namespace
 

@@ -1,5 +1,4 @@
-/// How a thread computes with floating-point numbers: rounding, traps, and numbers below the normal range.
-/// range.
+// How a thread computes with floating-point numbers: rounding, traps, and numbers below the normal range.
 #pragma once
 #include <cfenv>
 #include <string>

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "base/error.hpp"
+#include "plugin/float_environment.hpp"
 #include "plugin/plugin_host.hpp"
 #include "zr/mutex.hpp"
 
@@ -57,6 +58,7 @@ std::string with_missing_services(const Error& failure, const std::vector<std::s
 Instance::Instance(PluginHost& host, const Component& component, const config::JobConfig& config,
                    const std::string& table)
     : component_(component) {
+  const FloatEnvironmentGuard environment;
   start(component.module, call_text("startup"));
   host.take_missing_services();
   const ConfigView view(config.table(table));
@@ -66,6 +68,9 @@ Instance::Instance(PluginHost& host, const Component& component, const config::J
          [&](zr_error* error) { return code = component.table->create(host.abi(), view.abi(), &self_, error); });
     if (!self_)
       fail_internal(call_text("create") + " reported success, but left *self null; this is a bug in the plug-in");
+    if (const std::string change = environment.change(); !change.empty())
+      fail_internal(fmt::format("{} changed how this thread computes: {}; this is a bug in the plug-in",
+                                call_text("create"), change));
   } catch (const Error& failure) {
     stop(component.module);
     if (code != ZR_UNSUPPORTED) throw;

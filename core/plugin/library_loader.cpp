@@ -108,6 +108,7 @@ TagNames parse_tags(const std::vector<std::string>& symbols) {
 struct Library {
   boost::dll::shared_library library;
   const zr_module* module;  // null if it could not be read
+  std::string problem;      // then: why
   uint64_t file_hash;
 };
 
@@ -281,10 +282,10 @@ PluginValidation load_library(const std::filesystem::path& file, const Tags& tag
       cause = RejectionCause::replaced;
       module = nullptr;
     }
-    at = process.libraries.emplace(key, Library{std::move(library), module, file_hash}).first;
+    at = process.libraries.emplace(key, Library{std::move(library), module, validation.reason, file_hash}).first;
   }
   const zr_module* module = at->second.module;
-  if (!module && validation.reason.empty()) validation.reason = "its module could not be read when it was first loaded";
+  validation.reason = at->second.problem;
   if (validation.reason.empty()) validation.reason = module_problem(module, tags);
   if (!validation.reason.empty()) {
     if (cause == RejectionCause::none) cause = RejectionCause::plugin_bug;
