@@ -100,6 +100,11 @@ void extreme_gradients(Case& test) {
                     other = run.arrays({.shape = shape}, test.random(1)),
                     reference = run.arrays({.shape = shape}, test.random(1));
     make_extreme(extreme);
+    const int64_t block = usual.description.is_elementwise() ? 1 : usual.description.cut_block();
+    std::vector<bool> affected(static_cast<std::size_t>(usual.count / block + 1));
+    for (int64_t i = 0; i < usual.count; ++i)
+      if (bits_of(usual.grad.as<float>()[i]) != bits_of(extreme.grad.as<float>()[i]))
+        affected[static_cast<std::size_t>(i / block)] = true;
     other_run.update(usual);
     other_run.update(reference);
     if (const Answer answer = update_parameters({&run}, {{&extreme}, {&other}}); !answer.ok())
@@ -107,11 +112,6 @@ void extreme_gradients(Case& test) {
     require(other.bits() == reference.bits(),
             "a gradient that is not finite changes the update of another parameter of shape ", text_of(shape));
     if (!usual.description.has_independent_blocks()) continue;
-    const int64_t block = usual.description.is_elementwise() ? 1 : usual.description.cut_block();
-    std::vector<bool> affected(static_cast<std::size_t>(usual.count / block + 1));
-    for (int64_t i = 0; i < usual.count; ++i)
-      if (bits_of(usual.grad.as<float>()[i]) != bits_of(extreme.grad.as<float>()[i]))
-        affected[static_cast<std::size_t>(i / block)] = true;
     for (int64_t i = 0; i < usual.count; ++i)
       require(affected[static_cast<std::size_t>(i / block)] ||
                   bits_of(usual.master.as<float>()[i]) == bits_of(extreme.master.as<float>()[i]),
