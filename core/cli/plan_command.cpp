@@ -123,11 +123,17 @@ int print_plan(const ModelQueryOptions& options, bool compare, const std::filesy
     return 0;
   }
   std::vector<std::pair<std::string, plan::MemoryPlan>> plans;
-  for (const std::string& id : job.strategies)
-    plans.emplace_back(id, engine::Planner(query.resolved_job({"strategy=" + id}, query.ranks()), query.parameters(),
-                                           ranks, query.ranks() == 0)
-                               .plan(0));
+  std::vector<std::string> impossible;  // strategies that cannot train this job, and why
+  for (const std::string& id : job.strategies) try {
+      plans.emplace_back(id, engine::Planner(query.resolved_job({"strategy=" + id}, query.ranks()), query.parameters(),
+                                             ranks, query.ranks() == 0)
+                                 .plan(0));
+    } catch (const UserError& failure) {
+      impossible.push_back(fmt::format("  {}: {}\n", id, failure.what()));
+      if (impossible.size() == job.strategies.size()) throw;
+    }
   print_comparison(query, plans, job, chosen.context());
+  for (const std::string& line : impossible) std::cout << line;
   std::cout << unchecked_text(job.unchecked);
   check_budget(query, job, chosen, ranks);
   return 0;

@@ -115,6 +115,11 @@ const checkpoint::SavedTensor* CheckpointLoader::saved_state(uint32_t param,
   return saved && !options_.strict && !is_convertible(*saved, tensor) ? nullptr : saved;
 }
 
+void CheckpointLoader::report_other_shape(uint32_t param, const checkpoint::TensorInfo& tensor) {
+  report_.other_shape.push_back(name_of(tensor));
+  if (is_state(tensor)) fresh_params_.insert(param);
+}
+
 // Finds the checkpoint's tensor for one of the model's tensors, and adds it to parts_, or to the report if it cannot be
 // loaded. Null if the checkpoint has no such tensor, or its values are not to be loaded.
 const checkpoint::SavedTensor* CheckpointLoader::match_tensor(uint32_t param, const checkpoint::TensorInfo& tensor,
@@ -131,7 +136,7 @@ const checkpoint::SavedTensor* CheckpointLoader::match_tensor(uint32_t param, co
   if (!saved)
     (state ? report_.fresh : report_.missing).push_back(name_of(tensor));
   else if (saved->shape != tensor.shape)
-    report_.other_shape.push_back(name_of(tensor));
+    report_other_shape(param, tensor);
   else
     parts_.push_back({param, tensor, saved, shape});
   return saved;
@@ -248,7 +253,7 @@ void CheckpointLoader::check_dtypes() const {
     const bool convertible = is_convertible(*part.saved, part.tensor);
     if (!convertible && is_state(part.tensor))
       fail_user(fmt::format(
-          "{}: {} is {}, but optimizer '{}' has it as {} with the keys of this job; set its keys as in the "
+          "{}: {} is {}, but optimizer '{}' declares it as {} with the keys of this job; set its keys as in the "
           "checkpoint's configuration (facts.config of manifest.json), or set checkpoint.strict = false to start such "
           "states at zero",
           folder, printable(name_of(part.tensor)), part.saved->dtype,

@@ -95,6 +95,7 @@ class CheckpointLoader {
   bool equal(const checkpoint::SavedTensor& a, const checkpoint::SavedTensor& b) const;
   void find_weights();
   const checkpoint::SavedTensor* saved_state(uint32_t param, const checkpoint::TensorInfo& tensor) const;
+  void report_other_shape(uint32_t param, const checkpoint::TensorInfo& tensor);
   const checkpoint::SavedTensor* match_tensor(uint32_t param, const checkpoint::TensorInfo& tensor,
                                               const plan::StateShape& shape);
   void report_unmatched_state(const checkpoint::SavedTensor& saved);

@@ -300,8 +300,10 @@ constexpr int kFewRanks = 16;  // of a job whose ranks are all planned
 
 plan::MemoryPlan Planner::plan(int rank) const {
   plan::MemoryPlan plan = plan_of_rank(input_, rank, strategy_plan(*strategy_));
+  const bool has_costs = std::any_of(input_.descriptions.begin(), input_.descriptions.end(),
+                                     [](const auto& d) { return d.cost > 0 || d.granularity != ZR_ELEMENTWISE; });
   for (int other = 0; other < (input_.world <= kFewRanks ? input_.world : 0); ++other)
-    if (other != rank && !input_.elementwise())
+    if (other != rank && has_costs)
       plan.largest_update_share =
           std::max(plan.largest_update_share, plan_of_rank(input_, other, strategy_plan(*strategy_)).update_share());
   plan.knows_all_shares = input_.world <= kFewRanks;

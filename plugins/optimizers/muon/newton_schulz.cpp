@@ -153,7 +153,7 @@ NewtonSchulz::NewtonSchulz(const zr::Host& host, Precision precision, int iterat
 
 NewtonSchulz::~NewtonSchulz() { count_memory(-bytes_); }
 
-// The kind of the ledger is that of memory that does not grow with the model.
+// Counts the memory as `other` in the host's ledger.
 void NewtonSchulz::count_memory(int64_t bytes) const {
   const auto* memory = host_.find<zr_memory_service>();
   if (memory && bytes != 0) memory->account(host_.abi(), "other: muon workspaces", bytes);

@@ -116,7 +116,7 @@ ZR_DETECT(has_url, url);
 ZR_DETECT(has_license, license);
 
 /// Defines trait<T>: true if T has an array of this name with elements of this type. For misspelled names of `keys` and
-/// `slots`; other misspelled optional members cannot be detected in C++17.
+/// `slots`; others are known only by list, below.
 #define ZR_DETECT_ARRAY(trait, member, element)                                                                    \
   template <class T, class = void>                                                                                 \
   inline constexpr bool trait = false;                                                                             \
@@ -126,13 +126,29 @@ ZR_DETECT(has_license, license);
       true
 ZR_DETECT_ARRAY(has_key_array, key, zr_key);
 ZR_DETECT_ARRAY(has_options_array, options, zr_key);
+ZR_DETECT_ARRAY(has_params_array, params, zr_key);
+
+/// Defines trait<T>: true if T has a public member of this name. For likely misspellings of optional members.
+#define ZR_DETECT_NAME(trait, member)  \
+  template <class T, class = void>     \
+  inline constexpr bool trait = false; \
+  template <class T>                   \
+  inline constexpr bool trait<T, std::void_t<decltype(&T::member)>> = true
+ZR_DETECT_NAME(has_extensions, extensions);
+ZR_DETECT_NAME(has_extention, extention);
+ZR_DETECT_NAME(has_start_up, start_up);
+ZR_DETECT_NAME(has_shut_down, shut_down);
+ZR_DETECT_NAME(has_licence, licence);
 
 /// The requirements for an author's class of any role; each failure is one sentence.
 template <class D>
 constexpr void check_class() {
   static_assert(std::is_nothrow_destructible_v<D>, "a destructor must not throw: the host cannot receive an error");
-  static_assert(has_keys<D> || !(has_key_array<D> || has_options_array<D>),
+  static_assert(has_keys<D> || !(has_key_array<D> || has_options_array<D> || has_params_array<D>),
                 "the array of a component's keys is named `keys`");
+  static_assert(!has_extensions<D> && !has_extention<D>, "the member is named `extension`");
+  static_assert(!has_start_up<D> && !has_shut_down<D>, "the members are named `startup` and `shutdown`");
+  static_assert(!has_licence<D>, "the member is named `license`");
   if constexpr (has_keys<D>)
     static_assert(std::is_array_v<decltype(D::keys)>, "keys is an array: static constexpr zr_key keys[] = {...};");
   if constexpr (has_extension<D>)

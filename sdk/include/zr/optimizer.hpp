@@ -93,6 +93,11 @@ ZR_DETECT(has_load_global, load_global);
 ZR_REQUIRE_CALL(can_update, std::declval<const T&>().update(std::declval<const Update&>()));
 ZR_DETECT_ARRAY(has_slot_array, slot, zr_slot);
 ZR_DETECT_ARRAY(has_states_array, states, zr_slot);
+ZR_DETECT_NAME(has_describes, describes);
+ZR_DETECT_NAME(has_descibe, descibe);
+ZR_DETECT_NAME(has_granularty, granularty);
+ZR_DETECT_NAME(has_save_global, save_global);
+ZR_DETECT_NAME(has_load_globals, load_globals);
 
 /// True if `slots` is an array, or if the class has no `slots`.
 template <class T>
@@ -122,7 +127,8 @@ class OptimizerLayer {
       can_update<D> && slots_are_array<D>() &&
       (has_slots<D> || !(has_slot_array<D> || has_states_array<D> || has_n_slots<D>)) &&
       (!has_gradients<D> || is_defined<LocalGradientsLayer<D>>)&&has_save_globals<D> == has_load_global<D> &&
-      (!has_save_globals<D> || is_defined<GlobalsLayer<D>>);
+      (!has_save_globals<D> || is_defined<GlobalsLayer<D>>)&&!has_describes<D> && !has_descibe<D> &&
+      !has_granularty<D> && !has_save_global<D> && !has_load_globals<D>;
   /// The component's extension tables, by id.
   static const void* extension(const char* id) noexcept {
     if constexpr (has_gradients<D> && is_defined<LocalGradientsLayer<D>>)
@@ -143,6 +149,10 @@ class OptimizerLayer {
     static_assert(can_update<D>, "an optimizer has the public method: void update(const zr::Update&) const");
     static_assert(has_slots<D> || !(has_slot_array<D> || has_states_array<D>),
                   "the array of an optimizer's states is named `slots`");
+    static_assert(!has_describes<D> && !has_descibe<D>, "the method is named `describe`");
+    static_assert(!has_granularty<D>, "the member is named `granularity`");
+    static_assert(!has_save_global<D> && !has_load_globals<D>,
+                  "the methods are named `save_globals` and `load_global`");
     static_assert(!has_n_slots<D> || has_slots<D>, "an optimizer with n_slots() has the array `slots`");
     static_assert(!has_gradients<D> || is_defined<LocalGradientsLayer<D>>, "gradients() needs zr/local_gradients.hpp");
     static_assert(!has_bind<D> || has_gradients<D>, "an optimizer with bind() has gradients()");

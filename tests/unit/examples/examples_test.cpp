@@ -72,7 +72,9 @@ INSTANTIATE_TEST_SUITE_P(Examples, GptTest, testing::Values(std::pair("fp32", 1e
 // Six runs: label examples-slow.
 TEST(AdamW8BitOnGptTest, ReachesTheLossOfAdamWWithinOnePercent) {
   const zr::test::Scratch scratch;
-  scratch.write("text", shell("cat " ZR_SOURCE_DIR "/README.md " ZR_SOURCE_DIR "/docs/*.md").output);
+  const auto text = shell("cd /usr/share/common-licenses && cat GPL-2 GPL-3 LGPL-2.1 Apache-2.0");
+  if (text.code != 0) GTEST_SKIP() << "this system has no licences in /usr/share/common-licenses: " << text.output;
+  scratch.write("text", text.output);
   const auto losses = [&](const std::string& optimizer, int seed) {
     const std::string name = optimizer + std::to_string(seed);
     const auto run = shell(

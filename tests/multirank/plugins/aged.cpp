@@ -1,0 +1,32 @@
+// SGD whose rate grows with the number of steps since the optimizer's first one, which no parameter has: a value that
+// checkpoints must keep.
+#include <atomic>
+#include <cstring>
+#include <string>
+
+#include "zr/optimizer.hpp"
+#include "zr/optimizer_globals.hpp"
+
+namespace {
+
+struct Aged : zr::Optimizer<Aged> {
+  void update(const zr::Update& u) const {
+    int64_t unknown = 0;
+    first.compare_exchange_strong(unknown, u.step);
+    const float rate = static_cast<float>(u.lr * (1 + 0.25 * static_cast<double>(u.step - first)));
+    for (int64_t i = 0; i < u.count; ++i) u.weight[i] = u.weight[i] - rate * (u.grad[i] * u.mul);
+  }
+  void save_globals(const zr::GlobalSink& save) const { save("first", first.load()); }
+  void load_global(const char* key, const void* value, uint64_t bytes) const {
+    int64_t saved = 0;
+    if (std::string(key) != "first" || bytes != sizeof saved)
+      throw zr::PluginError(ZR_INVALID, std::string("unknown value '") + key + "'");
+    std::memcpy(&saved, value, sizeof saved);
+    first = saved;
+  }
+  inline static std::atomic<int64_t> first{0};  // 0: no step yet; of all groups
+};
+
+}  // namespace
+
+ZR_OPTIMIZER(Aged, "aged", "tests", "1.0.0");
