@@ -110,6 +110,8 @@ const checkpoint::SavedTensor* CheckpointLoader::saved_for(uint32_t param, const
 // The checkpoint's tensor for an optimizer state; null if it has none, or its values are not to be loaded.
 const checkpoint::SavedTensor* CheckpointLoader::saved_state(uint32_t param,
                                                              const checkpoint::TensorInfo& tensor) const {
+  const auto weight = weights_.find(param);
+  if (weight != weights_.end() && weight->second->shape != context_.plan.input.parameters[param].shape) return nullptr;
   if (!has_same_optimizer(param)) return nullptr;
   const checkpoint::SavedTensor* saved = saved_for(param, tensor);
   return saved && !options_.strict && !is_convertible(*saved, tensor) ? nullptr : saved;
@@ -174,7 +176,18 @@ void CheckpointLoader::match() {
     match_empty_buffers(matched);
     match_repeated(matched);
   }
+  restart_fresh_params();
   report_unmatched(matched);
+}
+
+// A parameter with one state that is not loaded starts with all its states at zero.
+void CheckpointLoader::restart_fresh_params() {
+  std::erase_if(parts_, [&](const Part& part) {
+    if (!is_state(part.tensor) || fresh_params_.count(part.param) == 0) return false;
+    report_.fresh.push_back(name_of(part.tensor));
+    report_.dropped.push_back(name_of(*part.saved));
+    return true;
+  });
 }
 
 // Other programs list buffers without elements; there is nothing to load.

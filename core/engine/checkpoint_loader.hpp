@@ -89,6 +89,7 @@ class CheckpointLoader {
     const checkpoint::SavedTensor *loaded, *other;
   };
   void match();
+  void restart_fresh_params();
   void check_dtypes() const;
   void match_empty_buffers(std::set<const checkpoint::SavedTensor*>& matched);
   void match_repeated(std::set<const checkpoint::SavedTensor*>& matched);

@@ -54,15 +54,16 @@ TEST(CheckpointLoaderTest, ReportsAndSkipsTensorsThatDoNotMatch) {
   const CheckpointLoadOptions strict;
   EXPECT_EQ(failure_of([&] { f.loader(from, strict).check(); }),
             from.folder() +
-                ": does not fit the model; missing: weight 'b', buffer 'statistics'; different shape: weight 'a', "
-                "state.exp_avg 'a', state.exp_avg_sq 'a'; unexpected: weight 'c', buffer 'mean'; load with strict = "
-                "false to load only the tensors that fit");
+                ": does not fit the model; missing: weight 'b', buffer 'statistics'; different shape: weight 'a'; "
+                "unexpected: weight 'c', buffer 'mean'; load with strict = false to load only the tensors that fit");
   const engine::CheckpointLoadReport report = f.load(from, {.strict = false});
   EXPECT_EQ(report.missing, (Names{"weight 'b'", "buffer 'statistics'"}));
-  EXPECT_EQ(report.other_shape, (Names{"weight 'a'", "state.exp_avg 'a'", "state.exp_avg_sq 'a'"}));
+  EXPECT_EQ(report.other_shape, (Names{"weight 'a'"}));
   EXPECT_EQ(report.unexpected, (Names{"weight 'c'", "buffer 'mean'"}));
-  EXPECT_EQ(report.fresh, (Names{"state.exp_avg 'b'", "state.exp_avg_sq 'b'"}));
-  EXPECT_EQ(report.dropped, (Names{"state.exp_avg 'c'", "state.exp_avg_sq 'c'"}));
+  EXPECT_EQ(report.fresh,
+            (Names{"state.exp_avg 'a'", "state.exp_avg_sq 'a'", "state.exp_avg 'b'", "state.exp_avg_sq 'b'"}));
+  EXPECT_EQ(report.dropped,
+            (Names{"state.exp_avg 'a'", "state.exp_avg_sq 'a'", "state.exp_avg 'c'", "state.exp_avg_sq 'c'"}));
   EXPECT_EQ(f.read(0), FakeModel::initial(40));
   EXPECT_EQ(f.read(1), FakeModel::initial(8));
   EXPECT_EQ(f.model.statistics, (std::vector<float>{1, 2, 3}));
@@ -81,6 +82,18 @@ TEST(CheckpointLoaderTest, StrictRequiresTheStatesOfTheSameOptimizer) {
             from.folder() +
                 ": does not fit the optimizer; missing: state.exp_avg_sq 'b'; unexpected: state.momentum "
                 "'a'; load with strict = false, or load the weights only");
+}
+
+TEST(CheckpointLoaderTest, AParameterWithOneStateThatIsNotLoadedStartsAllItsStates) {
+  NewCheckpoint saved;
+  saved.add_parameter("a", 40, 100).add("weight", "b", ramp(8, 500)).add("state.exp_avg", "b", ramp(8, 7));
+  const checkpoint::Checkpoint from = saved.add("buffer", "statistics", {7, 8, 9}).open();
+  LoadingJob f;
+  const engine::CheckpointLoadReport report = f.load(from, {.strict = false});
+  EXPECT_EQ(report.fresh, (Names{"state.exp_avg_sq 'b'", "state.exp_avg 'b'"}));
+  EXPECT_EQ(report.dropped, Names{"state.exp_avg 'b'"});
+  EXPECT_EQ(f.read(1), ramp(8, 500));
+  EXPECT_EQ(f.read(1, LogicalTensor::state, "exp_avg"), std::vector<float>(8, 0));
 }
 
 TEST(CheckpointLoaderTest, StatesOfAnotherOptimizerAreNotLoaded) {
