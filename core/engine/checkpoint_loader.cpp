@@ -176,7 +176,7 @@ void CheckpointLoader::match() {
     match_empty_buffers(matched);
     match_repeated(matched);
   }
-  restart_fresh_params();
+  if (!options_.strict) restart_fresh_params();  // otherwise they are an error
   report_unmatched(matched);
 }
 
