@@ -8,6 +8,8 @@
 
 #include "base/draft_abi.hpp"
 #include "base/error.hpp"
+#include "base/hex.hpp"
+#include "base/log.hpp"
 #include "base/text.hpp"
 #include "plugin/extension.hpp"
 
@@ -37,36 +39,74 @@ std::pair<std::string, std::string> split(const std::string& ids, const std::str
   return {first, name};
 }
 
+struct OwnGlobals {
+  OptimizerGlobals values;
+  std::string repeated;  // a key that was saved twice
+};
+
 void save(const StepContext& context, std::size_t index, OptimizerGlobals& globals) {
   const plugin::Instance& optimizer = context.optimizers[index];
   const auto* api = api_of(optimizer);
   if (!api) return;
-  OptimizerGlobals own;
+  OwnGlobals own;
   CallError error;
   const auto sink = [](void* ctx, const char* key, const void* value, uint64_t bytes) {
-    (*static_cast<OptimizerGlobals*>(ctx))[key].assign(static_cast<const char*>(value), bytes);
+    auto& to = *static_cast<OwnGlobals*>(ctx);
+    if (!to.values.emplace(key, std::string(static_cast<const char*>(value), bytes)).second) to.repeated = key;
   };
   const auto call = [&] { return api->save_globals(optimizer.self(), sink, &own, &error); };
   const std::string text = optimizer.call_text("save_globals");
   context.check(call_plugin(&error, call), error, text);
-  for (auto& [key, value] : own) {
+  if (!own.repeated.empty())
+    fail_internal(
+        fmt::format("{}: it saved the key '{}' twice: this is a bug in the plug-in", text, printable(own.repeated)));
+  for (auto& [key, value] : own.values) {
     if (find_not_utf8(key) != std::string_view::npos)
       fail_internal(fmt::format("{}: the key '{}' is not UTF-8: this is a bug in the plug-in", text, printable(key)));
     globals[context.optimizers.id(index) + "/" + key] = std::move(value);
   }
 }
 
+bool has(const Optimizers& optimizers, const std::string& id) {
+  for (std::size_t i = 0; i < optimizers.size(); ++i)
+    if (optimizers.id(i) == id) return true;
+  return false;
+}
+
+std::string text_of(const OptimizerGlobals& globals) {
+  std::string text;
+  for (const auto& [name, value] : globals) text += fmt::format("{}={}\n", name, hex_of_bytes(value));
+  return text;
+}
+
+// The checkpoint has the values once.
+void compare_ranks(const StepContext& context, const OptimizerGlobals& globals) {
+  const std::vector<std::string> all = context.comm.all_gather_bytes(text_of(globals), "values of optimizers");
+  for (std::size_t rank = 1; rank < all.size(); ++rank)
+    if (all[rank] != all[0])
+      fail_user(
+          fmt::format("a value of an optimizer that belongs to no parameter differs between rank 0 and rank {} "
+                      "({}), and a checkpoint has it once; correct the plug-in, or choose another optimizer",
+                      rank, globals.begin()->first));
+}
+
 }  // namespace
 
 OptimizerGlobals save_globals(const StepContext& context) {
   OptimizerGlobals globals;
-  for (std::size_t i = 0; i < context.optimizers.size(); ++i) save(context, i, globals);
+  bool any = false;
+  for (std::size_t i = 0; i < context.optimizers.size(); ++i) {
+    any |= api_of(context.optimizers[i]) != nullptr;
+    save(context, i, globals);
+  }
+  if (any) compare_ranks(context, globals);
   return globals;
 }
 
 void load_globals(const StepContext& context, const checkpoint::CheckpointMetadata& saved) {
   for (const auto& [name, bytes] : saved.globals) {
     const auto [id, key] = split(saved.optimizer, name);
+    bool loaded = false;
     for (std::size_t i = 0; i < context.optimizers.size(); ++i) {
       const plugin::Instance& optimizer = context.optimizers[i];
       const auto* api = context.optimizers.id(i) == id ? api_of(optimizer) : nullptr;
@@ -76,7 +116,13 @@ void load_globals(const StepContext& context, const checkpoint::CheckpointMetada
         return api->load_global(optimizer.self(), key.c_str(), bytes.data(), bytes.size(), &error);
       };
       context.check(call_plugin(&error, load), error, optimizer.call_text("load_global"));
+      loaded = true;
     }
+    if (!loaded && context.rank() == 0)
+      log(ZR_LOG_WARN, fmt::format("the value '{}' that optimizer '{}' saved in the checkpoint is not loaded: {}",
+                                   printable(key), printable(id),
+                                   has(context.optimizers, id) ? "this version of the optimizer has no such values"
+                                                               : "this job does not use the optimizer"));
   }
 }
 

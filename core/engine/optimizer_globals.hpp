@@ -12,11 +12,12 @@ namespace zr::host::engine {
 /// Values by name: the optimizer's id, "/", and its own key.
 using OptimizerGlobals = std::map<std::string, std::string>;
 
-/// The state of all optimizers. Throws Error if an optimizer fails. [step]
+/// The state of all optimizers. Throws Error if an optimizer fails, or if the ranks differ. Collective if an optimizer
+/// has the extension. [step]
 OptimizerGlobals save_globals(const StepContext& context);
 
 /// Restores what save_globals() has returned, for those optimizers of the saved job that this job has. Throws Error if
-/// an optimizer fails. [step]
+/// an optimizer fails. Rank 0 warns of values that are not loaded. [step]
 void load_globals(const StepContext& context, const checkpoint::CheckpointMetadata& saved);
 
 }  // namespace zr::host::engine

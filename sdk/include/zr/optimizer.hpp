@@ -227,6 +227,7 @@ class OptimizerLayer {
  private:
   void add(const Config& config) {
     with_arguments<D>(config, host_, [&](const auto&... arguments) { groups_.emplace_back(arguments...); });
+    groups_.back().first_group_ = &groups_.front();
   }
   /// The list of slots equal to `slots`, which lives as long as this object: zr_optimizer_desc points to it.
   const std::vector<zr_slot>& kept(std::vector<zr_slot> slots) {
@@ -314,6 +315,14 @@ struct ZR_EXPORT Optimizer {
   // Further static members: needs (ZR_OPT_NEEDS_*), `const void* extension(const char* id) noexcept`, `void startup()`,
   // `void shutdown() noexcept`. zr/local_gradients.hpp and zr/optimizer_globals.hpp have further methods.
   using Layer = OptimizerLayer<D>;
+
+  /// The object of group 0, which all groups share: for values that belong to no parameter. Not in constructors. The
+  /// object lives as long as the optimizer; update() of several threads may use it at once.
+  const D& first_group() const { return *first_group_; }
+
+ private:
+  friend class OptimizerLayer<D>;
+  const D* first_group_ = nullptr;
 };
 
 }  // namespace sdk

@@ -7,7 +7,8 @@
 //   void load_global(const char* key, const void* value, uint64_t bytes);  // [step] before the first step; throws
 //                                                         // zr::PluginError(ZR_INVALID, ...) for an unknown key
 //
-// They are called for the object of group 0.
+// They are called for the object of group 0. Every group has an object of its own, so update() reads and changes such
+// values in first_group(). All ranks must have the same values when a checkpoint is saved.
 #pragma once
 
 #include "zr/abi/draft/optimizer_globals.h"

@@ -101,7 +101,7 @@ class SummingLayer : public OptimizerLayer<D> {
 /// `void add_up(const zr::Update& u) const`: pass u.sums->pass; must not change weights.
 /// `void update(const zr::Update& u) const`: the update; u.sums->totals has the totals of all passes.
 template <class D>
-struct SummingOptimizer {
+struct SummingOptimizer : Optimizer<D> {
   using Layer = SummingLayer<D>;
 };
 

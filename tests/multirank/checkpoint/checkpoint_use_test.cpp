@@ -167,6 +167,33 @@ TEST_F(ResumedOptimizersTest, ReadOlderFiles) {
   });
 }
 
+TEST_F(ResumedOptimizersTest, WarnOfAValueThatIsNotLoaded) {
+  run(2, "job.name=half checkpoint.dir=c checkpoint.every=2 train.steps=2\n", "strategy=zero2 optimizer=aged");
+  const Outcome other = run_pair(prints_hash, "checkpoint.dir=c checkpoint.resume=true optimizer=sgd");
+  EXPECT_EQ(other.code, 0) << other.output;
+  EXPECT_NE(other.output.find("the value 'first' that optimizer 'aged' saved in the checkpoint is not loaded: this job "
+                              "does not use the optimizer"),
+            std::string::npos)
+      << other.output;
+}
+
+// "ranks": the value differs between the ranks; "twice": it is saved twice.
+TEST_F(ResumedOptimizersTest, RejectValuesThatDifferBetweenRanksOrAreSavedTwice) {
+  const std::string job = "strategy=zero2 checkpoint.dir=c checkpoint.every=2 optimizer=aged optimizer.aged.defect=";
+  const Outcome ranks = shell(launch(2, engine_tests::trains, job + "ranks train.steps=2"));
+  EXPECT_EQ(ranks.code, 2) << ranks.output;
+  EXPECT_NE(ranks.output.find("a value of an optimizer that belongs to no parameter differs between rank 0 and rank 1 "
+                              "(aged/first), and a checkpoint has it once; correct the plug-in, or choose another "
+                              "optimizer"),
+            std::string::npos)
+      << ranks.output;
+  const Outcome twice = shell(launch(2, engine_tests::trains, job + "twice train.steps=2"));
+  EXPECT_NE(twice.code, 0);
+  EXPECT_NE(twice.output.find("save_globals: it saved the key 'first' twice: this is a bug in the plug-in"),
+            std::string::npos)
+      << twice.output;
+}
+
 // The test of this file can fail: without the value, the rate differs.
 TEST_F(ResumedOptimizersTest, DifferWithoutTheValue) {
   run(2, "job.name=whole\n", "strategy=zero2 optimizer=aged");
