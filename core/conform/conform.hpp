@@ -31,8 +31,8 @@ struct Report {
   std::vector<Result> results;
   /// The number of cases with this verdict.
   int count(Verdict verdict) const;
-  /// True if no rule failed, and if a case was run.
-  bool passed() const { return count(Verdict::fail) == 0 && !results.empty(); }
+  /// True if no rule failed, and at least one passed.
+  bool passed() const { return count(Verdict::fail) == 0 && count(Verdict::pass) > 0; }
 };
 
 /// Why the options cannot be used with their file: there is no such file, it has no such key, the value of a key is
@@ -45,7 +45,7 @@ Report check_library(const Options& options, const std::function<void(const Resu
 
 /// "pass  ZR-L02  sentence" and, if it did not pass, a line with the reason.
 std::string text_of(const Result& result);
-/// "58 passed, 1 failed, 3 skipped; seed 1".
+/// "58 passed, 1 failed, 3 skipped; seed 1"; says so if nothing was checked.
 std::string summary_of(const Report& report);
 /// The report as JSON: file, seed, counts and one object per case.
 std::string json_of(const Report& report);

@@ -20,7 +20,8 @@ constexpr const char* kHelp =
     "  --time-limit SECONDS  limit of each case (default 60)\n"
     "  --set KEY=VALUE       the value of a key of the plug-in, as TOML text; may be repeated\n"
     "  --list                print the rules\n\n"
-    "exit codes: 0 every rule holds, 2 a rule does not hold or an argument is wrong, 3 the machine lacks something\n";
+    "exit codes: 0 every rule that was checked holds, 2 a rule does not hold, nothing was checked or an argument is\n"
+    "wrong, 3 the machine lacks something\n";
 
 constexpr int kRejected = 2, kEnvironment = 3;
 

@@ -1,6 +1,7 @@
 // ZR-L11 and up: the life of instances. ZR-H..: structs of other versions, services that are absent.
 #include <dirent.h>
 #include <malloc.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -57,6 +58,30 @@ struct Resources {
   int descriptors = entries_in("/proc/self/fd"), threads = entries_in("/proc/self/task");
 };
 
+// Instances that open communicators or tiers, or are used. Their memory cannot be told from that of the checks.
+void opening_leaks_nothing(Case& test) {
+  constexpr int kRounds = 8;
+  as_ranks(test, [&](const HostOptions& options) {
+    TestHost host(options);
+    const auto round = [&](int n) {
+      for (int i = 0; i < n; ++i) {
+        Instance instance(test, host);
+        use_open_component(test, instance);
+        instance.destroy();
+      }
+    };
+    test.note("opening and closing communicators and tiers");
+    round(2);  // what is opened once
+    const int descriptors = entries_in("/proc/self/fd"), threads = entries_in("/proc/self/task");
+    round(kRounds);
+    const int left = entries_in("/proc/self/fd") - descriptors;
+    require(left < kRounds, kRounds, " instances that were used leave ", left, " file descriptors open");
+    for (int tries = 0; entries_in("/proc/self/task") - threads >= kRounds && tries < 100; ++tries) ::usleep(2000);
+    const int running = entries_in("/proc/self/task") - threads;
+    require(running < kRounds, kRounds, " instances that were used leave ", running, " threads");
+  });
+}
+
 void creating_leaks_nothing(Case& test) {
   constexpr int kRounds = 200;
   const zr_component& component = test.library().component(test.role(), test.id());
@@ -82,6 +107,7 @@ void creating_leaks_nothing(Case& test) {
   require(host.allocated_bytes() == 0, "destroy() left ", host.allocated_bytes(),
           " bytes of zr.host.memory/1 allocated");
   if (const std::string problem = host.problem(); !problem.empty()) fail(problem);
+  opening_leaks_nothing(test);
 }
 
 void unknown_extension_is_null(Case& test) {
@@ -220,7 +246,8 @@ constexpr Rule kRules[] = {
     {"ZR-L11", "", "create() with default values makes an instance; destroy() accepts it, and NULL.",
      instance_is_created, Level::create, true},
     {"ZR-L12", "", "startup() and shutdown() may be called again, after each other.", startup_may_be_repeated},
-    {"ZR-L13", "", "create() and destroy() leak no memory, file descriptors or threads.", creating_leaks_nothing},
+    {"ZR-L13", "", "create() and destroy() leak no memory, and with open() and close() no file descriptors or threads.",
+     creating_leaks_nothing},
     {"ZR-L14", "", "extension() returns NULL for an id that it does not know.", unknown_extension_is_null},
     {"ZR-L15", "", "Two instances of one component work at the same time.", two_instances_at_once},
     {"ZR-L16", "", "A create() that fails has a text and leaves *self unchanged.", failed_create_has_a_text},

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <fstream>
 #include <map>
 #include <string>
@@ -121,9 +122,41 @@ void capabilities_are_valid(Case& test) {
   require(before.device_types & (1u << ZR_DEVICE_CPU), "device_types is ", before.device_types, ", without CPU memory");
   const bool maps = before.flags & ZR_TIER_MAPPABLE;
   require(!maps || (tier.api().map && tier.api().unmap), "flags has ZR_TIER_MAPPABLE, but map or unmap is NULL");
+  const auto require_same = [&](const char* when) {
+    for (int i = 0; i < 100; ++i) {
+      const std::string now = text_of(tier.caps());
+      require(now == text_of(before), "caps() was ", text_of(before), " at first, and is ", now, " ", when);
+    }
+  };
+  require_same("before open()");
   tier.open();
-  require(text_of(tier.caps()) == text_of(before), "caps() was ", text_of(before), " before open(), and is ",
-          text_of(tier.caps()), " after it");
+  require_same("after open()");
+  const uint64_t id = tier.reserve(tier.whole(4096));
+  require_same("after reserve()");
+  tier.release(id);
+  require_same("after release()");
+}
+
+// Blocks whose offsets have equal low bits.
+void bytes_at_large_offsets(const Tier& tier, std::mt19937_64& random) {
+  constexpr std::array<uint64_t, 4> kOffsets{0, uint64_t{1} << 16, uint64_t{1} << 20, uint64_t{1} << 24};
+  const uint64_t bytes = tier.whole(5000), all = tier.whole(kOffsets.back() + bytes);
+  if (const uint64_t capacity = tier.caps().capacity; capacity != 0 && capacity < all) return;
+  const uint64_t id = tier.reserve(all);
+  const auto offset_of = [&](uint64_t offset) { return offset / tier.align() * tier.align(); };
+  std::vector<std::string> contents;
+  for (const uint64_t offset : kOffsets) {
+    const Array written = filled(tier, bytes, random);
+    tier.transfer(Kind::write, {transfer_of(id, offset_of(offset), written)});
+    contents.push_back(written.content());
+  }
+  const Array read = filled(tier, bytes, random);
+  for (std::size_t i = 0; i < kOffsets.size(); ++i) {
+    tier.transfer(Kind::read, {transfer_of(id, offset_of(kOffsets[i]), read)});
+    require(read.content() == contents[i], "a read at offset ", offset_of(kOffsets[i]), " of an allocation of ", all,
+            " bytes gives other bytes");
+  }
+  tier.release(id);
 }
 
 void bytes_come_back(Case& test) {
@@ -150,20 +183,28 @@ void bytes_come_back(Case& test) {
     tier.transfer(Kind::read, {transfer_of(id, first, again)});
     require(again.content() == part.content(), "a read of ", part_bytes, " bytes at offset ", first,
             " gives other bytes");
+    // Zeros in place of other bytes.
+    const Array zeros(part_bytes, std::max<std::size_t>(tier.align(), 64));
+    std::memset(zeros.data(), 0, part_bytes);
+    tier.transfer(Kind::write, {transfer_of(id, first, zeros)});
+    tier.transfer(Kind::read, {transfer_of(id, first, again)});
+    require(again.content() == zeros.content(), "after ", part_bytes, " zeros were written, other bytes are read");
     tier.release(id);
   }
+  bytes_at_large_offsets(tier, random);
 }
 
 void many_transfers_in_a_call(Case& test) {
   OpenTier open(test);
   Tier& tier = open.tier;
   std::mt19937_64 random = test.random();
+  constexpr uint64_t kTransfers = 200;
   const uint64_t unit = tier.whole(5000);
   std::vector<Array> written, read;
   std::vector<zr_transfer> writes, reads;
   std::vector<uint64_t> ids;
-  for (int i = 0; i < 4; ++i) ids.push_back(tier.reserve(unit * 4));
-  for (uint64_t i = 0; i < 16; ++i) {
+  for (int i = 0; i < 4; ++i) ids.push_back(tier.reserve(unit * kTransfers / 4));
+  for (uint64_t i = 0; i < kTransfers; ++i) {
     written.push_back(filled(tier, unit, random));
     read.push_back(filled(tier, unit, random));
     writes.push_back(transfer_of(ids[i % 4], i / 4 * unit, written.back()));
@@ -172,8 +213,9 @@ void many_transfers_in_a_call(Case& test) {
   tier.transfer(Kind::write, writes);
   std::reverse(reads.begin(), reads.end());
   tier.transfer(Kind::read, reads);
-  for (std::size_t i = 0; i < 16; ++i)
-    require(read[i].content() == written[i].content(), "transfer ", i, " of 16 in one call gives other bytes");
+  for (std::size_t i = 0; i < kTransfers; ++i)
+    require(read[i].content() == written[i].content(), "transfer ", i, " of ", kTransfers,
+            " in one call gives other bytes");
 }
 
 void touches_only_its_memory(Case& test) {
@@ -217,19 +259,34 @@ void neighbours_stay(Case& test) {
   }
 }
 
+// Transfers of one call: consecutive blocks of an allocation, to be written from and read into memory of their own.
+struct Batch {
+  Batch(const Tier& tier, uint64_t id, uint64_t offset, uint64_t n, uint64_t bytes, std::mt19937_64& random) {
+    for (uint64_t i = 0; i < n; ++i) {
+      writes.push_back(transfer_of(id, offset + i * bytes, written.emplace_back(filled(tier, bytes, random))));
+      reads.push_back(transfer_of(id, offset + i * bytes, read.emplace_back(filled(tier, bytes, random))));
+    }
+  }
+  bool is_equal() const {
+    return std::equal(written.begin(), written.end(), read.begin(),
+                      [](const Array& one, const Array& other) { return one.content() == other.content(); });
+  }
+  std::vector<Array> written{}, read{};
+  std::vector<zr_transfer> writes{}, reads{};
+};
+
 void completions_resolve_once(Case& test) {
   OpenTier open(test);
   Tier& tier = open.tier;
   std::mt19937_64 random = test.random();
   const uint64_t bytes = tier.whole(200000), id = tier.reserve(bytes * 8);
-  for (int round = 0; round < 4; ++round) {
-    const Array written = filled(tier, bytes, random), read = filled(tier, bytes, random);
-    const auto offset = static_cast<uint64_t>(round) * bytes;
+  for (const uint64_t transfers : {1, 1, 8, 8}) {
+    const Batch batch(tier, id, 0, transfers, bytes, random);
     test.note("waiting for the completion of a write");
-    tier.transfer_later(Kind::write, {transfer_of(id, offset, written)});
+    tier.transfer_later(Kind::write, batch.writes);
     test.note("waiting for the completion of a read");
-    tier.transfer_later(Kind::read, {transfer_of(id, offset, read)});
-    require(read.content() == written.content(), "a transfer is not complete when its completion is resolved");
+    tier.transfer_later(Kind::read, batch.reads);
+    require(batch.is_equal(), "a transfer is not complete when its completion is resolved");
   }
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   open.instance.check_host();
@@ -238,8 +295,8 @@ void completions_resolve_once(Case& test) {
 void calls_at_once(Case& test) {
   OpenTier open(test);
   Tier& tier = open.tier;
-  constexpr uint64_t kThreads = 4;
-  const uint64_t bytes = tier.whole(60000), id = tier.reserve(bytes * kThreads);
+  constexpr uint64_t kThreads = 4, kTransfers = 6;
+  const uint64_t bytes = tier.whole(60000), id = tier.reserve(bytes * kThreads * kTransfers);
   std::vector<std::string> problems(kThreads);
   std::vector<std::thread> threads;
   for (uint64_t t = 0; t < kThreads; ++t)
@@ -247,10 +304,10 @@ void calls_at_once(Case& test) {
       try {
         std::mt19937_64 random = test.random(t + 1);
         for (int round = 0; round < 30; ++round) {
-          const Array written = filled(tier, bytes, random), read = filled(tier, bytes, random);
-          tier.transfer(Kind::write, {transfer_of(id, t * bytes, written)});
-          tier.transfer(Kind::read, {transfer_of(id, t * bytes, read)});
-          require(read.content() == written.content(), "calls of several threads at once mix their bytes");
+          const Batch batch(tier, id, t * bytes * kTransfers, round % 3 == 0 ? kTransfers : 1, bytes, random);
+          tier.transfer(Kind::write, batch.writes);
+          tier.transfer(Kind::read, batch.reads);
+          require(batch.is_equal(), "calls of several threads at once mix their bytes");
         }
       } catch (const Failure& failure) {
         problems[t] = failure.reason;
@@ -321,6 +378,21 @@ void full_tier_fails_in_reserve(Case& test) {
   require(read.content() == written.content(), "the tier gives other bytes after a reserve() that failed");
 }
 
+// Reserves more than the capacity in all, but not at once. Only if the capacity is known and small.
+void fill_to_capacity(Case& test, const Tier& tier) {
+  constexpr uint64_t kLargest = uint64_t{512} << 20;
+  const uint64_t capacity = tier.caps().capacity, half = capacity / 2 / tier.align() * tier.align();
+  if (capacity > kLargest || half == 0) return;
+  test.note("reserving and releasing ", half, " bytes of a capacity of ", capacity, " bytes");
+  for (int i = 0; i < 4; ++i) tier.release(tier.reserve(half));
+  uint64_t id = 0;
+  const uint64_t first = tier.reserve(half);
+  require(!tier.try_reserve(half + 2 * tier.align(), &id).ok(), "reserve() exceeds the capacity of ", capacity,
+          " bytes");
+  tier.release(first);
+  tier.release(tier.reserve(half));
+}
+
 void released_space_is_reused(Case& test) {
   OpenTier open(test);
   Tier& tier = open.tier;
@@ -336,6 +408,13 @@ void released_space_is_reused(Case& test) {
           " bytes of zr.host.memory/1 allocated");
   require(resident_bytes() < resident + 50 * bytes, "100 allocations that were released leave ",
           (resident_bytes() - resident) >> 20, " MiB of memory");
+  uint64_t id = 0;
+  for (int i = 0; i < 20; ++i)
+    require(!tier.try_reserve(uint64_t{1} << 60, &id).ok(), "reserve() of 2^60 bytes succeeds");
+  tier.release(tier.reserve(bytes));
+  require(open.host.allocated_bytes() <= before, "a reserve() that fails leaves ", open.host.allocated_bytes() - before,
+          " bytes of zr.host.memory/1 allocated");
+  fill_to_capacity(test, tier);
 }
 
 void mapped_memory_is_the_content(Case& test) {
@@ -398,7 +477,8 @@ constexpr Rule kRules[] = {
      failed_transfer_has_its_index},
     {"ZR-T09", "offload", "A tier that is too small fails in reserve(), which leaves *allocation unchanged.",
      full_tier_fails_in_reserve},
-    {"ZR-T10", "offload", "release() frees the space of an allocation.", released_space_is_reused},
+    {"ZR-T10", "offload", "release() frees the space of an allocation, and a reserve() that fails takes none.",
+     released_space_is_reused},
     {"ZR-T11", "offload", "map() shows an allocation's bytes, aligned to io_align and to 64 bytes.",
      mapped_memory_is_the_content},
     {"ZR-T12", "offload", "Transfers of memory that was announced with reg() give the same bytes.",

@@ -122,7 +122,8 @@ std::string ParameterArrays::bits() const {
 }
 
 void ParameterArrays::check_surroundings(const std::string& gradient_before) const {
-  require(master.surroundings_are_intact(), "it wrote outside the view of the ", narrow() ? "master weight" : "weight");
+  require(master.surroundings_are_intact(), "it wrote outside the view of the ",
+          has_16bit_weights() ? "master weight" : "weight");
   require(weight16.surroundings_are_intact(), "it wrote outside the view of the weight");
   require(grad.surroundings_are_intact() && grad.content() == gradient_before, "it wrote to the gradient");
   for (std::size_t i = 0; i < states.size(); ++i)
@@ -156,10 +157,10 @@ zr_view part_of(const Array& array, int64_t first, int64_t n, zr_dtype dtype) {
 }  // namespace
 
 zr_view ParameterArrays::weight_view(int64_t first, int64_t n) const {
-  return narrow() ? part_of(weight16, first, n, layout.weight_dtype) : part_of(master, first, n, ZR_F32);
+  return has_16bit_weights() ? part_of(weight16, first, n, layout.weight_dtype) : part_of(master, first, n, ZR_F32);
 }
 zr_view ParameterArrays::master_view(int64_t first, int64_t n) const {
-  return narrow() ? part_of(master, first, n, ZR_F32) : zr_view{};
+  return has_16bit_weights() ? part_of(master, first, n, ZR_F32) : zr_view{};
 }
 zr_view ParameterArrays::grad_view(int64_t first, int64_t n) const { return part_of(grad, first, n, ZR_F32); }
 std::vector<zr_view> ParameterArrays::state_views(int64_t first, int64_t n) const {

@@ -72,7 +72,7 @@ struct ParameterArrays {
   zr_view grad_view(int64_t first, int64_t n) const;
   /// zr_update_slice.slots of a range of complete blocks.
   std::vector<zr_view> state_views(int64_t first, int64_t n) const;
-  bool narrow() const { return layout.weight_dtype != ZR_F32; }
+  bool has_16bit_weights() const { return layout.weight_dtype != ZR_F32; }
 
   Layout layout;
   int64_t count;

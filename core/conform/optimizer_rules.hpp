@@ -9,7 +9,7 @@
 namespace zr::host::conform {
 
 inline constexpr std::array<zr_dtype, 3> kWeightDtypes{ZR_F32, ZR_BF16, ZR_F16};
-inline constexpr std::array<zr_dtype, 2> kNarrowDtypes{ZR_BF16, ZR_F16};  // their weights are rounded masters
+inline constexpr std::array<zr_dtype, 2> k16BitDtypes{ZR_BF16, ZR_F16};  // their weights are rounded masters
 
 /// Rules use those that the optimizer supports: parameters of one to four dimensions, with few and with many blocks,
 /// and no square matrix, which would hide an exchange of its dimensions.

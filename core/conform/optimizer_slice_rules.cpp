@@ -134,12 +134,14 @@ void add_up_writes_sums_and_states(Case& test) {
         const Array partial(static_cast<std::size_t>(blocks) * description.sums[0] * sizeof(double));
         std::memset(partial.data(), 0, partial.size());
         const std::string gradient = arrays.grad.content(), weights = arrays.master_bits(),
-                          narrow = arrays.weight16.content();
+                          weight16 = arrays.weight16.content();
         const std::vector<std::string> before = arrays.contents();
         add_up(run, arrays, range, 0, {}, partial.as<double>());
         require(partial.surroundings_are_intact(), "it wrote outside the sums of its blocks");
-        require(arrays.master_bits() == weights, "it changed the ", arrays.narrow() ? "master weight" : "weight");
-        require(arrays.weight16.content() == narrow, "it wrote the ", name_of(dtype), " weight, as only update() does");
+        require(arrays.master_bits() == weights, "it changed the ",
+                arrays.has_16bit_weights() ? "master weight" : "weight");
+        require(arrays.weight16.content() == weight16, "it wrote the ", name_of(dtype),
+                " weight, as only update() does");
         arrays.check_surroundings(gradient);
         arrays.check_rest(before, range);
       }

@@ -46,11 +46,11 @@ void weights_are_rounded_masters(Case& test) {
   for (const Shape& shape : run.supported(kShapes)) {
     ParameterArrays fp32 = run.arrays({.shape = shape}, test.random());
     three_steps({&run}, {{&fp32}});
-    for (const zr_dtype dtype : kNarrowDtypes) {
+    for (const zr_dtype dtype : k16BitDtypes) {
       const ParameterArrays::Layout layout{.shape = shape, .weight_dtype = dtype};
       ParameterArrays ties = run.arrays(layout, test.random()), large = run.arrays(layout, test.random()),
                       same = run.arrays(layout, test.random());
-      // Halfway between two values of the narrow dtype, if the update changes little: ties show the rounding.
+      // Halfway between two values of the 16-bit dtype, if the update changes little: ties show the rounding.
       for (int64_t i = 0; i < ties.count; i += 2) {
         const uint32_t bits = bits_of(ties.master.as<float>()[i]);
         if (i % 4 == 0) ties.grad.as<float>()[i] = 0;
@@ -73,9 +73,9 @@ void weights_are_rounded_masters(Case& test) {
   }
 }
 
-void narrow_weights_are_not_read(Case& test) {
+void weights_of_16_bits_are_not_read(Case& test) {
   for (const Shape& shape : supported_shapes(test, kShapes))
-    for (const zr_dtype dtype : kNarrowDtypes) {
+    for (const zr_dtype dtype : k16BitDtypes) {
       const std::string first = optimizer_result(test, {.shape = shape, .weight_dtype = dtype, .undefined = 0x99});
       require(optimizer_result(test, {.shape = shape, .weight_dtype = dtype, .undefined = 0x42}) == first,
               "the result depends on the content of the ", name_of(dtype), " weight on entry");
@@ -251,7 +251,7 @@ constexpr Rule kRules[] = {
     {"ZR-O08", "optimizer", "A bf16 or fp16 weight is its master rounded once, to nearest even.",
      weights_are_rounded_masters},
     {"ZR-O09", "optimizer", "A bf16 or fp16 weight is not read: it is undefined on entry.",
-     narrow_weights_are_not_read},
+     weights_of_16_bits_are_not_read},
     {"ZR-O10", "optimizer", "Gradients that are not finite affect only their own elements, blocks or parameters.",
      extreme_gradients},
     {"ZR-O11", "optimizer", "step() resolves its completion exactly once.", resolves_once},

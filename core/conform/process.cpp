@@ -120,7 +120,8 @@ class Messages {
   bool read_errors() {
     constexpr std::size_t kKept = 4096;
     std::array<char, 4096> buffer;
-    const ssize_t n = errors_ < 0 ? 0 : ::read(errors_, buffer.data(), buffer.size());
+    const ssize_t n = errors_ < 0 ? -1 : ::read(errors_, buffer.data(), buffer.size());
+    if (n == 0) errors_ = -1;  // it closed stderr
     if (n <= 0) return false;
     error_text_.append(buffer.data(), static_cast<std::size_t>(n));
     if (error_text_.size() > kKept) error_text_.erase(0, error_text_.size() - kKept);
@@ -129,7 +130,8 @@ class Messages {
   // False if there is nothing to read.
   bool read() {
     std::array<char, 4096> buffer;
-    const ssize_t n = ::read(fd_, buffer.data(), buffer.size());
+    const ssize_t n = fd_ < 0 ? -1 : ::read(fd_, buffer.data(), buffer.size());
+    if (n == 0) fd_ = -1;  // it closed all file descriptors, or has ended
     if (n <= 0) return false;
     text_.append(buffer.data(), static_cast<std::size_t>(n));
     for (std::size_t end = text_.find('\0'); end != text_.npos; end = text_.find('\0')) {

@@ -92,6 +92,15 @@ void descriptors_are_cloexec(Case& test) {
   };
   observe(
       test, [&] { known = numbers_in("/proc/self/fd"); }, check, [] {});
+  // A second instance, while its communicator or tier is open.
+  as_ranks(test, [&](const HostOptions& options) {
+    known = numbers_in("/proc/self/fd");
+    TestHost host(options);
+    for (int opened = 0; opened < 2; ++opened) {
+      Instance instance(test, host);
+      use_open_component(test, instance, check);
+    }
+  });
 }
 
 void no_thread_remains(Case& test) {

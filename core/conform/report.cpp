@@ -22,7 +22,7 @@ std::string text_of(const Result& result) {
 std::string summary_of(const Report& report) {
   const int passed = report.count(Verdict::pass), failed = report.count(Verdict::fail);
   return concat(passed, " passed, ", failed, " failed, ", report.count(Verdict::skip), " skipped; seed ",
-                report.options.seed, passed + failed == 0 ? "; nothing was checked\n" : "\n");
+                report.options.seed, passed + failed == 0 ? "; nothing was checked (exit code 2)\n" : "\n");
 }
 
 std::string json_of(const Report& report) {

@@ -16,6 +16,8 @@ const zr_plan_in* plan_in_of(Loan& loan, const PlanRequest& request) {
     param.shape = loan.list(p.shape);
     param.ndim = static_cast<int32_t>(p.shape.size());
     param.count = p.count;
+    param.cut_block = p.cut_block;
+    param.update_cost = p.update_cost;
     params.push_back(loan.sized(param));
   }
   zr_plan_in in{};
@@ -73,8 +75,12 @@ std::string piece_problem(const PlannedPiece& piece, const RankPlan& plan, const
   const ModelParameter& parameter = request.params[piece.param];
   if (piece.first < 0 || piece.count < 1 || piece.end() > parameter.count)
     return "it is empty or outside its parameter";
-  if (piece.first % kNormBlock != 0 || (piece.end() % kNormBlock != 0 && piece.end() != parameter.count))
-    return "it is cut inside a norm block";
+  const auto cuts = [&](int64_t block) {
+    return piece.first % block != 0 || (piece.end() % block != 0 && piece.end() != parameter.count);
+  };
+  if (cuts(kNormBlock)) return "it is cut inside a norm block";
+  if (cuts(std::max(kNormBlock, parameter.cut_block)))
+    return concat("it is cut inside a block of the optimizer (zr_param.cut_block is ", parameter.cut_block, ")");
   if (piece.role == ZR_ROLE_WEIGHT && piece.count != parameter.count) return "a WEIGHT piece is not a full parameter";
   if (piece.role == ZR_ROLE_REDUCED_GRAD && parameter.frozen) return "a frozen parameter has no REDUCED_GRAD piece";
   if (piece.buffer >= plan.buffers.size()) return "its buffer does not exist";
@@ -161,9 +167,22 @@ std::string coverage_problem(const std::vector<RankPlan>& plans, const PlanReque
   return "";
 }
 
+namespace {
+// What an optimizer reports about a trainable parameter: its granularity, and the cost of an update.
+void describe(std::mt19937_64& random, ModelParameter& p) {
+  static constexpr double kCosts[] = {1, 1, 0.5, 3, 40};  // per element
+  const auto blocks = static_cast<int64_t>(1 + random() % 5);
+  p.cut_block = random() % 3 == 0 ? std::max(p.count + blocks - 1, kNormBlock)  // a complete parameter
+                : random() % 2    ? kNormBlock
+                                  : blocks * kNormBlock;
+  p.update_cost = kCosts[random() % std::size(kCosts)] * static_cast<double>(p.count);
+}
+}  // namespace
+
 std::vector<ModelParameter> random_model(std::mt19937_64& random, std::size_t largest, int64_t largest_count) {
   static constexpr int64_t kCounts[] = {0, 1, 31, 32, 33, 768, 1023, 1024, 1025, 2048, 5000, 10000};
   std::vector<ModelParameter> model(1 + random() % largest);
+  const bool described = random() % 4 != 0;
   for (std::size_t i = 0; i < model.size(); ++i) {
     ModelParameter& p = model[i];
     p.name = concat("layers.", i, ".weight");
@@ -171,13 +190,17 @@ std::vector<ModelParameter> random_model(std::mt19937_64& random, std::size_t la
                                 : std::min(kCounts[random() % std::size(kCounts)], largest_count);
     p.shape = p.count % 2 == 0 && random() % 2 ? std::vector<int64_t>{2, p.count / 2} : std::vector<int64_t>{p.count};
     p.frozen = random() % 5 == 0;
+    if (p.frozen && described) p.cut_block = kNormBlock;
+    if (!p.frozen && described) describe(random, p);
   }
   return model;
 }
 
 std::string text_of(const std::vector<ModelParameter>& model) {
   std::string text;
-  for (const ModelParameter& p : model) text += concat(text.empty() ? "" : ", ", p.count, p.frozen ? " (frozen)" : "");
+  for (const ModelParameter& p : model)
+    text += concat(text.empty() ? "" : ", ", p.count, p.frozen ? " (frozen)" : "",
+                   p.cut_block > kNormBlock ? concat(" (blocks of ", p.cut_block, ")") : "");
   return "parameters of " + text + " elements";
 }
 

@@ -15,6 +15,8 @@ struct ModelParameter {
   std::vector<int64_t> shape;
   int64_t count = 0;
   bool frozen = false;
+  int64_t cut_block = 0;   // elements; 0: not described yet
+  double update_cost = 0;  // of zr_param
 };
 
 struct PlanRequest {
@@ -58,7 +60,8 @@ std::string problem_of(const RankPlan& plan, const PlanRequest& request);
 /// Why the plans of all ranks do not cover the model; "" if they do.
 std::string coverage_problem(const std::vector<RankPlan>& plans, const PlanRequest& request);
 
-/// A model of up to `largest` parameters: frozen ones, empty ones, and sizes around multiples of a norm block.
+/// A model of up to `largest` parameters: frozen ones, empty ones, and sizes around multiples of a norm block; in most
+/// models, an optimizer has described the trainable ones.
 std::vector<ModelParameter> random_model(std::mt19937_64& random, std::size_t largest, int64_t largest_count);
 std::string text_of(const std::vector<ModelParameter>& model);
 

@@ -68,8 +68,8 @@ void plans_are_valid(Case& test) {
   const auto check = [&](PlanRequest& request) {
     for (request.rank = 0; request.rank < request.world; ++request.rank) {
       const std::string problem = problem_of(plan_with_note(test, planner, request), request);
-      require(problem.empty(), "rank ", request.rank, " of ", request.world, ", ", text_of(request.params), ": ",
-              problem);
+      require(problem.empty(), problem, " (on rank ", request.rank, " of ", request.world, ", ",
+              text_of(request.params), ")");
     }
   };
   for_random_requests(test, 40, [&](PlanRequest& request) {
@@ -77,6 +77,8 @@ void plans_are_valid(Case& test) {
   });
   PlanRequest huge = huge_request();
   huge.world = kHugeWorld;
+  check(huge);
+  huge.params[1].cut_block = 3000 * kNormBlock;
   check(huge);
 }
 
@@ -87,7 +89,7 @@ void plans_cover_the_model(Case& test) {
     for (request.rank = 0; request.rank < request.world; ++request.rank)
       plans.push_back(plan_with_note(test, planner, request));
     const std::string problem = coverage_problem(plans, request);
-    require(problem.empty(), request.world, " ranks, ", text_of(request.params), ": ", problem);
+    require(problem.empty(), problem, " (", request.world, " ranks, ", text_of(request.params), ")");
   };
   for_random_requests(test, 40, [&](PlanRequest& request) {
     for (request.world = 1; request.world <= 9; ++request.world) check(request);
@@ -95,10 +97,13 @@ void plans_cover_the_model(Case& test) {
   PlanRequest huge = huge_request();
   huge.world = kHugeWorld;
   check(huge);
+  huge.params[1].cut_block = 3000 * kNormBlock;
+  check(huge);
 }
 
 void plans_are_pure(Case& test) {
   Planner planner(test), other(test);
+  std::mt19937_64 random = test.random(1);
   std::vector<PlanRequest> requests;
   for_random_requests(test, 12, [&](PlanRequest& request) {
     for (request.world = 1; request.world <= 4; ++request.world)
@@ -109,6 +114,13 @@ void plans_are_pure(Case& test) {
   for (std::size_t i = requests.size(); i-- > 0;) {
     require(planner.plan(requests[i]) == plans[i], "plan() gives another plan when it is called again");
     require(other.plan(requests[i]) == plans[i], "plan() gives another plan in another instance");
+    if (i % 10 != 0) continue;
+    require(Planner(test).plan(requests[i]) == plans[i], "the first plan() of an instance gives another plan");
+  }
+  // The calls before it are about other models, other worlds and other ranks.
+  for (std::size_t n = 0; n < requests.size(); ++n) {
+    const std::size_t i = random() % requests.size();
+    require(planner.plan(requests[i]) == plans[i], "plan() gives another plan after calls with other requests");
   }
 }
 

@@ -21,12 +21,12 @@ uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
   return x ^ (x >> 31);
 }
-// In (-1, 1), over several decades; representable in bf16 if `narrow`.
-float number(uint64_t seed, bool narrow) {
+// In (-1, 1), over several decades; representable in bf16 if `is_bf16`.
+float number(uint64_t seed, bool is_bf16) {
   static constexpr float kScales[] = {1, 0.1f, 1e-2f, 1e-3f, 30};
   const uint64_t x = mix(seed + 0x9e3779b97f4a7c15u);
   const float value = static_cast<float>(static_cast<int32_t>(x >> 32)) * 0x1p-31f * kScales[x % 5];
-  return narrow ? from_bf16(to_bf16(value)) : value;
+  return is_bf16 ? from_bf16(to_bf16(value)) : value;
 }
 
 std::size_t bytes_of(int64_t count, zr_dtype dtype) { return static_cast<std::size_t>(count * size_of(dtype)); }

@@ -20,6 +20,16 @@ void use_component(Case& test, Instance& instance, const Mode& mode) {
   if (test.role() == "offload") use_offload(instance, mode);
 }
 
+void use_open_component(Case& test, Instance& instance, const std::function<void()>& check) {
+  if (test.role() == "communicator") {
+    OpenComm comm(instance);
+    if (check) check();
+    return comm.close();
+  }
+  use_component(test, instance, {});
+  if (check) check();
+}
+
 namespace {
 template <class Out, class F>
 OutputSize measure(const char* name, std::size_t least, F&& fn) {

@@ -16,6 +16,10 @@ void use_strategy(Instance& instance, const Mode& mode);
 void use_communicator(Instance& instance, const Mode& mode);
 void use_offload(Instance& instance, const Mode& mode);
 
+/// Opens a communicator of the instance and closes it, or uses an instance of another role; calls `check` while the
+/// communicator, the tier or the strategy is open.
+void use_open_component(Case& test, Instance& instance, const std::function<void()>& check = {});
+
 /// What the function that describes a component did with its output.
 struct OutputSize {
   std::string function;    // "caps()"

@@ -23,6 +23,7 @@ enum Defect {
   none,
   no_cpu_memory,
   capabilities_change,
+  capabilities_vary,
   wrong_part,
   clobbers_in_place,
   changes_source,
@@ -57,6 +58,8 @@ enum Defect {
   keeps_counts,
   rejects_longer_structs,
   descriptor_without_cloexec,
+  descriptor_of_second_open,
+  leaks_descriptor,
   caches_service_table,
   output_too_long,
   wrong_message,
@@ -291,6 +294,8 @@ zr_code caps(void* self, zr_comm_caps* out, zr_error*) {
   caps.dtypes = 1u << ZR_U8 | 1u << ZR_F32 | 1u << ZR_BF16;
   caps.reduces = 1u << ZR_SUM;
   if (kDefect == capabilities_change && static_cast<Communicator*>(self)->opened > 0) caps.flags |= 1u << 20;
+  static int calls = 0;
+  if (kDefect == capabilities_vary && ++calls % 50 == 0) caps.flags |= 1u << 20;
   caps.device_types = 1u << (kDefect == no_cpu_memory ? ZR_DEVICE_CUDA : ZR_DEVICE_CPU);
   mutant::write_output(out, caps);
   if (kDefect == output_too_short) out->size = 39;
@@ -311,9 +316,11 @@ zr_code open_comm(void* self, const zr_comm_open* given, void** comm, zr_error* 
   const auto* async = mutant::service<zr_async_service>(owner.host, "zr.host.async/1");
   if (!store || !async) return mutant::fill(error, ZR_UNSUPPORTED, "the host has no store or no completions");
   const std::string key = (kDefect == ignores_prefix ? "mutant." : given->store_prefix) + std::string("file");
+  static int opens = 0;
+  const bool inherits = kDefect == descriptor_without_cloexec || (kDefect == descriptor_of_second_open && ++opens == 2);
   int fd = -1;
   if (given->rank == 0) {
-    fd = memfd_create("mutant", kDefect == descriptor_without_cloexec ? 0u : MFD_CLOEXEC);
+    fd = memfd_create("mutant", inherits ? 0u : MFD_CLOEXEC);
     if (ftruncate(fd, sizeof(Region)) != 0) return mutant::fill(error, ZR_IO, "ftruncate");
     const std::string path = "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(fd);
     if (const zr_code code = store->put(owner.host, key.c_str(), path.data(), path.size(), error)) return code;
@@ -345,7 +352,7 @@ void close_comm(void* comm) {
     }
     resolve(*c, operation, ZR_CANCELLED, "the communicator was closed");
   }
-  if (kDefect != descriptor_without_cloexec) close(c->fd);
+  if (kDefect != leaks_descriptor) close(c->fd);
   munmap(c->region, sizeof(Region));
   delete c;
 }

@@ -1,9 +1,11 @@
 // A tier in memory with a thread for transfers with a completion, and its defects.
 #include "zr/abi/offload.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -21,9 +23,13 @@ enum Defect {
   invalid_align,
   no_cpu_memory,
   capabilities_change,
+  capabilities_vary,
   ignores_offset,
   ignores_length,
+  truncates_offset,
+  drops_zeros,
   only_first_transfer,
+  cuts_long_calls,
   writes_past_memory,
   writes_source,
   reuses_ids,
@@ -31,7 +37,9 @@ enum Defect {
   never_resolves,
   resolves_twice,
   resolves_early,
+  resolves_after_first,
   mixes_threads,
+  mixes_calls,
   wrong_index,
   no_text,
   accepts_unknown_allocation,
@@ -39,12 +47,17 @@ enum Defect {
   too_much_capacity,
   error_changes_id,
   leaks_allocations,
+  keeps_capacity,
+  failed_reserve_takes,
   maps_a_copy,
   misaligned_map,
   map_once,
   unregisters_too_much,
   keeps_transfers,
   thread_without_mask,
+  leaks_descriptor,
+  leaks_thread,
+  descriptor_of_second_open,
   short_read,
   torn_read,
   hangs_in_read,
@@ -63,7 +76,7 @@ enum Defect {
   throws_in_destroy
 };
 constexpr Defect kDefect = ZR_MUTANT;
-constexpr uint64_t kAlign = 64, kCapacity = uint64_t{1} << 30;
+constexpr uint64_t kAlign = 64, kCapacity = uint64_t{1} << 28;
 
 struct Block {
   std::vector<char> memory;  // with space for the alignment
@@ -90,12 +103,14 @@ struct Tier {
   std::condition_variable changed;
   std::map<uint64_t, Block> blocks;
   std::deque<Job> jobs;
-  uint64_t last = 0;
+  uint64_t last = 0, used = 0;
   bool ends = false, opened = false, broken = false;
   std::thread thread;
+  int descriptor = -1;
 };
 
 char shared_scratch[1 << 16];
+zr_transfer shared_list[8];
 
 zr_code copy(Tier& tier, const zr_transfer* transfers, uint32_t n, bool writes, zr_error* error) {
   for (uint32_t i = 0; i < n; ++i) {
@@ -109,8 +124,14 @@ zr_code copy(Tier& tier, const zr_transfer* transfers, uint32_t n, bool writes, 
     return mutant::fill(error, ZR_INVALID, kDefect == no_text ? "" : "a transfer outside its allocation",
                         kDefect == wrong_index ? 0 : i);
   }
+  if (kDefect == mixes_calls && n > 1 && n <= 8) {
+    std::copy(transfers, transfers + n, shared_list);
+    usleep(50);
+    transfers = shared_list;
+  }
   for (uint32_t i = 0; i < n; ++i) {
     if (kDefect == only_first_transfer && i > 0) break;
+    if (kDefect == cuts_long_calls && i >= 64) break;
     const zr_transfer& one = transfers[i];
     auto bytes = static_cast<std::size_t>(one.memory.count);
     if (kDefect == ignores_length && bytes > (2 << 20)) bytes -= 1;
@@ -121,7 +142,10 @@ zr_code copy(Tier& tier, const zr_transfer* transfers, uint32_t n, bool writes, 
     Block& block = tier.blocks[one.allocation];
     char* at = block.data() + (kDefect == ignores_offset && one.offset > 4000000 ? 0 : one.offset);
     if (kDefect == ignores_offset && writes && n == 1 && one.offset > 0) at = block.data();
+    if (kDefect == truncates_offset) at = block.data() + (one.offset & 0xffffff);
     auto* memory = static_cast<char*>(one.memory.data);
+    if (kDefect == drops_zeros && writes && std::all_of(memory, memory + bytes, [](char c) { return c == 0; }))
+      continue;
     if (kDefect == mixes_threads && bytes <= sizeof shared_scratch) {
       lock.unlock();
       std::memcpy(shared_scratch, writes ? memory : at, bytes);
@@ -153,10 +177,16 @@ void work(Tier& tier) {
       tier.async->done_resolve(job.done, ZR_OK, 0, nullptr);
       usleep(3000);
     }
+    const bool resolves_first = kDefect == resolves_after_first && job.transfers.size() > 1;
+    if (resolves_first) {
+      copy(tier, job.transfers.data(), 1, job.writes, &error);
+      tier.async->done_resolve(job.done, ZR_OK, 0, nullptr);
+      usleep(3000);
+    }
     if (kDefect == keeps_transfers) usleep(5000);
     const zr_transfer* list = kDefect == keeps_transfers ? job.list : job.transfers.data();
     const zr_code code = copy(tier, list, static_cast<uint32_t>(job.transfers.size()), job.writes, &error);
-    if (kDefect != never_resolves && kDefect != resolves_early)
+    if (kDefect != never_resolves && kDefect != resolves_early && !resolves_first)
       tier.async->done_resolve(job.done, code, error.native, error.msg);
     if (kDefect == resolves_twice) tier.async->done_resolve(job.done, code, 0, nullptr);
     tier.async->done_release(job.done);
@@ -182,6 +212,7 @@ void destroy(void* self) {
   }
   tier->changed.notify_all();
   if (tier->thread.joinable()) tier->thread.join();
+  if (tier->descriptor >= 0) close(tier->descriptor);
   delete tier;
 }
 
@@ -191,7 +222,8 @@ zr_code caps(void* self, zr_offload_caps* out, zr_error*) {
   caps.flags = ZR_TIER_MAPPABLE | ZR_TIER_ASYNC;
   caps.capacity = kCapacity;
   caps.io_align = kDefect == invalid_align ? 3 : kDefect == capabilities_change && tier.opened ? 16 : 1;
-  caps.io_bytes = 1 << 20;
+  static int calls = 0;
+  caps.io_bytes = kDefect == capabilities_vary && ++calls % 50 == 0 ? 1 << 21 : 1 << 20;
   caps.io_depth = 4;
   caps.device_types = 1u << (kDefect == no_cpu_memory ? ZR_DEVICE_CUDA : ZR_DEVICE_CPU);
   mutant::write_output(out, caps);
@@ -202,8 +234,16 @@ zr_code caps(void* self, zr_offload_caps* out, zr_error*) {
 zr_code open_tier(void* self, zr_error*) {
   auto& tier = *static_cast<Tier*>(self);
   tier.opened = true;
+  if (kDefect == leaks_descriptor) open("/dev/null", O_RDONLY | O_CLOEXEC);
+  static int opens = 0;
+  if (kDefect == descriptor_of_second_open && ++opens == 2) tier.descriptor = dup(0);
   sigset_t all, before;
   sigfillset(&all);
+  if (kDefect == leaks_thread) {
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    std::thread([] { pause(); }).detach();
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
   if (kDefect != thread_without_mask) pthread_sigmask(SIG_SETMASK, &all, &before);
   tier.thread = std::thread([&tier] { work(tier); });
   if (kDefect != thread_without_mask) pthread_sigmask(SIG_SETMASK, &before, nullptr);
@@ -214,12 +254,14 @@ zr_code reserve(void* self, uint64_t bytes, const char*, uint64_t* allocation, z
   auto& tier = *static_cast<Tier*>(self);
   const std::lock_guard lock(tier.mutex);
   if (kDefect == error_changes_id) *allocation = 5;
-  if (bytes > kCapacity) {
+  if (kDefect == failed_reserve_takes && bytes <= kCapacity) tier.used += bytes;
+  if (bytes > kCapacity || tier.used > kCapacity - (kDefect == failed_reserve_takes ? 0 : bytes)) {
     if (kDefect != too_much_capacity) return mutant::fill(error, ZR_NOMEM, "the tier is full");
     bytes = 4096;
   }
   uint64_t id = ++tier.last;
   if (kDefect == reuses_ids && id > 5) id = 1 + id % 5;
+  if (kDefect != failed_reserve_takes) tier.used += bytes;
   Block& block = tier.blocks[id];
   block.memory.assign(bytes + 2 * kAlign, 0);
   block.bytes = bytes;
@@ -234,6 +276,7 @@ void release(void* self, uint64_t allocation) {
     for (std::size_t i = 0; i < memory.size(); i += 512) memory[i] = 1;
     return;
   }
+  if (kDefect != keeps_capacity && tier.blocks.count(allocation)) tier.used -= tier.blocks[allocation].bytes;
   tier.blocks.erase(allocation);
   const auto next = tier.blocks.upper_bound(allocation);
   if (kDefect == frees_neighbour && next != tier.blocks.end())

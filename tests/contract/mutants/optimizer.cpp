@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cfenv>
 #include <cmath>
 #include <stdexcept>
 #include <thread>
@@ -21,6 +22,8 @@ namespace {
 enum Defect {
   none,
   // of the library
+  cut_off,
+  every_user_can_write,
   hangs_on_load,
   throws_on_load,
   exports_more,
@@ -177,6 +180,8 @@ zr_code create(const zr_host* host, const zr_config* config, void** self, zr_err
   if (kDefect == installs_handler) signal(SIGUSR1, [](int) {});
 #if defined(__x86_64__)
   if (kDefect == flushes_denormals) __builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() | 0x8040);
+#else  // another change of the floating-point environment
+  if (kDefect == flushes_denormals) std::fesetround(FE_UPWARD);
 #endif
   if (kDefect == leaks_descriptor) open("/dev/null", O_RDONLY | O_CLOEXEC);
   if (kDefect == leaks_memory) new char[100]();
@@ -238,8 +243,8 @@ uint16_t rounded(float value, zr_dtype dtype) {
 
 // `first`: the first slice of the call.
 void update(const Optimizer& o, const zr_step& step, const zr_update_slice& u, const zr_update_slice& first) {
-  const bool narrow = u.weight.dtype != ZR_F32;
-  auto* weight = static_cast<float*>(narrow ? u.master.data : u.weight.data);
+  const bool has_16bit_weight = u.weight.dtype != ZR_F32;
+  auto* weight = static_cast<float*>(has_16bit_weight ? u.master.data : u.weight.data);
   auto* out = static_cast<uint16_t*>(u.weight.data);
   const auto* grad = static_cast<const float*>(u.grad.data);
   auto* velocity = static_cast<float*>(u.slots[0].data);
@@ -254,7 +259,7 @@ void update(const Optimizer& o, const zr_step& step, const zr_update_slice& u, c
   if (kDefect == skips_slice_with_nan)
     for (int64_t i = 0; i < n; ++i)
       if (!std::isfinite(grad[i])) return;
-  if (kDefect == reads_weight && narrow)
+  if (kDefect == reads_weight && has_16bit_weight)
     for (int64_t i = 0; i < n; ++i) weight[i] += zr::from_bf16(out[i]) * 0x1p-60f;
   static float scratch[8192];
   if (kDefect == shares_scratch && n <= 8192) {
@@ -276,7 +281,7 @@ void update(const Optimizer& o, const zr_step& step, const zr_update_slice& u, c
     weight[0] = std::nextafter(weight[0], 9.f);
   if (kDefect == writes_past_view && n == 31) weight[31] = 0;
   if (kDefect == writes_gradient) const_cast<float*>(grad)[0] = 0;
-  if (narrow && kDefect != writes_no_weight)
+  if (has_16bit_weight && kDefect != writes_no_weight)
     for (int64_t i = 0; i < n; ++i) out[i] = rounded(weight[i], u.weight.dtype);
 }
 

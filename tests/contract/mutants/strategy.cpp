@@ -20,12 +20,14 @@ enum Defect {
   no_cpu_memory,
   unknown_buffer_flag,
   cuts_norm_block,
+  ignores_cut_block,
   misaligned_piece,
   reserves_too_little,
   unordered_pieces,
   piece_of_frozen,
   forgets_a_parameter,
   impure_plan,
+  plan_depends_on_calls,
   weights_elsewhere,
   null_acquire,
   forgets_accumulate,
@@ -82,6 +84,7 @@ struct Strategy {
   bool in_step = false;
   pthread_t thread{};
   int planned = 0;
+  int64_t most_grads = 0;
   const zr_plan_in* kept_plan = nullptr;
 };
 
@@ -124,7 +127,7 @@ std::vector<Parameter> layout(const zr_plan_in& in, Sizes& sizes) {
 }
 
 zr_code create(const zr_host* host, const zr_config*, void** self, zr_error*) {
-  *self = new Strategy{host, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, false, {}, 0, nullptr};
+  *self = new Strategy{host, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, false, {}, 0, 0, nullptr};
   return ZR_OK;
 }
 void destroy(void* self) { delete static_cast<Strategy*>(self); }
@@ -160,6 +163,10 @@ void add_pieces(const zr_plan_in& in, const zr_plan_sink& sink, const std::vecto
       pieces.push_back({sizeof(zr_piece), role, p, piece.buffer, 0, 1000, piece.offset});
       piece = {sizeof(zr_piece), role, p, piece.buffer, 1000, 4000, piece.offset + round_up(1000, in.align)};
     }
+    if (kDefect == ignores_cut_block && one.count == 5000) {  // cut at a multiple of norm_block
+      pieces.push_back({sizeof(zr_piece), role, p, piece.buffer, 0, in.norm_block, piece.offset});
+      piece.first = in.norm_block, piece.count -= in.norm_block, piece.offset += in.norm_block;
+    }
     pieces.push_back(piece);
   }
   if (kDefect == unordered_pieces) std::reverse(pieces.begin(), pieces.end());
@@ -181,7 +188,9 @@ zr_code plan(void* self, const zr_plan_in* given, const zr_plan_sink* sink, zr_e
   const std::string tag = kDefect == impure_plan ? "gradients " + std::to_string(s.planned++) : "gradients";
   const int64_t extra = in.world == 5 && kDefect == weights_elsewhere ? sizes.full : 0;
   add_buffer(*sink, ZR_ROLE_ALL_GATHER, "gathered weights", sizes.full, in.weight_dtype);
-  add_buffer(*sink, ZR_ROLE_GRAD, tag.c_str(), sizes.grads, in.grad_dtype);
+  s.most_grads = std::max(s.most_grads, sizes.grads);
+  const int64_t grads = kDefect == plan_depends_on_calls ? s.most_grads : sizes.grads;
+  add_buffer(*sink, ZR_ROLE_GRAD, tag.c_str(), grads, in.grad_dtype);
   add_buffer(*sink, ZR_ROLE_WEIGHT_SHARD, "weights", sizes.weights + (kDefect == cuts_norm_block ? 64 : 0),
              in.weight_dtype);
   add_buffer(*sink, ZR_ROLE_REDUCED_GRAD, "sums", sizes.weights + extra + (kDefect == cuts_norm_block ? 64 : 0),

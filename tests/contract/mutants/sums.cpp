@@ -112,9 +112,9 @@ zr_code describe(void* self, const zr_param* param, zr_optimizer_desc* out, zr_e
 struct Slice {
   explicit Slice(const zr_update_slice& slice)
       : u(slice),
-        weight(static_cast<float*>(narrow() ? u.master.data : u.weight.data)),
+        weight(static_cast<float*>(has_16bit_weight() ? u.master.data : u.weight.data)),
         grad(static_cast<const float*>(u.grad.data)) {}
-  bool narrow() const { return u.weight.dtype != ZR_F32; }
+  bool has_16bit_weight() const { return u.weight.dtype != ZR_F32; }
   float* state(uint32_t i) const { return static_cast<float*>(u.slots[i].data); }
   uint8_t* codes() const { return static_cast<uint8_t*>(u.slots[0].data); }
   const zr_update_slice& u;
@@ -187,7 +187,7 @@ void second_pass_of_matrix(const Slice& s, float mul, const zr_sums& sums) {
 
 void write_weight(const Slice& s) {
   auto* out = static_cast<uint16_t*>(s.u.weight.data);
-  for (int64_t i = 0; s.narrow() && i < s.u.count; ++i)
+  for (int64_t i = 0; s.has_16bit_weight() && i < s.u.count; ++i)
     out[i] = s.u.weight.dtype == ZR_BF16 ? zr::to_bf16(s.weight[i]) : zr::to_f16(s.weight[i]);
 }
 
@@ -221,7 +221,8 @@ zr_code add_up(void* self, const zr_step* job, const zr_update_slice* slice, con
   if (kDefect == changes_weight_in_pass && starts) s.weight[0] = std::nextafter(s.weight[0], 9.f);
   if (kDefect == rounds_in_pass) write_weight(s);
   float mul = job->grad_mul;
-  if (kDefect == reads_weight_in_pass && s.narrow()) mul += zr::from_bf16(*static_cast<uint16_t*>(slice->weight.data));
+  if (kDefect == reads_weight_in_pass && s.has_16bit_weight())
+    mul += zr::from_bf16(*static_cast<uint16_t*>(slice->weight.data));
   static_cast<Optimizer*>(self)->last_pass_step = slice->step;
   if (!is_matrix(*slice)) {
     if (sums->pass == 0) pass_of_vector(s, mul, *sums);
