@@ -66,14 +66,19 @@ class Tier {
     if (const Answer answer = try_transfer(kind, transfers); !answer.ok())
       fail(kind == Kind::write ? "write() " : "read() ", answer.said());
   }
-  /// With a completion, which must be resolved with ZR_OK.
-  void transfer_later(Kind kind, const std::vector<zr_transfer>& transfers) const {
+  /// Starts transfers with a completion.
+  Completion& start(Kind kind, const std::vector<zr_transfer>& transfers) const {
     Completion& done = instance_.host().new_completion();
     if (const Answer answer = try_transfer(kind, transfers, &done); !answer.ok())
       fail(kind == Kind::write ? "write() " : "read() ", answer.said());
+    return done;
+  }
+  /// Waits for a completion, which must be resolved with ZR_OK.
+  void finish(Completion& done) const {
     require(instance_.host().wait(done, kTransferSeconds), "a transfer with a completion never resolves it");
     require(done.code() == ZR_OK, "a transfer was resolved with ", code_text(done.code()), ": ", done.text());
   }
+  void transfer_later(Kind kind, const std::vector<zr_transfer>& transfers) const { finish(start(kind, transfers)); }
   const zr_offload_api& api() const { return api_; }
   Instance& instance() const { return instance_; }
 
@@ -279,7 +284,8 @@ void completions_resolve_once(Case& test) {
   OpenTier open(test);
   Tier& tier = open.tier;
   std::mt19937_64 random = test.random();
-  const uint64_t bytes = tier.whole(200000), id = tier.reserve(bytes * 8);
+  constexpr uint64_t kCalls = 6, kTransfers = 4;
+  const uint64_t bytes = tier.whole(200000), id = tier.reserve(bytes * kCalls * kTransfers);
   for (const uint64_t transfers : {1, 1, 8, 8}) {
     const Batch batch(tier, id, 0, transfers, bytes, random);
     test.note("waiting for the completion of a write");
@@ -288,6 +294,19 @@ void completions_resolve_once(Case& test) {
     tier.transfer_later(Kind::read, batch.reads);
     require(batch.is_equal(), "a transfer is not complete when its completion is resolved");
   }
+  // Several calls in flight.
+  std::vector<Batch> batches;
+  for (uint64_t call = 0; call < kCalls; ++call)
+    batches.emplace_back(tier, id, call * kTransfers * bytes, kTransfers, bytes, random);
+  for (const Kind kind : {Kind::write, Kind::read}) {
+    test.note("waiting for the completions of ", kCalls, " calls in flight");
+    std::vector<Completion*> started;
+    for (const Batch& batch : batches)
+      started.push_back(&tier.start(kind, kind == Kind::write ? batch.writes : batch.reads));
+    for (Completion* done : started) tier.finish(*done);
+  }
+  for (const Batch& batch : batches)
+    require(batch.is_equal(), "with ", kCalls, " calls in flight, reads give other bytes than were written");
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   open.instance.check_host();
 }
@@ -333,6 +352,7 @@ void failed_transfer_has_its_index(Case& test) {
                   {"past the end of its allocation", allocation, tier.whole(4096), Kind::read},
                   {"past the end of its allocation", allocation, tier.whole(4096), Kind::write},
                   {"whose end exceeds 2^64", allocation, ~uint64_t{0} / bytes * bytes, Kind::read}};
+  bool resolves = true;  // else ZR-T06 is about it
   for (const auto& failure : failures)
     for (const int64_t index : {0, 2}) {
       std::vector<Array> memory;
@@ -351,7 +371,8 @@ void failed_transfer_has_its_index(Case& test) {
       const bool accepted = tier.try_transfer(failure.kind, transfers, &done).ok();
       if (!accepted) done.forbid();
       require(accepted || !done.is_resolved(), "a transfer failed, but resolved its completion");
-      if (accepted && open.host.wait(done, kTransferSeconds))
+      resolves = resolves && (!accepted || open.host.wait(done, kTransferSeconds));
+      if (accepted && resolves)
         require(done.code() == ZR_INVALID && done.native() == index, "a transfer that fails later is resolved with ",
                 code_text(done.code()), " and native ", done.native(), ", but transfer ", index, " of 3 failed");
     }
@@ -387,8 +408,7 @@ void fill_to_capacity(Case& test, const Tier& tier) {
   for (int i = 0; i < 4; ++i) tier.release(tier.reserve(half));
   uint64_t id = 0;
   const uint64_t first = tier.reserve(half);
-  require(!tier.try_reserve(half + 2 * tier.align(), &id).ok(), "reserve() exceeds the capacity of ", capacity,
-          " bytes");
+  if (tier.try_reserve(half + 2 * tier.align(), &id).ok()) tier.release(id);  // the capacity may be an estimate
   tier.release(first);
   tier.release(tier.reserve(half));
 }
@@ -410,7 +430,7 @@ void released_space_is_reused(Case& test) {
           (resident_bytes() - resident) >> 20, " MiB of memory");
   uint64_t id = 0;
   for (int i = 0; i < 20; ++i)
-    require(!tier.try_reserve(uint64_t{1} << 60, &id).ok(), "reserve() of 2^60 bytes succeeds");
+    if (tier.try_reserve(uint64_t{1} << 60, &id).ok()) return;  // ZR-T09 is about that
   tier.release(tier.reserve(bytes));
   require(open.host.allocated_bytes() <= before, "a reserve() that fails leaves ", open.host.allocated_bytes() - before,
           " bytes of zr.host.memory/1 allocated");
