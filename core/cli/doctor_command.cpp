@@ -64,7 +64,9 @@ doctor::Report report_of(const ExaminedJob& job, const fs::path& bin) {
   const bool is_root = ::geteuid() == 0;
   const doctor::JobNeeds& needs = job.needs;
   add(doctor::plugin_checks(doctor::plugin_facts(), needs));
-  add(doctor::library_checks(library_facts(bin)));
+  doctor::LibraryFacts libraries = library_facts(bin);
+  libraries.program_has_all = job.program_has_all;
+  add(doctor::library_checks(libraries));
   add(doctor::core_checks(doctor::core_facts(), needs));
   add(doctor::cpu_checks(doctor::cpu_facts()));
   add(doctor::memory_checks(doctor::memory_facts(), needs, is_root));

@@ -89,6 +89,7 @@ void add_program(ExaminedJob& job, const config::Setting<std::string>& program, 
     const std::string path = find_trainer(program, job.needs.file, bin).string();
     provide_libraries(path);
     job.checks.push_back({kTopic, "program", Verdict::ok, fmt::format("{}, with all of its libraries", path)});
+    job.program_has_all = true;
   } catch (const Error& failure) {
     add_failure(job, "program", failure);
   }

@@ -15,6 +15,7 @@ struct ExaminedJob {
   doctor::JobNeeds needs{};
   doctor::Checks checks{};                     // of the file, its plug-ins and its program
   std::vector<doctor::FolderFacts> folders{};  // that the job writes to
+  bool program_has_all = false;                // its libraries
   int code = 0;                                // exit code of the first error; 0 without errors
 };
 

@@ -52,6 +52,10 @@ Checks library_checks(const LibraryFacts& facts) {
   if (no_torch || facts.libtorch.empty()) {
     torch.message = fmt::format("not found; libzeroth.so needs libtorch{}, for example as {}", wanted, link);
     replace_it();
+    if (facts.program_has_all) {
+      torch.verdict = Verdict::warning;
+      torch.message += "; the program of the file finds one of its own";
+    }
   } else {
     torch.message = fmt::format("{}: {}", facts.version.empty() ? "version unknown" : facts.version, facts.libtorch);
     if (!facts.version.empty() && !facts.built_with.empty() &&

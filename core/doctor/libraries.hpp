@@ -17,6 +17,7 @@ struct LibraryFacts {
   std::string version{};               // of that libtorch: "2.11.0"; "" if unknown
   std::string built_with{};            // version of libtorch that libzeroth.so was built with
   std::string torch_root{};            // a folder that contains lib/libtorch_cpu.so, if TORCH_ROOT names one
+  bool program_has_all = false;        // the program of the examined file has all of its libraries, libtorch too
 };
 /// The lines about libzeroth.so and libtorch.
 Checks library_checks(const LibraryFacts& facts);

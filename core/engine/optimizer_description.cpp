@@ -26,7 +26,7 @@ void check_names(const std::vector<zr_slot>& slots, const std::string& call) {
   std::set<std::string_view> names;
   for (const zr_slot& slot : slots)
     if (slot.name && (find_not_utf8(slot.name) != std::string_view::npos || std::strlen(slot.name) > kLongestName))
-      fail_environment(
+      fail_internal(
           fmt::format("{}: the name of state '{}' must be UTF-8 and have at most {} bytes: this is a bug in "
                       "the plug-in",
                       call, printable(slot.name), kLongestName));
@@ -123,9 +123,11 @@ plan::OptimizerDescription describe(const plugin::Instance& optimizer, const zr_
         fmt::format("{}: it has {} states, but their list is null: this is a bug in the plug-in", call, desc.n_slots));
   std::vector<zr_slot> slots(desc.slots, desc.slots + desc.n_slots);
   check_names(slots, call);
-  if (const std::string problem = problem_of(desc, slots, parameter); !problem.empty())
-    fail_environment(fmt::format("{} of '{}': {}{}", call, parameter.name, problem,
-                                 problem.find("; install") == problem.npos ? ": this is a bug in the plug-in" : ""));
+  if (const std::string problem = problem_of(desc, slots, parameter); !problem.empty()) {
+    const std::string text = fmt::format("{} of '{}': {}", call, parameter.name, problem);
+    if (problem.find("; install") != problem.npos) fail_environment(text);
+    fail_internal(text + ": this is a bug in the plug-in");
+  }
   if (uses_drafts(desc, slots) && !optimizer.component().drafts)
     fail_environment(
         fmt::format("{} of '{}': it has values of draft headers, but the library has no tag zr_tag_draft_{}_{}; "

@@ -310,6 +310,10 @@ std::vector<std::string> build_warnings(const PluginValidation& validation) {
   const MutexLock lock(process.mutex);
   for (const auto& [path, library] : process.libraries) {
     if (library.module != module || !updates) continue;
+    if (library.library.has("zr_tag_fast_math"))
+      warnings.push_back(
+          "it is compiled with -ffast-math, so the compiler may change the order of additions, and its updates may "
+          "depend on how parameters are cut; compile it without -ffast-math and -Ofast");
     std::string warning = multiply_add_warning(multiply_add_of(library.library));
     if (!warning.empty()) warnings.push_back(std::move(warning));
   }

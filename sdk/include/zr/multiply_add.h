@@ -18,6 +18,14 @@ typedef float (*zr_multiply_add)(float a, float b, float c);
  * with fused multiply-add, an optimizer gives other results there. It covers the flags of the file that it is in. */
 #define ZR_MULTIPLY_ADD_TAG                                                         \
   static float zr_multiply_and_add(float a, float b, float c) { return a * b + c; } \
+  ZR_FAST_MATH_TAG                                                                  \
   ZR_MULTIPLY_ADD_LINKAGE ZR_EXPORT const zr_multiply_add zr_tag_multiply_add;      \
   const zr_multiply_add zr_tag_multiply_add = zr_multiply_and_add
+
+/* Part of ZR_MULTIPLY_ADD_TAG: defines zr_tag_fast_math in files that are compiled with -ffast-math or -Ofast. */
+#ifdef __FAST_MATH__
+#define ZR_FAST_MATH_TAG ZR_TAG(fast_math);
+#else
+#define ZR_FAST_MATH_TAG
+#endif
 #endif

@@ -51,6 +51,17 @@ TEST(DoctorLibrariesTest, ReportsAnotherVersionOfLibtorch) {
   EXPECT_EQ(library_checks(facts).back().verdict, Verdict::ok);
 }
 
+TEST(DoctorLibrariesTest, OnlyWarnsIfTheProgramFindsALibtorchOfItsOwn) {
+  LibraryFacts facts = complete();
+  facts.libtorch = facts.version = "";
+  facts.missing = {"libtorch_cpu.so"};
+  facts.program_has_all = true;
+  EXPECT_EQ(library_checks(facts).back().verdict, Verdict::warning);
+  EXPECT_EQ(library_checks(facts).back().message,
+            "not found; libzeroth.so needs libtorch 2.11, for example as /opt/lib/libtorch; the program of the file "
+            "finds one of its own");
+}
+
 TEST(DoctorLibrariesTest, ReportsOtherMissingLibraries) {
   LibraryFacts facts = complete();
   facts.missing = {"libgomp.so.1"};

@@ -100,6 +100,23 @@ TEST(BuildWarningsTest, TestTheFunctionOfTheTag) {
               HasSubstr("fused multiply-add"));
 }
 
+TEST(BuildWarningsTest, NameAnOptimizerThatIsCompiledWithFastMath) {
+  const test::Scratch scratch;
+  const std::string compile =
+      "umask 022 && g++ -std=c++17 -fPIC -fvisibility=hidden -ffast-math -ffp-contract=off -c "
+      "-I" ZR_SOURCE_DIR "/sdk/include " +
+      kLion + " -o " + scratch.path("lion.o");
+  ASSERT_EQ(testing::shell(compile).code, 0);
+  const std::string file = scratch.path("zr_optimizer_lion.so");  // linked without -ffast-math
+  ASSERT_EQ(testing::shell("umask 022 && g++ -shared " + scratch.path("lion.o") + " -o " + file +
+                           " -Wl,--version-script=" ZR_SOURCE_DIR "/sdk/cmake/zr.map")
+                .code,
+            0);
+  EXPECT_THAT(build_warnings(load_library(file, read_tags(file))),
+              ElementsAre("it is compiled with -ffast-math, so the compiler may change the order of additions, and its "
+                          "updates may depend on how parameters are cut; compile it without -ffast-math and -Ofast"));
+}
+
 TEST(LibraryLoaderTest, RejectsLibrariesThatFlushDenormalNumbersAndRestoresTheThread) {
   const test::Scratch scratch;
   const std::string fast = built(scratch, "g++", "-std=c++17 -ffast-math -mfpmath=sse", kLion);
