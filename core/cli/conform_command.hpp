@@ -10,7 +10,8 @@ namespace zr::host::cli {
 /// The options of the command.
 boost::program_options::options_description conform_options();
 
-/// Checks the file, prints the results, and returns 0 or exit_code::user if a rule does not hold. Throws Error.
+/// Checks the file, prints the results, and returns 0, or exit_code::user if a rule does not hold or nothing was
+/// checked. Throws Error.
 int conform_plugin(const Command& command, const Parsed& parsed);
 
 }  // namespace zr::host::cli
