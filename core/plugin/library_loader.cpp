@@ -236,6 +236,54 @@ void probe_before_loading() {
   process.probes = true;
 }
 
+namespace {
+
+// Loads a file that this process has not loaded, and adds it to its libraries, also if its module cannot be used.
+// Returns the end of the libraries if it cannot be loaded; the reason is in `validation`.
+auto load_file(Loaded& process, const Tags& tags, PluginValidation& validation) ZR_REQUIRES(process.mutex) {
+  const auto& key = tags.file.path;
+  RejectionCause& cause = validation.rejection.cause;
+  const ProbeResult& probed = probe(process, tags);
+  validation.reason = probed.problem;
+  cause = probed.cause;
+  if (!validation.reason.empty()) return process.libraries.end();
+  uint64_t file_hash = 0;
+  try {
+    file_hash = hash_of_file(key);
+  } catch (const Error& failure) {
+    validation.reason = failure.what();
+    cause = RejectionCause::unreadable;
+    return process.libraries.end();
+  }
+  const FloatEnvironmentGuard environment;
+  boost::dll::fs::error_code error;
+  boost::dll::shared_library library(key, error, boost::dll::load_mode::rtld_now | boost::dll::load_mode::rtld_local);
+  if (error) {
+    const char* text = ::dlerror();
+    const std::string reason = text ? text : error.message();
+    validation.reason =
+        fmt::format("it cannot be loaded: {}; install what it needs, or build it for this machine", reason);
+    validation.rejection = loader_rejection(key, reason);
+    return process.libraries.end();
+  }
+  const zr_module* module = enter(library, validation.reason);
+  if (const std::string change = environment.change(); module && !change.empty()) {
+    validation.reason = fmt::format(
+        "loading it changes how this process computes: {}; compile and link it without -ffast-math, -Ofast and "
+        "-funsafe-math-optimizations",
+        change);
+    module = nullptr;
+  }
+  if (!is_unchanged(tags.file)) {
+    validation.reason = "it was replaced while it was being loaded; start again";
+    cause = RejectionCause::replaced;
+    module = nullptr;
+  }
+  return process.libraries.emplace(key, Library{std::move(library), module, validation.reason, file_hash}).first;
+}
+
+}  // namespace
+
 PluginValidation load_library(const std::filesystem::path& file, const Tags& tags) {
   PluginValidation validation{file, false, tags.rejection, {}};
   validation.rejection = tags.cause;
@@ -246,43 +294,8 @@ PluginValidation load_library(const std::filesystem::path& file, const Tags& tag
   const auto& key = tags.file.path;
   auto at = process.libraries.find(key);
   if (at == process.libraries.end()) {
-    const ProbeResult& probed = probe(process, tags);
-    validation.reason = probed.problem;
-    cause = probed.cause;
-    if (!validation.reason.empty()) return validation;
-    uint64_t file_hash = 0;
-    try {
-      file_hash = hash_of_file(key);
-    } catch (const Error& failure) {
-      validation.reason = failure.what();
-      cause = RejectionCause::unreadable;
-      return validation;
-    }
-    const FloatEnvironmentGuard environment;
-    boost::dll::fs::error_code error;
-    boost::dll::shared_library library(key, error, boost::dll::load_mode::rtld_now | boost::dll::load_mode::rtld_local);
-    if (error) {
-      const char* text = ::dlerror();
-      const std::string reason = text ? text : error.message();
-      validation.reason =
-          fmt::format("it cannot be loaded: {}; install what it needs, or build it for this machine", reason);
-      validation.rejection = loader_rejection(key, reason);
-      return validation;
-    }
-    const zr_module* module = enter(library, validation.reason);
-    if (const std::string change = environment.change(); module && !change.empty()) {
-      validation.reason = fmt::format(
-          "loading it changes how this process computes: {}; compile and link it without -ffast-math, -Ofast and "
-          "-funsafe-math-optimizations",
-          change);
-      module = nullptr;
-    }
-    if (!is_unchanged(tags.file)) {
-      validation.reason = "it was replaced while it was being loaded; start again";
-      cause = RejectionCause::replaced;
-      module = nullptr;
-    }
-    at = process.libraries.emplace(key, Library{std::move(library), module, validation.reason, file_hash}).first;
+    at = load_file(process, tags, validation);
+    if (at == process.libraries.end()) return validation;
   }
   const zr_module* module = at->second.module;
   validation.reason = at->second.problem;
