@@ -58,7 +58,7 @@ struct Resources {
   int descriptors = entries_in("/proc/self/fd"), threads = entries_in("/proc/self/task");
 };
 
-// Instances that open communicators or tiers, or are used. Their memory cannot be told from that of the checks.
+// Instances that open communicators or tiers, or are used. Their memory is counted together with that of the checks.
 void opening_leaks_nothing(Case& test) {
   constexpr int kRounds = 8;
   as_ranks(test, [&](const HostOptions& options) {

@@ -182,49 +182,55 @@ void alignment_changes_nothing(Case& test) {
   }
 }
 
-// Each thread updates the same parameters, but begins with another one.
-void threads_at_once(Case& test) {
-  constexpr std::size_t kThreads = 4, kParameters = 6;
-  for (const Shape& shape : supported_shapes(test, kShapes)) {
-    const auto parameters = [&](const OptimizerRun& run) {
-      std::vector<ParameterArrays> all;
-      for (std::size_t i = 0; i < kParameters; ++i) all.push_back(run.arrays({.shape = shape}, test.random(i)));
-      return all;
-    };
-    TestHost alone_host;
-    OptimizerRun alone(test, alone_host);
-    std::vector<ParameterArrays> expected = parameters(alone);
-    for (ParameterArrays& one : expected) three_steps({&alone}, {{&one}});
-    for (int round = 0; round < 6; ++round) {
-      TestHost host;
-      OptimizerRun run(test, host);
-      std::vector<std::vector<ParameterArrays>> arrays;
-      for (std::size_t t = 0; t < kThreads; ++t) arrays.push_back(parameters(run));
-      std::vector<std::string> problems(kThreads);
-      for (int64_t step = 1; step <= 3; ++step) {  // the host makes one step at a time
-        std::atomic<std::size_t> started{0};
-        std::vector<std::thread> threads;
-        for (std::size_t t = 0; t < kThreads; ++t)
-          threads.emplace_back([&, t] {
-            try {
-              for (++started; started < kThreads;) std::this_thread::yield();
-              for (std::size_t i = 0; i < kParameters; ++i)
-                run.update(arrays[t][(i + t) % kParameters], {.step = step});
-            } catch (const Failure& failure) {
-              problems[t] = failure.reason;
-            }
-          });
-        for (std::thread& thread : threads) thread.join();
-        for (auto& of_thread : arrays)
-          for (ParameterArrays& one : of_thread) one.new_gradient();
+// One thread for each list of parameters: it updates them, beginning with another one than its neighbors.
+void update_by_threads(const OptimizerRun& run, std::vector<std::vector<ParameterArrays>>& lists, int64_t step) {
+  std::atomic<std::size_t> started{0};
+  std::vector<std::string> problems(lists.size());
+  std::vector<std::thread> threads;
+  for (std::size_t t = 0; t < lists.size(); ++t)
+    threads.emplace_back([&, t] {
+      try {
+        for (++started; started < lists.size();) std::this_thread::yield();
+        for (std::size_t i = 0; i < lists[t].size(); ++i)
+          run.update(lists[t][(i + t) % lists[t].size()], {.step = step});
+      } catch (const Failure& failure) {
+        problems[t] = failure.reason;
       }
-      for (const std::string& problem : problems) require(problem.empty(), problem);
-      for (const auto& of_thread : arrays)
-        for (std::size_t i = 0; i < kParameters; ++i)
-          require(of_thread[i].bits() == expected[i].bits(),
-                  "four threads at once give another result for a parameter of shape ", text_of(shape), " than one");
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& problem : problems) require(problem.empty(), problem);
+}
+
+void check_threads(Case& test, const Shape& shape) {
+  constexpr std::size_t kThreads = 4, kParameters = 6;
+  const auto parameters = [&](const OptimizerRun& run) {
+    std::vector<ParameterArrays> all;
+    for (std::size_t i = 0; i < kParameters; ++i) all.push_back(run.arrays({.shape = shape}, test.random(i)));
+    return all;
+  };
+  TestHost alone_host;
+  OptimizerRun alone(test, alone_host);
+  std::vector<ParameterArrays> expected = parameters(alone);
+  for (ParameterArrays& one : expected) three_steps({&alone}, {{&one}});
+  for (int round = 0; round < 6; ++round) {
+    TestHost host;
+    OptimizerRun run(test, host);
+    std::vector<std::vector<ParameterArrays>> lists;
+    for (std::size_t t = 0; t < kThreads; ++t) lists.push_back(parameters(run));
+    for (int64_t step = 1; step <= 3; ++step) {  // the host makes one step at a time
+      update_by_threads(run, lists, step);
+      for (auto& list : lists)
+        for (ParameterArrays& one : list) one.new_gradient();
     }
+    for (const auto& list : lists)
+      for (std::size_t i = 0; i < kParameters; ++i)
+        require(list[i].bits() == expected[i].bits(),
+                "four threads at once give another result for a parameter of shape ", text_of(shape), " than one");
   }
+}
+
+void threads_at_once(Case& test) {
+  for (const Shape& shape : supported_shapes(test, kShapes)) check_threads(test, shape);
 }
 
 constexpr Rule kRules[] = {

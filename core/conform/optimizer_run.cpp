@@ -5,7 +5,6 @@
 #include "conform/use.hpp"
 #define ZR_NO_DRAFT_TAG
 #include "zr/abi/draft/partial_sums.h"
-#include "zr/names.hpp"
 
 namespace zr::host::conform {
 

@@ -1,5 +1,6 @@
 // ZR-S01 and up: descriptions and plans of strategies.
 #include <array>
+#include <functional>
 #include <string>
 
 #include "conform/rule.hpp"
@@ -63,6 +64,18 @@ void for_random_requests(Case& test, int number, Use&& use) {
   }
 }
 
+// Random models on 1 to 9 ranks, and one with a huge parameter, without and with a cut_block.
+void for_all_requests(Case& test, const std::function<void(PlanRequest&)>& check) {
+  for_random_requests(test, 40, [&](PlanRequest& request) {
+    for (request.world = 1; request.world <= 9; ++request.world) check(request);
+  });
+  PlanRequest huge = huge_request();
+  huge.world = kHugeWorld;
+  check(huge);
+  huge.params[1].cut_block = 3000 * kNormBlock;
+  check(huge);
+}
+
 void plans_are_valid(Case& test) {
   Planner planner(test);
   const auto check = [&](PlanRequest& request) {
@@ -72,14 +85,7 @@ void plans_are_valid(Case& test) {
               text_of(request.params), ")");
     }
   };
-  for_random_requests(test, 40, [&](PlanRequest& request) {
-    for (request.world = 1; request.world <= 9; ++request.world) check(request);
-  });
-  PlanRequest huge = huge_request();
-  huge.world = kHugeWorld;
-  check(huge);
-  huge.params[1].cut_block = 3000 * kNormBlock;
-  check(huge);
+  for_all_requests(test, check);
 }
 
 void plans_cover_the_model(Case& test) {
@@ -91,14 +97,7 @@ void plans_cover_the_model(Case& test) {
     const std::string problem = coverage_problem(plans, request);
     require(problem.empty(), problem, " (", request.world, " ranks, ", text_of(request.params), ")");
   };
-  for_random_requests(test, 40, [&](PlanRequest& request) {
-    for (request.world = 1; request.world <= 9; ++request.world) check(request);
-  });
-  PlanRequest huge = huge_request();
-  huge.world = kHugeWorld;
-  check(huge);
-  huge.params[1].cut_block = 3000 * kNormBlock;
-  check(huge);
+  for_all_requests(test, check);
 }
 
 void plans_are_pure(Case& test) {
@@ -124,23 +123,29 @@ void plans_are_pure(Case& test) {
   }
 }
 
+// The number of weights in the piece's range that the plan holds.
+int64_t held_weights(const RankPlan& plan, const PlannedPiece& piece) {
+  int64_t held = 0;
+  for (const PlannedPiece& weight : plan.pieces)
+    if (weight.role != ZR_ROLE_REDUCED_GRAD && weight.param == piece.param)
+      held += std::max<int64_t>(0, std::min(weight.end(), piece.end()) - std::max(weight.first, piece.first));
+  return held;
+}
+
 void owners_hold_their_weights(Case& test) {
   Planner planner(test);
+  const auto check = [&](const PlanRequest& request) {
+    const RankPlan plan = planner.plan(request);
+    for (const PlannedPiece& updated : plan.pieces) {
+      if (updated.role != ZR_ROLE_REDUCED_GRAD) continue;
+      const int64_t held = held_weights(plan, updated);
+      require(held >= updated.count, "rank ", request.rank, " of ", request.world, " updates parameter ", updated.param,
+              " [", updated.first, ", ", updated.end(), "), but holds ", held, " of these weights");
+    }
+  };
   for_random_requests(test, 30, [&](PlanRequest& request) {
     for (request.world = 1; request.world <= 5; ++request.world)
-      for (request.rank = 0; request.rank < request.world; ++request.rank) {
-        const RankPlan plan = planner.plan(request);
-        for (const PlannedPiece& updated : plan.pieces) {
-          if (updated.role != ZR_ROLE_REDUCED_GRAD) continue;
-          int64_t held = 0;
-          for (const PlannedPiece& weight : plan.pieces)
-            if (weight.role != ZR_ROLE_REDUCED_GRAD && weight.param == updated.param)
-              held +=
-                  std::max<int64_t>(0, std::min(weight.end(), updated.end()) - std::max(weight.first, updated.first));
-          require(held >= updated.count, "rank ", request.rank, " of ", request.world, " updates parameter ",
-                  updated.param, " [", updated.first, ", ", updated.end(), "), but holds ", held, " of these weights");
-        }
-      }
+      for (request.rank = 0; request.rank < request.world; ++request.rank) check(request);
   });
 }
 

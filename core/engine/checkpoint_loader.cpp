@@ -86,8 +86,10 @@ bool CheckpointLoader::has_same_optimizer(uint32_t param) const {
 void CheckpointLoader::find_weights() {
   for_each_tensor(context_.plan, [&](const ParameterTensor& tensor) {
     if (tensor.info.kind != "weight") return;
-    if (const checkpoint::SavedTensor* saved = saved_for(tensor.param, tensor.info))
-      weights_.emplace(tensor.param, saved);
+    const checkpoint::SavedTensor* saved = saved_for(tensor.param, tensor.info);
+    if (!saved) return;
+    weights_.emplace(tensor.param, saved);
+    params_.emplace(saved->name, tensor.param);
   });
 }
 
@@ -146,9 +148,8 @@ const checkpoint::SavedTensor* CheckpointLoader::match_tensor(uint32_t param, co
 
 void CheckpointLoader::report_unmatched_state(const checkpoint::SavedTensor& saved) {
   report_.dropped.push_back(name_of(saved));
-  const auto weight = std::find_if(weights_.begin(), weights_.end(),
-                                   [&](const auto& entry) { return entry.second->name == saved.name; });
-  if (weight == weights_.end() ? same_optimizers_ : has_same_optimizer(weight->first))
+  const auto param = params_.find(saved.name);
+  if (param == params_.end() ? same_optimizers_ : has_same_optimizer(param->second))
     unexpected_states_.push_back(name_of(saved));
 }
 

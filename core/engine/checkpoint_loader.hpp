@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "checkpoint/load.hpp"
@@ -112,6 +113,7 @@ class CheckpointLoader {
   const ParameterChange* const change_;
   const bool same_optimizers_;  // the same list; for files that do not name the optimizer of each weight
   std::map<uint32_t, const checkpoint::SavedTensor*> weights_;  // by parameter
+  std::unordered_map<std::string, uint32_t> params_;            // by the name in the checkpoint
   std::vector<Part> parts_;
   std::vector<Repeated> repeated_;
   CheckpointLoadReport report_;

@@ -37,32 +37,21 @@ void check_names(const std::vector<zr_slot>& slots, const std::string& call) {
           slot.name ? fmt::format("two states have the name '{}'", printable(slot.name)) : "a state has no name"));
 }
 
-std::string slot_problem(const zr_slot& slot, const plan::Parameter& parameter) {
+// Values that only a newer zeroth knows.
+std::string unknown_value(const zr_slot& slot) {
   const std::string name = fmt::format("state '{}': ", printable(slot.name));
   if (slot.shape < ZR_SLOT_LIKE_PARAM || slot.shape > ZR_SLOT_PER_COLUMN)
     return fmt::format("{}shape {} is not a shape that this zeroth knows; install a newer zeroth", name, slot.shape);
   if (size_of(slot.dtype) == 0)
     return fmt::format("{}dtype {} is not a dtype that this zeroth knows; install a newer zeroth", name, slot.dtype);
-  const std::string bits = unknown_bits_problem(name + "flags", slot.flags,
-                                                uint64_t{ZR_SLOT_RANK_PRIVATE} | ZR_SLOT_TRANSIENT | ZR_SLOT_UNSHARDED);
-  if (!bits.empty()) return bits;
-  if (slot.shape == ZR_SLOT_LIKE_PARAM) return reserved_problem(name + "block", slot.block);
-  if (slot.block == 0) return name + "block is 0, must be at least 1";
-  const int64_t row = std::max<int64_t>(plan::row_elements(parameter), 1);
-  if (slot.shape == ZR_SLOT_PER_COLUMN && slot.block % row != 0)
-    return fmt::format("{}block is {}, must be a multiple of the {} elements of a row", name, slot.block, row);
-  return "";
+  if (std::string bits = unknown_bits_problem(name + "flags", slot.flags,
+                                              uint64_t{ZR_SLOT_RANK_PRIVATE} | ZR_SLOT_TRANSIENT | ZR_SLOT_UNSHARDED);
+      !bits.empty())
+    return bits;
+  return slot.shape == ZR_SLOT_LIKE_PARAM ? reserved_problem(name + "block", slot.block) : "";
 }
 
-// True if the description has values of the draft headers.
-bool uses_drafts(const zr_optimizer_desc& desc, const std::vector<zr_slot>& slots) {
-  return desc.granularity != ZR_ELEMENTWISE || desc.needs != 0 ||
-         std::any_of(slots.begin(), slots.end(),
-                     [](const zr_slot& slot) { return slot.shape != ZR_SLOT_LIKE_PARAM || slot.flags != 0; });
-}
-
-std::string problem_of(const zr_optimizer_desc& desc, const std::vector<zr_slot>& slots,
-                       const plan::Parameter& parameter) {
+std::string unknown_value(const zr_optimizer_desc& desc, const std::vector<zr_slot>& slots) {
   if (desc.granularity < ZR_ELEMENTWISE || desc.granularity > ZR_TENSORWISE)
     return fmt::format("granularity {} is not a granularity that this zeroth knows; install a newer zeroth",
                        desc.granularity);
@@ -71,14 +60,35 @@ std::string problem_of(const zr_optimizer_desc& desc, const std::vector<zr_slot>
       !problem.empty())
     return problem;
   if (std::string problem = reserved_problem("rsv", desc.rsv); !problem.empty()) return problem;
+  for (const zr_slot& slot : slots)
+    if (std::string problem = unknown_value(slot); !problem.empty()) return problem;
+  return "";
+}
+
+// Of a description without unknown values.
+std::string problem_of(const zr_optimizer_desc& desc, const std::vector<zr_slot>& slots,
+                       const plan::Parameter& parameter) {
   if (!(desc.device_types & kCpuMemory))
     return fmt::format("device_types is {:#x}, without CPU memory ({:#x}), where the engine updates parameters",
                        desc.device_types, kCpuMemory);
-  for (const zr_slot& slot : slots)
-    if (std::string problem = slot_problem(slot, parameter); !problem.empty()) return problem;
+  const int64_t row = std::max<int64_t>(plan::row_elements(parameter), 1);
+  for (const zr_slot& slot : slots) {
+    if (slot.shape == ZR_SLOT_LIKE_PARAM) continue;
+    const std::string name = fmt::format("state '{}': ", printable(slot.name));
+    if (slot.block == 0) return name + "block is 0, must be at least 1";
+    if (slot.shape == ZR_SLOT_PER_COLUMN && slot.block % row != 0)
+      return fmt::format("{}block is {}, must be a multiple of the {} elements of a row", name, slot.block, row);
+  }
   if (!(desc.cost >= 0) || !std::isfinite(desc.cost))
     return fmt::format("cost is {}, must be finite and at least 0", desc.cost);
   return "";
+}
+
+// True if the description has values of the draft headers.
+bool uses_drafts(const zr_optimizer_desc& desc, const std::vector<zr_slot>& slots) {
+  return desc.granularity != ZR_ELEMENTWISE || desc.needs != 0 ||
+         std::any_of(slots.begin(), slots.end(),
+                     [](const zr_slot& slot) { return slot.shape != ZR_SLOT_LIKE_PARAM || slot.flags != 0; });
 }
 
 // Fills in the passes of an optimizer with the extension for partial sums.
@@ -123,17 +133,15 @@ plan::OptimizerDescription describe(const plugin::Instance& optimizer, const zr_
         fmt::format("{}: it has {} states, but their list is null: this is a bug in the plug-in", call, desc.n_slots));
   std::vector<zr_slot> slots(desc.slots, desc.slots + desc.n_slots);
   check_names(slots, call);
-  if (const std::string problem = problem_of(desc, slots, parameter); !problem.empty()) {
-    const std::string text = fmt::format("{} of '{}': {}", call, parameter.name, problem);
-    if (problem.find("; install") != problem.npos) fail_environment(text);
-    fail_internal(text + ": this is a bug in the plug-in");
-  }
+  const std::string where = fmt::format("{} of '{}': ", call, parameter.name);
+  if (const std::string problem = unknown_value(desc, slots); !problem.empty()) fail_environment(where + problem);
+  if (const std::string problem = problem_of(desc, slots, parameter); !problem.empty())
+    fail_internal(where + problem + ": this is a bug in the plug-in");
   if (uses_drafts(desc, slots) && !optimizer.component().drafts)
     fail_environment(
-        fmt::format("{} of '{}': it has values of draft headers, but the library has no tag zr_tag_draft_{}_{}; "
-                    "include the header from "
-                    "zr/abi/draft that declares them",
-                    call, parameter.name, ZR_ABI_MAJOR, ZR_ABI_MINOR));
+        fmt::format("{}it has values of draft headers, but the library has no tag zr_tag_draft_{}_{}; include the "
+                    "header from zr/abi/draft that declares them",
+                    where, ZR_ABI_MAJOR, ZR_ABI_MINOR));
   plan::OptimizerDescription description{desc.granularity, desc.needs, std::move(slots), {}, desc.cost};
   add_passes(optimizer, partial_sums, param, description);
   return description;

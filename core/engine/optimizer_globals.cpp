@@ -73,21 +73,25 @@ bool has(const Optimizers& optimizers, const std::string& id) {
   return false;
 }
 
-std::string text_of(const OptimizerGlobals& globals) {
-  std::string text;
-  for (const auto& [name, value] : globals) text += fmt::format("{}={}\n", name, hex_of_bytes(value));
-  return text;
+// The name of the first value in which two texts of lines "name=value" differ.
+std::string name_of_difference(const std::string& a, const std::string& b) {
+  const auto at = static_cast<std::size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
+  const std::string& text = at == a.size() ? b : a;
+  const std::size_t line = at == 0 ? 0 : text.rfind('\n', at - 1) + 1;  // npos + 1 is 0
+  return text.substr(line, text.find('=', line) - line);
 }
 
 // The checkpoint has the values once.
 void compare_ranks(const StepContext& context, const OptimizerGlobals& globals) {
-  const std::vector<std::string> all = context.comm.all_gather_bytes(text_of(globals), "values of optimizers");
+  std::string own;
+  for (const auto& [name, value] : globals) own += fmt::format("{}={}\n", name, hex_of_bytes(value));
+  const std::vector<std::string> all = context.comm.all_gather_bytes(own, "values of optimizers");
   for (std::size_t rank = 1; rank < all.size(); ++rank)
     if (all[rank] != all[0])
       fail_user(
           fmt::format("a value of an optimizer that belongs to no parameter differs between rank 0 and rank {} "
                       "({}), and a checkpoint has it once; correct the plug-in, or choose another optimizer",
-                      rank, globals.begin()->first));
+                      rank, printable(name_of_difference(all[0], all[rank]))));
 }
 
 }  // namespace

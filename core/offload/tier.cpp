@@ -60,12 +60,12 @@ plan::TierInfo tier_info_of(const plugin::Instance& tier) {
           static_cast<int64_t>(caps.host_bytes_per_mib)};
 }
 
-Transfer::Transfer(const plugin::Instance& tier, zr_done* done, std::string what, std::shared_ptr<TierFailure> failure)
-    : tier_(&tier), done_(done), what_(std::move(what)), failure_(std::move(failure)) {}
+Transfer::Transfer(const plugin::Instance& tier, zr_done* done, std::string what, std::shared_ptr<TierHealth> health)
+    : tier_(&tier), done_(done), what_(std::move(what)), health_(std::move(health)) {}
 
 Transfer::~Transfer() {
   if (!done_) return;
-  done_->code.wait(ZR_AGAIN);
+  health_->wait(done_, what_);
   comm::done_release(done_);
 }
 
@@ -73,13 +73,13 @@ Transfer::Transfer(Transfer&& other) noexcept
     : tier_(other.tier_),
       done_(std::exchange(other.done_, nullptr)),
       what_(std::move(other.what_)),
-      failure_(std::move(other.failure_)) {}
+      health_(std::move(other.health_)) {}
 
 Transfer& Transfer::operator=(Transfer&& other) noexcept {
   std::swap(tier_, other.tier_);
   std::swap(done_, other.done_);
   std::swap(what_, other.what_);
-  std::swap(failure_, other.failure_);
+  std::swap(health_, other.health_);
   return *this;
 }
 
@@ -87,24 +87,20 @@ bool Transfer::is_over() const { return !done_ || done_->code.load(std::memory_o
 
 void Transfer::wait() {
   if (!done_) return;
-  done_->code.wait(ZR_AGAIN);
+  health_->wait(done_, what_);
   CallError error;
   const zr_code code = comm::done_poll(done_, &error);
   comm::done_release(std::exchange(done_, nullptr));
-  failure_->check(code, error, fmt::format("{}: {}", tier_->call_text("transfer"), what_));
+  health_->check(code, error, fmt::format("{}: {}", tier_->call_text("transfer"), what_));
 }
 
-void TierFailure::check(zr_code code, const zr_error& error, const std::string& plugin_call) {
-  try {
-    host::check(code, error, plugin_call);
-  } catch (const Error& failure) {
-    record(failure.what());
-    throw;
-  }
-}
-
-TierStore::TierStore(plugin::PluginHost& host, std::shared_ptr<const plugin::Instance> instance, int index)
-    : host_(host), instance_(std::move(instance)), api_(instance_->api<zr_offload_api>()), index_(index) {
+TierStore::TierStore(plugin::PluginHost& host, std::shared_ptr<const plugin::Instance> instance, int index,
+                     std::chrono::milliseconds long_wait)
+    : host_(host),
+      instance_(std::move(instance)),
+      api_(instance_->api<zr_offload_api>()),
+      index_(index),
+      health_(std::make_shared<TierHealth>(instance_->call_text("transfer"), long_wait)) {
   CallError error;
   check(call_plugin(&error, [&] { return api_->open(instance_->self(), &error); }), error,
         instance_->call_text("open"));
@@ -165,7 +161,7 @@ void* TierStore::map(uint64_t allocation) {
 Transfer TierStore::start(bool writes, uint64_t allocation, int64_t offset, void* memory, int64_t bytes,
                           const std::string& what) {
   const zr_transfer request{allocation, static_cast<uint64_t>(offset), {memory, bytes, ZR_U8, 0, {1, 0}}};
-  Transfer transfer(*instance_, comm::done_new(host_.abi()), what, failure_);
+  Transfer transfer(*instance_, comm::done_new(host_.abi()), what, health_);
   zr_done* done = transfer.done();
   if (!done) fail_environment(fmt::format("cannot allocate a transfer for tier '{}'", info_.id));
   if (trace_)
@@ -179,7 +175,7 @@ Transfer TierStore::start(bool writes, uint64_t allocation, int64_t offset, void
       call_plugin(&error, [&] { return function(instance_->self(), &request, 1, nullptr, done, &error); });
   if (code != ZR_OK) {
     comm::done_resolve(done, code == ZR_AGAIN ? ZR_INTERNAL : code, 0, plugin_text(error).c_str());
-    failure_->check(code, error, fmt::format("{}: {}", instance_->call_text(writes ? "write" : "read"), what));
+    health_->check(code, error, fmt::format("{}: {}", instance_->call_text(writes ? "write" : "read"), what));
   }
   (writes ? written_ : read_) += bytes;
   return transfer;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -10,34 +11,15 @@
 #include "base/ledger.hpp"
 #include "base/trace.hpp"
 #include "comm/done.hpp"
+#include "offload/tier_health.hpp"
 #include "plan/placement.hpp"
 #include "plugin/plugin_host.hpp"
 #include "zr/abi/offload.h"
-#include "zr/mutex.hpp"
 
 namespace zr::host::offload {
 
 /// The capabilities that a tier's plug-in reports, before or after open().
 plan::TierInfo tier_info_of(const plugin::Instance& tier);
-
-/// The error of a tier's first failed transfer; empty if none failed. [any]
-class TierFailure {
- public:
-  void record(const std::string& text) {
-    const MutexLock lock(mutex_);
-    if (text_.empty()) text_ = text;
-  }
-  /// Throws as zr::host::check() does, and records the error, unless code is ZR_OK.
-  void check(zr_code code, const zr_error& error, const std::string& plugin_call);
-  std::string text() const {
-    const MutexLock lock(mutex_);
-    return text_;
-  }
-
- private:
-  mutable Mutex mutex_;
-  std::string text_ ZR_GUARDED_BY(mutex_);
-};
 
 /// A transfer in progress. The memory that it reads or writes must stay valid until is_over() returns true or wait()
 /// returns.
@@ -45,7 +27,7 @@ class Transfer {
  public:
   Transfer() = default;
   /// Takes over the reference to `done`. `what` names the data in errors.
-  Transfer(const plugin::Instance& tier, zr_done* done, std::string what, std::shared_ptr<TierFailure> failure);
+  Transfer(const plugin::Instance& tier, zr_done* done, std::string what, std::shared_ptr<TierHealth> health);
   ~Transfer();  // waits
   /// Leaves `other` empty.
   Transfer(Transfer&& other) noexcept;
@@ -61,14 +43,16 @@ class Transfer {
   const plugin::Instance* tier_ = nullptr;
   zr_done* done_ = nullptr;
   std::string what_;
-  std::shared_ptr<TierFailure> failure_;  // of the tier
+  std::shared_ptr<TierHealth> health_;
 };
 
 /// One caller at a time. Exceptions: any thread may call read_bytes(), written_bytes(), failed() and failure().
 class TierStore {
  public:
-  /// Opens the tier. `index`: its position in the plan's list of tiers.
-  TierStore(plugin::PluginHost& host, std::shared_ptr<const plugin::Instance> instance, int index);
+  /// Opens the tier. `index`: its position in the plan's list of tiers. A warning is logged if a wait for a transfer
+  /// takes longer than `long_wait`.
+  TierStore(plugin::PluginHost& host, std::shared_ptr<const plugin::Instance> instance, int index,
+            std::chrono::milliseconds long_wait = std::chrono::minutes(1));
   ~TierStore();
   TierStore(const TierStore&) = delete;
 
@@ -100,7 +84,7 @@ class TierStore {
   /// True if a transfer could not be started, or wait() found that one failed: data on this tier is incomplete.
   bool failed() const { return !failure().empty(); }
   /// The error of the first failed transfer; empty if none failed.
-  std::string failure() const { return failure_->text(); }
+  std::string failure() const { return health_->failure(); }
   int64_t read_bytes() const { return read_; }
   int64_t written_bytes() const { return written_; }
   const plugin::Instance& instance() const { return *instance_; }
@@ -121,7 +105,7 @@ class TierStore {
   plan::TierInfo info_;
   std::vector<Allocation> allocations_;
   std::atomic<int64_t> read_{0}, written_{0};
-  std::shared_ptr<TierFailure> failure_ = std::make_shared<TierFailure>();
+  std::shared_ptr<TierHealth> health_;
   Trace* trace_ = nullptr;
 };
 

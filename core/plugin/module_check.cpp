@@ -79,25 +79,29 @@ std::string api_problem(const zr_component& component, Role role) {
   return "";
 }
 
+std::string problem_of(const zr_key& key, Role role) {
+  if (key.size < ZR_SIZE_0_9(zr_key)) return too_short("a key", key.size, ZR_SIZE_0_9(zr_key));
+  const std::string where = fmt::format("key '{}': ", printable(key.name));
+  for (const auto& [member, text] : {std::pair{"name", key.name}, std::pair{"default", key.def},
+                                     std::pair{"choices", key.choices}, std::pair{"meaning", key.meaning}})
+    if (text && find_not_utf8(text) != std::string_view::npos)
+      return fmt::format("{}its {} is not UTF-8", where, member);
+  const std::string_view name = key.name;
+  if (role == Role::optimizer && (key.flags & ZR_KEY_PER_GROUP) &&
+      (name == "lr_scale" || name == "match" || name == "use"))
+    return fmt::format("{}[[optimizer.groups]] has a key of this name; choose another name", where);
+  if (std::string problem = unknown_bits_problem(where + "flags", key.flags, ZR_KEY_PER_GROUP); !problem.empty())
+    return problem;
+  return reserved_problem(where + "rsv", key.rsv);
+}
+
 std::string key_problem(const zr_component& component, Role role) {
   if (component.n_keys && !component.keys)
     return fmt::format("it declares {} keys, but its list of keys is null", component.n_keys);
   for (uint32_t i = 0; i < component.n_keys; ++i) {
     const zr_key* key = component.keys[i];
     if (!key || !key->name) return fmt::format("key {} has no name", i);
-    if (key->size < ZR_SIZE_0_9(zr_key)) return too_short("a key", key->size, ZR_SIZE_0_9(zr_key));
-    const std::string where = fmt::format("key '{}': ", printable(key->name));
-    for (const auto& [member, text] : {std::pair{"name", key->name}, std::pair{"default", key->def},
-                                       std::pair{"choices", key->choices}, std::pair{"meaning", key->meaning}})
-      if (text && find_not_utf8(text) != std::string_view::npos)
-        return fmt::format("{}its {} is not UTF-8", where, member);
-    if (role == Role::optimizer && (key->flags & ZR_KEY_PER_GROUP) &&
-        (std::string_view(key->name) == "lr_scale" || std::string_view(key->name) == "match" ||
-         std::string_view(key->name) == "use"))
-      return fmt::format("{}[[optimizer.groups]] has a key of this name; choose another name", where);
-    if (std::string problem = unknown_bits_problem(where + "flags", key->flags, ZR_KEY_PER_GROUP); !problem.empty())
-      return problem;
-    if (std::string problem = reserved_problem(where + "rsv", key->rsv); !problem.empty()) return problem;
+    if (std::string problem = problem_of(*key, role); !problem.empty()) return problem;
   }
   std::set<std::string> names;
   for (const config::ConfigKey& key :

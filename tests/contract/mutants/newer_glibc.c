@@ -1,2 +1,2 @@
-/* Stands for a glibc that is newer than any supported one: newer_glibc.map gives its symbol a version. */
+/* A symbol of a version that no supported glibc has: newer_glibc.map gives it the version. */
 int zr_mutant_of_newer_glibc(void) { return 1; }

@@ -35,4 +35,11 @@ inline const RankBodyOf<Run> resaves("resaves", [](Run& run) {
   say(run, run.engine->save(checkpoint_folder() + "-again"));
 });
 
+// Prints the step and the hash of the weights.
+inline const RankBodyOf<Run> prints_hash("prints_hash", [](Run& run) {
+  run.build();
+  const std::string hash = run.engine->weights_hash();
+  say(run, "step " + std::to_string(run.engine->step_index()) + " hash " + hash);
+});
+
 }  // namespace zr::test

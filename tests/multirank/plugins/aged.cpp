@@ -23,16 +23,20 @@ struct Aged : zr::Optimizer<Aged> {
     for (int64_t i = 0; i < u.count; ++i) u.weight[i] = u.weight[i] - rate * (u.grad[i] * u.mul);
   }
   void save_globals(const zr::GlobalSink& save) const {
+    save("constant", kConstant);
     save("first", first.load() + differs);
     if (saves_twice) save("first", first.load());
   }
   void load_global(const char* key, const void* value, uint64_t bytes) {
     int64_t saved = 0;
-    if (std::string(key) != "first" || bytes != sizeof saved)
-      throw zr::PluginError(ZR_INVALID, std::string("unknown value '") + key + "'");
+    const std::string name = key;
+    if ((name != "first" && name != "constant") || bytes != sizeof saved)
+      throw zr::PluginError(ZR_INVALID, "unknown value '" + name + "'");
     std::memcpy(&saved, value, sizeof saved);
-    first = saved;
+    if (name == "first") first = saved;
+    if (name == "constant" && saved != kConstant) throw zr::PluginError(ZR_INVALID, "another constant");
   }
+  static constexpr int64_t kConstant = 7;
   int64_t differs;
   bool saves_twice;
   mutable std::atomic<int64_t> first{0};  // 0: no step yet; only that of the first group is used

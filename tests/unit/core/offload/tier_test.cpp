@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <optional>
 #include <stdexcept>
+#include <utility>
 
+#include "base/log.hpp"
 #include "comm/comm_runtime.hpp"
 #include "zr/error.hpp"
 #include "zr/offload.hpp"
@@ -23,8 +26,10 @@ struct Answers {
   zr_view view{};
   zr_code started = ZR_OK;    // returned by read() and write()
   zr_code completed = ZR_OK;  // with which their completion resolves
+  bool late = false;          // their completion resolves in complete()
 };
 Answers answers;
+std::optional<Done> unresolved;  // of a late transfer
 alignas(512) std::array<char, 8192> memory;
 
 class Answering : public Offload<Answering> {
@@ -41,7 +46,10 @@ class Answering : public Offload<Answering> {
  private:
   void transfer(zr_done* done) const {
     if (answers.started != ZR_OK) throw PluginError(answers.started, "cannot start");
-    Done::retained(host_, done).resolve(answers.completed, 0, "is broken");
+    if (answers.late)
+      unresolved = Done::retained(host_, done);
+    else
+      Done::retained(host_, done).resolve(answers.completed, 0, "is broken");
   }
   const Host host_;
 };
@@ -64,14 +72,15 @@ class TierStoreTest : public testing::Test {
     answers.view = {memory.data(), std::ssize(memory), ZR_U8, 0, {1, 0}};
     host::comm::offer_async(host_);
   }
-  std::unique_ptr<TierStore> open(const zr_component* table = &kTable) {
+  std::unique_ptr<TierStore> open(const zr_component* table = &kTable,
+                                  std::chrono::milliseconds long_wait = std::chrono::minutes(1)) {
     static constexpr zr_module module{
         sizeof(zr_module), ZR_ABI_MINOR, ZR_ABI_MINOR, "tier", "tests", "1.0.0", "", nullptr, 0, 0, nullptr, nullptr};
     return std::make_unique<TierStore>(
         host_,
         std::make_unique<host::plugin::Instance>(host_, host::plugin::Component{table, &module, "tier"}, config_,
                                                  "offload.tier"),
-        1);
+        1, long_wait);
   }
   std::string problem_of_caps() {
     return error_of([&] { open(); });
@@ -173,6 +182,36 @@ TEST_F(TierStoreTest, FailedTransferHasTheExitCodeOfItsError) {
     EXPECT_EQ(problem_of_transfer(true), start + "transfer: weights: is broken");
     answers.completed = ZR_OK;
   }
+}
+
+// Completes the late transfer after the second line of the log.
+struct CompletesAfterTwoLines : host::CurrentLine {
+  CompletesAfterTwoLines() { host::set_current_line(this); }
+  ~CompletesAfterTwoLines() override { host::remove_current_line(this); }
+  void erase() override {}
+  void draw() override {
+    if (++lines == 2) std::exchange(unresolved, std::nullopt)->resolve();
+  }
+  int lines = 0;
+};
+
+TEST_F(TierStoreTest, WaitsForALateTransferAndWarns) {
+  const auto tier = open(&kTable, std::chrono::milliseconds(100));
+  const uint64_t allocation = tier->reserve(4096, {{host::MemoryKind::other, "test", 4096}});
+  answers.late = true;
+  testing::internal::CaptureStderr();
+  {
+    const CompletesAfterTwoLines completes;
+    tier->read(allocation, 0, memory.data(), 512, "the state of 'w'").wait();
+  }
+  const std::string start =
+      "zeroth: warning: offload 'tier' (tier): transfer: the state of 'w': the transfer is not complete after ";
+  const std::string end =
+      ", and this rank waits for it; look for errors of the device in the system's log; if there are none, the plug-in "
+      "did not resolve the completion\n";
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(log.find(start + "0.1s" + end + start + "0.2s" + end), 0u) << log;
+  EXPECT_EQ(tier->failure(), "");
 }
 
 TEST_F(TierStoreTest, TransferThatThrowsIsABugInThePlugin) {
