@@ -7,7 +7,6 @@
 #include <thread>
 
 #include "conform/communicator_run.hpp"
-#include "conform/process.hpp"
 #include "conform/rule.hpp"
 #include "zr/abi/communicator_extensions.h"
 #include "zr/names.hpp"
@@ -174,36 +173,43 @@ void close_resolves_all(Case& test) {
   });
 }
 
+// An all-gather of each communicator, submitted in this order and then completed together.
+void gather_at_once(Case& test, const std::vector<OpenComm*>& comms, const std::vector<int64_t>& elements) {
+  std::vector<std::unique_ptr<Gather>> gathers;
+  std::vector<Completion*> completions;
+  for (std::size_t i = 0; i < comms.size(); ++i) {
+    OpenComm& comm = *comms[i];
+    gathers.push_back(std::make_unique<Gather>(comm.rank(), comm.world(), elements[i]));
+    completions.push_back(&comm.host().new_completion());
+    const Answer answer = comm.submit(gathers.back()->coll(), completions.back());
+    if (answer.code == ZR_UNSUPPORTED) skip("submit() does not support completions: ", answer.text);
+    require(answer.ok(), "submit() with a completion ", answer.said());
+  }
+  test.note("three communicators at once");
+  for (const auto deadline = Clock::now() + std::chrono::seconds(10);
+       std::any_of(completions.begin(), completions.end(), [](Completion* one) { return !one->is_resolved(); });) {
+    for (OpenComm* comm : comms) comm->progress();
+    require(Clock::now() < deadline, "operations of three communicators at once do not end");
+  }
+  for (const auto& gather : gathers)
+    require(gather->is_right(), "operations of three communicators at once give a wrong result");
+}
+
 void two_communicators(Case& test) {
   on_comms(test, {2, 3}, [&](OpenComm& first, Instance& instance) {
     OpenComm second(instance);
     TestHost other_host(instance.host().options());
     Instance other(test, other_host);
     OpenComm third(other);
-    // Ranks use them in different orders, with completions.
+    std::vector<OpenComm*> comms{&first, &second, &third};
+    std::vector<int64_t> elements{100, 700, 700};
+    const int turn = caps_of(instance).flags & ZR_COMM_ASYNC ? 1 : 0;  // ranks may use them in different orders
+    std::rotate(comms.begin(), comms.begin() + turn * (first.rank() % 3), comms.end());
+    std::rotate(elements.begin(), elements.begin() + turn * (first.rank() % 3), elements.end());
     for (int round = 0; round < 5; ++round) {
-      std::vector<OpenComm*> comms{&first, &second, &third};
-      std::rotate(comms.begin(), comms.begin() + (first.rank() + round) % 3, comms.end());
-      std::vector<std::unique_ptr<Gather>> gathers;
-      std::vector<Completion*> completions;
-      const bool async = caps_of(instance).flags & ZR_COMM_ASYNC;
-      if (!async) std::sort(comms.begin(), comms.end());
-      if (!async) comms = {&first, &second, &third};
-      for (OpenComm* comm : comms) {
-        gathers.push_back(std::make_unique<Gather>(comm->rank(), comm->world(), 100 * (comm == &first ? 1 : 7)));
-        completions.push_back(&comm->host().new_completion());
-        const Answer answer = comm->submit(gathers.back()->coll(), completions.back());
-        if (answer.code == ZR_UNSUPPORTED) skip("submit() does not support completions: ", answer.text);
-        require(answer.ok(), "submit() with a completion ", answer.said());
-      }
-      test.note("three communicators at once");
-      for (const auto deadline = Clock::now() + std::chrono::seconds(10);
-           std::any_of(completions.begin(), completions.end(), [](Completion* one) { return !one->is_resolved(); });) {
-        for (OpenComm* comm : comms) comm->progress();
-        require(Clock::now() < deadline, "operations of three communicators at once do not end");
-      }
-      for (const auto& gather : gathers)
-        require(gather->is_right(), "operations of three communicators at once give a wrong result");
+      gather_at_once(test, comms, elements);
+      std::rotate(comms.begin(), comms.begin() + turn, comms.end());
+      std::rotate(elements.begin(), elements.begin() + turn, elements.end());
     }
     third.close();
     Gather after(first.rank(), first.world());

@@ -3,7 +3,6 @@
 
 #include "conform/communicator_run.hpp"
 #include "conform/rule.hpp"
-#include "zr/names.hpp"
 
 namespace zr::host::conform {
 

@@ -131,8 +131,9 @@ std::string CollectiveCase::text() const {
                 flags & ZR_COLL_ACCUMULATE ? ", accumulating" : "");
 }
 
-std::vector<CollectiveCase> all_cases(const zr_comm_caps& caps, int world) {
-  std::vector<CollectiveCase> cases;
+namespace {
+// Elements of each rank: none, one, and others, equal and different.
+std::vector<std::vector<int64_t>> cuts_for(int world) {
   const auto n = static_cast<std::size_t>(world);
   std::vector<std::vector<int64_t>> cuts{std::vector<int64_t>(n, 0), std::vector<int64_t>(n, 1),
                                          std::vector<int64_t>(n, 17), std::vector<int64_t>(n, 9001)};
@@ -143,22 +144,35 @@ std::vector<CollectiveCase> all_cases(const zr_comm_caps& caps, int world) {
   }
   cuts.push_back(uneven);
   cuts.push_back(gaps);
+  return cuts;
+}
+
+bool has_parts(uint32_t op) {
+  return op == ZR_REDUCE_SCATTER || op == ZR_ALL_GATHER || op == ZR_GATHER || op == ZR_SCATTER || op == ZR_ALL_TO_ALL;
+}
+
+bool supports(const zr_comm_caps& caps, const CollectiveCase& one) {
+  if (!has(caps.ops, one.op) || !has(caps.dtypes, static_cast<uint64_t>(one.src))) return false;
+  return is_reduction(one.op) ? has(caps.reduces, one.reduce) : one.reduce == ZR_SUM;
+}
+}  // namespace
+
+std::vector<CollectiveCase> all_cases(const zr_comm_caps& caps, int world) {
+  std::vector<CollectiveCase> cases;
+  const std::vector<std::vector<int64_t>> cuts = cuts_for(world);
   for (uint32_t op = ZR_ALL_REDUCE; op <= ZR_ALL_TO_ALL; ++op)
-    for (zr_dtype dtype = ZR_F32; has(caps.ops, op) && dtype <= ZR_I64; ++dtype)
-      for (std::size_t cut = 0; has(caps.dtypes, static_cast<uint64_t>(dtype)) && cut < cuts.size(); ++cut)
-        for (uint32_t reduce = ZR_SUM; reduce <= (is_reduction(op) ? ZR_MAX : ZR_SUM); ++reduce) {
-          if (is_reduction(op) && !has(caps.reduces, reduce)) continue;
-          if (reduce != ZR_SUM && cut != 2) continue;
-          const bool is_cut = op == ZR_REDUCE_SCATTER || op == ZR_ALL_GATHER || op == ZR_GATHER || op == ZR_SCATTER ||
-                              op == ZR_ALL_TO_ALL;
-          cases.push_back({.op = op,
-                           .reduce = reduce,
-                           .src = dtype,
-                           .dst = dtype,
-                           .world = world,
-                           .root = static_cast<int>(cut) % world,
-                           .parts = cuts[cut],
-                           .passes_counts = is_cut && (cut >= 4 || cut == 2)});
+    for (zr_dtype dtype = ZR_F32; dtype <= ZR_I64; ++dtype)
+      for (std::size_t cut = 0; cut < cuts.size(); ++cut)
+        for (uint32_t reduce = ZR_SUM; reduce <= (cut == 2 ? ZR_MAX : ZR_SUM); ++reduce) {
+          const CollectiveCase one{.op = op,
+                                   .reduce = reduce,
+                                   .src = dtype,
+                                   .dst = dtype,
+                                   .world = world,
+                                   .root = static_cast<int>(cut) % world,
+                                   .parts = cuts[cut],
+                                   .passes_counts = has_parts(op) && (cut >= 4 || cut == 2)};
+          if (supports(caps, one)) cases.push_back(one);
         }
   return cases;
 }

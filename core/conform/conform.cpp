@@ -1,7 +1,6 @@
 #include "conform/conform.hpp"
 
 #include <algorithm>
-#include <array>
 #include <optional>
 
 #include "conform/library.hpp"

@@ -5,10 +5,11 @@
 
 #include <algorithm>
 
-#include "zr/abi/communicator.h"
-#include "zr/abi/offload.h"
-#include "zr/abi/optimizer.h"
-#include "zr/abi/strategy.h"
+// ZR_SIZE_0_9 pastes the names of their constants together.
+#include "zr/abi/communicator.h"  // IWYU pragma: keep
+#include "zr/abi/offload.h"       // IWYU pragma: keep
+#include "zr/abi/optimizer.h"     // IWYU pragma: keep
+#include "zr/abi/strategy.h"      // IWYU pragma: keep
 
 namespace zr::host::conform {
 

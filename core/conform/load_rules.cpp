@@ -1,5 +1,4 @@
 // ZR-L..: the file, its symbols, and its tables.
-#include <dlfcn.h>
 #include <gnu/libc-version.h>
 #include <sys/stat.h>
 
@@ -138,8 +137,9 @@ std::string api_problem(const zr_component& component, const std::string& role) 
   if (head.size < api_size_of(role)) return concat("its api table has ", head.size, " bytes, fewer than in ABI 0.9");
   if (head.rsv != 0) return "rsv of its api table is not 0";
   const TableFunctions& table = functions_of(role);
-  std::vector<const void*> functions(table.count);
-  std::memcpy(functions.data(), static_cast<const char*>(component.api) + sizeof head, table.count * sizeof(void*));
+  std::vector<uintptr_t> functions(table.count);
+  std::memcpy(functions.data(), static_cast<const char*>(component.api) + sizeof head,
+              table.count * sizeof functions[0]);
   for (std::size_t i = 0; i < table.count; ++i)
     if (!functions[i] && !table.optional.count(i)) return concat("function ", i, " of its api table is NULL");
   for (const auto& [one, other] : {std::pair<std::size_t, std::size_t>{8, 9}, {5, 6}, {6, 7}})

@@ -1,10 +1,12 @@
 // Memory that shows what a plug-in does with it: guard pages, known content, arguments that disappear.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -77,9 +79,9 @@ class Loan {
   template <class T>
   const T* list(const std::vector<T>& values) {
     if (values.empty()) return nullptr;
-    char* at = allocate(values.size() * sizeof(T));
-    std::memcpy(at, values.data(), values.size() * sizeof(T));
-    return reinterpret_cast<const T*>(at);
+    T* at = reinterpret_cast<T*>(allocate(std::as_bytes(std::span(values)).size()));
+    std::copy(values.begin(), values.end(), at);
+    return at;
   }
   /// A zero-terminated text.
   const char* text(const std::string& value) {

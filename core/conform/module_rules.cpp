@@ -3,12 +3,10 @@
 #include <malloc.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <string>
 
 #include "conform/library.hpp"
-#include "conform/process.hpp"
 #include "conform/rule.hpp"
 #include "conform/use.hpp"
 

@@ -1,5 +1,4 @@
 // ZR-O18 and up: calls with several parameters, and sums over parameters.
-#include <algorithm>
 #include <map>
 #include <string>
 

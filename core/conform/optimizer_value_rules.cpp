@@ -1,5 +1,4 @@
 // ZR-O08 to O17: the values of updates, completions, errors, and services that step() leaves alone.
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>

@@ -1,6 +1,5 @@
 #include "conform/reference_collective.hpp"
 
-#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <type_traits>

@@ -50,8 +50,10 @@ std::span<const Rule> strategy_step_rules();
 std::span<const Rule> communicator_rules();
 /// ZR-C11 and up: completions, abort, close, optional functions.
 std::span<const Rule> collective_rules();
-/// ZR-T.
+/// ZR-T01 to T05: capabilities, bytes.
 std::span<const Rule> offload_rules();
+/// ZR-T06 and up: completions, errors, space, optional functions.
+std::span<const Rule> offload_completion_rules();
 
 /// The rule with this id, or null.
 const Rule* find_rule(std::string_view id);

@@ -8,7 +8,6 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <new>
 #include <system_error>
 
 namespace zr::host::conform {
@@ -57,8 +56,8 @@ void Store::put(const std::string& key, const std::string& value) const {
   if (kBytes - page_->used >= entry.bytes()) {
     char* at = page_->data + page_->used;
     std::memcpy(at, &entry, sizeof entry);
-    std::memcpy(at + sizeof entry, key.data(), key.size());
-    std::memcpy(at + sizeof entry + key.size(), value.data(), value.size());
+    at = std::copy(key.begin(), key.end(), at + sizeof entry);
+    std::copy(value.begin(), value.end(), at);
     page_->used += entry.bytes();
   }
   page_->release();

@@ -1,5 +1,4 @@
 // ZR-S01 and up: descriptions and plans of strategies.
-#include <array>
 #include <functional>
 #include <string>
 

@@ -1,5 +1,4 @@
 // ZR-S10 and up: strategies in a simulated job.
-#include <array>
 #include <string>
 
 #include "conform/rule.hpp"

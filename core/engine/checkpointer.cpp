@@ -8,7 +8,6 @@
 #include "base/error.hpp"
 #include "base/file.hpp"
 #include "base/log.hpp"
-#include "base/text.hpp"
 #include "checkpoint/folder.hpp"
 #include "engine/checkpoint_choice.hpp"
 #include "engine/model_seed.hpp"

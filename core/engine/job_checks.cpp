@@ -2,11 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <optional>
 #include <sstream>
 
-#include "base/draft_abi.hpp"
+#include "base/draft_abi.hpp"  // IWYU pragma: keep
 #include "base/error.hpp"
 #include "base/hex.hpp"
 #include "base/text.hpp"

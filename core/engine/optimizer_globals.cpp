@@ -6,7 +6,7 @@
 #include <cstring>
 #include <utility>
 
-#include "base/draft_abi.hpp"
+#include "base/draft_abi.hpp"  // IWYU pragma: keep
 #include "base/error.hpp"
 #include "base/hex.hpp"
 #include "base/log.hpp"

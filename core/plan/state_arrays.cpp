@@ -2,7 +2,6 @@
 #include "plan/state_arrays.hpp"
 
 #include <algorithm>
-#include <string_view>
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"
@@ -28,6 +27,13 @@ int64_t position(const RankPlan& plan, const StateArray& array, int64_t element)
   if (inside >= round_up(count, kAlign)) return part.offset + round_up(part.shape.of(count), kAlign);
   return part.offset + part.shape.of(std::min(inside, count));
 }
+
+// Of the parameter's state in this array; its width is 0 if the parameter has no such state.
+StateShape shape_in(const StateArray& array, const PlanInput& input, uint32_t param) {
+  for (const zr_slot& slot : input.description(param).slots)
+    if (array.name == slot.name && array.dtype == slot.dtype) return state_shape(input.parameters[param], slot);
+  return {1, 0};
+}
 }  // namespace
 
 std::vector<StateArray> arrays_of(const PlanInput& input, bool has_master, const RankPlan& plan) {
@@ -41,11 +47,7 @@ std::vector<StateArray> arrays_of(const PlanInput& input, bool has_master, const
   for (std::size_t a = 0; a < arrays.size(); ++a) {
     StateArray& array = arrays[a];
     for (const Piece& piece : plan.reduced_gradients) {
-      StateShape shape{1, has_master && a == 0 ? 1 : 0};
-      if (shape.width == 0)
-        for (const zr_slot& slot : input.description(piece.param).slots)
-          if (array.name == slot.name && array.dtype == slot.dtype)
-            shape = state_shape(input.parameters[piece.param], slot);
+      const StateShape shape = has_master && a == 0 ? StateShape{} : shape_in(array, input, piece.param);
       array.parts.push_back({array.elements, shape});
       array.elements += round_up(shape.of(piece.count), kAlign);
     }

@@ -5,6 +5,7 @@
 // use in place of those of the library of muon: a job that is linked with libtorch would run the wrong initialization.
 #include <elf.h>
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <iostream>
@@ -43,7 +44,7 @@ void bind(std::vector<char>& file, const std::string& name) {
   char* const text = &at<char>(file, strings + soname);
   if (std::strlen(text) != name.size())
     throw std::runtime_error("the new name must be as long as the soname '" + std::string(text) + "'");
-  std::memcpy(text, name.data(), name.size());
+  std::copy(name.begin(), name.end(), text);
 }
 
 }  // namespace

@@ -8,7 +8,6 @@
 #include <cstring>
 #include <new>
 #include <oneapi/dnnl/dnnl.hpp>
-#include <string>
 
 #include "zr/base.hpp"
 #include "zr/float_cast.hpp"

@@ -185,6 +185,7 @@ void work(Tier& tier) {
       usleep(3000);
     }
     if (kDefect == keeps_transfers) usleep(5000);
+    if (kDefect == forgets_queued_calls) usleep(20000);  // so that calls are queued
     const zr_transfer* list = kDefect == keeps_transfers ? job.list : job.transfers.data();
     const zr_code code = copy(tier, list, static_cast<uint32_t>(job.transfers.size()), job.writes, &error);
     if (kDefect != never_resolves && kDefect != resolves_early && !resolves_first)
