@@ -25,6 +25,31 @@ ZR_ALWAYS_INLINE double squared(float x) {
   return wide * wide;
 }
 
+// Squares of kRows rows of a gradient: adds them to the sums of their columns, rows in ascending order, and writes the
+// sum of each row, as sum_of() computes it.
+template <int kRows>
+ZR_ALWAYS_INLINE void add_squares(const float* __restrict grad, float mul, int64_t columns,
+                                  double* __restrict by_column, double* by_row) {
+  double lanes[kRows][kLanes] = {};
+  const auto add = [&](int64_t line, int lane) __attribute__((always_inline)) {
+    double column = by_column[line + lane];
+    for (int r = 0; r < kRows; ++r) {
+      const double square = squared(grad[r * columns + line + lane] * mul);
+      column += square;
+      lanes[r][lane] += square;
+    }
+    by_column[line + lane] = column;
+  };
+  int64_t line = 0;
+  for (; line + kLanes <= columns; line += kLanes)
+    for (int lane = 0; lane < kLanes; ++lane) add(line, lane);
+  for (int lane = 0; line + lane < columns; ++lane) add(line, lane);
+  for (int r = 0; r < kRows; ++r) {
+    by_row[r] = 0;
+    for (const double lane : lanes[r]) by_row[r] += lane;
+  }
+}
+
 ZR_ALWAYS_INLINE float direction(const AdafactorConstants& c, float g, float estimate) {
   return g / __builtin_sqrtf(estimate > c.least ? estimate : c.least);
 }
@@ -37,15 +62,20 @@ void matrix_means(const AdafactorConstants& constants, const AdafactorRun& run, 
   const AdafactorConstants c = constants;
   const int64_t columns = matrix.columns, rows = run.count / columns;
   for (int64_t block = 0; block < rows; block += matrix.block_rows, sums += columns + 2) {
-    double* __restrict by_column = sums;
-    for (int64_t r = block; r < rows && r < block + matrix.block_rows; ++r) {
-      const float* __restrict grad = run.grad + r * columns;
-      const float* weight = run.weight + r * columns;
-      for (int64_t i = 0; i < columns; ++i) by_column[i] += squared(grad[i] * c.mul);
-      const double squares = sum_of(columns, [&](int64_t i) { return squared(grad[i] * c.mul); });
-      mean_towards(matrix.rows[r], static_cast<float>(squares / static_cast<double>(columns)), c.gain);
-      sums[columns] += sum_of(columns, [&](int64_t i) { return squared(weight[i]); });
-      sums[columns + 1] += matrix.rows[r];
+    const int64_t end = block + matrix.block_rows < rows ? block + matrix.block_rows : rows;
+    for (int64_t pair = block; pair < end; pair += 2) {
+      double squares[2];
+      const float* grad = run.grad + pair * columns;
+      if (pair + 1 < end)
+        add_squares<2>(grad, c.mul, columns, sums, squares);
+      else
+        add_squares<1>(grad, c.mul, columns, sums, squares);
+      for (int64_t r = pair; r < end && r < pair + 2; ++r) {
+        const float* weight = run.weight + r * columns;
+        mean_towards(matrix.rows[r], static_cast<float>(squares[r - pair] / static_cast<double>(columns)), c.gain);
+        sums[columns] += sum_of(columns, [&](int64_t i) { return squared(weight[i]); });
+        sums[columns + 1] += matrix.rows[r];
+      }
     }
   }
 }

@@ -1,7 +1,7 @@
-// The map between numbers and 8-bit codes (README.md), for kernels: scalar, and for 8 elements with AVX2; both give the
-// same bits. Decade i holds ratios from 10^(i-7) to 10^(i-6) in N 2^i equal cells, whose codes begin at N 2^i - Offset;
-// code 0 is 0, and the code after the last cell is 1. N = 1, Offset = 0: absolute values of exp_avg. N = 2, Offset = 1:
-// exp_avg_sq.
+// The map between numbers and 8-bit codes (README.md), for kernels: scalar, and for 32 elements with AVX2; both give
+// the same bits. Decade i holds ratios from 10^(i-7) to 10^(i-6) in N 2^i equal cells, whose codes begin at N 2^i -
+// Offset; code 0 is 0, and the code after the last cell is 1. N = 1, Offset = 0: absolute values of exp_avg. N = 2,
+// Offset = 1: exp_avg_sq.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,7 @@
 
 namespace codes {
 
+constexpr int64_t kChunk = 32;  // elements that are encoded at once
 constexpr int kDecades = 7;
 constexpr float kBounds[kDecades] = {1e-6F, 1e-5F, 1e-4F, 1e-3F, 1e-2F, 1e-1F, 1.0F};  // upper bounds of the decades
 
@@ -51,7 +52,7 @@ ZR_ALWAYS_INLINE float ratio_of(int code) {
 ZR_ALWAYS_INLINE uint8_t signed_code(float ratio) {
   const float size = ratio < 0 ? -ratio : ratio;
   const int code = code_of<1, 0>(size < 1 ? size : 1.0F);
-  return static_cast<uint8_t>(ratio < 0 && code > 0 ? (code < 127 ? code : 127) | 128 : code);
+  return static_cast<uint8_t>(__builtin_signbit(ratio) && code > 0 ? (code < 127 ? code : 127) | 128 : code);
 }
 ZR_ALWAYS_INLINE float signed_ratio(uint8_t code) {
   const float size = ratio_of<1, 0>(code == 128 ? 128 : code & 127);
@@ -67,12 +68,22 @@ ZR_ALWAYS_INLINE float unsigned_ratio(uint8_t code) { return ratio_of<2, 1>(code
 #if defined(__AVX2__)
 constexpr int64_t kVector = 8;  // elements
 
+// The decades of ratios from 0 to 1. The bits of a float grow like its logarithm: L(x) = log10(2) x (bits / 2^23 - 127)
+// is at most log10(x), by less than 0.026. So L(x) + 6.03 rounded down is the decade or the one below, which the
+// comparison with its upper bound decides.
+ZR_ALWAYS_INLINE __m256i decades_of(__m256 ratio) {
+  constexpr float kSlope = 0.30103F / 8388608, kStart = 6.03F - 127 * 0.30103F;
+  const __m256 logarithm = _mm256_add_ps(
+      _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_castps_si256(ratio)), _mm256_set1_ps(kSlope)), _mm256_set1_ps(kStart));
+  const __m256i low = _mm256_max_epi32(_mm256_cvttps_epi32(logarithm), _mm256_setzero_si256());
+  const __m256 bound = _mm256_permutevar8x32_ps(
+      _mm256_setr_ps(kBounds[0], kBounds[1], kBounds[2], kBounds[3], kBounds[4], kBounds[5], kBounds[6], 1), low);
+  return _mm256_sub_epi32(low, _mm256_castps_si256(_mm256_cmp_ps(ratio, bound, _CMP_GT_OQ)));
+}
 template <int N, int Offset>
 ZR_ALWAYS_INLINE __m256i codes_of(__m256 ratio) {
   using T = Tables<N, Offset>;
-  __m256i i = _mm256_setzero_si256();
-  for (int bound = 0; bound + 1 < kDecades; ++bound)
-    i = _mm256_sub_epi32(i, _mm256_castps_si256(_mm256_cmp_ps(ratio, _mm256_set1_ps(kBounds[bound]), _CMP_GT_OQ)));
+  const __m256i i = decades_of(ratio);
   const __m256 slope = _mm256_permutevar8x32_ps(_mm256_loadu_ps(T::kSlope), i),
                start = _mm256_permutevar8x32_ps(_mm256_loadu_ps(T::kStart), i);
   return _mm256_cvttps_epi32(_mm256_add_ps(_mm256_mul_ps(ratio, slope), start));
@@ -92,17 +103,42 @@ ZR_ALWAYS_INLINE __m256 ratios_of(__m256i code) {
 ZR_ALWAYS_INLINE __m256i load(const uint8_t* codes) {
   return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes)));
 }
-ZR_ALWAYS_INLINE void store(__m256i code, uint8_t* to) {
-  const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(code), _mm256_extracti128_si256(code, 1));
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packus_epi16(words, words));
+// 32 bytes of 4 vectors that pack() made: it packs each half of its arguments.
+ZR_ALWAYS_INLINE __m256i in_order(__m256i packed) {
+  return _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
-ZR_ALWAYS_INLINE __m256i signed_codes(__m256 ratio) {
+// Bytes of integers from 0 to 255.
+ZR_ALWAYS_INLINE __m256i pack(const __m256i (&code)[4]) {
+  return _mm256_packus_epi16(_mm256_packus_epi32(code[0], code[1]), _mm256_packus_epi32(code[2], code[3]));
+}
+// Bytes with the signs of the numbers: negative, 0, positive.
+ZR_ALWAYS_INLINE __m256i pack_signs(const __m256 (&ratio)[4]) {
+  return _mm256_packs_epi16(_mm256_packs_epi32(_mm256_castps_si256(ratio[0]), _mm256_castps_si256(ratio[1])),
+                            _mm256_packs_epi32(_mm256_castps_si256(ratio[2]), _mm256_castps_si256(ratio[3])));
+}
+/// Stores the codes of kChunk values x inverse.
+ZR_ALWAYS_INLINE void store_signed(const float* values, __m256 inverse, uint8_t* to) {
   const __m256 sign = _mm256_set1_ps(-0.0F), one = _mm256_set1_ps(1);
-  const __m256i code = codes_of<1, 0>(_mm256_min_ps(_mm256_andnot_ps(sign, ratio), one));
-  const __m256i negative = _mm256_or_si256(_mm256_min_epi32(code, _mm256_set1_epi32(127)), _mm256_set1_epi32(128));
-  const __m256i below = _mm256_castps_si256(_mm256_cmp_ps(ratio, _mm256_setzero_ps(), _CMP_LT_OQ));
-  const __m256i signs = _mm256_and_si256(below, _mm256_cmpgt_epi32(code, _mm256_setzero_si256()));
-  return _mm256_blendv_epi8(code, negative, signs);
+  __m256 ratio[4];
+  __m256i code[4];
+  for (int v = 0; v < 4; ++v) {
+    ratio[v] = _mm256_mul_ps(_mm256_loadu_ps(values + v * kVector), inverse);
+    code[v] = codes_of<1, 0>(_mm256_min_ps(_mm256_andnot_ps(sign, ratio[v]), one));
+  }
+  const __m256i size = pack(code);
+  const __m256i negative = _mm256_or_si256(_mm256_min_epu8(size, _mm256_set1_epi8(127)), _mm256_set1_epi8(-128));
+  const __m256i is_negative = _mm256_andnot_si256(_mm256_cmpeq_epi8(size, _mm256_setzero_si256()), pack_signs(ratio));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), in_order(_mm256_blendv_epi8(size, negative, is_negative)));
+}
+ZR_ALWAYS_INLINE void store_unsigned(const float* values, __m256 inverse, uint8_t* to) {
+  __m256 ratio[4];
+  __m256i code[4];
+  for (int v = 0; v < 4; ++v) {
+    ratio[v] = _mm256_mul_ps(_mm256_loadu_ps(values + v * kVector), inverse);
+    code[v] = codes_of<2, 1>(_mm256_min_ps(ratio[v], _mm256_set1_ps(1)));
+  }
+  const __m256i at_least = _mm256_min_epu8(pack_signs(ratio), _mm256_set1_epi8(1));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), in_order(_mm256_max_epu8(pack(code), at_least)));
 }
 ZR_ALWAYS_INLINE __m256 signed_ratios(__m256i code) {
   const __m256i one = _mm256_cmpeq_epi32(code, _mm256_set1_epi32(128));
@@ -111,11 +147,6 @@ ZR_ALWAYS_INLINE __m256 signed_ratios(__m256i code) {
   const __m256i negative = _mm256_cmpgt_epi32(code, _mm256_set1_epi32(128));
   const __m256 sign = _mm256_and_ps(_mm256_castsi256_ps(negative), _mm256_set1_ps(-0.0F));
   return _mm256_xor_ps(ratios_of<1, 0>(size), sign);
-}
-ZR_ALWAYS_INLINE __m256i unsigned_codes(__m256 ratio) {
-  const __m256i code = codes_of<2, 1>(_mm256_min_ps(ratio, _mm256_set1_ps(1)));
-  const __m256i positive = _mm256_castps_si256(_mm256_cmp_ps(ratio, _mm256_setzero_ps(), _CMP_GT_OQ));
-  return _mm256_max_epi32(code, _mm256_srli_epi32(positive, 31));
 }
 ZR_ALWAYS_INLINE __m256 unsigned_ratios(__m256i code) { return ratios_of<2, 1>(code); }
 #endif

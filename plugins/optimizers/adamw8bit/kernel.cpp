@@ -29,21 +29,20 @@ ZR_ALWAYS_INLINE float largest_of(const float* values, int64_t n) {
 
 ZR_ALWAYS_INLINE float inverse_of(float scale) { return scale < kSmallest ? 0.0F : 1 / scale; }
 
-ZR_ALWAYS_INLINE void load(const AdamW8Run& run, int64_t first, int64_t index, int64_t n, Block& block) {
-  const uint8_t *exp_avg = run.exp_avg + first, *exp_avg_sq = run.exp_avg_sq + first;
-  const float scale = run.exp_avg_scale[index], scale_sq = run.exp_avg_sq_scale[index];
+// States of elements that have consecutive codes.
+ZR_ALWAYS_INLINE void decode(const uint8_t* exp_avg, const uint8_t* exp_avg_sq, float scale, float scale_sq, int64_t n,
+                             float* to, float* to_sq) {
   int64_t i = 0;
 #if defined(__AVX2__)
   const __m256 scales = _mm256_set1_ps(scale), scales_sq = _mm256_set1_ps(scale_sq);
   for (; i + codes::kVector <= n; i += codes::kVector) {
-    _mm256_storeu_ps(block.exp_avg + i, _mm256_mul_ps(codes::signed_ratios(codes::load(exp_avg + i)), scales));
-    _mm256_storeu_ps(block.exp_avg_sq + i,
-                     _mm256_mul_ps(codes::unsigned_ratios(codes::load(exp_avg_sq + i)), scales_sq));
+    _mm256_storeu_ps(to + i, _mm256_mul_ps(codes::signed_ratios(codes::load(exp_avg + i)), scales));
+    _mm256_storeu_ps(to_sq + i, _mm256_mul_ps(codes::unsigned_ratios(codes::load(exp_avg_sq + i)), scales_sq));
   }
 #endif
   for (; i < n; ++i) {
-    block.exp_avg[i] = codes::signed_ratio(exp_avg[i]) * scale;
-    block.exp_avg_sq[i] = codes::unsigned_ratio(exp_avg_sq[i]) * scale_sq;
+    to[i] = codes::signed_ratio(exp_avg[i]) * scale;
+    to_sq[i] = codes::unsigned_ratio(exp_avg_sq[i]) * scale_sq;
   }
 }
 
@@ -56,10 +55,9 @@ ZR_ALWAYS_INLINE void store(const Block& block, const AdamW8Run& run, int64_t fi
   int64_t i = 0;
 #if defined(__AVX2__)
   const __m256 inverses = _mm256_set1_ps(inverse), inverses_sq = _mm256_set1_ps(inverse_sq);
-  for (; i + codes::kVector <= n; i += codes::kVector) {
-    codes::store(codes::signed_codes(_mm256_mul_ps(_mm256_loadu_ps(block.exp_avg + i), inverses)), exp_avg + i);
-    codes::store(codes::unsigned_codes(_mm256_mul_ps(_mm256_loadu_ps(block.exp_avg_sq + i), inverses_sq)),
-                 exp_avg_sq + i);
+  for (; i + codes::kChunk <= n; i += codes::kChunk) {
+    codes::store_signed(block.exp_avg + i, inverses, exp_avg + i);
+    codes::store_unsigned(block.exp_avg_sq + i, inverses_sq, exp_avg_sq + i);
   }
 #endif
   for (; i < n; ++i) {
@@ -86,12 +84,21 @@ ZR_ALWAYS_INLINE void update(const AdamWConstants& c, Rounding rounding, float* 
 
 template <class Rounding>
 ZR_ALWAYS_INLINE void run_blocks(const AdamWConstants& c, const AdamW8Run& run, Rounding rounding) {
+  using codes::kChunk;  // decoded and updated at once: the processor decodes one while it divides for another
   Block block;
   for (int64_t first = 0, index = 0; first < run.count; first += kStateBlock, ++index) {
     const int64_t n = first + kStateBlock < run.count ? kStateBlock : run.count - first;
-    load(run, first, index, n, block);
-    update(c, rounding, run.weight + first, run.grad + first, block.exp_avg, block.exp_avg_sq,
-           rounding.downcasts ? run.out + first : nullptr, n);
+    const float scale = run.exp_avg_scale[index], scale_sq = run.exp_avg_sq_scale[index];
+    const auto update_chunk = [&](int64_t begin, int64_t count) __attribute__((always_inline)) {
+      const int64_t at = first + begin;
+      float *exp_avg = block.exp_avg + begin, *exp_avg_sq = block.exp_avg_sq + begin;
+      decode(run.exp_avg + at, run.exp_avg_sq + at, scale, scale_sq, count, exp_avg, exp_avg_sq);
+      update(c, rounding, run.weight + at, run.grad + at, exp_avg, exp_avg_sq,
+             rounding.downcasts ? run.out + at : nullptr, count);
+    };
+    int64_t begin = 0;
+    for (; begin + kChunk <= n; begin += kChunk) update_chunk(begin, kChunk);
+    update_chunk(begin, n - begin);
     store(block, run, first, index, n);
   }
 }
