@@ -29,6 +29,8 @@ class TestTier {
     ZR_TAKE(&copy, out);
     return copy;
   }
+  /// The functions with the names of those of the table fail the rule if the plug-in returns an error; try_...() return
+  /// the answer.
   void open() {
     must("open()", [&](zr_error* error) { return api_.open(instance_.self(), error); });
     align_ = std::max<uint64_t>(caps().io_align, 1);
@@ -36,19 +38,23 @@ class TestTier {
   uint64_t align() const { return align_; }
   /// `bytes` rounded up to whole units of transfers.
   uint64_t whole(uint64_t bytes) const { return (std::max<uint64_t>(bytes, 1) + align_ - 1) / align_ * align_; }
+  /// Leaves *id unchanged if the plug-in does.
   Answer try_reserve(uint64_t bytes, uint64_t* id) const {
     Loan loan(mode_);
     const char* tag = loan.text("masters");
     return call("reserve()", [&](zr_error* error) { return api_.reserve(instance_.self(), bytes, tag, id, error); });
   }
+  /// The id of a new allocation.
   uint64_t reserve(uint64_t bytes) const {
     uint64_t id = ~uint64_t{0};
     if (const Answer answer = try_reserve(bytes, &id); !answer.ok()) fail("reserve(", bytes, ") ", answer.said());
     return id;
   }
+  /// The tier may use the space of the allocation again.
   void release(uint64_t id) const {
     call_void("release()", [&] { api_.release(instance_.self(), id); });
   }
+  /// Without a completion, the transfers are complete when it returns.
   Answer try_transfer(TransferKind kind, const std::vector<zr_transfer>& transfers, Completion* done = nullptr) const {
     Loan loan(mode_);
     const zr_transfer* list = loan.list(transfers);
@@ -58,6 +64,7 @@ class TestTier {
                       done ? done->abi() : nullptr, error);
     });
   }
+  /// Returns when the transfers are complete.
   void transfer(TransferKind kind, const std::vector<zr_transfer>& transfers) const {
     if (const Answer answer = try_transfer(kind, transfers); !answer.ok())
       fail(kind == TransferKind::write ? "write() " : "read() ", answer.said());

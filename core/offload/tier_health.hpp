@@ -12,7 +12,7 @@
 
 namespace zr::host::offload {
 
-/// Any thread. It outlives the transfers of its tier.
+/// The health of one open tier. Any thread; it outlives the transfers of its tier.
 class TierHealth {
  public:
   /// A warning is logged if a wait() takes longer than `long_wait`, and again each time that has doubled. `tier` names
