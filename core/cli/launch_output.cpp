@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -10,6 +9,7 @@
 #include <set>
 
 #include "base/terminal.hpp"
+#include "base/thread_without_signals.hpp"
 
 namespace zr::host::cli {
 
@@ -51,11 +51,7 @@ OutputWriter::~OutputWriter() {
 }
 
 void OutputWriter::start() {
-  sigset_t all_signals, previous_mask;
-  sigfillset(&all_signals);
-  pthread_sigmask(SIG_SETMASK, &all_signals, &previous_mask);
-  thread_ = std::thread([this] { run(); });
-  pthread_sigmask(SIG_SETMASK, &previous_mask, nullptr);
+  thread_ = thread_without_signals([this] { run(); });
 }
 
 void OutputWriter::write(int fd, std::string text) {

@@ -79,7 +79,7 @@ class Loan {
   template <class T>
   const T* list(const std::vector<T>& values) {
     if (values.empty()) return nullptr;
-    T* at = reinterpret_cast<T*>(allocate(std::as_bytes(std::span(values)).size()));
+    T* at = reinterpret_cast<T*>(allocate(std::span(values).size_bytes()));
     std::copy(values.begin(), values.end(), at);
     return at;
   }

@@ -15,7 +15,8 @@ namespace zr::host::conform {
 inline constexpr double kTransferSeconds = 5;
 enum class TransferKind { write, read };
 
-// A tier and its allocations.
+// A tier and its allocations. The functions with names of the ABI fail the rule if the plug-in returns an error;
+// try_...() return its answer.
 class TestTier {
  public:
   TestTier(Instance& instance, const Mode& mode)
@@ -29,8 +30,7 @@ class TestTier {
     ZR_TAKE(&copy, out);
     return copy;
   }
-  /// The functions with the names of those of the table fail the rule if the plug-in returns an error; try_...() return
-  /// the answer.
+  /// Before reserve().
   void open() {
     must("open()", [&](zr_error* error) { return api_.open(instance_.self(), error); });
     align_ = std::max<uint64_t>(caps().io_align, 1);

@@ -1,7 +1,6 @@
 #include "control/client.hpp"
 
 #include <fmt/format.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <boost/asio/ip/address_v4.hpp>
@@ -12,6 +11,7 @@
 
 #include "base/log.hpp"
 #include "base/text.hpp"
+#include "base/thread_without_signals.hpp"
 #include "control/failure_report.hpp"
 
 namespace zr::host::control {
@@ -67,11 +67,7 @@ ControlClient::ControlClient(RankInfo rank_info, std::chrono::milliseconds timeo
                       failure_ = error_with(failure.exit_code(), failure.what());
                       changed_.notify_all();
                     });
-  sigset_t all_signals, mask;  // only the program's own threads handle signals
-  sigfillset(&all_signals);
-  pthread_sigmask(SIG_SETMASK, &all_signals, &mask);
-  thread_ = std::thread([this] { io_.run(); });
-  pthread_sigmask(SIG_SETMASK, &mask, nullptr);
+  thread_ = thread_without_signals([this] { io_.run(); });
   try {
     wait_joined(deadline);
   } catch (...) {

@@ -3,15 +3,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "base/log.hpp"
 #include "base/text.hpp"
+#include "base/thread_without_signals.hpp"
 
 namespace zr::host::offload {
 
 TierHealth::TierHealth(std::string tier, std::chrono::milliseconds long_wait)
-    : tier_(std::move(tier)), long_wait_(long_wait), watchdog_([this] { warn_of_long_waits(); }) {}
+    : tier_(std::move(tier)), long_wait_(long_wait), watchdog_(thread_without_signals([this] { run_watchdog(); })) {}
 
 TierHealth::~TierHealth() {
   {
@@ -24,14 +26,16 @@ TierHealth::~TierHealth() {
 
 void TierHealth::wait(zr_done* done, const std::string& what) {
   if (done->code.load(std::memory_order_acquire) != ZR_AGAIN) return;
-  std::list<Wait>::iterator own;
+  Wait own{what, Clock::now(), long_wait_, nullptr};
   {
     const MutexLock lock(mutex_);
-    own = waits_.insert(waits_.end(), {what, Clock::now(), long_wait_});
+    own.next = std::exchange(waits_, &own);
   }
   done->code.wait(ZR_AGAIN);
   const MutexLock lock(mutex_);
-  waits_.erase(own);
+  Wait** at = &waits_;
+  while (*at != &own) at = &(*at)->next;
+  *at = own.next;
 }
 
 void TierHealth::check(zr_code code, const zr_error& error, const std::string& plugin_call) {
@@ -49,18 +53,33 @@ std::string TierHealth::failure() const {
   return failure_;
 }
 
-void TierHealth::warn_of_long_waits() {
-  MutexLock lock(mutex_);
+std::vector<std::string> TierHealth::warnings() {
+  std::vector<std::string> texts;
+  for (Wait* wait = waits_; wait; wait = wait->next) {
+    if (Clock::now() - wait->since < wait->next_warning) continue;
+    texts.push_back(
+        fmt::format("{}: {}: the transfer is not complete after {}, and this rank waits for it; look for errors of the "
+                    "disk in the system's log (dmesg); if there are none, and the tier is not just slow, its plug-in "
+                    "has a bug: stop the job",
+                    tier_, wait->what, duration_text(std::chrono::duration<double>(wait->next_warning).count())));
+    wait->next_warning *= 2;
+  }
+  return texts;
+}
+
+void TierHealth::run_watchdog() {
   const auto stop = [&]() ZR_REQUIRES(mutex_) { return stop_; };
-  while (!stopped_.wait_for(lock, std::min(long_wait_, std::chrono::milliseconds(1000)), stop))
-    for (Wait& wait : waits_) {
-      if (Clock::now() - wait.since < wait.next_warning) continue;
-      log(ZR_LOG_WARN,
-          fmt::format("{}: {}: the transfer is not complete after {}, and this rank waits for it; look for errors of "
-                      "the device in the system's log; if there are none, the plug-in did not resolve the completion",
-                      tier_, wait.what, duration_text(std::chrono::duration<double>(wait.next_warning).count())));
-      wait.next_warning *= 2;
+  for (;;) {
+    std::vector<std::string> texts;
+    try {
+      MutexLock lock(mutex_);
+      if (stopped_.wait_for(lock, std::min(long_wait_, std::chrono::milliseconds(1000)), stop)) return;
+      texts = warnings();
+    } catch (const std::bad_alloc&) {  // it warns later
     }
+    // Not with the mutex: standard error may block.
+    for (const std::string& text : texts) log(ZR_LOG_WARN, text);
+  }
 }
 
 }  // namespace zr::host::offload

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <chrono>
-#include <list>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "base/error.hpp"
 #include "comm/done.hpp"
@@ -21,7 +21,7 @@ class TierHealth {
   ~TierHealth();
   TierHealth(const TierHealth&) = delete;
 
-  /// Returns when the completion of a transfer is resolved. `what` names the data.
+  /// Returns when the completion of a transfer is resolved. `what` names the data. Allocates nothing.
   void wait(zr_done* done, const std::string& what) ZR_EXCLUDES(mutex_);
   /// Throws as zr::host::check() does, and records the error, unless code is ZR_OK.
   void check(zr_code code, const zr_error& error, const std::string& plugin_call) ZR_EXCLUDES(mutex_);
@@ -30,19 +30,22 @@ class TierHealth {
 
  private:
   using Clock = std::chrono::steady_clock;
+  // An element of a list, on the stack of the thread that waits.
   struct Wait {
     const std::string& what;
     Clock::time_point since;
     std::chrono::milliseconds next_warning;
+    Wait* next;
   };
-  void warn_of_long_waits() ZR_EXCLUDES(mutex_);
+  void run_watchdog() ZR_EXCLUDES(mutex_);
+  std::vector<std::string> warnings() ZR_REQUIRES(mutex_);
 
   const std::string tier_;
   const std::chrono::milliseconds long_wait_;
   mutable Mutex mutex_;
   ConditionVariable stopped_;
   bool stop_ ZR_GUARDED_BY(mutex_) = false;
-  std::list<Wait> waits_ ZR_GUARDED_BY(mutex_);
+  Wait* waits_ ZR_GUARDED_BY(mutex_) = nullptr;
   std::string failure_ ZR_GUARDED_BY(mutex_);
   std::thread watchdog_;
 };

@@ -1,7 +1,7 @@
-// The map between numbers and 8-bit codes (README.md), for kernels: scalar, and for 32 elements with AVX2; both give
-// the same bits. Decade i holds ratios from 10^(i-7) to 10^(i-6) in N 2^i equal cells, whose codes begin at N 2^i -
-// Offset; code 0 is 0, and the code after the last cell is 1. N = 1, Offset = 0: absolute values of exp_avg. N = 2,
-// Offset = 1: exp_avg_sq.
+// The map between numbers and 8-bit codes (README.md), for kernels: scalar, and with AVX2 for 8 elements (decoding) or
+// 32 (encoding); both give the same bits. Decade i holds ratios from 10^(i-7) to 10^(i-6) in N 2^i equal cells, whose
+// codes begin at N 2^i - Offset; code 0 is 0, and the code after the last cell is 1. N = 1, Offset = 0: absolute values
+// of exp_avg. N = 2, Offset = 1: exp_avg_sq.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +52,7 @@ ZR_ALWAYS_INLINE float ratio_of(int code) {
 ZR_ALWAYS_INLINE uint8_t signed_code(float ratio) {
   const float size = ratio < 0 ? -ratio : ratio;
   const int code = code_of<1, 0>(size < 1 ? size : 1.0F);
-  return static_cast<uint8_t>(__builtin_signbit(ratio) && code > 0 ? (code < 127 ? code : 127) | 128 : code);
+  return static_cast<uint8_t>(ratio < 0 && code > 0 ? (code < 127 ? code : 127) | 128 : code);
 }
 ZR_ALWAYS_INLINE float signed_ratio(uint8_t code) {
   const float size = ratio_of<1, 0>(code == 128 ? 128 : code & 127);
@@ -68,9 +68,10 @@ ZR_ALWAYS_INLINE float unsigned_ratio(uint8_t code) { return ratio_of<2, 1>(code
 #if defined(__AVX2__)
 constexpr int64_t kVector = 8;  // elements
 
-// The decades of ratios from 0 to 1. The bits of a float grow like its logarithm: L(x) = log10(2) x (bits / 2^23 - 127)
-// is at most log10(x), by less than 0.026. So L(x) + 6.03 rounded down is the decade or the one below, which the
-// comparison with its upper bound decides.
+// The decades of ratios from 0 to 1. The bits of a float grow like its logarithm: for normal numbers,
+// L(x) = log10(2) x (bits / 2^23 - 127) is at most log10(x) and at least log10(x) - 0.026. So L(x) + 6.03 rounded down
+// is the decade or the one below, which the comparison with the upper bound decides. Denormal numbers and 0 give a
+// negative number: decade 0.
 ZR_ALWAYS_INLINE __m256i decades_of(__m256 ratio) {
   constexpr float kSlope = 0.30103F / 8388608, kStart = 6.03F - 127 * 0.30103F;
   const __m256 logarithm = _mm256_add_ps(
@@ -103,7 +104,8 @@ ZR_ALWAYS_INLINE __m256 ratios_of(__m256i code) {
 ZR_ALWAYS_INLINE __m256i load(const uint8_t* codes) {
   return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes)));
 }
-// 32 bytes of 4 vectors that pack() made: it packs each half of its arguments.
+// pack() and pack_signs() work on the two halves of vectors separately; this puts their bytes into the order of the
+// elements.
 ZR_ALWAYS_INLINE __m256i in_order(__m256i packed) {
   return _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
@@ -111,7 +113,7 @@ ZR_ALWAYS_INLINE __m256i in_order(__m256i packed) {
 ZR_ALWAYS_INLINE __m256i pack(const __m256i (&code)[4]) {
   return _mm256_packus_epi16(_mm256_packus_epi32(code[0], code[1]), _mm256_packus_epi32(code[2], code[3]));
 }
-// Bytes with the signs of the numbers: negative, 0, positive.
+// Bytes with the signs of the numbers: negative, 0, positive; -0 is negative.
 ZR_ALWAYS_INLINE __m256i pack_signs(const __m256 (&ratio)[4]) {
   return _mm256_packs_epi16(_mm256_packs_epi32(_mm256_castps_si256(ratio[0]), _mm256_castps_si256(ratio[1])),
                             _mm256_packs_epi32(_mm256_castps_si256(ratio[2]), _mm256_castps_si256(ratio[3])));
@@ -122,7 +124,7 @@ ZR_ALWAYS_INLINE void store_signed(const float* values, __m256 inverse, uint8_t*
   __m256 ratio[4];
   __m256i code[4];
   for (int v = 0; v < 4; ++v) {
-    ratio[v] = _mm256_mul_ps(_mm256_loadu_ps(values + v * kVector), inverse);
+    ratio[v] = _mm256_min_ps(_mm256_mul_ps(_mm256_loadu_ps(values + v * kVector), inverse), one);  // NaN becomes 1
     code[v] = codes_of<1, 0>(_mm256_min_ps(_mm256_andnot_ps(sign, ratio[v]), one));
   }
   const __m256i size = pack(code);
@@ -130,6 +132,7 @@ ZR_ALWAYS_INLINE void store_signed(const float* values, __m256 inverse, uint8_t*
   const __m256i is_negative = _mm256_andnot_si256(_mm256_cmpeq_epi8(size, _mm256_setzero_si256()), pack_signs(ratio));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), in_order(_mm256_blendv_epi8(size, negative, is_negative)));
 }
+/// The same; no value is negative or -0.
 ZR_ALWAYS_INLINE void store_unsigned(const float* values, __m256 inverse, uint8_t* to) {
   __m256 ratio[4];
   __m256i code[4];

@@ -84,7 +84,8 @@ ZR_ALWAYS_INLINE void update(const AdamWConstants& c, Rounding rounding, float* 
 
 template <class Rounding>
 ZR_ALWAYS_INLINE void run_blocks(const AdamWConstants& c, const AdamW8Run& run, Rounding rounding) {
-  using codes::kChunk;  // decoded and updated at once: the processor decodes one while it divides for another
+  using codes::kChunk;  // decoded and updated together: the processor decodes the next chunk while it divides for this
+                        // one
   Block block;
   for (int64_t first = 0, index = 0; first < run.count; first += kStateBlock, ++index) {
     const int64_t n = first + kStateBlock < run.count ? kStateBlock : run.count - first;

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -104,6 +105,7 @@ struct Tier {
   std::condition_variable changed;
   std::map<uint64_t, Block> blocks;
   std::deque<Job> jobs;
+  bool forgot = false;
   uint64_t last = 0, used = 0;
   bool ends = false, opened = false, broken = false;
   std::thread thread;
@@ -170,6 +172,8 @@ void work(Tier& tier) {
       tier.changed.wait(lock);
       continue;
     }
+    if (kDefect == forgets_queued_calls)  // so that calls are queued
+      tier.changed.wait_for(lock, std::chrono::milliseconds(100), [&] { return tier.forgot || tier.ends; });
     Job job = std::move(tier.jobs.front());
     tier.jobs.pop_front();
     lock.unlock();
@@ -185,7 +189,6 @@ void work(Tier& tier) {
       usleep(3000);
     }
     if (kDefect == keeps_transfers) usleep(5000);
-    if (kDefect == forgets_queued_calls) usleep(20000);  // so that calls are queued
     const zr_transfer* list = kDefect == keeps_transfers ? job.list : job.transfers.data();
     const zr_code code = copy(tier, list, static_cast<uint32_t>(job.transfers.size()), job.writes, &error);
     if (kDefect != never_resolves && kDefect != resolves_early && !resolves_first)
@@ -297,7 +300,10 @@ zr_code transfer(void* self, const zr_transfer* transfers, uint32_t n, bool writ
   tier.async->done_retain(done);
   {
     const std::lock_guard lock(tier.mutex);
-    if (kDefect == forgets_queued_calls && tier.jobs.size() > 1) return ZR_OK;
+    if (kDefect == forgets_queued_calls && tier.jobs.size() > 1) {
+      tier.forgot = true;
+      return ZR_OK;
+    }
     tier.jobs.push_back({{transfers, transfers + n}, transfers, writes, done});
   }
   tier.changed.notify_all();

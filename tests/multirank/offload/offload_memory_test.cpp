@@ -128,7 +128,8 @@ TEST_F(OffloadTest, Trains350MillionParametersIn3GiB) {
                    "cd " + scratch_.folder().string() + " && exec " + job +
                        "offload.optimizer=nvme offload.nvme.path=" + scratch_.path("swap")});
   int64_t most = 0;
-  for (; !gone(done.pid()); std::this_thread::sleep_for(milliseconds(50)))  // ctest has a time limit
+  const auto end = Clock::now() + std::chrono::minutes(13);  // before ctest's limit, so that a hang shows the output
+  for (; !gone(done.pid()) && Clock::now() < end; std::this_thread::sleep_for(milliseconds(50)))
     most = std::max(most, held_by(ranks_of(done.pid())));
   ASSERT_EQ(done.wait(milliseconds(1000)), 0) << done.out() << done.err();
   EXPECT_GT(most, int64_t{2} << 30) << "both ranks were measured";

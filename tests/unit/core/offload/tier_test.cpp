@@ -207,8 +207,9 @@ TEST_F(TierStoreTest, WaitsForALateTransferAndWarns) {
   const std::string start =
       "zeroth: warning: offload 'tier' (tier): transfer: the state of 'w': the transfer is not complete after ";
   const std::string end =
-      ", and this rank waits for it; look for errors of the device in the system's log; if there are none, the plug-in "
-      "did not resolve the completion\n";
+      ", and this rank waits for it; look for errors of the disk in the system's log (dmesg); if there are none, and "
+      "the "
+      "tier is not just slow, its plug-in has a bug: stop the job\n";
   const std::string log = testing::internal::GetCapturedStderr();
   EXPECT_EQ(log.find(start + "0.1s" + end + start + "0.2s" + end), 0u) << log;
   EXPECT_EQ(tier->failure(), "");
