@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <memory>
 
 #include "contract/tensor_problem.hpp"
@@ -273,6 +274,23 @@ TEST(AdamW8BitTest, KeepsBlocksOfTinyGradientsFinite) {
   for (std::size_t i = 0; i < t.grad.size(); ++i) t.grad[i] = i < 256 ? 0.F : 1e-38F;
   for (int steps = 0; steps < 3; ++steps) t.run(optimizer);
   for (const float w : t.weight) EXPECT_TRUE(std::isfinite(w));
+}
+
+// The ratio of an infinite moment to its infinite scale is NaN, whose code is that of 1.
+TEST(AdamW8BitTest, StoresInfinityWithTheSameCodeUnderEveryInstructionSet) {
+  for (const char* isa : {"portable", "avx2", "avx512"}) {
+    setenv("ZR_ISA", isa, 1);
+    const OptimizerUnderTest optimizer(kPlugins, "adamw8bit", {{"min_8bit_elements", 0}});
+    unsetenv("ZR_ISA");
+    Tensor t(optimizer, {300});
+    t.grad[5] = t.grad[295] = std::numeric_limits<float>::infinity();
+    t.grad[40] = -t.grad[5];
+    t.run(optimizer);
+    for (const std::size_t i : {5, 40, 295}) {
+      EXPECT_EQ(static_cast<uint8_t>(t.states[0][i]), 128) << isa << " " << i;
+      EXPECT_EQ(static_cast<uint8_t>(t.states[1][i]), 255) << isa << " " << i;
+    }
+  }
 }
 
 struct MuonReference {
