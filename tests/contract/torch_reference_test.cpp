@@ -111,18 +111,14 @@ TEST(TorchReferenceTest, MuonInFp32UpdatesAsTorchDoesInBf16) {
   for (const TorchCase& one : cases) expect_updates_of_torch(one, 2e-2);
 }
 
-// Both round intermediate results to bf16, in other places: a simulation of the plug-in differs by 1.2e-2 to 2.4e-2.
-TEST(TorchReferenceTest, MuonInBf16UpdatesAsTorchDoesWhereTheProcessorHasIt) {
+// Equal but for the order of sums.
+TEST(TorchReferenceTest, MuonInBf16UpdatesAsTorchDoes) {
   std::vector<TorchCase> cases = cases_of("muon");
   ASSERT_EQ(cases.size(), 4u);
-  for (TorchCase& one : cases) one.texts["precision"] = "bf16";
-  try {
-    const OptimizerUnderTest optimizer(kPlugins, "muon", {}, cases[0].texts);
-  } catch (const Rejection& rejection) {
-    ASSERT_EQ(rejection.code, ZR_UNSUPPORTED);
-    GTEST_SKIP() << "this processor has no bf16 instructions";
+  for (TorchCase& one : cases) {
+    one.texts["precision"] = "bf16";
+    expect_updates_of_torch(one, 1e-2);
   }
-  for (const TorchCase& one : cases) expect_updates_of_torch(one, 4e-2);
 }
 
 }  // namespace zr::testing

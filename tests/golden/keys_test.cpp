@@ -178,6 +178,7 @@ const std::vector<Row> kTrained{
     {"optimizer.muon.eps", "1e-7", "1.0", weights, kMuon},
     {"optimizer.muon.adjust_lr", "original", "match_rms_adamw", weights, kMuon},
     {"optimizer.muon.iterations", "1", "5", weights, kMuon},
+    {"optimizer.muon.precision", "fp32", "bf16", weights, kMuon},
     {"optimizer.sgd.momentum", "0.5", "0.9", weights, "optimizer=sgd"},
     {"optimizer.sgd.dampening", "0.0", "0.5", weights, "optimizer=sgd optimizer.sgd.nesterov=false"},
     {"optimizer.sgd.nesterov", "false", "true", weights, "optimizer=sgd"},
@@ -210,8 +211,7 @@ const std::vector<Row> kGpt{
 // Each of these keys has its own test, below or in the named files.
 const std::set<std::string> kApart{"job.program", "job.ranks", "job.threads", "job.name", "job.runs",
                                    "train.max_skipped_steps", "communicator.timeout", "memory.device_budget",
-                                   "train.param_dtype",         // tests/multirank/engine/boundary_test.cpp
-                                   "optimizer.muon.precision",  // tests/contract/tensor_optimizers_test.cpp
+                                   "train.param_dtype",  // tests/multirank/engine/boundary_test.cpp
                                    // Tested in tests/multirank/offload/ and tests/unit/plugins/offload_*.cpp.
                                    "memory.host_budget", "job.trace", "offload.tiers", "offload.activations",
                                    "offload.nvme.path", "offload.nvme.engine", "offload.nvme.direct", "offload.cpu.pin",

@@ -53,9 +53,7 @@ class Product {
   dnnl::matmul product_;
 };
 
-memory::data_type type_of(Precision precision) {
-  return precision == Precision::bf16 ? memory::data_type::bf16 : memory::data_type::f32;
-}
+float rounded_to_bf16(float value) { return zr::from_bf16(zr::to_bf16(value)); }
 
 // Memory at a cache line: the kernel that a library chooses may depend on the alignment.
 class Buffer {
@@ -91,47 +89,44 @@ class OneThread {
 
 class NewtonSchulz::Workspace {
  public:
-  Workspace(Precision precision, int64_t m, int64_t n)
+  // `type`: of the operands and results in memory.
+  Workspace(memory::data_type type, int64_t m, int64_t n)
       : rows(m),
         columns(n),
         matrix(m * n * 4),
         stream(cpu()),
-        x(bytes_of(precision, m * n)),
-        next(bytes_of(precision, m * n)),
-        gram(bytes_of(precision, m * m)),
-        polynomial(bytes_of(precision, m * m)),
-        gram_of(row_major(precision, m, n), transposed(precision, m, n), row_major(precision, m, m), 1, 0),
-        square(row_major(precision, m, m), row_major(precision, m, m), row_major(precision, m, m), kC, kB),
-        apply(row_major(precision, m, m), row_major(precision, m, n), row_major(precision, m, n), 1, kA) {}
+        x(bytes_of(type, m * n)),
+        next(bytes_of(type, m * n)),
+        gram(bytes_of(type, m * m)),
+        polynomial(bytes_of(type, m * m)),
+        gram_of(row_major(type, m, n), transposed(type, m, n), row_major(type, m, m), 1, 0),
+        square(row_major(type, m, m), row_major(type, m, m), row_major(type, m, m), kC, kB),
+        apply(row_major(type, m, m), row_major(type, m, n), row_major(type, m, n), 1, kA) {}
 
   int64_t bytes() const { return matrix.bytes() + x.bytes() + next.bytes() + gram.bytes() + polynomial.bytes(); }
 
   const int64_t rows, columns;
   Buffer matrix;  // fp32
   dnnl::stream stream;
-  Buffer x, next, gram, polynomial;  // in the precision of the products
+  Buffer x, next, gram, polynomial;  // of `type`
   Product gram_of, square, apply;
 
  private:
-  static int64_t bytes_of(Precision precision, int64_t elements) {
-    return elements * (precision == Precision::bf16 ? 2 : 4);
+  static int64_t bytes_of(memory::data_type type, int64_t elements) {
+    return elements * (type == memory::data_type::bf16 ? 2 : 4);
   }
-  static memory::desc row_major(Precision precision, int64_t m, int64_t n) {
-    return {{m, n}, type_of(precision), {n, 1}};
-  }
+  static memory::desc row_major(memory::data_type type, int64_t m, int64_t n) { return {{m, n}, type, {n, 1}}; }
   // The transposed of a row-major matrix.
-  static memory::desc transposed(Precision precision, int64_t m, int64_t n) {
-    return {{n, m}, type_of(precision), {1, n}};
-  }
+  static memory::desc transposed(memory::data_type type, int64_t m, int64_t n) { return {{n, m}, type, {1, n}}; }
 };
 
 namespace {
-// Whether oneDNN has matrix products of this precision for this processor. oneDNN caches what it creates.
+// Whether oneDNN has matrix products of this type for this processor. oneDNN caches what it creates.
 template <class Workspace>
-bool is_supported(Precision precision) {
+bool is_supported(memory::data_type type) {
   try {
     const OneThread one_thread;
-    const Workspace workspace(precision, 16, 16);
+    const Workspace workspace(type, 16, 16);
     return true;
   } catch (const dnnl::error&) {
     return false;
@@ -141,13 +136,14 @@ bool is_supported(Precision precision) {
 
 NewtonSchulz::NewtonSchulz(const zr::Host& host, Precision precision, int iterations)
     : host_(host), precision_(precision), iterations_(iterations) {
-  static const bool has_bf16 = is_supported<Workspace>(Precision::bf16),
-                    has_fp32 = is_supported<Workspace>(Precision::fp32);
-  if (precision == Precision::bf16 && !has_bf16)
-    throw zr::PluginError(
-        ZR_UNSUPPORTED,
-        "precision = \"bf16\": oneDNN has no bf16 matrix products for this processor: set precision = \"fp32\"");
+  static const bool has_bf16 = is_supported<Workspace>(memory::data_type::bf16),
+                    has_fp32 = is_supported<Workspace>(memory::data_type::f32);
   if (!has_fp32) throw zr::PluginError(ZR_UNSUPPORTED, "oneDNN has no matrix products for this processor");
+  stores_bf16_ = precision == Precision::bf16 && has_bf16;
+  if (precision == Precision::bf16 && !has_bf16)
+    host_.log(ZR_LOG_INFO,
+              "optimizer.muon.precision = \"bf16\": this processor has no bf16 matrix products, so muon rounds to bf16 "
+              "and multiplies in fp32, which is slower than precision = \"fp32\"");
 }
 
 NewtonSchulz::~NewtonSchulz() { count_memory(-bytes_); }
@@ -170,7 +166,8 @@ NewtonSchulz::Workspace* NewtonSchulz::take(int64_t rows, int64_t columns) {
     pool.idle.reserve(++pool.made);  // so that give() does not allocate
   }
   const OneThread one_thread;  // a kernel is made for a number of threads
-  auto workspace = std::make_unique<Workspace>(precision_, rows, columns);
+  auto workspace =
+      std::make_unique<Workspace>(stores_bf16_ ? memory::data_type::bf16 : memory::data_type::f32, rows, columns);
   count_memory(workspace->bytes());
   const std::lock_guard<std::mutex> lock(mutex_);
   bytes_ += workspace->bytes();
@@ -184,40 +181,65 @@ void NewtonSchulz::give(Workspace* workspace) noexcept {
 
 float* NewtonSchulz::matrix(Workspace& workspace) { return static_cast<float*>(workspace.matrix.data()); }
 
-void NewtonSchulz::run(Workspace& w, double least_norm) const {
-  const OneThread one_thread;
-  const int64_t count = w.rows * w.columns;
-  float* const matrix = static_cast<float*>(w.matrix.data());
+// Divides `count` elements by max(their Frobenius norm, least_norm). In bf16, the elements, the norm and the quotients
+// are rounded to bf16.
+void NewtonSchulz::normalize(float* matrix, int64_t count, double least_norm) const {
+  const bool rounds = precision_ == Precision::bf16;
   double lanes[kLanes] = {};
   for (int64_t i = 0; i < count; ++i) {
+    if (rounds) matrix[i] = rounded_to_bf16(matrix[i]);
     const double value = matrix[i];
     lanes[i % kLanes] += value * value;
   }
   double squares = 0;
   for (const double lane : lanes) squares += lane;
-  const float scale = static_cast<float>(1 / std::max(std::sqrt(squares), least_norm));
-  const bool bf16 = precision_ == Precision::bf16;
-  auto* const floats = static_cast<float*>(w.x.data());
-  auto* const halves = static_cast<uint16_t*>(w.x.data());
-  for (int64_t i = 0; i < count; ++i) {
-    const float value = matrix[i] * scale;
-    if (bf16)
-      halves[i] = zr::to_bf16(value);
-    else
-      floats[i] = value;
+  const double norm = std::max(std::sqrt(squares), least_norm);
+  if (rounds) {
+    const float divisor = rounded_to_bf16(static_cast<float>(norm));
+    for (int64_t i = 0; i < count; ++i) matrix[i] = rounded_to_bf16(matrix[i] / divisor);
+  } else {
+    const float scale = static_cast<float>(1 / norm);
+    for (int64_t i = 0; i < count; ++i) matrix[i] *= scale;
   }
+}
+
+// Rounds a result that a processor without bf16 products has calculated in fp32.
+void NewtonSchulz::round_result(void* result, int64_t count) const {
+  if (precision_ == Precision::fp32 || stores_bf16_) return;
+  auto* const values = static_cast<float*>(result);
+  for (int64_t i = 0; i < count; ++i) values[i] = rounded_to_bf16(values[i]);
+}
+
+void NewtonSchulz::run(Workspace& w, double least_norm) const {
+  const OneThread one_thread;
+  const int64_t count = w.rows * w.columns, squares = w.rows * w.rows;
+  float* const matrix = static_cast<float*>(w.matrix.data());
+  normalize(matrix, count, least_norm);
+  if (stores_bf16_)
+    std::transform(matrix, matrix + count, static_cast<uint16_t*>(w.x.data()), zr::to_bf16);
+  else
+    std::copy(matrix, matrix + count, static_cast<float*>(w.x.data()));
   for (int i = 0; i < iterations_; ++i) {
     w.gram_of.run(w.stream, w.x.data(), w.x.data(), w.gram.data());
+    w.stream.wait();
+    round_result(w.gram.data(), squares);
     w.polynomial.copy_from(w.gram);
     w.square.run(w.stream, w.gram.data(), w.gram.data(), w.polynomial.data());
+    w.stream.wait();
+    round_result(w.polynomial.data(), squares);
     w.next.copy_from(w.x);
     w.apply.run(w.stream, w.polynomial.data(), w.x.data(), w.next.data());
     w.stream.wait();
+    round_result(w.next.data(), count);
     std::swap(w.x, w.next);
   }
-  const auto* const out = static_cast<const float*>(w.x.data());
-  const auto* const out_halves = static_cast<const uint16_t*>(w.x.data());
-  for (int64_t i = 0; i < count; ++i) matrix[i] = bf16 ? zr::from_bf16(out_halves[i]) : out[i];
+  if (stores_bf16_) {
+    const auto* const halves = static_cast<const uint16_t*>(w.x.data());
+    std::transform(halves, halves + count, matrix, zr::from_bf16);
+  } else {
+    const auto* const floats = static_cast<const float*>(w.x.data());
+    std::copy(floats, floats + count, matrix);
+  }
 }
 
 }  // namespace muon

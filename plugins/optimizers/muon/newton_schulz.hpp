@@ -19,7 +19,8 @@ enum class Precision { fp32, bf16 };
 /// Thread-safe.
 class NewtonSchulz {
  public:
-  /// Throws zr::PluginError if oneDNN has no products of this precision on this processor. `host` counts the memory.
+  /// Throws zr::PluginError if oneDNN has no products for this processor. `host` counts the memory, and logs a line
+  /// if the processor has none in bf16: they are then calculated in fp32 and rounded.
   NewtonSchulz(const zr::Host& host, Precision precision, int iterations);
   ~NewtonSchulz();
   NewtonSchulz(const NewtonSchulz&) = delete;
@@ -41,10 +42,13 @@ class NewtonSchulz {
     std::size_t made = 0;
   };
   void count_memory(int64_t bytes) const;
+  void normalize(float* matrix, int64_t count, double least_norm) const;
+  void round_result(void* result, int64_t count) const;
 
   const zr::Host host_;
   const Precision precision_;
   const int iterations_;
+  bool stores_bf16_ = false;  // operands and results in memory; fp32 otherwise
   std::mutex mutex_;
   std::map<std::pair<int64_t, int64_t>, Pool> pools_;  // by rows and columns
   int64_t bytes_ = 0;                                  // of all workspaces

@@ -89,6 +89,37 @@ TEST_P(EngineOptimizersTest, ResumeOnAnotherNumberOfRanks) {
   }
 }
 
+class EngineMuonTest : public EngineOptimizersTest {
+ protected:
+  std::string in_bf16(const std::string& more) const { return job("optimizer.muon.precision=bf16 " + more); }
+};
+
+TEST_P(EngineMuonTest, GivesTheSameWeightsUnderEveryStrategyInBf16) {
+  const std::string expected = result_of(1, trains_with_optimizer, in_bf16("train.gradient_accumulation=4"));
+  EXPECT_NE(result_of(1, trains_with_optimizer, job("train.gradient_accumulation=4")), expected) << "in fp32";
+  EXPECT_EQ(result_of(2, trains_with_optimizer, in_bf16("train.gradient_accumulation=2 strategy=zero3")), expected);
+  EXPECT_EQ(result_of(4, trains_with_optimizer, in_bf16("strategy=zero1 offload.optimizer=cpu")), expected);
+}
+
+// oneDNN restricts itself to the instructions that its variable names, on every processor.
+TEST_P(EngineMuonTest, SaysOnceThatBf16IsSlowWithoutBf16Products) {
+  const std::string line =
+      "zeroth: optimizer.muon.precision = \"bf16\": this processor has no bf16 matrix products, so muon rounds "
+      "to bf16 and multiplies in fp32, which is slower than precision = \"fp32\"";
+  const auto lines = [&](const std::string& precision) {
+    const Result done = launch(2, program(2, trains_with_optimizer, job("optimizer.muon.precision=" + precision, 2)),
+                               "ONEDNN_MAX_CPU_ISA=AVX2");
+    EXPECT_EQ(done.code, 0) << done.output;
+    std::size_t found = 0;
+    for (std::size_t at = 0; (at = done.output.find(line, at)) != std::string::npos; ++at) ++found;
+    return found;
+  };
+  EXPECT_EQ(lines("bf16"), 1u);
+  EXPECT_EQ(lines("fp32"), 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EngineMuonTest, ::testing::Values("muon"));
+
 INSTANTIATE_TEST_SUITE_P(All, EngineOptimizersTest, ::testing::Values("lamb", "adafactor", "adamw8bit", "muon"),
                          [](const auto& info) { return std::string(info.param); });
 
