@@ -111,13 +111,13 @@ TEST(TorchReferenceTest, MuonInFp32UpdatesAsTorchDoesInBf16) {
   for (const TorchCase& one : cases) expect_updates_of_torch(one, 2e-2);
 }
 
-// Equal but for the order of sums.
+// Equal but for the order of sums and the last bit of the momentum.
 TEST(TorchReferenceTest, MuonInBf16UpdatesAsTorchDoes) {
   std::vector<TorchCase> cases = cases_of("muon");
   ASSERT_EQ(cases.size(), 4u);
   for (TorchCase& one : cases) {
     one.texts["precision"] = "bf16";
-    expect_updates_of_torch(one, 1e-2);
+    expect_updates_of_torch(one, 4e-3);
   }
 }
 

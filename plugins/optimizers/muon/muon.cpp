@@ -29,7 +29,8 @@ class Muon : public zr::Optimizer<Muon> {
                                  "factor of the learning rate for an m x n matrix: sqrt(max(1, m/n)), or 0.2 "
                                  "sqrt(max(m, n)), with which learning rates of AdamW work")),
       zr::key_int("iterations", "5", 1, 100, "Newton-Schulz iterations per update"),
-      zr::key_text("precision", "\"fp32\"", "fp32|bf16", "number format of the matrix products"),
+      zr::key_text("precision", "\"fp32\"", "fp32|bf16",
+                   "number format of the operands and results of the matrix products"),
   };
 
   Muon(const zr::Config& config, const zr::Host& host)

@@ -39,8 +39,11 @@ class Product {
       after.append_sum(sum);
       attributes.set_post_ops(after);
     }
-    product_ = dnnl::matmul(dnnl::matmul::primitive_desc(dnnl::matmul::desc(src, weights, dst), attributes, cpu()));
+    const dnnl::matmul::primitive_desc primitive(dnnl::matmul::desc(src, weights, dst), attributes, cpu());
+    scratchpad_ = primitive.query_s64(dnnl::query::memory_consumption_s64);
+    product_ = dnnl::matmul(primitive);
   }
+  int64_t scratchpad_bytes() const { return scratchpad_; }
   void run(dnnl::stream& stream, void* src, void* weights, void* dst) {
     src_.set_data_handle(src);
     weights_.set_data_handle(weights);
@@ -50,6 +53,7 @@ class Product {
 
  private:
   memory src_, weights_, dst_;
+  int64_t scratchpad_ = 0;
   dnnl::matmul product_;
 };
 
@@ -103,7 +107,10 @@ class NewtonSchulz::Workspace {
         square(row_major(type, m, m), row_major(type, m, m), row_major(type, m, m), kC, kB),
         apply(row_major(type, m, m), row_major(type, m, n), row_major(type, m, n), 1, kA) {}
 
-  int64_t bytes() const { return matrix.bytes() + x.bytes() + next.bytes() + gram.bytes() + polynomial.bytes(); }
+  int64_t bytes() const {
+    return matrix.bytes() + x.bytes() + next.bytes() + gram.bytes() + polynomial.bytes() + gram_of.scratchpad_bytes() +
+           square.scratchpad_bytes() + apply.scratchpad_bytes();
+  }
 
   const int64_t rows, columns;
   Buffer matrix;  // fp32
@@ -132,21 +139,34 @@ bool is_supported(memory::data_type type) {
     return false;
   }
 }
+
+// Whether the processor has bf16 products. With AVX-512 alone, oneDNN emulates them, which is slower than fp32.
+bool has_bf16_instructions() {
+  constexpr auto kBf16 = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
+  return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & kBf16) == kBf16;
+}
 }  // namespace
 
 NewtonSchulz::NewtonSchulz(const zr::Host& host, Precision precision, int iterations)
     : host_(host), precision_(precision), iterations_(iterations) {
-  static const bool has_bf16 = is_supported<Workspace>(memory::data_type::bf16),
+  static const bool has_bf16 = has_bf16_instructions() && is_supported<Workspace>(memory::data_type::bf16),
                     has_fp32 = is_supported<Workspace>(memory::data_type::f32);
   if (!has_fp32) throw zr::PluginError(ZR_UNSUPPORTED, "oneDNN has no matrix products for this processor");
   stores_bf16_ = precision == Precision::bf16 && has_bf16;
-  if (precision == Precision::bf16 && !has_bf16)
-    host_.log(ZR_LOG_INFO,
-              "optimizer.muon.precision = \"bf16\": this processor has no bf16 matrix products, so muon rounds to bf16 "
-              "and multiplies in fp32, which is slower than precision = \"fp32\"");
 }
 
 NewtonSchulz::~NewtonSchulz() { count_memory(-bytes_); }
+
+// Once per process, at the first update.
+void NewtonSchulz::report_missing_instructions() const {
+  static std::once_flag reported;
+  if (precision_ == Precision::fp32 || stores_bf16_) return;
+  std::call_once(reported, [this] {
+    host_.log(ZR_LOG_INFO,
+              "optimizer.muon.precision = \"bf16\": this processor has no bf16 matrix products, so muon rounds to bf16 "
+              "and multiplies in fp32, which is slower than precision = \"fp32\"");
+  });
+}
 
 // Counts the memory as `other` in the host's ledger.
 void NewtonSchulz::count_memory(int64_t bytes) const {
@@ -165,6 +185,7 @@ NewtonSchulz::Workspace* NewtonSchulz::take(int64_t rows, int64_t columns) {
     }
     pool.idle.reserve(++pool.made);  // so that give() does not allocate
   }
+  report_missing_instructions();
   const OneThread one_thread;  // a kernel is made for a number of threads
   auto workspace =
       std::make_unique<Workspace>(stores_bf16_ ? memory::data_type::bf16 : memory::data_type::f32, rows, columns);
@@ -212,21 +233,22 @@ void NewtonSchulz::round_result(void* result, int64_t count) const {
 
 void NewtonSchulz::run(Workspace& w, double least_norm) const {
   const OneThread one_thread;
-  const int64_t count = w.rows * w.columns, squares = w.rows * w.rows;
+  const int64_t count = w.rows * w.columns, gram_count = w.rows * w.rows;
   float* const matrix = static_cast<float*>(w.matrix.data());
   normalize(matrix, count, least_norm);
   if (stores_bf16_)
-    std::transform(matrix, matrix + count, static_cast<uint16_t*>(w.x.data()), zr::to_bf16);
+    std::transform(matrix, matrix + count, static_cast<uint16_t*>(w.x.data()),
+                   [](float value) { return zr::to_bf16(value); });
   else
     std::copy(matrix, matrix + count, static_cast<float*>(w.x.data()));
   for (int i = 0; i < iterations_; ++i) {
     w.gram_of.run(w.stream, w.x.data(), w.x.data(), w.gram.data());
     w.stream.wait();
-    round_result(w.gram.data(), squares);
+    round_result(w.gram.data(), gram_count);
     w.polynomial.copy_from(w.gram);
     w.square.run(w.stream, w.gram.data(), w.gram.data(), w.polynomial.data());
     w.stream.wait();
-    round_result(w.polynomial.data(), squares);
+    round_result(w.polynomial.data(), gram_count);
     w.next.copy_from(w.x);
     w.apply.run(w.stream, w.polynomial.data(), w.x.data(), w.next.data());
     w.stream.wait();
@@ -235,7 +257,7 @@ void NewtonSchulz::run(Workspace& w, double least_norm) const {
   }
   if (stores_bf16_) {
     const auto* const halves = static_cast<const uint16_t*>(w.x.data());
-    std::transform(halves, halves + count, matrix, zr::from_bf16);
+    std::transform(halves, halves + count, matrix, [](uint16_t value) { return zr::from_bf16(value); });
   } else {
     const auto* const floats = static_cast<const float*>(w.x.data());
     std::copy(floats, floats + count, matrix);

@@ -13,14 +13,14 @@
 
 namespace muon {
 
-/// Number formats of the matrix products.
+/// Number formats of the operands and results of the matrix products.
 enum class Precision { fp32, bf16 };
 
 /// Thread-safe.
 class NewtonSchulz {
  public:
-  /// Throws zr::PluginError if oneDNN has no products for this processor. `host` counts the memory, and logs a line
-  /// if the processor has none in bf16: they are then calculated in fp32 and rounded.
+  /// Throws zr::PluginError if oneDNN has no products for this processor. `host` counts the memory; the first update
+  /// logs a line if the processor has no bf16 products: they are then calculated in fp32 and rounded.
   NewtonSchulz(const zr::Host& host, Precision precision, int iterations);
   ~NewtonSchulz();
   NewtonSchulz(const NewtonSchulz&) = delete;
@@ -42,6 +42,7 @@ class NewtonSchulz {
     std::size_t made = 0;
   };
   void count_memory(int64_t bytes) const;
+  void report_missing_instructions() const;
   void normalize(float* matrix, int64_t count, double least_norm) const;
   void round_result(void* result, int64_t count) const;
 

@@ -91,24 +91,35 @@ TEST_P(EngineOptimizersTest, ResumeOnAnotherNumberOfRanks) {
 
 class EngineMuonTest : public EngineOptimizersTest {
  protected:
-  std::string in_bf16(const std::string& more) const { return job("optimizer.muon.precision=bf16 " + more); }
+  std::string in_bf16(const std::string& more, int steps = 6) const {
+    return job("optimizer.muon.precision=bf16 " + more, steps);
+  }
+  // oneDNN restricts itself to these instructions, on every processor.
+  static constexpr const char* kWithoutBf16 = "ONEDNN_MAX_CPU_ISA=AVX2";
 };
 
 TEST_P(EngineMuonTest, GivesTheSameWeightsUnderEveryStrategyInBf16) {
   const std::string expected = result_of(1, trains_with_optimizer, in_bf16("train.gradient_accumulation=4"));
   EXPECT_NE(result_of(1, trains_with_optimizer, job("train.gradient_accumulation=4")), expected) << "in fp32";
-  EXPECT_EQ(result_of(2, trains_with_optimizer, in_bf16("train.gradient_accumulation=2 strategy=zero3")), expected);
+  for (const std::string& strategy : kStrategies)
+    EXPECT_EQ(result_of(2, trains_with_optimizer, in_bf16("train.gradient_accumulation=2 " + strategy)), expected)
+        << strategy;
   EXPECT_EQ(result_of(4, trains_with_optimizer, in_bf16("strategy=zero1 offload.optimizer=cpu")), expected);
 }
 
-// oneDNN restricts itself to the instructions that its variable names, on every processor.
 TEST_P(EngineMuonTest, SaysOnceThatBf16IsSlowWithoutBf16Products) {
   const std::string line =
       "zeroth: optimizer.muon.precision = \"bf16\": this processor has no bf16 matrix products, so muon rounds "
       "to bf16 and multiplies in fp32, which is slower than precision = \"fp32\"";
+  const std::string two_groups =
+      "'optimizer.groups=[{match=[\"*.bias\",\"*norm.*\",\"scalar\",\"embedding.weight\"],use=\"adamw\"},"
+      "{match=\"large.weight\",lr_scale=0.5}]' ";
   const auto lines = [&](const std::string& precision) {
-    const Result done = launch(2, program(2, trains_with_optimizer, job("optimizer.muon.precision=" + precision, 2)),
-                               "ONEDNN_MAX_CPU_ISA=AVX2");
+    const Result done = launch(
+        2,
+        program(2, trains_with_optimizer,
+                "strategy=zero0 train.steps=2 optimizer=muon " + two_groups + "optimizer.muon.precision=" + precision),
+        kWithoutBf16);
     EXPECT_EQ(done.code, 0) << done.output;
     std::size_t found = 0;
     for (std::size_t at = 0; (at = done.output.find(line, at)) != std::string::npos; ++at) ++found;
@@ -118,7 +129,16 @@ TEST_P(EngineMuonTest, SaysOnceThatBf16IsSlowWithoutBf16Products) {
   EXPECT_EQ(lines("fp32"), 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, EngineMuonTest, ::testing::Values("muon"));
+// Matrices of 36 x 36 and 36 x 577; oneDNN needs no memory of its own for AVX2.
+TEST_P(EngineMuonTest, CountsTheMemoryOfItsProducts) {
+  const Result done = launch(1, program(1, trains_with_optimizer, in_bf16("job.threads=1", 2)), kWithoutBf16);
+  ASSERT_EQ(done.code, 0) << done.output;
+  constexpr int64_t kSquare = 36 * 36 * 4, kWide = (36 * 577 * 4 + 63) / 64 * 64;
+  EXPECT_EQ(summary()["memory"]["host"]["other"]["peak"], (3 * kSquare + 2 * kSquare) + (3 * kWide + 2 * kSquare));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EngineMuonTest, ::testing::Values("muon"),
+                         [](const auto& info) { return std::string(info.param); });
 
 INSTANTIATE_TEST_SUITE_P(All, EngineOptimizersTest, ::testing::Values("lamb", "adafactor", "adamw8bit", "muon"),
                          [](const auto& info) { return std::string(info.param); });
