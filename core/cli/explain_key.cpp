@@ -81,11 +81,11 @@ Rows groups_rows(const JobFile& job) {
     rows.emplace_back("origin", group.origin.text());
   }
   if (rows.empty()) rows.emplace_back("value", "no groups");
-  std::string keys = "match, use, lr_scale";
-  for (const config::Entry& entry : job.config.entries())
-    if (entry.key.per_group) keys += ", " + entry.key.name;
+  std::vector<std::string> keys{"match", "use", "lr_scale"};
+  for (const config::Entry& entry : job.config.entries())  // two optimizers may have the same key
+    if (entry.key.per_group && std::ranges::find(keys, entry.key.name) == keys.end()) keys.push_back(entry.key.name);
   rows.emplace_back("type", "array of tables");
-  rows.emplace_back("keys", keys);
+  rows.emplace_back("keys", fmt::format("{}", fmt::join(keys, ", ")));
   rows.emplace_back("meaning", "values for parameters whose names match; the first matching group wins");
   return rows;
 }

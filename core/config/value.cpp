@@ -139,7 +139,7 @@ ParsedValue default_value(const ConfigKey& key) {
     const toml::table parsed = toml::parse("x = " + key.def);
     return parse_value(key, *parsed.get("x"), nullptr);
   } catch (const toml::parse_error&) {
-    return wrong(fmt::format("'{}' is not a TOML value", key.def));
+    return wrong(fmt::format("'{0}' is not a TOML value; a text has quotes of its own, in C \"\\\"{0}\\\"\"", key.def));
   }
 }
 

@@ -69,9 +69,11 @@ comm::CommRuntime::Options checked(PlannedJob& job, const model::Model& model) {
   return options;
 }
 
-// If the engine failed inside a plug-in's call, throws the engine's failure, otherwise the plug-in's error.
+// If the engine failed inside a plug-in's call, throws the engine's failure, otherwise the plug-in's error. Throws too
+// if plug-ins have more memory than a budget permits.
 CallCheck check_of(comm::CommRuntime& comm, plugin::PluginHost& host) {
   return [&comm, &host](zr_code code, const zr_error& error, const std::string& call) {
+    if (const auto excess = host.take_excess()) std::rethrow_exception(excess);
     if (code == ZR_OK) return;
     if (const auto failure = comm.take_failure()) std::rethrow_exception(failure);
     if (const auto failure = host.take_failure()) std::rethrow_exception(failure);

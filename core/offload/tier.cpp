@@ -171,8 +171,10 @@ Transfer TierStore::start(bool writes, uint64_t allocation, int64_t offset, void
     };
   CallError error;
   const auto function = writes ? api_->write : api_->read;
-  const zr_code code =
-      call_plugin(&error, [&] { return function(instance_->self(), &request, 1, nullptr, done, &error); });
+  const zr_code code = [&] {
+    const TierHealth::Call call(*health_, what);
+    return call_plugin(&error, [&] { return function(instance_->self(), &request, 1, nullptr, done, &error); });
+  }();
   if (code != ZR_OK) {
     comm::done_resolve(done, code == ZR_AGAIN ? ZR_INTERNAL : code, 0, plugin_text(error).c_str());
     health_->check(code, error, fmt::format("{}: {}", instance_->call_text(writes ? "write" : "read"), what));

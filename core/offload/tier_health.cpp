@@ -24,18 +24,23 @@ TierHealth::~TierHealth() {
   watchdog_.join();
 }
 
+TierHealth::Call::Call(TierHealth& health, const std::string& what)
+    : health_(health), what_(what), since_(std::chrono::steady_clock::now()), next_warning_(health.long_wait_) {
+  const MutexLock lock(health_.mutex_);
+  next_ = std::exchange(health_.calls_, this);
+}
+
+TierHealth::Call::~Call() {
+  const MutexLock lock(health_.mutex_);
+  Call** at = &health_.calls_;
+  while (*at != this) at = &(*at)->next_;
+  *at = next_;
+}
+
 void TierHealth::wait(zr_done* done, const std::string& what) {
   if (done->code.load(std::memory_order_acquire) != ZR_AGAIN) return;
-  Wait own{what, Clock::now(), long_wait_, nullptr};
-  {
-    const MutexLock lock(mutex_);
-    own.next = std::exchange(waits_, &own);
-  }
+  const Call call(*this, what);
   done->code.wait(ZR_AGAIN);
-  const MutexLock lock(mutex_);
-  Wait** at = &waits_;
-  while (*at != &own) at = &(*at)->next;
-  *at = own.next;
 }
 
 void TierHealth::check(zr_code code, const zr_error& error, const std::string& plugin_call) {
@@ -55,14 +60,14 @@ std::string TierHealth::failure() const {
 
 std::vector<std::string> TierHealth::warnings() {
   std::vector<std::string> texts;
-  for (Wait* wait = waits_; wait; wait = wait->next) {
-    if (Clock::now() - wait->since < wait->next_warning) continue;
+  for (Call* call = calls_; call; call = call->next_) {
+    if (std::chrono::steady_clock::now() - call->since_ < call->next_warning_) continue;
     texts.push_back(
         fmt::format("{}: {}: the transfer is not complete after {}, and this rank waits for it; look for errors of the "
                     "disk in the system's log (dmesg); if there are none, and the tier is not just slow, its plug-in "
                     "has a bug: stop the job",
-                    tier_, wait->what, duration_text(std::chrono::duration<double>(wait->next_warning).count())));
-    wait->next_warning *= 2;
+                    tier_, call->what_, duration_text(std::chrono::duration<double>(call->next_warning_).count())));
+    call->next_warning_ *= 2;
   }
   return texts;
 }

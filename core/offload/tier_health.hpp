@@ -15,8 +15,8 @@ namespace zr::host::offload {
 /// The health of one open tier. Any thread; it outlives the transfers of its tier.
 class TierHealth {
  public:
-  /// A warning is logged if a wait() takes longer than `long_wait`, and again each time that has doubled. `tier` names
-  /// the tier in it.
+  /// A warning is logged if a wait() or a Call takes longer than `long_wait`, and again each time that has doubled.
+  /// `tier` names the tier in it.
   TierHealth(std::string tier, std::chrono::milliseconds long_wait);
   ~TierHealth();
   TierHealth(const TierHealth&) = delete;
@@ -28,15 +28,25 @@ class TierHealth {
   /// The error of the first failed transfer; empty if none failed.
   std::string failure() const ZR_EXCLUDES(mutex_);
 
- private:
-  using Clock = std::chrono::steady_clock;
-  // An element of a list, on the stack of the thread that waits.
-  struct Wait {
-    const std::string& what;
-    Clock::time_point since;
-    std::chrono::milliseconds next_warning;
-    Wait* next;
+  /// Exists while a thread is in a function of the tier that transfers data, which may return only when the data is
+  /// transferred, or waits for a completion.
+  class Call {
+   public:
+    /// Both arguments outlive the call. Allocates nothing.
+    Call(TierHealth& health, const std::string& what);
+    ~Call();
+    Call(const Call&) = delete;
+
+   private:
+    friend class TierHealth;
+    TierHealth& health_;
+    const std::string& what_;
+    const std::chrono::steady_clock::time_point since_;
+    std::chrono::milliseconds next_warning_;
+    Call* next_ = nullptr;
   };
+
+ private:
   void run_watchdog() ZR_EXCLUDES(mutex_);
   std::vector<std::string> warnings() ZR_REQUIRES(mutex_);
 
@@ -45,7 +55,7 @@ class TierHealth {
   mutable Mutex mutex_;
   ConditionVariable stopped_;
   bool stop_ ZR_GUARDED_BY(mutex_) = false;
-  Wait* waits_ ZR_GUARDED_BY(mutex_) = nullptr;
+  Call* calls_ ZR_GUARDED_BY(mutex_) = nullptr;  // in progress, the newest first
   std::string failure_ ZR_GUARDED_BY(mutex_);
   std::thread watchdog_;
 };

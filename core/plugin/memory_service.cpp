@@ -109,10 +109,16 @@ zr_code alloc(const zr_host* abi, const zr_alloc* given, zr_view* out, zr_error*
 
 void account(const zr_host* abi, const char* tag, int64_t delta_bytes) {
   if (!abi->ctx) return;
+  PluginHost& host = PluginHost::from_abi(abi);
   try {
-    PluginHost::from_abi(abi).ledger().add(Tier::host, kind_of_tag(tag, MemoryKind::communicator), tag, delta_bytes);
-  } catch (const std::exception& over) {  // exceeds the budget, but the bytes are allocated already
-    abi->log(abi, ZR_LOG_ERROR, over.what());
+    host.ledger().add(Tier::host, kind_of_tag(tag, MemoryKind::communicator), tag, delta_bytes);
+  } catch (const std::exception& over) {  // exceeds the budget
+    PluginHost::Memory& memory = host.memory();
+    const MutexLock lock(memory.mutex);
+    memory.excess = std::make_exception_ptr(
+        UserError(fmt::format("{}; {} of it are '{}', which a plug-in allocates while it works: the plan does not "
+                              "include them",
+                              over.what(), bytes_text(delta_bytes), tag)));
   }
 }
 
@@ -122,6 +128,12 @@ std::exception_ptr PluginHost::take_failure() {
   Memory& state = memory();
   const MutexLock lock(state.mutex);
   return std::exchange(state.failure, nullptr);
+}
+
+std::exception_ptr PluginHost::take_excess() {
+  Memory& state = memory();
+  const MutexLock lock(state.mutex);
+  return std::exchange(state.excess, nullptr);
 }
 
 const zr_memory_service kMemoryService{sizeof(zr_memory_service), 0, alloc, free_view, account};

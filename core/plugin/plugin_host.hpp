@@ -48,6 +48,8 @@ class PluginHost {
   std::vector<std::string> take_missing_services();
   /// Returns the exception of the last failed allocation of the memory service, or null, and clears it.
   std::exception_ptr take_failure();
+  /// Returns an error if memory that a plug-in allocated itself and counted exceeded a budget, or null, and clears it.
+  std::exception_ptr take_excess();
   /// State of the memory service: the blocks that plug-ins hold. [any]
   struct Memory;
   Memory& memory();  // [any]

@@ -29,6 +29,7 @@ struct PluginHost::Memory {
   Mutex mutex;
   std::map<void*, Block> blocks ZR_GUARDED_BY(mutex);
   std::exception_ptr failure ZR_GUARDED_BY(mutex);  // of the last failed allocation
+  std::exception_ptr excess ZR_GUARDED_BY(mutex);   // of memory that a plug-in counted
   /// Frees all blocks; returns their bytes.
   int64_t clear(Ledger& ledger) ZR_EXCLUDES(mutex);
 };

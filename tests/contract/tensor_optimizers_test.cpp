@@ -183,6 +183,22 @@ TEST(AdafactorTest, FollowsItsFormulaInFp64) {
   }
 }
 
+TEST(AdafactorTest, ForgetsOldGradientsIfTheMeansHaveNoMemory) {
+  AdafactorReference reference;
+  reference.beta2_decay = 0;
+  const OptimizerUnderTest adafactor(kPlugins, "adafactor", {{"beta2_decay", 0}});
+  for (const auto& shape : kShapes) {
+    Tensor t(adafactor, shape);
+    t.run(adafactor);
+    t.new_gradient();
+    for (float& g : t.grad) g *= 1e-3F;
+    const std::vector<double> expected = reference.step(t);
+    const std::vector<float> before = t.weight;
+    t.run(adafactor, 1);
+    EXPECT_LT(relative_error(expected, before, t), 1e-4) << ::testing::PrintToString(shape);
+  }
+}
+
 TEST(AdafactorTest, HasOneStatePerRowAndOnePerColumn) {
   const OptimizerUnderTest adafactor(kPlugins, "adafactor");
   Tensor matrix(adafactor, {2000, 36});
@@ -274,6 +290,24 @@ TEST(AdamW8BitTest, KeepsBlocksOfTinyGradientsFinite) {
   for (std::size_t i = 0; i < t.grad.size(); ++i) t.grad[i] = i < 256 ? 0.F : 1e-38F;
   for (int steps = 0; steps < 3; ++steps) t.run(optimizer);
   for (const float w : t.weight) EXPECT_TRUE(std::isfinite(w));
+}
+
+// A gradient whose square is infinite in fp32 stops its own updates, as with adamw, and makes no other weight NaN.
+TEST(AdamW8BitTest, KeepsWeightsFiniteIfASquareOverflows) {
+  for (const char* isa : {"portable", "avx2", "avx512"}) {
+    setenv("ZR_ISA", isa, 1);
+    const OptimizerUnderTest optimizer(kPlugins, "adamw8bit", {{"min_8bit_elements", 0}});
+    unsetenv("ZR_ISA");
+    Tensor t(optimizer, {600});
+    t.grad[5] = 1e25F;
+    t.grad[300] = -1e25F;
+    for (int steps = 0; steps < 3; ++steps) {
+      t.run(optimizer);
+      for (std::size_t i = 0; i < t.weight.size(); ++i) ASSERT_TRUE(std::isfinite(t.weight[i])) << isa << " " << i;
+      for (const std::size_t i : {5, 300}) EXPECT_EQ(static_cast<uint8_t>(t.states[1][i]), 255) << isa << " " << i;
+      t.new_gradient();
+    }
+  }
 }
 
 // The ratio of an infinite moment to its infinite scale is NaN, whose code is that of 1.

@@ -111,7 +111,7 @@ TEST(TorchReferenceTest, MuonInFp32UpdatesAsTorchDoesInBf16) {
   for (const TorchCase& one : cases) expect_updates_of_torch(one, 2e-2);
 }
 
-// Equal but for the order of sums and the last bit of the momentum.
+// Equal but for the order of sums.
 TEST(TorchReferenceTest, MuonInBf16UpdatesAsTorchDoes) {
   std::vector<TorchCase> cases = cases_of("muon");
   ASSERT_EQ(cases.size(), 4u);

@@ -54,7 +54,10 @@ ZR_ALWAYS_INLINE float direction(const AdafactorConstants& c, float g, float est
   return g / __builtin_sqrtf(estimate > c.least ? estimate : c.least);
 }
 
-ZR_ALWAYS_INLINE void mean_towards(float& state, float value, float gain) { state = state + gain * (value - state); }
+// The formula of at::lerp: a gain of 1 gives exactly `value`.
+ZR_ALWAYS_INLINE void mean_towards(float& state, float value, float gain) {
+  state = gain < 0.5F ? state + gain * (value - state) : value - (value - state) * (1 - gain);
+}
 }  // namespace
 
 void matrix_means(const AdafactorConstants& constants, const AdafactorRun& run, const AdafactorMatrix& matrix,

@@ -14,6 +14,11 @@ constexpr double kBelowOne = 1 - 0x1p-53;
 // Operations of a matrix product in the time that an elementwise optimizer takes for one element; the unit of costs.
 constexpr double kOperationsPerElement = 25;
 
+// The formula of at::lerp.
+float lerp(float from, float to, float share) {
+  return share < 0.5F ? from + share * (to - from) : to - (to - from) * (1 - share);
+}
+
 class Muon : public zr::Optimizer<Muon> {
  public:
   static constexpr const char* description = "Muon: momentum of matrices, orthogonalized";
@@ -90,9 +95,9 @@ class Muon : public zr::Optimizer<Muon> {
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t c = 0; c < columns; ++c) {
         const int64_t i = r * columns + c;
-        const float g = u.grad[i] * u.mul, b = buffer[i] + gain * (g - buffer[i]);
+        const float g = u.grad[i] * u.mul, b = lerp(buffer[i], g, gain);
         buffer[i] = b;
-        x[transposes ? c * rows + r : i] = nesterov_ ? g + momentum * (b - g) : b;
+        x[transposes ? c * rows + r : i] = nesterov_ ? lerp(g, b, momentum) : b;
       }
   }
 

@@ -137,6 +137,15 @@ TEST_P(EngineMuonTest, CountsTheMemoryOfItsProducts) {
   EXPECT_EQ(summary()["memory"]["host"]["other"]["peak"], (3 * kSquare + 2 * kSquare) + (3 * kWide + 2 * kSquare));
 }
 
+TEST_P(EngineMuonTest, EndsTheJobIfItsProductsExceedTheBudget) {
+  const Result done = launch(1, program(1, trains_with_optimizer, job("memory.host_budget=200KiB", 2)), kWithoutBf16);
+  EXPECT_EQ(done.code, 2);
+  EXPECT_NE(done.output.find("KiB of it are 'other: muon workspaces', which a plug-in allocates while it works: the "
+                             "plan does not include them"),
+            std::string::npos)
+      << done.output;
+}
+
 INSTANTIATE_TEST_SUITE_P(All, EngineMuonTest, ::testing::Values("muon"),
                          [](const auto& info) { return std::string(info.param); });
 

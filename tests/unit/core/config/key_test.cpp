@@ -38,7 +38,8 @@ TEST(ConfigKeyTest, ReportsInvalidDeclarations) {
   config::ConfigKey key{"a", "b", ZR_KEY_INT, "1", "a number"};
   EXPECT_EQ(declaration_problem(key), "");
   key.def = "x";
-  EXPECT_EQ(declaration_problem(key), "the default of key 'a.b': 'x' is not a TOML value");
+  EXPECT_EQ(declaration_problem(key),
+            "the default of key 'a.b': 'x' is not a TOML value; a text has quotes of its own, in C \"\\\"x\\\"\"");
   key.def = "\"1\"";
   EXPECT_EQ(declaration_problem(key), "the default of key 'a.b': expected an integer, found \"1\"");
   key.def = "1";

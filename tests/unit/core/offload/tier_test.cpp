@@ -5,6 +5,7 @@
 
 #include <array>
 #include <optional>
+#include <semaphore>
 #include <stdexcept>
 #include <utility>
 
@@ -26,10 +27,12 @@ struct Answers {
   zr_view view{};
   zr_code started = ZR_OK;    // returned by read() and write()
   zr_code completed = ZR_OK;  // with which their completion resolves
-  bool late = false;          // their completion resolves in complete()
+  bool late = false;          // their completion resolves after two lines of the log
+  bool slow = false;          // they return after two lines of the log
 };
 Answers answers;
-std::optional<Done> unresolved;  // of a late transfer
+std::optional<Done> unresolved;      // of a late transfer
+std::binary_semaphore two_lines{0};  // released after the second line of the log
 alignas(512) std::array<char, 8192> memory;
 
 class Answering : public Offload<Answering> {
@@ -46,10 +49,12 @@ class Answering : public Offload<Answering> {
  private:
   void transfer(zr_done* done) const {
     if (answers.started != ZR_OK) throw PluginError(answers.started, "cannot start");
-    if (answers.late)
+    if (answers.late) {
       unresolved = Done::retained(host_, done);
-    else
-      Done::retained(host_, done).resolve(answers.completed, 0, "is broken");
+      return;
+    }
+    if (answers.slow) two_lines.acquire();
+    Done::retained(host_, done).resolve(answers.completed, 0, "is broken");
   }
   const Host host_;
 };
@@ -82,6 +87,8 @@ class TierStoreTest : public testing::Test {
                                                  "offload.tier"),
         1, long_wait);
   }
+  // Expects the warnings of a read that completes after the second one.
+  void expect_two_warnings();
   std::string problem_of_caps() {
     return error_of([&] { open(); });
   }
@@ -184,21 +191,24 @@ TEST_F(TierStoreTest, FailedTransferHasTheExitCodeOfItsError) {
   }
 }
 
-// Completes the late transfer after the second line of the log.
+// Completes the transfer that waits after the second line of the log.
 struct CompletesAfterTwoLines : host::CurrentLine {
   CompletesAfterTwoLines() { host::set_current_line(this); }
   ~CompletesAfterTwoLines() override { host::remove_current_line(this); }
   void erase() override {}
   void draw() override {
-    if (++lines == 2) std::exchange(unresolved, std::nullopt)->resolve();
+    if (++lines != 2) return;
+    if (answers.late)
+      std::exchange(unresolved, std::nullopt)->resolve();
+    else
+      two_lines.release();
   }
   int lines = 0;
 };
 
-TEST_F(TierStoreTest, WaitsForALateTransferAndWarns) {
+void TierStoreTest::expect_two_warnings() {
   const auto tier = open(&kTable, std::chrono::milliseconds(100));
   const uint64_t allocation = tier->reserve(4096, {{host::MemoryKind::other, "test", 4096}});
-  answers.late = true;
   testing::internal::CaptureStderr();
   {
     const CompletesAfterTwoLines completes;
@@ -208,11 +218,20 @@ TEST_F(TierStoreTest, WaitsForALateTransferAndWarns) {
       "zeroth: warning: offload 'tier' (tier): transfer: the state of 'w': the transfer is not complete after ";
   const std::string end =
       ", and this rank waits for it; look for errors of the disk in the system's log (dmesg); if there are none, and "
-      "the "
-      "tier is not just slow, its plug-in has a bug: stop the job\n";
+      "the tier is not just slow, its plug-in has a bug: stop the job\n";
   const std::string log = testing::internal::GetCapturedStderr();
   EXPECT_EQ(log.find(start + "0.1s" + end + start + "0.2s" + end), 0u) << log;
   EXPECT_EQ(tier->failure(), "");
+}
+
+TEST_F(TierStoreTest, WaitsForALateTransferAndWarns) {
+  answers.late = true;
+  expect_two_warnings();
+}
+
+TEST_F(TierStoreTest, WarnsWhileATransferDoesNotReturn) {
+  answers.slow = true;
+  expect_two_warnings();
 }
 
 TEST_F(TierStoreTest, TransferThatThrowsIsABugInThePlugin) {

@@ -84,6 +84,25 @@ TEST_F(PluginHostTest, CountsMemoryUnderTheKindOfItsTag) {
   memory->free(host.abi(), &view);
 }
 
+TEST_F(PluginHostTest, HasAnErrorIfCountedMemoryExceedsABudget) {
+  const auto* memory = service<zr_memory_service>("zr.host.memory/1");
+  ledger.on_change(Tier::host, [](int64_t held) {
+    if (held > 2048) throw UserError("the budget is 2.00 KiB");
+  });
+  memory->account(host.abi(), "arena", 2048);
+  EXPECT_EQ(host.take_excess(), nullptr);
+  memory->account(host.abi(), "other: products", 1024);
+  try {
+    std::rethrow_exception(host.take_excess());
+  } catch (const UserError& error) {
+    EXPECT_STREQ(error.what(),
+                 "the budget is 2.00 KiB; 1.00 KiB of it are 'other: products', which a plug-in allocates while it "
+                 "works: the plan does not include them");
+  }
+  EXPECT_EQ(host.take_excess(), nullptr) << "reported once";
+  ledger.on_change(Tier::host, {});
+}
+
 TEST_F(PluginHostTest, RejectsMemoryThatCannotBeAllocated) {
   zr_view view{};
   CallError error;
