@@ -9,6 +9,7 @@
 
 #include "base/error.hpp"
 #include "base/round_up.hpp"
+#include "base/text.hpp"
 #include "base/unknown_bits.hpp"
 #include "plugin/services.hpp"
 
