@@ -137,7 +137,7 @@ struct AdafactorReference {
     std::vector<double> estimate(n), result(t.weight.begin(), t.weight.end());
     const auto g = [&](std::size_t i) { return static_cast<double>(t.grad[i]) * t.mul; };
     if (columns == 0) {
-      for (std::size_t i = 0; i < n; ++i) estimate[i] = t.state(0)[i] + gain * (g(i) * g(i) - t.state(0)[i]);
+      for (std::size_t i = 0; i < n; ++i) estimate[i] = (1 - gain) * t.state(0)[i] + gain * g(i) * g(i);
     } else {
       const std::size_t rows = n / columns;
       std::vector<double> row(rows), col(columns);
@@ -147,10 +147,10 @@ struct AdafactorReference {
       }
       double mean = 0;
       for (std::size_t r = 0; r < rows; ++r) {
-        row[r] = t.state(0)[r] + gain * (row[r] - t.state(0)[r]);
+        row[r] = (1 - gain) * t.state(0)[r] + gain * row[r];
         mean += row[r] / static_cast<double>(rows);
       }
-      for (std::size_t c = 0; c < columns; ++c) col[c] = t.state(1)[c] + gain * (col[c] - t.state(1)[c]);
+      for (std::size_t c = 0; c < columns; ++c) col[c] = (1 - gain) * t.state(1)[c] + gain * col[c];
       for (std::size_t i = 0; i < n; ++i) estimate[i] = row[i / columns] * col[i % columns] / std::max(mean, eps1);
     }
     double weights = 0, updates = 0;

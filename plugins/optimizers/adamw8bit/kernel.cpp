@@ -8,7 +8,7 @@ namespace ZR_ISA {
 namespace {
 constexpr float kSmallest = 1e-30F;  // blocks of smaller numbers are 0: the inverse of their scale could be infinite
 
-constexpr float kLargest = 3.40282347e+38F;  // of fp32
+constexpr float kLargest = 0x1p125F;  // of the scales of exp_avg_sq: the inverse of a larger one is denormal
 
 struct Block {
   float exp_avg[kStateBlock], exp_avg_sq[kStateBlock];
@@ -51,7 +51,7 @@ ZR_ALWAYS_INLINE void decode(const uint8_t* exp_avg, const uint8_t* exp_avg_sq, 
 ZR_ALWAYS_INLINE void store(const Block& block, const AdamW8Run& run, int64_t first, int64_t index, int64_t n) {
   const float scale = largest_of(block.exp_avg, n), largest_sq = largest_of(block.exp_avg_sq, n);
   // The square of a gradient may be infinite. With an infinite scale, all elements of the block would be NaN.
-  const float scale_sq = largest_sq == __builtin_inff() ? kLargest : largest_sq;
+  const float scale_sq = largest_sq > kLargest ? kLargest : largest_sq;
   run.exp_avg_scale[index] = scale;
   run.exp_avg_sq_scale[index] = scale_sq;
   const float inverse = inverse_of(scale), inverse_sq = inverse_of(scale_sq);
