@@ -25,15 +25,15 @@ ZR_ALWAYS_INLINE double squared(float x) {
   return wide * wide;
 }
 
-// Squares of kRows rows of a gradient: adds them to the sums of their columns, rows in ascending order, and writes the
+// Squares of Rows rows of a gradient: adds them to the sums of their columns, rows in ascending order, and writes the
 // sum of each row, as sum_of() computes it.
-template <int kRows>
+template <int Rows>
 ZR_ALWAYS_INLINE void add_squares(const float* __restrict grad, float mul, int64_t columns,
                                   double* __restrict by_column, double* by_row) {
-  double lanes[kRows][kLanes] = {};
+  double lanes[Rows][kLanes] = {};
   const auto add = [&](int64_t line, int lane) __attribute__((always_inline)) {
     double column = by_column[line + lane];
-    for (int r = 0; r < kRows; ++r) {
+    for (int r = 0; r < Rows; ++r) {
       const double square = squared(grad[r * columns + line + lane] * mul);
       column += square;
       lanes[r][lane] += square;
@@ -44,7 +44,7 @@ ZR_ALWAYS_INLINE void add_squares(const float* __restrict grad, float mul, int64
   for (; line + kLanes <= columns; line += kLanes)
     for (int lane = 0; lane < kLanes; ++lane) add(line, lane);
   for (int lane = 0; line + lane < columns; ++lane) add(line, lane);
-  for (int r = 0; r < kRows; ++r) {
+  for (int r = 0; r < Rows; ++r) {
     by_row[r] = 0;
     for (const double lane : lanes[r]) by_row[r] += lane;
   }
