@@ -160,7 +160,7 @@ NewtonSchulz::~NewtonSchulz() { count_memory(-bytes_); }
 // Once per process, at the first update.
 void NewtonSchulz::report_missing_instructions() const {
   static std::once_flag reported;
-  if (precision_ == Precision::fp32 || stores_bf16_) return;
+  if (!emulates_bf16()) return;
   std::call_once(reported, [this] {
     host_.log(ZR_LOG_INFO,
               "optimizer.muon.precision = \"bf16\": this processor has no bf16 matrix products, so muon rounds to bf16 "
@@ -226,7 +226,7 @@ void NewtonSchulz::normalize(float* matrix, int64_t count, double least_norm) co
 
 // Rounds a result that a processor without bf16 products has calculated in fp32.
 void NewtonSchulz::round_result(void* result, int64_t count) const {
-  if (precision_ == Precision::fp32 || stores_bf16_) return;
+  if (!emulates_bf16()) return;
   auto* const values = static_cast<float*>(result);
   for (int64_t i = 0; i < count; ++i) values[i] = rounded_to_bf16(values[i]);
 }

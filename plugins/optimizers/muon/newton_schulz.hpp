@@ -41,6 +41,8 @@ class NewtonSchulz {
     std::vector<std::unique_ptr<Workspace>> idle;
     std::size_t made = 0;
   };
+  // Products are calculated in fp32 and rounded.
+  bool emulates_bf16() const { return precision_ == Precision::bf16 && !stores_bf16_; }
   void count_memory(int64_t bytes) const;
   void report_missing_instructions() const;
   void normalize(float* matrix, int64_t count, double least_norm) const;
