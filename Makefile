@@ -21,7 +21,7 @@ setup:  ## installs missing packages, libtorch and the default text (.ci/debian.
 	@.ci/setup
 
 build: setup  ## builds zeroth, the plug-ins, the examples and the tests into build/
-	@$(call configure,)
+	@$(call configure,-DZR_SLOW_TESTS=OFF)
 	@$(call compile)
 
 train: setup  ## builds what training needs, and trains; CONFIG=file.toml, ARGS="strategy=zero0 train.steps=20"
@@ -32,7 +32,9 @@ train: setup  ## builds what training needs, and trains; CONFIG=file.toml, ARGS=
 test: build  ## runs the tests that every change must pass
 	@.ci/test
 
-test-all: build  ## runs all tests, also the slow ones (ctest label *slow); use it before a release
+test-all: setup  ## runs all tests, also the slow ones (ctest label *slow); use it before a release
+	@$(call configure,-DZR_SLOW_TESTS=ON)
+	@$(call compile)
 	@.ci/test all
 
 matrix: build  ## runs the parity matrix; CASES="zero3 fp16": test cases whose names contain one of the words

@@ -9,10 +9,10 @@
 namespace zr::arch {
 namespace {
 
-const std::filesystem::path kRoot = ZR_SOURCE_DIR;
+const std::filesystem::path kTree = ZR_SOURCE_DIR;
 
 TEST(WordsTest, FindsNoWordWithAPrivateMeaning) {
-  EXPECT_EQ(private_words(kRoot, kRoot / "tests/arch/words.txt"), std::vector<std::string>());
+  EXPECT_EQ(private_words(kTree, kTree / "tests/arch/words.txt"), std::vector<std::string>());
 }
 
 TEST(WordsTest, FindsFullWordsInCodeAndText) {

@@ -121,14 +121,14 @@ TEST_F(OptimizerSlotsTest, StartsAndShutsDown) {
   EXPECT_EQ(Full::started, 0);
 }
 
-struct Plain : Optimizer<Plain> {
+struct PlainOptimizer : Optimizer<PlainOptimizer> {
   void update(const Update&) const {}
 };
 
 TEST(OptimizerWithoutOptionalMembers, HasNoFunctionsForThem) {
-  constexpr zr_component plain = component<Plain>("plain", "1.0");
-  EXPECT_EQ(startup_of<Plain>(), nullptr);
-  EXPECT_EQ(shutdown_of<Plain>(), nullptr);
+  constexpr zr_component plain = component<PlainOptimizer>("plain", "1.0");
+  EXPECT_EQ(startup_of<PlainOptimizer>(), nullptr);
+  EXPECT_EQ(shutdown_of<PlainOptimizer>(), nullptr);
   EXPECT_EQ(plain.extension("zr.optimizer.globals/1"), nullptr);
   EXPECT_EQ(plain.extension("zr.optimizer.local_gradients/1"), nullptr);
 }

@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const fs::path kRoot = ZR_SOURCE_DIR;
+const fs::path kTree = ZR_SOURCE_DIR;
 constexpr std::size_t kMinLength = 3;  // of a part of a fragment: shorter ones are only punctuation
 constexpr std::size_t kMaxGap = 400;   // characters of source or message that "..." stands for
 
@@ -81,10 +81,10 @@ std::vector<std::pair<int, std::string>> fragments_of(const std::string& page) {
 
 std::vector<std::string> texts() {
   std::vector<std::string> all;
-  for (const auto& entry : fs::directory_iterator(kRoot / "tests/golden"))
+  for (const auto& entry : fs::directory_iterator(kTree / "tests/golden"))
     if (entry.path().extension() == ".txt") all.push_back(text_of(entry.path()));
   for (const char* folder : {"core", "plugins", "sdk/include"})
-    for (const auto& entry : fs::recursive_directory_iterator(kRoot / folder))
+    for (const auto& entry : fs::recursive_directory_iterator(kTree / folder))
       if (const auto end = entry.path().extension(); end == ".cpp" || end == ".hpp")
         all.push_back(messages_of(text_of(entry.path())));
   return all;
@@ -92,7 +92,7 @@ std::vector<std::string> texts() {
 
 TEST(TroubleshootingTest, QuotesMessagesThatExist) {
   const auto all = texts();
-  const auto fragments = fragments_of(text_of(kRoot / "docs/troubleshooting.md"));
+  const auto fragments = fragments_of(text_of(kTree / "docs/troubleshooting.md"));
   for (const auto& [line, fragment] : fragments) {
     const auto parts = parts_of(fragment);
     EXPECT_TRUE(!parts.empty() &&

@@ -84,42 +84,45 @@ std::map<std::string, int64_t> kinds(const std::string& plan) {
   return bytes;
 }
 
-TEST_F(MemoryTest, MatchesThePlan) {
-  for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"})
-    for (const std::string types :
-         {"train.dtype=fp32", "train.dtype=bf16", "train.dtype=bf16 gradients.dtype=bf16",
-          "train.dtype=fp32 gradients.reduce=last_micro_step train.gradient_accumulation=2"}) {
-      const std::string how = "strategy=" + strategy + " strategy." + strategy + ".bucket_bytes=64KiB " + types;
-      const auto planned = plan(how);
-      ASSERT_EQ(planned.code, 0) << planned.output;
-      EXPECT_NE(planned.output.find("\n  activations    unknown until measured by a run\n"), std::string::npos);
-      const auto trained = train(how);
-      ASSERT_EQ(trained.code, 0) << trained.output;
-      auto said = kinds(planned.output);
-      const Json ran = summary();
-      for (const auto& [tier, of_tier] : ran["memory"].items())
-        for (const auto& [kind, bytes] : of_tier.items()) {
-          if (kind == "activations") {
-            EXPECT_TRUE(bytes["planned"].is_null()) << "they are unknown before a run, not 0";
-            EXPECT_GT(bytes["peak"], 0);
-            continue;
-          }
-          const std::string name = tier == "host" && kind == "communicator" ? "host" : kind;
-          EXPECT_NEAR(said[name], bytes["peak"].get<double>(), 0.02 * bytes["peak"].get<double>())
-              << how << " " << kind << "\n"
-              << planned.output;
+class MemoryPlanTest : public MemoryTest, public ::testing::WithParamInterface<std::string> {};
+
+TEST_P(MemoryPlanTest, PredictsARun) {
+  const std::string strategy = GetParam();
+  for (const std::string types : {"train.dtype=fp32", "train.dtype=bf16", "train.dtype=bf16 gradients.dtype=bf16",
+                                  "train.dtype=fp32 gradients.reduce=last_micro_step train.gradient_accumulation=2"}) {
+    const std::string how = "strategy=" + strategy + " strategy." + strategy + ".bucket_bytes=64KiB " + types;
+    const auto planned = plan(how);
+    ASSERT_EQ(planned.code, 0) << planned.output;
+    EXPECT_NE(planned.output.find("\n  activations    unknown until measured by a run\n"), std::string::npos);
+    const auto trained = train(how);
+    ASSERT_EQ(trained.code, 0) << trained.output;
+    auto said = kinds(planned.output);
+    const Json ran = summary();
+    for (const auto& [tier, of_tier] : ran["memory"].items())
+      for (const auto& [kind, bytes] : of_tier.items()) {
+        if (kind == "activations") {
+          EXPECT_TRUE(bytes["planned"].is_null()) << "they are unknown before a run, not 0";
+          EXPECT_GT(bytes["peak"], 0);
+          continue;
         }
-      std::ifstream rows(scratch_.path("runs/gpt/metrics.jsonl"));
-      for (std::string row; std::getline(rows, row);) {
-        const int64_t moved = Json::parse(row)["communication_bytes"];
-        if (strategy == "zero3")
-          EXPECT_LE(moved, said["comm bytes"]) << how;
-        else
-          EXPECT_EQ(moved, said["comm bytes"]) << how;
+        const std::string name = tier == "host" && kind == "communicator" ? "host" : kind;
+        EXPECT_NEAR(said[name], bytes["peak"].get<double>(), 0.02 * bytes["peak"].get<double>())
+            << how << " " << kind << "\n"
+            << planned.output;
       }
-      std::filesystem::remove_all(scratch_.path("runs"));
+    std::ifstream rows(scratch_.path("runs/gpt/metrics.jsonl"));
+    for (std::string row; std::getline(rows, row);) {
+      const int64_t moved = Json::parse(row)["communication_bytes"];
+      if (strategy == "zero3")
+        EXPECT_LE(moved, said["comm bytes"]) << how;
+      else
+        EXPECT_EQ(moved, said["comm bytes"]) << how;
     }
+    std::filesystem::remove_all(scratch_.path("runs"));
+  }
 }
+INSTANTIATE_TEST_SUITE_P(Strategies, MemoryPlanTest, ::testing::Values("zero0", "zero1", "zero2", "zero3"),
+                         [](const auto& info) { return info.param; });
 
 TEST_F(MemoryTest, PlanReportsActivationsThatARunMeasured) {
   ASSERT_EQ(train("").code, 0);

@@ -15,8 +15,8 @@ namespace {
 using namespace host;
 using ::testing::HasSubstr;
 
-struct Fixture {
-  explicit Fixture(const std::vector<std::string>& overrides = {}) : rig(overrides) {}
+struct GradientFlowFixture {
+  explicit GradientFlowFixture(const std::vector<std::string>& overrides = {}) : rig(overrides) {}
   // One backward in which the parameters get gradients of these values, in this order.
   void backward(const std::vector<std::pair<uint32_t, float>>& gradients, uint32_t micro = 0, bool counts = true) {
     flow.begin(micro, counts);
@@ -45,7 +45,7 @@ class GradientFlowStrategyTest : public ::testing::TestWithParam<const char*> {
 };
 
 TEST_P(GradientFlowStrategyTest, HandsEveryGradientToTheStrategy) {
-  Fixture f(strategy());
+  GradientFlowFixture f(strategy());
   f.backward({{1, 0.5f}, {0, 2}});
   f.finish();
   EXPECT_EQ(f.sum(0), std::vector<float>(1500, 2));
@@ -54,7 +54,7 @@ TEST_P(GradientFlowStrategyTest, HandsEveryGradientToTheStrategy) {
 }
 
 TEST_P(GradientFlowStrategyTest, TakesZerosForAMissingGradient) {
-  Fixture f(strategy());
+  GradientFlowFixture f(strategy());
   f.backward({{1, 0.5f}, {0, 2}});
   f.finish();
   f.backward({{1, 0.25f}});
@@ -67,7 +67,7 @@ TEST_P(GradientFlowStrategyTest, TakesZerosForAMissingGradient) {
 TEST_P(GradientFlowStrategyTest, AddsUpMicroSteps) {
   std::vector<std::string> overrides = strategy();
   overrides.push_back("train.gradient_accumulation=2");
-  Fixture f(overrides);
+  GradientFlowFixture f(overrides);
   f.backward({{1, 1}, {0, 2}}, 0);
   f.backward({{1, 3}}, 1);
   f.finish();
@@ -77,7 +77,7 @@ TEST_P(GradientFlowStrategyTest, AddsUpMicroSteps) {
 }
 
 TEST_P(GradientFlowStrategyTest, TakesZerosForAMicroBatchOfWeightZero) {
-  Fixture f(strategy());
+  GradientFlowFixture f(strategy());
   f.backward({{1, NAN}, {0, 2}}, 0, false);
   f.finish();
   EXPECT_EQ(f.sum(0), std::vector<float>(1500, 0));
@@ -86,14 +86,14 @@ TEST_P(GradientFlowStrategyTest, TakesZerosForAMicroBatchOfWeightZero) {
 }
 
 TEST(GradientFlowTest, DropsGradientsOnceTheyAreCopied) {
-  Fixture f;
+  GradientFlowFixture f;
   f.flow.begin(0, true);
   f.rig.model.give_gradient(1, 1);
   EXPECT_EQ(f.rig.model.dropped, (std::vector<uint32_t>{1}));
 }
 
 TEST(GradientFlowTest, WithoutOverlapCollectsGradientsAtEndOfBackward) {
-  Fixture f({"gradients.overlap=false"});
+  GradientFlowFixture f({"gradients.overlap=false"});
   f.flow.begin(0, true);
   f.rig.model.give_gradient(1, 1);
   EXPECT_TRUE(f.rig.model.dropped.empty());
@@ -102,20 +102,20 @@ TEST(GradientFlowTest, WithoutOverlapCollectsGradientsAtEndOfBackward) {
 }
 
 TEST(GradientFlowTest, RejectsAGradientOutsideBackward) {
-  Fixture f;
+  GradientFlowFixture f;
   EXPECT_THAT(failure_of([&] { f.rig.model.give_gradient(0, 1); }),
               HasSubstr("backward() ran outside engine.backward() and computed a gradient for 'a'"));
 }
 
 TEST(GradientFlowTest, RejectsASecondGradientOfOneBackward) {
-  Fixture f;
+  GradientFlowFixture f;
   f.flow.begin(0, true);
   f.rig.model.give_gradient(1, 1);
   EXPECT_THAT(failure_of([&] { f.rig.model.give_gradient(1, 1); }), HasSubstr("'b' received a second gradient"));
 }
 
 TEST(GradientFlowTest, CancelsAMicroStepBeforeItsFirstGradientOnly) {
-  Fixture f;
+  GradientFlowFixture f;
   f.flow.begin(0, true);
   EXPECT_TRUE(f.flow.cancel());
   f.flow.begin(0, true);
@@ -124,7 +124,7 @@ TEST(GradientFlowTest, CancelsAMicroStepBeforeItsFirstGradientOnly) {
 }
 
 TEST(GradientFlowTest, FindsFirstNonFiniteParameterIfChecksAreEnabled) {
-  Fixture f;
+  GradientFlowFixture f;
   f.backward({{1, INFINITY}, {0, 1}});
   f.finish();
   EXPECT_EQ(f.flow.first_non_finite(), -1);

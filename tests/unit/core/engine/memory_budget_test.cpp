@@ -15,8 +15,8 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kMiB = 1 << 20;
 
-struct Fixture {
-  explicit Fixture(const std::vector<std::string>& overrides) : rig(overrides) {}
+struct MemoryBudgetFixture {
+  explicit MemoryBudgetFixture(const std::vector<std::string>& overrides) : rig(overrides) {}
   void add(int64_t bytes) { rig.job.ledger.add(Tier::device, MemoryKind::other, "test", bytes); }
   void add_host(int64_t bytes) { rig.job.ledger.add(Tier::host, MemoryKind::other, "test", bytes); }
   OneRankJob rig;
@@ -30,7 +30,7 @@ TEST(MemoryBudgetTest, RejectsPlanOverBudget) {
 }
 
 TEST(MemoryBudgetTest, LimitsLibtorchToBytesLeftInBudget) {
-  Fixture f({"memory.device_budget=64MiB"});
+  MemoryBudgetFixture f({"memory.device_budget=64MiB"});
   const int64_t held = f.rig.job.ledger.held(Tier::device);
   EXPECT_EQ(f.rig.model.limit, 64 * kMiB - held);
   f.add(10 * kMiB);
@@ -40,7 +40,7 @@ TEST(MemoryBudgetTest, LimitsLibtorchToBytesLeftInBudget) {
 }
 
 TEST(MemoryBudgetTest, RejectsDeviceAllocationOverBudget) {
-  Fixture f({"memory.device_budget=64MiB"});
+  MemoryBudgetFixture f({"memory.device_budget=64MiB"});
   f.rig.model.held = {30 * kMiB, 30 * kMiB};
   EXPECT_EQ(failure_of([&] { f.add(20 * kMiB); }), "");
   EXPECT_THAT(failure_of([&] { f.add(20 * kMiB); }),
@@ -49,7 +49,7 @@ TEST(MemoryBudgetTest, RejectsDeviceAllocationOverBudget) {
 }
 
 TEST(MemoryBudgetTest, ErrorNamesStepAndBytesThatLibtorchRequests) {
-  Fixture f({"memory.device_budget=64MiB"});
+  MemoryBudgetFixture f({"memory.device_budget=64MiB"});
   f.progress.restore(4, 4, 4, true);
   ASSERT_TRUE(f.rig.model.over_limit);
   EXPECT_THAT(failure_of([&] { f.rig.model.over_limit(70 * kMiB); }),
@@ -57,7 +57,7 @@ TEST(MemoryBudgetTest, ErrorNamesStepAndBytesThatLibtorchRequests) {
 }
 
 TEST(MemoryBudgetTest, FreeingNeverFails) {
-  Fixture f({"memory.device_budget=64MiB"});
+  MemoryBudgetFixture f({"memory.device_budget=64MiB"});
   f.add(20 * kMiB);
   f.rig.model.held = {60 * kMiB, 60 * kMiB};
   EXPECT_EQ(failure_of([&] { f.add(-kMiB); }), "");
@@ -66,14 +66,14 @@ TEST(MemoryBudgetTest, FreeingNeverFails) {
 }
 
 TEST(MemoryBudgetTest, RejectsHostAllocationOverShareOfRank) {
-  Fixture f({"memory.host_budget=8MiB"});
+  MemoryBudgetFixture f({"memory.host_budget=8MiB"});
   EXPECT_EQ(failure_of([&] { f.add_host(7 * kMiB); }), "");
   EXPECT_THAT(failure_of([&] { f.add_host(2 * kMiB); }),
               AllOf(HasSubstr("memory.host_budget is 8"), HasSubstr("rank 0 holds 9")));
 }
 
 TEST(MemoryBudgetTest, DoesNothingWithoutBudgetAndAfterDestruction) {
-  Fixture none({});
+  MemoryBudgetFixture none({});
   EXPECT_EQ(none.rig.model.limit, -1);
   EXPECT_EQ(failure_of([&] { none.add(int64_t{1} << 40); }), "");
   OneRankJob rig({"memory.device_budget=64MiB"});

@@ -14,8 +14,8 @@ namespace {
 
 using namespace host;
 
-struct Fixture {
-  Fixture()
+struct ModelRefreshFixture {
+  ModelRefreshFixture()
       : session(std::make_unique<engine::Session>(one_rank_setup(scratch.folder().string(), {}, control), model)) {}
   bool agree(engine::ParameterChange& change) {
     return session->refresh().compare_changes([&](engine::ParameterChange&) { return other.parameters(); }, change);
@@ -46,16 +46,16 @@ struct Fixture {
 };
 
 TEST(ModelRefreshTest, ReturnsFalseIfNothingChanged) {
-  Fixture f;
+  ModelRefreshFixture f;
   engine::ParameterChange change;
   EXPECT_FALSE(f.agree(change));
-  change = Fixture::with_c();
+  change = ModelRefreshFixture::with_c();
   EXPECT_TRUE(f.agree(change));
 }
 
 TEST(ModelRefreshTest, RejectsAChangeWithinAStep) {
-  Fixture f;
-  Fixture::backward(*f.session, f.model);
+  ModelRefreshFixture f;
+  ModelRefreshFixture::backward(*f.session, f.model);
   engine::ParameterChange change;
   EXPECT_EQ(failure_of([&] { f.agree(change); }),
             "engine.refresh() was called between engine.backward() and the engine.step() that ends its step; call "
@@ -64,23 +64,23 @@ TEST(ModelRefreshTest, RejectsAChangeWithinAStep) {
 }
 
 TEST(ModelRefreshTest, ChangesNothingIfTheModelCannotBeRead) {
-  Fixture f;
+  ModelRefreshFixture f;
   engine::ParameterChange change;
   EXPECT_THROW(
       f.session->refresh().compare_changes(
           [](engine::ParameterChange&) -> std::vector<plan::Parameter> { throw std::range_error("no model"); }, change),
       std::range_error);
-  Fixture::backward(*f.session, f.model);
+  ModelRefreshFixture::backward(*f.session, f.model);
   EXPECT_TRUE(f.session->step());
 }
 
 TEST(ModelRefreshTest, NextSessionContinuesStepWeightsAndStates) {
-  Fixture f;
-  Fixture::backward(*f.session, f.model);
+  ModelRefreshFixture f;
+  ModelRefreshFixture::backward(*f.session, f.model);
   f.session->step();
-  const std::vector<float> weights = Fixture::read(*f.session, "b", engine::LogicalTensor::value);
-  const std::vector<float> states = Fixture::read(*f.session, "b", engine::LogicalTensor::state, "exp_avg");
-  auto before = std::make_unique<engine::RefreshState>(f.session->hand_over(Fixture::with_c()));
+  const std::vector<float> weights = ModelRefreshFixture::read(*f.session, "b", engine::LogicalTensor::value);
+  const std::vector<float> states = ModelRefreshFixture::read(*f.session, "b", engine::LogicalTensor::state, "exp_avg");
+  auto before = std::make_unique<engine::RefreshState>(f.session->hand_over(ModelRefreshFixture::with_c()));
   const std::string saved = before->folder;
   EXPECT_TRUE(std::filesystem::exists(saved));
   f.session.reset();
@@ -88,11 +88,11 @@ TEST(ModelRefreshTest, NextSessionContinuesStepWeightsAndStates) {
   EXPECT_FALSE(std::filesystem::exists(saved)) << "the checkpoint between the sessions is deleted";
   EXPECT_EQ(next.progress().step(), 1);
   EXPECT_EQ(next.progress().steps_of_run(), 1);
-  EXPECT_EQ(Fixture::read(next, "b", engine::LogicalTensor::value), weights);
-  EXPECT_EQ(Fixture::read(next, "b", engine::LogicalTensor::state, "exp_avg"), states);
-  EXPECT_EQ(Fixture::read(next, "c", engine::LogicalTensor::value), FakeModel::initial(40));
-  EXPECT_EQ(Fixture::read(next, "c", engine::LogicalTensor::state, "exp_avg"), std::vector<float>(40, 0));
-  Fixture::backward(next, f.other);
+  EXPECT_EQ(ModelRefreshFixture::read(next, "b", engine::LogicalTensor::value), weights);
+  EXPECT_EQ(ModelRefreshFixture::read(next, "b", engine::LogicalTensor::state, "exp_avg"), states);
+  EXPECT_EQ(ModelRefreshFixture::read(next, "c", engine::LogicalTensor::value), FakeModel::initial(40));
+  EXPECT_EQ(ModelRefreshFixture::read(next, "c", engine::LogicalTensor::state, "exp_avg"), std::vector<float>(40, 0));
+  ModelRefreshFixture::backward(next, f.other);
   EXPECT_TRUE(next.step());
   EXPECT_EQ(next.progress().step(), 2);
 }

@@ -30,8 +30,8 @@ update::UpdateSlice slice_of(uint32_t param, int64_t first, const zr_view& gradi
 
 // The reduced gradients of "a" (1500 elements: blocks of 1024 and 476) and "b" (40) in one buffer with 4 elements of
 // padding between them.
-struct Fixture {
-  Fixture() {
+struct NormBlocksFixture {
+  NormBlocksFixture() {
     set_a(2);
     std::fill_n(gradients.begin() + 1504, 40, 3.0f);
   }
@@ -52,7 +52,7 @@ struct Fixture {
 };
 
 TEST(NormBlocksTest, AddsTheSquaresOfAllElementsButPadding) {
-  Fixture f;
+  NormBlocksFixture f;
   EXPECT_TRUE(f.blocks.replicated());
   EXPECT_EQ(f.blocks.own_blocks(), 3);
   EXPECT_EQ(f.sum_of_squares(), 1500 * 4 + 40 * 9);
@@ -61,7 +61,7 @@ TEST(NormBlocksTest, AddsTheSquaresOfAllElementsButPadding) {
 
 // The gradients change after they were reported as final, which shows when they were added up.
 TEST(NormBlocksTest, SumsFinalGradientsEarlyAndOnce) {
-  Fixture f;
+  NormBlocksFixture f;
   f.blocks.begin_final_micro_step();
   f.finalize(0, 1500);
   f.set_a(10);
@@ -72,7 +72,7 @@ TEST(NormBlocksTest, SumsFinalGradientsEarlyAndOnce) {
 }
 
 TEST(NormBlocksTest, SumsTheBlocksOfSeveralParametersInOneBuffer) {
-  Fixture f;
+  NormBlocksFixture f;
   f.blocks.begin_final_micro_step();
   f.finalize(0, 1544);
   std::fill(f.gradients.begin(), f.gradients.end(), 10.0f);
@@ -88,7 +88,7 @@ TEST(NormBlocksTest, SumsEarlyOnlyBlocksWhoseElementsAreAllFinal) {
   } cases[] = {{0, 1023, 0, 0},     {0, 1024, 1024, 1}, {0, 1499, 1024, 1}, {0, 1500, 1500, 2}, {1, 1499, 476, 1},
                {1024, 476, 476, 1}, {1024, 475, 0, 0},  {1025, 475, 0, 0},  {1500, 4, 0, 0}};
   for (const auto& [first, count, early, blocks] : cases) {
-    Fixture f;
+    NormBlocksFixture f;
     f.blocks.begin_final_micro_step();
     f.finalize(first, count);
     f.set_a(10);
@@ -98,7 +98,7 @@ TEST(NormBlocksTest, SumsEarlyOnlyBlocksWhoseElementsAreAllFinal) {
 }
 
 TEST(NormBlocksTest, SumsTheRestOfAParameterInALaterCall) {
-  Fixture f;
+  NormBlocksFixture f;
   f.blocks.begin_final_micro_step();
   f.finalize(1024, 476);
   f.finalize(0, 1024);
@@ -108,7 +108,7 @@ TEST(NormBlocksTest, SumsTheRestOfAParameterInALaterCall) {
 }
 
 TEST(NormBlocksTest, SumsNothingEarlyBeforeTheFinalMicroStep) {
-  Fixture f;
+  NormBlocksFixture f;
   f.finalize(0, 1500);
   f.set_a(10);
   EXPECT_EQ(f.sum_of_squares(), 1500 * 100 + 40 * 9);
@@ -116,7 +116,7 @@ TEST(NormBlocksTest, SumsNothingEarlyBeforeTheFinalMicroStep) {
 }
 
 TEST(NormBlocksTest, NewFinalMicroStepDiscardsSumsOfAnAbandonedStep) {
-  Fixture f;
+  NormBlocksFixture f;
   f.blocks.begin_final_micro_step();
   f.finalize(0, 1500);
   f.set_a(10);
@@ -126,7 +126,7 @@ TEST(NormBlocksTest, NewFinalMicroStepDiscardsSumsOfAnAbandonedStep) {
 
 // On a disk-backed buffer the addresses of gradients have no memory; their values are elsewhere.
 TEST(NormBlocksTest, ReadsFinalGradientsWhereTheirValuesAre) {
-  Fixture f;
+  NormBlocksFixture f;
   const std::vector<float> values(500, 5);
   f.blocks.begin_final_micro_step();
   f.blocks.gradients_final(view_of(f.gradients, 1000, 500), values.data());  // block 1 begins at its 24th element
@@ -135,7 +135,7 @@ TEST(NormBlocksTest, ReadsFinalGradientsWhereTheirValuesAre) {
 }
 
 TEST(NormBlocksTest, IgnoresFinalGradientsThatItDoesNotUpdate) {
-  Fixture f;
+  NormBlocksFixture f;
   const std::vector<float> other(2048, 5);
   zr_view narrow = view_of(f.gradients, 0, 1500);
   narrow.dtype = ZR_BF16;  // such as the gradient of one backward, before it is added to the sum
@@ -148,7 +148,7 @@ TEST(NormBlocksTest, IgnoresFinalGradientsThatItDoesNotUpdate) {
 }
 
 TEST(NormBlocksTest, CountsNonFiniteElementsAndNamesTheFirstParameter) {
-  Fixture f;
+  NormBlocksFixture f;
   f.gradients[1504] = -INFINITY;
   EXPECT_EQ(f.blocks.sum(), 1);
   EXPECT_EQ(f.blocks.ordered_sum().first_non_finite, 1);
@@ -161,7 +161,7 @@ TEST(NormBlocksTest, CountsNonFiniteElementsAndNamesTheFirstParameter) {
 }
 
 TEST(NormBlocksTest, CountsNonFiniteElementsOfSumsComputedEarly) {
-  Fixture f;
+  NormBlocksFixture f;
   f.gradients[1030] = INFINITY;
   f.blocks.begin_final_micro_step();
   f.finalize(0, 1544);
@@ -185,7 +185,7 @@ TEST(NormBlocksTest, UpcastsNarrowGradients) {
 }
 
 TEST(NormBlocksTest, JoinsSlicesThatCutAParameterBetweenBlocks) {
-  Fixture f;
+  NormBlocksFixture f;
   const std::vector<update::UpdateSlice> cut{slice_of(0, 0, view_of(f.gradients, 0, 1024)),
                                              slice_of(0, 1024, view_of(f.gradients, 1024, 476)),
                                              slice_of(1, 0, view_of(f.gradients, 1504, 40))};
@@ -199,7 +199,7 @@ TEST(NormBlocksTest, JoinsSlicesThatCutAParameterBetweenBlocks) {
 }
 
 TEST(NormBlocksTest, RejectsSlicesThatLackAPlannedElement) {
-  Fixture f;
+  NormBlocksFixture f;
   EXPECT_EQ(failure_of([&] {
               const std::vector<update::UpdateSlice> lacking{slice_of(0, 0, view_of(f.gradients, 0, 1024)),
                                                              slice_of(1, 0, view_of(f.gradients, 1504, 40))};

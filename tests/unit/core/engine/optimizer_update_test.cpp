@@ -13,21 +13,21 @@ namespace {
 
 using namespace host;
 
-struct Fixture {
-  explicit Fixture(const std::vector<std::string>& overrides = {}) : rig(overrides) {}
+struct OptimizerUpdateFixture {
+  explicit OptimizerUpdateFixture(const std::vector<std::string>& overrides = {}) : rig(overrides) {}
   OneRankJob rig;
   engine::ShardedState state{rig.context(), rig.job.host, rig.job.tiers, nullptr};
   engine::OptimizerUpdate update{rig.context(), state};
 };
 
 TEST(OptimizerUpdateTest, LearningRateFollowsTheConfiguration) {
-  const Fixture f({"optimizer.lr=0.5", "schedule.use=linear", "train.steps=4"});
+  const OptimizerUpdateFixture f({"optimizer.lr=0.5", "schedule.use=linear", "train.steps=4"});
   EXPECT_EQ(f.update.learning_rate(0), 0.5);
   EXPECT_EQ(f.update.learning_rate(2), 0.25);
 }
 
 TEST(OptimizerUpdateTest, LearningRateComesFromTheScheduleOfTheProgram) {
-  Fixture f({"optimizer.lr=0.5"});
+  OptimizerUpdateFixture f({"optimizer.lr=0.5"});
   f.update.set_schedule([](int64_t index) { return 0.125 * static_cast<double>(index + 1); });
   EXPECT_EQ(f.update.learning_rate(0), 0.125);
   EXPECT_EQ(f.update.learning_rate(7), 1.0);
@@ -36,7 +36,7 @@ TEST(OptimizerUpdateTest, LearningRateComesFromTheScheduleOfTheProgram) {
 }
 
 TEST(OptimizerUpdateTest, RejectsALearningRateThatIsNegativeOrNotFinite) {
-  Fixture f;
+  OptimizerUpdateFixture f;
   for (const auto& [rate, text] :
        {std::pair{-1.0, "-1"}, std::pair{std::nan(""), "nan"}, std::pair<double, const char*>{INFINITY, "inf"}}) {
     f.update.set_schedule([rate = rate](int64_t) { return rate; });
@@ -47,13 +47,13 @@ TEST(OptimizerUpdateTest, RejectsALearningRateThatIsNegativeOrNotFinite) {
 }
 
 TEST(OptimizerUpdateTest, ThrowsTheExceptionOfTheSchedule) {
-  Fixture f;
+  OptimizerUpdateFixture f;
   f.update.set_schedule([](int64_t) -> double { throw std::range_error("no rate"); });
   EXPECT_THROW(f.update.learning_rate(0), std::range_error);
 }
 
 TEST(OptimizerUpdateTest, AveragesAndEditsGradientsOfTouchedParametersOnly) {
-  Fixture f;
+  OptimizerUpdateFixture f;
   for (const update::UpdateSlice& slice : f.state.slices())
     std::fill_n(static_cast<float*>(slice.grad.data), slice.grad.count, 6.0f);
   std::vector<int> calls(1500, 0);
@@ -75,7 +75,7 @@ TEST(OptimizerUpdateTest, AveragesAndEditsGradientsOfTouchedParametersOnly) {
 }
 
 TEST(OptimizerUpdateTest, DoesNotEditGradientsThatAreNotFinite) {
-  Fixture f;
+  OptimizerUpdateFixture f;
   for (const update::UpdateSlice& slice : f.state.slices())
     std::fill_n(static_cast<float*>(slice.grad.data), slice.grad.count, slice.param == 1 ? INFINITY : 6.0f);
   std::vector<uint32_t> edited;

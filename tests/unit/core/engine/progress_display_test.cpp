@@ -87,14 +87,14 @@ TEST(ProgressDisplayTest, LastBarStays) {
   ::setenv("NO_COLOR", "1", 1);
   engine::StepProgress last = offloaded_step();
   last.step = last.steps;
-  testing::internal::CaptureStdout();
+  ::testing::internal::CaptureStdout();
   {
     engine::ProgressDisplay display(true);
     display.show(offloaded_step());
     display.show(last);
     display.note("validation loss 3");
   }
-  const std::string seen = testing::internal::GetCapturedStdout();
+  const std::string seen = ::testing::internal::GetCapturedStdout();
   EXPECT_EQ(seen.substr(seen.find('\n')), "\n\r\033[Kvalidation loss 3\n") << seen;
   EXPECT_EQ(seen.find("\033[0K" + kBegin + "["), seen.rfind(kBegin) - 4) << seen;
   ::unsetenv("ZR_PROGRESS");
@@ -108,7 +108,7 @@ TEST(ProgressDisplayTest, WidthFollowsTheTerminal) {
   ASSERT_EQ(::openpty(&master, &terminal, nullptr, nullptr, &size), 0);
   ::setenv("ZR_PROGRESS", (std::string("tty:") + ::ttyname(terminal)).c_str(), 1);
   ::setenv("NO_COLOR", "1", 1);
-  testing::internal::CaptureStdout();
+  ::testing::internal::CaptureStdout();
   {
     engine::ProgressDisplay display(true);
     display.show(offloaded_step());
@@ -117,7 +117,7 @@ TEST(ProgressDisplayTest, WidthFollowsTheTerminal) {
     display.show(offloaded_step());
     display.note("a line of its own");
   }
-  EXPECT_EQ(testing::internal::GetCapturedStdout(),
+  EXPECT_EQ(::testing::internal::GetCapturedStdout(),
             kBegin + progress_on_terminal(offloaded_step(), 100, false) + "\033[0K" + kBegin +
                 progress_on_terminal(offloaded_step(), 30, false) + "\033[0K" + "\r\033[Ka line of its own\n");
   ::unsetenv("ZR_PROGRESS");
@@ -134,7 +134,7 @@ TEST(ProgressDisplayTest, LogLinesAreWrittenAboveTheBar) {
   ASSERT_EQ(::openpty(&master, &terminal, nullptr, nullptr, &size), 0);
   ::setenv("ZR_PROGRESS", (std::string("tty:") + ::ttyname(terminal)).c_str(), 1);
   ::setenv("NO_COLOR", "1", 1);
-  testing::internal::CaptureStdout();
+  ::testing::internal::CaptureStdout();
   const int standard_error = ::dup(STDERR_FILENO);
   ASSERT_EQ(::dup2(STDOUT_FILENO, STDERR_FILENO), STDERR_FILENO);
   {
@@ -150,10 +150,10 @@ TEST(ProgressDisplayTest, LogLinesAreWrittenAboveTheBar) {
   ASSERT_EQ(::dup2(standard_error, STDERR_FILENO), STDERR_FILENO);
   ::close(standard_error);
   const std::string bar = progress_on_terminal(offloaded_step(), 100, false) + "\033[0K";
-  EXPECT_EQ(testing::internal::GetCapturedStdout(), "zeroth: warning: before the first bar\n" + kBegin + bar +
-                                                        "\r\033[Kzeroth: warning: step 4 skipped\n" + bar +
-                                                        "\r\033[Ka line of its own\nzeroth: warning: no bar\n" +
-                                                        kBegin + bar + "\nzeroth: warning: after the display\n");
+  EXPECT_EQ(::testing::internal::GetCapturedStdout(), "zeroth: warning: before the first bar\n" + kBegin + bar +
+                                                          "\r\033[Kzeroth: warning: step 4 skipped\n" + bar +
+                                                          "\r\033[Ka line of its own\nzeroth: warning: no bar\n" +
+                                                          kBegin + bar + "\nzeroth: warning: after the display\n");
   ::unsetenv("ZR_PROGRESS");
   ::unsetenv("NO_COLOR");
   ::close(terminal);

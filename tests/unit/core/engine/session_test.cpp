@@ -16,8 +16,8 @@ using namespace host;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-struct Fixture {
-  explicit Fixture(const std::vector<std::string>& overrides = {}) {
+struct SessionFixture {
+  explicit SessionFixture(const std::vector<std::string>& overrides = {}) {
     session = std::make_unique<engine::Session>(one_rank_setup(scratch.folder().string(), overrides, control), model);
   }
   void backward(float gradient, double weight = 1) {
@@ -41,7 +41,7 @@ struct Fixture {
 };
 
 TEST(SessionTest, UpdatesWeightsOnTheBoundaryOnly) {
-  Fixture f({"train.gradient_accumulation=2", "optimizer.lr=0.5"});
+  SessionFixture f({"train.gradient_accumulation=2", "optimizer.lr=0.5"});
   EXPECT_FALSE(f.step(1));
   EXPECT_EQ(f.read(1), FakeModel::initial(40));
   EXPECT_TRUE(f.step(3));
@@ -52,7 +52,7 @@ TEST(SessionTest, UpdatesWeightsOnTheBoundaryOnly) {
 }
 
 TEST(SessionTest, ClipsTheGradientToItsNorm) {
-  Fixture f({"train.gradient_clipping=1.0"});
+  SessionFixture f({"train.gradient_clipping=1.0"});
   f.step(3);
   const double norm = 3 * std::sqrt(1540.0);
   EXPECT_NEAR(f.session->progress().grad_norm(), norm, 1e-9);
@@ -60,7 +60,7 @@ TEST(SessionTest, ClipsTheGradientToItsNorm) {
 }
 
 TEST(SessionTest, SkipsAStepWhoseGradientsAreNotFinite) {
-  Fixture f;
+  SessionFixture f;
   EXPECT_TRUE(f.step(INFINITY));
   EXPECT_EQ(f.read(0), FakeModel::initial(1500));
   EXPECT_EQ(f.session->progress().step(), 1);
@@ -69,7 +69,7 @@ TEST(SessionTest, SkipsAStepWhoseGradientsAreNotFinite) {
 }
 
 TEST(SessionTest, GivesUpAfterTooManySkippedStepsAndNamesTheParameter) {
-  Fixture f({"train.max_skipped_steps=2"});
+  SessionFixture f({"train.max_skipped_steps=2"});
   f.step(NAN);
   EXPECT_THAT(failure_of([&] { f.step(NAN); }),
               AllOf(HasSubstr("gradients were not finite in 2 steps in a row"),
@@ -77,7 +77,7 @@ TEST(SessionTest, GivesUpAfterTooManySkippedStepsAndNamesTheParameter) {
 }
 
 TEST(SessionTest, RejectsAStepInWhichNoParameterHasAGradient) {
-  Fixture f;
+  SessionFixture f;
   f.session->begin_backward(1, 1);
   f.session->end_backward();
   EXPECT_THAT(failure_of([&] { f.session->step(); }), HasSubstr("in step 1, no parameter of this engine's model"));
@@ -87,7 +87,7 @@ TEST(SessionTest, RejectsAStepInWhichNoParameterHasAGradient) {
 }
 
 TEST(SessionTest, RejectsAStepOfWeightZeroAndBeginsItAgain) {
-  Fixture f;
+  SessionFixture f;
   f.backward(1, 0);
   EXPECT_THAT(failure_of([&] { f.session->step(); }), HasSubstr("add up to 0"));
   EXPECT_EQ(f.read(0), FakeModel::initial(1500));
@@ -95,7 +95,7 @@ TEST(SessionTest, RejectsAStepOfWeightZeroAndBeginsItAgain) {
 }
 
 TEST(SessionTest, RepeatsABackwardThatFailedBeforeItsFirstGradient) {
-  Fixture f;
+  SessionFixture f;
   f.session->begin_backward(1, 1);
   f.session->fail_backward();
   EXPECT_FALSE(f.session->progress().within_step());
@@ -103,7 +103,7 @@ TEST(SessionTest, RepeatsABackwardThatFailedBeforeItsFirstGradient) {
 }
 
 TEST(SessionTest, RejectsBackwardAfterOneThatFailedHalfway) {
-  Fixture f;
+  SessionFixture f;
   f.session->begin_backward(1, 1);
   f.model.give_gradient(1, 1);
   f.session->fail_backward();
@@ -111,7 +111,7 @@ TEST(SessionTest, RejectsBackwardAfterOneThatFailedHalfway) {
 }
 
 TEST(SessionTest, ChangesTheNumberOfMicroBatchesBetweenSteps) {
-  Fixture f({"train.gradient_accumulation=2"});
+  SessionFixture f({"train.gradient_accumulation=2"});
   f.session->set_accumulation(1);
   EXPECT_TRUE(f.step(1));
   f.session->set_accumulation(3);
@@ -124,7 +124,7 @@ TEST(SessionTest, ChangesTheNumberOfMicroBatchesBetweenSteps) {
 }
 
 TEST(SessionTest, RejectsMoreMicroBatchesThanThePlanHasSumsFor) {
-  Fixture f;
+  SessionFixture f;
   EXPECT_EQ(failure_of([&] { f.session->set_accumulation(0); }),
             "engine.set_accumulation(0): a step has at least one micro-batch per rank; pass 1 or more");
   EXPECT_EQ(failure_of([&] { f.session->set_accumulation(2); }),
@@ -136,7 +136,7 @@ TEST(SessionTest, RejectsMoreMicroBatchesThanThePlanHasSumsFor) {
 }
 
 TEST(SessionTest, AcceptsMoreMicroBatchesThanPlannedIfOnlyTheLastOneReduces) {
-  Fixture f({"gradients.reduce=last_micro_step"});
+  SessionFixture f({"gradients.reduce=last_micro_step"});
   f.session->set_accumulation(2);
   EXPECT_FALSE(f.step(1));
   EXPECT_TRUE(f.step(3));
@@ -144,7 +144,7 @@ TEST(SessionTest, AcceptsMoreMicroBatchesThanPlannedIfOnlyTheLastOneReduces) {
 }
 
 TEST(SessionTest, SetsAndHashesWeightsByName) {
-  Fixture f;
+  SessionFixture f;
   const std::string before = f.session->tensors().weights_hash();
   EXPECT_EQ(before.size(), 16u);
   const std::vector<float> values(40, 3);
@@ -156,7 +156,7 @@ TEST(SessionTest, SetsAndHashesWeightsByName) {
 }
 
 TEST(SessionTest, DestructionReleasesModelAndLeavesJob) {
-  Fixture f;
+  SessionFixture f;
   f.step(1);
   f.session.reset();
   EXPECT_EQ(f.model.released, 1);
@@ -166,7 +166,7 @@ TEST(SessionTest, DestructionReleasesModelAndLeavesJob) {
 }
 
 TEST(SessionTest, FailedStartReleasesTheModelAndTheRunFolder) {
-  Fixture f({"job.name=other"});
+  SessionFixture f({"job.name=other"});
   FakeModel model({{"a", 1500}, {"b", 40}});
   const auto start = [&](const std::vector<std::string>& overrides) {
     const engine::Session session(one_rank_setup(f.scratch.folder().string(), overrides, f.control), model);

@@ -14,9 +14,9 @@ namespace {
 using namespace host;
 
 // The state of a planned job. `disk`: optimizer states are there.
-class Fixture {
+class ShardedStateFixture {
  public:
-  explicit Fixture(std::vector<std::string> overrides = {}, bool disk = false)
+  explicit ShardedStateFixture(std::vector<std::string> overrides = {}, bool disk = false)
       : rig(with_disk(std::move(overrides), disk, disk_)), state(rig.context(), rig.job.host, rig.job.tiers, nullptr) {}
   std::vector<float> read(uint32_t param, engine::LogicalTensor role, const std::string& slot = "") {
     return full_tensor(state, rig.model, param, role, slot);
@@ -46,7 +46,7 @@ std::vector<float> ramp(std::size_t count, float from) {
 class ShardedStateTierTest : public ::testing::TestWithParam<bool> {};
 
 TEST(ShardedStateTest, CopiesModelValuesAndBindsModelToCopies) {
-  Fixture f;
+  ShardedStateFixture f;
   EXPECT_EQ(f.read(0, engine::LogicalTensor::value), FakeModel::initial(1500));
   EXPECT_EQ(f.read(1, engine::LogicalTensor::value), FakeModel::initial(40));
   ASSERT_NE(f.rig.model.values(1), nullptr);
@@ -55,14 +55,14 @@ TEST(ShardedStateTest, CopiesModelValuesAndBindsModelToCopies) {
 }
 
 TEST(ShardedStateTest, ReadsAnyRangeOfATensor) {
-  Fixture f;
+  ShardedStateFixture f;
   float out[5];
   f.state.read(0, engine::LogicalTensor::value, "", 1022, 5, out);
   for (int i = 0; i < 5; ++i) EXPECT_EQ(out[i], static_cast<float>(1022 + i + 1) * 0.5f);
 }
 
 TEST_P(ShardedStateTierTest, WritesAndReadsOptimizerStates) {
-  Fixture f({}, GetParam());
+  ShardedStateFixture f({}, GetParam());
   EXPECT_EQ(f.read(0, engine::LogicalTensor::state, "exp_avg"), std::vector<float>(1500, 0));
   const std::vector<float> values = ramp(1500, 3);
   f.state.write_state(0, "exp_avg", values.data());
@@ -74,13 +74,13 @@ TEST_P(ShardedStateTierTest, WritesAndReadsOptimizerStates) {
 }
 
 TEST(ShardedStateTest, NamesTheStatesThatTheOptimizerHas) {
-  Fixture f;
+  ShardedStateFixture f;
   EXPECT_EQ(failure_of([&] { f.read(0, engine::LogicalTensor::state, "momentum"); }),
             "optimizer 'adamw' has no state 'momentum'; it has: exp_avg, exp_avg_sq");
 }
 
 TEST_P(ShardedStateTierTest, StoresMasterExactlyAndWeightsRounded) {
-  Fixture f({"train.dtype=bf16"}, GetParam());
+  ShardedStateFixture f({"train.dtype=bf16"}, GetParam());
   std::vector<float> values(40, 1.0f + 1.0f / 1024);  // between two numbers of bf16
   f.state.store(1, values.data());
   EXPECT_EQ(f.read(1, engine::LogicalTensor::value), values) << "the fp32 master";
@@ -90,7 +90,7 @@ TEST_P(ShardedStateTierTest, StoresMasterExactlyAndWeightsRounded) {
 }
 
 TEST_P(ShardedStateTierTest, MasterChangesOnlyWhereProgramWroteWeights) {
-  Fixture f({"train.dtype=bf16"}, GetParam());
+  ShardedStateFixture f({"train.dtype=bf16"}, GetParam());
   const std::vector<float> values(40, 1.0f + 1.0f / 1024);
   f.state.store(1, values.data());
   const auto adopt_all = [&] {
@@ -108,7 +108,7 @@ TEST_P(ShardedStateTierTest, MasterChangesOnlyWhereProgramWroteWeights) {
 }
 
 TEST(ShardedStateTest, RecordsParametersThatStoreFullChanged) {
-  Fixture f;
+  ShardedStateFixture f;
   std::vector<float> values = FakeModel::initial(40);
   f.state.store_full(1, values.data());
   EXPECT_FALSE(f.state.has_stored()) << "nothing differs";
@@ -121,7 +121,7 @@ TEST(ShardedStateTest, RecordsParametersThatStoreFullChanged) {
 }
 
 TEST(ShardedStateTest, HashOfWeightsFollowsTheirBytes) {
-  Fixture f;
+  ShardedStateFixture f;
   const update::UpdateSlice& slice = f.state.slices()[f.state.slices_of(1).front()];
   const uint64_t before = f.state.hash_of_weights(slice);
   f.rig.model.values(1)[0] += 1;
@@ -131,7 +131,7 @@ TEST(ShardedStateTest, HashOfWeightsFollowsTheirBytes) {
 }
 
 TEST_P(ShardedStateTierTest, VisitsTheMemoryOfATensorByRole) {
-  Fixture f({}, GetParam());
+  ShardedStateFixture f({}, GetParam());
   const std::vector<float> values = ramp(1500, 0);
   f.state.write_state(0, "exp_avg_sq", values.data());
   std::vector<float> seen(1500, -1);
@@ -146,7 +146,7 @@ TEST_P(ShardedStateTierTest, VisitsTheMemoryOfATensorByRole) {
 }
 
 TEST(ShardedStateTest, UpdateHandsOutEverySliceOnce) {
-  Fixture f;
+  ShardedStateFixture f;
   std::vector<std::pair<uint32_t, int64_t>> seen;
   f.state.update({1, 1}, [&](const std::vector<update::UpdateSlice>& slices, bool staged) {
     for (const update::UpdateSlice& slice : slices) {

@@ -12,8 +12,9 @@ namespace {
 using namespace host;
 using ::testing::HasSubstr;
 
-struct Fixture {
-  explicit Fixture(const std::vector<std::string>& overrides = {}) : rig(overrides), progress(rig.job.config(), 2) {}
+struct SkipLogFixture {
+  explicit SkipLogFixture(const std::vector<std::string>& overrides = {})
+      : rig(overrides), progress(rig.job.config(), 2) {}
   // Counts a skipped step and reports it; returns the log line, "" if none was logged.
   std::string skip(const engine::GlobalStats& global) {
     progress.loss_scale().step_skipped();
@@ -34,13 +35,13 @@ engine::GlobalStats overflow_in(int64_t first_param) {
 }
 
 TEST(SkipLogTest, NamesTheParameterOfTheReducedGradient) {
-  Fixture f;
+  SkipLogFixture f;
   EXPECT_EQ(f.skip(overflow_in(1)),
             "zeroth: warning: step 1 skipped, weights unchanged: the reduced gradient of 'b' is not finite\n");
 }
 
 TEST(SkipLogTest, NamesTheRankWhoseGradientOverflowed) {
-  Fixture f;
+  SkipLogFixture f;
   engine::GlobalStats global = overflow_in(1);
   global.first_local_param = 0;
   global.non_finite_rank = 3;
@@ -51,12 +52,12 @@ TEST(SkipLogTest, NamesTheRankWhoseGradientOverflowed) {
 }
 
 TEST(SkipLogTest, GivesTheLossScaleOfFp16) {
-  Fixture f({"train.dtype=fp16", "fp16.hysteresis=1"});
+  SkipLogFixture f({"train.dtype=fp16", "fp16.hysteresis=1"});
   EXPECT_THAT(f.skip(overflow_in(0)), HasSubstr("is not finite; the loss scale is now 32768\n"));
 }
 
 TEST(SkipLogTest, LogsTheFirstTenStepsAndThenOnePerHundred) {
-  Fixture f({"train.max_skipped_steps=1000"});
+  SkipLogFixture f({"train.max_skipped_steps=1000"});
   int lines = 0;
   for (int step = 1; step <= 10; ++step) lines += !f.skip(overflow_in(0)).empty();
   EXPECT_EQ(lines, 10);
@@ -67,7 +68,7 @@ TEST(SkipLogTest, LogsTheFirstTenStepsAndThenOnePerHundred) {
 }
 
 TEST(SkipLogTest, TooManySkippedStepsAreAnErrorThatNamesKeyParameterAndRemedy) {
-  Fixture f({"train.max_skipped_steps=2"});
+  SkipLogFixture f({"train.max_skipped_steps=2"});
   for (int step = 1; step <= 2; ++step) f.skip(overflow_in(0));
   engine::GlobalStats global = overflow_in(0);
   global.first_local_param = 1;

@@ -13,8 +13,8 @@ namespace {
 
 using namespace host;
 
-struct Fixture {
-  Fixture() { recorder.accept(); }
+struct StepRecorderFixture {
+  StepRecorderFixture() { recorder.accept(); }
   nlohmann::json row() const {
     std::ifstream file(recorder.folder() + "/metrics.jsonl");
     std::string line, last;
@@ -29,7 +29,7 @@ struct Fixture {
 };
 
 TEST(StepRecorderTest, WritesARowPerStep) {
-  Fixture f;
+  StepRecorderFixture f;
   engine::GlobalStats global;
   global.tokens = 12;
   f.progress.complete_step(0.25, 2, true);
@@ -45,7 +45,7 @@ TEST(StepRecorderTest, WritesARowPerStep) {
 }
 
 TEST(StepRecorderTest, MarksSkippedStepAndWritesNullNorm) {
-  Fixture f;
+  StepRecorderFixture f;
   engine::GlobalStats global;
   global.non_finite = 1;
   f.progress.complete_step(0.25, INFINITY, false);
@@ -55,7 +55,7 @@ TEST(StepRecorderTest, MarksSkippedStepAndWritesNullNorm) {
 }
 
 TEST(StepRecorderTest, ContinuesTheCountsOfThePreviousSessions) {
-  Fixture f;
+  StepRecorderFixture f;
   comm::CommVolume before;
   before.bytes[ZR_ALL_GATHER] = 100;
   engine::Overlap overlap{};

@@ -13,8 +13,8 @@ namespace {
 
 using namespace host;
 
-struct Fixture {
-  Fixture() { fill(2); }
+struct StepSyncFixture {
+  StepSyncFixture() { fill(2); }
   void fill(float gradient) {
     for (const update::UpdateSlice& slice : state.slices())
       std::fill_n(static_cast<float*>(slice.grad.data), slice.grad.count, gradient);
@@ -29,14 +29,14 @@ struct Fixture {
 };
 
 TEST(StepSyncTest, TotalsAddWeightsAndKeepTouchedParameters) {
-  const Fixture f;
+  const StepSyncFixture f;
   const engine::StepSync::Totals totals = f.sync.totals({1, 0.5, 2}, {0, 1});
   EXPECT_EQ(totals.weight, 3.5);
   EXPECT_EQ(totals.touched, (std::vector<char>{0, 1}));
 }
 
 TEST(StepSyncTest, LossIsTheMeanWeightedByMicroBatch) {
-  Fixture f;
+  StepSyncFixture f;
   const engine::GlobalStats global = f.exchange({1, 4}, {1, 3});
   EXPECT_EQ(global.loss, 13.0 / 4);
   EXPECT_EQ(global.weight, 4);
@@ -46,19 +46,19 @@ TEST(StepSyncTest, LossIsTheMeanWeightedByMicroBatch) {
 }
 
 TEST(StepSyncTest, IgnoresTheLossOfAMicroBatchOfWeightZero) {
-  Fixture f;
+  StepSyncFixture f;
   const engine::GlobalStats global = f.exchange({1, NAN}, {2, 0});
   EXPECT_EQ(global.loss, 1);
   EXPECT_EQ(global.loss_rank, -1);
 }
 
 TEST(StepSyncTest, NamesTheRankWhoseLossIsNotFinite) {
-  Fixture f;
+  StepSyncFixture f;
   EXPECT_EQ(f.exchange({1, NAN}, {1, 1}).loss_rank, 0);
 }
 
 TEST(StepSyncTest, AddsTheSquaresOfReducedGradients) {
-  Fixture f;
+  StepSyncFixture f;
   const engine::GlobalStats global = f.exchange({1}, {1});
   EXPECT_EQ(global.sum_of_squares, 4 * 1540);
   EXPECT_EQ(global.non_finite, 0);
@@ -66,7 +66,7 @@ TEST(StepSyncTest, AddsTheSquaresOfReducedGradients) {
 }
 
 TEST(StepSyncTest, CountsNonFiniteElementsAndNamesTheirFirstParameter) {
-  Fixture f;
+  StepSyncFixture f;
   for (const update::UpdateSlice& slice : f.state.slices())
     if (slice.param == 1) static_cast<float*>(slice.grad.data)[0] = INFINITY;
   const engine::GlobalStats global = f.exchange({1}, {1});
@@ -75,7 +75,7 @@ TEST(StepSyncTest, CountsNonFiniteElementsAndNamesTheirFirstParameter) {
 }
 
 TEST(StepSyncTest, NamesTheParameterWhoseOwnGradientWasNotFinite) {
-  Fixture f;
+  StepSyncFixture f;
   const engine::GlobalStats global = f.sync.exchange({{1}, {1}, 0, &f.touched, 1, 15, true});
   EXPECT_EQ(global.first_local_param, 1);
   EXPECT_EQ(global.non_finite_rank, 0);

@@ -18,8 +18,8 @@ using namespace host;
 using engine::LogicalTensor;
 
 // A session on "b" (70000 elements), "a" (40, also named "tied") and "table" (6, frozen).
-struct Fixture {
-  explicit Fixture(const std::vector<std::string>& overrides = {}) {
+struct TensorAccessFixture {
+  explicit TensorAccessFixture(const std::vector<std::string>& overrides = {}) {
     model.parameter(1).aliases = {"tied"};
     model.parameter(2).frozen = true;
     session = std::make_unique<engine::Session>(
@@ -46,7 +46,7 @@ struct Fixture {
 };
 
 TEST(TensorAccessTest, FindsParametersByNameAndAlias) {
-  const Fixture f;
+  const TensorAccessFixture f;
   const engine::TensorAccess& tensors = f.session->tensors();
   EXPECT_EQ(tensors.find("b"), 0u);
   EXPECT_EQ(tensors.find("a"), 1u);
@@ -55,21 +55,21 @@ TEST(TensorAccessTest, FindsParametersByNameAndAlias) {
 }
 
 TEST(TensorAccessTest, RejectsAnUnknownNameAndSuggestsTheNearest) {
-  Fixture f;
+  TensorAccessFixture f;
   EXPECT_EQ(failure_of([&] { f.tensors().find("tabel"); }),
             "the model has no parameter 'tabel'; did you mean 'table'?");
   EXPECT_EQ(failure_of([&] { f.tensors().find("decoder.weight"); }), "the model has no parameter 'decoder.weight'");
 }
 
 TEST(TensorAccessTest, ReadsTheValuesOfTheModel) {
-  Fixture f;
+  TensorAccessFixture f;
   EXPECT_EQ(f.read(0), FakeModel::initial(70000));
   EXPECT_EQ(f.read(1), FakeModel::initial(40));
   EXPECT_EQ(f.read(2), FakeModel::initial(6));
 }
 
 TEST(TensorAccessTest, WritesAValueToTheModelAndAStateToTheOptimizer) {
-  Fixture f;
+  TensorAccessFixture f;
   std::vector<float> values(40, 3);
   values[39] = -7;
   f.tensors().write(1, LogicalTensor::value, "", values.data());
@@ -84,7 +84,7 @@ TEST(TensorAccessTest, WritesAValueToTheModelAndAStateToTheOptimizer) {
 }
 
 TEST(TensorAccessTest, WritesTheValueOfAFrozenParameter) {
-  Fixture f;
+  TensorAccessFixture f;
   const std::vector<float> values{6, 5, 4, 3, 2, 1};
   f.tensors().write(2, LogicalTensor::value, "", values.data());
   EXPECT_EQ(f.read(2), values);
@@ -92,7 +92,7 @@ TEST(TensorAccessTest, WritesTheValueOfAFrozenParameter) {
 }
 
 TEST(TensorAccessTest, ValueIsTheMasterAndFollowsWritesOfTheProgram) {
-  Fixture f({"train.dtype=bf16"});
+  TensorAccessFixture f({"train.dtype=bf16"});
   std::vector<float> values(40, 1.0f + 1.0f / 1024);  // between two bf16 numbers
   f.tensors().write(1, LogicalTensor::value, "", values.data());
   EXPECT_EQ(f.read(1), values);
@@ -107,7 +107,7 @@ TEST(TensorAccessTest, ValueIsTheMasterAndFollowsWritesOfTheProgram) {
 }
 
 TEST(TensorAccessTest, GradientIsTheMeanOverMicroBatches) {
-  Fixture f({"train.gradient_accumulation=4"});
+  TensorAccessFixture f({"train.gradient_accumulation=4"});
   const std::string call = "engine.get('a', zr::TensorKind::gradient): ";
   EXPECT_EQ(failure_of([&] { f.read(1, LogicalTensor::gradient); }),
             call + "this engine has no gradient yet; call engine.get() after engine.backward() and engine.step()");
@@ -124,7 +124,7 @@ TEST(TensorAccessTest, GradientIsTheMeanOverMicroBatches) {
 }
 
 TEST(TensorAccessTest, RejectsGradientAndStatesOfFrozenParameter) {
-  Fixture f;
+  TensorAccessFixture f;
   f.backward(1);
   f.session->step();
   const std::string lacks = "parameter 'table' is frozen: it has no ";
@@ -136,7 +136,7 @@ TEST(TensorAccessTest, RejectsGradientAndStatesOfFrozenParameter) {
 }
 
 TEST(TensorAccessTest, RejectsToSetAGradient) {
-  Fixture f;
+  TensorAccessFixture f;
   const std::vector<float> values(40, 1);
   EXPECT_EQ(failure_of([&] { f.tensors().write(1, LogicalTensor::gradient, "", values.data()); }),
             "engine.set('a', zr::TensorKind::gradient): a gradient cannot be set, because engine.backward() computes "
@@ -146,12 +146,12 @@ TEST(TensorAccessTest, RejectsToSetAGradient) {
 // The hash of the names and values that the README of core/engine defines: in name order, fp32, a zero byte between.
 std::string hash_of_values(const std::vector<std::pair<std::string, std::vector<float>>>& sorted) {
   std::string bytes;
-  for (const auto& [name, values] : sorted) bytes += name + '\0' + Fixture::bytes_of(values);
+  for (const auto& [name, values] : sorted) bytes += name + '\0' + TensorAccessFixture::bytes_of(values);
   return hex(checkpoint::hash_of(bytes.data(), std::ssize(bytes)));
 }
 
 TEST(TensorAccessTest, WeightsHashCoversNamesAndValuesInNameOrder) {
-  Fixture f;
+  TensorAccessFixture f;
   const std::vector<float> b = FakeModel::initial(70000), table = FakeModel::initial(6);
   EXPECT_EQ(f.tensors().weights_hash(), hash_of_values({{"a", FakeModel::initial(40)}, {"b", b}, {"table", table}}));
   const std::vector<float> values(40, 3);
@@ -160,7 +160,7 @@ TEST(TensorAccessTest, WeightsHashCoversNamesAndValuesInNameOrder) {
 }
 
 TEST(TensorAccessTest, WeightsHashIsThatOfTheMasters) {
-  Fixture f({"train.dtype=bf16"});
+  TensorAccessFixture f({"train.dtype=bf16"});
   const std::vector<float> values(40, 1.0f + 1.0f / 1024);
   f.tensors().write(1, LogicalTensor::value, "", values.data());
   std::vector<float> frozen(6);  // has no master: its value is its weight
@@ -170,26 +170,26 @@ TEST(TensorAccessTest, WeightsHashIsThatOfTheMasters) {
 }
 
 TEST(TensorAccessTest, ReadsAndSetsABuffer) {
-  Fixture f;
-  EXPECT_EQ(f.tensors().buffer("statistics"), Fixture::bytes_of({1, 2, 3}));
-  f.tensors().set_buffer("statistics", Fixture::bytes_of({7, 8, 9}));
+  TensorAccessFixture f;
+  EXPECT_EQ(f.tensors().buffer("statistics"), TensorAccessFixture::bytes_of({1, 2, 3}));
+  f.tensors().set_buffer("statistics", TensorAccessFixture::bytes_of({7, 8, 9}));
   EXPECT_EQ(f.model.statistics, (std::vector<float>{7, 8, 9}));
-  EXPECT_EQ(f.tensors().buffer("statistics"), Fixture::bytes_of({7, 8, 9}));
+  EXPECT_EQ(f.tensors().buffer("statistics"), TensorAccessFixture::bytes_of({7, 8, 9}));
   EXPECT_EQ(failure_of([&] { f.tensors().buffer("mean"); }), "the model has no buffer 'mean'");
 }
 
 TEST(TensorAccessTest, RejectsToSetABufferDuringAnEvaluation) {
-  Fixture f;
+  TensorAccessFixture f;
   f.session->evaluation(true);
   EXPECT_EQ(failure_of([&] {
-              f.tensors().set_buffer("statistics", Fixture::bytes_of({7, 8, 9}));
+              f.tensors().set_buffer("statistics", TensorAccessFixture::bytes_of({7, 8, 9}));
             }),
             "engine.set_buffer('statistics') was called during a zr::Engine::Evaluation, which restores the buffer's "
             "earlier value when it ends; call it before or after the evaluation");
-  EXPECT_EQ(f.statistics(), Fixture::bytes_of({1, 2, 3}));
+  EXPECT_EQ(f.statistics(), TensorAccessFixture::bytes_of({1, 2, 3}));
   f.session->evaluation(false);
-  f.tensors().set_buffer("statistics", Fixture::bytes_of({7, 8, 9}));
-  EXPECT_EQ(f.statistics(), Fixture::bytes_of({7, 8, 9}));
+  f.tensors().set_buffer("statistics", TensorAccessFixture::bytes_of({7, 8, 9}));
+  EXPECT_EQ(f.statistics(), TensorAccessFixture::bytes_of({7, 8, 9}));
 }
 
 }  // namespace

@@ -73,8 +73,8 @@ namespace {
 
 using namespace host;
 
-struct Fixture {
-  explicit Fixture(const std::string& strategy = "zero3")
+struct WeightFlowFixture {
+  explicit WeightFlowFixture(const std::string& strategy = "zero3")
       : rig({"strategy=" + strategy}, strategy == "zero3" ? &kGathering : nullptr) {}
   std::vector<float> attached(uint32_t param) const {
     const auto* values = static_cast<const float*>(rig.model.attached[param]);
@@ -87,7 +87,7 @@ struct Fixture {
 };
 
 TEST(WeightFlowTest, ReleasesMemoryOfShardedParameters) {
-  Fixture f;
+  WeightFlowFixture f;
   EXPECT_TRUE(f.flow.is_sharded(0));
   EXPECT_TRUE(f.flow.is_sharded(1));
   EXPECT_EQ(f.rig.model.memory, (std::vector<void*>{nullptr, nullptr}));
@@ -95,13 +95,13 @@ TEST(WeightFlowTest, ReleasesMemoryOfShardedParameters) {
 }
 
 TEST(WeightFlowTest, KeepsMemoryOfUnshardedParameters) {
-  Fixture f("zero1");
+  WeightFlowFixture f("zero1");
   EXPECT_FALSE(f.flow.is_sharded(0));
   EXPECT_NE(f.rig.model.memory[0], nullptr);
 }
 
 TEST(WeightFlowTest, AttachesFullValuesBetweenBeginAndEnd) {
-  Fixture f;
+  WeightFlowFixture f;
   const uint32_t params[] = {0, 1};
   f.rig.model.uses.begin(params, 2, ZR_FORWARD);
   EXPECT_EQ(f.attached(0), FakeModel::initial(1500));
@@ -114,7 +114,7 @@ TEST(WeightFlowTest, AttachesFullValuesBetweenBeginAndEnd) {
 }
 
 TEST(WeightFlowTest, PassesPhaseAndMicroStepToTheStrategy) {
-  Fixture f;
+  WeightFlowFixture f;
   Gathering::uses.clear();
   const uint32_t param = 1;
   f.flow.set_phase(ZR_BACKWARD, 3);
@@ -127,7 +127,7 @@ TEST(WeightFlowTest, PassesPhaseAndMicroStepToTheStrategy) {
 }
 
 TEST(WeightFlowTest, ReleasesWithThePhaseOfTheirAcquire) {
-  Fixture f;
+  WeightFlowFixture f;
   Gathering::uses.clear();
   const uint32_t params[] = {0, 1};
   f.flow.begin_use(&params[0], 1, ZR_FORWARD);
@@ -138,7 +138,7 @@ TEST(WeightFlowTest, ReleasesWithThePhaseOfTheirAcquire) {
 }
 
 TEST(WeightFlowTest, RejectsAViewThatIsNotAligned) {
-  Fixture f;
+  WeightFlowFixture f;
   Gathering::misaligned = true;
   const uint32_t params[] = {0};
   const std::string failure = failure_of([&] { f.flow.begin_use(params, 1, ZR_FORWARD); });
@@ -149,7 +149,7 @@ TEST(WeightFlowTest, RejectsAViewThatIsNotAligned) {
 }
 
 TEST(WeightFlowTest, KeepsMemoryUntilTheLastUseEnds) {
-  Fixture f;
+  WeightFlowFixture f;
   const uint32_t param = 1;
   f.flow.begin_use(&param, 1, ZR_FORWARD);
   f.flow.begin_use(&param, 1, ZR_FORWARD);
@@ -160,7 +160,7 @@ TEST(WeightFlowTest, KeepsMemoryUntilTheLastUseEnds) {
 }
 
 TEST(WeightFlowTest, StoresInPlaceWritesOfOperators) {
-  Fixture f;
+  WeightFlowFixture f;
   const uint32_t param = 1;
   f.flow.begin_use(&param, 1, ZR_FORWARD);
   static_cast<float*>(f.rig.model.attached[1])[7] = -3;
@@ -176,7 +176,7 @@ TEST(WeightFlowTest, StoresInPlaceWritesOfOperators) {
 }
 
 TEST(WeightFlowTest, GathersAfterAnUpdate) {
-  Fixture f;
+  WeightFlowFixture f;
   const std::vector<float> values(40, 9);
   f.state.store(1, values.data());
   f.flow.publish_weights();

@@ -12,7 +12,7 @@ namespace {
 using namespace host;
 
 // bf16 weights with fp32 masters.
-struct Fixture {
+struct WeightMonitorFixture {
   void write(uint32_t param, float value) {
     const std::vector<float> values(static_cast<std::size_t>(rig.model.parameters()[param].count), value);
     update::downcast(values.data(), std::ssize(values), ZR_BF16, rig.model.memory[param]);
@@ -34,7 +34,7 @@ struct Fixture {
 };
 
 TEST(WeightMonitorTest, MasterFollowsWriteThatModelReports) {
-  Fixture f;
+  WeightMonitorFixture f;
   EXPECT_FALSE(f.monitor.has_written());
   f.write(1, 3);
   f.rig.model.written_to = {1};
@@ -45,7 +45,7 @@ TEST(WeightMonitorTest, MasterFollowsWriteThatModelReports) {
 }
 
 TEST(WeightMonitorTest, MasterFollowsWriteThatModelDoesNotReport) {
-  Fixture f;
+  WeightMonitorFixture f;
   f.write(1, 3);
   EXPECT_TRUE(f.monitor.has_written());
   f.monitor.collect_writes();
@@ -54,7 +54,7 @@ TEST(WeightMonitorTest, MasterFollowsWriteThatModelDoesNotReport) {
 }
 
 TEST(WeightMonitorTest, LogsTheFirstWriteAfterACheckpointOnce) {
-  Fixture f;
+  WeightMonitorFixture f;
   f.monitor.hash_saved_weights();
   f.write(1, 3);
   f.rig.model.written_to = {1};
@@ -70,14 +70,14 @@ TEST(WeightMonitorTest, LogsTheFirstWriteAfterACheckpointOnce) {
 }
 
 TEST(WeightMonitorTest, DoesNotLogAWriteOfTheSameValues) {
-  Fixture f;
+  WeightMonitorFixture f;
   f.monitor.hash_saved_weights();
   f.rig.model.written_to = {1};
   EXPECT_EQ(f.logged([&] { f.monitor.collect_writes(); }), "");
 }
 
 TEST(WeightMonitorTest, DoesNotLogAWriteAfterTheNextStep) {
-  Fixture f;
+  WeightMonitorFixture f;
   f.monitor.hash_saved_weights();
   f.monitor.clear_saved_hashes();
   f.write(1, 3);

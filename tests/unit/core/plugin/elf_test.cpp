@@ -12,7 +12,7 @@
 namespace zr::host {
 
 namespace {
-const std::string kGood = ZR_BUILD_DIR "/tests/plugins/good/zr_optimizer_bad.so";
+const std::string kLibrary = ZR_BUILD_DIR "/tests/plugins/good/zr_optimizer_bad.so";
 
 std::string bytes_of(const std::string& file) {
   std::ostringstream text;
@@ -22,7 +22,7 @@ std::string bytes_of(const std::string& file) {
 }  // namespace
 
 TEST(ExportedSymbolsTest, FindsTheTagsOfALibrary) {
-  const auto found = plugin::exported_symbols(kGood, "zrabi");
+  const auto found = plugin::exported_symbols(kLibrary, "zrabi");
   ASSERT_TRUE(found);
   std::vector<std::string> names = *found;
   std::sort(names.begin(), names.end());
@@ -31,21 +31,21 @@ TEST(ExportedSymbolsTest, FindsTheTagsOfALibrary) {
 
 TEST(ExportedSymbolsTest, FindsTheTagsOfAStrippedLibrary) {
   const test::Scratch scratch;
-  const std::string copy = scratch.copy(kGood);
+  const std::string copy = scratch.copy(kLibrary);
   ASSERT_EQ(std::system(("strip --strip-all " + copy).c_str()), 0);
-  ASSERT_LT(bytes_of(copy).size(), bytes_of(kGood).size());
+  ASSERT_LT(bytes_of(copy).size(), bytes_of(kLibrary).size());
   EXPECT_EQ(plugin::exported_symbols(copy, "zrabi")->size(), 2u);
 }
 
 TEST(ExportedSymbolsTest, FindsAllExports) {
   std::vector<std::string> names;
-  for (const plugin::ExportedSymbol& symbol : plugin::all_exports(kGood)) names.push_back(symbol.name);
+  for (const plugin::ExportedSymbol& symbol : plugin::all_exports(kLibrary)) names.push_back(symbol.name);
   std::sort(names.begin(), names.end());
   EXPECT_EQ(names, (std::vector<std::string>{"zr_module_v1", "zr_tag_abi_0_9", "zr_tag_kind_optimizer_1"}));
 }
 
 TEST(ExportedSymbolsTest, FindsNothingInAMissingSection) {
-  EXPECT_TRUE(plugin::exported_symbols(kGood, "nosuch")->empty());
+  EXPECT_TRUE(plugin::exported_symbols(kLibrary, "nosuch")->empty());
 }
 
 TEST(ExportedSymbolsTest, RejectsAFileThatIsNotALibrary) {
@@ -56,7 +56,7 @@ TEST(ExportedSymbolsTest, RejectsAFileThatIsNotALibrary) {
 
 TEST(ExportedSymbolsTest, SurvivesTruncationAndHeaderCorruption) {
   const test::Scratch scratch;
-  const std::string whole = bytes_of(kGood);
+  const std::string whole = bytes_of(kLibrary);
   const auto tags = [&](std::string bytes) {
     const std::string file = scratch.write("cut.so", bytes);
     const auto found = plugin::exported_symbols(file, "zrabi");

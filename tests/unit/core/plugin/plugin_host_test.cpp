@@ -18,7 +18,7 @@ zr_alloc request_of(uint64_t bytes, uint64_t align, const char* tag) {
   return {sizeof(zr_alloc), 0, bytes, align, {ZR_DEVICE_CPU, 0}, tag};
 }
 
-struct PluginHostTest : testing::Test {
+struct PluginHostTest : ::testing::Test {
   Ledger ledger;
   ThreadPool pool{3};
   plugin::PluginHost host{ledger, pool};
@@ -47,7 +47,6 @@ config::JobConfig config_of(const plugin::Component& component, const std::strin
                                  {"optimizer.bad.rate=" + (toml.empty() ? "0.5" : toml)})
       .check(config::keys_of(component.table->keys, component.table->n_keys, "optimizer.bad"), 1);
 }
-}  // namespace
 
 TEST_F(PluginHostTest, AllocatesZeroedAlignedMemoryAndCountsIt) {
   const auto* memory = service<zr_memory_service>("zr.host.memory/1");
@@ -232,14 +231,14 @@ TEST(PluginHostLifetimeTest, KeepsServicesUsableAfterItsDestruction) {
 TEST(PluginHostLifetimeTest, FreesLeakedPluginMemoryWithAWarning) {
   Ledger ledger;
   ThreadPool pool(1);
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   {
     plugin::PluginHost host(ledger, pool);
     const plugin::Component leak = load_plugin("leak");
     const plugin::Instance instance(host, leak, config_of(leak), "optimizer.bad");
     EXPECT_EQ(ledger.peak(Tier::device), 3 << 20) << "a tag \"all_gather\" counts as device memory";
   }
-  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(),
             "zeroth: warning: plug-ins did not free 3.00 MiB of host memory; the engine frees it now\n");
   EXPECT_TRUE(ledger.holders().empty());
 }
@@ -258,4 +257,5 @@ TEST_F(PluginHostTest, CreatesAComponentWithItsValuesAndCountsItsModule) {
   EXPECT_EQ(*static_cast<double*>(again.self()), 0.5);
 }
 
+}  // namespace
 }  // namespace zr::host

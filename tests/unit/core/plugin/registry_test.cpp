@@ -88,7 +88,7 @@ TEST(RegistryTest, SuggestsTheNearestIdAndListsTheAvailableOnes) {
             "zr_optimizer_bat.so in " +
                 kFolder + "; ZR_PLUGIN_PATH adds folders)");
   EXPECT_THAT(error_of_load(plugin::Registry({kFolder, "/nowhere"}), "bat"),
-              testing::HasSubstr("in " + kFolder + ", /nowhere (does not exist); ZR_PLUGIN_PATH"));
+              ::testing::HasSubstr("in " + kFolder + ", /nowhere (does not exist); ZR_PLUGIN_PATH"));
   EXPECT_EQ(
       error_of_load(plugin::Registry({kFolder}), "shm", plugin::Role::communicator),
       "job.toml:1:13: there is no communicator plug-in 'shm'; available: none (looked for zr_communicator_shm.so in " +
@@ -202,8 +202,8 @@ TEST(RegistryTest, RejectsAnIdThatACollectionAndAnotherFileContain) {
   const test::Scratch scratch;
   const std::string bundle = scratch.copy(kCollection, "zr_bundle.so"), single = scratch.copy(kFile);
   const plugin::Registry registry({scratch.folder()});
-  EXPECT_THAT(error_of_load(registry, "bad"),
-              testing::AllOf(testing::HasSubstr(single + " and " + bundle), testing::HasSubstr("remove all but one")));
+  EXPECT_THAT(error_of_load(registry, "bad"), ::testing::AllOf(::testing::HasSubstr(single + " and " + bundle),
+                                                               ::testing::HasSubstr("remove all but one")));
   EXPECT_EQ(error_of_load(registry, "acme.bad"), "no error");
 }
 

@@ -21,7 +21,7 @@ namespace zr::host {
 namespace {
 namespace fs = std::filesystem;
 constexpr uid_t kOther = 65534;
-const std::string kGood = ZR_BUILD_DIR "/tests/plugins/good/zr_optimizer_bad.so";
+const std::string kTrusted = ZR_BUILD_DIR "/tests/plugins/good/zr_optimizer_bad.so";
 
 bool is_root() { return ::geteuid() == 0; }
 
@@ -29,8 +29,8 @@ bool is_root() { return ::geteuid() == 0; }
 struct Folders {
   test::Scratch scratch;
   std::string root = fs::canonical(scratch.folder()).string();
-  std::string file = scratch.copy(kGood, "safe/zr_optimizer_bad.so");
-  std::string inner = scratch.copy(kGood, "outer/inner/zr_optimizer_bad.so");
+  std::string file = scratch.copy(kTrusted, "safe/zr_optimizer_bad.so");
+  std::string inner = scratch.copy(kTrusted, "outer/inner/zr_optimizer_bad.so");
   std::string named = file;  // the path to check
 
   std::string path(const std::string& name) const { return root + "/" + name; }
@@ -140,7 +140,7 @@ TEST(PluginTrustTest, AcceptsAStickyParentFolderAndTheUsersOwnLinks) {
   EXPECT_EQ(trust_problem(folders.named, found), "");
   EXPECT_EQ(found.path, folders.path("outer/inner/zr_optimizer_bad.so"));
   EXPECT_TRUE(is_unchanged(found));
-  fs::copy_file(kGood, folders.path("other.so"));
+  fs::copy_file(kTrusted, folders.path("other.so"));
   fs::rename(folders.path("other.so"), found.path);
   EXPECT_FALSE(is_unchanged(found));
 }

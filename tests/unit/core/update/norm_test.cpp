@@ -13,7 +13,7 @@ namespace {
 
 using namespace zr::host;
 
-std::vector<float> noise(std::size_t n) {
+std::vector<float> random_values(std::size_t n) {
   std::mt19937 random(5);
   std::normal_distribution<float> normal;
   std::vector<float> values(n);
@@ -34,7 +34,7 @@ double plain_block_sum(const std::vector<float>& values, std::size_t from, std::
 
 TEST(NormTest, AddsANormBlockInSixteenLanes) {
   for (const std::size_t n : {1u, 15u, 16u, 17u, 1023u, 1024u, 1025u, 5000u}) {
-    const auto values = noise(n);
+    const auto values = random_values(n);
     std::vector<double> sums((n + 1023) / 1024);
     update::norm_block_sums(view_of(values), sums.data());
     for (std::size_t block = 0; block < sums.size(); ++block)
@@ -44,7 +44,7 @@ TEST(NormTest, AddsANormBlockInSixteenLanes) {
 }
 
 TEST(NormTest, IsTheSameOnAnyNumberOfThreads) {
-  const auto values = noise(500001);
+  const auto values = random_values(500001);
   std::vector<double> one((values.size() + 1023) / 1024), four(one.size());
   ThreadPool single(1), several(4);
   update::norm_block_sums(single, {{view_of(values), one.data()}});
@@ -53,7 +53,7 @@ TEST(NormTest, IsTheSameOnAnyNumberOfThreads) {
 }
 
 TEST(NormTest, CountsNonFiniteElements) {
-  auto values = noise(3000);
+  auto values = random_values(3000);
   values[7] = std::numeric_limits<float>::infinity();
   values[2999] = std::nanf("");
   EXPECT_EQ(update::count_non_finite(view_of(values)), 2);
@@ -68,7 +68,7 @@ TEST(NormTest, Upcasts16BitElements) {
   for (const zr_dtype dtype : {ZR_BF16, ZR_F16}) {
     std::vector<uint16_t> rounded(5000);
     std::vector<float> wide(5000);
-    update::downcast(noise(5000).data(), 5000, dtype, rounded.data());
+    update::downcast(random_values(5000).data(), 5000, dtype, rounded.data());
     update::upcast(rounded.data(), dtype, 5000, wide.data());
     zr_view view{rounded.data(), 5000, dtype, 0, {1, 0}};
     std::vector<double> sums(5), expected(5);

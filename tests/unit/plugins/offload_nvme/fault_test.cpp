@@ -6,8 +6,6 @@
 namespace zr::test {
 namespace {
 
-constexpr std::size_t kMiB = 1 << 20;
-
 class NvmeFaultTest : public testing::TestWithParam<const char*> {
  protected:
   ~NvmeFaultTest() override { ::unsetenv("ZR_TIER_FAULT"); }

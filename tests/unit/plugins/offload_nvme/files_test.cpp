@@ -16,7 +16,6 @@ namespace zr::test {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr std::size_t kMiB = 1 << 20;
 
 Tier open_in(const std::string& folder, const std::string& job = "job-1", const std::string& engine = "auto") {
   return Tier("nvme", {"path=\"" + folder + "\"", "engine=" + engine}, kPlugins, job);
