@@ -25,6 +25,8 @@ struct RunConfig {
 
 /// What happens to parameters that are neither fp32 nor of train.dtype.
 enum class ParamDtypeRule { convert, reject };
+/// What a step with non-finite gradients does: it is skipped, or it ends the job.
+enum class NonFiniteRule { skip, stop };
 /// The values of the model's buffers outside training: rank 0's; the mean over ranks (floating-point buffers; integer
 /// ones are rank 0's); or each rank's own.
 enum class BufferRule { rank0, mean, per_rank };
@@ -39,6 +41,7 @@ struct TrainConfig {
   Setting<int64_t> micro_batch;        // samples per backward and rank
   Setting<int> gradient_accumulation;  // micro-batches per step and rank
   Setting<double> gradient_clipping;   // maximum global norm; 0: no clipping
+  Setting<NonFiniteRule> nonfinite;    // what a step with non-finite gradients does
   Setting<int64_t> max_skipped_steps;  // consecutive ones
   Setting<BufferRule> buffers;
 };
@@ -156,6 +159,7 @@ struct CheckpointConfig {
 /// [offload], without the tables of the tiers.
 struct OffloadConfig {
   Setting<TierChoice> optimizer, gradients, parameters, activations;
+  Setting<bool> overlap;                    // the update of states on tiers may begin during backward
   Setting<int64_t> activation_bytes;        // smaller activations stay on the device
   Setting<double> device_fraction;          // of the optimizer states
   Setting<std::vector<std::string>> tiers;  // ids, in the order in which auto fills them

@@ -115,6 +115,9 @@ void add_offload(std::vector<ConfigKey>& keys) {
       text("offload", "activations", "\"device\"",
            "where saved activations are stored: device, auto (the tiers of offload.tiers, if the measured activations "
            "exceed the device budget), or a tier"));
+  keys.push_back(
+      flag("offload", "overlap", "true",
+           "update states on tiers during backward where the result is the same: see docs/configuration.md"));
   ConfigKey min_activation{"offload", "activation_bytes", ZR_KEY_BYTES, "\"64KiB\"",
                            "smaller activations stay on the device"};
   min_activation.min = 1;
@@ -162,6 +165,10 @@ void add_train(std::vector<ConfigKey>& keys) {
   keys.push_back(integer("train", "gradient_accumulation", "0", 0, kMax,
                          "micro-batches per step and rank; 0: derived from the other two"));
   keys.push_back(real("train", "gradient_clipping", "0.0", 0, kInf, "maximum global gradient norm; 0: no clipping"));
+  keys.push_back(text("train", "nonfinite", "\"skip\"",
+                      "a step with non-finite gradients: skip it, or stop the job; stop allows the update of states on "
+                      "tiers to begin during backward",
+                      {"skip", "stop"}));
   keys.push_back(integer("train", "max_skipped_steps", "50", 1, kMax,
                          "consecutive steps that may be skipped for non-finite gradients before the job fails"));
   keys.push_back(

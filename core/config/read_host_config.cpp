@@ -53,6 +53,10 @@ void convert(const Entry& entry, TierChoice& to) { to.text = as<std::string>(ent
 void convert(const Entry& entry, ParamDtypeRule& to) {
   to = choice<ParamDtypeRule>(entry, {{"convert", ParamDtypeRule::convert}, {"reject", ParamDtypeRule::reject}});
 }
+void convert(const Entry& entry, NonFiniteRule& to) {
+  to = choice<NonFiniteRule>(entry, {{"skip", NonFiniteRule::skip}, {"stop", NonFiniteRule::stop}});
+}
+
 void convert(const Entry& entry, BufferRule& to) {
   to = choice<BufferRule>(
       entry, {{"rank0", BufferRule::rank0}, {"mean", BufferRule::mean}, {"per_rank", BufferRule::per_rank}});
@@ -115,6 +119,7 @@ void read(const KeyReader& keys, TrainConfig& to) {
   table.read("micro_batch", to.micro_batch);
   table.read("gradient_accumulation", to.gradient_accumulation);
   table.read("gradient_clipping", to.gradient_clipping);
+  table.read("nonfinite", to.nonfinite);
   table.read("max_skipped_steps", to.max_skipped_steps);
   table.read("buffers", to.buffers);
 }
@@ -212,6 +217,7 @@ void read(const KeyReader& keys, OffloadConfig& to) {
   table.read("gradients", to.gradients);
   table.read("parameters", to.parameters);
   table.read("activations", to.activations);
+  table.read("overlap", to.overlap);
   table.read("activation_bytes", to.activation_bytes);
   table.read("device_fraction", to.device_fraction);
   table.read("tiers", to.tiers);

@@ -91,7 +91,7 @@ RefreshState ModelRefresh::hand_over(ParameterChange change, const NormBlocks& n
     for (const std::string& line : change.log) log(ZR_LOG_INFO, "engine.refresh(): " + line);
   state.change = std::move(change);
   state.communication = parts_.step_recorder.volume();
-  state.overlap = parts_.step_recorder.overlap(parts_.gradients, norm);
+  state.overlap = parts_.step_recorder.overlap(parts_.gradients, norm, nullptr);
   state.run = parts_.progress.run();
   handed_over_ = true;
   return state;

@@ -113,7 +113,13 @@ void NormBlocks::gradients_final(const zr_view& gradients, const void* values) {
                              std::min(last * plan::kNormBlock, range.values.count) - first * plan::kNormBlock);
     blocks.data = static_cast<char*>(const_cast<void*>(values)) + (bytes_of(blocks) - begin);
     update::norm_block_sums(blocks, range.out + first);
-    std::fill(ready_.begin() + (range.out - own_sums_) + first, ready_.begin() + (range.out - own_sums_) + last, 1);
+    const auto ready = ready_.begin() + (range.out - own_sums_);
+    const bool again = std::any_of(ready + first, ready + last, [](char is_ready) { return is_ready != 0; });
+    std::fill(ready + first, ready + last, 1);
+    if (!on_final_) continue;
+    const bool finite =
+        std::all_of(range.out + first, range.out + last, [](double block) { return std::isfinite(block); });
+    on_final_(bytes_of(range.values) + first * plan::kNormBlock * size, blocks.count, finite, again);
   }
 }
 

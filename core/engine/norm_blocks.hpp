@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "engine/step_context.hpp"
@@ -30,6 +31,10 @@ class NormBlocks {
   /// Call when these reduced gradients are final: adds up their blocks while they are in the cache. `values`: their
   /// memory, also if their addresses are disk-backed. [use]
   void gradients_final(const zr_view& gradients, const void* values);
+  /// Calls observer(first, elements, finite, again) for the blocks that gradients_final() adds up: their reduced
+  /// gradients, whether all of them are finite, and whether some of the blocks were added up before in this step. [use]
+  using Observer = std::function<void(const void* first, int64_t elements, bool finite, bool again)>;
+  void on_final(Observer observer) { on_final_ = std::move(observer); }
   /// Adds up this rank's blocks that gradients_final() has not added up; returns the number of non-finite elements in
   /// all its blocks.
   int64_t sum();
@@ -71,6 +76,7 @@ class NormBlocks {
   std::vector<char> ready_;  // by own block: not 0 if it has been added up
   int64_t blocks_summed_early_ = 0;
   bool gradients_are_final_ = false;
+  Observer on_final_;
   int64_t sent_ = 0;             // number of own blocks exchanged so far
   double* own_sums_ = nullptr;   // by own block; in memory that peers can read
   double* received_ = nullptr;   // one window, by rank; in memory that peers can read

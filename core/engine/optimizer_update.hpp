@@ -2,27 +2,43 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
+#include <optional>
 #include <vector>
 
+#include "engine/early_update.hpp"
+#include "engine/gradient_flow.hpp"
 #include "engine/partial_sums.hpp"
 #include "engine/sharded_state.hpp"
 #include "engine/step_context.hpp"
+#include "engine/step_sync.hpp"
+#include "engine/training_progress.hpp"
+#include "engine/weight_monitor.hpp"
 
 namespace zr::host::engine {
 
 /// Training thread only.
 class OptimizerUpdate {
  public:
+  /// What an update that begins during backward needs of the engine; all outlive the object.
+  struct Parts {
+    StepSync& step_sync;
+    const GradientFlow& gradients;
+    WeightMonitor& monitor;
+    TrainingProgress& progress;
+  };
   /// Keeps references to both arguments. Collective.
   OptimizerUpdate(const StepContext& context, ShardedState& state);
+  ~OptimizerUpdate();
+  OptimizerUpdate(const OptimizerUpdate&) = delete;
 
   /// The learning rate of an update for a group with lr_scale 1; `index` 0 is the first.
   using Schedule = std::function<double(int64_t index)>;
   /// From the next step on, replaces optimizer.lr and [schedule]. Empty: they apply again.
   void set_schedule(Schedule schedule) { schedule_ = std::move(schedule); }
-  /// The learning rate of update `index`. Collective if the program has set a schedule: throws UserError on all ranks
-  /// if its values differ between ranks or are invalid.
+  /// The learning rate of update `index`; if the update has begun, that of its begin. Collective if the program has set
+  /// a schedule: throws UserError on all ranks if its values differ between ranks or are invalid.
   double learning_rate(int64_t index) const;
 
   /// Changes `values`: elements [first, first + count) of a parameter's averaged gradient, before clipping.
@@ -36,8 +52,19 @@ class OptimizerUpdate {
     state_.edit_gradients(static_cast<float>(1 / divisor), touched, edit_);
   }
 
-  /// Starts to read states on disk and returns.
-  void read_ahead() { state_.states().read_ahead(state_.slices()); }
+  /// Lets updates begin during backward, if this is possible for the job (EarlyUpdate::obstacle). trace: null: no
+  /// trace.
+  void allow_early(const Parts& parts, Trace* trace);
+  /// Call before the last backward of a step: begins the update if allow_early() permits it; collective then.
+  void begin_early();
+  /// Starts to read states on disk and returns. Without effect if the update has begun.
+  void read_ahead() {
+    if (!is_early_) state_.states().read_ahead(state_.slices());
+  }
+  /// Ends what begin_early() began, before the rest of the update and before writes to weights are collected. Throws
+  /// its failure, and UserError if the program has written to weights since.
+  void end_early();
+  const EarlyUpdate* early() const { return early_ ? &*early_ : nullptr; }
   /// The arguments of one update.
   struct Input {
     float grad_mul;  // the factor for reduced gradients
@@ -51,6 +78,9 @@ class OptimizerUpdate {
   void run(const Input& input);
 
  private:
+  double next_learning_rate(int64_t index) const;
+  std::vector<double> rates(double rate) const;
+
   const StepContext& context_;
   ShardedState& state_;
   PartialSums sums_;
@@ -58,6 +88,11 @@ class OptimizerUpdate {
   std::vector<double> group_rates_;
   Schedule schedule_;
   GradientEdit edit_;
+  std::optional<Parts> parts_;                // empty: the update begins after backward
+  std::optional<EarlyUpdate> early_;          // empty with parts_
+  bool has_begun_ = false;                    // the ranks have agreed on the arguments of this step's update
+  bool is_early_ = false;                     // this rank's update has begun
+  double begun_weight_ = 0, begun_rate_ = 0;  // of this rank's last micro-batch; learning rate
 };
 
 }  // namespace zr::host::engine

@@ -46,6 +46,7 @@ struct Overlap {
   int64_t collectives, early;              // of backward; those submitted before the last gradient arrived
   int64_t norm_blocks, norm_blocks_early;  // per step; those added up before backward ended
   int64_t disk_reads, disk_reads_ahead;    // ranges that collectives read from disk; those that were read ahead
+  int64_t states, states_early;  // per step: elements with states on tiers; those updated before backward ended
 };
 
 /// The comparison of weights between ranks (WeightDigest): compared bytes per rank, bytes that the rank's optimizer

@@ -60,6 +60,7 @@ Session::Session(Setup setup, model::Model& model, std::unique_ptr<RefreshState>
       tensors_(job_.context, parts()),
       refresh_(job_.context, parts(), checkpointer_) {
   gradients_.check_non_finite(progress_.loss_scale().checks_gradients());
+  update_.allow_early({step_sync_, gradients_, monitor_, progress_}, job_.trace.get());
   model.forget_peak();
   seed_model(job_.context, progress_);
   step_recorder_.restart_clock();
@@ -134,8 +135,10 @@ void Session::begin_backward(double loss, double weight) {
   progress_.begin_micro(loss, weight);
   job_.context.model.hide_gradients(false);
   weights_.set_phase(ZR_BACKWARD, progress_.micro());
-  if (progress_.micro() + 1 == progress_.accumulation() && !update_.edits_gradients())
+  if (progress_.micro() + 1 == progress_.accumulation() && !update_.edits_gradients()) {
     step_sync_.norm().begin_final_micro_step();
+    update_.begin_early();
+  }
   gradients_.begin(micro, weight > 0);
 }
 
@@ -175,8 +178,11 @@ bool Session::step() {
   context.finish_gradients();
   step_recorder_.lap(Phase::reduce);
 
+  update_.end_early();
   const bool averaged = average_gradients();
   const GlobalStats global = exchange_statistics();
+  if (global.non_finite > 0 && config().train().nonfinite == config::NonFiniteRule::stop)
+    skips_.stop(global, progress_);
   const double divisor = averaged ? 1 : global.weight * progress_.loss_scale().value();  // M S in core/engine/README.md
   const double norm = std::sqrt(global.sum_of_squares) / divisor;
   const double clip = config().train().gradient_clipping;
@@ -324,7 +330,7 @@ void Session::write_summary() {
   if (monitor_.has_written()) recorder_->clear_hash();
   const WeightDigest& digest = monitor_.digest();
   recorder_->set_digest({digest.bytes(), digest.optimizer_bytes(), digest.cycles()});
-  recorder_->finish(job_.ledger, step_recorder_.overlap(gradients_, step_sync_.norm()));
+  recorder_->finish(job_.ledger, step_recorder_.overlap(gradients_, step_sync_.norm(), update_.early()));
 }
 
 double Session::mean(double value) {

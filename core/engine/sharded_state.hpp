@@ -88,9 +88,17 @@ class ShardedState {
   /// and stores what fn leaves in `values` in their place. Does not call fn for a part with an infinite or NaN element.
   void edit_gradients(float factor, const std::vector<char>& touched,
                       const std::function<void(uint32_t param, int64_t first, int64_t count, float* values)>& fn);
-  /// Passes all slices to `work`, with their states in memory: first those with states on the device, then on a tier in
-  /// memory, then on disk; those on disk are read and written meanwhile. `copies_operands`: not on the device.
-  void update(const std::vector<char>& touched,
+  /// The slices with states on a tier in memory.
+  const std::vector<update::UpdateSlice>& staged() const { return staged_; }
+  /// What a step has already updated; empty lists: nothing.
+  struct Updated {
+    std::vector<char> tiles;   // by tile of the plan: not 0 if it is updated
+    std::vector<char> staged;  // by slice of staged()
+  };
+  /// Passes all slices that are not in `updated` to `work`, with their states in memory: first those with states on the
+  /// device, then on a tier in memory, then on disk; those on disk are read and written meanwhile. `copies_operands`:
+  /// not on the device.
+  void update(const std::vector<char>& touched, const Updated& updated,
               const std::function<void(const std::vector<update::UpdateSlice>& slices, bool copies_operands)>& work);
 
  private:

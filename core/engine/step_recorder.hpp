@@ -6,6 +6,7 @@
 
 #include "base/trace.hpp"
 #include "comm/comm_volume.hpp"
+#include "engine/early_update.hpp"
 #include "engine/gradient_flow.hpp"
 #include "engine/run_recorder.hpp"
 #include "engine/sharded_state.hpp"
@@ -37,7 +38,8 @@ class StepRecorder {
   /// Records the weights hash and the bytes of all ranks for summary.json. Collective.
   void record_totals(const std::string& hash);
   /// Counts how much of the run's communication and reading overlapped with computation.
-  Overlap overlap(const GradientFlow& gradients, const NormBlocks& norm) const;
+  /// early: null: the update begins after backward.
+  Overlap overlap(const GradientFlow& gradients, const NormBlocks& norm, const EarlyUpdate* early) const;
 
   /// The communication volume of this rank, including the previous sessions of the run.
   comm::CommVolume volume() const;

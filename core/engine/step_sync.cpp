@@ -4,12 +4,17 @@
 #include <cmath>
 #include <cstring>
 
+#include "comm/coll.hpp"
+
 namespace zr::host::engine {
 
 StepSync::StepSync(const RankContext& context, const std::vector<update::UpdateSlice>& slices,
                    offload::DiskBackedBuffers* disk_buffers)
     : comm_(context.comm), norm_(context, slices, disk_buffers) {
-  comm_.on_completed([this](const zr_coll& coll, const void* dst) { norm_.gradients_final(coll.dst, dst); });
+  comm_.on_completed([this](const zr_coll& coll, const void* dst) {
+    if (on_collective_ && comm::reads_src(coll, comm_.rank())) on_collective_(coll.src);
+    norm_.gradients_final(coll.dst, dst);
+  });
 }
 
 StepSync::~StepSync() { comm_.on_completed({}); }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "engine/norm_blocks.hpp"
@@ -51,6 +52,8 @@ class StepSync {
     bool save_failed = false;          // whether this rank's background save failed
     WeightDigest::Digest digest{};
   };
+  /// Calls observer(memory) with the source of each collective that has ended. [use]
+  void on_collective(std::function<void(const zr_view& src)> observer) { on_collective_ = std::move(observer); }
   NormBlocks& norm() { return norm_; }
   const NormBlocks& norm() const { return norm_; }
   /// A part of the statistics that is needed before the others.
@@ -66,6 +69,7 @@ class StepSync {
  private:
   comm::CommRuntime& comm_;
   NormBlocks norm_;
+  std::function<void(const zr_view& src)> on_collective_;
 };
 
 }  // namespace zr::host::engine

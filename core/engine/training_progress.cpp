@@ -39,6 +39,7 @@ void TrainingProgress::drop_micro_steps() {
 }
 
 void TrainingProgress::begin_update(const std::vector<char>& touched) {
+  gradients_consumed_ = false;
   for (std::size_t i = 0; i < touched.size(); ++i) param_steps_[i] += touched[i] ? 1 : 0;
 }
 
@@ -80,6 +81,7 @@ void TrainingProgress::begin_load() {
 }
 
 void TrainingProgress::check_complete() const {
+  if (!broken_off_.empty()) fail_user(broken_off_);
   if (incomplete_) fail_user("the last load failed part-way, so the weights are undefined; load another checkpoint");
 }
 
@@ -94,8 +96,12 @@ void TrainingProgress::check_backward() const {
 
 // Before the last micro-step the contents of reduced gradients depend on the strategy, so they cannot be read.
 void TrainingProgress::check_gradients(const std::string& parameter) const {
-  if (gradients_summed_) return;
   const std::string call = fmt::format("engine.get('{}', zr::TensorKind::gradient): ", parameter);
+  if (gradients_summed_ && gradients_consumed_)
+    fail_user(call +
+              "the update, part of which ran during backward, has overwritten the gradients; set offload.overlap = "
+              "false to keep them after engine.step()");
+  if (gradients_summed_) return;
   if (within_step())
     fail_user(
         fmt::format("{}the gradient is not reduced over ranks and micro-batches until engine.step() ends the step; "

@@ -69,6 +69,10 @@ class TrainingProgress {
   /// Call before an update. touched: by parameter, not 0 if the optimizer updates it.
   void begin_update(const std::vector<char>& touched);
   void updated() { ++updates_; }  // call after an update
+  /// The update of this step has overwritten reduced gradients: they cannot be read until the next step.
+  void consume_gradients() { gradients_consumed_ = true; }
+  /// The step cannot be completed, and training cannot continue: check_complete() throws UserError with this text.
+  void break_off(std::string text) { broken_off_ = std::move(text); }
   /// Counts the step, with an update (`applied`) or without. Its reduced gradients can be read until the next backward.
   void complete_step(double loss, double grad_norm, bool applied);
   /// Discards the losses, weights and tokens of the completed step. samples: of all ranks in this step.
@@ -108,8 +112,10 @@ class TrainingProgress {
   float grad_mul_ = 1;
   int micro_ = 0;
   bool in_backward_ = false;
-  bool gradients_summed_ = false;  // reduced gradients can be read: from a step to the next backward or load
-  bool incomplete_ = false;        // a load has begun to overwrite the weights and has not succeeded
+  bool gradients_summed_ = false;    // reduced gradients can be read: from a step to the next backward or load
+  bool gradients_consumed_ = false;  // the last update has overwritten reduced gradients
+  std::string broken_off_;           // why training cannot continue; empty: it can
+  bool incomplete_ = false;          // a load has begun to overwrite the weights and has not succeeded
   std::vector<double> losses_, weights_;
   int64_t tokens_ = 0;
 };

@@ -4,6 +4,7 @@
 
 #include "base/log.hpp"
 #include "engine/all_gather.hpp"
+#include "engine/early_update.hpp"
 
 namespace zr::host::engine {
 
@@ -11,7 +12,9 @@ WeightMonitor::WeightMonitor(const StepContext& context, const Parts& parts)
     : context_(context),
       parts_(parts),
       digest_(context.plan, parts.state.buffers().memory(), parts.state.buffers().readers(), context.world()),
-      samples_(context.plan.has_master ? WeightSamples(parts.state.bound_slices()) : WeightSamples()) {}
+      samples_(context.plan.has_master || EarlyUpdate::obstacle(context.config(), context.plan).empty()
+                   ? WeightSamples(parts.state.bound_slices())
+                   : WeightSamples()) {}
 
 void WeightMonitor::record_write(uint32_t param) {
   digest_.written(param);

@@ -189,26 +189,36 @@ std::string OptimizerStates::name_of(const std::vector<SlicePart>& parts) const 
 
 void OptimizerStates::start_read(std::size_t index) {
   TilePass& pass = tile_passes_[index];
-  const plan::StateTile& tile = plan_.placement.tiles[pass.tile];
-  Transfer& write = writes_[index % writes_.size()];
-  wait(write, waits_.write, "wait: write");
-  const std::vector<char>& written = written_[pass.tile];
-  if (std::find(written.begin(), written.end(), 0) == written.end()) {
-    pass.read = store_of(tile).read(allocation_of(tile), tile.offset, tile_buffer(index), tile.bytes, pass.what);
-    return;
-  }
-  std::memset(tile_buffer(index), 0, static_cast<std::size_t>(tile.bytes));
+  wait(writes_[index % writes_.size()], waits_.write, "wait: write");
+  pass.read = read_tile(pass.tile, tile_buffer(index), pass.what);
+}
+
+Transfer OptimizerStates::read_tile(std::size_t index, char* buffer, const std::string& what) {
+  const plan::StateTile& tile = plan_.placement.tiles[index];
+  const std::vector<char>& written = written_[index];
+  if (std::find(written.begin(), written.end(), 0) == written.end())
+    return store_of(tile).read(allocation_of(tile), tile.offset, buffer, tile.bytes, what);
+  std::memset(buffer, 0, static_cast<std::size_t>(tile.bytes));
   for (std::size_t a = 0; a < arrays_.size(); ++a) {
     if (!written[a]) continue;
     const int64_t at = offset_in_tile(tile, a), bytes = bytes_in_tile(tile, a);
     if (bytes == 0) continue;
-    pass.read = store_of(tile).read(allocation_of(tile), tile.offset + at, tile_buffer(index) + at, bytes, pass.what);
-    pass.read.wait();  // only in the first pass
+    Transfer read = store_of(tile).read(allocation_of(tile), tile.offset + at, buffer + at, bytes, what);
+    read.wait();  // only in the first pass
   }
+  return {};
+}
+
+void OptimizerStates::write_tile(const TilePass& pass, std::size_t index) {
+  const plan::StateTile& tile = plan_.placement.tiles[pass.tile];
+  writes_[index % writes_.size()] =
+      store_of(tile).write(allocation_of(tile), tile.offset, tile_buffer(index), tile.bytes, pass.what);
+  std::fill(written_[pass.tile].begin(), written_[pass.tile].end(), 1);
 }
 
 std::vector<OptimizerStates::TilePass> OptimizerStates::passes_of(const std::vector<update::UpdateSlice>& slices,
-                                                                  const std::vector<char>* touched) const {
+                                                                  const std::vector<char>* touched,
+                                                                  const std::vector<char>& skipped) const {
   std::vector<TilePass> passes;
   const std::vector<plan::StateTile>& tiles = plan_.placement.tiles;
   std::size_t next = 0;  // the first slice that overlaps the tile
@@ -223,7 +233,7 @@ std::vector<OptimizerStates::TilePass> OptimizerStates::passes_of(const std::vec
       pass.parts.push_back({&slices[u], first, last - first});
       touches |= !touched || (*touched)[slices[u].param];
     }
-    if (!touches) continue;
+    if (!touches || (!skipped.empty() && skipped[t])) continue;
     pass.what = name_of(pass.parts);
     passes.push_back(std::move(pass));
   }
@@ -233,7 +243,7 @@ std::vector<OptimizerStates::TilePass> OptimizerStates::passes_of(const std::vec
 void OptimizerStates::read_ahead(const std::vector<update::UpdateSlice>& slices) {
   if (writes_.empty()) return;
   for (Transfer& write : writes_) wait(write, waits_.write, "wait: write");  // tiles may change staging buffers
-  tile_passes_ = passes_of(slices, nullptr);
+  tile_passes_ = passes_of(slices, nullptr, {});
   const std::size_t ahead = std::max<std::size_t>(writes_.size() - 1, 1);
   for (started_ = 0; started_ < std::min(tile_passes_.size(), ahead); ++started_) start_read(started_);
 }
@@ -267,9 +277,10 @@ zr_view OptimizerStates::view_in_tile(std::size_t index, const plan::StateTile& 
 }
 
 void OptimizerStates::update_tiles(const std::vector<update::UpdateSlice>& slices, const std::vector<char>& touched,
+                                   const std::vector<char>& skipped,
                                    const std::function<void(const std::vector<update::UpdateSlice>&)>& work) {
   if (writes_.empty()) return;
-  std::vector<TilePass> passes = passes_of(slices, &touched);
+  std::vector<TilePass> passes = passes_of(slices, &touched, skipped);
   bool same = !tile_passes_.empty() && started_ <= passes.size();
   for (std::size_t i = 0; same && i < started_; ++i) same = passes[i].tile == tile_passes_[i].tile;
   if (same) {
@@ -284,13 +295,10 @@ void OptimizerStates::update_tiles(const std::vector<update::UpdateSlice>& slice
   while (started_ < std::min(tile_passes_.size(), ahead)) start_read(started_++);
   for (std::size_t i = 0; i < tile_passes_.size(); ++i) {
     TilePass& pass = tile_passes_[i];
-    const plan::StateTile& tile = plan_.placement.tiles[pass.tile];
     if (i >= started_) start_read(started_++);
     wait(pass.read, waits_.read, "wait: read");
     work(slices_in(pass, i));
-    writes_[i % writes_.size()] =
-        store_of(tile).write(allocation_of(tile), tile.offset, tile_buffer(i), tile.bytes, pass.what);
-    std::fill(written_[pass.tile].begin(), written_[pass.tile].end(), 1);
+    write_tile(pass, i);
     if (started_ < tile_passes_.size()) start_read(started_++);
   }
   tile_passes_.clear();

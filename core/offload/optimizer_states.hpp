@@ -45,8 +45,10 @@ class OptimizerStates {
   /// Starts to read the first tiles of a pass and returns. `slices`: all of this rank; must be valid until the pass.
   void read_ahead(const std::vector<update::UpdateSlice>& slices);
   /// One pass over all states on disk: reads each tile, calls `work` with its slices, whose states are then in memory,
-  /// and writes the tile. Skips tiles without touched parameters. Returns before the last tiles are written.
+  /// and writes the tile. Skips tiles without touched parameters, and those that are not 0 in `skipped` (by tile;
+  /// empty: none). Returns before the last tiles are written.
   void update_tiles(const std::vector<update::UpdateSlice>& slices, const std::vector<char>& touched,
+                    const std::vector<char>& skipped,
                     const std::function<void(const std::vector<update::UpdateSlice>& slices)>& work);
 
   const TierWaits& waits() const { return waits_; }
@@ -55,6 +57,7 @@ class OptimizerStates {
   void on_wait(WaitObserver observer) { on_wait_ = std::move(observer); }
 
  private:
+  friend class EarlyTiles;
   struct RangeMemory {
     plan::StateRange range;
     std::vector<void*> addresses;             // by array; empty on disk
@@ -80,9 +83,14 @@ class OptimizerStates {
   int64_t bytes_in_tile(const plan::StateTile& tile, std::size_t array) const;
   zr_view view_in_tile(std::size_t index, const plan::StateTile& tile, std::size_t array, int64_t first,
                        int64_t count) const;
-  std::vector<TilePass> passes_of(const std::vector<update::UpdateSlice>& slices,
-                                  const std::vector<char>* touched) const;
+  // The tiles with touched parameters that are not skipped (empty: none is).
+  std::vector<TilePass> passes_of(const std::vector<update::UpdateSlice>& slices, const std::vector<char>* touched,
+                                  const std::vector<char>& skipped) const;
   void start_read(std::size_t index);
+  // Starts to read a tile to `buffer`, in which a state that was never written is zero.
+  Transfer read_tile(std::size_t index, char* buffer, const std::string& what);
+  // Starts to write a tile from staging buffer `index`.
+  void write_tile(const TilePass& pass, std::size_t index);
   std::vector<update::UpdateSlice> slices_in(const TilePass& pass, std::size_t index) const;
   void wait(Transfer& transfer, double& seconds, const char* what);
   void visit_tile(std::size_t tile, std::size_t array, int64_t first, int64_t count, Access access,

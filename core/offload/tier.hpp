@@ -46,7 +46,8 @@ class Transfer {
   std::shared_ptr<TierHealth> health_;
 };
 
-/// One caller at a time. Exceptions: any thread may call read_bytes(), written_bytes(), failed() and failure().
+/// One caller at a time. Exceptions: any thread may call read(), write(), read_bytes(), written_bytes(), failed() and
+/// failure().
 class TierStore {
  public:
   /// Opens the tier. `index`: its position in the plan's list of tiers. A warning is logged if a wait for a transfer

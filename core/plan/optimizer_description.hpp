@@ -19,6 +19,7 @@ struct OptimizerDescription {
   /// By pass: number of sums over the parameter that the pass adds up (zr/abi/draft/partial_sums.h). Empty: none.
   std::vector<uint32_t> sums;
   double cost = 0;  // of the update per parameter, in units that are the same for all parameters; 0: its elements
+  bool ignores_norm = false;  // the update does not read the gradient norm
   /// The parameter may be updated in any parts.
   bool elementwise() const;
   uint32_t most_sums() const;  // the largest number of sums of a pass

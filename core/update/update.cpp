@@ -35,6 +35,9 @@ std::vector<UpdateRange> cut(const plan::PlanInput& plan, const std::vector<Upda
   return ranges;
 }
 
+zr_view gradients_of(const UpdateRange& range) { return part_of(range.slice->grad, range.begin, range.count); }
+zr_view weights_of(const UpdateRange& range) { return part_of(range.slice->weight, range.begin, range.count); }
+
 struct Copy {
   const void* from;
   void* to;
@@ -70,10 +73,7 @@ void copy(const Copy& first, const Copy& second) {
 class Operands {
  public:
   Operands(const UpdateRange& range, bool copies, std::vector<float>& upcasted, std::vector<char>& rounded)
-      : grads(part_of(range.slice->grad, range.begin, range.count)),
-        weights(part_of(range.slice->weight, range.begin, range.count)),
-        original_weights_(weights),
-        copies_(copies) {
+      : grads(gradients_of(range)), weights(weights_of(range)), original_weights_(weights), copies_(copies) {
     if (!copies && grads.dtype == ZR_F32) return;
     upcasted.resize(std::max(upcasted.size(), static_cast<std::size_t>(range.count)));
     const bool upcasts = grads.dtype != ZR_F32;
@@ -86,10 +86,11 @@ class Operands {
     const bool own_master = !range.slice->master.count;  // fp32 weights are their own master; others are only written
     copy(of_grads, {original_weights_.data, rounded.data(), own_master ? static_cast<int64_t>(bytes()) : 0});
   }
-  // Copies the new weights back; bypasses the cache unless they were read there.
-  void write_back() const {
-    if (copies_)
-      copy_bytes(original_weights_.data, weights.data, static_cast<int64_t>(bytes()), weights.dtype != ZR_F32);
+  // Copies the new weights back, or to `instead`, unless it is null; bypasses the cache unless they were read there.
+  void write_back(void* instead) const {
+    if (!copies_) return;
+    const bool bypasses = !instead && weights.dtype != ZR_F32;
+    copy_bytes(instead ? instead : original_weights_.data, weights.data, static_cast<int64_t>(bytes()), bypasses);
   }
   zr_view grads, weights;
 
@@ -146,7 +147,7 @@ void for_each_part(ThreadPool& pool, const plan::MemoryPlan& plan, const std::ve
       slots.resize(std::max(slots.size(), range.slice->slots.size()));
       const Operands operands(range, input.copies_operands, upcasted, rounded);
       fn(describe(range, plan, input, operands, slots.data()));
-      if (writes_weights) operands.write_back();
+      if (writes_weights) operands.write_back(input.keeps_weights ? gradients_of(range).data : nullptr);
     }
   });
 }
@@ -174,6 +175,18 @@ void update(const std::vector<Optimizer>& optimizers, ThreadPool& pool, const pl
       return optimizer.instance->api<zr_optimizer_api>()->step(self, &step, &pointer, 1, nullptr, nullptr, &error);
     };
     check(call_plugin(&error, update), error, optimizer.instance->call_text(passes > 0 ? "update" : "step"));
+  });
+}
+
+void adopt_weights(ThreadPool& pool, const plan::MemoryPlan& plan, const std::vector<UpdateSlice>& slices,
+                   const UpdateInput& input) {
+  const std::vector<UpdateRange> ranges = cut(plan.input, slices, input);
+  pool.parallel_for(static_cast<int64_t>(ranges.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const UpdateRange& range = ranges[static_cast<std::size_t>(i)];
+      const zr_view weights = weights_of(range);
+      copy_bytes(weights.data, gradients_of(range).data, weights.count * size_of(weights.dtype), true);
+    }
   });
 }
 

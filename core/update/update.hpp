@@ -47,6 +47,9 @@ struct UpdateInput {
   const std::vector<char>* touched;   // per parameter: 0 means no update
   bool copies_operands =
       false;  // states are off the device: gradients and weights are copied to them, and weights back
+  /// With copies_operands: the new weights of each part replace its gradients, and the weights stay as they are. The
+  /// elements of weights must not be larger than those of gradients. adopt_weights() copies the new weights.
+  bool keeps_weights = false;
   SumAccess sums = {};
 };
 
@@ -56,8 +59,13 @@ struct UpdateInput {
 void update(const std::vector<Optimizer>& optimizers, ThreadPool& pool, const plan::MemoryPlan& plan,
             const std::vector<UpdateSlice>& slices, const UpdateInput& input);
 
-/// The same for one pass before the update: adds up the sums of the slices' blocks. input.touched: the parameters that
-/// have this pass. Weights are not changed.
+/// Copies the weights that update() with input.keeps_weights left in place of the gradients. The other arguments must
+/// be those of that update.
+void adopt_weights(ThreadPool& pool, const plan::MemoryPlan& plan, const std::vector<UpdateSlice>& slices,
+                   const UpdateInput& input);
+
+/// As update(), for one pass before the update: adds up the sums of the slices' blocks. input.touched: the parameters
+/// that have this pass. Weights are not changed.
 void add_up(const std::vector<Optimizer>& optimizers, ThreadPool& pool, const plan::MemoryPlan& plan,
             const std::vector<UpdateSlice>& slices, const UpdateInput& input, uint32_t pass);
 

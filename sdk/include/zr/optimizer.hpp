@@ -173,6 +173,7 @@ class OptimizerLayer {
       if constexpr (has_needs<D>) desc.needs = D::needs;
       desc.granularity = granularity();
       desc.device_types = kCpuOnly;
+      desc.flags = ZR_OPT_IGNORES_NORM;  // an Update has no norm
       if constexpr (has_describe<D>) {
         static_assert(!has_slots<D> && !has_granularity<D>, "describe() replaces the members slots and granularity");
         OptimizerLayer& layer = *static_cast<OptimizerLayer*>(self);

@@ -1,0 +1,212 @@
+#include "engine/early_update.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/dtype.hpp"
+#include "base/error.hpp"
+#include "base/log.hpp"
+
+namespace zr::host::engine {
+
+std::string EarlyUpdate::obstacle(const config::JobConfig& config, const plan::MemoryPlan& plan) {
+  const plan::PlanInput& input = plan.input;
+  if (!config.offload().overlap) return "offload.overlap is false";
+  const auto& states = plan.placement.states;
+  if (std::ranges::all_of(states, [](const plan::StateRange& range) { return range.tier == 0; }))
+    return "no optimizer state is on a tier";
+  if (config.train().nonfinite != config::NonFiniteRule::stop) return "train.nonfinite is not \"stop\"";
+  if (config.train().gradient_clipping > 0) return "train.gradient_clipping needs the norm of all gradients";
+  if (!input.elementwise()) return "the optimizer is not elementwise";
+  if (!std::ranges::all_of(input.descriptions, &plan::OptimizerDescription::ignores_norm))
+    return "the optimizer may use the gradient norm";
+  for (const plan::Buffer& buffer : plan.rank_plan.buffers)
+    if (!input.tiers[static_cast<std::size_t>(plan.tier_of(buffer))].in_memory())
+      return "reduced gradients or weights are on a disk";
+  if (size_of(input.weight_dtype) > size_of(input.reduced_grad_dtype))
+    return "gradients.dtype is narrower than the weights";
+  return "";
+}
+
+EarlyUpdate::EarlyUpdate(const StepContext& context, ShardedState& state, std::vector<update::Optimizer> optimizers,
+                         Trace* trace)
+    : context_(context),
+      state_(state),
+      optimizers_(std::move(optimizers)),
+      trace_(trace),
+      tiles_(state.states(), state.slices()),
+      pool_(context.pool.width()),
+      gradient_size_(size_of(context.plan.input.reduced_grad_dtype)),
+      all_touched_(context.plan.input.parameters.size(), 1) {
+  for (const offload::EarlyTiles::Tile& tile : tiles_.tiles()) add_unit(true, tile.index, tile.slices);
+  for (std::size_t i = 0; i < state.staged().size(); ++i) add_unit(false, i, {state.staged()[i]});
+  std::ranges::sort(parts_, {}, &Part::gradients);
+  updated_.tiles.assign(context.plan.placement.tiles.size(), 0);
+  updated_.staged.assign(state.staged().size(), 0);
+  if (trace_)
+    tiles_.on_wait([trace](const char* what, Trace::Time begin) {
+      trace->span("early update", what, begin, Trace::Time::clock::now());
+    });
+  worker_ = std::thread([this] { work(); });
+}
+
+EarlyUpdate::~EarlyUpdate() {
+  {
+    const MutexLock lock(mutex_);
+    ends_ = true;
+    changed_.notify_all();
+  }
+  worker_.join();
+}
+
+void EarlyUpdate::add_unit(bool on_disk, std::size_t index, const std::vector<update::UpdateSlice>& slices) {
+  Unit unit{on_disk, index, slices, 0};
+  for (const update::UpdateSlice& slice : slices) {
+    if (slice.count == 0) continue;
+    parts_.push_back({bytes_of(slice.grad), slice.count, units_.size()});
+    unit.elements += slice.count;
+  }
+  elements_ += unit.elements;
+  units_.push_back(std::move(unit));
+}
+
+void EarlyUpdate::begin(Input input, std::function<bool(uint32_t param)> touches) {
+  const MutexLock lock(mutex_);
+  input_ = std::move(input);
+  update_input_ = {input_.grad_mul, input_.number, 0, &input_.steps, &input_.rates, &all_touched_};
+  update_input_.copies_operands = update_input_.keeps_weights = true;
+  touches_ = std::move(touches);
+  for (Unit& unit : units_) {
+    unit.missing = unit.elements;
+    unit.is_updated = false;
+  }
+  ready_.clear();
+  taken_ = 0;
+  is_active_ = true;
+  is_stopped_ = false;
+  is_reading_ahead_ = is_recorded_;
+  changed_.notify_all();
+}
+
+// Calls fn(part, elements of it) for the parts that overlap `elements` reduced gradients from `first` on.
+template <class F>
+void EarlyUpdate::for_each_part(const void* first, int64_t elements, const F& fn) const {
+  const char *begin = static_cast<const char*>(first), *end = begin + elements * gradient_size_;
+  auto at = std::ranges::upper_bound(parts_, begin, {}, &Part::gradients);
+  if (at != parts_.begin()) --at;
+  for (; at != parts_.end() && at->gradients < end; ++at) {
+    const char* const part_end = at->gradients + at->elements * gradient_size_;
+    const int64_t bytes = std::min(end, part_end) - std::max(begin, at->gradients);
+    if (bytes > 0) fn(*at, bytes / gradient_size_);
+  }
+}
+
+void EarlyUpdate::gradients_final(const void* first, int64_t elements, bool finite, bool again) {
+  const MutexLock lock(mutex_);
+  if (!is_active_) return;
+  is_unsuitable_ |= again;
+  is_stopped_ |= !finite;
+  for_each_part(first, elements, [&](const Part& part, int64_t count) {
+    Unit& unit = units_[part.unit];
+    unit.missing -= count;
+    if (unit.missing > 0) return;
+    if (!is_recorded_) return order_.push_back(part.unit);
+    const bool touched =
+        std::ranges::all_of(unit.slices, [&](const update::UpdateSlice& slice) { return touches_(slice.param); });
+    if (touched && !is_stopped_) ready_.push_back(part.unit);
+  });
+  changed_.notify_all();
+}
+
+void EarlyUpdate::collective_read(const zr_view& memory) {
+  const MutexLock lock(mutex_);
+  if (!is_active_ || memory.count == 0) return;
+  const int64_t elements = memory.count * size_of(memory.dtype) / gradient_size_;
+  for_each_part(memory.data, elements, [&](const Part& part, int64_t) {
+    is_unsuitable_ |= units_[part.unit].missing < units_[part.unit].elements;
+  });
+}
+
+// Reads the tiles that are expected next, as far as there is staging memory.
+void EarlyUpdate::read_ahead() {
+  for (const std::size_t unit : order_)
+    if (units_[unit].on_disk && !units_[unit].is_updated && !tiles_.read_ahead(units_[unit].index)) return;
+}
+
+void EarlyUpdate::update(Unit& unit) {
+  const auto begin = Trace::Time::clock::now();
+  const auto update = [&](const std::vector<update::UpdateSlice>& slices) {
+    update::update(optimizers_, pool_, context_.plan, slices, update_input_);
+  };
+  unit.on_disk ? tiles_.update(unit.index, update) : update(unit.slices);
+  unit.is_updated = true;
+  if (trace_) trace_->span("early update", "update", begin, Trace::Time::clock::now());
+}
+
+void EarlyUpdate::work() {
+  MutexLock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&]() ZR_REQUIRES(mutex_) {
+      return ends_ || (!is_stopped_ && (is_reading_ahead_ || taken_ < ready_.size()));
+    });
+    if (ends_) return;
+    is_busy_ = true;
+    is_reading_ahead_ = false;
+    Unit* const unit = taken_ < ready_.size() ? &units_[ready_[taken_++]] : nullptr;
+    lock.unlock();
+    std::exception_ptr failure;
+    try {
+      if (unit) update(*unit);
+      read_ahead();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    lock.lock();
+    is_busy_ = false;
+    if (failure) {
+      failure_ = failure;
+      is_stopped_ = true;
+    }
+    changed_.notify_all();
+  }
+}
+
+void EarlyUpdate::finish() {
+  MutexLock lock(mutex_);
+  if (!is_active_) return;
+  changed_.wait(lock, [&]() ZR_REQUIRES(mutex_) { return !is_busy_ && (is_stopped_ || taken_ == ready_.size()); });
+  is_active_ = is_reading_ahead_ = false;
+  const bool records = !is_recorded_;
+  is_recorded_ = true;
+  if (is_unsuitable_) {
+    if (!records)
+      fail_internal(
+          fmt::format("{}: it used reduced gradients again after they were final, which it did not do in "
+                      "the first step; this is a bug in the plug-in; set offload.overlap = false",
+                      context_.strategy.call_text("event")));
+    order_.clear();
+  }
+  tiles_.end();
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+}
+
+bool EarlyUpdate::has_updated() const {
+  const MutexLock lock(mutex_);
+  return std::ranges::any_of(units_, &Unit::is_updated);
+}
+
+const ShardedState::Updated& EarlyUpdate::adopt() {
+  std::vector<update::UpdateSlice> slices;
+  elements_early_ = 0;
+  for (const Unit& unit : units_) {
+    (unit.on_disk ? updated_.tiles : updated_.staged)[unit.index] = unit.is_updated;
+    if (!unit.is_updated) continue;
+    elements_early_ += unit.elements;
+    slices.insert(slices.end(), unit.slices.begin(), unit.slices.end());
+  }
+  if (!slices.empty()) update::adopt_weights(context_.pool, context_.plan, slices, update_input_);
+  return updated_;
+}
+
+}  // namespace zr::host::engine

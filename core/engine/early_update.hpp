@@ -1,0 +1,116 @@
+// Updates masters and optimizer states on tiers while backward computes the remaining gradients. Each part is updated
+// as soon as its reduced gradients are final, with the arguments that the update after backward would have: the result
+// is the same to the bit.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/thread_pool.hpp"
+#include "base/trace.hpp"
+#include "engine/sharded_state.hpp"
+#include "engine/step_context.hpp"
+#include "offload/early_tiles.hpp"
+#include "update/update.hpp"
+#include "zr/mutex.hpp"
+
+namespace zr::host::engine {
+
+/// States are updated in place, so the step must not be skipped or clipped after it has begun. New weights replace the
+/// reduced gradients until adopt(), because backward may still use the weights. Training thread only, except
+/// gradients_final().
+class EarlyUpdate {
+ public:
+  /// Keeps references to `context` and `state`. trace: null: no trace.
+  EarlyUpdate(const StepContext& context, ShardedState& state, std::vector<update::Optimizer> optimizers, Trace* trace);
+  ~EarlyUpdate();  // waits for the tile in progress
+  EarlyUpdate(const EarlyUpdate&) = delete;
+
+  /// Why the update of this job does not begin before backward has ended; empty: it does.
+  static std::string obstacle(const config::JobConfig& config, const plan::MemoryPlan& plan);
+
+  /// The arguments of the update.
+  struct Input {
+    float grad_mul;
+    int64_t number;              // of the update; the first is 1
+    std::vector<int64_t> steps;  // by parameter: number of its updates, including this one
+    std::vector<double> rates;   // by parameter: learning rate
+  };
+  /// Call before the last backward of a step. The first step of a job only records the order in which gradients become
+  /// final. touches(param): whether a gradient of the step for this parameter is known; called by gradients_final().
+  void begin(Input input, std::function<bool(uint32_t param)> touches);
+  /// Reduced gradients from `first` on are final and were read for the norm. finite: all of them. again: some of them
+  /// were final before. Any thread.
+  void gradients_final(const void* first, int64_t elements, bool finite, bool again) ZR_EXCLUDES(mutex_);
+  /// A collective has read this memory. Any thread.
+  void collective_read(const zr_view& memory) ZR_EXCLUDES(mutex_);
+  /// Returns when everything that could begin is updated. Throws the worker's failure. Without effect unless begin()
+  /// was called since.
+  void finish() ZR_EXCLUDES(mutex_);
+  /// Whether anything was updated since begin().
+  bool has_updated() const ZR_EXCLUDES(mutex_);
+  /// Copies the new weights to their place, and returns what the rest of the update skips. After finish().
+  const ShardedState::Updated& adopt();
+
+  /// Elements on tiers that this rank updates per step; and how many of them were updated early in the last step.
+  int64_t elements() const { return elements_; }
+  int64_t elements_early() const { return elements_early_; }
+
+ private:
+  struct Unit {  // is updated at once
+    bool on_disk;
+    std::size_t index;  // of the tile, or in ShardedState::staged()
+    std::vector<update::UpdateSlice> slices;
+    int64_t elements;
+    int64_t missing = 0;  // elements whose gradients are not final
+    bool is_updated = false;
+  };
+  struct Part {  // of a unit
+    const char* gradients;
+    int64_t elements;
+    std::size_t unit;
+  };
+  void add_unit(bool on_disk, std::size_t index, const std::vector<update::UpdateSlice>& slices);
+  template <class F>
+  void for_each_part(const void* first, int64_t elements, const F& fn) const;
+  void work() ZR_EXCLUDES(mutex_);
+  void update(Unit& unit);
+  void read_ahead();
+
+  const StepContext& context_;
+  ShardedState& state_;
+  const std::vector<update::Optimizer> optimizers_;
+  Trace* const trace_;
+  offload::EarlyTiles tiles_;
+  ThreadPool pool_;  // the worker's: the other one has one caller at a time
+  int64_t gradient_size_;
+  int64_t elements_ = 0, elements_early_ = 0;
+  std::vector<Part> parts_;  // sorted by address
+  const std::vector<char> all_touched_;
+  Input input_{};
+  update::UpdateInput update_input_{};
+  ShardedState::Updated updated_;
+  std::vector<std::size_t> order_;  // units, in the order in which their gradients become final
+  bool is_recorded_ = false;        // order_ is complete
+
+  mutable Mutex mutex_;
+  ConditionVariable changed_;
+  std::vector<Unit> units_;  // `missing` is guarded; the rest belongs to the worker between begin() and finish()
+  std::vector<std::size_t> ready_ ZR_GUARDED_BY(mutex_);  // units whose gradients are final, in that order
+  std::size_t taken_ ZR_GUARDED_BY(mutex_) = 0;           // number of these that the worker has taken
+  std::function<bool(uint32_t)> touches_ ZR_GUARDED_BY(mutex_);
+  bool is_active_ ZR_GUARDED_BY(mutex_) = false;         // between begin() and finish()
+  bool is_reading_ahead_ ZR_GUARDED_BY(mutex_) = false;  // the worker reads ahead
+  bool is_busy_ ZR_GUARDED_BY(mutex_) = false;           // the worker updates a unit
+  bool is_stopped_ ZR_GUARDED_BY(mutex_) = false;        // a gradient is not finite, or the worker failed
+  bool is_unsuitable_ ZR_GUARDED_BY(mutex_) = false;     // the strategy uses reduced gradients after they are final
+  bool ends_ ZR_GUARDED_BY(mutex_) = false;
+  std::exception_ptr failure_ ZR_GUARDED_BY(mutex_);
+  std::thread worker_;  // last: uses the above
+};
+
+}  // namespace zr::host::engine
