@@ -1,0 +1,221 @@
+// Updates of states on tiers that begin during backward: their results, their share, and the steps that cannot be
+// completed.
+#include <gmock/gmock.h>
+
+#include <array>
+#include <limits>
+
+#include "support/offload_test.hpp"
+#include "support/user_error.hpp"
+
+namespace zr::test {
+namespace {
+
+using engine_tests::Run;
+using ::testing::HasSubstr;
+
+const std::string kStops = "train.nonfinite=stop ";
+
+class EarlyUpdateTest : public OffloadTest {
+ protected:
+  std::string states(const std::string& tier) const {
+    return tier == "cpu" ? " offload.optimizer=cpu " : disk() + "offload.optimizer=" + tier + " ";
+  }
+};
+
+// Micro-batches have unequal weights. Every third, from the first on, leaves a part of the model unused.
+RANK_BODY(trains_weighted, Run) {
+  run.build();
+  while (!run.engine->done()) {
+    const int64_t micro = run.engine->micro_index();
+    run.engine->backward(run.model->loss(run.engine->step_index(), micro), static_cast<double>(micro % 3 + 1));
+    run.engine->step();
+  }
+}
+
+class EarlyUpdateBits : public EarlyUpdateTest, public ::testing::WithParamInterface<int> {};
+
+TEST_P(EarlyUpdateBits, AreThoseOfTheUpdateAfterBackward) {
+  for (const std::string model : {"everything", "unused", "tied"})
+    for (const std::string types : {"train.dtype=fp32", "train.dtype=bf16", "train.dtype=bf16 gradients.dtype=bf16",
+                                    "train.dtype=fp16 fp16.loss_scale=256"}) {
+      const std::string common = kStops + types + " parity.model=" + model + " train.steps=4 ";
+      std::vector<std::string> names;
+      const auto train = [&](const std::string& name, const std::string& how) {
+        names.push_back(name);
+        const Outcome done = shell(launch(GetParam(), trains_weighted,
+                                          common + how + " job.name=" + name + " checkpoint.dir=c" + name +
+                                              " checkpoint.every=4 train.gradient_accumulation=2"));
+        ASSERT_EQ(done.code, 0) << common << how << done.output;
+      };
+      train("after", "strategy=zero1 offload.overlap=false" + states("nvme"));
+      EXPECT_EQ(number("after", "/overlap/states"), 0);
+      for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"})
+        for (const std::string tier : {"cpu", "nvme"}) {
+          const std::string name = strategy + tier;
+          train(name, "strategy=" + strategy + states(tier));
+          const int64_t elements = number(name, "/overlap/states"), early = number(name, "/overlap/states_early");
+          EXPECT_GT(elements, 0) << name;
+          EXPECT_EQ(early > elements / 2, true) << common << name << ": " << early << " of " << elements;
+          EXPECT_EQ(hash(name), hash("after")) << common << name;
+          EXPECT_EQ(losses(name), losses("after")) << common << name;
+          EXPECT_TRUE(contents(scratch_.path("c" + name + "/step-00000004")) ==
+                      contents(scratch_.path("cafter/step-00000004")))
+              << common << name << " saves other states";
+        }
+      for (const std::string& name : names) fs::remove_all(scratch_.path("c" + name));
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, EarlyUpdateBits, ::testing::Values(1, 2, 3), ::testing::PrintToStringParamName());
+
+// From the third step on, the last rank's loss is infinite.
+RANK_BODY(stops_at_infinity, Run) {
+  run.build();
+  while (!run.engine->done()) {
+    const bool last = run.engine->step_index() >= 2 && run.engine->rank() == run.engine->world() - 1;
+    const auto loss = run.model->loss(run.engine->step_index(), run.engine->micro_index());
+    run.engine->backward(last ? loss * std::numeric_limits<float>::infinity() : loss);
+    if (run.engine->step_index() < 2 || run.engine->micro_index() + 1 < run.engine->world()) {
+      run.engine->step();
+      continue;
+    }
+    const std::string stopped = user_error_of([&] { run.engine->step(); });
+    EXPECT_THAT(stopped, HasSubstr("step 3: the reduced gradient of '"));
+    EXPECT_THAT(stopped, HasSubstr("' is not finite; the loss of rank 1 is not finite either, and train.nonfinite = "
+                                   "\"stop\" (command line); check the data, lower optimizer.lr or set "
+                                   "train.gradient_clipping, or set train.nonfinite = \"skip\"; then resume from the "
+                                   "last checkpoint"));
+    for (const auto& call :
+         std::vector<std::function<void()>>{[&] { run.engine->save("later"); }, [&] { run.engine->get("scalar"); },
+                                            [&] { run.engine->weights_hash(); }})
+      EXPECT_EQ(user_error_of(call),
+                "training stopped in step 3, because a gradient was not finite (train.nonfinite = \"stop\"); resume "
+                "from the last checkpoint");
+    return;
+  }
+}
+
+TEST_F(EarlyUpdateTest, ANonFiniteGradientOnOneRankStopsAllAndTheCheckpointResumes) {
+  for (const std::string tier : {"device", "cpu", "nvme"}) {
+    const std::string how = kStops + "strategy=zero2 train.steps=4 checkpoint.dir=c checkpoint.every=2 job.name=s" +
+                            (tier == "device" ? " " : states(tier));
+    fs::remove_all(scratch_.path("c"));
+    const Outcome stopped = shell(launch(2, stops_at_infinity, how));
+    ASSERT_EQ(stopped.code, 0) << tier << stopped.output;
+    const Outcome rest = shell(launch(2, engine_tests::trains, how + " checkpoint.resume=true"));
+    ASSERT_EQ(rest.code, 0) << tier << rest.output;
+    run(2, "job.name=plain\n", "strategy=zero2 train.steps=4");
+    EXPECT_EQ(hash("s"), hash("plain")) << tier;
+  }
+}
+
+// One step, whose last backward has `weight`.
+void step(Run& run, double weight = 1) {
+  zr::Engine& engine = *run.engine;
+  do {
+    engine.backward(run.model->loss(engine.step_index(), engine.micro_index()), weight);
+  } while (!engine.step());
+}
+
+RANK_BODY(reads_gradients_of_early_updates, Run) {
+  run.build();
+  const auto gradient = [&] { return run.engine->get("scalar", zr::TensorKind::gradient); };
+  step(run);  // records the order in which gradients become final
+  EXPECT_TRUE(gradient().defined());
+  step(run);
+  EXPECT_EQ(user_error_of(gradient),
+            "engine.get('scalar', zr::TensorKind::gradient): the update, part of which ran during backward, has "
+            "overwritten the gradients; set offload.overlap = false to keep them after engine.step()");
+}
+
+TEST_F(EarlyUpdateTest, OverwritesGradients) {
+  const Outcome done = shell(launch(2, reads_gradients_of_early_updates,
+                                    kStops + "strategy=zero1 train.gradient_accumulation=1" + states("nvme")));
+  EXPECT_EQ(done.code, 0) << done.output;
+}
+
+// Writes to a weight after the last backward of a step.
+RANK_BODY(writes_before_the_update, Run) {
+  run.build();
+  step(run);
+  run.engine->backward(run.model->loss(1, run.engine->micro_index()));
+  {
+    const torch::NoGradGuard no_grad;
+    run.model->named_parameters()["twice.bias"].add_(1);
+  }
+  EXPECT_EQ(user_error_of([&] { run.engine->step(); }),
+            "engine.step(): the program wrote to weights after the step's last engine.backward() had begun, but a part "
+            "of the update ran during it; write before that call or after engine.step(), or set offload.overlap = "
+            "false");
+}
+
+TEST_F(EarlyUpdateTest, RejectsWritesToWeightsBetweenBackwardAndStep) {
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    const Outcome done =
+        shell(launch(1, writes_before_the_update,
+                     kStops + "strategy=zero1 train.gradient_accumulation=1 train.dtype=" + dtype + states("cpu")));
+    EXPECT_EQ(done.code, 0) << done.output;
+  }
+}
+
+// The third backward fails before its first gradient, and is repeated.
+RANK_BODY(repeats_a_backward, Run) {
+  run.build();
+  for (int steps = 0; steps < 4; ++steps) {
+    if (steps == 2) {
+      torch::Tensor loss = run.model->loss(2, run.engine->micro_index());
+      loss.register_hook([](const torch::Tensor&) { throw std::runtime_error("on purpose"); });
+      EXPECT_ANY_THROW(run.engine->backward(loss));
+      EXPECT_EQ(user_error_of([&] { run.engine->backward(run.model->loss(2, run.engine->micro_index()), 2); }),
+                "engine.backward(loss, weight): the weight is 2, but the failed call that this one repeats had 1; pass "
+                "the same weight, or set offload.overlap = false");
+    }
+    step(run);
+  }
+  run.engine->finish();
+}
+
+TEST_F(EarlyUpdateTest, RepeatsABackwardThatFailed) {
+  const std::string how = kStops + "strategy=zero2 train.steps=4 train.gradient_accumulation=1 parity.model=large ";
+  run(2, "job.name=plain\n", how);
+  const Outcome done = shell(launch(2, repeats_a_backward, how + states("nvme") + "job.name=repeated"));
+  ASSERT_EQ(done.code, 0) << done.output;
+  EXPECT_EQ(hash("repeated"), hash("plain"));
+}
+
+// The gradients of a schedule that the program sets, and clipping, edits and the norm, keep the order of today.
+TEST_F(EarlyUpdateTest, WaitsForBackwardWhereTheResultCouldDiffer) {
+  std::string jobs;
+  for (const auto& [name, keys] :
+       std::vector<std::array<std::string, 2>>{{"skip", "train.nonfinite=skip"},
+                                               {"clip", kStops + "train.gradient_clipping=1"},
+                                               {"lamb", kStops + "optimizer=lamb"},
+                                               {"off", kStops + "offload.overlap=false"},
+                                               {"disk", kStops + "offload.gradients=nvme"},
+                                               {"narrow", kStops + "gradients.dtype=bf16"},
+                                               {"device", kStops + "offload.optimizer=device"}})
+    jobs += "job.name=" + name + disk() + keys + "\n";
+  run(2, jobs, "strategy=zero2 train.steps=2");
+  for (const std::string name : {"skip", "clip", "lamb", "off", "disk", "narrow", "device"})
+    EXPECT_EQ(number(name, "/overlap/states"), 0) << name;
+}
+
+TEST_F(EarlyUpdateTest, FaultsOfTheTierEndTheJobAndKeepTheCheckpoint) {
+  run(2, "job.name=plain\n", "strategy=zero2 train.steps=4");
+  for (const std::string fault : {"read=EIO@", "write=EIO@", "write=ENOSPC@", "flip@"})
+    for (const std::string count : {"200", "260", "300"}) {
+      const std::string how = kStops + "strategy=zero2 train.steps=4 checkpoint.dir=c checkpoint.every=2 job.name=f" +
+                              disk() + "offload.optimizer=" + kFailing;
+      fs::remove_all(scratch_.path("c"));
+      const Outcome failed = shell("ZR_TIER_FAULT=" + fault + count + " " + launch(2, engine_tests::trains, how));
+      EXPECT_THAT(failed.code, ::testing::AnyOf(0, 3)) << fault << count << failed.output;
+      if (failed.code == 3) EXPECT_THAT(failed.output, HasSubstr("states of '")) << fault << count;
+      const Outcome rest = shell(launch(2, engine_tests::trains, how + " checkpoint.resume=true"));
+      ASSERT_EQ(rest.code, 0) << fault << count << rest.output;
+      EXPECT_EQ(hash("f"), hash("plain")) << fault << count;
+    }
+}
+
+}  // namespace
+}  // namespace zr::test
