@@ -188,6 +188,8 @@ const std::vector<Row> kTrained{
     {"offload.optimizer", "device", "cpu", memory},
     {"offload.gradients", "device", "cpu", memory, "strategy=zero2"},
     {"offload.parameters", "device", "cpu", memory, kCopied + " strategy.zero3.persistence_threshold=0"},
+    {"offload.overlap", "true", "false", overlap, "offload.optimizer=cpu train.nonfinite=stop"},
+    {"train.nonfinite", "skip", "stop", overlap, "offload.optimizer=cpu"},
     {"offload.device_fraction", "0.25", "0.75", memory, "offload.optimizer=cpu"},
     {"offload.nvme.checksum", "true", "false", memory, kDisk},
     {"offload.nvme.block_bytes", "4KiB", "32KiB", memory, kDisk + " offload.nvme.depth=1"},

@@ -121,6 +121,7 @@ TEST(HostConfigTest, HoldsDefaults) {
   EXPECT_EQ(c.train().micro_batch, 1);
   EXPECT_EQ(c.train().gradient_accumulation, 1);
   EXPECT_EQ(c.train().gradient_clipping, 0.0);
+  EXPECT_EQ(c.train().nonfinite, config::NonFiniteRule::skip);
   EXPECT_EQ(c.train().max_skipped_steps, 50);
   EXPECT_EQ(c.train().buffers, config::BufferRule::rank0);
   EXPECT_TRUE(c.gradients().overlap);
@@ -163,7 +164,7 @@ TEST(HostConfigTest, HoldsGivenValuesOfJobAndTrain) {
   const config::JobConfig c = config_of(
       {"job.program=gpt", "job.ranks=4", "job.threads=3", "job.name=n", "job.trace=true", "job.runs=r", "train.steps=7",
        "train.seed=8", "train.dtype=bf16", "train.param_dtype=reject", "train.global_batch=48", "train.micro_batch=2",
-       "train.gradient_clipping=0.5", "train.max_skipped_steps=9", "train.buffers=mean"});
+       "train.gradient_clipping=0.5", "train.max_skipped_steps=9", "train.nonfinite=stop", "train.buffers=mean"});
   EXPECT_EQ(c.job().program.value, "gpt");
   EXPECT_EQ(c.job().ranks, 4);
   EXPECT_EQ(c.job().threads, 3);
@@ -179,6 +180,7 @@ TEST(HostConfigTest, HoldsGivenValuesOfJobAndTrain) {
   EXPECT_EQ(c.train().gradient_accumulation, 6);  // derived
   EXPECT_EQ(c.train().gradient_accumulation.origin.text(), "derived");
   EXPECT_EQ(c.train().gradient_clipping, 0.5);
+  EXPECT_EQ(c.train().nonfinite, config::NonFiniteRule::stop);
   EXPECT_EQ(c.train().max_skipped_steps, 9);
   EXPECT_EQ(c.train().buffers, config::BufferRule::mean);
   EXPECT_EQ(config_of({"train.dtype=fp16", "train.buffers=per_rank"}).train().dtype, ZR_F16);

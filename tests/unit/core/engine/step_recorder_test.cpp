@@ -65,7 +65,7 @@ TEST(StepRecorderTest, ContinuesTheCountsOfThePreviousSessions) {
   EXPECT_EQ(f.steps.volume().total(), 100);
   engine::GradientFlow gradients(f.rig.context(), nullptr);
   const engine::NormBlocks norm(f.rig.context(), f.state.slices());
-  const engine::Overlap all = f.steps.overlap(gradients, norm);
+  const engine::Overlap all = f.steps.overlap(gradients, norm, nullptr);
   EXPECT_EQ(all.collectives, 7);
   EXPECT_EQ(all.early, 3);
   EXPECT_EQ(all.norm_blocks, 3) << "1500 and 40 elements in blocks of 1024";
