@@ -12,10 +12,8 @@ namespace zr::host::engine {
 
 std::string EarlyUpdate::obstacle(const config::JobConfig& config, const plan::MemoryPlan& plan) {
   const plan::PlanInput& input = plan.input;
+  if (!plan.has_offloaded_states()) return "no optimizer state is on a tier";
   if (!config.offload().overlap) return "offload.overlap is false";
-  const auto& states = plan.placement.states;
-  if (std::ranges::all_of(states, [](const plan::StateRange& range) { return range.tier == 0; }))
-    return "no optimizer state is on a tier";
   if (config.train().nonfinite != config::NonFiniteRule::stop) return "train.nonfinite is not \"stop\"";
   if (config.train().gradient_clipping > 0) return "train.gradient_clipping needs the norm of all gradients";
   if (!input.elementwise()) return "the optimizer is not elementwise";

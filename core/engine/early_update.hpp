@@ -30,7 +30,8 @@ class EarlyUpdate {
   ~EarlyUpdate();  // waits for the tile in progress
   EarlyUpdate(const EarlyUpdate&) = delete;
 
-  /// Why the update of this job does not begin before backward has ended; empty: it does.
+  /// Why the update of this job does not begin before backward has ended; empty: it does. A job without states on tiers
+  /// does not.
   static std::string obstacle(const config::JobConfig& config, const plan::MemoryPlan& plan);
 
   /// The arguments of the update.

@@ -57,6 +57,7 @@ comm::CommRuntime::Options checked(PlannedJob& job, const model::Model& model) {
   check_strategy(job);
   check_optimizers(job.plan, job.optimizers, job.setup.strategy.table->id);
   check_offload(job.config(), job.plan, job.setup.strategy.table->id);
+  job.plan.update_time = update_time(job.config(), job.plan);
   check_budget(job.setup, job.plan, model.parameters(), job.communicator.get());
   job.plan.add_to(job.ledger);
   if (job.rank() == 0 && std::getenv("ZR_PROGRESS")) {

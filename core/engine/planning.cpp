@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "comm/comm_runtime.hpp"
+#include "engine/early_update.hpp"
 #include "engine/job_checks.hpp"
 #include "engine/machine_profile.hpp"
 #include "engine/measured_activations.hpp"
@@ -272,6 +273,12 @@ std::optional<int64_t> communicator_bytes(const plugin::Instance* communicator, 
   return plugin + comm::CommRuntime::staging_bytes(world);
 }
 
+std::string update_time(const config::JobConfig& config, const plan::MemoryPlan& plan) {
+  if (!plan.has_offloaded_states()) return "";
+  const std::string obstacle = EarlyUpdate::obstacle(config, plan);
+  return obstacle.empty() ? "during backward" : fmt::format("after backward: {}", obstacle);
+}
+
 EngineHost::EngineHost(Ledger& ledger, ThreadPool& pool) : PluginHost(ledger, pool) {
   comm::offer_async(*this);
   offer_machine_profile(*this);
@@ -309,6 +316,7 @@ plan::MemoryPlan Planner::plan(int rank) const {
   plan.knows_all_shares = input_.world <= kFewRanks;
   check_optimizers(plan, *optimizers_, job_.strategy.table->id);
   check_offload(job_.config, plan, job_.strategy.table->id);
+  plan.update_time = update_time(job_.config, plan);
   return plan;
 }
 

@@ -32,6 +32,8 @@ void add_tiers(plan::PlanInput& input, const plugin::ResolvedJob& job,
                int64_t other_bytes);
 /// Throws UserError if [offload] requests something that this plan does not support.
 void check_offload(const config::JobConfig& config, const plan::MemoryPlan& plan, const std::string& strategy);
+/// MemoryPlan::update_time of a plan.
+std::string update_time(const config::JobConfig& config, const plan::MemoryPlan& plan);
 /// The values that MemoryPlan::text() prints beside a plan of this job. `communicator`: null for one rank.
 plan::PlanContext plan_context_of(const plugin::ResolvedJob& job, const plugin::Instance* communicator, int world);
 /// Bytes of host memory of `ranks_per_node` ranks on one node: tiers, communicators, copies for checkpoints.

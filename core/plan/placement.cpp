@@ -301,6 +301,10 @@ int64_t MemoryPlan::tier_overhead_bytes(const TierInfo& tier) const {
 
 void assign_tiers(MemoryPlan& plan) { TierAssigner(plan).assign(); }
 
+bool MemoryPlan::has_offloaded_states() const {
+  return std::ranges::any_of(placement.states, [](const StateRange& range) { return range.tier != 0 && range.count; });
+}
+
 std::string MemoryPlan::placement_text() const {
   std::string text;
   if (input.tiers.size() == 1) return text;
@@ -308,6 +312,7 @@ std::string MemoryPlan::placement_text() const {
     text += fmt::format("  placement      {:<17}  on {:<8}  {}\n", assignment.part,
                         input.tiers[static_cast<std::size_t>(assignment.tier)].id, assignment.why);
   }
+  if (!update_time.empty()) text += fmt::format("  update         states on tiers    {}\n", update_time);
   return text;
 }
 

@@ -181,13 +181,15 @@ struct MemoryPlan {
   /// The largest number of bytes of all arrays per element of a piece, rounded up.
   int64_t state_bytes_per_element() const;
   int tier_of(const Buffer& buffer) const;  // index in input.tiers
+  bool has_offloaded_states() const;        // whether an optimizer state or a master is on a tier
   /// Bytes of staging memory for tiles of states on disk.
   int64_t staging_bytes() const;
   /// Bytes of staging memory for activations on a disk.
   int64_t activation_staging_bytes() const;
   /// Bytes of host memory overhead of a tier for the data it stores, without activations.
   int64_t tier_overhead_bytes(const TierInfo& tier) const;
-  /// The tier of each part and the reason, one line each; empty if the device is the only tier.
+  std::string update_time;  // when states on tiers are updated, and why; empty: no state is on a tier
+  /// The tier of each part and the reason, one line each, and update_time; empty if the device is the only tier.
   std::string placement_text() const;
   /// The largest part of the cost of an update on any rank; of this rank, if only it was planned.
   double largest_update_share = 0;
