@@ -49,7 +49,9 @@ plan::MemoryPlan plan_of(const PlannedJob& job, const model::Model& model) {
             communicator_bytes(job.communicator.get(), control.world()).value_or(0));
   input.share_weights =
       control.local_world() == control.world() && shares_weights(setup.config, setup.communicator, control.world());
-  return make_plan(input, control.rank(), strategy_plan(job.strategy));
+  plan::MemoryPlan plan = make_plan(input, control.rank(), strategy_plan(job.strategy));
+  plan.update_time = update_time(setup.config, plan);
+  return plan;
 }
 
 // Runs the checks that precede the opening of the communicator, and returns its options.
@@ -57,7 +59,6 @@ comm::CommRuntime::Options checked(PlannedJob& job, const model::Model& model) {
   check_strategy(job);
   check_optimizers(job.plan, job.optimizers, job.setup.strategy.table->id);
   check_offload(job.config(), job.plan, job.setup.strategy.table->id);
-  job.plan.update_time = update_time(job.config(), job.plan);
   check_budget(job.setup, job.plan, model.parameters(), job.communicator.get());
   job.plan.add_to(job.ledger);
   if (job.rank() == 0 && std::getenv("ZR_PROGRESS")) {
