@@ -7,6 +7,7 @@
 #include "base/dtype.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/thread_without_signals.hpp"
 
 namespace zr::host::engine {
 
@@ -46,7 +47,7 @@ EarlyUpdate::EarlyUpdate(const StepContext& context, ShardedState& state, std::v
     tiles_.on_wait([trace](const char* what, Trace::Time begin) {
       trace->span("early update", what, begin, Trace::Time::clock::now());
     });
-  worker_ = std::thread([this] { work(); });
+  worker_ = thread_without_signals([this] { work(); });
 }
 
 EarlyUpdate::~EarlyUpdate() {
@@ -117,13 +118,14 @@ void EarlyUpdate::gradients_final(const void* first, int64_t elements, bool fini
   changed_.notify_all();
 }
 
-void EarlyUpdate::collective_read(const zr_view& memory) {
+void EarlyUpdate::gradients_used() {
   const MutexLock lock(mutex_);
-  if (!is_active_ || memory.count == 0) return;
-  const int64_t elements = memory.count * size_of(memory.dtype) / gradient_size_;
-  for_each_part(memory.data, elements, [&](const Part& part, int64_t) {
-    is_unsuitable_ |= units_[part.unit].missing < units_[part.unit].elements;
-  });
+  is_unsuitable_ |= is_active_;
+}
+
+bool EarlyUpdate::is_suitable() const {
+  const MutexLock lock(mutex_);
+  return !is_unsuitable_;
 }
 
 // Reads the tiles that are expected next, as far as there is staging memory.
@@ -184,14 +186,12 @@ void EarlyUpdate::finish() {
                       "the first step; this is a bug in the plug-in; set offload.overlap = false",
                       context_.strategy.call_text("event")));
     order_.clear();
+    log(ZR_LOG_INFO, fmt::format("strategy '{}' uses reduced gradients after they are final, so states on tiers are "
+                                 "updated after backward",
+                                 context_.strategy.component().table->id));
   }
   tiles_.end();
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
-}
-
-bool EarlyUpdate::has_updated() const {
-  const MutexLock lock(mutex_);
-  return std::ranges::any_of(units_, &Unit::is_updated);
 }
 
 const ShardedState::Updated& EarlyUpdate::adopt() {

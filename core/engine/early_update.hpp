@@ -47,13 +47,14 @@ class EarlyUpdate {
   /// Reduced gradients from `first` on are final and were read for the norm. finite: all of them. again: some of them
   /// were final before. Any thread.
   void gradients_final(const void* first, int64_t elements, bool finite, bool again) ZR_EXCLUDES(mutex_);
-  /// A collective has read this memory. Any thread.
-  void collective_read(const zr_view& memory) ZR_EXCLUDES(mutex_);
+  /// A collective has read reduced gradients that were final. Any thread.
+  void gradients_used() ZR_EXCLUDES(mutex_);
+  /// False after the first step if the strategy used reduced gradients again after they were final: new weights cannot
+  /// replace them.
+  bool is_suitable() const ZR_EXCLUDES(mutex_);
   /// Returns when everything that could begin is updated. Throws the worker's failure. Without effect unless begin()
   /// was called since.
   void finish() ZR_EXCLUDES(mutex_);
-  /// Whether anything was updated since begin().
-  bool has_updated() const ZR_EXCLUDES(mutex_);
   /// Copies the new weights to their place, and returns what the rest of the update skips. After finish().
   const ShardedState::Updated& adopt();
 

@@ -35,6 +35,8 @@ class NormBlocks {
   /// gradients, whether all of them are finite, and whether some of the blocks were added up before in this step. [use]
   using Observer = std::function<void(const void* first, int64_t elements, bool finite, bool again)>;
   void on_final(Observer observer) { on_final_ = std::move(observer); }
+  /// Whether this memory has a block that gradients_final() has added up in this step. [use]
+  bool has_final(const zr_view& memory) const;
   /// Adds up this rank's blocks that gradients_final() has not added up; returns the number of non-finite elements in
   /// all its blocks.
   int64_t sum();

@@ -135,11 +135,10 @@ void Session::begin_backward(double loss, double weight) {
   progress_.begin_micro(loss, weight);
   job_.context.model.hide_gradients(false);
   weights_.set_phase(ZR_BACKWARD, progress_.micro());
-  if (progress_.micro() + 1 == progress_.accumulation() && !update_.edits_gradients()) {
-    step_sync_.norm().begin_final_micro_step();
-    update_.begin_early();
-  }
+  const bool final = progress_.micro() + 1 == progress_.accumulation() && !update_.edits_gradients();
+  if (final) step_sync_.norm().begin_final_micro_step();
   gradients_.begin(micro, weight > 0);
+  if (final) update_.begin_early();
 }
 
 void Session::fail_backward() {
@@ -179,6 +178,7 @@ bool Session::step() {
   step_recorder_.lap(Phase::reduce);
 
   update_.end_early();
+  step_recorder_.lap(Phase::optimizer);
   const bool averaged = average_gradients();
   const GlobalStats global = exchange_statistics();
   if (global.non_finite > 0 && config().train().nonfinite == config::NonFiniteRule::stop)
