@@ -86,11 +86,11 @@ checkpoint::CheckpointContents Checkpointer::contents() {
 
 std::string Checkpointer::save(const std::string& root, int64_t keep, bool async) {
   const TrainingProgress& progress = parts_.progress;
+  progress.check_complete();
   if (progress.within_step())
     fail_user(
         "engine.save() was called between engine.backward() and the engine.step() that ends its step: gradients are "
         "not saved; call engine.save() after engine.step()");
-  progress.check_complete();
   context_.model.check_scopes("engine.save()");
   context_.comm.barrier("before a checkpoint is saved");  // a rank that never calls save() is reported as a hang
   wait_for_save();
