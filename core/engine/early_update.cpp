@@ -82,6 +82,7 @@ void EarlyUpdate::begin(Input input, std::function<bool(uint32_t param)> touches
   }
   ready_.clear();
   taken_ = 0;
+  parts_updated_ = 0;
   is_active_ = true;
   is_stopped_ = false;
   is_reading_ahead_ = is_recorded_;
@@ -167,6 +168,8 @@ void EarlyUpdate::work() {
     if (failure) {
       failure_ = failure;
       is_stopped_ = true;
+    } else if (unit) {
+      ++parts_updated_;
     }
     changed_.notify_all();
   }
@@ -192,6 +195,11 @@ void EarlyUpdate::finish() {
   }
   tiles_.end();
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+}
+
+int64_t EarlyUpdate::parts_updated() const {
+  const MutexLock lock(mutex_);
+  return parts_updated_;
 }
 
 const ShardedState::Updated& EarlyUpdate::adopt() {

@@ -55,6 +55,8 @@ class EarlyUpdate {
   /// Returns when everything that could begin is updated. Throws the worker's failure. Without effect unless begin()
   /// was called since.
   void finish() ZR_EXCLUDES(mutex_);
+  /// Number of parts, tiles on disk and slices in host memory, that were updated since begin(). Any thread.
+  int64_t parts_updated() const ZR_EXCLUDES(mutex_);
   /// Copies the new weights to their place, and returns what the rest of the update skips. After finish().
   const ShardedState::Updated& adopt();
 
@@ -111,6 +113,7 @@ class EarlyUpdate {
   bool is_stopped_ ZR_GUARDED_BY(mutex_) = false;        // a gradient is not finite, or the worker failed
   bool is_unsuitable_ ZR_GUARDED_BY(mutex_) = false;     // the strategy uses reduced gradients after they are final
   bool ends_ ZR_GUARDED_BY(mutex_) = false;
+  int64_t parts_updated_ ZR_GUARDED_BY(mutex_) = 0;
   std::exception_ptr failure_ ZR_GUARDED_BY(mutex_);
   std::thread worker_;  // last: uses the above
 };

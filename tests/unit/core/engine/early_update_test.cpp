@@ -1,0 +1,165 @@
+// Updates of states in host memory and on disk that begin before all gradients are final, on one rank.
+#include "engine/early_update.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <thread>
+
+#include "one_rank.hpp"
+
+namespace zr::testing {
+namespace {
+
+using namespace host;
+
+struct EarlyUpdateFixture {
+  explicit EarlyUpdateFixture(const std::vector<std::string>& overrides, Trace* spans = nullptr)
+      : rig(overrides), trace(spans) {
+    for (const update::UpdateSlice& slice : state.slices())
+      std::fill_n(static_cast<float*>(slice.grad.data), slice.grad.count, 2.0f);
+  }
+  std::vector<update::Optimizer> optimizers() { return {{&rig.context().optimizers[0], nullptr}}; }
+  void begin(float grad_mul = 0.5f, int64_t number = 1) {
+    early.begin({grad_mul, number, {number, number}, {0.25, 0.25}}, [this](uint32_t param) { return touched[param]; });
+  }
+  // The gradients of a parameter are final.
+  void finalize(uint32_t param, bool finite = true, bool again = false) {
+    for (const update::UpdateSlice& slice : state.slices())
+      if (slice.param == param) early.gradients_final(slice.grad.data, slice.grad.count, finite, again);
+  }
+  // A step that only records the order.
+  void record() {
+    begin();
+    finalize(1);
+    finalize(0);
+    early.finish();
+    early.adopt();
+  }
+  void wait_for_parts(int64_t parts) const {
+    while (early.parts_updated() < parts) std::this_thread::yield();
+  }
+  OneRankJob rig;
+  Trace* trace;
+  engine::ShardedState state{rig.context(), rig.job.host, rig.job.tiers, nullptr};
+  engine::EarlyUpdate early{rig.context(), state, optimizers(), trace};
+  std::vector<bool> touched{true, true};
+};
+
+std::vector<std::string> in(const std::string& tier, const std::string& folder = "") {
+  std::vector<std::string> keys{"offload.optimizer=" + tier, "train.nonfinite=stop"};
+  if (tier == "nvme") {
+    keys.push_back("offload.nvme.path=" + folder);
+    keys.push_back("offload.nvme.block_bytes=4KiB");
+    keys.push_back("offload.nvme.depth=1");
+  }
+  return keys;
+}
+
+class EarlyUpdateTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  test::Scratch scratch_;
+  EarlyUpdateFixture f{in(GetParam(), scratch_.folder().string())};
+};
+
+// The parts of "b" are updated although the gradients of "a" are not final: otherwise wait_for_parts() does not return.
+TEST_P(EarlyUpdateTest, UpdatesAPartBeforeTheOthersGradientsAreFinal) {
+  f.record();
+  const std::vector<float> before = full_tensor(f.state, f.rig.model, 1, engine::LogicalTensor::value);
+  f.begin();
+  f.finalize(1);
+  f.wait_for_parts(1);
+  f.early.finish();
+  for (const update::UpdateSlice& slice : f.state.slices())
+    if (slice.param == 1)
+      EXPECT_EQ(*static_cast<const float*>(slice.weight.data), before[0]) << "backward may still use the weights";
+  const auto& updated = f.early.adopt();
+  EXPECT_EQ(f.early.elements_early(), 40);
+  EXPECT_EQ(f.early.elements(), 1540);
+  const auto parts = GetParam() == std::string("cpu") ? updated.staged : updated.tiles;
+  EXPECT_EQ(std::count(parts.begin(), parts.end(), 1), 1);
+  // AdamW, first step: exp_avg = 0.1 g, exp_avg_sq = 0.001 g^2 with g = 0.5 * 2.
+  EXPECT_FLOAT_EQ(full_tensor(f.state, f.rig.model, 1, engine::LogicalTensor::state, "exp_avg")[7], 0.1f);
+  EXPECT_FLOAT_EQ(full_tensor(f.state, f.rig.model, 1, engine::LogicalTensor::state, "exp_avg_sq")[7], 0.001f);
+  EXPECT_EQ(full_tensor(f.state, f.rig.model, 0, engine::LogicalTensor::state, "exp_avg")[7], 0.0f);
+  const std::vector<float> after = full_tensor(f.state, f.rig.model, 1, engine::LogicalTensor::value);
+  EXPECT_NEAR(after[7], before[7] - 0.25f * (1 + 0.01f * before[7]), 1e-5) << "lr 0.25, weight decay 0.01";
+}
+
+TEST_P(EarlyUpdateTest, OnlyRecordsTheOrderInTheFirstStep) {
+  f.record();
+  EXPECT_EQ(f.early.parts_updated(), 0);
+  EXPECT_EQ(full_tensor(f.state, f.rig.model, 1, engine::LogicalTensor::state, "exp_avg")[0], 0.0f);
+}
+
+TEST_P(EarlyUpdateTest, LeavesOutPartsOfParametersWithoutAKnownGradient) {
+  f.record();
+  f.touched[1] = false;
+  f.begin();
+  f.finalize(1);
+  f.finalize(0);
+  f.early.finish();
+  f.early.adopt();
+  EXPECT_EQ(full_tensor(f.state, f.rig.model, 1, engine::LogicalTensor::state, "exp_avg")[0], 0.0f);
+  EXPECT_FLOAT_EQ(full_tensor(f.state, f.rig.model, 0, engine::LogicalTensor::state, "exp_avg")[0], 0.1f);
+}
+
+TEST_P(EarlyUpdateTest, BeginsNoPartAfterAGradientThatIsNotFinite) {
+  f.record();
+  f.begin();
+  f.finalize(1, false);
+  f.finalize(0);
+  f.early.finish();
+  EXPECT_EQ(f.early.parts_updated(), 0);
+}
+
+TEST_P(EarlyUpdateTest, IsUnsuitableForAStrategyThatUsesFinalGradients) {
+  f.begin();
+  f.finalize(1);
+  f.finalize(0);
+  EXPECT_TRUE(f.early.is_suitable());
+  f.early.gradients_used();
+  f.early.finish();
+  EXPECT_FALSE(f.early.is_suitable());
+}
+
+TEST_P(EarlyUpdateTest, ReportsAStrategyThatUsesFinalGradientsLater) {
+  f.record();
+  f.begin();
+  f.finalize(1);
+  f.finalize(1, true, true);
+  const std::string failure = failure_of([&] { f.early.finish(); });
+  EXPECT_NE(failure.find("strategy 'zero1'"), std::string::npos) << failure;
+  EXPECT_NE(
+      failure.find("it used reduced gradients again after they were final, which it did not do in the first step; "
+                   "this is a bug in the plug-in; set offload.overlap = false"),
+      std::string::npos)
+      << failure;
+}
+
+INSTANTIATE_TEST_SUITE_P(Tiers, EarlyUpdateTest, ::testing::Values("cpu", "nvme"), ::testing::PrintToStringParamName());
+
+TEST(EarlyUpdateObstacleTest, NamesWhatPreventsAnEarlyUpdate) {
+  const auto obstacle = [](const std::vector<std::string>& overrides) {
+    const OneRankJob rig(overrides);
+    return engine::EarlyUpdate::obstacle(rig.context().config(), rig.context().plan);
+  };
+  const std::vector<std::string> cpu{"offload.optimizer=cpu", "train.nonfinite=stop"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), cpu.begin(), cpu.end());
+    return obstacle(more);
+  };
+  EXPECT_EQ(with({}), "");
+  EXPECT_EQ(obstacle({"train.nonfinite=stop"}), "no optimizer state is on a tier");
+  EXPECT_EQ(obstacle({"offload.optimizer=cpu"}), "train.nonfinite is not \"stop\"");
+  EXPECT_EQ(with({"offload.overlap=false"}), "offload.overlap is false");
+  EXPECT_EQ(with({"train.gradient_clipping=1"}), "train.gradient_clipping needs the norm of all gradients");
+  EXPECT_EQ(with({"optimizer=lamb"}), "the optimizer is not elementwise");
+  EXPECT_EQ(with({"gradients.dtype=bf16"}), "gradients.dtype is narrower than the weights");
+  const test::Scratch scratch;
+  EXPECT_EQ(with({"strategy=zero2", "offload.gradients=nvme", "offload.nvme.path=" + scratch.folder().string()}),
+            "reduced gradients or weights are on a disk");
+}
+
+}  // namespace
+}  // namespace zr::testing
