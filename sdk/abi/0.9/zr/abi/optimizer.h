@@ -19,14 +19,16 @@ typedef struct zr_slot { /* frozen: describes one optimizer state; the host allo
 } zr_slot;
 
 enum {
-  ZR_OPT_STREAMS = 1u << 0 /* step() accepts streams */
+  ZR_OPT_STREAMS = 1u << 0, /* step() accepts streams */
+  /* step() does not read zr_step.grad_norm. The host may then call it before all gradients are known. */
+  ZR_OPT_IGNORES_NORM = 1u << 1
 };
 typedef struct zr_optimizer_desc {            /* output: the callee writes at most `size` bytes */
   uint32_t size, granularity, needs, n_slots; /* granularity: ZR_ELEMENTWISE ...; needs: 0 */
   const zr_slot *slots;                       /* n_slots long, valid as long as the instance */
   uint64_t device_types; /* bit i: step() accepts memory of DLPack device type i; bit 1 (CPU) is required in this
                           * version */
-  uint32_t flags, rsv;   /* flags: ZR_OPT_STREAMS */
+  uint32_t flags, rsv;   /* flags: ZR_OPT_* */
 
   /* The cost of an update of this parameter, in units of the optimizer that are the same for all its parameters; 0: the
    * number of elements. Strategies balance ranks by it. */
