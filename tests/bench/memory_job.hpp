@@ -68,8 +68,17 @@ class Memory final : public zr::host::model::Model {
   void drop_gradient(uint32_t) override {}
   void hide_gradients(bool) override {}
   void seed(uint64_t) override {}
-  void backward() {
-    for (auto i = static_cast<uint32_t>(parameters_.size()); i-- > 0;) arrived_(i);
+  /// Delivers all gradients. Computes for `seconds` before them, in proportion to their elements.
+  void backward(double seconds = 0) {
+    const double per_element = seconds / static_cast<double>(count());
+    auto until = std::chrono::steady_clock::now();
+    for (auto i = static_cast<uint32_t>(parameters_.size()); i-- > 0;) {
+      until += std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+          std::chrono::duration<double>(per_element * static_cast<double>(parameters_[i].count)));
+      while (std::chrono::steady_clock::now() < until) {
+      }
+      arrived_(i);
+    }
   }
   int64_t count() const {
     int64_t total = 0;
