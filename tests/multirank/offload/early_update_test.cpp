@@ -208,7 +208,9 @@ TEST_F(EarlyUpdateTest, FaultsOfTheTierEndTheJobAndKeepTheCheckpoint) {
       fs::remove_all(scratch_.path("c"));
       const Outcome failed = shell("ZR_TIER_FAULT=" + fault + count + " " + launch(2, engine_tests::trains, how));
       EXPECT_THAT(failed.code, ::testing::AnyOf(0, 3)) << fault << count << failed.output;
-      if (failed.code == 3) EXPECT_THAT(failed.output, HasSubstr("states of '")) << fault << count;
+      if (failed.code == 3) {
+        EXPECT_THAT(failed.output, HasSubstr("states of '")) << fault << count;
+      }
       const Outcome rest = shell(launch(2, engine_tests::trains, how + " checkpoint.resume=true"));
       ASSERT_EQ(rest.code, 0) << fault << count << rest.output;
       EXPECT_EQ(hash("f"), hash("plain")) << fault << count;

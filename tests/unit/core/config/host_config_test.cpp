@@ -11,8 +11,8 @@ namespace zr::host {
 
 namespace {
 
-using testing::ElementsAre;
-using testing::UnorderedElementsAreArray;
+using ::testing::ElementsAre;
+using ::testing::UnorderedElementsAreArray;
 
 config::JobConfig config_of(const std::vector<std::string>& overrides, int world = 0) {
   return config::Document::parse("", "job.toml", overrides).check({}, world);
@@ -28,8 +28,9 @@ std::set<std::string> keys_of_fields(const config::JobConfig& c) {
   std::set<std::string> keys;
   const auto& [program, ranks, threads, name, trace, runs] = c.job();
   add_keys(keys, program, ranks, threads, name, trace, runs);
-  const auto& [steps, seed, dtype, param_dtype, global, micro, accumulation, clipping, skipped, buffers] = c.train();
-  add_keys(keys, steps, seed, dtype, param_dtype, global, micro, accumulation, clipping, skipped, buffers);
+  const auto& [steps, seed, dtype, param_dtype, global, micro, accumulation, clipping, nonfinite, skipped, buffers] =
+      c.train();
+  add_keys(keys, steps, seed, dtype, param_dtype, global, micro, accumulation, clipping, nonfinite, skipped, buffers);
   const auto& [overlap, reduce, gradients_dtype, reduce_dtype] = c.gradients();
   add_keys(keys, overlap, reduce, gradients_dtype, reduce_dtype);
   const auto& [scale, power, window, hysteresis, consecutive, least] = c.fp16();
@@ -40,8 +41,8 @@ std::set<std::string> keys_of_fields(const config::JobConfig& c) {
   add_keys(keys, share_weights, timeout);
   const auto& [dir, every, keep, async, on_signal, resume, fallback, init, strict, convert] = c.checkpoint();
   add_keys(keys, dir, every, keep, async, on_signal, resume, fallback, init, strict, convert);
-  const auto& [optimizer, gradients, parameters, activations, bytes, fraction, tiers] = c.offload();
-  add_keys(keys, optimizer, gradients, parameters, activations, bytes, fraction, tiers);
+  const auto& [optimizer, gradients, parameters, activations, early, bytes, fraction, tiers] = c.offload();
+  add_keys(keys, optimizer, gradients, parameters, activations, early, bytes, fraction, tiers);
   return keys;
 }
 
