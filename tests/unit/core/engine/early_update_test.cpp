@@ -144,7 +144,8 @@ TEST_P(EarlyUpdateTest, ReportsAStrategyThatUsesFinalGradientsLater) {
       << failure;
 }
 
-INSTANTIATE_TEST_SUITE_P(Tiers, EarlyUpdateTest, ::testing::Values("cpu", "nvme"), ::testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Tiers, EarlyUpdateTest, ::testing::Values("cpu", "nvme"),
+                         [](const auto& info) { return std::string(info.param); });
 
 TEST(EarlyUpdateObstacleTest, NamesWhatPreventsAnEarlyUpdate) {
   const auto obstacle = [](const std::vector<std::string>& overrides) {
