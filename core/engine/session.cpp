@@ -138,7 +138,12 @@ void Session::begin_backward(double loss, double weight) {
   const bool final = progress_.micro() + 1 == progress_.accumulation() && !update_.edits_gradients();
   if (final) step_sync_.norm().begin_final_micro_step();
   gradients_.begin(micro, weight > 0);
-  if (final) update_.begin_early();
+  try {
+    if (final) update_.begin_early();
+  } catch (...) {
+    fail_backward();
+    throw;
+  }
 }
 
 void Session::fail_backward() {

@@ -20,6 +20,11 @@ const std::string kStops = "train.nonfinite=stop ";
 
 class EarlyUpdateTest : public OffloadTest {
  protected:
+  // A run of two ranks with states on the device.
+  void train_plain(const std::string& how) {
+    const Outcome done = shell(launch(2, engine_tests::trains, "job.name=plain " + how));
+    ASSERT_EQ(done.code, 0) << done.output;
+  }
   std::string states(const std::string& tier) const {
     return tier == "cpu" ? " offload.optimizer=cpu " : disk() + "offload.optimizer=" + tier + " ";
   }
@@ -103,7 +108,7 @@ TEST_F(EarlyUpdateTest, ANonFiniteGradientOnOneRankStopsAllAndTheCheckpointResum
     ASSERT_EQ(stopped.code, 0) << tier << stopped.output;
     const Outcome rest = shell(launch(2, engine_tests::trains, how + " checkpoint.resume=true"));
     ASSERT_EQ(rest.code, 0) << tier << rest.output;
-    run(2, "job.name=plain\n", "strategy=zero2 train.steps=4");
+    train_plain("strategy=zero2 train.steps=4");
     EXPECT_EQ(hash("s"), hash("plain")) << tier;
   }
 }
@@ -176,7 +181,7 @@ RANK_BODY(repeats_a_backward, Run) {
 
 TEST_F(EarlyUpdateTest, RepeatsABackwardThatFailed) {
   const std::string how = kStops + "strategy=zero2 train.steps=4 train.gradient_accumulation=1 parity.model=large ";
-  run(2, "job.name=plain\n", how);
+  train_plain(how);
   const Outcome done = shell(launch(2, repeats_a_backward, how + states("nvme") + "job.name=repeated"));
   ASSERT_EQ(done.code, 0) << done.output;
   EXPECT_EQ(hash("repeated"), hash("plain"));
@@ -200,7 +205,7 @@ TEST_F(EarlyUpdateTest, WaitsForBackwardWhereTheResultCouldDiffer) {
 }
 
 TEST_F(EarlyUpdateTest, FaultsOfTheTierEndTheJobAndKeepTheCheckpoint) {
-  run(2, "job.name=plain\n", "strategy=zero2 train.steps=4");
+  train_plain("strategy=zero2 train.steps=4");
   for (const std::string fault : {"read=EIO@", "write=EIO@", "write=ENOSPC@", "flip@"})
     for (const std::string count : {"200", "260", "300"}) {
       const std::string how = kStops + "strategy=zero2 train.steps=4 checkpoint.dir=c checkpoint.every=2 job.name=f" +
