@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"
@@ -60,11 +62,14 @@ EarlyUpdate::~EarlyUpdate() {
 }
 
 void EarlyUpdate::add_unit(bool on_disk, std::size_t index, const std::vector<update::UpdateSlice>& slices) {
-  Unit unit{on_disk, index, slices, 0};
+  Unit unit{on_disk, index, slices};
+  const MutexLock lock(mutex_);
   for (const update::UpdateSlice& slice : slices) {
     if (slice.count == 0) continue;
-    parts_.push_back({bytes_of(slice.grad), slice.count, units_.size()});
+    parts_.push_back({bytes_of(slice.grad), slice.count, units_.size(), uses_.size()});
+    uses_.resize(uses_.size() + static_cast<std::size_t>(plan::norm_blocks_of(slice.count)));
     unit.elements += slice.count;
+    unit.blocks += plan::norm_blocks_of(slice.count);
   }
   elements_ += unit.elements;
   units_.push_back(std::move(unit));
@@ -77,7 +82,7 @@ void EarlyUpdate::begin(Input input, std::function<bool(uint32_t param)> touches
   update_input_.copies_operands = update_input_.keeps_weights = true;
   touches_ = std::move(touches);
   for (Unit& unit : units_) {
-    unit.missing = unit.elements;
+    unit.missing = unit.blocks;
     unit.is_updated = false;
   }
   ready_.clear();
@@ -89,44 +94,55 @@ void EarlyUpdate::begin(Input input, std::function<bool(uint32_t param)> touches
   changed_.notify_all();
 }
 
-// Calls fn(part, elements of it) for the parts that overlap `elements` reduced gradients from `first` on.
+// Calls fn(uses, unit) for the blocks that overlap `bytes` of reduced gradients from `first` on.
 template <class F>
-void EarlyUpdate::for_each_part(const void* first, int64_t elements, const F& fn) const {
-  const char *begin = static_cast<const char*>(first), *end = begin + elements * gradient_size_;
+void EarlyUpdate::for_each_block(const void* first, int64_t bytes, const F& fn) {
+  const int64_t block = plan::kNormBlock * gradient_size_;
+  const char *begin = static_cast<const char*>(first), *end = begin + bytes;
   auto at = std::ranges::upper_bound(parts_, begin, {}, &Part::gradients);
   if (at != parts_.begin()) --at;
   for (; at != parts_.end() && at->gradients < end; ++at) {
-    const char* const part_end = at->gradients + at->elements * gradient_size_;
-    const int64_t bytes = std::min(end, part_end) - std::max(begin, at->gradients);
-    if (bytes > 0) fn(*at, bytes / gradient_size_);
+    const int64_t from = std::max<int64_t>(begin - at->gradients, 0),
+                  to = std::min<int64_t>(end - at->gradients, at->elements * gradient_size_);
+    for (int64_t i = from / block; i * block < to; ++i)
+      fn(uses_[at->first_block + static_cast<std::size_t>(i)], at->unit);
   }
 }
 
-void EarlyUpdate::gradients_final(const void* first, int64_t elements, bool finite, bool again) {
+// Counts a use of a block; if it is the last one that is expected, the block is final.
+void EarlyUpdate::use(Uses& uses, std::size_t index) {
+  Unit& unit = units_[index];
+  ++uses.in_this_step;
+  if (!is_recorded_) {
+    ++uses.in_first_step;
+    unit.last_use = ++last_use_;
+    return;
+  }
+  if (uses.in_this_step > uses.in_first_step) was_used_late_ = true;
+  if (uses.in_this_step != uses.in_first_step || --unit.missing > 0) return;
+  const bool touched =
+      std::ranges::all_of(unit.slices, [&](const update::UpdateSlice& slice) { return touches_(slice.param); });
+  if (touched && !is_stopped_) ready_.push_back(index);
+}
+
+void EarlyUpdate::gradients_reduced(const void* first, int64_t elements, bool finite) {
   const MutexLock lock(mutex_);
   if (!is_active_) return;
-  is_unsuitable_ |= again;
   is_stopped_ |= !finite;
-  for_each_part(first, elements, [&](const Part& part, int64_t count) {
-    Unit& unit = units_[part.unit];
-    unit.missing -= count;
-    if (unit.missing > 0) return;
-    if (!is_recorded_) return order_.push_back(part.unit);
-    const bool touched =
-        std::ranges::all_of(unit.slices, [&](const update::UpdateSlice& slice) { return touches_(slice.param); });
-    if (touched && !is_stopped_) ready_.push_back(part.unit);
-  });
+  for_each_block(first, elements * gradient_size_,
+                 [&](Uses& uses, std::size_t unit) ZR_REQUIRES(mutex_) { use(uses, unit); });
   changed_.notify_all();
 }
 
-void EarlyUpdate::gradients_used() {
+// Blocks that were not reduced yet are operands of their reduction.
+void EarlyUpdate::collective_read(const zr_view& memory) {
   const MutexLock lock(mutex_);
-  is_unsuitable_ |= is_active_;
-}
-
-bool EarlyUpdate::is_suitable() const {
-  const MutexLock lock(mutex_);
-  return !is_unsuitable_;
+  if (!is_active_ || memory.count == 0) return;
+  for_each_block(memory.data, memory.count * size_of(memory.dtype),
+                 [&](Uses& uses, std::size_t unit) ZR_REQUIRES(mutex_) {
+                   if (uses.in_this_step > 0) use(uses, unit);
+                 });
+  changed_.notify_all();
 }
 
 // Reads the tiles that are expected next, as far as there is staging memory.
@@ -180,19 +196,17 @@ void EarlyUpdate::finish() {
   if (!is_active_) return;
   changed_.wait(lock, [&]() ZR_REQUIRES(mutex_) { return !is_busy_ && (is_stopped_ || taken_ == ready_.size()); });
   is_active_ = is_reading_ahead_ = false;
-  const bool records = !is_recorded_;
-  is_recorded_ = true;
-  if (is_unsuitable_) {
-    if (!records)
-      fail_internal(
-          fmt::format("{}: it used reduced gradients again after they were final, which it did not do in "
-                      "the first step; this is a bug in the plug-in; set offload.overlap = false",
-                      context_.strategy.call_text("event")));
-    order_.clear();
-    log(ZR_LOG_INFO, fmt::format("strategy '{}' uses reduced gradients after they are final, so states on tiers are "
-                                 "updated after backward",
-                                 context_.strategy.component().table->id));
+  if (!std::exchange(is_recorded_, true)) {
+    order_.resize(units_.size());
+    std::iota(order_.begin(), order_.end(), std::size_t{0});
+    std::ranges::sort(order_, {}, [&](std::size_t unit) { return units_[unit].last_use; });
   }
+  for (Uses& uses : uses_) uses.in_this_step = 0;
+  if (was_used_late_)
+    fail_internal(
+        fmt::format("{}: it used reduced gradients in more collectives than in the first step; set "
+                    "offload.overlap = false",
+                    context_.strategy.call_text("grad_ready")));
   tiles_.end();
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }

@@ -22,7 +22,7 @@ namespace zr::host::engine {
 
 /// States are updated in place, so the step must not be skipped or clipped after it has begun. New weights replace the
 /// reduced gradients until adopt(), because backward may still use the weights. Training thread only, except
-/// gradients_final().
+/// gradients_reduced(), collective_read() and parts_updated().
 class EarlyUpdate {
  public:
   /// Keeps references to `context` and `state`. trace: null: no trace.
@@ -41,17 +41,14 @@ class EarlyUpdate {
     std::vector<int64_t> steps;  // by parameter: number of its updates, including this one
     std::vector<double> rates;   // by parameter: learning rate
   };
-  /// Call before the last backward of a step. The first step of a job only records the order in which gradients become
-  /// final. touches(param): whether a gradient of the step for this parameter is known; called by gradients_final().
+  /// Call before the last backward of a step. The first step of a job only records how often collectives use each part
+  /// of the reduced gradients, and in what order: gradients are final after their last use.
+  /// touches(param): whether a gradient of the step for this parameter is known; called by any thread.
   void begin(Input input, std::function<bool(uint32_t param)> touches);
-  /// Reduced gradients from `first` on are final and were read for the norm. finite: all of them. again: some of them
-  /// were final before. Any thread.
-  void gradients_final(const void* first, int64_t elements, bool finite, bool again) ZR_EXCLUDES(mutex_);
-  /// A collective has read reduced gradients that were final. Any thread.
-  void gradients_used() ZR_EXCLUDES(mutex_);
-  /// False after the first step if the strategy used reduced gradients again after they were final: new weights cannot
-  /// replace them.
-  bool is_suitable() const ZR_EXCLUDES(mutex_);
+  /// Reduced gradients from `first` on are complete, and were read for the norm. finite: all of them. Any thread.
+  void gradients_reduced(const void* first, int64_t elements, bool finite) ZR_EXCLUDES(mutex_);
+  /// A collective has read this memory. Any thread.
+  void collective_read(const zr_view& memory) ZR_EXCLUDES(mutex_);
   /// Returns when everything that could begin is updated. Throws the worker's failure. Without effect unless begin()
   /// was called since.
   void finish() ZR_EXCLUDES(mutex_);
@@ -69,18 +66,23 @@ class EarlyUpdate {
     bool on_disk;
     std::size_t index;  // of the tile, or in ShardedState::staged()
     std::vector<update::UpdateSlice> slices;
-    int64_t elements;
-    int64_t missing = 0;  // elements whose gradients are not final
+    int64_t elements = 0, blocks = 0;
+    int64_t missing = 0;   // blocks whose gradients are not final
+    int64_t last_use = 0;  // of its gradients, in the first step: a number that increases with time
     bool is_updated = false;
   };
   struct Part {  // of a unit
     const char* gradients;
     int64_t elements;
-    std::size_t unit;
+    std::size_t unit, first_block;  // first_block: in uses_
+  };
+  struct Uses {  // of a block of reduced gradients by collectives, the reduction included
+    uint16_t in_first_step = 0, in_this_step = 0;
   };
   void add_unit(bool on_disk, std::size_t index, const std::vector<update::UpdateSlice>& slices);
   template <class F>
-  void for_each_part(const void* first, int64_t elements, const F& fn) const;
+  void for_each_block(const void* first, int64_t bytes, const F& fn) ZR_REQUIRES(mutex_);
+  void use(Uses& uses, std::size_t unit) ZR_REQUIRES(mutex_);
   void work() ZR_EXCLUDES(mutex_);
   void update(Unit& unit);
   void read_ahead();
@@ -99,7 +101,6 @@ class EarlyUpdate {
   update::UpdateInput update_input_{};
   ShardedState::Updated updated_;
   std::vector<std::size_t> order_;  // units, in the order in which their gradients become final
-  bool is_recorded_ = false;        // order_ is complete
 
   mutable Mutex mutex_;
   ConditionVariable changed_;
@@ -111,7 +112,10 @@ class EarlyUpdate {
   bool is_reading_ahead_ ZR_GUARDED_BY(mutex_) = false;  // the worker reads ahead
   bool is_busy_ ZR_GUARDED_BY(mutex_) = false;           // the worker updates a unit
   bool is_stopped_ ZR_GUARDED_BY(mutex_) = false;        // a gradient is not finite, or the worker failed
-  bool is_unsuitable_ ZR_GUARDED_BY(mutex_) = false;     // the strategy uses reduced gradients after they are final
+  bool is_recorded_ ZR_GUARDED_BY(mutex_) = false;       // the first step is over
+  bool was_used_late_ ZR_GUARDED_BY(mutex_) = false;  // a collective used gradients more often than in the first step
+  int64_t last_use_ ZR_GUARDED_BY(mutex_) = 0;
+  std::vector<Uses> uses_ ZR_GUARDED_BY(mutex_);  // of each part, by blocks of the size of norm blocks
   bool ends_ ZR_GUARDED_BY(mutex_) = false;
   int64_t parts_updated_ ZR_GUARDED_BY(mutex_) = 0;
   std::exception_ptr failure_ ZR_GUARDED_BY(mutex_);

@@ -114,32 +114,12 @@ void NormBlocks::gradients_final(const zr_view& gradients, const void* values) {
     blocks.data = static_cast<char*>(const_cast<void*>(values)) + (bytes_of(blocks) - begin);
     update::norm_block_sums(blocks, range.out + first);
     const auto ready = ready_.begin() + (range.out - own_sums_);
-    const bool again = std::any_of(ready + first, ready + last, [](char is_ready) { return is_ready != 0; });
     std::fill(ready + first, ready + last, 1);
     if (!on_final_) continue;
     const bool finite =
         std::all_of(range.out + first, range.out + last, [](double block) { return std::isfinite(block); });
-    on_final_(bytes_of(range.values) + first * plan::kNormBlock * size, blocks.count, finite, again);
+    on_final_(bytes_of(range.values) + first * plan::kNormBlock * size, blocks.count, finite);
   }
-}
-
-bool NormBlocks::has_final(const zr_view& memory) const {
-  if (!gradients_are_final_ || memory.count == 0 || ranges_by_address_.empty()) return false;
-  const char *begin = bytes_of(memory), *end = begin + memory.count * size_of(memory.dtype);
-  auto at = std::upper_bound(ranges_by_address_.begin(), ranges_by_address_.end(), begin,
-                             [](const char* address, const auto& entry) { return address < entry.first; });
-  if (at != ranges_by_address_.begin()) --at;
-  for (; at != ranges_by_address_.end() && at->first < end; ++at) {
-    const update::NormBlockRange& range = own_ranges_[at->second];
-    const int64_t block_bytes = plan::kNormBlock * size_of(range.values.dtype);
-    const int64_t first = begin <= at->first ? 0 : (begin - at->first) / block_bytes;
-    const int64_t last =
-        std::min((end - at->first + block_bytes - 1) / block_bytes, plan::norm_blocks_of(range.values.count));
-    const auto ready = ready_.begin() + (range.out - own_sums_);
-    if (first < last && std::any_of(ready + first, ready + last, [](char is_ready) { return is_ready != 0; }))
-      return true;
-  }
-  return false;
 }
 
 int64_t NormBlocks::sum() {

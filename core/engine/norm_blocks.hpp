@@ -31,12 +31,10 @@ class NormBlocks {
   /// Call when these reduced gradients are final: adds up their blocks while they are in the cache. `values`: their
   /// memory, also if their addresses are disk-backed. [use]
   void gradients_final(const zr_view& gradients, const void* values);
-  /// Calls observer(first, elements, finite, again) for the blocks that gradients_final() adds up: their reduced
-  /// gradients, whether all of them are finite, and whether some of the blocks were added up before in this step. [use]
-  using Observer = std::function<void(const void* first, int64_t elements, bool finite, bool again)>;
+  /// Calls observer(first, elements, finite) for the blocks that gradients_final() adds up: their reduced gradients,
+  /// and whether all of them are finite. [use]
+  using Observer = std::function<void(const void* first, int64_t elements, bool finite)>;
   void on_final(Observer observer) { on_final_ = std::move(observer); }
-  /// Whether this memory has a block that gradients_final() has added up in this step. [use]
-  bool has_final(const zr_view& memory) const;
   /// Adds up this rank's blocks that gradients_final() has not added up; returns the number of non-finite elements in
   /// all its blocks.
   int64_t sum();

@@ -26,12 +26,9 @@ void OptimizerUpdate::allow_early(const Parts& parts, Trace* trace) {
   if (!EarlyUpdate::obstacle(context_.config(), context_.plan).empty()) return;
   parts_.emplace(parts);
   early_.emplace(context_, state_, optimizers_, trace);
-  parts.step_sync.norm().on_final([this](const void* first, int64_t elements, bool finite, bool again) {
-    early_->gradients_final(first, elements, finite, again);
-  });
-  parts.step_sync.on_collective([this](const zr_view& src) {
-    if (parts_->step_sync.norm().has_final(src)) early_->gradients_used();
-  });
+  parts.step_sync.norm().on_final(
+      [this](const void* first, int64_t elements, bool finite) { early_->gradients_reduced(first, elements, finite); });
+  parts.step_sync.on_collective([this](const zr_view& src) { early_->collective_read(src); });
 }
 
 OptimizerUpdate::~OptimizerUpdate() {
@@ -59,7 +56,6 @@ void OptimizerUpdate::begin_early() {
   begun_rate_ = next_learning_rate(progress.updates());
   begun_weight_ = weight;
   has_begun_ = true;
-  if (!early_->is_suitable()) return;
   if (!context_.model.may_be_written_untracked().empty()) return;  // weights are compared with masters at the end
   parts_->monitor.collect_writes();
   is_early_ = true;
