@@ -165,17 +165,19 @@ void EarlyUpdate::work() {
   MutexLock lock(mutex_);
   while (true) {
     changed_.wait(lock, [&]() ZR_REQUIRES(mutex_) {
-      return ends_ || (!is_stopped_ && (is_reading_ahead_ || taken_ < ready_.size()));
+      return ends_ || task_ || (!is_stopped_ && (is_reading_ahead_ || taken_ < ready_.size()));
     });
     if (ends_) return;
     is_busy_ = true;
     is_reading_ahead_ = false;
-    Unit* const unit = taken_ < ready_.size() ? &units_[ready_[taken_++]] : nullptr;
+    const std::function<void()> task = std::exchange(task_, {});
+    Unit* const unit = !task && taken_ < ready_.size() ? &units_[ready_[taken_++]] : nullptr;
     lock.unlock();
     std::exception_ptr failure;
     try {
+      if (task) task();
       if (unit) update(*unit);
-      read_ahead();
+      if (!task) read_ahead();
     } catch (...) {
       failure = std::current_exception();
     }
@@ -211,6 +213,26 @@ void EarlyUpdate::finish() {
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
+// Calls fn on the training thread's pool and on the worker's, each with about half of the elements.
+void EarlyUpdate::run_on_both(const std::vector<update::UpdateSlice>& slices,
+                              const std::function<void(ThreadPool&, const std::vector<update::UpdateSlice>&)>& fn) {
+  std::vector<update::UpdateSlice> halves[2];
+  int64_t all = 0, given = 0;
+  for (const update::UpdateSlice& slice : slices) all += slice.count;
+  for (const update::UpdateSlice& slice : slices) {
+    halves[2 * given < all ? 0 : 1].push_back(slice);
+    given += slice.count;
+  }
+  MutexLock lock(mutex_);
+  task_ = [&] { fn(pool_, halves[1]); };
+  changed_.notify_all();
+  lock.unlock();
+  fn(context_.pool, halves[0]);
+  lock.lock();
+  changed_.wait(lock, [&]() ZR_REQUIRES(mutex_) { return !task_ && !is_busy_; });
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+}
+
 int64_t EarlyUpdate::parts_updated() const {
   const MutexLock lock(mutex_);
   return parts_updated_;
@@ -225,7 +247,10 @@ const ShardedState::Updated& EarlyUpdate::adopt() {
     elements_early_ += unit.elements;
     slices.insert(slices.end(), unit.slices.begin(), unit.slices.end());
   }
-  if (!slices.empty()) update::adopt_weights(context_.pool, context_.plan, slices, update_input_);
+  if (!slices.empty())
+    run_on_both(slices, [&](ThreadPool& pool, const std::vector<update::UpdateSlice>& half) {
+      update::adopt_weights(pool, context_.plan, half, update_input_);
+    });
   return updated_;
 }
 

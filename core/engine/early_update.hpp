@@ -86,6 +86,9 @@ class EarlyUpdate {
   void work() ZR_EXCLUDES(mutex_);
   void update(Unit& unit);
   void read_ahead();
+  void run_on_both(const std::vector<update::UpdateSlice>& slices,
+                   const std::function<void(ThreadPool&, const std::vector<update::UpdateSlice>&)>& fn)
+      ZR_EXCLUDES(mutex_);
 
   const StepContext& context_;
   ShardedState& state_;
@@ -108,6 +111,7 @@ class EarlyUpdate {
   std::vector<std::size_t> ready_ ZR_GUARDED_BY(mutex_);  // units whose gradients are final, in that order
   std::size_t taken_ ZR_GUARDED_BY(mutex_) = 0;           // number of these that the worker has taken
   std::function<bool(uint32_t)> touches_ ZR_GUARDED_BY(mutex_);
+  std::function<void()> task_ ZR_GUARDED_BY(mutex_);     // for the worker, between steps; empty: none
   bool is_active_ ZR_GUARDED_BY(mutex_) = false;         // between begin() and finish()
   bool is_reading_ahead_ ZR_GUARDED_BY(mutex_) = false;  // the worker reads ahead
   bool is_busy_ ZR_GUARDED_BY(mutex_) = false;           // the worker updates a unit
