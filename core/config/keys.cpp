@@ -117,7 +117,7 @@ void add_offload(std::vector<ConfigKey>& keys) {
            "exceed the device budget), or a tier"));
   keys.push_back(
       flag("offload", "overlap", "true",
-           "update states on tiers during backward where the result is the same: see docs/configuration.md"));
+           "update states on tiers during backward where this cannot change the result"));
   ConfigKey min_activation{"offload", "activation_bytes", ZR_KEY_BYTES, "\"64KiB\"",
                            "smaller activations stay on the device"};
   min_activation.min = 1;
