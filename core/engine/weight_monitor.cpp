@@ -54,7 +54,7 @@ void WeightMonitor::collect_writes() {
     record_write(param);
     sync_master_from_weights(param);
   }
-  if (!context_.plan.has_master) return;
+  if (!context_.plan.has_master) return samples_.remember();
   for (const uint32_t param : context_.model.may_be_written_untracked())
     if (sync_master_from_weights(param)) record_write(param);
   for (const update::UpdateSlice* slice : samples_.changed())

@@ -40,6 +40,12 @@ void EarlyTiles::start_read(std::size_t buffer, std::size_t tile) {
   buffers_[buffer].tile = tile;
 }
 
+void EarlyTiles::begin() {
+  states_.tile_passes_.clear();  // waits for what was read ahead
+  states_.started_ = 0;
+  for (Transfer& write : states_.writes_) wait(write, "wait: write");
+}
+
 bool EarlyTiles::read_ahead(std::size_t tile) {
   const auto is_free = [](const Buffer& buffer) { return buffer.tile == kNone; };
   if (std::ranges::any_of(buffers_, [&](const Buffer& buffer) { return buffer.tile == tile; })) return true;

@@ -26,6 +26,9 @@ class EarlyTiles {
   };
   /// The tiles that contain slices, in the order of the state space.
   std::vector<Tile> tiles() const;
+  /// Call before the other functions in a step: waits for all transfers of the step before, whose order with those of
+  /// this step would be undefined.
+  void begin();
   /// Starts to read a tile, unless it is being read or two staging buffers are not free. Returns true if it is being
   /// read.
   bool read_ahead(std::size_t tile);

@@ -11,6 +11,7 @@ class AdamW : public zr::Optimizer<AdamW> {
   static constexpr zr_key keys[] = {H::kBeta1, H::kBeta2, H::kEps, H::kWeightDecay};
   static constexpr zr_slot slots[] = {zr::slot("exp_avg"), zr::slot("exp_avg_sq")};
   static constexpr bool rounds = true;
+  static constexpr bool ignores_norm = true;  // update() does not read Update::job.grad_norm
 
   explicit AdamW(const zr::Config& config) : hyperparameters_(config), kernel_(ZR_CHOOSE(adamw)) {}
 

@@ -18,6 +18,7 @@ class Sgd : public zr::Optimizer<Sgd> {
   };
   static constexpr zr_slot slots[] = {zr::slot("momentum_buffer")};
   static constexpr bool rounds = true;
+  static constexpr bool ignores_norm = true;  // update() does not read Update::job.grad_norm
 
   explicit Sgd(const zr::Config& config)
       : momentum_(config.number("momentum")),

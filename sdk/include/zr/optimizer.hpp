@@ -86,6 +86,7 @@ ZR_DETECT(has_granularity, granularity);
 ZR_DETECT(has_rounds, rounds);
 ZR_DETECT(has_n_slots, n_slots);
 ZR_DETECT(has_needs, needs);
+ZR_DETECT(has_ignores_norm, ignores_norm);
 ZR_DETECT(has_gradients, gradients);
 ZR_DETECT(has_bind, bind);
 ZR_DETECT(has_save_globals, save_globals);
@@ -173,7 +174,7 @@ class OptimizerLayer {
       if constexpr (has_needs<D>) desc.needs = D::needs;
       desc.granularity = granularity();
       desc.device_types = kCpuOnly;
-      desc.flags = ZR_OPT_IGNORES_NORM;  // an Update has no norm
+      if constexpr (has_ignores_norm<D>) desc.flags = D::ignores_norm ? uint32_t{ZR_OPT_IGNORES_NORM} : 0u;
       if constexpr (has_describe<D>) {
         static_assert(!has_slots<D> && !has_granularity<D>, "describe() replaces the members slots and granularity");
         OptimizerLayer& layer = *static_cast<OptimizerLayer*>(self);
