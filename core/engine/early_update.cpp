@@ -104,7 +104,7 @@ void EarlyUpdate::for_each_block(const void* first, int64_t bytes, const F& fn) 
   for (; at != parts_.end() && at->gradients < end; ++at) {
     const int64_t from = std::max<int64_t>(begin - at->gradients, 0),
                   to = std::min<int64_t>(end - at->gradients, at->elements * gradient_size_);
-    for (int64_t i = from / block; i * block < to; ++i)
+    for (int64_t i = from / block; from < to && i * block < to; ++i)
       fn(uses_[at->first_block + static_cast<std::size_t>(i)], at->unit);
   }
 }
@@ -169,12 +169,13 @@ void EarlyUpdate::work() {
     });
     if (ends_) return;
     is_busy_ = true;
-    is_reading_ahead_ = false;
+    const bool begins = std::exchange(is_reading_ahead_, false);
     const std::function<void()> task = std::exchange(task_, {});
     Unit* const unit = !task && taken_ < ready_.size() ? &units_[ready_[taken_++]] : nullptr;
     lock.unlock();
     std::exception_ptr failure;
     try {
+      if (begins) tiles_.begin();
       if (task) task();
       if (unit) update(*unit);
       if (!task) read_ahead();

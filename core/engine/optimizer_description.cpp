@@ -59,9 +59,6 @@ std::string unknown_value(const zr_optimizer_desc& desc, const std::vector<zr_sl
           unknown_bits_problem("needs", desc.needs, uint64_t{ZR_OPT_NEEDS_COMM} | ZR_OPT_NEEDS_LOCAL_GRADS);
       !problem.empty())
     return problem;
-  if (std::string problem = unknown_bits_problem("flags", desc.flags, uint64_t{ZR_OPT_STREAMS} | ZR_OPT_IGNORES_NORM);
-      !problem.empty())
-    return problem;
   if (std::string problem = reserved_problem("rsv", desc.rsv); !problem.empty()) return problem;
   for (const zr_slot& slot : slots)
     if (std::string problem = unknown_value(slot); !problem.empty()) return problem;
