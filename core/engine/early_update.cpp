@@ -228,10 +228,17 @@ void EarlyUpdate::run_on_both(const std::vector<update::UpdateSlice>& slices,
   task_ = [&] { fn(pool_, halves[1]); };
   changed_.notify_all();
   lock.unlock();
-  fn(context_.pool, halves[0]);
+  std::exception_ptr failure;
+  try {
+    fn(context_.pool, halves[0]);
+  } catch (...) {
+    failure = std::current_exception();
+  }
   lock.lock();
-  changed_.wait(lock, [&]() ZR_REQUIRES(mutex_) { return !task_ && !is_busy_; });
-  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+  changed_.wait(lock,
+                [&]() ZR_REQUIRES(mutex_) { return !task_ && !is_busy_; });  // the task refers to this function's data
+  if (!failure) failure = std::exchange(failure_, nullptr);
+  if (failure) std::rethrow_exception(failure);
 }
 
 int64_t EarlyUpdate::parts_updated() const {
