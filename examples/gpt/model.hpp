@@ -19,6 +19,12 @@ struct Shape {
   double dropout = 0;
 };
 
+/// The layer's output by one operator. torch::nn::Linear::forward() adds the bias of inputs with three dimensions in a
+/// second pass over the output.
+inline torch::Tensor linear(const torch::nn::Linear& layer, const torch::Tensor& x) {
+  return torch::linear(x, layer->weight, layer->bias);
+}
+
 class BlockImpl : public torch::nn::Module {
  public:
   explicit BlockImpl(const Shape& c)
@@ -33,16 +39,17 @@ class BlockImpl : public torch::nn::Module {
 
   torch::Tensor forward(torch::Tensor x) {
     x = x + drop(attend(ln1_(x)));
-    return x + drop(down_(torch::gelu(up_(ln2_(x)))));
+    return x + drop(linear(down_, torch::gelu(linear(up_, ln2_(x)))));
   }
 
  private:
   torch::Tensor attend(const torch::Tensor& x) {
     const auto samples = x.size(0), length = x.size(1), width = x.size(2);
-    const auto qkv = qkv_(x).view({samples, length, 3, heads_, width / heads_}).permute({2, 0, 3, 1, 4}).unbind(0);
+    const auto qkv =
+        linear(qkv_, x).view({samples, length, 3, heads_, width / heads_}).permute({2, 0, 3, 1, 4}).unbind(0);
     const auto mixed = torch::scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], {}, is_training() ? dropout_ : 0.0,
                                                            /*is_causal=*/true);
-    return proj_(mixed.transpose(1, 2).reshape({samples, length, width}));
+    return linear(proj_, mixed.transpose(1, 2).reshape({samples, length, width}));
   }
   torch::Tensor drop(const torch::Tensor& x) { return dropout_ > 0 ? torch::dropout(x, dropout_, is_training()) : x; }
 
