@@ -35,7 +35,7 @@ TEST(ExamplesTest, QuickstartLearnsItsFunction) {
 }
 
 // fp32 from plain text, bf16 from gzipped text.
-class GptTest : public testing::TestWithParam<std::pair<std::string, double>> {};
+class GptTest : public ::testing::TestWithParam<std::pair<std::string, double>> {};
 
 TEST_P(GptTest, TrainsLikeThePlainLibtorchProgram) {
   const auto& [dtype, nearness] = GetParam();
@@ -67,7 +67,7 @@ TEST_P(GptTest, TrainsLikeThePlainLibtorchProgram) {
   EXPECT_NEAR(summary["loss"].get<double>(), number_after(" loss", lines[1]), nearness);
   EXPECT_NEAR(summary["val_loss"].get<double>(), number_after("val_loss", lines[1]), nearness);
 }
-INSTANTIATE_TEST_SUITE_P(Examples, GptTest, testing::Values(std::pair("fp32", 1e-4), std::pair("bf16", 2e-2)),
+INSTANTIATE_TEST_SUITE_P(Examples, GptTest, ::testing::Values(std::pair("fp32", 1e-4), std::pair("bf16", 2e-2)),
                          [](const auto& info) { return info.param.first; });
 
 // Six runs: label examples-slow.

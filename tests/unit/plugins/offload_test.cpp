@@ -14,7 +14,7 @@ struct MemoryKind {
   friend void PrintTo(const MemoryKind& kind, std::ostream* out) { *out << kind.name; }
 };
 
-class TiersTest : public testing::TestWithParam<MemoryKind> {
+class TiersTest : public ::testing::TestWithParam<MemoryKind> {
  protected:
   Tier open(std::vector<std::string> more = {}) const {
     std::vector<std::string> values = GetParam().values;
@@ -199,9 +199,9 @@ TEST(NvmeTransfersTest, UseKeysThenTheMachineProfileThenDefaults) {
   const auto size = [&](const std::string& folder, const zr_machine_service* machine, std::vector<std::string> keys) {
     std::filesystem::create_directories(scratch.folder() / folder);
     keys.push_back("path=\"" + scratch.path(folder) + "\"");
-    testing::internal::CaptureStderr();
+    ::testing::internal::CaptureStderr();
     const zr_offload_caps caps = Tier("nvme", keys, kPlugins, "job-1", machine).caps();
-    const std::string said = testing::internal::GetCapturedStderr();
+    const std::string said = ::testing::internal::GetCapturedStderr();
     const bool all_given = keys.size() == 3;
     EXPECT_EQ(said.find("`zeroth tune` measured for " + scratch.path(folder)) != said.npos,
               machine && folder == "known" && !all_given)
@@ -220,13 +220,13 @@ TEST(NvmeTransfersTest, UseKeysThenTheMachineProfileThenDefaults) {
 std::string pin_of(const std::string& name) { return name + "=\"false\""; }
 INSTANTIATE_TEST_SUITE_P(
     All, TiersTest,
-    testing::Values(MemoryKind{"cpu", "cpu", {pin_of("pin")}, 0}, MemoryKind{"uring", "nvme", {"engine=uring"}, 1},
-                    MemoryKind{"threads", "nvme", {"engine=threads"}, 1},
-                    MemoryKind{"uring_striped", "nvme", {"engine=uring", "block_bytes=64KiB"}, 3},
-                    MemoryKind{"threads_striped", "nvme", {"engine=threads", "block_bytes=4KiB", "depth=3"}, 2},
-                    MemoryKind{"uring_buffered", "nvme", {"engine=uring", "direct=\"false\""}, 1},
-                    MemoryKind{
-                        "threads_unchecked", "nvme", {"engine=threads", "checksum=false", "direct=\"false\""}, 1}),
+    ::testing::Values(MemoryKind{"cpu", "cpu", {pin_of("pin")}, 0}, MemoryKind{"uring", "nvme", {"engine=uring"}, 1},
+                      MemoryKind{"threads", "nvme", {"engine=threads"}, 1},
+                      MemoryKind{"uring_striped", "nvme", {"engine=uring", "block_bytes=64KiB"}, 3},
+                      MemoryKind{"threads_striped", "nvme", {"engine=threads", "block_bytes=4KiB", "depth=3"}, 2},
+                      MemoryKind{"uring_buffered", "nvme", {"engine=uring", "direct=\"false\""}, 1},
+                      MemoryKind{
+                          "threads_unchecked", "nvme", {"engine=threads", "checksum=false", "direct=\"false\""}, 1}),
     [](const auto& kind) { return kind.param.name; });
 
 }  // namespace

@@ -15,10 +15,10 @@ namespace {
 
 using namespace zr::host;
 namespace exit_code = zr::exit_code;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
-class DirectoryTest : public testing::Test {
+class DirectoryTest : public ::testing::Test {
  protected:
   std::string text(const std::string& path) const {
     std::ifstream in(scratch_.folder() / path);

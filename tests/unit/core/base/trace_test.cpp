@@ -19,7 +19,7 @@ using namespace zr::host;
 using namespace std::chrono_literals;
 using Json = nlohmann::json;
 
-class TraceTest : public testing::Test {
+class TraceTest : public ::testing::Test {
  protected:
   // The events of rank 3's file, after `record` has recorded spans before and after the file was opened.
   template <class Record>

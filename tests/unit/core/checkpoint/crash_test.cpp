@@ -84,7 +84,7 @@ TEST(CheckpointSaveTest, KeepsCommittedCheckpointsWhenRanksAreKilledAnywhere) {
             EXPECT_FALSE(good(ends)) << place << ": a save that succeeded must be the newest checkpoint";
           ASSERT_EQ(newest, (std::filesystem::path(root) / checkpoint::checkpoint_name(committed)).string()) << place;
           expect_holds(newest, Model(committed));
-          if (testing::Test::HasFatalFailure()) return;
+          if (::testing::Test::HasFatalFailure()) return;
         }
   std::printf("%d ranks were killed while saving\n", kills);
   ++step;

@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class CheckpointDamageTest : public testing::Test {
+class CheckpointDamageTest : public ::testing::Test {
  protected:
   CheckpointDamageTest() : model_(3) {
     save(root_, image_of(model_, 1, 0, 1), checkpoint::single_rank_comm(), kSmall);

@@ -11,8 +11,8 @@ namespace zr::host {
 
 namespace {
 
-using testing::ElementsAre;
-using testing::UnorderedElementsAreArray;
+using ::testing::ElementsAre;
+using ::testing::UnorderedElementsAreArray;
 
 config::JobConfig config_of(const std::vector<std::string>& overrides, int world = 0) {
   return config::Document::parse("", "job.toml", overrides).check({}, world);

@@ -10,7 +10,7 @@
 #include "control/members.hpp"
 
 using namespace zr::host;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 namespace {
 using Set = std::map<std::string, std::string>;

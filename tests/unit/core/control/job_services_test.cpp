@@ -12,7 +12,7 @@ namespace {
 
 using namespace zr::host;
 
-struct JobServicesTest : testing::Test {
+struct JobServicesTest : ::testing::Test {
   Ledger ledger;
   ThreadPool pool{1};
   plugin::PluginHost host{ledger, pool};

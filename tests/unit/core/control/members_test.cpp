@@ -9,10 +9,10 @@
 namespace zr::host::control {
 namespace {
 using std::chrono::milliseconds;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 // Two ranks of another machine that have joined.
-class MembersTest : public testing::Test {
+class MembersTest : public ::testing::Test {
  protected:
   MembersTest() {
     for (int rank : {0, 1}) EXPECT_EQ(members.admit({"job", "token", rank, 2, {100 + rank, "far", "far"}}, now), "");

@@ -7,12 +7,12 @@
 
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using zr::host::engine::EngineName;
 
-class EngineNameTest : public testing::Test {
+class EngineNameTest : public ::testing::Test {
  protected:
   const zr::test::Scratch scratch_;
   const std::string ck_ = scratch_.path("ck");

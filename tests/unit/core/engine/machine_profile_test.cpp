@@ -21,12 +21,12 @@ engine::DiskProfile disk(const std::string& mount, uint64_t device, int64_t bloc
 // The text that fn() prints on standard error.
 template <class F>
 std::string said(F&& fn) {
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   fn();
-  return testing::internal::GetCapturedStderr();
+  return ::testing::internal::GetCapturedStderr();
 }
 
-class MachineProfileTest : public testing::Test {
+class MachineProfileTest : public ::testing::Test {
  protected:
   ~MachineProfileTest() override { ::unsetenv("ZR_MACHINE_PROFILE"); }
   const Scratch scratch;

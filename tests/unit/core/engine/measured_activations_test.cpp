@@ -12,7 +12,7 @@
 namespace zr::host {
 namespace {
 
-class MeasuredActivationsTest : public testing::Test {
+class MeasuredActivationsTest : public ::testing::Test {
  protected:
   config::JobConfig config(const std::vector<std::string>& more = {}) const {
     std::vector<std::string> all{"job.name=a", "job.runs=" + scratch_.path("runs")};

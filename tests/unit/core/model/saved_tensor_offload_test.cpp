@@ -42,7 +42,7 @@ using Loss = std::function<torch::Tensor(const torch::Tensor& x)>;
 torch::Tensor start() { return torch::arange(48, torch::kFloat).view({6, 8}).div_(7).sin_().requires_grad_(); }
 
 // Compares the gradient of the loss with and without a store.
-class SavedTensorOffloadTest : public testing::Test {
+class SavedTensorOffloadTest : public ::testing::Test {
  protected:
   SavedTensorOffloadTest() { model::TorchMemory::count(); }
   void expect_same(const Loss& loss, int puts) {

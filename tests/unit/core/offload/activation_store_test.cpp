@@ -85,7 +85,7 @@ class Rig {
   std::unique_ptr<offload::ActivationStore> all;
 };
 
-class ActivationStoreTest : public testing::TestWithParam<const char*> {
+class ActivationStoreTest : public ::testing::TestWithParam<const char*> {
  protected:
   std::vector<std::string> values() const {
     return GetParam() == std::string("nvme") ? std::vector{"path=\"" + scratch_.folder().string() + "\""}
@@ -147,7 +147,7 @@ TEST_P(ActivationStoreTest, RecordsAllItsMemoryInTheLedger) {
   EXPECT_EQ(rig.ledger.held(Tier::host, MemoryKind::staging), 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Tiers, ActivationStoreTest, testing::Values("cpu", "nvme"),
+INSTANTIATE_TEST_SUITE_P(Tiers, ActivationStoreTest, ::testing::Values("cpu", "nvme"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST(ActivationStoreCpuTest, ReleasesMemoryThatCannotBeMapped) {
@@ -170,7 +170,7 @@ TEST(ActivationStoreCpuTest, ReleasesMemoryThatCannotBeMapped) {
   EXPECT_EQ(rig.ledger.held(Tier::host, MemoryKind::activations), 0);
 }
 
-class ActivationStoreDiskTest : public testing::Test {
+class ActivationStoreDiskTest : public ::testing::Test {
  protected:
   const test::Scratch scratch_;
   const std::vector<std::string> values_{"path=\"" + scratch_.folder().string() + "\""};

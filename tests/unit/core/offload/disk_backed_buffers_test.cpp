@@ -43,7 +43,7 @@ bool all_are(const zr_view& view, float value) {
   return std::all_of(values, values + view.count, [&](float one) { return one == value; });
 }
 
-class DiskBackedBuffersTest : public testing::Test {
+class DiskBackedBuffersTest : public ::testing::Test {
  protected:
   DiskRig rig_;
   const host::plan::MemoryPlan plan_ = rig_.plan({4096, 4096, 500, 600});

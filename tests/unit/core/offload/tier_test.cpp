@@ -70,7 +70,7 @@ std::string error_of(Call&& call) {
   return "";
 }
 
-class TierStoreTest : public testing::Test {
+class TierStoreTest : public ::testing::Test {
  protected:
   TierStoreTest() {
     answers = {};
@@ -209,7 +209,7 @@ struct CompletesAfterTwoLines : host::CurrentLine {
 void TierStoreTest::expect_two_warnings() {
   const auto tier = open(&kTable, std::chrono::milliseconds(100));
   const uint64_t allocation = tier->reserve(4096, {{host::MemoryKind::other, "test", 4096}});
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   {
     const CompletesAfterTwoLines completes;
     tier->read(allocation, 0, memory.data(), 512, "the state of 'w'").wait();
@@ -219,7 +219,7 @@ void TierStoreTest::expect_two_warnings() {
   const std::string end =
       ", and this rank waits for it; look for errors of the disk in the system's log (dmesg); if there are none, and "
       "the tier is not just slow, its plug-in has a bug: stop the job\n";
-  const std::string log = testing::internal::GetCapturedStderr();
+  const std::string log = ::testing::internal::GetCapturedStderr();
   EXPECT_EQ(log.find(start + "0.1s" + end + start + "0.2s" + end), 0u) << log;
   EXPECT_EQ(tier->failure(), "");
 }

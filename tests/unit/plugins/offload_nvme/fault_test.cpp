@@ -6,7 +6,7 @@
 namespace zr::test {
 namespace {
 
-class NvmeFaultTest : public testing::TestWithParam<const char*> {
+class NvmeFaultTest : public ::testing::TestWithParam<const char*> {
  protected:
   ~NvmeFaultTest() override { ::unsetenv("ZR_TIER_FAULT"); }
   Tier open(const std::string& fault, std::vector<std::string> more = {}) const {
@@ -121,7 +121,7 @@ TEST_P(NvmeFaultTest, SlowDiskDelaysOnlyCallersThatWait) {
   EXPECT_TRUE(in == out);
 }
 
-INSTANTIATE_TEST_SUITE_P(With, NvmeFaultTest, testing::Values("uring", "threads"),
+INSTANTIATE_TEST_SUITE_P(With, NvmeFaultTest, ::testing::Values("uring", "threads"),
                          [](const auto& engine) { return engine.param; });
 
 TEST(NvmeTierTest, CountsChecksumMemoryWhileASlotIsReserved) {

@@ -80,7 +80,7 @@ TEST(NvmeFilesTest, LeavesNothingWhenTheProcessIsKilled) {
         EXPECT_LE(free_in(folder) + 32 * kMiB, before) << "the file exists";
       }
       tier.begin_write({full_transfer(slot, in)});
-      if (!testing::Test::HasFailure()) ::raise(SIGKILL);
+      if (!::testing::Test::HasFailure()) ::raise(SIGKILL);
     });
   };
   EXPECT_EQ(killed(false), 128 + SIGKILL);
@@ -169,9 +169,9 @@ TEST(NvmeEnginesTest, FallsBackToThreadsWhenIoUringIsForbidden) {
   const Scratch scratch;
   EXPECT_EQ(in_child([&] {
               ASSERT_TRUE(forbid(SYS_io_uring_setup, EPERM));
-              testing::internal::CaptureStderr();
+              ::testing::internal::CaptureStderr();
               const Tier tier = open_in(scratch.folder().string());
-              const std::string said = testing::internal::GetCapturedStderr();
+              const std::string said = ::testing::internal::GetCapturedStderr();
               EXPECT_NE(said.find("cannot use io_uring: Operation not permitted"), std::string::npos) << said;
               EXPECT_NE(said.find("using threads instead"), std::string::npos) << said;
               expect_round_trip(tier);

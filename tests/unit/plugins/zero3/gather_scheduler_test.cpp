@@ -19,7 +19,7 @@ struct zr_done_s {
 
 namespace {
 
-using testing::ElementsAre, testing::EndsWith, testing::HasSubstr, testing::IsEmpty;
+using ::testing::ElementsAre, ::testing::EndsWith, ::testing::HasSubstr, ::testing::IsEmpty;
 
 constexpr int64_t kElements = 2048, kBytes = kElements * 4;  // per group
 constexpr int64_t kPlenty = int64_t{1} << 40;
@@ -103,7 +103,7 @@ class Outside {
   zr_host host_{sizeof host_, ZR_ABI_MINOR, this, service, log};
 };
 
-class GatherSchedulerTest : public testing::Test {
+class GatherSchedulerTest : public ::testing::Test {
  protected:
   ~GatherSchedulerTest() override { end(); }
   /// Groups a, b, ... with these sizes; a gather buffer for all of them, or only of the size that the limits require.
