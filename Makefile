@@ -20,7 +20,7 @@ help:  ## prints this list
 setup:  ## installs missing packages, libtorch and the default text (.ci/debian.txt, .ci/torch.txt, .ci/python.txt)
 	@.ci/setup
 
-build: setup  ## builds zeroth, the plug-ins, the examples and the tests into build/
+build: setup  ## builds zeroth, the plug-ins, the examples and the tests, but what only slow tests use, into build/
 	@$(call configure,-DZR_SLOW_TESTS=OFF)
 	@$(call compile)
 

@@ -24,7 +24,7 @@
 
 namespace zr::test {
 
-inline constexpr std::size_t kMiB = 1 << 20;
+inline constexpr std::size_t kMiB = 1 << 20;  // bytes
 inline const std::string kPlugins = ZR_BUILD_DIR "/plugins", kFailing = ZR_BUILD_DIR "/tests/plugins/failing";
 
 /// Page-aligned memory for transfers.
