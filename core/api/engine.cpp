@@ -109,7 +109,8 @@ void Engine::backward(const torch::Tensor& loss, double weight) {
         "engine.backward(loss): the loss has no autograd graph (requires_grad is false), so no parameter would get a "
         "gradient; compute it from the model's parameters, without detach(), torch::NoGradGuard or "
         "zr::Engine::Evaluation around the forward pass");
-  session.begin_backward(loss.item<double>(), weight);
+  const auto value = loss.item<double>();
+  State::with_program_functions(call, [&] { session.begin_backward(value, weight); });
   try {
     // A loss of weight 0 is not scaled: its gradients are dropped on arrival, even if they are NaN.
     const double factor = weight == 0 ? 1 : weight * session.progress().loss_scale().value();
@@ -142,11 +143,7 @@ bool Engine::make_step() {
     else
       state_->torch_model->check_buffers(state_->module.buffers());
   }
-  try {
-    return host::guard_host_call(call.text(), [&] { return state_->session->step(); });
-  } catch (const host::ProgramException& exception) {
-    std::rethrow_exception(exception.cause);
-  }
+  return State::with_program_functions(call, [&] { return state_->session->step(); });
 }
 bool Engine::done() const { return state_->session_for("done").progress().done(); }
 

@@ -96,6 +96,17 @@ struct Engine::State {
     return host::guard_host_call(call.text(), [&] { return fn(*session, call); });
   }
 
+  /// Returns fn(), which may call functions of the program. Their exceptions are thrown unchanged, others as those of
+  /// the call.
+  template <class Fn>
+  static auto with_program_functions(const Call& call, Fn&& fn) {
+    try {
+      return host::guard_host_call(call.text(), fn);
+    } catch (const host::ProgramException& exception) {
+      std::rethrow_exception(exception.cause);
+    }
+  }
+
   Program program;
   ProgramModule module;
   std::string name;

@@ -256,6 +256,7 @@ void Checkpointer::warn_of_differences(const checkpoint::Checkpoint& from) const
 CheckpointLoadReport Checkpointer::load(const std::string& path, const CheckpointLoadOptions& requested,
                                         const ParameterChange* change) {
   TrainingProgress& progress = parts_.progress;
+  progress.check_broken_off();
   if (progress.within_step())
     fail_user(
         "engine.load() was called between engine.backward() and the engine.step() that ends its step; call "

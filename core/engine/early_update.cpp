@@ -198,20 +198,34 @@ void EarlyUpdate::finish() {
   MutexLock lock(mutex_);
   if (!is_active_) return;
   changed_.wait(lock, [&]() ZR_REQUIRES(mutex_) { return !is_busy_ && (is_stopped_ || taken_ == ready_.size()); });
-  is_active_ = is_reading_ahead_ = false;
+  end();
   if (!std::exchange(is_recorded_, true)) {
     order_.resize(units_.size());
     std::iota(order_.begin(), order_.end(), std::size_t{0});
     std::ranges::sort(order_, {}, [&](std::size_t unit) { return units_[unit].last_use; });
   }
-  for (Uses& uses : uses_) uses.in_this_step = 0;
   if (was_used_late_)
     fail_internal(
         fmt::format("{}: it used reduced gradients in more collectives than in the first step; set "
                     "offload.overlap = false",
                     context_.strategy.call_text("grad_ready")));
-  tiles_.end();
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+}
+
+void EarlyUpdate::abandon() {
+  MutexLock lock(mutex_);
+  if (!is_active_) return;
+  is_stopped_ = true;
+  changed_.wait(lock, [&]() ZR_REQUIRES(mutex_) { return !is_busy_; });
+  end();
+  if (!is_recorded_) std::ranges::fill(uses_, Uses{});
+}
+
+// Ends a step while the worker is idle.
+void EarlyUpdate::end() {
+  is_active_ = is_reading_ahead_ = false;
+  for (Uses& uses : uses_) uses.in_this_step = 0;
+  tiles_.end();
 }
 
 // Calls fn on the training thread's pool and on the worker's, each with about half of the elements.

@@ -52,6 +52,8 @@ class EarlyUpdate {
   /// Returns when everything that could begin is updated. Throws the worker's failure. Without effect unless begin()
   /// was called since.
   void finish() ZR_EXCLUDES(mutex_);
+  /// Undoes begin(), before a collective has used gradients of the last micro-step.
+  void abandon() ZR_EXCLUDES(mutex_);
   /// Number of parts, tiles on disk and slices in host memory, that were updated since begin(). Any thread.
   int64_t parts_updated() const ZR_EXCLUDES(mutex_);
   /// Copies the new weights to their place, and returns what the rest of the update skips. After finish().
@@ -86,6 +88,7 @@ class EarlyUpdate {
   void work() ZR_EXCLUDES(mutex_);
   void update(Unit& unit);
   void read_ahead();
+  void end() ZR_REQUIRES(mutex_);
   void run_on_both(const std::vector<update::UpdateSlice>& slices,
                    const std::function<void(ThreadPool&, const std::vector<update::UpdateSlice>&)>& fn)
       ZR_EXCLUDES(mutex_);

@@ -38,10 +38,10 @@ class GradientFlow {
   void end();
   /// By parameter: not 0 if a micro-batch of this step had a gradient for it on this rank.
   const std::vector<char>& touched() const { return touched_; }
-  /// Whether a micro-batch of this step had a gradient for the parameter on this rank, including the one in progress.
-  /// Call it when the parameter's reduced gradients are final, by any thread.
-  bool touches(uint32_t param) const ZR_NO_THREAD_SAFETY_ANALYSIS {  // this parameter's entries do not change any more
-    return touched_[param] || (contributes_ && has_gradient_[param]);
+  /// Whether the micro-step in progress, or the last one, has a gradient for the parameter on this rank. Call it when
+  /// the parameter's reduced gradients are final, by any thread.
+  bool receives(uint32_t param) const ZR_NO_THREAD_SAFETY_ANALYSIS {  // neither changes before the next micro-step
+    return contributes_ && has_gradient_[param];
   }
   /// Number of collectives of all backwards so far; and how many of these were submitted before the last gradient of
   /// their backward arrived.

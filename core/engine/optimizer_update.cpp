@@ -23,65 +23,99 @@ OptimizerUpdate::OptimizerUpdate(const StepContext& context, ShardedState& state
 }
 
 void OptimizerUpdate::allow_early(const Parts& parts, Trace* trace) {
-  if (!EarlyUpdate::obstacle(context_.config(), context_.plan).empty()) return;
+  if (context_.config().train().nonfinite != config::NonFiniteRule::stop) return;
+  struct RankFacts {
+    char suits, has_states;
+  } const own{EarlyUpdate::obstacle(context_.config(), context_.plan).empty(), context_.plan.has_offloaded_states()};
+  bool any = false;
+  for (const RankFacts& facts : all_gather(context_.comm, own, "early update")) {
+    any |= facts.suits;
+    if (facts.has_states && !facts.suits) return;
+  }
+  if (!any) return;
   parts_.emplace(parts);
   early_.emplace(context_, state_, optimizers_, trace);
   parts.step_sync.norm().on_final(
       [this](const void* first, int64_t elements, bool finite) { early_->gradients_reduced(first, elements, finite); });
   parts.step_sync.on_collective([this](const zr_view& src) { early_->collective_read(src); });
+  parts.flow.on_gather([&progress = parts.progress](const std::string& call) { progress.check_no_early_update(call); });
 }
 
 OptimizerUpdate::~OptimizerUpdate() {
   if (!parts_) return;
   parts_->step_sync.norm().on_final({});
   parts_->step_sync.on_collective({});
+  parts_->flow.on_gather({});
 }
 
 // A backward that failed before its first gradient is repeated with what the ranks have exchanged.
 void OptimizerUpdate::begin_early() {
+  is_early_ = false;  // of a step that was rejected
   if (!early_ || edits_gradients()) return;
   TrainingProgress& progress = parts_->progress;
   const double weight = progress.weights().back();
-  if (has_begun_) {
-    if (weight == begun_weight_) return;
+  if (begun_ && weight != begun_->weight)
     fail_user(fmt::format(
         "engine.backward(loss, weight): the weight is {}, but the failed call that this one repeats had {}; "
         "pass the same weight, or set offload.overlap = false",
-        shortest(weight), shortest(begun_weight_)));
+        shortest(weight), shortest(begun_->weight)));
+  if (!begun_) {
+    context_.model.check_scopes("engine.backward()");
+    StepSync::Totals totals = parts_->step_sync.totals(progress.weights(), parts_->gradients.touched());
+    if (!(totals.weight > 0) || !std::isfinite(totals.weight)) return;  // the end of the step reports it
+    const double rate = next_learning_rate(progress.updates(), "engine.backward()");
+    begun_ = {weight, totals.weight * progress.loss_scale().value(), rate, std::move(totals.touched)};
+    progress.begin_early_update();
   }
-  is_early_ = false;  // of a step that was rejected
-  const StepSync::Totals totals = parts_->step_sync.totals(progress.weights(), parts_->gradients.touched());
-  const double divisor = totals.weight * progress.loss_scale().value();
-  if (!(totals.weight > 0) || !std::isfinite(totals.weight)) return;  // the end of the step reports it
-  begun_rate_ = next_learning_rate(progress.updates());
-  begun_weight_ = weight;
-  has_begun_ = true;
   if (!context_.model.may_be_written_untracked().empty()) return;  // weights are compared with masters at the end
   parts_->monitor.collect_writes();
   is_early_ = true;
   std::vector<int64_t> steps = progress.param_steps();
   for (int64_t& step : steps) ++step;
-  early_->begin({static_cast<float>(1 / divisor), progress.updates() + 1, std::move(steps), rates(begun_rate_)},
-                [gradients = &parts_->gradients, touched = totals.touched](uint32_t param) {
-                  return touched[param] || gradients->touches(param);
-                });
+  early_->begin(
+      {static_cast<float>(1 / begun_->divisor), progress.updates() + 1, std::move(steps), rates(begun_->rate)},
+      [gradients = &parts_->gradients, touched = begun_->touched](uint32_t param) {
+        return touched[param] || gradients->receives(param);
+      });
+}
+
+void OptimizerUpdate::cancel_early() {
+  if (std::exchange(is_early_, false)) early_->abandon();
 }
 
 void OptimizerUpdate::end_early() {
-  has_begun_ = false;
-  if (!is_early_) return;
-  early_->finish();
-  if (parts_->monitor.has_written())
-    fail_user(
-        "engine.step(): the program wrote to weights after the step's last engine.backward() had begun, but a part of "
-        "the update ran during it; write before that call or after engine.step(), or set offload.overlap = false");
+  begun_.reset();
+  if (is_early_) try {
+      early_->finish();
+      if (parts_->monitor.has_written())
+        fail_user(
+            "engine.step(): the program wrote, or may have written, to weights after the step's last engine.backward() "
+            "had begun, but a part of the update ran during it; write before that call or after engine.step(), or set "
+            "offload.overlap = false");
+    } catch (...) {
+      early_failure_ = std::current_exception();
+    }
+}
+
+void OptimizerUpdate::check_early(int failed_rank) const {
+  if (failed_rank < 0) return;
+  TrainingProgress& progress = parts_->progress;
+  const int64_t step = progress.step() + 1;
+  progress.break_off(
+      fmt::format("training stopped in step {}, because its update failed on rank {}; resume from the last checkpoint",
+                  step, failed_rank));
+  if (early_failure_) std::rethrow_exception(early_failure_);
+  throw PeerFailedError(
+      fmt::format("engine.step(): the update of step {} failed on rank {}; see that rank's error, then resume from the "
+                  "last checkpoint",
+                  step, failed_rank));
 }
 
 double OptimizerUpdate::learning_rate(int64_t index) const {
-  return has_begun_ ? begun_rate_ : next_learning_rate(index);
+  return begun_ ? begun_->rate : next_learning_rate(index, "engine.step()");
 }
 
-double OptimizerUpdate::next_learning_rate(int64_t index) const {
+double OptimizerUpdate::next_learning_rate(int64_t index, const char* call) const {
   if (!schedule_) return host::update::learning_rate(context_.config(), index);
   struct RankRate {
     double rate = 0;
@@ -98,16 +132,16 @@ double OptimizerUpdate::next_learning_rate(int64_t index) const {
   for (const RankRate& rank_rate : all_gather(context_.comm, own_rate, "learning rate")) {
     if (rank_rate.failed && !failure)
       throw PeerFailedError(
-          fmt::format("engine.step(): the function passed to engine.set_schedule() failed on rank {} for update {}; "
-                      "nothing was changed; see that rank's error",
-                      rates.size(), index));
+          fmt::format("{}: the function passed to engine.set_schedule() failed on rank {} for update {}; nothing was "
+                      "changed; see that rank's error",
+                      call, rates.size(), index));
     rates.push_back(rank_rate.rate);
   }
   if (failure) std::rethrow_exception(failure);
   const double rate = own_rate.rate;
   for (std::size_t rank = 0; rank < rates.size(); ++rank) {
     const std::string problem =
-        fmt::format("engine.step(): the learning rate of update {}, which the program set, is {} on rank {}", index,
+        fmt::format("{}: the learning rate of update {}, which the program set, is {} on rank {}", call, index,
                     shortest(rates[rank]), rank);
     if (!(rates[rank] >= 0) || !std::isfinite(rates[rank]))
       fail_user(problem + ", but it must be finite and at least 0; correct engine.set_lr() or engine.set_schedule()");
@@ -130,9 +164,10 @@ std::vector<double> OptimizerUpdate::rates(double rate) const {
 void OptimizerUpdate::run(const Input& input) {
   const std::vector<double> rates = this->rates(input.rate);
   ShardedState::Updated updated;
+  elements_early_ = 0;
   if (std::exchange(is_early_, false)) {
     updated = early_->adopt();
-    if (early_->elements_early() > 0) parts_->progress.consume_gradients();
+    elements_early_ = early_->elements_early();
   }
   update::UpdateInput update_input{input.grad_mul, input.number, input.grad_norm, &input.steps, &rates, &input.touched};
   update_input.sums = {[this](uint32_t param, int64_t first) { return sums_.partial(param, first); },

@@ -14,6 +14,7 @@
 #include "engine/step_context.hpp"
 #include "engine/step_sync.hpp"
 #include "engine/training_progress.hpp"
+#include "engine/weight_flow.hpp"
 #include "engine/weight_monitor.hpp"
 
 namespace zr::host::engine {
@@ -26,6 +27,7 @@ class OptimizerUpdate {
     StepSync& step_sync;
     const GradientFlow& gradients;
     WeightMonitor& monitor;
+    WeightFlow& flow;
     TrainingProgress& progress;
   };
   /// Keeps references to both arguments. Collective.
@@ -52,19 +54,30 @@ class OptimizerUpdate {
     state_.edit_gradients(static_cast<float>(1 / divisor), touched, edit_);
   }
 
-  /// Lets updates begin during backward, if this is possible for the job (EarlyUpdate::obstacle). trace: null: no
-  /// trace.
+  /// Lets updates begin during backward, if this is possible for the job (EarlyUpdate::obstacle) on all ranks that have
+  /// states on tiers. trace: null: no trace. Collective.
   void allow_early(const Parts& parts, Trace* trace);
-  /// Call before the last backward of a step: begins the update if allow_early() permits it; collective then.
+  /// Call before the last backward of a step: begins the update if allow_early() permits it; collective then. From now
+  /// until the end of the step, TrainingProgress::updates_early() is true.
   void begin_early();
+  /// Undoes begin_early() on this rank, for a backward that failed before its first gradient and will be repeated.
+  void cancel_early();
   /// Starts to read states on disk and returns. Without effect if the update has begun.
   void read_ahead() {
     if (!is_early_) state_.states().read_ahead(state_.slices());
   }
-  /// Ends what begin_early() began, before the rest of the update and before writes to weights are collected. Throws
-  /// its failure, and UserError if the program has written to weights since.
+  /// Ends what begin_early() began, before the rest of the update and before writes to weights are collected. It has
+  /// failed if a part of the update failed, or if the program has written to weights since: then this rank's states are
+  /// undefined.
   void end_early();
-  const EarlyUpdate* early() const { return early_ ? &*early_ : nullptr; }
+  bool early_failed() const { return early_failure_ != nullptr; }
+  /// After the ranks have exchanged early_failed(): breaks training off and throws on all ranks if a rank failed.
+  /// failed_rank: the first one; -1: none.
+  void check_early(int failed_rank) const;
+  /// Elements on tiers that this rank updates per step, if updates may begin early; and how many of them were updated
+  /// early in the last step.
+  int64_t elements_on_tiers() const { return early_ ? early_->elements() : 0; }
+  int64_t elements_early() const { return elements_early_; }
   /// The arguments of one update.
   struct Input {
     float grad_mul;  // the factor for reduced gradients
@@ -78,7 +91,14 @@ class OptimizerUpdate {
   void run(const Input& input);
 
  private:
-  double next_learning_rate(int64_t index) const;
+  // What the ranks have exchanged for this step's update.
+  struct Begun {
+    double weight;              // of this rank's last micro-batch
+    double divisor;             // of reduced gradients
+    double rate;                // learning rate of a group with lr_scale 1
+    std::vector<char> touched;  // by parameter: not 0 if an earlier micro-batch of the step had a gradient on any rank
+  };
+  double next_learning_rate(int64_t index, const char* call) const;
   std::vector<double> rates(double rate) const;
 
   const StepContext& context_;
@@ -88,11 +108,12 @@ class OptimizerUpdate {
   std::vector<double> group_rates_;
   Schedule schedule_;
   GradientEdit edit_;
-  std::optional<Parts> parts_;                // empty: the update begins after backward
-  std::optional<EarlyUpdate> early_;          // empty with parts_
-  bool has_begun_ = false;                    // the ranks have agreed on the arguments of this step's update
-  bool is_early_ = false;                     // this rank's update has begun
-  double begun_weight_ = 0, begun_rate_ = 0;  // of this rank's last micro-batch; learning rate
+  std::optional<Parts> parts_;        // empty: the update begins after backward
+  std::optional<EarlyUpdate> early_;  // empty with parts_
+  std::optional<Begun> begun_;        // empty: no update has begun
+  bool is_early_ = false;             // this rank's update has begun
+  std::exception_ptr early_failure_;  // of this rank; null: none
+  int64_t elements_early_ = 0;
 };
 
 }  // namespace zr::host::engine

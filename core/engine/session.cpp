@@ -60,7 +60,7 @@ Session::Session(Setup setup, model::Model& model, std::unique_ptr<RefreshState>
       tensors_(job_.context, parts()),
       refresh_(job_.context, parts(), checkpointer_) {
   gradients_.check_non_finite(progress_.loss_scale().checks_gradients());
-  update_.allow_early({step_sync_, gradients_, monitor_, progress_}, job_.trace.get());
+  update_.allow_early({step_sync_, gradients_, monitor_, weights_, progress_}, job_.trace.get());
   model.forget_peak();
   seed_model(job_.context, progress_);
   step_recorder_.restart_clock();
@@ -148,6 +148,7 @@ void Session::begin_backward(double loss, double weight) {
 
 void Session::fail_backward() {
   if (!progress_.in_backward() || !gradients_.cancel()) return;
+  update_.cancel_early();
   job_.context.model.hide_gradients(true);
   progress_.cancel_micro();
   weights_.set_phase(ZR_FORWARD, progress_.next_micro());
@@ -237,12 +238,13 @@ bool Session::average_gradients() {
 }
 
 GlobalStats Session::exchange_statistics() {
-  monitor_.collect_writes();
+  if (!update_.early_failed()) monitor_.collect_writes();
   const int64_t samples = progress_.accumulation() * config().train().micro_batch;
   const GlobalStats global =
       step_sync_.exchange({progress_.losses(), progress_.weights(), progress_.tokens() ? progress_.tokens() : samples,
                            &gradients_.touched(), gradients_.first_non_finite(), stop_signal_->received(),
-                           checkpointer_.failed(), monitor_.digest().next()});
+                           checkpointer_.failed(), update_.early_failed(), monitor_.digest().next()});
+  update_.check_early(global.failed_rank);
   monitor_.digest().compare(global.digests, job_.comm, progress_.step() + 1);
   if (global.weight > 0 && std::isfinite(global.weight)) return global;
   drop_step();
@@ -327,6 +329,7 @@ void Session::finish_step(const GlobalStats& global, double rate) {
 }
 
 void Session::finish() {
+  progress_.check_no_early_update("engine.finish()");
   checkpointer_.wait_for_save();
   write_totals();
 }
@@ -335,7 +338,7 @@ void Session::write_summary() {
   if (monitor_.has_written()) recorder_->clear_hash();
   const WeightDigest& digest = monitor_.digest();
   recorder_->set_digest({digest.bytes(), digest.optimizer_bytes(), digest.cycles()});
-  recorder_->finish(job_.ledger, step_recorder_.overlap(gradients_, step_sync_.norm(), update_.early()));
+  recorder_->finish(job_.ledger, step_recorder_.overlap(gradients_, step_sync_.norm(), &update_));
 }
 
 double Session::mean(double value) {

@@ -82,7 +82,8 @@ void StepRecorder::record_totals(const std::string& hash) {
   restart_clock();
 }
 
-Overlap StepRecorder::overlap(const GradientFlow& gradients, const NormBlocks& norm, const EarlyUpdate* early) const {
+Overlap StepRecorder::overlap(const GradientFlow& gradients, const NormBlocks& norm,
+                              const OptimizerUpdate* update) const {
   Overlap total = overlap_before_;
   total.collectives += gradients.collectives();
   total.early += gradients.collectives_early();
@@ -91,8 +92,8 @@ Overlap StepRecorder::overlap(const GradientFlow& gradients, const NormBlocks& n
   const offload::DiskBackedBuffers* disk_buffers = state_.disk_buffers();
   total.disk_reads += disk_buffers ? disk_buffers->reads() : 0;
   total.disk_reads_ahead += disk_buffers ? disk_buffers->reads_ahead() : 0;
-  total.states += early ? early->elements() : 0;
-  total.states_early += early ? early->elements_early() : 0;
+  total.states += update ? update->elements_on_tiers() : 0;
+  total.states_early += update ? update->elements_early() : 0;
   return total;
 }
 

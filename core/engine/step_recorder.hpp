@@ -6,7 +6,6 @@
 
 #include "base/trace.hpp"
 #include "comm/comm_volume.hpp"
-#include "engine/early_update.hpp"
 #include "engine/gradient_flow.hpp"
 #include "engine/run_recorder.hpp"
 #include "engine/sharded_state.hpp"
@@ -16,6 +15,8 @@
 #include "offload/activation_store.hpp"
 
 namespace zr::host::engine {
+
+class OptimizerUpdate;
 
 /// Training thread only.
 class StepRecorder {
@@ -38,8 +39,8 @@ class StepRecorder {
   /// Records the weights hash and the bytes of all ranks for summary.json. Collective.
   void record_totals(const std::string& hash);
   /// Counts how much of the run's communication and reading overlapped with computation.
-  /// early: null: the update begins after backward.
-  Overlap overlap(const GradientFlow& gradients, const NormBlocks& norm, const EarlyUpdate* early) const;
+  /// update: null: without the share of updates that began early.
+  Overlap overlap(const GradientFlow& gradients, const NormBlocks& norm, const OptimizerUpdate* update) const;
 
   /// The communication volume of this rank, including the previous sessions of the run.
   comm::CommVolume volume() const;

@@ -23,12 +23,14 @@ namespace {
 // The fixed part of a rank's statistics, which encode() writes as bytes of the same length on all ranks.
 struct Header {
   int64_t non_finite, tokens, first_non_finite;
-  int32_t stop, save_failed;
+  int32_t stop, save_failed, update_failed, unused;
   WeightDigest::Digest digest;
 };
 
 std::string encode(const StepSync::LocalStats& local, int64_t non_finite) {
-  const Header header{non_finite, local.tokens, local.first_non_finite, local.stop, local.save_failed, local.digest};
+  const Header header{non_finite, local.tokens,      local.first_non_finite,
+                      local.stop, local.save_failed, local.update_failed,
+                      0,          local.digest};
   std::string bytes(reinterpret_cast<const char*>(&header), sizeof header);
   for (const auto* list : {&local.losses, &local.weights})
     bytes.append(reinterpret_cast<const char*>(list->data()), list->size() * sizeof(double));
@@ -82,6 +84,7 @@ GlobalStats StepSync::exchange(const LocalStats& local) {
     global.tokens += header.tokens;
     global.stop = std::max(global.stop, header.stop);
     global.save_failed |= header.save_failed != 0;
+    if (header.update_failed && global.failed_rank < 0) global.failed_rank = static_cast<int>(r);
     global.digests.push_back(header.digest);
     if (header.first_non_finite >= 0 &&
         (global.non_finite_rank < 0 || header.first_non_finite < global.first_local_param)) {

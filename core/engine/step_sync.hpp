@@ -28,6 +28,7 @@ struct GlobalStats {
   int loss_rank = -1;                         // the first rank whose loss was not finite; -1: none
   int64_t tokens = 0;                         // of all ranks
   std::vector<char> touched;                  // by parameter: not 0 if it had a gradient on any rank
+  int failed_rank = -1;                       // the first rank whose update has failed during backward; -1: none
   int stop = 0;                               // a signal that a rank received; 0: none
   bool save_failed = false;                   // whether a background save failed on any rank
   std::vector<WeightDigest::Digest> digests;  // by rank
@@ -50,6 +51,7 @@ class StepSync {
     int64_t first_non_finite;          // the first parameter for which a non-finite gradient was handed over; -1: none
     int stop = 0;                      // the signal that this rank received; 0: none
     bool save_failed = false;          // whether this rank's background save failed
+    bool update_failed = false;        // whether this rank's update has failed during backward
     WeightDigest::Digest digest{};
   };
   /// Calls observer(memory) with the source of each collective that has ended. [use]

@@ -80,7 +80,8 @@ void TensorAccess::read(uint32_t param, LogicalTensor kind, const std::string& s
   }
   const TrainingProgress& progress = parts_.progress;
   progress.check_complete();
-  if (kind == LogicalTensor::gradient) progress.check_gradients(parameter.name);
+  kind == LogicalTensor::gradient ? progress.check_gradients(parameter.name)
+                                  : progress.check_no_early_update(fmt::format("engine.get('{}')", parameter.name));
   if (parameter.frozen && kind != LogicalTensor::value)
     fail_user(fmt::format("parameter '{}' is frozen: it has no gradient and no optimizer state", parameter.name));
   parts_.state.read(param, kind, slot, 0, parameter.count, out);
@@ -108,6 +109,7 @@ void TensorAccess::write(uint32_t param, LogicalTensor kind, const std::string& 
                     parameter.name));
   if (kind == LogicalTensor::state && parameter.frozen)
     fail_user(fmt::format("parameter '{}' is frozen: it has no optimizer state", parameter.name));
+  parts_.progress.check_no_early_update(fmt::format("engine.set('{}')", parameter.name));
   check_same_values(parameter, values);
   if (kind == LogicalTensor::state) return parts_.state.write_state(param, slot, values);
   context_.model.check_scopes(fmt::format("engine.set('{}')", parameter.name));
@@ -121,9 +123,10 @@ void TensorAccess::write(uint32_t param, LogicalTensor kind, const std::string& 
 
 std::string TensorAccess::weights_hash() {
   context_.model.check_scopes("engine.weights_hash()");
+  parts_.progress.check_complete();
+  parts_.progress.check_no_early_update("engine.weights_hash()");
   parts_.weights.compare();
   parts_.weights.collect_writes();
-  parts_.progress.check_complete();
   constexpr int64_t kPart = 64 * plan::kNormBlock;  // elements read at a time, for a model of any size
   const std::vector<plan::Parameter>& parameters = context_.plan.input.parameters;
   std::vector<uint32_t> order(parameters.size());

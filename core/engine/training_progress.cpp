@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "base/error.hpp"
 
 namespace zr::host::engine {
@@ -33,19 +35,20 @@ void TrainingProgress::end_micro() {
 
 void TrainingProgress::drop_micro_steps() {
   micro_ = 0;
+  updates_early_ = false;
   losses_.clear();
   weights_.clear();
   tokens_ = 0;
 }
 
 void TrainingProgress::begin_update(const std::vector<char>& touched) {
-  gradients_consumed_ = false;
   for (std::size_t i = 0; i < touched.size(); ++i) param_steps_[i] += touched[i] ? 1 : 0;
 }
 
 void TrainingProgress::complete_step(double loss, double grad_norm, bool applied) {
   ++step_;
   micro_ = 0;
+  gradients_consumed_ = std::exchange(updates_early_, false);
   gradients_summed_ = true;
   last_step_applied_ = applied;
   loss_ = loss;
@@ -80,9 +83,21 @@ void TrainingProgress::begin_load() {
   gradients_summed_ = false;
 }
 
-void TrainingProgress::check_complete() const {
+void TrainingProgress::check_broken_off() const {
   if (!broken_off_.empty()) fail_user(broken_off_);
+}
+
+void TrainingProgress::check_complete() const {
+  check_broken_off();
   if (incomplete_) fail_user("the last load failed part-way, so the weights are undefined; load another checkpoint");
+}
+
+void TrainingProgress::check_no_early_update(const std::string& call) const {
+  if (updates_early_)
+    fail_user(fmt::format(
+        "{} was called between the last engine.backward() of a step and its engine.step(), while optimizer states on "
+        "tiers are updated; call it after engine.step(), or set offload.overlap = false",
+        call));
 }
 
 // After a failed backward, an unknown subset of its gradients is already in the buckets.

@@ -48,8 +48,9 @@ class TrainingProgress {
   bool at_boundary() const { return micro_ == accumulation_; }
   /// The micro-step that the next forward belongs to.
   int next_micro() const { return at_boundary() ? 0 : micro(); }
-  bool in_backward() const { return in_backward_; }                // stays true if an exception ended backward
-  bool within_step() const { return in_backward_ || micro_ > 0; }  // the current step's first backward has begun
+  bool in_backward() const { return in_backward_; }  // stays true if an exception ended backward
+  /// The current step's first backward has begun, or a part of its update.
+  bool within_step() const { return in_backward_ || micro_ > 0 || updates_early_; }
   const std::vector<double>& losses() const { return losses_; }    // by micro-step
   const std::vector<double>& weights() const { return weights_; }  // by micro-step: weight of the micro-batch
   int64_t tokens() const { return tokens_; }                       // of this rank since the last step
@@ -66,12 +67,15 @@ class TrainingProgress {
   void set_grad_mul(float factor) { grad_mul_ = factor; }
   /// Sets the learning rate of the current step.
   void set_learning_rate(double rate) { learning_rate_ = rate; }
+  /// The ranks have agreed on the arguments of the current step's update, so that it can begin during backward. From
+  /// now until the end of the step, check_no_early_update() throws and gradients cannot
+  /// be read. All ranks call it.
+  void begin_early_update() { updates_early_ = true; }
+  bool updates_early() const { return updates_early_; }
   /// Call before an update. touched: by parameter, not 0 if the optimizer updates it.
   void begin_update(const std::vector<char>& touched);
   void updated() { ++updates_; }  // call after an update
-  /// The update of this step has overwritten reduced gradients: they cannot be read until the next step.
-  void consume_gradients() { gradients_consumed_ = true; }
-  /// The step cannot be completed, and training cannot continue: check_complete() throws UserError with this text.
+  /// The step cannot be completed, and training cannot continue: check_broken_off() throws UserError with this text.
   void break_off(std::string text) { broken_off_ = std::move(text); }
   /// Counts the step, with an update (`applied`) or without. Its reduced gradients can be read until the next backward.
   void complete_step(double loss, double grad_norm, bool applied);
@@ -93,8 +97,12 @@ class TrainingProgress {
   /// Call before a load overwrites the weights.
   void begin_load();
   void end_load() { incomplete_ = false; }  // call when the load has succeeded
-  /// Throws UserError if the last load failed after begin_load().
+  /// Throws UserError after break_off().
+  void check_broken_off() const;
+  /// check_broken_off(); also throws UserError if the last load failed after begin_load().
   void check_complete() const;
+  /// Throws UserError, which names the call, from begin_early_update() until the end of the step.
+  void check_no_early_update(const std::string& call) const;
   /// check_complete(); also throws UserError if the last backward ended with an exception.
   void check_backward() const;
   /// Throws UserError, naming the parameter, if no reduced gradients can be read now.
@@ -113,7 +121,8 @@ class TrainingProgress {
   int micro_ = 0;
   bool in_backward_ = false;
   bool gradients_summed_ = false;    // reduced gradients can be read: from a step to the next backward or load
-  bool gradients_consumed_ = false;  // the last update has overwritten reduced gradients
+  bool updates_early_ = false;       // a part of the current step's update may have begun
+  bool gradients_consumed_ = false;  // the last update may have overwritten reduced gradients
   std::string broken_off_;           // why training cannot continue; empty: it can
   bool incomplete_ = false;          // a load has begun to overwrite the weights and has not succeeded
   std::vector<double> losses_, weights_;

@@ -69,6 +69,7 @@ void WeightFlow::gather_scope(const uint32_t* params, uint32_t n, bool begins) {
                                        n > 1 ? fmt::format(" and {} more", n - 1) : "");
   if (std::this_thread::get_id() != thread_)
     fail_user(name + " was called on another thread than the one that created the engine; use one thread for both");
+  if (begins && check_gather_) check_gather_(name);
   const std::string call = name + (begins ? "" : " at the end of its scope");
   const RecursiveMutexLock lock(context_.use);
   const comm::CallScope scope(comm_, call);

@@ -35,6 +35,8 @@ class WeightFlow {
   void begin_use(const uint32_t* params, uint32_t n, uint32_t phase);
   /// Calls fn(memory) with the full parameter in the dtype of the weights. Collective.
   void with_full(uint32_t param, const std::function<void(const void* memory)>& fn);
+  /// Calls check(call) at the begin of every zr::gather scope, on the training thread; it may throw. Empty: no check.
+  void on_gather(std::function<void(const std::string& call)> check) { check_gather_ = std::move(check); }
   /// True if the parameter has memory on this rank only during a use.
   bool is_sharded(uint32_t param) const;
   /// Ends a use: the parameters' memory may be released. written[i]: whether params[i] was written to, the same on all
@@ -53,6 +55,7 @@ class WeightFlow {
   const zr_strategy_api* api_;
   const plan::MemoryPlan& plan_;
   comm::CommRuntime& comm_;
+  std::function<void(const std::string& call)> check_gather_;
   std::vector<uint32_t> sharded_;  // parameters without an unsharded piece on this rank; not bound to memory
   std::atomic<uint32_t> phase_{ZR_FORWARD}, micro_{0};
   const std::thread::id thread_ = std::this_thread::get_id();  // the training thread

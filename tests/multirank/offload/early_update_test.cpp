@@ -30,6 +30,16 @@ class EarlyUpdateTest : public OffloadTest {
   }
 };
 
+// The message of the zr::Error that a call throws; "" if it throws none.
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
 // Micro-batches have unequal weights. Every third, from the first on, leaves a part of the model unused.
 RANK_BODY(trains_weighted, Run) {
   run.build();
@@ -125,8 +135,6 @@ void step(Run& run, double weight = 1) {
 RANK_BODY(reads_gradients_of_early_updates, Run) {
   run.build();
   const auto gradient = [&] { return run.engine->get("scalar", zr::TensorKind::gradient); };
-  step(run);  // records the order in which gradients become final
-  EXPECT_TRUE(gradient().defined());
   step(run);
   EXPECT_EQ(user_error_of(gradient),
             "engine.get('scalar', zr::TensorKind::gradient): the update, part of which ran during backward, has "
@@ -144,23 +152,115 @@ RANK_BODY(writes_before_the_update, Run) {
   run.build();
   step(run);
   run.engine->backward(run.model->loss(1, run.engine->micro_index()));
-  {
+  if (run.engine->rank() == 0) {
     const torch::NoGradGuard no_grad;
     run.model->named_parameters()["twice.bias"].add_(1);
   }
-  EXPECT_EQ(user_error_of([&] { run.engine->step(); }),
-            "engine.step(): the program wrote to weights after the step's last engine.backward() had begun, but a part "
-            "of the update ran during it; write before that call or after engine.step(), or set offload.overlap = "
-            "false");
+  EXPECT_EQ(error_of([&] { run.engine->step(); }),
+            run.engine->rank() > 0
+                ? "engine.step(): the update of step 2 failed on rank 0; see that rank's error, then resume from the "
+                  "last checkpoint"
+                : "engine.step(): the program wrote, or may have written, to weights after the step's last "
+                  "engine.backward() had begun, but a part of the update ran during it; write before that call or "
+                  "after engine.step(), or set offload.overlap = false");
+  for (const auto& call : std::vector<std::function<void()>>{[&] { step(run); }, [&] { run.engine->save("later"); },
+                                                             [&] { run.engine->load("c"); }})
+    EXPECT_EQ(error_of(call),
+              "training stopped in step 2, because its update failed on rank 0; resume from the last checkpoint");
 }
 
-TEST_F(EarlyUpdateTest, RejectsWritesToWeightsBetweenBackwardAndStep) {
+TEST_F(EarlyUpdateTest, StopsOnAllRanksIfOneWritesToWeightsBetweenBackwardAndStep) {
   for (const std::string dtype : {"fp32", "bf16"}) {
     const Outcome done =
-        shell(launch(1, writes_before_the_update,
+        shell(launch(2, writes_before_the_update,
                      kStops + "strategy=zero1 train.gradient_accumulation=1 train.dtype=" + dtype + states("cpu")));
     EXPECT_EQ(done.code, 0) << done.output;
   }
+}
+
+// Calls that read or replace what the update changes, between the last backward of a step and step().
+RANK_BODY(calls_during_the_update, Run) {
+  run.build();
+  zr::Engine& engine = *run.engine;
+  step(run);
+  const std::string folder = engine.save("c");
+  engine.backward(run.model->loss(1, engine.micro_index()));
+  const auto parameters = run.model->named_parameters();
+  const torch::Tensor value = torch::zeros(parameters["scalar"].sizes());
+  const auto said = [](const std::string& call) {
+    return call +
+           " was called between the last engine.backward() of a step and its engine.step(), while optimizer states on "
+           "tiers are updated; call it after engine.step(), or set offload.overlap = false";
+  };
+  EXPECT_EQ(user_error_of([&] { engine.get("scalar"); }), said("engine.get('scalar')"));
+  EXPECT_EQ(user_error_of([&] { engine.get("scalar", zr::TensorKind::state, "exp_avg"); }),
+            said("engine.get('scalar')"));
+  EXPECT_EQ(user_error_of([&] { engine.set("scalar", zr::TensorKind::value, value); }), said("engine.set('scalar')"));
+  EXPECT_EQ(user_error_of([&] { engine.set("scalar", zr::TensorKind::state, value, "exp_avg"); }),
+            said("engine.set('scalar')"));
+  EXPECT_EQ(user_error_of([&] { engine.weights_hash(); }), said("engine.weights_hash()"));
+  EXPECT_EQ(user_error_of([&] { engine.finish(); }), said("engine.finish()"));
+  EXPECT_EQ(user_error_of([&] { engine.set_lr(1); }), said("engine.set_lr(1)"));
+  EXPECT_EQ(user_error_of([&] { engine.set_schedule([](int64_t) { return 1.0; }); }),
+            said("engine.set_schedule(function)"));
+  EXPECT_EQ(user_error_of([&] { zr::gather(parameters["scalar"]); }), said("zr::gather(\"scalar\")"));
+  EXPECT_NE(user_error_of([&] { engine.save("c"); }), "");
+  EXPECT_NE(user_error_of([&] { engine.load(folder); }), "");
+  EXPECT_NE(user_error_of([&] { engine.set_accumulation(1); }), "");
+  EXPECT_NE(user_error_of([&] { engine.release(); }), "");
+  EXPECT_NE(user_error_of([&] { engine.refresh(); }), "");
+  { const zr::Engine::Evaluation evaluation(engine); }
+  engine.step();
+  EXPECT_EQ(user_error_of([&] { engine.get("scalar"); }), "");
+  while (!engine.done()) step(run);
+}
+
+TEST_F(EarlyUpdateTest, RejectsCallsThatNeedStatesAndWeightsDuringTheUpdateAndContinues) {
+  const std::string how = kStops + "strategy=zero2 train.steps=4 train.gradient_accumulation=1 ";
+  train_plain(how);
+  for (const std::string tier : {"cpu", "nvme"}) {
+    const Outcome done = shell(launch(2, calls_during_the_update, how + states(tier) + "job.name=" + tier));
+    ASSERT_EQ(done.code, 0) << done.output;
+    EXPECT_EQ(hash(tier), hash("plain")) << tier;
+  }
+}
+
+// The function that sets the learning rate throws in the third step: the last backward is undone on all ranks.
+RANK_BODY(schedule_throws, Run) {
+  run.build();
+  zr::Engine& engine = *run.engine;
+  bool fails = true;
+  engine.set_schedule([&](int64_t index) {
+    if (index == 2 && fails && engine.rank() == 1) throw std::runtime_error("no rate");
+    return index == 2 && fails ? 1.0 : 0.01;
+  });
+  step(run);
+  step(run);
+  const auto backward = [&] { engine.backward(run.model->loss(2, engine.micro_index())); };
+  if (engine.rank() == 1) {
+    EXPECT_THROW(backward(), std::runtime_error);
+  } else {
+    EXPECT_EQ(error_of(backward),
+              "engine.backward(): the function passed to engine.set_schedule() failed on rank 1 for update 2; nothing "
+              "was changed; see that rank's error");
+  }
+  fails = false;
+  while (!engine.done()) step(run);
+}
+
+RANK_BODY(schedule_returns, Run) {
+  run.build();
+  run.engine->set_schedule([](int64_t) { return 0.01; });
+  while (!run.engine->done()) step(run);
+}
+
+TEST_F(EarlyUpdateTest, UndoesABackwardWhoseLearningRateTheProgramCannotGive) {
+  const std::string how = kStops + "strategy=zero1 train.steps=4 train.gradient_accumulation=1 ";
+  const Outcome plain = shell(launch(2, schedule_returns, how + "job.name=plain"));
+  ASSERT_EQ(plain.code, 0) << plain.output;
+  const Outcome done = shell(launch(2, schedule_throws, how + states("nvme") + "job.name=throws"));
+  ASSERT_EQ(done.code, 0) << done.output;
+  EXPECT_EQ(hash("throws"), hash("plain"));
 }
 
 // The third backward fails before its first gradient, and is repeated.
@@ -171,6 +271,7 @@ RANK_BODY(repeats_a_backward, Run) {
       torch::Tensor loss = run.model->loss(2, run.engine->micro_index());
       loss.register_hook([](const torch::Tensor&) { throw std::runtime_error("on purpose"); });
       EXPECT_ANY_THROW(run.engine->backward(loss));
+      EXPECT_NE(user_error_of([&] { run.engine->set_accumulation(2); }), "") << "the failed call must be repeated";
       EXPECT_EQ(user_error_of([&] { run.engine->backward(run.model->loss(2, run.engine->micro_index()), 2); }),
                 "engine.backward(loss, weight): the weight is 2, but the failed call that this one repeats had 1; pass "
                 "the same weight, or set offload.overlap = false");
