@@ -83,7 +83,7 @@ bool ModelRefresh::compare_changes(const std::function<std::vector<plan::Paramet
   return true;
 }
 
-RefreshState ModelRefresh::hand_over(ParameterChange change, const NormBlocks& norm) {
+RefreshState ModelRefresh::hand_over(ParameterChange change, const NormBlocks& norm, const OptimizerUpdate& update) {
   context_.comm.barrier("engine.refresh()");
   RefreshState state;
   state.folder = checkpointer_.save_for_refresh();
@@ -91,7 +91,7 @@ RefreshState ModelRefresh::hand_over(ParameterChange change, const NormBlocks& n
     for (const std::string& line : change.log) log(ZR_LOG_INFO, "engine.refresh(): " + line);
   state.change = std::move(change);
   state.communication = parts_.step_recorder.volume();
-  state.overlap = parts_.step_recorder.overlap(parts_.gradients, norm, nullptr);
+  state.overlap = parts_.step_recorder.overlap(parts_.gradients, norm, &update);
   state.run = parts_.progress.run();
   handed_over_ = true;
   return state;

@@ -28,7 +28,7 @@ class ModelRefresh {
                        ParameterChange& change);
   /// Saves the state for the next session, and fills in the members of RefreshState that this object can provide; the
   /// caller sets the others. A failure changes nothing.
-  RefreshState hand_over(ParameterChange change, const NormBlocks& norm);
+  RefreshState hand_over(ParameterChange change, const NormBlocks& norm, const OptimizerUpdate& update);
   /// Called on the new session: loads the checkpoint of `before`, continues its counters, and deletes the checkpoint.
   void continue_from(const RefreshState& before);
   /// True after hand_over() succeeded: the next session continues the run.

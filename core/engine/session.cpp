@@ -362,7 +362,7 @@ void Session::evaluation(bool begins) {
 }
 
 RefreshState Session::hand_over(ParameterChange change) {
-  RefreshState state = refresh_.hand_over(std::move(change), step_sync_.norm());
+  RefreshState state = refresh_.hand_over(std::move(change), step_sync_.norm(), update_);
   state.recorder = recorder_;
   state.trace = job_.trace;
   state.stop_signal = stop_signal_;

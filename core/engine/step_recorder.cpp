@@ -3,6 +3,7 @@
 #include <string>
 
 #include "engine/all_gather.hpp"
+#include "engine/optimizer_update.hpp"
 
 namespace zr::host::engine {
 
