@@ -149,6 +149,11 @@ void StrategyRank::bind() {
   bound.buffers = loan.list(views);
   bound.comm = shared_.world.ref(request_.rank);
   const zr_bind* lent = loan.sized(bound);
+  if (options_.checks_last_use) {
+    final_.emplace(plan_, buffers_, request_.reduced_grad_dtype);
+    shared_.world.observe(
+        request_.rank, [this](std::size_t number, const zr_coll& coll) { final_->used(number, coll, request_.rank); });
+  }
   check("bind()", call("bind()", [&](zr_error* error) { return api_.bind(instance_.self(), in, lent, error); }));
 }
 
@@ -328,6 +333,7 @@ void StrategyRank::deliver_all(std::vector<uint32_t>& pending, int number, int m
 void StrategyRank::micro_step(int number, int micro) {
   const bool last = micro + 1 == request_.accumulation;
   forward(micro, ZR_FORWARD);
+  if (final_ && last) final_->begin(shared_.world.submitted(request_.rank));
   delivered_.assign(request_.params.size(), 0);
   for (std::size_t i = gathered_.size(); i-- > 0;) {
     acquire({gathered_[i]}, ZR_BACKWARD);
@@ -385,6 +391,7 @@ void StrategyRank::step(int number) {
   for (int micro = 0; micro < request_.accumulation; ++micro) micro_step(number, micro);
   call_with_use("grads_finish()", Tag::step, use_of(ZR_UPDATE_PHASE), true,
                 [&](const zr_use* use, zr_error* error) { return api_.grads_finish(instance_.self(), use, error); });
+  if (final_) final_->check();
   check_sums(number);
   if (!options_.skips || number != 1) {
     for (uint32_t p = 0; p < request_.params.size(); ++p) {

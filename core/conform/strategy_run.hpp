@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "conform/final_gradients.hpp"
 #include "conform/strategy_plan.hpp"
 #include "conform/world.hpp"
 
@@ -30,6 +31,7 @@ struct StrategyOptions {
   zr_code code = ZR_COMM;
   // What is checked; a check that is off leaves its errors to another rule.
   bool checks_sums = true, checks_weights = true;
+  bool checks_last_use = false;  // reduced gradients do not change after the last collective that uses them
 };
 
 /// The call that failed on a rank because of a collective that failed on purpose.
@@ -60,6 +62,8 @@ struct SharedRun {
 class StrategyRank {
  public:
   StrategyRank(SharedRun& shared, Instance& instance, int rank);
+  ~StrategyRank() { shared_.world.observe(request_.rank, {}); }
+  StrategyRank(const StrategyRank&) = delete;
   /// Plans, binds and makes all steps. Throws Failure, or FailedCall if a collective failed on purpose.
   void run();
 
@@ -105,6 +109,7 @@ class StrategyRank {
   std::vector<std::vector<float>> weights_;  // the values that all weights must have
   std::vector<uint32_t> gathered_;           // parameters that this rank must acquire
   std::vector<int64_t> delivered_;
+  std::optional<FinalGradients> final_;                       // with checks_last_use
   std::map<std::pair<uint32_t, int64_t>, Destination> held_;  // with ZR_PLAN_HOLD_GRADS, by parameter and first
 };
 

@@ -154,6 +154,16 @@ void failures_arrive(Case& test) {
     }
 }
 
+void gradients_keep_their_values(Case& test) {
+  for (const int world : {1, 2, 3})
+    for (const int accumulation : {1, 3}) {
+      StrategyOptions options = options_of(test, world, accumulation);
+      options.checks_sums = options.checks_weights = false;
+      options.checks_last_use = true;
+      run_with_all_sizes(test, options);
+    }
+}
+
 constexpr Rule kRules[] = {
     {"ZR-S10", "strategy", "After grads_finish(), REDUCED_GRAD pieces hold the sum of all gradients, in rank order.",
      sums_are_bit_equal},
@@ -171,6 +181,8 @@ constexpr Rule kRules[] = {
     {"ZR-S18", "strategy", "A call with a completion resolves it exactly once.", resolves_once},
     {"ZR-S19", "strategy", "Unknown events, phases and flags are ignored.", ignores_the_unknown},
     {"ZR-S20", "strategy", "If a collective fails, a call returns its code.", failures_arrive},
+    {"ZR-S21", "strategy", "Reduced gradients do not change after the last collective of the step that uses them.",
+     gradients_keep_their_values},
 };
 
 }  // namespace

@@ -22,6 +22,7 @@ World::World(const Options& options)
     : options_(options),
       table_(sizeof(zr_collectives_api) + Loan::kUnknownBytes),
       submitted_(static_cast<std::size_t>(options.size)),
+      observers_(static_cast<std::size_t>(options.size)),
       left_(static_cast<std::size_t>(options.size)),
       traces_(static_cast<std::size_t>(options.size)) {
   const std::size_t extra = options.longer_structs ? Loan::kUnknownBytes : 0;
@@ -111,6 +112,8 @@ void World::advance() {
       return stop_locked(concat("collective ", performed_, ": ", mismatch));
     perform(operation.ranks);
     operation.performed = true;
+    for (std::size_t rank = 0; rank < observers_.size(); ++rank)
+      if (observers_[rank]) observers_[rank](performed_, operation.ranks[rank].coll);
     for (Completion* completion : operation.completions)
       if (completion) {
         completion->resolve(ZR_OK, 0, nullptr);
@@ -135,6 +138,15 @@ void World::leave(int rank) {
   const MutexLock lock(mutex_);
   left_[static_cast<std::size_t>(rank)] = true;
   changed_.notify_all();
+}
+
+void World::observe(int rank, Observer observer) {
+  const MutexLock lock(mutex_);
+  observers_[static_cast<std::size_t>(rank)] = std::move(observer);
+}
+std::size_t World::submitted(int rank) const {
+  const MutexLock lock(mutex_);
+  return submitted_[static_cast<std::size_t>(rank)];
 }
 
 void World::stop(const std::string& problem) {

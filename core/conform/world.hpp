@@ -3,6 +3,7 @@
 
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -32,6 +33,12 @@ class World {
   zr_code wait(Completion& completion);
   /// The rank issues no more collectives.
   void leave(int rank);
+  /// Calls observer(number, collective) for each collective of a rank that has ended, on any thread; `number` counts
+  /// the rank's collectives. Empty: nobody observes.
+  using Observer = std::function<void(std::size_t number, const zr_coll& coll)>;
+  void observe(int rank, Observer observer);
+  /// Number of collectives that a rank has issued.
+  std::size_t submitted(int rank) const;
   /// Ends the job with this problem, unless it has ended already.
   void stop(const std::string& problem);
   std::string problem() const;
@@ -65,6 +72,7 @@ class World {
   std::deque<Operation> operations_ ZR_GUARDED_BY(mutex_);
   std::size_t performed_ ZR_GUARDED_BY(mutex_) = 0;
   std::vector<std::size_t> submitted_ ZR_GUARDED_BY(mutex_);
+  std::vector<Observer> observers_ ZR_GUARDED_BY(mutex_);  // by rank
   std::vector<bool> left_ ZR_GUARDED_BY(mutex_);
   std::vector<std::vector<std::string>> traces_ ZR_GUARDED_BY(mutex_);
   std::string problem_ ZR_GUARDED_BY(mutex_);

@@ -45,6 +45,7 @@ enum Defect {
   rejects_unknown_event,
   hides_failure,
   changes_code,
+  corrects_sums_at_the_end,
   keeps_plan,
   keeps_use,
   rejects_longer_structs,
@@ -259,6 +260,15 @@ zr_code grad_ready(void* self, uint32_t param, int64_t, int64_t, const zr_use* u
   return begin(s, use, error);
 }
 
+// Powers of two: exact.
+void scale(const zr_view& values, float factor) {
+  if (values.dtype == ZR_F32)
+    for (int64_t i = 0; i < values.count; ++i) static_cast<float*>(values.data)[i] *= factor;
+}
+bool halves(const Strategy& s) {
+  return kDefect == corrects_sums_at_the_end && s.grads.dtype == ZR_F32 && s.sums.dtype == ZR_F32;
+}
+
 zr_code reduce(Strategy& s, uint32_t param, const zr_use& use, zr_error* error) {
   const Parameter& one = s.params[param];
   if (one.frozen || one.count == 0) return ZR_OK;
@@ -271,6 +281,7 @@ zr_code reduce(Strategy& s, uint32_t param, const zr_use& use, zr_error* error) 
   const bool extra = later && kDefect == adds_micro_steps_first;
   if (later && !extra && kDefect != forgets_accumulate) coll.flags = ZR_COLL_ACCUMULATE;
   coll.src = part(s.grads, one.grad_at, one.count);
+  if (halves(s)) scale(coll.src, 0.5f);
   const bool own = one.owner == s.in.rank;
   if (own) coll.dst = part(extra ? s.extra : s.sums, one.own_at, one.count);
   coll.label = one.name.c_str();
@@ -311,7 +322,9 @@ zr_code event(void* self, uint32_t kind, const zr_use* use, zr_error* error) {
 }
 
 zr_code grads_finish(void* self, const zr_use* use, zr_error*) {
-  resolve(*static_cast<Strategy*>(self), use);
+  auto& s = *static_cast<Strategy*>(self);
+  if (halves(s)) scale(s.sums, 2);
+  resolve(s, use);
   return ZR_OK;
 }
 zr_code updated(void* self, const zr_use* use, zr_error*) {

@@ -116,6 +116,23 @@ TEST_P(EarlyUpdateTest, LeavesOutPartsOfParametersWithoutAKnownGradient) {
   EXPECT_FLOAT_EQ(full_tensor(f.state, f.rig.model, 0, engine::LogicalTensor::state, "exp_avg")[0], 0.1f);
 }
 
+TEST_P(EarlyUpdateTest, CanBeginAgainAfterItWasAbandoned) {
+  f.begin();
+  f.early.abandon();  // in the step that records the order
+  f.record();
+  f.begin(1);
+  f.early.abandon();
+  f.begin();
+  f.reduce(0);
+  f.reduce(1);
+  f.wait_for_parts(2);
+  f.early.finish();
+  f.early.adopt();
+  EXPECT_EQ(f.early.elements_early(), 1540);
+  EXPECT_FLOAT_EQ(full_tensor(f.state, f.rig.model, 0, engine::LogicalTensor::state, "exp_avg")[0], 0.1f)
+      << "with the arguments of the last begin()";
+}
+
 TEST_P(EarlyUpdateTest, BeginsNoPartAfterAGradientThatIsNotFinite) {
   f.record();
   f.begin();

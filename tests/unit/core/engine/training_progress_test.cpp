@@ -56,6 +56,28 @@ TEST(TrainingProgressTest, CancelUndoesMicroStep) {
   EXPECT_NO_THROW(progress.check_backward());
 }
 
+TEST(TrainingProgressTest, AnEarlyUpdateIsWithinTheStepAlsoAfterItsBackwardWasCancelled) {
+  engine::TrainingProgress progress({}, 1, 3, 5);
+  progress.begin_micro(1.5, 1);
+  progress.begin_early_update();
+  progress.cancel_micro();
+  EXPECT_TRUE(progress.within_step());
+  EXPECT_THROW(progress.check_no_early_update("engine.set('a')"), UserError);
+  make_step(progress, {1, 1, 1});
+  EXPECT_FALSE(progress.within_step());
+  EXPECT_NO_THROW(progress.check_no_early_update("engine.set('a')"));
+  EXPECT_THROW(progress.check_gradients("a"), UserError) << "new weights may have replaced gradients";
+  make_step(progress, {1, 1, 1});
+  EXPECT_NO_THROW(progress.check_gradients("a"));
+}
+
+TEST(TrainingProgressTest, DroppingTheStepEndsAnEarlyUpdate) {
+  engine::TrainingProgress progress = two_micro_steps();
+  progress.begin_early_update();
+  progress.drop_micro_steps();
+  EXPECT_FALSE(progress.within_step());
+}
+
 TEST(TrainingProgressTest, CountsUpdatesOfTouchedParametersOnly) {
   engine::TrainingProgress progress = two_micro_steps();
   make_step(progress, {1, 0, 1});
