@@ -21,7 +21,7 @@ void Engine::on_step(std::function<void(const StepResult&)> callback) {
 
 void Engine::set_lr(double rate) {
   state_->collective("set_lr", host::shortest(rate), [&](host::engine::Session& session, const State::Call& call) {
-    session.progress().check_no_early_update(call.text());  // the learning rate of the step is fixed
+    session.update().before_access(call.text());  // the learning rate of the step is fixed
     if (!(rate >= 0) || !std::isfinite(rate))
       host::fail_user(call.text() + ": a learning rate must be finite and at least 0");
     state_->program_settings.schedule = [rate](int64_t) { return rate; };
@@ -32,7 +32,7 @@ void Engine::set_lr(double rate) {
 void Engine::set_schedule(std::function<double(int64_t)> rate) {
   state_->collective("set_schedule", rate ? "function" : "",
                      [&](host::engine::Session& session, const State::Call& call) {
-                       session.progress().check_no_early_update(call.text());
+                       session.update().before_access(call.text());
                        state_->program_settings.schedule = std::move(rate);
                        state_->apply_schedule();
                      });

@@ -27,6 +27,9 @@ struct RunConfig {
 enum class ParamDtypeRule { convert, reject };
 /// What a step with non-finite gradients does: it is skipped, or it ends the job.
 enum class NonFiniteRule { skip, stop };
+/// Whether an update begins during backward although the step may still be skipped or clipped: if its memory fits;
+/// always; never.
+enum class SpeculateRule { automatic, always, never };
 /// The values of the model's buffers outside training: rank 0's; the mean over ranks (floating-point buffers; integer
 /// ones are rank 0's); or each rank's own.
 enum class BufferRule { rank0, mean, per_rank };
@@ -160,6 +163,7 @@ struct CheckpointConfig {
 struct OffloadConfig {
   Setting<TierChoice> optimizer, gradients, parameters, activations;
   Setting<bool> overlap;                    // the update of states on tiers may begin during backward
+  Setting<SpeculateRule> speculate;         // also where it may have to be undone
   Setting<int64_t> activation_bytes;        // smaller activations stay on the device
   Setting<double> device_fraction;          // of the optimizer states
   Setting<std::vector<std::string>> tiers;  // ids, in the order in which auto fills them

@@ -116,8 +116,11 @@ void add_offload(std::vector<ConfigKey>& keys) {
            "where saved activations are stored: device, auto (the tiers of offload.tiers, if the measured activations "
            "exceed the device budget), or a tier"));
   keys.push_back(
-      flag("offload", "overlap", "true",
-           "update states on tiers during backward where this cannot change the result"));
+      flag("offload", "overlap", "true", "update states on tiers during backward where this cannot change the result"));
+  keys.push_back(
+      text("offload", "speculate", "\"auto\"",
+           "offload.overlap also in steps that may be skipped or clipped, with a second copy of the states: "
+           "auto (if it fits in memory.host_budget, and while at most half of the steps are), always, never"));
   ConfigKey min_activation{"offload", "activation_bytes", ZR_KEY_BYTES, "\"64KiB\"",
                            "smaller activations stay on the device"};
   min_activation.min = 1;

@@ -53,6 +53,10 @@ void convert(const Entry& entry, TierChoice& to) { to.text = as<std::string>(ent
 void convert(const Entry& entry, ParamDtypeRule& to) {
   to = choice<ParamDtypeRule>(entry, {{"convert", ParamDtypeRule::convert}, {"reject", ParamDtypeRule::reject}});
 }
+void convert(const Entry& entry, SpeculateRule& to) {
+  to = choice<SpeculateRule>(
+      entry, {{"auto", SpeculateRule::automatic}, {"always", SpeculateRule::always}, {"never", SpeculateRule::never}});
+}
 void convert(const Entry& entry, NonFiniteRule& to) {
   to = choice<NonFiniteRule>(entry, {{"skip", NonFiniteRule::skip}, {"stop", NonFiniteRule::stop}});
 }
@@ -218,6 +222,7 @@ void read(const KeyReader& keys, OffloadConfig& to) {
   table.read("parameters", to.parameters);
   table.read("activations", to.activations);
   table.read("overlap", to.overlap);
+  table.read("speculate", to.speculate);
   table.read("activation_bytes", to.activation_bytes);
   table.read("device_fraction", to.device_fraction);
   table.read("tiers", to.tiers);

@@ -13,21 +13,48 @@
 
 namespace zr::host::engine {
 
-std::string EarlyUpdate::obstacle(const config::JobConfig& config, const plan::MemoryPlan& plan) {
-  const plan::PlanInput& input = plan.input;
-  if (!plan.has_offloaded_states()) return "no optimizer state is on a tier";
+namespace {
+// What the configuration and the optimizer decide, apart from speculation.
+std::string obstacle_of_job(const config::JobConfig& config, const plan::PlanInput& input) {
   if (!config.offload().overlap) return "offload.overlap is false";
-  if (config.train().nonfinite != config::NonFiniteRule::stop) return "train.nonfinite is not \"stop\"";
-  if (config.train().gradient_clipping > 0) return "train.gradient_clipping needs the norm of all gradients";
   if (!input.elementwise()) return "the optimizer is not elementwise";
   if (!std::ranges::all_of(input.descriptions, &plan::OptimizerDescription::ignores_norm))
     return "the optimizer may use the gradient norm";
+  return "";
+}
+}  // namespace
+
+std::string EarlyUpdate::obstacle(const config::JobConfig& config, const plan::MemoryPlan& plan) {
+  const plan::PlanInput& input = plan.input;
+  if (!plan.has_offloaded_states()) return "no optimizer state is on a tier";
+  if (std::string reason = obstacle_of_job(config, input); !reason.empty()) return reason;
   for (const plan::Buffer& buffer : plan.rank_plan.buffers)
     if (!input.tiers[static_cast<std::size_t>(plan.tier_of(buffer))].in_memory())
       return "reduced gradients or weights are on a disk";
-  if (size_of(input.weight_dtype) > size_of(input.reduced_grad_dtype))
-    return "gradients.dtype is narrower than the weights";
-  return "";
+  if (is_in_place(config))
+    return size_of(input.weight_dtype) > size_of(input.reduced_grad_dtype)
+               ? "gradients.dtype is narrower than the weights"
+               : "";
+  if (plan.placement.speculates) return "";
+  const char* const why = config.train().gradient_clipping > 0 ? "train.gradient_clipping may clip it"
+                                                               : "train.nonfinite = \"skip\" may skip it";
+  if (config.offload().speculate == config::SpeculateRule::never)
+    return fmt::format("{}, and offload.speculate is \"never\"", why);
+  return fmt::format("{}, and memory to undo it {}", why,
+                     config.memory().host_budget_bytes > 0
+                         ? "does not fit in memory.host_budget"
+                         : "needs memory.host_budget, or offload.speculate = \"always\"");
+}
+
+bool EarlyUpdate::is_in_place(const config::JobConfig& config) {
+  return config.train().nonfinite == config::NonFiniteRule::stop && !(config.train().gradient_clipping > 0);
+}
+
+plan::Speculation EarlyUpdate::speculation(const config::JobConfig& config, const plan::PlanInput& input) {
+  const config::SpeculateRule rule = config.offload().speculate;
+  if (is_in_place(config) || rule == config::SpeculateRule::never || !obstacle_of_job(config, input).empty())
+    return plan::Speculation::none;
+  return rule == config::SpeculateRule::always ? plan::Speculation::always : plan::Speculation::if_it_fits;
 }
 
 EarlyUpdate::EarlyUpdate(const StepContext& context, ShardedState& state, std::vector<update::Optimizer> optimizers,
@@ -36,9 +63,10 @@ EarlyUpdate::EarlyUpdate(const StepContext& context, ShardedState& state, std::v
       state_(state),
       optimizers_(std::move(optimizers)),
       trace_(trace),
-      tiles_(state.states(), state.slices()),
+      tiles_(state.states(), state.slices(), !is_in_place(context.config())),
       pool_(context.pool.width()),
       gradient_size_(size_of(context.plan.input.reduced_grad_dtype)),
+      is_speculative_(!is_in_place(context.config())),
       all_touched_(context.plan.input.parameters.size(), 1) {
   for (const offload::EarlyTiles::Tile& tile : tiles_.tiles()) add_unit(true, tile.index, tile.slices);
   for (std::size_t i = 0; i < state.staged().size(); ++i) add_unit(false, i, {state.staged()[i]});
@@ -255,6 +283,24 @@ void EarlyUpdate::run_on_both(const std::vector<update::UpdateSlice>& slices,
   if (failure) std::rethrow_exception(failure);
 }
 
+int64_t EarlyUpdate::elements_updated() const {
+  int64_t elements = 0;
+  for (const Unit& unit : units_) elements += unit.is_updated ? unit.elements : 0;
+  return elements;
+}
+
+void EarlyUpdate::drop() {
+  if (!is_speculative_) fail_internal("an update that has replaced gradients cannot be undone");
+  std::vector<update::UpdateSlice> slices;
+  for (Unit& unit : units_)
+    if (std::exchange(unit.is_updated, false) && !unit.on_disk)
+      slices.insert(slices.end(), unit.slices.begin(), unit.slices.end());
+  if (!slices.empty())
+    run_on_both(slices, [&](ThreadPool& pool, const std::vector<update::UpdateSlice>& half) {
+      update::undo(pool, context_.plan, half, update_input_);
+    });
+}
+
 int64_t EarlyUpdate::parts_updated() const {
   const MutexLock lock(mutex_);
   return parts_updated_;
@@ -266,6 +312,7 @@ const ShardedState::Updated& EarlyUpdate::adopt() {
   for (const Unit& unit : units_) {
     (unit.on_disk ? updated_.tiles : updated_.staged)[unit.index] = unit.is_updated;
     if (!unit.is_updated) continue;
+    if (unit.on_disk) tiles_.adopt(unit.index);
     elements_early_ += unit.elements;
     slices.insert(slices.end(), unit.slices.begin(), unit.slices.end());
   }

@@ -20,9 +20,10 @@
 
 namespace zr::host::engine {
 
-/// States are updated in place, so the step must not be skipped or clipped after it has begun. New weights replace the
-/// reduced gradients until adopt(), because backward may still use the weights. Training thread only, except
-/// gradients_reduced(), collective_read() and parts_updated().
+/// Backward may still use the weights, so new ones are stored elsewhere until adopt(). If the step cannot be skipped or
+/// clipped, states are updated in place, and new weights replace the reduced gradients. Otherwise the update is
+/// speculative: gradients stay, states on disk are written to second copies, and those in memory are copied first, so
+/// that drop() can undo all. Training thread only, except gradients_reduced(), collective_read() and parts_updated().
 class EarlyUpdate {
  public:
   /// Keeps references to `context` and `state`. trace: null: no trace.
@@ -33,6 +34,10 @@ class EarlyUpdate {
   /// Why the update of this job does not begin before backward has ended; empty: it does. A job without states on tiers
   /// does not.
   static std::string obstacle(const config::JobConfig& config, const plan::MemoryPlan& plan);
+  /// Whether no step of the job is skipped or clipped, so that the update is not speculative.
+  static bool is_in_place(const config::JobConfig& config);
+  /// The memory for undoing that the plan of a job needs.
+  static plan::Speculation speculation(const config::JobConfig& config, const plan::PlanInput& input);
 
   /// The arguments of the update.
   struct Input {
@@ -52,16 +57,23 @@ class EarlyUpdate {
   /// Returns when everything that could begin is updated. Throws the worker's failure. Without effect unless begin()
   /// was called since.
   void finish() ZR_EXCLUDES(mutex_);
-  /// Undoes begin(), before a collective has used gradients of the last micro-step.
+  /// Ends what begin() began as soon as the worker is idle. Unless drop() follows, call it only before a collective has
+  /// used gradients of the last micro-step.
   void abandon() ZR_EXCLUDES(mutex_);
   /// Number of parts, tiles on disk and slices in host memory, that were updated since begin(). Any thread.
   int64_t parts_updated() const ZR_EXCLUDES(mutex_);
   /// Copies the new weights to their place, and returns what the rest of the update skips. After finish().
   const ShardedState::Updated& adopt();
+  /// If the update is speculative: undoes all since begin(). After finish() or abandon().
+  void drop();
+  /// The arguments since begin().
+  const Input& input() const { return input_; }
 
   /// Elements on tiers that this rank updates per step; and how many of them were updated early in the last step.
   int64_t elements() const { return elements_; }
   int64_t elements_early() const { return elements_early_; }
+  /// Elements updated since begin(). After finish().
+  int64_t elements_updated() const;
 
  private:
   struct Unit {  // is updated at once
@@ -102,6 +114,7 @@ class EarlyUpdate {
   int64_t gradient_size_;
   int64_t elements_ = 0, elements_early_ = 0;
   std::vector<Part> parts_;  // sorted by address
+  const bool is_speculative_;
   const std::vector<char> all_touched_;
   Input input_{};
   update::UpdateInput update_input_{};

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -23,22 +24,22 @@ OptimizerUpdate::OptimizerUpdate(const StepContext& context, ShardedState& state
 }
 
 void OptimizerUpdate::allow_early(const Parts& parts, Trace* trace) {
-  if (context_.config().train().nonfinite != config::NonFiniteRule::stop) return;
-  struct RankFacts {
-    char suits, has_states;
-  } const own{EarlyUpdate::obstacle(context_.config(), context_.plan).empty(), context_.plan.has_offloaded_states()};
+  const config::JobConfig& config = context_.config();
+  is_in_place_ = EarlyUpdate::is_in_place(config);
+  if (!is_in_place_ && config.offload().speculate == config::SpeculateRule::never) return;
+  const bool suits = EarlyUpdate::obstacle(config, context_.plan).empty();
   bool any = false;
-  for (const RankFacts& facts : all_gather(context_.comm, own, "early update")) {
-    any |= facts.suits;
-    if (facts.has_states && !facts.suits) return;
-  }
+  for (const char other : all_gather(context_.comm, static_cast<char>(suits), "early update")) any |= other != 0;
   if (!any) return;
   parts_.emplace(parts);
+  if (is_in_place_)
+    parts.flow.on_gather(
+        [&progress = parts.progress](const std::string& call) { progress.check_no_early_update(call); });
+  if (!suits) return;
   early_.emplace(context_, state_, optimizers_, trace);
   parts.step_sync.norm().on_final(
       [this](const void* first, int64_t elements, bool finite) { early_->gradients_reduced(first, elements, finite); });
   parts.step_sync.on_collective([this](const zr_view& src) { early_->collective_read(src); });
-  parts.flow.on_gather([&progress = parts.progress](const std::string& call) { progress.check_no_early_update(call); });
 }
 
 OptimizerUpdate::~OptimizerUpdate() {
@@ -51,7 +52,7 @@ OptimizerUpdate::~OptimizerUpdate() {
 // A backward that failed before its first gradient is repeated with what the ranks have exchanged.
 void OptimizerUpdate::begin_early() {
   is_early_ = false;  // of a step that was rejected
-  if (!early_ || edits_gradients()) return;
+  if (!parts_ || edits_gradients() || !is_worthwhile()) return;
   TrainingProgress& progress = parts_->progress;
   const double weight = progress.weights().back();
   if (begun_ && weight != begun_->weight)
@@ -65,8 +66,9 @@ void OptimizerUpdate::begin_early() {
     if (!(totals.weight > 0) || !std::isfinite(totals.weight)) return;  // the end of the step reports it
     const double rate = next_learning_rate(progress.updates(), "engine.backward()");
     begun_ = {weight, totals.weight * progress.loss_scale().value(), rate, std::move(totals.touched)};
-    progress.begin_early_update();
+    if (is_in_place_) progress.begin_early_update();
   }
+  if (!early_ || begun_->is_undone) return;
   if (!context_.model.may_be_written_untracked().empty()) return;  // weights are compared with masters at the end
   parts_->monitor.collect_writes();
   is_early_ = true;
@@ -83,15 +85,36 @@ void OptimizerUpdate::cancel_early() {
   if (std::exchange(is_early_, false)) early_->abandon();
 }
 
+// The same on all ranks.
+bool OptimizerUpdate::is_worthwhile() const {
+  if (is_in_place_ || context_.config().offload().speculate == config::SpeculateRule::always) return true;
+  return 2 * std::ranges::count(voids_, true) <= std::ssize(voids_);
+}
+
+void OptimizerUpdate::undo_early() {
+  is_early_ = false;
+  early_->drop();
+}
+
+void OptimizerUpdate::before_access(const std::string& call) {
+  if (!begun_) return;
+  if (is_in_place_) parts_->progress.check_no_early_update(call);
+  begun_->is_undone = true;
+  if (!is_early_) return;
+  early_->abandon();
+  undo_early();
+}
+
 void OptimizerUpdate::end_early() {
   begun_.reset();
   if (is_early_) try {
       early_->finish();
-      if (parts_->monitor.has_written())
-        fail_user(
-            "engine.step(): the program wrote, or may have written, to weights after the step's last engine.backward() "
-            "had begun, but a part of the update ran during it; write before that call or after engine.step(), or set "
-            "offload.overlap = false");
+      if (!parts_->monitor.has_written()) return;
+      if (!is_in_place_) return undo_early();
+      fail_user(
+          "engine.step(): the program wrote, or may have written, to weights after the step's last engine.backward() "
+          "had begun, but a part of the update ran during it; write before that call or after engine.step(), or set "
+          "offload.overlap = false");
     } catch (...) {
       early_failure_ = std::current_exception();
     }
@@ -112,7 +135,7 @@ void OptimizerUpdate::check_early(int failed_rank) const {
 }
 
 double OptimizerUpdate::learning_rate(int64_t index) const {
-  return begun_ ? begun_->rate : next_learning_rate(index, "engine.step()");
+  return begun_ && !begun_->is_undone ? begun_->rate : next_learning_rate(index, "engine.step()");
 }
 
 double OptimizerUpdate::next_learning_rate(int64_t index, const char* call) const {
@@ -164,11 +187,16 @@ std::vector<double> OptimizerUpdate::rates(double rate) const {
 void OptimizerUpdate::run(const Input& input) {
   const std::vector<double> rates = this->rates(input.rate);
   ShardedState::Updated updated;
-  elements_early_ = 0;
+  elements_early_ = elements_undone_ = 0;
+  if (is_early_ && !is_in_place_ && input.grad_mul != early_->input().grad_mul) {
+    elements_undone_ = early_->elements_updated();
+    undo_early();
+  }
   if (std::exchange(is_early_, false)) {
     updated = early_->adopt();
     elements_early_ = early_->elements_early();
   }
+  record(input.clipped);
   update::UpdateInput update_input{input.grad_mul, input.number, input.grad_norm, &input.steps, &rates, &input.touched};
   update_input.sums = {[this](uint32_t param, int64_t first) { return sums_.partial(param, first); },
                        [this](uint32_t param) { return sums_.totals(param); }};
@@ -189,6 +217,20 @@ void OptimizerUpdate::run(const Input& input) {
     update_input.copies_operands = copies_operands;
     update::update(optimizers_, context_.pool, context_.plan, slices, update_input);
   });
+}
+
+void OptimizerUpdate::skip() {
+  elements_early_ = elements_undone_ = 0;
+  record(true);
+  if (!is_early_) return;
+  elements_undone_ = early_->elements_updated();
+  undo_early();
+}
+
+void OptimizerUpdate::record(bool is_void) {
+  constexpr std::size_t kSteps = 8;
+  voids_.push_back(is_void);
+  if (voids_.size() > kSteps) voids_.pop_front();
 }
 
 }  // namespace zr::host::engine

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <functional>
 #include <optional>
@@ -54,11 +55,11 @@ class OptimizerUpdate {
     state_.edit_gradients(static_cast<float>(1 / divisor), touched, edit_);
   }
 
-  /// Lets updates begin during backward, if this is possible for the job (EarlyUpdate::obstacle) on all ranks that have
-  /// states on tiers. trace: null: no trace. Collective.
+  /// Lets updates begin during backward on the ranks whose plan permits it (EarlyUpdate::obstacle). trace: null: no
+  /// trace. Collective.
   void allow_early(const Parts& parts, Trace* trace);
-  /// Call before the last backward of a step: begins the update if allow_early() permits it; collective then. From now
-  /// until the end of the step, TrainingProgress::updates_early() is true.
+  /// Call before the last backward of a step: begins the update if allow_early() permits it; collective then. If the
+  /// update is not speculative, TrainingProgress::updates_early() is true from now until the end of the step.
   void begin_early();
   /// Undoes begin_early() on this rank, for a backward that failed before its first gradient and will be repeated.
   void cancel_early();
@@ -74,21 +75,29 @@ class OptimizerUpdate {
   /// After the ranks have exchanged early_failed(): breaks training off and throws on all ranks if a rank failed.
   /// failed_rank: the first one; -1: none.
   void check_early(int failed_rank) const;
+  /// Call before the program reads or replaces weights or states, or sets a learning rate; `call` names the call. If an
+  /// update has begun, undoes it, or throws UserError if that is impossible. Collective.
+  void before_access(const std::string& call);
   /// Elements on tiers that this rank updates per step, if updates may begin early; and how many of them were updated
   /// early in the last step.
   int64_t elements_on_tiers() const { return early_ ? early_->elements() : 0; }
   int64_t elements_early() const { return elements_early_; }
+  /// Those that were updated early and then undone, because the step was skipped or clipped.
+  int64_t elements_undone() const { return elements_undone_; }
   /// The arguments of one update.
   struct Input {
     float grad_mul;  // the factor for reduced gradients
     int64_t number;  // of the update; the first is 1
     double grad_norm;
+    bool clipped;
     double rate;                        // learning rate of a group with lr_scale 1
     const std::vector<int64_t>& steps;  // by parameter: number of its updates, including this one
     const std::vector<char>& touched;   // by parameter: 0 means no update
   };
   /// Updates this rank's masters, states and weights. Collective if the optimizer needs sums over parameters.
   void run(const Input& input);
+  /// Call instead of run() in a step that updates nothing.
+  void skip();
 
  private:
   // What the ranks have exchanged for this step's update.
@@ -97,8 +106,12 @@ class OptimizerUpdate {
     double divisor;             // of reduced gradients
     double rate;                // learning rate of a group with lr_scale 1
     std::vector<char> touched;  // by parameter: not 0 if an earlier micro-batch of the step had a gradient on any rank
+    bool is_undone = false;     // before_access() was called: the update runs after backward
   };
   double next_learning_rate(int64_t index, const char* call) const;
+  bool is_worthwhile() const;
+  void undo_early();
+  void record(bool is_void);
   std::vector<double> rates(double rate) const;
 
   const StepContext& context_;
@@ -108,12 +121,14 @@ class OptimizerUpdate {
   std::vector<double> group_rates_;
   Schedule schedule_;
   GradientEdit edit_;
-  std::optional<Parts> parts_;        // empty: the update begins after backward
-  std::optional<EarlyUpdate> early_;  // empty with parts_
+  std::optional<Parts> parts_;        // empty: the update begins after backward on all ranks
+  std::optional<EarlyUpdate> early_;  // empty: on this rank
+  bool is_in_place_ = false;          // no update is undone
   std::optional<Begun> begun_;        // empty: no update has begun
   bool is_early_ = false;             // this rank's update has begun
   std::exception_ptr early_failure_;  // of this rank; null: none
-  int64_t elements_early_ = 0;
+  int64_t elements_early_ = 0, elements_undone_ = 0;
+  std::deque<bool> voids_;  // of the last steps: whether an early update was void, or would have been
 };
 
 }  // namespace zr::host::engine

@@ -141,6 +141,7 @@ void add_tiers(plan::PlanInput& input, const plugin::ResolvedJob& job,
   if (const int64_t budget = config.memory().host_budget_bytes; budget > 0)
     request.host_capacity = std::max<int64_t>(budget / ranks_per_node - other_bytes, 1);
   request.snapshot = snapshots(config);
+  request.speculation = EarlyUpdate::speculation(config, input);
 }
 
 namespace {

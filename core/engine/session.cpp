@@ -84,7 +84,7 @@ Session::~Session() {
 }
 
 TrainingParts Session::parts() {
-  return {state_, progress_, buffers_, monitor_, gradients_, step_recorder_, *recorder_, job_.name};
+  return {state_, progress_, buffers_, monitor_, gradients_, step_recorder_, *recorder_, job_.name, update_};
 }
 
 // Called when every check has passed: creates this run's folder.
@@ -200,7 +200,7 @@ bool Session::step() {
   if (offload::DiskBackedBuffers* disk_buffers = state_.disk_buffers()) disk_buffers->step_end();
   const bool any_touched = std::ranges::any_of(global.touched, [](char touched) { return touched != 0; });
   const bool applied = global.non_finite == 0 && any_touched;
-  if (applied) update_weights(global, rate, norm);
+  applied ? update_weights(global, rate, norm, scale < 1) : update_.skip();
   context.report_event(ZR_STEP_END);
   step_recorder_.lap(Phase::gather);
   if (!any_touched) reject_step();
@@ -255,9 +255,10 @@ GlobalStats Session::exchange_statistics() {
                   progress_.step() + 1, shortest(global.weight)));
 }
 
-void Session::update_weights(const GlobalStats& global, double rate, double norm) {
+void Session::update_weights(const GlobalStats& global, double rate, double norm, bool clipped) {
   progress_.begin_update(global.touched);
-  update_.run({progress_.grad_mul(), progress_.updates() + 1, norm, rate, progress_.param_steps(), global.touched});
+  update_.run(
+      {progress_.grad_mul(), progress_.updates() + 1, norm, clipped, rate, progress_.param_steps(), global.touched});
   progress_.updated();
   monitor_.digest().updated(global.touched);
   step_recorder_.lap(Phase::optimizer);
@@ -329,7 +330,7 @@ void Session::finish_step(const GlobalStats& global, double rate) {
 }
 
 void Session::finish() {
-  progress_.check_no_early_update("engine.finish()");
+  update_.before_access("engine.finish()");
   checkpointer_.wait_for_save();
   write_totals();
 }

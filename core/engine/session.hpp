@@ -93,7 +93,7 @@ class Session {
   // If the program edits gradients: averages and edits them, and returns true.
   bool average_gradients();
   GlobalStats exchange_statistics();
-  void update_weights(const GlobalStats& global, double rate, double norm);
+  void update_weights(const GlobalStats& global, double rate, double norm, bool clipped);
   void finish_step(const GlobalStats& global, double rate);
   void write_totals() { step_recorder_.record_totals(tensors_.weights_hash()); }
   void write_summary();

@@ -109,7 +109,7 @@ void TensorAccess::write(uint32_t param, LogicalTensor kind, const std::string& 
                     parameter.name));
   if (kind == LogicalTensor::state && parameter.frozen)
     fail_user(fmt::format("parameter '{}' is frozen: it has no optimizer state", parameter.name));
-  parts_.progress.check_no_early_update(fmt::format("engine.set('{}')", parameter.name));
+  parts_.update.before_access(fmt::format("engine.set('{}')", parameter.name));
   check_same_values(parameter, values);
   if (kind == LogicalTensor::state) return parts_.state.write_state(param, slot, values);
   context_.model.check_scopes(fmt::format("engine.set('{}')", parameter.name));
@@ -124,7 +124,7 @@ void TensorAccess::write(uint32_t param, LogicalTensor kind, const std::string& 
 std::string TensorAccess::weights_hash() {
   context_.model.check_scopes("engine.weights_hash()");
   parts_.progress.check_complete();
-  parts_.progress.check_no_early_update("engine.weights_hash()");
+  parts_.update.before_access("engine.weights_hash()");
   parts_.weights.compare();
   parts_.weights.collect_writes();
   constexpr int64_t kPart = 64 * plan::kNormBlock;  // elements read at a time, for a model of any size

@@ -4,6 +4,7 @@
 #include "engine/engine_name.hpp"
 #include "engine/gradient_flow.hpp"
 #include "engine/model_buffers.hpp"
+#include "engine/optimizer_update.hpp"
 #include "engine/run_recorder.hpp"
 #include "engine/sharded_state.hpp"
 #include "engine/step_recorder.hpp"
@@ -22,6 +23,7 @@ struct TrainingParts {
   StepRecorder& step_recorder;
   RunRecorder& recorder;
   EngineName& name;
+  OptimizerUpdate& update;
 };
 
 }  // namespace zr::host::engine

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "base/log.hpp"
 #include "engine/all_gather.hpp"
 #include "engine/early_update.hpp"
@@ -46,7 +48,8 @@ void WeightMonitor::collect_writes() {
     for (const uint32_t u : state.slices_of(param)) changed |= state.sync_master_from_weights(state.slices()[u]);
     return changed;
   };
-  for (const uint32_t param : context_.model.written()) {
+  has_written();
+  for (const uint32_t param : std::exchange(written_, {})) {
     record_write(param);
     sync_master_from_weights(param);
   }
@@ -62,8 +65,9 @@ void WeightMonitor::collect_writes() {
   samples_.remember();
 }
 
-bool WeightMonitor::has_written() const {
-  return !context_.model.written().empty() || parts_.state.has_stored() || !samples_.changed().empty();
+bool WeightMonitor::has_written() {
+  for (const uint32_t param : context_.model.written()) written_.insert(param);  // the model reports a write once
+  return !written_.empty() || parts_.state.has_stored() || !samples_.changed().empty();
 }
 
 void WeightMonitor::publish_weights() {

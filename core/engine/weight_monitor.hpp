@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <vector>
 
 #include "engine/run_recorder.hpp"
@@ -32,8 +33,8 @@ class WeightMonitor {
   /// Copies the program's in-place writes to weights since the last call to the masters. Every call that needs the
   /// masters calls this first, under every strategy, so a write that the program undoes before has no effect.
   void collect_writes();
-  /// True if the program has written to weights since the last collect_writes().
-  bool has_written() const;
+  /// True if the program has written to weights since the last collect_writes(), which collects these writes still.
+  bool has_written();
   /// Call when this rank's parts of new weights are complete: the strategy sends them. Collective.
   void publish_weights();
   /// Compares weights between ranks. Call before weights are written to a file or hashed. Collective.
@@ -54,6 +55,7 @@ class WeightMonitor {
   const StepContext& context_;
   const Parts parts_;
   WeightDigest digest_;
+  std::set<uint32_t> written_;  // parameters that the model has reported since the last collect_writes()
   WeightSamples samples_;
   std::vector<uint64_t> saved_hashes_;  // by slice: hash of the weights in this step's checkpoint; empty: none saved
   bool warned_unsaved_ = false;         // whether a write after a checkpoint was logged

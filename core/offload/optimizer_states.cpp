@@ -15,12 +15,14 @@ namespace zr::host::offload {
 OptimizerStates::OptimizerStates(const plan::MemoryPlan& plan, Tiers& tiers, Ledger& ledger)
     : plan_(plan), tiers_(tiers), arrays_(plan.rank_plan.state_arrays) {
   allocations_.resize(plan.input.tiers.size());
+  copy_offset_.assign(plan.input.tiers.size(), 0);
   for (const plan::StateRange& range : plan.placement.states) {
     RangeMemory& memory = ranges_.emplace_back(RangeMemory{range, {}, {}, {}});
     if (in_memory(range.tier)) allocate_memory(memory, ledger);
   }
   const std::vector<plan::StateTile>& tiles = plan.placement.tiles;
   written_.assign(tiles.size(), std::vector<char>(arrays_.size(), 0));
+  uses_copy_.assign(tiles.size(), 0);
   if (tiles.empty()) return;
   for (std::size_t tier = 1; tier < tiers_.size(); ++tier) allocate_tiles(tier);
   allocate_staging(ledger);
@@ -51,7 +53,7 @@ void OptimizerStates::allocate_memory(RangeMemory& memory, Ledger& ledger) {
   }
 }
 
-// Allocates disk space for the tiles of a tier, if it has any.
+// Allocates disk space for the tiles of a tier, if it has any; with the second copy behind the first.
 void OptimizerStates::allocate_tiles(std::size_t tier) {
   int64_t bytes = 0;
   std::vector<TierStore::LedgerEntry> held;
@@ -61,6 +63,11 @@ void OptimizerStates::allocate_tiles(std::size_t tier) {
     bytes = tile.offset + tile.bytes;
     for (std::size_t a = 0; a < arrays_.size(); ++a)
       held[a].bytes += plan_.array_range(a, tile.first, tile.count).count * size_of(arrays_[a].dtype);
+  }
+  if (plan_.placement.speculates) {
+    copy_offset_[tier] = bytes;
+    bytes *= 2;
+    for (TierStore::LedgerEntry& entry : held) entry.bytes *= 2;
   }
   if (bytes > 0) allocations_[tier] = TierAllocation(*tiers_[tier], bytes, std::move(held));
 }
@@ -119,6 +126,12 @@ int64_t OptimizerStates::offset_in_tile(const plan::StateTile& tile, std::size_t
   return at;
 }
 
+int64_t OptimizerStates::position_of(std::size_t index, bool of_copy) const {
+  const plan::StateTile& tile = plan_.placement.tiles[index];
+  const bool second = of_copy != (uses_copy_[index] != 0);
+  return tile.offset + (second ? copy_offset_[static_cast<std::size_t>(tile.tier)] : 0);
+}
+
 void OptimizerStates::wait(Transfer& transfer, double& seconds, const char* what) {
   const auto begin = std::chrono::steady_clock::now();
   transfer.wait();
@@ -160,7 +173,7 @@ void OptimizerStates::visit_tile(std::size_t index, std::size_t array, int64_t f
   const int64_t from = (part.first - plan_.array_range(array, tile.first, 0).first) * size,
                 to = from + part.count * size;
   int64_t begin = from / align * align, end = round_up(to, align);
-  const int64_t at = tile.offset + offset_in_tile(tile, array);
+  const int64_t at = position_of(index) + offset_in_tile(tile, array);
   char* const staging = staging_.data();
   char& was_written = written_[index][array];
   if (!was_written) {
@@ -197,23 +210,28 @@ Transfer OptimizerStates::read_tile(std::size_t index, char* buffer, const std::
   const plan::StateTile& tile = plan_.placement.tiles[index];
   const std::vector<char>& written = written_[index];
   if (std::find(written.begin(), written.end(), 0) == written.end())
-    return store_of(tile).read(allocation_of(tile), tile.offset, buffer, tile.bytes, what);
+    return store_of(tile).read(allocation_of(tile), position_of(index), buffer, tile.bytes, what);
   std::memset(buffer, 0, static_cast<std::size_t>(tile.bytes));
   for (std::size_t a = 0; a < arrays_.size(); ++a) {
     if (!written[a]) continue;
     const int64_t at = offset_in_tile(tile, a), bytes = bytes_in_tile(tile, a);
     if (bytes == 0) continue;
-    Transfer read = store_of(tile).read(allocation_of(tile), tile.offset + at, buffer + at, bytes, what);
+    Transfer read = store_of(tile).read(allocation_of(tile), position_of(index) + at, buffer + at, bytes, what);
     read.wait();  // only in the first pass
   }
   return {};
 }
 
-void OptimizerStates::write_tile(const TilePass& pass, std::size_t index) {
+void OptimizerStates::write_tile(const TilePass& pass, std::size_t index, bool to_copy) {
   const plan::StateTile& tile = plan_.placement.tiles[pass.tile];
-  writes_[index % writes_.size()] =
-      store_of(tile).write(allocation_of(tile), tile.offset, tile_buffer(index), tile.bytes, pass.what);
-  std::fill(written_[pass.tile].begin(), written_[pass.tile].end(), 1);
+  writes_[index % writes_.size()] = store_of(tile).write(allocation_of(tile), position_of(pass.tile, to_copy),
+                                                         tile_buffer(index), tile.bytes, pass.what);
+  if (!to_copy) std::fill(written_[pass.tile].begin(), written_[pass.tile].end(), 1);
+}
+
+void OptimizerStates::adopt_copy(std::size_t tile) {
+  uses_copy_[tile] ^= 1;
+  std::fill(written_[tile].begin(), written_[tile].end(), 1);
 }
 
 std::vector<OptimizerStates::TilePass> OptimizerStates::passes_of(const std::vector<update::UpdateSlice>& slices,
@@ -260,6 +278,7 @@ std::vector<update::UpdateSlice> OptimizerStates::slices_in(const TilePass& pass
     slice.count = part.count;
     slice.weight = part_of(part.slice->weight, skip, part.count);
     slice.grad = part_of(part.slice->grad, skip, part.count);
+    slice.new_weight = part_of(part.slice->new_weight, skip, part.count);
     if (plan_.has_master) slice.master = view_in_tile(index, tile, 0, part.first, part.count);
     for (std::size_t i = 0; i < slice.slots.size(); ++i)
       slice.slots[i] = view_in_tile(index, tile, plan_.array_of(slice.param, i), part.first, part.count);

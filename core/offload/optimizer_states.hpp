@@ -89,8 +89,12 @@ class OptimizerStates {
   void start_read(std::size_t index);
   // Starts to read a tile to `buffer`, in which a state that was never written is zero.
   Transfer read_tile(std::size_t index, char* buffer, const std::string& what);
-  // Starts to write a tile from staging buffer `index`.
-  void write_tile(const TilePass& pass, std::size_t index);
+  // Starts to write a tile from staging buffer `index`; to_copy: to its copy that is not in use, which adopt_copy()
+  // then uses instead.
+  void write_tile(const TilePass& pass, std::size_t index, bool to_copy = false);
+  void adopt_copy(std::size_t tile);
+  // The tile's first byte in its tier's allocation; in the copy that is not in use.
+  int64_t position_of(std::size_t tile, bool of_copy = false) const;
   std::vector<update::UpdateSlice> slices_in(const TilePass& pass, std::size_t index) const;
   void wait(Transfer& transfer, double& seconds, const char* what);
   void visit_tile(std::size_t tile, std::size_t array, int64_t first, int64_t count, Access access,
@@ -111,6 +115,8 @@ class OptimizerStates {
   std::vector<RangeMemory> ranges_;
   std::vector<std::vector<char>> written_;   // by tile, array; zeros until it is written
   std::vector<TierAllocation> allocations_;  // by tier; on disk
+  std::vector<int64_t> copy_offset_;         // by tier: of the second copy in the allocation; 0: there is none
+  std::vector<char> uses_copy_;              // by tile: not 0 if the second copy is in use
   TrackedMemory staging_;                    // kTilesInFlight tiles
   RegisteredMemory registered_;              // of staging_
   std::vector<Transfer> writes_;             // by staging buffer; destroyed before the above, waits

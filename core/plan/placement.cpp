@@ -84,6 +84,7 @@ class TierAssigner {
       assign_buffers("reduced gradients", "gradients", request_.reduced_gradients, plan_.placement.reduced_gradients,
                      gradients_);
     assign_states();
+    assign_second_copy();
   }
 
  private:
@@ -242,6 +243,11 @@ class TierAssigner {
       placed += range.count;
     }
   }
+  void assign_second_copy() {
+    plan_.placement.speculates = request_.speculation != Speculation::none && plan_.has_offloaded_states();
+    if (request_.speculation == Speculation::if_it_fits)
+      plan_.placement.speculates &= request_.host_capacity > 0 && free_bytes(Tier::host) >= 0;
+  }
   // Staging memory of a disk tier takes host memory too: moves states from host memory to the disk until all fits.
   void move_states_to_disk(std::vector<std::pair<int, int64_t>>& ends) {
     if (ends.size() < 2 || info(ends.back().first).in_memory()) return;
@@ -295,8 +301,20 @@ int64_t MemoryPlan::tier_overhead_bytes(const TierInfo& tier) const {
   for (const Buffer& b : rank_plan.buffers)
     if (here(tier_of(b))) stored += round_up(b.bytes(rank, input.world), tier.align);
   for (const StateTile& tile : placement.tiles)
-    if (here(tile.tier)) stored += tile.bytes;
+    if (here(tile.tier)) stored += tile.bytes * (placement.speculates ? 2 : 1);
   return stored / (1 << 20) * tier.host_bytes_per_mib + stored % (1 << 20) * tier.host_bytes_per_mib / (1 << 20);
+}
+
+MemoryPlan::SecondCopy MemoryPlan::second_copy() const {
+  SecondCopy copy;
+  if (!placement.speculates) return copy;
+  for (const StateRange& range : placement.states) {
+    if (range.tier == 0) continue;
+    copy.weights += range.count * size_of(input.weight_dtype);
+    const bool in_memory = input.tiers[static_cast<std::size_t>(range.tier)].in_memory();
+    (in_memory ? copy.states : copy.disk) += state_bytes(range.first, range.count);
+  }
+  return copy;
 }
 
 void assign_tiers(MemoryPlan& plan) { TierAssigner(plan).assign(); }

@@ -36,6 +36,7 @@ std::vector<UpdateRange> cut(const plan::PlanInput& plan, const std::vector<Upda
 }
 
 zr_view gradients_of(const UpdateRange& range) { return part_of(range.slice->grad, range.begin, range.count); }
+zr_view new_weights_of(const UpdateRange& range) { return part_of(range.slice->new_weight, range.begin, range.count); }
 zr_view weights_of(const UpdateRange& range) { return part_of(range.slice->weight, range.begin, range.count); }
 
 struct Copy {
@@ -102,16 +103,33 @@ class Operands {
   bool copies_;
 };
 
+// The range's part of a slot.
+zr_view slot_of(const UpdateRange& range, const plan::MemoryPlan& plan, const zr_view& slot, std::size_t index) {
+  const plan::Parameter& parameter = plan.input.parameters[range.slice->param];
+  const plan::StateShape shape = plan::state_shape(parameter, plan.input.description(range.slice->param).slots[index]);
+  const int64_t begin = shape.of(range.begin);
+  return part_of(slot, begin, shape.of(range.begin + range.count) - begin);
+}
+
+// Copies the range's master and slots to UpdateSlice::undo, or back.
+void copy_states(const UpdateRange& range, const plan::MemoryPlan& plan, bool back) {
+  const UpdateSlice& slice = *range.slice;
+  if (slice.undo.empty()) return;
+  const auto copy = [&](const zr_view& state, const zr_view& saved) {
+    copy_bytes(back ? state.data : saved.data, back ? saved.data : state.data, state.count * size_of(state.dtype),
+               false);
+  };
+  const std::size_t master = slice.master.count ? 1 : 0;
+  if (master) copy(part_of(slice.master, range.begin, range.count), part_of(slice.undo[0], range.begin, range.count));
+  for (std::size_t i = 0; i < slice.slots.size(); ++i)
+    copy(slot_of(range, plan, slice.slots[i], i), slot_of(range, plan, slice.undo[master + i], i));
+}
+
 zr_update_slice describe(const UpdateRange& range, const plan::MemoryPlan& plan, const UpdateInput& input,
                          const Operands& operands, zr_view* slots) {
   const UpdateSlice& slice = *range.slice;
   const plan::Parameter& parameter = plan.input.parameters[slice.param];
-  const std::vector<zr_slot>& declared = plan.input.description(slice.param).slots;
-  for (std::size_t i = 0; i < slice.slots.size(); ++i) {
-    const plan::StateShape shape = plan::state_shape(parameter, declared[i]);
-    const int64_t begin = shape.of(range.begin);
-    slots[i] = part_of(slice.slots[i], begin, shape.of(range.begin + range.count) - begin);
-  }
+  for (std::size_t i = 0; i < slice.slots.size(); ++i) slots[i] = slot_of(range, plan, slice.slots[i], i);
   return {sizeof(zr_update_slice),
           parameter.optimizer_group,
           parameter.name.c_str(),
@@ -146,8 +164,9 @@ void for_each_part(ThreadPool& pool, const plan::MemoryPlan& plan, const std::ve
       const UpdateRange& range = ranges[static_cast<std::size_t>(i)];
       slots.resize(std::max(slots.size(), range.slice->slots.size()));
       const Operands operands(range, input.copies_operands, upcasted, rounded);
+      if (input.keeps_weights) copy_states(range, plan, false);
       fn(describe(range, plan, input, operands, slots.data()));
-      if (writes_weights) operands.write_back(input.keeps_weights ? gradients_of(range).data : nullptr);
+      if (writes_weights) operands.write_back(input.keeps_weights ? new_weights_of(range).data : nullptr);
     }
   });
 }
@@ -185,8 +204,16 @@ void adopt_weights(ThreadPool& pool, const plan::MemoryPlan& plan, const std::ve
     for (int64_t i = begin; i < end; ++i) {
       const UpdateRange& range = ranges[static_cast<std::size_t>(i)];
       const zr_view weights = weights_of(range);
-      copy_bytes(weights.data, gradients_of(range).data, weights.count * size_of(weights.dtype), true);
+      copy_bytes(weights.data, new_weights_of(range).data, weights.count * size_of(weights.dtype), true);
     }
+  });
+}
+
+void undo(ThreadPool& pool, const plan::MemoryPlan& plan, const std::vector<UpdateSlice>& slices,
+          const UpdateInput& input) {
+  const std::vector<UpdateRange> ranges = cut(plan.input, slices, input);
+  pool.parallel_for(static_cast<int64_t>(ranges.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) copy_states(ranges[static_cast<std::size_t>(i)], plan, true);
   });
 }
 
