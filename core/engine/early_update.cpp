@@ -290,7 +290,8 @@ int64_t EarlyUpdate::elements_updated() const {
 }
 
 void EarlyUpdate::drop() {
-  if (!is_speculative_) fail_internal("an update that has replaced gradients cannot be undone");
+  if (elements_updated() > 0 && !is_speculative_)
+    fail_internal("an update that has replaced gradients cannot be undone");
   std::vector<update::UpdateSlice> slices;
   for (Unit& unit : units_)
     if (std::exchange(unit.is_updated, false) && !unit.on_disk)

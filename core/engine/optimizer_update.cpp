@@ -93,6 +93,7 @@ bool OptimizerUpdate::is_worthwhile() const {
 
 void OptimizerUpdate::undo_early() {
   is_early_ = false;
+  undone_ += early_->elements_updated() > 0;
   early_->drop();
 }
 
@@ -187,14 +188,12 @@ std::vector<double> OptimizerUpdate::rates(double rate) const {
 void OptimizerUpdate::run(const Input& input) {
   const std::vector<double> rates = this->rates(input.rate);
   ShardedState::Updated updated;
-  elements_early_ = elements_undone_ = 0;
-  if (is_early_ && !is_in_place_ && input.grad_mul != early_->input().grad_mul) {
-    elements_undone_ = early_->elements_updated();
-    undo_early();
-  }
+  elements_early_ = 0;
+  if (is_early_ && !is_in_place_ && input.grad_mul != early_->input().grad_mul) undo_early();
   if (std::exchange(is_early_, false)) {
     updated = early_->adopt();
     elements_early_ = early_->elements_early();
+    adopted_ += elements_early_ > 0;
   }
   record(input.clipped);
   update::UpdateInput update_input{input.grad_mul, input.number, input.grad_norm, &input.steps, &rates, &input.touched};
@@ -220,11 +219,9 @@ void OptimizerUpdate::run(const Input& input) {
 }
 
 void OptimizerUpdate::skip() {
-  elements_early_ = elements_undone_ = 0;
+  elements_early_ = 0;
   record(true);
-  if (!is_early_) return;
-  elements_undone_ = early_->elements_updated();
-  undo_early();
+  if (is_early_) undo_early();
 }
 
 void OptimizerUpdate::record(bool is_void) {

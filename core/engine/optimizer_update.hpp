@@ -82,8 +82,10 @@ class OptimizerUpdate {
   /// early in the last step.
   int64_t elements_on_tiers() const { return early_ ? early_->elements() : 0; }
   int64_t elements_early() const { return elements_early_; }
-  /// Those that were updated early and then undone, because the step was skipped or clipped.
-  int64_t elements_undone() const { return elements_undone_; }
+  /// Number of steps whose early updates were adopted; undone, because the step was skipped or clipped, or because of
+  /// before_access() or a write to weights.
+  int64_t adopted() const { return adopted_; }
+  int64_t undone() const { return undone_; }
   /// The arguments of one update.
   struct Input {
     float grad_mul;  // the factor for reduced gradients
@@ -127,7 +129,7 @@ class OptimizerUpdate {
   std::optional<Begun> begun_;        // empty: no update has begun
   bool is_early_ = false;             // this rank's update has begun
   std::exception_ptr early_failure_;  // of this rank; null: none
-  int64_t elements_early_ = 0, elements_undone_ = 0;
+  int64_t elements_early_ = 0, adopted_ = 0, undone_ = 0;
   std::deque<bool> voids_;  // of the last steps: whether an early update was void, or would have been
 };
 

@@ -47,6 +47,7 @@ struct Overlap {
   int64_t norm_blocks, norm_blocks_early;  // per step; those added up before backward ended
   int64_t disk_reads, disk_reads_ahead;    // ranges that collectives read from disk; those that were read ahead
   int64_t states, states_early;  // per step: elements with states on tiers; those updated before backward ended
+  int64_t updates_early, updates_undone;  // steps with such updates that were kept; that were undone
 };
 
 /// The comparison of weights between ranks (WeightDigest): compared bytes per rank, bytes that the rank's optimizer

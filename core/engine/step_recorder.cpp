@@ -95,6 +95,8 @@ Overlap StepRecorder::overlap(const GradientFlow& gradients, const NormBlocks& n
   total.disk_reads_ahead += disk_buffers ? disk_buffers->reads_ahead() : 0;
   total.states += update ? update->elements_on_tiers() : 0;
   total.states_early += update ? update->elements_early() : 0;
+  total.updates_early += update ? update->adopted() : 0;
+  total.updates_undone += update ? update->undone() : 0;
   return total;
 }
 

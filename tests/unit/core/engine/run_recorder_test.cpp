@@ -119,7 +119,7 @@ TEST_F(RunRecorderTest, SummaryHasTheTotalsOfTheRun) {
   ledger.add(Tier::device, MemoryKind::weights, "weights", -4096);
   ledger.observe(Tier::device, MemoryKind::activations, "activations", 10, 70);
   ledger.add(Tier::disk, MemoryKind::optimizer, "exp_avg", 512);
-  recorder.finish(ledger, {21, 22, 23, 24, 25, 26, 27, 28});
+  recorder.finish(ledger, {21, 22, 23, 24, 25, 26, 27, 28, 29, 30});
   EXPECT_EQ(text_of("1/summary.json"), R"({
   "steps": 2,
   "ranks": 2,
@@ -167,7 +167,9 @@ TEST_F(RunRecorderTest, SummaryHasTheTotalsOfTheRun) {
     "disk_reads": 25,
     "disk_reads_ahead": 26,
     "states": 27,
-    "states_early": 28
+    "states_early": 28,
+    "updates_early": 29,
+    "updates_undone": 30
   },
   "weight_digest": {
     "bytes": 11,
