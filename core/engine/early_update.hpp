@@ -54,6 +54,10 @@ class EarlyUpdate {
   void finish() ZR_EXCLUDES(mutex_);
   /// Undoes begin(), before a collective has used gradients of the last micro-step.
   void abandon() ZR_EXCLUDES(mutex_);
+  /// The collectives of a step may change: the next step records them again. Between steps.
+  void forget_order() ZR_EXCLUDES(mutex_);
+  /// Elements updated since begin(). After finish().
+  int64_t elements_updated() const;
   /// Number of parts, tiles on disk and slices in host memory, that were updated since begin(). Any thread.
   int64_t parts_updated() const ZR_EXCLUDES(mutex_);
   /// Copies the new weights to their place, and returns what the rest of the update skips. After finish().
@@ -69,14 +73,16 @@ class EarlyUpdate {
     std::size_t index;  // of the tile, or in ShardedState::staged()
     std::vector<update::UpdateSlice> slices;
     int64_t elements = 0, blocks = 0;
-    int64_t missing = 0;   // blocks whose gradients are not final
-    int64_t last_use = 0;  // of its gradients, in the first step: a number that increases with time
+    int64_t missing = 0;    // blocks whose gradients are not final
+    bool is_ready = false;  // none is missing
+    int64_t last_use = 0;   // of its gradients, in the first step: a number that increases with time
     bool is_updated = false;
   };
   struct Part {  // of a unit
     const char* gradients;
     int64_t elements;
     std::size_t unit, first_block;  // first_block: in uses_
+    int64_t lead;                   // elements of its first norm block that belong to another part
   };
   struct Uses {  // of a block of reduced gradients by collectives, the reduction included
     uint16_t in_first_step = 0, in_this_step = 0;

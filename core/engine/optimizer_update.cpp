@@ -62,13 +62,15 @@ void OptimizerUpdate::begin_early() {
   if (!begun_) {
     context_.model.check_scopes("engine.backward()");
     StepSync::Totals totals = parts_->step_sync.totals(progress.weights(), parts_->gradients.touched());
-    if (!(totals.weight > 0) || !std::isfinite(totals.weight)) return;  // the end of the step reports it
-    const double rate = next_learning_rate(progress.updates(), "engine.backward()");
-    begun_ = {weight, totals.weight * progress.loss_scale().value(), rate, std::move(totals.touched)};
-    progress.begin_early_update();
+    const bool has_weight = totals.weight > 0 && std::isfinite(totals.weight);  // if not, step() rejects the step
+    const double rate = has_weight ? next_learning_rate(progress.updates(), "engine.backward()") : 0;
+    begun_ = {has_weight, weight, totals.weight * progress.loss_scale().value(), rate, std::move(totals.touched)};
+    if (has_weight) progress.begin_early_update();
   }
+  if (!begun_->has_weight) return;
   if (!context_.model.may_be_written_untracked().empty()) return;  // weights are compared with masters at the end
   parts_->monitor.collect_writes();
+  if (parts_->monitor.has_written()) return;  // libtorch does not count writes to a tensor of the program
   is_early_ = true;
   std::vector<int64_t> steps = progress.param_steps();
   for (int64_t& step : steps) ++step;
@@ -87,7 +89,7 @@ void OptimizerUpdate::end_early() {
   begun_.reset();
   if (is_early_) try {
       early_->finish();
-      if (parts_->monitor.has_written())
+      if (early_->elements_updated() > 0 && parts_->monitor.has_written())
         fail_user(
             "engine.step(): the program wrote, or may have written, to weights after the step's last engine.backward() "
             "had begun, but a part of the update ran during it; write before that call or after engine.step(), or set "
@@ -95,6 +97,20 @@ void OptimizerUpdate::end_early() {
     } catch (...) {
       early_failure_ = std::current_exception();
     }
+}
+
+void OptimizerUpdate::skip() {
+  is_early_ = false;
+  elements_early_ = 0;
+}
+
+void OptimizerUpdate::break_off() {
+  TrainingProgress* progress = parts_ ? &parts_->progress : nullptr;
+  if (!progress || !progress->updates_early()) return;
+  progress->break_off(
+      fmt::format("training stopped in step {}, because engine.step() failed after a part of the update had run during "
+                  "backward; resume from the last checkpoint",
+                  progress->step() + 1));
 }
 
 void OptimizerUpdate::check_early(int failed_rank) const {
@@ -112,7 +128,7 @@ void OptimizerUpdate::check_early(int failed_rank) const {
 }
 
 double OptimizerUpdate::learning_rate(int64_t index) const {
-  return begun_ ? begun_->rate : next_learning_rate(index, "engine.step()");
+  return begun_ && begun_->has_weight ? begun_->rate : next_learning_rate(index, "engine.step()");
 }
 
 double OptimizerUpdate::next_learning_rate(int64_t index, const char* call) const {

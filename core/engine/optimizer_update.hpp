@@ -87,12 +87,21 @@ class OptimizerUpdate {
     const std::vector<int64_t>& steps;  // by parameter: number of its updates, including this one
     const std::vector<char>& touched;   // by parameter: 0 means no update
   };
+  /// Call instead of run() in a step that updates nothing.
+  void skip();
+  /// Call if a step fails: breaks training off if an update has begun early, because it cannot be repeated.
+  void break_off();
+  /// Call if the number of micro-steps changes, between steps.
+  void forget_order() {
+    if (early_) early_->forget_order();
+  }
   /// Updates this rank's masters, states and weights. Collective if the optimizer needs sums over parameters.
   void run(const Input& input);
 
  private:
   // What the ranks have exchanged for this step's update.
   struct Begun {
+    bool has_weight;            // the weights of the step's micro-batches have a valid sum
     double weight;              // of this rank's last micro-batch
     double divisor;             // of reduced gradients
     double rate;                // learning rate of a group with lr_scale 1

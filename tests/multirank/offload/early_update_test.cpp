@@ -189,8 +189,8 @@ RANK_BODY(calls_during_the_update, Run) {
   const torch::Tensor value = torch::zeros(parameters["scalar"].sizes());
   const auto said = [](const std::string& call) {
     return call +
-           " was called between the last engine.backward() of a step and its engine.step(), while optimizer states on "
-           "tiers are updated; call it after engine.step(), or set offload.overlap = false";
+           " was called after the last engine.backward() of a step had begun and before its engine.step(), while "
+           "optimizer states on tiers are updated; call it after engine.step(), or set offload.overlap = false";
   };
   EXPECT_EQ(user_error_of([&] { engine.get("scalar"); }), said("engine.get('scalar')"));
   EXPECT_EQ(user_error_of([&] { engine.get("scalar", zr::TensorKind::state, "exp_avg"); }),
