@@ -182,8 +182,9 @@ void CommRuntime::set_planned_buffer(NonPaddingRanges buffer) {
 }
 CommVolume CommRuntime::volume() const { return state_->submission.counter().count(); }
 void CommRuntime::set_step(int64_t step) { state_->submission.set_step(step); }
+int64_t CommRuntime::issued() const { return state_->submission.issued(); }
 int64_t CommRuntime::submitted() const { return state_->submission.submitted(); }
-void CommRuntime::on_completed(std::function<void(const zr_coll&, const void*)> observer) {
+void CommRuntime::on_completed(std::function<void(const zr_coll&, const void*, int64_t)> observer) {
   state_->submission.on_completed(std::move(observer));
 }
 void CommRuntime::set_collective_staging(CollectiveStaging* staging) {

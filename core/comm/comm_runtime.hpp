@@ -71,10 +71,12 @@ class CommRuntime {
   void set_step(int64_t step);
   /// The number of collectives submitted so far with a completion, including those that were resolved during submit.
   int64_t submitted() const;
+  /// The number of all collectives issued so far.
+  int64_t issued() const;
   /// Registers a callback for every successful collective of a plug-in, called on the thread that observed its
-  /// completion. `dst`: the memory that contains its destination. Replaces the earlier callback; an empty callback
-  /// removes it. [use]
-  void on_completed(std::function<void(const zr_coll& coll, const void* dst)> observer);
+  /// completion. `dst`: the memory that contains its destination. `number`: issued() after its submission. Replaces the
+  /// earlier callback; an empty callback removes it. [use]
+  void on_completed(std::function<void(const zr_coll& coll, const void* dst, int64_t number)> observer);
   /// Sets the object that stages disk-backed addresses; it must outlive all collectives. Null: no staging. [use]
   void set_collective_staging(CollectiveStaging* staging);
   /// Records collectives of plug-ins as spans of `trace`, which must outlive all collectives. Null: no trace.

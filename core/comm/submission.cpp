@@ -150,11 +150,11 @@ zr_code Submission::run_composed(const zr_coll& coll, bool control, zr_error* er
   return ZR_OK;
 }
 
-void Submission::notify_completed(const zr_coll& coll, const void* dst, Trace::Time begin) {
+void Submission::notify_completed(const zr_coll& coll, const void* dst, int64_t number, Trace::Time begin) {
   if (trace_)
     trace_->span("collectives", fmt::format("{} {}", name_of_op(coll.op), coll.label ? coll.label : ""), begin,
                  Clock::now());
-  if (on_completed_) on_completed_(coll, dst);
+  if (on_completed_) on_completed_(coll, dst, number);
 }
 
 // Staging buffers are released in the order of submission, and all ranks submit in the same order, so waiting for the
@@ -194,7 +194,7 @@ zr_code Submission::issue(const zr_coll& coll, const StagedCollective& staged, z
     return code;
   }
   if (native || world_ == 1) counter_.add(coll.op, counter_.received_bytes(coll), control);
-  if (is_observed(control)) notify_completed(coll, staged.coll.dst.data, begin);
+  if (is_observed(control)) notify_completed(coll, staged.coll.dst.data, issued_, begin);
   unstage(staged.number, true);
   if (done) done_resolve(done, ZR_OK, 0, nullptr);
   return ZR_OK;
@@ -237,11 +237,11 @@ zr_code Submission::issue_async(const zr_coll& coll, const StagedCollective& sta
 void Submission::set_on_resolved(const zr_coll& coll, const StagedCollective& staged, zr_done* done, bool observed) {
   if (!observed && !staged.number) return;
   done->on_resolved = [this, coll, begin = Clock::now(), observed, number = staged.number, dst = staged.coll.dst.data,
-                       label = std::string(coll.label ? coll.label : "")](zr_code code) {
+                       issued = issued_, label = std::string(coll.label ? coll.label : "")](zr_code code) {
     zr_coll completed = coll;
     completed.label = label.c_str();
     completed.counts = completed.recv_counts = nullptr;
-    if (code == ZR_OK && observed) notify_completed(completed, dst, begin);
+    if (code == ZR_OK && observed) notify_completed(completed, dst, issued, begin);
     unstage(number, code == ZR_OK);
   };
 }
@@ -266,6 +266,7 @@ zr_code Submission::submit(const zr_coll& given, zr_done* done, bool control, zr
       return fail_job("about to issue " + activity_.what, error);
     }
   }
+  ++issued_;
   if (done) {
     ++submitted_;
     done->of_collective = true;

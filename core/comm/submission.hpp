@@ -51,8 +51,9 @@ class Submission {
   std::exception_ptr take_failure();  // see CommRuntime
 
   /// Called with every successful collective of a plug-in, on the thread that observed its completion. [any]
-  /// `dst`: the address that was written, which differs from that in `coll` if the collective was staged.
-  using CompletionObserver = std::function<void(const zr_coll& coll, const void* dst)>;
+  /// `dst`: the address that was written, which differs from that in `coll` if the collective was staged. `number`:
+  /// issued() after its submission.
+  using CompletionObserver = std::function<void(const zr_coll& coll, const void* dst, int64_t number)>;
   void on_completed(CompletionObserver observer) { on_completed_ = std::move(observer); }
   /// `staging` must outlive every collective; null: no staging.
   void set_collective_staging(CollectiveStaging* staging) { collective_staging_ = staging; }
@@ -77,6 +78,7 @@ class Submission {
     control_->set_activity(activity_);
   }
   int64_t submitted() const { return submitted_; }
+  int64_t issued() const { return issued_; }
 
  private:
   struct Waiting;
@@ -111,7 +113,7 @@ class Submission {
   void run_watchdog(const std::stop_token& stop);
   std::string timeout_text() const;  // "5.0s"
   std::string call_text(const char* call) const;
-  void notify_completed(const zr_coll& coll, const void* dst, Trace::Time begin);
+  void notify_completed(const zr_coll& coll, const void* dst, int64_t number, Trace::Time begin);
   static zr_code abi_submit(void* self, const zr_coll* coll, zr_stream*, zr_done* done, zr_error* error) noexcept;
   static zr_code abi_progress(void* self, zr_error* error) noexcept;
 
@@ -134,7 +136,7 @@ class Submission {
   std::deque<zr_done*> staged_completions_;  // completions of collectives that may still be staged, in submission order
   Trace* trace_ = nullptr;
   std::string call_;
-  int64_t submitted_ = 0;
+  int64_t submitted_ = 0, issued_ = 0;
   std::exception_ptr job_failure_;  // the failure of the job: every later call throws it
   std::exception_ptr failure_;      // for take_failure()
 

@@ -51,7 +51,7 @@ const zr_step* step_of(Loan& loan, const UpdateOptions& options) {
   zr_step job{};
   job.grad_mul = options.grad_mul;
   job.step = options.job_step ? options.job_step : options.step;
-  job.grad_norm = 1.5;
+  job.grad_norm = options.grad_norm;
   return loan.sized(job);
 }
 

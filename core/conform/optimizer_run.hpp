@@ -22,7 +22,7 @@ struct UpdateOptions {
   float grad_mul = 0.5f;
   int64_t step = 1;      // of the parameter
   int64_t job_step = 0;  // of the job; 0: equal to `step`
-  double lr = 3e-3;
+  double lr = 3e-3, grad_norm = 1.5;
   Completion* done = nullptr;
   bool one_call = true;  // of step() for all slices; else one call per slice
   // The dtype of the weight view of the last slice, if it is not the true one; from this pass on.

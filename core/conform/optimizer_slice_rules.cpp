@@ -213,6 +213,24 @@ void globals_are_restored(Case& test) {
   require(unknown.code == ZR_INVALID, "load_global() of an unknown key ", unknown.said(), "; expected ZR_INVALID");
 }
 
+void norm_is_ignored(Case& test) {
+  TestHost host;
+  const OptimizerRun run(test, host);
+  bool any = false;
+  for (const Shape& shape : run.supported(kShapes))
+    for (const zr_dtype dtype : kWeightDtypes) {
+      if (!(run.describe(shape).desc.flags & ZR_OPT_IGNORES_NORM)) continue;
+      any = true;
+      ParameterArrays before = run.arrays({.shape = shape, .weight_dtype = dtype}, test.random()),
+                      after = run.arrays({.shape = shape, .weight_dtype = dtype}, test.random());
+      three_steps({&run}, {{&before, {.grad_norm = 0}}});
+      three_steps({&run}, {{&after, {.grad_norm = 1e6}}});
+      require(before.bits() == after.bits(), "describe() reports ZR_OPT_IGNORES_NORM, but a parameter of shape ",
+              text_of(shape), " is updated differently with another grad_norm");
+    }
+  if (!any) skip("describe() does not report ZR_OPT_IGNORES_NORM for any parameter");
+}
+
 constexpr Rule kRules[] = {
     {"ZR-O18", "optimizer",
      "A slice is updated with its own learning rate, step count and group, not with those of others.",
@@ -226,6 +244,7 @@ constexpr Rule kRules[] = {
     {"ZR-O22", "optimizer",
      "An instance with the values of save_globals() gives the same updates, and rejects unknown keys.",
      globals_are_restored},
+    {"ZR-O23", "optimizer", "With ZR_OPT_IGNORES_NORM, updates do not depend on grad_norm.", norm_is_ignored},
 };
 
 }  // namespace

@@ -94,10 +94,11 @@ void EarlyUpdate::add_unit(bool on_disk, std::size_t index, const std::vector<up
   const MutexLock lock(mutex_);
   for (const update::UpdateSlice& slice : slices) {
     if (slice.count == 0) continue;
-    parts_.push_back({bytes_of(slice.grad), slice.count, units_.size(), uses_.size()});
-    uses_.resize(uses_.size() + static_cast<std::size_t>(plan::norm_blocks_of(slice.count)));
+    const int64_t lead = slice.first % plan::kNormBlock, blocks = plan::norm_blocks_of(lead + slice.count);
+    parts_.push_back({bytes_of(slice.grad), slice.count, units_.size(), uses_.size(), lead});
+    uses_.resize(uses_.size() + static_cast<std::size_t>(blocks));
     unit.elements += slice.count;
-    unit.blocks += plan::norm_blocks_of(slice.count);
+    unit.blocks += blocks;
   }
   elements_ += unit.elements;
   units_.push_back(std::move(unit));
@@ -111,7 +112,7 @@ void EarlyUpdate::begin(Input input, std::function<bool(uint32_t param)> touches
   touches_ = std::move(touches);
   for (Unit& unit : units_) {
     unit.missing = unit.blocks;
-    unit.is_updated = false;
+    unit.is_updated = unit.is_ready = false;
   }
   ready_.clear();
   taken_ = 0;
@@ -122,17 +123,18 @@ void EarlyUpdate::begin(Input input, std::function<bool(uint32_t param)> touches
   changed_.notify_all();
 }
 
-// Calls fn(uses, unit) for the blocks that overlap `bytes` of reduced gradients from `first` on.
+// Calls fn(uses, unit) for the norm blocks that overlap `bytes` of reduced gradients from `first` on. A tile may begin
+// inside a norm block.
 template <class F>
 void EarlyUpdate::for_each_block(const void* first, int64_t bytes, const F& fn) {
-  const int64_t block = plan::kNormBlock * gradient_size_;
   const char *begin = static_cast<const char*>(first), *end = begin + bytes;
   auto at = std::ranges::upper_bound(parts_, begin, {}, &Part::gradients);
   if (at != parts_.begin()) --at;
   for (; at != parts_.end() && at->gradients < end; ++at) {
-    const int64_t from = std::max<int64_t>(begin - at->gradients, 0),
-                  to = std::min<int64_t>(end - at->gradients, at->elements * gradient_size_);
-    for (int64_t i = from / block; from < to && i * block < to; ++i)
+    const int64_t from = std::max<int64_t>(begin - at->gradients, 0) / gradient_size_,
+                  to = std::min<int64_t>((end - at->gradients) / gradient_size_, at->elements);
+    if (from >= to) continue;
+    for (int64_t i = (at->lead + from) / plan::kNormBlock; i < plan::norm_blocks_of(at->lead + to); ++i)
       fn(uses_[at->first_block + static_cast<std::size_t>(i)], at->unit);
   }
 }
@@ -146,11 +148,13 @@ void EarlyUpdate::use(Uses& uses, std::size_t index) {
     unit.last_use = ++last_use_;
     return;
   }
-  if (uses.in_this_step > uses.in_first_step) was_used_late_ = true;
+  if (uses.in_this_step > uses.in_first_step) was_used_late_ |= unit.is_ready;
   if (uses.in_this_step != uses.in_first_step || --unit.missing > 0) return;
   const bool touched =
       std::ranges::all_of(unit.slices, [&](const update::UpdateSlice& slice) { return touches_(slice.param); });
-  if (touched && !is_stopped_) ready_.push_back(index);
+  if (!touched || is_stopped_) return;
+  unit.is_ready = true;
+  ready_.push_back(index);
 }
 
 void EarlyUpdate::gradients_reduced(const void* first, int64_t elements, bool finite) {
@@ -249,6 +253,18 @@ void EarlyUpdate::abandon() {
   if (!is_recorded_) std::ranges::fill(uses_, Uses{});
 }
 
+void EarlyUpdate::forget_order() {
+  const MutexLock lock(mutex_);
+  is_recorded_ = false;
+  std::ranges::fill(uses_, Uses{});
+}
+
+int64_t EarlyUpdate::elements_updated() const {
+  int64_t elements = 0;
+  for (const Unit& unit : units_) elements += unit.is_updated ? unit.elements : 0;
+  return elements;
+}
+
 // Ends a step while the worker is idle.
 void EarlyUpdate::end() {
   is_active_ = is_reading_ahead_ = false;
@@ -281,12 +297,6 @@ void EarlyUpdate::run_on_both(const std::vector<update::UpdateSlice>& slices,
                 [&]() ZR_REQUIRES(mutex_) { return !task_ && !is_busy_; });  // the task refers to this function's data
   if (!failure) failure = std::exchange(failure_, nullptr);
   if (failure) std::rethrow_exception(failure);
-}
-
-int64_t EarlyUpdate::elements_updated() const {
-  int64_t elements = 0;
-  for (const Unit& unit : units_) elements += unit.is_updated ? unit.elements : 0;
-  return elements;
 }
 
 void EarlyUpdate::drop() {

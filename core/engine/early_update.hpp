@@ -60,6 +60,10 @@ class EarlyUpdate {
   /// Ends what begin() began as soon as the worker is idle. Unless drop() follows, call it only before a collective has
   /// used gradients of the last micro-step.
   void abandon() ZR_EXCLUDES(mutex_);
+  /// The collectives of a step may change: the next step records them again. Between steps.
+  void forget_order() ZR_EXCLUDES(mutex_);
+  /// Elements updated since begin(). After finish().
+  int64_t elements_updated() const;
   /// Number of parts, tiles on disk and slices in host memory, that were updated since begin(). Any thread.
   int64_t parts_updated() const ZR_EXCLUDES(mutex_);
   /// Copies the new weights to their place, and returns what the rest of the update skips. After finish().
@@ -72,8 +76,6 @@ class EarlyUpdate {
   /// Elements on tiers that this rank updates per step; and how many of them were updated early in the last step.
   int64_t elements() const { return elements_; }
   int64_t elements_early() const { return elements_early_; }
-  /// Elements updated since begin(). After finish().
-  int64_t elements_updated() const;
 
  private:
   struct Unit {  // is updated at once
@@ -81,14 +83,16 @@ class EarlyUpdate {
     std::size_t index;  // of the tile, or in ShardedState::staged()
     std::vector<update::UpdateSlice> slices;
     int64_t elements = 0, blocks = 0;
-    int64_t missing = 0;   // blocks whose gradients are not final
-    int64_t last_use = 0;  // of its gradients, in the first step: a number that increases with time
+    int64_t missing = 0;    // blocks whose gradients are not final
+    bool is_ready = false;  // none is missing
+    int64_t last_use = 0;   // of its gradients, in the first step: a number that increases with time
     bool is_updated = false;
   };
   struct Part {  // of a unit
     const char* gradients;
     int64_t elements;
     std::size_t unit, first_block;  // first_block: in uses_
+    int64_t lead;                   // elements of its first norm block that belong to another part
   };
   struct Uses {  // of a block of reduced gradients by collectives, the reduction included
     uint16_t in_first_step = 0, in_this_step = 0;

@@ -87,8 +87,8 @@ void NormBlocks::add_contribution(uint32_t param, const plan::Segment& segment,
   }
 }
 
-void NormBlocks::begin_final_micro_step() {
-  gradients_are_final_ = true;
+void NormBlocks::begin_micro_step(bool is_last) {
+  gradients_are_final_ = is_last;
   std::fill(ready_.begin(), ready_.end(), 0);
 }
 

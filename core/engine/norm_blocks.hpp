@@ -25,9 +25,9 @@ class NormBlocks {
 
   /// True if every rank computes all blocks itself, without an exchange.
   bool replicated() const { return blocks_.replicated; }
-  /// Call before the last micro-batch of a step: from now on reduced gradients are final, so gradients_final() adds up
-  /// their blocks.
-  void begin_final_micro_step();
+  /// Call before each micro-step. is_last: of the step; from now on reduced gradients are final, so gradients_final()
+  /// adds up their blocks.
+  void begin_micro_step(bool is_last);
   /// Call when these reduced gradients are final: adds up their blocks while they are in the cache. `values`: their
   /// memory, also if their addresses are disk-backed. [use]
   void gradients_final(const zr_view& gradients, const void* values);

@@ -61,16 +61,17 @@ void OptimizerUpdate::begin_early() {
         "pass the same weight, or set offload.overlap = false",
         shortest(weight), shortest(begun_->weight)));
   if (!begun_) {
-    context_.model.check_scopes("engine.backward()");
+    if (is_in_place_) context_.model.check_scopes("engine.backward()");
     StepSync::Totals totals = parts_->step_sync.totals(progress.weights(), parts_->gradients.touched());
-    if (!(totals.weight > 0) || !std::isfinite(totals.weight)) return;  // the end of the step reports it
-    const double rate = next_learning_rate(progress.updates(), "engine.backward()");
-    begun_ = {weight, totals.weight * progress.loss_scale().value(), rate, std::move(totals.touched)};
-    if (is_in_place_) progress.begin_early_update();
+    const bool has_weight = totals.weight > 0 && std::isfinite(totals.weight);  // if not, step() rejects the step
+    const double rate = has_weight ? next_learning_rate(progress.updates(), "engine.backward()") : 0;
+    begun_ = {has_weight, weight, totals.weight * progress.loss_scale().value(), rate, std::move(totals.touched)};
+    if (has_weight && is_in_place_) progress.begin_early_update();
   }
-  if (!early_ || begun_->is_undone) return;
+  if (!early_ || !begun_->has_weight || begun_->is_undone) return;
   if (!context_.model.may_be_written_untracked().empty()) return;  // weights are compared with masters at the end
   parts_->monitor.collect_writes();
+  if (parts_->monitor.has_written()) return;  // libtorch does not count writes to a tensor of the program
   is_early_ = true;
   std::vector<int64_t> steps = progress.param_steps();
   for (int64_t& step : steps) ++step;
@@ -110,7 +111,7 @@ void OptimizerUpdate::end_early() {
   begun_.reset();
   if (is_early_) try {
       early_->finish();
-      if (!parts_->monitor.has_written()) return;
+      if (early_->elements_updated() == 0 || !parts_->monitor.has_written()) return;
       if (!is_in_place_) return undo_early();
       fail_user(
           "engine.step(): the program wrote, or may have written, to weights after the step's last engine.backward() "
@@ -119,6 +120,20 @@ void OptimizerUpdate::end_early() {
     } catch (...) {
       early_failure_ = std::current_exception();
     }
+}
+
+void OptimizerUpdate::step_failed() {
+  if (!parts_) return;
+  if (!is_in_place_) {
+    if (is_early_ && !early_failure_) undo_early();
+    return;
+  }
+  TrainingProgress& progress = parts_->progress;
+  if (!progress.updates_early()) return;
+  progress.break_off(
+      fmt::format("training stopped in step {}, because engine.step() failed after a part of the update had run during "
+                  "backward; resume from the last checkpoint",
+                  progress.step() + 1));
 }
 
 void OptimizerUpdate::check_early(int failed_rank) const {
@@ -136,7 +151,7 @@ void OptimizerUpdate::check_early(int failed_rank) const {
 }
 
 double OptimizerUpdate::learning_rate(int64_t index) const {
-  return begun_ && !begun_->is_undone ? begun_->rate : next_learning_rate(index, "engine.step()");
+  return begun_ && begun_->has_weight && !begun_->is_undone ? begun_->rate : next_learning_rate(index, "engine.step()");
 }
 
 double OptimizerUpdate::next_learning_rate(int64_t index, const char* call) const {

@@ -96,14 +96,21 @@ class OptimizerUpdate {
     const std::vector<int64_t>& steps;  // by parameter: number of its updates, including this one
     const std::vector<char>& touched;   // by parameter: 0 means no update
   };
-  /// Updates this rank's masters, states and weights. Collective if the optimizer needs sums over parameters.
-  void run(const Input& input);
   /// Call instead of run() in a step that updates nothing.
   void skip();
+  /// Call if a step fails: undoes an update that has begun early, or breaks training off if that is impossible.
+  void step_failed();
+  /// Call if the number of micro-steps changes, between steps.
+  void forget_order() {
+    if (early_) early_->forget_order();
+  }
+  /// Updates this rank's masters, states and weights. Collective if the optimizer needs sums over parameters.
+  void run(const Input& input);
 
  private:
   // What the ranks have exchanged for this step's update.
   struct Begun {
+    bool has_weight;            // the weights of the step's micro-batches have a valid sum
     double weight;              // of this rank's last micro-batch
     double divisor;             // of reduced gradients
     double rate;                // learning rate of a group with lr_scale 1

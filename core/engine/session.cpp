@@ -136,7 +136,7 @@ void Session::begin_backward(double loss, double weight) {
   job_.context.model.hide_gradients(false);
   weights_.set_phase(ZR_BACKWARD, progress_.micro());
   const bool final = progress_.micro() + 1 == progress_.accumulation() && !update_.edits_gradients();
-  if (final) step_sync_.norm().begin_final_micro_step();
+  step_sync_.begin_micro_step(final);
   gradients_.begin(micro, weight > 0);
   try {
     if (final) update_.begin_early();
@@ -164,12 +164,6 @@ void Session::end_backward() {
   if (!progress_.at_boundary()) seed_model(job_.context, progress_);
 }
 
-void Session::check_tiers() const {
-  for (const auto& tier : state_.tiers())
-    if (tier && tier->failed())
-      fail_environment(tier->failure() + "; data on this tier is incomplete; stop and resume from the last checkpoint");
-}
-
 bool Session::step() {
   const StepContext& context = job_.context;
   progress_.check_backward();
@@ -177,8 +171,19 @@ bool Session::step() {
     fail_user("engine.step() was called before engine.backward(loss); call engine.backward(loss) first");
   context.model.check_scopes("engine.step()");  // before anything changes, on every micro-step
   if (!progress_.at_boundary()) return false;
-  check_tiers();
+  state_.check_tiers();
   const double rate = update_.learning_rate(progress_.updates());  // before anything changes
+  try {
+    complete_step(rate);
+  } catch (...) {
+    update_.step_failed();
+    throw;
+  }
+  return true;
+}
+
+void Session::complete_step(double rate) {
+  const StepContext& context = job_.context;
   update_.read_ahead();
   context.finish_gradients();
   step_recorder_.lap(Phase::reduce);
@@ -211,7 +216,6 @@ bool Session::step() {
   job_.name.record_step(progress_.step());
   finish_step(global, rate);
   checkpointer_.save_if_due(global);
-  return true;
 }
 
 // An exception of the program's function drops the step on all ranks, because other ranks may have edited their parts.
@@ -279,6 +283,7 @@ void Session::set_accumulation(int accumulation) {
               "\"last_micro_step\"");
   progress_.set_accumulation(accumulation);
   gradients_.set_accumulation(accumulation);
+  update_.forget_order();
 }
 
 void Session::drop_step() {

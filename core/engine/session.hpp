@@ -89,6 +89,7 @@ class Session {
 
  private:
   TrainingParts parts();
+  void complete_step(double rate);
   void accept();
   // If the program edits gradients: averages and edits them, and returns true.
   bool average_gradients();
@@ -97,7 +98,6 @@ class Session {
   void finish_step(const GlobalStats& global, double rate);
   void write_totals() { step_recorder_.record_totals(tensors_.weights_hash()); }
   void write_summary();
-  void check_tiers() const;
   // Drops the micro-steps of the current step: the next backward begins it again.
   void drop_step();
   // Drops the micro-steps of the current step and throws on all ranks, because no parameter got a gradient.

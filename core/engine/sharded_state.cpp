@@ -61,6 +61,13 @@ ShardedState::ModelRelease::~ModelRelease() {
   model.return_parameters();
 }
 
+void ShardedState::check_tiers() const {
+  for (const auto& store : tiers_)
+    if (store && store->failed())
+      fail_environment(store->failure() +
+                       "; data on this tier is incomplete; stop and resume from the last checkpoint");
+}
+
 // The first of this rank's weight pieces that contains all elements of a piece of reduced gradients.
 const plan::Piece& ShardedState::weights_for(const plan::Piece& reduced) const {
   for (const uint32_t w : weights_of_[reduced.param])

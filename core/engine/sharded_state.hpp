@@ -41,6 +41,8 @@ class ShardedState {
   const offload::Tiers& tiers() const { return tiers_; }
   /// The store of a tier; `index`: in the plan's tiers, not 0 (the device).
   offload::TierStore& tier(int index) { return *tiers_[static_cast<std::size_t>(index)]; }
+  /// Throws EnvironmentError if a transfer to or from a tier has failed.
+  void check_tiers() const;
   const PlannedBuffers& buffers() const { return buffers_; }
   /// The buffers on disk; null: all are in memory.
   offload::DiskBackedBuffers* disk_buffers() const { return buffers_.disk_buffers(); }

@@ -11,10 +11,16 @@ namespace zr::host::engine {
 StepSync::StepSync(const RankContext& context, const std::vector<update::UpdateSlice>& slices,
                    offload::DiskBackedBuffers* disk_buffers)
     : comm_(context.comm), norm_(context, slices, disk_buffers) {
-  comm_.on_completed([this](const zr_coll& coll, const void* dst) {
+  comm_.on_completed([this](const zr_coll& coll, const void* dst, int64_t number) {
+    if (number <= issued_before_) return;  // of an earlier micro-step, but ended late
     if (on_collective_ && comm::reads_src(coll, comm_.rank())) on_collective_(coll.src);
     norm_.gradients_final(coll.dst, dst);
   });
+}
+
+void StepSync::begin_micro_step(bool is_last) {
+  issued_before_ = comm_.issued();
+  norm_.begin_micro_step(is_last);
 }
 
 StepSync::~StepSync() { comm_.on_completed({}); }

@@ -2,6 +2,7 @@
 // norm (docs/numerics.md, sections 6, 7 and 11).
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -54,7 +55,10 @@ class StepSync {
     bool update_failed = false;        // whether this rank's update has failed during backward
     WeightDigest::Digest digest{};
   };
-  /// Calls observer(memory) with the source of each collective that has ended. [use]
+  /// Call before each micro-step. is_last: of the step; the collectives that are submitted from now on make reduced
+  /// gradients final.
+  void begin_micro_step(bool is_last);
+  /// Calls observer(memory) with the source of each collective of the last micro-step that has ended. [use]
   void on_collective(std::function<void(const zr_view& src)> observer) { on_collective_ = std::move(observer); }
   NormBlocks& norm() { return norm_; }
   const NormBlocks& norm() const { return norm_; }
@@ -72,6 +76,7 @@ class StepSync {
   comm::CommRuntime& comm_;
   NormBlocks norm_;
   std::function<void(const zr_view& src)> on_collective_;
+  std::atomic<int64_t> issued_before_ = 0;  // number of collectives before the current micro-step
 };
 
 }  // namespace zr::host::engine

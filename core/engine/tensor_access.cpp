@@ -73,15 +73,15 @@ void TensorAccess::set_buffer(const std::string& name, const std::string& bytes)
 
 void TensorAccess::read(uint32_t param, LogicalTensor kind, const std::string& slot, float* out) {
   const plan::Parameter& parameter = context_.plan.input.parameters[param];
+  const TrainingProgress& progress = parts_.progress;
+  progress.check_complete();
+  kind == LogicalTensor::gradient ? progress.check_gradients(parameter.name)
+                                  : progress.check_no_early_update(fmt::format("engine.get('{}')", parameter.name));
   if (kind == LogicalTensor::value) {
     // Until a zr::gather scope ends, only some strategies make writes inside it visible here.
     context_.model.check_scope(param, fmt::format("engine.get('{}')", parameter.name));
     parts_.weights.collect_writes();
   }
-  const TrainingProgress& progress = parts_.progress;
-  progress.check_complete();
-  kind == LogicalTensor::gradient ? progress.check_gradients(parameter.name)
-                                  : progress.check_no_early_update(fmt::format("engine.get('{}')", parameter.name));
   if (parameter.frozen && kind != LogicalTensor::value)
     fail_user(fmt::format("parameter '{}' is frozen: it has no gradient and no optimizer state", parameter.name));
   parts_.state.read(param, kind, slot, 0, parameter.count, out);

@@ -93,10 +93,11 @@ void TrainingProgress::check_complete() const {
 }
 
 void TrainingProgress::check_no_early_update(const std::string& call) const {
+  check_broken_off();
   if (updates_early_)
     fail_user(fmt::format(
-        "{} was called between the last engine.backward() of a step and its engine.step(), while optimizer states on "
-        "tiers are updated; call it after engine.step(), or set offload.overlap = false",
+        "{} was called after the last engine.backward() of a step had begun and before its engine.step(), while "
+        "optimizer states on tiers are updated; call it after engine.step(), or set offload.overlap = false",
         call));
 }
 

@@ -76,7 +76,9 @@ class TrainingProgress {
   void begin_update(const std::vector<char>& touched);
   void updated() { ++updates_; }  // call after an update
   /// The step cannot be completed, and training cannot continue: check_broken_off() throws UserError with this text.
-  void break_off(std::string text) { broken_off_ = std::move(text); }
+  void break_off(std::string text) {
+    if (broken_off_.empty()) broken_off_ = std::move(text);
+  }
   /// Counts the step, with an update (`applied`) or without. Its reduced gradients can be read until the next backward.
   void complete_step(double loss, double grad_norm, bool applied);
   /// Discards the losses, weights and tokens of the completed step. samples: of all ranks in this step.

@@ -1,4 +1,4 @@
-// Samples of 16-bit weights, to detect writes through raw pointers, which libtorch's version counters do not count.
+// Samples of weights, to detect writes through raw pointers, which libtorch's version counters do not count.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace zr::host::engine {
 class WeightSamples {
  public:
   WeightSamples() = default;
-  /// `slices`: slices with 16-bit weights in memory; they outlive the object.
+  /// `slices`: slices with weights in memory; they outlive the object.
   explicit WeightSamples(std::vector<const update::UpdateSlice*> slices);
   /// Takes new samples. Call after the engine wrote weights.
   void remember();
@@ -22,7 +22,7 @@ class WeightSamples {
 
  private:
   std::vector<const update::UpdateSlice*> slices_;
-  std::vector<uint16_t> values_;
+  std::vector<char> values_;
 };
 
 }  // namespace zr::host::engine

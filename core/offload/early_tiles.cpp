@@ -73,7 +73,7 @@ void EarlyTiles::update(std::size_t tile,
 
 void EarlyTiles::end() {
   for (Buffer& buffer : buffers_) {
-    if (buffer.tile != kNone) buffer.read.wait();
+    buffer.read = Transfer();
     buffer.tile = kNone;
   }
 }

@@ -93,6 +93,7 @@ enum Defect {
   lr_of_first_slice,
   step_of_first_slice,
   group_of_first_slice,
+  claims_to_ignore_norm,
   clamps_overflow,
   resolves_before_work,
   updates_before_error,
@@ -228,6 +229,7 @@ zr_code describe(void* self, const zr_param* param, zr_optimizer_desc* out, zr_e
   if (kDefect == reserved_in_desc) desc.rsv = 7;
   if (kDefect == no_cpu_memory) desc.device_types = 1u << ZR_DEVICE_CUDA;
   if (kDefect == description_changes && o.stepped) desc.flags = 1u << 20;
+  if (kDefect == claims_to_ignore_norm) desc.flags = ZR_OPT_IGNORES_NORM;
   mutant::write_output(out, desc);
   if (kDefect == output_too_short) out->size = 47;
   if (kDefect == output_too_long) std::memset(reinterpret_cast<char*>(out) + out->size, 0, 8);
@@ -255,6 +257,7 @@ void update(const Optimizer& o, const zr_step& step, const zr_update_slice& u, c
   const auto lr = static_cast<float>((kDefect == lr_of_first_slice ? first : u).lr /
                                      (1 + 0.01 * (kDefect == step_of_first_slice ? first : u).step));
   if (kDefect == ignores_grad_mul) mul = 1;
+  if (kDefect == claims_to_ignore_norm && step.grad_norm > 100) mul /= 2;
   if (kDefect == multiplies_twice) mul *= mul;
   if (kDefect == skips_slice_with_nan)
     for (int64_t i = 0; i < n; ++i)

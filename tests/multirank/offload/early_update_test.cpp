@@ -189,8 +189,8 @@ RANK_BODY(calls_during_the_update, Run) {
   const torch::Tensor value = torch::zeros(parameters["scalar"].sizes());
   const auto said = [](const std::string& call) {
     return call +
-           " was called between the last engine.backward() of a step and its engine.step(), while optimizer states on "
-           "tiers are updated; call it after engine.step(), or set offload.overlap = false";
+           " was called after the last engine.backward() of a step had begun and before its engine.step(), while "
+           "optimizer states on tiers are updated; call it after engine.step(), or set offload.overlap = false";
   };
   EXPECT_EQ(user_error_of([&] { engine.get("scalar"); }), said("engine.get('scalar')"));
   EXPECT_EQ(user_error_of([&] { engine.get("scalar", zr::TensorKind::state, "exp_avg"); }),
@@ -281,6 +281,112 @@ RANK_BODY(repeats_a_backward, Run) {
   run.engine->finish();
 }
 
+// Backward fails on rank 0 only, which repeats it, while rank 1 is in its own.
+RANK_BODY(repeats_a_backward_on_one_rank, Run) {
+  run.build();
+  while (!run.engine->done()) {
+    if (run.engine->rank() == 0 && run.engine->step_index() % 2 == 1) {
+      torch::Tensor loss = run.model->loss(run.engine->step_index(), run.engine->micro_index());
+      loss.register_hook([](const torch::Tensor&) { throw std::runtime_error("on purpose"); });
+      EXPECT_ANY_THROW(run.engine->backward(loss));
+    }
+    step(run);
+  }
+}
+
+TEST_F(EarlyUpdateTest, RepeatsABackwardThatFailedOnOneRank) {
+  const std::string how = kStops + "strategy=zero2 train.steps=5 train.gradient_accumulation=1 ";
+  train_plain(how);
+  for (const std::string tier : {"cpu", "nvme"}) {
+    const Outcome done = shell(launch(2, repeats_a_backward_on_one_rank, how + states(tier) + "job.name=" + tier));
+    ASSERT_EQ(done.code, 0) << done.output;
+    EXPECT_EQ(hash(tier), hash("plain")) << tier;
+  }
+}
+
+// All ranks pass weight 0, and rank 0 repeats its backward: step() rejects the step, and the next one is right.
+RANK_BODY(repeats_a_backward_without_weight, Run) {
+  run.build();
+  step(run);
+  const auto loss = [&] { return run.model->loss(run.engine->step_index(), run.engine->micro_index()); };
+  if (run.engine->rank() == 0) {
+    torch::Tensor failing = loss();
+    failing.register_hook([](const torch::Tensor&) { throw std::runtime_error("on purpose"); });
+    EXPECT_ANY_THROW(run.engine->backward(failing, 0));
+  }
+  run.engine->backward(loss(), 0);
+  EXPECT_NE(user_error_of([&] { run.engine->step(); }), "");
+  while (!run.engine->done()) step(run);
+}
+
+TEST_F(EarlyUpdateTest, RejectsAStepWithoutWeightAndContinues) {
+  const std::string how = kStops + "strategy=zero2 train.steps=4 train.gradient_accumulation=1 ";
+  train_plain(how);
+  const Outcome done = shell(launch(2, repeats_a_backward_without_weight, how + states("nvme") + "job.name=zero"));
+  ASSERT_EQ(done.code, 0) << done.output;
+  EXPECT_EQ(hash("zero"), hash("plain"));
+}
+
+// A write that engine.get() must not hide from step().
+RANK_BODY(writes_and_reads_before_the_update, Run) {
+  run.build();
+  step(run);
+  run.engine->backward(run.model->loss(1, run.engine->micro_index()));
+  {
+    const torch::NoGradGuard no_grad;
+    run.model->named_parameters()["twice.bias"].add_(1);
+  }
+  EXPECT_NE(user_error_of([&] { run.engine->get("twice.bias"); }), "");
+  EXPECT_NE(user_error_of([&] { run.engine->step(); }), "");
+}
+
+TEST_F(EarlyUpdateTest, ARejectedReadDoesNotHideAWriteToWeights) {
+  for (const std::string tier : {"cpu", "nvme"}) {
+    const Outcome done =
+        shell(launch(1, writes_and_reads_before_the_update,
+                     kStops + "strategy=zero1 train.gradient_accumulation=1 train.dtype=bf16" + states(tier)));
+    EXPECT_EQ(done.code, 0) << done.output;
+  }
+}
+
+// Writes through a raw pointer to the last element of a weight, which libtorch does not count.
+RANK_BODY(writes_through_a_pointer, Run) {
+  run.build();
+  step(run);
+  run.engine->backward(run.model->loss(1, run.engine->micro_index()));
+  const torch::Tensor weight = run.model->named_parameters()["twice.bias"];
+  *(weight.data_ptr<float>() + weight.numel() - 1) += 1;
+  EXPECT_NE(user_error_of([&] { run.engine->step(); }), "");
+}
+
+TEST_F(EarlyUpdateTest, DetectsAWriteThroughAPointer) {
+  const Outcome done = shell(
+      launch(1, writes_through_a_pointer, kStops + "strategy=zero1 train.gradient_accumulation=1" + states("cpu")));
+  EXPECT_EQ(done.code, 0) << done.output;
+}
+
+TEST_F(EarlyUpdateTest, HasTheSameBitsWithOtherWaysToRunAStep) {
+  std::string jobs;
+  const std::vector<std::string> ways{"gradients.reduce=last_micro_step",
+                                      "gradients.overlap=false",
+                                      "offload.device_fraction=0.4",
+                                      "offload.activations=nvme offload.activation_bytes=1",
+                                      "checkpoint.dir=c checkpoint.every=1 checkpoint.async=true",
+                                      "strategy.zero2.bucket_bytes=4KiB"};
+  const auto name = [](std::size_t way, bool overlap) {
+    return "way" + std::to_string(way) + (overlap ? "early" : "late");
+  };
+  for (std::size_t i = 0; i < ways.size(); ++i)
+    for (const bool overlap : {false, true})
+      jobs += "job.name=" + name(i, overlap) + " offload.overlap=" + (overlap ? "true " : "false ") + kStops + disk() +
+              ways[i] + "\n";
+  run(2, jobs, "strategy=zero2 train.steps=4 train.gradient_accumulation=2");
+  for (std::size_t i = 0; i < ways.size(); ++i) {
+    EXPECT_EQ(hash(name(i, true)), hash(name(i, false))) << ways[i];
+    EXPECT_GT(number(name(i, true), "/overlap/states_early"), 0) << ways[i];
+  }
+}
+
 TEST_F(EarlyUpdateTest, RepeatsABackwardThatFailed) {
   const std::string how = kStops + "strategy=zero2 train.steps=4 train.gradient_accumulation=1 parity.model=large ";
   train_plain(how);
@@ -289,7 +395,7 @@ TEST_F(EarlyUpdateTest, RepeatsABackwardThatFailed) {
   EXPECT_EQ(hash("repeated"), hash("plain"));
 }
 
-// The gradients of a schedule that the program sets, and clipping, edits and the norm, keep the order of today.
+// Skipping, clipping, the norm, and gradients on a disk or narrower than weights need all gradients first.
 TEST_F(EarlyUpdateTest, WaitsForBackwardWhereTheResultCouldDiffer) {
   std::string jobs;
   for (const auto& [name, keys] :
@@ -309,6 +415,8 @@ TEST_F(EarlyUpdateTest, WaitsForBackwardWhereTheResultCouldDiffer) {
 // A rank transfers about 24 tiles per step: the faults are in steps 2, 3 and 4, the first ones with early updates.
 TEST_F(EarlyUpdateTest, FaultsOfTheTierEndTheJobAndKeepTheCheckpoint) {
   train_plain("strategy=zero2 train.steps=4");
+  run(2, "job.name=without_faults " + kStops + disk() + "offload.optimizer=nvme", "strategy=zero2 train.steps=4");
+  EXPECT_GT(number("without_faults", "/overlap/states_early"), 0);
   const std::string how = kStops + "strategy=zero2 train.steps=4 checkpoint.dir=c checkpoint.every=2 job.name=f" +
                           disk() + "offload.optimizer=" + kFailing;
   for (const std::string fault : {"read=EIO@", "write=EIO@", "write=ENOSPC@", "flip@"})

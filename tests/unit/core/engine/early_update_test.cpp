@@ -14,8 +14,9 @@ namespace {
 using namespace host;
 
 struct EarlyUpdateFixture {
-  explicit EarlyUpdateFixture(const std::vector<std::string>& overrides, Trace* spans = nullptr)
-      : rig(overrides), trace(spans) {
+  explicit EarlyUpdateFixture(const std::vector<std::string>& overrides, Trace* spans = nullptr,
+                              const FakeParameters& parameters = {{"a", 1500}, {"b", 40}})
+      : rig(overrides, nullptr, parameters), trace(spans) {
     for (const update::UpdateSlice& slice : state.slices())
       std::fill_n(static_cast<float*>(slice.grad.data), slice.grad.count, 2.0f);
   }
@@ -176,6 +177,19 @@ TEST_P(EarlyUpdateTest, ReportsAStrategyThatUsesGradientsMoreOftenThanInTheFirst
                          "false"),
             std::string::npos)
       << failure;
+}
+
+// Parameter "c" begins in the second tile of 1024 elements, so the tiles cut its norm blocks.
+TEST(EarlyUpdateTilesTest, WaitForEveryNormBlockThatTheyOverlap) {
+  const test::Scratch scratch;
+  EarlyUpdateFixture f(in("nvme", scratch.folder().string()), nullptr, {{"a", 1500}, {"c", 3000}});
+  f.record();
+  f.begin();
+  f.reduce(0);
+  const update::UpdateSlice& c = f.state.slices()[f.state.slices_of(1)[0]];
+  f.early.gradients_reduced(bytes_of(c.grad) + 4 * plan::kNormBlock, 3000 - plan::kNormBlock, true);
+  f.early.finish();
+  EXPECT_EQ(f.early.adopt().tiles, (std::vector<char>{1, 0, 0, 1, 1})) << "the first norm block of c is missing";
 }
 
 INSTANTIATE_TEST_SUITE_P(Tiers, EarlyUpdateTest, ::testing::Values("cpu", "nvme"),

@@ -62,7 +62,7 @@ TEST(NormBlocksTest, AddsTheSquaresOfAllElementsButPadding) {
 // The gradients change after they were reported as final, which shows when they were added up.
 TEST(NormBlocksTest, SumsFinalGradientsEarlyAndOnce) {
   NormBlocksFixture f;
-  f.blocks.begin_final_micro_step();
+  f.blocks.begin_micro_step(true);
   f.finalize(0, 1500);
   f.set_a(10);
   EXPECT_EQ(f.sum_of_squares(), 1500 * 4 + 40 * 9);
@@ -73,7 +73,7 @@ TEST(NormBlocksTest, SumsFinalGradientsEarlyAndOnce) {
 
 TEST(NormBlocksTest, SumsTheBlocksOfSeveralParametersInOneBuffer) {
   NormBlocksFixture f;
-  f.blocks.begin_final_micro_step();
+  f.blocks.begin_micro_step(true);
   f.finalize(0, 1544);
   std::fill(f.gradients.begin(), f.gradients.end(), 10.0f);
   EXPECT_EQ(f.sum_of_squares(), 1500 * 4 + 40 * 9);
@@ -89,7 +89,7 @@ TEST(NormBlocksTest, SumsEarlyOnlyBlocksWhoseElementsAreAllFinal) {
                {1024, 476, 476, 1}, {1024, 475, 0, 0},  {1025, 475, 0, 0},  {1500, 4, 0, 0}};
   for (const auto& [first, count, early, blocks] : cases) {
     NormBlocksFixture f;
-    f.blocks.begin_final_micro_step();
+    f.blocks.begin_micro_step(true);
     f.finalize(first, count);
     f.set_a(10);
     EXPECT_EQ(f.sum_of_squares(), early * 4 + (1500 - early) * 100 + 40 * 9) << first << " " << count;
@@ -99,7 +99,7 @@ TEST(NormBlocksTest, SumsEarlyOnlyBlocksWhoseElementsAreAllFinal) {
 
 TEST(NormBlocksTest, SumsTheRestOfAParameterInALaterCall) {
   NormBlocksFixture f;
-  f.blocks.begin_final_micro_step();
+  f.blocks.begin_micro_step(true);
   f.finalize(1024, 476);
   f.finalize(0, 1024);
   f.set_a(10);
@@ -117,10 +117,10 @@ TEST(NormBlocksTest, SumsNothingEarlyBeforeTheFinalMicroStep) {
 
 TEST(NormBlocksTest, NewFinalMicroStepDiscardsSumsOfAnAbandonedStep) {
   NormBlocksFixture f;
-  f.blocks.begin_final_micro_step();
+  f.blocks.begin_micro_step(true);
   f.finalize(0, 1500);
   f.set_a(10);
-  f.blocks.begin_final_micro_step();
+  f.blocks.begin_micro_step(true);
   EXPECT_EQ(f.sum_of_squares(), 1500 * 100 + 40 * 9);
 }
 
@@ -128,7 +128,7 @@ TEST(NormBlocksTest, NewFinalMicroStepDiscardsSumsOfAnAbandonedStep) {
 TEST(NormBlocksTest, ReadsFinalGradientsWhereTheirValuesAre) {
   NormBlocksFixture f;
   const std::vector<float> values(500, 5);
-  f.blocks.begin_final_micro_step();
+  f.blocks.begin_micro_step(true);
   f.blocks.gradients_final(view_of(f.gradients, 1000, 500), values.data());  // block 1 begins at its 24th element
   EXPECT_EQ(f.sum_of_squares(), 1024 * 4 + 476 * 25 + 40 * 9);
   EXPECT_EQ(f.blocks.blocks_summed_early(), 1);
@@ -139,7 +139,7 @@ TEST(NormBlocksTest, IgnoresFinalGradientsThatItDoesNotUpdate) {
   const std::vector<float> other(2048, 5);
   zr_view narrow = view_of(f.gradients, 0, 1500);
   narrow.dtype = ZR_BF16;  // such as the gradient of one backward, before it is added to the sum
-  f.blocks.begin_final_micro_step();
+  f.blocks.begin_micro_step(true);
   f.blocks.gradients_final(view_of(other, 0, 2048), other.data());
   f.blocks.gradients_final(narrow, f.gradients.data());
   f.blocks.gradients_final(view_of(f.gradients, 0, 0), f.gradients.data());
@@ -163,7 +163,7 @@ TEST(NormBlocksTest, CountsNonFiniteElementsAndNamesTheFirstParameter) {
 TEST(NormBlocksTest, CountsNonFiniteElementsOfSumsComputedEarly) {
   NormBlocksFixture f;
   f.gradients[1030] = INFINITY;
-  f.blocks.begin_final_micro_step();
+  f.blocks.begin_micro_step(true);
   f.finalize(0, 1544);
   EXPECT_EQ(f.blocks.sum(), 1);
   EXPECT_EQ(f.blocks.blocks_summed_early(), 3);
@@ -177,7 +177,7 @@ TEST(NormBlocksTest, UpcastsNarrowGradients) {
   const zr_view a{narrow.data(), 1500, ZR_BF16, 0, {1, 0}}, b{narrow.data() + 1500, 40, ZR_BF16, 0, {1, 0}};
   const std::vector<update::UpdateSlice> slices{slice_of(0, 0, a), slice_of(1, 0, b)};
   engine::NormBlocks blocks(rig.context(), slices);
-  blocks.begin_final_micro_step();
+  blocks.begin_micro_step(true);
   blocks.gradients_final(a, narrow.data());
   EXPECT_EQ(blocks.sum(), 0);
   EXPECT_EQ(blocks.blocks_summed_early(), 2);
@@ -191,7 +191,7 @@ TEST(NormBlocksTest, JoinsSlicesThatCutAParameterBetweenBlocks) {
                                              slice_of(1, 0, view_of(f.gradients, 1504, 40))};
   engine::NormBlocks blocks(f.rig.context(), cut);
   EXPECT_EQ(blocks.own_blocks(), 3);
-  blocks.begin_final_micro_step();
+  blocks.begin_micro_step(true);
   blocks.gradients_final(view_of(f.gradients, 512, 1032), f.gradients.data() + 512);
   EXPECT_EQ(blocks.sum(), 0);
   EXPECT_EQ(blocks.blocks_summed_early(), 2) << "all but the first block";

@@ -51,10 +51,12 @@ class OneRankControl final : public host::control::Control {
   std::map<std::string, std::string> words_;
 };
 
+using FakeParameters = std::vector<std::pair<std::string, int64_t>>;  // name and elements
+
 /// Each parameter has the values 0.5, 1, 1.5, ...; one float buffer. The test supplies the gradients.
 class FakeModel final : public host::model::Model {
  public:
-  explicit FakeModel(std::vector<std::pair<std::string, int64_t>> parameters) {
+  explicit FakeModel(FakeParameters parameters) {
     for (auto& [name, count] : parameters) {
       host::plan::Parameter parameter;
       parameter.name = name;
@@ -156,12 +158,13 @@ inline host::engine::Setup one_rank_setup(const std::string& folder, const std::
   return setup;
 }
 
-/// A job that is planned, with a model of two parameters: "a" of 1500 elements, "b" of 40.
+/// A job that is planned.
 class OneRankJob {
  public:
   /// `strategy`: in place of the component that the configuration names, whose keys it has.
-  explicit OneRankJob(const std::vector<std::string>& overrides = {}, const zr_component* strategy = nullptr)
-      : job(setup(scratch_.folder().string(), overrides, strategy), model, nullptr) {}
+  explicit OneRankJob(const std::vector<std::string>& overrides = {}, const zr_component* strategy = nullptr,
+                      const FakeParameters& parameters = {{"a", 1500}, {"b", 40}})
+      : model(parameters), job(setup(scratch_.folder().string(), overrides, strategy), model, nullptr) {}
   const host::engine::StepContext& context() const { return job.context; }
   std::string folder() const { return scratch_.folder().string(); }
 
@@ -175,7 +178,7 @@ class OneRankJob {
   const test::Scratch scratch_;
 
  public:
-  FakeModel model{{{"a", 1500}, {"b", 40}}};
+  FakeModel model;
   host::engine::PlannedJob job;
 };
 
