@@ -207,9 +207,16 @@ TEST(EarlyUpdateObstacleTest, NamesWhatPreventsAnEarlyUpdate) {
   };
   EXPECT_EQ(with({}), "");
   EXPECT_EQ(obstacle({"train.nonfinite=stop"}), "no optimizer state is on a tier");
-  EXPECT_EQ(obstacle({"offload.optimizer=cpu"}), "train.nonfinite is not \"stop\"");
+  EXPECT_EQ(obstacle({"offload.optimizer=cpu"}),
+            "train.nonfinite = \"skip\" may skip it, and memory to undo it needs memory.host_budget, or "
+            "offload.speculate = \"always\"");
+  EXPECT_EQ(obstacle({"offload.optimizer=cpu", "offload.speculate=always"}), "");
+  EXPECT_EQ(obstacle({"offload.optimizer=cpu", "memory.host_budget=1GiB"}), "");
+  EXPECT_EQ(obstacle({"offload.optimizer=cpu", "memory.host_budget=40KiB"}),
+            "train.nonfinite = \"skip\" may skip it, and memory to undo it does not fit in memory.host_budget");
   EXPECT_EQ(with({"offload.overlap=false"}), "offload.overlap is false");
-  EXPECT_EQ(with({"train.gradient_clipping=1"}), "train.gradient_clipping needs the norm of all gradients");
+  EXPECT_EQ(with({"train.gradient_clipping=1", "offload.speculate=never"}),
+            "train.gradient_clipping may clip it, and offload.speculate is \"never\"");
   EXPECT_EQ(with({"optimizer=lamb"}), "the optimizer is not elementwise");
   EXPECT_EQ(with({"gradients.dtype=bf16"}), "gradients.dtype is narrower than the weights");
   const test::Scratch scratch;

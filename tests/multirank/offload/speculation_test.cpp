@@ -1,0 +1,195 @@
+// Updates that begin during backward although the step may still be clipped or skipped: they are kept or undone, and
+// the result is that of an update after backward.
+#include <gmock/gmock.h>
+
+#include <limits>
+
+#include "support/offload_test.hpp"
+#include "support/user_error.hpp"
+
+namespace zr::test {
+namespace {
+
+using engine_tests::Run;
+
+const std::string kAlways = "offload.speculate=always ";
+
+class SpeculationTest : public OffloadTest {
+ protected:
+  std::string states(const std::string& tier) const {
+    return tier == "cpu" ? " offload.optimizer=cpu " : disk() + "offload.optimizer=" + tier + " ";
+  }
+  void train(int ranks, const RankBody& body, const std::string& name, const std::string& how) {
+    const Outcome done = shell(launch(ranks, body, how + " job.name=" + name));
+    ASSERT_EQ(done.code, 0) << name << ": " << how << done.output;
+  }
+  // The gradient norms of a run, sorted.
+  std::vector<double> norms(const std::string& name) const {
+    std::vector<double> all;
+    std::ifstream rows(scratch_.path("runs/" + name + "/metrics.jsonl"));
+    for (std::string row; std::getline(rows, row);) all.push_back(Json::parse(row).at("grad_norm").get<double>());
+    std::sort(all.begin(), all.end());
+    return all;
+  }
+  // A checkpoint of the last step, without that of an earlier run.
+  std::string saves(const std::string& name, int steps) const {
+    fs::remove_all(scratch_.path("c" + name));
+    return " checkpoint.dir=c" + name + " checkpoint.every=" + std::to_string(steps);
+  }
+  std::map<std::string, std::string> saved(const std::string& name, int steps) const {
+    return contents(scratch_.path("c" + name + "/step-0000000" + std::to_string(steps)));
+  }
+};
+
+class SpeculationBits : public SpeculationTest, public ::testing::WithParamInterface<int> {};
+
+TEST_P(SpeculationBits, AreThoseOfTheUpdateAfterBackwardForAnyClipping) {
+  constexpr int kSteps = 6;
+  for (const std::string how :
+       {"train.dtype=fp32", "train.dtype=bf16 parity.model=unused", "train.dtype=bf16 gradients.dtype=bf16",
+        "train.dtype=fp16 fp16.loss_scale=256", "train.dtype=bf16 offload.device_fraction=0.4"}) {
+    const std::string common = how + " train.gradient_accumulation=2 train.steps=" + std::to_string(kSteps) + " ";
+    train(GetParam(), engine_tests::trains, "unclipped", common + "strategy=zero1");
+    const std::vector<double> norms = this->norms("unclipped");
+    const std::string sometimes = std::to_string((norms[kSteps / 2 - 1] + norms[kSteps / 2]) / 2);
+    for (const std::string clip : {std::string("1e6"), sometimes, std::string("1e-4")}) {
+      const std::string clipped = common + " train.gradient_clipping=" + clip + " ";
+      train(GetParam(), engine_tests::trains, "after",
+            clipped + "strategy=zero1 offload.overlap=false" + states("nvme") + saves("after", kSteps));
+      for (const std::string strategy : {"zero0", "zero2", "zero3"})
+        for (const std::string tier : {"cpu", "nvme"}) {
+          const std::string name = strategy + tier;
+          train(GetParam(), engine_tests::trains, name,
+                clipped + kAlways + "strategy=" + strategy + states(tier) + saves(name, kSteps));
+          EXPECT_EQ(hash(name), hash("after")) << clipped << name;
+          EXPECT_EQ(losses(name), losses("after")) << clipped << name;
+          EXPECT_TRUE(saved(name, kSteps) == saved("after", kSteps)) << clipped << name << " saves other states";
+          const int64_t kept = number(name, "/overlap/updates_early"), undone = number(name, "/overlap/updates_undone");
+          EXPECT_EQ(kept > 0, clip != "1e-4") << clipped << name;
+          EXPECT_EQ(undone > 0, clip != "1e6") << clipped << name;
+          EXPECT_EQ(kept + undone, kSteps - 1) << clipped << name << ": the first step records the order";
+        }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, SpeculationBits, ::testing::Values(1, 2, 3), ::testing::PrintToStringParamName());
+
+// In steps 3 and 5 the loss of the last rank is infinite.
+RANK_BODY(has_infinite_gradients, Run) {
+  run.build();
+  while (!run.engine->done()) {
+    zr::Engine& engine = *run.engine;
+    const bool infinite =
+        engine.step_index() % 2 == 0 && engine.step_index() > 0 && engine.rank() + 1 == engine.world();
+    const auto loss = run.model->loss(engine.step_index(), engine.micro_index());
+    engine.backward(infinite ? loss * std::numeric_limits<float>::infinity() : loss);
+    engine.step();
+  }
+}
+
+TEST_F(SpeculationTest, SkippedStepsChangeNothing) {
+  for (const std::string how :
+       {"train.dtype=bf16 train.steps=6 ", "train.dtype=fp32 train.steps=6 train.gradient_clipping=1e6 ",
+        "train.dtype=fp16 fp16.initial_scale_power=40 fp16.hysteresis=1 train.steps=6 "}) {
+    const std::string common = std::string(how) + "train.gradient_accumulation=1 ";
+    train(2, has_infinite_gradients, "after", common + "strategy=zero1 offload.overlap=false" + saves("after", 6));
+    for (const std::string strategy : {"zero0", "zero3"})
+      for (const std::string tier : {"cpu", "nvme"}) {
+        const std::string name = strategy + tier;
+        train(2, has_infinite_gradients, name,
+              common + kAlways + "strategy=" + strategy + states(tier) + saves(name, 6));
+        EXPECT_EQ(hash(name), hash("after")) << common << name;
+        EXPECT_EQ(losses(name), losses("after")) << common << name;
+        EXPECT_TRUE(saved(name, 6) == saved("after", 6)) << common << name << " saves other states";
+        EXPECT_EQ(summary(name)["skipped"], summary("after")["skipped"]) << common << name;
+      }
+  }
+}
+
+// Between the last backward and step(), the program reads, replaces and writes what the update changes.
+RANK_BODY(uses_states_before_the_update, Run) {
+  run.build();
+  zr::Engine& engine = *run.engine;
+  const auto parameters = run.model->named_parameters();
+  for (int steps = 0; !engine.done(); ++steps) {
+    engine.backward(run.model->loss(engine.step_index(), engine.micro_index()));
+    const torch::NoGradGuard no_grad;
+    switch (steps % 8) {
+      case 1: engine.set("twice.bias", zr::TensorKind::value, engine.get("twice.bias") + 1); break;
+      case 2:
+        engine.set("twice.bias", zr::TensorKind::state, engine.get("twice.bias", zr::TensorKind::state, "exp_avg") * 2,
+                   "exp_avg");
+        break;
+      case 3: parameters["twice.bias"].add_(0.5); break;
+      case 4: engine.set_lr(0.002); break;
+      case 5: engine.weights_hash(); break;
+      case 6: {
+        const auto scope = zr::gather(parameters["twice.bias"]);
+        parameters["twice.bias"].mul_(2);
+      } break;
+      case 7: *parameters["twice.bias"].data_ptr<float>() += 1; break;
+      default: break;
+    }
+    engine.step();
+  }
+}
+
+TEST_F(SpeculationTest, GivesWayToCallsBetweenBackwardAndStep) {
+  const std::string common = "train.steps=9 train.gradient_accumulation=1 train.gradient_clipping=1e6 ";
+  train(2, uses_states_before_the_update, "after", common + "strategy=zero1 offload.overlap=false" + saves("after", 9));
+  for (const std::string tier : {"cpu", "nvme"}) {
+    train(2, uses_states_before_the_update, tier, common + kAlways + "strategy=zero1" + states(tier) + saves(tier, 9));
+    EXPECT_EQ(hash(tier), hash("after")) << tier;
+    EXPECT_EQ(losses(tier), losses("after")) << tier;
+    EXPECT_TRUE(saved(tier, 9) == saved("after", 9)) << tier << " saves other states";
+    EXPECT_GT(number(tier, "/overlap/updates_undone"), 4) << tier;
+  }
+}
+
+TEST_F(SpeculationTest, IsPlannedIfItFitsInTheHostBudget) {
+  const std::string common = "strategy=zero2 train.steps=3 train.gradient_accumulation=1 train.gradient_clipping=1e6 ";
+  run(2,
+      "job.name=none" + states("nvme") + "\njob.name=fits memory.host_budget=1GiB" + states("nvme") +
+          "\njob.name=never memory.host_budget=1GiB offload.speculate=never" + states("nvme") +
+          "\njob.name=memory memory.host_budget=1GiB" + states("cpu") + "\n",
+      common);
+  for (const std::string name : {"none", "never"}) EXPECT_EQ(number(name, "/overlap/updates_early"), 0) << name;
+  for (const std::string name : {"fits", "memory"}) EXPECT_EQ(number(name, "/overlap/updates_early"), 2) << name;
+  for (const std::string tier : {"host", "disk"})
+    for (const std::string kind : {"staging", "optimizer"}) {
+      const std::string at = "/memory/" + tier + "/" + kind;
+      for (const std::string name : {"none", "fits", "memory"})
+        EXPECT_EQ(number(name, at + "/planned"), number(name, at + "/peak")) << name << at;
+    }
+  EXPECT_EQ(number("fits", "/memory/disk/optimizer/peak"), 2 * number("none", "/memory/disk/optimizer/peak"));
+}
+
+// With "auto", updates wait for backward while more than half of the last steps were clipped.
+TEST_F(SpeculationTest, StopsWhileMostStepsAreClipped) {
+  const std::string common =
+      "strategy=zero2 train.steps=5 train.gradient_accumulation=1 train.gradient_clipping=1e-4 memory.host_budget=1GiB";
+  run(2, "job.name=auto" + states("cpu") + "\njob.name=always " + kAlways + states("cpu") + "\n", common);
+  EXPECT_EQ(number("auto", "/overlap/updates_undone"), 0);
+  EXPECT_EQ(number("always", "/overlap/updates_undone"), 4);
+  EXPECT_EQ(hash("auto"), hash("always"));
+}
+
+TEST_F(SpeculationTest, FaultsOfTheTierEndTheJobAndKeepTheCheckpoint) {
+  const std::string common = "strategy=zero2 train.steps=4 train.gradient_clipping=1e6 ";
+  train(2, engine_tests::trains, "plain", common);
+  const std::string how =
+      common + kAlways + "checkpoint.dir=c checkpoint.every=2 job.name=f" + disk() + "offload.optimizer=" + kFailing;
+  for (const std::string fault : {"read=EIO@", "write=EIO@", "write=ENOSPC@", "flip@"})
+    for (const std::string count : {"30", "55", "80"}) {
+      fs::remove_all(scratch_.path("c"));
+      const Outcome failed = shell("ZR_TIER_FAULT=" + fault + count + " " + launch(2, engine_tests::trains, how));
+      EXPECT_EQ(failed.code, 3) << fault << count << failed.output;
+      const Outcome rest = shell(launch(2, engine_tests::trains, how + " checkpoint.resume=true"));
+      ASSERT_EQ(rest.code, 0) << fault << count << rest.output;
+      EXPECT_EQ(hash("f"), hash("plain")) << fault << count;
+    }
+}
+
+}  // namespace
+}  // namespace zr::test
