@@ -41,8 +41,8 @@ std::set<std::string> keys_of_fields(const config::JobConfig& c) {
   add_keys(keys, share_weights, timeout);
   const auto& [dir, every, keep, async, on_signal, resume, fallback, init, strict, convert] = c.checkpoint();
   add_keys(keys, dir, every, keep, async, on_signal, resume, fallback, init, strict, convert);
-  const auto& [optimizer, gradients, parameters, activations, early, bytes, fraction, tiers] = c.offload();
-  add_keys(keys, optimizer, gradients, parameters, activations, early, bytes, fraction, tiers);
+  const auto& [optimizer, gradients, parameters, activations, early, speculate, bytes, fraction, tiers] = c.offload();
+  add_keys(keys, optimizer, gradients, parameters, activations, early, speculate, bytes, fraction, tiers);
   return keys;
 }
 
