@@ -20,8 +20,10 @@ Choice dtype(const std::string& name) {
 Choice optimizer(const std::string& name) {
   return {name, "optimizer=" + name, [name](Recipe& r) { r.optimizer = name; }};
 }
+// With several micro-steps, states on tiers are updated during backward, and again if the step is clipped.
 Choice accumulation(int steps) {
-  return {"a" + std::to_string(steps), "train.gradient_accumulation=" + std::to_string(steps),
+  return {"a" + std::to_string(steps),
+          "train.gradient_accumulation=" + std::to_string(steps) + (steps > 1 ? " offload.speculate=always" : ""),
           [steps](Recipe& r) { r.micro_batches *= steps; }};
 }
 Choice ranks(int n) {
