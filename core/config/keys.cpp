@@ -117,10 +117,10 @@ void add_offload(std::vector<ConfigKey>& keys) {
            "exceed the device budget), or a tier"));
   keys.push_back(
       flag("offload", "overlap", "true", "update states on tiers during backward where this cannot change the result"));
-  keys.push_back(
-      text("offload", "speculate", "\"auto\"",
-           "offload.overlap also in steps that may be skipped or clipped, with a second copy of the states: "
-           "auto (if it fits in memory.host_budget, and while at most half of the steps are), always, never"));
+  keys.push_back(text("offload", "speculate", "\"auto\"",
+                      "offload.overlap also in steps that may be skipped or clipped, with a second copy of the states: "
+                      "auto (if it fits in memory.host_budget, and while at most half of the steps are), always, never",
+                      {"auto", "always", "never"}));
   ConfigKey min_activation{"offload", "activation_bytes", ZR_KEY_BYTES, "\"64KiB\"",
                            "smaller activations stay on the device"};
   min_activation.min = 1;

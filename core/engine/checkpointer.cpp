@@ -276,6 +276,7 @@ CheckpointLoadReport Checkpointer::load(const std::string& path, const Checkpoin
   loader.check();
   if (options.provide_values) options.provide_values(loader.names_to_read());
   if (loader.has_repeated()) run_on_all_ranks(checkpoint_comm(), [&] { loader.compare_repeated(); });
+  parts_.update.forget_begin();
   progress.begin_load();
   parts_.recorder.clear_hash();
   const int64_t chunk_bytes = from.largest_chunk();

@@ -244,13 +244,14 @@ void EarlyUpdate::finish() {
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
-void EarlyUpdate::abandon() {
+std::exception_ptr EarlyUpdate::abandon() {
   MutexLock lock(mutex_);
-  if (!is_active_) return;
+  if (!is_active_) return nullptr;
   is_stopped_ = true;
   changed_.wait(lock, [&]() ZR_REQUIRES(mutex_) { return !is_busy_; });
   end();
   if (!is_recorded_) std::ranges::fill(uses_, Uses{});
+  return std::exchange(failure_, nullptr);
 }
 
 void EarlyUpdate::forget_order() {

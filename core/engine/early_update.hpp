@@ -59,7 +59,8 @@ class EarlyUpdate {
   void finish() ZR_EXCLUDES(mutex_);
   /// Ends what begin() began as soon as the worker is idle. Unless drop() follows, call it only before a collective has
   /// used gradients of the last micro-step.
-  void abandon() ZR_EXCLUDES(mutex_);
+  /// Returns the worker's failure, or null.
+  std::exception_ptr abandon() ZR_EXCLUDES(mutex_);
   /// The collectives of a step may change: the next step records them again. Between steps.
   void forget_order() ZR_EXCLUDES(mutex_);
   /// Elements updated since begin(). After finish().

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/log.hpp"
 #include "base/text.hpp"
 #include "engine/all_gather.hpp"
 #include "update/schedule.hpp"
@@ -24,6 +25,7 @@ OptimizerUpdate::OptimizerUpdate(const StepContext& context, ShardedState& state
 }
 
 void OptimizerUpdate::allow_early(const Parts& parts, Trace* trace) {
+  if (context_.plan.input.tiers.size() == 1) return;
   const config::JobConfig& config = context_.config();
   is_in_place_ = EarlyUpdate::is_in_place(config);
   if (!is_in_place_ && config.offload().speculate == config::SpeculateRule::never) return;
@@ -55,7 +57,8 @@ void OptimizerUpdate::begin_early() {
   if (!parts_ || edits_gradients() || !is_worthwhile()) return;
   TrainingProgress& progress = parts_->progress;
   const double weight = progress.weights().back();
-  if (begun_ && weight != begun_->weight)
+  if (begun_ && weight != begun_->weight && !is_in_place_) begun_->has_other_weight = true;
+  if (begun_ && weight != begun_->weight && is_in_place_)
     fail_user(fmt::format(
         "engine.backward(loss, weight): the weight is {}, but the failed call that this one repeats had {}; "
         "pass the same weight, or set offload.overlap = false",
@@ -68,7 +71,7 @@ void OptimizerUpdate::begin_early() {
     begun_ = {has_weight, weight, totals.weight * progress.loss_scale().value(), rate, std::move(totals.touched)};
     if (has_weight && is_in_place_) progress.begin_early_update();
   }
-  if (!early_ || !begun_->has_weight || begun_->is_undone) return;
+  if (!early_ || !begun_->has_weight || begun_->is_undone || begun_->has_other_weight) return;
   if (!context_.model.may_be_written_untracked().empty()) return;  // weights are compared with masters at the end
   parts_->monitor.collect_writes();
   if (parts_->monitor.has_written()) return;  // libtorch does not count writes to a tensor of the program
@@ -83,7 +86,8 @@ void OptimizerUpdate::begin_early() {
 }
 
 void OptimizerUpdate::cancel_early() {
-  if (std::exchange(is_early_, false)) early_->abandon();
+  if (!std::exchange(is_early_, false)) return;
+  if (const std::exception_ptr failure = early_->abandon()) early_failure_ = failure;
 }
 
 // The same on all ranks.
@@ -99,12 +103,16 @@ void OptimizerUpdate::undo_early() {
 }
 
 void OptimizerUpdate::before_access(const std::string& call) {
+  if (!parts_) return;
+  parts_->progress.check_broken_off();
   if (!begun_) return;
   if (is_in_place_) parts_->progress.check_no_early_update(call);
   begun_->is_undone = true;
-  if (!is_early_) return;
-  early_->abandon();
-  undo_early();
+  if (is_early_) {
+    if (const std::exception_ptr failure = early_->abandon()) early_failure_ = failure;
+    undo_early();
+  }
+  if (early_failure_) std::rethrow_exception(early_failure_);
 }
 
 void OptimizerUpdate::end_early() {
@@ -124,12 +132,15 @@ void OptimizerUpdate::end_early() {
 
 void OptimizerUpdate::step_failed() {
   if (!parts_) return;
-  if (!is_in_place_) {
-    if (is_early_ && !early_failure_) undo_early();
-    return;
-  }
   TrainingProgress& progress = parts_->progress;
-  if (!progress.updates_early()) return;
+  bool is_undone = !progress.updates_early();
+  if (!is_in_place_ && is_early_ && !early_failure_) try {
+      undo_early();
+    } catch (const std::exception& failure) {
+      log(ZR_LOG_ERROR, failure.what());
+      is_undone = false;
+    }
+  if (is_undone) return;
   progress.break_off(
       fmt::format("training stopped in step {}, because engine.step() failed after a part of the update had run during "
                   "backward; resume from the last checkpoint",

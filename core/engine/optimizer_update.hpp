@@ -102,8 +102,11 @@ class OptimizerUpdate {
   void step_failed();
   /// Call if the number of micro-steps changes, between steps.
   void forget_order() {
+    forget_begin();
     if (early_) early_->forget_order();
   }
+  /// Call before a step begins again with other counters, because a checkpoint is loaded. All ranks call it.
+  void forget_begin() { begun_.reset(); }
   /// Updates this rank's masters, states and weights. Collective if the optimizer needs sums over parameters.
   void run(const Input& input);
 
@@ -115,7 +118,8 @@ class OptimizerUpdate {
     double divisor;             // of reduced gradients
     double rate;                // learning rate of a group with lr_scale 1
     std::vector<char> touched;  // by parameter: not 0 if an earlier micro-batch of the step had a gradient on any rank
-    bool is_undone = false;     // before_access() was called: the update runs after backward
+    bool is_undone = false;     // before_access() was called: the update runs after backward, on all ranks
+    bool has_other_weight = false;  // this rank repeats a failed backward with another weight: after backward
   };
   double next_learning_rate(int64_t index, const char* call) const;
   bool is_worthwhile() const;

@@ -218,6 +218,7 @@ void check_host_budget(const config::JobConfig& config, const plan::MemoryPlan& 
   if (budget == 0 || bytes <= budget) return;
   // The largest use of host memory determines the suggested change.
   std::map<MemoryKind, int64_t> kinds = plan.bytes_by_kind(Tier::host);
+  const plan::MemoryPlan::SecondCopy copy = plan.second_copy();
   const std::pair<int64_t, const char*> holders[] = {
       {context.communicator.value_or(0),
        "start fewer ranks on this node, because the communicator of each rank takes memory"},
@@ -226,7 +227,8 @@ void check_host_budget(const config::JobConfig& config, const plan::MemoryPlan& 
        "keep more of offload.optimizer on the device, or set it to a disk tier"},
       {kinds[MemoryKind::gradients], "set offload.gradients to \"device\" or to a disk tier"},
       {kinds[MemoryKind::weights], "set offload.parameters to \"device\" or to a disk tier"},
-      {kinds[MemoryKind::staging] + kinds[MemoryKind::other],
+      {copy.weights + copy.states, "set offload.speculate = \"never\""},
+      {kinds[MemoryKind::staging] + kinds[MemoryKind::other] - copy.weights - copy.states,
        "use smaller or fewer blocks on the disk tier, or keep gradients and parameters in memory"}};
   const auto largest_use = std::max_element(std::begin(holders), std::end(holders),
                                             [](const auto& a, const auto& b) { return a.first < b.first; });

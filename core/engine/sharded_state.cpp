@@ -108,14 +108,12 @@ void ShardedState::allocate_second_copy() {
   undo_ = allocate(copy.states, "states before the update");
 }
 
-// Without memory for it, new weights replace the gradients.
 void ShardedState::place_copies(update::UpdateSlice& slice) {
   const auto take = [](const offload::TrackedMemory& memory, int64_t& used, int64_t count, zr_dtype dtype) {
     const zr_view view{memory.data() + used, count, dtype, 0, {1, 0}};
     used += count * size_of(dtype);
     return view;
   };
-  slice.new_weight = {slice.grad.data, slice.count, slice.weight.dtype, 0, {1, 0}};
   if (!context_.plan.placement.speculates) return;
   const int64_t padded = round_up(slice.count, plan::kAlign);
   slice.new_weight = part_of(take(new_weights_, new_weights_used_, padded, slice.weight.dtype), 0, slice.count);

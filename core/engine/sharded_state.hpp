@@ -116,7 +116,7 @@ class ShardedState {
                                  const plan::StateRange& range) const;
   void make_slices();
   void allocate_second_copy();
-  // Sets where an update that begins before the end of backward stores new weights, and what it may have to undo.
+  // Sets where an update that may have to be undone stores new weights, and the states before it.
   void place_copies(update::UpdateSlice& slice);
   void bind_strategy();
   // The index of the fp32 masters in RankPlan::state_arrays.

@@ -76,7 +76,7 @@ void TensorAccess::read(uint32_t param, LogicalTensor kind, const std::string& s
   const TrainingProgress& progress = parts_.progress;
   progress.check_complete();
   kind == LogicalTensor::gradient ? progress.check_gradients(parameter.name)
-                                  : progress.check_no_early_update(fmt::format("engine.get('{}')", parameter.name));
+                                  : parts_.update.before_access(fmt::format("engine.get('{}')", parameter.name));
   if (kind == LogicalTensor::value) {
     // Until a zr::gather scope ends, only some strategies make writes inside it visible here.
     context_.model.check_scope(param, fmt::format("engine.get('{}')", parameter.name));

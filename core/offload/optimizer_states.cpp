@@ -69,7 +69,13 @@ void OptimizerStates::allocate_tiles(std::size_t tier) {
     bytes *= 2;
     for (TierStore::LedgerEntry& entry : held) entry.bytes *= 2;
   }
-  if (bytes > 0) allocations_[tier] = TierAllocation(*tiers_[tier], bytes, std::move(held));
+  if (bytes > 0) try {
+      allocations_[tier] = TierAllocation(*tiers_[tier], bytes, std::move(held));
+    } catch (const EnvironmentError& failure) {
+      if (!plan_.placement.speculates) throw;
+      fail_environment(
+          fmt::format("{}; half of it is the second copy of offload.speculate; set it to \"never\"", failure.what()));
+    }
 }
 
 // Allocates the staging memory for tiles, aligned for all disks, and registers it with them.
@@ -278,7 +284,7 @@ std::vector<update::UpdateSlice> OptimizerStates::slices_in(const TilePass& pass
     slice.count = part.count;
     slice.weight = part_of(part.slice->weight, skip, part.count);
     slice.grad = part_of(part.slice->grad, skip, part.count);
-    slice.new_weight = part_of(part.slice->new_weight, skip, part.count);
+    if (slice.new_weight.data) slice.new_weight = part_of(slice.new_weight, skip, part.count);
     if (plan_.has_master) slice.master = view_in_tile(index, tile, 0, part.first, part.count);
     for (std::size_t i = 0; i < slice.slots.size(); ++i)
       slice.slots[i] = view_in_tile(index, tile, plan_.array_of(slice.param, i), part.first, part.count);

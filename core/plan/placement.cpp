@@ -244,9 +244,16 @@ class TierAssigner {
     }
   }
   void assign_second_copy() {
-    plan_.placement.speculates = request_.speculation != Speculation::none && plan_.has_offloaded_states();
-    if (request_.speculation == Speculation::if_it_fits)
-      plan_.placement.speculates &= request_.host_capacity > 0 && free_bytes(Tier::host) >= 0;
+    constexpr int64_t kMargin = 16;  // that part of the host capacity stays free, for what is not planned
+    const bool buffers_in_memory = std::ranges::all_of(
+        plan_.rank_plan.buffers, [&](const Buffer& buffer) { return info(plan_.tier_of(buffer)).in_memory(); });
+    plan_.placement.speculates =
+        request_.speculation != Speculation::none && plan_.has_offloaded_states() && buffers_in_memory;
+    if (request_.speculation != Speculation::if_it_fits) return;
+    const bool activations_unknown =
+        !request_.activations_known && info(plan_.placement.activations).tier == Tier::host;
+    plan_.placement.speculates &= request_.host_capacity > 0 && !activations_unknown &&
+                                  free_bytes(Tier::host) >= request_.host_capacity / kMargin;
   }
   // Staging memory of a disk tier takes host memory too: moves states from host memory to the disk until all fits.
   void move_states_to_disk(std::vector<std::pair<int, int64_t>>& ends) {

@@ -36,7 +36,10 @@ std::vector<UpdateRange> cut(const plan::PlanInput& plan, const std::vector<Upda
 }
 
 zr_view gradients_of(const UpdateRange& range) { return part_of(range.slice->grad, range.begin, range.count); }
-zr_view new_weights_of(const UpdateRange& range) { return part_of(range.slice->new_weight, range.begin, range.count); }
+void* new_weights_of(const UpdateRange& range) {
+  const zr_view& instead = range.slice->new_weight;
+  return instead.data ? part_of(instead, range.begin, range.count).data : gradients_of(range).data;
+}
 zr_view weights_of(const UpdateRange& range) { return part_of(range.slice->weight, range.begin, range.count); }
 
 struct Copy {
@@ -166,7 +169,7 @@ void for_each_part(ThreadPool& pool, const plan::MemoryPlan& plan, const std::ve
       const Operands operands(range, input.copies_operands, upcasted, rounded);
       if (input.keeps_weights) copy_states(range, plan, false);
       fn(describe(range, plan, input, operands, slots.data()));
-      if (writes_weights) operands.write_back(input.keeps_weights ? new_weights_of(range).data : nullptr);
+      if (writes_weights) operands.write_back(input.keeps_weights ? new_weights_of(range) : nullptr);
     }
   });
 }
@@ -204,7 +207,7 @@ void adopt_weights(ThreadPool& pool, const plan::MemoryPlan& plan, const std::ve
     for (int64_t i = begin; i < end; ++i) {
       const UpdateRange& range = ranges[static_cast<std::size_t>(i)];
       const zr_view weights = weights_of(range);
-      copy_bytes(weights.data, new_weights_of(range).data, weights.count * size_of(weights.dtype), true);
+      copy_bytes(weights.data, new_weights_of(range), weights.count * size_of(weights.dtype), true);
     }
   });
 }

@@ -21,9 +21,9 @@ struct UpdateSlice {
   zr_view master;  // count 0: the fp32 weight is its own master
   zr_view grad;    // fp32 or narrower; the optimizer gets an upcast copy of narrower ones
   std::vector<zr_view> slots;
-  int64_t state_offset = 0;     // first element in the plan's state space
-  int tier = 0;                 // tier of master and slots in the plan; their views have no data if it is a disk
-  zr_view new_weight{};         // with UpdateInput::keeps_weights: where new weights are stored, may be `grad`
+  int64_t state_offset = 0;  // first element in the plan's state space
+  int tier = 0;              // tier of master and slots in the plan; their views have no data if it is a disk
+  zr_view new_weight{};      // with UpdateInput::keeps_weights: where new weights are stored; no data: in place of grad
   std::vector<zr_view> undo{};  // memory for copies of master, if there is one, and slots; empty: no copies
 };
 
@@ -49,8 +49,9 @@ struct UpdateInput {
   const std::vector<char>* touched;   // per parameter: 0 means no update
   bool copies_operands =
       false;  // states are off the device: gradients and weights are copied to them, and weights back
-  /// With copies_operands: new weights are stored in UpdateSlice::new_weight, and the weights stay as they are, until
-  /// adopt_weights() copies the new ones. Masters and slots are copied to UpdateSlice::undo first.
+  /// With copies_operands: new weights are stored in UpdateSlice::new_weight, or at the begin of each part's gradients,
+  /// whose elements must not be smaller; weights stay as they are until adopt_weights() copies the new ones. Masters
+  /// and slots are copied to UpdateSlice::undo first.
   bool keeps_weights = false;
   SumAccess sums = {};
 };
@@ -61,7 +62,7 @@ struct UpdateInput {
 void update(const std::vector<Optimizer>& optimizers, ThreadPool& pool, const plan::MemoryPlan& plan,
             const std::vector<UpdateSlice>& slices, const UpdateInput& input);
 
-/// Copies the weights that update() with input.keeps_weights stored in UpdateSlice::new_weight. The other arguments
+/// Copies the weights that update() with input.keeps_weights stored. The other arguments
 /// must be those of that update.
 void adopt_weights(ThreadPool& pool, const plan::MemoryPlan& plan, const std::vector<UpdateSlice>& slices,
                    const UpdateInput& input);

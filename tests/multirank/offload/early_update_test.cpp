@@ -372,7 +372,8 @@ TEST_F(EarlyUpdateTest, HasTheSameBitsWithOtherWaysToRunAStep) {
                                       "offload.device_fraction=0.4",
                                       "offload.activations=nvme offload.activation_bytes=1",
                                       "checkpoint.dir=c checkpoint.every=1 checkpoint.async=true",
-                                      "strategy.zero2.bucket_bytes=4KiB"};
+                                      "strategy.zero2.bucket_bytes=4KiB",
+                                      "train.dtype=bf16 job.threads=2 parity.model=large"};
   const auto name = [](std::size_t way, bool overlap) {
     return "way" + std::to_string(way) + (overlap ? "early" : "late");
   };

@@ -37,7 +37,8 @@ class SpeculationTest : public OffloadTest {
     return " checkpoint.dir=c" + name + " checkpoint.every=" + std::to_string(steps);
   }
   std::map<std::string, std::string> saved(const std::string& name, int steps) const {
-    return contents(scratch_.path("c" + name + "/step-0000000" + std::to_string(steps)));
+    return contents(
+        scratch_.path("c" + name + (steps < 10 ? "/step-0000000" : "/step-000000") + std::to_string(steps)));
   }
 };
 
@@ -65,6 +66,8 @@ TEST_P(SpeculationBits, AreThoseOfTheUpdateAfterBackwardForAnyClipping) {
           EXPECT_EQ(losses(name), losses("after")) << clipped << name;
           EXPECT_TRUE(saved(name, kSteps) == saved("after", kSteps)) << clipped << name << " saves other states";
           const int64_t kept = number(name, "/overlap/updates_early"), undone = number(name, "/overlap/updates_undone");
+          const bool has_parts = GetParam() == 1 || strategy == "zero0" || how.find("unused") == std::string::npos;
+          if (!has_parts) continue;  // rank 0 owns the part that the last micro-batches leave unused
           EXPECT_EQ(kept > 0, clip != "1e-4") << clipped << name;
           EXPECT_EQ(undone > 0, clip != "1e6") << clipped << name;
           EXPECT_EQ(kept + undone, kSteps - 1) << clipped << name << ": the first step records the order";
@@ -91,7 +94,7 @@ RANK_BODY(has_infinite_gradients, Run) {
 TEST_F(SpeculationTest, SkippedStepsChangeNothing) {
   for (const std::string how :
        {"train.dtype=bf16 train.steps=6 ", "train.dtype=fp32 train.steps=6 train.gradient_clipping=1e6 ",
-        "train.dtype=fp16 fp16.initial_scale_power=40 fp16.hysteresis=1 train.steps=6 "}) {
+        "train.dtype=fp16 fp16.initial_scale_power=20 fp16.hysteresis=1 train.steps=6 "}) {
     const std::string common = std::string(how) + "train.gradient_accumulation=1 ";
     train(2, has_infinite_gradients, "after", common + "strategy=zero1 offload.overlap=false" + saves("after", 6));
     for (const std::string strategy : {"zero0", "zero3"})
@@ -103,6 +106,7 @@ TEST_F(SpeculationTest, SkippedStepsChangeNothing) {
         EXPECT_EQ(losses(name), losses("after")) << common << name;
         EXPECT_TRUE(saved(name, 6) == saved("after", 6)) << common << name << " saves other states";
         EXPECT_EQ(summary(name)["skipped"], summary("after")["skipped"]) << common << name;
+        EXPECT_TRUE(number(name, "/overlap/updates_early") > 0 || common.find("fp16") != std::string::npos) << name;
       }
   }
 }
@@ -115,7 +119,7 @@ RANK_BODY(uses_states_before_the_update, Run) {
   for (int steps = 0; !engine.done(); ++steps) {
     engine.backward(run.model->loss(engine.step_index(), engine.micro_index()));
     const torch::NoGradGuard no_grad;
-    switch (steps % 8) {
+    switch (steps) {
       case 1: engine.set("twice.bias", zr::TensorKind::value, engine.get("twice.bias") + 1); break;
       case 2:
         engine.set("twice.bias", zr::TensorKind::state, engine.get("twice.bias", zr::TensorKind::state, "exp_avg") * 2,
@@ -129,6 +133,12 @@ RANK_BODY(uses_states_before_the_update, Run) {
         parameters["twice.bias"].mul_(2);
       } break;
       case 7: *parameters["twice.bias"].data_ptr<float>() += 1; break;
+      case 8: engine.get("twice.bias", zr::TensorKind::state, "exp_avg"); break;
+      case 9:
+        parameters["twice.bias"].add_(0.5);
+        engine.get("twice.bias");
+        break;
+      case 10: engine.finish(); break;
       default: break;
     }
     engine.step();
@@ -136,14 +146,49 @@ RANK_BODY(uses_states_before_the_update, Run) {
 }
 
 TEST_F(SpeculationTest, GivesWayToCallsBetweenBackwardAndStep) {
-  const std::string common = "train.steps=9 train.gradient_accumulation=1 train.gradient_clipping=1e6 ";
-  train(2, uses_states_before_the_update, "after", common + "strategy=zero1 offload.overlap=false" + saves("after", 9));
+  const std::string common =
+      "train.steps=12 train.gradient_accumulation=1 train.gradient_clipping=1e6 strategy=zero1 "
+      "communicator.share_weights=false ";
+  for (const int ranks : {1, 2}) {
+    train(ranks, uses_states_before_the_update, "after", common + "offload.overlap=false" + saves("after", 12));
+    for (const std::string tier : {"cpu", "nvme"}) {
+      train(ranks, uses_states_before_the_update, tier, common + kAlways + states(tier) + saves(tier, 12));
+      EXPECT_EQ(hash(tier), hash("after")) << tier << ranks;
+      EXPECT_EQ(losses(tier), losses("after")) << tier << ranks;
+      EXPECT_TRUE(saved(tier, 12) == saved("after", 12)) << tier << ranks << " saves other states";
+      if (ranks == 1) EXPECT_GE(number(tier, "/overlap/updates_undone"), 3) << tier << ": at least after the writes";
+    }
+  }
+}
+
+// The backward of the third step fails before its first gradient, and the program loads the checkpoint of the first
+// step: the learning rate is that of the second one again.
+RANK_BODY(loads_after_a_failed_backward, Run) {
+  run.build();
+  zr::Engine& engine = *run.engine;
+  engine.set_schedule([](int64_t index) { return 0.01 * static_cast<double>(index + 1); });
+  const auto loss = [&] { return run.model->loss(engine.step_index(), engine.micro_index()); };
+  std::string first;
+  for (bool failed = false; !engine.done();) {
+    if (engine.step_index() == 2 && !failed) {
+      failed = true;
+      torch::Tensor failing = loss();
+      failing.register_hook([](const torch::Tensor&) { throw std::runtime_error("on purpose"); });
+      EXPECT_ANY_THROW(engine.backward(failing, 2));
+      engine.load(first);
+    }
+    engine.backward(loss());
+    engine.step();
+    if (engine.step_index() == 1) first = engine.save("first");
+  }
+}
+
+TEST_F(SpeculationTest, BeginsAgainAfterALoad) {
+  const std::string common = "strategy=zero2 train.steps=4 train.gradient_accumulation=1 train.gradient_clipping=1e6 ";
+  train(2, loads_after_a_failed_backward, "after", common + "offload.overlap=false" + states("cpu"));
   for (const std::string tier : {"cpu", "nvme"}) {
-    train(2, uses_states_before_the_update, tier, common + kAlways + "strategy=zero1" + states(tier) + saves(tier, 9));
+    train(2, loads_after_a_failed_backward, tier, common + kAlways + states(tier));
     EXPECT_EQ(hash(tier), hash("after")) << tier;
-    EXPECT_EQ(losses(tier), losses("after")) << tier;
-    EXPECT_TRUE(saved(tier, 9) == saved("after", 9)) << tier << " saves other states";
-    EXPECT_GT(number(tier, "/overlap/updates_undone"), 4) << tier;
   }
 }
 
@@ -152,9 +197,10 @@ TEST_F(SpeculationTest, IsPlannedIfItFitsInTheHostBudget) {
   run(2,
       "job.name=none" + states("nvme") + "\njob.name=fits memory.host_budget=1GiB" + states("nvme") +
           "\njob.name=never memory.host_budget=1GiB offload.speculate=never" + states("nvme") +
-          "\njob.name=memory memory.host_budget=1GiB" + states("cpu") + "\n",
+          "\njob.name=memory memory.host_budget=1GiB" + states("cpu") + "\njob.name=disk " + kAlways + states("nvme") +
+          "offload.gradients=nvme\n",
       common);
-  for (const std::string name : {"none", "never"}) EXPECT_EQ(number(name, "/overlap/updates_early"), 0) << name;
+  for (const std::string name : {"none", "never", "disk"}) EXPECT_EQ(number(name, "/overlap/updates_early"), 0) << name;
   for (const std::string name : {"fits", "memory"}) EXPECT_EQ(number(name, "/overlap/updates_early"), 2) << name;
   for (const std::string tier : {"host", "disk"})
     for (const std::string kind : {"staging", "optimizer"}) {
@@ -163,6 +209,7 @@ TEST_F(SpeculationTest, IsPlannedIfItFitsInTheHostBudget) {
         EXPECT_EQ(number(name, at + "/planned"), number(name, at + "/peak")) << name << at;
     }
   EXPECT_EQ(number("fits", "/memory/disk/optimizer/peak"), 2 * number("none", "/memory/disk/optimizer/peak"));
+  EXPECT_EQ(number("disk", "/memory/disk/optimizer/peak"), number("none", "/memory/disk/optimizer/peak"));
 }
 
 // With "auto", updates wait for backward while more than half of the last steps were clipped.

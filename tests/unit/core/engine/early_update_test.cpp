@@ -283,7 +283,7 @@ TEST(EarlyUpdateObstacleTest, NamesWhatPreventsAnEarlyUpdate) {
             "offload.speculate = \"always\"");
   EXPECT_EQ(obstacle({"offload.optimizer=cpu", "offload.speculate=always"}), "");
   EXPECT_EQ(obstacle({"offload.optimizer=cpu", "memory.host_budget=1GiB"}), "");
-  EXPECT_EQ(obstacle({"offload.optimizer=cpu", "memory.host_budget=40KiB"}),
+  EXPECT_EQ(obstacle({"offload.optimizer=cpu", "memory.host_budget=85KiB"}),
             "train.nonfinite = \"skip\" may skip it, and memory to undo it does not fit in memory.host_budget");
   EXPECT_EQ(with({"offload.overlap=false"}), "offload.overlap is false");
   EXPECT_EQ(with({"train.gradient_clipping=1", "offload.speculate=never"}),
