@@ -7,6 +7,7 @@
 
 #include "support/offload_test.hpp"
 #include "support/user_error.hpp"
+#include "zr/parameters.hpp"
 
 namespace zr::test {
 namespace {

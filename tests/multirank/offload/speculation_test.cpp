@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "support/offload_test.hpp"
-#include "support/user_error.hpp"
+#include "zr/parameters.hpp"
 
 namespace zr::test {
 namespace {
@@ -53,7 +53,7 @@ TEST_P(SpeculationBits, AreThoseOfTheUpdateAfterBackwardForAnyClipping) {
     train(GetParam(), engine_tests::trains, "unclipped", common + "strategy=zero1");
     const std::vector<double> norms = this->norms("unclipped");
     const std::string sometimes = std::to_string((norms[kSteps / 2 - 1] + norms[kSteps / 2]) / 2);
-    for (const std::string clip : {std::string("1e6"), sometimes, std::string("1e-4")}) {
+    for (const std::string& clip : std::vector<std::string>{"1e6", sometimes, "1e-4"}) {
       const std::string clipped = common + " train.gradient_clipping=" + clip + " ";
       train(GetParam(), engine_tests::trains, "after",
             clipped + "strategy=zero1 offload.overlap=false" + states("nvme") + saves("after", kSteps));
@@ -156,7 +156,7 @@ TEST_F(SpeculationTest, GivesWayToCallsBetweenBackwardAndStep) {
       EXPECT_EQ(hash(tier), hash("after")) << tier << ranks;
       EXPECT_EQ(losses(tier), losses("after")) << tier << ranks;
       EXPECT_TRUE(saved(tier, 12) == saved("after", 12)) << tier << ranks << " saves other states";
-      if (ranks == 1) EXPECT_GE(number(tier, "/overlap/updates_undone"), 3) << tier << ": at least after the writes";
+      EXPECT_GE(number(tier, "/overlap/updates_undone"), ranks == 1 ? 3 : 0) << tier << ": at least after the writes";
     }
   }
 }
