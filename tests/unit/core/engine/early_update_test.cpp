@@ -169,6 +169,7 @@ TEST_P(EarlyUpdateTest, WaitsForTheLastCollectiveThatUsesTheGradients) {
 TEST_P(EarlyUpdateTest, ReportsAStrategyThatUsesGradientsMoreOftenThanInTheFirstStep) {
   f.record();
   f.begin();
+  f.reduce(0);
   f.reduce(1);
   f.reduce(1);
   const std::string failure = failure_of([&] { f.early.finish(); });
