@@ -137,7 +137,9 @@ typedef struct zr_strategy_api {
   zr_code (*event)(void *self, uint32_t kind, const zr_use *, zr_error *);
 
   /* [step] Called once per step, after the last backward and before the host decides whether to skip the step. When the
-   * call is complete, every REDUCED_GRAD piece holds the sum over the step. */
+   * call is complete, every REDUCED_GRAD piece holds the sum over the step. In the last micro-step and in this call,
+   * change the elements of these pieces only through collectives: after the last collective of the step that reads or
+   * writes an element, the host may use the element, and write to it, until ZR_STEP_END. */
   zr_code (*grads_finish)(void *self, const zr_use *, zr_error *);
 
   /* [step] The weights of this rank's REDUCED_GRAD pieces have new values. When the call is complete, all weights are
