@@ -73,10 +73,7 @@ EarlyUpdate::EarlyUpdate(const StepContext& context, ShardedState& state, std::v
   std::ranges::sort(parts_, {}, &Part::gradients);
   updated_.tiles.assign(context.plan.placement.tiles.size(), 0);
   updated_.staged.assign(state.staged().size(), 0);
-  if (trace_)
-    tiles_.on_wait([trace](const char* what, Trace::Time begin) {
-      trace->span("early update", what, begin, Trace::Time::clock::now());
-    });
+  tiles_.on_wait([this](bool writes, Trace::Time begin) { record(writes ? Work::write : Work::read, begin); });
   worker_ = thread_without_signals([this] { work(); });
 }
 
@@ -184,13 +181,20 @@ void EarlyUpdate::read_ahead() {
 }
 
 void EarlyUpdate::update(Unit& unit) {
-  const auto begin = Trace::Time::clock::now();
   const auto update = [&](const std::vector<update::UpdateSlice>& slices) {
+    const auto begin = Trace::Time::clock::now();
     update::update(optimizers_, pool_, context_.plan, slices, update_input_);
+    record(Work::update, begin);
   };
   unit.on_disk ? tiles_.update(unit.index, update) : update(unit.slices);
   unit.is_updated = true;
-  if (trace_) trace_->span("early update", "update", begin, Trace::Time::clock::now());
+}
+
+void EarlyUpdate::record(Work work, Trace::Time begin) {
+  static constexpr const char* kNames[] = {"update", "wait: read", "wait: write"};
+  const auto end = Trace::Time::clock::now();
+  seconds_[static_cast<std::size_t>(work)] += std::chrono::duration<double>(end - begin).count();
+  if (trace_) trace_->span("early update", kNames[static_cast<std::size_t>(work)], begin, end);
 }
 
 void EarlyUpdate::work() {

@@ -3,6 +3,7 @@
 // is the same to the bit.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -71,6 +72,9 @@ class EarlyUpdate {
   const ShardedState::Updated& adopt();
   /// If the update is speculative: undoes all since begin(). After finish() or abandon().
   void drop();
+  /// What the worker spends time on, and its seconds so far; call it while the worker is idle.
+  enum class Work { update, read, write };  // read, write: waits for the tier
+  double seconds(Work work) const { return seconds_[static_cast<std::size_t>(work)]; }
   /// The arguments since begin().
   const Input& input() const { return input_; }
 
@@ -104,6 +108,7 @@ class EarlyUpdate {
   void use(Uses& uses, std::size_t unit) ZR_REQUIRES(mutex_);
   void work() ZR_EXCLUDES(mutex_);
   void update(Unit& unit);
+  void record(Work work, Trace::Time begin);
   void read_ahead();
   void end() ZR_REQUIRES(mutex_);
   void run_on_both(const std::vector<update::UpdateSlice>& slices,
@@ -118,7 +123,8 @@ class EarlyUpdate {
   ThreadPool pool_;  // the worker's: the other one has one caller at a time
   int64_t gradient_size_;
   int64_t elements_ = 0, elements_early_ = 0;
-  std::vector<Part> parts_;  // sorted by address
+  std::array<double, 3> seconds_{};  // by Work; the worker's
+  std::vector<Part> parts_;          // sorted by address
   const bool is_speculative_;
   const std::vector<char> all_touched_;
   Input input_{};

@@ -82,6 +82,8 @@ class OptimizerUpdate {
   /// early in the last step.
   int64_t elements_on_tiers() const { return early_ ? early_->elements() : 0; }
   int64_t elements_early() const { return elements_early_; }
+  /// Seconds of early updates so far.
+  double early_seconds(EarlyUpdate::Work work) const { return early_ ? early_->seconds(work) : 0; }
   /// Number of steps whose early updates were adopted; undone, because the step was skipped or clipped, or because of
   /// before_access() or a write to weights.
   int64_t adopted() const { return adopted_; }

@@ -48,6 +48,7 @@ struct Overlap {
   int64_t disk_reads, disk_reads_ahead;    // ranges that collectives read from disk; those that were read ahead
   int64_t states, states_early;  // per step: elements with states on tiers; those updated before backward ended
   int64_t updates_early, updates_undone;  // steps with such updates that were kept; that were undone
+  double update_s, read_s, write_s;       // seconds of these updates, and of their waits for tiers, of the run
 };
 
 /// The comparison of weights between ranks (WeightDigest): compared bytes per rank, bytes that the rank's optimizer

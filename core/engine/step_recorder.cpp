@@ -97,6 +97,10 @@ Overlap StepRecorder::overlap(const GradientFlow& gradients, const NormBlocks& n
   total.states_early += update ? update->elements_early() : 0;
   total.updates_early += update ? update->adopted() : 0;
   total.updates_undone += update ? update->undone() : 0;
+  if (!update) return total;
+  total.update_s += update->early_seconds(EarlyUpdate::Work::update);
+  total.read_s += update->early_seconds(EarlyUpdate::Work::read);
+  total.write_s += update->early_seconds(EarlyUpdate::Work::write);
   return total;
 }
 

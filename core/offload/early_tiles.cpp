@@ -19,10 +19,10 @@ std::vector<EarlyTiles::Tile> EarlyTiles::tiles() const {
   return tiles;
 }
 
-void EarlyTiles::wait(Transfer& transfer, const char* what) const {
+void EarlyTiles::wait(Transfer& transfer, bool writes) const {
   const auto begin = std::chrono::steady_clock::now();
   transfer.wait();
-  if (on_wait_) on_wait_(what, begin);
+  if (on_wait_) on_wait_(writes, begin);
 }
 
 std::size_t EarlyTiles::free_buffer() const {
@@ -36,7 +36,7 @@ std::size_t EarlyTiles::free_buffer() const {
 }
 
 void EarlyTiles::start_read(std::size_t buffer, std::size_t tile) {
-  wait(states_.writes_[buffer], "wait: write");
+  wait(states_.writes_[buffer], true);
   buffers_[buffer].read = states_.read_tile(tile, states_.tile_buffer(buffer), pass_of(tile).what);
   buffers_[buffer].tile = tile;
 }
@@ -44,7 +44,7 @@ void EarlyTiles::start_read(std::size_t buffer, std::size_t tile) {
 void EarlyTiles::begin() {
   states_.tile_passes_.clear();  // waits for what was read ahead
   states_.started_ = 0;
-  for (Transfer& write : states_.writes_) wait(write, "wait: write");
+  for (Transfer& write : states_.writes_) wait(write, true);
 }
 
 bool EarlyTiles::read_ahead(std::size_t tile) {
@@ -65,7 +65,7 @@ void EarlyTiles::update(std::size_t tile,
     buffer = free_buffer();  // exists: read_ahead() leaves one
     start_read(buffer, tile);
   }
-  wait(buffers_[buffer].read, "wait: read");
+  wait(buffers_[buffer].read, false);
   work(states_.slices_in(pass_of(tile), buffer));
   states_.write_tile(pass_of(tile), buffer, to_copies_);
   buffers_[buffer].tile = kNone;

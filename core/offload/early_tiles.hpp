@@ -1,6 +1,7 @@
 // Updates single tiles of optimizer states on disk, in the order in which their gradients become final.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <vector>
@@ -41,8 +42,9 @@ class EarlyTiles {
   }
   /// Ends a step: drops what was read ahead. Tiles may still be written.
   void end();
-  /// Called after each wait for the tier, with its name and begin.
-  void on_wait(OptimizerStates::WaitObserver observer) { on_wait_ = std::move(observer); }
+  /// Called after each wait for a write or read, with its begin.
+  using WaitObserver = std::function<void(bool writes, std::chrono::steady_clock::time_point begin)>;
+  void on_wait(WaitObserver observer) { on_wait_ = std::move(observer); }
 
  private:
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
@@ -52,7 +54,7 @@ class EarlyTiles {
   };
   std::size_t free_buffer() const;  // one without a tile, if possible also without a write in progress; kNone: none
   void start_read(std::size_t buffer, std::size_t tile);
-  void wait(Transfer& transfer, const char* what) const;
+  void wait(Transfer& transfer, bool writes) const;
   const OptimizerStates::TilePass& pass_of(std::size_t tile) const { return passes_[pass_of_tile_[tile]]; }
 
   OptimizerStates& states_;
@@ -60,7 +62,7 @@ class EarlyTiles {
   std::vector<OptimizerStates::TilePass> passes_;  // all tiles that contain slices
   std::vector<std::size_t> pass_of_tile_;          // by tile: index in passes_
   std::vector<Buffer> buffers_;                    // by staging buffer
-  OptimizerStates::WaitObserver on_wait_;
+  WaitObserver on_wait_;
 };
 
 }  // namespace zr::host::offload

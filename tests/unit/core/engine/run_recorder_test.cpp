@@ -119,7 +119,7 @@ TEST_F(RunRecorderTest, SummaryHasTheTotalsOfTheRun) {
   ledger.add(Tier::device, MemoryKind::weights, "weights", -4096);
   ledger.observe(Tier::device, MemoryKind::activations, "activations", 10, 70);
   ledger.add(Tier::disk, MemoryKind::optimizer, "exp_avg", 512);
-  recorder.finish(ledger, {21, 22, 23, 24, 25, 26, 27, 28, 29, 30});
+  recorder.finish(ledger, {21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 0.031, 0.032, 0.033});
   EXPECT_EQ(text_of("1/summary.json"), R"({
   "steps": 2,
   "ranks": 2,
@@ -169,7 +169,12 @@ TEST_F(RunRecorderTest, SummaryHasTheTotalsOfTheRun) {
     "states": 27,
     "states_early": 28,
     "updates_early": 29,
-    "updates_undone": 30
+    "updates_undone": 30,
+    "early_ms": {
+      "update": 31.0,
+      "disk_read": 32.0,
+      "disk_write": 33.0
+    }
   },
   "weight_digest": {
     "bytes": 11,
