@@ -228,7 +228,7 @@ TEST_F(SpeculationTest, FaultsOfTheTierEndTheJobAndKeepTheCheckpoint) {
   const std::string how =
       common + kAlways + "checkpoint.dir=c checkpoint.every=2 job.name=f" + disk() + "offload.optimizer=" + kFailing;
   for (const std::string fault : {"read=EIO@", "write=EIO@", "write=ENOSPC@", "flip@"})
-    for (const std::string count : {"30", "55", "80"}) {
+    for (const std::string count : {"30", "80"}) {
       fs::remove_all(scratch_.path("c"));
       const Outcome failed = shell("ZR_TIER_FAULT=" + fault + count + " " + launch(2, engine_tests::trains, how));
       EXPECT_EQ(failed.code, 3) << fault << count << failed.output;
