@@ -281,6 +281,7 @@ void Session::set_accumulation(int accumulation) {
               "and gradients.reduce is \"each_micro_step\"; set train.gradient_accumulation to 2 or more in the "
               "configuration and call engine.set_accumulation(1) before the first step, or set gradients.reduce = "
               "\"last_micro_step\"");
+  if (accumulation == progress_.accumulation()) return;
   progress_.set_accumulation(accumulation);
   gradients_.set_accumulation(accumulation);
   update_.forget_order();

@@ -162,8 +162,9 @@ RANK_BODY(writes_before_the_update, Run) {
                 ? "engine.step(): the update of step 2 failed on rank 0; see that rank's error, then resume from the "
                   "last checkpoint"
                 : "engine.step(): the program wrote, or may have written, to weights after the step's last "
-                  "engine.backward() had begun, but a part of the update ran during it; write before that call or "
-                  "after engine.step(), or set offload.overlap = false");
+                  "engine.backward() had begun, but a part of the update ran during it; training cannot continue: "
+                  "resume from the last checkpoint; write before that call or after engine.step(), or set "
+                  "offload.overlap = false");
   for (const auto& call : std::vector<std::function<void()>>{[&] { step(run); }, [&] { run.engine->save("later"); },
                                                              [&] { run.engine->load("c"); }})
     EXPECT_EQ(error_of(call),
@@ -396,6 +397,22 @@ TEST_F(EarlyUpdateTest, RepeatsABackwardThatFailed) {
   const Outcome done = shell(launch(2, repeats_a_backward, how + states("nvme") + "job.name=repeated"));
   ASSERT_EQ(done.code, 0) << done.output;
   EXPECT_EQ(hash("repeated"), hash("plain"));
+}
+
+// Sets the number of micro-batches that it has already before every step.
+RANK_BODY(sets_the_same_accumulation, Run) {
+  run.build();
+  while (!run.engine->done()) {
+    run.engine->set_accumulation(run.engine->accumulation());
+    step(run);
+  }
+}
+
+TEST_F(EarlyUpdateTest, SettingTheSameAccumulationChangesNothing) {
+  const Outcome done = shell(
+      launch(1, sets_the_same_accumulation, kStops + "strategy=zero1 train.steps=3 job.name=same" + states("cpu")));
+  ASSERT_EQ(done.code, 0) << done.output;
+  EXPECT_EQ(number("same", "/overlap/updates_early"), 2);
 }
 
 // Skipping, clipping, the norm, and gradients on a disk or narrower than weights need all gradients first.

@@ -132,9 +132,10 @@ class Engine {
   void on_step(std::function<void(const StepResult&)> callback);
 
   /// Sets the learning rate, instead of optimizer.lr and [schedule], until the next call of set_lr() or set_schedule().
-  /// It applies from the next update. If called within a step, it applies to that step; with offload.overlap in effect,
-  /// the call throws after the step's last backward(). Groups multiply it by their lr_scale. Checkpoints do not contain
-  /// it: set it again after a resume. `rate` must be finite and at least 0. Collective.
+  /// It applies from the next update. If called within a step, it applies to that step; if updates run in place during
+  /// backward (docs/memory-and-communication.md), the call throws after the step's last backward(). Groups multiply it
+  /// by their lr_scale. Checkpoints do not contain it: set it again after a resume. `rate` must be finite and at least
+  /// 0. Collective.
   void set_lr(double rate);
   /// Sets a schedule: `rate(index)` is the learning rate of update `index`, 0 being the first one of the run and
   /// skipped steps not counting. An empty function restores optimizer.lr and [schedule]. The function must return the
@@ -203,8 +204,9 @@ class Engine {
   /// `parameter` is a name from model.named_parameters(). `slot` is a state name of the optimizer plug-in, such as
   /// "exp_avg" (`zeroth show DIR` lists the states in a checkpoint); leave it empty for the other kinds. The gradient
   /// is the one that the optimizer used: summed over ranks and micro-batches, averaged and clipped. It is available
-  /// from step() to the next backward(), unless offload.overlap is in effect; at other times the call throws. With
-  /// offload.overlap in effect, no kind can be read between the last backward() of a step and step(). Collective.
+  /// from step() to the next backward(), unless updates run in place during backward
+  /// (docs/memory-and-communication.md); at other times the call throws. With such updates, no kind can be read between
+  /// the last backward() of a step and step(). Collective.
   torch::Tensor get(const std::string& parameter, TensorKind kind = TensorKind::value, const std::string& slot = "");
   /// Sets the value or an optimizer state of a parameter on all ranks. `tensor` must be a dense, real CPU tensor in the
   /// parameter's full shape, with the same values on all ranks (the call compares them); it is converted to fp32 and
