@@ -34,7 +34,7 @@ class World {
   /// The rank issues no more collectives.
   void leave(int rank);
   /// Calls observer(number, collective) for each collective of a rank that has ended, on any thread; `number` counts
-  /// the rank's collectives. Empty: nobody observes.
+  /// the rank's collectives. Empty: no observer.
   using Observer = std::function<void(std::size_t number, const zr_coll& coll)>;
   void observe(int rank, Observer observer);
   /// Number of collectives that a rank has issued.

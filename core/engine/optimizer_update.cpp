@@ -124,8 +124,7 @@ void OptimizerUpdate::end_early() {
       fail_user(
           "engine.step(): the program wrote, or may have written, to weights after the step's last engine.backward() "
           "had begun, but a part of the update ran during it; training cannot continue: resume from the last "
-          "checkpoint; "
-          "write before that call or after engine.step(), or set offload.overlap = false");
+          "checkpoint; write before that call or after engine.step(), or set offload.overlap = false");
     } catch (...) {
       early_failure_ = std::current_exception();
     }

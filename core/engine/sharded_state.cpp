@@ -8,7 +8,6 @@
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"
-#include "base/round_up.hpp"
 #include "checkpoint/manifest.hpp"
 #include "engine/initial_weights.hpp"
 #include "update/cast.hpp"
@@ -17,8 +16,6 @@
 namespace zr::host::engine {
 
 namespace {
-constexpr int64_t kCacheLine = 64;
-
 offload::Tiers open_tiers(plugin::PluginHost& host,
                           const std::vector<std::shared_ptr<const plugin::Instance>>& instances, Trace* trace) {
   offload::Tiers tiers(1);  // the device
@@ -43,12 +40,12 @@ ShardedState::ShardedState(const StepContext& context, plugin::PluginHost& host,
       tiers_(open_tiers(host, tiers, trace)),
       buffers_(context, tiers_),
       release_{context.model, buffers_},
-      states_(context.plan, tiers_, context.ledger) {
+      states_(context.plan, tiers_, context.ledger),
+      second_copy_(context.plan, context.ledger) {
   if (trace)
     states_.on_wait([trace](const char* what, Trace::Time begin) {
       trace->span("training", what, begin, Trace::Time::clock::now());
     });
-  allocate_second_copy();
   make_slices();
   bind_strategy();
   broadcast_initial_weights(context_, *this);
@@ -98,30 +95,6 @@ update::UpdateSlice ShardedState::make_slice(const plan::Piece& reduced, const p
   return slice;
 }
 
-void ShardedState::allocate_second_copy() {
-  const plan::MemoryPlan::SecondCopy copy = context_.plan.second_copy();
-  const auto allocate = [&](int64_t bytes, const char* tag) {
-    return bytes > 0 ? offload::TrackedMemory(bytes, kCacheLine, context_.ledger, Tier::host, MemoryKind::staging, tag)
-                     : offload::TrackedMemory();
-  };
-  new_weights_ = allocate(copy.weights, "new weights");
-  undo_ = allocate(copy.states, "states before the update");
-}
-
-void ShardedState::place_copies(update::UpdateSlice& slice) {
-  const auto take = [](const offload::TrackedMemory& memory, int64_t& used, int64_t count, zr_dtype dtype) {
-    const zr_view view{memory.data() + used, count, dtype, 0, {1, 0}};
-    used += count * size_of(dtype);
-    return view;
-  };
-  if (!context_.plan.placement.speculates) return;
-  const int64_t padded = round_up(slice.count, plan::kAlign);
-  slice.new_weight = part_of(take(new_weights_, new_weights_used_, padded, slice.weight.dtype), 0, slice.count);
-  if (!states_.in_memory(slice.tier)) return;
-  if (slice.master.count) slice.undo.push_back(take(undo_, undo_used_, slice.master.count, ZR_F32));
-  for (const zr_view& slot : slice.slots) slice.undo.push_back(take(undo_, undo_used_, slot.count, slot.dtype));
-}
-
 // Makes one slice per part of a reduced-gradient piece whose states are on one tier.
 void ShardedState::make_slices() {
   const plan::RankPlan& rank_plan = context_.plan.rank_plan;
@@ -132,7 +105,7 @@ void ShardedState::make_slices() {
     const int64_t offset = rank_plan.state_offset[i];
     for (const plan::StateRange& range : states_.ranges(offset, reduced.count)) {
       update::UpdateSlice slice = make_slice(reduced, weight, range.first - offset, range);
-      if (range.tier != 0) place_copies(slice);
+      second_copy_.place(slice);
       if (states_.in_memory(range.tier)) (range.tier == 0 ? direct_ : staged_).push_back(slice);
       slices_.push_back(std::move(slice));
     }

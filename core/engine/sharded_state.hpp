@@ -16,8 +16,8 @@
 #include "engine/step_context.hpp"
 #include "offload/disk_backed_buffers.hpp"
 #include "offload/optimizer_states.hpp"
+#include "offload/second_copy.hpp"
 #include "offload/tier.hpp"
-#include "offload/tier_resources.hpp"
 #include "update/update.hpp"
 
 namespace zr::host::engine {
@@ -115,9 +115,6 @@ class ShardedState {
   update::UpdateSlice make_slice(const plan::Piece& reduced, const plan::Piece& weight, int64_t skip,
                                  const plan::StateRange& range) const;
   void make_slices();
-  void allocate_second_copy();
-  // Sets where an update that may have to be undone stores new weights, and the states before it.
-  void place_copies(update::UpdateSlice& slice);
   void bind_strategy();
   // The index of the fp32 masters in RankPlan::state_arrays.
   std::size_t master_array() const { return 0; }
@@ -137,9 +134,7 @@ class ShardedState {
   PlannedBuffers buffers_;
   ModelRelease release_;
   offload::OptimizerStates states_;
-  offload::TrackedMemory new_weights_,
-      undo_;  // MemoryPlan::second_copy(), of slices on tiers; of states in host memory
-  int64_t new_weights_used_ = 0, undo_used_ = 0;  // bytes
+  offload::SecondCopy second_copy_;
   std::vector<update::UpdateSlice> slices_;
   ByParam slices_of_, weights_of_;                    // indices in slices_; in the plan's weight pieces
   std::vector<update::UpdateSlice> direct_, staged_;  // slices with states on the device; on a tier in memory

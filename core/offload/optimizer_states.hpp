@@ -115,7 +115,7 @@ class OptimizerStates {
   std::vector<RangeMemory> ranges_;
   std::vector<std::vector<char>> written_;   // by tile, array; zeros until it is written
   std::vector<TierAllocation> allocations_;  // by tier; on disk
-  std::vector<int64_t> copy_offset_;         // by tier: of the second copy in the allocation; 0: there is none
+  std::vector<int64_t> copy_offset_;         // by tier: of the second copy in the allocation; 0: no copy
   std::vector<char> uses_copy_;              // by tile: not 0 if the second copy is in use
   TrackedMemory staging_;                    // kTilesInFlight tiles
   RegisteredMemory registered_;              // of staging_

@@ -16,6 +16,15 @@ class OffloadTest : public CheckpointTest {
     return " offload.optimizer=nvme offload.nvme.path=" + scratch_.path("swap") +
            " offload.nvme.block_bytes=4KiB offload.nvme.depth=1 ";
   }
+  // One job, which must succeed.
+  void train(int ranks, const RankBody& body, const std::string& name, const std::string& how) {
+    const Outcome done = shell(launch(ranks, body, how + " job.name=" + name));
+    ASSERT_EQ(done.code, 0) << name << ": " << how << done.output;
+  }
+  // Optimizer states on a tier; a disk has blocks as above.
+  std::string states(const std::string& tier) const {
+    return tier == "cpu" ? " offload.optimizer=cpu " : disk() + "offload.optimizer=" + tier + " ";
+  }
   // The tier that fails on demand (ZR_TIER_FAULT).
   static constexpr const char* kFailing = ZR_BUILD_DIR "/tests/plugins/failing/zr_offload_nvme.so ";
   static constexpr const char* kMemory = " offload.optimizer=cpu offload.gradients=cpu ";

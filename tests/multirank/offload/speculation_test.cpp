@@ -16,13 +16,6 @@ const std::string kAlways = "offload.speculate=always ";
 
 class SpeculationTest : public OffloadTest {
  protected:
-  std::string states(const std::string& tier) const {
-    return tier == "cpu" ? " offload.optimizer=cpu " : disk() + "offload.optimizer=" + tier + " ";
-  }
-  void train(int ranks, const RankBody& body, const std::string& name, const std::string& how) {
-    const Outcome done = shell(launch(ranks, body, how + " job.name=" + name));
-    ASSERT_EQ(done.code, 0) << name << ": " << how << done.output;
-  }
   // The gradient norms of a run, sorted.
   std::vector<double> norms(const std::string& name) const {
     std::vector<double> all;

@@ -209,9 +209,13 @@ class SpeculativeUpdateTest : public ::testing::TestWithParam<const char*> {
  protected:
   SpeculativeUpdateTest() {
     f.record();
-    f.begin();
-    f.reduce(0);
+    update_all(0.5f, 1);
+  }
+  // A step whose parts are all updated early.
+  void update_all(float grad_mul, int64_t number) {
+    f.begin(grad_mul, number);
     f.reduce(1);
+    f.reduce(0);
     f.wait_for_parts(2);
     f.early.finish();
   }
@@ -249,18 +253,10 @@ TEST_P(SpeculativeUpdateTest, DropRestoresAll) {
 TEST_P(SpeculativeUpdateTest, DropAfterAnAdoptedUpdateRestoresThatUpdate) {
   f.early.adopt();
   const std::vector<float> adopted = tensor(0, engine::LogicalTensor::state, "exp_avg_sq");
-  f.begin(0.25f, 2);
-  f.reduce(1);
-  f.reduce(0);
-  f.wait_for_parts(2);
-  f.early.finish();
+  update_all(0.25f, 2);
   f.early.drop();
   EXPECT_EQ(tensor(0, engine::LogicalTensor::state, "exp_avg_sq"), adopted);
-  f.begin(0.25f, 2);
-  f.reduce(1);
-  f.reduce(0);
-  f.wait_for_parts(2);
-  f.early.finish();
+  update_all(0.25f, 2);
   f.early.adopt();
   EXPECT_NE(tensor(0, engine::LogicalTensor::state, "exp_avg_sq"), adopted);
 }
