@@ -1,7 +1,5 @@
 #include "zr/engine.hpp"
 
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Context.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/jit/passes/tensorexpr_fuser.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
@@ -168,7 +166,7 @@ LoadReport Engine::load(const std::string& dir, const LoadOptions& how) {
       options.provide_values = [&](const std::vector<std::string>& names) { converted.provide(names); };
     }
     host::engine::CheckpointLoadReport report = session.checkpointer().load(converted.path(), options);
-    if (state_->evaluations > 0) state_->random = at::globalContext().defaultGenerator(at::kCPU).get_state();
+    if (state_->evaluations > 0) state_->random = host::model::RandomState::current();
     return {
         report.folder,           std::move(report.missing), std::move(report.unexpected), std::move(report.other_shape),
         std::move(report.fresh), std::move(report.dropped)};
@@ -215,6 +213,10 @@ torch::ScalarType Engine::dtype() const {
   state_->session_for("dtype");
   return host::model::torch_type(state_->dtype);
 }
+torch::Device Engine::device() const {
+  state_->session_for("device");
+  return state_->device;
+}
 void Engine::finish() {
   state_->collective("finish", "", [](host::engine::Session& session, const State::Call&) { session.finish(); });
 }
@@ -233,8 +235,7 @@ bool Engine::validation_due() const {
 }
 
 struct Engine::Evaluation::State {
-  explicit State(Engine::State& owner)
-      : engine(&owner), life(owner.life), random(at::globalContext().defaultGenerator(at::kCPU).get_state()) {
+  explicit State(Engine::State& owner) : engine(&owner), life(owner.life), random(host::model::RandomState::current()) {
     owner.collective("Evaluation", "begin", [&](host::engine::Session& session, const Engine::State::Call&) {
       owner.torch_model->check_buffers(owner.module.buffers());
       if (owner.evaluations == 0) session.evaluation(true);
@@ -242,11 +243,10 @@ struct Engine::Evaluation::State {
     });
   }
   void end() {
-    at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
     const bool alive = !life.expired();  // the engine still exists
-    generator.set_state(alive && engine->random.defined() ? engine->random : random);
+    (alive && engine->random ? *engine->random : random).restore();
     if (!alive) return;
-    if (--engine->evaluations == 0) engine->random = torch::Tensor();
+    if (--engine->evaluations == 0) engine->random.reset();
     const bool unwinds = std::uncaught_exceptions() > exceptions;
     try {
       engine->adopt_buffers();
@@ -266,7 +266,7 @@ struct Engine::Evaluation::State {
   Engine::State* const engine;
   const std::weak_ptr<const void> life;
   torch::NoGradGuard no_grad;
-  torch::Tensor random;
+  const host::model::RandomState random;
   int exceptions = std::uncaught_exceptions();
 };
 

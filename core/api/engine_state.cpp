@@ -40,7 +40,9 @@ Engine::State::State(const Program& p, ProgramModule m, const std::string& engin
       module(std::move(m)),
       name(engine_name),
       dtype(p.state()->setup().config.train().dtype),
-      torch_model(std::in_place, module.parameters(), module.buffers(), dtype, before != nullptr),
+      device(
+          host::model::open_device(p.state()->setup().config.job().device, p.state()->setup().control->local_rank())),
+      torch_model(std::in_place, module.parameters(), module.buffers(), dtype, before != nullptr, device),
       session(std::in_place, setup_of(p, name), *torch_model, std::move(before)) {
   at::set_num_threads(session->threads());
   last_dtype = host::name_of(dtype).data();  // points to a string literal

@@ -14,6 +14,7 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "engine/session.hpp"
+#include "model/device.hpp"
 #include "model/torch_model.hpp"
 #include "zr/engine.hpp"
 
@@ -36,6 +37,8 @@ struct Engine::State {
   static std::unique_ptr<State> make(const Program& program, const ProgramModule& module, const std::string& name);
   /// The model's buffer of that name. Throws UserError, which suggests the nearest name.
   torch::Tensor buffer(const std::string& name);
+  /// True if the tensor is in CPU memory or on the device of the engine.
+  bool holds(const torch::Tensor& tensor) const { return tensor.device().is_cpu() || tensor.device() == device; }
   /// Passes program_settings.schedule to the session.
   void apply_schedule();
   /// Passes program_settings.edit to the session.
@@ -111,6 +114,7 @@ struct Engine::State {
   ProgramModule module;
   std::string name;
   const zr_dtype dtype;
+  const torch::Device device;
   std::optional<host::model::TorchModel> torch_model;  // empty after release(), like session
   std::optional<host::engine::Session> session;
   const std::thread::id thread = std::this_thread::get_id();
@@ -118,7 +122,8 @@ struct Engine::State {
   const char* program_function = nullptr;  // the call that set the function of the program that runs now, or null
   int evaluations = 0;                     // number of open Evaluation scopes
   ProgramSettings program_settings;
-  torch::Tensor random;  // after a load() inside a scope: the random state that its end restores; otherwise undefined
+  // After a load() inside an Evaluation: the random state that its end restores.
+  std::optional<host::model::RandomState> random;
   const std::shared_ptr<const void> life = std::make_shared<char>();
 };
 

@@ -50,18 +50,19 @@ void Engine::set(const std::string& parameter, TensorKind kind, const torch::Ten
         const uint32_t index = session.tensors().find(parameter);
         const std::vector<int64_t>& shape = session.plan().input.parameters[index].shape;
         if (!tensor.defined()) host::fail_user(call.text() + ": the tensor is undefined; pass a tensor with values");
-        if (tensor.layout() != torch::kStrided || !tensor.device().is_cpu() || tensor.is_complex() ||
+        if (tensor.layout() != torch::kStrided || !state_->holds(tensor) || tensor.is_complex() ||
             tensor.is_quantized())
           host::fail_user(call.text() + ": the tensor is " + c10::toString(tensor.scalar_type()) + " on " +
                           tensor.device().str() + (tensor.layout() == torch::kStrided ? "" : ", not dense") +
-                          ", but must be a dense, real tensor in CPU memory");
+                          ", but must be a dense, real tensor in CPU memory" +
+                          (state_->device.is_cpu() ? "" : " or on " + state_->device.str()));
         if (tensor.sizes() != shape) {
           std::ostringstream text;
           text << call.text() << ": the tensor has shape " << tensor.sizes() << ", but the parameter has shape "
                << c10::IntArrayRef(shape);
           host::fail_user(text.str());
         }
-        const torch::Tensor values = tensor.detach().to(torch::kFloat).contiguous();
+        const torch::Tensor values = tensor.detach().to(torch::kCPU, torch::kFloat).contiguous();
         session.tensors().write(index, engine_kind(kind), slot, values.data_ptr<float>());
       });
 }
@@ -69,14 +70,14 @@ void Engine::set(const std::string& parameter, TensorKind kind, const torch::Ten
 torch::Tensor Engine::buffer(const std::string& name) {
   return state_->collective("buffer", quoted(name), [&](host::engine::Session& session, const State::Call&) {
     const torch::Tensor buffer = state_->buffer(name);
-    torch::Tensor value = torch::empty(buffer.sizes(), buffer.options());
+    const torch::Tensor value = torch::empty(buffer.sizes(), buffer.options().device(torch::kCPU));
     if (value.numel() == 0) return value;
     const std::string bytes = session.tensors().buffer(name);
     if (bytes.size() != value.nbytes())
       host::fail_internal("buffer '" + name + "' has " + std::to_string(bytes.size()) + " bytes, not " +
                           std::to_string(value.nbytes()));
     std::memcpy(value.data_ptr(), bytes.data(), bytes.size());
-    return value;
+    return value.to(buffer.device());
   });
 }
 
@@ -88,7 +89,7 @@ void Engine::set_buffer(const std::string& name, const torch::Tensor& tensor) {
         if (tensor.sizes() != buffer.sizes())
           host::fail_user("engine.set_buffer('" + name + "'): the tensor has shape " + c10::str(tensor.sizes()) +
                           ", but the buffer has shape " + c10::str(buffer.sizes()));
-        const torch::Tensor value = tensor.detach().to(buffer.options()).contiguous();
+        const torch::Tensor value = tensor.detach().to(buffer.options().device(torch::kCPU)).contiguous();
         if (value.numel() > 0)
           session.tensors().set_buffer(name, std::string(static_cast<const char*>(value.data_ptr()), value.nbytes()));
       });

@@ -67,6 +67,7 @@ class Check {
     config_.host_ = read_host_config(config_);
     for (const PrecisionProblem& wrong : precision_problems(config_.host_)) problem(wrong.origin, wrong.text);
     checkpoints();
+    device();
     problems_.throw_if_any();
     return std::move(config_);
   }
@@ -225,6 +226,22 @@ class Check {
       if (entry->origin.from != Origin::From::key_default) first = entry->origin;
     const std::string wrong = derive_batch(global, micro, times, world_);
     if (!wrong.empty()) problem(first, wrong);
+  }
+
+  void device() {
+    const RunConfig& job = config_.job();
+    if (job.device->empty()) problem(job.device.origin, "job.device: expected the name of a device, found \"\"");
+    const bool on_cpu = job.device.value == "cpu";
+    if (!job.device_library->empty() && on_cpu)
+      problem(job.device_library.origin,
+              "job.device_library is the backend of a device other than the CPU, but job.device is \"cpu\"; set "
+              "job.device to the name that the library registers");
+    else if (!job.device_library->empty() && !std::filesystem::path(job.device_library.value).is_absolute())
+      problem(job.device_library.origin,
+              "job.device_library: expected an absolute path, found " + toml_quoted(job.device_library));
+    if (const auto& budget = config_.memory().device_budget_bytes; budget > 0 && !on_cpu)
+      problem(budget.origin, "memory.device_budget limits the memory of ranks on the CPU, but job.device is " +
+                                 toml_quoted(job.device) + "; remove it, and see the peak in summary.json");
   }
 
   void checkpoints() {

@@ -109,6 +109,8 @@ void read(const KeyReader& keys, RunConfig& to) {
   table.read("ranks", to.ranks);
   table.read("threads", to.threads);
   table.read("name", to.name);
+  table.read("device", to.device);
+  table.read("device_library", to.device_library);
   table.read("trace", to.trace);
   table.read("runs", to.runs);
 }

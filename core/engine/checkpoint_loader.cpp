@@ -347,6 +347,7 @@ void CheckpointLoader::read() {
                            });
     }
   }
+  context_.model.write_buffers();
 }
 
 void CheckpointLoader::for_each_weight(const std::function<void(uint32_t param, const std::string& saved)>& fn) const {

@@ -28,9 +28,17 @@ GradientFlow::GradientFlow(const StepContext& context, const offload::DiskBacked
   has_gradient_.assign(n, 0);
   touched_.assign(n, 0);
   model_.on_gradient([this](uint32_t param) { arrived(param); });
+  model_.on_gradient_computed([this](uint32_t param) {
+    const RecursiveMutexLock lock(context_.use);
+    check_in_backward(param);
+  });
 }
 
-GradientFlow::~GradientFlow() { model_.on_gradient({}); }
+GradientFlow::~GradientFlow() {
+  model_.drop_computed_gradients();
+  model_.on_gradient_computed({});
+  model_.on_gradient({});
+}
 
 void GradientFlow::report_event(uint32_t kind) {
   CallError error;
@@ -58,6 +66,7 @@ void GradientFlow::begin(uint32_t micro, bool contributes) {
 }
 
 bool GradientFlow::cancel() {
+  model_.drop_computed_gradients();
   const RecursiveMutexLock lock(context_.use);
   in_backward_ = false;
   if (std::any_of(delivered_elements_.begin(), delivered_elements_.end(), [](int64_t n) { return n > 0; }))
@@ -67,14 +76,18 @@ bool GradientFlow::cancel() {
   return true;
 }
 
-void GradientFlow::arrived(uint32_t param) {
-  const RecursiveMutexLock lock(context_.use);
-  const std::string& name = plan_.input.parameters[param].name;
+void GradientFlow::check_in_backward(uint32_t param) const {
   if (!in_backward_)
     fail_user(
         fmt::format("backward() ran outside engine.backward() and computed a gradient for '{}'; call "
                     "engine.backward(loss) instead of loss.backward()",
-                    name));
+                    plan_.input.parameters[param].name));
+}
+
+void GradientFlow::arrived(uint32_t param) {
+  const RecursiveMutexLock lock(context_.use);
+  const std::string& name = plan_.input.parameters[param].name;
+  check_in_backward(param);
   if (delivered_elements_[param] > 0)
     fail_user(
         fmt::format("'{}' received a second gradient in one backward after its first was handed to the strategy: a "
@@ -159,6 +172,7 @@ void GradientFlow::deliver_pending() {
 }
 
 void GradientFlow::end() {
+  model_.finish_gradients();
   const RecursiveMutexLock lock(context_.use);
   in_backward_ = step_begun_ = false;
   for (std::size_t i = 0; i < has_gradient_.size(); ++i) touched_[i] |= contributes_ && has_gradient_[i];

@@ -49,6 +49,7 @@ class GradientFlow {
   int64_t collectives_early() const { return collectives_early_; }
 
  private:
+  void check_in_backward(uint32_t param) const ZR_REQUIRES(context_.use);
   bool deliver(uint32_t param) ZR_REQUIRES(context_.use);
   void copy_or_add(uint32_t param, int64_t first, const zr_view& dst) ZR_REQUIRES(context_.use);
   void deliver_pending() ZR_REQUIRES(context_.use);

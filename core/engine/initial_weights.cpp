@@ -68,6 +68,7 @@ void broadcast_initial_weights(const StepContext& context, ShardedState& state) 
                              0, "rank 0's buffers");
     std::memcpy(buffer.data, bytes.data(), bytes.size());
   }
+  context.model.write_buffers();
   comm.barrier(kTag);  // until the owners have written the shared weights
   bind(context, state.buffers());
 }

@@ -99,6 +99,7 @@ void ModelBuffers::apply(comm::CommRuntime& comm) {
     const std::string& value = values[i].empty() ? own_values_[i] : values[i];
     std::memcpy(buffers[i].data, value.data(), value.size());
   }
+  model_.write_buffers();
 }
 
 void ModelBuffers::begin_evaluation(comm::CommRuntime& comm) {
@@ -125,6 +126,7 @@ void ModelBuffers::end_evaluation() noexcept {
   for (std::size_t i = 0; i < buffers.size(); ++i)  // set_data() during the evaluation may have made a buffer smaller
     std::memcpy(buffers[i].data, own_values_[i].data(),
                 std::min(own_values_[i].size(), static_cast<std::size_t>(buffers[i].bytes)));
+  model_.write_buffers();
   own_values_.clear();
 }
 

@@ -68,6 +68,7 @@ void TensorAccess::set_buffer(const std::string& name, const std::string& bytes)
           "engine.set_buffer('{}'): rank {} passes different values than rank 0; pass the same tensor on all ranks",
           name, r));
   std::memcpy(parts_.buffers.own_buffers()[index].data, bytes.data(), bytes.size());
+  context_.model.write_buffers();
   parts_.step_recorder.restart_clock();
 }
 

@@ -45,6 +45,7 @@ void WeightFlow::publish_weights() {
   const zr_use use = StepContext::use_of(ZR_UPDATE_PHASE);
   context_.check(call_plugin(&error, [&] { return api_->updated(strategy_.self(), &use, &error); }), error,
                  strategy_.call_text("updated"));
+  model_.weights_changed();
 }
 
 void WeightFlow::install_callbacks() {

@@ -20,12 +20,21 @@ struct ModelBuffer {
   std::vector<int64_t> shape;
 };
 
+/// Memory of a device other than the CPU that the model's library holds, in bytes.
+struct DevicePeak {
+  int64_t held = 0, peak = 0;  // peak: since forget_peak()
+};
+
 /// Implemented on libtorch (torch_model.hpp) and by tests. Training thread only, except the gradient calls.
 class Model {
  public:
   virtual ~Model() = default;
   virtual const std::vector<plan::Parameter>& parameters() const = 0;
-  virtual std::vector<ModelBuffer> buffers() = 0;  // in the model's order, without empty ones
+  /// In the model's order, without empty ones. If the model is on a device, `data` is host memory with a copy of the
+  /// buffer's current value: after changes to it, call write_buffers().
+  virtual std::vector<ModelBuffer> buffers() = 0;
+  /// Writes the memory that the last buffers() returned back to the buffers. Without effect for a model on the CPU.
+  virtual void write_buffers() {}
   /// The buffers without elements: they have no values, but weights of other programs may list them. `data` is null.
   virtual std::vector<ModelBuffer> empty_buffers() const { return {}; }
   /// Copies the parameter's current value as fp32 to out[count]. Not for a deferred model.
@@ -45,7 +54,12 @@ class Model {
   virtual void construct(const ConstructMemory& memory, bool runs_operators) = 0;
   /// From now on the parameter's data is `memory` (count elements, row-major, of `dtype`), which must outlive its use
   /// by the model.
+  /// If the model is on a device, the parameter has memory there, and `memory` is host memory: see weights_changed()
+  /// and written().
   virtual void bind(uint32_t param, void* memory, zr_dtype dtype) = 0;
+  /// Call after the memory of bound parameters has changed: copies it to the device that the model is on. Without
+  /// effect for a model on the CPU.
+  virtual void weights_changed() {}
   /// Callbacks for operators on parameters without their own memory: begin() before an operator uses them, end() after,
   /// with written[i] true if it wrote to params[i]. Any thread, several at once. `phase`: ZR_EXPORT_PHASE if the
   /// program requested their memory (zr::gather), ZR_EVAL for an operator without gradients, else ZR_FORWARD.
@@ -66,7 +80,8 @@ class Model {
   virtual void unbind(uint32_t param, zr_dtype dtype) = 0;
   /// Attaches `memory`, as in bind(); null detaches it.
   virtual void attach(uint32_t param, void* memory) = 0;
-  /// Parameters bound by bind() that were written to in place since the last call.
+  /// Parameters bound by bind() that were written to in place since the last call. If the model is on a device, their
+  /// values are copied to the bound memory.
   virtual std::vector<uint32_t> written() = 0;
   /// Bound parameters that tensors from before bind() may write to, which written() does not see.
   virtual std::vector<uint32_t> may_be_written_untracked() { return {}; }
@@ -90,6 +105,13 @@ class Model {
   /// Called on an autograd thread, one at a time, when a parameter's gradient of this backward has arrived; [use].
   using Arrived = std::function<void(uint32_t param)>;
   virtual void on_gradient(Arrived arrived) = 0;  // replaces the previous callback; empty: none
+  /// If the model is on a device, gradients arrive when they have been copied to host memory, and computed() is called
+  /// before, on an autograd thread, when autograd has enqueued the computation of one. Replaces the previous callback.
+  virtual void on_gradient_computed(std::function<void(uint32_t param)> /*computed*/) {}
+  /// Waits until the gradients of this backward have arrived. Training thread, after backward.
+  virtual void finish_gradients() {}
+  /// Drops gradients that have been computed and not arrived.
+  virtual void drop_computed_gradients() {}
   /// Copies elements [first, first + dst.count) of the gradient that arrived into dst, rounding to its dtype.
   virtual void copy_gradient(uint32_t param, int64_t first, const zr_view& dst) = 0;
   /// Adds these elements to dst, in fp32, and rounds the results to its dtype.
@@ -106,7 +128,8 @@ class Model {
     int64_t held = 0, peak = 0;  // bytes; peak: since forget_peak()
   };
   virtual Temporaries temporaries() const { return {}; }
-  virtual void forget_peak() {}  // sets the peak to the bytes held now
+  virtual DevicePeak device_memory() const { return {}; }  // zeros for a model on the CPU
+  virtual void forget_peak() {}                            // sets the peaks to the bytes held now
   /// Before an allocation that would exceed `bytes`, calls over(requested) on the allocating thread; if it returns, the
   /// allocation is made. Replaces the previous limit; an empty function removes it.
   virtual void limit_temporaries(int64_t, const std::function<void(int64_t requested)>&) {}
@@ -124,7 +147,7 @@ class Model {
   /// tensors itself, and graphs recorded before can no longer be used.
   virtual void offload_saved_tensors(OffloadCallbacks) {}  // NOLINT: overrides take over the callbacks
 
-  /// Reseeds the random generator that dropout draws from.
+  /// Reseeds the random generators that dropout draws from.
   virtual void seed(uint64_t seed) = 0;
 };
 

@@ -40,23 +40,24 @@ void Placeholder::free_reference(void* placeholder) {
 
 at::DataPtr Placeholder::pointer(void* memory) {
   ++references_;
-  return {memory, this, &free_reference, at::Device(at::kCPU)};
+  return {memory, this, &free_reference, device_};
 }
 
-at::Tensor Placeholder::make(at::IntArrayRef sizes, at::ScalarType type, MemoryProvider* provider, uint32_t index,
-                             std::string reason) {
+at::Tensor Placeholder::make(at::IntArrayRef sizes, const at::TensorOptions& options, MemoryProvider* provider,
+                             uint32_t index, std::string reason) {
   std::vector<int64_t> strides(sizes.size(), 1);
   for (std::size_t i = sizes.size(); i-- > 1;) strides[i - 1] = strides[i] * std::max<int64_t>(sizes[i], 1);
-  return make(sizes, strides, type, provider, index, std::move(reason));
+  return make(sizes, strides, options, provider, index, std::move(reason));
 }
 
-at::Tensor Placeholder::make(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type,
+at::Tensor Placeholder::make(at::IntArrayRef sizes, at::IntArrayRef strides, const at::TensorOptions& options,
                              MemoryProvider* provider, uint32_t index, std::string reason) {
   intercept();
   const c10::impl::ExcludeDispatchKeyGuard plain(c10::DispatchKey::DeferredInit);
-  at::Tensor tensor = at::empty({0}, at::TensorOptions().dtype(type));
-  const auto bytes = static_cast<int64_t>(at::detail::computeStorageNbytes(sizes, strides, at::elementSize(type)));
+  at::Tensor tensor = at::empty({0}, options);
+  const auto bytes = static_cast<int64_t>(at::detail::computeStorageNbytes(sizes, strides, tensor.element_size()));
   auto* placeholder = new Placeholder(provider, index, std::move(reason));
+  placeholder->device_ = tensor.device();
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
                                                        placeholder->pointer(nullptr), nullptr, false);
   placeholder->storage_ = storage.get();

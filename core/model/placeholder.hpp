@@ -39,12 +39,12 @@ class MemoryProvider {
 /// carry the DeferredInit key (intercept.hpp). Reading its memory without an operator throws `reason`.
 class Placeholder {
  public:
-  /// A dense CPU tensor without memory, row-major if no strides are given. `provider` may be null: then every use
-  /// throws `reason`.
-  static at::Tensor make(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType type, MemoryProvider* provider,
+  /// A dense tensor without memory, row-major if no strides are given; options: its dtype and device. `provider` may be
+  /// null: then every use throws `reason`.
+  static at::Tensor make(at::IntArrayRef sizes, at::IntArrayRef strides, const at::TensorOptions& options,
+                         MemoryProvider* provider, uint32_t index, std::string reason);
+  static at::Tensor make(at::IntArrayRef sizes, const at::TensorOptions& options, MemoryProvider* provider,
                          uint32_t index, std::string reason);
-  static at::Tensor make(at::IntArrayRef sizes, at::ScalarType type, MemoryProvider* provider, uint32_t index,
-                         std::string reason);
   /// The placeholder of a storage; null if the storage is an ordinary one.
   static Placeholder* find(c10::StorageImpl& storage);
   static Placeholder* find(const at::TensorBase& tensor);
@@ -54,7 +54,7 @@ class Placeholder {
     return tensor.defined() && tensor.key_set().has(c10::DispatchKey::DeferredInit);
   }
 
-  /// Attaches memory of the storage's size until detach().
+  /// Attaches memory of the storage's size, on its device, until detach().
   void attach(void* memory);
   void detach();
   void* memory() const;
@@ -80,6 +80,7 @@ class Placeholder {
   uint32_t index_;
   std::string reason_;
   c10::StorageImpl* storage_ = nullptr;
+  at::Device device_ = at::kCPU;
   std::atomic<int> references_{0};  // data pointers that refer to it
 };
 

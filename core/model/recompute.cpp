@@ -1,7 +1,5 @@
 #include "model/recompute.hpp"
 
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 
@@ -15,28 +13,35 @@ namespace {
 // Restores the random state and autocast mode of the block's first run while the block runs again.
 class Restored {
  public:
-  Restored(const torch::Tensor& random, bool autocast, at::ScalarType type)
-      : generator_(at::globalContext().defaultGenerator(at::kCPU)),
-        random_(generator_.get_state()),
-        autocast_(at::autocast::is_autocast_enabled(at::kCPU)),
-        type_(at::autocast::get_autocast_dtype(at::kCPU)) {
-    generator_.set_state(random);
-    at::autocast::set_autocast_enabled(at::kCPU, autocast);
-    at::autocast::set_autocast_dtype(at::kCPU, type);
+  Restored(const RandomState& random, const std::vector<AutocastMode>& autocast)
+      : random_(RandomState::current()), autocast_(AutocastMode::current()) {
+    random.restore();
+    for (const AutocastMode& mode : autocast) mode.restore();
   }
   ~Restored() {
-    generator_.set_state(random_);
-    at::autocast::set_autocast_enabled(at::kCPU, autocast_);
-    at::autocast::set_autocast_dtype(at::kCPU, type_);
+    random_.restore();
+    for (const AutocastMode& mode : autocast_) mode.restore();
   }
 
  private:
-  at::Generator generator_;
-  torch::Tensor random_;
-  bool autocast_;
-  at::ScalarType type_;
+  RandomState random_;
+  std::vector<AutocastMode> autocast_;
 };
 }  // namespace
+
+std::vector<AutocastMode> AutocastMode::current() {
+  std::vector<at::DeviceType> types{at::kCPU};
+  for (const at::Device& device : opened_devices()) types.push_back(device.type());
+  std::vector<AutocastMode> modes;
+  for (const at::DeviceType type : types)
+    modes.push_back({type, at::autocast::is_autocast_enabled(type), at::autocast::get_autocast_dtype(type)});
+  return modes;
+}
+
+void AutocastMode::restore() const {
+  at::autocast::set_autocast_enabled(type, enabled);
+  at::autocast::set_autocast_dtype(type, dtype);
+}
 
 // The hooks of one tensor that the first run saves.
 class RecomputeFrame::Dropped final : public SavedHooks {
@@ -74,10 +79,7 @@ class RecomputeFrame::Recorded final : public SavedHooks {
 };
 
 RecomputeFrame::RecomputeFrame(Block again, const std::vector<torch::Tensor>& inputs)
-    : again_(std::move(again)),
-      random_(at::globalContext().defaultGenerator(at::kCPU).get_state()),
-      autocast_(at::autocast::is_autocast_enabled(at::kCPU)),
-      autocast_type_(at::autocast::get_autocast_dtype(at::kCPU)) {
+    : again_(std::move(again)), random_(RandomState::current()), autocast_(AutocastMode::current()) {
   for (const torch::Tensor& tensor : inputs) {
     Input input;
     input.requires_grad = tensor.defined() && tensor.requires_grad();
@@ -118,7 +120,7 @@ void RecomputeFrame::run_again() {
   values_.clear();
   {
     const at::AutoGradMode grad(true);
-    const Restored restored(random_, autocast_, autocast_type_);
+    const Restored restored(random_, autocast_);
     const SavedTensorScope scope([&] { return std::make_unique<Recorded>(values_, leaves); });
     again_(inputs);
   }

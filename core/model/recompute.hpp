@@ -7,9 +7,20 @@
 #include <memory>
 #include <vector>
 
+#include "model/device.hpp"
 #include "model/saved_tensor_scope.hpp"
 
 namespace zr::host::model {
+
+/// Autocast of one device type on this thread.
+struct AutocastMode {
+  at::DeviceType type;
+  bool enabled;
+  at::ScalarType dtype;
+  /// The modes of the CPU and of the opened devices.
+  static std::vector<AutocastMode> current();
+  void restore() const;
+};
 
 /// One run of a block. The tensors that its operators save are dropped, except parameters. When backward needs the
 /// first of these tensors, the block runs again, with the same random state and autocast mode, and the frame keeps the
@@ -37,9 +48,8 @@ class RecomputeFrame : public std::enable_shared_from_this<RecomputeFrame> {
 
   Block again_;
   std::vector<Input> inputs_;
-  torch::Tensor random_;
-  bool autocast_;
-  at::ScalarType autocast_type_;
+  RandomState random_;
+  std::vector<AutocastMode> autocast_;
   std::size_t dropped_ = 0;            // tensors dropped in the first run
   std::vector<torch::Tensor> values_;  // of the last run, until taken
 };

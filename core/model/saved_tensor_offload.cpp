@@ -10,6 +10,7 @@
 
 #include "base/error.hpp"
 #include "model/allocator.hpp"
+#include "model/device_copies.hpp"
 #include "zr/mutex.hpp"
 
 namespace zr::host::model {
@@ -34,9 +35,8 @@ template struct PrivateMember<&Version::version_counter_>;
 int64_t version_number(const Version& version) { return version.enabled() ? version.current_version() : 0; }
 
 // A storage without memory, for tensors that only hold sizes and strides.
-const c10::Storage& empty_storage() {
-  static const c10::Storage storage(c10::Storage::use_byte_size_t(), 0, at::DataPtr(nullptr, at::Device(at::kCPU)));
-  return storage;
+c10::Storage empty_storage(at::Device device) {
+  return {c10::Storage::use_byte_size_t(), 0, at::DataPtr(nullptr, device)};
 }
 
 at::Tensor with_storage(const at::Tensor& tensor, const c10::Storage& storage) {
@@ -65,19 +65,45 @@ struct SavedTensorOffload::Shared {
       ZR_REQUIRES(mutex);
   c10::Storage storage_of(Record& record, bool has_other_users) ZR_REQUIRES(mutex);
   void prefetch_before(uint64_t time) ZR_REQUIRES(mutex);
+  uint64_t put(const c10::Storage& storage) ZR_REQUIRES(mutex);
+  void get(uint64_t record, const c10::Storage& storage) ZR_REQUIRES(mutex);
 };
+
+namespace {
+at::Tensor staging(const c10::Storage& storage) {
+  return at::empty({static_cast<int64_t>(storage.nbytes())}, at::TensorOptions().dtype(at::kByte).pinned_memory(true));
+}
+}  // namespace
+
+// Records contain host memory.
+uint64_t SavedTensorOffload::Shared::put(const c10::Storage& storage) {
+  const auto bytes = static_cast<int64_t>(storage.nbytes());
+  if (storage.device().is_cpu()) return callbacks.put(storage.data(), bytes);
+  const at::Tensor on_host = staging(storage);
+  download(storage, on_host.mutable_data_ptr(), bytes);
+  return callbacks.put(on_host.data_ptr(), bytes);
+}
+
+void SavedTensorOffload::Shared::get(uint64_t record, const c10::Storage& storage) {
+  if (storage.device().is_cpu()) return callbacks.get(record, storage.mutable_data());
+  const at::Tensor on_host = staging(storage);
+  callbacks.get(record, on_host.mutable_data_ptr());
+  upload(on_host.data_ptr(), storage, static_cast<int64_t>(storage.nbytes()));
+}
 
 // The bytes of one storage at one time. Its last owner drops it with the mutex locked.
 struct SavedTensorOffload::Record {
   Record(uint64_t sequence, const c10::Storage& storage, const Version& version_at_save)
       : number(sequence),
         bytes(static_cast<int64_t>(storage.nbytes())),
+        device(storage.device()),
         original(storage.getWeakStorageImpl()),
         data(storage.data()),
         version(version_at_save),
         changes(version_number(version_at_save)) {}
   const uint64_t number;
   const int64_t bytes;
+  const at::Device device;
   const WeakStorage original;  // also prevents that another storage gets its address
   const void* const data;
   const Version version;
@@ -100,10 +126,12 @@ struct SavedTensorOffload::Record {
 };
 
 bool SavedTensorOffload::Shared::stays_on_device(const torch::Tensor& tensor) const {
-  if (!callbacks.put || is_free_to_save(tensor) || !tensor.has_storage() || !tensor.device().is_cpu()) return true;
+  if (!callbacks.put || is_free_to_save(tensor) || !tensor.has_storage()) return true;
   const c10::Storage& storage = tensor.storage();
   if (static_cast<int64_t>(storage.nbytes()) < std::max<int64_t>(callbacks.min_bytes, 1)) return true;
-  if (!TorchMemory::counts(storage.data_ptr()) || buffers.count(storage.unsafeGetStorageImpl())) return true;
+  // Memory that libtorch did not allocate.
+  if (tensor.device().is_cpu() ? !TorchMemory::counts(storage.data_ptr()) : !storage.resizable()) return true;
+  if (buffers.count(storage.unsafeGetStorageImpl())) return true;
   const auto persistent = persistent_storages.find(storage.unsafeGetStorageImpl());
   return persistent != persistent_storages.end() && alive(persistent->second);
 }
@@ -117,7 +145,7 @@ std::shared_ptr<SavedTensorOffload::Record> SavedTensorOffload::Shared::record_o
     if (auto record = at->second.lock();
         record && counter_of(record->version) == counter_of(version) && record->is_as_saved(*impl))
       return record;
-  const uint64_t number = callbacks.put(storage.data(), static_cast<int64_t>(storage.nbytes()));
+  const uint64_t number = put(storage);
   std::shared_ptr<Record> record(
       new Record(number, storage, version), [self](Record* dropped) ZR_REQUIRES(self->mutex) {
         // The last hooks that own the record have locked the mutex.
@@ -140,9 +168,9 @@ std::shared_ptr<SavedTensorOffload::Record> SavedTensorOffload::Shared::record_o
 c10::Storage SavedTensorOffload::Shared::storage_of(Record& record, bool has_other_users) {
   if (c10::Storage present = record.present()) return present;
   c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<std::size_t>(record.bytes),
-                       c10::GetAllocator(c10::kCPU)->allocate(static_cast<std::size_t>(record.bytes)),
-                       c10::GetAllocator(c10::kCPU), true);
-  callbacks.get(record.number, storage.mutable_data());
+                       c10::GetAllocator(record.device.type())->allocate(static_cast<std::size_t>(record.bytes)),
+                       c10::GetAllocator(record.device.type()), true);
+  get(record.number, storage);
   record.restored.emplace(storage.getWeakStorageImpl());
   if (has_other_users) {
     record.held = storage;
@@ -192,7 +220,7 @@ class SavedTensorOffload::Hooks final : public SavedHooks {
       return;
     }
     record_ = shared_->record_of(tensor, shared_);
-    tensor_ = with_storage(tensor, empty_storage());
+    tensor_ = with_storage(tensor, empty_storage(tensor.device()));
     time_ = ++shared_->saved_count;
     shared_->saved[time_] = record_.get();
   }

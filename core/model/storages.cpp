@@ -217,7 +217,7 @@ void Storages::replace_buffer_data(const std::string& name, const torch::Tensor&
 void Storages::replace_and_close(const std::string& what, const torch::Tensor& tensor, const torch::Tensor& other) {
   const c10::Storage before = tensor.storage();  // NOLINT: a copy, because set_data() replaces the tensor's storage
   c10::StorageImpl& storage = *before.unsafeGetStorageImpl();
-  tensor.set_data(other);
+  set_data(tensor, other);
   const auto remaining = remaining_tensors_.find(&storage);
   if (remaining != remaining_tensors_.end() && --remaining->second > 0) return;
   if (remaining != remaining_tensors_.end()) remaining_tensors_.erase(remaining);
@@ -229,6 +229,14 @@ void Storages::replace_and_close(const std::string& what, const torch::Tensor& t
       "this tensor was created from " + what +
       " before the zr::Engine moved the data, so its values would be stale (a view, t() or detach() that a constructor "
       "or a class member keeps); create it in forward(), or after the engine is made");
+}
+
+// libtorch's own set_data() rejects devices that it does not name, although it does the same for them.
+void Storages::set_data(const torch::Tensor& tensor, const torch::Tensor& other) {
+  if (tensor.device() == other.device()) return tensor.set_data(other);
+  auto* const meta = torch::autograd::impl::get_autograd_meta(tensor);
+  if (meta) torch::autograd::impl::set_grad_accumulator(tensor, {});  // it has the device of the old data
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(other.getIntrusivePtr());
 }
 
 at::DataPtr Storages::engine_memory(void* memory) { return {memory, memory, &keep_memory, at::Device(at::kCPU)}; }

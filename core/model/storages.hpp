@@ -23,13 +23,16 @@ class Storages {
   /// weights must be listed once.
   Storages(const Tensors& parameters, const Tensors& buffers);
 
-  /// True if the memory of the parameter's storage can be replaced by other memory of `type`, so that all tensors on
-  /// the storage see it.
+  /// True if the memory of the parameter's storage can be replaced by other memory of `type` on the parameter's device,
+  /// so that all tensors on the storage see it.
   bool replaceable(const torch::Tensor& parameter, at::ScalarType type) const;
   /// Gives the parameter the data of `other`, as set_data() does, and closes its old storage.
   void replace_data(const std::string& name, const torch::Tensor& parameter, const torch::Tensor& other);
   /// The same for a buffer.
   void replace_buffer_data(const std::string& name, const torch::Tensor& buffer, const torch::Tensor& other);
+
+  /// Gives the tensor the data of `other`, as set_data() does, also between any two devices.
+  static void set_data(const torch::Tensor& tensor, const torch::Tensor& other);
 
   /// A data pointer to memory of an engine; a storage with such a pointer belongs to a parameter in training.
   static at::DataPtr engine_memory(void* memory);

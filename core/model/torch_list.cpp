@@ -16,7 +16,7 @@ struct Listed {
 };
 
 // One parameter per tensor. Throws for tensors that cannot be trained.
-Listed list(const Storages::Tensors& parameters) {
+Listed list(const Storages::Tensors& parameters, at::Device device) {
   Listed listed;
   std::map<const c10::TensorImpl*, std::size_t> seen;
   for (auto& [name, tensor] : parameters) {
@@ -24,10 +24,13 @@ Listed list(const Storages::Tensors& parameters) {
       listed.parameters[at->second].aliases.push_back(name);
       continue;
     }
-    if (!tensor.defined() || !tensor.is_floating_point() || tensor.is_sparse() || !tensor.device().is_cpu())
+    if (!tensor.defined() || !tensor.is_floating_point() || tensor.is_sparse())
       fail_user("parameter '" + name +
-                "' is not a dense floating-point tensor in CPU memory; register it as a buffer, or convert it before "
-                "the engine is made");
+                "' is not a dense floating-point tensor; register it as a buffer, or convert it before the engine is "
+                "made");
+    if (!tensor.device().is_cpu() && tensor.device() != device)
+      fail_user("parameter '" + name + "' is on the device " + tensor.device().str() + ", but the engine trains on " +
+                device.str() + " (job.device); build the model on the CPU, and the engine moves it");
     if (tensor.grad_fn())
       fail_user("parameter '" + name +
                 "' is not a leaf tensor of autograd; register the tensor that it is computed from");
@@ -73,10 +76,11 @@ void check_added(const char* what, const std::string& name, const torch::Tensor&
 }  // namespace
 
 TorchModel::TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>& parameters,
-                       const std::vector<std::pair<std::string, torch::Tensor>>& buffers, zr_dtype dtype, bool reloads)
-    : state_(std::make_unique<State>()) {
+                       const std::vector<std::pair<std::string, torch::Tensor>>& buffers, zr_dtype dtype, bool reloads,
+                       at::Device device)
+    : state_(std::make_unique<State>(device)) {
   TorchMemory::count();
-  Listed listed = list(parameters);
+  Listed listed = list(parameters, device);
   for (const auto& [name, tensor] : listed.tensors) {
     // The engine that trained the parameter was destroyed. Fails on all ranks, before they compare anything.
     if (const Placeholder* left = reloads || Construction::of(tensor) ? nullptr : Placeholder::find(tensor);
@@ -111,7 +115,7 @@ TorchModel::TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>&
 
 std::vector<plan::Parameter> TorchModel::list_parameters(const Storages::Tensors& parameters,
                                                          const Storages::Tensors& buffers) const {
-  Listed listed = list(parameters);
+  Listed listed = list(parameters, state_->device);
   for (const auto& [name, tensor] : listed.tensors) {
     check_other_engine(name, tensor, this);
     check_added("parameter", name, tensor);
@@ -153,8 +157,8 @@ std::map<std::string, torch::Tensor> by_name(const Storages::Tensors& buffers) {
 }
 
 bool is_like(const torch::Tensor& other, const torch::Tensor& tensor) {
-  return other.sizes() == tensor.sizes() && other.scalar_type() == tensor.scalar_type() && other.device().is_cpu() &&
-         other.layout() == torch::kStrided;
+  return other.sizes() == tensor.sizes() && other.scalar_type() == tensor.scalar_type() &&
+         other.device() == tensor.device() && other.layout() == torch::kStrided;
 }
 }  // namespace
 

@@ -1,7 +1,6 @@
 #include "model/torch_model.hpp"
 
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Context.h>
+#include <c10/core/DeviceGuard.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
@@ -47,10 +46,29 @@ const std::vector<plan::Parameter>& TorchModel::parameters() const { return stat
 
 std::vector<ModelBuffer> TorchModel::buffers() {
   std::vector<ModelBuffer> list;
-  for (auto& [name, tensor] : state_->buffers)
-    list.push_back({name, state_->construction ? nullptr : tensor.data_ptr(), static_cast<int64_t>(tensor.nbytes()),
-                    safetensors_name(tensor.scalar_type()), tensor.sizes().vec()});
+  state_->host_buffers.resize(state_->is_on_cpu() ? 0 : state_->buffers.size());
+  for (std::size_t i = 0; i < state_->buffers.size(); ++i) {
+    const auto& [name, tensor] = state_->buffers[i];
+    void* memory = nullptr;
+    if (!state_->construction && state_->is_on_cpu()) {
+      memory = tensor.data_ptr();
+    } else if (!state_->construction) {
+      torch::Tensor& on_host = state_->host_buffers[i];
+      if (!on_host.defined() || on_host.nbytes() != tensor.nbytes())
+        on_host = at::empty({static_cast<int64_t>(tensor.nbytes())}, at::kByte);
+      memory = on_host.mutable_data_ptr();
+      download(tensor.storage(), memory, static_cast<int64_t>(tensor.nbytes()));
+    }
+    list.push_back({name, memory, static_cast<int64_t>(tensor.nbytes()), safetensors_name(tensor.scalar_type()),
+                    tensor.sizes().vec()});
+  }
   return list;
+}
+
+void TorchModel::write_buffers() {
+  for (std::size_t i = 0; i < state_->host_buffers.size(); ++i)
+    upload(state_->host_buffers[i].data_ptr(), state_->buffers[i].second.storage(),
+           static_cast<int64_t>(state_->host_buffers[i].nbytes()));
 }
 
 std::vector<ModelBuffer> TorchModel::empty_buffers() const { return state_->empty_buffers; }
@@ -92,7 +110,8 @@ void TorchModel::construct(const ConstructMemory& memory, bool runs_operators) {
                     "' was built by zr::deferred: a view created in a constructor cannot be used; create it in "
                     "forward()");
     Placeholder::mark(entry.tensor, false);
-    if (entry.tensor.numel() == 0) entry.tensor.set_data(at::empty(entry.tensor.sizes(), entry.tensor.options()));
+    if (entry.tensor.numel() == 0)
+      Storages::set_data(entry.tensor, at::empty(entry.tensor.sizes(), state_->options(entry.tensor.scalar_type())));
   }
   state_->construction.reset();
   state_->convert_buffers();
@@ -101,16 +120,32 @@ void TorchModel::construct(const ConstructMemory& memory, bool runs_operators) {
 void TorchModel::bind(uint32_t param, void* memory, zr_dtype dtype) {
   auto& entry = state_->entries[param];
   const at::ScalarType type = torch_type(dtype);
-  if (!state_->storages->replaceable(entry.tensor, type))
+  const bool is_on_cpu = state_->is_on_cpu();
+  if (!state_->storages->replaceable(entry.tensor, type) || entry.tensor.device() != state_->device)
     state_->storages->replace_data(state_->parameters[param].name, entry.tensor,
-                                   torch::from_blob(memory, entry.tensor.sizes(), type));
+                                   is_on_cpu ? torch::from_blob(memory, entry.tensor.sizes(), type)
+                                             : at::empty(entry.tensor.sizes(), state_->options(type)));
   const c10::Storage storage = entry.tensor.storage();
-  storage.unsafeGetStorageImpl()->set_data_ptr_noswap(Storages::engine_memory(memory));
+  if (is_on_cpu)
+    storage.unsafeGetStorageImpl()->set_data_ptr_noswap(Storages::engine_memory(memory));
+  else
+    upload(memory, storage, static_cast<int64_t>(storage.nbytes()));
   storage.unsafeGetStorageImpl()->set_resizable(false);
   constexpr std::size_t kEngineReferences = 2;  // the parameter and `storage`
   const bool has_older_tensors = storage.use_count() > kEngineReferences;
-  entry.binding = {
-      storage, memory, type, version_of(entry.tensor), has_older_tensors, std::make_unique<DataViews>(storage)};
+  entry.binding = {storage,
+                   storage.data(),
+                   is_on_cpu ? nullptr : memory,
+                   type,
+                   version_of(entry.tensor),
+                   has_older_tensors,
+                   std::make_unique<DataViews>(storage)};
+}
+
+void TorchModel::weights_changed() {
+  for (const auto& entry : state_->entries)
+    if (const Binding& binding = entry.binding; binding.host)
+      upload(binding.host, binding.storage, static_cast<int64_t>(binding.storage.nbytes()));
 }
 
 void TorchModel::on_use(Uses uses) { state_->uses = std::move(uses); }
@@ -160,6 +195,7 @@ void TorchModel::end_gather(const std::vector<uint32_t>& params, bool keeps_writ
       state_->change_readers(param, -1);
     } else if (entry.placeholder) {
       sharded.push_back(param);
+      if (keeps_writes) state_->download_attached(param);
     }
   }
   const std::unique_ptr<bool[]> written(new bool[sharded.size()]);
@@ -173,8 +209,20 @@ void TorchModel::end_gather(const std::vector<uint32_t>& params, bool keeps_writ
 }
 
 void TorchModel::attach(uint32_t param, void* memory) {
-  Placeholder* placeholder = state_->entries[param].placeholder;
-  memory ? placeholder->attach(memory) : placeholder->detach();
+  auto& entry = state_->entries[param];
+  Placeholder* placeholder = entry.placeholder;
+  if (state_->is_on_cpu()) return memory ? placeholder->attach(memory) : placeholder->detach();
+  entry.attached = memory;
+  if (!memory) {
+    placeholder->detach();
+    entry.on_device.clear();
+    return;
+  }
+  const std::size_t bytes = placeholder->storage().nbytes();
+  const c10::DeviceGuard guard(state_->device);
+  entry.on_device = c10::GetAllocator(state_->device.type())->allocate(bytes);
+  placeholder->attach(entry.on_device.mutable_get());
+  upload(memory, entry.tensor.storage(), static_cast<int64_t>(bytes));
 }
 
 std::vector<uint32_t> TorchModel::written() {
@@ -186,6 +234,9 @@ std::vector<uint32_t> TorchModel::written() {
     if (entry.binding.views->written() || version != entry.binding.version) params.push_back(i);
     entry.binding.version = version;
   }
+  for (const uint32_t param : params)
+    if (const Binding& binding = state_->entries[param].binding; binding.host)
+      download(binding.storage, binding.host, static_cast<int64_t>(binding.storage.nbytes()));
   return params;
 }
 
@@ -232,7 +283,9 @@ uint64_t TorchModel::number() const { return state_->number; }
 
 void* TorchModel::reserve_parameter(uint32_t param, zr_dtype dtype, bool other) {
   auto& entry = state_->entries[param];
-  if (entry.binding.storage)
+  if (!state_->is_on_cpu() && other)
+    entry.copy_buffer = at::empty(entry.tensor.sizes(), state_->options(torch_type(dtype)));
+  else if (entry.binding.storage && state_->is_on_cpu())
     entry.copy_buffer = at::empty({static_cast<int64_t>(entry.binding.storage.nbytes())}, at::kByte);
   else if (entry.shared && !other)
     entry.copy_buffer = at::empty(entry.tensor.sizes(), entry.tensor.options().requires_grad(false));
@@ -272,7 +325,8 @@ void TorchModel::hide_gradients(bool hidden) {
     if (state_->parameters[i].frozen) continue;
     if (hidden && !entry.hidden.defined())
       entry.hidden = Placeholder::make(
-          entry.tensor.sizes(), entry.tensor.scalar_type(), nullptr, 0,
+          entry.tensor.sizes(), at::TensorOptions().dtype(entry.tensor.scalar_type()).device(entry.tensor.device()),
+          nullptr, 0,
           "the gradient of '" + state_->parameters[i].name + "' belongs to the engine: read it with engine.get(\"" +
               state_->parameters[i].name +
               "\", zr::TensorKind::gradient), clip with train.gradient_clipping, update with engine.step(), and call "
@@ -293,6 +347,23 @@ void TorchModel::on_gradient(Arrived arrived) {
   }
 }
 
+void TorchModel::on_gradient_computed(std::function<void(uint32_t param)> computed) {
+  state_->computed = std::move(computed);
+}
+
+void TorchModel::finish_gradients() {
+  if (!state_->downloads) return;
+  const MutexLock lock(state_->gradient_mutex);
+  state_->downloads->deliver_all(
+      [this](uint32_t param, const torch::Tensor& gradient) { state_->deliver(param, gradient); });
+}
+
+void TorchModel::drop_computed_gradients() {
+  if (!state_->downloads) return;
+  const MutexLock lock(state_->gradient_mutex);
+  state_->downloads->drop();
+}
+
 void TorchModel::copy_gradient(uint32_t param, int64_t first, const zr_view& dst) {
   const torch::NoGradGuard no_grad;
   const torch::Tensor& gradient = state_->entries[param].gradient;
@@ -311,7 +382,14 @@ void TorchModel::add_gradient(uint32_t param, int64_t first, const zr_view& dst)
 void TorchModel::drop_gradient(uint32_t param) { state_->entries[param].gradient = torch::Tensor(); }
 
 Model::Temporaries TorchModel::temporaries() const { return {TorchMemory::held(), TorchMemory::peak()}; }
-void TorchModel::forget_peak() { TorchMemory::forget_peak(); }
+DevicePeak TorchModel::device_memory() const {
+  const DeviceBytes bytes = device_bytes(state_->device);
+  return {bytes.held, bytes.peak};
+}
+void TorchModel::forget_peak() {
+  TorchMemory::forget_peak();
+  reset_peak(state_->device);
+}
 void TorchModel::limit_temporaries(int64_t bytes, const std::function<void(int64_t requested)>& over) {
   TorchMemory::limit(bytes, over);
 }
@@ -322,10 +400,6 @@ void TorchModel::offload_saved_tensors(OffloadCallbacks callbacks) {
     state_->saved_tensor_offload = std::make_unique<SavedTensorOffload>(std::move(callbacks), state_->buffers);
 }
 
-void TorchModel::seed(uint64_t seed) {
-  auto generator = at::globalContext().defaultGenerator(at::kCPU);
-  const std::lock_guard lock(generator.mutex());  // libtorch's mutex
-  generator.set_current_seed(seed);
-}
+void TorchModel::seed(uint64_t seed) { seed_generators(seed); }
 
 }  // namespace zr::host::model

@@ -12,19 +12,23 @@ namespace zr::host::model {
 class TorchModel final : public Model {
  public:
   /// Names are in the model's order; a tensor with several names is one parameter. Throws UserError for parameters
-  /// that are not dense floating-point CPU tensors, or that another engine trains.
+  /// that are not dense floating-point tensors on the CPU or on `device`, or that another engine trains.
   /// `reloads`: parameters that an earlier engine left without memory read as zeros until their values are loaded.
+  /// `device`: where the model computes; bind() and unbind() move its parameters there, the constructor its buffers.
   TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>& parameters,
-             const std::vector<std::pair<std::string, torch::Tensor>>& buffers, zr_dtype dtype, bool reloads = false);
+             const std::vector<std::pair<std::string, torch::Tensor>>& buffers, zr_dtype dtype, bool reloads = false,
+             at::Device device = at::kCPU);
   ~TorchModel() override;
 
   const std::vector<plan::Parameter>& parameters() const override;
   std::vector<ModelBuffer> buffers() override;
+  void write_buffers() override;
   std::vector<ModelBuffer> empty_buffers() const override;
   void read(uint32_t param, float* out) override;
   std::size_t deferred() const override;
   void construct(const ConstructMemory& memory, bool runs_operators) override;
   void bind(uint32_t param, void* memory, zr_dtype dtype) override;
+  void weights_changed() override;
   void bind_shared(uint32_t param, const void* memory, zr_dtype dtype) override;
   void on_use(Uses uses) override;
   void unbind(uint32_t param, zr_dtype dtype) override;
@@ -39,11 +43,15 @@ class TorchModel final : public Model {
   void convert_buffers(zr_dtype dtype) override;
   void return_parameters() override;
   void on_gradient(Arrived arrived) override;
+  void on_gradient_computed(std::function<void(uint32_t param)> computed) override;
+  void finish_gradients() override;
+  void drop_computed_gradients() override;
   void copy_gradient(uint32_t param, int64_t first, const zr_view& dst) override;
   void add_gradient(uint32_t param, int64_t first, const zr_view& dst) override;
   void drop_gradient(uint32_t param) override;
   void hide_gradients(bool hidden) override;
   Temporaries temporaries() const override;
+  DevicePeak device_memory() const override;
   void forget_peak() override;
   void limit_temporaries(int64_t bytes, const std::function<void(int64_t requested)>& over) override;
   void offload_saved_tensors(OffloadCallbacks callbacks) override;

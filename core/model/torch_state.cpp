@@ -11,6 +11,7 @@ void TorchModel::State::convert_buffers() {
     Placeholder::mark(tensor, false);
     if (tensor.is_floating_point() && tensor.scalar_type() != buffer_type && buffer_type != at::kFloat)
       storages->replace_buffer_data(name, tensor, tensor.to(buffer_type));
+    if (tensor.device() != device) storages->replace_buffer_data(name, tensor, tensor.detach().to(device));
     if (!tensor.is_contiguous()) storages->replace_buffer_data(name, tensor, tensor.contiguous());
     buffer_kinds[name] = kind_of(tensor);
   }
@@ -18,8 +19,8 @@ void TorchModel::State::convert_buffers() {
 
 void TorchModel::State::intercept(uint32_t param, at::ScalarType type, const std::string& reason) {
   auto& entry = entries[param];
-  const torch::Tensor empty =
-      Placeholder::make(entry.tensor.sizes(), type, this, param, "parameter '" + parameters[param].name + reason);
+  const torch::Tensor empty = Placeholder::make(entry.tensor.sizes(), options(type), this, param,
+                                                "parameter '" + parameters[param].name + reason);
   Placeholder::mark(empty, false);  // set_data() requires the same dispatch keys
   storages->replace_data(parameters[param].name, entry.tensor, empty);
   Placeholder::mark(entry.tensor, true);
@@ -49,6 +50,7 @@ void TorchModel::State::leave(const ParamUse* param_uses, std::size_t n, bool do
     if (!entries[param].shared) {
       params.push_back(param);
       written.push_back(param_uses[i].written && done);
+      if (written.back()) download_attached(param);
       continue;
     }
     if (param_uses[i].written) end_write_copy(param, done);
@@ -71,9 +73,9 @@ std::string TorchModel::State::rebind_replaced(uint32_t param, bool keeps_writes
   if (!entry.binding.storage || entry.tensor.storage().is_alias_of(entry.binding.storage)) return "";
   const torch::NoGradGuard no_grad;
   const torch::Tensor values = entry.tensor.detach();
-  torch::Tensor bound = torch::empty({0}, entry.binding.type);
+  torch::Tensor bound = torch::empty({0}, options(entry.binding.type));
   bound.set_(entry.binding.storage, 0, parameters[param].shape);
-  entry.tensor.set_data(bound);
+  Storages::set_data(entry.tensor, bound);
   // After set_() the tensor would get a new accumulator at its next use, without the hook.
   if (entry.accumulator) torch::autograd::impl::set_grad_accumulator(entry.tensor, entry.accumulator);
   if (!keeps_writes) return "";
@@ -126,6 +128,11 @@ void TorchModel::State::return_shared(uint32_t param) {
   entry.placeholder = nullptr;
 }
 
+torch::Tensor TorchModel::State::returned_tensor(uint32_t param) {
+  ParamEntry& entry = entries[param];
+  return is_on_cpu() ? entry.returned : entry.copy_buffer.copy_(entry.returned);
+}
+
 void TorchModel::State::return_sharded(uint32_t param) {
   ParamEntry& entry = entries[param];
   if (!entry.returned.defined())
@@ -135,7 +142,7 @@ void TorchModel::State::return_sharded(uint32_t param) {
                                      "weights");
   const c10::Storage old = entry.tensor.storage();  // views may still use it
   Placeholder::mark(entry.tensor, false);
-  entry.tensor.set_data(entry.returned);
+  entry.tensor.set_data(returned_tensor(param));
   entry.placeholder->orphan("the engine that sharded parameter '" + parameters[param].name +
                             "' was released, and views of it created before have no memory; create them again");
   entry.placeholder = nullptr;
@@ -144,7 +151,9 @@ void TorchModel::State::return_sharded(uint32_t param) {
 void TorchModel::State::return_bound(uint32_t param) {
   ParamEntry& entry = entries[param];
   c10::StorageImpl& storage = *entry.binding.storage.unsafeGetStorageImpl();
-  if (storage.data() == entry.binding.memory) {  // tensors created from the parameter keep its values
+  if (entry.binding.host) {
+    storage.set_resizable(true);
+  } else if (storage.data() == entry.binding.memory) {  // tensors created from the parameter keep its values
     c10::Allocator* const allocator = c10::GetAllocator(c10::kCPU);
     at::DataPtr own = entry.copy_buffer.defined() ? entry.copy_buffer.storage().set_data_ptr(at::DataPtr())
                                                   : allocator->allocate(storage.nbytes());
@@ -153,7 +162,7 @@ void TorchModel::State::return_bound(uint32_t param) {
     storage.set_allocator(allocator);
     storage.set_resizable(true);
   }
-  if (entry.returned.defined()) entry.tensor.set_data(entry.returned);  // of another type
+  if (entry.returned.defined()) entry.tensor.set_data(returned_tensor(param));  // of another type
 }
 
 void TorchModel::State::gradient_accumulated(uint32_t param) {
@@ -169,6 +178,21 @@ void TorchModel::State::gradient_accumulated(uint32_t param) {
     gradient = gradient.to_dense();
   }
   gradient = gradient.detach();
+  if (is_on_cpu()) return deliver(param, gradient);
+  if (computed) computed(param);
+  downloads->add(param, gradient);
+  downloads->deliver_complete([this](uint32_t at, const torch::Tensor& on_host) { deliver(at, on_host); });
+}
+
+void TorchModel::State::download_attached(uint32_t param) {
+  const ParamEntry& entry = entries[param];
+  if (!entry.attached) return;
+  const c10::Storage& storage = entry.tensor.storage();
+  download(storage, entry.attached, static_cast<int64_t>(storage.nbytes()));
+}
+
+void TorchModel::State::deliver(uint32_t param, const torch::Tensor& gradient) {
+  ParamEntry& entry = entries[param];
   // A second call within one backward adds in fp32; the copy rounds once, to the communication dtype.
   entry.gradient = entry.gradient.defined() ? entry.gradient.to(at::kFloat) + gradient.to(at::kFloat) : gradient;
   if (arrived) arrived(param);

@@ -7,12 +7,15 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "model/data_views.hpp"
 #include "model/deferred.hpp"
+#include "model/device.hpp"
+#include "model/device_copies.hpp"
 #include "model/parameter_registry.hpp"
 #include "model/placeholder.hpp"
 #include "model/saved_tensor_offload.hpp"
@@ -25,8 +28,9 @@ namespace zr::host::model {
 
 /// How bind() bound a parameter.
 struct Binding {
-  c10::Storage storage;  // tensors that share it may outlive the engine's memory
-  const void* memory = nullptr;
+  c10::Storage storage;          // tensors that share it may outlive the engine's memory
+  const void* memory = nullptr;  // of the storage
+  void* host = nullptr;          // the engine's memory, if the storage has memory of a device
   at::ScalarType type = at::kFloat;
   int64_t version = 0;
   bool has_older_tensors = false;    // tensors from before bind() use the storage
@@ -42,6 +46,8 @@ struct TorchModel::State final : MemoryProvider {
     const void* shared = nullptr;        // memory that all ranks read, if bound to it
     at::DataPtr copy;                    // of `shared`, while an operator or scope writes
     int readers = 0, writers = 0;        // operators and scopes that use `shared`
+    void* attached = nullptr;            // the engine's memory from attach(), if the model is on a device
+    at::DataPtr on_device;               // the copy of it on the device
     int scopes = 0;                      // open zr::gather scopes, for any kind of storage
     bool left_without_memory = false;    // an earlier engine left the parameter without memory
     torch::Tensor returned;              // data that return_parameters() gives the parameter; undefined: a copy
@@ -53,6 +59,13 @@ struct TorchModel::State final : MemoryProvider {
     torch::Tensor gradient;  // of this backward, as autograd produced it
     bool densified = false;
   };
+  explicit State(at::Device on) : device(on) {
+    if (!device.is_cpu()) downloads.emplace(device);
+  }
+  const at::Device device;                     // that the model computes on
+  std::optional<GradientDownloads> downloads;  // if it is not the CPU
+  std::vector<torch::Tensor> host_buffers;     // copies of `buffers` in host memory, if the device is not the CPU
+  std::function<void(uint32_t param)> computed;
   std::vector<plan::Parameter> parameters;
   std::vector<ParamEntry> entries;
   std::vector<std::pair<std::string, torch::Tensor>> buffers;  // without empty ones
@@ -79,7 +92,10 @@ struct TorchModel::State final : MemoryProvider {
   static std::string kind_of(const torch::Tensor& tensor) {
     return c10::str(tensor.scalar_type(), " ", tensor.sizes());
   }
-  /// Converts floating-point buffers to the weights' dtype and all buffers to row-major layout.
+  bool is_on_cpu() const { return device.is_cpu(); }
+  /// A tensor's options with this dtype, on the model's device.
+  at::TensorOptions options(at::ScalarType type) const { return at::TensorOptions().dtype(type).device(device); }
+  /// Converts floating-point buffers to the weights' dtype and all buffers to row-major layout on the model's device.
   void convert_buffers();
   /// Removes the parameter's memory. Its operators call enter() and leave(); other reads of its memory throw `reason`.
   void intercept(uint32_t param, at::ScalarType type, const std::string& reason);
@@ -104,8 +120,14 @@ struct TorchModel::State final : MemoryProvider {
   void return_shared(uint32_t param);
   void return_sharded(uint32_t param);
   void return_bound(uint32_t param);
+  /// The tensor that a parameter without memory of its own gets when the engine returns its parameters.
+  torch::Tensor returned_tensor(uint32_t param);
+  /// Copies a parameter that an operator or a scope wrote to from the device to the memory of attach().
+  void download_attached(uint32_t param);
   /// Called when autograd has accumulated into a parameter's .grad.
   void gradient_accumulated(uint32_t param);
+  /// Passes a gradient of this backward, dense and in host memory, to the engine.
+  void deliver(uint32_t param, const torch::Tensor& gradient);
 };
 
 }  // namespace zr::host::model

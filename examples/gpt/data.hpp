@@ -11,6 +11,7 @@ namespace gpt {
 
 struct Batch {
   torch::Tensor bytes, next;  // int64 [samples, context]; next[i] is the byte after bytes[i]
+  Batch to(torch::Device device) const { return {bytes.to(device), next.to(device)}; }
 };
 
 /// The first 95 % of the text is for training, the rest for validation. Immutable.

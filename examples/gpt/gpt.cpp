@@ -34,7 +34,7 @@ double validate(zr::Engine& engine, gpt::Model& model, const gpt::Text& text, in
   double sum = 0;
   for (int64_t first = 0; first < chunks; first += engine.world()) {
     const auto i = first + engine.rank();
-    const auto batch = text.validation(std::min(i, chunks - 1), context);
+    const auto batch = text.validation(std::min(i, chunks - 1), context).to(engine.device());
     const auto loss = model->loss(batch.bytes, batch.next).item<double>();
     sum += i < chunks ? loss : 0;
   }
@@ -61,7 +61,8 @@ void train(const zr::Program& program) {
 
   while (!engine.done()) {
     const auto batch =
-        text.training(engine.seed(), engine.step_index(), engine.micro_index(), engine.micro_batch(), shape.context);
+        text.training(engine.seed(), engine.step_index(), engine.micro_index(), engine.micro_batch(), shape.context)
+            .to(engine.device());
     engine.backward(model->loss(batch.bytes, batch.next));
     engine.add_tokens(batch.bytes.numel());
     if (engine.step() && engine.validation_due()) {

@@ -108,7 +108,8 @@ class ModelImpl : public torch::nn::Module {
       const auto tail = text.substr(text.size() - std::min<size_t>(text.size(), context_));
       auto bytes = torch::empty({1, static_cast<int64_t>(tail.size())}, torch::kLong);
       std::transform(tail.begin(), tail.end(), bytes.data_ptr<int64_t>(), [](unsigned char c) { return c; });
-      const auto odds = torch::softmax(forward(bytes)[0][-1].to(torch::kFloat) / temperature, 0);
+      const auto logits = forward(bytes.to(wte_->weight.device()))[0][-1].to(torch::kCPU, torch::kFloat);
+      const auto odds = torch::softmax(logits / temperature, 0);
       text += static_cast<char>(torch::multinomial(odds, 1, false, generator).item<int64_t>());
     }
     return text;

@@ -19,9 +19,12 @@ struct Model : torch::nn::Module {
   virtual torch::jit::Module* script() { return nullptr; }  // if set, trained instead; it has the same parameters
 };
 
+/// The device that the models compute on; see choose_device().
+inline at::Device device = at::kCPU;
+
 inline torch::Tensor draw(int64_t step, int64_t m, int64_t high, torch::IntArrayRef shape) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(1000003 * step + 7919 * m + 17));
-  return torch::randint(0, high, shape, generator, torch::kLong);
+  return torch::randint(0, high, shape, generator, torch::kLong).to(device);
 }
 
 }  // namespace parity

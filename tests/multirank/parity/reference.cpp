@@ -110,7 +110,7 @@ at::ScalarType type_named(const std::string& name) {
 }
 
 std::vector<float> floats(const torch::Tensor& tensor) {
-  const torch::Tensor flat = tensor.detach().to(torch::kFloat).contiguous();
+  const torch::Tensor flat = tensor.detach().to(torch::kCPU, torch::kFloat).contiguous();
   return {flat.data_ptr<float>(), flat.data_ptr<float>() + flat.numel()};
 }
 
@@ -142,7 +142,9 @@ Outcome reference(const Recipe& recipe) {
     states.push_back(std::move(s));
   }
   const at::ScalarType dtype = type_named(recipe.dtype);
-  if (dtype != torch::kFloat) {
+  if (!device.is_cpu()) {
+    move(*model, dtype);
+  } else if (dtype != torch::kFloat) {
     for (auto& item : model->named_parameters()) item.value().set_data(item.value().to(dtype));
     for (auto& item : model->named_buffers())
       if (item.value().is_floating_point()) item.value().set_data(item.value().to(dtype));
@@ -166,7 +168,7 @@ Outcome reference(const Recipe& recipe) {
     }
     for (int i = 0; i < recipe.micro_batches; ++i) {
       const int m = recipe.backwards ? recipe.micro_batches - 1 - i : i;
-      torch::manual_seed(mixed(recipe.seed, static_cast<uint64_t>(step), static_cast<uint64_t>(m)));
+      seed(mixed(recipe.seed, static_cast<uint64_t>(step), static_cast<uint64_t>(m)));
       const double weight = recipe.weighted ? m + 1 : 1;
       const auto loss = model->loss(step, m);
       const double factor = weight * scaler.scale;

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <map>
 
+#include "multirank/parity/models.hpp"
 #include "multirank/parity/reference.hpp"
 
 namespace parity {
@@ -29,8 +30,8 @@ class Ranks {
   std::string train(const std::vector<const TestCase*>& cases) const {
     std::ofstream list(folder_ / "list");
     for (const TestCase* test_case : cases) {
-      list << test_case->name() << " " << test_case->overrides << " job.runs=\"" << (folder_ / "runs").string()
-           << "\"\n";
+      list << test_case->name() << " " << test_case->overrides << device_overrides() << " job.runs=\""
+           << (folder_ / "runs").string() << "\"\n";
       for (int rank = 0; rank < ranks_; ++rank) fs::remove(file(*test_case, rank));
     }
     list.close();

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "multirank/parity/matrix.hpp"
+#include "multirank/parity/models.hpp"
 #include "multirank/parity/run_cases.hpp"
 
 namespace {
@@ -60,6 +61,7 @@ void print(const std::vector<TestCase>& cases, const std::vector<std::string>& p
 }  // namespace
 
 int main(int argc, char** argv) {
+  parity::choose_device();
   std::vector<TestCase> cases;
   for (TestCase& test_case : parity::full()) {
     bool wanted = argc < 2;

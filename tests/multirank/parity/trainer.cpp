@@ -24,7 +24,7 @@ parity::Weights weights_of(zr::Engine& engine, torch::nn::Module& model) {
     const auto value = engine.get(item.key());
     weights[item.key()].assign(value.data_ptr<float>(), value.data_ptr<float>() + value.numel());
     const auto scope = zr::gather(item.value());
-    const auto own = item.value().detach().to(torch::kFloat).contiguous();
+    const auto own = item.value().detach().to(torch::kCPU, torch::kFloat).contiguous();
     weights["model's " + item.key()].assign(own.data_ptr<float>(), own.data_ptr<float>() + own.numel());
   }
   return weights;
@@ -55,6 +55,7 @@ parity::Outcome train(const zr::Program& program) {
 int main(int argc, char** argv) {
   if (argc != 4) return 2;
   return zr::guarded([&] {
+    parity::choose_device();
     at::set_num_threads(1);
     parity::recomputed = [](const parity::Block& block, const torch::Tensor& x) { return zr::checkpoint(block, x); };
     const std::vector<zr::Key> keys{{"parity.model", "everything", "which model"},

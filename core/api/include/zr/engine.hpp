@@ -181,6 +181,8 @@ class Engine {
 
   /// The dtype of the parameters in the forward pass (train.dtype). Convert floating-point inputs to it.
   torch::ScalarType dtype() const;
+  /// The device that the model computes on (job.device). Move inputs to it: x.to(engine.device()).
+  torch::Device device() const;
   int rank() const;             // 0 to world() - 1
   int world() const;            // number of ranks that train this model
   int accumulation() const;     // micro-batches per rank and step (train.gradient_accumulation, set_accumulation())

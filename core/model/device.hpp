@@ -1,0 +1,44 @@
+// The device that a model computes on, through libtorch's generic device API: no vendor's library is named here.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace zr::host::model {
+
+/// Opens the device that job.device names and makes it the current device of this thread: "cpu"; a type that libtorch
+/// knows ("cuda"), whose device number is then local_rank modulo the number of devices; or a type with a number
+/// ("cuda:1"). load_device_library() must have loaded its backend. Throws UserError or EnvironmentError with the
+/// remedy. Training thread.
+at::Device open_device(const std::string& name, int local_rank);
+/// The number of devices of that type; 0 for the CPU. Any thread.
+int device_count(at::DeviceType type);
+
+/// Bytes in the memory of a device that libtorch holds for the process: since the last reset_peak(), the most. Zeros if
+/// the backend does not count them, and for the CPU. Any thread.
+struct DeviceBytes {
+  int64_t held = 0, peak = 0;
+};
+DeviceBytes device_bytes(at::Device device);
+void reset_peak(at::Device device);
+
+/// The random state of the CPU and of every opened device. Training thread, and autograd's threads.
+class RandomState {
+ public:
+  static RandomState current();
+  void restore() const;
+
+ private:
+  std::vector<std::pair<at::Device, at::Tensor>> states_;
+};
+/// Seeds the random generators of the CPU and of every opened device.
+void seed_generators(uint64_t seed);
+/// Opened devices other than the CPU, in the order in which they were opened. Any thread.
+std::vector<at::Device> opened_devices();
+
+}  // namespace zr::host::model

@@ -1,0 +1,161 @@
+// Times training steps of a GPT on a device beside plain libtorch on the same device, in the same process.
+//   gpu_step DEVICE LAYERS WIDTH HEADS CONTEXT SAMPLES STEPS [path=value ...]
+// DEVICE is a value of job.device ("cuda"); "cpu" tries the program out. Prints one line of JSON per figure.
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "gpt/model.hpp"
+#include "zr/engine.hpp"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+void wait_for(at::Device device) {
+  if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+}
+
+// The median time of `times` calls in milliseconds, after two calls that are not counted. Waits for the device.
+double median(at::Device device, int times, const std::function<void()>& call) {
+  std::vector<double> all;
+  for (int i = -2; i < times; ++i) {
+    wait_for(device);
+    const auto start = Clock::now();
+    call();
+    wait_for(device);
+    if (i >= 0) all.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
+  }
+  std::sort(all.begin(), all.end());
+  return all[all.size() / 2];
+}
+
+void print(const char* name, double milliseconds) {
+  std::printf("{\"row\": \"%s\", \"ms\": %.2f}\n", name, milliseconds);
+  std::fflush(stdout);
+}
+
+// The model in bf16 on the device, with fp32 master weights and states there, as libtorch's fused AdamW needs them.
+class Plain {
+ public:
+  Plain(const gpt::Shape& shape, at::Device device) : model_(shape) {
+    for (auto& p : model_->parameters()) {
+      const at::Tensor on_device = p.detach().to(device);
+      masters_.push_back(on_device);
+      p.set_data(on_device.to(torch::kBFloat16));
+      params_.push_back(p);
+      means_.push_back(torch::zeros_like(on_device));
+      squares_.push_back(torch::zeros_like(on_device));
+      steps_.push_back(torch::zeros({}, on_device.options()));
+    }
+  }
+  void backward(const torch::Tensor& bytes, const torch::Tensor& next) { model_->loss(bytes, next).backward(); }
+  void clear() {
+    for (auto& p : params_) p.mutable_grad() = torch::Tensor();
+  }
+  void update() {
+    const torch::NoGradGuard no_grad;
+    std::vector<torch::Tensor> grads;
+    for (auto& p : params_) grads.push_back(p.grad().to(torch::kFloat));
+    for (auto& s : steps_) s += 1;
+    at::_fused_adamw_(masters_, grads, means_, squares_, {}, steps_, 1e-3, 0.9, 0.999, 0.01, 1e-8, false, false);
+    for (std::size_t i = 0; i < params_.size(); ++i) params_[i].copy_(masters_[i]);
+  }
+  const std::vector<torch::Tensor>& params() const { return params_; }
+
+ private:
+  gpt::Model model_;
+  std::vector<torch::Tensor> params_, masters_, means_, squares_, steps_;
+};
+
+// Copies of all gradients to pinned memory and of all weights from there, each on the current stream.
+double transfer(const std::vector<torch::Tensor>& params, at::Device device, int times) {
+  std::vector<torch::Tensor> on_host;
+  for (const auto& p : params)
+    on_host.push_back(at::empty(p.sizes(), at::TensorOptions().dtype(p.scalar_type()).pinned_memory(!device.is_cpu())));
+  const torch::NoGradGuard no_grad;
+  return median(device, times, [&] {
+    for (std::size_t i = 0; i < params.size(); ++i) on_host[i].copy_(params[i], true);
+    for (std::size_t i = 0; i < params.size(); ++i) params[i].detach().copy_(on_host[i], true);
+  });
+}
+
+struct Run {
+  std::string device;
+  gpt::Shape shape;
+  int64_t samples;
+  int steps;
+  std::vector<std::string> overrides;
+};
+
+torch::Tensor batch(const Run& run, at::Device device) {
+  return torch::randint(0, 256, {run.samples, run.shape.context}, torch::kLong).to(device);
+}
+
+at::Device measure_zeroth(const Run& run) {
+  zr::Configuration config;
+  config.set("job.device", run.device).set("job.name", "gpu_step").set("job.runs", "/tmp/gpu_step_runs");
+  config.set("train.dtype", "bf16").set("train.steps", 1000000).set("train.micro_batch", run.samples);
+  config.set("strategy", "zero2").set("optimizer", "adamw");
+  const zr::Program program(config, run.overrides);
+  gpt::Model model(run.shape);
+  int64_t elements = 0;
+  for (const auto& p : model->parameters()) elements += p.numel();
+  std::printf("{\"row\": \"model\", \"parameters\": %ld, \"tokens\": %ld}\n", static_cast<long>(elements),
+              static_cast<long>(run.samples * run.shape.context));
+  zr::Engine engine(program, *model);
+  const at::Device device = engine.device();
+  const torch::Tensor bytes = batch(run, device), next = batch(run, device);
+  double backward = 0, update = 0;
+  int count = 0;
+  const double step = median(device, run.steps, [&] {
+    const auto start = Clock::now();
+    engine.backward(model->loss(bytes, next));
+    const auto middle = Clock::now();
+    engine.step();
+    const auto end = Clock::now();
+    if (++count <= 2) return;
+    backward += std::chrono::duration<double, std::milli>(middle - start).count() / run.steps;
+    update += std::chrono::duration<double, std::milli>(end - middle).count() / run.steps;
+  });
+  print("zeroth: step", step);
+  print("zeroth: of it, forward and engine.backward()", backward);
+  print("zeroth: of it, engine.step()", update);
+  return device;
+}
+
+void measure_plain(const Run& run, at::Device device) {
+  Plain plain(run.shape, device);
+  const torch::Tensor bytes = batch(run, device), next = batch(run, device);
+  print("plain: forward and backward", median(device, run.steps, [&] {
+          plain.backward(bytes, next);
+          plain.clear();
+        }));
+  print("plain: step with fused AdamW", median(device, run.steps, [&] {
+          plain.backward(bytes, next);
+          plain.update();
+          plain.clear();
+        }));
+  print("transfer of gradients and weights", transfer(plain.params(), device, run.steps));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return zr::guarded([&] {
+    if (argc < 8)
+      throw std::invalid_argument("gpu_step DEVICE LAYERS WIDTH HEADS CONTEXT SAMPLES STEPS [path=value ...]");
+    const Run run{argv[1],
+                  {std::stoll(argv[2]), std::stoll(argv[3]), std::stoll(argv[4]), std::stoll(argv[5]), 0},
+                  std::stoll(argv[6]),
+                  std::stoi(argv[7]),
+                  {argv + 8, argv + argc}};
+    measure_plain(run, measure_zeroth(run));
+  });
+}
