@@ -37,6 +37,7 @@ parity::Outcome train(const zr::Program& program) {
   const auto held = model->script() ? std::make_unique<zr::Engine>(program, *model->script())
                                     : std::make_unique<zr::Engine>(program, *model);
   zr::Engine& engine = *held;
+  parity::device = engine.device();  // of the local rank
   parity::Outcome outcome;
   while (!engine.done()) {
     const int64_t m = engine.micro_index();
