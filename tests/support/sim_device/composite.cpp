@@ -53,7 +53,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_layer(const Lstm& lstm, cons
   for (std::size_t step = 0; step < inputs.size(); ++step) {
     const std::size_t t = reverse ? inputs.size() - 1 - step : step;
     const std::vector<at::Tensor> gates = at::linear(h, weights[1], bias(1)).add_(inputs[t]).unsafe_chunk(4, 1);
-    at::Tensor in = gates[0].sigmoid_(), forget = gates[1].sigmoid_(), cell = gates[2].tanh_(), out = gates[3].sigmoid_();
+    at::Tensor in = gates[0].sigmoid_(), forget = gates[1].sigmoid_(), cell = gates[2].tanh_(),
+               out = gates[3].sigmoid_();
     c = (forget * c).add_(in * cell);
     h = out * c.tanh();
     outputs[t] = h;
@@ -79,8 +80,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm(const at::Tensor& input, at:
     for (std::size_t direction = 0; direction < directions; ++direction) {
       const std::size_t index = static_cast<std::size_t>(layer) * directions + direction;
       const auto at_index = static_cast<int64_t>(index);
-      auto [y, h, c] = lstm_layer(config, x, params.slice(index * each, each), h0[at_index], c0[at_index],
-                                  direction == 1);
+      auto [y, h, c] =
+          lstm_layer(config, x, params.slice(index * each, each), h0[at_index], c0[at_index], direction == 1);
       outputs.push_back(y);
       hs.push_back(h);
       cs.push_back(c);

@@ -31,8 +31,8 @@ class SimGenerator final : public c10::GeneratorImpl {
   }
   // 16 bytes on the CPU: seed, offset.
   void set_state(const c10::TensorImpl& state) override {
-    TORCH_CHECK(state.device().is_cpu() && state.dtype() == caffe2::TypeMeta::Make<uint8_t>() &&
-                    state.numel() == 16 && state.is_contiguous(),
+    TORCH_CHECK(state.device().is_cpu() && state.dtype() == caffe2::TypeMeta::Make<uint8_t>() && state.numel() == 16 &&
+                    state.is_contiguous(),
                 "sim: the state of a generator is a CPU tensor of 16 bytes");
     const auto* const bytes = static_cast<const char*>(state.data());
     std::memcpy(&seed_, bytes, 8);

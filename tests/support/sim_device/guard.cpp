@@ -61,13 +61,16 @@ struct SimGuard final : public c10::impl::DeviceGuardImplInterface {
     auto time = std::make_shared<std::chrono::steady_clock::time_point>();
     e.queue = &stream_queue(stream);
     e.time = time;
-    e.ticket = e.queue->enqueue("event", [time] { *time = std::chrono::steady_clock::now(); }, /*delayed=*/false);
+    e.ticket = e.queue->enqueue(
+        "event", [time] { *time = std::chrono::steady_clock::now(); }, /*delayed=*/false);
   }
   void block(void* event, const c10::Stream& stream) const override {
     if (event == nullptr) return;
     const Event e = *static_cast<Event*>(event);
     StreamQueue& queue = stream_queue(stream);
-    if (&queue != e.queue) queue.enqueue("wait", [e] { e.queue->wait(e.ticket); }, /*delayed=*/false);
+    if (&queue != e.queue)
+      queue.enqueue(
+          "wait", [e] { e.queue->wait(e.ticket); }, /*delayed=*/false);
   }
   bool queryEvent(void* event) const override {
     const auto* const e = static_cast<Event*>(event);

@@ -56,9 +56,9 @@ struct Freed {
 struct DeviceMemory {
   std::unordered_map<void*, Block> live;
   std::map<std::pair<StreamQueue*, std::size_t>, std::vector<char*>> cached;
-  std::vector<Freed> waiting;              // freed, but in use on other streams
+  std::vector<Freed> waiting;               // freed, but in use on other streams
   std::map<std::size_t, std::size_t> free;  // offset -> size of address ranges
-  std::size_t reserved = 0;                // live + cached + waiting
+  std::size_t reserved = 0;                 // live + cached + waiting
   c10::CachingDeviceAllocator::DeviceStats stats;
 };
 
@@ -67,7 +67,8 @@ c10::CachingAllocator::Stat& total(c10::CachingAllocator::StatArray& stats) {
 }
 
 void fill(StreamQueue& queue, char* at, std::size_t size) {
-  queue.enqueue("fill", [at, size] { std::memset(backing(at), kPattern, size); }, /*delayed=*/false);
+  queue.enqueue(
+      "fill", [at, size] { std::memset(backing(at), kPattern, size); }, /*delayed=*/false);
 }
 
 class SimAllocator final : public c10::DeviceAllocator {
@@ -135,8 +136,9 @@ class SimAllocator final : public c10::DeviceAllocator {
     const std::lock_guard lock(mutex_);
     DeviceMemory& m = memory(device);
     ++m.stats.num_ooms;
-    TORCH_CHECK_WITH(OutOfMemoryError, false, "sim out of memory: cannot allocate ", size, " bytes on sim:",
-                     static_cast<int>(device), " (", m.reserved, " of ", arena().limit, " bytes in use); see ZR_SIM_BYTES");
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "sim out of memory: cannot allocate ", size,
+                     " bytes on sim:", static_cast<int>(device), " (", m.reserved, " of ", arena().limit,
+                     " bytes in use); see ZR_SIM_BYTES");
   }
 
   // A cached block of the same stream and size, or new addresses; null when the limit is reached.

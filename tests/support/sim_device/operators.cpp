@@ -16,42 +16,42 @@ namespace {
 using torch::jit::Stack;
 using Names = std::set<std::string_view>;
 
-// No C++ Meta kernel, or one whose dtypes or strides differ from those of the CPU kernel. Their shapes do not depend on
-// values: the CPU kernel runs on zeros on the host to get them.
+// The Meta kernel is a composite one, whose dtypes or strides differ from those of the CPU kernel, or it throws.
 const Names kShapesOnZeros = {"aten::convolution",
                               "aten::convolution_backward",
-                              "aten::mkldnn_rnn_layer",
-                              "aten::mkldnn_rnn_layer_backward",
-                              "aten::_scaled_dot_product_flash_attention_for_cpu",
-                              "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
-                              "aten::native_batch_norm",
-                              "aten::native_batch_norm_backward",
-                              "aten::_native_batch_norm_legit",
-                              "aten::batch_norm_update_stats",
                               "aten::native_layer_norm",
                               "aten::native_layer_norm_backward",
                               "aten::native_group_norm",
                               "aten::native_group_norm_backward",
                               "aten::_fused_rms_norm",
                               "aten::_fused_rms_norm_backward",
-                              "aten::embedding_dense_backward",
-                              "aten::embedding_renorm_",
-                              "aten::nll_loss2d_forward",
-                              "aten::nll_loss2d_backward",
-                              "aten::_ctc_loss",
-                              "aten::grid_sampler_2d",
-                              "aten::grid_sampler_2d_backward",
-                              "aten::_cdist_forward",
-                              "aten::_cdist_backward",
-                              "aten::prelu",
-                              "aten::kthvalue",
-                              "aten::median",
-                              "aten::mode",
-                              "aten::_prelu_kernel_backward"};
+                              "aten::mkldnn_rnn_layer",
+                              "aten::mkldnn_rnn_layer_backward",
+                              "aten::embedding_dense_backward"};
+// The shapes of the results depend on values.
+const Names kShapesOfValues = {"aten::nonzero",
+                               "aten::masked_select",
+                               "aten::_unique",
+                               "aten::_unique2",
+                               "aten::unique_dim",
+                               "aten::unique_consecutive",
+                               "aten::unique_dim_consecutive",
+                               "aten::bincount",
+                               "aten::repeat_interleave",
+                               "aten::segment_reduce",
+                               "aten::_embedding_bag",
+                               "aten::_embedding_bag_forward_only",
+                               "aten::linalg_lstsq",
+                               "aten::_histogramdd_bin_edges"};
 // CUDA accepts CPU tensors that are not scalars here.
-const Names kCpuArguments = {"aten::index",        "aten::_unsafe_index",         "aten::index_put_",
-                             "aten::index_put",    "aten::_index_put_impl_",      "aten::_unsafe_index_put",
-                             "aten::_pack_padded_sequence", "aten::_ctc_loss"};
+const Names kCpuArguments = {"aten::index",
+                             "aten::_unsafe_index",
+                             "aten::index_put_",
+                             "aten::index_put",
+                             "aten::_index_put_impl_",
+                             "aten::_unsafe_index_put",
+                             "aten::_pack_padded_sequence",
+                             "aten::_ctc_loss"};
 
 // Applies a function to each tensor of an argument or result and replaces devices.
 template <typename F>
@@ -120,10 +120,9 @@ class Call {
   void run() {
     const c10::DeviceGuard guard(c10::Device(kSim, device_));
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const at::NoGradGuard no_grad;
     if (host_value_) return run_and_wait();
     if (const auto shapes = infer()) return enqueue(*shapes);
-    if (writes_ && !fresh_ && !has_out()) return enqueue({});
+    if (writes_ && !fresh_ && !has_out() && !rejected_) return enqueue({});
     run_and_wait();
   }
 
@@ -177,25 +176,44 @@ class Call {
     return stack;
   }
 
-  // Results without data: on Meta, or of the CPU kernel on zeros. Nothing if neither is possible.
-  std::optional<Stack> infer() const {
-    const bool on_zeros = kShapesOnZeros.count(name()) != 0;
-    if (!on_zeros && !op_.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) return std::nullopt;
+  // Results without data: on Meta, or else of the CPU kernel on zeros. Nothing if neither is possible.
+  std::optional<Stack> infer() {
+    if (kShapesOfValues.count(name()) != 0 || has_mask()) return std::nullopt;
+    const auto on_meta = kShapesOnZeros.count(name()) != 0 ? std::nullopt : infer(/*zeros=*/false);
+    if (on_meta.has_value()) return on_meta;
+    return fresh_ || has_out() ? infer(/*zeros=*/true) : std::nullopt;
+  }
+
+  std::optional<Stack> infer(bool zeros) {
     Mirror mirror(Mirror::kMeta);
-    Stack stack = on_zeros ? arguments(c10::kCPU, zeros_like_layout)
-                           : arguments(c10::kMeta, [&](const at::Tensor& t) { return meta_like(t, mirror); });
+    Stack stack = zeros ? arguments(c10::kCPU, zeros_like_layout)
+                        : arguments(c10::kMeta, [&](const at::Tensor& t) { return meta_like(t, mirror); });
     if (generator_.has_value())
-      stack[*generator_] = on_zeros ? c10::IValue(at::detail::createCPUGenerator(seed_)) : c10::IValue();
+      stack[*generator_] = zeros ? c10::IValue(at::detail::createCPUGenerator(seed_)) : c10::IValue();
     try {
       op_.callBoxed(stack);
+    } catch (const c10::NotImplementedError&) {
+      return std::nullopt;
     } catch (const c10::Error&) {
-      return std::nullopt;  // run_and_wait() reports the error of the CPU kernel, if it has one
+      rejected_ = true;  // run_and_wait() reports the error of the CPU kernel, if it has one
+      return std::nullopt;
     }
     bool usable = true;
     for (const c10::IValue& each : stack)
-      for_tensors(each, [&](const at::Tensor& t) { usable = usable && (on_zeros || t.is_meta()); });
+      for_tensors(each, [&](const at::Tensor& t) { usable = usable && (zeros || t.is_meta()); });
     if (!usable) return std::nullopt;
     return stack;
+  }
+
+  // A mask among the indices: the shape of the result depends on its values.
+  bool has_mask() const {
+    bool mask = false;
+    for (const c10::IValue& each : args_)
+      if (fresh_ && each.isOptionalTensorList())
+        for_tensors(each, [&](const at::Tensor& t) {
+          mask = mask || t.scalar_type() == at::kBool || t.scalar_type() == at::kByte;
+        });
+    return mask;
   }
 
   // The argument that a result aliases.
@@ -260,10 +278,12 @@ class Call {
       }
     }
     if (!view || !outputs.empty()) {
-      current_queue(device_).enqueue(name(), [op = op_, stack = task_arguments(), outputs = std::move(outputs)]() mutable {
-        op.callBoxed(stack);
-        copy_results(op.schema(), stack, outputs);
-      });
+      current_queue(device_).enqueue(
+          name(), [op = op_, stack = task_arguments(), outputs = std::move(outputs), grad = grad_]() mutable {
+            const at::AutoGradMode mode(grad);
+            op.callBoxed(stack);
+            copy_results(op.schema(), stack, outputs);
+          });
     }
     finish(std::move(results));
   }
@@ -294,7 +314,8 @@ class Call {
         (*stack)[i] = at::detail::empty_cpu({0}, args_[i].toTensor().scalar_type());
     const auto error = std::make_shared<std::exception_ptr>();
     StreamQueue& queue = current_queue(device_);
-    const uint64_t ticket = queue.enqueue(name(), [op = op_, stack, error] {
+    const uint64_t ticket = queue.enqueue(name(), [op = op_, stack, error, grad = grad_] {
+      const at::AutoGradMode mode(grad);
       try {
         op.callBoxed(*stack);
       } catch (...) {
@@ -337,6 +358,8 @@ class Call {
   c10::DeviceIndex device_ = 0;
   std::optional<std::size_t> generator_;
   uint64_t seed_ = 0;
+  const bool grad_ = at::GradMode::is_enabled();  // some CPU kernels read it, for example mkldnn_rnn_layer
+  bool rejected_ = false;                         // the Meta kernel threw an error of its own
   bool writes_ = false, fresh_ = false, host_value_ = false;
 };
 
@@ -379,9 +402,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   add("aten::convolution_backward");
 }
 
-TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&enqueue_operator>());
-}
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&enqueue_operator>()); }
 
 }  // namespace
 }  // namespace zr::test::sim

@@ -39,10 +39,10 @@ class StreamQueue {
   struct Task {
     std::string name;
     std::function<void()> run;
-    bool delayed;
+    unsigned delay_us;
   };
   void work();
-  void delay(uint64_t task) const;
+  unsigned delay() const;  // drawn when a task is enqueued
 
   const c10::DeviceIndex device_;
   const c10::StreamId id_;

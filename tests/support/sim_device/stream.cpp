@@ -97,7 +97,7 @@ uint64_t StreamQueue::enqueue(std::string name, std::function<void()> run, bool 
     std::thread([this] { work(); }).detach();
   }
   ++pending;
-  tasks_.push_back({std::move(name), std::move(run), delayed});
+  tasks_.push_back({std::move(name), std::move(run), delayed ? delay() : 0});
   added_.notify_one();
   return ++enqueued_;
 }
@@ -117,12 +117,12 @@ void StreamQueue::wait(uint64_t ticket) {
   done_.wait(lock, [&] { return finished_ >= ticket; });
 }
 
-void StreamQueue::delay(uint64_t task) const {
+unsigned StreamQueue::delay() const {
   const unsigned most = delay_us;
-  if (most == 0) return;
-  std::mt19937_64 random(delay_seed * 0x9E3779B97F4A7C15u + static_cast<uint64_t>(id_) * 1000003u + task * 65537u +
+  if (most == 0) return 0;
+  std::mt19937_64 random(delay_seed * 0x9E3779B97F4A7C15u + static_cast<uint64_t>(id_) * 1000003u + enqueued_ * 65537u +
                          static_cast<uint64_t>(device_));
-  std::this_thread::sleep_for(std::chrono::microseconds(random() % (most + 1u)));
+  return static_cast<unsigned>(random() % (most + uint64_t{1}));
 }
 
 void StreamQueue::work() {
@@ -130,7 +130,7 @@ void StreamQueue::work() {
   const c10::ParallelGuard serial(true);
   const at::NoGradGuard no_grad;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  for (uint64_t number = 0;; ++number) {
+  for (;;) {
     Task task;
     {
       std::unique_lock lock(mutex_);
@@ -138,7 +138,7 @@ void StreamQueue::work() {
       task = std::move(tasks_.front());
       tasks_.pop_front();
     }
-    if (task.delayed) delay(number);
+    if (task.delay_us > 0) std::this_thread::sleep_for(std::chrono::microseconds(task.delay_us));
     try {
       task.run();
     } catch (const std::exception& e) {

@@ -76,19 +76,21 @@ at::Tensor& set_empty(at::Tensor& self) {
   return set_storage_offset(self, none.storage(), 0, {0}, {1});
 }
 
-void record_stream(at::Tensor& self, at::Stream stream) {
-  allocator().recordStream(self.storage().data_ptr(), stream);
-}
+void record_stream(at::Tensor& self, at::Stream stream) { allocator().recordStream(self.storage().data_ptr(), stream); }
 
 // Copies between two devices run in the current stream of the source, ordered with that of the destination.
 void copy_between(const at::Tensor& from, const at::Tensor& to) {
   StreamQueue& reader = current_queue(from.device().index());
   StreamQueue& writer = current_queue(to.device().index());
   const uint64_t before = writer.last_ticket();
-  if (&reader != &writer) reader.enqueue("wait", [&writer, before] { writer.wait(before); }, /*delayed=*/false);
-  const uint64_t copied = reader.enqueue(
-      "copy_", [a = backing_tensor(from), b = backing_tensor(to)]() mutable { b.copy_(a); });
-  if (&reader != &writer) writer.enqueue("wait", [&reader, copied] { reader.wait(copied); }, /*delayed=*/false);
+  if (&reader != &writer)
+    reader.enqueue(
+        "wait", [&writer, before] { writer.wait(before); }, /*delayed=*/false);
+  const uint64_t copied =
+      reader.enqueue("copy_", [a = backing_tensor(from), b = backing_tensor(to)]() mutable { b.copy_(a); });
+  if (&reader != &writer)
+    writer.enqueue(
+        "wait", [&reader, copied] { reader.wait(copied); }, /*delayed=*/false);
 }
 
 bool dense_pinned(const at::Tensor& host) { return is_pinned(host.storage().data()); }
@@ -145,8 +147,8 @@ at::Tensor empty_strided_on(c10::DeviceIndex device, at::IntArrayRef sizes, at::
 
 at::Tensor view_of(const at::Tensor& base, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset,
                    at::ScalarType type) {
-  at::Tensor view = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(base.storage()), kKeys,
-                                                             c10::scalarTypeToTypeMeta(type));
+  at::Tensor view = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(base.storage()),
+                                                             base.key_set(), c10::scalarTypeToTypeMeta(type));
   view.unsafeGetTensorImpl()->set_storage_offset(offset);
   view.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
   return view;
@@ -158,8 +160,9 @@ void resize_storage(c10::StorageImpl& storage, std::size_t bytes) {
   c10::DataPtr data = allocator().allocate(bytes);
   const std::size_t kept = std::min(bytes, storage.nbytes());
   if (kept > 0)
-    current_queue(storage.device().index())
-        .enqueue("resize_", [to = data.get(), from = storage.data(), kept] { std::memcpy(backing(to), backing(from), kept); });
+    current_queue(storage.device().index()).enqueue("resize_", [to = data.get(), from = storage.data(), kept] {
+      std::memcpy(backing(to), backing(from), kept);
+    });
   storage.set_data_ptr(std::move(data));
   storage.set_nbytes(bytes);
 }
