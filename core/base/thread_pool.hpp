@@ -14,7 +14,7 @@ class ThreadPool {
   ~ThreadPool();
   int width() const { return width_; }
   /// Runs fn(begin, end) over [0, n), cut into at most width() ranges of at least `grain`; returns when all have run,
-  /// and rethrows the first exception. One caller at a time.
+  /// and rethrows the first exception. Any thread, but not inside `fn`.
   void parallel_for(int64_t n, int64_t grain, const std::function<void(int64_t, int64_t)>& fn);
 
  private:

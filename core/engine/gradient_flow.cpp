@@ -8,6 +8,7 @@
 #include "base/dtype.hpp"
 #include "base/error.hpp"
 #include "base/host_view.hpp"
+#include "engine/weight_flow.hpp"
 #include "update/norm.hpp"
 
 namespace zr::host::engine {
@@ -28,10 +29,8 @@ GradientFlow::GradientFlow(const StepContext& context, const offload::DiskBacked
   has_gradient_.assign(n, 0);
   touched_.assign(n, 0);
   model_.on_gradient([this](uint32_t param) { arrived(param); });
-  model_.on_gradient_computed([this](uint32_t param) {
-    const RecursiveMutexLock lock(context_.use);
-    check_in_backward(param);
-  });
+  model_.on_gradient_computed([this](uint32_t param) { check_in_backward(param); });
+  model_.deliver_on_thread(sharded_parameters(plan_).empty());  // else operators communicate during backward too
 }
 
 GradientFlow::~GradientFlow() {

@@ -2,6 +2,7 @@
 // ones after backward.
 #pragma once
 
+#include <atomic>
 #include <vector>
 
 #include "engine/step_context.hpp"
@@ -49,7 +50,7 @@ class GradientFlow {
   int64_t collectives_early() const { return collectives_early_; }
 
  private:
-  void check_in_backward(uint32_t param) const ZR_REQUIRES(context_.use);
+  void check_in_backward(uint32_t param) const;
   bool deliver(uint32_t param) ZR_REQUIRES(context_.use);
   void copy_or_add(uint32_t param, int64_t first, const zr_view& dst) ZR_REQUIRES(context_.use);
   void deliver_pending() ZR_REQUIRES(context_.use);
@@ -71,7 +72,7 @@ class GradientFlow {
   bool accumulates_locally_;  // gradients accumulate in their destinations until the last micro-step of a step
   uint32_t last_micro_;       // index of the last micro-step of a step
   uint32_t micro_ ZR_GUARDED_BY(context_.use) = 0;
-  bool in_backward_ ZR_GUARDED_BY(context_.use) = false;
+  std::atomic<bool> in_backward_ = false;                // read by autograd's threads too
   bool contributes_ ZR_GUARDED_BY(context_.use) = true;  // false: zeros replace the gradients of this micro-step
   bool step_begun_ ZR_GUARDED_BY(context_.use) = false;  // ZR_STEP_BEGIN was sent, and no micro-step has ended since
   bool checks_next_step_ = false, checks_non_finite_ ZR_GUARDED_BY(context_.use) = false;

@@ -10,7 +10,7 @@
 namespace zr::host::engine {
 
 namespace {
-constexpr const char* kTag = "start of training";
+constexpr const char* kStartTag = "start of training";
 
 void broadcast_parameters(const StepContext& context, ShardedState& state, float* values) {
   model::Model& model = context.model;
@@ -32,7 +32,7 @@ void broadcast_parameters(const StepContext& context, ShardedState& state, float
       model.check_scope(param, fmt::format("engine.get('{}')", parameters[param].name));
       state.read(param, LogicalTensor::value, "", 0, parameters[param].count, out);
     };
-    const auto account = [&](int64_t bytes) { context.ledger.add(Tier::device, MemoryKind::other, kTag, bytes); };
+    const auto account = [&](int64_t bytes) { context.ledger.add(Tier::device, MemoryKind::other, kStartTag, bytes); };
     model.construct({values, broadcast_parameter, load, account}, context.rank() == 0);
     return;
   }
@@ -59,7 +59,7 @@ void broadcast_initial_weights(const StepContext& context, ShardedState& state) 
   comm::CommRuntime& comm = context.comm;
   int64_t largest = 0;
   for (const plan::Parameter& p : context.plan.input.parameters) largest = std::max(largest, p.count);
-  auto* values = static_cast<float*>(comm.allocate(largest * 4, 64, Tier::device, MemoryKind::other, kTag));
+  auto* values = static_cast<float*>(comm.allocate(largest * 4, 64, Tier::device, MemoryKind::other, kStartTag));
   broadcast_parameters(context, state, values);
   comm.free(values);
   for (const model::ModelBuffer& buffer : context.model.buffers()) {
@@ -69,7 +69,7 @@ void broadcast_initial_weights(const StepContext& context, ShardedState& state) 
     std::memcpy(buffer.data, bytes.data(), bytes.size());
   }
   context.model.write_buffers();
-  comm.barrier(kTag);  // until the owners have written the shared weights
+  comm.barrier(kStartTag);  // until the owners have written the shared weights
   bind(context, state.buffers());
 }
 

@@ -11,8 +11,8 @@
 namespace zr::host::engine {
 
 namespace {
-constexpr const char* kTag = "norm blocks";
-constexpr const char* kWhat = "reduced gradients";
+constexpr const char* kNormTag = "norm blocks";
+constexpr const char* kNormWhat = "reduced gradients";
 }  // namespace
 
 NormBlocks::NormBlocks(const RankContext& context, const std::vector<update::UpdateSlice>& slices,
@@ -42,7 +42,7 @@ NormBlocks::NormBlocks(const RankContext& context, const std::vector<update::Upd
   int64_t own_count = 0;
   for (const update::NormBlockRange& range : own_ranges_) own_count += plan::norm_blocks_of(range.values.count);
   own_sums_ = static_cast<double*>(
-      comm_.allocate(std::max<int64_t>(own_count, 1) * 8, 64, Tier::device, MemoryKind::other, kTag));
+      comm_.allocate(std::max<int64_t>(own_count, 1) * 8, 64, Tier::device, MemoryKind::other, kNormTag));
   double* out = own_sums_;
   for (update::NormBlockRange& range : own_ranges_) {
     range.out = out;
@@ -55,15 +55,15 @@ NormBlocks::NormBlocks(const RankContext& context, const std::vector<update::Upd
   if (blocks_.replicated) return;
   const int64_t held = std::min(window_, blocks_.total);
   received_ =
-      static_cast<double*>(comm_.allocate(std::max<int64_t>(held, 1) * 8, 64, Tier::device, MemoryKind::other, kTag));
+      static_cast<double*>(comm_.allocate(std::max<int64_t>(held, 1) * 8, 64, Tier::device, MemoryKind::other, kNormTag));
   ordered_.resize(static_cast<std::size_t>(held));
-  ledger_.add(Tier::device, MemoryKind::other, kTag, held * 8);
+  ledger_.add(Tier::device, MemoryKind::other, kNormTag, held * 8);
 }
 
 NormBlocks::~NormBlocks() {
   comm_.free(own_sums_);
   comm_.free(received_);
-  ledger_.add(Tier::device, MemoryKind::other, kTag, -static_cast<int64_t>(ordered_.size()) * 8);
+  ledger_.add(Tier::device, MemoryKind::other, kNormTag, -static_cast<int64_t>(ordered_.size()) * 8);
 }
 
 // Slices of the owner cover the segment. Slices and segments are in ascending order, and are cut only between norm
@@ -112,7 +112,10 @@ void NormBlocks::gradients_final(const zr_view& gradients, const void* values) {
     zr_view blocks = part_of(range.values, first * plan::kNormBlock,
                              std::min(last * plan::kNormBlock, range.values.count) - first * plan::kNormBlock);
     blocks.data = static_cast<char*>(const_cast<void*>(values)) + (bytes_of(blocks) - begin);
-    update::norm_block_sums(blocks, range.out + first);
+    if (uses_pool_)
+      update::norm_block_sums(pool_, {{blocks, range.out + first}});
+    else
+      update::norm_block_sums(blocks, range.out + first);
     const auto ready = ready_.begin() + (range.out - own_sums_);
     std::fill(ready + first, ready + last, 1);
     if (!on_final_) continue;
@@ -140,7 +143,7 @@ int64_t NormBlocks::sum() {
   std::erase_if(missing, [&](const update::NormBlockRange& range) {
     if (!disk_buffers_ || !disk_buffers_->holds(range.values.data)) return false;
     disk_buffers_->visit(
-        range.values, offload::OptimizerStates::Access::read, kWhat, [&](void* memory, int64_t first, int64_t count) {
+        range.values, offload::OptimizerStates::Access::read, kNormWhat, [&](void* memory, int64_t first, int64_t count) {
           update::norm_block_sums(
               pool_, {{{memory, count, range.values.dtype, 0, {1, 0}}, range.out + first / plan::kNormBlock}});
         });
@@ -161,7 +164,7 @@ int64_t NormBlocks::sum() {
 int64_t NormBlocks::non_finite_of(const zr_view& block) const {
   if (!disk_buffers_ || !disk_buffers_->holds(block.data)) return update::count_non_finite(block);
   int64_t n = 0;
-  disk_buffers_->visit(block, offload::OptimizerStates::Access::read, kWhat, [&](void* memory, int64_t, int64_t count) {
+  disk_buffers_->visit(block, offload::OptimizerStates::Access::read, kNormWhat, [&](void* memory, int64_t, int64_t count) {
     n += update::count_non_finite({memory, count, block.dtype, 0, {1, 0}});
   });
   return n;
@@ -191,7 +194,7 @@ void NormBlocks::gather(int64_t begin, int64_t end) {
   gather.src = {own_sums_ + sent_, own_count, ZR_F64, 0, {1, 0}};
   gather.dst = {received_, end - begin, ZR_F64, 0, {1, 0}};
   gather.counts = counts.data();
-  gather.label = kTag;
+  gather.label = kNormTag;
   comm_.run_control(gather);
   sent_ += own_count;
   const double* from = received_;

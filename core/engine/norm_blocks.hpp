@@ -31,6 +31,10 @@ class NormBlocks {
   /// Call when these reduced gradients are final: adds up their blocks while they are in the cache. `values`: their
   /// memory, also if their addresses are disk-backed. [use]
   void gradients_final(const zr_view& gradients, const void* values);
+  /// Whether gradients_final() uses the thread pool. By default it does not, because autograd's threads compute
+  /// meanwhile, and the gradients are in this thread's cache; but if the model computes on another device, they are
+  /// not.
+  void use_pool(bool on) { uses_pool_ = on; }
   /// Calls observer(first, elements, finite) for the blocks that gradients_final() adds up: their reduced gradients,
   /// and whether all of them are finite. [use]
   using Observer = std::function<void(const void* first, int64_t elements, bool finite)>;
@@ -62,6 +66,7 @@ class NormBlocks {
 
   comm::CommRuntime& comm_;
   ThreadPool& pool_;
+  bool uses_pool_ = false;
   const plan::MemoryPlan& plan_;
   Ledger& ledger_;
   offload::DiskBackedBuffers* disk_buffers_;

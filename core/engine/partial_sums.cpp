@@ -6,7 +6,7 @@
 namespace zr::host::engine {
 
 namespace {
-constexpr const char* kTag = "partial sums";
+constexpr const char* kSumsTag = "partial sums";
 
 int64_t blocks_of(const plan::PlanInput& input, uint32_t param, int64_t count) {
   const int64_t block = input.cut_block(param);
@@ -33,14 +33,14 @@ PartialSums::PartialSums(const RankContext& context, int64_t batch) : context_(c
     first_total_[piece.param] = totals;
     totals += description.all_sums();
   }
-  context_.ledger.add(Tier::device, MemoryKind::other, kTag, 8 * (counts.own + counts.totals));
+  context_.ledger.add(Tier::device, MemoryKind::other, kSumsTag, 8 * (counts.own + counts.totals));
   if (counts.batch == 0) return;
   for (double** memory : {&sent_, &received_})
-    *memory = static_cast<double*>(context_.comm.allocate(8 * counts.batch, 64, Tier::device, MemoryKind::other, kTag));
+    *memory = static_cast<double*>(context_.comm.allocate(8 * counts.batch, 64, Tier::device, MemoryKind::other, kSumsTag));
 }
 
 PartialSums::~PartialSums() {
-  context_.ledger.add(Tier::device, MemoryKind::other, kTag, -8 * static_cast<int64_t>(own_.size() + totals_.size()));
+  context_.ledger.add(Tier::device, MemoryKind::other, kSumsTag, -8 * static_cast<int64_t>(own_.size() + totals_.size()));
   if (sent_) context_.comm.free(sent_);
   if (received_) context_.comm.free(received_);
 }
@@ -120,7 +120,7 @@ void PartialSums::exchange(const std::vector<uint32_t>& params) {
   gather.src = {sent_, to - sent_, ZR_F64, 0, {1, 0}};
   gather.dst = {received_, total, ZR_F64, 0, {1, 0}};
   gather.counts = counts.data();
-  gather.label = kTag;
+  gather.label = kSumsTag;
   context_.comm.run_control(gather);
   std::vector<const double*> from;  // by rank
   for (const double* at = received_; const int64_t count : counts) {

@@ -16,6 +16,17 @@ namespace {
 constexpr uintptr_t kLine = 64;  // bytes
 }
 
+std::vector<uint32_t> sharded_parameters(const plan::MemoryPlan& plan) {
+  const auto& parameters = plan.input.parameters;
+  std::vector<char> unsharded(parameters.size(), 0);
+  for (const plan::Piece& piece : plan.rank_plan.weights)
+    unsharded[piece.param] |= !piece.shard && piece.count == parameters[piece.param].count;
+  std::vector<uint32_t> sharded;
+  for (uint32_t i = 0; i < unsharded.size(); ++i)
+    if (!unsharded[i] && parameters[i].count > 0) sharded.push_back(i);
+  return sharded;
+}
+
 WeightFlow::WeightFlow(const StepContext& context, ShardedState& state)
     : context_(context),
       state_(state),
@@ -23,21 +34,22 @@ WeightFlow::WeightFlow(const StepContext& context, ShardedState& state)
       strategy_(context.strategy),
       api_(&context.strategy_api()),
       plan_(context.plan),
-      comm_(context.comm) {
-  const auto& parameters = plan_.input.parameters;
-  std::vector<char> unsharded(parameters.size(), 0);
-  for (const plan::Piece& piece : plan_.rank_plan.weights)
-    unsharded[piece.param] |= !piece.shard && piece.count == parameters[piece.param].count;
-  for (uint32_t i = 0; i < unsharded.size(); ++i)
-    if (!unsharded[i] && parameters[i].count > 0) sharded_.push_back(i);
-  use_counts_.assign(unsharded.size(), 0);
-  memory_.assign(unsharded.size(), nullptr);
-  written_.assign(unsharded.size(), 0);
-  gathered_in_.assign(unsharded.size(), ZR_FORWARD);
+      comm_(context.comm),
+      sharded_(sharded_parameters(context.plan)) {
+  const std::size_t parameters = plan_.input.parameters.size();
+  use_counts_.assign(parameters, 0);
+  memory_.assign(parameters, nullptr);
+  written_.assign(parameters, 0);
+  gathered_in_.assign(parameters, ZR_FORWARD);
   install_callbacks();
+  model_.use_threads(
+      [&pool = context.pool](int64_t n, int64_t grain, const auto& fn) { pool.parallel_for(n, grain, fn); });
 }
 
-WeightFlow::~WeightFlow() { model_.on_use({}); }
+WeightFlow::~WeightFlow() {
+  model_.use_threads({});
+  model_.on_use({});
+}
 
 void WeightFlow::publish_weights() {
   const RecursiveMutexLock lock(context_.use);

@@ -1,10 +1,9 @@
 #include "model/device_copies.hpp"
 
-#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-#include <c10/core/StreamGuard.h>
+#include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "base/round_up.hpp"
 #include "zr/mutex.hpp"
@@ -30,13 +30,17 @@ at::Tensor bytes_of(const c10::Storage& storage, int64_t bytes) {
   return tensor;
 }
 
-void copy_bytes(void* to, const void* from, int64_t bytes) {
-  constexpr int64_t kGrain = int64_t{1} << 20;  // bytes that are worth a thread
-  at::parallel_for(0, bytes, kGrain, [&](int64_t begin, int64_t end) {
-    std::memcpy(static_cast<char*>(to) + begin, static_cast<const char*>(from) + begin,
-                static_cast<std::size_t>(end - begin));
-  });
+void in_parallel(const ParallelFor& parallel_for, int64_t bytes, const std::function<void(int64_t, int64_t)>& copy) {
+  constexpr int64_t kGrain = int64_t{512} << 10;  // bytes that are worth a thread
+  parallel_for ? parallel_for(bytes, kGrain, copy) : copy(0, bytes);
 }
+
+// A part of an upload that is in one slot.
+struct Part {
+  const char* from;
+  at::Tensor to;
+  int64_t offset, bytes;  // in the slot
+};
 
 // Pinned memory for uploads to one device: slots that are filled in turn. A slot is used again when the copies from it
 // are complete.
@@ -44,24 +48,30 @@ class UploadRing {
  public:
   explicit UploadRing(at::Device device) : device_(device) {}
 
-  void upload(const void* from, const at::Tensor& to, int64_t bytes) {
+  void upload(const std::vector<Upload>& uploads, const ParallelFor& parallel_for) {
     const MutexLock lock(mutex_);
     const c10::Stream stream = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
-    for (int64_t at = 0; at < bytes;) {
-      if (slots_[slot_].used == kBytes || (slots_[slot_].used > 0 && slots_[slot_].stream != stream)) next_slot();
-      Slot& slot = slots_[slot_];
-      if (slot.used == 0) prepare(slot, stream);
-      const int64_t n = std::min(kBytes - slot.used, bytes - at);
-      copy_bytes(static_cast<char*>(slot.memory.mutable_data_ptr()) + slot.used, static_cast<const char*>(from) + at,
-                 n);
-      to.narrow(0, at, n).copy_(slot.memory.narrow(0, slot.used, n), true);
-      at += n;
-      slot.used = std::min(kBytes, round_up(slot.used + n, kAlign));
+    std::vector<Part> parts;
+    for (const Upload& upload : uploads) {
+      const at::Tensor to = bytes_of(upload.to, upload.bytes);
+      for (int64_t at = 0; at < upload.bytes;) {
+        if (slots_[slot_].used == kBytes || (slots_[slot_].used > 0 && slots_[slot_].stream != stream)) {
+          flush(parts, parallel_for);
+          next_slot();
+        }
+        Slot& slot = slots_[slot_];
+        if (slot.used == 0) prepare(slot, stream);
+        const int64_t n = std::min(kBytes - slot.used, upload.bytes - at);
+        parts.push_back({static_cast<const char*>(upload.from) + at, to.narrow(0, at, n), slot.used, n});
+        at += n;
+        slot.used = std::min(kBytes, round_up(slot.used + n, kAlign));
+      }
     }
+    flush(parts, parallel_for);
   }
 
  private:
-  static constexpr int64_t kBytes = int64_t{8} << 20, kAlign = 256;
+  static constexpr int64_t kBytes = int64_t{16} << 20, kAlign = 256;
   struct Slot {
     at::Tensor memory;
     int64_t used = 0;
@@ -80,6 +90,23 @@ class UploadRing {
     slot_ = (slot_ + 1) % slots_.size();
     slots_[slot_].used = 0;
   }
+  // Copies the parts to the current slot, and enqueues their copies to the device.
+  void flush(std::vector<Part>& parts, const ParallelFor& parallel_for) ZR_REQUIRES(mutex_) {
+    if (parts.empty()) return;
+    const at::Tensor& memory = slots_[slot_].memory;
+    char* const to = static_cast<char*>(memory.mutable_data_ptr());
+    const int64_t first = parts.front().offset, end = parts.back().offset + parts.back().bytes;
+    in_parallel(parallel_for, end - first, [&](int64_t from, int64_t until) {
+      for (const Part& part : parts) {
+        const int64_t begin = std::max(first + from, part.offset),
+                      stop = std::min(first + until, part.offset + part.bytes);
+        if (begin < stop)
+          std::memcpy(to + begin, part.from + (begin - part.offset), static_cast<std::size_t>(stop - begin));
+      }
+    });
+    for (const Part& part : parts) part.to.copy_(memory.narrow(0, part.offset, part.bytes), true);
+    parts.clear();
+  }
 
   const at::Device device_;
   Mutex mutex_;
@@ -97,60 +124,27 @@ UploadRing& ring_of(at::Device device) {
 }
 }  // namespace
 
-void upload(const void* from, const c10::Storage& to, int64_t bytes) {
-  if (bytes == 0) return;
+void copy_bytes(void* to, const void* from, int64_t bytes, const ParallelFor& parallel_for) {
+  in_parallel(parallel_for, bytes, [&](int64_t begin, int64_t end) {
+    std::memcpy(static_cast<char*>(to) + begin, static_cast<const char*>(from) + begin,
+                static_cast<std::size_t>(end - begin));
+  });
+}
+
+void upload(const std::vector<Upload>& uploads, const ParallelFor& parallel_for) {
+  if (uploads.empty()) return;
   const at::NoGradGuard no_grad;
-  ring_of(to.device()).upload(from, bytes_of(to, bytes), bytes);
+  ring_of(uploads.front().to.device()).upload(uploads, parallel_for);
+}
+
+void upload(const void* from, const c10::Storage& to, int64_t bytes, const ParallelFor& parallel_for) {
+  if (bytes > 0) upload(std::vector<Upload>{{from, to, bytes}}, parallel_for);
 }
 
 void download(const c10::Storage& from, void* to, int64_t bytes) {
   if (bytes == 0) return;
   const at::NoGradGuard no_grad;
   at::from_blob(to, {bytes}, bytes_on(at::kCPU)).copy_(bytes_of(from, bytes));
-}
-
-GradientDownloads::GradientDownloads(at::Device device)
-    : device_(device), stream_(c10::impl::VirtualGuardImpl(device.type()).getNewStream(device)) {}
-
-GradientDownloads::~GradientDownloads() { drop(); }
-
-void GradientDownloads::add(uint32_t param, const at::Tensor& gradient) {
-  const at::NoGradGuard no_grad;
-  const c10::impl::VirtualGuardImpl guard(device_.type());
-  const at::Tensor values = gradient.contiguous();
-  c10::Event computed(device_.type());
-  computed.record(guard.getStream(device_));
-  computed.block(stream_);
-  const c10::StreamGuard scope(stream_);
-  at::Tensor on_host = at::empty(values.sizes(), at::TensorOptions().dtype(values.scalar_type()).pinned_memory(true));
-  on_host.copy_(values, true);
-  guard.recordDataPtrOnStream(values.storage().data_ptr(), stream_);  // its memory is not reused before the copy
-  c10::Event complete(device_.type());
-  complete.record(stream_);
-  copies_.push_back({param, std::move(on_host), std::move(complete)});
-}
-
-void GradientDownloads::deliver_first(const Deliver& deliver) {
-  const uint32_t param = copies_.front().param;
-  const at::Tensor gradient = std::move(copies_.front().on_host);
-  copies_.pop_front();
-  deliver(param, gradient);
-}
-
-void GradientDownloads::deliver_complete(const Deliver& deliver) {
-  while (!copies_.empty() && copies_.front().complete.query()) deliver_first(deliver);
-}
-
-void GradientDownloads::deliver_all(const Deliver& deliver) {
-  while (!copies_.empty()) {
-    copies_.front().complete.synchronize();
-    deliver_first(deliver);
-  }
-}
-
-void GradientDownloads::drop() {
-  for (Copy& copy : copies_) copy.complete.synchronize();
-  copies_.clear();
 }
 
 }  // namespace zr::host::model

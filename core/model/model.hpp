@@ -60,6 +60,10 @@ class Model {
   /// Call after the memory of bound parameters has changed: copies it to the device that the model is on. Without
   /// effect for a model on the CPU.
   virtual void weights_changed() {}
+  /// Threads for copies between host memory and the device; the engine calls no method that copies while other code
+  /// uses them. Empty: copies run on the calling thread.
+  using ParallelFor = std::function<void(int64_t n, int64_t grain, const std::function<void(int64_t, int64_t)>& fn)>;
+  virtual void use_threads(ParallelFor /*parallel_for*/) {}
   /// Callbacks for operators on parameters without their own memory: begin() before an operator uses them, end() after,
   /// with written[i] true if it wrote to params[i]. Any thread, several at once. `phase`: ZR_EXPORT_PHASE if the
   /// program requested their memory (zr::gather), ZR_EVAL for an operator without gradients, else ZR_FORWARD.
@@ -108,6 +112,9 @@ class Model {
   /// If the model is on a device, gradients arrive when they have been copied to host memory, and computed() is called
   /// before, on an autograd thread, when autograd has enqueued the computation of one. Replaces the previous callback.
   virtual void on_gradient_computed(std::function<void(uint32_t param)> /*computed*/) {}
+  /// Whether gradients of a model on a device arrive on a thread of the model, while autograd continues; otherwise in
+  /// an order and at times that are the same on all ranks. Between backwards.
+  virtual void deliver_on_thread(bool /*on*/) {}
   /// Waits until the gradients of this backward have arrived. Training thread, after backward.
   virtual void finish_gradients() {}
   /// Drops gradients that have been computed and not arrived.

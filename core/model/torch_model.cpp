@@ -143,10 +143,14 @@ void TorchModel::bind(uint32_t param, void* memory, zr_dtype dtype) {
 }
 
 void TorchModel::weights_changed() {
+  std::vector<Upload> uploads;
   for (const auto& entry : state_->entries)
     if (const Binding& binding = entry.binding; binding.host)
-      upload(binding.host, binding.storage, static_cast<int64_t>(binding.storage.nbytes()));
+      uploads.push_back({binding.host, binding.storage, static_cast<int64_t>(binding.storage.nbytes())});
+  upload(uploads, state_->parallel_for);
 }
+
+void TorchModel::use_threads(ParallelFor parallel_for) { state_->parallel_for = std::move(parallel_for); }
 
 void TorchModel::on_use(Uses uses) { state_->uses = std::move(uses); }
 
@@ -222,7 +226,7 @@ void TorchModel::attach(uint32_t param, void* memory) {
   const c10::DeviceGuard guard(state_->device);
   entry.on_device = c10::GetAllocator(state_->device.type())->allocate(bytes);
   placeholder->attach(entry.on_device.mutable_get());
-  upload(memory, entry.tensor.storage(), static_cast<int64_t>(bytes));
+  upload(memory, entry.tensor.storage(), static_cast<int64_t>(bytes), state_->parallel_for);
 }
 
 std::vector<uint32_t> TorchModel::written() {
@@ -338,6 +342,15 @@ void TorchModel::hide_gradients(bool hidden) {
 
 void TorchModel::on_gradient(Arrived arrived) {
   state_->arrived = std::move(arrived);
+  state_->downloads.reset();
+  if (!state_->is_on_cpu() && state_->arrived) {
+    int64_t bytes = 0;
+    for (uint32_t i = 0; i < state_->entries.size(); ++i)
+      if (!state_->parameters[i].frozen) bytes += static_cast<int64_t>(state_->entries[i].tensor.nbytes());
+    state_->downloads.emplace(state_->device, bytes, [state = state_.get()](uint32_t param, const at::Tensor& on_host) {
+      state->deliver(param, on_host);
+    });
+  }
   for (uint32_t i = 0; i < state_->entries.size(); ++i) {
     auto& entry = state_->entries[i];
     if (state_->parameters[i].frozen || entry.accumulator) continue;
@@ -351,22 +364,26 @@ void TorchModel::on_gradient_computed(std::function<void(uint32_t param)> comput
   state_->computed = std::move(computed);
 }
 
+void TorchModel::deliver_on_thread(bool on) {
+  if (state_->downloads) state_->downloads->deliver_on_thread(on);
+}
+
 void TorchModel::finish_gradients() {
-  if (!state_->downloads) return;
-  const MutexLock lock(state_->gradient_mutex);
-  state_->downloads->deliver_all(
-      [this](uint32_t param, const torch::Tensor& gradient) { state_->deliver(param, gradient); });
+  if (state_->downloads) state_->downloads->finish();
 }
 
 void TorchModel::drop_computed_gradients() {
-  if (!state_->downloads) return;
-  const MutexLock lock(state_->gradient_mutex);
-  state_->downloads->drop();
+  if (state_->downloads) state_->downloads->drop();
 }
 
 void TorchModel::copy_gradient(uint32_t param, int64_t first, const zr_view& dst) {
   const torch::NoGradGuard no_grad;
   const torch::Tensor& gradient = state_->entries[param].gradient;
+  if (!state_->is_on_cpu() && gradient.scalar_type() == torch_type(dst.dtype)) {
+    const auto size = static_cast<int64_t>(gradient.element_size());
+    return copy_bytes(dst.data, static_cast<const char*>(gradient.data_ptr()) + first * size, dst.count * size,
+                      state_->parallel_for);
+  }
   torch::from_blob(dst.data, {dst.count}, torch_type(dst.dtype))
       .copy_(gradient.reshape({-1}).narrow(0, first, dst.count));
 }

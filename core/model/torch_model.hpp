@@ -29,6 +29,7 @@ class TorchModel final : public Model {
   void construct(const ConstructMemory& memory, bool runs_operators) override;
   void bind(uint32_t param, void* memory, zr_dtype dtype) override;
   void weights_changed() override;
+  void use_threads(ParallelFor parallel_for) override;
   void bind_shared(uint32_t param, const void* memory, zr_dtype dtype) override;
   void on_use(Uses uses) override;
   void unbind(uint32_t param, zr_dtype dtype) override;
@@ -44,6 +45,7 @@ class TorchModel final : public Model {
   void return_parameters() override;
   void on_gradient(Arrived arrived) override;
   void on_gradient_computed(std::function<void(uint32_t param)> computed) override;
+  void deliver_on_thread(bool on) override;
   void finish_gradients() override;
   void drop_computed_gradients() override;
   void copy_gradient(uint32_t param, int64_t first, const zr_view& dst) override;

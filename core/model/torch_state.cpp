@@ -180,8 +180,7 @@ void TorchModel::State::gradient_accumulated(uint32_t param) {
   gradient = gradient.detach();
   if (is_on_cpu()) return deliver(param, gradient);
   if (computed) computed(param);
-  downloads->add(param, gradient);
-  downloads->deliver_complete([this](uint32_t at, const torch::Tensor& on_host) { deliver(at, on_host); });
+  if (downloads) downloads->add(param, gradient);
 }
 
 void TorchModel::State::download_attached(uint32_t param) {

@@ -16,6 +16,7 @@
 #include "model/deferred.hpp"
 #include "model/device.hpp"
 #include "model/device_copies.hpp"
+#include "model/gradient_downloads.hpp"
 #include "model/parameter_registry.hpp"
 #include "model/placeholder.hpp"
 #include "model/saved_tensor_offload.hpp"
@@ -59,13 +60,12 @@ struct TorchModel::State final : MemoryProvider {
     torch::Tensor gradient;  // of this backward, as autograd produced it
     bool densified = false;
   };
-  explicit State(at::Device on) : device(on) {
-    if (!device.is_cpu()) downloads.emplace(device);
-  }
+  explicit State(at::Device on) : device(on) {}
   const at::Device device;                     // that the model computes on
-  std::optional<GradientDownloads> downloads;  // if it is not the CPU
+  std::optional<GradientDownloads> downloads;  // if it is not the CPU, and gradients are delivered
   std::vector<torch::Tensor> host_buffers;     // copies of `buffers` in host memory, if the device is not the CPU
   std::function<void(uint32_t param)> computed;
+  ParallelFor parallel_for;
   std::vector<plan::Parameter> parameters;
   std::vector<ParamEntry> entries;
   std::vector<std::pair<std::string, torch::Tensor>> buffers;  // without empty ones

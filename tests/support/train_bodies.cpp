@@ -9,6 +9,7 @@ namespace engine_tests {
 void Run::build(uint64_t seed) {
   model = parity::make(program.text("parity.model"), seed);
   engine = std::make_unique<zr::Engine>(program, *model);
+  parity::device = engine->device();
 }
 
 namespace {

@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 
 #include "multirank/parity/matrix.hpp"
+#include "multirank/parity/models.hpp"
 #include "multirank/parity/reference.hpp"
 #include "multirank/parity/run_cases.hpp"
 
@@ -38,6 +40,29 @@ TEST_P(ParityTest, HoldsForEveryPairOfChoices) {
   expect_exact(cases);
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, ParityTest, testing::Values(1, 2, 3, 4),
+                         [](const auto& info) { return "On" + std::to_string(info.param); });
+
+// On the simulated accelerator of tests/support/sim_device, whose streams delay the start of operators at random. The
+// reference is plain libtorch on the same device.
+class DeviceParityTest : public ParityTest {
+ protected:
+  static void SetUpTestSuite() {
+    ::setenv("ZR_PARITY_DEVICE", "sim", 1);
+    ::setenv("ZR_PARITY_LIBRARY", ZR_BUILD_DIR "/tests/devices/libzr_sim_device.so", 1);
+    ::setenv("ZR_SIM_DELAY_US", "50", 1);
+    ::setenv("ZR_SIM_SEED", std::to_string(7 + ::getpid() % 1000).c_str(), 1);  // printed if the test fails
+    parity::choose_device();
+  }
+};
+
+TEST_P(DeviceParityTest, HoldsForEveryPairOfChoices) {
+  SCOPED_TRACE(std::string("ZR_SIM_SEED=") + std::getenv("ZR_SIM_SEED"));
+  std::vector<TestCase> cases;
+  for (TestCase& c : parity::cover())
+    if (c.ranks == GetParam()) cases.push_back(std::move(c));
+  expect_exact(cases);
+}
+INSTANTIATE_TEST_SUITE_P(Ranks, DeviceParityTest, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return "On" + std::to_string(info.param); });
 
 TEST_F(ParityTest, HoldsWithTwoThreadsPerRank) {

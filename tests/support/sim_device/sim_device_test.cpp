@@ -6,10 +6,10 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "move_to.hpp"
+#include "support/sim_device/move_to.hpp"
 
 #ifndef ZR_SIM_DEVICE
-#define ZR_SIM_DEVICE "libzr_sim_device.so"
+#define ZR_SIM_DEVICE ZR_BUILD_DIR "/tests/devices/libzr_sim_device.so"
 #endif
 
 namespace zr::test::sim {

@@ -1,0 +1,252 @@
+// Training on a device: the simulated accelerator of tests/support/sim_device, whose operators have the bits of the
+// CPU's, so that a run on it equals one on the CPU.
+#include <gmock/gmock.h>
+
+#include "multirank/parity/features.hpp"
+#include "support/engine_test.hpp"
+#include "zr/parameters.hpp"
+
+namespace {
+
+using namespace engine_tests;
+using ::testing::HasSubstr;
+
+const std::string kLibrary = ZR_BUILD_DIR "/tests/devices/libzr_sim_device.so";
+const std::string kDevice = " job.device=sim job.device_library=" + kLibrary;
+// Weights are shared on the CPU alone.
+const std::string kModel =
+    " train.steps=4 parity.model=everything train.gradient_accumulation=2 communicator.share_weights=false";
+
+class DeviceTest : public EngineTest {
+ protected:
+  // The output of a job that must succeed.
+  std::string output(int ranks, const zr::test::RankBody& body, const std::string& overrides) {
+    const auto result = run(ranks, body, kModel + " " + overrides);
+    EXPECT_EQ(result.code, 0) << overrides << "\n" << result.output;
+    return result.output;
+  }
+};
+
+// What rank 0 sees: the loss, the hash of the weights, and the running statistics of batch norm.
+void print(Run& run) {
+  const std::string hash = run.engine->weights_hash();
+  const auto mean = run.engine->buffer("batch_norm.running_mean").to(torch::kCPU);
+  if (run.engine->rank() != 0) return;
+  std::cout.precision(17);
+  std::cout << run.engine->last_loss() << " " << hash << " " << mean.sum().item<double>() << std::endl;
+}
+
+void step(Run& run) {
+  for (const int64_t before = run.engine->step_index(); run.engine->step_index() == before;) run.micro_step();
+}
+
+RANK_BODY(trains_and_prints, Run) {
+  run.build();
+  run.train();
+  EXPECT_EQ(run.engine->device(), run.model->named_parameters()["scalar"].device());
+  for (const auto& buffer : run.model->buffers()) EXPECT_EQ(buffer.device(), run.engine->device());
+  print(run);
+}
+
+TEST_F(DeviceTest, HasTheBitsOfTheCpuUnderEveryStrategy) {
+  for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"})
+    for (const std::string more : {"", " offload.optimizer=cpu", " train.dtype=bf16", " gradients.overlap=false"})
+      for (const int ranks : {1, 2}) {
+        const std::string overrides = "strategy=" + strategy + more;
+        EXPECT_EQ(output(ranks, trains_and_prints, overrides + kDevice), output(ranks, trains_and_prints, overrides))
+            << overrides << " on " << ranks;
+      }
+}
+
+RANK_BODY(prints_device, Run) {
+  run.build();
+  std::cout << "rank " + std::to_string(run.engine->rank()) + " on " + run.engine->device().str() + "\n" << std::flush;
+}
+
+TEST_F(DeviceTest, RanksUseTheDeviceOfTheirLocalRank) {
+  const std::string three = output(3, prints_device, "strategy=zero1" + kDevice);  // the node has two devices
+  EXPECT_THAT(three, HasSubstr("rank 0 on sim:0"));
+  EXPECT_THAT(three, HasSubstr("rank 1 on sim:1"));
+  EXPECT_THAT(three, HasSubstr("rank 2 on sim:0"));
+  EXPECT_THAT(output(2, prints_device, "strategy=zero1 job.device=sim:1 job.device_library=" + kLibrary),
+              HasSubstr("rank 0 on sim:1"));
+}
+
+// A checkpoint does not depend on the device.
+TEST_F(DeviceTest, ResumesOnAnotherDevice) {
+  for (const std::string strategy : {"zero1", "zero3"}) {
+    const std::string common = "strategy=" + strategy;
+    const std::string all = output(2, trains_and_prints, common + " train.steps=6");
+    for (const bool first_on_device : {true, false}) {
+      const std::string dir =
+          " checkpoint.dir=" + (folder_ / (strategy + (first_on_device ? "-device" : "-cpu"))).string();
+      output(2, trains_and_prints, common + dir + " checkpoint.every=3" + (first_on_device ? kDevice : ""));
+      const std::string resumed =
+          output(2, trains_and_prints,
+                 common + dir + " checkpoint.resume=true train.steps=6" + (first_on_device ? "" : kDevice));
+      EXPECT_EQ(resumed.substr(resumed.find_last_of('\n', resumed.size() - 2) + 1),
+                all.substr(all.find_last_of('\n', all.size() - 2) + 1))
+          << strategy << (first_on_device ? " from the device" : " to the device");
+    }
+  }
+}
+
+RANK_BODY(writes_to_weights, Run) {
+  run.build();
+  const torch::Tensor twice = run.model->named_parameters()["twice.weight"];
+  const auto write = [&] {
+    {
+      const auto scope = zr::gather(twice);
+      const torch::NoGradGuard no_grad;
+      twice.mul_(0.5);
+      twice[0][0] = 2.0f;
+    }
+    const torch::Tensor value = run.engine->get("twice.weight");
+    EXPECT_EQ(value[0][0].item<float>(), 2.0f);
+    const auto scope = zr::gather(twice);
+    EXPECT_TRUE(torch::equal(value, twice.detach().to(torch::kCPU, torch::kFloat)));
+  };
+  while (!run.engine->done()) {
+    write();
+    step(run);
+  }
+  run.engine->set("scalar", zr::TensorKind::value, torch::full({}, 3.0f).to(run.engine->device()));
+  EXPECT_EQ(run.engine->get("scalar").item<float>(), 3.0f);
+  const torch::Tensor scalar = run.model->named_parameters()["scalar"];
+  {
+    const auto scope = zr::gather(scalar);
+    EXPECT_EQ(scalar.item<float>(), 3.0f);
+  }
+  print(run);
+}
+
+TEST_F(DeviceTest, WritesToWeightsReachTheMasters) {
+  for (const std::string strategy : {"zero0", "zero2", "zero3"})
+    for (const std::string dtype : {"fp32", "bf16"}) {
+      const std::string overrides = "strategy=" + strategy + " train.dtype=" + dtype;
+      EXPECT_EQ(output(2, writes_to_weights, overrides + kDevice), output(2, writes_to_weights, overrides))
+          << overrides;
+    }
+}
+
+RANK_BODY(evaluates_and_sets_buffers, Run) {
+  run.build();
+  while (!run.engine->done()) {
+    step(run);
+    double loss = 0;
+    {
+      const zr::Engine::Evaluation evaluation(*run.engine);
+      run.model->eval();
+      loss = run.model->loss(100, 0).item<double>();
+      run.model->train();
+    }
+    const double mean = run.engine->mean(loss);
+    if (run.engine->rank() == 0) std::cout << mean << "\n";
+  }
+  const torch::Tensor values = torch::linspace(0, 1, parity::kWidth);
+  run.engine->set_buffer("batch_norm.running_mean", values);
+  EXPECT_TRUE(torch::equal(run.engine->buffer("batch_norm.running_mean").to(torch::kCPU, torch::kFloat), values));
+  const torch::Tensor on_device = torch::full({3}, static_cast<float>(run.engine->rank() + 1)).to(run.engine->device());
+  EXPECT_EQ(run.engine->sum(on_device).device(), run.engine->device());
+  EXPECT_EQ(run.engine->sum(on_device).to(torch::kCPU)[2].item<float>(), 3.0f);
+  EXPECT_EQ(run.engine->all_gather(on_device).sizes(), (std::vector<int64_t>{2, 3}));
+  EXPECT_EQ(run.engine->broadcast(on_device, 1).to(torch::kCPU)[0].item<float>(), 2.0f);
+  print(run);
+}
+
+TEST_F(DeviceTest, EvaluationAndBuffersAreThoseOfTheCpu) {
+  for (const std::string buffers : {"rank0", "mean", "per_rank"}) {
+    const std::string overrides = "strategy=zero3 train.buffers=" + buffers;
+    EXPECT_EQ(output(2, evaluates_and_sets_buffers, overrides + kDevice),
+              output(2, evaluates_and_sets_buffers, overrides))
+        << overrides;
+  }
+}
+
+RANK_BODY(releases_on_device, Run) {
+  run.build();
+  step(run);
+  const torch::Tensor before = run.engine->get("twice.weight");
+  const at::Device device = run.engine->device();
+  run.program.text("job.name") == "master" ? run.engine->release(torch::kFloat) : run.engine->release();
+  for (const auto& item : run.model->named_parameters()) {
+    EXPECT_EQ(item.value().device(), device) << item.key();
+    EXPECT_TRUE(item.value().detach().to(torch::kCPU).isfinite().all().item<bool>()) << item.key();
+  }
+  const torch::Tensor twice = run.model->named_parameters()["twice.weight"];
+  EXPECT_TRUE(torch::equal(twice.detach().to(torch::kCPU), before.to(twice.scalar_type())));
+  run.model->loss(5, 0).backward();  // plain autograd
+  EXPECT_EQ(twice.grad().device(), device);
+  run.model->zero_grad();
+  run.engine = std::make_unique<zr::Engine>(run.program, *run.model);
+  while (!run.engine->done()) step(run);
+  print(run);
+}
+
+TEST_F(DeviceTest, ReleasedModelStaysOnTheDevice) {
+  for (const std::string strategy : {"zero1", "zero3"})
+    for (const std::string more : {"", " train.dtype=bf16", " train.dtype=bf16 job.name=master"}) {
+      const std::string overrides = "strategy=" + strategy + more;
+      EXPECT_EQ(output(2, releases_on_device, overrides + kDevice), output(2, releases_on_device, overrides))
+          << overrides;
+    }
+}
+
+// Delays of the streams change nothing.
+TEST_F(DeviceTest, DelaysOfStreamsChangeNothing) {
+  for (const std::string strategy : {"zero2", "zero3"}) {
+    const std::string overrides = "strategy=" + strategy + " offload.activations=cpu offload.activation_bytes=1B";
+    const std::string plain = output(2, trains_and_prints, overrides);
+    for (const int seed : {1, 2, 3}) {
+      const auto result = launch(2, program(2, trains_and_prints, overrides + kModel + kDevice + " job.threads=1"),
+                                 "ZR_SIM_DELAY_US=200 ZR_SIM_SEED=" + std::to_string(seed));
+      EXPECT_EQ(result.code, 0) << result.output;
+      EXPECT_EQ(result.output, plain) << overrides << ", seed " << seed;
+    }
+  }
+}
+
+RANK_BODY(calls_plain_backward, Run) {
+  run.build();
+  run.model->loss(0, 0).backward();
+}
+
+RANK_BODY(has_a_parameter_elsewhere, Run) {
+  auto moved = std::make_shared<torch::nn::Module>();
+  moved->register_parameter("w", torch::ones({2}, torch::TensorOptions().device("sim:1")));
+  const zr::Engine engine(run.program, *moved);
+}
+
+RANK_BODY(exhausts_the_device, Run) {
+  run.build();
+  const torch::Tensor large = torch::empty({int64_t{1} << 40}, torch::TensorOptions().device(run.engine->device()));
+}
+
+TEST_F(DeviceTest, ErrorsNameTheDeviceAndTheRemedy) {
+  const auto says = [&](const zr::test::RankBody& body, const std::string& overrides, int code,
+                        const std::string& text) {
+    const auto result = run(1, body, "strategy=zero1 " + overrides);
+    EXPECT_EQ(result.code, code) << result.output;
+    EXPECT_THAT(result.output, HasSubstr(text));
+  };
+  const std::string library = " job.device_library=" + kLibrary;
+  says(trains, "job.device=nonsense", 3,
+       "job.device = \"nonsense\": this libtorch has no backend for 'nonsense' (there is no");
+  says(trains, "job.device=other" + library, 2,
+       "job.device = \"other\": libtorch knows no device of this name; use \"cpu\"");
+  says(trains, "job.device=sim:7" + library, 2,
+       "job.device = \"sim:7\": this node has 2 such devices, numbered from 0; choose one of them");
+  says(trains, "job.device=sim job.device_library=/none/such.so", 3,
+       "job.device = \"sim\": cannot load /none/such.so: ");
+  says(trains, "job.device=sim job.device_library=such.so", 2,
+       "job.device_library: expected an absolute path, found \"such.so\"");
+  says(trains, "job.device_library=" + kLibrary, 2,
+       "but job.device is \"cpu\"; set job.device to the name that the library");
+  says(trains, "memory.device_budget=1GiB" + kDevice, 2, "but job.device is \"sim\"; remove it");
+  says(calls_plain_backward, kDevice, 2, "backward() ran outside engine.backward() and computed a gradient for");
+  says(has_a_parameter_elsewhere, kDevice, 2,
+       "parameter 'w' is on the device sim:1, but the engine trains on sim:0 (job.device); build the model on the CPU");
+  says(exhausts_the_device, kDevice, 3, "out of memory");
+}
+
+}  // namespace
