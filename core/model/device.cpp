@@ -14,6 +14,7 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "model/device_library.hpp"
+#include "model/saved_tensor_scope.hpp"
 #include "zr/mutex.hpp"
 
 namespace zr::host::model {
@@ -123,10 +124,13 @@ at::Device open_device(const std::string& name, int local_rank) {
     fail_environment(key_of(name) + ": " + device.str() + " cannot be used: " + first_line(exception) +
                      "; check the device, or set job.device = \"cpu\"");
   }
+  const std::vector<at::Device> before = opened_devices();
+  if (std::find(before.begin(), before.end(), device) != before.end()) return device;
+  const auto same_type = [&](const at::Device& other) { return other.type() == device.type(); };
+  if (std::none_of(before.begin(), before.end(), same_type)) start_autograd_threads();
   Opened& opened = Opened::get();
   const MutexLock lock(opened.mutex);
-  if (std::find(opened.devices.begin(), opened.devices.end(), device) == opened.devices.end())
-    opened.devices.push_back(device);
+  opened.devices.push_back(device);
   return device;
 }
 

@@ -56,10 +56,12 @@ class DeviceParityTest : public ParityTest {
 };
 
 TEST_P(DeviceParityTest, HoldsForEveryPairOfChoices) {
+  // The device has no sparse tensors.
   SCOPED_TRACE(std::string("ZR_SIM_SEED=") + std::getenv("ZR_SIM_SEED"));
   std::vector<TestCase> cases;
   for (TestCase& c : parity::cover())
-    if (c.ranks == GetParam()) cases.push_back(std::move(c));
+    if (c.ranks == GetParam() && c.recipe.model != "embeddings") cases.push_back(std::move(c));
+  EXPECT_GT(cases.size(), 5u);
   expect_exact(cases);
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, DeviceParityTest, testing::Values(1, 2, 3, 4),
