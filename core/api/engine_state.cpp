@@ -8,6 +8,7 @@
 #include "base/dtype.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
+#include "model/device_library.hpp"
 #include "model/param_types.hpp"
 #include "plan/parameter_list.hpp"
 
@@ -26,6 +27,11 @@ std::string advice(const std::string& type, const std::string& text) {
              " (train.dtype): cast the inputs of the model to that type with x.to(engine.dtype())";
   return "";
 }
+
+[[maybe_unused]] const bool kRegistered = [] {
+  load_device_library = &host::model::load_device_library;
+  return true;
+}();
 
 host::engine::Setup setup_of(const Program& program, const std::string& name) {
   host::engine::Setup setup = program.state()->setup();

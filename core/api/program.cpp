@@ -11,12 +11,12 @@
 #include "base/log.hpp"
 #include "config/key_json.hpp"
 #include "config/key_reader.hpp"
-#include "model/device_library.hpp"
 #include "plugin/plugin_selection.hpp"
 
 namespace zr {
 
 void (*build_without_memory)() = nullptr;
+void (*load_device_library)(const std::string& device, const std::string& library) = nullptr;
 
 namespace {
 
@@ -164,7 +164,7 @@ Program::State::State(Load load, std::filesystem::path folder, const std::vector
   static_cast<host::plugin::ResolvedJob&>(setup_) = setup_.revalidate({}, world);
   if (prints_parameters_) return;
   const host::config::RunConfig& job = setup_.config.job();
-  host::model::load_device_library(job.device, job.device_library);
+  if (load_device_library) load_device_library(job.device, job.device_library);
   report_ranks(ranks, world);
   if (setup_.control->rank() > 0) return;
   for (const std::string& warning : setup_.config.warnings()) host::log(ZR_LOG_WARN, warning);

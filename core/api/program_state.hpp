@@ -13,6 +13,9 @@ namespace zr {
 /// part of the library that includes libtorch sets it.
 extern void (*build_without_memory)();
 
+/// host::model::load_device_library(), by the same means.
+extern void (*load_device_library)(const std::string& device, const std::string& library);
+
 struct Program::State {
   /// Parses the configuration with these overrides.
   using Load = std::function<host::config::Document(const std::vector<std::string>& overrides)>;

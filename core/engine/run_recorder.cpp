@@ -39,6 +39,7 @@ RunRecorder::RunRecorder(const config::JobConfig& config, const std::string& eng
       ranks_(ranks),
       steps_(config.train().steps),
       config_(config.to_toml()),
+      has_device_(config.job().device.value != "cpu"),
       resumes_(config.checkpoint().resume),
       display_(rank == 0),
       start_(std::chrono::steady_clock::now()) {}
@@ -156,6 +157,7 @@ void RunRecorder::finish(const Ledger& ledger, const Overlap& overlap) {
       {"stopped_by", or_null(signal_ != 0, signal_ == SIGTERM ? "SIGTERM" : "SIGINT")},
       {"checkpoints", {{"saved", saved_}, {"failed", failed_saves_}, {"last_step", saved_step_}}},
       {"memory", std::move(memory)},
+      {"device_peak_bytes", or_null(has_device_, device_peak_)},
       {"communication_bytes", std::move(communication)},
       {"overlap",
        {{"collectives", overlap.collectives},

@@ -87,6 +87,8 @@ class RunRecorder {
   void clear_hash() { hash_.reset(); }
   /// Sets the tiers in use.
   void set_tiers(std::vector<TierRow> tiers) { tiers_ = std::move(tiers); }
+  /// Sets the peak memory of the device that the model computes on, in bytes.
+  void set_device_peak(int64_t bytes) { device_peak_ = bytes; }
   void set_digest(const DigestRow& digest) { digest_ = digest; }
   /// Adds the seconds of a phase in which training waited for reads from tiers and for writes to them. Ignores
   /// Phase::checkpoint, which is not part of a step.
@@ -107,6 +109,8 @@ class RunRecorder {
   int64_t steps_;
   std::string config_;       // as TOML
   bool has_folder_ = false;  // whether this run has a folder
+  bool has_device_;          // whether the model computes on a device other than the CPU
+  int64_t device_peak_ = 0;  // bytes
   bool resumes_;             // checkpoint.resume
   ProgressDisplay display_;
   int64_t first_step_ = 0;  // step of the last checkpoint that was loaded; 0: none

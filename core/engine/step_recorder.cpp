@@ -66,6 +66,7 @@ void StepRecorder::step(const GlobalStats& global, double rate, const TrainingPr
   const model::Model::Temporaries temporaries = context_.model.temporaries();
   context_.ledger.observe(Tier::device, MemoryKind::activations, "activations and temporaries", temporaries.held,
                           temporaries.peak);
+  recorder_.set_device_peak(context_.model.device_memory().peak);
   lap(Phase::step_sync);
   const double seconds = std::chrono::duration<double>(mark_ - step_start_).count();
   step_start_ = mark_;

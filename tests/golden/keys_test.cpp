@@ -226,6 +226,8 @@ const std::set<std::string> kApart{"job.program", "job.ranks", "job.threads", "j
                                    "checkpoint.dir", "checkpoint.keep", "checkpoint.on_signal", "checkpoint.resume",
                                    "checkpoint.fallback", "checkpoint.init", "checkpoint.strict", "checkpoint.convert",
                                    "checkpoint.rename",
+                                   // Tested in tests/multirank/model/device_test.cpp.
+                                   "job.device", "job.device_library",
                                    // Tested in tests/multirank/engine/buffers_test.cpp.
                                    "train.buffers"};
 

@@ -26,8 +26,8 @@ void add_keys(std::set<std::string>& to, const Settings&... settings) {
 // The keys of the fields of every struct except the schedule's.
 std::set<std::string> keys_of_fields(const config::JobConfig& c) {
   std::set<std::string> keys;
-  const auto& [program, ranks, threads, name, trace, runs] = c.job();
-  add_keys(keys, program, ranks, threads, name, trace, runs);
+  const auto& [program, ranks, threads, name, device, device_library, trace, runs] = c.job();
+  add_keys(keys, program, ranks, threads, name, device, device_library, trace, runs);
   const auto& [steps, seed, dtype, param_dtype, global, micro, accumulation, clipping, nonfinite, skipped, buffers] =
       c.train();
   add_keys(keys, steps, seed, dtype, param_dtype, global, micro, accumulation, clipping, nonfinite, skipped, buffers);
@@ -112,6 +112,8 @@ TEST(HostConfigTest, HoldsDefaults) {
   EXPECT_EQ(c.job().ranks, 1);
   EXPECT_EQ(c.job().threads, 0);
   EXPECT_EQ(c.job().name.value, "job");  // that of the file
+  EXPECT_EQ(c.job().device.value, "cpu");
+  EXPECT_EQ(c.job().device_library.value, "");
   EXPECT_FALSE(c.job().trace);
   EXPECT_EQ(c.job().runs.value, "runs");
   EXPECT_EQ(c.train().steps, 100);
@@ -163,13 +165,16 @@ TEST(HostConfigTest, HoldsDefaults) {
 
 TEST(HostConfigTest, HoldsGivenValuesOfJobAndTrain) {
   const config::JobConfig c = config_of(
-      {"job.program=gpt", "job.ranks=4", "job.threads=3", "job.name=n", "job.trace=true", "job.runs=r", "train.steps=7",
-       "train.seed=8", "train.dtype=bf16", "train.param_dtype=reject", "train.global_batch=48", "train.micro_batch=2",
-       "train.gradient_clipping=0.5", "train.max_skipped_steps=9", "train.nonfinite=stop", "train.buffers=mean"});
+      {"job.program=gpt", "job.ranks=4", "job.threads=3", "job.name=n", "job.device=d:1", "job.device_library=/d.so",
+       "job.trace=true", "job.runs=r", "train.steps=7", "train.seed=8", "train.dtype=bf16", "train.param_dtype=reject",
+       "train.global_batch=48", "train.micro_batch=2", "train.gradient_clipping=0.5", "train.max_skipped_steps=9",
+       "train.nonfinite=stop", "train.buffers=mean"});
   EXPECT_EQ(c.job().program.value, "gpt");
   EXPECT_EQ(c.job().ranks, 4);
   EXPECT_EQ(c.job().threads, 3);
   EXPECT_EQ(c.job().name.value, "n");
+  EXPECT_EQ(c.job().device.value, "d:1");
+  EXPECT_EQ(c.job().device_library.value, "/d.so");
   EXPECT_TRUE(c.job().trace);
   EXPECT_EQ(c.job().runs.value, "r");
   EXPECT_EQ(c.train().steps, 7);
