@@ -33,7 +33,7 @@ void check_addable(const std::string& call, torch::ScalarType type) {
 torch::Tensor checked(const std::string& call, const torch::Tensor& tensor, bool holds) {
   if (!tensor.defined()) host::fail_user(call + ": pass a tensor with values");
   if (!holds || tensor.layout() != torch::kStrided || tensor.is_quantized())
-    host::fail_user(call + ": the tensor must be a dense tensor in CPU memory");
+    host::fail_user(call + ": the tensor must be a dense tensor in CPU memory or on engine.device()");
   return tensor.detach().resolve_conj().resolve_neg().to(torch::kCPU).contiguous();
 }
 

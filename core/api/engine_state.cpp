@@ -58,7 +58,9 @@ Engine::State::State(const Program& p, ProgramModule m, const std::string& engin
 std::unique_ptr<Engine::State> Engine::State::make(const Program& program, const ProgramModule& module,
                                                    const std::string& name) {
   if (program.state()->prints_parameters()) {
-    const host::model::TorchModel queried(module.parameters(), {}, program.state()->setup().config.train().dtype);
+    const Tensors parameters = module.parameters();
+    const host::model::TorchModel queried(parameters, {}, program.state()->setup().config.train().dtype, false,
+                                          parameters.empty() ? torch::kCPU : parameters[0].second.device());
     std::puts(host::plan::to_json(queried.parameters()).c_str());
     throw ExitRequest{std::fflush(stdout) == 0 ? 0 : exit_code::environment};
   }

@@ -231,6 +231,8 @@ class Check {
   void device() {
     const RunConfig& job = config_.job();
     if (job.device->empty()) problem(job.device.origin, "job.device: expected the name of a device, found \"\"");
+    if (job.device->starts_with("cpu:"))
+      problem(job.device.origin, "job.device: expected \"cpu\" without a number, found " + toml_quoted(job.device));
     const bool on_cpu = job.device.value == "cpu";
     if (!job.device_library->empty() && on_cpu)
       problem(job.device_library.origin,

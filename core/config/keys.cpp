@@ -146,12 +146,10 @@ void add_job(std::vector<ConfigKey>& keys) {
   keys.push_back(
       integer("job", "threads", "0", 0, 1024, "threads per rank; 0: the cores divided by the ranks of the node"));
   keys.push_back(text("job", "name", "\"\"", "name of the run folder in job.runs; empty: the name of this file"));
-  keys.push_back(
-      text("job", "device", "\"cpu\"",
-           "device that the model computes on: cpu, or a type of libtorch such as cuda (each rank the device "
-           "of its local rank) or cuda:0; masters, gradients and optimizer states stay in host memory"));
+  keys.push_back(text("job", "device", "\"cpu\"",
+                      "device of the model: cpu, cuda, cuda:0 or another device of libtorch; the CPU runs the update"));
   keys.push_back(text("job", "device_library", "\"\"",
-                      "library with libtorch's backend for job.device, an absolute path; empty: part of libtorch"));
+                      "absolute path of the library with libtorch's backend for job.device; empty: part of libtorch"));
   keys.push_back(flag("job", "trace", "false", "write a timeline of each rank to the run folder, for Perfetto"));
   keys.push_back(
       text("job", "runs", "\"runs\"", "folder that contains the run folders, relative to the working directory"));

@@ -29,7 +29,10 @@ GradientFlow::GradientFlow(const StepContext& context, const offload::DiskBacked
   has_gradient_.assign(n, 0);
   touched_.assign(n, 0);
   model_.on_gradient([this](uint32_t param) { arrived(param); });
-  model_.on_gradient_computed([this](uint32_t param) { check_in_backward(param); });
+  model_.on_gradient_computed([this](uint32_t param) {
+    check_in_backward(param);
+    computed_ = true;
+  });
   model_.deliver_on_thread(sharded_parameters(plan_).empty());  // else operators communicate during backward too
 }
 
@@ -50,6 +53,7 @@ void GradientFlow::begin(uint32_t micro, bool contributes) {
   const RecursiveMutexLock lock(context_.use);
   micro_ = micro;
   in_backward_ = true;
+  computed_ = false;
   contributes_ = contributes;
   std::fill(delivered_elements_.begin(), delivered_elements_.end(), 0);
   std::fill(has_gradient_.begin(), has_gradient_.end(), 0);
@@ -68,6 +72,7 @@ bool GradientFlow::cancel() {
   model_.drop_computed_gradients();
   const RecursiveMutexLock lock(context_.use);
   in_backward_ = false;
+  if (computed_) return false;  // on a device, it depends on time whether some have been delivered
   if (std::any_of(delivered_elements_.begin(), delivered_elements_.end(), [](int64_t n) { return n > 0; }))
     return false;
   for (uint32_t param = 0; param < delivered_elements_.size(); ++param) model_.drop_gradient(param);

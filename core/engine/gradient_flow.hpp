@@ -72,7 +72,8 @@ class GradientFlow {
   bool accumulates_locally_;  // gradients accumulate in their destinations until the last micro-step of a step
   uint32_t last_micro_;       // index of the last micro-step of a step
   uint32_t micro_ ZR_GUARDED_BY(context_.use) = 0;
-  std::atomic<bool> in_backward_ = false;                // read by autograd's threads too
+  // Autograd's threads use them too. computed_: autograd computed a gradient of this backward on a device.
+  std::atomic<bool> in_backward_ = false, computed_ = false;
   bool contributes_ ZR_GUARDED_BY(context_.use) = true;  // false: zeros replace the gradients of this micro-step
   bool step_begun_ ZR_GUARDED_BY(context_.use) = false;  // ZR_STEP_BEGIN was sent, and no micro-step has ended since
   bool checks_next_step_ = false, checks_non_finite_ ZR_GUARDED_BY(context_.use) = false;

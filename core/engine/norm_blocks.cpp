@@ -54,8 +54,8 @@ NormBlocks::NormBlocks(const RankContext& context, const std::vector<update::Upd
   ready_.assign(static_cast<std::size_t>(own_count), 0);
   if (blocks_.replicated) return;
   const int64_t held = std::min(window_, blocks_.total);
-  received_ =
-      static_cast<double*>(comm_.allocate(std::max<int64_t>(held, 1) * 8, 64, Tier::device, MemoryKind::other, kNormTag));
+  received_ = static_cast<double*>(
+      comm_.allocate(std::max<int64_t>(held, 1) * 8, 64, Tier::device, MemoryKind::other, kNormTag));
   ordered_.resize(static_cast<std::size_t>(held));
   ledger_.add(Tier::device, MemoryKind::other, kNormTag, held * 8);
 }
@@ -142,11 +142,11 @@ int64_t NormBlocks::sum() {
   }
   std::erase_if(missing, [&](const update::NormBlockRange& range) {
     if (!disk_buffers_ || !disk_buffers_->holds(range.values.data)) return false;
-    disk_buffers_->visit(
-        range.values, offload::OptimizerStates::Access::read, kNormWhat, [&](void* memory, int64_t first, int64_t count) {
-          update::norm_block_sums(
-              pool_, {{{memory, count, range.values.dtype, 0, {1, 0}}, range.out + first / plan::kNormBlock}});
-        });
+    disk_buffers_->visit(range.values, offload::OptimizerStates::Access::read, kNormWhat,
+                         [&](void* memory, int64_t first, int64_t count) {
+                           update::norm_block_sums(pool_, {{{memory, count, range.values.dtype, 0, {1, 0}},
+                                                            range.out + first / plan::kNormBlock}});
+                         });
     return true;
   });
   norm_block_sums(pool_, missing);
@@ -164,9 +164,10 @@ int64_t NormBlocks::sum() {
 int64_t NormBlocks::non_finite_of(const zr_view& block) const {
   if (!disk_buffers_ || !disk_buffers_->holds(block.data)) return update::count_non_finite(block);
   int64_t n = 0;
-  disk_buffers_->visit(block, offload::OptimizerStates::Access::read, kNormWhat, [&](void* memory, int64_t, int64_t count) {
-    n += update::count_non_finite({memory, count, block.dtype, 0, {1, 0}});
-  });
+  disk_buffers_->visit(block, offload::OptimizerStates::Access::read, kNormWhat,
+                       [&](void* memory, int64_t, int64_t count) {
+                         n += update::count_non_finite({memory, count, block.dtype, 0, {1, 0}});
+                       });
   return n;
 }
 

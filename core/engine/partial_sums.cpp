@@ -36,11 +36,13 @@ PartialSums::PartialSums(const RankContext& context, int64_t batch) : context_(c
   context_.ledger.add(Tier::device, MemoryKind::other, kSumsTag, 8 * (counts.own + counts.totals));
   if (counts.batch == 0) return;
   for (double** memory : {&sent_, &received_})
-    *memory = static_cast<double*>(context_.comm.allocate(8 * counts.batch, 64, Tier::device, MemoryKind::other, kSumsTag));
+    *memory =
+        static_cast<double*>(context_.comm.allocate(8 * counts.batch, 64, Tier::device, MemoryKind::other, kSumsTag));
 }
 
 PartialSums::~PartialSums() {
-  context_.ledger.add(Tier::device, MemoryKind::other, kSumsTag, -8 * static_cast<int64_t>(own_.size() + totals_.size()));
+  context_.ledger.add(Tier::device, MemoryKind::other, kSumsTag,
+                      -8 * static_cast<int64_t>(own_.size() + totals_.size()));
   if (sent_) context_.comm.free(sent_);
   if (received_) context_.comm.free(received_);
 }

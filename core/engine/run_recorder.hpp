@@ -1,6 +1,7 @@
 // Records a run in its folder (config.toml, metrics.jsonl, summary.json) and shows its progress, on rank 0.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdint>
@@ -88,7 +89,7 @@ class RunRecorder {
   /// Sets the tiers in use.
   void set_tiers(std::vector<TierRow> tiers) { tiers_ = std::move(tiers); }
   /// Sets the peak memory of the device that the model computes on, in bytes.
-  void set_device_peak(int64_t bytes) { device_peak_ = bytes; }
+  void set_device_peak(int64_t bytes) { device_peak_ = std::max(device_peak_, bytes); }
   void set_digest(const DigestRow& digest) { digest_ = digest; }
   /// Adds the seconds of a phase in which training waited for reads from tiers and for writes to them. Ignores
   /// Phase::checkpoint, which is not part of a step.

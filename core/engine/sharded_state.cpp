@@ -55,7 +55,11 @@ ShardedState::ShardedState(const StepContext& context, plugin::PluginHost& host,
 ShardedState::ModelRelease::~ModelRelease() {
   buffers.free_all_but_weights();
   model.limit_temporaries(0, {});  // the model's own memory is not limited by the job's budget
-  model.return_parameters();
+  try {
+    model.return_parameters();
+  } catch (const std::exception& failure) {  // of the device that the model is on
+    log(ZR_LOG_ERROR, failure.what());
+  }
 }
 
 void ShardedState::check_tiers() const {

@@ -51,13 +51,13 @@ WeightFlow::~WeightFlow() {
   model_.on_use({});
 }
 
-void WeightFlow::publish_weights() {
+void WeightFlow::publish_weights(bool frozen_too) {
   const RecursiveMutexLock lock(context_.use);
   CallError error;
   const zr_use use = StepContext::use_of(ZR_UPDATE_PHASE);
   context_.check(call_plugin(&error, [&] { return api_->updated(strategy_.self(), &use, &error); }), error,
                  strategy_.call_text("updated"));
-  model_.weights_changed();
+  model_.weights_changed(frozen_too);
 }
 
 void WeightFlow::install_callbacks() {
@@ -124,25 +124,35 @@ void WeightFlow::begin_use(const uint32_t* params, uint32_t n, uint32_t phase) {
                            &error);
     };
     context_.check(call_plugin(&error, acquire), error, strategy_.call_text("acquire"));
-    for (std::size_t i = 0; i < absent.size(); ++i) {
-      const plan::Parameter& parameter = plan_.input.parameters[absent[i]];
-      if (const std::string problem = host_view_problem("the weight", gathered[i]); !problem.empty())
-        fail_internal(fmt::format("{} for '{}': {}: this is a bug in the plug-in", strategy_.call_text("acquire"),
-                                  parameter.name, problem));
-      // Libraries may choose other kernels, with other roundings, for another alignment.
-      const bool aligned = parameter.count == 0 || reinterpret_cast<uintptr_t>(gathered[i].data) % kLine == 0;
-      if (gathered[i].count != parameter.count || gathered[i].dtype != plan_.input.weight_dtype || !gathered[i].data ||
-          !aligned)
-        fail_internal(
-            fmt::format("{} returned an invalid view for '{}': it must have {} elements (it has {}), the dtype of the "
-                        "weights, and memory at a multiple of {} bytes; this is a bug in the plug-in",
-                        strategy_.call_text("acquire"), parameter.name, parameter.count, gathered[i].count, kLine));
-      memory_[absent[i]] = gathered[i].data;
-      gathered_in_[absent[i]] = phase;
-      model_.attach(absent[i], gathered[i].data);
+    try {
+      attach(absent, gathered, phase);
+    } catch (...) {
+      release(absent, phase);
+      throw;
     }
   }
   for (uint32_t i = 0; i < n; ++i) ++use_counts_[params[i]];
+}
+
+// Checks the gathered weights, and gives them to the model.
+void WeightFlow::attach(const std::vector<uint32_t>& absent, const std::vector<zr_view>& gathered, uint32_t phase) {
+  for (std::size_t i = 0; i < absent.size(); ++i) {
+    const plan::Parameter& parameter = plan_.input.parameters[absent[i]];
+    if (const std::string problem = host_view_problem("the weight", gathered[i]); !problem.empty())
+      fail_internal(fmt::format("{} for '{}': {}: this is a bug in the plug-in", strategy_.call_text("acquire"),
+                                parameter.name, problem));
+    // Libraries may choose other kernels, with other roundings, for another alignment.
+    const bool aligned = parameter.count == 0 || reinterpret_cast<uintptr_t>(gathered[i].data) % kLine == 0;
+    if (gathered[i].count != parameter.count || gathered[i].dtype != plan_.input.weight_dtype || !gathered[i].data ||
+        !aligned)
+      fail_internal(
+          fmt::format("{} returned an invalid view for '{}': it must have {} elements (it has {}), the dtype of the "
+                      "weights, and memory at a multiple of {} bytes; this is a bug in the plug-in",
+                      strategy_.call_text("acquire"), parameter.name, parameter.count, gathered[i].count, kLine));
+    memory_[absent[i]] = gathered[i].data;
+    gathered_in_[absent[i]] = phase;
+    model_.attach(absent[i], gathered[i].data);
+  }
 }
 
 void WeightFlow::end_use(const uint32_t* params, const bool* written, uint32_t n) {

@@ -25,8 +25,9 @@ class WeightFlow {
   WeightFlow(const WeightFlow&) = delete;
 
   /// Call after the optimizer or a load wrote new weights: the strategy sends them to the ranks that need them.
+  /// `frozen_too`: frozen parameters may have changed.
   /// Collective.
-  void publish_weights();
+  void publish_weights(bool frozen_too = true);
   /// Sets the phase of the following uses: ZR_FORWARD, ZR_BACKWARD, ZR_EVAL or ZR_EXPORT_PHASE; and their micro-step.
   void set_phase(uint32_t phase, int micro) {
     phase_ = phase;
@@ -48,6 +49,8 @@ class WeightFlow {
 
  private:
   void gather_scope(const uint32_t* params, uint32_t n, bool begins);
+  void attach(const std::vector<uint32_t>& absent, const std::vector<zr_view>& gathered, uint32_t phase)
+      ZR_REQUIRES(context_.use);
   void release(const std::vector<uint32_t>& params, uint32_t phase) ZR_REQUIRES(context_.use);
   void install_callbacks();
 

@@ -71,7 +71,7 @@ bool WeightMonitor::has_written() {
 }
 
 void WeightMonitor::publish_weights() {
-  parts_.flow.publish_weights();
+  parts_.flow.publish_weights(false);
   samples_.remember();
 }
 

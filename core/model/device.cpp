@@ -62,10 +62,10 @@ at::Device parse(const std::string& name) {
   try {
     return at::Device(name);
   } catch (const std::exception&) {
-    fail_user(
-        key_of(name) +
-        ": libtorch knows no device of this name; use \"cpu\", \"cuda\" or \"cuda:<number>\", or name the library "
-        "with the device's backend in job.device_library");
+    fail_user(key_of(name) +
+              ": libtorch does not know a device of this name; use \"cpu\", \"cuda\" or \"cuda:<number>\", or name the "
+              "library "
+              "with the device's backend in job.device_library");
   }
 }
 
@@ -82,9 +82,9 @@ void load_device_library(const std::string& device, const std::string& library) 
   const std::filesystem::path own = torch_folder() / ("libtorch_" + type + ".so");
   std::error_code error;
   if (!std::filesystem::exists(own, error))
-    fail_environment(key_of(device) + ": this libtorch has no backend for '" + printable(type) + "' (there is no " +
+    fail_environment(key_of(device) + ": this libtorch does not have a backend for '" + printable(type) + "' (" +
                      own.string() +
-                     "); use a libtorch that was built for it, or name the library with the backend in "
+                     " does not exist); use a libtorch that was built for it, or name the library with the backend in "
                      "job.device_library");
   load(device, own, "install the libraries that it needs, or set job.device = \"cpu\"");
 }
@@ -98,7 +98,8 @@ at::Device open_device(const std::string& name, int local_rank) {
   const at::Device wanted = parse(name);
   if (wanted.is_cpu()) return at::kCPU;
   if (!guard_of(wanted.type()))
-    fail_environment(key_of(name) + ": no backend for this device is loaded; name its library in job.device_library");
+    fail_environment(key_of(name) +
+                     ": libtorch has not loaded a backend for this device; name its library in job.device_library");
   try {
     at::globalContext().lazyInitDevice(wanted.type());
   } catch (const std::exception& exception) {
@@ -126,8 +127,10 @@ at::Device open_device(const std::string& name, int local_rank) {
   }
   const std::vector<at::Device> before = opened_devices();
   if (std::find(before.begin(), before.end(), device) != before.end()) return device;
-  const auto same_type = [&](const at::Device& other) { return other.type() == device.type(); };
-  if (std::none_of(before.begin(), before.end(), same_type)) start_autograd_threads();
+  if (!before.empty() && before.front().type() != device.type())
+    fail_user(key_of(name) + ": this process already trains on " + before.front().str() +
+              ", and autograd supports one type of device per process; use the same type for all engines");
+  if (before.empty()) start_autograd_threads();
   Opened& opened = Opened::get();
   const MutexLock lock(opened.mutex);
   opened.devices.push_back(device);

@@ -22,10 +22,11 @@ namespace zr::host::model {
 namespace {
 at::TensorOptions bytes_on(at::Device device) { return at::TensorOptions().dtype(at::kByte).device(device); }
 
-at::Tensor bytes_of(const c10::Storage& storage, int64_t bytes) {
+at::Tensor bytes_of(const c10::Storage& storage, int64_t bytes, int64_t offset) {
   at::Tensor tensor = at::empty({0}, bytes_on(storage.device()));
   auto* const impl = tensor.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(storage);
+  impl->set_storage_offset(offset);
   impl->set_sizes_contiguous({bytes});
   return tensor;
 }
@@ -53,7 +54,7 @@ class UploadRing {
     const c10::Stream stream = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
     std::vector<Part> parts;
     for (const Upload& upload : uploads) {
-      const at::Tensor to = bytes_of(upload.to, upload.bytes);
+      const at::Tensor to = bytes_of(upload.to, upload.bytes, upload.offset);
       for (int64_t at = 0; at < upload.bytes;) {
         if (slots_[slot_].used == kBytes || (slots_[slot_].used > 0 && slots_[slot_].stream != stream)) {
           flush(parts, parallel_for);
@@ -138,13 +139,13 @@ void upload(const std::vector<Upload>& uploads, const ParallelFor& parallel_for)
 }
 
 void upload(const void* from, const c10::Storage& to, int64_t bytes, const ParallelFor& parallel_for) {
-  if (bytes > 0) upload(std::vector<Upload>{{from, to, bytes}}, parallel_for);
+  if (bytes > 0) upload(std::vector<Upload>{{from, to, bytes, 0}}, parallel_for);
 }
 
-void download(const c10::Storage& from, void* to, int64_t bytes) {
+void download(const c10::Storage& from, void* to, int64_t bytes, int64_t offset) {
   if (bytes == 0) return;
   const at::NoGradGuard no_grad;
-  at::from_blob(to, {bytes}, bytes_on(at::kCPU)).copy_(bytes_of(from, bytes));
+  at::from_blob(to, {bytes}, bytes_on(at::kCPU)).copy_(bytes_of(from, bytes, offset));
 }
 
 }  // namespace zr::host::model

@@ -22,10 +22,11 @@ struct Upload {
   const void* from;
   c10::Storage to;
   int64_t bytes;
+  int64_t offset = 0;  // bytes in the storage
 };
 void upload(const std::vector<Upload>& uploads, const ParallelFor& parallel_for);
 /// Copies the storage to host memory after everything that is enqueued on the current stream of this thread, and waits
 /// for it. Any thread.
-void download(const c10::Storage& from, void* to, int64_t bytes);
+void download(const c10::Storage& from, void* to, int64_t bytes, int64_t offset = 0);
 
 }  // namespace zr::host::model

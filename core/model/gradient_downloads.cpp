@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/log.hpp"
+
 namespace zr::host::model {
 
 namespace {
@@ -71,6 +73,7 @@ void GradientDownloads::add(uint32_t param, const at::Tensor& gradient) {
     complete.record(stream_);
   }
   MutexLock lock(mutex_);
+  if (failure_) std::rethrow_exception(failure_);
   bytes_ += static_cast<int64_t>(on_host.nbytes());
   copies_.push_back({param, std::move(on_host), std::move(complete)});
   if (thread_) {
@@ -79,45 +82,44 @@ void GradientDownloads::add(uint32_t param, const at::Tensor& gradient) {
     return;
   }
   while (is_full()) {
+    const Copy copy = pop_oldest();
     lock.unlock();
-    const Copy copy = take_oldest();
+    copy.complete.synchronize();
     deliver_(copy.param, copy.on_host);
     lock.lock();
   }
 }
 
-GradientDownloads::Copy GradientDownloads::take_oldest() {
-  MutexLock lock(mutex_);
+GradientDownloads::Copy GradientDownloads::pop_oldest() {
   Copy copy = std::move(copies_.front());
   copies_.pop_front();
   bytes_ -= static_cast<int64_t>(copy.on_host.nbytes());
-  lock.unlock();
-  copy.complete.synchronize();
   return copy;
 }
 
 void GradientDownloads::run() {
+  c10::impl::VirtualGuardImpl(device_.type()).setDevice(device_);
   MutexLock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [&]() ZR_REQUIRES(mutex_) { return stopping_ || !copies_.empty(); });
     if (copies_.empty()) return;
     delivering_ = true;
-    lock.unlock();
-    std::exception_ptr failure;
-    try {
-      const Copy copy = take_oldest();
+    {
+      const Copy copy = pop_oldest();
+      const bool failed = failure_ != nullptr;  // the gradients after a failure are not delivered
+      lock.unlock();
       changed_.notify_all();
-      deliver_(copy.param, copy.on_host);
-    } catch (...) {
-      failure = std::current_exception();
+      try {
+        copy.complete.synchronize();
+        if (!failed) deliver_(copy.param, copy.on_host);
+      } catch (...) {
+        lock.lock();
+        if (!failure_) failure_ = std::current_exception();
+        lock.unlock();
+      }
     }
     lock.lock();
     delivering_ = false;
-    if (failure) {  // the gradients after it are not delivered
-      failure_ = failure;
-      copies_.clear();
-      bytes_ = 0;
-    }
     changed_.notify_all();
   }
 }
@@ -128,13 +130,13 @@ void GradientDownloads::finish() {
     changed_.wait(lock, [&]() ZR_REQUIRES(mutex_) { return copies_.empty() && !delivering_; });
   }
   throw_failure();
-  for (;;) {
-    {
-      const MutexLock lock(mutex_);
-      if (copies_.empty()) return;
-    }
-    const Copy copy = take_oldest();
+  MutexLock lock(mutex_);
+  while (!copies_.empty()) {
+    const Copy copy = pop_oldest();
+    lock.unlock();
+    copy.complete.synchronize();
     deliver_(copy.param, copy.on_host);
+    lock.lock();
   }
 }
 
@@ -148,7 +150,12 @@ void GradientDownloads::drop() {
     changed_.wait(lock, [&]() ZR_REQUIRES(mutex_) { return !delivering_; });
     failure_ = nullptr;
   }
-  for (Copy& copy : dropped) copy.complete.synchronize();
+  for (Copy& copy : dropped) try {
+      copy.complete.synchronize();
+    } catch (const std::exception& failure) {  // of the device; destructors call drop()
+      log(ZR_LOG_ERROR, failure.what());
+      return;
+    }
 }
 
 }  // namespace zr::host::model

@@ -35,7 +35,7 @@ class GradientDownloads {
   void add(uint32_t param, const at::Tensor& gradient);
   /// Returns when all gradients have been delivered. Throws what `deliver` has thrown. Training thread.
   void finish();
-  /// Drops the gradients that have not been delivered. Training thread.
+  /// Drops the gradients that have not been delivered; logs errors of the device. Training thread.
   void drop();
 
  private:
@@ -46,8 +46,7 @@ class GradientDownloads {
   };
   void run();
   bool is_full() const ZR_REQUIRES(mutex_) { return bytes_ > limit_ && copies_.size() > kCount; }
-  // Waits for the oldest copy and removes it.
-  Copy take_oldest();
+  Copy pop_oldest() ZR_REQUIRES(mutex_);
   void stop_thread();
   void throw_failure();
 

@@ -57,9 +57,9 @@ class Model {
   /// If the model is on a device, the parameter has memory there, and `memory` is host memory: see weights_changed()
   /// and written().
   virtual void bind(uint32_t param, void* memory, zr_dtype dtype) = 0;
-  /// Call after the memory of bound parameters has changed: copies it to the device that the model is on. Without
-  /// effect for a model on the CPU.
-  virtual void weights_changed() {}
+  /// Call after the memory of bound parameters has changed, also of frozen ones if `frozen_too`: copies it to the
+  /// device that the model is on. Without effect for a model on the CPU.
+  virtual void weights_changed(bool /*frozen_too*/) {}
   /// Threads for copies between host memory and the device; the engine calls no method that copies while other code
   /// uses them. Empty: copies run on the calling thread.
   using ParallelFor = std::function<void(int64_t n, int64_t grain, const std::function<void(int64_t, int64_t)>& fn)>;

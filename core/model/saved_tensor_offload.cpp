@@ -1,5 +1,7 @@
 #include "model/saved_tensor_offload.hpp"
 
+#include <c10/core/DeviceGuard.h>
+
 #include <algorithm>
 #include <deque>
 #include <map>
@@ -167,6 +169,7 @@ std::shared_ptr<SavedTensorOffload::Record> SavedTensorOffload::Shared::record_o
 
 c10::Storage SavedTensorOffload::Shared::storage_of(Record& record, bool has_other_users) {
   if (c10::Storage present = record.present()) return present;
+  const c10::DeviceGuard guard(record.device);
   c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<std::size_t>(record.bytes),
                        c10::GetAllocator(record.device.type())->allocate(static_cast<std::size_t>(record.bytes)),
                        c10::GetAllocator(record.device.type()), true);

@@ -20,7 +20,9 @@ class SavingEngine final : public torch::autograd::Engine {
     return *engine;
   }
   static torch::autograd::Engine& get() { return instance(); }
-  void start() { start_device_threads(); }
+  void start_threads() {
+    if (device_ready_queues_.empty()) start_device_threads();
+  }
 };
 
 void install() {
@@ -36,7 +38,7 @@ void start_autograd_threads() {
     const at::AutoGradMode grad(true);
     (torch::ones({}).requires_grad_() * 1).backward();
   }
-  SavingEngine::instance().start();
+  SavingEngine::instance().start_threads();
   install();
 }
 

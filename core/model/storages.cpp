@@ -10,6 +10,7 @@
 
 #include "base/error.hpp"
 #include "model/placeholder.hpp"
+#include "zr/mutex.hpp"
 
 namespace zr::host::model {
 
@@ -209,7 +210,8 @@ void Storages::replace_buffer_data(const std::string& name, const torch::Tensor&
     for (const auto& [with, values] : users->second.buffers)
       if (!values.is_same(buffer) && overlap(buffer, values))
         fail_user("buffers '" + name + "' and '" + with +
-                  "' share memory, and converting them to train.dtype or to a row-major layout would separate them; "
+                  "' share memory, and converting them to train.dtype, to a row-major layout or to job.device would "
+                  "separate them; "
                   "register one tensor under both names, or a clone()");
   replace_and_close("buffer '" + name + "'", buffer, other);
 }
@@ -241,9 +243,37 @@ void Storages::set_data(const torch::Tensor& tensor, const torch::Tensor& other)
 
 at::DataPtr Storages::engine_memory(void* memory) { return {memory, memory, &keep_memory, at::Device(at::kCPU)}; }
 
+namespace {
+// Storages with a DeviceBinding.
+struct DeviceStorages {
+  Mutex mutex;
+  std::set<const c10::StorageImpl*> storages ZR_GUARDED_BY(mutex);
+  static DeviceStorages& get() {
+    static auto* storages = new DeviceStorages;  // tensors may be freed after static destructors ran
+    return *storages;
+  }
+};
+}  // namespace
+
+Storages::DeviceBinding::DeviceBinding(const c10::Storage& storage) : storage_(storage.unsafeGetStorageImpl()) {
+  DeviceStorages& bound = DeviceStorages::get();
+  const MutexLock lock(bound.mutex);
+  bound.storages.insert(storage_);
+}
+
+Storages::DeviceBinding::~DeviceBinding() {
+  DeviceStorages& bound = DeviceStorages::get();
+  const MutexLock lock(bound.mutex);
+  bound.storages.erase(storage_);
+}
+
 bool Storages::has_engine_memory(const at::TensorBase& tensor) {
-  return tensor.has_storage() &&
-         tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get_deleter() == &keep_memory;
+  if (!tensor.has_storage()) return false;
+  c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
+  if (storage->device().is_cpu()) return storage->_mutable_data_ptr_no_checks().get_deleter() == &keep_memory;
+  DeviceStorages& bound = DeviceStorages::get();
+  const MutexLock lock(bound.mutex);
+  return bound.storages.count(storage) > 0;
 }
 
 }  // namespace zr::host::model

@@ -36,7 +36,18 @@ class Storages {
 
   /// A data pointer to memory of an engine; a storage with such a pointer belongs to a parameter in training.
   static at::DataPtr engine_memory(void* memory);
+  /// True for a tensor on such a storage, or on one that has a DeviceBinding. Any thread.
   static bool has_engine_memory(const at::TensorBase& tensor);
+  /// While one exists, the storage, which has memory of a device, belongs to a parameter in training.
+  class DeviceBinding {
+   public:
+    explicit DeviceBinding(const c10::Storage& storage);
+    ~DeviceBinding();
+    DeviceBinding(const DeviceBinding&) = delete;
+
+   private:
+    const c10::StorageImpl* const storage_;  // only used as a key
+  };
 
  private:
   struct Users {

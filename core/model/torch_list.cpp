@@ -30,7 +30,7 @@ Listed list(const Storages::Tensors& parameters, at::Device device) {
                 "made");
     if (!tensor.device().is_cpu() && tensor.device() != device)
       fail_user("parameter '" + name + "' is on the device " + tensor.device().str() + ", but the engine trains on " +
-                device.str() + " (job.device); build the model on the CPU, and the engine moves it");
+                device.str() + " (job.device); build the model on the CPU, and the engine moves it to job.device");
     if (tensor.grad_fn())
       fail_user("parameter '" + name +
                 "' is not a leaf tensor of autograd; register the tensor that it is computed from");
@@ -111,6 +111,12 @@ TorchModel::TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>&
     if (tensor.defined() && tensor.numel() == 0)
       state_->empty_buffers.push_back({name, nullptr, 0, safetensors_name(tensor.scalar_type()), tensor.sizes().vec()});
   if (!state_->construction) state_->convert_buffers();
+  if (state_->is_on_cpu()) return;
+  // No memory of the engine is bound to tensors without elements.
+  for (const auto* list : {&parameters, &buffers})
+    for (const auto& [name, tensor] : *list)
+      if (tensor.defined() && tensor.numel() == 0 && tensor.device() != device && !Construction::of(tensor))
+        Storages::set_data(tensor, at::empty(tensor.sizes(), state_->options(tensor.scalar_type())));
 }
 
 std::vector<plan::Parameter> TorchModel::list_parameters(const Storages::Tensors& parameters,

@@ -44,6 +44,12 @@ TorchModel::~TorchModel() {
 
 const std::vector<plan::Parameter>& TorchModel::parameters() const { return state_->parameters; }
 
+namespace {
+int64_t byte_offset(const torch::Tensor& tensor) {
+  return tensor.storage_offset() * static_cast<int64_t>(tensor.element_size());
+}
+}  // namespace
+
 std::vector<ModelBuffer> TorchModel::buffers() {
   std::vector<ModelBuffer> list;
   state_->host_buffers.resize(state_->is_on_cpu() ? 0 : state_->buffers.size());
@@ -57,7 +63,7 @@ std::vector<ModelBuffer> TorchModel::buffers() {
       if (!on_host.defined() || on_host.nbytes() != tensor.nbytes())
         on_host = at::empty({static_cast<int64_t>(tensor.nbytes())}, at::kByte);
       memory = on_host.mutable_data_ptr();
-      download(tensor.storage(), memory, static_cast<int64_t>(tensor.nbytes()));
+      download(tensor.storage(), memory, static_cast<int64_t>(tensor.nbytes()), byte_offset(tensor));
     }
     list.push_back({name, memory, static_cast<int64_t>(tensor.nbytes()), safetensors_name(tensor.scalar_type()),
                     tensor.sizes().vec()});
@@ -66,9 +72,13 @@ std::vector<ModelBuffer> TorchModel::buffers() {
 }
 
 void TorchModel::write_buffers() {
-  for (std::size_t i = 0; i < state_->host_buffers.size(); ++i)
-    upload(state_->host_buffers[i].data_ptr(), state_->buffers[i].second.storage(),
-           static_cast<int64_t>(state_->host_buffers[i].nbytes()));
+  std::vector<Upload> uploads;
+  for (std::size_t i = 0; i < state_->host_buffers.size(); ++i) {
+    const torch::Tensor& buffer = state_->buffers[i].second;
+    uploads.push_back({state_->host_buffers[i].data_ptr(), buffer.storage(),
+                       static_cast<int64_t>(state_->host_buffers[i].nbytes()), byte_offset(buffer)});
+  }
+  upload(uploads, {});
 }
 
 std::vector<ModelBuffer> TorchModel::empty_buffers() const { return state_->empty_buffers; }
@@ -139,13 +149,15 @@ void TorchModel::bind(uint32_t param, void* memory, zr_dtype dtype) {
                    type,
                    version_of(entry.tensor),
                    has_older_tensors,
-                   std::make_unique<DataViews>(storage)};
+                   std::make_unique<DataViews>(storage),
+                   is_on_cpu ? nullptr : std::make_unique<Storages::DeviceBinding>(storage)};
 }
 
-void TorchModel::weights_changed() {
+void TorchModel::weights_changed(bool frozen_too) {
   std::vector<Upload> uploads;
-  for (const auto& entry : state_->entries)
-    if (const Binding& binding = entry.binding; binding.host)
+  for (std::size_t i = 0; i < state_->entries.size(); ++i)
+    if (const Binding& binding = state_->entries[i].binding;
+        binding.host && (frozen_too || !state_->parameters[i].frozen))
       uploads.push_back({binding.host, binding.storage, static_cast<int64_t>(binding.storage.nbytes())});
   upload(uploads, state_->parallel_for);
 }
@@ -238,9 +250,7 @@ std::vector<uint32_t> TorchModel::written() {
     if (entry.binding.views->written() || version != entry.binding.version) params.push_back(i);
     entry.binding.version = version;
   }
-  for (const uint32_t param : params)
-    if (const Binding& binding = state_->entries[param].binding; binding.host)
-      download(binding.storage, binding.host, static_cast<int64_t>(binding.storage.nbytes()));
+  for (const uint32_t param : params) state_->download_bound(param);
   return params;
 }
 
@@ -251,6 +261,7 @@ std::vector<uint32_t> TorchModel::may_be_written_untracked() {
     Binding& binding = state_->entries[i].binding;
     binding.has_older_tensors &= binding.storage && binding.storage.use_count() > kEngineReferences;
     if (binding.has_older_tensors) params.push_back(i);
+    if (binding.has_older_tensors) state_->download_bound(i);
   }
   return params;
 }

@@ -45,18 +45,25 @@ void TorchModel::State::enter(const ParamUse* param_uses, std::size_t n) {
 void TorchModel::State::leave(const ParamUse* param_uses, std::size_t n, bool done) {
   c10::SmallVector<uint32_t, 8> params;
   c10::SmallVector<bool, 8> written;
+  std::exception_ptr failure;
   for (std::size_t i = 0; i < n; ++i) {
     const uint32_t param = param_uses[i].placeholder->index();
     if (!entries[param].shared) {
       params.push_back(param);
       written.push_back(param_uses[i].written && done);
-      if (written.back()) download_attached(param);
+      if (written.back()) try {
+          download_attached(param);
+        } catch (...) {
+          failure = std::current_exception();
+          written.back() = false;
+        }
       continue;
     }
     if (param_uses[i].written) end_write_copy(param, done);
     change_readers(param, -1);
   }
   if (!params.empty()) uses.end(params.data(), written.data(), static_cast<uint32_t>(params.size()));
+  if (failure) std::rethrow_exception(failure);
 }
 
 bool TorchModel::State::in_scope(const Placeholder& placeholder) const {
@@ -64,8 +71,9 @@ bool TorchModel::State::in_scope(const Placeholder& placeholder) const {
 }
 
 std::string TorchModel::State::remedy() const {
-  return "call torch::load() within a zr::gather(model->parameters()) scope, or engine.set() or engine.load(); call "
-         "module->to() and set_data() before the engine is made";
+  return std::string("call torch::load(") + (is_on_cpu() ? "" : "module, file, engine.device()") +
+         ") within a zr::gather(model->parameters()) scope, or engine.set() or engine.load(); call module->to() and " +
+         "set_data() before the engine is made";
 }
 
 std::string TorchModel::State::rebind_replaced(uint32_t param, bool keeps_writes) {
@@ -181,6 +189,11 @@ void TorchModel::State::gradient_accumulated(uint32_t param) {
   if (is_on_cpu()) return deliver(param, gradient);
   if (computed) computed(param);
   if (downloads) downloads->add(param, gradient);
+}
+
+void TorchModel::State::download_bound(uint32_t param) {
+  if (const Binding& binding = entries[param].binding; binding.host)
+    download(binding.storage, binding.host, static_cast<int64_t>(binding.storage.nbytes()));
 }
 
 void TorchModel::State::download_attached(uint32_t param) {

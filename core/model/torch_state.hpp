@@ -36,6 +36,7 @@ struct Binding {
   int64_t version = 0;
   bool has_older_tensors = false;    // tensors from before bind() use the storage
   std::unique_ptr<DataViews> views;  // tensors that data() makes later
+  std::unique_ptr<Storages::DeviceBinding> on_device;
 };
 
 /// MemoryProvider's functions: any thread. Functions that TorchModel calls: its thread.
@@ -122,7 +123,9 @@ struct TorchModel::State final : MemoryProvider {
   void return_bound(uint32_t param);
   /// The tensor that a parameter without memory of its own gets when the engine returns its parameters.
   torch::Tensor returned_tensor(uint32_t param);
-  /// Copies a parameter that an operator or a scope wrote to from the device to the memory of attach().
+  /// Copies a parameter that the program wrote to from the device to the engine's memory: that of bind(), or that of
+  /// attach().
+  void download_bound(uint32_t param);
   void download_attached(uint32_t param);
   /// Called when autograd has accumulated into a parameter's .grad.
   void gradient_accumulated(uint32_t param);

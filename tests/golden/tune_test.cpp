@@ -65,7 +65,7 @@ TEST(ZerothTune, MeasuresStoresAndPrintsTheCostOfAStep) {
   ASSERT_EQ(chosen.size(), 2u);
   EXPECT_TRUE(std::regex_match(
       lines[21], std::regex("optimizer phase of a step: 1 rank reads 0\\.80 GB and writes 0\\.80 GB of states; "
-                            "1\\.60 GB / [0-9.]+ GB/s mixed = [0-9.]+ s")))
+                            "1\\.60 GB / [0-9.]+ GB/s mixed = [0-9.]+ ?s")))
       << lines[21];
   EXPECT_TRUE(std::regex_match(
       lines[22], std::regex("wear: 0\\.80 GB written per step; a drive rated for 600 TB lasts 749[0-9]{3} "

@@ -81,7 +81,8 @@ MULTIRANK_TEST(EngineCollectivesTest, RejectsTensorsThatItCannotSend, {2}) {
   EXPECT_EQ(user_error_of([&] { run.engine->sum(torch::ones({2}, torch::kBool)); }),
             "engine.sum(Bool [2]): booleans cannot be added; convert the tensor to an integer dtype");
   EXPECT_EQ(user_error_of([&] { run.engine->sum(torch::ones({2}).to_sparse()); }),
-            "engine.sum(Float [2], not dense or on another device): the tensor must be a dense tensor in CPU memory");
+            "engine.sum(Float [2], not dense or on another device): the tensor must be a dense tensor in CPU memory or "
+            "on engine.device()");
 }
 
 MULTIRANK_TEST(EngineCollectivesTest, SumRejectsTypesThatCannotBeAdded, {1, 2}) {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "multirank/parity/features.hpp"
+#include "multirank/parity/models.hpp"
 #include "support/engine_test.hpp"
 #include "zr/parameters.hpp"
 
@@ -206,6 +207,101 @@ TEST_F(DeviceTest, DelaysOfStreamsChangeNothing) {
   }
 }
 
+RANK_BODY(writes_through_data, Run) {
+  run.build();
+  torch::Tensor alias;
+  while (!run.engine->done()) {
+    step(run);
+    run.model->named_parameters()["twice.weight"].data().clamp_(-0.1, 0.1);
+    alias = run.model->named_parameters()["large.bias"].data();
+    alias.mul_(0.5);
+  }
+  EXPECT_LE(run.engine->get("twice.weight").abs().max().item<float>(), 0.1f);
+  print(run);
+}
+
+TEST_F(DeviceTest, TakesOverWritesThroughData) {
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    const std::string overrides = "strategy=zero2 train.dtype=" + dtype;
+    EXPECT_EQ(output(2, writes_through_data, overrides + kDevice), output(2, writes_through_data, overrides))
+        << overrides;
+  }
+}
+
+// The hook of the loss throws before a gradient is computed, so the call has no effect.
+RANK_BODY(repeats_a_failed_backward, Run) {
+  run.build();
+  for (bool fails = true; !run.engine->done(); fails = !fails) {
+    const torch::Tensor loss = run.model->loss(run.engine->step_index(), run.engine->micro_index());
+    if (fails) {
+      const torch::Tensor scaled = loss * 1;
+      scaled.register_hook([](const torch::Tensor&) { throw std::runtime_error("of the hook"); });
+      EXPECT_THROW(run.engine->backward(scaled), std::runtime_error);
+      continue;
+    }
+    run.engine->backward(loss);
+    run.engine->step();
+  }
+  print(run);
+}
+
+RANK_BODY(refreshes, Run) {
+  run.build();
+  step(run);
+  run.model->named_parameters()["twice.bias"].requires_grad_(false);
+  run.model->named_parameters()["frozen.weight"].requires_grad_(true);
+  run.engine->refresh();
+  EXPECT_EQ(run.model->named_parameters()["frozen.weight"].device(), run.engine->device());
+  while (!run.engine->done()) step(run);
+  print(run);
+}
+
+RANK_BODY(builds_without_memory, Run) {
+  run.model = zr::deferred([&] { return parity::make("everything", 7); });
+  run.engine = std::make_unique<zr::Engine>(run.program, *run.model);
+  parity::device = run.engine->device();
+  run.train();
+  print(run);
+}
+
+TEST_F(DeviceTest, HasTheBitsOfTheCpuInUnusualCalls) {
+  for (const zr::test::RankBody* body : {static_cast<const zr::test::RankBody*>(&repeats_a_failed_backward),
+                                         static_cast<const zr::test::RankBody*>(&refreshes),
+                                         static_cast<const zr::test::RankBody*>(&builds_without_memory)})
+    for (const std::string strategy : {"zero1", "zero3"}) {
+      const std::string overrides = "strategy=" + strategy + " gradients.reduce=last_micro_step";
+      EXPECT_EQ(output(2, *body, overrides + kDevice), output(2, *body, overrides)) << body->name() << overrides;
+    }
+}
+
+// A model that is built on the device, with a buffer that is a part of a larger storage, and tensors without elements.
+RANK_BODY(has_parts_and_empty_tensors, Run) {
+  const auto on_device = torch::TensorOptions().device("sim:0");
+  auto module = std::make_shared<torch::nn::Module>();
+  const torch::Tensor weight = module->register_parameter("weight", torch::ones({3}, on_device));
+  const torch::Tensor none = module->register_parameter("none", torch::ones({0}));
+  const torch::Tensor all = torch::arange(12, torch::kFloat).to(on_device.device());
+  const torch::Tensor part = module->register_buffer("part", all.narrow(0, 4, 4));
+  const torch::Tensor empty = module->register_buffer("empty", torch::ones({0}));
+  zr::Engine engine(run.program, *module);
+  EXPECT_EQ(none.device(), engine.device());
+  EXPECT_EQ(empty.device(), engine.device());
+  EXPECT_TRUE(torch::equal(engine.buffer("part").to(torch::kCPU), torch::arange(4, 8).to(torch::kFloat)));
+  engine.set_buffer("part", torch::full({4}, -1.0f));
+  const torch::Tensor seen = all.to(torch::kCPU);
+  EXPECT_EQ(seen[3].item<float>(), 3.0f);
+  EXPECT_EQ(seen[4].item<float>(), -1.0f);
+  EXPECT_EQ(seen[8].item<float>(), 8.0f);
+  engine.backward((torch::cat({weight, none, empty}) * part.sum()).sum());
+  engine.step();
+  EXPECT_FALSE(torch::equal(engine.get("weight"), torch::ones({3})));
+}
+
+TEST_F(DeviceTest, AcceptsPartsOfStoragesAndEmptyTensors) {
+  const auto result = run(1, has_parts_and_empty_tensors, "strategy=zero2 train.steps=1" + kDevice);
+  EXPECT_EQ(result.code, 0) << result.output;
+}
+
 RANK_BODY(calls_plain_backward, Run) {
   run.build();
   run.model->loss(0, 0).backward();
@@ -231,15 +327,16 @@ TEST_F(DeviceTest, ErrorsNameTheDeviceAndTheRemedy) {
   };
   const std::string library = " job.device_library=" + kLibrary;
   says(trains, "job.device=nonsense", 3,
-       "job.device = \"nonsense\": this libtorch has no backend for 'nonsense' (there is no");
+       "job.device = \"nonsense\": this libtorch does not have a backend for 'nonsense' (");
   says(trains, "job.device=other" + library, 2,
-       "job.device = \"other\": libtorch knows no device of this name; use \"cpu\"");
+       "job.device = \"other\": libtorch does not know a device of this name; use \"cpu\"");
   says(trains, "job.device=sim:7" + library, 2,
        "job.device = \"sim:7\": this node has 2 such devices, numbered from 0; choose one of them");
   says(trains, "job.device=sim job.device_library=/none/such.so", 3,
        "job.device = \"sim\": cannot load /none/such.so: ");
   says(trains, "job.device=sim job.device_library=such.so", 2,
        "job.device_library: expected an absolute path, found \"such.so\"");
+  says(trains, "job.device=cpu:0", 2, "job.device: expected \"cpu\" without a number, found \"cpu:0\"");
   says(trains, "job.device_library=" + kLibrary, 2,
        "but job.device is \"cpu\"; set job.device to the name that the library");
   says(trains, "memory.device_budget=1GiB" + kDevice, 2, "but job.device is \"sim\"; remove it");
