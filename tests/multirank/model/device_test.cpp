@@ -216,7 +216,7 @@ RANK_BODY(writes_through_data, Run) {
     alias = run.model->named_parameters()["large.bias"].data();
     alias.mul_(0.5);
   }
-  EXPECT_LE(run.engine->get("twice.weight").abs().max().item<float>(), 0.1f);
+  EXPECT_LE(run.engine->get("twice.weight").abs().max().item<float>(), 0.101f);  // rounded to bf16
   print(run);
 }
 
