@@ -174,28 +174,54 @@ DeviceFacts device_facts(const std::string& root) {
   return facts;
 }
 
-Checks device_checks(const DeviceFacts& facts) {
-  if (facts.devices.empty())
-    return {{"devices", "devices", Verdict::ok,
-             facts.driver.empty()
-                 ? "no NVIDIA device; this version of Zeroth trains on CPUs"
-                 : fmt::format("the NVIDIA driver {} is loaded, but this environment has no device file /dev/nvidia0; "
-                               "this version of Zeroth trains on CPUs",
-                               facts.driver)}};
-  Checks checks{{"devices", "devices", Verdict::ok,
-                 fmt::format("{} ({}), driver {}; this version of Zeroth trains on CPUs, and can lock memory for a "
-                             "device",
-                             count_text(std::ssize(facts.devices), "NVIDIA device"), fmt::join(facts.devices, ", "),
-                             facts.driver.empty() ? "unknown" : facts.driver)}};
+namespace {
+// Whether this machine has what job.device names.
+void check_needed_device(const DeviceFacts& facts, const JobNeeds& needs, Checks& checks) {
+  if (needs.device.empty() || needs.device == "cpu") return;
+  Check check{"devices", "device of the job", Verdict::ok, fmt::format("job.device = \"{}\"", needs.device)};
+  std::error_code error;
+  if (!needs.device_library.empty()) {
+    const bool exists = fs::exists(needs.device_library, error);
+    check.verdict = exists ? Verdict::ok : Verdict::problem;
+    check.message += fmt::format(", with the library {}{}", needs.device_library,
+                                 exists ? "" : ", which does not exist; correct job.device_library");
+  } else if (needs.device.starts_with("cuda") && facts.devices.empty()) {
+    check.verdict = Verdict::problem;
+    check.message += "; this machine has no NVIDIA device, or no driver: install it, or set job.device = \"cpu\"";
+  } else if (needs.device.starts_with("cuda") && facts.libcuda.empty()) {
+    check.verdict = Verdict::problem;
+    check.message += "; libcuda.so.1 was not found: install the user-space part of the NVIDIA driver";
+  }
+  checks.push_back(std::move(check));
+}
+}  // namespace
+
+Checks device_checks(const DeviceFacts& facts, const JobNeeds& needs) {
+  Checks checks;
+  if (facts.devices.empty()) {
+    checks.push_back({"devices", "devices", Verdict::ok,
+                      facts.driver.empty() ? "no NVIDIA device; jobs train on the CPU"
+                                           : fmt::format("the NVIDIA driver {} is loaded, but this environment has no "
+                                                         "device file /dev/nvidia0; jobs train on the CPU",
+                                                         facts.driver)});
+    check_needed_device(facts, needs, checks);
+    return checks;
+  }
+  checks.push_back(
+      {"devices", "devices", Verdict::ok,
+       fmt::format("{} ({}), driver {}; job.device = \"cuda\" trains on {}",
+                   count_text(std::ssize(facts.devices), "NVIDIA device"), fmt::join(facts.devices, ", "),
+                   facts.driver.empty() ? "unknown" : facts.driver, facts.devices.size() == 1 ? "it" : "them")});
   if (facts.libcuda.empty())
     checks.push_back(
         {"devices", "driver library", Verdict::warning,
-         "libcuda.so.1 was not found, so memory cannot be locked for a device; install the user-space part "
-         "of the NVIDIA driver, or start the container with its GPUs"});
+         "libcuda.so.1 was not found, so programs cannot use the device; install the user-space part of the NVIDIA "
+         "driver, or start the container with its GPUs"});
   if (!facts.closed.empty())
     checks.push_back({"devices", "access", Verdict::warning,
                       fmt::format("this user cannot open {}", fmt::join(facts.closed, ", ")),
                       fmt::format("sudo chmod a+rw {}", fmt::join(facts.closed, " "))});
+  check_needed_device(facts, needs, checks);
   return checks;
 }
 

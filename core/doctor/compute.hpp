@@ -42,7 +42,8 @@ struct DeviceFacts {
 };
 /// Looks for devices, the driver and its library; loads nothing.
 DeviceFacts device_facts(const std::string& root = "");
-/// One line about the devices; more for devices that cannot be used.
-Checks device_checks(const DeviceFacts& facts);
+/// One line about the devices; more for devices that cannot be used, and for those that the job needs. A job finds out
+/// itself whether libtorch can use its device.
+Checks device_checks(const DeviceFacts& facts, const JobNeeds& needs = {});
 
 }  // namespace zr::host::doctor

@@ -6,9 +6,12 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <map>
+#include <string>
 #include <utility>
 
 #include "base/log.hpp"
+#include "zr/mutex.hpp"
 
 namespace zr::host::model {
 
@@ -19,11 +22,21 @@ int64_t limit_of(int64_t bytes_of_backward) {
   constexpr int64_t kMost = int64_t{128} << 20;
   return std::min(bytes_of_backward / 8, kMost);
 }
+
+// One per device, because libtorch's API cannot give a stream back.
+c10::Stream download_stream(at::Device device) {
+  static auto* mutex = new Mutex;
+  static auto* streams = new std::map<std::string, c10::Stream>;
+  const MutexLock lock(*mutex);
+  const auto at = streams->find(device.str());
+  if (at != streams->end()) return at->second;
+  return streams->emplace(device.str(), c10::impl::VirtualGuardImpl(device.type()).getNewStream(device)).first->second;
+}
 }  // namespace
 
 GradientDownloads::GradientDownloads(at::Device device, int64_t bytes_of_backward, Deliver deliver)
     : device_(device),
-      stream_(c10::impl::VirtualGuardImpl(device.type()).getNewStream(device)),
+      stream_(download_stream(device)),
       limit_(limit_of(bytes_of_backward)),
       deliver_(std::move(deliver)) {}
 

@@ -25,7 +25,7 @@ void train(const zr::Program& program) {
   zr::Engine engine(program, *model);
 
   while (!engine.done()) {
-    const auto x = points(engine);
+    const auto x = points(engine).to(engine.device());
     engine.backward(torch::mse_loss(model->forward(x), truth(x)));
     if (engine.step() && engine.rank() == 0 && engine.step_index() % 100 == 0) {
       std::cout << "step " << engine.step_index() << " loss " << engine.last_loss() << std::endl;

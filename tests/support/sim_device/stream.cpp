@@ -64,13 +64,20 @@ void use_one_thread() {
 }
 
 // Tasks end before libtorch is torn down. A forked child has no stream threads and skips this.
-const int exit_handler = [] {
+void drain() {
   static const pid_t owner = getpid();
+  if (getpid() != owner) return;
+  for (c10::DeviceIndex d = 0; d < device_count(); ++d)
+    for (StreamQueue* queue : queues_of(d)) queue->wait(queue->last_ticket());
+}
+
+// Kernels create static objects of libraries, which are destroyed before handlers that were registered earlier.
+void drain_at_exit() { std::atexit(drain); }
+
+const int exit_handler = [] {
+  drain();  // remembers the process
   return std::atexit([] {
-    if (getpid() == owner) {
-      for (c10::DeviceIndex d = 0; d < device_count(); ++d)
-        for (StreamQueue* queue : queues_of(d)) queue->wait(queue->last_ticket());
-    }
+    drain();
     at_exit = true;
   });
 }();
@@ -96,6 +103,7 @@ uint64_t StreamQueue::enqueue(std::string name, std::function<void()> run, bool 
     started_ = true;
     std::thread([this] { work(); }).detach();
   }
+  if ((enqueued_ & (enqueued_ - 1)) == 0) drain_at_exit();
   ++pending;
   tasks_.push_back({std::move(name), std::move(run), delayed ? delay() : 0});
   added_.notify_one();

@@ -210,13 +210,13 @@ class Engine {
   /// (docs/memory-and-communication.md); at other times the call throws. With such updates, no kind can be read between
   /// the last backward() of a step and step(). Collective.
   torch::Tensor get(const std::string& parameter, TensorKind kind = TensorKind::value, const std::string& slot = "");
-  /// Sets the value or an optimizer state of a parameter on all ranks. `tensor` must be a dense, real CPU tensor in the
-  /// parameter's full shape, with the same values on all ranks (the call compares them); it is converted to fp32 and
-  /// copied. A gradient cannot be set. Collective.
+  /// Sets the value or an optimizer state of a parameter on all ranks. `tensor` must be a dense, real tensor on the CPU
+  /// or on device(), in the parameter's full shape, with the same values on all ranks (the call compares them); it is
+  /// converted to fp32 and copied. A gradient cannot be set. Collective.
   void set(const std::string& parameter, TensorKind kind, const torch::Tensor& tensor, const std::string& slot = "");
-  /// Returns a copy of a model buffer, such as a running statistic, with the buffer's dtype and shape. Ranks update
-  /// their own buffers during training; train.buffers declares whether this call returns rank 0's values, the mean over
-  /// ranks, or each rank's own. Call it between steps. Collective.
+  /// Returns a copy of a model buffer, such as a running statistic, with the buffer's dtype, shape and device. Ranks
+  /// update their own buffers during training; train.buffers declares whether this call returns rank 0's values, the
+  /// mean over ranks, or each rank's own. Call it between steps. Collective.
   torch::Tensor buffer(const std::string& name);
   /// Sets a buffer on all ranks to a copy of `tensor`, converted to the buffer's dtype. If the values differ between
   /// ranks, all ranks throw. Call it between steps and outside Evaluation. Collective.
@@ -264,9 +264,9 @@ class Engine {
   /// Returns the mean of `value` over ranks, summed in rank order. Collective.
   double mean(double value);
   /// Returns the sum over ranks, element by element, with the tensor's dtype and shape: added in rank order, bf16 and
-  /// fp16 in fp32 with one rounding at the end. As for the next two, `tensor` must be a dense CPU tensor of the same
-  /// dtype and shape on all ranks; otherwise all ranks throw. sum() also throws for dtypes that libtorch does not add,
-  /// such as kBool, kUInt16 and kFloat8_e5m2. Collective.
+  /// fp16 in fp32 with one rounding at the end. As for the next two, `tensor` must be a dense tensor on the CPU or on
+  /// device(), of the same dtype and shape on all ranks; otherwise all ranks throw. The result is on the same device.
+  /// sum() also throws for dtypes that libtorch does not add, such as kBool, kUInt16 and kFloat8_e5m2. Collective.
   torch::Tensor sum(const torch::Tensor& tensor);
   /// Returns the tensors of all ranks, stacked in rank order: shape [world(), ...]. Collective.
   torch::Tensor all_gather(const torch::Tensor& tensor);

@@ -80,8 +80,30 @@ TEST(DoctorProcessorTest, ReportsTheVariableThatLimitsThem) {
 }
 
 TEST(DoctorDevicesTest, SaysPlainlyThatThereAreNone) {
-  EXPECT_EQ(lines_of(device_checks({})),
-            "ok devices/devices: no NVIDIA device; this version of Zeroth trains on CPUs\n");
+  EXPECT_EQ(lines_of(device_checks({})), "ok devices/devices: no NVIDIA device; jobs train on the CPU\n");
+}
+
+TEST(DoctorDevicesTest, ChecksTheDeviceOfTheJob) {
+  const auto of = [](const std::string& device, const std::string& library, const DeviceFacts& facts) {
+    JobNeeds needs;
+    needs.device = device;
+    needs.device_library = library;
+    return lines_of({device_checks(facts, needs).back()});
+  };
+  const DeviceFacts gpu{{"/dev/nvidia0"}, {}, "550.54", "/usr/lib64/libcuda.so.1"};
+  EXPECT_EQ(of("cuda", "", gpu), "ok devices/device of the job: job.device = \"cuda\"\n");
+  EXPECT_EQ(of("cuda:1", "", {}),
+            "problem devices/device of the job: job.device = \"cuda:1\"; this machine has no NVIDIA device, or no "
+            "driver: install it, or set job.device = \"cpu\"\n");
+  EXPECT_EQ(of("cuda", "", {{"/dev/nvidia0"}, {}, "550.54", ""}),
+            "problem devices/device of the job: job.device = \"cuda\"; libcuda.so.1 was not found: install the "
+            "user-space part of the NVIDIA driver\n");
+  EXPECT_EQ(of("npu", "/none/such.so", {}),
+            "problem devices/device of the job: job.device = \"npu\", with the library /none/such.so, which does not "
+            "exist; correct job.device_library\n");
+  EXPECT_EQ(of("npu", "/dev/null", {}),
+            "ok devices/device of the job: job.device = \"npu\", with the library /dev/null\n");
+  EXPECT_EQ(device_checks({}, {}).size(), 1u);
 }
 
 TEST(DoctorDevicesTest, FindsDevicesDriverAndLibrary) {
@@ -91,17 +113,16 @@ TEST(DoctorDevicesTest, FindsDevicesDriverAndLibrary) {
   const DeviceFacts facts = device_facts(root.folder().string());
   EXPECT_EQ(
       lines_of(device_checks(facts)),
-      "ok devices/devices: 2 NVIDIA devices (/dev/nvidia0, /dev/nvidia1), driver 550.54.15; this version of Zeroth "
-      "trains on CPUs, and can lock memory for a device\n"
-      "warning devices/driver library: libcuda.so.1 was not found, so memory cannot be locked for a device; install "
-      "the user-space part of the NVIDIA driver, or start the container with its GPUs\n");
+      "ok devices/devices: 2 NVIDIA devices (/dev/nvidia0, /dev/nvidia1), driver 550.54.15; job.device = \"cuda\" "
+      "trains "
+      "on them\n"
+      "warning devices/driver library: libcuda.so.1 was not found, so programs cannot use the device; install the "
+      "user-space part of the NVIDIA driver, or start the container with its GPUs\n");
   root.write("usr/lib64/libcuda.so.1", "");
   EXPECT_EQ(device_checks(device_facts(root.folder().string())).size(), 1u);
-  EXPECT_EQ(
-      lines_of(device_checks({{"/dev/nvidia0"}, {"/dev/nvidia0"}, "550.54", "/usr/lib64/libcuda.so.1"})),
-      "ok devices/devices: 1 NVIDIA device (/dev/nvidia0), driver 550.54; this version of Zeroth trains on CPUs, and "
-      "can lock memory for a device\n"
-      "warning devices/access: this user cannot open /dev/nvidia0\n  fix: sudo chmod a+rw /dev/nvidia0\n");
+  EXPECT_EQ(lines_of(device_checks({{"/dev/nvidia0"}, {"/dev/nvidia0"}, "550.54", "/usr/lib64/libcuda.so.1"})),
+            "ok devices/devices: 1 NVIDIA device (/dev/nvidia0), driver 550.54; job.device = \"cuda\" trains on it\n"
+            "warning devices/access: this user cannot open /dev/nvidia0\n  fix: sudo chmod a+rw /dev/nvidia0\n");
 }
 
 }  // namespace
