@@ -106,7 +106,7 @@ ExaminedJob examine_job(const std::string& file, const std::vector<std::string>&
     const config::JobConfig& config = job.config;
     examined.needs.ranks = config.job().ranks;
     examined.needs.threads = config.job().threads;
-    examined.needs.device = config.job().device;
+    if (config.job().device.value != config::kCpuDevice) examined.needs.device = config.job().device;
     examined.needs.device_library = config.job().device_library;
     examined.needs.communicator_bytes = bytes_of_communicator(job);
     examined.checks.push_back({kTopic, file, Verdict::ok, validity_text(job)});

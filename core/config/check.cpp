@@ -233,7 +233,7 @@ class Check {
     if (job.device->empty()) problem(job.device.origin, "job.device: expected the name of a device, found \"\"");
     if (job.device->starts_with("cpu:"))
       problem(job.device.origin, "job.device: expected \"cpu\" without a number, found " + toml_quoted(job.device));
-    const bool on_cpu = job.device.value == "cpu";
+    const bool on_cpu = job.device.value == kCpuDevice;
     if (!job.device_library->empty() && on_cpu)
       problem(job.device_library.origin,
               "job.device_library is the backend of a device other than the CPU, but job.device is \"cpu\"; set "

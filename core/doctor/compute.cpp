@@ -177,7 +177,7 @@ DeviceFacts device_facts(const std::string& root) {
 namespace {
 // Whether this machine has what job.device names.
 void check_needed_device(const DeviceFacts& facts, const JobNeeds& needs, Checks& checks) {
-  if (needs.device.empty() || needs.device == "cpu") return;
+  if (needs.device.empty()) return;
   Check check{"devices", "device of the job", Verdict::ok, fmt::format("job.device = \"{}\"", needs.device)};
   std::error_code error;
   if (!needs.device_library.empty()) {
@@ -200,9 +200,9 @@ Checks device_checks(const DeviceFacts& facts, const JobNeeds& needs) {
   Checks checks;
   if (facts.devices.empty()) {
     checks.push_back({"devices", "devices", Verdict::ok,
-                      facts.driver.empty() ? "no NVIDIA device; jobs train on the CPU"
+                      facts.driver.empty() ? "no NVIDIA device; jobs train on CPU cores"
                                            : fmt::format("the NVIDIA driver {} is loaded, but this environment has no "
-                                                         "device file /dev/nvidia0; jobs train on the CPU",
+                                                         "device file /dev/nvidia0; jobs train on CPU cores",
                                                          facts.driver)});
     check_needed_device(facts, needs, checks);
     return checks;

@@ -14,7 +14,7 @@ struct JobNeeds {
   int64_t communicator_bytes = 0;  // per rank, before the model
   int64_t registered_bytes = 0;    // per rank: memory that a disk tier registers with the kernel; 0: no disk tier
   bool has_disk_tier = false;
-  std::string device{}, device_library{};  // job.device and job.device_library; "": not known, or not set
+  std::string device{}, device_library{};  // job.device and job.device_library; "": the CPU, or not known
   /// True if a TOML file is given.
   bool given() const { return !file.empty(); }
 };

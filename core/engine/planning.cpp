@@ -86,7 +86,7 @@ std::vector<std::string> group_warnings(const std::vector<config::GroupConfig>& 
 }
 
 bool shares_weights(const config::JobConfig& config, const std::optional<plugin::Component>& communicator, int world) {
-  return world > 1 && config.communicator().share_weights && config.job().device.value == "cpu" &&
+  return world > 1 && config.communicator().share_weights && config.job().device.value == config::kCpuDevice &&
          config.memory().device_budget_bytes == 0 && config.offload().parameters->on_device() && communicator &&
          comm::shared_weights_of(*communicator);
 }

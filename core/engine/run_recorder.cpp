@@ -39,7 +39,7 @@ RunRecorder::RunRecorder(const config::JobConfig& config, const std::string& eng
       ranks_(ranks),
       steps_(config.train().steps),
       config_(config.to_toml()),
-      has_device_(config.job().device.value != "cpu"),
+      has_device_(config.job().device.value != config::kCpuDevice),
       resumes_(config.checkpoint().resume),
       display_(rank == 0),
       start_(std::chrono::steady_clock::now()) {}

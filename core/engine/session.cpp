@@ -61,7 +61,7 @@ Session::Session(Setup setup, model::Model& model, std::unique_ptr<RefreshState>
       refresh_(job_.context, parts(), checkpointer_) {
   gradients_.check_non_finite(progress_.loss_scale().checks_gradients());
   update_.allow_early({step_sync_, gradients_, monitor_, weights_, progress_}, job_.trace.get());
-  step_sync_.norm().use_pool(config().job().device.value != "cpu");
+  step_sync_.norm().use_pool(config().job().device.value != config::kCpuDevice);
   model.forget_peak();
   seed_model(job_.context, progress_);
   step_recorder_.restart_clock();

@@ -13,6 +13,7 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "config/host_config.hpp"
 #include "model/device_library.hpp"
 #include "model/saved_tensor_scope.hpp"
 #include "zr/mutex.hpp"
@@ -78,7 +79,7 @@ void load_device_library(const std::string& device, const std::string& library) 
   const std::string type = type_of(device);
   if (!library.empty())
     return load(device, library, "correct job.device_library, the library with libtorch's backend for this device");
-  if (type == "cpu") return;
+  if (type == config::kCpuDevice) return;
   const std::filesystem::path own = torch_folder() / ("libtorch_" + type + ".so");
   std::error_code error;
   if (!std::filesystem::exists(own, error))

@@ -11,7 +11,7 @@
 
 namespace zr::host::model {
 
-/// Opens the device that job.device names and makes it the current device of this thread: "cpu"; a type that libtorch
+/// Opens the device that job.device names and makes it the current device of this thread: the CPU; a type that libtorch
 /// knows ("cuda"), whose device number is then local_rank modulo the number of devices; or a type with a number
 /// ("cuda:1"). load_device_library() must have loaded its backend. Throws UserError or EnvironmentError with the
 /// remedy. Training thread.
@@ -24,7 +24,9 @@ int device_count(at::DeviceType type);
 struct DeviceBytes {
   int64_t held = 0, peak = 0;
 };
+/// See DeviceBytes. Any thread.
 DeviceBytes device_bytes(at::Device device);
+/// Sets the peak to the bytes held now. Any thread.
 void reset_peak(at::Device device);
 
 /// The random state of the CPU and of every opened device. Training thread, and autograd's threads.

@@ -17,13 +17,14 @@ void copy_bytes(void* to, const void* from, int64_t bytes, const ParallelFor& pa
 /// Enqueues a copy from host memory to the storage on the current stream of this thread. On return, the host memory may
 /// be reused: its bytes are in pinned memory. Any thread.
 void upload(const void* from, const c10::Storage& to, int64_t bytes, const ParallelFor& parallel_for = {});
-/// Several uploads to one device; faster than one after the other.
+/// One of several uploads.
 struct Upload {
   const void* from;
   c10::Storage to;
   int64_t bytes;
   int64_t offset = 0;  // bytes in the storage
 };
+/// Uploads to one device; faster than one after the other. Any thread.
 void upload(const std::vector<Upload>& uploads, const ParallelFor& parallel_for);
 /// Copies the storage to host memory after everything that is enqueued on the current stream of this thread, and waits
 /// for it. Any thread.

@@ -97,9 +97,10 @@ Found plugin_names_in_core(const fs::path& root) {
   std::string pattern;
   for (const std::string& name : names)  // "cpu" is the plug-in's id only in quotes
     pattern += (pattern.empty() ? "" : "|") + (name == "cpu" ? "(?=cpu\")" + name : name);
-  static const std::regex folder_of_linux("/dev/shm\\b");  // its last word is also a plug-in's id
+  // Linux's folder and libtorch's name of the CPU have words that are also ids of plug-ins.
+  static const std::regex other_meanings("/dev/shm\\b|kCpuDevice = \"cpu\"");
   return tree.hits(tree.code({"core"}), std::regex("(^|[^a-z0-9])(" + pattern + ")([^a-z0-9]|$)", std::regex::icase),
-                   folder_of_linux);
+                   other_meanings);
 }
 
 Found stages_in_core(const fs::path& root) {

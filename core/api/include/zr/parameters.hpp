@@ -10,8 +10,8 @@ namespace zr {
 
 /// A scope in which the given parameters can be read and written by pointer (data_ptr, accessor, torch::save or
 /// torch::load of the model): unsharded, contiguous, in train.dtype, with the same values on all ranks. Pointers are
-/// valid until the scope ends; unless job.device is "cpu", they point to memory of the device. Tensors that no engine
-/// trains are left as they are.
+/// valid until the scope ends; they point to memory of the engine's device. Tensors that no engine trains are left as
+/// they are.
 ///
 /// The end of the scope stores the written values in the engine; write the same values on all ranks. If an exception
 /// ends the scope, the written values are discarded. If the engine is destroyed first, the end has no effect. Weights

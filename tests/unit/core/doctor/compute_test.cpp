@@ -80,7 +80,7 @@ TEST(DoctorProcessorTest, ReportsTheVariableThatLimitsThem) {
 }
 
 TEST(DoctorDevicesTest, SaysPlainlyThatThereAreNone) {
-  EXPECT_EQ(lines_of(device_checks({})), "ok devices/devices: no NVIDIA device; jobs train on the CPU\n");
+  EXPECT_EQ(lines_of(device_checks({})), "ok devices/devices: no NVIDIA device; jobs train on CPU cores\n");
 }
 
 TEST(DoctorDevicesTest, ChecksTheDeviceOfTheJob) {

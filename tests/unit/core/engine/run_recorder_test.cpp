@@ -154,6 +154,7 @@ TEST_F(RunRecorderTest, SummaryHasTheTotalsOfTheRun) {
       }
     }
   },
+  "device_peak_bytes": null,
   "communication_bytes": {
     "reduce_scatter": 0,
     "all_gather": 100,
