@@ -51,7 +51,7 @@ void for_each_gathered_piece(host::engine::Session& session, const torch::Tensor
 }  // namespace
 
 torch::Tensor Engine::sum(const torch::Tensor& tensor) {
-  const bool holds = !tensor.defined() || state_->holds(tensor);
+  const bool holds = state_->holds(tensor);
   return state_->collective(
       "sum", signature(tensor, holds), [&](host::engine::Session& session, const State::Call& call) {
         const torch::Tensor local = checked(call.text(), tensor, holds);
@@ -76,7 +76,7 @@ torch::Tensor Engine::sum(const torch::Tensor& tensor) {
 }
 
 torch::Tensor Engine::all_gather(const torch::Tensor& tensor) {
-  const bool holds = !tensor.defined() || state_->holds(tensor);
+  const bool holds = state_->holds(tensor);
   return state_->collective(
       "all_gather", signature(tensor, holds), [&](host::engine::Session& session, const State::Call& call) {
         const torch::Tensor local = checked(call.text(), tensor, holds);
@@ -95,7 +95,7 @@ torch::Tensor Engine::all_gather(const torch::Tensor& tensor) {
 }
 
 torch::Tensor Engine::broadcast(const torch::Tensor& tensor, int root) {
-  const bool holds = !tensor.defined() || state_->holds(tensor);
+  const bool holds = state_->holds(tensor);
   const std::string arguments = signature(tensor, holds) + ", " + std::to_string(root);
   return state_->collective("broadcast", arguments, [&](host::engine::Session& session, const State::Call& call) {
     const torch::Tensor local = checked(call.text(), tensor, holds);

@@ -116,7 +116,6 @@ void Engine::backward(const torch::Tensor& loss, double weight) {
     const bool upcasts = factor != 1 && loss.scalar_type() == torch::kHalf;
     const torch::Tensor root = upcasts ? loss.to(torch::kFloat) : loss;
     torch::autograd::backward({factor == 1 ? root : root * factor}, {});
-    state_->torch_model->finish_gradients();
   } catch (...) {
     session.fail_backward();
     throw;

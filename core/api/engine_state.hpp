@@ -37,8 +37,10 @@ struct Engine::State {
   static std::unique_ptr<State> make(const Program& program, const ProgramModule& module, const std::string& name);
   /// The model's buffer of that name. Throws UserError, which suggests the nearest name.
   torch::Tensor buffer(const std::string& name);
-  /// True if the tensor is in CPU memory or on the device of the engine.
-  bool holds(const torch::Tensor& tensor) const { return tensor.device().is_cpu() || tensor.device() == device; }
+  /// True if the tensor is in CPU memory or on the device of the engine, or undefined.
+  bool holds(const torch::Tensor& tensor) const {
+    return !tensor.defined() || tensor.device().is_cpu() || tensor.device() == device;
+  }
   /// Passes program_settings.schedule to the session.
   void apply_schedule();
   /// Passes program_settings.edit to the session.

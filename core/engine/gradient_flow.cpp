@@ -176,7 +176,6 @@ void GradientFlow::deliver_pending() {
 }
 
 void GradientFlow::end() {
-  model_.finish_gradients();
   const RecursiveMutexLock lock(context_.use);
   in_backward_ = step_begun_ = false;
   for (std::size_t i = 0; i < has_gradient_.size(); ++i) touched_[i] |= contributes_ && has_gradient_[i];

@@ -156,6 +156,12 @@ void Session::fail_backward() {
 }
 
 void Session::end_backward() {
+  try {
+    job_.context.model.finish_gradients();
+  } catch (...) {
+    fail_backward();
+    throw;
+  }
   step_recorder_.lap(Phase::backward);
   gradients_.end();
   job_.context.model.hide_gradients(true);

@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "base/host_view.hpp"
+#include "base/log.hpp"
 #include "control/call_mismatch.hpp"
 
 namespace zr::host::engine {
@@ -127,14 +128,18 @@ void WeightFlow::begin_use(const uint32_t* params, uint32_t n, uint32_t phase) {
     try {
       attach(absent, gathered, phase);
     } catch (...) {
-      release(absent, phase);
-      throw;
+      const std::exception_ptr failure = std::current_exception();
+      try {
+        release(absent, phase);
+      } catch (const std::exception& second) {
+        log(ZR_LOG_ERROR, second.what());
+      }
+      std::rethrow_exception(failure);
     }
   }
   for (uint32_t i = 0; i < n; ++i) ++use_counts_[params[i]];
 }
 
-// Checks the gathered weights, and gives them to the model.
 void WeightFlow::attach(const std::vector<uint32_t>& absent, const std::vector<zr_view>& gathered, uint32_t phase) {
   for (std::size_t i = 0; i < absent.size(); ++i) {
     const plan::Parameter& parameter = plan_.input.parameters[absent[i]];

@@ -25,8 +25,7 @@ class WeightFlow {
   WeightFlow(const WeightFlow&) = delete;
 
   /// Call after the optimizer or a load wrote new weights: the strategy sends them to the ranks that need them.
-  /// `frozen_too`: frozen parameters may have changed.
-  /// Collective.
+  /// `frozen_too`: frozen parameters may have changed. Collective.
   void publish_weights(bool frozen_too = true);
   /// Sets the phase of the following uses: ZR_FORWARD, ZR_BACKWARD, ZR_EVAL or ZR_EXPORT_PHASE; and their micro-step.
   void set_phase(uint32_t phase, int micro) {
@@ -49,6 +48,7 @@ class WeightFlow {
 
  private:
   void gather_scope(const uint32_t* params, uint32_t n, bool begins);
+  // Checks the gathered weights, and gives them to the model.
   void attach(const std::vector<uint32_t>& absent, const std::vector<zr_view>& gathered, uint32_t phase)
       ZR_REQUIRES(context_.use);
   void release(const std::vector<uint32_t>& params, uint32_t phase) ZR_REQUIRES(context_.use);
@@ -62,7 +62,7 @@ class WeightFlow {
   const plan::MemoryPlan& plan_;
   comm::CommRuntime& comm_;
   std::function<void(const std::string& call)> check_gather_;
-  const std::vector<uint32_t> sharded_;  // not bound to memory
+  const std::vector<uint32_t> sharded_;  // sharded_parameters()
   std::atomic<uint32_t> phase_{ZR_FORWARD}, micro_{0};
   const std::thread::id thread_ = std::this_thread::get_id();  // the training thread
   // By parameter; used for sharded ones only.

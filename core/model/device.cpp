@@ -14,8 +14,8 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "config/host_config.hpp"
+#include "model/autograd_engine.hpp"
 #include "model/device_library.hpp"
-#include "model/saved_tensor_scope.hpp"
 #include "zr/mutex.hpp"
 
 namespace zr::host::model {
@@ -23,7 +23,7 @@ namespace zr::host::model {
 namespace {
 struct Opened {
   Mutex mutex;
-  std::vector<at::Device> devices ZR_GUARDED_BY(mutex);
+  std::vector<at::Device> devices ZR_GUARDED_BY(mutex){at::Device(at::kCPU)};
   static Opened& get() {
     static auto* opened = new Opened;  // tensors may be freed after static destructors ran
     return *opened;
@@ -65,8 +65,7 @@ at::Device parse(const std::string& name) {
   } catch (const std::exception&) {
     fail_user(key_of(name) +
               ": libtorch does not know a device of this name; use \"cpu\", \"cuda\" or \"cuda:<number>\", or name the "
-              "library "
-              "with the device's backend in job.device_library");
+              "library with the device's backend in job.device_library");
   }
 }
 
@@ -126,19 +125,19 @@ at::Device open_device(const std::string& name, int local_rank) {
     fail_environment(key_of(name) + ": " + device.str() + " cannot be used: " + first_line(exception) +
                      "; check the device, or set job.device = \"cpu\"");
   }
-  const std::vector<at::Device> before = opened_devices();
+  const std::vector<at::Device> before = devices_in_use();
   if (std::find(before.begin(), before.end(), device) != before.end()) return device;
-  if (!before.empty() && before.front().type() != device.type())
-    fail_user(key_of(name) + ": this process already trains on " + before.front().str() +
+  if (before.size() == 1) start_autograd_threads();
+  if (before.size() > 1 && before.back().type() != device.type())
+    fail_user(key_of(name) + ": this process already trains on " + before.back().str() +
               ", and autograd supports one type of device per process; use the same type for all engines");
-  if (before.empty()) start_autograd_threads();
   Opened& opened = Opened::get();
   const MutexLock lock(opened.mutex);
   opened.devices.push_back(device);
   return device;
 }
 
-std::vector<at::Device> opened_devices() {
+std::vector<at::Device> devices_in_use() {
   Opened& opened = Opened::get();
   const MutexLock lock(opened.mutex);
   return opened.devices;
@@ -164,9 +163,7 @@ void reset_peak(at::Device device) {
 
 RandomState RandomState::current() {
   RandomState state;
-  std::vector<at::Device> devices{at::Device(at::kCPU)};
-  for (const at::Device& device : opened_devices()) devices.push_back(device);
-  for (const at::Device& device : devices) {
+  for (const at::Device& device : devices_in_use()) {
     at::Generator generator = at::globalContext().defaultGenerator(device);
     const std::lock_guard lock(generator.mutex());  // libtorch's mutex
     state.states_.emplace_back(device, generator.get_state());
@@ -183,9 +180,7 @@ void RandomState::restore() const {
 }
 
 void seed_generators(uint64_t seed) {
-  std::vector<at::Device> devices{at::Device(at::kCPU)};
-  for (const at::Device& device : opened_devices()) devices.push_back(device);
-  for (const at::Device& device : devices) {
+  for (const at::Device& device : devices_in_use()) {
     auto generator = at::globalContext().defaultGenerator(device);
     const std::lock_guard lock(generator.mutex());
     generator.set_current_seed(seed);

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "model/model.hpp"
+
 namespace zr::host::model {
 
 /// Opens the device that job.device names and makes it the current device of this thread: the CPU; a type that libtorch
@@ -19,12 +21,8 @@ at::Device open_device(const std::string& name, int local_rank);
 /// The number of devices of that type; 0 for the CPU. Any thread.
 int device_count(at::DeviceType type);
 
-/// Bytes in the memory of a device that libtorch holds for the process: since the last reset_peak(), the most. Zeros if
-/// the backend does not count them, and for the CPU. Any thread.
-struct DeviceBytes {
-  int64_t held = 0, peak = 0;
-};
-/// See DeviceBytes. Any thread.
+/// The memory of a device that libtorch holds for this process. Zeros if the backend does not count it, and for the
+/// CPU. Any thread.
 DeviceBytes device_bytes(at::Device device);
 /// Sets the peak to the bytes held now. Any thread.
 void reset_peak(at::Device device);
@@ -40,7 +38,7 @@ class RandomState {
 };
 /// Seeds the random generators of the CPU and of every opened device.
 void seed_generators(uint64_t seed);
-/// Opened devices other than the CPU, in the order in which they were opened. Any thread.
-std::vector<at::Device> opened_devices();
+/// The CPU, and the opened devices in the order in which they were opened. Any thread.
+std::vector<at::Device> devices_in_use();
 
 }  // namespace zr::host::model

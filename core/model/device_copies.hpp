@@ -5,13 +5,13 @@
 #include <c10/core/Storage.h>
 
 #include <cstdint>
-#include <functional>
 #include <vector>
+
+#include "model/model.hpp"
 
 namespace zr::host::model {
 
-/// Runs fn(begin, end) over [0, n) on several threads, in ranges of at least `grain`. Empty: on this thread.
-using ParallelFor = std::function<void(int64_t n, int64_t grain, const std::function<void(int64_t, int64_t)>& fn)>;
+using ParallelFor = Model::ParallelFor;
 /// memcpy() by several threads.
 void copy_bytes(void* to, const void* from, int64_t bytes, const ParallelFor& parallel_for);
 /// Enqueues a copy from host memory to the storage on the current stream of this thread. On return, the host memory may

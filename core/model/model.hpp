@@ -21,8 +21,8 @@ struct ModelBuffer {
 };
 
 /// Memory of a device other than the CPU that the model's library holds, in bytes.
-struct DevicePeak {
-  int64_t held = 0, peak = 0;  // peak: since forget_peak()
+struct DeviceBytes {
+  int64_t held = 0, peak = 0;  // peak: since Model::forget_peak()
 };
 
 /// Implemented on libtorch (torch_model.hpp) and by tests. Training thread only, except the gradient calls.
@@ -60,9 +60,9 @@ class Model {
   /// Call after the memory of bound parameters has changed, also of frozen ones if `frozen_too`: copies it to the
   /// device that the model is on. Without effect for a model on the CPU.
   virtual void weights_changed(bool /*frozen_too*/) {}
-  /// Threads for copies between host memory and the device; the engine calls no method that copies while other code
-  /// uses them. Empty: copies run on the calling thread.
+  /// Runs fn(begin, end) over [0, n) on several threads, in ranges of at least `grain`. Empty: on this thread.
   using ParallelFor = std::function<void(int64_t n, int64_t grain, const std::function<void(int64_t, int64_t)>& fn)>;
+  /// Sets the threads for copies between host memory and the device.
   virtual void use_threads(ParallelFor /*parallel_for*/) {}
   /// Callbacks for operators on parameters without their own memory: begin() before an operator uses them, end() after,
   /// with written[i] true if it wrote to params[i]. Any thread, several at once. `phase`: ZR_EXPORT_PHASE if the
@@ -135,8 +135,8 @@ class Model {
     int64_t held = 0, peak = 0;  // bytes; peak: since forget_peak()
   };
   virtual Temporaries temporaries() const { return {}; }
-  virtual DevicePeak device_memory() const { return {}; }  // zeros for a model on the CPU
-  virtual void forget_peak() {}                            // sets the peaks to the bytes held now
+  virtual DeviceBytes device_memory() const { return {}; }  // zeros for a model on the CPU
+  virtual void forget_peak() {}                             // sets the peaks to the bytes held now
   /// Before an allocation that would exceed `bytes`, calls over(requested) on the allocating thread; if it returns, the
   /// allocation is made. Replaces the previous limit; an empty function removes it.
   virtual void limit_temporaries(int64_t, const std::function<void(int64_t requested)>&) {}

@@ -30,11 +30,11 @@ class Restored {
 }  // namespace
 
 std::vector<AutocastMode> AutocastMode::current() {
-  std::vector<at::DeviceType> types{at::kCPU};
-  for (const at::Device& device : opened_devices()) types.push_back(device.type());
   std::vector<AutocastMode> modes;
-  for (const at::DeviceType type : types)
+  for (const at::Device& device : devices_in_use()) {
+    const at::DeviceType type = device.type();
     modes.push_back({type, at::autocast::is_autocast_enabled(type), at::autocast::get_autocast_dtype(type)});
+  }
   return modes;
 }
 

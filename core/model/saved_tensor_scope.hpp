@@ -16,14 +16,9 @@ bool is_free_to_save(const torch::Tensor& tensor);
 /// How often the tensor was changed in place.
 int64_t version_of(const torch::Tensor& tensor);
 
-/// Starts autograd's threads for the devices that are known now, as the first backward in a process does: call it once,
-/// when the backend of a device has been loaded, while no backward runs.
-void start_autograd_threads();
-
 /// While one exists, each tensor that an operator of this thread saves for backward is packed by hooks from make(), and
-/// unpacked by them. Scopes nest and may end in any order; the innermost is used. The first scope in a process replaces
-/// libtorch's default autograd engine by one that differs only in this, so no backward may run on another thread at
-/// that time.
+/// unpacked by them. Scopes nest and may end in any order; the innermost is used. The first scope in a process
+/// installs an autograd engine (autograd_engine.hpp), so no backward may run on another thread at that time.
 class SavedTensorScope {
  public:
   using Make = std::function<std::unique_ptr<SavedHooks>()>;

@@ -1,6 +1,5 @@
 #include "model/torch_model.hpp"
 
-#include <c10/core/DeviceGuard.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
@@ -43,43 +42,6 @@ TorchModel::~TorchModel() {
 }
 
 const std::vector<plan::Parameter>& TorchModel::parameters() const { return state_->parameters; }
-
-namespace {
-int64_t byte_offset(const torch::Tensor& tensor) {
-  return tensor.storage_offset() * static_cast<int64_t>(tensor.element_size());
-}
-}  // namespace
-
-std::vector<ModelBuffer> TorchModel::buffers() {
-  std::vector<ModelBuffer> list;
-  state_->host_buffers.resize(state_->is_on_cpu() ? 0 : state_->buffers.size());
-  for (std::size_t i = 0; i < state_->buffers.size(); ++i) {
-    const auto& [name, tensor] = state_->buffers[i];
-    void* memory = nullptr;
-    if (!state_->construction && state_->is_on_cpu()) {
-      memory = tensor.data_ptr();
-    } else if (!state_->construction) {
-      torch::Tensor& on_host = state_->host_buffers[i];
-      if (!on_host.defined() || on_host.nbytes() != tensor.nbytes())
-        on_host = at::empty({static_cast<int64_t>(tensor.nbytes())}, at::kByte);
-      memory = on_host.mutable_data_ptr();
-      download(tensor.storage(), memory, static_cast<int64_t>(tensor.nbytes()), byte_offset(tensor));
-    }
-    list.push_back({name, memory, static_cast<int64_t>(tensor.nbytes()), safetensors_name(tensor.scalar_type()),
-                    tensor.sizes().vec()});
-  }
-  return list;
-}
-
-void TorchModel::write_buffers() {
-  std::vector<Upload> uploads;
-  for (std::size_t i = 0; i < state_->host_buffers.size(); ++i) {
-    const torch::Tensor& buffer = state_->buffers[i].second;
-    uploads.push_back({state_->host_buffers[i].data_ptr(), buffer.storage(),
-                       static_cast<int64_t>(state_->host_buffers[i].nbytes()), byte_offset(buffer)});
-  }
-  upload(uploads, {});
-}
 
 std::vector<ModelBuffer> TorchModel::empty_buffers() const { return state_->empty_buffers; }
 
@@ -153,17 +115,6 @@ void TorchModel::bind(uint32_t param, void* memory, zr_dtype dtype) {
                    is_on_cpu ? nullptr : std::make_unique<Storages::DeviceBinding>(storage)};
 }
 
-void TorchModel::weights_changed(bool frozen_too) {
-  std::vector<Upload> uploads;
-  for (std::size_t i = 0; i < state_->entries.size(); ++i)
-    if (const Binding& binding = state_->entries[i].binding;
-        binding.host && (frozen_too || !state_->parameters[i].frozen))
-      uploads.push_back({binding.host, binding.storage, static_cast<int64_t>(binding.storage.nbytes())});
-  upload(uploads, state_->parallel_for);
-}
-
-void TorchModel::use_threads(ParallelFor parallel_for) { state_->parallel_for = std::move(parallel_for); }
-
 void TorchModel::on_use(Uses uses) { state_->uses = std::move(uses); }
 
 void TorchModel::unbind(uint32_t param, zr_dtype dtype) {
@@ -222,23 +173,6 @@ void TorchModel::end_gather(const std::vector<uint32_t>& params, bool keeps_writ
         "the data of parameter '" + wrong_shape +
         "' was replaced by a tensor of another shape within a zr::gather scope; load a file whose shapes match the "
         "model");
-}
-
-void TorchModel::attach(uint32_t param, void* memory) {
-  auto& entry = state_->entries[param];
-  Placeholder* placeholder = entry.placeholder;
-  if (state_->is_on_cpu()) return memory ? placeholder->attach(memory) : placeholder->detach();
-  entry.attached = memory;
-  if (!memory) {
-    placeholder->detach();
-    entry.on_device.clear();
-    return;
-  }
-  const std::size_t bytes = placeholder->storage().nbytes();
-  const c10::DeviceGuard guard(state_->device);
-  entry.on_device = c10::GetAllocator(state_->device.type())->allocate(bytes);
-  placeholder->attach(entry.on_device.mutable_get());
-  upload(memory, entry.tensor.storage(), static_cast<int64_t>(bytes), state_->parallel_for);
 }
 
 std::vector<uint32_t> TorchModel::written() {
@@ -371,22 +305,6 @@ void TorchModel::on_gradient(Arrived arrived) {
   }
 }
 
-void TorchModel::on_gradient_computed(std::function<void(uint32_t param)> computed) {
-  state_->computed = std::move(computed);
-}
-
-void TorchModel::deliver_on_thread(bool on) {
-  if (state_->downloads) state_->downloads->deliver_on_thread(on);
-}
-
-void TorchModel::finish_gradients() {
-  if (state_->downloads) state_->downloads->finish();
-}
-
-void TorchModel::drop_computed_gradients() {
-  if (state_->downloads) state_->downloads->drop();
-}
-
 void TorchModel::copy_gradient(uint32_t param, int64_t first, const zr_view& dst) {
   const torch::NoGradGuard no_grad;
   const torch::Tensor& gradient = state_->entries[param].gradient;
@@ -410,14 +328,6 @@ void TorchModel::add_gradient(uint32_t param, int64_t first, const zr_view& dst)
 void TorchModel::drop_gradient(uint32_t param) { state_->entries[param].gradient = torch::Tensor(); }
 
 Model::Temporaries TorchModel::temporaries() const { return {TorchMemory::held(), TorchMemory::peak()}; }
-DevicePeak TorchModel::device_memory() const {
-  const DeviceBytes bytes = device_bytes(state_->device);
-  return {bytes.held, bytes.peak};
-}
-void TorchModel::forget_peak() {
-  TorchMemory::forget_peak();
-  reset_peak(state_->device);
-}
 void TorchModel::limit_temporaries(int64_t bytes, const std::function<void(int64_t requested)>& over) {
   TorchMemory::limit(bytes, over);
 }

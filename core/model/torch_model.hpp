@@ -53,7 +53,7 @@ class TorchModel final : public Model {
   void drop_gradient(uint32_t param) override;
   void hide_gradients(bool hidden) override;
   Temporaries temporaries() const override;
-  DevicePeak device_memory() const override;
+  DeviceBytes device_memory() const override;
   void forget_peak() override;
   void limit_temporaries(int64_t bytes, const std::function<void(int64_t requested)>& over) override;
   void offload_saved_tensors(OffloadCallbacks callbacks) override;

@@ -191,18 +191,6 @@ void TorchModel::State::gradient_accumulated(uint32_t param) {
   if (downloads) downloads->add(param, gradient);
 }
 
-void TorchModel::State::download_bound(uint32_t param) {
-  if (const Binding& binding = entries[param].binding; binding.host)
-    download(binding.storage, binding.host, static_cast<int64_t>(binding.storage.nbytes()));
-}
-
-void TorchModel::State::download_attached(uint32_t param) {
-  const ParamEntry& entry = entries[param];
-  if (!entry.attached) return;
-  const c10::Storage& storage = entry.tensor.storage();
-  download(storage, entry.attached, static_cast<int64_t>(storage.nbytes()));
-}
-
 void TorchModel::State::deliver(uint32_t param, const torch::Tensor& gradient) {
   ParamEntry& entry = entries[param];
   // A second call within one backward adds in fp32; the copy rounds once, to the communication dtype.

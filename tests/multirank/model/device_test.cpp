@@ -245,6 +245,34 @@ RANK_BODY(repeats_a_failed_backward, Run) {
   print(run);
 }
 
+// The gradients of other parameters have been computed before the hook throws: training cannot continue, on any device.
+RANK_BODY(fails_after_the_first_gradient, Run) {
+  run.build();
+  step(run);
+  const auto fails = [&](const auto& call) {
+    try {
+      call();
+      ADD_FAILURE() << "did not throw";
+    } catch (const std::exception& failure) {
+      if (run.engine->rank() == 0) std::cout << failure.what() << "\n";
+    }
+  };
+  run.model->named_parameters()["embedding.weight"].register_hook(
+      [](const torch::Tensor&) { throw std::runtime_error("of the hook"); });
+  const auto backward = [&] {
+    run.engine->backward(run.model->loss(run.engine->step_index(), run.engine->micro_index()));
+  };
+  fails(backward);
+  fails(backward);
+}
+
+TEST_F(DeviceTest, EndsTrainingAfterABackwardThatFailedHalfway) {
+  const std::string overrides = "strategy=zero1";
+  const std::string on_cpu = output(1, fails_after_the_first_gradient, overrides);
+  EXPECT_THAT(on_cpu, HasSubstr("of the hook"));
+  EXPECT_EQ(output(1, fails_after_the_first_gradient, overrides + kDevice), on_cpu);
+}
+
 RANK_BODY(refreshes, Run) {
   run.build();
   step(run);

@@ -1,0 +1,43 @@
+#include "model/autograd_engine.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/ones.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "model/saved_tensor_scope.hpp"
+
+namespace zr::host::model {
+
+namespace {
+class SavingEngine final : public torch::autograd::Engine {
+ public:
+  std::unique_ptr<SavedHooks> get_default_saved_variable_hooks() override { return SavedTensorScope::hooks(); }
+  static SavingEngine& instance() {
+    static auto* engine = new SavingEngine;  // never destroyed: its threads may outlive statics
+    return *engine;
+  }
+  static torch::autograd::Engine& get() { return instance(); }
+  void start_threads() {
+    if (device_ready_queues_.empty()) start_device_threads();
+  }
+};
+}  // namespace
+
+void install_autograd_engine() {
+  static const bool installed = (torch::autograd::set_default_engine_stub(&SavingEngine::get), true);
+  (void)installed;
+}
+
+// libtorch starts threads for devices once in a process: in the first backward, for the engine that runs it. This
+// backward is the first one, unless the program has run another; then the threads may be those of another engine.
+void start_autograd_threads() {
+  {
+    const at::AutoGradMode grad(true);
+    (torch::ones({}).requires_grad_() * 1).backward();
+  }
+  SavingEngine::instance().start_threads();
+  install_autograd_engine();
+}
+
+}  // namespace zr::host::model
