@@ -113,6 +113,7 @@ class FakeModel final : public host::model::Model {
     limit = over ? bytes : -1;
     over_limit = over;
   }
+  void deliver_on_thread(bool on) override { delivers_on_thread = on; }
   void seed(uint64_t value) override { seeds.push_back(value); }
 
   /// Autograd has a gradient of `value` everywhere.
@@ -130,7 +131,7 @@ class FakeModel final : public host::model::Model {
   std::vector<uint64_t> seeds;
   Uses uses;
   Arrived arrived;
-  bool hides_gradients = false;
+  bool hides_gradients = false, delivers_on_thread = false;
   int released = 0;
   Temporaries held;
   int64_t limit = -1;  // -1: none

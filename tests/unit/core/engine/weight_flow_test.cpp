@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "engine/gradient_flow.hpp"
 #include "one_rank.hpp"
 #include "zr/strategy.hpp"
 
@@ -92,6 +93,15 @@ TEST(WeightFlowTest, ReleasesMemoryOfShardedParameters) {
   EXPECT_TRUE(f.flow.is_sharded(1));
   EXPECT_EQ(f.rig.model.memory, (std::vector<void*>{nullptr, nullptr}));
   EXPECT_TRUE(f.attached(0).empty());
+}
+
+// Operators on sharded parameters communicate during backward, in autograd's thread, and ranks must agree on the order.
+TEST(WeightFlowTest, ShardedParametersRuleOutDeliveryOfGradientsOnAThread) {
+  for (const bool shards : {true, false}) {
+    WeightFlowFixture f(shards ? "zero3" : "zero1");
+    const engine::GradientFlow gradients(f.rig.context(), f.state.disk_buffers());
+    EXPECT_EQ(f.rig.model.delivers_on_thread, !shards);
+  }
 }
 
 TEST(WeightFlowTest, KeepsMemoryOfUnshardedParameters) {
