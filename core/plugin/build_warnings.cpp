@@ -20,7 +20,7 @@ bool is_expected(const std::string& name) { return name == "zr_module_v1" || nam
 // A symbol's name in C++, cut after kShownLength bytes.
 std::string shown(const ExportedSymbol& symbol) {
   const std::string name = printable(boost::core::demangle(symbol.name.c_str()));
-  return name.size() <= kShownLength ? name : name.substr(0, kShownLength) + "...";
+  return name.size() <= kShownLength ? name : fmt::format("{}...", name.substr(0, kShownLength));
 }
 
 std::string count_text(std::size_t n, const char* singular, const char* plural) {

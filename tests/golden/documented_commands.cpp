@@ -10,7 +10,7 @@ namespace {
 
 const std::string kQuick = " {root}/examples/quickstart/quickstart.toml";
 const std::string kBrief = " train.steps=2 job.threads=1";
-const std::string kSaved = "{bin}/zeroth train" + kQuick + kBrief + " checkpoint.dir=c checkpoint.every=2 > log && ";
+const std::string kSaved = "cp -r {trained}/checkpoints c && ";
 Try make(const std::string& target, const std::string& does) {
   return {"make -C {root} -n " + target, does};  // -n: only prints the commands
 }
@@ -22,8 +22,7 @@ const std::string kPackage = "tests/package/package.cmake";  // is itself a test
 // A program with its TOML file, as ./app and job.toml; and a checkpoint of it in the folder `checkpoints`.
 const std::string kJob = "cp" + kQuick + " job.toml && ";
 const std::string kApp = "cp {bin}/quickstart app && " + kJob;
-const std::string kCheckpoint =
-    kJob + "{bin}/zeroth train job.toml" + kBrief + " checkpoint.dir=checkpoints checkpoint.every=2 > log && ";
+const std::string kCheckpoint = "cp -r {trained}/* . && ";
 // The optimizer of docs/writing-an-optimizer.md, built by the command that docs/writing-a-plugin.md shows.
 const std::string kPkgConfig = "$(pkg-config --cflags --libs zeroth-sdk)";
 const std::string kGcc = "g++ -std=c++17 -O2 descent.cpp -o zr_optimizer_descent.so " + kPkgConfig;
@@ -33,9 +32,10 @@ const std::string kFlags =  // what pkg-config prints, for the sources
 std::string replaced(std::string text, const std::string& what, const std::string& with) {
   return text.replace(text.find(what), what.size(), with);
 }
-const std::string kDescent =
+const std::string kDescent = "cp {descent}/descent.cpp {descent}/zr_optimizer_descent.so . && ";
+const std::string kBuildDescent =
     "sed '1,/^`descent.cpp`/d' {root}/docs/writing-an-optimizer.md | sed '1,/^```cpp/d; /^```/,$d' > descent.cpp && " +
-    replaced(kGcc, kPkgConfig, kFlags) + " && chmod go-w zr_optimizer_descent.so && ";
+    replaced(kGcc, kPkgConfig, kFlags) + " && chmod go-w zr_optimizer_descent.so";
 // Writes a project as the shown command does, builds its plug-in, and leaves the shell in its folder.
 std::string project(const std::string& role, const std::string& id, const std::string& folder, bool in_c = false) {
   const std::string file = "build/plugins/zr_" + role + "_" + id + ".so";
@@ -49,6 +49,12 @@ Try trained(const std::string& role, const std::string& id, const std::string& f
 }
 
 }  // namespace
+
+const std::map<std::string, std::string> kPrepared{
+    {"{trained}",
+     kJob + "{bin}/zeroth train job.toml" + kBrief + " checkpoint.dir=checkpoints checkpoint.every=2 > log"},
+    {"{descent}", kBuildDescent},
+};
 
 const std::map<std::string, Try> kTries{
     {"make", {"make -C {root}", "train +builds what training needs"}},

@@ -8,9 +8,11 @@
 namespace zr::documented {
 
 struct Try {
-  std::string command;    // the command to run, in a scratch folder; {root} and {bin} are replaced
+  std::string command;    // the command to run, in a scratch folder; {root}, {bin} and keys of kPrepared are replaced
   std::string says = "";  // a regular expression that its output must match
 };
+/// Folders that several commands use, and the commands that make them, each run once in an empty folder.
+extern const std::map<std::string, std::string> kPrepared;
 extern const std::map<std::string, Try> kTries;
 /// Commands that no test can run, and why.
 extern const std::map<std::string, std::string> kNotTried;

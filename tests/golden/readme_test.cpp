@@ -42,11 +42,30 @@ std::string trimmed(std::string text) {
   return text;
 }
 
+void replace_all(std::string& text, const std::string& name, const std::string& value) {
+  for (auto at = text.find(name); at != text.npos; at = text.find(name)) text.replace(at, name.size(), value);
+}
+
+// The folder of a key of kPrepared.
+std::string prepared(const std::string& name);
+
 std::string filled(std::string text) {
-  for (const auto& [name, value] :
-       {std::pair<std::string, std::string>{"{root}", ZR_SOURCE_DIR}, {"{bin}", ZR_BUILD_DIR "/bin"}})
-    for (auto at = text.find(name); at != text.npos; at = text.find(name)) text.replace(at, name.size(), value);
+  for (const auto& [name, command] : zr::documented::kPrepared)
+    if (text.find(name) != text.npos) replace_all(text, name, prepared(name));
+  replace_all(text, "{root}", ZR_SOURCE_DIR);
+  replace_all(text, "{bin}", ZR_BUILD_DIR "/bin");
   return text;
+}
+
+std::string prepared(const std::string& name) {
+  static std::map<std::string, zr::test::Scratch> folders;
+  const auto [at, is_new] = folders.try_emplace(name);
+  const std::string folder = at->second.folder().string();
+  if (is_new) {
+    const auto done = shell("cd " + folder + " && " + filled(zr::documented::kPrepared.at(name)));
+    EXPECT_EQ(done.code, 0) << name << "\n" << done.output;
+  }
+  return folder;
 }
 
 }  // namespace

@@ -78,7 +78,8 @@ TEST_F(OffloadTest, ResumesFromACheckpointWithWeightsAndGradientsOnDisk) {
 }
 
 // Every micro-step except the first reads the reduced gradients to add to them; the optimizer reads them once. Every
-// micro-step writes them. A block where two ranges meet stays in memory.
+// micro-step writes them. A block where two ranges meet stays in memory. A range that was read ahead is read again if
+// its memory was needed in between, which depends on the disk.
 TEST_F(OffloadTest, MovesReducedGradientsOncePerMicroStepEachWay) {
   std::string jobs;
   for (const std::string steps : {"2", "3"})
@@ -94,9 +95,12 @@ TEST_F(OffloadTest, MovesReducedGradientsOncePerMicroStepEachWay) {
   const int64_t once = moved("1", "written"), planned = number("s2a1", "/memory/disk/gradients/planned");
   EXPECT_LE(once, planned);
   EXPECT_GT(once, planned * 3 / 4);
-  for (const int64_t micro_steps : {1, 2, 5})
-    for (const char* way : {"read", "written"})
-      EXPECT_EQ(moved(std::to_string(micro_steps), way), micro_steps * once) << micro_steps << way;
+  for (const int64_t micro_steps : {1, 2, 5}) {
+    EXPECT_EQ(moved(std::to_string(micro_steps), "written"), micro_steps * once) << micro_steps;
+    const int64_t read = number("s3a" + std::to_string(micro_steps), "/tiers/nvme/read_bytes");
+    EXPECT_GE(read, 3 * micro_steps * once) << micro_steps;
+    EXPECT_LT(read, 3 * micro_steps * once + once) << micro_steps;
+  }
 }
 
 TEST_F(OffloadTest, ReadsTheNextGatheredWeightsAhead) {

@@ -19,7 +19,7 @@ struct Model : torch::nn::Module {
   virtual torch::jit::Module* script() { return nullptr; }  // if set, trained instead; it has the same parameters
 };
 
-/// The device that the models compute on; see choose_device().
+/// The device that the models compute on; see device.hpp.
 inline at::Device device = at::kCPU;
 
 inline torch::Tensor draw(int64_t step, int64_t m, int64_t high, torch::IntArrayRef shape) {

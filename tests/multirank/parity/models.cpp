@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <set>
 
+#include "multirank/parity/device.hpp"
 #include "multirank/parity/features.hpp"
 #include "multirank/parity/one_feature.hpp"
 

@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "multirank/parity/device.hpp"
 #include "multirank/parity/matrix.hpp"
-#include "multirank/parity/models.hpp"
 #include "multirank/parity/reference.hpp"
 #include "multirank/parity/run_cases.hpp"
 

@@ -8,7 +8,7 @@
 #include <fstream>
 #include <map>
 
-#include "multirank/parity/models.hpp"
+#include "multirank/parity/device.hpp"
 #include "multirank/parity/reference.hpp"
 
 namespace parity {

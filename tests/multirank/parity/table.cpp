@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "multirank/parity/device.hpp"
 #include "multirank/parity/matrix.hpp"
-#include "multirank/parity/models.hpp"
 #include "multirank/parity/run_cases.hpp"
 
 namespace {

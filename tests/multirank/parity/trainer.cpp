@@ -6,6 +6,7 @@
 #include <set>
 #include <sstream>
 
+#include "multirank/parity/device.hpp"
 #include "multirank/parity/models.hpp"
 #include "multirank/parity/one_feature.hpp"
 #include "multirank/parity/outcome.hpp"
