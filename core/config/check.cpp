@@ -67,6 +67,7 @@ class Check {
     config_.host_ = read_host_config(config_);
     for (const PrecisionProblem& wrong : precision_problems(config_.host_)) problem(wrong.origin, wrong.text);
     checkpoints();
+    speculation();
     device();
     problems_.throw_if_any();
     return std::move(config_);
@@ -226,6 +227,14 @@ class Check {
       if (entry->origin.from != Origin::From::key_default) first = entry->origin;
     const std::string wrong = derive_batch(global, micro, times, world_);
     if (!wrong.empty()) problem(first, wrong);
+  }
+
+  void speculation() {
+    const OffloadConfig& offload = config_.offload();
+    if (offload.speculate == SpeculateRule::always && !offload.overlap)
+      problem(offload.speculate.origin,
+              "offload.speculate = \"always\" is for updates during backward, but offload.overlap is false; remove one "
+              "of them");
   }
 
   void device() {

@@ -50,7 +50,7 @@ ParsedValue parse_bytes_value(const toml::node& node) {
   const auto* text = node.as_string();
   const auto* as_int = node.as_integer();
   const auto size = text ? parse_bytes(text->get()) : as_int ? std::optional(as_int->get()) : std::nullopt;
-  if (!size) return wrong(expected("a size such as \"32MiB\" or 4096", node));
+  if (!size) return wrong(expected("a size in whole bytes such as \"32MiB\" or 4096", node));
   return {*size, text ? toml_quoted(text->get()) : std::to_string(*size), ""};
 }
 

@@ -74,7 +74,7 @@ void OptimizerUpdate::begin_early() {
   if (!early_ || !begun_->has_weight || begun_->is_undone || begun_->has_other_weight) return;
   if (!context_.model.may_be_written_untracked().empty()) return;  // weights are compared with masters at the end
   parts_->monitor.collect_writes();
-  if (parts_->monitor.has_written()) return;  // libtorch does not count writes to a tensor of the program
+  if (parts_->monitor.written_parameter()) return;  // libtorch does not count writes to a tensor of the program
   is_early_ = true;
   std::vector<int64_t> steps = progress.param_steps();
   for (int64_t& step : steps) ++step;
@@ -119,12 +119,15 @@ void OptimizerUpdate::end_early() {
   begun_.reset();
   if (is_early_) try {
       early_->finish();
-      if (early_->elements_updated() == 0 || !parts_->monitor.has_written()) return;
+      const std::optional<uint32_t> written = parts_->monitor.written_parameter();
+      if (early_->elements_updated() == 0 || !written) return;
       if (!is_in_place_) return undo_early();
       fail_user(
-          "engine.step(): the program wrote, or may have written, to weights after the step's last engine.backward() "
-          "had begun, but a part of the update ran during it; training cannot continue: resume from the last "
-          "checkpoint; write before that call or after engine.step(), or set offload.overlap = false");
+          fmt::format("engine.step(): the program wrote, or may have written, to weights ('{}') after the step's last "
+                      "engine.backward() had begun, but a part of the update ran during it; training cannot continue: "
+                      "resume from the last checkpoint; write before that call or after engine.step(), or set "
+                      "offload.overlap = false",
+                      context_.plan.input.parameters[*written].name));
     } catch (...) {
       early_failure_ = std::current_exception();
     }

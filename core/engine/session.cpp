@@ -349,7 +349,7 @@ void Session::finish() {
 }
 
 void Session::write_summary() {
-  if (monitor_.has_written()) recorder_->clear_hash();
+  if (monitor_.written_parameter()) recorder_->clear_hash();
   const WeightDigest& digest = monitor_.digest();
   recorder_->set_digest({digest.bytes(), digest.optimizer_bytes(), digest.cycles()});
   recorder_->finish(job_.ledger, step_recorder_.overlap(gradients_, step_sync_.norm(), &update_));

@@ -69,7 +69,7 @@ class ShardedState {
   void store_full(uint32_t param, const void* full);
   /// Returns the parameters that store_full() has changed since the last call.
   std::set<uint32_t> take_stored();
-  bool has_stored() const { return !stored_.empty(); }  // whether take_stored() would return any
+  const std::set<uint32_t>& stored() const { return stored_; }  // what take_stored() would return
 
   /// Calls fn(first, count, memory) for each part of a parameter's weights that this rank is responsible for writing.
   void own_weights(uint32_t param, const std::function<void(int64_t first, int64_t count, void* memory)>& fn);

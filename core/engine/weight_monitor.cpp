@@ -48,7 +48,7 @@ void WeightMonitor::collect_writes() {
     for (const uint32_t u : state.slices_of(param)) changed |= state.sync_master_from_weights(state.slices()[u]);
     return changed;
   };
-  has_written();
+  written_parameter();  // collects what the model reports
   for (const uint32_t param : std::exchange(written_, {})) {
     record_write(param);
     sync_master_from_weights(param);
@@ -65,9 +65,12 @@ void WeightMonitor::collect_writes() {
   samples_.remember();
 }
 
-bool WeightMonitor::has_written() {
+std::optional<uint32_t> WeightMonitor::written_parameter() {
   for (const uint32_t param : context_.model.written()) written_.insert(param);  // the model reports a write once
-  return !written_.empty() || parts_.state.has_stored() || !samples_.changed().empty();
+  if (!written_.empty()) return *written_.begin();
+  if (const std::set<uint32_t>& stored = parts_.state.stored(); !stored.empty()) return *stored.begin();
+  if (const auto changed = samples_.changed(); !changed.empty()) return changed.front()->param;
+  return std::nullopt;
 }
 
 void WeightMonitor::publish_weights() {

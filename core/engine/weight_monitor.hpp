@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -33,8 +34,9 @@ class WeightMonitor {
   /// Copies the program's in-place writes to weights since the last call to the masters. Every call that needs the
   /// masters calls this first, under every strategy, so a write that the program undoes before has no effect.
   void collect_writes();
-  /// True if the program has written to weights since the last collect_writes(), which collects these writes still.
-  bool has_written();
+  /// A parameter to which the program has written since the last collect_writes(), which collects these writes still;
+  /// none: it has not.
+  std::optional<uint32_t> written_parameter();
   /// Call when this rank's parts of new weights are complete: the strategy sends them. Collective.
   void publish_weights();
   /// Compares weights between ranks. Call before weights are written to a file or hashed. Collective.

@@ -4,6 +4,7 @@
 #ifdef ZR_FAILPOINTS
 #include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <sstream>
 #include <thread>
@@ -29,6 +30,7 @@ Fault Faults::at(const char* call) {
     if (at_sign != fault.npos && std::atoi(fault.c_str() + at_sign + 1) != call_number) continue;
     const auto equals = fault.find('=');
     const std::string what = equals == fault.npos ? "" : fault.substr(equals + 1, at_sign - equals - 1);
+    if (what == "kill") ::raise(SIGKILL);
     if (what == "EIO") return {EIO, false};
     if (what == "ENOSPC") return {ENOSPC, false};
     if (what == "EPERM") return {EPERM, false};

@@ -66,14 +66,15 @@ RANK_BODY(writes_before_the_update, Run) {
     const torch::NoGradGuard no_grad;
     run.model->named_parameters()["twice.bias"].add_(1);
   }
-  EXPECT_EQ(error_of([&] { run.engine->step(); }),
-            run.engine->rank() > 0
-                ? "engine.step(): the update of step 2 failed on rank 0; see that rank's error, then resume from the "
-                  "last checkpoint"
-                : "engine.step(): the program wrote, or may have written, to weights after the step's last "
-                  "engine.backward() had begun, but a part of the update ran during it; training cannot continue: "
-                  "resume from the last checkpoint; write before that call or after engine.step(), or set "
-                  "offload.overlap = false");
+  EXPECT_EQ(
+      error_of([&] { run.engine->step(); }),
+      run.engine->rank() > 0
+          ? "engine.step(): the update of step 2 failed on rank 0; see that rank's error, then resume from the "
+            "last checkpoint"
+          : "engine.step(): the program wrote, or may have written, to weights ('twice.bias') after the step's last "
+            "engine.backward() had begun, but a part of the update ran during it; training cannot continue: "
+            "resume from the last checkpoint; write before that call or after engine.step(), or set "
+            "offload.overlap = false");
   for (const auto& call : std::vector<std::function<void()>>{[&] { step(run); }, [&] { run.engine->save("later"); },
                                                              [&] { run.engine->load("c"); }})
     EXPECT_EQ(error_of(call),

@@ -49,11 +49,13 @@ TEST_P(GptTest, TrainsLikeThePlainLibtorchProgram) {
     file += ".gz";
   }
   const auto ours =
-      shell(kBin + "zeroth train " + kExamples + "gpt/gpt.toml model.layers=2 model.context=32 train.micro_batch=4 train.steps=11 data.text=" +
-            file + " train.dtype=" + dtype + " sample.length=0 job.runs=" + scratch.folder().string());
+      shell(kBin + "zeroth train " + kExamples +
+            "gpt/gpt.toml model.layers=2 model.context=32 train.micro_batch=4 train.steps=11 data.text=" + file +
+            " train.dtype=" + dtype + " sample.length=0 job.runs=" + scratch.folder().string());
   ASSERT_EQ(ours.code, 0) << ours.output;
-  const auto plain = shell("OMP_NUM_THREADS=1 " + kBin + "gpt_plain --layers 2 --context 32 --micro-batch 4 --steps 11 " +
-                           "--sample 0 --dtype " + dtype + " --text " + file);
+  const auto plain =
+      shell("OMP_NUM_THREADS=1 " + kBin + "gpt_plain --layers 2 --context 32 --micro-batch 4 --steps 11 " +
+            "--sample 0 --dtype " + dtype + " --text " + file);
   ASSERT_EQ(plain.code, 0) << plain.output;
 
   std::ifstream metrics(scratch.path("gpt/metrics.jsonl"));

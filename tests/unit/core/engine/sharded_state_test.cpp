@@ -111,12 +111,12 @@ TEST(ShardedStateTest, RecordsParametersThatStoreFullChanged) {
   ShardedStateFixture f;
   std::vector<float> values = FakeModel::initial(40);
   f.state.store_full(1, values.data());
-  EXPECT_FALSE(f.state.has_stored()) << "nothing differs";
+  EXPECT_TRUE(f.state.stored().empty()) << "nothing differs";
   values[39] = -1;
   f.state.store_full(1, values.data());
-  EXPECT_TRUE(f.state.has_stored());
+  EXPECT_EQ(f.state.stored(), (std::set<uint32_t>{1}));
   EXPECT_EQ(f.state.take_stored(), (std::set<uint32_t>{1}));
-  EXPECT_FALSE(f.state.has_stored());
+  EXPECT_TRUE(f.state.stored().empty());
   EXPECT_EQ(f.read(1, engine::LogicalTensor::value), values);
 }
 

@@ -35,22 +35,22 @@ struct WeightMonitorFixture {
 
 TEST(WeightMonitorTest, MasterFollowsWriteThatModelReports) {
   WeightMonitorFixture f;
-  EXPECT_FALSE(f.monitor.has_written());
+  EXPECT_EQ(f.monitor.written_parameter(), std::nullopt);
   f.write(1, 3);
   f.rig.model.written_to = {1};
   f.monitor.collect_writes();
   EXPECT_EQ(f.master(1), std::vector<float>(40, 3));
   EXPECT_EQ(f.master(0), FakeModel::initial(1500));
-  EXPECT_FALSE(f.monitor.has_written());
+  EXPECT_EQ(f.monitor.written_parameter(), std::nullopt);
 }
 
 TEST(WeightMonitorTest, MasterFollowsWriteThatModelDoesNotReport) {
   WeightMonitorFixture f;
   f.write(1, 3);
-  EXPECT_TRUE(f.monitor.has_written());
+  EXPECT_EQ(f.monitor.written_parameter(), std::optional<uint32_t>(1));
   f.monitor.collect_writes();
   EXPECT_EQ(f.master(1), std::vector<float>(40, 3));
-  EXPECT_FALSE(f.monitor.has_written());
+  EXPECT_EQ(f.monitor.written_parameter(), std::nullopt);
 }
 
 TEST(WeightMonitorTest, LogsTheFirstWriteAfterACheckpointOnce) {
