@@ -135,7 +135,8 @@ function(zr_test name)
     zr_unity(${name} 7)
   endif()
   list(JOIN TEST_LABELS "-" labels)  # gtest_discover_tests() does not accept lists as values of properties
-  set(properties TIMEOUT ${TEST_TIMEOUT}
+  # In a first run, CTest begins with the tests of the highest cost: those that may take long.
+  set(properties TIMEOUT ${TEST_TIMEOUT} COST ${TEST_TIMEOUT}
     ENVIRONMENT "ZR_MACHINE_PROFILE=${PROJECT_BINARY_DIR}/tests/no-machine.json")  # not the one of this host
   if(TEST_SLOW)
     gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 TEST_FILTER "-${TEST_SLOW}"

@@ -283,7 +283,8 @@ double overlapped_step(Job& job, double seconds) {
 }
 
 // Whole steps with an update during backward, on one rank with one thread and a core to spare. Backward computes for as
-// long as the disk, or the update, needs alone: this is the lower bound of the step.
+// long as the disk, or the update, needs alone: this is the lower bound of the step. Buckets are small, because the
+// update of the last one begins when backward has ended.
 std::vector<Row> overlapping(const std::string& toml, const std::string& row, const std::string& tier,
                              const std::string& folder, double target) {
   if (std::thread::hardware_concurrency() < 2) {
@@ -291,8 +292,8 @@ std::vector<Row> overlapping(const std::string& toml, const std::string& row, co
     return {};
   }
   Job job(toml, row,
-          {"strategy=zero2", "train.dtype=bf16", "offload.optimizer=" + tier, "train.nonfinite=stop",
-           "train.gradient_clipping=0", "offload.nvme.path=" + folder});
+          {"strategy=zero2", "strategy.zero2.bucket_bytes=2MiB", "train.dtype=bf16", "offload.optimizer=" + tier,
+           "train.nonfinite=stop", "train.gradient_clipping=0", "offload.nvme.path=" + folder});
   std::optional<DiskAlone> disk;
   if (tier == "nvme") disk.emplace(job, job.session.plan().placement, 4 * zr::host::plan::kTilesInFlight);
   Job after(toml, row + "_after",
