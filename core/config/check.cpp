@@ -233,8 +233,8 @@ class Check {
     const OffloadConfig& offload = config_.offload();
     if (offload.speculate == SpeculateRule::always && !offload.overlap)
       problem(offload.speculate.origin,
-              "offload.speculate = \"always\" is for updates during backward, but offload.overlap is false; remove one "
-              "of them");
+              "offload.speculate = \"always\" needs offload.overlap = true, but offload.overlap is false; set "
+              "offload.speculate = \"auto\", or remove offload.overlap");
   }
 
   void device() {

@@ -257,12 +257,13 @@ RANK_BODY(fails_after_the_first_gradient, Run) {
       if (run.engine->rank() == 0) std::cout << failure.what() << "\n";
     }
   };
-  run.model->named_parameters()["embedding.weight"].register_hook(
-      [](const torch::Tensor&) { throw std::runtime_error("of the hook"); });
+  torch::Tensor weight = run.model->named_parameters()["embedding.weight"];
+  const unsigned hook = weight.register_hook([](const torch::Tensor&) { throw std::runtime_error("of the hook"); });
   const auto backward = [&] {
     run.engine->backward(run.model->loss(run.engine->step_index(), run.engine->micro_index()));
   };
   fails(backward);
+  weight.remove_hook(hook);
   fails(backward);
 }
 
@@ -270,6 +271,7 @@ TEST_F(DeviceTest, EndsTrainingAfterABackwardThatFailedHalfway) {
   const std::string overrides = "strategy=zero1";
   const std::string on_cpu = output(1, fails_after_the_first_gradient, overrides);
   EXPECT_THAT(on_cpu, HasSubstr("of the hook"));
+  EXPECT_THAT(on_cpu, HasSubstr("the last engine.backward() ended with an exception"));
   EXPECT_EQ(output(1, fails_after_the_first_gradient, overrides + kDevice), on_cpu);
 }
 

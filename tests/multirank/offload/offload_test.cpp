@@ -80,7 +80,7 @@ TEST_F(OffloadTest, ResumesFromACheckpointWithWeightsAndGradientsOnDisk) {
 // Every micro-step except the first reads the reduced gradients to add to them; the optimizer reads them once. Every
 // micro-step writes them. A block where two ranges meet stays in memory. A range that was read ahead is read again if
 // its memory was needed in between, which depends on the disk.
-TEST_F(OffloadTest, MovesReducedGradientsOncePerMicroStepEachWay) {
+TEST_F(OffloadTest, WritesReducedGradientsOncePerMicroStepAndReadsThemBack) {
   std::string jobs;
   for (const std::string steps : {"2", "3"})
     for (const std::string micro_steps : {"1", "2", "5"})
