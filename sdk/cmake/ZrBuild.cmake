@@ -104,10 +104,10 @@ function(zr_share_headers owner)
   endforeach()
 endfunction()
 
-# Defines a test program: zr_test(name [TORCH] [FIRST] SOURCES ... LIBRARIES ... [LABELS ...] [TIMEOUT seconds] [SLOW
-# filter]). Each test becomes a ctest test of the same name. TORCH: the program includes libtorch's headers. FIRST: CTest
-# begins with its tests, because one takes minutes. SLOW: GoogleTest's filter of the tests that only `make test-all`
-# runs.
+# Defines a test program: zr_test(name [TORCH] [FIRST] SOURCES ... LIBRARIES ... [LABELS ...] [TIMEOUT seconds]
+# [SLOW filter]). Each test becomes a ctest test of the same name. TORCH: the program includes libtorch's headers.
+# FIRST: CTest begins with its tests, because one takes a minute. SLOW: GoogleTest's filter of the tests that only
+# `make test-all` runs.
 function(zr_test name)
   cmake_parse_arguments(TEST "TORCH;FIRST" "TIMEOUT;SLOW" "SOURCES;LIBRARIES;LABELS" ${ARGN})
   if(NOT TEST_TIMEOUT)
