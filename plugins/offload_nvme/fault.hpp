@@ -1,5 +1,5 @@
-// Faults for tests: ZR_TIER_FAULT="read=EIO@12,slow=50ms"; on one rank only: "rank=1:read=EIO@12". Compiled in if
-// ZR_FAILPOINTS is defined.
+// Faults for tests: ZR_TIER_FAULT="read=EIO@12,slow=50ms"; on one rank only: "rank=1:read=EIO@12".
+// "write=kill@12" kills the process. Compiled in if ZR_FAILPOINTS is defined.
 #pragma once
 
 #include "zr/base.hpp"
