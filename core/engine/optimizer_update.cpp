@@ -122,12 +122,12 @@ void OptimizerUpdate::end_early() {
       const std::optional<uint32_t> written = parts_->monitor.written_parameter();
       if (early_->elements_updated() == 0 || !written) return;
       if (!is_in_place_) return undo_early();
-      fail_user(
-          fmt::format("engine.step(): the program wrote, or may have written, to weights ('{}') after the step's last "
-                      "engine.backward() had begun, but a part of the update ran during it; training cannot continue: "
-                      "resume from the last checkpoint; write before that call or after engine.step(), or set "
-                      "offload.overlap = false",
-                      context_.plan.input.parameters[*written].name));
+      fail_user(fmt::format(
+          "engine.step(): the program wrote, or may have written, to weights ('{}') after the step's last "
+          "engine.backward() had begun, but a part of the update ran during it; training cannot continue: "
+          "resume from the last checkpoint; write before the forward of that micro-batch or after engine.step(), "
+          "or set offload.overlap = false",
+          context_.plan.input.parameters[*written].name));
     } catch (...) {
       early_failure_ = std::current_exception();
     }

@@ -73,8 +73,8 @@ RANK_BODY(writes_before_the_update, Run) {
             "last checkpoint"
           : "engine.step(): the program wrote, or may have written, to weights ('twice.bias') after the step's last "
             "engine.backward() had begun, but a part of the update ran during it; training cannot continue: "
-            "resume from the last checkpoint; write before that call or after engine.step(), or set "
-            "offload.overlap = false");
+            "resume from the last checkpoint; write before the forward of that micro-batch or after engine.step(), "
+            "or set offload.overlap = false");
   for (const auto& call : std::vector<std::function<void()>>{[&] { step(run); }, [&] { run.engine->save("later"); },
                                                              [&] { run.engine->load("c"); }})
     EXPECT_EQ(error_of(call),
