@@ -91,6 +91,14 @@ function(zr_subsystem name)
   endforeach()
 endfunction()
 
+# zr_precompile(owner header...): defines the library `owner`, which has only a precompiled header.
+function(zr_precompile owner)
+  set(source ${CMAKE_CURRENT_BINARY_DIR}/${owner}.cpp)
+  file(CONFIGURE OUTPUT ${source} CONTENT "")
+  add_library(${owner} STATIC ${source})
+  target_precompile_headers(${owner} PRIVATE ${ARGN})
+endfunction()
+
 # zr_share_headers(owner target...): makes the targets use the precompiled header of `owner`. The compiler accepts it
 # only with the same flags, so programs are compiled with -fPIC too.
 function(zr_share_headers owner)
@@ -104,12 +112,13 @@ function(zr_share_headers owner)
   endforeach()
 endfunction()
 
-# Defines a test program: zr_test(name [TORCH] [FIRST] SOURCES ... LIBRARIES ... [LABELS ...] [TIMEOUT seconds]
+# Defines a test program: zr_test(name [TORCH] [LOOPS] [FIRST] SOURCES ... LIBRARIES ... [LABELS ...] [TIMEOUT seconds]
 # [SLOW filter]). Each test becomes a ctest test of the same name. TORCH: the program includes libtorch's headers.
+# LOOPS: it spends its time in loops of its own, and is optimized.
 # FIRST: CTest begins with its tests, because one takes a minute. SLOW: GoogleTest's filter of the tests that only
 # `make test-all` runs.
 function(zr_test name)
-  cmake_parse_arguments(TEST "TORCH;FIRST" "TIMEOUT;SLOW" "SOURCES;LIBRARIES;LABELS" ${ARGN})
+  cmake_parse_arguments(TEST "TORCH;LOOPS;FIRST" "TIMEOUT;SLOW" "SOURCES;LIBRARIES;LABELS" ${ARGN})
   if(NOT TEST_TIMEOUT)
     set(TEST_TIMEOUT 120)
   endif()
@@ -120,20 +129,25 @@ function(zr_test name)
     file(RELATIVE_PATH folder ${PROJECT_SOURCE_DIR}/tests ${CMAKE_CURRENT_SOURCE_DIR})
     string(REGEX REPLACE "/.*" "" TEST_LABELS ${folder})
   endif()
-  add_executable(${name} ${TEST_SOURCES})
+  add_executable(${name} $<TARGET_OBJECTS:zr_test_standard_library> ${TEST_SOURCES})
   target_link_libraries(${name} PRIVATE ${TEST_LIBRARIES} GTest::gtest_main)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   target_compile_definitions(${name} PRIVATE ZR_SOURCE_DIR="${PROJECT_SOURCE_DIR}" ZR_BUILD_DIR="${PROJECT_BINARY_DIR}")
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   if(TEST_TORCH)
     zr_share_headers(zr_torch_test_headers ${name})
-    target_link_libraries(${name} PRIVATE zr_torch_test_settings)
+  elseif(TEST_LOOPS)
+    zr_optimize_less(${name})
   else()
     zr_share_headers(zr_test_headers ${name})
+  endif()
+  if(NOT TEST_LOOPS)
     target_link_libraries(${name} PRIVATE zr_test_settings)
   endif()
   list(LENGTH TEST_SOURCES sources)
-  if(TEST_TORCH OR sources GREATER 2)
+  if(TEST_TORCH)
+    zr_unity(${name} 14)
+  elseif(sources GREATER 2)
     zr_unity(${name} 7)
   endif()
   list(JOIN TEST_LABELS "-" labels)  # gtest_discover_tests() does not accept lists as values of properties

@@ -9,11 +9,10 @@
 namespace zr::test {
 namespace {
 
-using buffers_tests::Job;
 using buffers_tests::Run;
 
 // CPU seconds to load weights from a safetensors file; the minimum of three loads.
-double seconds_of_loading(Job& job, const std::string& file) {
+double seconds_of_loading(buffers_tests::Job& job, const std::string& file) {
   double least = std::numeric_limits<double>::infinity();
   for (int i = 0; i < 3; ++i) {
     const std::clock_t begin = std::clock();
@@ -27,7 +26,7 @@ double seconds_of_loading(Job& job, const std::string& file) {
 
 // CHECKPOINT-few.safetensors has a tenth of the tensors of CHECKPOINT-many.safetensors.
 RANK_BODY(loads_large, Run) {
-  Job job(run, {"train.steps=1", "job.name=loads-large"});
+  buffers_tests::Job job(run, {"train.steps=1", "job.name=loads-large"});
   const std::string folder = std::getenv("CHECKPOINT");
   const double few = seconds_of_loading(job, folder + "-few.safetensors"),
                many = seconds_of_loading(job, folder + "-many.safetensors");
@@ -68,8 +67,9 @@ TEST_F(CheckpointTest, LoadsFilesOfManyTensorsInLinearTime) {
 double seconds_of_a_model(Run& run, int count) {
   torch::nn::Module model;
   for (int i = 0; i < count; ++i) model.register_parameter("p" + std::to_string(i), torch::full({4}, 0.5 * i));
-  zr::Engine engine(
-      zr::Program(run.arguments[0], Job::joined(run.arguments, {"job.name=many" + std::to_string(count)})), model);
+  zr::Engine engine(zr::Program(run.arguments[0],
+                                buffers_tests::Job::joined(run.arguments, {"job.name=many" + std::to_string(count)})),
+                    model);
   const std::clock_t begin = std::clock();
   engine.load(engine.save(run.program.text("job.runs") + "/saved" + std::to_string(count)));
   engine.weights_hash();

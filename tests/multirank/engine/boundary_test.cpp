@@ -6,8 +6,8 @@ namespace {
 
 using namespace engine_tests;
 
-const std::vector<std::string> kStrategies{"zero0", "zero1 communicator.share_weights=false", "zero1",
-                                           "zero2", "zero3 communicator.share_weights=false", "zero3"};
+const std::vector<std::string> kShardings{"zero0", "zero1 communicator.share_weights=false", "zero1",
+                                          "zero2", "zero3 communicator.share_weights=false", "zero3"};
 
 class BoundaryTest : public EngineTest {
  protected:
@@ -68,7 +68,7 @@ RANK_BODY(calls_inside_scope, Run) {
 TEST_F(BoundaryTest, RejectedCallInsideGatherScopeDoesNotChangeResults) {
   const std::string expected = printed(2, trains_and_prints, "strategy=zero0 train.steps=4", "result");
   ASSERT_NE(expected, "");
-  for (const std::string& strategy : kStrategies)
+  for (const std::string& strategy : kShardings)
     EXPECT_EQ(printed(2, calls_inside_scope, "strategy=" + strategy + " train.steps=4", "result"), expected)
         << strategy;
 }
@@ -107,7 +107,7 @@ RANK_BODY(reads_gradients, Run) {
 TEST_F(BoundaryTest, GradientAfterStepIsIdenticalOnEveryRankAndStrategy) {
   for (const std::string accumulation : {"1", "2"}) {
     std::string expected;
-    for (const std::string& strategy : kStrategies) {
+    for (const std::string& strategy : kShardings) {
       const std::string sum = printed(
           2, reads_gradients, "strategy=" + strategy + " train.gradient_accumulation=" + accumulation, "gradient");
       ASSERT_NE(sum, "") << strategy;
