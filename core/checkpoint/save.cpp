@@ -326,7 +326,7 @@ SaveResult save(const std::string& path, const CheckpointContents& contents, con
       } catch (const Error&) {  // the next save removes it
       }
     if (dynamic_cast<const PeerLostError*>(&failure))  // which may end after the commit, before the other ranks know
-      fail_like(failure, fmt::format("it is unknown whether {} was saved: {} (earlier checkpoints are unchanged)",
+      fail_like(failure, fmt::format("it is unknown whether {} was saved (earlier checkpoints are unchanged): {}",
                                      step_text, failure.what()));
     fail_like(failure,
               fmt::format("{} was not saved: {} (earlier checkpoints are unchanged)", step_text, failure.what()));

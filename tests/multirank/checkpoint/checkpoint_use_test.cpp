@@ -1,4 +1,5 @@
 // Other uses of checkpoints: partial loads, weights of other programs, export to other programs, and the commands.
+#include <csignal>
 #include <cstdlib>
 #include <functional>
 #include <tuple>
@@ -40,6 +41,21 @@ TEST_F(CheckpointUseTest, InitLoadsWeightsOnly) {
   EXPECT_EQ(says_hash("checkpoint.init=c"), "step 0 hash " + hash("a"));
   EXPECT_EQ(says_hash("checkpoint.init=c/step-00000002 strategy=zero3"), "step 0 hash " + hash("a"));
   EXPECT_EQ(says_hash("checkpoint.dir=c checkpoint.resume=true"), "step 2 hash " + hash("a"));
+}
+
+RANK_BODY(is_killed_after_resuming, Run) {
+  run.build();
+  run.engine->barrier();
+  if (run.engine->rank() == 1) ::raise(SIGKILL);
+  run.engine->barrier();
+}
+
+TEST_F(CheckpointUseTest, KilledRankThatResumedIsReportedAtItsStep) {
+  save("parity.model=tiny");
+  const Outcome done = run_pair(is_killed_after_resuming, "parity.model=tiny checkpoint.dir=c checkpoint.resume=true");
+  EXPECT_EQ(done.code, 4) << done.output;
+  EXPECT_EQ(done.output.find("step 0"), std::string::npos) << done.output;
+  EXPECT_NE(done.output.find("step 2"), std::string::npos) << done.output;
 }
 
 RANK_BODY(loads_what_fits, Run) {

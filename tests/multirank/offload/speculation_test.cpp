@@ -190,8 +190,8 @@ TEST_F(SpeculationTest, IsPlannedIfItFitsInTheHostBudget) {
   run(2,
       "job.name=none" + states("nvme") + "\njob.name=fits memory.host_budget=1GiB" + states("nvme") +
           "\njob.name=never memory.host_budget=1GiB offload.speculate=never" + states("nvme") +
-          "\njob.name=memory memory.host_budget=1GiB" + states("cpu") + "\njob.name=disk " + kAlways + states("nvme") +
-          "offload.gradients=nvme\n",
+          "\njob.name=memory memory.host_budget=1GiB" + states("cpu") + "\njob.name=disk memory.host_budget=1GiB" +
+          states("nvme") + "offload.gradients=nvme\n",
       common);
   for (const std::string name : {"none", "never", "disk"}) EXPECT_EQ(number(name, "/overlap/updates_early"), 0) << name;
   for (const std::string name : {"fits", "memory"}) EXPECT_EQ(number(name, "/overlap/updates_early"), 2) << name;
@@ -203,6 +203,22 @@ TEST_F(SpeculationTest, IsPlannedIfItFitsInTheHostBudget) {
     }
   EXPECT_EQ(number("fits", "/memory/disk/optimizer/peak"), 2 * number("none", "/memory/disk/optimizer/peak"));
   EXPECT_EQ(number("disk", "/memory/disk/optimizer/peak"), number("none", "/memory/disk/optimizer/peak"));
+}
+
+TEST_F(SpeculationTest, AlwaysIsRejectedWhereStatesAreUpdatedAfterBackward) {
+  for (const auto& [keys, reason] :
+       {std::pair{"optimizer=lamb", "the optimizer is not elementwise"},
+        std::pair{"offload.gradients=nvme", "reduced gradients or weights are on a disk"},
+        std::pair{"optimizer=lamb train.nonfinite=stop", "the optimizer is not elementwise"}}) {
+    const Outcome done =
+        shell(launch(2, engine_tests::trains, "strategy=zero2 " + kAlways + states("nvme") + std::string(keys)));
+    EXPECT_EQ(done.code, 2) << keys << done.output;
+    EXPECT_THAT(done.output, HasSubstr("offload.speculate is \"always\" (command line), but states are updated after "
+                                       "backward, because " +
+                                       std::string(reason) + "; set it to \"auto\""));
+  }
+  train(1, engine_tests::trains, "device", "strategy=zero2 train.steps=1 " + kAlways);
+  EXPECT_EQ(number("device", "/overlap/states"), 0) << "without states on a tier, there is nothing to speculate on";
 }
 
 // With "auto", updates wait for backward while more than half of the last steps were clipped.
