@@ -109,7 +109,7 @@ class RawComm {
     error_ = host::CallError();
     zr_code code;
     while ((code = host::comm::done_poll(done, &error_)) == ZR_AGAIN)
-      if (const zr_code failed = api_->progress(comm_, &error_)) return failed;
+      if (const zr_code failed = api_->progress ? api_->progress(comm_, &error_) : ZR_OK) return failed;
     return code;
   }
 

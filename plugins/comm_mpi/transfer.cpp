@@ -1,0 +1,234 @@
+#include "transfer.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "mpi_thread.hpp"
+#include "zr/round_up.hpp"
+
+namespace mpi {
+
+namespace {
+constexpr int64_t kMessageBytes = int64_t{1} << 30;  // of one message; MPI counts in int
+constexpr std::size_t kSendsPerPeer = 4;             // pieces in flight
+
+bool all_complete(std::vector<MPI_Request>& requests, const std::string& what) {
+  if (requests.empty()) return true;
+  int flag = 0;
+  check(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &flag, MPI_STATUSES_IGNORE), what);
+  if (flag) requests.clear();
+  return flag != 0;
+}
+}  // namespace
+
+const char* Transfer::source() const {
+  return copy_.empty() ? static_cast<const char*>(parts_.coll.src.data) : copy_.data();
+}
+
+// The elements that rank r reduces: `from` in src, `to` in its dst. Of an all_reduce, each rank reduces a share for all
+// ranks; with ACCUMULATE the results differ between ranks, and each rank reduces all.
+zr::Extent Transfer::reduced_by(int r) const {
+  const int64_t n = parts_.coll.src.count;
+  if (parts_.coll.op == ZR_REDUCE_SCATTER) return parts_.extent(0, r, nullptr, nullptr);
+  if (parts_.coll.op == ZR_REDUCE) return r == parts_.coll.root ? zr::Extent{0, n, 0} : zr::Extent{};
+  if (parts_.coll.flags & ZR_COLL_ACCUMULATE) return {0, n, 0};
+  const auto cut = [&](int64_t i) { return std::min(n, zr::round_up<int64_t>(n * i / parts_.world, 64)); };
+  return {cut(r), cut(r + 1) - cut(r), cut(r)};
+}
+
+void Transfer::post_receive(void* data, int64_t bytes, int peer, int tag, MPI_Comm comm) {
+  for (int64_t at = 0; at < bytes; at += kMessageBytes) {
+    receives_.push_back(MPI_REQUEST_NULL);
+    check(MPI_Irecv(static_cast<char*>(data) + at, static_cast<int>(std::min(kMessageBytes, bytes - at)), MPI_BYTE,
+                    peer, tag, comm, &receives_.back()),
+          parts_.what());
+  }
+}
+
+void Transfer::post_send(const void* data, int64_t bytes, int peer, int tag, MPI_Comm comm) {
+  for (int64_t at = 0; at < bytes; at += kMessageBytes) {
+    sends_.push_back(MPI_REQUEST_NULL);
+    check(MPI_Isend(static_cast<const char*>(data) + at, static_cast<int>(std::min(kMessageBytes, bytes - at)),
+                    MPI_BYTE, peer, tag, comm, &sends_.back()),
+          parts_.what());
+  }
+}
+
+void Transfer::copy_own_part(const Channel& channel) {
+  const zr_coll& coll = parts_.coll;
+  const int rank = parts_.rank;
+  if (parts_.is_message() || !parts_.sends(rank) || !parts_.receives(rank)) return;
+  const int64_t width = parts_.width();
+  if (parts_.is_reduction()) {
+    if (parts_.world > 1) return;
+    const void* const from = coll.src.data;
+    void* const to = coll.dst.data;
+    channel.reduce({coll.reduce, (coll.flags & ZR_COLL_ACCUMULATE) != 0, coll.src.dtype, coll.dst.dtype}, &from, 1, &to,
+                   1, 0, coll.src.count, false);
+    return;
+  }
+  const zr::Extent own = parts_.extent(rank, rank, parts_.counts.data(), parts_.recv_counts.data());
+  const char* const from = source() + own.from * width;
+  char* const to = static_cast<char*>(coll.dst.data) + own.to * width;
+  if (own.count > 0 && from != to) std::memmove(to, from, static_cast<std::size_t>(own.count * width));
+}
+
+void Transfer::start(Channel& channel) {
+  has_started_ = true;
+  const zr_coll& coll = parts_.coll;
+  const bool accumulates = parts_.is_reduction() && (coll.flags & ZR_COLL_ACCUMULATE);
+  if (parts_.in_place && (coll.op == ZR_ALL_TO_ALL || (coll.op == ZR_ALL_REDUCE && accumulates)))
+    copy_.assign(static_cast<const char*>(coll.src.data), static_cast<const char*>(coll.src.data) + parts_.src_bytes());
+  if (coll.op == ZR_BARRIER) {
+    receives_.push_back(MPI_REQUEST_NULL);
+    check(MPI_Ibarrier(channel.collectives, &receives_.back()), parts_.what());
+  } else if (coll.op == ZR_SEND) {
+    post_send(coll.src.data, parts_.src_bytes(), coll.peer, coll.tag, channel.messages);
+  } else if (coll.op == ZR_RECV) {
+    post_receive(coll.dst.data, parts_.dst_bytes(), coll.peer, coll.tag, channel.messages);
+  } else if (parts_.is_reduction()) {
+    list_pieces();
+    channel.is_used = true;
+    for (int64_t piece = 0; piece < std::min<int64_t>(2, pieces_); ++piece) receive_piece(channel, piece);
+    send_pieces(channel);
+  } else {
+    post_parts(channel);
+    copy_own_part(channel);
+  }
+}
+
+// Every part goes directly from its source to its destination.
+void Transfer::post_parts(Channel& channel) {
+  const int rank = parts_.rank, world = parts_.world;
+  const int64_t width = parts_.width();
+  const int64_t *const to = parts_.counts.data(), *const from = parts_.recv_counts.data();
+  for (int i = 1; i < world; ++i) {
+    const int p = (rank + world - i) % world;
+    if (!parts_.receives(rank) || !parts_.sends(p)) continue;
+    zr::Extent part = parts_.extent(p, rank, to, from);
+    if (parts_.coll.op == ZR_ALL_TO_ALL) part.count = from[p];  // only p knows what it cut
+    post_receive(static_cast<char*>(parts_.coll.dst.data) + part.to * width, part.count * width, p, tag(0),
+                 channel.collectives);
+  }
+  for (int i = 1; i < world; ++i) {
+    const int r = (rank + i) % world;
+    if (!parts_.sends(rank) || !parts_.receives(r)) continue;
+    const zr::Extent part = parts_.extent(rank, r, to, from);
+    post_send(source() + part.from * width, part.count * width, r, tag(0), channel.collectives);
+  }
+}
+
+void Transfer::list_pieces() {
+  const int rank = parts_.rank, world = parts_.world;
+  const int64_t width = zr::size_of(parts_.coll.src.dtype);
+  piece_elements_ = kPieceBytes / width;
+  const zr::Extent own = reduced_by(rank);
+  pieces_ = (own.count + piece_elements_ - 1) / piece_elements_;
+  int64_t most = 0;
+  for (int r = 0; r < world; ++r) most = std::max(most, reduced_by(r).count);
+  for (int64_t first = 0; first < most; first += piece_elements_)
+    for (int i = 1; i < world; ++i) {
+      const int r = (rank + i) % world;
+      const zr::Extent part = reduced_by(r);
+      if (first >= part.count) continue;
+      to_send_.push_back(
+          {r, source() + (part.from + first) * width, std::min(piece_elements_, part.count - first) * width});
+    }
+  sending_.assign(kSendsPerPeer * static_cast<std::size_t>(world - 1), MPI_REQUEST_NULL);
+}
+
+bool Transfer::send_pieces(Channel& channel) {
+  bool moved = false;
+  int n = 0;
+  std::vector<int> ended(sending_.size());
+  check(MPI_Testsome(static_cast<int>(sending_.size()), sending_.data(), &n, ended.data(), MPI_STATUSES_IGNORE),
+        parts_.what());
+  for (MPI_Request& request : sending_) {
+    if (request != MPI_REQUEST_NULL || sent_ == to_send_.size()) continue;
+    const Piece& piece = to_send_[sent_++];
+    check(MPI_Isend(piece.data, static_cast<int>(piece.bytes), MPI_BYTE, piece.peer, tag(0), channel.collectives,
+                    &request),
+          parts_.what());
+    moved = true;
+  }
+  return moved || (n != MPI_UNDEFINED && n > 0);
+}
+
+void Transfer::receive_piece(Channel& channel, int64_t piece) {
+  const int64_t width = zr::size_of(parts_.coll.src.dtype);
+  const int64_t count = std::min(piece_elements_, reduced_by(parts_.rank).count - piece * piece_elements_);
+  std::vector<MPI_Request>& requests = receiving_[piece % 2];
+  char* slot = channel.pieces + (piece % 2) * (parts_.world - 1) * kPieceBytes;
+  for (int p = 0; p < parts_.world; ++p) {
+    if (p == parts_.rank) continue;
+    requests.push_back(MPI_REQUEST_NULL);
+    check(MPI_Irecv(slot, static_cast<int>(count * width), MPI_BYTE, p, tag(0), channel.collectives, &requests.back()),
+          parts_.what());
+    slot += kPieceBytes;
+  }
+}
+
+void Transfer::reduce_piece(Channel& channel, int64_t piece) {
+  const zr_coll& coll = parts_.coll;
+  const zr::Extent own = reduced_by(parts_.rank);
+  const int64_t first = piece * piece_elements_, count = std::min(piece_elements_, own.count - first);
+  std::vector<const void*> sources;
+  const char* slot = channel.pieces + (piece % 2) * (parts_.world - 1) * kPieceBytes;
+  for (int p = 0; p < parts_.world; ++p) {
+    const bool is_own = p == parts_.rank;
+    sources.push_back(is_own ? source() + (own.from + first) * zr::size_of(coll.src.dtype) : slot);
+    if (!is_own) slot += kPieceBytes;
+  }
+  void* const to = static_cast<char*>(coll.dst.data) + (own.to + first) * zr::size_of(coll.dst.dtype);
+  channel.reduce({coll.reduce, (coll.flags & ZR_COLL_ACCUMULATE) != 0, coll.src.dtype, coll.dst.dtype}, sources.data(),
+                 parts_.world, &to, 1, 0, count, false);
+}
+
+bool Transfer::reduce_pieces(Channel& channel) {
+  if (reduced_ == pieces_ || !all_complete(receiving_[reduced_ % 2], parts_.what())) return false;
+  reduce_piece(channel, reduced_);
+  if (reduced_ + 2 < pieces_) receive_piece(channel, reduced_ + 2);
+  ++reduced_;
+  return true;
+}
+
+// The second half of an all_reduce: every rank sends its share of the result to all.
+void Transfer::post_shares(Channel& channel) {
+  shares_posted_ = true;
+  const int64_t width = zr::size_of(parts_.coll.dst.dtype);
+  char* const dst = static_cast<char*>(parts_.coll.dst.data);
+  for (int i = 1; i < parts_.world; ++i) {
+    const int p = (parts_.rank + parts_.world - i) % parts_.world;
+    const zr::Extent part = reduced_by(p);
+    post_receive(dst + part.to * width, part.count * width, p, tag(1), channel.collectives);
+  }
+  const zr::Extent own = reduced_by(parts_.rank);
+  for (int i = 1; i < parts_.world; ++i)
+    post_send(dst + own.to * width, own.count * width, (parts_.rank + i) % parts_.world, tag(1), channel.collectives);
+}
+
+bool Transfer::advance(Channel& channel) {
+  bool moved = false;
+  if (parts_.is_reduction() && !shares_posted_) {
+    moved = send_pieces(channel);
+    while (reduce_pieces(channel)) moved = true;
+    const bool sent = sent_ == to_send_.size() && std::all_of(sending_.begin(), sending_.end(),
+                                                              [](MPI_Request r) { return r == MPI_REQUEST_NULL; });
+    if (!sent || reduced_ < pieces_) return moved;
+    channel.is_used = false;
+    shares_posted_ = true;
+    if (parts_.coll.op == ZR_ALL_REDUCE && !(parts_.coll.flags & ZR_COLL_ACCUMULATE)) post_shares(channel);
+    moved = true;
+  }
+  if (!all_complete(receives_, parts_.what()) || !all_complete(sends_, parts_.what())) return moved;
+  is_complete_ = true;
+  return true;
+}
+
+void Transfer::cancel() noexcept {
+  for (std::vector<MPI_Request>* requests : {&receives_, &receiving_[0], &receiving_[1]})
+    for (MPI_Request& request : *requests)
+      if (request != MPI_REQUEST_NULL && MPI_Cancel(&request) == MPI_SUCCESS) MPI_Request_free(&request);
+}
+
+}  // namespace mpi

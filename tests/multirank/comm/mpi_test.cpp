@@ -1,0 +1,176 @@
+// comm_mpi under mpirun, compared with scalar references: every operation, type and number of ranks.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <numeric>
+
+#include "control/control.hpp"
+#include "multirank/comm/cases.hpp"
+#include "support/comm_rig.hpp"
+#include "support/shell.hpp"
+#include "zr/collective.hpp"
+
+namespace {
+
+using namespace zr::testing;
+using testing::HasSubstr;
+using zr::host::comm::done_new;
+using zr::host::comm::done_release;
+
+zr_view view(void* data, int64_t count, zr_dtype dtype = ZR_F32) { return {data, count, dtype, 0, {1, 0}}; }
+
+class CommMpiTest : public testing::TestWithParam<int> {
+ protected:
+  // Runs the body on each rank. The ranks are this program, which mpirun starts for the current test only.
+  void on_ranks(const std::function<void(RawComm&, const Bench&)>& body) {
+    if (!std::getenv("OMPI_COMM_WORLD_RANK")) {
+      const testing::TestInfo& test = *testing::UnitTest::GetInstance()->current_test_info();
+      const auto done =
+          shell("export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; mpirun.openmpi --oversubscribe -n " +
+                std::to_string(GetParam()) + " " + std::filesystem::read_symlink("/proc/self/exe").string() +
+                " --gtest_filter=" + test.test_suite_name() + "." + test.name());
+      EXPECT_EQ(done.code, 0) << done.output;
+      return;
+    }
+    const auto control = zr::host::control::Control::join();
+    {
+      CommRig rig(control, {.id = "mpi"});
+      RawComm comm(rig);
+      std::map<void*, std::vector<char>> memory;
+      body(comm, {comm.rank(), comm.world(), [&](const zr_coll& coll) { comm.run(coll); },
+                  [&](int64_t bytes) {
+                    std::vector<char> block(static_cast<std::size_t>(bytes));
+                    void* const data = block.data();
+                    memory[data] = std::move(block);
+                    return data;
+                  },
+                  [&](void* data) { memory.erase(data); }});
+    }
+    control->leave(0, false);
+  }
+};
+
+TEST_P(CommMpiTest, EveryOperationMatchesReferenceForEveryType) {
+  on_ranks([](RawComm& comm, const Bench& bench) {
+    Memory memory(bench, 64 << 10);
+    uint64_t seed = 1;
+    for (const zr_dtype dtype : kDtypes)
+      for (const Case& c : cases(comm.world(), dtype, 7)) check(bench, memory, c, Home::own, seed += 1000);
+  });
+}
+
+TEST_P(CommMpiTest, ReductionsSupportMinMaxAndAccumulate) {
+  on_ranks([](RawComm& comm, const Bench& bench) {
+    Memory memory(bench, 64 << 10);
+    uint64_t seed = 5;
+    for (const zr_dtype dtype : kDtypes)
+      for (const uint32_t op : {ZR_ALL_REDUCE, ZR_REDUCE_SCATTER, ZR_REDUCE})
+        for (const uint32_t reduce : {ZR_SUM, ZR_MIN, ZR_MAX})
+          for (const uint32_t flags : {0u, uint32_t{ZR_COLL_ACCUMULATE}})
+            for (const bool in_place : {false, true})
+              check(bench, memory,
+                    {.op = op,
+                     .reduce = reduce,
+                     .flags = flags,
+                     .src = dtype,
+                     .dst = dtype,
+                     .world = comm.world(),
+                     .root = comm.world() - 1,
+                     .total = 333,
+                     .part = 111,
+                     .in_place = in_place},
+                    Home::own, seed += 1000);
+  });
+}
+
+TEST_P(CommMpiTest, UpcastsSourcesWithoutIntermediateRounding) {
+  on_ranks([](RawComm& comm, const Bench& bench) {
+    Memory memory(bench, 64 << 10);
+    uint64_t seed = 9;
+    for (const zr_dtype src : {ZR_BF16, ZR_F16})
+      for (const uint32_t op : {ZR_ALL_REDUCE, ZR_REDUCE_SCATTER, ZR_REDUCE})
+        for (const uint32_t flags : {0u, uint32_t{ZR_COLL_ACCUMULATE}})
+          check(
+              bench, memory,
+              {.op = op, .flags = flags, .src = src, .dst = ZR_F32, .world = comm.world(), .total = 1001, .part = 333},
+              Home::own, seed += 1000);
+  });
+}
+
+// Messages of reductions have pieces of 512 KiB.
+TEST_P(CommMpiTest, ReducesManyPiecesWithUnevenParts) {
+  on_ranks([](RawComm& comm, const Bench& bench) {
+    const int64_t total = (int64_t{7} << 20) / 4 + 5;
+    Memory memory(bench, 8 << 20);
+    std::vector<int64_t> counts(static_cast<std::size_t>(comm.world()), 1);
+    counts.back() = total - comm.world() + 1;
+    uint64_t seed = 3;
+    for (const bool in_place : {false, true}) {
+      for (const uint32_t flags : {0u, uint32_t{ZR_COLL_ACCUMULATE}})
+        for (const uint32_t op : {ZR_ALL_REDUCE, ZR_REDUCE})
+          check(bench, memory, {.op = op, .flags = flags, .world = comm.world(), .total = total, .in_place = in_place},
+                Home::own, seed += 1000);
+      check(bench, memory,
+            {.op = ZR_REDUCE_SCATTER, .world = comm.world(), .counts = counts, .total = total, .in_place = in_place},
+            Home::own, seed += 1000);
+    }
+  });
+}
+
+// Each operation reads what the one before it writes, and all are submitted before the first is complete.
+TEST_P(CommMpiTest, AsynchronousOperationsOnTheSameMemoryRunInOrder) {
+  on_ranks([](RawComm& comm, const Bench&) {
+    constexpr int kOperations = 20;
+    std::vector<float> x(300000, static_cast<float>(comm.rank() + 1));
+    const float ranks = static_cast<float>(comm.world());
+    std::vector<zr_done*> dones;
+    for (int i = 0; i < kOperations; ++i) {
+      const zr_view all = view(x.data(), static_cast<int64_t>(x.size()));
+      zr_coll coll = i % 2 ? zr::broadcast(all, i % comm.world(), "share") : zr::all_reduce(all, all, "sum");
+      dones.push_back(done_new());
+      ASSERT_EQ(comm.submit(coll, dones.back()), ZR_OK) << comm.said();
+    }
+    for (zr_done* done : dones) {
+      ASSERT_EQ(comm.finish(done), ZR_OK) << comm.said();
+      done_release(done);
+    }
+    float expected = ranks * (ranks + 1) / 2;
+    for (int i = 2; i < kOperations; i += 2) expected *= ranks;
+    EXPECT_EQ(x.front(), expected);
+    EXPECT_EQ(x.back(), expected);
+  });
+}
+
+// Every rank sends before it receives, more than MPI buffers, and out of order.
+TEST_P(CommMpiTest, MessagesOfEqualTagsMatchInOrderInBothDirections) {
+  on_ranks([](RawComm& comm, const Bench&) {
+    constexpr int64_t kCount = 400000;
+    const int next = (comm.rank() + 1) % comm.world(), before = (comm.rank() + comm.world() - 1) % comm.world();
+    std::vector<std::vector<int32_t>> sent, got;
+    std::vector<zr_done*> dones;
+    const auto start = [&](const zr_coll& coll) {
+      dones.push_back(done_new());
+      ASSERT_EQ(comm.submit(coll, dones.back()), ZR_OK) << comm.said();
+    };
+    for (int i = 0; i < 4; ++i) {
+      sent.emplace_back(kCount, 100 * comm.rank() + i);
+      got.emplace_back(kCount, -1);
+    }
+    for (int i = 0; i < 4; ++i) start(zr::send(view(sent[size_t(i)].data(), kCount, ZR_I32), next, i % 2, "a message"));
+    for (const int i : {1, 0, 3, 2})
+      start(zr::recv(view(got[size_t(i)].data(), kCount, ZR_I32), before, i % 2, "a message"));
+    for (zr_done* done : dones) {
+      ASSERT_EQ(comm.finish(done), ZR_OK) << comm.said();
+      done_release(done);
+    }
+    for (int i = 0; i < 4; ++i) {
+      EXPECT_EQ(got[size_t(i)].front(), 100 * before + i);
+      EXPECT_EQ(got[size_t(i)].back(), 100 * before + i);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, CommMpiTest, testing::Values(2, 3, 4));
+
+}  // namespace
