@@ -3,11 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <numeric>
+#include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "control/control.hpp"
 #include "multirank/comm/cases.hpp"
 #include "support/comm_rig.hpp"
+#include "support/scratch.hpp"
 #include "support/shell.hpp"
 #include "zr/collective.hpp"
 
@@ -169,6 +171,40 @@ TEST_P(CommMpiTest, MessagesOfEqualTagsMatchInOrderInBothDirections) {
       EXPECT_EQ(got[size_t(i)].back(), 100 * before + i);
     }
   });
+}
+
+// What a job of the quickstart example prints into its summary: hash of the weights, and communication.
+nlohmann::json summary_of(const zr::test::Scratch& scratch, const std::string& start, const std::string& keys) {
+  const auto done =
+      shell("cd " + scratch.folder().string() +
+            " && export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; " + start +
+            " " ZR_BUILD_DIR "/bin/quickstart " ZR_SOURCE_DIR
+            "/examples/quickstart/quickstart.toml train.steps=5 job.threads=1 job.name=run job.runs=runs " +
+            keys);
+  EXPECT_EQ(done.code, 0) << start << " " << keys << done.output;
+  return nlohmann::json::parse(std::ifstream(scratch.path("runs/run/summary.json")), nullptr, false);
+}
+
+TEST(CommMpiTrainingTest, HasTheBitsAndTheVolumeOfShm) {
+  const zr::test::Scratch scratch;
+  for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"})
+    for (const std::string ranks : {"2", "4"}) {
+      const std::string keys = "strategy=" + strategy + " job.ranks=" + ranks + " communicator.share_weights=false ";
+      const auto shm = summary_of(scratch, ZR_BUILD_DIR "/bin/zeroth launch -n " + ranks + " --", keys);
+      const auto mpi = summary_of(scratch, "mpirun.openmpi --oversubscribe -n " + ranks, keys + "communicator=mpi");
+      EXPECT_EQ(mpi.at("weights_hash"), shm.at("weights_hash")) << keys;
+      EXPECT_EQ(mpi.at("communication"), shm.at("communication")) << keys;
+    }
+}
+
+TEST(CommMpiTrainingTest, NeedsRanksThatMpiHasStarted) {
+  const zr::test::Scratch scratch;
+  const auto done = shell("cd " + scratch.folder().string() +
+                          " && " ZR_BUILD_DIR "/bin/zeroth launch -n 2 -- " ZR_BUILD_DIR
+                          "/bin/quickstart " ZR_SOURCE_DIR "/examples/quickstart/quickstart.toml communicator=mpi");
+  EXPECT_EQ(done.code, 2) << done.output;
+  EXPECT_THAT(done.output, HasSubstr("communicator \"mpi\" needs ranks that MPI has started; start the program with "
+                                     "mpirun, for example: mpirun -n 4 ./program job.toml"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, CommMpiTest, testing::Values(2, 3, 4));
