@@ -19,7 +19,7 @@ namespace mpi {
 class MpiCommunicator : private MpiThread::Client {
  public:
   MpiCommunicator(const zr::Host& host, const zr_comm_open& options);
-  ~MpiCommunicator();
+  ~MpiCommunicator() override;
   MpiCommunicator(const MpiCommunicator&) = delete;
 
   void submit(const zr_coll& coll, zr_stream* stream, zr_done* done);

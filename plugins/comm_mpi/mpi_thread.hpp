@@ -22,10 +22,8 @@ class MpiThread {
     struct State {
       bool is_active, has_moved;  // there are operations to advance; one of them has advanced
     };
+    virtual ~Client() = default;
     virtual State advance() noexcept = 0;
-
-   protected:
-    ~Client() = default;
   };
 
   /// Starts the thread, and MPI on it, with the first call. Throws PluginError if the process was not started by MPI.

@@ -97,8 +97,8 @@ Found plugin_names_in_core(const fs::path& root) {
   std::string pattern;
   for (const std::string& name : names)  // "cpu" is the plug-in's id only in quotes
     pattern += (pattern.empty() ? "" : "|") + (name == "cpu" ? "(?=cpu\")" + name : name);
-  // Linux's folder and libtorch's name of the CPU have words that are also ids of plug-ins.
-  static const std::regex other_meanings("/dev/shm\\b|kCpuDevice = \"cpu\"");
+  // Linux's folder, libtorch's name of the CPU and a launcher's variables have words that are also ids of plug-ins.
+  static const std::regex other_meanings("/dev/shm\\b|kCpuDevice = \"cpu\"|\"MPI_[A-Z]+\"");
   return tree.hits(tree.code({"core"}), std::regex("(^|[^a-z0-9])(" + pattern + ")([^a-z0-9]|$)", std::regex::icase),
                    other_meanings);
 }

@@ -76,9 +76,9 @@ class CollectiveParts {
 
   zr_coll coll{};                                    // without counts and label
   std::vector<int64_t> counts, recv_counts, starts;  // by rank; starts: prefix sums of counts
-  std::string label;
-  int rank = 0, world = 1;
-  bool in_place = false;  // src and dst overlap
+  std::string label;                                 // for messages
+  int rank = 0, world = 1;                           // this rank, and the number of ranks
+  bool in_place = false;                             // src and dst overlap
 
  private:
   void check(bool ok, const char* why) const {

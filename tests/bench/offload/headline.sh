@@ -3,7 +3,8 @@
 # masters and Adam's states on disk, two ranks. Succeeds if the loss fell and the ranks used no more memory than planned
 # plus the unplanned memory that a job of four blocks uses. PLAIN=1: also runs the same model without Zeroth, which must
 # run out of memory.
-#   tests/bench/offload/headline.sh [FOLDER_ON_DISK]     SIZE=350M: the small one; STEPS=6; LR=1e-6; OVERLAP=false
+#   tests/bench/offload/headline.sh [FOLDER_ON_DISK]     SIZE=350M: the small one; STEPS=6; LR=1e-6; CONTEXT=64;
+#                                                        OVERLAP=false
 # States are updated during backward, which needs train.nonfinite = "stop" and no clipping; OVERLAP=false: after it.
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
@@ -49,7 +50,7 @@ train() { # name, keys
   local watcher=$!
   local code=0
   build/bin/zeroth train examples/gpt/gpt.toml strategy=zero2 train.dtype=bf16 train.micro_batch=1 \
-    model.recompute=true model.context=64 train.steps="$steps" eval.every=0 sample.length=0 schedule.use=constant \
+    model.recompute=true model.context="${CONTEXT:-64}" train.steps="$steps" eval.every=0 sample.length=0 schedule.use=constant \
     optimizer.lr="${LR:-1e-6}" job.name="$name" job.runs=build/runs offload.optimizer=nvme \
     "offload.nvme.path=$swap" train.nonfinite=stop train.gradient_clipping=0 \
     "offload.overlap=${OVERLAP:-true}" "$@" || code=$?
