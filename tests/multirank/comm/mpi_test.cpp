@@ -1,6 +1,7 @@
 // comm_mpi under mpirun, compared with scalar references: every operation, type and number of ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <fstream>
@@ -205,6 +206,45 @@ TEST(CommMpiTrainingTest, NeedsRanksThatMpiHasStarted) {
   EXPECT_EQ(done.code, 3) << done.output;
   EXPECT_THAT(done.output, HasSubstr("communicator \"mpi\" needs ranks that MPI has started; start the program with "
                                      "mpirun, for example: mpirun -n 4 ./program job.toml"));
+}
+
+// Hosts that exist as long as the object: network namespaces on this machine.
+class Hosts {
+ public:
+  explicit Hosts(int count) : count_(std::to_string(count)) {
+    const auto up = script("up " + name_ + " " + count_);
+    if (up.code != 0) unavailable_ = up.output;
+  }
+  ~Hosts() { script("down " + name_ + " " + count_); }
+  Hosts(const Hosts&) = delete;
+  const std::string& unavailable() const { return unavailable_; }  // why there are none; empty: there are
+  std::string name(int host) const { return name_ + std::to_string(host); }
+  // The start of a command that runs a program on all hosts, with so many ranks on each.
+  std::string mpirun(int ranks_per_host) const {
+    std::string list;
+    for (int host = 0; host < std::stoi(count_); ++host)
+      list += (host ? "," : "") + name(host) + ":" + std::to_string(ranks_per_host);
+    return kScript + " run " + name(0) + " mpirun.openmpi --mca plm_rsh_agent \"'" + kScript + " run'\" -H " + list +
+           " -x ZR_STORE=10.77.0.1:29600 -x ZR_TOKEN=secret";
+  }
+
+ private:
+  static zr::testing::Outcome script(const std::string& words) { return shell(kScript + " " + words); }
+  inline static const std::string kScript = ZR_SOURCE_DIR "/tests/support/network_hosts.sh";
+  const std::string name_ = "zr" + std::to_string(::getpid()), count_;
+  std::string unavailable_;
+};
+
+TEST(CommMpiHostsTest, TrainTheBitsOfOneHost) {
+  const Hosts hosts(2);
+  if (!hosts.unavailable().empty()) GTEST_SKIP() << "cannot create network namespaces: " << hosts.unavailable();
+  const zr::test::Scratch scratch;
+  for (const std::string strategy : {"zero1", "zero3"}) {
+    const std::string keys = "strategy=" + strategy + " job.ranks=4 ";
+    const auto shm = summary_of(scratch, ZR_BUILD_DIR "/bin/zeroth launch -n 4 --", keys);
+    const auto mpi = summary_of(scratch, hosts.mpirun(2), keys + "communicator=mpi");
+    EXPECT_EQ(mpi.at("weights_hash"), shm.at("weights_hash")) << keys;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, CommMpiTest, testing::Values(2, 3, 4));
