@@ -185,8 +185,9 @@ void check_offload(const config::JobConfig& config, const plan::MemoryPlan& plan
               "tier"
             : "offload.optimizer = \"auto\" computes it from memory.device_budget; set "
               "offload.optimizer to a tier, or remove offload.device_fraction"));
-  if (offload.speculate == config::SpeculateRule::always && plan.has_offloaded_states())
-    if (const std::string obstacle = EarlyUpdate::obstacle(config, plan); !obstacle.empty())
+  if (offload.speculate == config::SpeculateRule::always && !offload.optimizer->on_device())
+    if (const std::string obstacle = EarlyUpdate::obstacle(config, plan);
+        !obstacle.empty() && obstacle != EarlyUpdate::kNoStates)
       fail_user(
           fmt::format("offload.speculate is \"always\" ({}), but states are updated after backward, because {}; "
                       "set it to \"auto\"",

@@ -9,6 +9,7 @@ class Mpi : public zr::Communicator<Mpi, mpi::MpiCommunicator> {
   static constexpr const char* description = "messages of MPI between the ranks of one or several machines";
   static constexpr const char* license = "Apache-2.0";
   Mpi(const zr::Config&, const zr::Host& host) : host_(host) {}
+  static void shutdown() noexcept { mpi::MpiThread::stop(); }
 
   uint64_t open_bytes(int32_t world) const noexcept {
     return static_cast<uint64_t>(mpi::Transfer::buffer_bytes(world));
@@ -26,7 +27,8 @@ class Mpi : public zr::Communicator<Mpi, mpi::MpiCommunicator> {
     if (options.device.type != ZR_DEVICE_CPU)
       throw zr::PluginError(ZR_UNSUPPORTED, "comm_mpi moves host memory, not memory of a device of type " +
                                                 std::to_string(options.device.type));
-    return std::make_unique<mpi::MpiCommunicator>(host_, options);
+    mpi::MpiThread* const thread = options.world > 1 ? &mpi::MpiThread::start() : nullptr;
+    return std::make_unique<mpi::MpiCommunicator>(host_, options, thread);
   }
 
  private:

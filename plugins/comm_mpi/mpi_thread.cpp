@@ -1,15 +1,15 @@
 #include "mpi_thread.hpp"
 
 #include <mpi.h>
-#include <sched.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <sys/prctl.h>
 #include <time.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
-#include <cstdlib>
-#include <memory>
+#include <map>
 
 #include "zr/base.hpp"
 
@@ -18,13 +18,66 @@ namespace mpi {
 namespace {
 using Clock = std::chrono::steady_clock;
 constexpr auto kSpin = std::chrono::microseconds(50);
-constexpr timespec kNap{0, 20000};  // shorter than a socket's buffer takes to fill
+constexpr timespec kNap{0, 20000};                            // shorter than a socket's buffer takes to fill
+constexpr auto kIdleProgress = std::chrono::milliseconds(1);  // what MPI still owes its peers
+
+// Without destructors: the process may use them until its end.
+MpiThread* g_thread = nullptr;
+std::atomic<bool> g_has_failed{false};
 
 // True if a launcher of MPI has started this process. Without one, MPI_Init would start a daemon for it alone.
 bool started_by_mpi() {
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"})
     if (std::getenv(name)) return true;
   return false;
+}
+
+// Not after a failure, and not if the process reports one: the end of MPI waits for the other ranks.
+void end_mpi(int exit_code, void*) {
+  if (exit_code == 0 && !g_has_failed) MPI_Finalize();
+}
+
+// OpenMPI installs handlers that print a stack; the process keeps its own.
+void initialize_mpi() {
+  constexpr int kSignals = 31;
+  std::map<int, struct sigaction> handlers;
+  for (int signal = 1; signal <= kSignals; ++signal) {
+    struct sigaction handler;
+    if (sigaction(signal, nullptr, &handler) == 0) handlers[signal] = handler;
+  }
+  int level = 0;
+  check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level), "MPI_Init_thread");
+  for (const auto& [signal, handler] : handlers) sigaction(signal, &handler, nullptr);
+  check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  ::on_exit(end_mpi, nullptr);
+}
+
+void start_mpi() {
+  static bool is_started = false;
+  if (is_started) return;
+  int is_initialized = 0, is_finalized = 0, level = 0;
+  check(MPI_Initialized(&is_initialized), "MPI_Initialized");
+  check(MPI_Finalized(&is_finalized), "MPI_Finalized");
+  if (is_finalized)
+    throw zr::PluginError(ZR_UNSUPPORTED,
+                          "communicator \"mpi\": the program has called MPI_Finalize; call it after the "
+                          "engine is destroyed");
+  if (is_initialized) {
+    check(MPI_Query_thread(&level), "MPI_Query_thread");
+    if (level < MPI_THREAD_MULTIPLE)
+      throw zr::PluginError(
+          ZR_UNSUPPORTED,
+          "communicator \"mpi\" calls MPI on a thread of its own, but the program has initialized MPI "
+          "for fewer threads; call MPI_Init_thread with MPI_THREAD_MULTIPLE, or let Zeroth initialize "
+          "MPI");
+  } else if (started_by_mpi()) {
+    initialize_mpi();
+  } else {
+    throw zr::PluginError(ZR_UNSUPPORTED,
+                          "communicator \"mpi\" needs ranks that MPI has started; start the program with mpirun, for "
+                          "example: mpirun --bind-to none -n 4 ./program job.toml");
+  }
+  is_started = true;
 }
 }  // namespace
 
@@ -39,19 +92,24 @@ void check(int code, const std::string& call) {
   throw zr::PluginError(ZR_COMM, call + ": " + text, code);
 }
 
-MpiThread& MpiThread::get() {
-  static std::mutex mutex;
-  static std::unique_ptr<MpiThread> thread;
-  const std::lock_guard lock(mutex);
-  if (thread) return *thread;
-  if (!started_by_mpi())
-    throw zr::PluginError(ZR_UNSUPPORTED,
-                          "communicator \"mpi\" needs ranks that MPI has started; start the program with mpirun, for "
-                          "example: mpirun -n 4 ./program job.toml");
-  std::unique_ptr<MpiThread> starting(new MpiThread);
-  starting->run([&] { starting->start_mpi(); });
-  thread = std::move(starting);
-  return *thread;
+MpiThread& MpiThread::start() {
+  if (g_has_failed)
+    throw zr::PluginError(ZR_COMM,
+                          "communicator \"mpi\": a communicator of this process has failed; start the job again");
+  if (g_thread) return *g_thread;
+  g_thread = new MpiThread;
+  try {
+    g_thread->run(start_mpi);
+  } catch (...) {
+    stop();
+    throw;
+  }
+  return *g_thread;
+}
+
+void MpiThread::stop() noexcept {
+  delete g_thread;
+  g_thread = nullptr;
 }
 
 MpiThread::MpiThread() {
@@ -69,26 +127,6 @@ MpiThread::~MpiThread() {
   }
   changed_.notify_all();
   thread_.join();
-}
-
-void MpiThread::start_mpi() {
-  int is_initialized = 0, level = 0;
-  check(MPI_Initialized(&is_initialized), "MPI_Initialized");
-  if (!is_initialized) {
-    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &level), "MPI_Init_thread");
-    owns_mpi_ = true;
-    return;
-  }
-  check(MPI_Query_thread(&level), "MPI_Query_thread");
-  if (level < MPI_THREAD_MULTIPLE)
-    throw zr::PluginError(
-        ZR_UNSUPPORTED,
-        "communicator \"mpi\" calls MPI on a thread of its own, but the program has initialized MPI for "
-        "fewer threads; call MPI_Init_thread with MPI_THREAD_MULTIPLE, or let Zeroth initialize MPI");
-}
-
-void MpiThread::end_mpi() {
-  if (owns_mpi_ && !has_given_up_) MPI_Finalize();
 }
 
 void MpiThread::run(const std::function<void()>& function) {
@@ -116,46 +154,55 @@ void MpiThread::wake() noexcept {
   changed_.notify_all();
 }
 
-void MpiThread::give_up() noexcept {
-  const std::lock_guard lock(mutex_);
-  has_given_up_ = true;
+void MpiThread::give_up() noexcept { g_has_failed = true; }
+bool MpiThread::has_given_up() noexcept { return g_has_failed; }
+
+// Waits for something to do, if no client is active. False at the end.
+bool MpiThread::take_calls(bool is_active) {
+  std::unique_lock lock(mutex_);
+  const auto due = [&] { return is_woken_ || is_ending_ || !calls_.empty(); };
+  if (!is_active && clients_.empty()) changed_.wait(lock, due);
+  if (!is_active && !clients_.empty()) changed_.wait_for(lock, kIdleProgress, due);
+  if (is_ending_ && calls_.empty()) return false;
+  is_woken_ = false;
+  taken_.swap(calls_);
+  return true;
 }
 
-// Sleeps while no client is active. While one is, it calls MPI again and again, because OpenMPI moves data only then.
+void MpiThread::make_calls() {
+  for (Call* call : taken_) {
+    try {
+      (*call->function)();
+    } catch (...) {
+      call->failure = std::current_exception();
+    }
+    const std::lock_guard lock(mutex_);
+    call->is_done = true;
+    done_.notify_all();
+  }
+  taken_.clear();
+}
+
+// While a client is active, the thread calls MPI again and again, because OpenMPI moves data only then.
 void MpiThread::loop() {
   ::prctl(PR_SET_NAME, "zr-mpi");
   ::prctl(PR_SET_TIMERSLACK, 1);
   bool is_active = false;
   Clock::time_point moved = Clock::now();
-  for (;;) {
-    std::vector<Call*> calls;
-    {
-      std::unique_lock lock(mutex_);
-      if (!is_active) changed_.wait(lock, [&] { return is_woken_ || is_ending_ || !calls_.empty(); });
-      if (is_ending_) break;
-      if (is_woken_ || !calls_.empty()) moved = Clock::now();
-      is_woken_ = false;
-      calls.swap(calls_);
-    }
-    for (Call* call : calls) {
-      try {
-        (*call->function)();
-      } catch (...) {
-        call->failure = std::current_exception();
-      }
-      const std::lock_guard lock(mutex_);
-      call->is_done = true;
-      done_.notify_all();
-    }
+  while (take_calls(is_active)) {
+    make_calls();
+    const bool was_active = is_active;
     is_active = false;
     for (Client* client : clients_) {
       const Client::State state = client->advance();
       is_active |= state.is_active;
-      if (state.has_moved) moved = Clock::now();
+      if (state.has_moved || (state.is_active && !was_active)) moved = Clock::now();
     }
+    int is_waiting = 0;
+    if (!is_active && !clients_.empty() && !g_has_failed)
+      MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &is_waiting, MPI_STATUS_IGNORE);  // advances MPI
     if (is_active && Clock::now() - moved > kSpin) ::nanosleep(&kNap, nullptr);
   }
-  end_mpi();
 }
 
 }  // namespace mpi

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <exception>
 #include <functional>
 #include <mutex>
 #include <string>
@@ -26,9 +27,12 @@ class MpiThread {
     virtual State advance() noexcept = 0;
   };
 
-  /// Starts the thread, and MPI on it, with the first call. Throws PluginError if the process was not started by MPI.
-  /// MPI ends when the process exits, because it cannot start twice.
-  static MpiThread& get();
+  /// Starts the thread, and with the first call MPI, which ends when the process exits, because it cannot start twice.
+  /// Throws PluginError if MPI has not started this process, or has failed in it. [control]
+  static MpiThread& start();
+  /// Ends the thread, if it runs. [control]
+  static void stop() noexcept;
+
   /// Runs the function on the thread and waits; throws what it throws.
   void run(const std::function<void()>& function);
   /// Advances the client from now on, and until remove() has returned.
@@ -37,26 +41,28 @@ class MpiThread {
   void remove(Client& client) noexcept;
   /// Call when a client has become active.
   void wake() noexcept;
-  /// Call after a failure: MPI then does not end in order, which would wait for ranks that may be gone.
-  void give_up() noexcept;
+  /// Call after a failure. MPI is not called again in this process: messages in flight may use memory that is free, and
+  /// the end of MPI would wait for ranks that may be gone.
+  static void give_up() noexcept;
+  static bool has_given_up() noexcept;
   ~MpiThread();
 
  private:
-  MpiThread();
-  void loop();
-  void start_mpi();
-  void end_mpi();
   struct Call {
     const std::function<void()>* function;
     std::exception_ptr failure;
     bool is_done = false;
   };
+  MpiThread();
+  void loop();
+  bool take_calls(bool is_active);
+  void make_calls();
 
   std::mutex mutex_;
   std::condition_variable changed_, done_;
-  std::vector<Call*> calls_;
+  std::vector<Call*> calls_, taken_;
   std::vector<Client*> clients_;  // [MPI thread]
-  bool is_woken_ = false, is_ending_ = false, has_given_up_ = false, owns_mpi_ = false;
+  bool is_woken_ = false, is_ending_ = false;
   std::thread thread_;
 };
 

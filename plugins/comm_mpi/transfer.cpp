@@ -12,14 +12,39 @@ namespace {
 constexpr int64_t kMessageBytes = int64_t{1} << 30;  // of one message; MPI counts in int
 constexpr std::size_t kSendsPerPeer = 4;             // pieces in flight
 
-bool all_complete(std::vector<MPI_Request>& requests, const std::string& what) {
-  if (requests.empty()) return true;
-  int flag = 0;
-  check(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &flag, MPI_STATUSES_IGNORE), what);
-  if (flag) requests.clear();
-  return flag != 0;
-}
 }  // namespace
+
+MPI_Request& Requests::add_send() { return add_receive(-1); }
+
+MPI_Request& Requests::add_receive(int bytes) {
+  expected_.push_back(bytes);
+  return requests_.emplace_back(MPI_REQUEST_NULL);
+}
+
+bool Requests::complete(const std::string& what) {
+  if (requests_.empty()) return true;
+  int flag = 0;
+  statuses_.assign(requests_.size(), MPI_Status{});
+  const int code = MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &flag, statuses_.data());
+  int kind = MPI_SUCCESS;
+  MPI_Error_class(code, &kind);
+  if (kind == MPI_ERR_IN_STATUS)
+    for (const MPI_Status& status : statuses_)
+      if (status.MPI_ERROR != MPI_ERR_PENDING) check(status.MPI_ERROR, what);
+  check(code, what);
+  if (!flag) return false;
+  for (std::size_t i = 0; i < statuses_.size(); ++i) {
+    int bytes = 0;
+    if (expected_[i] >= 0) MPI_Get_count(&statuses_[i], MPI_BYTE, &bytes);
+    if (expected_[i] >= 0 && bytes != expected_[i])
+      throw zr::PluginError(ZR_MISMATCH, what + ": a peer sent " + std::to_string(bytes) +
+                                             " bytes, but this rank expects " + std::to_string(expected_[i]) +
+                                             "; the ranks disagree about it");
+  }
+  requests_.clear();
+  expected_.clear();
+  return true;
+}
 
 const char* Transfer::source() const {
   return copy_.empty() ? static_cast<const char*>(parts_.coll.src.data) : copy_.data();
@@ -38,20 +63,17 @@ zr::Extent Transfer::reduced_by(int r) const {
 
 void Transfer::post_receive(void* data, int64_t bytes, int peer, int tag, MPI_Comm comm) {
   for (int64_t at = 0; at < bytes; at += kMessageBytes) {
-    receives_.push_back(MPI_REQUEST_NULL);
-    check(MPI_Irecv(static_cast<char*>(data) + at, static_cast<int>(std::min(kMessageBytes, bytes - at)), MPI_BYTE,
-                    peer, tag, comm, &receives_.back()),
+    const int part = static_cast<int>(std::min(kMessageBytes, bytes - at));
+    check(MPI_Irecv(static_cast<char*>(data) + at, part, MPI_BYTE, peer, tag, comm, &whole_.add_receive(part)),
           parts_.what());
   }
 }
 
 void Transfer::post_send(const void* data, int64_t bytes, int peer, int tag, MPI_Comm comm) {
-  for (int64_t at = 0; at < bytes; at += kMessageBytes) {
-    sends_.push_back(MPI_REQUEST_NULL);
+  for (int64_t at = 0; at < bytes; at += kMessageBytes)
     check(MPI_Isend(static_cast<const char*>(data) + at, static_cast<int>(std::min(kMessageBytes, bytes - at)),
-                    MPI_BYTE, peer, tag, comm, &sends_.back()),
+                    MPI_BYTE, peer, tag, comm, &whole_.add_send()),
           parts_.what());
-  }
 }
 
 void Transfer::copy_own_part(const Channel& channel) {
@@ -80,8 +102,7 @@ void Transfer::start(Channel& channel) {
   if (parts_.in_place && (coll.op == ZR_ALL_TO_ALL || (coll.op == ZR_ALL_REDUCE && accumulates)))
     copy_.assign(static_cast<const char*>(coll.src.data), static_cast<const char*>(coll.src.data) + parts_.src_bytes());
   if (coll.op == ZR_BARRIER) {
-    receives_.push_back(MPI_REQUEST_NULL);
-    check(MPI_Ibarrier(channel.collectives, &receives_.back()), parts_.what());
+    check(MPI_Ibarrier(channel.collectives, &whole_.add_send()), parts_.what());
   } else if (coll.op == ZR_SEND) {
     post_send(coll.src.data, parts_.src_bytes(), coll.peer, coll.tag, channel.messages);
   } else if (coll.op == ZR_RECV) {
@@ -107,14 +128,14 @@ void Transfer::post_parts(Channel& channel) {
     if (!parts_.receives(rank) || !parts_.sends(p)) continue;
     zr::Extent part = parts_.extent(p, rank, to, from);
     if (parts_.coll.op == ZR_ALL_TO_ALL) part.count = from[p];  // only p knows what it cut
-    post_receive(static_cast<char*>(parts_.coll.dst.data) + part.to * width, part.count * width, p, tag(0),
+    post_receive(static_cast<char*>(parts_.coll.dst.data) + part.to * width, part.count * width, p, tag(channel, 0),
                  channel.collectives);
   }
   for (int i = 1; i < world; ++i) {
     const int r = (rank + i) % world;
     if (!parts_.sends(rank) || !parts_.receives(r)) continue;
     const zr::Extent part = parts_.extent(rank, r, to, from);
-    post_send(source() + part.from * width, part.count * width, r, tag(0), channel.collectives);
+    post_send(source() + part.from * width, part.count * width, r, tag(channel, 0), channel.collectives);
   }
 }
 
@@ -135,34 +156,35 @@ void Transfer::list_pieces() {
           {r, source() + (part.from + first) * width, std::min(piece_elements_, part.count - first) * width});
     }
   sending_.assign(kSendsPerPeer * static_cast<std::size_t>(world - 1), MPI_REQUEST_NULL);
+  ended_.resize(sending_.size());
 }
 
 bool Transfer::send_pieces(Channel& channel) {
-  bool moved = false;
   int n = 0;
-  std::vector<int> ended(sending_.size());
-  check(MPI_Testsome(static_cast<int>(sending_.size()), sending_.data(), &n, ended.data(), MPI_STATUSES_IGNORE),
-        parts_.what());
+  const int code =
+      MPI_Testsome(static_cast<int>(sending_.size()), sending_.data(), &n, ended_.data(), MPI_STATUSES_IGNORE);
+  check(code, parts_.what());
+  bool moved = n != MPI_UNDEFINED && n > 0;
   for (MPI_Request& request : sending_) {
     if (request != MPI_REQUEST_NULL || sent_ == to_send_.size()) continue;
     const Piece& piece = to_send_[sent_++];
-    check(MPI_Isend(piece.data, static_cast<int>(piece.bytes), MPI_BYTE, piece.peer, tag(0), channel.collectives,
-                    &request),
+    check(MPI_Isend(piece.data, static_cast<int>(piece.bytes), MPI_BYTE, piece.peer, tag(channel, 0),
+                    channel.collectives, &request),
           parts_.what());
     moved = true;
   }
-  return moved || (n != MPI_UNDEFINED && n > 0);
+  return moved;
 }
 
 void Transfer::receive_piece(Channel& channel, int64_t piece) {
   const int64_t width = zr::size_of(parts_.coll.src.dtype);
   const int64_t count = std::min(piece_elements_, reduced_by(parts_.rank).count - piece * piece_elements_);
-  std::vector<MPI_Request>& requests = receiving_[piece % 2];
+  Requests& requests = receiving_[piece % 2];
   char* slot = channel.pieces + (piece % 2) * (parts_.world - 1) * kPieceBytes;
   for (int p = 0; p < parts_.world; ++p) {
     if (p == parts_.rank) continue;
-    requests.push_back(MPI_REQUEST_NULL);
-    check(MPI_Irecv(slot, static_cast<int>(count * width), MPI_BYTE, p, tag(0), channel.collectives, &requests.back()),
+    const int bytes = static_cast<int>(count * width);
+    check(MPI_Irecv(slot, bytes, MPI_BYTE, p, tag(channel, 0), channel.collectives, &requests.add_receive(bytes)),
           parts_.what());
     slot += kPieceBytes;
   }
@@ -185,7 +207,7 @@ void Transfer::reduce_piece(Channel& channel, int64_t piece) {
 }
 
 bool Transfer::reduce_pieces(Channel& channel) {
-  if (reduced_ == pieces_ || !all_complete(receiving_[reduced_ % 2], parts_.what())) return false;
+  if (reduced_ == pieces_ || !receiving_[reduced_ % 2].complete(parts_.what())) return false;
   reduce_piece(channel, reduced_);
   if (reduced_ + 2 < pieces_) receive_piece(channel, reduced_ + 2);
   ++reduced_;
@@ -194,41 +216,34 @@ bool Transfer::reduce_pieces(Channel& channel) {
 
 // The second half of an all_reduce: every rank sends its share of the result to all.
 void Transfer::post_shares(Channel& channel) {
-  shares_posted_ = true;
   const int64_t width = zr::size_of(parts_.coll.dst.dtype);
   char* const dst = static_cast<char*>(parts_.coll.dst.data);
   for (int i = 1; i < parts_.world; ++i) {
     const int p = (parts_.rank + parts_.world - i) % parts_.world;
     const zr::Extent part = reduced_by(p);
-    post_receive(dst + part.to * width, part.count * width, p, tag(1), channel.collectives);
+    post_receive(dst + part.to * width, part.count * width, p, tag(channel, 1), channel.collectives);
   }
   const zr::Extent own = reduced_by(parts_.rank);
   for (int i = 1; i < parts_.world; ++i)
-    post_send(dst + own.to * width, own.count * width, (parts_.rank + i) % parts_.world, tag(1), channel.collectives);
+    post_send(dst + own.to * width, own.count * width, (parts_.rank + i) % parts_.world, tag(channel, 1),
+              channel.collectives);
 }
 
 bool Transfer::advance(Channel& channel) {
   bool moved = false;
-  if (parts_.is_reduction() && !shares_posted_) {
+  if (parts_.is_reduction() && !has_reduced_) {
     moved = send_pieces(channel);
     while (reduce_pieces(channel)) moved = true;
     const bool sent = sent_ == to_send_.size() && std::all_of(sending_.begin(), sending_.end(),
                                                               [](MPI_Request r) { return r == MPI_REQUEST_NULL; });
     if (!sent || reduced_ < pieces_) return moved;
     channel.is_used = false;
-    shares_posted_ = true;
+    has_reduced_ = moved = true;
     if (parts_.coll.op == ZR_ALL_REDUCE && !(parts_.coll.flags & ZR_COLL_ACCUMULATE)) post_shares(channel);
-    moved = true;
   }
-  if (!all_complete(receives_, parts_.what()) || !all_complete(sends_, parts_.what())) return moved;
+  if (!whole_.complete(parts_.what())) return moved;
   is_complete_ = true;
   return true;
-}
-
-void Transfer::cancel() noexcept {
-  for (std::vector<MPI_Request>* requests : {&receives_, &receiving_[0], &receiving_[1]})
-    for (MPI_Request& request : *requests)
-      if (request != MPI_REQUEST_NULL && MPI_Cancel(&request) == MPI_SUCCESS) MPI_Request_free(&request);
 }
 
 }  // namespace mpi

@@ -179,9 +179,9 @@ const std::map<std::string, Try> kTries{
           "job.toml" +
           kBrief + " && cat runs/job/summary.json",
       "\"ranks\": 4"}},
-    {"mpirun -H node01:4,node02:4 -x ZR_STORE=node01:29600 ./app job.toml communicator=mpi",
+    {"mpirun --bind-to none -H node01:4,node02:4 -x ZR_STORE=node01:29600 ./app job.toml communicator=mpi",
      in_file("tests/multirank/comm/mpi_test.cpp", "TEST\\(CommMpiHostsTest, TrainTheBitsOfOneHost\\)")},
-    {"mpirun -n 4 ./app job.toml communicator=mpi",
+    {"mpirun --bind-to none -n 4 ./app job.toml communicator=mpi",
      in_file("tests/multirank/comm/mpi_test.cpp", "TEST\\(CommMpiTrainingTest, HasTheBits")},
     {"torchrun --nproc-per-node 4 --no-python ./app job.toml",
      in_file("tests/multirank/launch/join_test.cpp", "TEST\\(Torchrun, RanksTrainAndExit\\)")},

@@ -113,6 +113,9 @@ inline void CollectiveParts::assign(const zr_coll& given, int own_rank, int rank
   label = given.label ? given.label : "";
   check(coll.op >= ZR_ALL_REDUCE && coll.op <= ZR_BARRIER, "unknown operation code");
   in_place = false;
+  counts.clear();
+  recv_counts.clear();
+  starts.clear();
   if (coll.op == ZR_BARRIER) {
     coll.src = coll.dst = zr_view{};
     return;
@@ -135,9 +138,6 @@ inline void CollectiveParts::assign(const zr_coll& given, int own_rank, int rank
 
 inline void CollectiveParts::check_counts() {
   const bool parts = is_cut() || coll.op == ZR_ALL_GATHER || coll.op == ZR_GATHER;
-  counts.clear();
-  recv_counts.clear();
-  starts.clear();
   if (!parts) {
     check(!sends(rank) || !receives(rank) || coll.src.count == coll.dst.count, "src and dst have different lengths");
     return;

@@ -50,7 +50,8 @@ train() { # name, keys
   local watcher=$!
   local code=0
   build/bin/zeroth train examples/gpt/gpt.toml strategy=zero2 train.dtype=bf16 train.micro_batch=1 \
-    model.recompute=true model.context="${CONTEXT:-64}" train.steps="$steps" eval.every=0 sample.length=0 schedule.use=constant \
+    model.recompute=true model.context="${CONTEXT:-64}" \
+    train.steps="$steps" eval.every=0 sample.length=0 schedule.use=constant \
     optimizer.lr="${LR:-1e-6}" job.name="$name" job.runs=build/runs offload.optimizer=nvme \
     "offload.nvme.path=$swap" train.nonfinite=stop train.gradient_clipping=0 \
     "offload.overlap=${OVERLAP:-true}" "$@" || code=$?

@@ -55,8 +55,7 @@ TEST_F(CheckpointUseTest, FailureReportHasTheStepOfARankThatResumed) {
   save("parity.model=tiny");
   const Outcome done = run_pair(is_killed_after_resuming, "parity.model=tiny checkpoint.dir=c checkpoint.resume=true");
   EXPECT_EQ(done.code, 4) << done.output;
-  EXPECT_TRUE(std::regex_search(done.output, std::regex("rank 0 .* waits .* in engine.barrier.*, step 2\n")))
-      << done.output;
+  EXPECT_TRUE(std::regex_search(done.output, std::regex("rank 0 .*, step 2\n"))) << done.output;
 }
 
 RANK_BODY(loads_what_fits, Run) {
