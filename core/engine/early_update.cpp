@@ -26,14 +26,15 @@ std::string obstacle_of_job(const config::JobConfig& config, const plan::PlanInp
 
 std::string EarlyUpdate::obstacle(const config::JobConfig& config, const plan::MemoryPlan& plan) {
   const plan::PlanInput& input = plan.input;
+  if (!plan.has_offloaded_states()) return "no optimizer state is on a tier";
   if (std::string reason = obstacle_of_job(config, input); !reason.empty()) return reason;
   for (const plan::Buffer& buffer : plan.rank_plan.buffers)
     if (!input.tiers[static_cast<std::size_t>(plan.tier_of(buffer))].in_memory())
       return "reduced gradients or weights are on a disk";
-  if (is_in_place(config) && size_of(input.weight_dtype) > size_of(input.reduced_grad_dtype))
-    return "gradients.dtype is narrower than the weights";
-  if (!plan.has_offloaded_states()) return kNoStates;
-  if (is_in_place(config)) return "";
+  if (is_in_place(config))
+    return size_of(input.weight_dtype) > size_of(input.reduced_grad_dtype)
+               ? "gradients.dtype is narrower than the weights"
+               : "";
   if (plan.placement.speculates) return "";
   const char* const why = config.train().gradient_clipping > 0 ? "train.gradient_clipping may clip it"
                                                                : "train.nonfinite = \"skip\" may skip it";

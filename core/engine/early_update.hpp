@@ -35,8 +35,6 @@ class EarlyUpdate {
   /// Why the update of this job does not begin before backward has ended; empty: it does. A job without states on tiers
   /// does not.
   static std::string obstacle(const config::JobConfig& config, const plan::MemoryPlan& plan);
-  /// The only obstacle that depends on the rank.
-  static constexpr const char* kNoStates = "no optimizer state is on a tier";
   /// Whether no step of the job is skipped or clipped, so that the update is not speculative.
   static bool is_in_place(const config::JobConfig& config);
   /// The memory for undoing that the plan of a job needs.

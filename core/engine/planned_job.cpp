@@ -9,6 +9,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "engine/early_update.hpp"
 #include "engine/job_checks.hpp"
 #include "engine/memory_budget.hpp"
 #include "engine/planning.hpp"
@@ -54,11 +55,20 @@ plan::MemoryPlan plan_of(const PlannedJob& job, const model::Model& model) {
   return plan;
 }
 
+void warn_of_speculation(const PlannedJob& job) {
+  const config::OffloadConfig& offload = job.config().offload();
+  if (job.rank() != 0 || offload.speculate != config::SpeculateRule::always || offload.optimizer->on_device()) return;
+  if (const std::string obstacle = EarlyUpdate::obstacle(job.config(), job.plan); !obstacle.empty())
+    log(ZR_LOG_WARN, fmt::format("offload.speculate = \"always\" ({}) has no effect, because {}",
+                                 offload.speculate.origin.text(), obstacle));
+}
+
 // Runs the checks that precede the opening of the communicator, and returns its options.
 comm::CommRuntime::Options checked(PlannedJob& job, const model::Model& model) {
   check_strategy(job);
   check_optimizers(job.plan, job.optimizers, job.setup.strategy.table->id);
   check_offload(job.config(), job.plan, job.setup.strategy.table->id);
+  warn_of_speculation(job);
   check_budget(job.setup, job.plan, model.parameters(), job.communicator.get());
   job.plan.add_to(job.ledger);
   if (job.rank() == 0 && std::getenv("ZR_PROGRESS")) {

@@ -185,13 +185,6 @@ void check_offload(const config::JobConfig& config, const plan::MemoryPlan& plan
               "tier"
             : "offload.optimizer = \"auto\" computes it from memory.device_budget; set "
               "offload.optimizer to a tier, or remove offload.device_fraction"));
-  if (offload.speculate == config::SpeculateRule::always && !offload.optimizer->on_device())
-    if (const std::string obstacle = EarlyUpdate::obstacle(config, plan);
-        !obstacle.empty() && obstacle != EarlyUpdate::kNoStates)
-      fail_user(
-          fmt::format("offload.speculate is \"always\" ({}), but states are updated after backward, because {}; "
-                      "set it to \"auto\"",
-                      offload.speculate.origin.text(), obstacle));
   // Only buffers that nothing but collectives accesses can be on a disk tier.
   const auto on_disk = [&](int tier) { return !plan.input.tiers[static_cast<std::size_t>(tier)].in_memory(); };
   const auto role_of = [&](const plan::Piece& piece) { return plan.rank_plan.buffers[piece.buffer].role; };

@@ -320,7 +320,7 @@ nlohmann::json summary_of(const zr::test::Scratch& scratch, const std::string& s
 
 TEST(CommMpiTrainingTest, HasTheBitsOfShm) {
   const zr::test::Scratch scratch;
-  for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"})
+  for (const std::string strategy : {"zero1", "zero3"})
     for (const std::string ranks : {"2", "4"}) {
       const std::string keys = "strategy=" + strategy + " job.ranks=" + ranks + " communicator.share_weights=false ";
       const auto shm = summary_of(scratch, ZR_BUILD_DIR "/bin/zeroth launch -n " + ranks + " --", keys);
@@ -404,6 +404,7 @@ TEST(CommMpiHostsTest, TrainTheBitsOfOneHost) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, CommMpiTest, testing::Values(2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(Ranks, CommMpiTest, testing::Values(2, 3, 4),
+                         [](const auto& info) { return "On" + std::to_string(info.param); });
 
 }  // namespace
