@@ -137,4 +137,39 @@ inline std::vector<Case> cases(int world, zr_dtype dtype, int64_t scale) {
   return all;
 }
 
+/// Runs every reduction of every type, in every way.
+inline void check_reductions(const Bench& bench, Memory& memory, const std::vector<Home>& homes) {
+  uint64_t seed = 5;
+  for (const zr_dtype dtype : kDtypes)
+    for (const uint32_t op : {ZR_ALL_REDUCE, ZR_REDUCE_SCATTER, ZR_REDUCE})
+      for (const uint32_t reduce : {ZR_SUM, ZR_MIN, ZR_MAX})
+        for (const uint32_t flags : {0u, uint32_t{ZR_COLL_ACCUMULATE}})
+          for (const bool in_place : {false, true})
+            for (const Home home : homes)
+              check(bench, memory,
+                    {.op = op,
+                     .reduce = reduce,
+                     .flags = flags,
+                     .src = dtype,
+                     .dst = dtype,
+                     .world = bench.world,
+                     .root = bench.world - 1,
+                     .total = 333,
+                     .part = 111,
+                     .in_place = in_place},
+                    home, seed += 1000);
+}
+
+/// Runs every sum of bf16 and fp16 into fp32.
+inline void check_upcasts(const Bench& bench, Memory& memory, const std::vector<Home>& homes) {
+  uint64_t seed = 9;
+  for (const zr_dtype src : {ZR_BF16, ZR_F16})
+    for (const uint32_t op : {ZR_ALL_REDUCE, ZR_REDUCE_SCATTER, ZR_REDUCE})
+      for (const uint32_t flags : {0u, uint32_t{ZR_COLL_ACCUMULATE}})
+        for (const Home home : homes)
+          check(bench, memory,
+                {.op = op, .flags = flags, .src = src, .dst = ZR_F32, .world = bench.world, .total = 1001, .part = 333},
+                home, seed += 1000);
+}
+
 }  // namespace zr::testing

@@ -84,40 +84,16 @@ TEST_P(CommMpiTest, EveryOperationMatchesReferenceForEveryType) {
 }
 
 TEST_P(CommMpiTest, ReductionsSupportMinMaxAndAccumulate) {
-  on_ranks([](RawComm& comm, const Bench& bench) {
+  on_ranks([](RawComm&, const Bench& bench) {
     Memory memory(bench, 64 << 10);
-    uint64_t seed = 5;
-    for (const zr_dtype dtype : kDtypes)
-      for (const uint32_t op : {ZR_ALL_REDUCE, ZR_REDUCE_SCATTER, ZR_REDUCE})
-        for (const uint32_t reduce : {ZR_SUM, ZR_MIN, ZR_MAX})
-          for (const uint32_t flags : {0u, uint32_t{ZR_COLL_ACCUMULATE}})
-            for (const bool in_place : {false, true})
-              check(bench, memory,
-                    {.op = op,
-                     .reduce = reduce,
-                     .flags = flags,
-                     .src = dtype,
-                     .dst = dtype,
-                     .world = comm.world(),
-                     .root = comm.world() - 1,
-                     .total = 333,
-                     .part = 111,
-                     .in_place = in_place},
-                    Home::own, seed += 1000);
+    check_reductions(bench, memory, {Home::own});
   });
 }
 
 TEST_P(CommMpiTest, UpcastsSourcesWithoutIntermediateRounding) {
-  on_ranks([](RawComm& comm, const Bench& bench) {
+  on_ranks([](RawComm&, const Bench& bench) {
     Memory memory(bench, 64 << 10);
-    uint64_t seed = 9;
-    for (const zr_dtype src : {ZR_BF16, ZR_F16})
-      for (const uint32_t op : {ZR_ALL_REDUCE, ZR_REDUCE_SCATTER, ZR_REDUCE})
-        for (const uint32_t flags : {0u, uint32_t{ZR_COLL_ACCUMULATE}})
-          check(
-              bench, memory,
-              {.op = op, .flags = flags, .src = src, .dst = ZR_F32, .world = comm.world(), .total = 1001, .part = 333},
-              Home::own, seed += 1000);
+    check_upcasts(bench, memory, {Home::own});
   });
 }
 

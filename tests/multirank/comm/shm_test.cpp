@@ -35,47 +35,16 @@ TEST_P(CommShmTest, EveryOperationMatchesReferenceForEveryType) {
 }
 
 TEST_P(CommShmTest, ReductionsSupportMinMaxAndAccumulate) {
-  on_ranks([](RawComm& comm, const Bench& bench) {
+  on_ranks([](RawComm&, const Bench& bench) {
     Memory memory(bench, 64 << 10);
-    uint64_t seed = 5;
-    for (const zr_dtype dtype : kDtypes)
-      for (const uint32_t op : {ZR_ALL_REDUCE, ZR_REDUCE_SCATTER, ZR_REDUCE})
-        for (const uint32_t reduce : {ZR_SUM, ZR_MIN, ZR_MAX})
-          for (const uint32_t flags : {0u, uint32_t{ZR_COLL_ACCUMULATE}})
-            for (const bool in_place : {false, true})
-              for (const Home home : {Home::shared, Home::own, Home::mixed})
-                check(bench, memory,
-                      {.op = op,
-                       .reduce = reduce,
-                       .flags = flags,
-                       .src = dtype,
-                       .dst = dtype,
-                       .world = comm.world(),
-                       .root = comm.world() - 1,
-                       .total = 333,
-                       .part = 111,
-                       .in_place = in_place},
-                      home, seed += 1000);
+    check_reductions(bench, memory, {Home::shared, Home::own, Home::mixed});
   });
 }
 
 TEST_P(CommShmTest, UpcastsSourcesWithoutIntermediateRounding) {
-  on_ranks([](RawComm& comm, const Bench& bench) {
+  on_ranks([](RawComm&, const Bench& bench) {
     Memory memory(bench, 64 << 10);
-    uint64_t seed = 9;
-    for (const zr_dtype src : {ZR_BF16, ZR_F16})
-      for (const uint32_t op : {ZR_ALL_REDUCE, ZR_REDUCE_SCATTER, ZR_REDUCE})
-        for (const uint32_t flags : {0u, uint32_t{ZR_COLL_ACCUMULATE}})
-          for (const Home home : {Home::shared, Home::own, Home::mixed})
-            check(bench, memory,
-                  {.op = op,
-                   .flags = flags,
-                   .src = src,
-                   .dst = ZR_F32,
-                   .world = comm.world(),
-                   .total = 1001,
-                   .part = 333},
-                  home, seed += 1000);
+    check_upcasts(bench, memory, {Home::shared, Home::own, Home::mixed});
   });
 }
 
