@@ -18,12 +18,15 @@ namespace mpi {
 namespace {
 using Clock = std::chrono::steady_clock;
 constexpr auto kSpin = std::chrono::microseconds(50);
-constexpr timespec kNap{0, 20000};                            // shorter than a socket's buffer takes to fill
+constexpr timespec kNap{0, 20000};                         // shorter than a socket's buffer takes to fill
+constexpr auto kLongWait = std::chrono::milliseconds(10);  // for a rank that is late
+constexpr timespec kLongNap{0, 200000};
 constexpr auto kIdleProgress = std::chrono::milliseconds(1);  // what MPI still owes its peers
 
 // Without destructors: the process may use them until its end.
 MpiThread* g_thread = nullptr;
 std::atomic<bool> g_has_failed{false};
+std::atomic<int> g_clients{0};
 
 // True if a launcher of MPI has started this process. Without one, MPI_Init would start a daemon for it alone.
 bool started_by_mpi() {
@@ -32,9 +35,10 @@ bool started_by_mpi() {
   return false;
 }
 
-// Not after a failure, and not if the process reports one: the end of MPI waits for the other ranks.
+// Not after a failure, and not if the process reports one or exits while a communicator is open: the end of MPI waits
+// for the other ranks, which may wait for this one.
 void end_mpi(int exit_code, void*) {
-  if (exit_code == 0 && !g_has_failed) MPI_Finalize();
+  if (exit_code == 0 && !g_has_failed && g_clients == 0) MPI_Finalize();
 }
 
 // OpenMPI installs handlers that print a stack; the process keeps its own.
@@ -140,10 +144,12 @@ void MpiThread::run(const std::function<void()>& function) {
 
 void MpiThread::add(Client& client) {
   run([&] { clients_.push_back(&client); });
+  ++g_clients;
 }
 
 void MpiThread::remove(Client& client) noexcept {
   run([&] { clients_.erase(std::remove(clients_.begin(), clients_.end(), &client), clients_.end()); });
+  --g_clients;
 }
 
 void MpiThread::wake() noexcept {
@@ -201,7 +207,8 @@ void MpiThread::loop() {
     int is_waiting = 0;
     if (!is_active && !clients_.empty() && !g_has_failed)
       MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &is_waiting, MPI_STATUS_IGNORE);  // advances MPI
-    if (is_active && Clock::now() - moved > kSpin) ::nanosleep(&kNap, nullptr);
+    const auto waited = Clock::now() - moved;
+    if (is_active && waited > kSpin) ::nanosleep(waited > kLongWait ? &kLongNap : &kNap, nullptr);
   }
 }
 

@@ -269,6 +269,24 @@ TEST(CommMpiLifeTest, AbortCancelsWaitsAndWhatIsPending) {
   });
 }
 
+// Rank 0 would wait for a minute, because rank 1 would wait for it at the end of MPI.
+TEST(CommMpiLifeTest, ARankThatExitsWithAnOpenCommunicatorEndsTheJob) {
+  if (!std::getenv("OMPI_COMM_WORLD_RANK")) {
+    const auto done = shell(
+        "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; timeout 40 mpirun.openmpi --bind-to none "
+        "--oversubscribe -n 2 " +
+        std::filesystem::read_symlink("/proc/self/exe").string() + " --gtest_filter=CommMpiLifeTest.ARankThatExits*");
+    EXPECT_NE(done.code, 124) << done.output;
+    return;
+  }
+  const auto control = zr::host::control::Control::join();
+  CommRig rig(control, {.id = "mpi"});
+  RawComm comm(rig);
+  comm.run(zr::barrier("both"));
+  if (comm.rank() == 1) std::exit(0);
+  EXPECT_ANY_THROW(control->get("no rank puts this", std::chrono::seconds(60)));
+}
+
 TEST(CommMpiLifeTest, CloseCancelsWhatIsPendingAndNoCommunicatorIsOpenedAfterIt) {
   on_ranks(2, [](CommRig& rig) {
     std::vector<float> x(1000);
