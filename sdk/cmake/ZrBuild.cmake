@@ -70,8 +70,7 @@ function(zr_optimize_less target)
 endfunction()
 
 # Defines a subsystem of core/: the static library zr_<name>, which can include only the subsystems after DEPENDS.
-# OWN_HEADERS: it precompiles other headers. BEFORE_TRAINING: no inner loop of a step is
-# in it.
+# OWN_HEADERS: it precompiles other headers. BEFORE_TRAINING: no inner loop of a step is in it.
 function(zr_subsystem name)
   cmake_parse_arguments(SUBSYSTEM "OWN_HEADERS;BEFORE_TRAINING" "" "SOURCES;DEPENDS;LIBRARIES" ${ARGN})
   add_library(zr_${name} STATIC ${SUBSYSTEM_SOURCES})
@@ -114,9 +113,8 @@ endfunction()
 
 # Defines a test program: zr_test(name [TORCH] [LOOPS] [FIRST] SOURCES ... LIBRARIES ... [LABELS ...] [TIMEOUT seconds]
 # [SLOW filter]). Each test becomes a ctest test of the same name. TORCH: the program includes libtorch's headers.
-# LOOPS: it spends its time in loops of its own, and is optimized.
-# FIRST: CTest begins with its tests, because one takes a minute. SLOW: GoogleTest's filter of the tests that only
-# `make test-all` runs.
+# LOOPS: it spends its time in loops of its own, and is optimized. FIRST: CTest begins with its tests, because one takes
+# a minute. SLOW: GoogleTest's filter of the tests that only `make test-all` runs.
 function(zr_test name)
   cmake_parse_arguments(TEST "TORCH;LOOPS;FIRST" "TIMEOUT;SLOW" "SOURCES;LIBRARIES;LABELS" ${ARGN})
   if(NOT TEST_TIMEOUT)

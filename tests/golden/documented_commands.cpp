@@ -180,7 +180,7 @@ const std::map<std::string, Try> kTries{
           kBrief + " && cat runs/job/summary.json",
       "\"ranks\": 4"}},
     {"mpirun --bind-to none -H node01:4,node02:4 -x ZR_STORE=node01:29600 ./app job.toml communicator=mpi",
-     in_file("tests/multirank/comm/mpi_test.cpp", "TEST\\(CommMpiHostsTest, TrainTheBitsOfOneHost\\)")},
+     in_file("tests/multirank/comm/mpi_training_test.cpp", "TEST\\(CommMpiHostsTest, TrainTheBitsOfOneHost\\)")},
     {"torchrun --nproc-per-node 4 --no-python ./app job.toml",
      in_file("tests/multirank/launch/join_test.cpp", "TEST\\(Torchrun, RanksTrainAndExit\\)")},
     {"zeroth explain job.toml", {kJob + "{bin}/zeroth explain job.toml", "steps +500 .*job\\.toml:\\d+"}},

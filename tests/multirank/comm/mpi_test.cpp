@@ -5,16 +5,13 @@
 
 #include <chrono>
 #include <cstdlib>
-#include <fstream>
 #include <iostream>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "control/control.hpp"
 #include "multirank/comm/cases.hpp"
 #include "support/comm_rig.hpp"
-#include "support/scratch.hpp"
 #include "support/shell.hpp"
 #include "zr/collective.hpp"
 
@@ -298,105 +295,6 @@ TEST(CommMpiLifeTest, CloseCancelsWhatIsPendingAndNoCommunicatorIsOpenedAfterIt)
     done_release(done);
     EXPECT_THROW(RawComm{rig}, zr::Error);
   });
-}
-
-// What a job of the quickstart example prints into its summary: hash of the weights, and communication.
-nlohmann::json summary_of(const zr::test::Scratch& scratch, const std::string& start, const std::string& keys) {
-  const auto done =
-      shell("cd " + scratch.folder().string() +
-            " && export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; " + start +
-            " " ZR_BUILD_DIR "/bin/quickstart " ZR_SOURCE_DIR
-            "/examples/quickstart/quickstart.toml train.steps=20 job.threads=1 job.name=run job.runs=runs " +
-            keys);
-  EXPECT_EQ(done.code, 0) << start << " " << keys << done.output;
-  return nlohmann::json::parse(std::ifstream(scratch.path("runs/run/summary.json")), nullptr, false);
-}
-
-TEST(CommMpiTrainingTest, HasTheBitsOfShm) {
-  const zr::test::Scratch scratch;
-  for (const std::string strategy : {"zero1", "zero3"})
-    for (const std::string ranks : {"2", "4"}) {
-      const std::string keys = "strategy=" + strategy + " job.ranks=" + ranks + " communicator.share_weights=false ";
-      const auto shm = summary_of(scratch, ZR_BUILD_DIR "/bin/zeroth launch -n " + ranks + " --", keys);
-      const auto mpi =
-          summary_of(scratch, "mpirun.openmpi --bind-to none --oversubscribe -n " + ranks, keys + "communicator=mpi");
-      EXPECT_EQ(mpi.at("weights_hash"), shm.at("weights_hash")) << keys;
-    }
-}
-
-TEST(CommMpiTrainingTest, AKilledRankEndsTheJobAndIsNamed) {
-  const zr::test::Scratch scratch;
-  const std::string name = "killed" + std::to_string(::getpid());
-  const auto done = shell(
-      "cd " + scratch.folder().string() +
-      " && exec 2>&1; export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; timeout 60 "
-      "mpirun.openmpi --bind-to none --oversubscribe -n 3 " ZR_BUILD_DIR "/bin/quickstart " ZR_SOURCE_DIR
-      "/examples/quickstart/quickstart.toml communicator=mpi train.steps=100000000 job.threads=1 "
-      "job.ranks=3 job.runs=runs job.name=" +
-      name + " & until [ -s runs/" + name + "/metrics.jsonl ]; do sleep 0.1; done; pkill -9 -n -f job.name=" + name +
-      "; wait $!; code=$?; pgrep -f job.name=" + name + " -a | grep -v pgrep; exit $code");
-  EXPECT_THAT(done.code, testing::AllOf(testing::Ne(0), testing::Ne(124))) << done.output;
-  EXPECT_THAT(done.output, testing::ContainsRegex("rank [012] \\(pid [0-9]+\\) is lost: its connection closed"));
-  EXPECT_EQ(done.output.find("bin/quickstart /"), std::string::npos) << "a rank is left: " << done.output;
-}
-
-TEST(CommMpiTrainingTest, NeedsRanksThatMpiHasStarted) {
-  const zr::test::Scratch scratch;
-  const auto done = shell("cd " + scratch.folder().string() +
-                          " && " ZR_BUILD_DIR "/bin/zeroth launch -n 2 -- " ZR_BUILD_DIR
-                          "/bin/quickstart " ZR_SOURCE_DIR "/examples/quickstart/quickstart.toml communicator=mpi");
-  EXPECT_EQ(done.code, 3) << done.output;
-  EXPECT_THAT(done.output, HasSubstr("communicator \"mpi\" needs ranks that MPI has started; start the program with "
-                                     "mpirun, for example: mpirun --bind-to none -n 4 ./program job.toml"));
-}
-
-// Hosts that exist as long as the object: network namespaces on this machine.
-class Hosts {
- public:
-  explicit Hosts(int count) : count_(std::to_string(count)) {
-    for (const std::string& words : {"up " + name_ + " " + count_, "run " + name(0) + " true"})
-      if (const auto done = script(words); unavailable_.empty() && done.code != 0)
-        unavailable_ = words + ": " + done.output;
-  }
-  ~Hosts() { script("down " + name_ + " " + count_); }
-  Hosts(const Hosts&) = delete;
-  const std::string& unavailable() const { return unavailable_; }  // why there are none; empty: there are
-  std::string name(int host) const { return name_ + std::to_string(host); }
-  // Bytes that the first host has sent.
-  int64_t sent() const { return std::stoll(script("bytes " + name(0)).output); }
-  // The start of a command that runs a program on all hosts, with so many ranks on each.
-  std::string mpirun(int ranks_per_host) const {
-    std::string list;
-    for (int host = 0; host < std::stoi(count_); ++host)
-      list += (host ? "," : "") + name(host) + ":" + std::to_string(ranks_per_host);
-    return kScript + " run " + name(0) + " mpirun.openmpi --bind-to none --mca plm_rsh_agent \"'" + kScript +
-           " run'\" -H " + list + " -x ZR_STORE=10.77.0.1:29600 -x ZR_TOKEN=secret";
-  }
-
- private:
-  static zr::testing::Outcome script(const std::string& words) { return shell(kScript + " " + words); }
-  inline static const std::string kScript = ZR_SOURCE_DIR "/tests/support/network_hosts.sh";
-  const std::string name_ = "zr" + std::to_string(::getpid()), count_;
-  std::string unavailable_;
-};
-
-TEST(CommMpiHostsTest, TrainTheBitsOfOneHost) {
-  const Hosts hosts(2);
-  if (!hosts.unavailable().empty()) GTEST_SKIP() << "cannot create network namespaces: " << hosts.unavailable();
-  const zr::test::Scratch scratch;
-  for (const std::string strategy : {"zero1", "zero3"}) {
-    const std::string keys = "strategy=" + strategy + " job.ranks=4 ";
-    const auto shm = summary_of(scratch, ZR_BUILD_DIR "/bin/zeroth launch -n 4 --", keys);
-    const int64_t before = hosts.sent();
-    const auto mpi = summary_of(scratch, hosts.mpirun(2), keys + "communicator=mpi");
-    const int64_t sent = hosts.sent() - before;
-    EXPECT_EQ(mpi.at("weights_hash"), shm.at("weights_hash")) << keys;
-    // Two of the three peers of a rank are on the other host, which sends as much. TCP and the start add a little.
-    const auto& bytes = mpi.at("communication_bytes");
-    const int64_t expected = (bytes.at("reduce_scatter").get<int64_t>() + bytes.at("all_gather").get<int64_t>()) / 3;
-    EXPECT_GE(sent, expected) << keys;
-    EXPECT_LE(sent, expected * 11 / 10 + (256 << 10)) << keys;
-  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, CommMpiTest, testing::Values(2, 3, 4),
