@@ -2,6 +2,7 @@
 #pragma once
 
 #define ZR_NO_DRAFT_TAG
+#include "zr/abi/draft/device.h"
 #include "zr/abi/draft/local_gradients.h"
 #include "zr/abi/draft/offload_layers.h"
 #include "zr/abi/draft/optimizer_globals.h"

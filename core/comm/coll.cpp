@@ -100,12 +100,13 @@ void describe(const zr_coll& coll, int world, std::string& text, std::string_vie
 }
 
 namespace {
-std::string view_problem(const char* name, const zr_view& view) {
+std::string view_problem(const char* name, const zr_view& view, const zr_device& device) {
   const std::string text = name;
   if (size_of(view.dtype) == 0) return text + " has an unknown dtype";
   if (view.count < 0) return fmt::format("{} has {} elements", text, view.count);
   if (!view.data && view.count > 0) return fmt::format("{} has {} elements but a null address", text, view.count);
-  return host_view_problem(text, view);
+  const bool on_device = view.device.type != ZR_DEVICE_CPU && view.device.type == device.type;
+  return view_problem_on(on_device ? device : kHostMemory, text, view);
 }
 
 std::string length_problem(const char* name, int64_t actual, int64_t expected, const char* what) {
@@ -147,11 +148,12 @@ std::string parameter_problem(const zr_coll& coll, int rank, int world) {
 }
 
 // Of the views that this rank uses, and of their dtypes.
-std::string views_problem(const zr_coll& coll, bool reads, bool writes) {
+std::string views_problem(const zr_coll& coll, bool reads, bool writes, const zr_device& device) {
   if (reads)
-    if (std::string problem = view_problem("src", coll.src); !problem.empty()) return problem;
+    if (std::string problem = view_problem("src", coll.src, device); !problem.empty()) return problem;
   if (writes)
-    if (std::string problem = view_problem("dst", coll.dst); !problem.empty()) return problem;
+    if (std::string problem = view_problem("dst", coll.dst, device); !problem.empty()) return problem;
+  if (reads && writes && coll.src.device.type != coll.dst.device.type) return "src and dst are not on the same device";
   const bool upcasts =
       is_reduction(coll) && coll.dst.dtype == ZR_F32 && (coll.src.dtype == ZR_BF16 || coll.src.dtype == ZR_F16);
   if (reads && writes && coll.src.dtype != coll.dst.dtype && !upcasts)
@@ -167,7 +169,7 @@ std::string counts_problem(const zr_coll& coll, int world) {
 }
 }  // namespace
 
-std::string problem_of(const zr_coll& coll, int rank, int world) {
+std::string problem_of(const zr_coll& coll, int rank, int world, const zr_device& device) {
   if (coll.op < ZR_ALL_REDUCE || coll.op > ZR_BARRIER) return fmt::format("operation code {} is not defined", coll.op);
   if (std::string problem = unknown_bits_problem("flags", coll.flags, ZR_COLL_ACCUMULATE); !problem.empty())
     return problem;
@@ -175,9 +177,14 @@ std::string problem_of(const zr_coll& coll, int rank, int world) {
   if (coll.op == ZR_BARRIER) return "";
   const bool reads = reads_src(coll, rank), writes = writes_dst(coll, rank);
   if (std::string problem = parameter_problem(coll, rank, world); !problem.empty()) return problem;
-  if (std::string problem = views_problem(coll, reads, writes); !problem.empty()) return problem;
+  if (std::string problem = views_problem(coll, reads, writes, device); !problem.empty()) return problem;
   if (std::string problem = counts_problem(coll, world); !problem.empty()) return problem;
   return lengths_problem(coll, reads, writes, rank, world);
+}
+
+bool is_on_device(const zr_coll& coll, int rank) {
+  const auto is_there = [](const zr_view& view) { return view.device.type != ZR_DEVICE_CPU; };
+  return (reads_src(coll, rank) && is_there(coll.src)) || (writes_dst(coll, rank) && is_there(coll.dst));
 }
 
 }  // namespace zr::host::comm

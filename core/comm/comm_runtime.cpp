@@ -24,7 +24,7 @@ struct CommRuntime::State {
     Tier tier;
     MemoryKind kind;
     std::string tag;
-    enum class From { host, plugin, shared_weights } from;
+    enum class From { host, plugin, shared_weights, device } from;
     HugePageMemory host_memory;  // set if the host allocated the memory
   };
 
@@ -46,6 +46,7 @@ struct CommRuntime::State {
   std::map<void*, Memory> memory;
   char* staging = nullptr;  // buffer for the host's control messages
   int64_t staging_bytes;
+  DeviceMemory* device = nullptr;
 };
 
 CommRuntime::CommRuntime(plugin::PluginHost& host, std::shared_ptr<control::Control> control,
@@ -70,7 +71,10 @@ CommRuntime::~CommRuntime() {
   State& s = *state_;
   s.host.set_context<CommRuntime>(nullptr);
   s.submission.close();
-  for (auto& [memory, m] : s.memory) s.host.ledger().add(m.tier, m.kind, m.tag, -m.bytes);
+  for (auto& [memory, m] : s.memory) {
+    s.host.ledger().add(m.tier, m.kind, m.tag, -m.bytes);
+    if (m.from == State::Memory::From::device) s.device->free(memory);
+  }
 }
 
 int64_t CommRuntime::staging_bytes(int world) {
@@ -154,6 +158,19 @@ void* CommRuntime::allocate(int64_t bytes, int64_t align, Tier tier, MemoryKind 
   return memory;
 }
 
+void* CommRuntime::allocate_on_device(int64_t bytes, MemoryKind kind, const std::string& tag) {
+  State& s = *state_;
+  void* const memory = s.device->allocate(bytes);
+  s.memory.emplace(memory, State::Memory{bytes, Tier::device, kind, tag, State::Memory::From::device, {}});
+  try {
+    s.host.ledger().add(Tier::device, kind, tag, bytes);
+  } catch (...) {  // the ledger has counted it, and free() subtracts it
+    free(memory);
+    throw;
+  }
+  return memory;
+}
+
 void CommRuntime::free(void* memory) {
   State& s = *state_;
   const auto at = s.memory.find(memory);
@@ -162,6 +179,7 @@ void CommRuntime::free(void* memory) {
   switch (at->second.from) {
     case State::Memory::From::plugin: s.submission.mem_free(memory); break;
     case State::Memory::From::shared_weights: s.submission.shared_free(memory); break;
+    case State::Memory::From::device: s.device->free(memory); break;
     case State::Memory::From::host: break;
   }
   s.memory.erase(at);
@@ -189,6 +207,10 @@ void CommRuntime::on_completed(std::function<void(const zr_coll&, const void*, i
 }
 void CommRuntime::set_collective_staging(CollectiveStaging* staging) {
   state_->submission.set_collective_staging(staging);
+}
+void CommRuntime::set_device(DeviceMemory* device) {
+  state_->device = device;
+  state_->submission.set_device(device);
 }
 void CommRuntime::set_trace(Trace* trace) { state_->submission.set_trace(trace); }
 void CommRuntime::set_call(std::string call) { state_->submission.set_call(std::move(call)); }

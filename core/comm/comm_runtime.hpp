@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/device_memory.hpp"
 #include "base/ledger.hpp"
 #include "base/trace.hpp"
 #include "comm/collective_staging.hpp"
@@ -58,6 +59,8 @@ class CommRuntime {
   /// Allocates zeroed memory that peers can read in place: from the plug-in, or from the engine if the plug-in has no
   /// allocator. The alignment is at least 64.
   void* allocate(int64_t bytes, int64_t align, Tier tier, MemoryKind kind, const std::string& tag);
+  /// The same on the device that set_device() has set; peers cannot read it.
+  void* allocate_on_device(int64_t bytes, MemoryKind kind, const std::string& tag);
   void free(void* memory);
   /// Allocates one block that all ranks on this node share; the ledger of this rank counts `share` bytes. Returns the
   /// writable address and the read-only address. Only for communicators with shared_weights_of(). Collective. Pass the
@@ -79,6 +82,9 @@ class CommRuntime {
   void on_completed(std::function<void(const zr_coll& coll, const void* dst, int64_t number)> observer);
   /// Sets the object that stages disk-backed addresses; it must outlive all collectives. Null: no staging. [use]
   void set_collective_staging(CollectiveStaging* staging);
+  /// Sets the device that the model's state is on: collectives of a world of one may use its memory. It must outlive
+  /// them. [use]
+  void set_device(DeviceMemory* device);
   /// Records collectives of plug-ins as spans of `trace`, which must outlive all collectives. Null: no trace.
   void set_trace(Trace* trace);
   /// Sets the call of the program that the descriptions of collectives name; see CallScope. [use]

@@ -112,9 +112,23 @@ bool Submission::is_native(const zr_coll& coll) const {
 
 // In a world of one, the only source is that of this rank.
 void Submission::run_single_rank(const zr_coll& coll) {
+  if (device_ && is_on_device(coll, rank_)) return run_on_device(coll);
   if (is_reduction(coll)) return ordered_reduce(host_.pool(), coll, coll.dst, {coll.src.data});
   if (coll.op != ZR_BARRIER && coll.src.count > 0 && coll.src.data != coll.dst.data)
     std::memmove(coll.dst.data, coll.src.data, static_cast<std::size_t>(coll.src.count * size_of(coll.src.dtype)));
+}
+
+// The same on the device.
+void Submission::run_on_device(const zr_coll& coll) {
+  if (coll.src.count == 0) return;
+  const bool accumulates = coll.flags & ZR_COLL_ACCUMULATE;
+  if (is_reduction(coll) && (coll.reduce == ZR_SUM || accumulates)) {
+    if (coll.reduce != ZR_SUM)
+      fail_internal(fmt::format("{} '{}': on a device, only sums are accumulated", name_of_op(coll.op),
+                                coll.label ? coll.label : ""));
+    return device_->add(coll.src, coll.dst, !accumulates);
+  }
+  if (coll.src.data != coll.dst.data) device_->copy(coll.src, coll.dst);
 }
 
 zr_code Submission::run_composed(const zr_coll& coll, bool control, zr_error* error) {
@@ -251,7 +265,8 @@ zr_code Submission::submit(const zr_coll& given, zr_done* done, bool control, zr
   failure_ = nullptr;  // set by an earlier call whose caller continued
   zr_coll coll = given;
   coll.size = sizeof coll;
-  if (const std::string why = problem_of(coll, rank_, world_); !why.empty())
+  const zr_device device = device_ && world_ == 1 ? device_->device() : kHostMemory;
+  if (const std::string why = problem_of(coll, rank_, world_, device); !why.empty())
     return reject(ZR_INVALID, exit_code::user,
                   fmt::format("{} '{}': {}", name_of_op(coll.op), coll.label ? coll.label : "", why), error);
   coll.fingerprint = fingerprint_of(coll, world_);
@@ -370,9 +385,11 @@ zr_code Submission::submit_of_plugin(const zr_coll& given, zr_stream* stream, zr
   if (given.size < ZR_SIZE_0_9(zr_coll))
     return reject(ZR_INVALID, exit_code::internal,
                   fmt::format("a zr_coll has {} bytes, fewer than in ABI 0.9: {}", given.size, kBug), error);
-  if (stream)
+  if (stream && (!device_ || stream != device_->abi()))
     return reject(ZR_UNSUPPORTED, exit_code::internal,
-                  fmt::format("a collective was submitted with a stream, but the engine has none: {}", kBug), error);
+                  fmt::format("a collective was submitted with a stream{}: {}",
+                              device_ ? " that the engine does not know" : ", but the engine has none", kBug),
+                  error);
   zr_coll coll;
   ZR_TAKE(&coll, &given);
   return submit(coll, done, false, error);

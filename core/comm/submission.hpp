@@ -11,6 +11,7 @@
 #include <string>
 #include <thread>
 
+#include "base/device_memory.hpp"
 #include "base/error.hpp"
 #include "base/trace.hpp"
 #include "comm/collective_staging.hpp"
@@ -57,6 +58,8 @@ class Submission {
   void on_completed(CompletionObserver observer) { on_completed_ = std::move(observer); }
   /// `staging` must outlive every collective; null: no staging.
   void set_collective_staging(CollectiveStaging* staging) { collective_staging_ = staging; }
+  /// Memory of this device may be in the views of collectives of a world of one; it must outlive them. Null: of none.
+  void set_device(DeviceMemory* device) { device_ = device; }
   void set_trace(Trace* trace) { trace_ = trace; }  // must outlive every collective; null: no trace
   /// Sets the call of the program that submits the following collectives; "" for none. Reports include it in the
   /// descriptions of collectives.
@@ -106,6 +109,7 @@ class Submission {
   bool is_observed(bool control) const { return !control && (trace_ || on_completed_); }
   zr_code run_composed(const zr_coll& coll, bool control, zr_error* error);
   void run_single_rank(const zr_coll& coll);
+  void run_on_device(const zr_coll& coll);
   bool is_native(const zr_coll& coll) const;
   zr_code finish(zr_code code, zr_error* error, const char* call = "submit");
   zr_code fail_job(const std::string& observation, zr_error* error);
@@ -133,6 +137,7 @@ class Submission {
   CommVolumeCounter counter_;
   CompletionObserver on_completed_;
   CollectiveStaging* collective_staging_ = nullptr;
+  DeviceMemory* device_ = nullptr;
   std::deque<zr_done*> staged_completions_;  // completions of collectives that may still be staged, in submission order
   Trace* trace_ = nullptr;
   std::string call_;

@@ -129,6 +129,8 @@ class Document {
   std::vector<Setting<std::string>> group_optimizers() const;
   /// Keys of the engine that are needed to find all other keys; each is validated alone, before check().
   Setting<std::string> program() const;
+  /// job.device.
+  Setting<std::string> device() const;
   /// job.ranks.
   Setting<int> ranks() const;
   /// The keys of [offload] that place a part of the training state.

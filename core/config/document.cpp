@@ -334,6 +334,7 @@ std::vector<Setting<std::string>> Document::group_optimizers() const {
 
 Setting<std::string> Document::program() const { return setting_of<std::string>(host_entry("job.program")); }
 
+Setting<std::string> Document::device() const { return setting_of<std::string>(host_entry("job.device")); }
 Setting<int> Document::ranks() const { return setting_of<int>(host_entry("job.ranks")); }
 
 std::vector<Setting<TierChoice>> Document::tier_choices() const {

@@ -336,7 +336,7 @@ void CheckpointLoader::read() {
     if (part.param == kNoParam) {
       read_buffer(part, *buffers.at(part.tensor.name));
     } else if (context_.plan.input.parameters[part.param].frozen) {
-      state.own_weights(part.param,
+      state.own_weights(part.param, offload::OptimizerStates::Access::write,
                         [&](int64_t first, int64_t count, void* memory) { read_part(part, first, count, memory); });
     } else {
       for (const uint32_t u : state.slices_of(part.param))

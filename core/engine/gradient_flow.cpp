@@ -127,7 +127,7 @@ bool GradientFlow::deliver(uint32_t param) {
       fail_internal(fmt::format("{} returned an invalid destination for '{}': {} elements from element {}{}",
                                 strategy_.call_text("grad_destination"), parameter.name, dst.count, first,
                                 dst.data ? "" : " at address 0"));
-    if (const std::string problem = host_view_problem("the destination", dst); !problem.empty())
+    if (const std::string problem = view_problem_on(context_.memory_device(), "the destination", dst); !problem.empty())
       fail_internal(fmt::format("{} for '{}': {}: this is a bug in the plug-in",
                                 strategy_.call_text("grad_destination"), parameter.name, problem));
     if (disk_buffers_ && disk_buffers_->holds(dst.data))
@@ -150,12 +150,21 @@ bool GradientFlow::deliver(uint32_t param) {
 void GradientFlow::copy_or_add(uint32_t param, int64_t first, const zr_view& dst) {
   const bool adds = accumulates_locally_ && micro_ > 0;
   if (!has_gradient_[param] || !contributes_) {
-    if (!adds) std::memset(dst.data, 0, static_cast<std::size_t>(dst.count * size_of(dst.dtype)));
+    if (!adds) clear(dst);
     return;
   }
   adds ? model_.add_gradient(param, first, dst) : model_.copy_gradient(param, first, dst);
   const bool earlier = first_non_finite_ < 0 || param < first_non_finite_;
-  if (checks_non_finite_ && earlier && update::count_non_finite(dst) > 0) first_non_finite_ = param;
+  if (checks_non_finite_ && earlier && count_non_finite(dst) > 0) first_non_finite_ = param;
+}
+
+void GradientFlow::clear(const zr_view& gradients) const {
+  if (context_.device) return context_.device->zero(gradients);
+  std::memset(gradients.data, 0, static_cast<std::size_t>(gradients.count * size_of(gradients.dtype)));
+}
+
+int64_t GradientFlow::count_non_finite(const zr_view& gradients) const {
+  return context_.device ? context_.device->count_non_finite(gradients) : update::count_non_finite(gradients);
 }
 
 void GradientFlow::deliver_pending() {

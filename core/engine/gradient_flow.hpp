@@ -53,12 +53,14 @@ class GradientFlow {
   void check_in_backward(uint32_t param) const;
   bool deliver(uint32_t param) ZR_REQUIRES(context_.use);
   void copy_or_add(uint32_t param, int64_t first, const zr_view& dst) ZR_REQUIRES(context_.use);
+  void clear(const zr_view& gradients) const;
+  int64_t count_non_finite(const zr_view& gradients) const;
   void deliver_pending() ZR_REQUIRES(context_.use);
   void report_event(uint32_t kind) ZR_REQUIRES(context_.use);
   // The micro-step is 0 if the strategy gets only the sum over the micro-steps.
   zr_use strategy_use() const ZR_REQUIRES(context_.use) {
-    return StepContext::use_of(ZR_BACKWARD, accumulates_locally_ ? 0 : micro_,
-                               micro_ == last_micro_ ? uint32_t{ZR_USE_LAST_MICRO} : 0);
+    return context_.use_of(ZR_BACKWARD, accumulates_locally_ ? 0 : micro_,
+                           micro_ == last_micro_ ? uint32_t{ZR_USE_LAST_MICRO} : 0);
   }
 
   const StepContext& context_;

@@ -93,7 +93,7 @@ void NormBlocks::begin_micro_step(bool is_last) {
 }
 
 void NormBlocks::gradients_final(const zr_view& gradients, const void* values) {
-  if (!gradients_are_final_ || gradients.count == 0 || ranges_by_address_.empty() ||
+  if (!gradients_are_final_ || device_.sums || gradients.count == 0 || ranges_by_address_.empty() ||
       gradients.dtype != own_ranges_.front().values.dtype)
     return;
   const int64_t size = size_of(gradients.dtype);
@@ -125,8 +125,12 @@ void NormBlocks::gradients_final(const zr_view& gradients, const void* values) {
   }
 }
 
-int64_t NormBlocks::sum() {
-  blocks_summed_early_ = std::count(ready_.begin(), ready_.end(), 1);
+void NormBlocks::sum_missing() {
+  if (device_.sums) {
+    std::vector<zr_view> values;
+    for (const update::NormBlockRange& range : own_ranges_) values.push_back(range.values);
+    return device_.sums(values, own_sums_);
+  }
   std::vector<update::NormBlockRange> missing;
   for (const update::NormBlockRange& range : own_ranges_) {
     const char* ready = ready_.data() + (range.out - own_sums_);
@@ -150,6 +154,11 @@ int64_t NormBlocks::sum() {
     return true;
   });
   norm_block_sums(pool_, missing);
+}
+
+int64_t NormBlocks::sum() {
+  blocks_summed_early_ = std::count(ready_.begin(), ready_.end(), 1);
+  sum_missing();
   gradients_are_final_ = false;
   std::fill(ready_.begin(), ready_.end(), 0);
   int64_t non_finite = 0;
@@ -162,6 +171,7 @@ int64_t NormBlocks::sum() {
 }
 
 int64_t NormBlocks::non_finite_of(const zr_view& block) const {
+  if (device_.sums) return device_.count_non_finite(block);
   if (!disk_buffers_ || !disk_buffers_->holds(block.data)) return update::count_non_finite(block);
   int64_t n = 0;
   disk_buffers_->visit(block, offload::OptimizerStates::Access::read, kNormWhat,

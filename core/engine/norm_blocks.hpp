@@ -35,6 +35,14 @@ class NormBlocks {
   /// meanwhile, and the gradients are in this thread's cache; but if the model computes on another device, they are
   /// not.
   void use_pool(bool on) { uses_pool_ = on; }
+  /// From now on reduced gradients are on a device: sum() adds up all blocks, and gradients_final() does nothing.
+  /// sums(values, out): the sums of all blocks of the views, in their order, to host memory. count: the non-finite
+  /// elements of a view.
+  struct OnDevice {
+    std::function<void(const std::vector<zr_view>& values, double* out)> sums;
+    std::function<int64_t(const zr_view& values)> count_non_finite;
+  };
+  void use_device(OnDevice device) { device_ = std::move(device); }
   /// Calls observer(first, elements, finite) for the blocks that gradients_final() adds up: their reduced gradients,
   /// and whether all of them are finite. [use]
   using Observer = std::function<void(const void* first, int64_t elements, bool finite)>;
@@ -61,6 +69,7 @@ class NormBlocks {
   void add_contribution(uint32_t param, const plan::Segment& segment, const std::vector<update::UpdateSlice>& slices,
                         std::size_t& slice);
   void accumulate(const double* blocks, int64_t first, int64_t count, Norm& norm) const;
+  void sum_missing();
   void gather(int64_t begin, int64_t end);
   int64_t non_finite_of(const zr_view& block) const;
 
@@ -82,6 +91,7 @@ class NormBlocks {
   int64_t blocks_summed_early_ = 0;
   bool gradients_are_final_ = false;
   Observer on_final_;
+  OnDevice device_;              // empty: reduced gradients are in host memory
   int64_t sent_ = 0;             // number of own blocks exchanged so far
   double* own_sums_ = nullptr;   // by own block; in memory that peers can read
   double* received_ = nullptr;   // one window, by rank; in memory that peers can read

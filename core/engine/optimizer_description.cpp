@@ -142,8 +142,13 @@ plan::OptimizerDescription describe(const plugin::Instance& optimizer, const zr_
         fmt::format("{}it has values of draft headers, but the library has no tag zr_tag_draft_{}_{}; include the "
                     "header from zr/abi/draft that declares them",
                     where, ZR_ABI_MAJOR, ZR_ABI_MINOR));
-  plan::OptimizerDescription description{
-      desc.granularity, desc.needs, std::move(slots), {}, desc.cost, (desc.flags & ZR_OPT_IGNORES_NORM) != 0};
+  plan::OptimizerDescription description{desc.granularity,
+                                         desc.needs,
+                                         std::move(slots),
+                                         {},
+                                         desc.cost,
+                                         (desc.flags & ZR_OPT_IGNORES_NORM) != 0,
+                                         desc.flags & ZR_OPT_STREAMS ? desc.device_types : 0};
   add_passes(optimizer, partial_sums, param, description);
   return description;
 }

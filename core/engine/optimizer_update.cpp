@@ -243,7 +243,10 @@ void OptimizerUpdate::run(const Input& input) {
   update_input.touched = &input.touched;
   state_.update(input.touched, updated, [&](const std::vector<update::UpdateSlice>& slices, bool copies_operands) {
     update_input.copies_operands = copies_operands;
-    update::update(optimizers_, context_.pool, context_.plan, slices, update_input);
+    if (context_.device)
+      update::update_on_device(optimizers_, *context_.device, context_.plan, slices, update_input);
+    else
+      update::update(optimizers_, context_.pool, context_.plan, slices, update_input);
   });
 }
 

@@ -26,6 +26,13 @@ const zr_partial_sums_api* partial_sums_of(const plugin::Instance& optimizer) {
       {offsetof(zr_partial_sums_api, passes), offsetof(zr_partial_sums_api, add_up),
        offsetof(zr_partial_sums_api, update)});
 }
+
+const zr_optimizer_device_api* device_api_of(const plugin::Instance& optimizer) {
+  if (!optimizer.component().drafts) return nullptr;
+  return plugin::extension_of<zr_optimizer_device_api>(optimizer.component(), "zr.optimizer.device/1",
+                                                       sizeof(zr_optimizer_device_api),
+                                                       {offsetof(zr_optimizer_device_api, norm_blocks)});
+}
 }  // namespace
 
 Optimizers::Optimizers(plugin::PluginHost& host, const plugin::ResolvedJob& job) {
@@ -34,6 +41,7 @@ Optimizers::Optimizers(plugin::PluginHost& host, const plugin::ResolvedJob& job)
   for (const plugin::Component& component : components) {
     list_.push_back(std::make_unique<const plugin::Instance>(host, component, job.config, table_of(component)));
     partial_sums_.push_back(partial_sums_of(*list_.back()));
+    on_device_.push_back(device_api_of(*list_.back()));
   }
   groups_.push_back({0, 0});
   std::vector<uint32_t> count(list_.size(), 0);  // groups of each optimizer so far

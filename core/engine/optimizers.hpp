@@ -28,6 +28,8 @@ class Optimizers {
   std::string ids() const;
   /// The optimizer's functions for partial sums; null if it has none.
   const zr_partial_sums_api* partial_sums(std::size_t i) const { return partial_sums_[i]; }
+  /// The optimizer's functions for memory of a device; null if it has none.
+  const zr_optimizer_device_api* on_device(std::size_t i) const { return on_device_[i]; }
   /// Sets each parameter's optimizer, and its group there, by its group in the configuration.
   void assign(std::vector<plan::Parameter>& parameters) const;
 
@@ -37,6 +39,7 @@ class Optimizers {
   };
   std::vector<std::unique_ptr<const plugin::Instance>> list_;
   std::vector<const zr_partial_sums_api*> partial_sums_;
+  std::vector<const zr_optimizer_device_api*> on_device_;
   std::vector<Group> groups_;  // by group of the configuration; the first is for parameters in no group
 };
 

@@ -44,7 +44,7 @@ PlannedBuffers::PlannedBuffers(const RankContext& context, offload::Tiers& tiers
   }
   for (const plan::Buffer& buffer : plan.rank_plan.buffers) {
     allocate(buffer, plan.input.tiers[static_cast<std::size_t>(plan.tier_of(buffer))].tier);
-    views_.push_back({memory_.back(), buffer.elements, buffer.dtype, 0, {1, 0}});
+    views_.push_back({memory_.back(), buffer.elements, buffer.dtype, 0, context.memory_device()});
   }
   for (comm::NonPaddingRanges& non_padding : non_padding_ranges(plan, memory_))
     context.comm.set_planned_buffer(std::move(non_padding));
@@ -64,6 +64,8 @@ void PlannedBuffers::allocate(const plan::Buffer& b, Tier tier) {
   if (b.shared)
     std::tie(writer, reader) =
         comm.allocate_shared(bytes, b.bytes(comm.rank(), comm.world()), Tier::device, kind_of(b.role), b.tag);
+  else if (context_.device)
+    writer = comm.allocate_on_device(bytes, kind_of(b.role), b.tag);
   else
     writer = comm.allocate(bytes, 64, tier, kind_of(b.role), b.tag);
   owned_.emplace_back(writer, Free{&comm});

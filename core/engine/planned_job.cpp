@@ -9,6 +9,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "engine/device_state.hpp"
 #include "engine/early_update.hpp"
 #include "engine/job_checks.hpp"
 #include "engine/memory_budget.hpp"
@@ -53,6 +54,25 @@ plan::MemoryPlan plan_of(const PlannedJob& job, const model::Model& model) {
   plan::MemoryPlan plan = make_plan(input, control.rank(), strategy_plan(job.strategy));
   plan.update_time = update_time(setup.config, plan);
   return plan;
+}
+
+// The device that the training state is on; null: it is in host memory.
+DeviceMemory* device_of(const PlannedJob& job, model::Model& model) {
+  DeviceMemory* const memory = model.memory();
+  if (!memory) return nullptr;
+  const std::string obstacle =
+      device_obstacle(job.plan, stream_types_of(job.strategy), job.optimizers, memory->device());
+  if (job.rank() == 0) {
+    const std::string state = fmt::format("job.device = \"{}\": weights, gradients and optimizer states are in ",
+                                          job.config().job().device.value);
+    log(ZR_LOG_INFO, obstacle.empty()
+                         ? fmt::format("{}memory of the device, and {} updates them there", state,
+                                       job.optimizers.main().component().file.string())
+                         : fmt::format("{}host memory, and the CPU updates them, because {}", state, obstacle));
+  }
+  if (!obstacle.empty()) return nullptr;
+  model.keep_on_device();
+  return memory;
 }
 
 void warn_of_speculation(const PlannedJob& job) {
@@ -108,8 +128,10 @@ PlannedJob::PlannedJob(Setup of, model::Model& model, std::shared_ptr<Trace> spa
       communicator(make_communicator(host, setup)),
       tiers(make_tiers(host, setup)),
       plan(plan_of(*this, model)),
+      device(device_of(*this, model)),
       comm(host, setup.control, communicator.get(), checked(*this, model)),
-      context{{comm, pool, plan, ledger}, setup, model, strategy, optimizers, check_of(comm, host), use} {
+      context{{comm, pool, plan, ledger, device}, setup, model, strategy, optimizers, check_of(comm, host), use} {
+  comm.set_device(device);
   compare_ranks(*this, model);
   comm.set_trace(trace.get());
 }

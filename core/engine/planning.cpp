@@ -240,19 +240,30 @@ void check_host_budget(const config::JobConfig& config, const plan::MemoryPlan& 
       plan.text("plan", context), largest_use->second));
 }
 
-plan::StrategyPlan strategy_plan(const plugin::Instance& strategy) {
+namespace {
+zr_strategy_desc describe_strategy(const plugin::Instance& strategy) {
   zr_strategy_desc desc{};
   desc.size = sizeof desc;
   CallError error;
-  const std::string call = strategy.call_text("describe");
   const auto describe = [&] { return strategy.api<zr_strategy_api>()->describe(strategy.self(), &desc, &error); };
-  check(call_plugin(&error, describe), error, call);
+  check(call_plugin(&error, describe), error, strategy.call_text("describe"));
+  return desc;
+}
+}  // namespace
+
+uint64_t stream_types_of(const plugin::Instance& strategy) {
+  const zr_strategy_desc desc = describe_strategy(strategy);
+  return desc.flags & ZR_STRATEGY_STREAMS ? desc.device_types : 0;
+}
+
+plan::StrategyPlan strategy_plan(const plugin::Instance& strategy) {
+  const zr_strategy_desc desc = describe_strategy(strategy);
   constexpr uint64_t kCpuMemory = uint64_t{1} << ZR_DEVICE_CPU;
   if (!(desc.device_types & kCpuMemory))
     fail_environment(
         fmt::format("{}: device_types is {:#x}, without CPU memory ({:#x}), where the engine has its buffers; choose "
                     "another strategy",
-                    call, desc.device_types, kCpuMemory));
+                    strategy.call_text("describe"), desc.device_types, kCpuMemory));
   return [&strategy](const zr_plan_in& in, const zr_plan_sink& sink) {
     CallError failed;
     const auto plan = [&] { return strategy.api<zr_strategy_api>()->plan(strategy.self(), &in, &sink, &failed); };

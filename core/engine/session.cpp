@@ -13,6 +13,7 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "engine/all_gather.hpp"
+#include "engine/device_state.hpp"
 #include "engine/model_seed.hpp"
 
 namespace zr::host::engine {
@@ -62,6 +63,7 @@ Session::Session(Setup setup, model::Model& model, std::unique_ptr<RefreshState>
   gradients_.check_non_finite(progress_.loss_scale().checks_gradients());
   update_.allow_early({step_sync_, gradients_, monitor_, weights_, progress_}, job_.trace.get());
   step_sync_.norm().use_pool(config().job().device.value != config::kCpuDevice);
+  if (job_.device) step_sync_.norm().use_device(norm_on_device(job_.context));
   model.forget_peak();
   seed_model(job_.context, progress_);
   step_recorder_.restart_clock();

@@ -40,7 +40,7 @@ ShardedState::ShardedState(const StepContext& context, plugin::PluginHost& host,
       tiers_(open_tiers(host, tiers, trace)),
       buffers_(context, tiers_),
       release_{context.model, buffers_},
-      states_(context.plan, tiers_, context.ledger),
+      states_(context.plan, tiers_, context.ledger, context.device),
       second_copy_(context.plan, context.ledger) {
   if (trace)
     states_.on_wait([trace](const char* what, Trace::Time begin) {
@@ -181,6 +181,9 @@ void ShardedState::visit_state(const update::UpdateSlice& slice, std::size_t arr
 
 void ShardedState::visit_view(const zr_view& view, offload::OptimizerStates::Access access, uint32_t param,
                               const Visit& fn) {
+  using Access = offload::OptimizerStates::Access;
+  if (context_.device)
+    return visit_on_host(*context_.device, view, {access != Access::write, access != Access::read}, fn);
   if (!disk_buffers() || !disk_buffers()->holds(view.data)) return fn(view.data, 0, view.count);
   disk_buffers()->visit(view, access,
                         fmt::format("weights or reduced gradients of '{}'", context_.plan.input.parameters[param].name),
@@ -190,7 +193,7 @@ void ShardedState::visit_view(const zr_view& view, offload::OptimizerStates::Acc
 zr_view ShardedState::weights_at(const plan::Piece& piece, int64_t first, int64_t count) const {
   const zr_dtype dtype = context_.plan.input.weight_dtype;
   char* const memory = static_cast<char*>(buffers_.memory()[piece.buffer]);
-  return {memory + (piece.offset + first - piece.first) * size_of(dtype), count, dtype, 0, {1, 0}};
+  return {memory + (piece.offset + first - piece.first) * size_of(dtype), count, dtype, 0, context_.memory_device()};
 }
 
 void ShardedState::edit_gradients(
@@ -274,12 +277,12 @@ void ShardedState::write_state(uint32_t param, const std::string& slot, const fl
                 });
 }
 
-void ShardedState::own_weights(uint32_t param,
+void ShardedState::own_weights(uint32_t param, offload::OptimizerStates::Access access,
                                const std::function<void(int64_t first, int64_t count, void* memory)>& fn) {
   for (const uint32_t w : weights_of_[param]) {
     const plan::Piece& piece = context_.plan.rank_plan.weights[w];
     if (!buffers_.readers()[piece.buffer]) {
-      visit_view(weights_at(piece, piece.first, piece.count), offload::OptimizerStates::Access::write, param,
+      visit_view(weights_at(piece, piece.first, piece.count), access, param,
                  [&](void* values, int64_t at, int64_t some) { fn(piece.first + at, some, values); });
     } else if (context_.plan.input.parameters[param].frozen) {
       if (context_.rank() == 0) fn(piece.first, piece.count, weights_at(piece, piece.first, piece.count).data);
@@ -297,15 +300,24 @@ void ShardedState::store(uint32_t param, const float* values) {
                   offload::OptimizerStates::Access::write, [&](void* memory, int64_t first, int64_t count) {
                     std::memcpy(memory, values + first, static_cast<std::size_t>(count) * 4);
                   });
-  own_weights(param, [&](int64_t first, int64_t count, void* memory) {
+  const auto access = offload::OptimizerStates::Access::write;
+  own_weights(param, access, [&](int64_t first, int64_t count, void* memory) {
     update::downcast(values + first, count, context_.plan.input.weight_dtype, memory);
   });
 }
 
 void ShardedState::store_full(uint32_t param, const void* full) {
   const zr_dtype dtype = context_.plan.input.weight_dtype;
+  std::vector<char> on_host;
+  if (context_.device) {
+    on_host.resize(static_cast<std::size_t>(context_.plan.input.parameters[param].count * size_of(dtype)));
+    context_.device->download(full, on_host.data(), std::ssize(on_host));
+    full = on_host.data();
+  }
   const auto at = [&](int64_t first) { return static_cast<const char*>(full) + first * size_of(dtype); };
-  own_weights(param, [&](int64_t first, int64_t count, void* memory) {
+  const auto access =
+      context_.device ? offload::OptimizerStates::Access::modify : offload::OptimizerStates::Access::write;
+  own_weights(param, access, [&](int64_t first, int64_t count, void* memory) {
     const auto bytes = static_cast<std::size_t>(count * size_of(dtype));
     if (std::memcmp(memory, at(first), bytes) == 0) return;  // for example after a zr::gather scope that only read
     std::memcpy(memory, at(first), bytes);
@@ -376,6 +388,7 @@ void ShardedState::visit_tensor(uint32_t param, const std::string& kind, int64_t
 }
 
 const char* ShardedState::contiguous_address(uint32_t param, const std::string& kind, int64_t first, int64_t count) {
+  if (context_.device) return nullptr;
   const char* address = nullptr;
   bool contiguous = true;
   for (const uint32_t u : slices_of_[param]) contiguous &= states_.in_memory(slices_[u].tier) || kind == "weight";

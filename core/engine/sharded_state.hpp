@@ -64,15 +64,17 @@ class ShardedState {
   void write_state(uint32_t param, const std::string& slot, const float* values);
   /// Writes fp32 values into this rank's master and weight pieces of a parameter.
   void store(uint32_t param, const float* values);
-  /// Writes this rank's weight pieces of a parameter from the full parameter in the dtype of the weights. If any
-  /// element changes, adds the parameter to take_stored(). [use]
+  /// Writes this rank's weight pieces of a parameter from the full parameter in the dtype of the weights, which is
+  /// where the weights are: in host memory or on the device. If any element changes, adds the parameter to
+  /// take_stored(). [use]
   void store_full(uint32_t param, const void* full);
   /// Returns the parameters that store_full() has changed since the last call.
   std::set<uint32_t> take_stored();
   const std::set<uint32_t>& stored() const { return stored_; }  // what take_stored() would return
 
   /// Calls fn(first, count, memory) for each part of a parameter's weights that this rank is responsible for writing.
-  void own_weights(uint32_t param, const std::function<void(int64_t first, int64_t count, void* memory)>& fn);
+  void own_weights(uint32_t param, offload::OptimizerStates::Access access,
+                   const std::function<void(int64_t first, int64_t count, void* memory)>& fn);
   /// Calls fn over a tensor for elements [first, first + count) of its parameter, all of which this rank must store.
   /// kind: "weight", "master", or an optimizer state such as "state.exp_avg", of which `memory` then has the elements
   /// for these elements of the parameter (plan::StateShape).

@@ -4,6 +4,7 @@
 #include <functional>
 #include <string>
 
+#include "base/device_memory.hpp"
 #include "base/error.hpp"
 #include "base/ledger.hpp"
 #include "base/thread_pool.hpp"
@@ -27,6 +28,10 @@ struct RankContext {
   ThreadPool& pool;
   const plan::MemoryPlan& plan;
   Ledger& ledger;
+  DeviceMemory* device = nullptr;  // where weights, gradients and states are; null: in host memory
+
+  /// The device of weights, gradients and states.
+  zr_device memory_device() const { return device ? device->device() : kHostMemory; }
 };
 
 /// A RankContext with the job's configuration, model and plug-ins. Immutable; the referenced objects have their own
@@ -60,10 +65,10 @@ struct StepContext : RankContext {
     check(call_plugin(&error, [&] { return strategy_api().grads_finish(strategy.self(), &call, &error); }), error,
           strategy.call_text("grads_finish"));
   }
-  /// The argument of a call of the strategy on the CPU, which is complete on return. phase: ZR_FORWARD, ...; micro: of
-  /// the step; flags: ZR_USE_*.
-  static zr_use use_of(uint32_t phase, uint32_t micro = 0, uint32_t flags = 0) {
-    return {sizeof(zr_use), phase, micro, flags, nullptr, nullptr};
+  /// The argument of a call of the strategy, which is complete on return, or on a device in the order of the stream.
+  /// phase: ZR_FORWARD, ...; micro: of the step; flags: ZR_USE_*.
+  zr_use use_of(uint32_t phase, uint32_t micro = 0, uint32_t flags = 0) const {
+    return {sizeof(zr_use), phase, micro, flags, device ? device->abi() : nullptr, nullptr};
   }
 };
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 
+#include "base/dtype.hpp"
 #include "base/error.hpp"
 #include "base/host_view.hpp"
 #include "base/log.hpp"
@@ -55,7 +56,7 @@ WeightFlow::~WeightFlow() {
 void WeightFlow::publish_weights(bool frozen_too) {
   const RecursiveMutexLock lock(context_.use);
   CallError error;
-  const zr_use use = StepContext::use_of(ZR_UPDATE_PHASE);
+  const zr_use use = context_.use_of(ZR_UPDATE_PHASE);
   context_.check(call_plugin(&error, [&] { return api_->updated(strategy_.self(), &use, &error); }), error,
                  strategy_.call_text("updated"));
   model_.weights_changed(frozen_too);
@@ -101,7 +102,13 @@ void WeightFlow::with_full(uint32_t param, const std::function<void(const void* 
     const RecursiveMutexLock lock(context_.use);
     memory = memory_[param];
   }
-  fn(memory);
+  std::vector<char> on_host;
+  if (context_.device) {
+    const plan::PlanInput& plan = plan_.input;
+    on_host.resize(static_cast<std::size_t>(plan.parameters[param].count * size_of(plan.weight_dtype)));
+    context_.device->download(memory, on_host.data(), std::ssize(on_host));
+  }
+  fn(context_.device ? on_host.data() : memory);
   end_use(&param, nullptr, 1);
 }
 
@@ -119,7 +126,7 @@ void WeightFlow::begin_use(const uint32_t* params, uint32_t n, uint32_t phase) {
                          plan_.input.parameters[absent[0]].name);
     const comm::CallScope scope(comm_, std::move(call));
     if (phase != ZR_EXPORT_PHASE && phase_ != ZR_FORWARD) phase = phase_;
-    const zr_use use = StepContext::use_of(phase, micro_);
+    const zr_use use = context_.use_of(phase, micro_);
     const auto acquire = [&] {
       return api_->acquire(strategy_.self(), absent.data(), static_cast<uint32_t>(absent.size()), &use, gathered.data(),
                            &error);
@@ -143,7 +150,8 @@ void WeightFlow::begin_use(const uint32_t* params, uint32_t n, uint32_t phase) {
 void WeightFlow::attach(const std::vector<uint32_t>& absent, const std::vector<zr_view>& gathered, uint32_t phase) {
   for (std::size_t i = 0; i < absent.size(); ++i) {
     const plan::Parameter& parameter = plan_.input.parameters[absent[i]];
-    if (const std::string problem = host_view_problem("the weight", gathered[i]); !problem.empty())
+    if (const std::string problem = view_problem_on(context_.memory_device(), "the weight", gathered[i]);
+        !problem.empty())
       fail_internal(fmt::format("{} for '{}': {}: this is a bug in the plug-in", strategy_.call_text("acquire"),
                                 parameter.name, problem));
     // Libraries may choose other kernels, with other roundings, for another alignment.
@@ -179,7 +187,7 @@ void WeightFlow::release(const std::vector<uint32_t>& params, uint32_t phase) {
     model_.attach(param, nullptr);
   }
   CallError error;
-  const zr_use use = StepContext::use_of(phase, micro_);
+  const zr_use use = context_.use_of(phase, micro_);
   const auto release = [&] {
     return api_->release(strategy_.self(), params.data(), static_cast<uint32_t>(params.size()), &use, &error);
   };

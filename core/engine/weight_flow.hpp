@@ -36,7 +36,7 @@ class WeightFlow {
   /// during a backward or an evaluation, the phase of set_phase() replaces ZR_EVAL and ZR_FORWARD. Locks
   /// StepContext::use. Collective.
   void begin_use(const uint32_t* params, uint32_t n, uint32_t phase);
-  /// Calls fn(memory) with the full parameter in the dtype of the weights. Collective.
+  /// Calls fn(memory) with the full parameter in the dtype of the weights, in host memory. Collective.
   void with_full(uint32_t param, const std::function<void(const void* memory)>& fn);
   /// Calls check(call) at the begin of every zr::gather scope, on the training thread; it may throw. Empty: no check.
   void on_gather(std::function<void(const std::string& call)> check) { check_gather_ = std::move(check); }

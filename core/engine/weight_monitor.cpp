@@ -14,7 +14,8 @@ WeightMonitor::WeightMonitor(const StepContext& context, const Parts& parts)
     : context_(context),
       parts_(parts),
       digest_(context.plan, parts.state.buffers().memory(), parts.state.buffers().readers(), context.world()),
-      samples_(context.plan.has_master || EarlyUpdate::obstacle(context.config(), context.plan).empty()
+      samples_(!context.device &&
+                       (context.plan.has_master || EarlyUpdate::obstacle(context.config(), context.plan).empty())
                    ? WeightSamples(parts.state.bound_slices())
                    : WeightSamples()) {}
 

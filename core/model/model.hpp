@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/device_memory.hpp"
 #include "plan/plan.hpp"
 #include "zr/abi/strategy.h"
 
@@ -55,8 +56,13 @@ class Model {
   /// From now on the parameter's data is `memory` (count elements, row-major, of `dtype`), which must outlive its use
   /// by the model.
   /// If the model is on a device, the parameter has memory there, and `memory` is host memory: see weights_changed()
-  /// and written().
+  /// and written(); but see keep_on_device() too.
   virtual void bind(uint32_t param, void* memory, zr_dtype dtype) = 0;
+  /// The memory of the device that the model is on; null for the CPU. It lives as long as the model.
+  virtual DeviceMemory* memory() { return nullptr; }
+  /// From now on the memory that bind(), attach() and the gradient functions get is not host memory, but memory of the
+  /// device, from memory(): there are no copies of weights and gradients in host memory. Before the first bind().
+  virtual void keep_on_device() {}
   /// Call after the memory of bound parameters has changed, also of frozen ones if `frozen_too`: copies it to the
   /// device that the model is on. Without effect for a model on the CPU.
   virtual void weights_changed(bool /*frozen_too*/) {}
@@ -109,8 +115,9 @@ class Model {
   /// Called on an autograd thread, one at a time, when a parameter's gradient of this backward has arrived; [use].
   using Arrived = std::function<void(uint32_t param)>;
   virtual void on_gradient(Arrived arrived) = 0;  // replaces the previous callback; empty: none
-  /// If the model is on a device, gradients arrive when they have been copied to host memory, and computed() is called
-  /// before, on an autograd thread, when autograd has enqueued the computation of one. Replaces the previous callback.
+  /// If the model is on a device and its gradients are delivered in host memory, they arrive when they have been copied
+  /// there, and computed() is called before, on an autograd thread, when autograd has enqueued the computation of one.
+  /// Replaces the previous callback.
   virtual void on_gradient_computed(std::function<void(uint32_t param)> /*computed*/) {}
   /// Whether gradients of a model on a device arrive on a thread of the model, while autograd continues; otherwise in
   /// an order and at times that are the same on all ranks. Between backwards.

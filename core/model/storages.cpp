@@ -241,7 +241,7 @@ void Storages::set_data(const torch::Tensor& tensor, const torch::Tensor& other)
   tensor.unsafeGetTensorImpl()->shallow_copy_from(other.getIntrusivePtr());
 }
 
-at::DataPtr Storages::engine_memory(void* memory) { return {memory, memory, &keep_memory, at::Device(at::kCPU)}; }
+at::DataPtr Storages::engine_memory(void* memory, at::Device device) { return {memory, memory, &keep_memory, device}; }
 
 namespace {
 // Storages with a DeviceBinding.

@@ -35,7 +35,7 @@ class Storages {
   static void set_data(const torch::Tensor& tensor, const torch::Tensor& other);
 
   /// A data pointer to memory of an engine; a storage with such a pointer belongs to a parameter in training.
-  static at::DataPtr engine_memory(void* memory);
+  static at::DataPtr engine_memory(void* memory, at::Device device);
   /// True for a tensor on such a storage, or on one that has a DeviceBinding. Any thread.
   static bool has_engine_memory(const at::TensorBase& tensor);
   /// While one exists, the storage, which has memory of a device, belongs to a parameter in training.

@@ -53,12 +53,16 @@ void TorchModel::weights_changed(bool frozen_too) {
   upload(uploads, state_->parallel_for);
 }
 
+DeviceMemory* TorchModel::memory() { return state_->memory ? &*state_->memory : nullptr; }
+
+void TorchModel::keep_on_device() { state_->keeps_on_device = state_->memory.has_value(); }
+
 void TorchModel::use_threads(ParallelFor parallel_for) { state_->parallel_for = std::move(parallel_for); }
 
 void TorchModel::attach(uint32_t param, void* memory) {
   auto& entry = state_->entries[param];
   Placeholder* placeholder = entry.placeholder;
-  if (state_->is_on_cpu()) return memory ? placeholder->attach(memory) : placeholder->detach();
+  if (state_->uses_engine_memory()) return memory ? placeholder->attach(memory) : placeholder->detach();
   entry.attached = memory;
   if (!memory) {
     placeholder->detach();

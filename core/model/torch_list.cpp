@@ -80,6 +80,7 @@ TorchModel::TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>&
                        at::Device device)
     : state_(std::make_unique<State>(device)) {
   TorchMemory::count();
+  if (!device.is_cpu()) state_->memory.emplace(device);
   Listed listed = list(parameters, device);
   for (const auto& [name, tensor] : listed.tensors) {
     // The engine that trained the parameter was destroyed. Fails on all ranks, before they compare anything.

@@ -92,14 +92,14 @@ void TorchModel::construct(const ConstructMemory& memory, bool runs_operators) {
 void TorchModel::bind(uint32_t param, void* memory, zr_dtype dtype) {
   auto& entry = state_->entries[param];
   const at::ScalarType type = torch_type(dtype);
-  const bool is_on_cpu = state_->is_on_cpu();
+  const bool is_direct = state_->uses_engine_memory();
   if (!state_->storages->replaceable(entry.tensor, type) || entry.tensor.device() != state_->device)
     state_->storages->replace_data(state_->parameters[param].name, entry.tensor,
-                                   is_on_cpu ? torch::from_blob(memory, entry.tensor.sizes(), type)
+                                   is_direct ? tensor_over(memory, entry.tensor.sizes(), type, state_->device)
                                              : at::empty(entry.tensor.sizes(), state_->options(type)));
   const c10::Storage storage = entry.tensor.storage();
-  if (is_on_cpu)
-    storage.unsafeGetStorageImpl()->set_data_ptr_noswap(Storages::engine_memory(memory));
+  if (is_direct)
+    storage.unsafeGetStorageImpl()->set_data_ptr_noswap(Storages::engine_memory(memory, state_->device));
   else
     upload(memory, storage, static_cast<int64_t>(storage.nbytes()));
   storage.unsafeGetStorageImpl()->set_resizable(false);
@@ -107,12 +107,12 @@ void TorchModel::bind(uint32_t param, void* memory, zr_dtype dtype) {
   const bool has_older_tensors = storage.use_count() > kEngineReferences;
   entry.binding = {storage,
                    storage.data(),
-                   is_on_cpu ? nullptr : memory,
+                   is_direct ? nullptr : memory,
                    type,
                    version_of(entry.tensor),
                    has_older_tensors,
                    std::make_unique<DataViews>(storage),
-                   is_on_cpu ? nullptr : std::make_unique<Storages::DeviceBinding>(storage)};
+                   is_direct ? nullptr : std::make_unique<Storages::DeviceBinding>(storage)};
 }
 
 void TorchModel::on_use(Uses uses) { state_->uses = std::move(uses); }
@@ -234,8 +234,8 @@ void* TorchModel::reserve_parameter(uint32_t param, zr_dtype dtype, bool other) 
   auto& entry = state_->entries[param];
   if (!state_->is_on_cpu() && other)
     entry.copy_buffer = at::empty(entry.tensor.sizes(), state_->options(torch_type(dtype)));
-  else if (entry.binding.storage && state_->is_on_cpu())
-    entry.copy_buffer = at::empty({static_cast<int64_t>(entry.binding.storage.nbytes())}, at::kByte);
+  else if (entry.binding.storage && state_->uses_engine_memory())
+    entry.copy_buffer = at::empty({static_cast<int64_t>(entry.binding.storage.nbytes())}, state_->options(at::kByte));
   else if (entry.shared && !other)
     entry.copy_buffer = at::empty(entry.tensor.sizes(), entry.tensor.options().requires_grad(false));
   if (!other) return nullptr;
@@ -288,7 +288,7 @@ void TorchModel::hide_gradients(bool hidden) {
 void TorchModel::on_gradient(Arrived arrived) {
   state_->arrived = std::move(arrived);
   state_->downloads.reset();
-  if (!state_->is_on_cpu() && state_->arrived) {
+  if (!state_->uses_engine_memory() && state_->arrived) {
     int64_t bytes = 0;
     for (uint32_t i = 0; i < state_->entries.size(); ++i)
       if (!state_->parameters[i].frozen) bytes += static_cast<int64_t>(state_->entries[i].tensor.nbytes());
@@ -308,21 +308,21 @@ void TorchModel::on_gradient(Arrived arrived) {
 void TorchModel::copy_gradient(uint32_t param, int64_t first, const zr_view& dst) {
   const torch::NoGradGuard no_grad;
   const torch::Tensor& gradient = state_->entries[param].gradient;
-  if (!state_->is_on_cpu() && gradient.scalar_type() == torch_type(dst.dtype)) {
+  if (!state_->uses_engine_memory() && gradient.scalar_type() == torch_type(dst.dtype)) {
     const auto size = static_cast<int64_t>(gradient.element_size());
     return copy_bytes(dst.data, static_cast<const char*>(gradient.data_ptr()) + first * size, dst.count * size,
                       state_->parallel_for);
   }
-  torch::from_blob(dst.data, {dst.count}, torch_type(dst.dtype))
-      .copy_(gradient.reshape({-1}).narrow(0, first, dst.count));
+  const auto scope = state_->engine_stream();
+  state_->over(dst).copy_(gradient.reshape({-1}).narrow(0, first, dst.count));
 }
 
 void TorchModel::add_gradient(uint32_t param, int64_t first, const zr_view& dst) {
   const torch::NoGradGuard no_grad;
   const torch::Tensor& gradient = state_->entries[param].gradient;
   // Adds in fp32 and rounds once, for any two types.
-  torch::from_blob(dst.data, {dst.count}, torch_type(dst.dtype))
-      .add_(gradient.reshape({-1}).narrow(0, first, dst.count));
+  const auto scope = state_->engine_stream();
+  state_->over(dst).add_(gradient.reshape({-1}).narrow(0, first, dst.count));
 }
 
 void TorchModel::drop_gradient(uint32_t param) { state_->entries[param].gradient = torch::Tensor(); }

@@ -28,6 +28,8 @@ class TorchModel final : public Model {
   std::size_t deferred() const override;
   void construct(const ConstructMemory& memory, bool runs_operators) override;
   void bind(uint32_t param, void* memory, zr_dtype dtype) override;
+  DeviceMemory* memory() override;
+  void keep_on_device() override;
   void weights_changed(bool frozen_too) override;
   void use_threads(ParallelFor parallel_for) override;
   void bind_shared(uint32_t param, const void* memory, zr_dtype dtype) override;

@@ -162,10 +162,15 @@ void TorchModel::State::return_bound(uint32_t param) {
   if (entry.binding.host) {
     storage.set_resizable(true);
   } else if (storage.data() == entry.binding.memory) {  // tensors created from the parameter keep its values
-    c10::Allocator* const allocator = c10::GetAllocator(c10::kCPU);
+    c10::Allocator* const allocator = c10::GetAllocator(device.type());
     at::DataPtr own = entry.copy_buffer.defined() ? entry.copy_buffer.storage().set_data_ptr(at::DataPtr())
                                                   : allocator->allocate(storage.nbytes());
-    std::memcpy(own.mutable_get(), entry.binding.memory, storage.nbytes());
+    const auto bytes = static_cast<int64_t>(storage.nbytes());
+    if (is_on_cpu())
+      std::memcpy(own.mutable_get(), entry.binding.memory, storage.nbytes());
+    else
+      memory->copy({const_cast<void*>(entry.binding.memory), bytes, ZR_U8, 0, memory->device()},
+                   {own.mutable_get(), bytes, ZR_U8, 0, memory->device()});
     storage.set_data_ptr_noswap(std::move(own));
     storage.set_allocator(allocator);
     storage.set_resizable(true);
@@ -186,7 +191,7 @@ void TorchModel::State::gradient_accumulated(uint32_t param) {
     gradient = gradient.to_dense();
   }
   gradient = gradient.detach();
-  if (is_on_cpu()) return deliver(param, gradient);
+  if (uses_engine_memory()) return deliver(param, gradient);
   if (computed) computed(param);
   if (downloads) downloads->add(param, gradient);
 }

@@ -22,6 +22,8 @@
 #include "model/saved_tensor_offload.hpp"
 #include "model/saved_tensor_scope.hpp"
 #include "model/storages.hpp"
+#include "model/torch_device_memory.hpp"
+#include "model/torch_dtype.hpp"
 #include "model/torch_model.hpp"
 #include "zr/mutex.hpp"
 
@@ -31,7 +33,7 @@ namespace zr::host::model {
 struct Binding {
   c10::Storage storage;          // tensors that share it may outlive the engine's memory
   const void* memory = nullptr;  // of the storage
-  void* host = nullptr;          // the engine's memory, if the storage has memory of a device
+  void* host = nullptr;          // the engine's memory, if the storage has a copy of it on a device
   at::ScalarType type = at::kFloat;
   int64_t version = 0;
   bool has_older_tensors = false;    // tensors from before bind() use the storage
@@ -48,7 +50,7 @@ struct TorchModel::State final : MemoryProvider {
     const void* shared = nullptr;        // memory that all ranks read, if bound to it
     at::DataPtr copy;                    // of `shared`, while an operator or scope writes
     int readers = 0, writers = 0;        // operators and scopes that use `shared`
-    void* attached = nullptr;            // the engine's memory from attach(), if the model is on a device
+    void* attached = nullptr;            // the engine's memory from attach(), if on_device is a copy of it
     at::DataPtr on_device;               // the copy of it on the device
     int scopes = 0;                      // open zr::gather scopes, for any kind of storage
     bool left_without_memory = false;    // an earlier engine left the parameter without memory
@@ -63,6 +65,8 @@ struct TorchModel::State final : MemoryProvider {
   };
   explicit State(at::Device on) : device(on) {}
   const at::Device device;                     // that the model computes on
+  std::optional<TorchDeviceMemory> memory;     // of the device, if it is not the CPU
+  bool keeps_on_device = false;                // the engine's memory is on the device
   std::optional<GradientDownloads> downloads;  // if it is not the CPU, and gradients are delivered
   std::vector<torch::Tensor> host_buffers;     // copies of `buffers` in host memory, if the device is not the CPU
   std::function<void(uint32_t param)> computed;
@@ -94,6 +98,18 @@ struct TorchModel::State final : MemoryProvider {
     return c10::str(tensor.scalar_type(), " ", tensor.sizes());
   }
   bool is_on_cpu() const { return device.is_cpu(); }
+  /// Whether parameters use the engine's memory itself. Otherwise it is host memory, with copies of what is on the
+  /// device.
+  bool uses_engine_memory() const { return is_on_cpu() || keeps_on_device; }
+  /// A tensor over memory of the engine for gradients.
+  torch::Tensor over(const zr_view& view) const {
+    return tensor_over(view.data, {view.count}, torch_type(view.dtype), keeps_on_device ? device : at::kCPU);
+  }
+  /// While it lives, operators of this thread run on the engine's stream, if the engine's memory is on the device.
+  std::optional<TorchDeviceMemory::Scope> engine_stream() const {
+    if (!keeps_on_device) return std::nullopt;
+    return std::optional<TorchDeviceMemory::Scope>(std::in_place, *memory);
+  }
   /// A tensor's options with this dtype, on the model's device.
   at::TensorOptions options(at::ScalarType type) const { return at::TensorOptions().dtype(type).device(device); }
   /// Converts floating-point buffers to the weights' dtype and all buffers to row-major layout on the model's device.

@@ -12,8 +12,8 @@
 
 namespace zr::host::offload {
 
-OptimizerStates::OptimizerStates(const plan::MemoryPlan& plan, Tiers& tiers, Ledger& ledger)
-    : plan_(plan), tiers_(tiers), arrays_(plan.rank_plan.state_arrays) {
+OptimizerStates::OptimizerStates(const plan::MemoryPlan& plan, Tiers& tiers, Ledger& ledger, DeviceMemory* device)
+    : plan_(plan), tiers_(tiers), device_(device), arrays_(plan.rank_plan.state_arrays) {
   allocations_.resize(plan.input.tiers.size());
   copy_offset_.assign(plan.input.tiers.size(), 0);
   for (const plan::StateRange& range : plan.placement.states) {
@@ -38,7 +38,10 @@ void OptimizerStates::allocate_memory(RangeMemory& memory, Ledger& ledger) {
     const int64_t bytes =
         plan_.array_range(a, memory.range.first, memory.range.count).count * size_of(arrays_[a].dtype);
     if (memory.range.tier == 0) {
-      memory.owned.emplace_back(bytes, kPageBytes, ledger, Tier::device, kind_of(a), arrays_[a].name);
+      if (device_)
+        memory.owned.emplace_back(bytes, *device_, ledger, kind_of(a), arrays_[a].name);
+      else
+        memory.owned.emplace_back(bytes, kPageBytes, ledger, Tier::device, kind_of(a), arrays_[a].name);
       memory.addresses.push_back(memory.owned.back().data());
     } else if (bytes == 0) {
       memory.allocations.emplace_back();
@@ -112,13 +115,10 @@ zr_view OptimizerStates::view(std::size_t array, int64_t first, int64_t count) c
   const RangeMemory& memory = memory_of(first);
   const zr_dtype dtype = arrays_[array].dtype;
   const plan::ArrayRange part = plan_.array_part(array, first, count);
-  if (memory.addresses.empty()) return {nullptr, part.count, dtype, 0, {1, 0}};
+  if (memory.addresses.empty()) return {nullptr, part.count, dtype, 0, kHostMemory};
   const int64_t begin = plan_.array_range(array, memory.range.first, 0).first;
-  return {static_cast<char*>(memory.addresses[array]) + (part.first - begin) * size_of(dtype),
-          part.count,
-          dtype,
-          0,
-          {1, 0}};
+  return {static_cast<char*>(memory.addresses[array]) + (part.first - begin) * size_of(dtype), part.count, dtype, 0,
+          memory.range.tier == 0 && device_ ? device_->device() : kHostMemory};
 }
 
 int64_t OptimizerStates::bytes_in_tile(const plan::StateTile& tile, std::size_t array) const {
@@ -150,7 +150,11 @@ void OptimizerStates::visit(std::size_t array, int64_t first, int64_t count, Acc
   const std::vector<plan::StateTile>& tiles = plan_.placement.tiles;
   for (const plan::StateRange& range : ranges(first, count)) {
     if (in_memory(range.tier)) {
-      fn(view(array, range.first, range.count).data, range.first, range.count);
+      const zr_view states = view(array, range.first, range.count);
+      if (range.tier == 0 && device_)
+        visit_on_device(states, range, access, fn);
+      else
+        fn(states.data, range.first, range.count);
       continue;
     }
     auto tile = std::upper_bound(tiles.begin(), tiles.end(), range.first,
@@ -163,6 +167,15 @@ void OptimizerStates::visit(std::size_t array, int64_t first, int64_t count, Acc
       at += n;
     }
   }
+}
+
+// In one call, because the elements of a state may stand for several of the parameter.
+void OptimizerStates::visit_on_device(const zr_view& states, const plan::StateRange& range, Access access,
+                                      const std::function<void(void*, int64_t, int64_t)>& fn) {
+  std::vector<char> copy(static_cast<std::size_t>(states.count * size_of(states.dtype)));
+  if (access != Access::write) device_->download(states.data, copy.data(), std::ssize(copy));
+  fn(copy.data(), range.first, range.count);
+  if (access != Access::read) device_->upload(copy.data(), states.data, std::ssize(copy));
 }
 
 // Uses the first staging buffer, after all transfers of a pass over the tiles. Transfers move full blocks, so a partial

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/device_memory.hpp"
 #include "base/thread_pool.hpp"
 #include "offload/tier.hpp"
 #include "offload/tier_resources.hpp"
@@ -24,8 +25,9 @@ struct TierWaits {
 /// Training thread only.
 class OptimizerStates {
  public:
-  /// Reserves the plan's memory and disk allocations; all states are zero. Keeps references to all arguments.
-  OptimizerStates(const plan::MemoryPlan& plan, Tiers& tiers, Ledger& ledger);
+  /// Reserves the plan's memory and disk allocations; all states are zero. Keeps references to all arguments. `device`:
+  /// has the states of the plan's device tier; null: they are in host memory.
+  OptimizerStates(const plan::MemoryPlan& plan, Tiers& tiers, Ledger& ledger, DeviceMemory* device = nullptr);
   OptimizerStates(const OptimizerStates&) = delete;
 
   /// The ranges of elements [first, first + count) of the state space, each on one tier.
@@ -37,8 +39,8 @@ class OptimizerStates {
 
   enum class Access { read, write, modify };
   /// Calls fn(memory, first, count) over the elements of an array for a range of the state space within one piece, on
-  /// any tier: `memory` has the elements of the array for elements [first, first + count) of the state space. `what`
-  /// names them in errors.
+  /// any tier, in one or several calls: `memory` has the elements of the array for elements [first, first + count) of
+  /// the state space. `what` names them in errors.
   void visit(std::size_t array, int64_t first, int64_t count, Access access, const std::string& what,
              const std::function<void(void* memory, int64_t first, int64_t count)>& fn);
 
@@ -97,6 +99,8 @@ class OptimizerStates {
   int64_t position_of(std::size_t tile, bool of_copy = false) const;
   std::vector<update::UpdateSlice> slices_in(const TilePass& pass, std::size_t index) const;
   void wait(Transfer& transfer, double& seconds, const char* what);
+  void visit_on_device(const zr_view& states, const plan::StateRange& range, Access access,
+                       const std::function<void(void*, int64_t, int64_t)>& fn);
   void visit_tile(std::size_t tile, std::size_t array, int64_t first, int64_t count, Access access,
                   const std::string& what, const std::function<void(void*, int64_t, int64_t)>& fn);
   char* tile_buffer(std::size_t index) const {
@@ -111,6 +115,7 @@ class OptimizerStates {
 
   const plan::MemoryPlan& plan_;
   Tiers& tiers_;
+  DeviceMemory* const device_;
   const std::vector<plan::StateArray>& arrays_;
   std::vector<RangeMemory> ranges_;
   std::vector<std::vector<char>> written_;   // by tile, array; zeros until it is written

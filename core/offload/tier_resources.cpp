@@ -18,22 +18,42 @@ TrackedMemory::TrackedMemory(int64_t bytes, int64_t align, Ledger& ledger, Tier 
     fail_environment(
         fmt::format("cannot allocate {} per rank for '{}'; use more ranks, or a strategy that shards this memory",
                     bytes_text(bytes), tag_));
-  std::memset(memory_.get(), 0, static_cast<std::size_t>(size));
+  data_ = memory_.get();
+  std::memset(data_, 0, static_cast<std::size_t>(size));
+  count(ledger);
+}
+
+TrackedMemory::TrackedMemory(int64_t bytes, DeviceMemory& device, Ledger& ledger, MemoryKind kind, std::string tag)
+    : device_(&device), bytes_(bytes), tier_(Tier::device), kind_(kind), tag_(std::move(tag)) {
+  data_ = static_cast<char*>(device.allocate(bytes));
   try {
-    ledger.add(tier, kind, tag_, bytes);
+    count(ledger);
+  } catch (...) {
+    device.free(data_);
+    throw;
+  }
+}
+
+void TrackedMemory::count(Ledger& ledger) {
+  try {
+    ledger.add(tier_, kind_, tag_, bytes_);
   } catch (...) {  // add() counts the bytes even if it throws
-    ledger.add(tier, kind, tag_, -bytes);
+    ledger.add(tier_, kind_, tag_, -bytes_);
     throw;
   }
   ledger_ = &ledger;
 }
 
 TrackedMemory::~TrackedMemory() {
-  if (memory_) ledger_->add(tier_, kind_, tag_, -bytes_);
+  if (!data_) return;
+  ledger_->add(tier_, kind_, tag_, -bytes_);
+  if (device_) device_->free(data_);
 }
 
 TrackedMemory& TrackedMemory::operator=(TrackedMemory&& other) noexcept {
   std::swap(memory_, other.memory_);
+  std::swap(device_, other.device_);
+  std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
   std::swap(ledger_, other.ledger_);
   std::swap(tier_, other.tier_);

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/device_memory.hpp"
 #include "base/huge_page_memory.hpp"
 #include "base/ledger.hpp"
 #include "offload/tier.hpp"
@@ -43,15 +44,21 @@ class TrackedMemory {
   /// Zeroed memory of allocate_huge_pages(bytes, align). Throws EnvironmentError if the allocation fails, or the
   /// ledger's exception.
   TrackedMemory(int64_t bytes, int64_t align, Ledger& ledger, Tier tier, MemoryKind kind, std::string tag);
+  /// Zeroed memory of the device, which must outlive the object.
+  TrackedMemory(int64_t bytes, DeviceMemory& device, Ledger& ledger, MemoryKind kind, std::string tag);
   ~TrackedMemory();
-  TrackedMemory(TrackedMemory&& other) noexcept = default;
+  TrackedMemory(TrackedMemory&& other) noexcept { *this = std::move(other); }
   /// Swaps the two objects.
   TrackedMemory& operator=(TrackedMemory&& other) noexcept;
-  char* data() const { return memory_.get(); }
+  char* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
 
  private:
-  HugePageMemory memory_;
+  void count(Ledger& ledger);
+
+  HugePageMemory memory_;           // of the host
+  DeviceMemory* device_ = nullptr;  // whose memory it is; null: host memory
+  char* data_ = nullptr;
   int64_t bytes_ = 0;
   Ledger* ledger_ = nullptr;
   Tier tier_ = Tier::host;

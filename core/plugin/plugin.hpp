@@ -106,6 +106,9 @@ class Registry {
   /// Validates one file, and loads it if it is valid. [control]
   static PluginValidation validate(const std::filesystem::path& file);
   const std::vector<std::filesystem::path>& directories() const { return directories_; }
+  /// The plug-ins for the memory of a device, a value of job.device: in the folders of its type ("cuda") below the
+  /// directories. None for the CPU.
+  Registry of_device(const std::string& device) const;
 
  private:
   std::vector<std::filesystem::path> files(Role role, const std::string& id) const;

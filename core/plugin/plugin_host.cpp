@@ -64,6 +64,7 @@ PluginHost::PluginHost(Ledger& ledger, ThreadPool& pool) : state_(std::make_uniq
   *state_->abi = {sizeof(zr_host), ZR_ABI_MINOR, this, State::service, log_for_plugin};
   offer("zr.host.config/1", &kConfigService);
   offer("zr.host.memory/1", &kMemoryService);
+  offer("zr.host.stream/1", &kStreamService);
   offer("zr.host.tasks/1", &kTaskService);
 }
 

@@ -10,6 +10,12 @@ namespace zr::host::plugin {
 
 namespace {
 
+// Optimizers for the memory of a device are in the folder of its type, below the folders of the others.
+const Registry& registry_of(const std::string& id, const Registry& all, const Registry& of_device) {
+  const bool is_path = !id.empty() && id[0] == '/';
+  return !is_path && of_device.exists(Role::optimizer, id) ? of_device : all;
+}
+
 Component load(Role role, const config::Document& document, const Registry& registry, PluginSelection& selection) {
   const std::string name(name_of(role));
   config::Origin origin;
@@ -28,10 +34,12 @@ Component load(Role role, const config::Document& document, const Registry& regi
 }
 
 // Loads the optimizers that groups use in place of the job's.
-void load_group_optimizers(const config::Document& document, const Registry& registry, PluginSelection& selection) {
+void load_group_optimizers(const config::Document& document, const Registry& registry, const Registry& of_device,
+                           PluginSelection& selection) {
   for (const config::Setting<std::string>& use : document.group_optimizers()) {
     if (use.value.empty() || use.value[0] == '/') continue;  // check() reports it
-    const Component optimizer = registry.load(Role::optimizer, use.value, use.origin.text());
+    const Component optimizer =
+        registry_of(use.value, registry, of_device).load(Role::optimizer, use.value, use.origin.text());
     if (optimizer.table == selection.optimizer.table) continue;
     const auto keys = config::keys_of(optimizer.table->keys, optimizer.table->n_keys,
                                       fmt::format("optimizer.{}", optimizer.table->id));
@@ -108,8 +116,10 @@ PluginSelection select_plugins(const config::Document& document, const Registry&
   for (const Role role : {Role::strategy, Role::optimizer, Role::communicator, Role::offload})
     selection.not_loaded[std::string(name_of(role))] = registry.ids(role);
   selection.strategy = load(Role::strategy, document, registry, selection);
-  selection.optimizer = load(Role::optimizer, document, registry, selection);
-  load_group_optimizers(document, registry, selection);
+  const Registry of_device = registry.of_device(document.device().value);
+  const Registry& optimizers = registry_of(document.chosen("optimizer"), registry, of_device);
+  selection.optimizer = load(Role::optimizer, document, optimizers, selection);
+  load_group_optimizers(document, registry, of_device, selection);
   if (const bool needed = ranks > 1; needed || is_given(document, Role::communicator)) {
     const Component communicator = load(Role::communicator, document, registry, selection);
     if (needed) selection.communicator = communicator;

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "base/error.hpp"
+#include "config/host_config.hpp"
 #include "plugin/library_loader.hpp"
 
 namespace zr::host::plugin {
@@ -202,6 +203,17 @@ Registry::Registry(const std::vector<fs::path>& directories) {
     const auto same = [&](const fs::path& other) { return entry == other || fs::equivalent(entry, other, error); };
     if (std::none_of(directories_.begin(), directories_.end(), same)) directories_.push_back(entry);
   }
+}
+
+Registry Registry::of_device(const std::string& device) const {
+  const std::string type = device.substr(0, device.find(':'));
+  const bool is_name = !type.empty() && type.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") == type.npos;
+  std::vector<fs::path> folders;
+  std::error_code error;
+  for (const fs::path& folder : directories_)
+    if (is_name && type != config::kCpuDevice && fs::is_directory(folder / type, error))
+      folders.push_back(folder / type);
+  return Registry(folders);
 }
 
 std::vector<fs::path> Registry::files(Role role, const std::string& id) const {

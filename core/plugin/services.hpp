@@ -6,6 +6,7 @@
 #include <map>
 #include <string>
 
+#include "base/draft_abi.hpp"
 #include "base/huge_page_memory.hpp"
 #include "plugin/plugin_host.hpp"
 #include "zr/mutex.hpp"
@@ -14,6 +15,7 @@ namespace zr::host::plugin {
 
 extern const zr_config_service kConfigService;
 extern const zr_memory_service kMemoryService;
+extern const zr_stream_service kStreamService;
 
 struct PluginHost::Memory {
   struct Block {

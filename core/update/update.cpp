@@ -200,6 +200,36 @@ void update(const std::vector<Optimizer>& optimizers, ThreadPool& pool, const pl
   });
 }
 
+void update_on_device(const std::vector<Optimizer>& optimizers, DeviceMemory& device, const plan::MemoryPlan& plan,
+                      const std::vector<UpdateSlice>& slices, const UpdateInput& input) {
+  const zr_step step{sizeof(zr_step), input.grad_mul, input.step, input.grad_norm};
+  for (std::size_t i = 0; i < optimizers.size(); ++i) {
+    std::vector<zr_update_slice> updates;
+    std::vector<const zr_update_slice*> pointers;
+    for (const UpdateSlice& slice : slices) {
+      const plan::Parameter& parameter = plan.input.parameters[slice.param];
+      if (parameter.optimizer != i || !(*input.touched)[slice.param] || slice.count == 0) continue;
+      updates.push_back({sizeof(zr_update_slice), parameter.optimizer_group, parameter.name.c_str(),
+                         parameter.shape.data(), static_cast<int32_t>(parameter.shape.size()), slice.param, slice.first,
+                         slice.count, slice.first, slice.count, (*input.steps)[slice.param],
+                         (*input.rates)[slice.param], slice.weight, slice.master, slice.grad, slice.slots.data(), 0,
+                         0});
+    }
+    if (updates.empty()) continue;
+    for (const zr_update_slice& update : updates) pointers.push_back(&update);
+    const plugin::Instance& optimizer = *optimizers[i].instance;
+    CallError error;
+    zr_code code = ZR_OK;
+    device.run([&](zr_stream* stream) {
+      code = call_plugin(&error, [&] {
+        return optimizer.api<zr_optimizer_api>()->step(optimizer.self(), &step, pointers.data(),
+                                                       static_cast<uint32_t>(pointers.size()), stream, nullptr, &error);
+      });
+    });
+    check(code, error, optimizer.call_text("step"));
+  }
+}
+
 void adopt_weights(ThreadPool& pool, const plan::MemoryPlan& plan, const std::vector<UpdateSlice>& slices,
                    const UpdateInput& input) {
   const std::vector<UpdateRange> ranges = cut(plan.input, slices, input);

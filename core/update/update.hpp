@@ -5,6 +5,7 @@
 #include <functional>
 #include <vector>
 
+#include "base/device_memory.hpp"
 #include "base/draft_abi.hpp"
 #include "base/thread_pool.hpp"
 #include "plan/plan.hpp"
@@ -61,6 +62,10 @@ struct UpdateInput {
 /// by plan::Parameter::optimizer. Throws Error if a plug-in fails.
 void update(const std::vector<Optimizer>& optimizers, ThreadPool& pool, const plan::MemoryPlan& plan,
             const std::vector<UpdateSlice>& slices, const UpdateInput& input);
+
+/// The same for slices in memory of the device, whose gradients are fp32: enqueues the updates, one call per optimizer.
+void update_on_device(const std::vector<Optimizer>& optimizers, DeviceMemory& device, const plan::MemoryPlan& plan,
+                      const std::vector<UpdateSlice>& slices, const UpdateInput& input);
 
 /// Copies the weights that update() with input.keeps_weights stored. The other arguments
 /// must be those of that update.

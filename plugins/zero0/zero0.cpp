@@ -14,6 +14,8 @@ class Zero0 : public zr::Strategy<Zero0> {
   static constexpr const char* description =
       "data parallel: every rank has all weights, gradients and optimizer states";
   static constexpr const char* license = "Apache-2.0";
+  static constexpr uint32_t flags = ZR_STRATEGY_STREAMS;
+  static constexpr uint64_t device_types = zr::kAnyDevice;
   static constexpr zr_key keys[] = {zr::key_bytes("bucket_bytes", "\"16MiB\"", 65536, 1e15,
                                                   "size of a gradient bucket; two buckets are in use at a time")};
   explicit Zero0(const zr::Config& config) : bucket_bytes_(config.integer("bucket_bytes")) {}

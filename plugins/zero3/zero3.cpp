@@ -16,6 +16,8 @@ class Zero3 : public zr::Strategy<Zero3> {
  public:
   static constexpr const char* description = "ZeRO stage 3: optimizer states, gradients and weights are sharded";
   static constexpr const char* license = "Apache-2.0";
+  static constexpr uint32_t flags = ZR_STRATEGY_STREAMS;
+  static constexpr uint64_t device_types = zr::kAnyDevice;
   static constexpr zr_key keys[] = {
       zr::key_bytes("bucket_bytes", "\"16MiB\"", 65536, 1e15,
                     "size of a gradient bucket; two buckets are in use at a time"),

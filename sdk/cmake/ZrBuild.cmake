@@ -19,9 +19,10 @@ elseif(ZR_MOLD)
   add_link_options(-fuse-ld=lld)
 endif()
 
-add_compile_options(-ffp-contract=off -fno-math-errno)  # no fused multiply-add: results must be bit-identical
+add_compile_options($<$<COMPILE_LANGUAGE:C,CXX>:-ffp-contract=off>
+  $<$<COMPILE_LANGUAGE:C,CXX>:-fno-math-errno>)  # no fused multiply-add: results must be bit-identical
 if(ZR_DEVELOPER)
-  add_compile_options(-Wall -Wextra -Werror)
+  add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-Wall;-Wextra;-Werror>")
 endif()
 set(ZR_SANITIZE "" CACHE STRING "Sanitizers: address,undefined or thread")
 if(ZR_SANITIZE)

@@ -66,7 +66,9 @@ foreach(plugin ${plugins})  # the plug-ins in plugins/, not those of the tests
   get_target_property(folder ${plugin} SOURCE_DIR)
   file(RELATIVE_PATH folder ${PROJECT_SOURCE_DIR} ${folder})
   if(folder MATCHES "^plugins/")
-    install(TARGETS ${plugin} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/zeroth/plugins COMPONENT engine)
+    get_target_property(output ${plugin} LIBRARY_OUTPUT_DIRECTORY)
+    file(RELATIVE_PATH device ${PROJECT_BINARY_DIR}/plugins ${output})  # empty, or the type of a device
+    install(TARGETS ${plugin} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/zeroth/plugins/${device} COMPONENT engine)
   endif()
 endforeach()
 install(FILES README.md SECURITY.md CHANGELOG.md DESTINATION ${docs} COMPONENT engine)

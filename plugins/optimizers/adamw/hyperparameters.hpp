@@ -26,18 +26,18 @@ struct AdamWHyperparameters {
         eps(config.number("eps")),
         weight_decay(config.number("weight_decay")) {}
 
-  /// README.md has the formula.
-  AdamWConstants constants(const zr::Update& u) const {
-    const double step = static_cast<double>(u.step);
+  /// README.md has the formula. mul: factor of the reduced gradient; step: of the parameter.
+  AdamWConstants constants(float mul, int64_t parameter_step, double lr) const {
+    const double step = static_cast<double>(parameter_step);
     const double correction = std::sqrt(1 - std::pow(beta2, step));
     AdamWConstants c;
-    c.mul = u.mul;
-    c.decay = static_cast<float>(1 - u.lr * weight_decay);
+    c.mul = mul;
+    c.decay = static_cast<float>(1 - lr * weight_decay);
     c.beta1 = static_cast<float>(beta1);
     c.gain1 = static_cast<float>(1 - beta1);
     c.beta2 = static_cast<float>(beta2);
     c.gain2 = static_cast<float>(1 - beta2);
-    c.rate = static_cast<float>(u.lr * correction / (1 - std::pow(beta1, step)));
+    c.rate = static_cast<float>(lr * correction / (1 - std::pow(beta1, step)));
     c.eps = static_cast<float>(eps * correction);
     return c;
   }

@@ -17,10 +17,8 @@ void adamw(const AdamWConstants& constants, const AdamWRun& run) {
                 for (int64_t line = 0; line < n; line += step) {
                   if (!rounding.downcasts) zr::fetch_ahead(line, weight, grad, exp_avg, exp_avg_sq);
                   for (int64_t i = line; i < (line + step < n ? line + step : n); ++i) {
-                    const float g = grad[i] * c.mul;
-                    const float m = exp_avg[i] * c.beta1 + g * c.gain1;
-                    const float v = exp_avg_sq[i] * c.beta2 + (g * c.gain2) * g;
-                    const float w = weight[i] * c.decay - (m * c.rate) / (__builtin_sqrtf(v) + c.eps);
+                    float w = weight[i], m = exp_avg[i], v = exp_avg_sq[i];
+                    adamw_element(c, grad[i], w, m, v);
                     exp_avg[i] = m;
                     exp_avg_sq[i] = v;
                     weight[i] = w;

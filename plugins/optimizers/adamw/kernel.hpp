@@ -3,17 +3,9 @@
 
 #include <cstdint>
 
+#include "element.hpp"
 #include "zr/abi/base.h"
 #include "zr/isa.hpp"
-
-struct AdamWConstants {  // computed in double, rounded once
-  float mul;             // factor of the reduced gradient
-  float decay;           // 1 - lr weight_decay
-  float beta1, gain1;    // gain = 1 - beta
-  float beta2, gain2;
-  float rate;  // lr c / (1 - beta1^step), with c = sqrt(1 - beta2^step)
-  float eps;   // eps c
-};
 
 struct AdamWRun {
   float* weight;  // the fp32 master weight

@@ -37,7 +37,7 @@ class AdamW8Bit : public zr::Optimizer<AdamW8Bit> {
   }
 
   void update(const zr::Update& u) const {
-    const AdamWConstants c = hyperparameters_.constants(u);
+    const AdamWConstants c = hyperparameters_.constants(u.mul, u.step, u.lr);
     if (u.slice.slots[0].dtype == ZR_F32)
       return fp32_(c, {u.weight, u.grad, u.slot(0), u.slot(1), u.count, u.out, u.out_dtype, u.streams});
     eight_bit_(c, {u.weight, u.grad, u.state<uint8_t>(0), u.state<uint8_t>(1), u.state<float>(2), u.state<float>(3),

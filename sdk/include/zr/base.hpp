@@ -300,6 +300,8 @@ inline zr_view allocate(const Host& host, uint64_t bytes, const char* tag, uint6
 }
 /// The set of device types that has only host memory, for descriptions and capabilities.
 inline constexpr uint64_t kCpuOnly = uint64_t{1} << ZR_DEVICE_CPU;
+/// The set of all device types, for plug-ins that only compute addresses.
+inline constexpr uint64_t kAnyDevice = ~uint64_t{0};
 
 }  // namespace sdk
 }  // namespace zr

@@ -102,16 +102,20 @@ inline zr_coll barrier(const char* label) { return collective(ZR_BARRIER, zr_vie
 /// every rank must issue its collectives in the same order, so the order must not depend on timing.
 class Comm {
  public:
-  /// `ref`: as bind() received it.
-  Comm(const Host& host, const zr_comm_ref& ref) : host_(host), ref_(ref) {}
+  /// `ref`: as bind() received it. stream: where the stream of the current call of the plug-in is stored, as long as
+  /// the instance lives; null: there are no streams.
+  Comm(const Host& host, const zr_comm_ref& ref, zr_stream* const* stream = nullptr)
+      : host_(host), ref_(ref), stream_(stream) {}
   int32_t rank() const { return ref_.rank; }    // 0 to world() - 1
   int32_t world() const { return ref_.world; }  // number of ranks
-  /// Runs a collective. Complete on return: dst is written, src may be overwritten.
+  /// Runs a collective. Complete on return: dst is written, src may be overwritten. In a call with a stream: complete
+  /// in the order of the stream.
   void run(const zr_coll& coll) const { submit(coll, nullptr); }
   /// Starts a collective. The memory of both views must stay valid until the Done is ready. Collectives complete in the
-  /// order they were started.
+  /// order they were started. In a call with a stream, the Done is empty: the collective is complete in the order of
+  /// the stream.
   Done start(const zr_coll& coll) const {
-    Done done(host_);
+    Done done = stream() ? Done() : Done(host_);
     submit(coll, done.abi());
     return done;
   }
@@ -123,12 +127,14 @@ class Comm {
   }
 
  private:
+  zr_stream* stream() const { return stream_ ? *stream_ : nullptr; }
   void submit(const zr_coll& coll, zr_done* done) const {
     zr_error error = no_error();
-    check(ref_.api->submit(ref_.comm, &coll, nullptr, done, &error), error);
+    check(ref_.api->submit(ref_.comm, &coll, stream(), done, &error), error);
   }
   Host host_;
   zr_comm_ref ref_;
+  zr_stream* const* stream_;
 };
 
 }  // namespace sdk

@@ -5,8 +5,12 @@
 #include <cstdint>
 #include <cstring>
 
-// Every kernel gets a copy of its own, for its instruction set.
+// Every kernel gets a copy of its own, for its instruction set. nvcc compiles it for the CPU and the GPU.
+#ifdef __CUDACC__
+#define ZR_ALWAYS_INLINE __host__ __device__ __forceinline__
+#else
 #define ZR_ALWAYS_INLINE __attribute__((always_inline)) inline
+#endif
 
 #pragma GCC visibility push(hidden)
 namespace zr {

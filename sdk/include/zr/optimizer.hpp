@@ -91,6 +91,7 @@ ZR_DETECT(has_gradients, gradients);
 ZR_DETECT(has_bind, bind);
 ZR_DETECT(has_save_globals, save_globals);
 ZR_DETECT(has_load_global, load_global);
+ZR_DETECT(has_update_on_device, update_on_device);
 ZR_REQUIRE_CALL(can_update, std::declval<const T&>().update(std::declval<const Update&>()));
 ZR_DETECT_ARRAY(has_slot_array, slot, zr_slot);
 ZR_DETECT_ARRAY(has_states_array, states, zr_slot);
@@ -108,11 +109,13 @@ constexpr bool slots_are_array() {
 }
 
 /// The extension tables of draft headers. Each is defined in a header of its own, so that only a library that includes
-/// it gets the tag of the draft: zr/local_gradients.hpp, zr/optimizer_globals.hpp.
+/// it gets the tag of the draft: zr/local_gradients.hpp, zr/optimizer_globals.hpp, zr/device_optimizer.hpp.
 template <class D>
 struct LocalGradientsLayer;
 template <class D>
 struct GlobalsLayer;
+template <class D>
+struct DeviceLayer;
 /// True if the header that defines the table T was included.
 template <class T, class = void>
 inline constexpr bool is_defined = false;
@@ -128,14 +131,17 @@ class OptimizerLayer {
       can_update<D> && slots_are_array<D>() &&
       (has_slots<D> || !(has_slot_array<D> || has_states_array<D> || has_n_slots<D>)) &&
       (!has_gradients<D> || is_defined<LocalGradientsLayer<D>>)&&has_save_globals<D> == has_load_global<D> &&
-      (!has_save_globals<D> || is_defined<GlobalsLayer<D>>)&&!has_describes<D> && !has_descibe<D> &&
-      !has_granularty<D> && !has_save_global<D> && !has_load_globals<D>;
+      (!has_save_globals<D> || is_defined<GlobalsLayer<D>>)&&(!has_update_on_device<D> ||
+                                                              is_defined<DeviceLayer<D>>)&&!has_describes<D> &&
+      !has_descibe<D> && !has_granularty<D> && !has_save_global<D> && !has_load_globals<D>;
   /// The component's extension tables, by id.
   static const void* extension(const char* id) noexcept {
     if constexpr (has_gradients<D> && is_defined<LocalGradientsLayer<D>>)
       if (std::strcmp(id, LocalGradientsLayer<D>::id) == 0) return &LocalGradientsLayer<D>::api;
     if constexpr (has_save_globals<D> && is_defined<GlobalsLayer<D>>)
       if (std::strcmp(id, GlobalsLayer<D>::id) == 0) return &GlobalsLayer<D>::api;
+    if constexpr (has_update_on_device<D> && is_defined<DeviceLayer<D>>)
+      if (std::strcmp(id, DeviceLayer<D>::id) == 0) return &DeviceLayer<D>::api;
     (void)id;
     return nullptr;
   }
@@ -143,6 +149,8 @@ class OptimizerLayer {
   static D& first_group(void* self) { return static_cast<OptimizerLayer*>(self)->groups_[0]; }
   /// The host that created the object.
   static const Host& host(void* self) { return static_cast<OptimizerLayer*>(self)->host_; }
+  /// The object of the group of a slice that step() has validated.
+  const D& group_of_slice(const zr_update_slice& u) const { return groups_[u.group]; }
 
   // One sentence for each requirement that the author's class does not meet.
   static constexpr void check_class() {
@@ -160,6 +168,8 @@ class OptimizerLayer {
     static_assert(has_save_globals<D> == has_load_global<D>,
                   "an optimizer has both save_globals and load_global, or neither");
     static_assert(!has_save_globals<D> || is_defined<GlobalsLayer<D>>, "save_globals() needs zr/optimizer_globals.hpp");
+    static_assert(!has_update_on_device<D> || is_defined<DeviceLayer<D>>,
+                  "update_on_device() needs zr/device_optimizer.hpp");
   }
 
   OptimizerLayer(const Config& config, const Host& host) : host_(host) {
@@ -175,6 +185,10 @@ class OptimizerLayer {
       desc.granularity = granularity();
       desc.device_types = kCpuOnly;
       if constexpr (has_ignores_norm<D>) desc.flags = D::ignores_norm ? uint32_t{ZR_OPT_IGNORES_NORM} : 0u;
+      if constexpr (has_update_on_device<D>) {
+        desc.device_types |= D::device_types;
+        desc.flags |= ZR_OPT_STREAMS;
+      }
       if constexpr (has_describe<D>) {
         static_assert(!has_slots<D> && !has_granularity<D>, "describe() replaces the members slots and granularity");
         OptimizerLayer& layer = *static_cast<OptimizerLayer*>(self);
@@ -206,11 +220,16 @@ class OptimizerLayer {
   static zr_code step(void* self, const zr_step* step, const zr_update_slice* const* slices, uint32_t n,
                       zr_stream* stream, zr_done* done, zr_error* error) noexcept {
     return guard(error, [&] {
-      if (stream) throw PluginError(ZR_UNSUPPORTED, "this optimizer updates host memory only, without a stream");
+      if (stream && !(has_update_on_device<D> && is_defined<DeviceLayer<D>>)) {
+        throw PluginError(ZR_UNSUPPORTED, "this optimizer updates host memory only, without a stream");
+      }
+      if (stream && done) throw PluginError(ZR_UNSUPPORTED, "this optimizer has no completions on a stream");
       const OptimizerLayer& layer = *static_cast<const OptimizerLayer*>(self);
       const zr_async_service* async = done ? &layer.host_.template need<zr_async_service>() : nullptr;
       for (uint32_t i = 0; i < n; ++i) layer.check(*slices[i]);
       const zr_step job = taken(*step);
+      if constexpr (has_update_on_device<D> && is_defined<DeviceLayer<D>>)
+        if (stream) return DeviceLayer<D>::step(layer, layer.host_, job, slices, n, stream);
       for (uint32_t i = 0; i < n; ++i) layer.update(*slices[i], job);
       if (async) async->done_resolve(done, ZR_OK, 0, nullptr);
     });
@@ -315,7 +334,8 @@ class OptimizerLayer {
 template <class D>
 struct ZR_EXPORT Optimizer {
   // Further static members: needs (ZR_OPT_NEEDS_*), `const void* extension(const char* id) noexcept`, `void startup()`,
-  // `void shutdown() noexcept`. zr/local_gradients.hpp and zr/optimizer_globals.hpp have further methods.
+  // `void shutdown() noexcept`. zr/local_gradients.hpp, zr/optimizer_globals.hpp and zr/device_optimizer.hpp have
+  // further methods.
   using Layer = OptimizerLayer<D>;
 
   /// The object of group 0, which all groups share: for values that belong to no parameter. Not in constructors. The

@@ -16,8 +16,9 @@
 //     void updated(const zr_use&);
 //     void acquire(const uint32_t* params, uint32_t n, const zr_use&, zr_view* full);   // acquire, release: optional
 //     void release(const uint32_t* params, uint32_t n, const zr_use&);    // if every rank always holds all weights
-//     static constexpr uint32_t flags = ZR_STRATEGY_STREAMS;              // optional: it accepts streams,
-//     static constexpr uint64_t device_types = ...;                       // optional: and memory of other devices
+//     static constexpr uint32_t flags = ZR_STRATEGY_STREAMS;              // optional: it accepts streams, which Comm
+//                                                                         // passes on,
+//     static constexpr uint64_t device_types = zr::kAnyDevice;            // optional: and memory of other devices
 //     static constexpr bool resolves = true;                              // optional: it resolves zr_use::done itself
 //   };
 //   ZR_STRATEGY(Mine, "mine", "example", "1.0.0");
@@ -151,14 +152,16 @@ class StrategyLayer {
     return guard(error, [&] {
       StrategyLayer& layer = layer_of(self);
       layer.in_ = taken(*in);
-      layer.plugin_.bind(layer.in_, {bound->buffers, bound->n_buffers, Comm(layer.host_, bound->comm)});
+      layer.plugin_.bind(layer.in_, {bound->buffers, bound->n_buffers, Comm(layer.host_, bound->comm, &layer.stream_)});
     });
   }
   static zr_code grad_destination(void* self, uint32_t param, int64_t* first, const zr_use* use, zr_view* dst,
                                   zr_error* error) noexcept {
     return guard(error, [&]() -> zr_code {
       int64_t next = *first;
-      const zr_view destination = plugin_of(self).grad_destination(param, next, taken(*use));
+      const zr_use own = taken(*use);
+      layer_of(self).stream_ = own.stream;
+      const zr_view destination = plugin_of(self).grad_destination(param, next, own);
       if (destination.count == 0) return ZR_AGAIN;
       *first = next;
       *dst = destination;
@@ -227,6 +230,7 @@ class StrategyLayer {
   static zr_code call(void* self, const zr_use* given, zr_error* error, F&& fn) noexcept {
     return guard(error, [&] {
       const zr_use use = taken(*given);
+      layer_of(self).stream_ = use.stream;
       fn(plugin_of(self), use);
       if constexpr (!resolves())
         if (use.done) Done::retained(layer_of(self).host_, use.done).resolve();
@@ -237,7 +241,8 @@ class StrategyLayer {
     return false;
   }
   Host host_;
-  zr_plan_in in_{};  // of bind()
+  zr_plan_in in_{};              // of bind()
+  zr_stream* stream_ = nullptr;  // of the current call
   D plugin_;
 };
 

@@ -45,6 +45,7 @@ struct SimGuard final : public c10::impl::DeviceGuardImplInterface {
     return new_stream(device.has_index() ? device.index() : current_device());
   }
   c10::Stream exchangeStream(c10::Stream stream) const override { return exchange_stream(stream); }
+  void* getStreamNativeHandle(const c10::Stream stream) const override { return &stream_queue(stream); }
   bool queryStream(const c10::Stream& stream) const override {
     StreamQueue& queue = stream_queue(stream);
     return queue.finished(queue.last_ticket());

@@ -232,6 +232,11 @@ void synchronize_device(c10::DeviceIndex device) {
 extern "C" {
 uint64_t zr_sim_pending() { return zr::test::sim::pending; }
 uint64_t zr_sim_synchronizations() { return zr::test::sim::synchronizations; }
+// Runs run(context) on the stream that native_stream() of a libtorch stream names.
+void zr_sim_enqueue(void* native_stream, const char* name, void (*run)(void*), void* context) {
+  static_cast<zr::test::sim::StreamQueue*>(native_stream)->enqueue(name, [run, context] { run(context); });
+}
+void* zr_sim_backing(const void* device_address) { return zr::test::sim::backing(device_address); }
 void zr_sim_set_delay(uint64_t seed, unsigned max_us) {
   zr::test::sim::delay_seed = seed;
   zr::test::sim::delay_us = max_us;

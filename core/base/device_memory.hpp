@@ -1,0 +1,72 @@
+// Memory of the device that a model computes on, and what the engine does with it, without the device's library.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "base/dtype.hpp"
+#include "zr/abi/base.h"
+
+namespace zr::host {
+
+/// All operations run on one stream of the device, in the order of the calls. A call returns when its operations are
+/// enqueued, unless its comment says that it waits. They begin after everything that the current stream of the calling
+/// thread contains, which continues after them. Any thread; the caller serialises.
+class DeviceMemory {
+ public:
+  virtual ~DeviceMemory() = default;
+  virtual zr_device device() const = 0;
+  /// Zeroed memory, aligned to at least 64 bytes. Throws EnvironmentError if the device has not enough.
+  virtual void* allocate(int64_t bytes) = 0;
+  /// Its memory may be used again after the operations that were enqueued before.
+  virtual void free(void* memory) noexcept = 0;
+
+  /// The views of these functions are on the device.
+  virtual void zero(const zr_view& memory) = 0;
+  /// Copies, and rounds to the dtype of `to`.
+  virtual void copy(const zr_view& from, const zr_view& to) = 0;
+  /// to = `first` ? 0 + from : to + from, in fp32 for floats of up to 32 bits, rounded once.
+  virtual void add(const zr_view& from, const zr_view& to, bool first) = 0;
+  /// Waits. The number of elements that are not finite.
+  virtual int64_t count_non_finite(const zr_view& values) = 0;
+
+  /// Copies from host memory, which may be used again when the call returns.
+  virtual void upload(const void* from, void* to, int64_t bytes) = 0;
+  /// Copies to host memory. Waits.
+  virtual void download(const void* from, void* to, int64_t bytes) = 0;
+
+  /// Calls work(stream), which may enqueue operations on the stream.
+  virtual void run(const std::function<void(zr_stream* stream)>& work) = 0;
+  /// The handle of the device's own library for the stream, such as a cudaStream_t.
+  virtual void* native_stream() = 0;
+
+  /// What plug-ins get as the stream: an object of this class.
+  zr_stream* abi() { return reinterpret_cast<zr_stream*>(this); }
+  static DeviceMemory& from_abi(zr_stream* stream) { return *reinterpret_cast<DeviceMemory*>(stream); }
+};
+
+/// The device of host memory.
+inline constexpr zr_device kHostMemory{ZR_DEVICE_CPU, 0};
+
+/// How host memory with a copy of device memory is used.
+struct HostCopy {
+  bool reads, writes;
+};
+/// Calls fn(memory, first, count) for consecutive parts of a view on the device: `memory` is host memory with a copy of
+/// elements [first, first + count). If `use` does not read, its content is undefined; if it writes, it is copied back.
+template <class Fn>
+void visit_on_host(DeviceMemory& device, const zr_view& view, HostCopy use, const Fn& fn) {
+  constexpr int64_t kPart = int64_t{4} << 20;  // elements
+  const int64_t size = size_of(view.dtype);
+  std::vector<char> copy(static_cast<std::size_t>(std::min(kPart, view.count) * size));
+  for (int64_t first = 0; first < view.count; first += kPart) {
+    const zr_view part = part_of(view, first, std::min(kPart, view.count - first));
+    if (use.reads) device.download(part.data, copy.data(), part.count * size);
+    fn(static_cast<void*>(copy.data()), first, part.count);
+    if (use.writes) device.upload(copy.data(), part.data, part.count * size);
+  }
+}
+
+}  // namespace zr::host

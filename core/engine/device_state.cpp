@@ -1,0 +1,76 @@
+#include "engine/device_state.hpp"
+
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "base/error.hpp"
+
+namespace zr::host::engine {
+
+namespace {
+bool is_offloaded(const plan::MemoryPlan& plan) {
+  const plan::Placement& placement = plan.placement;
+  return plan.has_offloaded_states() || placement.reduced_gradients != 0 || placement.shards != 0;
+}
+
+// Device memory for the sums of this rank's norm blocks, and the optimizer that adds them up.
+class DeviceSums {
+ public:
+  explicit DeviceSums(const StepContext& context) : context_(context) {}
+  ~DeviceSums() { context_.comm.free(memory_); }
+  DeviceSums(const DeviceSums&) = delete;
+
+  void add_up(const std::vector<zr_view>& values, double* out) {
+    int64_t blocks = 0;
+    for (const zr_view& view : values) blocks += plan::norm_blocks_of(view.count);
+    if (blocks == 0) return;
+    if (!memory_) memory_ = context_.comm.allocate_on_device(8 * blocks, MemoryKind::other, "norm blocks");
+    const zr_view sums{memory_, blocks, ZR_F64, 0, context_.device->device()};
+    const plugin::Instance& optimizer = context_.optimizers.main();
+    CallError error;
+    zr_code code = ZR_OK;
+    context_.device->run([&](zr_stream* stream) {
+      code = call_plugin(&error, [&] {
+        return context_.optimizers.on_device(0)->norm_blocks(optimizer.self(), values.data(),
+                                                             static_cast<uint32_t>(values.size()), plan::kNormBlock,
+                                                             &sums, stream, &error);
+      });
+    });
+    check(code, error, optimizer.call_text("norm_blocks"));
+    context_.device->download(memory_, out, 8 * blocks);
+  }
+
+ private:
+  const StepContext& context_;
+  void* memory_ = nullptr;
+};
+}  // namespace
+
+std::string device_obstacle(const plan::MemoryPlan& plan, uint64_t stream_types, const Optimizers& optimizers,
+                            const zr_device& device) {
+  const uint64_t type = uint64_t{1} << device.type;
+  if (plan.input.world > 1) return "the ranks exchange gradients and weights in host memory";
+  if (is_offloaded(plan)) return "[offload] selects a tier for a part of them";
+  if (plan.input.reduced_grad_dtype != ZR_F32) return "gradients.reduce_dtype is not fp32";
+  if (!(stream_types & type)) return "the strategy does not accept memory of the device";
+  for (uint32_t i = 0; i < plan.input.parameters.size(); ++i) {
+    const plan::OptimizerDescription& description = plan.input.description(i);
+    const std::size_t which = plan.input.parameters[i].optimizer;
+    if (!(description.stream_types & type) || !description.sums.empty() || description.needs != 0)
+      return fmt::format("optimizer '{}' ({}) updates host memory only", optimizers.id(which),
+                         optimizers[which].component().file.string());
+  }
+  for (std::size_t i = 0; i < optimizers.size(); ++i)
+    if (!optimizers.on_device(i))
+      return fmt::format("optimizer '{}' does not have the extension \"zr.optimizer.device/1\"", optimizers.id(i));
+  return "";
+}
+
+NormBlocks::OnDevice norm_on_device(const StepContext& context) {
+  const auto sums = std::make_shared<DeviceSums>(context);
+  return {[sums](const std::vector<zr_view>& values, double* out) { sums->add_up(values, out); },
+          [device = context.device](const zr_view& values) { return device->count_non_finite(values); }};
+}
+
+}  // namespace zr::host::engine

@@ -1,0 +1,20 @@
+// Training state in memory of the device that the model is on: whether it is there, and its gradient norm.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "engine/norm_blocks.hpp"
+#include "engine/step_context.hpp"
+
+namespace zr::host::engine {
+
+/// Why weights, gradients and states of a job whose model is on `device` are in host memory, where the CPU updates
+/// them; "": they are on the device. stream_types: the device types that the strategy accepts, with streams.
+std::string device_obstacle(const plan::MemoryPlan& plan, uint64_t stream_types, const Optimizers& optimizers,
+                            const zr_device& device);
+
+/// The functions that add up norm blocks on the device of the context, which outlives them.
+NormBlocks::OnDevice norm_on_device(const StepContext& context);
+
+}  // namespace zr::host::engine

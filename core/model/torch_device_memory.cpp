@@ -1,0 +1,163 @@
+#include "model/torch_device_memory.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+#include <string>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "base/text.hpp"
+#include "model/device_copies.hpp"
+#include "model/torch_dtype.hpp"
+
+namespace zr::host::model {
+
+namespace {
+c10::impl::VirtualGuardImpl guard_of(at::Device device) { return c10::impl::VirtualGuardImpl(device.type()); }
+
+// `later` continues after everything that `earlier` contains.
+void follow(const c10::Stream& earlier, const c10::Stream& later) {
+  if (earlier == later) return;
+  c10::Event reached(earlier.device_type());
+  reached.record(earlier);
+  reached.block(later);
+}
+
+c10::Storage storage_over(void* memory, int64_t bytes, at::Device device) {
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                                            c10::DataPtr(memory, device), nullptr, false));
+}
+
+// DLPack's numbers.
+int32_t device_type_of(at::Device device) {
+  constexpr int32_t kExtension = 12;  // a backend that is not part of libtorch
+  return device.type() == at::kCUDA ? int32_t{ZR_DEVICE_CUDA} : kExtension;
+}
+}  // namespace
+
+at::Tensor tensor_over(void* memory, at::IntArrayRef sizes, at::ScalarType type, at::Device device) {
+  at::Tensor tensor = at::empty({0}, at::TensorOptions().dtype(type).device(device));
+  auto* const impl = tensor.unsafeGetTensorImpl();
+  const int64_t bytes = c10::multiply_integers(sizes) * static_cast<int64_t>(tensor.element_size());
+  impl->set_storage_keep_dtype(storage_over(memory, bytes, device));
+  impl->set_sizes_contiguous(sizes);
+  return tensor;
+}
+
+TorchDeviceMemory::Scope::Scope(const TorchDeviceMemory& memory)
+    : stream_(memory.stream_),
+      device_before_(guard_of(memory.device_).exchangeDevice(memory.device_)),
+      stream_before_(guard_of(memory.device_).getStream(memory.device_)) {
+  if (stream_before_ == stream_) return;
+  follow(stream_before_, stream_);
+  guard_of(stream_.device()).exchangeStream(stream_);
+}
+
+TorchDeviceMemory::Scope::~Scope() {
+  try {
+    if (stream_before_ != stream_) {
+      guard_of(stream_.device()).exchangeStream(stream_before_);
+      follow(stream_, stream_before_);
+    }
+  } catch (const std::exception& failure) {  // of the device
+    log(ZR_LOG_ERROR, failure.what());
+  }
+  guard_of(stream_.device()).uncheckedSetDevice(device_before_);
+}
+
+TorchDeviceMemory::TorchDeviceMemory(at::Device device)
+    : device_(device), stream_(guard_of(device).getDefaultStream(device)), zero_(at::zeros({})) {}
+
+zr_device TorchDeviceMemory::device() const { return {device_type_of(device_), device_.index()}; }
+
+at::Tensor TorchDeviceMemory::over(const zr_view& view) const {
+  return tensor_over(view.data, {view.count}, torch_type(view.dtype), device_);
+}
+
+void* TorchDeviceMemory::allocate(int64_t bytes) {
+  const Scope scope(*this);
+  const at::NoGradGuard no_grad;
+  constexpr int64_t kLeast = 64;
+  bytes = std::max(bytes, kLeast);
+  c10::DataPtr memory;
+  try {
+    memory = c10::GetAllocator(device_.type())->allocate(static_cast<std::size_t>(bytes));
+  } catch (const c10::OutOfMemoryError& failure) {
+    const std::string text = failure.what_without_backtrace();
+    fail_environment("cannot allocate " + bytes_text(bytes) + " on " + device_.str() + ": " +
+                     text.substr(0, text.find('\n')) +
+                     "; use more ranks or a smaller model, or set offload.optimizer to a tier");
+  }
+  void* const address = memory.mutable_get();
+  tensor_over(address, {bytes}, at::kByte, device_).zero_();
+  const MutexLock lock(mutex_);
+  memory_.emplace(address, std::move(memory));
+  return address;
+}
+
+void TorchDeviceMemory::free(void* memory) noexcept {
+  c10::DataPtr freed;
+  const MutexLock lock(mutex_);
+  if (const auto at = memory_.find(memory); at != memory_.end()) {
+    freed = std::move(at->second);
+    memory_.erase(at);
+  }
+}
+
+void TorchDeviceMemory::zero(const zr_view& memory) {
+  const Scope scope(*this);
+  const at::NoGradGuard no_grad;
+  tensor_over(memory.data, {memory.count * size_of(memory.dtype)}, at::kByte, device_).zero_();
+}
+
+void TorchDeviceMemory::copy(const zr_view& from, const zr_view& to) {
+  const Scope scope(*this);
+  const at::NoGradGuard no_grad;
+  if (from.dtype != to.dtype) return void(over(to).copy_(over(from)));
+  const int64_t bytes = from.count * size_of(from.dtype);  // of any dtype
+  tensor_over(to.data, {bytes}, at::kByte, device_).copy_(tensor_over(from.data, {bytes}, at::kByte, device_));
+}
+
+void TorchDeviceMemory::add(const zr_view& from, const zr_view& to, bool first) {
+  const Scope scope(*this);
+  const at::NoGradGuard no_grad;
+  at::Tensor sum = over(to);
+  if (first)
+    at::add_out(sum, over(from), zero_);
+  else
+    sum.add_(over(from));
+}
+
+int64_t TorchDeviceMemory::count_non_finite(const zr_view& values) {
+  const Scope scope(*this);
+  const at::NoGradGuard no_grad;
+  return values.count - at::isfinite(over(values)).sum().item<int64_t>();
+}
+
+void TorchDeviceMemory::upload(const void* from, void* to, int64_t bytes) {
+  const Scope scope(*this);
+  model::upload(from, storage_over(to, bytes, device_), bytes);
+}
+
+void TorchDeviceMemory::download(const void* from, void* to, int64_t bytes) {
+  const Scope scope(*this);
+  model::download(storage_over(const_cast<void*>(from), bytes, device_), to, bytes);
+}
+
+void TorchDeviceMemory::run(const std::function<void(zr_stream*)>& work) {
+  const Scope scope(*this);
+  work(abi());
+}
+
+void* TorchDeviceMemory::native_stream() { return stream_.native_handle(); }
+
+}  // namespace zr::host::model

@@ -1,0 +1,61 @@
+// DeviceMemory through libtorch's generic device API.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
+
+#include <unordered_map>
+
+#include "base/device_memory.hpp"
+#include "zr/mutex.hpp"
+
+namespace zr::host::model {
+
+/// A tensor of these sizes over memory of the device that it does not own.
+at::Tensor tensor_over(void* memory, at::IntArrayRef sizes, at::ScalarType type, at::Device device);
+
+/// The stream is the default stream of the device.
+class TorchDeviceMemory final : public DeviceMemory {
+ public:
+  explicit TorchDeviceMemory(at::Device device);
+  zr_device device() const override;
+  void* allocate(int64_t bytes) override;
+  void free(void* memory) noexcept override;
+  void zero(const zr_view& memory) override;
+  void copy(const zr_view& from, const zr_view& to) override;
+  void add(const zr_view& from, const zr_view& to, bool first) override;
+  int64_t count_non_finite(const zr_view& values) override;
+  void upload(const void* from, void* to, int64_t bytes) override;
+  void download(const void* from, void* to, int64_t bytes) override;
+  void run(const std::function<void(zr_stream* stream)>& work) override;
+  void* native_stream() override;
+
+  /// During its lifetime, the stream of the engine is the current stream of this thread. It waits for the stream that
+  /// was current, which then waits for it.
+  class Scope;
+
+ private:
+  at::Tensor over(const zr_view& view) const;
+
+  const at::Device device_;
+  const c10::Stream stream_;
+  const at::Tensor zero_;  // on the CPU
+  Mutex mutex_;
+  std::unordered_map<void*, c10::DataPtr> memory_ ZR_GUARDED_BY(mutex_);
+};
+
+class TorchDeviceMemory::Scope {
+ public:
+  explicit Scope(const TorchDeviceMemory& memory);
+  ~Scope();
+  Scope(const Scope&) = delete;
+
+ private:
+  const c10::Stream stream_;
+  const c10::Device device_before_;
+  const c10::Stream stream_before_;
+};
+
+}  // namespace zr::host::model

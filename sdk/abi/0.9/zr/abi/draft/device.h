@@ -1,0 +1,36 @@
+/* Draft: optimizers that update memory of a device. The host keeps weights, gradients and optimizer states on the
+ * device of the job if the strategy and all optimizers accept its memory and streams, and each optimizer has the
+ * extension below; otherwise it keeps them in host memory and calls step() without a stream. */
+#ifndef ZR_ABI_DRAFT_DEVICE_H
+#define ZR_ABI_DRAFT_DEVICE_H
+#include "zr/abi/draft/draft.h"
+#include "zr/abi/optimizer.h"
+
+/* "zr.host.stream/1": the streams that the host passes to plug-ins. It is offered if the job has a device. */
+typedef struct zr_stream_service {
+  uint32_t size, rsv;
+
+  /* [any] The handle of the device's own library, such as a cudaStream_t; NULL may be a valid handle. Valid as long as
+   * the instance. */
+  void *(*native)(zr_stream *);
+
+  /* [any] The device of the stream. */
+  zr_device (*device)(zr_stream *);
+} zr_stream_service;
+
+/* A device that is not among libtorch's own; DLPack's number. */
+enum { ZR_DEVICE_EXTENSION = 12 };
+
+/* Extension "zr.optimizer.device/1". */
+typedef struct zr_optimizer_device_api {
+  uint32_t size, rsv;
+
+  /* [step] Enqueues on the stream: for every block of `block` elements of every view, the sum of the squares of its
+   * elements, which goes to the next element of sums (fp64). The last block of a view may be shorter. The order of
+   * operations is that of the host (docs/numerics.md, section 7): element i of a block is squared in fp64, which is
+   * exact, and added to sum i % 16, in ascending order of i, from +0 on; then the 16 sums are added in ascending order,
+   * from +0 on. The views are fp32; they and `sums` are on the device of the stream. */
+  zr_code (*norm_blocks)(void *self, const zr_view *values, uint32_t n, int64_t block, const zr_view *sums, zr_stream *,
+                         zr_error *);
+} zr_optimizer_device_api;
+#endif

@@ -1,0 +1,81 @@
+// Optimizers in C++ that update memory of a device. This is a draft: the library loads only on a host of this version
+// (zr/abi/draft/device.h). The library has the file name of the optimizer for the CPU and is in the folder
+// plugins/<type of device>; it also updates host memory.
+//
+// A class with this header included has, in addition to update(),
+//
+//   static constexpr uint64_t device_types = uint64_t{1} << ZR_DEVICE_CUDA;
+//   static void update_on_device(const zr::DeviceUpdate<Mine>&);   // enqueues the update of all slices
+//   static void norm_blocks(const zr::DeviceBlocks&);              // see zr_optimizer_device_api
+//
+// Both only enqueue on the stream, and must not allocate memory of the host or wait.
+#pragma once
+
+#include "zr/abi/draft/device.h"
+#include "zr/optimizer.hpp"
+
+#pragma GCC visibility push(hidden)
+namespace zr {
+inline namespace sdk {
+
+/// The id of zr_stream_service.
+template <>
+inline constexpr const char* service_id<zr_stream_service> = "zr.host.stream/1";
+
+/// The slices of one call of zr_optimizer_api::step() with a stream. D: the author's class.
+template <class D>
+class DeviceUpdate {
+ public:
+  DeviceUpdate(const OptimizerLayer<D>& layer, const zr_step& job, const zr_update_slice* const* slices, uint32_t n,
+               const zr_stream_service& streams, zr_stream* stream)
+      : job(job),
+        device(streams.device(stream)),
+        native_stream(streams.native(stream)),
+        layer_(layer),
+        slices_(slices),
+        n_(n) {}
+  const zr_step& job;                   // grad_mul; step count of the job
+  zr_device device;                     // all memory is there
+  void* native_stream;                  // a cudaStream_t on a CUDA device
+  uint32_t size() const { return n_; }  // number of slices
+  const zr_update_slice& slice(uint32_t i) const { return *slices_[i]; }
+  /// The object of the slice's group.
+  const D& group(uint32_t i) const { return layer_.group_of_slice(*slices_[i]); }
+
+ private:
+  const OptimizerLayer<D>& layer_;
+  const zr_update_slice* const* slices_;
+  uint32_t n_;
+};
+
+/// The arguments of zr_optimizer_device_api::norm_blocks().
+struct DeviceBlocks {
+  const zr_view* values;
+  uint32_t n;
+  int64_t block;
+  double* sums;
+  zr_device device;
+  void* native_stream;
+};
+
+template <class D>
+struct DeviceLayer {
+  static constexpr const char* id = "zr.optimizer.device/1";  // of the extension
+  /// Implements step() with a stream.
+  static void step(const OptimizerLayer<D>& layer, const Host& host, const zr_step& job,
+                   const zr_update_slice* const* slices, uint32_t n, zr_stream* stream) {
+    D::update_on_device(DeviceUpdate<D>(layer, job, slices, n, host.need<zr_stream_service>(), stream));
+  }
+  static zr_code norm_blocks(void* self, const zr_view* values, uint32_t n, int64_t block, const zr_view* sums,
+                             zr_stream* stream, zr_error* error) noexcept {
+    return guard(error, [&] {
+      const auto& streams = D::Layer::host(self).template need<zr_stream_service>();
+      D::norm_blocks({values, n, block, data<double>(*sums), streams.device(stream), streams.native(stream)});
+    });
+  }
+  static constexpr zr_optimizer_device_api api{sizeof(zr_optimizer_device_api), 0, norm_blocks};
+};
+
+}  // namespace sdk
+}  // namespace zr
+#pragma GCC visibility pop
