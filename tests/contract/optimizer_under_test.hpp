@@ -92,10 +92,11 @@ struct Rejection : std::runtime_error {
 
 class OptimizerUnderTest {
  public:
-  /// `folder` holds zr_optimizer_<id>.so. Keys not in `values` have their defaults. Throws Rejection.
+  /// `folder` holds zr_optimizer_<id>.so. Keys not in `values` have their defaults. host: null: make_host(). Throws
+  /// Rejection.
   OptimizerUnderTest(const std::string& folder, const std::string& id, const Values& values = {},
-                     const std::map<std::string, std::string>& texts = {})
-      : host_(make_host()) {
+                     const std::map<std::string, std::string>& texts = {}, const zr_host* host = nullptr)
+      : host_(host ? *host : make_host()) {
     const std::string file = folder + "/zr_optimizer_" + id + ".so";
     void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!library) throw std::runtime_error(dlerror());
