@@ -288,7 +288,8 @@ void measure(const zr::testing::OptimizerUnderTest& adamw, Stream& stream, int64
 
 int main(int argc, char** argv) try {
   if (argc != 4) throw std::invalid_argument("gpu_optimizer FOLDER DEVICE PARAMETERS");
-  Stream stream{at::Device(argv[2])};
+  const at::Device named(argv[2]);
+  Stream stream(at::Device(named.type(), std::max<at::DeviceIndex>(named.index(), 0)));
   (void)torch::zeros({1}, torch::device(stream.device));
   static const zr_host host = host_with_streams();
   const zr::testing::OptimizerUnderTest adamw(
