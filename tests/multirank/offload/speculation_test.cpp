@@ -208,9 +208,9 @@ TEST_F(SpeculationTest, IsPlannedIfItFitsInTheHostBudget) {
 TEST_F(SpeculationTest, WarnsIfAlwaysHasNoEffect) {
   const std::string common = "strategy=zero2 train.steps=1 " + kAlways;
   for (const auto& [keys, reason] :
-       {std::pair{"optimizer=lamb", "the optimizer is not elementwise"},
+       {std::pair{"optimizer=lamb", "optimizer 'lamb' is not elementwise"},
         std::pair{"offload.gradients=nvme", "reduced gradients or weights are on a disk"},
-        std::pair{"optimizer=lamb train.nonfinite=stop", "the optimizer is not elementwise"}}) {
+        std::pair{"optimizer=lamb train.nonfinite=stop", "optimizer 'lamb' is not elementwise"}}) {
     const Outcome done = shell(launch(2, engine_tests::trains, common + states("nvme") + std::string(keys)));
     EXPECT_EQ(done.code, 0) << keys << done.output;
     EXPECT_THAT(done.output, HasSubstr("zeroth: warning: offload.speculate = \"always\" (command line) has no effect, "
