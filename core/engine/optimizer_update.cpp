@@ -125,7 +125,9 @@ void OptimizerUpdate::before_access(const std::string& call) {
 void OptimizerUpdate::end_early() {
   begun_.reset();
   if (is_early_) try {
-      if (!early_->finish()) return undo_early();
+      const bool can_be_kept = early_->finish();
+      state_.check_tiers();
+      if (!can_be_kept) return undo_early();
       const std::optional<uint32_t> written = parts_->monitor.written_parameter();
       if (early_->elements_updated() == 0 || !written) return;
       if (!is_in_place_) return undo_early();

@@ -69,10 +69,12 @@ class OptimizerUpdate {
     if (!is_early_) state_.states().read_ahead(state_.slices());
   }
   /// Ends what begin_early() began, before the rest of the update and before writes to weights are collected. It has
-  /// failed if a part of the update failed, or if the program has written to weights since: then this rank's states are
-  /// undefined.
+  /// failed if a part of the update failed, if a tier failed, or if the program has written to weights since and the
+  /// update cannot be undone: then this rank's states are undefined.
   void end_early();
   bool early_failed() const { return early_failure_ != nullptr; }
+  /// Whether this rank's update has begun, and has been neither adopted nor undone.
+  bool is_early() const { return is_early_; }
   /// After the ranks have exchanged early_failed(): breaks training off and throws on all ranks if a rank failed.
   /// failed_rank: the first one; -1: none.
   void check_early(int failed_rank) const;
