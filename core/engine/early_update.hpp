@@ -94,9 +94,9 @@ class EarlyUpdate {
     std::size_t index;  // of the tile, or in ShardedState::staged()
     std::vector<update::UpdateSlice> slices;
     int64_t elements = 0, bytes = 0, blocks = 0;  // bytes: of states and masters
-    int64_t missing = 0;    // blocks whose gradients are not final
-    bool is_ready = false;  // none is missing
-    int64_t last_use = 0;   // of its gradients, in the first step: a number that increases with time
+    int64_t missing = 0;                          // blocks whose gradients are not final
+    bool is_ready = false;                        // none is missing
+    int64_t last_use = 0;  // of its gradients, in the first step: a number that increases with time
     bool is_updated = false;
   };
   struct Part {  // of a unit
@@ -152,7 +152,7 @@ class EarlyUpdate {
   bool is_recorded_ ZR_GUARDED_BY(mutex_) = false;       // the first step is over
   bool was_used_late_ ZR_GUARDED_BY(mutex_) = false;  // a collective used gradients more often than in the first step
   int64_t last_use_ ZR_GUARDED_BY(mutex_) = 0;
-  std::vector<Uses> uses_ ZR_GUARDED_BY(mutex_);  // of each part, by blocks of the size of norm blocks
+  std::vector<Uses> uses_ ZR_GUARDED_BY(mutex_);                   // of each part, by blocks of the size of norm blocks
   std::optional<Trace::Time> blocks_since_ ZR_GUARDED_BY(mutex_);  // since then the training thread waits in finish()
   offload::TierWaits blocked_ ZR_GUARDED_BY(mutex_);               // of the worker, while the training thread waits
   bool ends_ ZR_GUARDED_BY(mutex_) = false;

@@ -50,8 +50,8 @@ struct Overlap {
   int64_t states, states_early;  // per step: elements with states on tiers; those updated before backward ended
   // Steps with such updates: those whose updates were kept, undone and run again after backward, undone only.
   int64_t updates_early, updates_recomputed, updates_dropped;
-  int64_t bytes_early;  // of states and masters in the updates that were kept
-  double update_s, read_s, write_s;       // seconds of these updates, and of their waits for tiers, of the run
+  int64_t bytes_early;               // of states and masters in the updates that were kept
+  double update_s, read_s, write_s;  // seconds of these updates, and of their waits for tiers, of the run
 };
 
 /// The comparison of weights between ranks (WeightDigest): compared bytes per rank, bytes that the rank's optimizer

@@ -49,14 +49,16 @@ bool reserve_second_copy(const StepContext& context, offload::OptimizerStates& s
                     "\"always\"); see that rank's error",
                     first));
   if (is_required)
-    fail_environment(fmt::format("{}; offload.speculate = \"always\" ({}) needs this space for a second copy of the "
-                                 "optimizer states: set it to \"auto\" or \"never\" to train without the copy",
-                                 problem, context.config().offload().speculate.origin.text()));
+    fail_environment(
+        fmt::format("{}; offload.speculate = \"always\" ({}) needs this space for a second copy of the "
+                    "optimizer states: set it to \"auto\" or \"never\" to train without the copy",
+                    problem, context.config().offload().speculate.origin.text()));
   if (first == context.rank())
     log(ZR_LOG_WARN,
-        fmt::format("offload.speculate = \"auto\" has no effect, because the disk has no space for a second copy of the "
-                    "optimizer states, so their update begins after backward: {}",
-                    problem));
+        fmt::format(
+            "offload.speculate = \"auto\" has no effect, because the disk has no space for a second copy of the "
+            "optimizer states, so their update begins after backward: {}",
+            problem));
   return false;
 }
 

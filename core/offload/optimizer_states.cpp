@@ -223,8 +223,8 @@ Transfer OptimizerStates::read_tile(std::size_t index, char* buffer, const std::
 
 void OptimizerStates::write_tile(const TilePass& pass, std::size_t index, bool to_copy) {
   const plan::StateTile& tile = plan_.placement.tiles[pass.tile];
-  writes_[index % writes_.size()] = store_of(tile).write(allocation_of(pass.tile, to_copy), tile.offset,
-                                                         tile_buffer(index), tile.bytes, pass.what);
+  writes_[index % writes_.size()] =
+      store_of(tile).write(allocation_of(pass.tile, to_copy), tile.offset, tile_buffer(index), tile.bytes, pass.what);
   if (!to_copy) std::fill(written_[pass.tile].begin(), written_[pass.tile].end(), 1);
 }
 

@@ -14,8 +14,8 @@ class EarlyUpdateFaultTest : public OffloadTest {
  protected:
   // All states of a rank are updated early, from the second step on.
   std::string job(const std::string& name, const std::string& mode) const {
-    return "parity.model=wide strategy=zero2 train.steps=4 train.gradient_accumulation=1 job.name=" + name + " " + mode +
-           disk() + "offload.optimizer=" + kFailing;
+    return "parity.model=wide strategy=zero2 train.steps=4 train.gradient_accumulation=1 job.name=" + name + " " +
+           mode + disk() + "offload.optimizer=" + kFailing;
   }
   static constexpr const char* kModes[] = {"train.nonfinite=stop ",
                                            "offload.speculate=always train.gradient_clipping=1e6 "};
@@ -37,7 +37,8 @@ RANK_BODY(reports_a_failed_update, Run) {
   EXPECT_THAT(user_error_of([&] { run.engine->save("later"); }), HasSubstr("because its update failed on rank 1"));
 }
 
-// A rank makes about 90 calls of each kind per step, and reads nothing in the first one: all these are in early updates.
+// A rank makes about 90 calls of each kind per step, and reads nothing in the first one: all these are in early
+// updates.
 TEST_F(EarlyUpdateFaultTest, AFailedUpdateOfOneRankIsReportedOnAllRanks) {
   for (const std::string mode : kModes)
     for (const std::string fault : {"read=EIO@40", "write=EIO@130", "flip@130"}) {

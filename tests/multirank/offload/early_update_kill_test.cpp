@@ -13,8 +13,8 @@ namespace zr::test {
 namespace {
 
 using engine_tests::Run;
-using ::testing::HasSubstr;
 using std::chrono::milliseconds;
+using ::testing::HasSubstr;
 
 // Rank 1 kills itself while it waits for rank 0 in the exchange of the ranks' statistics: rank 0 comes later.
 void be_killed_in_exchange(int rank) {
@@ -103,14 +103,14 @@ TEST_P(EarlyUpdateKillTest, ResumesFromTheLastCheckpointToTheSameBits) {
   EXPECT_GE(later, 3) << "in the third step or later";
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Update, EarlyUpdateKillTest,
-    ::testing::Values(KilledJob{"InPlace", "train.nonfinite=stop ", "nvme"},
-                      KilledJob{"InPlaceInHostMemory", "train.nonfinite=stop ", "cpu"},
-                      KilledJob{"Speculative", "offload.speculate=always train.gradient_clipping=1e6 ", "nvme"},
-                      KilledJob{"SpeculativeInHostMemory", "offload.speculate=always train.gradient_clipping=1e6 ",
-                                "cpu"}),
-    [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Update, EarlyUpdateKillTest,
+                         ::testing::Values(KilledJob{"InPlace", "train.nonfinite=stop ", "nvme"},
+                                           KilledJob{"InPlaceInHostMemory", "train.nonfinite=stop ", "cpu"},
+                                           KilledJob{"Speculative",
+                                                     "offload.speculate=always train.gradient_clipping=1e6 ", "nvme"},
+                                           KilledJob{"SpeculativeInHostMemory",
+                                                     "offload.speculate=always train.gradient_clipping=1e6 ", "cpu"}),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace zr::test

@@ -58,7 +58,8 @@ TEST_P(EarlyUpdateBits, AreThoseOfTheUpdateAfterBackward) {
           EXPECT_EQ(hash(name), hash("after")) << common << name;
           EXPECT_EQ(losses(name), losses("after")) << common << name;
           if (name == "zero1nvme") {
-            EXPECT_EQ(number(name, "/tiers/nvme/written_bytes"), number("after", "/tiers/nvme/written_bytes")) << common;
+            EXPECT_EQ(number(name, "/tiers/nvme/written_bytes"), number("after", "/tiers/nvme/written_bytes"))
+                << common;
           }
           EXPECT_TRUE(contents(scratch_.path("c" + name + "/step-00000004")) ==
                       contents(scratch_.path("cafter/step-00000004")))

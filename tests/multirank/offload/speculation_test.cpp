@@ -65,12 +65,12 @@ TEST_P(SpeculationBits, AreThoseOfTheUpdateAfterBackwardForAnyClipping) {
       for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"})
         for (const std::string tier : {"cpu", "nvme"}) {
           const std::string name = strategy + tier;
-          train(GetParam(), body, name,
-                clipped + kAlways + "strategy=" + strategy + states(tier) + saves(name, every));
+          train(GetParam(), body, name, clipped + kAlways + "strategy=" + strategy + states(tier) + saves(name, every));
           EXPECT_EQ(hash(name), hash("after")) << clipped << name;
           EXPECT_EQ(losses(name), losses("after")) << clipped << name;
           for (int step = every; step <= kSteps; step += every)
-            EXPECT_TRUE(saved(name, step) == saved("after", step)) << clipped << name << " saves other states, " << step;
+            EXPECT_TRUE(saved(name, step) == saved("after", step))
+                << clipped << name << " saves other states, " << step;
           if (name == "zero1nvme" && clip == "1e6") {
             EXPECT_EQ(number(name, "/tiers/nvme/written_bytes"), number("after", "/tiers/nvme/written_bytes"))
                 << clipped;
@@ -168,7 +168,8 @@ TEST_F(SpeculationTest, GivesWayToCallsBetweenBackwardAndStep) {
       EXPECT_EQ(hash(tier), hash("after")) << tier << ranks;
       EXPECT_EQ(losses(tier), losses("after")) << tier << ranks;
       EXPECT_TRUE(saved(tier, 12) == saved("after", 12)) << tier << ranks << " saves other states";
-      EXPECT_GE(number(tier, "/overlap/updates_recomputed"), ranks == 1 ? 3 : 0) << tier << ": at least after the writes";
+      EXPECT_GE(number(tier, "/overlap/updates_recomputed"), ranks == 1 ? 3 : 0)
+          << tier << ": at least after the writes";
     }
   }
 }
@@ -231,8 +232,9 @@ TEST_F(SpeculationTest, ASecondCopyThatDoesNotFitOnTheDiskIsAWarningOrAnError) {
   train(2, engine_tests::trains, "fits", common + states("nvme"));
   const int64_t copy = number("fits", "/memory/disk/optimizer/peak") / 2;
   const auto job = [&](const std::string& name, const std::string& keys) {
-    return launch(2, engine_tests::trains,
-                  common + states("nvme") + keys + " job.name=" + name + " offload.nvme.path=" + scratch_.path("small")) +
+    return launch(
+               2, engine_tests::trains,
+               common + states("nvme") + keys + " job.name=" + name + " offload.nvme.path=" + scratch_.path("small")) +
            "\necho code $?\n";
   };
   const std::string script =
@@ -248,8 +250,9 @@ TEST_F(SpeculationTest, ASecondCopyThatDoesNotFitOnTheDiskIsAWarningOrAnError) {
        {std::string("warning: offload.speculate = \"auto\" has no effect, because the disk has no space for a second "
                     "copy of the optimizer states, so their update begins after backward: "),
         problem, place, cause, std::string("code 0\n"),
-        std::string("; offload.speculate = \"always\" (command line) needs this space for a second copy of the optimizer "
-                    "states: set it to \"auto\" or \"never\" to train without the copy"),
+        std::string(
+            "; offload.speculate = \"always\" (command line) needs this space for a second copy of the optimizer "
+            "states: set it to \"auto\" or \"never\" to train without the copy"),
         std::string("code 3\n")})
     EXPECT_THAT(done.output, HasSubstr(text));
   EXPECT_EQ(hash("auto"), hash("fits"));
