@@ -14,12 +14,15 @@
 namespace zr::host::engine {
 
 namespace {
-// What the configuration and the optimizer decide, apart from speculation.
+// What the configuration and the optimizers decide, apart from speculation.
 std::string obstacle_of_job(const config::JobConfig& config, const plan::PlanInput& input) {
   if (!config.offload().overlap) return "offload.overlap is false";
-  if (!input.elementwise()) return "the optimizer is not elementwise";
-  if (!std::ranges::all_of(input.descriptions, &plan::OptimizerDescription::ignores_norm))
-    return "the optimizer may use the gradient norm";
+  for (uint32_t param = 0; param < input.parameters.size(); ++param) {
+    const plan::OptimizerDescription& description = input.description(param);
+    if (description.elementwise() && description.ignores_norm) continue;
+    return fmt::format("optimizer '{}' {}", input.optimizer_ids[input.parameters[param].optimizer],
+                       description.elementwise() ? "may use the gradient norm" : "is not elementwise");
+  }
   return "";
 }
 }  // namespace
@@ -95,6 +98,7 @@ void EarlyUpdate::add_unit(bool on_disk, std::size_t index, const std::vector<up
     parts_.push_back({bytes_of(slice.grad), slice.count, units_.size(), uses_.size(), lead});
     uses_.resize(uses_.size() + static_cast<std::size_t>(blocks));
     unit.elements += slice.count;
+    unit.bytes += context_.plan.state_bytes(slice.state_offset, slice.count);
     unit.blocks += blocks;
   }
   elements_ += unit.elements;
@@ -114,6 +118,7 @@ void EarlyUpdate::begin(Input input, std::function<bool(uint32_t param)> touches
   ready_.clear();
   taken_ = 0;
   parts_updated_ = 0;
+  was_used_late_ = false;
   is_active_ = true;
   is_stopped_ = false;
   is_reading_ahead_ = is_recorded_;
@@ -194,6 +199,12 @@ void EarlyUpdate::record(Work work, Trace::Time begin) {
   static constexpr const char* kNames[] = {"update", "wait: read", "wait: write"};
   const auto end = Trace::Time::clock::now();
   seconds_[static_cast<std::size_t>(work)] += std::chrono::duration<double>(end - begin).count();
+  if (work != Work::update) {
+    const MutexLock lock(mutex_);
+    if (blocks_since_ && end > *blocks_since_)
+      (work == Work::read ? blocked_.read : blocked_.write) +=
+          std::chrono::duration<double>(end - std::max(begin, *blocks_since_)).count();
+  }
   if (trace_) trace_->span("early update", kNames[static_cast<std::size_t>(work)], begin, end);
 }
 
@@ -230,22 +241,29 @@ void EarlyUpdate::work() {
   }
 }
 
-void EarlyUpdate::finish() {
+bool EarlyUpdate::finish() {
   MutexLock lock(mutex_);
-  if (!is_active_) return;
+  if (!is_active_) return true;
+  blocks_since_ = Trace::Time::clock::now();
   changed_.wait(lock, [&]() ZR_REQUIRES(mutex_) { return !is_busy_ && (is_stopped_ || taken_ == ready_.size()); });
+  blocks_since_.reset();
+  state_.states().add_waits(std::exchange(blocked_, {}));
   end();
   if (!std::exchange(is_recorded_, true)) {
     order_.resize(units_.size());
     std::iota(order_.begin(), order_.end(), std::size_t{0});
     std::ranges::sort(order_, {}, [&](std::size_t unit) { return units_[unit].last_use; });
   }
-  if (was_used_late_)
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+  if (!was_used_late_) return true;
+  if (!is_speculative_)
     fail_internal(
         fmt::format("{}: it used reduced gradients in more collectives than in the first step; set "
                     "offload.overlap = false",
                     context_.strategy.call_text("grad_ready")));
-  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+  is_recorded_ = false;
+  std::ranges::fill(uses_, Uses{});
+  return false;
 }
 
 std::exception_ptr EarlyUpdate::abandon() {
@@ -324,12 +342,13 @@ int64_t EarlyUpdate::parts_updated() const {
 
 const ShardedState::Updated& EarlyUpdate::adopt() {
   std::vector<update::UpdateSlice> slices;
-  elements_early_ = 0;
+  elements_early_ = bytes_early_ = 0;
   for (const Unit& unit : units_) {
     (unit.on_disk ? updated_.tiles : updated_.staged)[unit.index] = unit.is_updated;
     if (!unit.is_updated) continue;
     if (unit.on_disk) tiles_.adopt(unit.index);
     elements_early_ += unit.elements;
+    bytes_early_ += unit.bytes;
     slices.insert(slices.end(), unit.slices.begin(), unit.slices.end());
   }
   if (!slices.empty())

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "engine/sharded_state.hpp"
 #include "engine/step_context.hpp"
 #include "offload/early_tiles.hpp"
+#include "offload/optimizer_states.hpp"
 #include "update/update.hpp"
 #include "zr/mutex.hpp"
 
@@ -56,8 +58,9 @@ class EarlyUpdate {
   /// A collective has read this memory. Any thread.
   void collective_read(const zr_view& memory) ZR_EXCLUDES(mutex_);
   /// Returns when everything that could begin is updated. Throws the worker's failure. Without effect unless begin()
-  /// was called since.
-  void finish() ZR_EXCLUDES(mutex_);
+  /// was called since. False: a collective used gradients after their update, so drop() must follow, and the next step
+  /// records the order again; if the update is not speculative, throws InternalError instead.
+  bool finish() ZR_EXCLUDES(mutex_);
   /// Ends what begin() began as soon as the worker is idle. Unless drop() follows, call it only before a collective has
   /// used gradients of the last micro-step.
   /// Returns the worker's failure, or null.
@@ -72,25 +75,28 @@ class EarlyUpdate {
   const ShardedState::Updated& adopt();
   /// If the update is speculative: undoes all since begin(). After finish() or abandon().
   void drop();
-  /// What the worker spends time on, and its seconds so far; call it while the worker is idle.
+  /// What the worker spends time on, and its seconds so far; call it while the worker is idle. What finish() waits for
+  /// the tier is also part of OptimizerStates::waits().
   enum class Work { update, read, write };  // read, write: waits for the tier
   double seconds(Work work) const { return seconds_[static_cast<std::size_t>(work)]; }
   /// The arguments since begin().
   const Input& input() const { return input_; }
 
-  /// Elements on tiers that this rank updates per step; and how many of them were updated early in the last step.
+  /// Elements on tiers that this rank updates per step; how many of them were updated early in the last step; and the
+  /// bytes of their states and masters.
   int64_t elements() const { return elements_; }
   int64_t elements_early() const { return elements_early_; }
+  int64_t bytes_early() const { return bytes_early_; }
 
  private:
   struct Unit {  // is updated at once
     bool on_disk;
     std::size_t index;  // of the tile, or in ShardedState::staged()
     std::vector<update::UpdateSlice> slices;
-    int64_t elements = 0, blocks = 0;
-    int64_t missing = 0;    // blocks whose gradients are not final
-    bool is_ready = false;  // none is missing
-    int64_t last_use = 0;   // of its gradients, in the first step: a number that increases with time
+    int64_t elements = 0, bytes = 0, blocks = 0;  // bytes: of states and masters
+    int64_t missing = 0;                          // blocks whose gradients are not final
+    bool is_ready = false;                        // none is missing
+    int64_t last_use = 0;  // of its gradients, in the first step: a number that increases with time
     bool is_updated = false;
   };
   struct Part {  // of a unit
@@ -108,7 +114,7 @@ class EarlyUpdate {
   void use(Uses& uses, std::size_t unit) ZR_REQUIRES(mutex_);
   void work() ZR_EXCLUDES(mutex_);
   void update(Unit& unit);
-  void record(Work work, Trace::Time begin);
+  void record(Work work, Trace::Time begin) ZR_EXCLUDES(mutex_);
   void read_ahead();
   void end() ZR_REQUIRES(mutex_);
   void run_on_both(const std::vector<update::UpdateSlice>& slices,
@@ -122,7 +128,7 @@ class EarlyUpdate {
   offload::EarlyTiles tiles_;
   ThreadPool pool_;  // the worker's: the other one has one caller at a time
   int64_t gradient_size_;
-  int64_t elements_ = 0, elements_early_ = 0;
+  int64_t elements_ = 0, elements_early_ = 0, bytes_early_ = 0;
   std::array<double, 3> seconds_{};  // by Work; the worker's
   std::vector<Part> parts_;          // sorted by address
   const bool is_speculative_;
@@ -146,7 +152,9 @@ class EarlyUpdate {
   bool is_recorded_ ZR_GUARDED_BY(mutex_) = false;       // the first step is over
   bool was_used_late_ ZR_GUARDED_BY(mutex_) = false;  // a collective used gradients more often than in the first step
   int64_t last_use_ ZR_GUARDED_BY(mutex_) = 0;
-  std::vector<Uses> uses_ ZR_GUARDED_BY(mutex_);  // of each part, by blocks of the size of norm blocks
+  std::vector<Uses> uses_ ZR_GUARDED_BY(mutex_);                   // of each part, by blocks of the size of norm blocks
+  std::optional<Trace::Time> blocks_since_ ZR_GUARDED_BY(mutex_);  // since then the training thread waits in finish()
+  offload::TierWaits blocked_ ZR_GUARDED_BY(mutex_);               // of the worker, while the training thread waits
   bool ends_ ZR_GUARDED_BY(mutex_) = false;
   int64_t parts_updated_ ZR_GUARDED_BY(mutex_) = 0;
   std::exception_ptr failure_ ZR_GUARDED_BY(mutex_);

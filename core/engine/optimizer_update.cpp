@@ -29,7 +29,8 @@ void OptimizerUpdate::allow_early(const Parts& parts, Trace* trace) {
   const config::JobConfig& config = context_.config();
   is_in_place_ = EarlyUpdate::is_in_place(config);
   if (!is_in_place_ && config.offload().speculate == config::SpeculateRule::never) return;
-  const bool suits = EarlyUpdate::obstacle(config, context_.plan).empty();
+  const bool suits =
+      EarlyUpdate::obstacle(config, context_.plan).empty() && (is_in_place_ || state_.can_undo_updates());
   bool any = false;
   for (const char other : all_gather(context_.comm, static_cast<char>(suits), "early update")) any |= other != 0;
   if (!any) return;
@@ -39,6 +40,7 @@ void OptimizerUpdate::allow_early(const Parts& parts, Trace* trace) {
         [&progress = parts.progress](const std::string& call) { progress.check_no_early_update(call); });
   if (!suits) return;
   early_.emplace(context_, state_, optimizers_, trace);
+  const RecursiveMutexLock lock(context_.use);
   parts.step_sync.norm().on_final(
       [this](const void* first, int64_t elements, bool finite) { early_->gradients_reduced(first, elements, finite); });
   parts.step_sync.on_collective([this](const zr_view& src) { early_->collective_read(src); });
@@ -46,6 +48,7 @@ void OptimizerUpdate::allow_early(const Parts& parts, Trace* trace) {
 
 OptimizerUpdate::~OptimizerUpdate() {
   if (!parts_) return;
+  const RecursiveMutexLock lock(context_.use);  // a collective may complete on another thread
   parts_->step_sync.norm().on_final({});
   parts_->step_sync.on_collective({});
   parts_->flow.on_gather({});
@@ -86,7 +89,11 @@ void OptimizerUpdate::begin_early() {
 }
 
 void OptimizerUpdate::cancel_early() {
-  if (!std::exchange(is_early_, false)) return;
+  if (std::exchange(is_early_, false)) abandon_early();
+}
+
+// Waits until this rank's worker is idle, and keeps its failure.
+void OptimizerUpdate::abandon_early() {
   if (const std::exception_ptr failure = early_->abandon()) early_failure_ = failure;
 }
 
@@ -98,7 +105,7 @@ bool OptimizerUpdate::is_worthwhile() const {
 
 void OptimizerUpdate::undo_early() {
   is_early_ = false;
-  undone_ += early_->elements_updated() > 0;
+  was_undone_ |= early_->elements_updated() > 0;
   early_->drop();
 }
 
@@ -109,7 +116,7 @@ void OptimizerUpdate::before_access(const std::string& call) {
   if (is_in_place_) parts_->progress.check_no_early_update(call);
   begun_->is_undone = true;
   if (is_early_) {
-    if (const std::exception_ptr failure = early_->abandon()) early_failure_ = failure;
+    abandon_early();
     undo_early();
   }
   if (early_failure_) std::rethrow_exception(early_failure_);
@@ -118,7 +125,9 @@ void OptimizerUpdate::before_access(const std::string& call) {
 void OptimizerUpdate::end_early() {
   begun_.reset();
   if (is_early_) try {
-      early_->finish();
+      const bool can_be_kept = early_->finish();
+      state_.check_tiers();
+      if (!can_be_kept) return undo_early();
       const std::optional<uint32_t> written = parts_->monitor.written_parameter();
       if (early_->elements_updated() == 0 || !written) return;
       if (!is_in_place_) return undo_early();
@@ -136,8 +145,9 @@ void OptimizerUpdate::end_early() {
 void OptimizerUpdate::step_failed() {
   if (!parts_) return;
   TrainingProgress& progress = parts_->progress;
-  bool is_undone = !progress.updates_early();
-  if (!is_in_place_ && is_early_ && !early_failure_) try {
+  if (is_early_) abandon_early();  // the step may have failed before end_early()
+  bool is_undone = !progress.updates_early() && !early_failure_;
+  if (!is_in_place_ && is_early_ && is_undone) try {
       undo_early();
     } catch (const std::exception& failure) {
       log(ZR_LOG_ERROR, failure.what());
@@ -222,8 +232,10 @@ void OptimizerUpdate::run(const Input& input) {
   if (std::exchange(is_early_, false)) {
     updated = early_->adopt();
     elements_early_ = early_->elements_early();
+    bytes_early_ += early_->bytes_early();
     adopted_ += elements_early_ > 0;
   }
+  recomputed_ += std::exchange(was_undone_, false);
   record(input.clipped);
   update::UpdateInput update_input{input.grad_mul, input.number, input.grad_norm, &input.steps, &rates, &input.touched};
   update_input.sums = {[this](uint32_t param, int64_t first) { return sums_.partial(param, first); },
@@ -254,6 +266,7 @@ void OptimizerUpdate::skip() {
   elements_early_ = 0;
   record(true);
   if (is_early_) undo_early();
+  dropped_ += std::exchange(was_undone_, false);
 }
 
 void OptimizerUpdate::record(bool is_void) {

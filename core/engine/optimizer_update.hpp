@@ -6,6 +6,7 @@
 #include <exception>
 #include <functional>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "engine/early_update.hpp"
@@ -68,10 +69,12 @@ class OptimizerUpdate {
     if (!is_early_) state_.states().read_ahead(state_.slices());
   }
   /// Ends what begin_early() began, before the rest of the update and before writes to weights are collected. It has
-  /// failed if a part of the update failed, or if the program has written to weights since: then this rank's states are
-  /// undefined.
+  /// failed if a part of the update failed, if a tier failed, or if the program has written to weights since and the
+  /// update cannot be undone: then this rank's states are undefined.
   void end_early();
   bool early_failed() const { return early_failure_ != nullptr; }
+  /// Whether this rank's update has begun, and has been neither adopted nor undone.
+  bool is_early() const { return is_early_; }
   /// After the ranks have exchanged early_failed(): breaks training off and throws on all ranks if a rank failed.
   /// failed_rank: the first one; -1: none.
   void check_early(int failed_rank) const;
@@ -84,10 +87,13 @@ class OptimizerUpdate {
   int64_t elements_early() const { return elements_early_; }
   /// Seconds of early updates so far.
   double early_seconds(EarlyUpdate::Work work) const { return early_ ? early_->seconds(work) : 0; }
-  /// Number of steps whose early updates were adopted; undone, because the step was skipped or clipped, or because of
-  /// before_access() or a write to weights.
+  /// Number of steps whose early updates were adopted; were undone and run again after backward, because the step was
+  /// clipped, or because of before_access() or a write to weights; were undone in a step that updated nothing.
   int64_t adopted() const { return adopted_; }
-  int64_t undone() const { return undone_; }
+  int64_t recomputed() const { return recomputed_; }
+  int64_t dropped() const { return dropped_; }
+  /// Bytes of states and masters in the adopted updates.
+  int64_t bytes_early() const { return bytes_early_; }
   /// The arguments of one update.
   struct Input {
     float grad_mul;  // the factor for reduced gradients
@@ -108,7 +114,10 @@ class OptimizerUpdate {
     if (early_) early_->forget_order();
   }
   /// Call before a step begins again with other counters, because a checkpoint is loaded. All ranks call it.
-  void forget_begin() { begun_.reset(); }
+  void forget_begin() {
+    begun_.reset();
+    dropped_ += std::exchange(was_undone_, false);
+  }
   /// Updates this rank's masters, states and weights. Collective if the optimizer needs sums over parameters.
   void run(const Input& input);
 
@@ -125,6 +134,7 @@ class OptimizerUpdate {
   };
   double next_learning_rate(int64_t index, const char* call) const;
   bool is_worthwhile() const;
+  void abandon_early();
   void undo_early();
   void record(bool is_void);
   std::vector<double> rates(double rate) const;
@@ -142,7 +152,9 @@ class OptimizerUpdate {
   std::optional<Begun> begun_;        // empty: no update has begun
   bool is_early_ = false;             // this rank's update has begun
   std::exception_ptr early_failure_;  // of this rank; null: none
-  int64_t elements_early_ = 0, adopted_ = 0, undone_ = 0;
+  bool was_undone_ = false;           // parts of this step's update have been undone
+  int64_t elements_early_ = 0, bytes_early_ = 0;
+  int64_t adopted_ = 0, recomputed_ = 0, dropped_ = 0;  // steps
   std::deque<bool> voids_;  // of the last steps: whether an early update was void, or would have been
 };
 

@@ -111,6 +111,8 @@ plan::PlanInput plan_input(const config::JobConfig& config, const Optimizers& op
   input.accumulates_locally = config.gradients().reduce == config::GradientReduction::last_micro_step;
   input.descriptions = std::move(described.descriptions);
   input.description_of = std::move(described.description_of);
+  input.optimizer_ids.clear();
+  for (std::size_t i = 0; i < optimizers.size(); ++i) input.optimizer_ids.push_back(optimizers.id(i));
   return input;
 }
 

@@ -8,8 +8,10 @@
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"
+#include "base/log.hpp"
 #include "checkpoint/manifest.hpp"
 #include "engine/initial_weights.hpp"
+#include "engine/second_copy_reservation.hpp"
 #include "update/cast.hpp"
 #include "update/norm.hpp"
 
@@ -40,12 +42,12 @@ ShardedState::ShardedState(const StepContext& context, plugin::PluginHost& host,
       tiers_(open_tiers(host, tiers, trace)),
       buffers_(context, tiers_),
       release_{context.model, buffers_},
-      states_(context.plan, tiers_, context.ledger, context.device),
-      second_copy_(context.plan, context.ledger) {
+      states_(context.plan, tiers_, context.ledger, context.device) {
   if (trace)
     states_.on_wait([trace](const char* what, Trace::Time begin) {
       trace->span("training", what, begin, Trace::Time::clock::now());
     });
+  if (reserve_second_copy(context, states_)) second_copy_.emplace(context.plan, context.ledger);
   make_slices();
   bind_strategy();
   broadcast_initial_weights(context_, *this);
@@ -109,7 +111,7 @@ void ShardedState::make_slices() {
     const int64_t offset = rank_plan.state_offset[i];
     for (const plan::StateRange& range : states_.ranges(offset, reduced.count)) {
       update::UpdateSlice slice = make_slice(reduced, weight, range.first - offset, range);
-      second_copy_.place(slice);
+      if (second_copy_) second_copy_->place(slice);
       if (states_.in_memory(range.tier)) (range.tier == 0 ? direct_ : staged_).push_back(slice);
       slices_.push_back(std::move(slice));
     }

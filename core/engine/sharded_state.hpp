@@ -47,6 +47,8 @@ class ShardedState {
   /// The buffers on disk; null: all are in memory.
   offload::DiskBackedBuffers* disk_buffers() const { return buffers_.disk_buffers(); }
   offload::OptimizerStates& states() { return states_; }
+  /// Whether this rank has the memory and the disk space to undo an update (plan::Placement::speculates).
+  bool can_undo_updates() const { return second_copy_.has_value(); }
   /// The slices that this rank updates.
   const std::vector<update::UpdateSlice>& slices() const { return slices_; }
   /// Indices in slices() of a parameter's slices.
@@ -136,7 +138,7 @@ class ShardedState {
   PlannedBuffers buffers_;
   ModelRelease release_;
   offload::OptimizerStates states_;
-  offload::SecondCopy second_copy_;
+  std::optional<offload::SecondCopy> second_copy_;
   std::vector<update::UpdateSlice> slices_;
   ByParam slices_of_, weights_of_;                    // indices in slices_; in the plan's weight pieces
   std::vector<update::UpdateSlice> direct_, staged_;  // slices with states on the device; on a tier in memory

@@ -97,8 +97,10 @@ Overlap StepRecorder::overlap(const GradientFlow& gradients, const NormBlocks& n
   total.states += update ? update->elements_on_tiers() : 0;
   total.states_early += update ? update->elements_early() : 0;
   total.updates_early += update ? update->adopted() : 0;
-  total.updates_undone += update ? update->undone() : 0;
   if (!update) return total;
+  total.updates_recomputed += update->recomputed();
+  total.updates_dropped += update->dropped();
+  total.bytes_early += update->bytes_early();
   total.update_s += update->early_seconds(EarlyUpdate::Work::update);
   total.read_s += update->early_seconds(EarlyUpdate::Work::read);
   total.write_s += update->early_seconds(EarlyUpdate::Work::write);

@@ -8,9 +8,10 @@
 
 namespace zr::host::engine {
 
-StepSync::StepSync(const RankContext& context, const std::vector<update::UpdateSlice>& slices,
+StepSync::StepSync(const StepContext& context, const std::vector<update::UpdateSlice>& slices,
                    offload::DiskBackedBuffers* disk_buffers)
-    : comm_(context.comm), norm_(context, slices, disk_buffers) {
+    : comm_(context.comm), use_(context.use), norm_(context, slices, disk_buffers) {
+  const RecursiveMutexLock lock(use_);
   comm_.on_completed([this](const zr_coll& coll, const void* dst, int64_t number) {
     if (number <= issued_before_) return;  // of an earlier micro-step, but ended late
     if (on_collective_ && comm::reads_src(coll, comm_.rank())) on_collective_(coll.src);
@@ -23,7 +24,10 @@ void StepSync::begin_micro_step(bool is_last) {
   norm_.begin_micro_step(is_last);
 }
 
-StepSync::~StepSync() { comm_.on_completed({}); }
+StepSync::~StepSync() {
+  const RecursiveMutexLock lock(use_);
+  comm_.on_completed({});
+}
 
 namespace {
 // The fixed part of a rank's statistics, which encode() writes as bytes of the same length on all ranks.

@@ -39,7 +39,7 @@ struct GlobalStats {
 class StepSync {
  public:
   /// The arguments of NormBlocks; all outlive the object.
-  StepSync(const RankContext& context, const std::vector<update::UpdateSlice>& slices,
+  StepSync(const StepContext& context, const std::vector<update::UpdateSlice>& slices,
            offload::DiskBackedBuffers* disk_buffers);
   ~StepSync();
   StepSync(const StepSync&) = delete;
@@ -74,6 +74,7 @@ class StepSync {
 
  private:
   comm::CommRuntime& comm_;
+  RecursiveMutex& use_;
   NormBlocks norm_;
   std::function<void(const zr_view& src)> on_collective_;
   std::atomic<int64_t> issued_before_ = 0;  // number of collectives before the current micro-step

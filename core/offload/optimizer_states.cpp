@@ -15,7 +15,6 @@ namespace zr::host::offload {
 OptimizerStates::OptimizerStates(const plan::MemoryPlan& plan, Tiers& tiers, Ledger& ledger, DeviceMemory* device)
     : plan_(plan), tiers_(tiers), device_(device), arrays_(plan.rank_plan.state_arrays) {
   allocations_.resize(plan.input.tiers.size());
-  copy_offset_.assign(plan.input.tiers.size(), 0);
   for (const plan::StateRange& range : plan.placement.states) {
     RangeMemory& memory = ranges_.emplace_back(RangeMemory{range, {}, {}, {}});
     if (in_memory(range.tier)) allocate_memory(memory, ledger);
@@ -24,7 +23,7 @@ OptimizerStates::OptimizerStates(const plan::MemoryPlan& plan, Tiers& tiers, Led
   written_.assign(tiles.size(), std::vector<char>(arrays_.size(), 0));
   uses_copy_.assign(tiles.size(), 0);
   if (tiles.empty()) return;
-  for (std::size_t tier = 1; tier < tiers_.size(); ++tier) allocate_tiles(tier);
+  for (std::size_t tier = 1; tier < tiers_.size(); ++tier) allocations_[tier] = reserve_tiles(tier);
   allocate_staging(ledger);
 }
 
@@ -56,8 +55,8 @@ void OptimizerStates::allocate_memory(RangeMemory& memory, Ledger& ledger) {
   }
 }
 
-// Allocates disk space for the tiles of a tier, if it has any; with the second copy behind the first.
-void OptimizerStates::allocate_tiles(std::size_t tier) {
+// Reserves disk space for one copy of the tiles of a tier, if it has any.
+TierAllocation OptimizerStates::reserve_tiles(std::size_t tier) {
   int64_t bytes = 0;
   std::vector<TierStore::LedgerEntry> held;
   for (std::size_t a = 0; a < arrays_.size(); ++a) held.push_back({kind_of(a), arrays_[a].name, 0});
@@ -67,18 +66,13 @@ void OptimizerStates::allocate_tiles(std::size_t tier) {
     for (std::size_t a = 0; a < arrays_.size(); ++a)
       held[a].bytes += plan_.array_range(a, tile.first, tile.count).count * size_of(arrays_[a].dtype);
   }
-  if (plan_.placement.speculates) {
-    copy_offset_[tier] = bytes;
-    bytes *= 2;
-    for (TierStore::LedgerEntry& entry : held) entry.bytes *= 2;
-  }
-  if (bytes > 0) try {
-      allocations_[tier] = TierAllocation(*tiers_[tier], bytes, std::move(held));
-    } catch (const EnvironmentError& failure) {
-      if (!plan_.placement.speculates) throw;
-      fail_environment(
-          fmt::format("{}; half of it is the second copy of offload.speculate; set it to \"never\"", failure.what()));
-    }
+  return bytes > 0 ? TierAllocation(*tiers_[tier], bytes, std::move(held)) : TierAllocation();
+}
+
+void OptimizerStates::reserve_copies() {
+  std::vector<TierAllocation> copies(allocations_.size());
+  for (std::size_t tier = 1; tier < tiers_.size(); ++tier) copies[tier] = reserve_tiles(tier);
+  copies_ = std::move(copies);
 }
 
 // Allocates the staging memory for tiles, aligned for all disks, and registers it with them.
@@ -132,10 +126,9 @@ int64_t OptimizerStates::offset_in_tile(const plan::StateTile& tile, std::size_t
   return at;
 }
 
-int64_t OptimizerStates::position_of(std::size_t index, bool of_copy) const {
-  const plan::StateTile& tile = plan_.placement.tiles[index];
-  const bool second = of_copy != (uses_copy_[index] != 0);
-  return tile.offset + (second ? copy_offset_[static_cast<std::size_t>(tile.tier)] : 0);
+uint64_t OptimizerStates::allocation_of(std::size_t tile, bool of_copy) const {
+  const bool second = of_copy != (uses_copy_[tile] != 0);
+  return (second ? copies_ : allocations_)[static_cast<std::size_t>(plan_.placement.tiles[tile].tier)].id();
 }
 
 void OptimizerStates::wait(Transfer& transfer, double& seconds, const char* what) {
@@ -192,7 +185,7 @@ void OptimizerStates::visit_tile(std::size_t index, std::size_t array, int64_t f
   const int64_t from = (part.first - plan_.array_range(array, tile.first, 0).first) * size,
                 to = from + part.count * size;
   int64_t begin = from / align * align, end = round_up(to, align);
-  const int64_t at = position_of(index) + offset_in_tile(tile, array);
+  const int64_t at = tile.offset + offset_in_tile(tile, array);
   char* const staging = staging_.data();
   char& was_written = written_[index][array];
   if (!was_written) {
@@ -202,12 +195,12 @@ void OptimizerStates::visit_tile(std::size_t index, std::size_t array, int64_t f
     }
     std::memset(staging, 0, static_cast<std::size_t>(end - begin));
   } else if (access != Access::write || begin != from || end != to) {
-    Transfer reading = store.read(allocation_of(tile), at + begin, staging, end - begin, what);
+    Transfer reading = store.read(allocation_of(index), at + begin, staging, end - begin, what);
     reading.wait();
   }
   fn(staging + (from - begin), first, count);
   if (access == Access::read) return;
-  Transfer writing = store.write(allocation_of(tile), at + begin, staging, end - begin, what);
+  Transfer writing = store.write(allocation_of(index), at + begin, staging, end - begin, what);
   writing.wait();
   was_written = 1;
 }
@@ -229,13 +222,13 @@ Transfer OptimizerStates::read_tile(std::size_t index, char* buffer, const std::
   const plan::StateTile& tile = plan_.placement.tiles[index];
   const std::vector<char>& written = written_[index];
   if (std::find(written.begin(), written.end(), 0) == written.end())
-    return store_of(tile).read(allocation_of(tile), position_of(index), buffer, tile.bytes, what);
+    return store_of(tile).read(allocation_of(index), tile.offset, buffer, tile.bytes, what);
   std::memset(buffer, 0, static_cast<std::size_t>(tile.bytes));
   for (std::size_t a = 0; a < arrays_.size(); ++a) {
     if (!written[a]) continue;
     const int64_t at = offset_in_tile(tile, a), bytes = bytes_in_tile(tile, a);
     if (bytes == 0) continue;
-    Transfer read = store_of(tile).read(allocation_of(tile), position_of(index) + at, buffer + at, bytes, what);
+    Transfer read = store_of(tile).read(allocation_of(index), tile.offset + at, buffer + at, bytes, what);
     read.wait();  // only in the first pass
   }
   return {};
@@ -243,8 +236,8 @@ Transfer OptimizerStates::read_tile(std::size_t index, char* buffer, const std::
 
 void OptimizerStates::write_tile(const TilePass& pass, std::size_t index, bool to_copy) {
   const plan::StateTile& tile = plan_.placement.tiles[pass.tile];
-  writes_[index % writes_.size()] = store_of(tile).write(allocation_of(tile), position_of(pass.tile, to_copy),
-                                                         tile_buffer(index), tile.bytes, pass.what);
+  writes_[index % writes_.size()] =
+      store_of(tile).write(allocation_of(pass.tile, to_copy), tile.offset, tile_buffer(index), tile.bytes, pass.what);
   if (!to_copy) std::fill(written_[pass.tile].begin(), written_[pass.tile].end(), 1);
 }
 

@@ -29,6 +29,11 @@ class OptimizerStates {
   /// has the states of the plan's device tier; null: they are in host memory.
   OptimizerStates(const plan::MemoryPlan& plan, Tiers& tiers, Ledger& ledger, DeviceMemory* device = nullptr);
   OptimizerStates(const OptimizerStates&) = delete;
+  /// Reserves the second copies of states on disk (plan::Placement::speculates), to which EarlyTiles writes. If it
+  /// throws, it has reserved nothing.
+  void reserve_copies();
+  /// Undoes reserve_copies(), before any update.
+  void release_copies() { copies_.clear(); }
 
   /// The ranges of elements [first, first + count) of the state space, each on one tier.
   std::vector<plan::StateRange> ranges(int64_t first, int64_t count) const;
@@ -54,6 +59,11 @@ class OptimizerStates {
                     const std::function<void(const std::vector<update::UpdateSlice>& slices)>& work);
 
   const TierWaits& waits() const { return waits_; }
+  /// Counts waits of the training thread for transfers that another thread waits for.
+  void add_waits(const TierWaits& waits) {
+    waits_.read += waits.read;
+    waits_.write += waits.write;
+  }
   /// Called after each wait for a tier, for traces, with its name and begin.
   using WaitObserver = std::function<void(const char* what, std::chrono::steady_clock::time_point begin)>;
   void on_wait(WaitObserver observer) { on_wait_ = std::move(observer); }
@@ -78,7 +88,7 @@ class OptimizerStates {
   };
   MemoryKind kind_of(std::size_t array) const;
   void allocate_memory(RangeMemory& memory, Ledger& ledger);
-  void allocate_tiles(std::size_t tier);
+  TierAllocation reserve_tiles(std::size_t tier);
   void allocate_staging(Ledger& ledger);
   const RangeMemory& memory_of(int64_t element) const;
   int64_t offset_in_tile(const plan::StateTile& tile, std::size_t array) const;
@@ -95,8 +105,8 @@ class OptimizerStates {
   // then uses instead.
   void write_tile(const TilePass& pass, std::size_t index, bool to_copy = false);
   void adopt_copy(std::size_t tile);
-  // The tile's first byte in its tier's allocation; in the copy that is not in use.
-  int64_t position_of(std::size_t tile, bool of_copy = false) const;
+  // The allocation of the tile's copy that is in use; or of the other one.
+  uint64_t allocation_of(std::size_t tile, bool of_copy = false) const;
   std::vector<update::UpdateSlice> slices_in(const TilePass& pass, std::size_t index) const;
   void wait(Transfer& transfer, double& seconds, const char* what);
   void visit_on_device(const zr_view& states, const plan::StateRange& range, Access access,
@@ -107,9 +117,6 @@ class OptimizerStates {
     return staging_.data() + static_cast<int64_t>(index % writes_.size()) * plan_.placement.largest_tile;
   }
   std::string name_of(const std::vector<SlicePart>& parts) const;
-  uint64_t allocation_of(const plan::StateTile& tile) const {
-    return allocations_[static_cast<std::size_t>(tile.tier)].id();
-  }
   const TierStore& store_of(const plan::StateTile& tile) const { return *tiers_[static_cast<std::size_t>(tile.tier)]; }
   TierStore& store_of(const plan::StateTile& tile) { return *tiers_[static_cast<std::size_t>(tile.tier)]; }
 
@@ -120,7 +127,7 @@ class OptimizerStates {
   std::vector<RangeMemory> ranges_;
   std::vector<std::vector<char>> written_;   // by tile, array; zeros until it is written
   std::vector<TierAllocation> allocations_;  // by tier; on disk
-  std::vector<int64_t> copy_offset_;         // by tier: of the second copy in the allocation; 0: no copy
+  std::vector<TierAllocation> copies_;       // the second copies; empty: there are none
   std::vector<char> uses_copy_;              // by tile: not 0 if the second copy is in use
   TrackedMemory staging_;                    // kTilesInFlight tiles
   RegisteredMemory registered_;              // of staging_

@@ -47,6 +47,7 @@ struct PlanInput {
   int accumulation = 1;
   std::vector<OptimizerDescription> descriptions{1};  // those of the optimizer that differ
   std::vector<uint32_t> description_of;               // by parameter: index in descriptions; empty: all have the first
+  std::vector<std::string> optimizer_ids{""};         // by Parameter::optimizer
   bool share_weights = false;                         // the ranks share one copy of unsharded weights
   bool accumulates_locally = false;  // gradients.reduce = "last_micro_step": the engine accumulates gradients first
   zr_dtype communicated_grad_dtype = ZR_F32;  // of one backward's gradient, as communicated or held

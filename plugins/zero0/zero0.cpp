@@ -1,5 +1,6 @@
-// ZeRO-0, data parallel: every rank holds all state. Each rank reduces its part of every bucket; the reduced gradients
-// are then all-gathered.
+// ZeRO-0, data parallel: every rank holds all state. Each rank reduces its part of every bucket; in the last micro-step
+// the reduced gradients are then all-gathered, bucket by bucket, while backward computes the next ones.
+#include <cstddef>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -48,16 +49,39 @@ class Zero0 : public zr::Strategy<Zero0> {
   zr_view grad_destination(uint32_t param, int64_t& first, const zr_use&) {
     return gradients_->destination(param, first);
   }
+  // The inputs of a collective must be complete when it is submitted, so a bucket is gathered only when it is reduced:
+  // before the second bucket after it is sent, which double-buffered gradients have waited for anyway.
   void grad_ready(uint32_t param, int64_t first, int64_t count, const zr_use& use) {
-    gradients_->ready(param, first, count, use.micro);
+    const bool is_last = (use.flags & ZR_USE_LAST_MICRO) != 0;
+    gradients_->ready(param, first, count, use.micro, [&](std::size_t bucket) {
+      if (!is_last || bucket < zr::GradientBuckets::kBucketBuffers) return;
+      const std::size_t reduced = bucket - zr::GradientBuckets::kBucketBuffers;
+      gradients_->wait_reduced(reduced);
+      gather_to(reduced + 1);
+    });
   }
-  void event(uint32_t kind, const zr_use&) {
-    if (kind == ZR_BACKWARD_END) gradients_->backward_end();
+  void event(uint32_t kind, const zr_use& use) {
+    if (kind == ZR_STEP_BEGIN) finish_gathers();  // of a step that was abandoned
+    if (kind != ZR_BACKWARD_END) return;
+    gradients_->backward_end();
+    if (use.flags & ZR_USE_LAST_MICRO) gather_to(layout_->buckets().size());
   }
-  void grads_finish(const zr_use&) { zr::all_gather_parts(*comm_, *layout_, reduced_gradients_); }
+  void grads_finish(const zr_use&) {
+    gather_to(layout_->buckets().size());
+    finish_gathers();
+  }
   void updated(const zr_use&) {}  // every rank has updated every weight, from the same reduced gradients
 
  private:
+  // Starts to gather the buckets before `end` that are not gathered in this step.
+  void gather_to(std::size_t end) {
+    while (gathers_.size() < end)
+      gathers_.push_back(zr::start_all_gather(*comm_, *layout_, gathers_.size(), reduced_gradients_));
+  }
+  void finish_gathers() {
+    for (const zr::Done& gather : gathers_) gather.wait();
+    gathers_.clear();
+  }
   zr::FlatLayout lay_out(const zr_plan_in& in) const { return {in, bucket_bytes_ / zr::bytes_of(in.grad_dtype)}; }
   static zr::GradientMemory memory(const zr_plan_in& in) {
     return gradient_memory(in, zr::GradientMemory::double_buffered);
@@ -69,6 +93,7 @@ class Zero0 : public zr::Strategy<Zero0> {
   std::optional<zr::Comm> comm_;
   std::optional<zr::GradientBuckets> gradients_;
   zr_view reduced_gradients_{};
+  std::vector<zr::Done> gathers_;  // by bucket: its all-gather in this step
 };
 
 }  // namespace

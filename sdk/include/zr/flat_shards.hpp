@@ -36,15 +36,16 @@ inline void plan_full(const zr_plan_in& in, const FlatLayout& layout, uint32_t r
       plan.piece(role, p, buffer, 0, in.params[p]->count, layout.offset(p));
 }
 
-/// All-gathers every rank's part of every bucket, in place. `flat` is the trainable part, or begins with it.
+/// Starts to all-gather every rank's part of bucket `b`, in place. `flat` is the trainable part, or begins with it.
+inline Done start_all_gather(const Comm& comm, const FlatLayout& layout, std::size_t b, const zr_view& flat) {
+  const FlatLayout::FlatRange &bucket = layout.buckets()[b], own_part = layout.part(b, comm.rank());
+  return comm.start(all_gather(part(flat, own_part.begin, own_part.size()), part(flat, bucket.begin, bucket.size()),
+                               ("bucket " + std::to_string(b)).c_str(), layout.counts(b).data()));
+}
+/// All-gathers every rank's part of every bucket; see start_all_gather().
 inline void all_gather_parts(const Comm& comm, const FlatLayout& layout, const zr_view& flat) {
   std::vector<Done> pending;
-  for (std::size_t b = 0; b < layout.buckets().size(); ++b) {
-    const FlatLayout::FlatRange &bucket = layout.buckets()[b], own_part = layout.part(b, comm.rank());
-    pending.push_back(
-        comm.start(all_gather(part(flat, own_part.begin, own_part.size()), part(flat, bucket.begin, bucket.size()),
-                              ("bucket " + std::to_string(b)).c_str(), layout.counts(b).data())));
-  }
+  for (std::size_t b = 0; b < layout.buckets().size(); ++b) pending.push_back(start_all_gather(comm, layout, b, flat));
   for (const Done& done : pending) done.wait();
 }
 

@@ -131,15 +131,23 @@ class GradientBuckets {
   }
   /// Implements grad_ready().
   void ready(uint32_t param, int64_t first, int64_t count, uint32_t micro) {
+    ready(param, first, count, micro, [](std::size_t) {});
+  }
+  /// The same; calls before_send(bucket) before each bucket is sent. What it submits has the same order on all ranks.
+  template <class BeforeSend>
+  void ready(uint32_t param, int64_t first, int64_t count, uint32_t micro, const BeforeSend& before_send) {
     missing_[find(param, first).bucket] -= count;
     for (; next_to_send_ < missing_.size() && missing_[next_to_send_] == 0; ++next_to_send_) {
       const std::size_t buffer = next_to_send_ % memory_.size();
+      before_send(next_to_send_);
       // The first micro-step starts from +0, so that the reduced gradients need not be cleared.
       reductions_[buffer] = comm_.start(reduce_scatter(
           part(memory_[buffer], 0, size_[next_to_send_]), reduced_[next_to_send_], label_[next_to_send_].c_str(),
           micro > 0 ? ZR_COLL_ACCUMULATE : 0, counts_[next_to_send_].data()));
     }
   }
+  /// Waits until a bucket is reduced, one of the last kBucketBuffers that were sent in this micro-step.
+  void wait_reduced(std::size_t bucket) const { reductions_[bucket % memory_.size()].wait(); }
   /// Implements ZR_BACKWARD_END: on return all buckets are reduced, and the next backward may overwrite the buffers.
   void backward_end() {
     for (Done& done : reductions_) {

@@ -2,8 +2,10 @@
 // its last checkpoint to the bits of an uninterrupted training.
 #include <gmock/gmock.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <thread>
 
 #include "support/offload_test.hpp"
 
@@ -11,15 +13,36 @@ namespace zr::test {
 namespace {
 
 using engine_tests::Run;
+using std::chrono::milliseconds;
 using ::testing::HasSubstr;
+
+// Rank 1 kills itself while it waits for rank 0 in the exchange of the ranks' statistics: rank 0 comes later.
+void be_killed_in_exchange(int rank) {
+  if (rank == 0) return std::this_thread::sleep_for(milliseconds(600));
+  std::thread([] {
+    std::this_thread::sleep_for(milliseconds(300));
+    ::raise(SIGKILL);
+  }).detach();
+}
+
+// Rank 1 kills itself as soon as rank 0 has made the folder of the second checkpoint.
+void be_killed_in_save(int rank) {
+  if (rank == 0) return;
+  std::thread([] {
+    const auto entries = [] { return std::distance(fs::directory_iterator("c"), fs::directory_iterator()); };
+    for (const auto before = entries(); entries() <= before;) std::this_thread::sleep_for(milliseconds(1));
+    ::raise(SIGKILL);
+  }).detach();
+}
 
 // In the fourth step, rank 1 kills itself in the phase that KILLED_IN names.
 RANK_BODY(is_killed, Run) {
   run.build();
   zr::Engine& engine = *run.engine;
   const char* const phase = std::getenv("KILLED_IN");
+  const auto is_in = [&](const std::string& name) { return phase && name == phase && engine.step_index() == 3; };
   const auto kill_in = [&](const std::string& name) {
-    if (phase && name == phase && engine.rank() == 1 && engine.step_index() == 3) ::raise(SIGKILL);
+    if (is_in(name) && engine.rank() == 1) ::raise(SIGKILL);
   };
   torch::Tensor first = run.model->named_parameters()["embedding.weight"];  // its gradient is one of the last
   first.register_hook([&](torch::Tensor gradient) {
@@ -30,35 +53,49 @@ RANK_BODY(is_killed, Run) {
     kill_in("forward");
     engine.backward(run.model->loss(engine.step_index(), engine.micro_index()));
     kill_in("before step()");
+    if (is_in("exchange")) be_killed_in_exchange(engine.rank());
+    if (is_in("save")) be_killed_in_save(engine.rank());
     engine.step();
   }
 }
 
-class EarlyUpdateKillTest : public OffloadTest,
-                            public ::testing::WithParamInterface<std::pair<const char*, const char*>> {};
+struct KilledJob {
+  const char *name, *keys, *tier;
+};
 
-TEST_P(EarlyUpdateKillTest, ResumesFromTheLastCheckpointToTheSameBits) {
-  const std::string how = std::string("strategy=zero2 train.steps=5 ") + GetParam().second;
-  train(2, is_killed, "plain", how);
-  const std::string job =
-      how + " checkpoint.dir=c checkpoint.every=2 job.name=killed" + disk() + "offload.optimizer=" + kFailing;
-  // Whether a checkpoint was saved before the rank was killed; without one, training starts again.
-  const auto resumes_after = [&](const std::string& environment) {
+class EarlyUpdateKillTest : public OffloadTest, public ::testing::WithParamInterface<KilledJob> {
+ protected:
+  // Whether a checkpoint was saved before the rank was killed; without one, training starts again. more: keys of the
+  // job that is killed.
+  bool resumes_after(const std::string& environment, const std::string& more = "") {
+    const std::string job = how_ + " checkpoint.dir=c checkpoint.every=2 job.name=killed" + states_ + " ";
     fs::remove_all(scratch_.path("c"));
-    const Outcome killed = shell(environment + " " + launch(2, is_killed, job));
+    const Outcome killed = shell(environment + " " + launch(2, is_killed, job + more));
     EXPECT_NE(killed.code, 0) << environment;
     EXPECT_THAT(killed.output, HasSubstr("signal 9")) << environment;
     const bool has_checkpoint = fs::exists(scratch_.path("c/step-00000002"));
     EXPECT_FALSE(fs::exists(scratch_.path("c/step-00000004"))) << environment;
-    const Outcome rest = shell(launch(2, is_killed, job + " checkpoint.resume=true"));
+    const Outcome rest = shell(launch(2, is_killed, job + "checkpoint.resume=true"));
     EXPECT_EQ(rest.code, 0) << environment << rest.output;
     EXPECT_EQ(number("killed", "/overlap/updates_early"), has_checkpoint ? 2 : 4) << environment;
     EXPECT_EQ(hash("killed"), hash("plain")) << environment;
     EXPECT_EQ(losses("killed"), losses("plain")) << environment;
     return has_checkpoint;
-  };
-  for (const std::string phase : {"forward", "backward", "before step()"})
+  }
+  const bool on_disk_ = GetParam().tier == std::string("nvme");
+  const std::string how_ = std::string("strategy=zero2 train.steps=5 ") + GetParam().keys,
+                    states_ = on_disk_ ? disk() + "offload.optimizer=" + kFailing : states("cpu");
+};
+
+TEST_P(EarlyUpdateKillTest, ResumesFromTheLastCheckpointToTheSameBits) {
+  train(2, is_killed, "plain", how_);
+  for (const std::string phase : {"forward", "backward", "before step()", "exchange"})
     EXPECT_TRUE(resumes_after("export KILLED_IN='" + phase + "';"));
+  EXPECT_TRUE(
+      resumes_after("export KILLED_IN=gather;", "strategy=" ZR_BUILD_DIR "/tests/plugins/zr_strategy_killed.so"));
+  if (!on_disk_) return;
+  // A slow disk makes the save longer: it reads the states from there.
+  EXPECT_TRUE(resumes_after("export KILLED_IN=save ZR_TIER_FAULT=slow=2ms;", "checkpoint.async=false"));
   // A rank transfers about 24 tiles per step, and as many to create the states and to save them.
   int later = 0;
   for (const std::string transfer : {"read=kill@90", "write=kill@130", "read=kill@150", "write=kill@150"})
@@ -66,12 +103,14 @@ TEST_P(EarlyUpdateKillTest, ResumesFromTheLastCheckpointToTheSameBits) {
   EXPECT_GE(later, 3) << "in the third step or later";
 }
 
-// In place; speculative.
 INSTANTIATE_TEST_SUITE_P(Update, EarlyUpdateKillTest,
-                         ::testing::Values(std::pair("InPlace", "train.nonfinite=stop "),
-                                           std::pair("Speculative",
-                                                     "offload.speculate=always train.gradient_clipping=1e6 ")),
-                         [](const auto& info) { return std::string(info.param.first); });
+                         ::testing::Values(KilledJob{"InPlace", "train.nonfinite=stop ", "nvme"},
+                                           KilledJob{"InPlaceInHostMemory", "train.nonfinite=stop ", "cpu"},
+                                           KilledJob{"Speculative",
+                                                     "offload.speculate=always train.gradient_clipping=1e6 ", "nvme"},
+                                           KilledJob{"SpeculativeInHostMemory",
+                                                     "offload.speculate=always train.gradient_clipping=1e6 ", "cpu"}),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace zr::test

@@ -11,6 +11,7 @@ namespace zr::test {
 namespace {
 
 using engine_tests::Run;
+using ::testing::HasSubstr;
 
 const std::string kAlways = "offload.speculate=always ";
 
@@ -24,16 +25,25 @@ class SpeculationTest : public OffloadTest {
     std::sort(all.begin(), all.end());
     return all;
   }
-  // A checkpoint of the last step, without that of an earlier run.
-  std::string saves(const std::string& name, int steps) const {
+  // A checkpoint each so many steps, without those of an earlier run.
+  std::string saves(const std::string& name, int every) const {
     fs::remove_all(scratch_.path("c" + name));
-    return " checkpoint.dir=c" + name + " checkpoint.every=" + std::to_string(steps);
+    return " checkpoint.dir=c" + name + " checkpoint.keep=0 checkpoint.every=" + std::to_string(every);
   }
-  std::map<std::string, std::string> saved(const std::string& name, int steps) const {
-    return contents(
-        scratch_.path("c" + name + (steps < 10 ? "/step-0000000" : "/step-000000") + std::to_string(steps)));
+  std::map<std::string, std::string> saved(const std::string& name, int step) const {
+    return contents(scratch_.path("c" + name + (step < 10 ? "/step-0000000" : "/step-000000") + std::to_string(step)));
   }
 };
+
+// Micro-batches have unequal weights.
+RANK_BODY(trains_unevenly, Run) {
+  run.build();
+  while (!run.engine->done()) {
+    const int64_t micro = run.engine->micro_index();
+    run.engine->backward(run.model->loss(run.engine->step_index(), micro), static_cast<double>(micro % 3 + 1));
+    run.engine->step();
+  }
+}
 
 class SpeculationBits : public SpeculationTest, public ::testing::WithParamInterface<int> {};
 
@@ -43,22 +53,31 @@ TEST_P(SpeculationBits, AreThoseOfTheUpdateAfterBackwardForAnyClipping) {
        {"train.dtype=fp32", "train.dtype=bf16 parity.model=unused", "train.dtype=bf16 gradients.dtype=bf16",
         "train.dtype=fp16 fp16.loss_scale=256", "train.dtype=bf16 offload.device_fraction=0.4"}) {
     const std::string common = how + " train.gradient_accumulation=2 train.steps=" + std::to_string(kSteps) + " ";
-    train(GetParam(), engine_tests::trains, "unclipped", common + "strategy=zero1" + states("cpu"));
+    const RankBody& body = how == "train.dtype=fp32" ? trains_unevenly : engine_tests::trains;
+    train(GetParam(), body, "unclipped", common + "strategy=zero1" + states("cpu"));
     const std::vector<double> norms = this->norms("unclipped");
     const std::string sometimes = std::to_string((norms[kSteps / 2 - 1] + norms[kSteps / 2]) / 2);
     for (const std::string& clip : std::vector<std::string>{"1e6", sometimes, "1e-4"}) {
       const std::string clipped = common + " train.gradient_clipping=" + clip + " ";
-      train(GetParam(), engine_tests::trains, "after",
-            clipped + "strategy=zero1 offload.overlap=false" + states("nvme") + saves("after", kSteps));
-      for (const std::string strategy : {"zero0", "zero2", "zero3"})
+      const int every = clip == sometimes ? 1 : kSteps;  // checkpoints between updates that are kept and undone
+      train(GetParam(), body, "after",
+            clipped + "strategy=zero1 offload.overlap=false" + states("nvme") + saves("after", every));
+      for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"})
         for (const std::string tier : {"cpu", "nvme"}) {
           const std::string name = strategy + tier;
-          train(GetParam(), engine_tests::trains, name,
-                clipped + kAlways + "strategy=" + strategy + states(tier) + saves(name, kSteps));
+          train(GetParam(), body, name, clipped + kAlways + "strategy=" + strategy + states(tier) + saves(name, every));
           EXPECT_EQ(hash(name), hash("after")) << clipped << name;
           EXPECT_EQ(losses(name), losses("after")) << clipped << name;
-          EXPECT_TRUE(saved(name, kSteps) == saved("after", kSteps)) << clipped << name << " saves other states";
-          const int64_t kept = number(name, "/overlap/updates_early"), undone = number(name, "/overlap/updates_undone");
+          for (int step = every; step <= kSteps; step += every)
+            EXPECT_TRUE(saved(name, step) == saved("after", step))
+                << clipped << name << " saves other states, " << step;
+          if (name == "zero1nvme" && clip == "1e6") {
+            EXPECT_EQ(number(name, "/tiers/nvme/written_bytes"), number("after", "/tiers/nvme/written_bytes"))
+                << clipped;
+          }
+          EXPECT_EQ(number(name, "/overlap/updates_dropped"), 0) << clipped << name;
+          const int64_t kept = number(name, "/overlap/updates_early"),
+                        undone = number(name, "/overlap/updates_recomputed");
           const bool has_parts = GetParam() == 1 || strategy == "zero0" || how.find("unused") == std::string::npos;
           if (!has_parts) continue;  // rank 0 owns the part that the last micro-batches leave unused
           EXPECT_EQ(kept > 0, clip != "1e-4") << clipped << name;
@@ -149,7 +168,8 @@ TEST_F(SpeculationTest, GivesWayToCallsBetweenBackwardAndStep) {
       EXPECT_EQ(hash(tier), hash("after")) << tier << ranks;
       EXPECT_EQ(losses(tier), losses("after")) << tier << ranks;
       EXPECT_TRUE(saved(tier, 12) == saved("after", 12)) << tier << ranks << " saves other states";
-      EXPECT_GE(number(tier, "/overlap/updates_undone"), ranks == 1 ? 3 : 0) << tier << ": at least after the writes";
+      EXPECT_GE(number(tier, "/overlap/updates_recomputed"), ranks == 1 ? 3 : 0)
+          << tier << ": at least after the writes";
     }
   }
 }
@@ -205,12 +225,47 @@ TEST_F(SpeculationTest, IsPlannedIfItFitsInTheHostBudget) {
   EXPECT_EQ(number("disk", "/memory/disk/optimizer/peak"), number("none", "/memory/disk/optimizer/peak"));
 }
 
+// The disk has space for the states of both ranks and for one of their two copies; in a mount namespace of its own.
+TEST_F(SpeculationTest, ASecondCopyThatDoesNotFitOnTheDiskIsAWarningOrAnError) {
+  const std::string common =
+      "strategy=zero2 train.steps=3 train.gradient_accumulation=1 train.gradient_clipping=1e6 memory.host_budget=1GiB ";
+  train(2, engine_tests::trains, "fits", common + states("nvme"));
+  const int64_t copy = number("fits", "/memory/disk/optimizer/peak") / 2;
+  const auto job = [&](const std::string& name, const std::string& keys) {
+    return launch(
+               2, engine_tests::trains,
+               common + states("nvme") + keys + " job.name=" + name + " offload.nvme.path=" + scratch_.path("small")) +
+           "\necho code $?\n";
+  };
+  const std::string script =
+      scratch_.write("small.sh", "mkdir -p small && mount -t tmpfs -o size=" + std::to_string(3 * copy) +
+                                     " none small && echo mounted\n" + job("auto", "") + job("always", kAlways));
+  Outcome done = shell("unshare --mount sh " + script);
+  if (done.output.find("mounted") == std::string::npos) done = shell("unshare --mount --map-root-user sh " + script);
+  if (done.output.find("mounted") == std::string::npos)
+    GTEST_SKIP() << "cannot create a mount namespace: " << done.output;
+  const std::string problem = "cannot reserve ", place = " bytes in " + scratch_.path("small") + ", ",
+                    cause = " bytes are free: No space left on device; ";
+  for (const std::string& text :
+       {std::string("warning: offload.speculate = \"auto\" has no effect, because the disk has no space for a second "
+                    "copy of the optimizer states, so their update begins after backward: "),
+        problem, place, cause, std::string("code 0\n"),
+        std::string(
+            "; offload.speculate = \"always\" (command line) needs this space for a second copy of the optimizer "
+            "states: set it to \"auto\" or \"never\" to train without the copy"),
+        std::string("code 3\n")})
+    EXPECT_THAT(done.output, HasSubstr(text));
+  EXPECT_EQ(hash("auto"), hash("fits"));
+  EXPECT_EQ(number("auto", "/overlap/states"), 0);
+  EXPECT_EQ(number("auto", "/memory/disk/optimizer/peak"), copy);
+}
+
 TEST_F(SpeculationTest, WarnsIfAlwaysHasNoEffect) {
   const std::string common = "strategy=zero2 train.steps=1 " + kAlways;
   for (const auto& [keys, reason] :
-       {std::pair{"optimizer=lamb", "the optimizer is not elementwise"},
+       {std::pair{"optimizer=lamb", "optimizer 'lamb' is not elementwise"},
         std::pair{"offload.gradients=nvme", "reduced gradients or weights are on a disk"},
-        std::pair{"optimizer=lamb train.nonfinite=stop", "the optimizer is not elementwise"}}) {
+        std::pair{"optimizer=lamb train.nonfinite=stop", "optimizer 'lamb' is not elementwise"}}) {
     const Outcome done = shell(launch(2, engine_tests::trains, common + states("nvme") + std::string(keys)));
     EXPECT_EQ(done.code, 0) << keys << done.output;
     EXPECT_THAT(done.output, HasSubstr("zeroth: warning: offload.speculate = \"always\" (command line) has no effect, "
@@ -228,8 +283,8 @@ TEST_F(SpeculationTest, StopsWhileMostStepsAreClipped) {
   const std::string common =
       "strategy=zero2 train.steps=5 train.gradient_accumulation=1 train.gradient_clipping=1e-4 memory.host_budget=1GiB";
   run(2, "job.name=auto" + states("cpu") + "\njob.name=always " + kAlways + states("cpu") + "\n", common);
-  EXPECT_EQ(number("auto", "/overlap/updates_undone"), 0);
-  EXPECT_EQ(number("always", "/overlap/updates_undone"), 4);
+  EXPECT_EQ(number("auto", "/overlap/updates_recomputed"), 0);
+  EXPECT_EQ(number("always", "/overlap/updates_recomputed"), 4);
   EXPECT_EQ(hash("auto"), hash("always"));
 }
 

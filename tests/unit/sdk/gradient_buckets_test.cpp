@@ -99,6 +99,19 @@ TEST_F(GradientBucketsTest, SendsBucketsInOrderForAnyArrivalOrder) {
   }
 }
 
+TEST_F(GradientBucketsTest, ReportsEachBucketBeforeItIsSent) {
+  auto buckets = make(zr::GradientMemory::full);
+  std::vector<std::pair<std::size_t, std::size_t>> reported;  // bucket; number of buckets that were sent before
+  const auto ready = [&](uint32_t param, int64_t first) {
+    buckets.ready(param, first, 1024, 0, [&](std::size_t bucket) { reported.emplace_back(bucket, left_.size()); });
+  };
+  for (const int64_t first : {2048, 0, 1024}) ready(0, first);
+  EXPECT_TRUE(reported.empty());
+  ready(1, 0);
+  EXPECT_EQ(reported, (std::vector<std::pair<std::size_t, std::size_t>>{{0, 0}, {1, 1}}));
+  buckets.wait_reduced(1);
+}
+
 TEST_F(GradientBucketsTest, DestinationIsTheRestOfItsRun) {
   auto buckets = make(zr::GradientMemory::double_buffered);
   EXPECT_EQ(place(buckets, 1, 0).count, 1024);

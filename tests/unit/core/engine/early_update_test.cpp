@@ -85,6 +85,7 @@ TEST_P(EarlyUpdateTest, UpdatesAPartBeforeTheOtherGradientsAreFinal) {
   EXPECT_EQ(*static_cast<const float*>(slice.weight.data), before[0]) << "backward may still use the weights";
   const auto& updated = f.early.adopt();
   EXPECT_EQ(f.early.elements_early(), count);
+  EXPECT_EQ(f.early.bytes_early(), count * 8) << "two fp32 states, and no master";
   EXPECT_EQ(f.early.elements(), 1540);
   const std::vector<char>& parts = on_disk ? updated.tiles : updated.staged;
   EXPECT_EQ(parts, on_disk ? (std::vector<char>{1, 0}) : (std::vector<char>{0, 1}));
@@ -261,6 +262,33 @@ TEST_P(SpeculativeUpdateTest, DropAfterAnAdoptedUpdateRestoresThatUpdate) {
   EXPECT_NE(tensor(0, engine::LogicalTensor::state, "exp_avg_sq"), adopted);
 }
 
+// The next step records the order again.
+TEST_P(SpeculativeUpdateTest, CanBeDroppedIfACollectiveUsedGradientsAfterTheirUpdate) {
+  f.early.adopt();
+  const std::vector<float> adopted = tensor(1, engine::LogicalTensor::state, "exp_avg");
+  const auto reduce_both = [&] {
+    f.begin(0.25f, 2);
+    f.reduce(1);
+    f.reduce(0);
+  };
+  reduce_both();
+  f.wait_for_parts(2);
+  f.reduce(1);
+  EXPECT_FALSE(f.early.finish());
+  f.early.drop();
+  EXPECT_EQ(tensor(1, engine::LogicalTensor::state, "exp_avg"), adopted);
+  reduce_both();
+  f.reduce(1);
+  EXPECT_TRUE(f.early.finish());
+  EXPECT_EQ(f.early.parts_updated(), 0);
+  reduce_both();
+  f.reduce(1);
+  f.wait_for_parts(2);
+  EXPECT_TRUE(f.early.finish());
+  f.early.adopt();
+  EXPECT_NE(tensor(1, engine::LogicalTensor::state, "exp_avg"), adopted);
+}
+
 INSTANTIATE_TEST_SUITE_P(Tiers, SpeculativeUpdateTest, ::testing::Values("cpu", "nvme"),
                          [](const auto& info) { return std::string(info.param); });
 
@@ -286,7 +314,7 @@ TEST(EarlyUpdateObstacleTest, NamesWhatPreventsAnEarlyUpdate) {
   EXPECT_EQ(with({"offload.overlap=false"}), "offload.overlap is false");
   EXPECT_EQ(with({"train.gradient_clipping=1", "offload.speculate=never"}),
             "train.gradient_clipping may clip it, and offload.speculate is \"never\"");
-  EXPECT_EQ(with({"optimizer=lamb"}), "the optimizer is not elementwise");
+  EXPECT_EQ(with({"optimizer=lamb"}), "optimizer 'lamb' is not elementwise");
   EXPECT_EQ(with({"gradients.dtype=bf16"}), "gradients.dtype is narrower than the weights");
   const test::Scratch scratch;
   EXPECT_EQ(with({"strategy=zero2", "offload.gradients=nvme", "offload.nvme.path=" + scratch.folder().string()}),

@@ -119,7 +119,7 @@ TEST_F(RunRecorderTest, SummaryHasTheTotalsOfTheRun) {
   ledger.add(Tier::device, MemoryKind::weights, "weights", -4096);
   ledger.observe(Tier::device, MemoryKind::activations, "activations", 10, 70);
   ledger.add(Tier::disk, MemoryKind::optimizer, "exp_avg", 512);
-  recorder.finish(ledger, {21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 0.031, 0.032, 0.033});
+  recorder.finish(ledger, {21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 0.033, 0.034, 0.035});
   EXPECT_EQ(text_of("1/summary.json"), R"({
   "steps": 2,
   "ranks": 2,
@@ -170,11 +170,13 @@ TEST_F(RunRecorderTest, SummaryHasTheTotalsOfTheRun) {
     "states": 27,
     "states_early": 28,
     "updates_early": 29,
-    "updates_undone": 30,
+    "updates_recomputed": 30,
+    "updates_dropped": 31,
+    "bytes_early": 32,
     "early_ms": {
-      "update": 31.0,
-      "disk_read": 32.0,
-      "disk_write": 33.0
+      "update": 33.0,
+      "disk_read": 34.0,
+      "disk_write": 35.0
     }
   },
   "weight_digest": {

@@ -178,5 +178,62 @@ TEST(SessionTest, FailedStartReleasesTheModelAndTheRunFolder) {
   EXPECT_EQ(failure_of([&] { start({}); }), "");
 }
 
+// The real strategy, whose grads_finish fails on request.
+struct FailingFinish {
+  explicit FailingFinish(engine::Setup& setup)
+      : component(*setup.strategy.table), api(*static_cast<const zr_strategy_api*>(component.api)) {
+    real = api.grads_finish;
+    api.grads_finish = [](void* self, const zr_use* use, zr_error* error) -> zr_code {
+      return fails ? fill_error(error, ZR_INTERNAL, "on purpose") : real(self, use, error);
+    };
+    component.api = &api;
+    setup.strategy.table = &component;
+  }
+  static inline bool fails = false;
+  static inline decltype(zr_strategy_api::grads_finish) real = nullptr;
+  zr_component component;
+  zr_strategy_api api;
+};
+
+// The states of a large parameter after two steps; the second one fails at first, while a part of its update may run.
+std::vector<float> states_after_two_steps(const std::string& tier, bool fails) {
+  const test::Scratch scratch;
+  const int64_t elements = int64_t{1} << 21;
+  FakeModel model{{{"a", elements}, {"b", 40}}};
+  engine::Setup setup = one_rank_setup(
+      scratch.folder().string(),
+      {"offload.optimizer=" + tier, "offload.speculate=always", "offload.nvme.path=" + scratch.folder().string()},
+      std::make_shared<OneRankControl>());
+  FailingFinish strategy(setup);
+  engine::Session session(std::move(setup), model);
+  std::vector<float> values(static_cast<std::size_t>(elements));
+  const auto states = [&] {
+    session.tensors().read(0, engine::LogicalTensor::state, "exp_avg", values.data());
+    return values;
+  };
+  const auto backward = [&] {
+    session.begin_backward(0.5, 1);
+    for (const uint32_t param : {1u, 0u}) model.give_gradient(param, 2);
+    session.end_backward();
+  };
+  backward();
+  session.step();
+  const std::vector<float> before = states();
+  backward();
+  FailingFinish::fails = fails;
+  EXPECT_EQ(failure_of([&] { session.step(); }).empty(), !fails);
+  if (std::exchange(FailingFinish::fails, false)) {
+    EXPECT_EQ(states(), before);
+    EXPECT_EQ(failure_of([&] { session.step(); }), "");
+  }
+  EXPECT_NE(states(), before);
+  return values;
+}
+
+TEST(SessionTest, AFailedStepUndoesAnUpdateThatStillRuns) {
+  for (const std::string tier : {"cpu", "nvme"})
+    EXPECT_EQ(states_after_two_steps(tier, true), states_after_two_steps(tier, false)) << tier;
+}
+
 }  // namespace
 }  // namespace zr::testing
