@@ -25,7 +25,7 @@ struct GradientFlowFixture {
   }
   void finish() {
     CallError error;
-    const zr_use use = engine::StepContext::use_of(ZR_UPDATE_PHASE);
+    const zr_use use = rig.context().use_of(ZR_UPDATE_PHASE);
     rig.context().check(rig.context().strategy_api().grads_finish(rig.context().strategy.self(), &use, &error), error,
                         "grads_finish");
     rig.context().report_event(ZR_STEP_END);
