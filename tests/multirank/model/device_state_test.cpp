@@ -1,0 +1,108 @@
+// Training state in memory of the device: one rank, and an optimizer that updates memory of the device.
+#include <dlfcn.h>
+#include <gmock/gmock.h>
+
+#include "multirank/parity/features.hpp"
+#include "multirank/parity/models.hpp"
+#include "support/engine_test.hpp"
+#include "zr/parameters.hpp"
+
+namespace {
+
+using namespace engine_tests;
+using ::testing::HasSubstr;
+
+const std::string kSim =
+    " job.device=sim job.device_library=" ZR_BUILD_DIR "/tests/devices/libzr_sim_device.so parity.model=everything";
+
+class DeviceStateTest : public EngineTest {
+ protected:
+  void SetUp() override {
+    EngineTest::SetUp();
+    ::setenv("ZR_PLUGIN_PATH", ZR_BUILD_DIR "/tests/plugins", 1);  // with AdamW for the device
+  }
+  // The first line of the output of a job that must succeed.
+  std::string first_line(int ranks, const zr::test::RankBody& body, const std::string& overrides) {
+    const auto result = run(ranks, body, overrides + kSim);
+    EXPECT_EQ(result.code, 0) << overrides << "\n" << result.output;
+    return result.output.substr(0, result.output.find('\n'));
+  }
+};
+
+RANK_BODY(makes_an_engine, Run) { run.build(); }
+
+const std::string kSubject = "zeroth: job.device = \"sim\": weights, gradients and optimizer states are in ";
+
+TEST_F(DeviceStateTest, IsOnTheDeviceOfOneRank) {
+  for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"})
+    EXPECT_EQ(first_line(1, makes_an_engine, "strategy=" + strategy),
+              kSubject + "memory of the device, and " ZR_BUILD_DIR
+                         "/tests/plugins/sim/zr_optimizer_adamw.so updates them there");
+}
+
+TEST_F(DeviceStateTest, IsInHostMemoryForAReasonThatIsStated) {
+  const std::string host = kSubject + "host memory, and the CPU updates them, because ";
+  EXPECT_EQ(first_line(2, makes_an_engine, "strategy=zero1"),
+            host + "the ranks exchange gradients and weights in host memory");
+  EXPECT_EQ(first_line(1, makes_an_engine, "strategy=zero2 optimizer=sgd"),
+            host + "optimizer 'sgd' (" ZR_BUILD_DIR "/plugins/zr_optimizer_sgd.so) updates host memory only");
+  EXPECT_EQ(first_line(1, makes_an_engine, "strategy=zero2 offload.optimizer=cpu"),
+            host + "[offload] selects a tier for a part of them");
+  EXPECT_EQ(first_line(1, makes_an_engine,
+                       "strategy=zero2 train.dtype=bf16 gradients.dtype=bf16 gradients.reduce_dtype=bf16"),
+            host + "gradients.reduce_dtype is not fp32");
+  EXPECT_EQ(first_line(1, makes_an_engine, "strategy=zero2 optimizer=" ZR_BUILD_DIR "/plugins/zr_optimizer_adamw.so"),
+            host + "optimizer 'adamw' (" ZR_BUILD_DIR "/plugins/zr_optimizer_adamw.so) updates host memory only");
+}
+
+uint64_t waits() {
+  static auto* const count = reinterpret_cast<uint64_t (*)()>(::dlsym(RTLD_DEFAULT, "zr_sim_synchronizations"));
+  return count();
+}
+
+// engine.backward() reads the loss before backward begins; engine.step() reads the sums of the norm blocks.
+RANK_BODY(counts_waits, Run) {
+  run.build();
+  while (!run.engine->done()) {
+    const torch::Tensor loss = run.model->loss(run.engine->step_index(), run.engine->micro_index());
+    const uint64_t before = waits();
+    run.engine->backward(loss);
+    const uint64_t between = waits();
+    run.engine->step();
+    EXPECT_EQ(between - before, 1u);
+    if (run.engine->micro_index() == 0) EXPECT_LE(waits() - between, 1u);
+  }
+}
+
+TEST_F(DeviceStateTest, TheHostWaitsOncePerBackwardAndOncePerStep) {
+  for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"})
+    for (const std::string more : {"", " train.dtype=bf16 train.gradient_clipping=0.1"})
+      first_line(1, counts_waits, "strategy=" + strategy + more + " train.steps=3 train.gradient_accumulation=2");
+}
+
+// Masters, states and gradients read and written by name.
+RANK_BODY(reads_and_writes, Run) {
+  run.build();
+  const std::string name = "twice.weight";
+  run.micro_step();
+  run.micro_step();
+  const torch::Tensor average = run.engine->get(name, zr::TensorKind::state, "exp_avg");
+  EXPECT_GT(average.abs().max().item<float>(), 0.0f);
+  run.engine->set(name, zr::TensorKind::state, torch::full_like(average, 0.25f), "exp_avg");
+  EXPECT_TRUE(torch::equal(run.engine->get(name, zr::TensorKind::state, "exp_avg"), torch::full_like(average, 0.25f)));
+  const torch::Tensor value = torch::rand_like(average);
+  run.engine->set(name, zr::TensorKind::value, value);
+  EXPECT_TRUE(torch::equal(run.engine->get(name), value));
+  const torch::Tensor weight = run.model->named_parameters()[name];
+  EXPECT_TRUE(torch::equal(weight.detach().to(torch::kCPU), value.to(torch::kBFloat16)));
+  run.engine->edit_gradients([](const std::string&, torch::Tensor gradient, int64_t) { gradient.mul_(2); });
+  run.micro_step();
+  run.micro_step();
+  EXPECT_FALSE(torch::equal(run.engine->get(name), value));
+}
+
+TEST_F(DeviceStateTest, IsReadAndWrittenByName) {
+  first_line(1, reads_and_writes, "strategy=zero2 train.dtype=bf16 train.gradient_accumulation=2 train.steps=4");
+}
+
+}  // namespace
