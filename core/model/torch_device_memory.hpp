@@ -48,6 +48,7 @@ class TorchDeviceMemory final : public DeviceMemory {
 
 class TorchDeviceMemory::Scope {
  public:
+  /// Makes it the current one. `memory` must live until it has returned.
   explicit Scope(const TorchDeviceMemory& memory);
   ~Scope();
   Scope(const Scope&) = delete;

@@ -1,6 +1,6 @@
 // Optimizers in C++ that update memory of a device. This is a draft: the library loads only on a host of this version
-// (zr/abi/draft/device.h). The library has the file name of the optimizer for the CPU and is in the folder
-// plugins/<type of device>; it also updates host memory.
+// (zr/abi/draft/device.h). The library has the file name of the optimizer for the CPU and is in a folder
+// that is named after the type of the device (plugins/cuda); it also updates host memory.
 //
 // A class with this header included has, in addition to update(),
 //
@@ -26,6 +26,7 @@ inline constexpr const char* service_id<zr_stream_service> = "zr.host.stream/1";
 template <class D>
 class DeviceUpdate {
  public:
+  /// Made by the layer for one call.
   DeviceUpdate(const OptimizerLayer<D>& layer, const zr_step& job, const zr_update_slice* const* slices, uint32_t n,
                const zr_stream_service& streams, zr_stream* stream)
       : job(job),
@@ -38,6 +39,7 @@ class DeviceUpdate {
   zr_device device;                     // all memory is there
   void* native_stream;                  // a cudaStream_t on a CUDA device
   uint32_t size() const { return n_; }  // number of slices
+  /// A slice; its memory is on the device.
   const zr_update_slice& slice(uint32_t i) const { return *slices_[i]; }
   /// The object of the slice's group.
   const D& group(uint32_t i) const { return layer_.group_of_slice(*slices_[i]); }
@@ -50,14 +52,15 @@ class DeviceUpdate {
 
 /// The arguments of zr_optimizer_device_api::norm_blocks().
 struct DeviceBlocks {
-  const zr_view* values;
-  uint32_t n;
-  int64_t block;
-  double* sums;
-  zr_device device;
-  void* native_stream;
+  const zr_view* values;  // fp32
+  uint32_t n;             // number of views
+  int64_t block;          // elements of a norm block
+  double* sums;           // one per block of all views
+  zr_device device;       // all memory is there
+  void* native_stream;    // a cudaStream_t on a CUDA device
 };
 
+/// The extension table of a class D.
 template <class D>
 struct DeviceLayer {
   static constexpr const char* id = "zr.optimizer.device/1";  // of the extension
@@ -66,6 +69,7 @@ struct DeviceLayer {
                    const zr_update_slice* const* slices, uint32_t n, zr_stream* stream) {
     D::update_on_device(DeviceUpdate<D>(layer, job, slices, n, host.need<zr_stream_service>(), stream));
   }
+  /// Implements norm_blocks().
   static zr_code norm_blocks(void* self, const zr_view* values, uint32_t n, int64_t block, const zr_view* sums,
                              zr_stream* stream, zr_error* error) noexcept {
     return guard(error, [&] {
@@ -73,6 +77,7 @@ struct DeviceLayer {
       D::norm_blocks({values, n, block, data<double>(*sums), streams.device(stream), streams.native(stream)});
     });
   }
+  /// The table.
   static constexpr zr_optimizer_device_api api{sizeof(zr_optimizer_device_api), 0, norm_blocks};
 };
 
