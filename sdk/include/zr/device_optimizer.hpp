@@ -27,9 +27,9 @@ template <class D>
 class DeviceUpdate {
  public:
   /// Made by the layer for one call.
-  DeviceUpdate(const OptimizerLayer<D>& layer, const zr_step& job, const zr_update_slice* const* slices, uint32_t n,
+  DeviceUpdate(const OptimizerLayer<D>& layer, const zr_step& step, const zr_update_slice* const* slices, uint32_t n,
                const zr_stream_service& streams, zr_stream* stream)
-      : job(job),
+      : job(step),
         device(streams.device(stream)),
         native_stream(streams.native(stream)),
         layer_(layer),
