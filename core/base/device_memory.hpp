@@ -20,14 +20,15 @@ class DeviceMemory {
   virtual zr_device device() const = 0;
   /// Zeroed memory, aligned to at least 64 bytes. Throws EnvironmentError if the device has not enough.
   virtual void* allocate(int64_t bytes) = 0;
-  /// Its memory may be used again after the operations that were enqueued before.
+  /// Its memory may be used again for operations after those that were enqueued before. No operation on another stream
+  /// may still use it.
   virtual void free(void* memory) noexcept = 0;
 
   /// The views of these functions are on the device.
   virtual void zero(const zr_view& memory) = 0;
   /// Copies, and rounds to the dtype of `to`.
   virtual void copy(const zr_view& from, const zr_view& to) = 0;
-  /// to = `first` ? 0 + from : to + from, in fp32 for floats of up to 32 bits, rounded once.
+  /// to = 0 + from if `first`, else to + from: in fp32 for floats of up to 32 bits, rounded once.
   virtual void add(const zr_view& from, const zr_view& to, bool first) = 0;
   /// Waits. The number of elements that are not finite.
   virtual int64_t count_non_finite(const zr_view& values) = 0;

@@ -34,7 +34,7 @@ uint64_t fingerprint_of(const zr_coll& coll, int world);
 /// Writes "all_reduce 'bucket 3' (fp32, 4194304) in engine.backward()" into `text` and reuses its memory. `call`: the
 /// call of the program, or ""; a barrier whose label equals `call` is described by the call alone.
 void describe(const zr_coll& coll, int world, std::string& text, std::string_view call = {});
-/// Validates the arguments. `device`: where views may be in addition to host memory; kHostMemory: nowhere. Returns "",
+/// Validates the arguments. `device`: a device whose memory is allowed too. Returns "",
 /// or why they are invalid: "dst has 5 elements, this rank's part has 6".
 std::string problem_of(const zr_coll& coll, int rank, int world, const zr_device& device = kHostMemory);
 /// Whether the memory that `rank` reads or writes is on a device other than the CPU.

@@ -124,8 +124,8 @@ void Submission::run_on_device(const zr_coll& coll) {
   const bool accumulates = coll.flags & ZR_COLL_ACCUMULATE;
   if (is_reduction(coll) && (coll.reduce == ZR_SUM || accumulates)) {
     if (coll.reduce != ZR_SUM)
-      fail_internal(fmt::format("{} '{}': on a device, only sums are accumulated", name_of_op(coll.op),
-                                coll.label ? coll.label : ""));
+      fail_internal(fmt::format("{} '{}' accumulates a minimum or maximum, which the engine does not offer on a device",
+                                name_of_op(coll.op), coll.label ? coll.label : ""));
     return device_->add(coll.src, coll.dst, !accumulates);
   }
   if (coll.src.data != coll.dst.data) device_->copy(coll.src, coll.dst);
@@ -390,8 +390,20 @@ zr_code Submission::submit_of_plugin(const zr_coll& given, zr_stream* stream, zr
                   fmt::format("a collective was submitted with a stream{}: {}",
                               device_ ? " that the engine does not know" : ", but the engine has none", kBug),
                   error);
+  if (stream && done)
+    return reject(ZR_UNSUPPORTED, exit_code::internal,
+                  fmt::format("a collective was submitted with a stream and a completion, which the engine does not "
+                              "offer: {}",
+                              kBug),
+                  error);
   zr_coll coll;
   ZR_TAKE(&coll, &given);
+  if (!stream && device_ && is_on_device(coll, rank_))
+    return reject(ZR_INVALID, exit_code::internal,
+                  fmt::format("a collective on memory of a device was submitted without the stream of the call: {}; "
+                              "compile the plug-in again, with the headers of this version",
+                              kBug),
+                  error);
   return submit(coll, done, false, error);
 }
 

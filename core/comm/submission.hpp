@@ -58,7 +58,7 @@ class Submission {
   void on_completed(CompletionObserver observer) { on_completed_ = std::move(observer); }
   /// `staging` must outlive every collective; null: no staging.
   void set_collective_staging(CollectiveStaging* staging) { collective_staging_ = staging; }
-  /// Memory of this device may be in the views of collectives of a world of one; it must outlive them. Null: of none.
+  /// In a world of one, collectives may use memory of this device, which must outlive them. Null: only host memory.
   void set_device(DeviceMemory* device) { device_ = device; }
   void set_trace(Trace* trace) { trace_ = trace; }  // must outlive every collective; null: no trace
   /// Sets the call of the program that submits the following collectives; "" for none. Reports include it in the

@@ -45,7 +45,7 @@ GradientFlow::~GradientFlow() {
 void GradientFlow::report_event(uint32_t kind) {
   CallError error;
   const zr_use use = strategy_use();
-  context_.check(call_plugin(&error, [&] { return api_->event(strategy_.self(), kind, &use, &error); }), error,
+  context_.check(context_.call(&error, [&] { return api_->event(strategy_.self(), kind, &use, &error); }), error,
                  strategy_.call_text("event"));
 }
 
@@ -111,7 +111,7 @@ bool GradientFlow::deliver(uint32_t param) {
     zr_view dst{};
     CallError error;
     int64_t first = delivered;
-    const zr_code code = call_plugin(
+    const zr_code code = context_.call(
         &error, [&] { return api_->grad_destination(strategy_.self(), param, &first, &use, &dst, &error); });
     if (code == ZR_AGAIN) {
       if (!accumulates_locally_) return false;
@@ -139,7 +139,7 @@ bool GradientFlow::deliver(uint32_t param) {
     copy_or_add(param, first, dst);
     const auto ready = [&] { return api_->grad_ready(strategy_.self(), param, first, dst.count, &use, &error); };
     if (!accumulates_locally_ || micro_ == last_micro_)
-      context_.check(call_plugin(&error, ready), error, strategy_.call_text("grad_ready"));
+      context_.check(context_.call(&error, ready), error, strategy_.call_text("grad_ready"));
     delivered += dst.count;
   }
   model_.drop_gradient(param);

@@ -162,16 +162,27 @@ int64_t NormBlocks::sum() {
   gradients_are_final_ = false;
   std::fill(ready_.begin(), ready_.end(), 0);
   int64_t non_finite = 0;
-  for (const update::NormBlockRange& range : own_ranges_)
-    for (int64_t block = 0; block < plan::norm_blocks_of(range.values.count); ++block)
-      if (!std::isfinite(range.out[block]))
-        non_finite += non_finite_of(part_of(range.values, block * plan::kNormBlock,
-                                            std::min(plan::kNormBlock, range.values.count - block * plan::kNormBlock)));
+  for (const update::NormBlockRange& range : own_ranges_) {
+    const int64_t blocks = plan::norm_blocks_of(range.values.count);
+    const auto is_finite = [&](int64_t block) { return std::isfinite(range.out[block]); };
+    const auto elements = [&](int64_t begin, int64_t end) {  // of blocks
+      return part_of(range.values, begin * plan::kNormBlock,
+                     std::min(end * plan::kNormBlock, range.values.count) - begin * plan::kNormBlock);
+    };
+    int64_t begin = 0, end = blocks;
+    while (begin < end && is_finite(begin)) ++begin;
+    while (begin < end && is_finite(end - 1)) --end;
+    if (begin < end && device_.sums) {  // one call per range, because each waits for the device
+      non_finite += device_.count_non_finite(elements(begin, end));
+      continue;
+    }
+    for (int64_t block = begin; block < end; ++block)
+      if (!is_finite(block)) non_finite += non_finite_of(elements(block, block + 1));
+  }
   return non_finite;
 }
 
 int64_t NormBlocks::non_finite_of(const zr_view& block) const {
-  if (device_.sums) return device_.count_non_finite(block);
   if (!disk_buffers_ || !disk_buffers_->holds(block.data)) return update::count_non_finite(block);
   int64_t n = 0;
   disk_buffers_->visit(block, offload::OptimizerStates::Access::read, kNormWhat,

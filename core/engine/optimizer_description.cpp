@@ -69,7 +69,7 @@ std::string unknown_value(const zr_optimizer_desc& desc, const std::vector<zr_sl
 std::string problem_of(const zr_optimizer_desc& desc, const std::vector<zr_slot>& slots,
                        const plan::Parameter& parameter) {
   if (!(desc.device_types & kCpuMemory))
-    return fmt::format("device_types is {:#x}, without CPU memory ({:#x}), where the engine updates parameters",
+    return fmt::format("device_types is {:#x}, without CPU memory ({:#x}), which every optimizer must accept",
                        desc.device_types, kCpuMemory);
   const int64_t row = std::max<int64_t>(plan::row_elements(parameter), 1);
   for (const zr_slot& slot : slots) {

@@ -56,20 +56,26 @@ plan::MemoryPlan plan_of(const PlannedJob& job, const model::Model& model) {
   return plan;
 }
 
+// Once, unless it changes. Training thread.
+void log_place_of_state(const PlannedJob& job, const std::string& obstacle) {
+  const std::string state = fmt::format("job.device = \"{}\": weights, gradients and optimizer states are in ",
+                                        job.config().job().device.value);
+  const std::string text = obstacle.empty()
+                               ? fmt::format("{}memory of the device, and {} updates them there", state,
+                                             job.optimizers.main().component().file.string())
+                               : fmt::format("{}host memory, and the CPU updates them, because {}", state, obstacle);
+  static std::string logged;
+  if (text != logged) log(ZR_LOG_INFO, text);
+  logged = text;
+}
+
 // The device that the training state is on; null: it is in host memory.
 DeviceMemory* device_of(const PlannedJob& job, model::Model& model) {
   DeviceMemory* const memory = model.memory();
   if (!memory) return nullptr;
   const std::string obstacle =
       device_obstacle(job.plan, stream_types_of(job.strategy), job.optimizers, memory->device());
-  if (job.rank() == 0) {
-    const std::string state = fmt::format("job.device = \"{}\": weights, gradients and optimizer states are in ",
-                                          job.config().job().device.value);
-    log(ZR_LOG_INFO, obstacle.empty()
-                         ? fmt::format("{}memory of the device, and {} updates them there", state,
-                                       job.optimizers.main().component().file.string())
-                         : fmt::format("{}host memory, and the CPU updates them, because {}", state, obstacle));
-  }
+  if (job.rank() == 0) log_place_of_state(job, obstacle);
   if (!obstacle.empty()) return nullptr;
   model.keep_on_device();
   return memory;

@@ -263,7 +263,7 @@ plan::StrategyPlan strategy_plan(const plugin::Instance& strategy) {
   constexpr uint64_t kCpuMemory = uint64_t{1} << ZR_DEVICE_CPU;
   if (!(desc.device_types & kCpuMemory))
     fail_environment(
-        fmt::format("{}: device_types is {:#x}, without CPU memory ({:#x}), where the engine has its buffers; choose "
+        fmt::format("{}: device_types is {:#x}, without CPU memory ({:#x}), which every strategy must accept; choose "
                     "another strategy",
                     strategy.call_text("describe"), desc.device_types, kCpuMemory));
   return [&strategy](const zr_plan_in& in, const zr_plan_sink& sink) {

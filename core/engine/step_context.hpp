@@ -49,20 +49,28 @@ struct StepContext : RankContext {
   int world() const { return setup.control->world(); }
   /// The strategy's function table.
   const zr_strategy_api& strategy_api() const { return *strategy.api<zr_strategy_api>(); }
+  /// Calls fn, a call of a plug-in that gets use_of(), so that the device continues in the order of the calls.
+  template <class Fn>
+  zr_code call(zr_error* error, const Fn& fn) const {
+    if (!device) return call_plugin(error, fn);
+    zr_code code = ZR_OK;
+    device->run([&](zr_stream*) { code = call_plugin(error, fn); });
+    return code;
+  }
   /// Reports an event that belongs to no micro-step (such as ZR_STEP_END) to the strategy. Training thread.
   void report_event(uint32_t kind) const {
     const RecursiveMutexLock lock(use);
     CallError error;
-    const zr_use call = use_of(kind == ZR_EVAL_BEGIN || kind == ZR_EVAL_END ? ZR_EVAL : ZR_UPDATE_PHASE);
-    check(call_plugin(&error, [&] { return strategy_api().event(strategy.self(), kind, &call, &error); }), error,
+    const zr_use use_now = use_of(kind == ZR_EVAL_BEGIN || kind == ZR_EVAL_END ? ZR_EVAL : ZR_UPDATE_PHASE);
+    check(call(&error, [&] { return strategy_api().event(strategy.self(), kind, &use_now, &error); }), error,
           strategy.call_text("event"));
   }
   /// Lets the strategy complete the reduced gradients of a step. Training thread.
   void finish_gradients() const {
     const RecursiveMutexLock lock(use);
     CallError error;
-    const zr_use call = use_of(ZR_UPDATE_PHASE);
-    check(call_plugin(&error, [&] { return strategy_api().grads_finish(strategy.self(), &call, &error); }), error,
+    const zr_use use_now = use_of(ZR_UPDATE_PHASE);
+    check(call(&error, [&] { return strategy_api().grads_finish(strategy.self(), &use_now, &error); }), error,
           strategy.call_text("grads_finish"));
   }
   /// The argument of a call of the strategy, which is complete on return, or on a device in the order of the stream.

@@ -57,7 +57,7 @@ void WeightFlow::publish_weights(bool frozen_too) {
   const RecursiveMutexLock lock(context_.use);
   CallError error;
   const zr_use use = context_.use_of(ZR_UPDATE_PHASE);
-  context_.check(call_plugin(&error, [&] { return api_->updated(strategy_.self(), &use, &error); }), error,
+  context_.check(context_.call(&error, [&] { return api_->updated(strategy_.self(), &use, &error); }), error,
                  strategy_.call_text("updated"));
   model_.weights_changed(frozen_too);
 }
@@ -131,7 +131,7 @@ void WeightFlow::begin_use(const uint32_t* params, uint32_t n, uint32_t phase) {
       return api_->acquire(strategy_.self(), absent.data(), static_cast<uint32_t>(absent.size()), &use, gathered.data(),
                            &error);
     };
-    context_.check(call_plugin(&error, acquire), error, strategy_.call_text("acquire"));
+    context_.check(context_.call(&error, acquire), error, strategy_.call_text("acquire"));
     try {
       attach(absent, gathered, phase);
     } catch (...) {
@@ -191,7 +191,7 @@ void WeightFlow::release(const std::vector<uint32_t>& params, uint32_t phase) {
   const auto release = [&] {
     return api_->release(strategy_.self(), params.data(), static_cast<uint32_t>(params.size()), &use, &error);
   };
-  context_.check(call_plugin(&error, release), error, strategy_.call_text("release"));
+  context_.check(context_.call(&error, release), error, strategy_.call_text("release"));
 }
 
 }  // namespace zr::host::engine

@@ -39,8 +39,13 @@ c10::Storage storage_over(void* memory, int64_t bytes, at::Device device) {
 
 // DLPack's numbers.
 int32_t device_type_of(at::Device device) {
-  constexpr int32_t kExtension = 12;  // a backend that is not part of libtorch
-  return device.type() == at::kCUDA ? int32_t{ZR_DEVICE_CUDA} : kExtension;
+  constexpr int32_t kMetal = 8, kExtension = 12, kOneApi = 14;
+  switch (device.type()) {
+    case at::kCUDA: return ZR_DEVICE_CUDA;
+    case at::kMPS: return kMetal;
+    case at::kXPU: return kOneApi;
+    default: return kExtension;
+  }
 }
 }  // namespace
 
@@ -55,11 +60,11 @@ at::Tensor tensor_over(void* memory, at::IntArrayRef sizes, at::ScalarType type,
 
 TorchDeviceMemory::Scope::Scope(const TorchDeviceMemory& memory)
     : stream_(memory.stream_),
-      device_before_(guard_of(memory.device_).exchangeDevice(memory.device_)),
-      stream_before_(guard_of(memory.device_).getStream(memory.device_)) {
-  if (stream_before_ == stream_) return;
+      stream_before_(guard_of(memory.device_).getStream(memory.device_)),
+      device_before_(guard_of(memory.device_).getDevice()) {
   follow(stream_before_, stream_);
-  guard_of(stream_.device()).exchangeStream(stream_);
+  guard_of(stream_.device()).setDevice(stream_.device());
+  if (stream_before_ != stream_) guard_of(stream_.device()).exchangeStream(stream_);
 }
 
 TorchDeviceMemory::Scope::~Scope() {

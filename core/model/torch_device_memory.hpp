@@ -54,9 +54,8 @@ class TorchDeviceMemory::Scope {
   Scope(const Scope&) = delete;
 
  private:
-  const c10::Stream stream_;
+  const c10::Stream stream_, stream_before_;
   const c10::Device device_before_;
-  const c10::Stream stream_before_;
 };
 
 }  // namespace zr::host::model

@@ -1,5 +1,7 @@
 #include "model/torch_state.hpp"
 
+#include <c10/core/DeviceGuard.h>
+
 #include <cstring>
 
 #include "base/log.hpp"
@@ -162,9 +164,11 @@ void TorchModel::State::return_bound(uint32_t param) {
   if (entry.binding.host) {
     storage.set_resizable(true);
   } else if (storage.data() == entry.binding.memory) {  // tensors created from the parameter keep its values
+    const c10::DeviceGuard guard(device);
     c10::Allocator* const allocator = c10::GetAllocator(device.type());
-    at::DataPtr own = entry.copy_buffer.defined() ? entry.copy_buffer.storage().set_data_ptr(at::DataPtr())
-                                                  : allocator->allocate(storage.nbytes());
+    const bool is_reserved = entry.copy_buffer.defined() && (is_on_cpu() || !entry.returned.defined());
+    at::DataPtr own =
+        is_reserved ? entry.copy_buffer.storage().set_data_ptr(at::DataPtr()) : allocator->allocate(storage.nbytes());
     const auto bytes = static_cast<int64_t>(storage.nbytes());
     if (is_on_cpu())
       std::memcpy(own.mutable_get(), entry.binding.memory, storage.nbytes());
@@ -191,7 +195,10 @@ void TorchModel::State::gradient_accumulated(uint32_t param) {
     gradient = gradient.to_dense();
   }
   gradient = gradient.detach();
-  if (uses_engine_memory()) return deliver(param, gradient);
+  if (uses_engine_memory()) {
+    const auto scope = engine_stream();  // the gradient may be delivered on another thread
+    return deliver(param, gradient);
+  }
   if (computed) computed(param);
   if (downloads) downloads->add(param, gradient);
 }

@@ -40,7 +40,7 @@ void load_group_optimizers(const config::Document& document, const Registry& reg
     if (use.value.empty() || use.value[0] == '/') continue;  // check() reports it
     const Component optimizer =
         registry_of(use.value, registry, of_device).load(Role::optimizer, use.value, use.origin.text());
-    if (optimizer.table == selection.optimizer.table) continue;
+    if (use.value == selection.optimizer.table->id) continue;  // also if the file names that one by its path
     const auto keys = config::keys_of(optimizer.table->keys, optimizer.table->n_keys,
                                       fmt::format("optimizer.{}", optimizer.table->id));
     selection.keys.insert(selection.keys.end(), keys.begin(), keys.end());

@@ -66,8 +66,10 @@ foreach(plugin ${plugins})  # the plug-ins in plugins/, not those of the tests
   get_target_property(folder ${plugin} SOURCE_DIR)
   file(RELATIVE_PATH folder ${PROJECT_SOURCE_DIR} ${folder})
   if(folder MATCHES "^plugins/")
-    get_target_property(output ${plugin} LIBRARY_OUTPUT_DIRECTORY)
-    file(RELATIVE_PATH device ${PROJECT_BINARY_DIR}/plugins ${output})  # empty, or the type of a device
+    get_target_property(device ${plugin} ZR_DEVICE)  # the type of a device
+    if(NOT device)
+      set(device "")
+    endif()
     install(TARGETS ${plugin} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/zeroth/plugins/${device} COMPONENT engine)
   endif()
 endforeach()

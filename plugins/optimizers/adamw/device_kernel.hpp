@@ -35,7 +35,7 @@ struct NormBatch {
   int64_t counts[kViews];
 };
 
-/// Both enqueue on the native stream of the device, and throw zr::PluginError if the device refuses the launch.
+/// Both enqueue on the native stream of the device, and throw zr::PluginError if the launch fails.
 void adamw_on_device(const AdamWBatch& batch, zr_device device, void* native_stream);
 /// sums: of the batch's blocks of `block` elements, in the order of the views.
 void norm_blocks_on_device(const NormBatch& batch, int64_t block, double* sums, zr_device device, void* native_stream);

@@ -116,22 +116,27 @@ __global__ void __launch_bounds__(kThreads)
 
 void check(cudaError_t error, const char* call) {
   if (error == cudaSuccess) return;
+  if (error == cudaErrorNoKernelImageForDevice)
+    throw zr::PluginError(ZR_UNSUPPORTED,
+                          "this library has no code for the compute capability of this GPU: build it with "
+                          "ZR_CUDA_ARCHITECTURES, or set offload.optimizer = \"cpu\" to update on the CPU",
+                          error);
   throw zr::PluginError(error == cudaErrorMemoryAllocation ? ZR_NOMEM : ZR_IO,
                         std::string("CUDA: ") + call + ": " + cudaGetErrorString(error), error);
 }
 
-// The device of a launch is the current device of the thread.
-class OnDevice {
+// While it lives, the device is the current one of the thread, to which a launch goes.
+class CurrentDevice {
  public:
-  explicit OnDevice(int device) {
+  explicit CurrentDevice(int device) {
     check(cudaGetDevice(&before_), "cudaGetDevice");
     if (before_ != device) check(cudaSetDevice(device), "cudaSetDevice");
     changed_ = before_ != device;
   }
-  ~OnDevice() {
+  ~CurrentDevice() {
     if (changed_) cudaSetDevice(before_);
   }
-  OnDevice(const OnDevice&) = delete;
+  CurrentDevice(const CurrentDevice&) = delete;
 
  private:
   int before_ = 0;
@@ -151,7 +156,7 @@ void adamw_on_device(const AdamWBatch& batch, zr_device device, void* native_str
   }
   launch.first_tile[batch.n] = tiles;
   if (tiles == 0) return;
-  const OnDevice on(device.id);
+  const CurrentDevice current(device.id);
   adamw_kernel<<<tiles, kThreads, 0, static_cast<cudaStream_t>(native_stream)>>>(launch);
   check(cudaGetLastError(), "AdamW");
 }
@@ -168,7 +173,7 @@ void norm_blocks_on_device(const NormBatch& batch, int64_t block, double* sums, 
   }
   launch.first_block[batch.n] = blocks;
   if (blocks == 0) return;
-  const OnDevice on(device.id);
+  const CurrentDevice current(device.id);
   constexpr uint32_t kPerGroup = kThreads / kLanes;
   norm_kernel<<<(blocks + kPerGroup - 1) / kPerGroup, kThreads, 0, static_cast<cudaStream_t>(native_stream)>>>(
       launch, block, sums);

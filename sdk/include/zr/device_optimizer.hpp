@@ -67,7 +67,14 @@ struct DeviceLayer {
   /// Implements step() with a stream.
   static void step(const OptimizerLayer<D>& layer, const Host& host, const zr_step& job,
                    const zr_update_slice* const* slices, uint32_t n, zr_stream* stream) {
-    D::update_on_device(DeviceUpdate<D>(layer, job, slices, n, host.need<zr_stream_service>(), stream));
+    const auto& streams = host.need<zr_stream_service>();
+    const zr_device device = streams.device(stream);
+    for (uint32_t i = 0; i < n; ++i)
+      for (const zr_view* view : {&slices[i]->weight, &slices[i]->grad, &slices[i]->master})
+        if (view->count > 0 && (view->device.type != device.type || view->device.id != device.id))
+          throw PluginError(ZR_INVALID, std::string("parameter ") + slices[i]->name +
+                                            ": the slice is not in memory of the stream's device");
+    D::update_on_device(DeviceUpdate<D>(layer, job, slices, n, streams, stream));
   }
   /// Implements norm_blocks().
   static zr_code norm_blocks(void* self, const zr_view* values, uint32_t n, int64_t block, const zr_view* sums,

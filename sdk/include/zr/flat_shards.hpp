@@ -125,8 +125,6 @@ class FlatShards {
 template <class D, GradientMemory Gradients>
 class FlatStrategy : public Strategy<D> {
  public:
-  static constexpr uint32_t flags = ZR_STRATEGY_STREAMS;  // collectives follow the stream of the call
-  static constexpr uint64_t device_types = kAnyDevice;    // the class only computes addresses
   /// bucket_bytes: size of one gradient bucket.
   explicit FlatStrategy(int64_t bucket_bytes) : bucket_bytes_(bucket_bytes) {}
   /// Plans all weights, this rank's reduced gradients, and the memory of gradients.

@@ -47,7 +47,7 @@ TEST_F(DeviceStateTest, IsInHostMemoryForAReasonThatIsStated) {
   EXPECT_EQ(first_line(1, makes_an_engine, "strategy=zero2 optimizer=sgd"),
             host + "optimizer 'sgd' (" ZR_BUILD_DIR "/plugins/zr_optimizer_sgd.so) updates host memory only");
   EXPECT_EQ(first_line(1, makes_an_engine, "strategy=zero2 offload.optimizer=cpu"),
-            host + "[offload] selects a tier for a part of them");
+            host + "a key of [offload] selects a tier for them, or for a part");
   EXPECT_EQ(first_line(1, makes_an_engine,
                        "strategy=zero2 train.dtype=bf16 gradients.dtype=bf16 gradients.reduce_dtype=bf16"),
             host + "gradients.reduce_dtype is not fp32");
@@ -63,14 +63,14 @@ uint64_t waits() {
 // engine.backward() reads the loss before backward begins; engine.step() reads the sums of the norm blocks.
 RANK_BODY(counts_waits, Run) {
   run.build();
-  while (!run.engine->done()) {
+  for (bool more = !run.engine->done(); more; more = !run.engine->done()) {
     const torch::Tensor loss = run.model->loss(run.engine->step_index(), run.engine->micro_index());
     const uint64_t before = waits();
     run.engine->backward(loss);
     const uint64_t between = waits();
     run.engine->step();
     EXPECT_EQ(between - before, 1u);
-    if (run.engine->micro_index() == 0) EXPECT_LE(waits() - between, 1u);
+    EXPECT_LE(waits() - between, 1u);
   }
 }
 

@@ -257,7 +257,8 @@ TEST_F(SpeculationTest, ASecondCopyThatDoesNotFitOnTheDiskIsAWarningOrAnError) {
     EXPECT_THAT(done.output, HasSubstr(text));
   EXPECT_EQ(hash("auto"), hash("fits"));
   EXPECT_EQ(number("auto", "/overlap/states"), 0);
-  EXPECT_EQ(number("auto", "/memory/disk/optimizer/peak"), copy);
+  // Of rank 0, which may have reserved its second copy before the other rank found no space.
+  EXPECT_THAT(number("auto", "/memory/disk/optimizer/peak"), ::testing::AnyOf(copy, 2 * copy));
 }
 
 TEST_F(SpeculationTest, WarnsIfAlwaysHasNoEffect) {

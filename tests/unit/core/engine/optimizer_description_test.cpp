@@ -184,11 +184,11 @@ TEST_F(OptimizerDescriptionTest, RejectsACostThatIsNotANumber) {
 TEST_F(OptimizerDescriptionTest, RejectsAnOptimizerThatDoesNotAcceptHostMemory) {
   described.device_types = uint64_t{1} << ZR_DEVICE_CUDA;
   EXPECT_EQ(problem(),
-            "device_types is 0x4, without CPU memory (0x2), where the engine updates parameters: this is a bug in the "
+            "device_types is 0x4, without CPU memory (0x2), which every optimizer must accept: this is a bug in the "
             "plug-in");
   described.device_types = 0;
   EXPECT_EQ(problem(),
-            "device_types is 0x0, without CPU memory (0x2), where the engine updates parameters: this is a bug in the "
+            "device_types is 0x0, without CPU memory (0x2), which every optimizer must accept: this is a bug in the "
             "plug-in");
   described.device_types = uint64_t{1} << ZR_DEVICE_CPU | uint64_t{1} << ZR_DEVICE_CUDA | uint64_t{1} << 40;
   EXPECT_EQ(problem(), "") << "the engine ignores device types that it does not know";

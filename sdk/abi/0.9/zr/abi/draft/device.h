@@ -6,7 +6,7 @@
 #include "zr/abi/draft/draft.h"
 #include "zr/abi/optimizer.h"
 
-/* "zr.host.stream/1": the streams that the host passes to plug-ins. It is offered if the job has a device. */
+/* "zr.host.stream/1": the streams that the host passes to plug-ins. */
 typedef struct zr_stream_service {
   uint32_t size, rsv;
 
@@ -18,7 +18,7 @@ typedef struct zr_stream_service {
   zr_device (*device)(zr_stream *);
 } zr_stream_service;
 
-/* A device that is not among libtorch's own; DLPack's number. */
+/* DLPack's number for devices that have none of their own there: backends that libtorch calls PrivateUse1. */
 enum { ZR_DEVICE_EXTENSION = 12 };
 
 /* Extension "zr.optimizer.device/1". */
