@@ -270,7 +270,8 @@ Storages::DeviceBinding::~DeviceBinding() {
 bool Storages::has_engine_memory(const at::TensorBase& tensor) {
   if (!tensor.has_storage()) return false;
   c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
-  if (storage->device().is_cpu()) return storage->_mutable_data_ptr_no_checks().get_deleter() == &keep_memory;
+  if (storage->_mutable_data_ptr_no_checks().get_deleter() == &keep_memory) return true;
+  if (storage->device().is_cpu()) return false;
   DeviceStorages& bound = DeviceStorages::get();
   const MutexLock lock(bound.mutex);
   return bound.storages.count(storage) > 0;

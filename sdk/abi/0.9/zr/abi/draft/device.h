@@ -18,8 +18,10 @@ typedef struct zr_stream_service {
   zr_device (*device)(zr_stream *);
 } zr_stream_service;
 
-/* DLPack's number for devices that have none of their own there: backends that libtorch calls PrivateUse1. */
-enum { ZR_DEVICE_EXTENSION = 12 };
+/* Device types in addition to those of base.h. */
+enum {
+  ZR_DEVICE_EXTENSION = 12 /* without a number of its own in DLPack: backends that libtorch calls PrivateUse1 */
+};
 
 /* Extension "zr.optimizer.device/1". */
 typedef struct zr_optimizer_device_api {
