@@ -13,18 +13,23 @@ void adamw(const AdamWConstants& constants, const AdamWRun& run) {
                 float* __restrict exp_avg = run.exp_avg + first;
                 float* __restrict exp_avg_sq = run.exp_avg_sq + first;
                 uint16_t* __restrict to = out;
-                const int64_t step = rounding.downcasts ? n : zr::kLine;
-                for (int64_t line = 0; line < n; line += step) {
-                  if (!rounding.downcasts) zr::fetch_ahead(line, weight, grad, exp_avg, exp_avg_sq);
-                  for (int64_t i = line; i < (line + step < n ? line + step : n); ++i) {
-                    float w = weight[i], m = exp_avg[i], v = exp_avg_sq[i];
-                    adamw_element(c, grad[i], w, m, v);
-                    exp_avg[i] = m;
-                    exp_avg_sq[i] = v;
-                    weight[i] = w;
-                    rounding.store(to, i, w);
+                const auto update = [&](int64_t i) {
+                  float w = weight[i], m = exp_avg[i], v = exp_avg_sq[i];
+                  adamw_element(c, grad[i], w, m, v);
+                  exp_avg[i] = m;
+                  exp_avg_sq[i] = v;
+                  weight[i] = w;
+                  rounding.store(to, i, w);
+                };
+                int64_t i = 0;
+                if (!rounding.downcasts)
+                  for (; i + zr::kLine <= n; i += zr::kLine) {
+                    zr::fetch_ahead(i, weight, grad, exp_avg, exp_avg_sq);
+                    // Otherwise the compiler compares the addresses of the arrays for each line.
+                    ZR_INDEPENDENT_ITERATIONS
+                    for (int64_t j = i; j < i + zr::kLine; ++j) update(j);
                   }
-                }
+                for (; i < n; ++i) update(i);
               });
 }
 

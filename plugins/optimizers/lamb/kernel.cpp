@@ -41,6 +41,7 @@ void lamb_moments(const LambConstants& constants, const AdamWRun& run, int64_t b
     int64_t line = 0;
     for (; line + kLanes <= n; line += kLanes) {
       zr::fetch_ahead(line, weight, grad, exp_avg, exp_avg_sq);
+      ZR_INDEPENDENT_ITERATIONS
       for (int lane = 0; lane < kLanes; ++lane) element(line + lane, lane);
     }
     for (int lane = 0; line + lane < n; ++lane) element(line + lane, lane);
@@ -57,15 +58,19 @@ void lamb_update(const LambConstants& constants, const AdamWRun& run) {
                 const float* __restrict exp_avg = run.exp_avg + first;
                 const float* __restrict exp_avg_sq = run.exp_avg_sq + first;
                 uint16_t* __restrict to = out;
-                const int64_t step = rounding.downcasts ? n : zr::kLine;
-                for (int64_t line = 0; line < n; line += step) {
-                  if (!rounding.downcasts) zr::fetch_ahead(line, weight, exp_avg, exp_avg_sq);
-                  for (int64_t i = line; i < (line + step < n ? line + step : n); ++i) {
-                    const float w = weight[i] - c.rate * direction(c, exp_avg[i], exp_avg_sq[i], weight[i]);
-                    weight[i] = w;
-                    rounding.store(to, i, w);
+                const auto update = [&](int64_t i) {
+                  const float w = weight[i] - c.rate * direction(c, exp_avg[i], exp_avg_sq[i], weight[i]);
+                  weight[i] = w;
+                  rounding.store(to, i, w);
+                };
+                int64_t i = 0;
+                if (!rounding.downcasts)
+                  for (; i + zr::kLine <= n; i += zr::kLine) {
+                    zr::fetch_ahead(i, weight, exp_avg, exp_avg_sq);
+                    ZR_INDEPENDENT_ITERATIONS
+                    for (int64_t j = i; j < i + zr::kLine; ++j) update(j);
                   }
-                }
+                for (; i < n; ++i) update(i);
               });
 }
 

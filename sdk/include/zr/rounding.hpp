@@ -10,6 +10,14 @@
 #include "zr/abi/base.h"
 #include "zr/float_cast.hpp"
 
+// Before a loop whose iterations use different memory, although the compiler cannot see it: it then vectorises the loop
+// without comparing addresses first.
+#if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
+#define ZR_INDEPENDENT_ITERATIONS _Pragma("GCC ivdep")
+#else
+#define ZR_INDEPENDENT_ITERATIONS
+#endif
+
 #pragma GCC visibility push(hidden)
 namespace zr {
 inline namespace sdk {
