@@ -119,7 +119,8 @@ void add_offload(std::vector<ConfigKey>& keys) {
       flag("offload", "overlap", "true", "update states on tiers during backward where this cannot change the result"));
   keys.push_back(text("offload", "speculate", "\"auto\"",
                       "offload.overlap also in steps that may be skipped or clipped, with a second copy of the states: "
-                      "auto (if it fits in memory.host_budget, and while at most half of the steps are), always, never",
+                      "auto (if it fits in memory.host_budget and on the disk, and while at most half of the steps "
+                      "are), always, never",
                       {"auto", "always", "never"}));
   ConfigKey min_activation{"offload", "activation_bytes", ZR_KEY_BYTES, "\"64KiB\"",
                            "smaller activations stay on the device"};

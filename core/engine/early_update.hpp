@@ -139,7 +139,7 @@ class EarlyUpdate {
 
   mutable Mutex mutex_;
   ConditionVariable changed_;
-  std::array<double, 3> seconds_ ZR_GUARDED_BY(mutex_){};  // by Work
+  std::array<double, 3> seconds_ ZR_GUARDED_BY(mutex_) = {};  // by Work
   std::vector<Unit> units_;  // `missing` is guarded; the rest belongs to the worker between begin() and finish()
   std::vector<std::size_t> ready_ ZR_GUARDED_BY(mutex_);  // units whose gradients are final, in that order
   std::size_t taken_ ZR_GUARDED_BY(mutex_) = 0;           // number of these that the worker has taken

@@ -89,7 +89,8 @@ class OptimizerUpdate {
   /// Seconds of early updates so far.
   double early_seconds(EarlyUpdate::Work work) const { return early_ ? early_->seconds(work) : 0; }
   /// Number of steps whose early updates were adopted; were undone and run again after backward, because the step was
-  /// clipped, or because of before_access() or a write to weights; were undone in a step that updated nothing or failed.
+  /// clipped, or because of before_access() or a write to weights; were undone in a step that failed or updated
+  /// nothing.
   int64_t adopted() const { return adopted_; }
   int64_t recomputed() const { return recomputed_; }
   int64_t dropped() const { return dropped_; }

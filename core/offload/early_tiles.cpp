@@ -75,7 +75,7 @@ void EarlyTiles::update(std::size_t tile,
 
 void EarlyTiles::end() {
   for (Buffer& buffer : buffers_) {
-    if (!buffer.read.is_over()) try {
+    if (buffer.tile != kNone) try {
         wait(buffer.read, false);
       } catch (const Error&) {  // the tier keeps it: TierStore::failure()
       }
