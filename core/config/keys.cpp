@@ -147,8 +147,8 @@ void add_job(std::vector<ConfigKey>& keys) {
   keys.push_back(
       integer("job", "threads", "0", 0, 1024, "threads per rank; 0: the cores divided by the ranks of the node"));
   keys.push_back(text("job", "name", "\"\"", "name of the run folder in job.runs; empty: the name of this file"));
-  keys.push_back(text("job", "device", "\"cpu\"",
-                      "device of the model: cpu, cuda, cuda:0 or another device of libtorch"));
+  keys.push_back(
+      text("job", "device", "\"cpu\"", "device of the model: cpu, cuda, cuda:0 or another device of libtorch"));
   keys.push_back(text("job", "device_library", "\"\"",
                       "absolute path of the library with libtorch's backend for job.device; empty: part of libtorch"));
   keys.push_back(flag("job", "trace", "false", "write a timeline of each rank to the run folder, for Perfetto"));

@@ -75,9 +75,9 @@ TEST_F(EarlyUpdateFaultTest, AFaultOfOneRankEndsTheJobAndTheCheckpointResumes) {
             shell("ZR_TIER_FAULT=rank=" + rank + ":" + fault + " " + launch(2, says_why_training_stopped, saves));
         EXPECT_EQ(failed.code, 3) << failed.output;
         EXPECT_THAT(failed.output, HasSubstr("offload 'nvme'"));
-        EXPECT_THAT(failed.output, HasSubstr(std::string("training stopped in step ") +
-                                             (fault == "flip@200" ? "4" : "3") +
-                                             ", because its update failed on rank " + rank));
+        EXPECT_THAT(failed.output,
+                    HasSubstr(std::string("training stopped in step ") + (fault == "flip@200" ? "4" : "3") +
+                              ", because its update failed on rank " + rank));
         EXPECT_TRUE(fs::exists(scratch_.path("c/step-00000002")));
         const Outcome rest = shell(launch(2, engine_tests::trains, saves + "checkpoint.resume=true"));
         ASSERT_EQ(rest.code, 0) << rest.output;

@@ -135,7 +135,7 @@ TEST_F(EarlyUpdateTest, HasTheSameBitsWithOtherWaysToRunAStep) {
 TEST_F(EarlyUpdateTest, HasTheSameBitsWhereZero0ReducesGradientsInPlace) {
   const std::string common =
       "strategy=zero0 gradients.reduce=last_micro_step train.gradient_accumulation=1 train.steps=4 ";
-  for (const std::string mode : {kStops, std::string("offload.speculate=always train.gradient_clipping=1e6 ")})
+  for (const std::string& mode : {kStops, std::string("offload.speculate=always train.gradient_clipping=1e6 ")})
     for (const int ranks : {1, 2}) {
       train(ranks, engine_tests::trains, "after",
             common + mode + "offload.overlap=false offload.speculate=auto" + states("nvme"));
