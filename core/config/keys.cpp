@@ -119,7 +119,8 @@ void add_offload(std::vector<ConfigKey>& keys) {
       flag("offload", "overlap", "true", "update states on tiers during backward where this cannot change the result"));
   keys.push_back(text("offload", "speculate", "\"auto\"",
                       "offload.overlap also in steps that may be skipped or clipped, with a second copy of the states: "
-                      "auto (if it fits in memory.host_budget, and while at most half of the steps are), always, never",
+                      "auto (if it fits in memory.host_budget and on the disk, and while at most half of the steps "
+                      "are), always, never",
                       {"auto", "always", "never"}));
   ConfigKey min_activation{"offload", "activation_bytes", ZR_KEY_BYTES, "\"64KiB\"",
                            "smaller activations stay on the device"};
@@ -146,8 +147,8 @@ void add_job(std::vector<ConfigKey>& keys) {
   keys.push_back(
       integer("job", "threads", "0", 0, 1024, "threads per rank; 0: the cores divided by the ranks of the node"));
   keys.push_back(text("job", "name", "\"\"", "name of the run folder in job.runs; empty: the name of this file"));
-  keys.push_back(text("job", "device", "\"cpu\"",
-                      "device of the model: cpu, cuda, cuda:0 or another device of libtorch"));
+  keys.push_back(
+      text("job", "device", "\"cpu\"", "device of the model: cpu, cuda, cuda:0 or another device of libtorch"));
   keys.push_back(text("job", "device_library", "\"\"",
                       "absolute path of the library with libtorch's backend for job.device; empty: part of libtorch"));
   keys.push_back(flag("job", "trace", "false", "write a timeline of each rank to the run folder, for Perfetto"));

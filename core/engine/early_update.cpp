@@ -18,6 +18,7 @@ namespace {
 std::string obstacle_of_job(const config::JobConfig& config, const plan::PlanInput& input) {
   if (!config.offload().overlap) return "offload.overlap is false";
   for (uint32_t param = 0; param < input.parameters.size(); ++param) {
+    if (input.parameters[param].frozen) continue;
     const plan::OptimizerDescription& description = input.description(param);
     if (description.elementwise() && description.ignores_norm) continue;
     return fmt::format("optimizer '{}' {}", input.optimizer_ids[input.parameters[param].optimizer],
@@ -198,10 +199,10 @@ void EarlyUpdate::update(Unit& unit) {
 void EarlyUpdate::record(Work work, Trace::Time begin) {
   static constexpr const char* kNames[] = {"update", "wait: read", "wait: write"};
   const auto end = Trace::Time::clock::now();
-  seconds_[static_cast<std::size_t>(work)] += std::chrono::duration<double>(end - begin).count();
-  if (work != Work::update) {
+  {
     const MutexLock lock(mutex_);
-    if (blocks_since_ && end > *blocks_since_)
+    seconds_[static_cast<std::size_t>(work)] += std::chrono::duration<double>(end - begin).count();
+    if (work != Work::update && blocks_since_ && end > *blocks_since_)
       (work == Work::read ? blocked_.read : blocked_.write) +=
           std::chrono::duration<double>(end - std::max(begin, *blocks_since_)).count();
   }
@@ -246,9 +247,13 @@ bool EarlyUpdate::finish() {
   if (!is_active_) return true;
   blocks_since_ = Trace::Time::clock::now();
   changed_.wait(lock, [&]() ZR_REQUIRES(mutex_) { return !is_busy_ && (is_stopped_ || taken_ == ready_.size()); });
+  is_active_ = is_reading_ahead_ = false;  // the worker begins nothing
+  lock.unlock();
+  tiles_.end();
+  lock.lock();
   blocks_since_.reset();
   state_.states().add_waits(std::exchange(blocked_, {}));
-  end();
+  reset_uses();
   if (!std::exchange(is_recorded_, true)) {
     order_.resize(units_.size());
     std::iota(order_.begin(), order_.end(), std::size_t{0});
@@ -271,7 +276,11 @@ std::exception_ptr EarlyUpdate::abandon() {
   if (!is_active_) return nullptr;
   is_stopped_ = true;
   changed_.wait(lock, [&]() ZR_REQUIRES(mutex_) { return !is_busy_; });
-  end();
+  is_active_ = is_reading_ahead_ = false;
+  lock.unlock();
+  tiles_.end();
+  lock.lock();
+  reset_uses();
   if (!is_recorded_) std::ranges::fill(uses_, Uses{});
   return std::exchange(failure_, nullptr);
 }
@@ -288,11 +297,8 @@ int64_t EarlyUpdate::elements_updated() const {
   return elements;
 }
 
-// Ends a step while the worker is idle.
-void EarlyUpdate::end() {
-  is_active_ = is_reading_ahead_ = false;
+void EarlyUpdate::reset_uses() {
   for (Uses& uses : uses_) uses.in_this_step = 0;
-  tiles_.end();
 }
 
 // Calls fn on the training thread's pool and on the worker's, each with about half of the elements.
@@ -333,6 +339,11 @@ void EarlyUpdate::drop() {
     run_on_both(slices, [&](ThreadPool& pool, const std::vector<update::UpdateSlice>& half) {
       update::undo(pool, context_.plan, half, update_input_);
     });
+}
+
+double EarlyUpdate::seconds(Work work) const {
+  const MutexLock lock(mutex_);
+  return seconds_[static_cast<std::size_t>(work)];
 }
 
 int64_t EarlyUpdate::parts_updated() const {

@@ -75,10 +75,10 @@ class EarlyUpdate {
   const ShardedState::Updated& adopt();
   /// If the update is speculative: undoes all since begin(). After finish() or abandon().
   void drop();
-  /// What the worker spends time on, and its seconds so far; call it while the worker is idle. What finish() waits for
-  /// the tier is also part of OptimizerStates::waits().
+  /// What early updates spend time on, and the seconds so far. What finish() waits for the tier is also part of
+  /// OptimizerStates::waits().
   enum class Work { update, read, write };  // read, write: waits for the tier
-  double seconds(Work work) const { return seconds_[static_cast<std::size_t>(work)]; }
+  double seconds(Work work) const ZR_EXCLUDES(mutex_);
   /// The arguments since begin().
   const Input& input() const { return input_; }
 
@@ -116,7 +116,7 @@ class EarlyUpdate {
   void update(Unit& unit);
   void record(Work work, Trace::Time begin) ZR_EXCLUDES(mutex_);
   void read_ahead();
-  void end() ZR_REQUIRES(mutex_);
+  void reset_uses() ZR_REQUIRES(mutex_);
   void run_on_both(const std::vector<update::UpdateSlice>& slices,
                    const std::function<void(ThreadPool&, const std::vector<update::UpdateSlice>&)>& fn)
       ZR_EXCLUDES(mutex_);
@@ -129,8 +129,7 @@ class EarlyUpdate {
   ThreadPool pool_;  // the worker's: the other one has one caller at a time
   int64_t gradient_size_;
   int64_t elements_ = 0, elements_early_ = 0, bytes_early_ = 0;
-  std::array<double, 3> seconds_{};  // by Work; the worker's
-  std::vector<Part> parts_;          // sorted by address
+  std::vector<Part> parts_;  // sorted by address
   const bool is_speculative_;
   const std::vector<char> all_touched_;
   Input input_{};
@@ -140,6 +139,7 @@ class EarlyUpdate {
 
   mutable Mutex mutex_;
   ConditionVariable changed_;
+  std::array<double, 3> seconds_ ZR_GUARDED_BY(mutex_) = {};  // by Work
   std::vector<Unit> units_;  // `missing` is guarded; the rest belongs to the worker between begin() and finish()
   std::vector<std::size_t> ready_ ZR_GUARDED_BY(mutex_);  // units whose gradients are final, in that order
   std::size_t taken_ ZR_GUARDED_BY(mutex_) = 0;           // number of these that the worker has taken
@@ -154,7 +154,7 @@ class EarlyUpdate {
   int64_t last_use_ ZR_GUARDED_BY(mutex_) = 0;
   std::vector<Uses> uses_ ZR_GUARDED_BY(mutex_);                   // of each part, by blocks of the size of norm blocks
   std::optional<Trace::Time> blocks_since_ ZR_GUARDED_BY(mutex_);  // since then the training thread waits in finish()
-  offload::TierWaits blocked_ ZR_GUARDED_BY(mutex_);               // of the worker, while the training thread waits
+  offload::TierWaits blocked_ ZR_GUARDED_BY(mutex_);               // waits for the tier in that time
   bool ends_ ZR_GUARDED_BY(mutex_) = false;
   int64_t parts_updated_ ZR_GUARDED_BY(mutex_) = 0;
   std::exception_ptr failure_ ZR_GUARDED_BY(mutex_);

@@ -122,24 +122,43 @@ void OptimizerUpdate::before_access(const std::string& call) {
   if (early_failure_) std::rethrow_exception(early_failure_);
 }
 
+// If updates may begin early on any rank, a failure goes through the ranks' exchange on all of them.
+void OptimizerUpdate::read_ahead() {
+  if (is_early_) return;
+  if (!parts_) return state_.states().read_ahead(state_.slices());
+  try {
+    state_.check_tiers();
+    state_.states().read_ahead(state_.slices());
+  } catch (...) {
+    keep_failure();
+  }
+}
+
 void OptimizerUpdate::end_early() {
   begun_.reset();
-  if (is_early_) try {
-      const bool can_be_kept = early_->finish();
-      state_.check_tiers();
-      if (!can_be_kept) return undo_early();
-      const std::optional<uint32_t> written = parts_->monitor.written_parameter();
-      if (early_->elements_updated() == 0 || !written) return;
-      if (!is_in_place_) return undo_early();
-      fail_user(fmt::format(
-          "engine.step(): the program wrote, or may have written, to weights ('{}') after the step's last "
-          "engine.backward() had begun, but a part of the update ran during it; training cannot continue: "
-          "resume from the last checkpoint; write before the forward of that micro-batch or after engine.step(), "
-          "or set offload.overlap = false",
-          context_.plan.input.parameters[*written].name));
-    } catch (...) {
-      early_failure_ = std::current_exception();
-    }
+  if (!parts_) return;
+  try {
+    const bool can_be_kept = !is_early_ || early_->finish();
+    state_.check_tiers();
+    if (!is_early_) return;
+    if (!can_be_kept) return undo_early();
+    const std::optional<uint32_t> written = parts_->monitor.written_parameter();
+    if (early_->elements_updated() == 0 || !written) return;
+    if (!is_in_place_) return undo_early();
+    fail_user(
+        fmt::format("engine.step(): the program wrote, or may have written, to weights ('{}') after the step's last "
+                    "engine.backward() had begun, but a part of the update ran during it; training cannot continue: "
+                    "resume from the last checkpoint; write before the forward of that micro-batch or after "
+                    "engine.step(), or set offload.overlap = false",
+                    context_.plan.input.parameters[*written].name));
+  } catch (...) {
+    keep_failure();
+  }
+}
+
+// Call it in a catch block.
+void OptimizerUpdate::keep_failure() {
+  if (!early_failure_) early_failure_ = std::current_exception();
 }
 
 void OptimizerUpdate::step_failed() {
@@ -153,6 +172,7 @@ void OptimizerUpdate::step_failed() {
       log(ZR_LOG_ERROR, failure.what());
       is_undone = false;
     }
+  dropped_ += is_undone && std::exchange(was_undone_, false);
   if (is_undone) return;
   progress.break_off(
       fmt::format("training stopped in step {}, because engine.step() failed after a part of the update had run during "

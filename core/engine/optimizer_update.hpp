@@ -64,14 +64,15 @@ class OptimizerUpdate {
   void begin_early();
   /// Undoes begin_early() on this rank, for a backward that failed before its first gradient and will be repeated.
   void cancel_early();
+  /// Whether updates may begin during backward on any rank.
+  bool allows_early() const { return parts_.has_value(); }
   /// Starts to read states on disk and returns. Without effect if the update has begun.
-  void read_ahead() {
-    if (!is_early_) state_.states().read_ahead(state_.slices());
-  }
+  void read_ahead();
   /// Ends what begin_early() began, before the rest of the update and before writes to weights are collected. It has
   /// failed if a part of the update failed, if a tier failed, or if the program has written to weights since and the
-  /// update cannot be undone: then this rank's states are undefined.
+  /// update cannot be undone: then this rank's states are undefined. Without effect unless allows_early().
   void end_early();
+  /// Whether that, or read_ahead(), has failed on this rank.
   bool early_failed() const { return early_failure_ != nullptr; }
   /// Whether this rank's update has begun, and has been neither adopted nor undone.
   bool is_early() const { return is_early_; }
@@ -88,7 +89,8 @@ class OptimizerUpdate {
   /// Seconds of early updates so far.
   double early_seconds(EarlyUpdate::Work work) const { return early_ ? early_->seconds(work) : 0; }
   /// Number of steps whose early updates were adopted; were undone and run again after backward, because the step was
-  /// clipped, or because of before_access() or a write to weights; were undone in a step that updated nothing.
+  /// clipped, or because of before_access() or a write to weights; were undone in a step that failed or updated
+  /// nothing.
   int64_t adopted() const { return adopted_; }
   int64_t recomputed() const { return recomputed_; }
   int64_t dropped() const { return dropped_; }
@@ -135,6 +137,7 @@ class OptimizerUpdate {
   double next_learning_rate(int64_t index, const char* call) const;
   bool is_worthwhile() const;
   void abandon_early();
+  void keep_failure();
   void undo_early();
   void record(bool is_void);
   std::vector<double> rates(double rate) const;

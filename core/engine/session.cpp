@@ -180,7 +180,7 @@ bool Session::step() {
     fail_user("engine.step() was called before engine.backward(loss); call engine.backward(loss) first");
   context.model.check_scopes("engine.step()");  // before anything changes, on every micro-step
   if (!progress_.at_boundary()) return false;
-  if (!update_.is_early()) state_.check_tiers();  // else end_early() does, whose failure is reported on all ranks
+  if (!update_.allows_early()) state_.check_tiers();  // else end_early() does, whose failure is reported on all ranks
   const double rate = update_.learning_rate(progress_.updates());  // before anything changes
   try {
     complete_step(rate);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/error.hpp"
+
 namespace zr::host::offload {
 
 EarlyTiles::EarlyTiles(OptimizerStates& states, const std::vector<update::UpdateSlice>& slices, bool to_copies)
@@ -73,6 +75,10 @@ void EarlyTiles::update(std::size_t tile,
 
 void EarlyTiles::end() {
   for (Buffer& buffer : buffers_) {
+    if (buffer.tile != kNone) try {
+        wait(buffer.read, false);
+      } catch (const Error&) {  // the tier keeps it: TierStore::failure()
+      }
     buffer.read = Transfer();
     buffer.tile = kNone;
   }

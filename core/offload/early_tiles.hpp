@@ -40,7 +40,7 @@ class EarlyTiles {
   void adopt(std::size_t tile) {
     if (to_copies_) states_.adopt_copy(tile);
   }
-  /// Ends a step: drops what was read ahead. Tiles may still be written.
+  /// Ends a step: waits for what was read ahead, and drops it. Tiles may still be written.
   void end();
   /// Called after each wait for a write or read, with its begin.
   using WaitObserver = std::function<void(bool writes, std::chrono::steady_clock::time_point begin)>;

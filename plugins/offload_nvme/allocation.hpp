@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <vector>
 
@@ -28,23 +29,29 @@ struct Allocation {
   std::vector<std::atomic<uint32_t>> checksums;  // of every kAlign bytes; 0: not written yet; empty: no checksums
 };
 
-/// The free ranges of one file. take() uses the first that is large enough, else extends the file.
+/// The free ranges of one file; none of them touches its end.
 class Ranges {
  public:
   uint64_t end() const { return end_; }
+  /// Bytes before end() that are not free.
+  uint64_t in_use() const {
+    uint64_t bytes = end_;
+    for (const auto& [at, size] : free_) bytes -= size;
+    return bytes;
+  }
+  /// The begin of the first free range that is large enough, else end(), which becomes larger.
   uint64_t take(uint64_t bytes) {
     for (auto range = free_.begin(); range != free_.end(); ++range) {
       const auto [at, size] = *range;
-      const bool last = at + size == end_;
-      if (size < bytes && !last) continue;
+      if (size < bytes) continue;
       free_.erase(range);
       if (size > bytes) free_[at + bytes] = size - bytes;
-      if (size < bytes) end_ = at + bytes;
       return at;
     }
     end_ += bytes;
     return end_ - bytes;
   }
+  /// If the bytes before end() are free then, end() becomes smaller.
   void release(uint64_t at, uint64_t bytes) {
     if (bytes == 0) return;
     const auto behind = free_.lower_bound(at);
@@ -54,17 +61,15 @@ class Ranges {
     }
     const auto before = free_.lower_bound(at);
     if (before != free_.begin() && std::prev(before)->first + std::prev(before)->second == at) {
-      std::prev(before)->second += bytes;
+      at = std::prev(before)->first;
+      bytes += std::prev(before)->second;
+    }
+    if (at + bytes == end_) {
+      end_ = at;
+      free_.erase(at);
     } else {
       free_[at] = bytes;
     }
-  }
-  /// The file could not be extended beyond `end`: forgets everything after it, which must all be free.
-  void cut(uint64_t end) {
-    end_ = end;
-    free_.erase(free_.lower_bound(end), free_.end());
-    if (!free_.empty() && free_.rbegin()->first + free_.rbegin()->second > end)
-      free_.rbegin()->second = end - free_.rbegin()->first;
   }
 
  private:

@@ -100,16 +100,37 @@ int File::write_zeros(uint64_t at, uint64_t bytes) const {
   return 0;
 }
 
-void File::extend(uint64_t at, uint64_t bytes) {
-  int error = 0;
-  do error = ::fallocate(fd_, 0, static_cast<off_t>(at), static_cast<off_t>(bytes)) == 0 ? 0 : errno;
-  while (error == EINTR);
+void File::reserve(uint64_t at, uint64_t bytes) {
+  if (keeps_space_ && at + bytes <= size_) return;
+  int error = allocate(0, at, bytes);
   if (error == EOPNOTSUPP || error == ENOSYS) error = write_zeros(at, bytes);
-  if (!error) return;
-  static_cast<void>(!::ftruncate(fd_, static_cast<off_t>(at)));  // frees what a partial extension reserved
+  if (!error) {
+    size_ = std::max(size_, at + bytes);
+    return;
+  }
+  release(at, bytes, at < size_ ? size_ : at);  // frees what a part of the reservation took
   fail("cannot reserve " + std::to_string(bytes) + " bytes in " + folder_ + ", " + std::to_string(free_bytes()) +
            " bytes are free",
        error, "free disk space there, or set offload.nvme.path to a larger disk");
+}
+
+// If the disk fails here, the space stays in the file, and a later reserve() of the same bytes takes none.
+void File::release(uint64_t at, uint64_t bytes, uint64_t end) {
+  if (at >= end) {
+    if (::ftruncate(fd_, static_cast<off_t>(end)) == 0) size_ = end;
+    return;
+  }
+  if (bytes == 0 || keeps_space_) return;
+  const int error = allocate(FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at, bytes);
+  keeps_space_ = error == EOPNOTSUPP || error == ENOSYS;
+}
+
+// fallocate(); returns its error, or 0.
+int File::allocate(int mode, uint64_t at, uint64_t bytes) const {
+  int error = 0;
+  do error = ::fallocate(fd_, mode, static_cast<off_t>(at), static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+  while (error == EINTR);
+  return error;
 }
 
 uint64_t File::free_bytes() const {

@@ -102,16 +102,14 @@ class Nvme : public zr::Offload<Nvme> {
     auto allocation = std::make_unique<nvme::Allocation>(bytes, checksum_ ? bytes / kAlign : 0);
     const zr::MutexLock lock(mutex_);
     for (uint32_t i = 0; i < files_.size(); ++i) {
-      const uint64_t part = stripes_.bytes_in(i, bytes), end = ranges_[i].end();
+      const uint64_t part = stripes_.bytes_in(i, bytes);
       allocation->at.push_back(ranges_[i].take(part));
-      if (ranges_[i].end() == end) continue;
-      try {
-        files_[i]->extend(end, ranges_[i].end() - end);
-      } catch (...) {
-        release_ranges_locked(*allocation);
-        ranges_[i].cut(end);
-        throw;
-      }
+      if (part > 0) try {
+          files_[i]->reserve(allocation->at.back(), part);
+        } catch (...) {
+          release_ranges_locked(*allocation);
+          throw;
+        }
     }
     account(checksum_bytes(*allocation));
     allocations_[++last_] = std::move(allocation);
@@ -180,16 +178,20 @@ class Nvme : public zr::Offload<Nvme> {
     for (std::size_t i = 0; i < files_.size(); ++i) {
       Disk& disk = disks[files_[i]->device()];
       if (disk.folders++ == 0) disk.bytes = files_[i]->free_bytes();
-      disk.bytes += ranges_[i].end();
+      disk.bytes += files_[i]->keeps_space() ? ranges_[i].end() : ranges_[i].in_use();
     }
     uint64_t smallest = ~uint64_t{0};
     for (const auto& [id, disk] : disks) smallest = std::min(smallest, disk.bytes / disk.folders * files_.size());
     return files_.empty() ? 0 : smallest / kAlign * kAlign;
   }
 
+  // Also gives the disk space back.
   void release_ranges_locked(const nvme::Allocation& allocation) ZR_REQUIRES(mutex_) {
-    for (uint32_t i = 0; i < allocation.at.size(); ++i)
-      ranges_[i].release(allocation.at[i], stripes_.bytes_in(i, allocation.bytes));
+    for (uint32_t i = 0; i < allocation.at.size(); ++i) {
+      const uint64_t part = stripes_.bytes_in(i, allocation.bytes);
+      ranges_[i].release(allocation.at[i], part);
+      if (part > 0) files_[i]->release(allocation.at[i], part, ranges_[i].end());
+    }
   }
   static int64_t checksum_bytes(const nvme::Allocation& allocation) {
     return static_cast<int64_t>(allocation.checksums.size() * sizeof(uint32_t));

@@ -1,6 +1,8 @@
 // Faults of a disk tier in steps whose states are updated during backward, in place and speculatively.
 #include <gmock/gmock.h>
 
+#include <iostream>
+
 #include "support/offload_test.hpp"
 #include "support/user_error.hpp"
 
@@ -48,7 +50,19 @@ TEST_F(EarlyUpdateFaultTest, AFailedUpdateOfOneRankIsReportedOnAllRanks) {
     }
 }
 
-// A save reads the states once more, so these calls are in the third step, after the checkpoint of the second.
+// Each rank prints why training stopped before it ends: when the first one has ended, the launcher ends the other.
+RANK_BODY(says_why_training_stopped, Run) {
+  run.build();
+  try {
+    run.train();
+  } catch (const Error&) {
+    std::cerr << user_error_of([&] { run.engine->save("later"); }) << std::endl;
+    throw;
+  }
+}
+
+// A save reads the states once more, so these calls are in the third step, after the checkpoint of the second. What was
+// written wrongly in the third step is read in the fourth.
 TEST_F(EarlyUpdateFaultTest, AFaultOfOneRankEndsTheJobAndTheCheckpointResumes) {
   for (const std::string mode : kModes) {
     train(2, engine_tests::trains, "plain", job("plain", mode) + "offload.overlap=false offload.speculate=auto ");
@@ -58,9 +72,13 @@ TEST_F(EarlyUpdateFaultTest, AFaultOfOneRankEndsTheJobAndTheCheckpointResumes) {
         fs::remove_all(scratch_.path("c"));
         const std::string saves = job("f", mode) + "checkpoint.dir=c checkpoint.every=2 ";
         const Outcome failed =
-            shell("ZR_TIER_FAULT=rank=" + rank + ":" + fault + " " + launch(2, engine_tests::trains, saves));
+            shell("ZR_TIER_FAULT=rank=" + rank + ":" + fault + " " + launch(2, says_why_training_stopped, saves));
         EXPECT_EQ(failed.code, 3) << failed.output;
         EXPECT_THAT(failed.output, HasSubstr("offload 'nvme'"));
+        EXPECT_THAT(failed.output,
+                    HasSubstr(std::string("training stopped in step ") + (fault == "flip@200" ? "4" : "3") +
+                              ", because its update failed on rank " + rank));
+        EXPECT_TRUE(fs::exists(scratch_.path("c/step-00000002")));
         const Outcome rest = shell(launch(2, engine_tests::trains, saves + "checkpoint.resume=true"));
         ASSERT_EQ(rest.code, 0) << rest.output;
         EXPECT_EQ(hash("f"), hash("plain"));

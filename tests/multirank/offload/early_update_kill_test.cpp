@@ -28,9 +28,9 @@ void be_killed_in_exchange(int rank) {
 // Rank 1 kills itself as soon as rank 0 has made the folder of the second checkpoint.
 void be_killed_in_save(int rank) {
   if (rank == 0) return;
-  std::thread([] {
-    const auto entries = [] { return std::distance(fs::directory_iterator("c"), fs::directory_iterator()); };
-    for (const auto before = entries(); entries() <= before;) std::this_thread::sleep_for(milliseconds(1));
+  const auto entries = [] { return std::distance(fs::directory_iterator("c"), fs::directory_iterator()); };
+  std::thread([entries, before = entries()] {
+    while (entries() <= before) std::this_thread::sleep_for(milliseconds(1));
     ::raise(SIGKILL);
   }).detach();
 }

@@ -131,6 +131,23 @@ TEST_F(EarlyUpdateTest, HasTheSameBitsWithOtherWaysToRunAStep) {
   }
 }
 
+// With one micro-batch per step, the gradient buffer is also that of the reduced gradients.
+TEST_F(EarlyUpdateTest, HasTheSameBitsWhereZero0ReducesGradientsInPlace) {
+  const std::string common =
+      "strategy=zero0 gradients.reduce=last_micro_step train.gradient_accumulation=1 train.steps=4 ";
+  for (const std::string& mode : {kStops, std::string("offload.speculate=always train.gradient_clipping=1e6 ")})
+    for (const int ranks : {1, 2}) {
+      train(ranks, engine_tests::trains, "after",
+            common + mode + "offload.overlap=false offload.speculate=auto" + states("nvme"));
+      for (const std::string tier : {"cpu", "nvme"}) {
+        train(ranks, engine_tests::trains, tier, common + mode + states(tier));
+        EXPECT_EQ(hash(tier), hash("after")) << mode << ranks << tier;
+        EXPECT_EQ(losses(tier), losses("after")) << mode << ranks << tier;
+        EXPECT_EQ(number(tier, "/overlap/updates_early"), 3) << mode << ranks << tier;
+      }
+    }
+}
+
 // Skipping, clipping, the norm, and gradients on a disk or narrower than weights need all gradients first.
 TEST_F(EarlyUpdateTest, WaitsForBackwardWhereTheResultCouldDiffer) {
   std::string jobs;

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "support/offload_test.hpp"
+#include "support/user_error.hpp"
 
 namespace zr::test {
 namespace {
@@ -44,7 +45,7 @@ TEST_F(LateInfinityTest, DropsTheUpdatesOfTheSkippedStep) {
   for (const std::string types : {"train.dtype=fp32 ", "train.dtype=fp16 fp16.initial_scale_power=8 "}) {
     train(2, has_a_late_infinite_gradient, "after", types + common + "strategy=zero1 offload.overlap=false");
     EXPECT_EQ(summary("after")["skipped"], 1) << types;
-    for (const std::string strategy : {"zero1", "zero2", "zero3"})
+    for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"})
       for (const std::string tier : {"cpu", "nvme"}) {
         if (types.find("fp16 ") != std::string::npos && strategy != "zero2") continue;
         const std::string name = strategy + tier;
@@ -75,6 +76,19 @@ TEST_F(LateInfinityTest, StopsAnUpdateInPlaceAndTheCheckpointResumes) {
     ASSERT_EQ(rest.code, 0) << tier << rest.output;
     EXPECT_EQ(hash(tier), hash("plain")) << tier;
   }
+}
+
+// The same, but the program continues after the error of step().
+RANK_BODY(survives_a_late_infinite_gradient, Run) {
+  EXPECT_THAT(user_error_of([&] { has_a_late_infinite_gradient_on_rank(run); }), HasSubstr("train.nonfinite"));
+}
+
+TEST_F(LateInfinityTest, CountsTheUpdateThatAStopUndoes) {
+  train(2, survives_a_late_infinite_gradient, "stopped",
+        std::string(kModel) + "train.steps=4 strategy=zero2 train.nonfinite=stop train.gradient_clipping=1e6 " +
+            "offload.speculate=always" + states("nvme"));
+  EXPECT_EQ(number("stopped", "/overlap/updates_dropped"), 1);
+  EXPECT_EQ(number("stopped", "/overlap/updates_early"), 1);
 }
 
 }  // namespace

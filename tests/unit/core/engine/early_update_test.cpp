@@ -321,5 +321,17 @@ TEST(EarlyUpdateObstacleTest, NamesWhatPreventsAnEarlyUpdate) {
             "reduced gradients or weights are on a disk");
 }
 
+TEST(EarlyUpdateObstacleTest, IsNoOptimizerThatOwnsOnlyFrozenParameters) {
+  const OneRankJob rig({"offload.optimizer=cpu", "train.nonfinite=stop"});
+  plan::MemoryPlan plan = rig.context().plan;
+  plan.input.descriptions.resize(1);
+  plan.input.descriptions.push_back(plan.input.descriptions[0]);
+  plan.input.descriptions[1].sums = {1};
+  plan.input.description_of = {0, 1};
+  EXPECT_EQ(engine::EarlyUpdate::obstacle(rig.context().config(), plan), "optimizer 'adamw' is not elementwise");
+  plan.input.parameters[1].frozen = true;
+  EXPECT_EQ(engine::EarlyUpdate::obstacle(rig.context().config(), plan), "");
+}
+
 }  // namespace
 }  // namespace zr::testing

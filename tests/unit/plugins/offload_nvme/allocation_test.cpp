@@ -34,24 +34,28 @@ TEST(RangesTest, NeverOverlapAndMergeWhenFreed) {
       held.erase(held.begin() + static_cast<std::ptrdiff_t>(one));
     }
   }
-  for (const auto& [at, bytes] : held) ranges.release(at, bytes);
   EXPECT_LT(ranges.end(), 20u * 50 * 3);
-  const uint64_t end = ranges.end();
-  EXPECT_EQ(ranges.take(end), 0u) << "the free space is one range again";
-  EXPECT_EQ(ranges.end(), end);
+  uint64_t in_use = 0;
+  for (const auto& [at, bytes] : held) in_use += bytes;
+  EXPECT_EQ(ranges.in_use(), in_use);
+  for (const auto& [at, bytes] : held) ranges.release(at, bytes);
+  EXPECT_EQ(ranges.end(), 0u) << "the free space is one range again";
+  EXPECT_EQ(ranges.in_use(), 0u);
 }
 
-TEST(RangesTest, ForgetBytesThatTheDiskDidNotAllocate) {
+TEST(RangesTest, EndWithBytesInUse) {
   Ranges ranges;
-  EXPECT_EQ(ranges.take(10), 0u);
-  EXPECT_EQ(ranges.take(10), 10u);
+  for (const uint64_t at : {0u, 10u, 20u}) EXPECT_EQ(ranges.take(10), at);
   ranges.release(10, 10);
-  EXPECT_EQ(ranges.take(30), 10u);  // the free range at the end, and more
-  ranges.release(10, 30);
-  ranges.cut(20);
-  EXPECT_EQ(ranges.end(), 20u);
-  EXPECT_EQ(ranges.take(10), 10u);
-  EXPECT_EQ(ranges.take(10), 20u);
+  EXPECT_EQ(ranges.end(), 30u);
+  EXPECT_EQ(ranges.in_use(), 20u);
+  EXPECT_EQ(ranges.take(4), 10u);
+  EXPECT_EQ(ranges.take(7), 30u) << "the rest of the free range is too small";
+  ranges.release(30, 7);
+  ranges.release(20, 10);
+  EXPECT_EQ(ranges.end(), 14u) << "without the free range before it";
+  EXPECT_EQ(ranges.in_use(), 14u);
+  EXPECT_EQ(ranges.take(20), 14u);
 }
 
 }  // namespace

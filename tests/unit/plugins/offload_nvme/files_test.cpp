@@ -165,6 +165,75 @@ TEST(NvmeFilesTest, KeepsFilesOfARunningJob) {
   EXPECT_TRUE(names_in(folder).empty());
 }
 
+// In a mount namespace of its own, as the next tests.
+TEST(NvmeFilesTest, GivesReleasedSpaceBackToTheDiskAndReservesItAgain) {
+  const Scratch scratch;
+  const std::string folder = scratch.folder().string();
+  const int code = in_child([&] {
+    if (!own_disk(folder, "size=8m")) ::_exit(77);
+    const Tier tier("nvme", {"path=\"" + folder + "\""});
+    const uint64_t first = tier.reserve(2 * kMiB), middle = tier.reserve(2 * kMiB), last = tier.reserve(2 * kMiB);
+    EXPECT_EQ(free_in(folder), 2 * kMiB);
+    tier.release(middle);
+    EXPECT_EQ(free_in(folder), 4 * kMiB) << "a hole in the file";
+    EXPECT_EQ(tier.caps().capacity, 8 * kMiB);
+    scratch.write("other", std::string(3 * kMiB, 'x'));
+    EXPECT_EQ(tier.reserve_fails(2 * kMiB).native, ENOSPC) << "the hole has no space of its own";
+    EXPECT_EQ(free_in(folder), kMiB);
+    fs::remove(scratch.path("other"));
+    const Pages in = filled(2 * kMiB, 1), out(2 * kMiB);
+    const uint64_t again = tier.reserve(2 * kMiB);
+    EXPECT_EQ(free_in(folder), 2 * kMiB);
+    EXPECT_GOOD(tier.write({full_transfer(again, in)}));
+    EXPECT_GOOD(tier.read({full_transfer(again, out)}));
+    EXPECT_TRUE(in == out);
+    tier.release(again);
+    tier.release(last);
+    EXPECT_EQ(free_in(folder), 6 * kMiB) << "the end of the file";
+    tier.release(first);
+    EXPECT_EQ(free_in(folder), 8 * kMiB);
+  });
+  if (code == 77) GTEST_SKIP() << "this machine does not allow mount namespaces";
+  EXPECT_EQ(code, 0);
+}
+
+TEST(NvmeFilesTest, AFailedReservationTakesNoSpaceInAnyFolder) {
+  const Scratch scratch;
+  const std::string folder = scratch.folder().string();
+  const int code = in_child([&] {
+    if (!own_disk(folder, "size=8m")) ::_exit(77);
+    for (const std::string name : {"a", "b"}) fs::create_directory(scratch.path(name));
+    const uint64_t all = free_in(folder);
+    const Tier tier("nvme", {"path=\"" + scratch.path("a") + ":" + scratch.path("b") + "\""});
+    EXPECT_EQ(tier.reserve_fails(12 * kMiB).native, ENOSPC) << "in the second folder";
+    EXPECT_EQ(free_in(folder), all);
+    tier.reserve(6 * kMiB);
+    EXPECT_EQ(free_in(folder), all - 6 * kMiB);
+  });
+  if (code == 77) GTEST_SKIP() << "this machine does not allow mount namespaces";
+  EXPECT_EQ(code, 0);
+}
+
+TEST(NvmeFilesTest, ReusesReleasedSpaceThatTheFileSystemCannotFree) {
+  const Scratch scratch;
+  const std::string folder = scratch.folder().string();
+  const int code = in_child([&] {
+    if (!own_disk(folder, "size=8m")) ::_exit(77);
+    ASSERT_TRUE(forbid(SYS_fallocate, EOPNOTSUPP));
+    const Tier tier("nvme", {"path=\"" + folder + "\""});
+    const uint64_t first = tier.reserve(3 * kMiB), last = tier.reserve(3 * kMiB);
+    tier.release(first);
+    EXPECT_EQ(free_in(folder), 2 * kMiB);
+    EXPECT_EQ(tier.caps().capacity, 8 * kMiB);
+    expect_round_trip(tier);  // of 3 MiB
+    EXPECT_EQ(free_in(folder), 2 * kMiB);
+    tier.release(last);
+    EXPECT_EQ(free_in(folder), 5 * kMiB) << "the end of the file can be cut";
+  });
+  if (code == 77) GTEST_SKIP() << "this machine does not allow mount namespaces";
+  EXPECT_EQ(code, 0);
+}
+
 TEST(NvmeEnginesTest, FallsBackToThreadsWhenIoUringIsForbidden) {
   const Scratch scratch;
   EXPECT_EQ(in_child([&] {
