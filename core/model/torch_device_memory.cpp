@@ -1,5 +1,6 @@
 #include "model/torch_device_memory.hpp"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
@@ -7,6 +8,7 @@
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Event.h>
+#include <c10/core/TensorOptions.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
@@ -50,11 +52,12 @@ int32_t device_type_of(at::Device device) {
 }  // namespace
 
 at::Tensor tensor_over(void* memory, at::IntArrayRef sizes, at::ScalarType type, at::Device device) {
-  at::Tensor tensor = at::empty({0}, at::TensorOptions().dtype(type).device(device));
-  auto* const impl = tensor.unsafeGetTensorImpl();
-  const int64_t bytes = c10::multiply_integers(sizes) * static_cast<int64_t>(tensor.element_size());
-  impl->set_storage_keep_dtype(storage_over(memory, bytes, device));
-  impl->set_sizes_contiguous(sizes);
+  const int64_t bytes = c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(type));
+  // Without the dispatcher, because the engine makes one per gradient.
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      storage_over(memory, bytes, device), c10::DispatchKeySet(c10::computeDispatchKey(type, at::kStrided, device)),
+      c10::scalarTypeToTypeMeta(type));
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
   return tensor;
 }
 
@@ -63,7 +66,7 @@ TorchDeviceMemory::Scope::Scope(const TorchDeviceMemory& memory)
       stream_before_(guard_of(memory.device_).getStream(memory.device_)),
       device_before_(guard_of(memory.device_).getDevice()) {
   follow(stream_before_, stream_);
-  guard_of(stream_.device()).setDevice(stream_.device());
+  if (device_before_ != stream_.device()) guard_of(stream_.device()).setDevice(stream_.device());
   if (stream_before_ != stream_) guard_of(stream_.device()).exchangeStream(stream_);
 }
 
@@ -76,7 +79,7 @@ TorchDeviceMemory::Scope::~Scope() {
   } catch (const std::exception& failure) {  // of the device
     log(ZR_LOG_ERROR, failure.what());
   }
-  guard_of(stream_.device()).uncheckedSetDevice(device_before_);
+  if (device_before_ != stream_.device()) guard_of(stream_.device()).uncheckedSetDevice(device_before_);
 }
 
 TorchDeviceMemory::TorchDeviceMemory(at::Device device)
@@ -90,7 +93,7 @@ at::Tensor TorchDeviceMemory::over(const zr_view& view) const {
 
 void* TorchDeviceMemory::allocate(int64_t bytes) {
   const Scope scope(*this);
-  const at::NoGradGuard no_grad;
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
   constexpr int64_t kLeast = 64;
   bytes = std::max(bytes, kLeast);
   c10::DataPtr memory;
@@ -120,13 +123,13 @@ void TorchDeviceMemory::free(void* memory) noexcept {
 
 void TorchDeviceMemory::zero(const zr_view& memory) {
   const Scope scope(*this);
-  const at::NoGradGuard no_grad;
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
   tensor_over(memory.data, {memory.count * size_of(memory.dtype)}, at::kByte, device_).zero_();
 }
 
 void TorchDeviceMemory::copy(const zr_view& from, const zr_view& to) {
   const Scope scope(*this);
-  const at::NoGradGuard no_grad;
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
   if (from.dtype != to.dtype) return void(over(to).copy_(over(from)));
   const int64_t bytes = from.count * size_of(from.dtype);  // of any dtype
   tensor_over(to.data, {bytes}, at::kByte, device_).copy_(tensor_over(from.data, {bytes}, at::kByte, device_));
@@ -134,7 +137,7 @@ void TorchDeviceMemory::copy(const zr_view& from, const zr_view& to) {
 
 void TorchDeviceMemory::add(const zr_view& from, const zr_view& to, bool first) {
   const Scope scope(*this);
-  const at::NoGradGuard no_grad;
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
   at::Tensor sum = over(to);
   if (first)
     at::add_out(sum, over(from), zero_);
@@ -144,7 +147,7 @@ void TorchDeviceMemory::add(const zr_view& from, const zr_view& to, bool first) 
 
 int64_t TorchDeviceMemory::count_non_finite(const zr_view& values) {
   const Scope scope(*this);
-  const at::NoGradGuard no_grad;
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return values.count - at::isfinite(over(values)).sum().item<int64_t>();
 }
 

@@ -27,6 +27,12 @@ class Hook final : public torch::autograd::FunctionPostHook {
   std::function<void()> callback_;
 };
 
+// Elements [first, first + count) of the flattened gradient.
+torch::Tensor part_of(const torch::Tensor& gradient, int64_t first, int64_t count) {
+  const torch::Tensor flat = gradient.dim() == 1 ? gradient : gradient.reshape({-1});
+  return first == 0 && count == flat.numel() ? flat : flat.narrow(0, first, count);
+}
+
 }  // namespace
 
 bool TorchModel::has_buffer(const torch::Tensor& tensor) const {
@@ -306,7 +312,7 @@ void TorchModel::on_gradient(Arrived arrived) {
 }
 
 void TorchModel::copy_gradient(uint32_t param, int64_t first, const zr_view& dst) {
-  const torch::NoGradGuard no_grad;
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const torch::Tensor& gradient = state_->entries[param].gradient;
   if (!state_->uses_engine_memory() && gradient.scalar_type() == torch_type(dst.dtype)) {
     const auto size = static_cast<int64_t>(gradient.element_size());
@@ -314,15 +320,15 @@ void TorchModel::copy_gradient(uint32_t param, int64_t first, const zr_view& dst
                       state_->parallel_for);
   }
   const auto scope = state_->engine_stream();
-  state_->over(dst).copy_(gradient.reshape({-1}).narrow(0, first, dst.count));
+  state_->over(dst).copy_(part_of(gradient, first, dst.count));
 }
 
 void TorchModel::add_gradient(uint32_t param, int64_t first, const zr_view& dst) {
-  const torch::NoGradGuard no_grad;
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const torch::Tensor& gradient = state_->entries[param].gradient;
   // Adds in fp32 and rounds once, for any two types.
   const auto scope = state_->engine_stream();
-  state_->over(dst).add_(gradient.reshape({-1}).narrow(0, first, dst.count));
+  state_->over(dst).add_(part_of(gradient, first, dst.count));
 }
 
 void TorchModel::drop_gradient(uint32_t param) { state_->entries[param].gradient = torch::Tensor(); }
