@@ -75,9 +75,9 @@ class EarlyUpdate {
   const ShardedState::Updated& adopt();
   /// If the update is speculative: undoes all since begin(). After finish() or abandon().
   void drop();
-  /// What early updates spend time on, and the seconds so far. What finish() waits for the tier is also part of
-  /// OptimizerStates::waits().
+  /// What early updates spend time on.
   enum class Work { update, read, write };  // read, write: waits for the tier
+  /// The seconds so far. What finish() waits for the tier is also part of OptimizerStates::waits().
   double seconds(Work work) const ZR_EXCLUDES(mutex_);
   /// The arguments since begin().
   const Input& input() const { return input_; }
