@@ -4,16 +4,24 @@
 # plus the unplanned memory that a job of four blocks uses. PLAIN=1: also runs the same model without Zeroth, which must
 # run out of memory.
 #   tests/bench/offload/headline.sh [FOLDER_ON_DISK]     SIZE=350M: the small one; STEPS=6; LR=1e-6; CONTEXT=64;
-#                                                        OVERLAP=false
+#                                                        OVERLAP=false; SPECULATE=1 SIZE=1.8B
 # States are updated during backward, which needs train.nonfinite = "stop" and no clipping; OVERLAP=false: after it.
+# SPECULATE=1: steps may be skipped or clipped, so the disk has a second copy of the states (offload.speculate).
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 swap=${1:-build/runs/swap} steps=${STEPS:-6} size=${SIZE:-2.8B}
 case $size in
   2.8B) width=2560 layers=36 heads=20 disk=40 memory=19 ;;
+  1.8B) width=2048 layers=35 heads=16 disk=22 memory=13 ;;
   350M) width=1024 layers=28 heads=16 disk=6 memory=4 ;;
-  *) echo "headline: error: SIZE is $size; remedy: 2.8B or 350M" >&2; exit 2 ;;
+  *) echo "headline: error: SIZE is $size; remedy: 2.8B, 1.8B or 350M" >&2; exit 2 ;;
 esac
+rule="train.nonfinite=stop train.gradient_clipping=0"
+if [[ -n ${SPECULATE:-} ]]; then
+  rule="train.nonfinite=skip train.gradient_clipping=1e6 offload.speculate=always"
+  [[ ${OVERLAP:-true} == false ]] && rule="train.nonfinite=skip train.gradient_clipping=1e6"
+  disk=$((2 * disk))
+fi
 mkdir -p "$swap"
 free=$(($(df --output=avail -B1 "$swap" | tail -1) >> 30))
 there=$(($(awk '/MemAvailable/ {print $2}' /proc/meminfo) >> 20))
@@ -53,8 +61,7 @@ train() { # name, keys
     model.recompute=true model.context="${CONTEXT:-64}" \
     train.steps="$steps" eval.every=0 sample.length=0 schedule.use=constant \
     optimizer.lr="${LR:-1e-6}" job.name="$name" job.runs=build/runs offload.optimizer=nvme \
-    "offload.nvme.path=$swap" train.nonfinite=stop train.gradient_clipping=0 \
-    "offload.overlap=${OVERLAP:-true}" "$@" || code=$?
+    "offload.nvme.path=$swap" $rule "offload.overlap=${OVERLAP:-true}" "$@" || code=$?
   kill $watcher 2> /dev/null; wait $watcher 2> /dev/null || true
   return $code
 }
