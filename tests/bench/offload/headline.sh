@@ -16,10 +16,10 @@ case $size in
   350M) width=1024 layers=28 heads=16 disk=6 memory=4 ;;
   *) echo "headline: error: SIZE is $size; remedy: 2.8B, 1.8B or 350M" >&2; exit 2 ;;
 esac
-rule="train.nonfinite=stop train.gradient_clipping=0"
+rule=(train.nonfinite=stop train.gradient_clipping=0)
 if [[ -n ${SPECULATE:-} ]]; then
-  rule="train.nonfinite=skip train.gradient_clipping=1e6 offload.speculate=always"
-  [[ ${OVERLAP:-true} == false ]] && rule="train.nonfinite=skip train.gradient_clipping=1e6"
+  rule=(train.nonfinite=skip train.gradient_clipping=1e6)
+  if [[ ${OVERLAP:-true} != false ]]; then rule+=(offload.speculate=always); fi
   disk=$((2 * disk))
 fi
 mkdir -p "$swap"
@@ -61,7 +61,7 @@ train() { # name, keys
     model.recompute=true model.context="${CONTEXT:-64}" \
     train.steps="$steps" eval.every=0 sample.length=0 schedule.use=constant \
     optimizer.lr="${LR:-1e-6}" job.name="$name" job.runs=build/runs offload.optimizer=nvme \
-    "offload.nvme.path=$swap" $rule "offload.overlap=${OVERLAP:-true}" "$@" || code=$?
+    "offload.nvme.path=$swap" "${rule[@]}" "offload.overlap=${OVERLAP:-true}" "$@" || code=$?
   kill $watcher 2> /dev/null; wait $watcher 2> /dev/null || true
   return $code
 }
