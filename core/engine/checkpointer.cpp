@@ -290,7 +290,7 @@ CheckpointLoadReport Checkpointer::load(const std::string& path, const Checkpoin
   }
   context_.ledger.add(Tier::host, MemoryKind::other, "checkpoint chunk", -chunk_bytes);
   parts_.buffers.refresh(context_.comm);
-  parts_.step_recorder.exclude([&] { parts_.weights.publish_weights(); });
+  parts_.step_recorder.exclude([&] { parts_.weights.publish_weights(true); });
   if (options.weights_only)
     for (uint32_t param = 0; param < progress.param_steps().size(); ++param) clear_states(param);
   else

@@ -275,7 +275,7 @@ void Session::update_weights(const GlobalStats& global, double rate, double norm
   progress_.updated();
   monitor_.digest().updated(global.touched);
   step_recorder_.lap(Phase::optimizer);
-  monitor_.publish_weights();
+  monitor_.publish_weights(false);
 }
 
 void Session::set_accumulation(int accumulation) {

@@ -119,7 +119,7 @@ void TensorAccess::write(uint32_t param, LogicalTensor kind, const std::string& 
   parts_.weights.collect_writes();
   parts_.state.store(param, values);
   parts_.weights.record_replacement(param);
-  parts_.step_recorder.exclude([&] { parts_.weights.publish_weights(); });
+  parts_.step_recorder.exclude([&] { parts_.weights.publish_weights(true); });
 }
 
 std::string TensorAccess::weights_hash() {

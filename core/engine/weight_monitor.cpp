@@ -74,8 +74,8 @@ std::optional<uint32_t> WeightMonitor::written_parameter() {
   return std::nullopt;
 }
 
-void WeightMonitor::publish_weights() {
-  parts_.flow.publish_weights(false);
+void WeightMonitor::publish_weights(bool frozen_too) {
+  parts_.flow.publish_weights(frozen_too);
   samples_.remember();
 }
 

@@ -38,7 +38,7 @@ class WeightMonitor {
   /// none: it has not.
   std::optional<uint32_t> written_parameter();
   /// Call when this rank's parts of new weights are complete: the strategy sends them. Collective.
-  void publish_weights();
+  void publish_weights(bool frozen_too);
   /// Compares weights between ranks. Call before weights are written to a file or hashed. Collective.
   void compare();
   /// Records that engine.set() replaced a parameter's values.

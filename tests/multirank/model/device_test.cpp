@@ -150,6 +150,41 @@ TEST_F(DeviceTest, WritesToWeightsReachTheMasters) {
     }
 }
 
+// The values that operators on the device see.
+torch::Tensor on_device(Run& run, const std::string& name) {
+  const torch::Tensor parameter = run.model->named_parameters()[name];
+  const auto scope = zr::gather(parameter);
+  return parameter.detach().to(torch::kCPU, torch::kFloat);
+}
+
+RANK_BODY(sets_and_loads_frozen_parameters, Run) {
+  run.build();
+  const std::string name = "frozen.weight";
+  const torch::Tensor half = torch::full_like(run.engine->get(name), 0.5f), quarter = half / 2;
+  run.engine->set(name, zr::TensorKind::value, half);
+  EXPECT_TRUE(torch::equal(run.engine->get(name), half));
+  EXPECT_TRUE(torch::equal(on_device(run, name), half));
+  const std::string saved = run.engine->save(run.program.text("checkpoint.dir"));
+  run.engine->set(name, zr::TensorKind::value, quarter);
+  EXPECT_TRUE(torch::equal(on_device(run, name), quarter));
+  run.engine->load(saved);
+  EXPECT_TRUE(torch::equal(on_device(run, name), half));
+  run.train();
+  print(run);
+}
+
+TEST_F(DeviceTest, SeesFrozenParametersThatAreSetOrLoaded) {
+  int number = 0;
+  for (const auto& [strategy, ranks] : kJobs)
+    for (const std::string more : {"", " offload.optimizer=cpu train.dtype=bf16"}) {
+      const std::string overrides =
+          "strategy=" + strategy + more + " checkpoint.dir=" + folder_.string() + "/frozen-" + std::to_string(++number);
+      EXPECT_EQ(output(ranks, sets_and_loads_frozen_parameters, overrides + kDevice),
+                output(ranks, sets_and_loads_frozen_parameters, overrides + "-cpu"))
+          << overrides << " on " << ranks;
+    }
+}
+
 RANK_BODY(evaluates_and_sets_buffers, Run) {
   run.build();
   while (!run.engine->done()) {
