@@ -174,14 +174,15 @@ RANK_BODY(sets_and_loads_frozen_parameters, Run) {
 }
 
 TEST_F(DeviceTest, SeesFrozenParametersThatAreSetOrLoaded) {
-  int number = 0;
+  const fs::path saved = folder_ / "frozen";
   for (const auto& [strategy, ranks] : kJobs)
     for (const std::string more : {"", " offload.optimizer=cpu train.dtype=bf16"}) {
-      const std::string overrides =
-          "strategy=" + strategy + more + " checkpoint.dir=" + folder_.string() + "/frozen-" + std::to_string(++number);
-      EXPECT_EQ(output(ranks, sets_and_loads_frozen_parameters, overrides + kDevice),
-                output(ranks, sets_and_loads_frozen_parameters, overrides + "-cpu"))
+      const std::string overrides = "strategy=" + strategy + more + " checkpoint.dir=" + saved.string();
+      const std::string on_cpu = output(ranks, sets_and_loads_frozen_parameters, overrides);
+      fs::remove_all(saved);
+      EXPECT_EQ(output(ranks, sets_and_loads_frozen_parameters, overrides + kDevice), on_cpu)
           << overrides << " on " << ranks;
+      fs::remove_all(saved);
     }
 }
 
