@@ -21,7 +21,7 @@ class AdamW : public AdamWOptimizer<AdamW> {
                                  zr::data<float>(slice.slots[1]),
                                  fp32 ? nullptr : zr::data<uint16_t>(slice.weight),
                                  slice.count,
-                                 u.group(i).hyperparameters_.constants(u.job.grad_mul, slice.step, slice.lr),
+                                 u.group(i).hyperparameters.constants(u.job.grad_mul, slice.step, slice.lr),
                                  slice.weight.dtype};
       if (batch.n < AdamWBatch::kSlices && i + 1 < u.size()) continue;
       adamw_on_device(batch, u.device, u.native_stream);
