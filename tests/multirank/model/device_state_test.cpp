@@ -1,10 +1,12 @@
 // Training state in memory of the device: one rank, and an optimizer that updates memory of the device.
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 #include <gmock/gmock.h>
 
+#include "multirank/model/device_engine_test.hpp"
 #include "multirank/parity/features.hpp"
 #include "multirank/parity/models.hpp"
-#include "support/engine_test.hpp"
 #include "zr/parameters.hpp"
 
 namespace {
@@ -12,18 +14,11 @@ namespace {
 using namespace engine_tests;
 using ::testing::HasSubstr;
 
-const std::string kSim =
-    " job.device=sim job.device_library=" ZR_BUILD_DIR "/tests/devices/libzr_sim_device.so parity.model=everything";
-
-class DeviceStateTest : public EngineTest {
+class DeviceStateTest : public DeviceEngineTest {
  protected:
-  void SetUp() override {
-    EngineTest::SetUp();
-    ::setenv("ZR_PLUGIN_PATH", ZR_BUILD_DIR "/tests/plugins", 1);  // with AdamW for the device
-  }
   // The first line of the output of a job that must succeed.
   std::string first_line(int ranks, const zr::test::RankBody& body, const std::string& overrides) {
-    const auto result = run(ranks, body, overrides + kSim);
+    const auto result = run(ranks, body, overrides + kDevice + " parity.model=everything");
     EXPECT_EQ(result.code, 0) << overrides << "\n" << result.output;
     return result.output.substr(0, result.output.find('\n'));
   }
@@ -81,6 +76,31 @@ TEST_F(DeviceStateTest, TheHostWaitsOncePerBackwardAndOncePerStep) {
   for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"})
     for (const std::string more : {"", " train.dtype=bf16 train.gradient_clipping=0.1"})
       first_line(1, counts_waits, "strategy=" + strategy + more + " train.steps=3 train.gradient_accumulation=2");
+}
+
+// The program computes on a stream of its own, and the engine on its stream.
+RANK_BODY(trains_on_a_stream, Run) {
+  run.build();
+  {
+    const c10::impl::VirtualGuardImpl guard(run.engine->device().type());
+    const c10::StreamGuard scope(run.program.text("job.name") == "other"
+                                     ? guard.getNewStream(run.engine->device())
+                                     : guard.getDefaultStream(run.engine->device()));
+    run.train();
+  }
+  std::cout << "hash " << run.engine->weights_hash() << std::endl;
+}
+
+TEST_F(DeviceStateTest, IsUpdatedInTheOrderOfTheProgramsStream) {
+  const auto hash = [&](const std::string& name) {
+    const std::string keys =
+        " strategy=zero2 train.dtype=bf16 train.steps=4 train.gradient_accumulation=2 job.name=" + name +
+        " parity.model=everything";
+    const auto result = launch(1, program(1, trains_on_a_stream, keys + kDevice), "ZR_SIM_DELAY_US=300 ZR_SIM_SEED=5");
+    EXPECT_EQ(result.code, 0) << result.output;
+    return result.output.substr(result.output.find("hash "));
+  };
+  EXPECT_EQ(hash("other"), hash("default"));
 }
 
 // Masters, states and gradients read and written by name.

@@ -2,9 +2,9 @@
 // CPU's, so that a run on it equals one on the CPU.
 #include <gmock/gmock.h>
 
+#include "multirank/model/device_engine_test.hpp"
 #include "multirank/parity/features.hpp"
 #include "multirank/parity/models.hpp"
-#include "support/engine_test.hpp"
 #include "zr/parameters.hpp"
 
 namespace {
@@ -12,8 +12,6 @@ namespace {
 using namespace engine_tests;
 using ::testing::HasSubstr;
 
-const std::string kLibrary = ZR_BUILD_DIR "/tests/devices/libzr_sim_device.so";
-const std::string kDevice = " job.device=sim job.device_library=" + kLibrary;
 // Weights are shared on the CPU alone.
 const std::string kModel =
     " train.steps=4 parity.model=everything train.gradient_accumulation=2 communicator.share_weights=false";
@@ -39,12 +37,8 @@ std::string last_line(const std::string& output) {
   return output.substr(output.find_last_of('\n', output.size() - 2) + 1);
 }
 
-class DeviceTest : public EngineTest {
+class DeviceTest : public DeviceEngineTest {
  protected:
-  void SetUp() override {
-    EngineTest::SetUp();
-    ::setenv("ZR_PLUGIN_PATH", ZR_BUILD_DIR "/tests/plugins", 1);  // with AdamW for the device
-  }
   // The output of a job that must succeed.
   std::string output(int ranks, const zr::test::RankBody& body, const std::string& overrides) {
     const auto result = run(ranks, body, kModel + " " + overrides);
@@ -94,7 +88,7 @@ TEST_F(DeviceTest, RanksUseTheDeviceOfTheirLocalRank) {
   EXPECT_THAT(three, HasSubstr("rank 0 on sim:0"));
   EXPECT_THAT(three, HasSubstr("rank 1 on sim:1"));
   EXPECT_THAT(three, HasSubstr("rank 2 on sim:0"));
-  EXPECT_THAT(output(2, prints_device, "strategy=zero1 job.device=sim:1 job.device_library=" + kLibrary),
+  EXPECT_THAT(output(2, prints_device, "strategy=zero1 job.device=sim:1 job.device_library=" + kSimLibrary),
               HasSubstr("rank 0 on sim:1"));
 }
 
@@ -418,7 +412,7 @@ TEST_F(DeviceTest, ErrorsNameTheDeviceAndTheRemedy) {
     EXPECT_EQ(result.code, code) << result.output;
     EXPECT_THAT(result.output, HasSubstr(text));
   };
-  const std::string library = " job.device_library=" + kLibrary;
+  const std::string library = " job.device_library=" + kSimLibrary;
   says(trains, "job.device=nonsense", 3,
        "job.device = \"nonsense\": this libtorch does not have a backend for 'nonsense' (");
   says(trains, "job.device=other" + library, 2,
@@ -430,7 +424,7 @@ TEST_F(DeviceTest, ErrorsNameTheDeviceAndTheRemedy) {
   says(trains, "job.device=sim job.device_library=such.so", 2,
        "job.device_library: expected an absolute path, found \"such.so\"");
   says(trains, "job.device=cpu:0", 2, "job.device: expected \"cpu\" without a number, found \"cpu:0\"");
-  says(trains, "job.device_library=" + kLibrary, 2,
+  says(trains, "job.device_library=" + kSimLibrary, 2,
        "but job.device is \"cpu\"; set job.device to the name that the library");
   says(trains, "memory.device_budget=1GiB" + kDevice, 2, "but job.device is \"sim\"; remove it");
   says(calls_plain_backward, kDevice, 2, "backward() ran outside engine.backward() and computed a gradient for");
