@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "base/dtype.hpp"
@@ -43,9 +44,20 @@ class DeviceMemory {
   /// The handle of the device's own library for the stream, such as a cudaStream_t.
   virtual void* native_stream() = 0;
 
+  /// Replaces each wait of the functions that wait, such as download(), by around(wait), which must call wait(). Empty:
+  /// ends that. Not during other calls.
+  void watch_waits(std::function<void(const std::function<void()>& wait)> around) { around_waits_ = std::move(around); }
+
   /// What plug-ins get as the stream: an object of this class.
   zr_stream* abi() { return reinterpret_cast<zr_stream*>(this); }
   static DeviceMemory& from_abi(zr_stream* stream) { return *reinterpret_cast<DeviceMemory*>(stream); }
+
+ protected:
+  /// For the functions that wait.
+  void wait(const std::function<void()>& fn) const { around_waits_ ? around_waits_(fn) : fn(); }
+
+ private:
+  std::function<void(const std::function<void()>& wait)> around_waits_;
 };
 
 /// The device of host memory.

@@ -24,13 +24,13 @@ struct CommRuntime::State {
     Tier tier;
     MemoryKind kind;
     std::string tag;
-    enum class From { host, plugin, shared_weights, device } from;
+    enum class From { host, plugin, shared_weights, device, device_plugin } from;
     HugePageMemory host_memory;  // set if the host allocated the memory
   };
 
   State(plugin::PluginHost& h, std::shared_ptr<control::Control> control, const plugin::Instance* instance,
         Options options)
-      : host(h), submission(h, std::move(control), instance, options.timeout) {
+      : host(h), device(options.device), submission(h, std::move(control), instance, {options.timeout, device}) {
     staging_bytes = CommRuntime::staging_bytes(submission.world());
   }
 
@@ -42,11 +42,11 @@ struct CommRuntime::State {
   }
 
   plugin::PluginHost& host;
+  DeviceMemory* const device;
   Submission submission;
   std::map<void*, Memory> memory;
   char* staging = nullptr;  // buffer for the host's control messages
   int64_t staging_bytes;
-  DeviceMemory* device = nullptr;
 };
 
 CommRuntime::CommRuntime(plugin::PluginHost& host, std::shared_ptr<control::Control> control,
@@ -136,8 +136,10 @@ std::string CommRuntime::broadcast_bytes(const std::string& bytes_of_root, int r
 void* CommRuntime::allocate(int64_t bytes, int64_t align, Tier tier, MemoryKind kind, const std::string& tag) {
   State& s = *state_;
   const int64_t staging = std::max<int64_t>(bytes, 64);
+  OpenCommunicator* const peers = s.submission.on_host();
   void* memory =
-      s.submission.mem_alloc(static_cast<uint64_t>(staging), static_cast<uint64_t>(std::max<int64_t>(align, 64)));
+      peers ? peers->mem_alloc(static_cast<uint64_t>(staging), static_cast<uint64_t>(std::max<int64_t>(align, 64)))
+            : nullptr;
   HugePageMemory host_memory;
   if (!memory) {
     host_memory = allocate_huge_pages(staging, align);
@@ -160,8 +162,11 @@ void* CommRuntime::allocate(int64_t bytes, int64_t align, Tier tier, MemoryKind 
 
 void* CommRuntime::allocate_on_device(int64_t bytes, MemoryKind kind, const std::string& tag) {
   State& s = *state_;
-  void* const memory = s.device->allocate(bytes);
-  s.memory.emplace(memory, State::Memory{bytes, Tier::device, kind, tag, State::Memory::From::device, {}});
+  OpenCommunicator* const peers = s.submission.on_device();
+  void* memory = peers ? peers->mem_alloc(static_cast<uint64_t>(std::max<int64_t>(bytes, 64)), 64) : nullptr;
+  const auto from = memory ? State::Memory::From::device_plugin : State::Memory::From::device;
+  if (!memory) memory = s.device->allocate(bytes);
+  s.memory.emplace(memory, State::Memory{bytes, Tier::device, kind, tag, from, {}});
   try {
     s.host.ledger().add(Tier::device, kind, tag, bytes);
   } catch (...) {  // the ledger has counted it, and free() subtracts it
@@ -177,8 +182,9 @@ void CommRuntime::free(void* memory) {
   if (at == s.memory.end()) return;
   s.host.ledger().add(at->second.tier, at->second.kind, at->second.tag, -at->second.bytes);
   switch (at->second.from) {
-    case State::Memory::From::plugin: s.submission.mem_free(memory); break;
-    case State::Memory::From::shared_weights: s.submission.shared_free(memory); break;
+    case State::Memory::From::plugin: s.submission.on_host()->mem_free(memory); break;
+    case State::Memory::From::shared_weights: s.submission.on_host()->shared_free(memory); break;
+    case State::Memory::From::device_plugin: s.submission.on_device()->mem_free(memory); break;
     case State::Memory::From::device: s.device->free(memory); break;
     case State::Memory::From::host: break;
   }
@@ -189,7 +195,7 @@ void CommRuntime::free(void* memory) {
 std::pair<void*, const void*> CommRuntime::allocate_shared(int64_t bytes, int64_t share, Tier tier, MemoryKind kind,
                                                            const std::string& tag) {
   State& s = *state_;
-  const auto views = s.submission.shared_alloc(static_cast<uint64_t>(std::max<int64_t>(bytes, 64)));
+  const auto views = s.submission.on_host()->shared_alloc(static_cast<uint64_t>(std::max<int64_t>(bytes, 64)));
   s.memory.emplace(views.first, State::Memory{share, tier, kind, tag, State::Memory::From::shared_weights, {}});
   s.host.ledger().add(tier, kind, tag, share);
   return views;
@@ -207,10 +213,6 @@ void CommRuntime::on_completed(std::function<void(const zr_coll&, const void*, i
 }
 void CommRuntime::set_collective_staging(CollectiveStaging* staging) {
   state_->submission.set_collective_staging(staging);
-}
-void CommRuntime::set_device(DeviceMemory* device) {
-  state_->device = device;
-  state_->submission.set_device(device);
 }
 void CommRuntime::set_trace(Trace* trace) { state_->submission.set_trace(trace); }
 void CommRuntime::set_call(std::string call) { state_->submission.set_call(std::move(call)); }

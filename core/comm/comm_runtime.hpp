@@ -28,6 +28,7 @@ class CommRuntime {
  public:
   struct Options {
     std::chrono::milliseconds timeout = std::chrono::minutes(5);
+    DeviceMemory* device = nullptr;  // that the model's state is on; it must outlive this object. Null: host memory
   };
   /// Opens the plug-in (collective over the job). `instance` may be null if world is 1.
   CommRuntime(plugin::PluginHost& host, std::shared_ptr<control::Control> control, const plugin::Instance* instance,
@@ -59,7 +60,7 @@ class CommRuntime {
   /// Allocates zeroed memory that peers can read in place: from the plug-in, or from the engine if the plug-in has no
   /// allocator. The alignment is at least 64.
   void* allocate(int64_t bytes, int64_t align, Tier tier, MemoryKind kind, const std::string& tag);
-  /// The same on the device that set_device() has set; peers cannot read it.
+  /// The same on Options::device.
   void* allocate_on_device(int64_t bytes, MemoryKind kind, const std::string& tag);
   void free(void* memory);
   /// Allocates one block that all ranks on this node share; the ledger of this rank counts `share` bytes. Returns the
@@ -82,9 +83,6 @@ class CommRuntime {
   void on_completed(std::function<void(const zr_coll& coll, const void* dst, int64_t number)> observer);
   /// Sets the object that stages disk-backed addresses; it must outlive all collectives. Null: no staging. [use]
   void set_collective_staging(CollectiveStaging* staging);
-  /// Sets the device that the model's state is on: collectives of a world of one may use its memory. It must outlive
-  /// them. [use]
-  void set_device(DeviceMemory* device);
   /// Records collectives of plug-ins as spans of `trace`, which must outlive all collectives. Null: no trace.
   void set_trace(Trace* trace);
   /// Sets the call of the program that the descriptions of collectives name; see CallScope. [use]
@@ -120,6 +118,10 @@ class CallScope {
 
 /// The shared-weights extension of a communicator; null if the communicator does not have it.
 const zr_shared_weights_api* shared_weights_of(const plugin::Component& communicator);
+
+/// The device types whose memory a communicator exchanges in the order of a stream, with the bits that it has in host
+/// memory.
+uint64_t stream_types_of(const plugin::Instance& communicator);
 
 /// Offers "zr.host.async/1". A wait drives the progress of the host's context "communicator", if the host has one.
 void offer_async(plugin::PluginHost& host);

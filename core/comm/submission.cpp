@@ -111,24 +111,29 @@ bool Submission::is_native(const zr_coll& coll) const {
 }
 
 // In a world of one, the only source is that of this rank.
-void Submission::run_single_rank(const zr_coll& coll) {
-  if (device_ && is_on_device(coll, rank_)) return run_on_device(coll);
+void Submission::run_single_rank(const zr_coll& coll, bool on_device) {
+  if (on_device) return run_on_device(coll);
   if (is_reduction(coll)) return ordered_reduce(host_.pool(), coll, coll.dst, {coll.src.data});
   if (coll.op != ZR_BARRIER && coll.src.count > 0 && coll.src.data != coll.dst.data)
     std::memmove(coll.dst.data, coll.src.data, static_cast<std::size_t>(coll.src.count * size_of(coll.src.dtype)));
 }
 
-// The same on the device.
-void Submission::run_on_device(const zr_coll& coll) {
-  if (coll.src.count == 0) return;
-  const bool accumulates = coll.flags & ZR_COLL_ACCUMULATE;
-  if (is_reduction(coll) && (coll.reduce == ZR_SUM || accumulates)) {
-    if (coll.reduce != ZR_SUM)
-      fail_internal(fmt::format("{} '{}' accumulates a minimum or maximum, which the engine does not offer on a device",
-                                name_of_op(coll.op), coll.label ? coll.label : ""));
-    return device_->add(coll.src, coll.dst, !accumulates);
+// Peers whose part in an earlier collective is missing may keep the device from what is waited for.
+void Submission::wait_for_device(const std::function<void()>& wait) {
+  if (!on_device_) return wait();
+  const std::string outer = activity_.what;
+  activity_.what = "a wait for the device";
+  {
+    const Waiting waiting(*this);
+    wait();
   }
-  if (coll.src.data != coll.dst.data) device_->copy(coll.src, coll.dst);
+  CallError error;
+  if (exceeded_timeout_ || control_->broken()) {
+    activity_.what = "a wait for the device";
+    finish(fill_error(&error, ZR_CANCELLED, "the job has failed"), &error);
+    std::rethrow_exception(take_failure());
+  }
+  activity_.what = outer;
 }
 
 zr_code Submission::run_composed(const zr_coll& coll, bool control, zr_error* error) {
@@ -149,8 +154,7 @@ zr_code Submission::run_composed(const zr_coll& coll, bool control, zr_error* er
         part.counts = bytes.data();
       }
     }
-    const auto submit = [&] { return api_->submit(comm_, &part, nullptr, nullptr, error); };
-    if (const zr_code code = call_plugin(error, submit)) throw Stopped{code};
+    if (const zr_code code = on_host_->submit(part, nullptr, nullptr, error)) throw Stopped{code};
   };
   const bool exchanges =
       (caps_.ops & bit(ZR_ALL_TO_ALL)) && (caps_.dtypes & bit(static_cast<uint64_t>(coll.src.dtype)));
@@ -203,7 +207,7 @@ zr_code Submission::issue(const zr_coll& coll, const StagedCollective& staged, z
   const bool native = world_ > 1 && is_native(coll);
   if (native && done && (caps_.flags & ZR_COMM_ASYNC)) return issue_async(coll, staged, done, control, error);
   const auto begin = Clock::now();
-  if (const zr_code code = perform(staged.coll, native, control, error); code != ZR_OK) {
+  if (const zr_code code = perform(staged, native, control, error); code != ZR_OK) {
     unstage(staged.number, false);
     return code;
   }
@@ -215,14 +219,15 @@ zr_code Submission::issue(const zr_coll& coll, const StagedCollective& staged, z
 }
 
 // Performs the collective before it returns. `native`: see is_native().
-zr_code Submission::perform(const zr_coll& coll, bool native, bool control, zr_error* error) {
+zr_code Submission::perform(const StagedCollective& staged, bool native, bool control, zr_error* error) {
+  const zr_coll& coll = staged.coll;
   if (world_ == 1) {
-    run_single_rank(coll);
+    run_single_rank(coll, staged.on_device);
     return ZR_OK;
   }
   const Waiting waiting(*this);
-  const auto submit = [&] { return api_->submit(comm_, &coll, nullptr, nullptr, error); };
-  return finish(native ? call_plugin(error, submit) : run_composed(coll, control, error), error);
+  if (staged.on_device) return finish(enqueue(coll, error), error);
+  return finish(native ? on_host_->submit(coll, nullptr, nullptr, error) : run_composed(coll, control, error), error);
 }
 
 // Submits the collective to the plug-in, which resolves `done`.
@@ -230,8 +235,7 @@ zr_code Submission::issue_async(const zr_coll& coll, const StagedCollective& sta
                                 zr_error* error) {
   set_on_resolved(coll, staged, done, is_observed(control));
   control_->set_activity(activity_);
-  const auto submit = [&] { return api_->submit(comm_, &staged.coll, nullptr, done, error); };
-  const zr_code code = finish(call_plugin(error, submit), error);
+  const zr_code code = finish(on_host_->submit(staged.coll, nullptr, done, error), error);
   if (code == ZR_OK && staged.number) {
     done->references.fetch_add(1, std::memory_order_relaxed);
     staged_completions_.push_back(done);
@@ -260,17 +264,18 @@ void Submission::set_on_resolved(const zr_coll& coll, const StagedCollective& st
   };
 }
 
-zr_code Submission::submit(const zr_coll& given, zr_done* done, bool control, zr_error* error) {
+zr_code Submission::submit(const zr_coll& given, zr_done* done, bool control, zr_error* error, bool in_stream) {
   if (job_failure_) return fail_job("the job has failed", error);
   failure_ = nullptr;  // set by an earlier call whose caller continued
   zr_coll coll = given;
   coll.size = sizeof coll;
-  const zr_device device = device_ && world_ == 1 ? device_->device() : kHostMemory;
+  const zr_device device = device_ ? device_->device() : kHostMemory;
   if (const std::string why = problem_of(coll, rank_, world_, device); !why.empty())
     return reject(ZR_INVALID, exit_code::user,
                   fmt::format("{} '{}': {}", name_of_op(coll.op), coll.label ? coll.label : "", why), error);
   coll.fingerprint = fingerprint_of(coll, world_);
-  StagedCollective staged{coll, CollectiveStaging::kNotStaged};
+  const bool on_device = device_ && (is_on_device(coll, rank_) || (in_stream && coll.op == ZR_BARRIER));
+  StagedCollective staged{coll, CollectiveStaging::kNotStaged, on_device};
   if (const zr_code code = stage(staged, error); code != ZR_OK) return code;
   if (!is_message(coll)) activity_.sequence = control_->next_sequence();
   activity_.fingerprint = coll.fingerprint;
@@ -297,10 +302,7 @@ zr_code Submission::submit(const zr_coll& given, zr_done* done, bool control, zr
   }
 }
 
-zr_code Submission::progress(zr_error* error) {
-  if (!comm_ || !api_->progress) return ZR_OK;
-  return call_plugin(error, [&] { return api_->progress(comm_, error); });
-}
+zr_code Submission::progress(zr_error* error) { return on_host_ ? on_host_->progress(error) : zr_code{ZR_OK}; }
 
 void Submission::run(const zr_coll& coll, bool control) {
   CallError error;
@@ -404,7 +406,7 @@ zr_code Submission::submit_of_plugin(const zr_coll& given, zr_stream* stream, zr
                               "compile the plug-in again, with the headers of this version",
                               kBug),
                   error);
-  return submit(coll, done, false, error);
+  return submit(coll, done, false, error, stream != nullptr);
 }
 
 zr_code Submission::abi_submit(void* self, const zr_coll* coll, zr_stream* stream, zr_done* done,

@@ -6,7 +6,6 @@
 #include <deque>
 #include <exception>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -16,23 +15,25 @@
 #include "base/trace.hpp"
 #include "comm/collective_staging.hpp"
 #include "comm/comm_volume.hpp"
+#include "comm/open_communicator.hpp"
 #include "control/control.hpp"
 #include "plugin/plugin_host.hpp"
 #include "zr/abi/communicator.h"
-#include "zr/abi/communicator_extensions.h"
 
 namespace zr::host::comm {
-
-/// The bit of an operation, data type or reduction in the masks of zr_comm_caps.
-constexpr uint64_t bit(uint64_t i) { return uint64_t{1} << i; }
 
 /// Calls are [use] unless marked otherwise.
 class Submission {
  public:
   static constexpr int64_t kStagingBytes = int64_t{4} << 20;  // for composed collectives
-  /// Opens the plug-in if the world size is greater than 1.
+  struct Options {
+    std::chrono::milliseconds timeout;
+    DeviceMemory* device = nullptr;  // collectives may use its memory; null: only host memory
+  };
+  /// Opens the plug-in if the world size is greater than 1: for host memory, and for memory of the device. The device
+  /// must outlive close().
   Submission(plugin::PluginHost& host, std::shared_ptr<control::Control> control, const plugin::Instance* instance,
-             std::chrono::milliseconds timeout);
+             const Options& options);
   ~Submission() { close(); }
   Submission(const Submission&) = delete;
   void close();  // idempotent
@@ -58,21 +59,16 @@ class Submission {
   void on_completed(CompletionObserver observer) { on_completed_ = std::move(observer); }
   /// `staging` must outlive every collective; null: no staging.
   void set_collective_staging(CollectiveStaging* staging) { collective_staging_ = staging; }
-  /// In a world of one, collectives may use memory of this device, which must outlive them. Null: only host memory.
-  void set_device(DeviceMemory* device) { device_ = device; }
   void set_trace(Trace* trace) { trace_ = trace; }  // must outlive every collective; null: no trace
   /// Sets the call of the program that submits the following collectives; "" for none. Reports include it in the
   /// descriptions of collectives.
   void set_call(std::string call) { call_ = std::move(call); }
   const std::string& call() const { return call_; }
 
-  /// Returns null if the plug-in has no allocator; the caller then allocates host memory.
-  void* mem_alloc(uint64_t bytes, uint64_t align);
-  void mem_free(void* memory);  // accepts null
-  /// The shared-weights extension of the plug-in; null if it has none. shared_alloc() and shared_free() require it.
-  const zr_shared_weights_api* shared_weights() const;
-  std::pair<void*, const void*> shared_alloc(uint64_t bytes);  // writable and read-only address; collective
-  void shared_free(void* writer);                              // takes the writable address
+  /// The plug-in's communicators, for memory that peers can read; null in a world of one, and the second one without a
+  /// device.
+  OpenCommunicator* on_host() { return on_host_.get(); }
+  OpenCommunicator* on_device() { return on_device_.get(); }
   CommVolumeCounter& counter() { return counter_; }
   const CommVolumeCounter& counter() const { return counter_; }
   /// Sets the number of completed steps, for reports.
@@ -85,19 +81,22 @@ class Submission {
 
  private:
   struct Waiting;
-  zr_code submit(const zr_coll& coll, zr_done* done, bool control, zr_error* error);
+  zr_code submit(const zr_coll& coll, zr_done* done, bool control, zr_error* error, bool in_stream = false);
   zr_code submit_of_plugin(const zr_coll& given, zr_stream* stream, zr_done* done, zr_error* error);
   struct StagedCollective {  // a collective whose disk-backed addresses are replaced by memory
     zr_coll coll;
     uint64_t number;
+    bool on_device;
   };
   zr_code stage(StagedCollective& staged, zr_error* error);
   void unstage(uint64_t number, bool succeeded) noexcept;
+  zr_code enqueue(const zr_coll& coll, zr_error* error);
+  void wait_for_device(const std::function<void()>& wait);
   zr_code issue(const zr_coll& coll, const StagedCollective& staged, zr_done* done, bool control, zr_error* error);
   zr_code issue_async(const zr_coll& coll, const StagedCollective& staged, zr_done* done, bool control,
                       zr_error* error);
   void set_on_resolved(const zr_coll& coll, const StagedCollective& staged, zr_done* done, bool observed);
-  zr_code perform(const zr_coll& coll, bool native, bool control, zr_error* error);
+  zr_code perform(const StagedCollective& staged, bool native, bool control, zr_error* error);
   zr_code progress(zr_error* error);  // of the plug-in; ZR_OK if it has no such function
   enum class WaitEnd { resolved, progress_failed, timeout, job_failed };
   WaitEnd drive_until_resolved(zr_done* done, std::chrono::nanoseconds limit, zr_code& code, zr_error* error);
@@ -108,7 +107,7 @@ class Submission {
   }
   bool is_observed(bool control) const { return !control && (trace_ || on_completed_); }
   zr_code run_composed(const zr_coll& coll, bool control, zr_error* error);
-  void run_single_rank(const zr_coll& coll);
+  void run_single_rank(const zr_coll& coll, bool on_device);
   void run_on_device(const zr_coll& coll);
   bool is_native(const zr_coll& coll) const;
   zr_code finish(zr_code code, zr_error* error, const char* call = "submit");
@@ -126,18 +125,16 @@ class Submission {
   const plugin::Instance* instance_;
   const std::chrono::milliseconds timeout_;
   const int rank_, world_;
-  const zr_communicator_api* api_ = nullptr;
-  void* comm_ = nullptr;
+  std::unique_ptr<OpenCommunicator> on_host_, on_device_;
   zr_comm_caps caps_{};
-  std::map<void*, zr_view> plugin_memory_;  // of mem_alloc(), by address
   std::function<char*()> allocate_staging_;
   char* staging_ = nullptr;
 
   control::Activity activity_;
   CommVolumeCounter counter_;
+  DeviceMemory* device_;  // null: only host memory
   CompletionObserver on_completed_;
   CollectiveStaging* collective_staging_ = nullptr;
-  DeviceMemory* device_ = nullptr;
   std::deque<zr_done*> staged_completions_;  // completions of collectives that may still be staged, in submission order
   Trace* trace_ = nullptr;
   std::string call_;

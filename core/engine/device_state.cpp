@@ -48,9 +48,11 @@ class DeviceSums {
 }  // namespace
 
 std::string device_obstacle(const plan::MemoryPlan& plan, uint64_t stream_types, const Optimizers& optimizers,
-                            const zr_device& device) {
+                            const plugin::Instance* communicator, const zr_device& device) {
   const uint64_t type = uint64_t{1} << device.type;
-  if (plan.input.world > 1) return "the ranks exchange gradients and weights in host memory";
+  if (communicator && !(comm::stream_types_of(*communicator) & type))
+    return fmt::format("communicator '{}' ({}) exchanges host memory only", communicator->component().table->id,
+                       communicator->component().file.string());
   if (is_offloaded(plan)) return "a key of [offload] selects a tier for them, or for a part";
   if (plan.input.reduced_grad_dtype != ZR_F32) return "gradients.reduce_dtype is not fp32";
   if (!(stream_types & type)) return "the strategy does not accept memory of the device";

@@ -11,8 +11,9 @@ namespace zr::host::engine {
 
 /// Why weights, gradients and states of a job whose model is on `device` are in host memory, where the CPU updates
 /// them; "": they are on the device. stream_types: the device types that the strategy accepts, with streams.
+/// `communicator`: null for one rank.
 std::string device_obstacle(const plan::MemoryPlan& plan, uint64_t stream_types, const Optimizers& optimizers,
-                            const zr_device& device);
+                            const plugin::Instance* communicator, const zr_device& device);
 
 /// The functions that add up norm blocks on the device of the context, which outlives them.
 NormBlocks::OnDevice norm_on_device(const StepContext& context);

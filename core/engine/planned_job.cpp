@@ -73,8 +73,8 @@ void log_place_of_state(const PlannedJob& job, const std::string& obstacle) {
 DeviceMemory* device_of(const PlannedJob& job, model::Model& model) {
   DeviceMemory* const memory = model.memory();
   if (!memory) return nullptr;
-  const std::string obstacle =
-      device_obstacle(job.plan, stream_types_of(job.strategy), job.optimizers, memory->device());
+  const std::string obstacle = device_obstacle(job.plan, stream_types_of(job.strategy), job.optimizers,
+                                               job.communicator.get(), memory->device());
   if (job.rank() == 0) log_place_of_state(job, obstacle);
   if (!obstacle.empty()) return nullptr;
   model.keep_on_device();
@@ -104,6 +104,7 @@ comm::CommRuntime::Options checked(PlannedJob& job, const model::Model& model) {
   }
   comm::CommRuntime::Options options;
   options.timeout = job.config().communicator().timeout;
+  options.device = job.device;
   return options;
 }
 
@@ -137,7 +138,7 @@ PlannedJob::PlannedJob(Setup of, model::Model& model, std::shared_ptr<Trace> spa
       device(device_of(*this, model)),
       comm(host, setup.control, communicator.get(), checked(*this, model)),
       context{{comm, pool, plan, ledger, device}, setup, model, strategy, optimizers, check_of(comm, host), use} {
-  comm.set_device(device);
+  host.set_context(device);
   compare_ranks(*this, model);
   comm.set_trace(trace.get());
 }

@@ -148,7 +148,10 @@ void TorchDeviceMemory::add(const zr_view& from, const zr_view& to, bool first) 
 int64_t TorchDeviceMemory::count_non_finite(const zr_view& values) {
   const Scope scope(*this);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return values.count - at::isfinite(over(values)).sum().item<int64_t>();
+  const at::Tensor finite = at::isfinite(over(values)).sum();
+  int64_t count = 0;
+  wait([&] { count = finite.item<int64_t>(); });
+  return values.count - count;
 }
 
 void TorchDeviceMemory::upload(const void* from, void* to, int64_t bytes) {
@@ -158,7 +161,7 @@ void TorchDeviceMemory::upload(const void* from, void* to, int64_t bytes) {
 
 void TorchDeviceMemory::download(const void* from, void* to, int64_t bytes) {
   const Scope scope(*this);
-  model::download(storage_over(const_cast<void*>(from), bytes, device_), to, bytes);
+  wait([&] { model::download(storage_over(const_cast<void*>(from), bytes, device_), to, bytes); });
 }
 
 void TorchDeviceMemory::run(const std::function<void(zr_stream*)>& work) {

@@ -66,7 +66,10 @@ zr_code alloc(const zr_host* abi, const zr_alloc* given, zr_view* out, zr_error*
   const char* tag = request.tag;
   if (const std::string problem = unknown_bits_problem("flags", request.flags, 0); !problem.empty())
     return fill_error(error, ZR_UNSUPPORTED, fmt::format("'{}': {}", tag, problem));
-  if (request.device.type != ZR_DEVICE_CPU)
+  DeviceMemory* const device = PluginHost::from_abi(abi).context<DeviceMemory>();
+  const bool on_device =
+      device && request.device.type == device->device().type && request.device.id == device->device().id;
+  if (request.device.type != ZR_DEVICE_CPU && !on_device)
     return fill_error(error, ZR_UNSUPPORTED,
                       fmt::format("'{}': the engine has no memory on devices of type {}", tag, request.device.type));
   if (align & (align - 1))
@@ -76,11 +79,21 @@ zr_code alloc(const zr_host* abi, const zr_alloc* given, zr_view* out, zr_error*
   if (bytes > uint64_t{1} << 47)
     return fill_error(error, ZR_NOMEM, fmt::format("cannot allocate {} bytes for '{}'", bytes, tag));
   PluginHost& host = PluginHost::from_abi(abi);
-  zr_view view{nullptr, static_cast<int64_t>(bytes), ZR_U8, 0, {1, 0}};
+  zr_view view{nullptr, static_cast<int64_t>(bytes), ZR_U8, 0, request.device};
   if (bytes > 0) {
     align = std::max(align, kMinAlign);
     HugePageMemory pages;
-    if (bytes >= kMinPageMemory) {
+    if (on_device) {
+      if (align > kMinAlign)
+        return fill_error(
+            error, ZR_UNSUPPORTED,
+            fmt::format("'{}': memory of a device is aligned to {} bytes, not to {}", tag, kMinAlign, align));
+      try {
+        view.data = device->allocate(static_cast<int64_t>(bytes));
+      } catch (const Error& failure) {
+        return fill_error(error, ZR_NOMEM, fmt::format("'{}': {}", tag, failure.what()));
+      }
+    } else if (bytes >= kMinPageMemory) {
       pages = allocate_huge_pages(static_cast<int64_t>(bytes), static_cast<int64_t>(align));
       view.data = pages.get();
     } else {
@@ -92,7 +105,8 @@ zr_code alloc(const zr_host* abi, const zr_alloc* given, zr_view* out, zr_error*
     {
       PluginHost::Memory& memory = host.memory();
       const MutexLock lock(memory.mutex);
-      memory.blocks[view.data] = {std::move(pages), static_cast<int64_t>(bytes), kind, tag};
+      memory.blocks[view.data] = {std::move(pages), static_cast<int64_t>(bytes), kind, tag,
+                                  on_device ? device : nullptr};
     }
     try {
       host.ledger().add(tier_of(kind), kind, tag, static_cast<int64_t>(bytes));

@@ -10,10 +10,10 @@ namespace zr::host::plugin {
 
 namespace {
 
-// Optimizers for the memory of a device are in the folder of its type, below the folders of the others.
-const Registry& registry_of(const std::string& id, const Registry& all, const Registry& of_device) {
+// Plug-ins for the memory of a device are in the folder of its type, below the folders of the others.
+const Registry& registry_of(Role role, const std::string& id, const Registry& all, const Registry& of_device) {
   const bool is_path = !id.empty() && id[0] == '/';
-  return !is_path && of_device.exists(Role::optimizer, id) ? of_device : all;
+  return !is_path && of_device.exists(role, id) ? of_device : all;
 }
 
 Component load(Role role, const config::Document& document, const Registry& registry, PluginSelection& selection) {
@@ -38,8 +38,8 @@ void load_group_optimizers(const config::Document& document, const Registry& reg
                            PluginSelection& selection) {
   for (const config::Setting<std::string>& use : document.group_optimizers()) {
     if (use.value.empty() || use.value[0] == '/') continue;  // check() reports it
-    const Component optimizer =
-        registry_of(use.value, registry, of_device).load(Role::optimizer, use.value, use.origin.text());
+    const Component optimizer = registry_of(Role::optimizer, use.value, registry, of_device)
+                                    .load(Role::optimizer, use.value, use.origin.text());
     if (use.value == selection.optimizer.table->id) continue;  // also if the file names that one by its path
     const auto keys = config::keys_of(optimizer.table->keys, optimizer.table->n_keys,
                                       fmt::format("optimizer.{}", optimizer.table->id));
@@ -117,11 +117,13 @@ PluginSelection select_plugins(const config::Document& document, const Registry&
     selection.not_loaded[std::string(name_of(role))] = registry.ids(role);
   selection.strategy = load(Role::strategy, document, registry, selection);
   const Registry of_device = registry.of_device(document.device().value);
-  const Registry& optimizers = registry_of(document.chosen("optimizer"), registry, of_device);
-  selection.optimizer = load(Role::optimizer, document, optimizers, selection);
+  const auto registry_for = [&](Role role) -> const Registry& {
+    return registry_of(role, document.chosen(std::string(name_of(role))), registry, of_device);
+  };
+  selection.optimizer = load(Role::optimizer, document, registry_for(Role::optimizer), selection);
   load_group_optimizers(document, registry, of_device, selection);
   if (const bool needed = ranks > 1; needed || is_given(document, Role::communicator)) {
-    const Component communicator = load(Role::communicator, document, registry, selection);
+    const Component communicator = load(Role::communicator, document, registry_for(Role::communicator), selection);
     if (needed) selection.communicator = communicator;
   } else {
     selection.not_loaded["communicator"].push_back(document.chosen("communicator"));

@@ -6,6 +6,7 @@
 #include <map>
 #include <string>
 
+#include "base/device_memory.hpp"
 #include "base/draft_abi.hpp"
 #include "base/huge_page_memory.hpp"
 #include "plugin/plugin_host.hpp"
@@ -23,7 +24,9 @@ struct PluginHost::Memory {
     int64_t bytes = 0;
     MemoryKind kind = MemoryKind::other;
     std::string tag;
-    void free(void* memory) {  // `memory` is the address of this block
+    DeviceMemory* device = nullptr;  // null: host memory
+    void free(void* memory) {        // `memory` is the address of this block
+      if (device) return device->free(memory);
       if (!pages) std::free(memory);
       pages.reset();
     }

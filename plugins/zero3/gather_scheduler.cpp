@@ -118,7 +118,8 @@ zr_view GatherScheduler::allocate_overflow_memory(int64_t bytes, bool is_reused)
       return spare_overflow_.extract(fits).mapped();
     if (!spare_overflow_.empty()) free_overflow(spare_overflow_.extract(std::prev(spare_overflow_.end())).mapped());
   }
-  return zr::allocate(host_, static_cast<uint64_t>(bytes), "all_gather: gathered weights, overflow");
+  return zr::allocate(host_, static_cast<uint64_t>(bytes), "all_gather: gathered weights, overflow", 0,
+                      buffer_view_.device);
 }
 
 void GatherScheduler::free_overflow(const zr_view& memory) {

@@ -17,7 +17,8 @@ namespace zr::testing {
 
 struct RigOptions {
   std::string id = "shm";
-  std::string keys = {};  // TOML lines of the plug-in's table
+  std::string keys = {};    // TOML lines of the plug-in's table
+  std::string device = {};  // "sim": a library for memory of this device
   int threads = 1;
   std::chrono::milliseconds timeout = std::chrono::seconds(30);
 };
@@ -31,7 +32,8 @@ class CommRig {
         host_(ledger_, pool_),
         services_(host_, *control_, "") {
     host::comm::offer_async(host_);
-    const host::plugin::Registry registry({ZR_BUILD_DIR "/plugins", ZR_BUILD_DIR "/tests/plugins"});
+    const host::plugin::Registry all({ZR_BUILD_DIR "/plugins", ZR_BUILD_DIR "/tests/plugins"});
+    const host::plugin::Registry registry = options_.device.empty() ? all : all.of_device(options_.device);
     const host::plugin::Component component =
         registry.load(host::plugin::Role::communicator, options_.id, "rig.toml:1:1");
     const std::string table = "communicator." + options_.id;
@@ -67,12 +69,12 @@ class CommRig {
 /// The plug-in without the host's communicator, called through its C table.
 class RawComm {
  public:
-  explicit RawComm(CommRig& rig) : rig_(rig), api_(rig.instance().api<zr_communicator_api>()) {
+  explicit RawComm(CommRig& rig, const zr_device& device = host::kHostMemory)
+      : rig_(rig), api_(rig.instance().api<zr_communicator_api>()) {
     static int opened = 0;  // communicators that this process opened; equal on all ranks
     const std::string store_prefix = "raw." + std::to_string(++opened) + ".";
-    const zr_comm_open how{
-        sizeof(zr_comm_open), rig.control()->rank(), rig.control()->world(), 0, {ZR_DEVICE_CPU, 0}, "data",
-        store_prefix.c_str()};
+    const zr_comm_open how{sizeof(zr_comm_open), rig.control()->rank(), rig.control()->world(), 0, device, "data",
+                           store_prefix.c_str()};
     host::CallError error;
     host::check(api_->open(rig.instance().self(), &how, &comm_, &error), error, "open");
   }
@@ -83,9 +85,9 @@ class RawComm {
   int rank() const { return rig_.control()->rank(); }
   int world() const { return rig_.control()->world(); }
   /// Submits one operation and returns its code; said() returns the error text.
-  zr_code submit(const zr_coll& coll, zr_done* done = nullptr) {
+  zr_code submit(const zr_coll& coll, zr_done* done = nullptr, zr_stream* stream = nullptr) {
     error_ = host::CallError();
-    return api_->submit(comm_, &coll, nullptr, done, &error_);
+    return api_->submit(comm_, &coll, stream, done, &error_);
   }
   std::string said() const { return error_.msg; }
   void run(const zr_coll& coll) {

@@ -11,16 +11,12 @@
 // Both only enqueue on the stream, and must not allocate memory of the host or wait.
 #pragma once
 
-#include "zr/abi/draft/device.h"
+#include "zr/device_stream.hpp"
 #include "zr/optimizer.hpp"
 
 #pragma GCC visibility push(hidden)
 namespace zr {
 inline namespace sdk {
-
-/// The id of zr_stream_service.
-template <>
-inline constexpr const char* service_id<zr_stream_service> = "zr.host.stream/1";
 
 /// The slices of one call of zr_optimizer_api::step() with a stream. D: the author's class.
 template <class D>

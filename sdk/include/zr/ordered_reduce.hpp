@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
-#if defined(__SSE2__)
+#if defined(__SSE2__) && !defined(__CUDACC__)
 #include <immintrin.h>
 #endif
 
@@ -120,6 +120,7 @@ struct MaxOp {
   }
 };
 
+#ifndef __CUDACC__  // kernels for CUDA have loops of their own
 #if defined(__SSE2__)
 /// Copies one cache line to `to`, which is aligned to a cache line, with non-temporal stores.
 ZR_ALWAYS_INLINE void stream_line(char* to, const char* from) {
@@ -289,6 +290,8 @@ ZR_ALWAYS_INLINE void ordered_reduce(const ReduceKind& kind, const void* const* 
     default: return;
   }
 }
+
+#endif  // __CUDACC__
 
 }  // namespace sdk
 }  // namespace zr

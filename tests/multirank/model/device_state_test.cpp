@@ -1,4 +1,4 @@
-// Training state in memory of the device: one rank, and an optimizer that updates memory of the device.
+// Training state in memory of the device: an optimizer and, for several ranks, a communicator with a library for it.
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
@@ -28,17 +28,19 @@ RANK_BODY(makes_an_engine, Run) { run.build(); }
 
 const std::string kSubject = "zeroth: job.device = \"sim\": weights, gradients and optimizer states are in ";
 
-TEST_F(DeviceStateTest, IsOnTheDeviceOfOneRank) {
+TEST_F(DeviceStateTest, IsOnTheDevicesOfOneRankAndOfSeveral) {
   for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"})
-    EXPECT_EQ(first_line(1, makes_an_engine, "strategy=" + strategy),
-              kSubject + "memory of the device, and " ZR_BUILD_DIR
-                         "/tests/plugins/sim/zr_optimizer_adamw.so updates them there");
+    for (const int ranks : {1, 2})
+      EXPECT_EQ(first_line(ranks, makes_an_engine, "strategy=" + strategy),
+                kSubject + "memory of the device, and " ZR_BUILD_DIR
+                           "/tests/plugins/sim/zr_optimizer_adamw.so updates them there");
 }
 
 TEST_F(DeviceStateTest, IsInHostMemoryForAReasonThatIsStated) {
   const std::string host = kSubject + "host memory, and the CPU updates them, because ";
-  EXPECT_EQ(first_line(2, makes_an_engine, "strategy=zero1"),
-            host + "the ranks exchange gradients and weights in host memory");
+  const std::string communicator = ZR_BUILD_DIR "/plugins/zr_comm_shm.so";
+  EXPECT_EQ(first_line(2, makes_an_engine, "strategy=zero1 communicator=" + communicator),
+            host + "communicator 'shm' (" + communicator + ") exchanges host memory only");
   EXPECT_EQ(first_line(1, makes_an_engine, "strategy=zero2 optimizer=sgd"),
             host + "optimizer 'sgd' (" ZR_BUILD_DIR "/plugins/zr_optimizer_sgd.so) updates host memory only");
   EXPECT_EQ(first_line(1, makes_an_engine, "strategy=zero2 offload.optimizer=cpu"),
@@ -75,7 +77,8 @@ RANK_BODY(counts_waits, Run) {
 TEST_F(DeviceStateTest, TheHostWaitsOncePerBackwardAndOncePerStep) {
   for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"})
     for (const std::string more : {"", " train.dtype=bf16 train.gradient_clipping=0.1"})
-      first_line(1, counts_waits, "strategy=" + strategy + more + " train.steps=3 train.gradient_accumulation=2");
+      for (const int ranks : {1, 2})
+        first_line(ranks, counts_waits, "strategy=" + strategy + more + " train.steps=3 train.gradient_accumulation=2");
 }
 
 // Operators of the program, on a stream of its own, see the weights after each update, which is on the engine's stream.

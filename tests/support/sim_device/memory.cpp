@@ -1,5 +1,7 @@
 // Device memory that the host cannot touch, a caching allocator per stream, and pinned host memory.
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -14,21 +16,28 @@ using c10::CachingAllocator::StatType;
 constexpr std::size_t kGranule = 512;
 constexpr int kPattern = 0xFF;  // every floating point type reads as NaN
 
-// Device addresses are in a PROT_NONE range; the memory is at a constant distance from them.
+// Device addresses are in a PROT_NONE range; the memory is at a constant distance from them. It is a file without a
+// name, so that other processes can map it.
 struct Arena {
   std::size_t limit;  // bytes per device
   std::size_t span;   // addresses per device
+  int file;
   char *addresses, *memory;
-  static char* map(std::size_t bytes, int protection) {
-    void* const at = mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  static char* map(std::size_t bytes, int protection, int file) {
+    const int kind = file < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
+    void* const at = mmap(nullptr, bytes, protection, kind | MAP_NORESERVE, file, 0);
     TORCH_CHECK(at != MAP_FAILED, "sim: cannot map ", bytes, " bytes; lower ZR_SIM_BYTES");
     return static_cast<char*>(at);
   }
-  Arena() : limit((env_number("ZR_SIM_BYTES", uint64_t{1} << 30) + kGranule - 1) / kGranule * kGranule) {
+  Arena()
+      : limit((env_number("ZR_SIM_BYTES", uint64_t{1} << 30) + kGranule - 1) / kGranule * kGranule),
+        file(memfd_create("zr_sim_device", MFD_CLOEXEC)) {
     span = 4 * limit;  // fragmentation of addresses never causes an out-of-memory error
     const std::size_t bytes = span * static_cast<std::size_t>(device_count());
-    addresses = map(bytes, PROT_NONE);
-    memory = map(bytes, PROT_READ | PROT_WRITE);
+    TORCH_CHECK(file >= 0 && ftruncate(file, static_cast<off_t>(bytes)) == 0, "sim: cannot make a file of ", bytes,
+                " bytes in memory; lower ZR_SIM_BYTES");
+    addresses = map(bytes, PROT_NONE, -1);
+    memory = map(bytes, PROT_READ | PROT_WRITE, file);
   }
 };
 const Arena& arena() {
@@ -313,3 +322,29 @@ c10::Allocator* pinned_allocator() { return &pinned(); }
 bool is_pinned(const void* address) { return pinned().holds(address); }
 
 }  // namespace zr::test::sim
+
+// For plug-ins that share memory of the device with other processes, which map the file of this one.
+extern "C" {
+int zr_sim_file() { return zr::test::sim::arena().file; }
+uint64_t zr_sim_offset(const void* device_address) {
+  return static_cast<uint64_t>(static_cast<const char*>(device_address) - zr::test::sim::arena().addresses);
+}
+// Zeroed; null if there is not enough memory. The stream that is current waits for nothing else.
+void* zr_sim_allocate(int device, uint64_t bytes) try {
+  using namespace zr::test::sim;
+  const c10::DeviceIndex before = current_device();
+  set_current_device(static_cast<c10::DeviceIndex>(device));
+  void* memory = nullptr;
+  try {
+    memory = allocator().raw_allocate(bytes);
+    StreamQueue& queue = current_queue(current_device());
+    queue.wait(queue.enqueue("zero", [memory, bytes] { std::memset(backing(memory), 0, bytes); }));
+  } catch (const c10::OutOfMemoryError&) {
+  }
+  set_current_device(before);
+  return memory;
+} catch (const std::exception&) {
+  return nullptr;
+}
+void zr_sim_free(void* memory) { zr::test::sim::allocator().raw_deallocate(memory); }
+}

@@ -236,6 +236,16 @@ uint64_t zr_sim_synchronizations() { return zr::test::sim::synchronizations; }
 void zr_sim_enqueue(void* native_stream, const char* name, void (*run)(void*), void* context) {
   static_cast<zr::test::sim::StreamQueue*>(native_stream)->enqueue(name, [run, context] { run(context); });
 }
+// Waits for the stream, and throws nothing.
+void zr_sim_wait(void* native_stream) {
+  auto& queue = *static_cast<zr::test::sim::StreamQueue*>(native_stream);
+  queue.wait(queue.last_ticket());
+}
+// The native handle of a stream; 0 is the default stream of the device.
+void* zr_sim_stream(int device, int id) {
+  const c10::Device sim(zr::test::sim::kSim, static_cast<c10::DeviceIndex>(device));
+  return &zr::test::sim::stream_queue(c10::Stream(c10::Stream::UNSAFE, sim, id));
+}
 void* zr_sim_backing(const void* device_address) { return zr::test::sim::backing(device_address); }
 void zr_sim_set_delay(uint64_t seed, unsigned max_us) {
   zr::test::sim::delay_seed = seed;

@@ -1,0 +1,286 @@
+#include "device_communicator.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "zr/collective.hpp"
+#include "zr/round_up.hpp"
+
+namespace peer {
+
+namespace {
+shm::Extent share(int64_t n, int r, int world) {  // of n elements, for rank r
+  const auto cut = [&](int64_t i) { return std::min(n, zr::round_up<int64_t>(n * i / world, 64)); };
+  return {cut(r), cut(r + 1) - cut(r), cut(r)};
+}
+
+int checked_world(int world) {
+  if (world > kMaxRanks)
+    throw zr::PluginError(ZR_UNSUPPORTED, "communicator 'shm' connects at most " + std::to_string(kMaxRanks) +
+                                              " ranks through memory of a device, not " + std::to_string(world) +
+                                              "; set offload.optimizer = \"cpu\" to exchange in host memory");
+  return world;
+}
+}  // namespace
+
+DeviceCommunicator::DeviceCommunicator(const zr::Host& host, const zr_comm_open& options, int64_t staging_bytes)
+    : host_(host),
+      rank_(options.rank),
+      world_(checked_world(options.world)),
+      control_(host, options, staging_bytes),
+      device_(open_device(options.device.id, options.rank, options.world)),
+      memory_(*device_, options.world),
+      device_id_(options.device),
+      announcement_bytes_(
+          zr::round_up(sizeof(Announcement) + 2 * sizeof(int64_t) * static_cast<size_t>(options.world), 64)),
+      own_announcement_(control_.mem_alloc(announcement_bytes_, 64, 0)),
+      received_(announcement_bytes_ * static_cast<size_t>(options.world)) {
+  exchange_events();
+}
+
+DeviceCommunicator::~DeviceCommunicator() { close_orderly(); }
+
+// Peers may still read this rank's memory, and it theirs. A peer that has failed does not come; then the time is short.
+void DeviceCommunicator::close_orderly() noexcept {
+  constexpr auto kLimit = std::chrono::seconds(2);
+  try {
+    if (has_stream_) device_->synchronize(last_stream_);
+    memory_.close_peers();
+    zr::Done done(host_);
+    const zr_coll coll = zr::barrier("the end of a communicator for a device");
+    control_.submit(coll, nullptr, done.abi());
+    const auto begin = std::chrono::steady_clock::now();
+    while (!done.ready() && std::chrono::steady_clock::now() - begin < kLimit) control_.progress();
+  } catch (const std::exception&) {  // a peer has failed, or the communicator was aborted
+  }
+}
+
+void DeviceCommunicator::exchange_events() {
+  struct Handles {
+    Handle ready, finished;
+  };
+  const Handles own{device_->event(Event::ready), device_->event(Event::finished)};
+  std::vector<Handles> all(static_cast<size_t>(world_));
+  all_gather(&own, all.data(), sizeof own, "events of the device");
+  for (int r = 0; r < world_; ++r) {
+    if (r == rank_) continue;
+    device_->open_event(r, Event::ready, all[static_cast<size_t>(r)].ready);
+    device_->open_event(r, Event::finished, all[static_cast<size_t>(r)].finished);
+  }
+  barrier("events of the device");  // no rank may end before all have opened them
+}
+
+void DeviceCommunicator::all_gather(const void* own, void* all, int64_t bytes, const std::string& label) {
+  const auto view = [](void* data, int64_t count) { return zr_view{data, count, ZR_U8, 0, {ZR_DEVICE_CPU, 0}}; };
+  const zr_coll coll = zr::all_gather(view(const_cast<void*>(own), bytes), view(all, bytes * world_), label.c_str());
+  control_.submit(coll, nullptr, nullptr);
+}
+
+void DeviceCommunicator::barrier(const std::string& label) {
+  control_.submit(zr::barrier(label.c_str()), nullptr, nullptr);
+}
+
+zr_view DeviceCommunicator::mem_alloc(uint64_t bytes, uint64_t align, uint32_t flags) {
+  if (flags != 0)
+    throw zr::PluginError(ZR_UNSUPPORTED,
+                          "communicator 'shm' does not support memory with flags " + std::to_string(flags));
+  if (align > 256)
+    throw zr::PluginError(ZR_UNSUPPORTED, "communicator 'shm' cannot align memory of a device to " +
+                                              std::to_string(align) + " bytes; the limit is 256");
+  return {memory_.allocate(bytes), static_cast<int64_t>(bytes), ZR_U8, 0, device_id_};
+}
+
+void DeviceCommunicator::abort() noexcept {
+  control_.abort();
+  device_->abort();
+}
+
+void DeviceCommunicator::submit(const zr_coll& coll, zr_stream* stream, zr_done* done) {
+  operation_.assign(coll, rank_, world_);
+  if (!stream)
+    throw zr::PluginError(ZR_INVALID, operation_.what() + ": memory of a device needs the stream of the call");
+  if (operation_.is_message())
+    throw zr::PluginError(ZR_UNSUPPORTED,
+                          operation_.what() + ": communicator 'shm' has no messages between devices; use a collective");
+  if (failure_) throw zr::PluginError(failure_->code, failure_->text);
+  void* const native = zr::native_stream(host_, stream);
+  last_stream_ = native;
+  has_stream_ = true;
+  try {
+    enqueue(native);
+  } catch (const zr::PluginError& error) {
+    failure_ = Failure{error.code(), error.what()};
+    throw;
+  }
+  if (!done) return;
+  device_->call(
+      [](void* kept) {
+        auto* const completion = static_cast<zr::Done*>(kept);
+        completion->resolve();
+        delete completion;
+      },
+      new zr::Done(zr::Done::retained(host_, done)), native);
+}
+
+void DeviceCommunicator::enqueue(void* native_stream) {
+  staged_src_ = nullptr;
+  announce(native_stream);
+  compare();
+  const Route route = this->route();
+  if (route == Route::stage) stage(native_stream);
+  wait_for_peers(Event::ready, native_stream);
+  route == Route::push ? push(native_stream) : pull(native_stream);
+  device_->record(Event::finished, native_stream);
+  barrier("the end of " + operation_.what());
+  wait_for_peers(Event::finished, native_stream);
+}
+
+void DeviceCommunicator::announce(void* native_stream) {
+  const zr::CollectiveParts& op = operation_;
+  Announcement own;
+  own.fingerprint = op.coll.fingerprint;
+  own.op = op.coll.op;
+  own.in_place = op.in_place;
+  own.dtype = op.dtype();
+  own.dst_dtype = op.receives(rank_) ? op.coll.dst.dtype : zr_dtype{ZR_NONE};
+  own.elements = op.elements();
+  if (op.sends(rank_)) own.src = memory_.location_of(op.coll.src.data, op.src_bytes());
+  if (op.receives(rank_)) own.dst = memory_.location_of(op.coll.dst.data, op.dst_bytes());
+  own.src_is_shared = own.src.allocation || !op.sends(rank_) || op.coll.src.count == 0;
+  own.dst_is_shared = own.dst.allocation || !op.receives(rank_) || op.coll.dst.count == 0;
+  op.label.copy(own.label, sizeof own.label - 1);
+  std::memcpy(own_announcement_.data, &own, sizeof own);
+  auto* const counts = reinterpret_cast<int64_t*>(static_cast<char*>(own_announcement_.data) + sizeof own);
+  if (op.coll.op == ZR_ALL_TO_ALL) {
+    std::copy(op.counts.begin(), op.counts.end(), counts);
+    std::copy(op.recv_counts.begin(), op.recv_counts.end(), counts + world_);
+  }
+  device_->record(Event::ready, native_stream);
+  exchange_announcements();
+}
+
+void DeviceCommunicator::exchange_announcements() {
+  all_gather(own_announcement_.data, received_.data(), static_cast<int64_t>(announcement_bytes_),
+             "the arguments of " + operation_.what());
+}
+
+void DeviceCommunicator::compare() {
+  const auto call_of = [&](int r) {
+    const Announcement& a = announcement(r);
+    return "rank " + std::to_string(r) + " issued " + std::string(zr::name_of_op(a.op)) + " '" + a.label + "'" +
+           zr::shape_text(a.dtype, a.elements);
+  };
+  const auto differ = [&](int p, int r, const std::string& detail) {
+    throw zr::PluginError(ZR_MISMATCH,
+                          "the ranks disagree about a collective: " + call_of(p) + ", " + call_of(r) + detail);
+  };
+  for (int r = 1; r < world_; ++r)
+    if (announcement(r).fingerprint != announcement(0).fingerprint || announcement(r).op != announcement(0).op)
+      differ(0, r, "");
+  if (operation_.coll.op != ZR_ALL_TO_ALL) return;
+  for (int p = 0; p < world_; ++p)
+    for (int r = 0; r < world_; ++r)
+      if (const int64_t sent = counts_to(p)[r], expected = counts_from(r)[p]; sent != expected)
+        differ(p, r,
+               "; rank " + std::to_string(p) + " sends " + std::to_string(sent) + " elements to rank " +
+                   std::to_string(r) + ", which expects " + std::to_string(expected));
+}
+
+// The same on every rank.
+DeviceCommunicator::Route DeviceCommunicator::route() {
+  const uint32_t op = operation_.coll.op;
+  bool src_is_shared = true, dst_is_shared = true, in_place = false;
+  for (int r = 0; r < world_; ++r) {
+    src_is_shared &= announcement(r).src_is_shared != 0;
+    dst_is_shared &= announcement(r).dst_is_shared != 0;
+    in_place |= announcement(r).in_place != 0;
+  }
+  // With ACCUMULATE the results of an all_reduce may differ between ranks, so each rank computes its own.
+  const bool accumulates = operation_.coll.flags & ZR_COLL_ACCUMULATE;
+  if (src_is_shared && dst_is_shared && ((op == ZR_ALL_REDUCE && !accumulates) || op == ZR_REDUCE)) return Route::push;
+  // Peers would read memory while this rank writes it.
+  const bool conflict = in_place && (op == ZR_ALL_REDUCE || op == ZR_ALL_TO_ALL);
+  return src_is_shared && !conflict ? Route::pull : Route::stage;
+}
+
+// Copies this rank's src to memory that peers can open and that no rank overwrites, and announces it again.
+void DeviceCommunicator::stage(void* native_stream) {
+  if (operation_.sends(rank_) && operation_.coll.src.count > 0) {
+    const int64_t bytes = operation_.src_bytes();
+    if (bytes > staging_bytes_) {
+      if (staging_) memory_.release(staging_);
+      staging_ = memory_.allocate(static_cast<uint64_t>(2 * bytes));
+      staging_bytes_ = 2 * bytes;
+    }
+    device_->copy(staging_, operation_.coll.src.data, bytes, native_stream);
+    staged_src_ = static_cast<const char*>(staging_);
+    reinterpret_cast<Announcement*>(own_announcement_.data)->src = memory_.location_of(staging_, bytes);
+  }
+  device_->record(Event::ready, native_stream);
+  exchange_announcements();
+}
+
+void DeviceCommunicator::wait_for_peers(Event event, void* native_stream) {
+  for (int r = 0; r < world_; ++r)
+    if (r != rank_) device_->wait(r, event, native_stream);
+}
+
+shm::Extent DeviceCommunicator::extent(int from, int to) {
+  if (operation_.coll.op != ZR_ALL_TO_ALL) return operation_.extent(from, to, nullptr, nullptr);
+  return operation_.extent(from, to, counts_to(from), counts_from(to));
+}
+
+const char* DeviceCommunicator::source(int rank) {
+  if (rank != rank_) return memory_.at(rank, announcement(rank).src);
+  return staged_src_ ? staged_src_ : static_cast<const char*>(operation_.coll.src.data);
+}
+
+char* DeviceCommunicator::destination(int rank) {
+  return rank == rank_ ? static_cast<char*>(operation_.coll.dst.data) : memory_.at(rank, announcement(rank).dst);
+}
+
+// This rank writes its own dst.
+void DeviceCommunicator::pull(void* native_stream) {
+  const zr::CollectiveParts& op = operation_;
+  if (!op.receives(rank_)) return;
+  const int64_t size = op.width();
+  if (op.is_reduction()) {
+    const shm::Extent own = extent(rank_, rank_);
+    if (own.count == 0) return;
+    sources_.clear();
+    for (int p = 0; p < world_; ++p) sources_.push_back(source(p) + own.from * size);
+    void* const dst = op.coll.dst.data;
+    const zr::ReduceKind kind{op.coll.reduce, (op.coll.flags & ZR_COLL_ACCUMULATE) != 0, op.coll.src.dtype,
+                              op.coll.dst.dtype};
+    return device_->reduce(kind, sources_.data(), world_, &dst, 1, 0, own.count, native_stream);
+  }
+  for (int i = 0; i < world_; ++i) {
+    const int p = (rank_ + i) % world_;  // start at different ranks, so that not all read from the same rank
+    const shm::Extent part = op.sends(p) ? extent(p, rank_) : shm::Extent{};
+    if (part.count == 0) continue;
+    char* const to = static_cast<char*>(op.coll.dst.data) + part.to * size;
+    const char* const from = source(p) + part.from * size;
+    if (to != from) device_->copy(to, from, part.count * size, native_stream);
+  }
+}
+
+// This rank reduces its share of the elements for all receivers.
+void DeviceCommunicator::push(void* native_stream) {
+  const zr::CollectiveParts& op = operation_;
+  const shm::Extent own = share(op.coll.src.count, rank_, world_);
+  if (own.count == 0) return;
+  sources_.clear();
+  destinations_.clear();
+  for (int r = 0; r < world_; ++r) {
+    sources_.push_back(source(r));
+    if (op.receives(r)) destinations_.push_back(destination(r));
+  }
+  const int writer = op.coll.op == ZR_REDUCE ? op.coll.root : rank_;
+  const zr::ReduceKind kind{op.coll.reduce, (op.coll.flags & ZR_COLL_ACCUMULATE) != 0, op.coll.src.dtype,
+                            announcement(writer).dst_dtype};
+  device_->reduce(kind, sources_.data(), world_, destinations_.data(), static_cast<int>(destinations_.size()), own.from,
+                  own.count, native_stream);
+}
+
+}  // namespace peer

@@ -1,0 +1,139 @@
+// Training state in memory of the devices of several ranks: collectives in the order of streams.
+#include <gmock/gmock.h>
+
+#include <cstdlib>
+
+#include "multirank/model/device_engine_test.hpp"
+#include "support/launch_job.hpp"
+
+namespace {
+
+using namespace engine_tests;
+using ::testing::HasSubstr;
+
+const std::string kModel = " parity.model=everything train.steps=3 train.gradient_accumulation=2 job.threads=1";
+
+class DeviceRanksTest : public DeviceEngineTest {
+ protected:
+  // The line of rank 0 with the loss and the hash of the weights; "failed" if the job failed.
+  std::string result(int ranks, const zr::test::RankBody& body, const std::string& overrides,
+                     const std::string& environment = "") {
+    const auto done = launch(ranks, program(ranks, body, overrides + kModel), environment);
+    if (done.code != 0) return "failed with " + std::to_string(done.code) + ": " + done.output;
+    const auto at = done.output.find("result ");
+    return at == done.output.npos ? done.output : done.output.substr(at);
+  }
+};
+
+RANK_BODY(trains_and_prints_result, Run) {
+  run.build();
+  run.train();
+  const std::string hash = run.engine->weights_hash();
+  std::cout.precision(17);
+  if (run.engine->rank() == 0) std::cout << "result " << run.engine->last_loss() << " " << hash << std::endl;
+}
+
+const std::vector<std::string> kJobs{"strategy=zero0 train.dtype=bf16", "strategy=zero1 train.gradient_clipping=0.1",
+                                     "strategy=zero2 train.dtype=bf16", "strategy=zero3 train.dtype=bf16"};
+
+// The number of seeds; ZR_SEEDS sets it.
+int seeds_of(int standard) {
+  const char* const set = std::getenv("ZR_SEEDS");
+  return set ? std::atoi(set) : standard;
+}
+
+class DeviceSeedsTest : public DeviceRanksTest {
+ protected:
+  void compare(int first, int last) {
+    for (const std::string& job : kJobs) {
+      const std::string plain = result(2, trains_and_prints_result, job + kDevice);
+      ASSERT_THAT(plain, HasSubstr("result ")) << job;
+      for (int seed = first; seed < last; ++seed)
+        EXPECT_EQ(result(2, trains_and_prints_result, job + kDevice,
+                         "ZR_SIM_DELAY_US=100 ZR_SIM_SEED=" + std::to_string(seed)),
+                  plain)
+            << job << ", seed " << seed;
+    }
+  }
+};
+
+TEST_F(DeviceSeedsTest, FiveSeedsOfDelaysChangeNothingUnderEveryStrategy) { compare(0, 5); }
+TEST_F(DeviceSeedsTest, FiftySeedsOfDelaysChangeNothingUnderEveryStrategy) { compare(5, seeds_of(50)); }
+
+// Each planted defect gives another result or ends the job, with one of these seeds at the latest.
+TEST_F(DeviceRanksTest, PlantedDefectsAreFound) {
+  const std::string job = kJobs[2] + kDevice, sharded = kJobs[3] + kDevice;
+  const std::string right = result(2, trains_and_prints_result, job);
+  const std::string right_sharded = result(2, trains_and_prints_result, sharded);
+  for (const std::string defect : {"wait", "reuse", "early", "stream", "host"}) {
+    bool found = false;
+    for (int seed = 0; seed < 8 && !found; ++seed) {
+      const std::string environment =
+          "ZR_SIM_DEFECT=" + defect + " ZR_SIM_DELAY_US=2000 ZR_SIM_SEED=" + std::to_string(seed);
+      found = result(2, trains_and_prints_result, job, environment) != right ||
+              result(2, trains_and_prints_result, sharded, environment) != right_sharded;
+    }
+    EXPECT_TRUE(found) << defect;
+  }
+}
+
+// Gathered weights that do not fit the all-gather buffer are in further memory of the device.
+TEST_F(DeviceRanksTest, WeightsBeyondTheAllGatherBufferAreOnTheDevice) {
+  const std::string job =
+      "strategy=zero3 strategy.zero3.persistence_threshold=0 strategy.zero3.max_live_bytes=1KiB "
+      "strategy.zero3.prefetch_bytes=0B";
+  EXPECT_EQ(result(2, trains_and_prints_result, job + kDevice), result(2, trains_and_prints_result, job));
+}
+
+// The 4 ranks share 2 devices.
+TEST_F(DeviceRanksTest, MoreRanksThanDevicesHaveTheBitsOfTheCpu) {
+  for (const std::string& job : {kJobs[1], kJobs[3]})
+    EXPECT_EQ(result(4, trains_and_prints_result, job + kDevice), result(4, trains_and_prints_result, job)) << job;
+}
+
+RANK_BODY(trains_without_end_on_device, Run) {
+  run.build();
+  run.train();
+}
+
+class DeviceRankLossTest : public DeviceRanksTest {
+ protected:
+  // Starts two ranks that train on the device; returns after more than three steps.
+  void start(const std::string& more) {
+    std::vector<std::string> words = zr::test::rank_words(trains_without_end_on_device);
+    words.insert(words.end(), {toml_, "job.name=run", "job.runs=\"" + scene_.folder().string() + "\"", "job.threads=1",
+                               "job.ranks=2", "train.steps=1000000", "parity.model=everything", "job.device=sim",
+                               "job.device_library=" + kSimLibrary, "strategy=zero2", more});
+    job_ = std::make_unique<zr::test::Job>(scene_, zr::test::launch_of(2, words));
+    const auto steps = [&] {
+      std::ifstream in(scene_.folder() / "run" / "metrics.jsonl");
+      return std::count(std::istreambuf_iterator<char>(in), {}, '\n');
+    };
+    ASSERT_TRUE(zr::test::eventually([&] { return steps() > 3; }, zr::test::milliseconds(60000))) << job_->err();
+    std::ifstream children("/proc/" + std::to_string(job_->pid()) + "/task/" + std::to_string(job_->pid()) +
+                           "/children");
+    for (pid_t pid; children >> pid;) ranks_.push_back(pid);
+    ASSERT_EQ(ranks_.size(), 2u);
+  }
+  zr::test::Scene scene_;
+  std::unique_ptr<zr::test::Job> job_;
+  std::vector<pid_t> ranks_;
+};
+
+TEST_F(DeviceRankLossTest, AKilledRankEndsTheJobAndIsNamed) {
+  start("communicator.timeout=5min");
+  if (HasFatalFailure()) return;
+  kill(ranks_[1], SIGKILL);
+  EXPECT_EQ(job_->wait(zr::test::milliseconds(10000)), 4) << job_->err();
+  EXPECT_THAT(job_->err(), HasSubstr("rank 1 (pid " + std::to_string(ranks_[1]) + ") was killed by signal 9"));
+}
+
+TEST_F(DeviceRankLossTest, AStoppedRankIsReportedAfterTheTimeout) {
+  start("communicator.timeout=1s");
+  if (HasFatalFailure()) return;
+  kill(ranks_[1], SIGSTOP);
+  EXPECT_EQ(job_->wait(zr::test::milliseconds(30000)), 4) << job_->err();
+  EXPECT_THAT(job_->err(), HasSubstr("waited longer than communicator.timeout (1.0s) in "));
+}
+
+}  // namespace
