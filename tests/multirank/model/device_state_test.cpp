@@ -39,8 +39,8 @@ TEST_F(DeviceStateTest, IsInHostMemoryForAReasonThatIsStated) {
   const std::string host = kSubject + "host memory, and the CPU updates them, because ";
   EXPECT_EQ(first_line(2, makes_an_engine, "strategy=zero1"),
             host + "the ranks exchange gradients and weights in host memory");
-  EXPECT_EQ(first_line(1, makes_an_engine, "strategy=zero2 optimizer=sgd"),
-            host + "optimizer 'sgd' (" ZR_BUILD_DIR "/plugins/zr_optimizer_sgd.so) updates host memory only");
+  EXPECT_EQ(first_line(1, makes_an_engine, "strategy=zero2 optimizer=lamb"),
+            host + "optimizer 'lamb' (" ZR_BUILD_DIR "/plugins/zr_optimizer_lamb.so) updates host memory only");
   EXPECT_EQ(first_line(1, makes_an_engine, "strategy=zero2 offload.optimizer=cpu"),
             host + "a key of [offload] selects a tier for them, or for a part");
   EXPECT_EQ(first_line(1, makes_an_engine,
