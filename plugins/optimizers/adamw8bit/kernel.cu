@@ -8,8 +8,8 @@ using namespace device_kernels;
 namespace {
 
 constexpr uint32_t kWarp = 32;
-constexpr uint32_t kVectors = kStateBlock / kWarp / kVector;           // per thread
-constexpr int64_t kElementsPerGroup = kThreads / kWarp * kStateBlock;  // of a block of threads
+constexpr uint32_t kVectors = kStateBlock / kWarp / kVector;             // per thread
+constexpr int64_t kWarpsTile = int64_t{kThreads} / kWarp * kStateBlock;  // elements per block of threads
 
 struct CodeTables {
   codes::SignedTables exp_avg;
@@ -73,8 +73,8 @@ struct StateBlock {
 __device__ void update(const StateBlock& block, const CodeTables& tables) {
   const AdamW8Slice& slice = block.slice;
   const AdamWConstants c = slice.constants;
-  float *const scale = slice.exp_avg_scale + block.begin / kStateBlock, *const scale_sq = slice.exp_avg_sq_scale +
-                                                                                          block.begin / kStateBlock;
+  float* const scale = slice.exp_avg_scale + block.begin / kStateBlock;
+  float* const scale_sq = slice.exp_avg_sq_scale + block.begin / kStateBlock;
   float weight[kVectors][kVector], grad[kVectors][kVector], exp_avg[kVectors][kVector], exp_avg_sq[kVectors][kVector];
   uint8_t code[kVectors][kVector], code_sq[kVectors][kVector];
   block.read(weight, slice.weight);
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   const uint32_t entry = entry_of(launch.first_tile, launch.batch.n, blockIdx.x);
   const AdamW8Slice& slice = launch.batch.entries[entry];
-  const int64_t begin = static_cast<int64_t>(blockIdx.x - launch.first_tile[entry]) * kElementsPerGroup +
+  const int64_t begin = static_cast<int64_t>(blockIdx.x - launch.first_tile[entry]) * kWarpsTile +
                         static_cast<int64_t>(threadIdx.x / kWarp) * kStateBlock;
   if (begin >= slice.count) return;
   const int64_t count = min(slice.count - begin, kStateBlock);
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void adamw8_on_device(const AdamW8Batch& batch, zr_device device, void* native_stream) {
-  const Launch<AdamW8Batch> launch = launch_of(batch, kElementsPerGroup);
+  const Launch<AdamW8Batch> launch = launch_of(batch, kWarpsTile);
   enqueue(adamw8_kernel, launch.tiles(), device, native_stream, "AdamW with 8-bit states", launch,
           CodeTables{codes::kSigned, codes::kUnsigned});
 }
