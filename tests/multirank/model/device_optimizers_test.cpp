@@ -27,7 +27,7 @@ RANK_BODY(trains_and_prints_result, Run) {
 
 class DeviceOptimizersTest : public DeviceEngineTest {
  protected:
-  // The loss and the hash of the weights of a job on one rank. On the device, its state must be there.
+  // The loss and the hash of the weights of a job on one rank. on_device: its training state must be there.
   std::string result_of(const std::string& overrides, bool on_device) {
     const std::string common =
         "parity.model=everything train.steps=6 train.gradient_accumulation=2 train.gradient_clipping=0.5 "
@@ -58,7 +58,7 @@ TEST_F(DeviceOptimizersTest, HaveTheBitsOfHostMemoryInFp32AndFp16) {
   }
 }
 
-// Codes and scales too are read from the device and written to it.
+// States that do not have the shape of the parameter are saved from the device and loaded to it too.
 TEST_F(DeviceOptimizersTest, StatesResumeOnAnotherDevice) {
   for (const std::string& optimizer : {kOptimizers[2], k8Bit}) {
     const std::string job = "strategy=zero1 train.dtype=bf16 " + optimizer, whole = result_of(job, false);
