@@ -11,14 +11,14 @@ namespace {
 using namespace engine_tests;
 using ::testing::HasSubstr;
 
-const std::string kModel = " parity.model=everything train.steps=3 train.gradient_accumulation=2 job.threads=1";
+const std::string kRanksModel = " parity.model=everything train.steps=3 train.gradient_accumulation=2 job.threads=1";
 
 class DeviceRanksTest : public DeviceEngineTest {
  protected:
   // The line of rank 0 with the loss and the hash of the weights; "failed" if the job failed.
   std::string result(int ranks, const zr::test::RankBody& body, const std::string& overrides,
                      const std::string& environment = "") {
-    const auto done = launch(ranks, program(ranks, body, overrides + kModel), environment);
+    const auto done = launch(ranks, program(ranks, body, overrides + kRanksModel), environment);
     if (done.code != 0) return "failed with " + std::to_string(done.code) + ": " + done.output;
     const auto at = done.output.find("result ");
     return at == done.output.npos ? done.output : done.output.substr(at);
@@ -33,8 +33,9 @@ RANK_BODY(trains_and_prints_result, Run) {
   if (run.engine->rank() == 0) std::cout << "result " << run.engine->last_loss() << " " << hash << std::endl;
 }
 
-const std::vector<std::string> kJobs{"strategy=zero0 train.dtype=bf16", "strategy=zero1 train.gradient_clipping=0.1",
-                                     "strategy=zero2 train.dtype=bf16", "strategy=zero3 train.dtype=bf16"};
+const std::vector<std::string> kRanksJobs{"strategy=zero0 train.dtype=bf16",
+                                          "strategy=zero1 train.gradient_clipping=0.1",
+                                          "strategy=zero2 train.dtype=bf16", "strategy=zero3 train.dtype=bf16"};
 
 // The number of seeds; ZR_SEEDS sets it.
 int seeds_of(int standard) {
@@ -45,7 +46,7 @@ int seeds_of(int standard) {
 class DeviceSeedsTest : public DeviceRanksTest {
  protected:
   void compare(int first, int last) {
-    for (const std::string& job : kJobs) {
+    for (const std::string& job : kRanksJobs) {
       const std::string plain = result(2, trains_and_prints_result, job + kDevice);
       ASSERT_THAT(plain, HasSubstr("result ")) << job;
       for (int seed = first; seed < last; ++seed)
@@ -62,7 +63,7 @@ TEST_F(DeviceSeedsTest, FiftySeedsOfDelaysChangeNothingUnderEveryStrategy) { com
 
 // Each planted defect gives another result or ends the job, with one of these seeds at the latest.
 TEST_F(DeviceRanksTest, PlantedDefectsAreFound) {
-  const std::string job = kJobs[2] + kDevice, sharded = kJobs[3] + kDevice;
+  const std::string job = kRanksJobs[2] + kDevice, sharded = kRanksJobs[3] + kDevice;
   const std::string right = result(2, trains_and_prints_result, job);
   const std::string right_sharded = result(2, trains_and_prints_result, sharded);
   for (const std::string defect : {"wait", "reuse", "early", "stream", "host"}) {
@@ -87,7 +88,7 @@ TEST_F(DeviceRanksTest, WeightsBeyondTheAllGatherBufferAreOnTheDevice) {
 
 // The 4 ranks share 2 devices.
 TEST_F(DeviceRanksTest, MoreRanksThanDevicesHaveTheBitsOfTheCpu) {
-  for (const std::string& job : {kJobs[1], kJobs[3]})
+  for (const std::string& job : {kRanksJobs[1], kRanksJobs[3]})
     EXPECT_EQ(result(4, trains_and_prints_result, job + kDevice), result(4, trains_and_prints_result, job)) << job;
 }
 

@@ -41,8 +41,8 @@ TEST_F(DeviceStateTest, IsInHostMemoryForAReasonThatIsStated) {
   const std::string communicator = ZR_BUILD_DIR "/plugins/zr_comm_shm.so";
   EXPECT_EQ(first_line(2, makes_an_engine, "strategy=zero1 communicator=" + communicator),
             host + "communicator 'shm' (" + communicator + ") exchanges host memory only");
-  EXPECT_EQ(first_line(1, makes_an_engine, "strategy=zero2 optimizer=sgd"),
-            host + "optimizer 'sgd' (" ZR_BUILD_DIR "/plugins/zr_optimizer_sgd.so) updates host memory only");
+  EXPECT_EQ(first_line(1, makes_an_engine, "strategy=zero2 optimizer=lamb"),
+            host + "optimizer 'lamb' (" ZR_BUILD_DIR "/plugins/zr_optimizer_lamb.so) updates host memory only");
   EXPECT_EQ(first_line(1, makes_an_engine, "strategy=zero2 offload.optimizer=cpu"),
             host + "a key of [offload] selects a tier for them, or for a part");
   EXPECT_EQ(first_line(1, makes_an_engine,
