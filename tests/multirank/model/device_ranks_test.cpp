@@ -25,7 +25,7 @@ class DeviceRanksTest : public DeviceEngineTest {
   }
 };
 
-RANK_BODY(trains_and_prints_result, Run) {
+RANK_BODY(trains_and_prints_loss, Run) {
   run.build();
   run.train();
   const std::string hash = run.engine->weights_hash();
@@ -47,12 +47,12 @@ class DeviceSeedsTest : public DeviceRanksTest {
  protected:
   void compare(int first, int last) {
     for (const std::string& job : kRanksJobs) {
-      const std::string plain = result(2, trains_and_prints_result, job + kDevice);
+      const std::string plain = result(2, trains_and_prints_loss, job + kDevice);
       ASSERT_THAT(plain, HasSubstr("result ")) << job;
       for (int seed = first; seed < last; ++seed)
-        EXPECT_EQ(result(2, trains_and_prints_result, job + kDevice,
-                         "ZR_SIM_DELAY_US=100 ZR_SIM_SEED=" + std::to_string(seed)),
-                  plain)
+        EXPECT_EQ(
+            result(2, trains_and_prints_loss, job + kDevice, "ZR_SIM_DELAY_US=100 ZR_SIM_SEED=" + std::to_string(seed)),
+            plain)
             << job << ", seed " << seed;
     }
   }
@@ -64,15 +64,15 @@ TEST_F(DeviceSeedsTest, FiftySeedsOfDelaysChangeNothingUnderEveryStrategy) { com
 // Each planted defect gives another result or ends the job, with one of these seeds at the latest.
 TEST_F(DeviceRanksTest, PlantedDefectsAreFound) {
   const std::string job = kRanksJobs[2] + kDevice, sharded = kRanksJobs[3] + kDevice;
-  const std::string right = result(2, trains_and_prints_result, job);
-  const std::string right_sharded = result(2, trains_and_prints_result, sharded);
+  const std::string right = result(2, trains_and_prints_loss, job);
+  const std::string right_sharded = result(2, trains_and_prints_loss, sharded);
   for (const std::string defect : {"wait", "reuse", "early", "stream", "host"}) {
     bool found = false;
     for (int seed = 0; seed < 8 && !found; ++seed) {
       const std::string environment =
           "ZR_SIM_DEFECT=" + defect + " ZR_SIM_DELAY_US=2000 ZR_SIM_SEED=" + std::to_string(seed);
-      found = result(2, trains_and_prints_result, job, environment) != right ||
-              result(2, trains_and_prints_result, sharded, environment) != right_sharded;
+      found = result(2, trains_and_prints_loss, job, environment) != right ||
+              result(2, trains_and_prints_loss, sharded, environment) != right_sharded;
     }
     EXPECT_TRUE(found) << defect;
   }
@@ -83,13 +83,13 @@ TEST_F(DeviceRanksTest, WeightsBeyondTheAllGatherBufferAreOnTheDevice) {
   const std::string job =
       "strategy=zero3 strategy.zero3.persistence_threshold=0 strategy.zero3.max_live_bytes=1KiB "
       "strategy.zero3.prefetch_bytes=0B";
-  EXPECT_EQ(result(2, trains_and_prints_result, job + kDevice), result(2, trains_and_prints_result, job));
+  EXPECT_EQ(result(2, trains_and_prints_loss, job + kDevice), result(2, trains_and_prints_loss, job));
 }
 
 // The 4 ranks share 2 devices.
 TEST_F(DeviceRanksTest, MoreRanksThanDevicesHaveTheBitsOfTheCpu) {
   for (const std::string& job : {kRanksJobs[1], kRanksJobs[3]})
-    EXPECT_EQ(result(4, trains_and_prints_result, job + kDevice), result(4, trains_and_prints_result, job)) << job;
+    EXPECT_EQ(result(4, trains_and_prints_loss, job + kDevice), result(4, trains_and_prints_loss, job)) << job;
 }
 
 RANK_BODY(trains_without_end_on_device, Run) {
