@@ -86,6 +86,45 @@ TEST_F(DeviceRanksTest, WeightsBeyondTheAllGatherBufferAreOnTheDevice) {
   EXPECT_EQ(result(2, trains_and_prints_loss, job + kDevice), result(2, trains_and_prints_loss, job));
 }
 
+// Ranks without states of their own decide as the others do where the state is.
+RANK_BODY(trains_two_numbers, Run) {
+  auto model = std::make_shared<torch::nn::Module>();
+  const torch::Tensor weight = model->register_parameter("w", torch::ones({2}));
+  zr::Engine engine(run.program, *model);
+  while (!engine.done()) {
+    engine.backward((weight * weight).sum());
+    engine.step();
+  }
+  const std::string hash = engine.weights_hash();
+  if (engine.rank() == 0) std::cout << "result " << hash << std::endl;
+}
+
+TEST_F(DeviceRanksTest, RanksWithoutStatesAgreeAboutTheirPlace) {
+  for (const std::string more : {"", " offload.optimizer=cpu"})
+    for (const std::string strategy : {"strategy=zero1", "strategy=zero3"})
+      EXPECT_EQ(result(4, trains_two_numbers, strategy + more + kDevice),
+                result(4, trains_two_numbers, strategy + more))
+          << strategy << more;
+}
+
+// A rank that writes other values to a weight is found, as in host memory.
+RANK_BODY(writes_other_values_on_rank_one, Run) {
+  run.build();
+  run.micro_step();
+  run.micro_step();
+  if (run.engine->rank() == 1) {
+    const torch::NoGradGuard no_grad;
+    run.model->named_parameters()["twice.weight"].fill_(3);
+  }
+  run.train();
+}
+
+TEST_F(DeviceRanksTest, WeightsThatDifferBetweenRanksAreFound) {
+  const std::string said = result(2, writes_other_values_on_rank_one, "strategy=zero2" + kDevice);
+  EXPECT_THAT(said, HasSubstr("failed with 2"));
+  EXPECT_THAT(said, HasSubstr("weights differ between ranks: in 'twice.weight', elements "));
+}
+
 // The 4 ranks share 2 devices.
 TEST_F(DeviceRanksTest, MoreRanksThanDevicesHaveTheBitsOfTheCpu) {
   for (const std::string& job : {kRanksJobs[1], kRanksJobs[3]})
