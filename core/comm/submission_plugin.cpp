@@ -52,6 +52,7 @@ void Submission::close() {
     to_abort_on_device_ = nullptr;
   }
   on_device_.reset();
+  drop_probe();
   on_host_.reset();
 }
 
@@ -61,8 +62,12 @@ void Submission::run_watchdog(const std::stop_token& stop) {
   std::condition_variable_any stopped;
   MutexLock lock(mutex);
   while (!stopped.wait_for(lock, stop, tick, [&] { return stop.stop_requested(); })) {
-    const int64_t since = waiting_since_.load(std::memory_order_relaxed);
-    if (since == 0 || Clock::now().time_since_epoch().count() - since < std::chrono::nanoseconds(timeout_).count())
+    const auto exceeds = [&](int64_t since) {
+      return since != 0 &&
+             Clock::now().time_since_epoch().count() - since >= std::chrono::nanoseconds(timeout_).count();
+    };
+    if (!exceeds(waiting_since_.load(std::memory_order_relaxed)) &&
+        !exceeds(probe_since_->load(std::memory_order_relaxed)))
       continue;
     exceeded_timeout_ = true;
     abort();
