@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -40,6 +41,15 @@ class DeviceMemory {
   virtual void upload(const void* from, void* to, int64_t bytes) = 0;
   /// Copies to host memory. Waits.
   virtual void download(const void* from, void* to, int64_t bytes) = 0;
+
+  /// A point of the stream.
+  class Mark {
+   public:
+    virtual ~Mark() = default;
+    virtual bool is_reached() = 0;  // or the device has failed
+  };
+  /// The current end of the stream; null: the device does not offer it. `unused`: one that may be used again, or null.
+  virtual std::unique_ptr<Mark> mark(std::unique_ptr<Mark> /*unused*/) { return nullptr; }
 
   /// Calls work(stream), which may enqueue operations on the stream.
   virtual void run(const std::function<void(zr_stream* stream)>& work) = 0;

@@ -15,6 +15,7 @@
 #include "base/trace.hpp"
 #include "comm/collective_staging.hpp"
 #include "comm/comm_volume.hpp"
+#include "comm/enqueued_collectives.hpp"
 #include "comm/open_communicator.hpp"
 #include "control/control.hpp"
 #include "plugin/plugin_host.hpp"
@@ -90,8 +91,6 @@ class Submission {
   zr_code stage(StagedCollective& staged, zr_error* error);
   void unstage(uint64_t number, bool succeeded) noexcept;
   zr_code enqueue(const zr_coll& coll, zr_error* error);
-  zr_done* new_probe();
-  void drop_probe();
   void wait_for_device(const std::function<void()>& wait);
   zr_code issue(const zr_coll& coll, const StagedCollective& staged, zr_done* done, bool control, zr_error* error);
   zr_code issue_async(const zr_coll& coll, const StagedCollective& staged, zr_done* done, bool control,
@@ -148,9 +147,7 @@ class Submission {
   // Watchdog: ends calls that exceed the time limit inside the plug-in.
   std::atomic<int64_t> waiting_since_{0};  // steady clock, ns; 0: no call waits
   std::atomic<bool> exceeded_timeout_{false};
-  zr_done* probe_ = nullptr;  // see new_probe()
-  const std::shared_ptr<std::atomic<int64_t>> probe_since_ =
-      std::make_shared<std::atomic<int64_t>>(0);  // as the former
+  EnqueuedCollectives enqueued_;
   std::jthread watchdog_;
 };
 

@@ -3,7 +3,6 @@
 
 #include "base/error.hpp"
 #include "comm/coll.hpp"
-#include "comm/done.hpp"
 #include "comm/submission.hpp"
 
 namespace zr::host::comm {
@@ -21,22 +20,6 @@ void Submission::run_on_device(const zr_coll& coll) {
   if (coll.src.data != coll.dst.data) device_->copy(coll.src, coll.dst);
 }
 
-// One of the collectives on the device has a completion, from whose delay the watchdog sees that the stream waits for a
-// peer for too long. Null: that of an earlier one is not resolved yet.
-zr_done* Submission::new_probe() {
-  if (probe_ && probe_->code.load(std::memory_order_acquire) == ZR_AGAIN) return nullptr;
-  drop_probe();
-  probe_ = done_new(host_.abi());
-  probe_->on_resolved = [since = probe_since_](zr_code) { since->store(0, std::memory_order_relaxed); };
-  probe_since_->store(std::chrono::steady_clock::now().time_since_epoch().count(), std::memory_order_relaxed);
-  return probe_;
-}
-
-void Submission::drop_probe() {
-  probe_since_->store(0, std::memory_order_relaxed);
-  if (zr_done* const done = std::exchange(probe_, nullptr)) done_release(done);
-}
-
 // With several ranks: the peers' calls are waited for, but not the device.
 zr_code Submission::enqueue(const zr_coll& coll, zr_error* error) {
   if (!is_native(coll))
@@ -44,10 +27,9 @@ zr_code Submission::enqueue(const zr_coll& coll, zr_error* error) {
                       fmt::format("it does not offer this {} in memory of a device; choose another strategy, or set "
                                   "offload.optimizer = \"cpu\"",
                                   name_of_op(coll.op)));
-  zr_done* const probe = new_probe();
   zr_code code = ZR_OK;
-  device_->run([&](zr_stream* stream) { code = on_device_->submit(coll, stream, probe, error); });
-  if (code != ZR_OK) drop_probe();
+  device_->run([&](zr_stream* stream) { code = on_device_->submit(coll, stream, nullptr, error); });
+  if (code == ZR_OK) enqueued_.add(*device_);
   return code;
 }
 

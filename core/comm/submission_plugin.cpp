@@ -52,7 +52,7 @@ void Submission::close() {
     to_abort_on_device_ = nullptr;
   }
   on_device_.reset();
-  drop_probe();
+  enqueued_.clear();
   on_host_.reset();
 }
 
@@ -62,13 +62,10 @@ void Submission::run_watchdog(const std::stop_token& stop) {
   std::condition_variable_any stopped;
   MutexLock lock(mutex);
   while (!stopped.wait_for(lock, stop, tick, [&] { return stop.stop_requested(); })) {
-    const auto exceeds = [&](int64_t since) {
-      return since != 0 &&
-             Clock::now().time_since_epoch().count() - since >= std::chrono::nanoseconds(timeout_).count();
-    };
-    if (!exceeds(waiting_since_.load(std::memory_order_relaxed)) &&
-        !exceeds(probe_since_->load(std::memory_order_relaxed)))
-      continue;
+    const int64_t since = waiting_since_.load(std::memory_order_relaxed);
+    const bool waits_too_long =
+        since != 0 && Clock::now().time_since_epoch().count() - since >= std::chrono::nanoseconds(timeout_).count();
+    if (!waits_too_long && enqueued_.age() < timeout_) continue;
     exceeded_timeout_ = true;
     abort();
     return;

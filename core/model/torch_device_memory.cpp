@@ -170,6 +170,26 @@ void TorchDeviceMemory::download(const void* from, void* to, int64_t bytes) {
   wait([&] { model::download(storage_over(const_cast<void*>(from), bytes, device_), to, bytes); });
 }
 
+namespace {
+struct TorchMark final : DeviceMemory::Mark {
+  explicit TorchMark(at::DeviceType type) : event(type) {}
+  bool is_reached() override {
+    try {
+      return event.query();
+    } catch (const c10::Error&) {
+      return true;
+    }
+  }
+  c10::Event event;
+};
+}  // namespace
+
+std::unique_ptr<DeviceMemory::Mark> TorchDeviceMemory::mark(std::unique_ptr<Mark> unused) {
+  std::unique_ptr<Mark> mark = unused ? std::move(unused) : std::make_unique<TorchMark>(device_.type());
+  static_cast<TorchMark&>(*mark).event.record(stream_);
+  return mark;
+}
+
 void TorchDeviceMemory::run(const std::function<void(zr_stream*)>& work) {
   const Scope scope(*this);
   work(abi());

@@ -6,6 +6,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
 
+#include <memory>
 #include <unordered_map>
 
 #include "base/device_memory.hpp"
@@ -30,6 +31,7 @@ class TorchDeviceMemory final : public DeviceMemory {
   int64_t count_non_finite(const zr_view& values) override;
   void upload(const void* from, void* to, int64_t bytes) override;
   void download(const void* from, void* to, int64_t bytes) override;
+  std::unique_ptr<Mark> mark(std::unique_ptr<Mark> unused) override;
   void run(const std::function<void(zr_stream* stream)>& work) override;
   void* native_stream() override;
 

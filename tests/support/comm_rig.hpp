@@ -90,8 +90,8 @@ class RawComm {
     return api_->submit(comm_, &coll, stream, done, &error_);
   }
   std::string said() const { return error_.msg; }
-  void run(const zr_coll& coll) {
-    if (submit(coll) != ZR_OK) throw std::runtime_error("submit: " + said());
+  void run(const zr_coll& coll, zr_stream* stream = nullptr) {
+    if (submit(coll, nullptr, stream) != ZR_OK) throw std::runtime_error("submit: " + said());
   }
   void* allocate(int64_t bytes) {
     zr_view memory{};

@@ -267,6 +267,43 @@ TEST_F(CommDeviceLifeTest, RejectsWhatItDoesNotOffer) {
   });
 }
 
+// Each planted defect gives a wrong result or ends a rank, with one of these seeds at the latest.
+TEST_F(CommDeviceLifeTest, PlantedDefectsAreFound) {
+  const auto passes = [](const std::string& defect, int seed) {
+    const SharedJob job;
+    const auto ranks = run_ranks(2, [&](Rank& rank) {
+      ::setenv("ZR_SIM_DEFECT", defect.c_str(), 1);
+      ::setenv("ZR_SIM_DELAY_US", "2000", 1);
+      ::setenv("ZR_SIM_SEED", std::to_string(2 * seed + rank.rank).c_str(), 1);
+      DeviceRank device(job, rank);
+      constexpr int64_t kCount = 5000;
+      auto* const memory = static_cast<float*>(device.comm().allocate(4 * 2 * kCount));
+      std::vector<float> x(kCount, static_cast<float>(rank.rank + 1));
+      device.stream().upload(x.data(), memory, 4 * kCount);
+      const zr_view sum = view_on(device, memory, kCount), all = view_on(device, memory, 2 * kCount);
+      zr_view own = sum;
+      own.data = memory + rank.rank * kCount;
+      for (int i = 0; i < 8; ++i) {
+        device.comm().run(zr::all_reduce(sum, sum, "sum"), device.stream().abi());
+        device.comm().run(zr::all_gather(own, all, "gather"), device.stream().abi());
+        device.comm().run(zr::broadcast(sum, i % 2, "share"), device.stream().abi());
+      }
+      device.stream().download(memory, x.data(), 4 * kCount);
+      for (const float value : x) rank.give(std::to_string(value) + " ");
+    });
+    std::string result;
+    for (const RankResult& rank : ranks) result += rank.ok() ? rank.gave : "failed";
+    return result;
+  };
+  const std::string right = passes("none", 0);
+  EXPECT_EQ(right, passes("none", 1));
+  for (const std::string defect : {"wait", "reuse", "early", "stream", "host"}) {
+    bool found = false;
+    for (int seed = 0; seed < 8 && !found; ++seed) found = passes(defect, seed) != right;
+    EXPECT_TRUE(found) << defect;
+  }
+}
+
 // Rank 1 fails after its peers have seen its announcement: they do not take its part for done.
 TEST_F(CommDeviceLifeTest, ARankThatFailsInACollectiveFailsItOnAllRanks) {
   ::setenv("ZR_SIM_DEFECT", "failure", 1);
