@@ -51,10 +51,23 @@ class SimStream final : public zr::host::DeviceMemory {
   }
   void run(const std::function<void(zr_stream*)>& work) override { work(abi()); }
   void* native_stream() override { return device_function<void*(int, int)>("zr_sim_stream")(number_, 0); }
+  // Enqueues it on the stream.
+  void add_one(float* memory, int64_t count) {
+    struct Task {
+      float* memory;
+      int64_t count;
+    };
+    const auto run = [](void* context) {
+      const std::unique_ptr<Task> task(static_cast<Task*>(context));
+      for (int64_t i = 0; i < task->count; ++i) task->memory[i] += 1;
+    };
+    device_function<void(void*, const char*, void (*)(void*), void*)>("zr_sim_enqueue")(
+        native_stream(), "add one", run, new Task{reinterpret_cast<float*>(backing(memory)), count});
+  }
   void synchronize() { device_function<void(void*)>("zr_sim_wait")(native_stream()); }
 
  private:
-  static void* backing(const void* memory) { return device_function<void*(const void*)>("zr_sim_backing")(memory); }
+  static char* backing(const void* memory) { return device_function<char*(const void*)>("zr_sim_backing")(memory); }
   const int32_t number_;
 };
 
@@ -284,6 +297,7 @@ TEST_F(CommDeviceLifeTest, PlantedDefectsAreFound) {
       zr_view own = sum;
       own.data = memory + rank.rank * kCount;
       for (int i = 0; i < 8; ++i) {
+        device.stream().add_one(memory, kCount);
         device.comm().run(zr::all_reduce(sum, sum, "sum"), device.stream().abi());
         device.comm().run(zr::all_gather(own, all, "gather"), device.stream().abi());
         device.comm().run(zr::broadcast(sum, i % 2, "share"), device.stream().abi());
