@@ -1,43 +1,14 @@
 // The kernels of AdamW for the simulated device: tasks on its streams, with the CPU's arithmetic.
-#include <dlfcn.h>
-
 #include <algorithm>
-#include <string>
 
+#include "../sim_device/device_calls.hpp"
 #include "device_kernel.hpp"
 #include "kernel.hpp"
-#include "zr/base.hpp"
 
 namespace {
 
-// The functions of the device's library, which job.device_library loads.
-template <class Function>
-Function* function_of_device(const char* name) {
-  void* const symbol = ::dlsym(RTLD_DEFAULT, name);
-  if (!symbol) throw zr::PluginError(ZR_STATE, std::string("the simulated device is not loaded: no ") + name);
-  return reinterpret_cast<Function*>(symbol);
-}
-
-template <class T>
-T* backing(T* address) {
-  static auto* const of = function_of_device<void*(const void*)>("zr_sim_backing");
-  return static_cast<T*>(of(address));
-}
-
-// Runs `task`, a copy of which the stream keeps until then.
-template <class Task>
-void enqueue(void* native_stream, const char* name, Task task) {
-  static auto* const enqueue_on =
-      function_of_device<void(void*, const char*, void (*)(void*), void*)>("zr_sim_enqueue");
-  enqueue_on(
-      native_stream, name,
-      [](void* context) {
-        auto* const kept = static_cast<Task*>(context);
-        (*kept)();
-        delete kept;
-      },
-      new Task(std::move(task)));
-}
+using sim::backing;
+using sim::enqueue;
 
 double norm_block(const float* values, int64_t count) {
   double lanes[16] = {};
