@@ -60,6 +60,13 @@ class SimStream final : public host::DeviceMemory {
   }
   void run(const std::function<void(zr_stream*)>& work) override { work(abi()); }
   void* native_stream() override { return device_function<void*(int, int)>("zr_sim_stream")(number_, 0); }
+  /// The content of memory of the device now, without waiting for streams.
+  template <class T>
+  static T peek(const void* memory) {
+    T value;
+    std::memcpy(&value, backing(memory), sizeof value);
+    return value;
+  }
   void synchronize() { device_function<void(void*)>("zr_sim_wait")(native_stream()); }
 
  private:
