@@ -107,7 +107,10 @@ void Engine::backward(const torch::Tensor& loss, double weight) {
         "engine.backward(loss): the loss has no autograd graph (requires_grad is false), so no parameter would get a "
         "gradient; compute it from the model's parameters, without detach(), torch::NoGradGuard or "
         "zr::Engine::Evaluation around the forward pass");
-  const auto value = loss.item<double>();
+  double value = 0;
+  const auto read = [&] { value = loss.item<double>(); };
+  host::DeviceMemory* const device = state_->torch_model->memory();
+  device ? device->wait(read) : read();
   State::with_program_functions(call, [&] { session.begin_backward(value, weight); });
   try {
     // A loss of weight 0 is not scaled: its gradients are dropped on arrival, even if they are NaN.

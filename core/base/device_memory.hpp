@@ -24,6 +24,8 @@ class DeviceMemory {
   /// Its memory may be used again for operations after those that were enqueued before. No operation on another stream
   /// may still use it.
   virtual void free(void* memory) noexcept = 0;
+  /// Returns memory that the device's library keeps for later allocations to the device.
+  virtual void release_unused() {}
 
   /// The views of these functions are on the device.
   virtual void zero(const zr_view& memory) = 0;
@@ -52,8 +54,7 @@ class DeviceMemory {
   zr_stream* abi() { return reinterpret_cast<zr_stream*>(this); }
   static DeviceMemory& from_abi(zr_stream* stream) { return *reinterpret_cast<DeviceMemory*>(stream); }
 
- protected:
-  /// For the functions that wait.
+  /// Calls fn, which waits for the device, in that way.
   void wait(const std::function<void()>& fn) const { around_waits_ ? around_waits_(fn) : fn(); }
 
  private:

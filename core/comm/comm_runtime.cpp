@@ -30,7 +30,7 @@ struct CommRuntime::State {
 
   State(plugin::PluginHost& h, std::shared_ptr<control::Control> control, const plugin::Instance* instance,
         Options options)
-      : host(h), device(options.device), submission(h, std::move(control), instance, {options.timeout, device}) {
+      : host(h), submission(h, std::move(control), instance, options.timeout) {
     staging_bytes = CommRuntime::staging_bytes(submission.world());
   }
 
@@ -42,11 +42,11 @@ struct CommRuntime::State {
   }
 
   plugin::PluginHost& host;
-  DeviceMemory* const device;
   Submission submission;
   std::map<void*, Memory> memory;
   char* staging = nullptr;  // buffer for the host's control messages
   int64_t staging_bytes;
+  DeviceMemory* device = nullptr;
 };
 
 CommRuntime::CommRuntime(plugin::PluginHost& host, std::shared_ptr<control::Control> control,
@@ -160,10 +160,35 @@ void* CommRuntime::allocate(int64_t bytes, int64_t align, Tier tier, MemoryKind 
   return memory;
 }
 
-void* CommRuntime::allocate_on_device(int64_t bytes, MemoryKind kind, const std::string& tag) {
+void CommRuntime::open_on(DeviceMemory& device) {
+  state_->device = &device;
+  state_->submission.open_on(device);
+}
+
+namespace {
+// Memory that peers can open does not come from the library that keeps the device's free memory.
+void* allocate_for_peers(OpenCommunicator& peers, DeviceMemory& device, int64_t bytes, const std::string& tag) {
+  const auto allocate = [&] { return peers.mem_alloc(static_cast<uint64_t>(std::max<int64_t>(bytes, 64)), 64); };
+  try {
+    return allocate();
+  } catch (const EnvironmentError&) {
+    device.release_unused();
+  }
+  try {
+    return allocate();
+  } catch (const EnvironmentError& failure) {
+    fail_environment(
+        fmt::format("cannot allocate {} on the device for {}: {}; use more ranks or a smaller model, or set "
+                    "offload.optimizer to a tier",
+                    bytes_text(bytes), tag, failure.what()));
+  }
+}
+}  // namespace
+
+void* CommRuntime::allocate_on_device(int64_t bytes, MemoryKind kind, const std::string& tag, Readers readers) {
   State& s = *state_;
-  OpenCommunicator* const peers = s.submission.on_device();
-  void* memory = peers ? peers->mem_alloc(static_cast<uint64_t>(std::max<int64_t>(bytes, 64)), 64) : nullptr;
+  OpenCommunicator* const peers = readers == Readers::peers ? s.submission.on_device() : nullptr;
+  void* memory = peers ? allocate_for_peers(*peers, *s.device, bytes, tag) : nullptr;
   const auto from = memory ? State::Memory::From::device_plugin : State::Memory::From::device;
   if (!memory) memory = s.device->allocate(bytes);
   s.memory.emplace(memory, State::Memory{bytes, Tier::device, kind, tag, from, {}});

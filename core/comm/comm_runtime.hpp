@@ -28,7 +28,6 @@ class CommRuntime {
  public:
   struct Options {
     std::chrono::milliseconds timeout = std::chrono::minutes(5);
-    DeviceMemory* device = nullptr;  // that the model's state is on; it must outlive this object. Null: host memory
   };
   /// Opens the plug-in (collective over the job). `instance` may be null if world is 1.
   CommRuntime(plugin::PluginHost& host, std::shared_ptr<control::Control> control, const plugin::Instance* instance,
@@ -60,8 +59,12 @@ class CommRuntime {
   /// Allocates zeroed memory that peers can read in place: from the plug-in, or from the engine if the plug-in has no
   /// allocator. The alignment is at least 64.
   void* allocate(int64_t bytes, int64_t align, Tier tier, MemoryKind kind, const std::string& tag);
-  /// The same on Options::device.
-  void* allocate_on_device(int64_t bytes, MemoryKind kind, const std::string& tag);
+  /// Opens the plug-in for memory of the device that the model's state is on, too; collective over the job. The device
+  /// must outlive this object.
+  void open_on(DeviceMemory& device);
+  enum class Readers { peers, this_rank };
+  /// Allocates zeroed memory of that device.
+  void* allocate_on_device(int64_t bytes, MemoryKind kind, const std::string& tag, Readers readers = Readers::peers);
   void free(void* memory);
   /// Allocates one block that all ranks on this node share; the ledger of this rank counts `share` bytes. Returns the
   /// writable address and the read-only address. Only for communicators with shared_weights_of(). Collective. Pass the

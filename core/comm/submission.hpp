@@ -19,6 +19,7 @@
 #include "control/control.hpp"
 #include "plugin/plugin_host.hpp"
 #include "zr/abi/communicator.h"
+#include "zr/mutex.hpp"
 
 namespace zr::host::comm {
 
@@ -26,17 +27,15 @@ namespace zr::host::comm {
 class Submission {
  public:
   static constexpr int64_t kStagingBytes = int64_t{4} << 20;  // for composed collectives
-  struct Options {
-    std::chrono::milliseconds timeout;
-    DeviceMemory* device = nullptr;  // collectives may use its memory; null: only host memory
-  };
-  /// Opens the plug-in if the world size is greater than 1: for host memory, and for memory of the device. The device
-  /// must outlive close().
+  /// Opens the plug-in for host memory if the world size is greater than 1.
   Submission(plugin::PluginHost& host, std::shared_ptr<control::Control> control, const plugin::Instance* instance,
-             const Options& options);
+             std::chrono::milliseconds timeout);
   ~Submission() { close(); }
   Submission(const Submission&) = delete;
   void close();  // idempotent
+  /// From now on collectives may use memory of the device too, for which it opens the plug-in a second time. The device
+  /// must outlive close().
+  void open_on(DeviceMemory& device);
   /// Sets the function that the first composed collective calls to allocate kStagingBytes bytes.
   void set_staging_allocator(std::function<char*()> allocate) { allocate_staging_ = std::move(allocate); }
 
@@ -126,13 +125,15 @@ class Submission {
   const std::chrono::milliseconds timeout_;
   const int rank_, world_;
   std::unique_ptr<OpenCommunicator> on_host_, on_device_;
+  Mutex abort_mutex_;
+  OpenCommunicator* to_abort_on_device_ ZR_GUARDED_BY(abort_mutex_) = nullptr;
   zr_comm_caps caps_{};
   std::function<char*()> allocate_staging_;
   char* staging_ = nullptr;
 
   control::Activity activity_;
   CommVolumeCounter counter_;
-  DeviceMemory* device_;  // null: only host memory
+  DeviceMemory* device_ = nullptr;  // null: only host memory
   CompletionObserver on_completed_;
   CollectiveStaging* collective_staging_ = nullptr;
   std::deque<zr_done*> staged_completions_;  // completions of collectives that may still be staged, in submission order

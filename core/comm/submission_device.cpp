@@ -27,7 +27,9 @@ zr_code Submission::enqueue(const zr_coll& coll, zr_error* error) {
                       fmt::format("it does not offer this {} in memory of a device; choose another strategy, or set "
                                   "offload.optimizer = \"cpu\"",
                                   name_of_op(coll.op)));
-  return on_device_->submit(coll, device_->abi(), nullptr, error);
+  zr_code code = ZR_OK;
+  device_->run([&](zr_stream* stream) { code = on_device_->submit(coll, stream, nullptr, error); });
+  return code;
 }
 
 }  // namespace zr::host::comm

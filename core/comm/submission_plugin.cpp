@@ -15,23 +15,30 @@ using Clock = std::chrono::steady_clock;
 }  // namespace
 
 Submission::Submission(plugin::PluginHost& host, std::shared_ptr<control::Control> control,
-                       const plugin::Instance* instance, const Options& options)
+                       const plugin::Instance* instance, std::chrono::milliseconds timeout)
     : host_(host),
       control_(std::move(control)),
       instance_(instance),
-      timeout_(options.timeout),
+      timeout_(timeout),
       rank_(control_->rank()),
       world_(control_->world()),
-      counter_(rank_, world_),
-      device_(options.device) {
-  if (device_) device_->watch_waits([this](const std::function<void()>& wait) { wait_for_device(wait); });
+      counter_(rank_, world_) {
   if (world_ == 1) return;
   if (!instance_) fail_internal(fmt::format("a communicator of {} ranks was created without a plug-in", world_));
   caps_ = communicator_caps(*instance_);
   on_host_ = std::make_unique<OpenCommunicator>(*instance_, rank_, world_, kHostMemory);
-  if (device_) on_device_ = std::make_unique<OpenCommunicator>(*instance_, rank_, world_, device_->device());
   watchdog_ = std::jthread([this](const std::stop_token& stop) { run_watchdog(stop); });
   control_->on_broken(this, [this] { abort(); });
+}
+
+void Submission::open_on(DeviceMemory& device) {
+  if (world_ > 1) {
+    on_device_ = std::make_unique<OpenCommunicator>(*instance_, rank_, world_, device.device());
+    const MutexLock lock(abort_mutex_);
+    to_abort_on_device_ = on_device_.get();
+  }
+  device_ = &device;
+  device.watch_waits([this](const std::function<void()>& wait) { wait_for_device(wait); });
 }
 
 void Submission::close() {
@@ -40,6 +47,10 @@ void Submission::close() {
   if (!on_host_) return;
   control_->on_broken(this, {});
   watchdog_ = {};
+  {
+    const MutexLock lock(abort_mutex_);
+    to_abort_on_device_ = nullptr;
+  }
   on_device_.reset();
   on_host_.reset();
 }
@@ -60,8 +71,9 @@ void Submission::run_watchdog(const std::stop_token& stop) {
 }
 
 void Submission::abort() {
-  for (OpenCommunicator* communicator : {on_host_.get(), on_device_.get()})
-    if (communicator) communicator->abort();
+  if (on_host_) on_host_->abort();
+  const MutexLock lock(abort_mutex_);
+  if (to_abort_on_device_) to_abort_on_device_->abort();
 }
 
 }  // namespace zr::host::comm

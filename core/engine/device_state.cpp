@@ -25,7 +25,8 @@ class DeviceSums {
     int64_t blocks = 0;
     for (const zr_view& view : values) blocks += plan::norm_blocks_of(view.count);
     if (blocks == 0) return;
-    if (!memory_) memory_ = context_.comm.allocate_on_device(8 * blocks, MemoryKind::other, "norm blocks");
+    if (!memory_) memory_ = context_.comm.allocate_on_device(8 * blocks, MemoryKind::other, "norm blocks",
+                                                              comm::CommRuntime::Readers::this_rank);
     const zr_view sums{memory_, blocks, ZR_F64, 0, context_.device->device()};
     const plugin::Instance& optimizer = context_.optimizers.main();
     CallError error;

@@ -9,6 +9,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "engine/all_gather.hpp"
 #include "engine/device_state.hpp"
 #include "engine/early_update.hpp"
 #include "engine/job_checks.hpp"
@@ -69,15 +70,23 @@ void log_place_of_state(const PlannedJob& job, const std::string& obstacle) {
   logged = text;
 }
 
-// The device that the training state is on; null: it is in host memory.
-DeviceMemory* device_of(const PlannedJob& job, model::Model& model) {
+// The device that the training state is on; null: it is in host memory. All ranks decide alike. Collective.
+DeviceMemory* device_of(PlannedJob& job, model::Model& model) {
+  compare_ranks(job, model);
   DeviceMemory* const memory = model.memory();
   if (!memory) return nullptr;
-  const std::string obstacle = device_obstacle(job.plan, stream_types_of(job.strategy), job.optimizers,
-                                               job.communicator.get(), memory->device());
+  struct Obstacle {
+    char text[512] = {};
+  } own;
+  device_obstacle(job.plan, stream_types_of(job.strategy), job.optimizers, job.communicator.get(), memory->device())
+      .copy(own.text, sizeof own.text - 1);
+  std::string obstacle;
+  for (const Obstacle& other : all_gather(job.comm, own, "place of the training state"))
+    if (obstacle.empty()) obstacle = other.text;
   if (job.rank() == 0) log_place_of_state(job, obstacle);
   if (!obstacle.empty()) return nullptr;
   model.keep_on_device();
+  job.comm.open_on(*memory);
   return memory;
 }
 
@@ -104,7 +113,6 @@ comm::CommRuntime::Options checked(PlannedJob& job, const model::Model& model) {
   }
   comm::CommRuntime::Options options;
   options.timeout = job.config().communicator().timeout;
-  options.device = job.device;
   return options;
 }
 
@@ -135,11 +143,10 @@ PlannedJob::PlannedJob(Setup of, model::Model& model, std::shared_ptr<Trace> spa
       communicator(make_communicator(host, setup)),
       tiers(make_tiers(host, setup)),
       plan(plan_of(*this, model)),
-      device(device_of(*this, model)),
       comm(host, setup.control, communicator.get(), checked(*this, model)),
+      device(device_of(*this, model)),
       context{{comm, pool, plan, ledger, device}, setup, model, strategy, optimizers, check_of(comm, host), use} {
   host.set_context(device);
-  compare_ranks(*this, model);
   comm.set_trace(trace.get());
 }
 

@@ -45,9 +45,9 @@ struct PlannedJob {
   const std::unique_ptr<const plugin::Instance> communicator;        // null for one rank
   const std::vector<std::shared_ptr<const plugin::Instance>> tiers;  // ShardedState opens them
   const plan::MemoryPlan plan;
-  DeviceMemory* const device;  // where weights, gradients and states are; null: in host memory
   comm::CommRuntime comm;
-  RecursiveMutex use;  // see StepContext
+  DeviceMemory* const device;  // where weights, gradients and states are; null: in host memory
+  RecursiveMutex use;          // see StepContext
   const StepContext context;
 };
 

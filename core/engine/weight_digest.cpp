@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
+#include <memory>
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"
@@ -25,8 +27,8 @@ std::string list_of(const std::vector<int>& ranks) {
 }  // namespace
 
 WeightDigest::WeightDigest(const plan::MemoryPlan& plan, const std::vector<void*>& buffers,
-                           const std::vector<const void*>& readers, int world)
-    : plan_(plan), world_(world), size_(size_of(plan.input.weight_dtype)) {
+                           const std::vector<const void*>& readers, int world, DeviceMemory* device)
+    : plan_(plan), world_(world), device_(device), size_(size_of(plan.input.weight_dtype)) {
   const auto& parameters = plan.input.parameters;
   memory_.assign(parameters.size(), nullptr);
   if (world > 1)
@@ -47,8 +49,34 @@ WeightDigest::WeightDigest(const plan::MemoryPlan& plan, const std::vector<void*
   }
 }
 
-uint64_t WeightDigest::digest(const Part& part) const {
-  return checkpoint::hash_of(memory_[part.param] + part.first * size_, part.count * size_);
+std::vector<uint64_t> WeightDigest::digests_of(const std::vector<Part>& parts) {
+  int64_t total = 0;
+  for (const Part& part : parts) total += part.count * size_;
+  bytes_ += total;
+  std::vector<char> copy;  // of all parts on the device, which the host waits for once
+  if (device_ && total > 0) {
+    copy.resize(static_cast<std::size_t>(total));
+    const std::unique_ptr<void, std::function<void(void*)>> gathered(device_->allocate(total),
+                                                                     [&](void* memory) { device_->free(memory); });
+    const auto bytes_at = [&](const char* memory, int64_t bytes) {
+      return zr_view{const_cast<char*>(memory), bytes, ZR_U8, 0, device_->device()};
+    };
+    const char* to = static_cast<const char*>(gathered.get());
+    for (const Part& part : parts) {
+      const int64_t bytes = part.count * size_;
+      device_->copy(bytes_at(memory_[part.param] + part.first * size_, bytes), bytes_at(to, bytes));
+      to += bytes;
+    }
+    device_->download(gathered.get(), copy.data(), total);
+  }
+  std::vector<uint64_t> digests;
+  const char* at = copy.data();
+  for (const Part& part : parts) {
+    const int64_t bytes = part.count * size_;
+    digests.push_back(checkpoint::hash_of(device_ ? at : memory_[part.param] + part.first * size_, bytes));
+    at += device_ ? bytes : 0;
+  }
+  return digests;
 }
 
 void WeightDigest::take_turn(int64_t elements) {
@@ -80,11 +108,7 @@ void WeightDigest::sample_written() {
 }
 
 uint64_t WeightDigest::digest_all(const std::vector<Part>& parts) {
-  std::vector<uint64_t> digests;
-  for (const Part& part : parts) {
-    digests.push_back(digest(part));
-    bytes_ += part.count * size_;
-  }
+  const std::vector<uint64_t> digests = digests_of(parts);
   return digests.empty() ? 0 : checkpoint::hash_of(digests.data(), std::ssize(digests) * int64_t{sizeof(uint64_t)});
 }
 
@@ -142,11 +166,8 @@ void WeightDigest::compare(const std::vector<Digest>& digests, comm::CommRuntime
   const std::vector<Part> parts = suspected_parts(digests, comm);
   if (parts.empty()) return;
   std::string digests_of_rank;
-  for (const Part& part : parts) {
-    const uint64_t part_digest = digest(part);
-    digests_of_rank.append(reinterpret_cast<const char*>(&part_digest), sizeof part_digest);
-    bytes_ += part.count * size_;
-  }
+  for (const uint64_t digest : digests_of(parts))
+    digests_of_rank.append(reinterpret_cast<const char*>(&digest), sizeof digest);
   const std::vector<std::string> digests_by_rank = comm.all_gather_bytes(digests_of_rank, "digests of weights");
   for (std::size_t i = 0; i < parts.size(); ++i) {
     RanksByDigest ranks;

@@ -21,8 +21,9 @@ class WeightDigest {
  public:
   /// `buffers`: by buffer of the plan, its address; `readers`: by buffer, null unless it is shared memory, which needs
   /// no comparison. `plan` and the memory outlive the object.
+  /// device: which the buffers are on; null: in host memory.
   WeightDigest(const plan::MemoryPlan& plan, const std::vector<void*>& buffers, const std::vector<const void*>& readers,
-               int world);
+               int world, DeviceMemory* device);
 
   /// Records that the program wrote to this parameter since the last step.
   void written(uint32_t param) { written_.insert(param); }
@@ -51,7 +52,7 @@ class WeightDigest {
     int64_t first, count;  // elements
   };
   using RanksByDigest = std::map<std::string, std::vector<int>>;
-  uint64_t digest(const Part& part) const;
+  std::vector<uint64_t> digests_of(const std::vector<Part>& parts);
   uint64_t digest_all(const std::vector<Part>& parts);
   void take_turn(int64_t elements);
   void sample_written();
@@ -61,6 +62,7 @@ class WeightDigest {
 
   const plan::MemoryPlan& plan_;
   int world_;
+  DeviceMemory* const device_;
   int64_t size_;                     // bytes per element of a weight
   std::vector<const char*> memory_;  // by parameter; null: not replicated, so not compared
   std::vector<uint32_t> replicated_;

@@ -13,7 +13,8 @@ namespace zr::host::engine {
 WeightMonitor::WeightMonitor(const StepContext& context, const Parts& parts)
     : context_(context),
       parts_(parts),
-      digest_(context.plan, parts.state.buffers().memory(), parts.state.buffers().readers(), context.world()),
+      digest_(context.plan, parts.state.buffers().memory(), parts.state.buffers().readers(), context.world(),
+              context.device),
       samples_(!context.device &&
                        (context.plan.has_master || EarlyUpdate::obstacle(context.config(), context.plan).empty())
                    ? WeightSamples(parts.state.bound_slices())

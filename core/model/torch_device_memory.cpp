@@ -7,6 +7,7 @@
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Event.h>
 #include <c10/core/TensorOptions.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -119,6 +120,11 @@ void TorchDeviceMemory::free(void* memory) noexcept {
     freed = std::move(at->second);
     memory_.erase(at);
   }
+}
+
+void TorchDeviceMemory::release_unused() {
+  if (auto* const allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device_.type())))
+    allocator->emptyCache();
 }
 
 void TorchDeviceMemory::zero(const zr_view& memory) {

@@ -23,6 +23,7 @@ class TorchDeviceMemory final : public DeviceMemory {
   zr_device device() const override;
   void* allocate(int64_t bytes) override;
   void free(void* memory) noexcept override;
+  void release_unused() override;
   void zero(const zr_view& memory) override;
   void copy(const zr_view& from, const zr_view& to) override;
   void add(const zr_view& from, const zr_view& to, bool first) override;

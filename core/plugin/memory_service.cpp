@@ -90,7 +90,7 @@ zr_code alloc(const zr_host* abi, const zr_alloc* given, zr_view* out, zr_error*
             fmt::format("'{}': memory of a device is aligned to {} bytes, not to {}", tag, kMinAlign, align));
       try {
         view.data = device->allocate(static_cast<int64_t>(bytes));
-      } catch (const Error& failure) {
+      } catch (const std::exception& failure) {
         return fill_error(error, ZR_NOMEM, fmt::format("'{}': {}", tag, failure.what()));
       }
     } else if (bytes >= kMinPageMemory) {

@@ -10,6 +10,7 @@
 namespace peer {
 
 [[noreturn]] inline void fail(cudaError_t error, const std::string& call) {
+  cudaGetLastError();  // forgets it: the next launch reads it
   if (error == cudaErrorNoKernelImageForDevice)
     throw zr::PluginError(ZR_UNSUPPORTED,
                           "this library has no code for the compute capability of this GPU: build it with "
@@ -23,13 +24,12 @@ inline void check(cudaError_t error, const char* call) {
   if (error != cudaSuccess) fail(error, call);
 }
 
-/// While it lives, the device is the current one of the thread.
+/// While it lives, the device is the current one of the thread. The next call reports a failure.
 class CurrentDevice {
  public:
-  explicit CurrentDevice(int device) {
-    check(cudaGetDevice(&before_), "cudaGetDevice");
-    if (before_ != device) check(cudaSetDevice(device), "cudaSetDevice");
-    changed_ = before_ != device;
+  explicit CurrentDevice(int device) noexcept {
+    changed_ = cudaGetDevice(&before_) == cudaSuccess && before_ != device;
+    if (changed_) cudaSetDevice(device);
   }
   ~CurrentDevice() {
     if (changed_) cudaSetDevice(before_);

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda_calls.hpp"
@@ -18,6 +19,7 @@ static_assert(2 * kMaxRanks <= kMaxReduceAddresses, "a reduction has all ranks a
 
 void check_peer(cudaError_t error, const char* call) {
   if (error == cudaSuccess) return;
+  cudaGetLastError();
   throw zr::PluginError(ZR_COMM,
                         std::string("CUDA: ") + call + ": " + cudaGetErrorString(error) +
                             ": the memory of another rank's GPU cannot be opened; start all ranks in one container "
@@ -33,18 +35,16 @@ class CudaDevice final : public PeerDevice {
       check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventInterprocess), "cudaEventCreate");
   }
   ~CudaDevice() override {
-    for (const auto& events : peers_)
-      for (const cudaEvent_t event : events)
-        if (event) cudaEventDestroy(event);
+    close_events();
     for (const cudaEvent_t event : own_)
       if (event) cudaEventDestroy(event);
   }
 
-  // Shared in pages of 2 MiB, so that a large allocation shares no page with others.
+  // Shared in pages of 2 MiB, so that no page contains several allocations.
   void* allocate(uint64_t bytes, Handle* handle) override {
     constexpr uint64_t kPage = uint64_t{2} << 20;
     const CurrentDevice current(number_);
-    if (bytes >= kPage / 2) bytes = (bytes + kPage - 1) / kPage * kPage;
+    bytes = (bytes + kPage - 1) / kPage * kPage;
     void* memory = nullptr;
     check(cudaMalloc(&memory, bytes), "cudaMalloc");
     cudaIpcMemHandle_t ipc;
@@ -68,7 +68,10 @@ class CudaDevice final : public PeerDevice {
     check_peer(cudaIpcOpenMemHandle(&opened, ipc, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle");
     return opened;
   }
-  void close(void* opened) noexcept override { cudaIpcCloseMemHandle(opened); }
+  void close(void* opened) noexcept override {
+    const CurrentDevice current(number_);
+    cudaIpcCloseMemHandle(opened);
+  }
 
   Handle event(Event event) override {
     Handle handle{};
@@ -85,10 +88,17 @@ class CudaDevice final : public PeerDevice {
     check_peer(cudaIpcOpenEventHandle(&peers_[static_cast<size_t>(rank)][static_cast<size_t>(event)], ipc),
                "cudaIpcOpenEventHandle");
   }
+  void close_events() noexcept override {
+    for (auto& events : peers_)
+      for (cudaEvent_t& event : events)
+        if (cudaEvent_t const opened = std::exchange(event, nullptr)) cudaEventDestroy(opened);
+  }
   void record(Event event, void* stream) override {
+    const CurrentDevice current(number_);
     check(cudaEventRecord(own_[static_cast<size_t>(event)], static_cast<cudaStream_t>(stream)), "cudaEventRecord");
   }
   void wait(int rank, Event event, void* stream) override {
+    const CurrentDevice current(number_);
     check(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream),
                               peers_[static_cast<size_t>(rank)][static_cast<size_t>(event)], 0),
           "cudaStreamWaitEvent");
@@ -105,10 +115,14 @@ class CudaDevice final : public PeerDevice {
     cuda_reduce(kind, sources, n, outs, n_outs, first, count, static_cast<cudaStream_t>(stream));
   }
   void call(void (*fn)(void*), void* context, void* stream) override {
+    const CurrentDevice current(number_);
     check(cudaLaunchHostFunc(static_cast<cudaStream_t>(stream), fn, context), "cudaLaunchHostFunc");
   }
-  void synchronize(void* stream) noexcept override { cudaStreamSynchronize(static_cast<cudaStream_t>(stream)); }
-  void abort() noexcept override {}  // the driver completes the events of a process that has ended
+  bool is_idle(void* stream) noexcept override {
+    const CurrentDevice current(number_);
+    return cudaStreamQuery(static_cast<cudaStream_t>(stream)) != cudaErrorNotReady;
+  }
+  void abort() noexcept override {}  // CUDA has no call that ends the wait of a stream
 
  private:
   const int number_;
@@ -118,7 +132,8 @@ class CudaDevice final : public PeerDevice {
 
 }  // namespace
 
-bool can_share_memory() noexcept {
+namespace {
+bool all_devices_can_share() {
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) return false;
   for (int device = 0; device < devices; ++device) {
@@ -131,6 +146,13 @@ bool can_share_memory() noexcept {
     }
   }
   return true;
+}
+}  // namespace
+
+bool can_share_memory() noexcept {
+  const bool can = all_devices_can_share();
+  cudaGetLastError();  // forgets what a device without it reported
+  return can;
 }
 
 std::unique_ptr<PeerDevice> open_device(int32_t number, int /*rank*/, int world) {

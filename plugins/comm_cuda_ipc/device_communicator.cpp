@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "zr/collective.hpp"
 #include "zr/round_up.hpp"
@@ -32,6 +33,7 @@ DeviceCommunicator::DeviceCommunicator(const zr::Host& host, const zr_comm_open&
       device_(open_device(options.device.id, options.rank, options.world)),
       memory_(*device_, options.world),
       device_id_(options.device),
+      store_prefix_(options.store_prefix),
       announcement_bytes_(
           zr::round_up(sizeof(Announcement) + 2 * sizeof(int64_t) * static_cast<size_t>(options.world), 64)),
       own_announcement_(control_.mem_alloc(announcement_bytes_, 64, 0)),
@@ -41,44 +43,59 @@ DeviceCommunicator::DeviceCommunicator(const zr::Host& host, const zr_comm_open&
 
 DeviceCommunicator::~DeviceCommunicator() { close_orderly(); }
 
-// Peers may still read this rank's memory, and it theirs. A peer that has failed does not come; then the time is short.
-void DeviceCommunicator::close_orderly() noexcept {
-  constexpr auto kLimit = std::chrono::seconds(2);
-  try {
-    if (has_stream_) device_->synchronize(last_stream_);
-    memory_.close_peers();
-    zr::Done done(host_);
-    const zr_coll coll = zr::barrier("the end of a communicator for a device");
-    control_.submit(coll, nullptr, done.abi());
-    const auto begin = std::chrono::steady_clock::now();
-    while (!done.ready() && std::chrono::steady_clock::now() - begin < kLimit) control_.progress();
-  } catch (const std::exception&) {  // a peer has failed, or the communicator was aborted
-  }
+void DeviceCommunicator::put(const char* what, const void* value, uint64_t bytes) {
+  const std::string key = store_prefix_ + "device." + what + "." + std::to_string(rank_);
+  zr_error error = zr::no_error();
+  zr::check(host_.need<zr_store_service>().put(host_.abi(), key.c_str(), value, bytes, &error), error);
 }
 
+void DeviceCommunicator::get(const char* what, int rank, int64_t timeout_ns, void* value, uint64_t bytes) {
+  const std::string key = store_prefix_ + "device." + what + "." + std::to_string(rank);
+  zr_error error = zr::no_error();
+  zr::check(host_.need<zr_store_service>().get(host_.abi(), key.c_str(), timeout_ns, value, &bytes, &error), error);
+}
+
+// Through the store, whose calls end if the job fails.
 void DeviceCommunicator::exchange_events() {
   struct Handles {
     Handle ready, finished;
   };
   const Handles own{device_->event(Event::ready), device_->event(Event::finished)};
-  std::vector<Handles> all(static_cast<size_t>(world_));
-  all_gather(&own, all.data(), sizeof own, "events of the device");
+  put("events", &own, sizeof own);
   for (int r = 0; r < world_; ++r) {
     if (r == rank_) continue;
-    device_->open_event(r, Event::ready, all[static_cast<size_t>(r)].ready);
-    device_->open_event(r, Event::finished, all[static_cast<size_t>(r)].finished);
+    Handles events;
+    get("events", r, -1, &events, sizeof events);
+    device_->open_event(r, Event::ready, events.ready);
+    device_->open_event(r, Event::finished, events.finished);
   }
-  barrier("events of the device");  // no rank may end before all have opened them
 }
 
-void DeviceCommunicator::all_gather(const void* own, void* all, int64_t bytes, const std::string& label) {
-  const auto view = [](void* data, int64_t count) { return zr_view{data, count, ZR_U8, 0, {ZR_DEVICE_CPU, 0}}; };
-  const zr_coll coll = zr::all_gather(view(const_cast<void*>(own), bytes), view(all, bytes * world_), label.c_str());
-  control_.submit(coll, nullptr, nullptr);
+void DeviceCommunicator::wait_until_idle(std::chrono::nanoseconds limit) noexcept {
+  const auto begin = std::chrono::steady_clock::now();
+  while (has_stream_ && !device_->is_idle(last_stream_) && std::chrono::steady_clock::now() - begin < limit)
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
 }
 
-void DeviceCommunicator::barrier(const std::string& label) {
-  control_.submit(zr::barrier(label.c_str()), nullptr, nullptr);
+// Peers that still read this rank's memory are waited for by its stream. A peer that has failed never closes its
+// mappings; then this rank frees its memory after a short time.
+void DeviceCommunicator::close_orderly() noexcept {
+  constexpr auto kLimit = std::chrono::seconds(2);
+  constexpr int64_t kLimitNs = std::chrono::nanoseconds(kLimit).count();
+  wait_until_idle(kLimit);
+  if (has_stream_ && !device_->is_idle(last_stream_)) {
+    device_->abort();
+    wait_until_idle(kLimit);
+  }
+  memory_.close_peers();
+  device_->close_events();
+  try {
+    put("closed", "", 0);
+    char nothing = 0;
+    for (int r = 0; r < world_ && !failure_; ++r)
+      if (r != rank_) get("closed", r, kLimitNs, &nothing, 1);
+  } catch (const std::exception&) {  // the job has failed, or a peer is late
+  }
 }
 
 zr_view DeviceCommunicator::mem_alloc(uint64_t bytes, uint64_t align, uint32_t flags) {
@@ -105,25 +122,34 @@ void DeviceCommunicator::submit(const zr_coll& coll, zr_stream* stream, zr_done*
                           operation_.what() + ": communicator 'shm' has no messages between devices; use a collective");
   if (failure_) throw zr::PluginError(failure_->code, failure_->text);
   void* const native = zr::native_stream(host_, stream);
+  if (has_stream_ && native != last_stream_)
+    throw zr::PluginError(ZR_UNSUPPORTED, operation_.what() + ": communicator 'shm' has one stream per device");
   last_stream_ = native;
   has_stream_ = true;
   try {
     enqueue(native);
-  } catch (const zr::PluginError& error) {
-    failure_ = Failure{error.code(), error.what()};
+    if (done) resolve_in_stream(done, native);
+  } catch (const std::exception& error) {  // this rank has not done its part, so its peers must not continue
+    const auto* const known = dynamic_cast<const zr::PluginError*>(&error);
+    failure_ = Failure{known ? known->code() : zr_code{ZR_INTERNAL}, error.what()};
+    control_.abort();
     throw;
   }
-  if (!done) return;
+}
+
+void DeviceCommunicator::resolve_in_stream(zr_done* done, void* native_stream) {
+  auto kept = std::make_unique<zr::Done>(zr::Done::retained(host_, done));
   device_->call(
-      [](void* kept) {
-        auto* const completion = static_cast<zr::Done*>(kept);
+      [](void* context) {
+        const std::unique_ptr<zr::Done> completion(static_cast<zr::Done*>(context));
         completion->resolve();
-        delete completion;
       },
-      new zr::Done(zr::Done::retained(host_, done)), native);
+      kept.get(), native_stream);
+  static_cast<void>(kept.release());  // the call deletes it
 }
 
 void DeviceCommunicator::enqueue(void* native_stream) {
+  ++number_;
   staged_src_ = nullptr;
   announce(native_stream);
   compare();
@@ -132,7 +158,10 @@ void DeviceCommunicator::enqueue(void* native_stream) {
   wait_for_peers(Event::ready, native_stream);
   route == Route::push ? push(native_stream) : pull(native_stream);
   device_->record(Event::finished, native_stream);
-  barrier("the end of " + operation_.what());
+  const std::string label = "the end of " + operation_.what();
+  zr_coll end = zr::barrier(label.c_str());
+  end.fingerprint = fingerprint_of(Meeting::end);
+  control_.submit(end, nullptr, nullptr);
   wait_for_peers(Event::finished, native_stream);
 }
 
@@ -157,12 +186,16 @@ void DeviceCommunicator::announce(void* native_stream) {
     std::copy(op.recv_counts.begin(), op.recv_counts.end(), counts + world_);
   }
   device_->record(Event::ready, native_stream);
-  exchange_announcements();
+  exchange_announcements(Meeting::announce);
 }
 
-void DeviceCommunicator::exchange_announcements() {
-  all_gather(own_announcement_.data, received_.data(), static_cast<int64_t>(announcement_bytes_),
-             "the arguments of " + operation_.what());
+void DeviceCommunicator::exchange_announcements(Meeting meeting) {
+  const auto bytes = static_cast<int64_t>(announcement_bytes_);
+  const std::string label = "the arguments of " + operation_.what();
+  zr_coll exchange = zr::all_gather({own_announcement_.data, bytes, ZR_U8, 0, {ZR_DEVICE_CPU, 0}},
+                                    {received_.data(), bytes * world_, ZR_U8, 0, {ZR_DEVICE_CPU, 0}}, label.c_str());
+  exchange.fingerprint = fingerprint_of(meeting);
+  control_.submit(exchange, nullptr, nullptr);
 }
 
 void DeviceCommunicator::compare() {
@@ -218,7 +251,7 @@ void DeviceCommunicator::stage(void* native_stream) {
     reinterpret_cast<Announcement*>(own_announcement_.data)->src = memory_.location_of(staging_, bytes);
   }
   device_->record(Event::ready, native_stream);
-  exchange_announcements();
+  exchange_announcements(Meeting::announce_again);
 }
 
 void DeviceCommunicator::wait_for_peers(Event event, void* native_stream) {

@@ -5,6 +5,7 @@
 // one at a time; abort() is [any].
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -45,6 +46,7 @@ class DeviceCommunicator {
     zr_code code;
     std::string text;
   };
+  enum class Meeting : uint64_t { announce, announce_again, end };  // of the ranks, in one operation
 
   Announcement& announcement(int rank) {
     return *reinterpret_cast<Announcement*>(received_.data() + static_cast<size_t>(rank) * announcement_bytes_);
@@ -54,8 +56,9 @@ class DeviceCommunicator {
 
   void exchange_events();
   void enqueue(void* native_stream);
+  void resolve_in_stream(zr_done* done, void* native_stream);
   void announce(void* native_stream);
-  void exchange_announcements();
+  void exchange_announcements(Meeting meeting);
   void compare();
   Route route();
   void stage(void* native_stream);
@@ -65,16 +68,20 @@ class DeviceCommunicator {
   shm::Extent extent(int from, int to);
   const char* source(int rank);
   char* destination(int rank);
-  void all_gather(const void* own, void* all, int64_t bytes, const std::string& label);
-  void barrier(const std::string& label);
+  void wait_until_idle(std::chrono::nanoseconds limit) noexcept;
   void close_orderly() noexcept;
+  void put(const char* what, const void* value, uint64_t bytes);
+  void get(const char* what, int rank, int64_t timeout_ns, void* value, uint64_t bytes);
+  uint64_t fingerprint_of(Meeting meeting) const { return number_ * 4 + static_cast<uint64_t>(meeting); }
 
   zr::Host host_;
   const int rank_, world_;
   shm::ShmCommunicator control_;  // host memory
   const std::unique_ptr<PeerDevice> device_;
   DeviceMemory memory_;
-  zr_device device_id_;
+  const zr_device device_id_;
+  const std::string store_prefix_;
+  uint64_t number_ = 0;               // of the current operation
   zr::CollectiveParts operation_;     // the current one
   std::optional<Failure> failure_;    // of an operation, so that no later one can be executed
   const char* staged_src_ = nullptr;  // this rank's src, if it was copied

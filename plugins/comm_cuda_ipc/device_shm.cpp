@@ -46,7 +46,7 @@ class DeviceShm : public zr::Communicator<DeviceShm, Opened> {
   DeviceShm(const zr::Config& config, const zr::Host& host)
       : host_(host), staging_bytes_(config.integer("staging_bytes")) {}
 
-  uint64_t open_bytes(int32_t world) const noexcept { return shm::Layout(world, staging_bytes_).bytes; }
+  uint64_t open_bytes(int32_t world) const noexcept { return 2 * shm::Layout(world, staging_bytes_).bytes; }
   zr_comm_caps caps() const {
     zr_comm_caps caps = shm::capabilities();
     if (!peer::can_share_memory()) return caps;

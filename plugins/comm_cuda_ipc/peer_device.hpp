@@ -36,6 +36,8 @@ class PeerDevice {
 
   virtual Handle event(Event event) = 0;  // of this rank
   virtual void open_event(int rank, Event event, const Handle& handle) = 0;
+  /// Closes the events of all peers; no call to wait() may follow.
+  virtual void close_events() noexcept = 0;
   /// Later waits of peers refer to this point of the stream.
   virtual void record(Event event, void* stream) = 0;
   /// The stream continues after the point that `rank` recorded last, before this call.
@@ -47,8 +49,8 @@ class PeerDevice {
                       int64_t first, int64_t count, void* stream) = 0;
   /// Calls fn(context) on any thread when the stream gets there. fn must not use the device.
   virtual void call(void (*fn)(void* context), void* context, void* stream) = 0;
-  /// Waits for the stream.
-  virtual void synchronize(void* stream) noexcept = 0;
+  /// True if the stream has done all its work, or has failed.
+  virtual bool is_idle(void* stream) noexcept = 0;
   /// Streams do not wait for peers any more: what they then read is undefined. [any]
   virtual void abort() noexcept = 0;
 };

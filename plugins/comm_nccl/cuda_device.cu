@@ -44,8 +44,12 @@ class CudaMark final : public Mark {
     check(cudaEventRecord(event_, native(stream)), "cudaEventRecord");
   }
   bool is_reached() override {
+    const CurrentDevice current(device_);
     const cudaError_t state = cudaEventQuery(event_);
-    if (state == cudaErrorNotReady) return false;
+    if (state == cudaErrorNotReady) {
+      cudaGetLastError();  // forgets it: the next launch reads it
+      return false;
+    }
     check(state, "cudaEventQuery");
     return true;
   }
@@ -78,7 +82,10 @@ class CudaDevice final : public GpuDevice {
     check(cudaMalloc(&memory, static_cast<size_t>(bytes)), "cudaMalloc");
     return memory;
   }
-  void free(void* memory) noexcept override { cudaFree(memory); }
+  void free(void* memory) noexcept override {
+    const CurrentDevice current(number_);
+    cudaFree(memory);
+  }
   void* allocate_host(int64_t bytes) override {
     const CurrentDevice current(number_);
     void* memory = nullptr;
@@ -118,7 +125,9 @@ class CudaDevice final : public GpuDevice {
 
 bool has_device() noexcept {
   int devices = 0;
-  return cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
+  const bool can = cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
+  cudaGetLastError();  // forgets that there is no driver
+  return can;
 }
 
 // The engine has chosen the device of the job.

@@ -1,8 +1,7 @@
-// AdamW for CUDA: the bits of its update and of the norm blocks beside those of the CPU, and its time beside the memory
-// that it moves and libtorch's fused AdamW.
+// The optimizers for CUDA: the bits of their updates and of the norm blocks beside those of the CPU, and their times
+// beside a copy of the memory that they move, for AdamW also libtorch's fused one.
 //   gpu_optimizer FOLDER DEVICE PARAMETERS
-// FOLDER has the plug-in zr_optimizer_adamw.so for the device. Prints one line of JSON per figure; exits with 1 if bits
-// differ.
+// FOLDER has the optimizers' plug-ins for the device. Prints one line of JSON per figure; exits with 1 if bits differ.
 #include <ATen/ops/_fused_adamw.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/torch.h>
@@ -14,6 +13,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <map>
 #include <random>
 #include <string>
 #include <vector>
@@ -25,8 +25,23 @@
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using zr::testing::OptimizerUnderTest;
 constexpr double kLr = 1e-3, kBeta1 = 0.9, kBeta2 = 0.999, kEps = 1e-8, kDecay = 0.01;
 constexpr int64_t kNormBlock = 1024;
+
+// An optimizer with these keys.
+struct Case {
+  std::string name, id;
+  zr::testing::Values keys;
+};
+const std::vector<Case> kCases = {
+    {"adamw", "adamw", {{"beta1", kBeta1}, {"beta2", kBeta2}, {"eps", kEps}, {"weight_decay", kDecay}}},
+    {"adamw8bit", "adamw8bit", {{"min_8bit_elements", 20}}},
+    {"sgd", "sgd", {}},
+    {"sgd_with_decay", "sgd", {{"weight_decay", kDecay}}},
+    {"sgd_with_momentum", "sgd", {{"momentum", 0.9}, {"dampening", 0.5}, {"weight_decay", kDecay}}},
+    {"sgd_with_nesterov", "sgd", {{"momentum", 0.9}, {"nesterov", 1}}},
+};
 
 // A stream of libtorch, as the host passes it to plug-ins.
 struct Stream {
@@ -55,37 +70,50 @@ zr_host host_with_streams() {
 
 void wait_for(at::Device device) { c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index()); }
 
-zr_view view_of(const torch::Tensor& tensor, zr_dtype dtype, const zr_device& device) {
-  return {tensor.defined() ? tensor.data_ptr() : nullptr, tensor.defined() ? tensor.numel() : 0, dtype, 0, device};
+zr_view view_of(const torch::Tensor& tensor, const zr_device& device) {
+  if (!tensor.defined()) return {nullptr, 0, ZR_F32, 0, device};
+  static const std::map<at::ScalarType, zr_dtype> dtypes{
+      {at::kByte, ZR_U8}, {at::kBFloat16, ZR_BF16}, {at::kHalf, ZR_F16}, {at::kFloat, ZR_F32}, {at::kDouble, ZR_F64}};
+  return {tensor.data_ptr(), tensor.numel(), dtypes.at(tensor.scalar_type()), 0, device};
 }
 
-// The arrays of one parameter.
-struct Arrays {
-  torch::Tensor weight, master, grad, exp_avg, exp_avg_sq;  // master: undefined for fp32
-  zr_dtype dtype;
+struct Arrays {                        // of one parameter
+  torch::Tensor weight, master, grad;  // master: undefined for fp32
+  std::vector<torch::Tensor> states;
+  // Calls fn on every tensor and returns the results.
+  template <class Fn>
+  Arrays transformed(const Fn& fn) const {
+    Arrays other{fn(weight), master.defined() ? fn(master) : master, fn(grad), {}};
+    for (const torch::Tensor& state : states) other.states.push_back(fn(state));
+    return other;
+  }
   Arrays to(at::Device device) const {
-    const auto move = [&](const torch::Tensor& tensor) {
-      return tensor.defined() ? tensor.to(device, false, true) : tensor;
-    };
-    return {move(weight), move(master), move(grad), move(exp_avg), move(exp_avg_sq), dtype};
+    return transformed([&](const torch::Tensor& tensor) { return tensor.to(device, false, true); });
+  }
+  // Bytes that an update reads and writes.
+  int64_t bytes() const {
+    auto total = static_cast<int64_t>(weight.nbytes() + grad.nbytes() +
+                                      (master.defined() ? 2 * master.nbytes() : weight.nbytes()));
+    for (const torch::Tensor& state : states) total += 2 * static_cast<int64_t>(state.nbytes());
+    return total;
   }
 };
 
 // Calls step() once for all parameters. stream: null for host memory.
-void update(const zr::testing::OptimizerUnderTest& adamw, std::vector<Arrays>& all, int64_t step, Stream* stream) {
+void update(const OptimizerUnderTest& optimizer, std::vector<Arrays>& all, int64_t step, Stream* stream) {
   const zr_device device = stream ? stream->device_of_views() : zr_device{ZR_DEVICE_CPU, 0};
   zr_step job{};
   job.size = sizeof job;
   job.grad_mul = 0.5f;
   job.step = step;
   std::vector<int64_t> counts(all.size());
-  std::vector<std::array<zr_view, 2>> slots(all.size());
+  std::vector<std::vector<zr_view>> slots(all.size());
   std::vector<zr_update_slice> slices(all.size());
   std::vector<const zr_update_slice*> pointers;
   for (std::size_t i = 0; i < all.size(); ++i) {
     const Arrays& arrays = all[i];
     counts[i] = arrays.weight.numel();
-    slots[i] = {view_of(arrays.exp_avg, ZR_F32, device), view_of(arrays.exp_avg_sq, ZR_F32, device)};
+    for (const torch::Tensor& state : arrays.states) slots[i].push_back(view_of(state, device));
     zr_update_slice& slice = slices[i];
     slice = {};
     slice.size = sizeof slice;
@@ -95,16 +123,33 @@ void update(const zr::testing::OptimizerUnderTest& adamw, std::vector<Arrays>& a
     slice.count = slice.grad_count = counts[i];
     slice.step = step + static_cast<int64_t>(i % 3);
     slice.lr = kLr * static_cast<double>(1 + i % 2);
-    slice.weight = view_of(arrays.weight, arrays.dtype, device);
-    slice.master = view_of(arrays.master, ZR_F32, device);
-    slice.grad = view_of(arrays.grad, ZR_F32, device);
+    slice.weight = view_of(arrays.weight, device);
+    slice.master = view_of(arrays.master, device);
+    slice.grad = view_of(arrays.grad, device);
     slice.slots = slots[i].data();
     pointers.push_back(&slice);
   }
   zr_error error{};
-  const zr_code code = adamw.api().step(adamw.self(), &job, pointers.data(), static_cast<uint32_t>(pointers.size()),
-                                        stream ? stream->abi() : nullptr, nullptr, &error);
+  const zr_code code =
+      optimizer.api().step(optimizer.self(), &job, pointers.data(), static_cast<uint32_t>(pointers.size()),
+                           stream ? stream->abi() : nullptr, nullptr, &error);
   if (code != ZR_OK) throw std::runtime_error(error.msg);
+}
+
+// The states of a parameter of `count` elements: zero.
+std::vector<torch::Tensor> zero_states(const OptimizerUnderTest& optimizer, int64_t count, at::Device device) {
+  zr_param parameter = OptimizerUnderTest::a_parameter();
+  parameter.shape = &count;
+  parameter.count = count;
+  const zr_optimizer_desc description = optimizer.describe(parameter);
+  std::vector<torch::Tensor> states;
+  for (uint32_t i = 0; i < description.n_slots; ++i) {
+    const zr_slot& slot = description.slots[i];
+    const int64_t block = std::max<int64_t>(slot.block, 1);
+    states.push_back(torch::zeros({(count + block - 1) / block},
+                                  torch::device(device).dtype(slot.dtype == ZR_U8 ? at::kByte : at::kFloat)));
+  }
+  return states;
 }
 
 // Values of all magnitudes; a few that are not finite.
@@ -125,53 +170,69 @@ bool same_bits(const torch::Tensor& a, const torch::Tensor& b) {
   return std::memcmp(x.data_ptr(), y.data_ptr(), x.nbytes()) == 0;
 }
 
-// NaNs of arithmetic have one pattern on the GPU and several on the CPU.
-torch::Tensor without_nan_patterns(const torch::Tensor& tensor) {
-  return torch::where(tensor.isnan(), torch::full_like(tensor, std::numeric_limits<float>::quiet_NaN()), tensor).cpu();
+// The parameter's arrays on the CPU. NaNs of arithmetic have one pattern on the GPU and several on the CPU.
+Arrays without_nan_patterns(const Arrays& arrays) {
+  return arrays.transformed([](const torch::Tensor& tensor) {
+    if (!tensor.is_floating_point()) return tensor.cpu();
+    return torch::where(tensor.isnan(), torch::full_like(tensor, std::numeric_limits<float>::quiet_NaN()), tensor)
+        .cpu();
+  });
 }
 
-bool updates_have_the_same_bits(const zr::testing::OptimizerUnderTest& adamw, Stream& stream, zr_dtype dtype) {
-  const at::ScalarType type = dtype == ZR_F32 ? at::kFloat : dtype == ZR_BF16 ? at::kBFloat16 : at::kHalf;
-  std::mt19937_64 random(7);
-  std::vector<Arrays> on_cpu;
-  for (const int64_t count : {1, 3, 4, 31, 4095, 4096, 4097, 100003, 1 << 20}) {
-    const torch::Tensor start = values(count, random, true);
-    on_cpu.push_back({dtype == ZR_F32 ? start : start.to(type), dtype == ZR_F32 ? torch::Tensor() : start,
-                      values(count, random, false), values(count, random, true).abs() * 1e-3,
-                      values(count, random, true).abs() * 1e-6, dtype});
-  }
-  // More slices than one launch takes.
-  for (int i = 0; i < 600; ++i) {
-    const torch::Tensor start = values(17 + i, random, true);
-    on_cpu.push_back({dtype == ZR_F32 ? start : start.to(type), dtype == ZR_F32 ? torch::Tensor() : start,
-                      values(17 + i, random, true), torch::zeros({17 + i}), torch::zeros({17 + i}), dtype});
-  }
-  std::vector<Arrays> on_device;
-  for (const Arrays& arrays : on_cpu) on_device.push_back(arrays.to(stream.device));
-  // Addresses that are not aligned to vectors.
-  on_cpu.push_back({});
-  Arrays& last = on_cpu.back();
-  const Arrays &whole = on_cpu[7], &whole_device = on_device[7];
-  const auto part = [](const torch::Tensor& t) { return t.defined() ? t.clone().narrow(0, 1, 1001) : t; };
-  last = {part(whole.weight), part(whole.master), part(whole.grad), part(whole.exp_avg), part(whole.exp_avg_sq), dtype};
-  on_device.push_back({part(whole_device.weight), part(whole_device.master), part(whole_device.grad),
-                       part(whole_device.exp_avg), part(whole_device.exp_avg_sq), dtype});
-  for (int64_t step = 1; step <= 4; ++step) {
-    update(adamw, on_cpu, step, nullptr);
-    update(adamw, on_device, step, &stream);
-  }
-  for (std::size_t i = 0; i < on_cpu.size(); ++i) {
-    const Arrays &a = on_cpu[i], &b = on_device[i];
-    const bool same =
-        same_bits(without_nan_patterns(a.weight), without_nan_patterns(b.weight)) &&
-        (!a.master.defined() || same_bits(without_nan_patterns(a.master), without_nan_patterns(b.master))) &&
-        same_bits(without_nan_patterns(a.exp_avg), without_nan_patterns(b.exp_avg)) &&
-        same_bits(without_nan_patterns(a.exp_avg_sq), without_nan_patterns(b.exp_avg_sq));
-    if (!same) {
-      std::printf("{\"row\": \"bits\", \"dtype\": %d, \"differs\": %zu}\n", static_cast<int>(dtype), i);
-      return false;
+bool same_bits(const Arrays& a, const Arrays& b) {
+  const Arrays x = without_nan_patterns(a), y = without_nan_patterns(b);
+  bool same = same_bits(x.weight, y.weight) && (!x.master.defined() || same_bits(x.master, y.master));
+  for (std::size_t i = 0; i < x.states.size(); ++i) same = same && same_bits(x.states[i], y.states[i]);
+  return same;
+}
+
+// Of all magnitudes: fp32 states, codes, and scales, which are the states that have fewer elements. The second and the
+// fourth state are those of squares.
+std::vector<torch::Tensor> states(const OptimizerUnderTest& optimizer, int64_t count, std::mt19937_64& random) {
+  std::vector<torch::Tensor> all = zero_states(optimizer, count, at::kCPU);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const bool squares = i % 2 == 1;
+    if (all[i].scalar_type() == at::kByte) {
+      auto* const codes = all[i].mutable_data_ptr<uint8_t>();
+      for (int64_t e = 0; e < count; ++e) codes[e] = static_cast<uint8_t>(random());
+    } else {
+      all[i] = values(all[i].numel(), random, true) * (squares ? 1e-6 : 1e-3);
+      if (squares || i > 1) all[i] = all[i].abs();
     }
   }
+  return all;
+}
+
+bool updates_have_the_same_bits(const OptimizerUnderTest& optimizer, const std::string& name, Stream& stream,
+                                at::ScalarType dtype) {
+  std::mt19937_64 random(7);
+  std::vector<Arrays> on_cpu;
+  const auto add = [&](int64_t count, bool all_finite, std::vector<torch::Tensor> its_states) {
+    const torch::Tensor start = values(count, random, true);
+    on_cpu.push_back({start.to(dtype, false, true), dtype == at::kFloat ? torch::Tensor() : start,
+                      values(count, random, all_finite), std::move(its_states)});
+  };
+  for (const int64_t count : {1, 3, 4, 31, 4095, 4096, 4097, 100003, 1 << 20})
+    add(count, false, states(optimizer, count, random));
+  // More slices than one launch takes.
+  for (int64_t i = 0; i < 600; ++i) add(17 + i, true, zero_states(optimizer, 17 + i, at::kCPU));
+  // Addresses that are not aligned to vectors: 1001 elements of a parameter, and the scales of as many.
+  const Arrays &large = on_cpu[7], whole = large.transformed([](const torch::Tensor&tensor) { return tensor.clone(); });
+  std::vector<Arrays> on_device;
+  for (const Arrays& arrays : on_cpu) on_device.push_back(arrays.to(stream.device));
+  const auto part = [](const torch::Tensor& tensor) { return tensor.narrow(0, 1, tensor.numel() > 1001 ? 1001 : 4); };
+  on_cpu.push_back(whole.transformed(part));
+  on_device.push_back(whole.to(stream.device).transformed(part));
+  for (int64_t step = 1; step <= 4; ++step) {
+    update(optimizer, on_cpu, step, nullptr);
+    update(optimizer, on_device, step, &stream);
+  }
+  for (std::size_t i = 0; i < on_cpu.size(); ++i)
+    if (!same_bits(on_cpu[i], on_device[i])) {
+      std::printf("{\"row\": \"bits\", \"optimizer\": \"%s\", \"dtype\": \"%s\", \"differs\": %zu}\n", name.c_str(),
+                  c10::toString(dtype), i);
+      return false;
+    }
   return true;
 }
 
@@ -182,22 +243,22 @@ double norm_block(const float* data, int64_t count) {
   return sum;
 }
 
-const zr_optimizer_device_api& device_api(const zr::testing::OptimizerUnderTest& adamw) {
-  const void* table = adamw.component().extension("zr.optimizer.device/1");
+const zr_optimizer_device_api& device_api(const OptimizerUnderTest& optimizer) {
+  const void* table = optimizer.component().extension("zr.optimizer.device/1");
   if (!table) throw std::runtime_error("the plug-in has no extension zr.optimizer.device/1");
   return *static_cast<const zr_optimizer_device_api*>(table);
 }
 
-void add_up(const zr::testing::OptimizerUnderTest& adamw, const std::vector<zr_view>& views, const torch::Tensor& sums,
+void add_up(const OptimizerUnderTest& optimizer, const std::vector<zr_view>& views, const torch::Tensor& sums,
             Stream& stream) {
-  const zr_view to = view_of(sums, ZR_F64, stream.device_of_views());
+  const zr_view to = view_of(sums, stream.device_of_views());
   zr_error error{};
-  const zr_code code = device_api(adamw).norm_blocks(adamw.self(), views.data(), static_cast<uint32_t>(views.size()),
-                                                     kNormBlock, &to, stream.abi(), &error);
+  const zr_code code = device_api(optimizer).norm_blocks(
+      optimizer.self(), views.data(), static_cast<uint32_t>(views.size()), kNormBlock, &to, stream.abi(), &error);
   if (code != ZR_OK) throw std::runtime_error(error.msg);
 }
 
-bool norms_have_the_same_bits(const zr::testing::OptimizerUnderTest& adamw, Stream& stream) {
+bool norms_have_the_same_bits(const OptimizerUnderTest& optimizer, Stream& stream) {
   std::mt19937_64 random(11);
   std::vector<torch::Tensor> tensors, on_device;
   std::vector<zr_view> views;
@@ -208,11 +269,11 @@ bool norms_have_the_same_bits(const zr::testing::OptimizerUnderTest& adamw, Stre
       expected.push_back(
           norm_block(tensors.back().data_ptr<float>() + first, std::min(kNormBlock, tensors.back().numel() - first)));
     on_device.push_back(tensors.back().to(stream.device));
-    views.push_back(view_of(on_device.back(), ZR_F32, stream.device_of_views()));
+    views.push_back(view_of(on_device.back(), stream.device_of_views()));
   }
   const torch::Tensor sums =
       torch::zeros({static_cast<int64_t>(expected.size())}, torch::dtype(torch::kDouble).device(stream.device));
-  add_up(adamw, views, sums, stream);
+  add_up(optimizer, views, sums, stream);
   return same_bits(sums, torch::from_blob(expected.data(), {static_cast<int64_t>(expected.size())}, torch::kDouble));
 }
 
@@ -237,51 +298,78 @@ void print(const std::string& row, double ms, double reference, const char* of, 
   std::fflush(stdout);
 }
 
-void measure(const zr::testing::OptimizerUnderTest& adamw, Stream& stream, int64_t parameters, zr_dtype dtype) {
-  const auto on = torch::device(stream.device).dtype(torch::kFloat);
-  const at::ScalarType type = dtype == ZR_F32 ? at::kFloat : at::kBFloat16;
+std::vector<Arrays> parameters_of(const OptimizerUnderTest& optimizer, at::Device device, int64_t parameters,
+                                  at::ScalarType dtype) {
+  const auto on = torch::device(device).dtype(torch::kFloat);
   std::vector<Arrays> all;
   constexpr int64_t kTensor = 16 << 20;
   for (int64_t left = parameters; left > 0; left -= kTensor) {
     const int64_t n = std::min(left, kTensor);
     const torch::Tensor start = torch::full({n}, 0.1, on);
-    all.push_back({dtype == ZR_F32 ? start : start.to(type), dtype == ZR_F32 ? torch::Tensor() : start,
-                   torch::full({n}, 0.01, on), torch::zeros({n}, on), torch::zeros({n}, on), dtype});
+    all.push_back({start.to(dtype), dtype == at::kFloat ? torch::Tensor() : start, torch::full({n}, 0.01, on),
+                   zero_states(optimizer, n, device)});
   }
-  const std::string name = dtype == ZR_F32 ? "fp32" : "bf16";
-  const double ours = shortest(stream.device, [&] { update(adamw, all, 3, &stream); });
-  const int64_t bytes = (dtype == ZR_F32 ? 28 : 30) * parameters;
-  {
-    const torch::Tensor from = torch::zeros({bytes / 2}, on.dtype(torch::kByte)), to = torch::empty_like(from);
-    print("adamw_cuda_" + name, ours, shortest(stream.device, [&] { to.copy_(from); }),
-          "copy of the same bytes on the device", 0.9);
-  }
+  return all;
+}
+
+// Prints the time beside a copy of the bytes that an update moves, and returns it.
+double measure(const OptimizerUnderTest& optimizer, const std::string& name, Stream& stream, std::vector<Arrays>& all) {
+  const double ours = shortest(stream.device, [&] { update(optimizer, all, 3, &stream); });
+  int64_t bytes = 0;
+  for (const Arrays& arrays : all) bytes += arrays.bytes();
+  const torch::Tensor from = torch::zeros({bytes / 2}, torch::device(stream.device).dtype(torch::kByte)),
+                      to = torch::empty_like(from);
+  print(name, ours, shortest(stream.device, [&] { to.copy_(from); }), "copy of the same bytes on the device", 0.9);
+  return ours;
+}
+
+// ours: the time of AdamW for the same parameters, which has the name `name`.
+void compare_with_libtorch(const std::string& name, double ours, Stream& stream, const std::vector<Arrays>& all) {
+  const auto on = torch::device(stream.device).dtype(torch::kFloat);
   std::vector<torch::Tensor> weights, grads, averages, squares, steps, low;
   for (const Arrays& arrays : all) {
-    weights.push_back(dtype == ZR_F32 ? arrays.weight : arrays.master);
+    weights.push_back(arrays.master.defined() ? arrays.master : arrays.weight);
     grads.push_back(arrays.grad);
-    averages.push_back(arrays.exp_avg);
-    squares.push_back(arrays.exp_avg_sq);
+    averages.push_back(arrays.states[0]);
+    squares.push_back(arrays.states[1]);
     steps.push_back(torch::ones({}, on));
     low.push_back(arrays.weight);
   }
-  print("adamw_cuda_" + name, ours,
+  print(name, ours,
         shortest(stream.device,
                  [&] {
                    const torch::NoGradGuard no_grad;
                    at::_fused_adamw_(weights, grads, averages, squares, {}, steps, kLr, kBeta1, kBeta2, kDecay, kEps,
                                      false, false);
-                   if (dtype != ZR_F32) at::_foreach_copy_(low, weights);
+                   if (all.front().master.defined()) at::_foreach_copy_(low, weights);
                  }),
         "libtorch's fused AdamW", 1.0);
+}
+
+void measure_norm_blocks(const OptimizerUnderTest& optimizer, Stream& stream, const std::vector<Arrays>& all) {
   std::vector<zr_view> views;
-  for (const Arrays& arrays : all) views.push_back(view_of(arrays.grad, ZR_F32, stream.device_of_views()));
-  const torch::Tensor sums =
-      torch::zeros({(parameters + kNormBlock - 1) / kNormBlock + std::ssize(all)}, on.dtype(torch::kDouble));
-  const double norm = shortest(stream.device, [&] { add_up(adamw, views, sums, stream); });
-  const torch::Tensor from = torch::zeros({2 * parameters}, on.dtype(torch::kByte)), to = torch::empty_like(from);
+  int64_t elements = 0;
+  for (const Arrays& arrays : all) {
+    views.push_back(view_of(arrays.grad, stream.device_of_views()));
+    elements += arrays.grad.numel();
+  }
+  const auto on = torch::device(stream.device);
+  const torch::Tensor sums = torch::zeros({elements / kNormBlock + std::ssize(all)}, on.dtype(torch::kDouble));
+  const double norm = shortest(stream.device, [&] { add_up(optimizer, views, sums, stream); });
+  const torch::Tensor from = torch::zeros({2 * elements}, on.dtype(torch::kByte)), to = torch::empty_like(from);
   print("norm_blocks_cuda", norm, shortest(stream.device, [&] { to.copy_(from); }),
         "copy of the same bytes on the device", 0.9);
+}
+
+void measure_all(const OptimizerUnderTest& optimizer, const Case& one, Stream& stream, int64_t parameters) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    std::vector<Arrays> all = parameters_of(optimizer, stream.device, parameters, dtype);
+    const std::string name = one.name + "_cuda_" + (dtype == at::kFloat ? "fp32" : "bf16");
+    const double ours = measure(optimizer, name, stream, all);
+    if (one.id != "adamw") continue;
+    compare_with_libtorch(name, ours, stream, all);
+    measure_norm_blocks(optimizer, stream, all);
+  }
 }
 
 }  // namespace
@@ -292,17 +380,20 @@ int main(int argc, char** argv) try {
   Stream stream(at::Device(named.type(), std::max<at::DeviceIndex>(named.index(), 0)));
   (void)torch::zeros({1}, torch::device(stream.device));
   static const zr_host host = host_with_streams();
-  const zr::testing::OptimizerUnderTest adamw(
-      argv[1], "adamw", {{"beta1", kBeta1}, {"beta2", kBeta2}, {"eps", kEps}, {"weight_decay", kDecay}}, {}, &host);
-  bool same = true;
-  for (const zr_dtype dtype : {ZR_F32, ZR_BF16, ZR_F16}) same &= updates_have_the_same_bits(adamw, stream, dtype);
-  same &= norms_have_the_same_bits(adamw, stream);
-  std::printf("{\"row\": \"bits of AdamW and norm blocks beside the CPU's\", \"equal\": %s}\n",
-              same ? "true" : "false");
   const int64_t parameters = std::stoll(argv[3]);
-  for (const zr_dtype dtype : {ZR_F32, ZR_BF16})
-    if (parameters > 0) measure(adamw, stream, parameters, dtype);
-  return same ? 0 : 1;
+  bool all_same = true;
+  for (const Case& one : kCases) {
+    const OptimizerUnderTest optimizer(argv[1], one.id, one.keys, {}, &host);
+    bool same = true;
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf})
+      same = same && updates_have_the_same_bits(optimizer, one.name, stream, dtype);
+    same = same && norms_have_the_same_bits(optimizer, stream);
+    std::printf("{\"row\": \"bits of %s and norm blocks beside the CPU's\", \"equal\": %s}\n", one.name.c_str(),
+                same ? "true" : "false");
+    all_same = all_same && same;
+    if (parameters > 0) measure_all(optimizer, one, stream, parameters);
+  }
+  return all_same ? 0 : 1;
 } catch (const std::exception& failure) {
   std::fprintf(stderr, "gpu_optimizer: %s\n", failure.what());
   return 1;

@@ -6,30 +6,19 @@
 namespace ZR_ISA {
 
 namespace {
-constexpr float kSmallest = 1e-30F;  // blocks of smaller numbers are 0: the inverse of their scale could be infinite
-
-constexpr float kLargest = 0x1p125F;  // of the scales of exp_avg_sq: the inverse of a larger one is denormal
-
 struct Block {
   float exp_avg[kStateBlock], exp_avg_sq[kStateBlock];
 };
 
-// The largest absolute value. Without the sign, the bits of floats have the order of the numbers; compilers vectorize
-// only the comparison of the bits.
+// The largest absolute value.
 ZR_ALWAYS_INLINE float largest_of(const float* values, int64_t n) {
   int32_t largest = 0;
   for (int64_t i = 0; i < n; ++i) {
-    int32_t bits;
-    __builtin_memcpy(&bits, values + i, sizeof bits);
-    bits &= 0x7fffffff;
+    const int32_t bits = codes::bits_of_size(values[i]);
     largest = bits > largest ? bits : largest;
   }
-  float value;
-  __builtin_memcpy(&value, &largest, sizeof value);
-  return value;
+  return zr::float_of(static_cast<uint32_t>(largest));
 }
-
-ZR_ALWAYS_INLINE float inverse_of(float scale) { return scale < kSmallest ? 0.0F : 1 / scale; }
 
 // States of elements that have consecutive codes.
 ZR_ALWAYS_INLINE void decode(const uint8_t* exp_avg, const uint8_t* exp_avg_sq, float scale, float scale_sq, int64_t n,
@@ -43,18 +32,16 @@ ZR_ALWAYS_INLINE void decode(const uint8_t* exp_avg, const uint8_t* exp_avg_sq, 
   }
 #endif
   for (; i < n; ++i) {
-    to[i] = codes::signed_ratio(exp_avg[i]) * scale;
-    to_sq[i] = codes::unsigned_ratio(exp_avg_sq[i]) * scale_sq;
+    to[i] = codes::signed_ratio(codes::kSigned, exp_avg[i]) * scale;
+    to_sq[i] = codes::unsigned_ratio(codes::kUnsigned, exp_avg_sq[i]) * scale_sq;
   }
 }
 
 ZR_ALWAYS_INLINE void store(const Block& block, const AdamW8Run& run, int64_t first, int64_t index, int64_t n) {
-  const float scale = largest_of(block.exp_avg, n), largest_sq = largest_of(block.exp_avg_sq, n);
-  // The square of a gradient may be infinite. With an infinite scale, all elements of the block would be NaN.
-  const float scale_sq = largest_sq > kLargest ? kLargest : largest_sq;
+  const float scale = largest_of(block.exp_avg, n), scale_sq = codes::scale_of_squares(largest_of(block.exp_avg_sq, n));
   run.exp_avg_scale[index] = scale;
   run.exp_avg_sq_scale[index] = scale_sq;
-  const float inverse = inverse_of(scale), inverse_sq = inverse_of(scale_sq);
+  const float inverse = codes::inverse_of(scale), inverse_sq = codes::inverse_of(scale_sq);
   uint8_t *exp_avg = run.exp_avg + first, *exp_avg_sq = run.exp_avg_sq + first;
   int64_t i = 0;
 #if defined(__AVX2__)
@@ -65,8 +52,8 @@ ZR_ALWAYS_INLINE void store(const Block& block, const AdamW8Run& run, int64_t fi
   }
 #endif
   for (; i < n; ++i) {
-    exp_avg[i] = codes::signed_code(block.exp_avg[i] * inverse);
-    exp_avg_sq[i] = codes::unsigned_code(block.exp_avg_sq[i] * inverse_sq);
+    exp_avg[i] = codes::signed_code(codes::kSigned, block.exp_avg[i] * inverse);
+    exp_avg_sq[i] = codes::unsigned_code(codes::kUnsigned, block.exp_avg_sq[i] * inverse_sq);
   }
 }
 
@@ -75,10 +62,8 @@ ZR_ALWAYS_INLINE void update(const AdamWConstants& c, Rounding rounding, float* 
                              const float* __restrict grad, float* __restrict exp_avg, float* __restrict exp_avg_sq,
                              uint16_t* __restrict to, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
-    const float g = grad[i] * c.mul;
-    const float m = exp_avg[i] * c.beta1 + g * c.gain1;
-    const float v = exp_avg_sq[i] * c.beta2 + (g * c.gain2) * g;
-    const float w = weight[i] * c.decay - (m * c.rate) / (__builtin_sqrtf(v) + c.eps);
+    float w = weight[i], m = exp_avg[i], v = exp_avg_sq[i];
+    adamw_element(c, grad[i], w, m, v);
     exp_avg[i] = m;
     exp_avg_sq[i] = v;
     weight[i] = w;

@@ -13,9 +13,8 @@ void sgd(const SgdConstants& constants, const SgdRun& run) {
                 uint16_t* __restrict to = out;
                 if (!run.buffer) {
                   for (int64_t i = 0; i < n; ++i) {
-                    const float g = grad[i] * c.mul;
-                    const float d = c.decays ? g + weight[i] * c.weight_decay : g;
-                    const float w = weight[i] - d * c.lr;
+                    float w = weight[i];
+                    sgd_element(c, grad[i], w);
                     weight[i] = w;
                     rounding.store(to, i, w);
                   }
@@ -23,10 +22,8 @@ void sgd(const SgdConstants& constants, const SgdRun& run) {
                 }
                 float* __restrict buffer = run.buffer + first;
                 for (int64_t i = 0; i < n; ++i) {
-                  const float g = grad[i] * c.mul;
-                  const float d = c.decays ? g + weight[i] * c.weight_decay : g;
-                  const float b = c.first ? d : buffer[i] * c.momentum + d * c.gain;
-                  const float w = weight[i] - (c.nesterov ? d + b * c.momentum : b) * c.lr;
+                  float w = weight[i], b = buffer[i];
+                  sgd_element(c, grad[i], w, b);
                   buffer[i] = b;
                   weight[i] = w;
                   rounding.store(to, i, w);

@@ -3,18 +3,9 @@
 
 #include <cstdint>
 
+#include "element.hpp"
 #include "zr/abi/base.h"
 #include "zr/isa.hpp"
-
-struct SgdConstants {  // computed in double, rounded once
-  float mul;           // factor of the reduced gradient
-  float weight_decay, momentum;
-  float gain;  // 1 - dampening
-  float lr;
-  bool decays;  // weight_decay is not zero
-  bool first;   // first update: the buffer becomes the gradient
-  bool nesterov;
-};
 
 struct SgdRun {
   float* weight;  // the fp32 master weight

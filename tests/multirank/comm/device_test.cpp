@@ -116,6 +116,22 @@ TEST_F(CommDeviceLifeTest, RejectsWhatItDoesNotOffer) {
   });
 }
 
+// Rank 1 fails after its peers have seen its announcement: they do not take its part for done.
+TEST_F(CommDeviceLifeTest, ARankThatFailsInACollectiveFailsItOnAllRanks) {
+  ::setenv("ZR_SIM_DEFECT", "failure", 1);
+  on_ranks(2, [](DeviceRank& rank) {
+    const zr_view all = view_on(rank, rank.comm().allocate(80), 20);
+    const zr_code code = rank.submit(zr::broadcast(all, 0, "x"));
+    EXPECT_EQ(code, rank.rank() == 0 ? ZR_COMM : ZR_IO) << rank.comm().said();
+    EXPECT_EQ(rank.comm().said(), rank.rank() == 0
+                                      ? "rank 1 has closed its communicator while this rank is in barrier 'the end of "
+                                        "broadcast 'x''"
+                                      : "a planted failure");
+    EXPECT_NE(rank.submit(zr::broadcast(all, 0, "x")), ZR_OK);
+  });
+  ::unsetenv("ZR_SIM_DEFECT");
+}
+
 // Rank 1 takes part in nothing: rank 0's call ends, and so does its stream.
 TEST_F(CommDeviceLifeTest, AbortEndsCallsAndStreams) {
   on_ranks(2, [](DeviceRank& rank) {

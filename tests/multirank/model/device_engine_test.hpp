@@ -11,7 +11,7 @@ namespace engine_tests {
 inline const std::string kSimLibrary = ZR_BUILD_DIR "/tests/devices/libzr_sim_device.so";
 inline const std::string kDevice = " job.device=sim job.device_library=" + kSimLibrary;
 
-// Jobs find AdamW for the device, so that one rank keeps its training state there.
+// Jobs find the optimizers for the device, so that one rank keeps its training state there.
 class DeviceEngineTest : public EngineTest {
  protected:
   void SetUp() override {

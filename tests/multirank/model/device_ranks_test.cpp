@@ -11,21 +11,21 @@ namespace {
 using namespace engine_tests;
 using ::testing::HasSubstr;
 
-const std::string kModel = " parity.model=everything train.steps=3 train.gradient_accumulation=2 job.threads=1";
+const std::string kRanksModel = " parity.model=everything train.steps=3 train.gradient_accumulation=2 job.threads=1";
 
 class DeviceRanksTest : public DeviceEngineTest {
  protected:
   // The line of rank 0 with the loss and the hash of the weights; "failed" if the job failed.
   std::string result(int ranks, const zr::test::RankBody& body, const std::string& overrides,
                      const std::string& environment = "") {
-    const auto done = launch(ranks, program(ranks, body, overrides + kModel), environment);
+    const auto done = launch(ranks, program(ranks, body, overrides + kRanksModel), environment);
     if (done.code != 0) return "failed with " + std::to_string(done.code) + ": " + done.output;
     const auto at = done.output.find("result ");
     return at == done.output.npos ? done.output : done.output.substr(at);
   }
 };
 
-RANK_BODY(trains_and_prints_result, Run) {
+RANK_BODY(trains_and_prints_loss, Run) {
   run.build();
   run.train();
   const std::string hash = run.engine->weights_hash();
@@ -33,8 +33,9 @@ RANK_BODY(trains_and_prints_result, Run) {
   if (run.engine->rank() == 0) std::cout << "result " << run.engine->last_loss() << " " << hash << std::endl;
 }
 
-const std::vector<std::string> kJobs{"strategy=zero0 train.dtype=bf16", "strategy=zero1 train.gradient_clipping=0.1",
-                                     "strategy=zero2 train.dtype=bf16", "strategy=zero3 train.dtype=bf16"};
+const std::vector<std::string> kRanksJobs{"strategy=zero0 train.dtype=bf16",
+                                          "strategy=zero1 train.gradient_clipping=0.1",
+                                          "strategy=zero2 train.dtype=bf16", "strategy=zero3 train.dtype=bf16"};
 
 // The number of seeds; ZR_SEEDS sets it.
 int seeds_of(int standard) {
@@ -45,13 +46,13 @@ int seeds_of(int standard) {
 class DeviceSeedsTest : public DeviceRanksTest {
  protected:
   void compare(int first, int last) {
-    for (const std::string& job : kJobs) {
-      const std::string plain = result(2, trains_and_prints_result, job + kDevice);
+    for (const std::string& job : kRanksJobs) {
+      const std::string plain = result(2, trains_and_prints_loss, job + kDevice);
       ASSERT_THAT(plain, HasSubstr("result ")) << job;
       for (int seed = first; seed < last; ++seed)
-        EXPECT_EQ(result(2, trains_and_prints_result, job + kDevice,
-                         "ZR_SIM_DELAY_US=100 ZR_SIM_SEED=" + std::to_string(seed)),
-                  plain)
+        EXPECT_EQ(
+            result(2, trains_and_prints_loss, job + kDevice, "ZR_SIM_DELAY_US=100 ZR_SIM_SEED=" + std::to_string(seed)),
+            plain)
             << job << ", seed " << seed;
     }
   }
@@ -62,16 +63,16 @@ TEST_F(DeviceSeedsTest, FiftySeedsOfDelaysChangeNothingUnderEveryStrategy) { com
 
 // Each planted defect gives another result or ends the job, with one of these seeds at the latest.
 TEST_F(DeviceRanksTest, PlantedDefectsAreFound) {
-  const std::string job = kJobs[2] + kDevice, sharded = kJobs[3] + kDevice;
-  const std::string right = result(2, trains_and_prints_result, job);
-  const std::string right_sharded = result(2, trains_and_prints_result, sharded);
+  const std::string job = kRanksJobs[2] + kDevice, sharded = kRanksJobs[3] + kDevice;
+  const std::string right = result(2, trains_and_prints_loss, job);
+  const std::string right_sharded = result(2, trains_and_prints_loss, sharded);
   for (const std::string defect : {"wait", "reuse", "early", "stream", "host"}) {
     bool found = false;
     for (int seed = 0; seed < 8 && !found; ++seed) {
       const std::string environment =
           "ZR_SIM_DEFECT=" + defect + " ZR_SIM_DELAY_US=2000 ZR_SIM_SEED=" + std::to_string(seed);
-      found = result(2, trains_and_prints_result, job, environment) != right ||
-              result(2, trains_and_prints_result, sharded, environment) != right_sharded;
+      found = result(2, trains_and_prints_loss, job, environment) != right ||
+              result(2, trains_and_prints_loss, sharded, environment) != right_sharded;
     }
     EXPECT_TRUE(found) << defect;
   }
@@ -82,13 +83,52 @@ TEST_F(DeviceRanksTest, WeightsBeyondTheAllGatherBufferAreOnTheDevice) {
   const std::string job =
       "strategy=zero3 strategy.zero3.persistence_threshold=0 strategy.zero3.max_live_bytes=1KiB "
       "strategy.zero3.prefetch_bytes=0B";
-  EXPECT_EQ(result(2, trains_and_prints_result, job + kDevice), result(2, trains_and_prints_result, job));
+  EXPECT_EQ(result(2, trains_and_prints_loss, job + kDevice), result(2, trains_and_prints_loss, job));
+}
+
+// Ranks without states of their own decide as the others do where the state is.
+RANK_BODY(trains_two_numbers, Run) {
+  auto model = std::make_shared<torch::nn::Module>();
+  const torch::Tensor weight = model->register_parameter("w", torch::ones({2}));
+  zr::Engine engine(run.program, *model);
+  while (!engine.done()) {
+    engine.backward((weight * weight).sum());
+    engine.step();
+  }
+  const std::string hash = engine.weights_hash();
+  if (engine.rank() == 0) std::cout << "result " << hash << std::endl;
+}
+
+TEST_F(DeviceRanksTest, RanksWithoutStatesAgreeAboutTheirPlace) {
+  for (const std::string more : {"", " offload.optimizer=cpu"})
+    for (const std::string strategy : {"strategy=zero1", "strategy=zero3"})
+      EXPECT_EQ(result(4, trains_two_numbers, strategy + more + kDevice),
+                result(4, trains_two_numbers, strategy + more))
+          << strategy << more;
+}
+
+// A rank that writes other values to a weight is found, as in host memory.
+RANK_BODY(writes_other_values_on_rank_one, Run) {
+  run.build();
+  run.micro_step();
+  run.micro_step();
+  if (run.engine->rank() == 1) {
+    const torch::NoGradGuard no_grad;
+    run.model->named_parameters()["twice.weight"].fill_(3);
+  }
+  run.train();
+}
+
+TEST_F(DeviceRanksTest, WeightsThatDifferBetweenRanksAreFound) {
+  const std::string said = result(2, writes_other_values_on_rank_one, "strategy=zero2" + kDevice);
+  EXPECT_THAT(said, HasSubstr("failed with 2"));
+  EXPECT_THAT(said, HasSubstr("weights differ between ranks: in 'twice.weight', elements "));
 }
 
 // The 4 ranks share 2 devices.
 TEST_F(DeviceRanksTest, MoreRanksThanDevicesHaveTheBitsOfTheCpu) {
-  for (const std::string& job : {kJobs[1], kJobs[3]})
-    EXPECT_EQ(result(4, trains_and_prints_result, job + kDevice), result(4, trains_and_prints_result, job)) << job;
+  for (const std::string& job : {kRanksJobs[1], kRanksJobs[3]})
+    EXPECT_EQ(result(4, trains_and_prints_loss, job + kDevice), result(4, trains_and_prints_loss, job)) << job;
 }
 
 RANK_BODY(trains_without_end_on_device, Run) {

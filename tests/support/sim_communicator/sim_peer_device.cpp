@@ -3,7 +3,7 @@
 //
 // ZR_SIM_DEFECT plants a defect, to show that tests find it: "wait" (a stream does not wait for the peers' sources),
 // "reuse" (it does not wait until peers have read its own), "early" (the end is recorded before the work), "stream"
-// (work goes to another stream), "host" (the host reads memory of the device).
+// (work goes to another stream), "host" (the host reads memory of the device). "failure": copies fail on rank 1.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -130,6 +130,7 @@ class SimDevice final : public PeerDevice {
     std::memcpy(&range, handle.bytes, sizeof range);
     peer_pids_[static_cast<size_t>(rank)] = static_cast<pid_t>(range.pid);
   }
+  void close_events() noexcept override {}  // the destructor does: tasks of a stream that was aborted may read them
   void record(Event event, void* stream) override {
     const size_t which = static_cast<size_t>(event);
     const uint64_t number = ++recorded_[which];
@@ -157,6 +158,7 @@ class SimDevice final : public PeerDevice {
   void copy(void* to, const void* from, int64_t bytes, void* stream) override {
     char* const host_to = address(to);
     const char* const host_from = address(from);
+    if (has_defect("failure") && rank_ == 1) throw zr::PluginError(ZR_IO, "a planted failure");
     if (has_defect("host")) static_cast<void>(*static_cast<const volatile char*>(to));
     enqueue(work_stream(stream), "copy", [=] { std::memcpy(host_to, host_from, static_cast<size_t>(bytes)); });
   }
@@ -172,7 +174,7 @@ class SimDevice final : public PeerDevice {
   void call(void (*fn)(void*), void* context, void* stream) override {
     enqueue(stream, "call", [=] { fn(context); });
   }
-  void synchronize(void* stream) noexcept override { function_of_device<void(void*)>("zr_sim_wait")(stream); }
+  bool is_idle(void* stream) noexcept override { return function_of_device<int(void*)>("zr_sim_idle")(stream) != 0; }
   void abort() noexcept override { aborted_ = true; }
 
  private:

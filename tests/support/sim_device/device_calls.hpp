@@ -1,4 +1,5 @@
-// For plug-ins on the simulated device: the functions of its library, which job.device_library loads.
+// For plug-ins on the simulated device: tasks on its streams, through the functions of its library, which
+// job.device_library loads.
 #pragma once
 
 #include <dlfcn.h>
@@ -17,14 +18,14 @@ Function* function_of_device(const char* name) {
   return reinterpret_cast<Function*>(symbol);
 }
 
-// Where a task finds memory of the device.
+/// The memory behind an address of the device, which only tasks may use.
 template <class T>
 T* backing(T* address) {
   static auto* const of = function_of_device<void*(const void*)>("zr_sim_backing");
   return static_cast<T*>(of(address));
 }
 
-// Runs `task`, a copy of which the stream keeps until then.
+/// Runs `task`, a copy of which the stream keeps until then.
 template <class Task>
 void enqueue(void* native_stream, const char* name, Task task) {
   static auto* const enqueue_on =

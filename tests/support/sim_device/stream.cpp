@@ -241,6 +241,11 @@ void zr_sim_wait(void* native_stream) {
   auto& queue = *static_cast<zr::test::sim::StreamQueue*>(native_stream);
   queue.wait(queue.last_ticket());
 }
+// 1 if the stream has done all its work.
+int zr_sim_idle(void* native_stream) {
+  auto& queue = *static_cast<zr::test::sim::StreamQueue*>(native_stream);
+  return queue.finished(queue.last_ticket());
+}
 // The native handle of a stream; 0 is the default stream of the device.
 void* zr_sim_stream(int device, int id) {
   const c10::Device sim(zr::test::sim::kSim, static_cast<c10::DeviceIndex>(device));

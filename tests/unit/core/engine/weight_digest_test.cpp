@@ -29,7 +29,7 @@ class Replicated {
   explicit Replicated(bool shared = false, bool shards = false)
       : plan_(plan::make_plan(input(), 0, strategy(shards))),
         weights_(at(2) + kFrozen),
-        digest_(plan_, {weights_.data(), nullptr}, {shared ? weights_.data() : nullptr, nullptr}, 2) {
+        digest_(plan_, {weights_.data(), nullptr}, {shared ? weights_.data() : nullptr, nullptr}, 2, nullptr) {
     std::iota(weights_.begin(), weights_.end(), 1.0f);
   }
   // The first element of a parameter in the buffer.
