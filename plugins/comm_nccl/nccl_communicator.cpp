@@ -186,9 +186,11 @@ void NcclCommunicator::resolve_on_stream(zr_done* done, void* stream) {
   context.release();
 }
 
+// After an abort the stream gets there too.
 void NcclCommunicator::wait_for(Mark& mark) {
   for (Wait waited; !mark.is_reached(); waited.pause())
     if (connection_) connection_->check(operation_.what());
+  if (connection_) connection_->check(operation_.what());
 }
 
 // `data` where NCCL and kernels can read it: host memory is copied to the slot.

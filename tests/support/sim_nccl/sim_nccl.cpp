@@ -43,7 +43,7 @@ struct Channel {
 };
 // Shared by all ranks; begins with zeros.
 struct Page {
-  std::atomic<int> is_attached[kRanks];
+  std::atomic<int> is_attached[kRanks], is_connected[kRanks];
   int64_t pids[kRanks], files[kRanks];  // of the memory of the devices
   Channel channels[kRanks][kRanks];     // [from][to]
 };
@@ -72,13 +72,15 @@ int number_in_environment(const char* name, int otherwise) {
   return text ? std::atoi(text) : otherwise;
 }
 
-void* map_file(int64_t pid, int64_t file, uint64_t bytes) {  // bytes 0: all; null: failed
+// The memory of another process's file; null if that fails.
+void* map_file(int64_t pid, int64_t file, uint64_t* bytes) {
   const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(file);
   const int opened = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (opened < 0) return nullptr;
   struct stat info {};
-  if (bytes == 0 && ::fstat(opened, &info) == 0) bytes = static_cast<uint64_t>(info.st_size);
-  void* const memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, opened, 0);
+  ::fstat(opened, &info);
+  *bytes = static_cast<uint64_t>(info.st_size);
+  void* const memory = ::mmap(nullptr, *bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, opened, 0);
   ::close(opened);
   return memory == MAP_FAILED ? nullptr : memory;
 }
@@ -92,14 +94,25 @@ uint64_t bytes_of_device_memory() {
 // What the tasks of a communicator use; it lives as long as they do.
 struct State {
   Page* page = nullptr;
+  int file = -1;  // of the page, if this process has made it
   int rank = 0, world = 0;
   char* memory[kRanks] = {};   // of the peers' devices
   int processes[kRanks] = {};  // of the peers, as file descriptors
+  uint64_t memory_bytes[kRanks] = {};
   uint64_t sent[kRanks] = {}, received[kRanks] = {};
   std::atomic<int> tasks{0};
   std::atomic<bool> is_aborted{false};
   std::atomic<int> error{nccl::kSuccess};
   const char* error_text = "";
+
+  ~State() {
+    for (int r = 0; r < world; ++r) {
+      if (memory[r]) ::munmap(memory[r], memory_bytes[r]);
+      if (processes[r] > 0) ::close(processes[r]);
+    }
+    if (page) ::munmap(page, sizeof(Page));
+    if (file >= 0) ::close(file);
+  }
 
   void fail(Result result, const char* text) {
     error_text = text;
@@ -150,7 +163,9 @@ class Communicator {
   Communicator(const nccl::UniqueId& id, int rank, int world) : state_(std::make_shared<State>()) {
     int64_t name[2];
     std::memcpy(name, id.internal, sizeof name);
-    state_->page = static_cast<Page*>(map_file(name[0], name[1], sizeof(Page)));
+    uint64_t bytes = 0;
+    state_->page = static_cast<Page*>(map_file(name[0], name[1], &bytes));
+    if (name[0] == ::getpid()) state_->file = static_cast<int>(name[1]);
     state_->rank = rank;
     state_->world = world;
     if (!state_->page) return;
@@ -192,16 +207,26 @@ class Communicator {
   bool is_ready() const { return is_connected_ && !launching_; }
 
  private:
+  // True once all ranks have mapped each other's memory.
   bool connect() {
-    for (int r = 0; r < state_->world; ++r)
-      if (!state_->page->is_attached[r].load()) return false;
+    const auto all = [&](const std::atomic<int>* flags) {
+      for (int r = 0; r < state_->world; ++r)
+        if (!flags[r].load()) return false;
+      return true;
+    };
+    if (!all(state_->page->is_attached)) return false;
+    if (!state_->page->is_connected[state_->rank].load()) map_peers();
+    return is_connected_ = all(state_->page->is_connected);
+  }
+  void map_peers() {
     for (int r = 0; r < state_->world; ++r) {
       if (r == state_->rank) continue;
-      state_->memory[r] = static_cast<char*>(map_file(state_->page->pids[r], state_->page->files[r], 0));
+      state_->memory[r] =
+          static_cast<char*>(map_file(state_->page->pids[r], state_->page->files[r], &state_->memory_bytes[r]));
       state_->processes[r] = static_cast<int>(::syscall(SYS_pidfd_open, state_->page->pids[r], 0));
       if (!state_->memory[r]) state_->fail(nccl::kRemoteError, "the memory of a peer cannot be mapped");
     }
-    return is_connected_ = true;
+    state_->page->is_connected[state_->rank].store(1);
   }
   void enqueue() {
     Group group = std::move(group_);
@@ -299,7 +324,7 @@ ZR_NCCL Result ncclGetVersion(int* version) {
   return nccl::kSuccess;
 }
 ZR_NCCL Result ncclGetUniqueId(nccl::UniqueId* id) {
-  const int file = ::memfd_create("zr_sim_nccl", MFD_CLOEXEC);  // stays open: peers open it later
+  const int file = ::memfd_create("zr_sim_nccl", MFD_CLOEXEC);  // peers open it later
   if (file < 0 || ::ftruncate(file, sizeof(Page)) != 0) return nccl::kInvalidUsage;
   const int64_t name[2] = {::getpid(), file};
   *id = {};
