@@ -75,7 +75,7 @@ TEST_P(CommNcclTest, UpcastsSourcesWithoutIntermediateRounding) {
   });
 }
 
-// 6767 elements, of which at most 512 have room in a slot.
+// 6767 elements; a piece has at most 1024.
 TEST_P(CommNcclTest, ManyPiecesMatchReference) {
   on_ranks(GetParam(), "staging_bytes = \"4KiB\"\n", [](DeviceRank& rank) {
     check_every_operation(rank.bench(), {ZR_F32, ZR_BF16}, 101, {Home::shared});
