@@ -317,6 +317,7 @@ Result add(nccl::Comm comm, const void* memory, size_t bytes, void* stream, Add 
 
 }  // namespace
 
+// NOLINTBEGIN(readability-identifier-naming): the names are NCCL's.
 #define ZR_NCCL extern "C" __attribute__((visibility("default")))
 
 ZR_NCCL Result ncclGetVersion(int* version) {
@@ -405,3 +406,4 @@ ZR_NCCL Result ncclBroadcast(const void* from, void* data, size_t count, int, in
       if (r != root) to.group().sends.push_back({r, const_cast<char*>(static_cast<const char*>(from)), count, 0});
   });
 }
+// NOLINTEND(readability-identifier-naming)
