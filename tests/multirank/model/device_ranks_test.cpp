@@ -133,6 +133,28 @@ TEST_F(DeviceRanksTest, MoreRanksThanDevicesHaveTheBitsOfTheCpu) {
     EXPECT_EQ(result(4, trains_and_prints_loss, job + kDevice), result(4, trains_and_prints_loss, job)) << job;
 }
 
+const std::string kNccl = kDevice +
+                          " communicator=nccl communicator.nccl.staging_bytes=64KiB"
+                          " communicator.nccl.library=" ZR_BUILD_DIR "/tests/devices/nccl/libnccl.so.2";
+
+TEST_F(DeviceRanksTest, NcclHasTheBitsOfShmUnderEveryStrategy) {
+  for (const std::string& job : kRanksJobs)
+    EXPECT_EQ(result(2, trains_and_prints_loss, job + kNccl, "ZR_SIM_DELAY_US=100"),
+              result(2, trains_and_prints_loss, job + kDevice))
+        << job;
+}
+
+TEST_F(DeviceRanksTest, NcclHasTheBitsOfShmWithStateInHostMemory) {
+  const std::string job = kRanksJobs[2] + " offload.optimizer=cpu";
+  EXPECT_EQ(result(2, trains_and_prints_loss, job + kNccl), result(2, trains_and_prints_loss, job + kDevice));
+}
+
+TEST_F(DeviceRanksTest, NcclNeedsADeviceForEachRank) {
+  const std::string output = result(3, trains_and_prints_loss, kRanksJobs[0] + kNccl);
+  EXPECT_THAT(output, HasSubstr("failed with 3"));
+  EXPECT_THAT(output, HasSubstr("ranks 0 and 2 both use GPU sim:0"));
+}
+
 RANK_BODY(trains_without_end_on_device, Run) {
   run.build();
   run.train();

@@ -21,35 +21,16 @@
 #include <string>
 #include <vector>
 
+#include "../sim_device/device_calls.hpp"
 #include "kernel.hpp"
 #include "peer_device.hpp"
-#include "zr/base.hpp"
 
 namespace peer {
 
 namespace {
 
-// The functions of the device's library, which job.device_library loads.
-template <class Function>
-Function* function_of_device(const char* name) {
-  void* const symbol = ::dlsym(RTLD_DEFAULT, name);
-  if (!symbol) throw zr::PluginError(ZR_STATE, std::string("the simulated device is not loaded: no ") + name);
-  return reinterpret_cast<Function*>(symbol);
-}
-
-template <class Task>
-void enqueue(void* native_stream, const char* name, Task task) {
-  static auto* const enqueue_on =
-      function_of_device<void(void*, const char*, void (*)(void*), void*)>("zr_sim_enqueue");
-  enqueue_on(
-      native_stream, name,
-      [](void* context) {
-        auto* const kept = static_cast<Task*>(context);
-        (*kept)();
-        delete kept;
-      },
-      new Task(std::move(task)));
-}
+using sim::enqueue;
+using sim::function_of_device;
 
 bool has_defect(const char* name) {
   static const char* const planted = std::getenv("ZR_SIM_DEFECT");

@@ -1,0 +1,176 @@
+#include "connection.hpp"
+
+#include <sched.h>
+#include <signal.h>
+#include <time.h>
+
+#include <cerrno>
+#include <utility>
+
+namespace nccl {
+
+namespace {
+
+using std::chrono::steady_clock;
+constexpr auto kSpin = std::chrono::microseconds(50);
+constexpr timespec kNap{0, 50000};
+constexpr auto kCloseLimit = std::chrono::seconds(5);
+
+// Threads that are created while it lives, also by NCCL, block all signals.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+bool is_error(Result result) { return result != kSuccess && result != kInProgress; }
+
+}  // namespace
+
+void Wait::pause() {
+  if (elapsed() < kSpin)
+    ::sched_yield();
+  else
+    ::nanosleep(&kNap, nullptr);
+}
+
+Connection::Connection(const Functions& nccl, GpuDevice& device, const UniqueId& id, int rank, int world,
+                       std::chrono::duration<double> limit)
+    : nccl_(nccl), device_(device) {
+  ::sem_init(&wake_, 0, 0);
+  try {
+    Result result = kSuccess;
+    device_.make_current([&] {
+      const SignalsBlocked blocked;
+      Config config;
+      result = nccl_.comm_init_rank_config(&comm_, world, id, rank, &config);
+    });
+    connect(result, limit);
+    const SignalsBlocked blocked;
+    thread_ = std::thread([this] { run_abort(); });
+  } catch (...) {
+    if (comm_) nccl_.comm_abort(comm_);
+    ::sem_destroy(&wake_);
+    throw;
+  }
+}
+
+Connection::~Connection() {
+  ::sem_post(&wake_);
+  thread_.join();
+  close();
+  ::sem_destroy(&wake_);
+}
+
+// Ranks of a node close their communicators together. A peer that does not come in time has failed.
+void Connection::close() noexcept {
+  if (!comm_) return;
+  try {
+    device_.make_current([&] {
+      const SignalsBlocked blocked;
+      Result result = has_failed_ ? kInvalidUsage : nccl_.comm_finalize(comm_);
+      for (Wait waited; result == kInProgress && waited.elapsed() < kCloseLimit; result = state_of(comm_))
+        waited.pause();
+      result == kSuccess ? nccl_.comm_destroy(comm_) : nccl_.comm_abort(comm_);
+    });
+  } catch (const std::exception&) {  // the device has failed
+  }
+}
+
+void Connection::abort() noexcept {
+  is_aborted_ = true;
+  ::sem_post(&wake_);
+}
+
+// On the thread. Returns without an abort if the connection is closed.
+void Connection::run_abort() noexcept {
+  while (::sem_wait(&wake_) != 0 && errno == EINTR) {
+  }
+  if (!is_aborted_) return;
+  Comm taken = nullptr;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    taken = std::exchange(comm_, nullptr);
+  }
+  try {
+    device_.make_current([&] { nccl_.comm_abort(taken); });
+  } catch (const std::exception&) {  // the device has failed
+  }
+}
+
+void Connection::require_open() const {
+  if (is_aborted_ || !comm_) throw zr::PluginError(ZR_CANCELLED, "the communicator was aborted");
+}
+
+Result Connection::state_of(Comm comm) {
+  Result state = kSuccess;
+  const Result result = nccl_.comm_get_async_error(comm, &state);
+  return result == kSuccess ? state : result;
+}
+
+void Connection::fail(Result result, const std::string& what) {
+  has_failed_ = true;
+  const char* const detail = comm_ ? nccl_.get_last_error(comm_) : nullptr;
+  throw zr::PluginError(ZR_COMM,
+                        what + ": NCCL: " + nccl_.get_error_string(result) +
+                            (detail && *detail ? std::string(": ") + detail : "") +
+                            "; the environment variable NCCL_DEBUG=WARN makes NCCL print more",
+                        result);
+}
+
+void Connection::connect(Result result, std::chrono::duration<double> limit) {
+  for (Wait waited; result == kInProgress; result = state_of(comm_)) {
+    waited.pause();
+    if (waited.elapsed() < limit) continue;
+    throw zr::PluginError(
+        ZR_COMM,
+        "NCCL has not connected the ranks within communicator.nccl.connect_timeout; a rank has ended, "
+        "or the hosts cannot reach each other; the environment variable NCCL_DEBUG=INFO makes NCCL "
+        "print its progress, NCCL_SOCKET_IFNAME selects the network");
+  }
+  if (result != kSuccess) fail(result, "ncclCommInitRankConfig");
+}
+
+// Until the operations of a group are on their streams.
+void Connection::wait(Result result, const std::string& what) {
+  Wait waited;
+  while (result == kInProgress) {
+    waited.pause();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    require_open();
+    result = state_of(comm_);
+    if (is_error(result)) fail(result, what);
+  }
+}
+
+void Connection::group(const std::string& what, const std::function<Result(const Functions&, Comm)>& issue) {
+  Result result = kSuccess;
+  device_.make_current([&] {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const SignalsBlocked blocked;
+    require_open();
+    if (const Result state = state_of(comm_); state != kSuccess) fail(state, what);
+    if (const Result started = nccl_.group_start(); started != kSuccess) fail(started, what);
+    const Result issued = issue(nccl_, comm_);
+    result = nccl_.group_end();
+    if (is_error(issued)) fail(issued, what);
+    if (is_error(result)) fail(result, what);
+  });
+  wait(result, what);
+}
+
+void Connection::check(const std::string& what) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  require_open();
+  if (const Result state = state_of(comm_); is_error(state)) fail(state, what);
+}
+
+}  // namespace nccl

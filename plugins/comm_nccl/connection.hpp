@@ -1,0 +1,69 @@
+// One communicator of NCCL, whose calls do not block: every wait is a loop here, which abort() ends.
+//
+// NCCL permits one call at a time per communicator, so a mutex serialises them. NCCL's own abort may take long; a
+// thread that exists for this alone calls it, after it has taken the communicator away from all others.
+#pragma once
+
+#include <semaphore.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "gpu_device.hpp"
+#include "nccl_abi.hpp"
+
+namespace nccl {
+
+/// A loop that waits calls pause() between its checks: first it yields the core, later it sleeps.
+class Wait {
+ public:
+  void pause();
+  std::chrono::steady_clock::duration elapsed() const { return std::chrono::steady_clock::now() - begin_; }
+
+ private:
+  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
+
+/// [use], one call at a time, except abort().
+class Connection {
+ public:
+  /// Connects the ranks; collective. Throws ZR_COMM if that takes longer than `limit`.
+  Connection(const Functions& nccl, GpuDevice& device, const UniqueId& id, int rank, int world,
+             std::chrono::duration<double> limit);
+  /// Closes it without waiting for operations. If one has failed, aborts it.
+  ~Connection();
+  Connection(const Connection&) = delete;
+
+  /// Enqueues the operations of NCCL that `issue` calls, as one group, and returns once they are on their streams. The
+  /// first operation with a peer waits for the peer's. `what`: for messages. Throws ZR_CANCELLED after abort(), ZR_COMM
+  /// after an error of NCCL.
+  void group(const std::string& what, const std::function<Result(const Functions&, Comm)>& issue);
+  /// Throws like group(), if a peer has failed since.
+  void check(const std::string& what);
+  /// Ends all waits and what streams wait for, soon. [any]
+  void abort() noexcept;
+
+ private:
+  Result state_of(Comm comm);
+  void require_open() const;
+  void wait(Result result, const std::string& what);
+  void connect(Result result, std::chrono::duration<double> limit);
+  [[noreturn]] void fail(Result result, const std::string& what);
+  void close() noexcept;
+  void run_abort() noexcept;
+
+  const Functions nccl_;
+  GpuDevice& device_;
+  std::mutex mutex_;     // of calls of NCCL
+  Comm comm_ = nullptr;  // null: aborted
+  bool has_failed_ = false;
+  std::atomic<bool> is_aborted_{false};
+  sem_t wake_;  // of the thread
+  std::thread thread_;
+};
+
+}  // namespace nccl

@@ -1,0 +1,105 @@
+#include "rendezvous.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <vector>
+
+#include "zr/base.hpp"
+
+namespace nccl {
+
+namespace {
+
+struct RankAddress {
+  std::string boot, host, device;
+  int64_t staging_bytes = 0;
+};
+
+std::string boot_id() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  std::getline(file, id);
+  return id.empty() ? "unknown" : id;
+}
+
+std::string host_name() {
+  char name[256] = {};
+  if (::gethostname(name, sizeof name - 1) != 0 || !name[0]) return "unknown";
+  return name;
+}
+
+// The keys and values of one communicator in the job's store.
+class Store {
+ public:
+  Store(const zr::Host& host, const char* prefix)
+      : host_(host), store_(host.need<zr_store_service>()), prefix_(std::string(prefix) + "nccl.") {}
+  void put(const std::string& key, const std::string& value) const {
+    zr_error error = zr::no_error();
+    zr::check(store_.put(host_.abi(), (prefix_ + key).c_str(), value.data(), value.size(), &error), error);
+  }
+  std::string get(const std::string& key) const {
+    char value[1024];
+    uint64_t bytes = sizeof value;
+    zr_error error = zr::no_error();
+    zr::check(store_.get(host_.abi(), (prefix_ + key).c_str(), -1, value, &bytes, &error), error);
+    return std::string(value, bytes);
+  }
+
+ private:
+  const zr::Host host_;
+  const zr_store_service& store_;
+  const std::string prefix_;
+};
+
+[[noreturn]] void fail_parse(const std::string& what) {
+  throw zr::PluginError(ZR_COMM,
+                        what + " that communicator 'nccl' cannot parse; use the same version of Zeroth on all ranks");
+}
+
+// NCCL would fail too, but would not name the ranks.
+void require_devices_of_their_own(const std::vector<RankAddress>& ranks) {
+  for (size_t r = 0; r < ranks.size(); ++r)
+    for (size_t p = 0; p < r; ++p)
+      if (ranks[p].boot == ranks[r].boot && ranks[p].device == ranks[r].device)
+        throw zr::PluginError(ZR_UNSUPPORTED, "communicator 'nccl' needs a GPU of its own for each rank: ranks " +
+                                                  std::to_string(p) + " and " + std::to_string(r) + " both use GPU " +
+                                                  ranks[r].device + " of host '" + ranks[r].host +
+                                                  "'; start one rank per GPU, or set communicator = \"shm\", whose "
+                                                  "ranks share GPUs");
+}
+
+}  // namespace
+
+Meeting meet(const zr::Host& host, const zr_comm_open& options, const GpuDevice& device, int64_t staging_bytes,
+             const Functions& nccl) {
+  const Store store(host, options.store_prefix);
+  std::ostringstream own;
+  own << boot_id() << ' ' << host_name() << ' ' << device.id() << ' ' << staging_bytes;
+  store.put("rank." + std::to_string(options.rank), own.str());
+  Meeting meeting{{}, staging_bytes};
+  std::vector<RankAddress> ranks(static_cast<size_t>(options.world));
+  for (int r = 0; r < options.world; ++r) {
+    RankAddress& address = ranks[static_cast<size_t>(r)];
+    std::istringstream text(store.get("rank." + std::to_string(r)));
+    if (!(text >> address.boot >> address.host >> address.device >> address.staging_bytes))
+      fail_parse("rank " + std::to_string(r) + " announced an address");
+    meeting.staging_bytes = std::min(meeting.staging_bytes, address.staging_bytes);
+  }
+  require_devices_of_their_own(ranks);
+  if (options.rank == 0) {
+    if (const Result result = nccl.get_unique_id(&meeting.id); result != kSuccess)
+      throw zr::PluginError(ZR_COMM, std::string("ncclGetUniqueId: NCCL: ") + nccl.get_error_string(result), result);
+    store.put("id", std::string(meeting.id.internal, sizeof meeting.id.internal));
+    return meeting;
+  }
+  const std::string id = store.get("id");
+  if (id.size() != sizeof meeting.id.internal) fail_parse("rank 0 announced an id");
+  std::memcpy(meeting.id.internal, id.data(), id.size());
+  return meeting;
+}
+
+}  // namespace nccl
