@@ -22,14 +22,17 @@ struct Reduction {
 };
 static_assert(sizeof(Reduction) <= 4096, "the parameters of a kernel");
 
+// Elements of one load: at most 8, because more would not fit the registers of every GPU.
 template <class T>
-struct alignas(kVectorBytes) Vector {
-  static constexpr int kElements = kVectorBytes / static_cast<int>(sizeof(T));
+constexpr int kPerVector = sizeof(T) == 1 ? 8 : kVectorBytes / static_cast<int>(sizeof(T));
+template <class T>
+struct alignas(kPerVector<T> * sizeof(T)) Vector {
+  static constexpr int kElements = kPerVector<T>;
   T element[kElements];
 };
 // The elements of a vector of In, as Out; fp32 from bf16 or fp16 takes two vectors.
 template <class In, class Out>
-struct alignas(kVectorBytes) Result {
+struct alignas(kPerVector<In> * sizeof(In)) Result {
   Out element[Vector<In>::kElements];
 };
 
