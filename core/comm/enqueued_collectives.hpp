@@ -27,7 +27,7 @@ class EnqueuedCollectives {
     drop_done();
     return marks_.empty() ? Clock::duration::zero() : Clock::now() - marks_.front().since;
   }
-  void clear() {
+  void clear() {  // forgets all
     const MutexLock lock(mutex_);
     marks_.clear();
     unused_.reset();

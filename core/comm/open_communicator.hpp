@@ -27,6 +27,7 @@ class OpenCommunicator {
   ~OpenCommunicator();  // [control]
   OpenCommunicator(const OpenCommunicator&) = delete;
 
+  /// As zr_communicator_api::submit().
   zr_code submit(const zr_coll& coll, zr_stream* stream, zr_done* done, zr_error* error);
   zr_code progress(zr_error* error);  // ZR_OK if the plug-in has no such function
   void abort();                       // [any]
