@@ -10,7 +10,7 @@ JOBS ?= $(shell nproc)
 TORCH_CACHE := -DTORCH_ROOT="$(TORCH_ROOT)" -DTorch_DIR="$(Torch_DIR)"
 SOURCES = $(shell git ls-files -co --exclude-standard '*.cpp' '*.hpp' '*.h' '*.c' ':!sdk/abi')  # sdk/abi is a copy
 
-.PHONY: help setup build train test test-all matrix bench peers fuzz format lint docs clean
+.PHONY: help setup build train test test-all matrix bench peers gpu fuzz format lint docs clean
 
 help:  ## prints this list
 	@echo 'make TARGET, where TARGET is one of'
@@ -49,6 +49,10 @@ bench:  ## runs the benchmarks, writes build/bench.json; ARGS="checkpoint step":
 peers: build  ## compares with DDP, FSDP and DeepSpeed, which it installs: build/peers/table.txt; ARGS="--sizes S"
 	@$(call compile,--target peers_zeroth)
 	@.ci/peers $(ARGS)
+
+gpu: build  ## runs the GPU tests and rows of tests/gpu on this machine's GPU; PART="collectives 2": one part
+	@$(call compile,--target gpu_step gpu_optimizer gpu_collectives)
+	@tests/gpu/pack build/gpu && build/gpu/run $(or $(PART),all)
 
 fuzz:  ## runs the checkpoint parsers under libFuzzer, SECONDS=60; stores failing inputs in build/fuzz
 	@.ci/setup lint
