@@ -55,7 +55,7 @@ std::string device_obstacle(const plan::MemoryPlan& plan, uint64_t stream_types,
     return fmt::format("communicator '{}' ({}) exchanges host memory only", communicator->component().table->id,
                        communicator->component().file.string());
   if (is_offloaded(plan)) return "a key of [offload] selects a tier for them, or for a part";
-  if (plan.input.reduced_grad_dtype != ZR_F32) return "gradients.reduce_dtype is not fp32";
+  if (plan.input.reduced_grad_dtype != ZR_F32) return "gradients.dtype is not fp32";
   if (!(stream_types & type)) return "the strategy does not accept memory of the device";
   for (uint32_t i = 0; i < plan.input.parameters.size(); ++i) {
     const plan::OptimizerDescription& description = plan.input.description(i);

@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
-#include <memory>
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"
@@ -14,9 +12,10 @@
 namespace zr::host::engine {
 
 namespace {
-constexpr int64_t kShare = 200;       // one of this many bytes that the optimizer touches is digested
-constexpr int64_t kMinElements = 64;  // the smallest turn; a smaller one is added to the next step's
-constexpr int64_t kSample = 16;       // elements at start, middle and end of a parameter that was written to
+constexpr int64_t kShare = 200;                   // one of this many bytes that the optimizer touches is digested
+constexpr int64_t kMinElements = 64;              // the smallest turn; a smaller one is added to the next step's
+constexpr int64_t kGathered = int64_t{64} << 10;  // bytes of parts on a device that are read at a time
+constexpr int64_t kSample = 16;  // elements at start, middle and end of a parameter that was written to
 
 std::string list_of(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
@@ -28,7 +27,11 @@ std::string list_of(const std::vector<int>& ranks) {
 
 WeightDigest::WeightDigest(const plan::MemoryPlan& plan, const std::vector<void*>& buffers,
                            const std::vector<const void*>& readers, int world, DeviceMemory* device)
-    : plan_(plan), world_(world), device_(device), size_(size_of(plan.input.weight_dtype)) {
+    : plan_(plan),
+      world_(world),
+      device_(world > 1 ? device : nullptr),
+      gathered_(device_ ? device_->allocate(kGathered) : nullptr),
+      size_(size_of(plan.input.weight_dtype)) {
   const auto& parameters = plan.input.parameters;
   memory_.assign(parameters.size(), nullptr);
   if (world > 1)
@@ -49,33 +52,42 @@ WeightDigest::WeightDigest(const plan::MemoryPlan& plan, const std::vector<void*
   }
 }
 
+// From the device through `gathered_`, so that the host waits once per kGathered bytes.
 std::vector<uint64_t> WeightDigest::digests_of(const std::vector<Part>& parts) {
-  int64_t total = 0;
-  for (const Part& part : parts) total += part.count * size_;
-  bytes_ += total;
-  std::vector<char> copy;  // of all parts on the device, which the host waits for once
-  if (device_ && total > 0) {
-    copy.resize(static_cast<std::size_t>(total));
-    const std::unique_ptr<void, std::function<void(void*)>> gathered(device_->allocate(total),
-                                                                     [&](void* memory) { device_->free(memory); });
-    const auto bytes_at = [&](const char* memory, int64_t bytes) {
-      return zr_view{const_cast<char*>(memory), bytes, ZR_U8, 0, device_->device()};
-    };
-    const char* to = static_cast<const char*>(gathered.get());
-    for (const Part& part : parts) {
-      const int64_t bytes = part.count * size_;
-      device_->copy(bytes_at(memory_[part.param] + part.first * size_, bytes), bytes_at(to, bytes));
-      to += bytes;
+  std::vector<checkpoint::Hash> hashes(parts.size());
+  std::vector<char> copy(device_ && !parts.empty() ? kGathered : 0);
+  struct Piece {
+    std::size_t part;
+    int64_t at, bytes;  // in `copy`
+  };
+  std::vector<Piece> pieces;
+  int64_t used = 0;
+  const auto take = [&] {
+    if (used > 0) device_->download(gathered_, copy.data(), used);
+    for (const Piece& piece : pieces) hashes[piece.part].add(copy.data() + piece.at, piece.bytes);
+    pieces.clear();
+    used = 0;
+  };
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const int64_t bytes = parts[i].count * size_;
+    const char* const from = memory_[parts[i].param] + parts[i].first * size_;
+    bytes_ += bytes;
+    if (!device_) hashes[i].add(from, bytes);
+    for (int64_t done = 0; device_ && done < bytes;) {
+      if (used == kGathered) take();
+      const int64_t n = std::min(bytes - done, kGathered - used);
+      const auto bytes_at = [&](const char* memory) {
+        return zr_view{const_cast<char*>(memory), n, ZR_U8, 0, device_->device()};
+      };
+      device_->copy(bytes_at(from + done), bytes_at(static_cast<char*>(gathered_) + used));
+      pieces.push_back({i, used, n});
+      used += n;
+      done += n;
     }
-    device_->download(gathered.get(), copy.data(), total);
   }
+  take();
   std::vector<uint64_t> digests;
-  const char* at = copy.data();
-  for (const Part& part : parts) {
-    const int64_t bytes = part.count * size_;
-    digests.push_back(checkpoint::hash_of(device_ ? at : memory_[part.param] + part.first * size_, bytes));
-    at += device_ ? bytes : 0;
-  }
+  for (const checkpoint::Hash& hash : hashes) digests.push_back(hash.value());
   return digests;
 }
 
@@ -105,6 +117,10 @@ void WeightDigest::sample_written() {
     for (const int64_t first : {int64_t{0}, (count - kSample) / 2, count - kSample})
       samples_.push_back({param, first, kSample});
   }
+}
+
+WeightDigest::~WeightDigest() {
+  if (device_) device_->free(gathered_);
 }
 
 uint64_t WeightDigest::digest_all(const std::vector<Part>& parts) {

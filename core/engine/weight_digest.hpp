@@ -24,6 +24,8 @@ class WeightDigest {
   /// device: which the buffers are on; null: in host memory.
   WeightDigest(const plan::MemoryPlan& plan, const std::vector<void*>& buffers, const std::vector<const void*>& readers,
                int world, DeviceMemory* device);
+  ~WeightDigest();
+  WeightDigest(const WeightDigest&) = delete;
 
   /// Records that the program wrote to this parameter since the last step.
   void written(uint32_t param) { written_.insert(param); }
@@ -63,6 +65,7 @@ class WeightDigest {
   const plan::MemoryPlan& plan_;
   int world_;
   DeviceMemory* const device_;
+  void* const gathered_;             // memory of the device for what is read from it; null: in host memory
   int64_t size_;                     // bytes per element of a weight
   std::vector<const char*> memory_;  // by parameter; null: not replicated, so not compared
   std::vector<uint32_t> replicated_;

@@ -47,7 +47,7 @@ TEST_F(DeviceStateTest, IsInHostMemoryForAReasonThatIsStated) {
             host + "a key of [offload] selects a tier for them, or for a part");
   EXPECT_EQ(first_line(1, makes_an_engine,
                        "strategy=zero2 train.dtype=bf16 gradients.dtype=bf16 gradients.reduce_dtype=bf16"),
-            host + "gradients.reduce_dtype is not fp32");
+            host + "gradients.dtype is not fp32");
   EXPECT_EQ(first_line(1, makes_an_engine, "strategy=zero2 optimizer=" ZR_BUILD_DIR "/plugins/zr_optimizer_adamw.so"),
             host + "optimizer 'adamw' (" ZR_BUILD_DIR "/plugins/zr_optimizer_adamw.so) updates host memory only");
 }
