@@ -161,8 +161,11 @@ void* CommRuntime::allocate(int64_t bytes, int64_t align, Tier tier, MemoryKind 
 }
 
 void CommRuntime::open_on(DeviceMemory& device) {
+  Ledger& ledger = state_->host.ledger();
+  const int64_t before = ledger.held(Tier::host, MemoryKind::communicator);
   state_->device = &device;
   state_->submission.open_on(device);
+  ledger.plan(Tier::host, MemoryKind::communicator, ledger.held(Tier::host, MemoryKind::communicator) - before);
 }
 
 namespace {

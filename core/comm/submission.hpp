@@ -113,6 +113,7 @@ class Submission {
   zr_code finish(zr_code code, zr_error* error, const char* call = "submit");
   zr_code fail_job(const std::string& observation, zr_error* error);
   zr_code reject(zr_code code, int exit_code, const std::string& text, zr_error* error);
+  void end_device();
   void run_watchdog(const std::stop_token& stop);
   std::string timeout_text() const;  // "5.0s"
   std::string call_text(const char* call) const;

@@ -45,6 +45,7 @@ void Submission::close() {
   for (; !staged_completions_.empty(); staged_completions_.pop_front()) done_release(staged_completions_.front());
   if (DeviceMemory* const device = std::exchange(device_, nullptr)) device->watch_waits({});
   if (!on_host_) return;
+  if (on_device_) end_device();
   control_->on_broken(this, {});
   watchdog_ = {};
   {
@@ -54,6 +55,16 @@ void Submission::close() {
   on_device_.reset();
   enqueued_.clear();
   on_host_.reset();
+}
+
+// Waits while the collectives on the device can still complete; else their waits end.
+void Submission::end_device() {
+  constexpr auto kLimit = std::chrono::seconds(10);
+  const auto begin = Clock::now();
+  while (enqueued_.age() > Clock::duration::zero() && !job_failure_ && !control_->broken() && !exceeded_timeout_ &&
+         Clock::now() - begin < kLimit)
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  if (enqueued_.age() > Clock::duration::zero()) abort();
 }
 
 void Submission::run_watchdog(const std::stop_token& stop) {

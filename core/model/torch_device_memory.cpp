@@ -172,20 +172,22 @@ void TorchDeviceMemory::download(const void* from, void* to, int64_t bytes) {
 
 namespace {
 struct TorchMark final : DeviceMemory::Mark {
-  explicit TorchMark(at::DeviceType type) : event(type) {}
+  explicit TorchMark(at::Device on) : device(on), event(on.type()) {}
   bool is_reached() override {
     try {
+      guard_of(device).uncheckedSetDevice(device);  // of a thread for which it is not the current one yet
       return event.query();
     } catch (const c10::Error&) {
       return true;
     }
   }
+  const at::Device device;
   c10::Event event;
 };
 }  // namespace
 
 std::unique_ptr<DeviceMemory::Mark> TorchDeviceMemory::mark(std::unique_ptr<Mark> unused) {
-  std::unique_ptr<Mark> mark = unused ? std::move(unused) : std::make_unique<TorchMark>(device_.type());
+  std::unique_ptr<Mark> mark = unused ? std::move(unused) : std::make_unique<TorchMark>(device_);
   static_cast<TorchMark&>(*mark).event.record(stream_);
   return mark;
 }

@@ -36,6 +36,7 @@ class CudaDevice final : public PeerDevice {
   }
   ~CudaDevice() override {
     close_events();
+    if (mark_) cudaEventDestroy(mark_);
     for (const cudaEvent_t event : own_)
       if (event) cudaEventDestroy(event);
   }
@@ -118,15 +119,23 @@ class CudaDevice final : public PeerDevice {
     const CurrentDevice current(number_);
     check(cudaLaunchHostFunc(static_cast<cudaStream_t>(stream), fn, context), "cudaLaunchHostFunc");
   }
-  bool is_idle(void* stream) noexcept override {
+  void set_mark(void* stream) override {
     const CurrentDevice current(number_);
-    return cudaStreamQuery(static_cast<cudaStream_t>(stream)) != cudaErrorNotReady;
+    if (!mark_) check(cudaEventCreateWithFlags(&mark_, cudaEventDisableTiming), "cudaEventCreate");
+    check(cudaEventRecord(mark_, static_cast<cudaStream_t>(stream)), "cudaEventRecord");
+  }
+  bool mark_is_reached() noexcept override {
+    const CurrentDevice current(number_);
+    const bool reached = !mark_ || cudaEventQuery(mark_) != cudaErrorNotReady;
+    cudaGetLastError();  // forgets that it was not ready: the next launch reads it
+    return reached;
   }
   void abort() noexcept override {}  // CUDA has no call that ends the wait of a stream
 
  private:
   const int number_;
   std::array<cudaEvent_t, 2> own_{};
+  cudaEvent_t mark_ = nullptr;
   std::vector<std::array<cudaEvent_t, 2>> peers_;  // by rank
 };
 

@@ -71,9 +71,9 @@ void DeviceCommunicator::exchange_events() {
   }
 }
 
-void DeviceCommunicator::wait_until_idle(std::chrono::nanoseconds limit) noexcept {
+void DeviceCommunicator::wait_for_mark(std::chrono::nanoseconds limit) noexcept {
   const auto begin = std::chrono::steady_clock::now();
-  while (has_stream_ && !device_->is_idle(last_stream_) && std::chrono::steady_clock::now() - begin < limit)
+  while (!device_->mark_is_reached() && std::chrono::steady_clock::now() - begin < limit)
     std::this_thread::sleep_for(std::chrono::microseconds(100));
 }
 
@@ -82,10 +82,10 @@ void DeviceCommunicator::wait_until_idle(std::chrono::nanoseconds limit) noexcep
 void DeviceCommunicator::close_orderly() noexcept {
   constexpr auto kLimit = std::chrono::seconds(2);
   constexpr int64_t kLimitNs = std::chrono::nanoseconds(kLimit).count();
-  wait_until_idle(kLimit);
-  if (has_stream_ && !device_->is_idle(last_stream_)) {
+  wait_for_mark(kLimit);
+  if (!device_->mark_is_reached()) {
     device_->abort();
-    wait_until_idle(kLimit);
+    wait_for_mark(kLimit);
   }
   memory_.close_peers();
   device_->close_events();
@@ -163,6 +163,7 @@ void DeviceCommunicator::enqueue(void* native_stream) {
   end.fingerprint = fingerprint_of(Meeting::end);
   control_.submit(end, nullptr, nullptr);
   wait_for_peers(Event::finished, native_stream);
+  device_->set_mark(native_stream);
 }
 
 void DeviceCommunicator::announce(void* native_stream) {

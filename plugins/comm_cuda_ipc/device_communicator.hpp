@@ -68,7 +68,7 @@ class DeviceCommunicator {
   shm::Extent extent(int from, int to);
   const char* source(int rank);
   char* destination(int rank);
-  void wait_until_idle(std::chrono::nanoseconds limit) noexcept;
+  void wait_for_mark(std::chrono::nanoseconds limit) noexcept;
   void close_orderly() noexcept;
   void put(const char* what, const void* value, uint64_t bytes);
   void get(const char* what, int rank, int64_t timeout_ns, void* value, uint64_t bytes);

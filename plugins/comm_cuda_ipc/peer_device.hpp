@@ -49,8 +49,10 @@ class PeerDevice {
                       int64_t first, int64_t count, void* stream) = 0;
   /// Calls fn(context) on any thread when the stream gets there. fn must not use the device.
   virtual void call(void (*fn)(void* context), void* context, void* stream) = 0;
-  /// True if the stream has done all its work, or has failed.
-  virtual bool is_idle(void* stream) noexcept = 0;
+  /// Replaces the mark by this point of the stream.
+  virtual void set_mark(void* stream) = 0;
+  /// True if the stream has reached the mark, or has failed, or there is no mark.
+  virtual bool mark_is_reached() noexcept = 0;
   /// Streams do not wait for peers any more: what they then read is undefined. [any]
   virtual void abort() noexcept = 0;
 };

@@ -1,11 +1,12 @@
 #include "connection.hpp"
 
 #include <sched.h>
-#include <signal.h>
 #include <time.h>
 
 #include <cerrno>
 #include <utility>
+
+#include "signals_blocked.hpp"
 
 namespace nccl {
 
@@ -15,21 +16,6 @@ using std::chrono::steady_clock;
 constexpr auto kSpin = std::chrono::microseconds(50);
 constexpr timespec kNap{0, 50000};
 constexpr auto kCloseLimit = std::chrono::seconds(5);
-
-// Threads that are created while it lives, also by NCCL, block all signals.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsBlocked(const SignalsBlocked&) = delete;
-
- private:
-  sigset_t before_;
-};
 
 bool is_error(Result result) { return result != kSuccess && result != kInProgress; }
 
@@ -57,6 +43,7 @@ Connection::Connection(const Functions& nccl, GpuDevice& device, const UniqueId&
     const SignalsBlocked blocked;
     thread_ = std::thread([this] { run_abort(); });
   } catch (...) {
+    const SignalsBlocked blocked;
     if (comm_) nccl_.comm_abort(comm_);
     ::sem_destroy(&wake_);
     throw;

@@ -117,11 +117,15 @@ void NcclCommunicator::submit(const zr_coll& coll, zr_stream* stream, zr_done* d
   check_arguments(stream != nullptr);
   if (failure_) throw zr::PluginError(failure_->code, failure_->text);
   void* const native = on_host_ ? stream_ : zr::native_stream(host_, stream);
+  if (!on_host_ && only_stream_.value_or(native) != native)
+    throw zr::PluginError(ZR_UNSUPPORTED, operation_.what() + ": communicator 'nccl' has one stream per device");
+  only_stream_ = native;
   try {
     if (*is_aborted_) throw zr::PluginError(ZR_CANCELLED, operation_.what() + ": the communicator was aborted");
     run(native);
-  } catch (const zr::PluginError& error) {
-    failure_ = Failure{error.code(), error.what()};
+  } catch (const std::exception& error) {
+    const auto* const known = dynamic_cast<const zr::PluginError*>(&error);
+    failure_ = Failure{known ? known->code() : zr_code{ZR_INTERNAL}, error.what()};
     try {
       end_->record(native);  // of what is on the stream already
     } catch (const zr::PluginError&) {

@@ -100,6 +100,7 @@ class NcclCommunicator {
   std::unique_ptr<Connection> connection_;  // null: one rank
   std::unique_ptr<Mark> end_;               // of the last operation of this communicator
   void* stream_ = nullptr;                  // for host memory
+  std::optional<void*> only_stream_;        // of all operations, because they share memory
   char* staging_ = nullptr;                 // slots on the device; see the comment of allocate()
   char* host_staging_ = nullptr;            // the same in host memory
   int64_t slot_bytes_ = 0, host_staging_bytes_ = 0;

@@ -8,6 +8,7 @@
 #include <sstream>
 #include <vector>
 
+#include "signals_blocked.hpp"
 #include "zr/base.hpp"
 
 namespace nccl {
@@ -91,6 +92,7 @@ Meeting meet(const zr::Host& host, const zr_comm_open& options, const GpuDevice&
   }
   require_devices_of_their_own(ranks);
   if (options.rank == 0) {
+    const SignalsBlocked blocked;
     if (const Result result = nccl.get_unique_id(&meeting.id); result != kSuccess)
       throw zr::PluginError(ZR_COMM, std::string("ncclGetUniqueId: NCCL: ") + nccl.get_error_string(result), result);
     store.put("id", std::string(meeting.id.internal, sizeof meeting.id.internal));

@@ -36,6 +36,8 @@ struct Bench {
   at::Device device;
   int rank() const { return comm.rank(); }
   int world() const { return comm.world(); }
+  // Memory that peers may read, if the communicator has any. It lives as long as the program.
+  void* allocate(int64_t bytes) { return comm.api().mem_alloc ? comm.allocate(bytes) : memory.allocate(bytes); }
   zr_view view(void* data, int64_t count, zr_dtype dtype) const { return {data, count, dtype, 0, memory.device()}; }
   void run(zr_coll coll) {
     coll.fingerprint = 1;
@@ -46,8 +48,8 @@ struct Bench {
 
 // The number of cases whose result on this rank differs from the reference.
 int64_t different(Bench& bench, int64_t count, int64_t* cases) {
-  char* const src = static_cast<char*>(bench.comm.allocate(8 * count * bench.world()));
-  char* const dst = static_cast<char*>(bench.comm.allocate(8 * count * bench.world()));
+  char* const src = static_cast<char*>(bench.allocate(8 * count * bench.world()));
+  char* const dst = static_cast<char*>(bench.allocate(8 * count * bench.world()));
   int64_t wrong = 0;
   uint64_t seed = 1;
   for (const uint32_t op : {ZR_ALL_REDUCE, ZR_REDUCE_SCATTER, ZR_ALL_GATHER, ZR_BROADCAST})
@@ -100,8 +102,8 @@ double shortest(Bench& bench, const std::function<void()>& work) {
 
 void time(Bench& bench, int64_t bytes) {
   const int64_t count = bytes / 4 / bench.world() * bench.world(), part = count / bench.world();
-  auto* const a = static_cast<float*>(bench.comm.allocate(4 * count));
-  auto* const b = static_cast<float*>(bench.comm.allocate(4 * count));
+  auto* const a = static_cast<float*>(bench.allocate(4 * count));
+  auto* const b = static_cast<float*>(bench.allocate(4 * count));
   const zr_view all_a = bench.view(a, count, ZR_F32), all_b = bench.view(b, count, ZR_F32);
   const zr_view own = bench.view(b + part * bench.rank(), part, ZR_F32);
   const struct {

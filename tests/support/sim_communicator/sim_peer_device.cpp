@@ -174,7 +174,11 @@ class SimDevice final : public PeerDevice {
   void call(void (*fn)(void*), void* context, void* stream) override {
     enqueue(stream, "call", [=] { fn(context); });
   }
-  bool is_idle(void* stream) noexcept override { return function_of_device<int(void*)>("zr_sim_idle")(stream) != 0; }
+  void set_mark(void* stream) override {
+    const uint64_t number = ++marks_;
+    enqueue(stream, "mark", [reached = reached_, number] { *reached = number; });
+  }
+  bool mark_is_reached() noexcept override { return *reached_ == marks_; }
   void abort() noexcept override { aborted_ = true; }
 
  private:
@@ -202,6 +206,8 @@ class SimDevice final : public PeerDevice {
   std::vector<Counters*> peers_;  // by rank; also this rank's own
   std::vector<pid_t> peer_pids_;
   std::array<uint64_t, 2> recorded_{};
+  uint64_t marks_ = 0;
+  const std::shared_ptr<std::atomic<uint64_t>> reached_ = std::make_shared<std::atomic<uint64_t>>(0);
   std::map<void*, void*> blocks_;  // by address: the allocation that contains it
   std::mutex mutex_;
   std::map<char*, uint64_t> opened_;  // bytes of memory of peers
