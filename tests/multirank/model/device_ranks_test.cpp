@@ -127,6 +127,29 @@ TEST_F(DeviceRanksTest, WeightsThatDifferBetweenRanksAreFound) {
   EXPECT_THAT(said, HasSubstr("weights differ between ranks: in 'twice.weight', elements "));
 }
 
+// A rank whose device has no memory left can still compare and hash weights.
+RANK_BODY(hashes_with_a_full_device, Run) {
+  run.build();
+  run.micro_step();
+  std::vector<torch::Tensor> filler;
+  for (int64_t bytes = run.engine->rank() == 1 ? int64_t{1} << 24 : 0; bytes >= 512; bytes /= 2) try {
+      for (;;) filler.push_back(torch::empty({bytes}, torch::TensorOptions(torch::kByte).device(run.engine->device())));
+    } catch (const c10::OutOfMemoryError&) {
+    }
+  const std::string hash = run.engine->weights_hash();
+  filler.clear();
+  run.train();
+  const std::string end = run.engine->weights_hash();
+  if (run.engine->rank() == 0) std::cout << "result " << hash << " " << end << std::endl;
+}
+
+TEST_F(DeviceRanksTest, WeightsAreHashedWithAFullDevice) {
+  for (const std::string& job : {kRanksJobs[1], kRanksJobs[3]})
+    EXPECT_EQ(result(2, hashes_with_a_full_device, job + kDevice, "ZR_SIM_BYTES=60000000"),
+              result(2, hashes_with_a_full_device, job + kDevice + " offload.optimizer=cpu"))
+        << job;
+}
+
 // The 4 ranks share 2 devices.
 TEST_F(DeviceRanksTest, MoreRanksThanDevicesHaveTheBitsOfTheCpu) {
   for (const std::string& job : {kRanksJobs[1], kRanksJobs[3]})
