@@ -133,6 +133,10 @@ void DeviceCommunicator::submit(const zr_coll& coll, zr_stream* stream, zr_done*
     const auto* const known = dynamic_cast<const zr::PluginError*>(&error);
     failure_ = Failure{known ? known->code() : zr_code{ZR_INTERNAL}, error.what()};
     control_.abort();
+    try {
+      device_->set_mark(native);  // of what is on the stream already
+    } catch (const zr::PluginError&) {
+    }
     throw;
   }
 }
