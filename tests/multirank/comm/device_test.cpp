@@ -149,7 +149,7 @@ TEST_F(CommDeviceLifeTest, PlantedDefectsAreFound) {
   EXPECT_EQ(right, passes("none", 1));
   for (const std::string defect : {"wait", "reuse", "early", "stream", "host"}) {
     bool found = false;
-    for (int seed = 0; seed < 8 && !found; ++seed) found = passes(defect, seed) != right;
+    for (int seed = 0; seed < 60 && !found; ++seed) found = passes(defect, seed) != right;
     EXPECT_TRUE(found) << defect;
   }
 }

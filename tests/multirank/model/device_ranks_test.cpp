@@ -70,7 +70,7 @@ TEST_F(DeviceRanksTest, PlantedDefectsAreFound) {
   for (const std::string& job : jobs) right.push_back(result(2, trains_and_prints_loss, job));
   for (const std::string defect : {"wait", "stream", "host"}) {
     bool found = false;
-    for (int seed = 0; seed < 8 && !found; ++seed) {
+    for (int seed = 0; seed < 40 && !found; ++seed) {
       const std::string environment =
           "ZR_SIM_DEFECT=" + defect + " ZR_SIM_DELAY_US=2000 ZR_SIM_SEED=" + std::to_string(seed);
       for (std::size_t i = 0; i < jobs.size(); ++i)

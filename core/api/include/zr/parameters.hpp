@@ -15,8 +15,9 @@ namespace zr {
 ///
 /// The end of the scope stores the written values in the engine; write the same values on all ranks. If an exception
 /// ends a scope that wrote values, these parameters are undefined, and differ between strategies: set all of them again
-/// with engine.set(), or load a checkpoint, before training continues. If the engine is destroyed first, the end has no effect. Weights
-/// that the ranks of a node share (communicator.share_weights) are copied for the scope, so it needs memory for them.
+/// with engine.set(), or load a checkpoint, before training continues. If the engine is destroyed first, the end has no
+/// effect. Weights that the ranks of a node share (communicator.share_weights) are copied for the scope, so it needs
+/// memory for them.
 ///
 /// The begin and the end are collective under every strategy. Use the scope on the training thread and end it before
 /// engine.step(). Throws zr::Error.
