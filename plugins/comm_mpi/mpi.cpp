@@ -1,4 +1,5 @@
 // The communicator "mpi": the ranks of several machines, started by mpirun, exchange messages of MPI.
+#include "../comm_shm/shm_plugin.hpp"
 #include "mpi_communicator.hpp"
 #include "zr/communicator.hpp"
 
@@ -14,15 +15,7 @@ class Mpi : public zr::Communicator<Mpi, mpi::MpiCommunicator> {
   uint64_t open_bytes(int32_t world) const noexcept {
     return static_cast<uint64_t>(mpi::Transfer::buffer_bytes(world));
   }
-  zr_comm_caps caps() const {
-    zr_comm_caps caps{};
-    caps.flags = ZR_COMM_RANK_ORDERED | ZR_COMM_UPCAST | ZR_COMM_ACCUMULATE | ZR_COMM_ASYNC;
-    for (uint32_t op = ZR_ALL_REDUCE; op <= ZR_BARRIER; ++op) caps.ops |= uint64_t{1} << op;
-    for (int dtype = ZR_F32; dtype <= ZR_I64; ++dtype) caps.dtypes |= uint64_t{1} << dtype;
-    caps.reduces = 1u << ZR_SUM | 1u << ZR_MIN | 1u << ZR_MAX;
-    caps.device_types = zr::kCpuOnly;
-    return caps;
-  }
+  zr_comm_caps caps() const { return shm::capabilities(); }
   std::unique_ptr<mpi::MpiCommunicator> open(const zr_comm_open& options) {
     if (options.device.type != ZR_DEVICE_CPU)
       throw zr::PluginError(ZR_UNSUPPORTED, "comm_mpi moves host memory, not memory of a device of type " +

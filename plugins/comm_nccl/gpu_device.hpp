@@ -58,7 +58,7 @@ inline constexpr int kMaxRanks = 479;
 
 /// True if this process can use a device.
 bool has_device() noexcept;
-/// The number of the device through which a communicator for host memory moves data. Throws if there is none.
+/// The number of the device through which a communicator for host memory moves data. Throws if no device can be used.
 int32_t current_device(const zr::Host& host);
 /// Opens the device with this number.
 std::unique_ptr<GpuDevice> open_device(int32_t number);

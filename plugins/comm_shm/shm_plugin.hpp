@@ -1,5 +1,5 @@
-// The key and the capabilities of the communicator "shm": those of this plug-in, and of its libraries for devices
-// (plugins/comm_cuda_ipc).
+// The key of the communicator "shm", also of its libraries for devices (plugins/comm_cuda_ipc), and the capabilities of
+// every communicator that does all operations on host memory itself, in rank order (also plugins/comm_mpi).
 #pragma once
 
 #include "zr/communicator.hpp"

@@ -18,7 +18,7 @@ struct Batch {
   Entry entries[kMost];
 };
 
-/// Calls fill(i, entry) for each i below n, which sets the entry or returns false if there is none for i, and
+/// Calls fill(i, entry) for each i below n, which sets the entry, or returns false to leave out i, and
 /// launch(batch) for as many entries as fit a batch of type B.
 template <class B, class Fill, class Launch>
 void in_batches(uint32_t n, const Fill& fill, const Launch& launch) {
