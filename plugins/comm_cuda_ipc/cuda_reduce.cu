@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <type_traits>
 
 #include "cuda_calls.hpp"
 #include "cuda_reduce.hpp"
@@ -36,41 +37,54 @@ struct alignas(kPerVector<In> * sizeof(In)) Result {
   Out element[Vector<In>::kElements];
 };
 
+// Only sums of floating-point numbers use vectors: without them the other kernels take less time to compile.
+template <class In, class Op>
+constexpr bool kUsesVectors = std::is_floating_point_v<typename In::Accumulated>&& std::is_same_v<Op, zr::SumOp>;
+
+// Reduces what complete vectors contain; returns the number of elements.
+template <class In, class Out, class Op>
+__device__ int64_t reduce_vectors(const Reduction& r, int64_t thread, int64_t threads) {
+  using Source = typename In::Stored;
+  using Sum = typename In::Accumulated;
+  using Stored = typename Out::Stored;
+  constexpr int kElements = Vector<Source>::kElements;
+  const int64_t done = r.count / kElements * kElements;
+  for (int64_t at = thread * kElements; at < done; at += threads * kElements) {
+    Sum sum[kElements];
+    auto x = *reinterpret_cast<const Vector<Source>*>(static_cast<const Source*>(r.source(0)) + r.first + at);
+    if (r.accumulate) {
+      const auto held =
+          *reinterpret_cast<const Result<Source, Stored>*>(static_cast<const Stored*>(r.out(0)) + r.first + at);
+#pragma unroll
+      for (int i = 0; i < kElements; ++i) sum[i] = Op::apply(Out::upcast(held.element[i]), In::upcast(x.element[i]));
+    } else {
+#pragma unroll
+      for (int i = 0; i < kElements; ++i) sum[i] = Op::first(In::upcast(x.element[i]));
+    }
+    for (int32_t s = 1; s < r.n; ++s) {
+      x = *reinterpret_cast<const Vector<Source>*>(static_cast<const Source*>(r.source(s)) + r.first + at);
+#pragma unroll
+      for (int i = 0; i < kElements; ++i) sum[i] = Op::apply(sum[i], In::upcast(x.element[i]));
+    }
+    Result<Source, Stored> result;
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) result.element[i] = Out::downcast(sum[i]);
+    for (int32_t o = 0; o < r.n_outs; ++o)
+      *reinterpret_cast<Result<Source, Stored>*>(static_cast<Stored*>(r.out(o)) + r.first + at) = result;
+  }
+  return done;
+}
+
 template <class In, class Out, class Op>
 __global__ void __launch_bounds__(kThreads) reduce_kernel(const __grid_constant__ Reduction r) {
   using Source = typename In::Stored;
   using Sum = typename In::Accumulated;
   using Stored = typename Out::Stored;
-  constexpr int kElements = Vector<Source>::kElements;
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t threads = static_cast<int64_t>(gridDim.x) * kThreads;
   int64_t done = 0;
-  if (r.vectors) {
-    done = r.count / kElements * kElements;
-    for (int64_t at = thread * kElements; at < done; at += threads * kElements) {
-      Sum sum[kElements];
-      auto x = *reinterpret_cast<const Vector<Source>*>(static_cast<const Source*>(r.source(0)) + r.first + at);
-      if (r.accumulate) {
-        const auto held =
-            *reinterpret_cast<const Result<Source, Stored>*>(static_cast<const Stored*>(r.out(0)) + r.first + at);
-#pragma unroll
-        for (int i = 0; i < kElements; ++i) sum[i] = Op::apply(Out::upcast(held.element[i]), In::upcast(x.element[i]));
-      } else {
-#pragma unroll
-        for (int i = 0; i < kElements; ++i) sum[i] = Op::first(In::upcast(x.element[i]));
-      }
-      for (int32_t s = 1; s < r.n; ++s) {
-        x = *reinterpret_cast<const Vector<Source>*>(static_cast<const Source*>(r.source(s)) + r.first + at);
-#pragma unroll
-        for (int i = 0; i < kElements; ++i) sum[i] = Op::apply(sum[i], In::upcast(x.element[i]));
-      }
-      Result<Source, Stored> result;
-#pragma unroll
-      for (int i = 0; i < kElements; ++i) result.element[i] = Out::downcast(sum[i]);
-      for (int32_t o = 0; o < r.n_outs; ++o)
-        *reinterpret_cast<Result<Source, Stored>*>(static_cast<Stored*>(r.out(o)) + r.first + at) = result;
-    }
-  }
+  if constexpr (kUsesVectors<In, Op>)
+    if (r.vectors) done = reduce_vectors<In, Out, Op>(r, thread, threads);
   for (int64_t at = done + thread; at < r.count; at += threads) {
     const auto source = [&](int32_t s) { return In::upcast(static_cast<const Source*>(r.source(s))[r.first + at]); };
     Sum sum = r.accumulate ? Op::apply(Sum(Out::upcast(static_cast<const Stored*>(r.out(0))[r.first + at])), source(0))
@@ -86,7 +100,7 @@ template <class In, class Out, class Op>
 void launch(Reduction& r, cudaStream_t stream) {
   constexpr int64_t kElements = Vector<typename In::Stored>::kElements;
   const int64_t in = sizeof(typename In::Stored), out = sizeof(typename Out::Stored);
-  r.vectors = true;
+  r.vectors = kUsesVectors<In, Op>;
   for (int i = 0; i < r.n; ++i)
     r.vectors &= is_aligned(static_cast<const char*>(r.source(i)) + r.first * in, kVectorBytes);
   for (int i = 0; i < r.n_outs; ++i)

@@ -1,11 +1,12 @@
 # zr_add_plugin(<target> ROLE strategy|communicator|optimizer|offload ID <id> SOURCES <file>...
-#               [KERNELS <file>...] [LIBRARIES <lib>...])
+#               [KERNELS <file>...] [KERNELS_OF <target>...] [LIBRARIES <lib>...])
 #
 # Builds a plug-in library zr_<role>_<id>.so in ZR_PLUGIN_OUTPUT (default <build>/plugins). It exports only zr_module_v1
 # and its data tags. Only its owner can write to it, because the host rejects plug-ins that other users can change (with
 # umask 002 the group could). Fused multiply-add is disabled, because updates must be bit-identical on every machine.
 # SOURCES are C, C++ or CUDA files, of languages that project() enables. KERNELS are C or C++ files that are compiled
-# once per instruction set of the CPU, with ZR_ISA defined as portable, avx2 or avx512: see zr/isa.hpp.
+# once per instruction set of the CPU, with ZR_ISA defined as portable, avx2 or avx512: see zr/isa.hpp. KERNELS_OF are
+# plug-ins of the same project whose compiled KERNELS this one has too.
 set(ZR_PLUGIN_CMAKE_DIR ${CMAKE_CURRENT_LIST_DIR} CACHE INTERNAL "The folder of ZrPlugin.cmake and zr.map")
 
 function(zr_plugin_compile_settings target)
@@ -46,7 +47,7 @@ this language: add ${language} to project(... LANGUAGES ...)")
 endfunction()
 
 function(zr_add_plugin target)
-  cmake_parse_arguments(PLUGIN "" "ROLE;ID" "SOURCES;KERNELS;LIBRARIES" ${ARGN})
+  cmake_parse_arguments(PLUGIN "" "ROLE;ID" "SOURCES;KERNELS;KERNELS_OF;LIBRARIES" ${ARGN})
   if(NOT PLUGIN_ROLE MATCHES "^(strategy|communicator|optimizer|offload)$")
     message(FATAL_ERROR "zr_add_plugin(${target}): ROLE is \"${PLUGIN_ROLE}\", must be strategy, communicator, \
 optimizer or offload")
@@ -98,4 +99,15 @@ compiled once per instruction set of the CPU: list it in SOURCES, and set CUDA_A
       target_sources(${target} PRIVATE $<TARGET_OBJECTS:${target}_${isa}>)
     endforeach()
   endif()
+  foreach(other ${PLUGIN_KERNELS_OF})
+    if(NOT TARGET ${other}_portable)
+      message(FATAL_ERROR "zr_add_plugin(${target}): KERNELS_OF names \"${other}\", but no plug-in of this name with \
+KERNELS was added: call zr_add_plugin(${other} ... KERNELS ...) before")
+    endif()
+    foreach(isa portable avx2 avx512)
+      if(TARGET ${other}_${isa})
+        target_sources(${target} PRIVATE $<TARGET_OBJECTS:${other}_${isa}>)
+      endif()
+    endforeach()
+  endforeach()
 endfunction()

@@ -126,6 +126,8 @@ include(${SOURCE}/tests/package/plugins.cmake)
 set(cuda ${cmake} -DCMAKE_PREFIX_PATH=${SCRATCH}/sdk -S ${SOURCE}/tests/package/cuda -B)
 must_fail("zr_add_plugin(cuda): kernel.cu is a CUDA file, but the project does not enable this language: add CUDA to \
 project(... LANGUAGES ...)" ${cuda} ${SCRATCH}/cuda_language -DCUDA=OFF -DSOURCES=kernel.cu)
+must_fail("KERNELS_OF names \"lion\", but no plug-in of this name with KERNELS was added"
+          ${cuda} ${SCRATCH}/kernels_of -DCUDA=OFF -DKERNELS_OF=lion)
 find_program(nvcc nvcc)
 if(nvcc)
   must_fail("has a CUDA file, but KERNELS are compiled once per instruction set of the CPU"

@@ -21,15 +21,9 @@ void adamw(const AdamWConstants& constants, const AdamWRun& run) {
                   weight[i] = w;
                   rounding.store(to, i, w);
                 };
-                int64_t i = 0;
-                if (!rounding.downcasts)
-                  for (; i + zr::kLine <= n; i += zr::kLine) {
-                    zr::fetch_ahead(i, weight, grad, exp_avg, exp_avg_sq);
-                    // Otherwise the compiler compares the addresses of the arrays for each line.
-                    ZR_INDEPENDENT_ITERATIONS
-                    for (int64_t j = i; j < i + zr::kLine; ++j) update(j);
-                  }
-                for (; i < n; ++i) update(i);
+                // Otherwise the compiler compares the addresses of the arrays in every call.
+                ZR_INDEPENDENT_ITERATIONS
+                for (int64_t i = 0; i < n; ++i) update(i);
               });
 }
 

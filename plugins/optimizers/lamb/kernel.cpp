@@ -40,7 +40,6 @@ void lamb_moments(const LambConstants& constants, const AdamWRun& run, int64_t b
     };
     int64_t line = 0;
     for (; line + kLanes <= n; line += kLanes) {
-      zr::fetch_ahead(line, weight, grad, exp_avg, exp_avg_sq);
       ZR_INDEPENDENT_ITERATIONS
       for (int lane = 0; lane < kLanes; ++lane) element(line + lane, lane);
     }
@@ -63,14 +62,8 @@ void lamb_update(const LambConstants& constants, const AdamWRun& run) {
                   weight[i] = w;
                   rounding.store(to, i, w);
                 };
-                int64_t i = 0;
-                if (!rounding.downcasts)
-                  for (; i + zr::kLine <= n; i += zr::kLine) {
-                    zr::fetch_ahead(i, weight, exp_avg, exp_avg_sq);
-                    ZR_INDEPENDENT_ITERATIONS
-                    for (int64_t j = i; j < i + zr::kLine; ++j) update(j);
-                  }
-                for (; i < n; ++i) update(i);
+                ZR_INDEPENDENT_ITERATIONS
+                for (int64_t i = 0; i < n; ++i) update(i);
               });
 }
 

@@ -12,6 +12,7 @@ void sgd(const SgdConstants& constants, const SgdRun& run) {
                 const float* __restrict grad = run.grad + first;
                 uint16_t* __restrict to = out;
                 if (!run.buffer) {
+                  ZR_INDEPENDENT_ITERATIONS
                   for (int64_t i = 0; i < n; ++i) {
                     float w = weight[i];
                     sgd_element(c, grad[i], w);
@@ -21,6 +22,7 @@ void sgd(const SgdConstants& constants, const SgdRun& run) {
                   return;
                 }
                 float* __restrict buffer = run.buffer + first;
+                ZR_INDEPENDENT_ITERATIONS
                 for (int64_t i = 0; i < n; ++i) {
                   float w = weight[i], b = buffer[i];
                   sgd_element(c, grad[i], w, b);

@@ -22,15 +22,6 @@
 namespace zr {
 inline namespace sdk {
 
-inline constexpr int64_t kLine = 16;  // floats
-/// For a loop over lines of kLine floats with fp32 weights: prefetches the data 2 KiB ahead. It saves 3 to 4 % of
-/// AdamW's time; with bf16 or fp16 weights it costs more than it saves. A prefetch past the end of an array does no
-/// harm.
-template <class... Arrays>
-ZR_ALWAYS_INLINE void fetch_ahead(int64_t i, Arrays... arrays) {
-  (__builtin_prefetch(arrays + i + 512, 1), ...);
-}
-
 /// How a loop stores each new master weight. KeepFloat stores nothing: fp32 weights are their own master weights.
 struct KeepFloat {
   ZR_ALWAYS_INLINE static void store(uint16_t*, int64_t, float) {}  // does nothing
