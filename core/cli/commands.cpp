@@ -22,6 +22,7 @@
 #include "cli/explain_key.hpp"
 #include "cli/job_file.hpp"
 #include "cli/launch.hpp"
+#include "cli/launch_hosts.hpp"
 #include "cli/new_command.hpp"
 #include "cli/plan_command.hpp"
 #include "cli/trainer.hpp"
@@ -56,9 +57,15 @@ Arguments trainer_of(const JobFile& job) {
   return argv;
 }
 
+void add_hosts(po::options_description& options) {
+  options.add_options()("hosts,H", po::value<std::string>(),
+                        "start the ranks on these hosts with mpirun: HOST:RANKS,HOST:RANKS,...");
+}
+
 po::options_description train_options() {
   po::options_description options("options");
   options.add_options()("resume", "resume from the newest checkpoint in checkpoint.dir, if there is one");
+  add_hosts(options);
   return options;
 }
 
@@ -73,12 +80,17 @@ int train(const Command& command, const Parsed& parsed) {
   Arguments words = parsed.words;
   if (parsed.has("resume")) words.emplace_back("checkpoint.resume=true");
   const JobFile job = validated_job(command, words);
-  LaunchOptions options;
-  options.ranks = job.config.job().ranks;
-  options.threads = job.config.job().threads;
-  options.program = trainer_of(job);
-  options.environment = {{"ZR_PROGRESS", progress_mode()}};
-  return launch(options);
+  const int ranks = job.config.job().ranks, threads = job.config.job().threads;
+  const Arguments program = trainer_of(job);
+  if (parsed.has("hosts")) {
+    const auto hosts = parse_hosts(command.name, parsed.value("hosts"));
+    if (ranks_of(hosts) != ranks)
+      fail_user(
+          fmt::format("zeroth train: --hosts {} has {} ranks, but job.ranks is {}; add job.ranks={} to the command",
+                      parsed.value("hosts"), ranks_of(hosts), ranks, ranks_of(hosts)));
+    return launch_on_hosts({hosts, threads, program, {{"ZR_PROGRESS", "plain"}}});
+  }
+  return launch({ranks, threads, program, {{"ZR_PROGRESS", progress_mode()}}});
 }
 
 void add_no_run(po::options_description& options) {
@@ -254,6 +266,7 @@ po::options_description launch_options() {
   po::options_description options("options");
   options.add_options()("ranks,n", po::value<int>()->default_value(1), "number of ranks to start")(
       "threads,t", po::value<int>()->default_value(0), "threads per rank; 0: number of cores / ranks");
+  add_hosts(options);
   return options;
 }
 
@@ -266,7 +279,10 @@ int launch_program(const Command& command, const Parsed& parsed) {
     fail_user(fmt::format("zeroth launch: -n {} -t {}: there must be at least 1 rank, and 0 or more threads",
                           options.ranks, options.threads));
   options.program = parsed.program;
-  return launch(options);
+  if (!parsed.has("hosts")) return launch(options);
+  if (!parsed.values["ranks"].defaulted())
+    fail_usage(command, "give either -n or --hosts, which has the ranks of each host");
+  return launch_on_hosts({parse_hosts(command.name, parsed.value("hosts")), options.threads, options.program, {}});
 }
 
 po::options_description new_options() {
@@ -292,12 +308,12 @@ constexpr const char *kRun = "train", *kPlan = "plan and configure", *kMachine =
                      *kCheckpoints = "checkpoints", *kAuthors = "write plug-ins", *kShell = "shell";
 
 constexpr Command kCommands[] = {
-    {kRun, "train", "train [--resume] FILE.toml [table.key=value ...]",
+    {kRun, "train", "train [--resume] [--hosts HOST:RANKS,...] FILE.toml [table.key=value ...]",
      "Validates the file and starts its program on job.ranks ranks.", "zeroth train job.toml train.steps=20",
      Words::job, false, train_options, train},
-    {kRun, "launch", "launch -n RANKS [-t THREADS] -- PROGRAM [ARGUMENT ...]",
-     "Starts the ranks of any program that uses zr::Engine.", "zeroth launch -n 4 -- ./program job.toml", Words::none,
-     true, launch_options, launch_program},
+    {kRun, "launch", "launch -n RANKS | --hosts HOST:RANKS,... [-t THREADS] -- PROGRAM [ARGUMENT ...]",
+     "Starts the ranks of any program that uses zr::Engine, on this machine or on several hosts.",
+     "zeroth launch -n 4 -- ./program job.toml", Words::none, true, launch_options, launch_program},
     {kPlan, "plan", "plan [FILE.toml] [OPTION ...] [table.key=value ...]",
      "Prints the bytes per rank by kind and the communication per step, for any number of ranks, without training.",
      "zeroth plan --params 7.5e9 --ranks 64 --dtype bf16 --compare", Words::job, false, plan_options, plan},

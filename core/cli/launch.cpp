@@ -16,7 +16,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <set>
 
@@ -207,9 +206,7 @@ int Launch::run() {
   signals_.clear(ignored);  // now Ctrl-C ends the launcher even if its output blocks
   writer_.flush();
   if (const int error = writer_.error()) {
-    log(ZR_LOG_ERROR, fmt::format("cannot write all output of the ranks: {}{}; free disk space, or keep the program "
-                                  "running that reads the output",
-                                  std::strerror(error), stop_signal_ == SIGPIPE ? ", so the job was stopped" : ""));
+    log(ZR_LOG_ERROR, lost_output_text(error, stop_signal_ == SIGPIPE));
     if (stop_signal_ == SIGPIPE || !exit_code_) return exit_code::environment;
   }
   return exit_code_ ? exit_code_ : stop_signal_ ? 128 + stop_signal_ : 0;

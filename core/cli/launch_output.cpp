@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 #include <set>
 
 #include "base/terminal.hpp"
@@ -97,6 +98,12 @@ void OutputWriter::run() {
     queue_.pop_front();
     changed_.notify_all();
   }
+}
+
+std::string lost_output_text(int error, bool stopped) {
+  return fmt::format(
+      "cannot write all output of the ranks: {}{}; free disk space, or keep the program running that reads the output",
+      std::strerror(error), stopped ? ", so the job was stopped" : "");
 }
 
 Output::Output(OutputWriter& writer, int out_fd, int err_fd, int ranks, bool raw_rank0)

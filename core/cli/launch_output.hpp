@@ -44,6 +44,9 @@ class OutputWriter {
   std::thread thread_;
 };
 
+/// The error message if the output of ranks could not be written, with an errno; `stopped`: which stopped the job.
+std::string lost_output_text(int error, bool stopped);
+
 /// Not thread-safe. Call tick() a few times per second.
 class Output {
  public:

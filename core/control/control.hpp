@@ -43,7 +43,7 @@ class Control {
  public:
   /// Joins the job that the environment describes: zeroth launch (ZR_RANK, ZR_WORLD, ZR_LOCAL_RANK, ZR_LOCAL_WORLD,
   /// ZR_STORE=host:port, ZR_JOB, ZR_TOKEN), torchrun (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
-  /// MASTER_PORT), mpirun (OMPI_COMM_WORLD_*, PMI_*), srun (SLURM_*). If none of these variables is set, or another
+  /// MASTER_PORT), mpirun (OMPI_COMM_WORLD_*, PMI_*; with ZR_JOB: started by zeroth launch), srun (SLURM_*). If none of these variables is set, or another
   /// launcher started a single rank, the job has one rank and uses no sockets. Without zeroth's launcher, rank 0 hosts
   /// the store. Returns once every rank has joined. A process joins once: later calls return the same object, which
   /// lives until the process exits. Throws EnvironmentError naming variable and remedy, and PeerLostError if a

@@ -89,15 +89,20 @@ void read_local_ranks(const LauncherVariables& variables, RankInfo& rank_info, c
       rank, 0, (rank_info.local_world < 0 ? rank_info.world : rank_info.local_world) - 1, -1, remedy);
 }
 
-RankInfo from_zeroth(const LauncherVariables& variables) {
-  const char* remedy = "start the program with `zeroth launch -n N -- PROGRAM`, or unset ZR_RANK";
-  RankInfo rank_info = ranks(variables, "ZR_RANK", "ZR_WORLD", remedy);
+// Reads what `zeroth launch` tells the ranks about the store, which it runs.
+void read_launch(const LauncherVariables& variables, RankInfo& rank_info, const char* remedy) {
   rank_info.launched = true;
   rank_info.hosts_store = false;
-  read_local_ranks(variables, rank_info, "ZR_LOCAL_RANK", "ZR_LOCAL_WORLD", remedy);
   if (!read_store_address(variables, rank_info)) variables.text("ZR_STORE", remedy);
   rank_info.job = variables.text("ZR_JOB", remedy);
   rank_info.token = variables.text("ZR_TOKEN", remedy);
+}
+
+RankInfo from_zeroth(const LauncherVariables& variables) {
+  const char* remedy = "start the program with `zeroth launch -n N -- PROGRAM`, or unset ZR_RANK";
+  RankInfo rank_info = ranks(variables, "ZR_RANK", "ZR_WORLD", remedy);
+  read_local_ranks(variables, rank_info, "ZR_LOCAL_RANK", "ZR_LOCAL_WORLD", remedy);
+  read_launch(variables, rank_info, remedy);
   return rank_info;
 }
 
@@ -121,6 +126,11 @@ RankInfo from_openmpi(const LauncherVariables& variables) {
   const char* remedy = "start the program with mpirun or `zeroth launch`, or unset OMPI_COMM_WORLD_RANK";
   RankInfo rank_info = ranks(variables, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", remedy);
   read_local_ranks(variables, rank_info, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", remedy);
+  if (variables.variables("ZR_JOB")) {  // `zeroth launch --hosts` has started mpirun, and runs the store
+    rank_info.launcher = "zeroth launch";
+    read_launch(variables, rank_info, "start the program with `zeroth launch --hosts`, or unset ZR_JOB");
+    return rank_info;
+  }
   rank_info.job = "mpirun-" + variables.text(variables.optional("PMIX_NAMESPACE").empty() ? "OMPI_MCA_ess_base_jobid"
                                                                                           : "PMIX_NAMESPACE",
                                              remedy);
@@ -195,6 +205,7 @@ std::optional<RankInfo> find_rank_info(const Variables& variables, int64_t paren
   } else {
     return {};
   }
+  if (rank_info.launched) return rank_info;
   // An address and a secret that the user sets override the derived ones.
   const LauncherVariables from_user{variables, rank_info.launcher};
   const bool one_host = rank_info.local_world == rank_info.world || is_this_host(rank_info.address);

@@ -174,6 +174,8 @@ const std::map<std::string, Try> kTries{
     {"zeroth launch -n N -- PROGRAM", {kApp + "{bin}/zeroth launch -n 2 -- ./app job.toml" + kBrief}},
     {"zeroth launch -n 2 -- ./app",
      in_file("tests/multirank/engine/configuration_test.cpp", "zr::Program\\(config\\)")},
+    {"zeroth launch --hosts node01:4,node02:4 -- ./app job.toml communicator=mpi",
+     in_file("tests/multirank/comm/mpi_training_test.cpp", "TEST\\(CommMpiHostsTest, TrainTheBitsOfOneHost\\)")},
     {"mpirun -n 4 ./app job.toml",
      {kApp +
           "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun.openmpi --oversubscribe -n 4 ./app "

@@ -78,16 +78,23 @@ class Hosts {
   std::string name(int host) const { return name_ + std::to_string(host); }
   // Bytes that the first host has sent.
   int64_t sent() const { return std::stoll(script("bytes " + name(0)).output); }
-  // The start of a command that runs a program on all hosts, with so many ranks on each.
+  // The starts of commands that run a program on all hosts, with so many ranks on each.
+  std::string launch(int ranks_per_host) const {
+    return "OMPI_MCA_plm_rsh_agent='" + kScript + " run' ZR_STORE=10.77.0.1:29600 " + kScript + " run " + name(0) +
+           " " ZR_BUILD_DIR "/bin/zeroth launch --hosts " + list(ranks_per_host) + " --";
+  }
   std::string mpirun(int ranks_per_host) const {
-    std::string list;
-    for (int host = 0; host < std::stoi(count_); ++host)
-      list += (host ? "," : "") + name(host) + ":" + std::to_string(ranks_per_host);
     return kScript + " run " + name(0) + " mpirun.openmpi --bind-to none --mca plm_rsh_agent \"'" + kScript +
-           " run'\" -H " + list + " -x ZR_STORE=10.77.0.1:29600 -x ZR_TOKEN=secret";
+           " run'\" -H " + list(ranks_per_host) + " -x ZR_STORE=10.77.0.1:29600 -x ZR_TOKEN=secret";
   }
 
  private:
+  std::string list(int ranks_per_host) const {
+    std::string text;
+    for (int host = 0; host < std::stoi(count_); ++host)
+      text += (host ? "," : "") + name(host) + ":" + std::to_string(ranks_per_host);
+    return text;
+  }
   static zr::testing::Outcome script(const std::string& words) { return shell(kScript + " " + words); }
   inline static const std::string kScript = ZR_SOURCE_DIR "/tests/support/network_hosts.sh";
   const std::string name_ = "zr" + std::to_string(::getpid()), count_;
@@ -102,7 +109,8 @@ TEST(CommMpiHostsTest, TrainTheBitsOfOneHost) {
     const std::string keys = "strategy=" + strategy + " job.ranks=4 ";
     const auto shm = summary_of(scratch, ZR_BUILD_DIR "/bin/zeroth launch -n 4 --", keys);
     const int64_t before = hosts.sent();
-    const auto mpi = summary_of(scratch, hosts.mpirun(2), keys + "communicator=mpi");
+    const std::string start = strategy == "zero1" ? hosts.launch(2) : hosts.mpirun(2);
+    const auto mpi = summary_of(scratch, start, keys + "communicator=mpi");
     const int64_t sent = hosts.sent() - before;
     EXPECT_EQ(mpi.at("weights_hash"), shm.at("weights_hash")) << keys;
     // Two of the three peers of a rank are on the other host, which sends as much. TCP and the start add a little.

@@ -1,0 +1,112 @@
+#include "cli/hosts.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/ip/udp.hpp>
+#include <charconv>
+#include <cstdlib>
+#include <numeric>
+#include <optional>
+
+#include "base/error.hpp"
+
+namespace zr::host::cli {
+
+namespace asio = boost::asio;
+using boost::system::error_code;
+
+namespace {
+constexpr int kMaxRanks = 4096;
+
+std::optional<asio::ip::address> resolved(asio::io_context& io, const std::string& host) {
+  error_code error;
+  asio::ip::tcp::resolver resolver(io);
+  for (const auto& entry : resolver.resolve(host, "", error)) return entry.endpoint().address();
+  return {};
+}
+
+// The address from which this machine reaches `remote`; connecting a datagram socket sends nothing.
+std::optional<asio::ip::address> local_address_towards(asio::io_context& io, const asio::ip::address& remote) {
+  error_code error;
+  asio::ip::udp::socket socket(io);
+  socket.connect(asio::ip::udp::endpoint(remote, 9), error);
+  const auto local = error ? asio::ip::udp::endpoint() : socket.local_endpoint(error);
+  if (error) return {};
+  return local.address();
+}
+
+constexpr const char* kStoreRemedy =
+    "set ZR_STORE=host:port to an address of this machine that all hosts reach, and a free port";
+
+StoreAddress store_from_user(asio::io_context& io, const std::string& text) {
+  StoreAddress store;
+  const auto colon = text.rfind(':');
+  const std::string port = colon == text.npos ? "" : text.substr(colon + 1);
+  const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), store.port);
+  if (colon == text.npos || colon == 0 || error != std::errc() || end != port.data() + port.size() || store.port == 0)
+    fail_environment(fmt::format("ZR_STORE={} is not of the form host:port; example: ZR_STORE=node01:29600", text));
+  store.name = text.substr(0, colon);
+  const auto address = resolved(io, store.name);
+  if (!address) fail_environment(fmt::format("ZR_STORE={}: {} cannot be resolved; {}", text, store.name, kStoreRemedy));
+  store.address = *address;
+  return store;
+}
+}  // namespace
+
+std::vector<HostRanks> parse_hosts(const std::string& command, const std::string& text) {
+  constexpr std::string_view kNameCharacters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_";
+  const auto fail = [&](const std::string& problem) {
+    fail_user(fmt::format("zeroth {}: --hosts {}: {}", command, text, problem));
+  };
+  std::vector<HostRanks> hosts;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const auto end = std::min(text.find(',', begin), text.size());
+    const std::string entry = text.substr(begin, end - begin);
+    const auto colon = entry.find(':');
+    HostRanks host{entry.substr(0, colon)};
+    const std::string number = colon == entry.npos ? "1" : entry.substr(colon + 1);
+    const auto [stop, error] = std::from_chars(number.data(), number.data() + number.size(), host.ranks);
+    if (host.host.empty() || host.host.find_first_not_of(kNameCharacters) != host.host.npos || host.host[0] == '-' ||
+        error != std::errc() || stop != number.data() + number.size() || host.ranks < 1 || host.ranks > kMaxRanks)
+      fail(fmt::format("'{}' is not HOST or HOST:RANKS, such as node01:4", entry));
+    if (std::any_of(hosts.begin(), hosts.end(), [&](const HostRanks& other) { return other.host == host.host; }))
+      fail(fmt::format("{} occurs twice; give it once, with all its ranks", host.host));
+    hosts.push_back(std::move(host));
+    begin = end + 1;
+  }
+  if (ranks_of(hosts) > kMaxRanks) fail(fmt::format("{} ranks: at most {}", ranks_of(hosts), kMaxRanks));
+  return hosts;
+}
+
+int ranks_of(const std::vector<HostRanks>& hosts) {
+  return std::accumulate(hosts.begin(), hosts.end(), 0,
+                         [](int sum, const HostRanks& host) { return sum + host.ranks; });
+}
+
+StoreAddress store_address(asio::io_context& io, const std::vector<HostRanks>& hosts) {
+  if (const char* set = std::getenv("ZR_STORE")) return store_from_user(io, set);
+  StoreAddress store;
+  store.address = asio::ip::address_v4::loopback();
+  for (const HostRanks& host : hosts) {
+    const auto remote = resolved(io, host.host);
+    if (!remote)
+      fail_environment(
+          fmt::format("zeroth launch --hosts: {} cannot be resolved here; give a name or an IPv4 address "
+                      "that this machine knows, or {}",
+                      host.host, kStoreRemedy));
+    const auto local = local_address_towards(io, *remote);
+    if (!local)
+      fail_environment(fmt::format("zeroth launch --hosts: this machine has no route to {} ({}); {}", host.host,
+                                   remote->to_string(), kStoreRemedy));
+    if (*local == *remote) continue;  // this machine
+    store.address = *local;
+    break;
+  }
+  store.name = store.address.to_string();
+  return store;
+}
+
+}  // namespace zr::host::cli

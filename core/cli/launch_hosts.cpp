@@ -1,0 +1,335 @@
+#include "cli/launch_hosts.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <array>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <set>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "cli/launch_output.hpp"
+#include "cli/launch_process.hpp"
+#include "cli/tagged_output.hpp"
+#include "control/control.hpp"
+#include "control/job_secret.hpp"
+#include "control/store.hpp"
+
+extern char** environ;
+
+namespace zr::host::cli {
+
+namespace asio = boost::asio;
+using boost::system::error_code;
+
+namespace {
+constexpr auto kTickInterval = std::chrono::milliseconds(100);
+constexpr auto kFailureReportTimeout = std::chrono::milliseconds(3500);  // until the store's report, after a failure
+constexpr auto kMpirunTimeout = std::chrono::seconds(5);                 // until mpirun ends, after the report
+constexpr const char* kSecondsUntilSigkill = "60";  // for ranks that save a checkpoint after a signal
+
+std::string mpirun_file() {
+  const char* path = std::getenv("PATH");
+  for (const char* name : {"mpirun.openmpi", "mpirun"}) {
+    try {
+      return find_program(name);
+    } catch (const UserError&) {
+    }
+  }
+  fail_environment(
+      fmt::format("zeroth launch --hosts needs mpirun, which is not in PATH ({}): install OpenMPI (Debian: "
+                  "openmpi-bin), on every host",
+                  path ? path : "not set"));
+}
+
+// The variables of this process that the ranks get, and those that the launcher adds.
+std::set<std::string> variables_of_ranks(const std::vector<std::string>& environment) {
+  std::set<std::string> names;
+  for (const std::string& entry : environment) {
+    const std::string name = entry.substr(0, entry.find('='));
+    if (name.starts_with("ZR_") || name.starts_with("OMP_") || name == "LD_LIBRARY_PATH") names.insert(name);
+  }
+  return names;
+}
+
+class HostLaunch {
+ public:
+  explicit HostLaunch(const HostLaunchOptions& options);
+  ~HostLaunch();
+  int run();
+
+ private:
+  std::vector<std::string> environment() const;
+  std::vector<std::string> arguments() const;
+  void listen_to_signals();
+  void read(Output::Stream stream);
+  void drain();
+  void forward(int signal);
+  bool saves_on_signal() const;
+  void failed(const std::string& table);
+  void end_mpirun_after(std::chrono::milliseconds timeout, int signal);
+  void reap_mpirun();
+  void finish_if_done();
+  void tick();
+  int result() const;
+
+  const HostLaunchOptions& options_;
+  const int ranks_;
+  asio::io_context io_;
+  asio::signal_set signals_;
+  asio::steady_timer tick_, deadline_;
+  OutputWriter writer_;
+  Output output_;
+  std::array<std::unique_ptr<TaggedOutput>, 2> tagged_;
+  std::array<std::unique_ptr<asio::posix::stream_descriptor>, 2> streams_;
+  std::array<bool, 2> paused_{};
+  std::array<char, 65536> buffer_;
+  std::string store_name_;
+  std::unique_ptr<control::Store> store_;
+  const std::string job_, token_;
+  Process mpirun_;
+  std::optional<control::ExitStatus> ended_;
+  std::optional<std::chrono::steady_clock::time_point> report_deadline_;
+  int stop_signal_ = 0;
+  bool reported_ = false;    // the failure report is printed
+  bool own_output_ = false;  // mpirun itself has printed something
+  struct sigaction sigpipe_action_before_ {};
+};
+
+HostLaunch::HostLaunch(const HostLaunchOptions& options)
+    : options_(options),
+      ranks_(ranks_of(options.hosts)),
+      signals_(io_),
+      tick_(io_),
+      deadline_(io_),
+      output_(writer_, STDOUT_FILENO, STDERR_FILENO, ranks_, true),
+      job_("zr-" + control::random_hex(6)),
+      token_(control::random_hex(16)) {
+  struct sigaction ignore {};
+  ignore.sa_handler = SIG_IGN;
+  sigaction(SIGPIPE, &ignore, &sigpipe_action_before_);
+  for (const auto stream : {Output::out, Output::err})
+    tagged_[stream] = std::make_unique<TaggedOutput>([this, stream](int rank, bool error, std::string_view text) {
+      if (rank >= 0 && rank < ranks_) return output_.bytes(rank, error ? Output::err : stream, text);
+      own_output_ = true;
+      writer_.write(STDERR_FILENO, std::string(text) + "\n");
+    });
+}
+
+HostLaunch::~HostLaunch() {
+  if (mpirun_.pid >= 0 && !ended_) {
+    kill(-mpirun_.pid, SIGKILL);
+    while (!reap(mpirun_.pid)) usleep(1000);
+  }
+  sigaction(SIGPIPE, &sigpipe_action_before_, nullptr);
+}
+
+std::vector<std::string> HostLaunch::environment() const {
+  std::vector<std::pair<std::string, std::string>> added = options_.environment;
+  added.insert(
+      added.end(),
+      {{"ZR_STORE", fmt::format("{}:{}", store_name_, store_->port())}, {"ZR_JOB", job_}, {"ZR_TOKEN", token_}});
+  if (options_.threads > 0) {
+    added.emplace_back("ZR_THREADS", std::to_string(options_.threads));
+    if (!std::getenv("OMP_NUM_THREADS")) added.emplace_back("OMP_NUM_THREADS", std::to_string(options_.threads));
+  }
+  std::set<std::string> names;
+  std::vector<std::string> all;
+  for (const auto& [name, value] : added)
+    if (names.insert(name).second) all.push_back(fmt::format("{}={}", name, value));
+  for (char** entry = environ; *entry; ++entry) {
+    const std::string text = *entry;
+    if (names.insert(text.substr(0, text.find('='))).second) all.push_back(text);
+  }
+  return all;
+}
+
+std::vector<std::string> HostLaunch::arguments() const {
+  std::string hosts;
+  for (const HostRanks& host : options_.hosts)
+    hosts += fmt::format("{}{}:{}", hosts.empty() ? "" : ",", host.host, host.ranks);
+  std::vector<std::string> words{
+      "mpirun", "--bind-to", "none", "--tag-output",        "--mca", "odls_base_sigkill_timeout", kSecondsUntilSigkill,
+      "-H",     hosts,       "-n",   std::to_string(ranks_)};
+  for (const std::string& name : variables_of_ranks(environment())) words.insert(words.end(), {"-x", name});
+  words.insert(words.end(), options_.program.begin(), options_.program.end());
+  return words;
+}
+
+void HostLaunch::listen_to_signals() {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction now {};
+    sigaction(signal, nullptr, &now);
+    if (now.sa_handler != SIG_IGN) signals_.add(signal);
+  }
+  signals_.add(SIGCHLD);
+  const auto wait = [this](const auto& again) -> void {
+    signals_.async_wait([this, again](const error_code& error, int signal) {
+      if (error) return;
+      signal == SIGCHLD ? reap_mpirun() : forward(signal);
+      again(again);
+    });
+  };
+  wait(wait);
+}
+
+int HostLaunch::run() {
+  const std::string file = mpirun_file();
+  const StoreAddress address = store_address(io_, options_.hosts);
+  store_name_ = address.name;
+  control::Store::Options store;
+  store.world = ranks_;
+  store.job = store.job_id = job_;
+  store.token = token_;
+  store.on_failure_report = [this](const std::string& table) { failed(table); };
+  store_ = std::make_unique<control::Store>(io_, std::move(store), address.address, std::vector{address.port});
+  listen_to_signals();
+  ProcessOptions process;
+  process.file = file;
+  process.arguments = arguments();
+  process.environment = environment();
+  process.reads_stdin = !isatty(STDIN_FILENO);
+  mpirun_ = start_process(process);
+  const std::array ends{mpirun_.out, mpirun_.err};
+  for (const auto stream : {Output::out, Output::err}) {
+    fcntl(ends[stream], F_SETFL, O_NONBLOCK);
+    streams_[stream] = std::make_unique<asio::posix::stream_descriptor>(io_, ends[stream]);
+    read(stream);
+  }
+  writer_.start();
+  tick();
+  reap_mpirun();
+  io_.run();
+  error_code ignored;
+  signals_.clear(ignored);
+  writer_.flush();
+  if (const int lost = writer_.error()) {
+    log(ZR_LOG_ERROR, lost_output_text(lost, stop_signal_ == SIGPIPE));
+    if (stop_signal_ == SIGPIPE) return exit_code::environment;
+  }
+  return result();
+}
+
+void HostLaunch::read(Output::Stream stream) {
+  if (writer_.congested()) {
+    paused_[stream] = true;  // tick() resumes it
+    return;
+  }
+  streams_[stream]->async_wait(asio::posix::stream_descriptor::wait_read, [this, stream](const error_code& error) {
+    if (error || !streams_[stream]) return;
+    const ssize_t n = ::read(streams_[stream]->native_handle(), buffer_.data(), buffer_.size());
+    if (n > 0) tagged_[stream]->bytes({buffer_.data(), static_cast<std::size_t>(n)});
+    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
+      streams_[stream].reset();
+    } else {
+      read(stream);
+    }
+  });
+}
+
+void HostLaunch::drain() {
+  for (const auto stream : {Output::out, Output::err}) {
+    if (streams_[stream])
+      for (ssize_t n; (n = ::read(streams_[stream]->native_handle(), buffer_.data(), buffer_.size())) != 0;) {
+        if (n < 0 && errno != EINTR) break;
+        if (n > 0) tagged_[stream]->bytes({buffer_.data(), static_cast<std::size_t>(n)});
+      }
+    streams_[stream].reset();
+    tagged_[stream]->end();
+  }
+  for (int rank = 0; rank < ranks_; ++rank) output_.ended(rank);
+}
+
+bool HostLaunch::saves_on_signal() const {
+  for (int rank = 0; rank < ranks_; ++rank)
+    if (store_->value(control::saves_on_signal_key(rank)) != "yes") return false;
+  return true;
+}
+
+// mpirun passes SIGTERM and SIGINT on to the ranks. Where they save a checkpoint, they end by themselves; a second
+// signal ends them at once.
+void HostLaunch::forward(int signal) {
+  const bool saves = !stop_signal_ && (signal == SIGTERM || signal == SIGINT) && saves_on_signal();
+  if (!saves) store_->stop_failure_detection();
+  if (stop_signal_) return end_mpirun_after({}, SIGKILL);
+  stop_signal_ = signal;
+  if (!ended_) kill(-mpirun_.pid, signal == SIGINT ? SIGINT : SIGTERM);
+  if (!saves) end_mpirun_after(kMpirunTimeout, SIGKILL);
+}
+
+void HostLaunch::failed(const std::string& table) {
+  reported_ = true;
+  output_.error(table);
+  end_mpirun_after(kMpirunTimeout, SIGTERM);
+  finish_if_done();
+}
+
+// mpirun that is killed lets its daemons on the hosts kill their ranks.
+void HostLaunch::end_mpirun_after(std::chrono::milliseconds timeout, int signal) {
+  deadline_.expires_after(timeout);
+  deadline_.async_wait([this, signal](const error_code& error) {
+    if (error || ended_) return;
+    kill(-mpirun_.pid, signal);
+    if (signal != SIGKILL) end_mpirun_after(kMpirunTimeout, SIGKILL);
+  });
+}
+
+void HostLaunch::reap_mpirun() {
+  if (ended_) return;
+  ended_ = reap(mpirun_.pid);
+  if (!ended_) return;
+  drain();
+  report_deadline_ = std::chrono::steady_clock::now() + kFailureReportTimeout;
+  finish_if_done();
+}
+
+void HostLaunch::finish_if_done() {
+  if (!ended_) return;
+  if (store_->broken() && !reported_ && std::chrono::steady_clock::now() < *report_deadline_) return;
+  store_->close();
+  io_.stop();
+}
+
+void HostLaunch::tick() {
+  output_.tick();
+  finish_if_done();
+  if (writer_.failed() && !stop_signal_) forward(SIGPIPE);
+  for (const auto stream : {Output::out, Output::err})
+    if (streams_[stream] && std::exchange(paused_[stream], false)) read(stream);
+  tick_.expires_after(kTickInterval);
+  tick_.async_wait([this](const error_code& error) {
+    if (!error) tick();
+  });
+}
+
+int HostLaunch::result() const {
+  const int code = ended_->signal ? 128 + ended_->signal : ended_->code;
+  if (reported_ && (code == 0 || code >= 128)) return exit_code::peer_lost;
+  if (stop_signal_ && code != 0) return 128 + stop_signal_;
+  bool joined = false;
+  for (int rank = 0; rank < ranks_; ++rank) joined |= store_->joined(rank);
+  if (code != 0 && own_output_ && !joined) {
+    log(ZR_LOG_ERROR, fmt::format("mpirun ended with exit code {} before a rank joined the job: see its message above. "
+                                  "Every host must be reachable (ssh HOST true, without a password), and have OpenMPI "
+                                  "and the program at the same paths",
+                                  code));
+    return exit_code::environment;
+  }
+  return code >= 128 ? exit_code::peer_lost : code;
+}
+}  // namespace
+
+int launch_on_hosts(const HostLaunchOptions& options) { return HostLaunch(options).run(); }
+
+}  // namespace zr::host::cli
