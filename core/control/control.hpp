@@ -42,12 +42,12 @@ inline std::string continues_after_failure_key(int rank) { return "continues_aft
 class Control {
  public:
   /// Joins the job that the environment describes: zeroth launch (ZR_RANK, ZR_WORLD, ZR_LOCAL_RANK, ZR_LOCAL_WORLD,
-  /// ZR_STORE=host:port, ZR_JOB, ZR_TOKEN), torchrun (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
-  /// MASTER_PORT), mpirun (OMPI_COMM_WORLD_*, PMI_*; with ZR_JOB: started by zeroth launch), srun (SLURM_*). If none of these variables is set, or another
-  /// launcher started a single rank, the job has one rank and uses no sockets. Without zeroth's launcher, rank 0 hosts
-  /// the store. Returns once every rank has joined. A process joins once: later calls return the same object, which
-  /// lives until the process exits. Throws EnvironmentError naming variable and remedy, and PeerLostError if a
-  /// rank died before it joined.
+  /// ZR_STORE=host:port, ZR_JOB, ZR_TOKEN; on several hosts mpirun's variables and the last three), torchrun (RANK,
+  /// WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), mpirun (OMPI_COMM_WORLD_*, PMI_*), srun
+  /// (SLURM_*). If none of these variables is set, or another launcher started a single rank, the job has one rank and
+  /// uses no sockets. Without zeroth's launcher, rank 0 hosts the store. Returns once every rank has joined. A process
+  /// joins once: later calls return the same object, which lives until the process exits. Throws EnvironmentError naming
+  /// variable and remedy, and PeerLostError if a rank died before it joined.
   static std::shared_ptr<Control> join(std::chrono::milliseconds timeout = std::chrono::seconds(60));
   virtual ~Control() = default;
 
