@@ -46,8 +46,8 @@ class Control {
   /// WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), mpirun (OMPI_COMM_WORLD_*, PMI_*), srun
   /// (SLURM_*). If none of these variables is set, or another launcher started a single rank, the job has one rank and
   /// uses no sockets. Without zeroth's launcher, rank 0 hosts the store. Returns once every rank has joined. A process
-  /// joins once: later calls return the same object, which lives until the process exits. Throws EnvironmentError naming
-  /// variable and remedy, and PeerLostError if a rank died before it joined.
+  /// joins once: later calls return the same object, which lives until the process exits. Throws EnvironmentError that
+  /// names variable and remedy, and PeerLostError if a rank died before it joined.
   static std::shared_ptr<Control> join(std::chrono::milliseconds timeout = std::chrono::seconds(60));
   virtual ~Control() = default;
 
