@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "comm/comm_runtime.hpp"
+#include "engine/device_state.hpp"
 #include "engine/early_update.hpp"
 #include "engine/job_checks.hpp"
 #include "engine/machine_profile.hpp"
@@ -334,6 +335,7 @@ plan::MemoryPlan Planner::plan(int rank) const {
   check_optimizers(plan, *optimizers_, job_.strategy.table->id);
   check_offload(job_.config, plan, job_.strategy.table->id);
   plan.update_time = update_time(job_.config, plan);
+  plan.state_location = state_location(job_.config, plan, *strategy_, *optimizers_, communicator_.get());
   return plan;
 }
 

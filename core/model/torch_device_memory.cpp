@@ -39,17 +39,6 @@ c10::Storage storage_over(void* memory, int64_t bytes, at::Device device) {
   return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
                                                             c10::DataPtr(memory, device), nullptr, false));
 }
-
-// DLPack's numbers.
-int32_t device_type_of(at::Device device) {
-  constexpr int32_t kMetal = 8, kExtension = 12, kOneApi = 14;
-  switch (device.type()) {
-    case at::kCUDA: return ZR_DEVICE_CUDA;
-    case at::kMPS: return kMetal;
-    case at::kXPU: return kOneApi;
-    default: return kExtension;
-  }
-}
 }  // namespace
 
 at::Tensor tensor_over(void* memory, at::IntArrayRef sizes, at::ScalarType type, at::Device device) {
@@ -86,7 +75,9 @@ TorchDeviceMemory::Scope::~Scope() {
 TorchDeviceMemory::TorchDeviceMemory(at::Device device)
     : device_(device), stream_(guard_of(device).getDefaultStream(device)), zero_(at::zeros({})) {}
 
-zr_device TorchDeviceMemory::device() const { return {device_type_of(device_), device_.index()}; }
+zr_device TorchDeviceMemory::device() const {
+  return {device_type_of(c10::DeviceTypeName(device_.type(), true)), device_.index()};
+}
 
 at::Tensor TorchDeviceMemory::over(const zr_view& view) const {
   return tensor_over(view.data, {view.count}, torch_type(view.dtype), device_);
