@@ -7,6 +7,7 @@
 #include "base/device_memory.hpp"
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "checkpoint/save.hpp"
 #include "engine/planning.hpp"
 
 namespace zr::host::engine {
@@ -83,14 +84,15 @@ std::string state_location_text(const config::JobConfig& config, const Optimizer
                      optimizers.main().component().file.string());
 }
 
-std::string state_location(const config::JobConfig& config, const plan::MemoryPlan& plan,
-                           const plugin::Instance& strategy, const Optimizers& optimizers,
-                           const plugin::Instance* communicator) {
+void locate_state(plan::MemoryPlan& plan, const config::JobConfig& config, const plugin::Instance& strategy,
+                  const Optimizers& optimizers, const plugin::Instance* communicator) {
   const std::string& device = config.job().device.value;
-  if (device == config::kCpuDevice) return "";
-  return state_location_text(
-      config, optimizers,
-      device_obstacle(plan, stream_types_of(strategy), optimizers, communicator, device_type_of(device)));
+  if (device == config::kCpuDevice) return;
+  const std::string obstacle =
+      device_obstacle(plan, stream_types_of(strategy), optimizers, communicator, device_type_of(device));
+  plan.state_location = state_location_text(config, optimizers, obstacle);
+  const bool saves = !config.checkpoint().dir->empty() && !snapshots(config);
+  plan.save_staging = saves && obstacle.empty() ? checkpoint::SaveOptions().chunk_bytes : 0;
 }
 
 NormBlocks::OnDevice norm_on_device(const StepContext& context) {

@@ -17,10 +17,9 @@ std::string device_obstacle(const plan::MemoryPlan& plan, uint64_t stream_types,
 /// The sentence that says where the training state is, and why; `obstacle`: a result of device_obstacle().
 std::string state_location_text(const config::JobConfig& config, const Optimizers& optimizers,
                                 const std::string& obstacle);
-/// The sentence for a plan of this job, as MemoryPlan::state_location has it; "" if job.device is the CPU.
-std::string state_location(const config::JobConfig& config, const plan::MemoryPlan& plan,
-                           const plugin::Instance& strategy, const Optimizers& optimizers,
-                           const plugin::Instance* communicator);
+/// Sets where the training state is in a plan of this job: MemoryPlan::state_location and save_staging.
+void locate_state(plan::MemoryPlan& plan, const config::JobConfig& config, const plugin::Instance& strategy,
+                  const Optimizers& optimizers, const plugin::Instance* communicator);
 
 /// The functions that add up norm blocks on the device of the context, which outlives them.
 NormBlocks::OnDevice norm_on_device(const StepContext& context);

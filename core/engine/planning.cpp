@@ -211,7 +211,7 @@ void check_offload(const config::JobConfig& config, const plan::MemoryPlan& plan
 
 int64_t host_bytes(const plan::MemoryPlan& plan, int ranks_per_node, std::optional<int64_t> communicator,
                    bool snapshot) {
-  const int64_t bytes_per_rank = communicator.value_or(0) + (snapshot ? plan.snapshot_bytes() : 0);
+  const int64_t bytes_per_rank = communicator.value_or(0) + plan.save_staging + (snapshot ? plan.snapshot_bytes() : 0);
   return plan.max_host_bytes / plan.input.world * ranks_per_node + bytes_per_rank * ranks_per_node;
 }
 
@@ -335,7 +335,7 @@ plan::MemoryPlan Planner::plan(int rank) const {
   check_optimizers(plan, *optimizers_, job_.strategy.table->id);
   check_offload(job_.config, plan, job_.strategy.table->id);
   plan.update_time = update_time(job_.config, plan);
-  plan.state_location = state_location(job_.config, plan, *strategy_, *optimizers_, communicator_.get());
+  locate_state(plan, job_.config, *strategy_, *optimizers_, communicator_.get());
   return plan;
 }
 
