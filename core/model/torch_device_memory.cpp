@@ -162,7 +162,7 @@ void TorchDeviceMemory::download(const void* from, void* to, int64_t bytes) {
 }
 
 namespace {
-struct TorchMark final : DeviceMemory::Mark {
+struct TorchMark final : DeviceStream::Mark {
   explicit TorchMark(at::Device on) : device(on), event(on.type()) {}
   bool is_reached() override {
     try {
@@ -175,13 +175,42 @@ struct TorchMark final : DeviceMemory::Mark {
   const at::Device device;
   c10::Event event;
 };
-}  // namespace
 
-std::unique_ptr<DeviceMemory::Mark> TorchDeviceMemory::mark(std::unique_ptr<Mark> unused) {
-  std::unique_ptr<Mark> mark = unused ? std::move(unused) : std::make_unique<TorchMark>(device_);
-  static_cast<TorchMark&>(*mark).event.record(stream_);
+std::unique_ptr<DeviceStream::Mark> mark_on(const c10::Stream& stream, std::unique_ptr<DeviceStream::Mark> unused) {
+  std::unique_ptr<DeviceStream::Mark> mark = unused ? std::move(unused) : std::make_unique<TorchMark>(stream.device());
+  static_cast<TorchMark&>(*mark).event.record(stream);
   return mark;
 }
+
+std::unique_ptr<DeviceStream> stream_like(zr_device numbers, at::Device device);
+
+// A stream in addition to that of the engine.
+class TorchStream final : public DeviceStream {
+ public:
+  TorchStream(zr_device numbers, c10::Stream stream) : numbers_(numbers), stream_(stream) {}
+  zr_device device() const override { return numbers_; }
+  void* native_stream() override { return stream_.native_handle(); }
+  std::unique_ptr<Mark> mark(std::unique_ptr<Mark> unused) override { return mark_on(stream_, std::move(unused)); }
+  void wait_for(Mark& mark) override { static_cast<TorchMark&>(mark).event.block(stream_); }
+  std::unique_ptr<DeviceStream> new_stream() override { return stream_like(numbers_, stream_.device()); }
+
+ private:
+  const zr_device numbers_;
+  const c10::Stream stream_;
+};
+
+std::unique_ptr<DeviceStream> stream_like(zr_device numbers, at::Device device) {
+  return std::make_unique<TorchStream>(numbers, guard_of(device).getNewStream(device));
+}
+}  // namespace
+
+std::unique_ptr<DeviceStream::Mark> TorchDeviceMemory::mark(std::unique_ptr<Mark> unused) {
+  return mark_on(stream_, std::move(unused));
+}
+
+void TorchDeviceMemory::wait_for(Mark& mark) { static_cast<TorchMark&>(mark).event.block(stream_); }
+
+std::unique_ptr<DeviceStream> TorchDeviceMemory::new_stream() { return stream_like(device(), device_); }
 
 void TorchDeviceMemory::run(const std::function<void(zr_stream*)>& work) {
   const Scope scope(*this);
