@@ -5,9 +5,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "base/device_stream.hpp"
+#include "base/draft_abi.hpp"
 #include "base/dtype.hpp"
 #include "zr/abi/base.h"
 
@@ -16,10 +19,8 @@ namespace zr::host {
 /// All operations run on one stream of the device, in the order of the calls. A call returns when its operations are
 /// enqueued, unless its comment says that it waits. They begin after everything that the current stream of the calling
 /// thread contains, which continues after them. Any thread; the caller serialises.
-class DeviceMemory {
+class DeviceMemory : public DeviceStream {
  public:
-  virtual ~DeviceMemory() = default;
-  virtual zr_device device() const = 0;
   /// Zeroed memory, aligned to at least 64 bytes. Throws EnvironmentError if the device has not enough.
   virtual void* allocate(int64_t bytes) = 0;
   /// Its memory may be used again for operations after those that were enqueued before. No operation on another stream
@@ -42,27 +43,12 @@ class DeviceMemory {
   /// Copies to host memory. Waits.
   virtual void download(const void* from, void* to, int64_t bytes) = 0;
 
-  /// A point of the stream.
-  class Mark {
-   public:
-    virtual ~Mark() = default;
-    virtual bool is_reached() = 0;  // or the device has failed
-  };
-  /// The current end of the stream; null: the device does not offer it. `unused`: one that may be used again, or null.
-  virtual std::unique_ptr<Mark> mark(std::unique_ptr<Mark> /*unused*/) { return nullptr; }
-
   /// Calls work(stream), which may enqueue operations on the stream.
   virtual void run(const std::function<void(zr_stream* stream)>& work) = 0;
-  /// The handle of the device's own library for the stream, such as a cudaStream_t.
-  virtual void* native_stream() = 0;
 
   /// Replaces each wait of the functions that wait, such as download(), by around(wait), which must call wait(). Empty:
   /// ends that. Not during other calls.
   void watch_waits(std::function<void(const std::function<void()>& wait)> around) { around_waits_ = std::move(around); }
-
-  /// What plug-ins get as the stream: an object of this class.
-  zr_stream* abi() { return reinterpret_cast<zr_stream*>(this); }
-  static DeviceMemory& from_abi(zr_stream* stream) { return *reinterpret_cast<DeviceMemory*>(stream); }
 
   /// Calls fn, which waits for the device, in that way.
   void wait(const std::function<void()>& fn) const { around_waits_ ? around_waits_(fn) : fn(); }
@@ -70,6 +56,18 @@ class DeviceMemory {
  private:
   std::function<void(const std::function<void()>& wait)> around_waits_;
 };
+
+/// DLPack's number of a type of device, as in zr_device: `name` is libtorch's name of the type ("cuda"), or of one
+/// device
+/// ("cuda:1"). Types without a number of their own have ZR_DEVICE_EXTENSION.
+inline int32_t device_type_of(std::string_view name) {
+  constexpr int32_t kMetal = 8, kOneApi = 14;
+  constexpr std::pair<std::string_view, int32_t> kTypes[] = {
+      {"cpu", ZR_DEVICE_CPU}, {"cuda", ZR_DEVICE_CUDA}, {"mps", kMetal}, {"xpu", kOneApi}};
+  for (const auto& [type, number] : kTypes)
+    if (type == name.substr(0, name.find(':'))) return number;
+  return ZR_DEVICE_EXTENSION;
+}
 
 /// The device of host memory.
 inline constexpr zr_device kHostMemory{ZR_DEVICE_CPU, 0};

@@ -216,7 +216,10 @@ int plugins(const Command& command, const Parsed& parsed) {
   if (parsed.words.size() > 1) fail_usage(command, "only one file is allowed");
   if (parsed.words.empty()) {
     const plugin::Registry registry;
-    const std::string text = list_text(registry.list());
+    std::vector<DevicePlugins> of_devices;
+    for (const std::string& type : registry.device_types())
+      of_devices.push_back({type, registry.of_device(type).list()});
+    const std::string text = list_text(registry.list(), of_devices);
     std::cout << "looked in";
     for (const auto& folder : registry.directories())
       std::cout << " " << folder.string() << in_brackets(plugin::folder_problem(folder));

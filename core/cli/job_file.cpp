@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/text.hpp"
@@ -65,7 +67,12 @@ std::string bare_default(const config::ConfigKey& key) {
   return key.def[0] == '@' ? "as " + key.def.substr(1) : key.def;
 }
 
-std::string plugin_text(const plugin::Component& one) {
+// A type of device, and the component of a library for it.
+using OnDevice = std::pair<std::string, plugin::Component>;
+
+// on_devices: the libraries for devices that have the same component; only_there: `one` is the first of them.
+std::string plugin_text(const plugin::Component& one, const std::vector<OnDevice>& on_devices = {},
+                        bool only_there = false) {
   std::string text =
       fmt::format("{} '{}' {}  ({}, ABI built {}.{}, needs {}.{}; {}, {})\n  {}\n", role_of(one), one.table->id,
                   printable(one.table->version), one.table->kind, ZR_ABI_MAJOR, one.module->built_minor, ZR_ABI_MAJOR,
@@ -75,6 +82,9 @@ std::string plugin_text(const plugin::Component& one) {
   for (const char* part : {one.table->description, one.table->license, one.table->url})
     if (part && *part) about += (about.empty() ? "" : ", ") + printable(part);
   if (!about.empty()) text += fmt::format("  {}\n", about);
+  for (const auto& [device, component] : on_devices)
+    text += fmt::format("  {}for job.device = \"{}\": {}\n", only_there ? "only " : "also ", device,
+                        printable(component.file.string()));
   std::vector<Cells> rows;
   const std::string table = fmt::format("{}.{}", role_of(one), one.table->id);
   for (const config::ConfigKey& key : config::keys_of(one.table->keys, one.table->n_keys, table))
@@ -134,14 +144,33 @@ std::vector<config::ConfigKey> plugin_keys(const plugin::Registry& registry) {
   return keys;
 }
 
-std::string list_text(const std::vector<plugin::PluginValidation>& validations) {
+std::string list_text(const std::vector<plugin::PluginValidation>& validations,
+                      const std::vector<DevicePlugins>& of_devices) {
   std::string accepted, rejected;
-  for (const plugin::PluginValidation& one : validations) {
-    for (const plugin::Component& component : one.components) accepted += plugin_text(component);
-    if (!one.hint.empty()) accepted += fmt::format("  found by its absolute path only: {}\n", one.hint);
-    for (const std::string& warning : one.warnings) accepted += fmt::format("  warning: {}\n", warning);
+  std::map<std::pair<std::string, std::string>, std::vector<OnDevice>> on_devices;  // by role and id
+  const auto key_of = [](const plugin::Component& one) {
+    return std::pair(std::string(role_of(one)), std::string(one.table->id));
+  };
+  const auto add_problems = [&](const plugin::PluginValidation& one, const std::string& subject) {
+    if (!one.hint.empty()) accepted += fmt::format("  {}found by its absolute path only: {}\n", subject, one.hint);
+    for (const std::string& warning : one.warnings) accepted += fmt::format("  {}warning: {}\n", subject, warning);
     if (!one.accepted) rejected += fmt::format("rejected: {}\n    {}\n", printable(one.file.string()), one.reason);
+  };
+  for (const auto& [device, files] : of_devices)
+    for (const plugin::PluginValidation& file : files)
+      for (const plugin::Component& component : file.components)
+        if (auto& same = on_devices[key_of(component)]; same.empty() || same.back().first != device)
+          same.emplace_back(device, component);
+  for (const plugin::PluginValidation& one : validations) {
+    for (const plugin::Component& component : one.components) {
+      const auto same = on_devices.extract(key_of(component));
+      accepted += plugin_text(component, same ? same.mapped() : std::vector<OnDevice>{});
+    }
+    add_problems(one, "");
   }
+  for (const auto& [key, libraries] : on_devices) accepted += plugin_text(libraries[0].second, libraries, true);
+  for (const auto& [device, files] : of_devices)
+    for (const plugin::PluginValidation& file : files) add_problems(file, printable(file.file.string()) + ": ");
   return accepted + rejected;
 }
 

@@ -33,7 +33,14 @@ std::string unchecked_text(const std::vector<config::UncheckedValue>& unchecked)
 /// The keys of all plug-ins that the registry accepts, each once. Loads them.
 std::vector<config::ConfigKey> plugin_keys(const plugin::Registry& registry);
 
-/// The text of `zeroth plugins`: accepted components with their keys, then rejected files with the reason.
-std::string list_text(const std::vector<plugin::PluginValidation>& validations);
+/// Plug-in files for the memory of a type of device ("cuda").
+struct DevicePlugins {
+  std::string device;
+  std::vector<plugin::PluginValidation> validations;
+};
+/// The text of `zeroth plugins`: accepted components with their keys, then rejected files with the reason. A component
+/// with a file for a device too has one row; one that exists only for devices has a row that says so.
+std::string list_text(const std::vector<plugin::PluginValidation>& validations,
+                      const std::vector<DevicePlugins>& of_devices = {});
 
 }  // namespace zr::host::cli

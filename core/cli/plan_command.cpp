@@ -72,6 +72,20 @@ std::string left(const std::string& text, std::size_t width) {
   return text + std::string(width > text.size() ? width - text.size() : 0, ' ');
 }
 
+// Where the training state is; once, if it is the same under all strategies.
+std::string locations_text(const std::vector<std::pair<std::string, plan::MemoryPlan>>& plans) {
+  const std::string& first = plans.front().second.state_location;
+  if (first.empty()) return "";
+  const bool alike =
+      std::all_of(plans.begin(), plans.end(), [&](const auto& plan) { return plan.second.state_location == first; });
+  std::string text;
+  for (const auto& [id, plan] : plans) {
+    if (alike && !text.empty()) break;
+    text += fmt::format("  {}{}\n", alike ? "" : id + ": ", plan.state_location);
+  }
+  return text;
+}
+
 void print_comparison(const ModelQuery& query, const std::vector<std::pair<std::string, plan::MemoryPlan>>& plans,
                       const plugin::ResolvedJob& job, const plan::PlanContext& context) {
   int64_t max_bytes = 0, elements = 0;
@@ -105,7 +119,8 @@ void print_comparison(const ModelQuery& query, const std::vector<std::pair<std::
                     : "(unknown until measured by a run)");
   if (context.communicator)
     std::cout << "; " << bytes_text(*context.communicator) << " of host memory for the communicator";
-  std::cout << "\n  communication: received per step by all ranks together; an upper bound if there are all-gathers\n";
+  std::cout << "\n  communication: received per step by all ranks together; an upper bound if there are all-gathers\n"
+            << locations_text(plans);
 }
 
 }  // namespace

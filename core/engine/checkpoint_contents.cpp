@@ -48,8 +48,8 @@ void read_slab(ShardedState& state, const ParameterTensor& tensor, int64_t start
                      });
 }
 
-checkpoint::Slab slab_of(ShardedState& state, const ParameterTensor& tensor, uint32_t index, int64_t first,
-                         int64_t count) {
+checkpoint::Slab slab_of(ShardedState& state, DeviceMemory* device, const ParameterTensor& tensor, uint32_t index,
+                         int64_t first, int64_t count) {
   const plan::StateShape& shape = tensor.shape;
   const int64_t size = checkpoint::stored_size(tensor.info.dtype), begin = shape.of(first),
                 end = shape.of(first + count);
@@ -58,7 +58,9 @@ checkpoint::Slab slab_of(ShardedState& state, const ParameterTensor& tensor, uin
                         (end - begin) * size,
                         state.contiguous_address(tensor.param, tensor.info.kind, first, count),
                         {}};
-  if (!slab.data)
+  if (const char* const memory = state.contiguous_on_device(tensor.param, tensor.info.kind, first, count))
+    slab.read = [device, memory](int64_t from, int64_t bytes, void* to) { device->download(memory + from, to, bytes); };
+  else if (!slab.data)
     slab.read = [&state, tensor, first, count](int64_t from, int64_t bytes, void* to) {
       read_slab(state, tensor, first, count, from, bytes, static_cast<char*>(to));
     };
@@ -105,7 +107,7 @@ checkpoint::CheckpointContents contents_of(const StepContext& context, ShardedSt
   for_each_tensor(context.plan, [&](ParameterTensor tensor) {
     const auto index = static_cast<uint32_t>(contents.tensors.size());
     for (const auto& [first, count] : context.plan.saved_ranges(tensor.param))
-      contents.slabs.push_back(slab_of(state, tensor, index, first, count));
+      contents.slabs.push_back(slab_of(state, context.device, tensor, index, first, count));
     const plan::Parameter& parameter = context.plan.input.parameters[tensor.param];
     if (tensor.info.kind == "weight")
       tensor.info.optimizer = parameter.frozen ? "" : context.optimizers.id(parameter.optimizer);

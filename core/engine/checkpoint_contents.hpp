@@ -28,8 +28,8 @@ struct BufferValues {
   std::vector<std::string> declared;  // bytes selected by train.buffers; empty: this rank's own
 };
 /// Tensors and this rank's slabs. Slabs refer to the memory of `state`, `buffers` and `values`, which must outlive the
-/// save; slabs on a disk tier are read during the save. Throws UserError for a buffer whose dtype safetensors does
-/// not support.
+/// save; slabs on a disk tier or on the device are read during the save, a chunk at a time. Throws UserError for a
+/// buffer whose dtype safetensors does not support.
 checkpoint::CheckpointContents contents_of(const StepContext& context, ShardedState& state, ModelBuffers& buffers,
                                            const BufferValues& values);
 

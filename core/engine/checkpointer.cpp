@@ -17,6 +17,31 @@
 
 namespace zr::host::engine {
 
+namespace {
+// Counts the host memory of a part of a checkpoint that is read or written.
+class CountedChunk {
+ public:
+  CountedChunk(Ledger& ledger, MemoryKind kind, int64_t bytes) : ledger_(ledger), kind_(kind), bytes_(bytes) {
+    if (bytes_ > 0) ledger_.add(Tier::host, kind_, kTag, bytes_);
+  }
+  ~CountedChunk() {
+    if (bytes_ > 0) ledger_.add(Tier::host, kind_, kTag, -bytes_);
+  }
+  CountedChunk(const CountedChunk&) = delete;
+
+ private:
+  static constexpr const char* kTag = "checkpoint chunk";
+  Ledger& ledger_;
+  const MemoryKind kind_;
+  const int64_t bytes_;
+};
+
+// Of a save that reads the training state from the device.
+int64_t staging_of_save(const StepContext& context) {
+  return context.device ? checkpoint::SaveOptions().chunk_bytes : 0;
+}
+}  // namespace
+
 Checkpointer::Checkpointer(const StepContext& context, const TrainingParts& parts)
     : context_(context), parts_(parts), saver_(context.setup.control, context.ledger) {}
 
@@ -38,6 +63,8 @@ void Checkpointer::prepare_saves(bool first, bool on_signal) {
                     "checkpoints that were saved together remain to resume from; set checkpoint.keep to 2 or more",
                     checkpoint.keep.origin.text()));
   if (periodic || on_signal) saver_.lock_folder(dir);
+  if (context_.device && context_.plan.save_staging > 0)
+    context_.ledger.plan(Tier::host, MemoryKind::staging, context_.plan.save_staging);
   if (!snapshots(config)) return;
   int64_t bytes = context_.plan.snapshot_bytes();
   const std::vector<model::ModelBuffer> buffers = context_.model.buffers();
@@ -103,6 +130,7 @@ std::string Checkpointer::save(const std::string& root, int64_t keep, bool async
   if (async && !progress.done()) {
     saver_.save_async(root, std::move(contents), keep);
   } else {
+    const CountedChunk chunk(context_.ledger, MemoryKind::staging, staging_of_save(context_));
     folder = saver_.save(root, contents, keep);
     parts_.recorder.record_save(progress.step());
   }
@@ -117,6 +145,7 @@ std::string Checkpointer::save_for_refresh() {
   const checkpoint::CheckpointContents contents = this->contents();
   std::string folder = checkpoint_comm().broadcast(parts_.recorder.folder());  // rank 0 alone knows this run's number
   if (folder.empty()) folder = run_folder(context_.config(), context_.setup.engine);
+  const CountedChunk chunk(context_.ledger, MemoryKind::staging, staging_of_save(context_));
   return saver_.save(folder + "/refresh", contents, 0);
 }
 
@@ -280,15 +309,10 @@ CheckpointLoadReport Checkpointer::load(const std::string& path, const Checkpoin
   parts_.update.forget_begin();
   progress.begin_load();
   parts_.recorder.clear_hash();
-  const int64_t chunk_bytes = from.largest_chunk();
-  context_.ledger.add(Tier::host, MemoryKind::other, "checkpoint chunk", chunk_bytes);
-  try {
+  {
+    const CountedChunk chunk(context_.ledger, MemoryKind::other, from.largest_chunk());
     run_on_all_ranks(checkpoint_comm(), [&] { loader.read(); });
-  } catch (...) {
-    context_.ledger.add(Tier::host, MemoryKind::other, "checkpoint chunk", -chunk_bytes);
-    throw;
   }
-  context_.ledger.add(Tier::host, MemoryKind::other, "checkpoint chunk", -chunk_bytes);
   parts_.buffers.refresh(context_.comm);
   parts_.step_recorder.exclude([&] { parts_.weights.publish_weights(true); });
   if (options.weights_only)

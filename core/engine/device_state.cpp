@@ -4,7 +4,11 @@
 
 #include <memory>
 
+#include "base/device_memory.hpp"
 #include "base/error.hpp"
+#include "base/text.hpp"
+#include "checkpoint/save.hpp"
+#include "engine/planning.hpp"
 
 namespace zr::host::engine {
 
@@ -25,8 +29,9 @@ class DeviceSums {
     int64_t blocks = 0;
     for (const zr_view& view : values) blocks += plan::norm_blocks_of(view.count);
     if (blocks == 0) return;
-    if (!memory_) memory_ = context_.comm.allocate_on_device(8 * blocks, MemoryKind::other, "norm blocks",
-                                                              comm::CommRuntime::Readers::this_rank);
+    if (!memory_)
+      memory_ = context_.comm.allocate_on_device(8 * blocks, MemoryKind::other, "norm blocks",
+                                                 comm::CommRuntime::Readers::this_rank);
     const zr_view sums{memory_, blocks, ZR_F64, 0, context_.device->device()};
     const plugin::Instance& optimizer = context_.optimizers.main();
     CallError error;
@@ -49,8 +54,8 @@ class DeviceSums {
 }  // namespace
 
 std::string device_obstacle(const plan::MemoryPlan& plan, uint64_t stream_types, const Optimizers& optimizers,
-                            const plugin::Instance* communicator, const zr_device& device) {
-  const uint64_t type = uint64_t{1} << device.type;
+                            const plugin::Instance* communicator, int32_t device_type) {
+  const uint64_t type = uint64_t{1} << device_type;
   if (communicator && !(comm::stream_types_of(*communicator) & type))
     return fmt::format("communicator '{}' ({}) exchanges host memory only", communicator->component().table->id,
                        communicator->component().file.string());
@@ -68,6 +73,26 @@ std::string device_obstacle(const plan::MemoryPlan& plan, uint64_t stream_types,
     if (!optimizers.on_device(i))
       return fmt::format("optimizer '{}' does not have the extension \"zr.optimizer.device/1\"", optimizers.id(i));
   return "";
+}
+
+std::string state_location_text(const config::JobConfig& config, const Optimizers& optimizers,
+                                const std::string& obstacle) {
+  const std::string state = fmt::format("job.device = \"{}\": weights, gradients and optimizer states are in ",
+                                        printable(config.job().device.value));
+  if (!obstacle.empty()) return fmt::format("{}host memory, and the CPU updates them, because {}", state, obstacle);
+  return fmt::format("{}memory of the device, and {} updates them there", state,
+                     optimizers.main().component().file.string());
+}
+
+void locate_state(plan::MemoryPlan& plan, const config::JobConfig& config, const plugin::Instance& strategy,
+                  const Optimizers& optimizers, const plugin::Instance* communicator) {
+  const std::string& device = config.job().device.value;
+  if (device == config::kCpuDevice) return;
+  const std::string obstacle =
+      device_obstacle(plan, stream_types_of(strategy), optimizers, communicator, device_type_of(device));
+  plan.state_location = state_location_text(config, optimizers, obstacle);
+  const bool saves = !config.checkpoint().dir->empty() && !snapshots(config);
+  plan.save_staging = saves && obstacle.empty() ? checkpoint::SaveOptions().chunk_bytes : 0;
 }
 
 NormBlocks::OnDevice norm_on_device(const StepContext& context) {

@@ -9,11 +9,17 @@
 
 namespace zr::host::engine {
 
-/// Why weights, gradients and states of a job whose model is on `device` are in host memory, where the CPU updates
-/// them; "": they are on the device. stream_types: the device types that the strategy accepts, with streams.
+/// Why weights, gradients and states of a job whose model is on a device of this type are in host memory, where the CPU
+/// updates them; "": they are on the device. stream_types: the device types that the strategy accepts, with streams.
 /// `communicator`: null for one rank.
 std::string device_obstacle(const plan::MemoryPlan& plan, uint64_t stream_types, const Optimizers& optimizers,
-                            const plugin::Instance* communicator, const zr_device& device);
+                            const plugin::Instance* communicator, int32_t device_type);
+/// The sentence that says where the training state is, and why; `obstacle`: a result of device_obstacle().
+std::string state_location_text(const config::JobConfig& config, const Optimizers& optimizers,
+                                const std::string& obstacle);
+/// Sets where the training state is in a plan of this job: MemoryPlan::state_location and save_staging.
+void locate_state(plan::MemoryPlan& plan, const config::JobConfig& config, const plugin::Instance& strategy,
+                  const Optimizers& optimizers, const plugin::Instance* communicator);
 
 /// The functions that add up norm blocks on the device of the context, which outlives them.
 NormBlocks::OnDevice norm_on_device(const StepContext& context);

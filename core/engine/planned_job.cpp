@@ -54,17 +54,13 @@ plan::MemoryPlan plan_of(const PlannedJob& job, const model::Model& model) {
       control.local_world() == control.world() && shares_weights(setup.config, setup.communicator, control.world());
   plan::MemoryPlan plan = make_plan(input, control.rank(), strategy_plan(job.strategy));
   plan.update_time = update_time(setup.config, plan);
+  locate_state(plan, setup.config, job.strategy, job.optimizers, job.communicator.get());
   return plan;
 }
 
 // Once, unless it changes. Training thread.
-void log_place_of_state(const PlannedJob& job, const std::string& obstacle) {
-  const std::string state = fmt::format("job.device = \"{}\": weights, gradients and optimizer states are in ",
-                                        job.config().job().device.value);
-  const std::string text = obstacle.empty()
-                               ? fmt::format("{}memory of the device, and {} updates them there", state,
-                                             job.optimizers.main().component().file.string())
-                               : fmt::format("{}host memory, and the CPU updates them, because {}", state, obstacle);
+void log_state_location(const PlannedJob& job, const std::string& obstacle) {
+  const std::string text = state_location_text(job.config(), job.optimizers, obstacle);
   static std::string logged;
   if (text != logged) log(ZR_LOG_INFO, text);
   logged = text;
@@ -78,12 +74,13 @@ DeviceMemory* device_of(PlannedJob& job, model::Model& model) {
   struct Obstacle {
     char text[512] = {};
   } own;
-  device_obstacle(job.plan, stream_types_of(job.strategy), job.optimizers, job.communicator.get(), memory->device())
+  device_obstacle(job.plan, stream_types_of(job.strategy), job.optimizers, job.communicator.get(),
+                  memory->device().type)
       .copy(own.text, sizeof own.text - 1);
   std::string obstacle;
   for (const Obstacle& other : all_gather(job.comm, own, "place of the training state"))
     if (obstacle.empty()) obstacle = other.text;
-  if (job.rank() == 0) log_place_of_state(job, obstacle);
+  if (job.rank() == 0) log_state_location(job, obstacle);
   if (!obstacle.empty()) return nullptr;
   model.keep_on_device();
   job.comm.open_on(*memory);

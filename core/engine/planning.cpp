@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "comm/comm_runtime.hpp"
+#include "engine/device_state.hpp"
 #include "engine/early_update.hpp"
 #include "engine/job_checks.hpp"
 #include "engine/machine_profile.hpp"
@@ -210,7 +211,7 @@ void check_offload(const config::JobConfig& config, const plan::MemoryPlan& plan
 
 int64_t host_bytes(const plan::MemoryPlan& plan, int ranks_per_node, std::optional<int64_t> communicator,
                    bool snapshot) {
-  const int64_t bytes_per_rank = communicator.value_or(0) + (snapshot ? plan.snapshot_bytes() : 0);
+  const int64_t bytes_per_rank = communicator.value_or(0) + plan.save_staging + (snapshot ? plan.snapshot_bytes() : 0);
   return plan.max_host_bytes / plan.input.world * ranks_per_node + bytes_per_rank * ranks_per_node;
 }
 
@@ -334,6 +335,7 @@ plan::MemoryPlan Planner::plan(int rank) const {
   check_optimizers(plan, *optimizers_, job_.strategy.table->id);
   check_offload(job_.config, plan, job_.strategy.table->id);
   plan.update_time = update_time(job_.config, plan);
+  locate_state(plan, job_.config, *strategy_, *optimizers_, communicator_.get());
   return plan;
 }
 

@@ -175,10 +175,17 @@ std::optional<std::size_t> ShardedState::array_of(uint32_t param, LogicalTensor 
 
 void ShardedState::visit_state(const update::UpdateSlice& slice, std::size_t array, int64_t first, int64_t count,
                                offload::OptimizerStates::Access access, const Visit& fn) {
-  const int64_t skip = slice.state_offset - slice.first;
-  states_.visit(array, first + skip, count, access,
-                fmt::format("optimizer states of '{}'", context_.plan.input.parameters[slice.param].name),
-                [&](void* memory, int64_t at, int64_t n) { fn(memory, at - skip, n); });
+  const int64_t skip = slice.state_offset - slice.first, end = first + count;
+  // On the device a visit copies, so it is cut into parts, where the parameter may be cut.
+  constexpr int64_t kPart = int64_t{4} << 20;  // elements
+  while (first < end) {
+    const int64_t part = round_up(kPart, context_.plan.input.cut_block(slice.param));
+    const int64_t until = context_.device ? std::min(end, (first / part + 1) * part) : end;
+    states_.visit(array, first + skip, until - first, access,
+                  fmt::format("optimizer states of '{}'", context_.plan.input.parameters[slice.param].name),
+                  [&](void* memory, int64_t at, int64_t n) { fn(memory, at - skip, n); });
+    first = until;
+  }
 }
 
 void ShardedState::visit_view(const zr_view& view, offload::OptimizerStates::Access access, uint32_t param,
@@ -310,19 +317,21 @@ void ShardedState::store(uint32_t param, const float* values) {
 
 void ShardedState::store_full(uint32_t param, const void* full) {
   const zr_dtype dtype = context_.plan.input.weight_dtype;
-  std::vector<char> on_host;
-  if (context_.device) {
-    on_host.resize(static_cast<std::size_t>(context_.plan.input.parameters[param].count * size_of(dtype)));
-    context_.device->download(full, on_host.data(), std::ssize(on_host));
-    full = on_host.data();
-  }
-  const auto at = [&](int64_t first) { return static_cast<const char*>(full) + first * size_of(dtype); };
+  std::vector<char> on_host;  // a part of `full`
+  const auto at = [&](int64_t first, int64_t bytes) {
+    const char* const values = static_cast<const char*>(full) + first * size_of(dtype);
+    if (!context_.device) return values;
+    on_host.resize(static_cast<std::size_t>(bytes));
+    context_.device->download(values, on_host.data(), bytes);
+    return static_cast<const char*>(on_host.data());
+  };
   const auto access =
       context_.device ? offload::OptimizerStates::Access::modify : offload::OptimizerStates::Access::write;
   own_weights(param, access, [&](int64_t first, int64_t count, void* memory) {
     const auto bytes = static_cast<std::size_t>(count * size_of(dtype));
-    if (std::memcmp(memory, at(first), bytes) == 0) return;  // for example after a zr::gather scope that only read
-    std::memcpy(memory, at(first), bytes);
+    const char* const values = at(first, count * size_of(dtype));
+    if (std::memcmp(memory, values, bytes) == 0) return;  // for example after a zr::gather scope that only read
+    std::memcpy(memory, values, bytes);
     stored_.insert(param);
   });
 }
@@ -354,6 +363,13 @@ bool ShardedState::sync_master_from_weights(const update::UpdateSlice& slice) {
   return changed;
 }
 
+std::size_t ShardedState::array_of_kind(uint32_t param, const std::string& kind) const {
+  const std::vector<zr_slot>& slots = context_.plan.input.description(param).slots;
+  for (std::size_t i = 0; i < slots.size(); ++i)
+    if (kind == std::string("state.") + slots[i].name) return context_.plan.array_of(param, i);
+  return master_array();
+}
+
 void ShardedState::visit_tensor(uint32_t param, const std::string& kind, int64_t first, int64_t count,
                                 offload::OptimizerStates::Access access, const Visit& fn) {
   const plan::MemoryPlan& plan = context_.plan;
@@ -367,11 +383,7 @@ void ShardedState::visit_tensor(uint32_t param, const std::string& kind, int64_t
       visit_view(part_of(slice.weight, at - slice.first, n), access, param,
                  [&](void* memory, int64_t first_of, int64_t some) { fn(memory, at + first_of, some); });
     } else {
-      std::size_t array = master_array();
-      const std::vector<zr_slot>& slots = plan.input.description(param).slots;
-      for (std::size_t i = 0; i < slots.size(); ++i)
-        if (kind == std::string("state.") + slots[i].name) array = plan.array_of(param, i);
-      visit_state(slice, array, at, n, access, fn);
+      visit_state(slice, array_of_kind(param, kind), at, n, access, fn);
     }
     at += n;
   }
@@ -404,6 +416,25 @@ const char* ShardedState::contiguous_address(uint32_t param, const std::string& 
                  address = static_cast<const char*>(memory);
                });
   return contiguous ? address : nullptr;
+}
+
+const char* ShardedState::contiguous_on_device(uint32_t param, const std::string& kind, int64_t first,
+                                               int64_t count) const {
+  if (!context_.device) return nullptr;
+  const void* address = nullptr;
+  const auto contains = [&](int64_t from, int64_t n) { return from <= first && first + count <= from + n; };
+  for (const uint32_t u : slices_of_[param]) {
+    const update::UpdateSlice& slice = slices_[u];
+    if (!contains(slice.first, slice.count)) continue;
+    address = kind == "weight"
+                  ? part_of(slice.weight, first - slice.first, count).data
+                  : states_.view(array_of_kind(param, kind), first - slice.first + slice.state_offset, count).data;
+  }
+  if (context_.plan.input.parameters[param].frozen)
+    for (const uint32_t w : weights_of_[param])
+      if (const plan::Piece& piece = context_.plan.rank_plan.weights[w]; contains(piece.first, piece.count))
+        address = weights_at(piece, first, count).data;
+  return static_cast<const char*>(address);
 }
 
 void ShardedState::clear_states(uint32_t param) {

@@ -84,6 +84,8 @@ class ShardedState {
                     offload::OptimizerStates::Access access, const Visit& fn);
   /// The address of the same elements if they are contiguous in memory; null: use visit_tensor().
   const char* contiguous_address(uint32_t param, const std::string& kind, int64_t first, int64_t count);
+  /// The address of the same elements if they are contiguous in memory of the device; null: use visit_tensor().
+  const char* contiguous_on_device(uint32_t param, const std::string& kind, int64_t first, int64_t count) const;
   /// Sets each master of the slice to its weight if the weight differs from the rounded master. Returns true if any
   /// differed.
   bool sync_master_from_weights(const update::UpdateSlice& slice);
@@ -124,6 +126,8 @@ class ShardedState {
   std::size_t master_array() const { return 0; }
   // The array that contains a kind of tensor of a parameter; nullopt: it is in a buffer of the plan.
   std::optional<std::size_t> array_of(uint32_t param, LogicalTensor kind, const std::string& slot) const;
+  // The same for a kind of visit_tensor() other than "weight".
+  std::size_t array_of_kind(uint32_t param, const std::string& kind) const;
   // OptimizerStates::visit() over elements [first, first + count) of the slice's parameter, which fn receives too.
   void visit_state(const update::UpdateSlice& slice, std::size_t array, int64_t first, int64_t count,
                    offload::OptimizerStates::Access access, const Visit& fn);

@@ -39,17 +39,6 @@ c10::Storage storage_over(void* memory, int64_t bytes, at::Device device) {
   return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
                                                             c10::DataPtr(memory, device), nullptr, false));
 }
-
-// DLPack's numbers.
-int32_t device_type_of(at::Device device) {
-  constexpr int32_t kMetal = 8, kExtension = 12, kOneApi = 14;
-  switch (device.type()) {
-    case at::kCUDA: return ZR_DEVICE_CUDA;
-    case at::kMPS: return kMetal;
-    case at::kXPU: return kOneApi;
-    default: return kExtension;
-  }
-}
 }  // namespace
 
 at::Tensor tensor_over(void* memory, at::IntArrayRef sizes, at::ScalarType type, at::Device device) {
@@ -86,7 +75,9 @@ TorchDeviceMemory::Scope::~Scope() {
 TorchDeviceMemory::TorchDeviceMemory(at::Device device)
     : device_(device), stream_(guard_of(device).getDefaultStream(device)), zero_(at::zeros({})) {}
 
-zr_device TorchDeviceMemory::device() const { return {device_type_of(device_), device_.index()}; }
+zr_device TorchDeviceMemory::device() const {
+  return {device_type_of(c10::DeviceTypeName(device_.type(), true)), device_.index()};
+}
 
 at::Tensor TorchDeviceMemory::over(const zr_view& view) const {
   return tensor_over(view.data, {view.count}, torch_type(view.dtype), device_);
@@ -171,7 +162,7 @@ void TorchDeviceMemory::download(const void* from, void* to, int64_t bytes) {
 }
 
 namespace {
-struct TorchMark final : DeviceMemory::Mark {
+struct TorchMark final : DeviceStream::Mark {
   explicit TorchMark(at::Device on) : device(on), event(on.type()) {}
   bool is_reached() override {
     try {
@@ -184,13 +175,42 @@ struct TorchMark final : DeviceMemory::Mark {
   const at::Device device;
   c10::Event event;
 };
-}  // namespace
 
-std::unique_ptr<DeviceMemory::Mark> TorchDeviceMemory::mark(std::unique_ptr<Mark> unused) {
-  std::unique_ptr<Mark> mark = unused ? std::move(unused) : std::make_unique<TorchMark>(device_);
-  static_cast<TorchMark&>(*mark).event.record(stream_);
+std::unique_ptr<DeviceStream::Mark> mark_on(const c10::Stream& stream, std::unique_ptr<DeviceStream::Mark> unused) {
+  std::unique_ptr<DeviceStream::Mark> mark = unused ? std::move(unused) : std::make_unique<TorchMark>(stream.device());
+  static_cast<TorchMark&>(*mark).event.record(stream);
   return mark;
 }
+
+std::unique_ptr<DeviceStream> stream_like(zr_device numbers, at::Device device);
+
+// A stream in addition to that of the engine.
+class TorchStream final : public DeviceStream {
+ public:
+  TorchStream(zr_device numbers, c10::Stream stream) : numbers_(numbers), stream_(stream) {}
+  zr_device device() const override { return numbers_; }
+  void* native_stream() override { return stream_.native_handle(); }
+  std::unique_ptr<Mark> mark(std::unique_ptr<Mark> unused) override { return mark_on(stream_, std::move(unused)); }
+  void wait_for(Mark& mark) override { static_cast<TorchMark&>(mark).event.block(stream_); }
+  std::unique_ptr<DeviceStream> new_stream() override { return stream_like(numbers_, stream_.device()); }
+
+ private:
+  const zr_device numbers_;
+  const c10::Stream stream_;
+};
+
+std::unique_ptr<DeviceStream> stream_like(zr_device numbers, at::Device device) {
+  return std::make_unique<TorchStream>(numbers, guard_of(device).getNewStream(device));
+}
+}  // namespace
+
+std::unique_ptr<DeviceStream::Mark> TorchDeviceMemory::mark(std::unique_ptr<Mark> unused) {
+  return mark_on(stream_, std::move(unused));
+}
+
+void TorchDeviceMemory::wait_for(Mark& mark) { static_cast<TorchMark&>(mark).event.block(stream_); }
+
+std::unique_ptr<DeviceStream> TorchDeviceMemory::new_stream() { return stream_like(device(), device_); }
 
 void TorchDeviceMemory::run(const std::function<void(zr_stream*)>& work) {
   const Scope scope(*this);

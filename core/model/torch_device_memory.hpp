@@ -32,6 +32,8 @@ class TorchDeviceMemory final : public DeviceMemory {
   void upload(const void* from, void* to, int64_t bytes) override;
   void download(const void* from, void* to, int64_t bytes) override;
   std::unique_ptr<Mark> mark(std::unique_ptr<Mark> unused) override;
+  void wait_for(Mark& mark) override;
+  std::unique_ptr<DeviceStream> new_stream() override;
   void run(const std::function<void(zr_stream* stream)>& work) override;
   void* native_stream() override;
 

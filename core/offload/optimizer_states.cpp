@@ -162,7 +162,7 @@ void OptimizerStates::visit(std::size_t array, int64_t first, int64_t count, Acc
   }
 }
 
-// In one call, because one element of a state may belong to several elements of the parameter.
+// In one call: the caller knows where the parameter may be cut.
 void OptimizerStates::visit_on_device(const zr_view& states, const plan::StateRange& range, Access access,
                                       const std::function<void(void*, int64_t, int64_t)>& fn) {
   std::vector<char> copy(static_cast<std::size_t>(states.count * size_of(states.dtype)));

@@ -248,10 +248,12 @@ std::string MemoryPlan::text(const std::string& title, const PlanContext& contex
       });
   out += row("total", "without activations", "", bytes());
   for (const auto& [id, bytes] : elsewhere) out += row("total", "on " + id, "", bytes);
+  if (!state_location.empty()) out += fmt::format("  {}\n", state_location);
   out += placement_text();
   out += context.activations ? row("activations", "measured: " + context.measured_by, "", *context.activations)
                              : "  activations    unknown until measured by a run\n";
   if (context.communicator) out += row("host memory", "communicator", "", *context.communicator);
+  if (save_staging > 0) out += row("host memory", "a part of a checkpoint", "", save_staging);
   if (context.snapshot) out += row("host memory", "copy for checkpoint.async", "", snapshot_bytes());
   const auto costs = [](const OptimizerDescription& d) { return d.cost > 0 || d.granularity != ZR_ELEMENTWISE; };
   if (input.world > 1 && std::any_of(input.descriptions.begin(), input.descriptions.end(), costs))

@@ -197,6 +197,9 @@ struct MemoryPlan {
   /// Bytes of host memory overhead of a tier for the data it stores, without activations.
   int64_t tier_overhead_bytes(const TierInfo& tier) const;
   std::string update_time;  // when states on tiers are updated, and why; empty: no state is on a tier
+  /// Where the training state of a job on a device is, and why: one sentence; empty: job.device is the CPU.
+  std::string state_location;
+  int64_t save_staging = 0;  // bytes of host memory through which state on a device is saved; 0: without it
   /// The tier of each part and the reason, one line each, and update_time; empty if the device is the only tier.
   std::string placement_text() const;
   /// The largest part of the cost of an update on any rank; of this rank, if only it was planned.

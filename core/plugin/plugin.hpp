@@ -109,6 +109,8 @@ class Registry {
   /// The plug-ins for the memory of a device, a value of job.device: in the folders of its type ("cuda") below the
   /// directories. None for the CPU.
   Registry of_device(const std::string& device) const;
+  /// The types of devices for which a directory has a folder with plug-ins, sorted.
+  std::vector<std::string> device_types() const;
 
  private:
   std::vector<std::filesystem::path> files(Role role, const std::string& id) const;

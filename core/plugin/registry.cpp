@@ -205,15 +205,33 @@ Registry::Registry(const std::vector<fs::path>& directories) {
   }
 }
 
+namespace {
+// Whether a folder of this name may have the plug-ins for a type of device.
+bool is_device_type(const std::string& name) {
+  return !name.empty() && name != config::kCpuDevice &&
+         name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") == name.npos;
+}
+}  // namespace
+
 Registry Registry::of_device(const std::string& device) const {
   const std::string type = device.substr(0, device.find(':'));
-  const bool is_name = !type.empty() && type.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") == type.npos;
   std::vector<fs::path> folders;
   std::error_code error;
   for (const fs::path& folder : directories_)
-    if (is_name && type != config::kCpuDevice && fs::is_directory(folder / type, error))
-      folders.push_back(folder / type);
+    if (is_device_type(type) && fs::is_directory(folder / type, error)) folders.push_back(folder / type);
   return Registry(folders);
+}
+
+std::vector<std::string> Registry::device_types() const {
+  std::set<std::string> types;
+  std::error_code error;
+  for (const fs::path& folder : directories_)
+    for (const fs::path& entry : files_in(folder, [&](const fs::path& path) {
+           return is_device_type(path.filename().string()) && fs::is_directory(path, error) &&
+                  !(candidates(path).empty() && files_in(path, is_collection).empty());
+         }))
+      types.insert(entry.filename().string());
+  return {types.begin(), types.end()};
 }
 
 std::vector<fs::path> Registry::files(Role role, const std::string& id) const {

@@ -99,6 +99,36 @@ TEST(CommandLineTest, ListsPluginsAndRejectedFiles) {
             got.out.npos);
 }
 
+TEST(CommandLineTest, ListsTheDevicesOfPlugins) {
+  const zr::test::Scratch scratch;
+  const std::string folder = scratch.folder().string(), gpu = folder + "/gpu/", only = gpu + "zr_optimizer_lion.so",
+                    also = gpu + "zr_optimizer_adamw.so", note = gpu + "zr_optimizer_note.so";
+  const Outcome made =
+      run("umask 022 && mkdir " + gpu + " " + folder + "/empty && cp " ZR_BUILD_DIR "/plugins/zr_optimizer_adamw.so " +
+          also + " && echo a note >" + note +
+          " && g++ -std=c++17 -shared -fPIC -I" ZR_SOURCE_DIR "/sdk/include " ZR_SOURCE_DIR
+          "/examples/plugins/lion/lion.cpp -o " +
+          only);
+  ASSERT_EQ(made.code, 0) << made.err;
+  const Outcome got = run("ZR_PLUGIN_PATH=" + folder + " ../../bin/zeroth plugins");
+  EXPECT_EQ(got.code, 0);
+  EXPECT_EQ(got.err, "");
+  const auto row_of = [&](const std::string& name) {  // without its keys
+    const auto from = got.out.find("\n" + name);
+    EXPECT_NE(from, got.out.npos) << name << " in\n" << got.out;
+    return from == got.out.npos ? "" : got.out.substr(from, got.out.find("\n    ", from) - from);
+  };
+  EXPECT_NE(row_of("optimizer 'lion' ").find("\n  only for job.device = \"gpu\": " + only), std::string::npos)
+      << got.out;
+  EXPECT_NE(row_of("optimizer 'adamw' ").find("\n  also for job.device = \"gpu\": " + also), std::string::npos)
+      << got.out;
+  EXPECT_EQ(got.out.find("optimizer 'adamw' "), got.out.rfind("optimizer 'adamw' ")) << got.out;
+  EXPECT_EQ(row_of("optimizer 'lamb' ").find("job.device"), std::string::npos) << got.out;
+  EXPECT_NE(got.out.find("\n  " + only + ": warning: it exports "), got.out.npos) << got.out;
+  EXPECT_NE(got.out.find("\nrejected: " + note + "\n"), got.out.npos) << got.out;
+  EXPECT_EQ(got.out.find("\"empty\""), got.out.npos) << got.out;
+}
+
 TEST(CommandLineTest, WarnsAboutAPluginOfPlainFlags) {
   const zr::test::Scratch scratch;
   const std::string file = scratch.path("zr_optimizer_lion.so");

@@ -56,7 +56,12 @@ struct Stream {
 const zr_stream_service kStreams{
     sizeof(zr_stream_service), 0,
     [](zr_stream* stream) { return reinterpret_cast<Stream*>(stream)->stream.native_handle(); },
-    [](zr_stream* stream) { return reinterpret_cast<Stream*>(stream)->device_of_views(); }};
+    [](zr_stream* stream) { return reinterpret_cast<Stream*>(stream)->device_of_views(); },
+    nullptr,  // no streams of the optimizer's own, and no events
+    nullptr,
+    nullptr,
+    nullptr,
+    nullptr};
 
 zr_host host_with_streams() {
   zr_host host = zr::testing::make_host();

@@ -23,15 +23,19 @@ template <class D>
 class DeviceUpdate {
  public:
   /// Made by the layer for one call.
-  DeviceUpdate(const OptimizerLayer<D>& layer, const zr_step& step, const zr_update_slice* const* slices, uint32_t n,
-               const zr_stream_service& streams, zr_stream* stream)
+  DeviceUpdate(const OptimizerLayer<D>& layer, const Host& of, const zr_step& step,
+               const zr_update_slice* const* slices, uint32_t n, zr_stream* on)
       : job(step),
-        device(streams.device(stream)),
-        native_stream(streams.native(stream)),
+        host(of),
+        stream(on),
+        device(of.need<zr_stream_service>().device(on)),
+        native_stream(zr::native_stream(of, on)),
         layer_(layer),
         slices_(slices),
         n_(n) {}
   const zr_step& job;                   // grad_mul; step count of the job
+  const Host& host;                     // for streams of the optimizer's own (OwnStream)
+  zr_stream* stream;                    // on which the update is enqueued
   zr_device device;                     // all memory is there
   void* native_stream;                  // a cudaStream_t on a CUDA device
   uint32_t size() const { return n_; }  // number of slices
@@ -70,7 +74,7 @@ struct DeviceLayer {
         if (view->count > 0 && (view->device.type != device.type || view->device.id != device.id))
           throw PluginError(ZR_INVALID, std::string("parameter ") + slices[i]->name +
                                             ": the slice is not in memory of the stream's device");
-    D::update_on_device(DeviceUpdate<D>(layer, job, slices, n, streams, stream));
+    D::update_on_device(DeviceUpdate<D>(layer, host, job, slices, n, stream));
   }
   /// Implements norm_blocks().
   static zr_code norm_blocks(void* self, const zr_view* values, uint32_t n, int64_t block, const zr_view* sums,

@@ -52,6 +52,34 @@ TEST_F(DeviceStateTest, IsInHostMemoryForAReasonThatIsStated) {
             host + "optimizer 'adamw' (" ZR_BUILD_DIR "/plugins/zr_optimizer_adamw.so) updates host memory only");
 }
 
+// `zeroth plan` has no device: it says what the job will log. The program prints the same line with its plan.
+TEST_F(DeviceStateTest, ThePlanSaysWhereItIs) {
+  const std::string where = kSubject.substr(std::string("zeroth: ").size()) +
+                            "memory of the device, and " ZR_BUILD_DIR
+                            "/tests/plugins/sim/zr_optimizer_adamw.so updates them there\n";
+  const std::string plan = ZR_BUILD_DIR "/bin/zeroth plan --params 1e6 job.device=sim";
+  for (const std::string ranks : {" -n 1", " -n 2"}) {
+    const auto planned = shell(plan + ranks + " strategy=zero2");
+    EXPECT_EQ(planned.code, 0) << planned.output;
+    EXPECT_THAT(planned.output, HasSubstr("\n  " + where));
+  }
+  const fs::path plugins = folder_ / "plugins", strategy = "zr_strategy_round_robin.so";
+  fs::create_directories(plugins);
+  fs::copy(fs::path(ZR_BUILD_DIR "/tests/plugins") / strategy, plugins / strategy);
+  fs::copy(ZR_BUILD_DIR "/tests/plugins/sim", plugins / "sim");
+  const auto compared = shell("ZR_PLUGIN_PATH=" + plugins.string() + " " + plan + " -n 1 --compare");
+  EXPECT_EQ(compared.code, 0) << compared.output;
+  const std::string subject = kSubject.substr(std::string("zeroth: ").size());
+  EXPECT_THAT(compared.output, HasSubstr("\n  zero2: " + subject + "memory of the device, and "));
+  EXPECT_THAT(compared.output, HasSubstr("\n  round_robin: " + subject +
+                                         "host memory, and the CPU updates them, "
+                                         "because the strategy does not accept memory of the device\n"));
+  const auto trained =
+      launch(1, program(1, makes_an_engine, "strategy=zero2 parity.model=everything" + kDevice), "ZR_PROGRESS=plain");
+  EXPECT_EQ(trained.code, 0) << trained.output;
+  EXPECT_THAT(trained.output, HasSubstr("\n  " + where));
+}
+
 uint64_t waits() {
   static auto* const count = reinterpret_cast<uint64_t (*)()>(::dlsym(RTLD_DEFAULT, "zr_sim_synchronizations"));
   return count();

@@ -6,7 +6,12 @@
 #include "zr/abi/draft/draft.h"
 #include "zr/abi/optimizer.h"
 
-/* "zr.host.stream/1": the streams that the host passes to plug-ins. */
+/* A point of a stream, for other streams that wait for it. */
+typedef struct zr_event_s zr_event;
+
+/* "zr.host.stream/1": the streams that the host passes to plug-ins, and those that it makes for them. A plug-in that
+ * works on a stream of its own first lets it wait for an event of the stream that it got, and in the end lets that one
+ * wait for an event of its own: its outputs are then complete in the order of the stream that it got. */
 typedef struct zr_stream_service {
   uint32_t size, rsv;
 
@@ -16,6 +21,25 @@ typedef struct zr_stream_service {
 
   /* [any] The device of the stream. */
   zr_device (*device)(zr_stream *);
+
+  /* [step] [use] Makes a stream of the same device. Its operations run at the same time as those of other streams,
+   * except for waits. ZR_UNSUPPORTED: the host makes no streams of this device. */
+  zr_code (*create)(zr_stream *like, zr_stream **out, zr_error *);
+
+  /* [control] [step] [use] Frees a stream that create() returned. Operations that are enqueued on it still run. Accepts
+   * NULL. */
+  void (*destroy)(zr_stream *);
+
+  /* [step] [use] *event becomes the current end of the stream. On entry, *event is NULL, or an event that the call
+   * frees. */
+  zr_code (*record)(zr_stream *, zr_event **event, zr_error *);
+
+  /* [step] [use] What is enqueued on the stream later begins after the event. The call does not wait for it. The event
+   * may then be recorded again, or freed. */
+  zr_code (*wait)(zr_stream *, zr_event *, zr_error *);
+
+  /* [control] [step] [use] Frees an event that record() returned. Accepts NULL. */
+  void (*event_free)(zr_event *);
 } zr_stream_service;
 
 /* Device types in addition to those of base.h. */
