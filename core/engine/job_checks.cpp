@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "base/hex.hpp"
 #include "base/text.hpp"
+#include "engine/local_gradients.hpp"
 
 namespace zr::host::engine {
 
@@ -130,8 +131,8 @@ void check_description(const plan::OptimizerDescription& description, const std:
 void check_local_gradients(const config::JobConfig& config, const plan::MemoryPlan& plan, const Optimizers& optimizers,
                            const plugin::Instance& strategy) {
   if (!plan.input.exchange_plan) return;
-  const std::string optimizer =
-      fmt::format("optimizer '{}' needs gradients that are not reduced over ranks", optimizers.id(0));
+  const std::string optimizer = fmt::format("optimizer '{}' needs gradients that are not reduced over ranks",
+                                            local_optimizer_of(plan.input, optimizers).instance->component().table->id);
   if (!accepts_local_gradients(strategy))
     fail_user(
         fmt::format("{}, which strategy '{}' does not support; choose a strategy under which every rank has all "
@@ -142,9 +143,9 @@ void check_local_gradients(const config::JobConfig& config, const plan::MemoryPl
   };
   if (optimizers.size() > 1)
     fail_user(
-        fmt::format("{}, and then it must update all parameters of the model, but [[optimizer.groups]] also uses "
-                    "'{}'; remove `use` from the groups, or choose another optimizer",
-                    optimizer, optimizers.id(1)));
+        fmt::format("{}, so it must update all parameters of the model, but the job uses the optimizers {}; remove "
+                    "`use` from [[optimizer.groups]], or choose another optimizer",
+                    optimizer, optimizers.ids()));
   if (const auto& clip = config.train().gradient_clipping; clip > 0)
     reject(fmt::format("{} = {} ({})", clip.key, shortest(clip), clip.origin.text()),
            "so the norm of the mean gradient is unknown", fmt::format("set {} = 0", clip.key));

@@ -27,28 +27,29 @@ std::string saved_kind(const std::string& slot) { return checkpoint::kLocalState
 
 }  // namespace
 
-const zr_local_gradients_api* local_gradients_of(const plan::PlanInput& input, const plugin::Instance& optimizer) {
-  if (std::ranges::none_of(input.descriptions, [](const plan::OptimizerDescription& description) {
-        return (description.needs & ZR_OPT_NEEDS_LOCAL_GRADS) != 0;
-      }))
-    return nullptr;
-  const auto* api = plugin::extension_of<zr_local_gradients_api>(
-      optimizer.component(), "zr.optimizer.local_gradients/1", sizeof(zr_local_gradients_api),
-      {offsetof(zr_local_gradients_api, gradients), offsetof(zr_local_gradients_api, plan),
-       offsetof(zr_local_gradients_api, exchange)});
-  if (!api)
-    fail_internal(
-        fmt::format("{} reports ZR_OPT_NEEDS_LOCAL_GRADS, but it has no extension "
-                    "\"zr.optimizer.local_gradients/1\": this is a bug in the plug-in",
-                    optimizer.call_text("describe")));
-  return api;
+LocalOptimizer local_optimizer_of(const plan::PlanInput& input, const Optimizers& optimizers) {
+  for (uint32_t param = 0; param < input.parameters.size(); ++param) {
+    if (!(input.description(param).needs & ZR_OPT_NEEDS_LOCAL_GRADS)) continue;
+    const plugin::Instance& optimizer = optimizers[input.parameters[param].optimizer];
+    const auto* api = plugin::extension_of<zr_local_gradients_api>(
+        optimizer.component(), "zr.optimizer.local_gradients/1", sizeof(zr_local_gradients_api),
+        {offsetof(zr_local_gradients_api, gradients), offsetof(zr_local_gradients_api, plan),
+         offsetof(zr_local_gradients_api, exchange)});
+    if (!api)
+      fail_internal(
+          fmt::format("{} reports ZR_OPT_NEEDS_LOCAL_GRADS, but the library has no extension "
+                      "\"zr.optimizer.local_gradients/1\": this is a bug in the plug-in",
+                      optimizer.call_text("describe")));
+    return {&optimizer, api};
+  }
+  return {};
 }
 
 LocalGradients::LocalGradients(const StepContext& context, ShardedState& state)
     : context_(context),
       state_(state),
       plan_(plan::local_plan(context.plan)),
-      api_(local_gradients_of(context.plan.input, context.optimizers.main())) {
+      api_(local_optimizer_of(context.plan.input, context.optimizers).api) {
   if (!api_) return;
   const plan::PlanInput& input = context.plan.input;
   for (const plan::LocalArray& array : plan_.arrays)

@@ -10,6 +10,7 @@
 #include "base/draft_abi.hpp"
 #include "checkpoint/load.hpp"
 #include "checkpoint/save.hpp"
+#include "engine/optimizers.hpp"
 #include "engine/sharded_state.hpp"
 #include "engine/step_context.hpp"
 #include "plan/local_gradients.hpp"
@@ -100,7 +101,12 @@ class LocalGradients {
   bool masters_are_stale_ = true, states_are_stale_ = true;  // of the replicas
 };
 
-/// The optimizer's functions for local gradients; null if no parameter needs them.
-const zr_local_gradients_api* local_gradients_of(const plan::PlanInput& input, const plugin::Instance& optimizer);
+/// The optimizer of the job that needs local gradients; both members are null if none does.
+struct LocalOptimizer {
+  const plugin::Instance* instance = nullptr;
+  const zr_local_gradients_api* api = nullptr;  // its functions for them
+};
+/// Throws Error if the optimizer does not have the functions.
+LocalOptimizer local_optimizer_of(const plan::PlanInput& input, const Optimizers& optimizers);
 
 }  // namespace zr::host::engine

@@ -98,10 +98,10 @@ bool snapshots(const config::JobConfig& config) {
 
 namespace {
 // The optimizer outlives the result.
-plan::ExchangePlan exchange_plan(const plan::PlanInput& input, const plugin::Instance& optimizer) {
-  const zr_local_gradients_api* api = local_gradients_of(input, optimizer);
-  if (!api) return {};
-  return [api, &optimizer](const std::vector<int64_t>& counts, const std::vector<int64_t>& served, int world) {
+plan::ExchangePlan exchange_plan(const plan::PlanInput& input, const Optimizers& optimizers) {
+  const LocalOptimizer local = local_optimizer_of(input, optimizers);
+  if (!local.api) return {};
+  return [local](const std::vector<int64_t>& counts, const std::vector<int64_t>& served, int world) {
     zr_exchange_plan sizes{sizeof(zr_exchange_plan),
                            world,
                            counts.data(),
@@ -111,8 +111,8 @@ plan::ExchangePlan exchange_plan(const plan::PlanInput& input, const plugin::Ins
                            0,
                            0};
     CallError error;
-    const auto plan = [&] { return api->plan(optimizer.self(), &sizes, &error); };
-    check(call_plugin(&error, plan), error, optimizer.call_text("plan"));
+    const auto plan = [&] { return local.api->plan(local.instance->self(), &sizes, &error); };
+    check(call_plugin(&error, plan), error, local.instance->call_text("plan"));
     return plan::ExchangeSizes{static_cast<int64_t>(sizes.scratch), static_cast<int64_t>(sizes.received)};
   };
 }
@@ -134,7 +134,7 @@ plan::PlanInput plan_input(const config::JobConfig& config, const Optimizers& op
   input.accumulates_locally = config.gradients().reduce == config::GradientReduction::last_micro_step;
   input.descriptions = std::move(described.descriptions);
   input.description_of = std::move(described.description_of);
-  input.exchange_plan = exchange_plan(input, optimizers.main());
+  input.exchange_plan = exchange_plan(input, optimizers);
   input.optimizer_ids.clear();
   for (std::size_t i = 0; i < optimizers.size(); ++i) input.optimizer_ids.push_back(optimizers.id(i));
   return input;
