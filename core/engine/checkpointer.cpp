@@ -253,8 +253,8 @@ void Checkpointer::restore_local(const checkpoint::Checkpoint& from, const Check
   const std::string lost = parts_.local.restore(from, saved_world, names);
   if (lost.empty() || context_.rank() != 0) return;
   log(ZR_LOG_WARN,
-      fmt::format("{}: the states {} of optimizer '{}' begin anew, because {} ranks saved them and this job "
-                  "has {}: the compression errors of these ranks are lost",
+      fmt::format("{}: the states {} of optimizer '{}' are reset, because {} ranks saved them and this job "
+                  "has {}: the compression errors of those ranks are lost, and the momentum is kept",
                   from.folder(), lost, context_.optimizers.ids(), saved_world, context_.world()));
 }
 

@@ -53,8 +53,9 @@ LocalGradients::LocalGradients(const StepContext& context, ShardedState& state)
   if (!api_) return;
   const plan::PlanInput& input = context.plan.input;
   for (const plan::LocalArray& array : plan_.arrays)
-    memory_.push_back(context.comm.allocate(std::max<int64_t>(array.elements * size_of(array.dtype), 1), 64,
-                                            Tier::device, array.kind, array.tag));
+    memory_.push_back(array.elements == 0 ? nullptr
+                                          : context.comm.allocate(array.elements * size_of(array.dtype), 64,
+                                                                  Tier::device, array.kind, array.tag));
   auto next = memory_.begin();
   gradients_ = static_cast<float*>(*next++);
   const auto& description = *std::ranges::find_if(input.descriptions, [](const plan::OptimizerDescription& d) {

@@ -54,7 +54,8 @@ class LocalGradients {
   /// Exchanges the gradients of touched parameters, and updates this rank's masters, states and weights. Collective.
   void update(const Input& input);
 
-  /// Call when a parameter's optimizer states have changed otherwise: its private states begin anew. All ranks call it.
+  /// Call when a parameter's optimizer states have changed otherwise: its private states are
+  /// reset before their next use. All ranks call it.
   void restart(uint32_t param);
   /// The same for all parameters and their masters.
   void restart();
