@@ -133,6 +133,25 @@ TEST_F(LocalGradientsTest, AreSummedBeforeTheyAreExchangedWithEveryReduction) {
   EXPECT_NE(found[3], found[0]) << "the warm-up rounds reduced gradients";
 }
 
+RANK_BODY(trains_onebit, Run) {
+  run.build();
+  run.train();
+  print_hash(run);
+}
+
+TEST_F(LocalGradientsTest, InstructionSetAndThreadsChangeNoBit) {
+  const auto printed = [&](const std::string& more, const std::string& environment) {
+    const Result done = launch(
+        2, program(2, trains_onebit, "train.steps=6 parity.model=wide strategy=zero2 " + kOneBit + more), environment);
+    EXPECT_EQ(done.code, 0) << done.output;
+    const auto at = done.output.find("result ");
+    return at == std::string::npos ? done.output : done.output.substr(at, 24);
+  };
+  const std::string expected = printed("job.threads=1", "");
+  EXPECT_EQ(printed("job.threads=1", "ZR_ISA=portable"), expected);
+  EXPECT_EQ(printed("job.threads=1", "ZR_ISA=avx2"), expected);
+}
+
 TEST_F(LocalGradientsTest, WarmUpEqualsAdamW) {
   std::vector<std::string> jobs;
   for (const std::string dtype : {"train.dtype=fp32", "train.dtype=bf16"})
