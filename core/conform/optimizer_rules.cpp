@@ -71,7 +71,8 @@ void describes_itself(Case& test) {
     require(desc.cost >= 0 && std::isfinite(desc.cost), "cost is ", desc.cost, ", must be finite and at least 0");
     std::set<std::string> names;
     for (const zr_slot& slot : description->slots) {
-      if (const std::string problem = problem_of(slot, shape, (desc.needs & kNeedsLocalGradients) != 0); !problem.empty())
+      if (const std::string problem = problem_of(slot, shape, (desc.needs & kNeedsLocalGradients) != 0);
+          !problem.empty())
         fail("parameter of shape ", text_of(shape), ": ", problem);
       require(names.insert(slot.name).second, "two states have the name '", slot.name, "'");
     }

@@ -30,6 +30,7 @@ class Exchange {
            const zr_view& memory)
       : job(step), scratch(memory), layer_(layer), list_(list), n_(n) {}
   uint32_t size() const { return n_; }  // number of parameters
+  /// Parameter i.
   const zr_local_gradient& operator[](uint32_t i) const { return *list_[i]; }
   const D& group(uint32_t i) const { return layer_.group_at(list_[i]->group); }  // of parameter i
   const zr_step& job;

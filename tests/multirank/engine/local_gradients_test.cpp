@@ -139,7 +139,7 @@ RANK_BODY(trains_onebit, Run) {
   print_hash(run);
 }
 
-TEST_F(LocalGradientsTest, InstructionSetAndThreadsChangeNoBit) {
+TEST_F(LocalGradientsTest, InstructionSetChangesNoBit) {
   const auto printed = [&](const std::string& more, const std::string& environment) {
     const Result done = launch(
         2, program(2, trains_onebit, "train.steps=6 parity.model=wide strategy=zero2 " + kOneBit + more), environment);
