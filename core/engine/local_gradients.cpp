@@ -9,6 +9,7 @@
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"
+#include "base/log.hpp"
 #include "base/round_up.hpp"
 #include "checkpoint/safetensors.hpp"
 #include "plugin/extension.hpp"
@@ -78,11 +79,26 @@ LocalGradients::LocalGradients(const StepContext& context, ShardedState& state)
     slices_.push_back(std::move(slice));
   }
   add_replicas();
-  if (!api_->bind) return;
-  const plugin::Instance& optimizer = context.optimizers.main();
+  if (description.needs & ZR_OPT_NEEDS_COMM) bind();
+  warn_if_unused();
+}
+
+void LocalGradients::bind() {
+  const plugin::Instance& optimizer = context_.optimizers.main();
+  const std::string call = optimizer.call_text("bind");
+  if (!api_->bind) fail_internal(call + " is null, although it needs the communicator: this is a bug in the plug-in");
   CallError error;
-  const auto bind = [&] { return api_->bind(optimizer.self(), context.comm.ref(), &error); };
-  context.check(call_plugin(&error, bind), error, optimizer.call_text("bind"));
+  const auto bind = [&] { return api_->bind(optimizer.self(), context_.comm.ref(), &error); };
+  context_.check(call_plugin(&error, bind), error, call);
+}
+
+void LocalGradients::warn_if_unused() {
+  const config::Setting<int64_t>& steps = context_.config().train().steps;
+  if (context_.rank() != 0 || needs_local(steps)) return;
+  log(ZR_LOG_WARN,
+      fmt::format("optimizer '{}' communicates less than others only after a warm-up, which is longer than this job: "
+                  "{} = {} ({}); shorten its warm-up, or choose another optimizer",
+                  context_.optimizers.id(0), steps.key, steps.value, steps.origin.text()));
 }
 
 LocalGradients::~LocalGradients() {
@@ -138,9 +154,7 @@ void LocalGradients::add_replica(uint32_t param, const plan::Piece& weight, int6
   slices_.push_back(std::move(slice));
 }
 
-void LocalGradients::begin_step(int64_t update) {
-  active_ = false;
-  if (!api_) return;
+bool LocalGradients::needs_local(int64_t update) const {
   const plugin::Instance& optimizer = context_.optimizers.main();
   uint32_t grads = ZR_GRADS_REDUCED;
   CallError error;
@@ -150,8 +164,10 @@ void LocalGradients::begin_step(int64_t update) {
   if (grads != ZR_GRADS_REDUCED && grads != ZR_GRADS_LOCAL)
     fail_internal(
         fmt::format("{} returned {}, which is not a ZR_GRADS_* value: this is a bug in the plug-in", call, grads));
-  active_ = grads == ZR_GRADS_LOCAL;
+  return grads == ZR_GRADS_LOCAL;
 }
+
+void LocalGradients::begin_step(int64_t update) { active_ = api_ && needs_local(update); }
 
 LocalGradients::NonFinite LocalGradients::non_finite() const {
   NonFinite found;

@@ -76,6 +76,9 @@ class LocalGradients {
     bool all;          // of all elements
     float* data;
   };
+  void bind();
+  void warn_if_unused();
+  bool needs_local(int64_t update) const;
   zr_view view(const Array& array, uint32_t param) const;
   int64_t served_elements(uint32_t param) const;
   void add_replicas();

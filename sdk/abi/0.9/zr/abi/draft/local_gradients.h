@@ -73,8 +73,8 @@ typedef struct zr_exchange_plan {
 typedef struct zr_local_gradients_api {
   uint32_t size, rsv;
 
-  /* [step] Reports which gradients a step needs (ZR_GRADS_*), before its first backward. `step`: as in zr_step. Local
-   * gradients are not followed by reduced ones. */
+  /* [step] Reports which gradients a step needs (ZR_GRADS_*), before its first backward; the host may also ask for a
+   * later step. `step`: as in zr_step. Local gradients are not followed by reduced ones. */
   zr_code (*gradients)(void *self, int64_t step, uint32_t *grads, zr_error *);
 
   /* [control] Passes the communicator of all ranks, valid until destroy() is called; before the first exchange().
