@@ -52,6 +52,10 @@ void Engine::edit_gradients(GradientEdit edit) {
         if (session.progress().within_step())
           host::fail_user(call.text() +
                           " was called within a step; call it after the engine.step() that ends the step");
+        if (edit && session.plan().input.exchange_plan)
+          host::fail_user(call.text() +
+                          ": the optimizer needs gradients that are not reduced over ranks, so there is no averaged "
+                          "gradient to edit; edit the loss, or choose another optimizer");
         state_->program_settings.edit = std::move(edit);
         state_->apply_edit();
       });

@@ -13,7 +13,8 @@ namespace zr::host::checkpoint {
 
 /// An unsharded tensor; it does not depend on how the tensor is sharded.
 struct TensorInfo {
-  /// "weight", "buffer", kRankBuffer, "master", or "state.NAME" of an optimizer; the manifest calls it "role".
+  /// "weight", "buffer", kRankBuffer, "master", or "state.NAME" or "local.NAME" of an optimizer; the manifest calls it
+  /// "role".
   std::string kind;
   std::string name;   // name of the parameter or buffer
   std::string dtype;  // as safetensors names it: "F32"
@@ -47,6 +48,9 @@ struct SavedFile {
 
 /// The kind of the values of a buffer on all ranks, if they differ: the rank is an additional first dimension.
 inline constexpr const char* kRankBuffer = "buffer.rank";
+/// The kinds of states that only steps with local gradients have begin with this. Those of all ranks have the rank as
+/// an additional first dimension.
+inline constexpr const char* kLocalState = "local.";
 
 struct Manifest {
   int64_t step = 0;             // number of completed steps

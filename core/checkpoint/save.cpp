@@ -59,7 +59,7 @@ Layout lay_out(const CheckpointContents& contents, int64_t file_bytes) {
   for (uint32_t i = 0; i < contents.tensors.size(); ++i) {
     const std::string& kind = contents.tensors[i].kind;
     std::string stem = stem_of(kind);
-    const bool state = kind.starts_with("state.");
+    const bool state = kind.starts_with("state.") || kind.starts_with(kLocalState);
     while (state && (stem == "model" || stem == "master" || !(kinds.emplace(stem, kind).first->second == kind)))
       stem = "state-" + stem;
     stems[stem].push_back(i);

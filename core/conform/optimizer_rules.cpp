@@ -32,10 +32,11 @@ std::vector<Shape> supported_shapes(Case& test, const std::vector<Shape>& shapes
 namespace {
 
 constexpr uint32_t kDraftNeeds = 3;  // zr/abi/draft: bits that a library with a draft tag may set
+constexpr uint32_t kNeedsLocalGradients = 2;
 const std::vector<Shape> kSmallShapes{{1}, {31}, {1023}, {5000}, {1, 1}, {3, 5}, {24, 40}, {300, 40}, {20, 16, 25}};
 const std::vector<Shape> kLargeShapes{{75011}, {1900, 40}};  // more elements than the engine passes at once
 
-std::string problem_of(const zr_slot& slot, const Shape& shape) {
+std::string problem_of(const zr_slot& slot, const Shape& shape, bool local_gradients) {
   if (!slot.name || !*slot.name) return "a state has no name";
   const std::string state = concat("state '", slot.name, "': ");
   if (std::strlen(slot.name) > 100) return state + "its name has more than 100 bytes";
@@ -45,7 +46,7 @@ std::string problem_of(const zr_slot& slot, const Shape& shape) {
   if (slot.flags & ~uint32_t{ZR_SLOT_RANK_PRIVATE | ZR_SLOT_TRANSIENT | ZR_SLOT_UNSHARDED})
     return concat(state, "its flags are ", slot.flags);
   if (slot.shape == ZR_SLOT_LIKE_PARAM)
-    return slot.flags == 0 && slot.block == 0 ? "" : state + "its flags or block is not 0";
+    return (slot.flags == 0 || local_gradients) && slot.block == 0 ? "" : state + "its flags or block is not 0";
   if (slot.block == 0) return state + "its block is 0";
   const int64_t row = std::max<int64_t>(shape.empty() ? 1 : elements_of(shape) / std::max<int64_t>(shape[0], 1), 1);
   if (slot.shape == ZR_SLOT_PER_COLUMN && slot.block % row != 0)
@@ -70,7 +71,8 @@ void describes_itself(Case& test) {
     require(desc.cost >= 0 && std::isfinite(desc.cost), "cost is ", desc.cost, ", must be finite and at least 0");
     std::set<std::string> names;
     for (const zr_slot& slot : description->slots) {
-      if (const std::string problem = problem_of(slot, shape); !problem.empty())
+      if (const std::string problem = problem_of(slot, shape, (desc.needs & kNeedsLocalGradients) != 0);
+          !problem.empty())
         fail("parameter of shape ", text_of(shape), ": ", problem);
       require(names.insert(slot.name).second, "two states have the name '", slot.name, "'");
     }

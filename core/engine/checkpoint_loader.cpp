@@ -156,7 +156,9 @@ void CheckpointLoader::report_unmatched_state(const checkpoint::SavedTensor& sav
 // Reports the checkpoint's tensors that match no tensor of the model.
 void CheckpointLoader::report_unmatched(const std::set<const checkpoint::SavedTensor*>& matched) {
   for (const checkpoint::SavedTensor& saved : from_.manifest().tensors) {
-    if (matched.count(&saved) || saved.kind == "master" || saved.kind == checkpoint::kRankBuffer) continue;
+    if (matched.count(&saved) || saved.kind == "master" || saved.kind == checkpoint::kRankBuffer ||
+        saved.kind.starts_with(checkpoint::kLocalState))
+      continue;
     if (is_state(saved))
       report_unmatched_state(saved);
     else

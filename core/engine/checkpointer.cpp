@@ -73,6 +73,7 @@ void Checkpointer::prepare_saves(bool first, bool on_signal) {
   context_.ledger.plan(Tier::host, MemoryKind::snapshot, bytes);
   checkpoint::CheckpointContents contents =
       contents_of(context_, parts_.state, parts_.buffers, {std::vector<char>(buffers.size(), 0), {}});
+  parts_.local.add_to(contents);
   saver_.reserve_for(contents);
 }
 
@@ -104,6 +105,7 @@ checkpoint::CheckpointContents Checkpointer::contents() {
     buffers_.declared = parts_.buffers.declared(context_.comm, buffers_.differing);
   });
   checkpoint::CheckpointContents contents = contents_of(context_, parts_.state, parts_.buffers, buffers_);
+  parts_.local.add_to(contents);
   contents.step = parts_.progress.step();
   contents.run = context_.setup.control->job_id();
   contents.metadata_json = metadata_json();
@@ -240,6 +242,7 @@ checkpoint::Checkpoint Checkpointer::open(const std::string& path, const Checkpo
 
 void Checkpointer::clear_states(uint32_t param) {
   parts_.state.clear_states(param);
+  parts_.local.restart(param);
   parts_.progress.set_param_steps(param, 0);
 }
 
@@ -267,6 +270,21 @@ void Checkpointer::restore_metadata(const checkpoint::Checkpoint& from, const Ch
     parts_.recorder.resume(progress.step());
   }
   seed_model(context_, progress);
+}
+
+// Restores the optimizer's states that only steps with local gradients have.
+void Checkpointer::restore_local(const checkpoint::Checkpoint& from, const CheckpointLoader& found) {
+  std::vector<std::pair<uint32_t, std::string>> names;
+  found.for_each_weight([&](uint32_t param, const std::string& saved) {
+    if (found.has_same_optimizer(param)) names.emplace_back(param, saved);
+  });
+  const int64_t saved_world = from.manifest().metadata.world;
+  const std::string lost = parts_.local.restore(from, saved_world, names);
+  if (lost.empty() || context_.rank() != 0) return;
+  log(ZR_LOG_WARN,
+      fmt::format("{}: the states {} of optimizer '{}' are reset, because {} ranks saved them and this job "
+                  "has {}: the compression errors of those ranks are lost, and the momentum is kept",
+                  from.folder(), lost, context_.optimizers.ids(), saved_world, context_.world()));
 }
 
 void Checkpointer::warn_of_differences(const checkpoint::Checkpoint& from) const {
@@ -311,7 +329,11 @@ CheckpointLoadReport Checkpointer::load(const std::string& path, const Checkpoin
   parts_.recorder.clear_hash();
   {
     const CountedChunk chunk(context_.ledger, MemoryKind::other, from.largest_chunk());
-    run_on_all_ranks(checkpoint_comm(), [&] { loader.read(); });
+    parts_.local.restart();
+    run_on_all_ranks(checkpoint_comm(), [&] {
+      loader.read();
+      restore_local(from, loader);
+    });
   }
   parts_.buffers.refresh(context_.comm);
   parts_.step_recorder.exclude([&] { parts_.weights.publish_weights(true); });

@@ -65,6 +65,7 @@ class Checkpointer {
   void clear_states(uint32_t param);
   void restore_metadata(const checkpoint::Checkpoint& from, const CheckpointLoader& found,
                         const ParameterChange* change);
+  void restore_local(const checkpoint::Checkpoint& from, const CheckpointLoader& found);
   void warn_of_differences(const checkpoint::Checkpoint& from) const;
   void report_load(const CheckpointLoadReport& report, int64_t step) const;
 

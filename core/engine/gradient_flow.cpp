@@ -13,7 +13,8 @@
 
 namespace zr::host::engine {
 
-GradientFlow::GradientFlow(const StepContext& context, const offload::DiskBackedBuffers* disk_buffers)
+GradientFlow::GradientFlow(const StepContext& context, const offload::DiskBackedBuffers* disk_buffers,
+                           const LocalGradients* local)
     : context_(context),
       model_(context.model),
       strategy_(context.strategy),
@@ -21,6 +22,7 @@ GradientFlow::GradientFlow(const StepContext& context, const offload::DiskBacked
       plan_(context.plan),
       comm_(context.comm),
       disk_buffers_(disk_buffers),
+      local_(local),
       overlap_(context.config().gradients().overlap),
       accumulates_locally_(context.plan.input.accumulates_locally),
       last_micro_(static_cast<uint32_t>(context.plan.input.accumulation) - 1) {
@@ -106,6 +108,12 @@ void GradientFlow::arrived(uint32_t param) {
 bool GradientFlow::deliver(uint32_t param) {
   const plan::Parameter& parameter = plan_.input.parameters[param];
   int64_t& delivered = delivered_elements_[param];
+  if (is_local()) {
+    if (parameter.count > 0) copy_or_add(param, 0, local_->gradient(param));
+    delivered = parameter.count;
+    model_.drop_gradient(param);
+    return true;
+  }
   const zr_use use = strategy_use();
   while (delivered < parameter.count) {
     zr_view dst{};
@@ -148,7 +156,7 @@ bool GradientFlow::deliver(uint32_t param) {
 
 // Writes the gradient, or adds it to those of earlier micro-steps if these are held. A missing gradient adds nothing.
 void GradientFlow::copy_or_add(uint32_t param, int64_t first, const zr_view& dst) {
-  const bool adds = accumulates_locally_ && micro_ > 0;
+  const bool adds = (accumulates_locally_ || is_local()) && micro_ > 0;
   if (!has_gradient_[param] || !contributes_) {
     if (!adds) clear(dst);
     return;

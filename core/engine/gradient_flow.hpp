@@ -5,6 +5,7 @@
 #include <atomic>
 #include <vector>
 
+#include "engine/local_gradients.hpp"
 #include "engine/step_context.hpp"
 #include "offload/disk_backed_buffers.hpp"
 
@@ -13,9 +14,11 @@ namespace zr::host::engine {
 /// Training thread, except arrived(). Receives the model's gradients while the object exists.
 class GradientFlow {
  public:
-  /// Both arguments outlive the flow. With gradients.overlap = false no gradient reaches the strategy before backward
-  /// has ended. disk_buffers: buffers on a disk tier, which cannot be a gradient's destination; null: none.
-  GradientFlow(const StepContext& context, const offload::DiskBackedBuffers* disk_buffers);
+  /// All arguments outlive the flow. With gradients.overlap = false no gradient reaches the strategy before backward
+  /// has ended. disk_buffers: buffers on a disk tier, which cannot be a gradient's destination; null: none. local:
+  /// where gradients are accumulated in steps in which they are not reduced; null: there are no such steps.
+  GradientFlow(const StepContext& context, const offload::DiskBackedBuffers* disk_buffers,
+               const LocalGradients* local = nullptr);
   ~GradientFlow();
   GradientFlow(const GradientFlow&) = delete;
 
@@ -51,6 +54,7 @@ class GradientFlow {
 
  private:
   void check_in_backward(uint32_t param) const;
+  bool is_local() const { return local_ && local_->active(); }
   bool deliver(uint32_t param) ZR_REQUIRES(context_.use);
   void copy_or_add(uint32_t param, int64_t first, const zr_view& dst) ZR_REQUIRES(context_.use);
   void clear(const zr_view& gradients) const;
@@ -59,8 +63,9 @@ class GradientFlow {
   void report_event(uint32_t kind) ZR_REQUIRES(context_.use);
   // The micro-step is 0 if the strategy gets only the sum over the micro-steps.
   zr_use strategy_use() const ZR_REQUIRES(context_.use) {
-    return context_.use_of(ZR_BACKWARD, accumulates_locally_ ? 0 : micro_,
-                           micro_ == last_micro_ ? uint32_t{ZR_USE_LAST_MICRO} : 0);
+    return context_.use_of(
+        ZR_BACKWARD, accumulates_locally_ ? 0 : micro_,
+        (micro_ == last_micro_ ? uint32_t{ZR_USE_LAST_MICRO} : 0) | (is_local() ? local_->use_flags() : 0));
   }
 
   const StepContext& context_;
@@ -70,6 +75,7 @@ class GradientFlow {
   const plan::MemoryPlan& plan_;
   const comm::CommRuntime& comm_;
   const offload::DiskBackedBuffers* disk_buffers_;
+  const LocalGradients* local_;
   bool overlap_;
   bool accumulates_locally_;  // gradients accumulate in their destinations until the last micro-step of a step
   uint32_t last_micro_;       // index of the last micro-step of a step

@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "base/hex.hpp"
 #include "base/text.hpp"
+#include "engine/local_gradients.hpp"
 
 namespace zr::host::engine {
 
@@ -96,22 +97,68 @@ void check_strategy(const PlannedJob& job) {
 namespace {
 // `pair`: the beginning of messages, which names optimizer and strategy.
 void check_description(const plan::OptimizerDescription& description, const std::string& pair) {
-  if (description.needs & (ZR_OPT_NEEDS_COMM | ZR_OPT_NEEDS_LOCAL_GRADS))
-    fail_user(pair +
-              "the optimizer needs gradients before they are reduced, which Zeroth does not support; choose another "
-              "optimizer");
-  for (const zr_slot& slot : description.slots) {
-    if (slot.flags & ZR_SLOT_TRANSIENT)
-      fail_user(fmt::format("{}its state '{}' is transient, which Zeroth does not support; choose another optimizer",
-                            pair, slot.name));
-    if (slot.flags & (ZR_SLOT_RANK_PRIVATE | ZR_SLOT_UNSHARDED))
-      fail_user(
-          fmt::format("{}its state '{}' is not sharded, and Zeroth supports only sharded states; choose another "
-                      "optimizer",
-                      pair, slot.name));
-  }
+  const bool local = description.needs & ZR_OPT_NEEDS_LOCAL_GRADS;
+  if ((description.needs & ZR_OPT_NEEDS_COMM) && !local)
+    fail_user(
+        pair +
+        "the optimizer communicates in steps with reduced gradients, which Zeroth does not support; choose another "
+        "optimizer");
+  if (local && !description.elementwise())
+    fail_user(
+        pair +
+        "the optimizer needs gradients that are not reduced over ranks, but is not elementwise, which Zeroth does "
+        "not support; choose another optimizer");
+  for (const std::vector<zr_slot>* slots : {&description.slots, &description.private_slots})
+    for (const zr_slot& slot : *slots) {
+      if (slot.flags & ZR_SLOT_TRANSIENT)
+        fail_user(fmt::format("{}its state '{}' is transient, which Zeroth does not support; choose another optimizer",
+                              pair, slot.name));
+      if (slot.flags == 0) continue;
+      if (!local)
+        fail_user(fmt::format(
+            "{}its state '{}' is not sharded, which Zeroth supports only for optimizers that need gradients "
+            "that are not reduced over ranks; choose another optimizer",
+            pair, slot.name));
+      if (slot.dtype != ZR_F32 || slot.shape != ZR_SLOT_LIKE_PARAM)
+        fail_user(
+            fmt::format("{}its state '{}' is not sharded, and is not an fp32 tensor of its parameter's shape, "
+                        "which Zeroth does not support; choose another optimizer",
+                        pair, slot.name));
+    }
 }
 }  // namespace
+
+void check_local_gradients(const config::JobConfig& config, const plan::MemoryPlan& plan, const Optimizers& optimizers,
+                           const plugin::Instance& strategy) {
+  if (!plan.input.exchange_plan) return;
+  const std::string optimizer = fmt::format("optimizer '{}' needs gradients that are not reduced over ranks",
+                                            local_optimizer_of(plan.input, optimizers).instance->component().table->id);
+  if (!accepts_local_gradients(strategy))
+    fail_user(
+        fmt::format("{}, which strategy '{}' does not support; choose a strategy under which every rank has all "
+                    "weights, or another optimizer",
+                    optimizer, strategy.component().table->id));
+  const auto reject = [&](const std::string& setting, const std::string& why, const std::string& remedy) {
+    fail_user(fmt::format("{}: {}, {}; {}, or choose another optimizer", setting, optimizer, why, remedy));
+  };
+  if (optimizers.size() > 1)
+    fail_user(
+        fmt::format("{}, so it must update all parameters of the model, but the job uses the optimizers {}; remove "
+                    "`use` from [[optimizer.groups]], or choose another optimizer",
+                    optimizer, optimizers.ids()));
+  if (const auto& clip = config.train().gradient_clipping; clip > 0)
+    reject(fmt::format("{} = {} ({})", clip.key, shortest(clip), clip.origin.text()),
+           "so the norm of the mean gradient is unknown", fmt::format("set {} = 0", clip.key));
+  const config::OffloadConfig& offload = config.offload();
+  for (const config::Setting<config::TierChoice>* choice :
+       {&offload.optimizer, &offload.gradients, &offload.parameters})
+    if (!(*choice)->on_device())
+      reject(fmt::format("{} = \"{}\" ({})", choice->key, (*choice)->text, choice->origin.text()),
+             "which it updates in memory of the ranks", fmt::format("set {} = \"{}\"", choice->key, config::kOnDevice));
+  if (const auto& device = config.job().device; device.value != config::kCpuDevice)
+    reject(fmt::format("{} = \"{}\" ({})", device.key, device.value, device.origin.text()),
+           "which Zeroth supports on the CPU only", fmt::format("set {} = \"{}\"", device.key, config::kCpuDevice));
+}
 
 void check_optimizers(const plan::MemoryPlan& plan, const Optimizers& optimizers, const std::string& strategy) {
   const std::vector<plan::Parameter>& parameters = plan.input.parameters;

@@ -12,6 +12,10 @@ namespace zr::host::engine {
 void check_strategy(const PlannedJob& job);
 /// Throws UserError if an optimizer needs something that the engine or the job's strategy does not support.
 void check_optimizers(const plan::MemoryPlan& plan, const Optimizers& optimizers, const std::string& strategy);
+/// Throws UserError if an optimizer needs gradients that are not reduced over ranks, and the strategy or a key excludes
+/// them.
+void check_local_gradients(const config::JobConfig& config, const plan::MemoryPlan& plan, const Optimizers& optimizers,
+                           const plugin::Instance& strategy);
 /// Everything that all ranks must have in common, one item per line: plug-ins with the hashes of the files that were
 /// loaded, parameters, configuration without job.ranks, and buffers.
 std::string setup_text(const PlannedJob& job, model::Model& model);

@@ -142,9 +142,17 @@ plan::OptimizerDescription describe(const plugin::Instance& optimizer, const zr_
         fmt::format("{}it has values of draft headers, but the library has no tag zr_tag_draft_{}_{}; include the "
                     "header from zr/abi/draft that declares them",
                     where, ZR_ABI_MAJOR, ZR_ABI_MINOR));
+  const auto is_private = [](const zr_slot& slot) { return (slot.flags & ZR_SLOT_RANK_PRIVATE) != 0; };
+  const auto first_private = std::ranges::find_if(slots, is_private);
+  if (!std::all_of(first_private, slots.end(), is_private))
+    fail_internal(
+        fmt::format("{}states with ZR_SLOT_RANK_PRIVATE must follow all others: this is a bug in the plug-in", where));
+  std::vector<zr_slot> private_slots(first_private, slots.end());
+  slots.erase(first_private, slots.end());
   plan::OptimizerDescription description{desc.granularity,
                                          desc.needs,
                                          std::move(slots),
+                                         std::move(private_slots),
                                          {},
                                          desc.cost,
                                          (desc.flags & ZR_OPT_IGNORES_NORM) != 0,

@@ -122,6 +122,8 @@ class OptimizerUpdate {
   }
   /// Updates this rank's masters, states and weights. Collective if the optimizer needs sums over parameters.
   void run(const Input& input);
+  /// By parameter: the learning rate. rate: of a group with lr_scale 1.
+  std::vector<double> rates(double rate) const;
 
  private:
   // What the ranks have exchanged for this step's update.
@@ -140,7 +142,6 @@ class OptimizerUpdate {
   void keep_failure();
   void undo_early();
   void record(bool is_void);
-  std::vector<double> rates(double rate) const;
 
   const StepContext& context_;
   ShardedState& state_;

@@ -99,6 +99,7 @@ void warn_of_speculation(const PlannedJob& job) {
 comm::CommRuntime::Options checked(PlannedJob& job, const model::Model& model) {
   check_strategy(job);
   check_optimizers(job.plan, job.optimizers, job.setup.strategy.table->id);
+  check_local_gradients(job.config(), job.plan, job.optimizers, job.strategy);
   check_offload(job.config(), job.plan, job.setup.strategy.table->id);
   warn_of_speculation(job);
   check_budget(job.setup, job.plan, model.parameters(), job.communicator.get());

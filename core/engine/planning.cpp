@@ -12,6 +12,7 @@
 #include "engine/device_state.hpp"
 #include "engine/early_update.hpp"
 #include "engine/job_checks.hpp"
+#include "engine/local_gradients.hpp"
 #include "engine/machine_profile.hpp"
 #include "engine/measured_activations.hpp"
 #include "engine/optimizer_description.hpp"
@@ -96,6 +97,28 @@ bool snapshots(const config::JobConfig& config) {
   return config.checkpoint().async && !config.checkpoint().dir->empty();
 }
 
+namespace {
+// The optimizer outlives the result.
+plan::ExchangePlan exchange_plan(const plan::PlanInput& input, const Optimizers& optimizers) {
+  const LocalOptimizer local = local_optimizer_of(input, optimizers);
+  if (!local.api) return {};
+  return [local](const std::vector<int64_t>& counts, const std::vector<int64_t>& served, int world) {
+    zr_exchange_plan sizes{sizeof(zr_exchange_plan),
+                           world,
+                           counts.data(),
+                           served.data(),
+                           static_cast<uint32_t>(counts.size()),
+                           static_cast<uint32_t>(served.size()),
+                           0,
+                           0};
+    CallError error;
+    const auto plan = [&] { return local.api->plan(local.instance->self(), &sizes, &error); };
+    check(call_plugin(&error, plan), error, local.instance->call_text("plan"));
+    return plan::ExchangeSizes{static_cast<int64_t>(sizes.scratch), static_cast<int64_t>(sizes.received)};
+  };
+}
+}  // namespace
+
 plan::PlanInput plan_input(const config::JobConfig& config, const Optimizers& optimizers,
                            std::vector<plan::Parameter> parameters, int world) {
   match_groups(config.groups(), parameters);
@@ -112,6 +135,7 @@ plan::PlanInput plan_input(const config::JobConfig& config, const Optimizers& op
   input.accumulates_locally = config.gradients().reduce == config::GradientReduction::last_micro_step;
   input.descriptions = std::move(described.descriptions);
   input.description_of = std::move(described.description_of);
+  input.exchange_plan = exchange_plan(input, optimizers);
   input.optimizer_ids.clear();
   for (std::size_t i = 0; i < optimizers.size(); ++i) input.optimizer_ids.push_back(optimizers.id(i));
   return input;
@@ -259,6 +283,10 @@ uint64_t stream_types_of(const plugin::Instance& strategy) {
   return desc.flags & ZR_STRATEGY_STREAMS ? desc.device_types : 0;
 }
 
+bool accepts_local_gradients(const plugin::Instance& strategy) {
+  return strategy.component().drafts && (describe_strategy(strategy).flags & ZR_STRATEGY_LOCAL_GRADS) != 0;
+}
+
 plan::StrategyPlan strategy_plan(const plugin::Instance& strategy) {
   const zr_strategy_desc desc = describe_strategy(strategy);
   constexpr uint64_t kCpuMemory = uint64_t{1} << ZR_DEVICE_CPU;
@@ -333,6 +361,7 @@ plan::MemoryPlan Planner::plan(int rank) const {
           std::max(plan.largest_update_share, plan_of_rank(input_, other, strategy_plan(*strategy_)).update_share());
   plan.knows_all_shares = input_.world <= kFewRanks;
   check_optimizers(plan, *optimizers_, job_.strategy.table->id);
+  check_local_gradients(job_.config, plan, *optimizers_, *strategy_);
   check_offload(job_.config, plan, job_.strategy.table->id);
   plan.update_time = update_time(job_.config, plan);
   locate_state(plan, job_.config, *strategy_, *optimizers_, communicator_.get());

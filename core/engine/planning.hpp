@@ -51,6 +51,8 @@ bool snapshots(const config::JobConfig& config);
 plan::StrategyPlan strategy_plan(const plugin::Instance& strategy);
 /// The device types whose memory the strategy accepts, with streams; bit i: type i. 0: it accepts no streams.
 uint64_t stream_types_of(const plugin::Instance& strategy);
+/// Whether the strategy accepts steps whose gradients are not reduced over ranks.
+bool accepts_local_gradients(const plugin::Instance& strategy);
 /// Bytes of host memory that the communicator allocates when it opens, plus the host's staging buffer for it; nullopt
 /// if the plug-in does not report them.
 std::optional<int64_t> communicator_bytes(const plugin::Instance* communicator, int world);

@@ -51,7 +51,8 @@ Session::Session(Setup setup, model::Model& model, std::unique_ptr<RefreshState>
       weights_(job_.context, state_),
       monitor_(job_.context, {state_, weights_, *recorder_, progress_}),
       step_sync_(job_.context, state_.slices(), state_.disk_buffers()),
-      gradients_(job_.context, state_.disk_buffers()),
+      local_(job_.context, state_),
+      gradients_(job_.context, state_.disk_buffers(), &local_),
       update_(job_.context, state_),
       activations_(make_activations(job_.context, state_)),
       step_recorder_(job_.context, state_, *recorder_, job_.trace.get(),
@@ -87,7 +88,7 @@ Session::~Session() {
 }
 
 TrainingParts Session::parts() {
-  return {state_, progress_, buffers_, monitor_, gradients_, step_recorder_, *recorder_, job_.name, update_};
+  return {state_, progress_, buffers_, monitor_, gradients_, step_recorder_, *recorder_, job_.name, update_, local_};
 }
 
 // Called when every check has passed: creates this run's folder.
@@ -138,7 +139,9 @@ void Session::begin_backward(double loss, double weight) {
   progress_.begin_micro(loss, weight);
   job_.context.model.hide_gradients(false);
   weights_.set_phase(ZR_BACKWARD, progress_.micro());
-  const bool final = progress_.micro() + 1 == progress_.accumulation() && !update_.edits_gradients();
+  if (micro == 0) local_.begin_step(progress_.updates() + 1);
+  const bool final =
+      progress_.micro() + 1 == progress_.accumulation() && !update_.edits_gradients() && !local_.active();
   step_sync_.begin_micro_step(final);
   gradients_.begin(micro, weight > 0);
   try {
@@ -194,7 +197,7 @@ bool Session::step() {
 void Session::complete_step(double rate) {
   const StepContext& context = job_.context;
   update_.read_ahead();
-  context.finish_gradients();
+  context.finish_gradients(local_.use_flags());
   step_recorder_.lap(Phase::reduce);
 
   update_.end_early();
@@ -207,7 +210,8 @@ void Session::complete_step(double rate) {
   const double norm = std::sqrt(global.sum_of_squares) / divisor;
   const double clip = config().train().gradient_clipping;
   const double scale = clip > 0 ? std::min(1.0, clip / (norm + 1e-6)) : 1.0;
-  progress_.set_grad_mul(static_cast<float>(scale / divisor));
+  progress_.set_grad_mul(static_cast<float>((local_.active() ? world() : scale) / divisor));
+  progress_.set_gradients_local(local_.active());
   progress_.set_learning_rate(rate);
   step_recorder_.lap(Phase::step_sync);
 
@@ -215,7 +219,7 @@ void Session::complete_step(double rate) {
   const bool any_touched = std::ranges::any_of(global.touched, [](char touched) { return touched != 0; });
   const bool applied = global.non_finite == 0 && any_touched;
   applied ? update_weights(global, rate, norm, scale < 1) : update_.skip();
-  context.report_event(ZR_STEP_END);
+  context.report_event(ZR_STEP_END, local_.use_flags());
   step_recorder_.lap(Phase::gather);
   if (!any_touched) reject_step();
 
@@ -253,10 +257,18 @@ bool Session::average_gradients() {
 GlobalStats Session::exchange_statistics() {
   if (!update_.early_failed()) monitor_.collect_writes();
   const int64_t samples = progress_.accumulation() * config().train().micro_batch;
-  const GlobalStats global =
-      step_sync_.exchange({progress_.losses(), progress_.weights(), progress_.tokens() ? progress_.tokens() : samples,
-                           &gradients_.touched(), gradients_.first_non_finite(), stop_signal_->received(),
-                           checkpointer_.failed(), update_.early_failed(), monitor_.digest().next()});
+  StepSync::LocalStats own{
+      progress_.losses(),     progress_.weights(),           progress_.tokens() ? progress_.tokens() : samples,
+      &gradients_.touched(),  gradients_.first_non_finite(), stop_signal_->received(),
+      checkpointer_.failed(), update_.early_failed(),        monitor_.take_collected()};
+  if (local_.active()) {
+    const LocalGradients::NonFinite found = local_.non_finite();
+    own.local_non_finite = found.elements;
+    own.first_non_finite = found.first_param;
+  }
+  own.digest = monitor_.digest().next();
+  const GlobalStats global = step_sync_.exchange(own);
+  if (global.masters_changed) local_.masters_changed();
   update_.check_early(global.failed_rank);
   monitor_.digest().compare(global.digests, job_.comm, progress_.step() + 1);
   if (global.weight > 0 && std::isfinite(global.weight)) return global;
@@ -270,12 +282,16 @@ GlobalStats Session::exchange_statistics() {
 
 void Session::update_weights(const GlobalStats& global, double rate, double norm, bool clipped) {
   progress_.begin_update(global.touched);
-  update_.run(
-      {progress_.grad_mul(), progress_.updates() + 1, norm, clipped, rate, progress_.param_steps(), global.touched});
+  const float grad_mul = progress_.grad_mul();
+  const int64_t number = progress_.updates() + 1;
+  if (local_.active())
+    local_.update({grad_mul, number, progress_.param_steps(), update_.rates(rate), global.touched});
+  else
+    update_.run({grad_mul, number, norm, clipped, rate, progress_.param_steps(), global.touched});
   progress_.updated();
   monitor_.digest().updated(global.touched);
   step_recorder_.lap(Phase::optimizer);
-  monitor_.publish_weights(false);
+  monitor_.publish_weights(false, local_.use_flags());
 }
 
 void Session::set_accumulation(int accumulation) {
@@ -297,7 +313,7 @@ void Session::set_accumulation(int accumulation) {
 }
 
 void Session::drop_step() {
-  job_.context.report_event(ZR_STEP_END);
+  job_.context.report_event(ZR_STEP_END, local_.use_flags());
   if (offload::DiskBackedBuffers* disk_buffers = state_.disk_buffers()) disk_buffers->step_end();
   progress_.drop_micro_steps();
   seed_model(job_.context, progress_);

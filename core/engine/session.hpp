@@ -10,6 +10,7 @@
 #include "engine/activation_offload.hpp"
 #include "engine/checkpointer.hpp"
 #include "engine/gradient_flow.hpp"
+#include "engine/local_gradients.hpp"
 #include "engine/memory_budget.hpp"
 #include "engine/model_buffers.hpp"
 #include "engine/model_refresh.hpp"
@@ -114,6 +115,7 @@ class Session {
   WeightFlow weights_;
   WeightMonitor monitor_;
   StepSync step_sync_;
+  LocalGradients local_;
   GradientFlow gradients_;
   OptimizerUpdate update_;
   std::optional<ActivationOffload> activations_;  // empty: saved tensors stay on the device

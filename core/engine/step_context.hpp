@@ -57,19 +57,20 @@ struct StepContext : RankContext {
     device->run([&](zr_stream*) { code = call_plugin(error, fn); });
     return code;
   }
-  /// Reports an event that belongs to no micro-step (such as ZR_STEP_END) to the strategy. Training thread.
-  void report_event(uint32_t kind) const {
+  /// Reports an event that belongs to no micro-step (such as ZR_STEP_END) to the strategy. flags: ZR_USE_*. Training
+  /// thread.
+  void report_event(uint32_t kind, uint32_t flags = 0) const {
     const RecursiveMutexLock lock(use);
     CallError error;
-    const zr_use use_now = use_of(kind == ZR_EVAL_BEGIN || kind == ZR_EVAL_END ? ZR_EVAL : ZR_UPDATE_PHASE);
+    const zr_use use_now = use_of(kind == ZR_EVAL_BEGIN || kind == ZR_EVAL_END ? ZR_EVAL : ZR_UPDATE_PHASE, 0, flags);
     check(call(&error, [&] { return strategy_api().event(strategy.self(), kind, &use_now, &error); }), error,
           strategy.call_text("event"));
   }
   /// Lets the strategy complete the reduced gradients of a step. Training thread.
-  void finish_gradients() const {
+  void finish_gradients(uint32_t flags = 0) const {
     const RecursiveMutexLock lock(use);
     CallError error;
-    const zr_use use_now = use_of(ZR_UPDATE_PHASE);
+    const zr_use use_now = use_of(ZR_UPDATE_PHASE, 0, flags);
     check(call(&error, [&] { return strategy_api().grads_finish(strategy.self(), &use_now, &error); }), error,
           strategy.call_text("grads_finish"));
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "comm/coll.hpp"
 
@@ -33,14 +34,13 @@ namespace {
 // The fixed part of a rank's statistics, which encode() writes as bytes of the same length on all ranks.
 struct Header {
   int64_t non_finite, tokens, first_non_finite;
-  int32_t stop, save_failed, update_failed, unused;
+  int32_t stop, save_failed, update_failed, masters_changed;
   WeightDigest::Digest digest;
 };
 
 std::string encode(const StepSync::LocalStats& local, int64_t non_finite) {
-  const Header header{non_finite, local.tokens,      local.first_non_finite,
-                      local.stop, local.save_failed, local.update_failed,
-                      0,          local.digest};
+  const Header header{non_finite,        local.tokens,        local.first_non_finite, local.stop,
+                      local.save_failed, local.update_failed, local.masters_changed,  local.digest};
   std::string bytes(reinterpret_cast<const char*>(&header), sizeof header);
   for (const auto* list : {&local.losses, &local.weights})
     bytes.append(reinterpret_cast<const char*>(list->data()), list->size() * sizeof(double));
@@ -67,7 +67,8 @@ StepSync::Totals StepSync::totals(const std::vector<double>& weights, const std:
 }
 
 GlobalStats StepSync::exchange(const LocalStats& local) {
-  const int64_t non_finite = norm_.sum();
+  const bool replicated = norm_.replicated() && !local.local_non_finite;
+  const int64_t non_finite = local.local_non_finite ? *local.local_non_finite : norm_.sum();
   const auto encoded = comm_.all_gather_bytes(encode(local, non_finite), "step statistics");
   GlobalStats global;
   global.touched.assign(local.touched->size(), 0);
@@ -90,10 +91,11 @@ GlobalStats StepSync::exchange(const LocalStats& local) {
     std::memcpy(&header, bytes.data(), sizeof header);
     // If all ranks have the same reduced gradients, they count the same elements.
     global.non_finite =
-        norm_.replicated() ? std::max(global.non_finite, header.non_finite) : global.non_finite + header.non_finite;
+        replicated ? std::max(global.non_finite, header.non_finite) : global.non_finite + header.non_finite;
     global.tokens += header.tokens;
     global.stop = std::max(global.stop, header.stop);
     global.save_failed |= header.save_failed != 0;
+    global.masters_changed |= header.masters_changed != 0;
     if (header.update_failed && global.failed_rank < 0) global.failed_rank = static_cast<int>(r);
     global.digests.push_back(header.digest);
     if (header.first_non_finite >= 0 &&
@@ -105,6 +107,11 @@ GlobalStats StepSync::exchange(const LocalStats& local) {
     for (std::size_t i = 0; i < global.touched.size(); ++i) global.touched[i] |= touched[i];
   }
   global.loss = loss / global.weight;
+  if (local.local_non_finite) {
+    global.first_param = global.first_local_param;
+    global.sum_of_squares = std::numeric_limits<double>::quiet_NaN();
+    return global;
+  }
   const NormBlocks::Norm norm = norm_.ordered_sum();
   global.first_param = norm.first_non_finite;
   global.sum_of_squares = norm.sum_of_squares;

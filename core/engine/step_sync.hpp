@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "engine/norm_blocks.hpp"
@@ -32,6 +33,7 @@ struct GlobalStats {
   int failed_rank = -1;                       // the first rank whose update has failed during backward; -1: none
   int stop = 0;                               // a signal that a rank received; 0: none
   bool save_failed = false;                   // whether a background save failed on any rank
+  bool masters_changed = false;               // whether the program has written to weights on any rank
   std::vector<WeightDigest::Digest> digests;  // by rank
 };
 
@@ -53,6 +55,10 @@ class StepSync {
     int stop = 0;                      // the signal that this rank received; 0: none
     bool save_failed = false;          // whether this rank's background save failed
     bool update_failed = false;        // whether this rank's update has failed during backward
+    bool masters_changed = false;      // whether the program has written to weights since the last step
+    /// Of a step whose gradients are not reduced: non-finite elements of this rank's gradients; first_non_finite is the
+    /// first parameter with one. nullopt: of another step.
+    std::optional<int64_t> local_non_finite{};
     WeightDigest::Digest digest{};
   };
   /// Call before each micro-step. is_last: of the step; the collectives that are submitted from now on make reduced
@@ -69,7 +75,8 @@ class StepSync {
   };
   /// From this rank's weights by micro-step, and touched parameters. Collective.
   Totals totals(const std::vector<double>& weights, const std::vector<char>& touched) const;
-  /// Exchanges the statistics. The slices' reduced gradients must be final. Collective.
+  /// Exchanges the statistics. The slices' reduced gradients must be final, unless gradients are not reduced; then the
+  /// sum of squares is NaN. Collective.
   GlobalStats exchange(const LocalStats& local);
 
  private:

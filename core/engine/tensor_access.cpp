@@ -112,6 +112,7 @@ void TensorAccess::write(uint32_t param, LogicalTensor kind, const std::string& 
     fail_user(fmt::format("parameter '{}' is frozen: it has no optimizer state", parameter.name));
   parts_.update.before_access(fmt::format("engine.set('{}')", parameter.name));
   check_same_values(parameter, values);
+  kind == LogicalTensor::state ? parts_.local.restart(param) : parts_.local.masters_changed();
   if (kind == LogicalTensor::state) return parts_.state.write_state(param, slot, values);
   context_.model.check_scopes(fmt::format("engine.set('{}')", parameter.name));
   if (context_.plan.input.share_weights)

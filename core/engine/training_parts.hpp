@@ -3,6 +3,7 @@
 
 #include "engine/engine_name.hpp"
 #include "engine/gradient_flow.hpp"
+#include "engine/local_gradients.hpp"
 #include "engine/model_buffers.hpp"
 #include "engine/optimizer_update.hpp"
 #include "engine/run_recorder.hpp"
@@ -24,6 +25,7 @@ struct TrainingParts {
   RunRecorder& recorder;
   EngineName& name;
   OptimizerUpdate& update;
+  LocalGradients& local;
 };
 
 }  // namespace zr::host::engine

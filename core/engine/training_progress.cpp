@@ -117,6 +117,10 @@ void TrainingProgress::check_gradients(const std::string& parameter) const {
     fail_user(call +
               "the update, part of which ran during backward, has overwritten the gradients; set offload.overlap = "
               "false to keep them after engine.step()");
+  if (gradients_summed_ && gradients_local_)
+    fail_user(call +
+              "in this step the optimizer exchanged compressed values instead of gradients, so no rank has the reduced "
+              "gradient; read it in a step before that");
   if (gradients_summed_) return;
   if (within_step())
     fail_user(

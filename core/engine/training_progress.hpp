@@ -71,6 +71,8 @@ class TrainingProgress {
   /// now until the end of the step, check_no_early_update() throws and gradients cannot
   /// be read. All ranks call it.
   void begin_early_update() { updates_early_ = true; }
+  /// Call before a step is completed: whether its gradients were not reduced, so that none can be read.
+  void set_gradients_local(bool local) { gradients_local_ = local; }
   bool updates_early() const { return updates_early_; }
   /// Call before an update. touched: by parameter, not 0 if the optimizer updates it.
   void begin_update(const std::vector<char>& touched);
@@ -124,6 +126,7 @@ class TrainingProgress {
   bool in_backward_ = false;
   bool gradients_summed_ = false;    // reduced gradients can be read: from a step to the next backward or load
   bool updates_early_ = false;       // a part of the current step's update may have begun
+  bool gradients_local_ = false;     // the last step reduced no gradients
   bool gradients_consumed_ = false;  // the last update may have overwritten reduced gradients
   std::string broken_off_;           // why training cannot continue; empty: it can
   bool incomplete_ = false;          // a load has begun to overwrite the weights and has not succeeded

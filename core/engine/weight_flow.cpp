@@ -53,10 +53,10 @@ WeightFlow::~WeightFlow() {
   model_.on_use({});
 }
 
-void WeightFlow::publish_weights(bool frozen_too) {
+void WeightFlow::publish_weights(bool frozen_too, uint32_t flags) {
   const RecursiveMutexLock lock(context_.use);
   CallError error;
-  const zr_use use = context_.use_of(ZR_UPDATE_PHASE);
+  const zr_use use = context_.use_of(ZR_UPDATE_PHASE, 0, flags);
   context_.check(context_.call(&error, [&] { return api_->updated(strategy_.self(), &use, &error); }), error,
                  strategy_.call_text("updated"));
   model_.weights_changed(frozen_too);

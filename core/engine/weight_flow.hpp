@@ -25,8 +25,8 @@ class WeightFlow {
   WeightFlow(const WeightFlow&) = delete;
 
   /// Call after the optimizer or a load wrote new weights: the strategy sends them to the ranks that need them.
-  /// `frozen_too`: frozen parameters may have changed. Collective.
-  void publish_weights(bool frozen_too = true);
+  /// `frozen_too`: frozen parameters may have changed. flags: ZR_USE_*. Collective.
+  void publish_weights(bool frozen_too = true, uint32_t flags = 0);
   /// Sets the phase of the following uses: ZR_FORWARD, ZR_BACKWARD, ZR_EVAL or ZR_EXPORT_PHASE; and their micro-step.
   void set_phase(uint32_t phase, int micro) {
     phase_ = phase;

@@ -22,6 +22,7 @@ WeightMonitor::WeightMonitor(const StepContext& context, const Parts& parts)
 
 void WeightMonitor::record_write(uint32_t param) {
   digest_.written(param);
+  collected_ = true;
   parts_.recorder.clear_hash();
   warn_if_unsaved(param);
 }
@@ -75,8 +76,8 @@ std::optional<uint32_t> WeightMonitor::written_parameter() {
   return std::nullopt;
 }
 
-void WeightMonitor::publish_weights(bool frozen_too) {
-  parts_.flow.publish_weights(frozen_too);
+void WeightMonitor::publish_weights(bool frozen_too, uint32_t flags) {
+  parts_.flow.publish_weights(frozen_too, flags);
   samples_.remember();
 }
 

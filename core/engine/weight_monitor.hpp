@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "engine/run_recorder.hpp"
@@ -37,12 +38,14 @@ class WeightMonitor {
   /// A parameter to which the program has written since the last collect_writes(), which collects these writes still;
   /// none: it has not.
   std::optional<uint32_t> written_parameter();
-  /// Call when this rank's parts of new weights are complete: the strategy sends them. Collective.
-  void publish_weights(bool frozen_too);
+  /// Call when this rank's parts of new weights are complete: the strategy sends them. flags: ZR_USE_*. Collective.
+  void publish_weights(bool frozen_too, uint32_t flags = 0);
   /// Compares weights between ranks. Call before weights are written to a file or hashed. Collective.
   void compare();
   /// Records that engine.set() replaced a parameter's values.
   void record_replacement(uint32_t param);
+  /// Whether collect_writes() has copied a write to a master since the last call.
+  bool take_collected() { return std::exchange(collected_, false); }
   WeightDigest& digest() { return digest_; }
 
   /// Call after a checkpoint of this step was saved: the first later write to weights before the next step is logged,
@@ -60,6 +63,7 @@ class WeightMonitor {
   std::set<uint32_t> written_;  // parameters that the model has reported since the last collect_writes()
   WeightSamples samples_;
   std::vector<uint64_t> saved_hashes_;  // by slice: hash of the weights in this step's checkpoint; empty: none saved
+  bool collected_ = false;              // a write was copied to a master
   bool warned_unsaved_ = false;         // whether a write after a checkpoint was logged
 };
 

@@ -73,6 +73,12 @@ void for_each_staging_buffer(const MemoryPlan& plan, F&& fn) {
     fn(staging, MemoryKind::staging, "disk-backed buffers", disk_staging.bytes(), ZR_U8);
 }
 
+template <class F>
+void for_each_local_array(const MemoryPlan& plan, F&& fn) {
+  for (const LocalArray& array : local_plan(plan).arrays)
+    fn(plan.input.tiers[0], array.kind, array.tag, array.elements, array.dtype);
+}
+
 // All memory of a rank.
 template <class F>
 void for_each_allocation(const MemoryPlan& plan, F&& fn) {
@@ -80,6 +86,7 @@ void for_each_allocation(const MemoryPlan& plan, F&& fn) {
   for_each_state(plan, fn);
   fn(plan.input.tiers[0], MemoryKind::other, "start of training, norm blocks", plan.working_bytes(), ZR_U8);
   for_each_staging_buffer(plan, fn);
+  for_each_local_array(plan, fn);
 }
 
 int64_t elements_of(const std::vector<Piece>& pieces) {
@@ -170,6 +177,8 @@ int64_t MemoryPlan::snapshot_bytes() const {
       for (const auto& [first, count] : saved_ranges(i)) add(first, count);
     }
   }
+  const LocalPlan local = local_plan(*this);
+  for (std::size_t i = 1; i <= local.private_arrays; ++i) bytes += local.arrays[i].elements * int64_t{sizeof(float)};
   return bytes;
 }
 
@@ -217,6 +226,7 @@ StepCommunication MemoryPlan::communication() const {
     communication.weights = {1, unsharded_trainable, w, peers};
   }
   communication.gathers = {2 * micro_steps, parameters - unsharded, w, peers};
+  communication.local = local_plan(*this).exchange.received;
   return communication;
 }
 
@@ -270,6 +280,7 @@ std::string MemoryPlan::text(const std::string& title, const PlanContext& contex
   add_row("reduced gradients per step", step.reduced_gradients);
   add_row("new weights per step", step.weights);
   add_row("all-gathers per step, at most", step.gathers);
+  if (step.local > 0) out += row("communication", "step with local gradients", "", step.local);
   return out;
 }
 

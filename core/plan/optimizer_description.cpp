@@ -35,7 +35,9 @@ bool operator==(const OptimizerDescription& a, const OptimizerDescription& b) {
   };
   return a.granularity == b.granularity && a.needs == b.needs && a.sums == b.sums && a.cost == b.cost &&
          a.ignores_norm == b.ignores_norm && a.stream_types == b.stream_types &&
-         std::equal(a.slots.begin(), a.slots.end(), b.slots.begin(), b.slots.end(), same_slot);
+         std::equal(a.slots.begin(), a.slots.end(), b.slots.begin(), b.slots.end(), same_slot) &&
+         std::equal(a.private_slots.begin(), a.private_slots.end(), b.private_slots.begin(), b.private_slots.end(),
+                    same_slot);
 }
 
 int64_t row_elements(const Parameter& parameter) {

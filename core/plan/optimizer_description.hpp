@@ -16,6 +16,7 @@ struct OptimizerDescription {
   uint32_t granularity = ZR_ELEMENTWISE;  // also those of zr/abi/draft/optimizer_shapes.h
   uint32_t needs = 0;                     // bits of zr/abi/draft/local_gradients.h
   std::vector<zr_slot> slots;
+  std::vector<zr_slot> private_slots{};  // states of steps with local gradients; each rank has values of its own
   /// By pass: number of sums over the parameter that the pass adds up (zr/abi/draft/partial_sums.h). Empty: none.
   std::vector<uint32_t> sums;
   double cost = 0;  // of the update per parameter, in units that are the same for all parameters; 0: its elements

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/ledger.hpp"
+#include "plan/local_gradients.hpp"
 #include "plan/optimizer_description.hpp"
 #include "plan/placement.hpp"
 #include "zr/abi/optimizer.h"
@@ -54,6 +55,7 @@ struct PlanInput {
   zr_dtype reduced_grad_dtype = ZR_F32;       // of the sum over micro-batches and ranks
   std::vector<TierInfo> tiers{TierInfo{}};
   TierRequest tier_request;
+  ExchangePlan exchange_plan{};  // empty: no optimizer needs gradients that are not reduced over ranks
   /// What the optimizer declares about a parameter.
   const OptimizerDescription& description(uint32_t param) const {
     return descriptions[description_of.empty() ? 0 : description_of[param]];
@@ -134,6 +136,7 @@ struct StepCommunication {
   Part reduced_gradients;  // to all ranks, if every rank updates all parameters
   Part weights;            // new weights, to ranks that hold unsharded copies
   Part gathers;            // all-gathers of sharded weights around their uses; an upper bound
+  int64_t local = 0;       // bytes of a step with local gradients, which has none of the above
   int64_t bytes() const {
     return gradients.bytes() + reduced_gradients.bytes() + weights.bytes() + gathers.bytes();
   }  // an upper bound

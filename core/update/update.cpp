@@ -108,6 +108,7 @@ class Operands {
 
 // The range's part of a slot.
 zr_view slot_of(const UpdateRange& range, const plan::MemoryPlan& plan, const zr_view& slot, std::size_t index) {
+  if (slot.count == 0) return slot;  // of an element that another rank owns
   const plan::Parameter& parameter = plan.input.parameters[range.slice->param];
   const plan::StateShape shape = plan::state_shape(parameter, plan.input.description(range.slice->param).slots[index]);
   const int64_t begin = shape.of(range.begin);

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "zr/abi/draft/local_gradients.h"
 #include "zr/flat_shards.hpp"
 #include "zr/strategy.hpp"
 
@@ -15,7 +16,7 @@ class Zero0 : public zr::Strategy<Zero0> {
   static constexpr const char* description =
       "data parallel: every rank has all weights, gradients and optimizer states";
   static constexpr const char* license = "Apache-2.0";
-  static constexpr uint32_t flags = ZR_STRATEGY_STREAMS;
+  static constexpr uint32_t flags = ZR_STRATEGY_STREAMS | ZR_STRATEGY_LOCAL_GRADS;
   static constexpr uint64_t device_types = zr::kAnyDevice;
   static constexpr zr_key keys[] = {zr::key_bytes("bucket_bytes", "\"16MiB\"", 65536, 1e15,
                                                   "size of a gradient bucket; two buckets are in use at a time")};
@@ -62,11 +63,12 @@ class Zero0 : public zr::Strategy<Zero0> {
   }
   void event(uint32_t kind, const zr_use& use) {
     if (kind == ZR_STEP_BEGIN) finish_gathers();  // of a step that was abandoned
-    if (kind != ZR_BACKWARD_END) return;
+    if (kind != ZR_BACKWARD_END || (use.flags & ZR_USE_LOCAL_GRADS)) return;
     gradients_->backward_end();
     if (use.flags & ZR_USE_LAST_MICRO) gather_to(layout_->buckets().size());
   }
-  void grads_finish(const zr_use&) {
+  void grads_finish(const zr_use& use) {
+    if (use.flags & ZR_USE_LOCAL_GRADS) return;
     gather_to(layout_->buckets().size());
     finish_gathers();
   }

@@ -85,8 +85,8 @@ TEST_P(ConformShipped, FollowsAllRules) {
 INSTANTIATE_TEST_SUITE_P(Plugins, ConformShipped,
                          ::testing::Values("communicator_shm", "offload_cpu", "offload_nvme", "optimizer_adafactor",
                                            "optimizer_adamw", "optimizer_adamw8bit", "optimizer_lamb", "optimizer_muon",
-                                           "optimizer_sgd", "strategy_zero0", "strategy_zero1", "strategy_zero2",
-                                           "strategy_zero3"),
+                                           "optimizer_onebit_adam", "optimizer_sgd", "strategy_zero0", "strategy_zero1",
+                                           "strategy_zero2", "strategy_zero3"),
                          [](const auto& info) { return info.param; });
 
 class ConformZoo : public ::testing::TestWithParam<std::string> {};

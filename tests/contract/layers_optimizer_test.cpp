@@ -20,6 +20,11 @@ struct Full : Optimizer<Full> {
     if (step < 0) throw PluginError(ZR_INVALID, "no such step");
     return step > 3 ? ZR_GRADS_LOCAL : ZR_GRADS_REDUCED;
   }
+  void plan_exchange(zr_exchange_plan& sizes) const { sizes.scratch = static_cast<uint64_t>(sizes.counts[0]); }
+  void exchange(const Exchange<Full>& given) {
+    for (uint32_t i = 0; i < given.size(); ++i) *data<float>(given[i].grad) *= given.job.grad_mul;
+    if (&given.group(0) != this) throw PluginError(ZR_INTERNAL, "another object");
+  }
   void bind(const Comm& comm) {
     if (comm.world() < 2) throw PluginError(ZR_INVALID, "one rank has no peers");
     rank = comm.rank();
@@ -82,6 +87,27 @@ TEST_F(OptimizerSlotsTest, ReportsWhichGradientsAStepNeeds) {
   EXPECT_EQ(grads, static_cast<uint32_t>(ZR_GRADS_LOCAL));
   EXPECT_EQ(table->gradients(self_, -1, &grads, &error_), ZR_INVALID);
   EXPECT_STREQ(error_.msg, "no such step");
+}
+
+TEST_F(OptimizerSlotsTest, ExchangesLocalGradients) {
+  const auto* table = static_cast<const zr_local_gradients_api*>(kFull.extension("zr.optimizer.local_gradients/1"));
+  ASSERT_NE(table, nullptr);
+  const int64_t count = 7;
+  zr_exchange_plan sizes{sizeof sizes, 2, &count, nullptr, 1, 0, 0, 0};
+  EXPECT_EQ(table->plan(self_, &sizes, &error_), ZR_OK);
+  EXPECT_EQ(sizes.scratch, 7u);
+  float value = 3;
+  zr_local_gradient gradient{};
+  gradient.size = sizeof gradient;
+  gradient.grad = {&value, 1, ZR_F32, 0, {ZR_DEVICE_CPU, 0}};
+  const zr_local_gradient* list = &gradient;
+  const zr_step step{sizeof step, 0.5f, 1, 0};
+  const zr_view scratch{};
+  EXPECT_EQ(table->exchange(self_, &step, &list, 1, &scratch, &error_), ZR_OK);
+  EXPECT_EQ(value, 1.5f);
+  gradient.group = 5;
+  EXPECT_EQ(table->exchange(self_, &step, &list, 1, &scratch, &error_), ZR_INVALID);
+  EXPECT_STREQ(error_.msg, "group 5 is out of range (1 groups)");
 }
 
 TEST_F(OptimizerSlotsTest, ReceivesTheCommunicator) {

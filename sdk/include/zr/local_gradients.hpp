@@ -1,14 +1,13 @@
 // Optimizers in C++ that use gradients which are not reduced over ranks (1-bit Adam). This is a draft: the library
-// loads only on a host of this version, and no strategy offers local gradients yet (zr/abi/draft/local_gradients.h).
+// loads only on a host of this version (zr/abi/draft/local_gradients.h).
 //
 // A class with this header included has
 //
-//   static constexpr uint32_t needs = ZR_OPT_NEEDS_LOCAL_GRADS;
+//   static constexpr uint32_t needs = ZR_OPT_NEEDS_LOCAL_GRADS | ZR_OPT_NEEDS_COMM;
 //   uint32_t gradients(int64_t step);  // [step] ZR_GRADS_*: which gradients a step needs; called for group 0
-//
-// and, if its `needs` have ZR_OPT_NEEDS_COMM,
-//
-//   void bind(const zr::Comm&);  // [control] the communicator of all ranks, for step(); called for group 0
+//   void plan_exchange(zr_exchange_plan&) const;   // [control] sizes; called for group 0
+//   void exchange(const zr::Exchange<Class>&);     // [step] replaces local gradients; called for group 0
+//   void bind(const zr::Comm&);  // [control] with ZR_OPT_NEEDS_COMM: the communicator of all ranks; called for group 0
 #pragma once
 
 #include "zr/abi/draft/local_gradients.h"
@@ -18,6 +17,30 @@
 #pragma GCC visibility push(hidden)
 namespace zr {
 inline namespace sdk {
+
+ZR_DETECT(has_exchange, exchange);
+ZR_DETECT(has_plan_exchange, plan_exchange);
+
+/// The arguments of exchange(). D: the author's class.
+template <class D>
+class Exchange {
+ public:
+  /// `scratch`: memory that peers can read.
+  Exchange(const OptimizerLayer<D>& layer, const zr_step& step, const zr_local_gradient* const* list, uint32_t n,
+           const zr_view& memory)
+      : job(step), scratch(memory), layer_(layer), list_(list), n_(n) {}
+  uint32_t size() const { return n_; }  // number of parameters
+  /// Parameter i.
+  const zr_local_gradient& operator[](uint32_t i) const { return *list_[i]; }
+  const D& group(uint32_t i) const { return layer_.group_at(list_[i]->group); }  // of parameter i
+  const zr_step& job;
+  const zr_view& scratch;
+
+ private:
+  const OptimizerLayer<D>& layer_;
+  const zr_local_gradient* const* list_;
+  uint32_t n_;
+};
 
 template <class D>
 struct LocalGradientsLayer {
@@ -30,8 +53,28 @@ struct LocalGradientsLayer {
       if constexpr (has_bind<D>) D::Layer::first_group(self).bind(Comm(D::Layer::host(self), comm));
     });
   }
-  static constexpr zr_local_gradients_api api{sizeof(zr_local_gradients_api), 0, gradients,
-                                              has_bind<D> ? bind : nullptr};
+  static zr_code plan(void* self, zr_exchange_plan* sizes, zr_error* error) noexcept {
+    return guard(error, [&] {
+      if constexpr (has_plan_exchange<D>) D::Layer::first_group(self).plan_exchange(*sizes);
+    });
+  }
+  static zr_code exchange(void* self, const zr_step* step, const zr_local_gradient* const* list, uint32_t n,
+                          const zr_view* scratch, zr_error* error) noexcept {
+    return guard(error, [&] {
+      if constexpr (has_exchange<D>) {
+        const zr_step job = taken(*step);
+        const auto& layer = *static_cast<const OptimizerLayer<D>*>(self);
+        for (uint32_t i = 0; i < n; ++i) layer.group_at(list[i]->group);
+        D::Layer::first_group(self).exchange(Exchange<D>(layer, job, list, n, *scratch));
+      }
+    });
+  }
+  static constexpr zr_local_gradients_api api{sizeof(zr_local_gradients_api),
+                                              0,
+                                              gradients,
+                                              has_bind<D> ? bind : nullptr,
+                                              has_plan_exchange<D> ? plan : nullptr,
+                                              has_exchange<D> ? exchange : nullptr};
 };
 
 }  // namespace sdk

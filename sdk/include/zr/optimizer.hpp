@@ -151,6 +151,12 @@ class OptimizerLayer {
   static const Host& host(void* self) { return static_cast<OptimizerLayer*>(self)->host_; }
   /// The object of the group of a slice that step() has validated.
   const D& group_of_slice(const zr_update_slice& u) const { return groups_[u.group]; }
+  /// The object of a group; throws if the index is out of range.
+  const D& group_at(uint32_t index) const {
+    if (index < groups_.size()) return groups_[index];
+    throw PluginError(ZR_INVALID, "group " + std::to_string(index) + " is out of range (" +
+                                      std::to_string(groups_.size()) + " groups)");
+  }
 
   // One sentence for each requirement that the author's class does not meet.
   static constexpr void check_class() {

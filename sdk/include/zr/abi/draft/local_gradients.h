@@ -1,40 +1,94 @@
-/* Draft: optimizers that read gradients before they are reduced over ranks (1-bit Adam). No strategy offers local
- * gradients yet, so the host rejects ZR_OPT_NEEDS_COMM and ZR_OPT_NEEDS_LOCAL_GRADS when a job starts. */
+/* Draft: optimizers that read gradients before they are reduced over ranks (1-bit Adam). */
 #ifndef ZR_ABI_DRAFT_LOCAL_GRADIENTS_H
 #define ZR_ABI_DRAFT_LOCAL_GRADIENTS_H
 #include "zr/abi/communicator.h"
 #include "zr/abi/draft/draft.h"
+#include "zr/abi/draft/optimizer_shapes.h"
 #include "zr/abi/optimizer.h"
 
 enum {
-  ZR_OPT_NEEDS_COMM = 1u << 0,       /* step() issues collectives on the communicator of bind(): it is [step] and gets
-                                      * all slices in one call, in the same order on all ranks */
-  ZR_OPT_NEEDS_LOCAL_GRADS = 1u << 1 /* steps may need gradients that are not reduced over ranks */
+  ZR_OPT_NEEDS_COMM = 1u << 0,       /* exchange() issues collectives on the communicator of bind() */
+  ZR_OPT_NEEDS_LOCAL_GRADS = 1u << 1 /* steps may need gradients that are not reduced over ranks; the optimizer is
+                                      * elementwise and has the extension below for all parameters */
 };
 
 enum { ZR_GRADS_REDUCED = 0, ZR_GRADS_LOCAL = 1 };
 
-/* zr_use.flags: the gradients of this step stay on their rank; the strategy does not reduce them. The host passes it
- * from ZR_STEP_BEGIN to ZR_STEP_END. */
+/* zr_use.flags: the gradients of this step stay on their rank. The host accumulates them in memory of its own: it does
+ * not call grad_destination() and grad_ready(), and the strategy reduces nothing. When updated() is called, every rank
+ * has updated all weights that it does not share with other ranks. The host passes it from ZR_STEP_BEGIN to
+ * ZR_STEP_END. */
 enum {
   ZR_USE_LOCAL_GRADS = 1u << 1 /* gradients are not reduced */
 };
-/* zr_strategy_desc.flags: the strategy accepts ZR_USE_LOCAL_GRADS. */
+/* zr_strategy_desc.flags: the strategy accepts ZR_USE_LOCAL_GRADS; every rank holds all weights. */
 enum {
   ZR_STRATEGY_LOCAL_GRADS = 1u << 1 /* local gradients are supported */
 };
 
-/* Extension "zr.optimizer.local_gradients/1". With local gradients, step() gets one slice per trainable parameter, in
- * the model's order, on every rank: grad_first is 0 and grad_count the count of the parameter; first and count are the
- * range that this rank updates, and count may be 0. */
+/* Flags of a local gradient. */
+enum {
+  /* The private states are new. Those of all elements have the values of the optimizer's first state, the others are
+   * zero. */
+  ZR_LOCAL_BEGINS = 1u << 0
+};
+
+/* Elements [first, first + count) of a parameter, which one rank serves: it has their private states that are not
+ * unsharded. Ranges begin at multiples of zr_plan_in.norm_block (1024). Frozen. */
+typedef struct zr_served_range {
+  int64_t first, count; /* elements of the parameter */
+  int32_t rank, rsv;    /* the rank that serves them */
+} zr_served_range;
+
+/* A parameter in exchange(). The views are valid during the call and do not overlap. */
+typedef struct zr_local_gradient {
+  uint32_t size, group;  /* group: of the parameter */
+  const char *name;      /* of the parameter */
+  uint32_t param, flags; /* index in the model's order; ZR_LOCAL_* */
+  int64_t count;         /* elements of the parameter, at least 1 */
+  zr_view grad;          /* in: this rank's gradient, fp32, the sum over its micro-batches. out: zr_update_slice.grad
+                          * of the step() calls that follow, the same on all ranks */
+  const zr_view *slots;  /* in/out: the states with ZR_SLOT_RANK_PRIVATE, in the order of describe(). With
+                          * ZR_SLOT_UNSHARDED: all elements; else those that this rank serves, range after range */
+  const zr_served_range *ranges; /* ascending, of all elements; the same on all ranks */
+  uint32_t n_ranges, rsv;        /* at least 1; 0 */
+} zr_local_gradient;
+
+/* The memory and communication of exchange() on one rank. */
+typedef struct zr_exchange_plan {
+  uint32_t size;         /* of the struct; out: the callee writes at most `size` bytes */
+  int32_t world;         /* in: number of ranks */
+  const int64_t *counts; /* in: elements of each trainable parameter */
+  const int64_t *served; /* in: elements of each range that this rank serves */
+  uint32_t n_counts, n_served;
+  uint64_t scratch;  /* out: bytes of `scratch` in exchange() */
+  uint64_t received; /* out: bytes received by all ranks together if all parameters are exchanged */
+} zr_exchange_plan;
+
+/* Extension "zr.optimizer.local_gradients/1". In a step with local gradients, the host calls exchange() once on every
+ * rank, then step() for the elements that this rank updates, in any slices: those that it owns, and if ranks do not
+ * share weights, those of all other ranks. For elements of other ranks, step() gets the states with ZR_SLOT_UNSHARDED,
+ * which it must not change, and no memory for the others (count is 0). zr_step.grad_mul is then 1. A step that is
+ * skipped because a gradient is not finite has neither call. */
 typedef struct zr_local_gradients_api {
   uint32_t size, rsv;
 
-  /* [step] Reports which gradients a step needs (ZR_GRADS_*), before its first backward. `step`: as in zr_step. */
+  /* [step] Reports which gradients a step needs (ZR_GRADS_*), before its first backward; the host may also ask for a
+   * later step. `step`: as in zr_step. Local gradients are not followed by reduced ones. */
   zr_code (*gradients)(void *self, int64_t step, uint32_t *grads, zr_error *);
 
-  /* [control] Passes the communicator of all ranks, valid until destroy() is called; before the first step(). Called if
-   * describe() reported ZR_OPT_NEEDS_COMM for a parameter; else it may be NULL. */
+  /* [control] Passes the communicator of all ranks, valid until destroy() is called; before the first exchange().
+   * Called if describe() reported ZR_OPT_NEEDS_COMM for a parameter; else it may be NULL. */
   zr_code (*bind)(void *self, zr_comm_ref comm, zr_error *);
+
+  /* [control] Fills in the sizes of exchange(). Pure. */
+  zr_code (*plan)(void *self, zr_exchange_plan *, zr_error *);
+
+  /* [step] Replaces every local gradient by what step() gets. The mean over ranks of grad x zr_step.grad_mul is the
+   * mean gradient; zr_step.grad_norm is NaN. `gradients`: all parameters that had a gradient on any rank, in the
+   * model's order, the same on all ranks. scratch: a U8 view that peers can read, whose content the host keeps between
+   * calls. */
+  zr_code (*exchange)(void *self, const zr_step *, const zr_local_gradient *const *gradients, uint32_t n,
+                      const zr_view *scratch, zr_error *);
 } zr_local_gradients_api;
 #endif

@@ -1,5 +1,5 @@
 /* Draft: optimizers whose update or states are not elementwise. The host reports the parts that an optimizer needs
- * complete to strategies as zr_param.cut_block, and rejects plans that cut them. It rejects all flags of states. */
+ * complete to strategies as zr_param.cut_block, and rejects plans that cut them. */
 #ifndef ZR_ABI_DRAFT_OPTIMIZER_SHAPES_H
 #define ZR_ABI_DRAFT_OPTIMIZER_SHAPES_H
 #include "zr/abi/draft/draft.h"
@@ -19,10 +19,14 @@ enum {
   ZR_SLOT_PER_COLUMN = 3
 };
 
+/* Flags of states, for optimizers with local gradients (zr/abi/draft/local_gradients.h); the host rejects them
+ * otherwise. Such a state has the shape of the parameter and is fp32. */
 enum {
-  ZR_SLOT_RANK_PRIVATE = 1u << 0, /* each rank has values of its own, of its own range; not resharded: zero after a load
-                                   * at another number of ranks */
-  ZR_SLOT_TRANSIENT = 1u << 1,    /* not saved in checkpoints: zero after a load */
-  ZR_SLOT_UNSHARDED = 1u << 2     /* every rank has all elements of the state */
+  ZR_SLOT_RANK_PRIVATE = 1u << 0, /* for exchange() only: each rank has values of its own, with ZR_SLOT_UNSHARDED for
+                                   * all elements, else for those that it serves. These states follow all others in the
+                                   * list. New after a load at another number of ranks */
+  ZR_SLOT_TRANSIENT = 1u << 1,    /* not saved in checkpoints; not supported */
+  ZR_SLOT_UNSHARDED = 1u << 2     /* without ZR_SLOT_RANK_PRIVATE: step() reads it also for elements that another rank
+                                   * owns */
 };
 #endif

@@ -1,0 +1,338 @@
+#include "engine/local_gradients.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <limits>
+
+#include "base/dtype.hpp"
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "base/round_up.hpp"
+#include "checkpoint/safetensors.hpp"
+#include "plugin/extension.hpp"
+#include "update/norm.hpp"
+
+namespace zr::host::engine {
+
+namespace {
+
+constexpr int64_t kPart = 64 * plan::kNormBlock;  // elements that one thread checks at a time
+
+zr_view floats(float* data, int64_t count) { return {data, count, ZR_F32, 0, kHostMemory}; }
+
+// In checkpoints.
+std::string saved_kind(const std::string& slot) { return checkpoint::kLocalState + slot; }
+
+}  // namespace
+
+LocalOptimizer local_optimizer_of(const plan::PlanInput& input, const Optimizers& optimizers) {
+  for (uint32_t param = 0; param < input.parameters.size(); ++param) {
+    if (!(input.description(param).needs & ZR_OPT_NEEDS_LOCAL_GRADS)) continue;
+    const plugin::Instance& optimizer = optimizers[input.parameters[param].optimizer];
+    const auto* api = plugin::extension_of<zr_local_gradients_api>(
+        optimizer.component(), "zr.optimizer.local_gradients/1", sizeof(zr_local_gradients_api),
+        {offsetof(zr_local_gradients_api, gradients), offsetof(zr_local_gradients_api, plan),
+         offsetof(zr_local_gradients_api, exchange)});
+    if (!api)
+      fail_internal(
+          fmt::format("{} reports ZR_OPT_NEEDS_LOCAL_GRADS, but the library has no extension "
+                      "\"zr.optimizer.local_gradients/1\": this is a bug in the plug-in",
+                      optimizer.call_text("describe")));
+    return {&optimizer, api};
+  }
+  return {};
+}
+
+LocalGradients::LocalGradients(const StepContext& context, ShardedState& state)
+    : context_(context),
+      state_(state),
+      plan_(plan::local_plan(context.plan)),
+      api_(local_optimizer_of(context.plan.input, context.optimizers).api) {
+  if (!api_) return;
+  const plan::PlanInput& input = context.plan.input;
+  for (const plan::LocalArray& array : plan_.arrays)
+    memory_.push_back(array.elements == 0 ? nullptr
+                                          : context.comm.allocate(array.elements * size_of(array.dtype), 64,
+                                                                  Tier::device, array.kind, array.tag));
+  auto next = memory_.begin();
+  gradients_ = static_cast<float*>(*next++);
+  const auto& description = *std::ranges::find_if(input.descriptions, [](const plan::OptimizerDescription& d) {
+    return (d.needs & ZR_OPT_NEEDS_LOCAL_GRADS) != 0;
+  });
+  for (const zr_slot& slot : description.private_slots)
+    private_.push_back({slot.name, (slot.flags & ZR_SLOT_UNSHARDED) != 0, static_cast<float*>(*next++)});
+  if (plan_.has_replicas && context.plan.has_master) replicas_.push_back({"", true, static_cast<float*>(*next++)});
+  for (const zr_slot& slot : description.slots)
+    if (plan_.has_replicas && (slot.flags & ZR_SLOT_UNSHARDED))
+      replicas_.push_back({slot.name, true, static_cast<float*>(*next++)});
+  scratch_ = {*next, plan_.arrays.back().elements, ZR_U8, 0, kHostMemory};
+  ranges_.resize(input.parameters.size());
+  for (std::size_t i = 0; i < ranges_.size(); ++i)
+    for (const plan::ServedRange& range : plan_.ranges[i])
+      ranges_[i].push_back({range.first, range.count, range.rank, 0});
+  begun_.assign(input.parameters.size(), 0);
+  for (update::UpdateSlice slice : state_.slices()) {
+    slice.grad = part_of(gradient(slice.param), slice.first, slice.count);
+    slices_.push_back(std::move(slice));
+  }
+  add_replicas();
+  if (description.needs & ZR_OPT_NEEDS_COMM) bind();
+  warn_if_unused();
+}
+
+void LocalGradients::bind() {
+  const plugin::Instance& optimizer = context_.optimizers.main();
+  const std::string call = optimizer.call_text("bind");
+  if (!api_->bind) fail_internal(call + " is null, although it needs the communicator: this is a bug in the plug-in");
+  CallError error;
+  const auto bind = [&] { return api_->bind(optimizer.self(), context_.comm.ref(), &error); };
+  context_.check(call_plugin(&error, bind), error, call);
+}
+
+void LocalGradients::warn_if_unused() {
+  const config::Setting<int64_t>& steps = context_.config().train().steps;
+  if (context_.rank() != 0 || needs_local(steps)) return;
+  log(ZR_LOG_WARN,
+      fmt::format("optimizer '{}' communicates less than others only after a warm-up, which is longer than this job: "
+                  "{} = {} ({}); shorten its warm-up, or choose another optimizer",
+                  context_.optimizers.id(0), steps.key, steps.value, steps.origin.text()));
+}
+
+LocalGradients::~LocalGradients() {
+  for (void* memory : memory_) context_.comm.free(memory);
+}
+
+zr_view LocalGradients::gradient(uint32_t param) const {
+  return floats(gradients_ + plan_.offsets[param], context_.plan.input.parameters[param].count);
+}
+
+int64_t LocalGradients::served_elements(uint32_t param) const {
+  int64_t elements = 0;
+  for (const plan::ServedRange& range : plan_.ranges[param])
+    if (range.rank == context_.rank()) elements += range.count;
+  return elements;
+}
+
+zr_view LocalGradients::view(const Array& array, uint32_t param) const {
+  if (!array.all) return floats(array.data + plan_.served_offsets[param], served_elements(param));
+  return floats(array.data + plan_.offsets[param], context_.plan.input.parameters[param].count);
+}
+
+// Slices for the elements of the weights that this rank holds for itself and other ranks own.
+void LocalGradients::add_replicas() {
+  if (!plan_.has_replicas) return;
+  for (const plan::Piece& weight : context_.plan.rank_plan.weights) {
+    if (context_.plan.input.parameters[weight.param].frozen || state_.buffers().readers()[weight.buffer]) continue;
+    int64_t at = weight.first;
+    for (const uint32_t u : state_.slices_of(weight.param)) {
+      const update::UpdateSlice& own = state_.slices()[u];
+      add_replica(weight.param, weight, at, own.first - at);
+      at = own.first + own.count;
+    }
+    add_replica(weight.param, weight, at, weight.first + weight.count - at);
+  }
+}
+
+void LocalGradients::add_replica(uint32_t param, const plan::Piece& weight, int64_t first, int64_t count) {
+  if (count <= 0) return;
+  update::UpdateSlice slice{};
+  slice.param = param;
+  slice.first = first;
+  slice.count = count;
+  slice.weight = part_of(state_.buffers().views()[weight.buffer], weight.offset + first - weight.first, count);
+  slice.grad = part_of(gradient(param), first, count);
+  const auto replica_of = [&](const std::string& slot) {
+    for (const Array& array : replicas_)
+      if (array.slot == slot) return part_of(view(array, param), first, count);
+    return zr_view{nullptr, 0, ZR_F32, 0, kHostMemory};
+  };
+  if (context_.plan.has_master) slice.master = replica_of("");
+  for (const zr_slot& slot : context_.plan.input.description(param).slots) slice.slots.push_back(replica_of(slot.name));
+  slices_.push_back(std::move(slice));
+}
+
+bool LocalGradients::needs_local(int64_t update) const {
+  const plugin::Instance& optimizer = context_.optimizers.main();
+  uint32_t grads = ZR_GRADS_REDUCED;
+  CallError error;
+  const auto ask = [&] { return api_->gradients(optimizer.self(), update, &grads, &error); };
+  const std::string call = optimizer.call_text("gradients");
+  context_.check(call_plugin(&error, ask), error, call);
+  if (grads != ZR_GRADS_REDUCED && grads != ZR_GRADS_LOCAL)
+    fail_internal(
+        fmt::format("{} returned {}, which is not a ZR_GRADS_* value: this is a bug in the plug-in", call, grads));
+  return grads == ZR_GRADS_LOCAL;
+}
+
+void LocalGradients::begin_step(int64_t update) { active_ = api_ && needs_local(update); }
+
+LocalGradients::NonFinite LocalGradients::non_finite() const {
+  NonFinite found;
+  for (uint32_t param = 0; param < begun_.size(); ++param) {
+    if (context_.plan.input.parameters[param].frozen) continue;
+    const zr_view values = gradient(param);
+    std::atomic<int64_t> elements = 0;
+    context_.pool.parallel_for((values.count + kPart - 1) / kPart, 1, [&](int64_t begin, int64_t end) {
+      const int64_t first = begin * kPart;
+      elements += update::count_non_finite(part_of(values, first, std::min(end * kPart, values.count) - first));
+    });
+    if (elements > 0 && found.first_param < 0) found.first_param = param;
+    found.elements += elements;
+  }
+  return found;
+}
+
+void LocalGradients::restart(uint32_t param) {
+  if (!api_) return;
+  begun_[param] = 0;
+  states_are_stale_ = true;
+}
+
+void LocalGradients::restart() {
+  std::ranges::fill(begun_, 0);
+  masters_are_stale_ = states_are_stale_ = true;
+}
+
+// Gathers what this rank needs of the elements that other ranks own, unless it has it. Collective.
+void LocalGradients::prepare(const std::vector<char>& touched) {
+  const std::vector<plan::Parameter>& parameters = context_.plan.input.parameters;
+  for (uint32_t param = 0; param < parameters.size(); ++param) {
+    if (parameters[param].frozen || parameters[param].count == 0) continue;
+    const auto gather = [&](const Array& array, LogicalTensor kind, const std::string& slot) {
+      state_.read(param, kind, slot, 0, parameters[param].count, static_cast<float*>(view(array, param).data));
+    };
+    for (const Array& array : replicas_) {
+      const bool is_master = array.slot.empty();
+      if (is_master ? masters_are_stale_ : states_are_stale_)
+        gather(array, is_master ? LogicalTensor::value : LogicalTensor::state, array.slot);
+    }
+    if (begun_[param] || !touched[param]) continue;
+    for (const Array& array : private_) {
+      if (array.all) {
+        gather(array, LogicalTensor::state, context_.plan.input.description(param).slots.front().name);
+      } else if (const zr_view values = view(array, param); values.count > 0) {
+        std::memset(values.data, 0, static_cast<std::size_t>(values.count) * sizeof(float));
+      }
+    }
+  }
+  masters_are_stale_ = states_are_stale_ = false;
+}
+
+void LocalGradients::exchange(const Input& input) {
+  const std::vector<plan::Parameter>& parameters = context_.plan.input.parameters;
+  std::vector<zr_view> states;
+  states.reserve(parameters.size() * private_.size());
+  std::vector<zr_local_gradient> list;
+  for (uint32_t param = 0; param < parameters.size(); ++param) {
+    const plan::Parameter& p = parameters[param];
+    if (p.frozen || p.count == 0 || !input.touched[param]) continue;
+    const zr_view* slots = states.data() + states.size();
+    for (const Array& array : private_) states.push_back(view(array, param));
+    list.push_back({sizeof(zr_local_gradient), p.optimizer_group, p.name.c_str(), param,
+                    begun_[param] ? 0 : uint32_t{ZR_LOCAL_BEGINS}, p.count, gradient(param), slots,
+                    ranges_[param].data(), static_cast<uint32_t>(ranges_[param].size()), 0});
+  }
+  std::vector<const zr_local_gradient*> pointers;
+  for (const zr_local_gradient& gradient : list) pointers.push_back(&gradient);
+  const zr_step step{sizeof(zr_step), input.grad_mul, input.number, std::numeric_limits<double>::quiet_NaN()};
+  const plugin::Instance& optimizer = context_.optimizers.main();
+  const RecursiveMutexLock lock(context_.use);
+  CallError error;
+  const auto exchange = [&] {
+    return api_->exchange(optimizer.self(), &step, pointers.data(), static_cast<uint32_t>(pointers.size()), &scratch_,
+                          &error);
+  };
+  context_.check(call_plugin(&error, exchange), error, optimizer.call_text("exchange"));
+  for (const zr_local_gradient& gradient : list) begun_[gradient.param] = 1;
+}
+
+void LocalGradients::update(const Input& input) {
+  prepare(input.touched);
+  exchange(input);
+  const update::UpdateInput update_input{
+      1, input.number, std::numeric_limits<double>::quiet_NaN(), &input.steps, &input.rates, &input.touched};
+  update::update({{&context_.optimizers.main(), nullptr}}, context_.pool, context_.plan, slices_, update_input);
+}
+
+std::vector<int64_t> LocalGradients::saved_shape(const Array& array, uint32_t param) const {
+  std::vector<int64_t> shape = context_.plan.input.parameters[param].shape;
+  if (array.all) shape.insert(shape.begin(), context_.world());
+  return shape;
+}
+
+void LocalGradients::add_slabs(const Array& array, uint32_t param, checkpoint::CheckpointContents& contents) const {
+  const auto index = static_cast<uint32_t>(contents.tensors.size());
+  const zr_view values = view(array, param);
+  const int64_t bytes = values.count * int64_t{sizeof(float)};
+  if (array.all) {
+    contents.slabs.push_back({index, context_.rank() * bytes, bytes, values.data, {}});
+    return;
+  }
+  const float* from = static_cast<const float*>(values.data);
+  for (const plan::ServedRange& range : plan_.ranges[param]) {
+    if (range.rank != context_.rank()) continue;
+    contents.slabs.push_back(
+        {index, range.first * int64_t{sizeof(float)}, range.count * int64_t{sizeof(float)}, from, {}});
+    from += range.count;
+  }
+}
+
+void LocalGradients::add_to(checkpoint::CheckpointContents& contents) const {
+  for (uint32_t param = 0; param < begun_.size(); ++param) {
+    const plan::Parameter& p = context_.plan.input.parameters[param];
+    if (p.frozen || p.count == 0) continue;
+    for (const Array& array : private_) {
+      if (!begun_[param]) {
+        contents.later_bytes += round_up(view(array, param).count * int64_t{sizeof(float)} +
+                                             checkpoint::CheckpointContents::kAlignment * std::ssize(ranges_[param]),
+                                         checkpoint::CheckpointContents::kAlignment);
+        continue;
+      }
+      add_slabs(array, param, contents);
+      contents.tensors.push_back(
+          {saved_kind(array.slot), p.name, checkpoint::safetensors_name(ZR_F32), saved_shape(array, param), {}});
+    }
+  }
+}
+
+void LocalGradients::read_saved(const Array& array, uint32_t param, const checkpoint::Checkpoint& from,
+                                const checkpoint::SavedTensor& saved) {
+  const zr_view values = view(array, param);
+  const int64_t bytes = values.count * int64_t{sizeof(float)};
+  if (array.all) return from.read(saved, context_.rank() * bytes, bytes, values.data);
+  char* to = static_cast<char*>(values.data);
+  for (const plan::ServedRange& range : plan_.ranges[param]) {
+    if (range.rank != context_.rank()) continue;
+    const int64_t size = range.count * int64_t{sizeof(float)};
+    from.read(saved, range.first * int64_t{sizeof(float)}, size, to);
+    to += size;
+  }
+}
+
+std::string LocalGradients::restore(const checkpoint::Checkpoint& from, int64_t saved_world,
+                                    const std::vector<std::pair<uint32_t, std::string>>& names) {
+  std::vector<std::string> lost;
+  for (const auto& [param, name] : names) {
+    if (!api_ || context_.plan.input.parameters[param].frozen) continue;
+    std::vector<const checkpoint::SavedTensor*> found;
+    for (const Array& array : private_) {
+      const checkpoint::SavedTensor* saved = from.find(saved_kind(array.slot), name);
+      if (!saved || saved->dtype != checkpoint::safetensors_name(ZR_F32)) continue;
+      const std::string text = fmt::format("'{}'", array.slot);
+      if (saved_world != context_.world()) {
+        if (std::ranges::find(lost, text) == lost.end()) lost.push_back(text);
+      } else if (saved->shape == saved_shape(array, param)) {
+        found.push_back(saved);
+      }
+    }
+    if (found.size() != private_.size()) continue;
+    for (std::size_t i = 0; i < found.size(); ++i) read_saved(private_[i], param, from, *found[i]);
+    begun_[param] = 1;
+  }
+  return fmt::format("{}", fmt::join(lost, ", "));
+}
+
+}  // namespace zr::host::engine

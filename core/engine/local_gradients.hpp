@@ -1,0 +1,116 @@
+// Steps whose gradients are not reduced over ranks (zr/abi/draft/local_gradients.h): this rank's gradients, the states
+// that only such steps have, the optimizer's exchange, and the update.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/draft_abi.hpp"
+#include "checkpoint/load.hpp"
+#include "checkpoint/save.hpp"
+#include "engine/optimizers.hpp"
+#include "engine/sharded_state.hpp"
+#include "engine/step_context.hpp"
+#include "plan/local_gradients.hpp"
+#include "update/update.hpp"
+
+namespace zr::host::engine {
+
+/// Training thread only, except gradient(). Without an optimizer that needs local gradients it has no memory, and no
+/// step is local.
+class LocalGradients {
+ public:
+  /// Allocates the memory and binds the optimizer to the communicator. Both arguments outlive the object.
+  LocalGradients(const StepContext& context, ShardedState& state);
+  ~LocalGradients();
+  LocalGradients(const LocalGradients&) = delete;
+
+  /// Call before the first backward of a step: whether its gradients stay on their ranks. update: the number of the
+  /// step's update; the first is 1.
+  void begin_step(int64_t update);
+  /// Whether those of the current step do.
+  bool active() const { return active_; }
+  /// ZR_USE_LOCAL_GRADS in such a step, otherwise 0.
+  uint32_t use_flags() const { return active_ ? uint32_t{ZR_USE_LOCAL_GRADS} : 0; }
+  /// This rank's sum of a parameter's gradients, fp32. Any thread.
+  zr_view gradient(uint32_t param) const;
+  struct NonFinite {
+    int64_t elements = 0;
+    int64_t first_param = -1;  // the first parameter with one, in the model's order; -1: none
+  };
+  /// The non-finite elements of this rank's gradients.
+  NonFinite non_finite() const;
+
+  /// The arguments of one update, the same on all ranks.
+  struct Input {
+    float grad_mul;                     // the mean over ranks of gradient x grad_mul is the mean gradient
+    int64_t number;                     // of the update; the first is 1
+    const std::vector<int64_t>& steps;  // by parameter: number of its updates, including this one
+    const std::vector<double>& rates;   // by parameter: learning rate
+    const std::vector<char>& touched;   // by parameter: 0 means no update
+  };
+  /// Exchanges the gradients of touched parameters, and updates this rank's masters, states and weights. Collective.
+  void update(const Input& input);
+
+  /// Call when a parameter's optimizer states have changed otherwise: its private states are
+  /// reset before their next use. All ranks call it.
+  void restart(uint32_t param);
+  /// The same for all parameters and their masters.
+  void restart();
+  /// Call when masters have changed otherwise. All ranks call it.
+  void masters_changed() { masters_are_stale_ = true; }
+
+  /// Adds the private states to the contents of a checkpoint. If there are none yet, adds the bytes of later ones.
+  void add_to(checkpoint::CheckpointContents& contents) const;
+  /// Restores private states that the same number of ranks has saved. names: parameters whose states are loaded, and
+  /// their names in the checkpoint. Returns the private states that it does not restore, because the number of ranks
+  /// differs, as text; "": none.
+  std::string restore(const checkpoint::Checkpoint& from, int64_t saved_world,
+                      const std::vector<std::pair<uint32_t, std::string>>& names);
+
+ private:
+  struct Array {
+    std::string slot;  // name of the state; "": masters
+    bool all;          // of all elements
+    float* data;
+  };
+  void bind();
+  void warn_if_unused();
+  bool needs_local(int64_t update) const;
+  zr_view view(const Array& array, uint32_t param) const;
+  int64_t served_elements(uint32_t param) const;
+  void add_replicas();
+  void add_replica(uint32_t param, const plan::Piece& weight, int64_t first, int64_t count);
+  void prepare(const std::vector<char>& touched);
+  void exchange(const Input& input);
+  std::vector<int64_t> saved_shape(const Array& array, uint32_t param) const;
+  void add_slabs(const Array& array, uint32_t param, checkpoint::CheckpointContents& contents) const;
+  void read_saved(const Array& array, uint32_t param, const checkpoint::Checkpoint& from,
+                  const checkpoint::SavedTensor& saved);
+
+  const StepContext& context_;
+  ShardedState& state_;
+  const plan::LocalPlan plan_;
+  const zr_local_gradients_api* api_;  // null: no optimizer needs local gradients
+  bool active_ = false;
+  std::vector<void*> memory_;   // by array of the plan
+  float* gradients_ = nullptr;  // one of them
+  std::vector<Array> private_, replicas_;
+  zr_view scratch_{};
+  std::vector<std::vector<zr_served_range>> ranges_;         // by parameter
+  std::vector<update::UpdateSlice> slices_;                  // own ones, then those of other ranks' elements
+  std::vector<char> begun_;                                  // by parameter: its private states have been used
+  bool masters_are_stale_ = true, states_are_stale_ = true;  // of the replicas
+};
+
+/// The optimizer of the job that needs local gradients; both members are null if none does.
+struct LocalOptimizer {
+  const plugin::Instance* instance = nullptr;
+  const zr_local_gradients_api* api = nullptr;  // its functions for them
+};
+/// Throws Error if the optimizer does not have the functions.
+LocalOptimizer local_optimizer_of(const plan::PlanInput& input, const Optimizers& optimizers);
+
+}  // namespace zr::host::engine

@@ -1,0 +1,121 @@
+#include "kernel.hpp"
+
+#include "zr/rounding.hpp"
+
+namespace ZR_ISA {
+
+namespace {
+
+constexpr int64_t kLanes = 16, kWord = 32;
+// One bit each: unlike a shift by the index, a load is vectorized for every instruction set.
+constexpr uint32_t kBits[kWord] = {
+    1u << 0,  1u << 1,  1u << 2,  1u << 3,  1u << 4,  1u << 5,  1u << 6,  1u << 7,  1u << 8,  1u << 9,  1u << 10,
+    1u << 11, 1u << 12, 1u << 13, 1u << 14, 1u << 15, 1u << 16, 1u << 17, 1u << 18, 1u << 19, 1u << 20, 1u << 21,
+    1u << 22, 1u << 23, 1u << 24, 1u << 25, 1u << 26, 1u << 27, 1u << 28, 1u << 29, 1u << 30, 1u << 31};
+
+// Calls fn(first element, elements) for each word; for full words with a constant number.
+template <class F>
+ZR_ALWAYS_INLINE void for_each_word(int64_t count, const F& fn) {
+  int64_t first = 0;
+  for (; first + kWord <= count; first += kWord) fn(first, kWord);
+  if (first < count) fn(first, count - first);
+}
+
+// The mean of the absolute values, in double: element i in lane i % 16, lanes in ascending order.
+ZR_ALWAYS_INLINE float scale_of(const float* values, int64_t count) {
+  double lanes[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes)
+    for (int64_t lane = 0; lane < kLanes; ++lane)
+      lanes[lane] += static_cast<double>(__builtin_fabsf(values[i + lane]));
+  for (int64_t lane = 0; i + lane < count; ++lane)
+    lanes[lane] += static_cast<double>(__builtin_fabsf(values[i + lane]));
+  double sum = 0;
+  for (const double lane : lanes) sum += lane;
+  return static_cast<float>(sum / static_cast<double>(count));
+}
+
+// Writes scale and signs of `values` to `words`, and what they leave out to `error`.
+ZR_ALWAYS_INLINE void compress(const float* __restrict values, int64_t count, float* __restrict error,
+                               uint32_t* __restrict words) {
+  const float scale = scale_of(values, count), negative = -scale;
+  __builtin_memcpy(words, &scale, sizeof scale);
+  for_each_word(count, [&](int64_t first, int64_t n) {
+    uint32_t word = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const float value = values[first + i];
+      word |= value >= 0 ? kBits[i] : 0u;
+      error[first + i] = value - (value >= 0 ? scale : negative);
+    }
+    words[1 + first / kWord] = word;
+  });
+}
+
+ZR_ALWAYS_INLINE float scale_in(const uint32_t* words) {
+  float scale;
+  __builtin_memcpy(&scale, words, sizeof scale);
+  return scale;
+}
+
+// Calls fn(i, value) for each element of a compressed block.
+template <class F>
+ZR_ALWAYS_INLINE void decompress(const uint32_t* words, int64_t count, const F& fn) {
+  const float scale = scale_in(words), negative = -scale;
+  for_each_word(count, [&](int64_t first, int64_t n) {
+    const uint32_t word = words[1 + first / kWord];
+    ZR_INDEPENDENT_ITERATIONS
+    for (int64_t i = 0; i < n; ++i) fn(first + i, (word & kBits[i]) != 0 ? scale : negative);
+  });
+}
+
+}  // namespace
+
+void onebit_compress(const onebit::Factors& factors, const float* grad, float* carry, int64_t count, uint32_t* words) {
+  const onebit::Factors f = factors;
+  float values[onebit::kBlock];
+  if (f.begins)
+    for (int64_t i = 0; i < count; ++i) carry[i] = carry[i] * f.beta1;
+  for (int64_t i = 0; i < count; ++i) values[i] = carry[i] + (grad[i] * f.mul) * f.gain1;
+  compress(values, count, carry, words);
+}
+
+void onebit_serve(const uint32_t* received, int64_t stride, int32_t world, float* error, int64_t count,
+                  uint32_t* words) {
+  float values[onebit::kBlock] = {};
+  for (int32_t rank = 0; rank < world; ++rank)
+    decompress(received + rank * stride, count, [&](int64_t i, float value) { values[i] += value; });
+  const float ranks = static_cast<float>(world);
+  for (int64_t i = 0; i < count; ++i) values[i] = values[i] / ranks + error[i];
+  compress(values, count, error, words);
+}
+
+void onebit_decode(const uint32_t* words, float beta1, float* momentum, float* carry, int64_t count) {
+  float* __restrict m = momentum;
+  float* __restrict c = carry;
+  decompress(words, count, [&](int64_t i, float value) {
+    m[i] = value;
+    c[i] = c[i] + value * beta1;
+  });
+}
+
+void onebit_update(const AdamWConstants& constants, const AdamWRun& run) {
+  const AdamWConstants c = constants;
+  if (run.exp_avg) __builtin_memcpy(run.exp_avg, run.grad, static_cast<unsigned long>(run.count) * sizeof(float));
+  zr::rounded(run.out_dtype, run.out, run.count, run.streams,
+              [&](auto rounding, int64_t first, int64_t n, uint16_t* out) {
+                float* __restrict weight = run.weight + first;
+                const float* __restrict momentum = run.grad + first;
+                const float* __restrict exp_avg_sq = run.exp_avg_sq + first;
+                uint16_t* __restrict to = out;
+                ZR_INDEPENDENT_ITERATIONS
+                for (int64_t i = 0; i < n; ++i) {
+                  const float v = exp_avg_sq[i];
+                  const float change = (momentum[i] * c.rate) / (__builtin_sqrtf(v) + c.eps);
+                  const float w = weight[i] * c.decay - (v > 0 ? change : 0.0f);
+                  weight[i] = w;
+                  rounding.store(to, i, w);
+                }
+              });
+}
+
+}  // namespace ZR_ISA

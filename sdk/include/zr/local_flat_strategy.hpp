@@ -1,0 +1,38 @@
+// FlatStrategy for strategies that also support steps whose gradients are not reduced over ranks. This is a draft: the
+// library loads only on a host of this version (zr/abi/draft/local_gradients.h).
+#pragma once
+
+#include "zr/abi/draft/local_gradients.h"
+#include "zr/flat_shards.hpp"
+
+#pragma GCC visibility push(hidden)
+namespace zr {
+inline namespace sdk {
+
+/// As FlatStrategy. D's `flags` contain ZR_STRATEGY_LOCAL_GRADS.
+template <class D, GradientMemory Gradients>
+class LocalFlatStrategy : public FlatStrategy<D, Gradients> {
+ public:
+  using Base = FlatStrategy<D, Gradients>;
+  using Base::Base;
+  /// Called once the memory is allocated.
+  void bind(const zr_plan_in& in, const Binding& bound) {
+    shares_weights_ = shared_weights_flag(in) != 0;
+    Base::bind(in, bound);
+  }
+  /// Completes the reduction at the end of a backward; there is none if gradients are local.
+  void event(uint32_t kind, const zr_use& use) {
+    if (!(use.flags & ZR_USE_LOCAL_GRADS)) Base::event(kind, use);
+  }
+  /// Gives every rank the weights that it has not updated; with local gradients, those are shared.
+  void updated(const zr_use& use) {
+    if (shares_weights_ || !(use.flags & ZR_USE_LOCAL_GRADS)) Base::updated(use);
+  }
+
+ private:
+  bool shares_weights_ = false;
+};
+
+}  // namespace sdk
+}  // namespace zr
+#pragma GCC visibility pop

@@ -1,0 +1,49 @@
+// Optimizers that change the arithmetic of training reach the loss of AdamW, on the gpt example.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "support/scratch.hpp"
+#include "support/shell.hpp"
+
+namespace {
+
+class ConvergenceTest : public testing::Test {
+ protected:
+  // The validation loss after the last step. The text is the one that `make setup` downloads.
+  double loss_of(const std::string& name, const std::string& overrides) const {
+    const auto done = zr::testing::shell(
+        "cd " + scratch_.folder().string() +
+        " && env -u ZR_PLUGIN_PATH " ZR_BUILD_DIR "/bin/zeroth train gpt.toml job.name=" + name + " " + overrides);
+    EXPECT_EQ(done.code, 0) << done.output;
+    double loss = std::nan("");
+    std::ifstream rows(scratch_.path("runs/" + name + "/metrics.jsonl"));
+    for (std::string row; std::getline(rows, row);) {
+      const nlohmann::json json = nlohmann::json::parse(row);
+      if (json.contains("val_loss")) loss = json["val_loss"];
+    }
+    return loss;
+  }
+  const zr::test::Scratch scratch_;
+};
+
+TEST_F(ConvergenceTest, OneBitAdamReachesTheLossOfAdamW) {
+  scratch_.write("gpt.toml",
+                 "strategy = \"zero1\"\ncommunicator = \"shm\"\n[job]\nprogram = \"gpt\"\nthreads = 1\nranks = 2\n"
+                 "[model]\nlayers = 2\nwidth = 96\nheads = 4\ncontext = 64\n[train]\nsteps = 600\nmicro_batch = 8\n"
+                 "[optimizer]\nuse = \"adamw\"\nlr = 0.002\nadamw = { beta2 = 0.99 }\n"
+                 "onebit_adam = { beta2 = 0.99, freeze_step = 150 }\n[schedule]\nuse = \"cosine\"\n"
+                 "cosine = { warmup = 50, final_ratio = 0.05 }\n[eval]\nevery = 600\n[sample]\nlength = 0\n");
+  for (const std::string seed : {"1", "2", "3"}) {
+    const double exact = loss_of("adamw" + seed, "train.seed=" + seed),
+                 compressed = loss_of("onebit" + seed, "optimizer=onebit_adam train.seed=" + seed);
+    EXPECT_LT(exact, 2.9) << "it learns more than the frequencies of bytes";
+    EXPECT_LT(compressed, 1.01 * exact) << "seed " << seed;
+    RecordProperty("adamw" + seed, std::to_string(exact));
+    RecordProperty("onebit_adam" + seed, std::to_string(compressed));
+  }
+}
+
+}  // namespace
