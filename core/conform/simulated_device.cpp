@@ -83,7 +83,7 @@ std::string text_of_device_types(uint64_t device_types) {
   std::string text;
   for (int32_t type = ZR_DEVICE_CPU + 1; type < 64; ++type)
     if (has_type(device_types, type)) text += concat(text.empty() ? "" : " or ", "a device of type ", type);
-  return text;
+  return text.empty() ? "a device" : text;
 }
 
 }  // namespace zr::host::conform

@@ -51,7 +51,7 @@ class SimulatedDevice {
 
 /// The type of the device on which a component with these `device_types` can be checked; -1: it names none.
 int32_t simulated_type(uint64_t device_types);
-/// "device types 2 and 12", those other than CPU memory; "any device".
+/// "a device of type 2 or a device of type 12", of those other than CPU memory; "a device" if there are none.
 std::string text_of_device_types(uint64_t device_types);
 
 }  // namespace zr::host::conform

@@ -335,7 +335,7 @@ plan::MemoryPlan Planner::plan(int rank) const {
   check_optimizers(plan, *optimizers_, job_.strategy.table->id);
   check_offload(job_.config, plan, job_.strategy.table->id);
   plan.update_time = update_time(job_.config, plan);
-  locate_state(plan, job_.config, *strategy_, *optimizers_, communicator_.get());
+  locate_state(plan, job_.config, *strategy_, *optimizers_, communicator_.get(), false);
   return plan;
 }
 

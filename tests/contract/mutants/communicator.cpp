@@ -24,7 +24,6 @@ enum Defect {
   no_cpu_memory,
   capabilities_change,
   capabilities_vary,
-  streams_without_device,
   wrong_part,
   clobbers_in_place,
   changes_source,
@@ -298,7 +297,6 @@ zr_code caps(void* self, zr_comm_caps* out, zr_error*) {
   static int calls = 0;
   if (kDefect == capabilities_vary && ++calls % 50 == 0) caps.flags |= 1u << 20;
   caps.device_types = 1u << (kDefect == no_cpu_memory ? ZR_DEVICE_CUDA : ZR_DEVICE_CPU);
-  if (kDefect == streams_without_device) caps.flags |= ZR_COMM_STREAMS;
   mutant::write_output(out, caps);
   if (kDefect == output_too_short) out->size = 39;
   if (kDefect == output_too_long) std::memset(reinterpret_cast<char*>(out) + out->size, 0, 8);
