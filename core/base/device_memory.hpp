@@ -57,13 +57,12 @@ class DeviceMemory : public DeviceStream {
   std::function<void(const std::function<void()>& wait)> around_waits_;
 };
 
-/// DLPack's number of a type of device, as in zr_device: `name` is libtorch's name of the type ("cuda"), or of one
-/// device
-/// ("cuda:1"). Types without a number of their own have ZR_DEVICE_EXTENSION.
+/// DLPack's number of a type of device other than the CPU, as in zr_device: `name` is libtorch's name of the type
+/// ("cuda"), or of one device ("cuda:1"). Types without a number of their own have ZR_DEVICE_EXTENSION.
 inline int32_t device_type_of(std::string_view name) {
   constexpr int32_t kMetal = 8, kOneApi = 14;
   constexpr std::pair<std::string_view, int32_t> kTypes[] = {
-      {"cpu", ZR_DEVICE_CPU}, {"cuda", ZR_DEVICE_CUDA}, {"mps", kMetal}, {"xpu", kOneApi}};
+      {"cuda", ZR_DEVICE_CUDA}, {"mps", kMetal}, {"xpu", kOneApi}};
   for (const auto& [type, number] : kTypes)
     if (type == name.substr(0, name.find(':'))) return number;
   return ZR_DEVICE_EXTENSION;

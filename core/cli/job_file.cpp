@@ -159,8 +159,10 @@ std::string list_text(const std::vector<plugin::PluginValidation>& validations,
   for (const auto& [device, files] : of_devices)
     for (const plugin::PluginValidation& file : files)
       for (const plugin::Component& component : file.components)
-        if (auto& same = on_devices[key_of(component)]; same.empty() || same.back().first != device)
-          same.emplace_back(device, component);
+        if (role_of(component) == name_of(plugin::Role::optimizer) ||
+            role_of(component) == name_of(plugin::Role::communicator))
+          if (auto& same = on_devices[key_of(component)]; same.empty() || same.back().first != device)
+            same.emplace_back(device, component);
   for (const plugin::PluginValidation& one : validations) {
     for (const plugin::Component& component : one.components) {
       const auto same = on_devices.extract(key_of(component));

@@ -69,6 +69,9 @@ class Case {
   void note(const Parts&... parts) const {
     if (on_note) on_note(concat(parts...));
   }
+  /// What a check that passes did not check: part of the result.
+  void remark(const std::string& text) { remark_ = text; }
+  const std::string& remark() const { return remark_; }
   std::function<void(const std::string&)> on_note;
 
  private:
@@ -77,6 +80,7 @@ class Case {
   uint64_t seed_;
   KeyTexts values_;
   std::shared_ptr<Library> library_;
+  std::string remark_;
 };
 
 }  // namespace zr::host::conform

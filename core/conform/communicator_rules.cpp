@@ -3,6 +3,7 @@
 
 #include "conform/communicator_run.hpp"
 #include "conform/rule.hpp"
+#include "conform/simulated_device.hpp"
 
 namespace zr::host::conform {
 
@@ -34,6 +35,11 @@ void capabilities_are_valid(Case& test) {
     require(!instance.api<zr_communicator_api>().mem_alloc == !instance.api<zr_communicator_api>().mem_free,
             "only one of mem_alloc and mem_free is NULL");
   });
+  TestHost host;
+  Instance instance(test, host);
+  if (const zr_comm_caps caps = caps_of(instance); caps.flags & ZR_COMM_STREAMS)
+    test.remark(concat("not checked here: mem_alloc() on a device, and submit() with a stream, which need ",
+                       text_of_device_types(caps.device_types)));
 }
 
 // Runs the cases of the capabilities that `change` accepts and adapts.

@@ -84,7 +84,7 @@ class Check {
           Case test(options.file, component.role, component.id, stream, options.values);
           test.on_note = note;
           rule.check(test);
-          return std::string();
+          return test.remark();
         },
         rule.level == Level::load ? std::min(options.time_limit, 10.0) : options.time_limit);
   }

@@ -15,7 +15,8 @@ std::string text_of(const Result& result) {
   const auto& [rule, component, outcome] = result;
   std::string text = concat(kVerdicts[index_of(outcome.verdict)], "  ", rule->id, "  ",
                             component.empty() ? "" : component + ": ", rule->sentence, "\n");
-  if (outcome.verdict != Verdict::pass) text += concat("              ", outcome.reason, "\n");
+  const std::string& comment = outcome.verdict == Verdict::pass ? outcome.output : outcome.reason;
+  if (!comment.empty()) text += concat("              ", comment, "\n");
   return text;
 }
 
@@ -31,7 +32,10 @@ std::string json_of(const Report& report) {
     nlohmann::ordered_json one{{"rule", rule->id}};
     if (!component.empty()) one["component"] = component;
     one["result"] = kJsonVerdicts[index_of(outcome.verdict)];
-    if (outcome.verdict != Verdict::pass) one["reason"] = outcome.reason;
+    if (outcome.verdict != Verdict::pass)
+      one["reason"] = outcome.reason;
+    else if (!outcome.output.empty())
+      one["remark"] = outcome.output;
     cases.push_back(std::move(one));
   }
   const nlohmann::ordered_json all{{"file", report.options.file.string()},   {"seed", report.options.seed},

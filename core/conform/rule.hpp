@@ -40,12 +40,16 @@ std::span<const Rule> process_rules();
 std::span<const Rule> optimizer_rules();
 /// ZR-O08 to O17: values, completions, errors.
 std::span<const Rule> optimizer_value_rules();
-/// ZR-O18 and up: calls with several parameters, sums over parameters, globals.
+/// ZR-O18 to O23: calls with several parameters, sums over parameters, globals.
 std::span<const Rule> optimizer_slice_rules();
+/// ZR-O24: streams.
+std::span<const Rule> optimizer_device_rules();
 /// ZR-S01 to S06: plans.
 std::span<const Rule> strategy_plan_rules();
-/// ZR-S10 and up: a simulated job.
+/// ZR-S10 to S21: a simulated job.
 std::span<const Rule> strategy_step_rules();
+/// ZR-S22: streams.
+std::span<const Rule> strategy_device_rules();
 /// ZR-C01 to C10: results of collectives.
 std::span<const Rule> communicator_rules();
 /// ZR-C11 and up: completions, abort, close, optional functions.

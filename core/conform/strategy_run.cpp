@@ -50,8 +50,10 @@ float gradient(const StrategyOptions& options, int number_of_step, int micro, in
 
 SharedRun::SharedRun(const StrategyOptions& run_options, int ranks)
     : options(run_options),
+      device(run_options.device_type == ZR_DEVICE_CPU ? nullptr
+                                                      : std::make_unique<SimulatedDevice>(run_options.device_type)),
       world({ranks, run_options.lazy, run_options.mode.longer_structs, run_options.fail_at.value_or(~uint64_t{0}),
-             run_options.code}),
+             run_options.code, device.get()}),
       barrier(ranks) {}
 
 StrategyRank::StrategyRank(SharedRun& shared, Instance& instance, int rank)
@@ -105,12 +107,35 @@ zr_use StrategyRank::use_of(uint32_t phase, int micro, bool last) const {
   use.phase = phase;
   use.micro = request_.holds() ? 0 : static_cast<uint32_t>(micro);
   use.flags = (last ? uint32_t{ZR_USE_LAST_MICRO} : 0) | (options_.unknown ? 1u << 30 : 0);
+  if (shared_.device) use.stream = shared_.device->stream(request_.rank);
   return use;
 }
 
 void StrategyRank::event(uint32_t kind, const zr_use& use) {
   call_with_use("event()", Tag::use, use, false,
                 [&](const zr_use* lent, zr_error* error) { return api_.event(instance_.self(), kind, lent, error); });
+}
+
+// ---- memory
+
+char* StrategyRank::make_buffer(std::size_t bytes, char*& address) {
+  if (shared_.device) {
+    address = shared_.device->allocate(bytes);
+    return shared_.device->backing(address);
+  }
+  auto memory = std::make_unique<Array>(bytes, 4096);
+  std::memset(memory->data(), 0, memory->size());
+  address = memory->data();
+  own_buffers_.push_back(std::move(memory));
+  return address;
+}
+
+void StrategyRank::on_memory(std::function<void()> work) {
+  shared_.device ? shared_.world.enqueue(request_.rank, std::move(work)) : work();
+}
+
+void StrategyRank::synchronize() {
+  if (shared_.device) shared_.world.synchronize(request_.rank);
 }
 
 // ---- start
@@ -123,20 +148,19 @@ void StrategyRank::bind() {
   std::vector<zr_view> views;
   for (std::size_t i = 0; i < plan_.buffers.size(); ++i) {
     const PlannedBuffer& buffer = plan_.buffers[i];
-    const auto make = [&] {
-      auto memory = std::make_unique<Array>(bytes_of(buffer.elements, buffer.dtype), 4096);
-      std::memset(memory->data(), 0, memory->size());
-      return memory;
-    };
+    char* address = nullptr;
     if (buffer.flags & ZR_BUFFER_SHARED) {
       const MutexLock shared_lock(shared_.mutex);
       auto& memory = shared_.shared_buffers[i];
-      if (!memory) memory = make();
-      buffers_.push_back(memory->data());
+      if (!memory) {
+        memory = std::make_unique<Array>(bytes_of(buffer.elements, buffer.dtype), 4096);
+        std::memset(memory->data(), 0, memory->size());
+      }
+      buffers_.push_back(address = memory->data());
     } else {
-      buffers_.push_back(own_buffers_.emplace_back(make())->data());
+      buffers_.push_back(make_buffer(bytes_of(buffer.elements, buffer.dtype), address));
     }
-    views.push_back(view_of(buffers_.back(), buffer.elements, buffer.dtype));
+    views.push_back({address, buffer.elements, buffer.dtype, 0, device()});
   }
   for (uint32_t p = 0; p < request_.params.size(); ++p)
     if (request_.params[p].count > 0 && !plan_.is_full_weight(request_.params[p], p)) gathered_.push_back(p);
@@ -162,6 +186,7 @@ void StrategyRank::run() {
   publish(true);
   check_weights("after the weights were set");
   for (int number = 0; number < options_.steps; ++number) step(number);
+  synchronize();
   for (const auto& buffer : own_buffers_)
     require(buffer->surroundings_are_intact(), "it wrote outside a buffer of its plan");
 }
@@ -190,7 +215,7 @@ void StrategyRank::set_own_weights(bool frozen_too) {
 
 void StrategyRank::publish(bool frozen_too) {
   shared_.barrier.arrive_and_wait();  // no rank reads shared weights while others write them
-  set_own_weights(frozen_too);
+  on_memory([this, frozen_too] { set_own_weights(frozen_too); });
   call_with_use("updated()", Tag::step, use_of(ZR_UPDATE_PHASE), true,
                 [&](const zr_use* use, zr_error* error) { return api_.updated(instance_.self(), use, error); });
 }
@@ -208,7 +233,9 @@ void StrategyRank::check_full(uint32_t param, const void* data, const char* when
 void StrategyRank::check_weights(const char* when) {
   for (const PlannedPiece& piece : plan_.pieces)
     if (piece.role == ZR_ROLE_WEIGHT)
-      check_full(piece.param, buffers_[piece.buffer] + bytes_of(piece.offset, request_.weight_dtype), when);
+      on_memory([this, &piece, when] {
+        check_full(piece.param, buffers_[piece.buffer] + bytes_of(piece.offset, request_.weight_dtype), when);
+      });
 }
 
 // A frozen parameter too; every rank acquires the same parameters in the same order.
@@ -221,10 +248,11 @@ void StrategyRank::acquire(const std::vector<uint32_t>& params, uint32_t phase) 
         return api_.acquire(instance_.self(), list, static_cast<uint32_t>(params.size()), use, full.data(), error);
       });
   for (std::size_t i = 0; i < params.size(); ++i) {
-    require(full[i].data && full[i].count == request_.params[params[i]].count &&
-                full[i].dtype == request_.weight_dtype && full[i].flags == 0 && full[i].device.type == ZR_DEVICE_CPU,
+    const char* const memory = memory_at(full[i].data);
+    require(memory && full[i].count == request_.params[params[i]].count && full[i].dtype == request_.weight_dtype &&
+                full[i].flags == 0 && full[i].device.type == device().type,
             "acquire() returned an invalid view of parameter ", params[i]);
-    check_full(params[i], full[i].data, "after acquire()");
+    on_memory([this, param = params[i], memory] { check_full(param, memory, "after acquire()"); });
   }
 }
 
@@ -297,17 +325,18 @@ bool StrategyRank::deliver(uint32_t param, int number, int micro) {
     }
     if (!answer.ok() && options_.fail_at) throw FailedCall{"grad_destination()", answer.code};
     require(answer.ok(), "grad_destination() ", answer.said());
-    require(dst.data && dst.count > 0 && first >= 0 && dst.count <= count - delivered_[param] &&
+    char* const memory = memory_at(dst.data);
+    require(memory && dst.count > 0 && first >= 0 && dst.count <= count - delivered_[param] &&
                 dst.count <= count - first && dst.dtype == request_.grad_dtype && dst.flags == 0,
             "grad_destination() returned an invalid destination of parameter ", param, ": ", dst.count,
             " elements from element ", first);
-    const Destination destination{first, dst.count, dst.data};
+    const Destination destination{first, dst.count, memory};
     if (request_.holds()) {
       const auto [at, is_new] = held_.try_emplace({param, first}, destination);
-      require(at->second.data == dst.data && at->second.count == dst.count && is_new == (micro == 0 && number == 0),
+      require(at->second.data == memory && at->second.count == dst.count && is_new == (micro == 0 && number == 0),
               "with ZR_PLAN_HOLD_GRADS, the destination of parameter ", param, " changed between micro-steps");
     }
-    write_gradient(param, number, micro, destination);
+    on_memory([this, param, number, micro, destination] { write_gradient(param, number, micro, destination); });
     if (!request_.holds() || last)
       call_with_use("grad_ready()", Tag::use, use_of(ZR_BACKWARD, micro, last), false,
                     [&](const zr_use* lent, zr_error* error) {
@@ -392,6 +421,7 @@ void StrategyRank::step(int number) {
   call_with_use("grads_finish()", Tag::step, use_of(ZR_UPDATE_PHASE), true,
                 [&](const zr_use* use, zr_error* error) { return api_.grads_finish(instance_.self(), use, error); });
   if (final_) final_->check();
+  synchronize();
   check_sums(number);
   if (!options_.skips || number != 1) {
     for (uint32_t p = 0; p < request_.params.size(); ++p) {
@@ -440,7 +470,7 @@ StrategyResult run_strategy(Case& test, const StrategyOptions& options) {
   if (options.smallest_sizes) values = smallest_sizes(test.library().component(test.role(), test.id()), values);
   check_plans(test, options.request, values);
   const auto run_rank = [&](int rank) {
-    TestHost host({.mode = options.mode, .rank = rank, .world = ranks, .store = &store});
+    TestHost host({.mode = options.mode, .rank = rank, .world = ranks, .store = &store, .device = shared.device.get()});
     host.on_wait = [&](Completion& completion) { return shared.world.wait(completion); };
     std::optional<Instance> instance;
     try {

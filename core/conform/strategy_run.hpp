@@ -31,7 +31,8 @@ struct StrategyOptions {
   zr_code code = ZR_COMM;
   // What is checked; a check that is off leaves its errors to another rule.
   bool checks_sums = true, checks_weights = true;
-  bool checks_last_use = false;  // reduced gradients do not change after the last collective that uses them
+  bool checks_last_use = false;         // reduced gradients do not change after the last collective that uses them
+  int32_t device_type = ZR_DEVICE_CPU;  // another one: memory and streams of a SimulatedDevice
 };
 
 /// The call that failed on a rank because of a collective that failed on purpose.
@@ -49,6 +50,7 @@ struct StrategyResult {
 struct SharedRun {
   SharedRun(const StrategyOptions& run_options, int world);
   const StrategyOptions& options;
+  std::unique_ptr<SimulatedDevice> device;  // null: in host memory
   World world;
   std::barrier<> barrier;
   Mutex control;  // [control] functions are called one at a time
@@ -62,7 +64,10 @@ struct SharedRun {
 class StrategyRank {
  public:
   StrategyRank(SharedRun& shared, Instance& instance, int rank);
-  ~StrategyRank() { shared_.world.observe(request_.rank, {}); }
+  ~StrategyRank() {
+    shared_.world.observe(request_.rank, {});
+    shared_.world.forget(request_.rank);
+  }
   StrategyRank(const StrategyRank&) = delete;
   /// Plans, binds and makes all steps. Throws Failure, or FailedCall if a collective failed on purpose.
   void run();
@@ -73,6 +78,16 @@ class StrategyRank {
     void* data;
   };
   void bind();
+  // Host memory of this rank, at `address`: as the strategy sees it.
+  char* make_buffer(std::size_t bytes, char*& address);
+  // The memory behind an address that the strategy returned; null: not in a buffer.
+  char* memory_at(void* address) const {
+    return shared_.device ? shared_.device->backing(address) : static_cast<char*>(address);
+  }
+  // Runs `work` on memory of this rank: now, or on its stream. `work` must stay valid until synchronize().
+  void on_memory(std::function<void()> work);
+  void synchronize();
+  zr_device device() const { return shared_.device ? shared_.device->device() : zr_device{ZR_DEVICE_CPU, 0}; }
   zr_use use_of(uint32_t phase, int micro = 0, bool last = false) const;
   template <class F>
   Answer call_from_any_thread(const std::string& name, F&& fn);
@@ -105,7 +120,7 @@ class StrategyRank {
   RankPlan plan_;
   Loan bound_loan_;
   std::vector<std::unique_ptr<Array>> own_buffers_;
-  std::vector<char*> buffers_;
+  std::vector<char*> buffers_;               // host memory
   std::vector<std::vector<float>> weights_;  // the values that all weights must have
   std::vector<uint32_t> gathered_;           // parameters that this rank must acquire
   std::vector<int64_t> delivered_;

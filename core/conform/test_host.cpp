@@ -6,6 +6,9 @@
 #include <cstdio>
 #include <thread>
 
+#define ZR_NO_DRAFT_TAG
+#include "zr/abi/draft/device.h"
+
 namespace zr::host::conform {
 
 thread_local bool TestHost::in_worker_call = false;
@@ -98,8 +101,15 @@ struct Services {
       host.report("it requested memory with a short zr_alloc, unknown flags, or an alignment that is no power of two");
       return fill(error, ZR_INVALID, "the request is invalid");
     }
-    if (request.device.type != ZR_DEVICE_CPU) return fill(error, ZR_UNSUPPORTED, "only CPU memory is offered");
+    SimulatedDevice* const device = host.options_.device;
+    const bool on_device = device && device->is(request.device);
+    if (request.device.type != ZR_DEVICE_CPU && !on_device)
+      return fill(error, ZR_UNSUPPORTED, device ? "the host has no such device" : "only CPU memory is offered");
     if (request.bytes > kLargestAllocation) return fill(error, ZR_NOMEM, "more memory than this host has");
+    if (on_device) {
+      *out = {device->allocate(request.bytes), static_cast<int64_t>(request.bytes), ZR_U8, 0, device->device()};
+      return ZR_OK;
+    }
     auto memory = std::make_unique<Array>(request.bytes, std::max<uint64_t>(request.align, 64));
     std::memset(memory->data(), 0, memory->size());
     *out = view_of(memory->data(), static_cast<int64_t>(request.bytes), ZR_U8);
@@ -110,6 +120,7 @@ struct Services {
   static void free(const zr_host* abi, const zr_view* view) {
     if (!view->data) return;
     TestHost& host = host_of(abi);
+    if (SimulatedDevice* const device = host.options_.device; device && device->free(view->data)) return;
     bool known = false, intact = true;
     {
       const MutexLock lock(host.mutex_);
@@ -203,6 +214,7 @@ TestHost::TestHost(HostOptions options) : options_(std::move(options)) {
   offer("zr.host.job/1", zr_job_service{sizeof(zr_job_service), options_.rank, options_.world, options_.rank,
                                         options_.world, 0, job_id_.c_str(), ""});
   offer("zr.host.machine/1", zr_machine_service{sizeof(zr_machine_service), 0, Services::disk});
+  if (options_.device) offer("zr.host.stream/1", SimulatedDevice::service());
   Pages& pages = tables_.emplace_back(sizeof(zr_host) + Loan::kUnknownBytes);
   abi_ = reinterpret_cast<zr_host*>(pages.data());
   const std::size_t extra = options_.mode.longer_structs ? Loan::kUnknownBytes : 0;

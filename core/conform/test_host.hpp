@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "conform/memory.hpp"
+#include "conform/simulated_device.hpp"
 #include "conform/store.hpp"
 #include "zr/abi/host.h"
 #include "zr/mutex.hpp"
@@ -55,7 +56,8 @@ struct HostOptions {
   Mode mode{};
   std::set<std::string> absent{};  // ids of services that are not offered
   int rank = 0, world = 1;
-  const Store* store = nullptr;  // null: an own one
+  const Store* store = nullptr;       // null: an own one
+  SimulatedDevice* device = nullptr;  // whose memory and streams it offers too; null: only CPU memory
 };
 
 /// The value of a key: the types of zr_config_service.

@@ -24,6 +24,7 @@ World::World(const Options& options)
       submitted_(static_cast<std::size_t>(options.size)),
       observers_(static_cast<std::size_t>(options.size)),
       left_(static_cast<std::size_t>(options.size)),
+      work_(static_cast<std::size_t>(options.size)),
       traces_(static_cast<std::size_t>(options.size)) {
   const std::size_t extra = options.longer_structs ? Loan::kUnknownBytes : 0;
   const zr_collectives_api table{static_cast<uint32_t>(sizeof(zr_collectives_api) + extra), 0, submit, progress};
@@ -40,8 +41,28 @@ zr_comm_ref World::ref(int rank) const {
 zr_code World::submit(void* port, const zr_coll* coll, zr_stream* stream, zr_done* done, zr_error* error) {
   auto& [world, rank] = *static_cast<Port*>(port);
   if (coll->size < ZR_SIZE_0_9(zr_coll)) world->stop("it submitted a zr_coll that is shorter than in ABI 0.9");
-  if (stream) world->stop("it submitted a collective with a stream, but got none");
-  return world->submit(rank, *coll, done, error);
+  const SimulatedDevice* const device = world->options_.device;
+  if (!device && stream) world->stop("it submitted a collective with a stream, but got none");
+  if (!device) return world->submit(rank, *coll, done, error);
+  zr_coll own;
+  ZR_TAKE(&own, coll);
+  const bool has_views = own.src.count > 0 || own.dst.count > 0;
+  if (has_views && stream != device->stream(rank))
+    world->stop("it submitted a collective without the stream of its call");
+  if (const std::string problem = world->move_to_backing(own); !problem.empty()) world->stop(problem);
+  return world->submit(rank, own, done, error);
+}
+
+// Replaces addresses of the device by those of the memory behind them.
+std::string World::move_to_backing(zr_coll& coll) const {
+  for (zr_view* view : {&coll.src, &coll.dst}) {
+    if (view->count > 0) {
+      view->data = options_.device->is(view->device) ? options_.device->backing(view->data) : nullptr;
+      if (!view->data) return "it submitted a collective with a view that is not in memory of the stream's device";
+    }
+    view->device = {ZR_DEVICE_CPU, 0};
+  }
+  return "";
 }
 
 zr_code World::progress(void* port, zr_error*) {
@@ -82,9 +103,42 @@ zr_code World::submit(int rank, const zr_coll& given, zr_done* done, zr_error* e
     ++operation.completions[r]->references;
   }
   ++operation.arrived;
+  if (options_.device) return ZR_OK;  // enqueued
   if (!options_.lazy || !done) advance();
   changed_.notify_all();
   return done ? zr_code{ZR_OK} : wait_for(rank, index, lock, error);
+}
+
+void World::enqueue(int rank, std::function<void()> work) {
+  const MutexLock lock(mutex_);
+  const auto r = static_cast<std::size_t>(rank);
+  work_[r].push_back({submitted_[r], std::move(work)});
+}
+
+void World::synchronize(int rank) {
+  MutexLock lock(mutex_);
+  const auto r = static_cast<std::size_t>(rank);
+  changed_.notify_all();
+  zr_error error{};
+  if (submitted_[r] > 0 && wait_for(rank, submitted_[r] - 1, lock, &error) != ZR_OK) fail(error.msg);
+  work_before(r, submitted_[r] + 1);
+  if (!problem_.empty()) fail(problem_);
+}
+
+void World::forget(int rank) {
+  const MutexLock lock(mutex_);
+  work_[static_cast<std::size_t>(rank)].clear();
+}
+
+// Does the rank's work up to its collective of this number.
+void World::work_before(std::size_t rank, std::size_t collective) {
+  std::deque<Work>& work = work_[rank];
+  for (; !work.empty() && work.front().after <= collective && problem_.empty(); work.pop_front()) try {
+      work.front().run();
+    } catch (const Failure& failure) {
+      stop_locked(failure.reason);
+      return;
+    }
 }
 
 zr_code World::wait_for(int rank, std::size_t index, MutexLock& lock, zr_error* error) {
@@ -110,6 +164,8 @@ void World::advance() {
     if (operation.arrived < options_.size) return;
     if (const std::string mismatch = problem_of(operation.ranks); !mismatch.empty())
       return stop_locked(concat("collective ", performed_, ": ", mismatch));
+    for (std::size_t rank = 0; rank < work_.size(); ++rank) work_before(rank, performed_);
+    if (!problem_.empty()) return;
     perform(operation.ranks);
     operation.performed = true;
     for (std::size_t rank = 0; rank < observers_.size(); ++rank)

@@ -13,6 +13,11 @@
 namespace zr::host::engine {
 
 namespace {
+// Whether the library is in the folder of plug-ins for this type of device.
+bool is_for_device(const plugin::Component& component, const std::string& device) {
+  return component.file.parent_path().filename() == device.substr(0, device.find(':'));
+}
+
 bool is_offloaded(const plan::MemoryPlan& plan) {
   const plan::Placement& placement = plan.placement;
   return plan.has_offloaded_states() || placement.reduced_gradients != 0 || placement.shards != 0;
@@ -85,12 +90,18 @@ std::string state_location_text(const config::JobConfig& config, const Optimizer
 }
 
 void locate_state(plan::MemoryPlan& plan, const config::JobConfig& config, const plugin::Instance& strategy,
-                  const Optimizers& optimizers, const plugin::Instance* communicator) {
+                  const Optimizers& optimizers, const plugin::Instance* communicator, bool has_device) {
   const std::string& device = config.job().device.value;
   if (device == config::kCpuDevice) return;
+  const int32_t type = device_type_of(device);
+  const bool open = !has_device && communicator && is_for_device(communicator->component(), device) &&
+                    !(comm::stream_types_of(*communicator) >> type & 1);  // the job decides
   const std::string obstacle =
-      device_obstacle(plan, stream_types_of(strategy), optimizers, communicator, device_type_of(device));
+      device_obstacle(plan, stream_types_of(strategy), optimizers, open ? nullptr : communicator, type);
   plan.state_location = state_location_text(config, optimizers, obstacle);
+  if (open && obstacle.empty())
+    plan.state_location += fmt::format(", if communicator '{}' ({}) can use the devices: here it reports none",
+                                       communicator->component().table->id, communicator->component().file.string());
   const bool saves = !config.checkpoint().dir->empty() && !snapshots(config);
   plan.save_staging = saves && obstacle.empty() ? checkpoint::SaveOptions().chunk_bytes : 0;
 }

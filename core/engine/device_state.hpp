@@ -17,9 +17,10 @@ std::string device_obstacle(const plan::MemoryPlan& plan, uint64_t stream_types,
 /// The sentence that says where the training state is, and why; `obstacle`: a result of device_obstacle().
 std::string state_location_text(const config::JobConfig& config, const Optimizers& optimizers,
                                 const std::string& obstacle);
-/// Sets where the training state is in a plan of this job: MemoryPlan::state_location and save_staging.
+/// Sets where the training state is in a plan of this job: MemoryPlan::state_location and save_staging. has_device: the
+/// process has opened the device; otherwise the communicator may report that it cannot use it although the job can.
 void locate_state(plan::MemoryPlan& plan, const config::JobConfig& config, const plugin::Instance& strategy,
-                  const Optimizers& optimizers, const plugin::Instance* communicator);
+                  const Optimizers& optimizers, const plugin::Instance* communicator, bool has_device);
 
 /// The functions that add up norm blocks on the device of the context, which outlives them.
 NormBlocks::OnDevice norm_on_device(const StepContext& context);

@@ -54,7 +54,7 @@ plan::MemoryPlan plan_of(const PlannedJob& job, const model::Model& model) {
       control.local_world() == control.world() && shares_weights(setup.config, setup.communicator, control.world());
   plan::MemoryPlan plan = make_plan(input, control.rank(), strategy_plan(job.strategy));
   plan.update_time = update_time(setup.config, plan);
-  locate_state(plan, setup.config, job.strategy, job.optimizers, job.communicator.get());
+  locate_state(plan, setup.config, job.strategy, job.optimizers, job.communicator.get(), true);
   return plan;
 }
 

@@ -364,7 +364,7 @@ plan::MemoryPlan Planner::plan(int rank) const {
   check_local_gradients(job_.config, plan, *optimizers_, *strategy_);
   check_offload(job_.config, plan, job_.strategy.table->id);
   plan.update_time = update_time(job_.config, plan);
-  locate_state(plan, job_.config, *strategy_, *optimizers_, communicator_.get());
+  locate_state(plan, job_.config, *strategy_, *optimizers_, communicator_.get(), false);
   return plan;
 }
 

@@ -178,6 +178,32 @@ TEST(ConformRules, ZerothHasTheSameRules) {
   EXPECT_EQ(shell(ZR_BUILD_DIR "/bin/zeroth conform --list").output, shell(kConform + " --list").output);
 }
 
+// An optimizer for the simulated device follows the rules in host memory; the rest needs the device.
+TEST(ConformReport, SaysWhatNeedsADevice) {
+  const std::string file = ZR_BUILD_DIR "/tests/plugins/sim/zr_optimizer_adamw.so";
+  if (!fs::exists(file)) GTEST_SKIP() << "built with libtorch only";
+  const Report report = check(file);
+  EXPECT_EQ(report.code, 0) << report.reasons();
+  std::string remarks;
+  for (const auto& one : report.json["cases"])
+    if (one.contains("remark")) remarks += std::string(one["rule"]) + ": " + std::string(one["remark"]) + "\n";
+  EXPECT_EQ(remarks,
+            "ZR-O24: not checked here: step() with a stream, and norm_blocks(), which need a device of type 12\n");
+}
+
+// One that also moves host memory through its device: what opens it is skipped.
+TEST(ConformReport, SkipsWhatOpensADevice) {
+  const std::string file = ZR_BUILD_DIR "/tests/plugins/sim/zr_communicator_nccl.so";
+  if (!fs::exists(file)) GTEST_SKIP() << "built with libtorch only";
+  const Report report = check(file);
+  EXPECT_EQ(report.code, 0) << report.reasons();
+  EXPECT_GT(report.json["passed"], 10);
+  int opens = 0;
+  for (const std::string& line : report.skips())
+    opens += line.find("it cannot be checked without a device: open() returned ZR_UNSUPPORTED") != std::string::npos;
+  EXPECT_GT(opens, 20);
+}
+
 TEST(ConformReport, MatchesGoldenFile) {
   const std::string path = kContract + "/conform.txt";
   golden::File file = golden::read_file(path);

@@ -54,7 +54,8 @@ struct Stream {
   }
 };
 const zr_stream_service kStreams{
-    sizeof(zr_stream_service), 0,
+    sizeof(zr_stream_service),
+    0,
     [](zr_stream* stream) { return reinterpret_cast<Stream*>(stream)->stream.native_handle(); },
     [](zr_stream* stream) { return reinterpret_cast<Stream*>(stream)->device_of_views(); },
     nullptr,  // no streams of the optimizer's own, and no events

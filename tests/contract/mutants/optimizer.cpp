@@ -94,6 +94,8 @@ enum Defect {
   step_of_first_slice,
   group_of_first_slice,
   claims_to_ignore_norm,
+  streams_without_device,
+  streams_without_extension,
   clamps_overflow,
   resolves_before_work,
   updates_before_error,
@@ -229,6 +231,8 @@ zr_code describe(void* self, const zr_param* param, zr_optimizer_desc* out, zr_e
   if (kDefect == reserved_in_desc) desc.rsv = 7;
   if (kDefect == no_cpu_memory) desc.device_types = 1u << ZR_DEVICE_CUDA;
   if (kDefect == description_changes && o.stepped) desc.flags = 1u << 20;
+  if (kDefect == streams_without_device || kDefect == streams_without_extension) desc.flags = ZR_OPT_STREAMS;
+  if (kDefect == streams_without_extension) desc.device_types |= 1u << ZR_DEVICE_CUDA;
   if (kDefect == claims_to_ignore_norm) desc.flags = ZR_OPT_IGNORES_NORM;
   mutant::write_output(out, desc);
   if (kDefect == output_too_short) out->size = 47;

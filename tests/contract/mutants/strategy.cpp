@@ -46,6 +46,8 @@ enum Defect {
   hides_failure,
   changes_code,
   corrects_sums_at_the_end,
+  drops_stream,
+  reads_memory_of_device,
   keeps_plan,
   keeps_use,
   rejects_longer_structs,
@@ -87,12 +89,16 @@ struct Strategy {
   int planned = 0;
   int64_t most_grads = 0;
   const zr_plan_in* kept_plan = nullptr;
+  zr_stream* stream = nullptr;  // of the current call
 };
 
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 int64_t width(zr_dtype dtype) { return dtype == ZR_F32 ? 4 : 2; }
 zr_view part(const zr_view& view, int64_t first, int64_t count) {
-  return mutant::view_of(static_cast<char*>(view.data) + first * width(view.dtype), count, view.dtype);
+  zr_view one = view;
+  one.data = static_cast<char*>(view.data) + first * width(view.dtype);
+  one.count = count;
+  return one;
 }
 
 zr_plan_in taken(const zr_plan_in& given) {
@@ -128,14 +134,19 @@ std::vector<Parameter> layout(const zr_plan_in& in, Sizes& sizes) {
 }
 
 zr_code create(const zr_host* host, const zr_config*, void** self, zr_error*) {
-  *self = new Strategy{host, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, false, {}, 0, 0, nullptr};
+  *self = new Strategy{host, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, false, {}, 0, 0, nullptr, nullptr};
   return ZR_OK;
 }
 void destroy(void* self) { delete static_cast<Strategy*>(self); }
 
 zr_code describe(void*, zr_strategy_desc* out, zr_error*) {
-  const uint32_t devices = 1u << (kDefect == no_cpu_memory ? ZR_DEVICE_CUDA : ZR_DEVICE_CPU);
-  mutant::write_output(out, zr_strategy_desc{sizeof(zr_strategy_desc), 0, devices});
+  zr_strategy_desc desc{sizeof(zr_strategy_desc), 0, 1u << ZR_DEVICE_CPU};
+  if (kDefect == no_cpu_memory) desc.device_types = 1u << ZR_DEVICE_CUDA;
+  if (kDefect == none || kDefect == drops_stream || kDefect == reads_memory_of_device) {
+    desc.flags = ZR_STRATEGY_STREAMS;
+    desc.device_types = ~uint64_t{0};
+  }
+  mutant::write_output(out, desc);
   if (kDefect == output_too_short) out->size = 15;
   if (kDefect == output_too_long) std::memset(reinterpret_cast<char*>(out) + out->size, 0, 4);
   return ZR_OK;
@@ -220,7 +231,8 @@ zr_code bind(void* self, const zr_plan_in* in, const zr_bind* bound, zr_error*) 
 }
 
 zr_code submit(Strategy& s, const zr_coll& coll, zr_done* done, zr_error* error) {
-  const zr_code code = s.comm.api->submit(s.comm.comm, &coll, nullptr, done, error);
+  zr_stream* const stream = kDefect == drops_stream ? nullptr : s.stream;
+  const zr_code code = s.comm.api->submit(s.comm.comm, &coll, stream, done, error);
   if (code != ZR_OK && kDefect == throws_if_comm_fails) throw std::runtime_error("a collective failed");
   if (code != ZR_OK && kDefect == hides_failure) return ZR_OK;
   return code != ZR_OK && kDefect == changes_code ? zr_code{ZR_INTERNAL} : code;
@@ -231,6 +243,9 @@ zr_code begin(Strategy& s, const zr_use* use, zr_error* error) {
   static const zr_use* kept = nullptr;
   if (kDefect == keeps_use && kept) mutant::read(kept->size);
   if (kDefect == keeps_use) kept = use;
+  zr_use own;
+  ZR_TAKE(&own, use);
+  s.stream = own.stream;
   if (kDefect == bound_to_a_thread && !pthread_equal(s.thread, pthread_self()))
     return mutant::fill(error, ZR_STATE, "called from another thread");
   return ZR_OK;
@@ -324,6 +339,7 @@ zr_code event(void* self, uint32_t kind, const zr_use* use, zr_error* error) {
 zr_code grads_finish(void* self, const zr_use* use, zr_error*) {
   auto& s = *static_cast<Strategy*>(self);
   if (halves(s)) scale(s.sums, 2);
+  if (kDefect == reads_memory_of_device && s.sums.count > 0) mutant::read(*static_cast<const uint32_t*>(s.sums.data));
   resolve(s, use);
   return ZR_OK;
 }
