@@ -83,5 +83,25 @@ TEST(StepSyncTest, NamesTheParameterWhoseOwnGradientWasNotFinite) {
   EXPECT_TRUE(global.save_failed);
 }
 
+TEST(StepSyncTest, ReadsNoReducedGradientsInAStepThatHasNone) {
+  StepSyncFixture f;
+  f.fill(NAN);
+  engine::StepSync::LocalStats own{{1}, {1}, 0, &f.touched, -1};
+  own.local_non_finite = 0;
+  const engine::GlobalStats finite = f.sync.exchange(own);
+  EXPECT_EQ(finite.non_finite, 0);
+  EXPECT_EQ(finite.first_param, -1);
+  EXPECT_TRUE(std::isnan(finite.sum_of_squares));
+  EXPECT_FALSE(finite.masters_changed);
+  own.local_non_finite = 3;
+  own.first_non_finite = 1;
+  own.masters_changed = true;
+  const engine::GlobalStats overflow = f.sync.exchange(own);
+  EXPECT_EQ(overflow.non_finite, 3);
+  EXPECT_EQ(overflow.first_param, 1);
+  EXPECT_EQ(overflow.non_finite_rank, 0);
+  EXPECT_TRUE(overflow.masters_changed);
+}
+
 }  // namespace
 }  // namespace zr::testing
