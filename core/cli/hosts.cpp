@@ -19,7 +19,7 @@ namespace asio = boost::asio;
 using boost::system::error_code;
 
 namespace {
-constexpr int kMaxRanks = 4096;
+constexpr int kMaxRanksOnHosts = 4096;
 
 std::optional<asio::ip::address> resolved(asio::io_context& io, const std::string& host) {
   error_code error;
@@ -70,14 +70,15 @@ std::vector<HostRanks> parse_hosts(const std::string& command, const std::string
     const std::string number = colon == entry.npos ? "1" : entry.substr(colon + 1);
     const auto [stop, error] = std::from_chars(number.data(), number.data() + number.size(), host.ranks);
     if (host.host.empty() || host.host.find_first_not_of(kNameCharacters) != host.host.npos || host.host[0] == '-' ||
-        error != std::errc() || stop != number.data() + number.size() || host.ranks < 1 || host.ranks > kMaxRanks)
+        error != std::errc() || stop != number.data() + number.size() || host.ranks < 1 ||
+        host.ranks > kMaxRanksOnHosts)
       fail(fmt::format("'{}' is not HOST or HOST:RANKS, such as node01:4", entry));
     if (std::any_of(hosts.begin(), hosts.end(), [&](const HostRanks& other) { return other.host == host.host; }))
       fail(fmt::format("{} occurs twice; give it once, with all its ranks", host.host));
     hosts.push_back(std::move(host));
     begin = end + 1;
   }
-  if (ranks_of(hosts) > kMaxRanks) fail(fmt::format("{} ranks: at most {}", ranks_of(hosts), kMaxRanks));
+  if (ranks_of(hosts) > kMaxRanksOnHosts) fail(fmt::format("{} ranks: at most {}", ranks_of(hosts), kMaxRanksOnHosts));
   return hosts;
 }
 

@@ -34,10 +34,10 @@ namespace asio = boost::asio;
 using boost::system::error_code;
 
 namespace {
-constexpr auto kTickInterval = std::chrono::milliseconds(100);
-constexpr auto kFailureReportTimeout = std::chrono::milliseconds(3500);  // until the store's report, after a failure
-constexpr auto kMpirunTimeout = std::chrono::seconds(5);                 // until mpirun ends, after the report
-constexpr const char* kSecondsUntilSigkill = "60";  // for ranks that save a checkpoint after a signal
+constexpr auto kOutputInterval = std::chrono::milliseconds(100);
+constexpr auto kReportTimeout = std::chrono::milliseconds(3500);  // until the store's report, after a failure
+constexpr auto kMpirunTimeout = std::chrono::seconds(5);          // until mpirun ends, after the report
+constexpr const char* kSecondsUntilSigkill = "60";                // for ranks that save a checkpoint after a signal
 
 std::string mpirun_file() {
   const char* path = std::getenv("PATH");
@@ -290,7 +290,7 @@ void HostLaunch::reap_mpirun() {
   ended_ = reap(mpirun_.pid);
   if (!ended_) return;
   drain();
-  report_deadline_ = std::chrono::steady_clock::now() + kFailureReportTimeout;
+  report_deadline_ = std::chrono::steady_clock::now() + kReportTimeout;
   finish_if_done();
 }
 
@@ -307,7 +307,7 @@ void HostLaunch::tick() {
   if (writer_.failed() && !stop_signal_) forward(SIGPIPE);
   for (const auto stream : {Output::out, Output::err})
     if (streams_[stream] && std::exchange(paused_[stream], false)) read(stream);
-  tick_.expires_after(kTickInterval);
+  tick_.expires_after(kOutputInterval);
   tick_.async_wait([this](const error_code& error) {
     if (!error) tick();
   });

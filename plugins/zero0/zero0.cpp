@@ -16,7 +16,7 @@ class Zero0 : public zr::Strategy<Zero0> {
   static constexpr const char* description =
       "data parallel: every rank has all weights, gradients and optimizer states";
   static constexpr const char* license = "Apache-2.0";
-  static constexpr uint32_t flags = ZR_STRATEGY_STREAMS | ZR_STRATEGY_LOCAL_GRADS;
+  static constexpr uint32_t flags = uint32_t{ZR_STRATEGY_STREAMS} | ZR_STRATEGY_LOCAL_GRADS;
   static constexpr uint64_t device_types = zr::kAnyDevice;
   static constexpr zr_key keys[] = {zr::key_bytes("bucket_bytes", "\"16MiB\"", 65536, 1e15,
                                                   "size of a gradient bucket; two buckets are in use at a time")};
