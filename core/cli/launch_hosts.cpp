@@ -37,7 +37,6 @@ namespace {
 constexpr auto kOutputInterval = std::chrono::milliseconds(100);
 constexpr auto kReportTimeout = std::chrono::milliseconds(3500);  // until the store's report, after a failure
 constexpr auto kMpirunTimeout = std::chrono::seconds(5);          // until mpirun ends, after the report
-constexpr const char* kSecondsUntilSigkill = "60";                // for ranks that save a checkpoint after a signal
 
 std::string mpirun_file() {
   const char* path = std::getenv("PATH");
@@ -137,9 +136,10 @@ HostLaunch::~HostLaunch() {
 
 std::vector<std::string> HostLaunch::environment() const {
   std::vector<std::pair<std::string, std::string>> added = options_.environment;
-  added.insert(
-      added.end(),
-      {{"ZR_STORE", fmt::format("{}:{}", store_name_, store_->port())}, {"ZR_JOB", job_}, {"ZR_TOKEN", token_}});
+  added.insert(added.end(), {{"ZR_STORE", fmt::format("{}:{}", store_name_, store_->port())},
+                             {"ZR_JOB", job_},
+                             {"ZR_STOP_SIGNAL", std::to_string(SIGUSR1)},
+                             {"ZR_TOKEN", token_}});
   if (options_.threads > 0) {
     added.emplace_back("ZR_THREADS", std::to_string(options_.threads));
     if (!std::getenv("OMP_NUM_THREADS")) added.emplace_back("OMP_NUM_THREADS", std::to_string(options_.threads));
@@ -159,9 +159,8 @@ std::vector<std::string> HostLaunch::arguments() const {
   std::string hosts;
   for (const HostRanks& host : options_.hosts)
     hosts += fmt::format("{}{}:{}", hosts.empty() ? "" : ",", host.host, host.ranks);
-  std::vector<std::string> words{
-      "mpirun", "--bind-to", "none", "--tag-output",        "--mca", "odls_base_sigkill_timeout", kSecondsUntilSigkill,
-      "-H",     hosts,       "-n",   std::to_string(ranks_)};
+  std::vector<std::string> words{"mpirun", "--bind-to", "none", "--tag-output",
+                                 "-H",     hosts,       "-n",   std::to_string(ranks_)};
   for (const std::string& name : variables_of_ranks(environment())) words.insert(words.end(), {"-x", name});
   words.insert(words.end(), options_.program.begin(), options_.program.end());
   return words;
@@ -257,14 +256,14 @@ bool HostLaunch::saves_on_signal() const {
   return true;
 }
 
-// mpirun passes SIGTERM and SIGINT on to the ranks. Where they save a checkpoint, they end by themselves; a second
-// signal ends them at once.
+// Ranks that save a checkpoint get SIGUSR1, which mpirun passes on, and end by themselves; others are ended by mpirun.
+// A second signal ends them at once.
 void HostLaunch::forward(int signal) {
   const bool saves = !stop_signal_ && (signal == SIGTERM || signal == SIGINT) && saves_on_signal();
   if (!saves) store_->stop_failure_detection();
   if (stop_signal_) return end_mpirun_after({}, SIGKILL);
   stop_signal_ = signal;
-  if (!ended_) kill(-mpirun_.pid, signal == SIGINT ? SIGINT : SIGTERM);
+  if (!ended_) kill(mpirun_.pid, saves ? SIGUSR1 : SIGTERM);
   if (!saves) end_mpirun_after(kMpirunTimeout, SIGKILL);
 }
 

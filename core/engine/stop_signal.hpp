@@ -1,4 +1,5 @@
-// SIGTERM and SIGINT as a request to stop, which the engine reads after each step (checkpoint.on_signal = "save").
+// SIGTERM and SIGINT as a request to stop, which the engine reads after each step (checkpoint.on_signal = "save"). With
+// ZR_STOP_SIGNAL=10, as `zeroth launch --hosts` sets it, SIGUSR1 counts as SIGTERM.
 #pragma once
 
 #include <atomic>

@@ -54,7 +54,9 @@ TEST_F(ResumedLocalGradientsTest, ReportErrorsThatAnotherNumberOfRanksLoses) {
                               "and the momentum is kept"),
             std::string::npos)
       << other.output;
-  for (const auto& [step, loss] : losses("b")) EXPECT_LT(std::stod(loss), 10) << "step " << step;
+  double most = 0;  // before
+  for (const auto& [step, loss] : losses("a")) most = std::max(most, std::stod(loss));
+  for (const auto& [step, loss] : losses("b")) EXPECT_LT(std::stod(loss), 1.5 * most) << "step " << step;
   const Outcome adamw = run_pair(prints_hash, "checkpoint.dir=c checkpoint.resume=true optimizer=adamw");
   EXPECT_EQ(adamw.code, 0) << adamw.output;
 }

@@ -13,7 +13,7 @@ using namespace zr::host;
 using ::testing::ElementsAre;
 
 // What an exchange plan was asked for.
-struct Asked {
+struct Request {
   std::vector<int64_t> counts, served;
   int world = 0;
 };
@@ -63,7 +63,7 @@ class LocalPlanTest : public ::testing::Test {
     for (const plan::LocalArray& array : local.arrays) list.push_back(array.tag + " " + std::to_string(array.elements));
     return list;
   }
-  Asked asked;
+  Request asked;
 };
 
 TEST_F(LocalPlanTest, RanksWithAllStatesServeEqualRunsOfNormBlocks) {
