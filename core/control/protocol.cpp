@@ -182,7 +182,8 @@ Peer this_peer() {
 
 char state_of(int64_t pid) {
   std::ifstream file(fmt::format("/proc/{}/stat", pid));
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  std::string text;
+  std::getline(file, text, '\0');  // fails if the process ends meanwhile; an istreambuf_iterator would throw
   const auto name_end = text.rfind(')');
   return name_end == std::string::npos || name_end + 2 >= text.size() ? char{0} : text[name_end + 2];
 }
