@@ -26,7 +26,9 @@ class StreamEvent {
   /// An event that is not recorded. The host must outlive it.
   explicit StreamEvent(const Host& host) : service_(&host.need<zr_stream_service>()) {}
   ~StreamEvent() { service_->event_free(event_); }
+  /// `other` is not recorded afterwards.
   StreamEvent(StreamEvent&& other) noexcept : service_(other.service_), event_(other.event_) { other.event_ = nullptr; }
+  /// Exchanges the events.
   StreamEvent& operator=(StreamEvent&& other) noexcept {
     std::swap(service_, other.service_);
     std::swap(event_, other.event_);
@@ -57,10 +59,12 @@ class OwnStream {
     check(service_->create(like, &stream_, &error), error);
   }
   ~OwnStream() { service_->destroy(stream_); }
+  /// `other` has no stream afterwards.
   OwnStream(OwnStream&& other) noexcept
       : service_(other.service_), stream_(other.stream_), event_(std::move(other.event_)) {
     other.stream_ = nullptr;
   }
+  /// Exchanges the streams.
   OwnStream& operator=(OwnStream&& other) noexcept {
     std::swap(service_, other.service_);
     std::swap(stream_, other.stream_);

@@ -13,7 +13,7 @@ inline namespace sdk {
 template <class D, GradientMemory Gradients>
 class LocalFlatStrategy : public FlatStrategy<D, Gradients> {
  public:
-  using Base = FlatStrategy<D, Gradients>;
+  using Base = FlatStrategy<D, Gradients>;  // what reduces and gathers
   using Base::Base;
   /// Called once the memory is allocated.
   void bind(const zr_plan_in& in, const Binding& bound) {

@@ -33,8 +33,8 @@ class Exchange {
   /// Parameter i.
   const zr_local_gradient& operator[](uint32_t i) const { return *list_[i]; }
   const D& group(uint32_t i) const { return layer_.group_at(list_[i]->group); }  // of parameter i
-  const zr_step& job;
-  const zr_view& scratch;
+  const zr_step& job;      // the step, with the factor of the gradients
+  const zr_view& scratch;  // memory that peers can read, of the planned size
 
  private:
   const OptimizerLayer<D>& layer_;

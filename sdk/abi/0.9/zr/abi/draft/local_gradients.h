@@ -60,7 +60,7 @@ typedef struct zr_exchange_plan {
   int32_t world;         /* in: number of ranks */
   const int64_t *counts; /* in: elements of each trainable parameter */
   const int64_t *served; /* in: elements of each range that this rank serves */
-  uint32_t n_counts, n_served;
+  uint32_t n_counts, n_served; /* in: lengths of the two lists */
   uint64_t scratch;  /* out: bytes of `scratch` in exchange() */
   uint64_t received; /* out: bytes received by all ranks together if all parameters are exchanged */
 } zr_exchange_plan;
