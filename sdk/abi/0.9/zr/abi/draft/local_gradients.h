@@ -56,13 +56,13 @@ typedef struct zr_local_gradient {
 
 /* The memory and communication of exchange() on one rank. */
 typedef struct zr_exchange_plan {
-  uint32_t size;         /* of the struct; out: the callee writes at most `size` bytes */
-  int32_t world;         /* in: number of ranks */
-  const int64_t *counts; /* in: elements of each trainable parameter */
-  const int64_t *served; /* in: elements of each range that this rank serves */
+  uint32_t size;               /* of the struct; out: the callee writes at most `size` bytes */
+  int32_t world;               /* in: number of ranks */
+  const int64_t *counts;       /* in: elements of each trainable parameter */
+  const int64_t *served;       /* in: elements of each range that this rank serves */
   uint32_t n_counts, n_served; /* in: lengths of the two lists */
-  uint64_t scratch;  /* out: bytes of `scratch` in exchange() */
-  uint64_t received; /* out: bytes received by all ranks together if all parameters are exchanged */
+  uint64_t scratch;            /* out: bytes of `scratch` in exchange() */
+  uint64_t received;           /* out: bytes received by all ranks together if all parameters are exchanged */
 } zr_exchange_plan;
 
 /* Extension "zr.optimizer.local_gradients/1". In a step with local gradients, the host calls exchange() once on every
