@@ -102,7 +102,7 @@ StoreAddress store_address(asio::io_context& io, const std::vector<HostRanks>& h
     if (!local)
       fail_environment(fmt::format("zeroth launch --hosts: this machine has no route to {} ({}); {}", host.host,
                                    remote->to_string(), kStoreRemedy));
-    if (*local == *remote) continue;  // this machine
+    if (remote->is_loopback() || *local == *remote) continue;  // this machine
     store.address = *local;
     break;
   }

@@ -57,6 +57,8 @@ std::set<std::string> variables_of_ranks(const std::vector<std::string>& environ
   std::set<std::string> names;
   for (const std::string& entry : environment) {
     const std::string name = entry.substr(0, entry.find('='));
+    // These are the launcher's own, if it is a rank itself.
+    if (name == "ZR_RANK" || name == "ZR_WORLD" || name == "ZR_LOCAL_RANK" || name == "ZR_LOCAL_WORLD") continue;
     if (name.starts_with("ZR_") || name.starts_with("OMP_") || name == "LD_LIBRARY_PATH") names.insert(name);
   }
   return names;
@@ -144,7 +146,7 @@ std::vector<std::string> HostLaunch::environment() const {
     added.emplace_back("ZR_THREADS", std::to_string(options_.threads));
     if (!std::getenv("OMP_NUM_THREADS")) added.emplace_back("OMP_NUM_THREADS", std::to_string(options_.threads));
   }
-  std::set<std::string> names;
+  std::set<std::string> names{"ZR_RANK", "ZR_WORLD", "ZR_LOCAL_RANK", "ZR_LOCAL_WORLD"};
   std::vector<std::string> all;
   for (const auto& [name, value] : added)
     if (names.insert(name).second) all.push_back(fmt::format("{}={}", name, value));
@@ -274,7 +276,7 @@ void HostLaunch::failed(const std::string& table) {
   finish_if_done();
 }
 
-// mpirun that is killed lets its daemons on the hosts kill their ranks.
+// mpirun that is killed lets its daemons on other hosts kill their ranks; ranks here end because the store has.
 void HostLaunch::end_mpirun_after(std::chrono::milliseconds timeout, int signal) {
   deadline_.expires_after(timeout);
   deadline_.async_wait([this, signal](const error_code& error) {

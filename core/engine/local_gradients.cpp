@@ -167,7 +167,10 @@ bool LocalGradients::needs_local(int64_t update) const {
   return grads == ZR_GRADS_LOCAL;
 }
 
-void LocalGradients::begin_step(int64_t update) { active_ = api_ && needs_local(update); }
+void LocalGradients::begin_step(int64_t update) {
+  active_ = api_ && needs_local(update);
+  if (api_ && !active_) std::ranges::fill(begun_, 0);  // a step with reduced gradients changes what they began with
+}
 
 LocalGradients::NonFinite LocalGradients::non_finite() const {
   NonFinite found;

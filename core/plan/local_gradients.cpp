@@ -50,6 +50,16 @@ bool has_replicas(const MemoryPlan& plan) {
   });
 }
 
+// Whether every rank has all reduced gradients. Decided from the plans of all ranks where they are known: one rank may
+// own all elements of a small model.
+bool every_rank_owns_all(const MemoryPlan& plan, int64_t owned, int64_t trainable) {
+  if (plan.segments.empty()) return owned == trainable;
+  for (std::size_t i = 0; i < plan.segments.size(); ++i)
+    for (const Segment& segment : plan.segments[i])
+      if (!plan.input.parameters[i].frozen && std::ssize(segment.owners) != plan.input.world) return false;
+  return true;
+}
+
 void add_arrays(const MemoryPlan& plan, LocalPlan& local) {
   const auto add = [&](MemoryKind kind, const std::string& tag, int64_t elements, zr_dtype dtype = ZR_F32) {
     if (std::ranges::none_of(local.arrays, [&](const LocalArray& array) { return array.tag == tag; }))
@@ -79,7 +89,7 @@ LocalPlan local_plan(const MemoryPlan& plan) {
   int64_t trainable = 0, owned = 0;
   for (const Parameter& p : parameters) trainable += p.frozen ? 0 : p.count;
   for (const Piece& piece : plan.rank_plan.reduced_gradients) owned += piece.count;
-  const bool owns_all = owned == trainable;
+  const bool owns_all = every_rank_owns_all(plan, owned, trainable);
   owns_all ? cut_equally(plan.input, local) : cut_by_owner(plan, local);
   local.has_replicas = !owns_all && has_replicas(plan);
   std::vector<int64_t> counts, served;
