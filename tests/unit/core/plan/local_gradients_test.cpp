@@ -86,6 +86,21 @@ TEST_F(LocalPlanTest, OwnersServeAndCopyWhatOtherRanksOwn) {
   EXPECT_TRUE(local.has_replicas);
 }
 
+// Both ranks must have the same ranges and arrays: they gather the copies together.
+TEST_F(LocalPlanTest, RanksAgreeIfOneOwnsAllElements) {
+  std::vector<plan::LocalPlan> locals;
+  for (const int rank : {0, 1}) {
+    plan::MemoryPlan plan = plan_of(rank, true, false);
+    plan.rank_plan.reduced_gradients.clear();
+    if (rank == 1) plan.rank_plan.reduced_gradients = {{0, 1, 0, 5000, 0}, {3, 1, 0, 1500, 5024}};
+    plan.segments[0][0].owners = {1};
+    locals.push_back(local_plan(plan));
+  }
+  EXPECT_THAT(ranges_of(locals[0]), ElementsAre("0:0+5000@1", "3:0+1500@1"));
+  EXPECT_EQ(ranges_of(locals[1]), ranges_of(locals[0]));
+  for (const plan::LocalPlan& local : locals) EXPECT_TRUE(local.has_replicas);
+}
+
 TEST_F(LocalPlanTest, SharedWeightsNeedNoCopies) {
   const plan::LocalPlan local = local_plan(plan_of(1, true, true));
   EXPECT_FALSE(local.has_replicas);
