@@ -15,7 +15,7 @@ struct Tag {
   bool error = false;
 };
 
-// The tag that begins `text`; nothing if there is none.
+// The tag that begins `text`; nothing if `text` begins with other bytes.
 std::optional<Tag> tag_of(std::string_view text) {
   std::size_t at = 0;
   const auto is_next = [&](std::string_view expected) {  // true also where `text` ends

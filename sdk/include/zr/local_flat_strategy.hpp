@@ -20,7 +20,7 @@ class LocalFlatStrategy : public FlatStrategy<D, Gradients> {
     shares_weights_ = shared_weights_flag(in) != 0;
     Base::bind(in, bound);
   }
-  /// Completes the reduction at the end of a backward; there is none if gradients are local.
+  /// Completes the reduction at the end of a backward. Local gradients are not reduced.
   void event(uint32_t kind, const zr_use& use) {
     if (!(use.flags & ZR_USE_LOCAL_GRADS)) Base::event(kind, use);
   }

@@ -32,7 +32,7 @@ TEST_F(ResumedLocalGradientsTest, ContinueExactlyWithMastersAndThreeRanks) {
   expect_exact_resume(3, 4, "train.dtype=bf16 checkpoint.async=true ");
 }
 
-// "carry" has one copy per rank; "server_error" is one tensor, whoever computed it.
+// "carry" has one copy per rank; "server_error" is one tensor, for which each rank saves the elements that it serves.
 TEST_F(ResumedLocalGradientsTest, SaveTheStatesOfEachRank) {
   run(2, "job.name=a checkpoint.dir=c checkpoint.every=2 train.steps=4\n", kOneBitJob + "strategy=zero2");
   const host::checkpoint::Checkpoint before(scratch_.path("c/step-00000002")), after(scratch_.path("c/step-00000004"));

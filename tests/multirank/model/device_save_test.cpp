@@ -53,7 +53,7 @@ RANK_BODY(saves_and_loads_a_large_layer, Run) {
 
 class DeviceSaveTest : public DeviceEngineTest {
  protected:
-  // The row of summary.json for a kind of host memory: planned bytes and peak; zeros if there is none.
+  // The row of summary.json for a kind of host memory: planned bytes and peak; zeros without a row.
   std::pair<int64_t, int64_t> host_memory(const std::string& kind) const {
     const Json memory = summary()["memory"];
     if (!memory.contains("host") || !memory["host"].contains(kind)) return {};
