@@ -284,7 +284,7 @@ uint64_t stream_types_of(const plugin::Instance& strategy) {
 }
 
 bool accepts_local_gradients(const plugin::Instance& strategy) {
-  return strategy.component().drafts && (describe_strategy(strategy).flags & ZR_STRATEGY_LOCAL_GRADS) != 0;
+  return (describe_strategy(strategy).flags & ZR_STRATEGY_LOCAL_GRADS) != 0;
 }
 
 plan::StrategyPlan strategy_plan(const plugin::Instance& strategy) {

@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "zr/abi/draft/local_gradients.h"
 #include "zr/flat_shards.hpp"
 #include "zr/strategy.hpp"
 

@@ -1,8 +1,6 @@
-// FlatStrategy for strategies that also support steps whose gradients are not reduced over ranks. This is a draft: the
-// library loads only on a host of this version (zr/abi/draft/local_gradients.h).
+// FlatStrategy for strategies that also support steps whose gradients are not reduced over ranks.
 #pragma once
 
-#include "zr/abi/draft/local_gradients.h"
 #include "zr/flat_shards.hpp"
 
 #pragma GCC visibility push(hidden)

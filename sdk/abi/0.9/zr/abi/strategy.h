@@ -81,7 +81,13 @@ enum {
 };
 
 enum {
-  ZR_USE_LAST_MICRO = 1u << 0 /* grad_destination, grad_ready, ZR_BACKWARD_END: of the last micro-step of a step */
+  ZR_USE_LAST_MICRO = 1u << 0, /* grad_destination, grad_ready, ZR_BACKWARD_END: of the last micro-step of a step */
+
+  /* From ZR_STEP_BEGIN to ZR_STEP_END, only with ZR_STRATEGY_LOCAL_GRADS: the gradients of this step stay on their
+   * rank. The host accumulates them in memory of its own: it does not call grad_destination() and grad_ready(), and the
+   * strategy reduces nothing. When updated() is called, every rank has updated all weights that it does not share with
+   * other ranks. */
+  ZR_USE_LOCAL_GRADS = 1u << 1
 };
 /* The circumstances of a call. See "Streams" in zr/abi/base.h for stream and done. */
 typedef struct zr_use {
@@ -95,7 +101,8 @@ typedef struct zr_use {
 } zr_use;
 
 enum {
-  ZR_STRATEGY_STREAMS = 1u << 0 /* the functions that get a zr_use accept streams */
+  ZR_STRATEGY_STREAMS = 1u << 0,    /* the functions that get a zr_use accept streams */
+  ZR_STRATEGY_LOCAL_GRADS = 1u << 1 /* accepts ZR_USE_LOCAL_GRADS; every rank holds all weights */
 };
 /* What a strategy supports. An output: the callee writes at most `size` bytes. */
 typedef struct zr_strategy_desc {

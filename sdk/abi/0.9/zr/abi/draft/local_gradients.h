@@ -14,18 +14,6 @@ enum {
 
 enum { ZR_GRADS_REDUCED = 0, ZR_GRADS_LOCAL = 1 };
 
-/* zr_use.flags: the gradients of this step stay on their rank. The host accumulates them in memory of its own: it does
- * not call grad_destination() and grad_ready(), and the strategy reduces nothing. When updated() is called, every rank
- * has updated all weights that it does not share with other ranks. The host passes it from ZR_STEP_BEGIN to
- * ZR_STEP_END. */
-enum {
-  ZR_USE_LOCAL_GRADS = 1u << 1 /* gradients are not reduced */
-};
-/* zr_strategy_desc.flags: the strategy accepts ZR_USE_LOCAL_GRADS; every rank holds all weights. */
-enum {
-  ZR_STRATEGY_LOCAL_GRADS = 1u << 1 /* local gradients are supported */
-};
-
 /* Flags of a local gradient. */
 enum {
   /* The private states are new. Those of all elements have the values of the optimizer's first state, the others are
