@@ -9,11 +9,17 @@ class Mpi : public zr::Communicator<Mpi, mpi::MpiCommunicator> {
  public:
   static constexpr const char* description = "messages of MPI between the ranks of one or several machines";
   static constexpr const char* license = "Apache-2.0";
-  Mpi(const zr::Config&, const zr::Host& host) : host_(host) {}
+  static constexpr zr_key keys[] = {
+      zr::key_bool("hierarchy", "true", "collectives pass to each host once, and there through shared memory"),
+      zr::key_bytes("hierarchy_min_bytes", "\"64KiB\"", 0, 1e12, "collectives of fewer bytes go from rank to rank"),
+      shm::kStagingKey};
+  Mpi(const zr::Config& config, const zr::Host& host)
+      : host_(host),
+        options_{config.boolean("hierarchy"), config.integer("hierarchy_min_bytes"), config.integer("staging_bytes")} {}
   static void shutdown() noexcept { mpi::MpiThread::stop(); }
 
   uint64_t open_bytes(int32_t world) const noexcept {
-    return static_cast<uint64_t>(mpi::Transfer::buffer_bytes(world));
+    return static_cast<uint64_t>(mpi::MpiCommunicator::most_bytes(world, options_));
   }
   zr_comm_caps caps() const { return shm::capabilities(); }
   std::unique_ptr<mpi::MpiCommunicator> open(const zr_comm_open& options) {
@@ -21,11 +27,12 @@ class Mpi : public zr::Communicator<Mpi, mpi::MpiCommunicator> {
       throw zr::PluginError(ZR_UNSUPPORTED, "comm_mpi moves host memory, not memory of a device of type " +
                                                 std::to_string(options.device.type));
     mpi::MpiThread* const thread = options.world > 1 ? &mpi::MpiThread::start() : nullptr;
-    return std::make_unique<mpi::MpiCommunicator>(host_, options, thread);
+    return std::make_unique<mpi::MpiCommunicator>(host_, options, thread, options_);
   }
 
  private:
   zr::Host host_;
+  const mpi::MpiOptions options_;
 };
 
 }  // namespace

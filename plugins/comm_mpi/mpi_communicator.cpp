@@ -1,9 +1,19 @@
 #include "mpi_communicator.hpp"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <new>
 #include <thread>
 #include <utility>
+
+#include "flat_transfer.hpp"
+#include "host_gather.hpp"
+#include "host_reduction.hpp"
+#include "zr/round_up.hpp"
 
 namespace mpi {
 
@@ -12,42 +22,91 @@ constexpr const char* kTag = "pieces of reductions";
 constexpr auto kOpenLimit = std::chrono::seconds(60);  // once all ranks have called open()
 }  // namespace
 
-MpiCommunicator::MpiCommunicator(const zr::Host& host, const zr_comm_open& options, MpiThread* thread)
+MpiCommunicator::MpiCommunicator(const zr::Host& host, const zr_comm_open& open, MpiThread* thread,
+                                 const MpiOptions& options)
     : host_(host),
       thread_(thread),
-      pieces_(static_cast<std::size_t>(Transfer::buffer_bytes(options.world))),
-      channel_{MPI_COMM_NULL,  MPI_COMM_NULL, options.rank,           options.world, 0,
-               pieces_.data(), false,         ZR_CHOOSE(reduce_ranks)} {
+      options_(options),
+      pieces_(static_cast<std::size_t>(FlatTransfer::buffer_bytes(open.world))),
+      channel_{MPI_COMM_NULL, MPI_COMM_NULL, open.rank, open.world, 0, pieces_.data(), false, ZR_CHOOSE(reduce_ranks)} {
   if (!thread_) return;
-  meet(options);
-  open_channel(options);
+  channel_.hosts = Hosts(meet(open));
+  open_channel(open);
+  if (options_.hierarchy && channel_.hosts.has_levels()) open_local(open);
   thread_->add(*this);
-  host_.need<zr_memory_service>().account(host_.abi(), kTag, static_cast<int64_t>(pieces_.size()));
+  host_.need<zr_memory_service>().account(host_.abi(), kTag, static_cast<int64_t>(pieces_.size()) + sums_.count);
 }
 
-// Waits for all ranks where the control plane notices if one is lost: MPI would wait for ever.
-void MpiCommunicator::meet(const zr_comm_open& options) {
+int64_t MpiCommunicator::most_bytes(int world, const MpiOptions& options) {
+  int64_t bytes = FlatTransfer::buffer_bytes(world);
+  if (options.hierarchy && world > 2)
+    bytes += HostReduction::buffer_bytes() + static_cast<int64_t>(shm::Layout(world - 1, options.staging_bytes).bytes);
+  return bytes;
+}
+
+// Waits for all ranks where the control plane notices if one is lost: MPI would wait for ever. Returns their hosts.
+std::vector<std::string> MpiCommunicator::meet(const zr_comm_open& open) {
   const auto& store = host_.need<zr_store_service>();
-  const auto key = [&](int rank) { return std::string(options.store_prefix) + "mpi.met." + std::to_string(rank); };
+  const auto key = [&](int rank) { return std::string(open.store_prefix) + "mpi.host." + std::to_string(rank); };
+  const std::string own = host_identity();
   zr_error error = zr::no_error();
-  zr::check(store.put(host_.abi(), key(options.rank).c_str(), "", 0, &error), error);
-  for (int rank = 0; rank < options.world; ++rank) {
-    char value = 0;
+  zr::check(store.put(host_.abi(), key(open.rank).c_str(), own.data(), own.size(), &error), error);
+  std::vector<std::string> identities;
+  for (int rank = 0; rank < open.world; ++rank) {
+    char value[1024];
     uint64_t bytes = sizeof value;
-    zr::check(store.get(host_.abi(), key(rank).c_str(), -1, &value, &bytes, &error), error);
+    zr::check(store.get(host_.abi(), key(rank).c_str(), -1, value, &bytes, &error), error);
+    identities.emplace_back(value, bytes);
   }
+  return identities;
 }
 
-void MpiCommunicator::open_channel(const zr_comm_open& options) {
+// The communicator of the ranks of this host.
+void MpiCommunicator::open_local(const zr_comm_open& open) {
+  const Hosts& hosts = channel_.hosts;
+  if (!hosts.gap().empty()) {
+    if (open.rank == 0)
+      host_.log(ZR_LOG_WARN, "communicator \"mpi\": " + hosts.gap() +
+                                 ": collectives do not use the shared memory of hosts, and more bytes pass between "
+                                 "them; number the ranks host by host (mpirun --map-by slot)");
+    return;
+  }
+  const int host = hosts.of(open.rank), first = hosts.first(host);
+  const std::string prefix = std::string(open.store_prefix) + "host." + std::to_string(host) + ".";
+  zr_comm_open inside = open;
+  inside.rank = open.rank - first;
+  inside.world = hosts.size(host);
+  inside.store_prefix = prefix.c_str();
+  local_ = std::make_unique<shm::ShmCommunicator>(host_, inside, options_.staging_bytes, shm::RanksOfJob{first, false});
+  steps_.emplace(host_, *local_, local_mutex_);
+  sums_ = local_->mem_alloc(static_cast<uint64_t>(HostReduction::buffer_bytes()), 64, 0);
+  channel_.sums = static_cast<char*>(sums_.data);
+  channel_.local = &*steps_;
+}
+
+// The same kind on all ranks.
+std::unique_ptr<Transfer> MpiCommunicator::transfer(const zr_coll& coll) const {
+  zr::CollectiveParts parts;
+  parts.assign(coll, channel_.rank, channel_.world);
+  if (channel_.local && !parts.is_message() && coll.op != ZR_BARRIER &&
+      parts.elements() * parts.width() >= options_.hierarchy_min_bytes) {
+    if (HostGather::suits(parts)) return std::make_unique<HostGather>(std::move(parts), collectives_);
+    if (HostReduction::saves_bytes(parts, channel_.hosts))
+      return std::make_unique<HostReduction>(std::move(parts), collectives_);
+  }
+  return std::make_unique<FlatTransfer>(std::move(parts), collectives_);
+}
+
+void MpiCommunicator::open_channel(const zr_comm_open& open) {
   MPI_Request requests[2];
   thread_->run([&] {
     int rank = 0, world = 0, found = 0;
     int* limit = nullptr;
     check(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
     check(MPI_Comm_size(MPI_COMM_WORLD, &world), "MPI_Comm_size");
-    if (rank != options.rank || world != options.world)
-      throw zr::PluginError(ZR_INVALID, "this process is rank " + std::to_string(options.rank) + " of " +
-                                            std::to_string(options.world) + " of the job, but rank " +
+    if (rank != open.rank || world != open.world)
+      throw zr::PluginError(ZR_INVALID, "this process is rank " + std::to_string(open.rank) + " of " +
+                                            std::to_string(open.world) + " of the job, but rank " +
                                             std::to_string(rank) + " of " + std::to_string(world) +
                                             " of MPI; start the job with one mpirun, without other variables of ranks");
     check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&limit), &found), "MPI_TAG_UB");
@@ -81,11 +140,37 @@ MpiCommunicator::~MpiCommunicator() {
   if (!queue_.empty()) MpiThread::give_up();
   for (const Pending& pending : queue_)
     if (pending.done) pending.done.resolve(ZR_CANCELLED, 0, (pending.what + ": the communicator was closed").c_str());
-  host_.need<zr_memory_service>().account(host_.abi(), kTag, -static_cast<int64_t>(pieces_.size()));
+  host_.need<zr_memory_service>().account(host_.abi(), kTag, -static_cast<int64_t>(pieces_.size()) - sums_.count);
+}
+
+zr_view MpiCommunicator::mem_alloc(uint64_t bytes, uint64_t align, uint32_t flags) {
+  if (local_) {
+    const std::lock_guard lock(local_mutex_);
+    return local_->mem_alloc(bytes, align, flags);
+  }
+  if (flags != 0)
+    throw zr::PluginError(ZR_UNSUPPORTED, "comm_mpi does not support memory with flags " + std::to_string(flags));
+  constexpr uint64_t kHugePage = uint64_t{2} << 20;
+  align = std::max<uint64_t>(align, bytes >= kHugePage ? kHugePage : 64);
+  const uint64_t size = zr::round_up(std::max<uint64_t>(bytes, 1), align);
+  std::unique_ptr<void, void (*)(void*)> memory(std::aligned_alloc(align, size), std::free);
+  if (!memory) throw std::bad_alloc();
+  if (align == kHugePage) ::madvise(memory.get(), size, MADV_HUGEPAGE);
+  std::memset(memory.get(), 0, size);
+  const zr_view view{memory.get(), static_cast<int64_t>(bytes), ZR_U8, 0, {ZR_DEVICE_CPU, 0}};
+  memory_.emplace(view.data, std::move(memory));
+  return view;
+}
+
+void MpiCommunicator::mem_free(const zr_view& memory) noexcept {
+  if (!local_) return void(memory_.erase(memory.data));
+  const std::lock_guard lock(local_mutex_);
+  local_->mem_free(memory);
 }
 
 void MpiCommunicator::abort() noexcept {
   aborted_ = true;
+  if (local_) local_->abort();
   if (thread_) thread_->wake();  // which fails the operations, once it does not use their memory any more
 }
 
@@ -95,13 +180,15 @@ void MpiCommunicator::submit(const zr_coll& coll, zr_stream* stream, zr_done* do
   if (is_message && thread_ && (coll.tag < 0 || coll.tag > tag_limit_))
     throw zr::PluginError(ZR_UNSUPPORTED, "comm_mpi has tags from 0 to " + std::to_string(tag_limit_) +
                                               ", but this one is " + std::to_string(coll.tag));
-  auto transfer = std::make_unique<Transfer>(coll, channel_.rank, channel_.world, collectives_);
   if (!thread_) {
     if (aborted_) throw zr::PluginError(ZR_CANCELLED, "the communicator was aborted");
-    transfer->copy_own_part(channel_);
+    zr::CollectiveParts parts;
+    parts.assign(coll, channel_.rank, channel_.world);
+    FlatTransfer(std::move(parts), collectives_).copy_own_part(channel_);
     if (done) zr::Done::retained(host_, done).resolve();
     return;
   }
+  auto transfer = this->transfer(coll);
   progress();
   if (!is_message) ++collectives_;
   queue_.push_back({zr::Done::retained(host_, done), transfer->parts().what()});

@@ -5,30 +5,43 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "../comm_shm/shm_communicator.hpp"
+#include "local_steps.hpp"
 #include "mpi_thread.hpp"
 #include "transfer.hpp"
 #include "zr/base.hpp"
 
 namespace mpi {
 
+struct MpiOptions {
+  bool hierarchy = true;              // collectives pass through few ranks of each host
+  int64_t hierarchy_min_bytes = 0;    // those of fewer bytes do not
+  int64_t staging_bytes = 4ll << 20;  // of the communicators of the hosts, as the key of "shm"
+};
+
 /// Threads as in zr_communicator_api.
 class MpiCommunicator : private MpiThread::Client {
  public:
   /// Throws PluginError. `thread`: null if there is one rank, which needs no MPI.
-  MpiCommunicator(const zr::Host& host, const zr_comm_open& options, MpiThread* thread);
+  MpiCommunicator(const zr::Host& host, const zr_comm_open& open, MpiThread* thread, const MpiOptions& options);
   ~MpiCommunicator() override;
   MpiCommunicator(const MpiCommunicator&) = delete;
 
   void submit(const zr_coll& coll, zr_stream* stream, zr_done* done);
   /// Resolves completions: only here and in submit(), so that the host's code runs on its own threads.
   void progress();
+  zr_view mem_alloc(uint64_t bytes, uint64_t align, uint32_t flags);
+  void mem_free(const zr_view& memory) noexcept;
   void abort() noexcept;
+  /// The most host memory that each rank allocates in the constructor.
+  static int64_t most_bytes(int world, const MpiOptions& options);
 
  private:
   struct Failed {
@@ -39,8 +52,10 @@ class MpiCommunicator : private MpiThread::Client {
     zr::Done done;
     std::string what;
   };
-  void meet(const zr_comm_open& options);
-  void open_channel(const zr_comm_open& options);
+  std::vector<std::string> meet(const zr_comm_open& open);
+  void open_channel(const zr_comm_open& open);
+  void open_local(const zr_comm_open& open);
+  std::unique_ptr<Transfer> transfer(const zr_coll& coll) const;
   State advance() noexcept override;
   bool advance_transfers();
   bool may_start(std::size_t index) const;
@@ -50,7 +65,13 @@ class MpiCommunicator : private MpiThread::Client {
 
   zr::Host host_;
   MpiThread* thread_;
+  const MpiOptions options_;
   std::vector<char> pieces_;
+  std::mutex local_mutex_;                       // of what the next two members do
+  std::unique_ptr<shm::ShmCommunicator> local_;  // of the ranks of this host; null: no hierarchy
+  std::optional<LocalSteps> steps_;
+  zr_view sums_{};                                                        // memory of local_
+  std::map<const void*, std::unique_ptr<void, void (*)(void*)>> memory_;  // of mem_alloc() without local_
   Channel channel_;
   int tag_limit_ = 0;          // the largest tag of a message
   uint64_t collectives_ = 0;   // submitted

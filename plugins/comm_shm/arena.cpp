@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -10,6 +9,8 @@
 #include <cstring>
 #include <fstream>
 #include <random>
+
+#include "machine.hpp"
 
 namespace shm {
 
@@ -21,18 +22,6 @@ constexpr const char* kTag = "shared memory: counters and staging";
   throw zr::PluginError(code, what + ": " + std::strerror(error), error);
 }
 
-std::string boot_id() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string id;
-  std::getline(file, id);
-  return id.empty() ? "unknown" : id;
-}
-
-std::string pid_namespace() {
-  struct stat info {};
-  return ::stat("/proc/self/ns/pid", &info) == 0 ? std::to_string(info.st_ino) : "unknown";
-}
-
 // Bytes of memory that the machine has available; -1 if unknown.
 int64_t available() {
   std::ifstream file("/proc/meminfo");
@@ -40,23 +29,19 @@ int64_t available() {
     if (line.rfind("MemAvailable:", 0) == 0) return std::strtoll(line.c_str() + 13, nullptr, 10) * 1024;
   return -1;
 }
-
-std::string host_name() {
-  char name[256] = {};
-  if (::gethostname(name, sizeof name - 1) != 0 || !name[0]) return "unknown";
-  return name;
-}
 }  // namespace
 
-Arena::Arena(const zr::Host& host, int rank, int world, int64_t staging_bytes)
+Arena::Arena(const zr::Host& host, int rank, int world, int64_t staging_bytes, int first_rank)
     : host_(host),
       rank_(rank),
       world_(world),
+      first_rank_(first_rank),
       layout_(world, staging_bytes),
       fds_(static_cast<size_t>(world), -1),
       control_blocks_(static_cast<size_t>(world), nullptr),
       peer_segments_(static_cast<size_t>(world), std::vector<PeerSegment>(kSegments)) {
-  const int fd = ::memfd_create(("zeroth-rank-" + std::to_string(rank)).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  const int fd =
+      ::memfd_create(("zeroth-rank-" + std::to_string(first_rank + rank)).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) reject(ZR_UNSUPPORTED, "memfd_create failed; comm_shm needs a Linux kernel and a sandbox that allow it");
   fds_[rank] = fd;
   // A truncated file would crash the peers that map it. If the kernel does not support seals, only this protection is
@@ -91,17 +76,17 @@ MemoryFileAddress Arena::address() const {
 
 void Arena::connect(int peer, const MemoryFileAddress& address) {
   const MemoryFileAddress own_address = this->address();
-  const std::string peer_text = "rank " + std::to_string(peer);
+  const std::string peer_text = name_of(peer);
   if (address.boot != own_address.boot)
     throw zr::PluginError(ZR_UNSUPPORTED,
                           "comm_shm connects ranks of one node only: " + peer_text + " is on host '" + address.host +
-                              "', this is rank " + std::to_string(rank_) + " on '" + own_address.host +
+                              "', this is " + name_of(rank_) + " on '" + own_address.host +
                               "'; start all ranks on one node, or choose a communicator for several nodes");
   if (address.container != own_address.container)
     throw zr::PluginError(ZR_UNSUPPORTED, "comm_shm opens its peers' memory through /proc: " + peer_text +
                                               " on host '" + address.host +
-                                              "' is in another container (PID namespace) than rank " +
-                                              std::to_string(rank_) + "; start all ranks in one container");
+                                              "' is in another container (PID namespace) than " + name_of(rank_) +
+                                              "; start all ranks in one container");
   const std::string path = "/proc/" + std::to_string(address.pid) + "/fd/" + std::to_string(address.fd);
   const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0)
@@ -205,7 +190,7 @@ char* Arena::at(int r, const ShmAddress& address) {
     segment_of_peer = {};
     const Segment& segment = control_block(r).segments[address.segment];
     // Without MAP_POPULATE: a rank uses only a part of its peers' memory, and only that part should count as its own.
-    segment_of_peer.memory = map(fds_[r], segment.offset, segment.bytes, "a buffer of rank " + std::to_string(r), 0);
+    segment_of_peer.memory = map(fds_[r], segment.offset, segment.bytes, "a buffer of " + name_of(r), 0);
     segment_of_peer.bytes = segment.bytes;
     segment_of_peer.generation = address.generation;
   }

@@ -24,10 +24,13 @@ struct MemoryFileAddress {
 
 class Arena {
  public:
-  Arena(const zr::Host& host, int rank, int world, int64_t staging_bytes);
+  /// first_rank: of the job; rank r of the arena is rank first_rank + r in messages.
+  Arena(const zr::Host& host, int rank, int world, int64_t staging_bytes, int first_rank = 0);
   ~Arena();
   Arena(const Arena&) = delete;
 
+  /// "rank 3", for messages.
+  std::string name_of(int rank) const { return "rank " + std::to_string(first_rank_ + rank); }
   MemoryFileAddress address() const;
   /// Opens a peer's file. An error names the rank and the remedy.
   void connect(int peer, const MemoryFileAddress& address);
@@ -73,7 +76,7 @@ class Arena {
   void unmap_released();
 
   zr::Host host_;
-  const int rank_, world_;
+  const int rank_, world_, first_rank_;
   const Layout layout_;
   uint64_t identity_ = 0, end_ = 0;                 // end_: size of the file
   std::vector<int> fds_;                            // by rank

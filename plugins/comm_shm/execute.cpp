@@ -44,8 +44,8 @@ void ShmCommunicator::compare(const Operation& op) {
   const Announcement& first = arena_.announcement(0, op.number);
   const auto call_of = [&](int r) {
     const Announcement& announcement = arena_.announcement(r, op.number);
-    return "rank " + std::to_string(r) + " issued " + std::string(name_of_op(announcement.op)) + " '" +
-           announcement.label + "'" + shape_text(announcement.dtype, announcement.elements);
+    return arena_.name_of(r) + " issued " + std::string(name_of_op(announcement.op)) + " '" + announcement.label + "'" +
+           shape_text(announcement.dtype, announcement.elements);
   };
   const auto differ = [&](int p, int r, const std::string& detail) {
     // Without op.number: the engine's numbers, which its report gives, count differently.
@@ -62,8 +62,8 @@ void ShmCommunicator::compare(const Operation& op) {
                     expected = arena_.announcement(r, op.number).to()[world_ + p];
       if (sent != expected)
         differ(p, r,
-               "; rank " + std::to_string(p) + " sends " + std::to_string(sent) + " elements to rank " +
-                   std::to_string(r) + ", which expects " + std::to_string(expected));
+               "; " + arena_.name_of(p) + " sends " + std::to_string(sent) + " elements to " + arena_.name_of(r) +
+                   ", which expects " + std::to_string(expected));
     }
 }
 
@@ -214,7 +214,7 @@ void ShmCommunicator::reduce(const Operation& op, zr_dtype dst_dtype, int64_t fi
     reduce_(kind, sources_.data(), n, destinations_.data(), n_destinations, at, elements, streams);
   };
   const int64_t size = size_of(kind.src);
-  if (count * size < kParallelBytes || tasks_.width() < 2) return run(first, count);
+  if (count * size < kParallelBytes || threads() < 2) return run(first, count);
   const int64_t blocks = (count + zr::kReduceBlock - 1) / zr::kReduceBlock;
   tasks_.parallel_for(blocks, kCopyBlock / (zr::kReduceBlock * size), [&](int64_t begin, int64_t end) {
     run(first + begin * zr::kReduceBlock, std::min(count, end * zr::kReduceBlock) - begin * zr::kReduceBlock);
@@ -224,7 +224,7 @@ void ShmCommunicator::reduce(const Operation& op, zr_dtype dst_dtype, int64_t fi
 void ShmCommunicator::copy(void* dst, const void* src, int64_t bytes, bool streams) {
   streams |= bytes >= kStreamedBytes;
   if (bytes == 0) return;  // an empty part may have no memory
-  if (bytes < kParallelBytes || tasks_.width() < 2) return copy_(dst, src, bytes, streams);
+  if (bytes < kParallelBytes || threads() < 2) return copy_(dst, src, bytes, streams);
   tasks_.parallel_for((bytes + kCopyBlock - 1) / kCopyBlock, 4, [&](int64_t begin, int64_t end) {
     copy_(static_cast<char*>(dst) + begin * kCopyBlock, static_cast<const char*>(src) + begin * kCopyBlock,
           std::min(bytes, end * kCopyBlock) - begin * kCopyBlock, streams);

@@ -36,12 +36,14 @@ long futex(std::atomic<uint32_t>* word, int op, uint32_t value, const timespec* 
 }
 }  // namespace
 
-ShmCommunicator::ShmCommunicator(const zr::Host& host, const zr_comm_open& options, int64_t staging_bytes)
+ShmCommunicator::ShmCommunicator(const zr::Host& host, const zr_comm_open& options, int64_t staging_bytes,
+                                 const RanksOfJob& ranks)
     : host_(host),
       tasks_(host),
       rank_(options.rank),
       world_(options.world),
-      arena_(host, options.rank, options.world, staging_bytes),
+      arena_(host, options.rank, options.world, staging_bytes, ranks.first),
+      uses_tasks_(ranks.use_tasks),
       reduce_(ZR_CHOOSE(reduce_ranks)),
       copy_(ZR_CHOOSE(copy_range)),
       oversubscribed_(more_ranks_than_cores(options.world)),
@@ -76,7 +78,7 @@ void ShmCommunicator::rendezvous(const zr_comm_open& options) {
     MemoryFileAddress peer;
     std::istringstream address(get("address", r));
     if (!(address >> peer.boot >> peer.container >> peer.pid >> peer.fd >> peer.identity >> peer.host))
-      throw zr::PluginError(ZR_COMM, "rank " + std::to_string(r) +
+      throw zr::PluginError(ZR_COMM, arena_.name_of(r) +
                                          " announced an address that comm_shm cannot parse; use the same version of "
                                          "Zeroth on all ranks");
     arena_.connect(r, peer);
@@ -162,8 +164,8 @@ void ShmCommunicator::advance_operations() {
   }
   resolve_completed();
   if (closed && blocked_on_ == peer)
-    fail(ZR_COMM, "rank " + std::to_string(peer) + " has closed its communicator while this rank is in " +
-                      queue_.front()->what());
+    fail(ZR_COMM,
+         arena_.name_of(peer) + " has closed its communicator while this rank is in " + queue_.front()->what());
 }
 
 // Advances one operation by one state; false if it has to wait.

@@ -18,10 +18,17 @@
 
 namespace shm {
 
+/// How the ranks of a communicator appear in the job.
+struct RanksOfJob {
+  int first = 0;          // rank r of the communicator is rank first + r in messages
+  bool use_tasks = true;  // submit() and progress() are called where the host's threads may be used
+};
+
 class ShmCommunicator {
  public:
   /// Exchanges the ranks' addresses through the host's store and opens every peer's memory.
-  ShmCommunicator(const zr::Host& host, const zr_comm_open& options, int64_t staging_bytes);
+  ShmCommunicator(const zr::Host& host, const zr_comm_open& options, int64_t staging_bytes,
+                  const RanksOfJob& ranks = {});
   ~ShmCommunicator();
   ShmCommunicator(const ShmCommunicator&) = delete;
 
@@ -61,6 +68,7 @@ class ShmCommunicator {
   Extent extent(const Operation& op, int p, int r) const;
   const char* source(const Operation& op, int p);
   char* destination(const Operation& op, int r);
+  uint32_t threads() const { return uses_tasks_ ? tasks_.width() : 1; }
   // Reduces sources_ to destinations_.
   void reduce(const Operation& op, zr_dtype dst_dtype, int64_t first, int64_t count, bool streams);
   // streams: use non-temporal stores, because the full result exceeds the cache even if these bytes do not.
@@ -84,6 +92,7 @@ class ShmCommunicator {
   zr::Tasks tasks_;
   const int rank_, world_;
   Arena arena_;
+  const bool uses_tasks_;
   decltype(ZR_CHOOSE(reduce_ranks)) const reduce_;
   decltype(ZR_CHOOSE(copy_range)) const copy_;
   const bool oversubscribed_;  // more ranks than cores

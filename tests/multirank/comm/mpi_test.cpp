@@ -1,19 +1,13 @@
 // comm_mpi under mpirun, compared with scalar references: every operation, type and number of ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
-#include <iostream>
 #include <memory>
 #include <thread>
 
-#include "control/control.hpp"
-#include "multirank/comm/cases.hpp"
-#include "support/comm_rig.hpp"
-#include "support/shell.hpp"
-#include "zr/collective.hpp"
+#include "multirank/comm/mpi_ranks.hpp"
 
 namespace {
 
@@ -22,51 +16,13 @@ using testing::HasSubstr;
 using zr::host::comm::done_new;
 using zr::host::comm::done_release;
 
-zr_view view(void* data, int64_t count, zr_dtype dtype = ZR_F32) { return {data, count, dtype, 0, {1, 0}}; }
-
-// Runs the body on each rank; the ranks are this program, which mpirun starts for the current test only. They do not
-// exit before all have ended the body, and mpirun's exit code does not matter: it reports ranks that end after a
-// failure.
-void on_ranks(int world, const std::function<void(CommRig&)>& body) {
-  const auto passed = [](int rank) { return "rank " + std::to_string(rank) + " has passed\n"; };
-  if (!std::getenv("OMPI_COMM_WORLD_RANK")) {
-    const testing::TestInfo& test = *testing::UnitTest::GetInstance()->current_test_info();
-    const auto done = shell(
-        "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; mpirun.openmpi --bind-to none "
-        "--oversubscribe -n " +
-        std::to_string(world) + " " + std::filesystem::read_symlink("/proc/self/exe").string() +
-        " --gtest_filter=" + test.test_suite_name() + "." + test.name());
-    for (int rank = 0; rank < world; ++rank) EXPECT_THAT(done.output, HasSubstr(passed(rank)));
-    return;
-  }
-  const auto control = zr::host::control::Control::join();
-  try {
-    CommRig rig(control, {.id = "mpi"});
-    body(rig);
-  } catch (const std::exception& error) {
-    ADD_FAILURE() << error.what();
-  }
-  if (!testing::Test::HasFailure()) std::cout << passed(control->rank()) << std::flush;
-  control->put("ended." + std::to_string(control->rank()), "");
-  for (int rank = 0; rank < world; ++rank) control->get("ended." + std::to_string(rank), std::chrono::seconds(60));
-  control->leave(0, false);
-  if (testing::Test::HasFailure()) ::_exit(1);
-}
-
 class CommMpiTest : public testing::TestWithParam<int> {
  protected:
   void on_ranks(const std::function<void(RawComm&, const Bench&)>& body) {
-    ::on_ranks(GetParam(), [&](CommRig& rig) {
+    on_mpi_ranks(GetParam(), [&](CommRig& rig) {
       RawComm comm(rig);
-      std::map<void*, std::vector<char>> memory;
-      body(comm, {comm.rank(), comm.world(), [&](const zr_coll& coll) { comm.run(coll); },
-                  [&](int64_t bytes) {
-                    std::vector<char> block(static_cast<std::size_t>(bytes));
-                    void* const data = block.data();
-                    memory[data] = std::move(block);
-                    return data;
-                  },
-                  [&](void* data) { memory.erase(data); }});
+      const PrivateBench memory(comm);
+      body(comm, memory.bench);
     });
   }
 };
@@ -166,25 +122,9 @@ TEST_P(CommMpiTest, MessagesOfEqualTagsMatchInOrderInBothDirections) {
   });
 }
 
-// An operation that has been submitted with a completion.
-class Started {
- public:
-  Started(RawComm& comm, const zr_coll& coll) : comm_(comm), done_(done_new(comm.host().abi())) {
-    EXPECT_EQ(comm.submit(coll, done_), ZR_OK) << comm.said();
-  }
-  ~Started() { done_release(done_); }
-  Started(const Started&) = delete;
-  zr_code finish() { return comm_.finish(done_); }
-  zr_code code() { return zr::host::comm::done_poll(done_, nullptr); }
-
- private:
-  RawComm& comm_;
-  zr_done* done_;
-};
-
 // Rank 0 forwards what it receives, and sends something else to rank 1, which sends only after it has that.
 TEST(CommMpiMessageTest, AMessageThatWaitsForMemoryBlocksNoOtherPeer) {
-  on_ranks(3, [](CommRig& rig) {
+  on_mpi_ranks(3, [](CommRig& rig) {
     RawComm comm(rig);
     int32_t x = comm.rank() == 1 ? 7 : 0, y = comm.rank() == 0 ? 8 : 0;
     if (comm.rank() == 0) {
@@ -204,7 +144,7 @@ TEST(CommMpiMessageTest, AMessageThatWaitsForMemoryBlocksNoOtherPeer) {
 }
 
 TEST(CommMpiMessageTest, OtherTagsAreRejected) {
-  on_ranks(2, [](CommRig& rig) {
+  on_mpi_ranks(2, [](CommRig& rig) {
     RawComm comm(rig);
     float x = 0;
     EXPECT_EQ(comm.submit(zr::send(view(&x, 1), 1 - comm.rank(), -1, "x")), ZR_UNSUPPORTED);
@@ -214,7 +154,7 @@ TEST(CommMpiMessageTest, OtherTagsAreRejected) {
 }
 
 TEST(CommMpiLifeTest, CommunicatorsOfOneProcessAreIndependent) {
-  on_ranks(2, [](CommRig& rig) {
+  on_mpi_ranks(2, [](CommRig& rig) {
     std::vector<float> x(100000, 1), y(100000, 2);
     auto first = std::make_unique<RawComm>(rig);
     RawComm second(rig);
@@ -238,7 +178,7 @@ TEST(CommMpiLifeTest, CommunicatorsOfOneProcessAreIndependent) {
 }
 
 TEST(CommMpiLifeTest, RanksThatDisagreeAboutAnOperationFail) {
-  on_ranks(2, [](CommRig& rig) {
+  on_mpi_ranks(2, [](CommRig& rig) {
     RawComm comm(rig);
     const int64_t count = comm.rank() == 0 ? 10 : 20;
     std::vector<float> x(20), all(40);
@@ -250,7 +190,7 @@ TEST(CommMpiLifeTest, RanksThatDisagreeAboutAnOperationFail) {
 
 // Rank 1 takes part in nothing.
 TEST(CommMpiLifeTest, AbortCancelsWaitsAndWhatIsPending) {
-  on_ranks(2, [](CommRig& rig) {
+  on_mpi_ranks(2, [](CommRig& rig) {
     RawComm comm(rig);
     if (comm.rank() == 1) return void(rig.control()->get("rank 0 has ended", std::chrono::seconds(60)));
     std::vector<float> x(1000000);
@@ -285,7 +225,7 @@ TEST(CommMpiLifeTest, ARankThatExitsWithAnOpenCommunicatorEndsTheJob) {
 }
 
 TEST(CommMpiLifeTest, CloseCancelsWhatIsPendingAndNoCommunicatorIsOpenedAfterIt) {
-  on_ranks(2, [](CommRig& rig) {
+  on_mpi_ranks(2, [](CommRig& rig) {
     std::vector<float> x(1000);
     auto comm = std::make_unique<RawComm>(rig);
     zr_done* const done = done_new(rig.host().abi());

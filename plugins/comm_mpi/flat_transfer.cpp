@@ -1,4 +1,4 @@
-#include "transfer.hpp"
+#include "flat_transfer.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -9,50 +9,16 @@
 namespace mpi {
 
 namespace {
-constexpr int64_t kMessageBytes = int64_t{1} << 30;  // of one message; MPI counts in int
-constexpr std::size_t kSendsPerPeer = 4;             // pieces in flight
-
+constexpr std::size_t kSendsPerPeer = 4;  // pieces in flight
 }  // namespace
 
-MPI_Request& Requests::add_send() { return add_receive(-1); }
-
-MPI_Request& Requests::add_receive(int bytes) {
-  expected_.push_back(bytes);
-  return requests_.emplace_back(MPI_REQUEST_NULL);
-}
-
-bool Requests::complete(const std::string& what) {
-  if (requests_.empty()) return true;
-  int flag = 0;
-  statuses_.assign(requests_.size(), MPI_Status{});
-  const int code = MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &flag, statuses_.data());
-  int kind = MPI_SUCCESS;
-  MPI_Error_class(code, &kind);
-  if (kind == MPI_ERR_IN_STATUS)
-    for (const MPI_Status& status : statuses_)
-      if (status.MPI_ERROR != MPI_ERR_PENDING) check(status.MPI_ERROR, what);
-  check(code, what);
-  if (!flag) return false;
-  for (std::size_t i = 0; i < statuses_.size(); ++i) {
-    int bytes = 0;
-    if (expected_[i] >= 0) MPI_Get_count(&statuses_[i], MPI_BYTE, &bytes);
-    if (expected_[i] >= 0 && bytes != expected_[i])
-      throw zr::PluginError(ZR_MISMATCH, what + ": a peer sent " + std::to_string(bytes) +
-                                             " bytes, but this rank expects " + std::to_string(expected_[i]) +
-                                             "; the ranks disagree about it");
-  }
-  requests_.clear();
-  expected_.clear();
-  return true;
-}
-
-const char* Transfer::source() const {
+const char* FlatTransfer::source() const {
   return copy_.empty() ? static_cast<const char*>(parts_.coll.src.data) : copy_.data();
 }
 
 // The elements that rank r reduces: `from` in src, `to` in its dst. Of an all_reduce, each rank reduces a share for all
 // ranks; with ACCUMULATE the results differ between ranks, and each rank reduces all.
-zr::Extent Transfer::reduced_by(int r) const {
+zr::Extent FlatTransfer::reduced_by(int r) const {
   const int64_t n = parts_.coll.src.count;
   if (parts_.coll.op == ZR_REDUCE_SCATTER) return parts_.extent(0, r, nullptr, nullptr);
   if (parts_.coll.op == ZR_REDUCE) return r == parts_.coll.root ? zr::Extent{0, n, 0} : zr::Extent{};
@@ -61,22 +27,7 @@ zr::Extent Transfer::reduced_by(int r) const {
   return {cut(r), cut(r + 1) - cut(r), cut(r)};
 }
 
-void Transfer::post_receive(void* data, int64_t bytes, int peer, int tag, MPI_Comm comm) {
-  for (int64_t at = 0; at < bytes; at += kMessageBytes) {
-    const int part = static_cast<int>(std::min(kMessageBytes, bytes - at));
-    check(MPI_Irecv(static_cast<char*>(data) + at, part, MPI_BYTE, peer, tag, comm, &whole_.add_receive(part)),
-          parts_.what());
-  }
-}
-
-void Transfer::post_send(const void* data, int64_t bytes, int peer, int tag, MPI_Comm comm) {
-  for (int64_t at = 0; at < bytes; at += kMessageBytes)
-    check(MPI_Isend(static_cast<const char*>(data) + at, static_cast<int>(std::min(kMessageBytes, bytes - at)),
-                    MPI_BYTE, peer, tag, comm, &whole_.add_send()),
-          parts_.what());
-}
-
-void Transfer::copy_own_part(const Channel& channel) {
+void FlatTransfer::copy_own_part(const Channel& channel) {
   const zr_coll& coll = parts_.coll;
   const int rank = parts_.rank;
   if (parts_.is_message() || !parts_.sends(rank) || !parts_.receives(rank)) return;
@@ -95,7 +46,7 @@ void Transfer::copy_own_part(const Channel& channel) {
   if (own.count > 0 && from != to) std::memmove(to, from, static_cast<std::size_t>(own.count * width));
 }
 
-void Transfer::start(Channel& channel) {
+void FlatTransfer::start(Channel& channel) {
   has_started_ = true;
   const zr_coll& coll = parts_.coll;
   const bool accumulates = parts_.is_reduction() && (coll.flags & ZR_COLL_ACCUMULATE);
@@ -104,9 +55,9 @@ void Transfer::start(Channel& channel) {
   if (coll.op == ZR_BARRIER) {
     check(MPI_Ibarrier(channel.collectives, &whole_.add_send()), parts_.what());
   } else if (coll.op == ZR_SEND) {
-    post_send(coll.src.data, parts_.src_bytes(), coll.peer, coll.tag, channel.messages);
+    whole_.send(coll.src.data, parts_.src_bytes(), coll.peer, coll.tag, channel.messages, parts_.what());
   } else if (coll.op == ZR_RECV) {
-    post_receive(coll.dst.data, parts_.dst_bytes(), coll.peer, coll.tag, channel.messages);
+    whole_.receive(coll.dst.data, parts_.dst_bytes(), coll.peer, coll.tag, channel.messages, parts_.what());
   } else if (parts_.is_reduction()) {
     list_pieces();
     channel.is_used = true;
@@ -119,7 +70,7 @@ void Transfer::start(Channel& channel) {
 }
 
 // Every part goes directly from its source to its destination.
-void Transfer::post_parts(Channel& channel) {
+void FlatTransfer::post_parts(Channel& channel) {
   const int rank = parts_.rank, world = parts_.world;
   const int64_t width = parts_.width();
   const int64_t *const to = parts_.counts.data(), *const from = parts_.recv_counts.data();
@@ -128,18 +79,19 @@ void Transfer::post_parts(Channel& channel) {
     if (!parts_.receives(rank) || !parts_.sends(p)) continue;
     zr::Extent part = parts_.extent(p, rank, to, from);
     if (parts_.coll.op == ZR_ALL_TO_ALL) part.count = from[p];  // only p knows what it cut
-    post_receive(static_cast<char*>(parts_.coll.dst.data) + part.to * width, part.count * width, p, tag(channel, 0),
-                 channel.collectives);
+    whole_.receive(static_cast<char*>(parts_.coll.dst.data) + part.to * width, part.count * width, p,
+                   tag(channel, Phase::parts), channel.collectives, parts_.what());
   }
   for (int i = 1; i < world; ++i) {
     const int r = (rank + i) % world;
     if (!parts_.sends(rank) || !parts_.receives(r)) continue;
     const zr::Extent part = parts_.extent(rank, r, to, from);
-    post_send(source() + part.from * width, part.count * width, r, tag(channel, 0), channel.collectives);
+    whole_.send(source() + part.from * width, part.count * width, r, tag(channel, Phase::parts), channel.collectives,
+                parts_.what());
   }
 }
 
-void Transfer::list_pieces() {
+void FlatTransfer::list_pieces() {
   const int rank = parts_.rank, world = parts_.world;
   const int64_t width = zr::size_of(parts_.coll.src.dtype);
   piece_elements_ = kPieceBytes / width;
@@ -159,7 +111,7 @@ void Transfer::list_pieces() {
   ended_.resize(sending_.size());
 }
 
-bool Transfer::send_pieces(Channel& channel) {
+bool FlatTransfer::send_pieces(Channel& channel) {
   int n = 0;
   const int code =
       MPI_Testsome(static_cast<int>(sending_.size()), sending_.data(), &n, ended_.data(), MPI_STATUSES_IGNORE);
@@ -168,7 +120,7 @@ bool Transfer::send_pieces(Channel& channel) {
   for (MPI_Request& request : sending_) {
     if (request != MPI_REQUEST_NULL || sent_ == to_send_.size()) continue;
     const Piece& piece = to_send_[sent_++];
-    check(MPI_Isend(piece.data, static_cast<int>(piece.bytes), MPI_BYTE, piece.peer, tag(channel, 0),
+    check(MPI_Isend(piece.data, static_cast<int>(piece.bytes), MPI_BYTE, piece.peer, tag(channel, Phase::parts),
                     channel.collectives, &request),
           parts_.what());
     moved = true;
@@ -176,7 +128,7 @@ bool Transfer::send_pieces(Channel& channel) {
   return moved;
 }
 
-void Transfer::receive_piece(Channel& channel, int64_t piece) {
+void FlatTransfer::receive_piece(Channel& channel, int64_t piece) {
   const int64_t width = zr::size_of(parts_.coll.src.dtype);
   const int64_t count = std::min(piece_elements_, reduced_by(parts_.rank).count - piece * piece_elements_);
   Requests& requests = receiving_[piece % 2];
@@ -184,13 +136,14 @@ void Transfer::receive_piece(Channel& channel, int64_t piece) {
   for (int p = 0; p < parts_.world; ++p) {
     if (p == parts_.rank) continue;
     const int bytes = static_cast<int>(count * width);
-    check(MPI_Irecv(slot, bytes, MPI_BYTE, p, tag(channel, 0), channel.collectives, &requests.add_receive(bytes)),
+    check(MPI_Irecv(slot, bytes, MPI_BYTE, p, tag(channel, Phase::parts), channel.collectives,
+                    &requests.add_receive(bytes)),
           parts_.what());
     slot += kPieceBytes;
   }
 }
 
-void Transfer::reduce_piece(Channel& channel, int64_t piece) {
+void FlatTransfer::reduce_piece(Channel& channel, int64_t piece) {
   const zr_coll& coll = parts_.coll;
   const zr::Extent own = reduced_by(parts_.rank);
   const int64_t first = piece * piece_elements_, count = std::min(piece_elements_, own.count - first);
@@ -206,7 +159,7 @@ void Transfer::reduce_piece(Channel& channel, int64_t piece) {
                  parts_.world, &to, 1, 0, count, false);
 }
 
-bool Transfer::reduce_pieces(Channel& channel) {
+bool FlatTransfer::reduce_pieces(Channel& channel) {
   if (reduced_ == pieces_ || !receiving_[reduced_ % 2].complete(parts_.what())) return false;
   reduce_piece(channel, reduced_);
   if (reduced_ + 2 < pieces_) receive_piece(channel, reduced_ + 2);
@@ -215,21 +168,22 @@ bool Transfer::reduce_pieces(Channel& channel) {
 }
 
 // The second half of an all_reduce: every rank sends its share of the result to all.
-void Transfer::post_shares(Channel& channel) {
+void FlatTransfer::post_shares(Channel& channel) {
   const int64_t width = zr::size_of(parts_.coll.dst.dtype);
   char* const dst = static_cast<char*>(parts_.coll.dst.data);
   for (int i = 1; i < parts_.world; ++i) {
     const int p = (parts_.rank + parts_.world - i) % parts_.world;
     const zr::Extent part = reduced_by(p);
-    post_receive(dst + part.to * width, part.count * width, p, tag(channel, 1), channel.collectives);
+    whole_.receive(dst + part.to * width, part.count * width, p, tag(channel, Phase::results), channel.collectives,
+                   parts_.what());
   }
   const zr::Extent own = reduced_by(parts_.rank);
   for (int i = 1; i < parts_.world; ++i)
-    post_send(dst + own.to * width, own.count * width, (parts_.rank + i) % parts_.world, tag(channel, 1),
-              channel.collectives);
+    whole_.send(dst + own.to * width, own.count * width, (parts_.rank + i) % parts_.world, tag(channel, Phase::results),
+                channel.collectives, parts_.what());
 }
 
-bool Transfer::advance(Channel& channel) {
+bool FlatTransfer::advance(Channel& channel) {
   bool moved = false;
   if (parts_.is_reduction() && !has_reduced_) {
     moved = send_pieces(channel);

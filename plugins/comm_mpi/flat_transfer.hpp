@@ -1,0 +1,49 @@
+// An operation whose ranks all exchange messages with each other, wherever they are.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "transfer.hpp"
+
+namespace mpi {
+
+class FlatTransfer : public Transfer {
+ public:
+  using Transfer::Transfer;
+  /// Bytes of Channel::pieces. [any]
+  static int64_t buffer_bytes(int world) { return 2 * (world - 1) * kPieceBytes; }
+
+  /// Copies what this rank sends to itself; with one rank, that is all. [any]
+  void copy_own_part(const Channel& channel);
+  void start(Channel& channel) override;
+  bool advance(Channel& channel) override;
+
+ private:
+  struct Piece {  // of a source of a reduction, to the rank that reduces it
+    int peer;
+    const char* data;
+    int64_t bytes;
+  };
+  zr::Extent reduced_by(int r) const;
+  void post_parts(Channel& channel);
+  void post_shares(Channel& channel);
+  void list_pieces();
+  bool send_pieces(Channel& channel);
+  bool reduce_pieces(Channel& channel);
+  void receive_piece(Channel& channel, int64_t piece);
+  void reduce_piece(Channel& channel, int64_t piece);
+  const char* source() const;  // this rank's src, or the copy of it
+
+  bool has_reduced_ = false;
+  std::vector<char> copy_;  // of a src that would be overwritten before it is sent
+  // Of a reduction: pieces to send, requests of the last ones, and those of the two pieces that are received.
+  std::vector<Piece> to_send_;
+  std::size_t sent_ = 0;
+  std::vector<MPI_Request> sending_;
+  std::vector<int> ended_;
+  Requests receiving_[2];
+  int64_t piece_elements_ = 0, pieces_ = 0, reduced_ = 0;
+};
+
+}  // namespace mpi

@@ -1,0 +1,103 @@
+#include "host_gather.hpp"
+
+namespace mpi {
+
+bool HostGather::suits(const zr::CollectiveParts& parts) {
+  return parts.coll.op == ZR_ALL_GATHER || parts.coll.op == ZR_BROADCAST;
+}
+
+void HostGather::start(Channel& channel) {
+  has_started_ = true;
+  channel.local->begin(number_);
+  if (parts_.coll.op == ZR_ALL_GATHER)
+    list_gathers(channel);
+  else
+    start_broadcast(channel);
+  advance(channel);
+}
+
+// The parts of each host are one range of dst. A rank contributes to it what it has received: adjacent parts.
+void HostGather::list_gathers(Channel& channel) {
+  const Hosts& hosts = channel.hosts;
+  const zr_coll& coll = parts_.coll;
+  const int64_t width = zr::size_of(coll.dst.dtype);
+  const int own_host = hosts.of(parts_.rank);
+  char* const dst = static_cast<char*>(coll.dst.data);
+  for (int host = 0; host < hosts.count(); ++host) {
+    if (host != own_host)
+      whole_.send(coll.src.data, parts_.src_bytes(), hosts.helper(host, parts_.rank), tag(channel, Phase::parts),
+                  channel.collectives, parts_.what());
+    Step step;
+    const int64_t begin = parts_.starts[static_cast<std::size_t>(hosts.first(host))];
+    const int64_t end = parts_.starts[static_cast<std::size_t>(hosts.first(host + 1))];
+    int64_t own = begin, own_count = 0;
+    step.counts.assign(static_cast<std::size_t>(hosts.size(own_host)), 0);
+    for (int rank = hosts.first(host); rank < hosts.first(host + 1); ++rank) {
+      const int helper = hosts.helper(own_host, rank);
+      const int64_t count = parts_.counts[static_cast<std::size_t>(rank)];
+      step.counts[static_cast<std::size_t>(helper - hosts.first(own_host))] += count;
+      if (helper < parts_.rank) own += count;
+      if (helper != parts_.rank) continue;
+      if (host != own_host)
+        step.arriving.receive(dst + (own + own_count) * width, count * width, rank, tag(channel, Phase::parts),
+                              channel.collectives, parts_.what());
+      own_count += count;
+    }
+    step.coll.op = ZR_ALL_GATHER;
+    step.coll.src = {dst + own * width, own_count, coll.dst.dtype, 0, coll.dst.device};
+    if (host == own_host) step.coll.src = coll.src;
+    step.coll.dst = {dst + begin * width, end - begin, coll.dst.dtype, 0, coll.dst.device};
+    steps_.push_back(std::move(step));
+  }
+}
+
+void HostGather::start_broadcast(Channel& channel) {
+  const Hosts& hosts = channel.hosts;
+  const zr_coll& coll = parts_.coll;
+  const int own_host = hosts.of(parts_.rank), home = hosts.of(coll.root), helper = hosts.helper(own_host, coll.root);
+  Step step;
+  if (parts_.rank == coll.root) {
+    for (int host = 0; host < hosts.count(); ++host)
+      if (host != home)
+        whole_.send(coll.src.data, parts_.src_bytes(), hosts.helper(host, coll.root), tag(channel, Phase::parts),
+                    channel.collectives, parts_.what());
+  } else if (parts_.rank == helper) {
+    step.arriving.receive(coll.dst.data, parts_.dst_bytes(), coll.root, tag(channel, Phase::parts), channel.collectives,
+                          parts_.what());
+  }
+  step.coll.op = ZR_BROADCAST;
+  step.coll.root = helper - hosts.first(own_host);
+  step.coll.dst = coll.dst;
+  step.coll.src = parts_.rank == coll.root ? coll.src : coll.dst;
+  steps_.push_back(std::move(step));
+}
+
+bool HostGather::advance(Channel& channel) {
+  channel.local->progress();
+  const bool moved = submit_steps(channel);
+  if (submitted_ < steps_.size() || !running_.empty() || !whole_.complete(parts_.what())) return moved;
+  is_complete_ = true;
+  return true;
+}
+
+bool HostGather::submit_steps(Channel& channel) {
+  bool moved = false;
+  while (!running_.empty() && running_.front().ready()) {
+    running_.pop_front();
+    moved = true;
+  }
+  while (submitted_ < steps_.size() && channel.local->is_turn(number_) &&
+         steps_[submitted_].arriving.complete(parts_.what())) {
+    Step& step = steps_[submitted_++];
+    step.coll.size = sizeof step.coll;
+    step.coll.counts = step.counts.empty() ? nullptr : step.counts.data();
+    step.coll.label = parts_.label.c_str();
+    step.coll.fingerprint = parts_.coll.fingerprint * 31 + submitted_;
+    running_.push_back(channel.local->submit(step.coll));
+    moved = true;
+    if (submitted_ == steps_.size()) channel.local->end(number_);
+  }
+  return moved;
+}
+
+}  // namespace mpi

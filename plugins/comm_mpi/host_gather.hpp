@@ -1,0 +1,37 @@
+// An all_gather or a broadcast over the ranks of several hosts: every part passes to each host once, to one rank there,
+// and then to the others through shared memory.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "transfer.hpp"
+
+namespace mpi {
+
+class HostGather : public Transfer {
+ public:
+  using Transfer::Transfer;
+  /// True if the operation is one of these. [any]
+  static bool suits(const zr::CollectiveParts& parts);
+
+  void start(Channel& channel) override;
+  bool advance(Channel& channel) override;
+
+ private:
+  void list_gathers(Channel& channel);
+  void start_broadcast(Channel& channel);
+  bool submit_steps(Channel& channel);
+
+  struct Step {      // of the ranks of this host
+    zr_coll coll{};  // without counts and label
+    std::vector<int64_t> counts;
+    Requests arriving;  // what this rank contributes to it
+  };
+  std::vector<Step> steps_;
+  std::size_t submitted_ = 0;
+  std::deque<zr::Done> running_;  // submitted steps that are not complete
+};
+
+}  // namespace mpi

@@ -1,0 +1,33 @@
+#include "hosts.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "../comm_shm/machine.hpp"
+
+namespace mpi {
+
+std::string host_identity() {
+  if (const char* given = std::getenv("ZR_HOST_ID"); given && *given) return std::string("id ") + given;
+  return shm::boot_id() + " " + shm::pid_namespace() + " " + shm::network_namespace();
+}
+
+Hosts::Hosts(const std::vector<std::string>& identities) {
+  std::vector<std::string> known;
+  for (std::size_t rank = 0; rank < identities.size(); ++rank) {
+    const std::string& identity = identities[rank];
+    if (known.empty() || known.back() != identity) {
+      if (std::find(known.begin(), known.end(), identity) != known.end() && gap_.empty()) {
+        const auto before = std::find(identities.begin(), identities.end(), identity) - identities.begin();
+        gap_ = "ranks " + std::to_string(before) + " and " + std::to_string(rank) + " are on one host, but rank " +
+               std::to_string(rank - 1) + " is not";
+      }
+      known.push_back(identity);
+      if (rank > 0) first_.push_back(static_cast<int>(rank));
+    }
+    host_.push_back(static_cast<int>(known.size()) - 1);
+  }
+  first_.push_back(static_cast<int>(identities.size()));
+}
+
+}  // namespace mpi

@@ -1,0 +1,40 @@
+// Which ranks are on which machine.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace mpi {
+
+/// Identifies the machine of this process, for ranks that can read each other's memory and have one network:
+/// ZR_HOST_ID, if it is set, else the running kernel with the namespaces of processes and of the network. [any]
+std::string host_identity();
+
+/// The ranks of every host. Immutable.
+class Hosts {
+ public:
+  Hosts() = default;
+  /// identities: by rank; equal on ranks of one host.
+  explicit Hosts(const std::vector<std::string>& identities);
+
+  int count() const { return static_cast<int>(first_.size()) - 1; }
+  /// Two ranks that are on one host, while a rank between them is on another one; "" if there are none: then all that
+  /// follows is valid.
+  const std::string& gap() const { return gap_; }
+  int of(int rank) const { return host_[static_cast<std::size_t>(rank)]; }
+  int first(int host) const { return first_[static_cast<std::size_t>(host)]; }  // rank; of count(): the number of ranks
+  int size(int host) const { return first(host + 1) - first(host); }            // ranks
+  /// The rank on `host` that works for a rank: itself on its own host. Ascending in `rank` on each host.
+  int helper(int host, int rank) const {
+    const int own = of(rank);
+    return first(host) + (rank - first(own)) * size(host) / size(own);
+  }
+  /// True if there are several hosts, and several ranks on one of them.
+  bool has_levels() const { return count() > 1 && (!gap_.empty() || count() < static_cast<int>(host_.size())); }
+
+ private:
+  std::vector<int> host_, first_{0};
+  std::string gap_;
+};
+
+}  // namespace mpi

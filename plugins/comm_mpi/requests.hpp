@@ -1,0 +1,32 @@
+// Messages of MPI that complete together.
+#pragma once
+
+#include <mpi.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace mpi {
+
+/// [MPI thread]
+class Requests {
+ public:
+  MPI_Request& add_send() { return add_receive(-1); }
+  /// A message of exactly so many bytes.
+  MPI_Request& add_receive(int bytes);
+  /// Messages of any size, in parts that MPI can count. Throw PluginError with `what` if they fail.
+  void receive(void* data, int64_t bytes, int peer, int tag, MPI_Comm comm, const std::string& what);
+  void send(const void* data, int64_t bytes, int peer, int tag, MPI_Comm comm, const std::string& what);
+  bool empty() const { return requests_.empty(); }
+  /// True once all are complete; they are forgotten then. Throws PluginError with `what` if one failed, or received
+  /// fewer bytes.
+  bool complete(const std::string& what);
+
+ private:
+  std::vector<MPI_Request> requests_;
+  std::vector<int> expected_;  // bytes; -1: a send
+  std::vector<MPI_Status> statuses_;
+};
+
+}  // namespace mpi
