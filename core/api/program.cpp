@@ -155,11 +155,14 @@ Program::State::State(Load load, std::filesystem::path folder, const std::vector
   setup_.control = host::control::Control::join();
   const int world = prints_parameters_ ? 0 : setup_.control->world();
   host::log_as_rank(setup_.control->rank());
-  setup_.revalidate = [load = std::move(load), overrides, program_keys](const std::vector<std::string>& extra_overrides,
-                                                                        int job_world) {
+  const bool several_hosts = setup_.control->local_world() < setup_.control->world();
+  setup_.revalidate = [load = std::move(load), overrides, program_keys, several_hosts](
+                          const std::vector<std::string>& extra_overrides, int job_world) {
     std::vector<std::string> all_overrides = overrides;
     all_overrides.insert(all_overrides.end(), extra_overrides.begin(), extra_overrides.end());
-    return host::plugin::resolve_job(load(all_overrides), host::plugin::Registry(), program_keys, job_world);
+    host::config::Document document = load(all_overrides);
+    if (several_hosts) document.set_several_hosts();
+    return host::plugin::resolve_job(document, host::plugin::Registry(), program_keys, job_world);
   };
   static_cast<host::plugin::ResolvedJob&>(setup_) = setup_.revalidate({}, world);
   if (prints_parameters_) return;

@@ -117,8 +117,12 @@ class Document {
                         const std::vector<std::string>& values = {}, const std::string& run_name = "");
 
   const std::string& file() const;
+  /// The ranks of the job are on several hosts, which decides what communicator = "auto" means. Without this call they
+  /// are on one.
+  void set_several_hosts() { several_hosts_ = true; }
   /// The id of the plug-in for a role ("strategy", "optimizer", "communicator"): `role = "id"`, `[role] use = "id"`, or
-  /// the role's default (from host_keys). `origin` receives the origin of the id.
+  /// the role's default (from host_keys). `origin` receives the origin of the id. For communicator = "auto", the one
+  /// for the job's hosts.
   std::string chosen(const std::string& role, Origin* origin = nullptr) const;
   /// True if the file or the command line has the table [role.<id>], or a value of that name.
   bool has_table(const std::string& role, const std::string& id) const;
@@ -152,6 +156,7 @@ class Document {
  private:
   Entry host_entry(const std::string& path) const;
   std::shared_ptr<const Tree> tree_;
+  bool several_hosts_ = false;
 };
 
 }  // namespace zr::host::config

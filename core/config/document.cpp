@@ -280,7 +280,9 @@ const std::string& Document::file() const { return tree_->file; }
 std::string Document::chosen(const std::string& role, Origin* origin) const {
   const Entry entry = host_entry(role);
   if (origin) *origin = entry.origin;
-  return std::get<std::string>(entry.value);
+  const std::string id = std::get<std::string>(entry.value);
+  if (role != "communicator" || id != kAutomatic) return id;
+  return several_hosts_ ? ZR_HOSTS_COMMUNICATOR : ZR_HOST_COMMUNICATOR;
 }
 
 bool Document::has_table(const std::string& role, const std::string& id) const {

@@ -137,7 +137,9 @@ void add_roles(std::vector<ConfigKey>& keys) {
   keys.push_back(text("", "strategy", "\"" ZR_DEFAULT_STRATEGY "\"",
                       "which rank owns which part of weights, gradients and optimizer states"));
   keys.push_back(text("", "optimizer", "\"" ZR_DEFAULT_OPTIMIZER "\"", "update rule of the weights"));
-  keys.push_back(text("", "communicator", "\"" ZR_DEFAULT_COMMUNICATOR "\"", "library that runs the collectives"));
+  keys.push_back(text("", "communicator", "\"auto\"",
+                      "library that runs the collectives; auto: \"" ZR_HOST_COMMUNICATOR
+                      "\" if all ranks are on one host, else \"" ZR_HOSTS_COMMUNICATOR "\""));
 }
 
 void add_job(std::vector<ConfigKey>& keys) {

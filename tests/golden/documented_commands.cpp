@@ -174,7 +174,7 @@ const std::map<std::string, Try> kTries{
     {"zeroth launch -n N -- PROGRAM", {kApp + "{bin}/zeroth launch -n 2 -- ./app job.toml" + kBrief}},
     {"zeroth launch -n 2 -- ./app",
      in_file("tests/multirank/engine/configuration_test.cpp", "zr::Program\\(config\\)")},
-    {"zeroth launch --hosts node01:4,node02:4 -- ./app job.toml communicator=mpi",
+    {"zeroth launch --hosts node01:4,node02:4 -- ./app job.toml communicator=auto",
      in_file("tests/multirank/comm/mpi_training_test.cpp", "TEST\\(CommMpiHostsTest, TrainTheBitsOfOneHost\\)")},
     {"mpirun -n 4 ./app job.toml",
      {kApp +
@@ -182,7 +182,7 @@ const std::map<std::string, Try> kTries{
           "job.toml" +
           kBrief + " && cat runs/job/summary.json",
       "\"ranks\": 4"}},
-    {"mpirun --bind-to none -H node01:4,node02:4 -x ZR_STORE=node01:29600 ./app job.toml communicator=mpi",
+    {"mpirun --bind-to none -H node01:4,node02:4 -x ZR_STORE=node01:29600 ./app job.toml communicator=auto",
      in_file("tests/multirank/comm/mpi_training_test.cpp", "TEST\\(CommMpiHostsTest, TrainTheBitsOfOneHost\\)")},
     {"torchrun --nproc-per-node 4 --no-python ./app job.toml",
      in_file("tests/multirank/launch/join_test.cpp", "TEST\\(Torchrun, RanksTrainAndExit\\)")},

@@ -38,6 +38,23 @@ TEST(CommMpiTrainingTest, HasTheBitsOfShm) {
     }
 }
 
+// Hosts that the ranks only pretend to be on: two ranks on the first one, and as many or one on the second.
+TEST(CommMpiTrainingTest, HasTheBitsOfShmWithSeveralRanksOnAHost) {
+  const zr::test::Scratch scratch;
+  for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"})
+    for (const std::string dtype : {"fp32", "bf16"}) {
+      const std::string ranks = strategy == "zero1" || strategy == "zero3" ? "4" : "3";
+      const std::string keys = "strategy=" + strategy + " gradients.reduce_dtype=" + dtype + " job.ranks=" + ranks +
+                               " communicator.share_weights=false ";
+      const auto shm = summary_of(scratch, ZR_BUILD_DIR "/bin/zeroth launch -n " + ranks + " --", keys);
+      const auto mpi = summary_of(scratch,
+                                  "mpirun.openmpi --bind-to none --oversubscribe -n " + ranks +
+                                      " sh -c 'ZR_HOST_ID=$((OMPI_COMM_WORLD_RANK / 2)) exec \"$@\"' sh",
+                                  keys + "communicator=mpi communicator.mpi.hierarchy_min_bytes=0");
+      EXPECT_EQ(mpi.at("weights_hash"), shm.at("weights_hash")) << keys;
+    }
+}
+
 TEST(CommMpiTrainingTest, AKilledRankEndsTheJobAndIsNamed) {
   const zr::test::Scratch scratch;
   const std::string name = "killed" + std::to_string(::getpid());
@@ -101,23 +118,29 @@ class Hosts {
   std::string unavailable_;
 };
 
+// Four ranks on two hosts. Without hierarchy, two of the three peers of a rank are on the other host, and each of its
+// bytes passes to both. With hierarchy, a part of the weights passes once. Of the gradients, the second host gets the
+// sum of two ranks, and the first one the elements of two. TCP and the start of the job add a little.
 TEST(CommMpiHostsTest, TrainTheBitsOfOneHost) {
   const Hosts hosts(2);
   if (!hosts.unavailable().empty()) GTEST_SKIP() << "cannot create network namespaces: " << hosts.unavailable();
   const zr::test::Scratch scratch;
+  const std::string levels = " communicator.mpi.hierarchy_min_bytes=0", flat = " communicator.mpi.hierarchy=false";
   for (const std::string strategy : {"zero1", "zero3"}) {
     const std::string keys = "strategy=" + strategy + " job.ranks=4 ";
     const auto shm = summary_of(scratch, ZR_BUILD_DIR "/bin/zeroth launch -n 4 --", keys);
-    const int64_t before = hosts.sent();
-    const std::string start = strategy == "zero1" ? hosts.launch(2) : hosts.mpirun(2);
-    const auto mpi = summary_of(scratch, start, keys + "communicator=mpi");
-    const int64_t sent = hosts.sent() - before;
-    EXPECT_EQ(mpi.at("weights_hash"), shm.at("weights_hash")) << keys;
-    // Two of the three peers of a rank are on the other host, which sends as much. TCP and the start add a little.
-    const auto& bytes = mpi.at("communication_bytes");
-    const int64_t expected = (bytes.at("reduce_scatter").get<int64_t>() + bytes.at("all_gather").get<int64_t>()) / 3;
-    EXPECT_GE(sent, expected) << keys;
-    EXPECT_LE(sent, expected * 11 / 10 + (256 << 10)) << keys;
+    for (const bool has_levels : {true, false}) {
+      const int64_t before = hosts.sent();
+      const std::string start = has_levels == (strategy == "zero1") ? hosts.launch(2) : hosts.mpirun(2);
+      const auto mpi = summary_of(scratch, start, keys + "communicator=auto" + (has_levels ? levels : flat));
+      const int64_t sent = hosts.sent() - before;
+      EXPECT_EQ(mpi.at("weights_hash"), shm.at("weights_hash")) << keys;
+      const auto& bytes = mpi.at("communication_bytes");
+      const int64_t communicated = bytes.at("reduce_scatter").get<int64_t>() + bytes.at("all_gather").get<int64_t>();
+      const int64_t expected = communicated / (has_levels ? 6 : 3);
+      EXPECT_GE(sent, expected) << keys << has_levels;
+      EXPECT_LE(sent, expected * 11 / 10 + (256 << 10)) << keys << has_levels;
+    }
   }
 }
 

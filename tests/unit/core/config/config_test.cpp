@@ -53,6 +53,18 @@ TEST(JobConfigTest, CommandLineOverridesTheFile) {
   EXPECT_TRUE(config::KeyReader(config).given("train.steps"));
 }
 
+TEST(DocumentTest, AutoChoosesTheCommunicatorForTheHostsOfTheJob) {
+  for (const std::string text : {"", "communicator = \"auto\"", "[communicator]\nuse = \"auto\""}) {
+    config::Document document = config::Document::parse(text, "job.toml", {});
+    EXPECT_EQ(document.chosen("communicator"), "shm");
+    document.set_several_hosts();
+    EXPECT_EQ(document.chosen("communicator"), "mpi");
+  }
+  config::Document named = config::Document::parse("communicator = \"nccl\"", "job.toml", {});
+  named.set_several_hosts();
+  EXPECT_EQ(named.chosen("communicator"), "nccl");
+}
+
 TEST(JobConfigTest, UsesTheLastOfTwoOverrides) {
   EXPECT_EQ(config::KeyReader(check("", {"train.steps=1", "train.steps=2"})).integer("train.steps"), 2);
 }
