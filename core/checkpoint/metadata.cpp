@@ -43,6 +43,7 @@ std::string to_text(const CheckpointMetadata& metadata) {
             {"seed", metadata.seed},
             {"samples", metadata.samples},
             {"config", metadata.config}};
+  if (!metadata.parameter_local_steps.empty()) json["parameter_local_steps"] = metadata.parameter_local_steps;
   if (!metadata.engines.empty()) json["engines"] = metadata.engines;
   return json.dump();
 }
@@ -55,6 +56,12 @@ CheckpointMetadata parse_metadata(const JsonField& root, int64_t step, int64_t v
   const JsonField steps = root.at("parameter_steps");
   for (const std::string& name : steps.keys())
     metadata.parameter_steps[name] = steps.at(name).integer(0, metadata.updates);
+  if (root.has("parameter_local_steps"))
+    for (const JsonField local = root.at("parameter_local_steps"); const std::string& name : local.keys()) {
+      const auto all = metadata.parameter_steps.find(name);
+      metadata.parameter_local_steps[name] =
+          local.at(name).integer(0, all == metadata.parameter_steps.end() ? 0 : all->second);
+    }
   const JsonField scale = root.at("loss_scale");
   metadata.loss_scale.value = scale_of(scale.at("value"));
   metadata.loss_scale.good = scale.at("good").integer(0, step);

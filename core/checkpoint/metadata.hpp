@@ -19,6 +19,7 @@ struct CheckpointMetadata {
   int64_t samples = 0;  // number of samples that all ranks have read
   int64_t seed = 0;
   std::map<std::string, int64_t> parameter_steps;
+  std::map<std::string, int64_t> parameter_local_steps;  // those of them with local gradients, if there are any
   struct {
     double value = 1;
     int64_t good = 0, hysteresis_left = 1, skips = 0;

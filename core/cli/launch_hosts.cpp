@@ -5,20 +5,26 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <set>
+#include <string_view>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/text.hpp"
+#include "cli/bounded_run.hpp"
 #include "cli/launch_output.hpp"
 #include "cli/launch_process.hpp"
 #include "cli/tagged_output.hpp"
@@ -52,6 +58,44 @@ std::string mpirun_file() {
                   path ? path : "not set"));
 }
 
+// The output of other versions has other tags.
+constexpr int kOpenMpiVersion = 4;
+constexpr double kVersionSeconds = 30;
+constexpr const char* kVersionRemedy =
+    "put mpirun of OpenMPI 4 first in PATH (Debian: openmpi-bin), or start the ranks with mpirun itself "
+    "(docs/getting-started.md)";
+
+void check_version(const std::string& mpirun) {
+  ProcessOptions options;
+  options.file = mpirun;
+  options.arguments = {"mpirun", "--version"};
+  for (char** entry = environ; *entry; ++entry) options.environment.emplace_back(*entry);
+  BoundedRun run(options, std::size_t{1} << 20);
+  const bool ended = run.wait(kVersionSeconds) == BoundedRun::End::completed;
+  const std::string line = run.out().substr(0, run.out().find('\n'));
+  constexpr std::string_view kName = "(Open MPI) ";
+  const auto at = line.find(kName);
+  if (!ended || at == line.npos)
+    fail_environment(fmt::format("zeroth launch --hosts needs mpirun of OpenMPI {}, but `{} --version` {}; {}",
+                                 kOpenMpiVersion, mpirun,
+                                 ended ? fmt::format("prints '{}'", printable(line)) : "does not end", kVersionRemedy));
+  const std::string version = line.substr(at + kName.size());
+  int major = 0;
+  std::from_chars(version.data(), version.data() + version.size(), major);
+  if (major != kOpenMpiVersion)
+    fail_environment(fmt::format("zeroth launch --hosts needs mpirun of OpenMPI {}, but {} is OpenMPI {}; {}",
+                                 kOpenMpiVersion, mpirun, printable(version), kVersionRemedy));
+}
+
+// mpirun would start what follows as a second program.
+void check_arguments(const std::vector<std::string>& program) {
+  for (const std::string& word : program)
+    if (word == ":")
+      fail_user(
+          "zeroth launch --hosts: the program has the argument ':', at which mpirun begins another program; start a "
+          "script that adds this argument");
+}
+
 // The variables of this process that the ranks get, and those that the launcher adds.
 std::set<std::string> variables_of_ranks(const std::vector<std::string>& environment) {
   std::set<std::string> names;
@@ -80,6 +124,7 @@ class HostLaunch {
   bool saves_on_signal() const;
   void failed(const std::string& table);
   void end_mpirun_after(std::chrono::milliseconds timeout, int signal);
+  void end_orphans() const { orphans_.kill_with("ZR_JOB=" + job_); }
   void reap_mpirun();
   void finish_if_done();
   void tick();
@@ -95,10 +140,11 @@ class HostLaunch {
   std::array<std::unique_ptr<TaggedOutput>, 2> tagged_;
   std::array<std::unique_ptr<asio::posix::stream_descriptor>, 2> streams_;
   std::array<bool, 2> paused_{};
-  std::array<char, 65536> buffer_;
+  std::vector<char> buffer_ = std::vector<char>(std::max<std::size_t>(65536, packet_bytes()));
   std::string store_name_;
   std::unique_ptr<control::Store> store_;
   const std::string job_, token_;
+  const OrphanAdoption orphans_;  // ranks on this machine, if mpirun is killed
   Process mpirun_;
   std::optional<control::ExitStatus> ended_;
   std::optional<std::chrono::steady_clock::time_point> report_deadline_;
@@ -121,17 +167,19 @@ HostLaunch::HostLaunch(const HostLaunchOptions& options)
   ignore.sa_handler = SIG_IGN;
   sigaction(SIGPIPE, &ignore, &sigpipe_action_before_);
   for (const auto stream : {Output::out, Output::err})
-    tagged_[stream] = std::make_unique<TaggedOutput>([this, stream](int rank, bool error, std::string_view text) {
-      if (rank >= 0 && rank < ranks_) return output_.bytes(rank, error ? Output::err : stream, text);
-      own_output_ = true;
-      writer_.write(STDERR_FILENO, std::string(text) + "\n");
-    });
+    tagged_[stream] =
+        std::make_unique<TaggedOutput>(packet_bytes(), [this, stream](int rank, bool error, std::string_view text) {
+          if (rank >= 0 && rank < ranks_) return output_.bytes(rank, error ? Output::err : stream, text);
+          own_output_ = true;
+          writer_.write(STDERR_FILENO, std::string(text) + "\n");
+        });
 }
 
 HostLaunch::~HostLaunch() {
   if (mpirun_.pid >= 0 && !ended_) {
     kill(-mpirun_.pid, SIGKILL);
     while (!reap(mpirun_.pid)) usleep(1000);
+    end_orphans();
   }
   sigaction(SIGPIPE, &sigpipe_action_before_, nullptr);
 }
@@ -186,7 +234,9 @@ void HostLaunch::listen_to_signals() {
 }
 
 int HostLaunch::run() {
+  check_arguments(options_.program);
   const std::string file = mpirun_file();
+  check_version(file);
   const StoreAddress address = store_address(io_, options_.hosts);
   store_name_ = address.name;
   control::Store::Options store;
@@ -201,6 +251,7 @@ int HostLaunch::run() {
   process.arguments = arguments();
   process.environment = environment();
   process.reads_stdin = !isatty(STDIN_FILENO);
+  process.packets = true;
   mpirun_ = start_process(process);
   const std::array ends{mpirun_.out, mpirun_.err};
   for (const auto stream : {Output::out, Output::err}) {
@@ -212,6 +263,7 @@ int HostLaunch::run() {
   tick();
   reap_mpirun();
   io_.run();
+  if (ended_->signal) end_orphans();  // mpirun has not ended its ranks
   error_code ignored;
   signals_.clear(ignored);
   writer_.flush();
@@ -230,7 +282,7 @@ void HostLaunch::read(Output::Stream stream) {
   streams_[stream]->async_wait(asio::posix::stream_descriptor::wait_read, [this, stream](const error_code& error) {
     if (error || !streams_[stream]) return;
     const ssize_t n = ::read(streams_[stream]->native_handle(), buffer_.data(), buffer_.size());
-    if (n > 0) tagged_[stream]->bytes({buffer_.data(), static_cast<std::size_t>(n)});
+    if (n > 0) tagged_[stream]->packet({buffer_.data(), static_cast<std::size_t>(n)});
     if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
       streams_[stream].reset();
     } else {
@@ -244,7 +296,7 @@ void HostLaunch::drain() {
     if (streams_[stream])
       for (ssize_t n; (n = ::read(streams_[stream]->native_handle(), buffer_.data(), buffer_.size())) != 0;) {
         if (n < 0 && errno != EINTR) break;
-        if (n > 0) tagged_[stream]->bytes({buffer_.data(), static_cast<std::size_t>(n)});
+        if (n > 0) tagged_[stream]->packet({buffer_.data(), static_cast<std::size_t>(n)});
       }
     streams_[stream].reset();
     tagged_[stream]->end();
@@ -276,7 +328,7 @@ void HostLaunch::failed(const std::string& table) {
   finish_if_done();
 }
 
-// mpirun that is killed lets its daemons on other hosts kill their ranks; ranks here end because the store has.
+// mpirun that is killed lets its daemons on other hosts kill their ranks; end_orphans() kills those here.
 void HostLaunch::end_mpirun_after(std::chrono::milliseconds timeout, int signal) {
   deadline_.expires_after(timeout);
   deadline_.async_wait([this, signal](const error_code& error) {
@@ -287,9 +339,9 @@ void HostLaunch::end_mpirun_after(std::chrono::milliseconds timeout, int signal)
 }
 
 void HostLaunch::reap_mpirun() {
-  if (ended_) return;
-  ended_ = reap(mpirun_.pid);
-  if (!ended_) return;
+  if (!ended_) ended_ = reap(mpirun_.pid);
+  orphans_.reap_all_but(ended_ ? 0 : mpirun_.pid);
+  if (!ended_ || report_deadline_) return;
   drain();
   report_deadline_ = std::chrono::steady_clock::now() + kReportTimeout;
   finish_if_done();
@@ -316,6 +368,9 @@ void HostLaunch::tick() {
 
 int HostLaunch::result() const {
   const int code = ended_->signal ? 128 + ended_->signal : ended_->code;
+  if (ended_->signal && !stop_signal_ && !reported_)
+    log(ZR_LOG_ERROR, fmt::format("mpirun was killed by signal {} ({}), so its ranks were ended", ended_->signal,
+                                  strsignal(ended_->signal)));
   if (reported_ && (code == 0 || code >= 128)) return exit_code::peer_lost;
   if (stop_signal_ && code != 0) return 128 + stop_signal_;
   bool joined = false;

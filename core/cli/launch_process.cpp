@@ -10,9 +10,12 @@
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <set>
 #include <utility>
 
 #include "base/error.hpp"
@@ -21,14 +24,18 @@ namespace zr::host::cli {
 
 namespace {
 constexpr std::array kHandled{SIGINT, SIGTERM, SIGHUP, SIGCHLD, SIGPIPE};
+constexpr int kPacketPipeBytes = 1 << 20;
+constexpr auto kKillTimeout = std::chrono::seconds(5);
 
 struct Pipe {
   int read = -1, write = -1;
-  Pipe() {
+  explicit Pipe(bool packets = false) {
     int ends[2];
-    if (pipe2(ends, O_CLOEXEC) != 0) fail_environment(std::string("cannot open a pipe: ") + std::strerror(errno));
+    if (pipe2(ends, O_CLOEXEC | (packets ? O_DIRECT : 0)) != 0)
+      fail_environment(fmt::format("cannot open a pipe{}: {}", packets ? " of packets" : "", std::strerror(errno)));
     read = ends[0];
     write = ends[1];
+    if (packets) fcntl(write, F_SETPIPE_SZ, kPacketPipeBytes);  // each packet uses a page; a smaller pipe works too
   }
   Pipe(const Pipe&) = delete;
   ~Pipe() {
@@ -118,9 +125,9 @@ std::string find_program(const std::string& name) {
 }
 
 Process start_process(const ProcessOptions& options) {
-  Pipe out, status;
+  Pipe out(options.packets), status;
   std::optional<Pipe> err;
-  if (!options.one_pipe) err.emplace();
+  if (!options.one_pipe) err.emplace(options.packets);
   const int null = options.reads_stdin ? -1 : open("/dev/null", O_RDONLY | O_CLOEXEC);
   const auto arguments = pointers(options.arguments), environment = pointers(options.environment);
   sigset_t all_signals, previous_mask;
@@ -169,6 +176,57 @@ std::optional<control::ExitStatus> reap(pid_t pid) {
     exit_status.code = WEXITSTATUS(status);
   }
   return exit_status;
+}
+
+std::size_t packet_bytes() { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
+
+namespace {
+std::vector<pid_t> children() {
+  std::vector<pid_t> found;
+  std::error_code error;
+  for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task", error)) {
+    std::ifstream list(thread.path() / "children");
+    for (pid_t pid; list >> pid;) found.push_back(pid);
+  }
+  return found;
+}
+
+bool has_variable(pid_t pid, const std::string& variable) {
+  std::ifstream environment(fmt::format("/proc/{}/environ", pid));
+  for (std::string entry; std::getline(environment, entry, '\0');)
+    if (entry == variable) return true;
+  return false;
+}
+}  // namespace
+
+OrphanAdoption::OrphanAdoption() { prctl(PR_SET_CHILD_SUBREAPER, 1); }
+OrphanAdoption::~OrphanAdoption() { prctl(PR_SET_CHILD_SUBREAPER, 0); }
+
+void OrphanAdoption::reap_all_but(pid_t except) const {
+  for (siginfo_t info{}; waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0; info = {}) {
+    if (info.si_pid == 0 || info.si_pid == except) return;
+    waitpid(info.si_pid, nullptr, 0);
+  }
+}
+
+// A killed process has passed its children on when waitpid() returns it.
+int OrphanAdoption::kill_with(const std::string& variable) const {
+  std::set<pid_t> ending;
+  int killed = 0;
+  const auto until = std::chrono::steady_clock::now() + kKillTimeout;
+  do {
+    std::erase_if(ending, [](pid_t pid) { return waitpid(pid, nullptr, WNOHANG) == pid; });
+    const bool any_left = !ending.empty();
+    for (const pid_t pid : children()) {
+      if (ending.count(pid) || !has_variable(pid, variable)) continue;
+      kill(pid, SIGKILL);
+      ending.insert(pid);
+      ++killed;
+    }
+    if (!any_left && ending.empty()) break;
+    usleep(1000);
+  } while (std::chrono::steady_clock::now() < until);
+  return killed;
 }
 
 long kernel_oom_kills() {

@@ -1,8 +1,9 @@
-// The process of a rank: in its own process group, killed when the launcher ends, with its output in pipes.
+// The process of a rank: in its own process group, killed when the launcher ends, with its output in pipes. Orphans.
 #pragma once
 
 #include <sys/types.h>
 
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,7 +23,11 @@ struct ProcessOptions {
   std::vector<std::string> environment;  // NAME=value
   bool reads_stdin = false;              // inherit stdin; false: stdin is /dev/null
   bool one_pipe = false;                 // use one pipe for stdout and stderr
+  /// Each write() of the process is read() on its own, in packets of at most packet_bytes().
+  bool packets = false;
 };
+/// The size of a page: read() of a pipe with packets needs a buffer of this size.
+std::size_t packet_bytes();
 
 /// The file that a shell would run for this name. Throws UserError if no such file exists.
 std::string find_program(const std::string& name);
@@ -34,6 +39,20 @@ Process start_process(const ProcessOptions& options);
 
 /// Returns how `pid` ended, or nothing if it still runs. If it ended, kills the rest of its process group.
 std::optional<control::ExitStatus> reap(pid_t pid);
+
+/// While the object exists, processes whose parent ends become children of this process, if it has started one of their
+/// ancestors. Call reap() for `pid` itself.
+class OrphanAdoption {
+ public:
+  OrphanAdoption();
+  ~OrphanAdoption();
+  OrphanAdoption(const OrphanAdoption&) = delete;
+  /// Removes children that have ended, up to the child `except`.
+  void reap_all_but(pid_t except) const;
+  /// Kills the children whose environment has `variable` ("NAME=value"), then their children, and so on. Returns when
+  /// all have ended, at the latest after 5 seconds. Returns the number of killed processes.
+  int kill_with(const std::string& variable) const;
+};
 
 /// The number of processes that the kernel has killed for lack of memory since boot, or -1 if it is not known.
 long kernel_oom_kills();

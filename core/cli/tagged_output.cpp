@@ -47,50 +47,53 @@ std::optional<Tag> tag_of(std::string_view text) {
 }
 }  // namespace
 
-void TaggedOutput::bytes(std::string_view text) {
+void TaggedOutput::packet(std::string_view text) {
   const std::string all = std::exchange(maybe_tag_, "") + std::string(text);
-  std::string_view left = all;
-  std::size_t checked = 0;  // no tag begins before
-  for (std::size_t at; (at = left.find('[', checked)) != left.npos;) {
-    const std::optional<Tag> tag = tag_of(left.substr(at, kMaxTagBytes));
-    if (!tag) {
-      checked = at + 1;
-      continue;
-    }
-    pass(left.substr(0, at));
-    left.remove_prefix(at);
-    if (!tag->bytes) {
-      maybe_tag_ = left;
-      return;
-    }
+  bool continues = may_continue_ && !line_ended_;
+  may_continue_ = text.size() >= max_packet_;
+  for (std::string_view left = all; !left.empty();) {
+    left = begin_line(left, std::exchange(continues, false));
+    line_ended_ = true;
+    if (!maybe_tag_.empty()) return;
+    const auto end = left.find('\n');
+    const std::string_view part = left.substr(0, end == left.npos ? end : end + 1);
+    left.remove_prefix(part.size());
+    line_ended_ = end != left.npos;
+    pass(part);
+  }
+}
+
+// Reads the tag that begins `text`, if there is one, and returns what follows it; "" if the next packet may complete
+// it. continues: without a tag, the text is the rest of the last packet's line.
+std::string_view TaggedOutput::begin_line(std::string_view text, bool continues) {
+  const std::optional<Tag> tag = tag_of(text.substr(0, kMaxTagBytes));
+  if (tag && !tag->bytes && may_continue_) {
+    maybe_tag_ = text;
+    return "";
+  }
+  if (tag && tag->bytes) {
     end_own_line();
     rank_ = tag->rank;
     error_ = tag->error;
-    left.remove_prefix(tag->bytes);
-    checked = 0;
+    text.remove_prefix(tag->bytes);
+  } else if (!continues) {
+    rank_ = -1;
   }
-  pass(left);
+  return text;
 }
 
 void TaggedOutput::end() {
+  if (!maybe_tag_.empty()) rank_ = -1;
   pass(std::exchange(maybe_tag_, ""));
   end_own_line();
 }
 
-void TaggedOutput::pass(std::string_view text) {
-  while (!text.empty()) {
-    const auto end = text.find('\n');
-    const std::string_view part = text.substr(0, end == text.npos ? end : end + 1);
-    text.remove_prefix(part.size());
-    if (rank_ >= 0) {
-      sink_(rank_, error_, part);
-    } else {
-      own_line_ += part.substr(0, end);
-    }
-    if (end == part.npos) continue;
-    if (rank_ < 0) end_own_line();
-    rank_ = -1;
-  }
+void TaggedOutput::pass(std::string_view part) {
+  if (part.empty()) return;
+  if (rank_ >= 0) return sink_(rank_, error_, part);
+  const bool ends = part.ends_with('\n');
+  own_line_ += part.substr(0, part.size() - (ends ? 1 : 0));
+  if (ends) end_own_line();
 }
 
 void TaggedOutput::end_own_line() {

@@ -82,8 +82,11 @@ std::string Checkpointer::metadata_json() {
   metadata.globals = save_globals(context_);
   const TrainingProgress& progress = parts_.progress;
   metadata.slots = context_.plan.input.state_names();
-  for (std::size_t i = 0; i < progress.param_steps().size(); ++i)
-    metadata.parameter_steps[context_.plan.input.parameters[i].name] = progress.param_steps()[i];
+  for (std::size_t i = 0; i < progress.param_steps().size(); ++i) {
+    const std::string& name = context_.plan.input.parameters[i].name;
+    metadata.parameter_steps[name] = progress.param_steps()[i];
+    if (const int64_t local = progress.param_local_steps()[i]) metadata.parameter_local_steps[name] = local;
+  }
   const LossScale::State scale = progress.loss_scale().state();
   metadata.loss_scale = {scale.value, scale.good, scale.hysteresis_left, scale.skips, scale.dynamic};
   metadata.last_step_applied = progress.last_step_applied();
@@ -256,8 +259,10 @@ void Checkpointer::restore_metadata(const checkpoint::Checkpoint& from, const Ch
   change ? parts_.name.record_step(progress.step()) : parts_.name.record_load(progress.step(), metadata.engines);
   found.for_each_weight([&](uint32_t param, const std::string& saved) {
     const auto steps = metadata.parameter_steps.find(saved);
-    const bool known = steps != metadata.parameter_steps.end() && found.has_same_optimizer(param);
-    progress.set_param_steps(param, known ? steps->second : 0);
+    if (steps == metadata.parameter_steps.end() || !found.has_same_optimizer(param))
+      return progress.set_param_steps(param, 0);
+    const auto local = metadata.parameter_local_steps.find(saved);
+    progress.set_param_steps(param, steps->second, local == metadata.parameter_local_steps.end() ? 0 : local->second);
   });
   // If one optimizer state of a parameter is missing, all its states and its step count restart.
   for (const uint32_t param : found.fresh_params()) clear_states(param);

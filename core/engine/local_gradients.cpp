@@ -94,7 +94,7 @@ void LocalGradients::bind() {
 
 void LocalGradients::warn_if_unused() {
   const config::Setting<int64_t>& steps = context_.config().train().steps;
-  if (context_.rank() != 0 || needs_local(steps)) return;
+  if (context_.rank() != 0 || needs_local(steps, nullptr)) return;
   log(ZR_LOG_WARN,
       fmt::format("optimizer '{}' communicates less than others only after a warm-up, which is longer than this job: "
                   "{} = {} ({}); shorten its warm-up, or choose another optimizer",
@@ -154,11 +154,12 @@ void LocalGradients::add_replica(uint32_t param, const plan::Piece& weight, int6
   slices_.push_back(std::move(slice));
 }
 
-bool LocalGradients::needs_local(int64_t update) const {
+// before: null if `update` is later than the next one.
+bool LocalGradients::needs_local(int64_t update, const zr_param_updates* before) const {
   const plugin::Instance& optimizer = context_.optimizers.main();
   uint32_t grads = ZR_GRADS_REDUCED;
   CallError error;
-  const auto ask = [&] { return api_->gradients(optimizer.self(), update, &grads, &error); };
+  const auto ask = [&] { return api_->gradients(optimizer.self(), update, before, &grads, &error); };
   const std::string call = optimizer.call_text("gradients");
   context_.check(call_plugin(&error, ask), error, call);
   if (grads != ZR_GRADS_REDUCED && grads != ZR_GRADS_LOCAL)
@@ -167,8 +168,9 @@ bool LocalGradients::needs_local(int64_t update) const {
   return grads == ZR_GRADS_LOCAL;
 }
 
-void LocalGradients::begin_step(int64_t update) {
-  active_ = api_ && needs_local(update);
+void LocalGradients::begin_step(int64_t update, const std::vector<int64_t>& all, const std::vector<int64_t>& local) {
+  const zr_param_updates before{sizeof(zr_param_updates), static_cast<uint32_t>(all.size()), all.data(), local.data()};
+  active_ = api_ && needs_local(update, &before);
   if (api_ && !active_) std::ranges::fill(begun_, 0);  // a step with reduced gradients changes what they began with
 }
 
@@ -258,6 +260,38 @@ void LocalGradients::update(const Input& input) {
   const update::UpdateInput update_input{
       1, input.number, std::numeric_limits<double>::quiet_NaN(), &input.steps, &input.rates, &input.touched};
   update::update({{&context_.optimizers.main(), nullptr}}, context_.pool, context_.plan, slices_, update_input);
+}
+
+// A part of a state that this rank has; it is in memory, and not cut inside of a norm block.
+zr_view LocalGradients::state_part(uint32_t param, std::size_t slot, int64_t first, int64_t count) const {
+  for (const uint32_t u : state_.slices_of(param))
+    if (const update::UpdateSlice& slice = state_.slices()[u];
+        slice.first <= first && first + count <= slice.first + slice.count)
+      return part_of(slice.slots[slot], first - slice.first, count);
+  fail_internal(fmt::format("rank {} has no states for element {} of '{}'", context_.rank(), first,
+                            context_.plan.input.parameters[param].name));
+}
+
+void LocalGradients::pass_state_sum(int64_t update, NormBlocks& norm) {
+  if (!api_ || active_ || !api_->summed_state || !api_->state_sum) return;
+  const plugin::Instance& optimizer = context_.optimizers.main();
+  int32_t slot = -1;
+  CallError error;
+  const auto ask = [&] { return api_->summed_state(optimizer.self(), update, &slot, &error); };
+  const std::string call = optimizer.call_text("summed_state");
+  context_.check(call_plugin(&error, ask), error, call);
+  if (slot < 0) return;
+  const auto index = static_cast<std::size_t>(slot);
+  for (const plan::OptimizerDescription& description : context_.plan.input.descriptions)
+    if (index >= description.slots.size() || description.slots[index].dtype != ZR_F32 ||
+        description.slots[index].shape != ZR_SLOT_LIKE_PARAM)
+      fail_internal(fmt::format(
+          "{} returned {}, which is not an fp32 state of its parameter's shape: this is a bug in the plug-in", call,
+          slot));
+  const double sum = norm.ordered_sum_of(
+      [&](uint32_t param, int64_t first, int64_t count) { return state_part(param, index, first, count); });
+  const auto pass = [&] { return api_->state_sum(optimizer.self(), update, sum, &error); };
+  context_.check(call_plugin(&error, pass), error, optimizer.call_text("state_sum"));
 }
 
 std::vector<int64_t> LocalGradients::saved_shape(const Array& array, uint32_t param) const {

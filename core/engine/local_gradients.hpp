@@ -10,6 +10,7 @@
 #include "base/draft_abi.hpp"
 #include "checkpoint/load.hpp"
 #include "checkpoint/save.hpp"
+#include "engine/norm_blocks.hpp"
 #include "engine/optimizers.hpp"
 #include "engine/sharded_state.hpp"
 #include "engine/step_context.hpp"
@@ -28,8 +29,9 @@ class LocalGradients {
   LocalGradients(const LocalGradients&) = delete;
 
   /// Call before the first backward of a step: whether its gradients stay on their ranks. update: the number of the
-  /// step's update; the first is 1.
-  void begin_step(int64_t update);
+  /// step's update; the first is 1. The lists, by parameter: number of its updates before the step, and of those whose
+  /// gradients were not reduced. Throws Error if the optimizer rejects the step, which then has not begun.
+  void begin_step(int64_t update, const std::vector<int64_t>& all, const std::vector<int64_t>& local);
   /// Whether those of the current step do.
   bool active() const { return active_; }
   /// ZR_USE_LOCAL_GRADS in such a step, otherwise 0.
@@ -53,6 +55,9 @@ class LocalGradients {
   };
   /// Exchanges the gradients of touched parameters, and updates this rank's masters, states and weights. Collective.
   void update(const Input& input);
+  /// Call after an update: if its gradients were reduced, passes the sum of a state to the optimizer, if it needs one.
+  /// `norm`: adds up the blocks. Collective.
+  void pass_state_sum(int64_t update, NormBlocks& norm);
 
   /// Call when a parameter's optimizer states have changed otherwise: its private states are
   /// reset before their next use. All ranks call it.
@@ -78,7 +83,8 @@ class LocalGradients {
   };
   void bind();
   void warn_if_unused();
-  bool needs_local(int64_t update) const;
+  bool needs_local(int64_t update, const zr_param_updates* before) const;
+  zr_view state_part(uint32_t param, std::size_t slot, int64_t first, int64_t count) const;
   zr_view view(const Array& array, uint32_t param) const;
   int64_t served_elements(uint32_t param) const;
   void add_replicas();

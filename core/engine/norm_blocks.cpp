@@ -83,6 +83,7 @@ void NormBlocks::add_contribution(uint32_t param, const plan::Segment& segment,
     const update::UpdateSlice& found = slices[slice];
     const int64_t count = std::min(end, found.first + found.count) - at;
     own_ranges_.push_back({part_of(found.grad, at - found.first, count), nullptr});
+    own_elements_.push_back({param, at, count});
     at += count;
   }
 }
@@ -228,6 +229,16 @@ void NormBlocks::gather(int64_t begin, int64_t end) {
       from += count;
       if (range.block + range.count > end) break;  // the rest of the range is in the next window
     }
+}
+
+double NormBlocks::ordered_sum_of(const std::function<zr_view(uint32_t param, int64_t first, int64_t count)>& values) {
+  std::vector<update::NormBlockRange> ranges;
+  for (std::size_t i = 0; i < own_ranges_.size(); ++i) {
+    const Elements& elements = own_elements_[i];
+    ranges.push_back({values(elements.param, elements.first, elements.count), own_ranges_[i].out});
+  }
+  update::block_sums(pool_, ranges);
+  return ordered_sum().sum_of_squares;
 }
 
 NormBlocks::Norm NormBlocks::ordered_sum() {

@@ -61,10 +61,17 @@ class NormBlocks {
   };
   /// Collective, after sum().
   Norm ordered_sum();
+  /// The sum of other fp32 values that are distributed like the reduced gradients, block by block in the same order.
+  /// values(param, first, count): this rank's values for elements of a parameter, in memory. Collective, between steps.
+  double ordered_sum_of(const std::function<zr_view(uint32_t param, int64_t first, int64_t count)>& values);
 
  private:
   struct BlockRange {
     int64_t block, count;  // in blocks, in the model's order
+  };
+  struct Elements {
+    uint32_t param;
+    int64_t first, count;
   };
   void add_contribution(uint32_t param, const plan::Segment& segment, const std::vector<update::UpdateSlice>& slices,
                         std::size_t& slice);
@@ -84,6 +91,7 @@ class NormBlocks {
   std::vector<int64_t> first_block_;                     // by parameter
   std::vector<std::vector<BlockRange>> ranges_by_rank_;  // by rank, ascending: blocks that it contributes
   std::vector<update::NormBlockRange> own_ranges_;       // reduced gradients of this rank's blocks, in that order
+  std::vector<Elements> own_elements_;                   // the same, as elements of parameters
   std::vector<std::size_t> next_range_;                  // by rank: its first range that is not fully gathered
   std::vector<std::pair<const char*, std::size_t>>
       ranges_by_address_;    // address of reduced gradients -> index in own_ranges_, sorted

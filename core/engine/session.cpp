@@ -136,10 +136,11 @@ void Session::begin_backward(double loss, double weight) {
   step_recorder_.lap(Phase::forward);
   job_.context.model.check_bindings();
   const auto micro = static_cast<uint32_t>(progress_.micro());
+  if (micro == 0)  // before anything changes, because the optimizer may reject the step
+    local_.begin_step(progress_.updates() + 1, progress_.param_steps(), progress_.param_local_steps());
   progress_.begin_micro(loss, weight);
   job_.context.model.hide_gradients(false);
   weights_.set_phase(ZR_BACKWARD, progress_.micro());
-  if (micro == 0) local_.begin_step(progress_.updates() + 1);
   const bool final =
       progress_.micro() + 1 == progress_.accumulation() && !update_.edits_gradients() && !local_.active();
   step_sync_.begin_micro_step(final);
@@ -281,7 +282,7 @@ GlobalStats Session::exchange_statistics() {
 }
 
 void Session::update_weights(const GlobalStats& global, double rate, double norm, bool clipped) {
-  progress_.begin_update(global.touched);
+  progress_.begin_update(global.touched, local_.active());
   const float grad_mul = progress_.grad_mul();
   const int64_t number = progress_.updates() + 1;
   if (local_.active())
@@ -289,6 +290,7 @@ void Session::update_weights(const GlobalStats& global, double rate, double norm
   else
     update_.run({grad_mul, number, norm, clipped, rate, progress_.param_steps(), global.touched});
   progress_.updated();
+  local_.pass_state_sum(number, step_sync_.norm());
   monitor_.digest().updated(global.touched);
   step_recorder_.lap(Phase::optimizer);
   monitor_.publish_weights(false, local_.use_flags());

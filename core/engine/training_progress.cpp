@@ -9,7 +9,11 @@
 namespace zr::host::engine {
 
 TrainingProgress::TrainingProgress(const LossScaleKeys& keys, int accumulation, std::size_t parameters, int64_t steps)
-    : accumulation_(accumulation), steps_(steps), loss_scale_(keys), param_steps_(parameters, 0) {}
+    : accumulation_(accumulation),
+      steps_(steps),
+      loss_scale_(keys),
+      param_steps_(parameters, 0),
+      param_local_steps_(parameters, 0) {}
 
 TrainingProgress::TrainingProgress(const config::JobConfig& config, std::size_t parameters)
     : TrainingProgress(LossScaleKeys::of(config), config.train().gradient_accumulation, parameters,
@@ -41,8 +45,11 @@ void TrainingProgress::drop_micro_steps() {
   tokens_ = 0;
 }
 
-void TrainingProgress::begin_update(const std::vector<char>& touched) {
-  for (std::size_t i = 0; i < touched.size(); ++i) param_steps_[i] += touched[i] ? 1 : 0;
+void TrainingProgress::begin_update(const std::vector<char>& touched, bool local) {
+  for (std::size_t i = 0; i < touched.size(); ++i) {
+    param_steps_[i] += touched[i] ? 1 : 0;
+    param_local_steps_[i] += touched[i] && local ? 1 : 0;
+  }
 }
 
 void TrainingProgress::complete_step(double loss, double grad_norm, bool applied) {

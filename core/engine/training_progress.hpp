@@ -38,7 +38,13 @@ class TrainingProgress {
   const LossScale& loss_scale() const { return loss_scale_; }
   /// By parameter: number of its updates.
   const std::vector<int64_t>& param_steps() const { return param_steps_; }
-  void set_param_steps(uint32_t param, int64_t steps) { param_steps_[param] = steps; }
+  /// By parameter: number of those updates whose gradients were not reduced.
+  const std::vector<int64_t>& param_local_steps() const { return param_local_steps_; }
+  /// Sets both numbers.
+  void set_param_steps(uint32_t param, int64_t steps, int64_t local_steps = 0) {
+    param_steps_[param] = steps;
+    param_local_steps_[param] = local_steps;
+  }
 
   int accumulation() const { return accumulation_; }
   /// Sets the number of micro-steps of the steps that follow. Call it between steps.
@@ -74,8 +80,8 @@ class TrainingProgress {
   /// Call before a step is completed: whether its gradients were not reduced, so that none can be read.
   void set_gradients_local(bool local) { gradients_local_ = local; }
   bool updates_early() const { return updates_early_; }
-  /// Call before an update. touched: by parameter, not 0 if the optimizer updates it.
-  void begin_update(const std::vector<char>& touched);
+  /// Call before an update. touched: by parameter, not 0 if the optimizer updates it; local: gradients are not reduced.
+  void begin_update(const std::vector<char>& touched, bool local = false);
   void updated() { ++updates_; }  // call after an update
   /// The step cannot be completed, and training cannot continue: check_broken_off() throws UserError with this text.
   void break_off(std::string text) {
@@ -118,7 +124,7 @@ class TrainingProgress {
   LossScale loss_scale_;
   int64_t step_ = 0, updates_ = 0, samples_ = 0;
   int64_t steps_before_ = 0, updates_before_ = 0;  // numbers of steps and updates when this run began
-  std::vector<int64_t> param_steps_;
+  std::vector<int64_t> param_steps_, param_local_steps_;
   bool last_step_applied_ = true, stopped_ = false;
   double loss_ = 0, grad_norm_ = 0, learning_rate_ = 0;
   float grad_mul_ = 1;

@@ -35,6 +35,14 @@ ZR_CLONES double norm_block_sum(const float* values, int64_t count) {
   return sum;
 }
 
+double block_sum(const float* values, int64_t count) {
+  double lanes[kLanes] = {};
+  for (int64_t i = 0; i < count; ++i) lanes[i % kLanes] += static_cast<double>(values[i]);
+  double sum = 0;
+  for (const double lane : lanes) sum += lane;
+  return sum;
+}
+
 // Calls fn(fp32 values, count) for each block.
 template <class F>
 void for_each_norm_block(const zr_view& values, F&& fn) {
@@ -45,13 +53,9 @@ void for_each_norm_block(const zr_view& values, F&& fn) {
     fn(block.dtype == ZR_F32 ? static_cast<const float*>(block.data) : wide, block.count);
   }
 }
-}  // namespace
-
-void norm_block_sums(const zr_view& values, double* out) {
-  for_each_norm_block(values, [&](const float* block, int64_t count) { *out++ = norm_block_sum(block, count); });
-}
-
-void norm_block_sums(ThreadPool& pool, const std::vector<NormBlockRange>& ranges) {
+// Calls fn(part of a range) on the pool.
+template <class F>
+void for_each_part(ThreadPool& pool, const std::vector<NormBlockRange>& ranges, const F& fn) {
   std::vector<NormBlockRange> parts;  // cut to a size that spreads over many threads
   constexpr int64_t kPart = 64 * plan::kNormBlock;
   for (const NormBlockRange& range : ranges)
@@ -59,10 +63,23 @@ void norm_block_sums(ThreadPool& pool, const std::vector<NormBlockRange>& ranges
       parts.push_back({part_of(range.values, first, std::min(kPart, range.values.count - first)),
                        range.out + first / plan::kNormBlock});
   pool.parallel_for(static_cast<int64_t>(parts.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const NormBlockRange& part = parts[static_cast<std::size_t>(i)];
-      norm_block_sums(part.values, part.out);
-    }
+    for (int64_t i = begin; i < end; ++i) fn(parts[static_cast<std::size_t>(i)]);
+  });
+}
+}  // namespace
+
+void norm_block_sums(const zr_view& values, double* out) {
+  for_each_norm_block(values, [&](const float* block, int64_t count) { *out++ = norm_block_sum(block, count); });
+}
+
+void norm_block_sums(ThreadPool& pool, const std::vector<NormBlockRange>& ranges) {
+  for_each_part(pool, ranges, [](const NormBlockRange& part) { norm_block_sums(part.values, part.out); });
+}
+
+void block_sums(ThreadPool& pool, const std::vector<NormBlockRange>& ranges) {
+  for_each_part(pool, ranges, [](const NormBlockRange& part) {
+    double* out = part.out;
+    for_each_norm_block(part.values, [&](const float* block, int64_t count) { *out++ = block_sum(block, count); });
   });
 }
 

@@ -23,6 +23,8 @@ struct NormBlockRange {
 };
 /// Computes many ranges, in parallel on the pool.
 void norm_block_sums(ThreadPool& pool, const std::vector<NormBlockRange>& ranges);
+/// The same for sums of fp32 values instead of squares.
+void block_sums(ThreadPool& pool, const std::vector<NormBlockRange>& ranges);
 /// Number of elements of `values` (fp32, bf16 or fp16) that are infinite or NaN.
 int64_t count_non_finite(const zr_view& values);
 

@@ -16,9 +16,14 @@ constexpr int kOwnTable = 7;
 struct Full : Optimizer<Full> {
   static constexpr uint32_t needs = ZR_OPT_NEEDS_LOCAL_GRADS;
   void update(const Update&) const {}
-  uint32_t gradients(int64_t step) {
+  uint32_t gradients(int64_t step, const zr_param_updates* updates) {
     if (step < 0) throw PluginError(ZR_INVALID, "no such step");
-    return step > 3 ? ZR_GRADS_LOCAL : ZR_GRADS_REDUCED;
+    return step > (updates ? updates->all[0] : 3) ? ZR_GRADS_LOCAL : ZR_GRADS_REDUCED;
+  }
+  int32_t summed_state(int64_t step) const { return step == 4 ? 1 : -1; }
+  void state_sum(int64_t step, double sum) {
+    if (step != 4) throw PluginError(ZR_INVALID, "no sum");
+    state = sum;
   }
   void plan_exchange(zr_exchange_plan& sizes) const { sizes.scratch = static_cast<uint64_t>(sizes.counts[0]); }
   void exchange(const Exchange<Full>& given) {
@@ -48,6 +53,7 @@ struct Full : Optimizer<Full> {
 
   std::mutex mutex;  // objects are not moved
   int64_t steps = 5;
+  double state = 0;
   int32_t rank = -1;
   inline static int started = 0;
 };
@@ -83,9 +89,13 @@ TEST_F(OptimizerSlotsTest, ReportsWhichGradientsAStepNeeds) {
   ASSERT_NE(table, nullptr);
   EXPECT_EQ(table->size, sizeof *table);
   uint32_t grads = 9;
-  EXPECT_EQ(table->gradients(self_, 4, &grads, &error_), ZR_OK);
+  EXPECT_EQ(table->gradients(self_, 4, nullptr, &grads, &error_), ZR_OK);
   EXPECT_EQ(grads, static_cast<uint32_t>(ZR_GRADS_LOCAL));
-  EXPECT_EQ(table->gradients(self_, -1, &grads, &error_), ZR_INVALID);
+  const int64_t all = 4, local = 0;
+  const zr_param_updates updates{sizeof updates, 1, &all, &local};
+  EXPECT_EQ(table->gradients(self_, 4, &updates, &grads, &error_), ZR_OK);
+  EXPECT_EQ(grads, static_cast<uint32_t>(ZR_GRADS_REDUCED));
+  EXPECT_EQ(table->gradients(self_, -1, nullptr, &grads, &error_), ZR_INVALID);
   EXPECT_STREQ(error_.msg, "no such step");
 }
 
@@ -108,6 +118,20 @@ TEST_F(OptimizerSlotsTest, ExchangesLocalGradients) {
   gradient.group = 5;
   EXPECT_EQ(table->exchange(self_, &step, &list, 1, &scratch, &error_), ZR_INVALID);
   EXPECT_STREQ(error_.msg, "group 5 is out of range (1 groups)");
+}
+
+TEST_F(OptimizerSlotsTest, ReceivesTheSumOfAState) {
+  const auto* table = static_cast<const zr_local_gradients_api*>(kFull.extension("zr.optimizer.local_gradients/1"));
+  ASSERT_NE(table, nullptr);
+  int32_t slot = 9;
+  EXPECT_EQ(table->summed_state(self_, 3, &slot, &error_), ZR_OK);
+  EXPECT_EQ(slot, -1);
+  EXPECT_EQ(table->summed_state(self_, 4, &slot, &error_), ZR_OK);
+  EXPECT_EQ(slot, 1);
+  EXPECT_EQ(table->state_sum(self_, 4, 2.5, &error_), ZR_OK);
+  EXPECT_EQ(OptimizerLayer<Full>::first_group(self_).state, 2.5);
+  EXPECT_EQ(table->state_sum(self_, 5, 2.5, &error_), ZR_INVALID);
+  EXPECT_STREQ(error_.msg, "no sum");
 }
 
 TEST_F(OptimizerSlotsTest, ReceivesTheCommunicator) {

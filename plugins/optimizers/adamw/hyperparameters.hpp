@@ -28,8 +28,14 @@ struct AdamWHyperparameters {
 
   /// README.md has the formula. mul: factor of the reduced gradient; step: of the parameter.
   AdamWConstants constants(float mul, int64_t parameter_step, double lr) const {
+    return constants(mul, parameter_step, parameter_step, lr);
+  }
+  /// second_updates: the number of updates that exp_avg_sq contains; 0: its values are not those of updates, and have
+  /// no bias.
+  AdamWConstants constants(float mul, int64_t parameter_step, int64_t second_updates, double lr) const {
     const double step = static_cast<double>(parameter_step);
-    const double correction = std::sqrt(1 - std::pow(beta2, step));
+    const double correction =
+        second_updates > 0 ? std::sqrt(1 - std::pow(beta2, static_cast<double>(second_updates))) : 1.0;
     AdamWConstants c;
     c.mul = mul;
     c.decay = static_cast<float>(1 - lr * weight_decay);

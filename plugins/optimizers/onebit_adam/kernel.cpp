@@ -8,10 +8,10 @@ namespace {
 
 constexpr int64_t kLanes = 16, kWord = 32;
 // One bit each: unlike a shift by the index, a load is vectorized for every instruction set.
-constexpr uint32_t kBits[kWord] = {
-    1u << 0,  1u << 1,  1u << 2,  1u << 3,  1u << 4,  1u << 5,  1u << 6,  1u << 7,  1u << 8,  1u << 9,  1u << 10,
-    1u << 11, 1u << 12, 1u << 13, 1u << 14, 1u << 15, 1u << 16, 1u << 17, 1u << 18, 1u << 19, 1u << 20, 1u << 21,
-    1u << 22, 1u << 23, 1u << 24, 1u << 25, 1u << 26, 1u << 27, 1u << 28, 1u << 29, 1u << 30, 1u << 31};
+constexpr uint32_t kBits[kWord] = {1u << 0,  1u << 1,  1u << 2,  1u << 3,  1u << 4,  1u << 5,  1u << 6,  1u << 7,
+                                   1u << 8,  1u << 9,  1u << 10, 1u << 11, 1u << 12, 1u << 13, 1u << 14, 1u << 15,
+                                   1u << 16, 1u << 17, 1u << 18, 1u << 19, 1u << 20, 1u << 21, 1u << 22, 1u << 23,
+                                   1u << 24, 1u << 25, 1u << 26, 1u << 27, 1u << 28, 1u << 29, 1u << 30, 1u << 31};
 
 // Calls fn(first element, elements) for each word; for full words with a constant number.
 template <class F>
@@ -26,8 +26,7 @@ ZR_ALWAYS_INLINE float scale_of(const float* values, int64_t count) {
   double lanes[kLanes] = {};
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes)
-    for (int64_t lane = 0; lane < kLanes; ++lane)
-      lanes[lane] += static_cast<double>(__builtin_fabsf(values[i + lane]));
+    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] += static_cast<double>(__builtin_fabsf(values[i + lane]));
   for (int64_t lane = 0; i + lane < count; ++lane)
     lanes[lane] += static_cast<double>(__builtin_fabsf(values[i + lane]));
   double sum = 0;

@@ -1,4 +1,6 @@
 // Resumed jobs with 1-bit Adam, whose compression errors belong to a rank. Update 3 is the first compressed one.
+#include <cmath>
+
 #include "multirank/checkpoint/bodies.hpp"
 
 namespace zr::test {
@@ -59,6 +61,84 @@ TEST_F(ResumedLocalGradientsTest, ReportErrorsThatAnotherNumberOfRanksLoses) {
   for (const auto& [step, loss] : losses("b")) EXPECT_LT(std::stod(loss), 1.5 * most) << "step " << step;
   const Outcome adamw = run_pair(prints_hash, "checkpoint.dir=c checkpoint.resume=true optimizer=adamw");
   EXPECT_EQ(adamw.code, 0) << adamw.output;
+}
+
+// What has entered the second moments does not depend on the key of the resumed job.
+TEST_F(ResumedLocalGradientsTest, ContinueExactlyWithASmallerFreezeStep) {
+  const std::string job = "strategy=zero1 optimizer=onebit_adam optimizer.onebit_adam.freeze_step=";
+  run(2, "job.name=complete train.steps=6\n", job + "3");
+  run(2, "job.name=half checkpoint.dir=c checkpoint.every=4 train.steps=4\n", job + "3");
+  run(2, "job.name=resumed checkpoint.dir=c checkpoint.resume=true train.steps=6\n", job + "1");
+  EXPECT_EQ(hash("resumed"), hash("complete"));
+}
+
+// Update 5, from a checkpoint with two exact and two compressed updates: the second moment then contains three.
+const RankBodyOf<Run> warms_up_again("warms_up_again", [](Run& run) {
+  run.build();
+  const auto get = [&](zr::TensorKind kind, const std::string& slot = "") {
+    return run.engine->get("twice.weight", kind, slot).to(torch::kDouble);
+  };
+  const auto w = get(zr::TensorKind::value), m = get(zr::TensorKind::state, "exp_avg"),
+             v = get(zr::TensorKind::state, "exp_avg_sq");
+  run.micro_step();
+  const auto g = get(zr::TensorKind::gradient), m1 = 0.9 * m + 0.1 * g, v1 = 0.999 * v + 0.001 * g * g;
+  const double c = std::sqrt(1 - std::pow(0.999, 3)), rate = 0.05 / (1 - std::pow(0.9, 5));
+  const auto expected = w * (1 - 0.05 * 0.01) - rate * m1 / (v1.sqrt() / c + 1e-8);
+  EXPECT_TRUE(torch::allclose(get(zr::TensorKind::value), expected, 1e-4, 1e-5));
+});
+
+TEST_F(ResumedLocalGradientsTest, CorrectTheBiasInAnotherWarmUp) {
+  const std::string job = "strategy=zero1 checkpoint.dir=c optimizer=onebit_adam optimizer.onebit_adam.freeze_step=";
+  const Outcome first = shell(launch(2, engine_tests::trains, job + "2 checkpoint.every=4 train.steps=4"));
+  EXPECT_EQ(first.code, 0) << first.output;
+  const Outcome again = shell(launch(2, warms_up_again, job + "5 checkpoint.resume=true train.steps=5"));
+  EXPECT_EQ(again.code, 0) << again.output;
+}
+
+TEST_F(ResumedLocalGradientsTest, NeedAWarmUpAfterACheckpointOfAnotherOptimizer) {
+  run(2, "job.name=a checkpoint.dir=c checkpoint.every=4 train.steps=4\n", "strategy=zero1 optimizer=adamw");
+  const std::string job =
+      "checkpoint.dir=c checkpoint.resume=true train.steps=6 strategy=zero1 optimizer=onebit_adam "
+      "optimizer.onebit_adam.freeze_step=";
+  const Outcome rejected = shell(launch(2, engine_tests::trains, "job.name=rejected " + job + "2"));
+  EXPECT_EQ(rejected.code, 2) << rejected.output;
+  EXPECT_NE(rejected.output.find("gradients: update 5 is after the warm-up (freeze_step = 2), but the optimizer states "
+                                 "of all parameters are new, because the checkpoint has none of this optimizer or only "
+                                 "its weights were loaded; set optimizer.onebit_adam.freeze_step to 4 + the number of "
+                                 "updates of a new warm-up, or to 0"),
+            std::string::npos)
+      << rejected.output;
+  run(2, "job.name=exact\n", job + "6");
+  run(2, "job.name=automatic\n", job + "0");
+  EXPECT_EQ(hash("automatic"), hash("exact"));
+}
+
+// The gradients hardly change, so that the variance is stable at the first comparison: of updates 2 and 4.
+const RankBodyOf<Run> trains_on_one_batch("trains_on_one_batch", [](Run& run) {
+  run.build();
+  while (!run.engine->done()) {
+    run.engine->backward(run.model->loss(0, run.engine->micro_index()));
+    run.engine->step();
+  }
+});
+
+TEST_F(ResumedLocalGradientsTest, ContinueAWarmUpThatEndsByItself) {
+  const auto train = [&](const std::string& more) {
+    const Outcome done = shell(launch(2, trains_on_one_batch,
+                                      "optimizer=onebit_adam optimizer.onebit_adam.freeze_step=0 optimizer.lr=1e-5 "
+                                      "optimizer.onebit_adam.beta2=0.5 " +
+                                          more));
+    EXPECT_EQ(done.code, 0) << done.output;
+    return done.output;
+  };
+  EXPECT_NE(train("job.name=complete train.steps=7 strategy=zero0").find("so the warm-up ends with update 4"),
+            std::string::npos);
+  for (const std::string steps : {"3", "5"}) {
+    const std::string folder = "checkpoint.dir=c" + steps + " strategy=";
+    train(folder + "zero1 checkpoint.every=8 train.steps=" + steps);
+    train(folder + "zero2 checkpoint.resume=true train.steps=7 job.name=resumed" + steps);
+    EXPECT_EQ(hash("resumed" + steps), hash("complete")) << steps;
+  }
 }
 
 }  // namespace

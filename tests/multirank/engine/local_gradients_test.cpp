@@ -302,7 +302,99 @@ RANK_BODY(edits_local_gradients, Run) {
   run.engine->edit_gradients([](const std::string&, const torch::Tensor&, int64_t) {});
 }
 
-TEST_F(LocalGradientsTest, RejectsWhatItCannotDo) { check_messages("local_gradients_errors.txt", 8); }
+// What has no second moment after the warm-up.
+RANK_BODY(loads_weights_after_the_warm_up, Run) {
+  run.build();
+  for (int i = 0; i < 3; ++i) run.micro_step();
+  const std::string folder = run.engine->save(run.program.text("job.runs") + "/weights");
+  run.engine->load(folder, {.weights_only = true});
+  EXPECT_THROW(run.micro_step(), zr::Error);
+  run.engine->load(folder);
+  run.micro_step();  // the rejected step has changed nothing
+  run.engine->load(folder, {.weights_only = true});
+  run.micro_step();
+}
+// Steps with an even index use one layer more.
+RANK_BODY(uses_a_layer_late, Run) {
+  run.build();
+  for (int64_t index = 1; index <= 4; ++index) {
+    const torch::Tensor before = run.engine->get("sometimes.weight");
+    run.engine->backward(run.model->loss(index, run.engine->micro_index()));
+    run.engine->step();
+    const float decay = index % 2 == 0 ? static_cast<float>(1 - 0.05 * 0.01) : 1.0f;
+    EXPECT_TRUE(same(run.engine->get("sometimes.weight"), before * decay)) << index;
+  }
+}
+RANK_BODY(trains_more_parameters_late, Run) {
+  run.build();
+  for (int i = 0; i < 3; ++i) run.micro_step();
+  for (auto& item : run.model->named_parameters()) item.value().requires_grad_(true);
+  run.engine->refresh();
+  for (int i = 0; i < 2; ++i) run.micro_step();
+}
+
+TEST_F(LocalGradientsTest, RejectsWhatItCannotDo) { check_messages("local_gradients_errors.txt", 11); }
+
+// Trains with freeze_step = 0 and beta2 = 0.5, and finds the end of the warm-up as README.md of the plug-in defines it.
+// The data changes in the first steps only, so that the variance becomes stable.
+RANK_BODY(finds_the_end_of_the_warm_up, Run) {
+  run.build();
+  double last = 0;
+  int64_t end = 0, first_compressed = 0;
+  for (int64_t update = 1; update <= 16; ++update) {
+    do run.engine->backward(run.model->loss(std::min<int64_t>(update, 6), run.engine->micro_index()));
+    while (!run.engine->step());
+    if (std::isnan(run.engine->last_grad_norm()) && first_compressed == 0) first_compressed = update;
+    if (update % 2 != 0 || end != 0) continue;
+    double sum = 0;
+    for (const zr::ParameterInfo& parameter : run.engine->parameters())
+      if (parameter.trained)
+        sum += run.engine->get(parameter.name, zr::TensorKind::state, "exp_avg_sq")
+                   .to(torch::kDouble)
+                   .sum()
+                   .item<double>();
+    const double corrected = sum / (1 - std::pow(0.5, update));
+    if (std::min(corrected, last) >= 0.96 * std::max(corrected, last)) end = update;
+    last = corrected;
+  }
+  EXPECT_GE(end, 4);
+  EXPECT_EQ(first_compressed, end + 1);
+  if (run.engine->rank() == 0) std::cout << "ended " << end << std::endl;
+  print_hash(run);
+}
+
+const std::string kAutomatic =
+    "train.steps=16 optimizer=onebit_adam optimizer.onebit_adam.freeze_step=0 optimizer.onebit_adam.beta2=0.5 "
+    "optimizer.lr=1e-5 ";
+
+TEST_F(LocalGradientsTest, WarmUpEndsWhenTheVarianceIsStable) {
+  const Result result =
+      run(2, finds_the_end_of_the_warm_up, kAutomatic + "strategy=zero1 communicator.share_weights=false");
+  EXPECT_EQ(result.code, 0) << result.output;
+  EXPECT_TRUE(std::regex_search(
+      result.output, std::regex("zeroth: optimizer 'onebit_adam': the variance is stable \\([+-][0-9.]+ % in "
+                                "2 updates\\), so the warm-up ends with update [0-9]+\n")))
+      << result.output;
+}
+
+TEST_F(LocalGradientsTest, WarmUpEndsAtTheSameUpdateForEveryStrategyAndNumberOfRanks) {
+  std::set<std::string> ends;
+  for (const int ranks : {1, 2, 3}) {
+    std::set<std::string> results;
+    for (const std::string& strategy : kLocalStrategies) {
+      const std::string more = "train.gradient_accumulation=" + std::to_string(6 / ranks) + " " + strategy;
+      const Result result = run(ranks, finds_the_end_of_the_warm_up, kAutomatic + more);
+      EXPECT_EQ(result.code, 0) << result.output;
+      std::smatch end, hash;
+      ASSERT_TRUE(std::regex_search(result.output, end, std::regex("ended [0-9]+"))) << result.output;
+      ASSERT_TRUE(std::regex_search(result.output, hash, std::regex("result [0-9a-f]+"))) << result.output;
+      ends.insert(end[0]);
+      results.insert(hash[0]);
+    }
+    EXPECT_EQ(results.size(), 1u) << ranks << " ranks";
+  }
+  EXPECT_EQ(ends.size(), 1u);
+}
 
 // Rank 1 ends in the compressed phase.
 RANK_BODY(loses_a_rank, Run) {

@@ -11,14 +11,15 @@
 namespace zr::testing {
 namespace {
 
-double expected() {
+// squares: of the squares of all values; otherwise, of the values.
+double expected(bool squares) {
   double sum = 0;
   for (uint32_t p = 0; p < kCounts.size(); ++p)
     for (int64_t block = 0; p != 3 && block < kCounts[p]; block += plan::kNormBlock) {
       double lanes[16] = {}, all = 0;
       for (int64_t i = block; i < std::min(block + plan::kNormBlock, kCounts[p]); ++i) {
         const double x = value(p, i);
-        lanes[(i - block) % 16] += x * x;
+        lanes[(i - block) % 16] += squares ? x * x : x;
       }
       for (const double lane : lanes) all += lane;
       sum += all;
@@ -56,8 +57,15 @@ TEST_P(NormBlocksTest, SumsToTheSameBitsForEveryWindowSize) {
           for (int twice = 0; twice < 2; ++twice) {
             EXPECT_EQ(blocks.sum(), 0);
             const engine::NormBlocks::Norm norm = blocks.ordered_sum();
-            EXPECT_EQ(norm.sum_of_squares, expected()) << "window " << window << (replicated ? ", replicated" : "");
+            EXPECT_EQ(norm.sum_of_squares, expected(true)) << "window " << window << (replicated ? ", replicated" : "");
             EXPECT_EQ(norm.first_non_finite, -1);
+            const auto values = [&](uint32_t param, int64_t first, int64_t count) {
+              for (const update::UpdateSlice& slice : slices)
+                if (slice.param == param && slice.first <= first && first < slice.first + slice.count)
+                  return part_of(slice.grad, first - slice.first, count);
+              return zr_view{};
+            };
+            EXPECT_EQ(blocks.ordered_sum_of(values), expected(false)) << "window " << window;
           }
           // Puts one infinity into parameter 4 and one into parameter 2, on the ranks that hold these elements.
           for (std::size_t u = 0; u < slices.size(); ++u)

@@ -30,7 +30,7 @@ template <class Real>
 struct Parameter {
   std::vector<Real> master, m, v, server_error;
   std::vector<std::vector<Real>> carry;  // by rank
-  int64_t updates = 0;
+  int64_t updates = 0, exact_updates = 0;
   bool compresses = false;
 };
 
@@ -45,8 +45,9 @@ class Update {
     ++p.updates;
     const double t = static_cast<double>(p.updates);
     const bool exact = number_ <= o_.freeze_step;
-    const double variance_t = exact ? t : static_cast<double>(std::min(p.updates, o_.freeze_step));
-    const double correction = std::sqrt(1 - std::pow(0.999, variance_t));
+    if (exact) ++p.exact_updates;
+    const double n = static_cast<double>(p.exact_updates);
+    const double correction = p.exact_updates > 0 ? std::sqrt(1 - std::pow(0.999, n)) : 1;
     const Real rate = static_cast<Real>(o_.lr * correction / (1 - std::pow(0.9, t)));
     const Real eps = static_cast<Real>(1e-8 * correction), decay = static_cast<Real>(1 - o_.lr * 0.01);
     if (exact)

@@ -33,6 +33,17 @@ bool all_gone(Page& page, int ranks) {
   return true;
 }
 
+pid_t parent_of(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string text;
+  std::getline(file, text, '\0');
+  std::istringstream fields(text.substr(text.rfind(')') + 2));
+  char state = 0;
+  pid_t parent = 0;
+  fields >> state >> parent;
+  return parent;
+}
+
 std::vector<std::string> sorted_lines(const std::string& text) {
   std::istringstream stream(text);
   std::vector<std::string> lines;
@@ -94,6 +105,30 @@ TEST(ZerothLaunchHosts, RanksEndWithTheLauncher) {
   ASSERT_TRUE(eventually([&] { return all_trained(scene.page(), 2, 3); })) << job.err();
   kill(job.pid(), SIGKILL);
   EXPECT_TRUE(eventually([&] { return all_gone(scene.page(), 2); }));
+}
+
+// Rank 1 does not join, so that it does not see that the store has closed.
+TEST(ZerothLaunchHosts, EndsRanksThatHaveNotJoinedIfMpirunIsKilled) {
+  Scene scene;
+  Job job(scene, on_hosts("localhost:2", {"late_rank=1", "late_ms=60000"}), kAsRoot);
+  Page& page = scene.page();
+  ASSERT_TRUE(eventually([&] {
+    return page.ranks[0].phase == Phase::joining && page.ranks[1].phase == Phase::before_join;
+  })) << job.err();
+  kill(parent_of(page.ranks[1].pid), SIGKILL);
+  EXPECT_EQ(job.wait(), 4) << job.err();
+  EXPECT_TRUE(gone(page.ranks[0].pid) && gone(page.ranks[1].pid));
+  EXPECT_THAT(job.err(), HasSubstr("zeroth: error: mpirun was killed by signal 9 (Killed), so its ranks were ended"));
+}
+
+TEST(ZerothLaunchHosts, PrintsTextThatLooksLikeATagOfMpirun) {
+  Scene scene;
+  Job job(scene,
+          {zeroth(), "launch", "--hosts", "localhost:2", "--", "/bin/sh", "-c",
+           "[ $OMPI_COMM_WORLD_RANK = 1 ] || printf 'x [1,1]<stdout>:y\\n[1,1]<stdout>:z\\n'"},
+          kAsRoot);
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  EXPECT_EQ(job.out(), "x [1,1]<stdout>:y\n[1,1]<stdout>:z\n");
 }
 
 TEST(ZerothLaunchHosts, OtherUsersCannotReadTheSecret) {

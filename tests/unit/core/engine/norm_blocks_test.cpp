@@ -59,6 +59,16 @@ TEST(NormBlocksTest, AddsTheSquaresOfAllElementsButPadding) {
   EXPECT_EQ(f.blocks.blocks_summed_early(), 0);
 }
 
+TEST(NormBlocksTest, AddsOtherValuesThanGradients) {
+  NormBlocksFixture f;
+  const std::vector<float> states(1544, 0.5f);
+  const auto part = [&](uint32_t param, int64_t first, int64_t count) {
+    return view_of(states, 1504 * param + first, count);
+  };
+  EXPECT_EQ(f.blocks.ordered_sum_of(part), 770);
+  EXPECT_EQ(f.sum_of_squares(), 1500 * 4 + 40 * 9) << "the sums of a step do not remain";
+}
+
 // The gradients change after they were reported as final, which shows when they were added up.
 TEST(NormBlocksTest, SumsFinalGradientsEarlyAndOnce) {
   NormBlocksFixture f;

@@ -47,6 +47,16 @@ TEST(TrainingProgressTest, ReachesTheBoundaryAfterAllMicroSteps) {
   EXPECT_EQ(progress.weights(), (std::vector<double>{2, 0}));
 }
 
+TEST(TrainingProgressTest, CountsTheUpdatesOfEachParameterWithLocalGradients) {
+  engine::TrainingProgress progress = two_micro_steps();
+  progress.begin_update({1, 1, 0});
+  progress.begin_update({1, 0, 1}, true);
+  EXPECT_EQ(progress.param_steps(), (std::vector<int64_t>{2, 1, 1}));
+  EXPECT_EQ(progress.param_local_steps(), (std::vector<int64_t>{1, 0, 1}));
+  progress.set_param_steps(2, 0);
+  EXPECT_EQ(progress.param_local_steps()[2], 0);
+}
+
 TEST(TrainingProgressTest, CancelUndoesMicroStep) {
   engine::TrainingProgress progress = two_micro_steps();
   progress.begin_micro(1.5, 1);

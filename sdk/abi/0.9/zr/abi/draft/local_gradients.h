@@ -42,6 +42,14 @@ typedef struct zr_local_gradient {
   uint32_t n_ranges, rsv;        /* at least 1; 0 */
 } zr_local_gradient;
 
+/* The updates that the states of the parameters have had, by parameter in the model's order, the same on all ranks.
+ * They count from the states' zeros: of a new parameter, or after a load that has reset the states. */
+typedef struct zr_param_updates {
+  uint32_t size, n;     /* n: number of parameters, frozen ones included */
+  const int64_t *all;   /* number of updates */
+  const int64_t *local; /* those of them with local gradients */
+} zr_param_updates;
+
 /* The memory and communication of exchange() on one rank. */
 typedef struct zr_exchange_plan {
   uint32_t size;               /* of the struct; out: the callee writes at most `size` bytes */
@@ -61,9 +69,11 @@ typedef struct zr_exchange_plan {
 typedef struct zr_local_gradients_api {
   uint32_t size, rsv;
 
-  /* [step] Reports which gradients a step needs (ZR_GRADS_*), before its first backward; the host may also ask for a
-   * later step. `step`: as in zr_step. Local gradients are not followed by reduced ones. */
-  zr_code (*gradients)(void *self, int64_t step, uint32_t *grads, zr_error *);
+  /* [step] Reports which gradients a step needs (ZR_GRADS_*), before its first backward. `step`: as in zr_step. The
+   * updates before the step are valid during the call. NULL: the host asks about a later step, and an optimizer that
+   * does not know yet reports ZR_GRADS_LOCAL. An error rejects the step and changes nothing. Local gradients are
+   * followed by reduced ones only after a load, or if the job was resumed with other keys. */
+  zr_code (*gradients)(void *self, int64_t step, const zr_param_updates *, uint32_t *grads, zr_error *);
 
   /* [control] Passes the communicator of all ranks, valid until destroy() is called; before the first exchange().
    * Called if describe() reported ZR_OPT_NEEDS_COMM for a parameter; else it may be NULL. */
@@ -78,5 +88,14 @@ typedef struct zr_local_gradients_api {
    * calls. */
   zr_code (*exchange)(void *self, const zr_step *, const zr_local_gradient *const *gradients, uint32_t n,
                       const zr_view *scratch, zr_error *);
+
+  /* [step] Called after each update with reduced gradients, or NULL: reports a state whose sum the optimizer needs, by
+   * its index in describe()'s list, or -1. The state is fp32, has the shape of the parameter, and is not private to a
+   * rank; all parameters have it. The same on all ranks. */
+  zr_code (*summed_state)(void *self, int64_t step, int32_t *slot, zr_error *);
+
+  /* [step] Passes that sum over all elements of all parameters, before the next gradients(). It is added in double, in
+   * an order that depends neither on the strategy nor on the number of ranks. NULL without summed_state(). */
+  zr_code (*state_sum)(void *self, int64_t step, double sum, zr_error *);
 } zr_local_gradients_api;
 #endif

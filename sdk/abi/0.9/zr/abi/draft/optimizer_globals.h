@@ -1,4 +1,4 @@
-/* Draft: state of an optimizer that does not belong to a parameter. No shipped optimizer has such state. */
+/* Draft: state of an optimizer that does not belong to a parameter. */
 #ifndef ZR_ABI_DRAFT_OPTIMIZER_GLOBALS_H
 #define ZR_ABI_DRAFT_OPTIMIZER_GLOBALS_H
 #include "zr/abi/draft/draft.h"
