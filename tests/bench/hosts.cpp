@@ -1,0 +1,214 @@
+// Collectives of 64 MiB between two hosts, with one and two ranks on each: comm_mpi, the same bytes between the hosts
+// as bare messages of MPI, and the collectives of OpenMPI and Gloo, in alternation. The hosts are network namespaces
+// with a link of 10 Gbit/s. Needs root. Rows are milliseconds per call.
+#include <gloo/allgather.h>
+#include <gloo/allreduce.h>
+#include <gloo/reduce_scatter.h>
+#include <gloo/rendezvous/context.h>
+#include <gloo/rendezvous/file_store.h>
+#include <gloo/transport/tcp/device.h>
+#include <mpi.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <iostream>
+#include <map>
+
+#include "bench/row.hpp"
+#include "control/control.hpp"
+#include "support/comm_rig.hpp"
+#include "support/shell.hpp"
+
+namespace {
+
+using namespace zr::bench;
+using namespace zr::testing;
+
+constexpr int64_t kBytes = int64_t{64} << 20, kElements = kBytes / 4;
+constexpr int kRounds = 7;
+constexpr const char* kRate = "10gbit";
+constexpr double kOfBareMessages = 0.9, kOfPeers = 1.3;
+
+int g_rank = 0, g_world = 1;
+
+// Milliseconds of a call on the slowest rank. Each rank writes its tensor before it.
+double time(float* tensor, const std::function<void()>& call) {
+  for (int64_t i = 0; i < kElements; ++i) tensor[i] = static_cast<float>(i & 1023);
+  MPI_Barrier(MPI_COMM_WORLD);
+  const auto begin = std::chrono::steady_clock::now();
+  call();
+  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
+  double own = took.count(), slowest = 0;
+  MPI_Allreduce(&own, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+  return slowest;
+}
+
+// One message to and one from the rank with the same number on the other host.
+void exchange(char* memory, int64_t sent, int64_t received) {
+  const int peer = (g_rank + g_world / 2) % g_world;
+  std::array<MPI_Request, 2> requests;
+  MPI_Irecv(memory + kBytes, static_cast<int>(received), MPI_BYTE, peer, 0, MPI_COMM_WORLD, &requests[0]);
+  MPI_Isend(memory, static_cast<int>(sent), MPI_BYTE, peer, 0, MPI_COMM_WORLD, &requests[1]);
+  MPI_Waitall(2, requests.data(), MPI_STATUSES_IGNORE);
+}
+
+// What a rank has to send to the other host, and to receive from it. Of a reduce_scatter with two ranks on a host, the
+// second host gets sums, and the first one elements of both ranks.
+struct Traffic {
+  int64_t sent, received;
+};
+Traffic traffic(const std::string& op) {
+  const int64_t part = kBytes / g_world;
+  if (op == "all_gather") return {part, part};
+  if (op == "all_reduce") return {kBytes / (g_world / 2), kBytes / (g_world / 2)};
+  if (g_world == 2) return {part, part};
+  return g_rank < g_world / 2 ? Traffic{part, 2 * part} : Traffic{2 * part, part};
+}
+
+class Gloo {
+ public:
+  Gloo() {
+    const char* const folder = std::getenv("ZR_BENCH_FOLDER");
+    gloo::rendezvous::FileStore store(folder);
+    gloo::transport::tcp::attr attributes;
+    attributes.iface = "eth0";
+    context_ = std::make_shared<gloo::rendezvous::Context>(g_rank, g_world);
+    auto device = gloo::transport::tcp::CreateDevice(attributes);
+    context_->connectFullMesh(store, device);
+  }
+  void run(const std::string& op, float* tensor) {
+    const auto n = static_cast<std::size_t>(kElements);
+    if (op == "all_reduce") {
+      gloo::AllreduceOptions options(context_);
+      options.setOutput(tensor, n);
+      options.setReduceFunction(
+          [](void* c, const void* a, const void* b, std::size_t count) { gloo::sum<float>(c, a, b, count); });
+      gloo::allreduce(options);
+    } else if (op == "all_gather") {
+      gloo::AllgatherOptions options(context_);
+      options.setOutput(tensor, n);
+      gloo::allgather(options);
+    } else {
+      if (!scatter_)
+        scatter_ = std::make_unique<gloo::ReduceScatterHalvingDoubling<float>>(
+            context_, std::vector<float*>{tensor}, kElements, std::vector<int>(g_world, kElements / g_world));
+      scatter_->run();
+    }
+  }
+
+ private:
+  std::shared_ptr<gloo::rendezvous::Context> context_;
+  std::unique_ptr<gloo::ReduceScatterHalvingDoubling<float>> scatter_;
+};
+
+void openmpi(const std::string& op, float* tensor, float* part) {
+  const int n = static_cast<int>(kElements), share = n / g_world;
+  if (op == "all_reduce") MPI_Allreduce(MPI_IN_PLACE, tensor, n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+  if (op == "reduce_scatter") MPI_Reduce_scatter_block(tensor, part, share, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+  if (op == "all_gather") MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, tensor, share, MPI_FLOAT, MPI_COMM_WORLD);
+}
+
+zr_coll collective(const std::string& op, float* tensor, float* part) {
+  const int64_t share = kElements / g_world;
+  const zr_view full{tensor, kElements, ZR_F32, 0, {1, 0}}, own{tensor + g_rank * share, share, ZR_F32, 0, {1, 0}},
+      result{part, share, ZR_F32, 0, {1, 0}};
+  zr_coll coll{};
+  coll.size = sizeof coll;
+  coll.reduce = ZR_SUM;
+  coll.label = op.c_str();
+  coll.op = op == "all_reduce" ? ZR_ALL_REDUCE : op == "reduce_scatter" ? ZR_REDUCE_SCATTER : ZR_ALL_GATHER;
+  coll.src = op == "all_gather" ? own : full;
+  coll.dst = op == "reduce_scatter" ? result : full;
+  return coll;
+}
+
+std::vector<Row> measure() {
+  const auto control = zr::host::control::Control::join();
+  g_rank = control->rank();
+  g_world = control->world();
+  CommRig rig(control, {.id = "mpi"});
+  std::vector<Row> rows;
+  {
+    RawComm comm(rig);
+    Gloo peer;
+    auto* const tensor = static_cast<float*>(comm.allocate(kBytes));
+    auto* const part = static_cast<float*>(comm.allocate(kBytes));
+    std::vector<char> messages(2 * kBytes);
+    for (const std::string op : {"all_gather", "reduce_scatter", "all_reduce"}) {
+      const Traffic bytes = traffic(op);
+      std::vector<double> own, bare, mpi, gloo_tcp;
+      for (int round = 0; round < kRounds + 1; ++round) {
+        const double times[] = {time(tensor, [&] { comm.run(collective(op, tensor, part)); }),
+                                time(tensor, [&] { exchange(messages.data(), bytes.sent, bytes.received); }),
+                                time(tensor, [&] { openmpi(op, tensor, part); }),
+                                time(tensor, [&] { peer.run(op, tensor); })};
+        if (round == 0) continue;
+        own.push_back(times[0]);
+        bare.push_back(times[1]);
+        mpi.push_back(times[2]);
+        gloo_tcp.push_back(times[3]);
+      }
+      const std::string name = op + "_2x" + std::to_string(g_world / 2);
+      rows.push_back(compare(name, "ms", own, "the same bytes, bare", bare, kOfBareMessages));
+      rows.push_back(compare(name + "_mpi", "ms", own, "OpenMPI", mpi, kOfPeers));
+      rows.push_back(compare(name + "_gloo", "ms", own, "Gloo", gloo_tcp, kOfPeers));
+    }
+    comm.free(tensor);
+    comm.free(part);
+  }
+  control->leave(0, false);
+  return rows;
+}
+
+int on_rank(const char* rows_file) {
+  int level = 0;
+  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level);
+  const std::vector<Row> rows = measure();
+  for (const Row& row : rows)
+    if (g_rank == 0) print(row);
+  if (g_rank == 0 && rows_file) append(rows_file, rows);
+  MPI_Barrier(MPI_COMM_WORLD);
+  MPI_Finalize();
+  return 0;
+}
+
+int on_hosts(const std::string& words) {
+  const std::string script = ZR_SOURCE_DIR "/tests/support/network_hosts.sh", name = "zrb" + std::to_string(::getpid());
+  const auto remove = [&] { shell(script + " down " + name + " 2"); };
+  int code = 0;
+  for (const std::string ranks : {"1", "2"}) {
+    const std::string folder = std::filesystem::temp_directory_path() / name;
+    std::filesystem::remove_all(folder);
+    std::filesystem::create_directories(folder);
+    const auto up = shell(script + " up " + name + " 2 && " + script + " rate " + name + " 2 " + kRate);
+    if (up.code != 0) {
+      std::cerr << "bench_hosts: cannot create network namespaces (needs root): " << up.output << std::endl;
+      remove();
+      return 1;
+    }
+    const std::string command = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; " + script +
+                                " run " + name + "0 " ZR_MPIRUN " --bind-to none --mca plm_rsh_agent \"'" + script +
+                                " run'\" -H " + name + "0:" + ranks + "," + name + "1:" + ranks +
+                                " -x ZR_STORE=10.77.0.1:29600 -x ZR_TOKEN=bench -x ZR_BENCH_FOLDER=" + folder + " " +
+                                words;
+    if (std::system(command.c_str()) != 0) code = 1;
+    remove();
+    std::filesystem::remove_all(folder);
+  }
+  return code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  if (std::getenv("OMPI_COMM_WORLD_RANK")) return on_rank(argc > 1 ? argv[1] : nullptr);
+  return on_hosts(std::filesystem::read_symlink("/proc/self/exe").string() +
+                  (argc > 1 ? std::string(" ") + argv[1] : ""));
+} catch (const std::exception& failure) {
+  std::cerr << "bench_hosts: " << failure.what() << std::endl;
+  return 1;
+}
