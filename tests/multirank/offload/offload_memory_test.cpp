@@ -117,7 +117,7 @@ TEST_F(OffloadTest, Trains350MillionParametersIn3GiB) {
   const std::string job = zeroth_bin() +
                           "train " ZR_SOURCE_DIR
                           "/examples/gpt/gpt.toml strategy=zero3 train.dtype=bf16 model.width=1024 model.layers=28 "
-                          "model.heads=16 model.context=32 model.recompute=true train.micro_batch=1 train.steps=4 "
+                          "model.heads=16 model.context=32 model.recompute=true train.micro_batch=1 train.steps=2 "
                           "job.ranks=2 schedule.use=constant optimizer.lr=3e-6 eval.every=0 sample.length=0 "
                           "job.name=large memory.device_budget=1300MiB memory.host_budget=200MiB ";
   const Outcome rejected = shell(job);
@@ -128,15 +128,15 @@ TEST_F(OffloadTest, Trains350MillionParametersIn3GiB) {
                    "cd " + scratch_.folder().string() + " && exec " + job +
                        "offload.optimizer=nvme offload.nvme.path=" + scratch_.path("swap")});
   int64_t most = 0;
-  const auto end = Clock::now() + std::chrono::minutes(13);  // before ctest's limit, so that a hang shows the output
+  const auto end = Clock::now() + std::chrono::minutes(25);  // before ctest's limit, so that a hang shows the output
   for (; !gone(done.pid()) && Clock::now() < end; std::this_thread::sleep_for(milliseconds(50)))
     most = std::max(most, held_by(ranks_of(done.pid())));
   ASSERT_EQ(done.wait(milliseconds(1000)), 0) << done.out() << done.err();
   EXPECT_GT(most, int64_t{2} << 30) << "both ranks were measured";
   EXPECT_LT(most, int64_t{3} << 30);
   const std::map<int64_t, std::string> each = losses("large");
-  ASSERT_EQ(each.size(), 4u);
-  EXPECT_LT(std::stod(each.at(4)), std::stod(each.at(1)));
+  ASSERT_EQ(each.size(), 2u);
+  EXPECT_LT(std::stod(each.at(2)), std::stod(each.at(1)));
   EXPECT_EQ(number("large", "/memory/disk/optimizer/peak"), number("large", "/memory/disk/optimizer/planned"));
   EXPECT_GT(number("large", "/memory/disk/optimizer/peak") >> 20, 1300);
 }
