@@ -103,6 +103,7 @@ std::set<std::string> variables_of_ranks(const std::vector<std::string>& environ
     const std::string name = entry.substr(0, entry.find('='));
     // These are the launcher's own, if it is a rank itself.
     if (name == "ZR_RANK" || name == "ZR_WORLD" || name == "ZR_LOCAL_RANK" || name == "ZR_LOCAL_WORLD") continue;
+    if (name == "ZR_HOST_ID") continue;  // of this machine
     if (name.starts_with("ZR_") || name.starts_with("OMP_") || name == "LD_LIBRARY_PATH") names.insert(name);
   }
   return names;

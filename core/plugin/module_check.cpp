@@ -136,6 +136,7 @@ bool is_reserved(Role role, std::string_view id) {
   const bool key = std::any_of(keys.begin(), keys.end(),
                                [&](const config::ConfigKey& one) { return one.table == table && one.name == word; });
   return key || word == "use" || (role == Role::optimizer && word == "groups") ||
+         (role == Role::communicator && word == "auto") ||
          (role == Role::offload && (word == "device" || word == "auto"));
 }
 

@@ -8,8 +8,10 @@
 namespace mpi {
 
 std::string host_identity() {
-  if (const char* given = std::getenv("ZR_HOST_ID"); given && *given) return std::string("id ") + given;
-  return shm::boot_id() + " " + shm::pid_namespace() + " " + shm::network_namespace();
+  const char* const given = std::getenv("ZR_HOST_ID");
+  const std::string network = given && *given ? std::string("id ") + given : shm::network_namespace();
+  const std::string kernel = shm::boot_id();
+  return kernel + (kernel == "unknown" ? " " + shm::host_name() : "") + " " + shm::pid_namespace() + " " + network;
 }
 
 Hosts::Hosts(const std::vector<std::string>& identities) {

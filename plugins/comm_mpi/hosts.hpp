@@ -6,8 +6,8 @@
 
 namespace mpi {
 
-/// Identifies the machine of this process, for ranks that can read each other's memory and have one network:
-/// ZR_HOST_ID, if it is set, else the running kernel with the namespaces of processes and of the network. [any]
+/// Identifies the host of this process: ranks on one host can read each other's memory, and have one network. Made of
+/// the running kernel, the PID namespace, and the network namespace or, if it is set, ZR_HOST_ID. [any]
 std::string host_identity();
 
 /// The ranks of every host. Immutable.

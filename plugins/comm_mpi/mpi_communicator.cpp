@@ -77,7 +77,15 @@ void MpiCommunicator::open_local(const zr_comm_open& open) {
   inside.rank = open.rank - first;
   inside.world = hosts.size(host);
   inside.store_prefix = prefix.c_str();
-  local_ = std::make_unique<shm::ShmCommunicator>(host_, inside, options_.staging_bytes, shm::RanksOfJob{first, false});
+  try {
+    local_ =
+        std::make_unique<shm::ShmCommunicator>(host_, inside, options_.staging_bytes, shm::RanksOfJob{first, false});
+  } catch (const zr::PluginError& error) {
+    throw zr::PluginError(error.code(),
+                          std::string("communicator \"mpi\", shared memory of the ranks of this host: ") +
+                              error.what() + "; or set communicator.mpi.hierarchy = false",
+                          error.native());
+  }
   steps_.emplace(host_, *local_, local_mutex_);
   sums_ = local_->mem_alloc(static_cast<uint64_t>(HostReduction::buffer_bytes()), 64, 0);
   channel_.sums = static_cast<char*>(sums_.data);

@@ -27,6 +27,7 @@ constexpr auto kIdleProgress = std::chrono::milliseconds(1);  // what MPI still 
 MpiThread* g_thread = nullptr;
 std::atomic<bool> g_has_failed{false};
 std::atomic<int> g_clients{0};
+MPI_Comm g_own = MPI_COMM_NULL;  // of this process alone, without messages
 
 // True if a launcher of MPI has started this process. Without one, MPI_Init would start a daemon for it alone.
 bool started_by_mpi() {
@@ -81,7 +82,14 @@ void start_mpi() {
                           "communicator \"mpi\" needs ranks that MPI has started; start the program with mpirun, for "
                           "example: mpirun --bind-to none -n 4 ./program job.toml");
   }
+  check(MPI_Comm_dup(MPI_COMM_SELF, &g_own), "MPI_Comm_dup");
   is_started = true;
+}
+
+// Advances all messages, also of operations that wait for something else now. A probe that finds a message would not.
+void advance_mpi() {
+  int is_waiting = 0;
+  MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, g_own, &is_waiting, MPI_STATUS_IGNORE);
 }
 }  // namespace
 
@@ -189,7 +197,7 @@ void MpiThread::make_calls() {
   taken_.clear();
 }
 
-// While a client is active, the thread calls MPI again and again, because OpenMPI moves data only then.
+// The thread calls MPI again and again, because OpenMPI moves data only then.
 void MpiThread::loop() {
   ::prctl(PR_SET_NAME, "zr-mpi");
   ::prctl(PR_SET_TIMERSLACK, 1);
@@ -204,9 +212,7 @@ void MpiThread::loop() {
       is_active |= state.is_active;
       if (state.has_moved || (state.is_active && !was_active)) moved = Clock::now();
     }
-    int is_waiting = 0;
-    if (!is_active && !clients_.empty() && !g_has_failed)
-      MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &is_waiting, MPI_STATUS_IGNORE);  // advances MPI
+    if (!clients_.empty() && !g_has_failed) advance_mpi();
     const auto waited = Clock::now() - moved;
     if (is_active && waited > kSpin) ::nanosleep(waited > kLongWait ? &kLongNap : &kNap, nullptr);
   }

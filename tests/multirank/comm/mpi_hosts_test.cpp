@@ -172,6 +172,30 @@ TEST(CommMpiHierarchyTest, ARankThatDisagreesIsNamedByItsNumberInTheJob) {
                kAllSizes, {0, 1, 1});
 }
 
+// Rank 0 has done its work on sums when the second rank of its host, which owns many pieces, still needs its messages.
+TEST(CommMpiHierarchyTest, MessagesAdvanceWhileARankWaitsForItsHostOnly) {
+  on_mpi_ranks(7,
+               [](CommRig& rig) {
+                 RawComm comm(rig);
+                 constexpr int64_t kPiece = 131072;
+                 std::vector<int64_t> counts(7, 0);
+                 counts[0] = kPiece;
+                 counts[1] = 20 * kPiece;
+                 const int64_t total = 21 * kPiece;
+                 auto* const x = static_cast<float*>(comm.allocate(total * 4));
+                 std::fill_n(x, total, static_cast<float>(comm.rank() + 1));
+                 const int64_t first = comm.rank() == 0 ? 0 : kPiece,
+                               count = counts[static_cast<std::size_t>(comm.rank())];
+                 for (int i = 0; i < 2; ++i) {
+                   Started sum(comm, zr::reduce_scatter(view(x, total), view(x + (count ? first : total), count), "sum",
+                                                        0, counts.data()));
+                   ASSERT_EQ(sum.finish(), ZR_OK) << comm.said();
+                   if (count) EXPECT_EQ(x[first + count - 1], i == 0 ? 28 : 28 + 27 - comm.rank());
+                 }
+               },
+               kAllSizes, {0, 0, 0, 0, 1, 1, 1});
+}
+
 TEST(CommMpiHierarchyTest, AbortCancelsASumThatWaitsForAnotherHost) {
   on_mpi_ranks(3,
                [](CommRig& rig) {
