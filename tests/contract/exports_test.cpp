@@ -35,7 +35,8 @@ TEST(PluginExportsTest, ContainOnlyTheEntryPointAndTheTags) {
       found.push_back(line.substr(line.rfind(' ') + 1));
     }
     std::sort(found.begin(), found.end());
-    std::erase(found, "zr_tag_draft_0_9");  // of those that use a draft header
+    // A library that uses a draft header loads only on a host of its version: among ours, some optimizers do.
+    if (role == "optimizer") std::erase(found, "zr_tag_draft_0_9");
     EXPECT_EQ(found, expected) << file;
   }
 }

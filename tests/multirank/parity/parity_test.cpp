@@ -67,6 +67,24 @@ TEST_P(DeviceParityTest, HoldsForEveryPairOfChoices) {
 INSTANTIATE_TEST_SUITE_P(Ranks, DeviceParityTest, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return "On" + std::to_string(info.param); });
 
+// On hosts that the ranks pretend to be on, connected by MPI: ranks 0 and 1 of three share one, two and two of four.
+class HostsParityTest : public ParityTest {
+ protected:
+  static void SetUpTestSuite() { ::setenv("ZR_PARITY_HOSTS", "2", 1); }
+  static void TearDownTestSuite() { ::unsetenv("ZR_PARITY_HOSTS"); }
+};
+
+TEST_P(HostsParityTest, HoldsForEveryPairOfChoices) {
+  if (!std::filesystem::exists(ZR_BUILD_DIR "/plugins/zr_communicator_mpi.so")) GTEST_SKIP() << "built without MPI";
+  std::vector<TestCase> cases;
+  for (TestCase& c : parity::cover())
+    if (c.ranks == GetParam()) cases.push_back(std::move(c));
+  EXPECT_GT(cases.size(), 5u);
+  expect_exact(cases);
+}
+INSTANTIATE_TEST_SUITE_P(Ranks, HostsParityTest, testing::Values(2, 3, 4),
+                         [](const auto& info) { return "On" + std::to_string(info.param); });
+
 TEST_F(ParityTest, HoldsWithTwoThreadsPerRank) {
   std::vector<TestCase> cases;
   for (const std::string& strategy : kStrategies)

@@ -22,6 +22,24 @@ const Outcome& remembered(const Recipe& recipe) {
   return at != outcomes.end() ? at->second : outcomes.emplace(recipe, reference(recipe)).first->second;
 }
 
+// The number of hosts that the ranks pretend to be on, connected by MPI; 0: one host, without MPI.
+int hosts() {
+  const char* value = std::getenv("ZR_PARITY_HOSTS");
+  return value ? std::atoi(value) : 0;
+}
+
+std::string start_of_ranks(int ranks) {
+  const std::string n = std::to_string(ranks);
+  if (ranks == 1 || hosts() == 0) return ZR_BUILD_DIR "/bin/zeroth launch -n " + n + " --";
+  return "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun.openmpi --bind-to none --oversubscribe -n " +
+         n + " sh -c 'ZR_HOST_ID=$((OMPI_COMM_WORLD_RANK * " + std::to_string(hosts()) + " / " + n +
+         ")) exec \"$@\"' sh";
+}
+
+std::string overrides_for_hosts() {
+  return hosts() == 0 ? "" : " communicator=mpi communicator.mpi.hierarchy_min_bytes=0";
+}
+
 class Ranks {
  public:
   Ranks(fs::path folder, int ranks) : folder_(std::move(folder)), ranks_(ranks) {}
@@ -30,16 +48,15 @@ class Ranks {
   std::string train(const std::vector<const TestCase*>& cases) const {
     std::ofstream list(folder_ / "list");
     for (const TestCase* test_case : cases) {
-      list << test_case->name() << " " << test_case->overrides << device_overrides() << " job.runs=\""
-           << (folder_ / "runs").string() << "\"\n";
+      list << test_case->name() << " " << test_case->overrides << device_overrides() << overrides_for_hosts()
+           << " job.runs=\"" << (folder_ / "runs").string() << "\"\n";
       for (int rank = 0; rank < ranks_; ++rank) fs::remove(file(*test_case, rank));
     }
     list.close();
     const std::string command =
-        "ZR_PLUGIN_PATH=" ZR_BUILD_DIR "/tests/plugins OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive " ZR_BUILD_DIR
-        "/bin/zeroth launch -n " +
-        std::to_string(ranks_) +
-        " -- " ZR_BUILD_DIR "/tests/parity_trainer " ZR_SOURCE_DIR "/tests/multirank/parity/parity.toml " +
+        "ZR_PLUGIN_PATH=" ZR_BUILD_DIR "/tests/plugins OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive " +
+        start_of_ranks(ranks_) +
+        " " ZR_BUILD_DIR "/tests/parity_trainer " ZR_SOURCE_DIR "/tests/multirank/parity/parity.toml " +
         (folder_ / "list").string() + " " + folder_.string() + " 2>&1";
     std::string output;
     FILE* pipe = ::popen(command.c_str(), "r");
