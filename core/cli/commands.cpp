@@ -58,8 +58,9 @@ Arguments trainer_of(const JobFile& job) {
 }
 
 void add_hosts(po::options_description& options) {
-  options.add_options()("hosts,H", po::value<std::string>(),
-                        "start the ranks on these hosts with mpirun: HOST:RANKS,HOST:RANKS,...");
+  options.add_options()(
+      "hosts,H", po::value<std::string>(),
+      "start the ranks on these hosts with mpirun: HOST:RANKS,HOST:RANKS,... or @FILE, with a host per line");
 }
 
 po::options_description train_options() {

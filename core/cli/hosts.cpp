@@ -8,10 +8,14 @@
 #include <boost/asio/ip/udp.hpp>
 #include <charconv>
 #include <cstdlib>
+#include <functional>
 #include <numeric>
 #include <optional>
+#include <sstream>
 
 #include "base/error.hpp"
+#include "base/file.hpp"
+#include "base/text.hpp"
 
 namespace zr::host::cli {
 
@@ -54,29 +58,66 @@ StoreAddress store_from_user(asio::io_context& io, const std::string& text) {
   store.address = *address;
   return store;
 }
+
+using Fail = std::function<void(const std::string& problem)>;
+
+HostRanks host_of(const std::string& entry, const std::string& number, const Fail& fail) {
+  constexpr std::string_view kNameCharacters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_";
+  HostRanks host{entry.substr(0, entry.find(':'))};
+  const auto [stop, error] = std::from_chars(number.data(), number.data() + number.size(), host.ranks);
+  if (host.host.empty() || host.host.find_first_not_of(kNameCharacters) != host.host.npos || host.host[0] == '-' ||
+      error != std::errc() || stop != number.data() + number.size() || host.ranks < 1 || host.ranks > kMaxRanksOnHosts)
+    fail(fmt::format("'{}' is not HOST or HOST:RANKS, such as node01:4", entry));
+  return host;
+}
+
+void add(std::vector<HostRanks>& hosts, HostRanks host, const Fail& fail) {
+  if (std::any_of(hosts.begin(), hosts.end(), [&](const HostRanks& other) { return other.host == host.host; }))
+    fail(fmt::format("{} occurs twice; give it once, with all its ranks", host.host));
+  hosts.push_back(std::move(host));
+}
+
+std::string ranks_text(const std::string& entry) {
+  const auto colon = entry.find(':');
+  return colon == entry.npos ? "1" : entry.substr(colon + 1);
+}
+
+// A line has HOST or HOST:RANKS or, as in a host file of OpenMPI, HOST slots=RANKS. # begins a comment.
+std::vector<HostRanks> hosts_in(const std::string& file, const Fail& fail) {
+  constexpr std::string_view kSlots = "slots=";
+  std::vector<HostRanks> hosts;
+  std::istringstream text(read_file(file));
+  int number = 0;
+  for (std::string line; std::getline(text, line);) {
+    ++number;
+    std::istringstream words(line.substr(0, line.find('#')));
+    std::string entry, slots, more;
+    if (!(words >> entry)) continue;
+    const Fail fail_line = [&](const std::string& problem) { fail(fmt::format("line {}: {}", number, problem)); };
+    const bool has_slots = static_cast<bool>(words >> slots);
+    if ((has_slots && (!slots.starts_with(kSlots) || entry.find(':') != entry.npos)) || words >> more)
+      fail_line(fmt::format("'{}' is not HOST:RANKS or HOST slots=RANKS", printable(line)));
+    add(hosts, host_of(entry, has_slots ? slots.substr(kSlots.size()) : ranks_text(entry), fail_line), fail_line);
+  }
+  if (hosts.empty()) fail("the file has no hosts");
+  return hosts;
+}
 }  // namespace
 
 std::vector<HostRanks> parse_hosts(const std::string& command, const std::string& text) {
-  constexpr std::string_view kNameCharacters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_";
-  const auto fail = [&](const std::string& problem) {
-    fail_user(fmt::format("zeroth {}: --hosts {}: {}", command, text, problem));
+  const Fail fail = [&](const std::string& problem) {
+    fail_user(fmt::format("zeroth {}: --hosts {}: {}", command, printable(text), problem));
   };
   std::vector<HostRanks> hosts;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const auto end = std::min(text.find(',', begin), text.size());
-    const std::string entry = text.substr(begin, end - begin);
-    const auto colon = entry.find(':');
-    HostRanks host{entry.substr(0, colon)};
-    const std::string number = colon == entry.npos ? "1" : entry.substr(colon + 1);
-    const auto [stop, error] = std::from_chars(number.data(), number.data() + number.size(), host.ranks);
-    if (host.host.empty() || host.host.find_first_not_of(kNameCharacters) != host.host.npos || host.host[0] == '-' ||
-        error != std::errc() || stop != number.data() + number.size() || host.ranks < 1 ||
-        host.ranks > kMaxRanksOnHosts)
-      fail(fmt::format("'{}' is not HOST or HOST:RANKS, such as node01:4", entry));
-    if (std::any_of(hosts.begin(), hosts.end(), [&](const HostRanks& other) { return other.host == host.host; }))
-      fail(fmt::format("{} occurs twice; give it once, with all its ranks", host.host));
-    hosts.push_back(std::move(host));
-    begin = end + 1;
+  if (text.starts_with('@')) {
+    hosts = hosts_in(text.substr(1), fail);
+  } else {
+    for (std::size_t begin = 0; begin <= text.size();) {
+      const auto end = std::min(text.find(',', begin), text.size());
+      const std::string entry = text.substr(begin, end - begin);
+      add(hosts, host_of(entry, ranks_text(entry), fail), fail);
+      begin = end + 1;
+    }
   }
   if (ranks_of(hosts) > kMaxRanksOnHosts) fail(fmt::format("{} ranks: at most {}", ranks_of(hosts), kMaxRanksOnHosts));
   return hosts;
