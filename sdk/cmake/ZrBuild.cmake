@@ -115,7 +115,7 @@ endfunction()
 # Defines a test program: zr_test(name [TORCH] [LOOPS] [FIRST] SOURCES ... LIBRARIES ... [LABELS ...] [TIMEOUT seconds]
 # [SLOW filter]). Each test becomes a ctest test of the same name. TORCH: the program includes libtorch's headers.
 # LOOPS: it spends its time in loops of its own, and is optimized. FIRST: CTest begins with its tests, because one takes
-# a minute. SLOW: GoogleTest's filter of the tests that only `make test-all` runs.
+# a minute. SLOW: GoogleTest's filter of the tests that only `make test-all` runs; they may take three times as long.
 function(zr_test name)
   cmake_parse_arguments(TEST "TORCH;LOOPS;FIRST" "TIMEOUT;SLOW" "SOURCES;LIBRARIES;LABELS" ${ARGN})
   if(NOT TEST_TIMEOUT)
@@ -150,18 +150,20 @@ function(zr_test name)
     zr_unity(${name} 7)
   endif()
   list(JOIN TEST_LABELS "-" labels)  # gtest_discover_tests() does not accept lists as values of properties
-  set(properties TIMEOUT ${TEST_TIMEOUT}
-    ENVIRONMENT "ZR_MACHINE_PROFILE=${PROJECT_BINARY_DIR}/tests/no-machine.json")  # not the one of this host
+  math(EXPR slow_timeout "3 * ${TEST_TIMEOUT}")
+  # Not the machine profile of this host.
+  set(properties ENVIRONMENT "ZR_MACHINE_PROFILE=${PROJECT_BINARY_DIR}/tests/no-machine.json")
   if(TEST_FIRST)
     list(APPEND properties COST 1000)
   endif()
   if(TEST_SLOW)
     gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 TEST_FILTER "-${TEST_SLOW}"
-      PROPERTIES ${properties} LABELS "${labels}")
+      PROPERTIES ${properties} TIMEOUT ${TEST_TIMEOUT} LABELS "${labels}")
     gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 TEST_FILTER "${TEST_SLOW}" TEST_LIST ${name}_slow
-      PROPERTIES ${properties} LABELS "${labels}-slow")
+      PROPERTIES ${properties} TIMEOUT ${slow_timeout} LABELS "${labels}-slow")
   else()
-    gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES ${properties} LABELS "${labels}")
+    gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60
+      PROPERTIES ${properties} TIMEOUT ${TEST_TIMEOUT} LABELS "${labels}")
   endif()
 endfunction()
 
