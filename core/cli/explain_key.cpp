@@ -133,7 +133,8 @@ std::string reason_unused(const JobFile& job, const config::ConfigKey& key) {
   const std::string selector = table == "schedule" ? "schedule.use" : table;
   const config::Entry* selection = find_entry(job, selector);
   if (!selection) fail_internal(fmt::format("no key selects the table of '{}'", key.path()));
-  if (selection->written == config::toml_text(id)) return "a job of one rank has no communicator";
+  if (table == name_of(plugin::Role::communicator) && job.config.job().ranks == 1)
+    return "a job of one rank has no communicator";
   return fmt::format("{} = {} ({})", selector, selection->written, selection->origin.text());
 }
 
