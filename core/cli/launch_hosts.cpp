@@ -73,13 +73,13 @@ void check_version(const std::string& mpirun) {
   BoundedRun run(options, std::size_t{1} << 20);
   const bool ended = run.wait(kVersionSeconds) == BoundedRun::End::completed;
   const std::string line = run.out().substr(0, run.out().find('\n'));
-  constexpr std::string_view kName = "(Open MPI) ";
-  const auto at = line.find(kName);
+  const auto name = line.find("(Open ");  // then the version, after a parenthesis
+  const auto at = name == line.npos ? name : line.find(") ", name);
   if (!ended || at == line.npos)
     fail_environment(fmt::format("zeroth launch --hosts needs mpirun of OpenMPI {}, but `{} --version` {}; {}",
                                  kOpenMpiVersion, mpirun,
                                  ended ? fmt::format("prints '{}'", printable(line)) : "does not end", kVersionRemedy));
-  const std::string version = line.substr(at + kName.size());
+  const std::string version = line.substr(at + 2);
   int major = 0;
   std::from_chars(version.data(), version.data() + version.size(), major);
   if (major != kOpenMpiVersion)
