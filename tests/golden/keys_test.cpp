@@ -221,20 +221,22 @@ const std::vector<Row> kGpt{
 };
 
 // Each of these keys has its own test, below or in the named files.
-const std::set<std::string> kApart{"job.program", "job.ranks", "job.threads", "job.name", "job.runs",
-                                   "train.max_skipped_steps", "communicator.timeout", "memory.device_budget",
-                                   "train.param_dtype",  // tests/multirank/engine/boundary_test.cpp
-                                   // Tested in tests/multirank/offload/ and tests/unit/plugins/offload_*.cpp.
-                                   "memory.host_budget", "job.trace", "offload.tiers", "offload.activations",
-                                   "offload.nvme.path", "offload.nvme.engine", "offload.nvme.direct", "offload.cpu.pin",
-                                   // Tested in tests/multirank/checkpoint/.
-                                   "checkpoint.dir", "checkpoint.keep", "checkpoint.on_signal", "checkpoint.resume",
-                                   "checkpoint.fallback", "checkpoint.init", "checkpoint.strict", "checkpoint.convert",
-                                   "checkpoint.rename",
-                                   // Tested in tests/multirank/model/device_test.cpp.
-                                   "job.device", "job.device_library",
-                                   // Tested in tests/multirank/engine/buffers_test.cpp.
-                                   "train.buffers"};
+const std::set<std::string> kApart{
+    "job.program", "job.ranks", "job.threads", "job.name", "job.runs", "train.max_skipped_steps",
+    "communicator.timeout", "memory.device_budget",
+    "train.param_dtype",  // tests/multirank/engine/boundary_test.cpp
+    // Tested in tests/multirank/offload/ and tests/unit/plugins/offload_*.cpp.
+    "memory.host_budget", "job.trace", "offload.tiers", "offload.activations", "offload.nvme.path",
+    "offload.nvme.engine", "offload.nvme.direct", "offload.cpu.pin",
+    // Tested in tests/multirank/checkpoint/.
+    "checkpoint.dir", "checkpoint.keep", "checkpoint.on_signal", "checkpoint.resume", "checkpoint.fallback",
+    "checkpoint.init", "checkpoint.strict", "checkpoint.convert", "checkpoint.rename",
+    // Tested in tests/multirank/model/device_test.cpp.
+    "job.device", "job.device_library",
+    // Tested in tests/multirank/comm/mpi_hosts_test.cpp and mpi_training_test.cpp.
+    "communicator.mpi.hierarchy", "communicator.mpi.hierarchy_min_bytes", "communicator.mpi.staging_bytes",
+    // Tested in tests/multirank/engine/buffers_test.cpp.
+    "train.buffers"};
 
 void expect_difference(const Row& row, const Trained& one, const Trained& other, const Trained& one_again) {
   EXPECT_NE(row.look(one), row.look(other))

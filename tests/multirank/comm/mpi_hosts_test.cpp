@@ -155,21 +155,43 @@ INSTANTIATE_TEST_SUITE_P(Ranks, CommMpiLevelsTest,
                            return name;
                          });
 
+// The ranks of a host compare what they call; ranks that exchange messages do not.
 TEST(CommMpiHierarchyTest, ARankThatDisagreesIsNamedByItsNumberInTheJob) {
   on_mpi_ranks(3,
                [](CommRig& rig) {
                  RawComm comm(rig);
                  std::vector<float> x(10);
-                 zr_coll coll = zr::broadcast(view(x.data(), 10), 0, comm.rank() == 2 ? "y" : "x");
-                 coll.fingerprint = comm.rank() == 2 ? 2 : 1;
-                 const zr_code code = comm.submit(coll);
+                 const auto submit = [&](int64_t count) {
+                   zr_coll coll = zr::broadcast(view(x.data(), count), 0, comm.rank() == 2 ? "y" : "x");
+                   coll.fingerprint = comm.rank() == 2 ? 2 : 1;
+                   return comm.submit(coll);
+                 };
+                 EXPECT_EQ(submit(9), ZR_OK) << "fewer bytes than hierarchy_min_bytes";
+                 const zr_code code = submit(10);
                  if (comm.rank() == 0) return;  // has no peer on its host
                  EXPECT_EQ(code, ZR_MISMATCH);
                  EXPECT_THAT(comm.said(),
                              HasSubstr("rank 1 issued broadcast 'x' (fp32, 10 elements), rank 2 issued broadcast "
                                        "'y' (fp32, 10 elements)"));
                },
-               kAllSizes, {0, 1, 1});
+               "hierarchy_min_bytes = 40\n", {0, 1, 1});
+}
+
+// Pieces of two peers take 2 MiB, sums 6 MiB, and announcements of two ranks a little.
+TEST(CommMpiHierarchyTest, CountsTheMemoryOfTheRanksOfAHost) {
+  on_mpi_ranks(3,
+               [](CommRig& rig) {
+                 const auto held = [&] {
+                   return rig.ledger().held(zr::host::Tier::host, zr::host::MemoryKind::communicator);
+                 };
+                 const int64_t before = held();
+                 const auto comm = std::make_unique<RawComm>(rig);
+                 const int64_t rest = held() - before - (int64_t{8} << 20);
+                 EXPECT_GT(rest, int64_t{1} << 20);
+                 EXPECT_LT(rest, (int64_t{1} << 20) + (64 << 10));
+                 comm->run(zr::barrier("open"));
+               },
+               "staging_bytes = \"1MiB\"\n", {0, 0, 1});
 }
 
 // Rank 0 has done its work on sums when the second rank of its host, which owns many pieces, still needs its messages.
