@@ -130,6 +130,7 @@ TEST(CommMpiHostsTest, TrainTheBitsOfOneHost) {
     const std::string keys = "strategy=" + strategy + " job.ranks=4 ";
     const auto shm = summary_of(scratch, ZR_BUILD_DIR "/bin/zeroth launch -n 4 --", keys);
     for (const bool has_levels : {true, false}) {
+      if (!has_levels && strategy == "zero3") continue;  // the same collectives
       const int64_t before = hosts.sent();
       const std::string start = has_levels == (strategy == "zero1") ? hosts.launch(2) : hosts.mpirun(2);
       const auto mpi = summary_of(scratch, start, keys + "communicator=auto" + (has_levels ? levels : flat));
