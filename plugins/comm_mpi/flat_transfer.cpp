@@ -80,14 +80,14 @@ void FlatTransfer::post_parts(Channel& channel) {
     zr::Extent part = parts_.extent(p, rank, to, from);
     if (parts_.coll.op == ZR_ALL_TO_ALL) part.count = from[p];  // only p knows what it cut
     whole_.receive(static_cast<char*>(parts_.coll.dst.data) + part.to * width, part.count * width, p,
-                   tag(channel, Phase::parts), channel.collectives, parts_.what());
+                   tag(channel, Phase::parts, part.count * width), channel.collectives, parts_.what());
   }
   for (int i = 1; i < world; ++i) {
     const int r = (rank + i) % world;
     if (!parts_.sends(rank) || !parts_.receives(r)) continue;
     const zr::Extent part = parts_.extent(rank, r, to, from);
-    whole_.send(source() + part.from * width, part.count * width, r, tag(channel, Phase::parts), channel.collectives,
-                parts_.what());
+    whole_.send(source() + part.from * width, part.count * width, r, tag(channel, Phase::parts, part.count * width),
+                channel.collectives, parts_.what());
   }
 }
 
@@ -120,8 +120,8 @@ bool FlatTransfer::send_pieces(Channel& channel) {
   for (MPI_Request& request : sending_) {
     if (request != MPI_REQUEST_NULL || sent_ == to_send_.size()) continue;
     const Piece& piece = to_send_[sent_++];
-    check(MPI_Isend(piece.data, static_cast<int>(piece.bytes), MPI_BYTE, piece.peer, tag(channel, Phase::parts),
-                    channel.collectives, &request),
+    check(MPI_Isend(piece.data, static_cast<int>(piece.bytes), MPI_BYTE, piece.peer,
+                    tag(channel, Phase::parts, piece.bytes), channel.collectives, &request),
           parts_.what());
     moved = true;
   }
@@ -136,7 +136,7 @@ void FlatTransfer::receive_piece(Channel& channel, int64_t piece) {
   for (int p = 0; p < parts_.world; ++p) {
     if (p == parts_.rank) continue;
     const int bytes = static_cast<int>(count * width);
-    check(MPI_Irecv(slot, bytes, MPI_BYTE, p, tag(channel, Phase::parts), channel.collectives,
+    check(MPI_Irecv(slot, bytes, MPI_BYTE, p, tag(channel, Phase::parts, bytes), channel.collectives,
                     &requests.add_receive(bytes)),
           parts_.what());
     slot += kPieceBytes;
@@ -174,13 +174,13 @@ void FlatTransfer::post_shares(Channel& channel) {
   for (int i = 1; i < parts_.world; ++i) {
     const int p = (parts_.rank + parts_.world - i) % parts_.world;
     const zr::Extent part = reduced_by(p);
-    whole_.receive(dst + part.to * width, part.count * width, p, tag(channel, Phase::results), channel.collectives,
-                   parts_.what());
+    whole_.receive(dst + part.to * width, part.count * width, p, tag(channel, Phase::results, part.count * width),
+                   channel.collectives, parts_.what());
   }
   const zr::Extent own = reduced_by(parts_.rank);
   for (int i = 1; i < parts_.world; ++i)
-    whole_.send(dst + own.to * width, own.count * width, (parts_.rank + i) % parts_.world, tag(channel, Phase::results),
-                channel.collectives, parts_.what());
+    whole_.send(dst + own.to * width, own.count * width, (parts_.rank + i) % parts_.world,
+                tag(channel, Phase::results, own.count * width), channel.collectives, parts_.what());
 }
 
 bool FlatTransfer::advance(Channel& channel) {

@@ -25,8 +25,8 @@ void HostGather::list_gathers(Channel& channel) {
   char* const dst = static_cast<char*>(coll.dst.data);
   for (int host = 0; host < hosts.count(); ++host) {
     if (host != own_host)
-      whole_.send(coll.src.data, parts_.src_bytes(), hosts.helper(host, parts_.rank), tag(channel, Phase::parts),
-                  channel.collectives, parts_.what());
+      whole_.send(coll.src.data, parts_.src_bytes(), hosts.helper(host, parts_.rank),
+                  tag(channel, Phase::parts, parts_.src_bytes()), channel.collectives, parts_.what());
     Step step;
     const int64_t begin = parts_.starts[static_cast<std::size_t>(hosts.first(host))];
     const int64_t end = parts_.starts[static_cast<std::size_t>(hosts.first(host + 1))];
@@ -39,8 +39,8 @@ void HostGather::list_gathers(Channel& channel) {
       if (helper < parts_.rank) own += count;
       if (helper != parts_.rank) continue;
       if (host != own_host)
-        step.arriving.receive(dst + (own + own_count) * width, count * width, rank, tag(channel, Phase::parts),
-                              channel.collectives, parts_.what());
+        step.arriving.receive(dst + (own + own_count) * width, count * width, rank,
+                              tag(channel, Phase::parts, count * width), channel.collectives, parts_.what());
       own_count += count;
     }
     step.coll.op = ZR_ALL_GATHER;
@@ -59,11 +59,11 @@ void HostGather::start_broadcast(Channel& channel) {
   if (parts_.rank == coll.root) {
     for (int host = 0; host < hosts.count(); ++host)
       if (host != home)
-        whole_.send(coll.src.data, parts_.src_bytes(), hosts.helper(host, coll.root), tag(channel, Phase::parts),
-                    channel.collectives, parts_.what());
+        whole_.send(coll.src.data, parts_.src_bytes(), hosts.helper(host, coll.root),
+                    tag(channel, Phase::parts, parts_.src_bytes()), channel.collectives, parts_.what());
   } else if (parts_.rank == helper) {
-    step.arriving.receive(coll.dst.data, parts_.dst_bytes(), coll.root, tag(channel, Phase::parts), channel.collectives,
-                          parts_.what());
+    step.arriving.receive(coll.dst.data, parts_.dst_bytes(), coll.root, tag(channel, Phase::parts, parts_.dst_bytes()),
+                          channel.collectives, parts_.what());
   }
   step.coll.op = ZR_BROADCAST;
   step.coll.root = helper - hosts.first(own_host);

@@ -209,8 +209,8 @@ bool HostReduction::send_elements(Channel& channel) {
     const Piece& piece = pieces_[to_send_[sent_]];
     const int64_t width = zr::size_of(parts_.coll.src.dtype);
     sending_.emplace_back().send(static_cast<const char*>(parts_.coll.src.data) + piece.from * width,
-                                 piece.count * width, piece.owner, tag(channel, Phase::parts), channel.collectives,
-                                 parts_.what());
+                                 piece.count * width, piece.owner, tag(channel, Phase::parts, piece.count * width),
+                                 channel.collectives, parts_.what());
   }
   return moved;
 }
@@ -236,7 +236,7 @@ bool HostReduction::begin(Channel& channel, Work& work) {
   const Route way = route(parts_, hosts, home);
   const int64_t sum_bytes = piece.count * int64_t{sizeof(float)}, dst_width = zr::size_of(parts_.coll.dst.dtype);
   const auto receive = [&](void* to, int64_t bytes, int from, Phase phase) {
-    work.arriving.receive(to, bytes, from, tag(channel, phase), channel.collectives, parts_.what());
+    work.arriving.receive(to, bytes, from, tag(channel, phase, bytes), channel.collectives, parts_.what());
   };
   if (host > way.first) receive(sum_of(channel, work), sum_bytes, hosts.helper(host - 1, piece.owner), Phase::sums);
   const bool has_seed = accumulates() && way.first < home;
@@ -247,7 +247,7 @@ bool HostReduction::begin(Channel& channel, Work& work) {
   }
   if (has_seed && host == home)
     work.arriving.send(dst_of(piece), piece.count * dst_width, hosts.helper(way.first, piece.owner),
-                       tag(channel, Phase::seeds), channel.collectives, parts_.what());
+                       tag(channel, Phase::seeds, piece.count * dst_width), channel.collectives, parts_.what());
   if (work.raw >= 0)
     for (int rank = 0; rank < parts_.world; ++rank)
       if (!way.contains(hosts.of(rank)))
@@ -314,22 +314,24 @@ void HostReduction::finish(Channel& channel, Work& work) {
     round_to(dst_of(piece), dtype, sum, piece.count);
     work.has_result = true;
     for (int other = 0; is_all_reduce() && other < home; ++other)
-      whole_.send(dst_of(piece), bytes, hosts.helper(other, piece.owner), tag(channel, Phase::results),
+      whole_.send(dst_of(piece), bytes, hosts.helper(other, piece.owner), tag(channel, Phase::results, bytes),
                   channel.collectives, parts_.what());
   } else if (host < way.last) {
     work.leaving.send(sum, piece.count * int64_t{sizeof(float)}, hosts.helper(host + 1, piece.owner),
-                      tag(channel, Phase::sums), channel.collectives, parts_.what());
+                      tag(channel, Phase::sums, piece.count * int64_t{sizeof(float)}), channel.collectives,
+                      parts_.what());
   } else {
     void* const rounded = dtype == ZR_F32 ? static_cast<void*>(sum) : rounded_of(channel, work);
     if (rounded != sum) round_to(rounded, dtype, sum, piece.count);
-    work.leaving.send(rounded, bytes, piece.owner, tag(channel, Phase::results), channel.collectives, parts_.what());
+    work.leaving.send(rounded, bytes, piece.owner, tag(channel, Phase::results, bytes), channel.collectives,
+                      parts_.what());
   }
   if (work.raw >= 0) raws_used_ = work.raw + 1;
   // dst may be src: no rank of this host reads these elements any more.
   Requests& result = is_all_reduce() ? work.result : whole_;
   if (is_all_reduce() ? !work.has_result : host == home && way.last > home)
     result.receive(dst_of(piece), bytes, is_all_reduce() ? piece.owner : hosts.helper(way.last, piece.owner),
-                   tag(channel, Phase::results), channel.collectives, parts_.what());
+                   tag(channel, Phase::results, bytes), channel.collectives, parts_.what());
 }
 
 // Of an all_reduce: sums that have come back.

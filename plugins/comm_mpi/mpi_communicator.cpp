@@ -119,7 +119,7 @@ void MpiCommunicator::open_channel(const zr_comm_open& open) {
                                             " of MPI; start the job with one mpirun, without other variables of ranks");
     check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&limit), &found), "MPI_TAG_UB");
     tag_limit_ = found ? *limit : 32767;
-    channel_.tags = std::min<uint64_t>(static_cast<uint64_t>(tag_limit_), 1 << 20);
+    channel_.tags = static_cast<uint64_t>(tag_limit_);
     check(MPI_Comm_idup(MPI_COMM_WORLD, &channel_.collectives, &requests[0]), "MPI_Comm_idup");
     check(MPI_Comm_idup(MPI_COMM_WORLD, &channel_.messages, &requests[1]), "MPI_Comm_idup");
   });

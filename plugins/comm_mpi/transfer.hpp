@@ -21,7 +21,7 @@ inline constexpr int64_t kPieceBytes = int64_t{512} << 10;  // of a message of a
 struct Channel {
   MPI_Comm collectives, messages;
   int rank, world;
-  uint64_t tags;         // of collectives: 0 to `tags` - 1
+  uint64_t tags;         // of collectives: 0 to `tags` - 1; at least 32767
   char* pieces;          // two pieces of each peer: see FlatTransfer::buffer_bytes()
   bool is_used = false;  // `pieces` and `sums`, by a reduction in progress
   decltype(ZR_CHOOSE(reduce_ranks)) reduce;
@@ -50,11 +50,17 @@ class Transfer {
   virtual bool advance(Channel& channel) = 0;
 
  protected:
-  /// Messages between two ranks match in order within a phase.
   enum class Phase { parts, results, sums, seeds, count };
-  int tag(const Channel& channel, Phase phase) const {
+  /// Of a message of so many bytes. Messages of ranks that disagree about a collective do not match, because
+  /// OpenMPI 4.1 may write more bytes than the receiver expects (ob1, shared memory); the control plane then finds the
+  /// disagreement. Others match in order.
+  int tag(const Channel& channel, Phase phase, int64_t bytes) const {
     constexpr auto phases = static_cast<uint64_t>(Phase::count);
-    return static_cast<int>(number_ % (channel.tags / phases) * phases + static_cast<uint64_t>(phase));
+    constexpr uint64_t kNumbers = 64;  // consecutive collectives whose messages differ
+    const uint64_t hashes = channel.tags / (kNumbers * phases);
+    uint64_t hash = (parts_.coll.fingerprint ^ static_cast<uint64_t>(bytes)) * 0x9e3779b97f4a7c15u;
+    hash ^= hash >> 32;
+    return static_cast<int>(((number_ % kNumbers) * phases + static_cast<uint64_t>(phase)) * hashes + hash % hashes);
   }
 
   const zr::CollectiveParts parts_;

@@ -113,9 +113,9 @@ class OneBitAdam : public zr::Optimizer<OneBitAdam> {
     if (n == 0 || !is_first_rank()) return;
     if (n > kNames) names += " and " + std::to_string(n - kNames) + " more";
     host_.log(ZR_LOG_WARN, "optimizer 'onebit_adam': update " + std::to_string(given.job.step) +
-                               " is the first with a gradient for " + names + ", but the warm-up ended with update " +
-                               std::to_string(warm_up_.end()) +
-                               ": the variance is 0, so only weight decay applies; to train it, resume with a larger "
+                               " is the first with a gradient for " + names +
+                               ", but the warm-up has ended: the variance is 0, so only weight decay applies; to train "
+                               "it, resume with a larger "
                                "optimizer.onebit_adam.freeze_step: the checkpoint's update + the number of updates of "
                                "another warm-up");
   }

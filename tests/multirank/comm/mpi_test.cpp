@@ -177,14 +177,26 @@ TEST(CommMpiLifeTest, CommunicatorsOfOneProcessAreIndependent) {
   });
 }
 
-TEST(CommMpiLifeTest, RanksThatDisagreeAboutAnOperationFail) {
+// OpenMPI would write more bytes than the receiver expects. The messages do not match, and the ranks wait until they
+// are aborted: with an engine, by the control plane.
+TEST(CommMpiLifeTest, RanksThatDisagreeAboutAnOperationWriteNothing) {
   on_mpi_ranks(2, [](CommRig& rig) {
     RawComm comm(rig);
-    const int64_t count = comm.rank() == 0 ? 10 : 20;
-    std::vector<float> x(20), all(40);
-    EXPECT_EQ(comm.submit(zr::all_gather(view(x.data(), count), view(all.data(), 2 * count), "x")), ZR_MISMATCH);
-    EXPECT_THAT(comm.said(), HasSubstr("all_gather 'x': a peer sent "));
-    EXPECT_EQ(comm.submit(zr::barrier("after")), ZR_MISMATCH) << "all later operations fail too";
+    constexpr int64_t kLess = 100000, kMore = 200000;
+    const int64_t count = comm.rank() == 0 ? kLess : kMore;
+    std::vector<float> x(kMore, 1), all(4 * kMore, -1);
+    Started gather(comm, zr::all_gather(view(x.data(), count), view(all.data(), 2 * count), "x"));
+    rig.control()->put("started." + std::to_string(comm.rank()), "");
+    rig.control()->get("started." + std::to_string(1 - comm.rank()), std::chrono::seconds(60));
+    for (int i = 0; i < 20; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      ASSERT_EQ(gather.code(), ZR_AGAIN);
+    }
+    comm.api().abort(comm.comm());
+    EXPECT_EQ(gather.finish(), ZR_CANCELLED);
+    EXPECT_EQ(comm.submit(zr::barrier("after")), ZR_CANCELLED) << "all later operations fail too";
+    for (int64_t i = comm.rank() == 0 ? kLess : 0; i < 4 * kMore; ++i)
+      if (comm.rank() == 0 || i < kMore || i >= 2 * kMore) ASSERT_EQ(all[static_cast<std::size_t>(i)], -1) << i;
   });
 }
 
