@@ -155,7 +155,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, CommMpiLevelsTest,
                            return name;
                          });
 
-// The ranks of a host compare what they call; ranks that exchange messages do not.
+// The ranks of a host compare what they call.
 TEST(CommMpiHierarchyTest, ARankThatDisagreesIsNamedByItsNumberInTheJob) {
   on_mpi_ranks(3,
                [](CommRig& rig) {
