@@ -196,7 +196,9 @@ TEST(CommMpiLifeTest, RanksThatDisagreeAboutAnOperationWriteNothing) {
     EXPECT_EQ(gather.finish(), ZR_CANCELLED);
     EXPECT_EQ(comm.submit(zr::barrier("after")), ZR_CANCELLED) << "all later operations fail too";
     for (int64_t i = comm.rank() == 0 ? kLess : 0; i < 4 * kMore; ++i)
-      if (comm.rank() == 0 || i < kMore || i >= 2 * kMore) ASSERT_EQ(all[static_cast<std::size_t>(i)], -1) << i;
+      if (comm.rank() == 0 || i < kMore || i >= 2 * kMore) {
+        ASSERT_EQ(all[static_cast<std::size_t>(i)], -1) << i;
+      }
   });
 }
 
