@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "sum_route.hpp"
 #include "zr/float_cast.hpp"
 
 namespace mpi {
@@ -14,92 +15,28 @@ constexpr int64_t kSumBytes = 3 * kPieceBytes / 2;  // a sum, and the same round
 constexpr std::size_t kSends = 8;                   // messages in flight with elements of this rank
 constexpr std::size_t kSteps = 16;                  // steps in progress
 
+// Casts each element with the function for the 16-bit type; copies fp32.
+template <class To, class From, class Bf16, class F16>
+void cast(void* to, const void* from, zr_dtype dtype, int64_t count, Bf16&& bf16, F16&& f16) {
+  auto* const out = static_cast<To*>(to);
+  const auto* const in = static_cast<const From*>(from);
+  if (dtype == ZR_F32) std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(float));
+  for (int64_t i = 0; dtype == ZR_BF16 && i < count; ++i) out[i] = bf16(in[i]);
+  for (int64_t i = 0; dtype == ZR_F16 && i < count; ++i) out[i] = f16(in[i]);
+}
+
 void upcast(float* to, const void* from, zr_dtype dtype, int64_t count) {
-  const auto* const x = static_cast<const uint16_t*>(from);
-  switch (dtype) {
-    case ZR_BF16:
-      for (int64_t i = 0; i < count; ++i) to[i] = zr::from_bf16(x[i]);
-      return;
-    case ZR_F16:
-      for (int64_t i = 0; i < count; ++i) to[i] = zr::from_f16(x[i]);
-      return;
-    default: std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(float));
-  }
+  cast<float, uint16_t>(
+      to, from, dtype, count, [](uint16_t x) { return zr::from_bf16(x); }, [](uint16_t x) { return zr::from_f16(x); });
 }
 
 void round_to(void* to, zr_dtype dtype, const float* from, int64_t count) {
-  auto* const x = static_cast<uint16_t*>(to);
-  switch (dtype) {
-    case ZR_BF16:
-      for (int64_t i = 0; i < count; ++i) x[i] = zr::to_bf16(from[i]);
-      return;
-    case ZR_F16:
-      for (int64_t i = 0; i < count; ++i) x[i] = zr::to_f16(from[i]);
-      return;
-    default: std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(float));
-  }
-}
-
-bool is_summed_in_fp32(const zr_coll& coll) {
-  return coll.reduce == ZR_SUM && (coll.src.dtype == ZR_F32 || coll.src.dtype == ZR_BF16 || coll.src.dtype == ZR_F16);
+  cast<uint16_t, float>(
+      to, from, dtype, count, [](float x) { return zr::to_bf16(x); }, [](float x) { return zr::to_f16(x); });
 }
 }  // namespace
 
 int64_t HostReduction::buffer_bytes() { return static_cast<int64_t>(kSums) * kSumBytes; }
-
-// For each side of the owner's host, the way with fewer bytes per element: the sum of the hosts, or the elements of
-// each rank. A sum that has passed the owner's host returns in the type of dst; one that begins with dst begins on the
-// first host. Of a reduce, only the root knows that type, so the sum does not pass it. The sum of an all_reduce passes
-// all.
-HostReduction::Route HostReduction::route(const zr::CollectiveParts& parts, const Hosts& hosts, int home) {
-  const zr_coll& coll = parts.coll;
-  const int64_t width = zr::size_of(coll.src.dtype), sum = sizeof(float), last = hosts.count() - 1;
-  const int64_t returned = zr::size_of(coll.dst.dtype);
-  const int64_t begins = coll.flags & ZR_COLL_ACCUMULATE ? returned : 0;
-  const int64_t ranks_before = hosts.first(home), ranks_after = hosts.first(hosts.count()) - hosts.first(home + 1);
-  if (coll.op == ZR_ALL_REDUCE) return {0, static_cast<int>(last)};
-  Route route{home, home};
-  if (home > 0 && sum * home + begins < width * ranks_before) route.first = 0;
-  if (coll.op != ZR_REDUCE && sum * (last - home) + returned < width * ranks_after) route.last = static_cast<int>(last);
-  return route;
-}
-
-// Per element that a rank on host `home` needs.
-int64_t HostReduction::bytes_between_hosts(const zr::CollectiveParts& parts, const Hosts& hosts, int home) {
-  const zr_coll& coll = parts.coll;
-  const Route way = route(parts, hosts, home);
-  const int64_t width = zr::size_of(coll.src.dtype), returned = zr::size_of(coll.dst.dtype);
-  const int64_t others = way.first == 0 ? 0 : hosts.first(home);
-  const int64_t later = way.last == home ? hosts.first(hosts.count()) - hosts.first(home + 1) : 0;
-  int64_t bytes = width * (others + later) + int64_t{sizeof(float)} * (way.last - way.first);
-  if (way.last > home) bytes += returned;
-  if (way.first < home && (coll.flags & ZR_COLL_ACCUMULATE)) bytes += returned;
-  if (coll.op == ZR_ALL_REDUCE) bytes += returned * (hosts.count() - 1);
-  return bytes;
-}
-
-bool HostReduction::saves_bytes(const zr::CollectiveParts& parts, const Hosts& hosts) {
-  const zr_coll& coll = parts.coll;
-  const bool accumulates = (coll.flags & ZR_COLL_ACCUMULATE) != 0;
-  if (!parts.is_reduction() || !is_summed_in_fp32(coll)) return false;
-  if (accumulates && coll.op != ZR_REDUCE_SCATTER) return false;
-  const int64_t width = zr::size_of(coll.src.dtype);
-  int64_t flat = 0, here = 0;  // over all elements; of an all_reduce, over as many as there are ranks
-  for (int host = 0; host < hosts.count(); ++host) {
-    int64_t elements = hosts.size(host);
-    if (coll.op == ZR_REDUCE_SCATTER) {
-      const auto* const starts = parts.starts.data();
-      elements = starts[hosts.first(host + 1)] - starts[hosts.first(host)];
-    } else if (coll.op == ZR_REDUCE) {
-      elements = hosts.of(coll.root) == host ? 1 : 0;
-    }
-    const int64_t others = hosts.first(hosts.count()) - hosts.size(host);
-    const int64_t shares = coll.op == ZR_ALL_REDUCE ? zr::size_of(coll.dst.dtype) : 0;
-    flat += elements * others * (width + shares);
-    here += elements * bytes_between_hosts(parts, hosts, coll.op == ZR_ALL_REDUCE ? hosts.count() - 1 : host);
-  }
-  return here < flat;
-}
 
 // The owner's elements of a reduce_scatter are its part, those of a reduce are all. Of an all_reduce, ranks of the last
 // host own them in turn. Pieces of different owners alternate, so that all links are busy.
@@ -126,7 +63,7 @@ void HostReduction::list_pieces(const Channel& channel) {
     Piece& piece = pieces_[i];
     piece.work = works_.size();
     const int home = hosts.of(piece.owner);
-    if (!route(parts_, hosts, home).contains(own_host)) {
+    if (!sum_route(parts_, hosts, home).contains(own_host)) {
       to_send_.push_back(i);
     } else if (hosts.helper(own_host, piece.owner) == parts_.rank) {
       works_.emplace_back().piece = i;
@@ -136,7 +73,7 @@ void HostReduction::list_pieces(const Channel& channel) {
 }
 
 bool HostReduction::needs_elements(const Channel& channel, int home) const {
-  const Route way = route(parts_, channel.hosts, home);
+  const SumRoute way = sum_route(parts_, channel.hosts, home);
   return way.first > 0 || way.last < channel.hosts.count() - 1;
 }
 
@@ -147,7 +84,7 @@ void HostReduction::list_steps(const Channel& channel) {
   std::size_t broadcasts = is_all_reduce() ? 0 : pieces_.size();
   const std::size_t delay = kSums * static_cast<std::size_t>(hosts.size(own_host));
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
-    if (route(parts_, hosts, hosts.of(pieces_[i].owner)).contains(own_host)) steps_.push_back({i, false});
+    if (sum_route(parts_, hosts, hosts.of(pieces_[i].owner)).contains(own_host)) steps_.push_back({i, false});
     if (i >= delay && broadcasts < pieces_.size()) steps_.push_back({broadcasts++, true});
   }
   for (; broadcasts < pieces_.size(); ++broadcasts) steps_.push_back({broadcasts, true});
@@ -233,7 +170,7 @@ bool HostReduction::begin(Channel& channel, Work& work) {
   const Piece& piece = pieces_[work.piece];
   const Hosts& hosts = channel.hosts;
   const int host = hosts.of(parts_.rank), home = hosts.of(piece.owner);
-  const Route way = route(parts_, hosts, home);
+  const SumRoute way = sum_route(parts_, hosts, home);
   const int64_t sum_bytes = piece.count * int64_t{sizeof(float)}, dst_width = zr::size_of(parts_.coll.dst.dtype);
   const auto receive = [&](void* to, int64_t bytes, int from, Phase phase) {
     work.arriving.receive(to, bytes, from, tag(channel, phase, bytes), channel.collectives, parts_.what());
@@ -261,7 +198,7 @@ void HostReduction::prepare(Channel& channel, Work& work) {
   const Piece& piece = pieces_[work.piece];
   const Hosts& hosts = channel.hosts;
   const int host = hosts.of(parts_.rank), home = hosts.of(piece.owner);
-  const Route way = route(parts_, hosts, home);
+  const SumRoute way = sum_route(parts_, hosts, home);
   if (host > way.first) return;
   float* const sum = sum_of(channel, work);
   if (!accumulates())
@@ -295,7 +232,7 @@ bool HostReduction::advance(Channel& channel, Work& work) {
       if (!work.leaving.complete(parts_.what())) return false;
       work.state = State::complete;
       return true;
-    default: return false;  // submit_steps() goes on
+    default: return false;  // submit_steps() advances the others
   }
 }
 
@@ -304,7 +241,7 @@ void HostReduction::finish(Channel& channel, Work& work) {
   const Piece& piece = pieces_[work.piece];
   const Hosts& hosts = channel.hosts;
   const int host = hosts.of(parts_.rank), home = hosts.of(piece.owner);
-  const Route way = route(parts_, hosts, home);
+  const SumRoute way = sum_route(parts_, hosts, home);
   const zr_dtype dtype = parts_.coll.dst.dtype;
   const int64_t bytes = piece.count * zr::size_of(dtype);
   float* const sum = sum_of(channel, work);

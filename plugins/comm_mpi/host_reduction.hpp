@@ -19,8 +19,6 @@ class HostReduction : public Transfer {
   using Transfer::Transfer;
   /// Bytes of Channel::sums. [any]
   static int64_t buffer_bytes();
-  /// True if fewer bytes pass between the hosts than in a FlatTransfer. The same on all ranks. [any]
-  static bool saves_bytes(const zr::CollectiveParts& parts, const Hosts& hosts);
 
   void start(Channel& channel) override;
   bool advance(Channel& channel) override;
@@ -45,13 +43,6 @@ class HostReduction : public Transfer {
     std::size_t piece;
     bool is_broadcast;  // of the sum; otherwise the ranks add their elements
   };
-  // How the sum of a piece reaches its owner.
-  struct Route {
-    int first, last;  // hosts through which the sum passes; ranks of the others send their elements to the owner
-    bool contains(int host) const { return host >= first && host <= last; }
-  };
-  static Route route(const zr::CollectiveParts& parts, const Hosts& hosts, int home);
-  static int64_t bytes_between_hosts(const zr::CollectiveParts& parts, const Hosts& hosts, int home);
 
   void list_pieces(const Channel& channel);
   void list_steps(const Channel& channel);

@@ -13,6 +13,7 @@
 #include "flat_transfer.hpp"
 #include "host_gather.hpp"
 #include "host_reduction.hpp"
+#include "sum_route.hpp"
 #include "zr/round_up.hpp"
 
 namespace mpi {
@@ -99,8 +100,7 @@ std::unique_ptr<Transfer> MpiCommunicator::transfer(const zr_coll& coll) const {
   if (channel_.local && !parts.is_message() && coll.op != ZR_BARRIER &&
       parts.elements() * parts.width() >= options_.hierarchy_min_bytes) {
     if (HostGather::suits(parts)) return std::make_unique<HostGather>(std::move(parts), collectives_);
-    if (HostReduction::saves_bytes(parts, channel_.hosts))
-      return std::make_unique<HostReduction>(std::move(parts), collectives_);
+    if (saves_bytes(parts, channel_.hosts)) return std::make_unique<HostReduction>(std::move(parts), collectives_);
   }
   return std::make_unique<FlatTransfer>(std::move(parts), collectives_);
 }

@@ -39,9 +39,7 @@ bool started_by_mpi() {
 // Not after a failure, and not if the process reports one or exits while a communicator is open: the end of MPI waits
 // for the other ranks, which may wait for this one.
 void end_mpi(int exit_code, void*) {
-  if (exit_code != 0 || g_has_failed || g_clients > 0) return;
-  MpiThread::stop();
-  MPI_Finalize();
+  if (exit_code == 0 && !g_has_failed && g_clients == 0) MPI_Finalize();
 }
 
 // OpenMPI installs handlers that print a stack; the process keeps its own.
@@ -177,8 +175,8 @@ bool MpiThread::has_given_up() noexcept { return g_has_failed; }
 bool MpiThread::take_calls(bool is_active) {
   std::unique_lock lock(mutex_);
   const auto due = [&] { return is_woken_ || is_ending_ || !calls_.empty(); };
-  if (!is_active && g_has_failed) changed_.wait(lock, due);
-  if (!is_active && !g_has_failed) changed_.wait_for(lock, kIdleProgress, due);
+  if (!is_active && clients_.empty()) changed_.wait(lock, due);
+  if (!is_active && !clients_.empty()) changed_.wait_for(lock, kIdleProgress, due);
   if (is_ending_ && calls_.empty()) return false;
   is_woken_ = false;
   taken_.swap(calls_);
@@ -199,8 +197,7 @@ void MpiThread::make_calls() {
   taken_.clear();
 }
 
-// The thread calls MPI again and again, because OpenMPI moves data only then: also after the last client has closed,
-// when peers may still wait for messages of this process.
+// The thread calls MPI again and again, because OpenMPI moves data only then.
 void MpiThread::loop() {
   ::prctl(PR_SET_NAME, "zr-mpi");
   ::prctl(PR_SET_TIMERSLACK, 1);
@@ -215,7 +212,7 @@ void MpiThread::loop() {
       is_active |= state.is_active;
       if (state.has_moved || (state.is_active && !was_active)) moved = Clock::now();
     }
-    if (g_own != MPI_COMM_NULL && !g_has_failed) advance_mpi();
+    if (!clients_.empty() && !g_has_failed) advance_mpi();
     const auto waited = Clock::now() - moved;
     if (is_active && waited > kSpin) ::nanosleep(waited > kLongWait ? &kLongNap : &kNap, nullptr);
   }
