@@ -146,8 +146,10 @@ TEST_P(CommMpiLevelsTest, OperationsOnOtherMemoryOverlap) {
   });
 }
 
+// With one rank on the first host and three on the second, each way of a sum occurs: through hosts and as elements,
+// before and after the host that needs it. Only these run in the fast tests.
 INSTANTIATE_TEST_SUITE_P(Ranks, CommMpiLevelsTest,
-                         testing::Values(std::vector<int>{1, 2}, std::vector<int>{2, 2}, std::vector<int>{3, 1},
+                         testing::Values(std::vector<int>{1, 3}, std::vector<int>{2, 2}, std::vector<int>{3, 1},
                                          std::vector<int>{2, 1, 1}, std::vector<int>{1, 3, 2}),
                          [](const auto& info) {
                            std::string name = "On";
