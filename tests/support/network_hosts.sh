@@ -74,7 +74,7 @@ case $action in
       ip netns pids "$name$i" 2> /dev/null | xargs -r kill -9 2> /dev/null || true
       ip netns del "$name$i" 2> /dev/null || true
       ip link del "$name$i" 2> /dev/null || true  # the kernel keeps the namespace until its connections have ended
-      rm -rf "${TMPDIR:-/tmp}/ompi.$name$i."*  # of killed processes of mpirun
+      rm -rf {"${TMPDIR:-/tmp}/ompi",/dev/shm/vader_segment}".$name$i."*  # of killed processes of OpenMPI
     done
     ip link del "$name" 2> /dev/null || true ;;
   *)
