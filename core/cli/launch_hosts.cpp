@@ -42,7 +42,8 @@ using boost::system::error_code;
 namespace {
 constexpr auto kOutputInterval = std::chrono::milliseconds(100);
 constexpr auto kReportTimeout = std::chrono::milliseconds(3500);  // until the store's report, after a failure
-constexpr auto kMpirunTimeout = std::chrono::seconds(5);          // until mpirun ends, after the report
+constexpr auto kMpirunTimeout = std::chrono::seconds(5);          // until mpirun ends, after SIGTERM
+constexpr auto kAbortTimeout = std::chrono::seconds(3);           // the same, after the failure report
 
 std::string mpirun_file() {
   const char* path = std::getenv("PATH");
@@ -124,7 +125,7 @@ class HostLaunch {
   void forward(int signal);
   bool saves_on_signal() const;
   void failed(const std::string& table);
-  void end_mpirun_after(std::chrono::milliseconds timeout, int signal);
+  void kill_mpirun_after(std::chrono::milliseconds timeout);
   void end_orphans() const { orphans_.kill_with("ZR_JOB=" + job_); }
   void reap_mpirun();
   void finish_if_done();
@@ -316,26 +317,25 @@ bool HostLaunch::saves_on_signal() const {
 void HostLaunch::forward(int signal) {
   const bool saves = !stop_signal_ && (signal == SIGTERM || signal == SIGINT) && saves_on_signal();
   if (!saves) store_->stop_failure_detection();
-  if (stop_signal_) return end_mpirun_after({}, SIGKILL);
+  if (stop_signal_) return kill_mpirun_after({});
   stop_signal_ = signal;
   if (!ended_) kill(mpirun_.pid, saves ? SIGUSR1 : SIGTERM);
-  if (!saves) end_mpirun_after(kMpirunTimeout, SIGKILL);
+  if (!saves) kill_mpirun_after(kMpirunTimeout);
 }
 
 void HostLaunch::failed(const std::string& table) {
   reported_ = true;
   output_.error(table);
-  end_mpirun_after(kMpirunTimeout, SIGTERM);
+  kill_mpirun_after(store_->has_silent_ranks() ? std::chrono::seconds(0) : kAbortTimeout);
   finish_if_done();
 }
 
-// mpirun that is killed lets its daemons on other hosts kill their ranks; end_orphans() kills those here.
-void HostLaunch::end_mpirun_after(std::chrono::milliseconds timeout, int signal) {
+// The daemons of mpirun on other hosts then kill their ranks; end_orphans() kills those here. mpirun itself waits for
+// hosts that it cannot reach, and crashes if it gets SIGTERM while it ends the ranks.
+void HostLaunch::kill_mpirun_after(std::chrono::milliseconds timeout) {
   deadline_.expires_after(timeout);
-  deadline_.async_wait([this, signal](const error_code& error) {
-    if (error || ended_) return;
-    kill(-mpirun_.pid, signal);
-    if (signal != SIGKILL) end_mpirun_after(kMpirunTimeout, SIGKILL);
+  deadline_.async_wait([this](const error_code& error) {
+    if (!error && !ended_) kill(-mpirun_.pid, SIGKILL);
   });
 }
 

@@ -1,11 +1,13 @@
 #include "control/client.hpp"
 
 #include <fmt/format.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <boost/asio/ip/address_v4.hpp>
 #include <boost/asio/ip/address_v6.hpp>
 #include <boost/asio/post.hpp>
+#include <fstream>
 #include <random>
 #include <utility>
 
@@ -24,7 +26,21 @@ using protocol::Type;
 namespace {
 std::atomic<ExitFunction> end_of_process{nullptr};
 constexpr auto kFailureReportTimeout = std::chrono::milliseconds(2000);  // the store builds it within 1 s
+constexpr auto kSilentStoreTimeout = std::chrono::milliseconds(500);     // the same, if the store is silent
 constexpr auto kHeartbeatAfterStep = std::chrono::milliseconds(10);      // delay until the store learns of a new step
+
+constexpr auto kLeastSilence = std::chrono::milliseconds(2000);
+constexpr auto kSilencePoll = std::chrono::milliseconds(200);
+constexpr int kSilentPolls = 3;  // in sequence: all processes of a job may be stopped, and continue one after another
+
+// Ends the daemon of mpirun that has started this process. It cannot reach mpirun either, and would stay until TCP
+// gives up, for 15 minutes or more.
+void end_daemon() {
+  const pid_t parent = getppid();
+  std::string name;
+  std::getline(std::ifstream(fmt::format("/proc/{}/comm", parent)), name);
+  if (name == "orted") kill(parent, SIGTERM);
+}
 
 // The same form as the launcher's id: short, because other names contain it.
 std::string new_job_id() {
@@ -174,7 +190,14 @@ std::string ControlClient::get(const std::string& key, std::chrono::milliseconds
   awaited_key_ = key;
   get_since_ = Clock::now();
   post_send(protocol::Writer().u64(id).text(key).message(Type::get));
-  changed_.wait_for(lock, timeout, [&]() ZR_REQUIRES(mutex_) { return result || broken() || store_gone_; });
+  const auto deadline = get_since_ + timeout;
+  const auto is_over = [&]() ZR_REQUIRES(mutex_) { return result || broken() || store_gone_; };
+  std::string silent;
+  for (int polls = 0; polls < kSilentPolls && Clock::now() < deadline;) {
+    if (changed_.wait_until(lock, std::min(deadline, Clock::now() + kSilencePoll), is_over)) break;
+    silent = silent_peer_locked();
+    polls = silent.empty() ? 0 : polls + 1;
+  }
   const auto value = std::move(result);
   const bool gone = store_gone_;
   gets_.erase(id);
@@ -184,8 +207,22 @@ std::string ControlClient::get(const std::string& key, std::chrono::milliseconds
   if (broken()) throw PeerLostError(report(""));
   if (gone)
     throw PeerLostError(fmt::format("cannot get key '{}': rank 0, which ran the job's store, has ended", waited));
+  if (!silent.empty())
+    throw PeerLostError(
+        report(fmt::format("stopped waiting for key '{}', because {} does not answer", waited, silent)));
   throw PeerLostError(fmt::format("no rank has put '{}' into the job's store within {}", waited,
                                   duration_text(static_cast<double>(timeout.count()) / 1000)));
+}
+
+void ControlClient::set_silence_limit(std::chrono::milliseconds limit) {
+  const MutexLock lock(mutex_);
+  silence_limit_ = std::max(limit, kLeastSilence);
+}
+
+// What has been silent for too long; "" if nothing has.
+std::string ControlClient::silent_peer_locked() const {
+  if (ms_since(last_message_at_) > silence_limit_.count()) return "the job's store";
+  return rank_silence_ms_ > silence_limit_.count() ? "a rank" : "";
 }
 
 void ControlClient::set_activity(const Activity& activity) {
@@ -216,10 +253,13 @@ std::string ControlClient::report(const std::string& observation) {
   reported_ = true;
   if (!broken() && !store_gone_)
     post_send(protocol::Writer().text(observation.substr(0, protocol::kMaxReportBytes)).message(Type::report));
-  changed_.wait_for(lock, kFailureReportTimeout, [&]() ZR_REQUIRES(mutex_) { return failure_report_ || store_gone_; });
+  const bool is_silent = Clock::now() - last_message_at_ > kFailureReportTimeout;
+  changed_.wait_for(lock, is_silent ? kSilentStoreTimeout : kFailureReportTimeout,
+                    [&]() ZR_REQUIRES(mutex_) { return failure_report_ || store_gone_; });
   if (!failure_report_) {
     std::string headline = headline_.empty() ? fmt::format("rank {}: {}", rank_info_.rank, observation) : headline_;
     if (!store_gone_) {
+      store_unreachable_ = Clock::now() - last_message_at_ > kFailureReportTimeout;
       headline += fmt::format("; {} has not answered for {}", store_host_text_locked(),
                               duration_text(static_cast<double>(ms_since(last_message_at_)) / 1000));
       const bool near = !rank_info_.launched && !start_.peers.empty() && start_.peers[0].machine == self_.machine;
@@ -276,6 +316,8 @@ void ControlClient::close() {
   boost::asio::post(io_, [this] { shut_down(); });
   if (thread_.joinable()) thread_.join();
   if (secret_) secret_->remove();
+  const MutexLock lock(mutex_);
+  if (store_unreachable_) end_daemon();
 }
 
 }  // namespace zr::host::control

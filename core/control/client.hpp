@@ -45,6 +45,7 @@ class ControlClient final : public Control {
   std::string report(const std::string& observation) override ZR_EXCLUDES(mutex_);
   void on_broken(const void* owner, std::function<void()> callback) override ZR_EXCLUDES(callback_mutex_);
   void leave(int64_t step, bool failed) override ZR_EXCLUDES(mutex_);
+  void set_silence_limit(std::chrono::milliseconds limit) override ZR_EXCLUDES(mutex_);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -69,6 +70,7 @@ class ControlClient final : public Control {
   void wait_joined(Clock::time_point deadline) ZR_EXCLUDES(mutex_);
   void count_local_ranks_locked() ZR_REQUIRES(mutex_);
   void post_send(std::string message);
+  std::string silent_peer_locked() const ZR_REQUIRES(mutex_);
   void leave_locked(int64_t step, bool failed) ZR_REQUIRES(mutex_);
   protocol::Heartbeat heartbeat_locked() ZR_REQUIRES(mutex_);
   std::string local_failure_report_locked(const std::string& headline) const ZR_REQUIRES(mutex_);
@@ -102,6 +104,7 @@ class ControlClient final : public Control {
   bool reported_ ZR_GUARDED_BY(mutex_) = false;
   bool closed_ ZR_GUARDED_BY(mutex_) = false;
   bool store_gone_ ZR_GUARDED_BY(mutex_) = false;
+  bool store_unreachable_ ZR_GUARDED_BY(mutex_) = false;  // it has not answered a report()
   bool left_ ZR_GUARDED_BY(mutex_) = false;
   protocol::Start start_ ZR_GUARDED_BY(mutex_);  // constant once joined_ is set
   Activity activity_ ZR_GUARDED_BY(mutex_);
@@ -109,6 +112,8 @@ class ControlClient final : public Control {
   Clock::time_point activity_since_ ZR_GUARDED_BY(mutex_);
   Clock::time_point get_since_ ZR_GUARDED_BY(mutex_);
   Clock::time_point last_message_at_ ZR_GUARDED_BY(mutex_);  // from the store
+  int64_t rank_silence_ms_ ZR_GUARDED_BY(mutex_) = 0;        // of the most silent rank, as the store said then
+  std::chrono::milliseconds silence_limit_ ZR_GUARDED_BY(mutex_) = std::chrono::milliseconds::max();
   // Ring buffer of the most recent collectives, and how many have been issued and sent to the store.
   std::array<protocol::IssuedCollective, protocol::kMaxCollectives> collectives_ ZR_GUARDED_BY(mutex_);
   uint64_t collectives_issued_ ZR_GUARDED_BY(mutex_) = 0;

@@ -61,7 +61,7 @@ void ControlClient::on_message(Type type, std::string_view body) {
     }
     case Type::failure_report: failure_report_ = reader.text(); break;
     case Type::goodbye: store_host_left_ = protocol::decode_heartbeat(body); break;
-    case Type::pong: return;
+    case Type::pong: rank_silence_ms_ = reader.i64(); return reader.end();
     default: throw protocol::Malformed("not a message to a rank");
   }
   changed_.notify_all();
@@ -217,18 +217,20 @@ void ControlClient::shut_down() {
   heartbeat_timer_.cancel();
   if (connector_) connector_->stop();
   if (connection_) connection_->finish();
+  protocol::Heartbeat farewell;
+  auto timeout = kGoodbyeTimeout;
+  {
+    const MutexLock lock(mutex_);
+    farewell = heartbeat_locked();
+    if (store_unreachable_) timeout = {};
+  }
   if (store_) {
-    protocol::Heartbeat farewell;
-    {
-      const MutexLock lock(mutex_);
-      farewell = heartbeat_locked();
-    }
     store_->finish(farewell, [this] {
       store_finished_ = true;
       stop_if_done();
     });
   }
-  grace_timer_.expires_after(kGoodbyeTimeout);
+  grace_timer_.expires_after(timeout);
   grace_timer_.async_wait([this](const error_code& error) {
     if (!error) io_.stop();
   });

@@ -59,7 +59,8 @@ class Control {
 
   /// A key has at most 4 KiB, a value at most 1 MiB. If a key is put twice, the later value replaces the earlier one.
   virtual void put(const std::string& key, const std::string& value) = 0;
-  /// Waits until any rank has put the key; throws PeerLostError on timeout or when the job fails.
+  /// Waits until any rank has put the key; throws PeerLostError on timeout or when the job fails, or as
+  /// set_silence_limit() says.
   virtual std::string get(const std::string& key, std::chrono::milliseconds timeout) = 0;
   /// Removes the key and its value from the store. Call it only when no rank will read the key any more.
   virtual void drop(const std::string& key) = 0;
@@ -86,6 +87,9 @@ class Control {
   /// set_activity() (by the next Engine of the process) makes the rank a participant again. A process that ends
   /// normally leaves too.
   virtual void leave(int64_t step, bool failed) = 0;
+  /// get() makes the job fail if a rank, or the store, has sent nothing for this time: its process is stopped, or its
+  /// host cannot be reached. At least 2 s; without this call, get() does not check it.
+  virtual void set_silence_limit(std::chrono::milliseconds) {}
 
  private:
   std::atomic<uint64_t> sequence_{0};

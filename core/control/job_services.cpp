@@ -54,6 +54,7 @@ JobServices::JobServices(plugin::PluginHost& host, Control& control, std::string
                          std::chrono::milliseconds timeout)
     : state_(std::make_unique<State>()) {
   state_->timeout = timeout;
+  control.set_silence_limit(timeout);
   state_->run_folder = std::move(run_folder);
   state_->job = {sizeof(zr_job_service),   control.rank(),
                  control.world(),          control.local_rank(),

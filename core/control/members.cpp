@@ -14,6 +14,7 @@ namespace {
 constexpr std::size_t kMaxIssued = 4096;
 constexpr auto kReportGrace = std::chrono::milliseconds(200);
 constexpr auto kSilence = std::chrono::seconds(1);
+constexpr auto kLongSilence = std::chrono::seconds(2);
 constexpr int64_t kLongGetMs = 2000;
 constexpr int64_t kLongCollectiveMs = 5000;  // a collective may take that long after one rank has finished its part
 
@@ -191,6 +192,13 @@ std::vector<protocol::Peer> Members::peers() const {
   return peers;
 }
 
+int64_t Members::longest_silence_ms(Time now) const {
+  int64_t longest = 0;
+  for (const Member& member : members_)
+    if (member.connected && !member.heartbeat.left) longest = std::max(longest, ms_between(member.heard, now));
+  return longest;
+}
+
 bool Members::silent(int rank) const {
   const Member& member = at(rank);
   return member.connected && !member.answered && !member.heartbeat.left;
@@ -202,7 +210,7 @@ bool Members::report_is_ready(Time since, Time now) const {
   if (cause_ == Cause::reported && now - since < kReportGrace) return false;
   for (int rank = 0; rank < world(); ++rank) {
     const Member& member = at(rank);
-    if (silent(rank)) return false;
+    if (silent(rank) && now - member.heard < kLongSilence) return false;
     if (launched_ && member.joined && !member.connected && !member.exit_status) return false;
   }
   return true;
@@ -220,6 +228,15 @@ std::string Members::loss_reason(int rank) const {
   return member.exit_status->good() ? text + " without leaving the job" : text;
 }
 
+std::string Members::silence_text(int rank, Time now) const {
+  const Member& member = at(rank);
+  const std::string process =
+      member.peer.machine == machine_ ? process_state_text(protocol::state_of(member.peer.pid)) : "";
+  return fmt::format("{} has not answered for {}{}", rank_text(rank, member.peer.pid),
+                     duration_text(static_cast<double>(ms_between(member.heard, now)) / 1000),
+                     process.empty() ? "" : ", and its process is " + process);
+}
+
 // The ranks that may have caused a reported failure: those that have not reached the same collective.
 std::string Members::state_of_other_ranks(Time now) const {
   std::string text;
@@ -232,11 +249,7 @@ std::string Members::state_of_other_ranks(Time now) const {
     } else if (member.heartbeat.left) {
       text += fmt::format("; rank {} {}", rank, left_while_awaited_text(member.heartbeat));
     } else if (silent(rank)) {
-      const std::string process =
-          member.peer.machine == machine_ ? process_state_text(protocol::state_of(member.peer.pid)) : "";
-      text += fmt::format("; {} has not answered for {}{}", rank_text(rank, member.peer.pid),
-                          duration_text(static_cast<double>(ms_between(member.heard, now)) / 1000),
-                          process.empty() ? "" : ", and its process is " + process);
+      text += "; " + silence_text(rank, now);
     } else if (!member.heartbeat.left && member.heartbeat.leaves == reporter.leaves && reporter.activity.waiting &&
                member.heartbeat.activity.sequence < reporter.activity.sequence) {
       text += fmt::format("; rank {} has not reached this collective", rank);
@@ -251,8 +264,13 @@ std::string Members::failure_notice() const {
   return cause_ == Cause::reported ? fmt::format("rank {}: {}", cause_rank_, cause_text_) : cause_text_;
 }
 
+// Ranks that were silent before may be the origin: mpirun ends those that it reaches if it loses a host.
 std::string Members::headline(Time now) const {
-  return cause_ == Cause::reported ? failure_notice() + state_of_other_ranks(now) : failure_notice();
+  std::string text = failure_notice();
+  if (cause_ == Cause::reported) return text + state_of_other_ranks(now);
+  for (int rank = 0; rank < world() && cause_ == Cause::lost; ++rank)
+    if (silent(rank) && now - at(rank).heard > kLongSilence) text += "; " + silence_text(rank, now);
+  return text;
 }
 
 std::string Members::status_text(int rank, Time now) const {

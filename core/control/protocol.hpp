@@ -26,13 +26,13 @@ enum class Type : uint8_t {
   reject,          // exit code (0: another address may have the right store), text
   start,           // Start: all ranks have joined
   value,           // id, value
-  pong,            // empty; answers a heartbeat
+  pong,            // answers a heartbeat: for how many ms the most silent rank has sent none
   failure_notice,  // headline: the job has failed
   failure_report,  // text
   goodbye,         // Heartbeat of the rank that runs the store: it leaves normally
 };
 
-inline constexpr std::string_view kProtocolName = "zeroth-control/2";
+inline constexpr std::string_view kProtocolName = "zeroth-control/3";
 inline constexpr uint32_t kHeaderBytes = 5;
 inline constexpr uint32_t kMaxJoinRequestBytes = 4096;  // limit until a connection has presented the token
 inline constexpr uint32_t kMaxBytes = 4u << 20;

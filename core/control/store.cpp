@@ -200,7 +200,8 @@ void Store::State::message(int rank, Type type, std::string_view body) {
     }
     case Type::heartbeat:
       members.on_heartbeat(rank, protocol::decode_heartbeat(body), Clock::now());
-      ranks[rank].connection->send(protocol::Writer().message(Type::pong));
+      ranks[rank].connection->send(
+          protocol::Writer().i64(members.longest_silence_ms(Clock::now())).message(Type::pong));
       return check_for_failure();
     case Type::final_status:
       members.on_final_status(rank, protocol::decode_heartbeat(body), Clock::now());
@@ -334,6 +335,11 @@ std::string Store::value(const std::string& key) const {
 }
 std::size_t Store::bytes() const { return state_->bytes_of_values; }
 bool Store::broken() const { return state_->failed_at.has_value(); }
+bool Store::has_silent_ranks() const {
+  for (int rank = 0; rank < state_->options.world; ++rank)
+    if (state_->members.silent(rank)) return true;
+  return false;
+}
 void Store::stop_failure_detection() { state_->detects_failures = false; }
 void Store::resume_failure_detection() {
   state_->detects_failures = true;

@@ -41,6 +41,8 @@ class Store {
   void ended(int rank, int64_t pid, const ExitStatus& exit_status);
   bool joined(int rank) const;
   bool broken() const;
+  /// True if a rank has not answered the failure notice: it is stopped, or its host cannot be reached.
+  bool has_silent_ranks() const;
   /// Call when the user stops the job: from now on, a rank that ends is not a failure.
   void stop_failure_detection();
   /// Detects failures again, for example because the job did not stop.

@@ -6,12 +6,14 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "multirank/comm/network_hosts.hpp"
 #include "support/scratch.hpp"
 #include "support/shell.hpp"
 
 namespace {
 
 using testing::HasSubstr;
+using zr::testing::Hosts;
 using zr::testing::shell;
 
 // What a job of the quickstart example prints into its summary: hash of the weights, and communication.
@@ -80,43 +82,6 @@ TEST(CommMpiTrainingTest, NeedsRanksThatMpiHasStarted) {
   EXPECT_THAT(done.output, HasSubstr("communicator \"mpi\" needs ranks that MPI has started; start the program with "
                                      "mpirun, for example: mpirun --bind-to none -n 4 ./program job.toml"));
 }
-
-// Hosts that exist as long as the object: network namespaces on this machine.
-class Hosts {
- public:
-  explicit Hosts(int count) : count_(std::to_string(count)) {
-    for (const std::string& words : {"up " + name_ + " " + count_, "run " + name(0) + " true"})
-      if (const auto done = script(words); unavailable_.empty() && done.code != 0)
-        unavailable_ = words + ": " + done.output;
-  }
-  ~Hosts() { script("down " + name_ + " " + count_); }
-  Hosts(const Hosts&) = delete;
-  const std::string& unavailable() const { return unavailable_; }  // why there are none; empty: there are
-  std::string name(int host) const { return name_ + std::to_string(host); }
-  // Bytes that the first host has sent.
-  int64_t sent() const { return std::stoll(script("bytes " + name(0)).output); }
-  // The starts of commands that run a program on all hosts, with so many ranks on each.
-  std::string launch(int ranks_per_host) const {
-    return "OMPI_MCA_plm_rsh_agent='" + kScript + " run' ZR_STORE=10.77.0.1:29600 " + kScript + " run " + name(0) +
-           " " ZR_BUILD_DIR "/bin/zeroth launch --hosts " + list(ranks_per_host) + " --";
-  }
-  std::string mpirun(int ranks_per_host) const {
-    return kScript + " run " + name(0) + " mpirun.openmpi --bind-to none --mca plm_rsh_agent \"'" + kScript +
-           " run'\" -H " + list(ranks_per_host) + " -x ZR_STORE=10.77.0.1:29600 -x ZR_TOKEN=secret";
-  }
-
- private:
-  std::string list(int ranks_per_host) const {
-    std::string text;
-    for (int host = 0; host < std::stoi(count_); ++host)
-      text += (host ? "," : "") + name(host) + ":" + std::to_string(ranks_per_host);
-    return text;
-  }
-  static zr::testing::Outcome script(const std::string& words) { return shell(kScript + " " + words); }
-  inline static const std::string kScript = ZR_SOURCE_DIR "/tests/support/network_hosts.sh";
-  const std::string name_ = "zr" + std::to_string(::getpid()), count_;
-  std::string unavailable_;
-};
 
 // Four ranks on two hosts. Without hierarchy, two of the three peers of a rank are on the other host, and each of its
 // bytes passes to both. With hierarchy, a part of the weights passes once. Of the gradients, the second host gets the

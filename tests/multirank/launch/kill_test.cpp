@@ -266,6 +266,20 @@ TEST(ZerothLaunch, GetOfMissingKeyTimesOut) {
               HasSubstr("zeroth: error: no rank has put 'a key that no rank puts' into the job's store within 0.3s\n"));
 }
 
+// A get may take hours, for example while another rank saves a checkpoint.
+TEST(ZerothLaunch, StoppedRankEndsAGet) {
+  Scene scene;
+  auto& page = scene.page();
+  Job job(scene, launched(3, {"get_rank=0", "silence_ms=2000"}));
+  ASSERT_TRUE(eventually([&] { return page.ranks[1].phase == Phase::collective; }));
+  kill(page.ranks[2].pid, SIGSTOP);
+  EXPECT_EQ(job.wait(), 4);
+  EXPECT_THAT(job.err(), ContainsRegex("zeroth: error: rank 0: stopped waiting for key 'a key that no rank puts', "
+                                       "because a rank does not answer; .*rank 2 .pid [0-9]+. has not answered for "
+                                       "[0-9.]+s, and its process is stopped .T."));
+  expect_nothing_left(page, 3);
+}
+
 TEST(ZerothLaunch, CtrlCEndsJobWithinTwoSeconds) {
   Scene scene;
   auto& page = scene.page();

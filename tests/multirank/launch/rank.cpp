@@ -34,6 +34,7 @@ struct Script {
       {"exit_rank", -1},                        // calls exit(0) after its steps without leave()
       {"fork_rank", -1},     {"fork_step", 0},  // forks in fork_step; the child exits after fork_ms
       {"fork_ms", 0},        {"get_rank", -1},   {"get_ms", 60000},  // waits get_ms for a key that no rank puts
+      {"silence_ms", 0},                                             // set_silence_limit()
       {"save_on_signal", 0},  // catches SIGTERM and SIGINT; announces it in the store 1: at once, 2: after a signal
       {"reacts", 0},          // 1: continues after a failure of the job, like a program without zr::guarded
       {"saves_ms", 0},        // how long it then continues
@@ -142,6 +143,7 @@ int run(int argc, char** argv, Script& plan) {
   for (int rank = 0; rank < control->world(); ++rank)
     if (control->get("greeting/" + std::to_string(rank), milliseconds(5000)).size() != size_t(rank) * 1000)
       fail_internal("get() returned another value than was put");
+  if (plan["silence_ms"]) control->set_silence_limit(milliseconds(plan["silence_ms"]));
   if (plan.is("early", control->rank())) std::exit(0);
   if (plan.is("get", control->rank())) control->get("a key that no rank puts", milliseconds(plan["get_ms"]));
   if (plan["save_on_signal"]) {

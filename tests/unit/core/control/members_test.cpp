@@ -82,6 +82,25 @@ TEST_F(MembersTest, LostRankTakesPrecedenceOverReportedError) {
   EXPECT_EQ(members.failure_notice(), "rank 1 (pid 101) is lost: its connection closed");
 }
 
+TEST_F(MembersTest, ReportDoesNotWaitForARankThatIsSilentForTwoSeconds) {
+  now += milliseconds(1500);
+  heartbeat(0, 8, true);
+  members.reported(0, "waited too long");
+  members.on_final_status(0, {}, now);
+  EXPECT_FALSE(members.report_is_ready(now, now + milliseconds(400)));
+  EXPECT_TRUE(members.report_is_ready(now, now + milliseconds(500)));
+  EXPECT_EQ(members.headline(now + milliseconds(500)),
+            "rank 0: waited too long; rank 1 (pid 101) has not answered for 2.0s");
+}
+
+// mpirun ends the ranks that it can reach once it has lost its connection to a host.
+TEST_F(MembersTest, NamesRanksThatWereSilentBeforeARankWasLost) {
+  now += milliseconds(5000);
+  members.disconnected(0);
+  EXPECT_EQ(members.headline(now),
+            "rank 0 (pid 100) is lost: its connection closed; rank 1 (pid 101) has not answered for 5.0s");
+}
+
 TEST_F(MembersTest, AdmitReturnsReasonForRejection) {
   EXPECT_EQ(members.admit({"job", "token", 1, 2, {5, "far", "far"}}, now),
             "rank 1 (pid 101) has joined already, but pid 5 on far has the same rank: give each process its own rank");

@@ -1,0 +1,275 @@
+// Jobs of `zeroth launch --hosts` while ranks, hosts and links fail: all processes on all hosts end in time, the
+// message names the origin, and a resumed job has the weights of one that was not interrupted.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <sstream>
+
+#include "control/protocol.hpp"
+#include "multirank/comm/network_hosts.hpp"
+#include "support/launch_job.hpp"
+#include "support/sanitizers.hpp"
+#include "support/scratch.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+namespace protocol = zr::host::control::protocol;
+using testing::ContainsRegex;
+using testing::HasSubstr;
+using testing::Not;
+using zr::test::Clock;
+using zr::test::eventually;
+using zr::test::Job;
+using zr::test::milliseconds;
+using zr::testing::Hosts;
+
+constexpr int kTimeoutSeconds = 3;  // communicator.timeout
+// Until all processes have ended.
+constexpr auto kLimit = std::chrono::seconds(kTimeoutSeconds + 5) * (zr::test::kSanitized ? 4 : 1);
+constexpr milliseconds kPatience(60000);
+const std::string kProgram = ZR_BUILD_DIR "/bin/quickstart";
+const std::string kEndless = "train.steps=100000000 ";
+const zr::test::Environment kAsRoot{{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}};
+
+// The folder of a test, its run folders, and its checkpoints.
+class Training {
+ public:
+  /// Starts the quickstart example. start: a launcher's command. name: of the run.
+  Job start(const std::string& start, const std::string& name, const std::string& keys) {
+    return Job(scene_,
+               {"sh", "-c",
+                "exec env " + start + " " + kProgram +
+                    " " ZR_SOURCE_DIR "/examples/quickstart/quickstart.toml job.threads=1 checkpoint.dir=" +
+                    (scene_.folder() / "checkpoints").string() + " job.runs=" + (scene_.folder() / "runs").string() +
+                    " job.name=" + name + " " + keys},
+               kAsRoot);
+  }
+  int steps(const std::string& run) const {
+    std::ifstream metrics(file(run, "metrics.jsonl"));
+    return static_cast<int>(std::count(std::istreambuf_iterator<char>(metrics), {}, '\n'));
+  }
+  nlohmann::json weights_hash(const std::string& run) const {
+    const auto summary = nlohmann::json::parse(std::ifstream(file(run, "summary.json")), nullptr, false);
+    return summary.is_object() ? summary.value("weights_hash", nlohmann::json()) : nlohmann::json();
+  }
+  /// The step of the newest checkpoint; 0: there is none.
+  int newest_checkpoint() const {
+    int newest = 0;
+    std::error_code error;
+    for (const auto& folder : fs::directory_iterator(scene_.folder() / "checkpoints", error))
+      if (const fs::path name = folder.path().filename();
+          name.extension().empty() && name.string().rfind("step-", 0) == 0)
+        newest = std::max(newest, std::stoi(name.string().substr(5)));
+    return newest;
+  }
+
+ private:
+  fs::path file(const std::string& run, const std::string& name) const { return scene_.folder() / "runs" / run / name; }
+  zr::test::Scene scene_;
+};
+
+std::string keys(const Hosts& hosts, int ranks_per_host, int timeout_seconds = kTimeoutSeconds) {
+  return "strategy=zero1 communicator=auto communicator.mpi.hierarchy_min_bytes=0 communicator.timeout=" +
+         std::to_string(timeout_seconds) + "s job.ranks=" + std::to_string(hosts.count() * ranks_per_host) + " ";
+}
+
+bool none_left(const Hosts& hosts) {
+  for (int host = 0; host < hosts.count(); ++host)
+    if (!hosts.processes(host).empty()) return false;
+  return true;
+}
+
+std::string variable_of(pid_t pid, const std::string& name) {
+  std::ifstream environment("/proc/" + std::to_string(pid) + "/environ");
+  for (std::string entry; std::getline(environment, entry, '\0');)
+    if (entry.rfind(name + "=", 0) == 0) return entry.substr(name.size() + 1);
+  return "";
+}
+
+const std::string kIsLost = "is lost: its connection closed", kIsSilent = "has not answered for [0-9.]+s";
+
+// Sends a signal to a rank on this host, and returns how messages name the rank.
+std::string signal_rank(const Hosts& hosts, int host, int signal) {
+  const std::vector<pid_t> ranks = hosts.processes(host, kProgram);
+  if (ranks.empty()) return "a rank that does not run";
+  const std::string rank = variable_of(ranks.back(), "OMPI_COMM_WORLD_RANK");
+  ::kill(ranks.back(), signal);
+  return "rank " + rank + " \\(pid [0-9]+\\) ";
+}
+
+std::string kill_rank(const Hosts& hosts) { return signal_rank(hosts, 1, SIGKILL) + kIsLost; }
+std::string stop_rank(const Hosts& hosts) { return signal_rank(hosts, 1, SIGSTOP) + kIsSilent; }
+std::string stop_rank_beside_launcher(const Hosts& hosts) {
+  return signal_rank(hosts, 0, SIGSTOP) + kIsSilent + ", and its process is stopped \\(T\\)";
+}
+// mpirun may notice it before its ranks have closed their connections, and kill those beside it: only the table, with
+// the ranks' hosts, is sure to name it.
+std::string kill_last_host(const Hosts& hosts) {
+  hosts.kill(hosts.count() - 1);
+  return hosts.name(hosts.count() - 1) + " +" + kIsLost;
+}
+std::string cut_link_of_last_host(const Hosts& hosts) {
+  hosts.cut(hosts.count() - 1);
+  return "rank 3 \\(pid [0-9]+\\) " + kIsSilent;
+}
+std::string power_off_last_host(const Hosts& hosts) {
+  const std::string named = cut_link_of_last_host(hosts);
+  hosts.kill(hosts.count() - 1);
+  return named;
+}
+std::string cut_link_of_launcher(const Hosts& hosts) {
+  hosts.cut(0);
+  return "rank 1 \\(pid [0-9]+\\) " + kIsSilent;
+}
+
+struct Fault {
+  const char* name;
+  int hosts, ranks_per_host;
+  std::string (*occur)(const Hosts&);  // returns how the report names the origin
+};
+
+// All processes must end in time, after a report that names the origin.
+void expect_end(const Hosts& hosts, Job& job, const Fault& fault) {
+  const auto begin = Clock::now();
+  const std::string named = fault.occur(hosts);
+  const int code = job.wait(kPatience);
+  EXPECT_TRUE(eventually([&] { return none_left(hosts); }, kPatience));
+  EXPECT_LE(Clock::now() - begin, kLimit);
+  EXPECT_EQ(code, 4) << job.err();
+  EXPECT_THAT(job.err(), ContainsRegex("zeroth: error: .*" + named));
+}
+
+class CommMpiHostFaultsTest : public testing::TestWithParam<Fault> {};
+
+TEST_P(CommMpiHostFaultsTest, EndTheJobWhichResumesToTheSameWeights) {
+  const int ranks = GetParam().ranks_per_host;
+  Training training;
+  {
+    const Hosts hosts(GetParam().hosts);
+    if (!hosts.unavailable().empty()) GTEST_SKIP() << "cannot create network namespaces: " << hosts.unavailable();
+    Job job = training.start(hosts.launch(ranks), "failed",
+                             keys(hosts, ranks) + kEndless + "checkpoint.every=2 checkpoint.keep=4");
+    ASSERT_TRUE(eventually([&] { return training.newest_checkpoint() > 0; }, kPatience)) << job.err();
+    expect_end(hosts, job, GetParam());
+  }
+  const Hosts hosts(GetParam().hosts);
+  const std::string steps = "train.steps=" + std::to_string(training.newest_checkpoint() + 20) + " ";
+  Job resumed = training.start(hosts.launch(ranks), "resumed", keys(hosts, ranks) + steps + "checkpoint.resume=true");
+  ASSERT_EQ(resumed.wait(kPatience), 0) << resumed.err();
+  Job reference =
+      training.start(ZR_BUILD_DIR "/bin/zeroth launch -n 4 --", "reference", "strategy=zero1 " + steps + "job.ranks=4");
+  ASSERT_EQ(reference.wait(kPatience), 0) << reference.err();
+  EXPECT_TRUE(training.weights_hash("reference").is_string());
+  EXPECT_EQ(training.weights_hash("resumed"), training.weights_hash("reference")) << steps;
+}
+
+INSTANTIATE_TEST_SUITE_P(Faults, CommMpiHostFaultsTest,
+                         testing::Values(Fault{"KilledRank", 2, 2, kill_rank}, Fault{"StoppedRank", 2, 2, stop_rank},
+                                         Fault{"StoppedRankBesideTheLauncher", 2, 2, stop_rank_beside_launcher},
+                                         Fault{"KilledHost", 2, 2, kill_last_host},
+                                         Fault{"KilledHostOfFour", 4, 1, kill_last_host},
+                                         Fault{"HostOfFourWithoutPower", 4, 1, power_off_last_host},
+                                         Fault{"CutLink", 2, 2, cut_link_of_last_host},
+                                         Fault{"CutLinkOfOneOfFour", 4, 1, cut_link_of_last_host},
+                                         Fault{"CutLinkOfTheLauncher", 4, 1, cut_link_of_launcher}),
+                         [](const auto& info) { return info.param.name; });
+
+// TCP sends what was lost again after a pause that may be as long as the loss.
+TEST(CommMpiFaultsTest, AJobContinuesAfterTwoSecondsInWhichAllPacketsAreLost) {
+  const Hosts hosts(2);
+  if (!hosts.unavailable().empty()) GTEST_SKIP() << "cannot create network namespaces: " << hosts.unavailable();
+  hosts.limit_rate("50mbit");  // so that the job takes seconds
+  Training training;
+  const std::string steps = "train.steps=150 ";
+  Job job = training.start(hosts.launch(2), "run", keys(hosts, 2, 30) + steps);
+  ASSERT_TRUE(eventually([&] { return training.steps("run") > 0; }, kPatience)) << job.err();
+  for (const int host : {0, 1}) hosts.lose(host);
+  std::this_thread::sleep_for(milliseconds(500));
+  const int done = training.steps("run");
+  std::this_thread::sleep_for(milliseconds(1500));
+  EXPECT_EQ(training.steps("run"), done) << "packets arrive";
+  EXPECT_LT(done, 150);
+  for (const int host : {0, 1}) hosts.restore(host);
+  ASSERT_EQ(job.wait(kPatience), 0) << job.err();
+  Job reference =
+      training.start(ZR_BUILD_DIR "/bin/zeroth launch -n 4 --", "reference", "strategy=zero1 " + steps + "job.ranks=4");
+  ASSERT_EQ(reference.wait(kPatience), 0) << reference.err();
+  EXPECT_TRUE(training.weights_hash("reference").is_string());
+  EXPECT_EQ(training.weights_hash("run"), training.weights_hash("reference"));
+}
+
+// The store's answer to a process on the second host.
+std::string answer_to(const Hosts& hosts, const std::string& bytes) {
+  const int connection = hosts.connect_to_store(1);
+  if (connection < 0) return "cannot connect";
+  const timeval limit{10, 0};
+  ::setsockopt(connection, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+  ::send(connection, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  char buffer[4096];
+  const ssize_t n = ::recv(connection, buffer, sizeof buffer, 0);
+  ::close(connection);
+  return n > 0 ? std::string(buffer, static_cast<std::size_t>(n)) : "";
+}
+
+TEST(CommMpiFaultsTest, AProcessWithoutTheTokenCannotJoinOrEndTheJob) {
+  const Hosts hosts(2);
+  if (!hosts.unavailable().empty()) GTEST_SKIP() << "cannot create network namespaces: " << hosts.unavailable();
+  Training training;
+  Job job = training.start(hosts.launch(2), "run", keys(hosts, 2) + kEndless + "checkpoint.on_signal=save");
+  ASSERT_TRUE(eventually([&] { return training.steps("run") > 0; }, kPatience)) << job.err();
+  std::mt19937 random(1);
+  for (int i = 0; i < 20; ++i) {
+    std::string bytes(1 + random() % 3000, '\0');
+    for (char& c : bytes) c = static_cast<char>(random());
+    EXPECT_EQ(answer_to(hosts, bytes), "");
+  }
+  const std::string report = protocol::Writer().text("rank 0 is lost").message(protocol::Type::report);
+  EXPECT_EQ(answer_to(hosts, report), "");
+  const std::vector<pid_t> ranks = hosts.processes(0, kProgram);
+  ASSERT_FALSE(ranks.empty());
+  const std::string name = variable_of(ranks[0], "ZR_JOB"), token = variable_of(ranks[0], "ZR_TOKEN");
+  ASSERT_EQ(token.size(), 32u);
+  for (const std::string& guess : {std::string(), name, std::string(32, '0'), token.substr(0, 31)}) {
+    const std::string join = protocol::encode(protocol::JoinRequest{name, guess, 3, 4, protocol::this_peer()});
+    EXPECT_THAT(answer_to(hosts, join + report), HasSubstr("this store belongs to another job")) << guess;
+  }
+  const int steps = training.steps("run");
+  EXPECT_TRUE(eventually([&] { return training.steps("run") > steps; }, kPatience)) << job.err();
+  for (const pid_t launcher : hosts.processes(0, ZR_BUILD_DIR "/bin/zeroth")) ::kill(launcher, SIGTERM);
+  EXPECT_EQ(job.wait(kPatience), 0) << job.err();
+  EXPECT_THAT(job.err(), Not(HasSubstr("error")));
+}
+
+// A closed port answers a connection at once, so that takes one round trip.
+TEST(CommMpiFaultsTest, LinksHaveTheirDelay) {
+  const zr::test::Scratch scratch;
+  const std::string file = scratch.write("connect.sh", R"(
+    for i in 1 2 3 4 5 6 7 8 9 10; do
+      begin=$EPOCHREALTIME
+      (: 3<> /dev/tcp/10.77.0.1/9) 2> /dev/null
+      end=$EPOCHREALTIME
+      echo $((${end/[.,]/} - ${begin/[.,]/}))
+    done)");
+  for (const int delay : {200, 5000}) {
+    const Hosts hosts(2);
+    if (!hosts.unavailable().empty()) GTEST_SKIP() << "cannot create network namespaces: " << hosts.unavailable();
+    hosts.delay(delay);
+    std::istringstream text(hosts.run(1, "bash " + file));
+    const std::vector<int> times{std::istream_iterator<int>(text), {}};
+    ASSERT_EQ(times.size(), 10u) << text.str();
+    const int fastest = *std::min_element(times.begin(), times.end());
+    EXPECT_GE(fastest, 2 * delay);
+    EXPECT_LE(fastest, 2 * delay + 20000);
+  }
+}
+
+}  // namespace
