@@ -110,7 +110,7 @@ void EarlyUpdate::begin(Input input, std::function<bool(uint32_t param)> touches
   const MutexLock lock(mutex_);
   input_ = std::move(input);
   update_input_ = {input_.grad_mul, input_.number, 0, &input_.steps, &input_.rates, &all_touched_};
-  update_input_.copies_operands = update_input_.keeps_weights = true;
+  update_input_.keeps_weights = true;
   touches_ = std::move(touches);
   for (Unit& unit : units_) {
     unit.missing = unit.blocks;
@@ -186,10 +186,10 @@ void EarlyUpdate::read_ahead() {
     if (units_[unit].on_disk && !units_[unit].is_updated && !tiles_.read_ahead(units_[unit].index)) return;
 }
 
-void EarlyUpdate::update(Unit& unit) {
+void EarlyUpdate::update(Unit& unit, ThreadPool& pool) {
   const auto update = [&](const std::vector<update::UpdateSlice>& slices) {
     const auto begin = Trace::Time::clock::now();
-    update::update(optimizers_, pool_, context_.plan, slices, update_input_);
+    update::update(optimizers_, pool, context_.plan, slices, update_input_);
     record(Work::update, begin);
   };
   unit.on_disk ? tiles_.update(unit.index, update) : update(unit.slices);
@@ -225,26 +225,50 @@ void EarlyUpdate::work() {
     try {
       if (begins) tiles_.begin();
       if (task) task();
-      if (unit) update(*unit);
+      if (unit) update(*unit, pool_);
       if (!task) read_ahead();
     } catch (...) {
       failure = std::current_exception();
     }
     lock.lock();
     is_busy_ = false;
-    if (failure) {
-      failure_ = failure;
-      is_stopped_ = true;
-    } else if (unit) {
-      ++parts_updated_;
-    }
+    if (unit || failure) ended_locked(failure);
     changed_.notify_all();
+  }
+}
+
+// The update of a unit has ended, or the worker failed.
+void EarlyUpdate::ended_locked(const std::exception_ptr& failure) {
+  parts_updated_ += !failure;
+  if (!failure) return;
+  if (!failure_) failure_ = failure;
+  is_stopped_ = true;
+}
+
+// Updates units in host memory on the training thread: those that the worker would take last.
+void EarlyUpdate::help(MutexLock& lock) {
+  while (!is_stopped_) {
+    const auto last = std::find_if(ready_.rbegin(), ready_.rend() - static_cast<std::ptrdiff_t>(taken_),
+                                   [&](std::size_t i) { return !units_[i].on_disk; });
+    if (last == ready_.rend() - static_cast<std::ptrdiff_t>(taken_)) return;
+    Unit& unit = units_[*last];
+    ready_.erase(std::prev(last.base()));
+    lock.unlock();
+    std::exception_ptr failure;
+    try {
+      update(unit, context_.pool);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    lock.lock();
+    ended_locked(failure);
   }
 }
 
 bool EarlyUpdate::finish() {
   MutexLock lock(mutex_);
   if (!is_active_) return true;
+  help(lock);
   blocks_since_ = Trace::Time::clock::now();
   changed_.wait(lock, [&]() ZR_REQUIRES(mutex_) { return !is_busy_ && (is_stopped_ || taken_ == ready_.size()); });
   is_active_ = is_reading_ahead_ = false;  // the worker begins nothing

@@ -57,9 +57,9 @@ class EarlyUpdate {
   void gradients_reduced(const void* first, int64_t elements, bool finite) ZR_EXCLUDES(mutex_);
   /// A collective has read this memory. Any thread.
   void collective_read(const zr_view& memory) ZR_EXCLUDES(mutex_);
-  /// Returns when everything that could begin is updated. Throws the worker's failure. Without effect unless begin()
-  /// was called since. False: a collective used gradients after their update, so drop() must follow, and the next step
-  /// records the order again; if the update is not speculative, throws InternalError instead.
+  /// Updates, together with the worker, what is left of what could begin. Throws the worker's failure. Without effect
+  /// unless begin() was called since. False: a collective used gradients after their update, so drop() must follow, and
+  /// the next step records the order again; if the update is not speculative, throws InternalError instead.
   bool finish() ZR_EXCLUDES(mutex_);
   /// Ends what begin() began as soon as the worker is idle. Unless drop() follows, call it only before a collective has
   /// used gradients of the last micro-step.
@@ -113,7 +113,9 @@ class EarlyUpdate {
   void for_each_block(const void* first, int64_t bytes, const F& fn) ZR_REQUIRES(mutex_);
   void use(Uses& uses, std::size_t unit) ZR_REQUIRES(mutex_);
   void work() ZR_EXCLUDES(mutex_);
-  void update(Unit& unit);
+  void update(Unit& unit, ThreadPool& pool);
+  void ended_locked(const std::exception_ptr& failure) ZR_REQUIRES(mutex_);
+  void help(MutexLock& lock) ZR_REQUIRES(mutex_);
   void record(Work work, Trace::Time begin) ZR_EXCLUDES(mutex_);
   void read_ahead();
   void reset_uses() ZR_REQUIRES(mutex_);
@@ -140,7 +142,7 @@ class EarlyUpdate {
   mutable Mutex mutex_;
   ConditionVariable changed_;
   std::array<double, 3> seconds_ ZR_GUARDED_BY(mutex_) = {};  // by Work
-  std::vector<Unit> units_;  // `missing` is guarded; the rest belongs to the worker between begin() and finish()
+  std::vector<Unit> units_;  // `missing` is guarded; the rest belongs to the thread that updates it
   std::vector<std::size_t> ready_ ZR_GUARDED_BY(mutex_);  // units whose gradients are final, in that order
   std::size_t taken_ ZR_GUARDED_BY(mutex_) = 0;           // number of these that the worker has taken
   std::function<bool(uint32_t)> touches_ ZR_GUARDED_BY(mutex_);

@@ -266,15 +266,13 @@ void OptimizerUpdate::run(const Input& input) {
       if (context_.plan.input.description(i).sums.size() <= pass) in_pass[i] = 0;
     update_input.touched = &in_pass;
     sums_.begin(pass);
-    state_.update(in_pass, {}, [&](const std::vector<update::UpdateSlice>& slices, bool copies_operands) {
-      update_input.copies_operands = copies_operands;
+    state_.update(in_pass, {}, [&](const std::vector<update::UpdateSlice>& slices) {
       update::add_up(optimizers_, context_.pool, context_.plan, slices, update_input, pass);
     });
     sums_.end(in_pass);
   }
   update_input.touched = &input.touched;
-  state_.update(input.touched, updated, [&](const std::vector<update::UpdateSlice>& slices, bool copies_operands) {
-    update_input.copies_operands = copies_operands;
+  state_.update(input.touched, updated, [&](const std::vector<update::UpdateSlice>& slices) {
     if (context_.device)
       update::update_on_device(optimizers_, *context_.device, context_.plan, slices, update_input);
     else

@@ -451,20 +451,17 @@ void ShardedState::clear_states(uint32_t param) {
 }
 
 // States on disk are read while states in memory are updated.
-void ShardedState::update(
-    const std::vector<char>& touched, const Updated& updated,
-    const std::function<void(const std::vector<update::UpdateSlice>& slices, bool copies_operands)>& work) {
-  const auto in_memory = [&](const std::vector<update::UpdateSlice>& slices, bool copies_operands) {
-    const auto work_on = [&](const std::vector<update::UpdateSlice>& resident) { work(resident, copies_operands); };
-    disk_buffers() ? disk_buffers()->update(slices, touched, work_on) : work_on(slices);
+void ShardedState::update(const std::vector<char>& touched, const Updated& updated,
+                          const std::function<void(const std::vector<update::UpdateSlice>& slices)>& work) {
+  const auto in_memory = [&](const std::vector<update::UpdateSlice>& slices) {
+    disk_buffers() ? disk_buffers()->update(slices, touched, work) : work(slices);
   };
-  in_memory(direct_, false);
+  in_memory(direct_);
   std::vector<update::UpdateSlice> staged;
   for (std::size_t i = 0; i < staged_.size(); ++i)
     if (updated.staged.empty() || !updated.staged[i]) staged.push_back(staged_[i]);
-  in_memory(staged, true);
-  states_.update_tiles(slices_, touched, updated.tiles,
-                       [&](const std::vector<update::UpdateSlice>& slices) { in_memory(slices, true); });
+  in_memory(staged);
+  states_.update_tiles(slices_, touched, updated.tiles, in_memory);
 }
 
 }  // namespace zr::host::engine

@@ -105,10 +105,9 @@ class ShardedState {
     std::vector<char> staged;  // by slice of staged()
   };
   /// Passes all slices that are not in `updated` to `work`, with their states in memory: first those with states on the
-  /// device, then on a tier in memory, then on disk; those on disk are read and written meanwhile. `copies_operands`:
-  /// not on the device.
+  /// device, then on a tier in memory, then on disk; those on disk are read and written meanwhile.
   void update(const std::vector<char>& touched, const Updated& updated,
-              const std::function<void(const std::vector<update::UpdateSlice>& slices, bool copies_operands)>& work);
+              const std::function<void(const std::vector<update::UpdateSlice>& slices)>& work);
 
  private:
   // Its destructor frees the buffers that do not contain weights, then gives the model's parameters their own memory.

@@ -14,8 +14,6 @@ namespace zr::host::update {
 namespace {
 constexpr int64_t kSliceElements = 64 * plan::kNormBlock;
 constexpr int64_t kCopiedSliceElements = 16 * plan::kNormBlock;  // copies of this size stay in a core's cache
-constexpr int64_t kLine = 64;                                    // bytes
-constexpr int64_t kAhead = 4096;                                 // prefetch distance, bytes
 
 struct UpdateRange {
   const UpdateSlice* slice;
@@ -27,7 +25,7 @@ std::vector<UpdateRange> cut(const plan::PlanInput& plan, const std::vector<Upda
   std::vector<UpdateRange> ranges;
   for (const UpdateSlice& slice : slices) {
     if (!(*input.touched)[slice.param]) continue;
-    const bool copied = input.copies_operands || slice.grad.dtype != ZR_F32;
+    const bool copied = input.keeps_weights || slice.grad.dtype != ZR_F32;
     const int64_t size = round_up(copied ? kCopiedSliceElements : kSliceElements, plan.cut_block(slice.param));
     for (int64_t begin = 0; begin < slice.count; begin += size)
       ranges.push_back({&slice, begin, std::min(size, slice.count - begin)});
@@ -42,68 +40,24 @@ void* new_weights_of(const UpdateRange& range) {
 }
 zr_view weights_of(const UpdateRange& range) { return part_of(range.slice->weight, range.begin, range.count); }
 
-struct Copy {
-  const void* from;
-  void* to;
-  int64_t bytes;
-};
-
-// Copies both at once and prefetches: one after the other, each would wait for memory, and the hardware prefetcher
-// stops at every page.
-void copy(const Copy& first, const Copy& second) {
-  const auto line = [](const Copy& of, int64_t at) {
-    const char* from = static_cast<const char*>(of.from) + at;
-    __builtin_prefetch(from + kAhead);  // harmless past the end of the memory
-    std::memcpy(static_cast<char*>(of.to) + at, from, kLine);
-  };
-  const auto rest = [](const Copy& of, int64_t at) {
-    if (at < of.bytes)
-      std::memcpy(static_cast<char*>(of.to) + at, static_cast<const char*>(of.from) + at,
-                  static_cast<std::size_t>(of.bytes - at));
-  };
-  int64_t at = 0;
-  for (const int64_t both = std::min(first.bytes, second.bytes) / kLine * kLine; at < both; at += kLine) {
-    line(first, at);
-    line(second, at);
-  }
-  int64_t alone = at;
-  for (; alone + kLine <= first.bytes; alone += kLine) line(first, alone);
-  rest(first, alone);
-  rest(second, at);
-}
-
-// The range's gradients and weights as the optimizer reads and writes them. Copies use the buffers that the caller
+// The range's gradients and weights as the optimizer reads and writes them: in place, or in the buffers that the caller
 // passes.
-class Operands {
- public:
-  Operands(const UpdateRange& range, bool copies, std::vector<float>& upcasted, std::vector<char>& rounded)
-      : grads(gradients_of(range)), weights(weights_of(range)), original_weights_(weights), copies_(copies) {
-    if (!copies && grads.dtype == ZR_F32) return;
-    upcasted.resize(std::max(upcasted.size(), static_cast<std::size_t>(range.count)));
-    const bool upcasts = grads.dtype != ZR_F32;
-    if (upcasts) upcast(grads.data, grads.dtype, grads.count, upcasted.data());
-    const Copy of_grads{grads.data, upcasted.data(), upcasts ? 0 : 4 * grads.count};
-    grads = {upcasted.data(), grads.count, ZR_F32, 0, grads.device};
-    if (!copies) return;
-    rounded.resize(std::max(rounded.size(), bytes()));
-    weights.data = rounded.data();
+struct Operands {
+  Operands(const UpdateRange& range, bool keeps_weights, std::vector<float>& upcasted, std::vector<char>& new_weights)
+      : grads(gradients_of(range)), weights(weights_of(range)) {
+    if (grads.dtype != ZR_F32) {
+      upcasted.resize(std::max(upcasted.size(), static_cast<std::size_t>(range.count)));
+      upcast(grads.data, grads.dtype, grads.count, upcasted.data());
+      grads = {upcasted.data(), grads.count, ZR_F32, 0, grads.device};
+    }
+    if (!keeps_weights) return;
+    new_weights.resize(std::max(new_weights.size(), bytes()));
     const bool own_master = !range.slice->master.count;  // fp32 weights are their own master; others are only written
-    copy(of_grads, {original_weights_.data, rounded.data(), own_master ? static_cast<int64_t>(bytes()) : 0});
+    if (own_master) std::memcpy(new_weights.data(), weights.data, bytes());
+    weights.data = new_weights.data();
   }
-  // Copies the new weights back, or to `instead`, unless it is null; bypasses the cache unless they were read there.
-  void write_back(void* instead) const {
-    if (!copies_) return;
-    const bool bypasses = !instead && weights.dtype != ZR_F32;
-    copy_bytes(instead ? instead : original_weights_.data, weights.data, static_cast<int64_t>(bytes()), bypasses);
-  }
+  std::size_t bytes() const { return static_cast<std::size_t>(weights.count * size_of(weights.dtype)); }
   zr_view grads, weights;
-
- private:
-  std::size_t bytes() const {
-    return static_cast<std::size_t>(original_weights_.count * size_of(original_weights_.dtype));
-  }
-  zr_view original_weights_;
-  bool copies_;
 };
 
 // The range's part of a slot.
@@ -150,27 +104,26 @@ zr_update_slice describe(const UpdateRange& range, const plan::MemoryPlan& plan,
           slice.master.count ? part_of(slice.master, range.begin, range.count) : slice.master,
           operands.grads,
           slots,
-          input.copies_operands ? uint32_t{ZR_SLICE_WEIGHT_COPY} : 0,
+          input.keeps_weights ? uint32_t{ZR_SLICE_WEIGHT_COPY} : 0,
           0};
 }
 
-// Calls fn(slice, slots) for every part of the touched slices, on the pool's threads; copies weights back if
-// `writes_weights`.
+// Calls fn(slice) for every part of the touched slices, on the pool's threads.
 template <class F>
 void for_each_part(ThreadPool& pool, const plan::MemoryPlan& plan, const std::vector<UpdateSlice>& slices,
-                   const UpdateInput& input, bool writes_weights, const F& fn) {
+                   const UpdateInput& input, const F& fn) {
   const std::vector<UpdateRange> ranges = cut(plan.input, slices, input);
   pool.parallel_for(static_cast<int64_t>(ranges.size()), 1, [&](int64_t begin, int64_t end) {
     std::vector<zr_view> slots;
     std::vector<float> upcasted;
-    std::vector<char> rounded;
+    std::vector<char> new_weights;
     for (int64_t i = begin; i < end; ++i) {
       const UpdateRange& range = ranges[static_cast<std::size_t>(i)];
       slots.resize(std::max(slots.size(), range.slice->slots.size()));
-      const Operands operands(range, input.copies_operands, upcasted, rounded);
+      const Operands operands(range, input.keeps_weights, upcasted, new_weights);
       if (input.keeps_weights) copy_states(range, plan, false);
       fn(describe(range, plan, input, operands, slots.data()));
-      if (writes_weights) operands.write_back(input.keeps_weights ? new_weights_of(range) : nullptr);
+      if (input.keeps_weights) std::memcpy(new_weights_of(range), operands.weights.data, operands.bytes());
     }
   });
 }
@@ -184,7 +137,7 @@ zr_sums sums_of(const plan::PlanInput& plan, const SumAccess& sums, uint32_t par
 void update(const std::vector<Optimizer>& optimizers, ThreadPool& pool, const plan::MemoryPlan& plan,
             const std::vector<UpdateSlice>& slices, const UpdateInput& input) {
   const zr_step step{sizeof(zr_step), input.grad_mul, input.step, input.grad_norm};
-  for_each_part(pool, plan, slices, input, true, [&](const zr_update_slice& slice) {
+  for_each_part(pool, plan, slices, input, [&](const zr_update_slice& slice) {
     const Optimizer& optimizer = optimizers[plan.input.parameters[slice.param].optimizer];
     const auto passes = static_cast<uint32_t>(plan.input.description(slice.param).sums.size());
     void* const self = optimizer.instance->self();
@@ -254,7 +207,7 @@ void undo(ThreadPool& pool, const plan::MemoryPlan& plan, const std::vector<Upda
 void add_up(const std::vector<Optimizer>& optimizers, ThreadPool& pool, const plan::MemoryPlan& plan,
             const std::vector<UpdateSlice>& slices, const UpdateInput& input, uint32_t pass) {
   const zr_step step{sizeof(zr_step), input.grad_mul, input.step, input.grad_norm};
-  for_each_part(pool, plan, slices, input, false, [&](const zr_update_slice& slice) {
+  for_each_part(pool, plan, slices, input, [&](const zr_update_slice& slice) {
     const Optimizer& optimizer = optimizers[plan.input.parameters[slice.param].optimizer];
     zr_sums sums = sums_of(plan.input, input.sums, slice.param, pass);
     sums.partial = input.sums.partial(slice.param, slice.first);

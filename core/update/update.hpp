@@ -48,9 +48,7 @@ struct UpdateInput {
   const std::vector<int64_t>* steps;  // per parameter: the number of this update; the first is 1
   const std::vector<double>* rates;   // per parameter: learning rate
   const std::vector<char>* touched;   // per parameter: 0 means no update
-  bool copies_operands =
-      false;  // states are off the device: gradients and weights are copied to them, and weights back
-  /// With copies_operands: new weights are stored in UpdateSlice::new_weight, or at the begin of each part's gradients,
+  /// New weights are stored in UpdateSlice::new_weight, or at the begin of each part's gradients,
   /// whose elements must not be smaller; weights stay as they are until adopt_weights() copies the new ones. Masters
   /// and slots are copied to UpdateSlice::undo first.
   bool keeps_weights = false;
@@ -58,7 +56,7 @@ struct UpdateInput {
 };
 
 /// Calls each parameter's optimizer over all touched slices, on several threads, in parts of 64 Ki elements (16 Ki
-/// where gradients or weights are copied), or as many as the optimizer needs complete. `optimizers`: those of the job,
+/// where gradients are upcast or weights are kept), or as many as the optimizer needs complete. `optimizers`: those of the job,
 /// by plan::Parameter::optimizer. Throws Error if a plug-in fails.
 void update(const std::vector<Optimizer>& optimizers, ThreadPool& pool, const plan::MemoryPlan& plan,
             const std::vector<UpdateSlice>& slices, const UpdateInput& input);

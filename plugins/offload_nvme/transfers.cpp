@@ -1,8 +1,10 @@
 #include "transfers.hpp"
 
-#define XXH_INLINE_ALL
 #include <unistd.h>
 #include <xxhash.h>
+#if defined(__x86_64__)
+#include <xxh_x86dispatch.h>  // the instructions of this processor
+#endif
 
 #include <algorithm>
 #include <cerrno>
