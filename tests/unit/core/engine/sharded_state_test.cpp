@@ -148,9 +148,8 @@ TEST_P(ShardedStateTierTest, VisitsTheMemoryOfATensorByRole) {
 TEST(ShardedStateTest, UpdateHandsOutEverySliceOnce) {
   ShardedStateFixture f;
   std::vector<std::pair<uint32_t, int64_t>> seen;
-  f.state.update({1, 1}, {}, [&](const std::vector<update::UpdateSlice>& slices, bool staged) {
+  f.state.update({1, 1}, {}, [&](const std::vector<update::UpdateSlice>& slices) {
     for (const update::UpdateSlice& slice : slices) {
-      EXPECT_FALSE(staged);
       EXPECT_EQ(slice.slots.size(), 2u);
       seen.emplace_back(slice.param, slice.count);
     }
