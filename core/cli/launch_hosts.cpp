@@ -317,8 +317,9 @@ bool HostLaunch::saves_on_signal() const {
 void HostLaunch::forward(int signal) {
   const bool saves = !stop_signal_ && (signal == SIGTERM || signal == SIGINT) && saves_on_signal();
   if (!saves) store_->stop_failure_detection();
-  if (stop_signal_) return kill_mpirun_after({});
-  stop_signal_ = signal;
+  const bool ends_already = stop_signal_ || reported_;
+  if (!stop_signal_) stop_signal_ = signal;
+  if (ends_already) return kill_mpirun_after({});
   if (!ended_) kill(mpirun_.pid, saves ? SIGUSR1 : SIGTERM);
   if (!saves) kill_mpirun_after(kMpirunTimeout);
 }

@@ -259,7 +259,7 @@ std::string ControlClient::report(const std::string& observation) {
   if (!failure_report_) {
     std::string headline = headline_.empty() ? fmt::format("rank {}: {}", rank_info_.rank, observation) : headline_;
     if (!store_gone_) {
-      store_unreachable_ = Clock::now() - last_message_at_ > kFailureReportTimeout;
+      store_is_silent_ = Clock::now() - last_message_at_ > kFailureReportTimeout;
       headline += fmt::format("; {} has not answered for {}", store_host_text_locked(),
                               duration_text(static_cast<double>(ms_since(last_message_at_)) / 1000));
       const bool near = !rank_info_.launched && !start_.peers.empty() && start_.peers[0].machine == self_.machine;
@@ -317,7 +317,7 @@ void ControlClient::close() {
   if (thread_.joinable()) thread_.join();
   if (secret_) secret_->remove();
   const MutexLock lock(mutex_);
-  if (store_unreachable_) end_daemon();
+  if (ends_daemon_) end_daemon();
 }
 
 }  // namespace zr::host::control

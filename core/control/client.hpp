@@ -104,7 +104,8 @@ class ControlClient final : public Control {
   bool reported_ ZR_GUARDED_BY(mutex_) = false;
   bool closed_ ZR_GUARDED_BY(mutex_) = false;
   bool store_gone_ ZR_GUARDED_BY(mutex_) = false;
-  bool store_unreachable_ ZR_GUARDED_BY(mutex_) = false;  // it has not answered a report()
+  bool store_is_silent_ ZR_GUARDED_BY(mutex_) = false;  // it has not answered a report()
+  bool ends_daemon_ ZR_GUARDED_BY(mutex_) = false;      // the link to the store is cut
   bool left_ ZR_GUARDED_BY(mutex_) = false;
   protocol::Start start_ ZR_GUARDED_BY(mutex_);  // constant once joined_ is set
   Activity activity_ ZR_GUARDED_BY(mutex_);

@@ -216,13 +216,15 @@ std::string ControlClient::local_failure_report_locked(const std::string& headli
 void ControlClient::shut_down() {
   heartbeat_timer_.cancel();
   if (connector_) connector_->stop();
+  const bool is_cut_off = connection_ && connection_->is_unacknowledged();
   if (connection_) connection_->finish();
   protocol::Heartbeat farewell;
   auto timeout = kGoodbyeTimeout;
   {
     const MutexLock lock(mutex_);
     farewell = heartbeat_locked();
-    if (store_unreachable_) timeout = {};
+    if (store_is_silent_) timeout = {};
+    ends_daemon_ = joined_ && store_is_silent_ && is_cut_off;
   }
   if (store_) {
     store_->finish(farewell, [this] {

@@ -1,6 +1,8 @@
 #include "control/connection.hpp"
 
 #include <fcntl.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
 
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/read.hpp>
@@ -99,6 +101,12 @@ void Connection::fail() {
   const OnClosed on_closed = std::move(on_closed_);
   close();
   if (on_closed) on_closed();
+}
+
+bool Connection::is_unacknowledged() {
+  tcp_info info{};
+  socklen_t bytes = sizeof info;
+  return ::getsockopt(socket_.native_handle(), IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0 && info.tcpi_retransmits > 0;
 }
 
 void Connection::close() {

@@ -31,6 +31,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   /// Sends the queued messages, then nothing more; on_closed is called when the peer has closed its side too.
   void finish();
   void close();
+  /// True if the kernel sends data again, because the peer's kernel has not acknowledged it.
+  bool is_unacknowledged();
 
  private:
   void read_header();

@@ -204,13 +204,17 @@ bool Members::silent(int rank) const {
   return member.connected && !member.answered && !member.heartbeat.left;
 }
 
+bool Members::has_long_been_silent(int rank, Time now) const {
+  return silent(rank) && now - at(rank).heard >= kLongSilence;
+}
+
 bool Members::report_is_ready(Time since, Time now) const {
   if (cause_ == Cause::follows) return false;  // the other rank may end later
   // The report of a rank may arrive shortly before the death that caused it is detected.
   if (cause_ == Cause::reported && now - since < kReportGrace) return false;
   for (int rank = 0; rank < world(); ++rank) {
     const Member& member = at(rank);
-    if (silent(rank) && now - member.heard < kLongSilence) return false;
+    if (silent(rank) && !has_long_been_silent(rank, now)) return false;
     if (launched_ && member.joined && !member.connected && !member.exit_status) return false;
   }
   return true;
@@ -269,7 +273,7 @@ std::string Members::headline(Time now) const {
   std::string text = failure_notice();
   if (cause_ == Cause::reported) return text + state_of_other_ranks(now);
   for (int rank = 0; rank < world() && cause_ == Cause::lost; ++rank)
-    if (silent(rank) && now - at(rank).heard > kLongSilence) text += "; " + silence_text(rank, now);
+    if (has_long_been_silent(rank, now)) text += "; " + silence_text(rank, now);
   return text;
 }
 

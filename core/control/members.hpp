@@ -40,14 +40,16 @@ class Members {
   bool all_joined() const;
   bool joined(int rank) const { return at(rank).joined; }
   std::vector<protocol::Peer> peers() const;
-  /// For how long the most silent rank has sent no heartbeat, of those that are connected and have not left.
+  /// For how long the most silent rank has sent nothing, of those that are connected and have not left.
   int64_t longest_silence_ms(Time now) const;
   bool broken() const { return cause_ != Cause::none; }
   /// True if the report can be written: the origin of the failure is known, the surviving ranks have answered or have
   /// been silent for 2 s, and the exit statuses of the lost ranks are known.
   bool report_is_ready(Time since, Time now) const;
-  /// True if the rank is connected, but has not answered the failure notice.
-  bool silent(int rank) const;
+  /// True if the rank is connected, but has neither answered the failure notice nor sent anything for 2 s.
+  bool has_long_been_silent(int rank, Time now) const;
+  /// Call for every message of a rank.
+  void on_message(int rank, Time now) { at(rank).heard = now; }
   /// Why the job failed: the notice sent before the ranks have answered; with their answers, the first line of the
   /// report, and the full report.
   std::string failure_notice() const;
@@ -81,6 +83,7 @@ class Members {
   void detect_waits_on_departed();
   bool waits_for_departed(const Member& waiting, const Member& other) const;
   int find_ended(Time now);
+  bool silent(int rank) const;  // connected, but it has not answered the failure notice
   std::string silence_text(int rank, Time now) const;
   std::string loss_reason(int rank) const;
   std::string status_text(int rank, Time now) const;

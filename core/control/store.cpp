@@ -186,6 +186,7 @@ void Store::State::admit(int rank, const std::shared_ptr<Connection>& connection
 
 void Store::State::message(int rank, Type type, std::string_view body) {
   protocol::Reader reader(body);
+  members.on_message(rank, Clock::now());
   switch (type) {
     case Type::put: {
       auto key = reader.text(protocol::kMaxKeyBytes);
@@ -337,7 +338,7 @@ std::size_t Store::bytes() const { return state_->bytes_of_values; }
 bool Store::broken() const { return state_->failed_at.has_value(); }
 bool Store::has_silent_ranks() const {
   for (int rank = 0; rank < state_->options.world; ++rank)
-    if (state_->members.silent(rank)) return true;
+    if (state_->members.has_long_been_silent(rank, Clock::now())) return true;
   return false;
 }
 void Store::stop_failure_detection() { state_->detects_failures = false; }

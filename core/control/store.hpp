@@ -41,7 +41,8 @@ class Store {
   void ended(int rank, int64_t pid, const ExitStatus& exit_status);
   bool joined(int rank) const;
   bool broken() const;
-  /// True if a rank has not answered the failure notice: it is stopped, or its host cannot be reached.
+  /// True if a rank has neither answered the failure notice nor sent anything for 2 s: it is stopped, or its host
+  /// cannot be reached.
   bool has_silent_ranks() const;
   /// Call when the user stops the job: from now on, a rank that ends is not a failure.
   void stop_failure_detection();

@@ -14,6 +14,8 @@
 namespace zr::host::engine {
 
 namespace {
+constexpr const char* kTrack = "early update";  // of the worker, in the trace
+
 // What the configuration and the optimizers decide, apart from speculation.
 std::string obstacle_of_job(const config::JobConfig& config, const plan::PlanInput& input) {
   if (!config.offload().overlap) return "offload.overlap is false";
@@ -77,7 +79,7 @@ EarlyUpdate::EarlyUpdate(const StepContext& context, ShardedState& state, std::v
   std::ranges::sort(parts_, {}, &Part::gradients);
   updated_.tiles.assign(context.plan.placement.tiles.size(), 0);
   updated_.staged.assign(state.staged().size(), 0);
-  tiles_.on_wait([this](bool writes, Trace::Time begin) { record(writes ? Work::write : Work::read, begin); });
+  tiles_.on_wait([this](bool writes, Trace::Time begin) { record(writes ? Work::write : Work::read, begin, kTrack); });
   worker_ = thread_without_signals([this] { work(); });
 }
 
@@ -186,17 +188,17 @@ void EarlyUpdate::read_ahead() {
     if (units_[unit].on_disk && !units_[unit].is_updated && !tiles_.read_ahead(units_[unit].index)) return;
 }
 
-void EarlyUpdate::update(Unit& unit, ThreadPool& pool) {
+void EarlyUpdate::update(Unit& unit, ThreadPool& pool, const char* track) {
   const auto update = [&](const std::vector<update::UpdateSlice>& slices) {
     const auto begin = Trace::Time::clock::now();
     update::update(optimizers_, pool, context_.plan, slices, update_input_);
-    record(Work::update, begin);
+    record(Work::update, begin, track);
   };
   unit.on_disk ? tiles_.update(unit.index, update) : update(unit.slices);
   unit.is_updated = true;
 }
 
-void EarlyUpdate::record(Work work, Trace::Time begin) {
+void EarlyUpdate::record(Work work, Trace::Time begin, const char* track) {
   static constexpr const char* kNames[] = {"update", "wait: read", "wait: write"};
   const auto end = Trace::Time::clock::now();
   {
@@ -206,7 +208,7 @@ void EarlyUpdate::record(Work work, Trace::Time begin) {
       (work == Work::read ? blocked_.read : blocked_.write) +=
           std::chrono::duration<double>(end - std::max(begin, *blocks_since_)).count();
   }
-  if (trace_) trace_->span("early update", kNames[static_cast<std::size_t>(work)], begin, end);
+  if (trace_) trace_->span(track, kNames[static_cast<std::size_t>(work)], begin, end);
 }
 
 void EarlyUpdate::work() {
@@ -225,7 +227,7 @@ void EarlyUpdate::work() {
     try {
       if (begins) tiles_.begin();
       if (task) task();
-      if (unit) update(*unit, pool_);
+      if (unit) update(*unit, pool_, kTrack);
       if (!task) read_ahead();
     } catch (...) {
       failure = std::current_exception();
@@ -246,7 +248,8 @@ void EarlyUpdate::ended_locked(const std::exception_ptr& failure) {
 }
 
 // Updates units in host memory on the training thread: those that the worker would take last.
-void EarlyUpdate::help(MutexLock& lock) {
+void EarlyUpdate::help() {
+  MutexLock lock(mutex_);
   while (!is_stopped_) {
     const auto last = std::find_if(ready_.rbegin(), ready_.rend() - static_cast<std::ptrdiff_t>(taken_),
                                    [&](std::size_t i) { return !units_[i].on_disk; });
@@ -256,7 +259,7 @@ void EarlyUpdate::help(MutexLock& lock) {
     lock.unlock();
     std::exception_ptr failure;
     try {
-      update(unit, context_.pool);
+      update(unit, context_.pool, "early update, training thread");
     } catch (...) {
       failure = std::current_exception();
     }
@@ -266,9 +269,12 @@ void EarlyUpdate::help(MutexLock& lock) {
 }
 
 bool EarlyUpdate::finish() {
+  {
+    const MutexLock lock(mutex_);
+    if (!is_active_) return true;
+  }
+  help();
   MutexLock lock(mutex_);
-  if (!is_active_) return true;
-  help(lock);
   blocks_since_ = Trace::Time::clock::now();
   changed_.wait(lock, [&]() ZR_REQUIRES(mutex_) { return !is_busy_ && (is_stopped_ || taken_ == ready_.size()); });
   is_active_ = is_reading_ahead_ = false;  // the worker begins nothing

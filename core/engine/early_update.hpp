@@ -113,10 +113,10 @@ class EarlyUpdate {
   void for_each_block(const void* first, int64_t bytes, const F& fn) ZR_REQUIRES(mutex_);
   void use(Uses& uses, std::size_t unit) ZR_REQUIRES(mutex_);
   void work() ZR_EXCLUDES(mutex_);
-  void update(Unit& unit, ThreadPool& pool);
+  void update(Unit& unit, ThreadPool& pool, const char* track);
   void ended_locked(const std::exception_ptr& failure) ZR_REQUIRES(mutex_);
-  void help(MutexLock& lock) ZR_REQUIRES(mutex_);
-  void record(Work work, Trace::Time begin) ZR_EXCLUDES(mutex_);
+  void help() ZR_EXCLUDES(mutex_);
+  void record(Work work, Trace::Time begin, const char* track) ZR_EXCLUDES(mutex_);
   void read_ahead();
   void reset_uses() ZR_REQUIRES(mutex_);
   void run_on_both(const std::vector<update::UpdateSlice>& slices,

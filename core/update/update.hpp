@@ -56,8 +56,8 @@ struct UpdateInput {
 };
 
 /// Calls each parameter's optimizer over all touched slices, on several threads, in parts of 64 Ki elements (16 Ki
-/// where gradients are upcast or weights are kept), or as many as the optimizer needs complete. `optimizers`: those of the job,
-/// by plan::Parameter::optimizer. Throws Error if a plug-in fails.
+/// where gradients are upcast or weights are kept), or as many as the optimizer needs complete. `optimizers`: those of
+/// the job, by plan::Parameter::optimizer. Throws Error if a plug-in fails.
 void update(const std::vector<Optimizer>& optimizers, ThreadPool& pool, const plan::MemoryPlan& plan,
             const std::vector<UpdateSlice>& slices, const UpdateInput& input);
 

@@ -10,10 +10,16 @@ namespace mpi {
 
 namespace {
 constexpr std::size_t kSendsPerPeer = 4;  // pieces in flight
+constexpr int64_t kResultPieces = 4;      // reduced pieces of an all_reduce per message of results
 }  // namespace
 
 const char* FlatTransfer::source() const {
   return copy_.empty() ? static_cast<const char*>(parts_.coll.src.data) : copy_.data();
+}
+
+// True for an all_reduce whose ranks send each other what they have reduced.
+bool FlatTransfer::shares_results() const {
+  return parts_.coll.op == ZR_ALL_REDUCE && !(parts_.coll.flags & ZR_COLL_ACCUMULATE);
 }
 
 // The elements that rank r reduces: `from` in src, `to` in its dst. Of an all_reduce, each rank reduces a share for all
@@ -22,7 +28,7 @@ zr::Extent FlatTransfer::reduced_by(int r) const {
   const int64_t n = parts_.coll.src.count;
   if (parts_.coll.op == ZR_REDUCE_SCATTER) return parts_.extent(0, r, nullptr, nullptr);
   if (parts_.coll.op == ZR_REDUCE) return r == parts_.coll.root ? zr::Extent{0, n, 0} : zr::Extent{};
-  if (parts_.coll.flags & ZR_COLL_ACCUMULATE) return {0, n, 0};
+  if (!shares_results()) return {0, n, 0};
   const auto cut = [&](int64_t i) { return std::min(n, zr::round_up<int64_t>(n * i / parts_.world, 64)); };
   return {cut(r), cut(r + 1) - cut(r), cut(r)};
 }
@@ -97,18 +103,19 @@ void FlatTransfer::list_pieces() {
   piece_elements_ = kPieceBytes / width;
   const zr::Extent own = reduced_by(rank);
   pieces_ = (own.count + piece_elements_ - 1) / piece_elements_;
-  int64_t most = 0;
-  for (int r = 0; r < world; ++r) most = std::max(most, reduced_by(r).count);
-  for (int64_t first = 0; first < most; first += piece_elements_)
+  for (int r = 0; r < world; ++r) most_ = std::max(most_, reduced_by(r).count);
+  for (int64_t first = 0; first < most_; first += piece_elements_)
     for (int i = 1; i < world; ++i) {
       const int r = (rank + i) % world;
       const zr::Extent part = reduced_by(r);
       if (first >= part.count) continue;
       to_send_.push_back(
-          {r, source() + (part.from + first) * width, std::min(piece_elements_, part.count - first) * width});
+          {r, source() + (part.from + first) * width, std::min(piece_elements_, part.count - first) * width, first});
     }
+  has_left_.resize(to_send_.size());
   sending_.assign(kSendsPerPeer * static_cast<std::size_t>(world - 1), MPI_REQUEST_NULL);
   ended_.resize(sending_.size());
+  sent_by_.resize(sending_.size());
 }
 
 bool FlatTransfer::send_pieces(Channel& channel) {
@@ -117,14 +124,19 @@ bool FlatTransfer::send_pieces(Channel& channel) {
       MPI_Testsome(static_cast<int>(sending_.size()), sending_.data(), &n, ended_.data(), MPI_STATUSES_IGNORE);
   check(code, parts_.what());
   bool moved = n != MPI_UNDEFINED && n > 0;
-  for (MPI_Request& request : sending_) {
+  for (int i = 0; moved && i < n; ++i) has_left_[sent_by_[static_cast<std::size_t>(ended_[i])]] = 1;
+  while (left_ < to_send_.size() && has_left_[left_]) ++left_;
+  for (std::size_t i = 0; i < sending_.size(); ++i) {
+    MPI_Request& request = sending_[i];
     if (request != MPI_REQUEST_NULL || sent_ == to_send_.size()) continue;
+    sent_by_[i] = sent_;
     const Piece& piece = to_send_[sent_++];
     check(MPI_Isend(piece.data, static_cast<int>(piece.bytes), MPI_BYTE, piece.peer,
                     tag(channel, Phase::parts, piece.bytes), channel.collectives, &request),
           parts_.what());
     moved = true;
   }
+  if (shares_results()) receive_results(channel);
   return moved;
 }
 
@@ -164,23 +176,40 @@ bool FlatTransfer::reduce_pieces(Channel& channel) {
   reduce_piece(channel, reduced_);
   if (reduced_ + 2 < pieces_) receive_piece(channel, reduced_ + 2);
   ++reduced_;
+  if (shares_results() && (reduced_ % kResultPieces == 0 || reduced_ == pieces_)) send_results(channel);
   return true;
 }
 
-// The second half of an all_reduce: every rank sends its share of the result to all.
-void FlatTransfer::post_shares(Channel& channel) {
-  const int64_t width = zr::size_of(parts_.coll.dst.dtype);
-  char* const dst = static_cast<char*>(parts_.coll.dst.data);
-  for (int i = 1; i < parts_.world; ++i) {
-    const int p = (parts_.rank + parts_.world - i) % parts_.world;
-    const zr::Extent part = reduced_by(p);
-    whole_.receive(dst + part.to * width, part.count * width, p, tag(channel, Phase::results, part.count * width),
-                   channel.collectives, parts_.what());
+// The elements of message `number` with results of rank r.
+zr::Extent FlatTransfer::results_of(int r, int64_t number) const {
+  const zr::Extent part = reduced_by(r);
+  const int64_t elements = kResultPieces * piece_elements_, first = std::min(part.count, number * elements);
+  return {part.from + first, std::min(elements, part.count - first), part.to + first};
+}
+
+// Results replace elements of src if dst is src, so they are received when these have left.
+void FlatTransfer::receive_results(Channel& channel) {
+  const int64_t elements = kResultPieces * piece_elements_, width = zr::size_of(parts_.coll.dst.dtype);
+  for (; results_ * elements < most_; ++results_) {
+    if (left_ < to_send_.size() && to_send_[left_].first < (results_ + 1) * elements) return;
+    for (int i = 1; i < parts_.world; ++i) {
+      const int p = (parts_.rank + parts_.world - i) % parts_.world;
+      const zr::Extent part = results_of(p, results_);
+      if (part.count > 0)
+        whole_.receive(static_cast<char*>(parts_.coll.dst.data) + part.to * width, part.count * width, p,
+                       tag(channel, Phase::results, part.count * width), channel.collectives, parts_.what());
+    }
   }
-  const zr::Extent own = reduced_by(parts_.rank);
+}
+
+// The last pieces that this rank has reduced.
+void FlatTransfer::send_results(Channel& channel) {
+  const int64_t width = zr::size_of(parts_.coll.dst.dtype);
+  const zr::Extent part = results_of(parts_.rank, (reduced_ - 1) / kResultPieces);
   for (int i = 1; i < parts_.world; ++i)
-    whole_.send(dst + own.to * width, own.count * width, (parts_.rank + i) % parts_.world,
-                tag(channel, Phase::results, own.count * width), channel.collectives, parts_.what());
+    whole_.send(static_cast<const char*>(parts_.coll.dst.data) + part.to * width, part.count * width,
+                (parts_.rank + i) % parts_.world, tag(channel, Phase::results, part.count * width), channel.collectives,
+                parts_.what());
 }
 
 bool FlatTransfer::advance(Channel& channel) {
@@ -193,7 +222,6 @@ bool FlatTransfer::advance(Channel& channel) {
     if (!sent || reduced_ < pieces_) return moved;
     channel.is_used = false;
     has_reduced_ = moved = true;
-    if (parts_.coll.op == ZR_ALL_REDUCE && !(parts_.coll.flags & ZR_COLL_ACCUMULATE)) post_shares(channel);
   }
   if (!whole_.complete(parts_.what())) return moved;
   is_complete_ = true;

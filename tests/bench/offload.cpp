@@ -333,7 +333,7 @@ std::vector<Row> overlapping(const std::string& toml, const std::string& row, co
     if (round < 0) continue;
     ours.push_back(step);
     bound.push_back(load * alone);
-    bound_of_busy.push_back(busy);
+    bound_of_busy.push_back(std::max(load * alone, busy));
   }
   std::vector<Row> rows{zr::bench::compare(row, "ms", ours, "the longer of compute and " + tier, bound, target)};
   if (disk) rows.push_back(zr::bench::compare(row, "ms", ours, "nvme while a core computes", bound_of_busy, target));
