@@ -69,6 +69,17 @@ TEST_P(CommMpiTest, ReducesManyPiecesWithUnevenParts) {
   });
 }
 
+// Ranks send what they have reduced in messages of 2 MiB, while elements arrive; in place, the results replace these.
+TEST_P(CommMpiTest, AllReducesManyMessagesOfResults) {
+  on_ranks([](RawComm& comm, const Bench& bench) {
+    Memory memory(bench, 20 << 20);
+    for (const bool in_place : {false, true})
+      check(bench, memory,
+            {.op = ZR_ALL_REDUCE, .world = comm.world(), .total = (int64_t{18} << 20) / 4 + 5, .in_place = in_place},
+            Home::own, in_place ? 1000 : 2000);
+  });
+}
+
 // Each operation reads what the one before it writes, and all are submitted before the first is complete.
 TEST_P(CommMpiTest, AsynchronousOperationsOnTheSameMemoryRunInOrder) {
   on_ranks([](RawComm& comm, const Bench&) {
