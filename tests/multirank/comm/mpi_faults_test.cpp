@@ -61,7 +61,7 @@ class Training {
     const auto summary = nlohmann::json::parse(std::ifstream(file(run, "summary.json")), nullptr, false);
     return summary.is_object() ? summary.value("weights_hash", nlohmann::json()) : nlohmann::json();
   }
-  /// The step of the newest checkpoint; 0: there is none.
+  /// The step of the newest checkpoint, or 0.
   int newest_checkpoint() const {
     int newest = 0;
     std::error_code error;
