@@ -20,6 +20,46 @@ struct OptimizerUpdateFixture {
   engine::OptimizerUpdate update{rig.context(), state};
 };
 
+// The job's optimizer, which records where the weights and gradients of its slices are.
+struct RecordingOptimizer {
+  explicit RecordingOptimizer(engine::Setup& setup)
+      : component(*setup.optimizer.table), api(*static_cast<const zr_optimizer_api*>(component.api)) {
+    seen.clear();
+    real = api.step;
+    api.step = [](void* self, const zr_step* step, const zr_update_slice* const* slices, uint32_t count,
+                  zr_stream* stream, zr_done* done, zr_error* error) -> zr_code {
+      for (uint32_t i = 0; i < count; ++i) seen.emplace_back(slices[i]->weight.data, slices[i]->grad.data);
+      return real(self, step, slices, count, stream, done, error);
+    };
+    component.api = &api;
+    setup.optimizer.table = &component;
+  }
+  static inline std::vector<std::pair<const void*, const void*>> seen;
+  static inline decltype(zr_optimizer_api::step) real = nullptr;
+  zr_component component;
+  zr_optimizer_api api;
+};
+
+TEST(OptimizerUpdateTest, StatesInHostMemoryAreUpdatedWithTheWeightsAndGradientsThemselves) {
+  const test::Scratch scratch;
+  FakeModel model{{{"a", 1500}, {"b", 40}}};
+  engine::Setup setup =
+      one_rank_setup(scratch.folder().string(), {"offload.optimizer=cpu"}, std::make_shared<OneRankControl>());
+  const RecordingOptimizer optimizer(setup);
+  engine::PlannedJob job(std::move(setup), model, nullptr);
+  engine::ShardedState state(job.context, job.host, job.tiers, nullptr);
+  const std::vector<int64_t> steps{1, 1};
+  const std::vector<double> rates{0.5, 0.5};
+  const std::vector<char> touched{1, 1};
+  std::vector<std::pair<const void*, const void*>> expected;
+  for (const update::UpdateSlice& slice : state.slices()) expected.emplace_back(slice.weight.data, slice.grad.data);
+  state.update(touched, {}, [&](const std::vector<update::UpdateSlice>& slices) {
+    update::update({{&job.context.optimizers[0], nullptr}}, job.context.pool, job.context.plan, slices,
+                   {1, 1, 0, &steps, &rates, &touched});
+  });
+  EXPECT_EQ(RecordingOptimizer::seen, expected);
+}
+
 TEST(OptimizerUpdateTest, LearningRateFollowsTheConfiguration) {
   const OptimizerUpdateFixture f({"optimizer.lr=0.5", "schedule.use=linear", "train.steps=4"});
   EXPECT_EQ(f.update.learning_rate(0), 0.5);
