@@ -31,6 +31,7 @@ struct CommRuntime::State {
   State(plugin::PluginHost& h, std::shared_ptr<control::Control> control, const plugin::Instance* instance,
         Options options)
       : host(h), submission(h, std::move(control), instance, options.timeout) {
+    submission.set_inexact(options.gradients, options.weights);
     staging_bytes = CommRuntime::staging_bytes(submission.world());
   }
 

@@ -10,6 +10,7 @@
 #include "base/dtype.hpp"
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "base/unknown_bits.hpp"
 #include "comm/coll.hpp"
 #include "comm/compose.hpp"
 #include "comm/done.hpp"
@@ -406,6 +407,16 @@ zr_code Submission::submit_of_plugin(const zr_coll& given, zr_stream* stream, zr
                               "compile the plug-in again, with the headers of this version",
                               kBug),
                   error);
+  if (const std::string problem =
+          unknown_bits_problem("flags", coll.flags,
+                               uint32_t{ZR_COLL_ACCUMULATE} | ZR_COLL_GRADIENTS | ZR_COLL_WEIGHTS);
+      !problem.empty())
+    return reject(ZR_INVALID, exit_code::user,
+                  fmt::format("{} '{}': {}", name_of_op(coll.op), coll.label ? coll.label : "", problem), error);
+  const uint32_t content = coll.flags & (uint32_t{ZR_COLL_GRADIENTS} | ZR_COLL_WEIGHTS);
+  coll.flags &= ~content;
+  if (content & ZR_COLL_GRADIENTS) coll.flags |= gradients_;
+  if (content & ZR_COLL_WEIGHTS) coll.flags |= weights_;
   return submit(coll, done, false, error, stream != nullptr);
 }
 

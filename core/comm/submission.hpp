@@ -57,6 +57,11 @@ class Submission {
   /// issued() after its submission.
   using CompletionObserver = std::function<void(const zr_coll& coll, const void* dst, int64_t number)>;
   void on_completed(CompletionObserver observer) { on_completed_ = std::move(observer); }
+  /// Sets the flags that replace ZR_COLL_GRADIENTS and ZR_COLL_WEIGHTS of plug-ins' collectives.
+  void set_inexact(uint32_t gradients, uint32_t weights) {
+    gradients_ = gradients;
+    weights_ = weights;
+  }
   /// `staging` must outlive every collective; null: no staging.
   void set_collective_staging(CollectiveStaging* staging) { collective_staging_ = staging; }
   void set_trace(Trace* trace) { trace_ = trace; }  // must outlive every collective; null: no trace
@@ -142,6 +147,7 @@ class Submission {
   Trace* trace_ = nullptr;
   std::string call_;
   int64_t submitted_ = 0, issued_ = 0;
+  uint32_t gradients_ = 0, weights_ = 0;  // see set_inexact()
   std::exception_ptr job_failure_;  // the failure of the job: every later call throws it
   std::exception_ptr failure_;      // for take_failure()
 

@@ -35,6 +35,8 @@ enum class NonFiniteRule { skip, stop };
 /// Whether an update begins during backward although the step may still be skipped or clipped: if its memory fits;
 /// always; never.
 enum class SpeculateRule { automatic, always, never };
+/// How values pass between hosts: as they are, or rounded to integers of 8 or 4 bits with a scale per block.
+enum class ValueForm { exact, int8, int4 };
 /// The values of the model's buffers outside training: rank 0's; the mean over ranks (floating-point buffers; integer
 /// ones are rank 0's); or each rank's own.
 enum class BufferRule { rank0, mean, per_rank };
@@ -144,6 +146,8 @@ struct EvalConfig {
 /// [communicator], without the plug-in's own table.
 struct CommunicatorConfig {
   Setting<bool> share_weights;
+  Setting<bool> exact;                    // sums of gradients are in rank order
+  Setting<ValueForm> gradients, weights;  // between hosts
   Setting<std::chrono::milliseconds> timeout;  // rounded down
 };
 

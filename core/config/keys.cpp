@@ -226,6 +226,17 @@ void add_timeout(std::vector<ConfigKey>& keys) {
   keys.push_back(timeout);
 }
 
+void add_inexact_collectives(std::vector<ConfigKey>& keys) {
+  keys.push_back(flag("communicator", "exact", "true",
+                      "false: sums of gradients may add the ranks of each host first, which saves bytes between hosts"));
+  keys.push_back(text("communicator", "gradients", "\"exact\"",
+                      "gradients between hosts: exact, or rounded to integers of 8 or 4 bits with a scale per block",
+                      {"exact", "int8", "int4"}));
+  keys.push_back(text("communicator", "weights", "\"exact\"",
+                      "sharded weights between hosts, for forward and backward: exact, or rounded to 8 bits",
+                      {"exact", "int8"}));
+}
+
 // In the order in which keys are validated and listed.
 std::vector<ConfigKey> make_host_keys() {
   std::vector<ConfigKey> keys;
@@ -240,6 +251,7 @@ std::vector<ConfigKey> make_host_keys() {
   keys.push_back(integer("eval", "every", "0", 0, kMax, "steps between validations; 0: never"));
   keys.push_back(flag("communicator", "share_weights", "true",
                       "ranks of a node share one copy of the weights, if strategy and communicator support it"));
+  add_inexact_collectives(keys);
   add_checkpoint(keys);
   add_offload(keys);
   add_timeout(keys);

@@ -53,6 +53,11 @@ void convert(const Entry& entry, TierChoice& to) { to.text = as<std::string>(ent
 void convert(const Entry& entry, ParamDtypeRule& to) {
   to = choice<ParamDtypeRule>(entry, {{"convert", ParamDtypeRule::convert}, {"reject", ParamDtypeRule::reject}});
 }
+void convert(const Entry& entry, ValueForm& to) {
+  to = choice<ValueForm>(entry,
+                         {{"exact", ValueForm::exact}, {"int8", ValueForm::int8}, {"int4", ValueForm::int4}});
+}
+
 void convert(const Entry& entry, SpeculateRule& to) {
   to = choice<SpeculateRule>(
       entry, {{"auto", SpeculateRule::automatic}, {"always", SpeculateRule::always}, {"never", SpeculateRule::never}});
@@ -258,6 +263,9 @@ HostConfig read_host_config(const JobConfig& config) {
   host.schedule = read_schedule(keys);
   Table(keys, "eval").read("every", host.eval.every);
   Table(keys, "communicator").read("share_weights", host.communicator.share_weights);
+  Table(keys, "communicator").read("exact", host.communicator.exact);
+  Table(keys, "communicator").read("gradients", host.communicator.gradients);
+  Table(keys, "communicator").read("weights", host.communicator.weights);
   Table(keys, "communicator").read("timeout", host.communicator.timeout);
   read(keys, host.checkpoint);
   read(keys, host.offload);

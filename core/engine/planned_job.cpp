@@ -12,6 +12,7 @@
 #include "engine/all_gather.hpp"
 #include "engine/device_state.hpp"
 #include "engine/early_update.hpp"
+#include "engine/inexact_collectives.hpp"
 #include "engine/job_checks.hpp"
 #include "engine/memory_budget.hpp"
 #include "engine/planning.hpp"
@@ -52,6 +53,7 @@ plan::MemoryPlan plan_of(const PlannedJob& job, const model::Model& model) {
             communicator_bytes(job.communicator.get(), control.world()).value_or(0));
   input.share_weights =
       control.local_world() == control.world() && shares_weights(setup.config, setup.communicator, control.world());
+  input.rounds_weights = rounds_weights(setup.config, job.communicator.get());
   plan::MemoryPlan plan = make_plan(input, control.rank(), strategy_plan(job.strategy));
   plan.update_time = update_time(setup.config, plan);
   locate_state(plan, setup.config, job.strategy, job.optimizers, job.communicator.get(), true);
@@ -111,6 +113,11 @@ comm::CommRuntime::Options checked(PlannedJob& job, const model::Model& model) {
   }
   comm::CommRuntime::Options options;
   options.timeout = job.config().communicator().timeout;
+  const bool one_host = job.setup.control->local_world() == job.world();
+  const InexactCollectives inexact =
+      inexact_collectives(job.config(), job.plan, job.communicator.get(), one_host, job.rank() == 0);
+  options.gradients = inexact.gradients;
+  options.weights = inexact.weights;
   return options;
 }
 

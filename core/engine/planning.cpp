@@ -11,6 +11,7 @@
 #include "comm/comm_runtime.hpp"
 #include "engine/device_state.hpp"
 #include "engine/early_update.hpp"
+#include "engine/inexact_collectives.hpp"
 #include "engine/job_checks.hpp"
 #include "engine/local_gradients.hpp"
 #include "engine/machine_profile.hpp"
@@ -342,6 +343,7 @@ Planner::Planner(const plugin::ResolvedJob& job, const std::vector<plan::Paramet
     tiers_.push_back(std::make_shared<const plugin::Instance>(host_, tier, job.config, table_of(tier)));
   input_ = plan_input(job.config, *optimizers_, parameters, world);
   add_tiers(input_, job, tiers_, world, communicator_bytes(communicator_.get(), world).value_or(0));
+  input_.rounds_weights = rounds_weights(job.config, communicator_.get());
   input_.share_weights = one_node && shares_weights(job.config, job.communicator, world);
 }
 
@@ -362,6 +364,7 @@ plan::MemoryPlan Planner::plan(int rank) const {
   plan.knows_all_shares = input_.world <= kFewRanks;
   check_optimizers(plan, *optimizers_, job_.strategy.table->id);
   check_local_gradients(job_.config, plan, *optimizers_, *strategy_);
+  inexact_collectives(job_.config, plan, communicator_.get(), true, false);
   check_offload(job_.config, plan, job_.strategy.table->id);
   plan.update_time = update_time(job_.config, plan);
   locate_state(plan, job_.config, *strategy_, *optimizers_, communicator_.get(), false);

@@ -45,7 +45,8 @@ PlanInputView::PlanInputView(const PlanInput& input, int rank) {
          kAlign,
          pointers_.data(),
          (input.accumulates_locally ? uint32_t{ZR_PLAN_HOLD_GRADS} : 0u) |
-             (input.share_weights ? uint32_t{ZR_PLAN_SHARE_WEIGHTS} : 0u),
+             (input.share_weights ? uint32_t{ZR_PLAN_SHARE_WEIGHTS} : 0u) |
+             (input.rounds_weights ? uint32_t{ZR_PLAN_ROUNDED_WEIGHTS} : 0u),
          0};
 }
 

@@ -50,6 +50,7 @@ struct PlanInput {
   std::vector<uint32_t> description_of;               // by parameter: index in descriptions; empty: all have the first
   std::vector<std::string> optimizer_ids{""};         // by Parameter::optimizer
   bool share_weights = false;                         // the ranks share one copy of unsharded weights
+  bool rounds_weights = false;                        // gathers of sharded weights need not be exact
   bool accumulates_locally = false;  // gradients.reduce = "last_micro_step": the engine accumulates gradients first
   zr_dtype communicated_grad_dtype = ZR_F32;  // of one backward's gradient, as communicated or held
   zr_dtype reduced_grad_dtype = ZR_F32;       // of the sum over micro-batches and ranks

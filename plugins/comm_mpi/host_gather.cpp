@@ -1,5 +1,7 @@
 #include "host_gather.hpp"
 
+#include <cstring>
+
 namespace mpi {
 
 bool HostGather::suits(const zr::CollectiveParts& parts) {
@@ -16,6 +18,32 @@ void HostGather::start(Channel& channel) {
   advance(channel);
 }
 
+// Encoded values have their place in the memory of the values.
+bool HostGather::passes_encoded(int64_t count) const { return bits() != 0 && count >= kBlock; }
+
+// A quantized part is encoded in dst. When it has left, it is moved to the end of its memory there, and decoded.
+void HostGather::send_own_part(Channel& channel) {
+  const Hosts& hosts = channel.hosts;
+  const zr_coll& coll = parts_.coll;
+  const int own_host = hosts.of(parts_.rank);
+  const bool is_encoded = passes_encoded(coll.src.count);
+  const void* leaves = coll.src.data;
+  int64_t bytes = parts_.src_bytes();
+  if (is_encoded) {
+    const int64_t width = zr::size_of(coll.dst.dtype);
+    void* const to =
+        static_cast<char*>(coll.dst.data) + parts_.starts[static_cast<std::size_t>(parts_.rank)] * width;
+    channel.quantization.encode(bits(), coll.src.dtype, coll.src.data, coll.src.count, to);
+    leaves = to;
+    bytes = encoded_bytes(bits(), coll.src.count);
+  }
+  Requests& requests = is_encoded ? steps_[static_cast<std::size_t>(own_host)].arriving : whole_;
+  for (int host = 0; host < hosts.count(); ++host)
+    if (host != own_host)
+      requests.send(leaves, bytes, hosts.helper(host, parts_.rank), tag(channel, Phase::parts, bytes),
+                    channel.collectives, parts_.what());
+}
+
 // The parts of each host are one range of dst. A rank contributes to it what it has received: adjacent parts.
 void HostGather::list_gathers(Channel& channel) {
   const Hosts& hosts = channel.hosts;
@@ -24,9 +52,6 @@ void HostGather::list_gathers(Channel& channel) {
   const int own_host = hosts.of(parts_.rank);
   char* const dst = static_cast<char*>(coll.dst.data);
   for (int host = 0; host < hosts.count(); ++host) {
-    if (host != own_host)
-      whole_.send(coll.src.data, parts_.src_bytes(), hosts.helper(host, parts_.rank),
-                  tag(channel, Phase::parts, parts_.src_bytes()), channel.collectives, parts_.what());
     Step step;
     const int64_t begin = parts_.starts[static_cast<std::size_t>(hosts.first(host))];
     const int64_t end = parts_.starts[static_cast<std::size_t>(hosts.first(host + 1))];
@@ -38,17 +63,23 @@ void HostGather::list_gathers(Channel& channel) {
       step.counts[static_cast<std::size_t>(helper - hosts.first(own_host))] += count;
       if (helper < parts_.rank) own += count;
       if (helper != parts_.rank) continue;
-      if (host != own_host)
-        step.arriving.receive(dst + (own + own_count) * width, count * width, rank,
-                              tag(channel, Phase::parts, count * width), channel.collectives, parts_.what());
+      const zr_view part{dst + (own + own_count) * width, count, coll.dst.dtype, 0, coll.dst.device};
+      const bool is_encoded = passes_encoded(count);
+      if (is_encoded) step.encoded.push_back(part);
+      if (host != own_host) {
+        const int64_t bytes = is_encoded ? encoded_bytes(bits(), count) : count * width;
+        step.arriving.receive(static_cast<char*>(part.data) + count * width - bytes, bytes, rank,
+                              tag(channel, Phase::parts, bytes), channel.collectives, parts_.what());
+      }
       own_count += count;
     }
     step.coll.op = ZR_ALL_GATHER;
     step.coll.src = {dst + own * width, own_count, coll.dst.dtype, 0, coll.dst.device};
-    if (host == own_host) step.coll.src = coll.src;
+    if (host == own_host && !passes_encoded(coll.src.count)) step.coll.src = coll.src;
     step.coll.dst = {dst + begin * width, end - begin, coll.dst.dtype, 0, coll.dst.device};
     steps_.push_back(std::move(step));
   }
+  send_own_part(channel);
 }
 
 void HostGather::start_broadcast(Channel& channel) {
@@ -72,6 +103,18 @@ void HostGather::start_broadcast(Channel& channel) {
   steps_.push_back(std::move(step));
 }
 
+// What has arrived, or this rank's own part, which was encoded at the beginning of its memory.
+void HostGather::decode(const Channel& channel, const Step& step) const {
+  const bool is_own = &step == &steps_[static_cast<std::size_t>(channel.hosts.of(parts_.rank))];
+  for (const zr_view& part : step.encoded) {
+    const int64_t bytes = encoded_bytes(bits(), part.count);
+    auto* const begin = static_cast<char*>(part.data);
+    char* const from = begin + part.count * zr::size_of(part.dtype) - bytes;
+    if (is_own) std::memmove(from, begin, static_cast<std::size_t>(bytes));
+    channel.quantization.decode(bits(), from, part.dtype, part.count, begin);
+  }
+}
+
 bool HostGather::advance(Channel& channel) {
   channel.local->progress();
   const bool moved = submit_steps(channel);
@@ -88,7 +131,9 @@ bool HostGather::submit_steps(Channel& channel) {
   }
   while (submitted_ < steps_.size() && channel.local->is_turn(number_) &&
          steps_[submitted_].arriving.complete(parts_.what())) {
-    Step& step = steps_[submitted_++];
+    Step& step = steps_[submitted_];
+    decode(channel, step);
+    ++submitted_;
     step.coll.size = sizeof step.coll;
     step.coll.counts = step.counts.empty() ? nullptr : step.counts.data();
     step.coll.label = parts_.label.c_str();

@@ -1,5 +1,6 @@
 // An all_gather or a broadcast over the ranks of several hosts: every part passes to each host once, to one rank there,
-// and then to the others through shared memory.
+// and then to the others through shared memory. Parts of a quantized all_gather pass as integers, and all ranks get
+// what these are worth.
 #pragma once
 
 #include <cstdint>
@@ -21,15 +22,20 @@ class HostGather : public Transfer {
 
  private:
   void list_gathers(Channel& channel);
+  void send_own_part(Channel& channel);
+  bool passes_encoded(int64_t count) const;
   void start_broadcast(Channel& channel);
   bool submit_steps(Channel& channel);
 
   struct Step {      // of the ranks of this host
     zr_coll coll{};  // without counts and label
     std::vector<int64_t> counts;
-    Requests arriving;  // what this rank contributes to it
+    Requests arriving;  // what this rank contributes to it; and the leaving part of this rank, if it is quantized
+    std::vector<zr_view> encoded;  // parts of it whose memory ends with their encoded values
   };
-  std::vector<Step> steps_;
+  void decode(const Channel& channel, const Step& step) const;
+
+  std::vector<Step> steps_;  // of an all_gather: by host
   std::size_t submitted_ = 0;
   std::deque<zr::Done> running_;  // submitted steps that are not complete
 };

@@ -6,6 +6,7 @@
 #include <deque>
 #include <mutex>
 
+#include "../comm_shm/kernel.hpp"
 #include "../comm_shm/shm_communicator.hpp"
 #include "zr/base.hpp"
 
@@ -15,8 +16,9 @@ namespace mpi {
 /// began before it. [MPI thread], except the constructor.
 class LocalSteps {
  public:
-  /// `mutex`: held while the communicator is used. All arguments outlive the object.
-  LocalSteps(const zr::Host& host, shm::ShmCommunicator& communicator, std::mutex& mutex)
+  /// `communicator`: null if this rank is the only one of its host. `mutex`: held while the communicator is used. All
+  /// arguments outlive the object.
+  LocalSteps(const zr::Host& host, shm::ShmCommunicator* communicator, std::mutex& mutex)
       : host_(host), communicator_(communicator), mutex_(mutex) {}
 
   /// A collective begins; collectives begin in the order of their numbers.
@@ -31,8 +33,11 @@ class LocalSteps {
   void progress();
 
  private:
+  void run_alone(const zr_coll& coll) const;
+
   const zr::Host& host_;
-  shm::ShmCommunicator& communicator_;
+  shm::ShmCommunicator* const communicator_;
+  const decltype(ZR_CHOOSE(reduce_ranks)) reduce_ = ZR_CHOOSE(reduce_ranks);
   std::mutex& mutex_;
   std::deque<uint64_t> open_;
 };

@@ -21,7 +21,11 @@ class Mpi : public zr::Communicator<Mpi, mpi::MpiCommunicator> {
   uint64_t open_bytes(int32_t world) const noexcept {
     return static_cast<uint64_t>(mpi::MpiCommunicator::most_bytes(world, options_));
   }
-  zr_comm_caps caps() const { return shm::capabilities(); }
+  zr_comm_caps caps() const {
+    zr_comm_caps caps = shm::capabilities();
+    caps.flags |= ZR_COMM_QUANTIZED | ZR_COMM_ANY_ORDER;
+    return caps;
+  }
   std::unique_ptr<mpi::MpiCommunicator> open(const zr_comm_open& options) {
     if (options.device.type != ZR_DEVICE_CPU)
       throw zr::PluginError(ZR_UNSUPPORTED, "comm_mpi moves host memory, not memory of a device of type " +

@@ -12,7 +12,8 @@
 
 #include "flat_transfer.hpp"
 #include "host_gather.hpp"
-#include "host_reduction.hpp"
+#include "ordered_reduction.hpp"
+#include "per_host_reduction.hpp"
 #include "sum_route.hpp"
 #include "zr/round_up.hpp"
 
@@ -33,13 +34,14 @@ MpiCommunicator::MpiCommunicator(const zr::Host& host, const zr_comm_open& open,
   if (!thread_) return;
   channel_.hosts = Hosts(meet(open));
   open_channel(open);
-  if (options_.hierarchy && channel_.hosts.has_levels()) open_local(open);
+  if (options_.hierarchy && channel_.hosts.count() > 1) open_local(open);
   thread_->add(*this);
   host_.need<zr_memory_service>().account(host_.abi(), kTag, static_cast<int64_t>(pieces_.size()) + sums_.count);
 }
 
 int64_t MpiCommunicator::most_bytes(int world, const MpiOptions& options) {
   int64_t bytes = FlatTransfer::buffer_bytes(world);
+  if (options.hierarchy && world == 2) bytes += HostReduction::buffer_bytes();
   if (options.hierarchy && world > 2)
     bytes += HostReduction::buffer_bytes() + static_cast<int64_t>(shm::Layout(world - 1, options.staging_bytes).bytes);
   return bytes;
@@ -72,6 +74,10 @@ void MpiCommunicator::open_local(const zr_comm_open& open) {
                                  "them; number the ranks host by host (mpirun --map-by slot)");
     return;
   }
+  if (!hosts.has_levels()) {
+    channel_.local = &steps_.emplace(host_, nullptr, local_mutex_);
+    return;
+  }
   const int host = hosts.of(open.rank), first = hosts.first(host);
   const std::string prefix = std::string(open.store_prefix) + "host." + std::to_string(host) + ".";
   zr_comm_open inside = open;
@@ -87,22 +93,42 @@ void MpiCommunicator::open_local(const zr_comm_open& open) {
                               error.what() + "; or set communicator.mpi.hierarchy = false",
                           error.native());
   }
-  steps_.emplace(host_, *local_, local_mutex_);
+  channel_.local = &steps_.emplace(host_, local_.get(), local_mutex_);
   sums_ = local_->mem_alloc(static_cast<uint64_t>(HostReduction::buffer_bytes()), 64, 0);
   channel_.sums = static_cast<char*>(sums_.data);
-  channel_.local = &*steps_;
 }
 
 // The same kind on all ranks.
-std::unique_ptr<Transfer> MpiCommunicator::transfer(const zr_coll& coll) const {
+std::unique_ptr<Transfer> MpiCommunicator::transfer(const zr_coll& coll) {
   zr::CollectiveParts parts;
   parts.assign(coll, channel_.rank, channel_.world);
+  const bool is_quantized = bits_of(coll) != 0, several_hosts = channel_.hosts.count() > 1;
+  if (is_quantized && several_hosts && !channel_.local)
+    throw zr::PluginError(ZR_UNSUPPORTED,
+                          options_.hierarchy
+                              ? channel_.hosts.gap() + "; quantized collectives (communicator.gradients, "
+                                                       "communicator.weights) need ranks that are numbered host by "
+                                                       "host (mpirun --map-by slot)"
+                              : "quantized collectives (communicator.gradients, communicator.weights) need "
+                                "communicator.mpi.hierarchy = true");
   if (channel_.local && !parts.is_message() && coll.op != ZR_BARRIER &&
       parts.elements() * parts.width() >= options_.hierarchy_min_bytes) {
-    if (HostGather::suits(parts)) return std::make_unique<HostGather>(std::move(parts), collectives_);
-    if (saves_bytes(parts, channel_.hosts)) return std::make_unique<HostReduction>(std::move(parts), collectives_);
+    const bool uses_hosts = local_ || is_quantized;
+    if (uses_hosts && HostGather::suits(parts)) return std::make_unique<HostGather>(std::move(parts), collectives_);
+    const SumWay way = uses_hosts ? sum_way(parts, channel_.hosts) : SumWay::flat;
+    if (way != SumWay::flat) need_sums();
+    if (way == SumWay::ordered) return std::make_unique<OrderedReduction>(std::move(parts), collectives_);
+    if (way == SumWay::per_host) return std::make_unique<PerHostReduction>(std::move(parts), collectives_);
   }
   return std::make_unique<FlatTransfer>(std::move(parts), collectives_);
+}
+
+// Only quantized sums need them if there is one rank on each host.
+void MpiCommunicator::need_sums() {
+  if (channel_.sums) return;
+  sums_alone_.resize(static_cast<std::size_t>(HostReduction::buffer_bytes()));
+  channel_.sums = sums_alone_.data();
+  host_.need<zr_memory_service>().account(host_.abi(), kTag, static_cast<int64_t>(sums_alone_.size()));
 }
 
 void MpiCommunicator::open_channel(const zr_comm_open& open) {
@@ -148,7 +174,7 @@ MpiCommunicator::~MpiCommunicator() {
   if (!queue_.empty()) MpiThread::give_up();
   for (const Pending& pending : queue_)
     if (pending.done) pending.done.resolve(ZR_CANCELLED, 0, (pending.what + ": the communicator was closed").c_str());
-  host_.need<zr_memory_service>().account(host_.abi(), kTag, -static_cast<int64_t>(pieces_.size()) - sums_.count);
+  host_.need<zr_memory_service>().account(host_.abi(), kTag, -static_cast<int64_t>(pieces_.size() + sums_alone_.size()) - sums_.count);
 }
 
 zr_view MpiCommunicator::mem_alloc(uint64_t bytes, uint64_t align, uint32_t flags) {

@@ -55,7 +55,8 @@ class MpiCommunicator : private MpiThread::Client {
   std::vector<std::string> meet(const zr_comm_open& open);
   void open_channel(const zr_comm_open& open);
   void open_local(const zr_comm_open& open);
-  std::unique_ptr<Transfer> transfer(const zr_coll& coll) const;
+  std::unique_ptr<Transfer> transfer(const zr_coll& coll);
+  void need_sums();
   State advance() noexcept override;
   bool advance_transfers();
   bool may_start(std::size_t index) const;
@@ -68,9 +69,10 @@ class MpiCommunicator : private MpiThread::Client {
   const MpiOptions options_;
   std::vector<char> pieces_;
   std::mutex local_mutex_;                       // of what the next two members do
-  std::unique_ptr<shm::ShmCommunicator> local_;  // of the ranks of this host; null: no hierarchy
+  std::unique_ptr<shm::ShmCommunicator> local_;  // of the ranks of this host; null: no hierarchy, or one rank on each
   std::optional<LocalSteps> steps_;
   zr_view sums_{};                                                        // memory of local_
+  std::vector<char> sums_alone_;                                          // without local_
   std::map<const void*, std::unique_ptr<void, void (*)(void*)>> memory_;  // of mem_alloc() without local_
   Channel channel_;
   int tag_limit_ = 0;          // the largest tag of a message

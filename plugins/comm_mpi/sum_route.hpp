@@ -15,8 +15,11 @@ struct SumRoute {
 
 /// For a rank on host `home`. The same on all ranks. [any]
 SumRoute sum_route(const zr::CollectiveParts& parts, const Hosts& hosts, int home);
-/// True if the operation is a sum that can pass so, and fewer bytes then pass between the hosts than if the ranks send
-/// their elements to each other. The same on all ranks. [any]
-bool saves_bytes(const zr::CollectiveParts& parts, const Hosts& hosts);
+/// How an operation is performed: ranks send their elements to each other; or it is a sum that passes through few
+/// ranks of each host, in rank order or not.
+enum class SumWay { flat, ordered, per_host };
+
+/// The way with the fewest bytes between the hosts of those that the operation permits. The same on all ranks. [any]
+SumWay sum_way(const zr::CollectiveParts& parts, const Hosts& hosts);
 
 }  // namespace mpi

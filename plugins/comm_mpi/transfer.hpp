@@ -9,6 +9,7 @@
 #include "../comm_shm/kernel.hpp"
 #include "hosts.hpp"
 #include "local_steps.hpp"
+#include "quantization.hpp"
 #include "requests.hpp"
 #include "zr/base.hpp"
 #include "zr/collective_parts.hpp"
@@ -29,6 +30,7 @@ struct Channel {
   Hosts hosts{};
   LocalSteps* local = nullptr;
   char* sums = nullptr;
+  Quantization quantization{};
 };
 
 /// [MPI thread], except what says otherwise.
@@ -62,6 +64,9 @@ class Transfer {
     hash ^= hash >> 32;
     return static_cast<int>(((number_ % kNumbers) * phases + static_cast<uint64_t>(phase)) * hashes + hash % hashes);
   }
+
+  /// Of values that pass between hosts as integers; 0: they do not.
+  int bits() const { return bits_of(parts_.coll); }
 
   const zr::CollectiveParts parts_;
   const uint64_t number_;

@@ -29,6 +29,7 @@ GatherScheduler::GatherScheduler(const zr_plan_in& in, const GatherGroups& group
       buffer_view_(buffer),
       align_(in.align),
       width_(zr::bytes_of(in.weight_dtype)),
+      rounds_(ZR_HAS(&in, zr_plan_in, flags) && (in.flags & ZR_PLAN_ROUNDED_WEIGHTS)),
       buffer_(buffer.count),
       order_(sizes(groups, zr::bytes_of(in.weight_dtype))),
       group_states_(groups.groups().size()) {
@@ -53,12 +54,13 @@ zr_view GatherScheduler::memory(uint32_t group) const {
 }
 
 void GatherScheduler::acquire(const uint32_t* params, uint32_t n, uint32_t phase, zr_view* full) {
-  const bool recorded = phase == ZR_FORWARD || phase == ZR_BACKWARD;
+  const bool recorded = phase == ZR_FORWARD || phase == ZR_BACKWARD, rounds = rounds_ && phase != ZR_EXPORT_PHASE;
   std::vector<uint32_t> needed;
   for (uint32_t i = 0; i < n; ++i) {
     const uint32_t group = groups_.group_of(params[i]);
     GroupState& state = group_states_[group];
     if (state.users++ > 0) continue;
+    if (state.state != State::absent && state.is_rounded != rounds) drop(group);
     needed.push_back(group);
     if (recorded && !order_.use(group)) order_changed(group);
     if (state.prefetched) prefetched_bytes_ -= bytes(group);
@@ -74,7 +76,7 @@ void GatherScheduler::acquire(const uint32_t* params, uint32_t n, uint32_t phase
         allocate_overflow(group, phase);
         break;
       }
-    start(group);
+    start(group, rounds);
   }
   if (recorded) prefetch();
   for (const uint32_t group : needed) wait_for(group);
@@ -181,15 +183,17 @@ void GatherScheduler::drop(uint32_t group) {
       std::min(next_, order_.next(group));  // prefetch() may have skipped the group's next use while it was gathered
 }
 
-void GatherScheduler::start(uint32_t group) {
+void GatherScheduler::start(uint32_t group, bool rounds) {
   const GatherGroup& gather_group = groups_.groups()[group];
   GroupState& state = group_states_[group];
   gathered_groups_.push_back(group);
   gathered_bytes_ += bytes(group);
   state.state = State::gathering;
+  state.is_rounded = rounds;
   state.done =
       comm_.start(zr::all_gather(zr::part(shard_, gather_group.own_offset, gather_group.part(comm_.rank()).size()),
-                                 memory(group), in_->params[gather_group.params.front()]->name, counts_[group].data()));
+                                 memory(group), in_->params[gather_group.params.front()]->name, counts_[group].data(),
+                                 rounds ? uint32_t{ZR_COLL_WEIGHTS} : 0u));
 }
 
 void GatherScheduler::wait_for(uint32_t group) {
@@ -212,7 +216,7 @@ void GatherScheduler::prefetch() {
       if (!drop_farthest(when)) return;
     group_states_[group].prefetched = true;
     prefetched_bytes_ += bytes(group);
-    start(group);
+    start(group, rounds_);
   }
 }
 

@@ -49,6 +49,7 @@ class GatherScheduler {
     int64_t offset = -1;      // in the all-gather buffer; -1: in `overflow`
     zr_view overflow{};       // memory of the host, used if the all-gather buffer was full
     bool is_reused = false;   // `overflow` is kept for later overflows
+    bool is_rounded = false;  // the gathered weights
     zr::Done done;
   };
   zr_view memory(uint32_t group) const;
@@ -60,7 +61,7 @@ class GatherScheduler {
   void free_overflow(const zr_view& memory);
   bool drop_farthest(int64_t beyond);
   void drop(uint32_t group);
-  void start(uint32_t group);
+  void start(uint32_t group, bool rounds);
   void wait_for(uint32_t group);
   void order_changed(uint32_t group);
 
@@ -71,6 +72,7 @@ class GatherScheduler {
   zr::Host host_;
   const zr_view shard_, buffer_view_;
   const int64_t align_, width_;
+  const bool rounds_;  // gathers for training and evaluation may round weights
   AllGatherBuffer buffer_;
   ExecutionOrder order_;
   std::vector<GroupState> group_states_;            // by group

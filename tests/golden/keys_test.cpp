@@ -233,7 +233,8 @@ const std::set<std::string> kApart{
     "checkpoint.init", "checkpoint.strict", "checkpoint.convert", "checkpoint.rename",
     // Tested in tests/multirank/model/device_test.cpp.
     "job.device", "job.device_library",
-    // Tested in tests/multirank/comm/mpi_hosts_test.cpp and mpi_training_test.cpp.
+    // Tested in tests/multirank/comm/mpi_*_test.cpp.
+    "communicator.exact", "communicator.gradients", "communicator.weights",
     "communicator.mpi.hierarchy", "communicator.mpi.hierarchy_min_bytes", "communicator.mpi.staging_bytes",
     // Tested in tests/multirank/engine/buffers_test.cpp.
     "train.buffers"};

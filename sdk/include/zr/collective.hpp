@@ -24,7 +24,8 @@ inline zr_coll collective(uint32_t op, const zr_view& src, const zr_view& dst, c
   c.label = label;
   return c;
 }
-/// Reduces all ranks' src to every rank's dst. flags: ZR_COLL_ACCUMULATE adds to the content of dst.
+/// Reduces all ranks' src to every rank's dst. flags: ZR_COLL_ACCUMULATE adds to the content of dst; with
+/// ZR_COLL_GRADIENTS the user may choose that the sum is not exact.
 inline zr_coll all_reduce(const zr_view& src, const zr_view& dst, const char* label, uint32_t flags = 0,
                           uint32_t reduce = ZR_SUM) {
   zr_coll c = collective(ZR_ALL_REDUCE, src, dst, label);
@@ -48,9 +49,13 @@ inline zr_coll reduce(const zr_view& src, const zr_view& dst, int32_t root, cons
   c.root = root;
   return c;
 }
-/// Gathers every rank's src, in rank order, to every rank's dst.
-inline zr_coll all_gather(const zr_view& src, const zr_view& dst, const char* label, const int64_t* counts = nullptr) {
-  return collective(ZR_ALL_GATHER, src, dst, label, counts);
+/// Gathers every rank's src, in rank order, to every rank's dst. flags: ZR_COLL_GRADIENTS or ZR_COLL_WEIGHTS: with these
+/// the user may choose that values are rounded, also those of this rank's own part of dst.
+inline zr_coll all_gather(const zr_view& src, const zr_view& dst, const char* label, const int64_t* counts = nullptr,
+                          uint32_t flags = 0) {
+  zr_coll c = collective(ZR_ALL_GATHER, src, dst, label, counts);
+  c.flags = flags;
+  return c;
 }
 /// Gathers every rank's src, in rank order, to root's dst.
 inline zr_coll gather(const zr_view& src, const zr_view& dst, int32_t root, const char* label,

@@ -37,10 +37,12 @@ inline void plan_full(const zr_plan_in& in, const FlatLayout& layout, uint32_t r
 }
 
 /// Starts to all-gather every rank's part of bucket `b`, in place. `flat` is the trainable part, or begins with it.
-inline Done start_all_gather(const Comm& comm, const FlatLayout& layout, std::size_t b, const zr_view& flat) {
+/// flags: see all_gather().
+inline Done start_all_gather(const Comm& comm, const FlatLayout& layout, std::size_t b, const zr_view& flat,
+                             uint32_t flags = 0) {
   const FlatLayout::FlatRange &bucket = layout.buckets()[b], own_part = layout.part(b, comm.rank());
   return comm.start(all_gather(part(flat, own_part.begin, own_part.size()), part(flat, bucket.begin, bucket.size()),
-                               ("bucket " + std::to_string(b)).c_str(), layout.counts(b).data()));
+                               ("bucket " + std::to_string(b)).c_str(), layout.counts(b).data(), flags));
 }
 /// All-gathers every rank's part of every bucket; see start_all_gather().
 inline void all_gather_parts(const Comm& comm, const FlatLayout& layout, const zr_view& flat) {

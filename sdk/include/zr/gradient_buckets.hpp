@@ -143,7 +143,7 @@ class GradientBuckets {
       // The first micro-step starts from +0, so that the reduced gradients need not be cleared.
       reductions_[buffer] = comm_.start(reduce_scatter(
           part(memory_[buffer], 0, size_[next_to_send_]), reduced_[next_to_send_], label_[next_to_send_].c_str(),
-          micro > 0 ? ZR_COLL_ACCUMULATE : 0, counts_[next_to_send_].data()));
+          ZR_COLL_GRADIENTS | (micro > 0 ? uint32_t{ZR_COLL_ACCUMULATE} : 0u), counts_[next_to_send_].data()));
     }
   }
   /// Waits until a bucket is reduced, one of the last kBucketBuffers that were sent in this micro-step.

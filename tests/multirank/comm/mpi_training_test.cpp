@@ -110,4 +110,37 @@ TEST(CommMpiHostsTest, TrainTheBitsOfOneHost) {
   }
 }
 
+// Of 128 values, 132 or 68 bytes pass instead of 512: gradients to the other host as sums of its ranks, and what zero0
+// then gathers, or weights. Headers of TCP and the start of the job add a little.
+TEST(CommMpiHostsTest, SendFewerBytesOfQuantizedGradientsAndWeights) {
+  const Hosts hosts(2);
+  if (!hosts.unavailable().empty()) GTEST_SKIP() << "cannot create network namespaces: " << hosts.unavailable();
+  const zr::test::Scratch scratch;
+  constexpr double kInt8 = 132.0 / 512, kInt4 = 68.0 / 512;
+  struct Job {
+    std::string keys;
+    double gradients, gathered;
+  };
+  for (const Job& job : {Job{"strategy=zero0 communicator.gradients=int8", kInt8, kInt8},
+                         Job{"strategy=zero0 communicator.gradients=int4", kInt4, kInt4},
+                         Job{"strategy=zero1 communicator.gradients=int4", kInt4, 1},
+                         Job{"strategy=zero1 communicator.exact=false", 1, 1},
+                         Job{"strategy=zero3 strategy.zero3.persistence_threshold=0 communicator.gradients=int4 "
+                             "communicator.weights=int8",
+                             kInt4, kInt8}}) {
+    const std::string keys = job.keys + " job.ranks=4 communicator=auto communicator.mpi.hierarchy_min_bytes=0";
+    const int64_t before = hosts.sent();
+    const auto summary = summary_of(scratch, hosts.launch(2), keys);
+    const int64_t sent = hosts.sent() - before;
+    const auto& bytes = summary.at("communication_bytes");
+    // Each of four ranks receives 3/4 of the elements, but a host sends half of them.
+    const double expected = (job.gradients * bytes.at("reduce_scatter").get<double>() +
+                             job.gathered * bytes.at("all_gather").get<double>()) /
+                            6;
+    EXPECT_GE(sent, expected) << keys;
+    EXPECT_LE(sent, expected * 1.1 + (256 << 10)) << keys;
+    RecordProperty(job.keys, std::to_string(sent));
+  }
+}
+
 }  // namespace

@@ -13,10 +13,10 @@ namespace {
 class ConvergenceTest : public testing::Test {
  protected:
   // The validation loss after the last step. The text is the one that `make setup` downloads.
-  double loss_of(const std::string& name, const std::string& overrides) const {
-    const auto done = zr::testing::shell(
-        "cd " + scratch_.folder().string() +
-        " && env -u ZR_PLUGIN_PATH " ZR_BUILD_DIR "/bin/zeroth train gpt.toml job.name=" + name + " " + overrides);
+  double loss_of(const std::string& name, const std::string& overrides,
+                 const std::string& start = ZR_BUILD_DIR "/bin/zeroth train") const {
+    const auto done = zr::testing::shell("cd " + scratch_.folder().string() + " && env -u ZR_PLUGIN_PATH " + start +
+                                         " gpt.toml job.name=" + name + " " + overrides);
     EXPECT_EQ(done.code, 0) << done.output;
     double loss = std::nan("");
     std::ifstream rows(scratch_.path("runs/" + name + "/metrics.jsonl"));
@@ -26,16 +26,20 @@ class ConvergenceTest : public testing::Test {
     }
     return loss;
   }
+  void write_job() const {
+    scratch_.write(
+        "gpt.toml",
+        "strategy = \"zero1\"\ncommunicator = \"shm\"\n[job]\nprogram = \"gpt\"\nthreads = 1\nranks = 2\n"
+        "[model]\nlayers = 2\nwidth = 96\nheads = 4\ncontext = 64\n[train]\nsteps = 600\nmicro_batch = 8\n"
+        "[optimizer]\nuse = \"adamw\"\nlr = 0.002\nadamw = { beta2 = 0.99 }\n"
+        "onebit_adam = { beta2 = 0.99, freeze_step = 150 }\n[schedule]\nuse = \"cosine\"\n"
+        "cosine = { warmup = 50, final_ratio = 0.05 }\n[eval]\nevery = 600\n[sample]\nlength = 0\n");
+  }
   const zr::test::Scratch scratch_;
 };
 
 TEST_F(ConvergenceTest, OneBitAdamReachesTheLossOfAdamW) {
-  scratch_.write("gpt.toml",
-                 "strategy = \"zero1\"\ncommunicator = \"shm\"\n[job]\nprogram = \"gpt\"\nthreads = 1\nranks = 2\n"
-                 "[model]\nlayers = 2\nwidth = 96\nheads = 4\ncontext = 64\n[train]\nsteps = 600\nmicro_batch = 8\n"
-                 "[optimizer]\nuse = \"adamw\"\nlr = 0.002\nadamw = { beta2 = 0.99 }\n"
-                 "onebit_adam = { beta2 = 0.99, freeze_step = 150 }\n[schedule]\nuse = \"cosine\"\n"
-                 "cosine = { warmup = 50, final_ratio = 0.05 }\n[eval]\nevery = 600\n[sample]\nlength = 0\n");
+  write_job();
   for (const std::string seed : {"1", "2", "3"}) {
     const double exact = loss_of("adamw" + seed, "train.seed=" + seed),
                  compressed = loss_of("onebit" + seed, "optimizer=onebit_adam train.seed=" + seed);
@@ -43,6 +47,30 @@ TEST_F(ConvergenceTest, OneBitAdamReachesTheLossOfAdamW) {
     EXPECT_LT(compressed, 1.01 * exact) << "seed " << seed;
     RecordProperty("adamw" + seed, std::to_string(exact));
     RecordProperty("onebit_adam" + seed, std::to_string(compressed));
+  }
+}
+
+// Two ranks that pretend to be on two hosts. zero3 rounds what it gathers and reduces, zero0 also the sums it gathers.
+TEST_F(ConvergenceTest, QuantizedCollectivesReachTheLossOfExactOnes) {
+  write_job();
+  const std::string start =
+      "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun.openmpi --bind-to none --oversubscribe -n 2 sh "
+      "-c 'ZR_HOST_ID=$OMPI_COMM_WORLD_RANK exec \"$@\"' sh " ZR_BUILD_DIR "/bin/gpt";
+  const std::string mpi = "communicator=mpi communicator.mpi.hierarchy_min_bytes=0 ";
+  for (const std::string seed : {"1", "2", "3"}) {
+    const std::string keys = mpi + "train.seed=" + seed + " ";
+    const double exact = loss_of("exact" + seed, keys, start);
+    EXPECT_LT(exact, 2.9) << "it learns more than the frequencies of bytes";
+    const auto compare = [&](const std::string& name, const std::string& more) {
+      const double loss = loss_of(name + seed, keys + more, start);
+      EXPECT_LT(loss, 1.01 * exact) << name << ", seed " << seed;
+      EXPECT_NE(loss, exact) << name << ", seed " << seed;
+      RecordProperty(name + seed, std::to_string(loss));
+    };
+    compare("int8", "strategy=zero3 communicator.gradients=int8 communicator.weights=int8 "
+                    "strategy.zero3.persistence_threshold=0");
+    compare("int4", "strategy=zero0 communicator.gradients=int4");
+    RecordProperty("exact" + seed, std::to_string(exact));
   }
 }
 

@@ -37,6 +37,7 @@ class Outside {
   zr_comm_ref comm() { return {&kComm, this, 0, 2}; }
 
   std::string started;             // groups, in the order they were started
+  std::string rounded;             // for each of them, r: its weights may be rounded
   int64_t elements = 0;            // total elements of the started groups
   const float* end = nullptr;      // end of the highest memory that was gathered into
   int under_way = 0, lost = 0;     // lost: not waited for before their memory was released
@@ -54,6 +55,7 @@ class Outside {
     EXPECT_EQ(c->dst.count, c->counts[0] + c->counts[1]);
     for (int64_t i = 0; i < c->src.count; ++i) EXPECT_EQ(static_cast<float*>(c->src.data)[i], value(group, i));
     out.started += group;
+    out.rounded += c->flags & ZR_COLL_WEIGHTS ? 'r' : '-';
     out.elements += c->dst.count;
     out.end = std::max<const float*>(out.end, dst + c->dst.count);
     ++out.under_way;
@@ -150,6 +152,7 @@ class GatherSchedulerTest : public ::testing::Test {
   }
   int64_t window_used() const { return out_->end - buffer_.data(); }
 
+  bool rounds_ = false;
   std::optional<Outside> out_;
   zr::host::plan::PlanInput input_;
   std::optional<zr::host::plan::PlanInputView> view_;
@@ -171,6 +174,7 @@ class GatherSchedulerTest : public ::testing::Test {
     out_.emplace();
     input_ = {};
     input_.world = 2;
+    input_.rounds_weights = rounds_;
     for (const int64_t count : counts) {
       const std::string module(1, static_cast<char>('a' + input_.parameters.size()));
       input_.parameters.push_back({module + ".weight", {}, {count}, count, false, 0});
@@ -203,6 +207,25 @@ TEST_F(GatherSchedulerTest, PrefetchesUpToPrefetchBytesOnceTheOrderIsKnown) {
     EXPECT_EQ(pass(kUses), kUses) << "on demand";
     EXPECT_EQ(pass(kUses), gathered) << prefetch << " bytes ahead";
     EXPECT_EQ(pass(kUses), gathered);
+  }
+}
+
+TEST_F(GatherSchedulerTest, GathersExactWeightsForAnExport) {
+  for (rounds_ = false;; rounds_ = true) {
+    make({0, kPlenty, kPlenty});
+    pass("a b b a");
+    pass("a b b a");
+    scheduler_->refresh();
+    out_->started.clear();
+    out_->rounded.clear();
+    for (const uint32_t phase : {ZR_FORWARD, ZR_EXPORT_PHASE, ZR_EXPORT_PHASE, ZR_BACKWARD}) {
+      acquire("a", phase);
+      release("a");
+    }
+    EXPECT_EQ(out_->started, rounds_ ? "aaa" : "a");
+    EXPECT_EQ(out_->rounded, rounds_ ? "r-r" : "-");
+    EXPECT_EQ(out_->lost, 0);
+    if (rounds_) break;
   }
 }
 

@@ -1,0 +1,79 @@
+#include "engine/inexact_collectives.hpp"
+
+#include <fmt/format.h>
+
+#include <string>
+#include <vector>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "comm/open_communicator.hpp"
+
+namespace zr::host::engine {
+
+namespace {
+using config::ValueForm;
+
+uint32_t flag_of(ValueForm form) {
+  return form == ValueForm::int8 ? uint32_t{ZR_COLL_INT8} : form == ValueForm::int4 ? uint32_t{ZR_COLL_INT4} : 0u;
+}
+
+struct Request {  // of a key
+  std::string key, value;
+  config::Origin origin;
+  uint32_t flag, needed;  // of the collective; of the communicator's capabilities
+};
+
+std::vector<Request> requests_of(const config::CommunicatorConfig& keys) {
+  std::vector<Request> requests;
+  const auto name = [](ValueForm form) { return form == ValueForm::int8 ? "\"int8\"" : "\"int4\""; };
+  if (!keys.exact)
+    requests.push_back({keys.exact.key, "false", keys.exact.origin, ZR_COLL_ANY_ORDER, ZR_COMM_ANY_ORDER});
+  for (const config::Setting<ValueForm>* form : {&keys.gradients, &keys.weights})
+    if (form->value != ValueForm::exact)
+      requests.push_back({form->key, name(*form), form->origin, flag_of(*form), ZR_COMM_QUANTIZED});
+  return requests;
+}
+
+bool shards_weights(const plan::MemoryPlan& plan) {
+  const std::vector<plan::Parameter>& parameters = plan.input.parameters;
+  std::vector<char> is_full(parameters.size(), 0);
+  for (const plan::Piece& piece : plan.rank_plan.weights)
+    is_full[piece.param] |= piece.count == parameters[piece.param].count;
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    if (!is_full[i] && parameters[i].count > 0) return true;
+  return false;
+}
+}  // namespace
+
+bool rounds_weights(const config::JobConfig& config, const plugin::Instance* communicator) {
+  return communicator && config.communicator().weights != ValueForm::exact &&
+         (comm::communicator_caps(*communicator).flags & ZR_COMM_QUANTIZED);
+}
+
+InexactCollectives inexact_collectives(const config::JobConfig& config, const plan::MemoryPlan& plan,
+                                       const plugin::Instance* communicator, bool one_host, bool warn) {
+  InexactCollectives chosen;
+  const config::CommunicatorConfig& keys = config.communicator();
+  if (!communicator || plan.input.world == 1) return chosen;
+  const uint32_t caps = comm::communicator_caps(*communicator).flags;
+  for (const Request& request : requests_of(keys)) {
+    const std::string what = fmt::format("{} = {} ({})", request.key, request.value, request.origin.text());
+    const bool is_supported = (caps & request.needed) != 0;
+    if (!is_supported && !one_host)
+      fail_user(fmt::format("{}: communicator '{}' passes on exact values only; choose communicator = \"auto\", or "
+                            "remove the key",
+                            what, communicator->component().table->id));
+    if (!is_supported && warn) log(ZR_LOG_WARN, what + " has no effect, because all ranks are on one host");
+    if (!is_supported) continue;
+    (request.key == keys.weights.key ? chosen.weights : chosen.gradients) |= request.flag;
+  }
+  if (chosen.weights && !shards_weights(plan))
+    fail_user(fmt::format("{} = \"int8\" ({}): every rank has all weights under this job's strategy, so none are "
+                          "gathered for forward and backward; choose a strategy that shards weights, such as \"zero3\", "
+                          "or remove the key",
+                          keys.weights.key, keys.weights.origin.text()));
+  return chosen;
+}
+
+}  // namespace zr::host::engine

@@ -1,0 +1,108 @@
+#include "per_host_reduction.hpp"
+
+#include <algorithm>
+
+#include "rounding.hpp"
+
+namespace mpi {
+
+int64_t PerHostReduction::sum_bytes(const Piece& piece) const {
+  return bits() ? encoded_bytes(bits(), piece.count) : piece.count * int64_t{sizeof(float)};
+}
+
+int64_t PerHostReduction::result_bytes(const Piece& piece) const {
+  return bits() ? encoded_bytes(bits(), piece.count) : piece.count * zr::size_of(parts_.coll.dst.dtype);
+}
+
+// Where the sum of another host arrives.
+char* PerHostReduction::sum_of_host(const Channel& channel, const Work& work, int host) const {
+  return slot_of(channel, work, host < channel.hosts.of(parts_.rank) ? host : host - 1);
+}
+
+void PerHostReduction::receive(Channel& channel, Work& work) {
+  const Piece& piece = piece_of(work);
+  const Hosts& hosts = channel.hosts;
+  if (piece.owner != parts_.rank) return;
+  for (int host = 0; host < hosts.count(); ++host)
+    if (host != hosts.of(parts_.rank))
+      receive_part(channel, work, sum_of_host(channel, work, host), sum_bytes(piece), hosts.helper(host, piece.owner),
+                   Phase::sums);
+}
+
+// The owner's sum begins with dst, if it accumulates, and with the hosts before its own.
+void PerHostReduction::prepare(Channel& channel, Work& work) {
+  const Piece& piece = piece_of(work);
+  float* const sum = sum_of(channel, work);
+  const bool is_own = piece.owner == parts_.rank;
+  if (is_own && accumulates())
+    upcast(sum, dst_of(piece), parts_.coll.dst.dtype, piece.count);
+  else
+    std::fill_n(sum, piece.count, 0.0f);
+  if (is_own) add_sums(channel, work, 0, channel.hosts.of(parts_.rank));
+}
+
+void PerHostReduction::add_sums(const Channel& channel, const Work& work, int first_host, int end_host) {
+  float* const sum = sum_of(channel, work);
+  const int64_t count = piece_of(work).count;
+  for (int host = first_host; host < end_host; ++host) {
+    const char* const other = sum_of_host(channel, work, host);
+    if (bits()) {
+      channel.quantization.add(bits(), other, count, sum);
+    } else {
+      const void* const source = other;
+      void* const out = sum;
+      channel.reduce({ZR_SUM, true, ZR_F32, ZR_F32}, &source, 1, &out, 1, 0, count, false);
+    }
+  }
+}
+
+void PerHostReduction::finish(Channel& channel, Work& work) {
+  const Piece& piece = piece_of(work);
+  const Hosts& hosts = channel.hosts;
+  float* const sum = sum_of(channel, work);
+  if (piece.owner == parts_.rank) {
+    add_sums(channel, work, hosts.of(parts_.rank) + 1, hosts.count());
+    work.has_result = true;
+    if (is_all_reduce()) return send_result(channel, work);
+    return round_to(dst_of(piece), parts_.coll.dst.dtype, sum, piece.count);
+  }
+  void* const leaves = bits() ? static_cast<void*>(rounded_of(channel, work)) : sum;
+  if (bits()) channel.quantization.encode(bits(), ZR_F32, sum, piece.count, leaves);
+  work.leaving.send(leaves, sum_bytes(piece), piece.owner, tag(channel, Phase::sums, sum_bytes(piece)),
+                    channel.collectives, parts_.what());
+  if (!is_all_reduce()) return;
+  // dst may be src: no rank of this host reads these elements any more. A quantized result replaces the sum.
+  work.keeps_until_result = bits() != 0;
+  void* const arrives = bits() ? static_cast<void*>(sum) : dst_of(piece);
+  work.result.receive(arrives, result_bytes(piece), piece.owner, tag(channel, Phase::results, result_bytes(piece)),
+                      channel.collectives, parts_.what());
+}
+
+// To one rank of every other host. The owner uses what they get.
+void PerHostReduction::send_result(Channel& channel, Work& work) {
+  const Piece& piece = piece_of(work);
+  const Hosts& hosts = channel.hosts;
+  const zr_dtype dtype = parts_.coll.dst.dtype;
+  const float* const sum = sum_of(channel, work);
+  const void* leaves = dst_of(piece);
+  if (bits()) {
+    leaves = rounded_of(channel, work);
+    channel.quantization.encode(bits(), ZR_F32, sum, piece.count, rounded_of(channel, work));
+    channel.quantization.decode(bits(), leaves, dtype, piece.count, dst_of(piece));
+  } else {
+    round_to(dst_of(piece), dtype, sum, piece.count);
+  }
+  Requests& requests = bits() ? work.leaving : whole_;
+  for (int host = 0; host < hosts.count(); ++host)
+    if (host != hosts.of(parts_.rank))
+      requests.send(leaves, result_bytes(piece), hosts.helper(host, piece.owner),
+                    tag(channel, Phase::results, result_bytes(piece)), channel.collectives, parts_.what());
+}
+
+void PerHostReduction::take_result(Channel& channel, Work& work) {
+  const Piece& piece = piece_of(work);
+  if (bits())
+    channel.quantization.decode(bits(), sum_of(channel, work), parts_.coll.dst.dtype, piece.count, dst_of(piece));
+}
+
+}  // namespace mpi

@@ -1,0 +1,29 @@
+// A sum over the ranks of several hosts that is not in rank order: the ranks of each host add their elements, and the
+// owner of a piece adds the sums of the hosts, in the order of the hosts. Between the hosts, sums have 4 bytes per
+// element, or are quantized, and so are the results of an all_reduce.
+#pragma once
+
+#include "host_reduction.hpp"
+
+namespace mpi {
+
+class PerHostReduction : public HostReduction {
+ public:
+  using HostReduction::HostReduction;
+
+ private:
+  int owner_of(const Channel&, int64_t number) const override { return static_cast<int>(number % parts_.world); }
+  bool passes_here(const Channel&, const Piece&) const override { return true; }
+  bool needs_slot(const Channel&, int) const override { return true; }
+  void receive(Channel& channel, Work& work) override;
+  void prepare(Channel& channel, Work& work) override;
+  void finish(Channel& channel, Work& work) override;
+  void take_result(Channel& channel, Work& work) override;
+  void add_sums(const Channel& channel, const Work& work, int first_host, int end_host);
+  void send_result(Channel& channel, Work& work);
+  int64_t sum_bytes(const Piece& piece) const;     // between hosts
+  int64_t result_bytes(const Piece& piece) const;  // between hosts
+  char* sum_of_host(const Channel& channel, const Work& work, int host) const;
+};
+
+}  // namespace mpi
