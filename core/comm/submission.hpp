@@ -148,8 +148,8 @@ class Submission {
   std::string call_;
   int64_t submitted_ = 0, issued_ = 0;
   uint32_t gradients_ = 0, weights_ = 0;  // see set_inexact()
-  std::exception_ptr job_failure_;  // the failure of the job: every later call throws it
-  std::exception_ptr failure_;      // for take_failure()
+  std::exception_ptr job_failure_;        // the failure of the job: every later call throws it
+  std::exception_ptr failure_;            // for take_failure()
 
   // Watchdog: ends calls that exceed the time limit inside the plug-in.
   std::atomic<int64_t> waiting_since_{0};  // steady clock, ns; 0: no call waits

@@ -146,8 +146,8 @@ struct EvalConfig {
 /// [communicator], without the plug-in's own table.
 struct CommunicatorConfig {
   Setting<bool> share_weights;
-  Setting<bool> exact;                    // sums of gradients are in rank order
-  Setting<ValueForm> gradients, weights;  // between hosts
+  Setting<bool> exact;                         // sums of gradients are in rank order
+  Setting<ValueForm> gradients, weights;       // between hosts
   Setting<std::chrono::milliseconds> timeout;  // rounded down
 };
 

@@ -227,8 +227,9 @@ void add_timeout(std::vector<ConfigKey>& keys) {
 }
 
 void add_inexact_collectives(std::vector<ConfigKey>& keys) {
-  keys.push_back(flag("communicator", "exact", "true",
-                      "false: sums of gradients may add the ranks of each host first, which saves bytes between hosts"));
+  keys.push_back(
+      flag("communicator", "exact", "true",
+           "false: sums of gradients may add the ranks of each host first, which saves bytes between hosts"));
   keys.push_back(text("communicator", "gradients", "\"exact\"",
                       "gradients between hosts: exact, or rounded to integers of 8 or 4 bits with a scale per block",
                       {"exact", "int8", "int4"}));

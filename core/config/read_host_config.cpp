@@ -54,8 +54,7 @@ void convert(const Entry& entry, ParamDtypeRule& to) {
   to = choice<ParamDtypeRule>(entry, {{"convert", ParamDtypeRule::convert}, {"reject", ParamDtypeRule::reject}});
 }
 void convert(const Entry& entry, ValueForm& to) {
-  to = choice<ValueForm>(entry,
-                         {{"exact", ValueForm::exact}, {"int8", ValueForm::int8}, {"int4", ValueForm::int4}});
+  to = choice<ValueForm>(entry, {{"exact", ValueForm::exact}, {"int8", ValueForm::int8}, {"int4", ValueForm::int4}});
 }
 
 void convert(const Entry& entry, SpeculateRule& to) {

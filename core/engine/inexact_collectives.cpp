@@ -61,18 +61,20 @@ InexactCollectives inexact_collectives(const config::JobConfig& config, const pl
     const std::string what = fmt::format("{} = {} ({})", request.key, request.value, request.origin.text());
     const bool is_supported = (caps & request.needed) != 0;
     if (!is_supported && !one_host)
-      fail_user(fmt::format("{}: communicator '{}' passes on exact values only; choose communicator = \"auto\", or "
-                            "remove the key",
-                            what, communicator->component().table->id));
+      fail_user(
+          fmt::format("{}: communicator '{}' passes on exact values only; choose communicator = \"auto\", or "
+                      "remove the key",
+                      what, communicator->component().table->id));
     if (!is_supported && warn) log(ZR_LOG_WARN, what + " has no effect, because all ranks are on one host");
     if (!is_supported) continue;
     (request.key == keys.weights.key ? chosen.weights : chosen.gradients) |= request.flag;
   }
   if (chosen.weights && !shards_weights(plan))
-    fail_user(fmt::format("{} = \"int8\" ({}): every rank has all weights under this job's strategy, so none are "
-                          "gathered for forward and backward; choose a strategy that shards weights, such as \"zero3\", "
-                          "or remove the key",
-                          keys.weights.key, keys.weights.origin.text()));
+    fail_user(
+        fmt::format("{} = \"int8\" ({}): every rank has all weights under this job's strategy, so none are "
+                    "gathered for forward and backward; choose a strategy that shards weights, such as \"zero3\", "
+                    "or remove the key",
+                    keys.weights.key, keys.weights.origin.text()));
   return chosen;
 }
 

@@ -31,8 +31,7 @@ void HostGather::send_own_part(Channel& channel) {
   int64_t bytes = parts_.src_bytes();
   if (is_encoded) {
     const int64_t width = zr::size_of(coll.dst.dtype);
-    void* const to =
-        static_cast<char*>(coll.dst.data) + parts_.starts[static_cast<std::size_t>(parts_.rank)] * width;
+    void* const to = static_cast<char*>(coll.dst.data) + parts_.starts[static_cast<std::size_t>(parts_.rank)] * width;
     channel.quantization.encode(bits(), coll.src.dtype, coll.src.data, coll.src.count, to);
     leaves = to;
     bytes = encoded_bytes(bits(), coll.src.count);

@@ -36,7 +36,7 @@ class HostReduction : public Transfer {
     State state = State::waiting;
     int64_t slot = -1;  // the how many-th piece for which peers fill Channel::pieces; -1: they do not
     Requests arriving, leaving, result;
-    bool has_result = false;         // in dst; of an all_reduce
+    bool has_result = false;          // in dst; of an all_reduce
     bool keeps_until_result = false;  // the memory of the sum
   };
 

@@ -106,9 +106,10 @@ std::unique_ptr<Transfer> MpiCommunicator::transfer(const zr_coll& coll) {
   if (is_quantized && several_hosts && !channel_.local)
     throw zr::PluginError(ZR_UNSUPPORTED,
                           options_.hierarchy
-                              ? channel_.hosts.gap() + "; quantized collectives (communicator.gradients, "
-                                                       "communicator.weights) need ranks that are numbered host by "
-                                                       "host (mpirun --map-by slot)"
+                              ? channel_.hosts.gap() +
+                                    "; quantized collectives (communicator.gradients, "
+                                    "communicator.weights) need ranks that are numbered host by "
+                                    "host (mpirun --map-by slot)"
                               : "quantized collectives (communicator.gradients, communicator.weights) need "
                                 "communicator.mpi.hierarchy = true");
   if (channel_.local && !parts.is_message() && coll.op != ZR_BARRIER &&
@@ -174,7 +175,8 @@ MpiCommunicator::~MpiCommunicator() {
   if (!queue_.empty()) MpiThread::give_up();
   for (const Pending& pending : queue_)
     if (pending.done) pending.done.resolve(ZR_CANCELLED, 0, (pending.what + ": the communicator was closed").c_str());
-  host_.need<zr_memory_service>().account(host_.abi(), kTag, -static_cast<int64_t>(pieces_.size() + sums_alone_.size()) - sums_.count);
+  host_.need<zr_memory_service>().account(host_.abi(), kTag,
+                                          -static_cast<int64_t>(pieces_.size() + sums_alone_.size()) - sums_.count);
 }
 
 zr_view MpiCommunicator::mem_alloc(uint64_t bytes, uint64_t align, uint32_t flags) {

@@ -47,8 +47,8 @@ void OrderedReduction::receive(Channel& channel, Work& work) {
   if (work.slot >= 0)
     for (int rank = 0; rank < parts_.world; ++rank)
       if (!way.contains(hosts.of(rank)))
-        receive_part(channel, work, elements_of(channel, work, rank),
-                     piece.count * zr::size_of(parts_.coll.src.dtype), rank, Phase::parts);
+        receive_part(channel, work, elements_of(channel, work, rank), piece.count * zr::size_of(parts_.coll.src.dtype),
+                     rank, Phase::parts);
 }
 
 // The sum before the ranks of this host add their elements.

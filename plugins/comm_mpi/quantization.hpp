@@ -23,9 +23,7 @@ namespace mpi {
 inline constexpr int64_t kBlock = 128;  // values
 
 /// The number of bits of a quantized operation; 0: it is not quantized.
-inline int bits_of(const zr_coll& coll) {
-  return coll.flags & ZR_COLL_INT4 ? 4 : coll.flags & ZR_COLL_INT8 ? 8 : 0;
-}
+inline int bits_of(const zr_coll& coll) { return coll.flags & ZR_COLL_INT4 ? 4 : coll.flags & ZR_COLL_INT8 ? 8 : 0; }
 
 /// Bytes of so many encoded values; fewer than those of the values themselves if there are at least kBlock.
 inline int64_t encoded_bytes(int bits, int64_t count) {

@@ -77,7 +77,8 @@ class Zero0 : public zr::Strategy<Zero0> {
   // Starts to gather the buckets before `end` that are not gathered in this step.
   void gather_to(std::size_t end) {
     while (gathers_.size() < end)
-      gathers_.push_back(zr::start_all_gather(*comm_, *layout_, gathers_.size(), reduced_gradients_, ZR_COLL_GRADIENTS));
+      gathers_.push_back(
+          zr::start_all_gather(*comm_, *layout_, gathers_.size(), reduced_gradients_, ZR_COLL_GRADIENTS));
   }
   void finish_gathers() {
     for (const zr::Done& gather : gathers_) gather.wait();

@@ -190,10 +190,9 @@ void GatherScheduler::start(uint32_t group, bool rounds) {
   gathered_bytes_ += bytes(group);
   state.state = State::gathering;
   state.is_rounded = rounds;
-  state.done =
-      comm_.start(zr::all_gather(zr::part(shard_, gather_group.own_offset, gather_group.part(comm_.rank()).size()),
-                                 memory(group), in_->params[gather_group.params.front()]->name, counts_[group].data(),
-                                 rounds ? uint32_t{ZR_COLL_WEIGHTS} : 0u));
+  state.done = comm_.start(zr::all_gather(
+      zr::part(shard_, gather_group.own_offset, gather_group.part(comm_.rank()).size()), memory(group),
+      in_->params[gather_group.params.front()]->name, counts_[group].data(), rounds ? uint32_t{ZR_COLL_WEIGHTS} : 0u));
 }
 
 void GatherScheduler::wait_for(uint32_t group) {

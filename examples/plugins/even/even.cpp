@@ -29,7 +29,8 @@ struct Even : zr::Strategy<Even> {
   void grad_ready(uint32_t, int64_t, int64_t, const zr_use&) {}
   void event(uint32_t kind, const zr_use& use) {
     if (kind != ZR_BACKWARD_END) return;
-    comm_->run(zr::all_reduce(gradients_, sums_, "all gradients", ZR_COLL_GRADIENTS | (use.micro > 0 ? uint32_t{ZR_COLL_ACCUMULATE} : 0u)));
+    comm_->run(zr::all_reduce(gradients_, sums_, "all gradients",
+                              ZR_COLL_GRADIENTS | (use.micro > 0 ? uint32_t{ZR_COLL_ACCUMULATE} : 0u)));
   }
   void grads_finish(const zr_use&) {}
   void updated(const zr_use&) {}

@@ -49,8 +49,8 @@ inline zr_coll reduce(const zr_view& src, const zr_view& dst, int32_t root, cons
   c.root = root;
   return c;
 }
-/// Gathers every rank's src, in rank order, to every rank's dst. flags: ZR_COLL_GRADIENTS or ZR_COLL_WEIGHTS: with these
-/// the user may choose that values are rounded, also those of this rank's own part of dst.
+/// Gathers every rank's src, in rank order, to every rank's dst. flags: ZR_COLL_GRADIENTS or ZR_COLL_WEIGHTS: with
+/// these the user may choose that values are rounded, also those of this rank's own part of dst.
 inline zr_coll all_gather(const zr_view& src, const zr_view& dst, const char* label, const int64_t* counts = nullptr,
                           uint32_t flags = 0) {
   zr_coll c = collective(ZR_ALL_GATHER, src, dst, label, counts);

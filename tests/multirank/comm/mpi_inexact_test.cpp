@@ -170,8 +170,8 @@ TEST_P(CommMpiInexactTest, AllReduceGivesAllRanksTheSameRoundedSums) {
           Bytes expected;
           for (int64_t first = 0, number = 0; first < total; first += kPiece, ++number) {
             const Values zeros(static_cast<std::size_t>(std::min(kPiece, total - first)), 0.0f);
-            const Bytes piece = stored(
-                dtype, quantized(bits, sum(bits, dtype, static_cast<int>(number % world()), first, zeros)));
+            const Bytes piece =
+                stored(dtype, quantized(bits, sum(bits, dtype, static_cast<int>(number % world()), first, zeros)));
             expected.insert(expected.end(), piece.begin(), piece.end());
           }
           for (const bool in_place : {false, true}) {
@@ -227,7 +227,8 @@ TEST_P(CommMpiInexactTest, KeepsWhatIsNotFiniteAndDropsWhatIsTiny) {
       Values part(4 * kBlock, 1.0f), all(part.size() * static_cast<std::size_t>(world()));
       if (comm.rank() == 0) part[5] = infinity, part[kBlock + 5] = -std::nanf("");
       std::fill_n(part.begin() + 2 * kBlock, kBlock, -1e-40f);
-      zr_coll coll = zr::all_gather(view(part.data(), 4 * kBlock), view(all.data(), static_cast<int64_t>(all.size())), "w");
+      zr_coll coll =
+          zr::all_gather(view(part.data(), 4 * kBlock), view(all.data(), static_cast<int64_t>(all.size())), "w");
       coll.flags = bits == 8 ? ZR_COLL_INT8 : ZR_COLL_INT4;
       comm.run(coll);
       for (std::size_t i = 0; i < all.size(); ++i) {
@@ -295,31 +296,31 @@ TEST(CommMpiInexactErrorsTest, NamesWhatQuantizedOperationsNeed) {
     comm.run(zr::barrier("end"));
     return text;
   };
-  on_mpi_ranks(
-      2,
-      [&](CommRig& rig) {
-        EXPECT_THAT(said(rig), HasSubstr("quantized collectives (communicator.gradients, communicator.weights) need "
-                                         "communicator.mpi.hierarchy = true"));
-      },
-      "hierarchy = false\n", {0, 1});
+  on_mpi_ranks(2,
+               [&](CommRig& rig) {
+                 EXPECT_THAT(said(rig),
+                             HasSubstr("quantized collectives (communicator.gradients, communicator.weights) need "
+                                       "communicator.mpi.hierarchy = true"));
+               },
+               "hierarchy = false\n", {0, 1});
 }
 
 TEST(CommMpiInexactErrorsTest, NamesRanksThatAreNotNumberedHostByHost) {
-  on_mpi_ranks(
-      3,
-      [&](CommRig& rig) {
-        RawComm comm(rig);
-        Values x(1000, 1.0f);
-        zr_coll coll = zr::all_reduce(view(x.data(), 1000), view(x.data(), 1000), "g");
-        coll.flags = ZR_COLL_INT4;
-        EXPECT_EQ(comm.submit(coll), ZR_UNSUPPORTED);
-        EXPECT_THAT(comm.said(),
-                    HasSubstr("ranks 0 and 2 are on one host, but rank 1 is not; quantized collectives "
-                              "(communicator.gradients, communicator.weights) need ranks that are numbered host by "
-                              "host (mpirun --map-by slot)"));
-        comm.run(zr::barrier("end"));
-      },
-      kAllSizes, {0, 1, 0});
+  on_mpi_ranks(3,
+               [&](CommRig& rig) {
+                 RawComm comm(rig);
+                 Values x(1000, 1.0f);
+                 zr_coll coll = zr::all_reduce(view(x.data(), 1000), view(x.data(), 1000), "g");
+                 coll.flags = ZR_COLL_INT4;
+                 EXPECT_EQ(comm.submit(coll), ZR_UNSUPPORTED);
+                 EXPECT_THAT(
+                     comm.said(),
+                     HasSubstr("ranks 0 and 2 are on one host, but rank 1 is not; quantized collectives "
+                               "(communicator.gradients, communicator.weights) need ranks that are numbered host by "
+                               "host (mpirun --map-by slot)"));
+                 comm.run(zr::barrier("end"));
+               },
+               kAllSizes, {0, 1, 0});
 }
 
 }  // namespace

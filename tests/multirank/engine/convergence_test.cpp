@@ -27,13 +27,12 @@ class ConvergenceTest : public testing::Test {
     return loss;
   }
   void write_job() const {
-    scratch_.write(
-        "gpt.toml",
-        "strategy = \"zero1\"\ncommunicator = \"shm\"\n[job]\nprogram = \"gpt\"\nthreads = 1\nranks = 2\n"
-        "[model]\nlayers = 2\nwidth = 96\nheads = 4\ncontext = 64\n[train]\nsteps = 600\nmicro_batch = 8\n"
-        "[optimizer]\nuse = \"adamw\"\nlr = 0.002\nadamw = { beta2 = 0.99 }\n"
-        "onebit_adam = { beta2 = 0.99, freeze_step = 150 }\n[schedule]\nuse = \"cosine\"\n"
-        "cosine = { warmup = 50, final_ratio = 0.05 }\n[eval]\nevery = 600\n[sample]\nlength = 0\n");
+    scratch_.write("gpt.toml",
+                   "strategy = \"zero1\"\ncommunicator = \"shm\"\n[job]\nprogram = \"gpt\"\nthreads = 1\nranks = 2\n"
+                   "[model]\nlayers = 2\nwidth = 96\nheads = 4\ncontext = 64\n[train]\nsteps = 600\nmicro_batch = 8\n"
+                   "[optimizer]\nuse = \"adamw\"\nlr = 0.002\nadamw = { beta2 = 0.99 }\n"
+                   "onebit_adam = { beta2 = 0.99, freeze_step = 150 }\n[schedule]\nuse = \"cosine\"\n"
+                   "cosine = { warmup = 50, final_ratio = 0.05 }\n[eval]\nevery = 600\n[sample]\nlength = 0\n");
   }
   const zr::test::Scratch scratch_;
 };
@@ -67,8 +66,9 @@ TEST_F(ConvergenceTest, QuantizedCollectivesReachTheLossOfExactOnes) {
       EXPECT_NE(loss, exact) << name << ", seed " << seed;
       RecordProperty(name + seed, std::to_string(loss));
     };
-    compare("int8", "strategy=zero3 communicator.gradients=int8 communicator.weights=int8 "
-                    "strategy.zero3.persistence_threshold=0");
+    compare("int8",
+            "strategy=zero3 communicator.gradients=int8 communicator.weights=int8 "
+            "strategy.zero3.persistence_threshold=0");
     compare("int4", "strategy=zero0 communicator.gradients=int4");
     RecordProperty("exact" + seed, std::to_string(exact));
   }

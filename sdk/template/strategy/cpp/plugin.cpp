@@ -37,7 +37,8 @@ class Plugin : public zr::Strategy<Plugin> {
   // Adds the gradients of this backward to the sums; the first micro-step of a step begins them.
   void event(uint32_t kind, const zr_use& use) {
     if (kind != ZR_BACKWARD_END || gradients_.count == 0) return;
-    comm_->run(zr::all_reduce(gradients_, sums_, "all gradients", ZR_COLL_GRADIENTS | (use.micro > 0 ? uint32_t{ZR_COLL_ACCUMULATE} : 0u)));
+    comm_->run(zr::all_reduce(gradients_, sums_, "all gradients",
+                              ZR_COLL_GRADIENTS | (use.micro > 0 ? uint32_t{ZR_COLL_ACCUMULATE} : 0u)));
   }
   void grads_finish(const zr_use&) {}
   void updated(const zr_use&) {}  // every rank has updated all weights

@@ -23,9 +23,25 @@ enum {
 /* Reductions. */
 enum { ZR_SUM = 1, ZR_MIN = 2, ZR_MAX = 3 };
 
-/* For all_reduce, reduce_scatter and reduce: add to the content of dst, that is, compute dst + src_0 + src_1 + ...
- * instead of +0 + src_0 + src_1 + ... */
-enum { ZR_COLL_ACCUMULATE = 1u << 0 };
+/* Flags of an operation. */
+enum {
+  /* For all_reduce, reduce_scatter and reduce: add to the content of dst, that is, compute dst + src_0 + src_1 + ...
+   * instead of +0 + src_0 + src_1 + ... */
+  ZR_COLL_ACCUMULATE = 1u << 0,
+
+  /* From strategies and optimizers to the host, which passes on the three flags below instead: the operation sums
+   * gradients or gathers them, or gathers weights, and the user may choose that it is not exact. */
+  ZR_COLL_GRADIENTS = 1u << 1,
+  ZR_COLL_WEIGHTS = 1u << 2,
+
+  /* From the host to a communicator with ZR_COMM_QUANTIZED: where values pass between hosts, they may be rounded to
+   * integers of 8 or 4 bits, with one scale per block. All ranks get the same results. At most one of the two. */
+  ZR_COLL_INT8 = 1u << 3,
+  ZR_COLL_INT4 = 1u << 4,
+
+  /* From the host to a communicator with ZR_COMM_ANY_ORDER: it may add in any order that is the same in every run. */
+  ZR_COLL_ANY_ORDER = 1u << 5
+};
 
 typedef struct zr_coll {
   uint32_t size, op, reduce, flags;
@@ -59,7 +75,9 @@ enum {
   ZR_COMM_UPCAST = 2,       /* reductions accept src BF16 or F16 with dst F32 */
   ZR_COMM_ACCUMULATE = 4,   /* ZR_COLL_ACCUMULATE is supported */
   ZR_COMM_ASYNC = 8,        /* submit() with a completion returns before the collective is complete */
-  ZR_COMM_STREAMS = 16      /* submit() accepts streams of the device that open() got */
+  ZR_COMM_STREAMS = 16,     /* submit() accepts streams of the device that open() got */
+  ZR_COMM_QUANTIZED = 32,   /* ZR_COLL_INT8 and ZR_COLL_INT4 are accepted */
+  ZR_COMM_ANY_ORDER = 64    /* ZR_COLL_ANY_ORDER is accepted */
 };
 typedef struct zr_comm_caps {    /* output: the callee writes at most `size` bytes */
   uint32_t size, flags;          /* flags: ZR_COMM_* */

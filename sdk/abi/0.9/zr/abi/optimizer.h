@@ -20,7 +20,8 @@ typedef struct zr_slot { /* frozen: describes one optimizer state; the host allo
 
 enum {
   ZR_OPT_STREAMS = 1u << 0, /* step() accepts streams */
-  /* step() does not read zr_step.grad_norm. The host may then call it before all gradients are known. */
+  /* step() does not read zr_step.grad_norm. The host may then call it before all gradients are known. If the step is
+   * clipped or skipped, it restores weights and states, and calls step() again with another grad_mul, or not at all. */
   ZR_OPT_IGNORES_NORM = 1u << 1
 };
 typedef struct zr_optimizer_desc {            /* output: the callee writes at most `size` bytes */

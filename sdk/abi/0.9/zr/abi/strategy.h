@@ -9,7 +9,10 @@ enum {
   /* The host accumulates gradients at their destinations; they are reduced in the last micro-step of a step. */
   ZR_PLAN_HOLD_GRADS = 1u << 0,
   /* The plan may request buffers with ZR_BUFFER_SHARED. */
-  ZR_PLAN_SHARE_WEIGHTS = 1u << 1
+  ZR_PLAN_SHARE_WEIGHTS = 1u << 1,
+  /* Gathers with ZR_COLL_WEIGHTS may round weights: use the flag only to gather sharded weights for ZR_FORWARD,
+   * ZR_BACKWARD and ZR_EVAL, and gather them again, without it, for ZR_EXPORT_PHASE. */
+  ZR_PLAN_ROUNDED_WEIGHTS = 1u << 2
 };
 typedef struct zr_plan_in { /* valid during plan(); that of bind(), with its parameters, until destroy() is called */
   uint32_t size;
