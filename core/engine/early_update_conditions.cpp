@@ -13,9 +13,12 @@ std::string obstacle_of_job(const config::JobConfig& config, const plan::PlanInp
   for (uint32_t param = 0; param < input.parameters.size(); ++param) {
     if (input.parameters[param].frozen) continue;
     const plan::OptimizerDescription& description = input.description(param);
-    if (description.elementwise() && description.ignores_norm) continue;
+    const bool can_be_undone = !description.has_globals || EarlyUpdate::is_in_place(config);
+    if (description.elementwise() && description.ignores_norm && can_be_undone) continue;
     return fmt::format("optimizer '{}' {}", input.optimizer_ids[input.parameters[param].optimizer],
-                       description.elementwise() ? "may use the gradient norm" : "is not elementwise");
+                       !description.elementwise()  ? "is not elementwise"
+                       : !description.ignores_norm ? "may use the gradient norm"
+                                                   : "has state of its own, which cannot be undone");
   }
   return "";
 }

@@ -13,6 +13,7 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "base/unknown_bits.hpp"
+#include "engine/optimizer_globals.hpp"
 
 namespace zr::host::engine {
 
@@ -156,7 +157,8 @@ plan::OptimizerDescription describe(const plugin::Instance& optimizer, const zr_
                                          {},
                                          desc.cost,
                                          (desc.flags & ZR_OPT_IGNORES_NORM) != 0,
-                                         desc.flags & ZR_OPT_STREAMS ? desc.device_types : 0};
+                                         desc.flags & ZR_OPT_STREAMS ? desc.device_types : 0,
+                                         has_globals(optimizer)};
   add_passes(optimizer, partial_sums, param, description);
   return description;
 }

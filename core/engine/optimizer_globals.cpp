@@ -96,6 +96,8 @@ void compare_ranks(const StepContext& context, const OptimizerGlobals& globals) 
 
 }  // namespace
 
+bool has_globals(const plugin::Instance& optimizer) { return api_of(optimizer) != nullptr; }
+
 OptimizerGlobals save_globals(const StepContext& context) {
   OptimizerGlobals globals;
   bool any = false;

@@ -119,7 +119,6 @@ void OptimizerUpdate::before_access(const std::string& call) {
     abandon_early();
     undo_early();
   }
-  if (early_failure_) std::rethrow_exception(early_failure_);
 }
 
 // If updates may begin early on any rank, a failure goes through the ranks' exchange on all of them.

@@ -189,6 +189,7 @@ bool Session::step() {
   try {
     complete_step(rate);
   } catch (...) {
+    progress_.step_failed();
     update_.step_failed();
     throw;
   }

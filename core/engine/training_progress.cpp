@@ -46,10 +46,24 @@ void TrainingProgress::drop_micro_steps() {
 }
 
 void TrainingProgress::begin_update(const std::vector<char>& touched, bool local) {
+  updating_ = true;
   for (std::size_t i = 0; i < touched.size(); ++i) {
     param_steps_[i] += touched[i] ? 1 : 0;
     param_local_steps_[i] += touched[i] && local ? 1 : 0;
   }
+}
+
+void TrainingProgress::updated() {
+  updating_ = false;
+  ++updates_;
+}
+
+void TrainingProgress::step_failed() {
+  if (updating_)
+    break_off(
+        fmt::format("training stopped in step {}, because engine.step() failed during the update of the weights; "
+                    "resume from the last checkpoint",
+                    step_ + 1));
 }
 
 void TrainingProgress::complete_step(double loss, double grad_norm, bool applied) {

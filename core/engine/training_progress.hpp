@@ -82,7 +82,9 @@ class TrainingProgress {
   bool updates_early() const { return updates_early_; }
   /// Call before an update. touched: by parameter, not 0 if the optimizer updates it; local: gradients are not reduced.
   void begin_update(const std::vector<char>& touched, bool local = false);
-  void updated() { ++updates_; }  // call after an update
+  void updated();  // call after an update
+  /// Call if engine.step() has failed: training cannot continue if it had begun an update.
+  void step_failed();
   /// The step cannot be completed, and training cannot continue: check_broken_off() throws UserError with this text.
   void break_off(std::string text) {
     if (broken_off_.empty()) broken_off_ = std::move(text);
@@ -134,6 +136,7 @@ class TrainingProgress {
   bool updates_early_ = false;       // a part of the current step's update may have begun
   bool gradients_local_ = false;     // the last step reduced no gradients
   bool gradients_consumed_ = false;  // the last update may have overwritten reduced gradients
+  bool updating_ = false;            // between begin_update() and updated()
   std::string broken_off_;           // why training cannot continue; empty: it can
   bool incomplete_ = false;          // a load has begun to overwrite the weights and has not succeeded
   std::vector<double> losses_, weights_;

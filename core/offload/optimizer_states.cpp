@@ -312,6 +312,11 @@ void OptimizerStates::update_tiles(const std::vector<update::UpdateSlice>& slice
                                    const std::function<void(const std::vector<update::UpdateSlice>&)>& work) {
   if (writes_.empty()) return;
   std::vector<TilePass> passes = passes_of(slices, &touched, skipped);
+  if (passes.empty()) {  // all were updated during backward: their writes may go on
+    tile_passes_.clear();
+    started_ = 0;
+    return;
+  }
   bool same = !tile_passes_.empty() && started_ <= passes.size();
   for (std::size_t i = 0; same && i < started_; ++i) same = passes[i].tile == tile_passes_[i].tile;
   if (same) {
