@@ -105,8 +105,9 @@ bool Submission::is_native(const zr_coll& coll) const {
   const bool floating = low_precision || sent_dtype == ZR_F32 || sent_dtype == ZR_F64;
   // In a reduce, only the root knows whether it upcasts; the ranks must decide identically.
   const bool upcasts = coll.op == ZR_REDUCE ? low_precision : coll.dst.dtype != sent_dtype;
+  const uint32_t any_order = uint32_t{ZR_COLL_ANY_ORDER} | ZR_COLL_INT8 | ZR_COLL_INT4;
   return (caps_.reduces & bit(coll.reduce)) &&
-         (!floating || coll.reduce != ZR_SUM || (caps_.flags & ZR_COMM_RANK_ORDERED)) &&
+         (!floating || coll.reduce != ZR_SUM || (caps_.flags & ZR_COMM_RANK_ORDERED) || (coll.flags & any_order)) &&
          (!(coll.flags & ZR_COLL_ACCUMULATE) || (caps_.flags & ZR_COMM_ACCUMULATE)) &&
          (!upcasts || (caps_.flags & ZR_COMM_UPCAST));
 }
@@ -143,6 +144,7 @@ zr_code Submission::run_composed(const zr_coll& coll, bool control, zr_error* er
   std::vector<int64_t> bytes;
   const auto run = [&](zr_coll part) {
     part.size = sizeof part;
+    part.flags = 0;
     part.fingerprint = coll.fingerprint;
     part.label = coll.label;
     received += counter_.received_bytes(part);
@@ -413,6 +415,11 @@ zr_code Submission::submit_of_plugin(const zr_coll& given, zr_stream* stream, zr
     return reject(ZR_INVALID, exit_code::user,
                   fmt::format("{} '{}': {}", name_of_op(coll.op), coll.label ? coll.label : "", problem), error);
   const uint32_t content = coll.flags & (uint32_t{ZR_COLL_GRADIENTS} | ZR_COLL_WEIGHTS);
+  if (content == (uint32_t{ZR_COLL_GRADIENTS} | ZR_COLL_WEIGHTS))
+    return reject(ZR_INVALID, exit_code::internal,
+                  fmt::format("{} '{}': its flags say that it has gradients and that it has weights: {}",
+                              name_of_op(coll.op), coll.label ? coll.label : "", kBug),
+                  error);
   coll.flags &= ~content;
   if (content & ZR_COLL_GRADIENTS) coll.flags |= gradients_;
   if (content & ZR_COLL_WEIGHTS) coll.flags |= weights_;

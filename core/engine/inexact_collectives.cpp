@@ -8,6 +8,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "comm/open_communicator.hpp"
+#include "engine/weight_flow.hpp"
 
 namespace zr::host::engine {
 
@@ -35,15 +36,6 @@ std::vector<Request> requests_of(const config::CommunicatorConfig& keys) {
   return requests;
 }
 
-bool shards_weights(const plan::MemoryPlan& plan) {
-  const std::vector<plan::Parameter>& parameters = plan.input.parameters;
-  std::vector<char> is_full(parameters.size(), 0);
-  for (const plan::Piece& piece : plan.rank_plan.weights)
-    is_full[piece.param] |= piece.count == parameters[piece.param].count;
-  for (std::size_t i = 0; i < parameters.size(); ++i)
-    if (!is_full[i] && parameters[i].count > 0) return true;
-  return false;
-}
 }  // namespace
 
 bool rounds_weights(const config::JobConfig& config, const plugin::Instance* communicator) {
@@ -69,11 +61,11 @@ InexactCollectives inexact_collectives(const config::JobConfig& config, const pl
     if (!is_supported) continue;
     (request.key == keys.weights.key ? chosen.weights : chosen.gradients) |= request.flag;
   }
-  if (chosen.weights && !shards_weights(plan))
+  if (chosen.weights && sharded_parameters(plan).empty())
     fail_user(
         fmt::format("{} = \"int8\" ({}): every rank has all weights under this job's strategy, so none are "
-                    "gathered for forward and backward; choose a strategy that shards weights, such as \"zero3\", "
-                    "or remove the key",
+                    "gathered for forward and backward; choose a strategy that shards weights, such as \"zero3\" "
+                    "with a small persistence_threshold, or remove the key",
                     keys.weights.key, keys.weights.origin.text()));
   return chosen;
 }

@@ -31,17 +31,20 @@ void TorchModel::State::intercept(uint32_t param, at::ScalarType type, const std
 
 void TorchModel::State::enter(const ParamUse* param_uses, std::size_t n) {
   c10::SmallVector<uint32_t, 8> params;
+  bool is_written = false;  // the results are stored, so they must not be made of rounded weights
   for (std::size_t i = 0; i < n; ++i) {
     const uint32_t param = param_uses[i].placeholder->index();
     if (!entries[param].shared) {
       params.push_back(param);
+      is_written |= param_uses[i].written;
       continue;
     }
     change_readers(param, 1);
     if (param_uses[i].written) begin_write_copy(param);
   }
   if (params.empty()) return;
-  uses.begin(params.data(), static_cast<uint32_t>(params.size()), at::GradMode::is_enabled() ? ZR_FORWARD : ZR_EVAL);
+  const uint32_t phase = is_written ? ZR_EXPORT_PHASE : at::GradMode::is_enabled() ? ZR_FORWARD : ZR_EVAL;
+  uses.begin(params.data(), static_cast<uint32_t>(params.size()), phase);
 }
 
 void TorchModel::State::leave(const ParamUse* param_uses, std::size_t n, bool done) {

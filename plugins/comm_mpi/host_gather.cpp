@@ -19,7 +19,10 @@ void HostGather::start(Channel& channel) {
 }
 
 // Encoded values have their place in the memory of the values.
-bool HostGather::passes_encoded(int64_t count) const { return bits() != 0 && count >= kBlock; }
+bool HostGather::passes_encoded(int64_t count) const {
+  const zr_dtype dtype = parts_.coll.dst.dtype;
+  return bits() != 0 && count >= kBlock && (dtype == ZR_F32 || dtype == ZR_BF16 || dtype == ZR_F16);
+}
 
 // A quantized part is encoded in dst. When it has left, it is moved to the end of its memory there, and decoded.
 void HostGather::send_own_part(Channel& channel) {
@@ -104,6 +107,7 @@ void HostGather::start_broadcast(Channel& channel) {
 
 // What has arrived, or this rank's own part, which was encoded at the beginning of its memory.
 void HostGather::decode(const Channel& channel, const Step& step) const {
+  if (step.encoded.empty()) return;
   const bool is_own = &step == &steps_[static_cast<std::size_t>(channel.hosts.of(parts_.rank))];
   for (const zr_view& part : step.encoded) {
     const int64_t bytes = encoded_bytes(bits(), part.count);

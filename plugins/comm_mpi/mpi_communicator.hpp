@@ -40,7 +40,7 @@ class MpiCommunicator : private MpiThread::Client {
   zr_view mem_alloc(uint64_t bytes, uint64_t align, uint32_t flags);
   void mem_free(const zr_view& memory) noexcept;
   void abort() noexcept;
-  /// The most host memory that each rank allocates in the constructor.
+  /// The most host memory that each rank allocates for its messages and sums.
   static int64_t most_bytes(int world, const MpiOptions& options);
 
  private:

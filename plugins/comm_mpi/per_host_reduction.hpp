@@ -1,6 +1,6 @@
 // A sum over the ranks of several hosts that is not in rank order: the ranks of each host add their elements, and the
-// owner of a piece adds the sums of the hosts, in the order of the hosts. Between the hosts, sums have 4 bytes per
-// element, or are quantized, and so are the results of an all_reduce.
+// owner of a piece adds the sums of the other hosts and the elements of its own, in the order of the hosts. Between the
+// hosts, sums have 4 bytes per element, or are quantized, and so are the results of an all_reduce.
 #pragma once
 
 #include "host_reduction.hpp"

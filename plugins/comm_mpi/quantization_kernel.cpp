@@ -57,8 +57,6 @@ inline void encode(float levels, const float* values, Codes& codes) {
   }
 }
 
-inline int code_bytes(int bits, int n) { return (n * bits + 7) / 8; }
-
 // With 4 bits, a byte has a value of the first half of the block, and one of the second.
 inline char* pack(int bits, const Codes& codes, int n, char* to) {
   std::memcpy(to, &codes.scale, kScaleBytes);

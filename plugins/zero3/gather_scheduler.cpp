@@ -59,6 +59,10 @@ void GatherScheduler::acquire(const uint32_t* params, uint32_t n, uint32_t phase
   for (uint32_t i = 0; i < n; ++i) {
     const uint32_t group = groups_.group_of(params[i]);
     GroupState& state = group_states_[group];
+    if (state.users > 0 && state.state != State::absent && state.is_rounded && !rounds)
+      throw zr::PluginError(ZR_INVALID, std::string("'") + in_->params[params[i]]->name +
+                                            "' is in use with rounded weights (communicator.weights) while its exact "
+                                            "weights are needed; end the operator before zr::gather");
     if (state.users++ > 0) continue;
     if (state.state != State::absent && state.is_rounded != rounds) drop(group);
     needed.push_back(group);
@@ -91,7 +95,7 @@ void GatherScheduler::release(const uint32_t* params, uint32_t n) {
     if (--state.users > 0) continue;
     const int64_t distance = order_.distance(group);
     if (distance == ExecutionOrder::kNever || distance > limits_.reuse || gathered_bytes_ > limits_.gathered ||
-        state.offset < 0)
+        state.offset < 0 || state.is_rounded != rounds_)
       drop(group);
   }
 }

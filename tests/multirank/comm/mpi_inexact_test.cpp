@@ -44,7 +44,7 @@ Values quantized(int bits, Values values) {
     float most = 0;
     for (std::size_t i = first; i < end; ++i) most = std::max(most, std::fabs(values[i]));
     for (std::size_t i = first; i < end; ++i)
-      values[i] = most == 0 ? 0 : std::nearbyint(values[i] * (levels / most)) * (most / levels);
+      values[i] = most == 0 ? 0 : std::nearbyint(values[i] * (levels / most)) * (most / levels) + 0.0f;  // not -0
   }
   return values;
 }
@@ -131,8 +131,8 @@ TEST_P(CommMpiInexactTest, AllRanksGatherWhatTheEncodedValuesAreWorth) {
               view(dst.data(), total, dtype), "w", counts.data());
           coll.flags = bits == 8 ? ZR_COLL_INT8 : ZR_COLL_INT4;
           comm.run(coll);
-          EXPECT_EQ(dst, expected) << bits << " bits, dtype " << dtype << (in_place ? ", in place" : "");
-          EXPECT_EQ(src, before);
+          EXPECT_TRUE(dst == expected) << bits << " bits, dtype " << dtype << (in_place ? ", in place" : "");
+          EXPECT_TRUE(src == before);
         }
   });
 }
@@ -155,7 +155,7 @@ TEST_P(CommMpiInexactTest, ReduceScatterAddsTheRoundedSumsOfTheOtherHosts) {
                                             accumulates ? ZR_COLL_ACCUMULATE : 0, counts.data());
           coll.flags |= bits == 8 ? ZR_COLL_INT8 : ZR_COLL_INT4;
           comm.run(coll);
-          EXPECT_EQ(dst, stored(dst_dtype, sum(bits, src_dtype, comm.rank(), from, start)))
+          EXPECT_TRUE(dst == stored(dst_dtype, sum(bits, src_dtype, comm.rank(), from, start)))
               << bits << " bits, dtypes " << src_dtype << " " << dst_dtype << (accumulates ? ", accumulates" : "");
         }
   });
@@ -164,7 +164,7 @@ TEST_P(CommMpiInexactTest, ReduceScatterAddsTheRoundedSumsOfTheOtherHosts) {
 // The pieces of an all_reduce have their owners in turn, whose results are rounded for all ranks.
 TEST_P(CommMpiInexactTest, AllReduceGivesAllRanksTheSameRoundedSums) {
   on_ranks([&](RawComm& comm) {
-    for (const int64_t total : {int64_t{1}, int64_t{200}, 11 * kPiece + 77})
+    for (const int64_t total : {int64_t{1}, int64_t{200}, 9 * kPiece + 77})
       for (const int bits : {8, 4})
         for (const zr_dtype dtype : {ZR_F32, ZR_BF16}) {
           Bytes expected;
@@ -203,9 +203,9 @@ TEST_P(CommMpiInexactTest, ReduceGivesTheRootTheSum) {
   });
 }
 
-// Only where that takes fewer bytes than the order of the ranks; here it does with two ranks or more on each host.
-TEST_P(CommMpiInexactTest, SumsInAnyOrderAddThoseOfTheHosts) {
-  if (*std::ranges::min_element(GetParam()) < 2) GTEST_SKIP() << "the order of the ranks takes as few bytes";
+// Only where that takes fewer bytes than the order of the ranks, as with these numbers of ranks.
+class CommMpiAnyOrderTest : public CommMpiInexactTest {};
+TEST_P(CommMpiAnyOrderTest, AddsTheSumsOfTheHosts) {
   on_ranks([&](RawComm& comm) {
     constexpr int64_t kPart = kPiece + 9;
     const int64_t total = kPart * world();
@@ -245,7 +245,7 @@ TEST_P(CommMpiInexactTest, KeepsWhatIsNotFiniteAndDropsWhatIsTiny) {
 // Quantized and exact operations overlap; ranks submit without waiting.
 TEST_P(CommMpiInexactTest, OverlapsWithExactOperations) {
   on_ranks([&](RawComm& comm) {
-    constexpr int64_t kPart = 3 * kPiece;
+    constexpr int64_t kPart = kPiece + 1000;
     constexpr int kRounds = 4;
     const int64_t total = kPart * world();
     std::vector<Values> sums, gathered;
@@ -275,14 +275,17 @@ TEST_P(CommMpiInexactTest, OverlapsWithExactOperations) {
   });
 }
 
+std::string name_of(const testing::TestParamInfo<std::vector<int>>& info) {
+  std::string name = "On";
+  for (const int ranks : info.param) name += std::to_string(ranks);
+  return name;
+}
 INSTANTIATE_TEST_SUITE_P(Ranks, CommMpiInexactTest,
                          testing::Values(std::vector<int>{1, 3}, std::vector<int>{1, 1}, std::vector<int>{2, 2},
                                          std::vector<int>{2, 1, 1}, std::vector<int>{1, 3, 2}),
-                         [](const auto& info) {
-                           std::string name = "On";
-                           for (const int ranks : info.param) name += std::to_string(ranks);
-                           return name;
-                         });
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(Ranks, CommMpiAnyOrderTest, testing::Values(std::vector<int>{2, 2}, std::vector<int>{3, 2}),
+                         name_of);
 
 // Quantized operations need hosts whose ranks work together.
 TEST(CommMpiInexactErrorsTest, NamesWhatQuantizedOperationsNeed) {

@@ -222,8 +222,8 @@ TEST_F(GatherSchedulerTest, GathersExactWeightsForAnExport) {
       acquire("a", phase);
       release("a");
     }
-    EXPECT_EQ(out_->started, rounds_ ? "aaa" : "a");
-    EXPECT_EQ(out_->rounded, rounds_ ? "r-r" : "-");
+    EXPECT_EQ(out_->started, rounds_ ? "aaaa" : "a");
+    EXPECT_EQ(out_->rounded, rounds_ ? "r--r" : "-");
     EXPECT_EQ(out_->lost, 0);
     if (rounds_) break;
   }
