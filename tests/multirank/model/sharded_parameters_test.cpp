@@ -363,52 +363,6 @@ TEST_F(ShardedParametersTest, ReportsRanksThatUseDifferentParameters) {
   EXPECT_THAT(result.output, HasSubstr("rank 1"));
 }
 
-// With two hosts and communicator.weights = "int8", forward reads rounded weights, but what is stored is exact.
-RANK_BODY(writes_beside_rounding, Run) {
-  const auto& weight = run.net->in->weight;
-  const auto read = [&] {
-    const torch::NoGradGuard no_grad;
-    return weight.clone();
-  };
-  run.step();
-  const torch::Tensor before = run.engine->get("first.weight").clone();
-  EXPECT_FALSE(torch::equal(read(), before)) << "operators read rounded weights";
-  EXPECT_TRUE(torch::allclose(read(), before, 0, 0.01));
-  {
-    const torch::NoGradGuard no_grad;
-    weight.view(-1).slice(0, 5, 6).fill_(0.125);
-  }
-  torch::Tensor expected = before.clone();
-  expected.view(-1)[5] = 0.125;
-  EXPECT_TRUE(torch::equal(run.engine->get("first.weight"), expected)) << "an operator's other elements are exact";
-  {
-    const auto scope = zr::gather(weight);
-    EXPECT_TRUE(torch::equal(read(), expected)) << "zr::gather";
-    const torch::NoGradGuard no_grad;
-    weight.view(-1).slice(0, 6, 7).fill_(0.25);
-  }
-  expected.view(-1)[6] = 0.25;
-  EXPECT_TRUE(torch::equal(run.engine->get("first.weight"), expected)) << "a scope's other elements are exact";
-  run.step();
-  EXPECT_TRUE(torch::equal(run.engine->get("first.weight"), expected)) << "the learning rate is 0";
-}
-
-#ifdef ZR_HAS_MPI
-TEST_F(ShardedParametersTest, WritesNeverStoreRoundedWeights) {
-  for (const std::string dtype : {"fp32", "bf16"}) {
-    const Result result = zr::test::run_job_command(
-        "mpirun.openmpi --bind-to none --oversubscribe -n 2 sh -c 'ZR_HOST_ID=$OMPI_COMM_WORLD_RANK exec \"$@\"' sh " +
-            zr::test::rank_command(writes_beside_rounding.name()) +
-            " " ZR_SOURCE_DIR
-            "/tests/multirank/model/operators/operators.toml job.ranks=2 communicator.use=mpi "
-            "communicator.mpi.hierarchy_min_bytes=0 communicator.weights=int8 train.dtype=" +
-            dtype + " job.runs=\"" + folder_.string() + "\"",
-        fs::current_path(), {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}});
-    EXPECT_EQ(result.code, 0) << dtype << result.output;
-  }
-}
-#endif
-
 TEST_F(ShardedParametersTest, InferenceInsideAStepChangesNothing) {
   const Result unsharded = run(infers, "zero0"), sharded = run(infers, "zero3");
   EXPECT_EQ(unsharded.code, 0) << unsharded.output;
