@@ -43,7 +43,8 @@ TEST_F(ShardedParametersTest, WritesNeverStoreRoundedWeights) {
         "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; mpirun.openmpi --bind-to none "
         "--oversubscribe -n 2 sh -c 'ZR_HOST_ID=$OMPI_COMM_WORLD_RANK exec \"$@\"' sh " +
         zr::test::rank_command(writes_beside_rounding.name()) +
-        " " ZR_SOURCE_DIR "/tests/multirank/model/operators/operators.toml job.ranks=2 communicator.use=mpi "
+        " " ZR_SOURCE_DIR
+        "/tests/multirank/model/operators/operators.toml job.ranks=2 communicator.use=mpi "
         "communicator.mpi.hierarchy_min_bytes=0 communicator.weights=int8 train.dtype=" +
         dtype + " job.runs=\"" + folder_.string() + "\"");
     EXPECT_EQ(result.code, 0) << dtype << result.output;
