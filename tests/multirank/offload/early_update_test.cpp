@@ -21,6 +21,7 @@ const std::string kStops = "train.nonfinite=stop ";
 class EarlyUpdateTest : public OffloadTest {
  protected:
   const std::string kModes[2] = {kStops, "offload.speculate=always train.gradient_clipping=1e6 "};
+  static constexpr const char* kLate = " offload.overlap=false offload.speculate=auto ";
   // A checkpoint each so many steps, without those of an earlier run.
   std::string saves(const std::string& name, int every) const {
     fs::remove_all(scratch_.path("c" + name));
@@ -163,7 +164,7 @@ RANK_BODY(changes_between_steps, Run) {
 TEST_F(EarlyUpdateTest, HasTheSameBitsAfterRefreshAndSetAccumulation) {
   for (const std::string& mode : kModes) {
     const std::string common = "strategy=zero2 train.steps=9 train.gradient_accumulation=2 " + mode;
-    train(2, changes_between_steps, "after", common + saves("after", 9) + " offload.overlap=false" + states("cpu"));
+    train(2, changes_between_steps, "after", common + saves("after", 9) + kLate + states("cpu"));
     EXPECT_EQ(number("after", "/overlap/updates_early"), 0);
     for (const std::string tier : {"cpu", "nvme"}) {
       train(2, changes_between_steps, tier, common + saves(tier, 9) + states(tier));
@@ -178,8 +179,8 @@ TEST_F(EarlyUpdateTest, HasTheSameBitsAfterRefreshAndSetAccumulation) {
 // The next step begins while a checkpoint is written in the background.
 TEST_F(EarlyUpdateTest, AsynchronousCheckpointsHaveTheStatesOfTheirStep) {
   for (const std::string& mode : kModes) {
-    const std::string common = "strategy=zero2 train.steps=5 train.gradient_accumulation=1 parity.model=wide " + mode;
-    train(2, engine_tests::trains, "after", common + saves("after", 1) + " offload.overlap=false" + states("nvme"));
+    const std::string common = "strategy=zero2 train.steps=5 train.gradient_accumulation=1 " + mode;
+    train(2, engine_tests::trains, "after", common + saves("after", 1) + kLate + states("nvme"));
     for (const std::string tier : {"cpu", "nvme"}) {
       train(2, engine_tests::trains, tier, common + saves(tier, 1) + " checkpoint.async=true" + states(tier));
       EXPECT_EQ(number(tier, "/overlap/updates_early"), 4) << mode << tier;
