@@ -277,5 +277,67 @@ TEST_F(EarlyUpdateCallsTest, SettingTheSameAccumulationChangesNothing) {
   EXPECT_EQ(number("same", "/overlap/updates_early"), 2);
 }
 
+// Backward of the third step fails at one of its last gradients, when most buckets have been reduced. The engine
+// rejects more training, the weights are those before, and the engine can be destroyed.
+void fail_in_the_middle_of_backward(Run& run, bool in_place) {
+  run.build();
+  step(run);
+  step(run);
+  const auto parameters = run.model->named_parameters();
+  std::vector<torch::Tensor> before;
+  for (const auto& parameter : parameters) before.push_back(parameter.value().detach().clone());
+  torch::Tensor last = parameters["embedding.weight"];
+  last.register_hook([](const torch::Tensor&) -> torch::Tensor { throw std::runtime_error("on purpose"); });
+  EXPECT_ANY_THROW(run.engine->backward(run.model->loss(2, run.engine->micro_index())));
+  const std::string text =
+      "the last engine.backward() ended with an exception, so its gradients are incomplete; end the job, or create a "
+      "new engine";
+  EXPECT_EQ(user_error_of([&] { run.engine->step(); }), text);
+  EXPECT_EQ(user_error_of([&] { run.engine->backward(run.model->loss(2, 0)); }), text);
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    EXPECT_TRUE(torch::equal(parameters[i].value(), before[i])) << parameters[i].key();
+    if (!in_place && before[i].requires_grad()) {
+      EXPECT_TRUE(torch::equal(run.engine->get(parameters[i].key()), before[i])) << parameters[i].key();
+    }
+  }
+  EXPECT_EQ(!user_error_of([&] { run.engine->get("scalar"); }).empty(), in_place);
+  run.engine.reset();
+}
+
+RANK_BODY(fails_in_the_middle_of_backward, Run) { fail_in_the_middle_of_backward(run, true); }
+RANK_BODY(fails_in_the_middle_of_speculation, Run) { fail_in_the_middle_of_backward(run, false); }
+
+TEST_F(EarlyUpdateCallsTest, ABackwardThatFailsHalfwayKeepsTheWeights) {
+  for (const std::string tier : {"cpu", "nvme"}) {
+    const std::string common = "strategy=zero2 train.gradient_accumulation=1 train.steps=4" + states(tier);
+    const Outcome in_place = shell(launch(2, fails_in_the_middle_of_backward, common + "train.nonfinite=stop"));
+    EXPECT_EQ(in_place.code, 0) << tier << in_place.output;
+    const Outcome speculative =
+        shell(launch(2, fails_in_the_middle_of_speculation, common + "offload.speculate=always"));
+    EXPECT_EQ(speculative.code, 0) << tier << speculative.output;
+  }
+}
+
+// The engine is destroyed between the last backward of a step and step(), while its worker may update states.
+RANK_BODY(destroys_the_engine_during_the_update, Run) {
+  run.build();
+  step(run);
+  step(run);
+  run.engine->backward(run.model->loss(2, run.engine->micro_index()));
+  run.engine.reset();
+}
+
+TEST_F(EarlyUpdateCallsTest, AnEngineCanBeDestroyedDuringTheUpdate) {
+  for (const std::string tier : {"cpu", "nvme"})
+    for (const std::string mode : {"train.nonfinite=stop", "offload.speculate=always"}) {
+      const Outcome done =
+          shell(launch(2, destroys_the_engine_during_the_update,
+                       "strategy=zero2 train.gradient_accumulation=1 parity.model=wide job.name=ended train.steps=4" +
+                           states(tier) + mode));
+      EXPECT_EQ(done.code, 0) << tier << mode << done.output;
+      EXPECT_EQ(number("ended", "/overlap/updates_early"), 1) << tier << mode << ": that of the second step";
+    }
+}
+
 }  // namespace
 }  // namespace zr::test

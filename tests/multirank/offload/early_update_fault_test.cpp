@@ -100,5 +100,35 @@ TEST_F(EarlyUpdateFaultTest, FaultsThatTheTierHandlesKeepResultsBitIdentical) {
   }
 }
 
+// The tier of rank 1 fails at its first read, in the second step. A read of a weight before step() does not show that.
+RANK_BODY(reads_a_weight_after_the_failure, Run) {
+  run.build();
+  zr::Engine& engine = *run.engine;
+  const auto backward = [&] { engine.backward(run.model->loss(engine.step_index(), engine.micro_index())); };
+  backward();
+  engine.step();
+  const torch::Tensor before = engine.get("line0.weight").clone();
+  backward();
+  EXPECT_TRUE(torch::equal(engine.get("line0.weight"), before));
+  EXPECT_GT(before.abs().max().item<float>(), 0);
+  std::string text;
+  try {
+    engine.step();
+  } catch (const Error& error) {
+    text = error.what();
+  }
+  EXPECT_THAT(text, HasSubstr(engine.rank() == 1 ? "offload 'nvme'"
+                                                 : "engine.step(): the update of step 2 failed on rank 1; see that "
+                                                   "rank's error, then resume from the last checkpoint"));
+  EXPECT_EQ(user_error_of([&] { engine.get("line0.weight"); }),
+            "training stopped in step 2, because its update failed on rank 1; resume from the last checkpoint");
+}
+
+TEST_F(EarlyUpdateFaultTest, AReadOfAWeightDoesNotHideAFailedUpdate) {
+  const Outcome done =
+      shell("ZR_TIER_FAULT=rank=1:read=EIO@1 " + launch(2, reads_a_weight_after_the_failure, job("fault", kModes[1])));
+  EXPECT_EQ(done.code, 0) << done.output;
+}
+
 }  // namespace
 }  // namespace zr::test

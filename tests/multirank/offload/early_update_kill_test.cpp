@@ -16,18 +16,24 @@ using engine_tests::Run;
 using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 
-// Rank 1 kills itself while it waits for rank 0 in the exchange of the ranks' statistics: rank 0 comes later.
+// The rank that is killed.
+int killed_rank() {
+  const char* const rank = std::getenv("KILLED_RANK");
+  return rank ? std::atoi(rank) : 1;
+}
+
+// One rank kills itself while it waits for the other in the exchange of the ranks' statistics: the other comes later.
 void be_killed_in_exchange(int rank) {
-  if (rank == 0) return std::this_thread::sleep_for(milliseconds(600));
+  if (rank != killed_rank()) return std::this_thread::sleep_for(milliseconds(600));
   std::thread([] {
     std::this_thread::sleep_for(milliseconds(300));
     ::raise(SIGKILL);
   }).detach();
 }
 
-// Rank 1 kills itself as soon as rank 0 has made the folder of the second checkpoint.
+// One rank kills itself as soon as rank 0 has made the folder of the second checkpoint.
 void be_killed_in_save(int rank) {
-  if (rank == 0) return;
+  if (rank != killed_rank()) return;
   const auto entries = [] { return std::distance(fs::directory_iterator("c"), fs::directory_iterator()); };
   std::thread([entries, before = entries()] {
     while (entries() <= before) std::this_thread::sleep_for(milliseconds(1));
@@ -35,14 +41,14 @@ void be_killed_in_save(int rank) {
   }).detach();
 }
 
-// In the fourth step, rank 1 kills itself in the phase that KILLED_IN names.
+// In the fourth step, one rank kills itself in the phase that KILLED_IN names.
 RANK_BODY(is_killed, Run) {
   run.build();
   zr::Engine& engine = *run.engine;
   const char* const phase = std::getenv("KILLED_IN");
   const auto is_in = [&](const std::string& name) { return phase && name == phase && engine.step_index() == 3; };
   const auto kill_in = [&](const std::string& name) {
-    if (is_in(name) && engine.rank() == 1) ::raise(SIGKILL);
+    if (is_in(name) && engine.rank() == killed_rank()) ::raise(SIGKILL);
   };
   torch::Tensor first = run.model->named_parameters()["embedding.weight"];  // its gradient is one of the last
   first.register_hook([&](torch::Tensor gradient) {
@@ -61,6 +67,8 @@ RANK_BODY(is_killed, Run) {
 
 struct KilledJob {
   const char *name, *keys, *tier;
+  int rank = 1;
+  bool is_void = false;  // all early updates are undone
 };
 
 class EarlyUpdateKillTest : public OffloadTest, public ::testing::WithParamInterface<KilledJob> {
@@ -70,14 +78,17 @@ class EarlyUpdateKillTest : public OffloadTest, public ::testing::WithParamInter
   bool resumes_after(const std::string& environment, const std::string& more = "") {
     const std::string job = how_ + " checkpoint.dir=c checkpoint.every=2 job.name=killed" + states_ + " ";
     fs::remove_all(scratch_.path("c"));
-    const Outcome killed = shell(environment + " " + launch(2, is_killed, job + more));
+    const Outcome killed = shell("export KILLED_RANK=" + std::to_string(GetParam().rank) + "; " + environment + " " +
+                                 launch(2, is_killed, job + more));
     EXPECT_NE(killed.code, 0) << environment;
     EXPECT_THAT(killed.output, HasSubstr("signal 9")) << environment;
     const bool has_checkpoint = fs::exists(scratch_.path("c/step-00000002"));
     EXPECT_FALSE(fs::exists(scratch_.path("c/step-00000004"))) << environment;
     const Outcome rest = shell(launch(2, is_killed, job + "checkpoint.resume=true"));
     EXPECT_EQ(rest.code, 0) << environment << rest.output;
-    EXPECT_EQ(number("killed", "/overlap/updates_early"), has_checkpoint ? 2 : 4) << environment;
+    const int64_t updates = has_checkpoint ? 2 : 4;
+    EXPECT_EQ(number("killed", "/overlap/updates_early"), GetParam().is_void ? 0 : updates) << environment;
+    EXPECT_EQ(number("killed", "/overlap/updates_recomputed"), GetParam().is_void ? updates : 0) << environment;
     EXPECT_EQ(hash("killed"), hash("plain")) << environment;
     EXPECT_EQ(losses("killed"), losses("plain")) << environment;
     return has_checkpoint;
@@ -96,20 +107,28 @@ TEST_P(EarlyUpdateKillTest, ResumesFromTheLastCheckpointToTheSameBits) {
   if (!on_disk_) return;
   // A slow disk makes the save longer: it reads the states from there.
   EXPECT_TRUE(resumes_after("export KILLED_IN=save ZR_TIER_FAULT=slow=2ms;", "checkpoint.async=false"));
-  // A rank transfers about 24 tiles per step, and as many to create the states and to save them.
+  // A rank transfers about 24 tiles per step, twice as many if its early update is void, and about 80 parts of tiles to
+  // create the states and to save them.
+  const std::vector<std::string> kept{"read=kill@90", "write=kill@130", "read=kill@150", "write=kill@150"},
+      voids{"read=kill@150", "write=kill@180", "read=kill@195", "write=kill@220"};
   int later = 0;
-  for (const std::string transfer : {"read=kill@90", "write=kill@130", "read=kill@150", "write=kill@150"})
-    later += resumes_after("export ZR_TIER_FAULT=rank=1:" + transfer + ";");
+  for (const std::string& transfer : GetParam().is_void ? voids : kept)
+    later += resumes_after("export ZR_TIER_FAULT=rank=" + std::to_string(GetParam().rank) + ":" + transfer + ";");
   EXPECT_GE(later, 3) << "in the third step or later";
 }
 
+const char* const kKept = "offload.speculate=always train.gradient_clipping=1e6 ";
+const char* const kVoid = "offload.speculate=always train.gradient_clipping=1e-4 ";  // clips every step
 INSTANTIATE_TEST_SUITE_P(Update, EarlyUpdateKillTest,
                          ::testing::Values(KilledJob{"InPlace", "train.nonfinite=stop ", "nvme"},
                                            KilledJob{"InPlaceInHostMemory", "train.nonfinite=stop ", "cpu"},
-                                           KilledJob{"Speculative",
-                                                     "offload.speculate=always train.gradient_clipping=1e6 ", "nvme"},
-                                           KilledJob{"SpeculativeInHostMemory",
-                                                     "offload.speculate=always train.gradient_clipping=1e6 ", "cpu"}),
+                                           KilledJob{"Speculative", kKept, "nvme"},
+                                           KilledJob{"SpeculativeInHostMemory", kKept, "cpu"},
+                                           KilledJob{"InPlaceOnRank0", "train.nonfinite=stop ", "nvme", 0},
+                                           KilledJob{"SpeculativeOnRank0", kKept, "nvme", 0},
+                                           KilledJob{"Void", kVoid, "nvme", 1, true},
+                                           KilledJob{"VoidOnRank0", kVoid, "nvme", 0, true},
+                                           KilledJob{"VoidInHostMemory", kVoid, "cpu", 1, true}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -18,7 +18,19 @@ using ::testing::StartsWith;
 
 const std::string kStops = "train.nonfinite=stop ";
 
-class EarlyUpdateTest : public OffloadTest {};
+class EarlyUpdateTest : public OffloadTest {
+ protected:
+  const std::string kModes[2] = {kStops, "offload.speculate=always train.gradient_clipping=1e6 "};
+  static constexpr const char* kLate = " offload.overlap=false offload.speculate=auto ";
+  // A checkpoint each so many steps, without those of an earlier run.
+  std::string saves(const std::string& name, int every) const {
+    fs::remove_all(scratch_.path("c" + name));
+    return " checkpoint.dir=c" + name + " checkpoint.keep=0 checkpoint.every=" + std::to_string(every);
+  }
+  std::map<std::string, std::string> saved(const std::string& name, int step) const {
+    return contents(scratch_.path("c" + name + "/step-0000000" + std::to_string(step)));
+  }
+};
 
 // Micro-batches have unequal weights. Every third, from the first on, leaves a part of the model unused.
 RANK_BODY(trains_weighted, Run) {
@@ -128,6 +140,55 @@ TEST_F(EarlyUpdateTest, HasTheSameBitsWithOtherWaysToRunAStep) {
   for (std::size_t i = 0; i < ways.size(); ++i) {
     EXPECT_EQ(hash(name(i, true)), hash(name(i, false))) << ways[i];
     EXPECT_GT(number(name(i, true), "/overlap/states_early"), 0) << ways[i];
+  }
+}
+
+// Between steps, the program changes the number of micro-batches and the parameters that are trained.
+RANK_BODY(changes_between_steps, Run) {
+  run.build();
+  torch::Tensor bias = run.model->named_parameters()["twice.bias"];
+  while (!run.engine->done()) {
+    const int64_t step = run.engine->step_index();
+    if (step == 2) run.engine->set_accumulation(1);
+    if (step == 7) run.engine->set_accumulation(2);
+    if (step == 4 || step == 6) {
+      bias.set_requires_grad(step == 6);
+      run.engine->refresh();
+    }
+    do {
+      run.engine->backward(run.model->loss(step, run.engine->micro_index()));
+    } while (!run.engine->step());
+  }
+}
+
+TEST_F(EarlyUpdateTest, HasTheSameBitsAfterRefreshAndSetAccumulation) {
+  for (const std::string& mode : kModes) {
+    const std::string common = "strategy=zero2 train.steps=9 train.gradient_accumulation=2 " + mode;
+    train(2, changes_between_steps, "after", common + saves("after", 9) + kLate + states("cpu"));
+    EXPECT_EQ(number("after", "/overlap/updates_early"), 0);
+    for (const std::string tier : {"cpu", "nvme"}) {
+      train(2, changes_between_steps, tier, common + saves(tier, 9) + states(tier));
+      EXPECT_EQ(hash(tier), hash("after")) << mode << tier;
+      EXPECT_EQ(losses(tier), losses("after")) << mode << tier;
+      EXPECT_TRUE(saved(tier, 9) == saved("after", 9)) << mode << tier << " saves other states";
+      EXPECT_GT(number(tier, "/overlap/updates_early"), 0) << mode << tier;
+    }
+  }
+}
+
+// The next step begins while a checkpoint is written in the background.
+TEST_F(EarlyUpdateTest, AsynchronousCheckpointsHaveTheStatesOfTheirStep) {
+  for (const std::string& mode : kModes) {
+    const std::string common = "strategy=zero2 train.steps=5 train.gradient_accumulation=1 " + mode;
+    train(2, engine_tests::trains, "after", common + saves("after", 1) + kLate + states("nvme"));
+    for (const std::string tier : {"cpu", "nvme"}) {
+      train(2, engine_tests::trains, tier, common + saves(tier, 1) + " checkpoint.async=true" + states(tier));
+      EXPECT_EQ(number(tier, "/overlap/updates_early"), 4) << mode << tier;
+      for (int step = 1; step <= 5; ++step) {
+        EXPECT_FALSE(saved(tier, step).empty()) << mode << tier << step;
+        EXPECT_TRUE(saved(tier, step) == saved("after", step)) << mode << tier << " saves other states, " << step;
+      }
+    }
   }
 }
 

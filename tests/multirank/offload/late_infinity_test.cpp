@@ -17,6 +17,7 @@ using ::testing::HasSubstr;
 class LateInfinityTest : public OffloadTest {
  protected:
   static constexpr const char* kModel = "parity.model=wide train.gradient_accumulation=1 ";
+  static constexpr const char* kAged = ZR_BUILD_DIR "/tests/plugins/zr_optimizer_aged.so ";
 };
 
 // In the third step, the last gradient of backward is infinite on the last rank. Both ranks pause before the gradients
@@ -89,6 +90,38 @@ TEST_F(LateInfinityTest, CountsTheUpdateThatAStopUndoes) {
             "offload.speculate=always" + states("nvme"));
   EXPECT_EQ(number("stopped", "/overlap/updates_dropped"), 1);
   EXPECT_EQ(number("stopped", "/overlap/updates_early"), 1);
+}
+
+// "aged" changes a value that belongs to no parameter, which an undone update would leave changed.
+TEST_F(LateInfinityTest, AnOptimizerWithStateOfItsOwnWaitsWhereTheStepMayBeVoid) {
+  const std::string common = std::string(kModel) + "train.steps=5 train.dtype=bf16 strategy=zero2 optimizer=" + kAged;
+  for (const std::string clip : {"", "train.gradient_clipping=0.1 "}) {
+    train(2, has_a_late_infinite_gradient, "after", common + clip + "offload.overlap=false" + states("cpu"));
+    EXPECT_EQ(summary("after")["skipped"], 1);
+    for (const std::string tier : {"cpu", "nvme"}) {
+      const Outcome done = shell(launch(2, has_a_late_infinite_gradient,
+                                        common + clip + "offload.speculate=always job.name=" + tier + states(tier)));
+      ASSERT_EQ(done.code, 0) << done.output;
+      EXPECT_THAT(done.output,
+                  HasSubstr("offload.speculate = \"always\" (command line) has no effect, because optimizer 'aged' has "
+                            "state of its own, which cannot be undone\n"));
+      EXPECT_EQ(number(tier, "/overlap/states"), 0) << clip << tier;
+      EXPECT_EQ(hash(tier), hash("after")) << clip << tier;
+      EXPECT_EQ(losses(tier), losses("after")) << clip << tier;
+    }
+  }
+}
+
+TEST_F(LateInfinityTest, AnOptimizerWithStateOfItsOwnIsUpdatedEarlyWhereNoStepIsVoid) {
+  const std::string common =
+      std::string(kModel) + "train.steps=4 train.dtype=bf16 strategy=zero2 train.nonfinite=stop optimizer=" + kAged;
+  train(2, engine_tests::trains, "after", common + "offload.overlap=false" + states("cpu"));
+  for (const std::string tier : {"cpu", "nvme"}) {
+    train(2, engine_tests::trains, tier, common + states(tier));
+    EXPECT_EQ(number(tier, "/overlap/updates_early"), 3) << tier;
+    EXPECT_EQ(hash(tier), hash("after")) << tier;
+    EXPECT_EQ(losses(tier), losses("after")) << tier;
+  }
 }
 
 }  // namespace

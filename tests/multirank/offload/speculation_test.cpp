@@ -302,6 +302,33 @@ TEST_F(SpeculationTest, StopsWhileMostStepsAreClipped) {
   EXPECT_EQ(hash("auto"), hash("always"));
 }
 
+// The losses of the first three steps are not scaled down, so that only these steps are clipped.
+RANK_BODY(is_clipped_at_first, Run) {
+  run.build();
+  while (!run.engine->done()) {
+    const int64_t step = run.engine->step_index();
+    run.engine->backward(run.model->loss(step, run.engine->micro_index()) * (step < 3 ? 1 : 1e-6));
+    run.engine->step();
+  }
+}
+
+// With "auto", three clipped steps of six are no longer more than half.
+TEST_F(SpeculationTest, ResumesAfterEnoughStepsWithoutClipping) {
+  const std::string common =
+      "strategy=zero2 train.steps=8 train.gradient_accumulation=1 train.gradient_clipping=1e-3 memory.host_budget=1GiB";
+  train(2, is_clipped_at_first, "after", common + " offload.overlap=false" + states("cpu"));
+  for (const std::string tier : {"cpu", "nvme"}) {
+    train(2, is_clipped_at_first, "auto", common + states(tier));
+    train(2, is_clipped_at_first, "always", common + " " + kAlways + states(tier));
+    EXPECT_EQ(number("auto", "/overlap/updates_recomputed"), 0) << tier;
+    EXPECT_EQ(number("auto", "/overlap/updates_early"), 2) << tier << ": steps 7 and 8";
+    EXPECT_EQ(number("always", "/overlap/updates_recomputed"), 2) << tier << ": the first step records the order";
+    EXPECT_EQ(number("always", "/overlap/updates_early"), 5) << tier;
+    EXPECT_EQ(hash("auto"), hash("after")) << tier;
+    EXPECT_EQ(hash("always"), hash("after")) << tier;
+  }
+}
+
 TEST_F(SpeculationTest, FaultsOfTheTierEndTheJobAndKeepTheCheckpoint) {
   const std::string common = "strategy=zero2 train.steps=4 train.gradient_clipping=1e6 ";
   train(2, engine_tests::trains, "plain", common);

@@ -12,6 +12,7 @@ namespace {
 struct Aged : zr::Optimizer<Aged> {
   static constexpr zr_key keys[] = {
       zr::key_text("defect", "\"none\"", "none|ranks|twice", "what is wrong when the value is saved")};
+  static constexpr bool ignores_norm = true;
   Aged(const zr::Config& config, const zr::Host& host)
       : differs(config.text("defect") == std::string("ranks") ? host.need<zr_job_service>().rank : 0),
         saves_twice(config.text("defect") == std::string("twice")) {}

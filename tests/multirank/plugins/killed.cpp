@@ -1,5 +1,5 @@
-// Zero2, whose rank 1 kills its process in the fourth step when the new weights are to be gathered, if the environment
-// variable KILLED_IN is "gather".
+// Zero2, of which rank KILLED_RANK (an environment variable; 1 if it is not set) kills its process in the fourth step
+// when the new weights are to be gathered, if the environment variable KILLED_IN is "gather".
 #include <csignal>
 #include <cstdlib>
 #include <string_view>
@@ -22,7 +22,9 @@ class Killed : public zr::FlatStrategy<Killed, zr::GradientMemory::double_buffer
   }
   void updated(const zr_use& use) {
     const char* const phase = std::getenv("KILLED_IN");
-    if (phase && std::string_view(phase) == "gather" && rank_ == 1 && steps_ == 4) ::raise(SIGKILL);
+    const char* const rank = std::getenv("KILLED_RANK");
+    const bool is_killed = rank_ == (rank ? std::atoi(rank) : 1);
+    if (phase && std::string_view(phase) == "gather" && is_killed && steps_ == 4) ::raise(SIGKILL);
     FlatStrategy::updated(use);
   }
 

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
 
 #include "one_rank.hpp"
@@ -234,6 +235,78 @@ TEST(SessionTest, AFailedStepUndoesAnUpdateThatStillRuns) {
   for (const std::string tier : {"cpu", "nvme"})
     EXPECT_EQ(states_after_two_steps(tier, true), states_after_two_steps(tier, false)) << tier;
 }
+
+// The real optimizer, which fails at the call that sets `calls` to 0.
+struct FailingOptimizer {
+  explicit FailingOptimizer(engine::Setup& setup)
+      : component(*setup.optimizer.table), api(*static_cast<const zr_optimizer_api*>(component.api)) {
+    calls = -1;
+    real = api.step;
+    api.step = [](void* self, const zr_step* step, const zr_update_slice* const* slices, uint32_t count,
+                  zr_stream* stream, zr_done* done, zr_error* error) -> zr_code {
+      if (calls >= 0 && calls-- == 0) return fill_error(error, ZR_INTERNAL, "on purpose");
+      return real(self, step, slices, count, stream, done, error);
+    };
+    component.api = &api;
+    setup.optimizer.table = &component;
+  }
+  static inline std::atomic<int> calls{-1};  // before it fails; negative: it does not fail
+  static inline decltype(zr_optimizer_api::step) real = nullptr;
+  zr_component component;
+  zr_optimizer_api api;
+};
+
+// Whether updates begin early, how often the optimizer is called before the call of the second step that fails, and
+// what ends training.
+struct FailingJob {
+  const char* name;
+  std::vector<std::string> keys;
+  int calls;
+  const char* reason;
+};
+
+class FailedUpdateTest : public ::testing::TestWithParam<FailingJob> {};
+
+TEST_P(FailedUpdateTest, EndsTraining) {
+  const test::Scratch scratch;
+  FakeModel model({{"a", 1500}, {"b", 40}});
+  engine::Setup setup = one_rank_setup(scratch.folder().string(), GetParam().keys, std::make_shared<OneRankControl>());
+  const FailingOptimizer optimizer(setup);
+  engine::Session session(std::move(setup), model);
+  const auto backward = [&] {
+    session.begin_backward(0.5, 1);
+    for (const uint32_t param : {1u, 0u}) model.give_gradient(param, 2);
+    session.end_backward();
+  };
+  backward();
+  session.step();
+  FailingOptimizer::calls = GetParam().calls;
+  backward();
+  EXPECT_THAT(failure_of([&] { session.step(); }), HasSubstr("on purpose"));
+  EXPECT_EQ(FailingOptimizer::calls, -1);
+  const std::string text =
+      std::string("training stopped in step 2, because ") + GetParam().reason + "; resume from the last checkpoint";
+  EXPECT_EQ(failure_of([&] { session.step(); }), text);
+  EXPECT_EQ(failure_of([&] { session.begin_backward(0.5, 1); }), text);
+  EXPECT_EQ(session.progress().step(), 1);
+}
+
+const char* const kInStep = "engine.step() failed during the update of the weights";
+INSTANTIATE_TEST_SUITE_P(
+    Update, FailedUpdateTest,
+    ::testing::Values(FailingJob{"OnTheDevice", {}, 0, kInStep}, FailingJob{"AfterAPart", {}, 1, kInStep},
+                      FailingJob{"AfterBackward", {"offload.optimizer=cpu", "offload.overlap=false"}, 0, kInStep},
+                      FailingJob{
+                          "Early", {"offload.optimizer=cpu", "train.nonfinite=stop"}, 0, "its update failed on rank 0"},
+                      FailingJob{"EarlySpeculative",
+                                 {"offload.optimizer=cpu", "offload.speculate=always"},
+                                 0,
+                                 "its update failed on rank 0"},
+                      FailingJob{"AgainAfterClipping",
+                                 {"offload.optimizer=cpu", "offload.speculate=always", "train.gradient_clipping=1e-4"},
+                                 2,
+                                 kInStep}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace zr::testing

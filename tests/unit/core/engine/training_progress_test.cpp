@@ -174,5 +174,26 @@ TEST(TrainingProgressTest, RejectsBackwardAfterFailedBackwardOrLoad) {
   EXPECT_NO_THROW(progress.check_complete());
 }
 
+TEST(TrainingProgressTest, AStepThatFailsDuringItsUpdateEndsTraining) {
+  engine::TrainingProgress progress = two_micro_steps();
+  make_step(progress, {1, 1, 1});
+  progress.step_failed();
+  EXPECT_NO_THROW(progress.check_backward()) << "no update had begun";
+  progress.begin_update({1, 1, 1});
+  progress.step_failed();
+  progress.break_off("the first reason counts");
+  for (const auto& check : {&engine::TrainingProgress::check_backward, &engine::TrainingProgress::check_complete,
+                            &engine::TrainingProgress::check_broken_off}) {
+    try {
+      (progress.*check)();
+      FAIL() << "training continued";
+    } catch (const UserError& failure) {
+      EXPECT_STREQ(failure.what(),
+                   "training stopped in step 2, because engine.step() failed during the update of the weights; resume "
+                   "from the last checkpoint");
+    }
+  }
+}
+
 }  // namespace
 }  // namespace zr::host
