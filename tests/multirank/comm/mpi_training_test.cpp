@@ -83,6 +83,38 @@ TEST(CommMpiTrainingTest, NeedsRanksThatMpiHasStarted) {
                                      "mpirun, for example: mpirun --bind-to none -n 4 ./program job.toml"));
 }
 
+// The number of ranks on a host is what mpirun says.
+TEST(CommMpiTrainingTest, NamesWhatInexactCollectivesNeed) {
+  const zr::test::Scratch scratch;
+  const std::string program =
+      " " ZR_BUILD_DIR "/bin/quickstart " ZR_SOURCE_DIR
+      "/examples/quickstart/quickstart.toml train.steps=2 job.threads=1 job.runs=runs job.ranks=2 ";
+  const auto train = [&](const std::string& start, const std::string& keys) {
+    return shell("cd " + scratch.folder().string() +
+                 " && export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; " + start + program + keys);
+  };
+  const std::string mpirun = "mpirun.openmpi --bind-to none --oversubscribe -n 2";
+  const auto unsharded = train(mpirun, "communicator=mpi strategy=zero1 communicator.weights=int8");
+  EXPECT_EQ(unsharded.code, 2);
+  EXPECT_THAT(
+      unsharded.output,
+      HasSubstr("communicator.weights = \"int8\" (command line): every rank has all weights under this job's "
+                "strategy, so none are gathered for forward and backward; choose a strategy that shards weights, "
+                "such as \"zero3\" with a small persistence_threshold, or remove the key"));
+  const auto several = train(mpirun + " sh -c 'OMPI_COMM_WORLD_LOCAL_SIZE=1 exec \"$@\"' sh",
+                             "communicator=shm communicator.gradients=int4");
+  EXPECT_EQ(several.code, 2);
+  EXPECT_THAT(several.output,
+              HasSubstr("communicator.gradients = \"int4\" (command line): communicator 'shm' passes on "
+                        "exact values only; choose communicator = \"auto\", or remove the key"));
+  const auto one = train(ZR_BUILD_DIR "/bin/zeroth launch -n 2 --", "communicator=auto communicator.exact=false");
+  EXPECT_EQ(one.code, 0) << one.output;
+  EXPECT_THAT(
+      one.output,
+      HasSubstr("warning: communicator.exact = false (command line) has no effect, because all ranks are on one "
+                "host"));
+}
+
 // Four ranks on two hosts. Without hierarchy, two of the three peers of a rank are on the other host, and each of its
 // bytes passes to both. With hierarchy, a part of the weights passes once. Of the gradients, the second host gets the
 // sum of two ranks, and the first one the elements of two. TCP and the start of the job add a little.
