@@ -1,6 +1,6 @@
 // Collectives of 64 MiB between two hosts, with one and two ranks on each: comm_mpi, the same bytes between the hosts
-// as bare messages of MPI, and the collectives of OpenMPI and Gloo, in alternation. The hosts are network namespaces
-// with a link of 10 Gbit/s. Needs root. Rows are milliseconds per call.
+// as bare messages of MPI, the collectives of OpenMPI and Gloo, and comm_mpi with 8 bits per value, in alternation. The
+// hosts are network namespaces with a link of 10 Gbit/s. Needs root. Rows are milliseconds per call.
 #include <gloo/allgather.h>
 #include <gloo/allreduce.h>
 #include <gloo/reduce_scatter.h>
@@ -31,7 +31,7 @@ using namespace zr::testing;
 constexpr int64_t kBytes = int64_t{64} << 20, kElements = kBytes / 4;
 constexpr int kRounds = 7;
 constexpr const char* kRate = "10gbit";
-constexpr double kOfBareMessages = 0.9, kOfPeers = 1.3;
+constexpr double kOfBareMessages = 0.9, kOfPeers = 1.3, kOfExact = 1;
 
 int g_rank = 0, g_world = 1;
 
@@ -112,13 +112,14 @@ void openmpi(const std::string& op, float* tensor, float* part) {
   if (op == "all_gather") MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, tensor, share, MPI_FLOAT, MPI_COMM_WORLD);
 }
 
-zr_coll collective(const std::string& op, float* tensor, float* part) {
+zr_coll collective(const std::string& op, float* tensor, float* part, uint32_t flags = 0) {
   const int64_t share = kElements / g_world;
   const zr_view full{tensor, kElements, ZR_F32, 0, {1, 0}}, own{tensor + g_rank * share, share, ZR_F32, 0, {1, 0}},
       result{part, share, ZR_F32, 0, {1, 0}};
   zr_coll coll{};
   coll.size = sizeof coll;
   coll.reduce = ZR_SUM;
+  coll.flags = flags;
   coll.label = op.c_str();
   coll.op = op == "all_reduce" ? ZR_ALL_REDUCE : op == "reduce_scatter" ? ZR_REDUCE_SCATTER : ZR_ALL_GATHER;
   coll.src = op == "all_gather" ? own : full;
@@ -140,22 +141,25 @@ std::vector<Row> measure() {
     std::vector<char> messages(2 * kBytes);
     for (const std::string op : {"all_gather", "reduce_scatter", "all_reduce"}) {
       const Traffic bytes = traffic(op);
-      std::vector<double> own, bare, mpi, gloo_tcp;
+      std::vector<double> own, bare, mpi, gloo_tcp, int8;
       for (int round = 0; round < kRounds + 1; ++round) {
         const double times[] = {time(tensor, [&] { comm.run(collective(op, tensor, part)); }),
                                 time(tensor, [&] { exchange(messages.data(), bytes.sent, bytes.received); }),
                                 time(tensor, [&] { openmpi(op, tensor, part); }),
-                                time(tensor, [&] { peer.run(op, tensor); })};
+                                time(tensor, [&] { peer.run(op, tensor); }),
+                                time(tensor, [&] { comm.run(collective(op, tensor, part, ZR_COLL_INT8)); })};
         if (round == 0) continue;
         own.push_back(times[0]);
         bare.push_back(times[1]);
         mpi.push_back(times[2]);
         gloo_tcp.push_back(times[3]);
+        int8.push_back(times[4]);
       }
       const std::string name = op + "_2x" + std::to_string(g_world / 2);
       rows.push_back(compare(name, "ms", own, "the same bytes, bare", bare, kOfBareMessages));
       rows.push_back(compare(name + "_mpi", "ms", own, "OpenMPI", mpi, kOfPeers));
       rows.push_back(compare(name + "_gloo", "ms", own, "Gloo", gloo_tcp, kOfPeers));
+      rows.push_back(compare(name + "_int8", "ms", int8, "exact", own, kOfExact));
     }
     comm.free(tensor);
     comm.free(part);
