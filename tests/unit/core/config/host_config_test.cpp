@@ -37,8 +37,8 @@ std::set<std::string> keys_of_fields(const config::JobConfig& c) {
   add_keys(keys, scale, power, window, hysteresis, consecutive, least);
   const auto& [device_budget, host_budget] = c.memory();
   add_keys(keys, device_budget, host_budget, c.optimizer().lr, c.eval().every);
-  const auto& [share_weights, timeout] = c.communicator();
-  add_keys(keys, share_weights, timeout);
+  const auto& [share_weights, exact, gradient_form, weight_form, timeout] = c.communicator();
+  add_keys(keys, share_weights, exact, gradient_form, weight_form, timeout);
   const auto& [dir, every, keep, async, on_signal, resume, fallback, init, strict, convert] = c.checkpoint();
   add_keys(keys, dir, every, keep, async, on_signal, resume, fallback, init, strict, convert);
   const auto& [optimizer, gradients, parameters, activations, early, speculate, bytes, fraction, tiers] = c.offload();
@@ -143,6 +143,9 @@ TEST(HostConfigTest, HoldsDefaults) {
   EXPECT_EQ(std::get<config::ConstantSchedule>(c.schedule()).warmup_steps, 0);
   EXPECT_EQ(c.eval().every, 0);
   EXPECT_TRUE(c.communicator().share_weights);
+  EXPECT_TRUE(c.communicator().exact);
+  EXPECT_EQ(c.communicator().gradients, config::ValueForm::exact);
+  EXPECT_EQ(c.communicator().weights, config::ValueForm::exact);
   EXPECT_EQ(c.communicator().timeout.value, std::chrono::minutes(5));
   EXPECT_EQ(c.checkpoint().dir.value, "");
   EXPECT_EQ(c.checkpoint().every, 0);
@@ -214,12 +217,16 @@ TEST(HostConfigTest, HoldsGivenValuesOfGradientsAndFp16) {
 TEST(HostConfigTest, HoldsGivenValuesOfTheSmallTables) {
   const config::JobConfig c =
       config_of({"memory.device_budget=2GiB", "memory.host_budget=3GiB", "optimizer.lr=0.5", "eval.every=10",
-                 "communicator.share_weights=false", "communicator.timeout=1.5s"});
+                 "communicator.share_weights=false", "communicator.timeout=1.5s", "communicator.exact=false",
+                 "communicator.gradients=int4", "communicator.weights=int8"});
   EXPECT_EQ(c.memory().device_budget_bytes, int64_t{2} << 30);
   EXPECT_EQ(c.memory().host_budget_bytes, int64_t{3} << 30);
   EXPECT_EQ(c.optimizer().lr, 0.5);
   EXPECT_EQ(c.eval().every, 10);
   EXPECT_FALSE(c.communicator().share_weights);
+  EXPECT_FALSE(c.communicator().exact);
+  EXPECT_EQ(c.communicator().gradients, config::ValueForm::int4);
+  EXPECT_EQ(c.communicator().weights, config::ValueForm::int8);
   EXPECT_EQ(c.communicator().timeout.value, std::chrono::milliseconds(1500));
 }
 
