@@ -15,8 +15,6 @@ namespace {
 using namespace zr::testing;
 using testing::HasSubstr;
 
-constexpr const char* kAllSizes = "hierarchy_min_bytes = 0\n";
-
 std::vector<int> hosts_of(const std::vector<int>& ranks_per_host) {
   std::vector<int> hosts;
   for (std::size_t host = 0; host < ranks_per_host.size(); ++host)

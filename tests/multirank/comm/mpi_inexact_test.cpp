@@ -20,7 +20,6 @@ using namespace zr::testing;
 using testing::HasSubstr;
 using Values = std::vector<float>;
 
-constexpr const char* kAllSizes = "hierarchy_min_bytes = 0\n";
 constexpr int64_t kBlock = 128, kPiece = 131072;
 
 // Different for each rank and element, with other magnitudes in each block.
@@ -275,7 +274,7 @@ TEST_P(CommMpiInexactTest, OverlapsWithExactOperations) {
   });
 }
 
-std::string name_of(const testing::TestParamInfo<std::vector<int>>& info) {
+std::string ranks_text(const testing::TestParamInfo<std::vector<int>>& info) {
   std::string name = "On";
   for (const int ranks : info.param) name += std::to_string(ranks);
   return name;
@@ -283,9 +282,9 @@ std::string name_of(const testing::TestParamInfo<std::vector<int>>& info) {
 INSTANTIATE_TEST_SUITE_P(Ranks, CommMpiInexactTest,
                          testing::Values(std::vector<int>{1, 3}, std::vector<int>{1, 1}, std::vector<int>{2, 2},
                                          std::vector<int>{2, 1, 1}, std::vector<int>{1, 3, 2}),
-                         name_of);
+                         ranks_text);
 INSTANTIATE_TEST_SUITE_P(Ranks, CommMpiAnyOrderTest, testing::Values(std::vector<int>{2, 2}, std::vector<int>{3, 2}),
-                         name_of);
+                         ranks_text);
 
 // Quantized operations need hosts whose ranks work together.
 TEST(CommMpiInexactErrorsTest, NamesWhatQuantizedOperationsNeed) {

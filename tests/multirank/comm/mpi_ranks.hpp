@@ -21,6 +21,9 @@
 
 namespace zr::testing {
 
+/// Keys with which collectives of all sizes pass through few ranks of each host.
+inline constexpr const char* kAllSizes = "hierarchy_min_bytes = 0\n";
+
 inline zr_view view(void* data, int64_t count, zr_dtype dtype = ZR_F32) { return {data, count, dtype, 0, {1, 0}}; }
 
 /// Runs the body on each rank; the ranks are this program, which mpirun starts for the current test only. They do not
