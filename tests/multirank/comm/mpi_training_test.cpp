@@ -101,7 +101,9 @@ TEST(CommMpiTrainingTest, NamesWhatInexactCollectivesNeed) {
       HasSubstr("communicator.weights = \"int8\" (command line): every rank has all weights under this job's "
                 "strategy, so none are gathered for forward and backward; choose a strategy that shards weights, "
                 "such as \"zero3\" with a small persistence_threshold, or remove the key"));
-  const auto several = train(mpirun + " sh -c 'OMPI_COMM_WORLD_LOCAL_SIZE=1 exec \"$@\"' sh",
+  const auto several = train(mpirun + " -x ZR_STORE=127.0.0.1:" + std::to_string(20000 + ::getpid() % 10000) +
+                                 " -x ZR_TOKEN=secret sh -c 'OMPI_COMM_WORLD_LOCAL_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0 "
+                                 "exec \"$@\"' sh",
                              "communicator=shm communicator.gradients=int4");
   EXPECT_EQ(several.code, 2);
   EXPECT_THAT(several.output,
