@@ -93,9 +93,9 @@ TEST_F(GradientBucketsTest, SendsBucketsInOrderForAnyArrivalOrder) {
     for (const auto& [at, leaf] : std::map<int, float>{{0, 1}, {1024, 0}, {2048, 2}})
       EXPECT_EQ(left_[1].sent[static_cast<std::size_t>(at)], leaf) << "rank 0's shard comes first";
     EXPECT_EQ(left_[1].dst, memory_.data() + 512);
-    EXPECT_EQ(left_[1].flags, 0u);
+    EXPECT_EQ(left_[1].flags, uint32_t{ZR_COLL_GRADIENTS});
     give(buckets, 1, 0, 1);
-    EXPECT_EQ(left_[2].flags, uint32_t{ZR_COLL_ACCUMULATE}) << "later micro-steps accumulate";
+    EXPECT_EQ(left_[2].flags, uint32_t{ZR_COLL_GRADIENTS} | ZR_COLL_ACCUMULATE) << "later micro-steps accumulate";
   }
 }
 
