@@ -99,8 +99,8 @@ TEST(CommMpiTrainingTest, NamesWhatInexactCollectivesNeed) {
   EXPECT_THAT(
       unsharded.output,
       HasSubstr("communicator.weights = \"int8\" (command line): every rank has all weights under this job's "
-                "strategy, so none are gathered for forward and backward; choose a strategy that shards weights, "
-                "such as \"zero3\" with a small persistence_threshold, or remove the key"));
+                "strategy, so none are gathered for forward and backward; choose a strategy that shards weights of "
+                "this model, or remove the key"));
   const auto several = train(mpirun + " -x ZR_STORE=127.0.0.1:" + std::to_string(20000 + ::getpid() % 10000) +
                                  " -x ZR_TOKEN=secret sh -c 'OMPI_COMM_WORLD_LOCAL_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0 "
                                  "exec \"$@\"' sh",

@@ -30,13 +30,15 @@ enum {
   ZR_COLL_ACCUMULATE = 1u << 0,
 
   /* From strategies and optimizers to the host, which passes on the three flags below instead: the operation sums
-   * gradients or gathers them, or gathers weights, and the user may choose that it is not exact. */
+   * gradients or gathers them, and the user may choose that it is not exact. */
   ZR_COLL_GRADIENTS = 1u << 1,
+  /* As ZR_COLL_GRADIENTS, but the operation gathers weights. */
   ZR_COLL_WEIGHTS = 1u << 2,
 
   /* From the host to a communicator with ZR_COMM_QUANTIZED: where values pass between hosts, they may be rounded to
-   * integers of 8 or 4 bits, with one scale per block. All ranks get the same results. At most one of the two. */
+   * integers of 8 bits, with one scale per block. All ranks get the same results. */
   ZR_COLL_INT8 = 1u << 3,
+  /* As ZR_COLL_INT8, but of 4 bits. At most one of the two is set. */
   ZR_COLL_INT4 = 1u << 4,
 
   /* From the host to a communicator with ZR_COMM_ANY_ORDER: it may add in any order that is the same in every run. */
