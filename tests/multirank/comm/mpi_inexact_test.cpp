@@ -3,11 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <functional>
 #include <limits>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -285,6 +287,26 @@ INSTANTIATE_TEST_SUITE_P(Ranks, CommMpiInexactTest,
                          ranks_text);
 INSTANTIATE_TEST_SUITE_P(Ranks, CommMpiAnyOrderTest, testing::Values(std::vector<int>{2, 2}, std::vector<int>{3, 2}),
                          ranks_text);
+
+// Rank 4 has sent its sums to ranks 0 to 2, whose results wait for the late rank 3: their memory on rank 4 must not be
+// used for later pieces. A correct sum does not depend on how late that is.
+TEST(CommMpiInexactOrderTest, SumsAreKeptUntilTheirResultsHaveArrived) {
+  on_mpi_ranks(5,
+               [](CommRig& rig) {
+                 RawComm comm(rig);
+                 constexpr int64_t kTotal = 20 * kPiece;
+                 Values x(kTotal);
+                 for (int64_t i = 0; i < kTotal; ++i)
+                   x[static_cast<std::size_t>(i)] = static_cast<float>(i / kPiece + 1);
+                 if (comm.rank() == 3) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+                 zr_coll coll = zr::all_reduce(view(x.data(), kTotal), view(x.data(), kTotal), "g");
+                 coll.flags = ZR_COLL_INT8;
+                 comm.run(coll);
+                 for (int64_t i = 0; i < kTotal; i += kPiece / 2)
+                   EXPECT_NEAR(x[static_cast<std::size_t>(i)], static_cast<float>(5 * (i / kPiece + 1)), 1e-3) << i;
+               },
+               kAllSizes, {0, 0, 0, 0, 1});
+}
 
 // Quantized operations need hosts whose ranks work together.
 TEST(CommMpiInexactErrorsTest, NamesWhatQuantizedOperationsNeed) {
