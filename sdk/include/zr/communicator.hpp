@@ -18,6 +18,7 @@
 //     zr_comm_caps caps() const;                                          // [any]; `size` is filled by the layer
 //     std::unique_ptr<Ring> open(const zr_comm_open&);                    // [control], collective over the job
 //     uint64_t open_bytes(int32_t world) const noexcept;                  // [control], optional: for plans
+//     void traffic(const zr_coll&, zr_traffic&) const;                    // [control], optional, with open_bytes
 //   };
 //   ZR_COMMUNICATOR(Mine, "mine", "example", "1.0.0");
 // clang-format on
@@ -53,6 +54,7 @@ ZR_DETECT(has_mem_free, mem_free);
 ZR_DETECT(has_shared_alloc, shared_alloc);
 ZR_DETECT(has_shared_free, shared_free);
 ZR_DETECT(has_open_bytes, open_bytes);
+ZR_DETECT(has_traffic, traffic);
 ZR_REQUIRE_CALL(can_submit, std::declval<T&>().submit(std::declval<const zr_coll&>(), std::declval<zr_stream*>(),
                                                       std::declval<zr_done*>()));
 ZR_REQUIRE_CALL(can_abort, std::declval<T&>().abort());
@@ -136,9 +138,15 @@ class CommunicatorLayer {
     }
     return 0;
   }
+  static zr_code traffic(void* self, const zr_coll* coll, zr_traffic* sum, zr_error* error) noexcept {
+    return guard(error, [&] {
+      if constexpr (has_traffic<D>) const_cast<const D&>(plugin_of(self)).traffic(taken(*coll), *sum);
+    });
+  }
   /// The component's extension tables, by id.
   static const void* extension(const char* id) noexcept {
-    static constexpr zr_communicator_plan plan{sizeof(zr_communicator_plan), 0, open_bytes};
+    static constexpr zr_communicator_plan plan{sizeof(zr_communicator_plan), 0, open_bytes,
+                                               has_traffic<D> ? traffic : nullptr};
     if (has_open_bytes<D> && std::strcmp(id, "zr.communicator.plan/1") == 0) return &plan;
     if constexpr (has_shared_alloc<Opened>) {
       static constexpr zr_shared_weights_api shared_weights{sizeof(zr_shared_weights_api), 0, shared_alloc,
@@ -160,6 +168,7 @@ class CommunicatorLayer {
                   "the destructor of an open communicator must not throw: the host cannot receive an error");
     static_assert(has_mem_alloc<Opened> == has_mem_free<Opened>,
                   "a communicator has both mem_alloc and mem_free, or neither");
+    static_assert(has_open_bytes<D> || !has_traffic<D>, "a communicator with traffic has open_bytes too");
     static_assert(has_shared_alloc<Opened> == has_shared_free<Opened>,
                   "a communicator has both shared_alloc and shared_free, or neither");
   }

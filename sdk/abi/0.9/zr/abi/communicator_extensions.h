@@ -2,6 +2,7 @@
 #ifndef ZR_ABI_COMMUNICATOR_EXTENSIONS_H
 #define ZR_ABI_COMMUNICATOR_EXTENSIONS_H
 #include "zr/abi/base.h"
+#include "zr/abi/communicator.h"
 
 /* Extension "zr.communicator.shared_weights/1": memory that all ranks of one node share in place. */
 typedef struct zr_shared_weights_api {
@@ -16,17 +17,34 @@ typedef struct zr_shared_weights_api {
   void (*free)(void *comm, void *writer);
 } zr_shared_weights_api;
 
-/* Extension "zr.communicator.plan/1": the memory that a communicator needs, for plans. */
+/* The ranks of a job, and the bytes that they transfer: each byte counts once for each time it goes from a rank to
+ * another. */
+typedef struct zr_traffic {
+  uint32_t size, n_hosts;
+  const int32_t *ranks; /* of each host; ranks are numbered host by host */
+
+  /* The callee adds to these three. sent, received: one value per host, of what goes to and comes from other hosts. */
+  uint64_t *sent, *received;
+  uint64_t inside; /* between ranks of one host, in messages or in shared memory */
+} zr_traffic;
+
+/* Extension "zr.communicator.plan/1", for plans: the memory that a communicator needs, and the bytes that it moves. */
 typedef struct zr_communicator_plan {
   uint32_t size, rsv;
 
   /* [control] Returns the bytes of host memory that each rank allocates in open(). Opens nothing. */
   uint64_t (*open_bytes)(void *self, int32_t world);
+
+  /* [control] Adds the bytes that all ranks together transfer in one collective, without headers of messages. `coll` is
+   * the collective as rank 0 submits it; its views have addresses, but no memory that may be read or written.
+   * ZR_UNSUPPORTED: unknown for this operation or these hosts; nothing is added. Opens nothing. Or NULL: unknown. */
+  zr_code (*traffic)(void *self, const zr_coll *coll, zr_traffic *, zr_error *);
 } zr_communicator_plan;
 
 /* For ZR_SIZE_0_9. */
 enum {
   zr_shared_weights_api_size_0_9 = 24, /* bytes */
-  zr_communicator_plan_size_0_9 = 16   /* bytes */
+  zr_traffic_size_0_9 = 40,            /* bytes */
+  zr_communicator_plan_size_0_9 = 24   /* bytes */
 };
 #endif
