@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <iostream>
+#include <numeric>
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"
@@ -20,11 +21,13 @@
 #include "cli/conform_command.hpp"
 #include "cli/doctor_command.hpp"
 #include "cli/explain_key.hpp"
+#include "cli/hosts.hpp"
 #include "cli/job_file.hpp"
 #include "cli/launch.hpp"
 #include "cli/launch_hosts.hpp"
 #include "cli/new_command.hpp"
 #include "cli/plan_command.hpp"
+#include "cli/traffic_table.hpp"
 #include "cli/trainer.hpp"
 #include "cli/tune_command.hpp"
 
@@ -116,7 +119,7 @@ int explain_file(const Command& command, const Parsed& parsed) {
     return 0;
   }
   std::cout << explain(job) << std::flush;
-  return explain_placement({words[0], {words.begin() + 1, words.end()}, {}, {}, 0, run}, bin_folder());
+  return explain_placement({words[0], {words.begin() + 1, words.end()}, {}, {}, 0, {}, run}, bin_folder());
 }
 
 // The value of an option as an integer from 1 to `maximum`, also written as "7.5e9"; 0 if the option is not given.
@@ -165,13 +168,27 @@ ModelQueryOptions model_query_options(const Command& command, const Parsed& pars
 
 po::options_description plan_options() {
   po::options_description options("options");
-  options.add_options()("compare", "compare all strategies in one table");
+  options.add_options()("compare", "compare all strategies in one table")(
+      "hosts", po::value<std::string>(), "also the bytes between hosts: node01:4,node02:4, @FILE, or 2x4")(
+      "link", po::value<std::string>(), "with --hosts: the speed of a host's network, such as 10Gbit");
   add_model_options(options);
   return options;
 }
 
 int plan(const Command& command, const Parsed& parsed) {
-  return print_plan(model_query_options(command, parsed), parsed.has("compare"), bin_folder());
+  ModelQueryOptions options = model_query_options(command, parsed);
+  if (parsed.has("link") && !parsed.has("hosts")) fail_usage(command, "--link is the speed between hosts; add --hosts");
+  if (parsed.has("hosts")) {
+    options.hosts = parse_host_sizes("plan", parsed.value("hosts"));
+    const int ranks = std::accumulate(options.hosts.begin(), options.hosts.end(), 0);
+    if (options.ranks != 0 && options.ranks != ranks)
+      fail_user(fmt::format("zeroth plan: --hosts {} has {} ranks, but --ranks is {}; remove --ranks",
+                            parsed.value("hosts"), ranks, options.ranks));
+    options.ranks = ranks;
+  }
+  std::optional<double> link;
+  if (parsed.has("link")) link = bits_per_second("zeroth plan", parsed.value("link"));
+  return print_plan(options, parsed.has("compare"), link, bin_folder());
 }
 
 int64_t size_of_option(const Command& command, const char* name, const std::string& text) {

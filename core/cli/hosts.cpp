@@ -123,6 +123,27 @@ std::vector<HostRanks> parse_hosts(const std::string& command, const std::string
   return hosts;
 }
 
+std::vector<int32_t> parse_host_sizes(const std::string& command, const std::string& text) {
+  const auto fail = [&](const std::string& problem) {
+    fail_user(fmt::format("zeroth {}: --hosts {}: {}", command, printable(text), problem));
+  };
+  const auto cross = text.find('x');
+  if (cross != text.npos && text.find_first_not_of("0123456789x") == text.npos) {
+    int64_t hosts = 0, ranks = 0;
+    const char *const middle = text.data() + cross, *const end = text.data() + text.size();
+    const auto of_hosts = std::from_chars(text.data(), middle, hosts),
+               of_ranks = std::from_chars(middle + 1, end, ranks);
+    if (of_hosts.ec != std::errc() || of_hosts.ptr != middle || of_ranks.ec != std::errc() || of_ranks.ptr != end ||
+        hosts < 1 || ranks < 1 || hosts > kMaxRanksOnHosts || ranks > kMaxRanksOnHosts ||
+        hosts * ranks > kMaxRanksOnHosts)
+      fail(fmt::format("is not HOSTSxRANKS with at most {} ranks, such as 16x8", kMaxRanksOnHosts));
+    return std::vector<int32_t>(static_cast<std::size_t>(hosts), static_cast<int32_t>(ranks));
+  }
+  std::vector<int32_t> sizes;
+  for (const HostRanks& host : parse_hosts(command, text)) sizes.push_back(host.ranks);
+  return sizes;
+}
+
 int ranks_of(const std::vector<HostRanks>& hosts) {
   return std::accumulate(hosts.begin(), hosts.end(), 0,
                          [](int sum, const HostRanks& host) { return sum + host.ranks; });

@@ -20,6 +20,8 @@ struct HostRanks {
 /// Parses the value of an option --hosts: "node01:4,node02:4", or "@FILE" for a file with a host in each line, as
 /// node01:4 or "node01 slots=4". A host without a number has one rank. Throws UserError, which names the command.
 std::vector<HostRanks> parse_hosts(const std::string& command, const std::string& text);
+/// The ranks of each host: as parse_hosts() accepts them, or "16x8" for 16 hosts of 8 ranks. Throws as it does.
+std::vector<int32_t> parse_host_sizes(const std::string& command, const std::string& text);
 /// The ranks of all hosts.
 int ranks_of(const std::vector<HostRanks>& hosts);
 

@@ -15,8 +15,15 @@ namespace zr::host::cli {
 config::Document ModelQuery::document(const std::vector<std::string>& extra_overrides) const {
   std::vector<std::string> overrides = options_.overrides;
   overrides.insert(overrides.end(), extra_overrides.begin(), extra_overrides.end());
-  return options_.file.empty() ? config::Document::parse("", command_, overrides)
-                               : config::Document::load(options_.file, overrides);
+  config::Document document = options_.file.empty() ? config::Document::parse("", command_, overrides)
+                                                    : config::Document::load(options_.file, overrides);
+  if (options_.hosts.size() > 1) document.set_several_hosts();
+  return document;
+}
+
+engine::HostSizes ModelQuery::hosts(int ranks) const {
+  if (!options_.hosts.empty()) return options_.hosts;
+  return options_.ranks == 0 ? engine::HostSizes{ranks} : engine::HostSizes{};
 }
 
 plugin::ResolvedJob ModelQuery::resolved_job(const std::vector<std::string>& extra_overrides, int world) const {

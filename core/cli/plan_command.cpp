@@ -9,8 +9,9 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "cli/job_file.hpp"
+#include "cli/traffic_table.hpp"
 #include "engine/budget.hpp"
-#include "engine/planning.hpp"
+#include "engine/planner.hpp"
 
 namespace zr::host::cli {
 
@@ -19,13 +20,15 @@ namespace {
 void check_budget(const ModelQuery& query, const plugin::ResolvedJob& job, const engine::Planner& planner, int ranks) {
   const plan::PlanContext context = planner.context();
   const plan::MemoryPlan plan = planner.plan(0);
-  engine::check_host_budget(job.config, plan, ranks, context);
+  const engine::HostSizes hosts = query.hosts(ranks);
+  engine::check_host_budget(job.config, plan, hosts.empty() ? ranks : *std::max_element(hosts.begin(), hosts.end()),
+                            context);
   const int64_t budget = job.config.memory().device_budget_bytes, max_bytes = planner.max_bytes();
   if (budget == 0 || max_bytes <= budget) return;
   const engine::RequiredBytes required_bytes = [&](const engine::Suggestion& suggestion) -> std::optional<int64_t> {
     try {
       return engine::Planner(query.resolved_job(suggestion.overrides, suggestion.ranks), query.parameters(),
-                             suggestion.ranks, query.ranks() == 0)
+                             suggestion.ranks, suggestion.ranks == ranks ? hosts : engine::HostSizes{})
           .max_bytes();
     } catch (const Error&) {
       return {};
@@ -125,30 +128,36 @@ void print_comparison(const ModelQuery& query, const std::vector<std::pair<std::
 
 }  // namespace
 
-int print_plan(const ModelQueryOptions& options, bool compare, const std::filesystem::path& bin) {
+int print_plan(const ModelQueryOptions& options, bool compare, std::optional<double> link,
+               const std::filesystem::path& bin) {
   ModelQuery query("zeroth plan", options);
   if (const int code = query.resolve(bin)) return code;
   const plugin::ResolvedJob job = query.resolved_job({}, query.ranks());
   const int ranks = query.ranks() > 0 ? query.ranks() : job.config.job().ranks;
-  const engine::Planner chosen(job, query.parameters(), ranks, query.ranks() == 0);
+  const engine::HostSizes hosts = query.hosts(ranks);
+  const engine::Planner chosen(job, query.parameters(), ranks, hosts);
   if (!compare) {
     check_budget(query, job, chosen, ranks);
-    std::cout << query.model() << chosen.plan(0).text(chosen.title(), chosen.context())
-              << unchecked_text(job.unchecked);
+    std::cout << query.model() << chosen.plan(0).text(chosen.title(), chosen.context());
+    if (!options.hosts.empty()) std::cout << traffic_table(query, hosts, link, {job.strategy.table->id});
+    std::cout << unchecked_text(job.unchecked);
     return 0;
   }
   std::vector<std::pair<std::string, plan::MemoryPlan>> plans;
   std::vector<std::string> impossible;  // strategies that cannot train this job, and why
   for (const std::string& id : job.strategies) try {
-      plans.emplace_back(id, engine::Planner(query.resolved_job({"strategy=" + id}, query.ranks()), query.parameters(),
-                                             ranks, query.ranks() == 0)
-                                 .plan(0));
+      plans.emplace_back(
+          id, engine::Planner(query.resolved_job({"strategy=" + id}, query.ranks()), query.parameters(), ranks, hosts)
+                  .plan(0));
     } catch (const UserError& failure) {
       impossible.push_back(fmt::format("  {}: {}\n", id, failure.what()));
       if (impossible.size() == job.strategies.size()) throw;
     }
   print_comparison(query, plans, job, chosen.context());
   for (const std::string& line : impossible) std::cout << line;
+  std::vector<std::string> possible;
+  for (const auto& [id, plan] : plans) possible.push_back(id);
+  if (!options.hosts.empty()) std::cout << traffic_table(query, hosts, link, possible);
   std::cout << unchecked_text(job.unchecked);
   check_budget(query, job, chosen, ranks);
   return 0;
@@ -172,7 +181,8 @@ int explain_placement(const ModelQueryOptions& options, const std::filesystem::p
   }
   if (const int code = query.resolve(bin)) return code;
   const plugin::ResolvedJob job = query.resolved_job({}, 0);
-  const engine::Planner planner(job, query.parameters(), job.config.job().ranks, true);
+  const int ranks = job.config.job().ranks;
+  const engine::Planner planner(job, query.parameters(), ranks, {ranks});
   std::cout << planner.plan(0).placement_text();
   return 0;
 }

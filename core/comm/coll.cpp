@@ -28,6 +28,12 @@ bool writes_dst(const zr_coll& coll, int rank) {
   return coll.op != ZR_SEND && coll.op != ZR_BARRIER;
 }
 
+uint32_t flags_of_job(uint32_t flags, uint32_t gradients, uint32_t weights) {
+  if (flags & ZR_COLL_GRADIENTS) flags |= gradients;
+  if (flags & ZR_COLL_WEIGHTS) flags |= weights;
+  return flags & ~(uint32_t{ZR_COLL_GRADIENTS} | ZR_COLL_WEIGHTS);
+}
+
 namespace {
 int64_t sum_of(const int64_t* counts, int n) {
   int64_t sum = 0;

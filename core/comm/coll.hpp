@@ -19,6 +19,10 @@ bool is_reduction(const zr_coll& coll);
 bool reads_src(const zr_coll& coll, int rank);
 bool writes_dst(const zr_coll& coll, int rank);
 
+/// The flags of a strategy's or an optimizer's collective as the communicator gets them: ZR_COLL_GRADIENTS becomes
+/// `gradients`, and ZR_COLL_WEIGHTS `weights`.
+uint32_t flags_of_job(uint32_t flags, uint32_t gradients, uint32_t weights);
+
 /// Elements of the full tensor; equal on all ranks, except for all_to_all, send and recv.
 int64_t total_of(const zr_coll& coll, int world);
 /// A contiguous range of elements.

@@ -44,9 +44,7 @@ zr_code Submission::submit_of_plugin(const zr_coll& given, zr_stream* stream, zr
                   fmt::format("{} '{}': its flags say that it has gradients and that it has weights: {}",
                               name_of_op(coll.op), coll.label ? coll.label : "", kBug),
                   error);
-  coll.flags &= ~content;
-  if (content & ZR_COLL_GRADIENTS) coll.flags |= gradients_;
-  if (content & ZR_COLL_WEIGHTS) coll.flags |= weights_;
+  coll.flags = flags_of_job(coll.flags, gradients_, weights_);
   return submit(coll, done, false, error, stream != nullptr);
 }
 

@@ -6,7 +6,7 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
-#include "engine/planning.hpp"
+#include "engine/planner.hpp"
 
 namespace zr::host::engine {
 

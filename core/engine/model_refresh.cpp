@@ -8,7 +8,7 @@
 #include "base/hex.hpp"
 #include "base/log.hpp"
 #include "checkpoint/manifest.hpp"
-#include "engine/planning.hpp"
+#include "engine/planner.hpp"
 
 namespace zr::host::engine {
 
@@ -74,7 +74,8 @@ bool ModelRefresh::compare_changes(const std::function<std::vector<plan::Paramet
   // If the job cannot run with the new list, fail before anything changes.
   prepare_change([&] {
     const int world = context_.world();
-    const Planner planner(context_.setup, parameters, world, context_.setup.control->local_world() == world);
+    const bool one_host = context_.setup.control->local_world() == world;
+    const Planner planner(context_.setup, parameters, world, one_host ? HostSizes{world} : HostSizes{});
     const plan::MemoryPlan plan = planner.plan(context_.rank());
     const int64_t budget = context_.config().memory().device_budget_bytes;
     if (budget > 0 && plan.bytes() > budget)

@@ -9,10 +9,7 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "comm/comm_runtime.hpp"
-#include "engine/device_state.hpp"
 #include "engine/early_update.hpp"
-#include "engine/inexact_collectives.hpp"
-#include "engine/job_checks.hpp"
 #include "engine/local_gradients.hpp"
 #include "engine/machine_profile.hpp"
 #include "engine/measured_activations.hpp"
@@ -331,53 +328,6 @@ EngineHost::EngineHost(Ledger& ledger, ThreadPool& pool) : PluginHost(ledger, po
   offer_machine_profile(*this);
 }
 
-Planner::Planner(const plugin::ResolvedJob& job, const std::vector<plan::Parameter>& parameters, int world,
-                 bool one_node)
-    : job_(job), host_(ledger_, pool_) {
-  strategy_ = std::make_unique<plugin::Instance>(host_, job.strategy, job.config, table_of(job.strategy));
-  optimizers_ = std::make_unique<Optimizers>(host_, job);
-  if (job.communicator)
-    communicator_ =
-        std::make_unique<plugin::Instance>(host_, *job.communicator, job.config, table_of(*job.communicator));
-  for (const plugin::Component& tier : job.tiers)
-    tiers_.push_back(std::make_shared<const plugin::Instance>(host_, tier, job.config, table_of(tier)));
-  input_ = plan_input(job.config, *optimizers_, parameters, world);
-  add_tiers(input_, job, tiers_, world, communicator_bytes(communicator_.get(), world).value_or(0));
-  input_.rounds_weights = rounds_weights(job.config, communicator_.get());
-  input_.share_weights = one_node && shares_weights(job.config, job.communicator, world);
-}
-
-Planner::~Planner() = default;
-
-namespace {
-constexpr int kFewRanks = 16;  // of a job whose ranks are all planned
-}
-
-plan::MemoryPlan Planner::plan(int rank) const {
-  plan::MemoryPlan plan = plan_of_rank(input_, rank, strategy_plan(*strategy_));
-  const bool has_costs = std::any_of(input_.descriptions.begin(), input_.descriptions.end(),
-                                     [](const auto& d) { return d.cost > 0 || d.granularity != ZR_ELEMENTWISE; });
-  for (int other = 0; other < (input_.world <= kFewRanks ? input_.world : 0); ++other)
-    if (other != rank && has_costs)
-      plan.largest_update_share =
-          std::max(plan.largest_update_share, plan_of_rank(input_, other, strategy_plan(*strategy_)).update_share());
-  plan.knows_all_shares = input_.world <= kFewRanks;
-  check_optimizers(plan, *optimizers_, job_.strategy.table->id);
-  check_local_gradients(job_.config, plan, *optimizers_, *strategy_);
-  inexact_collectives(job_.config, plan, communicator_.get(), true, false);
-  check_offload(job_.config, plan, job_.strategy.table->id);
-  plan.update_time = update_time(job_.config, plan);
-  locate_state(plan, job_.config, *strategy_, *optimizers_, communicator_.get(), false);
-  return plan;
-}
-
-int64_t Planner::max_bytes() const {
-  int64_t max_bytes = 0;
-  for (int rank = 0; rank < (input_.world <= kFewRanks ? input_.world : 1); ++rank)
-    max_bytes = std::max(max_bytes, plan(rank).bytes());
-  return max_bytes;
-}
-
 plan::PlanContext plan_context_of(const plugin::ResolvedJob& job, const plugin::Instance* communicator, int world) {
   plan::PlanContext context = measured_activations(job.config, job.engine);
   context.communicator = communicator_bytes(communicator, world);
@@ -385,20 +335,8 @@ plan::PlanContext plan_context_of(const plugin::ResolvedJob& job, const plugin::
   return context;
 }
 
-plan::PlanContext Planner::context() const { return plan_context_of(job_, communicator_.get(), input_.world); }
-
-std::string plan_over_budget_text(const config::JobConfig& config, const Planner& planner, int64_t max_bytes,
-                                  const std::string& suggestions) {
-  const config::Setting<int64_t>& budget = config.memory().device_budget_bytes;
-  return fmt::format("memory.device_budget is {} ({}), but the plan takes up to {} per rank, without activations\n{}{}",
-                     bytes_text_beside(budget, max_bytes), budget.origin.text(), bytes_text_beside(max_bytes, budget),
-                     planner.plan(0).text(planner.title(), planner.context()), suggestions);
-}
-
 std::string plan_title(const plugin::ResolvedJob& job, const Optimizers& optimizers) {
   return fmt::format("plan: {} + {}", job.strategy.table->id, optimizers.ids());
 }
-
-std::string Planner::title() const { return plan_title(job_, *optimizers_); }
 
 }  // namespace zr::host::engine

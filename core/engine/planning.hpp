@@ -1,4 +1,4 @@
-// Plans a list of parameters with a job's plug-ins, for a job that starts, and for `zeroth plan`, which starts none.
+// What a job and its plug-ins give to a plan, for a job that starts, and for `zeroth plan`, which starts none.
 #pragma once
 
 #include <memory>
@@ -66,35 +66,5 @@ class EngineHost : public plugin::PluginHost {
 
 /// The title of a plan: "plan: ", strategy, " + ", optimizers.
 std::string plan_title(const plugin::ResolvedJob& job, const Optimizers& optimizers);
-
-/// Plans a job that is not started: without a control plane; its plug-ins are created but not opened. [control]
-class Planner {
- public:
-  /// `one_node`: all ranks are known to be on one node, as with `zeroth train`.
-  Planner(const plugin::ResolvedJob& job, const std::vector<plan::Parameter>& parameters, int world,
-          bool one_node = false);
-  ~Planner();
-  plan::MemoryPlan plan(int rank) const;  // of this rank only
-  /// The largest number of device bytes on any rank. With more than 16 ranks it is that of rank 0, because ranks then
-  /// differ by less than one norm block per bucket.
-  int64_t max_bytes() const;
-  /// See plan_context_of(); activations are known if an earlier run of this job measured them.
-  plan::PlanContext context() const;
-  std::string title() const;  // see plan_title()
-
- private:
-  plugin::ResolvedJob job_;
-  Ledger ledger_;
-  ThreadPool pool_{1};
-  EngineHost host_;
-  std::unique_ptr<plugin::Instance> strategy_, communicator_;
-  std::unique_ptr<Optimizers> optimizers_;
-  std::vector<std::shared_ptr<const plugin::Instance>> tiers_;
-  plan::PlanInput input_;
-};
-
-/// The error for a plan that exceeds memory.device_budget: the budget, the plan of rank 0, and the suggested changes.
-std::string plan_over_budget_text(const config::JobConfig& config, const Planner& planner, int64_t max_bytes,
-                                  const std::string& suggestions);
 
 }  // namespace zr::host::engine

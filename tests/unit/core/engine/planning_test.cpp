@@ -1,5 +1,5 @@
 // A job's plan without a job: the strategy's input, tiers, and what [offload] and the budgets reject.
-#include "engine/planning.hpp"
+#include "engine/planner.hpp"
 
 #include <gtest/gtest.h>
 
@@ -332,7 +332,7 @@ TEST_F(PlanningTest, PlannerShardsTheStatesOfZero1) {
 }
 
 TEST_F(PlanningTest, PlannerSharesWeightsOnOneNode) {
-  const engine::Planner shared(job({}, "", 4), parameters({{"a", 4096}}), 4, true);
+  const engine::Planner shared(job({}, "", 4), parameters({{"a", 4096}}), 4, {4});
   EXPECT_EQ(shared.plan(0).bytes_by_kind()[MemoryKind::weights], 4 * 4096 / 4) << "a rank's part of one copy";
 }
 

@@ -1,0 +1,50 @@
+// Plans a job that is not started, for `zeroth plan` and for suggestions.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/ledger.hpp"
+#include "base/thread_pool.hpp"
+#include "engine/host_traffic.hpp"
+#include "engine/planning.hpp"
+
+namespace zr::host::engine {
+
+/// Plans a job that is not started: without a control plane; its plug-ins are created but not opened. [control]
+class Planner {
+ public:
+  /// `hosts`: where the ranks are; empty: unknown.
+  Planner(const plugin::ResolvedJob& job, const std::vector<plan::Parameter>& parameters, int world,
+          const HostSizes& hosts = {});
+  ~Planner();
+  plan::MemoryPlan plan(int rank) const;  // of this rank only
+  /// The largest number of device bytes on any rank. With more than 16 ranks it is that of rank 0, because ranks then
+  /// differ by less than one norm block per bucket.
+  int64_t max_bytes() const;
+  /// See plan_context_of(); activations are known if an earlier run of this job measured them.
+  plan::PlanContext context() const;
+  std::string title() const;  // see plan_title()
+  /// What the ranks of `hosts` transfer in one step (see record_step); not in steps with local gradients. nullopt: the
+  /// communicator does not count it. Throws Error if a plug-in fails.
+  std::optional<HostTraffic> traffic();
+
+ private:
+  plugin::ResolvedJob job_;
+  Ledger ledger_;
+  ThreadPool pool_{1};
+  EngineHost host_;
+  std::unique_ptr<plugin::Instance> strategy_, communicator_;
+  std::unique_ptr<Optimizers> optimizers_;
+  std::vector<std::shared_ptr<const plugin::Instance>> tiers_;
+  const HostSizes hosts_;
+  plan::PlanInput input_;
+};
+
+/// The error for a plan that exceeds memory.device_budget: the budget, the plan of rank 0, and the suggested changes.
+std::string plan_over_budget_text(const config::JobConfig& config, const Planner& planner, int64_t max_bytes,
+                                  const std::string& suggestions);
+
+}  // namespace zr::host::engine

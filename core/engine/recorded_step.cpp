@@ -1,0 +1,236 @@
+#include "engine/recorded_step.hpp"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <exception>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/dtype.hpp"
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "comm/done.hpp"
+#include "engine/planning.hpp"
+#include "engine/weight_flow.hpp"
+
+namespace zr::host::engine {
+
+namespace {
+
+constexpr int kStepsBefore = 2;  // in the first, a strategy learns the order; in the second, it may use it partly
+
+// Memory for which the kernel provides pages only where it is written.
+class ReservedMemory {
+ public:
+  explicit ReservedMemory(int64_t bytes) : bytes_(static_cast<std::size_t>(std::max<int64_t>(bytes, 1))) {
+    data_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (data_ == MAP_FAILED)
+      fail_environment(
+          fmt::format("a planned buffer of {} cannot be reserved ({}); raise the limit of virtual memory "
+                      "(ulimit -v), or plan without --hosts",
+                      bytes_text(bytes), std::strerror(errno)));
+  }
+  ReservedMemory(ReservedMemory&& other) noexcept : bytes_(other.bytes_), data_(std::exchange(other.data_, nullptr)) {}
+  ReservedMemory& operator=(ReservedMemory&&) = delete;
+  ~ReservedMemory() {
+    if (data_) ::munmap(data_, bytes_);
+  }
+  void* data() const { return data_; }
+
+ private:
+  std::size_t bytes_;
+  void* data_;
+};
+
+// Parameters that one module uses together.
+using Use = std::vector<uint32_t>;
+
+std::string_view module_of(const plan::Parameter& parameter) {
+  const std::string_view name = parameter.name;
+  return name.substr(0, std::min(name.rfind('.'), name.size()));
+}
+
+std::vector<Use> uses_of(const plan::MemoryPlan& plan) {
+  const std::vector<plan::Parameter>& parameters = plan.input.parameters;
+  std::vector<Use> uses;
+  for (const uint32_t param : sharded_parameters(plan)) {
+    const bool joins = !uses.empty() && module_of(parameters[uses.back().back()]) == module_of(parameters[param]);
+    if (!joins) uses.emplace_back();
+    uses.back().push_back(param);
+  }
+  return uses;
+}
+
+class Recorder {
+ public:
+  Recorder(plugin::PluginHost& host, const plugin::ResolvedJob& job, const plan::MemoryPlan& plan,
+           const CollectiveSink& sink)
+      : plan_(plan),
+        sink_(sink),
+        planned_(plan.input, plan.rank),
+        uses_(uses_of(plan)),
+        strategy_(host, job.strategy, job.config, table_of(job.strategy)),
+        api_(*strategy_.api<zr_strategy_api>()) {}
+
+  void run() {
+    bind();
+    update();
+    for (int i = 0; i < kStepsBefore; ++i) step();
+    records_ = true;
+    step();
+  }
+
+ private:
+  template <class Fn>
+  void call(const char* name, Fn&& fn) {
+    CallError error;
+    const zr_code code = call_plugin(&error, [&] { return fn(&error); });
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+    check(code, error, strategy_.call_text(name));
+  }
+
+  static zr_code submit(void* self, const zr_coll* given, zr_stream*, zr_done* done, zr_error* error) noexcept {
+    auto& recorder = *static_cast<Recorder*>(self);
+    try {
+      zr_coll coll;
+      ZR_TAKE(&coll, given);
+      if (recorder.records_) recorder.sink_(coll);
+    } catch (const std::exception& failure) {
+      recorder.failure_ = std::current_exception();
+      return fill_error(error, ZR_INTERNAL, failure.what());
+    }
+    if (done) comm::done_resolve(done, ZR_OK, 0, nullptr);
+    return ZR_OK;
+  }
+  static zr_code progress(void*, zr_error*) noexcept { return ZR_OK; }
+
+  void bind() {
+    for (const plan::Buffer& buffer : plan_.rank_plan.buffers) {
+      memory_.emplace_back(buffer.elements * size_of(buffer.dtype));
+      views_.push_back({memory_.back().data(), buffer.elements, buffer.dtype, 0, kHostMemory});
+    }
+    const zr_bind bound{sizeof(zr_bind),
+                        static_cast<uint32_t>(views_.size()),
+                        views_.data(),
+                        {&kCollectives, this, plan_.rank, plan_.input.world}};
+    call("bind", [&](zr_error* error) { return api_.bind(strategy_.self(), &planned_.in(), &bound, error); });
+  }
+
+  zr_use use_of(uint32_t phase, int micro = 0, bool is_last = false) const {
+    return {sizeof(zr_use), phase,  static_cast<uint32_t>(micro), is_last ? uint32_t{ZR_USE_LAST_MICRO} : 0u,
+            nullptr,        nullptr};
+  }
+
+  void event(uint32_t kind, const zr_use& use) {
+    call("event", [&](zr_error* error) { return api_.event(strategy_.self(), kind, &use, error); });
+  }
+
+  void update() {
+    const zr_use use = use_of(ZR_UPDATE_PHASE);
+    call("updated", [&](zr_error* error) { return api_.updated(strategy_.self(), &use, error); });
+  }
+
+  // Strategies see one micro-step if the engine accumulates gradients; forward and backward run in each of them.
+  void step() {
+    const plan::PlanInput& input = plan_.input;
+    event(ZR_STEP_BEGIN, use_of(ZR_BACKWARD));
+    for (int micro = 0; micro < input.accumulation; ++micro) {
+      const bool is_last = micro + 1 == input.accumulation;
+      const int seen = input.accumulates_locally ? 0 : micro;
+      const zr_use backward = use_of(ZR_BACKWARD, seen, is_last);
+      for (const Use& params : uses_) with_weights(params, use_of(ZR_FORWARD, seen));
+      for (std::size_t i = uses_.size(); i-- > 0;) with_weights(uses_[i], backward);
+      if (!input.accumulates_locally || is_last) {
+        deliver_all(backward);
+        event(ZR_BACKWARD_END, backward);
+      }
+    }
+    const zr_use use = use_of(ZR_UPDATE_PHASE);
+    call("grads_finish", [&](zr_error* error) { return api_.grads_finish(strategy_.self(), &use, error); });
+    update();
+    event(ZR_STEP_END, use);
+  }
+
+  void with_weights(const Use& params, const zr_use& use) {
+    std::vector<zr_view> full(params.size());
+    const auto n = static_cast<uint32_t>(params.size());
+    call("acquire",
+         [&](zr_error* error) { return api_.acquire(strategy_.self(), params.data(), n, &use, full.data(), error); });
+    call("release", [&](zr_error* error) { return api_.release(strategy_.self(), params.data(), n, &use, error); });
+  }
+
+  // The gradients from the last parameter to the first, as backward computes them.
+  void deliver_all(const zr_use& use) {
+    std::vector<uint32_t> pending;
+    for (auto param = static_cast<uint32_t>(plan_.input.parameters.size()); param-- > 0;)
+      if (!plan_.input.parameters[param].frozen) pending.push_back(param);
+    std::vector<int64_t> delivered(plan_.input.parameters.size(), 0);
+    while (!pending.empty()) {
+      const auto is_complete = [&](uint32_t param) { return deliver(param, use, delivered[param]); };
+      const int64_t before = sum_of(delivered);
+      const std::size_t left = std::erase_if(pending, is_complete);
+      if (left == 0 && sum_of(delivered) == before)
+        fail_internal(fmt::format("{} has no free bucket slot for '{}' although no bucket is being filled",
+                                  strategy_.call_text("grad_destination"),
+                                  plan_.input.parameters[pending.front()].name));
+    }
+  }
+  static int64_t sum_of(const std::vector<int64_t>& values) {
+    int64_t sum = 0;
+    for (const int64_t value : values) sum += value;
+    return sum;
+  }
+
+  // False if the strategy has no memory for the rest of the gradient until others are complete.
+  bool deliver(uint32_t param, const zr_use& use, int64_t& delivered) {
+    const int64_t count = plan_.input.parameters[param].count;
+    while (delivered < count) {
+      zr_view destination{};
+      int64_t first = delivered;
+      bool is_full = false;
+      call("grad_destination", [&](zr_error* error) {
+        const zr_code code = api_.grad_destination(strategy_.self(), param, &first, &use, &destination, error);
+        is_full = code == ZR_AGAIN;
+        return is_full ? zr_code{ZR_OK} : code;
+      });
+      if (is_full) return false;
+      if (destination.count <= 0 || destination.count > count - delivered)
+        fail_internal(fmt::format("{} returned an invalid destination for '{}': {} elements from element {}",
+                                  strategy_.call_text("grad_destination"), plan_.input.parameters[param].name,
+                                  destination.count, first));
+      call("grad_ready", [&](zr_error* error) {
+        return api_.grad_ready(strategy_.self(), param, first, destination.count, &use, error);
+      });
+      delivered += destination.count;
+    }
+    return true;
+  }
+
+  static constexpr zr_collectives_api kCollectives{sizeof(zr_collectives_api), 0, submit, progress};
+
+  const plan::MemoryPlan& plan_;
+  const CollectiveSink& sink_;
+  const plan::PlanInputView planned_;
+  const std::vector<Use> uses_;
+  std::vector<ReservedMemory> memory_;
+  std::vector<zr_view> views_;
+  bool records_ = false;
+  std::exception_ptr failure_;       // of sink_
+  const plugin::Instance strategy_;  // destroyed first: it may use all of the above
+  const zr_strategy_api& api_;
+};
+
+}  // namespace
+
+void record_step(plugin::PluginHost& host, const plugin::ResolvedJob& job, const plan::MemoryPlan& plan,
+                 const CollectiveSink& sink) {
+  Recorder(host, job, plan, sink).run();
+}
+
+}  // namespace zr::host::engine
