@@ -44,7 +44,7 @@ void add_traffic(const zr_coll& coll, zr_traffic& sum) {
   if (sum.ranks[0] < 1) throw zr::PluginError(ZR_INVALID, "traffic(): the host has no ranks");
   zr::CollectiveParts parts;
   parts.assign(coll, 0, sum.ranks[0]);
-  switch (route_of(parts, {.src_shared = true, .dst_shared = true, .in_place = parts.in_place})) {
+  switch (route_of(parts, {true, true, parts.in_place})) {
     case Route::nothing: return;
     case Route::push: sum.inside += static_cast<uint64_t>(pushed_bytes(parts)); return;
     case Route::pull:
