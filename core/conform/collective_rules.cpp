@@ -1,4 +1,4 @@
-// ZR-C11 and up: completions, abort, close, several communicators, optional functions.
+// ZR-C11 to C23: completions, abort, close, several communicators, optional functions.
 #include <unistd.h>
 
 #include <algorithm>
@@ -287,11 +287,6 @@ void keys_begin_with_the_prefix(Case& test) {
               comm.prefix(), "'");
     comm.run(comm.barrier());
   });
-}
-
-template <class Api>
-const Api* extension_of(Instance& instance, const char* id) {
-  return instance.component().extension ? static_cast<const Api*>(instance.component().extension(id)) : nullptr;
 }
 
 void weights_are_shared(Case& test) {

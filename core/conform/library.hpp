@@ -111,6 +111,12 @@ class Instance {
   void* self_ = nullptr;
 };
 
+/// A table of optional functions of the component, or null.
+template <class Api>
+const Api* extension_of(Instance& instance, const char* id) {
+  return instance.component().extension ? static_cast<const Api*>(instance.component().extension(id)) : nullptr;
+}
+
 /// Calls create(); `self` receives the instance. Reads of the table after the call are reported to the host.
 Answer create(const zr_component& component, TestHost& host, ConfigTable& table, void** self);
 

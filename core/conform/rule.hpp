@@ -52,8 +52,10 @@ std::span<const Rule> strategy_step_rules();
 std::span<const Rule> strategy_device_rules();
 /// ZR-C01 to C10: results of collectives.
 std::span<const Rule> communicator_rules();
-/// ZR-C11 and up: completions, abort, close, optional functions.
+/// ZR-C11 to C23: completions, abort, close, optional functions.
 std::span<const Rule> collective_rules();
+/// ZR-C24: the bytes that a communicator plans.
+std::span<const Rule> communicator_plan_rules();
 /// ZR-T01 to T05: capabilities, bytes.
 std::span<const Rule> offload_rules();
 /// ZR-T06 and up: completions, errors, space, optional functions.

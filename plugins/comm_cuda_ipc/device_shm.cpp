@@ -1,5 +1,6 @@
 // The communicator "shm" with memory of a device, and with host memory. ZR_COMM_DEVICE: the type of the device.
 #include "../comm_shm/shm_plugin.hpp"
+#include "../comm_shm/traffic.hpp"
 #include "device_communicator.hpp"
 
 namespace {
@@ -47,6 +48,7 @@ class DeviceShm : public zr::Communicator<DeviceShm, Opened> {
       : host_(host), staging_bytes_(config.integer("staging_bytes")) {}
 
   uint64_t open_bytes(int32_t world) const noexcept { return 2 * shm::Layout(world, staging_bytes_).bytes; }
+  void traffic(const zr_coll& coll, zr_traffic& sum) const { shm::add_traffic(coll, sum); }
   zr_comm_caps caps() const {
     zr_comm_caps caps = shm::capabilities();
     if (!peer::can_share_memory()) return caps;

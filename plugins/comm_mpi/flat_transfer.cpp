@@ -17,19 +17,18 @@ const char* FlatTransfer::source() const {
   return copy_.empty() ? static_cast<const char*>(parts_.coll.src.data) : copy_.data();
 }
 
-// True for an all_reduce whose ranks send each other what they have reduced.
-bool FlatTransfer::shares_results() const {
-  return parts_.coll.op == ZR_ALL_REDUCE && !(parts_.coll.flags & ZR_COLL_ACCUMULATE);
+bool FlatTransfer::shares_results(const zr::CollectiveParts& parts) {
+  return parts.coll.op == ZR_ALL_REDUCE && !(parts.coll.flags & ZR_COLL_ACCUMULATE);
 }
 
-// The elements that rank r reduces: `from` in src, `to` in its dst. Of an all_reduce, each rank reduces a share for all
-// ranks; with ACCUMULATE the results differ between ranks, and each rank reduces all.
-zr::Extent FlatTransfer::reduced_by(int r) const {
-  const int64_t n = parts_.coll.src.count;
-  if (parts_.coll.op == ZR_REDUCE_SCATTER) return parts_.extent(0, r, nullptr, nullptr);
-  if (parts_.coll.op == ZR_REDUCE) return r == parts_.coll.root ? zr::Extent{0, n, 0} : zr::Extent{};
-  if (!shares_results()) return {0, n, 0};
-  const auto cut = [&](int64_t i) { return std::min(n, zr::round_up<int64_t>(n * i / parts_.world, 64)); };
+// Of an all_reduce, each rank reduces a share for all ranks; with ACCUMULATE the results differ between ranks, and each
+// rank reduces all.
+zr::Extent FlatTransfer::reduced_by(const zr::CollectiveParts& parts, int r) {
+  const int64_t n = parts.coll.src.count;
+  if (parts.coll.op == ZR_REDUCE_SCATTER) return parts.extent(0, r, nullptr, nullptr);
+  if (parts.coll.op == ZR_REDUCE) return r == parts.coll.root ? zr::Extent{0, n, 0} : zr::Extent{};
+  if (!shares_results(parts)) return {0, n, 0};
+  const auto cut = [&](int64_t i) { return std::min(n, zr::round_up<int64_t>(n * i / parts.world, 64)); };
   return {cut(r), cut(r + 1) - cut(r), cut(r)};
 }
 
@@ -101,13 +100,13 @@ void FlatTransfer::list_pieces() {
   const int rank = parts_.rank, world = parts_.world;
   const int64_t width = zr::size_of(parts_.coll.src.dtype);
   piece_elements_ = kPieceBytes / width;
-  const zr::Extent own = reduced_by(rank);
+  const zr::Extent own = reduced_by(parts_, rank);
   pieces_ = (own.count + piece_elements_ - 1) / piece_elements_;
-  for (int r = 0; r < world; ++r) most_ = std::max(most_, reduced_by(r).count);
+  for (int r = 0; r < world; ++r) most_ = std::max(most_, reduced_by(parts_, r).count);
   for (int64_t first = 0; first < most_; first += piece_elements_)
     for (int i = 1; i < world; ++i) {
       const int r = (rank + i) % world;
-      const zr::Extent part = reduced_by(r);
+      const zr::Extent part = reduced_by(parts_, r);
       if (first >= part.count) continue;
       to_send_.push_back(
           {r, source() + (part.from + first) * width, std::min(piece_elements_, part.count - first) * width, first});
@@ -136,13 +135,13 @@ bool FlatTransfer::send_pieces(Channel& channel) {
           parts_.what());
     moved = true;
   }
-  if (shares_results()) receive_results(channel);
+  if (shares_results(parts_)) receive_results(channel);
   return moved;
 }
 
 void FlatTransfer::receive_piece(Channel& channel, int64_t piece) {
   const int64_t width = zr::size_of(parts_.coll.src.dtype);
-  const int64_t count = std::min(piece_elements_, reduced_by(parts_.rank).count - piece * piece_elements_);
+  const int64_t count = std::min(piece_elements_, reduced_by(parts_, parts_.rank).count - piece * piece_elements_);
   Requests& requests = receiving_[piece % 2];
   char* slot = channel.pieces + (piece % 2) * (parts_.world - 1) * kPieceBytes;
   for (int p = 0; p < parts_.world; ++p) {
@@ -157,7 +156,7 @@ void FlatTransfer::receive_piece(Channel& channel, int64_t piece) {
 
 void FlatTransfer::reduce_piece(Channel& channel, int64_t piece) {
   const zr_coll& coll = parts_.coll;
-  const zr::Extent own = reduced_by(parts_.rank);
+  const zr::Extent own = reduced_by(parts_, parts_.rank);
   const int64_t first = piece * piece_elements_, count = std::min(piece_elements_, own.count - first);
   std::vector<const void*> sources;
   const char* slot = channel.pieces + (piece % 2) * (parts_.world - 1) * kPieceBytes;
@@ -176,13 +175,13 @@ bool FlatTransfer::reduce_pieces(Channel& channel) {
   reduce_piece(channel, reduced_);
   if (reduced_ + 2 < pieces_) receive_piece(channel, reduced_ + 2);
   ++reduced_;
-  if (shares_results() && (reduced_ % kResultPieces == 0 || reduced_ == pieces_)) send_results(channel);
+  if (shares_results(parts_) && (reduced_ % kResultPieces == 0 || reduced_ == pieces_)) send_results(channel);
   return true;
 }
 
 // The elements of message `number` with results of rank r.
 zr::Extent FlatTransfer::results_of(int r, int64_t number) const {
-  const zr::Extent part = reduced_by(r);
+  const zr::Extent part = reduced_by(parts_, r);
   const int64_t elements = kResultPieces * piece_elements_, first = std::min(part.count, number * elements);
   return {part.from + first, std::min(elements, part.count - first), part.to + first};
 }

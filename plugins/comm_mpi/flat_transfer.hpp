@@ -13,6 +13,10 @@ class FlatTransfer : public Transfer {
   using Transfer::Transfer;
   /// Bytes of Channel::pieces. [any]
   static int64_t buffer_bytes(int world) { return 2 * (world - 1) * kPieceBytes; }
+  /// Of a reduction: true if it is an all_reduce whose ranks send each other what they have reduced. [any]
+  static bool shares_results(const zr::CollectiveParts& parts);
+  /// Of a reduction: the elements that rank r reduces, `from` in src, `to` in its dst. [any]
+  static zr::Extent reduced_by(const zr::CollectiveParts& parts, int r);
 
   /// Copies what this rank sends to itself; with one rank, that is all. [any]
   void copy_own_part(const Channel& channel);
@@ -26,8 +30,6 @@ class FlatTransfer : public Transfer {
     int64_t bytes;
     int64_t first;  // element of the part that the peer reduces
   };
-  bool shares_results() const;
-  zr::Extent reduced_by(int r) const;
   void post_parts(Channel& channel);
   void list_pieces();
   bool send_pieces(Channel& channel);

@@ -4,8 +4,22 @@
 
 namespace mpi {
 
+namespace {
+// Encoded values have their place in the memory of the values.
+bool passes_encoded(const zr::CollectiveParts& parts, int64_t count) {
+  const zr_dtype dtype = parts.coll.dst.dtype;
+  return parts.coll.op == ZR_ALL_GATHER && bits_of(parts.coll) != 0 && count >= kBlock &&
+         (dtype == ZR_F32 || dtype == ZR_BF16 || dtype == ZR_F16);
+}
+}  // namespace
+
 bool HostGather::suits(const zr::CollectiveParts& parts) {
   return parts.coll.op == ZR_ALL_GATHER || parts.coll.op == ZR_BROADCAST;
+}
+
+int64_t HostGather::part_bytes(const zr::CollectiveParts& parts, int64_t count) {
+  return passes_encoded(parts, count) ? encoded_bytes(bits_of(parts.coll), count)
+                                      : count * zr::size_of(parts.coll.dst.dtype);
 }
 
 void HostGather::start(Channel& channel) {
@@ -18,26 +32,19 @@ void HostGather::start(Channel& channel) {
   advance(channel);
 }
 
-// Encoded values have their place in the memory of the values.
-bool HostGather::passes_encoded(int64_t count) const {
-  const zr_dtype dtype = parts_.coll.dst.dtype;
-  return bits() != 0 && count >= kBlock && (dtype == ZR_F32 || dtype == ZR_BF16 || dtype == ZR_F16);
-}
-
 // A quantized part is encoded in dst. When it has left, it is moved to the end of its memory there, and decoded.
 void HostGather::send_own_part(Channel& channel) {
   const Hosts& hosts = channel.hosts;
   const zr_coll& coll = parts_.coll;
   const int own_host = hosts.of(parts_.rank);
-  const bool is_encoded = passes_encoded(coll.src.count);
+  const bool is_encoded = passes_encoded(parts_, coll.src.count);
+  const int64_t bytes = part_bytes(parts_, coll.src.count);
   const void* leaves = coll.src.data;
-  int64_t bytes = parts_.src_bytes();
   if (is_encoded) {
     const int64_t width = zr::size_of(coll.dst.dtype);
     void* const to = static_cast<char*>(coll.dst.data) + parts_.starts[static_cast<std::size_t>(parts_.rank)] * width;
     channel.quantization.encode(bits(), coll.src.dtype, coll.src.data, coll.src.count, to);
     leaves = to;
-    bytes = encoded_bytes(bits(), coll.src.count);
   }
   Requests& requests = is_encoded ? steps_[static_cast<std::size_t>(own_host)].arriving : whole_;
   for (int host = 0; host < hosts.count(); ++host)
@@ -66,10 +73,10 @@ void HostGather::list_gathers(Channel& channel) {
       if (helper < parts_.rank) own += count;
       if (helper != parts_.rank) continue;
       const zr_view part{dst + (own + own_count) * width, count, coll.dst.dtype, 0, coll.dst.device};
-      const bool is_encoded = passes_encoded(count);
+      const bool is_encoded = passes_encoded(parts_, count);
       if (is_encoded) step.encoded.push_back(part);
       if (host != own_host) {
-        const int64_t bytes = is_encoded ? encoded_bytes(bits(), count) : count * width;
+        const int64_t bytes = part_bytes(parts_, count);
         step.arriving.receive(static_cast<char*>(part.data) + count * width - bytes, bytes, rank,
                               tag(channel, Phase::parts, bytes), channel.collectives, parts_.what());
       }
@@ -77,7 +84,7 @@ void HostGather::list_gathers(Channel& channel) {
     }
     step.coll.op = ZR_ALL_GATHER;
     step.coll.src = {dst + own * width, own_count, coll.dst.dtype, 0, coll.dst.device};
-    if (host == own_host && !passes_encoded(coll.src.count)) step.coll.src = coll.src;
+    if (host == own_host && !passes_encoded(parts_, coll.src.count)) step.coll.src = coll.src;
     step.coll.dst = {dst + begin * width, end - begin, coll.dst.dtype, 0, coll.dst.device};
     steps_.push_back(std::move(step));
   }

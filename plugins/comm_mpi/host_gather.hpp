@@ -16,6 +16,8 @@ class HostGather : public Transfer {
   using Transfer::Transfer;
   /// True if the operation is one of these. [any]
   static bool suits(const zr::CollectiveParts& parts);
+  /// Bytes of a part of `count` elements as it passes between hosts. [any]
+  static int64_t part_bytes(const zr::CollectiveParts& parts, int64_t count);
 
   void start(Channel& channel) override;
   bool advance(Channel& channel) override;
@@ -23,7 +25,6 @@ class HostGather : public Transfer {
  private:
   void list_gathers(Channel& channel);
   void send_own_part(Channel& channel);
-  bool passes_encoded(int64_t count) const;
   void start_broadcast(Channel& channel);
   bool submit_steps(Channel& channel);
 

@@ -5,7 +5,6 @@
 namespace mpi {
 
 namespace {
-constexpr int64_t kPieceElements = kPieceBytes / int64_t{sizeof(float)};
 constexpr std::size_t kSums = 8;                    // pieces in progress, per rank that works on them
 constexpr int64_t kSumBytes = 3 * kPieceBytes / 2;  // a sum, and the same rounded to 16 bits
 constexpr std::size_t kSends = 8;                   // messages in flight with elements of this rank

@@ -16,6 +16,7 @@ namespace mpi {
 class HostReduction : public Transfer {
  public:
   using Transfer::Transfer;
+  static constexpr int64_t kPieceElements = kPieceBytes / int64_t{sizeof(float)};
   /// Bytes of Channel::sums. [any]
   static int64_t buffer_bytes();
 

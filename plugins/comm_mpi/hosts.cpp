@@ -32,4 +32,11 @@ Hosts::Hosts(const std::vector<std::string>& identities) {
   first_.push_back(static_cast<int>(identities.size()));
 }
 
+Hosts::Hosts(const std::vector<int>& sizes) {
+  for (const int size : sizes) {
+    host_.insert(host_.end(), static_cast<std::size_t>(size), static_cast<int>(first_.size()) - 1);
+    first_.push_back(static_cast<int>(host_.size()));
+  }
+}
+
 }  // namespace mpi

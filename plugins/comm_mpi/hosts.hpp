@@ -16,6 +16,8 @@ class Hosts {
   Hosts() = default;
   /// identities: by rank; equal on ranks of one host.
   explicit Hosts(const std::vector<std::string>& identities);
+  /// sizes: the ranks of each host, which are numbered host by host.
+  explicit Hosts(const std::vector<int>& sizes);
 
   int count() const { return static_cast<int>(first_.size()) - 1; }
   /// Two ranks that are on one host, while a rank between them is on another one; "" if there are none: then all that

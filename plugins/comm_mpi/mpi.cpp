@@ -1,6 +1,7 @@
 // The communicator "mpi": the ranks of several machines, started by mpirun, exchange messages of MPI.
 #include "../comm_shm/shm_plugin.hpp"
 #include "mpi_communicator.hpp"
+#include "traffic.hpp"
 #include "zr/communicator.hpp"
 
 namespace {
@@ -21,6 +22,7 @@ class Mpi : public zr::Communicator<Mpi, mpi::MpiCommunicator> {
   uint64_t open_bytes(int32_t world) const noexcept {
     return static_cast<uint64_t>(mpi::MpiCommunicator::most_bytes(world, options_));
   }
+  void traffic(const zr_coll& coll, zr_traffic& sum) const { mpi::add_traffic(coll, options_, sum); }
   zr_comm_caps caps() const {
     zr_comm_caps caps = shm::capabilities();
     caps.flags |= ZR_COMM_QUANTIZED | ZR_COMM_ANY_ORDER;

@@ -14,7 +14,6 @@
 #include "host_gather.hpp"
 #include "ordered_reduction.hpp"
 #include "per_host_reduction.hpp"
-#include "sum_route.hpp"
 #include "zr/round_up.hpp"
 
 namespace mpi {
@@ -34,7 +33,7 @@ MpiCommunicator::MpiCommunicator(const zr::Host& host, const zr_comm_open& open,
   if (!thread_) return;
   channel_.hosts = Hosts(meet(open));
   open_channel(open);
-  if (options_.hierarchy && channel_.hosts.count() > 1) open_local(open);
+  open_local(open);
   thread_->add(*this);
   host_.need<zr_memory_service>().account(host_.abi(), kTag, static_cast<int64_t>(pieces_.size()) + sums_.count);
 }
@@ -67,8 +66,8 @@ std::vector<std::string> MpiCommunicator::meet(const zr_comm_open& open) {
 // The communicator of the ranks of this host.
 void MpiCommunicator::open_local(const zr_comm_open& open) {
   const Hosts& hosts = channel_.hosts;
-  if (!hosts.gap().empty()) {
-    if (open.rank == 0)
+  if (!has_local_steps(hosts, options_)) {
+    if (open.rank == 0 && options_.hierarchy && !hosts.gap().empty())
       host_.log(ZR_LOG_WARN, "communicator \"mpi\": " + hosts.gap() +
                                  ": collectives do not use the shared memory of hosts, and more bytes pass between "
                                  "them; number the ranks host by host (mpirun --map-by slot)");
@@ -102,24 +101,11 @@ void MpiCommunicator::open_local(const zr_comm_open& open) {
 std::unique_ptr<Transfer> MpiCommunicator::transfer(const zr_coll& coll) {
   zr::CollectiveParts parts;
   parts.assign(coll, channel_.rank, channel_.world);
-  const bool is_quantized = bits_of(coll) != 0, several_hosts = channel_.hosts.count() > 1;
-  if (is_quantized && several_hosts && !channel_.local)
-    throw zr::PluginError(ZR_UNSUPPORTED,
-                          options_.hierarchy
-                              ? channel_.hosts.gap() +
-                                    "; quantized collectives (communicator.gradients, "
-                                    "communicator.weights) need ranks that are numbered host by "
-                                    "host (mpirun --map-by slot)"
-                              : "quantized collectives (communicator.gradients, communicator.weights) need "
-                                "communicator.mpi.hierarchy = true");
-  if (channel_.local && !parts.is_message() && coll.op != ZR_BARRIER &&
-      parts.elements() * parts.width() >= options_.hierarchy_min_bytes) {
-    const bool uses_hosts = local_ || is_quantized;
-    if (uses_hosts && HostGather::suits(parts)) return std::make_unique<HostGather>(std::move(parts), collectives_);
-    const SumWay way = uses_hosts ? sum_way(parts, channel_.hosts) : SumWay::flat;
-    if (way != SumWay::flat) need_sums();
-    if (way == SumWay::ordered) return std::make_unique<OrderedReduction>(std::move(parts), collectives_);
-    if (way == SumWay::per_host) return std::make_unique<PerHostReduction>(std::move(parts), collectives_);
+  switch (way_of(parts, channel_.hosts, options_)) {
+    case Way::gather: return std::make_unique<HostGather>(std::move(parts), collectives_);
+    case Way::ordered: need_sums(); return std::make_unique<OrderedReduction>(std::move(parts), collectives_);
+    case Way::per_host: need_sums(); return std::make_unique<PerHostReduction>(std::move(parts), collectives_);
+    case Way::flat: break;
   }
   return std::make_unique<FlatTransfer>(std::move(parts), collectives_);
 }

@@ -16,15 +16,10 @@
 #include "local_steps.hpp"
 #include "mpi_thread.hpp"
 #include "transfer.hpp"
+#include "way.hpp"
 #include "zr/base.hpp"
 
 namespace mpi {
-
-struct MpiOptions {
-  bool hierarchy = true;              // collectives pass through few ranks of each host
-  int64_t hierarchy_min_bytes = 0;    // those of fewer bytes do not
-  int64_t staging_bytes = 4ll << 20;  // of the communicators of the hosts, as the key of "shm"
-};
 
 /// Threads as in zr_communicator_api.
 class MpiCommunicator : private MpiThread::Client {

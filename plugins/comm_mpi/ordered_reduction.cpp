@@ -8,8 +8,8 @@
 namespace mpi {
 
 int OrderedReduction::owner_of(const Channel& channel, int64_t number) const {
-  const int last = channel.hosts.count() - 1;
-  return channel.hosts.first(last) + static_cast<int>(number % channel.hosts.size(last));
+  const int host = owners_host(channel.hosts);
+  return channel.hosts.first(host) + static_cast<int>(number % channel.hosts.size(host));
 }
 
 bool OrderedReduction::passes_here(const Channel& channel, const Piece& piece) const {

@@ -6,12 +6,14 @@
 
 namespace mpi {
 
-int64_t PerHostReduction::sum_bytes(const Piece& piece) const {
-  return bits() ? encoded_bytes(bits(), piece.count) : piece.count * int64_t{sizeof(float)};
+int64_t PerHostReduction::sum_bytes(const zr::CollectiveParts& parts, int64_t count) {
+  const int bits = bits_of(parts.coll);
+  return bits ? encoded_bytes(bits, count) : count * int64_t{sizeof(float)};
 }
 
-int64_t PerHostReduction::result_bytes(const Piece& piece) const {
-  return bits() ? encoded_bytes(bits(), piece.count) : piece.count * zr::size_of(parts_.coll.dst.dtype);
+int64_t PerHostReduction::result_bytes(const zr::CollectiveParts& parts, int64_t count) {
+  const int bits = bits_of(parts.coll);
+  return bits ? encoded_bytes(bits, count) : count * zr::size_of(parts.coll.dst.dtype);
 }
 
 // Where the sum of another host arrives.
@@ -25,8 +27,8 @@ void PerHostReduction::receive(Channel& channel, Work& work) {
   if (piece.owner != parts_.rank) return;
   for (int host = 0; host < hosts.count(); ++host)
     if (host != hosts.of(parts_.rank))
-      receive_part(channel, work, sum_of_host(channel, work, host), sum_bytes(piece), hosts.helper(host, piece.owner),
-                   Phase::sums);
+      receive_part(channel, work, sum_of_host(channel, work, host), sum_bytes(parts_, piece.count),
+                   hosts.helper(host, piece.owner), Phase::sums);
 }
 
 // The owner's sum begins with dst, if it accumulates, and with the hosts before its own.
@@ -68,14 +70,15 @@ void PerHostReduction::finish(Channel& channel, Work& work) {
   }
   void* const leaves = bits() ? static_cast<void*>(rounded_of(channel, work)) : sum;
   if (bits()) channel.quantization.encode(bits(), ZR_F32, sum, piece.count, leaves);
-  work.leaving.send(leaves, sum_bytes(piece), piece.owner, tag(channel, Phase::sums, sum_bytes(piece)),
-                    channel.collectives, parts_.what());
+  work.leaving.send(leaves, sum_bytes(parts_, piece.count), piece.owner,
+                    tag(channel, Phase::sums, sum_bytes(parts_, piece.count)), channel.collectives, parts_.what());
   if (!is_all_reduce()) return;
   // dst may be src: no rank of this host reads these elements any more. A quantized result replaces the sum.
   work.keeps_until_result = bits() != 0;
   void* const arrives = bits() ? static_cast<void*>(sum) : dst_of(piece);
-  work.result.receive(arrives, result_bytes(piece), piece.owner, tag(channel, Phase::results, result_bytes(piece)),
-                      channel.collectives, parts_.what());
+  work.result.receive(arrives, result_bytes(parts_, piece.count), piece.owner,
+                      tag(channel, Phase::results, result_bytes(parts_, piece.count)), channel.collectives,
+                      parts_.what());
 }
 
 // To one rank of every other host. The owner uses what they get.
@@ -95,8 +98,9 @@ void PerHostReduction::send_result(Channel& channel, Work& work) {
   Requests& requests = bits() ? work.leaving : whole_;
   for (int host = 0; host < hosts.count(); ++host)
     if (host != hosts.of(parts_.rank))
-      requests.send(leaves, result_bytes(piece), hosts.helper(host, piece.owner),
-                    tag(channel, Phase::results, result_bytes(piece)), channel.collectives, parts_.what());
+      requests.send(leaves, result_bytes(parts_, piece.count), hosts.helper(host, piece.owner),
+                    tag(channel, Phase::results, result_bytes(parts_, piece.count)), channel.collectives,
+                    parts_.what());
 }
 
 void PerHostReduction::take_result(Channel& channel, Work& work) {

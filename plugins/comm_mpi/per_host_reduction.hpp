@@ -10,9 +10,16 @@ namespace mpi {
 class PerHostReduction : public HostReduction {
  public:
   using HostReduction::HostReduction;
+  /// Of an all_reduce: the owner of piece `number`. [any]
+  static int owner_of(const zr::CollectiveParts& parts, int64_t number) {
+    return static_cast<int>(number % parts.world);
+  }
+  /// Bytes of so many elements of a sum, and of a result of an all_reduce, between hosts. [any]
+  static int64_t sum_bytes(const zr::CollectiveParts& parts, int64_t count);
+  static int64_t result_bytes(const zr::CollectiveParts& parts, int64_t count);
 
  private:
-  int owner_of(const Channel&, int64_t number) const override { return static_cast<int>(number % parts_.world); }
+  int owner_of(const Channel&, int64_t number) const override { return owner_of(parts_, number); }
   bool passes_here(const Channel&, const Piece&) const override { return true; }
   bool needs_slot(const Channel&, int) const override { return true; }
   void receive(Channel& channel, Work& work) override;
@@ -21,8 +28,6 @@ class PerHostReduction : public HostReduction {
   void take_result(Channel& channel, Work& work) override;
   void add_sums(const Channel& channel, const Work& work, int first_host, int end_host);
   void send_result(Channel& channel, Work& work);
-  int64_t sum_bytes(const Piece& piece) const;     // between hosts
-  int64_t result_bytes(const Piece& piece) const;  // between hosts
   char* sum_of_host(const Channel& channel, const Work& work, int host) const;
 };
 

@@ -43,12 +43,12 @@ int64_t bytes_between_hosts(const zr::CollectiveParts& parts, const Hosts& hosts
 }
 }  // namespace
 
-SumWay sum_way(const zr::CollectiveParts& parts, const Hosts& hosts) {
+Way sum_way(const zr::CollectiveParts& parts, const Hosts& hosts) {
   const zr_coll& coll = parts.coll;
   const bool accumulates = (coll.flags & ZR_COLL_ACCUMULATE) != 0;
-  if (!parts.is_reduction() || !is_summed_in_fp32(coll)) return SumWay::flat;
-  if (accumulates && coll.op != ZR_REDUCE_SCATTER) return SumWay::flat;
-  if (bits_of(coll) != 0) return SumWay::per_host;
+  if (!parts.is_reduction() || !is_summed_in_fp32(coll)) return Way::flat;
+  if (accumulates && coll.op != ZR_REDUCE_SCATTER) return Way::flat;
+  if (bits_of(coll) != 0) return Way::per_host;
   const int64_t width = zr::size_of(coll.src.dtype);
   int64_t flat = 0, ordered = 0, per_host = 0;  // over all elements; of an all_reduce, over as many as there are ranks
   for (int host = 0; host < hosts.count(); ++host) {
@@ -62,11 +62,11 @@ SumWay sum_way(const zr::CollectiveParts& parts, const Hosts& hosts) {
     const int64_t others = hosts.first(hosts.count()) - hosts.size(host);
     const int64_t shares = coll.op == ZR_ALL_REDUCE ? zr::size_of(coll.dst.dtype) : 0;
     flat += elements * others * (width + shares);
-    ordered += elements * bytes_between_hosts(parts, hosts, coll.op == ZR_ALL_REDUCE ? hosts.count() - 1 : host);
+    ordered += elements * bytes_between_hosts(parts, hosts, coll.op == ZR_ALL_REDUCE ? owners_host(hosts) : host);
     per_host += elements * (hosts.count() - 1) * (int64_t{sizeof(float)} + shares);
   }
-  if ((coll.flags & ZR_COLL_ANY_ORDER) && per_host < std::min(flat, ordered)) return SumWay::per_host;
-  return ordered < flat ? SumWay::ordered : SumWay::flat;
+  if ((coll.flags & ZR_COLL_ANY_ORDER) && per_host < std::min(flat, ordered)) return Way::per_host;
+  return ordered < flat ? Way::ordered : Way::flat;
 }
 
 }  // namespace mpi

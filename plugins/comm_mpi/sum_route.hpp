@@ -15,11 +15,15 @@ struct SumRoute {
 
 /// For a rank on host `home`. The same on all ranks. [any]
 SumRoute sum_route(const zr::CollectiveParts& parts, const Hosts& hosts, int home);
-/// How an operation is performed: ranks send their elements to each other; or it is a sum that passes through few
-/// ranks of each host, in rank order or not.
-enum class SumWay { flat, ordered, per_host };
+/// Of an all_reduce in rank order: the host of the ranks that need the sums, and pass them on. [any]
+inline int owners_host(const Hosts& hosts) { return hosts.count() - 1; }
 
-/// The way with the fewest bytes between the hosts of those that the operation permits. The same on all ranks. [any]
-SumWay sum_way(const zr::CollectiveParts& parts, const Hosts& hosts);
+/// How an operation is performed: ranks send their elements to each other; a gather passes through one rank of each
+/// host; or a sum passes through few ranks of each host, in rank order or not.
+enum class Way { flat, gather, ordered, per_host };
+
+/// Not for gathers: the way with the fewest bytes between the hosts of those that the operation permits. The same on
+/// all ranks. [any]
+Way sum_way(const zr::CollectiveParts& parts, const Hosts& hosts);
 
 }  // namespace mpi

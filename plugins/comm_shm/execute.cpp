@@ -67,22 +67,15 @@ void ShmCommunicator::compare(const Operation& op) {
     }
 }
 
-ShmCommunicator::Route ShmCommunicator::route(const Operation& op) {
-  if (op.coll.op == ZR_BARRIER) return Route::nothing;
-  bool src_shared = true, dst_shared = true, in_place = false;
+Route ShmCommunicator::route(const Operation& op) {
+  MemoryTraits memory{true, true, false};
   for (int r = 0; r < world_; ++r) {
     const uint32_t traits = arena_.announcement(r, op.number).traits;
-    src_shared &= !op.sends(r) || (traits & kSrcShared);
-    dst_shared &= !op.receives(r) || (traits & kDstShared);
-    in_place |= (traits & kInPlace) != 0;
+    memory.src_shared &= !op.sends(r) || (traits & kSrcShared);
+    memory.dst_shared &= !op.receives(r) || (traits & kDstShared);
+    memory.in_place |= (traits & kInPlace) != 0;
   }
-  const bool all_reduce = op.coll.op == ZR_ALL_REDUCE;
-  // With ACCUMULATE the results of an all_reduce may differ between ranks, so each rank computes its own.
-  if (src_shared && dst_shared && ((all_reduce && !(op.coll.flags & ZR_COLL_ACCUMULATE)) || op.coll.op == ZR_REDUCE))
-    return Route::push;
-  // Peers would read memory while this rank writes it.
-  const bool conflict = in_place && (all_reduce || op.coll.op == ZR_ALL_TO_ALL);
-  return src_shared && !conflict ? Route::pull : Route::stage;
+  return route_of(op, memory);
 }
 
 Extent ShmCommunicator::extent(const Operation& op, int p, int r) const {

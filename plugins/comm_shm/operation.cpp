@@ -12,4 +12,15 @@ void Operation::assign(const zr_coll& given, int own_rank, int ranks) {
   CollectiveParts::assign(given, own_rank, ranks);
 }
 
+Route route_of(const zr::CollectiveParts& parts, const MemoryTraits& memory) {
+  if (parts.coll.op == ZR_BARRIER) return Route::nothing;
+  const bool all_reduce = parts.coll.op == ZR_ALL_REDUCE, reduce = parts.coll.op == ZR_REDUCE;
+  // With ACCUMULATE the results of an all_reduce may differ between ranks, so each rank computes its own.
+  const bool one_result = (all_reduce && !(parts.coll.flags & ZR_COLL_ACCUMULATE)) || reduce;
+  if (memory.src_shared && memory.dst_shared && one_result) return Route::push;
+  // Peers would read memory while this rank writes it.
+  const bool conflict = memory.in_place && (all_reduce || parts.coll.op == ZR_ALL_TO_ALL);
+  return memory.src_shared && !conflict ? Route::pull : Route::stage;
+}
+
 }  // namespace shm

@@ -38,4 +38,13 @@ struct Operation : zr::CollectiveParts {
   uint64_t first_round = 0, round = 0, rounds = 0;
 };
 
+/// How the ranks perform a collective (README.md).
+enum class Route { nothing, pull, push, stage };
+/// The memory of a collective, on all ranks together.
+struct MemoryTraits {
+  bool src_shared, dst_shared;  // peers can access every src that is read, every dst that is written
+  bool in_place;                // src and dst overlap on a rank
+};
+Route route_of(const zr::CollectiveParts& parts, const MemoryTraits& memory);
+
 }  // namespace shm

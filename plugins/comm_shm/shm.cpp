@@ -1,6 +1,7 @@
 // The communicator "shm": the ranks of one node read each other's memory in place.
 #include "shm_communicator.hpp"
 #include "shm_plugin.hpp"
+#include "traffic.hpp"
 
 namespace {
 
@@ -12,6 +13,7 @@ class Shm : public zr::Communicator<Shm, shm::ShmCommunicator> {
   Shm(const zr::Config& config, const zr::Host& host) : host_(host), staging_bytes_(config.integer("staging_bytes")) {}
 
   uint64_t open_bytes(int32_t world) const noexcept { return shm::Layout(world, staging_bytes_).bytes; }
+  void traffic(const zr_coll& coll, zr_traffic& sum) const { shm::add_traffic(coll, sum); }
   zr_comm_caps caps() const { return shm::capabilities(); }
   std::unique_ptr<shm::ShmCommunicator> open(const zr_comm_open& options) {
     if (options.device.type != ZR_DEVICE_CPU)

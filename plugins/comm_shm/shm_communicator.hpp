@@ -55,7 +55,6 @@ class ShmCommunicator {
   [[noreturn]] void fail(zr_code code, const std::string& text);
 
   // execute.cpp: a rank's part of a collective
-  enum class Route { nothing, pull, push, stage };
   bool execute(Operation& op);  // false: not finished yet
   void compare(const Operation& op);
   Route route(const Operation& op);

@@ -51,6 +51,11 @@ enum Defect {
   mismatch_is_internal,
   ignores_prefix,
   plan_grows,
+  traffic_overwrites,
+  traffic_unbalanced,
+  traffic_of_one_host,
+  traffic_reads_views,
+  traffic_of_unknown,
   accepts_unknown_dtype,
   error_changes_output,
   error_without_text,
@@ -78,6 +83,7 @@ enum Defect {
   throws_in_destroy,
   throws_in_extension,
   throws_in_open_bytes,
+  throws_in_traffic,
   throws_in_weights_alloc
 };
 constexpr Defect kDefect = ZR_MUTANT;
@@ -437,7 +443,28 @@ uint64_t open_bytes(void* self, int32_t world) {
   if (kDefect == plan_grows) ++owner.opened;
   return sizeof(Region) / kRanks * static_cast<uint64_t>(world) + static_cast<uint64_t>(owner.opened);
 }
-constexpr zr_communicator_plan kPlan{sizeof(zr_communicator_plan), 0, MUTANT_SLOT(open_bytes)};
+// Every rank reads the sources of all others.
+zr_code traffic(void*, const zr_coll* coll, zr_traffic* sum, zr_error* error) {
+  if (coll->op != ZR_ALL_GATHER) {
+    if (kDefect == traffic_of_unknown) ++sum->inside;
+    return mutant::fill(error, ZR_UNSUPPORTED, "only all_gather is known");
+  }
+  if (kDefect == traffic_reads_views) mutant::read(*static_cast<const volatile uint32_t*>(coll->src.data));
+  const auto total = static_cast<uint64_t>(coll->dst.count * width(coll->dst.dtype));
+  uint64_t world = 0;
+  for (uint32_t host = 0; host < sum->n_hosts; ++host) world += static_cast<uint64_t>(sum->ranks[host]);
+  for (uint32_t host = 0; host < sum->n_hosts; ++host) {
+    const auto own = static_cast<uint64_t>(sum->ranks[host]), others = world - own;
+    if (kDefect == traffic_overwrites) sum->sent[host] = sum->received[host] = 0;
+    sum->sent[host] += total * own * others / world;
+    sum->received[host] += total * own * others / world;
+    sum->inside += total * own * (own - 1) / world;
+  }
+  if (kDefect == traffic_unbalanced) ++sum->sent[0];
+  if (kDefect == traffic_of_one_host && sum->n_hosts == 1) ++sum->sent[0], ++sum->received[0];
+  return ZR_OK;
+}
+constexpr zr_communicator_plan kPlan{sizeof(zr_communicator_plan), 0, MUTANT_SLOT(open_bytes), MUTANT_SLOT(traffic)};
 
 zr_code weights_alloc(void* comm, uint64_t bytes, void** writer, const void** reader, zr_error* error) {
   auto& c = *static_cast<Comm*>(comm);

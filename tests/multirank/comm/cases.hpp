@@ -55,6 +55,22 @@ inline std::string text_of(const Case& c, Home home) {
          ", home " + std::to_string(static_cast<int>(home));
 }
 
+/// The arguments of a rank, except the counts of an all_to_all. Valid as long as the case.
+inline zr_coll coll_of(const Case& c, int rank, void* src, void* dst, uint64_t fingerprint) {
+  zr_coll coll{};
+  coll.size = sizeof coll;
+  coll.op = c.op;
+  coll.reduce = c.reduce;
+  coll.flags = c.flags;
+  coll.root = c.root;
+  coll.label = "case";
+  coll.fingerprint = fingerprint;
+  if (c.has_src(rank)) coll.src = {src, c.src_count(rank), c.src, 0, {1, 0}};
+  if (c.has_dst(rank)) coll.dst = {dst, c.dst_count(rank), c.dst, 0, {1, 0}};
+  if (!c.counts.empty()) coll.counts = c.counts.data();
+  return coll;
+}
+
 /// Runs one case on this rank and compares the result with the reference.
 inline void check(const Bench& bench, Memory& memory, const Case& c, Home home, uint64_t seed) {
   const int rank = bench.rank;
@@ -79,17 +95,7 @@ inline void check(const Bench& bench, Memory& memory, const Case& c, Home home, 
   if (c.in_place && c.has_dst(rank)) std::copy(dst, dst + previous.size(), previous.begin());
   const Bytes wanted = expected(c, rank, sources, previous);
 
-  zr_coll coll{};
-  coll.size = sizeof coll;
-  coll.op = c.op;
-  coll.reduce = c.reduce;
-  coll.flags = c.flags;
-  coll.root = c.root;
-  coll.label = "case";
-  coll.fingerprint = seed;
-  if (c.has_src(rank)) coll.src = {src, c.src_count(rank), c.src, 0, {1, 0}};
-  if (c.has_dst(rank)) coll.dst = {dst, c.dst_count(rank), c.dst, 0, {1, 0}};
-  if (!c.counts.empty()) coll.counts = c.counts.data();
+  zr_coll coll = coll_of(c, rank, src, dst, seed);
   std::vector<int64_t> to, from;
   if (!c.exchange.empty()) {
     for (int r = 0; r < c.world; ++r) {
