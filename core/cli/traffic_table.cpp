@@ -46,8 +46,8 @@ std::string time_text(double seconds) {
 std::string hosts_text(const engine::HostSizes& hosts) {
   const auto [least, most] = std::minmax_element(hosts.begin(), hosts.end());
   const std::string ranks = *least == *most ? fmt::format("{}", *least) : fmt::format("{} to {}", *least, *most);
-  return fmt::format("{} {} of {} {}", hosts.size(), hosts.size() == 1 ? "host" : "hosts", ranks,
-                     *most == 1 ? "rank" : "ranks");
+  return fmt::format("{} {} with {} {}{}", hosts.size(), hosts.size() == 1 ? "host" : "hosts", ranks,
+                     *most == 1 ? "rank" : "ranks", hosts.size() == 1 ? "" : " each");
 }
 
 class Table {
@@ -58,30 +58,30 @@ class Table {
   std::string of(const std::string& strategy) const {
     const plugin::ResolvedJob job = query_.resolved_job({"strategy=" + strategy}, ranks_);
     engine::Planner planner(job, query_.parameters(), ranks_, hosts_);
-    std::string text = fmt::format("bytes per step of all ranks of {}: {}{}\n", hosts_text(hosts_), strategy,
+    std::string text = fmt::format("communication per step, {}: {}{}\n", hosts_text(hosts_), strategy,
                                    job.communicator ? fmt::format(", {}", job.communicator->table->id) : "");
-    const std::optional<engine::HostTraffic> own = planner.traffic();
-    if (!own) return text + fmt::format("  unknown: communicator '{}' does not count them\n", id_of(job));
+    const engine::HostTraffic own = planner.traffic();
+    if (!own.problem.empty()) return text + fmt::format("  unknown: {}\n", own.problem);
     text += row("[communicator]", "between hosts", "largest host", "inside hosts", link_ ? link_text() : "");
     const config::CommunicatorConfig& keys = job.config.communicator();
     for (const Choice& choice : kChoices) {
       if (is_choice_of(keys, choice)) {
-        text += row(std::string(choice.text) + " (this job)", *own);
+        text += row(std::string(choice.text) + " (this job)", own);
+      } else if (hosts_.size() == 1) {
+        continue;  // the choices are about bytes between hosts
       } else if (const auto traffic = of_choice(strategy, choice)) {
         text += row(choice.text, *traffic);
       }
     }
     if (std::none_of(std::begin(kChoices), std::end(kChoices),
                      [&](const Choice& choice) { return is_choice_of(keys, choice); }))
-      text += row("this job", *own);
+      text += row("this job", own);
     if (planner.plan(0).communication().local > 0)
-      text += "  not in steps with local gradients: see \"step with local gradients\"\n";
+      text += "  steps with local gradients are not included\n";
     return text;
   }
 
  private:
-  static const char* id_of(const plugin::ResolvedJob& job) { return job.communicator->table->id; }
-
   // nullopt: the job does not permit the choice.
   std::optional<engine::HostTraffic> of_choice(const std::string& strategy, const Choice& choice) const try {
     const plugin::ResolvedJob job =
@@ -89,7 +89,8 @@ class Table {
                              fmt::format("communicator.gradients={}", name_of(choice.gradients)),
                              fmt::format("communicator.weights={}", name_of(choice.weights))},
                             ranks_);
-    return engine::Planner(job, query_.parameters(), ranks_, hosts_).traffic();
+    const engine::HostTraffic traffic = engine::Planner(job, query_.parameters(), ranks_, hosts_).traffic();
+    return traffic.problem.empty() ? std::optional(traffic) : std::nullopt;
   } catch (const UserError&) {
     return {};
   }

@@ -1,5 +1,7 @@
 #include "engine/host_traffic.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -25,14 +27,15 @@ TrafficCounter::TrafficCounter(const plugin::Instance& communicator, const HostS
       flags_(flags),
       api_(plugin::extension_of<zr_communicator_plan>(communicator.component(), "zr.communicator.plan/1",
                                                       ZR_SIZE_0_9(zr_communicator_plan),
-                                                      {offsetof(zr_communicator_plan, open_bytes)})),
-      is_known_(api_ && api_->traffic) {
+                                                      {offsetof(zr_communicator_plan, open_bytes)})) {
+  if (!api_ || !api_->traffic)
+    sum_.problem = fmt::format("communicator '{}' does not count them", communicator.component().table->id);
   sum_.sent.assign(hosts.size(), 0);
   sum_.received.assign(hosts.size(), 0);
 }
 
 void TrafficCounter::add(const zr_coll& coll) {
-  if (!is_known_) return;
+  if (!sum_.problem.empty()) return;
   zr_coll given = coll;
   given.size = sizeof given;
   given.flags = comm::flags_of_job(coll.flags, flags_.gradients, flags_.weights);
@@ -42,8 +45,10 @@ void TrafficCounter::add(const zr_coll& coll) {
   CallError error;
   const zr_code code =
       call_plugin(&error, [&] { return api_->traffic(communicator_.self(), &given, &traffic, &error); });
-  is_known_ = code != ZR_UNSUPPORTED;
-  if (!is_known_) return;
+  if (code == ZR_UNSUPPORTED) {
+    sum_.problem = plugin_text(error);
+    return;
+  }
   check(code, error, communicator_.call_text("traffic"));
   sum_.inside += traffic.inside;
 }

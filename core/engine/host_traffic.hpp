@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "engine/inexact_collectives.hpp"
@@ -16,6 +17,7 @@ using HostSizes = std::vector<int32_t>;
 
 /// Bytes by all ranks together.
 struct HostTraffic {
+  std::string problem;                   // why the rest is not known; "": it is
   std::vector<uint64_t> sent, received;  // by host: to and from ranks of other hosts
   uint64_t inside = 0;                   // between ranks of one host
   uint64_t between() const;              // hosts
@@ -29,8 +31,6 @@ class TrafficCounter {
   TrafficCounter(const plugin::Instance& communicator, const HostSizes& hosts, const InexactCollectives& flags);
   /// Adds a collective as a strategy submits it on rank 0. Throws Error if the plug-in fails.
   void add(const zr_coll& coll);
-  /// False if the communicator does not count the bytes of a collective that was added.
-  bool is_known() const { return is_known_; }
   const HostTraffic& sum() const { return sum_; }
 
  private:
@@ -38,7 +38,6 @@ class TrafficCounter {
   const HostSizes hosts_;
   const InexactCollectives flags_;
   const zr_communicator_plan* api_;  // null: unknown
-  bool is_known_;
   HostTraffic sum_;
 };
 

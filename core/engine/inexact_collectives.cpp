@@ -23,6 +23,7 @@ struct Request {  // of a key
   std::string key, value;
   config::Origin origin;
   uint32_t flag, needed;  // of the collective; of the communicator's capabilities
+  std::string what() const { return fmt::format("{} = {} ({})", key, value, origin.text()); }
 };
 
 std::vector<Request> requests_of(const config::CommunicatorConfig& keys) {
@@ -47,17 +48,20 @@ InexactCollectives inexact_collectives(const config::JobConfig& config, const pl
                                        const plugin::Instance* communicator, bool one_host, bool warn) {
   InexactCollectives chosen;
   const config::CommunicatorConfig& keys = config.communicator();
-  if (!communicator || plan.input.world == 1) return chosen;
+  if (!communicator || plan.input.world == 1) {
+    for (const Request& request : warn ? requests_of(keys) : std::vector<Request>())
+      log(ZR_LOG_WARN, request.what() + " has no effect, because the job has one rank");
+    return chosen;
+  }
   const uint32_t caps = comm::communicator_caps(*communicator).flags;
   for (const Request& request : requests_of(keys)) {
-    const std::string what = fmt::format("{} = {} ({})", request.key, request.value, request.origin.text());
     const bool is_supported = (caps & request.needed) != 0;
     if (!is_supported && !one_host)
       fail_user(
           fmt::format("{}: communicator '{}' passes on exact values only; choose communicator = \"auto\", or "
                       "remove the key",
-                      what, communicator->component().table->id));
-    if (!is_supported && warn) log(ZR_LOG_WARN, what + " has no effect, because all ranks are on one host");
+                      request.what(), communicator->component().table->id));
+    if (!is_supported && warn) log(ZR_LOG_WARN, request.what() + " has no effect, because all ranks are on one host");
     if (!is_supported) continue;
     (request.key == keys.weights.key ? chosen.weights : chosen.gradients) |= request.flag;
   }

@@ -71,13 +71,13 @@ std::string plan_over_budget_text(const config::JobConfig& config, const Planner
                      planner.plan(0).text(planner.title(), planner.context()), suggestions);
 }
 
-std::optional<HostTraffic> Planner::traffic() {
+HostTraffic Planner::traffic() {
   if (!communicator_) return HostTraffic{};
   const plan::MemoryPlan rank_0 = plan(0);
   TrafficCounter counter(*communicator_, hosts_,
                          inexact_collectives(job_.config, rank_0, communicator_.get(), hosts_.size() <= 1, false));
   record_step(host_, job_, rank_0, [&](const zr_coll& coll) { counter.add(coll); });
-  return counter.is_known() ? std::optional(counter.sum()) : std::nullopt;
+  return counter.sum();
 }
 
 std::string Planner::title() const { return plan_title(job_, *optimizers_); }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,9 +26,9 @@ class Planner {
   /// See plan_context_of(); activations are known if an earlier run of this job measured them.
   plan::PlanContext context() const;
   std::string title() const;  // see plan_title()
-  /// What the ranks of `hosts` transfer in one step (see record_step); not in steps with local gradients. nullopt: the
-  /// communicator does not count it. Throws Error if a plug-in fails.
-  std::optional<HostTraffic> traffic();
+  /// What the ranks of `hosts` transfer in one step (see record_step); not in steps with local gradients. Throws Error
+  /// if a plug-in fails.
+  HostTraffic traffic();
 
  private:
   plugin::ResolvedJob job_;

@@ -5,6 +5,7 @@
 
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "multirank/comm/network_hosts.hpp"
 #include "support/scratch.hpp"
@@ -141,6 +142,47 @@ TEST(CommMpiHostsTest, TrainTheBitsOfOneHost) {
       EXPECT_GE(sent, expected) << keys << has_levels;
       EXPECT_LE(sent, expected * 11 / 10 + (256 << 10)) << keys << has_levels;
     }
+  }
+}
+
+// "67.62 KiB"
+double bytes_in(std::istringstream& text) {
+  double number = 0;
+  std::string unit;
+  text >> number >> unit;
+  return number * (unit == "MiB" ? 1 << 20 : unit == "KiB" ? 1 << 10 : 0);
+}
+
+// The bytes per step that the first of two equal hosts sends, from the runs of 10 and 60 steps of a GPT, beside those
+// that `zeroth plan --hosts` names. Headers of TCP and the engine's own messages add a little.
+TEST(CommMpiHostsTest, SendWhatThePlanSays) {
+  const Hosts hosts(2);
+  if (!hosts.unavailable().empty()) GTEST_SKIP() << "cannot create network namespaces: " << hosts.unavailable();
+  const zr::test::Scratch scratch;
+  const std::string all =
+      " " ZR_SOURCE_DIR
+      "/examples/gpt/gpt.toml model.layers=2 model.width=192 model.context=16 train.micro_batch=1 sample.length=0 "
+      "eval.every=0 job.threads=1 communicator=auto communicator.mpi.hierarchy_min_bytes=0 job.ranks=4 job.name=run "
+      "job.runs=" +
+      scratch.path("runs ");
+  for (const std::string choice :
+       {"strategy=zero0 communicator.gradients=int8", "strategy=zero2 communicator.exact=false",
+        "strategy=zero3 strategy.zero3.persistence_threshold=0 communicator.gradients=int4 "
+        "communicator.weights=int8"}) {
+    const auto sent_in = [&](int steps) {
+      const int64_t before = hosts.sent();
+      const auto done = shell("export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; " + hosts.launch(2) +
+                              " " ZR_BUILD_DIR "/bin/gpt" + all + choice + " train.steps=" + std::to_string(steps));
+      EXPECT_EQ(done.code, 0) << done.output;
+      return hosts.sent() - before;
+    };
+    const double sent = static_cast<double>(sent_in(60) - sent_in(10)) / 50;
+    const auto plan = shell(ZR_BUILD_DIR "/bin/zeroth plan --hosts 2x2" + all + choice + " | grep 'this job'");
+    std::istringstream columns(plan.output.substr(plan.output.find("(this job)") + 10));
+    bytes_in(columns);  // between hosts, in both directions
+    const double planned = bytes_in(columns);
+    EXPECT_GE(sent, planned * 0.999) << choice << plan.output;
+    EXPECT_LE(sent, planned * 1.02) << choice << plan.output;
   }
 }
 
