@@ -39,6 +39,7 @@ class File {
   /// Returns when written data would survive a power loss.
   void sync();
   const std::string& path() const { return path_; }
+  int descriptor() const { return fd_; }  // for calls that need one; closed by this object
 
  private:
   std::string path_;

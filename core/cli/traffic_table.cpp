@@ -60,7 +60,7 @@ class Table {
     engine::Planner planner(job, query_.parameters(), ranks_, hosts_);
     std::string text = fmt::format("communication per step, {}: {}{}\n", hosts_text(hosts_), strategy,
                                    job.communicator ? fmt::format(", {}", job.communicator->table->id) : "");
-    const engine::HostTraffic own = planner.traffic();
+    const engine::HostTraffic own = traffic_of(planner);
     if (!own.problem.empty()) return text + fmt::format("  unknown: {}\n", own.problem);
     text += row("[communicator]", "between hosts", "largest host", "inside hosts", link_ ? link_text() : "");
     const config::CommunicatorConfig& keys = job.config.communicator();
@@ -76,12 +76,19 @@ class Table {
     if (std::none_of(std::begin(kChoices), std::end(kChoices),
                      [&](const Choice& choice) { return is_choice_of(keys, choice); }))
       text += row("this job", own);
-    if (planner.plan(0).communication().local > 0)
-      text += "  steps with local gradients are not included\n";
+    if (planner.plan(0).communication().local > 0) text += "  steps with local gradients are not included\n";
     return text;
   }
 
  private:
+  // The next strategies and the rest of the plan are printed even if a plug-in fails.
+  static engine::HostTraffic traffic_of(engine::Planner& planner) try {
+    return planner.traffic();
+  } catch (const Error& failure) {
+    engine::HostTraffic unknown;
+    unknown.problem = failure.what();
+    return unknown;
+  }
   // nullopt: the job does not permit the choice.
   std::optional<engine::HostTraffic> of_choice(const std::string& strategy, const Choice& choice) const try {
     const plugin::ResolvedJob job =

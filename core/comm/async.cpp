@@ -1,6 +1,8 @@
 #include <dlfcn.h>
 
+#include <chrono>
 #include <new>
+#include <thread>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
@@ -54,6 +56,8 @@ zr_code done_poll(zr_done* done, zr_error* error) {
 
 namespace {
 
+constexpr std::chrono::seconds kPlanLimit{30};
+
 void retain(zr_done* done) { done->references.fetch_add(1, std::memory_order_relaxed); }
 
 // Called by plug-ins only, so the return address is in the plug-in.
@@ -65,9 +69,17 @@ zr_code wait(zr_done* done, int64_t timeout_ns, zr_error* error) {
   auto* communicator = done->host->ctx ? plugin::PluginHost::from_abi(done->host).context<CommRuntime>() : nullptr;
   // Goes through the communicator even if `done` is resolved, so that the communicator also records a failure.
   if (communicator) return communicator->wait(done, timeout_ns, error);
-  const zr_code code = done_poll(done, error);
-  if (code != ZR_AGAIN) return code;
-  return fill_error(error, ZR_STATE, "cannot wait for a completion: no communicator is open");
+  // In a plan there is none: a collective is complete at once, and the plug-in's own threads resolve all else.
+  const std::chrono::nanoseconds limit =
+      timeout_ns < 0 ? std::chrono::nanoseconds(kPlanLimit) : std::chrono::nanoseconds(timeout_ns);
+  const auto begin = std::chrono::steady_clock::now();
+  zr_code code = ZR_OK;
+  while ((code = done_poll(done, error)) == ZR_AGAIN) {
+    if (std::chrono::steady_clock::now() - begin > limit)
+      return fill_error(error, ZR_TIMEOUT, "a completion was not resolved in time");
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  return code;
 }
 
 const zr_async_service kService{sizeof(zr_async_service), 0, done_new, retain, done_release, resolve, done_poll, wait};

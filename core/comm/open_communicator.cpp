@@ -8,6 +8,7 @@
 
 #include "base/device_memory.hpp"
 #include "base/host_view.hpp"
+#include "comm/coll.hpp"
 #include "comm/comm_runtime.hpp"
 #include "plugin/extension.hpp"
 
@@ -65,6 +66,24 @@ uint64_t stream_types_of(const plugin::Instance& communicator) {
   constexpr uint64_t kExact = ZR_COMM_STREAMS | ZR_COMM_RANK_ORDERED | ZR_COMM_UPCAST | ZR_COMM_ACCUMULATE;
   const zr_comm_caps caps = communicator_caps(communicator);
   return (caps.flags & kExact) == kExact ? caps.device_types & ~bit(ZR_DEVICE_CPU) : 0;
+}
+
+bool is_native(const zr_comm_caps& caps, const zr_coll& coll) {
+  if (!(caps.ops & bit(coll.op))) return false;
+  if (coll.op == ZR_BARRIER) return true;
+  const zr_dtype sent_dtype =
+      coll.op == ZR_BROADCAST || coll.op == ZR_SCATTER || coll.op == ZR_RECV ? coll.dst.dtype : coll.src.dtype;
+  if (!(caps.dtypes & bit(static_cast<uint64_t>(sent_dtype)))) return false;
+  if (!is_reduction(coll)) return true;
+  const bool low_precision = sent_dtype == ZR_BF16 || sent_dtype == ZR_F16;
+  const bool floating = low_precision || sent_dtype == ZR_F32 || sent_dtype == ZR_F64;
+  // In a reduce, only the root knows whether it upcasts; the ranks must decide identically.
+  const bool upcasts = coll.op == ZR_REDUCE ? low_precision : coll.dst.dtype != sent_dtype;
+  const uint32_t any_order = uint32_t{ZR_COLL_ANY_ORDER} | ZR_COLL_INT8 | ZR_COLL_INT4;
+  return (caps.reduces & bit(coll.reduce)) &&
+         (!floating || coll.reduce != ZR_SUM || (caps.flags & ZR_COMM_RANK_ORDERED) || (coll.flags & any_order)) &&
+         (!(coll.flags & ZR_COLL_ACCUMULATE) || (caps.flags & ZR_COMM_ACCUMULATE)) &&
+         (!upcasts || (caps.flags & ZR_COMM_UPCAST));
 }
 
 OpenCommunicator::OpenCommunicator(const plugin::Instance& plugin, int rank, int world, const zr_device& device)

@@ -18,6 +18,9 @@ constexpr uint64_t bit(uint64_t i) { return uint64_t{1} << i; }
 
 /// What the plug-in supports. Throws EnvironmentError if the engine cannot use it.
 zr_comm_caps communicator_caps(const plugin::Instance& communicator);
+/// Whether a plug-in with these capabilities performs the operation itself, and with rank-ordered sums unless the
+/// operation is inexact; the engine composes all others. The same on every rank.
+bool is_native(const zr_comm_caps& caps, const zr_coll& coll);
 
 /// Calls are [use] unless marked otherwise. Functions that return a code fill *error.
 class OpenCommunicator {

@@ -92,25 +92,6 @@ zr_code Submission::finish(zr_code code, zr_error* error, const char* call) {
   return reject(code, exit, fmt::format("{}: {}", call_text(call), what), error);
 }
 
-// Whether the plug-in itself performs this operation, and with rank-ordered sums. The result is the same on every rank.
-bool Submission::is_native(const zr_coll& coll) const {
-  if (!(caps_.ops & bit(coll.op))) return false;
-  if (coll.op == ZR_BARRIER) return true;
-  const zr_dtype sent_dtype =
-      coll.op == ZR_BROADCAST || coll.op == ZR_SCATTER || coll.op == ZR_RECV ? coll.dst.dtype : coll.src.dtype;
-  if (!(caps_.dtypes & bit(static_cast<uint64_t>(sent_dtype)))) return false;
-  if (!is_reduction(coll)) return true;
-  const bool low_precision = sent_dtype == ZR_BF16 || sent_dtype == ZR_F16;
-  const bool floating = low_precision || sent_dtype == ZR_F32 || sent_dtype == ZR_F64;
-  // In a reduce, only the root knows whether it upcasts; the ranks must decide identically.
-  const bool upcasts = coll.op == ZR_REDUCE ? low_precision : coll.dst.dtype != sent_dtype;
-  const uint32_t any_order = uint32_t{ZR_COLL_ANY_ORDER} | ZR_COLL_INT8 | ZR_COLL_INT4;
-  return (caps_.reduces & bit(coll.reduce)) &&
-         (!floating || coll.reduce != ZR_SUM || (caps_.flags & ZR_COMM_RANK_ORDERED) || (coll.flags & any_order)) &&
-         (!(coll.flags & ZR_COLL_ACCUMULATE) || (caps_.flags & ZR_COMM_ACCUMULATE)) &&
-         (!upcasts || (caps_.flags & ZR_COMM_UPCAST));
-}
-
 // In a world of one, the only source is that of this rank.
 void Submission::run_single_rank(const zr_coll& coll, bool on_device) {
   if (on_device) return run_on_device(coll);
@@ -206,7 +187,7 @@ void Submission::unstage(uint64_t number, bool succeeded) noexcept {
 // performed. If this fails, `done` is not resolved.
 zr_code Submission::issue(const zr_coll& coll, const StagedCollective& staged, zr_done* done, bool control,
                           zr_error* error) {
-  const bool native = world_ > 1 && is_native(coll);
+  const bool native = world_ > 1 && is_native(caps_, coll);
   if (native && done && (caps_.flags & ZR_COMM_ASYNC)) return issue_async(coll, staged, done, control, error);
   const auto begin = Clock::now();
   if (const zr_code code = perform(staged, native, control, error); code != ZR_OK) {

@@ -114,7 +114,6 @@ class Submission {
   zr_code run_composed(const zr_coll& coll, bool control, zr_error* error);
   void run_single_rank(const zr_coll& coll, bool on_device);
   void run_on_device(const zr_coll& coll);
-  bool is_native(const zr_coll& coll) const;
   zr_code finish(zr_code code, zr_error* error, const char* call = "submit");
   zr_code fail_job(const std::string& observation, zr_error* error);
   zr_code reject(zr_code code, int exit_code, const std::string& text, zr_error* error);

@@ -22,7 +22,7 @@ void Submission::run_on_device(const zr_coll& coll) {
 
 // With several ranks: the peers' calls are waited for, but not the device.
 zr_code Submission::enqueue(const zr_coll& coll, zr_error* error) {
-  if (!is_native(coll))
+  if (!is_native(caps_, coll))
     return fill_error(error, ZR_UNSUPPORTED,
                       fmt::format("it does not offer this {} in memory of a device; choose another strategy, or set "
                                   "offload.optimizer = \"cpu\"",

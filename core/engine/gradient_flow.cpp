@@ -13,6 +13,14 @@
 
 namespace zr::host::engine {
 
+void fail_not_held(const plugin::Instance& strategy, const std::string& parameter) {
+  fail_user(
+      fmt::format("strategy '{}' has no buffer to hold the gradient of '{}' across micro-steps, which gradients.reduce "
+                  "= \"last_micro_step\" requires; set gradients.reduce = \"each_micro_step\", or choose another "
+                  "strategy",
+                  strategy.component().table->id, parameter));
+}
+
 GradientFlow::GradientFlow(const StepContext& context, const offload::DiskBackedBuffers* disk_buffers,
                            const LocalGradients* local)
     : context_(context),
@@ -123,11 +131,7 @@ bool GradientFlow::deliver(uint32_t param) {
         &error, [&] { return api_->grad_destination(strategy_.self(), param, &first, &use, &dst, &error); });
     if (code == ZR_AGAIN) {
       if (!accumulates_locally_) return false;
-      fail_user(
-          fmt::format("strategy '{}' has no buffer to hold the gradient of '{}' across micro-steps, which "
-                      "gradients.reduce = \"last_micro_step\" requires; set gradients.reduce = \"each_micro_step\", "
-                      "or choose another strategy",
-                      strategy_.component().table->id, parameter.name));
+      fail_not_held(strategy_, parameter.name);
     }
     context_.check(code, error, strategy_.call_text("grad_destination"));
     if (!dst.data || dst.count <= 0 || dst.count > parameter.count - delivered || first < 0 ||

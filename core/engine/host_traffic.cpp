@@ -6,7 +6,9 @@
 #include <numeric>
 
 #include "base/error.hpp"
+#include "base/operation.hpp"
 #include "comm/coll.hpp"
+#include "comm/open_communicator.hpp"
 #include "plugin/extension.hpp"
 
 namespace zr::host::engine {
@@ -27,9 +29,11 @@ TrafficCounter::TrafficCounter(const plugin::Instance& communicator, const HostS
       flags_(flags),
       api_(plugin::extension_of<zr_communicator_plan>(communicator.component(), "zr.communicator.plan/1",
                                                       ZR_SIZE_0_9(zr_communicator_plan),
-                                                      {offsetof(zr_communicator_plan, open_bytes)})) {
+                                                      {offsetof(zr_communicator_plan, open_bytes)})),
+      caps_(comm::communicator_caps(communicator)) {
   if (!api_ || !api_->traffic)
-    sum_.problem = fmt::format("communicator '{}' does not count them", communicator.component().table->id);
+    sum_.problem =
+        fmt::format("communicator '{}' does not plan the bytes of its collectives", communicator.component().table->id);
   sum_.sent.assign(hosts.size(), 0);
   sum_.received.assign(hosts.size(), 0);
 }
@@ -39,6 +43,11 @@ void TrafficCounter::add(const zr_coll& coll) {
   zr_coll given = coll;
   given.size = sizeof given;
   given.flags = comm::flags_of_job(coll.flags, flags_.gradients, flags_.weights);
+  if (!comm::is_native(caps_, given)) {
+    sum_.problem = fmt::format("communicator '{}' does not offer this {}, which the engine composes",
+                               communicator_.component().table->id, name_of_op(coll.op));
+    return;
+  }
   zr_traffic traffic{sizeof(zr_traffic),   static_cast<uint32_t>(hosts_.size()),
                      hosts_.data(),        sum_.sent.data(),
                      sum_.received.data(), 0};

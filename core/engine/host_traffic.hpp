@@ -38,6 +38,7 @@ class TrafficCounter {
   const HostSizes hosts_;
   const InexactCollectives flags_;
   const zr_communicator_plan* api_;  // null: unknown
+  const zr_comm_caps caps_;
   HostTraffic sum_;
 };
 

@@ -79,19 +79,19 @@ std::string first_difference(const std::string& own_setup, const std::string& ra
   return fmt::format("rank {} has '{}', rank 0 has '{}'", rank, a, b);
 }
 
-void check_strategy(const PlannedJob& job) {
-  const auto* api = job.strategy.api<zr_strategy_api>();
+void check_strategy(const plan::MemoryPlan& plan, const plugin::Instance& strategy) {
+  const auto* api = strategy.api<zr_strategy_api>();
   if (api->acquire && api->release) return;
-  const std::vector<plan::Parameter>& parameters = job.plan.input.parameters;
+  const std::vector<plan::Parameter>& parameters = plan.input.parameters;
   std::vector<char> unsharded(parameters.size(), 0);
-  for (const plan::Piece& piece : job.plan.rank_plan.weights)
+  for (const plan::Piece& piece : plan.rank_plan.weights)
     unsharded[piece.param] |= piece.count == parameters[piece.param].count;
   for (std::size_t i = 0; i < parameters.size(); ++i)
     if (!unsharded[i] && parameters[i].count > 0)
       fail_user(
           fmt::format("strategy '{}' does not keep all of '{}' on rank {} and cannot gather it before its use; choose "
                       "another strategy",
-                      job.setup.strategy.table->id, parameters[i].name, job.rank()));
+                      strategy.component().table->id, parameters[i].name, plan.rank));
 }
 
 namespace {

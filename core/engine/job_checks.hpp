@@ -9,7 +9,7 @@
 namespace zr::host::engine {
 
 /// Throws UserError if the plan shards a parameter and the strategy cannot gather it before its use.
-void check_strategy(const PlannedJob& job);
+void check_strategy(const plan::MemoryPlan& plan, const plugin::Instance& strategy);
 /// Throws UserError if an optimizer needs something that the engine or the job's strategy does not support.
 void check_optimizers(const plan::MemoryPlan& plan, const Optimizers& optimizers, const std::string& strategy);
 /// Throws UserError if an optimizer needs gradients that are not reduced over ranks, and the strategy or a key excludes

@@ -99,7 +99,7 @@ void warn_of_speculation(const PlannedJob& job) {
 
 // Runs the checks that precede the opening of the communicator, and returns its options.
 comm::CommRuntime::Options checked(PlannedJob& job, const model::Model& model) {
-  check_strategy(job);
+  check_strategy(job.plan, job.strategy);
   check_optimizers(job.plan, job.optimizers, job.setup.strategy.table->id);
   check_local_gradients(job.config(), job.plan, job.optimizers, job.strategy);
   check_offload(job.config(), job.plan, job.setup.strategy.table->id);

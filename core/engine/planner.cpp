@@ -74,6 +74,7 @@ std::string plan_over_budget_text(const config::JobConfig& config, const Planner
 HostTraffic Planner::traffic() {
   if (!communicator_) return HostTraffic{};
   const plan::MemoryPlan rank_0 = plan(0);
+  check_strategy(rank_0, *strategy_);
   TrafficCounter counter(*communicator_, hosts_,
                          inexact_collectives(job_.config, rank_0, communicator_.get(), hosts_.size() <= 1, false));
   record_step(host_, job_, rank_0, [&](const zr_coll& coll) { counter.add(coll); });

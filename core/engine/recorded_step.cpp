@@ -14,8 +14,9 @@
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"
-#include "base/text.hpp"
+#include "base/file.hpp"
 #include "comm/done.hpp"
+#include "engine/gradient_flow.hpp"
 #include "engine/planning.hpp"
 #include "engine/weight_flow.hpp"
 
@@ -25,27 +26,42 @@ namespace {
 
 constexpr int kStepsBefore = 2;  // in the first, a strategy learns the order; in the second, it may use it partly
 
-// Memory for which the kernel provides pages only where it is written.
-class ReservedMemory {
+constexpr std::size_t kWindowBytes = std::size_t{1} << 30;
+
+// Addresses for the planned buffers. Every window of 1 GiB shows the same memory, which has pages only where a strategy
+// writes: it may write everywhere, but what it writes is lost.
+class Addresses {
  public:
-  explicit ReservedMemory(int64_t bytes) : bytes_(static_cast<std::size_t>(std::max<int64_t>(bytes, 1))) {
-    data_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (data_ == MAP_FAILED)
-      fail_environment(
-          fmt::format("a planned buffer of {} cannot be reserved ({}); raise the limit of virtual memory "
-                      "(ulimit -v), or plan without --hosts",
-                      bytes_text(bytes), std::strerror(errno)));
+  Addresses() : memory_("planned buffers", ::memfd_create("zeroth-plan", MFD_CLOEXEC)) {
+    memory_.resize(static_cast<int64_t>(kWindowBytes));
   }
-  ReservedMemory(ReservedMemory&& other) noexcept : bytes_(other.bytes_), data_(std::exchange(other.data_, nullptr)) {}
-  ReservedMemory& operator=(ReservedMemory&&) = delete;
-  ~ReservedMemory() {
-    if (data_) ::munmap(data_, bytes_);
+  Addresses(const Addresses&) = delete;
+  ~Addresses() {
+    for (const auto& [begin, bytes] : mapped_) ::munmap(begin, bytes);
   }
-  void* data() const { return data_; }
+  void* add(int64_t bytes) {
+    const auto size = static_cast<std::size_t>(std::max<int64_t>(bytes, 1));
+    void* const begin = map(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1);
+    mapped_.emplace_back(begin, size);
+    for (std::size_t at = 0; at < size; at += kWindowBytes)
+      map(static_cast<char*>(begin) + at, std::min(kWindowBytes, size - at), PROT_READ | PROT_WRITE,
+          MAP_SHARED | MAP_FIXED, memory_.descriptor());
+    return begin;
+  }
 
  private:
-  std::size_t bytes_;
-  void* data_;
+  static void* map(void* at, std::size_t bytes, int protection, int flags, int file) {
+    void* const begin = ::mmap(at, bytes, protection, flags, file, 0);
+    if (begin == MAP_FAILED)
+      fail_environment(
+          fmt::format("the addresses of a planned buffer cannot be reserved ({}); raise the limit of "
+                      "virtual memory (ulimit -v), or plan without --hosts",
+                      std::strerror(errno)));
+    return begin;
+  }
+
+  File memory_;
+  std::vector<std::pair<void*, std::size_t>> mapped_;
 };
 
 // Parameters that one module uses together.
@@ -111,10 +127,12 @@ class Recorder {
   static zr_code progress(void*, zr_error*) noexcept { return ZR_OK; }
 
   void bind() {
-    for (const plan::Buffer& buffer : plan_.rank_plan.buffers) {
-      memory_.emplace_back(buffer.elements * size_of(buffer.dtype));
-      views_.push_back({memory_.back().data(), buffer.elements, buffer.dtype, 0, kHostMemory});
-    }
+    const zr_plan_sink ignored{sizeof(zr_plan_sink), 0, nullptr, [](void*, const zr_buffer*) {},
+                               [](void*, const zr_piece*) {}};
+    strategy_plan(strategy_)(planned_.in(), ignored);  // this instance has not planned yet
+    for (const plan::Buffer& buffer : plan_.rank_plan.buffers)
+      views_.push_back(
+          {addresses_.add(buffer.elements * size_of(buffer.dtype)), buffer.elements, buffer.dtype, 0, kHostMemory});
     const zr_bind bound{sizeof(zr_bind),
                         static_cast<uint32_t>(views_.size()),
                         views_.data(),
@@ -139,13 +157,13 @@ class Recorder {
   // Strategies see one micro-step if the engine accumulates gradients; forward and backward run in each of them.
   void step() {
     const plan::PlanInput& input = plan_.input;
-    event(ZR_STEP_BEGIN, use_of(ZR_BACKWARD));
     for (int micro = 0; micro < input.accumulation; ++micro) {
       const bool is_last = micro + 1 == input.accumulation;
       const int seen = input.accumulates_locally ? 0 : micro;
       const zr_use backward = use_of(ZR_BACKWARD, seen, is_last);
       for (const Use& params : uses_) with_weights(params, use_of(ZR_FORWARD, seen));
-      for (std::size_t i = uses_.size(); i-- > 0;) with_weights(uses_[i], backward);
+      if (micro == 0) event(ZR_STEP_BEGIN, backward);
+      for (std::size_t i = uses_.size(); i-- > 0;) with_weights(uses_[i], use_of(ZR_BACKWARD, seen));
       if (!input.accumulates_locally || is_last) {
         deliver_all(backward);
         event(ZR_BACKWARD_END, backward);
@@ -199,6 +217,7 @@ class Recorder {
         is_full = code == ZR_AGAIN;
         return is_full ? zr_code{ZR_OK} : code;
       });
+      if (is_full && plan_.input.accumulates_locally) fail_not_held(strategy_, plan_.input.parameters[param].name);
       if (is_full) return false;
       if (destination.count <= 0 || destination.count > count - delivered)
         fail_internal(fmt::format("{} returned an invalid destination for '{}': {} elements from element {}",
@@ -218,7 +237,7 @@ class Recorder {
   const CollectiveSink& sink_;
   const plan::PlanInputView planned_;
   const std::vector<Use> uses_;
-  std::vector<ReservedMemory> memory_;
+  Addresses addresses_;
   std::vector<zr_view> views_;
   bool records_ = false;
   std::exception_ptr failure_;       // of sink_

@@ -1,6 +1,4 @@
 // A job's plan without a job: the strategy's input, tiers, and what [offload] and the budgets reject.
-#include "engine/planner.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,6 +6,7 @@
 #include "base/draft_abi.hpp"
 #include "base/text.hpp"
 #include "comm/comm_runtime.hpp"
+#include "engine/planner.hpp"
 #include "engine/run_recorder.hpp"
 #include "one_rank.hpp"
 
