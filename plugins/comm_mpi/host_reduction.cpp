@@ -1,6 +1,8 @@
 #include "host_reduction.hpp"
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 namespace mpi {
 
@@ -32,6 +34,7 @@ void HostReduction::list_pieces(const Channel& channel) {
       pieces_.push_back({is_all_reduce() ? owner_of(channel, number) : coll.root, first, first,
                          std::min(kPieceElements, coll.src.count - first)});
   }
+  if (sums_meet_at_owner()) delay_own_pieces(channel);
   const int own_host = hosts.of(parts_.rank);
   for (std::size_t i = 0; i < pieces_.size(); ++i) {
     Piece& piece = pieces_[i];
@@ -43,6 +46,21 @@ void HostReduction::list_pieces(const Channel& channel) {
       if (piece.owner == parts_.rank && needs_slot(channel, own_host)) works_.back().slot = slots_++;
     }
   }
+}
+
+// A piece whose owner is on this host waits for the sums of the other hosts. Before it, the ranks of this host add to
+// the next pieces of these hosts; otherwise hosts would wait for each other by turns. Pieces of one owner keep their
+// order. A rank works on fewer than 2 * delay pieces between one that waits and an earlier one that has a higher
+// number, so that there is memory for all of them: nothing waits for a piece with a higher number.
+void HostReduction::delay_own_pieces(const Channel& channel) {
+  constexpr std::size_t kDelay = kSums / 2;
+  const Hosts& hosts = channel.hosts;
+  const int own_host = hosts.of(parts_.rank);
+  std::vector<std::pair<std::size_t, Piece>> places;
+  for (std::size_t i = 0; i < pieces_.size(); ++i)
+    places.emplace_back(i + (hosts.of(pieces_[i].owner) == own_host ? kDelay : 0), pieces_[i]);
+  std::stable_sort(places.begin(), places.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (std::size_t i = 0; i < pieces_.size(); ++i) pieces_[i] = places[i].second;
 }
 
 // A broadcast follows the additions of the next pieces, whose sums are on their way meanwhile.
@@ -68,6 +86,10 @@ char* HostReduction::rounded_of(const Channel& channel, const Work& work) const 
 
 char* HostReduction::slot_of(const Channel& channel, const Work& work, int i) const {
   return channel.pieces + (work.slot % 2 * (parts_.world - 1) + i) * kPieceBytes;
+}
+
+const char* HostReduction::src_of(const Piece& piece) const {
+  return static_cast<const char*>(parts_.coll.src.data) + piece.from * zr::size_of(parts_.coll.src.dtype);
 }
 
 char* HostReduction::dst_of(const Piece& piece) const {
@@ -110,9 +132,8 @@ bool HostReduction::send_elements(Channel& channel) {
   for (; sent_ < to_send_.size() && sending_.size() < kSends; ++sent_, moved = true) {
     const Piece& piece = pieces_[to_send_[sent_]];
     const int64_t width = zr::size_of(parts_.coll.src.dtype);
-    sending_.emplace_back().send(static_cast<const char*>(parts_.coll.src.data) + piece.from * width,
-                                 piece.count * width, piece.owner, tag(channel, Phase::parts, piece.count * width),
-                                 channel.collectives, parts_.what());
+    sending_.emplace_back().send(src_of(piece), piece.count * width, piece.owner,
+                                 tag(channel, Phase::parts, piece.count * width), channel.collectives, parts_.what());
   }
   return moved;
 }
@@ -220,11 +241,12 @@ void HostReduction::submit(Channel& channel, const Step& step) {
     const zr_view& src = parts_.coll.src;
     local.op = ZR_REDUCE;
     local.reduce = ZR_SUM;
-    local.flags = ZR_COLL_ACCUMULATE;
+    local.flags = begins_here(channel, piece) ? 0 : ZR_COLL_ACCUMULATE;
     local.src = {static_cast<char*>(src.data) + piece.from * zr::size_of(src.dtype), piece.count, src.dtype, 0,
                  src.device};
     if (is_own) {
       works_[piece.work].state = Work::State::adds;
+      if (!needs_sum(channel, piece)) return void(running_.emplace_back());
       local.dst = {sum_of(channel, works_[piece.work]), piece.count, ZR_F32, 0, src.device};
     }
   }

@@ -41,15 +41,21 @@ class HostReduction : public Transfer {
     bool keeps_until_result = false;  // the memory of the sum
   };
 
+  /// True if the sum of a piece passes from each other host to the owner directly.
+  virtual bool sums_meet_at_owner() const { return false; }
   /// Of an all_reduce: the owner of piece `number`.
   virtual int owner_of(const Channel& channel, int64_t number) const = 0;
   /// True if the sum of the piece passes through this host. Otherwise this rank sends its elements to the owner.
   virtual bool passes_here(const Channel& channel, const Piece& piece) const = 0;
+  /// True if prepare() leaves the sum undefined, and the elements of the ranks of this host are the first ones.
+  virtual bool begins_here(const Channel& channel, const Piece& piece) const = 0;
   /// True if peers send the owner of a piece, which is on host `home`, what it keeps in Channel::pieces.
   virtual bool needs_slot(const Channel& channel, int home) const = 0;
   /// Posts what arrives before the ranks of this host add their elements.
   virtual void receive(Channel& channel, Work& work) = 0;
-  /// All of it has arrived: makes the sum to which the ranks of this host add their elements.
+  /// False if finish() takes the elements of this rank, the only one of its host, from src.
+  virtual bool needs_sum(const Channel&, const Piece&) const { return true; }
+  /// All of it has arrived: makes the sum to which the ranks of this host add their elements, unless it begins here.
   virtual void prepare(Channel& channel, Work& work) = 0;
   /// They have added them: finishes the piece or sends the sum on, and posts the receive of a result.
   virtual void finish(Channel& channel, Work& work) = 0;
@@ -62,6 +68,7 @@ class HostReduction : public Transfer {
   char* rounded_of(const Channel& channel, const Work& work) const;
   /// The memory number `i` of the work's slot, of as many as there are peers.
   char* slot_of(const Channel& channel, const Work& work, int i) const;
+  const char* src_of(const Piece& piece) const;
   char* dst_of(const Piece& piece) const;
   const Piece& piece_of(const Work& work) const { return pieces_[work.piece]; }
   bool is_all_reduce() const { return parts_.coll.op == ZR_ALL_REDUCE; }
@@ -74,6 +81,7 @@ class HostReduction : public Transfer {
   };
 
   void list_pieces(const Channel& channel);
+  void delay_own_pieces(const Channel& channel);
   void list_steps(const Channel& channel);
   bool send_elements(Channel& channel);
   bool advance_works(Channel& channel);

@@ -17,6 +17,13 @@ bool OrderedReduction::passes_here(const Channel& channel, const Piece& piece) c
   return sum_route(parts_, hosts, hosts.of(piece.owner)).contains(hosts.of(parts_.rank));
 }
 
+bool OrderedReduction::begins_here(const Channel& channel, const Piece& piece) const {
+  const Hosts& hosts = channel.hosts;
+  const int host = hosts.of(parts_.rank), home = hosts.of(piece.owner);
+  const bool has_elements = host == home && hosts.first(home) > 0;
+  return host == sum_route(parts_, hosts, home).first && !accumulates() && !has_elements;
+}
+
 bool OrderedReduction::needs_slot(const Channel& channel, int home) const {
   const SumRoute way = sum_route(parts_, channel.hosts, home);
   return way.first > 0 || way.last < channel.hosts.count() - 1;
@@ -57,7 +64,7 @@ void OrderedReduction::prepare(Channel& channel, Work& work) {
   const Hosts& hosts = channel.hosts;
   const int host = hosts.of(parts_.rank), home = hosts.of(piece.owner);
   const SumRoute way = sum_route(parts_, hosts, home);
-  if (host > way.first) return;
+  if (host > way.first || begins_here(channel, piece)) return;
   float* const sum = sum_of(channel, work);
   if (!accumulates())
     std::fill_n(sum, piece.count, 0.0f);

@@ -16,6 +16,7 @@ class OrderedReduction : public HostReduction {
  private:
   int owner_of(const Channel& channel, int64_t number) const override;
   bool passes_here(const Channel& channel, const Piece& piece) const override;
+  bool begins_here(const Channel& channel, const Piece& piece) const override;
   bool needs_slot(const Channel& channel, int home) const override;
   void receive(Channel& channel, Work& work) override;
   void prepare(Channel& channel, Work& work) override;

@@ -32,15 +32,25 @@ void PerHostReduction::receive(Channel& channel, Work& work) {
 }
 
 // The owner's sum begins with dst, if it accumulates, and with the hosts before its own.
+bool PerHostReduction::begins_here(const Channel& channel, const Piece& piece) const {
+  const int home = channel.hosts.of(piece.owner);
+  return home != channel.hosts.of(parts_.rank) || (home == 0 && !accumulates());
+}
+
+// Adding +0 would only change -0, which passes as 0.
+bool PerHostReduction::needs_sum(const Channel& channel, const Piece& piece) const {
+  return bits() == 0 || piece.owner == parts_.rank || channel.hosts.size(channel.hosts.of(parts_.rank)) > 1;
+}
+
 void PerHostReduction::prepare(Channel& channel, Work& work) {
   const Piece& piece = piece_of(work);
+  if (begins_here(channel, piece)) return;
   float* const sum = sum_of(channel, work);
-  const bool is_own = piece.owner == parts_.rank;
-  if (is_own && accumulates())
+  if (accumulates())
     upcast(sum, dst_of(piece), parts_.coll.dst.dtype, piece.count);
   else
     std::fill_n(sum, piece.count, 0.0f);
-  if (is_own) add_sums(channel, work, 0, channel.hosts.of(parts_.rank));
+  add_sums(channel, work, 0, channel.hosts.of(parts_.rank));
 }
 
 void PerHostReduction::add_sums(const Channel& channel, const Work& work, int first_host, int end_host) {
@@ -69,7 +79,10 @@ void PerHostReduction::finish(Channel& channel, Work& work) {
     return round_to(dst_of(piece), parts_.coll.dst.dtype, sum, piece.count);
   }
   void* const leaves = bits() ? static_cast<void*>(rounded_of(channel, work)) : sum;
-  if (bits()) channel.quantization.encode(bits(), ZR_F32, sum, piece.count, leaves);
+  if (bits() && needs_sum(channel, piece))
+    channel.quantization.encode(bits(), ZR_F32, sum, piece.count, leaves);
+  else if (bits())
+    channel.quantization.encode(bits(), parts_.coll.src.dtype, src_of(piece), piece.count, leaves);
   work.leaving.send(leaves, sum_bytes(parts_, piece.count), piece.owner,
                     tag(channel, Phase::sums, sum_bytes(parts_, piece.count)), channel.collectives, parts_.what());
   if (!is_all_reduce()) return;

@@ -19,8 +19,11 @@ class PerHostReduction : public HostReduction {
   static int64_t result_bytes(const zr::CollectiveParts& parts, int64_t count);
 
  private:
+  bool sums_meet_at_owner() const override { return true; }
   int owner_of(const Channel&, int64_t number) const override { return owner_of(parts_, number); }
   bool passes_here(const Channel&, const Piece&) const override { return true; }
+  bool needs_sum(const Channel& channel, const Piece& piece) const override;
+  bool begins_here(const Channel& channel, const Piece& piece) const override;
   bool needs_slot(const Channel&, int) const override { return true; }
   void receive(Channel& channel, Work& work) override;
   void prepare(Channel& channel, Work& work) override;

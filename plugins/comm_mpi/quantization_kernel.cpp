@@ -57,7 +57,22 @@ inline void encode(float levels, const float* values, Codes& codes) {
   }
 }
 
-// With 4 bits, a byte has a value of the first half of the block, and one of the second.
+// With 4 bits, a byte has a value of the first half of the block, and one of the second. Inlined for full blocks, so
+// that the loops have constant length.
+ZR_ALWAYS_INLINE void pack_halves(const int8_t* codes, int n, uint8_t* bytes) {
+  const int half = (n + 1) / 2;
+  for (int i = 0; i < half; ++i) {
+    const int second = i + half < n ? codes[i + half] : 0;
+    bytes[i] = static_cast<uint8_t>((codes[i] & 15) | (second & 15) << 4);
+  }
+}
+
+ZR_ALWAYS_INLINE void unpack_halves(const uint8_t* bytes, int n, int8_t* codes) {
+  const int half = (n + 1) / 2;
+  for (int i = 0; i < half; ++i) codes[i] = static_cast<int8_t>(((bytes[i] & 15) ^ 8) - 8);
+  for (int i = 0; i < n - half; ++i) codes[i + half] = static_cast<int8_t>(((bytes[i] >> 4) ^ 8) - 8);
+}
+
 inline char* pack(int bits, const Codes& codes, int n, char* to) {
   std::memcpy(to, &codes.scale, kScaleBytes);
   to += kScaleBytes;
@@ -67,10 +82,7 @@ inline char* pack(int bits, const Codes& codes, int n, char* to) {
   }
   uint8_t bytes[kValues / 2];
   const int half = (n + 1) / 2;
-  for (int i = 0; i < half; ++i) {
-    const int second = i + half < n ? codes.of[i + half] : 0;
-    bytes[i] = static_cast<uint8_t>((codes.of[i] & 15) | (second & 15) << 4);
-  }
+  n == kValues ? pack_halves(codes.of, kValues, bytes) : pack_halves(codes.of, n, bytes);
   std::memcpy(to, bytes, static_cast<size_t>(half));
   return to + half;
 }
@@ -85,10 +97,7 @@ inline const char* unpack(int bits, const char* from, int n, Codes& codes) {
   uint8_t bytes[kValues / 2];
   const int half = (n + 1) / 2;
   std::memcpy(bytes, from, static_cast<size_t>(half));
-  for (int i = 0; i < half; ++i) {
-    codes.of[i] = static_cast<int8_t>(((bytes[i] & 15) ^ 8) - 8);
-    if (i + half < n) codes.of[i + half] = static_cast<int8_t>(((bytes[i] >> 4) ^ 8) - 8);
-  }
+  n == kValues ? unpack_halves(bytes, kValues, codes.of) : unpack_halves(bytes, n, codes.of);
   return from + half;
 }
 

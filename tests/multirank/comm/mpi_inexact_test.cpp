@@ -204,6 +204,24 @@ TEST_P(CommMpiInexactTest, ReduceGivesTheRootTheSum) {
   });
 }
 
+// Many pieces of the first and the last rank, which wait for each other's sums, and few of the others.
+TEST_P(CommMpiInexactTest, ReducesManyPiecesOfTwoHosts) {
+  on_ranks([&](RawComm& comm) {
+    std::vector<int64_t> counts(static_cast<std::size_t>(world()), kPiece + 1);
+    counts.front() = counts.back() = 24 * kPiece;
+    const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0}),
+                  count = counts[static_cast<std::size_t>(comm.rank())];
+    const Values src(static_cast<std::size_t>(total), static_cast<float>(comm.rank() + 1));
+    Values dst(static_cast<std::size_t>(count));
+    zr_coll coll =
+        zr::reduce_scatter(view(const_cast<float*>(src.data()), total), view(dst.data(), count), "g", 0, counts.data());
+    coll.flags = ZR_COLL_INT8;
+    comm.run(coll);
+    const float sum = static_cast<float>(world() * (world() + 1)) / 2;
+    for (std::size_t i = 0; i < dst.size(); i += 999) ASSERT_NEAR(dst[i], sum, 1e-4) << i;
+  });
+}
+
 // Only where that takes fewer bytes than the order of the ranks, as with these numbers of ranks.
 class CommMpiAnyOrderTest : public CommMpiInexactTest {};
 TEST_P(CommMpiAnyOrderTest, AddsTheSumsOfTheHosts) {
