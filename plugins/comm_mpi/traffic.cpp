@@ -48,7 +48,7 @@ class Traffic {
   void add_to(zr_traffic& sum) const;
 
  private:
-  enum class From { each_rank, each_host };  // who sends to a rank, or receives from it: all others, or one per host
+  enum class Peers { all_ranks, one_per_host };  // of a rank: all others, or one on each other host
 
   int64_t elements() const { return parts_.elements(); }
   int64_t& at(ByHost& list, int host) const { return list[static_cast<std::size_t>(host)]; }
@@ -58,7 +58,7 @@ class Traffic {
   template <class F>
   ByHost owned_bytes(F&& bytes_of) const;
   void move(int from, int to, int64_t bytes);
-  void exchange(ByHost& own, ByHost& others, const ByHost& bytes, From from);
+  void exchange(ByHost& own, ByHost& others, const ByHost& bytes, Peers peers);
   void read_on_each_host(int64_t bytes);
   void add_flat();
   void add_rooted(bool root_sends);
@@ -109,21 +109,21 @@ void Traffic::move(int from, int to, int64_t bytes) {
   }
 }
 
-// Each rank of a host sends to all other ranks, or to one on each other host, what `bytes` counts for all ranks of its
-// host: `own` is sent_ then, and `others` is received_. With these swapped, it receives as much from each of them.
-void Traffic::exchange(ByHost& own, ByHost& others, const ByHost& bytes, From from) {
-  const auto peers = [&](int host) { return from == From::each_rank ? hosts_.size(host) : 1; };
+// Each rank sends data of its own to its peers; `bytes` counts it for all ranks of a host, once for each peer. `own` is
+// sent_ then, and `others` is received_. With these swapped, each rank receives as much from each of its peers.
+void Traffic::exchange(ByHost& own, ByHost& others, const ByHost& bytes, Peers peers) {
+  const auto peers_on = [&](int host) { return peers == Peers::all_ranks ? hosts_.size(host) : 1; };
   const int64_t total = std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
-  const int all_peers = from == From::each_rank ? parts_.world : hosts_.count();
+  const int all_peers = peers == Peers::all_ranks ? parts_.world : hosts_.count();
   for (int host = 0; host < hosts_.count(); ++host) {
     const int64_t of_host = bytes[static_cast<std::size_t>(host)];
-    at(own, host) += of_host * (all_peers - peers(host));
-    at(others, host) += (total - of_host) * peers(host);
-    if (from == From::each_rank) inside_ += of_host * (hosts_.size(host) - 1);
+    at(own, host) += of_host * (all_peers - peers_on(host));
+    at(others, host) += (total - of_host) * peers_on(host);
+    if (peers == Peers::all_ranks) inside_ += of_host * (hosts_.size(host) - 1);
   }
 }
 
-// In a step of the ranks of each host, every one but one reads, or is read by one.
+// In a step of the ranks of a host, all but one read so many bytes of another one, or one reads them of all others.
 void Traffic::read_on_each_host(int64_t bytes) { inside_ += bytes * (parts_.world - hosts_.count()); }
 
 void Traffic::add_flat() {
@@ -136,13 +136,13 @@ void Traffic::add_flat() {
     case ZR_ALL_GATHER:
       return exchange(sent_, received_,
                       by_host([&](int rank) { return parts_.extent(rank, rank, nullptr, nullptr).count * width_; }),
-                      From::each_rank);
+                      Peers::all_ranks);
     default: break;
   }
   const auto reduced = [&](int rank) { return FlatTransfer::reduced_by(parts_, rank).count; };
-  exchange(received_, sent_, by_host([&](int rank) { return reduced(rank) * width_; }), From::each_rank);
+  exchange(received_, sent_, by_host([&](int rank) { return reduced(rank) * width_; }), Peers::all_ranks);
   if (FlatTransfer::shares_results(parts_))
-    exchange(sent_, received_, by_host([&](int rank) { return reduced(rank) * dst_width_; }), From::each_rank);
+    exchange(sent_, received_, by_host([&](int rank) { return reduced(rank) * dst_width_; }), Peers::all_ranks);
 }
 
 // All other ranks exchange their part with the root.
@@ -161,7 +161,7 @@ void Traffic::add_gather() {
     if (!parts_.sends(rank)) return int64_t{0};
     return HostGather::part_bytes(parts_, parts_.extent(rank, rank, nullptr, nullptr).count);
   };
-  exchange(sent_, received_, by_host(bytes_of), From::each_host);
+  exchange(sent_, received_, by_host(bytes_of), Peers::one_per_host);
   read_on_each_host(elements() * dst_width_);
 }
 
@@ -180,7 +180,7 @@ void Traffic::add_ordered() {
   if (parts_.coll.op != ZR_ALL_REDUCE) return;
   ByHost results = owned;
   for (int64_t& bytes : results) bytes *= dst_width_;
-  exchange(sent_, received_, results, From::each_host);
+  exchange(sent_, received_, results, Peers::one_per_host);
   read_on_each_host(elements() * dst_width_);
 }
 
@@ -235,11 +235,11 @@ ByHost Traffic::owned_bytes(F&& bytes_of) const {
 
 void Traffic::add_per_host() {
   exchange(received_, sent_, owned_bytes([&](int64_t count) { return PerHostReduction::sum_bytes(parts_, count); }),
-           From::each_host);
+           Peers::one_per_host);
   read_on_each_host(elements() * width_);
   if (parts_.coll.op != ZR_ALL_REDUCE) return;
   exchange(sent_, received_, owned_bytes([&](int64_t count) { return PerHostReduction::result_bytes(parts_, count); }),
-           From::each_host);
+           Peers::one_per_host);
   read_on_each_host(elements() * dst_width_);
 }
 }  // namespace
