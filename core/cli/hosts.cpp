@@ -109,6 +109,7 @@ std::vector<HostRanks> parse_hosts(const std::string& command, const std::string
     fail_user(fmt::format("zeroth {}: --hosts {}: {}", command, printable(text), problem));
   };
   std::vector<HostRanks> hosts;
+  if (text == "@") fail("@ is followed by the name of a file with a host in each line");
   if (text.starts_with('@')) {
     hosts = hosts_in(text.substr(1), fail);
   } else {
@@ -140,7 +141,12 @@ std::vector<int32_t> parse_host_sizes(const std::string& command, const std::str
     return std::vector<int32_t>(static_cast<std::size_t>(hosts), static_cast<int32_t>(ranks));
   }
   std::vector<int32_t> sizes;
-  for (const HostRanks& host : parse_hosts(command, text)) sizes.push_back(host.ranks);
+  for (const HostRanks& host : parse_hosts(command, text)) {
+    if (host.host.find_first_not_of("0123456789xX") == host.host.npos &&
+        host.host.find_first_of("xX") != host.host.npos)
+      fail(fmt::format("'{}' is not a host; HOSTSxRANKS, such as 16x8, stands alone", host.host));
+    sizes.push_back(host.ranks);
+  }
   return sizes;
 }
 

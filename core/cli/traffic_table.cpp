@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <memory>
 #include <numeric>
 
 #include "base/error.hpp"
@@ -57,61 +58,93 @@ class Table {
 
   std::string of(const std::string& strategy) const {
     const plugin::ResolvedJob job = query_.resolved_job({"strategy=" + strategy}, ranks_);
-    engine::Planner planner(job, query_.parameters(), ranks_, hosts_);
     std::string text = fmt::format("communication per step, {}: {}{}\n", hosts_text(hosts_), strategy,
                                    job.communicator ? fmt::format(", {}", job.communicator->table->id) : "");
-    const engine::HostTraffic own = traffic_of(planner);
-    if (!own.problem.empty()) return text + fmt::format("  unknown: {}\n", own.problem);
-    text += row("[communicator]", "between hosts", "largest host", "inside hosts", link_ ? link_text() : "");
-    const config::CommunicatorConfig& keys = job.config.communicator();
-    for (const Choice& choice : kChoices) {
-      if (is_choice_of(keys, choice)) {
-        text += row(std::string(choice.text) + " (this job)", own);
-      } else if (hosts_.size() == 1) {
-        continue;  // the choices are about bytes between hosts
-      } else if (const auto traffic = of_choice(strategy, choice)) {
-        text += row(choice.text, *traffic);
-      }
+    std::vector<Row> rows = rows_of(strategy, job);
+    for (const bool rounds_weights : {false, true}) count(rows, rounds_weights);
+    const Row& own = *std::find_if(rows.begin(), rows.end(), [](const Row& row) { return row.is_own; });
+    if (std::none_of(rows.begin(), rows.end(), [](const Row& row) { return row.traffic.problem.empty(); }))
+      return text + fmt::format("  unknown: {}\n", own.traffic.problem);
+    text += line("[communicator]", "between hosts", "largest host", "inside hosts", link_ ? link_text() : "");
+    for (const Row& row : rows) {
+      if (row.traffic.problem.empty())
+        text += line(row.text + (row.is_own ? " (this job)" : ""), row.traffic);
+      else if (row.is_own)
+        text += fmt::format("  {} (this job): unknown: {}\n", row.text, row.traffic.problem);
     }
-    if (std::none_of(std::begin(kChoices), std::end(kChoices),
-                     [&](const Choice& choice) { return is_choice_of(keys, choice); }))
-      text += row("this job", own);
-    if (planner.plan(0).communication().local > 0) text += "  steps with local gradients are not included\n";
+    if (own.planner->plan(0).communication().local > 0) text += "  steps with local gradients are not included\n";
     return text;
   }
 
  private:
-  // The next strategies and the rest of the plan are printed even if a plug-in fails.
-  static engine::HostTraffic traffic_of(engine::Planner& planner) try {
-    return planner.traffic();
-  } catch (const Error& failure) {
-    engine::HostTraffic unknown;
-    unknown.problem = failure.what();
-    return unknown;
+  struct Row {
+    std::string text;
+    bool is_own;
+    std::unique_ptr<engine::Planner> planner;
+    engine::InexactCollectives flags;
+    engine::HostTraffic traffic{};
+  };
+
+  Row row_of(const std::string& text, bool is_own, const plugin::ResolvedJob& job) const {
+    auto planner = std::make_unique<engine::Planner>(job, query_.parameters(), ranks_, hosts_);
+    const engine::InexactCollectives flags = planner->inexact_collectives();
+    return {text, is_own, std::move(planner), flags};
   }
-  // nullopt: the job does not permit the choice.
-  std::optional<engine::HostTraffic> of_choice(const std::string& strategy, const Choice& choice) const try {
-    const plugin::ResolvedJob job =
-        query_.resolved_job({"strategy=" + strategy, fmt::format("communicator.exact={}", choice.exact),
-                             fmt::format("communicator.gradients={}", name_of(choice.gradients)),
-                             fmt::format("communicator.weights={}", name_of(choice.weights))},
-                            ranks_);
-    const engine::HostTraffic traffic = engine::Planner(job, query_.parameters(), ranks_, hosts_).traffic();
-    return traffic.problem.empty() ? std::optional(traffic) : std::nullopt;
-  } catch (const UserError&) {
-    return {};
+
+  // The job's own choice and, on several hosts, all others that it permits.
+  std::vector<Row> rows_of(const std::string& strategy, const plugin::ResolvedJob& job) const {
+    std::vector<Row> rows;
+    const config::CommunicatorConfig& keys = job.config.communicator();
+    for (const Choice& choice : kChoices) {
+      if (is_choice_of(keys, choice)) {
+        rows.push_back(row_of(choice.text, true, job));
+      } else if (hosts_.size() > 1) {
+        try {
+          rows.push_back(row_of(choice.text, false, with_choice(strategy, choice)));
+        } catch (const UserError&) {  // the strategy or the communicator does not permit it
+        }
+      }
+    }
+    if (std::none_of(rows.begin(), rows.end(), [](const Row& row) { return row.is_own; }))
+      rows.push_back(row_of("as configured", true, job));
+    return rows;
+  }
+
+  plugin::ResolvedJob with_choice(const std::string& strategy, const Choice& choice) const {
+    return query_.resolved_job({"strategy=" + strategy, fmt::format("communicator.exact={}", choice.exact),
+                                fmt::format("communicator.gradients={}", name_of(choice.gradients)),
+                                fmt::format("communicator.weights={}", name_of(choice.weights))},
+                               ranks_);
+  }
+
+  // The traffic of the rows whose strategy gathers alike. If a plug-in fails, the rest of the plan is printed too.
+  static void count(std::vector<Row>& rows, bool rounds_weights) {
+    std::vector<Row*> alike;
+    std::vector<engine::InexactCollectives> flags;
+    for (Row& row : rows) {
+      if (row.planner->rounds_weights() != rounds_weights) continue;
+      alike.push_back(&row);
+      flags.push_back(row.flags);
+    }
+    if (alike.empty()) return;
+    try {
+      const std::vector<engine::HostTraffic> traffic = alike[0]->planner->traffic(flags);
+      for (std::size_t i = 0; i < alike.size(); ++i) alike[i]->traffic = traffic[i];
+    } catch (const Error& failure) {
+      for (Row* const row : alike) row->traffic.problem = failure.what();
+    }
   }
 
   std::string link_text() const {
     return *link_ >= 1e9 ? fmt::format("at {} Gbit/s", *link_ / 1e9) : fmt::format("at {} Mbit/s", *link_ / 1e6);
   }
-  std::string row(const std::string& choice, const engine::HostTraffic& traffic) const {
+  std::string line(const std::string& choice, const engine::HostTraffic& traffic) const {
     const auto bytes = [](uint64_t count) { return bytes_text(static_cast<int64_t>(count)); };
-    return row(choice, bytes(traffic.between()), bytes(traffic.largest()), bytes(traffic.inside),
-               link_ ? time_text(8 * static_cast<double>(traffic.largest()) / *link_) : "");
+    return line(choice, bytes(traffic.between()), bytes(traffic.largest()), bytes(traffic.inside),
+                link_ ? time_text(8 * static_cast<double>(traffic.largest()) / *link_) : "");
   }
-  static std::string row(const std::string& choice, const std::string& between, const std::string& largest,
-                         const std::string& inside, const std::string& time) {
+  static std::string line(const std::string& choice, const std::string& between, const std::string& largest,
+                          const std::string& inside, const std::string& time) {
     return fmt::format("  {:<42} {:>13} {:>13} {:>13}{}\n", choice, between, largest, inside,
                        time.empty() ? "" : fmt::format(" {:>14}", time));
   }
@@ -129,7 +162,7 @@ double bits_per_second(const std::string& command, const std::string& text) {
   const double number = std::strtod(text.c_str(), &end);
   const std::string unit = end;
   const double scale = unit == "Gbit" ? 1e9 : unit == "Mbit" ? 1e6 : 0;
-  if (scale == 0 || !(number > 0) || number * scale > 1e15)
+  if (scale == 0 || !(number * scale >= 1e3) || number * scale > 1e15)
     fail_user(fmt::format("{}: --link {}: must be a speed, such as 10Gbit or 100Mbit (per second)", command,
                           printable(text)));
   return number * scale;

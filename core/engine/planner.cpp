@@ -26,7 +26,7 @@ Planner::Planner(const plugin::ResolvedJob& job, const std::vector<plan::Paramet
   input_ = plan_input(job.config, *optimizers_, parameters, world);
   const int ranks_per_host = hosts.empty() ? world : *std::max_element(hosts.begin(), hosts.end());
   add_tiers(input_, job, tiers_, ranks_per_host, communicator_bytes(communicator_.get(), world).value_or(0));
-  input_.rounds_weights = rounds_weights(job.config, communicator_.get());
+  input_.rounds_weights = engine::rounds_weights(job.config, communicator_.get());
   input_.share_weights = hosts.size() == 1 && shares_weights(job.config, job.communicator, world);
 }
 
@@ -47,7 +47,7 @@ plan::MemoryPlan Planner::plan(int rank) const {
   plan.knows_all_shares = input_.world <= kFewRanks;
   check_optimizers(plan, *optimizers_, job_.strategy.table->id);
   check_local_gradients(job_.config, plan, *optimizers_, *strategy_);
-  inexact_collectives(job_.config, plan, communicator_.get(), hosts_.size() <= 1, false);
+  engine::inexact_collectives(job_.config, plan, communicator_.get(), hosts_.size() <= 1, false);
   check_offload(job_.config, plan, job_.strategy.table->id);
   plan.update_time = update_time(job_.config, plan);
   locate_state(plan, job_.config, *strategy_, *optimizers_, communicator_.get(), false);
@@ -71,14 +71,22 @@ std::string plan_over_budget_text(const config::JobConfig& config, const Planner
                      planner.plan(0).text(planner.title(), planner.context()), suggestions);
 }
 
-HostTraffic Planner::traffic() {
-  if (!communicator_) return HostTraffic{};
+InexactCollectives Planner::inexact_collectives() const {
+  return engine::inexact_collectives(job_.config, plan(0), communicator_.get(), hosts_.size() <= 1, false);
+}
+
+std::vector<HostTraffic> Planner::traffic(const std::vector<InexactCollectives>& choices) {
+  std::vector<HostTraffic> traffic(choices.size());
+  if (!communicator_) return traffic;
   const plan::MemoryPlan rank_0 = plan(0);
   check_strategy(rank_0, *strategy_);
-  TrafficCounter counter(*communicator_, hosts_,
-                         inexact_collectives(job_.config, rank_0, communicator_.get(), hosts_.size() <= 1, false));
-  record_step(host_, job_, rank_0, [&](const zr_coll& coll) { counter.add(coll); });
-  return counter.sum();
+  std::vector<TrafficCounter> counters;
+  for (const InexactCollectives& flags : choices) counters.emplace_back(*communicator_, hosts_, flags);
+  record_step(host_, job_, rank_0, [&](const zr_coll& coll) {
+    for (TrafficCounter& counter : counters) counter.add(coll);
+  });
+  std::transform(counters.begin(), counters.end(), traffic.begin(), [](const TrafficCounter& c) { return c.sum(); });
+  return traffic;
 }
 
 std::string Planner::title() const { return plan_title(job_, *optimizers_); }

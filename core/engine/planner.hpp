@@ -26,9 +26,13 @@ class Planner {
   /// See plan_context_of(); activations are known if an earlier run of this job measured them.
   plan::PlanContext context() const;
   std::string title() const;  // see plan_title()
-  /// What the ranks of `hosts` transfer in one step (see record_step); not in steps with local gradients. Throws Error
-  /// if a plug-in fails.
-  HostTraffic traffic();
+  /// The flags of the job's inexact collectives.
+  InexactCollectives inexact_collectives() const;
+  /// Whether the strategy may round weights: then it may gather them more often.
+  bool rounds_weights() const { return input_.rounds_weights; }
+  /// What the ranks of `hosts` transfer in one step (see record_step), for each of these flags; not in steps with local
+  /// gradients. Throws Error if a plug-in fails.
+  std::vector<HostTraffic> traffic(const std::vector<InexactCollectives>& choices);
 
  private:
   plugin::ResolvedJob job_;

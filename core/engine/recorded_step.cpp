@@ -24,7 +24,7 @@ namespace zr::host::engine {
 
 namespace {
 
-constexpr int kStepsBefore = 2;  // in the first, a strategy learns the order; in the second, it may use it partly
+constexpr int kStepsBefore = 1;  // in which a strategy learns the order of the parameters
 
 constexpr std::size_t kWindowBytes = std::size_t{1} << 30;
 
@@ -108,7 +108,7 @@ class Recorder {
     CallError error;
     const zr_code code = call_plugin(&error, [&] { return fn(&error); });
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
-    check(code, error, strategy_.call_text(name));
+    if (code != ZR_OK) check(code, error, strategy_.call_text(name));
   }
 
   static zr_code submit(void* self, const zr_coll* given, zr_stream*, zr_done* done, zr_error* error) noexcept {

@@ -36,8 +36,8 @@ int64_t pulled_bytes(const zr::CollectiveParts& parts) {
 
 void add_traffic(const zr_coll& coll, zr_traffic& sum) {
   if (sum.n_hosts != 1)
-    throw zr::PluginError(ZR_UNSUPPORTED,
-                          "communicator \"shm\" works on one host, but the job has " + std::to_string(sum.n_hosts));
+    throw zr::PluginError(ZR_UNSUPPORTED, "communicator \"shm\" works on one host, but the job has " +
+                                              std::to_string(sum.n_hosts) + "; choose communicator = \"auto\"");
   if (coll.op == ZR_ALL_TO_ALL || coll.op == ZR_SEND || coll.op == ZR_RECV)
     throw zr::PluginError(ZR_UNSUPPORTED, "communicator \"shm\" does not know the bytes of " +
                                               std::string(name_of_op(coll.op)) + ": they depend on the other ranks");

@@ -110,7 +110,7 @@ TEST_P(RecordedStrategyTest, HostsExchangeWhatTheTableOfTheCommunicatorSays) {
       if (coll.op == ZR_REDUCE_SCATTER && !is_last) expected += 4 * part;
     }
   });
-  const engine::HostTraffic traffic = planner.traffic();
+  const engine::HostTraffic traffic = planner.traffic({{}})[0];
   EXPECT_EQ(traffic.problem, "");
   EXPECT_EQ(static_cast<int64_t>(traffic.between()), expected);
   EXPECT_EQ(std::accumulate(traffic.received.begin(), traffic.received.end(), uint64_t{0}), traffic.between());
@@ -141,20 +141,20 @@ TEST_F(RecordedStepTest, PlansAModelThatDoesNotFit) {
 TEST_F(RecordedStepTest, PassesTheErrorOfTheStrategyOn) {
   const plugin::ResolvedJob of = job(2, {"strategy=busy", "strategy.busy.fails=true", "communicator=shm"});
   engine::Planner planner(of, blocks_of(1, 64), 2, {2});
-  EXPECT_NE(failure_of([&] { planner.traffic(); }).find("bind() fails on purpose"), std::string::npos);
+  EXPECT_NE(failure_of([&] { planner.traffic({{}}); }).find("bind() fails on purpose"), std::string::npos);
 }
 
 TEST_F(RecordedStepTest, StrategiesThatCannotGatherAreRejected) {
   const plugin::ResolvedJob of = job(2, {"strategy=halves", "communicator=shm"});
   engine::Planner planner(of, blocks_of(1, 64), 2, {2});
-  EXPECT_NE(failure_of([&] { planner.traffic(); }).find("and cannot gather it before its use"), std::string::npos);
+  EXPECT_NE(failure_of([&] { planner.traffic({{}}); }).find("and cannot gather it before its use"), std::string::npos);
 }
 
 // The engine would compose its reductions, whose bytes the communicator cannot know.
 TEST_F(RecordedStepTest, TrafficOfComposedOperationsIsUnknown) {
   const plugin::ResolvedJob of = job(2, {"strategy=zero1", "communicator=poor"});
   engine::Planner planner(of, blocks_of(1, 64), 2, {2});
-  EXPECT_EQ(planner.traffic().problem, "communicator 'poor' does not plan the bytes of its collectives");
+  EXPECT_EQ(planner.traffic({{}})[0].problem, "communicator 'poor' does not plan the bytes of its collectives");
 }
 
 }  // namespace
