@@ -31,7 +31,6 @@ void PerHostReduction::receive(Channel& channel, Work& work) {
                    hosts.helper(host, piece.owner), Phase::sums);
 }
 
-// The owner's sum begins with dst, if it accumulates, and with the hosts before its own.
 bool PerHostReduction::begins_here(const Channel& channel, const Piece& piece) const {
   const int home = channel.hosts.of(piece.owner);
   return home != channel.hosts.of(parts_.rank) || (home == 0 && !accumulates());
@@ -42,6 +41,7 @@ bool PerHostReduction::needs_sum(const Channel& channel, const Piece& piece) con
   return bits() == 0 || piece.owner == parts_.rank || channel.hosts.size(channel.hosts.of(parts_.rank)) > 1;
 }
 
+// The owner's sum begins with dst, if it accumulates, and with the hosts before its own.
 void PerHostReduction::prepare(Channel& channel, Work& work) {
   const Piece& piece = piece_of(work);
   if (begins_here(channel, piece)) return;

@@ -1,7 +1,7 @@
-// Training on two hosts, network namespaces with a link of 1 Gbit/s and one rank of one thread each: a GPT of 85 million
-// parameters (12 layers, width 768) with onebit_adam after its warm-up, against adamw under zero0 at one sequence of 64
-// tokens per rank, and against two jobs of one rank, which communicate nothing, at 2 x 256 tokens. In alternation. Needs
-// root. Rows are milliseconds per step, the median of a run's last steps.
+// Training on two hosts, network namespaces with a link of 1 Gbit/s and one rank of one thread each: a GPT of 85
+// million parameters (12 layers, width 768) with onebit_adam after its warm-up, against adamw under zero0 at one
+// sequence of 64 tokens per rank, and against two jobs of one rank, which communicate nothing, at 2 x 256 tokens. In
+// alternation. Needs root. Rows are milliseconds per step, the median of a run's last steps.
 #include <unistd.h>
 
 #include <filesystem>

@@ -17,15 +17,14 @@ typedef struct zr_shared_weights_api {
   void (*free)(void *comm, void *writer);
 } zr_shared_weights_api;
 
-/* The ranks of a job, and the bytes that they transfer: each byte counts once for each time it goes from a rank to
- * another. */
+/* The hosts of a job, and the bytes of collectives, to which the callee adds. */
 typedef struct zr_traffic {
-  uint32_t size, n_hosts;
-  const int32_t *ranks; /* of each host; ranks are numbered host by host */
-
-  /* The callee adds to these three. sent, received: one value per host, of what goes to and comes from other hosts. */
-  uint64_t *sent, *received;
-  uint64_t inside; /* between ranks of one host, in messages or in shared memory */
+  uint32_t size;
+  uint32_t n_hosts;     /* length of the three lists */
+  const int32_t *ranks; /* by host: its number of ranks; ranks are numbered host by host */
+  uint64_t *sent;       /* by host: what its ranks send to ranks of other hosts */
+  uint64_t *received;   /* by host: what its ranks receive from ranks of other hosts */
+  uint64_t inside;      /* what ranks get from ranks of their own host, in messages or through shared memory */
 } zr_traffic;
 
 /* Extension "zr.communicator.plan/1", for plans: the memory that a communicator needs, and the bytes that it moves. */
