@@ -19,7 +19,7 @@ namespace {
 using namespace zr::bench;
 using namespace zr::testing;
 
-constexpr int kRounds = 3, kWarmUp = 3, kMeasured = 5;
+constexpr int kRounds = 3, kWarmUp = 2, kMeasured = 3;  // steps
 constexpr const char* kRate = "1gbit";
 constexpr double kOfZero0InFp32 = 4, kOfZero0InBf16 = 3, kOfComputation = 1 / 1.15;
 
@@ -30,27 +30,26 @@ class Jobs {
       throw std::runtime_error("cannot create network namespaces (needs root): " + hosts_.unavailable());
     hosts_.limit_rate(kRate);
   }
-  /// Milliseconds of a step on two hosts.
-  double on_hosts(const std::string& keys) const {
-    run(hosts_.launch(1) + program("hosts", keys + " communicator=auto job.ranks=2"));
+  /// Milliseconds of a step on two hosts, after `before` others.
+  double on_hosts(const std::string& keys, int before) const {
+    run(hosts_.launch(1) + program("hosts", keys + " communicator=auto job.ranks=2", before));
     return step_ms("hosts");
   }
   /// Milliseconds of a step of two jobs at once, with one rank each.
   double alone(const std::string& keys) const {
     const auto one = [&](const std::string& name) {
-      return ZR_BUILD_DIR "/bin/zeroth launch -n 1 --" + program(name, keys + " job.ranks=1");
+      return ZR_BUILD_DIR "/bin/zeroth launch -n 1 --" + program(name, keys + " job.ranks=1", 1);
     };
     run("{ " + one("first") + " & " + one("second") + "; code=$?; wait $! && exit $code; }");
     return std::max(step_ms("first"), step_ms("second"));
   }
 
  private:
-  std::string program(const std::string& name, const std::string& keys) const {
+  std::string program(const std::string& name, const std::string& keys, int before) const {
     return " " ZR_BUILD_DIR "/bin/gpt " ZR_SOURCE_DIR
            "/examples/gpt/gpt.toml model.layers=12 model.width=768 model.heads=12 sample.length=0 eval.every=0 "
            "job.threads=1 train.gradient_clipping=0 train.steps=" +
-           std::to_string(kWarmUp + 1 + kMeasured) + " job.name=" + name + " job.runs=" + scratch_.path("runs") + " " +
-           keys;
+           std::to_string(before + kMeasured) + " job.name=" + name + " job.runs=" + scratch_.path("runs") + " " + keys;
   }
   static void run(const std::string& command) {
     const auto done = shell("export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; " + command);
@@ -88,10 +87,12 @@ std::vector<Row> measure() {
   };
   for (const std::string dtype : {"fp32", "bf16"}) {
     const std::string keys = one_sequence + " train.dtype=" + dtype;
-    add("onebit_1gbit_" + dtype, [&] { return jobs.on_hosts(keys + onebit); }, "zero0, adamw",
-        [&] { return jobs.on_hosts(keys + zero0); }, dtype == "fp32" ? kOfZero0InFp32 : kOfZero0InBf16);
+    add(
+        "onebit_1gbit_" + dtype, [&] { return jobs.on_hosts(keys + onebit, kWarmUp + 1); }, "zero0, adamw",
+        [&] { return jobs.on_hosts(keys + zero0, 1); }, dtype == "fp32" ? kOfZero0InFp32 : kOfZero0InBf16);
   }
-  add("onebit_1gbit_usual_batch", [&] { return jobs.on_hosts(usual_batch + onebit); }, "computation alone",
+  add(
+      "onebit_1gbit_usual_batch", [&] { return jobs.on_hosts(usual_batch + onebit, kWarmUp + 1); }, "computation alone",
       [&] { return jobs.alone(usual_batch + zero0); }, kOfComputation);
   return rows;
 }
