@@ -44,6 +44,8 @@ std::span<const Rule> optimizer_value_rules();
 std::span<const Rule> optimizer_slice_rules();
 /// ZR-O24: streams.
 std::span<const Rule> optimizer_device_rules();
+/// ZR-O25 to O31: local gradients.
+std::span<const Rule> local_gradients_rules();
 /// ZR-S01 to S06: plans.
 std::span<const Rule> strategy_plan_rules();
 /// ZR-S10 to S21: a simulated job.
