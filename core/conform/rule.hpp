@@ -58,6 +58,8 @@ std::span<const Rule> communicator_rules();
 std::span<const Rule> collective_rules();
 /// ZR-C24: the bytes that a communicator plans.
 std::span<const Rule> communicator_plan_rules();
+/// ZR-C25 to C31: inexact collectives.
+std::span<const Rule> communicator_inexact_rules();
 /// ZR-T01 to T05: capabilities, bytes.
 std::span<const Rule> offload_rules();
 /// ZR-T06 and up: completions, errors, space, optional functions.
