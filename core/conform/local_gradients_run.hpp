@@ -27,6 +27,13 @@ struct FirstLocalStep {
   int64_t local = 0;  // updates with local gradients that the states have had before
 };
 
+/// The step after the shortest warm-up, or that of a job which is resumed after its warm-up; nothing if the optimizer
+/// never asks for local gradients. n_parameters: of the model.
+std::optional<FirstLocalStep> first_local_step(const OptimizerRun& run, const zr_local_gradients_api& api,
+                                               uint32_t n_parameters);
+/// Makes the calls of two steps with local gradients in a job of one rank, if the optimizer needs them.
+void use_local_gradients(const OptimizerRun& run, const Mode& mode);
+
 /// A parameter of the model.
 struct LocalParameter {
   std::string name;
@@ -34,6 +41,7 @@ struct LocalParameter {
   uint32_t index, group;  // index: in the model's order, with a frozen parameter
   Description description;
   std::vector<zr_served_range> ranges{};  // of all elements
+  /// Whether a state has this flag: ZR_SLOT_RANK_PRIVATE, ZR_SLOT_UNSHARDED.
   bool is_private(std::size_t state) const;
   bool is_unsharded(std::size_t state) const;
 };
@@ -64,6 +72,7 @@ class LocalRank {
     ParameterArrays own;  // grad: the local gradient
     std::vector<Array> private_states;
   };
+  /// Creates an instance, and calls bind() and plan(). All arguments but the options live longer.
   LocalRank(Case& test, const LocalStart& start, const LocalOptions& options, World& world, int rank);
   LocalRank(const LocalRank&) = delete;
   int rank() const { return rank_; }

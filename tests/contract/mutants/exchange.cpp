@@ -30,7 +30,13 @@ enum Defect {
   hides_failure,
   changes_code,
   updates_own_elements_only,
-  changes_scales
+  changes_scales,
+  keeps_ranges,
+  rejects_longer_structs,
+  throws_in_gradients,
+  throws_in_bind,
+  throws_in_plan,
+  throws_in_exchange
 };
 constexpr Defect kDefect = ZR_MUTANT;
 constexpr int64_t kWarmUp = 100;  // updates
@@ -43,6 +49,7 @@ struct Optimizer {
   float* kept = nullptr;         // a private state of the first exchange
 };
 std::atomic<int> exchanges{0};
+std::atomic<const zr_served_range*> kept_ranges{nullptr};
 
 constexpr zr_slot kMean{"mean", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0};
 constexpr zr_slot kScale{"scale", ZR_F32, ZR_SLOT_LIKE_PARAM, ZR_SLOT_UNSHARDED, 0};
@@ -165,6 +172,11 @@ zr_code exchange(void* self, const zr_step* job, const zr_local_gradient* const*
                  const zr_view* scratch, zr_error* error) {
   auto& o = *static_cast<Optimizer*>(self);
   const int32_t world = o.comm.world;
+  if (kDefect == rejects_longer_structs && n > 0 && list[0]->size > sizeof(zr_local_gradient))
+    return mutant::fill(error, ZR_UNSUPPORTED, "a parameter is too long");
+  if (kDefect == keeps_ranges && n > 0)
+    if (const zr_served_range* before = kept_ranges.exchange(list[0]->ranges))
+      mutant::read(*reinterpret_cast<const uint32_t*>(before));
   const auto rank = static_cast<std::size_t>(o.comm.rank);
   const Message message = message_of(list, n, world);
   int64_t all = 0, own_first = 0;
@@ -223,10 +235,10 @@ zr_code exchange(void* self, const zr_step* job, const zr_local_gradient* const*
 
 constexpr zr_local_gradients_api kLocalGradients{sizeof(zr_local_gradients_api),
                                                  0,
-                                                 gradients,
-                                                 bind,
-                                                 plan,
-                                                 kDefect == exchange_is_null ? nullptr : exchange,
+                                                 MUTANT_SLOT(gradients),
+                                                 MUTANT_SLOT(bind),
+                                                 MUTANT_SLOT(plan),
+                                                 kDefect == exchange_is_null ? nullptr : MUTANT_SLOT(exchange),
                                                  nullptr,
                                                  nullptr};
 const void* extension(const char* id) {
