@@ -136,7 +136,8 @@ std::string CollectiveCase::text() const {
                                                        : " (max)")
                                  : "",
                 ", ", world, " ranks", passes_counts ? ", with counts" : "", in_place ? ", in place" : "",
-                flags & ZR_COLL_ACCUMULATE ? ", accumulating" : "");
+                flags & ZR_COLL_ACCUMULATE ? ", accumulating" : "", flags & ZR_COLL_INT8 ? ", 8 bits" : "",
+                flags & ZR_COLL_INT4 ? ", 4 bits" : "", flags & ZR_COLL_ANY_ORDER ? ", in any order" : "");
 }
 
 namespace {
@@ -308,6 +309,24 @@ void check_case(const OpenComm& comm, const CollectiveCase& one, const CaseOptio
   }
 }
 
+CaseRun run_case(const OpenComm& comm, const CollectiveCase& one, const std::string& src, bool completion) {
+  const int rank = comm.rank();
+  const auto dst_bytes = static_cast<std::size_t>(one.dst_count(rank) * size_of(one.dst));
+  const Array first(one.in_place ? std::max(src.size(), dst_bytes) : src.size(), 8), second(dst_bytes, 8);
+  for (const Array* array : {&first, &second}) std::memset(array->data(), 0, array->size());
+  const Memory memory = place(one, rank, first.data(), second.data());
+  std::copy(src.begin(), src.end(), memory.src);
+  zr_coll coll = coll_of(one, rank, memory, nullptr);
+  coll.fingerprint += uint64_t{one.flags} << 40;
+  Completion* const done = completion ? &comm.host().new_completion() : nullptr;
+  const Answer answer = comm.submit(coll, done);
+  if (completion && answer.code == ZR_UNSUPPORTED) skip("submit() does not support completions: ", answer.text);
+  if (!answer.ok()) fail("submit() of ", one.text(), " ", answer.said());
+  if (done) comm.finish(*done);
+  const bool is_intact = first.surroundings_are_intact() && second.surroundings_are_intact();
+  return {{memory.dst, dst_bytes}, is_intact && (one.in_place || src == std::string(memory.src, src.size()))};
+}
+
 zr_coll all_gather_of(void* src, int64_t count, void* dst, int world, zr_dtype dtype) {
   zr_coll coll{};
   coll.size = sizeof coll;
@@ -318,11 +337,13 @@ zr_coll all_gather_of(void* src, int64_t count, void* dst, int world, zr_dtype d
   return coll;
 }
 
-void on_comms(Case& test, const std::vector<int>& worlds, const std::function<void(OpenComm&, Instance&)>& body) {
+void on_comms(Case& test, const std::vector<int>& worlds, const std::function<void(OpenComm&, Instance&)>& body,
+              const std::function<void(int rank, int world)>& prepare) {
   for (const int world : worlds) {
     const Store store;
     run_ranks(world, [&](int rank) {
       test.note("rank ", rank, " of ", world);
+      if (prepare) prepare(rank, world);
       TestHost host({.rank = rank, .world = world, .store = &store});
       Instance instance(test, host);
       OpenComm comm(instance);

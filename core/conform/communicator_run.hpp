@@ -82,13 +82,23 @@ struct CaseOptions {
 /// Runs a case on this rank and compares the result with the reference. Throws Failure.
 void check_case(const OpenComm& comm, const CollectiveCase& one, const CaseOptions& options);
 
+/// What an operation did on one rank.
+struct CaseRun {
+  std::string dst;            // its content
+  bool stayed_inside = true;  // no byte outside dst has changed: of src, and of the memory around both
+};
+/// Runs a case on this rank, whose src has this content. Fails if a call fails. dst begins with zeros.
+CaseRun run_case(const OpenComm& comm, const CollectiveCase& one, const std::string& src, bool completion);
+
 /// Random bytes of `count` elements; numbers are small integers if `exact`.
 std::string random_elements(zr_dtype dtype, int64_t count, uint64_t seed, bool exact);
 
 /// Gathers `count` elements of every rank.
 zr_coll all_gather_of(void* src, int64_t count, void* dst, int world, zr_dtype dtype);
 
-/// Runs `body` on an open communicator of every rank of worlds of `worlds` ranks, in processes.
-void on_comms(Case& test, const std::vector<int>& worlds, const std::function<void(OpenComm&, Instance&)>& body);
+/// Runs `body` on an open communicator of every rank of worlds of `worlds` ranks, in processes. `prepare`, if it is
+/// set, is called first in each of them.
+void on_comms(Case& test, const std::vector<int>& worlds, const std::function<void(OpenComm&, Instance&)>& body,
+              const std::function<void(int rank, int world)>& prepare = {});
 
 }  // namespace zr::host::conform

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "conform/local_gradients_run.hpp"
 #include "conform/use.hpp"
 #define ZR_NO_DRAFT_TAG
 #include "zr/abi/draft/partial_sums.h"
@@ -259,6 +260,7 @@ void use_optimizer(Instance& instance, const Mode& mode) {
       for (const int64_t step : {1, 2})
         run.update(arrays, {.mode = mode, .cuts = description->random_cuts(random), .step = step});
     }
+  use_local_gradients(run, mode);
 }
 
 }  // namespace zr::host::conform

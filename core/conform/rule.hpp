@@ -44,6 +44,8 @@ std::span<const Rule> optimizer_value_rules();
 std::span<const Rule> optimizer_slice_rules();
 /// ZR-O24: streams.
 std::span<const Rule> optimizer_device_rules();
+/// ZR-O25 to O31: local gradients.
+std::span<const Rule> local_gradients_rules();
 /// ZR-S01 to S06: plans.
 std::span<const Rule> strategy_plan_rules();
 /// ZR-S10 to S21: a simulated job.
@@ -56,6 +58,8 @@ std::span<const Rule> communicator_rules();
 std::span<const Rule> collective_rules();
 /// ZR-C24: the bytes that a communicator plans.
 std::span<const Rule> communicator_plan_rules();
+/// ZR-C25 to C31: inexact collectives.
+std::span<const Rule> communicator_inexact_rules();
 /// ZR-T01 to T05: capabilities, bytes.
 std::span<const Rule> offload_rules();
 /// ZR-T06 and up: completions, errors, space, optional functions.

@@ -84,6 +84,8 @@ class TestHost {
   Completion& new_completion();
   /// A table of values that lives as long as the host, so that a late read is noticed.
   ConfigTable& new_table(const KeyValues& values);
+  /// The object lives as long as the host.
+  void keep(std::shared_ptr<void> object) { kept_.push_back(std::move(object)); }
   /// Waits until the completion is resolved: by on_wait if it is set, else by polling. False after `seconds`.
   bool wait(Completion& completion, double seconds);
   std::function<zr_code(Completion&)> on_wait;  // advances the collectives that the completion may depend on
@@ -116,6 +118,7 @@ class TestHost {
   std::vector<Pages> tables_;
   std::map<std::string, const void*> services_;
   zr_host* abi_ = nullptr;
+  std::vector<std::shared_ptr<void>> kept_;
   mutable Mutex mutex_;
   std::deque<std::unique_ptr<Completion>> completions_ ZR_GUARDED_BY(mutex_);
   std::deque<ConfigTable> configs_ ZR_GUARDED_BY(mutex_);

@@ -6,7 +6,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <deque>
 #include <string>
@@ -14,10 +16,12 @@
 #include <vector>
 
 #include "module.hpp"
+#include "quantized.hpp"
 #include "zr/abi/communicator_extensions.h"
-#include "zr/float_cast.hpp"
 
 namespace {
+
+using mutant::Form, mutant::load, mutant::store, mutant::width;
 
 enum Defect {
   none,
@@ -84,9 +88,20 @@ enum Defect {
   throws_in_extension,
   throws_in_open_bytes,
   throws_in_traffic,
-  throws_in_weights_alloc
+  throws_in_weights_alloc,
+  // of one with collectives that need not be exact
+  inexact,  // without a defect
+  drops_a_rank,
+  divides_by_zero,
+  one_scale_per_part,
+  own_part_is_exact,
+  begins_with_own_rank,
+  order_of_this_run,
+  hides_infinities,
+  rounds_source
 };
 constexpr Defect kDefect = ZR_MUTANT;
+constexpr bool kInexact = kDefect >= inexact;
 
 constexpr int kRanks = 8, kSlots = 2;
 constexpr std::size_t kSlotBytes = 2 << 20;
@@ -107,7 +122,7 @@ struct Mailbox {  // of one message
 constexpr std::size_t kWeightBytes = 16 << 20;
 struct Region {
   alignas(4096) char weights[kWeightBytes];
-  std::atomic<int> opened;
+  std::atomic<int> opened, seed;  // seed: differs between runs
   Mailbox mailboxes[kRanks][kRanks];
   RankPage ranks[kRanks];
   char data[kRanks][kSlots][kSlotBytes];
@@ -137,7 +152,6 @@ struct Comm {
   std::size_t weight_bytes = 0;  // allocated so far, equal on all ranks
 };
 
-int64_t width(zr_dtype dtype) { return dtype == ZR_U8 ? 1 : dtype == ZR_BF16 ? 2 : 4; }
 uint64_t shared_next = 0;
 
 bool all_ranks(const Comm& c, std::atomic<uint64_t> RankPage::*counter, uint64_t at_least) {
@@ -150,9 +164,21 @@ bool reads(const Comm& c, const zr_coll& coll) {
   return coll.op != ZR_BARRIER && (coll.op != ZR_BROADCAST || c.rank == coll.root);
 }
 
-float load(zr_dtype dtype, const char* at) {
-  if (dtype == ZR_BF16) return zr::from_bf16(*reinterpret_cast<const uint16_t*>(at));
-  return *reinterpret_cast<const float*>(at);
+void quantize(const zr_coll& coll, zr_dtype dtype, char* data, int64_t count) {
+  const int64_t block = kDefect == one_scale_per_part ? std::max<int64_t>(count, 1) : 128;
+  const Form form{coll.flags & ZR_COLL_INT4 ? 7.0f : 127.0f, block, kDefect == divides_by_zero,
+                  kDefect == hides_infinities};
+  mutant::quantize(form, dtype, data, count);
+}
+bool is_quantized(const zr_coll& coll) { return (coll.flags & (ZR_COLL_INT8 | ZR_COLL_INT4)) != 0; }
+
+// The rank whose elements are added as the i-th.
+int rank_of(const Comm& c, const zr_coll& coll, int i) {
+  if (kDefect == adds_in_reverse) return c.world - 1 - i;
+  if (!(coll.flags & ZR_COLL_ANY_ORDER)) return i;
+  if (kDefect == begins_with_own_rank) return (c.rank + i) % c.world;
+  if (kDefect == order_of_this_run) return ((c.region->seed >> coll.fingerprint % 24 & 7) + i) % c.world;
+  return c.world - 1 - i;
 }
 
 void reduce_element(const Comm& c, const zr_coll& coll, const char* const* sources, char* to) {
@@ -165,13 +191,11 @@ void reduce_element(const Comm& c, const zr_coll& coll, const char* const* sourc
   }
   float sum = accumulates ? load(coll.dst.dtype, to) : 0;
   for (int r = 0; r < c.world; ++r) {
-    sum += load(coll.src.dtype, sources[kDefect == adds_in_reverse ? c.world - 1 - r : r]);
+    if (kDefect == drops_a_rank && (coll.flags & ZR_COLL_ANY_ORDER) && r == 1) continue;
+    sum += load(coll.src.dtype, sources[rank_of(c, coll, r)]);
     if (kDefect == rounds_before_sum && coll.src.dtype != coll.dst.dtype) sum = zr::from_bf16(zr::to_bf16(sum));
   }
-  if (coll.dst.dtype == ZR_BF16)
-    *reinterpret_cast<uint16_t*>(to) = zr::to_bf16(sum);
-  else
-    *reinterpret_cast<float*>(to) = sum;
+  store(coll.dst.dtype, to, sum);
 }
 
 // The first element and the number of elements of a rank's part.
@@ -188,6 +212,8 @@ bool is_own(const void* data) {
     if (known && known == data) return true;
   return false;
 }
+
+std::size_t bytes_of(const zr_view& view) { return static_cast<std::size_t>(view.count * width(view.dtype)); }
 
 void execute(const Comm& c, const Operation& operation, uint64_t slot) {
   const zr_coll& coll = operation.coll;
@@ -212,6 +238,11 @@ void execute(const Comm& c, const Operation& operation, uint64_t slot) {
       reduce_element(c, coll, sources, dst + i * width(coll.dst.dtype));
     }
   }
+  if (is_quantized(coll) && coll.op == ZR_ALL_REDUCE) quantize(coll, coll.dst.dtype, dst, coll.dst.count);
+  if (kDefect == own_part_is_exact && is_quantized(coll) && coll.op == ZR_ALL_GATHER) {
+    const int64_t first = part_of(operation, coll.dst.count, c.world, c.rank).first;
+    std::memcpy(dst + first * width(coll.dst.dtype), coll.src.data, bytes_of(coll.src));
+  }
   const bool in_place = coll.src.data == coll.dst.data;
   const std::size_t written = static_cast<std::size_t>(coll.dst.count * width(coll.dst.dtype));
   if (written == 0) return;
@@ -220,6 +251,17 @@ void execute(const Comm& c, const Operation& operation, uint64_t slot) {
   if (kDefect == wrong_in_own_memory && coll.op == ZR_ALL_REDUCE && is_own(dst)) dst[0] ^= 1;
   if (kDefect == changes_source && coll.op == ZR_ALL_REDUCE && !in_place) static_cast<char*>(coll.src.data)[0] ^= 1;
   if (kDefect == writes_past_destination && coll.op == ZR_ALL_REDUCE && !in_place && c.world == 3) dst[-1] = 1;
+}
+
+// Parts have blocks of their own.
+void quantize_source(const Comm& c, const Operation& operation, char* data) {
+  const zr_coll& coll = operation.coll;
+  const bool has_parts = coll.op == ZR_REDUCE_SCATTER;
+  for (int r = 0; r < (has_parts ? c.world : 1); ++r) {
+    const auto [first, count] = part_of(operation, coll.src.count, c.world, r);
+    if (has_parts) quantize(coll, coll.src.dtype, data + first * width(coll.src.dtype), count);
+    if (!has_parts) quantize(coll, coll.src.dtype, data, coll.src.count);
+  }
 }
 
 void resolve(const Comm& c, Operation& operation, zr_code code, const char* text) {
@@ -244,6 +286,9 @@ bool advance(Comm& c, zr_error* error, zr_code& failure) {
       operation.counts.assign(operation.given_counts, operation.given_counts + c.world);
     const int64_t bytes = reads(c, coll) ? coll.src.count * width(coll.src.dtype) : 0;
     if (bytes > 0) std::memcpy(c.region->data[c.rank][slot], coll.src.data, static_cast<std::size_t>(bytes));
+    if (is_quantized(coll)) quantize_source(c, operation, c.region->data[c.rank][slot]);
+    if (kDefect == rounds_source && is_quantized(coll))
+      quantize_source(c, operation, static_cast<char*>(coll.src.data));
     own.announcements[slot] = {coll.fingerprint, bytes};
     own.announced = k + 1;
   }
@@ -295,6 +340,7 @@ void destroy(void* self) { delete static_cast<Communicator*>(self); }
 zr_code caps(void* self, zr_comm_caps* out, zr_error*) {
   zr_comm_caps caps{};
   caps.flags = ZR_COMM_RANK_ORDERED | ZR_COMM_ACCUMULATE | ZR_COMM_UPCAST | ZR_COMM_ASYNC;
+  if (kInexact) caps.flags |= ZR_COMM_QUANTIZED | ZR_COMM_ANY_ORDER;
   caps.ops = 1u << ZR_ALL_REDUCE | 1u << ZR_REDUCE_SCATTER | 1u << ZR_ALL_GATHER | 1u << ZR_BROADCAST |
              1u << ZR_BARRIER | 1u << ZR_SEND | 1u << ZR_RECV;
   caps.dtypes = 1u << ZR_U8 | 1u << ZR_F32 | 1u << ZR_BF16;
@@ -307,6 +353,15 @@ zr_code caps(void* self, zr_comm_caps* out, zr_error*) {
   if (kDefect == output_too_short) out->size = 39;
   if (kDefect == output_too_long) std::memset(reinterpret_cast<char*>(out) + out->size, 0, 8);
   return ZR_OK;
+}
+
+// Another number in every run.
+int next_seed() {
+  std::FILE* const file = std::fopen("/proc/sys/kernel/random/uuid", "r");
+  unsigned seed = 0;
+  if (!file || std::fscanf(file, "%7x", &seed) != 1) seed = static_cast<unsigned>(getpid());
+  if (file) std::fclose(file);
+  return static_cast<int>(seed);
 }
 
 zr_code open_comm(void* self, const zr_comm_open* given, void** comm, zr_error* error) {
@@ -339,6 +394,7 @@ zr_code open_comm(void* self, const zr_comm_open* given, void** comm, zr_error* 
   void* region = mmap(nullptr, sizeof(Region), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (region == MAP_FAILED) return mutant::fill(error, ZR_IO, "mmap");
   std::atomic<int>& opened = static_cast<Region*>(region)->opened;
+  if (kDefect == order_of_this_run && given->rank == 0) static_cast<Region*>(region)->seed = next_seed();
   for (++opened; opened < given->world;) usleep(50);
   *comm = new Comm{&owner, async, given->rank, given->world, static_cast<Region*>(region), {}, 0, {}, fd, 0};
   return ZR_OK;
