@@ -9,7 +9,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <iostream>
-#include <numeric>
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"
@@ -21,13 +20,11 @@
 #include "cli/conform_command.hpp"
 #include "cli/doctor_command.hpp"
 #include "cli/explain_key.hpp"
-#include "cli/hosts.hpp"
 #include "cli/job_file.hpp"
 #include "cli/launch.hpp"
 #include "cli/launch_hosts.hpp"
 #include "cli/new_command.hpp"
 #include "cli/plan_command.hpp"
-#include "cli/traffic_table.hpp"
 #include "cli/trainer.hpp"
 #include "cli/tune_command.hpp"
 
@@ -176,19 +173,10 @@ po::options_description plan_options() {
 }
 
 int plan(const Command& command, const Parsed& parsed) {
-  ModelQueryOptions options = model_query_options(command, parsed);
-  if (parsed.has("link") && !parsed.has("hosts")) fail_usage(command, "--link is the speed between hosts; add --hosts");
-  if (parsed.has("hosts")) {
-    options.hosts = parse_host_sizes("plan", parsed.value("hosts"));
-    const int ranks = std::accumulate(options.hosts.begin(), options.hosts.end(), 0);
-    if (options.ranks != 0 && options.ranks != ranks)
-      fail_user(fmt::format("zeroth plan: --hosts {} has {} ranks, but --ranks is {}; remove --ranks",
-                            parsed.value("hosts"), ranks, options.ranks));
-    options.ranks = ranks;
-  }
-  std::optional<double> link;
-  if (parsed.has("link")) link = bits_per_second("zeroth plan", parsed.value("link"));
-  return print_plan(options, parsed.has("compare"), link, bin_folder());
+  PlanOptions options{parsed.has("compare"), {}, {}};
+  if (parsed.has("hosts")) options.hosts = parsed.value("hosts");
+  if (parsed.has("link")) options.link = parsed.value("link");
+  return print_plan(model_query_options(command, parsed), options, bin_folder());
 }
 
 int64_t size_of_option(const Command& command, const char* name, const std::string& text) {

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <iostream>
+#include <numeric>
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "cli/hosts.hpp"
 #include "cli/job_file.hpp"
 #include "cli/traffic_table.hpp"
 #include "engine/budget.hpp"
@@ -128,18 +130,33 @@ void print_comparison(const ModelQuery& query, const std::vector<std::pair<std::
 
 }  // namespace
 
-int print_plan(const ModelQueryOptions& options, bool compare, std::optional<double> link,
-               const std::filesystem::path& bin) {
-  ModelQuery query("zeroth plan", options);
+namespace {
+// Takes the number of ranks from the hosts.
+void add_hosts(ModelQueryOptions& query, const std::string& text) {
+  query.hosts = parse_host_sizes("plan", text);
+  const int ranks = std::accumulate(query.hosts.begin(), query.hosts.end(), 0);
+  if (query.ranks != 0 && query.ranks != ranks)
+    fail_user(fmt::format("zeroth plan: --hosts {} has {} ranks, but --ranks is {}; remove --ranks", text, ranks,
+                          query.ranks));
+  query.ranks = ranks;
+}
+}  // namespace
+
+int print_plan(ModelQueryOptions query_options, const PlanOptions& options, const std::filesystem::path& bin) {
+  if (options.link && !options.hosts) fail_user("zeroth plan: --link is the speed between hosts; add --hosts");
+  if (options.hosts) add_hosts(query_options, *options.hosts);
+  std::optional<double> link;
+  if (options.link) link = bits_per_second("zeroth plan", *options.link);
+  ModelQuery query("zeroth plan", query_options);
   if (const int code = query.resolve(bin)) return code;
   const plugin::ResolvedJob job = query.resolved_job({}, query.ranks());
   const int ranks = query.ranks() > 0 ? query.ranks() : job.config.job().ranks;
   const engine::HostSizes hosts = query.hosts(ranks);
   const engine::Planner chosen(job, query.parameters(), ranks, hosts);
-  if (!compare) {
+  if (!options.compare) {
     check_budget(query, job, chosen, ranks);
     std::cout << query.model() << chosen.plan(0).text(chosen.title(), chosen.context());
-    if (!options.hosts.empty()) std::cout << traffic_table(query, hosts, link, {job.strategy.table->id});
+    if (options.hosts) std::cout << traffic_table(query, hosts, link, {job.strategy.table->id});
     std::cout << unchecked_text(job.unchecked);
     return 0;
   }
@@ -157,7 +174,7 @@ int print_plan(const ModelQueryOptions& options, bool compare, std::optional<dou
   for (const std::string& line : impossible) std::cout << line;
   std::vector<std::string> possible;
   for (const auto& [id, plan] : plans) possible.push_back(id);
-  if (!options.hosts.empty()) std::cout << traffic_table(query, hosts, link, possible);
+  if (options.hosts) std::cout << traffic_table(query, hosts, link, possible);
   std::cout << unchecked_text(job.unchecked);
   check_budget(query, job, chosen, ranks);
   return 0;

@@ -22,6 +22,7 @@ struct Job {
   std::string keys;
   bool quantizes = true;
 };
+void PrintTo(const Job& job, std::ostream* out) { *out << testing::PrintToString(job.ranks) << " " << job.keys; }
 
 std::vector<int> hosts_of(const std::vector<int32_t>& ranks) {
   std::vector<int> hosts;
