@@ -144,7 +144,7 @@ std::vector<int32_t> parse_host_sizes(const std::string& command, const std::str
   for (const HostRanks& host : parse_hosts(command, text)) {
     if (host.host.find_first_not_of("0123456789xX") == host.host.npos &&
         host.host.find_first_of("xX") != host.host.npos)
-      fail(fmt::format("'{}' is not a host; HOSTSxRANKS, such as 16x8, stands alone", host.host));
+      fail(fmt::format("'{}' is not a host; give HOSTSxRANKS, such as 16x8, without other hosts", host.host));
     sizes.push_back(host.ranks);
   }
   return sizes;

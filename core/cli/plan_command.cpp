@@ -136,8 +136,8 @@ void add_hosts(ModelQueryOptions& query, const std::string& text) {
   query.hosts = parse_host_sizes("plan", text);
   const int ranks = std::accumulate(query.hosts.begin(), query.hosts.end(), 0);
   if (query.ranks != 0 && query.ranks != ranks)
-    fail_user(fmt::format("zeroth plan: --hosts {} has {} ranks, but --ranks is {}; remove --ranks", text, ranks,
-                          query.ranks));
+    fail_user(fmt::format("zeroth plan: --hosts {} has {} ranks, but --ranks is {}; remove --ranks", printable(text),
+                          ranks, query.ranks));
   query.ranks = ranks;
 }
 }  // namespace
@@ -146,7 +146,7 @@ int print_plan(ModelQueryOptions query_options, const PlanOptions& options, cons
   if (options.link && !options.hosts) fail_user("zeroth plan: --link is the speed between hosts; add --hosts");
   if (options.hosts) add_hosts(query_options, *options.hosts);
   std::optional<double> link;
-  if (options.link) link = bits_per_second("zeroth plan", *options.link);
+  if (options.link) link = bits_per_second("plan", *options.link);
   ModelQuery query("zeroth plan", query_options);
   if (const int code = query.resolve(bin)) return code;
   const plugin::ResolvedJob job = query.resolved_job({}, query.ranks());

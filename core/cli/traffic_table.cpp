@@ -163,7 +163,7 @@ double bits_per_second(const std::string& command, const std::string& text) {
   const std::string unit = end;
   const double scale = unit == "Gbit" ? 1e9 : unit == "Mbit" ? 1e6 : 0;
   if (scale == 0 || !(number * scale >= 1e3) || number * scale > 1e15)
-    fail_user(fmt::format("{}: --link {}: must be a speed, such as 10Gbit or 100Mbit (per second)", command,
+    fail_user(fmt::format("zeroth {}: --link {}: must be a speed, such as 10Gbit or 100Mbit (per second)", command,
                           printable(text)));
   return number * scale;
 }

@@ -69,7 +69,8 @@ zr_code wait(zr_done* done, int64_t timeout_ns, zr_error* error) {
   auto* communicator = done->host->ctx ? plugin::PluginHost::from_abi(done->host).context<CommRuntime>() : nullptr;
   // Goes through the communicator even if `done` is resolved, so that the communicator also records a failure.
   if (communicator) return communicator->wait(done, timeout_ns, error);
-  // In a plan there is none: a collective is complete at once, and the plug-in's own threads resolve all else.
+  // In a plan no communicator is open: collectives complete at once, and a plug-in's own threads resolve its other
+  // completions.
   const std::chrono::nanoseconds limit =
       timeout_ns < 0 ? std::chrono::nanoseconds(kPlanLimit) : std::chrono::nanoseconds(timeout_ns);
   const auto begin = std::chrono::steady_clock::now();

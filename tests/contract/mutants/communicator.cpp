@@ -547,21 +547,8 @@ constexpr zr_communicator_api kApi{sizeof(zr_communicator_api), 0,
                                    MUTANT_SLOT(close_comm),     MUTANT_SLOT(submit),
                                    MUTANT_SLOT(progress),       MUTANT_SLOT(mem_alloc),
                                    MUTANT_SLOT(mem_free),       MUTANT_SLOT(abort_comm)};
-constexpr zr_component kComponent{sizeof(zr_component),
-                                  0,
-                                  "mutant",
-                                  "zr.communicator/1",
-                                  "1.0.0",
-                                  &kApi,
-                                  MUTANT_SLOT(create),
-                                  MUTANT_SLOT(destroy),
-                                  MUTANT_SLOT(extension),
-                                  nullptr,
-                                  0,
-                                  0,
-                                  nullptr,
-                                  nullptr,
-                                  nullptr};
+constexpr zr_component kComponent =
+    mutant::component("zr.communicator/1", &kApi, MUTANT_SLOT(create), MUTANT_SLOT(destroy), MUTANT_SLOT(extension));
 
 }  // namespace
 

@@ -247,21 +247,7 @@ const void* extension(const char* id) {
 }
 
 constexpr zr_optimizer_api kApi{sizeof(zr_optimizer_api), 0, add_group, describe, step};
-constexpr zr_component kComponent{sizeof(zr_component),
-                                  0,
-                                  "mutant",
-                                  "zr.optimizer/1",
-                                  "1.0.0",
-                                  &kApi,
-                                  create,
-                                  destroy,
-                                  extension,
-                                  nullptr,
-                                  0,
-                                  0,
-                                  nullptr,
-                                  nullptr,
-                                  nullptr};
+constexpr zr_component kComponent = mutant::component("zr.optimizer/1", &kApi, create, destroy, extension);
 
 }  // namespace
 

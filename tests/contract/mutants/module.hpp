@@ -51,6 +51,22 @@ struct Throws<R (*)(Arguments...)> {
   static R call(Arguments...) { throw std::runtime_error("thrown by the plug-in"); }
 };
 
+/// A component without keys.
+constexpr zr_component component(const char* kind, const void* api, decltype(zr_component::create) create,
+                                 decltype(zr_component::destroy) destroy,
+                                 decltype(zr_component::extension) extension = nullptr) {
+  zr_component all{};
+  all.size = sizeof all;
+  all.id = "mutant";
+  all.kind = kind;
+  all.version = "1.0.0";
+  all.api = api;
+  all.create = create;
+  all.destroy = destroy;
+  all.extension = extension;
+  return all;
+}
+
 }  // namespace mutant
 
 // The function for a table; for the defect throws_in_FUNCTION, one that throws.

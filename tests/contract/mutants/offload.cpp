@@ -347,21 +347,7 @@ constexpr zr_offload_api kApi{sizeof(zr_offload_api), 0,
                               MUTANT_SLOT(write),     MUTANT_SLOT(read),
                               MUTANT_SLOT(map),       MUTANT_SLOT(unmap),
                               MUTANT_SLOT(reg),       MUTANT_SLOT(unreg)};
-constexpr zr_component kComponent{sizeof(zr_component),
-                                  0,
-                                  "mutant",
-                                  "zr.offload/1",
-                                  "1.0.0",
-                                  &kApi,
-                                  MUTANT_SLOT(create),
-                                  MUTANT_SLOT(destroy),
-                                  nullptr,
-                                  nullptr,
-                                  0,
-                                  0,
-                                  nullptr,
-                                  nullptr,
-                                  nullptr};
+constexpr zr_component kComponent = mutant::component("zr.offload/1", &kApi, MUTANT_SLOT(create), MUTANT_SLOT(destroy));
 
 }  // namespace
 

@@ -392,21 +392,8 @@ constexpr zr_strategy_api kApi{sizeof(zr_strategy_api),
                                MUTANT_SLOT(updated),
                                kNullAcquire ? nullptr : MUTANT_SLOT(acquire),
                                kNullAcquire ? nullptr : MUTANT_SLOT(release)};
-constexpr zr_component kComponent{sizeof(zr_component),
-                                  0,
-                                  "mutant",
-                                  "zr.strategy/1",
-                                  "1.0.0",
-                                  &kApi,
-                                  MUTANT_SLOT(create),
-                                  MUTANT_SLOT(destroy),
-                                  nullptr,
-                                  nullptr,
-                                  0,
-                                  0,
-                                  nullptr,
-                                  nullptr,
-                                  nullptr};
+constexpr zr_component kComponent =
+    mutant::component("zr.strategy/1", &kApi, MUTANT_SLOT(create), MUTANT_SLOT(destroy));
 
 }  // namespace
 
