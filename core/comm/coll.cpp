@@ -176,10 +176,12 @@ std::string counts_problem(const zr_coll& coll, int world) {
 }  // namespace
 
 std::string problem_of(const zr_coll& coll, int rank, int world, const zr_device& device) {
-  constexpr uint32_t kFlags = uint32_t{ZR_COLL_ACCUMULATE} | ZR_COLL_INT8 | ZR_COLL_INT4 | ZR_COLL_ANY_ORDER;
+  constexpr uint32_t kFlags =
+      uint32_t{ZR_COLL_ACCUMULATE} | ZR_COLL_INT8 | ZR_COLL_INT4 | ZR_COLL_ANY_ORDER | ZR_COLL_SHARED;
   if (coll.op < ZR_ALL_REDUCE || coll.op > ZR_BARRIER) return fmt::format("operation code {} is not defined", coll.op);
   if (std::string problem = unknown_bits_problem("flags", coll.flags, kFlags); !problem.empty()) return problem;
   if (std::string problem = reserved_problem("rsv", static_cast<uint32_t>(coll.rsv)); !problem.empty()) return problem;
+  if ((coll.flags & ZR_COLL_SHARED) && coll.op != ZR_ALL_GATHER) return "only an all_gather has ZR_COLL_SHARED";
   if (coll.op == ZR_BARRIER) return "";
   const bool reads = reads_src(coll, rank), writes = writes_dst(coll, rank);
   if (std::string problem = parameter_problem(coll, rank, world); !problem.empty()) return problem;

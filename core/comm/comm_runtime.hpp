@@ -69,7 +69,7 @@ class CommRuntime {
   /// Allocates zeroed memory of that device.
   void* allocate_on_device(int64_t bytes, MemoryKind kind, const std::string& tag, Readers readers = Readers::peers);
   void free(void* memory);
-  /// Allocates one block that all ranks on this node share; the ledger of this rank counts `share` bytes. Returns the
+  /// Allocates one block that all ranks on this host share; the ledger of this rank counts `share` bytes. Returns the
   /// writable address and the read-only address. Only for communicators with shared_weights_of(). Collective. Pass the
   /// writable address to free().
   std::pair<void*, const void*> allocate_shared(int64_t bytes, int64_t share, Tier tier, MemoryKind kind,
@@ -124,6 +124,10 @@ class CallScope {
 
 /// The shared-weights extension of a communicator; null if the communicator does not have it.
 const zr_shared_weights_api* shared_weights_of(const plugin::Component& communicator);
+
+/// True if ranks on hosts with so many ranks, which are numbered host by host, can share memory with it. Throws Error
+/// if the plug-in fails.
+bool can_share_weights(const plugin::Instance& communicator, const std::vector<int>& ranks_of_hosts);
 
 /// The device types whose memory a communicator exchanges in the order of a stream, with the bits that it has in host
 /// memory.

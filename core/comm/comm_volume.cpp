@@ -86,6 +86,8 @@ int64_t CommVolumeCounter::received_bytes(const zr_coll& coll) const {
     case ZR_GATHER: {
       if (!writes_dst(coll, rank_)) return 0;
       const ElementRange part = part_of_rank(coll.counts, n, rank_, world_);
+      if (coll.flags & ZR_COLL_SHARED)  // the ranks of each other host receive it together
+        return (hosts_ - 1) * non_padding_elements(coll.dst, part.first, {}, 0, part.count) * dst_bytes;
       return (non_padding_elements(coll.dst, 0, {}, 0, n) -
               non_padding_elements(coll.dst, part.first, {}, 0, part.count)) *
              dst_bytes;

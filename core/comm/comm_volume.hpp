@@ -31,13 +31,14 @@ struct NonPaddingRanges {
 
 class CommVolumeCounter {
  public:
-  CommVolumeCounter(int rank, int world) : rank_(rank), world_(world) {}
+  CommVolumeCounter(int rank, int world, int hosts) : rank_(rank), world_(world), hosts_(hosts) {}
   /// Adds a buffer, or replaces the one at the same base.
   void set_planned_buffer(NonPaddingRanges buffer);
   /// Removes the buffer at `base`, which has been freed.
   void remove_buffer(const void* base);
   /// Bytes that this rank receives in `coll`: the minimum that a communicator must transfer, where each rank reduces an
-  /// equal part of an all_reduce.
+  /// equal part of an all_reduce. With ZR_COLL_SHARED what other hosts receive of it, since their ranks receive
+  /// together.
   int64_t received_bytes(const zr_coll& coll) const;
   void add(uint32_t op, int64_t bytes, bool control);
   const CommVolume& count() const { return count_; }
@@ -54,7 +55,7 @@ class CommVolumeCounter {
   int64_t non_padding_elements(const zr_view& dst, int64_t dst_first, const zr_view& src, int64_t src_first,
                                int64_t count) const;
 
-  int rank_, world_;
+  int rank_, world_, hosts_;
   std::vector<Buffer> buffers_;
   CommVolume count_;
 };

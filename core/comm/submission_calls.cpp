@@ -33,8 +33,8 @@ zr_code Submission::submit_of_plugin(const zr_coll& given, zr_stream* stream, zr
                               "compile the plug-in again, with the headers of this version",
                               kBug),
                   error);
-  if (const std::string problem =
-          unknown_bits_problem("flags", coll.flags, uint32_t{ZR_COLL_ACCUMULATE} | ZR_COLL_GRADIENTS | ZR_COLL_WEIGHTS);
+  if (const std::string problem = unknown_bits_problem(
+          "flags", coll.flags, uint32_t{ZR_COLL_ACCUMULATE} | ZR_COLL_GRADIENTS | ZR_COLL_WEIGHTS | ZR_COLL_SHARED);
       !problem.empty())
     return reject(ZR_INVALID, exit_code::user,
                   fmt::format("{} '{}': {}", name_of_op(coll.op), coll.label ? coll.label : "", problem), error);

@@ -22,7 +22,7 @@ Submission::Submission(plugin::PluginHost& host, std::shared_ptr<control::Contro
       timeout_(timeout),
       rank_(control_->rank()),
       world_(control_->world()),
-      counter_(rank_, world_) {
+      counter_(rank_, world_, std::ranges::max(control_->hosts()) + 1) {
   if (world_ == 1) return;
   if (!instance_) fail_internal(fmt::format("a communicator of {} ranks was created without a plug-in", world_));
   caps_ = communicator_caps(*instance_);

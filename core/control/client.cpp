@@ -8,6 +8,7 @@
 #include <boost/asio/ip/address_v6.hpp>
 #include <boost/asio/post.hpp>
 #include <fstream>
+#include <map>
 #include <random>
 #include <utility>
 
@@ -167,6 +168,15 @@ void ControlClient::count_local_ranks_locked() {
   }
   if (rank_info_.local_rank < 0) rank_info_.local_rank = lower;
   if (rank_info_.local_world < 0) rank_info_.local_world = local;
+}
+
+std::vector<int> ControlClient::hosts() const {
+  std::vector<int> hosts;
+  std::map<std::string, int> numbers;
+  const MutexLock lock(mutex_);
+  for (const protocol::Peer& peer : start_.peers)
+    hosts.push_back(numbers.try_emplace(peer.node, static_cast<int>(numbers.size())).first->second);
+  return hosts;
 }
 
 void ControlClient::post_send(std::string message) {

@@ -34,6 +34,7 @@ class ControlClient final : public Control {
   int world() const override { return rank_info_.world; }
   int local_rank() const override { return rank_info_.local_rank; }
   int local_world() const override { return rank_info_.local_world; }
+  std::vector<int> hosts() const override;
   const std::string& job_id() const override ZR_NO_THREAD_SAFETY_ANALYSIS {  // does not change after the constructor
     return start_.job;
   }

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace zr::host::control {
 
@@ -55,6 +56,9 @@ class Control {
   virtual int world() const = 0;
   virtual int local_rank() const = 0;
   virtual int local_world() const = 0;
+  /// The host of each rank, by rank: hosts are numbered as ranks first name them. Ranks on one host can share memory
+  /// and have one network (ZR_HOST_ID replaces the latter). By default all are on one.
+  virtual std::vector<int> hosts() const { return std::vector<int>(static_cast<std::size_t>(world()), 0); }
   virtual const std::string& job_id() const = 0;
 
   /// A key has at most 4 KiB, a value at most 1 MiB. If a key is put twice, the later value replaces the earlier one.

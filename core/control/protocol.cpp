@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cstdlib>
 #include <fstream>
 #include <iterator>
 
@@ -73,6 +74,7 @@ std::string encode(const JoinRequest& request) {
       .i64(request.peer.pid)
       .text(request.peer.host)
       .text(request.peer.machine)
+      .text(request.peer.node)
       .message(Type::join_request);
 }
 
@@ -87,6 +89,7 @@ JoinRequest decode_join_request(std::string_view body) {
   request.peer.pid = reader.i64();
   request.peer.host = printable(reader.text());
   request.peer.machine = reader.text();
+  request.peer.node = reader.text();
   reader.end();
   return request;
 }
@@ -140,7 +143,7 @@ Heartbeat decode_heartbeat(std::string_view body) {
 std::string encode(const Start& start) {
   Writer writer;
   writer.text(start.job).u64(start.peers.size());
-  for (const auto& peer : start.peers) writer.i64(peer.pid).text(peer.host).text(peer.machine);
+  for (const auto& peer : start.peers) writer.i64(peer.pid).text(peer.host).text(peer.machine).text(peer.node);
   return writer.message(Type::start);
 }
 
@@ -153,6 +156,7 @@ Start decode_start(std::string_view body) {
     peer.pid = reader.i64();
     peer.host = printable(reader.text());
     peer.machine = reader.text();
+    peer.node = reader.text();
     start.peers.push_back(std::move(peer));
   }
   reader.end();
@@ -171,13 +175,24 @@ std::string value_problem(std::string_view key, std::size_t bytes) {
                      kMaxValueBytes, key.substr(0, 60), key.size() > 60 ? "..." : "", bytes);
 }
 
+namespace {
+std::string namespace_of_this_process(const char* kind) {
+  std::array<char, 256> name{};
+  const auto n = readlink(fmt::format("/proc/self/ns/{}", kind).c_str(), name.data(), name.size() - 1);
+  return n > 0 ? name.data() : "";
+}
+}  // namespace
+
 Peer this_peer() {
-  std::array<char, 256> name{}, space{};
+  std::array<char, 256> name{};
   gethostname(name.data(), name.size() - 1);
   std::string boot;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
-  const auto n = readlink("/proc/self/ns/pid", space.data(), space.size() - 1);
-  return {getpid(), name.data(), fmt::format("{}/{}/{}", name.data(), boot, n > 0 ? space.data() : "")};
+  const std::string space = namespace_of_this_process("pid");
+  const char* const given = std::getenv("ZR_HOST_ID");
+  const std::string network = given && *given ? fmt::format("id {}", given) : namespace_of_this_process("net");
+  return {getpid(), name.data(), fmt::format("{}/{}/{}", name.data(), boot, space),
+          fmt::format("{}/{}/{}", boot.empty() ? name.data() : boot, space, network)};
 }
 
 char state_of(int64_t pid) {

@@ -84,6 +84,7 @@ struct Peer {
   int64_t pid = 0;
   std::string host;     // host name, for messages
   std::string machine;  // equal for processes that see each other in /proc
+  std::string node;     // equal for processes that can share memory and have one network; see this_peer()
 };
 
 /// All ranks, in rank order, and the id of the job, which is unique per launch.
@@ -131,7 +132,7 @@ Start decode_start(std::string_view body);
 std::string key_problem(std::string_view key);
 std::string value_problem(std::string_view key, std::size_t bytes);
 
-/// This process: pid, host name, machine.
+/// This process. Its node is the running kernel, the PID namespace, and ZR_HOST_ID or else the network namespace.
 Peer this_peer();
 /// State letter of a process on this node from /proc/<pid>/stat; 0 if the process does not exist.
 char state_of(int64_t pid);

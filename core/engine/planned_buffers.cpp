@@ -62,8 +62,8 @@ void PlannedBuffers::allocate(const plan::Buffer& b, Tier tier) {
   const void* reader = nullptr;
   void* writer = nullptr;
   if (b.shared)
-    std::tie(writer, reader) =
-        comm.allocate_shared(bytes, b.bytes(comm.rank(), comm.world()), Tier::device, kind_of(b.role), b.tag);
+    std::tie(writer, reader) = comm.allocate_shared(bytes, b.bytes(context_.plan.input.place_of(comm.rank())),
+                                                    Tier::device, kind_of(b.role), b.tag);
   else if (context_.device)
     writer = comm.allocate_on_device(bytes, kind_of(b.role), b.tag);
   else

@@ -42,6 +42,15 @@ std::vector<std::shared_ptr<const plugin::Instance>> make_tiers(plugin::PluginHo
   return tiers;
 }
 
+// Ranks that are not numbered host by host are planned as if each was on a host of its own.
+std::vector<int> ranks_of_hosts(const control::Control& control) {
+  const std::vector<int> hosts = control.hosts();
+  if (!std::ranges::is_sorted(hosts)) return std::vector<int>(hosts.size(), 1);
+  std::vector<int> ranks(static_cast<std::size_t>(hosts.back()) + 1);
+  for (const int host : hosts) ++ranks[static_cast<std::size_t>(host)];
+  return ranks;
+}
+
 plan::MemoryPlan plan_of(const PlannedJob& job, const model::Model& model) {
   const Setup& setup = job.setup;
   const control::Control& control = *setup.control;
@@ -51,9 +60,9 @@ plan::MemoryPlan plan_of(const PlannedJob& job, const model::Model& model) {
       log(ZR_LOG_WARN, warning);
   add_tiers(input, setup, job.tiers, control.local_world(),
             communicator_bytes(job.communicator.get(), control.world()).value_or(0));
-  input.share_weights =
-      control.local_world() == control.world() && shares_weights(setup.config, setup.communicator, control.world());
+  input.hosts = ranks_of_hosts(control);
   input.rounds_weights = rounds_weights(setup.config, job.communicator.get());
+  input.share_weights = shares_weights(setup.config, input, job.communicator.get());
   plan::MemoryPlan plan = make_plan(input, control.rank(), strategy_plan(job.strategy));
   plan.update_time = update_time(setup.config, plan);
   locate_state(plan, setup.config, job.strategy, job.optimizers, job.communicator.get(), true);

@@ -85,10 +85,14 @@ std::vector<std::string> group_warnings(const std::vector<config::GroupConfig>& 
   return warnings;
 }
 
-bool shares_weights(const config::JobConfig& config, const std::optional<plugin::Component>& communicator, int world) {
-  return world > 1 && config.communicator().share_weights && config.job().device.value == config::kCpuDevice &&
-         config.memory().device_budget_bytes == 0 && config.offload().parameters->on_device() && communicator &&
-         comm::shared_weights_of(*communicator);
+bool shares_weights(const config::JobConfig& config, const plan::PlanInput& input,
+                    const plugin::Instance* communicator) {
+  if (input.world == 1 || !communicator || !config.communicator().share_weights) return false;
+  if (config.job().device.value != config::kCpuDevice || config.memory().device_budget_bytes > 0 ||
+      !config.offload().parameters->on_device())
+    return false;
+  if (input.several_hosts() && (input.rounds_weights || input.exchange_plan)) return false;
+  return comm::can_share_weights(*communicator, input.several_hosts() ? input.hosts : std::vector<int>{input.world});
 }
 
 bool snapshots(const config::JobConfig& config) {

@@ -42,8 +42,10 @@ int64_t host_bytes(const plan::MemoryPlan& plan, int ranks_per_node, std::option
 /// Throws UserError with the plan if host_bytes() exceeds memory.host_budget.
 void check_host_budget(const config::JobConfig& config, const plan::MemoryPlan& plan, int ranks_per_node,
                        const plan::PlanContext& context);
-/// True if ranks that are all on one node share one copy of the weights; never with memory.device_budget.
-bool shares_weights(const config::JobConfig& config, const std::optional<plugin::Component>& communicator, int world);
+/// True if the ranks of each host share one copy of the weights; never with memory.device_budget. On several hosts only
+/// if gathers of weights are exact and gradients are reduced. `input`: its hosts are set. The communicator may be null.
+bool shares_weights(const config::JobConfig& config, const plan::PlanInput& input,
+                    const plugin::Instance* communicator);
 /// True if checkpoints are written from a copy in host memory: checkpoint.async is true and checkpoint.dir is set.
 bool snapshots(const config::JobConfig& config);
 /// Calls plan() of this strategy, which must outlive the result. Throws Error if the strategy does not accept CPU

@@ -293,8 +293,10 @@ void ShardedState::own_weights(uint32_t param, offload::OptimizerStates::Access 
     if (!buffers_.readers()[piece.buffer]) {
       visit_view(weights_at(piece, piece.first, piece.count), access, param,
                  [&](void* values, int64_t at, int64_t some) { fn(piece.first + at, some, values); });
-    } else if (context_.plan.input.parameters[param].frozen) {
-      if (context_.rank() == 0) fn(piece.first, piece.count, weights_at(piece, piece.first, piece.count).data);
+    } else if (const plan::PlanInput& input = context_.plan.input;
+               input.parameters[param].frozen || input.several_hosts()) {
+      if (input.place_of(context_.rank()).index == 0)  // for its host
+        fn(piece.first, piece.count, weights_at(piece, piece.first, piece.count).data);
     } else {
       for (const uint32_t u : slices_of_[param])
         fn(slices_[u].first, slices_[u].count, weights_at(piece, slices_[u].first, slices_[u].count).data);

@@ -27,7 +27,7 @@ MemoryKind kind_of_role(uint32_t role) {
 template <class F>
 void for_each_buffer(const MemoryPlan& plan, F&& fn) {
   for (const Buffer& b : plan.rank_plan.buffers) {
-    const int64_t elements = b.bytes(plan.rank, plan.input.world) / size_of(b.dtype);
+    const int64_t elements = b.bytes(plan.input.place_of(plan.rank)) / size_of(b.dtype);
     fn(plan.input.tiers[static_cast<std::size_t>(plan.tier_of(b))], kind_of_role(b.role), b.tag, elements, b.dtype);
   }
 }
@@ -222,8 +222,9 @@ StepCommunication MemoryPlan::communication() const {
   communication.gradients = {input.accumulates_locally ? 1 : micro_steps, trainable, r, peers};
   if (replicated) {
     communication.reduced_gradients = {1, trainable, g, peers};
-  } else if (!input.share_weights) {
-    communication.weights = {1, unsharded_trainable, w, peers};
+  } else if (!input.share_weights || input.several_hosts()) {
+    const bool shared = std::ranges::any_of(rank_plan.buffers, [](const Buffer& b) { return b.shared; });
+    communication.weights = {1, unsharded_trainable, w, shared ? std::ssize(input.hosts) - 1 : peers};
   }
   communication.gathers = {2 * micro_steps, parameters - unsharded, w, peers};
   communication.local = local_plan(*this).exchange.received;

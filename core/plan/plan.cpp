@@ -25,6 +25,13 @@ std::vector<std::string> PlanInput::state_names() const {
   return names;
 }
 
+namespace {
+uint32_t sharing_flag(const PlanInput& input) {
+  if (!input.share_weights) return 0;
+  return input.several_hosts() ? ZR_PLAN_SHARE_ON_HOSTS : ZR_PLAN_SHARE_WEIGHTS;
+}
+}  // namespace
+
 PlanInputView::PlanInputView(const PlanInput& input, int rank) {
   for (uint32_t i = 0; i < input.parameters.size(); ++i) {
     const Parameter& p = input.parameters[i];
@@ -44,9 +51,9 @@ PlanInputView::PlanInputView(const PlanInput& input, int rank) {
          kNormBlock,
          kAlign,
          pointers_.data(),
-         (input.accumulates_locally ? uint32_t{ZR_PLAN_HOLD_GRADS} : 0u) |
-             (input.share_weights ? uint32_t{ZR_PLAN_SHARE_WEIGHTS} : 0u) |
-             (input.rounds_weights ? uint32_t{ZR_PLAN_ROUNDED_WEIGHTS} : 0u),
+         (input.accumulates_locally ? uint32_t{ZR_PLAN_HOLD_GRADS} : 0u) | sharing_flag(input) |
+             (input.rounds_weights ? uint32_t{ZR_PLAN_ROUNDED_WEIGHTS} : 0u) |
+             (input.several_hosts() ? uint32_t{ZR_PLAN_SEVERAL_HOSTS} : 0u),
          0};
 }
 
@@ -125,7 +132,7 @@ class Collector {
     const bool shared = b.flags & ZR_BUFFER_SHARED;
     if (shared && (!input_.share_weights || b.role != ZR_ROLE_WEIGHT))
       set_problem(fmt::format(
-          "buffer {} is shared by all ranks, but {}", plan_.buffers.size(),
+          "buffer {} is shared by the ranks of a host, but {}", plan_.buffers.size(),
           input_.share_weights ? "only unsharded weights can be shared" : "this job does not share weights"));
     plan_.buffers.push_back({b.role, b.tag ? b.tag : "", b.elements, b.dtype, shared});
   }
@@ -257,9 +264,20 @@ MemoryPlan make_plan(const PlanInput& input, int rank, const StrategyPlan& strat
   return plan;
 }
 
-int64_t Buffer::bytes(int rank, int world) const {
-  const auto elements_before = [&](int64_t r) { return elements / world * r + elements % world * r / world; };
-  return (shared ? elements_before(rank + 1) - elements_before(rank) : elements) * size_of(dtype);
+PlanInput::Place PlanInput::place_of(int rank) const {
+  if (!several_hosts()) return {rank, world};
+  for (const int ranks : hosts) {
+    if (rank < ranks) return {rank, ranks};
+    rank -= ranks;
+  }
+  fail_internal("a rank is on no host");
+}
+
+int64_t Buffer::bytes(const PlanInput::Place& rank) const {
+  const auto elements_before = [&](int64_t r) {
+    return elements / rank.ranks * r + elements % rank.ranks * r / rank.ranks;
+  };
+  return (shared ? elements_before(rank.index + 1) - elements_before(rank.index) : elements) * size_of(dtype);
 }
 
 MemoryPlan plan_of_rank(const PlanInput& input, int rank, const StrategyPlan& strategy) {

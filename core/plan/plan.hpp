@@ -49,14 +49,20 @@ struct PlanInput {
   std::vector<OptimizerDescription> descriptions{1};  // those of the optimizer that differ
   std::vector<uint32_t> description_of;               // by parameter: index in descriptions; empty: all have the first
   std::vector<std::string> optimizer_ids{""};         // by Parameter::optimizer
-  bool share_weights = false;                         // the ranks share one copy of unsharded weights
-  bool rounds_weights = false;                        // gathers of sharded weights need not be exact
+  std::vector<int> hosts;            // the ranks of each host, numbered host by host; empty: all are on one
+  bool share_weights = false;        // the ranks of a host share one copy of unsharded weights
+  bool rounds_weights = false;       // gathers of sharded weights need not be exact
   bool accumulates_locally = false;  // gradients.reduce = "last_micro_step": the engine accumulates gradients first
   zr_dtype communicated_grad_dtype = ZR_F32;  // of one backward's gradient, as communicated or held
   zr_dtype reduced_grad_dtype = ZR_F32;       // of the sum over micro-batches and ranks
   std::vector<TierInfo> tiers{TierInfo{}};
   TierRequest tier_request;
   ExchangePlan exchange_plan{};  // empty: no optimizer needs gradients that are not reduced over ranks
+  bool several_hosts() const { return hosts.size() > 1; }
+  struct Place {
+    int index = 0, ranks = 1;  // of a rank on its host, and the ranks there
+  };
+  Place place_of(int rank) const;
   /// What the optimizer declares about a parameter.
   const OptimizerDescription& description(uint32_t param) const {
     return descriptions[description_of.empty() ? 0 : description_of[param]];
@@ -79,9 +85,9 @@ struct Buffer {
   std::string tag;
   int64_t elements;
   zr_dtype dtype;
-  bool shared = false;  // one memory for all ranks of the node
-  /// Bytes that count for `rank`: its part of a shared buffer, so that the ranks of a node count the buffer once.
-  int64_t bytes(int rank, int world) const;
+  bool shared = false;  // one memory for all ranks of the host
+  /// Bytes that count for a rank: its part of a shared buffer, so that the ranks of a host count the buffer once.
+  int64_t bytes(const PlanInput::Place& rank) const;
 };
 
 struct Piece {

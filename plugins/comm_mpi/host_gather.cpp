@@ -5,10 +5,12 @@
 namespace mpi {
 
 namespace {
+bool is_shared(const zr::CollectiveParts& parts) { return (parts.coll.flags & ZR_COLL_SHARED) != 0; }
+
 // Encoded values have their place in the memory of the values.
 bool passes_encoded(const zr::CollectiveParts& parts, int64_t count) {
   const zr_dtype dtype = parts.coll.dst.dtype;
-  return parts.coll.op == ZR_ALL_GATHER && bits_of(parts.coll) != 0 && count >= kBlock &&
+  return parts.coll.op == ZR_ALL_GATHER && !is_shared(parts) && bits_of(parts.coll) != 0 && count >= kBlock &&
          (dtype == ZR_F32 || dtype == ZR_BF16 || dtype == ZR_F16);
 }
 }  // namespace
@@ -25,10 +27,10 @@ int64_t HostGather::part_bytes(const zr::CollectiveParts& parts, int64_t count) 
 void HostGather::start(Channel& channel) {
   has_started_ = true;
   channel.local->begin(number_);
-  if (parts_.coll.op == ZR_ALL_GATHER)
-    list_gathers(channel);
-  else
+  if (parts_.coll.op != ZR_ALL_GATHER)
     start_broadcast(channel);
+  else
+    is_shared(parts_) ? list_shared(channel) : list_gathers(channel);
   advance(channel);
 }
 
@@ -87,6 +89,24 @@ void HostGather::list_gathers(Channel& channel) {
     if (host == own_host && !passes_encoded(parts_, coll.src.count)) step.coll.src = coll.src;
     step.coll.dst = {dst + begin * width, end - begin, coll.dst.dtype, 0, coll.dst.device};
     steps_.push_back(std::move(step));
+  }
+  send_own_part(channel);
+}
+
+// The ranks of this host receive the parts of the others, and wait for each other.
+void HostGather::list_shared(Channel& channel) {
+  const Hosts& hosts = channel.hosts;
+  const zr_coll& coll = parts_.coll;
+  const int64_t width = zr::size_of(coll.dst.dtype);
+  const int own_host = hosts.of(parts_.rank);
+  Step& step = steps_.emplace_back();
+  step.coll.op = ZR_BARRIER;
+  for (int rank = 0; rank < parts_.world; ++rank) {
+    if (hosts.of(rank) == own_host || hosts.helper(own_host, rank) != parts_.rank) continue;
+    const auto r = static_cast<std::size_t>(rank);
+    const int64_t bytes = parts_.counts[r] * width;
+    step.arriving.receive(static_cast<char*>(coll.dst.data) + parts_.starts[r] * width, bytes, rank,
+                          tag(channel, Phase::parts, bytes), channel.collectives, parts_.what());
   }
   send_own_part(channel);
 }

@@ -1,6 +1,6 @@
 // An all_gather or a broadcast over the ranks of several hosts: every part passes to each host once, to one rank there,
 // and then to the others through shared memory. Parts of a quantized all_gather pass as integers, and all ranks get
-// what these are worth.
+// what these are worth. With ZR_COLL_SHARED the ranks of a host receive into the same memory, and then only meet.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +24,7 @@ class HostGather : public Transfer {
 
  private:
   void list_gathers(Channel& channel);
+  void list_shared(Channel& channel);
   void send_own_part(Channel& channel);
   void start_broadcast(Channel& channel);
   bool submit_steps(Channel& channel);

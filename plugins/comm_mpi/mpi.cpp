@@ -23,6 +23,11 @@ class Mpi : public zr::Communicator<Mpi, mpi::MpiCommunicator> {
     return static_cast<uint64_t>(mpi::MpiCommunicator::most_bytes(world, options_));
   }
   void traffic(const zr_coll& coll, zr_traffic& sum) const { mpi::add_traffic(coll, options_, sum); }
+  void can_share(const std::vector<int>& hosts) const {
+    if (!mpi::has_local_steps(mpi::Hosts(hosts), options_) || !mpi::Hosts(hosts).has_levels())
+      throw zr::PluginError(ZR_UNSUPPORTED,
+                            "the ranks share memory on several hosts with several ranks each, if hierarchy = true");
+  }
   zr_comm_caps caps() const {
     zr_comm_caps caps = shm::capabilities();
     caps.flags |= ZR_COMM_QUANTIZED | ZR_COMM_ANY_ORDER;

@@ -190,6 +190,29 @@ void MpiCommunicator::mem_free(const zr_view& memory) noexcept {
   local_->mem_free(memory);
 }
 
+// The other ranks may need this process's messages before they call it, so it does not wait with the lock.
+void MpiCommunicator::shared_alloc(uint64_t bytes, void** writer, const void** reader) {
+  if (!local_) throw zr::PluginError(ZR_UNSUPPORTED, "the ranks of this job do not share the memory of their hosts");
+  shm::ShmCommunicator::SharedBlock block;
+  zr::Done done(host_);
+  {
+    const std::lock_guard lock(local_mutex_);
+    local_->begin_shared(bytes, &block, done.abi());
+  }
+  while (!done.ready()) {
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+    const std::lock_guard lock(local_mutex_);
+    local_->progress();
+  }
+  const std::lock_guard lock(local_mutex_);
+  local_->map_shared(block, writer, reader);
+}
+
+void MpiCommunicator::shared_free(void* writer) noexcept {
+  const std::lock_guard lock(local_mutex_);
+  local_->shared_free(writer);
+}
+
 void MpiCommunicator::abort() noexcept {
   aborted_ = true;
   if (local_) local_->abort();

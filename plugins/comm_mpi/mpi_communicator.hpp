@@ -34,6 +34,9 @@ class MpiCommunicator : private MpiThread::Client {
   void progress();
   zr_view mem_alloc(uint64_t bytes, uint64_t align, uint32_t flags);
   void mem_free(const zr_view& memory) noexcept;
+  /// Memory of the ranks of this host.
+  void shared_alloc(uint64_t bytes, void** writer, const void** reader);
+  void shared_free(void* writer) noexcept;
   void abort() noexcept;
   /// The most host memory that each rank allocates for its messages and sums.
   static int64_t most_bytes(int world, const MpiOptions& options);

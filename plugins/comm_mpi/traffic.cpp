@@ -162,7 +162,7 @@ void Traffic::add_gather() {
     return HostGather::part_bytes(parts_, parts_.extent(rank, rank, nullptr, nullptr).count);
   };
   exchange(sent_, received_, by_host(bytes_of), Peers::one_per_host);
-  read_on_each_host(elements() * dst_width_);
+  if (!(parts_.coll.flags & ZR_COLL_SHARED)) read_on_each_host(elements() * dst_width_);
 }
 
 // Elements of the pieces whose owners are on each host, of a sum in rank order.

@@ -25,6 +25,11 @@ Way way_of(const zr::CollectiveParts& parts, const Hosts& hosts, const MpiOption
   const bool is_quantized = bits_of(parts.coll) != 0, has_steps = has_local_steps(hosts, options);
   if (is_quantized && hosts.count() > 1 && !has_steps)
     throw zr::PluginError(ZR_UNSUPPORTED, unmet_need(hosts, options));
+  if (parts.coll.flags & ZR_COLL_SHARED) {
+    if (has_steps && hosts.has_levels() && parts.coll.op == ZR_ALL_GATHER) return Way::gather;
+    throw zr::PluginError(ZR_UNSUPPORTED,
+                          "ZR_COLL_SHARED: the ranks of this job do not share the memory of their hosts");
+  }
   if (!has_steps || parts.is_message() || parts.coll.op == ZR_BARRIER) return Way::flat;
   if (parts.elements() * parts.width() < options.hierarchy_min_bytes) return Way::flat;
   if (!hosts.has_levels() && !is_quantized) return Way::flat;

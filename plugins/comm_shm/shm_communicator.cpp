@@ -108,18 +108,25 @@ zr_view ShmCommunicator::mem_alloc(uint64_t bytes, uint64_t align, uint32_t flag
 
 void ShmCommunicator::mem_free(const zr_view& memory) noexcept { arena_.release(memory.data); }
 
-// Rank 0 allocates the memory and broadcasts its address.
 void ShmCommunicator::shared_alloc(uint64_t bytes, void** writer, const void** reader) {
-  ShmAddress address;
-  void* own = nullptr;
+  SharedBlock block;
+  begin_shared(bytes, &block, nullptr);
+  map_shared(block, writer, reader);
+}
+
+// Rank 0 allocates the memory and broadcasts its address.
+void ShmCommunicator::begin_shared(uint64_t bytes, SharedBlock* block, zr_done* done) {
   if (rank_ == 0) {
-    own = arena_.allocate(bytes);
-    address = arena_.address_of(own, static_cast<int64_t>(bytes));
+    block->own = arena_.allocate(bytes);
+    block->address = arena_.address_of(block->own, static_cast<int64_t>(bytes));
   }
-  const zr_view view{&address, static_cast<int64_t>(sizeof address), ZR_U8, 0, {1, 0}};
-  submit(zr::broadcast(view, 0, "address of shared weights"), nullptr, nullptr);
-  *writer = own ? own : arena_.at(0, address);
-  *reader = arena_.map_reader(0, address, *writer);
+  const zr_view view{&block->address, static_cast<int64_t>(sizeof block->address), ZR_U8, 0, {1, 0}};
+  submit(zr::broadcast(view, 0, "address of shared weights"), nullptr, done);
+}
+
+void ShmCommunicator::map_shared(const SharedBlock& block, void** writer, const void** reader) {
+  *writer = block.own ? block.own : arena_.at(0, block.address);
+  *reader = arena_.map_reader(0, block.address, *writer);
 }
 
 void ShmCommunicator::shared_free(void* writer) noexcept { arena_.release_reader(writer); }

@@ -37,6 +37,14 @@ class ShmCommunicator {
   zr_view mem_alloc(uint64_t bytes, uint64_t align, uint32_t flags);
   void mem_free(const zr_view& memory) noexcept;
   void shared_alloc(uint64_t bytes, void** writer, const void** reader);
+  /// shared_alloc() in two parts, for callers that must not wait in it: begins, and resolves `done` once map_shared()
+  /// may be called. *block must live until then.
+  struct SharedBlock {
+    ShmAddress address{};  // in the memory of rank 0
+    void* own = nullptr;   // on rank 0
+  };
+  void begin_shared(uint64_t bytes, SharedBlock* block, zr_done* done);
+  void map_shared(const SharedBlock& block, void** writer, const void** reader);
   void shared_free(void* writer) noexcept;
   void abort() noexcept { aborted_.store(true, std::memory_order_relaxed); }
 

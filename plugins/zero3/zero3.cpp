@@ -27,23 +27,30 @@ class Zero3 : public zr::Strategy<Zero3> {
       zr::key_bytes("max_live_bytes", "\"2GiB\"", 0, 1e15,
                     "most bytes of gathered weights; weights with a farther next use are released first"),
       zr::key_bytes("max_reuse_bytes", "\"2GiB\"", 0, 1e15,
-                    "a weight stays gathered if its next use is within this many bytes of weights")};
+                    "a weight stays gathered if its next use is within this many bytes of weights"),
+      zr::key_text("shard_within", "\"job\"", "job|host",
+                   "\"host\": each host has all weights, which only its ranks share")};
   Zero3(const zr::Config& config, const zr::Host& host)
       : host_(host),
         bucket_bytes_(config.integer("bucket_bytes")),
         persistent_(config.integer("persistence_threshold")),
-        limits_{config.integer("prefetch_bytes"), config.integer("max_live_bytes"), config.integer("max_reuse_bytes")} {
-  }
+        limits_{config.integer("prefetch_bytes"), config.integer("max_live_bytes"), config.integer("max_reuse_bytes")},
+        within_host_(config.text("shard_within") == "host") {}
 
   void plan(const zr_plan_in& in, zr::PlanBuilder& plan) const {
+    if (within_host_ && zr::several_hosts(in) && !shares_weights(in))
+      throw zr::PluginError(
+          ZR_UNSUPPORTED,
+          "strategy.zero3.shard_within = \"host\" needs weights that the ranks of a host share: host memory, "
+          "communicator.share_weights = true without device_budget, exact gathers of weights, a communicator with "
+          "hierarchy (mpi), and several ranks per host, which are numbered host by host");
     const GatherGroups groups = make_groups(in);
     const Layout layout(in, groups);
     const int64_t width = zr::bytes_of(in.weight_dtype);
     plan.buffer(ZR_ROLE_WEIGHT_SHARD, "weights, own shard", groups.shard(), in.weight_dtype);
-    const bool shared = zr::shared_weights_flag(in) != 0;
-    plan.buffer(shared ? ZR_ROLE_WEIGHT : ZR_ROLE_ALL_GATHER,
-                shared ? "weights, shared by all ranks" : "persistent weights", groups.persistent(), in.weight_dtype,
-                zr::shared_weights_flag(in));
+    const bool shared = shares_weights(in);
+    plan.buffer(shared ? ZR_ROLE_WEIGHT : ZR_ROLE_ALL_GATHER, shared ? zr::weights_tag(in) : "persistent weights",
+                groups.persistent(), in.weight_dtype, shared ? ZR_BUFFER_SHARED : 0);
     plan.buffer(ZR_ROLE_ALL_GATHER, "gathered weights",
                 in.world > 1 ? zero3::all_gather_buffer_elements(groups, limits_, width) : 0, in.weight_dtype);
     const uint32_t gradients = zr::GradientBuckets::plan(in, layout.memory, layout.largest, layout.total, plan);
@@ -73,7 +80,8 @@ class Zero3 : public zr::Strategy<Zero3> {
     groups_ = std::make_unique<GatherGroups>(make_groups(in));
     comm_ = std::make_unique<zr::Comm>(bound.comm);
     persistent_weights_ = bound.buffers[kPersistent];
-    shared_weights_ = zr::shared_weights_flag(in) != 0;
+    shared_weights_ = shares_weights(in);
+    several_hosts_ = zr::several_hosts(in);
     Layout layout(in, *groups_);
     std::vector<zr_view> reduced_gradients;
     const zr_view& memory =
@@ -106,16 +114,17 @@ class Zero3 : public zr::Strategy<Zero3> {
 
   void updated(const zr_use&) {
     scheduler_->refresh();
-    if (shared_weights_) return comm_->run(zr::barrier("weights"));  // all ranks have written
+    if (shared_weights_ && !several_hosts_) return comm_->run(zr::barrier("weights"));  // all ranks have written
     std::vector<zr::Done> gathers;
     for (const GatherGroup& group : groups_->groups()) {
       if (!group.persistent || group.frozen) continue;
       const zero3::GroupRange part = group.part(comm_->rank());
       std::vector<int64_t> counts;
       for (int32_t r = 0; r < comm_->world(); ++r) counts.push_back(group.part(r).size());
-      gathers.push_back(comm_->start(zr::all_gather(
-          zr::part(persistent_weights_, group.own_offset + part.begin, part.size()),
-          zr::part(persistent_weights_, group.own_offset, group.size), "persistent weights", counts.data())));
+      gathers.push_back(
+          comm_->start(zr::all_gather(zr::part(persistent_weights_, group.own_offset + part.begin, part.size()),
+                                      zr::part(persistent_weights_, group.own_offset, group.size), "persistent weights",
+                                      counts.data(), shared_weights_ ? ZR_COLL_SHARED : 0)));
     }
     for (const zr::Done& done : gathers) done.wait();
     scheduler_->prefetch();
@@ -165,16 +174,22 @@ class Zero3 : public zr::Strategy<Zero3> {
     int64_t largest = 0, total = 0, own_total = 0;
   };
   GatherGroups make_groups(const zr_plan_in& in) const {
-    return {in, bucket_bytes_ / zr::bytes_of(in.grad_dtype), zr::shared_weights_flag(in) ? INT64_MAX : persistent_};
+    return {in, bucket_bytes_ / zr::bytes_of(in.grad_dtype), shares_weights(in) ? INT64_MAX : persistent_};
+  }
+  // One copy of all weights on a host; on several hosts only if the user has the memory for that.
+  bool shares_weights(const zr_plan_in& in) const {
+    return zr::shared_weights_flag(in) && (within_host_ || !zr::several_hosts(in));
   }
 
   zr::Host host_;
   int64_t bucket_bytes_, persistent_;
   zero3::Limits limits_;
+  bool within_host_;
   std::unique_ptr<GatherGroups> groups_;
   std::unique_ptr<zr::Comm> comm_;
   zr_view persistent_weights_{};
-  bool shared_weights_ = false;  // all ranks share one unsharded copy of the weights: nothing is gathered
+  // The ranks of a host share one unsharded copy of the weights: nothing is gathered for operators.
+  bool shared_weights_ = false, several_hosts_ = false;
   std::unique_ptr<zr::GradientBuckets> gradients_;
   std::unique_ptr<zero3::GatherScheduler> scheduler_;
 };

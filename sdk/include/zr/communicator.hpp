@@ -19,6 +19,8 @@
 //     std::unique_ptr<Ring> open(const zr_comm_open&);                    // [control], collective over the job
 //     uint64_t open_bytes(int32_t world) const noexcept;                  // [control], optional: for plans
 //     void traffic(const zr_coll&, zr_traffic&) const;                    // [control], optional, with open_bytes
+//     void can_share(const std::vector<int>& hosts) const;                // [control], optional, with shared_alloc:
+//                                                                         // throws if these cannot; else one host only
 //   };
 //   ZR_COMMUNICATOR(Mine, "mine", "example", "1.0.0");
 // clang-format on
@@ -39,6 +41,7 @@
 
 #include <cstring>
 #include <memory>
+#include <vector>
 
 #include "zr/abi/communicator.h"
 #include "zr/abi/communicator_extensions.h"
@@ -55,6 +58,7 @@ ZR_DETECT(has_shared_alloc, shared_alloc);
 ZR_DETECT(has_shared_free, shared_free);
 ZR_DETECT(has_open_bytes, open_bytes);
 ZR_DETECT(has_traffic, traffic);
+ZR_DETECT(has_can_share, can_share);
 ZR_REQUIRE_CALL(can_submit, std::declval<T&>().submit(std::declval<const zr_coll&>(), std::declval<zr_stream*>(),
                                                       std::declval<zr_done*>()));
 ZR_REQUIRE_CALL(can_abort, std::declval<T&>().abort());
@@ -143,14 +147,20 @@ class CommunicatorLayer {
       if constexpr (has_traffic<D>) const_cast<const D&>(plugin_of(self)).traffic(taken(*coll), *sum);
     });
   }
+  static zr_code can_share(void* self, uint32_t n_hosts, const int32_t* ranks, zr_error* error) noexcept {
+    return guard(error, [&] {
+      if constexpr (has_can_share<D>)
+        const_cast<const D&>(plugin_of(self)).can_share(std::vector<int>(ranks, ranks + n_hosts));
+    });
+  }
   /// The component's extension tables, by id.
   static const void* extension(const char* id) noexcept {
     static constexpr zr_communicator_plan plan{sizeof(zr_communicator_plan), 0, open_bytes,
                                                has_traffic<D> ? traffic : nullptr};
     if (has_open_bytes<D> && std::strcmp(id, "zr.communicator.plan/1") == 0) return &plan;
     if constexpr (has_shared_alloc<Opened>) {
-      static constexpr zr_shared_weights_api shared_weights{sizeof(zr_shared_weights_api), 0, shared_alloc,
-                                                            shared_free};
+      static constexpr zr_shared_weights_api shared_weights{sizeof(zr_shared_weights_api), 0, shared_alloc, shared_free,
+                                                            has_can_share<D> ? can_share : nullptr};
       if (std::strcmp(id, "zr.communicator.shared_weights/1") == 0) return &shared_weights;
     }
     return nullptr;
@@ -171,6 +181,7 @@ class CommunicatorLayer {
     static_assert(has_open_bytes<D> || !has_traffic<D>, "a communicator with traffic has open_bytes too");
     static_assert(has_shared_alloc<Opened> == has_shared_free<Opened>,
                   "a communicator has both shared_alloc and shared_free, or neither");
+    static_assert(has_shared_alloc<Opened> || !has_can_share<D>, "a communicator with can_share has shared_alloc too");
   }
 
  private:

@@ -45,9 +45,10 @@ inline Done start_all_gather(const Comm& comm, const FlatLayout& layout, std::si
                                ("bucket " + std::to_string(b)).c_str(), layout.counts(b).data(), flags));
 }
 /// All-gathers every rank's part of every bucket; see start_all_gather().
-inline void all_gather_parts(const Comm& comm, const FlatLayout& layout, const zr_view& flat) {
+inline void all_gather_parts(const Comm& comm, const FlatLayout& layout, const zr_view& flat, uint32_t flags = 0) {
   std::vector<Done> pending;
-  for (std::size_t b = 0; b < layout.buckets().size(); ++b) pending.push_back(start_all_gather(comm, layout, b, flat));
+  for (std::size_t b = 0; b < layout.buckets().size(); ++b)
+    pending.push_back(start_all_gather(comm, layout, b, flat, flags));
   for (const Done& done : pending) done.wait();
 }
 
@@ -62,8 +63,7 @@ class FlatShards {
   /// The strategy's plan().
   void plan(PlanBuilder& plan) const {
     const uint32_t weights =
-        plan.buffer(ZR_ROLE_WEIGHT, shared_weights_flag(in_) ? "weights, shared by all ranks" : "weights, unsharded",
-                    layout_.total(), in_.weight_dtype, shared_weights_flag(in_));
+        plan.buffer(ZR_ROLE_WEIGHT, weights_tag(in_), layout_.total(), in_.weight_dtype, shared_weights_flag(in_));
     const uint32_t gradients = GradientBuckets::plan(in_, memory_, layout_.largest_bucket(), layout_.trainable(), plan);
     const uint32_t reduced_gradients =
         has_reduced_buffer()
@@ -102,8 +102,9 @@ class FlatShards {
   GradientBuckets& gradients() { return *gradients_; }
   /// After an update: gives every rank the weights that the other ranks have updated.
   void gather_weights() {
-    if (shared_weights_flag(in_)) return comm_->run(barrier("weights"));  // all ranks have written
-    all_gather_parts(*comm_, layout_, weights_);
+    const bool shared = shared_weights_flag(in_) != 0;
+    if (shared && !several_hosts(in_)) return comm_->run(barrier("weights"));  // all ranks have written
+    all_gather_parts(*comm_, layout_, weights_, shared ? ZR_COLL_SHARED : 0);
   }
 
  private:

@@ -100,9 +100,20 @@ constexpr int64_t bytes_of(zr_dtype dtype) { return size_of(dtype) > 0 ? size_of
 inline zr_view part(const zr_view& view, int64_t first, int64_t count) {
   return part(view, first, count, bytes_of(view.dtype));
 }
-/// The ZR_BUFFER_* flags for a buffer of full weights: ZR_BUFFER_SHARED if the ranks share weights, else 0.
+/// The ZR_BUFFER_* flags for a buffer of full weights: ZR_BUFFER_SHARED if the ranks of a host share weights, else 0.
 inline uint32_t shared_weights_flag(const zr_plan_in& in) {
-  return ZR_HAS(&in, zr_plan_in, flags) && (in.flags & ZR_PLAN_SHARE_WEIGHTS) ? ZR_BUFFER_SHARED : 0;
+  const uint32_t sharing = uint32_t{ZR_PLAN_SHARE_WEIGHTS} | ZR_PLAN_SHARE_ON_HOSTS;
+  return ZR_HAS(&in, zr_plan_in, flags) && (in.flags & sharing) ? ZR_BUFFER_SHARED : 0;
+}
+/// Whether the ranks are on more than one host.
+inline bool several_hosts(const zr_plan_in& in) {
+  return ZR_HAS(&in, zr_plan_in, flags) && (in.flags & ZR_PLAN_SEVERAL_HOSTS);
+}
+
+/// The tag of a buffer of full weights, for which shared_weights_flag() is the flag.
+inline const char* weights_tag(const zr_plan_in& in) {
+  if (!shared_weights_flag(in)) return "weights, unsharded";
+  return several_hosts(in) ? "weights, one copy per host" : "weights, shared by all ranks";
 }
 
 ZR_DETECT(has_acquire, acquire);

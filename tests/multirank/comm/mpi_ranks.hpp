@@ -28,19 +28,15 @@ inline zr_view view(void* data, int64_t count, zr_dtype dtype = ZR_F32) { return
 
 /// Runs the body on each rank; the ranks are this program, which mpirun starts for the current test only. They do not
 /// exit before all have ended the body, and mpirun's exit code does not matter: it reports ranks that end after a
-/// failure. If some ranks end MPI and others do not, mpirun of OpenMPI 4.1 sometimes waits forever (a deadlock in
-/// PMIx_server_finalize); it is then killed. keys: TOML lines of the plug-in's table. hosts: by rank, the host that it
-/// pretends to be on; or empty.
+/// failure. keys: TOML lines of the plug-in's table. hosts: by rank, the host that it pretends to be on; or empty.
 inline void on_mpi_ranks(int world, const std::function<void(CommRig&)>& body, const std::string& keys = {},
                          const std::vector<int>& hosts = {}) {
   const auto passed = [](int rank) { return "rank " + std::to_string(rank) + " has passed\n"; };
   if (!std::getenv("OMPI_COMM_WORLD_RANK")) {
     const ::testing::TestInfo& test = *::testing::UnitTest::GetInstance()->current_test_info();
-    const auto done = shell(
-        "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; timeout -s KILL 300 mpirun.openmpi "
-        "--bind-to none --oversubscribe -n " +
-        std::to_string(world) + " " + std::filesystem::read_symlink("/proc/self/exe").string() +
-        " --gtest_filter=" + test.test_suite_name() + "." + test.name());
+    const auto done = shell(ZR_SOURCE_DIR "/tests/support/mpirun.sh --bind-to none --oversubscribe -n " +
+                            std::to_string(world) + " " + std::filesystem::read_symlink("/proc/self/exe").string() +
+                            " --gtest_filter=" + test.test_suite_name() + "." + test.name());
     for (int rank = 0; rank < world; ++rank) EXPECT_THAT(done.output, ::testing::HasSubstr(passed(rank)));
     return;
   }

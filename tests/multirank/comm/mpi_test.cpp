@@ -235,8 +235,7 @@ TEST(CommMpiLifeTest, AbortCancelsWaitsAndWhatIsPending) {
 TEST(CommMpiLifeTest, ARankThatExitsWithAnOpenCommunicatorEndsTheJob) {
   if (!std::getenv("OMPI_COMM_WORLD_RANK")) {
     const auto done = shell(
-        "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; timeout 40 mpirun.openmpi --bind-to none "
-        "--oversubscribe -n 2 " +
+        "timeout 50 " ZR_SOURCE_DIR "/tests/support/mpirun.sh --bind-to none --oversubscribe -n 2 " +
         std::filesystem::read_symlink("/proc/self/exe").string() + " --gtest_filter=CommMpiLifeTest.ARankThatExits*");
     EXPECT_NE(done.code, 124) << done.output;
     return;

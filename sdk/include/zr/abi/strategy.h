@@ -8,11 +8,16 @@
 enum {
   /* The host accumulates gradients at their destinations; they are reduced in the last micro-step of a step. */
   ZR_PLAN_HOLD_GRADS = 1u << 0,
-  /* The plan may request buffers with ZR_BUFFER_SHARED. */
+  /* All ranks are on one host, and the plan may request buffers with ZR_BUFFER_SHARED. */
   ZR_PLAN_SHARE_WEIGHTS = 1u << 1,
   /* Gathers with ZR_COLL_WEIGHTS may round weights: use the flag only to gather sharded weights for ZR_FORWARD,
    * ZR_BACKWARD and ZR_EVAL, and gather them again, without it, for ZR_EXPORT_PHASE. */
-  ZR_PLAN_ROUNDED_WEIGHTS = 1u << 2
+  ZR_PLAN_ROUNDED_WEIGHTS = 1u << 2,
+  /* The ranks of the job are on more than one host. */
+  ZR_PLAN_SEVERAL_HOSTS = 1u << 3,
+  /* They are, and the plan may request buffers with ZR_BUFFER_SHARED: each host has one. updated() gathers with
+   * ZR_COLL_SHARED what the ranks of other hosts have written. */
+  ZR_PLAN_SHARE_ON_HOSTS = 1u << 4
 };
 typedef struct zr_plan_in { /* valid during plan(); that of bind(), with its parameters, until destroy() is called */
   uint32_t size;
@@ -40,7 +45,7 @@ enum {
   ZR_ROLE_WEIGHT_SHARD  /* this rank's shard of the weights */
 };
 
-/* For full weights: one allocation that all ranks of a node share. Every rank reads all of it and writes what it
+/* For full weights: one allocation that all ranks of a host share. Every rank reads all of it and writes what it
  * updates. */
 enum { ZR_BUFFER_SHARED = 1u << 0 };
 typedef struct zr_buffer { /* memory that the host allocates on this rank, zeroed, readable by peers */

@@ -112,9 +112,10 @@ TEST(FailureReportTest, CountsOmittedRanks) {
 
 TEST(ProtocolTest, RejectsTruncatedOrOverlongMessages) {
   const std::string hello =
-      control::protocol::encode(control::protocol::JoinRequest{"job", "token", 1, 2, {5, "host", "machine"}})
+      control::protocol::encode(control::protocol::JoinRequest{"job", "token", 1, 2, {5, "host", "machine", "node"}})
           .substr(control::protocol::kHeaderBytes);
   EXPECT_EQ(control::protocol::decode_join_request(hello).peer.machine, "machine");
+  EXPECT_EQ(control::protocol::decode_join_request(hello).peer.node, "node");
   for (std::size_t n = 0; n < hello.size(); ++n)
     EXPECT_THROW(control::protocol::decode_join_request(hello.substr(0, n)), control::protocol::Malformed);
   EXPECT_THROW(control::protocol::decode_join_request(hello + "x"), control::protocol::Malformed);

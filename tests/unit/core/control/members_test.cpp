@@ -188,7 +188,7 @@ struct Job {
       protocol::JoinRequest request;
       request.rank = rank;
       request.world = 2;
-      request.peer = {pid(rank), "host", "machine"};
+      request.peer = {pid(rank), "host", "machine", "node"};
       EXPECT_EQ(members.admit(request, now), "");
     }
   }

@@ -77,7 +77,7 @@ TEST_P(RecordedStrategyTest, ThousandRanksReceiveWhatThePlanSays) {
     std::vector<int64_t> received(16, 0);
     for (int rank = 0; rank < kWorld; ++rank) {
       std::vector<uint64_t> own;
-      const comm::CommVolumeCounter counter(rank, kWorld);
+      const comm::CommVolumeCounter counter(rank, kWorld, 1);
       record(of, planner.plan(rank), [&](const zr_coll& coll) {
         own.push_back(comm::fingerprint_of(coll, kWorld));
         received[coll.op] += counter.received_bytes(coll);

@@ -42,7 +42,11 @@ enum {
   ZR_COLL_INT4 = 1u << 4,
 
   /* From the host to a communicator with ZR_COMM_ANY_ORDER: it may add in any order that is the same in every run. */
-  ZR_COLL_ANY_ORDER = 1u << 5
+  ZR_COLL_ANY_ORDER = 1u << 5,
+
+  /* From strategies, for an all_gather in place over several hosts: dst is memory that the ranks of this host share
+   * (ZR_BUFFER_SHARED). It already has their parts, and they receive those of the other hosts together. */
+  ZR_COLL_SHARED = 1u << 6
 };
 
 typedef struct zr_coll {

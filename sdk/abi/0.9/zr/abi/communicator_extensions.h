@@ -4,17 +4,22 @@
 #include "zr/abi/base.h"
 #include "zr/abi/communicator.h"
 
-/* Extension "zr.communicator.shared_weights/1": memory that all ranks of one node share in place. */
+/* Extension "zr.communicator.shared_weights/1": memory that all ranks of one host share in place. */
 typedef struct zr_shared_weights_api {
   uint32_t size, rsv;
 
   /* [use] Collective: the same number of bytes on every rank. The memory is zeroed and begins at a page boundary.
-   * *writer and *reader are two mappings of it: *reader is read-only, and shows what any rank wrote through its
-   * *writer. Both are valid until free() or close(). */
+   * *writer and *reader are two mappings of it: *reader is read-only, and shows what any rank of this host wrote
+   * through its *writer. Both are valid until free() or close(). */
   zr_code (*alloc)(void *comm, uint64_t bytes, void **writer, const void **reader, zr_error *);
 
   /* [use] Frees the mappings of this rank. Accepts NULL. */
   void (*free)(void *comm, void *writer);
+
+  /* [control] ZR_OK if a job can use alloc() that has ranks[h] ranks on host h, numbered host by host; if there are
+   * several hosts, ZR_COLL_SHARED is then accepted, too. ZR_UNSUPPORTED: it cannot. Opens nothing. Or NULL: one host
+   * only. */
+  zr_code (*can_share)(void *self, uint32_t n_hosts, const int32_t *ranks, zr_error *);
 } zr_shared_weights_api;
 
 /* The hosts of a job, and the bytes of collectives, to which the callee adds. */
@@ -42,7 +47,7 @@ typedef struct zr_communicator_plan {
 
 /* For ZR_SIZE_0_9. */
 enum {
-  zr_shared_weights_api_size_0_9 = 24, /* bytes */
+  zr_shared_weights_api_size_0_9 = 32, /* bytes */
   zr_traffic_size_0_9 = 40,            /* bytes */
   zr_communicator_plan_size_0_9 = 24   /* bytes */
 };
