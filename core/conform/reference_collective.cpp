@@ -162,7 +162,7 @@ std::string length_problem(const char* name, int64_t actual, int64_t expected) {
 std::string problem_of(const RankCollective& given, int rank, int world) {
   const zr_coll& coll = given.coll;
   if (coll.op < ZR_ALL_REDUCE || coll.op > ZR_BARRIER) return concat("operation code ", coll.op, " is not defined");
-  if (coll.flags & ~(uint32_t{ZR_COLL_ACCUMULATE} | ZR_COLL_GRADIENTS | ZR_COLL_WEIGHTS))
+  if (coll.flags & ~(uint32_t{ZR_COLL_ACCUMULATE} | ZR_COLL_GRADIENTS | ZR_COLL_WEIGHTS | ZR_COLL_SHARED))
     return concat("flags is ", coll.flags, ", with unknown bits");
   if (coll.rsv != 0) return "rsv is not 0";
   if (coll.op == ZR_BARRIER) return "";

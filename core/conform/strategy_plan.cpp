@@ -63,8 +63,9 @@ std::string buffer_problem(const PlannedBuffer& buffer, const PlanRequest& reque
   if (buffer.elements < 0 || size_of(buffer.dtype) == 0) return "it has a negative size or an unknown dtype";
   if (buffer.role < ZR_ROLE_WEIGHT || buffer.role > ZR_ROLE_WEIGHT_SHARD) return concat("its role is ", buffer.role);
   if (buffer.flags & ~uint32_t{ZR_BUFFER_SHARED}) return concat("flags is ", buffer.flags, ", with unknown bits");
-  if ((buffer.flags & ZR_BUFFER_SHARED) && (buffer.role != ZR_ROLE_WEIGHT || !(request.flags & ZR_PLAN_SHARE_WEIGHTS)))
-    return "it is shared, but only full weights can be, with ZR_PLAN_SHARE_WEIGHTS";
+  const uint32_t sharing = uint32_t{ZR_PLAN_SHARE_WEIGHTS} | ZR_PLAN_SHARE_ON_HOSTS;
+  if ((buffer.flags & ZR_BUFFER_SHARED) && (buffer.role != ZR_ROLE_WEIGHT || !(request.flags & sharing)))
+    return "it is shared, but only full weights can be, with ZR_PLAN_SHARE_WEIGHTS or ZR_PLAN_SHARE_ON_HOSTS";
   return "";
 }
 

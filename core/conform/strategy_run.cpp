@@ -151,7 +151,8 @@ void StrategyRank::bind() {
     char* address = nullptr;
     if (buffer.flags & ZR_BUFFER_SHARED) {
       const MutexLock shared_lock(shared_.mutex);
-      auto& memory = shared_.shared_buffers[i];
+      const bool several = request_.flags & ZR_PLAN_SHARE_ON_HOSTS;
+      auto& memory = shared_.shared_buffers[{several ? request_.rank * 2 / request_.world : 0, i}];
       if (!memory) {
         memory = std::make_unique<Array>(bytes_of(buffer.elements, buffer.dtype), 4096);
         std::memset(memory->data(), 0, memory->size());

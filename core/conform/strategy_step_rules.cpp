@@ -102,6 +102,10 @@ void shared_weights(Case& test) {
   StrategyOptions options = options_of(test, 3, 1, ZR_PLAN_SHARE_WEIGHTS);
   options.checks_sums = false;
   run_with_all_sizes(test, options);
+  options = options_of(test, 4, 1, ZR_PLAN_SEVERAL_HOSTS | ZR_PLAN_SHARE_ON_HOSTS);
+  options.checks_sums = false;
+  test.note("on two hosts");
+  run_with_all_sizes(test, options);
 }
 
 void skipped_steps(Case& test) {
@@ -175,7 +179,9 @@ constexpr Rule kRules[] = {
      any_order_gives_the_sums},
     {"ZR-S14", "strategy", "With ZR_PLAN_HOLD_GRADS, destinations stay the same and are not modified in between.",
      held_gradients},
-    {"ZR-S15", "strategy", "With ZR_PLAN_SHARE_WEIGHTS, all weights are up to date after updated().", shared_weights},
+    {"ZR-S15", "strategy",
+     "With ZR_PLAN_SHARE_WEIGHTS or ZR_PLAN_SHARE_ON_HOSTS, all weights are up to date after updated().",
+     shared_weights},
     {"ZR-S16", "strategy", "A skipped step changes no weight, and training continues after it.", skipped_steps},
     {"ZR-S17", "strategy", "Calls may come from any thread, one at a time.", any_thread_may_call},
     {"ZR-S18", "strategy", "A call with a completion resolves it exactly once.", resolves_once},

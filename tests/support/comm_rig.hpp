@@ -81,6 +81,7 @@ class RawComm {
   ~RawComm() { api_->close(comm_); }
   RawComm(const RawComm&) = delete;
   const zr_communicator_api& api() const { return *api_; }
+  const zr_shared_weights_api& shared() const { return *host::comm::shared_weights_of(rig_.instance().component()); }
   void* comm() const { return comm_; }
   int rank() const { return rig_.control()->rank(); }
   int world() const { return rig_.control()->world(); }

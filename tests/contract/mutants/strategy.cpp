@@ -38,6 +38,7 @@ enum Defect {
   again_forever,
   clears_held_gradient,
   keeps_gathered_if_shared,
+  keeps_gathered_on_hosts,
   needs_updated,
   bound_to_a_thread,
   never_resolves,
@@ -346,8 +347,9 @@ zr_code grads_finish(void* self, const zr_use* use, zr_error*) {
 zr_code updated(void* self, const zr_use* use, zr_error*) {
   auto& s = *static_cast<Strategy*>(self);
   s.in_step = false;
-  const bool keeps =
-      kDefect == keeps_gathered || (kDefect == keeps_gathered_if_shared && (s.in.flags & ZR_PLAN_SHARE_WEIGHTS));
+  const bool keeps = kDefect == keeps_gathered ||
+                     (kDefect == keeps_gathered_if_shared && (s.in.flags & ZR_PLAN_SHARE_WEIGHTS)) ||
+                     (kDefect == keeps_gathered_on_hosts && (s.in.flags & ZR_PLAN_SHARE_ON_HOSTS));
   if (!keeps) s.gathered.clear();
   resolve(s, use);
   return ZR_OK;

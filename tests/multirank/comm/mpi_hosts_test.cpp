@@ -5,6 +5,7 @@
 
 #include <map>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,20 @@ std::vector<int> hosts_of(const std::vector<int>& ranks_per_host) {
     hosts.insert(hosts.end(), static_cast<std::size_t>(ranks_per_host[host]), static_cast<int>(host));
   return hosts;
 }
+
+// Memory of the extension "zr.communicator.shared_weights/1".
+struct SharedMemory {
+  SharedMemory(RawComm& comm, int64_t bytes) : comm(comm) {
+    zr::host::CallError error;
+    zr::host::check(comm.shared().alloc(comm.comm(), static_cast<uint64_t>(bytes), &writer, &reader, &error), error,
+                    "alloc");
+  }
+  ~SharedMemory() { comm.shared().free(comm.comm(), writer); }
+  SharedMemory(const SharedMemory&) = delete;
+  RawComm& comm;
+  void* writer = nullptr;
+  const void* reader = nullptr;
+};
 
 // The parameter: the number of ranks on each host.
 class CommMpiLevelsTest : public testing::TestWithParam<std::vector<int>> {
@@ -144,6 +159,40 @@ TEST_P(CommMpiLevelsTest, OperationsOnOtherMemoryOverlap) {
   });
 }
 
+TEST_P(CommMpiLevelsTest, RanksOfAHostShareWeights) {
+  on_ranks([](RawComm& comm, const Bench&) {
+    const auto hosts = hosts_of(GetParam());
+    const int own_host = hosts[static_cast<std::size_t>(comm.rank())];
+    std::vector<int64_t> counts;  // from none to several pieces
+    for (int rank = 0; rank < comm.world(); ++rank) counts.push_back(rank * (rank == 2 ? 0 : 150001));
+    const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+    const auto first_of = [&](int rank) { return std::accumulate(counts.begin(), counts.begin() + rank, int64_t{0}); };
+    const SharedMemory memory(comm, 2 * total * 4);
+    auto* const writer = static_cast<float*>(memory.writer);
+    const auto* const reader = static_cast<const volatile float*>(memory.reader);
+    for (int round = 0; round < 3; ++round) {
+      std::vector<std::unique_ptr<Started>> started;
+      const int64_t first = first_of(comm.rank()), count = counts[static_cast<std::size_t>(comm.rank())];
+      for (int half = 0; half < 2; ++half) {
+        float* const all = writer + half * total;
+        for (int64_t i = first; i < first + count; ++i) all[i] = static_cast<float>(100 * round + 10 * half) + 0.5f;
+        started.push_back(std::make_unique<Started>(comm, zr::all_gather(view(all + first, count), view(all, total),
+                                                                         "weights", counts.data(), ZR_COLL_SHARED)));
+      }
+      for (const auto& gather : started) ASSERT_EQ(gather->finish(), ZR_OK) << comm.said();
+      for (int half = 0; half < 2; ++half)
+        for (int64_t i = 0; i < total; ++i)
+          ASSERT_EQ(reader[half * total + i], static_cast<float>(100 * round + 10 * half) + 0.5f) << round << " " << i;
+      comm.run(zr::barrier("read"));
+    }
+    // The first host writes where the others do not see it.
+    if (own_host == 0) writer[0] = 7;
+    comm.run(zr::barrier("written"));
+    EXPECT_EQ(reader[0], own_host == 0 ? 7 : 210.5f - 10);
+    comm.run(zr::barrier("compared"));
+  });
+}
+
 // With one rank on the first host and three on the second, each way of a sum occurs: through hosts and as elements,
 // before and after the host that needs it. Only these run in the fast tests.
 INSTANTIATE_TEST_SUITE_P(Ranks, CommMpiLevelsTest,
@@ -235,6 +284,26 @@ TEST(CommMpiHierarchyTest, AbortCancelsASumThatWaitsForAnotherHost) {
                  rig.control()->put(comm.rank() == 1 ? "the others have ended" : "rank 2 has ended", "");
                },
                kAllSizes, {0, 1, 1});
+}
+
+TEST(CommMpiHierarchyTest, SharesWeightsIfAHostHasSeveralRanks) {
+  on_mpi_ranks(2,
+               [](CommRig& rig) {
+                 const auto can_share = [&](const std::vector<int32_t>& ranks) {
+                   return zr::host::comm::can_share_weights(rig.instance(), ranks);
+                 };
+                 EXPECT_TRUE(can_share({2, 2}));
+                 EXPECT_TRUE(can_share({1, 1, 3}));
+                 EXPECT_FALSE(can_share({1, 1}));
+                 EXPECT_FALSE(can_share({4})) << "comm_shm is for one host";
+                 RawComm comm(rig);
+                 std::vector<float> x(2);
+                 const zr_view own = view(x.data() + comm.rank(), 1);
+                 EXPECT_EQ(comm.submit(zr::all_gather(own, view(x.data(), 2), "x", nullptr, ZR_COLL_SHARED)),
+                           ZR_UNSUPPORTED);
+                 EXPECT_THAT(comm.said(), HasSubstr("the ranks of this job do not share the memory of their hosts"));
+               },
+               kAllSizes, {0, 1});
 }
 
 TEST(CommMpiHierarchyTest, WarnsIfRanksOfAHostDoNotFollowEachOther) {

@@ -51,7 +51,7 @@ std::vector<int64_t> uneven(int world, int64_t scale) {
 }
 
 // Every operation; sizes below and above the default of hierarchy_min_bytes, of several pieces, and of none.
-std::vector<Case> traffic_cases(int world, bool quantizes) {
+std::vector<Case> traffic_cases(int world, bool quantizes, bool shares) {
   std::vector<Case> all{{.op = ZR_BARRIER, .world = world}};
   const auto add = [&](Case c) {
     c.world = world;
@@ -82,6 +82,14 @@ std::vector<Case> traffic_cases(int world, bool quantizes) {
     for (const auto& counts : {std::vector<int64_t>{}, uneven(world, scale)})
       for (const uint32_t op : {ZR_REDUCE_SCATTER, ZR_ALL_GATHER, ZR_GATHER, ZR_SCATTER})
         add_types({.op = op, .root = world / 2, .counts = counts, .part = scale});
+  for (const auto& counts : {std::vector<int64_t>{}, uneven(world, 50000)})
+    if (shares)
+      all.push_back({.op = ZR_ALL_GATHER,
+                     .world = world,
+                     .in_place = true,
+                     .counts = counts,
+                     .part = 50000,
+                     .flags = ZR_COLL_SHARED});
   return all;
 }
 
@@ -91,8 +99,14 @@ std::string text_of(const Case& c) {
 
 class CommMpiTrafficTest : public testing::TestWithParam<Job> {
  protected:
-  CommMpiTrafficTest() : hosts_(hosts_of(GetParam().ranks)), cases_(traffic_cases(world(), GetParam().quantizes)) {}
+  CommMpiTrafficTest()
+      : hosts_(hosts_of(GetParam().ranks)), cases_(traffic_cases(world(), GetParam().quantizes, shares())) {}
   int world() const { return static_cast<int>(hosts_.size()); }
+  // Whether the ranks of a host can share weights.
+  static bool shares() {
+    const std::vector<int32_t>& ranks = GetParam().ranks;
+    return GetParam().quantizes && ranks.size() > 1 && std::ranges::max(ranks) > 1;
+  }
   // The bytes that this rank sends to each rank, case by case.
   std::vector<int64_t> sent(RawComm& comm);
   // `sent`: of all ranks.

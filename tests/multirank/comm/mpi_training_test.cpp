@@ -58,6 +58,42 @@ TEST(CommMpiTrainingTest, HasTheBitsOfShmWithSeveralRanksOnAHost) {
     }
 }
 
+// Without sharing, rank 0 has all weights; on one host it counts a part of the copy for all ranks, on several hosts a
+// part of its host's copy. Then a host receives the weights that the other one has updated once.
+TEST(CommMpiTrainingTest, RanksOfAHostShareWeights) {
+  const zr::test::Scratch scratch;
+  constexpr int kSteps = 20;
+  for (const std::string strategy : {"zero1", "zero2 train.dtype=bf16", "zero3 strategy.zero3.shard_within=host"})
+    for (const int ranks : {3, 4}) {
+      if (ranks == 3 && strategy != "zero1") continue;
+      const std::string n = std::to_string(ranks), keys = "strategy=" + strategy + " job.ranks=" + n + " ";
+      const std::string start = "mpirun.openmpi --bind-to none --oversubscribe -n " + n +
+                                " sh -c 'ZR_HOST_ID=$((OMPI_COMM_WORLD_RANK / 2)) exec \"$@\"' sh",
+                        mpi_keys = keys + "communicator=mpi communicator.mpi.hierarchy_min_bytes=0";
+      const auto shm = summary_of(scratch, ZR_BUILD_DIR "/bin/zeroth launch -n " + n + " --", keys);
+      const auto shared = summary_of(scratch, start, mpi_keys);
+      const auto replicas =
+          summary_of(scratch, start, mpi_keys + " strategy.zero3.shard_within=job communicator.share_weights=false");
+      EXPECT_EQ(shared.at("weights_hash"), shm.at("weights_hash")) << keys;
+      EXPECT_EQ(replicas.at("weights_hash"), shm.at("weights_hash")) << keys;
+      const auto weights = [](const nlohmann::json& summary) {
+        const auto& kinds = summary.at("memory").at("device").at("weights");
+        EXPECT_EQ(kinds.at("planned"), kinds.at("peak"));
+        return kinds.at("peak").get<int64_t>();
+      };
+      const auto gathered = [](const nlohmann::json& summary) {
+        return summary.at("communication_bytes").at("all_gather").get<int64_t>();
+      };
+      EXPECT_NEAR(static_cast<double>(weights(shared)), static_cast<double>(ranks * weights(shm)) / 2, 64) << keys;
+      if (strategy != "zero3 strategy.zero3.shard_within=host") {
+        EXPECT_NEAR(static_cast<double>(weights(replicas)), static_cast<double>(2 * weights(shared)), 64) << keys;
+        EXPECT_EQ(gathered(replicas), gathered(shared) * (ranks - 1)) << keys;
+      }
+      EXPECT_EQ(gathered(shm), 0) << keys;
+      EXPECT_GT(gathered(shared), kSteps * weights(shared)) << keys;
+    }
+}
+
 TEST(CommMpiTrainingTest, AKilledRankEndsTheJobAndIsNamed) {
   const zr::test::Scratch scratch;
   const std::string name = "killed" + std::to_string(::getpid());
@@ -137,8 +173,11 @@ TEST(CommMpiHostsTest, TrainTheBitsOfOneHost) {
       const int64_t sent = hosts.sent() - before;
       EXPECT_EQ(mpi.at("weights_hash"), shm.at("weights_hash")) << keys;
       const auto& bytes = mpi.at("communication_bytes");
-      const int64_t communicated = bytes.at("reduce_scatter").get<int64_t>() + bytes.at("all_gather").get<int64_t>();
-      const int64_t expected = communicated / (has_levels ? 6 : 3);
+      const int64_t reduced = bytes.at("reduce_scatter").get<int64_t>(),
+                    gathered = bytes.at("all_gather").get<int64_t>();
+      const bool shares =
+          has_levels && strategy == "zero1";  // then the other host, not each rank, receives the weights
+      const int64_t expected = has_levels ? reduced / 6 + gathered / (shares ? 2 : 6) : (reduced + gathered) / 3;
       EXPECT_GE(sent, expected) << keys << has_levels;
       EXPECT_LE(sent, expected * 11 / 10 + (256 << 10)) << keys << has_levels;
     }
@@ -209,9 +248,11 @@ TEST(CommMpiHostsTest, SendFewerBytesOfQuantizedGradientsAndWeights) {
     const auto summary = summary_of(scratch, hosts.launch(2), keys);
     const int64_t sent = hosts.sent() - before;
     const auto& bytes = summary.at("communication_bytes");
-    // Each of four ranks receives 3/4 of the elements, but a host sends half of them.
+    // Each of four ranks receives 3/4 of the elements, but a host sends half of them. Under zero1 the ranks of a host
+    // share weights, so the other half is received once.
+    const double shares = job.keys.find("zero1") != std::string::npos ? 3 : 1;
     const double expected = (job.gradients * bytes.at("reduce_scatter").get<double>() +
-                             job.gathered * bytes.at("all_gather").get<double>()) /
+                             shares * job.gathered * bytes.at("all_gather").get<double>()) /
                             6;
     EXPECT_GE(sent, expected) << keys;
     EXPECT_LE(sent, expected * 1.1 + (256 << 10)) << keys;
