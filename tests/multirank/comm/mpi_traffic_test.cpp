@@ -83,13 +83,11 @@ std::vector<Case> traffic_cases(int world, bool quantizes, bool shares) {
       for (const uint32_t op : {ZR_REDUCE_SCATTER, ZR_ALL_GATHER, ZR_GATHER, ZR_SCATTER})
         add_types({.op = op, .root = world / 2, .counts = counts, .part = scale});
   for (const auto& counts : {std::vector<int64_t>{}, uneven(world, 50000)})
-    if (shares)
-      all.push_back({.op = ZR_ALL_GATHER,
-                     .world = world,
-                     .in_place = true,
-                     .counts = counts,
-                     .part = 50000,
-                     .flags = ZR_COLL_SHARED});
+    if (shares) {
+      const Case c{.op = ZR_ALL_GATHER, .flags = ZR_COLL_SHARED, .world = world, .counts = counts, .part = 50000};
+      all.push_back(c);
+      all.back().in_place = true;
+    }
   return all;
 }
 

@@ -136,7 +136,7 @@ TEST_F(PlanningTest, WarnsOfAGroupThatEarlierGroupsHide) {
 TEST_F(PlanningTest, SharesWeightsOnlyBetweenRanksWithWeightsOnTheDevice) {
   const auto shares = [&](const std::vector<std::string>& overrides, int world) {
     const plugin::ResolvedJob resolved = job(overrides, "", world);
-    return engine::shares_weights(resolved.config, resolved.communicator, world);
+    return engine::Planner(resolved, parameters({{"a", 1500}}), world, {world}).plan(0).input.share_weights;
   };
   EXPECT_TRUE(shares({}, 2));
   EXPECT_FALSE(shares({}, 1));

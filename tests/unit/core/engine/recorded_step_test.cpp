@@ -119,6 +119,66 @@ TEST_P(RecordedStrategyTest, HostsExchangeWhatTheTableOfTheCommunicatorSays) {
   EXPECT_EQ(std::accumulate(traffic.received.begin(), traffic.received.end(), uint64_t{0}), traffic.between());
 }
 
+// A job whose hosts each have one copy of the weights: a rank counts its part of the copy, and each host receives what
+// the others have updated.
+TEST_P(RecordedStrategyTest, HostsReceiveSharedWeightsOnce) {
+  if (!std::filesystem::exists(ZR_BUILD_DIR "/plugins/zr_communicator_mpi.so")) GTEST_SKIP() << "MPI was not found";
+  if (GetParam() == "zero0") return;  // every rank updates all
+  const engine::HostSizes hosts{3, 1, 4};
+  std::vector<std::string> keys{"strategy=" + GetParam(), "strategy." + GetParam() + ".bucket_bytes=256KiB",
+                                "communicator=mpi", "communicator.mpi.hierarchy_min_bytes=0", "train.dtype=bf16"};
+  if (GetParam() == "zero3") keys.emplace_back("strategy.zero3.shard_within=host");
+  const plugin::ResolvedJob of = job(8, keys);
+  const std::vector<plan::Parameter> parameters = blocks_of(3, 160);
+  engine::Planner planner(of, parameters, 8, hosts);
+  int64_t all = 0, trainable = 0, received = 0, counted = 0;
+  for (const plan::Parameter& p : parameters) {
+    all += p.count;
+    trainable += p.frozen ? 0 : p.count;
+  }
+  for (int rank = 0; rank < 8; ++rank) {
+    const plan::MemoryPlan plan = planner.plan(rank);
+    EXPECT_TRUE(plan.input.share_weights);
+    for (const plan::Buffer& buffer : plan.rank_plan.buffers)
+      if (buffer.shared) counted += buffer.bytes(plan.input.place_of(rank));
+    const comm::CommVolumeCounter counter(rank, 8, 3);
+    record(of, plan, [&](const zr_coll& coll) {
+      if (coll.op != ZR_ALL_GATHER) return;
+      EXPECT_TRUE(coll.flags & ZR_COLL_SHARED);
+      received += counter.received_bytes(coll);
+    });
+  }
+  const plan::StepCommunication communication = planner.plan(0).communication();
+  EXPECT_EQ(communication.weights.bytes(), 2 * trainable * 2);
+  EXPECT_EQ(communication.gathers.bytes(), 0);
+  EXPECT_GE(counted, 3 * 2 * all);
+  EXPECT_LT(counted, 3 * 2 * all + 3 * 64 * static_cast<int64_t>(parameters.size()) * 2) << "padding";
+  EXPECT_GE(received, communication.weights.bytes());
+  EXPECT_LT(received, communication.weights.bytes() + 2 * 64 * static_cast<int64_t>(parameters.size()) * 2)
+      << "padding";
+  EXPECT_EQ(planner.traffic({{}})[0].problem, "");
+}
+
+TEST_F(RecordedStepTest, ShardsWithinHostsOnlyIfTheirRanksShareWeights) {
+  if (!std::filesystem::exists(ZR_BUILD_DIR "/plugins/zr_communicator_mpi.so")) GTEST_SKIP() << "MPI was not found";
+  const auto planned = [&](std::vector<std::string> keys, const engine::HostSizes& hosts) {
+    keys.insert(keys.end(), {"strategy=zero3", "strategy.zero3.shard_within=host", "communicator=mpi"});
+    const plugin::ResolvedJob of = job(4, keys);
+    return failure_of([&] { engine::Planner(of, blocks_of(1, 64), 4, hosts).plan(0); });
+  };
+  const std::string problem =
+      "strategy 'zero3': plan: strategy.zero3.shard_within = \"host\" needs weights that the ranks of a host share: "
+      "host "
+      "memory, communicator.share_weights = true without device_budget, exact gathers of weights, a communicator with "
+      "hierarchy (mpi), and several ranks per host, which are numbered host by host";
+  EXPECT_EQ(planned({}, {2, 2}), "");
+  EXPECT_EQ(planned({}, {4}), "") << "as shard_within = job";
+  EXPECT_EQ(planned({}, {1, 1, 1, 1}), problem);
+  EXPECT_EQ(planned({"communicator.share_weights=false"}, {2, 2}), problem);
+  EXPECT_EQ(planned({"communicator.mpi.hierarchy=false"}, {2, 2}), problem);
+  EXPECT_EQ(planned({"communicator.weights=int8"}, {2, 2}), problem);
+}
+
 INSTANTIATE_TEST_SUITE_P(Strategies, RecordedStrategyTest, ::testing::Values("zero0", "zero1", "zero2", "zero3"),
                          [](const auto& info) { return info.param; });
 
