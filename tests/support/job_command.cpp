@@ -15,6 +15,7 @@
 #include <filesystem>
 #include <iostream>
 #include <optional>
+#include <regex>
 
 #include "base/log.hpp"
 #include "cli/commands.hpp"
@@ -79,6 +80,34 @@ std::optional<Job> job_of(const std::string& command) {
   return job;
 }
 
+// With ZR_TEST_HOSTS=N, the same job on N hosts that its ranks pretend to be on, connected by MPI; "" if the job has
+// one rank, or says itself how its ranks communicate.
+std::string over_hosts(const Job& job) {
+  const char* const hosts = std::getenv("ZR_TEST_HOSTS");
+  const std::vector<std::string>& words = job.arguments;
+  const bool is_plain = words.size() > 4 && words[1] == "-n" && words[2] != "1" && words[3] == "--";
+  if (!hosts || !is_plain || std::ranges::any_of(words, [](const std::string& word) {
+        return word.starts_with("communicator=") || word.starts_with("device=");
+      }))
+    return "";
+  std::string command = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; ";
+  const auto quoted = [](const std::string& word) {
+    return "'" + std::regex_replace(word, std::regex("'"), "'\\''") + "' ";
+  };
+  for (const auto& [name, value] : job.environment) command += "export " + name + "=" + quoted(value) + "; ";
+  command += ZR_BUILD_DIR "/bin/zeroth launch --hosts localhost:" + words[2] +
+             " -- sh -c 'ZR_HOST_ID=$((OMPI_COMM_WORLD_RANK * " + hosts + " / " + words[2] + ")) exec \"$@\"' sh ";
+  for (std::size_t i = 4; i < words.size(); ++i) command += quoted(words[i]);
+  return command + "communicator=mpi communicator.mpi.hierarchy_min_bytes=0";
+}
+
+testing::Outcome run_in_shell(const std::string& command, const std::string& folder,
+                              const std::map<std::string, std::string>& environment) {
+  std::string variables;
+  for (const auto& [name, value] : environment) variables += "export " + name + "='" + value + "'; ";
+  return testing::shell("cd '" + folder + "' && " + variables + "(" + command + ")");
+}
+
 [[noreturn]] void launch(const Job& job, const std::string& folder,
                          const std::map<std::string, std::string>& environment, int output) {
   launches_by_fork = true;
@@ -112,13 +141,12 @@ void skip_earlier_destructors() {
 
 testing::Outcome run_job_command(const std::string& command, const std::string& folder,
                                  const std::map<std::string, std::string>& environment) {
+  const auto named = std::getenv("ZR_TEST_HOSTS") ? job_of(command) : std::nullopt;
+  const std::string over = named ? over_hosts(*named) : "";
+  if (!over.empty()) return run_in_shell(over, folder, environment);
   const bool forks = !kSanitized && files_in("/proc/self/task") == 1 && !::testing::Test::HasFailure();
   const auto job = forks ? job_of(command) : std::nullopt;
-  if (!job) {
-    std::string variables;
-    for (const auto& [name, value] : environment) variables += "export " + name + "='" + value + "'; ";
-    return testing::shell("cd '" + folder + "' && " + variables + "(" + command + ")");
-  }
+  if (!job) return run_in_shell(command, folder, environment);
   host::model::intercept();  // here, so that not each rank writes its own copy of libtorch's tables of operators
   std::cout.flush();
   std::fflush(nullptr);

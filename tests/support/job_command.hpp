@@ -17,6 +17,9 @@ namespace zr::test {
 /// run in a shell. So do all commands if the test program is sanitized, because only programs that end normally check
 /// for leaks; if it has threads, which a fork would not have; and if the test has failed, because the ranks would
 /// inherit the failure.
+///
+/// With ZR_TEST_HOSTS=N in the environment, such jobs of several ranks run over MPI, on N hosts that the ranks pretend
+/// to be on, unless they name a communicator or a device.
 testing::Outcome run_job_command(const std::string& command, const std::string& folder,
                                  const std::map<std::string, std::string>& environment = {});
 
