@@ -82,7 +82,7 @@ inline constexpr zr_shared_weights_api kFakeSharedWeights{
     [](void*, uint64_t, void** writer, const void** reader, zr_error*) -> zr_code {
       return fake->shared_alloc(writer, reader);
     },
-    [](void*, void*) { fake->shared_free(); }};
+    [](void*, void*) { fake->shared_free(); }, nullptr};
 inline constexpr zr_component kFakeComponent{
     sizeof(zr_component),
     0,

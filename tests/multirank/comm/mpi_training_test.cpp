@@ -63,7 +63,7 @@ TEST(CommMpiTrainingTest, HasTheBitsOfShmWithSeveralRanksOnAHost) {
 TEST(CommMpiTrainingTest, RanksOfAHostShareWeights) {
   const zr::test::Scratch scratch;
   constexpr int kSteps = 20;
-  for (const std::string strategy : {"zero1", "zero2 train.dtype=bf16", "zero3 strategy.zero3.shard_within=host"})
+  for (const std::string strategy : {"zero1", "zero2 gradients.reduce_dtype=bf16", "zero3 strategy.zero3.shard_within=host"})
     for (const int ranks : {3, 4}) {
       if (ranks == 3 && strategy != "zero1") continue;
       const std::string n = std::to_string(ranks), keys = "strategy=" + strategy + " job.ranks=" + n + " ";

@@ -15,7 +15,8 @@ using ::testing::HasSubstr;
 class MembersTest : public ::testing::Test {
  protected:
   MembersTest() {
-    for (int rank : {0, 1}) EXPECT_EQ(members.admit({"job", "token", rank, 2, {100 + rank, "far", "far"}}, now), "");
+    for (int rank : {0, 1})
+      EXPECT_EQ(members.admit({"job", "token", rank, 2, {100 + rank, "far", "far", "far"}}, now), "");
   }
   void heartbeat(int rank, uint64_t sequence, bool waiting, uint64_t leaves = 0, uint64_t left_sequence = 0,
                  bool left = false) {
@@ -102,7 +103,7 @@ TEST_F(MembersTest, NamesRanksThatWereSilentBeforeARankWasLost) {
 }
 
 TEST_F(MembersTest, AdmitReturnsReasonForRejection) {
-  EXPECT_EQ(members.admit({"job", "token", 1, 2, {5, "far", "far"}}, now),
+  EXPECT_EQ(members.admit({"job", "token", 1, 2, {5, "far", "far", "far"}}, now),
             "rank 1 (pid 101) has joined already, but pid 5 on far has the same rank: give each process its own rank");
   EXPECT_EQ(members.admit({"job", "token", -1, 2, {}}, now), "rank -1 is out of range (world size 2)");
 }
