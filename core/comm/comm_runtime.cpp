@@ -218,6 +218,7 @@ void CommRuntime::free(void* memory) {
     case State::Memory::From::host: break;
   }
   s.memory.erase(at);
+  s.submission.remove_shared(memory);
   s.submission.counter().remove_buffer(memory);
 }
 
@@ -227,6 +228,7 @@ std::pair<void*, const void*> CommRuntime::allocate_shared(int64_t bytes, int64_
   const auto views = s.submission.on_host()->shared_alloc(static_cast<uint64_t>(std::max<int64_t>(bytes, 64)));
   s.memory.emplace(views.first, State::Memory{share, tier, kind, tag, State::Memory::From::shared_weights, {}});
   s.host.ledger().add(tier, kind, tag, share);
+  s.submission.add_shared(views.first, bytes);
   return views;
 }
 

@@ -64,6 +64,13 @@ class Submission {
   }
   /// `staging` must outlive every collective; null: no staging.
   void set_collective_staging(CollectiveStaging* staging) { collective_staging_ = staging; }
+  /// Adds memory of which the ranks of a host have one copy: only it may be the dst of collectives with ZR_COLL_SHARED.
+  void add_shared(const void* memory, int64_t bytes) {
+    shared_.emplace_back(static_cast<const char*>(memory), static_cast<const char*>(memory) + bytes);
+  }
+  void remove_shared(const void* memory) {
+    std::erase_if(shared_, [&](const auto& range) { return range.first == memory; });
+  }
   void set_trace(Trace* trace) { trace_ = trace; }  // must outlive every collective; null: no trace
   /// Sets the call of the program that submits the following collectives; "" for none. Reports include it in the
   /// descriptions of collectives.
@@ -88,6 +95,7 @@ class Submission {
   struct Waiting;
   zr_code submit(const zr_coll& coll, zr_done* done, bool control, zr_error* error, bool in_stream = false);
   zr_code submit_of_plugin(const zr_coll& given, zr_stream* stream, zr_done* done, zr_error* error);
+  bool may_be_shared(const zr_coll& coll) const;
   struct StagedCollective {  // a collective whose disk-backed addresses are replaced by memory
     zr_coll coll;
     uint64_t number;
@@ -130,6 +138,7 @@ class Submission {
   const plugin::Instance* instance_;
   const std::chrono::milliseconds timeout_;
   const int rank_, world_;
+  std::vector<std::pair<const char*, const char*>> shared_;  // begin and end
   std::unique_ptr<OpenCommunicator> on_host_, on_device_;
   Mutex abort_mutex_;
   OpenCommunicator* to_abort_on_device_ ZR_GUARDED_BY(abort_mutex_) = nullptr;

@@ -44,8 +44,24 @@ zr_code Submission::submit_of_plugin(const zr_coll& given, zr_stream* stream, zr
                   fmt::format("{} '{}': its flags say that it has gradients and that it has weights: {}",
                               name_of_op(coll.op), coll.label ? coll.label : "", kBug),
                   error);
+  if ((coll.flags & ZR_COLL_SHARED) && !may_be_shared(coll))
+    return reject(ZR_INVALID, exit_code::internal,
+                  fmt::format("{} '{}' has ZR_COLL_SHARED, which is for all_gathers in place in a buffer with "
+                              "ZR_BUFFER_SHARED of a job with ZR_PLAN_SHARE_ON_HOSTS: {}",
+                              name_of_op(coll.op), coll.label ? coll.label : "", kBug),
+                  error);
   coll.flags = flags_of_job(coll.flags, gradients_, weights_);
   return submit(coll, done, false, error, stream != nullptr);
+}
+
+bool Submission::may_be_shared(const zr_coll& coll) const {
+  if (coll.op != ZR_ALL_GATHER || std::ranges::max(control_->hosts()) == 0) return false;
+  if (coll.dst.count == 0) return true;
+  const char* const dst = bytes_of(coll.dst);
+  const int64_t width = size_of(coll.dst.dtype), first = part_of_rank(coll.counts, coll.dst.count, rank_, world_).first;
+  if (coll.src.count > 0 && bytes_of(coll.src) != dst + first * width) return false;
+  return std::ranges::any_of(
+      shared_, [&](const auto& range) { return dst >= range.first && dst + coll.dst.count * width <= range.second; });
 }
 
 zr_code Submission::abi_submit(void* self, const zr_coll* coll, zr_stream* stream, zr_done* done,

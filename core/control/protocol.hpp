@@ -32,7 +32,7 @@ enum class Type : uint8_t {
   goodbye,         // Heartbeat of the rank that runs the store: it leaves normally
 };
 
-inline constexpr std::string_view kProtocolName = "zeroth-control/3";
+inline constexpr std::string_view kProtocolName = "zeroth-control/4";
 inline constexpr uint32_t kHeaderBytes = 5;
 inline constexpr uint32_t kMaxJoinRequestBytes = 4096;  // limit until a connection has presented the token
 inline constexpr uint32_t kMaxBytes = 4u << 20;

@@ -73,9 +73,7 @@ bool ModelRefresh::compare_changes(const std::function<std::vector<plan::Paramet
   if (!any) return false;
   // If the job cannot run with the new list, fail before anything changes.
   prepare_change([&] {
-    const int world = context_.world();
-    const bool one_host = context_.setup.control->local_world() == world;
-    const Planner planner(context_.setup, parameters, world, one_host ? HostSizes{world} : HostSizes{});
+    const Planner planner(context_.setup, parameters, context_.world(), ranks_of_hosts(*context_.setup.control));
     const plan::MemoryPlan plan = planner.plan(context_.rank());
     const int64_t budget = context_.config().memory().device_budget_bytes;
     if (budget > 0 && plan.bytes() > budget)

@@ -42,15 +42,6 @@ std::vector<std::shared_ptr<const plugin::Instance>> make_tiers(plugin::PluginHo
   return tiers;
 }
 
-// Ranks that are not numbered host by host are planned as if each was on a host of its own.
-std::vector<int> ranks_of_hosts(const control::Control& control) {
-  const std::vector<int> hosts = control.hosts();
-  if (!std::ranges::is_sorted(hosts)) return std::vector<int>(hosts.size(), 1);
-  std::vector<int> ranks(static_cast<std::size_t>(hosts.back()) + 1);
-  for (const int host : hosts) ++ranks[static_cast<std::size_t>(host)];
-  return ranks;
-}
-
 plan::MemoryPlan plan_of(const PlannedJob& job, const model::Model& model) {
   const Setup& setup = job.setup;
   const control::Control& control = *setup.control;

@@ -27,7 +27,7 @@ Planner::Planner(const plugin::ResolvedJob& job, const std::vector<plan::Paramet
   const int ranks_per_host = hosts.empty() ? world : *std::max_element(hosts.begin(), hosts.end());
   add_tiers(input_, job, tiers_, ranks_per_host, communicator_bytes(communicator_.get(), world).value_or(0));
   input_.rounds_weights = engine::rounds_weights(job.config, communicator_.get());
-  input_.hosts.assign(hosts.begin(), hosts.end());
+  input_.hosts = hosts;
   input_.share_weights = !hosts.empty() && shares_weights(job.config, input_, communicator_.get());
 }
 

@@ -85,6 +85,14 @@ std::vector<std::string> group_warnings(const std::vector<config::GroupConfig>& 
   return warnings;
 }
 
+std::vector<int> ranks_of_hosts(const control::Control& control) {
+  const std::vector<int> hosts = control.hosts();
+  if (!std::ranges::is_sorted(hosts)) return std::vector<int>(hosts.size(), 1);
+  std::vector<int> ranks(static_cast<std::size_t>(hosts.back()) + 1);
+  for (const int host : hosts) ++ranks[static_cast<std::size_t>(host)];
+  return ranks;
+}
+
 bool shares_weights(const config::JobConfig& config, const plan::PlanInput& input,
                     const plugin::Instance* communicator) {
   if (input.world == 1 || !communicator || !config.communicator().share_weights) return false;

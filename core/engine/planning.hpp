@@ -8,6 +8,7 @@
 
 #include "base/ledger.hpp"
 #include "base/thread_pool.hpp"
+#include "control/control.hpp"
 #include "engine/optimizers.hpp"
 #include "plan/plan.hpp"
 #include "plugin/plugin_host.hpp"
@@ -42,6 +43,10 @@ int64_t host_bytes(const plan::MemoryPlan& plan, int ranks_per_node, std::option
 /// Throws UserError with the plan if host_bytes() exceeds memory.host_budget.
 void check_host_budget(const config::JobConfig& config, const plan::MemoryPlan& plan, int ranks_per_node,
                        const plan::PlanContext& context);
+/// The number of ranks of each host. Ranks that are not numbered host by host count as if each was on a host of its
+/// own.
+std::vector<int> ranks_of_hosts(const control::Control& control);
+
 /// True if the ranks of each host share one copy of the weights; never with memory.device_budget. On several hosts only
 /// if gathers of weights are exact and gradients are reduced. `input`: its hosts are set. The communicator may be null.
 bool shares_weights(const config::JobConfig& config, const plan::PlanInput& input,

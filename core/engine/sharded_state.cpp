@@ -293,15 +293,24 @@ void ShardedState::own_weights(uint32_t param, offload::OptimizerStates::Access 
     if (!buffers_.readers()[piece.buffer]) {
       visit_view(weights_at(piece, piece.first, piece.count), access, param,
                  [&](void* values, int64_t at, int64_t some) { fn(piece.first + at, some, values); });
-    } else if (const plan::PlanInput& input = context_.plan.input;
-               input.parameters[param].frozen || input.several_hosts()) {
-      if (input.place_of(context_.rank()).index == 0)  // for its host
-        fn(piece.first, piece.count, weights_at(piece, piece.first, piece.count).data);
     } else {
-      for (const uint32_t u : slices_of_[param])
-        fn(slices_[u].first, slices_[u].count, weights_at(piece, slices_[u].first, slices_[u].count).data);
+      shared_weights(param,
+                     [&](int64_t first, int64_t count) { fn(first, count, weights_at(piece, first, count).data); });
     }
   }
+}
+
+// What this rank writes of a parameter in memory that the ranks of its host share: the elements that it updates. The
+// first rank of a host also writes those that no rank of the host updates.
+void ShardedState::shared_weights(uint32_t param, const std::function<void(int64_t first, int64_t count)>& fn) const {
+  const plan::PlanInput& input = context_.plan.input;
+  const plan::PlanInput::Place own = input.place_of(context_.rank());
+  for (const uint32_t u : slices_of_[param]) fn(slices_[u].first, slices_[u].count);
+  if (own.index != 0) return;
+  const auto is_on_host = [&](int rank) { return input.place_of(rank).host == own.host; };
+  for (const plan::Segment& segment : context_.plan.segments[param])
+    if (input.parameters[param].frozen || std::ranges::none_of(segment.owners, is_on_host))
+      fn(segment.first, segment.count);
 }
 
 void ShardedState::store(uint32_t param, const float* values) {

@@ -120,6 +120,7 @@ class ShardedState {
   update::UpdateSlice make_slice(const plan::Piece& reduced, const plan::Piece& weight, int64_t skip,
                                  const plan::StateRange& range) const;
   void make_slices();
+  void shared_weights(uint32_t param, const std::function<void(int64_t first, int64_t count)>& fn) const;
   void bind_strategy();
   // The index of the fp32 masters in RankPlan::state_arrays.
   std::size_t master_array() const { return 0; }

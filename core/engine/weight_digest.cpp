@@ -36,7 +36,8 @@ WeightDigest::WeightDigest(const plan::MemoryPlan& plan, const std::vector<void*
   memory_.assign(parameters.size(), nullptr);
   if (world > 1)
     for (const plan::Piece& piece : plan.rank_plan.weights)
-      if (!piece.shard && piece.count == parameters[piece.param].count && piece.count > 0 && !readers[piece.buffer])
+      if (!piece.shard && piece.count == parameters[piece.param].count && piece.count > 0 &&
+          (!readers[piece.buffer] || plan.input.several_hosts()))
         memory_[piece.param] = static_cast<const char*>(buffers[piece.buffer]) + piece.offset * size_;
   const int64_t per_element = size_ + size_of(plan.input.reduced_grad_dtype) + (plan.has_master ? 4 : 0);
   for (uint32_t i = 0; i < parameters.size(); ++i) {

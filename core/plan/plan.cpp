@@ -265,10 +265,11 @@ MemoryPlan make_plan(const PlanInput& input, int rank, const StrategyPlan& strat
 }
 
 PlanInput::Place PlanInput::place_of(int rank) const {
-  if (!several_hosts()) return {rank, world};
-  for (const int ranks : hosts) {
-    if (rank < ranks) return {rank, ranks};
+  if (!several_hosts()) return {0, rank, world};
+  for (int host = 0; const int ranks : hosts) {
+    if (rank < ranks) return {host, rank, ranks};
     rank -= ranks;
+    ++host;
   }
   fail_internal("a rank is on no host");
 }

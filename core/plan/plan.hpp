@@ -60,7 +60,7 @@ struct PlanInput {
   ExchangePlan exchange_plan{};  // empty: no optimizer needs gradients that are not reduced over ranks
   bool several_hosts() const { return hosts.size() > 1; }
   struct Place {
-    int index = 0, ranks = 1;  // of a rank on its host, and the ranks there
+    int host = 0, index = 0, ranks = 1;  // of a rank: its host, its number on it, and the ranks there
   };
   Place place_of(int rank) const;
   /// What the optimizer declares about a parameter.

@@ -40,10 +40,13 @@ class Zero3 : public zr::Strategy<Zero3> {
   void plan(const zr_plan_in& in, zr::PlanBuilder& plan) const {
     if (within_host_ && zr::several_hosts(in) && !shares_weights(in))
       throw zr::PluginError(
-          ZR_UNSUPPORTED,
-          "strategy.zero3.shard_within = \"host\" needs weights that the ranks of a host share: host memory, "
-          "communicator.share_weights = true without device_budget, exact gathers of weights, a communicator with "
-          "hierarchy (mpi), and several ranks per host, which are numbered host by host");
+          ZR_INVALID,
+          "strategy.zero3.shard_within = \"host\" needs weights that the ranks of a host share: "
+          "communicator.share_weights "
+          "= true and communicator \"mpi\" with hierarchy = true, several ranks on a host, ranks numbered host by "
+          "host, "
+          "weights in host memory (no device, device_budget or offload.parameters), exact gathers of weights, and no "
+          "optimizer with local gradients; or remove the key");
     const GatherGroups groups = make_groups(in);
     const Layout layout(in, groups);
     const int64_t width = zr::bytes_of(in.weight_dtype);

@@ -234,8 +234,8 @@ const std::set<std::string> kApart{
     // Tested in tests/multirank/model/device_test.cpp.
     "job.device", "job.device_library",
     // Tested in tests/multirank/comm/mpi_*_test.cpp.
-    "communicator.exact", "communicator.gradients", "communicator.weights", "communicator.mpi.hierarchy",
-    "communicator.mpi.hierarchy_min_bytes", "communicator.mpi.staging_bytes",
+    "strategy.zero3.shard_within", "communicator.exact", "communicator.gradients", "communicator.weights",
+    "communicator.mpi.hierarchy", "communicator.mpi.hierarchy_min_bytes", "communicator.mpi.staging_bytes",
     // Tested in tests/multirank/engine/buffers_test.cpp.
     "train.buffers"};
 

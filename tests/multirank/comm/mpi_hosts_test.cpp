@@ -170,25 +170,28 @@ TEST_P(CommMpiLevelsTest, RanksOfAHostShareWeights) {
     const SharedMemory memory(comm, 2 * total * 4);
     auto* const writer = static_cast<float*>(memory.writer);
     const auto* const reader = static_cast<const volatile float*>(memory.reader);
+    const auto value = [](int round, int half, int64_t i) {
+      return static_cast<float>(1000000 * round + 7 * half + i);
+    };
     for (int round = 0; round < 3; ++round) {
       std::vector<std::unique_ptr<Started>> started;
       const int64_t first = first_of(comm.rank()), count = counts[static_cast<std::size_t>(comm.rank())];
       for (int half = 0; half < 2; ++half) {
         float* const all = writer + half * total;
-        for (int64_t i = first; i < first + count; ++i) all[i] = static_cast<float>(100 * round + 10 * half) + 0.5f;
+        for (int64_t i = first; i < first + count; ++i) all[i] = value(round, half, i);
         started.push_back(std::make_unique<Started>(comm, zr::all_gather(view(all + first, count), view(all, total),
                                                                          "weights", counts.data(), ZR_COLL_SHARED)));
       }
       for (const auto& gather : started) ASSERT_EQ(gather->finish(), ZR_OK) << comm.said();
       for (int half = 0; half < 2; ++half)
         for (int64_t i = 0; i < total; ++i)
-          ASSERT_EQ(reader[half * total + i], static_cast<float>(100 * round + 10 * half) + 0.5f) << round << " " << i;
+          ASSERT_EQ(reader[half * total + i], value(round, half, i)) << round << " " << half << " " << i;
       comm.run(zr::barrier("read"));
     }
     // The first host writes where the others do not see it.
-    if (own_host == 0) writer[0] = 7;
+    if (comm.rank() == 0) writer[0] = 7;
     comm.run(zr::barrier("written"));
-    EXPECT_EQ(reader[0], own_host == 0 ? 7 : 210.5f - 10);
+    EXPECT_EQ(reader[0], own_host == 0 ? 7 : value(2, 0, 0));
     comm.run(zr::barrier("compared"));
   });
 }

@@ -167,10 +167,10 @@ TEST_F(RecordedStepTest, ShardsWithinHostsOnlyIfTheirRanksShareWeights) {
     return failure_of([&] { engine::Planner(of, blocks_of(1, 64), 4, hosts).plan(0); });
   };
   const std::string problem =
-      "strategy 'zero3': plan: strategy.zero3.shard_within = \"host\" needs weights that the ranks of a host share: "
-      "host "
-      "memory, communicator.share_weights = true without device_budget, exact gathers of weights, a communicator with "
-      "hierarchy (mpi), and several ranks per host, which are numbered host by host";
+      "strategy.zero3.shard_within = \"host\" needs weights that the ranks of a host share: communicator.share_weights "
+      "= true and communicator \"mpi\" with hierarchy = true, several ranks on a host, ranks numbered host by host, "
+      "weights in host memory (no device, device_budget or offload.parameters), exact gathers of weights, and no "
+      "optimizer with local gradients; or remove the key";
   EXPECT_EQ(planned({}, {2, 2}), "");
   EXPECT_EQ(planned({}, {4}), "") << "as shard_within = job";
   EXPECT_EQ(planned({}, {1, 1, 1, 1}), problem);
