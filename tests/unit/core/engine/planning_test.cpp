@@ -142,7 +142,7 @@ TEST_F(PlanningTest, SharesWeightsOnlyBetweenRanksWithWeightsOnTheDevice) {
   EXPECT_FALSE(shares({}, 1));
   EXPECT_FALSE(shares({"communicator.share_weights=false"}, 2));
   EXPECT_FALSE(shares({"memory.device_budget=1GiB"}, 2));
-  EXPECT_FALSE(shares({"strategy=zero3", "offload.parameters=cpu"}, 2));
+  EXPECT_FALSE(shares({"strategy=zero3", "strategy.zero3.persistence_threshold=0", "offload.parameters=cpu"}, 2));
 }
 
 TEST_F(PlanningTest, SnapshotsOnlyForAsynchronousSavesToAFolder) {
