@@ -45,7 +45,8 @@ enum {
   ZR_COLL_ANY_ORDER = 1u << 5,
 
   /* From strategies, for an all_gather in place over several hosts: dst is memory that the ranks of this host share
-   * (ZR_BUFFER_SHARED). It already has their parts, and they receive those of the other hosts together. */
+   * (ZR_BUFFER_SHARED). Each rank has written its part there; the ranks of a host receive those of other hosts
+   * together, and it is complete on a rank when all parts are there. */
   ZR_COLL_SHARED = 1u << 6
 };
 

@@ -15,8 +15,8 @@ enum {
   ZR_PLAN_ROUNDED_WEIGHTS = 1u << 2,
   /* The ranks of the job are on more than one host. */
   ZR_PLAN_SEVERAL_HOSTS = 1u << 3,
-  /* They are, and the plan may request buffers with ZR_BUFFER_SHARED: each host has one. updated() gathers with
-   * ZR_COLL_SHARED what the ranks of other hosts have written. */
+  /* With ZR_PLAN_SEVERAL_HOSTS: the plan may request buffers with ZR_BUFFER_SHARED, of which each host has one.
+   * updated() gathers with ZR_COLL_SHARED what the ranks of other hosts have written. */
   ZR_PLAN_SHARE_ON_HOSTS = 1u << 4
 };
 typedef struct zr_plan_in { /* valid during plan(); that of bind(), with its parameters, until destroy() is called */
