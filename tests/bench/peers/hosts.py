@@ -1,7 +1,7 @@
 """Where the two ranks of a run are: on this machine, or one on each of two hosts.
 
-The hosts are network namespaces (tests/support/network_hosts.sh), which need root. A run has its own, so that no process
-and no connection of an earlier run remains.
+The hosts are network namespaces (tests/support/network_hosts.sh), which need root. Each run has its own, so that no
+process and no connection of an earlier run remains.
 """
 import json
 import os

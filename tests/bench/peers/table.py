@@ -135,8 +135,9 @@ def systems_of(case):
              "comm MiB", "loss", "first s"]
     rows = [("system", "setting", *heads, "")]
     for name, system in case["systems"].items():
+        setting = system.get("setting") or ""
         failed = "" if ran(system) else "FAILED: " + (system.get("error") or "no run")
-        rows.append((name, system.get("setting") or "", *(len(heads) * "-" if failed else cells_of(case, name)), failed))
+        rows.append((name, setting, *(len(heads) * "-" if failed else cells_of(case, name)), failed))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     left = (0, 1, len(widths) - 1)
     for row in rows:
