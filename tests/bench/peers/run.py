@@ -219,7 +219,7 @@ def main():
     if unknown or asked.rounds < 1 or (asked.steps or 2) < 2:
         sys.exit(f"peers: error: {', '.join(unknown) or 'rounds or steps'}; remedy: see --help; systems are "
                  f"{', '.join(PEERS + ZEROTH)}")
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda received, _: sys.exit(128 + received))  # so that cleanup code runs
     shutil.rmtree(f"{PLACE}/logs", ignore_errors=True)
     os.makedirs(f"{PLACE}/logs")
