@@ -1,4 +1,5 @@
 """The processes of a run: starts them and waits for all of them. Standard library only."""
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,6 +11,15 @@ TIMEOUT = 1200
 
 class Failed(Exception):
     pass
+
+
+def end_all(processes):
+    for p in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(p.pid, signal.SIGKILL)
+    for p in processes:  # not p.wait(), which hangs if a signal has interrupted p.poll()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(p.pid, 0)
 
 
 def finish(processes, logs):
@@ -24,10 +34,7 @@ def finish(processes, logs):
         if failed is None:
             failed = next((i for i, p in enumerate(processes) if p.returncode), None)
     finally:  # leaves no process behind, also when interrupted
-        for p in processes:
-            if p.poll() is None:
-                os.killpg(p.pid, signal.SIGKILL)
-                p.wait()
+        end_all([p for p in processes if p.poll() is None])
     if failed is None:
         return
     if failed == -1:
