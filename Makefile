@@ -46,9 +46,9 @@ bench:  ## runs the benchmarks, writes build/bench.json; ARGS="checkpoint step":
 	@$(call compile)
 	@.ci/bench $(ARGS)
 
-peers: build  ## compares with DDP, FSDP and DeepSpeed, which it installs: build/peers/table.txt; ARGS="--sizes S"
+peers: build  ## compares with DDP, FSDP and DeepSpeed, which it installs: build/peers/table.txt; ARGS="--sizes S"; HOSTS=2
 	@$(call compile,--target peers_zeroth)
-	@.ci/peers $(ARGS)
+	@.ci/peers $(if $(HOSTS),--hosts $(HOSTS)) $(ARGS)
 
 gpu: build  ## runs the GPU tests and rows of tests/gpu on this machine's GPU; PART="collectives 2": one part
 	@$(call compile,--target gpu_step gpu_optimizer gpu_collectives)

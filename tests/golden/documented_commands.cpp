@@ -85,6 +85,7 @@ const std::map<std::string, Try> kTries{
     {"make matrix", make("matrix", "cmake --build [^]*build/tests/parity_matrix")},
     {"make bench", make("bench", "ZR_BENCHMARKS=ON[^]*\\.ci/bench")},
     {"make peers", make("peers", "cmake --build [^]*\\.ci/peers")},
+    {"make peers HOSTS=2", make("peers HOSTS=2", "\\.ci/peers --hosts 2")},
     {"make gpu", make("gpu", "gpu_collectives[^]*tests/gpu/pack build/gpu && build/gpu/run all")},
     {"make format", make("format", "clang-format -i")},
     {"make lint", make("lint", "run-clang-tidy-19")},

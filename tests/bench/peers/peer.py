@@ -21,9 +21,9 @@ def peak_kib():
         return next(int(line.split()[1]) for line in status if line.startswith("VmHWM:"))
 
 
-def loopback_bytes():
+def sent_bytes(interface):
     with open("/proc/net/dev") as lines:
-        return next(int(line.split(":")[1].split()[0]) for line in lines if line.strip().startswith("lo:"))
+        return next(int(line.split(":")[1].split()[8]) for line in lines if line.strip().startswith(interface + ":"))
 
 
 def built(job):
@@ -156,12 +156,12 @@ def main():
         if i == 0:
             first = time.time()
         if i + 1 == job["warm"]:
-            wire, begun = loopback_bytes(), time.time()
+            sent, begun = sent_bytes(job["interface"]), time.time()
     ended = time.time()
-    wire = loopback_bytes() - wire
+    sent = sent_bytes(job["interface"]) - sent
     with open(f"{job['result']}.{job['rank']}", "w") as out:
         json.dump({"loss": loss.item(), "first_step_at": first, "seconds": ended - begun, "peak_kib": peak_kib(),
-                   "idle_kib": idle, "communication_bytes": wire / (job["steps"] - job["warm"])}, out)
+                   "idle_kib": idle, "sent_bytes": sent / (job["steps"] - job["warm"])}, out)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -11,23 +11,24 @@ import os
 import platform
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 
 import table
+from hosts import HOSTS, ROOT, Unavailable, link_speed
+from processes import Failed, finish, start
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.abspath(os.path.join(HERE, "../../.."))
 PLACE = os.path.join(ROOT, "build/peers")
 WORLD, WARM, TRIAL = 2, 3, 5
 SIZES = {"S": {"layers": 6, "width": 384, "heads": 6, "context": 256, "samples": 4, "steps": 20},
          "M": {"layers": 12, "width": 768, "heads": 12, "context": 256, "samples": 2, "steps": 10}}
+# One sequence of 64 tokens per rank.
+SIZES |= {"S64": {**SIZES["S"], "context": 64, "samples": 1}, "M64": {**SIZES["M"], "context": 64, "samples": 1}}
 PEERS = ["plain", "ddp", "torch_zero1", "fsdp2_keep", "fsdp2_reshard",
          "deepspeed0", "deepspeed1", "deepspeed2", "deepspeed3"]
 ZEROTH = ["zero0", "zero1", "zero2", "zero3"]
-TIMEOUT = 1200
 
 
 def settings(system, dtype):
@@ -39,77 +40,45 @@ def settings(system, dtype):
     return [""]
 
 
-class Failed(Exception):
-    pass
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-def finish(processes, logs):
-    """Waits for all; when one fails, ends the others and raises Failed with the last line of the first that failed."""
-    end, failed = time.time() + TIMEOUT, None
-    try:
-        while failed is None and any(p.poll() is None for p in processes):
-            failed = next((i for i, p in enumerate(processes) if p.poll() not in (None, 0)), None)
-            if time.time() > end:
-                failed = -1
-            time.sleep(0.02)
-        if failed is None:
-            failed = next((i for i, p in enumerate(processes) if p.returncode), None)
-    finally:  # leaves no process behind, also when interrupted
-        for p in processes:
-            if p.poll() is None:
-                os.killpg(p.pid, signal.SIGKILL)
-                p.wait()
-    if failed is None:
-        return
-    if failed == -1:
-        raise Failed(f"no result after {TIMEOUT} s; see {logs[0]}")
-    with open(logs[failed], encoding="utf-8", errors="replace") as log:
-        said = [line.strip() for line in log if line.strip()]
-    errors = [line for line in said if "Error" in line or "error:" in line] or said or ["no output"]
-    raise Failed(f"{errors[-1][:160]} (exit code {processes[failed].returncode}; {logs[failed]})")
-
-
-def start(command, log, extra):
-    with open(log, "w", encoding="utf-8") as out:
-        return subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True,
-                                env={**os.environ, "OMP_NUM_THREADS": "1", **extra})
-
-
-def run_peer(job, log):
-    job = {**job, "world": WORLD}
-    shared = {"WORLD_SIZE": str(WORLD), "LOCAL_WORLD_SIZE": str(WORLD), "MASTER_ADDR": "127.0.0.1",
-              "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo", "DS_ACCELERATOR": "cpu",
+def run_peer(job, log, hosts):
+    job = {**job, "world": WORLD, "interface": hosts.interface}
+    shared = {"WORLD_SIZE": str(WORLD), "LOCAL_WORLD_SIZE": str(hosts.ranks_per_host), "MASTER_ADDR": hosts.address,
+              "MASTER_PORT": str(hosts.port), "GLOO_SOCKET_IFNAME": hosts.interface, "DS_ACCELERATOR": "cpu",
               "CUDA_VISIBLE_DEVICES": "", "TORCH_EXTENSIONS_DIR": f"{PLACE}/extensions", "PYTHONUNBUFFERED": "1",
               "PATH": f"{PLACE}/venv/bin:" + os.environ["PATH"]}
     for lock in glob.glob(f"{PLACE}/extensions/**/lock", recursive=True):  # left by a killed run; would hang
         os.remove(lock)
     logs = [f"{log}.{rank}.log" for rank in range(WORLD)]
-    finish([start([f"{PLACE}/venv/bin/python", f"{HERE}/peer.py", json.dumps(job)], logs[rank],
-                  {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(WORLD)], logs)
+    command = [f"{PLACE}/venv/bin/python", f"{HERE}/peer.py", json.dumps(job)]
+    finish([start(hosts.on_rank(rank, command), logs[rank],
+                  {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank % hosts.ranks_per_host)})
+            for rank in range(WORLD)], logs)
 
 
-def run_zeroth(job, log):
+def run_zeroth(job, log, hosts):
     name = os.path.basename(log)
     overrides = {"strategy": job["system"], "job.name": name, "job.runs": f"{PLACE}/runs", "train.steps": job["steps"],
                  "train.micro_batch": job["samples"], "train.dtype": job["dtype"], "peers.inputs": job["inputs"],
                  "peers.result": job["result"], "peers.warm": job["warm"],
-                 **{f"model.{key}": job[key] for key in ("layers", "width", "heads", "context")}}
+                 **{f"model.{key}": job[key] for key in ("layers", "width", "heads", "context")}, **hosts.keys}
     logs = [f"{log}.log"]
-    finish([start([f"{ROOT}/build/bin/zeroth", "launch", "-n", str(WORLD), "--", f"{ROOT}/build/bin/peers_zeroth",
-                   f"{HERE}/peers.toml", *(f"{key}={value}" for key, value in overrides.items())], logs[0], {})], logs)
-    with open(f"{PLACE}/runs/{name}/metrics.jsonl", encoding="utf-8") as rows:
-        wire = [json.loads(row)["communication_bytes"] for row in rows][job["warm"]:]
-    return sum(wire) / len(wire)
+    program = [f"{ROOT}/build/bin/peers_zeroth", f"{HERE}/peers.toml",
+               *(f"{key}={value}" for key, value in overrides.items())]
+    finish([start(hosts.launch(program), logs[0], hosts.environment)], logs)
 
 
-def run(system, setting, size, dtype, steps):
+def communication_bytes(job, log, ranks, hosts):
+    """Of all ranks, per step. In shared memory, Zeroth counts them; an interface counts all else."""
+    if hosts.ranks_per_host == WORLD and job["system"] in ZEROTH:
+        with open(f"{PLACE}/runs/{os.path.basename(log)}/metrics.jsonl", encoding="utf-8") as rows:
+            moved = [json.loads(row)["communication_bytes"] for row in rows][job["warm"]:]
+        return sum(moved) / len(moved)
+    return sum(rank["sent_bytes"] for rank in ranks[::hosts.ranks_per_host])
+
+
+def run(system, setting, case, steps):
     """Runs one system once and returns its results."""
+    size, dtype = case["size"], case["dtype"]
     shape = {key: value for key, value in SIZES[size].items() if key != "steps"}
     log = f"{PLACE}/logs/{size}_{dtype}_{system}" + (f"_{setting}" if setting else "")
     inputs = f"{PLACE}/inputs/{size}"
@@ -118,18 +87,22 @@ def run(system, setting, size, dtype, steps):
            "result": f"{log}.result"}
     for old in glob.glob(glob.escape(job["result"]) + ".*"):
         os.remove(old)
-    began = time.time()
-    wire = run_zeroth(job, log) if system in ZEROTH else run_peer(job, log)
+    with HOSTS[case["hosts"]]() as hosts:
+        began = time.time()
+        (run_zeroth if system in ZEROTH else run_peer)(job, log, hosts)
     ranks = []
     for rank in range(WORLD):
         with open(f"{job['result']}.{rank}", encoding="utf-8") as figures:
             ranks.append(json.load(figures))
-    tokens = (steps - job["warm"]) * WORLD * shape["samples"] * shape["context"]
-    figures = {"tokens_per_s": tokens / max(r["seconds"] for r in ranks),
+    seconds = max(r["seconds"] for r in ranks) / (steps - job["warm"])
+    figures = {"tokens_per_s": WORLD * shape["samples"] * shape["context"] / seconds,
+               "step_ms": 1000 * seconds,
                "peak_mib": max(r["peak_kib"] for r in ranks) / 1024,
-               "communication_mib": (ranks[0]["communication_bytes"] if wire is None else wire) / 2**20,
+               "communication_mib": communication_bytes(job, log, ranks, hosts) / 2**20,
                "loss": sum(r["loss"] for r in ranks) / WORLD,
                "first_s": max(r["first_step_at"] for r in ranks) - began}
+    if case["hosts"] > 1:
+        figures["sent_mib"] = max(r["sent_bytes"] for r in ranks) / 2**20
     if "idle_kib" in ranks[0]:
         figures["idle_mib"] = max(r["idle_kib"] for r in ranks) / 1024
     return figures
@@ -153,7 +126,19 @@ def output(command):
     return done.stdout.strip() if done.returncode == 0 else "unknown"
 
 
-def about():
+def about_communication(hosts):
+    if hosts == 1:
+        return {"peers": "gloo over loopback; Zeroth: shm, communicator.share_weights at its default",
+                "comm MiB": "per step, both ranks; peers: bytes that the loopback interface sent, with headers and "
+                            "other programs' traffic; Zeroth: its own count of bytes moved through shared memory"}
+    return {"hosts": "2 network namespaces of this machine, one rank on each; a link of 10 Gbit/s, tbf, reno",
+            "peers": "gloo; Zeroth: mpi, which communicator = auto chooses",
+            "comm MiB": "per step, both ranks: bytes that the hosts' interfaces sent",
+            "wire ms": "comm MiB of the host that sends more, divided by the speed of the link in this round",
+            "limit": "what a step takes at least: a step of plain or wire ms, whichever is longer"}
+
+
+def about(hosts):
     with open("/proc/cpuinfo", encoding="utf-8") as info:
         cpu = next((line.split(":")[1].strip() for line in info if line.startswith("model name")), platform.machine())
     frozen = dict(line.split("==") for line in output([f"{PLACE}/venv/bin/pip", "freeze"]).split() if "==" in line)
@@ -163,28 +148,30 @@ def about():
                         f"{output(['git', 'describe', '--always', '--dirty'])}",
             "job": f"{WORLD} ranks x 1 thread, AdamW, no clipping; S: 6 x 384, 4 x 256 tokens per rank; "
                    "M: 12 x 768, 2 x 256",
-            "peers": "gloo over loopback; Zeroth: shm, communicator.share_weights at its default",
+            **about_communication(hosts),
             "peak MiB": "VmHWM of the larger rank, including shared pages; idle: before the model is built",
-            "comm MiB": "per step, both ranks; peers: bytes that the loopback interface received, with headers and "
-                        "other programs' traffic; Zeroth: its own count of bytes moved through shared memory",
             "first s": "from starting the ranks (Zeroth: the launcher) to the end of the first step"}
 
 
+def table_file(hosts):
+    return f"{PLACE}/table" + (f"_hosts{hosts}" if hosts > 1 else "")
+
+
 def write(measured):
-    with open(f"{PLACE}/table.json", "w", encoding="utf-8") as out:
+    with open(f"{table_file(measured['hosts'])}.json", "w", encoding="utf-8") as out:
         json.dump(measured, out, indent=1)
     text = table.render(measured)
-    with open(f"{PLACE}/table.txt", "w", encoding="utf-8") as out:
+    with open(f"{table_file(measured['hosts'])}.txt", "w", encoding="utf-8") as out:
         out.write(text)
     return text
 
 
-def choose(name, size, dtype):
+def choose(name, case):
     """The warm-up round: chooses the setting that is faster on this machine."""
     best, errors = None, []
-    for setting in settings(name, dtype):
+    for setting in settings(name, case["dtype"]):
         try:
-            rate = run(name, setting, size, dtype, TRIAL)["tokens_per_s"]
+            rate = run(name, setting, case, TRIAL)["tokens_per_s"]
         except (Failed, OSError, KeyError, ValueError) as e:
             errors.append(f"{setting}: {e}" if setting else str(e))
             continue
@@ -198,15 +185,17 @@ def choose(name, size, dtype):
 def measure(case, measured, rounds):
     size, dtype = case["size"], case["dtype"]
     for name in case["names"]:
-        case["systems"][name] = choose(name, size, dtype)
+        case["systems"][name] = choose(name, case)
         print(f"peers: {size} {dtype} {name}: {case['systems'][name]['error'] or 'runs'}", flush=True)
         write(measured)
     for number in range(rounds):
+        if case["hosts"] > 1:
+            case["link"].append(link_speed())
         for name, system in case["systems"].items():
             if system["error"]:
                 continue
             try:
-                system["rounds"].append(run(name, system["setting"], size, dtype, case["steps"]))
+                system["rounds"].append(run(name, system["setting"], case, case["steps"]))
                 print(f"peers: {size} {dtype} round {number + 1}/{rounds} {name}: "
                       f"{system['rounds'][-1]['tokens_per_s']:.0f} tokens/s", flush=True)
             except (Failed, OSError, KeyError, ValueError) as e:
@@ -222,6 +211,7 @@ def main():
     words.add_argument("--systems", default=",".join(PEERS + ZEROTH))
     words.add_argument("--rounds", type=int, default=3)
     words.add_argument("--steps", type=int, help="instead of 20 (S) and 10 (M)")
+    words.add_argument("--hosts", type=int, default=1, choices=list(HOSTS), help="2: a rank on each of two hosts")
     asked = words.parse_args()
     names = asked.systems.split(",")
     unknown = [n for n in names if n not in PEERS + ZEROTH] + [s for s in asked.sizes.split(",") if s not in SIZES] + \
@@ -229,10 +219,13 @@ def main():
     if unknown or asked.rounds < 1 or (asked.steps or 2) < 2:
         sys.exit(f"peers: error: {', '.join(unknown) or 'rounds or steps'}; remedy: see --help; systems are "
                  f"{', '.join(PEERS + ZEROTH)}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that cleanup code runs
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _: sys.exit(128 + received))  # so that cleanup code runs
     shutil.rmtree(f"{PLACE}/logs", ignore_errors=True)
     os.makedirs(f"{PLACE}/logs")
-    measured = {"about": about(), "cases": []}
+    if asked.hosts > 1:
+        link_speed()  # fails here if there cannot be hosts, not after the warm-up round
+    measured = {"about": about(asked.hosts), "cases": [], "hosts": asked.hosts}
     load = os.getloadavg()[0]
     if load > 0.5:
         measured["about"]["NOISE"] = (f"the machine was busy (load {load:.1f}) at the start: losses, bytes and "
@@ -241,12 +234,15 @@ def main():
         measured["about"][f"size {size}"] = prepare(size)
         for dtype in asked.dtypes.split(","):
             case = {"size": size, "dtype": dtype, "steps": asked.steps or SIZES[size]["steps"], "names": names,
-                    "systems": {}}
+                    "hosts": asked.hosts, "link": [], "systems": {}}
             measured["cases"].append(case)
             measure(case, measured, asked.rounds)
     print(write(measured), end="")
-    print("peers: build/peers/table.txt, build/peers/table.json")
+    print(f"peers: {table_file(asked.hosts)}.txt, {table_file(asked.hosts)}.json")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Unavailable as e:
+        sys.exit(f"peers: error: {e}")

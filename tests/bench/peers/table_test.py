@@ -1,11 +1,15 @@
-"""Tests the table of `make peers`: ratios, targets and texts; and that its programs compile. Standard library only."""
+"""Tests the table of `make peers` (ratios, targets, texts), how it uses hosts, and that its programs compile. Standard
+library only."""
 import os
+import shlex
 import sys
+import tempfile
 import unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 
+import hosts  # noqa: E402
 import table  # noqa: E402
 
 
@@ -17,6 +21,19 @@ def system(*rates, peak=1000.0, loss=2.5, first=1.0):
 
 def case(size, dtype, **systems):
     return {"size": size, "dtype": dtype, "steps": 20, "systems": systems}
+
+
+def on_hosts(step_ms, sent_mib=0.0, **more):
+    """A system that ran on two hosts, one round per step time."""
+    made = system(*(1000 / ms for ms in step_ms), **more)
+    for round_, ms in zip(made["rounds"], step_ms):
+        round_ |= {"step_ms": ms, "sent_mib": sent_mib}
+    return made
+
+
+def case_on_hosts(*both_ways, **systems):
+    return {**case("S", "fp32", **systems), "hosts": 2,
+            "link": [{"one_way": 9.5, "both_ways": speed} for speed in both_ways]}
 
 
 def text(*cases):
@@ -66,6 +83,77 @@ class Table(unittest.TestCase):
 
     def test_without_peers_there_is_no_ratio(self):
         self.assertNotIn("of ddp's", text(case("S", "fp32", zero0=system(200))))
+
+
+class TableOfHosts(unittest.TestCase):
+    def test_limit_is_the_step_of_plain_if_the_wire_is_faster(self):
+        made = case_on_hosts(8.0, plain=on_hosts([90.0]), zero0=on_hosts([100.0], sent_mib=80))
+        self.assertEqual(table.of_limit(made, "zero0"), (0.9, "plain"))
+        self.assertIn("zero0 tokens/s of the limit's (plain)      0.900   target: at least 0.9\n", text(made))
+
+    def test_limit_is_the_wire_if_plain_is_faster(self):
+        made = case_on_hosts(8.388608, plain=on_hosts([10.0]), zero0=on_hosts([100.0], sent_mib=80))
+        self.assertIn("zero0 tokens/s of the limit's (wire)       0.800   target: at least 0.9   MISSED", text(made))
+
+    def test_each_round_uses_its_own_speed_of_the_link(self):
+        made = case_on_hosts(8.388608, 16.777216, zero0=on_hosts([100.0, 100.0], sent_mib=80))
+        self.assertEqual([round(ms, 6) for ms in table.wire_ms(made, "zero0")], [80.0, 40.0])
+
+    def test_target_is_that_of_the_stage_for_every_size(self):
+        for ours, peer, target in (("zero0", "ddp", 1.0), ("zero1", "torch_zero1", 1.15),
+                                   ("zero2", "fsdp2_keep", 1.15), ("zero3", "fsdp2_reshard", 1.25)):
+            said = text(case_on_hosts(8.0, **{ours: on_hosts([101.0]), peer: on_hosts([100.0])}))
+            self.assertRegex(said, f"{ours} tokens/s of {peer}'s +0.990   target: at least {target}   MISSED")
+            self.assertIn("1 of 1 targets missed", said)
+
+    def test_rows_have_step_and_wire_times(self):
+        said = text(case_on_hosts(8.388608, zero0=on_hosts([100.0], sent_mib=80)))
+        self.assertRegex(said, "tokens/s +spread +step ms +wire ms +peak MiB")
+        self.assertRegex(said, "zero0 +10 +0 % +100.0 +80.0 +1000")
+        self.assertIn("link (iperf3): 9.50 Gbit/s in one direction, 8.39 in each of both at once", said)
+
+    def test_failed_system_has_as_many_columns(self):
+        failed = {"setting": "", "error": "no route", "rounds": []}
+        self.assertRegex(text(case_on_hosts(8.0, ddp=failed, zero0=on_hosts([1.0]))), "ddp( +-){9} +FAILED: no route")
+
+
+class Hosts(unittest.TestCase):
+    """Without root: a script that records its arguments replaces network_hosts.sh."""
+
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.use_script("")
+        original = hosts.SCRIPT
+        self.addCleanup(setattr, hosts, "SCRIPT", original)
+        hosts.SCRIPT = f"{self.folder.name}/script"
+
+    def use_script(self, command):
+        with open(f"{self.folder.name}/script", "w", encoding="utf-8") as out:
+            out.write(f'#!/bin/sh\necho "$@" >> {self.folder.name}/actions\n{command}\n')
+        os.chmod(f"{self.folder.name}/script", 0o755)
+
+    def actions(self):
+        with open(f"{self.folder.name}/actions", encoding="utf-8") as lines:
+            return [line.split()[0] for line in lines]
+
+    def test_are_removed_after_a_failure_and_after_a_signal(self):
+        for error in (RuntimeError, SystemExit, KeyboardInterrupt):
+            with self.assertRaises(error), hosts.TwoHosts():
+                raise error
+        self.assertEqual(self.actions(), 3 * ["up", "rate", "down"])
+
+    def test_are_removed_if_only_some_could_be_created(self):
+        self.use_script('[ "$1" != rate ] || { echo "tc: not permitted" >&2; exit 2; }')
+        with self.assertRaisesRegex(hosts.Unavailable, "tc: not permitted; remedy: run it as root"), hosts.TwoHosts():
+            pass
+        self.assertEqual(self.actions(), ["up", "rate", "down"])
+
+    def test_commands_keep_their_words(self):
+        with hosts.TwoHosts() as two:
+            script, *words = two.on_rank(1, ["program", '{"key": "a b"}'])
+        self.assertEqual(words[:2], ["run", f"{two.name}1"])
+        self.assertEqual(shlex.split(" ".join(words[2:])), ["program", '{"key": "a b"}'])
 
 
 class Programs(unittest.TestCase):

@@ -23,7 +23,8 @@ std::vector<zr::Key> keys() {
           {"model.context", 256, "context length in bytes"},
           {"peers.inputs", "", "folder of weights.safetensors and batches.u8"},
           {"peers.result", "", "file for the results; the rank is appended"},
-          {"peers.warm", 3, "steps before the clock starts"}};
+          {"peers.warm", 3, "steps before the clock starts"},
+          {"peers.interface", "lo", "network interface whose sent bytes are counted"}};
 }
 
 double now() {  // the same clock as Python's time.time()
@@ -35,6 +36,13 @@ int64_t peak_resident_kib() {
   for (std::string line; std::getline(status, line);)
     if (line.rfind("VmHWM:", 0) == 0) return std::stoll(line.substr(6));
   throw std::runtime_error("/proc/self/status has no VmHWM");
+}
+
+int64_t sent_bytes(const std::string& interface) {
+  std::ifstream counters("/sys/class/net/" + interface + "/statistics/tx_bytes");
+  int64_t bytes = 0;
+  if (!(counters >> bytes)) throw std::runtime_error("there is no network interface " + interface);
+  return bytes;
 }
 
 std::ifstream opened(const std::string& path) {
@@ -91,7 +99,10 @@ void train(const zr::Program& program) {
   zr::Engine engine(program, *model);
   take_weights(engine, inputs + "/weights.safetensors");
   Batches batches(inputs + "/batches.u8", engine.world(), engine.micro_batch(), shape.context);
+  const std::string interface = program.text("peers.interface");
+  const int64_t warm = program.integer("peers.warm");
   double first = 0, begun = 0;
+  int64_t sent = 0;
   while (!engine.done()) {
     const auto batch = batches.of(engine.step_index(), engine.rank());
     const auto bytes = batch.slice(1, 0, shape.context), next = batch.slice(1, 1);
@@ -99,13 +110,18 @@ void train(const zr::Program& program) {
     engine.add_tokens(bytes.numel());
     engine.step();
     if (engine.step_index() == 1) first = now();
-    if (engine.step_index() == program.integer("peers.warm")) begun = now();
+    if (engine.step_index() == warm) {
+      sent = sent_bytes(interface);
+      begun = now();
+    }
   }
   const double ended = now();
+  sent = sent_bytes(interface) - sent;
   const nlohmann::json figures{{"loss", engine.last_loss()},
                                {"first_step_at", first},
                                {"seconds", ended - begun},
-                               {"peak_kib", peak_resident_kib()}};
+                               {"peak_kib", peak_resident_kib()},
+                               {"sent_bytes", sent / (engine.step_index() - warm)}};
   std::ofstream(program.text("peers.result") + "." + std::to_string(engine.rank())) << figures.dump() << "\n";
 }
 
