@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kWordBytes = 4;
 constexpr int64_t kBlocksPerThread = 16;  // the smallest number that is worth a thread
-constexpr int64_t kPartWords = 1 << 18;   // of a message with several parts, at least
+constexpr int64_t kPartWords = 1 << 15;   // of a message with several parts, at least: 1 M elements
 constexpr int64_t kParts = 12;            // of a message, at most
 
 // One block of a parameter, and where its words are.
