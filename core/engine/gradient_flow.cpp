@@ -22,7 +22,7 @@ void fail_not_held(const plugin::Instance& strategy, const std::string& paramete
 }
 
 GradientFlow::GradientFlow(const StepContext& context, const offload::DiskBackedBuffers* disk_buffers,
-                           const LocalGradients* local)
+                           LocalGradients* local)
     : context_(context),
       model_(context.model),
       strategy_(context.strategy),
@@ -117,7 +117,7 @@ bool GradientFlow::deliver(uint32_t param) {
   const plan::Parameter& parameter = plan_.input.parameters[param];
   int64_t& delivered = delivered_elements_[param];
   if (is_local()) {
-    if (parameter.count > 0) copy_or_add(param, 0, local_->gradient(param));
+    if (parameter.count > 0) deliver_local(param);
     delivered = parameter.count;
     model_.drop_gradient(param);
     return true;
@@ -158,6 +158,14 @@ bool GradientFlow::deliver(uint32_t param) {
   return true;
 }
 
+void GradientFlow::deliver_local(uint32_t param) {
+  const bool copies = micro_ == 0 && has_gradient_[param] && contributes_;
+  const zr_view gradient = copies ? model_.gradient(param) : zr_view{};
+  if (gradient.data) return local_->set(param, gradient);
+  copy_or_add(param, 0, local_->gradient(param));
+  local_->written(param);
+}
+
 // Writes the gradient, or adds it to those of earlier micro-steps if these are held. A missing gradient adds nothing.
 void GradientFlow::copy_or_add(uint32_t param, int64_t first, const zr_view& dst) {
   const bool adds = (accumulates_locally_ || is_local()) && micro_ > 0;
@@ -167,7 +175,7 @@ void GradientFlow::copy_or_add(uint32_t param, int64_t first, const zr_view& dst
   }
   adds ? model_.add_gradient(param, first, dst) : model_.copy_gradient(param, first, dst);
   const bool earlier = first_non_finite_ < 0 || param < first_non_finite_;
-  if (checks_non_finite_ && earlier && count_non_finite(dst) > 0) first_non_finite_ = param;
+  if (checks_non_finite_ && !is_local() && earlier && count_non_finite(dst) > 0) first_non_finite_ = param;
 }
 
 void GradientFlow::clear(const zr_view& gradients) const {

@@ -21,7 +21,7 @@ class GradientFlow {
   /// has ended. disk_buffers: buffers on a disk tier, which cannot be a gradient's destination; null: none. local:
   /// where gradients are accumulated in steps in which they are not reduced; null: there are no such steps.
   GradientFlow(const StepContext& context, const offload::DiskBackedBuffers* disk_buffers,
-               const LocalGradients* local = nullptr);
+               LocalGradients* local = nullptr);
   ~GradientFlow();
   GradientFlow(const GradientFlow&) = delete;
 
@@ -59,6 +59,7 @@ class GradientFlow {
   void check_in_backward(uint32_t param) const;
   bool is_local() const { return local_ && local_->active(); }
   bool deliver(uint32_t param) ZR_REQUIRES(context_.use);
+  void deliver_local(uint32_t param) ZR_REQUIRES(context_.use);
   void copy_or_add(uint32_t param, int64_t first, const zr_view& dst) ZR_REQUIRES(context_.use);
   void clear(const zr_view& gradients) const;
   int64_t count_non_finite(const zr_view& gradients) const;
@@ -78,7 +79,7 @@ class GradientFlow {
   const plan::MemoryPlan& plan_;
   const comm::CommRuntime& comm_;
   const offload::DiskBackedBuffers* disk_buffers_;
-  const LocalGradients* local_;
+  LocalGradients* local_;
   bool overlap_;
   bool accumulates_locally_;  // gradients accumulate in their destinations until the last micro-step of a step
   uint32_t last_micro_;       // index of the last micro-step of a step

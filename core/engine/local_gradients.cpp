@@ -14,12 +14,13 @@
 #include "checkpoint/safetensors.hpp"
 #include "plugin/extension.hpp"
 #include "update/norm.hpp"
+#include "zr/ordered_reduce.hpp"
 
 namespace zr::host::engine {
 
 namespace {
 
-constexpr int64_t kPart = 64 * plan::kNormBlock;  // elements that one thread checks at a time
+constexpr int64_t kPart = 16 * plan::kNormBlock;  // elements that are read twice, the second time from a core's cache
 
 zr_view floats(float* data, int64_t count) { return {data, count, ZR_F32, 0, kHostMemory}; }
 
@@ -74,6 +75,7 @@ LocalGradients::LocalGradients(const StepContext& context, ShardedState& state)
     for (const plan::ServedRange& range : plan_.ranges[i])
       ranges_[i].push_back({range.first, range.count, range.rank, 0});
   begun_.assign(input.parameters.size(), 0);
+  non_finite_.assign(input.parameters.size(), 0);
   for (update::UpdateSlice slice : state_.slices()) {
     slice.grad = part_of(gradient(slice.param), slice.first, slice.count);
     slices_.push_back(std::move(slice));
@@ -176,18 +178,39 @@ void LocalGradients::begin_step(int64_t update, const std::vector<int64_t>& all,
 
 LocalGradients::NonFinite LocalGradients::non_finite() const {
   NonFinite found;
-  for (uint32_t param = 0; param < begun_.size(); ++param) {
-    if (context_.plan.input.parameters[param].frozen) continue;
-    const zr_view values = gradient(param);
-    std::atomic<int64_t> elements = 0;
-    context_.pool.parallel_for((values.count + kPart - 1) / kPart, 1, [&](int64_t begin, int64_t end) {
-      const int64_t first = begin * kPart;
-      elements += update::count_non_finite(part_of(values, first, std::min(end * kPart, values.count) - first));
-    });
-    if (elements > 0 && found.first_param < 0) found.first_param = param;
-    found.elements += elements;
+  for (uint32_t param = 0; param < non_finite_.size(); ++param) {
+    if (non_finite_[param] > 0 && found.first_param < 0) found.first_param = param;
+    found.elements += non_finite_[param];
   }
   return found;
+}
+
+// in_range(first, count): handles these elements of the sum and returns how many are not finite.
+template <class F>
+void LocalGradients::count_non_finite(uint32_t param, const F& in_range) {
+  const int64_t count = context_.plan.input.parameters[param].count;
+  std::atomic<int64_t> elements = 0;
+  context_.pool.parallel_for((count + kPart - 1) / kPart, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t first = begin * kPart; first < std::min(end * kPart, count); first += kPart)
+      elements += in_range(first, std::min(kPart, count - first));
+  });
+  non_finite_[param] = elements;
+}
+
+void LocalGradients::set(uint32_t param, const zr_view& gradient) {
+  const zr_view sum = this->gradient(param);
+  count_non_finite(param, [&](int64_t first, int64_t count) {
+    const zr_view from = part_of(gradient, first, count);
+    const int64_t found = update::count_non_finite(from);
+    copy_bytes(part_of(sum, first, count).data, from.data, count * int64_t{sizeof(float)}, true);
+    return found;
+  });
+}
+
+void LocalGradients::written(uint32_t param) {
+  const zr_view sum = gradient(param);
+  count_non_finite(param,
+                   [&](int64_t first, int64_t count) { return update::count_non_finite(part_of(sum, first, count)); });
 }
 
 void LocalGradients::restart(uint32_t param) {

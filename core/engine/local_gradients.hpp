@@ -19,8 +19,8 @@
 
 namespace zr::host::engine {
 
-/// Training thread only, except gradient(). Without an optimizer that needs local gradients it has no memory, and no
-/// step is local.
+/// Training thread only, except gradient(), set() and written(), which autograd's thread calls in backward. Without an
+/// optimizer that needs local gradients it has no memory, and no step is local.
 class LocalGradients {
  public:
   /// Allocates the memory and binds the optimizer to the communicator. Both arguments outlive the object.
@@ -42,8 +42,12 @@ class LocalGradients {
     int64_t elements = 0;
     int64_t first_param = -1;  // the first parameter with one, in the model's order; -1: none
   };
-  /// The non-finite elements of this rank's gradients.
+  /// The non-finite elements of this rank's gradients, as set() and written() have counted them.
   NonFinite non_finite() const;
+  /// Sets a parameter's sum to this fp32 gradient in host memory.
+  void set(uint32_t param, const zr_view& gradient);
+  /// Call when the sum has been written otherwise.
+  void written(uint32_t param);
 
   /// The arguments of one update, the same on all ranks.
   struct Input {
@@ -87,6 +91,8 @@ class LocalGradients {
   zr_view state_part(uint32_t param, std::size_t slot, int64_t first, int64_t count) const;
   zr_view view(const Array& array, uint32_t param) const;
   int64_t served_elements(uint32_t param) const;
+  template <class F>
+  void count_non_finite(uint32_t param, const F& in_range);
   void add_replicas();
   void add_replica(uint32_t param, const plan::Piece& weight, int64_t first, int64_t count);
   void prepare(const std::vector<char>& touched);
@@ -107,6 +113,7 @@ class LocalGradients {
   zr_view scratch_{};
   std::vector<std::vector<zr_served_range>> ranges_;         // by parameter
   std::vector<update::UpdateSlice> slices_;                  // own ones, then those of other ranks' elements
+  std::vector<int64_t> non_finite_;                          // by parameter: elements of its sum
   std::vector<char> begun_;                                  // by parameter: its private states have been used
   bool masters_are_stale_ = true, states_are_stale_ = true;  // of the replicas
 };

@@ -126,6 +126,8 @@ class Model {
   virtual void finish_gradients() {}
   /// Drops gradients that have been computed and not arrived.
   virtual void drop_computed_gradients() {}
+  /// The gradient that arrived, until it is dropped; without data unless it is fp32 and contiguous in host memory.
+  virtual zr_view gradient(uint32_t /*param*/) { return {}; }
   /// Copies elements [first, first + dst.count) of the gradient that arrived into dst, rounding to its dtype.
   virtual void copy_gradient(uint32_t param, int64_t first, const zr_view& dst) = 0;
   /// Adds these elements to dst, in fp32, and rounds the results to its dtype.

@@ -311,6 +311,13 @@ void TorchModel::on_gradient(Arrived arrived) {
   }
 }
 
+zr_view TorchModel::gradient(uint32_t param) {
+  const torch::Tensor& gradient = state_->entries[param].gradient;
+  if (!gradient.defined() || gradient.scalar_type() != at::kFloat || !gradient.is_cpu() || !gradient.is_contiguous())
+    return {};
+  return {gradient.data_ptr(), gradient.numel(), ZR_F32, 0, kHostMemory};
+}
+
 void TorchModel::copy_gradient(uint32_t param, int64_t first, const zr_view& dst) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const torch::Tensor& gradient = state_->entries[param].gradient;

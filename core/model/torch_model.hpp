@@ -50,6 +50,7 @@ class TorchModel final : public Model {
   void deliver_on_thread(bool on) override;
   void finish_gradients() override;
   void drop_computed_gradients() override;
+  zr_view gradient(uint32_t param) override;
   void copy_gradient(uint32_t param, int64_t first, const zr_view& dst) override;
   void add_gradient(uint32_t param, int64_t first, const zr_view& dst) override;
   void drop_gradient(uint32_t param) override;

@@ -67,6 +67,15 @@ ZR_ALWAYS_INLINE void decompress(const uint32_t* words, int64_t count, const F& 
   });
 }
 
+// `value` where x > 0, else +0. A conditional expression would be a branch, which keeps loops from being vectorized.
+ZR_ALWAYS_INLINE float where_positive(float x, float value) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &value, sizeof bits);
+  bits &= x > 0 ? ~0u : 0u;
+  __builtin_memcpy(&value, &bits, sizeof bits);
+  return value;
+}
+
 }  // namespace
 
 void onebit_compress(const onebit::Factors& factors, const float* grad, float* carry, int64_t count, uint32_t* words) {
@@ -110,7 +119,7 @@ void onebit_update(const AdamWConstants& constants, const AdamWRun& run) {
                 for (int64_t i = 0; i < n; ++i) {
                   const float v = exp_avg_sq[i];
                   const float change = (momentum[i] * c.rate) / (__builtin_sqrtf(v) + c.eps);
-                  const float w = weight[i] * c.decay - (v > 0 ? change : 0.0f);
+                  const float w = weight[i] * c.decay - where_positive(v, change);
                   weight[i] = w;
                   rounding.store(to, i, w);
                 }

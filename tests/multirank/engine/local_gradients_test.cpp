@@ -48,7 +48,7 @@ onebit_reference::Options options_of(const Run& run) {
 RANK_BODY(compares_with_reference, Run) {
   run.build();
   const onebit_reference::Options options = options_of(run);
-  onebit_reference::Training reference(options, "everything", 7);
+  onebit_reference::Training reference(options, run.program.text("parity.model"), 7);
   for (int64_t step = 0; step < 6; ++step) {
     for (int a = 0; a < options.accumulation; ++a) {
       const int64_t m = run.engine->micro_index();
@@ -74,6 +74,11 @@ TEST_F(LocalGradientsTest, MatchesReferenceBitForBit) {
       const Result result = run(ranks, compares_with_reference, kOneBit + "train.steps=6 " + dtype + more);
       EXPECT_EQ(result.code, 0) << ranks << " ranks, " << dtype << "\n" << result.output;
     }
+}
+
+TEST_F(LocalGradientsTest, LargeModelIsExchangedInPartsWithTheSameBits) {
+  const Result result = run(2, compares_with_reference, kOneBit + "train.steps=6 parity.model=millions strategy=zero2");
+  EXPECT_EQ(result.code, 0) << result.output;
 }
 
 // The reference in double, from the same gradients: the first three compressed steps.

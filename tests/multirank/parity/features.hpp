@@ -113,4 +113,14 @@ struct Wide : Model {
   std::vector<torch::nn::Linear> lines;
 };
 
+// 2.1 million parameters, which optimizers exchange in several parts.
+struct Millions : Model {
+  Millions() : line(register_module("line", torch::nn::Linear(1600, 1300))) {}
+  torch::Tensor loss(int64_t step, int64_t m) override {
+    const auto x = draw(step, m, 10, {kSamples, 1600}).to(line->weight.scalar_type());
+    return line(x).to(torch::kFloat).square().mean();
+  }
+  torch::nn::Linear line;
+};
+
 }  // namespace parity
