@@ -68,6 +68,7 @@ class Submission {
   void add_shared(const void* memory, int64_t bytes) {
     shared_.emplace_back(static_cast<const char*>(memory), static_cast<const char*>(memory) + bytes);
   }
+  /// Call before the memory is freed.
   void remove_shared(const void* memory) {
     std::erase_if(shared_, [&](const auto& range) { return range.first == memory; });
   }

@@ -62,6 +62,7 @@ struct PlanInput {
   struct Place {
     int host = 0, index = 0, ranks = 1;  // of a rank: its host, its number on it, and the ranks there
   };
+  /// Where a rank is. Without `hosts` all are on host 0.
   Place place_of(int rank) const;
   /// What the optimizer declares about a parameter.
   const OptimizerDescription& description(uint32_t param) const {
