@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs mpirun of OpenMPI with these arguments, also as root. OpenMPI 4.1 sometimes does not end after ranks that have not
-# ended MPI (a deadlock in PMIx_server_finalize): it is killed when all processes that it has started have ended for 10 s.
+# Runs mpirun of OpenMPI with these arguments, also as root. OpenMPI 4.1 sometimes does not end after ranks that have
+# not ended MPI (a deadlock in PMIx_server_finalize): it is killed when all its processes have ended for 10 s.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 mpirun.openmpi "$@" &
 job=$!
