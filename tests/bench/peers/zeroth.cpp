@@ -2,6 +2,7 @@
 // for the other systems, and writes the same results: peers_zeroth peers.toml peers.inputs=FOLDER ...
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <fstream>
@@ -43,6 +44,14 @@ int64_t sent_bytes(const std::string& interface) {
   int64_t bytes = 0;
   if (!(counters >> bytes)) throw std::runtime_error("there is no network interface " + interface);
   return bytes;
+}
+
+// Per step, from the values of the counter after each step. Excludes the last step, which also contains the gather of
+// weights that every other step leaves to the next one.
+int64_t sent_per_step(const std::vector<int64_t>& counts) {
+  if (counts.size() < 2) return 0;
+  const std::size_t last = std::max<std::size_t>(counts.size() - 2, 1);
+  return (counts[last] - counts[0]) / static_cast<int64_t>(last);
 }
 
 std::ifstream opened(const std::string& path) {
@@ -102,7 +111,7 @@ void train(const zr::Program& program) {
   const std::string interface = program.text("peers.interface");
   const int64_t warm = program.integer("peers.warm");
   double first = 0, begun = 0;
-  int64_t sent = 0;
+  std::vector<int64_t> sent;
   while (!engine.done()) {
     const auto batch = batches.of(engine.step_index(), engine.rank());
     const auto bytes = batch.slice(1, 0, shape.context), next = batch.slice(1, 1);
@@ -110,18 +119,15 @@ void train(const zr::Program& program) {
     engine.add_tokens(bytes.numel());
     engine.step();
     if (engine.step_index() == 1) first = now();
-    if (engine.step_index() == warm) {
-      sent = sent_bytes(interface);
-      begun = now();
-    }
+    if (engine.step_index() >= warm) sent.push_back(sent_bytes(interface));
+    if (engine.step_index() == warm) begun = now();
   }
   const double ended = now();
-  sent = sent_bytes(interface) - sent;
   const nlohmann::json figures{{"loss", engine.last_loss()},
                                {"first_step_at", first},
                                {"seconds", ended - begun},
                                {"peak_kib", peak_resident_kib()},
-                               {"sent_bytes", sent / (engine.step_index() - warm)}};
+                               {"sent_bytes", sent_per_step(sent)}};
   std::ofstream(program.text("peers.result") + "." + std::to_string(engine.rank())) << figures.dump() << "\n";
 }
 
