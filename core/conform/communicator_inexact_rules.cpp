@@ -23,7 +23,9 @@ constexpr int64_t kBlock = 128;  // elements that have one scale (docs/numerics.
 const std::vector<int> kWorlds{2, 3, 4};
 
 // Two hosts.
-void pretend_hosts(int rank, int world) { ::setenv("ZR_HOST_ID", std::to_string(rank * 2 / world).c_str(), 1); }
+void pretend_hosts(int rank, int world) {
+  ::setenv("ZR_HOST_ID", std::to_string(host_of_rank(rank, world)).c_str(), 1);
+}
 
 // The value of an element: of a rank's part of a gather, or of all of its src of a sum.
 using Value = std::function<float(int rank, int64_t element)>;

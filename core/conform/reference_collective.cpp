@@ -146,7 +146,9 @@ void move_elements(const std::vector<RankCollective>& ranks, const Sources& sour
         first = start_of(parts, r);
         n = parts[r];
       }
-      const auto host_of = [&](std::size_t rank) { return rank * 2 / world; };  // of the ranks of strategy_run.hpp
+      const auto host_of = [&](std::size_t rank) {
+        return host_of_rank(static_cast<int>(rank), static_cast<int>(world));
+      };
       const bool is_there = (coll.flags & ZR_COLL_SHARED) && host_of(from) == host_of(r);
       if (n > 0 && !is_there)
         std::memcpy(static_cast<char*>(coll.dst.data) + at * width, sources.bytes[from].data() + first * width,

@@ -18,6 +18,9 @@ struct RankCollective {
   std::string label;
 };
 
+/// The host of a rank in a job on two hosts, which have half of the ranks each.
+constexpr int host_of_rank(int rank, int world) { return rank * 2 / world; }
+
 /// True for all_reduce, reduce_scatter and reduce.
 bool is_reduction(uint32_t op);
 /// True if the operation reads src on this rank, or writes dst.

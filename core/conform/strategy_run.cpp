@@ -152,7 +152,7 @@ void StrategyRank::bind() {
     if (buffer.flags & ZR_BUFFER_SHARED) {
       const MutexLock shared_lock(shared_.mutex);
       const bool several = request_.flags & ZR_PLAN_SHARE_ON_HOSTS;
-      auto& memory = shared_.shared_buffers[{several ? request_.rank * 2 / request_.world : 0, i}];
+      auto& memory = shared_.shared_buffers[{several ? host_of_rank(request_.rank, request_.world) : 0, i}];
       if (!memory) {
         memory = std::make_unique<Array>(bytes_of(buffer.elements, buffer.dtype), 4096);
         std::memset(memory->data(), 0, memory->size());

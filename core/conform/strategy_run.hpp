@@ -55,7 +55,7 @@ struct SharedRun {
   std::barrier<> barrier;
   Mutex control;  // [control] functions are called one at a time
   Mutex mutex;
-  // By host and number of the buffer. Ranks on several hosts are on two.
+  // By host (see host_of_rank()) and number of the buffer.
   std::map<std::pair<int, std::size_t>, std::unique_ptr<Array>> shared_buffers ZR_GUARDED_BY(mutex);
   std::string problem ZR_GUARDED_BY(mutex);  // the first Failure of a rank
   std::string skipped ZR_GUARDED_BY(mutex);  // the reason of the first Skipped of a rank

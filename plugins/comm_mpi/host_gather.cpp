@@ -29,8 +29,10 @@ void HostGather::start(Channel& channel) {
   channel.local->begin(number_);
   if (parts_.coll.op != ZR_ALL_GATHER)
     start_broadcast(channel);
+  else if (is_shared(parts_))
+    list_shared(channel);
   else
-    is_shared(parts_) ? list_shared(channel) : list_gathers(channel);
+    list_gathers(channel);
   advance(channel);
 }
 

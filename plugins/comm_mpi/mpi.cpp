@@ -24,9 +24,11 @@ class Mpi : public zr::Communicator<Mpi, mpi::MpiCommunicator> {
   }
   void traffic(const zr_coll& coll, zr_traffic& sum) const { mpi::add_traffic(coll, options_, sum); }
   void can_share(const std::vector<int>& hosts) const {
-    if (!mpi::has_local_steps(mpi::Hosts(hosts), options_) || !mpi::Hosts(hosts).has_levels())
+    const mpi::Hosts ranks(hosts);
+    if (!mpi::has_local_steps(ranks, options_) || !ranks.has_levels())
       throw zr::PluginError(ZR_UNSUPPORTED,
-                            "the ranks share memory on several hosts with several ranks each, if hierarchy = true");
+                            "ranks share memory if they are on several hosts, one of which has several ranks, and "
+                            "hierarchy = true");
   }
   zr_comm_caps caps() const {
     zr_comm_caps caps = shm::capabilities();
