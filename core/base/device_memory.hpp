@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/copy_stream.hpp"
 #include "base/device_stream.hpp"
 #include "base/draft_abi.hpp"
 #include "base/dtype.hpp"
@@ -42,6 +43,11 @@ class DeviceMemory : public DeviceStream {
   virtual void upload(const void* from, void* to, int64_t bytes) = 0;
   /// Copies to host memory. Waits.
   virtual void download(const void* from, void* to, int64_t bytes) = 0;
+
+  /// Memory for copies of new_copy_stream(); null: the device does not offer them. Throws EnvironmentError if there is
+  /// not enough.
+  virtual std::unique_ptr<PinnedMemory> allocate_pinned(int64_t /*bytes*/) { return nullptr; }
+  virtual std::unique_ptr<CopyStream> new_copy_stream() { return nullptr; }
 
   /// Calls work(stream), which may enqueue operations on the stream.
   virtual void run(const std::function<void(zr_stream* stream)>& work) = 0;

@@ -18,9 +18,18 @@ bool is_for_device(const plugin::Component& component, const std::string& device
   return component.file.parent_path().filename() == device.substr(0, device.find(':'));
 }
 
-bool is_offloaded(const plan::MemoryPlan& plan) {
-  const plan::Placement& placement = plan.placement;
-  return plan.has_offloaded_states() || placement.reduced_gradients != 0 || placement.shards != 0;
+// Whether a parameter has states in memory of the device, which a library for the device updates.
+bool has_states_on_device(const plan::MemoryPlan& plan, uint32_t param) {
+  const plan::RankPlan& rank_plan = plan.rank_plan;
+  for (std::size_t i = 0; i < rank_plan.reduced_gradients.size(); ++i) {
+    const plan::Piece& piece = rank_plan.reduced_gradients[i];
+    const int64_t first = rank_plan.state_offset[i];
+    for (const plan::StateRange& range : plan.placement.states)
+      if (piece.param == param && range.tier == 0 && first < range.first + range.count &&
+          range.first < first + piece.count)
+        return true;
+  }
+  return false;
 }
 
 // Device memory for the sums of this rank's norm blocks, and the optimizer that adds them up.
@@ -64,13 +73,15 @@ std::string device_obstacle(const plan::MemoryPlan& plan, uint64_t stream_types,
   if (communicator && !(comm::stream_types_of(*communicator) & type))
     return fmt::format("communicator '{}' ({}) exchanges host memory only", communicator->component().table->id,
                        communicator->component().file.string());
-  if (is_offloaded(plan)) return "a key of [offload] selects a tier for them, or for a part";
+  if (plan.placement.reduced_gradients != 0 || plan.placement.shards != 0)
+    return "offload.gradients or offload.parameters selects a tier for a part";
   if (plan.input.reduced_grad_dtype != ZR_F32) return "gradients.dtype is not fp32";
   if (!(stream_types & type)) return "the strategy does not accept memory of the device";
   for (uint32_t i = 0; i < plan.input.parameters.size(); ++i) {
     const plan::OptimizerDescription& description = plan.input.description(i);
     const std::size_t which = plan.input.parameters[i].optimizer;
-    if (!(description.stream_types & type) || !description.sums.empty() || description.needs != 0)
+    const bool on_host = plan.has_offloaded_states() && !has_states_on_device(plan, i);
+    if ((!on_host && !(description.stream_types & type)) || !description.sums.empty() || description.needs != 0)
       return fmt::format("optimizer '{}' ({}) updates host memory only", optimizers.id(which),
                          optimizers[which].component().file.string());
   }
@@ -81,12 +92,17 @@ std::string device_obstacle(const plan::MemoryPlan& plan, uint64_t stream_types,
 }
 
 std::string state_location_text(const config::JobConfig& config, const Optimizers& optimizers,
-                                const std::string& obstacle) {
+                                const std::string& obstacle, bool offloads) {
   const std::string state = fmt::format("job.device = \"{}\": weights, gradients and optimizer states are in ",
                                         printable(config.job().device.value));
   if (!obstacle.empty()) return fmt::format("{}host memory, and the CPU updates them, because {}", state, obstacle);
-  return fmt::format("{}memory of the device, and {} updates them there", state,
-                     optimizers.main().component().file.string());
+  const std::string optimizer = optimizers.main().component().file.string();
+  if (!offloads) return fmt::format("{}memory of the device, and {} updates them there", state, optimizer);
+  return fmt::format(
+      "job.device = \"{}\": weights and gradients are in memory of the device, and {} updates optimizer states that "
+      "are "
+      "on a tier on the CPU",
+      printable(config.job().device.value), optimizer);
 }
 
 void locate_state(plan::MemoryPlan& plan, const config::JobConfig& config, const plugin::Instance& strategy,
@@ -98,7 +114,10 @@ void locate_state(plan::MemoryPlan& plan, const config::JobConfig& config, const
                     !(comm::stream_types_of(*communicator) >> type & 1);  // the job decides
   const std::string obstacle =
       device_obstacle(plan, stream_types_of(strategy), optimizers, open ? nullptr : communicator, type);
-  plan.state_location = state_location_text(config, optimizers, obstacle);
+  plan.state_location = state_location_text(config, optimizers, obstacle, plan.has_offloaded_states());
+  plan.on_device = obstacle.empty();
+  plan.device_staging = {};
+  if (plan.on_device) plan.device_staging = plan_device_staging(plan, config.offload().overlap);
   if (open && obstacle.empty())
     plan.state_location += fmt::format(", if communicator '{}' ({}) can use the devices: here it reports none",
                                        communicator->component().table->id, communicator->component().file.string());

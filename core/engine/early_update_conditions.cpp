@@ -27,6 +27,7 @@ std::string obstacle_of_job(const config::JobConfig& config, const plan::PlanInp
 std::string EarlyUpdate::obstacle(const config::JobConfig& config, const plan::MemoryPlan& plan) {
   const plan::PlanInput& input = plan.input;
   if (!plan.has_offloaded_states()) return "no optimizer state is on a tier";
+  if (plan.on_device) return "gradients are in memory of the device";
   if (std::string reason = obstacle_of_job(config, input); !reason.empty()) return reason;
   for (const plan::Buffer& buffer : plan.rank_plan.buffers)
     if (!input.tiers[static_cast<std::size_t>(plan.tier_of(buffer))].in_memory())

@@ -57,8 +57,8 @@ void MemoryBudget::watch_host(int64_t budget, const plugin::Instance* communicat
   const int ranks_per_node = context_.setup.control->local_world();
   const auto communicator_bytes_per_rank = communicator_bytes(communicator, context_.world());
   const int64_t planned = host_bytes(plan, ranks_per_node, communicator_bytes_per_rank, snapshot);
-  const int64_t own = plan.bytes(Tier::host) + communicator_bytes_per_rank.value_or(0) + plan.save_staging +
-                      (snapshot ? plan.snapshot_bytes() : 0);
+  const int64_t own = plan.bytes(Tier::host) + communicator_bytes_per_rank.value_or(0) + plan.device_staging.bytes() +
+                      plan.save_staging + (snapshot ? plan.snapshot_bytes() : 0);
   const int64_t share = own + std::max<int64_t>(budget - planned, 0) / ranks_per_node;
   context_.ledger.on_change(Tier::host, [this, share, budget](int64_t held) {
     if (held <= host_held_.exchange(held) || held <= share) return;  // freeing memory never fails

@@ -272,7 +272,8 @@ void OptimizerUpdate::run(const Input& input) {
   }
   update_input.touched = &input.touched;
   state_.update(input.touched, updated, [&](const std::vector<update::UpdateSlice>& slices) {
-    if (context_.device)
+    const bool on_device = !slices.empty() && slices.front().grad.device.type != ZR_DEVICE_CPU;
+    if (on_device)
       update::update_on_device(optimizers_, *context_.device, context_.plan, slices, update_input);
     else
       update::update(optimizers_, context_.pool, context_.plan, slices, update_input);

@@ -55,14 +55,14 @@ plan::MemoryPlan plan_of(const PlannedJob& job, const model::Model& model) {
   input.rounds_weights = rounds_weights(setup.config, job.communicator.get());
   input.share_weights = shares_weights(setup.config, input, job.communicator.get());
   plan::MemoryPlan plan = make_plan(input, control.rank(), strategy_plan(job.strategy));
-  plan.update_time = update_time(setup.config, plan);
   locate_state(plan, setup.config, job.strategy, job.optimizers, job.communicator.get(), true);
+  plan.update_time = update_time(setup.config, plan);
   return plan;
 }
 
 // Once, unless it changes. Training thread.
 void log_state_location(const PlannedJob& job, const std::string& obstacle) {
-  const std::string text = state_location_text(job.config(), job.optimizers, obstacle);
+  const std::string text = state_location_text(job.config(), job.optimizers, obstacle, job.plan.has_offloaded_states());
   static std::string logged;
   if (text != logged) log(ZR_LOG_INFO, text);
   logged = text;
@@ -83,7 +83,12 @@ DeviceMemory* device_of(PlannedJob& job, model::Model& model) {
   for (const Obstacle& other : all_gather(job.comm, own, "place of the training state"))
     if (obstacle.empty()) obstacle = other.text;
   if (job.rank() == 0) log_state_location(job, obstacle);
-  if (!obstacle.empty()) return nullptr;
+  job.plan.on_device = obstacle.empty();
+  if (!obstacle.empty()) {
+    job.plan.device_staging = {};
+    return nullptr;
+  }
+  job.ledger.plan(Tier::host, MemoryKind::staging, job.plan.device_staging.bytes());
   model.keep_on_device();
   job.comm.open_on(*memory);
   return memory;

@@ -44,7 +44,7 @@ struct PlannedJob {
   const Optimizers optimizers;
   const std::unique_ptr<const plugin::Instance> communicator;        // null for one rank
   const std::vector<std::shared_ptr<const plugin::Instance>> tiers;  // ShardedState opens them
-  const plan::MemoryPlan plan;
+  plan::MemoryPlan plan;
   comm::CommRuntime comm;
   DeviceMemory* const device;  // where weights, gradients and states are; null: in host memory
   RecursiveMutex use;          // see StepContext

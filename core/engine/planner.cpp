@@ -50,8 +50,8 @@ plan::MemoryPlan Planner::plan(int rank) const {
   check_local_gradients(job_.config, plan, *optimizers_, *strategy_);
   engine::inexact_collectives(job_.config, plan, communicator_.get(), hosts_.size() <= 1, false);
   check_offload(job_.config, plan, job_.strategy.table->id);
-  plan.update_time = update_time(job_.config, plan);
   locate_state(plan, job_.config, *strategy_, *optimizers_, communicator_.get(), false);
+  plan.update_time = update_time(job_.config, plan);
   return plan;
 }
 

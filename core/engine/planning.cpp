@@ -179,7 +179,9 @@ void add_tiers(plan::PlanInput& input, const plugin::ResolvedJob& job,
   if (const int64_t budget = config.memory().host_budget_bytes; budget > 0)
     request.host_capacity = std::max<int64_t>(budget / ranks_per_node - other_bytes, 1);
   request.snapshot = snapshots(config);
-  request.speculation = EarlyUpdate::speculation(config, input);
+  // Gradients of a job on a device are there, unless they are on a tier.
+  const bool computes_on_cpu = config.job().device.value == config::kCpuDevice;
+  if (computes_on_cpu || request.reduced_gradients != 0) request.speculation = EarlyUpdate::speculation(config, input);
 }
 
 namespace {
@@ -245,7 +247,8 @@ void check_offload(const config::JobConfig& config, const plan::MemoryPlan& plan
 
 int64_t host_bytes(const plan::MemoryPlan& plan, int ranks_per_node, std::optional<int64_t> communicator,
                    bool snapshot) {
-  const int64_t bytes_per_rank = communicator.value_or(0) + plan.save_staging + (snapshot ? plan.snapshot_bytes() : 0);
+  const int64_t bytes_per_rank = communicator.value_or(0) + plan.device_staging.bytes() + plan.save_staging +
+                                 (snapshot ? plan.snapshot_bytes() : 0);
   return plan.max_host_bytes / plan.input.world * ranks_per_node + bytes_per_rank * ranks_per_node;
 }
 
@@ -266,6 +269,9 @@ void check_host_budget(const config::JobConfig& config, const plan::MemoryPlan& 
       {kinds[MemoryKind::gradients], "set offload.gradients to \"device\" or to a disk tier"},
       {kinds[MemoryKind::weights], "set offload.parameters to \"device\" or to a disk tier"},
       {copy.weights + copy.states, "set offload.speculate = \"never\""},
+      {plan.device_staging.bytes(), plan.device_staging.copies_early
+                                        ? "set offload.overlap = false, which copies gradients after backward"
+                                        : "keep more of offload.optimizer on the device"},
       {kinds[MemoryKind::staging] + kinds[MemoryKind::other] - copy.weights - copy.states,
        "use smaller or fewer blocks on the disk tier, or keep gradients and parameters in memory"}};
   const auto largest_use = std::max_element(std::begin(holders), std::end(holders),

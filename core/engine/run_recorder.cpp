@@ -166,6 +166,7 @@ void RunRecorder::finish(const Ledger& ledger, const Overlap& overlap) {
         {"norm_blocks_early", overlap.norm_blocks_early},
         {"disk_reads", overlap.disk_reads},
         {"disk_reads_ahead", overlap.disk_reads_ahead},
+        {"gradients_early", overlap.gradients_early},
         {"states", overlap.states},
         {"states_early", overlap.states_early},
         {"updates_early", overlap.updates_early},

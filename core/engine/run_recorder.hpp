@@ -47,6 +47,7 @@ struct Overlap {
   int64_t collectives, early;              // of backward; those submitted before the last gradient arrived
   int64_t norm_blocks, norm_blocks_early;  // per step; those added up before backward ended
   int64_t disk_reads, disk_reads_ahead;    // ranges that collectives read from disk; those that were read ahead
+  int64_t gradients_early;  // per step: elements of gradients for states on tiers, copied from a device in backward
   int64_t states, states_early;  // per step: elements with states on tiers; those updated before backward ended
   // Steps with such updates: those whose updates were kept, undone and run again after backward, undone only.
   int64_t updates_early, updates_recomputed, updates_dropped;

@@ -50,7 +50,7 @@ Session::Session(Setup setup, model::Model& model, std::unique_ptr<RefreshState>
       state_(job_.context, job_.host, job_.tiers, job_.trace.get()),
       weights_(job_.context, state_),
       monitor_(job_.context, {state_, weights_, *recorder_, progress_}),
-      step_sync_(job_.context, state_.slices(), state_.disk_buffers()),
+      step_sync_(job_.context, state_.slices(), state_.disk_buffers(), state_.device_updates()),
       local_(job_.context, state_),
       gradients_(job_.context, state_.disk_buffers(), &local_),
       update_(job_.context, state_),

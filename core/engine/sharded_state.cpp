@@ -48,6 +48,8 @@ ShardedState::ShardedState(const StepContext& context, plugin::PluginHost& host,
       trace->span("training", what, begin, Trace::Time::clock::now());
     });
   if (reserve_second_copy(context, states_)) second_copy_.emplace(context.plan, context.ledger);
+  if (!context.plan.device_staging.blocks.empty())
+    device_updates_.emplace(context.plan, buffers_.views(), *context.device, context.ledger);
   make_slices();
   bind_strategy();
   broadcast_initial_weights(context_, *this);
@@ -146,6 +148,10 @@ offload::TierWaits ShardedState::waits() const {
     const offload::TierWaits waits = disk_buffers->waits();
     total.read += waits.read;
     total.write += waits.write;
+  }
+  if (device_updates_) {
+    total.read += device_updates_->waits().read;
+    total.write += device_updates_->waits().write;
   }
   return total;
 }
@@ -437,9 +443,10 @@ const char* ShardedState::contiguous_on_device(uint32_t param, const std::string
   for (const uint32_t u : slices_of_[param]) {
     const update::UpdateSlice& slice = slices_[u];
     if (!contains(slice.first, slice.count)) continue;
-    address = kind == "weight"
-                  ? part_of(slice.weight, first - slice.first, count).data
-                  : states_.view(array_of_kind(param, kind), first - slice.first + slice.state_offset, count).data;
+    if (kind == "weight")
+      address = part_of(slice.weight, first - slice.first, count).data;
+    else if (slice.tier == 0)
+      address = states_.view(array_of_kind(param, kind), first - slice.first + slice.state_offset, count).data;
   }
   if (context_.plan.input.parameters[param].frozen)
     for (const uint32_t w : weights_of_[param])
@@ -467,12 +474,15 @@ void ShardedState::update(const std::vector<char>& touched, const Updated& updat
   const auto in_memory = [&](const std::vector<update::UpdateSlice>& slices) {
     disk_buffers() ? disk_buffers()->update(slices, touched, work) : work(slices);
   };
+  const auto on_tier = [&](const std::vector<update::UpdateSlice>& slices) {
+    device_updates_ ? device_updates_->update(slices, touched, work) : in_memory(slices);
+  };
   in_memory(direct_);
   std::vector<update::UpdateSlice> staged;
   for (std::size_t i = 0; i < staged_.size(); ++i)
     if (updated.staged.empty() || !updated.staged[i]) staged.push_back(staged_[i]);
-  in_memory(staged);
-  states_.update_tiles(slices_, touched, updated.tiles, in_memory);
+  on_tier(staged);
+  states_.update_tiles(slices_, touched, updated.tiles, on_tier);
 }
 
 }  // namespace zr::host::engine

@@ -14,6 +14,7 @@
 #include "engine/by_param.hpp"
 #include "engine/planned_buffers.hpp"
 #include "engine/step_context.hpp"
+#include "offload/device_updates.hpp"
 #include "offload/disk_backed_buffers.hpp"
 #include "offload/optimizer_states.hpp"
 #include "offload/second_copy.hpp"
@@ -47,6 +48,9 @@ class ShardedState {
   /// The buffers on disk; null: all are in memory.
   offload::DiskBackedBuffers* disk_buffers() const { return buffers_.disk_buffers(); }
   offload::OptimizerStates& states() { return states_; }
+  /// Updates states on tiers if gradients are on a device; null: all others.
+  offload::DeviceUpdates* device_updates() { return device_updates_ ? &*device_updates_ : nullptr; }
+  const offload::DeviceUpdates* device_updates() const { return device_updates_ ? &*device_updates_ : nullptr; }
   /// Whether this rank has the memory and the disk space to undo an update (plan::Placement::speculates).
   bool can_undo_updates() const { return second_copy_.has_value(); }
   /// The slices that this rank updates.
@@ -143,6 +147,7 @@ class ShardedState {
   ModelRelease release_;
   offload::OptimizerStates states_;
   std::optional<offload::SecondCopy> second_copy_;
+  std::optional<offload::DeviceUpdates> device_updates_;
   std::vector<update::UpdateSlice> slices_;
   ByParam slices_of_, weights_of_;                    // indices in slices_; in the plan's weight pieces
   std::vector<update::UpdateSlice> direct_, staged_;  // slices with states on the device; on a tier in memory

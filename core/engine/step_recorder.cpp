@@ -94,6 +94,8 @@ Overlap StepRecorder::overlap(const GradientFlow& gradients, const NormBlocks& n
   const offload::DiskBackedBuffers* disk_buffers = state_.disk_buffers();
   total.disk_reads += disk_buffers ? disk_buffers->reads() : 0;
   total.disk_reads_ahead += disk_buffers ? disk_buffers->reads_ahead() : 0;
+  const offload::DeviceUpdates* const device_updates = state_.device_updates();
+  total.gradients_early += device_updates ? device_updates->copied_early() : 0;
   total.states += update ? update->elements_on_tiers() : 0;
   total.states_early += update ? update->elements_early() : 0;
   total.updates_early += update ? update->adopted() : 0;

@@ -10,19 +10,21 @@
 namespace zr::host::engine {
 
 StepSync::StepSync(const StepContext& context, const std::vector<update::UpdateSlice>& slices,
-                   offload::DiskBackedBuffers* disk_buffers)
-    : comm_(context.comm), use_(context.use), norm_(context, slices, disk_buffers) {
+                   offload::DiskBackedBuffers* disk_buffers, offload::DeviceUpdates* device_updates)
+    : comm_(context.comm), use_(context.use), norm_(context, slices, disk_buffers), device_updates_(device_updates) {
   const RecursiveMutexLock lock(use_);
   comm_.on_completed([this](const zr_coll& coll, const void* dst, int64_t number) {
     if (number <= issued_before_) return;  // of an earlier micro-step, but ended late
     if (on_collective_ && comm::reads_src(coll, comm_.rank())) on_collective_(coll.src);
     norm_.gradients_final(coll.dst, dst);
+    if (device_updates_) device_updates_->gradients_final(coll.dst);
   });
 }
 
 void StepSync::begin_micro_step(bool is_last) {
   issued_before_ = comm_.issued();
   norm_.begin_micro_step(is_last);
+  if (device_updates_) device_updates_->begin_micro_step(is_last);
 }
 
 StepSync::~StepSync() {

@@ -11,6 +11,7 @@
 #include "engine/norm_blocks.hpp"
 #include "engine/step_context.hpp"
 #include "engine/weight_digest.hpp"
+#include "offload/device_updates.hpp"
 #include "update/update.hpp"
 
 namespace zr::host::engine {
@@ -40,9 +41,10 @@ struct GlobalStats {
 /// Training thread only. While the object exists, it passes the results of the communicator's collectives to norm().
 class StepSync {
  public:
-  /// The arguments of NormBlocks; all outlive the object.
+  /// The arguments of NormBlocks, and what copies final gradients from a device (null: nothing); all outlive the
+  /// object.
   StepSync(const StepContext& context, const std::vector<update::UpdateSlice>& slices,
-           offload::DiskBackedBuffers* disk_buffers);
+           offload::DiskBackedBuffers* disk_buffers, offload::DeviceUpdates* device_updates);
   ~StepSync();
   StepSync(const StepSync&) = delete;
 
@@ -83,6 +85,7 @@ class StepSync {
   comm::CommRuntime& comm_;
   RecursiveMutex& use_;
   NormBlocks norm_;
+  offload::DeviceUpdates* const device_updates_;
   std::function<void(const zr_view& src)> on_collective_;
   std::atomic<int64_t> issued_before_ = 0;  // number of collectives before the current micro-step
 };

@@ -20,6 +20,7 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "model/device_copies.hpp"
+#include "model/torch_copy_stream.hpp"
 #include "model/torch_dtype.hpp"
 
 namespace zr::host::model {
@@ -27,19 +28,18 @@ namespace zr::host::model {
 namespace {
 c10::impl::VirtualGuardImpl guard_of(at::Device device) { return c10::impl::VirtualGuardImpl(device.type()); }
 
-// `later` continues after everything that `earlier` contains.
+c10::Storage storage_over(void* memory, int64_t bytes, at::Device device) {
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                                            c10::DataPtr(memory, device), nullptr, false));
+}
+}  // namespace
+
 void follow(const c10::Stream& earlier, const c10::Stream& later) {
   if (earlier == later) return;
   c10::Event reached(earlier.device_type());
   reached.record(earlier);
   reached.block(later);
 }
-
-c10::Storage storage_over(void* memory, int64_t bytes, at::Device device) {
-  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
-                                                            c10::DataPtr(memory, device), nullptr, false));
-}
-}  // namespace
 
 at::Tensor tensor_over(void* memory, at::IntArrayRef sizes, at::ScalarType type, at::Device device) {
   const int64_t bytes = c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(type));
@@ -211,6 +211,12 @@ std::unique_ptr<DeviceStream::Mark> TorchDeviceMemory::mark(std::unique_ptr<Mark
 void TorchDeviceMemory::wait_for(Mark& mark) { static_cast<TorchMark&>(mark).event.block(stream_); }
 
 std::unique_ptr<DeviceStream> TorchDeviceMemory::new_stream() { return stream_like(device(), device_); }
+
+std::unique_ptr<PinnedMemory> TorchDeviceMemory::allocate_pinned(int64_t bytes) {
+  return model::allocate_pinned(bytes);
+}
+
+std::unique_ptr<CopyStream> TorchDeviceMemory::new_copy_stream() { return std::make_unique<TorchCopyStream>(stream_); }
 
 void TorchDeviceMemory::run(const std::function<void(zr_stream*)>& work) {
   const Scope scope(*this);

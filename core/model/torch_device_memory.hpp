@@ -17,6 +17,9 @@ namespace zr::host::model {
 /// A tensor of these sizes over memory of the device that it does not own.
 at::Tensor tensor_over(void* memory, at::IntArrayRef sizes, at::ScalarType type, at::Device device);
 
+/// What is enqueued on `later` from now on begins after everything that `earlier` contains.
+void follow(const c10::Stream& earlier, const c10::Stream& later);
+
 /// The stream is the default stream of the device.
 class TorchDeviceMemory final : public DeviceMemory {
  public:
@@ -34,6 +37,8 @@ class TorchDeviceMemory final : public DeviceMemory {
   std::unique_ptr<Mark> mark(std::unique_ptr<Mark> unused) override;
   void wait_for(Mark& mark) override;
   std::unique_ptr<DeviceStream> new_stream() override;
+  std::unique_ptr<PinnedMemory> allocate_pinned(int64_t bytes) override;
+  std::unique_ptr<CopyStream> new_copy_stream() override;
   void run(const std::function<void(zr_stream* stream)>& work) override;
   void* native_stream() override;
 

@@ -264,6 +264,7 @@ std::string MemoryPlan::text(const std::string& title, const PlanContext& contex
   out += context.activations ? row("activations", "measured: " + context.measured_by, "", *context.activations)
                              : "  activations    unknown until measured by a run\n";
   if (context.communicator) out += row("host memory", "communicator", "", *context.communicator);
+  if (const int64_t bytes = device_staging.bytes()) out += row("host memory", "gradients and new weights", "", bytes);
   if (save_staging > 0) out += row("host memory", "a part of a checkpoint", "", save_staging);
   if (context.snapshot) out += row("host memory", "copy for checkpoint.async", "", snapshot_bytes());
   const auto costs = [](const OptimizerDescription& d) { return d.cost > 0 || d.granularity != ZR_ELEMENTWISE; };

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/ledger.hpp"
+#include "plan/device_staging.hpp"
 #include "plan/local_gradients.hpp"
 #include "plan/optimizer_description.hpp"
 #include "plan/placement.hpp"
@@ -210,7 +211,9 @@ struct MemoryPlan {
   std::string update_time;  // when states on tiers are updated, and why; empty: no state is on a tier
   /// Where the training state of a job on a device is, and why: one sentence; empty: job.device is the CPU.
   std::string state_location;
-  int64_t save_staging = 0;  // bytes of host memory through which state on a device is saved; 0: without it
+  bool on_device = false;          // weights and gradients of a job on a device are there, not in host memory
+  DeviceStaging device_staging{};  // host memory for updates of states on tiers, if they are
+  int64_t save_staging = 0;        // bytes of host memory through which state on a device is saved; 0: without it
   /// The tier of each part and the reason, one line each, and update_time; empty if the device is the only tier.
   std::string placement_text() const;
   /// The largest part of the cost of an update on any rank; of this rank, if only it was planned.

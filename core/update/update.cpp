@@ -134,6 +134,22 @@ zr_sums sums_of(const plan::PlanInput& plan, const SumAccess& sums, uint32_t par
 }
 }  // namespace
 
+UpdateSlice slice_part(const plan::MemoryPlan& plan, const UpdateSlice& slice, int64_t skip, int64_t count) {
+  const UpdateRange range{&slice, skip, count};
+  UpdateSlice part = slice;
+  part.first += skip;
+  part.state_offset += skip;
+  part.count = count;
+  for (zr_view* view : {&part.weight, &part.master, &part.grad, &part.new_weight})
+    if (view->count > 0) *view = part_of(*view, skip, count);
+  for (std::size_t i = 0; i < part.slots.size(); ++i) part.slots[i] = slot_of(range, plan, part.slots[i], i);
+  const std::size_t masters = slice.master.count > 0 ? 1 : 0;
+  for (std::size_t i = 0; i < part.undo.size(); ++i)
+    part.undo[i] =
+        i < masters ? part_of(part.undo[i], skip, count) : slot_of(range, plan, part.undo[i], i - masters);
+  return part;
+}
+
 void update(const std::vector<Optimizer>& optimizers, ThreadPool& pool, const plan::MemoryPlan& plan,
             const std::vector<UpdateSlice>& slices, const UpdateInput& input) {
   const zr_step step{sizeof(zr_step), input.grad_mul, input.step, input.grad_norm};

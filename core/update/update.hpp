@@ -28,6 +28,9 @@ struct UpdateSlice {
   std::vector<zr_view> undo{};  // memory for copies of master, if there is one, and slots; empty: no copies
 };
 
+/// Elements [skip, skip + count) of a slice, where its parameter may be cut.
+UpdateSlice slice_part(const plan::MemoryPlan& plan, const UpdateSlice& slice, int64_t skip, int64_t count);
+
 /// An optimizer of the job, and its functions for sums over parameters; null: it has none.
 struct Optimizer {
   const plugin::Instance* instance;

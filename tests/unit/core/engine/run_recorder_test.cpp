@@ -119,7 +119,7 @@ TEST_F(RunRecorderTest, SummaryHasTheTotalsOfTheRun) {
   ledger.add(Tier::device, MemoryKind::weights, "weights", -4096);
   ledger.observe(Tier::device, MemoryKind::activations, "activations", 10, 70);
   ledger.add(Tier::disk, MemoryKind::optimizer, "exp_avg", 512);
-  recorder.finish(ledger, {21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 0.033, 0.034, 0.035});
+  recorder.finish(ledger, {21, 22, 23, 24, 25, 26, 36, 27, 28, 29, 30, 31, 32, 0.033, 0.034, 0.035});
   EXPECT_EQ(text_of("1/summary.json"), R"({
   "steps": 2,
   "ranks": 2,
@@ -167,6 +167,7 @@ TEST_F(RunRecorderTest, SummaryHasTheTotalsOfTheRun) {
     "norm_blocks_early": 24,
     "disk_reads": 25,
     "disk_reads_ahead": 26,
+    "gradients_early": 36,
     "states": 27,
     "states_early": 28,
     "updates_early": 29,

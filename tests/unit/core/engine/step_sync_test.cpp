@@ -24,7 +24,7 @@ struct StepSyncFixture {
   }
   OneRankJob rig;
   engine::ShardedState state{rig.context(), rig.job.host, rig.job.tiers, nullptr};
-  engine::StepSync sync{rig.context(), state.slices(), nullptr};
+  engine::StepSync sync{rig.context(), state.slices(), nullptr, nullptr};
   std::vector<char> touched{0, 1};
 };
 

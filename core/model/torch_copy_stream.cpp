@@ -1,0 +1,89 @@
+#include "model/torch_copy_stream.hpp"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/TensorOptions.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+#include <string>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "base/text.hpp"
+#include "model/torch_device_memory.hpp"
+
+namespace zr::host::model {
+
+namespace {
+class TorchPinnedMemory final : public PinnedMemory {
+ public:
+  explicit TorchPinnedMemory(at::Tensor bytes) : bytes_(std::move(bytes)) {}
+  char* data() const override { return static_cast<char*>(bytes_.data_ptr()); }
+  at::Tensor part(int64_t offset, int64_t bytes) const { return bytes_.narrow(0, offset, bytes); }
+
+ private:
+  const at::Tensor bytes_;
+};
+
+// The part of pinned memory as a tensor of bytes.
+at::Tensor bytes_in(const PinnedMemory& memory, int64_t offset, int64_t bytes) {
+  return static_cast<const TorchPinnedMemory&>(memory).part(offset, bytes);
+}
+
+class CopyMark final : public CopyStream::Mark {
+ public:
+  explicit CopyMark(const c10::Stream& stream) : event_(stream.device_type()) { event_.record(stream); }
+  void wait() override { event_.synchronize(); }
+
+ private:
+  c10::Event event_;
+};
+}  // namespace
+
+std::unique_ptr<PinnedMemory> allocate_pinned(int64_t bytes) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  try {
+    return std::make_unique<TorchPinnedMemory>(at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true)));
+  } catch (const c10::Error& failure) {
+    const std::string text = failure.what_without_backtrace();
+    fail_environment(
+        "cannot allocate " + bytes_text(bytes) + " of pinned host memory: " + text.substr(0, text.find('\n')) +
+        "; raise the limit of locked memory (ulimit -l), or set offload.overlap = false, which needs less");
+  }
+}
+
+TorchCopyStream::TorchCopyStream(c10::Stream computation)
+    : computation_(computation),
+      stream_(c10::impl::VirtualGuardImpl(computation.device_type()).getNewStream(computation.device())) {}
+
+TorchCopyStream::~TorchCopyStream() {
+  try {
+    stream_.synchronize();
+  } catch (const std::exception& failure) {  // of the device
+    log(ZR_LOG_ERROR, failure.what());
+  }
+}
+
+void TorchCopyStream::follow_computation() { follow(computation_, stream_); }
+void TorchCopyStream::lead_computation() { follow(stream_, computation_); }
+
+void TorchCopyStream::copy(const at::Tensor& from, at::Tensor to) const {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const c10::StreamGuard scope(stream_);
+  to.copy_(from, /*non_blocking=*/true);
+}
+
+void TorchCopyStream::to_host(const void* from, const PinnedMemory& to, int64_t offset, int64_t bytes) {
+  copy(tensor_over(const_cast<void*>(from), {bytes}, at::kByte, stream_.device()), bytes_in(to, offset, bytes));
+}
+
+void TorchCopyStream::to_device(const PinnedMemory& from, int64_t offset, void* to, int64_t bytes) {
+  copy(bytes_in(from, offset, bytes), tensor_over(to, {bytes}, at::kByte, stream_.device()));
+}
+
+std::unique_ptr<CopyStream::Mark> TorchCopyStream::mark() { return std::make_unique<CopyMark>(stream_); }
+
+}  // namespace zr::host::model

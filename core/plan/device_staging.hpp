@@ -1,0 +1,33 @@
+// Host memory through which states in host memory or on disk are updated if gradients and weights are on a device.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace zr::host::plan {
+
+struct MemoryPlan;
+
+/// Blocks whose weights are in host memory at a time: one is prepared, one is updated, one is copied to the device.
+inline constexpr int64_t kDeviceSlots = 3;
+
+struct DeviceStaging {
+  /// A range of a buffer of the plan with fp32 reduced gradients whose states are on a tier. It begins and ends where
+  /// its parameters may be cut.
+  struct Block {
+    uint32_t buffer;
+    int64_t first, count;  // elements
+  };
+  std::vector<Block> blocks;  // by buffer and element, ascending
+  int64_t largest = 0;        // elements of the largest block
+  bool copies_early = false;  // gradients are copied during backward, so each block has memory of its own
+  /// All planned pinned memory, in bytes: gradients, and kDeviceSlots slots for weights, or for both.
+  int64_t bytes() const;
+  /// Of one slot; the weights are at its begin.
+  int64_t slot_bytes() const { return largest * (copies_early ? 4 : 8); }
+};
+
+/// The staging of a plan whose tiers are assigned.
+DeviceStaging plan_device_staging(const MemoryPlan& plan, bool copies_early);
+
+}  // namespace zr::host::plan

@@ -1,0 +1,90 @@
+// The blocks of gradients through which states on tiers are updated for a device.
+#include "plan/device_staging.hpp"
+
+#include <gtest/gtest.h>
+
+#include "base/draft_abi.hpp"
+#include "plan/plan.hpp"
+
+namespace {
+
+using namespace zr::host;
+
+constexpr int64_t kMi = int64_t{1} << 20;
+
+// A plan whose parameters follow each other in one buffer of weights and one of reduced gradients. States are on the
+// tier "cpu", but for a fraction of them.
+plan::MemoryPlan plan_of(const std::vector<int64_t>& counts, double device_fraction = 0,
+                         uint32_t granularity = ZR_ELEMENTWISE) {
+  plan::PlanInput in;
+  for (std::size_t i = 0; i < counts.size(); ++i)
+    in.parameters.push_back({std::to_string(i), {}, {counts[i]}, counts[i], false, 0});
+  in.descriptions[0].slots = {{"m", ZR_F32, ZR_SLOT_LIKE_PARAM, 0, 0}};
+  in.descriptions[0].granularity = granularity;
+  in.tiers.push_back({"cpu", Tier::host});
+  in.tier_request.states = 1;
+  in.tier_request.device_fraction = device_fraction;
+  return plan::plan_of_rank(in, 0, [](const zr_plan_in& of, const zr_plan_sink& sink) {
+    const auto aligned = [&](int64_t count) { return (count + of.align - 1) / of.align * of.align; };
+    int64_t elements = 0;
+    for (uint32_t p = 0; p < of.n_params; ++p) elements += aligned(of.params[p]->count);
+    for (const uint32_t role : {ZR_ROLE_WEIGHT, ZR_ROLE_REDUCED_GRAD}) {
+      const zr_buffer buffer{sizeof(zr_buffer), role, "buffer", elements, ZR_F32, 0};
+      sink.buffer(sink.ctx, &buffer);
+    }
+    for (const uint32_t role : {ZR_ROLE_WEIGHT, ZR_ROLE_REDUCED_GRAD}) {
+      int64_t at = 0;
+      for (uint32_t p = 0; p < of.n_params; ++p) {
+        const int64_t count = of.params[p]->count;
+        const zr_piece piece{sizeof(zr_piece), role, p, role == ZR_ROLE_REDUCED_GRAD ? 1u : 0u, 0, count, at};
+        sink.piece(sink.ctx, &piece);
+        at += aligned(count);
+      }
+    }
+  });
+}
+
+using Ranges = std::vector<std::pair<int64_t, int64_t>>;  // first element and count
+
+Ranges blocks_of(const plan::DeviceStaging& staging) {
+  Ranges ranges;
+  for (const plan::DeviceStaging::Block& block : staging.blocks) {
+    EXPECT_EQ(block.buffer, 1u);
+    ranges.emplace_back(block.first, block.count);
+  }
+  return ranges;
+}
+
+TEST(DeviceStagingTest, SmallParametersShareABlockWithThePaddingBetweenThem) {
+  const plan::DeviceStaging staging = plan_device_staging(plan_of({1000, 5, 70000}), true);
+  EXPECT_EQ(blocks_of(staging), (Ranges{{0, 1024 + 32 + 70000}}));
+  EXPECT_EQ(staging.largest, 71056);
+  EXPECT_EQ(staging.slot_bytes(), 71056 * 4);
+  EXPECT_EQ(staging.bytes(), 71056 * 4 * (1 + 3)) << "gradients, and three slots of weights";
+}
+
+TEST(DeviceStagingTest, WithoutEarlyCopiesTheSlotsHaveTheGradientsToo) {
+  const plan::DeviceStaging staging = plan_device_staging(plan_of({6 * kMi}), false);
+  EXPECT_EQ(staging.largest, 4 * kMi);
+  EXPECT_EQ(staging.slot_bytes(), 4 * kMi * 8);
+  EXPECT_EQ(staging.bytes(), 3 * 4 * kMi * 8);
+}
+
+TEST(DeviceStagingTest, BlocksAreCutAtNormBlocksOfTheirParameters) {
+  // The second parameter begins at element 32, which is not a multiple of 1024.
+  EXPECT_EQ(blocks_of(plan_device_staging(plan_of({5, 9 * kMi}), true)),
+            (Ranges{{0, 4 * kMi - 992}, {4 * kMi - 992, 4 * kMi}, {8 * kMi - 992, kMi + 1024}}));
+}
+
+TEST(DeviceStagingTest, ParametersThatAreUpdatedCompleteAreNotCut) {
+  EXPECT_EQ(blocks_of(plan_device_staging(plan_of({3 * kMi, 3 * kMi, 6 * kMi, 5}, 0, ZR_TENSORWISE), true)),
+            (Ranges{{0, 3 * kMi}, {3 * kMi, 3 * kMi}, {6 * kMi, 6 * kMi}, {12 * kMi, 5}}));
+}
+
+TEST(DeviceStagingTest, ContainsOnlyGradientsWhoseStatesAreOnATier) {
+  EXPECT_EQ(blocks_of(plan_device_staging(plan_of({8192, 8192}, 0.75), true)), (Ranges{{12288, 4096}}));
+  EXPECT_TRUE(plan_device_staging(plan_of({8192}, 1), true).blocks.empty());
+  EXPECT_EQ(plan_device_staging(plan_of({8192}, 1), true).bytes(), 0);
+}
+
+}  // namespace
