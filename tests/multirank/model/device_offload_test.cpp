@@ -1,0 +1,189 @@
+// States on tiers while weights and gradients are in memory of the device: the CPU updates them.
+#include <gmock/gmock.h>
+
+#include "multirank/model/device_engine_test.hpp"
+#include "support/launch_job.hpp"
+
+namespace {
+
+using namespace engine_tests;
+using ::testing::HasSubstr;
+
+const std::string kCpuTier = " offload.optimizer=cpu",
+                  kDiskTier = " offload.optimizer=nvme offload.nvme.path=" ZR_BUILD_DIR
+                              "/tests/swap offload.nvme.block_bytes=4KiB offload.nvme.depth=1";
+const std::string kModel = " parity.model=everything job.threads=1 communicator.share_weights=false";
+const std::string kSteps = " train.steps=4 train.gradient_accumulation=2";
+constexpr int64_t kSide = 2304;  // of a layer whose gradient is cut into two blocks
+
+RANK_BODY(trains_and_prints_hash, Run) {
+  run.build();
+  run.train();
+  const std::string hash = run.engine->weights_hash();
+  std::cout.precision(17);
+  if (run.engine->rank() == 0) std::cout << "result " << run.engine->last_loss() << " " << hash << std::endl;
+}
+
+// Three layers of 5.3 million parameters.
+RANK_BODY(trains_large_layers, Run) {
+  torch::nn::Sequential layers;
+  for (int i = 0; i < 3; ++i) layers->push_back(torch::nn::Linear(torch::nn::LinearOptions(kSide, kSide).bias(i == 0)));
+  zr::Engine engine(run.program, *layers);
+  const torch::Tensor x = torch::linspace(-1, 1, 2 * kSide).reshape({2, kSide}).to(engine.device());
+  for (; !engine.done(); engine.step())
+    engine.backward(layers->forward(x.to(layers->parameters()[0].scalar_type())).to(torch::kFloat).square().mean());
+  const std::string hash = engine.weights_hash();
+  if (engine.rank() == 0) std::cout << "result " << engine.last_loss() << " " << hash << std::endl;
+}
+
+// What the program writes to weights and states during training, on the device and on the CPU.
+RANK_BODY(writes_to_states, Run) {
+  run.build();
+  const auto train = [&] {
+    for (int i = 0; i < 2; ++i) run.micro_step();
+  };
+  train();
+  const std::string name = "twice.weight";
+  torch::Tensor weight = run.model->named_parameters()[name];
+  {
+    const torch::NoGradGuard no_grad;
+    weight.mul_(0.5);
+  }
+  train();
+  const auto average = [&] { return run.engine->get(name, zr::TensorKind::state, "exp_avg"); };
+  run.engine->set(name, zr::TensorKind::value, run.engine->get(name) * 2);
+  run.engine->set(name, zr::TensorKind::state, average() * 0.25, "exp_avg");
+  train();
+  const std::string hash = run.engine->weights_hash();
+  const double sum = average().sum().item<double>();
+  std::cout.precision(17);
+  if (run.engine->rank() == 0)
+    std::cout << "result " << run.engine->last_loss() << " " << sum << " " << hash << std::endl;
+}
+
+class DeviceOffloadTest : public DeviceEngineTest {
+ protected:
+  // The line of rank 0 with the result of a job. `says`: its output contains this.
+  std::string result_of(int ranks, const zr::test::RankBody& body, const std::string& overrides,
+                        const std::string& says = "", const std::string& environment = "") {
+    const auto done = launch(ranks, program(ranks, body, overrides), environment);
+    EXPECT_EQ(done.code, 0) << overrides << "\n" << done.output;
+    EXPECT_THAT(done.output, HasSubstr(says)) << overrides;
+    const auto at = done.output.rfind("result ");
+    EXPECT_NE(at, std::string::npos) << done.output;
+    return at == std::string::npos ? "" : done.output.substr(at, done.output.find('\n', at) - at);
+  }
+};
+
+const std::string kOnDevice = "weights and gradients are in memory of the device, and ";
+
+class DeviceOffloadParityTest : public DeviceOffloadTest {
+ protected:
+  void compare(int ranks, const std::vector<std::string>& tiers) {
+    for (const std::string job : {"strategy=zero0 train.dtype=bf16", "strategy=zero1 train.gradient_clipping=0.1",
+                                  "strategy=zero2 train.dtype=bf16 train.gradient_clipping=0.1",
+                                  "strategy=zero2 gradients.reduce=last_micro_step", "strategy=zero3",
+                                  "strategy=zero3 train.dtype=fp16 fp16.initial_scale_power=30"}) {
+      const std::string more = job + kModel + kSteps,
+                        plain = result_of(ranks, trains_and_prints_hash, more + kDevice, "are in memory of the device");
+      EXPECT_EQ(result_of(ranks, trains_and_prints_hash, more), plain) << "on the CPU, " << job;
+      for (const std::string& tier : tiers)
+        EXPECT_EQ(result_of(ranks, trains_and_prints_hash, more + tier + kDevice, kOnDevice), plain) << job << tier;
+    }
+  }
+};
+
+TEST_F(DeviceOffloadParityTest, OneRankHasTheBitsOfStatesOnTheDevice) {
+  compare(1, {kCpuTier, kCpuTier + " offload.device_fraction=0.5", kCpuTier + " offload.overlap=false", kDiskTier,
+              kDiskTier + " offload.overlap=false"});
+}
+
+TEST_F(DeviceOffloadParityTest, TwoRanksHaveTheBitsOfStatesOnTheDevice) { compare(2, {kCpuTier, kDiskTier}); }
+
+TEST_F(DeviceOffloadTest, LargeParametersAreUpdatedInBlocks) {
+  for (const std::string job :
+       {"strategy=zero1", "strategy=zero2 train.dtype=bf16", "strategy=zero3 train.dtype=bf16"}) {
+    const std::string more = job + " train.steps=3 optimizer.lr=1e-2";
+    const std::string plain = result_of(1, trains_large_layers, more + kDevice);
+    for (const std::string tier : {kCpuTier, kCpuTier + " offload.overlap=false"})
+      EXPECT_EQ(result_of(1, trains_large_layers, more + tier + kDevice, kOnDevice), plain) << job << tier;
+  }
+}
+
+TEST_F(DeviceOffloadTest, DelaysOfStreamsChangeNothing) {
+  for (const std::string job : {"strategy=zero2 train.dtype=bf16", "strategy=zero3"})
+    for (const std::string overlap : {"", " offload.overlap=false"}) {
+      const std::string more = job + kModel + kSteps + kCpuTier + overlap + kDevice;
+      const std::string plain = result_of(2, trains_and_prints_hash, more, kOnDevice);
+      for (int seed = 0; seed < 5; ++seed)
+        EXPECT_EQ(result_of(2, trains_and_prints_hash, more, kOnDevice,
+                            "ZR_SIM_DELAY_US=100 ZR_SIM_SEED=" + std::to_string(seed)),
+                  plain)
+            << job << overlap << ", seed " << seed;
+    }
+}
+
+// Copies of gradients begin in backward. The pinned memory is planned, and no more is held.
+TEST_F(DeviceOffloadTest, GradientsAreCopiedDuringBackwardIntoPlannedMemory) {
+  const std::string job = "strategy=zero2 train.steps=2" + kModel + kCpuTier + kDevice;
+  const int64_t elements = Sizes::aligned(Sizes().trainable);
+  result_of(1, trains_and_prints_hash, job, kOnDevice);
+  EXPECT_GE(summary()["overlap"]["gradients_early"], Sizes::sum(Sizes().trainable));
+  EXPECT_LE(summary()["overlap"]["gradients_early"], elements);
+  const Json early = summary()["memory"]["host"]["staging"];
+  EXPECT_EQ(early["planned"], early["peak"]);
+  EXPECT_NEAR(early["planned"].get<double>(), static_cast<double>(elements * 4 * 4), 31 * 16);
+  result_of(1, trains_and_prints_hash, job + " offload.overlap=false", kOnDevice);
+  EXPECT_EQ(summary()["overlap"]["gradients_early"], 0);
+  const Json late = summary()["memory"]["host"]["staging"];
+  EXPECT_EQ(late["planned"], late["peak"]);
+  EXPECT_NEAR(late["planned"].get<double>(), static_cast<double>(elements * 3 * 8), 31 * 24);
+}
+
+TEST_F(DeviceOffloadTest, WritesOfTheProgramReachMastersAndStates) {
+  for (const std::string job : {"strategy=zero1 train.dtype=bf16", "strategy=zero3 train.dtype=bf16", "strategy=zero2"})
+    for (const int ranks : {1, 2}) {
+      const std::string more = job + kModel + " train.steps=6";
+      const std::string plain = result_of(ranks, writes_to_states, more);
+      EXPECT_EQ(result_of(ranks, writes_to_states, more + kCpuTier + kDevice, kOnDevice), plain) << job << ranks;
+    }
+}
+
+// Checkpoints do not depend on where the states are.
+TEST_F(DeviceOffloadTest, ResumesWithStatesOnTheCpuTheDeviceAndTiers) {
+  const std::string job = "strategy=zero2 train.dtype=bf16" + kModel, two = " train.gradient_accumulation=2",
+                    dir = (folder_ / "saved").string();
+  const std::string whole = result_of(1, trains_and_prints_hash, job + two + " train.steps=6");
+  const std::string places[] = {"", kDevice, kCpuTier + kDevice, kDiskTier + kDevice};
+  for (std::size_t i = 0; i < std::size(places); ++i) {
+    const std::string folder = " checkpoint.dir=" + dir + std::to_string(i),
+                      &later = places[(i + 1) % std::size(places)];
+    const bool async = i % 2 == 1;
+    result_of(
+        1, trains_and_prints_hash,
+        job + places[i] + two + folder + " train.steps=3 checkpoint.every=3" + (async ? " checkpoint.async=true" : ""));
+    EXPECT_EQ(result_of(2, trains_and_prints_hash,
+                        job + later + folder + " train.steps=6 train.gradient_accumulation=1 checkpoint.resume=true"),
+              whole)
+        << places[i] << " then " << later;
+  }
+}
+
+TEST_F(DeviceOffloadTest, IsPlanned) {
+  const std::string plan = ZR_BUILD_DIR "/bin/zeroth plan --params 1e6 -n 1 job.device=sim strategy=zero2" + kCpuTier;
+  const auto lines = [&](const std::string& more) {
+    return shell(plan + more + " | grep -E 'host memory|update|job'");
+  };
+  EXPECT_EQ(lines("").output,
+            "  job.device = \"sim\": weights and gradients are in memory of the device, and " ZR_BUILD_DIR
+            "/tests/plugins/sim/zr_optimizer_adamw.so updates optimizer states that are on a tier on the CPU\n"
+            "  update         states on tiers    after backward: gradients are in memory of the device\n"
+            "  host memory    communicator                                                  64.00 KiB\n"
+            "  host memory    gradients and new weights                                      15.26 MiB\n");
+  EXPECT_THAT(lines(" offload.overlap=false").output,
+              HasSubstr("  host memory    gradients and new weights                                      22.89 MiB\n"));
+  const auto over = shell(plan + " memory.host_budget=20MiB");
+  EXPECT_NE(over.code, 0);
+}
+
+}  // namespace
