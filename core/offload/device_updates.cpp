@@ -9,13 +9,13 @@
 namespace zr::host::offload {
 
 namespace {
-constexpr const char* kTag = "gradients and new weights";
+constexpr const char* kInTransit = "gradients and new weights";
 constexpr int64_t kGradientSize = 4;  // reduced gradients on a device are fp32
 // Weights have as much space as gradients, so that both are aligned alike.
 constexpr int64_t kWeightStride = 4;
 
 // Adds [begin, end) to ascending ranges that do not touch each other.
-void add(std::vector<std::pair<int64_t, int64_t>>& ranges, int64_t begin, int64_t end) {
+void add_range(std::vector<std::pair<int64_t, int64_t>>& ranges, int64_t begin, int64_t end) {
   const auto first = std::ranges::find_if(ranges, [&](const auto& range) { return range.second >= begin; });
   auto last = first;
   for (; last != ranges.end() && last->first <= end; ++last) {
@@ -47,18 +47,18 @@ DeviceUpdates::DeviceUpdates(const plan::MemoryPlan& plan, const std::vector<zr_
 }
 
 DeviceUpdates::Memory::Memory(DeviceMemory& device, Ledger& ledger, int64_t bytes) : ledger_(&ledger) {
-  ledger.add(Tier::host, MemoryKind::staging, kTag, bytes);
+  ledger.add(Tier::host, MemoryKind::staging, kInTransit, bytes);
   bytes_ = bytes;
   try {
     memory_ = device.allocate_pinned(bytes);
   } catch (...) {
-    ledger.add(Tier::host, MemoryKind::staging, kTag, -bytes);
+    ledger.add(Tier::host, MemoryKind::staging, kInTransit, -bytes);
     throw;
   }
 }
 
 DeviceUpdates::Memory::~Memory() {
-  if (bytes_ > 0) ledger_->add(Tier::host, MemoryKind::staging, kTag, -bytes_);
+  if (bytes_ > 0) ledger_->add(Tier::host, MemoryKind::staging, kInTransit, -bytes_);
 }
 
 DeviceUpdates::Memory& DeviceUpdates::Memory::operator=(Memory&& other) noexcept {
@@ -97,7 +97,7 @@ void DeviceUpdates::gradients_final(const zr_view& gradients) {
     if (from >= to) continue;
     if (!std::exchange(follows, true)) downloads_->follow_computation();
     downloads_->to_host(block.begin + from, *block.gradients, from, to - from);
-    add(block.copied, from / kGradientSize, to / kGradientSize);
+    add_range(block.copied, from / kGradientSize, to / kGradientSize);
     copied_early_ += (to - from) / kGradientSize;
   }
 }

@@ -43,8 +43,8 @@ TEST_F(DeviceStateTest, IsInHostMemoryForAReasonThatIsStated) {
             host + "communicator 'shm' (" + communicator + ") exchanges host memory only");
   EXPECT_EQ(first_line(1, makes_an_engine, "strategy=zero2 optimizer=lamb"),
             host + "optimizer 'lamb' (" ZR_BUILD_DIR "/plugins/zr_optimizer_lamb.so) updates host memory only");
-  EXPECT_EQ(first_line(1, makes_an_engine, "strategy=zero2 offload.optimizer=cpu"),
-            host + "a key of [offload] selects a tier for them, or for a part");
+  EXPECT_EQ(first_line(1, makes_an_engine, "strategy=zero2 offload.optimizer=cpu offload.gradients=cpu"),
+            host + "offload.gradients or offload.parameters selects a tier for a part");
   EXPECT_EQ(first_line(1, makes_an_engine,
                        "strategy=zero2 train.dtype=bf16 gradients.dtype=bf16 gradients.reduce_dtype=bf16"),
             host + "gradients.dtype is not fp32");

@@ -16,12 +16,12 @@ using ::testing::HasSubstr;
 const std::string kModel =
     " train.steps=4 parity.model=everything train.gradient_accumulation=2 communicator.share_weights=false";
 
-// The training state of adamw is on the device, unless a key of [offload] names a tier for it.
+// The training state of adamw is on the device, unless offload.gradients names a tier.
 struct Job {
   std::string strategy;  // and further overrides
   int ranks;
 };
-const std::vector<Job> kJobs = {{"zero1", 2}, {"zero3", 2}, {"zero2", 1}, {"zero3 offload.optimizer=cpu", 2}};
+const std::vector<Job> kJobs = {{"zero1", 2}, {"zero3", 2}, {"zero2", 1}, {"zero3 offload.optimizer=cpu offload.gradients=cpu", 2}};
 
 // Without the line that says where the state is.
 std::string without_state_line(const std::string& output) {
