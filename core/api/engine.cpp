@@ -9,6 +9,7 @@
 #include "api/engine_state.hpp"
 #include "api/state_dict.hpp"
 #include "base/log.hpp"
+#include "model/device_copies.hpp"
 #include "model/param_types.hpp"
 #include "model/torch_dtype.hpp"
 
@@ -107,11 +108,11 @@ void Engine::backward(const torch::Tensor& loss, double weight) {
         "engine.backward(loss): the loss has no autograd graph (requires_grad is false), so no parameter would get a "
         "gradient; compute it from the model's parameters, without detach(), torch::NoGradGuard or "
         "zr::Engine::Evaluation around the forward pass");
-  double value = 0;
-  const auto read = [&] { value = loss.item<double>(); };
   host::DeviceMemory* const device = state_->torch_model->memory();
-  device ? device->wait(read) : read();
-  State::with_program_functions(call, [&] { session.begin_backward(value, weight); });
+  host::engine::Loss value = device && !loss.is_cpu()
+                                 ? host::engine::Loss(host::model::value_on_host(loss.detach(), *device))
+                                 : host::engine::Loss(loss.item<double>());
+  State::with_program_functions(call, [&] { session.begin_backward(std::move(value), weight); });
   try {
     // A loss of weight 0 is not scaled: its gradients are dropped on arrival, even if they are NaN.
     const double factor = weight == 0 ? 1 : weight * session.progress().loss_scale().value();

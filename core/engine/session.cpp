@@ -113,7 +113,7 @@ void Session::accept() {
 
 int64_t Session::micro_index() const { return engine::micro_index(job_.context, progress_); }
 
-void Session::begin_backward(double loss, double weight) {
+void Session::begin_backward(Loss loss, double weight) {
   progress_.check_backward();
   if (progress_.at_boundary())
     fail_user(fmt::format(
@@ -138,7 +138,7 @@ void Session::begin_backward(double loss, double weight) {
   const auto micro = static_cast<uint32_t>(progress_.micro());
   if (micro == 0)  // before anything changes, because the optimizer may reject the step
     local_.begin_step(progress_.updates() + 1, progress_.param_steps(), progress_.param_local_steps());
-  progress_.begin_micro(loss, weight);
+  progress_.begin_micro(std::move(loss), weight);
   job_.context.model.hide_gradients(false);
   weights_.set_phase(ZR_BACKWARD, progress_.micro());
   const bool final =

@@ -44,7 +44,7 @@ class Session {
   Session(const Session&) = delete;
 
   /// Call before autograd's backward over one micro-batch.
-  void begin_backward(double loss, double weight);
+  void begin_backward(Loss loss, double weight);
   void end_backward();  // call after autograd's backward
   /// Call instead of end_backward() if an exception ended backward. Undoes the micro-step if the strategy has received
   /// no gradient yet.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "comm/coll.hpp"
 
@@ -44,7 +45,9 @@ std::string encode(const StepSync::LocalStats& local, int64_t non_finite) {
   const Header header{non_finite,        local.tokens,        local.first_non_finite, local.stop,
                       local.save_failed, local.update_failed, local.masters_changed,  local.digest};
   std::string bytes(reinterpret_cast<const char*>(&header), sizeof header);
-  for (const auto* list : {&local.losses, &local.weights})
+  std::vector<double> losses;
+  for (const Loss& loss : local.losses) losses.push_back(loss.value());
+  for (const auto* list : {&std::as_const(losses), &local.weights})
     bytes.append(reinterpret_cast<const char*>(list->data()), list->size() * sizeof(double));
   bytes.append(local.touched->data(), local.touched->size());
   return bytes;

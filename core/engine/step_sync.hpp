@@ -10,6 +10,7 @@
 
 #include "engine/norm_blocks.hpp"
 #include "engine/step_context.hpp"
+#include "engine/training_progress.hpp"
 #include "engine/weight_digest.hpp"
 #include "offload/device_updates.hpp"
 #include "update/update.hpp"
@@ -50,7 +51,8 @@ class StepSync {
 
   /// The statistics of this rank.
   struct LocalStats {
-    std::vector<double> losses, weights;  // by micro-step
+    std::vector<Loss> losses;     // by micro-step
+    std::vector<double> weights;  // by micro-step
     int64_t tokens;
     const std::vector<char>* touched;  // by parameter: not 0 if it had a gradient
     int64_t first_non_finite;          // the first parameter for which a non-finite gradient was handed over; -1: none

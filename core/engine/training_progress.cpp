@@ -19,10 +19,10 @@ TrainingProgress::TrainingProgress(const config::JobConfig& config, std::size_t 
     : TrainingProgress(LossScaleKeys::of(config), config.train().gradient_accumulation, parameters,
                        config.train().steps) {}
 
-void TrainingProgress::begin_micro(double loss, double weight) {
+void TrainingProgress::begin_micro(Loss loss, double weight) {
   in_backward_ = true;
   gradients_summed_ = false;
-  losses_.push_back(loss);
+  losses_.push_back(std::move(loss));
   weights_.push_back(weight);
 }
 

@@ -3,13 +3,27 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "config/config.hpp"
 #include "engine/loss_scale.hpp"
 
 namespace zr::host::engine {
+
+/// The loss of a micro-batch. On a device it is read in the exchange of the step, so that backward does not wait for
+/// it.
+class Loss {
+ public:
+  Loss(double value) : read_([value] { return value; }) {}
+  explicit Loss(std::function<double()> read) : read_(std::move(read)) {}
+  double value() const { return read_(); }
+
+ private:
+  std::function<double()> read_;
+};
 
 /// Counters and flags, without communication or I/O. They are the same on all ranks, except the losses, weights and
 /// tokens of the current step, which are this rank's. Training thread only.
@@ -57,13 +71,13 @@ class TrainingProgress {
   bool in_backward() const { return in_backward_; }  // stays true if an exception ended backward
   /// The current step's first backward has begun, or a part of its update.
   bool within_step() const { return in_backward_ || micro_ > 0 || updates_early_; }
-  const std::vector<double>& losses() const { return losses_; }    // by micro-step
+  const std::vector<Loss>& losses() const { return losses_; }      // by micro-step
   const std::vector<double>& weights() const { return weights_; }  // by micro-step: weight of the micro-batch
   int64_t tokens() const { return tokens_; }                       // of this rank since the last step
   void add_tokens(int64_t tokens) { tokens_ += tokens; }
 
   /// Begins a micro-step with its backward.
-  void begin_micro(double loss, double weight);
+  void begin_micro(Loss loss, double weight);
   void cancel_micro();  // undoes begin_micro()
   void end_micro();     // ends the micro-step
   /// Discards the completed micro-steps of the current step, so that the step begins again.
@@ -139,7 +153,8 @@ class TrainingProgress {
   bool updating_ = false;            // between begin_update() and updated()
   std::string broken_off_;           // why training cannot continue; empty: it can
   bool incomplete_ = false;          // a load has begun to overwrite the weights and has not succeeded
-  std::vector<double> losses_, weights_;
+  std::vector<Loss> losses_;
+  std::vector<double> weights_;
   int64_t tokens_ = 0;
 };
 

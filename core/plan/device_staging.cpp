@@ -40,7 +40,7 @@ std::vector<Part> parts_of(const MemoryPlan& plan) {
 
 // Where a block from element `begin` on ends that contains `part` from `at` on; `at`: no place to cut fits.
 int64_t end_of_block(const Part& part, int64_t at, int64_t begin) {
-  const int64_t end = std::min(part.end, begin + kBlock);
+  const int64_t end = std::min(part.end, begin + kDeviceBlock);
   if (end == part.end) return end;
   return std::max(at, end - (part.param_first + end - part.begin) % part.cut);
 }

@@ -8,6 +8,8 @@ namespace zr::host::plan {
 
 struct MemoryPlan;
 
+/// Elements of a block: 32 MiB of gradients, a size that libtorch's allocator for pinned memory does not round up.
+inline constexpr int64_t kDeviceBlock = int64_t{8} << 20;
 /// Blocks whose weights are in host memory at a time: one is prepared, one is updated, one is copied to the device.
 inline constexpr int64_t kDeviceSlots = 3;
 

@@ -20,7 +20,7 @@ struct StepSyncFixture {
       std::fill_n(static_cast<float*>(slice.grad.data), slice.grad.count, gradient);
   }
   engine::GlobalStats exchange(const std::vector<double>& losses, const std::vector<double>& weights) {
-    return sync.exchange({losses, weights, 7, &touched, -1});
+    return sync.exchange({{losses.begin(), losses.end()}, weights, 7, &touched, -1});
   }
   OneRankJob rig;
   engine::ShardedState state{rig.context(), rig.job.host, rig.job.tiers, nullptr};

@@ -16,7 +16,7 @@ namespace {
 
 using namespace zr::host;
 
-constexpr int64_t kMi = int64_t{1} << 20;
+constexpr int64_t kBlock = plan::kDeviceBlock;
 
 class LateMemory final : public PinnedMemory {
  public:
@@ -276,19 +276,19 @@ TEST_F(DeviceUpdatesTest, GradientsOfAnEarlierStepAreNotUsed) {
 TEST_F(DeviceUpdatesTest, UpdatesMoreBlocksThanSlots) {
   for (const bool early : {true, false}) {
     device_.counts = {};
-    plan({7 * 4 * kMi + 1024}, early);
-    ASSERT_EQ(plan_.device_staging.blocks.size(), 8u);
+    plan({4 * kBlock + 1024}, early);
+    ASSERT_EQ(plan_.device_staging.blocks.size(), 5u);
     for (const float value : {4.0f, 8.0f}) {
       updates_->begin_micro_step(true);
-      for (int64_t block = 0; block < 7; ++block) compute(4 * kMi * block, 4 * kMi, value * (1 << block));
-      compute(28 * kMi, 1024, value);
-      updates_->gradients_final(gradients(0, 28 * kMi + 1024));
-      EXPECT_EQ(updates_->copied_early(), early ? 28 * kMi + 1024 : 0);
+      for (int64_t block = 0; block < 4; ++block) compute(kBlock * block, kBlock, value * (1 << block));
+      compute(4 * kBlock, 1024, value);
+      updates_->gradients_final(gradients(0, 4 * kBlock + 1024));
+      EXPECT_EQ(updates_->copied_early(), early ? 4 * kBlock + 1024 : 0);
       update();
       const std::vector<float> weights = this->weights();
-      for (int64_t block = 0; block < 7; ++block)
-        for (const int64_t at : {int64_t{0}, 4 * kMi - 1})
-          EXPECT_EQ(weights[static_cast<std::size_t>(4 * kMi * block + at)], value * (1 << block)) << early << block;
+      for (int64_t block = 0; block < 4; ++block)
+        for (const int64_t at : {int64_t{0}, kBlock - 1})
+          EXPECT_EQ(weights[static_cast<std::size_t>(kBlock * block + at)], value * (1 << block)) << early << block;
       EXPECT_EQ(weights.back(), value);
     }
     EXPECT_EQ(device_.counts.pinned, plan_.device_staging.bytes());
@@ -301,14 +301,14 @@ TEST_F(DeviceUpdatesTest, UpdatesMoreBlocksThanSlots) {
 // Weights in fp32 are their own masters, so the update reads them.
 TEST_F(DeviceUpdatesTest, Fp32WeightsAreReadFromTheDevice) {
   for (const bool early : {true, false}) {
-    plan({5 * kMi, 2048}, early, ZR_F32);
+    plan({kBlock + 1024, 2048}, early, ZR_F32);
     for (int step = 1; step <= 3; ++step) {
       updates_->begin_micro_step(true);
       compute(4);
-      updates_->gradients_final(gradients(0, 5 * kMi + 2048));
+      updates_->gradients_final(gradients(0, kBlock + 3072));
       update();
     }
-    EXPECT_EQ(weights(), std::vector<float>(5 * kMi + 2048, 12)) << early;
+    EXPECT_EQ(weights(), std::vector<float>(kBlock + 3072, 12)) << early;
   }
 }
 

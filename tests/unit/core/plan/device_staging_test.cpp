@@ -10,7 +10,7 @@ namespace {
 
 using namespace zr::host;
 
-constexpr int64_t kMi = int64_t{1} << 20;
+constexpr int64_t kBlock = plan::kDeviceBlock;
 
 // A plan whose parameters follow each other in one buffer of weights and one of reduced gradients. States are on the
 // tier "cpu", but for a fraction of them.
@@ -64,21 +64,22 @@ TEST(DeviceStagingTest, SmallParametersShareABlockWithThePaddingBetweenThem) {
 }
 
 TEST(DeviceStagingTest, WithoutEarlyCopiesTheSlotsHaveTheGradientsToo) {
-  const plan::DeviceStaging staging = plan_device_staging(plan_of({6 * kMi}), false);
-  EXPECT_EQ(staging.largest, 4 * kMi);
-  EXPECT_EQ(staging.slot_bytes(), 4 * kMi * 8);
-  EXPECT_EQ(staging.bytes(), 3 * 4 * kMi * 8);
+  const plan::DeviceStaging staging = plan_device_staging(plan_of({kBlock + 1024}), false);
+  EXPECT_EQ(staging.largest, kBlock);
+  EXPECT_EQ(staging.slot_bytes(), kBlock * 8);
+  EXPECT_EQ(staging.bytes(), 3 * kBlock * 8);
 }
 
 TEST(DeviceStagingTest, BlocksAreCutAtNormBlocksOfTheirParameters) {
   // The second parameter begins at element 32, which is not a multiple of 1024.
-  EXPECT_EQ(blocks_of(plan_device_staging(plan_of({5, 9 * kMi}), true)),
-            (Ranges{{0, 4 * kMi - 992}, {4 * kMi - 992, 4 * kMi}, {8 * kMi - 992, kMi + 1024}}));
+  EXPECT_EQ(blocks_of(plan_device_staging(plan_of({5, 2 * kBlock + kBlock / 4}), true)),
+            (Ranges{{0, kBlock - 992}, {kBlock - 992, kBlock}, {2 * kBlock - 992, kBlock / 4 + 1024}}));
 }
 
 TEST(DeviceStagingTest, ParametersThatAreUpdatedCompleteAreNotCut) {
-  EXPECT_EQ(blocks_of(plan_device_staging(plan_of({3 * kMi, 3 * kMi, 6 * kMi, 5}, 0, ZR_TENSORWISE), true)),
-            (Ranges{{0, 3 * kMi}, {3 * kMi, 3 * kMi}, {6 * kMi, 6 * kMi}, {12 * kMi, 5}}));
+  constexpr int64_t kMost = kBlock / 4 * 3;  // two do not fit
+  EXPECT_EQ(blocks_of(plan_device_staging(plan_of({kMost, kMost, 2 * kMost, 5}, 0, ZR_TENSORWISE), true)),
+            (Ranges{{0, kMost}, {kMost, kMost}, {2 * kMost, 2 * kMost}, {4 * kMost, 5}}));
 }
 
 TEST(DeviceStagingTest, ContainsOnlyGradientsWhoseStatesAreOnATier) {
