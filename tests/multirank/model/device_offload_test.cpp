@@ -12,7 +12,7 @@ using ::testing::HasSubstr;
 const std::string kCpuTier = " offload.optimizer=cpu",
                   kDiskTier = " offload.optimizer=nvme offload.nvme.path=" ZR_BUILD_DIR
                               "/tests/swap offload.nvme.block_bytes=4KiB offload.nvme.depth=1";
-const std::string kModel = " parity.model=everything job.threads=1 communicator.share_weights=false";
+const std::string kOffloadModel = " parity.model=everything job.threads=1 communicator.share_weights=false";
 const std::string kSteps = " train.steps=4 train.gradient_accumulation=2";
 constexpr int64_t kSide = 2304;  // of a layer
 
@@ -84,7 +84,7 @@ class DeviceOffloadParityTest : public DeviceOffloadTest {
                                   "strategy=zero2 train.dtype=bf16 train.gradient_clipping=0.1",
                                   "strategy=zero2 gradients.reduce=last_micro_step", "strategy=zero3",
                                   "strategy=zero3 train.dtype=fp16 fp16.initial_scale_power=30"}) {
-      const std::string more = job + kModel + kSteps,
+      const std::string more = job + kOffloadModel + kSteps,
                         plain = result_of(ranks, trains_and_prints_hash, more + kDevice, "are in memory of the device");
       EXPECT_EQ(result_of(ranks, trains_and_prints_hash, more), plain) << "on the CPU, " << job;
       for (const std::string& tier : tiers)
@@ -105,7 +105,7 @@ TEST_F(DeviceOffloadTest, LargeParametersAreUpdatedInBlocks) {
        {"strategy=zero1", "strategy=zero2 train.dtype=bf16", "strategy=zero3 train.dtype=bf16"}) {
     const std::string more = job + " train.steps=3 optimizer.lr=1e-2";
     const std::string plain = result_of(1, trains_large_layers, more + kDevice);
-    for (const std::string tier : {kCpuTier, kCpuTier + " offload.overlap=false"})
+    for (const std::string& tier : {kCpuTier, kCpuTier + " offload.overlap=false"})
       EXPECT_EQ(result_of(1, trains_large_layers, more + tier + kDevice, kOnDevice), plain) << job << tier;
   }
 }
@@ -113,7 +113,7 @@ TEST_F(DeviceOffloadTest, LargeParametersAreUpdatedInBlocks) {
 TEST_F(DeviceOffloadTest, DelaysOfStreamsChangeNothing) {
   for (const std::string job : {"strategy=zero2 train.dtype=bf16", "strategy=zero3"})
     for (const std::string overlap : {"", " offload.overlap=false"}) {
-      const std::string more = job + kModel + kSteps + kCpuTier + overlap + kDevice;
+      const std::string more = job + kOffloadModel + kSteps + kCpuTier + overlap + kDevice;
       const std::string plain = result_of(2, trains_and_prints_hash, more, kOnDevice);
       for (int seed = 0; seed < 5; ++seed)
         EXPECT_EQ(result_of(2, trains_and_prints_hash, more, kOnDevice,
@@ -125,7 +125,7 @@ TEST_F(DeviceOffloadTest, DelaysOfStreamsChangeNothing) {
 
 // Copies of gradients begin in backward. The pinned memory is planned, and no more is held.
 TEST_F(DeviceOffloadTest, GradientsAreCopiedDuringBackwardIntoPlannedMemory) {
-  const std::string job = "strategy=zero2 train.steps=2" + kModel + kCpuTier + kDevice;
+  const std::string job = "strategy=zero2 train.steps=2" + kOffloadModel + kCpuTier + kDevice;
   const int64_t elements = Sizes::aligned(Sizes().trainable);
   result_of(1, trains_and_prints_hash, job, kOnDevice);
   EXPECT_GE(summary()["overlap"]["gradients_early"], Sizes::sum(Sizes().trainable));
@@ -143,7 +143,7 @@ TEST_F(DeviceOffloadTest, GradientsAreCopiedDuringBackwardIntoPlannedMemory) {
 TEST_F(DeviceOffloadTest, WritesOfTheProgramReachMastersAndStates) {
   for (const std::string job : {"strategy=zero1 train.dtype=bf16", "strategy=zero3 train.dtype=bf16", "strategy=zero2"})
     for (const int ranks : {1, 2}) {
-      const std::string more = job + kModel + " train.steps=6";
+      const std::string more = job + kOffloadModel + " train.steps=6";
       const std::string plain = result_of(ranks, writes_to_states, more);
       EXPECT_EQ(result_of(ranks, writes_to_states, more + kCpuTier + kDevice, kOnDevice), plain) << job << ranks;
     }
@@ -151,7 +151,7 @@ TEST_F(DeviceOffloadTest, WritesOfTheProgramReachMastersAndStates) {
 
 // Checkpoints do not depend on where the states are.
 TEST_F(DeviceOffloadTest, ResumesWithStatesOnTheCpuTheDeviceAndTiers) {
-  const std::string job = "strategy=zero2 train.dtype=bf16" + kModel, two = " train.gradient_accumulation=2",
+  const std::string job = "strategy=zero2 train.dtype=bf16" + kOffloadModel, two = " train.gradient_accumulation=2",
                     dir = (folder_ / "saved").string();
   const std::string whole = result_of(1, trains_and_prints_hash, job + two + " train.steps=6");
   const std::string places[] = {"", kDevice, kCpuTier + kDevice, kDiskTier + kDevice};
