@@ -40,7 +40,7 @@ DeviceUpdates::DeviceUpdates(const plan::MemoryPlan& plan, const std::vector<zr_
     if (staging.copies_early) blocks_.back().gradients = Memory(device, ledger, block.count * kGradientSize);
   }
   std::ranges::sort(blocks_, {}, &Block::begin);
-  slots_.resize(blocks_.empty() ? 0 : plan::kDeviceSlots);
+  slots_.resize(static_cast<std::size_t>(staging.slots()));
   for (Slot& slot : slots_) slot.memory = Memory(device, ledger, staging.slot_bytes());
   downloads_ = device.new_copy_stream();
   uploads_ = device.new_copy_stream();

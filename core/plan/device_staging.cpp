@@ -54,7 +54,7 @@ int64_t next_cut(const Part& part, int64_t at) {
 int64_t DeviceStaging::bytes() const {
   int64_t gradients = 0;
   for (const Block& block : blocks) gradients += copies_early ? block.count * 4 : 0;
-  return gradients + kDeviceSlots * slot_bytes();
+  return gradients + slots() * slot_bytes();
 }
 
 DeviceStaging plan_device_staging(const MemoryPlan& plan, bool copies_early) {
