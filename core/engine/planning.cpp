@@ -269,7 +269,7 @@ void check_host_budget(const config::JobConfig& config, const plan::MemoryPlan& 
       {kinds[MemoryKind::gradients], "set offload.gradients to \"device\" or to a disk tier"},
       {kinds[MemoryKind::weights], "set offload.parameters to \"device\" or to a disk tier"},
       {copy.weights + copy.states, "set offload.speculate = \"never\""},
-      {plan.device_staging.bytes(), plan.device_staging.copies_early
+      {plan.device_staging.bytes(), plan.device_staging.bytes() > plan_device_staging(plan, false).bytes()
                                         ? "set offload.overlap = false, which copies gradients after backward"
                                         : "keep more of offload.optimizer on the device"},
       {kinds[MemoryKind::staging] + kinds[MemoryKind::other] - copy.weights - copy.states,

@@ -141,12 +141,12 @@ TEST_F(DeviceOffloadTest, GradientsAreCopiedDuringBackwardIntoPlannedMemory) {
   EXPECT_LE(summary()["overlap"]["gradients_early"], elements);
   const Json early = summary()["memory"]["host"]["staging"];
   EXPECT_EQ(early["planned"], early["peak"]);
-  EXPECT_NEAR(early["planned"].get<double>(), static_cast<double>(elements * 4 * 4), 31 * 16);
+  EXPECT_NEAR(early["planned"].get<double>(), static_cast<double>(elements * 4 * 2), 31 * 8);
   result_of(1, trains_and_prints_hash, job + " offload.overlap=false", kOnDevice);
   EXPECT_EQ(summary()["overlap"]["gradients_early"], 0);
   const Json late = summary()["memory"]["host"]["staging"];
   EXPECT_EQ(late["planned"], late["peak"]);
-  EXPECT_NEAR(late["planned"].get<double>(), static_cast<double>(elements * 3 * 8), 31 * 24);
+  EXPECT_NEAR(late["planned"].get<double>(), static_cast<double>(elements * 8), 31 * 8);
 }
 
 TEST_F(DeviceOffloadTest, WritesOfTheProgramReachMastersAndStates) {
@@ -179,19 +179,21 @@ TEST_F(DeviceOffloadTest, ResumesWithStatesOnTheCpuTheDeviceAndTiers) {
 }
 
 TEST_F(DeviceOffloadTest, IsPlanned) {
-  const std::string plan = ZR_BUILD_DIR "/bin/zeroth plan --params 1e6 -n 1 job.device=sim strategy=zero2" + kCpuTier;
+  const std::string plan = ZR_BUILD_DIR "/bin/zeroth plan -n 1 job.device=sim strategy=zero2" + kCpuTier;
   const auto lines = [&](const std::string& more) {
     return shell(plan + more + " | grep -E 'host memory|update|job'");
   };
-  EXPECT_EQ(lines("").output,
+  EXPECT_EQ(lines(" --params 1e6").output,
             "  job.device = \"sim\": weights and gradients are in memory of the device, and " ZR_BUILD_DIR
             "/tests/plugins/sim/zr_optimizer_adamw.so updates optimizer states that are on a tier on the CPU\n"
             "  update         states on tiers    after backward: gradients are in memory of the device\n"
             "  host memory    communicator                                                  64.00 KiB\n"
-            "  host memory    gradients and new weights                                     15.26 MiB\n");
-  EXPECT_THAT(lines(" offload.overlap=false").output,
-              HasSubstr("  host memory    gradients and new weights                                     22.89 MiB\n"));
-  const auto over = shell(plan + " memory.host_budget=20MiB");
+            "  host memory    gradients and new weights                                      7.63 MiB\n");
+  EXPECT_THAT(lines(" --params 1e8").output,
+              HasSubstr("gradients and new weights                                    477.47 MiB\n"));
+  EXPECT_THAT(lines(" --params 1e8 offload.overlap=false").output,
+              HasSubstr("gradients and new weights                                    192.00 MiB\n"));
+  const auto over = shell(plan + " --params 1e8 optimizer=sgd memory.host_budget=600MiB");
   EXPECT_EQ(over.code, 2);
   EXPECT_THAT(over.output,
               HasSubstr("\nraise memory.host_budget, or set offload.overlap = false, which copies gradients "

@@ -60,14 +60,17 @@ TEST(DeviceStagingTest, SmallParametersShareABlockWithThePaddingBetweenThem) {
   EXPECT_EQ(blocks_of(staging), (Ranges{{0, 1024 + 32 + 70000}}));
   EXPECT_EQ(staging.largest, 71056);
   EXPECT_EQ(staging.slot_bytes(), 71056 * 4);
-  EXPECT_EQ(staging.bytes(), 71056 * 4 * (1 + 3)) << "gradients, and three slots of weights";
+  EXPECT_EQ(staging.bytes(), 71056 * 4 * 2) << "gradients, and a slot of weights";
 }
 
 TEST(DeviceStagingTest, WithoutEarlyCopiesTheSlotsHaveTheGradientsToo) {
   const plan::DeviceStaging staging = plan_device_staging(plan_of({kBlock + 1024}), false);
   EXPECT_EQ(staging.largest, kBlock);
   EXPECT_EQ(staging.slot_bytes(), kBlock * 8);
-  EXPECT_EQ(staging.bytes(), 3 * kBlock * 8);
+  EXPECT_EQ(staging.bytes(), 2 * kBlock * 8);
+  const plan::MemoryPlan large = plan_of({9 * kBlock});
+  EXPECT_EQ(plan_device_staging(large, false).bytes(), 3 * kBlock * 8);
+  EXPECT_EQ(plan_device_staging(large, true).bytes(), 9 * kBlock * 4 + 3 * kBlock * 4);
 }
 
 TEST(DeviceStagingTest, BlocksAreCutAtNormBlocksOfTheirParameters) {
