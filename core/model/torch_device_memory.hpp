@@ -8,6 +8,7 @@
 
 #include <memory>
 #include <unordered_map>
+#include <vector>
 
 #include "base/device_memory.hpp"
 #include "zr/mutex.hpp"
@@ -42,6 +43,12 @@ class TorchDeviceMemory final : public DeviceMemory {
   void run(const std::function<void(zr_stream* stream)>& work) override;
   void* native_stream() override;
 
+  /// Copies elements [first, first + to.count) of a tensor on the device, with the next other call of this object at
+  /// the latest: copies that follow each other are launched together. The tensor must not change until then.
+  void copy_later(const at::Tensor& from, int64_t first, const zr_view& to);
+  /// Enqueues the copies of copy_later().
+  void flush();
+
   /// During its lifetime, the stream of the engine is the current stream of this thread. It waits for the stream that
   /// was current, which then waits for it.
   class Scope;
@@ -49,9 +56,13 @@ class TorchDeviceMemory final : public DeviceMemory {
  private:
   at::Tensor over(const zr_view& view) const;
 
+  struct LaterCopies {
+    std::vector<at::Tensor> to, from, kept;  // `from` does not own its memory, `kept` does
+  };
   const at::Device device_;
   const c10::Stream stream_;
   const at::Tensor zero_;  // on the CPU
+  LaterCopies later_;
   Mutex mutex_;
   std::unordered_map<void*, c10::DataPtr> memory_ ZR_GUARDED_BY(mutex_);
 };
