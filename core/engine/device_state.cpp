@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <memory>
+#include <set>
 
 #include "base/device_memory.hpp"
 #include "base/error.hpp"
@@ -77,15 +78,20 @@ std::string device_obstacle(const plan::MemoryPlan& plan, uint64_t stream_types,
     return "offload.gradients or offload.parameters selects a tier for a part";
   if (plan.input.reduced_grad_dtype != ZR_F32) return "gradients.dtype is not fp32";
   if (!(stream_types & type)) return "the strategy does not accept memory of the device";
+  std::set<std::size_t> on_device;  // optimizers that must have a library for the device
   for (uint32_t i = 0; i < plan.input.parameters.size(); ++i) {
     const plan::OptimizerDescription& description = plan.input.description(i);
     const std::size_t which = plan.input.parameters[i].optimizer;
-    const bool on_host = plan.has_offloaded_states() && !has_states_on_device(plan, i);
-    if ((!on_host && !(description.stream_types & type)) || !description.sums.empty() || description.needs != 0)
+    const bool on_tier = plan.has_offloaded_states() && !has_states_on_device(plan, i);
+    if ((!on_tier && !(description.stream_types & type)) || !description.sums.empty() || description.needs != 0)
       return fmt::format("optimizer '{}' ({}) updates host memory only", optimizers.id(which),
                          optimizers[which].component().file.string());
+    if (!on_tier) on_device.insert(which);
   }
-  for (std::size_t i = 0; i < optimizers.size(); ++i)
+  if (plan.has_offloaded_states() && !optimizers.on_device(0))
+    return fmt::format("optimizer '{}' ({}) has no library for the device, which adds up the gradient norm",
+                       optimizers.id(0), optimizers[0].component().file.string());
+  for (const std::size_t i : on_device)
     if (!optimizers.on_device(i))
       return fmt::format("optimizer '{}' does not have the extension \"zr.optimizer.device/1\"", optimizers.id(i));
   return "";
@@ -99,9 +105,9 @@ std::string state_location_text(const config::JobConfig& config, const Optimizer
   const std::string optimizer = optimizers.main().component().file.string();
   if (!offloads) return fmt::format("{}memory of the device, and {} updates them there", state, optimizer);
   return fmt::format(
-      "job.device = \"{}\": weights and gradients are in memory of the device, and {} updates optimizer states that "
-      "are "
-      "on a tier on the CPU",
+      "job.device = \"{}\": weights and gradients are in memory of the device, and the CPU updates the optimizer "
+      "states "
+      "that are on a tier, with {}",
       printable(config.job().device.value), optimizer);
 }
 

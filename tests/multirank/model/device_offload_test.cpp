@@ -76,7 +76,7 @@ class DeviceOffloadTest : public DeviceEngineTest {
   }
 };
 
-const std::string kOnDevice = "weights and gradients are in memory of the device, and ";
+const std::string kOnDevice = "weights and gradients are in memory of the device, and the CPU updates the optimizer ";
 
 class DeviceOffloadParityTest : public DeviceOffloadTest {
  protected:
@@ -184,8 +184,10 @@ TEST_F(DeviceOffloadTest, IsPlanned) {
     return shell(plan + more + " | grep -E 'host memory|update|job'");
   };
   EXPECT_EQ(lines(" --params 1e6").output,
-            "  job.device = \"sim\": weights and gradients are in memory of the device, and " ZR_BUILD_DIR
-            "/tests/plugins/sim/zr_optimizer_adamw.so updates optimizer states that are on a tier on the CPU\n"
+            "  job.device = \"sim\": weights and gradients are in memory of the device, and the CPU updates the "
+            "optimizer states "
+            "that are on a tier, with " ZR_BUILD_DIR
+            "/tests/plugins/sim/zr_optimizer_adamw.so\n"
             "  update         states on tiers    after backward: gradients are in memory of the device\n"
             "  host memory    communicator                                                  64.00 KiB\n"
             "  host memory    gradients and new weights                                      7.63 MiB\n");
@@ -193,7 +195,7 @@ TEST_F(DeviceOffloadTest, IsPlanned) {
               HasSubstr("gradients and new weights                                    477.47 MiB\n"));
   EXPECT_THAT(lines(" --params 1e8 offload.overlap=false").output,
               HasSubstr("gradients and new weights                                    192.00 MiB\n"));
-  const auto over = shell(plan + " --params 1e8 optimizer=sgd memory.host_budget=600MiB");
+  const auto over = shell(plan + " --params 1e8 optimizer=sgd optimizer.sgd.momentum=0.9 memory.host_budget=600MiB");
   EXPECT_EQ(over.code, 2);
   EXPECT_THAT(over.output,
               HasSubstr("\nraise memory.host_budget, or set offload.overlap = false, which copies gradients "

@@ -21,7 +21,8 @@ struct Job {
   std::string strategy;  // and further overrides
   int ranks;
 };
-const std::vector<Job> kJobs = {{"zero1", 2}, {"zero3", 2}, {"zero2", 1}, {"zero3 offload.optimizer=cpu offload.gradients=cpu", 2}};
+const std::vector<Job> kJobs = {
+    {"zero1", 2}, {"zero3", 2}, {"zero2", 1}, {"zero3 offload.optimizer=cpu offload.gradients=cpu", 2}};
 
 // Without the line that says where the state is.
 std::string without_state_line(const std::string& output) {
