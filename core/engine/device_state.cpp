@@ -19,18 +19,18 @@ bool is_for_device(const plugin::Component& component, const std::string& device
   return component.file.parent_path().filename() == device.substr(0, device.find(':'));
 }
 
-// Whether a parameter has states in memory of the device, which a library for the device updates.
-bool has_states_on_device(const plan::MemoryPlan& plan, uint32_t param) {
+// By parameter: not 0 if it has states in memory of the device, which a library for the device updates.
+std::vector<char> have_states_on_device(const plan::MemoryPlan& plan) {
   const plan::RankPlan& rank_plan = plan.rank_plan;
+  std::vector<char> have(plan.input.parameters.size(), !plan.has_offloaded_states());
   for (std::size_t i = 0; i < rank_plan.reduced_gradients.size(); ++i) {
     const plan::Piece& piece = rank_plan.reduced_gradients[i];
     const int64_t first = rank_plan.state_offset[i];
     for (const plan::StateRange& range : plan.placement.states)
-      if (piece.param == param && range.tier == 0 && first < range.first + range.count &&
-          range.first < first + piece.count)
-        return true;
+      if (range.tier == 0 && first < range.first + range.count && range.first < first + piece.count)
+        have[piece.param] = 1;
   }
-  return false;
+  return have;
 }
 
 // Device memory for the sums of this rank's norm blocks, and the optimizer that adds them up.
@@ -78,15 +78,22 @@ std::string device_obstacle(const plan::MemoryPlan& plan, uint64_t stream_types,
     return "offload.gradients or offload.parameters selects a tier for a part";
   if (plan.input.reduced_grad_dtype != ZR_F32) return "gradients.dtype is not fp32";
   if (!(stream_types & type)) return "the strategy does not accept memory of the device";
+  // Blocks of complete tensors would be updated one after the other, each on few threads.
+  constexpr int64_t kLargestCut = int64_t{64} << 10;
   std::set<std::size_t> on_device;  // optimizers that must have a library for the device
+  const std::vector<char> have_states_there = have_states_on_device(plan);
   for (uint32_t i = 0; i < plan.input.parameters.size(); ++i) {
     const plan::OptimizerDescription& description = plan.input.description(i);
     const std::size_t which = plan.input.parameters[i].optimizer;
-    const bool on_tier = plan.has_offloaded_states() && !has_states_on_device(plan, i);
-    if ((!on_tier && !(description.stream_types & type)) || !description.sums.empty() || description.needs != 0)
+    const bool is_there = have_states_there[i] != 0;
+    if ((is_there && !(description.stream_types & type)) || !description.sums.empty() || description.needs != 0)
       return fmt::format("optimizer '{}' ({}) updates host memory only", optimizers.id(which),
                          optimizers[which].component().file.string());
-    if (!on_tier) on_device.insert(which);
+    if (!is_there && !plan.input.parameters[i].frozen && plan.input.cut_block(i) > kLargestCut)
+      return fmt::format(
+          "states are on a tier and optimizer '{}' updates complete tensors or rows of more than {} elements",
+          optimizers.id(which), kLargestCut);
+    if (is_there) on_device.insert(which);
   }
   if (plan.has_offloaded_states() && !optimizers.on_device(0))
     return fmt::format("optimizer '{}' ({}) has no library for the device, which adds up the gradient norm",
@@ -129,6 +136,18 @@ void locate_state(plan::MemoryPlan& plan, const config::JobConfig& config, const
                                        communicator->component().table->id, communicator->component().file.string());
   const bool saves = !config.checkpoint().dir->empty() && !snapshots(config);
   plan.save_staging = saves && obstacle.empty() ? checkpoint::SaveOptions().chunk_bytes : 0;
+}
+
+plan::MemoryPlan located_plan(plan::PlanInput input,
+                              const std::function<plan::MemoryPlan(const plan::PlanInput&)>& make,
+                              const std::function<void(plan::MemoryPlan&)>& locate) {
+  plan::MemoryPlan plan = make(input);
+  locate(plan);
+  if (!plan.on_device || !plan.placement.speculates) return plan;
+  input.tier_request.speculation = plan::Speculation::none;
+  plan = make(input);
+  locate(plan);
+  return plan;
 }
 
 NormBlocks::OnDevice norm_on_device(const StepContext& context) {

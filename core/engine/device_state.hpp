@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "engine/norm_blocks.hpp"
@@ -22,6 +23,12 @@ std::string state_location_text(const config::JobConfig& config, const Optimizer
 /// process has opened the device; otherwise the communicator may report that it cannot use it although the job can.
 void locate_state(plan::MemoryPlan& plan, const config::JobConfig& config, const plugin::Instance& strategy,
                   const Optimizers& optimizers, const plugin::Instance* communicator, bool has_device);
+
+/// The plan that `make` makes, with its state located by `locate` (locate_state()). If weights and gradients are on the
+/// device, updates are not speculative, and the plan has no memory to undo them.
+plan::MemoryPlan located_plan(plan::PlanInput input,
+                              const std::function<plan::MemoryPlan(const plan::PlanInput& input)>& make,
+                              const std::function<void(plan::MemoryPlan& plan)>& locate);
 
 /// The functions that add up norm blocks on the device of the context, which outlives them.
 NormBlocks::OnDevice norm_on_device(const StepContext& context);

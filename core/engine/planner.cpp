@@ -38,7 +38,11 @@ constexpr int kFewRanks = 16;  // of a job whose ranks are all planned
 }
 
 plan::MemoryPlan Planner::plan(int rank) const {
-  plan::MemoryPlan plan = plan_of_rank(input_, rank, strategy_plan(*strategy_));
+  plan::MemoryPlan plan = located_plan(
+      input_, [&](const plan::PlanInput& input) { return plan_of_rank(input, rank, strategy_plan(*strategy_)); },
+      [&](plan::MemoryPlan& made) {
+        locate_state(made, job_.config, *strategy_, *optimizers_, communicator_.get(), false);
+      });
   const bool has_costs = std::any_of(input_.descriptions.begin(), input_.descriptions.end(),
                                      [](const auto& d) { return d.cost > 0 || d.granularity != ZR_ELEMENTWISE; });
   for (int other = 0; other < (input_.world <= kFewRanks ? input_.world : 0); ++other)
@@ -50,7 +54,6 @@ plan::MemoryPlan Planner::plan(int rank) const {
   check_local_gradients(job_.config, plan, *optimizers_, *strategy_);
   engine::inexact_collectives(job_.config, plan, communicator_.get(), hosts_.size() <= 1, false);
   check_offload(job_.config, plan, job_.strategy.table->id);
-  locate_state(plan, job_.config, *strategy_, *optimizers_, communicator_.get(), false);
   plan.update_time = update_time(job_.config, plan);
   return plan;
 }

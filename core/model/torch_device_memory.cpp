@@ -96,7 +96,7 @@ void* TorchDeviceMemory::allocate(int64_t bytes) {
     const std::string text = failure.what_without_backtrace();
     fail_environment("cannot allocate " + bytes_text(bytes) + " on " + device_.str() + ": " +
                      text.substr(0, text.find('\n')) +
-                     "; use more ranks or a smaller model, or set offload.optimizer to a tier");
+                     "; use more ranks or a smaller model, or set offload.optimizer or offload.gradients to a tier");
   }
   void* const address = memory.mutable_get();
   tensor_over(address, {bytes}, at::kByte, device_).zero_();
@@ -160,18 +160,35 @@ void TorchDeviceMemory::copy_later(const at::Tensor& from, int64_t first, const 
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     return void(over(to).copy_(from.reshape({-1}).narrow(0, first, to.count)));
   }
+  const int64_t bytes = to.count * size_of(to.dtype);
   char* const values = static_cast<char*>(from.data_ptr()) + first * size_of(to.dtype);
-  later_.to.push_back(over(to));
-  later_.from.push_back(tensor_over(values, {to.count}, type, device_));
-  later_.kept.push_back(from);
+  bool is_full = false;
+  {
+    const MutexLock lock(later_mutex_);
+    later_.to.push_back(over(to));
+    later_.from.push_back(tensor_over(values, {to.count}, type, device_));
+    later_.kept.push_back(from);
+    later_.bytes += bytes;
+    is_full = later_.bytes > kMostLater;
+  }
+  if (is_full) flush();
 }
 
 void TorchDeviceMemory::flush() {
-  if (later_.to.empty()) return;
-  const LaterCopies copies = std::exchange(later_, {});
+  LaterCopies copies;
+  {
+    const MutexLock lock(later_mutex_);
+    if (later_.to.empty()) return;
+    copies = std::exchange(later_, {});
+  }
   const Scope scope(*this);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   at::_foreach_copy_(copies.to, copies.from, /*non_blocking=*/true);
+}
+
+void TorchDeviceMemory::call(const std::function<void()>& fn) {
+  const Scope scope(*this);
+  fn();
 }
 
 int64_t TorchDeviceMemory::count_non_finite(const zr_view& values) {

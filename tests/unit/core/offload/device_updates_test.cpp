@@ -107,6 +107,7 @@ class LateDevice final : public DeviceMemory {
   void upload(const void*, void*, int64_t) override {}
   void download(const void*, void*, int64_t) override {}
   void run(const std::function<void(zr_stream*)>&) override {}
+  void call(const std::function<void()>&) override {}
   std::unique_ptr<PinnedMemory> allocate_pinned(int64_t bytes) override {
     counts.pinned += bytes;
     return std::make_unique<LateMemory>(bytes);
