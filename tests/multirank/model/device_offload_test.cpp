@@ -2,7 +2,6 @@
 #include <ATen/record_function.h>
 #include <gmock/gmock.h>
 
-#include <atomic>
 #include <bit>
 
 #include "multirank/model/device_engine_test.hpp"
@@ -183,7 +182,7 @@ RANK_BODY(calls_within_steps, Run) {
     seen += run.model->loss(0, 0).item<double>();
   }
   run.engine->step();
-  run.engine->edit_gradients([](const std::string& parameter, int64_t, torch::Tensor& gradient) {
+  run.engine->edit_gradients([](const std::string& parameter, torch::Tensor gradient, int64_t) {
     if (parameter == "twice.weight") gradient.mul_(0.5);
   });
   step();
