@@ -86,7 +86,8 @@ def main():
         step(tokens, following)
         wait()
         times.append(1e3 * (time.perf_counter() - begin))
-    print(json.dumps({"row": f"{system} with states in host memory: step", "ms": round(statistics.median(times[2:]), 2)}))
+    median = round(statistics.median(times[2:]), 2)
+    print(json.dumps({"row": f"{system} with states in host memory: step", "ms": median}))
     peak = torch.cuda.max_memory_allocated() if on_gpu else 0
     print(json.dumps({"row": f"{system}: peak of the device's memory", "bytes": peak}))
     dist.destroy_process_group()
