@@ -10,7 +10,7 @@ JOBS ?= $(shell nproc)
 TORCH_CACHE := -DTORCH_ROOT="$(TORCH_ROOT)" -DTorch_DIR="$(Torch_DIR)"
 SOURCES = $(shell git ls-files -co --exclude-standard '*.cpp' '*.hpp' '*.h' '*.c' ':!sdk/abi')  # sdk/abi is a copy
 
-.PHONY: help setup build train test test-all matrix bench peers gpu fuzz format lint docs clean
+.PHONY: help setup build train test test-all test-hosts matrix bench peers gpu fuzz format lint docs clean
 
 help:  ## prints this list
 	@echo 'make TARGET, where TARGET is one of'
@@ -36,6 +36,9 @@ test-all: setup  ## runs all tests, also the slow ones (ctest label *slow); use 
 	@$(call configure,-DZR_SLOW_TESTS=ON)
 	@$(call compile)
 	@.ci/test all
+
+test-hosts: build  ## runs the jobs of the multi-rank tests over MPI, on two hosts that their ranks pretend to be on
+	@.ci/test hosts
 
 matrix: build  ## runs the parity matrix; CASES="zero3 fp16": test cases whose names contain one of the words
 	@build/tests/parity_matrix $(CASES)

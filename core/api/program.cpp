@@ -43,12 +43,15 @@ std::string name_of_this_program() {
   return name.empty() ? "program" : name;
 }
 
-// A program that was started by hand or by another launcher may have another number of ranks than job.ranks.
+// A program that was started by hand or by another launcher may have another number of ranks than job.ranks. A launcher
+// was given a number too, so that two of the user's numbers differ.
 void report_ranks(const host::config::Setting<int>& ranks, int world) {
   if (ranks.origin.from == host::config::Origin::From::key_default || ranks == world) return;
-  host::log(ZR_LOG_INFO, ranks.origin.text() + ": job.ranks is " + ranks.written + ", but " + std::to_string(world) +
-                             (world == 1 ? " rank was" : " ranks were") +
-                             " started; `zeroth train` starts job.ranks ranks");
+  const std::string contradiction = ranks.origin.text() + ": job.ranks is " + ranks.written + ", but " +
+                                    std::to_string(world) + (world == 1 ? " rank was" : " ranks were") + " started";
+  if (world == 1) return host::log(ZR_LOG_INFO, contradiction + "; `zeroth train` starts job.ranks ranks");
+  host::log(ZR_LOG_WARN, contradiction + ", so the job has " + std::to_string(world) +
+                             " ranks; set job.ranks to that number, or let the launcher start " + ranks.written);
 }
 
 }  // namespace
@@ -168,8 +171,8 @@ Program::State::State(Load load, std::filesystem::path folder, const std::vector
   if (prints_parameters_) return;
   const host::config::RunConfig& job = setup_.config.job();
   if (load_device_library) load_device_library(job.device, job.device_library);
-  report_ranks(ranks, world);
   if (setup_.control->rank() > 0) return;
+  report_ranks(ranks, world);
   for (const std::string& warning : setup_.config.warnings()) host::log(ZR_LOG_WARN, warning);
 }
 

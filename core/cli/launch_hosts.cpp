@@ -190,7 +190,7 @@ std::vector<std::string> HostLaunch::environment() const {
   std::vector<std::pair<std::string, std::string>> added = options_.environment;
   added.insert(added.end(), {{"ZR_STORE", fmt::format("{}:{}", store_name_, store_->port())},
                              {"ZR_JOB", job_},
-                             {"ZR_STOP_SIGNAL", std::to_string(SIGUSR1)},
+                             {"ZR_USER_SIGNALS", "stop"},
                              {"ZR_TOKEN", token_}});
   if (options_.threads > 0) {
     added.emplace_back("ZR_THREADS", std::to_string(options_.threads));
@@ -312,15 +312,16 @@ bool HostLaunch::saves_on_signal() const {
   return true;
 }
 
-// Ranks that save a checkpoint get SIGUSR1, which mpirun passes on, and end by themselves; others are ended by mpirun.
-// A second signal ends them at once.
+// Ranks that save a checkpoint get SIGUSR1 for SIGTERM and SIGUSR2 for SIGINT, which mpirun passes on, and end by
+// themselves; others are ended by mpirun. A second signal ends them at once.
 void HostLaunch::forward(int signal) {
   const bool saves = !stop_signal_ && (signal == SIGTERM || signal == SIGINT) && saves_on_signal();
   if (!saves) store_->stop_failure_detection();
   const bool ends_already = stop_signal_ || reported_;
   if (!stop_signal_) stop_signal_ = signal;
   if (ends_already) return kill_mpirun_after({});
-  if (!ended_) kill(mpirun_.pid, saves ? SIGUSR1 : SIGTERM);
+  const int passed_on = signal == SIGINT ? SIGUSR2 : SIGUSR1;
+  if (!ended_) kill(mpirun_.pid, saves ? passed_on : SIGTERM);
   if (!saves) kill_mpirun_after(kMpirunTimeout);
 }
 

@@ -72,7 +72,7 @@ class Table {
       else if (row.is_own)
         text += fmt::format("  {} (this job): unknown: {}\n", row.text, row.traffic.problem);
     }
-    if (own.planner->plan(0).communication().local > 0) text += "  steps with local gradients are not included\n";
+    if (own.planner->plan(0).communication().local > 0) text += local_line(*own.planner);
     return text;
   }
 
@@ -133,6 +133,20 @@ class Table {
     } catch (const Error& failure) {
       for (Row* const row : alike) row->traffic.problem = failure.what();
     }
+  }
+
+  // Of a step after the warm-up of an optimizer whose gradients are then not reduced.
+  std::string local_line(engine::Planner& planner) const {
+    const std::string name = "step with local gradients (this job)";
+    std::string problem;
+    try {
+      const engine::HostTraffic traffic = planner.local_traffic();
+      if (traffic.problem.empty()) return line(name, traffic);
+      problem = traffic.problem;
+    } catch (const Error& failure) {
+      problem = failure.what();
+    }
+    return fmt::format("  {}: unknown: {}\n", name, problem);
   }
 
   std::string link_text() const {

@@ -125,9 +125,9 @@ class CallScope {
 /// The shared-weights extension of a communicator; null if the communicator does not have it.
 const zr_shared_weights_api* shared_weights_of(const plugin::Component& communicator);
 
-/// True if ranks on hosts with so many ranks, which are numbered host by host, can share memory with it. Throws Error
-/// if the plug-in fails.
-bool can_share_weights(const plugin::Instance& communicator, const std::vector<int>& ranks_of_hosts);
+/// Why ranks on hosts with so many ranks, which are numbered host by host, cannot share memory with it, as a part of a
+/// message; "": they can. Throws Error if the plug-in fails.
+std::string sharing_obstacle(const plugin::Instance& communicator, const std::vector<int>& ranks_of_hosts);
 
 /// The device types whose memory a communicator exchanges in the order of a stream, with the bits that it has in host
 /// memory.

@@ -43,17 +43,18 @@ const zr_shared_weights_api* shared_weights_of(const plugin::Component& communic
       {offsetof(zr_shared_weights_api, alloc), offsetof(zr_shared_weights_api, free)});
 }
 
-bool can_share_weights(const plugin::Instance& communicator, const std::vector<int>& ranks_of_hosts) {
+std::string sharing_obstacle(const plugin::Instance& communicator, const std::vector<int>& ranks_of_hosts) {
   const auto* api = shared_weights_of(communicator.component());
-  if (!api) return false;
-  if (!api->can_share) return ranks_of_hosts.size() == 1;
+  const std::string subject = fmt::format("communicator '{}'", communicator.component().table->id);
+  if (!api) return subject + " cannot share memory";
+  if (!api->can_share) return ranks_of_hosts.size() == 1 ? "" : subject + " shares memory on one host only";
   CallError error;
   const auto n_hosts = static_cast<uint32_t>(ranks_of_hosts.size());
   const zr_code code =
       call_plugin(&error, [&] { return api->can_share(communicator.self(), n_hosts, ranks_of_hosts.data(), &error); });
-  if (code == ZR_UNSUPPORTED) return false;
+  if (code == ZR_UNSUPPORTED) return plugin_text(error);
   check(code, error, communicator.call_text("can_share"));
-  return true;
+  return "";
 }
 
 zr_comm_caps communicator_caps(const plugin::Instance& communicator) {

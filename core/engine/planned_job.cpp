@@ -53,7 +53,7 @@ plan::MemoryPlan plan_of(const PlannedJob& job, const model::Model& model) {
             communicator_bytes(job.communicator.get(), control.world()).value_or(0));
   input.hosts = ranks_of_hosts(control);
   input.rounds_weights = rounds_weights(setup.config, job.communicator.get());
-  input.share_weights = shares_weights(setup.config, input, job.communicator.get());
+  choose_sharing(input, setup.config, job.communicator.get(), std::ranges::is_sorted(control.hosts()));
   plan::MemoryPlan plan = located_plan(
       input,
       [&](const plan::PlanInput& given) { return make_plan(given, control.rank(), strategy_plan(job.strategy)); },

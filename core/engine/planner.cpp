@@ -28,7 +28,7 @@ Planner::Planner(const plugin::ResolvedJob& job, const std::vector<plan::Paramet
   add_tiers(input_, job, tiers_, ranks_per_host, communicator_bytes(communicator_.get(), world).value_or(0));
   input_.rounds_weights = engine::rounds_weights(job.config, communicator_.get());
   input_.hosts = hosts;
-  input_.share_weights = !hosts.empty() && shares_weights(job.config, input_, communicator_.get());
+  if (!hosts.empty()) choose_sharing(input_, job.config, communicator_.get(), true);
 }
 
 Planner::~Planner() = default;
@@ -86,11 +86,20 @@ std::vector<HostTraffic> Planner::traffic(const std::vector<InexactCollectives>&
   check_strategy(rank_0, *strategy_);
   std::vector<TrafficCounter> counters;
   for (const InexactCollectives& flags : choices) counters.emplace_back(*communicator_, hosts_, flags);
-  record_step(host_, job_, rank_0, [&](const zr_coll& coll) {
+  record_step(host_, job_, rank_0, RecordedStep::reduced_gradients, [&](const zr_coll& coll) {
     for (TrafficCounter& counter : counters) counter.add(coll);
   });
   std::transform(counters.begin(), counters.end(), traffic.begin(), [](const TrafficCounter& c) { return c.sum(); });
   return traffic;
+}
+
+HostTraffic Planner::local_traffic() {
+  if (!communicator_ || !input_.exchange_plan) return {};
+  const plan::MemoryPlan rank_0 = make_plan(input_, 0, strategy_plan(*strategy_));
+  check_strategy(rank_0, *strategy_);
+  TrafficCounter counter(*communicator_, hosts_, {});
+  record_step(host_, job_, rank_0, RecordedStep::local_gradients, [&](const zr_coll& coll) { counter.add(coll); });
+  return counter.sum();
 }
 
 std::string Planner::title() const { return plan_title(job_, *optimizers_); }

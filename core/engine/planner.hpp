@@ -30,9 +30,12 @@ class Planner {
   InexactCollectives inexact_collectives() const;
   /// Whether the strategy may round weights: then it may gather them more often.
   bool rounds_weights() const { return input_.rounds_weights; }
-  /// What the ranks of `hosts` transfer in one step (see record_step), for each of these flags; not in steps with local
-  /// gradients. Throws Error if a plug-in fails.
+  /// What the ranks of `hosts` transfer in one step with reduced gradients (see record_step), for each of these flags.
+  /// Throws Error if a plug-in fails.
   std::vector<HostTraffic> traffic(const std::vector<InexactCollectives>& choices);
+  /// The same in a step with local gradients, in which no collective has such a flag. Without an optimizer that needs
+  /// them it is empty.
+  HostTraffic local_traffic();
 
  private:
   plugin::ResolvedJob job_;

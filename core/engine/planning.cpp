@@ -93,14 +93,27 @@ std::vector<int> ranks_of_hosts(const control::Control& control) {
   return ranks;
 }
 
-bool shares_weights(const config::JobConfig& config, const plan::PlanInput& input,
-                    const plugin::Instance* communicator) {
-  if (input.world == 1 || !communicator || !config.communicator().share_weights) return false;
-  if (config.job().device.value != config::kCpuDevice || config.memory().device_budget_bytes > 0 ||
-      !config.offload().parameters->on_device())
-    return false;
-  if (input.several_hosts() && (input.rounds_weights || input.exchange_plan)) return false;
-  return comm::can_share_weights(*communicator, input.several_hosts() ? input.hosts : std::vector<int>{input.world});
+namespace {
+std::string sharing_obstacle(const plan::PlanInput& input, const config::JobConfig& config,
+                             const plugin::Instance* communicator, bool ordered) {
+  if (input.world == 1 || !communicator) return "the job has one rank";
+  if (!config.communicator().share_weights) return "communicator.share_weights is false";
+  if (config.job().device.value != config::kCpuDevice)
+    return fmt::format("job.device is \"{}\"", printable(config.job().device.value));
+  if (config.memory().device_budget_bytes > 0) return "memory.device_budget is set";
+  if (!config.offload().parameters->on_device()) return "offload.parameters selects a tier";
+  if (input.several_hosts() && input.rounds_weights) return "communicator.weights rounds the weights that are gathered";
+  if (input.several_hosts() && input.exchange_plan)
+    return fmt::format("optimizer '{}' uses gradients that are not reduced over ranks", input.optimizer_ids[0]);
+  if (!ordered) return "the ranks are not numbered host by host (mpirun --map-by slot)";
+  return comm::sharing_obstacle(*communicator, input.several_hosts() ? input.hosts : std::vector<int>{input.world});
+}
+}  // namespace
+
+void choose_sharing(plan::PlanInput& input, const config::JobConfig& config, const plugin::Instance* communicator,
+                    bool ordered) {
+  input.sharing_obstacle = sharing_obstacle(input, config, communicator, ordered);
+  input.share_weights = input.sharing_obstacle.empty();
 }
 
 bool snapshots(const config::JobConfig& config) {

@@ -47,10 +47,10 @@ void check_host_budget(const config::JobConfig& config, const plan::MemoryPlan& 
 /// own.
 std::vector<int> ranks_of_hosts(const control::Control& control);
 
-/// True if the ranks of each host share one copy of the weights; never with memory.device_budget. On several hosts only
-/// if gathers of weights are exact and gradients are reduced. `input`: its hosts are set. The communicator may be null.
-bool shares_weights(const config::JobConfig& config, const plan::PlanInput& input,
-                    const plugin::Instance* communicator);
+/// Sets whether the ranks of each host share one copy of the weights, or why they do not. `input`: its hosts are set.
+/// ordered: the ranks are numbered host by host. The communicator may be null.
+void choose_sharing(plan::PlanInput& input, const config::JobConfig& config, const plugin::Instance* communicator,
+                    bool ordered);
 /// True if checkpoints are written from a copy in host memory: checkpoint.async is true and checkpoint.dir is set.
 bool snapshots(const config::JobConfig& config);
 /// Calls plan() of this strategy, which must outlive the result. Throws Error if the strategy does not accept CPU

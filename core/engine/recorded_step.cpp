@@ -1,11 +1,8 @@
 #include "engine/recorded_step.hpp"
 
 #include <fmt/format.h>
-#include <sys/mman.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <exception>
 #include <string>
 #include <string_view>
@@ -14,10 +11,11 @@
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"
-#include "base/file.hpp"
 #include "comm/done.hpp"
 #include "engine/gradient_flow.hpp"
+#include "engine/planned_memory.hpp"
 #include "engine/planning.hpp"
+#include "engine/recorded_exchange.hpp"
 #include "engine/weight_flow.hpp"
 
 namespace zr::host::engine {
@@ -26,43 +24,8 @@ namespace {
 
 constexpr int kStepsBefore = 1;  // in which a strategy learns the order of the parameters
 
-constexpr std::size_t kWindowBytes = std::size_t{1} << 30;
-
-// Addresses for the planned buffers. Every window of 1 GiB shows the same memory, which has pages only where a strategy
-// writes: it may write everywhere, but what it writes is lost.
-class Addresses {
- public:
-  Addresses() : memory_("planned buffers", ::memfd_create("zeroth-plan", MFD_CLOEXEC)) {
-    memory_.resize(static_cast<int64_t>(kWindowBytes));
-  }
-  Addresses(const Addresses&) = delete;
-  ~Addresses() {
-    for (const auto& [begin, bytes] : mapped_) ::munmap(begin, bytes);
-  }
-  void* add(int64_t bytes) {
-    const auto size = static_cast<std::size_t>(std::max<int64_t>(bytes, 1));
-    void* const begin = map(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1);
-    mapped_.emplace_back(begin, size);
-    for (std::size_t at = 0; at < size; at += kWindowBytes)
-      map(static_cast<char*>(begin) + at, std::min(kWindowBytes, size - at), PROT_READ | PROT_WRITE,
-          MAP_SHARED | MAP_FIXED, memory_.descriptor());
-    return begin;
-  }
-
- private:
-  static void* map(void* at, std::size_t bytes, int protection, int flags, int file) {
-    void* const begin = ::mmap(at, bytes, protection, flags, file, 0);
-    if (begin == MAP_FAILED)
-      fail_environment(
-          fmt::format("the addresses of a planned buffer cannot be reserved ({}); raise the limit of "
-                      "virtual memory (ulimit -v), or plan without --hosts",
-                      std::strerror(errno)));
-    return begin;
-  }
-
-  File memory_;
-  std::vector<std::pair<void*, std::size_t>> mapped_;
-};
+// A strategy writes little to its planned buffers; the optimizer's exchange writes everything.
+constexpr std::size_t kWindowBytes = std::size_t{1} << 30, kExchangeWindowBytes = std::size_t{1} << 26;
 
 // Parameters that one module uses together.
 using Use = std::vector<uint32_t>;
@@ -85,9 +48,12 @@ std::vector<Use> uses_of(const plan::MemoryPlan& plan) {
 
 class Recorder {
  public:
-  Recorder(plugin::PluginHost& host, const plugin::ResolvedJob& job, const plan::MemoryPlan& plan,
+  Recorder(plugin::PluginHost& host, const plugin::ResolvedJob& job, const plan::MemoryPlan& plan, RecordedStep which,
            const CollectiveSink& sink)
-      : plan_(plan),
+      : host_(host),
+        job_(job),
+        plan_(plan),
+        flags_(which == RecordedStep::local_gradients ? uint32_t{ZR_USE_LOCAL_GRADS} : 0),
         sink_(sink),
         planned_(plan.input, plan.rank),
         uses_(uses_of(plan)),
@@ -125,6 +91,8 @@ class Recorder {
     return ZR_OK;
   }
   static zr_code progress(void*, zr_error*) noexcept { return ZR_OK; }
+  zr_comm_ref collectives() { return {&kCollectives, this, plan_.rank, plan_.input.world}; }
+  bool is_local() const { return flags_ != 0; }
 
   void bind() {
     const zr_plan_sink ignored{sizeof(zr_plan_sink), 0, nullptr, [](void*, const zr_buffer*) {},
@@ -133,24 +101,20 @@ class Recorder {
     for (const plan::Buffer& buffer : plan_.rank_plan.buffers)
       views_.push_back(
           {addresses_.add(buffer.elements * size_of(buffer.dtype)), buffer.elements, buffer.dtype, 0, kHostMemory});
-    const zr_bind bound{sizeof(zr_bind),
-                        static_cast<uint32_t>(views_.size()),
-                        views_.data(),
-                        {&kCollectives, this, plan_.rank, plan_.input.world}};
+    const zr_bind bound{sizeof(zr_bind), static_cast<uint32_t>(views_.size()), views_.data(), collectives()};
     call("bind", [&](zr_error* error) { return api_.bind(strategy_.self(), &planned_.in(), &bound, error); });
   }
 
-  zr_use use_of(uint32_t phase, int micro = 0, bool is_last = false) const {
-    return {sizeof(zr_use), phase,  static_cast<uint32_t>(micro), is_last ? uint32_t{ZR_USE_LAST_MICRO} : 0u,
-            nullptr,        nullptr};
+  zr_use use_of(uint32_t phase, int micro = 0, uint32_t flags = 0) const {
+    return {sizeof(zr_use), phase, static_cast<uint32_t>(micro), flags, nullptr, nullptr};
   }
 
   void event(uint32_t kind, const zr_use& use) {
     call("event", [&](zr_error* error) { return api_.event(strategy_.self(), kind, &use, error); });
   }
 
-  void update() {
-    const zr_use use = use_of(ZR_UPDATE_PHASE);
+  void update(uint32_t flags = 0) {
+    const zr_use use = use_of(ZR_UPDATE_PHASE, 0, flags);
     call("updated", [&](zr_error* error) { return api_.updated(strategy_.self(), &use, error); });
   }
 
@@ -160,19 +124,30 @@ class Recorder {
     for (int micro = 0; micro < input.accumulation; ++micro) {
       const bool is_last = micro + 1 == input.accumulation;
       const int seen = input.accumulates_locally ? 0 : micro;
-      const zr_use backward = use_of(ZR_BACKWARD, seen, is_last);
+      const zr_use backward = use_of(ZR_BACKWARD, seen, flags_ | (is_last ? uint32_t{ZR_USE_LAST_MICRO} : 0u));
       for (const Use& params : uses_) with_weights(params, use_of(ZR_FORWARD, seen));
       if (micro == 0) event(ZR_STEP_BEGIN, backward);
       for (std::size_t i = uses_.size(); i-- > 0;) with_weights(uses_[i], use_of(ZR_BACKWARD, seen));
       if (!input.accumulates_locally || is_last) {
-        deliver_all(backward);
+        if (!is_local()) deliver_all(backward);
         event(ZR_BACKWARD_END, backward);
       }
     }
-    const zr_use use = use_of(ZR_UPDATE_PHASE);
+    const zr_use use = use_of(ZR_UPDATE_PHASE, 0, flags_);
     call("grads_finish", [&](zr_error* error) { return api_.grads_finish(strategy_.self(), &use, error); });
-    update();
+    if (is_local() && records_) exchange();
+    update(flags_);
     event(ZR_STEP_END, use);
+  }
+
+  void exchange() {
+    PlannedMemory memory(kExchangeWindowBytes);
+    try {
+      record_exchange(host_, job_, plan_, collectives(), memory);
+    } catch (const Error&) {
+      if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+      throw;
+    }
   }
 
   void with_weights(const Use& params, const zr_use& use) {
@@ -233,11 +208,14 @@ class Recorder {
 
   static constexpr zr_collectives_api kCollectives{sizeof(zr_collectives_api), 0, submit, progress};
 
+  plugin::PluginHost& host_;
+  const plugin::ResolvedJob& job_;
   const plan::MemoryPlan& plan_;
+  const uint32_t flags_;  // ZR_USE_LOCAL_GRADS, or 0
   const CollectiveSink& sink_;
   const plan::PlanInputView planned_;
   const std::vector<Use> uses_;
-  Addresses addresses_;
+  PlannedMemory addresses_{kWindowBytes};
   std::vector<zr_view> views_;
   bool records_ = false;
   std::exception_ptr failure_;       // of sink_
@@ -248,8 +226,8 @@ class Recorder {
 }  // namespace
 
 void record_step(plugin::PluginHost& host, const plugin::ResolvedJob& job, const plan::MemoryPlan& plan,
-                 const CollectiveSink& sink) {
-  Recorder(host, job, plan, sink).run();
+                 RecordedStep which, const CollectiveSink& sink) {
+  Recorder(host, job, plan, which, sink).run();
 }
 
 }  // namespace zr::host::engine

@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <cstdlib>
+#include <string_view>
 #include <utility>
 
 #include "control/control.hpp"
@@ -13,13 +14,11 @@ namespace zr::host::engine {
 namespace {
 volatile sig_atomic_t g_received = 0;
 void record(int signal) { g_received = signal; }
-void record_stop(int) { g_received = SIGTERM; }
+void record_for_launcher(int signal) { g_received = signal == SIGUSR1 ? SIGTERM : SIGINT; }
 
-// The signal that a launcher sends instead of SIGTERM, because what lies between would kill the ranks too early; 0:
-// none.
-int signal_of_launcher() {
-  const char* set = std::getenv("ZR_STOP_SIGNAL");
-  return set && std::atoi(set) == SIGUSR1 ? SIGUSR1 : 0;
+bool takes_launcher_signals() {
+  const char* set = std::getenv("ZR_USER_SIGNALS");
+  return set && std::string_view(set) == "stop";
 }
 
 // The process's previous handlers, and the number of enabled StopSignal objects; several may exist at a time.
@@ -28,7 +27,8 @@ struct Handlers {
   int users ZR_GUARDED_BY(mutex) = 0;
   struct sigaction term ZR_GUARDED_BY(mutex) {};
   struct sigaction interrupt ZR_GUARDED_BY(mutex) {};
-  struct sigaction launcher ZR_GUARDED_BY(mutex) {};
+  struct sigaction user1 ZR_GUARDED_BY(mutex) {};
+  struct sigaction user2 ZR_GUARDED_BY(mutex) {};
 };
 Handlers& process_handlers() {
   static Handlers handlers;
@@ -48,8 +48,11 @@ StopSignal::StopSignal(std::shared_ptr<control::Control> control, bool enabled)
   sigemptyset(&action.sa_mask);
   ::sigaction(SIGTERM, &action, &handlers.term);
   ::sigaction(SIGINT, &action, &handlers.interrupt);
-  action.sa_handler = record_stop;
-  if (const int signal = signal_of_launcher()) ::sigaction(signal, &action, &handlers.launcher);
+  if (takes_launcher_signals()) {
+    action.sa_handler = record_for_launcher;
+    ::sigaction(SIGUSR1, &action, &handlers.user1);
+    ::sigaction(SIGUSR2, &action, &handlers.user2);
+  }
   control_->put(control::saves_on_signal_key(control_->rank()), "yes");
 }
 
@@ -61,7 +64,9 @@ void StopSignal::disable() {
   control_->put(control::saves_on_signal_key(control_->rank()), "no");
   ::sigaction(SIGTERM, &handlers.term, nullptr);
   ::sigaction(SIGINT, &handlers.interrupt, nullptr);
-  if (const int signal = signal_of_launcher()) ::sigaction(signal, &handlers.launcher, nullptr);
+  if (!takes_launcher_signals()) return;
+  ::sigaction(SIGUSR1, &handlers.user1, nullptr);
+  ::sigaction(SIGUSR2, &handlers.user2, nullptr);
 }
 
 int StopSignal::received() const { return enabled_ ? g_received : 0; }

@@ -1,5 +1,6 @@
 // SIGTERM and SIGINT as a request to stop, which the engine reads after each step (checkpoint.on_signal = "save"). With
-// ZR_STOP_SIGNAL=10, as `zeroth launch --hosts` sets it, SIGUSR1 counts as SIGTERM.
+// ZR_USER_SIGNALS=stop, as `zeroth launch --hosts` sets it, SIGUSR1 counts as SIGTERM and SIGUSR2 as SIGINT: mpirun
+// passes these on to the ranks, but kills them soon after a SIGTERM or SIGINT.
 #pragma once
 
 #include <atomic>

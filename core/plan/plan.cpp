@@ -54,7 +54,8 @@ PlanInputView::PlanInputView(const PlanInput& input, int rank) {
          (input.accumulates_locally ? uint32_t{ZR_PLAN_HOLD_GRADS} : 0u) | sharing_flag(input) |
              (input.rounds_weights ? uint32_t{ZR_PLAN_ROUNDED_WEIGHTS} : 0u) |
              (input.several_hosts() ? uint32_t{ZR_PLAN_SEVERAL_HOSTS} : 0u),
-         0};
+         0,
+         input.sharing_obstacle.empty() ? nullptr : input.sharing_obstacle.c_str()};
 }
 
 namespace {

@@ -52,6 +52,7 @@ struct PlanInput {
   std::vector<std::string> optimizer_ids{""};         // by Parameter::optimizer
   std::vector<int> hosts;            // the ranks of each host, numbered host by host; empty: all are on one
   bool share_weights = false;        // the ranks of a host share one copy of unsharded weights
+  std::string sharing_obstacle{};    // if not: why, as far as it is known
   bool rounds_weights = false;       // gathers of sharded weights need not be exact
   bool accumulates_locally = false;  // gradients.reduce = "last_micro_step": the engine accumulates gradients first
   zr_dtype communicated_grad_dtype = ZR_F32;  // of one backward's gradient, as communicated or held

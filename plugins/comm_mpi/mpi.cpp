@@ -25,10 +25,11 @@ class Mpi : public zr::Communicator<Mpi, mpi::MpiCommunicator> {
   void traffic(const zr_coll& coll, zr_traffic& sum) const { mpi::add_traffic(coll, options_, sum); }
   void can_share(const std::vector<int>& hosts) const {
     const mpi::Hosts ranks(hosts);
-    if (!mpi::has_local_steps(ranks, options_) || !ranks.has_levels())
-      throw zr::PluginError(ZR_UNSUPPORTED,
-                            "ranks share memory if they are on several hosts, one of which has several ranks, and "
-                            "hierarchy = true");
+    if (!options_.hierarchy) throw zr::PluginError(ZR_UNSUPPORTED, "communicator.mpi.hierarchy is false");
+    if (ranks.count() == 1)
+      throw zr::PluginError(ZR_UNSUPPORTED, "communicator 'mpi' shares memory on several hosts only");
+    if (!mpi::has_local_steps(ranks, options_)) throw zr::PluginError(ZR_UNSUPPORTED, ranks.gap());
+    if (!ranks.has_levels()) throw zr::PluginError(ZR_UNSUPPORTED, "every host has one rank");
   }
   zr_comm_caps caps() const {
     zr_comm_caps caps = shm::capabilities();

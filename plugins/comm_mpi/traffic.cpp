@@ -137,6 +137,10 @@ void Traffic::add_flat() {
       return exchange(sent_, received_,
                       by_host([&](int rank) { return parts_.extent(rank, rank, nullptr, nullptr).count * width_; }),
                       Peers::all_ranks);
+    case ZR_ALL_TO_ALL:
+      return exchange(received_, sent_,
+                      by_host([&](int rank) { return parts_.counts[static_cast<std::size_t>(rank)] * width_; }),
+                      Peers::all_ranks);
     default: break;
   }
   const auto reduced = [&](int rank) { return FlatTransfer::reduced_by(parts_, rank).count; };
@@ -245,15 +249,15 @@ void Traffic::add_per_host() {
 }  // namespace
 
 void add_traffic(const zr_coll& coll, const MpiOptions& options, zr_traffic& sum) {
-  if (coll.op == ZR_ALL_TO_ALL || coll.op == ZR_SEND || coll.op == ZR_RECV)
-    throw zr::PluginError(ZR_UNSUPPORTED, "communicator \"mpi\" does not know the bytes of " +
-                                              std::string(zr::name_of_op(coll.op)) +
-                                              ": they depend on the other ranks");
   if (sum.n_hosts == 0 || *std::min_element(sum.ranks, sum.ranks + sum.n_hosts) < 1)
     throw zr::PluginError(ZR_INVALID, "traffic(): a host has no ranks");
   const Hosts hosts(std::vector<int>(sum.ranks, sum.ranks + sum.n_hosts));
   zr::CollectiveParts parts;
   parts.assign(coll, 0, hosts.first(hosts.count()));
+  if (parts.is_message() || !parts.has_known_counts())
+    throw zr::PluginError(ZR_UNSUPPORTED, "communicator \"mpi\" does not know the bytes of " +
+                                              std::string(zr::name_of_op(coll.op)) +
+                                              ": they depend on the other ranks");
   Traffic traffic(parts, hosts);
   traffic.add(way_of(parts, hosts, options));
   traffic.add_to(sum);

@@ -1,6 +1,7 @@
 // ZeRO-3: weights, reduced gradients and optimizer states are sharded over the ranks; a rank holds a full weight only
 // around its uses.
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "gather_groups.hpp"
@@ -38,15 +39,12 @@ class Zero3 : public zr::Strategy<Zero3> {
         within_host_(config.text("shard_within") == "host") {}
 
   void plan(const zr_plan_in& in, zr::PlanBuilder& plan) const {
-    if (within_host_ && zr::several_hosts(in) && !shares_weights(in))
+    if (within_host_ && zr::several_hosts(in) && !shares_weights(in)) {
+      const std::string obstacle = zr::sharing_obstacle(in);
       throw zr::PluginError(
-          ZR_INVALID,
-          "strategy.zero3.shard_within = \"host\" needs weights that the ranks of a host share: "
-          "communicator.share_weights "
-          "= true and communicator \"mpi\" with hierarchy = true, several ranks on a host, ranks numbered host by "
-          "host, "
-          "weights in host memory (no device, device_budget or offload.parameters), exact gathers of weights, and no "
-          "optimizer with local gradients; or remove the key");
+          ZR_INVALID, "strategy.zero3.shard_within = \"host\" needs weights that the ranks of a host share, but " +
+                          (obstacle.empty() ? "they do not" : obstacle) + "; change that, or remove the key");
+    }
     const GatherGroups groups = make_groups(in);
     const Layout layout(in, groups);
     const int64_t width = zr::bytes_of(in.weight_dtype);

@@ -168,7 +168,7 @@ function(zr_test name)
 endfunction()
 
 # Defines a program of multi-rank tests (tests/support/multirank.hpp). The program is also the program of the ranks. The
-# arguments are those of zr_test().
+# arguments are those of zr_test(). With ZR_TEST_HOSTS=2 in the environment its jobs run over MPI (make test-hosts).
 function(zr_multirank_test name)
   cmake_parse_arguments(TEST "" "TIMEOUT;SLOW" "SOURCES;LIBRARIES;LABELS" ${ARGN})
   if(NOT TEST_TIMEOUT)
@@ -177,7 +177,7 @@ function(zr_multirank_test name)
   # libzeroth is first, so that no subsystem in it is linked a second time.
   zr_test(${name} TORCH SOURCES ${TEST_SOURCES}
           LIBRARIES Zeroth::zeroth zr_multirank ${TEST_LIBRARIES}
-          LABELS multirank ${TEST_LABELS} TIMEOUT ${TEST_TIMEOUT} SLOW "${TEST_SLOW}")
+          LABELS multirank jobs ${TEST_LABELS} TIMEOUT ${TEST_TIMEOUT} SLOW "${TEST_SLOW}")
   target_link_options(${name} PRIVATE -Wl,--wrap=execve)  # tests/support/job_command.cpp
   add_dependencies(${name} zr_test_round_robin zr_test_cramped zr_test_halves zr_test_blocks zr_test_twins)
 endfunction()

@@ -63,6 +63,7 @@ const std::map<std::string, Try> kTries{
     {"make train", make("train", "cmake --build [^]*build/bin/zeroth train examples/gpt/gpt\\.toml")},
     {"make test", make("test", "cmake --build [^]*\\.ci/test")},
     {"make test-all", make("test-all", "cmake --build [^]*\\.ci/test all")},
+    {"make test-hosts", make("test-hosts", "cmake --build [^]*\\.ci/test hosts")},
     // One test of each label that compares golden files.
     {"ZR_UPDATE_GOLDEN=1 ctest --test-dir build -LE 'slow$'",
      {"ctest --test-dir {bin}/.. -N -LE 'slow$' | grep -c -e LayoutTest.MatchesTheGoldenFile "

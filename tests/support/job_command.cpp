@@ -16,6 +16,8 @@
 #include <iostream>
 #include <optional>
 #include <regex>
+#include <sstream>
+#include <utility>
 
 #include "base/log.hpp"
 #include "cli/commands.hpp"
@@ -101,6 +103,21 @@ std::string over_hosts(const Job& job) {
   return command + "communicator=mpi communicator.mpi.hierarchy_min_bytes=0";
 }
 
+// mpirun reports a rank that has failed, beside the report of `zeroth`.
+testing::Outcome without_lines_of_mpirun(testing::Outcome outcome) {
+  static const std::regex report(
+      "(-{70,}|Primary job  terminated normally, but .*|a non-zero exit code\\. Per user-direction, .*|"
+      "mpirun detected that one or more processes exited .*|the job to be terminated\\. .*|  Process name: \\[\\[.*|"
+      "  Exit code: .*|mpirun noticed that process rank .*)");
+  std::istringstream lines(std::exchange(outcome.output, ""));
+  bool in_report = false;  // which has empty lines
+  for (std::string line; std::getline(lines, line);) {
+    in_report = std::regex_match(line, report) || (in_report && line.empty());
+    if (!in_report) outcome.output += line + "\n";
+  }
+  return outcome;
+}
+
 testing::Outcome run_in_shell(const std::string& command, const std::string& folder,
                               const std::map<std::string, std::string>& environment) {
   std::string variables;
@@ -143,7 +160,7 @@ testing::Outcome run_job_command(const std::string& command, const std::string& 
                                  const std::map<std::string, std::string>& environment) {
   const auto named = std::getenv("ZR_TEST_HOSTS") ? job_of(command) : std::nullopt;
   const std::string over = named ? over_hosts(*named) : "";
-  if (!over.empty()) return run_in_shell(over, folder, environment);
+  if (!over.empty()) return without_lines_of_mpirun(run_in_shell(over, folder, environment));
   const bool forks = !kSanitized && files_in("/proc/self/task") == 1 && !::testing::Test::HasFailure();
   const auto job = forks ? job_of(command) : std::nullopt;
   if (!job) return run_in_shell(command, folder, environment);

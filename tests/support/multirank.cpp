@@ -40,6 +40,8 @@ RankBody::RankBody(std::string name, Function function) : name_(std::move(name))
 
 bool RankBody::exists(const std::string& name) { return bodies().count(name) > 0; }
 
+bool jobs_run_on_hosts() { return std::getenv("ZR_TEST_HOSTS") != nullptr; }
+
 std::string rank_command(const std::string& body) {
   return std::filesystem::read_symlink("/proc/self/exe").string() + " --rank " + body;
 }

@@ -74,6 +74,10 @@ std::string rank_command(const std::string& body);
 /// The first words of the same command line.
 std::vector<std::string> rank_words(const RankBody& body);
 
+/// Whether jobs of several ranks run over MPI, on hosts that the ranks pretend to be on (ZR_TEST_HOSTS): see
+/// run_job_command().
+bool jobs_run_on_hosts();
+
 /// One job per number of ranks and overrides.
 struct Jobs {
   std::vector<int> ranks;
@@ -93,6 +97,10 @@ inline std::vector<std::string> combine(const std::vector<std::vector<std::strin
 }
 
 }  // namespace zr::test
+
+/// Skips the test if its jobs would run on several hosts: it checks what holds on one host only. `reason`: why.
+#define ONE_HOST_ONLY(reason) \
+  if (zr::test::jobs_run_on_hosts()) GTEST_SKIP() << "one host only: " << (reason)
 
 /// Defines the rank body `name`; it gets `RunType& run`.
 #define RANK_BODY(name, RunType)                                   \

@@ -56,6 +56,12 @@ class CollectiveParts {
   }
   /// True if src is cut: each rank receives different elements of it.
   bool is_cut() const { return coll.op == ZR_REDUCE_SCATTER || coll.op == ZR_SCATTER || coll.op == ZR_ALL_TO_ALL; }
+  /// For plans: true unless this is an all_to_all in which ranks have different counts, as far as this rank knows.
+  bool has_known_counts() const {
+    if (coll.op != ZR_ALL_TO_ALL) return true;
+    const int64_t own = counts[static_cast<size_t>(rank)];
+    return std::all_of(recv_counts.begin(), recv_counts.end(), [&](int64_t count) { return count == own; });
+  }
   /// The elements from rank p to rank r. For all_to_all, `to` are the counts of p and `from` the recv_counts of r;
   /// otherwise both may be null.
   Extent extent(int p, int r, const int64_t* to, const int64_t* from) const;

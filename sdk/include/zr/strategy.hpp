@@ -105,6 +105,10 @@ inline uint32_t shared_weights_flag(const zr_plan_in& in) {
   const uint32_t sharing = uint32_t{ZR_PLAN_SHARE_WEIGHTS} | ZR_PLAN_SHARE_ON_HOSTS;
   return ZR_HAS(&in, zr_plan_in, flags) && (in.flags & sharing) ? ZR_BUFFER_SHARED : 0;
 }
+/// Why shared_weights_flag() is 0, as a part of a message; "": it is not, or the reason is unknown.
+inline std::string sharing_obstacle(const zr_plan_in& in) {
+  return ZR_HAS(&in, zr_plan_in, sharing_obstacle) ? in.sharing_obstacle : "";
+}
 /// Whether the ranks are on more than one host.
 inline bool several_hosts(const zr_plan_in& in) {
   return ZR_HAS(&in, zr_plan_in, flags) && (in.flags & ZR_PLAN_SEVERAL_HOSTS);

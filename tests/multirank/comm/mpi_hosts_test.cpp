@@ -292,13 +292,13 @@ TEST(CommMpiHierarchyTest, AbortCancelsASumThatWaitsForAnotherHost) {
 TEST(CommMpiHierarchyTest, SharesWeightsIfAHostHasSeveralRanks) {
   on_mpi_ranks(2,
                [](CommRig& rig) {
-                 const auto can_share = [&](const std::vector<int32_t>& ranks) {
-                   return zr::host::comm::can_share_weights(rig.instance(), ranks);
+                 const auto obstacle = [&](const std::vector<int32_t>& ranks) {
+                   return zr::host::comm::sharing_obstacle(rig.instance(), ranks);
                  };
-                 EXPECT_TRUE(can_share({2, 2}));
-                 EXPECT_TRUE(can_share({1, 1, 3}));
-                 EXPECT_FALSE(can_share({1, 1}));
-                 EXPECT_FALSE(can_share({4})) << "comm_shm is for one host";
+                 EXPECT_EQ(obstacle({2, 2}), "");
+                 EXPECT_EQ(obstacle({1, 1, 3}), "");
+                 EXPECT_EQ(obstacle({1, 1}), "every host has one rank");
+                 EXPECT_EQ(obstacle({4}), "communicator 'mpi' shares memory on several hosts only");
                  RawComm comm(rig);
                  std::vector<float> x(2);
                  const zr_view own = view(x.data() + comm.rank(), 1);

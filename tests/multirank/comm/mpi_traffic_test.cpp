@@ -82,6 +82,11 @@ std::vector<Case> traffic_cases(int world, bool quantizes, bool shares) {
     for (const auto& counts : {std::vector<int64_t>{}, uneven(world, scale)})
       for (const uint32_t op : {ZR_REDUCE_SCATTER, ZR_ALL_GATHER, ZR_GATHER, ZR_SCATTER})
         add_types({.op = op, .root = world / 2, .counts = counts, .part = scale});
+  for (const int64_t scale : {int64_t{100}, int64_t{50000}}) {
+    all.push_back({.op = ZR_ALL_TO_ALL, .world = world, .part = scale});
+    const std::vector<std::vector<int64_t>> alike(static_cast<std::size_t>(world), uneven(world, scale));
+    all.push_back({.op = ZR_ALL_TO_ALL, .world = world, .exchange = alike});
+  }
   for (const auto& counts : {std::vector<int64_t>{}, uneven(world, 50000)})
     if (shares) {
       const Case c{.op = ZR_ALL_GATHER, .flags = ZR_COLL_SHARED, .world = world, .counts = counts, .part = 50000};
@@ -94,6 +99,20 @@ std::vector<Case> traffic_cases(int world, bool quantizes, bool shares) {
 std::string text_of(const Case& c) {
   return zr::testing::text_of(c, Home::own) + ", counts " + testing::PrintToString(c.counts);
 }
+
+// The operation as a rank submits it. All ranks have the same counts of an all_to_all.
+struct Submitted {
+  Submitted(const Case& c, int rank, void* src, void* dst, uint64_t fingerprint)
+      : coll(coll_of(c, rank, src, dst, fingerprint)) {
+    if (c.exchange.empty()) return;
+    from.assign(c.exchange.size(), c.sent(0, rank));
+    coll.counts = c.exchange[0].data();
+    coll.recv_counts = from.data();
+  }
+  Submitted(const Submitted&) = delete;
+  zr_coll coll;
+  std::vector<int64_t> from;
+};
 
 class CommMpiTrafficTest : public testing::TestWithParam<Job> {
  protected:
@@ -120,7 +139,7 @@ std::vector<int64_t> CommMpiTrafficTest::sent(RawComm& comm) {
   uint64_t number = 0;
   for (const Case& c : cases_) {
     const int64_t own = c.in_place && c.op == ZR_ALL_GATHER ? c.start(comm.rank()) * width_of(c.src) : 0;
-    comm.run(coll_of(c, comm.rank(), c.in_place ? dst.data() + own : src.data(), dst.data(), ++number));
+    comm.run(Submitted(c, comm.rank(), c.in_place ? dst.data() + own : src.data(), dst.data(), ++number).coll);
     const std::vector<int64_t> after = mpi_bytes_sent(world());
     for (std::size_t rank = 0; rank < after.size(); ++rank) bytes.push_back(after[rank] - before[rank]);
     before = after;
@@ -142,8 +161,8 @@ void CommMpiTrafficTest::compare(const zr::host::plugin::Instance& plugin, const
         (home == other ? counted.inside : counted.sent[home]) += bytes;
         if (home != other) counted.received[other] += bytes;
       }
-    const zr_coll coll = coll_of(cases_[i], 0, cases_[i].in_place ? dst : src, dst, 1);
-    const PlannedTraffic planned = planned_traffic(plugin, coll, GetParam().ranks);
+    const Submitted submitted(cases_[i], 0, cases_[i].in_place ? dst : src, dst, 1);
+    const PlannedTraffic planned = planned_traffic(plugin, submitted.coll, GetParam().ranks);
     ASSERT_EQ(planned.code, ZR_OK) << planned.text << ": " << text_of(cases_[i]);
     ASSERT_EQ(planned.sent, counted.sent) << text_of(cases_[i]);
     ASSERT_EQ(planned.received, counted.received) << text_of(cases_[i]);

@@ -1,13 +1,16 @@
 // Training over comm_mpi, on one host and on two: the bits of comm_shm, the bytes between the hosts, lost ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "multirank/comm/network_hosts.hpp"
+#include "support/launch_job.hpp"
 #include "support/scratch.hpp"
 #include "support/shell.hpp"
 
@@ -107,6 +110,42 @@ TEST(CommMpiTrainingTest, AKilledRankEndsTheJobAndIsNamed) {
   EXPECT_EQ(done.output.find("bin/quickstart /"), std::string::npos) << "a rank is left: " << done.output;
 }
 
+TEST(CommMpiTrainingTest, ASignalToTheLauncherSavesACheckpointAndIsRecorded) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const zr::test::Scratch scratch;
+    zr::test::Scene scene;
+    zr::test::Job job(scene,
+                      {zr::test::zeroth(), "launch", "--hosts", "localhost:2", "--", ZR_BUILD_DIR "/bin/quickstart",
+                       ZR_SOURCE_DIR "/examples/quickstart/quickstart.toml", "train.steps=100000000", "job.threads=1",
+                       "job.name=run", "job.runs=" + scratch.path("runs"), "communicator=mpi",
+                       "checkpoint.dir=" + scratch.path("c"), "checkpoint.on_signal=save"},
+                      {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}});
+    const auto rows = [&] { return std::ifstream(scratch.path("runs/run/metrics.jsonl")).peek() != EOF; };
+    ASSERT_TRUE(zr::test::eventually(rows, std::chrono::seconds(30))) << job.err();
+    ::kill(job.pid(), signal);
+    EXPECT_EQ(job.wait(), 0) << job.err();
+    const auto summary = nlohmann::json::parse(std::ifstream(scratch.path("runs/run/summary.json")), nullptr, false);
+    EXPECT_EQ(summary.at("stopped_by"), signal == SIGINT ? "SIGINT" : "SIGTERM");
+    EXPECT_FALSE(std::filesystem::is_empty(scratch.path("c")));
+  }
+}
+
+TEST(CommMpiTrainingTest, WarnsIfTheFileHasAnotherNumberOfRanksThanTheLauncher) {
+  const zr::test::Scratch scratch;
+  const std::string launch =
+      "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; cd " + scratch.folder().string() +
+      "; " ZR_BUILD_DIR "/bin/zeroth launch --hosts localhost:3 -- " ZR_BUILD_DIR "/bin/quickstart " ZR_SOURCE_DIR
+      "/examples/quickstart/quickstart.toml train.steps=1 job.threads=1 job.ranks=";
+  const auto other = shell(launch + "2");
+  EXPECT_EQ(other.code, 0) << other.output;
+  EXPECT_THAT(other.output, HasSubstr("zeroth: warning: command line: job.ranks is 2, but 3 ranks were started, so the "
+                                      "job has 3 ranks; set job.ranks to that number, or let the launcher start 2\n"));
+  EXPECT_EQ(other.output.find("warning", other.output.find("job.ranks is 2")), std::string::npos) << "once";
+  const auto same = shell(launch + "3");
+  EXPECT_EQ(same.code, 0) << same.output;
+  EXPECT_EQ(same.output.find("job.ranks"), std::string::npos) << same.output;
+}
+
 TEST(CommMpiTrainingTest, NeedsRanksThatMpiHasStarted) {
   const zr::test::Scratch scratch;
   const auto done = shell("cd " + scratch.folder().string() +
@@ -204,7 +243,10 @@ TEST(CommMpiHostsTest, SendWhatThePlanSays) {
   for (const std::string choice :
        {"strategy=zero0 communicator.gradients=int8", "strategy=zero2 communicator.exact=false",
         "strategy=zero3 strategy.zero3.persistence_threshold=0 communicator.gradients=int4 "
-        "communicator.weights=int8"}) {
+        "communicator.weights=int8",
+        "strategy=zero1 optimizer=onebit_adam optimizer.onebit_adam.freeze_step=4 train.gradient_clipping=0"}) {
+    // The runs differ in steps after the warm-up.
+    const std::string row = choice.find("onebit") == choice.npos ? "this job" : "step with local gradients .this job";
     const auto sent_in = [&](int steps) {
       const int64_t before = hosts.sent();
       const auto done = shell("export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; " + hosts.launch(2) +
@@ -213,7 +255,7 @@ TEST(CommMpiHostsTest, SendWhatThePlanSays) {
       return hosts.sent() - before;
     };
     const double sent = static_cast<double>(sent_in(60) - sent_in(10)) / 50;
-    const auto plan = shell(ZR_BUILD_DIR "/bin/zeroth plan --hosts 2x2" + all + choice + " | grep 'this job'");
+    const auto plan = shell(ZR_BUILD_DIR "/bin/zeroth plan --hosts 2x2" + all + choice + " | grep '" + row + "'");
     std::istringstream columns(plan.output.substr(plan.output.find("(this job)") + 10));
     bytes_in(columns);  // between hosts, in both directions
     const double planned = bytes_in(columns);

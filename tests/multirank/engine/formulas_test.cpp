@@ -193,6 +193,7 @@ TEST_P(EngineFormulasTest, GatherBytesMatchFormulas) {
 }
 
 TEST_F(EngineTest, RanksOfOneHostShareWeightsWithoutCommunication) {
+  ONE_HOST_ONLY("all ranks share one copy of the weights");
   const Sizes sizes;
   const int64_t P = Sizes::sum(sizes.trainable), full = Sizes::aligned(sizes.trainable) + Sizes::aligned(sizes.frozen);
   for (const int N : {2, 3}) {

@@ -147,7 +147,7 @@ int run(int argc, char** argv, Script& plan) {
   if (plan.is("early", control->rank())) std::exit(0);
   if (plan.is("get", control->rank())) control->get("a key that no rank puts", milliseconds(plan["get_ms"]));
   if (plan["save_on_signal"]) {
-    for (const int signal : {SIGTERM, SIGINT, SIGUSR1}) std::signal(signal, [](int came) { g_signal = came; });
+    for (const int signal : {SIGTERM, SIGINT, SIGUSR1, SIGUSR2}) std::signal(signal, [](int came) { g_signal = came; });
     if (plan["save_on_signal"] == 1) control->put(control::saves_on_signal_key(control->rank()), "yes");
   }
   static std::atomic<bool> broken{false};  // static: the callback may run after a failure has left this function

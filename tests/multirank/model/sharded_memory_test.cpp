@@ -54,6 +54,7 @@ RANK_BODY(prints_shared_memory, Run) {
 }
 
 TEST_F(ShardedParametersTest, HostHoldsSharedWeightsOnce) {
+  ONE_HOST_ONLY("all ranks share one copy of the weights");
   if (zr::test::kSanitized) GTEST_SKIP() << zr::test::kSanitizerMemory;
   const double weights = 4.0 * (2 * 1024 * 2048 + 2048 + 1024);
   struct Held {

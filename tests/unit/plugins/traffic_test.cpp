@@ -177,6 +177,7 @@ TEST_F(PlannedTrafficTest, OneHostSendsNothing) {
              {zr::reduce(view(1, 1000, ZR_BF16), zr_view{}, 3, "g"), 7 * 2000},
              {zr::gather(view(1, 1000, ZR_BF16), zr_view{}, 3, "g"), 7 * 2000},
              {zr::scatter(zr_view{}, view(2, 1000, ZR_BF16), 3, "g"), 7 * 2000},
+             {zr::all_to_all(view(1, 8000, ZR_BF16), view(2, 8000, ZR_BF16), "m"), 7 * 16000},
              {zr::barrier("end"), 0}}) {
       const PlannedTraffic planned = communicator->of(coll, one);
       EXPECT_EQ(planned.code, ZR_OK) << planned.text;
@@ -194,11 +195,23 @@ TEST_F(PlannedTrafficTest, NamesWhatIsUnknown) {
     EXPECT_EQ(planned.inside, 0u);
   };
   const zr_view x = view(1, 1024, ZR_F32), y = view(2, 1024, ZR_F32);
-  for (const zr_coll& coll : {zr::all_to_all(x, y, "x"), zr::send(x, 1, 0, "x"), zr::recv(y, 1, 0, "x")})
+  const int64_t from[] = {128, 128, 128, 128, 128, 128, 127, 129};
+  for (const zr_coll& coll : {zr::all_to_all(x, y, "x", nullptr, from), zr::send(x, 1, 0, "x"), zr::recv(y, 1, 0, "x")})
     for (const auto* communicator : {&mpi_, &shm_})
       expect_error(communicator->of(coll, {8}), ": they depend on the other ranks");
   expect_error(flat_.of(all_gather_of(ZR_F32, ZR_COLL_INT8), equal_), "need communicator.mpi.hierarchy = true");
   expect_error(shm_.of(all_gather_of(ZR_F32), equal_), "works on one host, but the job has 128");
+}
+
+// Every rank sends the same parts: a host receives those of its ranks from the ranks of the others.
+TEST_F(PlannedTrafficTest, PartsOfAllToAllGoFromRankToRank) {
+  const std::vector<int64_t> counts{100, 0, 40, 7}, own(4, 100);
+  const zr_coll coll = zr::all_to_all(view(1, 147, ZR_F32), view(2, 400, ZR_F32), "m", counts.data(), own.data());
+  const PlannedTraffic planned = mpi_.of(coll, {1, 3});
+  EXPECT_EQ(planned.code, ZR_OK) << planned.text;
+  EXPECT_EQ(planned.received, (std::vector<uint64_t>{4 * 3 * 100, 4 * 1 * 47}));
+  EXPECT_EQ(planned.sent, (std::vector<uint64_t>{4 * 1 * 47, 4 * 3 * 100}));
+  EXPECT_EQ(planned.inside, 4 * 2 * 47u);
 }
 
 TEST_F(PlannedTrafficTest, HostsHaveRanks) {

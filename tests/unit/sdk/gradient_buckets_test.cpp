@@ -34,7 +34,7 @@ class GradientBucketsTest : public testing::Test {
  protected:
   GradientBucketsTest() : pool_(1), host_(ledger_, pool_) {
     zr::host::comm::offer_async(host_);
-    in_ = {sizeof(zr_plan_in), 1, 2, ZR_F32, ZR_F32, ZR_F32, 2, 2, 1024, 32, nullptr, 0, 0};
+    in_ = {sizeof(zr_plan_in), 1, 2, ZR_F32, ZR_F32, ZR_F32, 2, 2, 1024, 32, nullptr, 0, 0, nullptr};
   }
   std::vector<zr_view> make_bucket_buffers() {
     bucket_memory_.assign(2 * 3072, -1);

@@ -40,8 +40,10 @@ typedef struct zr_communicator_plan {
   uint64_t (*open_bytes)(void *self, int32_t world);
 
   /* [control] Adds the bytes that all ranks together transfer in one collective, without headers of messages. `coll` is
-   * the collective as rank 0 submits it; its views have addresses, but no memory that may be read or written.
-   * ZR_UNSUPPORTED: unknown for this operation or these hosts; nothing is added. Opens nothing. Or NULL: unknown. */
+   * the collective as rank 0 submits it; its views have addresses, but no memory that may be read or written. In an
+   * all_to_all all ranks have the same counts, if rank 0 receives as much from every rank as it sends to itself;
+   * otherwise its bytes are unknown. ZR_UNSUPPORTED: unknown for this operation or these hosts; nothing is added. Opens
+   * nothing. Or NULL: unknown. */
   zr_code (*traffic)(void *self, const zr_coll *coll, zr_traffic *, zr_error *);
 } zr_communicator_plan;
 

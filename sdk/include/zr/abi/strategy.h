@@ -33,6 +33,10 @@ typedef struct zr_plan_in { /* valid during plan(); that of bind(), with its par
   int64_t align;                 /* in every buffer, every parameter starts at a multiple of this many elements */
   const zr_param *const *params; /* in the model's order */
   uint32_t flags, rsv;           /* ZR_PLAN_* */
+
+  /* For messages: why the ranks of a host do not share weights, such as "communicator.share_weights is false". NULL:
+   * they do, or the reason is unknown. */
+  const char *sharing_obstacle;
 } zr_plan_in;
 
 /* Buffer roles: what a buffer or a piece of a plan contains. (The role of a plug-in is its kind.) */
@@ -174,7 +178,7 @@ typedef struct zr_strategy_api {
 
 /* For ZR_SIZE_0_9. */
 enum {
-  zr_plan_in_size_0_9 = 64,       /* bytes */
+  zr_plan_in_size_0_9 = 72,       /* bytes */
   zr_buffer_size_0_9 = 32,        /* bytes */
   zr_piece_size_0_9 = 40,         /* bytes */
   zr_plan_sink_size_0_9 = 32,     /* bytes */

@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <memory>
 #include <string>
 
@@ -47,6 +48,23 @@ TEST(StopSignalTest, DoesNothingWhileItIsDisabled) {
   EXPECT_FALSE(disabled.enabled());
   EXPECT_FALSE(handled(SIGTERM) || handled(SIGINT));
   EXPECT_EQ(disabled.received(), 0);
+}
+
+TEST(StopSignalTest, TakesTheUserSignalsOfALauncher) {
+  const auto control = control::Control::join();
+  ::setenv("ZR_USER_SIGNALS", "stop", 1);
+  {
+    const engine::StopSignal enabled(control, true);
+    ASSERT_TRUE(handled(SIGUSR1) && handled(SIGUSR2));
+    ::raise(SIGUSR2);
+    EXPECT_EQ(enabled.received(), SIGINT);
+    ::raise(SIGUSR1);
+    EXPECT_EQ(enabled.received(), SIGTERM);
+  }
+  EXPECT_FALSE(handled(SIGUSR1) || handled(SIGUSR2));
+  ::unsetenv("ZR_USER_SIGNALS");
+  const engine::StopSignal without_launcher(control, true);
+  EXPECT_FALSE(handled(SIGUSR1) || handled(SIGUSR2));
 }
 
 }  // namespace
