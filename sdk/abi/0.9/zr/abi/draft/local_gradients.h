@@ -85,7 +85,7 @@ typedef struct zr_local_gradients_api {
   /* [step] Replaces every local gradient by what step() gets. The mean over ranks of grad x zr_step.grad_mul is the
    * mean gradient; zr_step.grad_norm is NaN. `gradients`: all parameters that had a gradient on any rank, in the
    * model's order, the same on all ranks. scratch: a U8 view that peers can read, whose content the host keeps between
-   * calls. */
+   * calls. For a plan, the host calls it with memory that keeps nothing, and collectives that move nothing. */
   zr_code (*exchange)(void *self, const zr_step *, const zr_local_gradient *const *gradients, uint32_t n,
                       const zr_view *scratch, zr_error *);
 
