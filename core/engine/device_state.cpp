@@ -105,10 +105,11 @@ std::string state_location_text(const config::JobConfig& config, const Optimizer
       printable(config.job().device.value), optimizer);
 }
 
+namespace {
+// For a job on a device.
 void locate_state(plan::MemoryPlan& plan, const config::JobConfig& config, const plugin::Instance& strategy,
                   const Optimizers& optimizers, const plugin::Instance* communicator, bool has_device) {
   const std::string& device = config.job().device.value;
-  if (device == config::kCpuDevice) return;
   const int32_t type = device_type_of(device);
   const bool open = !has_device && communicator && is_for_device(communicator->component(), device) &&
                     !(comm::stream_types_of(*communicator) >> type & 1);  // the job decides
@@ -123,6 +124,26 @@ void locate_state(plan::MemoryPlan& plan, const config::JobConfig& config, const
                                        communicator->component().table->id, communicator->component().file.string());
   const bool saves = !config.checkpoint().dir->empty() && !snapshots(config);
   plan.save_staging = saves && obstacle.empty() ? checkpoint::SaveOptions().chunk_bytes : 0;
+}
+}  // namespace
+
+plan::MemoryPlan located_plan(const plan::PlanInput& input,
+                              const std::function<plan::MemoryPlan(const plan::PlanInput&)>& make,
+                              const config::JobConfig& config, const plugin::Instance& strategy,
+                              const Optimizers& optimizers, const plugin::Instance* communicator, bool has_device) {
+  plan::MemoryPlan plan = make(input);
+  if (config.job().device.value == config::kCpuDevice) return plan;
+  const auto locate = [&](plan::MemoryPlan& of) {
+    locate_state(of, config, strategy, optimizers, communicator, has_device);
+  };
+  locate(plan);
+  if (plan.on_device || input.tier_request.device_capacity == 0) return plan;
+  plan::PlanInput in_host_memory = input;
+  in_host_memory.tier_request.state_in_host_memory = true;
+  plan::MemoryPlan other = make(in_host_memory);
+  locate(other);
+  // Otherwise the state is in host memory only because `auto` chose a tier for a part that does not fit on the device.
+  return other.on_device ? plan : other;
 }
 
 NormBlocks::OnDevice norm_on_device(const StepContext& context) {

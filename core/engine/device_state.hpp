@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "engine/norm_blocks.hpp"
@@ -18,10 +19,14 @@ std::string device_obstacle(const plan::MemoryPlan& plan, uint64_t stream_types,
 /// offloads: optimizer states are on a tier.
 std::string state_location_text(const config::JobConfig& config, const Optimizers& optimizers,
                                 const std::string& obstacle, bool offloads);
-/// Sets where the training state is in a plan of this job: MemoryPlan::state_location to save_staging. has_device: the
-/// process has opened the device; otherwise the communicator may report that it cannot use it although the job can.
-void locate_state(plan::MemoryPlan& plan, const config::JobConfig& config, const plugin::Instance& strategy,
-                  const Optimizers& optimizers, const plugin::Instance* communicator, bool has_device);
+/// The plan that make(input) returns for this job, with the place of the training state: MemoryPlan::state_location to
+/// save_staging. If all of it is in host memory, the device's capacity limits only weights and activations there.
+/// has_device: the process has opened the device; otherwise the communicator may report that it cannot use it although
+/// the job can.
+plan::MemoryPlan located_plan(const plan::PlanInput& input,
+                              const std::function<plan::MemoryPlan(const plan::PlanInput&)>& make,
+                              const config::JobConfig& config, const plugin::Instance& strategy,
+                              const Optimizers& optimizers, const plugin::Instance* communicator, bool has_device);
 
 /// The functions that add up norm blocks on the device of the context, which outlives them.
 NormBlocks::OnDevice norm_on_device(const StepContext& context);

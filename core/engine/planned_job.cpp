@@ -54,8 +54,11 @@ plan::MemoryPlan plan_of(const PlannedJob& job, const model::Model& model) {
   input.hosts = ranks_of_hosts(control);
   input.rounds_weights = rounds_weights(setup.config, job.communicator.get());
   input.share_weights = shares_weights(setup.config, input, job.communicator.get());
-  plan::MemoryPlan plan = make_plan(input, control.rank(), strategy_plan(job.strategy));
-  locate_state(plan, setup.config, job.strategy, job.optimizers, job.communicator.get(), true);
+  const auto make = [&](const plan::PlanInput& of) {
+    return make_plan(of, control.rank(), strategy_plan(job.strategy));
+  };
+  plan::MemoryPlan plan =
+      located_plan(input, make, setup.config, job.strategy, job.optimizers, job.communicator.get(), true);
   plan.update_time = update_time(setup.config, plan);
   return plan;
 }

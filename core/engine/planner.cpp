@@ -38,7 +38,8 @@ constexpr int kFewRanks = 16;  // of a job whose ranks are all planned
 }
 
 plan::MemoryPlan Planner::plan(int rank) const {
-  plan::MemoryPlan plan = plan_of_rank(input_, rank, strategy_plan(*strategy_));
+  const auto make = [&](const plan::PlanInput& input) { return plan_of_rank(input, rank, strategy_plan(*strategy_)); };
+  plan::MemoryPlan plan = located_plan(input_, make, job_.config, *strategy_, *optimizers_, communicator_.get(), false);
   const bool has_costs = std::any_of(input_.descriptions.begin(), input_.descriptions.end(),
                                      [](const auto& d) { return d.cost > 0 || d.granularity != ZR_ELEMENTWISE; });
   for (int other = 0; other < (input_.world <= kFewRanks ? input_.world : 0); ++other)
@@ -50,7 +51,6 @@ plan::MemoryPlan Planner::plan(int rank) const {
   check_local_gradients(job_.config, plan, *optimizers_, *strategy_);
   engine::inexact_collectives(job_.config, plan, communicator_.get(), hosts_.size() <= 1, false);
   check_offload(job_.config, plan, job_.strategy.table->id);
-  locate_state(plan, job_.config, *strategy_, *optimizers_, communicator_.get(), false);
   plan.update_time = update_time(job_.config, plan);
   return plan;
 }
@@ -58,7 +58,7 @@ plan::MemoryPlan Planner::plan(int rank) const {
 int64_t Planner::max_bytes() const {
   int64_t max_bytes = 0;
   for (int rank = 0; rank < (input_.world <= kFewRanks ? input_.world : 1); ++rank)
-    max_bytes = std::max(max_bytes, plan(rank).bytes());
+    max_bytes = std::max(max_bytes, plan(rank).budgeted_bytes());
   return max_bytes;
 }
 
@@ -67,9 +67,31 @@ plan::PlanContext Planner::context() const { return plan_context_of(job_, commun
 std::string plan_over_budget_text(const config::JobConfig& config, const Planner& planner, int64_t max_bytes,
                                   const std::string& suggestions) {
   const config::Setting<int64_t>& budget = config.memory().device_budget_bytes;
-  return fmt::format("memory.device_budget is {} ({}), but the plan takes up to {} per rank, without activations\n{}{}",
-                     bytes_text_beside(budget, max_bytes), budget.origin.text(), bytes_text_beside(max_bytes, budget),
-                     planner.plan(0).text(planner.title(), planner.context()), suggestions);
+  const plan::MemoryPlan plan = planner.plan(0);
+  return fmt::format("memory.device_budget is {} ({}), but the {} up to {} per rank, without activations\n{}{}",
+                     bytes_text_beside(budget, max_bytes), budget.origin.text(),
+                     plan.in_host_memory() ? "weights on the device take" : "plan takes",
+                     bytes_text_beside(max_bytes, budget), plan.text(planner.title(), planner.context()), suggestions);
+}
+
+std::string suggestions_text(const plugin::ResolvedJob& job, int ranks, bool on_device,
+                             const BudgetShortfall& shortfall, const MakePlanner& make) {
+  const auto fitting = [&](bool keeps_on_device) {
+    return fitting_suggestions(job, ranks, shortfall, [&](const Suggestion& change) -> std::optional<int64_t> {
+      try {
+        const std::unique_ptr<Planner> planner = make(change);
+        if (keeps_on_device && planner->plan(0).in_host_memory()) return {};
+        return planner->max_bytes();
+      } catch (const Error&) {
+        return {};  // the changed job is invalid
+      }
+    });
+  };
+  std::vector<Suggestion> suggestions = fitting(on_device);
+  if (!suggestions.empty() || !on_device) return text_of(suggestions, shortfall);
+  suggestions = fitting(false);
+  return text_of(suggestions, shortfall) +
+         (suggestions.empty() ? "" : "\n  (each moves the training state to host memory, where the CPU updates it)");
 }
 
 InexactCollectives Planner::inexact_collectives() const {

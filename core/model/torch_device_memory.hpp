@@ -24,6 +24,7 @@ void follow(const c10::Stream& earlier, const c10::Stream& later);
 class TorchDeviceMemory final : public DeviceMemory {
  public:
   explicit TorchDeviceMemory(at::Device device);
+  ~TorchDeviceMemory() override;
   zr_device device() const override;
   void* allocate(int64_t bytes) override;
   void free(void* memory) noexcept override;
@@ -47,13 +48,17 @@ class TorchDeviceMemory final : public DeviceMemory {
   class Scope;
 
  private:
+  struct Block {
+    c10::DataPtr memory;
+    int64_t bytes = 0;
+  };
   at::Tensor over(const zr_view& view) const;
 
   const at::Device device_;
   const c10::Stream stream_;
   const at::Tensor zero_;  // on the CPU
   Mutex mutex_;
-  std::unordered_map<void*, c10::DataPtr> memory_ ZR_GUARDED_BY(mutex_);
+  std::unordered_map<void*, Block> memory_ ZR_GUARDED_BY(mutex_);
 };
 
 class TorchDeviceMemory::Scope {
