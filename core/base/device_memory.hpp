@@ -44,11 +44,15 @@ class DeviceMemory : public DeviceStream {
   /// Copies to host memory. Waits.
   virtual void download(const void* from, void* to, int64_t bytes) = 0;
 
-  /// Memory for copies of new_copy_stream(); null: the device does not offer them. Throws EnvironmentError if there is
-  /// not enough.
-  virtual std::unique_ptr<PinnedMemory> allocate_pinned(int64_t /*bytes*/) { return nullptr; }
-  virtual std::unique_ptr<CopyStream> new_copy_stream() { return nullptr; }
+  /// Memory for copies of new_copy_stream(). Throws EnvironmentError if there is not enough.
+  virtual std::unique_ptr<PinnedMemory> allocate_pinned(int64_t bytes) = 0;
+  virtual std::unique_ptr<CopyStream> new_copy_stream() = 0;
 
+  /// Enqueues operations that were put off so that several are enqueued together. All functions do that first, except
+  /// call(). Any thread.
+  virtual void flush() {}
+  /// Calls fn while the stream is the current one of this thread. fn enqueues operations through this object alone.
+  virtual void call(const std::function<void()>& fn) = 0;
   /// Calls work(stream), which may enqueue operations on the stream.
   virtual void run(const std::function<void(zr_stream* stream)>& work) = 0;
 

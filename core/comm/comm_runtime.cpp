@@ -183,7 +183,7 @@ void* allocate_for_peers(OpenCommunicator& peers, DeviceMemory& device, int64_t 
   } catch (const EnvironmentError& failure) {
     fail_environment(
         fmt::format("cannot allocate {} on the device for {}: {}; use more ranks or a smaller model, or set "
-                    "offload.optimizer to a tier",
+                    "offload.optimizer or offload.gradients to a tier",
                     bytes_text(bytes), tag, failure.what()));
   }
 }
@@ -213,7 +213,10 @@ void CommRuntime::free(void* memory) {
   switch (at->second.from) {
     case State::Memory::From::plugin: s.submission.on_host()->mem_free(memory); break;
     case State::Memory::From::shared_weights: s.submission.on_host()->shared_free(memory); break;
-    case State::Memory::From::device_plugin: s.submission.on_device()->mem_free(memory); break;
+    case State::Memory::From::device_plugin:
+      s.device->flush();
+      s.submission.on_device()->mem_free(memory);
+      break;
     case State::Memory::From::device: s.device->free(memory); break;
     case State::Memory::From::host: break;
   }

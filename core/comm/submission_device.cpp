@@ -25,7 +25,7 @@ zr_code Submission::enqueue(const zr_coll& coll, zr_error* error) {
   if (!is_native(caps_, coll))
     return fill_error(error, ZR_UNSUPPORTED,
                       fmt::format("it does not offer this {} in memory of a device; choose another strategy, or set "
-                                  "offload.optimizer = \"cpu\"",
+                                  "offload.gradients = \"cpu\"",
                                   name_of_op(coll.op)));
   zr_code code = ZR_OK;
   device_->run([&](zr_stream* stream) { code = on_device_->submit(coll, stream, nullptr, error); });

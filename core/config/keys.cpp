@@ -115,8 +115,10 @@ void add_offload(std::vector<ConfigKey>& keys) {
       text("offload", "activations", "\"device\"",
            "where saved activations are stored: device, auto (the tiers of offload.tiers, if the measured activations "
            "exceed the device budget), or a tier"));
-  keys.push_back(
-      flag("offload", "overlap", "true", "update states on tiers during backward where this cannot change the result"));
+  keys.push_back(flag("offload", "overlap", "true",
+                      "update states on tiers during backward where this cannot change the result; with job.device, "
+                      "copy their gradients "
+                      "to host memory during backward"));
   keys.push_back(text("offload", "speculate", "\"auto\"",
                       "offload.overlap also in steps that may be skipped or clipped, with a second copy of the states: "
                       "auto (if it fits in memory.host_budget and on the disk, and while at most half of the steps "

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <memory>
+#include <set>
 
 #include "base/device_memory.hpp"
 #include "base/error.hpp"
@@ -18,18 +19,18 @@ bool is_for_device(const plugin::Component& component, const std::string& device
   return component.file.parent_path().filename() == device.substr(0, device.find(':'));
 }
 
-// Whether a parameter has states in memory of the device, which a library for the device updates.
-bool has_states_on_device(const plan::MemoryPlan& plan, uint32_t param) {
+// By parameter: not 0 if it has states in memory of the device, which a library for the device updates.
+std::vector<char> have_states_on_device(const plan::MemoryPlan& plan) {
   const plan::RankPlan& rank_plan = plan.rank_plan;
+  std::vector<char> have(plan.input.parameters.size(), !plan.has_offloaded_states());
   for (std::size_t i = 0; i < rank_plan.reduced_gradients.size(); ++i) {
     const plan::Piece& piece = rank_plan.reduced_gradients[i];
     const int64_t first = rank_plan.state_offset[i];
     for (const plan::StateRange& range : plan.placement.states)
-      if (piece.param == param && range.tier == 0 && first < range.first + range.count &&
-          range.first < first + piece.count)
-        return true;
+      if (range.tier == 0 && first < range.first + range.count && range.first < first + piece.count)
+        have[piece.param] = 1;
   }
-  return false;
+  return have;
 }
 
 // Device memory for the sums of this rank's norm blocks, and the optimizer that adds them up.
@@ -77,15 +78,27 @@ std::string device_obstacle(const plan::MemoryPlan& plan, uint64_t stream_types,
     return "offload.gradients or offload.parameters selects a tier for a part";
   if (plan.input.reduced_grad_dtype != ZR_F32) return "gradients.dtype is not fp32";
   if (!(stream_types & type)) return "the strategy does not accept memory of the device";
+  // Blocks of complete tensors would be updated one after the other, each on few threads.
+  constexpr int64_t kLargestCut = int64_t{64} << 10;
+  std::set<std::size_t> on_device;  // optimizers that must have a library for the device
+  const std::vector<char> have_states_there = have_states_on_device(plan);
   for (uint32_t i = 0; i < plan.input.parameters.size(); ++i) {
     const plan::OptimizerDescription& description = plan.input.description(i);
     const std::size_t which = plan.input.parameters[i].optimizer;
-    const bool on_host = plan.has_offloaded_states() && !has_states_on_device(plan, i);
-    if ((!on_host && !(description.stream_types & type)) || !description.sums.empty() || description.needs != 0)
+    const bool is_there = have_states_there[i] != 0;
+    if ((is_there && !(description.stream_types & type)) || !description.sums.empty() || description.needs != 0)
       return fmt::format("optimizer '{}' ({}) updates host memory only", optimizers.id(which),
                          optimizers[which].component().file.string());
+    if (!is_there && !plan.input.parameters[i].frozen && plan.input.cut_block(i) > kLargestCut)
+      return fmt::format(
+          "states are on a tier and optimizer '{}' updates complete tensors or rows of more than {} elements",
+          optimizers.id(which), kLargestCut);
+    if (is_there) on_device.insert(which);
   }
-  for (std::size_t i = 0; i < optimizers.size(); ++i)
+  if (plan.has_offloaded_states() && !optimizers.on_device(0))
+    return fmt::format("optimizer '{}' ({}) has no library for the device, which adds up the gradient norm",
+                       optimizers.id(0), optimizers[0].component().file.string());
+  for (const std::size_t i : on_device)
     if (!optimizers.on_device(i))
       return fmt::format("optimizer '{}' does not have the extension \"zr.optimizer.device/1\"", optimizers.id(i));
   return "";
@@ -99,17 +112,16 @@ std::string state_location_text(const config::JobConfig& config, const Optimizer
   const std::string optimizer = optimizers.main().component().file.string();
   if (!offloads) return fmt::format("{}memory of the device, and {} updates them there", state, optimizer);
   return fmt::format(
-      "job.device = \"{}\": weights and gradients are in memory of the device, and {} updates optimizer states that "
-      "are "
-      "on a tier on the CPU",
+      "job.device = \"{}\": weights and gradients are in memory of the device, and the CPU updates the optimizer "
+      "states "
+      "that are on a tier, with {}",
       printable(config.job().device.value), optimizer);
 }
 
-namespace {
-// For a job on a device.
 void locate_state(plan::MemoryPlan& plan, const config::JobConfig& config, const plugin::Instance& strategy,
                   const Optimizers& optimizers, const plugin::Instance* communicator, bool has_device) {
   const std::string& device = config.job().device.value;
+  if (device == config::kCpuDevice) return;
   const int32_t type = device_type_of(device);
   const bool open = !has_device && communicator && is_for_device(communicator->component(), device) &&
                     !(comm::stream_types_of(*communicator) >> type & 1);  // the job decides
@@ -125,25 +137,25 @@ void locate_state(plan::MemoryPlan& plan, const config::JobConfig& config, const
   const bool saves = !config.checkpoint().dir->empty() && !snapshots(config);
   plan.save_staging = saves && obstacle.empty() ? checkpoint::SaveOptions().chunk_bytes : 0;
 }
-}  // namespace
 
-plan::MemoryPlan located_plan(const plan::PlanInput& input,
+plan::MemoryPlan located_plan(plan::PlanInput input,
                               const std::function<plan::MemoryPlan(const plan::PlanInput&)>& make,
-                              const config::JobConfig& config, const plugin::Instance& strategy,
-                              const Optimizers& optimizers, const plugin::Instance* communicator, bool has_device) {
-  plan::MemoryPlan plan = make(input);
-  if (config.job().device.value == config::kCpuDevice) return plan;
-  const auto locate = [&](plan::MemoryPlan& of) {
-    locate_state(of, config, strategy, optimizers, communicator, has_device);
+                              const std::function<void(plan::MemoryPlan&)>& locate) {
+  const auto located = [&] {
+    plan::MemoryPlan made = make(input);
+    locate(made);
+    return made;
   };
-  locate(plan);
-  if (plan.on_device || input.tier_request.device_capacity == 0) return plan;
-  plan::PlanInput in_host_memory = input;
-  in_host_memory.tier_request.state_in_host_memory = true;
-  plan::MemoryPlan other = make(in_host_memory);
-  locate(other);
+  plan::MemoryPlan plan = located();
+  if (plan.on_device && plan.placement.speculates) {
+    input.tier_request.speculation = plan::Speculation::none;
+    return located();
+  }
+  if (!plan.in_host_memory() || input.tier_request.device_capacity == 0) return plan;
+  input.tier_request.state_in_host_memory = true;
+  plan::MemoryPlan in_host_memory = located();
   // Otherwise the state is in host memory only because `auto` chose a tier for a part that does not fit on the device.
-  return other.on_device ? plan : other;
+  return in_host_memory.on_device ? plan : in_host_memory;
 }
 
 NormBlocks::OnDevice norm_on_device(const StepContext& context) {

@@ -19,14 +19,16 @@ std::string device_obstacle(const plan::MemoryPlan& plan, uint64_t stream_types,
 /// offloads: optimizer states are on a tier.
 std::string state_location_text(const config::JobConfig& config, const Optimizers& optimizers,
                                 const std::string& obstacle, bool offloads);
-/// The plan that make(input) returns for this job, with the place of the training state: MemoryPlan::state_location to
-/// save_staging. If all of it is in host memory, the device's capacity limits only weights and activations there.
-/// has_device: the process has opened the device; otherwise the communicator may report that it cannot use it although
-/// the job can.
-plan::MemoryPlan located_plan(const plan::PlanInput& input,
-                              const std::function<plan::MemoryPlan(const plan::PlanInput&)>& make,
-                              const config::JobConfig& config, const plugin::Instance& strategy,
-                              const Optimizers& optimizers, const plugin::Instance* communicator, bool has_device);
+/// Sets where the training state is in a plan of this job: MemoryPlan::state_location to save_staging. has_device: the
+/// process has opened the device; otherwise the communicator may report that it cannot use it although the job can.
+void locate_state(plan::MemoryPlan& plan, const config::JobConfig& config, const plugin::Instance& strategy,
+                  const Optimizers& optimizers, const plugin::Instance* communicator, bool has_device);
+/// The plan that `make` makes, with its state located by `locate` (locate_state()). If weights and gradients are on the
+/// device, updates are not speculative, and the plan has no memory to undo them. If all state is in host memory, the
+/// device's capacity limits only copies of weights, and activations.
+plan::MemoryPlan located_plan(plan::PlanInput input,
+                              const std::function<plan::MemoryPlan(const plan::PlanInput& input)>& make,
+                              const std::function<void(plan::MemoryPlan& plan)>& locate);
 
 /// The functions that add up norm blocks on the device of the context, which outlives them.
 NormBlocks::OnDevice norm_on_device(const StepContext& context);

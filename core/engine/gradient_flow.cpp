@@ -82,7 +82,8 @@ bool GradientFlow::cancel() {
   model_.drop_computed_gradients();
   const RecursiveMutexLock lock(context_.use);
   in_backward_ = false;
-  if (computed_) return false;  // on a device, it depends on time whether some have been delivered
+  if (context_.device) context_.device->flush();  // before a repeated backward copies to the same memory
+  if (computed_) return false;                    // on a device, it depends on time whether some have been delivered
   if (std::any_of(delivered_elements_.begin(), delivered_elements_.end(), [](int64_t n) { return n > 0; }))
     return false;
   for (uint32_t param = 0; param < delivered_elements_.size(); ++param) model_.drop_gradient(param);
@@ -127,7 +128,7 @@ bool GradientFlow::deliver(uint32_t param) {
     zr_view dst{};
     CallError error;
     int64_t first = delivered;
-    const zr_code code = context_.call(
+    const zr_code code = context_.call_in_order(
         &error, [&] { return api_->grad_destination(strategy_.self(), param, &first, &use, &dst, &error); });
     if (code == ZR_AGAIN) {
       if (!accumulates_locally_) return false;
@@ -151,7 +152,7 @@ bool GradientFlow::deliver(uint32_t param) {
     copy_or_add(param, first, dst);
     const auto ready = [&] { return api_->grad_ready(strategy_.self(), param, first, dst.count, &use, &error); };
     if (!accumulates_locally_ || micro_ == last_micro_)
-      context_.check(context_.call(&error, ready), error, strategy_.call_text("grad_ready"));
+      context_.check(context_.call_in_order(&error, ready), error, strategy_.call_text("grad_ready"));
     delivered += dst.count;
   }
   model_.drop_gradient(param);
@@ -219,6 +220,7 @@ void GradientFlow::end() {
   if (!pending_.empty())
     fail_internal(fmt::format("{} has no free bucket slot for '{}' although no bucket is being filled",
                               strategy_.call_text("grad_destination"), plan_.input.parameters[pending_.front()].name));
+  if (context_.device) context_.device->flush();  // frees the gradients
   if (!accumulates_locally_ || micro_ == last_micro_) report_event(ZR_BACKWARD_END);
   collectives_ += comm_.submitted() - submitted_before_;
   collectives_early_ += submitted_at_last_ - submitted_before_;

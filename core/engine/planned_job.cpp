@@ -54,11 +54,12 @@ plan::MemoryPlan plan_of(const PlannedJob& job, const model::Model& model) {
   input.hosts = ranks_of_hosts(control);
   input.rounds_weights = rounds_weights(setup.config, job.communicator.get());
   input.share_weights = shares_weights(setup.config, input, job.communicator.get());
-  const auto make = [&](const plan::PlanInput& of) {
-    return make_plan(of, control.rank(), strategy_plan(job.strategy));
-  };
-  plan::MemoryPlan plan =
-      located_plan(input, make, setup.config, job.strategy, job.optimizers, job.communicator.get(), true);
+  plan::MemoryPlan plan = located_plan(
+      input,
+      [&](const plan::PlanInput& given) { return make_plan(given, control.rank(), strategy_plan(job.strategy)); },
+      [&](plan::MemoryPlan& made) {
+        locate_state(made, setup.config, job.strategy, job.optimizers, job.communicator.get(), true);
+      });
   plan.update_time = update_time(setup.config, plan);
   return plan;
 }

@@ -46,7 +46,7 @@ struct PlannedJob {
   const std::vector<std::shared_ptr<const plugin::Instance>> tiers;  // ShardedState opens them
   plan::MemoryPlan plan;
   comm::CommRuntime comm;
-  DeviceMemory* const device;  // where weights, gradients and states are; null: in host memory
+  DeviceMemory* const device;  // see RankContext
   RecursiveMutex use;          // see StepContext
   const StepContext context;
 };

@@ -38,8 +38,11 @@ constexpr int kFewRanks = 16;  // of a job whose ranks are all planned
 }
 
 plan::MemoryPlan Planner::plan(int rank) const {
-  const auto make = [&](const plan::PlanInput& input) { return plan_of_rank(input, rank, strategy_plan(*strategy_)); };
-  plan::MemoryPlan plan = located_plan(input_, make, job_.config, *strategy_, *optimizers_, communicator_.get(), false);
+  plan::MemoryPlan plan = located_plan(
+      input_, [&](const plan::PlanInput& input) { return plan_of_rank(input, rank, strategy_plan(*strategy_)); },
+      [&](plan::MemoryPlan& made) {
+        locate_state(made, job_.config, *strategy_, *optimizers_, communicator_.get(), false);
+      });
   const bool has_costs = std::any_of(input_.descriptions.begin(), input_.descriptions.end(),
                                      [](const auto& d) { return d.cost > 0 || d.granularity != ZR_ELEMENTWISE; });
   for (int other = 0; other < (input_.world <= kFewRanks ? input_.world : 0); ++other)

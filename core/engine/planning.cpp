@@ -179,9 +179,9 @@ void add_tiers(plan::PlanInput& input, const plugin::ResolvedJob& job,
   if (const int64_t budget = config.memory().host_budget_bytes; budget > 0)
     request.host_capacity = std::max<int64_t>(budget / ranks_per_node - other_bytes, 1);
   request.snapshot = snapshots(config);
-  // Gradients of a job on a device are there, unless they are on a tier.
-  const bool computes_on_cpu = config.job().device.value == config::kCpuDevice;
-  if (computes_on_cpu || request.reduced_gradients != 0) request.speculation = EarlyUpdate::speculation(config, input);
+  request.speculation = EarlyUpdate::speculation(config, input);
+  const bool on_cpu = config.job().device.value == config::kCpuDevice;
+  request.copies_gradients = !on_cpu && offload.overlap && request.reduced_gradients == 0 && request.shards == 0;
 }
 
 namespace {
@@ -269,7 +269,7 @@ void check_host_budget(const config::JobConfig& config, const plan::MemoryPlan& 
       {kinds[MemoryKind::gradients], "set offload.gradients to \"device\" or to a disk tier"},
       {kinds[MemoryKind::weights], "set offload.parameters to \"device\" or to a disk tier"},
       {copy.weights + copy.states, "set offload.speculate = \"never\""},
-      {plan.device_staging.bytes(), plan.device_staging.copies_early
+      {plan.device_staging.bytes(), plan.device_staging.bytes() > plan_device_staging(plan, false).bytes()
                                         ? "set offload.overlap = false, which copies gradients after backward"
                                         : "keep more of offload.optimizer on the device"},
       {kinds[MemoryKind::staging] + kinds[MemoryKind::other] - copy.weights - copy.states,

@@ -43,13 +43,14 @@ ShardedState::ShardedState(const StepContext& context, plugin::PluginHost& host,
       buffers_(context, tiers_),
       release_{context.model, buffers_},
       states_(context.plan, tiers_, context.ledger, context.device) {
-  if (trace)
-    states_.on_wait([trace](const char* what, Trace::Time begin) {
-      trace->span("training", what, begin, Trace::Time::clock::now());
-    });
+  const auto record_wait = [trace](const char* what, Trace::Time begin) {
+    trace->span("training", what, begin, Trace::Time::clock::now());
+  };
+  if (trace) states_.on_wait(record_wait);
   if (reserve_second_copy(context, states_)) second_copy_.emplace(context.plan, context.ledger);
   if (!context.plan.device_staging.blocks.empty())
     device_updates_.emplace(context.plan, buffers_.views(), *context.device, context.ledger);
+  if (trace && device_updates_) device_updates_->on_wait(record_wait);
   make_slices();
   bind_strategy();
   broadcast_initial_weights(context_, *this);

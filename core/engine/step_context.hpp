@@ -28,9 +28,9 @@ struct RankContext {
   ThreadPool& pool;
   const plan::MemoryPlan& plan;
   Ledger& ledger;
-  DeviceMemory* device = nullptr;  // where weights, gradients and states are; null: in host memory
+  DeviceMemory* device = nullptr;  // where weights, gradients and states without a tier are; null: in host memory
 
-  /// The device of weights, gradients and states.
+  /// The device of weights and gradients.
   zr_device memory_device() const { return device ? device->device() : kHostMemory; }
 };
 
@@ -55,6 +55,14 @@ struct StepContext : RankContext {
     if (!device) return call_plugin(error, fn);
     zr_code code = ZR_OK;
     device->run([&](zr_stream*) { code = call_plugin(error, fn); });
+    return code;
+  }
+  /// The same for calls whose results on the device only collectives use.
+  template <class Fn>
+  zr_code call_in_order(zr_error* error, const Fn& fn) const {
+    if (!device) return call_plugin(error, fn);
+    zr_code code = ZR_OK;
+    device->call([&] { code = call_plugin(error, fn); });
     return code;
   }
   /// Reports an event that belongs to no micro-step (such as ZR_STEP_END) to the strategy. flags: ZR_USE_*. Training

@@ -6,9 +6,21 @@
 #include <limits>
 #include <utility>
 
+#include "base/dtype.hpp"
 #include "comm/coll.hpp"
 
 namespace zr::host::engine {
+
+namespace {
+// This rank's part of an all-gather in place, which the all-gather does not change; else no elements.
+zr_view part_in_place(const zr_coll& coll) {
+  const char *first = bytes_of(coll.dst), *part = bytes_of(coll.src);
+  const bool is_part =
+      coll.op == ZR_ALL_GATHER && part >= first &&
+      part + coll.src.count * size_of(coll.src.dtype) <= first + coll.dst.count * size_of(coll.dst.dtype);
+  return is_part ? coll.src : zr_view{};
+}
+}  // namespace
 
 StepSync::StepSync(const StepContext& context, const std::vector<update::UpdateSlice>& slices,
                    offload::DiskBackedBuffers* disk_buffers, offload::DeviceUpdates* device_updates)
@@ -18,7 +30,7 @@ StepSync::StepSync(const StepContext& context, const std::vector<update::UpdateS
     if (number <= issued_before_) return;  // of an earlier micro-step, but ended late
     if (on_collective_ && comm::reads_src(coll, comm_.rank())) on_collective_(coll.src);
     norm_.gradients_final(coll.dst, dst);
-    if (device_updates_) device_updates_->gradients_final(coll.dst);
+    if (device_updates_) device_updates_->gradients_final(coll.dst, part_in_place(coll));
   });
 }
 

@@ -19,7 +19,7 @@ class Loss {
  public:
   Loss(double value) : read_([value] { return value; }) {}
   explicit Loss(std::function<double()> read) : read_(std::move(read)) {}
-  double value() const { return read_(); }
+  double value() const { return read_(); }  // may wait for the device
 
  private:
   std::function<double()> read_;

@@ -151,13 +151,13 @@ void download(const c10::Storage& from, void* to, int64_t bytes, int64_t offset)
 std::function<double()> value_on_host(const at::Tensor& scalar, const DeviceMemory& memory) {
   const at::NoGradGuard no_grad;
   const c10::impl::VirtualGuardImpl guard(scalar.device().type());
-  const at::Tensor value = at::empty({}, at::TensorOptions(at::kDouble).pinned_memory(true));
+  const at::Tensor value = at::empty({}, at::TensorOptions(scalar.scalar_type()).pinned_memory(true));
   value.copy_(scalar.reshape({}), /*non_blocking=*/true);
   const auto complete = std::make_shared<c10::Event>(scalar.device().type());
   complete->record(guard.getStream(scalar.device()));
   return [value, complete, &memory] {
     if (!complete->query()) memory.wait([&] { complete->synchronize(); });
-    return *value.const_data_ptr<double>();
+    return value.item<double>();
   };
 }
 

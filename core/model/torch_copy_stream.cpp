@@ -55,8 +55,9 @@ std::unique_ptr<PinnedMemory> allocate_pinned(int64_t bytes) {
   }
 }
 
-TorchCopyStream::TorchCopyStream(c10::Stream computation)
-    : computation_(computation),
+TorchCopyStream::TorchCopyStream(TorchDeviceMemory& memory, c10::Stream computation)
+    : memory_(memory),
+      computation_(computation),
       stream_(c10::impl::VirtualGuardImpl(computation.device_type()).getNewStream(computation.device())) {}
 
 TorchCopyStream::~TorchCopyStream() {
@@ -67,8 +68,15 @@ TorchCopyStream::~TorchCopyStream() {
   }
 }
 
-void TorchCopyStream::follow_computation() { follow(computation_, stream_); }
-void TorchCopyStream::lead_computation() { follow(stream_, computation_); }
+void TorchCopyStream::follow_computation() {
+  memory_.flush();
+  follow(computation_, stream_);
+}
+
+void TorchCopyStream::lead_computation() {
+  memory_.flush();
+  follow(stream_, computation_);
+}
 
 void TorchCopyStream::copy(const at::Tensor& from, at::Tensor to) const {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;

@@ -11,14 +11,16 @@
 
 namespace zr::host::model {
 
+class TorchDeviceMemory;
+
 /// Memory of libtorch's allocator for pinned memory.
 std::unique_ptr<PinnedMemory> allocate_pinned(int64_t bytes);
 
 /// PinnedMemory must be from allocate_pinned().
 class TorchCopyStream final : public CopyStream {
  public:
-  /// computation: a stream of the device.
-  explicit TorchCopyStream(c10::Stream computation);
+  /// computation: the stream of `memory`, which outlives the object.
+  TorchCopyStream(TorchDeviceMemory& memory, c10::Stream computation);
   ~TorchCopyStream() override;
   void follow_computation() override;
   void lead_computation() override;
@@ -29,6 +31,7 @@ class TorchCopyStream final : public CopyStream {
  private:
   void copy(const at::Tensor& from, at::Tensor to) const;
 
+  TorchDeviceMemory& memory_;
   const c10::Stream computation_, stream_;
 };
 

@@ -2,6 +2,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/isfinite.h>
@@ -101,7 +102,7 @@ void* TorchDeviceMemory::allocate(int64_t bytes) {
     const std::string text = failure.what_without_backtrace();
     fail_environment("cannot allocate " + bytes_text(bytes) + " on " + device_.str() + ": " +
                      text.substr(0, text.find('\n')) +
-                     "; use more ranks or a smaller model, or set offload.optimizer to a tier");
+                     "; use more ranks or a smaller model, or set offload.optimizer or offload.gradients to a tier");
   }
   void* const address = memory.mutable_get();
   tensor_over(address, {bytes}, at::kByte, device_).zero_();
@@ -112,6 +113,11 @@ void* TorchDeviceMemory::allocate(int64_t bytes) {
 }
 
 void TorchDeviceMemory::free(void* memory) noexcept {
+  try {
+    flush();
+  } catch (const std::exception& failure) {  // of the device
+    log(ZR_LOG_ERROR, failure.what());
+  }
   Block freed;
   const MutexLock lock(mutex_);
   if (const auto at = memory_.find(memory); at != memory_.end()) {
@@ -127,12 +133,14 @@ void TorchDeviceMemory::release_unused() {
 }
 
 void TorchDeviceMemory::zero(const zr_view& memory) {
+  flush();
   const Scope scope(*this);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   tensor_over(memory.data, {memory.count * size_of(memory.dtype)}, at::kByte, device_).zero_();
 }
 
 void TorchDeviceMemory::copy(const zr_view& from, const zr_view& to) {
+  flush();
   const Scope scope(*this);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   if (from.dtype != to.dtype) return void(over(to).copy_(over(from)));
@@ -141,6 +149,7 @@ void TorchDeviceMemory::copy(const zr_view& from, const zr_view& to) {
 }
 
 void TorchDeviceMemory::add(const zr_view& from, const zr_view& to, bool first) {
+  flush();
   const Scope scope(*this);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   at::Tensor sum = over(to);
@@ -150,7 +159,48 @@ void TorchDeviceMemory::add(const zr_view& from, const zr_view& to, bool first) 
     sum.add_(over(from));
 }
 
+void TorchDeviceMemory::copy_later(const at::Tensor& from, int64_t first, const zr_view& to) {
+  const at::ScalarType type = torch_type(to.dtype);
+  const bool can_wait = guard_of(device_).getStream(device_) == stream_ && from.scalar_type() == type;
+  if (!can_wait || !from.is_contiguous()) {
+    flush();
+    const Scope scope(*this);
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    return void(over(to).copy_(from.reshape({-1}).narrow(0, first, to.count)));
+  }
+  const int64_t bytes = to.count * size_of(to.dtype);
+  char* const values = static_cast<char*>(from.data_ptr()) + first * size_of(to.dtype);
+  bool is_full = false;
+  {
+    const MutexLock lock(later_mutex_);
+    later_.to.push_back(over(to));
+    later_.from.push_back(tensor_over(values, {to.count}, type, device_));
+    later_.kept.push_back(from);
+    later_.bytes += bytes;
+    is_full = later_.bytes > kMostLater;
+  }
+  if (is_full) flush();
+}
+
+void TorchDeviceMemory::flush() {
+  LaterCopies copies;
+  {
+    const MutexLock lock(later_mutex_);
+    if (later_.to.empty()) return;
+    copies = std::exchange(later_, {});
+  }
+  const Scope scope(*this);
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  at::_foreach_copy_(copies.to, copies.from, /*non_blocking=*/true);
+}
+
+void TorchDeviceMemory::call(const std::function<void()>& fn) {
+  const Scope scope(*this);
+  fn();
+}
+
 int64_t TorchDeviceMemory::count_non_finite(const zr_view& values) {
+  flush();
   const Scope scope(*this);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const at::Tensor finite = at::isfinite(over(values)).sum();
@@ -160,11 +210,13 @@ int64_t TorchDeviceMemory::count_non_finite(const zr_view& values) {
 }
 
 void TorchDeviceMemory::upload(const void* from, void* to, int64_t bytes) {
+  flush();
   const Scope scope(*this);
   model::upload(from, storage_over(to, bytes, device_), bytes);
 }
 
 void TorchDeviceMemory::download(const void* from, void* to, int64_t bytes) {
+  flush();
   const Scope scope(*this);
   wait([&] { model::download(storage_over(const_cast<void*>(from), bytes, device_), to, bytes); });
 }
@@ -213,10 +265,14 @@ std::unique_ptr<DeviceStream> stream_like(zr_device numbers, at::Device device) 
 }  // namespace
 
 std::unique_ptr<DeviceStream::Mark> TorchDeviceMemory::mark(std::unique_ptr<Mark> unused) {
+  flush();
   return mark_on(stream_, std::move(unused));
 }
 
-void TorchDeviceMemory::wait_for(Mark& mark) { static_cast<TorchMark&>(mark).event.block(stream_); }
+void TorchDeviceMemory::wait_for(Mark& mark) {
+  flush();
+  static_cast<TorchMark&>(mark).event.block(stream_);
+}
 
 std::unique_ptr<DeviceStream> TorchDeviceMemory::new_stream() { return stream_like(device(), device_); }
 
@@ -224,9 +280,12 @@ std::unique_ptr<PinnedMemory> TorchDeviceMemory::allocate_pinned(int64_t bytes) 
   return model::allocate_pinned(bytes);
 }
 
-std::unique_ptr<CopyStream> TorchDeviceMemory::new_copy_stream() { return std::make_unique<TorchCopyStream>(stream_); }
+std::unique_ptr<CopyStream> TorchDeviceMemory::new_copy_stream() {
+  return std::make_unique<TorchCopyStream>(*this, stream_);
+}
 
 void TorchDeviceMemory::run(const std::function<void(zr_stream*)>& work) {
+  flush();
   const Scope scope(*this);
   work(abi());
 }

@@ -8,6 +8,7 @@
 
 #include <memory>
 #include <unordered_map>
+#include <vector>
 
 #include "base/device_memory.hpp"
 #include "zr/mutex.hpp"
@@ -40,8 +41,14 @@ class TorchDeviceMemory final : public DeviceMemory {
   std::unique_ptr<DeviceStream> new_stream() override;
   std::unique_ptr<PinnedMemory> allocate_pinned(int64_t bytes) override;
   std::unique_ptr<CopyStream> new_copy_stream() override;
+  void flush() override;
+  void call(const std::function<void()>& fn) override;
   void run(const std::function<void(zr_stream* stream)>& work) override;
   void* native_stream() override;
+
+  /// Copies elements [first, first + to.count) of a tensor on the device. Copies that follow each other are enqueued
+  /// together, by flush() or when they have more than kMostLater bytes; the tensor must not change until then.
+  void copy_later(const at::Tensor& from, int64_t first, const zr_view& to);
 
   /// During its lifetime, the stream of the engine is the current stream of this thread. It waits for the stream that
   /// was current, which then waits for it.
@@ -54,9 +61,16 @@ class TorchDeviceMemory final : public DeviceMemory {
   };
   at::Tensor over(const zr_view& view) const;
 
+  static constexpr int64_t kMostLater = int64_t{64} << 20;
+  struct LaterCopies {
+    std::vector<at::Tensor> to, from, kept;  // `from` does not own its memory, `kept` does
+    int64_t bytes = 0;
+  };
   const at::Device device_;
   const c10::Stream stream_;
   const at::Tensor zero_;  // on the CPU
+  Mutex later_mutex_;
+  LaterCopies later_ ZR_GUARDED_BY(later_mutex_);
   Mutex mutex_;
   std::unordered_map<void*, Block> memory_ ZR_GUARDED_BY(mutex_);
 };

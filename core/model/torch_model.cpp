@@ -326,7 +326,7 @@ void TorchModel::copy_gradient(uint32_t param, int64_t first, const zr_view& dst
     return copy_bytes(dst.data, static_cast<const char*>(gradient.data_ptr()) + first * size, dst.count * size,
                       state_->parallel_for);
   }
-  const auto scope = state_->engine_stream();
+  if (state_->keeps_on_device) return state_->memory->copy_later(gradient, first, dst);
   state_->over(dst).copy_(part_of(gradient, first, dst.count));
 }
 
@@ -334,6 +334,7 @@ void TorchModel::add_gradient(uint32_t param, int64_t first, const zr_view& dst)
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const torch::Tensor& gradient = state_->entries[param].gradient;
   // Adds in fp32 and rounds once, for any two types.
+  if (state_->keeps_on_device) state_->memory->flush();
   const auto scope = state_->engine_stream();
   state_->over(dst).add_(part_of(gradient, first, dst.count));
 }

@@ -14,15 +14,18 @@ constexpr int64_t kGradientSize = 4;  // reduced gradients on a device are fp32
 // Weights have as much space as gradients, so that both are aligned alike.
 constexpr int64_t kWeightStride = 4;
 
-// Adds [begin, end) to ascending ranges that do not touch each other.
-void add_range(std::vector<std::pair<int64_t, int64_t>>& ranges, int64_t begin, int64_t end) {
+// Adds [begin, end) to ascending ranges that do not touch each other. Returns how many elements are new.
+int64_t add_range(std::vector<std::pair<int64_t, int64_t>>& ranges, int64_t begin, int64_t end) {
   const auto first = std::ranges::find_if(ranges, [&](const auto& range) { return range.second >= begin; });
+  int64_t added = end - begin;
+  std::pair<int64_t, int64_t> joined{begin, end};
   auto last = first;
   for (; last != ranges.end() && last->first <= end; ++last) {
-    begin = std::min(begin, last->first);
-    end = std::max(end, last->second);
+    added -= std::min(end, last->second) - std::max(begin, last->first);
+    joined = {std::min(joined.first, last->first), std::max(joined.second, last->second)};
   }
-  ranges.insert(ranges.erase(first, last), {begin, end});
+  ranges.insert(ranges.erase(first, last), joined);
+  return added;
 }
 
 bool contains(const std::vector<std::pair<int64_t, int64_t>>& ranges, int64_t begin, int64_t end) {
@@ -34,22 +37,24 @@ DeviceUpdates::DeviceUpdates(const plan::MemoryPlan& plan, const std::vector<zr_
                              Ledger& ledger)
     : plan_(plan), device_(device), reads_weights_(!plan.has_master) {
   const plan::DeviceStaging& staging = plan.device_staging;
-  for (const plan::DeviceStaging::Block& block : staging.blocks) {
-    const zr_view gradients = part_of(buffers[block.buffer], block.first, block.count);
-    blocks_.push_back({bytes_of(gradients), block.count, {}, {}});
-    if (staging.copies_early) blocks_.back().gradients = Memory(device, ledger, block.count * kGradientSize);
-  }
+  for (const int64_t bytes : staging.allocations) gradients_.emplace_back(device, ledger, bytes);
+  for (const plan::DeviceStaging::Block& block : staging.blocks)
+    blocks_.push_back({bytes_of(part_of(buffers[block.buffer], block.first, block.count)),
+                       block.count,
+                       staging.copies_early ? &*gradients_[block.allocation] : nullptr,
+                       block.offset,
+                       {}});
   std::ranges::sort(blocks_, {}, &Block::begin);
-  slots_.resize(blocks_.empty() ? 0 : plan::kDeviceSlots);
+  slots_.resize(static_cast<std::size_t>(staging.slots()));
   for (Slot& slot : slots_) slot.memory = Memory(device, ledger, staging.slot_bytes());
   downloads_ = device.new_copy_stream();
   uploads_ = device.new_copy_stream();
 }
 
 DeviceUpdates::Memory::Memory(DeviceMemory& device, Ledger& ledger, int64_t bytes) : ledger_(&ledger) {
-  ledger.add(Tier::host, MemoryKind::staging, kInTransit, bytes);
   bytes_ = bytes;
   try {
+    ledger.add(Tier::host, MemoryKind::staging, kInTransit, bytes);  // counts, also if it throws
     memory_ = device.allocate_pinned(bytes);
   } catch (...) {
     ledger.add(Tier::host, MemoryKind::staging, kInTransit, -bytes);
@@ -68,10 +73,11 @@ DeviceUpdates::Memory& DeviceUpdates::Memory::operator=(Memory&& other) noexcept
   return *this;
 }
 
-void DeviceUpdates::wait(CopyStream::Mark& mark, double& seconds) const {
+void DeviceUpdates::wait(CopyStream::Mark& mark, double& seconds, const char* what) const {
   const auto begin = std::chrono::steady_clock::now();
   device_.wait([&] { mark.wait(); });
   seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  if (on_wait_) on_wait_(what, begin);
 }
 
 void DeviceUpdates::begin_micro_step(bool is_last) {
@@ -86,19 +92,34 @@ std::size_t DeviceUpdates::block_at(const void* gradient) const {
   return after == blocks_.begin() ? 0 : static_cast<std::size_t>(after - blocks_.begin() - 1);
 }
 
-void DeviceUpdates::gradients_final(const zr_view& gradients) {
+void DeviceUpdates::gradients_final(const zr_view& gradients, const zr_view& unchanged) {
   if (!copies_ || gradients.dtype != ZR_F32 || gradients.count == 0) return;
   const char *begin = bytes_of(gradients), *end = begin + gradients.count * kGradientSize;
   bool follows = false;
+  if (unchanged.count > 0 && was_copied(unchanged)) {
+    copy(begin, bytes_of(unchanged), follows);
+    begin = bytes_of(unchanged) + unchanged.count * kGradientSize;
+  }
+  copy(begin, end, follows);
+}
+
+bool DeviceUpdates::was_copied(const zr_view& gradients) const {
+  const char* const begin = bytes_of(gradients);
+  const Block& block = blocks_[block_at(begin)];
+  const int64_t first = (begin - block.begin) / kGradientSize;
+  return first >= 0 && contains(block.copied, first, first + gradients.count);
+}
+
+// Enqueues copies of the gradients in this memory. follows: whether they follow the computation already.
+void DeviceUpdates::copy(const char* begin, const char* end, bool& follows) {
   for (std::size_t i = block_at(begin); i < blocks_.size() && blocks_[i].begin < end; ++i) {
     Block& block = blocks_[i];
     const int64_t from = std::max<int64_t>(begin - block.begin, 0),
                   to = std::min<int64_t>(end - block.begin, block.count * kGradientSize);
     if (from >= to) continue;
     if (!std::exchange(follows, true)) downloads_->follow_computation();
-    downloads_->to_host(block.begin + from, *block.gradients, from, to - from);
-    add_range(block.copied, from / kGradientSize, to / kGradientSize);
-    copied_early_ += (to - from) / kGradientSize;
+    downloads_->to_host(block.begin + from, *block.gradients, block.offset * kGradientSize + from, to - from);
+    copied_early_ += add_range(block.copied, from / kGradientSize, to / kGradientSize);
   }
 }
 
@@ -128,10 +149,10 @@ void DeviceUpdates::start(Batch& batch) {
   batch.slot = next_slot_;
   next_slot_ = (next_slot_ + 1) % slots_.size();
   Slot& slot = slots_[batch.slot];
-  if (slot.uploaded) wait(*slot.uploaded, waits_.write);
+  if (slot.uploaded) wait(*slot.uploaded, waits_.write, "wait: weights to the device");
   const Block& block = blocks_[batch.block];
   const PinnedMemory& gradients = block.gradients ? *block.gradients : *slot.memory;
-  const int64_t offset = block.gradients ? 0 : plan_.device_staging.largest * kWeightStride;
+  const int64_t offset = block.gradients ? block.offset * kGradientSize : plan_.device_staging.largest * kWeightStride;
   for (const Part& part : batch.parts) {
     const update::UpdateSlice& slice = *part.slice;
     if (!contains(block.copied, part.at, part.at + part.count))
@@ -148,8 +169,8 @@ void DeviceUpdates::start(Batch& batch) {
 std::vector<update::UpdateSlice> DeviceUpdates::on_host(const Batch& batch) const {
   const Block& block = blocks_[batch.block];
   char* const slot = slots_[batch.slot].memory->data();
-  char* const gradients =
-      block.gradients ? block.gradients->data() : slot + plan_.device_staging.largest * kWeightStride;
+  char* const gradients = block.gradients ? block.gradients->data() + block.offset * kGradientSize
+                                          : slot + plan_.device_staging.largest * kWeightStride;
   std::vector<update::UpdateSlice> slices;
   for (const Part& part : batch.parts) {
     update::UpdateSlice slice = update::slice_part(plan_, *part.slice, part.skip, part.count);
@@ -176,12 +197,17 @@ void DeviceUpdates::update(const std::vector<update::UpdateSlice>& slices, const
   if (batches.empty()) return;
   downloads_->follow_computation();
   uploads_->follow_computation();
-  start(batches.front());
-  for (std::size_t i = 0; i < batches.size(); ++i) {
-    if (i + 1 < batches.size()) start(batches[i + 1]);
-    wait(*batches[i].downloaded, waits_.read);
-    work(on_host(batches[i]));
-    upload(batches[i]);
+  try {
+    start(batches.front());
+    for (std::size_t i = 0; i < batches.size(); ++i) {
+      if (i + 1 < batches.size()) start(batches[i + 1]);
+      wait(*batches[i].downloaded, waits_.read, "wait: gradients from the device");
+      work(on_host(batches[i]));
+      upload(batches[i]);
+    }
+  } catch (...) {
+    uploads_->lead_computation();
+    throw;
   }
   uploads_->lead_computation();
 }

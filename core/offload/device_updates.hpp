@@ -32,13 +32,16 @@ class DeviceUpdates {
   /// memory for that.
   void begin_micro_step(bool is_last);
   /// Call when operations are enqueued after which these reduced gradients are final: enqueues their copies. Memory
-  /// without reduced gradients has no effect. Any thread.
-  void gradients_final(const zr_view& gradients);
+  /// without reduced gradients has no effect. unchanged: a part of them that was final before; no elements: none. Any
+  /// thread.
+  void gradients_final(const zr_view& gradients, const zr_view& unchanged = {});
   /// Calls work(slices) for the touched slices in parts, whose gradients and weights are then in host memory. New
   /// weights are on the device when what it computes next begins. Slices are cut where their parameters may be cut.
   void update(const std::vector<update::UpdateSlice>& slices, const std::vector<char>& touched,
               const std::function<void(const std::vector<update::UpdateSlice>& slices)>& work);
 
+  /// Called after each wait of the training thread.
+  void on_wait(OptimizerStates::WaitObserver observer) { on_wait_ = std::move(observer); }
   /// Waits of the training thread.
   const TierWaits& waits() const { return waits_; }
   /// Elements of gradients that gradients_final() has copied since the last begin_micro_step().
@@ -65,7 +68,8 @@ class DeviceUpdates {
   struct Block {
     const char* begin;                                // of the gradients on the device
     int64_t count;                                    // elements
-    Memory gradients;                                 // empty: in the slot
+    const PinnedMemory* gradients;                    // null: in the slot
+    int64_t offset;                                   // elements in it
     std::vector<std::pair<int64_t, int64_t>> copied;  // elements [first, second) that gradients_final() has copied
   };
   struct Slot {
@@ -84,21 +88,25 @@ class DeviceUpdates {
     std::unique_ptr<CopyStream::Mark> downloaded{};
   };
   std::size_t block_at(const void* gradient) const;
+  bool was_copied(const zr_view& gradients) const;
+  void copy(const char* begin, const char* end, bool& follows);
   std::vector<Batch> batches_of(const std::vector<update::UpdateSlice>& slices, const std::vector<char>& touched) const;
   void start(Batch& batch);
   std::vector<update::UpdateSlice> on_host(const Batch& batch) const;
   void upload(const Batch& batch);
-  void wait(CopyStream::Mark& mark, double& seconds) const;
+  void wait(CopyStream::Mark& mark, double& seconds, const char* what) const;
 
   const plan::MemoryPlan& plan_;
   DeviceMemory& device_;
-  const bool reads_weights_;   // fp32 weights are their own masters
-  std::vector<Block> blocks_;  // by address
+  const bool reads_weights_;       // fp32 weights are their own masters
+  std::vector<Memory> gradients_;  // of all blocks
+  std::vector<Block> blocks_;      // by address
   std::vector<Slot> slots_;
   std::size_t next_slot_ = 0;
   bool copies_ = false;  // gradients_final() copies
   int64_t copied_early_ = 0;
   TierWaits waits_;
+  OptimizerStates::WaitObserver on_wait_;
   std::unique_ptr<CopyStream> downloads_, uploads_;  // destroyed first, because their destructors wait
 };
 

@@ -1,16 +1,16 @@
 #include "plan/device_staging.hpp"
 
 #include <algorithm>
+#include <bit>
+#include <numeric>
 #include <tuple>
 
+#include "base/round_up.hpp"
 #include "plan/plan.hpp"
 
 namespace zr::host::plan {
 
 namespace {
-constexpr int64_t kBlock =
-    int64_t{4} << 20;  // elements: 16 MiB of gradients, which libtorch allocates without rounding
-
 // A part of a piece of reduced gradients whose states are on a tier: elements of its buffer.
 struct Part {
   uint32_t buffer;
@@ -49,12 +49,31 @@ int64_t end_of_block(const Part& part, int64_t at, int64_t begin) {
 int64_t next_cut(const Part& part, int64_t at) {
   return std::min(part.end, at + part.cut - (part.param_first + at - part.begin) % part.cut);
 }
+
+// Blocks that follow each other share an allocation of up to kDeviceBlock elements.
+void assign_memory(DeviceStaging& staging) {
+  constexpr int64_t kAlign = 16;  // elements: 64 bytes
+  int64_t used = 0;               // elements of the last allocation
+  const auto close = [&] {
+    if (used > 0) staging.allocations.push_back(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(used * 4))));
+    used = 0;
+  };
+  for (DeviceStaging::Block& block : staging.blocks) {
+    if (round_up(used, kAlign) + block.count > kDeviceBlock) close();
+    block.allocation = staging.allocations.size();
+    block.offset = round_up(used, kAlign);
+    used = block.offset + block.count;
+  }
+  close();
+}
 }  // namespace
 
 int64_t DeviceStaging::bytes() const {
-  int64_t gradients = 0;
-  for (const Block& block : blocks) gradients += copies_early ? block.count * 4 : 0;
-  return gradients + kDeviceSlots * slot_bytes();
+  return std::accumulate(allocations.begin(), allocations.end(), slots() * slot_bytes());
+}
+
+int64_t DeviceStaging::slot_bytes() const {
+  return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(largest * (copies_early ? 4 : 8))));
 }
 
 DeviceStaging plan_device_staging(const MemoryPlan& plan, bool copies_early) {
@@ -79,6 +98,7 @@ DeviceStaging plan_device_staging(const MemoryPlan& plan, bool copies_early) {
       at = end;
     }
   for (const DeviceStaging::Block& block : blocks) staging.largest = std::max(staging.largest, block.count);
+  if (copies_early) assign_memory(staging);
   return staging;
 }
 

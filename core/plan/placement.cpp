@@ -106,7 +106,8 @@ class TierAssigner {
              (request_.state_in_host_memory ? plan_.unsharded_weight_bytes() : plan_.bytes(tier) - unassigned_bytes_);
     if (tier == Tier::host && request_.host_capacity > 0)
       return request_.host_capacity - plan_.bytes(tier) - activations_on_host_ -
-             (request_.snapshot ? plan_.snapshot_bytes() : 0);
+             (request_.snapshot ? plan_.snapshot_bytes() : 0) -
+             (request_.copies_gradients ? plan_device_staging(plan_, true).bytes() : 0);
     return kNoLimit;
   }
   int64_t free_bytes(int tier) const { return free_bytes(info(tier).tier); }

@@ -38,6 +38,7 @@ struct TierRequest {
   int64_t activations_on_device = 0;  // measured bytes per rank, temporaries included
   int64_t activations_offloaded = 0;  // measured bytes per rank on tiers, in the same run
   Speculation speculation = Speculation::none;
+  bool copies_gradients = false;  // DeviceStaging::bytes() with early copies is a part of host_capacity
 };
 
 /// Elements [first, first + count) of the state space (RankPlan::state_offset) on one tier.

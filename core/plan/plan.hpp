@@ -213,7 +213,7 @@ struct MemoryPlan {
   std::string state_location;
   bool on_device = false;  // weights and gradients of a job on a device are there, not in host memory
   bool in_host_memory() const { return !state_location.empty() && !on_device; }  // all state of a job on a device
-  DeviceStaging device_staging{};  // host memory for updates of states on tiers, if they are
+  DeviceStaging device_staging{};  // host memory for updates of states on tiers with on_device
   int64_t save_staging = 0;        // bytes of host memory through which state on a device is saved; 0: without it
   /// The tier of each part and the reason, one line each, and update_time; empty if the device is the only tier.
   std::string placement_text() const;

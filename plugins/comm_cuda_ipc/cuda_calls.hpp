@@ -14,7 +14,7 @@ namespace peer {
   if (error == cudaErrorNoKernelImageForDevice)
     throw zr::PluginError(ZR_UNSUPPORTED,
                           "this library has no code for the compute capability of this GPU: build it with "
-                          "ZR_CUDA_ARCHITECTURES, or choose communicator = \"shm\" with offload.optimizer = \"cpu\" to "
+                          "ZR_CUDA_ARCHITECTURES, or choose communicator = \"shm\" with offload.gradients = \"cpu\" to "
                           "exchange in host memory",
                           error);
   throw zr::PluginError(error == cudaErrorMemoryAllocation ? ZR_NOMEM : ZR_IO,

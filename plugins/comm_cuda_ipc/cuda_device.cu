@@ -23,7 +23,7 @@ void check_peer(cudaError_t error, const char* call) {
   throw zr::PluginError(ZR_COMM,
                         std::string("CUDA: ") + call + ": " + cudaGetErrorString(error) +
                             ": the memory of another rank's GPU cannot be opened; start all ranks in one container "
-                            "with the same visible GPUs, or set offload.optimizer = \"cpu\" to exchange in host memory",
+                            "with the same visible GPUs, or set offload.gradients = \"cpu\" to exchange in host memory",
                         error);
 }
 

@@ -20,7 +20,7 @@ int checked_world(int world) {
   if (world > kMaxRanks)
     throw zr::PluginError(ZR_UNSUPPORTED, "communicator 'shm' connects at most " + std::to_string(kMaxRanks) +
                                               " ranks through memory of a device, not " + std::to_string(world) +
-                                              "; set offload.optimizer = \"cpu\" to exchange in host memory");
+                                              "; set offload.gradients = \"cpu\" to exchange in host memory");
   return world;
 }
 }  // namespace

@@ -42,7 +42,7 @@ class GPT(nn.Module):
 
     def forward(self, tokens, following):
         """Mean nats per byte."""
-        x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1]))
+        x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
         logits = F.linear(self.ln(x), self.wte.weight)

@@ -59,6 +59,9 @@ class SimStream final : public host::DeviceMemory {
     std::memcpy(to, backing(from), static_cast<std::size_t>(bytes));
   }
   void run(const std::function<void(zr_stream*)>& work) override { work(abi()); }
+  void call(const std::function<void()>& fn) override { fn(); }
+  std::unique_ptr<host::PinnedMemory> allocate_pinned(int64_t) override { return nullptr; }
+  std::unique_ptr<host::CopyStream> new_copy_stream() override { return nullptr; }
   void* native_stream() override { return device_function<void*(int, int)>("zr_sim_stream")(number_, 0); }
   /// Enqueues on the stream: adds 1 to each element.
   void add_one(float* memory, int64_t count) {

@@ -1,8 +1,11 @@
 // Training state in memory of the device: an optimizer and, for several ranks, a communicator with a library for it.
+#include <ATen/record_function.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 #include <gmock/gmock.h>
+
+#include <atomic>
 
 #include "multirank/model/device_engine_test.hpp"
 #include "multirank/parity/features.hpp"
@@ -112,6 +115,29 @@ TEST_F(DeviceStateTest, TheHostWaitsOncePerStep) {
     for (const std::string more : {"", " train.dtype=bf16 train.gradient_clipping=0.1"})
       for (const int ranks : {1, 2})
         first_line(ranks, counts_waits, "strategy=" + strategy + more + " train.steps=3 train.gradient_accumulation=2");
+}
+
+std::atomic<int> launches = 0;
+
+// The gradients of a bucket are copied into it by one operator.
+RANK_BODY(counts_launches, Run) {
+  run.build();
+  run.micro_step();
+  const at::CallbackHandle callback = at::addGlobalCallback(
+      at::RecordFunctionCallback([](const at::RecordFunction& call) -> std::unique_ptr<at::ObserverContext> {
+        launches += std::string(call.name()) == "aten::_foreach_copy_";
+        return nullptr;
+      }).scopes({at::RecordScope::FUNCTION}));
+  run.engine->backward(run.model->loss(run.engine->step_index(), run.engine->micro_index()));
+  at::removeCallback(callback);
+  EXPECT_GE(launches, 1);
+  EXPECT_LE(launches, 3) << "13 gradients, of which the buckets have all but a few";
+  run.engine->step();
+}
+
+TEST_F(DeviceStateTest, TheGradientsOfABucketAreCopiedByOneOperator) {
+  for (const std::string strategy : {"zero0", "zero1", "zero2", "zero2 gradients.reduce=last_micro_step"})
+    first_line(1, counts_launches, "strategy=" + strategy + " train.steps=2");
 }
 
 // Operators of the program, on a stream of its own, see the weights after each update, which is on the engine's stream.

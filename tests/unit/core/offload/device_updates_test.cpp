@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "base/draft_abi.hpp"
+#include "base/round_up.hpp"
 
 namespace {
 
@@ -20,11 +22,13 @@ constexpr int64_t kBlock = plan::kDeviceBlock;
 
 class LateMemory final : public PinnedMemory {
  public:
-  explicit LateMemory(int64_t bytes) : bytes_(static_cast<std::size_t>(bytes)) {}
-  char* data() const override { return const_cast<char*>(bytes_.data()); }
+  explicit LateMemory(int64_t bytes)
+      : bytes_(static_cast<char*>(std::aligned_alloc(64, static_cast<std::size_t>(round_up(bytes, 64))))) {}
+  ~LateMemory() override { std::free(bytes_); }
+  char* data() const override { return bytes_; }
 
  private:
-  std::vector<char> bytes_;
+  char* const bytes_;
 };
 
 // Operations in their order, which run when somebody waits for them.
@@ -103,6 +107,7 @@ class LateDevice final : public DeviceMemory {
   void upload(const void*, void*, int64_t) override {}
   void download(const void*, void*, int64_t) override {}
   void run(const std::function<void(zr_stream*)>&) override {}
+  void call(const std::function<void()>&) override {}
   std::unique_ptr<PinnedMemory> allocate_pinned(int64_t bytes) override {
     counts.pinned += bytes;
     return std::make_unique<LateMemory>(bytes);

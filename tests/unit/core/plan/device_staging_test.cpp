@@ -59,15 +59,35 @@ TEST(DeviceStagingTest, SmallParametersShareABlockWithThePaddingBetweenThem) {
   const plan::DeviceStaging staging = plan_device_staging(plan_of({1000, 5, 70000}), true);
   EXPECT_EQ(blocks_of(staging), (Ranges{{0, 1024 + 32 + 70000}}));
   EXPECT_EQ(staging.largest, 71056);
-  EXPECT_EQ(staging.slot_bytes(), 71056 * 4);
-  EXPECT_EQ(staging.bytes(), 71056 * 4 * (1 + 3)) << "gradients, and three slots of weights";
+  EXPECT_EQ(staging.slot_bytes(), 512 << 10) << "the next power of two after 71056 * 4";
+  EXPECT_EQ(staging.bytes(), 2 * (512 << 10)) << "gradients, and a slot of weights";
 }
 
 TEST(DeviceStagingTest, WithoutEarlyCopiesTheSlotsHaveTheGradientsToo) {
   const plan::DeviceStaging staging = plan_device_staging(plan_of({kBlock + 1024}), false);
   EXPECT_EQ(staging.largest, kBlock);
   EXPECT_EQ(staging.slot_bytes(), kBlock * 8);
-  EXPECT_EQ(staging.bytes(), 3 * kBlock * 8);
+  EXPECT_EQ(staging.bytes(), 2 * kBlock * 8);
+  const plan::MemoryPlan large = plan_of({9 * kBlock});
+  EXPECT_EQ(plan_device_staging(large, false).bytes(), 3 * kBlock * 8);
+  EXPECT_EQ(plan_device_staging(large, true).bytes(), 9 * kBlock * 4 + 3 * kBlock * 4);
+}
+
+// The blocks of a rank whose parts are far from each other.
+TEST(DeviceStagingTest, BlocksShareAllocationsOfTheLargestSize) {
+  const std::vector<int64_t> counts(40, kBlock / 16 + 1024);
+  plan::MemoryPlan plan = plan_of(counts);
+  std::erase_if(plan.rank_plan.reduced_gradients, [](const plan::Piece& piece) { return piece.param % 2 == 1; });
+  plan.rank_plan.state_offset.clear();
+  for (int64_t i = 0; i < 20; ++i) plan.rank_plan.state_offset.push_back(i * counts[0]);
+  plan.placement.states = {{1, 0, 20 * counts[0]}};
+  const plan::DeviceStaging staging = plan_device_staging(plan, true);
+  ASSERT_EQ(staging.blocks.size(), 20u);
+  EXPECT_EQ(staging.allocations, (std::vector<int64_t>{kBlock * 4, kBlock * 2})) << "15 blocks, and 5";
+  EXPECT_EQ(staging.blocks[14].allocation, 0u);
+  EXPECT_EQ(staging.blocks[14].offset, 14 * counts[0]);
+  EXPECT_EQ(staging.blocks[15].allocation, 1u);
+  EXPECT_EQ(staging.blocks[15].offset, 0);
 }
 
 TEST(DeviceStagingTest, BlocksAreCutAtNormBlocksOfTheirParameters) {
