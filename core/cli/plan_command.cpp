@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iostream>
+#include <memory>
 #include <numeric>
 
 #include "base/dtype.hpp"
@@ -12,7 +13,6 @@
 #include "cli/hosts.hpp"
 #include "cli/job_file.hpp"
 #include "cli/traffic_table.hpp"
-#include "engine/budget.hpp"
 #include "engine/planner.hpp"
 
 namespace zr::host::cli {
@@ -27,18 +27,13 @@ void check_budget(const ModelQuery& query, const plugin::ResolvedJob& job, const
                             context);
   const int64_t budget = job.config.memory().device_budget_bytes, max_bytes = planner.max_bytes();
   if (budget == 0 || max_bytes <= budget) return;
-  const engine::RequiredBytes required_bytes = [&](const engine::Suggestion& suggestion) -> std::optional<int64_t> {
-    try {
-      return engine::Planner(query.resolved_job(suggestion.overrides, suggestion.ranks), query.parameters(),
-                             suggestion.ranks, suggestion.ranks == ranks ? hosts : engine::HostSizes{})
-          .max_bytes();
-    } catch (const Error&) {
-      return {};
-    }
+  const engine::MakePlanner with = [&](const engine::Suggestion& change) {
+    return std::make_unique<engine::Planner>(query.resolved_job(change.overrides, change.ranks), query.parameters(),
+                                             change.ranks, change.ranks == ranks ? hosts : engine::HostSizes{});
   };
-  const engine::BudgetShortfall shortfall{budget, max_bytes, 0};
-  fail_user(plan_over_budget_text(job.config, planner, max_bytes,
-                                  text_of(fitting_suggestions(job, ranks, shortfall, required_bytes), shortfall)));
+  fail_user(plan_over_budget_text(
+      job.config, planner, max_bytes,
+      suggestions_text(job, ranks, plan.on_device, engine::BudgetShortfall{budget, max_bytes, 0}, with)));
 }
 
 // ---- --compare ----

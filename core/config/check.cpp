@@ -250,9 +250,6 @@ class Check {
     else if (!job.device_library->empty() && !std::filesystem::path(job.device_library.value).is_absolute())
       problem(job.device_library.origin,
               "job.device_library: expected an absolute path, found " + toml_quoted(job.device_library));
-    if (const auto& budget = config_.memory().device_budget_bytes; budget > 0 && !on_cpu)
-      problem(budget.origin, "memory.device_budget limits the memory of ranks on the CPU, but job.device is " +
-                                 toml_quoted(job.device) + "; remove it, and see the peak in summary.json");
   }
 
   void checkpoints() {

@@ -210,7 +210,8 @@ void add_gradients(std::vector<ConfigKey>& keys) {
 
 void add_memory(std::vector<ConfigKey>& keys) {
   ConfigKey budget{"memory", "device_budget", ZR_KEY_BYTES, "\"0B\"",
-                   "limit of device memory per rank, activations included; 0: no limit"};
+                   "limit of device memory per rank, activations included; with job.device, of the memory of that "
+                   "device; 0: no limit"};
   budget.min = 0;
   keys.push_back(budget);
   budget.name = "host_budget";

@@ -141,13 +141,21 @@ void locate_state(plan::MemoryPlan& plan, const config::JobConfig& config, const
 plan::MemoryPlan located_plan(plan::PlanInput input,
                               const std::function<plan::MemoryPlan(const plan::PlanInput&)>& make,
                               const std::function<void(plan::MemoryPlan&)>& locate) {
-  plan::MemoryPlan plan = make(input);
-  locate(plan);
-  if (!plan.on_device || !plan.placement.speculates) return plan;
-  input.tier_request.speculation = plan::Speculation::none;
-  plan = make(input);
-  locate(plan);
-  return plan;
+  const auto located = [&] {
+    plan::MemoryPlan made = make(input);
+    locate(made);
+    return made;
+  };
+  plan::MemoryPlan plan = located();
+  if (plan.on_device && plan.placement.speculates) {
+    input.tier_request.speculation = plan::Speculation::none;
+    return located();
+  }
+  if (!plan.in_host_memory() || input.tier_request.device_capacity == 0) return plan;
+  input.tier_request.state_in_host_memory = true;
+  plan::MemoryPlan in_host_memory = located();
+  // Otherwise the state is in host memory only because `auto` chose a tier for a part that does not fit on the device.
+  return in_host_memory.on_device ? plan : in_host_memory;
 }
 
 NormBlocks::OnDevice norm_on_device(const StepContext& context) {

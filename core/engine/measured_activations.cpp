@@ -13,8 +13,9 @@
 namespace zr::host::engine {
 
 namespace {
-// The lines of an effective configuration that activation memory depends on: the program's own tables, train.dtype and
-// train.micro_batch; and unless `anywhere`, which means offload.activations = "auto", the tier of activations.
+// The lines of an effective configuration that activation memory depends on: the program's own tables, train.dtype,
+// train.micro_batch and job.device; and unless `anywhere`, which means offload.activations = "auto", the tier of
+// activations.
 std::set<std::string> relevant_lines(std::istream& toml, bool anywhere) {
   std::set<std::string> engine_tables;
   for (const config::ConfigKey& key : config::host_keys())
@@ -27,8 +28,10 @@ std::set<std::string> relevant_lines(std::istream& toml, bool anywhere) {
     const std::string root = table.substr(0, table.find_first_of(".]"));
     const bool decides = line.rfind("dtype ", 0) == 0 || line.rfind("micro_batch ", 0) == 0;
     const bool sets_tier = !anywhere && table.rfind("offload]", 0) == 0 && line.rfind("activation", 0) == 0;
+    const bool device = root == "job" && line.rfind("device ", 0) == 0;
     const bool of_engine = engine_tables.count(root) > 0;
-    if (line.find(" = ") == line.npos || (of_engine && !sets_tier && !(root == "train" && decides))) continue;
+    if (line.find(" = ") == line.npos || (of_engine && !sets_tier && !device && !(root == "train" && decides)))
+      continue;
     lines.insert(table + line.substr(0, line.find(" #")));
   }
   return lines;

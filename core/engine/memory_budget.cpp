@@ -11,17 +11,11 @@
 namespace zr::host::engine {
 
 namespace {
-std::vector<Suggestion> suggestions(const Setup& setup, const std::vector<plan::Parameter>& parameters,
-                                    const BudgetShortfall& shortfall) {
-  const RequiredBytes required_bytes = [&](const Suggestion& suggestion) -> std::optional<int64_t> {
-    try {
-      return Planner(setup.revalidate(suggestion.overrides, suggestion.ranks), parameters, suggestion.ranks)
-          .max_bytes();
-    } catch (const Error&) {
-      return {};  // the changed job is invalid
-    }
-  };
-  return fitting_suggestions(setup, setup.control->world(), shortfall, required_bytes);
+std::string suggestions(const Setup& setup, const plan::MemoryPlan& plan,
+                        const std::vector<plan::Parameter>& parameters, const BudgetShortfall& shortfall) {
+  return suggestions_text(setup, setup.control->world(), plan.on_device, shortfall, [&](const Suggestion& change) {
+    return std::make_unique<Planner>(setup.revalidate(change.overrides, change.ranks), parameters, change.ranks);
+  });
 }
 }  // namespace
 
@@ -30,18 +24,21 @@ void check_budget(const Setup& setup, const plan::MemoryPlan& plan, const std::v
   const int world = setup.control->world();
   check_host_budget(setup.config, plan, setup.control->local_world(), plan_context_of(setup, communicator, world));
   const int64_t budget = setup.config.memory().device_budget_bytes;
-  if (budget == 0 || plan.max_bytes <= budget) return;
+  const int64_t bytes = plan.max_budgeted_bytes();
+  if (budget == 0 || bytes <= budget) return;
   const Planner planner(setup, parameters, world);
-  const BudgetShortfall shortfall{budget, plan.max_bytes, 0};
-  fail_user(plan_over_budget_text(setup.config, planner, plan.max_bytes,
-                                  text_of(suggestions(setup, parameters, shortfall), shortfall)));
+  fail_user(plan_over_budget_text(setup.config, planner, bytes,
+                                  suggestions(setup, plan, parameters, BudgetShortfall{budget, bytes, 0})));
 }
 
 MemoryBudget::MemoryBudget(const StepContext& context, const plugin::Instance* communicator,
                            const TrainingProgress& progress)
-    : context_(context), progress_(progress), watch_{context.ledger, context.model} {
+    : context_(context),
+      progress_(progress),
+      on_device_(context.config().job().device.value != config::kCpuDevice),
+      watch_{context.ledger, context.model} {
   if (const int64_t budget = context.config().memory().host_budget_bytes; budget > 0) watch_host(budget, communicator);
-  if (const int64_t budget = context.config().memory().device_budget_bytes; budget > 0) watch_device(budget);
+  if (const auto& budget = context.config().memory().device_budget_bytes; budget > 0) watch_device(budget);
 }
 
 MemoryBudget::Watch::~Watch() {
@@ -70,46 +67,95 @@ void MemoryBudget::watch_host(int64_t budget, const plugin::Instance* communicat
   });
 }
 
-void MemoryBudget::watch_device(int64_t budget) {
-  // Memory that the ledger holds is no longer available to libtorch.
-  const auto changed = [this, budget](int64_t held) {
-    context_.model.limit_temporaries(budget - held, [this](int64_t requested) { over_budget(requested); });
-    const bool grew = held > device_held_.exchange(held);
-    if (grew && held + context_.model.temporaries().held > budget) over_budget(0);
+void MemoryBudget::watch_device(const config::Setting<int64_t>& budget) {
+  if (on_device_ && !context_.model.device_memory().counted)
+    fail_user(fmt::format(
+        "memory.device_budget is {} ({}), but libtorch's backend for job.device = \"{}\" does not count its memory; "
+        "remove memory.device_budget",
+        bytes_text(budget), budget.origin.text(), printable(context_.config().job().device.value)));
+  if (on_device_ && !context_.device) return;  // the ledger's tier is host memory; check() compares
+  const auto changed = [this, budget = budget.value] {
+    const Held held = this->held();
+    // Memory that the ledger holds is no longer available to libtorch.
+    if (!on_device_)
+      context_.model.limit_temporaries(budget - held.engine, [this](int64_t requested) { over_budget(requested); });
+    const bool grew = held.engine > device_held_.exchange(held.engine);
+    if (grew && held.engine + held.temporaries > budget) over_budget(0);
   };
-  context_.ledger.on_change(Tier::device, changed);
-  changed(context_.ledger.held(Tier::device));
+  context_.ledger.on_change(Tier::device, [changed](int64_t) { changed(); });
+  changed();
+}
+
+MemoryBudget::Held MemoryBudget::held() const {
+  const Ledger& ledger = context_.ledger;
+  const int64_t of_ledger = ledger.held(Tier::device) - ledger.held(Tier::device, MemoryKind::activations);
+  if (!on_device_) {
+    const model::Model::Temporaries temporaries = context_.model.temporaries();
+    return {of_ledger, temporaries.held, temporaries.peak};
+  }
+  const model::DeviceBytes bytes = context_.model.device_memory();
+  const int64_t engine = context_.device ? of_ledger : context_.plan.unsharded_weight_bytes();
+  const int64_t other = bytes.of_engines + (context_.device ? 0 : engine);  // of libtorch's memory: not temporaries
+  return {engine, std::max<int64_t>(bytes.held - other, 0), std::max<int64_t>(bytes.peak - other, 0)};
+}
+
+void MemoryBudget::check(BudgetCheck after) const {
+  const int64_t budget = context_.config().memory().device_budget_bytes;
+  if (!on_device_ || budget == 0) return;
+  const Held held = this->held();
+  if (held.engine + held.peak <= budget) return;
+  constexpr std::string_view kNames[] = {"forward", "backward", "engine.step()"};
+  const int64_t step = progress_.step() + (after == BudgetCheck::step ? 0 : 1);
+  const bool estimated = step == 1 && after == BudgetCheck::forward;
+  fail({fmt::format("held up to {} on the device by the end of {}", bytes_text(held.engine + held.peak),
+                    kNames[static_cast<std::size_t>(after)]),
+        step, held.peak, estimated ? 2 * held.peak : held.peak, estimated});
 }
 
 void MemoryBudget::over_budget(int64_t requested) const {
-  const config::Setting<int64_t>& budget = context_.config().memory().device_budget_bytes;
-  const model::Model::Temporaries temporaries = context_.model.temporaries();
-  const int64_t ledger = context_.ledger.held(Tier::device);
-  const int64_t step = progress_.step();
-  std::string text = fmt::format("memory.device_budget is {} ({}): rank {} holds {}", bytes_text(budget),
-                                 budget.origin.text(), context_.rank(), bytes_text(ledger + temporaries.held));
-  text += requested > 0 ? fmt::format(", and libtorch requests {} more", bytes_text(requested)) : "";
-  text += step > 0 ? fmt::format(", in step {}\n", step + 1) : ", in the first step\n";
+  const Held held = this->held();
+  const int64_t step = progress_.step() + 1, temporaries = held.temporaries + requested;
+  const std::string request =
+      requested > 0 ? fmt::format(", and libtorch requests {} more", bytes_text(requested)) : "";
+  // After the first step the peak of activations is known. Before, the estimate is twice the bytes held so far, because
+  // backward has not run yet.
+  fail({fmt::format("holds {}{}", bytes_text(held.engine + held.temporaries), request), step, held.temporaries,
+        step > 1 ? std::max(held.peak, temporaries) : 2 * temporaries, step == 1});
+}
+
+// Planned and held bytes by kind, and the largest allocations.
+std::string MemoryBudget::kinds_text(int64_t temporaries) const {
+  std::string text;
   const auto row = [&](std::string_view kind, const std::string& planned, int64_t held) {
     text += fmt::format("  {:<12} planned {:>12}, held {:>12}\n", kind, planned, bytes_text(held));
   };
+  const bool in_host_memory = on_device_ && !context_.device;
+  if (const int64_t weights = context_.plan.unsharded_weight_bytes(); in_host_memory)
+    row("weights", bytes_text(weights), weights);
   for (const Ledger::Row& ledger_row : context_.ledger.rows())
-    if (ledger_row.tier == Tier::device && ledger_row.kind != MemoryKind::activations)
+    if (!in_host_memory && ledger_row.tier == Tier::device && ledger_row.kind != MemoryKind::activations)
       row(kMemoryKindNames[static_cast<std::size_t>(ledger_row.kind)], bytes_text(ledger_row.planned), ledger_row.now);
-  row("activations", "unknown", temporaries.held);
+  row("activations", "unknown", temporaries);
+  if (in_host_memory) return text;
   text += "  largest: ";
   std::size_t shown = 0;
   for (const auto& [tag, bytes] : context_.ledger.holders()) {
     if (shown++ == 4) break;
     text += fmt::format("{}{} {}", shown > 1 ? ", " : "", tag, bytes_text(bytes));
   }
-  // After the first step the peak of activations is known. Before, the estimate is twice the bytes held so far, because
-  // backward has not run yet.
-  const int64_t activations =
-      step > 0 ? std::max(temporaries.peak, temporaries.held + requested) : 2 * (temporaries.held + requested);
-  const BudgetShortfall shortfall{budget, context_.plan.max_bytes, activations};
-  text += "\n" + text_of(suggestions(context_.setup, context_.model.parameters(), shortfall), shortfall);
-  if (step == 0) text += "\n  (activations count twice, because the first step had not ended)";
+  return text + "\n";
+}
+
+void MemoryBudget::fail(const Excess& excess) const {
+  const config::Setting<int64_t>& budget = context_.config().memory().device_budget_bytes;
+  const plan::MemoryPlan& plan = context_.plan;
+  std::string text = fmt::format("memory.device_budget is {} ({}): rank {} {}", bytes_text(budget),
+                                 budget.origin.text(), context_.rank(), excess.what);
+  text += excess.step > 1 ? fmt::format(", in step {}\n", excess.step) : ", in the first step\n";
+  text += kinds_text(excess.temporaries);
+  const BudgetShortfall shortfall{budget, plan.max_budgeted_bytes(), excess.activations};
+  text += suggestions(context_.setup, plan, context_.model.parameters(), shortfall);
+  if (excess.estimated) text += "\n  (activations count twice, because the first step had not ended)";
   fail_user(text);
 }
 

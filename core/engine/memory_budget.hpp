@@ -4,9 +4,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <string>
 #include <vector>
 
-#include "engine/budget.hpp"
 #include "engine/step_context.hpp"
 #include "engine/training_progress.hpp"
 
@@ -17,14 +17,22 @@ namespace zr::host::engine {
 void check_budget(const Setup& setup, const plan::MemoryPlan& plan, const std::vector<plan::Parameter>& parameters,
                   const plugin::Instance* communicator);
 
+/// What has ended when MemoryBudget::check() compares.
+enum class BudgetCheck { forward, backward, step };
+
 /// While the object exists, limits device memory (the ledger plus libtorch's allocations) and host memory (the ledger).
-/// Each change of the ledger is checked on the thread that makes it. Freeing memory never fails.
+/// Each change of the ledger is checked on the thread that makes it. Freeing memory never fails. libtorch's allocations
+/// are checked where they are made, or for a model on a device by check(), because libtorch offers no hook for them
+/// there. If the training state of such a job is in host memory, only libtorch's memory of the device is limited.
 class MemoryBudget {
  public:
   /// Keeps references to all arguments. Throws UserError if a budget is already exceeded.
   MemoryBudget(const StepContext& context, const plugin::Instance* communicator, const TrainingProgress& progress);
   MemoryBudget(const MemoryBudget&) = delete;
 
+  /// For a model on a device: throws UserError with the held bytes and suggested changes if the device budget was
+  /// exceeded since Model::forget_peak(). Training thread.
+  void check(BudgetCheck after) const;
   /// Throws UserError with the held bytes and suggested changes, because an allocation of `requested` bytes would
   /// exceed the device budget; 0: the held bytes already exceed it.
   [[noreturn]] void over_budget(int64_t requested) const;
@@ -35,11 +43,25 @@ class MemoryBudget {
     model::Model& model;
     ~Watch();
   };
+  struct Held {  // bytes of memory that the device budget limits
+    int64_t engine, temporaries;
+    int64_t peak;  // of temporaries
+  };
+  struct Excess {
+    std::string what;  // this rank did, as the text after its name
+    int64_t step;
+    int64_t temporaries, activations;  // bytes: held; that the job needs
+    bool estimated;                    // the latter is an estimate
+  };
   void watch_host(int64_t budget, const plugin::Instance* communicator);
-  void watch_device(int64_t budget);
+  void watch_device(const config::Setting<int64_t>& budget);
+  Held held() const;
+  std::string kinds_text(int64_t temporaries) const;
+  [[noreturn]] void fail(const Excess& excess) const;
 
   const StepContext& context_;
   const TrainingProgress& progress_;
+  const bool on_device_;                                // the model is on a device
   std::atomic<int64_t> host_held_{0}, device_held_{0};  // bytes at the last change
   const Watch watch_;
 };

@@ -76,8 +76,8 @@ bool ModelRefresh::compare_changes(const std::function<std::vector<plan::Paramet
     const Planner planner(context_.setup, parameters, context_.world(), ranks_of_hosts(*context_.setup.control));
     const plan::MemoryPlan plan = planner.plan(context_.rank());
     const int64_t budget = context_.config().memory().device_budget_bytes;
-    if (budget > 0 && plan.bytes() > budget)
-      fail_user("engine.refresh(): " + plan_over_budget_text(context_.config(), planner, plan.bytes(), ""));
+    if (budget > 0 && plan.budgeted_bytes() > budget)
+      fail_user("engine.refresh(): " + plan_over_budget_text(context_.config(), planner, plan.budgeted_bytes(), ""));
   });
   return true;
 }

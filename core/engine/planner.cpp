@@ -61,7 +61,7 @@ plan::MemoryPlan Planner::plan(int rank) const {
 int64_t Planner::max_bytes() const {
   int64_t max_bytes = 0;
   for (int rank = 0; rank < (input_.world <= kFewRanks ? input_.world : 1); ++rank)
-    max_bytes = std::max(max_bytes, plan(rank).bytes());
+    max_bytes = std::max(max_bytes, plan(rank).budgeted_bytes());
   return max_bytes;
 }
 
@@ -70,9 +70,31 @@ plan::PlanContext Planner::context() const { return plan_context_of(job_, commun
 std::string plan_over_budget_text(const config::JobConfig& config, const Planner& planner, int64_t max_bytes,
                                   const std::string& suggestions) {
   const config::Setting<int64_t>& budget = config.memory().device_budget_bytes;
-  return fmt::format("memory.device_budget is {} ({}), but the plan takes up to {} per rank, without activations\n{}{}",
-                     bytes_text_beside(budget, max_bytes), budget.origin.text(), bytes_text_beside(max_bytes, budget),
-                     planner.plan(0).text(planner.title(), planner.context()), suggestions);
+  const plan::MemoryPlan plan = planner.plan(0);
+  return fmt::format("memory.device_budget is {} ({}), but the {} up to {} per rank, without activations\n{}{}",
+                     bytes_text_beside(budget, max_bytes), budget.origin.text(),
+                     plan.in_host_memory() ? "weights on the device take" : "plan takes",
+                     bytes_text_beside(max_bytes, budget), plan.text(planner.title(), planner.context()), suggestions);
+}
+
+std::string suggestions_text(const plugin::ResolvedJob& job, int ranks, bool on_device,
+                             const BudgetShortfall& shortfall, const MakePlanner& make) {
+  const auto fitting = [&](bool keeps_on_device) {
+    return fitting_suggestions(job, ranks, shortfall, [&](const Suggestion& change) -> std::optional<int64_t> {
+      try {
+        const std::unique_ptr<Planner> planner = make(change);
+        if (keeps_on_device && planner->plan(0).in_host_memory()) return {};
+        return planner->max_bytes();
+      } catch (const Error&) {
+        return {};  // the changed job is invalid
+      }
+    });
+  };
+  std::vector<Suggestion> suggestions = fitting(on_device);
+  if (!suggestions.empty() || !on_device) return text_of(suggestions, shortfall);
+  suggestions = fitting(false);
+  return text_of(suggestions, shortfall) +
+         (suggestions.empty() ? "" : "\n  (each moves the training state to host memory, where the CPU updates it)");
 }
 
 InexactCollectives Planner::inexact_collectives() const {

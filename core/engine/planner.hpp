@@ -1,12 +1,14 @@
 // Plans a job that is not started, for `zeroth plan` and for suggestions.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "base/ledger.hpp"
 #include "base/thread_pool.hpp"
+#include "engine/budget.hpp"
 #include "engine/host_traffic.hpp"
 #include "engine/planning.hpp"
 
@@ -20,8 +22,8 @@ class Planner {
           const HostSizes& hosts = {});
   ~Planner();
   plan::MemoryPlan plan(int rank) const;  // of this rank only
-  /// The largest number of device bytes on any rank. With more than 16 ranks it is that of rank 0, because ranks then
-  /// differ by less than one norm block per bucket.
+  /// The largest number of bytes on any rank that memory.device_budget limits (MemoryPlan::budgeted_bytes). With more
+  /// than 16 ranks it is that of rank 0, because ranks then differ by less than one norm block per bucket.
   int64_t max_bytes() const;
   /// See plan_context_of(); activations are known if an earlier run of this job measured them.
   plan::PlanContext context() const;
@@ -52,5 +54,12 @@ class Planner {
 /// The error for a plan that exceeds memory.device_budget: the budget, the plan of rank 0, and the suggested changes.
 std::string plan_over_budget_text(const config::JobConfig& config, const Planner& planner, int64_t max_bytes,
                                   const std::string& suggestions);
+
+/// Plans the job with a suggestion; throws Error if the changed job is invalid.
+using MakePlanner = std::function<std::unique_ptr<Planner>(const Suggestion& change)>;
+/// The suggestions for a job with this shortfall, as text. on_device: the job keeps training state on a device; then
+/// changes that move all of it to host memory are suggested only if nothing else fits.
+std::string suggestions_text(const plugin::ResolvedJob& job, int ranks, bool on_device,
+                             const BudgetShortfall& shortfall, const MakePlanner& make);
 
 }  // namespace zr::host::engine

@@ -133,6 +133,7 @@ void Session::begin_backward(Loss loss, double weight) {
                     "between 0.001 and 32768, because it scales the gradients; divide the weights of all micro-batches "
                     "by the same number, such as the mean number of tokens",
                     shortest(weight)));
+  budget_.check(BudgetCheck::forward);
   step_recorder_.lap(Phase::forward);
   job_.context.model.check_bindings();
   const auto micro = static_cast<uint32_t>(progress_.micro());
@@ -175,6 +176,7 @@ void Session::end_backward() {
   weights_.set_phase(ZR_FORWARD, progress_.next_micro());
   step_recorder_.lap(Phase::reduce);
   if (!progress_.at_boundary()) seed_model(job_.context, progress_);
+  budget_.check(BudgetCheck::backward);
 }
 
 bool Session::step() {
@@ -193,6 +195,7 @@ bool Session::step() {
     update_.step_failed();
     throw;
   }
+  budget_.check(BudgetCheck::step);
   return true;
 }
 

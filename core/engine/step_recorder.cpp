@@ -53,6 +53,17 @@ void StepRecorder::exclude(const std::function<void()>& work) {
   excluded_bytes_ += context_.comm.volume().total() - before;
 }
 
+// The ledger's tier `device` has the activations of a job on a device if it is memory of the device.
+void StepRecorder::observe_activations() {
+  const model::DeviceBytes on_device = context_.model.device_memory();
+  recorder_.set_device_peak(on_device.peak);
+  model::Model::Temporaries temporaries = context_.model.temporaries();
+  if (context_.device) temporaries = {on_device.held - on_device.of_engines, on_device.peak - on_device.of_engines};
+  if (context_.plan.in_host_memory() || (context_.device && !on_device.counted)) return;
+  context_.ledger.observe(Tier::device, MemoryKind::activations, "activations and temporaries", temporaries.held,
+                          temporaries.peak);
+}
+
 void StepRecorder::step(const GlobalStats& global, double rate, const TrainingProgress& progress) {
   std::vector<TierRow> rows;
   for (const auto& tier : state_.tiers())
@@ -63,10 +74,7 @@ void StepRecorder::step(const GlobalStats& global, double rate, const TrainingPr
        all_gather(context_.comm, context_.comm.volume().total() - excluded_bytes_, "communication volume"))
     bytes += of_rank;
   const int64_t bytes_before = std::exchange(recorded_bytes_, bytes);
-  const model::Model::Temporaries temporaries = context_.model.temporaries();
-  context_.ledger.observe(Tier::device, MemoryKind::activations, "activations and temporaries", temporaries.held,
-                          temporaries.peak);
-  recorder_.set_device_peak(context_.model.device_memory().peak);
+  observe_activations();
   lap(Phase::step_sync);
   const double seconds = std::chrono::duration<double>(mark_ - step_start_).count();
   step_start_ = mark_;

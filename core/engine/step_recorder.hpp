@@ -49,6 +49,7 @@ class StepRecorder {
   void continue_from(const comm::CommVolume& communication, const Overlap& overlap);
 
  private:
+  void observe_activations();
   offload::TierWaits waits() const;
 
   const StepContext& context_;

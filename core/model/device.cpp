@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <unordered_map>
 
 #include "base/error.hpp"
 #include "base/text.hpp"
@@ -24,6 +25,7 @@ namespace {
 struct Opened {
   Mutex mutex;
   std::vector<at::Device> devices ZR_GUARDED_BY(mutex){at::Device(at::kCPU)};
+  std::unordered_map<at::Device, int64_t> engine_bytes ZR_GUARDED_BY(mutex);
   static Opened& get() {
     static auto* opened = new Opened;  // tensors may be freed after static destructors ran
     return *opened;
@@ -154,7 +156,15 @@ DeviceBytes device_bytes(at::Device device) {
   if (!allocator) return {};
   constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   const auto stats = allocator->getDeviceStats(device.index());
-  return {stats.allocated_bytes[kAll].current, stats.allocated_bytes[kAll].peak};
+  Opened& opened = Opened::get();
+  const MutexLock lock(opened.mutex);
+  return {stats.allocated_bytes[kAll].current, stats.allocated_bytes[kAll].peak, opened.engine_bytes[device], true};
+}
+
+void add_engine_bytes(at::Device device, int64_t bytes) {
+  Opened& opened = Opened::get();
+  const MutexLock lock(opened.mutex);
+  opened.engine_bytes[device] += bytes;
 }
 
 void reset_peak(at::Device device) {

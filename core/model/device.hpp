@@ -21,9 +21,12 @@ at::Device open_device(const std::string& name, int local_rank);
 /// The number of devices of that type; 0 for the CPU. Any thread.
 int device_count(at::DeviceType type);
 
-/// The memory of a device that libtorch holds for this process. Zeros if the backend does not count it, and for the
-/// CPU. Any thread.
+/// The memory of a device that libtorch holds for this process. Not counted for the CPU, and if the backend's allocator
+/// is not a c10::DeviceAllocator. Any thread.
 DeviceBytes device_bytes(at::Device device);
+/// Adds bytes that an engine allocated on a device through libtorch (negative: freed) to DeviceBytes::of_engines. Any
+/// thread.
+void add_engine_bytes(at::Device device, int64_t bytes);
 /// Sets the peak to the bytes held now. Any thread.
 void reset_peak(at::Device device);
 

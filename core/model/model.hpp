@@ -24,6 +24,8 @@ struct ModelBuffer {
 /// Memory of a device other than the CPU that the model's library holds, in bytes.
 struct DeviceBytes {
   int64_t held = 0, peak = 0;  // peak: since Model::forget_peak()
+  int64_t of_engines = 0;      // the part of `held` that engines of this process allocated with DeviceMemory
+  bool counted = false;        // the library counts this memory; otherwise all are 0
 };
 
 /// Implemented on libtorch (torch_model.hpp) and by tests. Training thread only, except the gradient calls.
@@ -144,7 +146,7 @@ class Model {
     int64_t held = 0, peak = 0;  // bytes; peak: since forget_peak()
   };
   virtual Temporaries temporaries() const { return {}; }
-  virtual DeviceBytes device_memory() const { return {}; }  // zeros for a model on the CPU
+  virtual DeviceBytes device_memory() const { return {}; }  // not counted for a model on the CPU
   virtual void forget_peak() {}                             // sets the peaks to the bytes held now
   /// Before an allocation that would exceed `bytes`, calls over(requested) on the allocating thread; if it returns, the
   /// allocation is made. Replaces the previous limit; an empty function removes it.

@@ -20,6 +20,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
+#include "model/device.hpp"
 #include "model/device_copies.hpp"
 #include "model/torch_copy_stream.hpp"
 #include "model/torch_dtype.hpp"
@@ -76,6 +77,11 @@ TorchDeviceMemory::Scope::~Scope() {
 TorchDeviceMemory::TorchDeviceMemory(at::Device device)
     : device_(device), stream_(guard_of(device).getDefaultStream(device)), zero_(at::zeros({})) {}
 
+TorchDeviceMemory::~TorchDeviceMemory() {
+  const MutexLock lock(mutex_);
+  for (const auto& [address, block] : memory_) add_engine_bytes(device_, -block.bytes);
+}
+
 zr_device TorchDeviceMemory::device() const {
   return {device_type_of(c10::DeviceTypeName(device_.type(), true)), device_.index()};
 }
@@ -100,8 +106,9 @@ void* TorchDeviceMemory::allocate(int64_t bytes) {
   }
   void* const address = memory.mutable_get();
   tensor_over(address, {bytes}, at::kByte, device_).zero_();
+  add_engine_bytes(device_, bytes);
   const MutexLock lock(mutex_);
-  memory_.emplace(address, std::move(memory));
+  memory_.emplace(address, Block{std::move(memory), bytes});
   return address;
 }
 
@@ -111,11 +118,12 @@ void TorchDeviceMemory::free(void* memory) noexcept {
   } catch (const std::exception& failure) {  // of the device
     log(ZR_LOG_ERROR, failure.what());
   }
-  c10::DataPtr freed;
+  Block freed;
   const MutexLock lock(mutex_);
   if (const auto at = memory_.find(memory); at != memory_.end()) {
     freed = std::move(at->second);
     memory_.erase(at);
+    add_engine_bytes(device_, -freed.bytes);
   }
 }
 

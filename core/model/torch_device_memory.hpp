@@ -25,6 +25,7 @@ void follow(const c10::Stream& earlier, const c10::Stream& later);
 class TorchDeviceMemory final : public DeviceMemory {
  public:
   explicit TorchDeviceMemory(at::Device device);
+  ~TorchDeviceMemory() override;
   zr_device device() const override;
   void* allocate(int64_t bytes) override;
   void free(void* memory) noexcept override;
@@ -54,6 +55,10 @@ class TorchDeviceMemory final : public DeviceMemory {
   class Scope;
 
  private:
+  struct Block {
+    c10::DataPtr memory;
+    int64_t bytes = 0;
+  };
   at::Tensor over(const zr_view& view) const;
 
   static constexpr int64_t kMostLater = int64_t{64} << 20;
@@ -67,7 +72,7 @@ class TorchDeviceMemory final : public DeviceMemory {
   Mutex later_mutex_;
   LaterCopies later_ ZR_GUARDED_BY(later_mutex_);
   Mutex mutex_;
-  std::unordered_map<void*, c10::DataPtr> memory_ ZR_GUARDED_BY(mutex_);
+  std::unordered_map<void*, Block> memory_ ZR_GUARDED_BY(mutex_);
 };
 
 class TorchDeviceMemory::Scope {

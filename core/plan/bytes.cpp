@@ -197,6 +197,16 @@ int64_t MemoryPlan::bytes(Tier tier) const {
   return bytes;
 }
 
+int64_t MemoryPlan::unsharded_weight_bytes() const {
+  int64_t elements = 0;
+  for (const Piece& piece : rank_plan.weights) elements += piece.shard ? 0 : piece.count;
+  return elements * size_of(input.weight_dtype);
+}
+
+int64_t MemoryPlan::budgeted_bytes() const { return in_host_memory() ? unsharded_weight_bytes() : bytes(); }
+
+int64_t MemoryPlan::max_budgeted_bytes() const { return in_host_memory() ? unsharded_weight_bytes() : max_bytes; }
+
 void MemoryPlan::add_to(Ledger& ledger) const {
   for (const Tier tier : {Tier::device, Tier::host, Tier::disk})
     for (const auto& [kind, bytes] : bytes_by_kind(tier)) ledger.plan(tier, kind, bytes);

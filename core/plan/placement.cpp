@@ -79,6 +79,7 @@ class TierAssigner {
   }
   void assign() {
     assign_activations();
+    has_device_capacity_ &= !request_.state_in_host_memory;
     if (shards_ > 0) assign_buffers("weight shards", "parameters", request_.shards, plan_.placement.shards, shards_);
     if (gradients_ > 0)
       assign_buffers("reduced gradients", "gradients", request_.reduced_gradients, plan_.placement.reduced_gradients,
@@ -100,8 +101,9 @@ class TierAssigner {
 
   // Free bytes of a tier; negative if the plan exceeds its capacity.
   int64_t free_bytes(Tier tier) const {
-    if (tier == Tier::device && request_.device_capacity > 0 && tiers() > 1)
-      return request_.device_capacity - plan_.bytes(tier) + unassigned_bytes_ - activations_on_device_;
+    if (tier == Tier::device && has_device_capacity_ && tiers() > 1)
+      return request_.device_capacity - activations_on_device_ -
+             (request_.state_in_host_memory ? plan_.unsharded_weight_bytes() : plan_.bytes(tier) - unassigned_bytes_);
     if (tier == Tier::host && request_.host_capacity > 0)
       return request_.host_capacity - plan_.bytes(tier) - activations_on_host_ -
              (request_.snapshot ? plan_.snapshot_bytes() : 0) -
@@ -282,8 +284,9 @@ class TierAssigner {
 
   MemoryPlan& plan_;
   const TierRequest& request_;
-  int64_t shards_ = 0, gradients_ = 0;  // bytes
-  int64_t unassigned_bytes_ = 0;        // bytes that the plan counts on the device until their tier is known
+  bool has_device_capacity_ = request_.device_capacity > 0;  // for the part that is being assigned
+  int64_t shards_ = 0, gradients_ = 0;                       // bytes
+  int64_t unassigned_bytes_ = 0;  // bytes that the plan counts on the device until their tier is known
   int64_t activations_on_device_ = 0, activations_on_host_ = 0;  // bytes of activations: on the device, in host memory
 };
 }  // namespace

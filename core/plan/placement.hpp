@@ -30,7 +30,10 @@ struct TierRequest {
   double device_fraction = 0;   // fraction of the states that stays on the device
   int64_t device_capacity = 0;  // bytes per rank; 0: no limit; used for kAnyTier only
   int64_t host_capacity = 0;    // bytes per rank; 0: no limit; used for kAnyTier only
-  bool snapshot = false;        // a copy for checkpoints is part of host_capacity
+  /// All state of a job on a device is in host memory, also that of tier 0. device_capacity is then the capacity of the
+  /// device for copies of unsharded weights, and for activations.
+  bool state_in_host_memory = false;
+  bool snapshot = false;  // a copy for checkpoints is part of host_capacity
   bool activations_known = false;
   int64_t activations_on_device = 0;  // measured bytes per rank, temporaries included
   int64_t activations_offloaded = 0;  // measured bytes per rank on tiers, in the same run

@@ -212,7 +212,8 @@ struct MemoryPlan {
   std::string update_time;  // when states on tiers are updated, and why; empty: no state is on a tier
   /// Where the training state of a job on a device is, and why: one sentence; empty: job.device is the CPU.
   std::string state_location;
-  bool on_device = false;          // weights and gradients of a job on a device are there, not in host memory
+  bool on_device = false;  // weights and gradients of a job on a device are there, not in host memory
+  bool in_host_memory() const { return !state_location.empty() && !on_device; }  // all state of a job on a device
   DeviceStaging device_staging{};  // host memory for updates of states on tiers with on_device
   int64_t save_staging = 0;        // bytes of host memory through which state on a device is saved; 0: without it
   /// The tier of each part and the reason, one line each, and update_time; empty if the device is the only tier.
@@ -235,6 +236,12 @@ struct MemoryPlan {
   /// Bytes of this rank by kind, in the ledger's order, and in total; without activations.
   std::map<MemoryKind, int64_t> bytes_by_kind(Tier tier = Tier::device) const;
   int64_t bytes(Tier tier = Tier::device) const;
+  /// Bytes of the weights that operators use without a gather; the same on all ranks.
+  int64_t unsharded_weight_bytes() const;
+  /// Bytes of this rank that memory.device_budget limits, without activations: those of the tier `device`; or if all
+  /// state of a job on a device is in host memory, those of unsharded weights, which the device has copies of.
+  int64_t budgeted_bytes() const;
+  int64_t max_budgeted_bytes() const;  // the largest number on any rank
   /// Adds all planned bytes of this rank to `ledger`.
   void add_to(Ledger& ledger) const;
   StepCommunication communication() const;

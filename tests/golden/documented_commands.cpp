@@ -87,7 +87,7 @@ const std::map<std::string, Try> kTries{
     {"make bench", make("bench", "ZR_BENCHMARKS=ON[^]*\\.ci/bench")},
     {"make peers", make("peers", "cmake --build [^]*\\.ci/peers")},
     {"make peers HOSTS=2", make("peers HOSTS=2", "\\.ci/peers --hosts 2")},
-    {"make gpu", make("gpu", "gpu_collectives[^]*tests/gpu/pack build/gpu && build/gpu/run all")},
+    {"make gpu", make("gpu", "gpu_collectives gpu_largest[^]*tests/gpu/pack build/gpu && build/gpu/run all")},
     {"make format", make("format", "clang-format -i")},
     {"make lint", make("lint", "run-clang-tidy-19")},
     {"make train ARGS=\"strategy=zero0 train.steps=200\"",

@@ -427,7 +427,6 @@ TEST_F(DeviceTest, ErrorsNameTheDeviceAndTheRemedy) {
   says(trains, "job.device=cpu:0", 2, "job.device: expected \"cpu\" without a number, found \"cpu:0\"");
   says(trains, "job.device_library=" + kSimLibrary, 2,
        "but job.device is \"cpu\"; set job.device to the name that the library");
-  says(trains, "memory.device_budget=1GiB" + kDevice, 2, "but job.device is \"sim\"; remove it");
   says(calls_plain_backward, kDevice, 2, "backward() ran outside engine.backward() and computed a gradient for");
   says(has_a_parameter_elsewhere, kDevice, 2,
        "parameter 'w' is on the device sim:1, but the engine trains on sim:0 (job.device); build the model on the CPU");

@@ -47,6 +47,7 @@ const Arena& arena() {
 
 struct Block {
   std::size_t size = 0;
+  bool counted = true;                  // in libtorch's statistics
   StreamQueue* owner = nullptr;         // the stream of the allocation
   std::vector<StreamQueue*> also_used;  // recordStream()
 };
@@ -84,9 +85,11 @@ class SimAllocator final : public c10::DeviceAllocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
     const c10::DeviceIndex device = current_device();
-    void* const at = bytes == 0 ? nullptr : take(device, (bytes + kGranule - 1) / kGranule * kGranule);
+    void* const at = bytes == 0 ? nullptr : take(device, bytes, true);
     return {at, at, &release, c10::Device(kSim, device)};
   }
+  // Memory that is not in libtorch's statistics, as that of other libraries.
+  void* allocate_uncounted(std::size_t bytes) { return take(current_device(), bytes, false); }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
     current_queue(device_of(to)).enqueue("copy_data", [=] { std::memcpy(backing(to), backing(from), bytes); });
@@ -134,12 +137,13 @@ class SimAllocator final : public c10::DeviceAllocator {
     return devices_.at(static_cast<std::size_t>(device));
   }
 
-  char* take(c10::DeviceIndex device, std::size_t size) {
+  char* take(c10::DeviceIndex device, std::size_t bytes, bool counted) {
+    const std::size_t size = (bytes + kGranule - 1) / kGranule * kGranule;
     StreamQueue& queue = current_queue(device);
-    char* at = try_take(device, queue, size);
+    char* at = try_take(device, queue, size, counted);
     if (at == nullptr) {
       release_cached(device);
-      at = try_take(device, queue, size);
+      at = try_take(device, queue, size, counted);
     }
     if (at != nullptr) return at;
     const std::lock_guard lock(mutex_);
@@ -151,7 +155,7 @@ class SimAllocator final : public c10::DeviceAllocator {
   }
 
   // A cached block of the same stream and size, or new addresses; null when the limit is reached.
-  char* try_take(c10::DeviceIndex device, StreamQueue& queue, std::size_t size) {
+  char* try_take(c10::DeviceIndex device, StreamQueue& queue, std::size_t size, bool counted) {
     const std::lock_guard lock(mutex_);
     DeviceMemory& m = memory(device);
     collect(m);
@@ -173,7 +177,8 @@ class SimAllocator final : public c10::DeviceAllocator {
       ++m.stats.num_device_alloc;
       fill(queue, at, size);
     }
-    m.live[at] = {size, &queue, {}};
+    m.live[at] = {size, counted, &queue, {}};
+    if (!counted) return at;
     total(m.stats.allocated_bytes).increase(size);
     total(m.stats.allocation).increase(1);
     return at;
@@ -237,8 +242,10 @@ class SimAllocator final : public c10::DeviceAllocator {
     if (found == m.live.end()) return;
     const Block block = std::move(found->second);
     m.live.erase(found);
-    total(m.stats.allocated_bytes).decrease(block.size);
-    total(m.stats.allocation).decrease(1);
+    if (block.counted) {
+      total(m.stats.allocated_bytes).decrease(block.size);
+      total(m.stats.allocation).decrease(1);
+    }
     if (block.also_used.empty()) return to_cache(m, at, block);
     Freed freed{at, block, {}};
     for (StreamQueue* queue : block.also_used) freed.waits.push_back({queue, queue->last_ticket()});
@@ -329,14 +336,15 @@ int zr_sim_file() { return zr::test::sim::arena().file; }
 uint64_t zr_sim_offset(const void* device_address) {
   return static_cast<uint64_t>(static_cast<const char*>(device_address) - zr::test::sim::arena().addresses);
 }
-// Zeroed; null if there is not enough memory. The stream that is current waits for nothing else.
+// Zeroed, and not in libtorch's statistics; null if there is not enough memory. The stream that is current waits for
+// nothing else.
 void* zr_sim_allocate(int device, uint64_t bytes) try {
   using namespace zr::test::sim;
   const c10::DeviceIndex before = current_device();
   set_current_device(static_cast<c10::DeviceIndex>(device));
   void* memory = nullptr;
   try {
-    memory = allocator().raw_allocate(bytes);
+    memory = instance().allocate_uncounted(bytes);
     StreamQueue& queue = current_queue(current_device());
     queue.wait(queue.enqueue("zero", [memory, bytes] { std::memset(backing(memory), 0, bytes); }));
   } catch (const c10::OutOfMemoryError&) {

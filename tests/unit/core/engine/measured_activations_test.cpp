@@ -37,6 +37,7 @@ TEST_F(MeasuredActivationsTest, ReadsDeviceAndOffloadedActivations) {
   EXPECT_EQ(all.offloaded_activations, 13);
   EXPECT_EQ(all.measured_by, scratch_.path("runs/a"));
   EXPECT_FALSE(engine::measured_activations(config({"train.micro_batch=2"}), "").activations) << "other micro-batch";
+  EXPECT_FALSE(engine::measured_activations(config({"job.device=cuda"}), "").activations) << "another device";
   EXPECT_EQ(after(R"({"device": {"activations": {"peak": 70}}, "host": {}})").offloaded_activations, 0);
 }
 

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <optional>
+
 #include "one_rank.hpp"
 
 namespace zr::testing {
@@ -81,6 +83,60 @@ TEST(MemoryBudgetTest, DoesNothingWithoutBudgetAndAfterDestruction) {
   { const engine::MemoryBudget budget(rig.context(), nullptr, progress); }
   EXPECT_EQ(rig.model.limit, -1);
   EXPECT_EQ(failure_of([&] { rig.job.ledger.add(Tier::device, MemoryKind::other, "test", 100 * kMiB); }), "");
+}
+
+// The training state is in host memory, because the model of the test has no memory of the device: the device has the
+// weights, 1540 elements.
+struct DeviceBudgetFixture {
+  explicit DeviceBudgetFixture(bool counted = true) : rig({"job.device=sim", "memory.device_budget=64MiB"}) {
+    rig.model.on_device = {kWeights, kWeights, 0, counted};
+    budget.emplace(rig.context(), nullptr, progress);
+  }
+  std::string check(engine::BudgetCheck after, int64_t held, int64_t peak) {
+    rig.model.on_device = {held, peak, 0, true};
+    return failure_of([&] { budget->check(after); });
+  }
+  static constexpr int64_t kWeights = 1540 * 4;
+  OneRankJob rig;
+  engine::TrainingProgress progress{rig.job.config(), 2};
+  std::optional<engine::MemoryBudget> budget;
+};
+
+TEST(DeviceBudgetTest, LimitsPeakOfLibtorchOnDeviceIfStateIsInHostMemory) {
+  DeviceBudgetFixture f;
+  EXPECT_EQ(failure_of([&] { f.rig.job.ledger.add(Tier::device, MemoryKind::other, "host", 100 * kMiB); }), "");
+  EXPECT_EQ(f.rig.model.limit, -1) << "host memory is not limited";
+  EXPECT_EQ(f.check(engine::BudgetCheck::forward, 0, 64 * kMiB), "");
+  const std::string start = "memory.device_budget is 64.00 MiB (command line): rank 0 held up to 70.00 MiB on the ",
+                    kinds =
+                        "  weights      planned     6.02 KiB, held     6.02 KiB\n"
+                        "  activations  planned      unknown, held    69.99 MiB\n",
+                    none =
+                        "no change of strategy, ranks, micro-batch or sizes makes the job fit; raise the budget, or "
+                        "train a smaller model",
+                    twice = "\n  (activations count twice, because the first step had not ended)";
+  EXPECT_EQ(f.check(engine::BudgetCheck::forward, 0, 70 * kMiB),
+            start + "device by the end of forward, in the first step\n" + kinds + none + twice);
+  EXPECT_EQ(f.check(engine::BudgetCheck::backward, 0, 70 * kMiB),
+            start + "device by the end of backward, in the first step\n" + kinds + none);
+  f.progress.restore(4, 4, 4, true);
+  EXPECT_EQ(f.check(engine::BudgetCheck::forward, 0, 70 * kMiB),
+            start + "device by the end of forward, in step 5\n" + kinds + none);
+  EXPECT_EQ(f.check(engine::BudgetCheck::step, 0, 70 * kMiB),
+            start + "device by the end of engine.step(), in step 4\n" + kinds + none);
+}
+
+TEST(DeviceBudgetTest, MemoryOfEnginesIsNotActivations) {
+  DeviceBudgetFixture f;
+  f.rig.model.on_device = {70 * kMiB, 70 * kMiB, 7 * kMiB, true};
+  EXPECT_EQ(failure_of([&] { f.budget->check(engine::BudgetCheck::step); }), "");
+}
+
+TEST(DeviceBudgetTest, RejectsDeviceWhoseMemoryIsNotCounted) {
+  EXPECT_EQ(
+      failure_of([] { DeviceBudgetFixture f(false); }),
+      "memory.device_budget is 64.00 MiB (command line), but libtorch's backend for job.device = \"sim\" does not "
+      "count its memory; remove memory.device_budget");
 }
 
 }  // namespace

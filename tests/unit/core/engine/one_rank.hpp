@@ -109,6 +109,7 @@ class FakeModel final : public host::model::Model {
   void drop_gradient(uint32_t param) override { dropped.push_back(param); }
   void hide_gradients(bool hidden) override { hides_gradients = hidden; }
   Temporaries temporaries() const override { return held; }
+  host::model::DeviceBytes device_memory() const override { return on_device; }
   void limit_temporaries(int64_t bytes, const std::function<void(int64_t)>& over) override {
     limit = over ? bytes : -1;
     over_limit = over;
@@ -134,6 +135,7 @@ class FakeModel final : public host::model::Model {
   bool hides_gradients = false, delivers_on_thread = false;
   int released = 0;
   Temporaries held;
+  host::model::DeviceBytes on_device;
   int64_t limit = -1;  // -1: none
   std::function<void(int64_t)> over_limit;
 

@@ -177,4 +177,32 @@ TEST(PlacementTest, CutsOnlyBetweenFullParameters) {
   EXPECT_EQ(states_on(plan, cpu), kStates / 2);
 }
 
+// The device has copies of the weights, 32 MiB.
+TEST(PlacementTest, CapacityOfDeviceLimitsOnlyItsOwnMemoryIfStateIsInHostMemory) {
+  Job job;
+  job.in.tier_request.states = job.in.tier_request.reduced_gradients = job.in.tier_request.activations = plan::kAnyTier;
+  job.in.tier_request.state_in_host_memory = job.in.tier_request.activations_known = true;
+  job.in.tier_request.activations_on_device = 10 * kMiB;
+  for (const int64_t capacity : {41 * kMiB, 42 * kMiB}) {
+    job.in.tier_request.device_capacity = capacity;
+    const plan::MemoryPlan plan = job.plan();
+    EXPECT_EQ(plan.placement.activations, capacity == 42 * kMiB ? device : cpu);
+    EXPECT_EQ(plan.placement.reduced_gradients, device);
+    EXPECT_EQ(states_on(plan, device), kStates);
+    EXPECT_EQ(why(plan, "states"), "device: auto: 64.00 MiB; device has no budget");
+  }
+}
+
+TEST(PlacementTest, BudgetedBytesAreUnshardedWeightsIfStateIsInHostMemory) {
+  Job job;
+  plan::MemoryPlan plan = job.plan();
+  EXPECT_EQ(plan.budgeted_bytes(), plan.bytes());
+  plan.state_location = "on the device";
+  plan.on_device = true;
+  EXPECT_EQ(plan.max_budgeted_bytes(), plan.max_bytes);
+  plan.on_device = false;
+  EXPECT_EQ(plan.budgeted_bytes(), 32 * kMiB);
+  EXPECT_EQ(plan.max_budgeted_bytes(), 32 * kMiB);
+}
+
 }  // namespace
