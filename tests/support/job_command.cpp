@@ -89,7 +89,7 @@ std::string over_hosts(const Job& job) {
   const std::vector<std::string>& words = job.arguments;
   const bool is_plain = words.size() > 4 && words[1] == "-n" && words[2] != "1" && words[3] == "--";
   if (!hosts || !is_plain || std::ranges::any_of(words, [](const std::string& word) {
-        return word.starts_with("communicator=") || word.starts_with("device=");
+        return word.starts_with("communicator=") || word.starts_with("job.device=");
       }))
     return "";
   std::string command = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; ";

@@ -247,9 +247,10 @@ TEST_F(ShardedParametersTest, RejectsAStepInsideAScope) {
           "engine.step() was called inside a zr::gather scope of 'first.weight'; nothing was changed; end the scope "
           "before the call",
           "zero1 communicator.share_weights=true");
-  for (const auto* body : {&reads_pointer, &saves_module})
-    rejects(*body, "parameter 'first.weight' is shared by the ranks of this node",
-            "zero2 communicator.share_weights=true");
+  if (!zr::test::jobs_run_on_hosts())  // with one rank each: weights are not shared
+    for (const auto* body : {&reads_pointer, &saves_module})
+      rejects(*body, "parameter 'first.weight' is shared by the ranks of this node",
+              "zero2 communicator.share_weights=true");
   rejects(steps_within_scope,
           "engine.step() was called inside a zr::gather scope of 'first.weight'; nothing was changed; end the scope "
           "before the call");
