@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <set>
 
@@ -86,6 +87,9 @@ std::string device_obstacle(const plan::MemoryPlan& plan, uint64_t stream_types,
     const plan::OptimizerDescription& description = plan.input.description(i);
     const std::size_t which = plan.input.parameters[i].optimizer;
     const bool is_there = have_states_there[i] != 0;
+    if (!is_there && !description.sums.empty())
+      return fmt::format("optimizer '{}' ({}) adds up sums over parameters, in host memory", optimizers.id(which),
+                         optimizers[which].component().file.string());
     if ((is_there && !(description.stream_types & type)) || !description.sums.empty() || description.needs != 0)
       return fmt::format("optimizer '{}' ({}) updates host memory only", optimizers.id(which),
                          optimizers[which].component().file.string());
@@ -105,17 +109,21 @@ std::string device_obstacle(const plan::MemoryPlan& plan, uint64_t stream_types,
 }
 
 std::string state_location_text(const config::JobConfig& config, const Optimizers& optimizers,
-                                const std::string& obstacle, bool offloads) {
-  const std::string state = fmt::format("job.device = \"{}\": weights, gradients and optimizer states are in ",
-                                        printable(config.job().device.value));
-  if (!obstacle.empty()) return fmt::format("{}host memory, and the CPU updates them, because {}", state, obstacle);
-  const std::string optimizer = optimizers.main().component().file.string();
-  if (!offloads) return fmt::format("{}memory of the device, and {} updates them there", state, optimizer);
-  return fmt::format(
-      "job.device = \"{}\": weights and gradients are in memory of the device, and the CPU updates the optimizer "
-      "states "
-      "that are on a tier, with {}",
-      printable(config.job().device.value), optimizer);
+                                const std::string& obstacle, const plan::MemoryPlan& plan) {
+  const std::string subject = fmt::format("job.device = \"{}\": weights", printable(config.job().device.value));
+  if (!obstacle.empty())
+    return fmt::format("{}, gradients and optimizer states are in host memory, and the CPU updates them, because {}",
+                       subject, obstacle);
+  const std::string there =
+      fmt::format("memory of the device, and {} updates", optimizers.main().component().file.string());
+  if (!plan.has_offloaded_states())
+    return fmt::format("{}, gradients and optimizer states are in {} them there", subject, there);
+  const bool all = std::ranges::all_of(
+      plan.placement.states, [](const plan::StateRange& range) { return range.tier != 0 || range.count == 0; });
+  if (all)
+    return subject + " and gradients are in memory of the device, and the CPU updates the optimizer states on tiers";
+  return fmt::format("{} and gradients are in {} a part of the optimizer states there, the CPU those on tiers", subject,
+                     there);
 }
 
 void locate_state(plan::MemoryPlan& plan, const config::JobConfig& config, const plugin::Instance& strategy,
@@ -127,14 +135,14 @@ void locate_state(plan::MemoryPlan& plan, const config::JobConfig& config, const
                     !(comm::stream_types_of(*communicator) >> type & 1);  // the job decides
   const std::string obstacle =
       device_obstacle(plan, stream_types_of(strategy), optimizers, open ? nullptr : communicator, type);
-  plan.state_location = state_location_text(config, optimizers, obstacle, plan.has_offloaded_states());
+  plan.state_location = state_location_text(config, optimizers, obstacle, plan);
   plan.on_device = obstacle.empty();
   plan.device_staging = {};
   if (plan.on_device) plan.device_staging = plan_device_staging(plan, config.offload().overlap);
   if (open && obstacle.empty())
     plan.state_location += fmt::format(", if communicator '{}' ({}) can use the devices: here it reports none",
                                        communicator->component().table->id, communicator->component().file.string());
-  const bool saves = !config.checkpoint().dir->empty() && !snapshots(config);
+  const bool saves = !config.checkpoint().dir->empty();  // with checkpoint.async, the last save is synchronous
   plan.save_staging = saves && obstacle.empty() ? checkpoint::SaveOptions().chunk_bytes : 0;
 }
 

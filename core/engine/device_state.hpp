@@ -16,9 +16,8 @@ namespace zr::host::engine {
 std::string device_obstacle(const plan::MemoryPlan& plan, uint64_t stream_types, const Optimizers& optimizers,
                             const plugin::Instance* communicator, int32_t device_type);
 /// The sentence that says where the training state is, and why; `obstacle`: a result of device_obstacle().
-/// offloads: optimizer states are on a tier.
 std::string state_location_text(const config::JobConfig& config, const Optimizers& optimizers,
-                                const std::string& obstacle, bool offloads);
+                                const std::string& obstacle, const plan::MemoryPlan& plan);
 /// Sets where the training state is in a plan of this job: MemoryPlan::state_location to save_staging. has_device: the
 /// process has opened the device; otherwise the communicator may report that it cannot use it although the job can.
 void locate_state(plan::MemoryPlan& plan, const config::JobConfig& config, const plugin::Instance& strategy,

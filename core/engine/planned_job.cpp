@@ -66,7 +66,7 @@ plan::MemoryPlan plan_of(const PlannedJob& job, const model::Model& model) {
 
 // Once, unless it changes. Training thread.
 void log_state_location(const PlannedJob& job, const std::string& obstacle) {
-  const std::string text = state_location_text(job.config(), job.optimizers, obstacle, job.plan.has_offloaded_states());
+  const std::string text = state_location_text(job.config(), job.optimizers, obstacle, job.plan);
   static std::string logged;
   if (text != logged) log(ZR_LOG_INFO, text);
   logged = text;

@@ -150,10 +150,6 @@ offload::TierWaits ShardedState::waits() const {
     total.read += waits.read;
     total.write += waits.write;
   }
-  if (device_updates_) {
-    total.read += device_updates_->waits().read;
-    total.write += device_updates_->waits().write;
-  }
   return total;
 }
 

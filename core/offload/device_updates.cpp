@@ -73,10 +73,9 @@ DeviceUpdates::Memory& DeviceUpdates::Memory::operator=(Memory&& other) noexcept
   return *this;
 }
 
-void DeviceUpdates::wait(CopyStream::Mark& mark, double& seconds, const char* what) const {
+void DeviceUpdates::wait(CopyStream::Mark& mark, const char* what) const {
   const auto begin = std::chrono::steady_clock::now();
   device_.wait([&] { mark.wait(); });
-  seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (on_wait_) on_wait_(what, begin);
 }
 
@@ -149,7 +148,7 @@ void DeviceUpdates::start(Batch& batch) {
   batch.slot = next_slot_;
   next_slot_ = (next_slot_ + 1) % slots_.size();
   Slot& slot = slots_[batch.slot];
-  if (slot.uploaded) wait(*slot.uploaded, waits_.write, "wait: weights to the device");
+  if (slot.uploaded) wait(*slot.uploaded, "wait: weights to the device");
   const Block& block = blocks_[batch.block];
   const PinnedMemory& gradients = block.gradients ? *block.gradients : *slot.memory;
   const int64_t offset = block.gradients ? block.offset * kGradientSize : plan_.device_staging.largest * kWeightStride;
@@ -201,7 +200,7 @@ void DeviceUpdates::update(const std::vector<update::UpdateSlice>& slices, const
     start(batches.front());
     for (std::size_t i = 0; i < batches.size(); ++i) {
       if (i + 1 < batches.size()) start(batches[i + 1]);
-      wait(*batches[i].downloaded, waits_.read, "wait: gradients from the device");
+      wait(*batches[i].downloaded, "wait: gradients from the device");
       work(on_host(batches[i]));
       upload(batches[i]);
     }

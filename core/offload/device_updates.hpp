@@ -42,8 +42,6 @@ class DeviceUpdates {
 
   /// Called after each wait of the training thread.
   void on_wait(OptimizerStates::WaitObserver observer) { on_wait_ = std::move(observer); }
-  /// Waits of the training thread.
-  const TierWaits& waits() const { return waits_; }
   /// Elements of gradients that gradients_final() has copied since the last begin_micro_step().
   int64_t copied_early() const { return copied_early_; }
 
@@ -94,7 +92,7 @@ class DeviceUpdates {
   void start(Batch& batch);
   std::vector<update::UpdateSlice> on_host(const Batch& batch) const;
   void upload(const Batch& batch);
-  void wait(CopyStream::Mark& mark, double& seconds, const char* what) const;
+  void wait(CopyStream::Mark& mark, const char* what) const;
 
   const plan::MemoryPlan& plan_;
   DeviceMemory& device_;
@@ -105,7 +103,6 @@ class DeviceUpdates {
   std::size_t next_slot_ = 0;
   bool copies_ = false;  // gradients_final() copies
   int64_t copied_early_ = 0;
-  TierWaits waits_;
   OptimizerStates::WaitObserver on_wait_;
   std::unique_ptr<CopyStream> downloads_, uploads_;  // destroyed first, because their destructors wait
 };

@@ -79,7 +79,7 @@ class DeviceOffloadTest : public DeviceEngineTest {
   }
 };
 
-const std::string kOnDevice = "weights and gradients are in memory of the device, and the CPU updates the optimizer ";
+const std::string kOnDevice = "weights and gradients are in memory of the device, and ";
 
 class DeviceOffloadParityTest : public DeviceOffloadTest {
  protected:
@@ -222,7 +222,8 @@ TEST_F(DeviceOffloadTest, OptimizersForTheCpuUpdateTheirGroupsOnTiers) {
   const auto group = [](const std::string& optimizer) {
     return " 'optimizer.groups=[{match=[\"twice.weight\"],use=\"" + optimizer + "\"}]'";
   };
-  result_of(1, trains_and_prints_hash, job + group("lamb") + on_tier, reason + "optimizer 'lamb'");
+  result_of(1, trains_and_prints_hash, job + group("lamb") + on_tier,
+            reason + "optimizer 'lamb' (" ZR_BUILD_DIR "/plugins/zr_optimizer_lamb.so) adds up sums over parameters");
 }
 
 // Updates on tiers run after backward, so there is no memory to undo them, and the reason is the right one.
@@ -273,12 +274,16 @@ TEST_F(DeviceOffloadTest, IsPlanned) {
   };
   EXPECT_EQ(lines(" --params 1e6").output,
             "  job.device = \"sim\": weights and gradients are in memory of the device, and the CPU updates the "
-            "optimizer states "
-            "that are on a tier, with " ZR_BUILD_DIR
-            "/tests/plugins/sim/zr_optimizer_adamw.so\n"
+            "optimizer states on tiers\n"
             "  update         states on tiers    after backward: gradients are in memory of the device\n"
             "  host memory    communicator                                                  64.00 KiB\n"
             "  host memory    gradients and new weights                                      8.00 MiB\n");
+  EXPECT_THAT(lines(" --params 1e6 offload.device_fraction=0.5").output,
+              HasSubstr("are in memory of the device, and " ZR_BUILD_DIR
+                        "/tests/plugins/sim/zr_optimizer_adamw.so updates a part of the optimizer states there, the "
+                        "CPU those on tiers\n"));
+  EXPECT_THAT(lines(" --params 1e6 checkpoint.dir=c checkpoint.async=true").output,
+              HasSubstr("  host memory    a part of a checkpoint                                         4.00 MiB\n"));
   EXPECT_THAT(lines(" --params 1e8").output,
               HasSubstr("gradients and new weights                                    480.00 MiB\n"));
   EXPECT_THAT(lines(" --params 1e8 offload.overlap=false").output,
