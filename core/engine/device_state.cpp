@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 #include <set>
+#include <utility>
 
 #include "base/device_memory.hpp"
 #include "base/error.hpp"
@@ -156,8 +157,10 @@ plan::MemoryPlan located_plan(plan::PlanInput input,
   };
   plan::MemoryPlan plan = located();
   if (plan.on_device && plan.placement.speculates) {
-    input.tier_request.speculation = plan::Speculation::none;
-    return located();
+    const plan::Speculation requested = std::exchange(input.tier_request.speculation, plan::Speculation::none);
+    plan = located();
+    plan.input.tier_request.speculation = requested;  // all ranks have the same request
+    return plan;
   }
   if (!plan.in_host_memory() || input.tier_request.device_capacity == 0) return plan;
   input.tier_request.state_in_host_memory = true;

@@ -34,7 +34,7 @@ std::string try_to_reserve(const plan::MemoryPlan& plan, offload::OptimizerState
 
 bool reserve_second_copy(const StepContext& context, offload::OptimizerStates& states) {
   const plan::MemoryPlan& plan = context.plan;
-  if (!may_have_copies(plan.input)) return false;
+  if (context.device || !may_have_copies(plan.input)) return false;  // on a device, no update is speculative
   context.comm.barrier("first copy of states");
   const std::string problem = try_to_reserve(plan, states);
   const std::vector<char> failed =
