@@ -85,7 +85,7 @@ void DeviceUpdates::begin_micro_step(bool is_last) {
   for (Block& block : blocks_) block.copied.clear();
 }
 
-// The last block that begins at the address or before it; if there is none, the first.
+// The index of the last block that does not begin behind the address; 0 if all do.
 std::size_t DeviceUpdates::block_at(const void* gradient) const {
   const auto after = std::ranges::upper_bound(blocks_, static_cast<const char*>(gradient), {}, &Block::begin);
   return after == blocks_.begin() ? 0 : static_cast<std::size_t>(after - blocks_.begin() - 1);

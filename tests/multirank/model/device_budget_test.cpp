@@ -17,9 +17,7 @@ const std::string kModelOfBudget =
 RANK_BODY(trains_within_a_budget, Run) {
   run.build();
   run.train();
-  const std::string hash = run.engine->weights_hash();
-  std::cout.precision(17);
-  if (run.engine->rank() == 0) std::cout << "result " << run.engine->last_loss() << " " << hash << std::endl;
+  print_result(run);
 }
 
 // Holds 32 MiB of the device from the second step on, during forward.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdlib>
+#include <iostream>
 #include <string>
 
 #include "support/engine_test.hpp"
@@ -19,5 +20,12 @@ class DeviceEngineTest : public EngineTest {
     ::setenv("ZR_PLUGIN_PATH", ZR_BUILD_DIR "/tests/plugins", 1);
   }
 };
+
+/// Prints the line "result LOSS HASH" on rank 0: the loss of the last step, and the hash of the weights. Collective.
+inline void print_result(Run& run) {
+  const std::string hash = run.engine->weights_hash();
+  std::cout.precision(17);
+  if (run.engine->rank() == 0) std::cout << "result " << run.engine->last_loss() << " " << hash << std::endl;
+}
 
 }  // namespace engine_tests

@@ -28,9 +28,7 @@ class DeviceRanksTest : public DeviceEngineTest {
 RANK_BODY(trains_and_prints_loss, Run) {
   run.build();
   run.train();
-  const std::string hash = run.engine->weights_hash();
-  std::cout.precision(17);
-  if (run.engine->rank() == 0) std::cout << "result " << run.engine->last_loss() << " " << hash << std::endl;
+  print_result(run);
 }
 
 const std::vector<std::string> kRanksJobs{"strategy=zero0 train.dtype=bf16",
