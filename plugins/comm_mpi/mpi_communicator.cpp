@@ -246,7 +246,8 @@ void MpiCommunicator::submit(const zr_coll& coll, zr_stream* stream, zr_done* do
   if (done) return;
   {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return completed_ >= number || failed_; });
+    do thread_->hurry();
+    while (!changed_.wait_for(lock, std::chrono::microseconds(200), [&] { return completed_ >= number || failed_; }));
   }
   resolve_completed();
   if (resolved_ < number) throw_failure();
@@ -254,6 +255,7 @@ void MpiCommunicator::submit(const zr_coll& coll, zr_stream* stream, zr_done* do
 
 void MpiCommunicator::progress() {
   if (!thread_) return;
+  if (!queue_.empty()) thread_->hurry();
   resolve_completed();
   {
     const std::lock_guard lock(mutex_);

@@ -4,7 +4,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
-#include <time.h>
 
 #include <algorithm>
 #include <atomic>
@@ -17,11 +16,16 @@ namespace mpi {
 
 namespace {
 using Clock = std::chrono::steady_clock;
-constexpr auto kSpin = std::chrono::microseconds(50);
-constexpr timespec kNap{0, 20000};                         // shorter than a socket's buffer takes to fill
+using std::chrono::microseconds;
+constexpr auto kSpin = microseconds(50);
+constexpr auto kNap = microseconds(20);                    // shorter than a socket's buffer takes to fill
 constexpr auto kLongWait = std::chrono::milliseconds(10);  // for a rank that is late
-constexpr timespec kLongNap{0, 200000};
-constexpr auto kIdleProgress = std::chrono::milliseconds(1);  // what MPI still owes its peers
+constexpr auto kLongNap = microseconds(200);
+constexpr auto kLongestNap = microseconds(500);  // while the program computes on what may be the only core
+constexpr auto kHurry = microseconds(500);       // since the last hurry(); a wait calls it every 50 us
+// What MPI still owes its peers, after an operation and later.
+constexpr auto kIdleProgress = std::chrono::milliseconds(1), kLongIdleProgress = std::chrono::milliseconds(10);
+constexpr int kIdleRounds = 20;
 
 // Without destructors: the process may use them until its end.
 MpiThread* g_thread = nullptr;
@@ -168,15 +172,22 @@ void MpiThread::wake() noexcept {
   changed_.notify_all();
 }
 
+void MpiThread::hurry() noexcept {
+  const auto now = Clock::now();
+  if (now - hurried_.exchange(now) >= kHurry) wake();
+}
+
 void MpiThread::give_up() noexcept { g_has_failed = true; }
 bool MpiThread::has_given_up() noexcept { return g_has_failed; }
 
 // Waits for something to do, if no client is active. False at the end.
 bool MpiThread::take_calls(bool is_active) {
   std::unique_lock lock(mutex_);
-  const auto due = [&] { return is_woken_ || is_ending_ || !calls_.empty(); };
+  const auto due = [&] { return is_due(); };
+  idle_rounds_ = is_active ? 0 : idle_rounds_ + 1;
   if (!is_active && clients_.empty()) changed_.wait(lock, due);
-  if (!is_active && !clients_.empty()) changed_.wait_for(lock, kIdleProgress, due);
+  if (!is_active && !clients_.empty())
+    changed_.wait_for(lock, idle_rounds_ > kIdleRounds ? kLongIdleProgress : kIdleProgress, due);
   if (is_ending_ && calls_.empty()) return false;
   is_woken_ = false;
   taken_.swap(calls_);
@@ -197,6 +208,19 @@ void MpiThread::make_calls() {
   taken_.clear();
 }
 
+// Polls without a pause, then with short ones, as long as the program waits. Otherwise each pause is longer than the
+// one before, because the thread may take the core from a thread that computes.
+void MpiThread::pause(Clock::time_point moved) {
+  const auto now = Clock::now();
+  const auto waited = std::chrono::duration_cast<microseconds>(now - moved);
+  if (now - hurried_.load() < kHurry) {
+    if (waited > kSpin) std::this_thread::sleep_for(waited > kLongWait ? kLongNap : kNap);
+  } else if (waited.count() > 0) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, std::clamp(waited / 2, kNap, kLongestNap), [&] { return is_due(); });
+  }
+}
+
 // The thread calls MPI again and again, because OpenMPI moves data only then.
 void MpiThread::loop() {
   ::prctl(PR_SET_NAME, "zr-mpi");
@@ -213,8 +237,7 @@ void MpiThread::loop() {
       if (state.has_moved || (state.is_active && !was_active)) moved = Clock::now();
     }
     if (!clients_.empty() && !g_has_failed) advance_mpi();
-    const auto waited = Clock::now() - moved;
-    if (is_active && waited > kSpin) ::nanosleep(waited > kLongWait ? &kLongNap : &kNap, nullptr);
+    if (is_active) pause(moved);
   }
 }
 

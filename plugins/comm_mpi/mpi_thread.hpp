@@ -1,6 +1,8 @@
 // The one thread of a process that calls MPI, for all communicators of the process.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <functional>
@@ -41,6 +43,9 @@ class MpiThread {
   void remove(Client& client) noexcept;
   /// Call when a client has become active.
   void wake() noexcept;
+  /// Call again and again while the program waits for an operation: for the next 500 us, the thread polls as often as
+  /// it can.
+  void hurry() noexcept;
   /// Call after a failure. MPI is not called again in this process: messages in flight may use memory that is free, and
   /// the end of MPI would wait for ranks that may be gone.
   static void give_up() noexcept;
@@ -55,6 +60,8 @@ class MpiThread {
   };
   MpiThread();
   void loop();
+  bool is_due() const { return is_woken_ || is_ending_ || !calls_.empty(); }  // holding mutex_
+  void pause(std::chrono::steady_clock::time_point moved);
   bool take_calls(bool is_active);
   void make_calls();
 
@@ -62,6 +69,8 @@ class MpiThread {
   std::condition_variable changed_, done_;
   std::vector<Call*> calls_, taken_;
   std::vector<Client*> clients_;  // [MPI thread]
+  int idle_rounds_ = 0;           // [MPI thread] since an operation was in progress
+  std::atomic<std::chrono::steady_clock::time_point> hurried_{};
   bool is_woken_ = false, is_ending_ = false;
   std::thread thread_;
 };

@@ -1,5 +1,6 @@
-// ZeRO-0, data parallel: every rank holds all state. Each rank reduces its part of every bucket; in the last micro-step
-// the reduced gradients are then all-gathered, bucket by bucket, while backward computes the next ones.
+// ZeRO-0, data parallel: every rank holds all state. With one micro-step, each bucket is all-reduced while backward
+// computes the next ones. With several, each rank adds up its part of every bucket over the micro-steps; in the last
+// one the reduced gradients are then all-gathered, bucket by bucket.
 #include <cstddef>
 #include <optional>
 #include <utility>
@@ -38,12 +39,14 @@ class Zero0 : public zr::Strategy<Zero0> {
     layout_.emplace(lay_out(in));
     comm_.emplace(bound.comm);
     reduced_gradients_ = bound.buffers[has_reduced_buffer(in) ? 1 + zr::GradientBuckets::buffers(memory(in)) : 1];
-    std::vector<zr_view> own_parts;
+    all_reduces_ = in.accumulation == 1;
+    std::vector<zr_view> reduced;
     for (std::size_t b = 0; b < layout_->buckets().size(); ++b) {
-      const auto part = layout_->part(b, in.rank);
-      own_parts.push_back(zr::part(reduced_gradients_, part.begin, part.size()));
+      const auto range = all_reduces_ ? layout_->buckets()[b] : layout_->part(b, in.rank);
+      reduced.push_back(zr::part(reduced_gradients_, range.begin, range.size()));
     }
-    gradients_.emplace(in, memory(in), gradient_buckets(*layout_), bound.comm, bound.buffers + 1, std::move(own_parts));
+    gradients_.emplace(in, memory(in), gradient_buckets(*layout_), bound.comm, bound.buffers + 1, std::move(reduced),
+                       all_reduces_ ? zr::ReducedOn::all : zr::ReducedOn::owners);
   }
 
   zr_view grad_destination(uint32_t param, int64_t& first, const zr_use&) {
@@ -52,9 +55,9 @@ class Zero0 : public zr::Strategy<Zero0> {
   // The inputs of a collective must be complete when it is submitted, so a bucket is gathered only when it is reduced:
   // before the second bucket after it is sent, which double-buffered gradients have waited for anyway.
   void grad_ready(uint32_t param, int64_t first, int64_t count, const zr_use& use) {
-    const bool is_last = (use.flags & ZR_USE_LAST_MICRO) != 0;
+    const bool gathers = !all_reduces_ && (use.flags & ZR_USE_LAST_MICRO) != 0;
     gradients_->ready(param, first, count, use.micro, [&](std::size_t bucket) {
-      if (!is_last || bucket < zr::GradientBuckets::kBucketBuffers) return;
+      if (!gathers || bucket < zr::GradientBuckets::kBucketBuffers) return;
       const std::size_t reduced = bucket - zr::GradientBuckets::kBucketBuffers;
       gradients_->wait_reduced(reduced);
       gather_to(reduced + 1);
@@ -76,7 +79,7 @@ class Zero0 : public zr::Strategy<Zero0> {
  private:
   // Starts to gather the buckets before `end` that are not gathered in this step.
   void gather_to(std::size_t end) {
-    while (gathers_.size() < end)
+    while (!all_reduces_ && gathers_.size() < end)
       gathers_.push_back(
           zr::start_all_gather(*comm_, *layout_, gathers_.size(), reduced_gradients_, ZR_COLL_GRADIENTS));
   }
@@ -95,6 +98,7 @@ class Zero0 : public zr::Strategy<Zero0> {
   std::optional<zr::Comm> comm_;
   std::optional<zr::GradientBuckets> gradients_;
   zr_view reduced_gradients_{};
+  bool all_reduces_ = false;       // instead of a reduction to the owners, and an all-gather
   std::vector<zr::Done> gathers_;  // by bucket: its all-gather in this step
 };
 

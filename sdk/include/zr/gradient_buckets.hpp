@@ -1,5 +1,5 @@
 // Gradient communication of a sharding strategy: gradients fill buckets, and each full bucket is reduce-scattered into
-// the reduced gradients of its owners. Buckets are always sent in the same order.
+// the reduced gradients of its owners, or all-reduced. Buckets are always sent in the same order.
 //
 // Buckets either share two bucket buffers in turn, or are side by side in one buffer that holds a full gradient. The
 // author of the strategy decides where each range of a parameter is in its bucket, which part of the bucket each rank
@@ -44,6 +44,12 @@ enum class GradientMemory {
   full,             // one buffer for all gradients
 };
 
+/// Who gets the reduced gradients of a bucket.
+enum class ReducedOn {
+  owners,  // each rank those of its own part: reduce-scatter
+  all,     // every rank all of them: all-reduce, which starts from +0 in each micro-step
+};
+
 /// The gradient memory of a strategy that prefers `usual`: always `full` if the host accumulates gradients over
 /// micro-steps (ZR_PLAN_HOLD_GRADS).
 inline GradientMemory gradient_memory(const zr_plan_in& in, GradientMemory usual) {
@@ -76,11 +82,11 @@ class GradientBuckets {
   }
 
   /// buckets: in the order in which they are sent. buffers: those that plan() requested. reduced: for each bucket, the
-  /// memory for this rank's reduced gradients, of in.reduced_grad_dtype; if reduces_in_place(), it is this rank's part
-  /// of the bucket itself.
+  /// memory for this rank's reduced gradients (ReducedOn::all: for those of the whole bucket), of
+  /// in.reduced_grad_dtype; if reduces_in_place(), it is this rank's part of the bucket itself, or the whole bucket.
   GradientBuckets(const zr_plan_in& in, GradientMemory memory, std::vector<GradientBucket> buckets, const Comm& comm,
-                  const zr_view* buffers, std::vector<zr_view> reduced)
-      : comm_(comm), reduced_(std::move(reduced)), first_index_(in.n_params + 1) {
+                  const zr_view* buffers, std::vector<zr_view> reduced, ReducedOn reduced_on = ReducedOn::owners)
+      : comm_(comm), reduced_on_(reduced_on), reduced_(std::move(reduced)), first_index_(in.n_params + 1) {
     int64_t base = 0;
     for (const GradientBucket& bucket : buckets) base += bucket.size();
     if (memory == GradientMemory::double_buffered) memory_.assign(buffers, buffers + kBucketBuffers);
@@ -140,10 +146,8 @@ class GradientBuckets {
     for (; next_to_send_ < missing_.size() && missing_[next_to_send_] == 0; ++next_to_send_) {
       const std::size_t buffer = next_to_send_ % memory_.size();
       before_send(next_to_send_);
-      // The first micro-step starts from +0, so that the reduced gradients need not be cleared.
-      reductions_[buffer] = comm_.start(reduce_scatter(
-          part(memory_[buffer], 0, size_[next_to_send_]), reduced_[next_to_send_], label_[next_to_send_].c_str(),
-          ZR_COLL_GRADIENTS | (micro > 0 ? uint32_t{ZR_COLL_ACCUMULATE} : 0u), counts_[next_to_send_].data()));
+      reductions_[buffer] =
+          comm_.start(reduction(next_to_send_, part(memory_[buffer], 0, size_[next_to_send_]), micro));
     }
   }
   /// Waits until a bucket is reduced, one of the last kBucketBuffers that were sent in this micro-step.
@@ -163,6 +167,13 @@ class GradientBuckets {
     int64_t first, count, offset;
     int64_t before;  // elements of the parameter that get their destination before these
   };
+  // The first micro-step starts from +0, so that the reduced gradients need not be cleared.
+  zr_coll reduction(std::size_t bucket, const zr_view& gradients, uint32_t micro) const {
+    const char* const label = label_[bucket].c_str();
+    if (reduced_on_ == ReducedOn::all) return all_reduce(gradients, reduced_[bucket], label, ZR_COLL_GRADIENTS);
+    return reduce_scatter(gradients, reduced_[bucket], label,
+                          ZR_COLL_GRADIENTS | (micro > 0 ? uint32_t{ZR_COLL_ACCUMULATE} : 0u), counts_[bucket].data());
+  }
   const Placement& find(uint32_t param, int64_t first) const {
     const auto begin = by_first_.begin() + first_index_[param], end = by_first_.begin() + first_index_[param + 1];
     return placements_[*std::prev(
@@ -174,9 +185,10 @@ class GradientBuckets {
   }
 
   Comm comm_;
+  ReducedOn reduced_on_;
   std::vector<zr_view> memory_;               // by bucket buffer, or (full) by bucket
-  std::vector<Done> reductions_;              // same index: completion of the last reduce-scatter from this memory
-  std::vector<zr_view> reduced_;              // by bucket: this rank's reduced gradients
+  std::vector<Done> reductions_;              // same index: completion of the last reduction of this memory
+  std::vector<zr_view> reduced_;              // by bucket: the reduced gradients that this rank gets
   std::vector<int64_t> size_;                 // by bucket: elements
   std::vector<int64_t> expected_;             // by bucket: elements announced in each micro-step (without padding)
   std::vector<int64_t> missing_;              // by bucket: elements not yet ready in this micro-step
