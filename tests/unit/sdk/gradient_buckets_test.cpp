@@ -16,14 +16,14 @@ namespace {
 struct Left {
   std::vector<float> sent;
   std::vector<int64_t> counts;
-  const void* dst;
-  uint32_t flags;
+  zr_view dst;
+  uint32_t flags, op;
 };
 
 zr_code submit(void* comm, const zr_coll* c, zr_stream*, zr_done* done, zr_error*) {
   const auto* src = static_cast<const float*>(c->src.data);
   static_cast<std::vector<Left>*>(comm)->push_back(
-      {{src, src + c->src.count}, {c->counts, c->counts + 2}, c->dst.data, c->flags});
+      {{src, src + c->src.count}, {c->counts, c->counts + (c->counts ? 2 : 0)}, c->dst, c->flags, c->op});
   zr::host::comm::done_resolve(done, ZR_OK, 0, nullptr);
   return ZR_OK;
 }
@@ -40,7 +40,7 @@ class GradientBucketsTest : public testing::Test {
     bucket_memory_.assign(2 * 3072, -1);
     return {{bucket_memory_.data(), 3072, ZR_F32, 0, {1, 0}}, {bucket_memory_.data() + 3072, 3072, ZR_F32, 0, {1, 0}}};
   }
-  zr::GradientBuckets make(zr::GradientMemory memory) {
+  zr::GradientBuckets make(zr::GradientMemory memory, zr::ReducedOn reduced_on = zr::ReducedOn::owners) {
     memory_.assign(3072 + 1024, -1);
     const auto view = [&](int64_t first, int64_t count) {
       return zr_view{memory_.data() + first, count, ZR_F32, 0, {1, 0}};
@@ -55,7 +55,9 @@ class GradientBucketsTest : public testing::Test {
             std::move(buckets),
             zr::Comm(zr::Host(host_.abi()), {&api_, &left_, 1, 2}),
             buffers.data(),
-            {view(0, 512), view(512, 2048)}};
+            reduced_on == zr::ReducedOn::owners ? std::vector{view(0, 512), view(512, 2048)}
+                                                : std::vector{view(0, 1024), view(1024, 3072)},
+            reduced_on};
   }
   // Writes 1000 p + block into each norm block and reports it as ready.
   static void give(zr::GradientBuckets& buckets, uint32_t param, int64_t placed, uint32_t micro = 0) {
@@ -92,7 +94,7 @@ TEST_F(GradientBucketsTest, SendsBucketsInOrderForAnyArrivalOrder) {
     EXPECT_EQ(left_[1].counts, (std::vector<int64_t>{1024, 2048}));
     for (const auto& [at, leaf] : std::map<int, float>{{0, 1}, {1024, 0}, {2048, 2}})
       EXPECT_EQ(left_[1].sent[static_cast<std::size_t>(at)], leaf) << "rank 0's shard comes first";
-    EXPECT_EQ(left_[1].dst, memory_.data() + 512);
+    EXPECT_EQ(left_[1].dst.data, memory_.data() + 512);
     EXPECT_EQ(left_[1].flags, uint32_t{ZR_COLL_GRADIENTS});
     give(buckets, 1, 0, 1);
     EXPECT_EQ(left_[2].flags, uint32_t{ZR_COLL_GRADIENTS} | ZR_COLL_ACCUMULATE) << "later micro-steps accumulate";
@@ -110,6 +112,23 @@ TEST_F(GradientBucketsTest, ReportsEachBucketBeforeItIsSent) {
   ready(1, 0);
   EXPECT_EQ(reported, (std::vector<std::pair<std::size_t, std::size_t>>{{0, 0}, {1, 1}}));
   buckets.wait_reduced(1);
+}
+
+TEST_F(GradientBucketsTest, ReducesWholeBucketsOnAllRanks) {
+  auto buckets = make(zr::GradientMemory::double_buffered, zr::ReducedOn::all);
+  give(buckets, 1, 0);
+  for (const int64_t first : {2048, 0, 1024}) give(buckets, 0, first);
+  buckets.backward_end();
+  ASSERT_EQ(left_.size(), 2u);
+  for (const Left& reduction : left_) {
+    EXPECT_EQ(reduction.op, uint32_t{ZR_ALL_REDUCE});
+    EXPECT_EQ(reduction.flags, uint32_t{ZR_COLL_GRADIENTS});
+    EXPECT_EQ(reduction.counts.size(), 0u);
+  }
+  EXPECT_EQ(left_[0].sent, std::vector<float>(1024, 1000));
+  EXPECT_EQ(left_[1].sent.size(), 3072u);
+  EXPECT_EQ(left_[1].dst.data, memory_.data() + 1024);
+  EXPECT_EQ(left_[1].dst.count, 3072);
 }
 
 TEST_F(GradientBucketsTest, DestinationIsTheRestOfItsRun) {

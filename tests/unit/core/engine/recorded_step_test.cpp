@@ -85,16 +85,19 @@ TEST_P(RecordedStrategyTest, ThousandRanksReceiveWhatThePlanSays) {
       if (rank == 0) first = own;
       ASSERT_EQ(own, first) << "rank " << rank;
     }
-    EXPECT_GT(first.size(), 2u) << "several buckets";
+    EXPECT_GT(first.size(), 1u) << "several buckets";
     const bool is_held = std::string(reduce) == "last_micro_step";
     const int64_t kept = GetParam() == "zero3" ? (is_held ? 3 * 2 : 2 * 4) * 33 * 160 * (kWorld - 1) : 0;
     EXPECT_EQ(std::accumulate(received.begin(), received.end(), int64_t{0}), planned.bytes() - kept) << dtype;
-    EXPECT_EQ(received[ZR_REDUCE_SCATTER], planned.gradients.bytes()) << dtype;
+    if (received[ZR_ALL_REDUCE] > 0)  // zero0, with one reduction per step
+      EXPECT_EQ(received[ZR_ALL_REDUCE], planned.bytes()) << dtype;
+    else
+      EXPECT_EQ(received[ZR_REDUCE_SCATTER], planned.gradients.bytes()) << dtype;
   }
 }
 
 // Of a job of 128 hosts with 8 ranks, by the table of plugins/comm_mpi/README.md: the sum of a part passes from host to
-// host and returns from the last one; a gather passes to each host once.
+// host and returns from the last one, to its host or to all others; a gather passes to each host once.
 TEST_P(RecordedStrategyTest, HostsExchangeWhatTheTableOfTheCommunicatorSays) {
   if (!std::filesystem::exists(ZR_BUILD_DIR "/plugins/zr_communicator_mpi.so")) GTEST_SKIP() << "MPI was not found";
   constexpr int kHosts = 128, kRanks = 8;
@@ -104,6 +107,8 @@ TEST_P(RecordedStrategyTest, HostsExchangeWhatTheTableOfTheCommunicatorSays) {
   engine::Planner planner(of, blocks_of(3, 160), kHosts * kRanks, engine::HostSizes(kHosts, kRanks));
   int64_t expected = 0;
   record(of, planner.plan(0), [&](const zr_coll& coll) {
+    if (coll.op == ZR_ALL_REDUCE) expected += (4 + 4) * coll.src.count * (kHosts - 1);
+    if (coll.op == ZR_ALL_REDUCE) return;
     for (int rank = 0; rank < kHosts * kRanks; ++rank) {
       const bool is_last = rank / kRanks == kHosts - 1;
       const int64_t part =
