@@ -1,5 +1,9 @@
 #include "kernel.hpp"
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 #include "zr/rounding.hpp"
 
 namespace ZR_ISA {
@@ -67,6 +71,20 @@ ZR_ALWAYS_INLINE void decompress(const uint32_t* words, int64_t count, const F& 
   });
 }
 
+// Copies to memory that is not read soon, with stores that do not load its cache lines first.
+ZR_ALWAYS_INLINE void copy_past_caches(float* to, const float* from, int64_t count) {
+  int64_t i = 0;
+#if defined(__SSE2__)
+  constexpr int64_t kLine = 16;
+  for (; i < count && reinterpret_cast<uintptr_t>(to + i) % (kLine * sizeof(float)) != 0; ++i) to[i] = from[i];
+  for (; i + kLine <= count; i += kLine)
+    for (int64_t j = i; j < i + kLine; j += 4)
+      _mm_stream_si128(reinterpret_cast<__m128i*>(to + j), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + j)));
+  _mm_sfence();
+#endif
+  for (; i < count; ++i) to[i] = from[i];
+}
+
 // `value` where x > 0, else +0. A conditional expression would be a branch, which keeps loops from being vectorized.
 ZR_ALWAYS_INLINE float where_positive(float x, float value) {
   uint32_t bits;
@@ -98,17 +116,19 @@ void onebit_serve(const uint32_t* received, int64_t stride, int32_t world, float
 }
 
 void onebit_decode(const uint32_t* words, float beta1, float* momentum, float* carry, int64_t count) {
-  float* __restrict m = momentum;
+  float values[onebit::kBlock];
+  float* __restrict m = values;
   float* __restrict c = carry;
   decompress(words, count, [&](int64_t i, float value) {
     m[i] = value;
     c[i] = c[i] + value * beta1;
   });
+  copy_past_caches(momentum, values, count);
 }
 
 void onebit_update(const AdamWConstants& constants, const AdamWRun& run) {
   const AdamWConstants c = constants;
-  if (run.exp_avg) __builtin_memcpy(run.exp_avg, run.grad, static_cast<unsigned long>(run.count) * sizeof(float));
+  if (run.exp_avg) copy_past_caches(run.exp_avg, run.grad, run.count);
   zr::rounded(run.out_dtype, run.out, run.count, run.streams,
               [&](auto rounding, int64_t first, int64_t n, uint16_t* out) {
                 float* __restrict weight = run.weight + first;
