@@ -247,7 +247,7 @@ void MpiCommunicator::submit(const zr_coll& coll, zr_stream* stream, zr_done* do
   {
     std::unique_lock lock(mutex_);
     do thread_->hurry();
-    while (!changed_.wait_for(lock, std::chrono::microseconds(200), [&] { return completed_ >= number || failed_; }));
+    while (!changed_.wait_for(lock, std::chrono::milliseconds(1), [&] { return completed_ >= number || failed_; }));
   }
   resolve_completed();
   if (resolved_ < number) throw_failure();

@@ -21,8 +21,8 @@ constexpr auto kSpin = microseconds(50);
 constexpr auto kNap = microseconds(20);                    // shorter than a socket's buffer takes to fill
 constexpr auto kLongWait = std::chrono::milliseconds(10);  // for a rank that is late
 constexpr auto kLongNap = microseconds(200);
-constexpr auto kLongestNap = microseconds(500);  // while the program computes on what may be the only core
-constexpr auto kHurry = microseconds(500);       // since the last hurry(); a wait calls it every 50 us
+constexpr auto kLongestNap = microseconds(500);        // while the program computes on what may be the only core
+constexpr auto kHurry = std::chrono::milliseconds(2);  // since the last hurry(); a wait calls it more often
 // What MPI still owes its peers, after an operation and later.
 constexpr auto kIdleProgress = std::chrono::milliseconds(1), kLongIdleProgress = std::chrono::milliseconds(10);
 constexpr int kIdleRounds = 20;

@@ -43,8 +43,7 @@ class MpiThread {
   void remove(Client& client) noexcept;
   /// Call when a client has become active.
   void wake() noexcept;
-  /// Call again and again while the program waits for an operation: for the next 500 us, the thread polls as often as
-  /// it can.
+  /// Call at least once per millisecond while the program waits for an operation: the thread then polls more often.
   void hurry() noexcept;
   /// Call after a failure. MPI is not called again in this process: messages in flight may use memory that is free, and
   /// the end of MPI would wait for ranks that may be gone.
