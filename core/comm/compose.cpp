@@ -25,6 +25,7 @@ class Composition {
         size_(size_of(dtype_)) {}
 
   void reduce();
+  void all_reduce();
   void reduce_scatter();
   void reduce_scatter_by_exchange();
   void gather();
@@ -82,6 +83,25 @@ void Composition::reduce() {
   const int64_t limit = elements_per_part(world_), total = coll_.src.count;
   for (int64_t first = 0; first < total; first += limit)
     reduce_range(first, std::min(limit, total - first), writes_dst(coll_, rank_), first);
+}
+
+// Each rank reduces a part, which all then gather. With ACCUMULATE, the results of the ranks differ.
+void Composition::all_reduce() {
+  if (!primitives_.all_to_all || (coll_.flags & ZR_COLL_ACCUMULATE)) return reduce();
+  const int64_t total = coll_.src.count;
+  const auto cut = [&](int r) { return total * r / world_; };
+  std::vector<int64_t> counts;
+  for (int r = 0; r < world_; ++r) counts.push_back(cut(r + 1) - cut(r));
+  zr_coll sum = coll_, gather{};
+  sum.op = ZR_REDUCE_SCATTER;
+  sum.counts = counts.data();
+  sum.dst = part_of(coll_.dst, cut(rank_), counts[static_cast<std::size_t>(rank_)]);
+  Composition(sum, primitives_).reduce_scatter_by_exchange();
+  gather.op = ZR_ALL_GATHER;
+  gather.src = sum.dst;
+  gather.dst = coll_.dst;
+  gather.counts = counts.data();
+  primitives_.run(gather);
 }
 
 void Composition::reduce_scatter() {
@@ -208,7 +228,7 @@ void Composition::barrier() {
 std::string compose(const zr_coll& coll, const Primitives& primitives) {
   Composition composition(coll, primitives);
   switch (coll.op) {
-    case ZR_ALL_REDUCE:
+    case ZR_ALL_REDUCE: composition.all_reduce(); break;
     case ZR_REDUCE: composition.reduce(); break;
     case ZR_REDUCE_SCATTER: composition.reduce_scatter(); break;
     case ZR_ALL_GATHER: primitives.run(coll); break;  // of a dtype that the plug-in does not support

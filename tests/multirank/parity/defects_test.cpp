@@ -41,7 +41,7 @@ TEST_F(ParityDefectsTest, DetectsADroppedBucket) {
     cases.push_back({strategy, "used_twice", "n2"});
     cases.push_back({strategy, "used_twice", "n3", "bf16", "sgd", "a4"});
   }
-  expect_seen(cases, "communicator=faulty", "communicator.faulty.drops=reduce_scatter_bucket_0", "step ");
+  expect_seen(cases, "communicator=faulty", "communicator.faulty.drops=reduce_bucket_0", "step ");
 }
 
 TEST_F(ParityDefectsTest, DetectsAStalePersistentParameter) {

@@ -17,8 +17,8 @@ class Faulty : public poor::Poor {
 
   void submit(const zr_coll& c, zr_stream* stream, zr_done* done) {
     if (dropped(c)) return;
-    if (c.op == ZR_REDUCE_SCATTER) {
-      reduce_scatter(c);
+    if (c.op == ZR_REDUCE_SCATTER || c.op == ZR_ALL_REDUCE) {
+      reduce(c);
     } else if (c.op == ZR_ALL_GATHER) {
       gather(static_cast<const char*>(c.src.data), parts(c.counts, c.src.count, bytes_of(c.src.dtype)),
              static_cast<char*>(c.dst.data));
@@ -35,21 +35,24 @@ class Faulty : public poor::Poor {
                                                  : 1;
   }
 
-  // Whether the collective, as in "reduce_scatter_bucket_0", matches `drops` and is not the first match.
+  // Whether the collective, as in "reduce_bucket_0" of both kinds of reductions, matches `drops` and is not the first
+  // match.
   bool dropped(const zr_coll& c) {
     if (fault_.drops.empty() || !c.label) return false;
-    std::string what = std::string(c.op == ZR_REDUCE_SCATTER ? "reduce_scatter_" : "all_gather_") + c.label;
+    std::string what = std::string(c.op == ZR_ALL_GATHER ? "all_gather_" : "reduce_") + c.label;
     for (char& letter : what) letter = letter == ' ' ? '_' : letter;
     return what.find(fault_.drops) != std::string::npos && done_++ > 0;
   }
 
-  void reduce_scatter(const zr_coll& c) {
+  void reduce(const zr_coll& c) {
     const int64_t size = bytes_of(c.src.dtype), full = c.src.count * size;
     std::vector<char> all(static_cast<size_t>(full * world_));
     gather(static_cast<const char*>(c.src.data), std::vector<int64_t>(static_cast<size_t>(world_), full), all.data());
-    const std::vector<int64_t> shard_bytes = parts(c.counts, c.dst.count, size);
     int64_t own = 0;
-    for (int r = 0; r < rank_; ++r) own += shard_bytes[static_cast<size_t>(r)];
+    if (c.op == ZR_REDUCE_SCATTER) {
+      const std::vector<int64_t> shard_bytes = parts(c.counts, c.dst.count, size);
+      for (int r = 0; r < rank_; ++r) own += shard_bytes[static_cast<size_t>(r)];
+    }
     std::vector<const void*> sources;
     for (int i = 0; i < world_; ++i)
       sources.push_back(all.data() + (fault_.backwards ? world_ - 1 - i : i) * full + own);
@@ -73,7 +76,7 @@ class FaultyPlugin : public zr::Communicator<FaultyPlugin, Faulty> {
       : host_(host), fault_{config.boolean("backwards"), config.text("drops")} {}
   zr_comm_caps caps() const {
     zr_comm_caps caps{};
-    caps.ops = 1u << ZR_ALL_GATHER | 1u << ZR_REDUCE_SCATTER | 1u << ZR_BARRIER;
+    caps.ops = 1u << ZR_ALL_GATHER | 1u << ZR_REDUCE_SCATTER | 1u << ZR_ALL_REDUCE | 1u << ZR_BARRIER;
     caps.dtypes = 0x1fe;
     caps.reduces = 1u << ZR_SUM;
     caps.flags = ZR_COMM_RANK_ORDERED | ZR_COMM_UPCAST | ZR_COMM_ACCUMULATE;
