@@ -121,6 +121,7 @@ void print_comparison(const ModelQuery& query, const std::vector<std::pair<std::
     std::cout << "; " << bytes_text(*context.communicator) << " of host memory for the communicator";
   std::cout << "\n  communication: received per step by all ranks together; an upper bound if there are all-gathers\n"
             << locations_text(plans);
+  if (!context.communicator_choice.empty()) std::cout << "  " << context.communicator_choice << "\n";
 }
 
 }  // namespace

@@ -362,6 +362,7 @@ EngineHost::EngineHost(Ledger& ledger, ThreadPool& pool) : PluginHost(ledger, po
 plan::PlanContext plan_context_of(const plugin::ResolvedJob& job, const plugin::Instance* communicator, int world) {
   plan::PlanContext context = measured_activations(job.config, job.engine);
   context.communicator = communicator_bytes(communicator, world);
+  context.communicator_choice = job.communicator_choice;
   context.snapshot = snapshots(job.config);
   return context;
 }

@@ -66,4 +66,5 @@ class Nccl : public zr::Communicator<Nccl, nccl::NcclCommunicator> {
 
 }  // namespace
 
+ZR_TAG(several_hosts);
 ZR_COMMUNICATOR(Nccl, "nccl", "zeroth", "1.0.0");

@@ -63,14 +63,16 @@ class Store {
 
 // NCCL would fail too, but would not name the ranks.
 void require_devices_of_their_own(const std::vector<RankAddress>& ranks) {
+  const bool one_host =
+      std::all_of(ranks.begin(), ranks.end(), [&](const RankAddress& rank) { return rank.boot == ranks.front().boot; });
   for (size_t r = 0; r < ranks.size(); ++r)
     for (size_t p = 0; p < r; ++p)
       if (ranks[p].boot == ranks[r].boot && ranks[p].device == ranks[r].device)
         throw zr::PluginError(ZR_UNSUPPORTED, "communicator 'nccl' needs a GPU of its own for each rank: ranks " +
                                                   std::to_string(p) + " and " + std::to_string(r) + " both use GPU " +
                                                   ranks[r].device + " of host '" + ranks[r].host +
-                                                  "'; start one rank per GPU, or set communicator = \"shm\", whose "
-                                                  "ranks share GPUs");
+                                                  "'; start one rank per GPU, or set communicator = " +
+                                                  (one_host ? "\"shm\"" : "\"mpi\"") + ", whose ranks share GPUs");
 }
 
 }  // namespace
