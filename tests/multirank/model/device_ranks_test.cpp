@@ -1,7 +1,9 @@
 // Training state in memory of the devices of several ranks: collectives in the order of streams.
 #include <gmock/gmock.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <thread>
 
 #include "multirank/model/device_engine_test.hpp"
 #include "support/launch_job.hpp"
@@ -9,6 +11,7 @@
 namespace {
 
 using namespace engine_tests;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 const std::string kRanksModel = " parity.model=everything train.steps=3 train.gradient_accumulation=2 job.threads=1";
@@ -174,6 +177,39 @@ TEST_F(DeviceRanksTest, NcclNeedsADeviceForEachRank) {
   const std::string output = result(3, trains_and_prints_loss, kRanksJobs[0] + kNccl);
   EXPECT_THAT(output, HasSubstr("failed with 3"));
   EXPECT_THAT(output, HasSubstr("ranks 0 and 2 both use GPU sim:0"));
+}
+
+// A job whose ranks do not finish opening the communicator; connect_timeout is 2 minutes.
+class NcclOpenTest : public DeviceRanksTest {
+ protected:
+  std::string failure(const std::string& environment, const zr::test::RankBody& body = trains_and_prints_loss) {
+    const auto begin = std::chrono::steady_clock::now();
+    std::string output = result(2, body, kRanksJobs[0] + kNccl + " communicator.timeout=2s", environment);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(7 + 3)) << "3 s: the start";
+    return output;
+  }
+};
+
+TEST_F(NcclOpenTest, EndsIfARankIsKilledWhileNcclConnects) {
+  EXPECT_THAT(failure("ZR_SIM_NCCL_KILLED=1"),
+              AllOf(HasSubstr("failed with 4"), HasSubstr("rank 1"), HasSubstr("killed")));
+}
+
+TEST_F(NcclOpenTest, EndsAfterTheTimeoutIfNcclDoesNotConnect) {
+  EXPECT_THAT(failure("ZR_SIM_NCCL_STUCK=1"),
+              AllOf(HasSubstr("failed with 4"),
+                    HasSubstr("waited longer than communicator.timeout (2.0s) in open of communicator 'nccl'")));
+}
+
+RANK_BODY(rank_1_sleeps, Run) {
+  if (std::string(std::getenv("ZR_RANK")) == "1") std::this_thread::sleep_for(std::chrono::seconds(60));
+  run.build();
+}
+
+TEST_F(NcclOpenTest, EndsAfterTheTimeoutIfARankNeverArrives) {
+  EXPECT_THAT(failure("", rank_1_sleeps),
+              AllOf(HasSubstr("failed with 4"), HasSubstr("communicator.timeout (2.0s) in open of communicator 'nccl'"),
+                    HasSubstr("rank 1")));
 }
 
 RANK_BODY(trains_without_end_on_device, Run) {
