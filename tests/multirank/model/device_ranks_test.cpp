@@ -151,6 +151,66 @@ TEST_F(DeviceRanksTest, WeightsAreHashedWithAFullDevice) {
         << job;
 }
 
+// One rank fails where the others wait for it: the job ends soon, and the message names the rank.
+class OneRankFailsTest : public DeviceRanksTest {
+ protected:
+  void expect_report(const zr::test::RankBody& body, const std::string& job, const std::string& says,
+                     const std::string& environment = "") {
+    const auto begin = std::chrono::steady_clock::now();
+    const std::string output = result(2, body, job + kDevice, environment);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30)) << "communicator.timeout is 5 min";
+    EXPECT_THAT(output, AllOf(HasSubstr("failed with "), HasSubstr(says))) << job;
+  }
+};
+
+// The exception leaves the scope, so this rank does not take part in its end.
+RANK_BODY(throws_in_a_gather_on_rank_one, Run) {
+  run.build();
+  {
+    const auto full = zr::gather(run.model->parameters());
+    if (run.engine->rank() == 1) throw std::runtime_error("planted in the scope");
+  }
+  run.train();
+}
+
+// The same, but the program goes on.
+RANK_BODY(catches_in_a_gather_on_rank_one, Run) {
+  run.build();
+  try {
+    const auto full = zr::gather(run.model->parameters());
+    if (run.engine->rank() == 1) throw std::runtime_error("planted in the scope");
+  } catch (const std::runtime_error&) {
+  }
+  run.train();
+}
+
+TEST_F(OneRankFailsTest, InAGatherScope) {
+  for (const std::string& job : {kRanksJobs[1], kRanksJobs[3]}) {
+    expect_report(throws_in_a_gather_on_rank_one, job, "rank 1");
+    expect_report(throws_in_a_gather_on_rank_one, job, "planted in the scope");
+    expect_report(catches_in_a_gather_on_rank_one, job, "rank 1");
+  }
+}
+
+// Rank 1 has no memory for the result on its device.
+RANK_BODY(sums_with_a_full_device, Run) {
+  run.build();
+  const auto on_device = torch::TensorOptions(torch::kByte).device(run.engine->device());
+  const torch::Tensor values = torch::ones({int64_t{1} << 20}, on_device);
+  std::vector<torch::Tensor> filler;
+  for (int64_t bytes = run.engine->rank() == 1 ? int64_t{1} << 24 : 0; bytes >= 512; bytes /= 2) try {
+      for (;;) filler.push_back(torch::empty({bytes}, on_device));
+    } catch (const c10::OutOfMemoryError&) {
+    }
+  run.engine->sum(values);
+  run.train();
+}
+
+TEST_F(OneRankFailsTest, InASumWithoutMemory) {
+  for (const std::string& job : {kRanksJobs[1], kRanksJobs[3]})
+    expect_report(sums_with_a_full_device, job, "rank 1", "ZR_SIM_BYTES=60000000");
+}
+
 // The 4 ranks share 2 devices.
 TEST_F(DeviceRanksTest, MoreRanksThanDevicesHaveTheBitsOfTheCpu) {
   for (const std::string& job : {kRanksJobs[1], kRanksJobs[3]})
