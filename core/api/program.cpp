@@ -174,6 +174,7 @@ Program::State::State(Load load, std::filesystem::path folder, const std::vector
   if (setup_.control->rank() > 0) return;
   report_ranks(ranks, world);
   for (const std::string& warning : setup_.config.warnings()) host::log(ZR_LOG_WARN, warning);
+  if (!setup_.communicator_choice.empty()) host::log(ZR_LOG_INFO, setup_.communicator_choice);
 }
 
 std::shared_ptr<Program::State> Program::state_of(const std::string& file, const std::vector<std::string>& overrides,

@@ -16,7 +16,7 @@ namespace zr::host::cli {
 
 JobFile validate_file(const std::string& file, const std::vector<std::string>& overrides,
                       const plugin::Registry& registry, const std::filesystem::path& bin, bool run) {
-  const config::Document document = config::Document::load(file, overrides);
+  config::Document document = config::Document::load(file, overrides);
   JobFile job{file, overrides, {}, true, {}, {}};
   plugin::PluginSelection selection = select_plugins(document, registry, document.ranks());
   const config::Setting<std::string> program = document.program();

@@ -23,14 +23,16 @@ void check_budget(const ModelQuery& query, const plugin::ResolvedJob& job, const
   const plan::PlanContext context = planner.context();
   const plan::MemoryPlan plan = planner.plan(0);
   const engine::HostSizes hosts = query.hosts(ranks);
-  engine::check_host_budget(job.config, plan, hosts.empty() ? ranks : *std::max_element(hosts.begin(), hosts.end()),
-                            context);
-  const int64_t budget = job.config.memory().device_budget_bytes, max_bytes = planner.max_bytes();
-  if (budget == 0 || max_bytes <= budget) return;
   const engine::MakePlanner with = [&](const engine::Suggestion& change) {
     return std::make_unique<engine::Planner>(query.resolved_job(change.overrides, change.ranks), query.parameters(),
                                              change.ranks, change.ranks == ranks ? hosts : engine::HostSizes{});
   };
+  const int ranks_per_node = hosts.empty() ? ranks : *std::max_element(hosts.begin(), hosts.end());
+  engine::check_host_budget(job.config, plan, ranks_per_node, context, [&](int64_t bytes) {
+    return host_suggestions_text(job, ranks, ranks_per_node, bytes, with);
+  });
+  const int64_t budget = job.config.memory().device_budget_bytes, max_bytes = planner.max_bytes();
+  if (budget == 0 || max_bytes <= budget) return;
   fail_user(plan_over_budget_text(
       job.config, planner, max_bytes,
       suggestions_text(job, ranks, plan.on_device, engine::BudgetShortfall{budget, max_bytes, 0}, with)));
@@ -121,6 +123,7 @@ void print_comparison(const ModelQuery& query, const std::vector<std::pair<std::
     std::cout << "; " << bytes_text(*context.communicator) << " of host memory for the communicator";
   std::cout << "\n  communication: received per step by all ranks together; an upper bound if there are all-gathers\n"
             << locations_text(plans);
+  if (!context.communicator_choice.empty()) std::cout << "  " << context.communicator_choice << "\n";
 }
 
 }  // namespace

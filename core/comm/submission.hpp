@@ -126,6 +126,7 @@ class Submission {
   zr_code finish(zr_code code, zr_error* error, const char* call = "submit");
   zr_code fail_job(const std::string& observation, zr_error* error);
   zr_code reject(zr_code code, int exit_code, const std::string& text, zr_error* error);
+  std::unique_ptr<OpenCommunicator> open(const zr_device& device);  // of the plug-in
   void end_device();
   void run_watchdog(const std::stop_token& stop);
   std::string timeout_text() const;  // "5.0s"

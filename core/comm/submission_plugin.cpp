@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <condition_variable>
 
+#include "base/error.hpp"
+#include "base/log.hpp"
 #include "comm/done.hpp"
 #include "comm/submission.hpp"
 #include "zr/mutex.hpp"
@@ -12,7 +14,38 @@ namespace zr::host::comm {
 
 namespace {
 using Clock = std::chrono::steady_clock;
+constexpr auto kOpenGrace = std::chrono::seconds(2);  // for open() to fail after the job has failed
+
+// Returns true if `stop` comes within `limit`.
+bool stops_within(const std::stop_token& stop, std::chrono::milliseconds limit) {
+  Mutex mutex;  // guards nothing: the condition variable only sleeps until the stop request
+  std::condition_variable_any stopped;
+  MutexLock lock(mutex);
+  return stopped.wait_for(lock, stop, limit, [&] { return stop.stop_requested(); });
+}
 }  // namespace
+
+// The plug-in's open() has no limit of its own, and cannot be aborted. If it exceeds communicator.timeout, the job
+// fails, which the store's `get` reports to the plug-in. The process ends if the plug-in does not return even then.
+std::unique_ptr<OpenCommunicator> Submission::open(const zr_device& device) {
+  const std::string outer = activity_.what;
+  const std::string what = fmt::format("open of communicator '{}'", instance_->component().table->id);
+  activity_.what = what;
+  control_->set_activity(activity_);
+  const std::jthread limit([this, what](const std::stop_token& stop) {
+    if (stops_within(stop, timeout_)) return;
+    const std::string report =
+        control_->report(fmt::format("waited longer than communicator.timeout ({}) in {}", timeout_text(), what));
+    const control::ExitFunction end = control::exit_function();
+    if (stops_within(stop, kOpenGrace) || !end) return;
+    log(ZR_LOG_ERROR, report);
+    end(exit_code::peer_lost);
+  });
+  auto opened = std::make_unique<OpenCommunicator>(*instance_, rank_, world_, device);
+  activity_.what = outer;
+  control_->set_activity(activity_);
+  return opened;
+}
 
 Submission::Submission(plugin::PluginHost& host, std::shared_ptr<control::Control> control,
                        const plugin::Instance* instance, std::chrono::milliseconds timeout)
@@ -26,14 +59,14 @@ Submission::Submission(plugin::PluginHost& host, std::shared_ptr<control::Contro
   if (world_ == 1) return;
   if (!instance_) fail_internal(fmt::format("a communicator of {} ranks was created without a plug-in", world_));
   caps_ = communicator_caps(*instance_);
-  on_host_ = std::make_unique<OpenCommunicator>(*instance_, rank_, world_, kHostMemory);
+  on_host_ = open(kHostMemory);
   watchdog_ = std::jthread([this](const std::stop_token& stop) { run_watchdog(stop); });
   control_->on_broken(this, [this] { abort(); });
 }
 
 void Submission::open_on(DeviceMemory& device) {
   if (world_ > 1) {
-    on_device_ = std::make_unique<OpenCommunicator>(*instance_, rank_, world_, device.device());
+    on_device_ = open(device.device());
     const MutexLock lock(abort_mutex_);
     to_abort_on_device_ = on_device_.get();
   }
@@ -69,10 +102,7 @@ void Submission::end_device() {
 
 void Submission::run_watchdog(const std::stop_token& stop) {
   const auto tick = std::clamp(timeout_ / 10, std::chrono::milliseconds(5), std::chrono::milliseconds(500));
-  Mutex mutex;  // guards nothing: the condition variable only sleeps until the stop request
-  std::condition_variable_any stopped;
-  MutexLock lock(mutex);
-  while (!stopped.wait_for(lock, stop, tick, [&] { return stop.stop_requested(); })) {
+  while (!stops_within(stop, tick)) {
     const int64_t since = waiting_since_.load(std::memory_order_relaxed);
     const bool waits_too_long =
         since != 0 && Clock::now().time_since_epoch().count() - since >= std::chrono::nanoseconds(timeout_).count();

@@ -120,6 +120,11 @@ class Document {
   /// The ranks of the job are on several hosts, which decides what communicator = "auto" means. Without this call they
   /// are on one.
   void set_several_hosts() { several_hosts_ = true; }
+  bool several_hosts() const { return several_hosts_; }
+  /// True if communicator = "auto", which is the default.
+  bool chooses_communicator() const;
+  /// Replaces what communicator = "auto" means.
+  void set_automatic_communicator(const std::string& id) { automatic_communicator_ = id; }
   /// The id of the plug-in for a role ("strategy", "optimizer", "communicator"): `role = "id"`, `[role] use = "id"`, or
   /// the role's default (from host_keys). `origin` receives the origin of the id. For communicator = "auto", the one
   /// for the job's hosts.
@@ -137,6 +142,8 @@ class Document {
   Setting<std::string> device() const;
   /// job.ranks.
   Setting<int> ranks() const;
+  /// The keys of [communicator] that permit inexact collectives between hosts, as TOML: "communicator.exact = false".
+  std::vector<std::string> inexact_collectives() const;
   /// The keys of [offload] that place a part of the training state.
   std::vector<Setting<TierChoice>> tier_choices() const;
   /// offload.tiers.
@@ -157,6 +164,7 @@ class Document {
   Entry host_entry(const std::string& path) const;
   std::shared_ptr<const Tree> tree_;
   bool several_hosts_ = false;
+  std::string automatic_communicator_;  // "": the default for the job's hosts
 };
 
 }  // namespace zr::host::config

@@ -282,6 +282,7 @@ std::string Document::chosen(const std::string& role, Origin* origin) const {
   if (origin) *origin = entry.origin;
   const std::string id = std::get<std::string>(entry.value);
   if (role != "communicator" || id != kAutomatic) return id;
+  if (!automatic_communicator_.empty()) return automatic_communicator_;
   return several_hosts_ ? ZR_HOSTS_COMMUNICATOR : ZR_HOST_COMMUNICATOR;
 }
 
@@ -337,6 +338,19 @@ std::vector<Setting<std::string>> Document::group_optimizers() const {
 Setting<std::string> Document::program() const { return setting_of<std::string>(host_entry("job.program")); }
 
 Setting<std::string> Document::device() const { return setting_of<std::string>(host_entry("job.device")); }
+
+bool Document::chooses_communicator() const {
+  return std::get<std::string>(host_entry("communicator").value) == kAutomatic;
+}
+
+std::vector<std::string> Document::inexact_collectives() const {
+  std::vector<std::string> settings;
+  for (const char* path : {"communicator.exact", "communicator.gradients", "communicator.weights"})
+    if (const Entry entry = host_entry(path); entry.value != default_value(entry.key).value)
+      settings.push_back(fmt::format("{} = {}", path, entry.written));
+  return settings;
+}
+
 Setting<int> Document::ranks() const { return setting_of<int>(host_entry("job.ranks")); }
 
 std::vector<Setting<TierChoice>> Document::tier_choices() const {

@@ -141,7 +141,8 @@ void add_roles(std::vector<ConfigKey>& keys) {
   keys.push_back(text("", "optimizer", "\"" ZR_DEFAULT_OPTIMIZER "\"", "update rule of the weights"));
   keys.push_back(text("", "communicator", "\"auto\"",
                       "library that runs the collectives; auto: \"" ZR_HOST_COMMUNICATOR
-                      "\" if all ranks are on one host, else \"" ZR_HOSTS_COMMUNICATOR "\""));
+                      "\" if all ranks are on one host, else \"" ZR_HOSTS_COMMUNICATOR
+                      "\"; with job.device, a library for the device first"));
 }
 
 void add_job(std::vector<ConfigKey>& keys) {

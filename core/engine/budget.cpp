@@ -119,6 +119,28 @@ Kinds all_suggestions(const plugin::ResolvedJob& job, int ranks, bool activation
   return kinds;
 }
 
+// Moves the state that this key of [offload] keeps on a tier to the device or to another tier.
+std::vector<Suggestion> off_the_tier(const plugin::ResolvedJob& job,
+                                     const config::Setting<config::TierChoice>& choice) {
+  std::vector<Suggestion> suggestions;
+  if (choice->on_device()) return suggestions;
+  suggestions.push_back(set(choice.key, config::kOnDevice));
+  for (const std::string& id : job.tier_ids)
+    if (id != choice->text) suggestions.push_back(set(choice.key, id));
+  return suggestions;
+}
+
+Kinds all_host_suggestions(const plugin::ResolvedJob& job) {
+  const config::OffloadConfig& offload = job.config.offload();
+  Kinds kinds{other_strategies(job), smaller_sizes(job), off_the_tier(job, offload.optimizer),
+              off_the_tier(job, offload.gradients), off_the_tier(job, offload.parameters)};
+  const auto change = [&](const std::string& key, const std::string& value) { kinds.push_back({set(key, value)}); };
+  if (const auto& async = job.config.checkpoint().async; async) change(async.key, "false");
+  if (offload.overlap) change(offload.overlap.key, "false");
+  if (offload.speculate != config::SpeculateRule::never) change(offload.speculate.key, "never");
+  return kinds;
+}
+
 // The suggestions with which the job fits.
 class FittingSuggestions {
  public:
@@ -172,16 +194,29 @@ void add_pairs(const Kinds& kinds, FittingSuggestions& fitting) {
 }
 }  // namespace
 
-std::vector<Suggestion> fitting_suggestions(const plugin::ResolvedJob& job, int ranks, const BudgetShortfall& shortfall,
-                                            const RequiredBytes& required_bytes) {
+namespace {
+std::vector<Suggestion> fitting_of(const Kinds& kinds, int ranks, const BudgetShortfall& shortfall,
+                                   const RequiredBytes& required_bytes) {
   FittingSuggestions fitting(ranks, shortfall, required_bytes);
-  const Kinds too_large = add_single(all_suggestions(job, ranks, shortfall.activations > 0), fitting);
+  const Kinds too_large = add_single(kinds, fitting);
   fitting.keep_best(0);
   const std::size_t singles = fitting.list().size();
   if (singles == kShown) return fitting.list();
   add_pairs(too_large, fitting);
   fitting.keep_best(singles);
   return fitting.list();
+}
+}  // namespace
+
+std::vector<Suggestion> fitting_suggestions(const plugin::ResolvedJob& job, int ranks, const BudgetShortfall& shortfall,
+                                            const RequiredBytes& required_bytes) {
+  return fitting_of(all_suggestions(job, ranks, shortfall.activations > 0), ranks, shortfall, required_bytes);
+}
+
+std::vector<Suggestion> fitting_host_suggestions(const plugin::ResolvedJob& job, int ranks,
+                                                 const BudgetShortfall& shortfall,
+                                                 const RequiredBytes& required_bytes) {
+  return fitting_of(all_host_suggestions(job), ranks, shortfall, required_bytes);
 }
 
 std::string text_of(const std::vector<Suggestion>& suggestions, const BudgetShortfall& shortfall) {
@@ -194,9 +229,9 @@ std::string text_of(const std::vector<Suggestion>& suggestions, const BudgetShor
     for (const std::string& override_with : suggestion.overrides) {
       const auto at = override_with.find('=');
       const std::string value = override_with.substr(at + 1);
-      const bool number = value.find_first_not_of("0123456789") == value.npos;
+      const bool bare = value == "true" || value == "false" || value.find_first_not_of("0123456789") == value.npos;
       line += fmt::format("{}{} = {}", line.empty() ? "" : ", ", override_with.substr(0, at),
-                          number ? value : fmt::format("\"{}\"", value));
+                          bare ? value : fmt::format("\"{}\"", value));
     }
     text += fmt::format("\n  {}{}saves {}, needs {}", line, std::string(line.size() < 48 ? 48 - line.size() : 1, ' '),
                         bytes_text(shortfall.bytes() - suggestion.bytes), bytes_text(suggestion.bytes));

@@ -1,4 +1,5 @@
-// Suggestions for a job that exceeds memory.device_budget: changes of its configuration with which it fits.
+// Suggestions for a job that exceeds memory.device_budget or memory.host_budget: changes of its configuration with
+// which it fits.
 #pragma once
 
 #include <cstdint>
@@ -32,6 +33,9 @@ using RequiredBytes = std::function<std::optional<int64_t>(const Suggestion&)>;
 /// than three single changes fit.
 std::vector<Suggestion> fitting_suggestions(const plugin::ResolvedJob& job, int ranks, const BudgetShortfall& shortfall,
                                             const RequiredBytes& required_bytes);
+/// The same for memory.host_budget; all bytes are those of the ranks of a node together.
+std::vector<Suggestion> fitting_host_suggestions(const plugin::ResolvedJob& job, int ranks,
+                                                 const BudgetShortfall& shortfall, const RequiredBytes& required_bytes);
 /// The suggestions as text, one per line, with the bytes that each one saves and needs.
 std::string text_of(const std::vector<Suggestion>& suggestions, const BudgetShortfall& shortfall);
 

@@ -109,19 +109,25 @@ std::string device_obstacle(const plan::MemoryPlan& plan, uint64_t stream_types,
   return "";
 }
 
+StateTiers state_tiers_of(const plan::MemoryPlan& plan) {
+  if (!plan.has_offloaded_states())
+    return {std::ranges::any_of(plan.rank_plan.reduced_gradients, [](const plan::Piece& p) { return p.count > 0; }),
+            false};
+  return {std::ranges::any_of(plan.placement.states,
+                              [](const plan::StateRange& range) { return range.tier == 0 && range.count > 0; }),
+          true};
+}
+
 std::string state_location_text(const config::JobConfig& config, const Optimizers& optimizers,
-                                const std::string& obstacle, const plan::MemoryPlan& plan) {
+                                const std::string& obstacle, const StateTiers& tiers) {
   const std::string subject = fmt::format("job.device = \"{}\": weights", printable(config.job().device.value));
   if (!obstacle.empty())
     return fmt::format("{}, gradients and optimizer states are in host memory, and the CPU updates them, because {}",
                        subject, obstacle);
   const std::string there =
       fmt::format("memory of the device, and {} updates", optimizers.main().component().file.string());
-  if (!plan.has_offloaded_states())
-    return fmt::format("{}, gradients and optimizer states are in {} them there", subject, there);
-  const bool all = std::ranges::all_of(
-      plan.placement.states, [](const plan::StateRange& range) { return range.tier != 0 || range.count == 0; });
-  if (all)
+  if (!tiers.on_tiers) return fmt::format("{}, gradients and optimizer states are in {} them there", subject, there);
+  if (!tiers.on_device)
     return subject + " and gradients are in memory of the device, and the CPU updates the optimizer states on tiers";
   return fmt::format("{} and gradients are in {} a part of the optimizer states there, the CPU those on tiers", subject,
                      there);
@@ -136,7 +142,11 @@ void locate_state(plan::MemoryPlan& plan, const config::JobConfig& config, const
                     !(comm::stream_types_of(*communicator) >> type & 1);  // the job decides
   const std::string obstacle =
       device_obstacle(plan, stream_types_of(strategy), optimizers, open ? nullptr : communicator, type);
-  plan.state_location = state_location_text(config, optimizers, obstacle, plan);
+  StateTiers tiers = state_tiers_of(plan);
+  if (const config::OffloadConfig& offload = config.offload();  // other ranks have the states
+      !tiers.on_device && !tiers.on_tiers && offload.optimizer->names_tier())
+    tiers = {offload.device_fraction > 0, true};
+  plan.state_location = state_location_text(config, optimizers, obstacle, tiers);
   plan.on_device = obstacle.empty();
   plan.device_staging = {};
   if (plan.on_device) plan.device_staging = plan_device_staging(plan, config.offload().overlap);

@@ -15,9 +15,16 @@ namespace zr::host::engine {
 /// `communicator`: null for one rank.
 std::string device_obstacle(const plan::MemoryPlan& plan, uint64_t stream_types, const Optimizers& optimizers,
                             const plugin::Instance* communicator, int32_t device_type);
-/// The sentence that says where the training state is, and why; `obstacle`: a result of device_obstacle().
+/// Where ranks have optimizer states; neither: they have none.
+struct StateTiers {
+  bool on_device = false, on_tiers = false;
+};
+/// Those of the plan's rank.
+StateTiers state_tiers_of(const plan::MemoryPlan& plan);
+/// The sentence that says where the training state is, and why; `obstacle`: a result of device_obstacle(); `tiers`: of
+/// all ranks.
 std::string state_location_text(const config::JobConfig& config, const Optimizers& optimizers,
-                                const std::string& obstacle, const plan::MemoryPlan& plan);
+                                const std::string& obstacle, const StateTiers& tiers);
 /// Sets where the training state is in a plan of this job: MemoryPlan::state_location to save_staging. has_device: the
 /// process has opened the device; otherwise the communicator may report that it cannot use it although the job can.
 void locate_state(plan::MemoryPlan& plan, const config::JobConfig& config, const plugin::Instance& strategy,

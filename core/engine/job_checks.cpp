@@ -1,6 +1,7 @@
 #include "engine/job_checks.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <optional>
 #include <sstream>
@@ -150,14 +151,24 @@ void check_local_gradients(const config::JobConfig& config, const plan::MemoryPl
     reject(fmt::format("{} = {} ({})", clip.key, shortest(clip), clip.origin.text()),
            "so the norm of the mean gradient is unknown", fmt::format("set {} = 0", clip.key));
   const config::OffloadConfig& offload = config.offload();
+  std::vector<std::string> settings, remedies;
+  const auto conflict = [&](const auto& key, const std::string& value, const char* right) {
+    settings.push_back(fmt::format("{} = \"{}\" ({})", key.key, value, key.origin.text()));
+    remedies.push_back(fmt::format("{} = \"{}\"", key.key, right));
+  };
   for (const config::Setting<config::TierChoice>* choice :
        {&offload.optimizer, &offload.gradients, &offload.parameters})
-    if (!(*choice)->on_device())
-      reject(fmt::format("{} = \"{}\" ({})", choice->key, (*choice)->text, choice->origin.text()),
-             "which it updates in memory of the ranks", fmt::format("set {} = \"{}\"", choice->key, config::kOnDevice));
-  if (const auto& device = config.job().device; device.value != config::kCpuDevice)
-    reject(fmt::format("{} = \"{}\" ({})", device.key, device.value, device.origin.text()),
-           "which Zeroth supports on the CPU only", fmt::format("set {} = \"{}\"", device.key, config::kCpuDevice));
+    if (!(*choice)->on_device()) conflict(*choice, (*choice)->text, config::kOnDevice);
+  const bool has_tier = !settings.empty();
+  const auto& device = config.job().device;
+  const bool has_device = device.value != config::kCpuDevice;
+  if (has_device) conflict(device, device.value, config::kCpuDevice);
+  if (!settings.empty())
+    reject(fmt::format("{}", fmt::join(settings, ", ")),
+           !has_device ? "which it updates in memory of the ranks"
+           : !has_tier ? "which Zeroth supports on the CPU only"
+                       : "which Zeroth supports on the CPU only, in memory of the ranks",
+           fmt::format("set {}", fmt::join(remedies, " and ")));
 }
 
 void check_optimizers(const plan::MemoryPlan& plan, const Optimizers& optimizers, const std::string& strategy) {

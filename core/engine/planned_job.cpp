@@ -65,8 +65,8 @@ plan::MemoryPlan plan_of(const PlannedJob& job, const model::Model& model) {
 }
 
 // Once, unless it changes. Training thread.
-void log_state_location(const PlannedJob& job, const std::string& obstacle) {
-  const std::string text = state_location_text(job.config(), job.optimizers, obstacle, job.plan);
+void log_state_location(const PlannedJob& job, const std::string& obstacle, const StateTiers& tiers) {
+  const std::string text = state_location_text(job.config(), job.optimizers, obstacle, tiers);
   static std::string logged;
   if (text != logged) log(ZR_LOG_INFO, text);
   logged = text;
@@ -79,14 +79,20 @@ DeviceMemory* device_of(PlannedJob& job, model::Model& model) {
   if (!memory) return nullptr;
   struct Obstacle {
     char text[512] = {};
+    StateTiers tiers;
   } own;
+  own.tiers = state_tiers_of(job.plan);
   device_obstacle(job.plan, stream_types_of(job.strategy), job.optimizers, job.communicator.get(),
                   memory->device().type)
       .copy(own.text, sizeof own.text - 1);
   std::string obstacle;
-  for (const Obstacle& other : all_gather(job.comm, own, "place of the training state"))
+  StateTiers tiers;
+  for (const Obstacle& other : all_gather(job.comm, own, "place of the training state")) {
     if (obstacle.empty()) obstacle = other.text;
-  if (job.rank() == 0) log_state_location(job, obstacle);
+    tiers.on_device |= other.tiers.on_device;
+    tiers.on_tiers |= other.tiers.on_tiers;
+  }
+  if (job.rank() == 0) log_state_location(job, obstacle, tiers);
   job.plan.on_device = obstacle.empty();
   if (!obstacle.empty()) {
     job.plan.device_staging = {};

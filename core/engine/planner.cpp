@@ -65,6 +65,11 @@ int64_t Planner::max_bytes() const {
   return max_bytes;
 }
 
+int64_t Planner::host_bytes(int ranks_per_node) const {
+  const plan::PlanContext context = this->context();
+  return engine::host_bytes(plan(0), ranks_per_node, context.communicator, context.snapshot);
+}
+
 plan::PlanContext Planner::context() const { return plan_context_of(job_, communicator_.get(), input_.world); }
 
 std::string plan_over_budget_text(const config::JobConfig& config, const Planner& planner, int64_t max_bytes,
@@ -95,6 +100,23 @@ std::string suggestions_text(const plugin::ResolvedJob& job, int ranks, bool on_
   suggestions = fitting(false);
   return text_of(suggestions, shortfall) +
          (suggestions.empty() ? "" : "\n  (each moves the training state to host memory, where the CPU updates it)");
+}
+
+std::string host_suggestions_text(const plugin::ResolvedJob& job, int ranks, int ranks_per_node, int64_t bytes,
+                                  const MakePlanner& make) {
+  const int64_t device_budget = job.config.memory().device_budget_bytes;
+  const BudgetShortfall shortfall{job.config.memory().host_budget_bytes, bytes, 0};
+  const auto required = [&](const Suggestion& change) -> std::optional<int64_t> {
+    try {
+      const std::unique_ptr<Planner> planner = make(change);
+      if (device_budget > 0 && planner->max_bytes() > device_budget) return {};
+      return planner->host_bytes(ranks_per_node);
+    } catch (const Error&) {
+      return {};  // the changed job is invalid
+    }
+  };
+  const std::vector<Suggestion> suggestions = fitting_host_suggestions(job, ranks, shortfall, required);
+  return suggestions.empty() ? "" : "\n" + text_of(suggestions, shortfall);
 }
 
 InexactCollectives Planner::inexact_collectives() const {

@@ -25,6 +25,8 @@ class Planner {
   /// The largest number of bytes on any rank that memory.device_budget limits (MemoryPlan::budgeted_bytes). With more
   /// than 16 ranks it is that of rank 0, because ranks then differ by less than one norm block per bucket.
   int64_t max_bytes() const;
+  /// See engine::host_bytes().
+  int64_t host_bytes(int ranks_per_node) const;
   /// See plan_context_of(); activations are known if an earlier run of this job measured them.
   plan::PlanContext context() const;
   std::string title() const;  // see plan_title()
@@ -61,5 +63,10 @@ using MakePlanner = std::function<std::unique_ptr<Planner>(const Suggestion& cha
 /// changes that move all of it to host memory are suggested only if nothing else fits.
 std::string suggestions_text(const plugin::ResolvedJob& job, int ranks, bool on_device,
                              const BudgetShortfall& shortfall, const MakePlanner& make);
+
+/// The suggestions for a job that exceeds memory.host_budget with `bytes` per node, as text that follows another
+/// remedy; "" if there are none. A change that exceeds memory.device_budget is not suggested.
+std::string host_suggestions_text(const plugin::ResolvedJob& job, int ranks, int ranks_per_node, int64_t bytes,
+                                  const MakePlanner& make);
 
 }  // namespace zr::host::engine

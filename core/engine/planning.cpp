@@ -266,7 +266,7 @@ int64_t host_bytes(const plan::MemoryPlan& plan, int ranks_per_node, std::option
 }
 
 void check_host_budget(const config::JobConfig& config, const plan::MemoryPlan& plan, int ranks_per_node,
-                       const plan::PlanContext& context) {
+                       const plan::PlanContext& context, const std::function<std::string(int64_t)>& suggest) {
   const config::Setting<int64_t>& budget = config.memory().host_budget_bytes;
   const int64_t bytes = host_bytes(plan, ranks_per_node, context.communicator, context.snapshot);
   if (budget == 0 || bytes <= budget) return;
@@ -291,9 +291,9 @@ void check_host_budget(const config::JobConfig& config, const plan::MemoryPlan& 
                                             [](const auto& a, const auto& b) { return a.first < b.first; });
   fail_user(fmt::format(
       "memory.host_budget is {} ({}), but the plan takes {} of host memory for all ranks of a node together\n{}raise "
-      "memory.host_budget, or {}",
+      "memory.host_budget, or {}{}",
       bytes_text_beside(budget, bytes), budget.origin.text(), bytes_text_beside(bytes, budget),
-      plan.text("plan", context), largest_use->second));
+      plan.text("plan", context), largest_use->second, suggest ? suggest(bytes) : ""));
 }
 
 namespace {
@@ -362,6 +362,7 @@ EngineHost::EngineHost(Ledger& ledger, ThreadPool& pool) : PluginHost(ledger, po
 plan::PlanContext plan_context_of(const plugin::ResolvedJob& job, const plugin::Instance* communicator, int world) {
   plan::PlanContext context = measured_activations(job.config, job.engine);
   context.communicator = communicator_bytes(communicator, world);
+  context.communicator_choice = job.communicator_choice;
   context.snapshot = snapshots(job.config);
   return context;
 }

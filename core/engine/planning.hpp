@@ -1,6 +1,7 @@
 // What a job and its plug-ins give to a plan, for a job that starts, and for `zeroth plan`, which starts none.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -40,9 +41,10 @@ plan::PlanContext plan_context_of(const plugin::ResolvedJob& job, const plugin::
 /// Bytes of host memory of `ranks_per_node` ranks on one node: tiers, communicators, copies for checkpoints.
 int64_t host_bytes(const plan::MemoryPlan& plan, int ranks_per_node, std::optional<int64_t> communicator,
                    bool snapshot);
-/// Throws UserError with the plan if host_bytes() exceeds memory.host_budget.
+/// Throws UserError with the plan if host_bytes() exceeds memory.host_budget. `suggest`: the text after it, from these
+/// bytes; "" or null: none.
 void check_host_budget(const config::JobConfig& config, const plan::MemoryPlan& plan, int ranks_per_node,
-                       const plan::PlanContext& context);
+                       const plan::PlanContext& context, const std::function<std::string(int64_t bytes)>& suggest = {});
 /// The number of ranks of each host. Ranks that are not numbered host by host count as if each was on a host of its
 /// own.
 std::vector<int> ranks_of_hosts(const control::Control& control);

@@ -270,6 +270,7 @@ std::string MemoryPlan::text(const std::string& title, const PlanContext& contex
   out += row("total", "without activations", "", bytes());
   for (const auto& [id, bytes] : elsewhere) out += row("total", "on " + id, "", bytes);
   if (!state_location.empty()) out += fmt::format("  {}\n", state_location);
+  if (!context.communicator_choice.empty()) out += fmt::format("  {}\n", context.communicator_choice);
   out += placement_text();
   out += context.activations ? row("activations", "measured: " + context.measured_by, "", *context.activations)
                              : "  activations    unknown until measured by a run\n";

@@ -157,6 +157,7 @@ struct PlanContext {
   std::optional<int64_t> activations;   // measured bytes per rank; nullopt: unknown
   std::string measured_by;              // the run that measured them
   std::optional<int64_t> communicator;  // bytes of host memory that the communicator allocates when it opens
+  std::string communicator_choice;      // a sentence, or ""
   bool snapshot = false;                // checkpoint.async
   int64_t offloaded_activations = 0;    // bytes on tiers, measured by the same run
 };

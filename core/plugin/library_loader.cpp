@@ -79,6 +79,7 @@ struct TagNames {
   std::vector<Role> roles;
   std::vector<std::pair<Role, std::string>> ids;
   std::string newer_kind;  // of a known role, with an unknown revision: "zr.optimizer/2"
+  bool several_hosts = false;
 };
 
 TagNames parse_tags(const std::vector<std::string>& symbols) {
@@ -86,6 +87,7 @@ TagNames parse_tags(const std::vector<std::string>& symbols) {
   for (std::string_view name : symbols) {
     if (name.substr(0, kTag.size()) != kTag) continue;
     name.remove_prefix(kTag.size());
+    if (name == "several_hosts") tags.several_hosts = true;
     if (name.substr(0, 4) == "abi_")
       if (const auto version = parse_version(name.substr(4)); version && (!tags.needed || *tags.needed < *version))
         tags.needed = version;
@@ -181,6 +183,7 @@ Tags read_tags(const std::filesystem::path& file) {
   TagNames names = parse_tags(*symbols);
   tags.roles = std::move(names.roles);
   tags.ids = std::move(names.ids);
+  tags.several_hosts = names.several_hosts;
   tags.needed = names.needed.value_or(AbiVersion{});
   tags.drafts = names.drafts.has_value();
   if (!names.needed) {

@@ -21,6 +21,7 @@ struct Tags {
   bool drafts = false;    // it uses draft headers, of this host's version
   std::vector<Role> roles;
   std::vector<std::pair<Role, std::string>> ids;  // of the components, if the file has tags for them
+  bool several_hosts = false;                     // its communicators connect ranks on several hosts
   TrustedFile file;                               // the examined file; load_library() loads exactly this one
 };
 /// Checks trust and reads the data tags of a file.

@@ -101,6 +101,8 @@ class Registry {
   std::vector<std::string> ids(Role role) const;
   /// True if a library in a directory has this id, by its name or by a tag.
   bool exists(Role role, const std::string& id) const;
+  /// True if a library with this communicator has the tag zr_tag_several_hosts. No library is loaded.
+  bool connects_hosts(const std::string& communicator) const;
   /// Validates every candidate file of the directories, and loads the valid ones. [control]
   std::vector<PluginValidation> list() const;
   /// Validates one file, and loads it if it is valid. [control]

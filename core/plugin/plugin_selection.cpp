@@ -1,6 +1,7 @@
 #include "plugin/plugin_selection.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -91,13 +92,14 @@ void load_tiers(const config::Document& document, const Registry& registry, Plug
 
 // Loads the plug-ins that are not selected, but have a table in the file or on the command line, for their keys. The
 // job does not need them, so one that cannot be loaded is not an error.
-void load_unselected(const config::Document& document, const Registry& registry, PluginSelection& selection) {
+void load_unselected(const config::Document& document, const Registry& registry, const Registry& of_device,
+                     PluginSelection& selection) {
   for (const Role role : {Role::strategy, Role::optimizer, Role::communicator, Role::offload}) {
     const std::string name(name_of(role));
     std::erase_if(selection.not_loaded[name], [&](const std::string& id) {
       if (!document.has_table(name, id)) return false;
       try {
-        const Component plugin = registry.load(role, id, document.file());
+        const Component plugin = registry_of(role, id, registry, of_device).load(role, id, document.file());
         selection.unselected.push_back(
             {name, id, config::keys_of(plugin.table->keys, plugin.table->n_keys, fmt::format("{}.{}", name, id))});
         return true;
@@ -109,14 +111,48 @@ void load_unselected(const config::Document& document, const Registry& registry,
   }
 }
 
+// The communicator with memory of the device that `auto` means; "" if there is none. The one that `auto` means for host
+// memory comes first, then the order of ids decides.
+std::string communicator_for_device(const config::Document& document, const Registry& of_device) {
+  std::vector<std::string> ids = of_device.ids(Role::communicator);
+  const std::string first = document.chosen("communicator");
+  std::stable_partition(ids.begin(), ids.end(), [&](const std::string& id) { return id == first; });
+  for (const std::string& id : ids)
+    if (!document.several_hosts() || of_device.connects_hosts(id)) return id;
+  return "";
+}
+
+// Sets what communicator = "auto" means for several ranks on a device; returns the reason.
+std::string choose_communicator(config::Document& document, const Registry& of_device) {
+  const std::string device = document.device().value;
+  const std::string type = device.substr(0, device.find(':')), id = communicator_for_device(document, of_device);
+  const std::vector<std::string> inexact = document.inexact_collectives();
+  if (document.several_hosts() && !inexact.empty())
+    return fmt::format(
+        "collectives between hosts may be inexact ({}){}", fmt::join(inexact, ", "),
+        id.empty() ? "" : fmt::format("; communicator = \"{}\", which is exact, exchanges memory of the device", id));
+  const std::string ranks = document.several_hosts() ? "ranks on several hosts" : "ranks on one host";
+  if (id.empty())
+    return fmt::format("there is no communicator with memory of '{}' for {}, so that it exchanges host memory", type,
+                       ranks);
+  document.set_automatic_communicator(id);
+  return fmt::format("it exchanges memory of '{}' between {}, with exact results", type, ranks);
+}
+
 }  // namespace
 
-PluginSelection select_plugins(const config::Document& document, const Registry& registry, int64_t ranks) {
+PluginSelection select_plugins(config::Document& document, const Registry& registry, int64_t ranks) {
   PluginSelection selection;
-  for (const Role role : {Role::strategy, Role::optimizer, Role::communicator, Role::offload})
-    selection.not_loaded[std::string(name_of(role))] = registry.ids(role);
-  selection.strategy = load(Role::strategy, document, registry, selection);
   const Registry of_device = registry.of_device(document.device().value);
+  for (const Role role : {Role::strategy, Role::optimizer, Role::communicator, Role::offload}) {
+    std::vector<std::string>& ids = selection.not_loaded[std::string(name_of(role))];
+    ids = registry.ids(role);
+    for (const std::string& id : of_device.ids(role))
+      if (!registry.exists(role, id)) ids.push_back(id);
+  }
+  selection.strategy = load(Role::strategy, document, registry, selection);
+  const bool chooses = ranks > 1 && document.device().value != config::kCpuDevice && document.chooses_communicator();
+  const std::string reason = chooses ? choose_communicator(document, of_device) : "";
   const auto registry_for = [&](Role role) -> const Registry& {
     return registry_of(role, document.chosen(std::string(name_of(role))), registry, of_device);
   };
@@ -125,15 +161,18 @@ PluginSelection select_plugins(const config::Document& document, const Registry&
   if (const bool needed = ranks > 1; needed || is_given(document, Role::communicator)) {
     const Component communicator = load(Role::communicator, document, registry_for(Role::communicator), selection);
     if (needed) selection.communicator = communicator;
+    if (chooses)
+      selection.communicator_choice = fmt::format("communicator = \"auto\" is '{}' ({}): {}", communicator.table->id,
+                                                  communicator.file.string(), reason);
   } else {
     selection.not_loaded["communicator"].push_back(document.chosen("communicator"));
   }
   load_tiers(document, registry, selection);
-  load_unselected(document, registry, selection);
+  load_unselected(document, registry, of_device, selection);
   return selection;
 }
 
-ResolvedJob resolve_job(const config::Document& document, const Registry& registry,
+ResolvedJob resolve_job(config::Document document, const Registry& registry,
                         const std::vector<config::ConfigKey>& program_keys, int world, bool knows_all_keys) {
   std::vector<config::UncheckedValue> unchecked;
   const int64_t ranks = world > 0 ? world : document.ranks();
@@ -141,9 +180,11 @@ ResolvedJob resolve_job(const config::Document& document, const Registry& regist
   selection.keys.insert(selection.keys.end(), program_keys.begin(), program_keys.end());
   config::JobConfig config = document.check(selection.keys, world, selection.not_loaded,
                                             knows_all_keys ? nullptr : &unchecked, selection.unselected);
-  return {std::move(config),      selection.strategy,           selection.optimizer, selection.group_optimizers,
-          selection.communicator, registry.ids(Role::strategy), selection.tiers,     registry.ids(Role::offload),
-          std::move(unchecked)};
+  return {std::move(config),      selection.strategy,
+          selection.optimizer,    selection.group_optimizers,
+          selection.communicator, registry.ids(Role::strategy),
+          selection.tiers,        registry.ids(Role::offload),
+          std::move(unchecked),   std::move(selection.communicator_choice)};
 }
 
 }  // namespace zr::host::plugin

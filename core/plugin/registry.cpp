@@ -248,6 +248,11 @@ std::vector<fs::path> Registry::files(Role role, const std::string& id) const {
 
 bool Registry::exists(Role role, const std::string& id) const { return !files(role, id).empty(); }
 
+bool Registry::connects_hosts(const std::string& communicator) const {
+  const std::vector<fs::path> found = files(Role::communicator, communicator);
+  return std::any_of(found.begin(), found.end(), [](const fs::path& file) { return read_tags(file).several_hosts; });
+}
+
 std::vector<std::string> Registry::ids(Role role) const {
   std::set<std::string> result;
   Role file_role{};

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "current_device.hpp"
 #include "zr/base.hpp"
 
 namespace peer {
@@ -24,21 +25,6 @@ inline void check(cudaError_t error, const char* call) {
   if (error != cudaSuccess) fail(error, call);
 }
 
-/// While it lives, the device is the current one of the thread. The next call reports a failure.
-class CurrentDevice {
- public:
-  explicit CurrentDevice(int device) noexcept {
-    changed_ = cudaGetDevice(&before_) == cudaSuccess && before_ != device;
-    if (changed_) cudaSetDevice(device);
-  }
-  ~CurrentDevice() {
-    if (changed_) cudaSetDevice(before_);
-  }
-  CurrentDevice(const CurrentDevice&) = delete;
-
- private:
-  int before_ = 0;
-  bool changed_ = false;
-};
+using cuda_calls::CurrentDevice;
 
 }  // namespace peer

@@ -242,15 +242,39 @@ DeviceCommunicator::Route DeviceCommunicator::route() {
   return src_is_shared && !conflict ? Route::pull : Route::stage;
 }
 
+// Twice as much as is needed, so that it seldom grows; on a device that is almost full, only what is needed. The memory
+// before stays allocated, because peers may have it open.
+void DeviceCommunicator::grow_staging(int64_t bytes) {
+  if (staging_) memory_.release(staging_);
+  staging_ = nullptr;
+  staging_bytes_ = 0;
+  const auto allocate = [&](int64_t size) {
+    staging_ = memory_.allocate(static_cast<uint64_t>(size));
+    staging_bytes_ = size;
+  };
+  try {
+    return allocate(2 * bytes);
+  } catch (const zr::PluginError& error) {
+    if (error.code() != ZR_NOMEM) throw;
+  }
+  try {
+    allocate(bytes);
+  } catch (const zr::PluginError& error) {
+    if (error.code() != ZR_NOMEM) throw;
+    throw zr::PluginError(ZR_NOMEM,
+                          "cannot allocate " + std::to_string(bytes) +
+                              " bytes on the device, in which peers read data of this collective: " + error.what() +
+                              "; libtorch keeps memory that it has freed, so set memory.device_budget lower, train "
+                              "smaller micro-batches, or set offload.gradients = \"cpu\" to exchange in host memory",
+                          error.native());
+  }
+}
+
 // Copies this rank's src to memory that peers can open and that no rank overwrites, and announces it again.
 void DeviceCommunicator::stage(void* native_stream) {
   if (operation_.sends(rank_) && operation_.coll.src.count > 0) {
     const int64_t bytes = operation_.src_bytes();
-    if (bytes > staging_bytes_) {
-      if (staging_) memory_.release(staging_);
-      staging_ = memory_.allocate(static_cast<uint64_t>(2 * bytes));
-      staging_bytes_ = 2 * bytes;
-    }
+    if (bytes > staging_bytes_) grow_staging(bytes);
     device_->copy(staging_, operation_.coll.src.data, bytes, native_stream);
     staged_src_ = static_cast<const char*>(staging_);
     reinterpret_cast<Announcement*>(own_announcement_.data)->src = memory_.location_of(staging_, bytes);

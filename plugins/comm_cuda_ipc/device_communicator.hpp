@@ -62,6 +62,7 @@ class DeviceCommunicator {
   void compare();
   Route route();
   void stage(void* native_stream);
+  void grow_staging(int64_t bytes);
   void pull(void* native_stream);
   void push(void* native_stream);
   void wait_for_peers(Event event, void* native_stream);

@@ -51,4 +51,5 @@ class Mpi : public zr::Communicator<Mpi, mpi::MpiCommunicator> {
 
 }  // namespace
 
+ZR_TAG(several_hosts);
 ZR_COMMUNICATOR(Mpi, "mpi", "zeroth", "1.0.0");

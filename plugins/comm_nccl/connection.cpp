@@ -15,6 +15,7 @@ namespace {
 using std::chrono::steady_clock;
 constexpr auto kSpin = std::chrono::microseconds(50);
 constexpr timespec kNap{0, 50000};
+constexpr auto kJobInterval = std::chrono::milliseconds(200);  // between two questions whether the job has failed
 constexpr auto kCloseLimit = std::chrono::seconds(5);
 
 bool is_error(Result result) { return result != kSuccess && result != kInProgress; }
@@ -29,7 +30,7 @@ void Wait::pause() {
 }
 
 Connection::Connection(const Functions& nccl, GpuDevice& device, const UniqueId& id, int rank, int world,
-                       std::chrono::duration<double> limit)
+                       std::chrono::duration<double> limit, const std::function<void()>& require_job)
     : nccl_(nccl), device_(device) {
   ::sem_init(&wake_, 0, 0);
   try {
@@ -39,7 +40,7 @@ Connection::Connection(const Functions& nccl, GpuDevice& device, const UniqueId&
       Config config;
       result = nccl_.comm_init_rank_config(&comm_, world, id, rank, &config);
     });
-    connect(result, limit);
+    connect(result, limit, require_job);
     const SignalsBlocked blocked;
     thread_ = std::thread([this] { run_abort(); });
   } catch (...) {
@@ -113,9 +114,15 @@ void Connection::fail(Result result, const std::string& what) {
                         result);
 }
 
-void Connection::connect(Result result, std::chrono::duration<double> limit) {
+// NCCL does not notice ranks that never connect, and notices only some of those that end meanwhile.
+void Connection::connect(Result result, std::chrono::duration<double> limit, const std::function<void()>& require_job) {
+  steady_clock::duration next_question = kJobInterval;
   for (Wait waited; result == kInProgress; result = state_of(comm_)) {
     waited.pause();
+    if (waited.elapsed() >= next_question) {
+      require_job();
+      next_question = waited.elapsed() + kJobInterval;
+    }
     if (waited.elapsed() < limit) continue;
     throw zr::PluginError(
         ZR_COMM,

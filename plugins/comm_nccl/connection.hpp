@@ -31,9 +31,10 @@ class Wait {
 /// [use], one call at a time, except abort().
 class Connection {
  public:
-  /// Connects the ranks; collective. Throws ZR_COMM if that takes longer than `limit`.
+  /// Connects the ranks; collective. Throws ZR_COMM if that takes longer than `limit`. Meanwhile calls `require_job`
+  /// from time to time, which throws if the job has failed.
   Connection(const Functions& nccl, GpuDevice& device, const UniqueId& id, int rank, int world,
-             std::chrono::duration<double> limit);
+             std::chrono::duration<double> limit, const std::function<void()>& require_job);
   /// Closes it without waiting for operations. If one has failed, aborts it.
   ~Connection();
   Connection(const Connection&) = delete;
@@ -51,7 +52,7 @@ class Connection {
   Result state_of(Comm comm);
   void require_open() const;
   void wait(Result result, const std::string& what);
-  void connect(Result result, std::chrono::duration<double> limit);
+  void connect(Result result, std::chrono::duration<double> limit, const std::function<void()>& require_job);
   [[noreturn]] void fail(Result result, const std::string& what);
   void close() noexcept;
   void run_abort() noexcept;

@@ -1,11 +1,22 @@
 // The communicator "nccl": the ranks of one or several nodes exchange data between their devices through NCCL.
 // ZR_COMM_DEVICE: the type of the device.
 #include <map>
+#include <mutex>
 
 #include "nccl_communicator.hpp"
 #include "zr/communicator.hpp"
 
 namespace {
+
+// Of the device with this number; the communicators that use it keep it.
+std::shared_ptr<nccl::LastOperation> last_operation_on(int32_t number, nccl::GpuDevice& device) {
+  static std::mutex mutex;
+  static std::map<int32_t, std::weak_ptr<nccl::LastOperation>> all;
+  const std::lock_guard<std::mutex> lock(mutex);
+  std::shared_ptr<nccl::LastOperation> kept = all[number].lock();
+  if (!kept) all[number] = kept = std::make_shared<nccl::LastOperation>(device.make_mark());
+  return kept;
+}
 
 class Nccl : public zr::Communicator<Nccl, nccl::NcclCommunicator> {
  public:
@@ -53,8 +64,8 @@ class Nccl : public zr::Communicator<Nccl, nccl::NcclCommunicator> {
     auto& kept = devices_[number];
     if (!kept) {
       auto device = nccl::open_device(number);
-      auto mark = device->make_mark();
-      kept = std::make_shared<nccl::SharedDevice>(nccl::SharedDevice{std::move(device), std::move(mark)});
+      auto last = last_operation_on(number, *device);
+      kept = std::make_shared<nccl::SharedDevice>(nccl::SharedDevice{std::move(device), std::move(last)});
     }
     return kept;
   }
@@ -66,4 +77,5 @@ class Nccl : public zr::Communicator<Nccl, nccl::NcclCommunicator> {
 
 }  // namespace
 
+ZR_TAG(several_hosts);
 ZR_COMMUNICATOR(Nccl, "nccl", "zeroth", "1.0.0");

@@ -51,7 +51,8 @@ void NcclCommunicator::connect(const zr_comm_open& options, const Settings& sett
   const Functions functions = load_library(settings.library);
   const Meeting meeting = meet(host_, options, device_, settings.staging_bytes, functions);
   allocate(meeting.staging_bytes);
-  connection_ = std::make_unique<Connection>(functions, device_, meeting.id, rank_, world_, settings.connect_timeout);
+  connection_ = std::make_unique<Connection>(functions, device_, meeting.id, rank_, world_, settings.connect_timeout,
+                                             [&] { require_job(host_, options); });
 }
 
 // Slot r is for what arrives from rank r, and slot `rank_` for this rank's own source. For host memory, slot world_ + r
@@ -137,15 +138,15 @@ void NcclCommunicator::submit(const zr_coll& coll, zr_stream* stream, zr_done* d
   resolve_on_stream(done, native);
 }
 
-// Operations on host memory run after those on memory of the device that were submitted before, on all ranks: NCCL may
-// deadlock if the kernels of two communicators of a process run in another order on another rank. The others are
-// complete when their call returns.
+// Operations run after those on memory of the device that were submitted before, of any engine of this process and on
+// any stream: NCCL may deadlock if the kernels of two communicators run in another order on another rank. Operations on
+// host memory are complete when their call returns.
 void NcclCommunicator::run(void* stream) {
   sends_.clear();
   receives_.clear();
   copies_.clear();
   downloads_.clear();
-  if (on_host_) shared_->last_operation->wait(stream);
+  shared_->last_operation->wait(stream);
   if (operation_.coll.op == ZR_BARRIER)
     barrier(stream);
   else if (operation_.coll.op == ZR_BROADCAST)

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,10 +23,29 @@
 
 namespace nccl {
 
-/// A device, and the end of the last operation on its memory, for the communicators of one instance.
+/// The end of the last operation on memory of a device, for all communicators of the process.
+class LastOperation {
+ public:
+  explicit LastOperation(std::unique_ptr<Mark> mark) : mark_(std::move(mark)) {}
+  void record(void* stream) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    mark_->record(stream);
+  }
+  /// As Mark::wait().
+  void wait(void* stream) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    mark_->wait(stream);
+  }
+
+ private:
+  std::mutex mutex_;  // engines may have threads of their own
+  const std::unique_ptr<Mark> mark_;
+};
+
+/// A device, for the communicators of one instance.
 struct SharedDevice {
   std::unique_ptr<GpuDevice> device;
-  std::unique_ptr<Mark> last_operation;
+  std::shared_ptr<LastOperation> last_operation;
 };
 
 /// The keys of the plug-in.

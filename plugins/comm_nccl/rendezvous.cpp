@@ -56,6 +56,17 @@ class Store {
   const std::string prefix_;
 };
 
+// Waits until rank `r` has come here too.
+std::string announced_by(int r, const Store& store) {
+  try {
+    return store.get("rank." + std::to_string(r));
+  } catch (const zr::PluginError& error) {
+    throw zr::PluginError(error.code(),
+                          "rank " + std::to_string(r) +
+                              " has not come to open communicator 'nccl', which connects all ranks: " + error.what());
+  }
+}
+
 [[noreturn]] void fail_parse(const std::string& what) {
   throw zr::PluginError(ZR_COMM,
                         what + " that communicator 'nccl' cannot parse; use the same version of Zeroth on all ranks");
@@ -63,14 +74,16 @@ class Store {
 
 // NCCL would fail too, but would not name the ranks.
 void require_devices_of_their_own(const std::vector<RankAddress>& ranks) {
+  const bool one_host =
+      std::all_of(ranks.begin(), ranks.end(), [&](const RankAddress& rank) { return rank.boot == ranks.front().boot; });
   for (size_t r = 0; r < ranks.size(); ++r)
     for (size_t p = 0; p < r; ++p)
       if (ranks[p].boot == ranks[r].boot && ranks[p].device == ranks[r].device)
         throw zr::PluginError(ZR_UNSUPPORTED, "communicator 'nccl' needs a GPU of its own for each rank: ranks " +
                                                   std::to_string(p) + " and " + std::to_string(r) + " both use GPU " +
                                                   ranks[r].device + " of host '" + ranks[r].host +
-                                                  "'; start one rank per GPU, or set communicator = \"shm\", whose "
-                                                  "ranks share GPUs");
+                                                  "'; start one rank per GPU, or set communicator = " +
+                                                  (one_host ? "\"shm\"" : "\"mpi\"") + ", whose ranks share GPUs");
 }
 
 }  // namespace
@@ -85,7 +98,7 @@ Meeting meet(const zr::Host& host, const zr_comm_open& options, const GpuDevice&
   std::vector<RankAddress> ranks(static_cast<size_t>(options.world));
   for (int r = 0; r < options.world; ++r) {
     RankAddress& address = ranks[static_cast<size_t>(r)];
-    std::istringstream text(store.get("rank." + std::to_string(r)));
+    std::istringstream text(announced_by(r, store));
     if (!(text >> address.boot >> address.host >> address.device >> address.staging_bytes))
       fail_parse("rank " + std::to_string(r) + " announced an address");
     meeting.staging_bytes = std::min(meeting.staging_bytes, address.staging_bytes);
@@ -102,6 +115,11 @@ Meeting meet(const zr::Host& host, const zr_comm_open& options, const GpuDevice&
   if (id.size() != sizeof meeting.id.internal) fail_parse("rank 0 announced an id");
   std::memcpy(meeting.id.internal, id.data(), id.size());
   return meeting;
+}
+
+// A value that exists: get() fails only if the job has failed.
+void require_job(const zr::Host& host, const zr_comm_open& options) {
+  Store(host, options.store_prefix).get("rank." + std::to_string(options.rank));
 }
 
 }  // namespace nccl

@@ -19,4 +19,7 @@ struct Meeting {
 Meeting meet(const zr::Host& host, const zr_comm_open& options, const GpuDevice& device, int64_t staging_bytes,
              const Functions& nccl);
 
+/// After meet(): throws ZR_COMM with the reason if the job has failed.
+void require_job(const zr::Host& host, const zr_comm_open& options);
+
 }  // namespace nccl

@@ -78,7 +78,7 @@ struct Job {
   // The error that the text causes, or "".
   std::string error_of(const std::string& text) const {
     try {
-      const config::Document document = config::Document::parse(text, "job.toml", {});
+      config::Document document = config::Document::parse(text, "job.toml", {});
       plugin::PluginSelection selection = select_plugins(document, registry, document.ranks());
       selection.keys.insert(selection.keys.end(), program.begin(), program.end());
       document.check(selection.keys, 0, selection.not_loaded, nullptr, selection.unselected);

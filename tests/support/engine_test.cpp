@@ -65,7 +65,8 @@ void EngineTest::check_messages(const std::string& file, std::size_t least_cases
       std::cout << "one host only: " << one["one host"] << " (" << one.title << ")\n";
       return std::vector<zr::golden::Part>{};
     }
-    std::istringstream words(std::regex_replace(one["run"], std::regex("\\{run\\}"), folder_.string()));
+    const std::string run = std::regex_replace(one["run"], std::regex("\\{run\\}"), folder_.string());
+    std::istringstream words(std::regex_replace(run, std::regex("\\{build\\}"), ZR_BUILD_DIR));
     int ranks = 1;
     std::string name, overrides;
     words >> ranks >> name;

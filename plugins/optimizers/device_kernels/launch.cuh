@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "../../comm_cuda_ipc/current_device.hpp"
 #include "batch.hpp"
 #include "zr/base.hpp"
 #include "zr/float_cast.hpp"
@@ -142,30 +143,13 @@ inline void check(cudaError_t error, const char* call) {
                         std::string("CUDA: ") + call + ": " + cudaGetErrorString(error), error);
 }
 
-/// While it lives, the device is the current one of the thread, to which a launch goes.
-class CurrentDevice {
- public:
-  explicit CurrentDevice(int device) {
-    check(cudaGetDevice(&before_), "cudaGetDevice");
-    if (before_ != device) check(cudaSetDevice(device), "cudaSetDevice");
-    changed_ = before_ != device;
-  }
-  ~CurrentDevice() {
-    if (changed_) cudaSetDevice(before_);
-  }
-  CurrentDevice(const CurrentDevice&) = delete;
-
- private:
-  int before_ = 0;
-  bool changed_ = false;
-};
-
 /// Enqueues `blocks` blocks of threads of a kernel.
 template <class... Parameters, class... Arguments>
 void enqueue(void (*kernel)(Parameters...), uint32_t blocks, zr_device device, void* native_stream, const char* name,
              const Arguments&... arguments) {
   if (blocks == 0) return;
-  const CurrentDevice current(device.id);
+  const cuda_calls::CurrentDevice current(device.id);
+  check(current.error(), "cudaSetDevice");
   kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(native_stream)>>>(arguments...);
   check(cudaGetLastError(), name);
 }

@@ -5,11 +5,13 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -37,10 +39,10 @@ Function* device_function(const char* name) {
   return reinterpret_cast<Function*>(::dlsym(RTLD_DEFAULT, name));
 }
 
-/// The default stream of one simulated device; all other functions are of the engine alone.
+/// A stream of one simulated device, by default the default stream; all other functions are of the engine alone.
 class SimStream final : public host::DeviceMemory {
  public:
-  explicit SimStream(int32_t number) : number_(number) {}
+  explicit SimStream(int32_t number, int id = 0) : number_(number), id_(id) {}
   zr_device device() const override { return {kSimType, number_}; }
   void* allocate(int64_t bytes) override {
     return device_function<void*(int, uint64_t)>("zr_sim_allocate")(number_, static_cast<uint64_t>(bytes));
@@ -62,7 +64,16 @@ class SimStream final : public host::DeviceMemory {
   void call(const std::function<void()>& fn) override { fn(); }
   std::unique_ptr<host::PinnedMemory> allocate_pinned(int64_t) override { return nullptr; }
   std::unique_ptr<host::CopyStream> new_copy_stream() override { return nullptr; }
-  void* native_stream() override { return device_function<void*(int, int)>("zr_sim_stream")(number_, 0); }
+  void* native_stream() override { return device_function<void*(int, int)>("zr_sim_stream")(number_, id_); }
+  /// Enqueues on the stream: waits until `is_open`, which lives longer.
+  void wait_for(const std::atomic<bool>& is_open) {
+    device_function<void(void*, const char*, void (*)(void*), void*)>("zr_sim_enqueue")(
+        native_stream(), "wait for test",
+        [](void* context) {
+          while (!static_cast<const std::atomic<bool>*>(context)->load()) std::this_thread::yield();
+        },
+        const_cast<std::atomic<bool>*>(&is_open));
+  }
   /// Enqueues on the stream: adds 1 to each element.
   void add_one(float* memory, int64_t count) {
     struct Task {
@@ -88,14 +99,15 @@ class SimStream final : public host::DeviceMemory {
  private:
   static void* backing(const void* memory) { return device_function<void*(const void*)>("zr_sim_backing")(memory); }
   const int32_t number_;
+  const int id_;
 };
 
 /// One rank with its open communicator for the memory of its device.
 class DeviceRank {
  public:
-  /// `device`: its number. `options.device` is replaced.
-  DeviceRank(const SharedJob& job, Rank& rank, int32_t device, RigOptions options = {})
-      : stream_((load_sim_device(), device)),
+  /// `device`: its number; `stream`: a stream of it. `options.device` is replaced.
+  DeviceRank(const SharedJob& job, Rank& rank, int32_t device, RigOptions options = {}, int stream = 0)
+      : stream_((load_sim_device(), device), stream),
         rig_(std::make_shared<SharedControl>(job, rank.rank, rank.world), on_sim(std::move(options))),
         comm_(rig_, stream_.device()) {}
 

@@ -183,4 +183,19 @@ TEST_F(CommDeviceLifeTest, AbortEndsCallsAndStreams) {
   });
 }
 
+// The device has 128 MiB: enough for staging memory of 48 MiB, but not of twice as much.
+TEST(CommDeviceStagingTest, GrowsByWhatIsNeededIfTheDeviceHasNoMore) {
+  expect_success(run_sim_ranks(2, [&](const SharedJob& job, Rank& rank) {
+    DeviceRank device(job, rank, rank.rank);
+    const int64_t count = int64_t{12} << 20;
+    const zr_view all = view_on(device, device.stream().allocate(4 * count), count);
+    EXPECT_EQ(device.stream().allocate(8 * count), nullptr);
+    const std::vector<float> ones(static_cast<std::size_t>(count), 1.0f);
+    device.stream().upload(ones.data(), all.data, 4 * count);
+    EXPECT_EQ(device.submit(zr::all_reduce(all, all, "x")), ZR_OK) << device.comm().said();
+    device.stream().synchronize();
+    EXPECT_EQ(SimStream::peek<float>(static_cast<float*>(all.data) + count - 1), 2);
+  }));
+}
+
 }  // namespace

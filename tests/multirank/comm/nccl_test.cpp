@@ -167,6 +167,25 @@ TEST_F(CommNcclLifeTest, OperationsOnHostMemoryRunAfterEarlierOnesOnTheDevice) {
   });
 }
 
+// Two engines of a process, each with an instance of the plug-in and a stream of its own.
+TEST_F(CommNcclLifeTest, OperationsOfEnginesOnOneDeviceRunInTheOrderOfTheirCalls) {
+  expect_success(run_sim_ranks(2, [&](const SharedJob& job, Rank& rank) {
+    DeviceRank first(job, rank, rank.rank, nccl_options()), second(job, rank, rank.rank, nccl_options(), 5);
+    const zr_view one = view_on(first, first.allocate(80), 20), other = view_on(second, second.allocate(80), 20);
+    std::atomic<bool> is_open{false};
+    first.stream().wait_for(is_open);
+    zr_done* const done = done_new(second.comm().host().abi());
+    EXPECT_EQ(first.submit(zr::all_reduce(one, one, "x")), ZR_OK) << first.comm().said();
+    EXPECT_EQ(second.submit(zr::all_reduce(other, other, "y"), done), ZR_OK) << second.comm().said();
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    EXPECT_EQ(done_poll(done, nullptr), ZR_AGAIN) << "it runs after the first engine's";
+    is_open = true;
+    second.stream().synchronize();
+    EXPECT_EQ(done_poll(done, nullptr), ZR_OK);
+    done_release(done);
+  }));
+}
+
 TEST_F(CommNcclLifeTest, CompletionsAreResolved) {
   on_ranks(2, "", [](DeviceRank& rank) {
     RawComm host(rank.rig());
@@ -237,6 +256,22 @@ TEST_F(CommNcclLifeTest, OpeningFailsIfNcclDoesNotConnectTheRanks) {
     if (rank.rank == 1) ::setenv("ZR_SIM_NCCL_STUCK", "1", 1);
     EXPECT_THAT(open_failure(job, rank, rank.rank, nccl_options("connect_timeout = \"300ms\"\n")),
                 HasSubstr("has not connected the ranks within communicator.nccl.connect_timeout"));
+  }));
+}
+
+// Rank 1 does not connect, and ends 300 ms later; the job's store reports it.
+TEST_F(CommNcclLifeTest, OpeningFailsIfTheJobFailsWhileNcclConnects) {
+  expect_success(run_sim_ranks(2, [&](const SharedJob& job, Rank& rank) {
+    if (rank.rank == 1) ::setenv("ZR_SIM_NCCL_STUCK", "1", 1);
+    std::jthread fails;
+    if (rank.rank == 1)
+      fails = std::jthread([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        job.break_job("rank 1 has ended");
+      });
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT_THAT(open_failure(job, rank, rank.rank, nccl_options()), HasSubstr("rank 1 has ended"));
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20)) << "connect_timeout is 2 minutes";
   }));
 }
 

@@ -339,7 +339,7 @@ RANK_BODY(trains_more_parameters_late, Run) {
   for (int i = 0; i < 2; ++i) run.micro_step();
 }
 
-TEST_F(LocalGradientsTest, RejectsWhatItCannotDo) { check_messages("local_gradients_errors.txt", 11); }
+TEST_F(LocalGradientsTest, RejectsWhatItCannotDo) { check_messages("local_gradients_errors.txt", 13); }
 
 // Trains with freeze_step = 0 and beta2 = 0.5, and finds the end of the warm-up as README.md of the plug-in defines it.
 // The data changes in the first steps only, so that the variance becomes stable.

@@ -1,7 +1,9 @@
 // Training state in memory of the devices of several ranks: collectives in the order of streams.
 #include <gmock/gmock.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <thread>
 
 #include "multirank/model/device_engine_test.hpp"
 #include "support/launch_job.hpp"
@@ -9,6 +11,7 @@
 namespace {
 
 using namespace engine_tests;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 const std::string kRanksModel = " parity.model=everything train.steps=3 train.gradient_accumulation=2 job.threads=1";
@@ -148,6 +151,66 @@ TEST_F(DeviceRanksTest, WeightsAreHashedWithAFullDevice) {
         << job;
 }
 
+// One rank fails where the others wait for it: the job ends soon, and the message names the rank.
+class OneRankFailsTest : public DeviceRanksTest {
+ protected:
+  void expect_report(const zr::test::RankBody& body, const std::string& job, const std::string& says,
+                     const std::string& environment = "") {
+    const auto begin = std::chrono::steady_clock::now();
+    const std::string output = result(2, body, job + kDevice, environment);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30)) << "communicator.timeout is 5 min";
+    EXPECT_THAT(output, AllOf(HasSubstr("failed with "), HasSubstr(says))) << job;
+  }
+};
+
+// The exception leaves the scope, so this rank does not take part in its end.
+RANK_BODY(throws_in_a_gather_on_rank_one, Run) {
+  run.build();
+  {
+    const auto full = zr::gather(run.model->parameters());
+    if (run.engine->rank() == 1) throw std::runtime_error("planted in the scope");
+  }
+  run.train();
+}
+
+// The same, but the program goes on.
+RANK_BODY(catches_in_a_gather_on_rank_one, Run) {
+  run.build();
+  try {
+    const auto full = zr::gather(run.model->parameters());
+    if (run.engine->rank() == 1) throw std::runtime_error("planted in the scope");
+  } catch (const std::runtime_error&) {
+  }
+  run.train();
+}
+
+TEST_F(OneRankFailsTest, InAGatherScope) {
+  for (const std::string& job : {kRanksJobs[1], kRanksJobs[3]}) {
+    expect_report(throws_in_a_gather_on_rank_one, job, "rank 1");
+    expect_report(throws_in_a_gather_on_rank_one, job, "planted in the scope");
+    expect_report(catches_in_a_gather_on_rank_one, job, "rank 1");
+  }
+}
+
+// Rank 1 has no memory for the result on its device.
+RANK_BODY(sums_with_a_full_device, Run) {
+  run.build();
+  const auto on_device = torch::TensorOptions(torch::kByte).device(run.engine->device());
+  const torch::Tensor values = torch::ones({int64_t{1} << 20}, on_device);
+  std::vector<torch::Tensor> filler;
+  for (int64_t bytes = run.engine->rank() == 1 ? int64_t{1} << 24 : 0; bytes >= 512; bytes /= 2) try {
+      for (;;) filler.push_back(torch::empty({bytes}, on_device));
+    } catch (const c10::OutOfMemoryError&) {
+    }
+  run.engine->sum(values);
+  run.train();
+}
+
+TEST_F(OneRankFailsTest, InASumWithoutMemory) {
+  for (const std::string& job : {kRanksJobs[1], kRanksJobs[3]})
+    expect_report(sums_with_a_full_device, job, "rank 1", "ZR_SIM_BYTES=60000000");
+}
+
 // The 4 ranks share 2 devices.
 TEST_F(DeviceRanksTest, MoreRanksThanDevicesHaveTheBitsOfTheCpu) {
   for (const std::string& job : {kRanksJobs[1], kRanksJobs[3]})
@@ -174,6 +237,39 @@ TEST_F(DeviceRanksTest, NcclNeedsADeviceForEachRank) {
   const std::string output = result(3, trains_and_prints_loss, kRanksJobs[0] + kNccl);
   EXPECT_THAT(output, HasSubstr("failed with 3"));
   EXPECT_THAT(output, HasSubstr("ranks 0 and 2 both use GPU sim:0"));
+}
+
+// A job whose ranks do not finish opening the communicator; connect_timeout is 2 minutes.
+class NcclOpenTest : public DeviceRanksTest {
+ protected:
+  std::string failure(const std::string& environment, const zr::test::RankBody& body = trains_and_prints_loss) {
+    const auto begin = std::chrono::steady_clock::now();
+    std::string output = result(2, body, kRanksJobs[0] + kNccl + " communicator.timeout=2s", environment);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(7 + 3)) << "3 s: the start";
+    return output;
+  }
+};
+
+TEST_F(NcclOpenTest, EndsIfARankIsKilledWhileNcclConnects) {
+  EXPECT_THAT(failure("ZR_SIM_NCCL_KILLED=1"),
+              AllOf(HasSubstr("failed with 4"), HasSubstr("rank 1"), HasSubstr("killed")));
+}
+
+TEST_F(NcclOpenTest, EndsAfterTheTimeoutIfNcclDoesNotConnect) {
+  EXPECT_THAT(failure("ZR_SIM_NCCL_STUCK=1"),
+              AllOf(HasSubstr("failed with 4"),
+                    HasSubstr("waited longer than communicator.timeout (2.0s) in open of communicator 'nccl'")));
+}
+
+RANK_BODY(rank_1_sleeps, Run) {
+  if (std::string(std::getenv("ZR_RANK")) == "1") std::this_thread::sleep_for(std::chrono::seconds(60));
+  run.build();
+}
+
+TEST_F(NcclOpenTest, EndsAfterTheTimeoutIfARankNeverArrives) {
+  EXPECT_THAT(failure("", rank_1_sleeps),
+              AllOf(HasSubstr("failed with 4"), HasSubstr("communicator.timeout (2.0s) in open of communicator 'nccl'"),
+                    HasSubstr("rank 1")));
 }
 
 RANK_BODY(trains_without_end_on_device, Run) {

@@ -7,10 +7,11 @@
 // any more, end the process.
 //
 // Environment: ZR_SIM_NCCL_VERSION: the version to report. ZR_SIM_NCCL_ERROR=n: group n of this process fails.
-// ZR_SIM_NCCL_STUCK=1: this rank never gets connected.
+// ZR_SIM_NCCL_STUCK=1: this rank never gets connected. ZR_SIM_NCCL_KILLED=r: rank r is killed while the ranks connect.
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -169,6 +170,7 @@ class Communicator {
     state_->rank = rank;
     state_->world = world;
     if (!state_->page) return;
+    if (rank == number_in_environment("ZR_SIM_NCCL_KILLED", -1)) ::raise(SIGKILL);
     state_->page->pids[rank] = ::getpid();
     state_->page->files[rank] = function_of_device<int()>("zr_sim_file")();
     if (!number_in_environment("ZR_SIM_NCCL_STUCK", 0)) state_->page->is_attached[rank].store(1);

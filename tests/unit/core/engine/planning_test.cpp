@@ -1,7 +1,9 @@
 // A job's plan without a job: the strategy's input, tiers, and what [offload] and the budgets reject.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "base/draft_abi.hpp"
 #include "base/text.hpp"
@@ -14,6 +16,7 @@ namespace zr::testing {
 namespace {
 
 using namespace host;
+using ::testing::HasSubstr;
 using Texts = std::vector<std::string>;
 
 class PlanningTest : public ::testing::Test {
@@ -341,6 +344,67 @@ TEST_F(PlanningTest, PlannersLargestRankIsExactForFewRanks) {
   EXPECT_NE(two.plan(0).bytes(), two.plan(1).bytes());
   EXPECT_EQ(two.max_bytes(), std::max(two.plan(0).bytes(), two.plan(1).bytes()));
   EXPECT_EQ(many.max_bytes(), many.plan(0).bytes());
+}
+
+// The folder tests/plugins/sim has the communicators "nccl" and "shm"; only "nccl" has the tag zr_tag_several_hosts.
+class AutomaticCommunicatorTest : public PlanningTest {
+ protected:
+  // The sentence about the communicator, with file names in place of paths.
+  static std::string choice(bool several_hosts, const std::vector<std::string>& overrides, int world = 2) {
+    std::vector<std::string> all{"strategy=zero1", "optimizer=adamw", "train.micro_batch=1", "job.name=unit"};
+    all.insert(all.end(), overrides.begin(), overrides.end());
+    config::Document document = config::Document::parse("", "job.toml", all);
+    if (several_hosts) document.set_several_hosts();
+    const plugin::Registry registry({ZR_BUILD_DIR "/tests/plugins", ZR_BUILD_DIR "/plugins"});
+    const plugin::ResolvedJob job = plugin::resolve_job(document, registry, {}, world);
+    std::string text = job.communicator_choice;
+    const std::string folder = job.communicator ? job.communicator->file.parent_path().string() : "";
+    if (const auto at = text.find(folder); !text.empty() && at != text.npos)
+      text.replace(at, folder.size(), job.communicator->file.parent_path().filename().string());
+    return text;
+  }
+};
+
+TEST_F(AutomaticCommunicatorTest, HasMemoryOfTheDevice) {
+  EXPECT_EQ(choice(false, {"job.device=sim"}),
+            "communicator = \"auto\" is 'shm' (sim/zr_communicator_shm.so): it exchanges memory of 'sim' between ranks "
+            "on one host, with exact results");
+  EXPECT_EQ(choice(true, {"job.device=sim:1", "communicator=auto"}),
+            "communicator = \"auto\" is 'nccl' (sim/zr_communicator_nccl.so): it exchanges memory of 'sim' between "
+            "ranks on several hosts, with exact results");
+}
+
+TEST_F(AutomaticCommunicatorTest, AcceptsKeysOfTheCommunicatorThatItDoesNotChoose) {
+  EXPECT_THAT(choice(false, {"job.device=sim", "communicator.nccl.staging_bytes=1MiB"}), HasSubstr("'shm'"));
+  EXPECT_THAT(choice(true, {"job.device=sim", "communicator.nccl.staging_bytes=1MiB"}), HasSubstr("'nccl'"));
+}
+
+TEST_F(AutomaticCommunicatorTest, ExchangesHostMemoryIfThereIsNoLibraryForTheDevice) {
+  EXPECT_EQ(
+      choice(false, {"job.device=other"}),
+      "communicator = \"auto\" is 'shm' (plugins/zr_communicator_shm.so): there is no communicator with memory of "
+      "'other' for ranks on one host, so that it exchanges host memory");
+}
+
+TEST_F(AutomaticCommunicatorTest, ExchangesHostMemoryIfCollectivesMayBeInexact) {
+  if (!std::filesystem::exists(ZR_BUILD_DIR "/plugins/zr_communicator_mpi.so")) GTEST_SKIP() << "built without MPI";
+  EXPECT_EQ(
+      choice(true, {"job.device=sim", "communicator.exact=false", "communicator.gradients=int8"}),
+      "communicator = \"auto\" is 'mpi' (plugins/zr_communicator_mpi.so): collectives between hosts may be inexact "
+      "(communicator.exact = false, communicator.gradients = \"int8\"); communicator = \"nccl\", which is exact, "
+      "exchanges memory of the device");
+}
+
+TEST_F(AutomaticCommunicatorTest, SaysNothingWithoutADeviceAndForANamedCommunicator) {
+  EXPECT_EQ(choice(false, {}), "");
+  EXPECT_EQ(choice(false, {"job.device=sim", "communicator=shm"}), "");
+  EXPECT_EQ(choice(false, {"job.device=sim"}, 1), "");
+}
+
+TEST_F(AutomaticCommunicatorTest, PlansPrintTheChoice) {
+  const plugin::ResolvedJob two = job({"job.device=other"}, "", 2);
+  const engine::Planner planner(two, parameters({{"a", 1500}}), 2);
+  EXPECT_THAT(planner.plan(0).text("plan", planner.context()), HasSubstr("\n  " + two.communicator_choice + "\n"));
 }
 
 TEST_F(PlanningTest, TextOfAPlanOverBudgetHasThePlanAndTheSuggestions) {
