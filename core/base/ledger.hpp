@@ -59,8 +59,9 @@ class Ledger {
   int64_t held(Tier tier, MemoryKind kind) const;
   int64_t held(Tier tier) const;
   int64_t planned(Tier tier) const;
-  int64_t reserved(Tier tier) const;
   int64_t peak(Tier tier) const;
+  /// The bytes that reserve() has added.
+  int64_t reserved(Tier tier) const;
 
  private:
   struct Entry {
