@@ -23,11 +23,26 @@ void Ledger::add_locked(Tier tier, MemoryKind kind, std::string_view tag, int64_
 }
 
 void Ledger::add(Tier tier, MemoryKind kind, std::string_view tag, int64_t bytes) {
+  {
+    const MutexLock lock(mutex_);
+    add_locked(tier, kind, tag, bytes, bytes);
+  }
+  report_change(tier);
+}
+
+void Ledger::reserve(Tier tier, int64_t bytes) {
+  {
+    const MutexLock lock(mutex_);
+    reserved_[tier] += bytes;
+  }
+  report_change(tier);
+}
+
+void Ledger::report_change(Tier tier) {
   std::function<void(int64_t)> changed;
   int64_t now = 0;
   {
     const MutexLock lock(mutex_);
-    add_locked(tier, kind, tag, bytes, bytes);
     now = totals_[tier].now;
     if (const auto at = on_change_.find(tier); at != on_change_.end()) changed = at->second;
   }
@@ -76,6 +91,12 @@ int64_t Ledger::planned(Tier tier) const {
   const MutexLock lock(mutex_);
   const auto at = totals_.find(tier);
   return at == totals_.end() ? 0 : at->second.planned;
+}
+
+int64_t Ledger::reserved(Tier tier) const {
+  const MutexLock lock(mutex_);
+  const auto at = reserved_.find(tier);
+  return at == reserved_.end() ? 0 : at->second;
 }
 
 int64_t Ledger::peak(Tier tier) const {

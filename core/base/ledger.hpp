@@ -46,8 +46,10 @@ class Ledger {
   void add(Tier tier, MemoryKind kind, std::string_view tag, int64_t bytes);
   /// Records bytes that another allocator counts for a kind: held now, and its peak.
   void observe(Tier tier, MemoryKind kind, std::string_view tag, int64_t now, int64_t peak);
-  /// Sets the callback that add() calls after every change of a tier, on the same thread, with the bytes that the tier
-  /// then holds. Replaces the previous callback; an empty function removes it. The callback may throw.
+  /// Adds to the bytes that will be allocated later (bytes < 0: subtracts), which budgets count as held.
+  void reserve(Tier tier, int64_t bytes);
+  /// Sets the callback that add() and reserve() call after every change of a tier, on the same thread, with the bytes
+  /// that the tier then holds. Replaces the previous callback; an empty function removes it. The callback may throw.
   void on_change(Tier tier, std::function<void(int64_t now)> changed);
   /// Rows with held or planned bytes, ordered by tier and kind.
   std::vector<Row> rows() const;
@@ -58,16 +60,20 @@ class Ledger {
   int64_t held(Tier tier) const;
   int64_t planned(Tier tier) const;
   int64_t peak(Tier tier) const;
+  /// The bytes that reserve() has added.
+  int64_t reserved(Tier tier) const;
 
  private:
   struct Entry {
     int64_t planned = 0, now = 0, peak = 0;
   };
+  void report_change(Tier tier);
   void add_locked(Tier tier, MemoryKind kind, std::string_view tag, int64_t bytes, int64_t peak) ZR_REQUIRES(mutex_);
   mutable Mutex mutex_;
   std::map<std::pair<Tier, MemoryKind>, Entry> entries_ ZR_GUARDED_BY(mutex_);
   std::map<std::string, int64_t, std::less<>> tags_ ZR_GUARDED_BY(mutex_);  // bytes held now
   std::map<Tier, Entry> totals_ ZR_GUARDED_BY(mutex_);
+  std::map<Tier, int64_t> reserved_ ZR_GUARDED_BY(mutex_);
   std::map<Tier, std::function<void(int64_t)>> on_change_ ZR_GUARDED_BY(mutex_);
 };
 

@@ -7,12 +7,12 @@
 #include <cstring>
 #include <limits>
 
-#include "base/dtype.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
-#include "base/round_up.hpp"
-#include "checkpoint/safetensors.hpp"
+#include "base/text.hpp"
+#include "engine/saver.hpp"
 #include "plugin/extension.hpp"
+#include "update/cast.hpp"
 #include "update/norm.hpp"
 #include "zr/ordered_reduce.hpp"
 
@@ -20,12 +20,19 @@ namespace zr::host::engine {
 
 namespace {
 
-constexpr int64_t kPart = 16 * plan::kNormBlock;  // elements that are read twice, the second time from a core's cache
+constexpr int64_t kGathered = int64_t{256} << 10;  // elements of a shared array that are gathered at a time
+constexpr int64_t kPart = 16 * plan::kNormBlock;   // elements that are read twice, the second time from a core's cache
 
-zr_view floats(float* data, int64_t count) { return {data, count, ZR_F32, 0, kHostMemory}; }
-
-// In checkpoints.
-std::string saved_kind(const std::string& slot) { return checkpoint::kLocalState + slot; }
+// The elements in [first, first + count) of a parameter whose shared masters a rank writes: begin and end. The ranks of
+// a host each write a part.
+std::pair<int64_t, int64_t> written_part(const plan::MemoryPlan& plan, uint32_t param, int64_t first, int64_t count) {
+  const plan::PlanInput::Place place = plan.input.place_of(plan.rank);
+  const int64_t blocks = plan::norm_blocks_of(plan.input.parameters[param].count);
+  const auto cut = [&](int64_t rank) {
+    return std::clamp(blocks * rank / place.ranks * plan::kNormBlock, first, first + count);
+  };
+  return {cut(place.index), cut(place.index + 1)};
+}
 
 }  // namespace
 
@@ -51,36 +58,26 @@ LocalGradients::LocalGradients(const StepContext& context, ShardedState& state)
     : context_(context),
       state_(state),
       plan_(plan::local_plan(context.plan)),
-      api_(local_optimizer_of(context.plan.input, context.optimizers).api) {
+      api_(local_optimizer_of(context.plan.input, context.optimizers).api),
+      memory_(context, plan_) {
   if (!api_) return;
+  using Elements = LocalMemory::Elements;
   const plan::PlanInput& input = context.plan.input;
-  for (const plan::LocalArray& array : plan_.arrays)
-    memory_.push_back(array.elements == 0 ? nullptr
-                                          : context.comm.allocate(array.elements * size_of(array.dtype), 64,
-                                                                  Tier::device, array.kind, array.tag));
-  auto next = memory_.begin();
-  gradients_ = static_cast<float*>(*next++);
+  std::size_t next = 1;  // after the gradients
   const auto& description = *std::ranges::find_if(input.descriptions, [](const plan::OptimizerDescription& d) {
     return (d.needs & ZR_OPT_NEEDS_LOCAL_GRADS) != 0;
   });
   for (const zr_slot& slot : description.private_slots)
-    private_.push_back({slot.name, (slot.flags & ZR_SLOT_UNSHARDED) != 0, static_cast<float*>(*next++)});
-  if (plan_.has_replicas && context.plan.has_master) replicas_.push_back({"", true, static_cast<float*>(*next++)});
+    private_.push_back({slot.name, slot.flags & ZR_SLOT_UNSHARDED ? Elements::all : Elements::served, next++});
+  if (plan_.has_replicas && context.plan.has_master) replicas_.push_back({"", Elements::all, next++});
   for (const zr_slot& slot : description.slots)
-    if (plan_.has_replicas && (slot.flags & ZR_SLOT_UNSHARDED))
-      replicas_.push_back({slot.name, true, static_cast<float*>(*next++)});
-  scratch_ = {*next, plan_.arrays.back().elements, ZR_U8, 0, kHostMemory};
+    if (plan_.has_replicas && (slot.flags & ZR_SLOT_UNSHARDED)) replicas_.push_back({slot.name, Elements::all, next++});
   ranges_.resize(input.parameters.size());
   for (std::size_t i = 0; i < ranges_.size(); ++i)
     for (const plan::ServedRange& range : plan_.ranges[i])
       ranges_[i].push_back({range.first, range.count, range.rank, 0});
   begun_.assign(input.parameters.size(), 0);
   non_finite_.assign(input.parameters.size(), 0);
-  for (update::UpdateSlice slice : state_.slices()) {
-    slice.grad = part_of(gradient(slice.param), slice.first, slice.count);
-    slices_.push_back(std::move(slice));
-  }
-  add_replicas();
   if (description.needs & ZR_OPT_NEEDS_COMM) bind();
   warn_if_unused();
 }
@@ -103,24 +100,43 @@ void LocalGradients::warn_if_unused() {
                   context_.optimizers.id(0), steps.key, steps.value, steps.origin.text()));
 }
 
-LocalGradients::~LocalGradients() {
-  for (void* memory : memory_) context_.comm.free(memory);
+// Before the first step with local gradients. Collective.
+void LocalGradients::prepare_memory(int64_t update) {
+  if (has_memory_) return;
+  const RecursiveMutexLock lock(context_.use);
+  const checkpoint::CheckpointComm comm = checkpoint_comm_of(context_.setup.control);
+  const auto on_all_ranks = [&](const auto& allocate) {
+    run_on_all_ranks(comm, [&] {
+      try {
+        allocate();
+      } catch (const EnvironmentError& failure) {
+        fail_environment(fmt::format(
+            "update {} is the first with gradients that are not reduced over ranks, for which optimizer '{}' needs {} "
+            "more per rank: {}; the step has not begun: free memory, or resume from a checkpoint with fewer ranks per "
+            "host",
+            update, context_.optimizers.id(0), bytes_text(context_.plan.local_bytes()), failure.what()));
+      }
+    });
+  };
+  try {
+    on_all_ranks([&] { memory_.allocate_own(); });
+    if (memory_.has_shared_arrays()) on_all_ranks([&] { memory_.allocate_shared(); });
+  } catch (...) {
+    memory_.free();
+    throw;
+  }
+  make_slices();
+  has_memory_ = true;
 }
 
-zr_view LocalGradients::gradient(uint32_t param) const {
-  return floats(gradients_ + plan_.offsets[param], context_.plan.input.parameters[param].count);
-}
-
-int64_t LocalGradients::served_elements(uint32_t param) const {
-  int64_t elements = 0;
-  for (const plan::ServedRange& range : plan_.ranges[param])
-    if (range.rank == context_.rank()) elements += range.count;
-  return elements;
-}
-
-zr_view LocalGradients::view(const Array& array, uint32_t param) const {
-  if (!array.all) return floats(array.data + plan_.served_offsets[param], served_elements(param));
-  return floats(array.data + plan_.offsets[param], context_.plan.input.parameters[param].count);
+void LocalGradients::make_slices() {
+  slices_.clear();
+  rounded_.clear();
+  for (update::UpdateSlice slice : state_.slices()) {
+    slice.grad = part_of(gradient(slice.param), slice.first, slice.count);
+    slices_.push_back(std::move(slice));
+  }
+  add_replicas();
 }
 
 // Slices for the elements of the weights that this rank holds for itself and other ranks own.
@@ -145,15 +161,46 @@ void LocalGradients::add_replica(uint32_t param, const plan::Piece& weight, int6
   slice.first = first;
   slice.count = count;
   slice.weight = part_of(state_.buffers().views()[weight.buffer], weight.offset + first - weight.first, count);
-  slice.grad = part_of(gradient(param), first, count);
+  const Array* const masters = context_.plan.has_master ? &replicas_.front() : nullptr;
+  if (masters) slice.master = part_of(view(*masters, param), first, count);
+  if (masters && is_shared(*masters)) {
+    // This rank updates its part of the masters, and rounds the others to its own weights.
+    const auto [begin, end] = written_part(context_.plan, param, first, count);
+    for (const auto& [from, to] : {std::pair(first, begin), std::pair(end, first + count)})
+      if (to > from) rounded_.push_back(update::slice_part(context_.plan, slice, from - first, to - from));
+    slice = update::slice_part(context_.plan, slice, begin - first, end - begin);
+    if (slice.count == 0) return;
+    slice.master = part_of(memory_.writable(masters->index, param), slice.first, slice.count);
+  }
+  slice.grad = part_of(gradient(param), slice.first, slice.count);
   const auto replica_of = [&](const std::string& slot) {
     for (const Array& array : replicas_)
-      if (array.slot == slot) return part_of(view(array, param), first, count);
+      if (array.slot == slot) return part_of(view(array, param), slice.first, slice.count);
     return zr_view{nullptr, 0, ZR_F32, 0, kHostMemory};
   };
-  if (context_.plan.has_master) slice.master = replica_of("");
   for (const zr_slot& slot : context_.plan.input.description(param).slots) slice.slots.push_back(replica_of(slot.name));
   slices_.push_back(std::move(slice));
+}
+
+// After the update of the masters that the ranks of a host share. Collective.
+void LocalGradients::round_shared_masters(const std::vector<char>& touched) {
+  if (replicas_.empty() || !replicas_.front().slot.empty() || !is_shared(replicas_.front())) return;
+  for (const update::UpdateSlice& own : state_.slices()) {
+    if (!touched[own.param]) continue;
+    const auto [begin, end] = written_part(context_.plan, own.param, own.first, own.count);
+    const zr_view to = part_of(memory_.writable(replicas_.front().index, own.param), begin, end - begin);
+    std::memcpy(to.data, part_of(own.master, begin - own.first, end - begin).data,
+                static_cast<std::size_t>(end - begin) * sizeof(float));
+  }
+  context_.comm.barrier("masters that the ranks of a host share");
+  for (const update::UpdateSlice& slice : rounded_) {
+    if (!touched[slice.param]) continue;
+    context_.pool.parallel_for((slice.count + kPart - 1) / kPart, 1, [&](int64_t begin, int64_t end) {
+      const int64_t first = begin * kPart, count = std::min(end * kPart, slice.count) - first;
+      const zr_view to = part_of(slice.weight, first, count);
+      update::downcast(static_cast<const float*>(slice.master.data) + first, count, to.dtype, to.data);
+    });
+  }
 }
 
 // before: null if `update` is later than the next one.
@@ -172,8 +219,16 @@ bool LocalGradients::needs_local(int64_t update, const zr_param_updates* before)
 
 void LocalGradients::begin_step(int64_t update, const std::vector<int64_t>& all, const std::vector<int64_t>& local) {
   const zr_param_updates before{sizeof(zr_param_updates), static_cast<uint32_t>(all.size()), all.data(), local.data()};
-  active_ = api_ && needs_local(update, &before);
-  if (api_ && !active_) std::ranges::fill(begun_, 0);  // a step with reduced gradients changes what they began with
+  active_ = false;
+  if (!api_) return;
+  if (needs_local(update, &before)) {
+    prepare_memory(update);
+    active_ = true;
+    return;
+  }
+  std::ranges::fill(begun_, 0);  // a step with reduced gradients changes what they began with
+  memory_.free_own();
+  has_memory_ = false;
 }
 
 LocalGradients::NonFinite LocalGradients::non_finite() const {
@@ -224,28 +279,43 @@ void LocalGradients::restart() {
   masters_are_stale_ = states_are_stale_ = true;
 }
 
+// Gathers a tensor of a parameter from its owners. Collective.
+void LocalGradients::gather(const Array& array, uint32_t param, LogicalTensor kind, const std::string& slot) {
+  const zr_view all = view(array, param);
+  if (!is_shared(array)) return state_.read(param, kind, slot, 0, all.count, static_cast<float*>(all.data));
+  const bool writes = context_.plan.input.place_of(context_.rank()).index == 0;
+  float* const shared = static_cast<float*>(memory_.writable(array.index, param).data);
+  std::vector<float> part(static_cast<std::size_t>(std::min(kGathered, all.count)));
+  for (int64_t first = 0; first < all.count; first += kGathered) {
+    const int64_t count = std::min(kGathered, all.count - first);
+    state_.read(param, kind, slot, first, count, part.data());
+    if (writes) std::memcpy(shared + first, part.data(), static_cast<std::size_t>(count) * sizeof(float));
+  }
+}
+
 // Gathers what this rank needs of the elements that other ranks own, unless it has it. Collective.
 void LocalGradients::prepare(const std::vector<char>& touched) {
   const std::vector<plan::Parameter>& parameters = context_.plan.input.parameters;
   for (uint32_t param = 0; param < parameters.size(); ++param) {
     if (parameters[param].frozen || parameters[param].count == 0) continue;
-    const auto gather = [&](const Array& array, LogicalTensor kind, const std::string& slot) {
-      state_.read(param, kind, slot, 0, parameters[param].count, static_cast<float*>(view(array, param).data));
-    };
     for (const Array& array : replicas_) {
       const bool is_master = array.slot.empty();
       if (is_master ? masters_are_stale_ : states_are_stale_)
-        gather(array, is_master ? LogicalTensor::value : LogicalTensor::state, array.slot);
+        gather(array, param, is_master ? LogicalTensor::value : LogicalTensor::state, array.slot);
     }
     if (begun_[param] || !touched[param]) continue;
     for (const Array& array : private_) {
-      if (array.all) {
-        gather(array, LogicalTensor::state, context_.plan.input.description(param).slots.front().name);
+      if (array.all()) {
+        gather(array, param, LogicalTensor::state, context_.plan.input.description(param).slots.front().name);
       } else if (const zr_view values = view(array, param); values.count > 0) {
         std::memset(values.data, 0, static_cast<std::size_t>(values.count) * sizeof(float));
       }
     }
   }
+  const auto is_written = [&](const Array& array) {  // by the first rank of each host
+    return is_shared(array) && (array.slot.empty() ? masters_are_stale_ : states_are_stale_);
+  };
+  if (std::ranges::any_of(replicas_, is_written)) context_.comm.barrier("states that the ranks of a host share");
   masters_are_stale_ = states_are_stale_ = false;
 }
 
@@ -268,9 +338,10 @@ void LocalGradients::exchange(const Input& input) {
   const zr_step step{sizeof(zr_step), input.grad_mul, input.number, std::numeric_limits<double>::quiet_NaN()};
   const plugin::Instance& optimizer = context_.optimizers.main();
   const RecursiveMutexLock lock(context_.use);
+  const zr_view scratch = memory_.scratch();
   CallError error;
   const auto exchange = [&] {
-    return api_->exchange(optimizer.self(), &step, pointers.data(), static_cast<uint32_t>(pointers.size()), &scratch_,
+    return api_->exchange(optimizer.self(), &step, pointers.data(), static_cast<uint32_t>(pointers.size()), &scratch,
                           &error);
   };
   context_.check(call_plugin(&error, exchange), error, optimizer.call_text("exchange"));
@@ -283,6 +354,7 @@ void LocalGradients::update(const Input& input) {
   const update::UpdateInput update_input{
       1, input.number, std::numeric_limits<double>::quiet_NaN(), &input.steps, &input.rates, &input.touched};
   update::update({{&context_.optimizers.main(), nullptr}}, context_.pool, context_.plan, slices_, update_input);
+  round_shared_masters(input.touched);
 }
 
 // A part of a state that this rank has; it is in memory, and not cut inside of a norm block.
@@ -315,84 +387,6 @@ void LocalGradients::pass_state_sum(int64_t update, NormBlocks& norm) {
       [&](uint32_t param, int64_t first, int64_t count) { return state_part(param, index, first, count); });
   const auto pass = [&] { return api_->state_sum(optimizer.self(), update, sum, &error); };
   context_.check(call_plugin(&error, pass), error, optimizer.call_text("state_sum"));
-}
-
-std::vector<int64_t> LocalGradients::saved_shape(const Array& array, uint32_t param) const {
-  std::vector<int64_t> shape = context_.plan.input.parameters[param].shape;
-  if (array.all) shape.insert(shape.begin(), context_.world());
-  return shape;
-}
-
-void LocalGradients::add_slabs(const Array& array, uint32_t param, checkpoint::CheckpointContents& contents) const {
-  const auto index = static_cast<uint32_t>(contents.tensors.size());
-  const zr_view values = view(array, param);
-  const int64_t bytes = values.count * int64_t{sizeof(float)};
-  if (array.all) {
-    contents.slabs.push_back({index, context_.rank() * bytes, bytes, values.data, {}});
-    return;
-  }
-  const float* from = static_cast<const float*>(values.data);
-  for (const plan::ServedRange& range : plan_.ranges[param]) {
-    if (range.rank != context_.rank()) continue;
-    contents.slabs.push_back(
-        {index, range.first * int64_t{sizeof(float)}, range.count * int64_t{sizeof(float)}, from, {}});
-    from += range.count;
-  }
-}
-
-void LocalGradients::add_to(checkpoint::CheckpointContents& contents) const {
-  for (uint32_t param = 0; param < begun_.size(); ++param) {
-    const plan::Parameter& p = context_.plan.input.parameters[param];
-    if (p.frozen || p.count == 0) continue;
-    for (const Array& array : private_) {
-      if (!begun_[param]) {
-        contents.later_bytes += round_up(view(array, param).count * int64_t{sizeof(float)} +
-                                             checkpoint::CheckpointContents::kAlignment * std::ssize(ranges_[param]),
-                                         checkpoint::CheckpointContents::kAlignment);
-        continue;
-      }
-      add_slabs(array, param, contents);
-      contents.tensors.push_back(
-          {saved_kind(array.slot), p.name, checkpoint::safetensors_name(ZR_F32), saved_shape(array, param), {}});
-    }
-  }
-}
-
-void LocalGradients::read_saved(const Array& array, uint32_t param, const checkpoint::Checkpoint& from,
-                                const checkpoint::SavedTensor& saved) {
-  const zr_view values = view(array, param);
-  const int64_t bytes = values.count * int64_t{sizeof(float)};
-  if (array.all) return from.read(saved, context_.rank() * bytes, bytes, values.data);
-  char* to = static_cast<char*>(values.data);
-  for (const plan::ServedRange& range : plan_.ranges[param]) {
-    if (range.rank != context_.rank()) continue;
-    const int64_t size = range.count * int64_t{sizeof(float)};
-    from.read(saved, range.first * int64_t{sizeof(float)}, size, to);
-    to += size;
-  }
-}
-
-std::string LocalGradients::restore(const checkpoint::Checkpoint& from, int64_t saved_world,
-                                    const std::vector<std::pair<uint32_t, std::string>>& names) {
-  std::vector<std::string> lost;
-  for (const auto& [param, name] : names) {
-    if (!api_ || context_.plan.input.parameters[param].frozen) continue;
-    std::vector<const checkpoint::SavedTensor*> found;
-    for (const Array& array : private_) {
-      const checkpoint::SavedTensor* saved = from.find(saved_kind(array.slot), name);
-      if (!saved || saved->dtype != checkpoint::safetensors_name(ZR_F32)) continue;
-      const std::string text = fmt::format("'{}'", array.slot);
-      if (saved_world != context_.world()) {
-        if (std::ranges::find(lost, text) == lost.end()) lost.push_back(text);
-      } else if (saved->shape == saved_shape(array, param)) {
-        found.push_back(saved);
-      }
-    }
-    if (found.size() != private_.size()) continue;
-    for (std::size_t i = 0; i < found.size(); ++i) read_saved(private_[i], param, from, *found[i]);
-    begun_[param] = 1;
-  }
-  return fmt::format("{}", fmt::join(lost, ", "));
 }
 
 }  // namespace zr::host::engine

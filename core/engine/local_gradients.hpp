@@ -10,6 +10,7 @@
 #include "base/draft_abi.hpp"
 #include "checkpoint/load.hpp"
 #include "checkpoint/save.hpp"
+#include "engine/local_memory.hpp"
 #include "engine/norm_blocks.hpp"
 #include "engine/optimizers.hpp"
 #include "engine/sharded_state.hpp"
@@ -23,21 +24,22 @@ namespace zr::host::engine {
 /// optimizer that needs local gradients it has no memory, and no step is local.
 class LocalGradients {
  public:
-  /// Allocates the memory and binds the optimizer to the communicator. Both arguments outlive the object.
+  /// Reserves the memory and binds the optimizer to the communicator. Both arguments outlive the object.
   LocalGradients(const StepContext& context, ShardedState& state);
-  ~LocalGradients();
   LocalGradients(const LocalGradients&) = delete;
 
   /// Call before the first backward of a step: whether its gradients stay on their ranks. update: the number of the
   /// step's update; the first is 1. The lists, by parameter: number of its updates before the step, and of those whose
-  /// gradients were not reduced. Throws Error if the optimizer rejects the step, which then has not begun.
+  /// gradients were not reduced. The first step whose gradients stay on their ranks allocates the memory, which
+  /// is collective. Throws Error if the optimizer rejects the step or memory cannot be allocated on all ranks; the step
+  /// then has not begun.
   void begin_step(int64_t update, const std::vector<int64_t>& all, const std::vector<int64_t>& local);
   /// Whether those of the current step do.
   bool active() const { return active_; }
   /// ZR_USE_LOCAL_GRADS in such a step, otherwise 0.
   uint32_t use_flags() const { return active_ ? uint32_t{ZR_USE_LOCAL_GRADS} : 0; }
   /// This rank's sum of a parameter's gradients, fp32. Any thread.
-  zr_view gradient(uint32_t param) const;
+  zr_view gradient(uint32_t param) const { return memory_.gradient(param); }
   struct NonFinite {
     int64_t elements = 0;
     int64_t first_param = -1;  // the first parameter with one, in the model's order; -1: none
@@ -82,19 +84,24 @@ class LocalGradients {
  private:
   struct Array {
     std::string slot;  // name of the state; "": masters
-    bool all;          // of all elements
-    float* data;
+    LocalMemory::Elements elements;
+    std::size_t index;  // in the plan
+    bool all() const { return elements == LocalMemory::Elements::all; }
   };
   void bind();
   void warn_if_unused();
   bool needs_local(int64_t update, const zr_param_updates* before) const;
   zr_view state_part(uint32_t param, std::size_t slot, int64_t first, int64_t count) const;
-  zr_view view(const Array& array, uint32_t param) const;
-  int64_t served_elements(uint32_t param) const;
+  zr_view view(const Array& array, uint32_t param) const { return memory_.view(array.index, array.elements, param); }
+  void prepare_memory(int64_t update);
+  void make_slices();
   template <class F>
   void count_non_finite(uint32_t param, const F& in_range);
   void add_replicas();
   void add_replica(uint32_t param, const plan::Piece& weight, int64_t first, int64_t count);
+  void round_shared_masters(const std::vector<char>& touched);
+  bool is_shared(const Array& array) const { return memory_.is_shared(array.index); }
+  void gather(const Array& array, uint32_t param, LogicalTensor kind, const std::string& slot);
   void prepare(const std::vector<char>& touched);
   void exchange(const Input& input);
   std::vector<int64_t> saved_shape(const Array& array, uint32_t param) const;
@@ -106,13 +113,12 @@ class LocalGradients {
   ShardedState& state_;
   const plan::LocalPlan plan_;
   const zr_local_gradients_api* api_;  // null: no optimizer needs local gradients
-  bool active_ = false;
-  std::vector<void*> memory_;   // by array of the plan
-  float* gradients_ = nullptr;  // one of them
+  bool active_ = false, has_memory_ = false;
+  LocalMemory memory_;
   std::vector<Array> private_, replicas_;
-  zr_view scratch_{};
   std::vector<std::vector<zr_served_range>> ranges_;         // by parameter
   std::vector<update::UpdateSlice> slices_;                  // own ones, then those of other ranks' elements
+  std::vector<update::UpdateSlice> rounded_;                 // weights, and masters that other ranks of the host update
   std::vector<int64_t> non_finite_;                          // by parameter: elements of its sum
   std::vector<char> begun_;                                  // by parameter: its private states have been used
   bool masters_are_stale_ = true, states_are_stale_ = true;  // of the replicas

@@ -94,7 +94,8 @@ void MemoryBudget::watch_device(const config::Setting<int64_t>& budget) {
 
 MemoryBudget::Held MemoryBudget::held() const {
   const Ledger& ledger = context_.ledger;
-  const int64_t of_ledger = ledger.held(Tier::device) - ledger.held(Tier::device, MemoryKind::activations);
+  const int64_t of_ledger =
+      ledger.held(Tier::device) - ledger.held(Tier::device, MemoryKind::activations) + ledger.reserved(Tier::device);
   if (!on_device_) {
     const model::Model::Temporaries temporaries = context_.model.temporaries();
     return {of_ledger, temporaries.held, temporaries.peak};
@@ -142,6 +143,8 @@ std::string MemoryBudget::kinds_text(int64_t temporaries) const {
     if (!in_host_memory && ledger_row.tier == Tier::device && ledger_row.kind != MemoryKind::activations)
       row(kMemoryKindNames[static_cast<std::size_t>(ledger_row.kind)], bytes_text(ledger_row.planned), ledger_row.now);
   row("activations", "unknown", temporaries);
+  if (const int64_t later = context_.ledger.reserved(Tier::device))
+    text += fmt::format("  {} of it is reserved for later steps\n", bytes_text(later));
   if (in_host_memory) return text;
   text += "  largest: ";
   std::size_t shown = 0;

@@ -108,12 +108,23 @@ std::string sharing_obstacle(const plan::PlanInput& input, const config::JobConf
   if (!ordered) return "the ranks are not numbered host by host (mpirun --map-by slot)";
   return comm::sharing_obstacle(*communicator, input.several_hosts() ? input.hosts : std::vector<int>{input.world});
 }
+
+// Whether the ranks of a host have one copy of the masters and states with which steps with local gradients update all
+// weights. communicator.share_weights decides about the weights only.
+bool shares_states(const plan::PlanInput& input, const config::JobConfig& config, const plugin::Instance* communicator,
+                   bool ordered) {
+  return input.exchange_plan && input.world > 1 && communicator && ordered &&
+         config.memory().device_budget_bytes == 0 &&
+         comm::sharing_obstacle(*communicator, input.several_hosts() ? input.hosts : std::vector<int>{input.world})
+             .empty();
+}
 }  // namespace
 
 void choose_sharing(plan::PlanInput& input, const config::JobConfig& config, const plugin::Instance* communicator,
                     bool ordered) {
   input.sharing_obstacle = sharing_obstacle(input, config, communicator, ordered);
   input.share_weights = input.sharing_obstacle.empty();
+  input.share_states = shares_states(input, config, communicator, ordered);
 }
 
 bool snapshots(const config::JobConfig& config) {

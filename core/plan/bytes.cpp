@@ -76,7 +76,7 @@ void for_each_staging_buffer(const MemoryPlan& plan, F&& fn) {
 template <class F>
 void for_each_local_array(const MemoryPlan& plan, F&& fn) {
   for (const LocalArray& array : local_plan(plan).arrays)
-    fn(plan.input.tiers[0], array.kind, array.tag, array.elements, array.dtype);
+    fn(plan.input.tiers[0], array.kind, array.tag, array.counted, array.dtype);
 }
 
 // All memory of a rank.
@@ -197,6 +197,12 @@ int64_t MemoryPlan::bytes(Tier tier) const {
   return bytes;
 }
 
+int64_t MemoryPlan::local_bytes() const {
+  int64_t bytes = 0;
+  for (const LocalArray& array : local_plan(*this).arrays) bytes += array.bytes();
+  return bytes;
+}
+
 int64_t MemoryPlan::unsharded_weight_bytes() const {
   int64_t elements = 0;
   for (const Piece& piece : rank_plan.weights) elements += piece.shard ? 0 : piece.count;
@@ -268,6 +274,7 @@ std::string MemoryPlan::text(const std::string& title, const PlanContext& contex
         if (!here) elsewhere[where.id] += elements * size_of(dtype);
       });
   out += row("total", "without activations", "", bytes());
+  if (input.exchange_plan) out += row("total", "before local gradients", "", bytes() - local_bytes());
   for (const auto& [id, bytes] : elsewhere) out += row("total", "on " + id, "", bytes);
   if (!state_location.empty()) out += fmt::format("  {}\n", state_location);
   if (!context.communicator_choice.empty()) out += fmt::format("  {}\n", context.communicator_choice);

@@ -61,9 +61,11 @@ bool every_rank_owns_all(const MemoryPlan& plan, int64_t owned, int64_t trainabl
 }
 
 void add_arrays(const MemoryPlan& plan, LocalPlan& local) {
-  const auto add = [&](MemoryKind kind, const std::string& tag, int64_t elements, zr_dtype dtype = ZR_F32) {
+  const PlanInput::Place place = plan.input.place_of(plan.rank);
+  const auto add = [&](MemoryKind kind, const std::string& tag, int64_t elements, zr_dtype dtype = ZR_F32,
+                       bool is_shared = false) {
     if (std::ranges::none_of(local.arrays, [&](const LocalArray& array) { return array.tag == tag; }))
-      local.arrays.push_back({kind, tag, elements, dtype});
+      local.arrays.push_back({kind, tag, elements, dtype, is_shared, is_shared ? place.share_of(elements) : elements});
   };
   add(MemoryKind::gradients, "local gradients", local.elements);
   for (const OptimizerDescription& description : plan.input.descriptions)
@@ -71,11 +73,13 @@ void add_arrays(const MemoryPlan& plan, LocalPlan& local) {
       add(MemoryKind::optimizer, std::string(slot.name) + ", own",
           slot.flags & ZR_SLOT_UNSHARDED ? local.elements : local.served);
   local.private_arrays = local.arrays.size() - 1;
-  if (local.has_replicas && plan.has_master) add(MemoryKind::master, "fp32 master weights, all", local.elements);
+  const bool shared = plan.input.share_states;
+  if (local.has_replicas && plan.has_master)
+    add(MemoryKind::master, "fp32 master weights, all", local.elements, ZR_F32, shared);
   for (const OptimizerDescription& description : plan.input.descriptions)
     for (const zr_slot& slot : description.slots)
       if (local.has_replicas && (slot.flags & ZR_SLOT_UNSHARDED))
-        add(MemoryKind::optimizer, std::string(slot.name) + ", all", local.elements);
+        add(MemoryKind::optimizer, std::string(slot.name) + ", all", local.elements, ZR_F32, shared);
   add(MemoryKind::buckets, "compressed messages", local.exchange.scratch, ZR_U8);
 }
 

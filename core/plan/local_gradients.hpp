@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/dtype.hpp"
 #include "base/ledger.hpp"
 #include "zr/abi/base.h"
 
@@ -34,6 +35,9 @@ struct LocalArray {
   std::string tag;  // in the ledger
   int64_t elements;
   zr_dtype dtype;
+  bool shared = false;  // the ranks of a host have one copy
+  int64_t counted = 0;  // elements that count for this rank: its part of a shared array
+  int64_t bytes() const { return counted * size_of(dtype); }
 };
 
 /// What a rank holds for steps with local gradients. In arrays of all elements, every trainable parameter is complete;

@@ -275,11 +275,13 @@ PlanInput::Place PlanInput::place_of(int rank) const {
   fail_internal("a rank is on no host");
 }
 
+int64_t PlanInput::Place::share_of(int64_t elements) const {
+  const auto elements_before = [&](int64_t r) { return elements / ranks * r + elements % ranks * r / ranks; };
+  return elements_before(index + 1) - elements_before(index);
+}
+
 int64_t Buffer::bytes(const PlanInput::Place& rank) const {
-  const auto elements_before = [&](int64_t r) {
-    return elements / rank.ranks * r + elements % rank.ranks * r / rank.ranks;
-  };
-  return (shared ? elements_before(rank.index + 1) - elements_before(rank.index) : elements) * size_of(dtype);
+  return (shared ? rank.share_of(elements) : elements) * size_of(dtype);
 }
 
 MemoryPlan plan_of_rank(const PlanInput& input, int rank, const StrategyPlan& strategy) {

@@ -53,6 +53,7 @@ struct PlanInput {
   std::vector<int> hosts;            // the ranks of each host, numbered host by host; empty: all are on one
   bool share_weights = false;        // the ranks of a host share one copy of unsharded weights
   std::string sharing_obstacle{};    // if not: why, as far as it is known
+  bool share_states = false;         // they share masters and states for updates of all weights (LocalArray::shared)
   bool rounds_weights = false;       // gathers of sharded weights need not be exact
   bool accumulates_locally = false;  // gradients.reduce = "last_micro_step": the engine accumulates gradients first
   zr_dtype communicated_grad_dtype = ZR_F32;  // of one backward's gradient, as communicated or held
@@ -63,6 +64,8 @@ struct PlanInput {
   bool several_hosts() const { return hosts.size() > 1; }
   struct Place {
     int host = 0, index = 0, ranks = 1;  // of a rank: its host, its number on it, and the ranks there
+    /// The elements that count for the rank if the ranks of its host share this many: together they count each once.
+    int64_t share_of(int64_t elements) const;
   };
   /// Where a rank is. Without `hosts` all are on host 0.
   Place place_of(int rank) const;
@@ -237,6 +240,9 @@ struct MemoryPlan {
   /// Bytes of this rank by kind, in the ledger's order, and in total; without activations.
   std::map<MemoryKind, int64_t> bytes_by_kind(Tier tier = Tier::device) const;
   int64_t bytes(Tier tier = Tier::device) const;
+  /// Bytes of this rank's memory for steps with local gradients, a part of bytes(). It is held from the first such
+  /// step.
+  int64_t local_bytes() const;
   /// Bytes of the weights that operators use without a gather; the same on all ranks.
   int64_t unsharded_weight_bytes() const;
   /// Bytes of this rank that memory.device_budget limits, without activations: those of the tier `device`; or if all

@@ -114,17 +114,22 @@ void ShmCommunicator::shared_alloc(uint64_t bytes, void** writer, const void** r
   map_shared(block, writer, reader);
 }
 
-// Rank 0 allocates the memory and broadcasts its address.
+// Rank 0 allocates the memory and broadcasts its address. If it fails, all ranks do.
 void ShmCommunicator::begin_shared(uint64_t bytes, SharedBlock* block, zr_done* done) {
-  if (rank_ == 0) {
-    block->own = arena_.allocate(bytes);
-    block->address = arena_.address_of(block->own, static_cast<int64_t>(bytes));
-  }
+  if (rank_ == 0) try {
+      block->own = arena_.allocate(bytes);
+      block->address = arena_.address_of(block->own, static_cast<int64_t>(bytes));
+    } catch (const zr::PluginError& failure) {
+      block->failure = failure;
+    }
   const zr_view view{&block->address, static_cast<int64_t>(sizeof block->address), ZR_U8, 0, {1, 0}};
   submit(zr::broadcast(view, 0, "address of shared weights"), nullptr, done);
 }
 
 void ShmCommunicator::map_shared(const SharedBlock& block, void** writer, const void** reader) {
+  if (block.failure) throw *block.failure;
+  if (block.address.segment == kNowhere)
+    throw zr::PluginError(ZR_NOMEM, arena_.name_of(0) + " cannot allocate the memory that the ranks of its host share");
   *writer = block.own ? block.own : arena_.at(0, block.address);
   *reader = arena_.map_reader(0, block.address, *writer);
 }

@@ -40,8 +40,9 @@ class ShmCommunicator {
   /// shared_alloc() in two parts, for callers that must not wait in it: begins, and resolves `done` once map_shared()
   /// may be called. *block must live until then.
   struct SharedBlock {
-    ShmAddress address{};  // in the memory of rank 0
-    void* own = nullptr;   // on rank 0
+    ShmAddress address{};                    // in the memory of rank 0
+    void* own = nullptr;                     // on rank 0
+    std::optional<zr::PluginError> failure;  // on rank 0, which then broadcasts no address
   };
   void begin_shared(uint64_t bytes, SharedBlock* block, zr_done* done);
   void map_shared(const SharedBlock& block, void** writer, const void** reader);

@@ -1,5 +1,6 @@
 // Resumed jobs with 1-bit Adam, whose compression errors belong to a rank. Update 3 is the first compressed one.
 #include <cmath>
+#include <set>
 
 #include "multirank/checkpoint/bodies.hpp"
 
@@ -47,6 +48,14 @@ TEST_F(ResumedLocalGradientsTest, SaveTheStatesOfEachRank) {
 
 TEST_F(ResumedLocalGradientsTest, ReportErrorsThatAnotherNumberOfRanksLoses) {
   run(2, "job.name=a checkpoint.dir=c checkpoint.every=2 train.steps=4\n", kOneBitJob + "strategy=zero2");
+  std::set<std::string> hashes;
+  for (const std::string strategy : {"zero0", "zero1", "zero2 communicator.share_weights=false"}) {
+    shell("rm -rf d && cp -r c d");
+    run(3, "job.name=other checkpoint.dir=d checkpoint.resume=true train.steps=8\n",
+        kOneBitJob + "strategy=" + strategy);
+    hashes.insert(hash("other"));
+  }
+  EXPECT_EQ(hashes.size(), 1u);
   const Outcome other =
       shell(launch(3, engine_tests::trains,
                    "job.name=b checkpoint.dir=c checkpoint.resume=true train.steps=8 strategy=zero1 " + kOneBitJob));

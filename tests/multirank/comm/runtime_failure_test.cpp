@@ -226,4 +226,23 @@ TEST(CommRuntimeFailureTest, IgnoresMembersOfACollectiveThatItDoesNotKnow) {
   }));
 }
 
+// Only rank 0 allocates it; the others would wait for it.
+TEST(CommRuntimeFailureTest, SharedMemoryThatRankZeroCannotAllocateIsAnErrorOnAllRanks) {
+  expect_success(on_ranks(3, {}, [](CommRank& self) {
+    const auto allocate = [&](int64_t bytes) {
+      return self.comm.allocate_shared(bytes, bytes / 3, zr::host::Tier::device, zr::host::MemoryKind::other, "shared");
+    };
+    expect_failure(
+        [&] { allocate(int64_t{1} << 50); }, exit_code::environment,
+        HasSubstr(self.rank.rank == 0 ? "cannot allocate 1125899906842624 bytes of shared memory"
+                                      : "rank 0 cannot allocate the memory that the ranks of its host share"));
+    const auto [writer, reader] = allocate(4096);
+    static_cast<char*>(writer)[self.rank.rank] = static_cast<char>(7 + self.rank.rank);
+    self.comm.barrier("written");
+    for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(static_cast<const char*>(reader)[rank], 7 + rank);
+    self.comm.barrier("read");
+    self.comm.free(writer);
+  }));
+}
+
 }  // namespace

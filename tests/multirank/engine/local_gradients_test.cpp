@@ -1,6 +1,10 @@
 // Steps whose gradients stay on their ranks, with 1-bit Adam: results, bytes, memory, skipped steps, writes of the
 // program.
+#include <signal.h>
+#include <sys/resource.h>
+
 #include <chrono>
+#include <iterator>
 #include <limits>
 
 #include "multirank/engine/onebit_reference.hpp"
@@ -231,11 +235,109 @@ TEST_F(LocalGradientsTest, MemoryMatchesPlanAndFormula) {
       const int64_t slack = 4 * (5 * (1024 + 32 * 15));
       EXPECT_EQ(more("weights"), 0) << jobs[i];
       EXPECT_EQ(more("gradients"), 4 * all) << jobs[i];
-      EXPECT_NEAR(more("optimizer"), 4 * all + 4 * all / ranks + (replicas ? 4 * all : 0), slack) << jobs[i];
-      EXPECT_EQ(more("master"), replicas && dtype == "bf16" ? 4 * all : 0) << jobs[i];
+      const int64_t part = 4 * all / ranks;  // of a copy of all second moments, or masters, that the ranks share
+      EXPECT_NEAR(more("optimizer"), 4 * all + part + (replicas ? part : 0), slack) << jobs[i];
+      EXPECT_NEAR(more("master"), replicas && dtype == "bf16" ? part : 0, 8) << jobs[i];
       EXPECT_NEAR(more("buckets"), 2 * compressed_bytes(Sizes().trainable), slack) << jobs[i];
     }
   }
+}
+
+// The plan is that of the compressed phase, but a job that ends in the warm-up holds what it holds with AdamW.
+TEST_F(LocalGradientsTest, WarmUpHoldsTheMemoryOfAdamW) {
+  const std::string job = "train.steps=2 train.dtype=bf16 ";
+  for (const std::string& strategy : kLocalStrategies) {
+    hashes(2, {job + strategy + kOneBit, job + strategy, "train.steps=3 train.dtype=bf16 " + strategy + kOneBit});
+    const auto memory_of = [&](int i) { return summary("job" + std::to_string(i))["memory"]["device"]; };
+    const Json warm_up = memory_of(0), adamw = memory_of(1), compressed = memory_of(2);
+    for (const auto& [kind, bytes] : compressed.items()) {
+      if (kind == "activations") continue;
+      const bool has = adamw.contains(kind);
+      const int64_t peak = warm_up.contains(kind) ? warm_up[kind]["peak"].get<int64_t>() : 0;
+      EXPECT_EQ(peak, has ? adamw[kind]["peak"].get<int64_t>() : 0) << strategy << " " << kind;
+      EXPECT_EQ(warm_up[kind]["planned"], bytes["peak"]) << strategy << " " << kind;
+    }
+    EXPECT_GT(compressed["gradients"]["peak"], warm_up["gradients"]["peak"]) << strategy;
+  }
+}
+
+// Files of one rank must not grow in the first compressed step: those of its shared memory are its memory.
+RANK_BODY(lacks_memory_after_the_warm_up, Run) {
+  run.build();
+  for (int i = 0; i < 2; ++i) run.micro_step();
+  const bool lacks = run.program.text("job.name") == "lacks" + std::to_string(run.program.rank());
+  rlimit before{};
+  ::getrlimit(RLIMIT_FSIZE, &before);
+  std::string error;
+  try {
+    ::signal(SIGXFSZ, SIG_IGN);
+    const rlimit none{1 << 20, before.rlim_max};
+    if (lacks) ::setrlimit(RLIMIT_FSIZE, &none);
+    run.micro_step();
+  } catch (const zr::Error& thrown) {
+    error = thrown.what();
+    EXPECT_EQ(thrown.exit_code(), 3);
+  }
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  std::cout << "failure " + error + "\n" << std::flush;
+  EXPECT_EQ(run.engine->step_index(), 2);
+  for (int i = 0; i < 3; ++i) run.micro_step();
+  print_hash(run);
+}
+
+TEST_F(LocalGradientsTest, RankWithoutMemoryAfterTheWarmUpIsAnErrorOnAllRanksAndTrainingContinues) {
+  ONE_HOST_ONLY("memory that ranks of different hosts exchange is not a file");
+  const std::string job = "train.steps=5 parity.model=wide train.dtype=bf16" + kOneBit;
+  for (const std::string& strategy : {kLocalStrategies[1], kLocalStrategies[4]}) {
+    const auto expected = hashes(3, {job + strategy})[0];
+    for (const std::string rank : {"0", "1"}) {
+      const Result result = run(3, lacks_memory_after_the_warm_up, job + strategy + " job.name=lacks" + rank);
+      EXPECT_EQ(result.code, 0) << result.output;
+      const std::regex line("failure rank " + rank +
+                            ": update 3 is the first with gradients that are not reduced over ranks, for which "
+                            "optimizer 'onebit_adam' needs [0-9.]+ [KM]iB more per rank: [^\n]*cannot allocate [0-9]+ "
+                            "bytes of shared memory[^\n]*; the step has not begun: free memory, or resume from a "
+                            "checkpoint with fewer ranks per host\n");
+      const auto begin = std::sregex_iterator(result.output.begin(), result.output.end(), line);
+      EXPECT_EQ(std::distance(begin, std::sregex_iterator()), 3) << result.output;
+      EXPECT_NE(result.output.find("result " + expected), std::string::npos) << result.output;
+    }
+  }
+}
+
+// A budget for the warm-up is not enough: the plan is checked at the start, and libtorch's memory is limited from the
+// first step as after the warm-up.
+RANK_BODY(takes_memory_in_the_warm_up, Run) {
+  run.build();
+  run.micro_step();
+  if (run.program.rank() == 0) std::cout << "trained" << std::endl;
+  std::vector<torch::Tensor> taken;
+  for (int i = 0; i < 30; ++i) taken.push_back(torch::empty({1 << 20}, torch::kByte));
+}
+
+TEST_F(LocalGradientsTest, BudgetIsThatOfTheCompressedPhaseFromTheStart) {
+  const std::string job =
+      "train.steps=9 parity.model=millions optimizer=onebit_adam optimizer.onebit_adam.freeze_step=";
+  ASSERT_EQ(run(1, trains_onebit, "job.name=plain " + job + "20").code, 0);
+  int64_t planned = 0, held = 0;
+  const Json memory = summary("plain")["memory"]["device"];
+  for (const auto& [kind, bytes] : memory.items()) {
+    if (kind == "activations") continue;
+    planned += bytes["planned"].get<int64_t>();
+    held += bytes["peak"].get<int64_t>();
+  }
+  ASSERT_GT(planned, held + (20 << 20)) << "the warm-up itself would have memory for 30 MiB";
+  const auto budget = [](int64_t bytes) { return " memory.device_budget=" + std::to_string(bytes) + "B"; };
+  const Result less = run(1, takes_memory_in_the_warm_up, job + "5" + budget(planned - 1));
+  EXPECT_EQ(less.code, 2) << less.output;
+  EXPECT_NE(less.output.find("but the plan takes up to "), std::string::npos) << less.output;
+  EXPECT_EQ(less.output.find("trained"), std::string::npos) << less.output;
+  const Result little = run(1, takes_memory_in_the_warm_up, job + "5" + budget(planned + (12 << 20)));
+  EXPECT_NE(little.code, 0) << little.output;
+  EXPECT_NE(little.output.find("trained"), std::string::npos) << little.output;
+  EXPECT_NE(little.output.find(" of it is reserved for later steps"), std::string::npos) << little.output;
+  const Result enough = run(1, trains_onebit, job + "5" + budget(planned + (12 << 20)));
+  EXPECT_EQ(enough.code, 0) << enough.output;
 }
 
 // Rank 1's loss of one step is infinite; the data of the other steps are those of a run without that step.

@@ -50,6 +50,23 @@ TEST(MemoryBudgetTest, RejectsDeviceAllocationOverBudget) {
                     HasSubstr("in the first step"), HasSubstr("largest: test")));
 }
 
+TEST(MemoryBudgetTest, ReservedBytesCountAsHeld) {
+  MemoryBudgetFixture f({"memory.device_budget=64MiB"});
+  Ledger& ledger = f.rig.job.ledger;
+  const int64_t held = ledger.held(Tier::device);
+  ledger.reserve(Tier::device, 10 * kMiB);
+  EXPECT_EQ(f.rig.model.limit, 54 * kMiB - held);
+  EXPECT_EQ(ledger.held(Tier::device), held);
+  f.rig.model.held = {50 * kMiB, 50 * kMiB};
+  EXPECT_THAT(failure_of([&] { f.add(5 * kMiB); }),
+              AllOf(HasSubstr("rank 0 holds 65"), HasSubstr("  10.00 MiB of it is reserved for later steps\n")));
+  f.add(-5 * kMiB);
+  EXPECT_EQ(failure_of([&] { ledger.reserve(Tier::device, -10 * kMiB); }), "");
+  EXPECT_EQ(failure_of([&] { f.add(10 * kMiB); }), "") << "the reserved bytes";
+  EXPECT_EQ(f.rig.model.limit, 54 * kMiB - held);
+  EXPECT_NE(failure_of([&] { ledger.reserve(Tier::device, 5 * kMiB); }), "");
+}
+
 TEST(MemoryBudgetTest, ErrorNamesStepAndBytesThatLibtorchRequests) {
   MemoryBudgetFixture f({"memory.device_budget=64MiB"});
   f.progress.restore(4, 4, 4, true);

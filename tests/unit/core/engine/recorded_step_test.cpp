@@ -232,6 +232,34 @@ TEST_F(RecordedStepTest, StepsWithLocalGradientsExchangeCompressedMomentum) {
     }
 }
 
+// Each rank updates its copy of all weights, with second moments and masters of which a host has one copy.
+TEST_F(RecordedStepTest, HostsHaveOneCopyOfMastersAndFrozenStates) {
+  if (!std::filesystem::exists(ZR_BUILD_DIR "/plugins/zr_communicator_mpi.so")) GTEST_SKIP() << "MPI was not found";
+  const engine::HostSizes hosts{3, 1, 4};
+  const std::vector<plan::Parameter> parameters = blocks_of(3, 160);
+  int64_t trainable = 0;
+  for (const plan::Parameter& p : parameters) trainable += p.frozen ? 0 : p.count;
+  // Elements that all ranks together count.
+  const auto counted = [&](std::vector<std::string> keys) {
+    keys.insert(keys.end(), {"optimizer=onebit_adam", "communicator=mpi", "train.dtype=bf16"});
+    const plugin::ResolvedJob of = job(8, keys);
+    const engine::Planner planner(of, parameters, 8, hosts);
+    int64_t elements = 0;
+    for (int rank = 0; rank < 8; ++rank)
+      for (const plan::LocalArray& array : plan::local_plan(planner.plan(rank)).arrays)
+        if (array.tag == "exp_avg_sq, all" || array.tag == "fp32 master weights, all") elements += array.counted;
+    return elements;
+  };
+  for (const std::string strategy : {"zero1", "zero2"}) {
+    const std::string key = "strategy=" + strategy;
+    EXPECT_EQ(counted({key}), 2 * 3 * trainable);
+    EXPECT_EQ(counted({key, "communicator.share_weights=false"}), 2 * 3 * trainable);
+    EXPECT_EQ(counted({key, "memory.device_budget=1GiB"}), 2 * 8 * trainable);
+    EXPECT_EQ(counted({key, "communicator.mpi.hierarchy=false"}), 2 * 8 * trainable);
+  }
+  EXPECT_EQ(counted({"strategy=zero0"}), 0) << "each rank has all states";
+}
+
 TEST_F(RecordedStepTest, OtherOptimizersHaveNoStepsWithLocalGradients) {
   const plugin::ResolvedJob of = job(2, {"strategy=zero1", "communicator=shm"});
   const engine::HostTraffic traffic = engine::Planner(of, blocks_of(1, 64), 2, {2}).local_traffic();

@@ -5,12 +5,16 @@
 #include <gtest/gtest.h>
 
 #include "base/draft_abi.hpp"
+#include "base/text.hpp"
 #include "plan/plan.hpp"
 
 namespace {
 
 using namespace zr::host;
+using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 // What an exchange plan was asked for.
 struct Request {
@@ -106,6 +110,40 @@ TEST_F(LocalPlanTest, SharedWeightsNeedNoCopies) {
   EXPECT_FALSE(local.has_replicas);
   EXPECT_THAT(arrays_of(local),
               ElementsAre("local gradients 6528", "own, own 6528", "served, own 1504", "compressed messages 77"));
+}
+
+// Masters, and the state that steps with local gradients only read, once per host: each rank counts its part.
+TEST_F(LocalPlanTest, RanksOfAHostCountSharedMastersAndStatesOnce) {
+  int64_t counted = 0;
+  for (const int rank : {0, 1}) {
+    plan::MemoryPlan plan = plan_of(rank, true, false);
+    const int64_t without = plan.bytes();
+    plan.input.share_states = true;
+    const plan::LocalPlan local = local_plan(plan);
+    for (const plan::LocalArray& array : local.arrays) {
+      EXPECT_EQ(array.shared, array.tag == "v, all" || array.tag == "fp32 master weights, all") << array.tag;
+      EXPECT_EQ(array.counted, array.shared ? 6528 / 2 : array.elements) << array.tag;
+      if (array.shared) counted += array.counted;
+    }
+    EXPECT_EQ(plan.bytes(), without - 2 * 4 * 6528 / 2);
+    plan.input.hosts = {1, 1};
+    EXPECT_EQ(plan.bytes(), without) << "each host has one rank";
+  }
+  EXPECT_EQ(counted, 2 * 6528);
+}
+
+TEST_F(LocalPlanTest, TextHasTheBytesBeforeAndAfterTheFirstStepWithLocalGradients) {
+  const plan::MemoryPlan plan = plan_of(0, true, true);
+  const int64_t local = 4 * (6528 + 6528 + 5024) + 77;
+  EXPECT_EQ(plan.local_bytes(), local);
+  const std::string text = plan.text("plan", {});
+  EXPECT_THAT(text, HasSubstr("total          without activations"));
+  EXPECT_THAT(text, ContainsRegex("total          before local gradients +" + bytes_text(plan.bytes() - local) + "\n"));
+  plan::MemoryPlan without = plan;
+  without.input.exchange_plan = {};
+  EXPECT_EQ(without.local_bytes(), 0);
+  EXPECT_EQ(without.bytes(), plan.bytes() - local);
+  EXPECT_THAT(without.text("plan", {}), Not(HasSubstr("before local gradients")));
 }
 
 TEST_F(LocalPlanTest, CountsAreThoseOfThePlan) {

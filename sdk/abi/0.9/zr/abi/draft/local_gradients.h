@@ -63,8 +63,9 @@ typedef struct zr_exchange_plan {
 
 /* Extension "zr.optimizer.local_gradients/1". In a step with local gradients, the host calls exchange() once on every
  * rank, then step() for the elements that this rank updates, in any slices: those that it owns, and if ranks do not
- * share weights, those of all other ranks. For elements of other ranks, step() gets the states with ZR_SLOT_UNSHARDED,
- * which it must not change, and no memory for the others (count is 0). zr_step.grad_mul is then 1. A step that is
+ * share weights, those of all other ranks, or its part of them if the ranks of its host share masters. For elements of
+ * other ranks, step() gets the states with ZR_SLOT_UNSHARDED, which it cannot change if their memory is read-only and
+ * must not change otherwise, and no memory for the others (count is 0). zr_step.grad_mul is then 1. A step that is
  * skipped because a gradient is not finite has neither call. */
 typedef struct zr_local_gradients_api {
   uint32_t size, rsv;
