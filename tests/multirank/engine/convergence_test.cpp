@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "support/scratch.hpp"
@@ -49,29 +50,35 @@ TEST_F(ConvergenceTest, OneBitAdamReachesTheLossOfAdamW) {
   }
 }
 
-// Two ranks that pretend to be on two hosts. zero3 rounds what it gathers and reduces, zero0 also the sums it gathers.
+// Two ranks that pretend to be on two hosts. zero3 rounds what it gathers and reduces, zero0 what it reduces, and the
+// sums. The mean of three seeds, because any other rounding of a run as short as these changes its loss by up to 4 %,
+// in both directions.
 TEST_F(ConvergenceTest, QuantizedCollectivesReachTheLossOfExactOnes) {
   write_job();
   const std::string start =
       "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun.openmpi --bind-to none --oversubscribe -n 2 sh "
       "-c 'ZR_HOST_ID=$OMPI_COMM_WORLD_RANK exec \"$@\"' sh " ZR_BUILD_DIR "/bin/gpt";
   const std::string mpi = "communicator=mpi communicator.mpi.hierarchy_min_bytes=0 ";
+  double exact_sum = 0;
+  std::map<std::string, double> sums;
   for (const std::string seed : {"1", "2", "3"}) {
     const std::string keys = mpi + "train.seed=" + seed + " ";
     const double exact = loss_of("exact" + seed, keys, start);
     EXPECT_LT(exact, 2.9) << "it learns more than the frequencies of bytes";
-    const auto compare = [&](const std::string& name, const std::string& more) {
+    exact_sum += exact;
+    const auto train = [&](const std::string& name, const std::string& more) {
       const double loss = loss_of(name + seed, keys + more, start);
-      EXPECT_LT(loss, 1.01 * exact) << name << ", seed " << seed;
+      sums[name] += loss;
       EXPECT_NE(loss, exact) << name << ", seed " << seed;
       RecordProperty(name + seed, std::to_string(loss));
     };
-    compare("int8",
-            "strategy=zero3 communicator.gradients=int8 communicator.weights=int8 "
-            "strategy.zero3.persistence_threshold=0");
-    compare("int4", "strategy=zero0 communicator.gradients=int4");
+    train("int8",
+          "strategy=zero3 communicator.gradients=int8 communicator.weights=int8 "
+          "strategy.zero3.persistence_threshold=0");
+    train("int4", "strategy=zero0 communicator.gradients=int4");
     RecordProperty("exact" + seed, std::to_string(exact));
   }
+  for (const auto& [name, sum] : sums) EXPECT_LT(sum, 1.01 * exact_sum) << name;
 }
 
 }  // namespace
