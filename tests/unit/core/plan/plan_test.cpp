@@ -389,7 +389,7 @@ TEST(MemoryPlanTest, PrintsTheArithmeticAndUnknownActivations) {
   for (const char* line : {"plan: x + y: 30000 parameters, bf16, 2 ranks, bytes of rank 0\n", "30016 x 2 ",
                            "  activations    unknown until measured by a run\n", "1 x 30000 x 2 x 1 "})
     EXPECT_NE(text.find(line), text.npos) << line << "\n" << text;
-  const std::string known = plan.text("plan: x + y", {1 << 20, "runs/a", 3 << 20});
+  const std::string known = plan.text("plan: x + y", {1 << 20, "runs/a", 3 << 20, ""});
   for (const char* line :
        {"  activations    measured: runs/a ", "1.00 MiB\n", "  host memory    communicator ", "3.00 MiB\n"})
     EXPECT_NE(known.find(line), known.npos) << line << "\n" << known;
