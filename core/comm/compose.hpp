@@ -1,4 +1,4 @@
-// Composes the collectives that a communicator plug-in lacks, from all_gathers and local reductions.
+// Composes the collectives that a communicator plug-in lacks, from all_gathers, all_to_alls and local reductions.
 #pragma once
 
 #include <functional>

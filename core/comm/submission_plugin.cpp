@@ -14,7 +14,8 @@ namespace zr::host::comm {
 
 namespace {
 using Clock = std::chrono::steady_clock;
-constexpr auto kOpenGrace = std::chrono::seconds(2);  // for open() to fail after the job has failed
+constexpr auto kShortestOpenLimit = std::chrono::seconds(2);  // ranks do not start at the same time
+constexpr auto kOpenGrace = std::chrono::seconds(2);          // for open() to fail after the job has failed
 
 // Returns true if `stop` comes within `limit`.
 bool stops_within(const std::stop_token& stop, std::chrono::milliseconds limit) {
@@ -26,14 +27,15 @@ bool stops_within(const std::stop_token& stop, std::chrono::milliseconds limit) 
 }  // namespace
 
 // The plug-in's open() has no limit of its own, and cannot be aborted. If it exceeds communicator.timeout, the job
-// fails, which the store's `get` reports to the plug-in. The process ends if the plug-in does not return even then.
+// fails, which the store's `get` reports to the plug-in. If the plug-in does not return even then, the process ends, in
+// a program with zr::guarded.
 std::unique_ptr<OpenCommunicator> Submission::open(const zr_device& device) {
   const std::string outer = activity_.what;
   const std::string what = fmt::format("open of communicator '{}'", instance_->component().table->id);
   activity_.what = what;
   control_->set_activity(activity_);
   const std::jthread limit([this, what](const std::stop_token& stop) {
-    if (stops_within(stop, timeout_)) return;
+    if (stops_within(stop, std::max<std::chrono::milliseconds>(timeout_, kShortestOpenLimit))) return;
     const std::string report =
         control_->report(fmt::format("waited longer than communicator.timeout ({}) in {}", timeout_text(), what));
     const control::ExitFunction end = control::exit_function();

@@ -110,17 +110,19 @@ void LocalGradients::prepare_memory(int64_t update) {
       try {
         allocate();
       } catch (const EnvironmentError& failure) {
-        fail_environment(fmt::format(
-            "update {} is the first with gradients that are not reduced over ranks, for which optimizer '{}' needs {} "
-            "more per rank: {}; the step has not begun: free memory, or resume from a checkpoint with fewer ranks per "
-            "host",
-            update, context_.optimizers.id(0), bytes_text(context_.plan.local_bytes()), failure.what()));
+        fail_environment(
+            fmt::format("the gradients of update {} are not reduced over ranks, for which optimizer '{}' needs {} per "
+                        "rank: {}; the "
+                        "step has not begun: free memory, or resume from a checkpoint with fewer ranks per "
+                        "host",
+                        update, context_.optimizers.id(0), bytes_text(context_.plan.local_bytes()), failure.what()));
       }
     });
   };
   try {
     on_all_ranks([&] { memory_.allocate_own(); });
-    if (memory_.has_shared_arrays()) on_all_ranks([&] { memory_.allocate_shared(); });
+    for (std::size_t array = 0; array < plan_.arrays.size(); ++array)
+      if (memory_.is_shared(array)) on_all_ranks([&] { memory_.allocate(array); });
   } catch (...) {
     memory_.free();
     throw;

@@ -36,9 +36,9 @@ void LocalMemory::allocate(std::size_t array) {
   }
 }
 
-void LocalMemory::allocate_all(bool shared) {
+void LocalMemory::allocate_own() {
   for (std::size_t i = 0; i < memory_.size(); ++i)
-    if (is_shared(i) == shared) allocate(i);
+    if (!is_shared(i)) allocate(i);
 }
 
 void LocalMemory::free_all(bool shared) {
@@ -50,17 +50,11 @@ void LocalMemory::free_all(bool shared) {
   }
 }
 
-void LocalMemory::allocate_own() { allocate_all(false); }
-void LocalMemory::allocate_shared() { allocate_all(true); }
 void LocalMemory::free_own() { free_all(false); }
 
 void LocalMemory::free() {
   free_all(false);
   free_all(true);
-}
-
-bool LocalMemory::has_shared_arrays() const {
-  return std::ranges::any_of(plan_.arrays, [](const plan::LocalArray& array) { return array.shared; });
 }
 
 zr_view LocalMemory::view_at(void* begin, Elements elements, uint32_t param) const {

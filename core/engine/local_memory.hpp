@@ -22,9 +22,9 @@ class LocalMemory {
   /// Allocates zeroed memory for the arrays that ranks do not share, unless it is allocated. If this fails, call
   /// free().
   void allocate_own();
-  /// The same for the shared arrays. Collective on the ranks of a host.
-  void allocate_shared();
-  bool has_shared_arrays() const;
+  /// The same for one array. Collective on the ranks of a host if the array is shared; for each such array, find out
+  /// whether all ranks have it before the next one, for which the others would wait.
+  void allocate(std::size_t array);
   /// Frees what allocate_own() has allocated.
   void free_own();
   /// Frees all arrays. The communicator keeps shared memory until it is closed.
@@ -47,10 +47,8 @@ class LocalMemory {
     void* address = nullptr;       // to write
     const void* reader = nullptr;  // to read; null: `address`
   };
-  void allocate_all(bool shared);
   void free_all(bool shared);
   zr_view view_at(void* begin, Elements elements, uint32_t param) const;
-  void allocate(std::size_t array);
 
   const RankContext context_;
   const plan::LocalPlan& plan_;

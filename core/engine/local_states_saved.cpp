@@ -86,7 +86,12 @@ std::string LocalGradients::restore(const checkpoint::Checkpoint& from, int64_t 
       }
     }
     if (found.size() != private_.size()) continue;
-    memory_.allocate_own();
+    try {
+      memory_.allocate_own();
+    } catch (...) {
+      memory_.free();
+      throw;
+    }
     for (std::size_t i = 0; i < found.size(); ++i) read_saved(private_[i], param, from, *found[i]);
     begun_[param] = 1;
   }

@@ -133,10 +133,10 @@ std::string choose_communicator(config::Document& document, const Registry& of_d
         id.empty() ? "" : fmt::format("; communicator = \"{}\", which is exact, exchanges memory of the device", id));
   const std::string ranks = document.several_hosts() ? "ranks on several hosts" : "ranks on one host";
   if (id.empty())
-    return fmt::format("there is no communicator with memory of '{}' for {}, so that it exchanges host memory", type,
+    return fmt::format("there is no communicator with memory of '{}' for {}, so the ranks exchange host memory", type,
                        ranks);
   document.set_automatic_communicator(id);
-  return fmt::format("it exchanges memory of '{}' between {}, with exact results", type, ranks);
+  return fmt::format("it can exchange memory of '{}' between {}, with exact results", type, ranks);
 }
 
 }  // namespace

@@ -234,7 +234,7 @@ void MpiCommunicator::submit(const zr_coll& coll, zr_stream* stream, zr_done* do
     return;
   }
   auto transfer = this->transfer(coll);
-  progress();
+  resolve();
   if (!is_message) ++collectives_;
   queue_.push_back({zr::Done::retained(host_, done), transfer->parts().what()});
   const uint64_t number = resolved_ + queue_.size();
@@ -256,6 +256,10 @@ void MpiCommunicator::submit(const zr_coll& coll, zr_stream* stream, zr_done* do
 void MpiCommunicator::progress() {
   if (!thread_) return;
   if (!queue_.empty()) thread_->hurry();
+  resolve();
+}
+
+void MpiCommunicator::resolve() {
   resolve_completed();
   {
     const std::lock_guard lock(mutex_);

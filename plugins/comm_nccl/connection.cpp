@@ -15,7 +15,7 @@ namespace {
 using std::chrono::steady_clock;
 constexpr auto kSpin = std::chrono::microseconds(50);
 constexpr timespec kNap{0, 50000};
-constexpr auto kJobInterval = std::chrono::milliseconds(200);  // between two questions whether the job has failed
+constexpr auto kJobInterval = std::chrono::milliseconds(200);  // between checks of whether the job has failed
 constexpr auto kCloseLimit = std::chrono::seconds(5);
 
 bool is_error(Result result) { return result != kSuccess && result != kInProgress; }

@@ -10,7 +10,7 @@ namespace {
 
 constexpr const char* kRemedy =
     "; install NCCL 2.14 or newer (package libnccl2, or the one of libtorch), or name its file in "
-    "communicator.nccl.library";
+    "communicator.nccl.library; or set communicator = \"mpi\"";
 
 template <class Function>
 void find(void* library, const char* symbol, const std::string& name, Function*& function) {

@@ -35,7 +35,7 @@ NcclCommunicator::NcclCommunicator(const zr::Host& host, const zr_comm_open& opt
       end_(device_.make_mark()) {
   if (world_ > kMaxRanks)
     throw zr::PluginError(ZR_UNSUPPORTED, "communicator 'nccl' connects at most " + std::to_string(kMaxRanks) +
-                                              " ranks, not " + std::to_string(world_));
+                                              " ranks, not " + std::to_string(world_) + "; set communicator = \"mpi\"");
   try {
     connect(options, settings);
   } catch (...) {

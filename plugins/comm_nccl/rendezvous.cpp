@@ -62,8 +62,7 @@ std::string announced_by(int r, const Store& store) {
     return store.get("rank." + std::to_string(r));
   } catch (const zr::PluginError& error) {
     throw zr::PluginError(error.code(),
-                          "rank " + std::to_string(r) +
-                              " has not come to open communicator 'nccl', which connects all ranks: " + error.what());
+                          "rank " + std::to_string(r) + " has not opened communicator 'nccl': " + error.what());
   }
 }
 

@@ -121,9 +121,11 @@ void ShmCommunicator::begin_shared(uint64_t bytes, SharedBlock* block, zr_done* 
       block->address = arena_.address_of(block->own, static_cast<int64_t>(bytes));
     } catch (const zr::PluginError& failure) {
       block->failure = failure;
+    } catch (const std::exception& failure) {  // the other ranks wait for the address
+      block->failure = zr::PluginError(ZR_NOMEM, failure.what());
     }
   const zr_view view{&block->address, static_cast<int64_t>(sizeof block->address), ZR_U8, 0, {1, 0}};
-  submit(zr::broadcast(view, 0, "address of shared weights"), nullptr, done);
+  submit(zr::broadcast(view, 0, "address of shared memory"), nullptr, done);
 }
 
 void ShmCommunicator::map_shared(const SharedBlock& block, void** writer, const void** reader) {

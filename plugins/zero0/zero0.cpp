@@ -1,6 +1,6 @@
-// ZeRO-0, data parallel: every rank holds all state. With one micro-step, each bucket is all-reduced while backward
-// computes the next ones. With several, each rank adds up its part of every bucket over the micro-steps; in the last
-// one the reduced gradients are then all-gathered, bucket by bucket.
+// ZeRO-0, data parallel: every rank holds all state. With one reduction per step, each bucket is all-reduced while
+// backward computes the next ones. With several, each rank adds up its part of every bucket over the micro-steps; in
+// the last one the reduced gradients are then all-gathered, bucket by bucket.
 #include <cstddef>
 #include <optional>
 #include <utility>

@@ -82,8 +82,8 @@ class GradientBuckets {
   }
 
   /// buckets: in the order in which they are sent. buffers: those that plan() requested. reduced: for each bucket, the
-  /// memory for this rank's reduced gradients (ReducedOn::all: for those of the whole bucket), of
-  /// in.reduced_grad_dtype; if reduces_in_place(), it is this rank's part of the bucket itself, or the whole bucket.
+  /// memory for this rank's reduced gradients (ReducedOn::all: for those of the full bucket), of
+  /// in.reduced_grad_dtype; if reduces_in_place(), it is this rank's part of the bucket itself, or the full bucket.
   GradientBuckets(const zr_plan_in& in, GradientMemory memory, std::vector<GradientBucket> buckets, const Comm& comm,
                   const zr_view* buffers, std::vector<zr_view> reduced, ReducedOn reduced_on = ReducedOn::owners)
       : comm_(comm), reduced_on_(reduced_on), reduced_(std::move(reduced)), first_index_(in.n_params + 1) {

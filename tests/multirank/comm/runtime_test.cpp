@@ -92,6 +92,12 @@ TEST(CommRuntimeTest, CountsBytesActuallySentByComposedOperations) {
     self.comm.run(
         collective(ZR_REDUCE_SCATTER, view(x, 3000), view(x + 1000 * self.rank.rank, 1000), "one part to each rank"));
     EXPECT_EQ(self.comm.volume().bytes[ZR_REDUCE_SCATTER], 2 * 1000 * 4);
+    self.comm.run(collective(ZR_ALL_REDUCE, view(x, 3000), view(x, 3000), "parts, which are gathered"));
+    EXPECT_EQ(self.comm.volume().bytes[ZR_ALL_REDUCE], (2 * 1000 + 2000) * 4);
+    zr_coll added = collective(ZR_ALL_REDUCE, view(x, 3000), view(x, 3000), "to results that differ");
+    added.flags = ZR_COLL_ACCUMULATE;
+    self.comm.run(added);
+    EXPECT_EQ(self.comm.volume().bytes[ZR_ALL_REDUCE], (2 * 1000 + 2000 + 2 * 3000) * 4);
   }));
 }
 

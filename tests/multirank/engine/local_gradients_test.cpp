@@ -294,8 +294,8 @@ TEST_F(LocalGradientsTest, RankWithoutMemoryAfterTheWarmUpIsAnErrorOnAllRanksAnd
       const Result result = run(3, lacks_memory_after_the_warm_up, job + strategy + " job.name=lacks" + rank);
       EXPECT_EQ(result.code, 0) << result.output;
       const std::regex line("failure rank " + rank +
-                            ": update 3 is the first with gradients that are not reduced over ranks, for which "
-                            "optimizer 'onebit_adam' needs [0-9.]+ [KM]iB more per rank: [^\n]*cannot allocate [0-9]+ "
+                            ": the gradients of update 3 are not reduced over ranks, for which "
+                            "optimizer 'onebit_adam' needs [0-9.]+ [KM]iB per rank: [^\n]*cannot allocate [0-9]+ "
                             "bytes of shared memory[^\n]*; the step has not begun: free memory, or resume from a "
                             "checkpoint with fewer ranks per host\n");
       const auto begin = std::sregex_iterator(result.output.begin(), result.output.end(), line);

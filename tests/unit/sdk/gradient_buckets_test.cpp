@@ -114,7 +114,7 @@ TEST_F(GradientBucketsTest, ReportsEachBucketBeforeItIsSent) {
   buckets.wait_reduced(1);
 }
 
-TEST_F(GradientBucketsTest, ReducesWholeBucketsOnAllRanks) {
+TEST_F(GradientBucketsTest, ReducesFullBucketsOnAllRanks) {
   auto buckets = make(zr::GradientMemory::double_buffered, zr::ReducedOn::all);
   give(buckets, 1, 0);
   for (const int64_t first : {2048, 0, 1024}) give(buckets, 0, first);

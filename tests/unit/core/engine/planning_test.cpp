@@ -366,11 +366,12 @@ class AutomaticCommunicatorTest : public PlanningTest {
 };
 
 TEST_F(AutomaticCommunicatorTest, HasMemoryOfTheDevice) {
-  EXPECT_EQ(choice(false, {"job.device=sim"}),
-            "communicator = \"auto\" is 'shm' (sim/zr_communicator_shm.so): it exchanges memory of 'sim' between ranks "
-            "on one host, with exact results");
+  EXPECT_EQ(
+      choice(false, {"job.device=sim"}),
+      "communicator = \"auto\" is 'shm' (sim/zr_communicator_shm.so): it can exchange memory of 'sim' between ranks "
+      "on one host, with exact results");
   EXPECT_EQ(choice(true, {"job.device=sim:1", "communicator=auto"}),
-            "communicator = \"auto\" is 'nccl' (sim/zr_communicator_nccl.so): it exchanges memory of 'sim' between "
+            "communicator = \"auto\" is 'nccl' (sim/zr_communicator_nccl.so): it can exchange memory of 'sim' between "
             "ranks on several hosts, with exact results");
 }
 
@@ -383,7 +384,7 @@ TEST_F(AutomaticCommunicatorTest, ExchangesHostMemoryIfThereIsNoLibraryForTheDev
   EXPECT_EQ(
       choice(false, {"job.device=other"}),
       "communicator = \"auto\" is 'shm' (plugins/zr_communicator_shm.so): there is no communicator with memory of "
-      "'other' for ranks on one host, so that it exchanges host memory");
+      "'other' for ranks on one host, so the ranks exchange host memory");
 }
 
 TEST_F(AutomaticCommunicatorTest, ExchangesHostMemoryIfCollectivesMayBeInexact) {

@@ -85,11 +85,11 @@ TEST_P(RecordedStrategyTest, ThousandRanksReceiveWhatThePlanSays) {
       if (rank == 0) first = own;
       ASSERT_EQ(own, first) << "rank " << rank;
     }
-    EXPECT_GT(first.size(), 1u) << "several buckets";
+    EXPECT_GT(first.size(), GetParam() == "zero0" ? 1u : 2u) << "several buckets";
     const bool is_held = std::string(reduce) == "last_micro_step";
     const int64_t kept = GetParam() == "zero3" ? (is_held ? 3 * 2 : 2 * 4) * 33 * 160 * (kWorld - 1) : 0;
     EXPECT_EQ(std::accumulate(received.begin(), received.end(), int64_t{0}), planned.bytes() - kept) << dtype;
-    if (received[ZR_ALL_REDUCE] > 0)  // zero0, with one reduction per step
+    if (GetParam() == "zero0" && is_held)  // one reduction per step
       EXPECT_EQ(received[ZR_ALL_REDUCE], planned.bytes()) << dtype;
     else
       EXPECT_EQ(received[ZR_REDUCE_SCATTER], planned.gradients.bytes()) << dtype;
