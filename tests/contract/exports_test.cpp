@@ -31,6 +31,8 @@ TEST(PluginExportsTest, ContainOnlyTheEntryPointAndTheTags) {
     std::vector<std::string> expected = {"zr_module_v1", "zr_tag_abi_0_9", "zr_tag_id_" + what,
                                          "zr_tag_kind_" + role + "_1", "zr_tag_multiply_add"},
                              found;
+    if (what == "communicator_mpi") expected.push_back("zr_tag_several_hosts");
+    std::sort(expected.begin(), expected.end());
     for (const std::string& line : shell("nm -D --defined-only " + file.string()).lines()) {
       found.push_back(line.substr(line.rfind(' ') + 1));
     }

@@ -69,6 +69,8 @@ ZR_EXPORT const zr_module *zr_module_v1(uint32_t host_minor);
  *   zr_tag_id_ROLE_ID     per component: ZR_ID_TAG(optimizer, "acme.lion"). A library with one component is named
  *                         zr_ROLE_ID.so and needs no such tag; the name of one with several begins with zr_ and with no
  *                         role;
+ *   zr_tag_several_hosts  its communicators connect ranks on several hosts: ZR_TAG(several_hosts). communicator =
+ *                         "auto" chooses only such a library for the device of a job whose ranks are on several hosts;
  *   zr_tag_draft_0_9      it includes a header of zr/abi/draft of that version, which defines this tag. */
 
 /* Part of ZR_ABI_TAG. */
