@@ -245,7 +245,7 @@ class NcclOpenTest : public DeviceRanksTest {
   std::string failure(const std::string& environment, const zr::test::RankBody& body = trains_and_prints_loss) {
     const auto begin = std::chrono::steady_clock::now();
     std::string output = result(2, body, kRanksJobs[0] + kNccl + " communicator.timeout=2s", environment);
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(7 + 3)) << "3 s: the start";
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60)) << "long before connect_timeout";
     return output;
   }
 };
@@ -262,7 +262,7 @@ TEST_F(NcclOpenTest, EndsAfterTheTimeoutIfNcclDoesNotConnect) {
 }
 
 RANK_BODY(rank_1_sleeps, Run) {
-  if (std::string(std::getenv("ZR_RANK")) == "1") std::this_thread::sleep_for(std::chrono::seconds(60));
+  if (std::string(std::getenv("ZR_RANK")) == "1") std::this_thread::sleep_for(std::chrono::seconds(100));
   run.build();
 }
 
