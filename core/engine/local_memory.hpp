@@ -20,14 +20,15 @@ class LocalMemory {
   LocalMemory(const LocalMemory&) = delete;
 
   /// Allocates zeroed memory for the arrays that ranks do not share, unless it is allocated. If this fails, call
-  /// free().
+  /// free_own().
   void allocate_own();
   /// The same for one array. Collective on the ranks of a host if the array is shared; for each such array, find out
   /// whether all ranks have it before the next one, for which the others would wait.
   void allocate(std::size_t array);
   /// Frees what allocate_own() has allocated.
   void free_own();
-  /// Frees all arrays. The communicator keeps shared memory until it is closed.
+  /// Frees all arrays; on all ranks of a host, or they no longer agree about what to allocate. The communicator keeps
+  /// shared memory until it is closed.
   void free();
 
   /// Which elements of a parameter an array has: all, or those that this rank serves.

@@ -89,7 +89,7 @@ std::string LocalGradients::restore(const checkpoint::Checkpoint& from, int64_t 
     try {
       memory_.allocate_own();
     } catch (...) {
-      memory_.free();
+      memory_.free_own();  // the ranks of a host free what they share together
       throw;
     }
     for (std::size_t i = 0; i < found.size(); ++i) read_saved(private_[i], param, from, *found[i]);

@@ -111,8 +111,8 @@ void load_unselected(const config::Document& document, const Registry& registry,
   }
 }
 
-// The communicator with memory of the device that `auto` means; "" if there is none. The one that `auto` means for host
-// memory comes first, then the order of ids decides.
+// The communicator with memory of the device that `auto` chooses, or "". The default for host memory has priority; then
+// the order of ids decides.
 std::string communicator_for_device(const config::Document& document, const Registry& of_device) {
   std::vector<std::string> ids = of_device.ids(Role::communicator);
   const std::string first = document.chosen("communicator");

@@ -173,7 +173,7 @@ RANK_BODY(throws_in_a_gather_on_rank_one, Run) {
   run.train();
 }
 
-// The same, but the program goes on.
+// The same, but the program continues.
 RANK_BODY(catches_in_a_gather_on_rank_one, Run) {
   run.build();
   try {
