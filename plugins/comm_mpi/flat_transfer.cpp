@@ -130,9 +130,8 @@ bool FlatTransfer::send_pieces(Channel& channel) {
     if (request != MPI_REQUEST_NULL || sent_ == to_send_.size()) continue;
     sent_by_[i] = sent_;
     const Piece& piece = to_send_[sent_++];
-    check(MPI_Isend(piece.data, static_cast<int>(piece.bytes), MPI_BYTE, piece.peer,
-                    tag(channel, Phase::parts, piece.bytes), channel.collectives, &request),
-          parts_.what());
+    const int number = tag(channel, Phase::parts, piece.bytes);
+    check(start_send(piece.data, piece.bytes, piece.peer, number, channel.collectives, request), parts_.what());
     moved = true;
   }
   if (shares_results(parts_)) receive_results(channel);

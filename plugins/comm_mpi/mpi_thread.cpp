@@ -10,6 +10,7 @@
 #include <chrono>
 #include <map>
 
+#include "requests.hpp"
 #include "zr/base.hpp"
 
 namespace mpi {
@@ -26,6 +27,7 @@ constexpr auto kHurry = std::chrono::milliseconds(2);  // since the last hurry()
 // What MPI still owes its peers, after an operation and later.
 constexpr auto kIdleProgress = std::chrono::milliseconds(1), kLongIdleProgress = std::chrono::milliseconds(10);
 constexpr int kIdleRounds = 20;
+constexpr int64_t kHeaderBytes = int64_t{8} << 10;  // at least those of OpenMPI in front of a message
 
 // Without destructors: the process may use them until its end.
 MpiThread* g_thread = nullptr;
@@ -46,8 +48,18 @@ void end_mpi(int exit_code, void*) {
   if (exit_code == 0 && !g_has_failed && g_clients == 0) MPI_Finalize();
 }
 
+// OpenMPI sends a message at once only up to its eager limit (TCP: 64 KiB). What is longer waits for an answer of the
+// peer, which queues behind all that the peer sends itself. A piece of a reduction shall not wait.
+void raise_eager_limit() {
+  constexpr const char* kNames[] = {"OMPI_MCA_btl_tcp_eager_limit", "OMPI_MCA_btl_tcp_max_send_size"};
+  for (const char* name : kNames)
+    if (std::getenv(name)) return;  // the user's choice
+  for (const char* name : kNames) ::setenv(name, std::to_string(kPieceBytes + kHeaderBytes).c_str(), 1);
+}
+
 // OpenMPI installs handlers that print a stack; the process keeps its own.
 void initialize_mpi() {
+  raise_eager_limit();
   constexpr int kSignals = 31;
   std::map<int, struct sigaction> handlers;
   for (int signal = 1; signal <= kSignals; ++signal) {

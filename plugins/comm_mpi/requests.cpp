@@ -9,6 +9,7 @@ namespace mpi {
 
 namespace {
 constexpr int64_t kMessageBytes = int64_t{1} << 30;  // of one message; MPI counts in int
+constexpr int64_t kBufferedBytes = int64_t{64} << 10;
 }  // namespace
 
 MPI_Request& Requests::add_receive(int bytes) {
@@ -50,9 +51,14 @@ void Requests::receive(void* data, int64_t bytes, int peer, int tag, MPI_Comm co
 
 void Requests::send(const void* data, int64_t bytes, int peer, int tag, MPI_Comm comm, const std::string& what) {
   for (int64_t at = 0; at < bytes; at += kMessageBytes)
-    check(MPI_Isend(static_cast<const char*>(data) + at, static_cast<int>(std::min(kMessageBytes, bytes - at)),
-                    MPI_BYTE, peer, tag, comm, &add_send()),
+    check(start_send(static_cast<const char*>(data) + at, std::min(kMessageBytes, bytes - at), peer, tag, comm,
+                     add_send()),
           what);
+}
+
+int start_send(const void* data, int64_t bytes, int peer, int tag, MPI_Comm comm, MPI_Request& request) {
+  const auto send = bytes > kBufferedBytes ? MPI_Issend : MPI_Isend;
+  return send(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, comm, &request);
 }
 
 }  // namespace mpi

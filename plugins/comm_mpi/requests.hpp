@@ -9,6 +9,8 @@
 
 namespace mpi {
 
+inline constexpr int64_t kPieceBytes = int64_t{512} << 10;  // of a message of a reduction
+
 /// [MPI thread]
 class Requests {
  public:
@@ -28,5 +30,9 @@ class Requests {
   std::vector<int> expected_;  // bytes; -1: a send
   std::vector<MPI_Status> statuses_;
 };
+
+/// Starts a message of at most 1 GiB. One of more than 64 KiB is complete only when the peer has a receive for it:
+/// otherwise MPI would buffer all that is sent, here or on the peer. Returns MPI's code. [MPI thread]
+int start_send(const void* data, int64_t bytes, int peer, int tag, MPI_Comm comm, MPI_Request& request);
 
 }  // namespace mpi

@@ -16,8 +16,6 @@
 
 namespace mpi {
 
-inline constexpr int64_t kPieceBytes = int64_t{512} << 10;  // of a message of a reduction
-
 /// What the operations of a communicator share.
 struct Channel {
   MPI_Comm collectives, messages;

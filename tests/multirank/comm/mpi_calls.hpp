@@ -8,5 +8,7 @@ namespace zr::testing {
 
 /// Bytes to each of the first `world` ranks of the job.
 std::vector<int64_t> mpi_bytes_sent(int world);
+/// The most bytes of a message that may be complete before the peer has a receive for it.
+int64_t longest_buffered_message();
 
 }  // namespace zr::testing

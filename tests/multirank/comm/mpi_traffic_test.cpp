@@ -1,6 +1,7 @@
 // What comm_mpi plans against what it sends: the bytes of its messages, counted in a job of mpirun.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <mpi.h>
 
 #include <algorithm>
 #include <numeric>
@@ -182,6 +183,7 @@ TEST_P(CommMpiTrafficTest, IsWhatTheRanksSend) {
         comm.run(zr::all_gather(view(own.data(), static_cast<int64_t>(own.size()), ZR_I64),
                                 view(all.data(), static_cast<int64_t>(all.size()), ZR_I64), "bytes"));
         EXPECT_GT(std::accumulate(all.begin(), all.end(), int64_t{0}), 0);
+        EXPECT_LE(longest_buffered_message(), 65536);
         if (comm.rank() == 0) compare(rig.instance(), all);
       },
       GetParam().keys, hosts_);
@@ -201,6 +203,38 @@ TEST(CommMpiTrafficErrorsTest, FailsAsTheCollectiveDoes) {
                  comm.run(zr::barrier("end"));
                },
                "hierarchy = false\n", {0, 1});
+}
+
+// The value that OpenMPI uses for messages over TCP.
+int eager_limit() {
+  int level = 0, index = 0, count = 0;
+  unsigned long limit = 0;
+  MPI_T_cvar_handle handle{};
+  EXPECT_EQ(MPI_T_init_thread(MPI_THREAD_MULTIPLE, &level), MPI_SUCCESS);
+  EXPECT_EQ(MPI_T_cvar_get_index("btl_tcp_eager_limit", &index), MPI_SUCCESS);
+  EXPECT_EQ(MPI_T_cvar_handle_alloc(index, nullptr, &handle, &count), MPI_SUCCESS);
+  EXPECT_EQ(MPI_T_cvar_read(handle, &limit), MPI_SUCCESS);
+  MPI_T_cvar_handle_free(&handle);
+  MPI_T_finalize();
+  return static_cast<int>(limit);
+}
+
+TEST(CommMpiEagerLimitTest, IsAboveAPieceOfAReduction) {
+  on_mpi_ranks(2, [](CommRig& rig) {
+    RawComm comm(rig);
+    EXPECT_EQ(eager_limit(), 532480);
+    comm.run(zr::barrier("end"));
+  });
+}
+
+TEST(CommMpiEagerLimitTest, IsTheUsersIfThereIsOne) {
+  if (!std::getenv("OMPI_COMM_WORLD_RANK")) ::setenv("OMPI_MCA_btl_tcp_eager_limit", "100000", 1);
+  on_mpi_ranks(2, [](CommRig& rig) {
+    RawComm comm(rig);
+    EXPECT_EQ(eager_limit(), 100000);
+    comm.run(zr::barrier("end"));
+  });
+  ::unsetenv("OMPI_MCA_btl_tcp_eager_limit");
 }
 
 std::string job_text(const testing::TestParamInfo<Job>& info) {
