@@ -1,6 +1,7 @@
-// Collectives of 64 MiB between two hosts, with one and two ranks on each: comm_mpi, the same bytes between the hosts
-// as bare messages of MPI, the collectives of OpenMPI and Gloo, and comm_mpi with 8 bits per value, in alternation. The
-// hosts are network namespaces with a link of 10 Gbit/s. Needs root. Rows are milliseconds per call.
+// Collectives between two hosts, of 64 MiB over a link of 10 Gbit/s with one and two ranks on each, and of 16 MiB over
+// 1 Gbit/s: comm_mpi, the same bytes between the hosts as bare messages of MPI, the collectives of OpenMPI and Gloo,
+// and comm_mpi with 8 bits per value, in alternation. The hosts are network namespaces. Needs root. Rows are
+// milliseconds per call.
 #include <gloo/allgather.h>
 #include <gloo/allreduce.h>
 #include <gloo/reduce_scatter.h>
@@ -28,16 +29,25 @@ namespace {
 using namespace zr::bench;
 using namespace zr::testing;
 
-constexpr int64_t kBytes = int64_t{64} << 20, kElements = kBytes / 4;
+struct Link {
+  std::string rate;
+  int64_t bytes;    // of a collective
+  double of_peers;  // mark; the wire limits all over the slow link
+};
+const std::array<Link, 2> kLinks{{{"10gbit", int64_t{64} << 20, 1.3}, {"1gbit", int64_t{16} << 20, 0.95}}};
 constexpr int kRounds = 7;
-constexpr const char* kRate = "10gbit";
-constexpr double kOfBareMessages = 0.9, kOfPeers = 1.3, kOfExact = 1;
+constexpr double kOfBareMessages = 0.9, kOfExact = 1;
+
+// As comm_mpi sets them when it initializes MPI itself.
+constexpr const char* kEagerLimit = " --mca btl_tcp_eager_limit 532480 --mca btl_tcp_max_send_size 532480 ";
 
 int g_rank = 0, g_world = 1;
+Link g_link;
+int64_t g_elements = 0;
 
 // Milliseconds of a call on the slowest rank. Each rank writes its tensor before it.
 double time(float* tensor, const std::function<void()>& call) {
-  for (int64_t i = 0; i < kElements; ++i) tensor[i] = static_cast<float>(i & 1023);
+  for (int64_t i = 0; i < g_elements; ++i) tensor[i] = static_cast<float>(i & 1023);
   MPI_Barrier(MPI_COMM_WORLD);
   const auto begin = std::chrono::steady_clock::now();
   call();
@@ -51,7 +61,7 @@ double time(float* tensor, const std::function<void()>& call) {
 void exchange(char* memory, int64_t sent, int64_t received) {
   const int peer = (g_rank + g_world / 2) % g_world;
   std::array<MPI_Request, 2> requests;
-  MPI_Irecv(memory + kBytes, static_cast<int>(received), MPI_BYTE, peer, 0, MPI_COMM_WORLD, &requests[0]);
+  MPI_Irecv(memory + g_link.bytes, static_cast<int>(received), MPI_BYTE, peer, 0, MPI_COMM_WORLD, &requests[0]);
   MPI_Isend(memory, static_cast<int>(sent), MPI_BYTE, peer, 0, MPI_COMM_WORLD, &requests[1]);
   MPI_Waitall(2, requests.data(), MPI_STATUSES_IGNORE);
 }
@@ -62,9 +72,9 @@ struct Traffic {
   int64_t sent, received;
 };
 Traffic traffic(const std::string& op) {
-  const int64_t part = kBytes / g_world;
+  const int64_t part = g_link.bytes / g_world;
   if (op == "all_gather") return {part, part};
-  if (op == "all_reduce") return {kBytes / (g_world / 2), kBytes / (g_world / 2)};
+  if (op == "all_reduce") return {g_link.bytes / (g_world / 2), g_link.bytes / (g_world / 2)};
   if (g_world == 2) return {part, part};
   return g_rank < g_world / 2 ? Traffic{part, 2 * part} : Traffic{2 * part, part};
 }
@@ -81,7 +91,7 @@ class Gloo {
     context_->connectFullMesh(store, device);
   }
   void run(const std::string& op, float* tensor) {
-    const auto n = static_cast<std::size_t>(kElements);
+    const auto n = static_cast<std::size_t>(g_elements);
     if (op == "all_reduce") {
       gloo::AllreduceOptions options(context_);
       options.setOutput(tensor, n);
@@ -95,7 +105,7 @@ class Gloo {
     } else {
       if (!scatter_)
         scatter_ = std::make_unique<gloo::ReduceScatterHalvingDoubling<float>>(
-            context_, std::vector<float*>{tensor}, kElements, std::vector<int>(g_world, kElements / g_world));
+            context_, std::vector<float*>{tensor}, g_elements, std::vector<int>(g_world, g_elements / g_world));
       scatter_->run();
     }
   }
@@ -106,15 +116,15 @@ class Gloo {
 };
 
 void openmpi(const std::string& op, float* tensor, float* part) {
-  const int n = static_cast<int>(kElements), share = n / g_world;
+  const int n = static_cast<int>(g_elements), share = n / g_world;
   if (op == "all_reduce") MPI_Allreduce(MPI_IN_PLACE, tensor, n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
   if (op == "reduce_scatter") MPI_Reduce_scatter_block(tensor, part, share, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
   if (op == "all_gather") MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, tensor, share, MPI_FLOAT, MPI_COMM_WORLD);
 }
 
 zr_coll collective(const std::string& op, float* tensor, float* part, uint32_t flags = 0) {
-  const int64_t share = kElements / g_world;
-  const zr_view full{tensor, kElements, ZR_F32, 0, {1, 0}}, own{tensor + g_rank * share, share, ZR_F32, 0, {1, 0}},
+  const int64_t share = g_elements / g_world;
+  const zr_view full{tensor, g_elements, ZR_F32, 0, {1, 0}}, own{tensor + g_rank * share, share, ZR_F32, 0, {1, 0}},
       result{part, share, ZR_F32, 0, {1, 0}};
   zr_coll coll{};
   coll.size = sizeof coll;
@@ -131,14 +141,16 @@ std::vector<Row> measure() {
   const auto control = zr::host::control::Control::join();
   g_rank = control->rank();
   g_world = control->world();
+  g_link = kLinks.at(static_cast<std::size_t>(std::atoi(std::getenv("ZR_BENCH_LINK"))));
+  g_elements = g_link.bytes / 4;
   CommRig rig(control, {.id = "mpi"});
   std::vector<Row> rows;
   {
     RawComm comm(rig);
     Gloo peer;
-    auto* const tensor = static_cast<float*>(comm.allocate(kBytes));
-    auto* const part = static_cast<float*>(comm.allocate(kBytes));
-    std::vector<char> messages(2 * kBytes);
+    auto* const tensor = static_cast<float*>(comm.allocate(g_link.bytes));
+    auto* const part = static_cast<float*>(comm.allocate(g_link.bytes));
+    std::vector<char> messages(2 * g_link.bytes);
     for (const std::string op : {"all_gather", "reduce_scatter", "all_reduce"}) {
       const Traffic bytes = traffic(op);
       std::vector<double> own, bare, mpi, gloo_tcp, int8;
@@ -155,10 +167,10 @@ std::vector<Row> measure() {
         gloo_tcp.push_back(times[3]);
         int8.push_back(times[4]);
       }
-      const std::string name = op + "_2x" + std::to_string(g_world / 2);
+      const std::string name = op + "_2x" + std::to_string(g_world / 2) + (g_link.rate == "1gbit" ? "_1gbit" : "");
       rows.push_back(compare(name, "ms", own, "the same bytes, bare", bare, kOfBareMessages));
-      rows.push_back(compare(name + "_mpi", "ms", own, "OpenMPI", mpi, kOfPeers));
-      rows.push_back(compare(name + "_gloo", "ms", own, "Gloo", gloo_tcp, kOfPeers));
+      rows.push_back(compare(name + "_mpi", "ms", own, "OpenMPI", mpi, g_link.of_peers));
+      rows.push_back(compare(name + "_gloo", "ms", own, "Gloo", gloo_tcp, g_link.of_peers));
       rows.push_back(compare(name + "_int8", "ms", int8, "exact", own, kOfExact));
     }
     comm.free(tensor);
@@ -184,21 +196,22 @@ int on_hosts(const std::string& words) {
   const std::string script = ZR_SOURCE_DIR "/tests/support/network_hosts.sh", name = "zrb" + std::to_string(::getpid());
   const auto remove = [&] { shell(script + " down " + name + " 2"); };
   int code = 0;
-  for (const std::string ranks : {"1", "2"}) {
+  for (const auto& [ranks, link] : {std::pair<std::string, std::size_t>{"1", 0}, {"2", 0}, {"1", 1}}) {
     const std::string folder = std::filesystem::temp_directory_path() / name;
     std::filesystem::remove_all(folder);
     std::filesystem::create_directories(folder);
-    const auto up = shell(script + " up " + name + " 2 && " + script + " rate " + name + " 2 " + kRate);
+    const auto up = shell(script + " up " + name + " 2 && " + script + " rate " + name + " 2 " + kLinks[link].rate);
     if (up.code != 0) {
       std::cerr << "bench_hosts: cannot create network namespaces (needs root): " << up.output << std::endl;
       remove();
       return 1;
     }
-    const std::string command = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; " + script +
-                                " run " + name + "0 " ZR_MPIRUN " --bind-to none --mca plm_rsh_agent \"'" + script +
-                                " run'\" -H " + name + "0:" + ranks + "," + name + "1:" + ranks +
-                                " -x ZR_STORE=10.77.0.1:29600 -x ZR_TOKEN=bench -x ZR_BENCH_FOLDER=" + folder + " " +
-                                words;
+    const std::string command =
+        "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; " + script + " run " + name +
+        "0 " ZR_MPIRUN + kEagerLimit + "--bind-to none --mca plm_rsh_agent \"'" + script + " run'\" -H " + name +
+        "0:" + ranks + "," + name + "1:" + ranks +
+        " -x ZR_STORE=10.77.0.1:29600 -x ZR_TOKEN=bench -x ZR_BENCH_LINK=" + std::to_string(link) +
+        " -x ZR_BENCH_FOLDER=" + folder + " " + words;
     if (std::system(command.c_str()) != 0) code = 1;
     remove();
     std::filesystem::remove_all(folder);
