@@ -72,8 +72,6 @@ const std::map<std::string, Try> kTries{
       "^4\n"}},
     {"ZR_UPDATE_GOLDEN=1 ctest --test-dir build -R Layout",
      {"ctest --test-dir {bin}/.. -N -R Layout", "Total Tests: [1-9]"}},
-    {"ZR_UPDATE_GOLDEN=1 ctest --test-dir build -R Pinned",
-     {"ctest --test-dir {bin}/.. -N -R Pinned", "Total Tests: [1-9]"}},
     {"cmake --build build && ctest --test-dir build -L unit",
      {"ctest --test-dir {bin}/.. -N -L unit", "Total Tests: [1-9]"}},
     {"ctest --test-dir build -R NAME --output-on-failure",
