@@ -11,7 +11,6 @@
 #include "support/scratch.hpp"
 #include "support/shell.hpp"
 #include "support/text_of.hpp"
-#include "zr/abi/base.h"
 
 namespace zr::testing {
 namespace {
@@ -66,6 +65,10 @@ std::string assertions() {
 constexpr const char* kRemedy =
     "remedy: what changes the ABI belongs to version 0.10; see CONTRIBUTING.md, \"The plug-in ABI\"";
 
+bool current_version_is_0_9() {
+  return text_of(kCurrent + "/base.h").find("#define ZR_ABI_MINOR 9\n") != std::string::npos;
+}
+
 // The lines that the compiler reads.
 std::string declarations(const fs::path& header) {
   const Outcome outcome = shell("gcc -x c -std=c11 -fpreprocessed -dD -E -P " + header.string());
@@ -82,7 +85,7 @@ TEST(PinnedHeadersTest, NeverChange) {
 }
 
 TEST(PinnedHeadersTest, DeclareWhatTheCurrentHeadersDeclare) {
-  ASSERT_EQ(ZR_ABI_MINOR, 9) << "from 0.10 on, remove this test";
+  ASSERT_TRUE(current_version_is_0_9()) << "from 0.10 on, remove this test";
   const fs::path pinned = kPinned + "/zr/abi";
   ASSERT_EQ(headers_in(pinned), headers_in(kCurrent)) << kRemedy;
   for (const std::string& name : headers_in(kCurrent)) {
@@ -103,7 +106,7 @@ TEST(PinnedHeadersTest, MayHaveOtherCommentsThanTheCurrentHeaders) {
 }
 
 TEST(PinnedLayoutTest, MatchesTheLayout) {
-  ASSERT_EQ(ZR_ABI_MINOR, 9) << "from 0.10 on, remove this test";
+  ASSERT_TRUE(current_version_is_0_9()) << "from 0.10 on, remove this test";
   EXPECT_EQ(text_of(kPinned + "/asserts.c"), assertions()) << kRemedy;
 }
 
