@@ -66,7 +66,7 @@ constexpr const char* kRemedy =
     "remedy: what changes the ABI belongs to version 0.10; see CONTRIBUTING.md, \"The plug-in ABI\"";
 
 bool current_version_is_0_9() {
-  return text_of(kCurrent + "/base.h").find("#define ZR_ABI_MINOR 9\n") != std::string::npos;
+  return text_of(kCurrent + "/base.h").find("#define ZR_ABI_MINOR 9u\n") != std::string::npos;
 }
 
 // The lines that the compiler reads.
