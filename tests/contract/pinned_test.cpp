@@ -71,7 +71,7 @@ bool current_version_is_0_9() {
 
 // The lines that the compiler reads.
 std::string declarations(const fs::path& header) {
-  const Outcome outcome = shell("gcc -x c -std=c11 -fpreprocessed -dD -E -P " + header.string());
+  const Outcome outcome = shell("gcc -w -x c -std=c11 -fpreprocessed -dD -E -P " + header.string());
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   return outcome.output;
 }
