@@ -143,11 +143,11 @@ RANK_BODY(sets_values, Run) {
 TEST_F(SharedHostsTest, NothingIsGatheredWhenValuesAreSetOnRanksWithWholeCopies) {
   for (const std::string strategy : {"zero0", "zero1", "zero2"})
     for (const std::string dtype : {"fp32", "bf16"}) {
-      const Result done = run(2, sets_values,
-                              "communicator.share_weights=false job.trace=true job.name=sets train.dtype=" + dtype +
-                                  " strategy=" + strategy);
+      const Result done =
+          run(2, sets_values,
+              "communicator.share_weights=false job.trace=true train.dtype=" + dtype + " strategy=" + strategy);
       ASSERT_EQ(done.code, 0) << done.output;
-      const Json trace = Json::parse(std::ifstream(scratch_.path("runs/sets/latest/trace-0.json")));
+      const Json trace = Json::parse(std::ifstream(folder_ / "run/trace-0.json"));
       for (const Json& event : trace)
         EXPECT_FALSE(event.at("name").get<std::string>().starts_with("all_gather bucket"));
       EXPECT_GT(trace.size(), 1u);
