@@ -147,7 +147,7 @@ TEST_F(SharedHostsTest, NothingIsGatheredWhenValuesAreSetOnRanksWithWholeCopies)
           run(2, sets_values,
               "communicator.share_weights=false job.trace=true train.dtype=" + dtype + " strategy=" + strategy);
       ASSERT_EQ(done.code, 0) << done.output;
-      const Json trace = Json::parse(std::ifstream(folder_ / "run/trace-0.json"));
+      const Json trace = Json::parse(std::ifstream(folder_ / "run/latest/trace-0.json"));
       for (const Json& event : trace)
         EXPECT_FALSE(event.at("name").get<std::string>().starts_with("all_gather bucket"));
       EXPECT_GT(trace.size(), 1u);
