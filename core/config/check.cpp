@@ -129,8 +129,14 @@ class Check {
     Origin origin;
     const std::string id = document_.chosen(plugin.role, &origin);
     warn_of_no_effect(given, origin.given(),
-                      fmt::format("{} = {} ({}) is selected; to use the table, set {} = {}", plugin.role,
-                                  toml_quoted(id), origin.text(), plugin.role, toml_quoted(plugin.id)));
+                      fmt::format("{}; to use the table, set {} = {}", selected_text(plugin.role, id, origin),
+                                  plugin.role, toml_quoted(plugin.id)));
+  }
+
+  std::string selected_text(const std::string& role, const std::string& id, const Origin& origin) const {
+    if (role == "communicator" && document_.chooses_communicator())
+      return fmt::format("{} = \"auto\" ({}) has selected {}", role, origin.text(), toml_quoted(id));
+    return fmt::format("{} = {} ({}) is selected", role, toml_quoted(id), origin.text());
   }
 
   struct GivenValue {
