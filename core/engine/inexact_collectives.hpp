@@ -23,8 +23,8 @@ bool rounds_weights(const config::JobConfig& config, const plugin::Instance* com
 InexactCollectives inexact_collectives(const config::JobConfig& config, const plan::MemoryPlan& plan,
                                        const plugin::Instance* communicator, bool one_host, bool warn);
 
-/// Throws UserError if the communicator says in its plan that it cannot quantize values between hosts with so many ranks
-/// each: the first step would fail.
+/// Throws UserError if the communicator says in its plan that it cannot quantize values between hosts with so many
+/// ranks each: the first step would fail.
 void check_quantized(const config::JobConfig& config, const plugin::Instance& communicator,
                      const InexactCollectives& chosen, const std::vector<int>& hosts);
 
