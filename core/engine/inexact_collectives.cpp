@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -10,9 +9,6 @@
 #include "base/log.hpp"
 #include "comm/open_communicator.hpp"
 #include "engine/weight_flow.hpp"
-#include "plugin/extension.hpp"
-#include "zr/abi/communicator_extensions.h"
-#include "zr/collective.hpp"
 
 namespace zr::host::engine {
 
@@ -75,27 +71,6 @@ InexactCollectives inexact_collectives(const config::JobConfig& config, const pl
         "gathered for forward and backward; choose a strategy that shards weights of this model, or remove the key",
         keys.weights.key, keys.weights.origin.text()));
   return chosen;
-}
-
-void check_quantized(const config::JobConfig& config, const plugin::Instance& communicator,
-                     const InexactCollectives& chosen, const std::vector<int>& hosts) {
-  const auto* const api = plugin::extension_of<zr_communicator_plan>(communicator.component(), "zr.communicator.plan/1",
-                                                                     ZR_SIZE_0_9(zr_communicator_plan),
-                                                                     {offsetof(zr_communicator_plan, open_bytes)});
-  if (!api || !api->traffic || hosts.size() < 2) return;
-  for (const Request& request : requests_of(config.communicator())) {
-    if (!(request.needed & ZR_COMM_QUANTIZED) || !((chosen.gradients | chosen.weights) & request.flag)) continue;
-    float element = 0;
-    const zr_view view{&element, 1, ZR_F32, 0, {ZR_DEVICE_CPU, 0}};
-    const zr_coll coll = all_reduce(view, view, "sample", request.flag);
-    std::vector<uint64_t> sent(hosts.size()), received(hosts.size());
-    zr_traffic traffic{
-        sizeof traffic, static_cast<uint32_t>(hosts.size()), hosts.data(), sent.data(), received.data(), 0};
-    CallError error;
-    const zr_code code =
-        call_plugin(&error, [&] { return api->traffic(communicator.self(), &coll, &traffic, &error); });
-    if (code == ZR_UNSUPPORTED) fail_user(fmt::format("{}: {}", request.what(), plugin_text(error)));
-  }
 }
 
 }  // namespace zr::host::engine

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "config/config.hpp"
 #include "plan/plan.hpp"
@@ -22,10 +21,5 @@ bool rounds_weights(const config::JobConfig& config, const plugin::Instance* com
 /// that the communicator does not support has no effect; `warn`: a warning says so.
 InexactCollectives inexact_collectives(const config::JobConfig& config, const plan::MemoryPlan& plan,
                                        const plugin::Instance* communicator, bool one_host, bool warn);
-
-/// Throws UserError if the communicator says in its plan that it cannot quantize values between hosts with so many
-/// ranks each: the first step would fail.
-void check_quantized(const config::JobConfig& config, const plugin::Instance& communicator,
-                     const InexactCollectives& chosen, const std::vector<int>& hosts);
 
 }  // namespace zr::host::engine

@@ -131,8 +131,6 @@ comm::CommRuntime::Options checked(PlannedJob& job, const model::Model& model) {
   const bool one_host = job.setup.control->local_world() == job.world();
   const InexactCollectives inexact =
       inexact_collectives(job.config(), job.plan, job.communicator.get(), one_host, job.rank() == 0);
-  if (job.communicator && job.world() > 1)
-    check_quantized(job.config(), *job.communicator, inexact, ranks_of_hosts(*job.setup.control));
   options.gradients = inexact.gradients;
   options.weights = inexact.weights;
   return options;

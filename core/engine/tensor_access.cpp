@@ -90,18 +90,15 @@ void TensorAccess::read(uint32_t param, LogicalTensor kind, const std::string& s
     for (int64_t i = 0; i < parameter.count; ++i) out[i] *= progress.grad_mul();
 }
 
-bool TensorAccess::check_same_values(uint32_t param, const float* values) {
-  const plan::Parameter& parameter = context_.plan.input.parameters[param];
+void TensorAccess::check_same_values(const plan::Parameter& parameter, const float* values) {
   const uint64_t hash = checkpoint::hash_of(values, parameter.count * 4);
-  const char has_own_copy = parts_.weights.has_own_copy(param);
-  const auto all = context_.comm.all_gather_bytes(
-      std::string(reinterpret_cast<const char*>(&hash), sizeof hash) + has_own_copy, "engine.set");
-  for (std::size_t r = 1; r < all.size(); ++r)
-    if (all[r].compare(0, sizeof hash, all[0], 0, sizeof hash) != 0)
+  const auto hashes =
+      context_.comm.all_gather_bytes(std::string(reinterpret_cast<const char*>(&hash), sizeof hash), "engine.set");
+  for (std::size_t r = 1; r < hashes.size(); ++r)
+    if (hashes[r] != hashes[0])
       fail_user(fmt::format(
           "engine.set('{}'): rank {} passes different values than rank 0; pass the same tensor on all ranks",
           parameter.name, r));
-  return std::ranges::all_of(all, [](const std::string& bytes) { return bytes.back() != 0; });
 }
 
 void TensorAccess::write(uint32_t param, LogicalTensor kind, const std::string& slot, const float* values) {
@@ -114,7 +111,7 @@ void TensorAccess::write(uint32_t param, LogicalTensor kind, const std::string& 
   if (kind == LogicalTensor::state && parameter.frozen)
     fail_user(fmt::format("parameter '{}' is frozen: it has no optimizer state", parameter.name));
   parts_.update.before_access(fmt::format("engine.set('{}')", parameter.name));
-  const bool have_own_copies = check_same_values(param, values);
+  check_same_values(parameter, values);
   kind == LogicalTensor::state ? parts_.local.restart(param) : parts_.local.masters_changed();
   if (kind == LogicalTensor::state) return parts_.state.write_state(param, slot, values);
   context_.model.check_scopes(fmt::format("engine.set('{}')", parameter.name));
@@ -123,10 +120,7 @@ void TensorAccess::write(uint32_t param, LogicalTensor kind, const std::string& 
   parts_.weights.collect_writes();
   parts_.state.store(param, values);
   parts_.weights.record_replacement(param);
-  if (have_own_copies)
-    parts_.weights.own_copies_written();
-  else
-    parts_.step_recorder.exclude([&] { parts_.weights.publish_weights(true); });
+  parts_.step_recorder.exclude([&] { parts_.weights.publish_weights(true); });
 }
 
 std::string TensorAccess::weights_hash() {

@@ -32,9 +32,8 @@ class TensorAccess {
 
  private:
   std::size_t find_buffer(const std::string& name);
-  // Throws UserError on all ranks if the values that the ranks pass to engine.set() differ. True if each rank has its
-  // own whole copy of the parameter, so that none needs anything of the others.
-  bool check_same_values(uint32_t param, const float* values);
+  // Throws UserError on all ranks if the values that the ranks pass to engine.set() differ.
+  void check_same_values(const plan::Parameter& parameter, const float* values);
 
   const StepContext& context_;
   const TrainingParts parts_;

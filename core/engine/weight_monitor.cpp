@@ -81,15 +81,6 @@ void WeightMonitor::publish_weights(bool frozen_too, uint32_t flags) {
   samples_.remember();
 }
 
-bool WeightMonitor::has_own_copy(uint32_t param) const {
-  return !context_.plan.input.share_weights && !parts_.flow.is_sharded(param);
-}
-
-void WeightMonitor::own_copies_written() {
-  context_.model.weights_changed(true);
-  samples_.remember();
-}
-
 void WeightMonitor::compare() {
   collect_writes();
   digest_.compare(all_gather(context_.comm, digest_.next(), "digests of weights"), context_.comm,

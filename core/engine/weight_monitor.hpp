@@ -40,10 +40,6 @@ class WeightMonitor {
   std::optional<uint32_t> written_parameter();
   /// Call when this rank's parts of new weights are complete: the strategy sends them. flags: ZR_USE_*. Collective.
   void publish_weights(bool frozen_too, uint32_t flags = 0);
-  /// True if this rank has a whole copy of the parameter that it does not share with other ranks.
-  bool has_own_copy(uint32_t param) const;
-  /// Call instead if all ranks have written a parameter in their own copies: there is nothing to send.
-  void own_copies_written();
   /// Compares weights between ranks. Call before weights are written to a file or hashed. Collective.
   void compare();
   /// Records that engine.set() replaced a parameter's values.

@@ -61,22 +61,6 @@ TEST(CommMpiTrainingTest, HasTheBitsOfShmWithSeveralRanksOnAHost) {
     }
 }
 
-TEST(CommMpiTrainingTest, RejectsQuantizedGradientsWithoutHierarchyAtTheStart) {
-  const zr::test::Scratch scratch;
-  const auto done =
-      shell("cd " + scratch.folder().string() +
-            " && export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; mpirun.openmpi "
-            "--bind-to none --oversubscribe -n 2 sh -c 'ZR_HOST_ID=$OMPI_COMM_WORLD_RANK exec \"$@\"' sh " ZR_BUILD_DIR
-            "/bin/quickstart " ZR_SOURCE_DIR
-            "/examples/quickstart/quickstart.toml job.ranks=2 job.threads=1 job.runs=runs strategy=zero1 "
-            "communicator=mpi communicator.mpi.hierarchy=false communicator.gradients=int8");
-  EXPECT_EQ(done.code, 2) << done.output;
-  EXPECT_THAT(done.output, HasSubstr("communicator.gradients = \"int8\" (command line): quantized collectives "
-                                     "(communicator.gradients, communicator.weights) need communicator.mpi.hierarchy = "
-                                     "true"));
-  EXPECT_THAT(done.output, testing::Not(HasSubstr("step ")));
-}
-
 // Without sharing, rank 0 has all weights; on one host it counts a part of the copy for all ranks, on several hosts a
 // part of its host's copy. Then a host receives the weights that the other one has updated once.
 TEST(CommMpiTrainingTest, RanksOfAHostShareWeights) {

@@ -128,36 +128,6 @@ TEST_F(SharedHostsTest, AllHostsHaveWhatTheProgramWrites) {
   }
 }
 
-RANK_BODY(sets_values, Run) {
-  run.engine.reset();
-  auto model = std::make_shared<Large>();
-  zr::Engine engine(run.program, *model);
-  const auto values = torch::arange(1500 * 1100).view({1100, 1500}).remainder(53).to(torch::kFloat).div(2048);
-  for (const std::string name : {"first.weight", "second.weight"}) engine.set(name, zr::TensorKind::value, values);
-  EXPECT_TRUE(torch::equal(model->first->weight.to(torch::kFloat), values));
-  EXPECT_TRUE(torch::equal(model->second->weight.to(torch::kFloat), values));
-  EXPECT_TRUE(torch::equal(engine.get("second.weight"), values));
-  train_step(run, engine, *model);
-}
-
-// All ranks are given the values. With a gather of all weights per tensor, a model of n tensors would be sent n times.
-TEST_F(SharedHostsTest, NothingIsGatheredWhenValuesAreSetOnRanksWithWholeCopies) {
-  for (const std::string strategy : {"zero0", "zero1", "zero2"})
-    for (const std::string dtype : {"fp32", "bf16"}) {
-      const Result done =
-          run(2, sets_values,
-              "communicator.share_weights=false job.trace=true train.gradient_accumulation=1 train.dtype=" + dtype +
-                  " strategy=" + strategy);
-      ASSERT_EQ(done.code, 0) << done.output;
-      const Json trace = Json::parse(std::ifstream(folder_ / "run/latest/trace-0.json"));
-      std::map<std::string, int> gathers;
-      for (const Json& event : trace)
-        if (const std::string name = event.at("name"); name.starts_with("all_gather bucket")) ++gathers[name];
-      EXPECT_EQ(gathers.empty(), strategy == "zero0");
-      for (const auto& [name, count] : gathers) EXPECT_EQ(count, 1) << name << strategy;  // of the step
-    }
-}
-
 // 1-bit Adam, whose ranks have own copies of the weights if there are several hosts.
 TEST_F(SharedHostsTest, StepsWithLocalGradientsHaveOneCopyOfSecondMomentsAndMastersPerHost) {
   const int64_t all = 4 * Sizes::aligned(Sizes().trainable);  // bytes of a state
