@@ -32,7 +32,7 @@ class Requests {
 };
 
 /// Starts a message of at most 1 GiB. One of more than 64 KiB is complete only when the peer has a receive for it:
-/// otherwise MPI would buffer all that is sent, here or on the peer. Returns MPI's code. [MPI thread]
+/// otherwise MPI could buffer any number of messages, here or on the peer. Returns MPI's code. [MPI thread]
 int start_send(const void* data, int64_t bytes, int peer, int tag, MPI_Comm comm, MPI_Request& request);
 
 }  // namespace mpi
