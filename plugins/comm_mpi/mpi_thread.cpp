@@ -50,16 +50,29 @@ void end_mpi(int exit_code, void*) {
 
 // OpenMPI sends a message at once only up to its eager limit (TCP: 64 KiB). What is longer waits for an answer of the
 // peer, which queues behind all that the peer sends itself. A piece of a reduction shall not wait.
-void raise_eager_limit() {
-  constexpr const char* kNames[] = {"OMPI_MCA_btl_tcp_eager_limit", "OMPI_MCA_btl_tcp_max_send_size"};
-  for (const char* name : kNames)
-    if (std::getenv(name)) return;  // the user's choice
-  for (const char* name : kNames) ::setenv(name, std::to_string(kPieceBytes + kHeaderBytes).c_str(), 1);
-}
+// MPI_Init reads the limit in the environment, as it reads and writes other variables; it is there only meanwhile.
+class RaisedEagerLimit {
+ public:
+  RaisedEagerLimit() {
+    for (const char* name : kNames)
+      if (std::getenv(name)) return;  // the user's choice
+    is_set_ = true;
+    for (const char* name : kNames) ::setenv(name, std::to_string(kPieceBytes + kHeaderBytes).c_str(), 1);
+  }
+  ~RaisedEagerLimit() {
+    for (const char* name : kNames)
+      if (is_set_) ::unsetenv(name);
+  }
+  RaisedEagerLimit(const RaisedEagerLimit&) = delete;
+
+ private:
+  static constexpr const char* kNames[] = {"OMPI_MCA_btl_tcp_eager_limit", "OMPI_MCA_btl_tcp_max_send_size"};
+  bool is_set_ = false;
+};
 
 // OpenMPI installs handlers that print a stack; the process keeps its own.
 void initialize_mpi() {
-  raise_eager_limit();
+  const RaisedEagerLimit raised;
   constexpr int kSignals = 31;
   std::map<int, struct sigaction> handlers;
   for (int signal = 1; signal <= kSignals; ++signal) {

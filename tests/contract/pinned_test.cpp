@@ -111,7 +111,7 @@ TEST(PinnedLayoutTest, MatchesTheLayout) {
 }
 
 TEST(PinnedLayoutTest, CoversEveryMember) {
-  const std::string text = assertions();
+  const std::string text = text_of(kPinned + "/asserts.c");
   EXPECT_NE(text.find("MEMBER(zr_error, msg, 16, 496);"), text.npos);
   EXPECT_NE(text.find("MEMBER(zr_strategy_api, release, 80, 8);"), text.npos);
   EXPECT_NE(text.find("ZR_STATIC_ASSERT(ZR_AGAIN == 11"), text.npos);
