@@ -49,14 +49,14 @@ Session::Session(Setup setup, model::Model& model, std::unique_ptr<RefreshState>
       budget_(job_.context, job_.communicator.get(), progress_),
       state_(job_.context, job_.host, job_.tiers, job_.trace.get()),
       weights_(job_.context, state_),
-      monitor_(job_.context, {state_, weights_, *recorder_, progress_}),
+      activations_(make_activations(job_.context, state_)),
+      step_recorder_(job_.context, state_, *recorder_, job_.trace.get(),
+                     activations_ ? &activations_->activations() : nullptr),
+      monitor_(job_.context, {state_, weights_, *recorder_, step_recorder_, progress_}),
       step_sync_(job_.context, state_.slices(), state_.disk_buffers(), state_.device_updates()),
       local_(job_.context, state_),
       gradients_(job_.context, state_.disk_buffers(), &local_),
       update_(job_.context, state_),
-      activations_(make_activations(job_.context, state_)),
-      step_recorder_(job_.context, state_, *recorder_, job_.trace.get(),
-                     activations_ ? &activations_->activations() : nullptr),
       skips_(job_.context),
       checkpointer_(job_.context, parts()),
       tensors_(job_.context, parts()),
@@ -136,6 +136,7 @@ void Session::begin_backward(Loss loss, double weight) {
   budget_.check(BudgetCheck::forward);
   step_recorder_.lap(Phase::forward);
   job_.context.model.check_bindings();
+  monitor_.publish_replacements();
   const auto micro = static_cast<uint32_t>(progress_.micro());
   if (micro == 0)  // before anything changes, because the optimizer may reject the step
     local_.begin_step(progress_.updates() + 1, progress_.param_steps(), progress_.param_local_steps());
@@ -186,6 +187,7 @@ bool Session::step() {
     fail_user("engine.step() was called before engine.backward(loss); call engine.backward(loss) first");
   context.model.check_scopes("engine.step()");  // before anything changes, on every micro-step
   if (!progress_.at_boundary()) return false;
+  monitor_.publish_replacements();
   if (!update_.allows_early()) state_.check_tiers();  // else end_early() does, whose failure is reported on all ranks
   const double rate = update_.learning_rate(progress_.updates());  // before anything changes
   try {
@@ -393,6 +395,7 @@ void Session::validation(double loss) {
 void Session::evaluation(bool begins) {
   if (!begins) buffers_.end_evaluation();
   progress_.check_complete();
+  monitor_.publish_replacements();
   if (begins) step_recorder_.exclude([&] { buffers_.begin_evaluation(job_.comm); });
   weights_.set_phase(begins ? ZR_EVAL : ZR_FORWARD, progress_.next_micro());
   job_.context.report_event(begins ? ZR_EVAL_BEGIN : ZR_EVAL_END);

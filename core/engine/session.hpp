@@ -113,13 +113,13 @@ class Session {
   MemoryBudget budget_;
   ShardedState state_;
   WeightFlow weights_;
+  std::optional<ActivationOffload> activations_;  // empty: saved tensors stay on the device
+  StepRecorder step_recorder_;
   WeightMonitor monitor_;
   StepSync step_sync_;
   LocalGradients local_;
   GradientFlow gradients_;
   OptimizerUpdate update_;
-  std::optional<ActivationOffload> activations_;  // empty: saved tensors stay on the device
-  StepRecorder step_recorder_;
   SkipLog skips_;
   Checkpointer checkpointer_;
   TensorAccess tensors_;

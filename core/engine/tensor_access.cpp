@@ -115,12 +115,9 @@ void TensorAccess::write(uint32_t param, LogicalTensor kind, const std::string& 
   kind == LogicalTensor::state ? parts_.local.restart(param) : parts_.local.masters_changed();
   if (kind == LogicalTensor::state) return parts_.state.write_state(param, slot, values);
   context_.model.check_scopes(fmt::format("engine.set('{}')", parameter.name));
-  if (context_.plan.input.share_weights)
-    context_.comm.barrier("before a value is set");  // a peer may still read the shared weights
-  parts_.weights.collect_writes();
+  parts_.weights.begin_replacement();
   parts_.state.store(param, values);
-  parts_.weights.record_replacement(param);
-  parts_.step_recorder.exclude([&] { parts_.weights.publish_weights(true); });
+  parts_.weights.end_replacement(param);
 }
 
 std::string TensorAccess::weights_hash() {

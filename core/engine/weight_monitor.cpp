@@ -18,7 +18,8 @@ WeightMonitor::WeightMonitor(const StepContext& context, const Parts& parts)
       samples_(!context.device &&
                        (context.plan.has_master || EarlyUpdate::obstacle(context.config(), context.plan).empty())
                    ? WeightSamples(parts.state.bound_slices())
-                   : WeightSamples()) {}
+                   : WeightSamples()),
+      has_own_copies_(!context.plan.input.share_weights && sharded_parameters(context.plan).empty()) {}
 
 void WeightMonitor::record_write(uint32_t param) {
   digest_.written(param);
@@ -45,6 +46,11 @@ void WeightMonitor::warn_if_unsaved(uint32_t param) {
 }
 
 void WeightMonitor::collect_writes() {
+  publish_replacements();
+  collect();
+}
+
+void WeightMonitor::collect() {
   ShardedState& state = parts_.state;
   const auto sync_master_from_weights = [&](uint32_t param) {
     bool changed = false;
@@ -87,9 +93,28 @@ void WeightMonitor::compare() {
                   parts_.progress.step());
 }
 
-void WeightMonitor::record_replacement(uint32_t param) {
+void WeightMonitor::begin_replacement() {
+  if (context_.plan.input.share_weights)
+    context_.comm.barrier("before a value is set");  // a peer may still read the shared weights
+  collect();
+}
+
+void WeightMonitor::end_replacement(uint32_t param) {
   warn_if_unsaved(param);
   parts_.recorder.clear_hash();
+  if (!has_own_copies_) return parts_.step_recorder.exclude([&] { publish_weights(true); });
+  replaced_ = true;
+  context_.model.weights_changed(true);
+  samples_.remember();
+}
+
+// The ranks are compared first, because the strategy may replace what the program wrote in place on some of them only.
+void WeightMonitor::publish_replacements() {
+  if (!std::exchange(replaced_, false)) return;
+  parts_.step_recorder.exclude([&] {
+    compare();
+    publish_weights(true);
+  });
 }
 
 void WeightMonitor::hash_saved_weights() {

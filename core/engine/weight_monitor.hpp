@@ -11,6 +11,7 @@
 #include "engine/run_recorder.hpp"
 #include "engine/sharded_state.hpp"
 #include "engine/step_context.hpp"
+#include "engine/step_recorder.hpp"
 #include "engine/training_progress.hpp"
 #include "engine/weight_digest.hpp"
 #include "engine/weight_flow.hpp"
@@ -26,6 +27,7 @@ class WeightMonitor {
     ShardedState& state;
     WeightFlow& flow;
     RunRecorder& recorder;
+    StepRecorder& step_recorder;
     const TrainingProgress& progress;
   };
   /// Samples the weights as they are. Refers to all of it.
@@ -33,7 +35,8 @@ class WeightMonitor {
   WeightMonitor(const WeightMonitor&) = delete;
 
   /// Copies the program's in-place writes to weights since the last call to the masters. Every call that needs the
-  /// masters calls this first, under every strategy, so a write that the program undoes before has no effect.
+  /// masters calls this first, under every strategy, so a write that the program undoes before has no effect. Calls
+  /// publish_replacements() first. Collective.
   void collect_writes();
   /// A parameter to which the program has written since the last collect_writes(), which collects these writes still;
   /// none: it has not.
@@ -42,8 +45,14 @@ class WeightMonitor {
   void publish_weights(bool frozen_too, uint32_t flags = 0);
   /// Compares weights between ranks. Call before weights are written to a file or hashed. Collective.
   void compare();
-  /// Records that engine.set() replaced a parameter's values.
-  void record_replacement(uint32_t param);
+  /// Call before and after engine.set() stores a parameter's new values. The strategy sends them at once; but if every
+  /// rank has its own copy of all weights, all of which engine.set() stores, publish_replacements() does this once for
+  /// many calls. Collective.
+  void begin_replacement();
+  void end_replacement(uint32_t param);
+  /// Call before a step, an evaluation and whatever else uses the strategy: it is told of the weights that
+  /// engine.set() has replaced. Collective.
+  void publish_replacements();
   /// Whether collect_writes() has copied a write to a master since the last call.
   bool take_collected() { return std::exchange(collected_, false); }
   WeightDigest& digest() { return digest_; }
@@ -54,6 +63,7 @@ class WeightMonitor {
   void clear_saved_hashes() { saved_hashes_.clear(); }  // call when a step was completed: writes are no longer logged
 
  private:
+  void collect();
   void record_write(uint32_t param);
   void warn_if_unsaved(uint32_t param);
 
@@ -65,6 +75,8 @@ class WeightMonitor {
   std::vector<uint64_t> saved_hashes_;  // by slice: hash of the weights in this step's checkpoint; empty: none saved
   bool collected_ = false;              // a write was copied to a master
   bool warned_unsaved_ = false;         // whether a write after a checkpoint was logged
+  const bool has_own_copies_;           // this rank holds all weights in memory that it shares with no other
+  bool replaced_ = false;               // engine.set() replaced weights that the strategy has not sent
 };
 
 }  // namespace zr::host::engine

@@ -29,8 +29,9 @@ struct WeightMonitorFixture {
   engine::ShardedState state{rig.context(), rig.job.host, rig.job.tiers, nullptr};
   engine::WeightFlow flow{rig.context(), state};
   engine::RunRecorder recorder{rig.job.config(), "", 1, 0};
+  engine::StepRecorder steps{rig.context(), state, recorder, nullptr, nullptr};
   engine::TrainingProgress progress{rig.job.config(), 2};
-  engine::WeightMonitor monitor{rig.context(), {state, flow, recorder, progress}};
+  engine::WeightMonitor monitor{rig.context(), {state, flow, recorder, steps, progress}};
 };
 
 TEST(WeightMonitorTest, MasterFollowsWriteThatModelReports) {
