@@ -33,7 +33,8 @@ class Mpi : public zr::Communicator<Mpi, mpi::MpiCommunicator> {
   }
   zr_comm_caps caps() const {
     zr_comm_caps caps = shm::capabilities();
-    caps.flags |= ZR_COMM_QUANTIZED | ZR_COMM_ANY_ORDER;
+    caps.flags |= ZR_COMM_ANY_ORDER;
+    if (options_.hierarchy) caps.flags |= ZR_COMM_QUANTIZED;
     return caps;
   }
   std::unique_ptr<mpi::MpiCommunicator> open(const zr_comm_open& options) {

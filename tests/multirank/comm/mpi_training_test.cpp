@@ -182,6 +182,12 @@ TEST(CommMpiTrainingTest, NamesWhatInexactCollectivesNeed) {
   EXPECT_THAT(several.output,
               HasSubstr("communicator.gradients = \"int4\" (command line): communicator 'shm' passes on "
                         "exact values only; choose communicator = \"auto\", or remove the key"));
+  const auto flat = train(mpirun + " -x ZR_HOST_ID sh -c 'ZR_HOST_ID=$OMPI_COMM_WORLD_RANK exec \"$@\"' sh",
+                          "communicator=auto communicator.mpi.hierarchy=false communicator.gradients=int8");
+  EXPECT_EQ(flat.code, 2);
+  EXPECT_THAT(flat.output,
+              HasSubstr("communicator.gradients = \"int8\" (command line): communicator 'mpi' passes on exact values "
+                        "only with the keys in [communicator.mpi]; change these keys, or remove the key"));
   const auto one = train(ZR_BUILD_DIR "/bin/zeroth launch -n 2 --", "communicator=auto communicator.exact=false");
   EXPECT_EQ(one.code, 0) << one.output;
   EXPECT_THAT(

@@ -23,7 +23,7 @@ class EngineSetTest : public EngineTest {
  protected:
   // Gathers of weights in rank 0's trace of the last run.
   std::ptrdiff_t gathers() const {
-    const Json trace = Json::parse(std::ifstream(folder_ / "runs/run/latest/trace-0.json"));
+    const Json trace = Json::parse(std::ifstream(folder_ / "run/latest/trace-0.json"));
     return std::ranges::count_if(trace, [](const Json& event) {
       return event.at("ph") == "X" && event.at("name").get<std::string>().starts_with("all_gather weights");
     });
@@ -78,7 +78,8 @@ RANK_BODY(sets_anywhere, Run) {
   }
   run.micro_step();
   run.engine->set("scalar", zr::TensorKind::value, torch::full({}, 0.25));
-  if (run.engine->rank() == 0) std::cout << "all " << run.engine->weights_hash() << "\n";
+  const std::string hash = run.engine->weights_hash();
+  if (run.engine->rank() == 0) std::cout << "all " << hash << "\n";
 }
 
 TEST_F(EngineSetTest, HasTheSameBitsUnderEveryStrategy) {
