@@ -1,12 +1,23 @@
-// The communicator "mpi": the ranks of several machines, started by mpirun, exchange messages of MPI.
+// The communicator "mpi": the ranks of several machines, started by mpirun, exchange messages of MPI. ZR_COMM_DEVICE:
+// the type of the device whose memory this library also moves, if there is one.
 #include "../comm_shm/shm_plugin.hpp"
+#ifdef ZR_COMM_DEVICE
+#include "device_communicator.hpp"
+#else
 #include "mpi_communicator.hpp"
+#endif
 #include "traffic.hpp"
 #include "zr/communicator.hpp"
 
 namespace {
 
-class Mpi : public zr::Communicator<Mpi, mpi::MpiCommunicator> {
+#ifdef ZR_COMM_DEVICE
+using Opened = mpi::HostOrDevice;
+#else
+using Opened = mpi::MpiCommunicator;
+#endif
+
+class Mpi : public zr::Communicator<Mpi, Opened> {
  public:
   static constexpr const char* description = "messages of MPI between the ranks of one or several machines";
   static constexpr const char* license = "Apache-2.0";
@@ -20,7 +31,7 @@ class Mpi : public zr::Communicator<Mpi, mpi::MpiCommunicator> {
   static void shutdown() noexcept { mpi::MpiThread::stop(); }
 
   uint64_t open_bytes(int32_t world) const noexcept {
-    return static_cast<uint64_t>(mpi::MpiCommunicator::most_bytes(world, options_));
+    return Opened::most_open * static_cast<uint64_t>(mpi::MpiCommunicator::most_bytes(world, options_));
   }
   void traffic(const zr_coll& coll, zr_traffic& sum) const { mpi::add_traffic(coll, options_, sum); }
   void can_share(const std::vector<int>& hosts) const {
@@ -35,14 +46,19 @@ class Mpi : public zr::Communicator<Mpi, mpi::MpiCommunicator> {
     zr_comm_caps caps = shm::capabilities();
     caps.flags |= ZR_COMM_ANY_ORDER;
     if (options_.hierarchy) caps.flags |= ZR_COMM_QUANTIZED;
+#ifdef ZR_COMM_DEVICE
+    if (!nccl::has_device()) return caps;
+    caps.flags |= ZR_COMM_STREAMS;
+    caps.device_types |= uint64_t{1} << ZR_COMM_DEVICE;
+#endif
     return caps;
   }
-  std::unique_ptr<mpi::MpiCommunicator> open(const zr_comm_open& options) {
-    if (options.device.type != ZR_DEVICE_CPU)
-      throw zr::PluginError(ZR_UNSUPPORTED, "comm_mpi moves host memory, not memory of a device of type " +
+  std::unique_ptr<Opened> open(const zr_comm_open& options) {
+    if (!(caps().device_types >> options.device.type & 1))
+      throw zr::PluginError(ZR_UNSUPPORTED, "this library of communicator 'mpi' has no memory on devices of type " +
                                                 std::to_string(options.device.type));
     mpi::MpiThread* const thread = options.world > 1 ? &mpi::MpiThread::start() : nullptr;
-    return std::make_unique<mpi::MpiCommunicator>(host_, options, thread, options_);
+    return std::make_unique<Opened>(host_, options, thread, options_);
   }
 
  private:
@@ -52,5 +68,7 @@ class Mpi : public zr::Communicator<Mpi, mpi::MpiCommunicator> {
 
 }  // namespace
 
+#ifndef ZR_COMM_DEVICE  // for memory of a device, "auto" does not choose copies through host memory
 ZR_TAG(several_hosts);
+#endif
 ZR_COMMUNICATOR(Mpi, "mpi", "zeroth", "1.0.0");

@@ -157,6 +157,10 @@ void MpiCommunicator::open_channel(const zr_comm_open& open) {
 MpiCommunicator::~MpiCommunicator() {
   if (!thread_) return;
   thread_->remove(*this);
+  {
+    const std::lock_guard lock(mutex_);
+    end_all();
+  }
   resolve_completed();
   if (!queue_.empty()) MpiThread::give_up();
   for (const Pending& pending : queue_)
@@ -233,16 +237,7 @@ void MpiCommunicator::submit(const zr_coll& coll, zr_stream* stream, zr_done* do
     if (done) zr::Done::retained(host_, done).resolve();
     return;
   }
-  auto transfer = this->transfer(coll);
-  resolve();
-  if (!is_message) ++collectives_;
-  queue_.push_back({zr::Done::retained(host_, done), transfer->parts().what()});
-  const uint64_t number = resolved_ + queue_.size();
-  {
-    const std::lock_guard lock(mutex_);
-    submitted_.push_back(std::move(transfer));
-  }
-  thread_->wake();
+  const uint64_t number = enqueue(coll, done, nullptr);
   if (done) return;
   {
     std::unique_lock lock(mutex_);
@@ -251,6 +246,22 @@ void MpiCommunicator::submit(const zr_coll& coll, zr_stream* stream, zr_done* do
   }
   resolve_completed();
   if (resolved_ < number) throw_failure();
+}
+
+// Returns the number of the operation, from 1.
+uint64_t MpiCommunicator::enqueue(const zr_coll& coll, zr_done* done, std::shared_ptr<Gate> gate) {
+  auto transfer = this->transfer(coll);
+  transfer->pass(std::move(gate));
+  resolve();
+  if (!transfer->parts().is_message()) ++collectives_;
+  queue_.push_back({zr::Done::retained(host_, done), transfer->parts().what()});
+  const uint64_t number = resolved_ + queue_.size();
+  {
+    const std::lock_guard lock(mutex_);
+    submitted_.push_back(std::move(transfer));
+  }
+  thread_->wake();
+  return number;
 }
 
 void MpiCommunicator::progress() {
@@ -297,7 +308,10 @@ void MpiCommunicator::throw_failure() {
 MpiThread::Client::State MpiCommunicator::advance() noexcept {
   {
     const std::lock_guard lock(mutex_);
-    if (failed_) return {false, false};
+    if (failed_) {
+      end_all();
+      return {false, false};
+    }
     for (auto& transfer : submitted_) transfers_.push_back(std::move(transfer));
     submitted_.clear();
   }
@@ -328,6 +342,7 @@ bool MpiCommunicator::advance_transfers() {
       has_moved = true;
     }
     has_moved |= transfer.advance(channel_);
+    if (transfer.is_complete()) transfer.end(true);
   }
   const auto end = std::find_if(transfers_.begin(), transfers_.end(), [](const auto& t) { return !t->is_complete(); });
   if (end == transfers_.begin()) return has_moved;
@@ -357,12 +372,20 @@ bool MpiCommunicator::may_start(std::size_t index) const {
   return true;
 }
 
+// Ends the operations that will not complete. Call it with mutex_.
+void MpiCommunicator::end_all() noexcept {
+  for (auto* const transfers : {&transfers_, &submitted_})
+    for (const auto& transfer : *transfers)
+      if (!transfer->is_complete()) transfer->end(false);
+}
+
 // MPI is not called again, so that nothing uses the memory of operations after the wake-up.
 void MpiCommunicator::fail(zr_code code, const std::string& text) {
   MpiThread::give_up();
   {
     const std::lock_guard lock(mutex_);
     failed_ = Failed{code, text};
+    end_all();
   }
   changed_.notify_all();
 }

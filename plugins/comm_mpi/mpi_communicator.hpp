@@ -24,12 +24,19 @@ namespace mpi {
 /// Threads as in zr_communicator_api.
 class MpiCommunicator : private MpiThread::Client {
  public:
+  static constexpr uint64_t most_open = 1;  // that a job opens
+
   /// Throws PluginError. `thread`: null if there is one rank, which needs no MPI.
   MpiCommunicator(const zr::Host& host, const zr_comm_open& open, MpiThread* thread, const MpiOptions& options);
   ~MpiCommunicator() override;
   MpiCommunicator(const MpiCommunicator&) = delete;
 
+  int rank() const { return channel_.rank; }    // [any]
+  int world() const { return channel_.world; }  // [any]
+
   void submit(const zr_coll& coll, zr_stream* stream, zr_done* done);
+  /// Starts a collective that waits for the gate, and closes it at its end. More than one rank. [use]
+  void submit_through(std::shared_ptr<Gate> gate, const zr_coll& coll) { enqueue(coll, nullptr, std::move(gate)); }
   /// Resolves completions: only here and in submit(), so that the host's code runs on its own threads.
   void progress();
   zr_view mem_alloc(uint64_t bytes, uint64_t align, uint32_t flags);
@@ -55,10 +62,12 @@ class MpiCommunicator : private MpiThread::Client {
   void open_local(const zr_comm_open& open);
   std::unique_ptr<Transfer> transfer(const zr_coll& coll);
   void need_sums();
+  uint64_t enqueue(const zr_coll& coll, zr_done* done, std::shared_ptr<Gate> gate);
   State advance() noexcept override;
   bool advance_transfers();
   bool may_start(std::size_t index) const;
   void fail(zr_code code, const std::string& text);
+  void end_all() noexcept;
   void resolve();  // what has completed, or failed; throws the failure
   void resolve_completed();
   [[noreturn]] void throw_failure();

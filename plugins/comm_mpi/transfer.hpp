@@ -4,9 +4,11 @@
 #include <mpi.h>
 
 #include <cstdint>
+#include <memory>
 #include <utility>
 
 #include "../comm_shm/kernel.hpp"
+#include "gate.hpp"
 #include "hosts.hpp"
 #include "local_steps.hpp"
 #include "quantization.hpp"
@@ -42,8 +44,17 @@ class Transfer {
   const zr::CollectiveParts& parts() const { return parts_; }  // [any]
   bool has_started() const { return has_started_; }
   bool is_complete() const { return is_complete_; }
-  /// True if start() has to wait for another reduction.
-  bool waits_for(const Channel& channel) const { return parts_.is_reduction() && channel.is_used; }
+  /// The operation waits for the gate, and closes it. Call it before the MPI thread has the operation. [any]
+  void pass(std::shared_ptr<Gate> gate) { gate_ = std::move(gate); }
+  /// True if start() has to wait, for another reduction or for the gate.
+  bool waits_for(const Channel& channel) const {
+    return (parts_.is_reduction() && channel.is_used) || (gate_ && !gate_->is_open());
+  }
+  /// Call once, when the operation uses its memory no longer.
+  void end(bool is_complete) noexcept {
+    if (gate_) gate_->close(is_complete);
+    gate_ = nullptr;
+  }
   /// Posts the first messages. Throws PluginError.
   virtual void start(Channel& channel) = 0;
   /// Does what can be done without waiting; true if anything was done. Throws PluginError.
@@ -70,6 +81,9 @@ class Transfer {
   const uint64_t number_;
   bool has_started_ = false, is_complete_ = false;
   Requests whole_;  // messages that complete at the end
+
+ private:
+  std::shared_ptr<Gate> gate_;  // null: the operation waits for none, or has ended
 };
 
 }  // namespace mpi

@@ -174,16 +174,15 @@ TEST(CommMpiTrainingTest, NamesWhatInexactCollectivesNeed) {
       HasSubstr("communicator.weights = \"int8\" (command line): every rank has all weights under this job's "
                 "strategy, so none are gathered for forward and backward; choose a strategy that shards weights of "
                 "this model, or remove the key"));
-  const auto several = train(mpirun + " -x ZR_STORE=127.0.0.1:" + std::to_string(20000 + ::getpid() % 10000) +
-                                 " -x ZR_TOKEN=secret sh -c 'OMPI_COMM_WORLD_LOCAL_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0 "
-                                 "exec \"$@\"' sh",
-                             "communicator=shm communicator.gradients=int4");
+  const std::string on_two_nodes =
+      mpirun + " -x ZR_STORE=127.0.0.1:" + std::to_string(20000 + ::getpid() % 10000) +
+      " -x ZR_TOKEN=secret sh -c 'OMPI_COMM_WORLD_LOCAL_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0 exec \"$@\"' sh";
+  const auto several = train(on_two_nodes, "communicator=shm communicator.gradients=int4");
   EXPECT_EQ(several.code, 2);
   EXPECT_THAT(several.output,
               HasSubstr("communicator.gradients = \"int4\" (command line): communicator 'shm' passes on "
                         "exact values only; choose communicator = \"auto\", or remove the key"));
-  const auto flat = train(mpirun + " -x ZR_HOST_ID sh -c 'ZR_HOST_ID=$OMPI_COMM_WORLD_RANK exec \"$@\"' sh",
-                          "communicator=auto communicator.mpi.hierarchy=false communicator.gradients=int8");
+  const auto flat = train(on_two_nodes, "communicator.mpi.hierarchy=false communicator.gradients=int8");
   EXPECT_EQ(flat.code, 2);
   EXPECT_THAT(flat.output,
               HasSubstr("communicator.gradients = \"int8\" (command line): communicator 'mpi' passes on exact values "

@@ -25,7 +25,7 @@ class EngineSetTest : public EngineTest {
   std::ptrdiff_t gathers() const {
     const Json trace = Json::parse(std::ifstream(folder_ / "run/latest/trace-0.json"));
     return std::ranges::count_if(trace, [](const Json& event) {
-      return event.at("ph") == "X" && event.at("name").get<std::string>().starts_with("all_gather weights");
+      return event.at("ph") == "X" && event.at("name").get<std::string>().starts_with("all_gather bucket");
     });
   }
 };
