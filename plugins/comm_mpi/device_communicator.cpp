@@ -9,7 +9,6 @@
 #include <thread>
 #include <utility>
 
-#include "zr/device_stream.hpp"
 #include "zr/round_up.hpp"
 
 namespace mpi {

@@ -13,6 +13,7 @@
 #include "mpi_communicator.hpp"
 #include "zr/collective_parts.hpp"
 #include "zr/communicator.hpp"
+#include "zr/device_stream.hpp"
 
 namespace mpi {
 

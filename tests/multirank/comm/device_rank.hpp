@@ -107,8 +107,10 @@ class DeviceRank {
  public:
   /// `device`: its number; `stream`: a stream of it. `options.device` is replaced.
   DeviceRank(const SharedJob& job, Rank& rank, int32_t device, RigOptions options = {}, int stream = 0)
+      : DeviceRank(std::make_shared<SharedControl>(job, rank.rank, rank.world), device, std::move(options), stream) {}
+  DeviceRank(std::shared_ptr<host::control::Control> control, int32_t device, RigOptions options = {}, int stream = 0)
       : stream_((load_sim_device(), device), stream),
-        rig_(std::make_shared<SharedControl>(job, rank.rank, rank.world), on_sim(std::move(options))),
+        rig_(std::move(control), on_sim(std::move(options))),
         comm_(rig_, stream_.device()) {}
 
   SimStream& stream() { return stream_; }

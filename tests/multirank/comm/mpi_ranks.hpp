@@ -10,6 +10,7 @@
 #include <functional>
 #include <iostream>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -28,9 +29,9 @@ inline zr_view view(void* data, int64_t count, zr_dtype dtype = ZR_F32) { return
 
 /// Runs the body on each rank; the ranks are this program, which mpirun starts for the current test only. They do not
 /// exit before all have ended the body, and mpirun's exit code does not matter: it reports ranks that end after a
-/// failure. keys: TOML lines of the plug-in's table. hosts: by rank, the host that it pretends to be on; or empty.
-inline void on_mpi_ranks(int world, const std::function<void(CommRig&)>& body, const std::string& keys = {},
-                         const std::vector<int>& hosts = {}) {
+/// failure. hosts: by rank, the host that it pretends to be on; or empty.
+inline void on_mpi_processes(int world, const std::function<void(const std::shared_ptr<host::control::Control>&)>& body,
+                             const std::vector<int>& hosts = {}) {
   const auto passed = [](int rank) { return "rank " + std::to_string(rank) + " has passed\n"; };
   if (!std::getenv("OMPI_COMM_WORLD_RANK")) {
     const ::testing::TestInfo& test = *::testing::UnitTest::GetInstance()->current_test_info();
@@ -44,8 +45,7 @@ inline void on_mpi_ranks(int world, const std::function<void(CommRig&)>& body, c
   try {
     if (!hosts.empty())
       ::setenv("ZR_HOST_ID", std::to_string(hosts[static_cast<std::size_t>(control->rank())]).c_str(), 1);
-    CommRig rig(control, {.id = "mpi", .keys = keys});
-    body(rig);
+    body(control);
   } catch (const std::exception& error) {
     ADD_FAILURE() << error.what();
   }
@@ -54,6 +54,18 @@ inline void on_mpi_ranks(int world, const std::function<void(CommRig&)>& body, c
   for (int rank = 0; rank < world; ++rank) control->get("ended." + std::to_string(rank), std::chrono::seconds(60));
   control->leave(0, false);
   if (::testing::Test::HasFailure()) ::_exit(1);
+}
+
+/// Runs the body on each rank as on_mpi_processes() does. keys: TOML lines of the plug-in's table.
+inline void on_mpi_ranks(int world, const std::function<void(CommRig&)>& body, const std::string& keys = {},
+                         const std::vector<int>& hosts = {}) {
+  on_mpi_processes(
+      world,
+      [&](const std::shared_ptr<host::control::Control>& control) {
+        CommRig rig(control, {.id = "mpi", .keys = keys});
+        body(rig);
+      },
+      hosts);
 }
 
 /// An operation that has been submitted with a completion.
