@@ -118,8 +118,8 @@ TEST(CommMpiDeviceLifeTest, UsesItsCopiesAgain) {
   on_device_ranks({1, 1}, [](DeviceRank& rank) {
     const auto bytes = [&] {
       int64_t total = 0;
-      for (const auto& row : rank.rig().ledger().rows())
-        if (row.tag == "MPI: copies of memory of the device") total += row.current;
+      for (const auto& [tag, held] : rank.rig().ledger().holders())
+        if (tag == "MPI: copies of memory of the device") total += held;
       return total;
     };
     const zr_view all = view_on(rank, rank.comm().allocate(4 * 10000), 10000);
