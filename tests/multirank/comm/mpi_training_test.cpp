@@ -182,7 +182,8 @@ TEST(CommMpiTrainingTest, NamesWhatInexactCollectivesNeed) {
   EXPECT_THAT(several.output,
               HasSubstr("communicator.gradients = \"int4\" (command line): communicator 'shm' passes on "
                         "exact values only; choose communicator = \"auto\", or remove the key"));
-  const auto flat = train(on_two_nodes, "communicator.mpi.hierarchy=false communicator.gradients=int8");
+  const auto flat =
+      train(on_two_nodes, "communicator=mpi communicator.mpi.hierarchy=false communicator.gradients=int8");
   EXPECT_EQ(flat.code, 2);
   EXPECT_THAT(flat.output,
               HasSubstr("communicator.gradients = \"int8\" (command line): communicator 'mpi' passes on exact values "

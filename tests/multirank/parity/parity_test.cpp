@@ -53,23 +53,23 @@ class DeviceParityTest : public ParityTest {
     ::setenv("ZR_SIM_SEED", std::to_string(7 + ::getpid() % 1000).c_str(), 1);  // printed if the test fails
     parity::choose_device();
   }
+  void check_device_cases() const {
+    SCOPED_TRACE(std::string("ZR_SIM_SEED=") + std::getenv("ZR_SIM_SEED"));
+    std::vector<TestCase> cases;  // the device has no sparse tensors
+    for (TestCase& c : parity::cover())
+      if (c.ranks == GetParam() && c.recipe.model != "embeddings") cases.push_back(std::move(c));
+    EXPECT_GT(cases.size(), 5u);
+    expect_exact(cases);
+  }
 };
 
-TEST_P(DeviceParityTest, HoldsForEveryPairOfChoices) {
-  // The device has no sparse tensors.
-  SCOPED_TRACE(std::string("ZR_SIM_SEED=") + std::getenv("ZR_SIM_SEED"));
-  std::vector<TestCase> cases;
-  for (TestCase& c : parity::cover())
-    if (c.ranks == GetParam() && c.recipe.model != "embeddings") cases.push_back(std::move(c));
-  EXPECT_GT(cases.size(), 5u);
-  expect_exact(cases);
-}
+TEST_P(DeviceParityTest, HoldsForEveryPairOfChoices) { check_device_cases(); }
 INSTANTIATE_TEST_SUITE_P(Ranks, DeviceParityTest, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return "On" + std::to_string(info.param); });
 
 // On hosts that the ranks pretend to be on, connected by MPI: ranks 0 and 1 of three share one, two and two of four.
 class HostsParityTest : public ParityTest {
- protected:
+ public:
   static void SetUpTestSuite() { ::setenv("ZR_PARITY_HOSTS", "2", 1); }
   static void TearDownTestSuite() { ::unsetenv("ZR_PARITY_HOSTS"); }
 };
@@ -83,6 +83,24 @@ TEST_P(HostsParityTest, HoldsForEveryPairOfChoices) {
   expect_exact(cases);
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, HostsParityTest, testing::Values(2, 3, 4),
+                         [](const auto& info) { return "On" + std::to_string(info.param); });
+
+// Memory of the simulated accelerator passes between such hosts through host memory.
+class DeviceHostsParityTest : public DeviceParityTest {
+ protected:
+  static void SetUpTestSuite() {
+    DeviceParityTest::SetUpTestSuite();
+    HostsParityTest::SetUpTestSuite();
+  }
+  static void TearDownTestSuite() { HostsParityTest::TearDownTestSuite(); }
+};
+
+TEST_P(DeviceHostsParityTest, HoldsForEveryPairOfChoices) {
+  if (!std::filesystem::exists(ZR_BUILD_DIR "/tests/plugins/sim/zr_communicator_mpi.so"))
+    GTEST_SKIP() << "built without MPI";
+  check_device_cases();
+}
+INSTANTIATE_TEST_SUITE_P(Ranks, DeviceHostsParityTest, testing::Values(2, 3, 4),
                          [](const auto& info) { return "On" + std::to_string(info.param); });
 
 TEST_F(ParityTest, HoldsWithTwoThreadsPerRank) {
