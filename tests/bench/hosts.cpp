@@ -1,7 +1,7 @@
 // Collectives between two hosts, of 64 MiB over a link of 10 Gbit/s with one and two ranks on each, and of 16 MiB over
 // 1 Gbit/s: comm_mpi, the same bytes between the hosts as bare messages of MPI, the collectives of OpenMPI and Gloo,
-// and comm_mpi with 8 bits per value, in alternation. The hosts are network namespaces. Needs root. Rows are
-// milliseconds per call.
+// and comm_mpi with 8 bits per value, in alternation; beside them the time that the wire alone needs, by the rate that
+// iperf3 measures before. The hosts are network namespaces. Needs root. Rows are milliseconds per call.
 #include <gloo/allgather.h>
 #include <gloo/allreduce.h>
 #include <gloo/reduce_scatter.h>
@@ -169,6 +169,11 @@ std::vector<Row> measure() {
       }
       const std::string name = op + "_2x" + std::to_string(g_world / 2) + (g_link.rate == "1gbit" ? "_1gbit" : "");
       rows.push_back(compare(name, "ms", own, "the same bytes, bare", bare, kOfBareMessages));
+      if (const char* wire = std::getenv("ZR_BENCH_WIRE")) {  // a host sends and receives at the same time
+        const double sent = static_cast<double>(std::max(bytes.sent, bytes.received) * (g_world / 2));
+        rows.push_back(compare(name + "_wire", "ms", own, "iperf3 in both directions",
+                               {std::vector<double>(own.size(), 8e3 * sent / std::atof(wire))}, 0));
+      }
       rows.push_back(compare(name + "_mpi", "ms", own, "OpenMPI", mpi, g_link.of_peers));
       rows.push_back(compare(name + "_gloo", "ms", own, "Gloo", gloo_tcp, g_link.of_peers));
       rows.push_back(compare(name + "_int8", "ms", int8, "exact", own, kOfExact));
@@ -192,6 +197,19 @@ int on_rank(const char* rows_file) {
   return 0;
 }
 
+// Bits per second in the slower direction while iperf3 sends in both; "" if it cannot be measured.
+std::string wire_rate(const std::string& script, const std::string& name) {
+  if (shell("command -v iperf3").code != 0) {
+    std::cerr << "bench_hosts: no rows of the wire, because iperf3 was not found; remedy: .ci/setup hosts" << std::endl;
+    return "";
+  }
+  const auto done = shell(script + " run " + name + "0 iperf3 --server --one-off > /dev/null & sleep 1; " + script +
+                          " run " + name + "1 iperf3 --client 10.77.0.1 --bidir --time 2 --omit 1 --json; wait");
+  const auto sums = nlohmann::json::parse(done.output).at("end");
+  const auto rate = [&](const char* sum) { return sums.at(sum).at("bits_per_second").get<double>(); };
+  return std::to_string(std::min(rate("sum_received"), rate("sum_received_bidir_reverse")));
+}
+
 int on_hosts(const std::string& words) {
   const std::string script = ZR_SOURCE_DIR "/tests/support/network_hosts.sh", name = "zrb" + std::to_string(::getpid());
   const auto remove = [&] { shell(script + " down " + name + " 2"); };
@@ -206,12 +224,13 @@ int on_hosts(const std::string& words) {
       remove();
       return 1;
     }
+    const std::string wire = wire_rate(script, name);
     const std::string command =
         "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; " + script + " run " + name +
         "0 " ZR_MPIRUN + kEagerLimit + "--bind-to none --mca plm_rsh_agent \"'" + script + " run'\" -H " + name +
         "0:" + ranks + "," + name + "1:" + ranks +
         " -x ZR_STORE=10.77.0.1:29600 -x ZR_TOKEN=bench -x ZR_BENCH_LINK=" + std::to_string(link) +
-        " -x ZR_BENCH_FOLDER=" + folder + " " + words;
+        " -x ZR_BENCH_FOLDER=" + folder + (wire.empty() ? "" : " -x ZR_BENCH_WIRE=" + wire) + " " + words;
     if (std::system(command.c_str()) != 0) code = 1;
     remove();
     std::filesystem::remove_all(folder);

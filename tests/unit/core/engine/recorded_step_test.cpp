@@ -96,8 +96,9 @@ TEST_P(RecordedStrategyTest, ThousandRanksReceiveWhatThePlanSays) {
   }
 }
 
-// Of a job of 128 hosts with 8 ranks, by the table of plugins/comm_mpi/README.md: the sum of a part passes from host to
-// host and returns from the last one, to its host or to all others; a gather passes to each host once.
+// Every rank of a job of 128 hosts with 8 ranks issues the same collectives, whose bytes are, by the table of
+// plugins/comm_mpi/README.md: the sum of a part passes from host to host and returns from the last one, to its host or
+// to all others; a gather passes to each host once.
 TEST_P(RecordedStrategyTest, HostsExchangeWhatTheTableOfTheCommunicatorSays) {
   if (!std::filesystem::exists(ZR_BUILD_DIR "/plugins/zr_communicator_mpi.so")) GTEST_SKIP() << "MPI was not found";
   constexpr int kHosts = 128, kRanks = 8;
@@ -106,7 +107,9 @@ TEST_P(RecordedStrategyTest, HostsExchangeWhatTheTableOfTheCommunicatorSays) {
                             "communicator=mpi", "communicator.mpi.hierarchy_min_bytes=0"});
   engine::Planner planner(of, blocks_of(3, 160), kHosts * kRanks, engine::HostSizes(kHosts, kRanks));
   int64_t expected = 0;
+  std::vector<uint64_t> first;
   record(of, planner.plan(0), [&](const zr_coll& coll) {
+    first.push_back(comm::fingerprint_of(coll, kHosts * kRanks));
     if (coll.op == ZR_ALL_REDUCE) expected += (4 + 4) * coll.src.count * (kHosts - 1);
     if (coll.op == ZR_ALL_REDUCE) return;
     for (int rank = 0; rank < kHosts * kRanks; ++rank) {
@@ -118,6 +121,12 @@ TEST_P(RecordedStrategyTest, HostsExchangeWhatTheTableOfTheCommunicatorSays) {
       if (coll.op == ZR_REDUCE_SCATTER && !is_last) expected += 4 * part;
     }
   });
+  for (int rank = 1; rank < kHosts * kRanks; ++rank) {
+    std::vector<uint64_t> own;
+    record(of, planner.plan(rank),
+           [&](const zr_coll& coll) { own.push_back(comm::fingerprint_of(coll, kHosts * kRanks)); });
+    ASSERT_EQ(own, first) << "rank " << rank;
+  }
   const engine::HostTraffic traffic = planner.traffic({{}})[0];
   EXPECT_EQ(traffic.problem, "");
   EXPECT_EQ(static_cast<int64_t>(traffic.between()), expected);
