@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -57,15 +56,12 @@ InexactCollectives inexact_collectives(const config::JobConfig& config, const pl
   const uint32_t caps = comm::communicator_caps(*communicator).flags;
   for (const Request& request : requests_of(keys)) {
     const bool is_supported = (caps & request.needed) != 0;
-    if (!is_supported && !one_host) {
-      const std::string id = communicator->component().table->id;
-      const bool has_keys = std::ranges::any_of(config.table("communicator." + id), [](const config::Entry* entry) {
-        return entry->origin.from != config::Origin::From::key_default;
-      });
-      fail_user(fmt::format("{}: communicator '{}' passes on exact values only{}; {}, or remove the key",
-                            request.what(), id, has_keys ? fmt::format(" with the keys in [communicator.{}]", id) : "",
-                            has_keys ? "change these keys" : "choose communicator = \"auto\""));
-    }
+    const char* const id = communicator->component().table->id;
+    if (!is_supported && !one_host)
+      fail_user(
+          fmt::format("{}: communicator '{}', as it is configured, passes on exact values only; choose communicator = "
+                      "\"auto\" without keys in [communicator.{}], or remove the key",
+                      request.what(), id, id));
     if (!is_supported && warn) log(ZR_LOG_WARN, request.what() + " has no effect, because all ranks are on one host");
     if (!is_supported) continue;
     (request.key == keys.weights.key ? chosen.weights : chosen.gradients) |= request.flag;

@@ -179,15 +179,19 @@ TEST(CommMpiTrainingTest, NamesWhatInexactCollectivesNeed) {
       " -x ZR_TOKEN=secret sh -c 'OMPI_COMM_WORLD_LOCAL_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0 exec \"$@\"' sh";
   const auto several = train(on_two_nodes, "communicator=shm communicator.gradients=int4");
   EXPECT_EQ(several.code, 2);
-  EXPECT_THAT(several.output,
-              HasSubstr("communicator.gradients = \"int4\" (command line): communicator 'shm' passes on "
-                        "exact values only; choose communicator = \"auto\", or remove the key"));
+  EXPECT_THAT(
+      several.output,
+      HasSubstr(
+          "communicator.gradients = \"int4\" (command line): communicator 'shm', as it is configured, passes on "
+          "exact values only; choose communicator = \"auto\" without keys in [communicator.shm], or remove the key"));
   const auto flat =
       train(on_two_nodes, "communicator=mpi communicator.mpi.hierarchy=false communicator.gradients=int8");
   EXPECT_EQ(flat.code, 2);
-  EXPECT_THAT(flat.output,
-              HasSubstr("communicator.gradients = \"int8\" (command line): communicator 'mpi' passes on exact values "
-                        "only with the keys in [communicator.mpi]; change these keys, or remove the key"));
+  EXPECT_THAT(
+      flat.output,
+      HasSubstr(
+          "communicator.gradients = \"int8\" (command line): communicator 'mpi', as it is configured, passes on exact "
+          "values only; choose communicator = \"auto\" without keys in [communicator.mpi], or remove the key"));
   const auto one = train(ZR_BUILD_DIR "/bin/zeroth launch -n 2 --", "communicator=auto communicator.exact=false");
   EXPECT_EQ(one.code, 0) << one.output;
   EXPECT_THAT(
