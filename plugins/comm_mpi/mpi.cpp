@@ -40,6 +40,8 @@ class Mpi : public zr::Communicator<Mpi, mpi::MpiCommunicator> {
     if (options.device.type != ZR_DEVICE_CPU)
       throw zr::PluginError(ZR_UNSUPPORTED, "comm_mpi moves host memory, not memory of a device of type " +
                                                 std::to_string(options.device.type));
+    const std::string doubt = options.world > 1 && options.rank == 0 ? mpi::MpiThread::doubt() : "";
+    if (!doubt.empty()) host_.log(ZR_LOG_WARN, "communicator \"mpi\": " + doubt);
     mpi::MpiThread* const thread = options.world > 1 ? &mpi::MpiThread::start() : nullptr;
     return std::make_unique<mpi::MpiCommunicator>(host_, options, thread, options_);
   }
