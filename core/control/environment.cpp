@@ -173,6 +173,14 @@ RankInfo from_slurm(const LauncherVariables& variables) {
     rank_info.address = "127.0.0.1";
   } else {
     rank_info.address = first_host(variables.text("SLURM_STEP_NODELIST", remedy));
+    const std::string node = variables.optional("SLURM_NODEID");
+    if (rank_info.rank == 0 && !node.empty() && node != "0" && variables.optional("ZR_STORE").empty()) {
+      const std::string name = variables.text("SLURMD_NODENAME", remedy);
+      fail_environment(
+          fmt::format("srun has started rank 0 on {}, but all ranks look for the job's store on {}, the first node: "
+                      "set ZR_STORE=host:port for srun, for example ZR_STORE={}:29600",
+                      name, rank_info.address, name));
+    }
   }
   rank_info.ports = ports_from(port_of_job(rank_info.job));
   return rank_info;

@@ -54,12 +54,13 @@ case $action in
   up)
     nodes=${1:-1} name=sl$$x
     mkdir "$dir"
-    trap '[[ $? == 0 ]] || { tail -n 20 "$dir"/*.log "$dir"/*/*.log; "$0" down "$dir"; } >&2' EXIT
+    trap '[[ $? == 0 ]] || { tail -n 20 "$dir"/*.log "$dir"/*/*.log || true; "$0" down "$dir"; } >&2' EXIT
     echo "$name" > "$dir/name"
     echo "$nodes" > "$dir/nodes"
     "$hosts" up "$name" "$nodes"
     write_configuration "$name" "$nodes"
-    on_node 0 "munged --key-file=$dir/munge.key --socket=$dir/munge.socket --pid-file=$dir/munged.pid \
+    # --force: the folders above DIR may be closed to other users.
+    on_node 0 "munged --force --key-file=$dir/munge.key --socket=$dir/munge.socket --pid-file=$dir/munged.pid \
       --seed-file=$dir/munged.seed --log-file=$dir/munged.log && slurmctld"
     for ((i = 0; i < nodes; ++i)); do on_node $i "slurmd -N $name$i"; done
     for ((i = 0; $(on_node 0 "sinfo --noheader --Node --states=idle" | wc -l) < nodes; ++i)); do

@@ -9,6 +9,7 @@
 #include "control/environment.hpp"
 #include "control/failure_report.hpp"
 #include "control/members.hpp"
+#include "support/said_by.hpp"
 
 using namespace zr::host;
 using ::testing::HasSubstr;
@@ -16,10 +17,11 @@ using ::testing::HasSubstr;
 namespace {
 using Set = std::map<std::string, std::string>;
 
-std::optional<control::RankInfo> rank_info(const Set& set) {
-  return control::find_rank_info([&](const char* name) { return set.count(name) ? set.at(name).c_str() : nullptr; },
-                                 77);
+control::Variables variables(const Set& set) {
+  return [&set](const char* name) { return set.count(name) ? set.at(name).c_str() : nullptr; };
 }
+
+std::optional<control::RankInfo> rank_info(const Set& set) { return control::find_rank_info(variables(set), 77); }
 
 TEST(ControlEnvironmentTest, FindsNoRankInfoWithoutLauncher) {
   EXPECT_FALSE(rank_info({{"PATH", "/bin"}, {"RANK", "1"}, {"SLURM_PROCID", "0"}}));
@@ -72,6 +74,18 @@ TEST(ControlEnvironmentTest, SrunUsesFirstNode) {
   EXPECT_NE(rank_info(other)->ports, found->ports);
 }
 
+// srun --distribution=arbitrary.
+TEST(ControlEnvironmentTest, SrunNeedsAnAddressIfRank0IsNotOnTheFirstNode) {
+  Set set{{"SLURM_PROCID", "0"},  {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_JOB_ID", "12"},
+          {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_STEP_NODELIST", "gpu[07-08]"},
+          {"SLURM_LOCALID", "0"}, {"SLURM_NODEID", "1"},         {"SLURMD_NODENAME", "gpu08"}};
+  EXPECT_EQ(zr::test::said_by([&] { rank_info(set); }, zr::exit_code::environment),
+            "srun has started rank 0 on gpu08, but all ranks look for the job's store on gpu07, the first node: set "
+            "ZR_STORE=host:port for srun, for example ZR_STORE=gpu08:29600");
+  set["ZR_STORE"] = "gpu08:29600";
+  EXPECT_EQ(rank_info(set)->address, "gpu08");
+}
+
 // Variables that srun of Slurm 22.05 sets, and those of mpiexec of MPICH, which starts its own processes with srun.
 TEST(ControlEnvironmentTest, SrunWithPmi2IsNotMpiexec) {
   const Set srun{{"SLURM_PROCID", "1"},
@@ -109,9 +123,9 @@ TEST(ControlEnvironmentTest, OtherLaunchersStartTheProgramNotItsLauncher) {
   EXPECT_THAT(message({{"RANK", "0"}, {"WORLD_SIZE", "2"}}), HasSubstr("torchrun has started this command 2 times"));
   EXPECT_THAT(message({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "3"}}), HasSubstr("mpirun has started"));
   EXPECT_THAT(message({{"PMI_RANK", "0"}, {"PMI_SIZE", "3"}}), HasSubstr("unset PMI_RANK"));
-  EXPECT_EQ(message({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}}), "");
-  EXPECT_EQ(message({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_PTY_PORT", "4000"}}), "");
-  EXPECT_EQ(message({{"ZR_RANK", "0"}, {"ZR_WORLD", "2"}}), "");
+  EXPECT_EQ(message({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}}), "nothing");
+  EXPECT_EQ(message({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_PTY_PORT", "4000"}}), "nothing");
+  EXPECT_EQ(message({{"ZR_RANK", "0"}, {"ZR_WORLD", "2"}}), "nothing");
 }
 
 TEST(ControlEnvironmentTest, UserStoreAndTokenOverrideLauncher) {
