@@ -194,7 +194,7 @@ Launcher launcher_of(const Variables& variables) {
   if (has("ZR_RANK")) return Launcher::zeroth;
   if (has("RANK") && has("WORLD_SIZE")) return Launcher::torchrun;
   if (has("OMPI_COMM_WORLD_RANK")) return Launcher::openmpi;
-  // srun --mpi=pmi2 sets PMI_RANK and PMI_SIZE too, but no variables of local ranks.
+  // srun with PMI-2 sets PMI_RANK and PMI_SIZE too, but no variables of local ranks.
   if (has("PMI_RANK") && (has("MPI_LOCALRANKID") || !is_srun)) return Launcher::pmi;
   return is_srun ? Launcher::slurm : Launcher::none;
 }

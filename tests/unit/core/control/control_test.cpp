@@ -109,13 +109,8 @@ TEST(ControlEnvironmentTest, SrunWithPmi2IsNotMpiexec) {
 }
 
 TEST(ControlEnvironmentTest, OtherLaunchersStartTheProgramNotItsLauncher) {
-  const auto message = [](const Set& set) -> std::string {
-    try {
-      control::check_launched_once([&](const char* name) { return set.count(name) ? set.at(name).c_str() : nullptr; });
-    } catch (const zr::UserError& error) {
-      return error.what();
-    }
-    return "";
+  const auto message = [](const Set& set) {
+    return zr::test::said_by([&] { control::check_launched_once(variables(set)); });
   };
   EXPECT_EQ(message({{"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "4"}}),
             "srun has started this command 4 times, and each would start all ranks of a job: start the program with "
