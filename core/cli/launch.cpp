@@ -25,6 +25,7 @@
 #include "cli/launch_process.hpp"
 #include "cli/program_libraries.hpp"
 #include "control/control.hpp"
+#include "control/environment.hpp"
 #include "control/job_secret.hpp"
 #include "control/store.hpp"
 
@@ -389,6 +390,7 @@ void Launch::finish_if_done() {
 }  // namespace
 
 int launch(const LaunchOptions& options) {
+  control::check_launched_once(std::getenv);
   if (options.ranks < 1 || options.ranks > kMaxRanks)
     fail_user(fmt::format("zeroth launch: {} ranks: must be from 1 to {} per node", options.ranks, kMaxRanks));
   return Launch(options).run();

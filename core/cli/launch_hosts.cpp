@@ -29,6 +29,7 @@
 #include "cli/launch_process.hpp"
 #include "cli/tagged_output.hpp"
 #include "control/control.hpp"
+#include "control/environment.hpp"
 #include "control/job_secret.hpp"
 #include "control/store.hpp"
 
@@ -389,6 +390,9 @@ int HostLaunch::result() const {
 }
 }  // namespace
 
-int launch_on_hosts(const HostLaunchOptions& options) { return HostLaunch(options).run(); }
+int launch_on_hosts(const HostLaunchOptions& options) {
+  control::check_launched_once(std::getenv);
+  return HostLaunch(options).run();
+}
 
 }  // namespace zr::host::cli

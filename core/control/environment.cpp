@@ -173,9 +173,30 @@ RankInfo from_slurm(const LauncherVariables& variables) {
     rank_info.address = "127.0.0.1";
   } else {
     rank_info.address = first_host(variables.text("SLURM_STEP_NODELIST", remedy));
+    const std::string node = variables.optional("SLURM_NODEID");
+    if (rank_info.rank == 0 && !node.empty() && node != "0" && variables.optional("ZR_STORE").empty()) {
+      const std::string name = variables.text("SLURMD_NODENAME", remedy);
+      fail_environment(
+          fmt::format("srun has started rank 0 on {}, but all ranks look for the job's store on {}, the first node: "
+                      "set ZR_STORE=host:port for srun, for example ZR_STORE={}:29600",
+                      name, rank_info.address, name));
+    }
   }
   rank_info.ports = ports_from(port_of_job(rank_info.job));
   return rank_info;
+}
+
+enum class Launcher { none, zeroth, torchrun, openmpi, pmi, slurm };
+
+Launcher launcher_of(const Variables& variables) {
+  const auto has = [&](const char* name) { return variables(name) != nullptr; };
+  const bool is_srun = has("SLURM_PROCID") && has("SLURM_STEP_NUM_TASKS");  // a batch script has only the first one
+  if (has("ZR_RANK")) return Launcher::zeroth;
+  if (has("RANK") && has("WORLD_SIZE")) return Launcher::torchrun;
+  if (has("OMPI_COMM_WORLD_RANK")) return Launcher::openmpi;
+  // srun with PMI-2 sets PMI_RANK and PMI_SIZE too, but no variables of local ranks.
+  if (has("PMI_RANK") && (has("MPI_LOCALRANKID") || !is_srun)) return Launcher::pmi;
+  return is_srun ? Launcher::slurm : Launcher::none;
 }
 }  // namespace
 
@@ -192,18 +213,14 @@ std::string first_host(const std::string& nodes) {
 
 std::optional<RankInfo> find_rank_info(const Variables& variables, int64_t parent) {
   const auto has = [&](const char* name) { return variables(name) != nullptr; };
-  if (has("ZR_RANK")) return from_zeroth({variables, "zeroth launch"});
   RankInfo rank_info;
-  if (has("RANK") && has("WORLD_SIZE")) {
-    rank_info = from_torchrun({variables, "torchrun"});
-  } else if (has("OMPI_COMM_WORLD_RANK")) {
-    rank_info = from_openmpi({variables, "mpirun"});
-  } else if (has("PMI_RANK")) {
-    rank_info = from_pmi({variables, "mpiexec"}, parent);
-  } else if (has("SLURM_PROCID") && has("SLURM_STEP_NUM_TASKS")) {  // a batch script has only the first variable
-    rank_info = from_slurm({variables, "srun"});
-  } else {
-    return {};
+  switch (launcher_of(variables)) {
+    case Launcher::none: return {};
+    case Launcher::zeroth: rank_info = from_zeroth({variables, "zeroth launch"}); break;
+    case Launcher::torchrun: rank_info = from_torchrun({variables, "torchrun"}); break;
+    case Launcher::openmpi: rank_info = from_openmpi({variables, "mpirun"}); break;
+    case Launcher::pmi: rank_info = from_pmi({variables, "mpiexec"}, parent); break;
+    case Launcher::slurm: rank_info = from_slurm({variables, "srun"}); break;
   }
   if (rank_info.launched) return rank_info;
   // An address and a secret that the user sets override the derived ones.
@@ -216,6 +233,26 @@ std::optional<RankInfo> find_rank_info(const Variables& variables, int64_t paren
   rank_info.guessable = !one_host;
   if (rank_info.guessable) rank_info.token = rank_info.job;
   return rank_info;
+}
+
+void check_launched_once(const Variables& variables) {
+  const char *launcher = "", *rank = "", *world = "";
+  switch (launcher_of(variables)) {
+    case Launcher::none:
+    case Launcher::zeroth: return;
+    case Launcher::torchrun: launcher = "torchrun", rank = "RANK", world = "WORLD_SIZE"; break;
+    case Launcher::openmpi: launcher = "mpirun", rank = "OMPI_COMM_WORLD_RANK", world = "OMPI_COMM_WORLD_SIZE"; break;
+    case Launcher::pmi: launcher = "mpiexec", rank = "PMI_RANK", world = "PMI_SIZE"; break;
+    case Launcher::slurm: launcher = "srun", rank = "SLURM_PROCID", world = "SLURM_STEP_NUM_TASKS"; break;
+  }
+  const LauncherVariables from_launcher{variables, launcher};
+  // A shell that `srun --pty` has started runs in one task only.
+  const std::string count = from_launcher.optional(world);
+  if (count.empty() || count == "1" || !from_launcher.optional("SLURM_PTY_PORT").empty()) return;
+  fail_user(
+      fmt::format("{0} has started this command {1} times, and each would start all ranks of a job: start the program "
+                  "with {0} instead, or this command without it; if each is to start a job of its own, unset {2}",
+                  launcher, count, rank));
 }
 
 }  // namespace zr::host::control

@@ -30,6 +30,10 @@ using Variables = std::function<const char*(const char* name)>;
 /// mpiexec have in common. Throws EnvironmentError naming variable and remedy.
 std::optional<RankInfo> find_rank_info(const Variables& variables, int64_t parent);
 
+/// For a process that starts the ranks of a job: throws UserError if another launcher than `zeroth` has started several
+/// processes like this one, each of which would start a job.
+void check_launched_once(const Variables& variables);
+
 /// The first name of a node list: "node[01-04,07],x3" -> "node01".
 std::string first_host(const std::string& nodes);
 

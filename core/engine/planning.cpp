@@ -105,7 +105,7 @@ std::string sharing_obstacle(const plan::PlanInput& input, const config::JobConf
   if (input.several_hosts() && input.rounds_weights) return "communicator.weights rounds the weights that are gathered";
   if (input.several_hosts() && input.exchange_plan)
     return fmt::format("optimizer '{}' uses gradients that are not reduced over ranks", input.optimizer_ids[0]);
-  if (!ordered) return "the ranks are not numbered host by host (mpirun --map-by slot)";
+  if (!ordered) return "the ranks are not numbered host by host (mpirun --map-by slot, srun --distribution=block)";
   return comm::sharing_obstacle(*communicator, input.several_hosts() ? input.hosts : std::vector<int>{input.world});
 }
 

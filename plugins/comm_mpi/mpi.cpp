@@ -57,6 +57,8 @@ class Mpi : public zr::Communicator<Mpi, Opened> {
     if (!(caps().device_types >> options.device.type & 1))
       throw zr::PluginError(ZR_UNSUPPORTED, "this library of communicator 'mpi' has no memory on devices of type " +
                                                 std::to_string(options.device.type));
+    const std::string doubt = options.world > 1 && options.rank == 0 ? mpi::MpiThread::doubt() : "";
+    if (!doubt.empty()) host_.log(ZR_LOG_WARN, "communicator \"mpi\": " + doubt);
     mpi::MpiThread* const thread = options.world > 1 ? &mpi::MpiThread::start() : nullptr;
     return std::make_unique<Opened>(host_, options, thread, options_);
   }

@@ -68,9 +68,10 @@ void MpiCommunicator::open_local(const zr_comm_open& open) {
   const Hosts& hosts = channel_.hosts;
   if (!has_local_steps(hosts, options_)) {
     if (open.rank == 0 && options_.hierarchy && !hosts.gap().empty())
-      host_.log(ZR_LOG_WARN, "communicator \"mpi\": " + hosts.gap() +
-                                 ": collectives do not use the shared memory of hosts, and more bytes pass between "
-                                 "them; number the ranks host by host (mpirun --map-by slot)");
+      host_.log(ZR_LOG_WARN,
+                "communicator \"mpi\": " + hosts.gap() +
+                    ": collectives do not use the shared memory of hosts, and more bytes pass between "
+                    "them; number the ranks host by host (mpirun --map-by slot, srun --distribution=block)");
     return;
   }
   if (!hosts.has_levels()) {

@@ -108,8 +108,12 @@ void start_mpi() {
     initialize_mpi();
   } else {
     throw zr::PluginError(ZR_UNSUPPORTED,
-                          "communicator \"mpi\" needs ranks that MPI has started; start the program with mpirun, for "
-                          "example: mpirun --bind-to none -n 4 ./program job.toml");
+                          std::string("communicator \"mpi\" needs ranks that MPI has started; ") +
+                              (std::getenv("SLURM_STEP_NUM_TASKS")
+                                   ? "start them with srun --mpi=pmix (srun --mpi=list prints what this Slurm has), or "
+                                     "in an allocation of salloc or sbatch with mpirun or `zeroth launch --hosts`"
+                                   : "start the program with mpirun, for example: mpirun --bind-to none -n 4 "
+                                     "./program job.toml"));
   }
   check(MPI_Comm_dup(MPI_COMM_SELF, &g_own), "MPI_Comm_dup");
   is_started = true;
@@ -131,6 +135,16 @@ void check(int code, const std::string& call) {
   if (kind == MPI_ERR_TRUNCATE)
     throw zr::PluginError(ZR_MISMATCH, call + ": a peer sent more than this rank expects; the ranks disagree about it");
   throw zr::PluginError(ZR_COMM, call + ": " + text, code);
+}
+
+std::string MpiThread::doubt() {
+#ifdef OPEN_MPI  // else PMI may be what it needs
+  const auto has = [](const char* name) { return std::getenv(name) != nullptr; };
+  if (!g_thread && has("SLURM_STEP_NUM_TASKS") && has("PMI_RANK") && !has("PMIX_RANK") && !has("OMPI_COMM_WORLD_RANK"))
+    return "srun offers the ranks PMI-1 or PMI-2, which few builds of OpenMPI support; if OpenMPI ends the ranks now, "
+           "start them with srun --mpi=pmix";
+#endif
+  return "";
 }
 
 MpiThread& MpiThread::start() {

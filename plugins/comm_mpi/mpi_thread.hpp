@@ -32,6 +32,8 @@ class MpiThread {
   /// Starts the thread, and with the first call MPI, which ends when the process exits, because it cannot start twice.
   /// Throws PluginError if MPI has not started this process, or has failed in it. [control]
   static MpiThread& start();
+  /// Why the next start() may end the process, which OpenMPI does if the launcher does not suit it; or "". [control]
+  static std::string doubt();
   /// Ends the thread, if it runs. [control]
   static void stop() noexcept;
 

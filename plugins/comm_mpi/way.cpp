@@ -13,7 +13,7 @@ std::string unmet_need(const Hosts& hosts, const MpiOptions& options) {
            "true";
   return hosts.gap() +
          "; quantized collectives (communicator.gradients, communicator.weights) need ranks that are numbered host by "
-         "host (mpirun --map-by slot)";
+         "host (mpirun --map-by slot, srun --distribution=block)";
 }
 }  // namespace
 

@@ -260,7 +260,15 @@ const std::map<std::string, Try> kTries{
 
 // Commands that no test can run, and why.
 const std::map<std::string, std::string> kNotTried{
-    {"srun -n 4 ./app job.toml", "needs a Slurm cluster; ControlEnvironmentTest sets Slurm's variables"},
+    {"srun -n 4 ./app job.toml", "needs a Slurm cluster; SrunTest starts one"},
+    {"srun --nodes=2 --ntasks-per-node=4 --mpi=pmix ./app job.toml communicator=auto", "as above, of two nodes"},
+    {"srun --mpi=pmix", "as above, of two nodes"},
+    {"srun --mpi=list", "needs a Slurm cluster"},
+    {"srun --mpi=pmi2", "needs a Slurm cluster; SrunTest runs it"},
+    {"srun --distribution=arbitrary", "needs a Slurm cluster; SrunTest runs it"},
+    {"export ZR_TOKEN=$(openssl rand -hex 16)", "needs openssl; SrunTest sets a token"},
+    {"zeroth launch --hosts $(scontrol show hostnames | sed 's/$/:4/' | paste -sd,) -- ./app job.toml",
+     "needs an allocation of Slurm; SrunTest runs it in a batch script"},
     {"docker build -t zeroth . && docker run --rm zeroth", "needs Docker, and downloads a system"},
     {"docker run --rm zeroth make test", "needs Docker, and downloads a system"},
     {"git diff vPREVIOUS -- sdk/include/zr/abi", "needs the tag of a release"},

@@ -319,7 +319,7 @@ TEST(CommMpiHierarchyTest, WarnsIfRanksOfAHostDoNotFollowEachOther) {
         const std::string warning =
             "communicator \"mpi\": ranks 0 and 2 are on one host, but rank 1 is not: collectives do not use the "
             "shared memory of hosts, and more bytes pass between them; number the ranks host by host (mpirun --map-by "
-            "slot)";
+            "slot, srun --distribution=block)";
         EXPECT_EQ(said.find(warning) != std::string::npos, comm.rank() == 0) << said;
         std::vector<float> x(10, 1);
         comm.run(zr::all_reduce(view(x.data(), 10), view(x.data(), 10), "x"));

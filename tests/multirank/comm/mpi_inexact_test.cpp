@@ -359,7 +359,7 @@ TEST(CommMpiInexactErrorsTest, NamesRanksThatAreNotNumberedHostByHost) {
                      comm.said(),
                      HasSubstr("ranks 0 and 2 are on one host, but rank 1 is not; quantized collectives "
                                "(communicator.gradients, communicator.weights) need ranks that are numbered host by "
-                               "host (mpirun --map-by slot)"));
+                               "host (mpirun --map-by slot, srun --distribution=block)"));
                  comm.run(zr::barrier("end"));
                },
                kAllSizes, {0, 1, 0});

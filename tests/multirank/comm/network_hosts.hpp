@@ -13,6 +13,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "support/shell.hpp"
@@ -34,7 +35,11 @@ class Hosts {
       if (const auto done = script(words); unavailable_.empty() && done.code != 0)
         unavailable_ = words + ": " + done.output;
   }
-  ~Hosts() { script("down " + all()); }
+  /// Hosts that exist already, the nodes of a cluster (slurm_cluster.sh).
+  Hosts(std::string name, int count) : count_(count), name_(std::move(name)), is_owner_(false) {}
+  ~Hosts() {
+    if (is_owner_) script("down " + all());
+  }
   Hosts(const Hosts&) = delete;
   /// Why there are no hosts; empty: there are.
   const std::string& unavailable() const { return unavailable_; }
@@ -78,8 +83,9 @@ class Hosts {
       if (process.command.rfind(program + " ", 0) == 0) all.push_back(process.pid);
     return all;
   }
-  /// A connection from this host to the store, or -1.
-  int connect_to_store(int host) const {
+  /// A connection from this host to the store, or to another port of a host, or -1.
+  int connect_to_store(int host) const { return connect(host, kAddress, kStorePort); }
+  int connect(int host, const std::string& to, uint16_t port) const {
     int connection = -1;
     std::thread([&] {  // the thread moves to the host
       const int network = ::open(("/run/netns/" + name(host)).c_str(), O_RDONLY | O_CLOEXEC);
@@ -89,8 +95,8 @@ class Hosts {
       connection = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
       sockaddr_in address{};
       address.sin_family = AF_INET;
-      address.sin_port = htons(kStorePort);
-      ::inet_pton(AF_INET, kAddress, &address.sin_addr);
+      address.sin_port = htons(port);
+      ::inet_pton(AF_INET, to.c_str(), &address.sin_addr);
       if (::connect(connection, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0) return;
       ::close(connection);
       connection = -1;
@@ -123,6 +129,7 @@ class Hosts {
   inline static const std::string kScript = ZR_SOURCE_DIR "/tests/support/network_hosts.sh";
   const int count_;
   const std::string name_ = new_name();
+  const bool is_owner_ = true;
   std::string unavailable_;
 };
 

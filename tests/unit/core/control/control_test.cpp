@@ -5,9 +5,11 @@
 
 #include <map>
 
+#include "base/error.hpp"
 #include "control/environment.hpp"
 #include "control/failure_report.hpp"
 #include "control/members.hpp"
+#include "support/said_by.hpp"
 
 using namespace zr::host;
 using ::testing::HasSubstr;
@@ -15,10 +17,11 @@ using ::testing::HasSubstr;
 namespace {
 using Set = std::map<std::string, std::string>;
 
-std::optional<control::RankInfo> rank_info(const Set& set) {
-  return control::find_rank_info([&](const char* name) { return set.count(name) ? set.at(name).c_str() : nullptr; },
-                                 77);
+control::Variables variables(const Set& set) {
+  return [&set](const char* name) { return set.count(name) ? set.at(name).c_str() : nullptr; };
 }
+
+std::optional<control::RankInfo> rank_info(const Set& set) { return control::find_rank_info(variables(set), 77); }
 
 TEST(ControlEnvironmentTest, FindsNoRankInfoWithoutLauncher) {
   EXPECT_FALSE(rank_info({{"PATH", "/bin"}, {"RANK", "1"}, {"SLURM_PROCID", "0"}}));
@@ -69,6 +72,55 @@ TEST(ControlEnvironmentTest, SrunUsesFirstNode) {
   auto other = set;
   other["SLURM_STEP_ID"] = "1";
   EXPECT_NE(rank_info(other)->ports, found->ports);
+}
+
+// srun --distribution=arbitrary.
+TEST(ControlEnvironmentTest, SrunNeedsAnAddressIfRank0IsNotOnTheFirstNode) {
+  Set set{{"SLURM_PROCID", "0"},  {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_JOB_ID", "12"},
+          {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_STEP_NODELIST", "gpu[07-08]"},
+          {"SLURM_LOCALID", "0"}, {"SLURM_NODEID", "1"},         {"SLURMD_NODENAME", "gpu08"}};
+  EXPECT_EQ(zr::test::said_by([&] { rank_info(set); }, zr::exit_code::environment),
+            "srun has started rank 0 on gpu08, but all ranks look for the job's store on gpu07, the first node: set "
+            "ZR_STORE=host:port for srun, for example ZR_STORE=gpu08:29600");
+  set["ZR_STORE"] = "gpu08:29600";
+  EXPECT_EQ(rank_info(set)->address, "gpu08");
+}
+
+// Variables that srun of Slurm 22.05 sets, and those of mpiexec of MPICH, which starts its own processes with srun.
+TEST(ControlEnvironmentTest, SrunWithPmi2IsNotMpiexec) {
+  const Set srun{{"SLURM_PROCID", "1"},
+                 {"SLURM_STEP_NUM_TASKS", "4"},
+                 {"SLURM_JOB_ID", "12"},
+                 {"SLURM_STEP_ID", "0"},
+                 {"SLURM_STEP_NUM_NODES", "1"},
+                 {"SLURM_STEP_NODELIST", "gpu07"},
+                 {"SLURM_LOCALID", "1"},
+                 {"PMI_RANK", "1"},
+                 {"PMI_SIZE", "4"}};
+  EXPECT_EQ(rank_info(srun)->launcher, "srun");
+  EXPECT_EQ(rank_info(srun)->address, "127.0.0.1");
+  EXPECT_TRUE(rank_info(srun)->shares_secret);
+  Set mpiexec = srun;
+  mpiexec["PMI_RANK"] = "5";
+  mpiexec["PMI_SIZE"] = mpiexec["MPI_LOCALNRANKS"] = "8";
+  mpiexec["MPI_LOCALRANKID"] = "5";
+  EXPECT_EQ(rank_info(mpiexec)->launcher, "mpiexec");
+  EXPECT_EQ(rank_info(mpiexec)->rank, 5);
+}
+
+TEST(ControlEnvironmentTest, OtherLaunchersStartTheProgramNotItsLauncher) {
+  const auto message = [](const Set& set) {
+    return zr::test::said_by([&] { control::check_launched_once(variables(set)); });
+  };
+  EXPECT_EQ(message({{"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "4"}}),
+            "srun has started this command 4 times, and each would start all ranks of a job: start the program with "
+            "srun instead, or this command without it; if each is to start a job of its own, unset SLURM_PROCID");
+  EXPECT_THAT(message({{"RANK", "0"}, {"WORLD_SIZE", "2"}}), HasSubstr("torchrun has started this command 2 times"));
+  EXPECT_THAT(message({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "3"}}), HasSubstr("mpirun has started"));
+  EXPECT_THAT(message({{"PMI_RANK", "0"}, {"PMI_SIZE", "3"}}), HasSubstr("unset PMI_RANK"));
+  EXPECT_EQ(message({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}}), "nothing");
+  EXPECT_EQ(message({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_PTY_PORT", "4000"}}), "nothing");
+  EXPECT_EQ(message({{"ZR_RANK", "0"}, {"ZR_WORLD", "2"}}), "nothing");
 }
 
 TEST(ControlEnvironmentTest, UserStoreAndTokenOverrideLauncher) {

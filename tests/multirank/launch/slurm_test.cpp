@@ -1,0 +1,362 @@
+// Jobs in a Slurm cluster of this machine (slurm_cluster.sh), of one node or two: ranks that srun starts, and other
+// launchers in an allocation.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <regex>
+#include <sstream>
+
+#include "control/protocol.hpp"
+#include "multirank/comm/network_hosts.hpp"
+#include "support/launch_job.hpp"
+#include "support/scratch.hpp"
+#include "support/shell.hpp"
+
+namespace {
+
+using namespace zr::test;
+using testing::AllOf;
+using testing::ContainsRegex;
+using testing::HasSubstr;
+using testing::Ne;
+using testing::Not;
+using zr::testing::Hosts;
+using zr::testing::Outcome;
+using zr::testing::shell;
+namespace protocol = zr::host::control::protocol;
+namespace fs = std::filesystem;
+
+constexpr auto kPatience = std::chrono::seconds(30);
+const std::string kScript = ZR_SOURCE_DIR "/tests/support/slurm_cluster.sh";
+const std::string kPmix = "srun --nodes=2 --ntasks-per-node=2 --mpi=pmix";
+
+std::string why_no_cluster() {
+  if (geteuid() != 0) return "only root can start a Slurm cluster";
+  for (const char* program : {"srun", "slurmctld", "slurmd", "munged"})
+    if (!zr::testing::has_program(program)) return std::string(program) + " is not installed (.ci/debian-hosts.txt)";
+  const Hosts hosts(1);
+  return hosts.unavailable().empty() ? "" : "cannot create network namespaces: " + hosts.unavailable();
+}
+
+class SrunTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string reason = why_no_cluster();
+    if (!reason.empty()) GTEST_SKIP() << reason;
+  }
+  ~SrunTest() override {
+    if (hosts_) shell(kScript + " down " + folder_);
+  }
+
+  void start(int nodes) {
+    const Outcome up = shell(kScript + " up " + folder_ + " " + std::to_string(nodes));
+    ASSERT_EQ(up.code, 0) << up.output;
+    std::string name = shell(kScript + " name " + folder_).output;
+    name.erase(name.find_last_not_of('\n') + 1);
+    hosts_ = std::make_unique<Hosts>(name, nodes);
+  }
+  const Hosts& hosts() const { return *hosts_; }
+  // Runs the command on the first node, in the folder of this test; ZR_TOKEN is not set.
+  std::vector<std::string> words(const std::string& command) const {
+    return {kScript, "run", folder_, "cd " + scratch_.folder().string() + " && unset ZR_TOKEN && " + command};
+  }
+  Outcome run(const std::string& command) const {
+    std::string line;
+    for (const std::string& word : words("timeout 60 " + command)) line += "'" + escaped(word) + "' ";
+    return shell(line);
+  }
+  // A rank program in the background.
+  std::unique_ptr<Job> start_ranks(const std::string& srun, const std::string& options) {
+    return std::make_unique<Job>(*scene_, words("exec " + srun + " " + rank_program() + " " + options));
+  }
+  bool all_run(int ranks) {
+    return eventually(
+        [&] {
+          for (int rank = 0; rank < ranks; ++rank)
+            if (page().ranks[size_t(rank)].step < 3) return false;
+          return true;
+        },
+        kPatience);
+  }
+  Page& page() { return scene_->page(); }
+
+  // The command line of a training job, and what it has recorded.
+  static std::string quickstart(const std::string& name, const std::string& keys = "train.steps=20") {
+    return ZR_BUILD_DIR
+           "/bin/quickstart " ZR_SOURCE_DIR
+           "/examples/quickstart/quickstart.toml job.threads=1 job.ranks=4 job.runs=runs communicator=auto "
+           "job.name=" +
+           name + " " + keys;
+  }
+  struct Trained {
+    std::string weights;
+    std::vector<std::string> losses;
+    bool operator==(const Trained& other) const { return weights == other.weights && losses == other.losses; }
+  };
+  Trained trained(const std::string& name) const {
+    Trained trained;
+    std::ifstream rows(scratch_.path("runs/" + name + "/metrics.jsonl"));
+    for (std::string row; std::getline(rows, row);)
+      trained.losses.push_back(nlohmann::json::parse(row).at("loss").dump());
+    trained.weights = summary(name).value("weights_hash", "");
+    return trained;
+  }
+  nlohmann::json summary(const std::string& name) const {
+    std::ifstream file(scratch_.path("runs/" + name + "/summary.json"));
+    return file ? nlohmann::json::parse(file) : nlohmann::json::object();
+  }
+  // What `zeroth launch` trains on this machine.
+  Trained on_one_host(const std::string& keys = "train.steps=20") const {
+    const auto done = shell("cd " + scratch_.folder().string() + " && " ZR_BUILD_DIR "/bin/zeroth launch -n 4 -- " +
+                            quickstart("one", keys));
+    EXPECT_EQ(done.code, 0) << done.output;
+    EXPECT_THAT(trained("one").losses, testing::SizeIs(20));
+    return trained("one");
+  }
+
+  void expect_no_ranks() const {
+    for (int node = 0; node < hosts().count(); ++node)
+      EXPECT_TRUE(eventually([&] { return hosts().processes(node, rank_program()).empty(); })) << node;
+    EXPECT_TRUE(eventually([&] { return run("squeue --noheader").output.empty(); })) << run("squeue").output;
+  }
+
+  // The address and the port at which the store of the only job listens on the first node.
+  std::pair<std::string, uint16_t> store() const {
+    std::istringstream text(hosts().run(0, "ss -Hltn '\"sport >= 20000 and sport < 28008\"'"));
+    std::string state, received, sent, at;
+    text >> state >> received >> sent >> at;
+    const auto colon = at.rfind(':');
+    if (colon == std::string::npos) return {};
+    return {at.substr(0, colon), static_cast<uint16_t>(std::stoi(at.substr(colon + 1)))};
+  }
+  // What the store answers to a process on the node.
+  std::string answer_to(int node, const std::string& bytes) const {
+    const auto [address, port] = store();
+    const int connection = hosts().connect(node, address, port);
+    if (connection < 0) return "cannot connect";
+    const timeval limit{10, 0};
+    ::setsockopt(connection, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    ::send(connection, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    char buffer[4096];
+    const ssize_t n = ::recv(connection, buffer, sizeof buffer, 0);
+    ::close(connection);
+    return n > 0 ? std::string(buffer, static_cast<std::size_t>(n)) : "";
+  }
+  static std::string join_request(const std::string& token) {
+    return protocol::encode(protocol::JoinRequest{"srun-1.0", token, 1, 4, protocol::this_peer()});
+  }
+  // Starts a job, whose store has the address, and lets a process of the last node try.
+  void expect_other_processes_cannot_join(const std::string& srun, const std::string& address) {
+    const int node = hosts().count() - 1;
+    const auto job = start_ranks(srun, "save_on_signal=1");
+    ASSERT_TRUE(all_run(4)) << job->err();
+    const auto [listens_on, port] = store();
+    EXPECT_EQ(listens_on, address);
+    std::mt19937 random(1);
+    for (int i = 0; i < 20; ++i) {
+      std::string bytes(1 + random() % 3000, '\0');
+      for (char& c : bytes) c = static_cast<char>(random());
+      EXPECT_EQ(answer_to(node, bytes), "");
+    }
+    const std::string report = protocol::Writer().text("rank 0 is lost").message(protocol::Type::report);
+    EXPECT_EQ(answer_to(node, report), "");
+    for (const std::string token : {"srun-1.0", ""})
+      EXPECT_THAT(answer_to(node, join_request(token)), HasSubstr("this store belongs to another job"));
+    std::vector<int> silent;  // more than the store keeps without a token
+    for (int i = 0; i < 300; ++i) silent.push_back(hosts().connect(node, address, port));
+    EXPECT_THAT(silent, Not(testing::Contains(-1)));
+    const int64_t step = page().ranks[0].step;
+    EXPECT_TRUE(eventually([&] { return page().ranks[0].step > step + 50; }, kPatience));
+    run("scancel --signal=TERM 1");
+    EXPECT_EQ(job->wait(), 0) << job->err();
+    EXPECT_THAT(job->err(), Not(HasSubstr("zeroth")));
+    for (const int connection : silent) close(connection);
+  }
+
+  static std::string escaped(std::string text) {
+    for (auto at = text.find('\''); at != std::string::npos; at = text.find('\'', at + 4)) text.replace(at, 1, "'\\''");
+    return text;
+  }
+
+  const Scratch scratch_;
+  const std::string folder_ = scratch_.path("slurm");
+  std::unique_ptr<Scene> scene_ = std::make_unique<Scene>();
+  std::unique_ptr<Hosts> hosts_;
+};
+
+TEST_F(SrunTest, TrainsTheBitsOfZerothLaunch) {
+  ASSERT_NO_FATAL_FAILURE(start(1));
+  const Trained expected = on_one_host();
+  for (const std::string mpi : {"none", "pmi2", "pmix"}) {
+    const auto done = run("srun -n 4 --mpi=" + mpi + " " + quickstart(mpi));
+    EXPECT_EQ(done.code, 0) << done.output;
+    EXPECT_EQ(done.output, "") << mpi;
+    EXPECT_EQ(trained(mpi), expected) << mpi;
+  }
+  EXPECT_EQ(run("srun -n 4 --mpi=pmix " + quickstart("mpi", "train.steps=20 communicator=mpi")).output, "");
+  EXPECT_EQ(trained("mpi"), expected);
+}
+
+TEST_F(SrunTest, TrainsTheBitsOfOneHostOnTwoNodes) {
+  ASSERT_NO_FATAL_FAILURE(start(2));
+  for (const std::string strategy : {"zero1", "zero3"}) {
+    const std::string keys = "train.steps=20 strategy=" + strategy;
+    const Trained expected = on_one_host(keys);
+    for (const std::string tasks : {"--ntasks-per-node=2", "--ntasks=4"}) {  // the latter: 3 and 1
+      const auto done = run("env ZR_TOKEN=secret srun --nodes=2 --mpi=pmix " + tasks + " " + quickstart("two", keys));
+      EXPECT_EQ(done.code, 0) << done.output;
+      EXPECT_EQ(done.output, "");
+      EXPECT_EQ(trained("two"), expected) << strategy << " " << tasks;
+    }
+  }
+}
+
+TEST_F(SrunTest, OtherLaunchersTrainTheSameBitsInAnAllocation) {
+  ASSERT_NO_FATAL_FAILURE(start(2));
+  const Trained expected = on_one_host();
+  scratch_.write("job.sh",
+                 "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=2 --output=job.log\nset -e\n"
+                 "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1\n"
+                 "mpirun.openmpi --bind-to none -x ZR_TOKEN=secret -x ZR_STORE=$(hostname):29600 " +
+                     quickstart("mpirun") +
+                     "\nhosts=$(scontrol show hostnames | sed 's/$/:2/' | paste -sd,)\n" ZR_BUILD_DIR
+                     "/bin/zeroth launch --hosts $hosts -- " +
+                     quickstart("hosts") + "\n");
+  const auto done = run("sbatch --wait job.sh");
+  const std::string log = shell("cat " + scratch_.path("job.log")).output;
+  EXPECT_EQ(done.code, 0) << done.output << log;
+  EXPECT_EQ(log, "");
+  EXPECT_EQ(trained("mpirun"), expected);
+  EXPECT_EQ(trained("hosts"), expected);
+}
+
+TEST_F(SrunTest, SaysHowRanksOfTwoNodesGetMpi) {
+  ASSERT_NO_FATAL_FAILURE(start(2));
+  const auto none = run("srun --nodes=2 --ntasks-per-node=2 " + quickstart("none"));
+  EXPECT_NE(none.code, 0);
+  EXPECT_THAT(none.output, HasSubstr("communicator \"mpi\" needs ranks that MPI has started; start them with srun "
+                                     "--mpi=pmix (srun --mpi=list prints what this Slurm has), or in an allocation of "
+                                     "salloc or sbatch with mpirun or `zeroth launch --hosts`"));
+  const auto pmi2 = run("srun --nodes=2 --ntasks-per-node=2 --mpi=pmi2 " + quickstart("pmi2"));
+  EXPECT_THAT(pmi2.output, HasSubstr("warning: communicator \"mpi\": srun offers the ranks PMI-1 or PMI-2, which few "
+                                     "builds of OpenMPI support; if OpenMPI ends the ranks now, start them with srun "
+                                     "--mpi=pmix"));
+}
+
+TEST_F(SrunTest, NamesTheNodeOfRank0IfItIsNotTheFirst) {
+  ASSERT_NO_FATAL_FAILURE(start(2));
+  scratch_.write("nodes", hosts().name(1) + "\n" + hosts().name(0) + "\n");
+  const std::string srun = "srun -n 2 --distribution=arbitrary --kill-on-bad-exit " + rank_program() + " steps=3";
+  const auto other = run("env SLURM_HOSTFILE=nodes ZR_TEST_PAGE=" + scene_->page_file() + " " + srun);
+  EXPECT_THAT(other.output, HasSubstr("srun has started rank 0 on " + hosts().name(1) +
+                                      ", but all ranks look for the job's store on " + hosts().name(0)));
+  const auto given = run("env SLURM_HOSTFILE=nodes ZR_STORE=" + hosts().name(1) + ":29600 ZR_TOKEN=secret " +
+                         "ZR_TEST_PAGE=" + scene_->page_file() + " " + srun);
+  EXPECT_EQ(given.code, 0) << given.output;
+}
+
+TEST_F(SrunTest, StartsTheProgramNotItsLauncher) {
+  ASSERT_NO_FATAL_FAILURE(start(1));
+  const std::string train = ZR_BUILD_DIR "/bin/zeroth train " ZR_SOURCE_DIR
+                                         "/examples/quickstart/quickstart.toml job.runs=runs job.threads=1 "
+                                         "train.steps=2 job.ranks=";
+  const auto several = run("srun -n 4 " + train + "4");
+  EXPECT_EQ(several.code, 2);
+  EXPECT_THAT(several.output, HasSubstr("zeroth: error: srun has started this command 4 times, and each would start "
+                                        "all ranks of a job: start the program with srun instead"));
+  EXPECT_FALSE(fs::exists(scratch_.path("runs")));
+  const auto one = run("srun -n 1 " + train + "4");
+  EXPECT_EQ(one.code, 0) << one.output;
+  EXPECT_THAT(one.output, HasSubstr("4 ranks"));
+}
+
+TEST_F(SrunTest, AKilledRankEndsTheJobAndIsNamed) {
+  ASSERT_NO_FATAL_FAILURE(start(1));
+  for (const int victim : {0, 2}) {
+    scene_ = std::make_unique<Scene>();
+    const auto job = start_ranks("srun -n 3", "steps=1000000");
+    ASSERT_TRUE(all_run(3)) << job->err();
+    const std::string pid = std::to_string(page().ranks[size_t(victim)].pid);
+    kill(page().ranks[size_t(victim)].pid, SIGKILL);
+    EXPECT_THAT(job->wait(), AllOf(Ne(0), Ne(-1))) << job->err();
+    EXPECT_THAT(job->err(), HasSubstr("rank " + std::to_string(victim) + " (pid " + pid + ")"));
+    EXPECT_THAT(job->err(), HasSubstr("is lost: its connection closed"));
+    expect_no_ranks();
+  }
+}
+
+TEST_F(SrunTest, AKilledRankOnAnotherNodeEndsTheJobAndIsNamed) {
+  ASSERT_NO_FATAL_FAILURE(start(2));
+  const auto job = start_ranks("env ZR_TOKEN=secret srun --nodes=2 --ntasks-per-node=2", "steps=1000000");
+  ASSERT_TRUE(all_run(4)) << job->err();
+  const std::string pid = std::to_string(page().ranks[3].pid);  // in its PID namespace
+  hosts().run(1, "kill -9 " + pid);
+  EXPECT_THAT(job->wait(), AllOf(Ne(0), Ne(-1))) << job->err();
+  EXPECT_THAT(job->err(), HasSubstr("rank 3 (pid " + pid + ") is lost: its connection closed"));
+  EXPECT_THAT(job->err(), ContainsRegex("rank 1  pid [0-9]+ +" + hosts().name(0)));
+  expect_no_ranks();
+}
+
+TEST_F(SrunTest, OtherProcessesCannotJoinOrEndAJobOnOneNode) {
+  ASSERT_NO_FATAL_FAILURE(start(1));
+  expect_other_processes_cannot_join("srun -n 4", "127.0.0.1");
+}
+
+TEST_F(SrunTest, OtherProcessesCannotJoinOrEndAJobOnTwoNodesWithAToken) {
+  ASSERT_NO_FATAL_FAILURE(start(2));
+  expect_other_processes_cannot_join("env ZR_TOKEN=secret srun --nodes=2 --ntasks-per-node=2", "10.77.0.1");
+}
+
+TEST_F(SrunTest, WarnsOnTwoNodesWithoutAToken) {
+  ASSERT_NO_FATAL_FAILURE(start(2));
+  const auto job = start_ranks("srun --nodes=2 --ntasks-per-node=2", "save_on_signal=1");
+  ASSERT_TRUE(all_run(4)) << job->err();
+  EXPECT_THAT(job->err(), ContainsRegex("warning: the job's store listens on 10.77.0.1, port [0-9]+, and srun gave the "
+                                        "ranks no secret: .* Set ZR_TOKEN to the same secret on every rank"));
+  EXPECT_THAT(answer_to(1, join_request("srun-1.0")), HasSubstr("has joined already"));  // so the token is right
+  run("scancel --signal=TERM 1");
+  EXPECT_EQ(job->wait(), 0) << job->err();
+}
+
+// Slurm sends SIGTERM, and SIGKILL 30 s later (KillWait).
+TEST_F(SrunTest, ACancelledJobSavesACheckpoint) {
+  ASSERT_NO_FATAL_FAILURE(start(2));
+  const std::string keys = "train.steps=100000000 checkpoint.dir=" + scratch_.path("c") + " checkpoint.on_signal=save";
+  Job job(*scene_, words("exec env ZR_TOKEN=secret " + kPmix + " " + quickstart("run", keys)));
+  const auto rows = [&] { return std::ifstream(scratch_.path("runs/run/metrics.jsonl")).peek() != EOF; };
+  ASSERT_TRUE(eventually(rows, kPatience)) << job.err();
+  run("scancel 1");
+  EXPECT_NE(job.wait(kPatience), -1) << job.err();
+  EXPECT_EQ(summary("run").at("stopped_by"), "SIGTERM") << job.err();
+  EXPECT_EQ(summary("run").at("checkpoints").at("saved"), 1);
+}
+
+TEST_F(SrunTest, ClusterLeavesNoProcessAndNoFile) {
+  scratch_.write("bin/slurmd", "#!/bin/sh\nexit 1\n");
+  fs::permissions(scratch_.path("bin/slurmd"), fs::perms::owner_all);
+  const auto failed = shell("PATH=" + scratch_.path("bin") + ":$PATH " + kScript + " up " + folder_ + " 2");
+  EXPECT_NE(failed.code, 0) << failed.output;
+  std::smatch munged;  // in its log, which `up` prints
+  ASSERT_TRUE(std::regex_search(failed.output, munged, std::regex("Starting munge.* daemon .pid ([0-9]+)")));
+  EXPECT_THAT(failed.output, HasSubstr("Running as primary controller"));
+  EXPECT_TRUE(gone(std::stoi(munged[1])));
+  EXPECT_FALSE(fs::exists(folder_));
+  ASSERT_NO_FATAL_FAILURE(start(2));
+  const auto job = start_ranks("srun --nodes=2 --ntasks=4", "steps=1000000");
+  ASSERT_TRUE(all_run(4)) << job->err();
+  std::vector<pid_t> pids;
+  for (const int node : {0, 1})
+    for (const auto& process : hosts().processes(node)) pids.push_back(process.pid);
+  EXPECT_GT(pids.size(), 10u);  // daemons, srun, a process of Slurm for the ranks of each node, ranks
+  EXPECT_EQ(shell(kScript + " down " + folder_).code, 0);
+  EXPECT_FALSE(fs::exists(folder_));
+  EXPECT_FALSE(fs::exists("/run/netns/" + hosts().name(0)));
+  for (const pid_t pid : pids) EXPECT_TRUE(eventually([&] { return gone(pid); })) << pid;
+}
+
+}  // namespace
