@@ -48,9 +48,11 @@ class Hosts {
     return "OMPI_MCA_plm_rsh_agent='" + kScript + " run' ZR_STORE=" + store() + " " + kScript + " run " + name(0) +
            " " ZR_BUILD_DIR "/bin/zeroth launch --hosts " + list(ranks_per_host) + " --";
   }
-  std::string mpirun(int ranks_per_host) const {
+  std::string mpirun(int ranks_per_host) const { return mpirun("-H " + list(ranks_per_host)); }
+  /// where: the options of mpirun that name the hosts.
+  std::string mpirun(const std::string& where) const {
     return kScript + " run " + name(0) + " mpirun.openmpi --bind-to none --mca plm_rsh_agent \"'" + kScript +
-           " run'\" -H " + list(ranks_per_host) + " -x ZR_STORE=" + store() + " -x ZR_TOKEN=secret";
+           " run'\" " + where + " -x ZR_STORE=" + store() + " -x ZR_TOKEN=secret";
   }
 
   /// The actions of the script.
