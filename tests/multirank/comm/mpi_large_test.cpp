@@ -53,12 +53,18 @@ void expect_samples(int64_t first, int64_t count, const std::function<bool(int64
   for (const int64_t at : {first, 2 * kGiB, 4 * kGiB, first + count}) all_right(at - kNear, at + kNear, 1);
 }
 
+// Blocks until no other process runs such a test.
+void wait_for_others() {
+  static const int program = ::open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+  ::flock(program, LOCK_EX);
+}
+
 class CommMpiLargeTest : public testing::Test {
  protected:
   // Hosts as of on_mpi_ranks(). Skips the test if its ranks, all together, need more memory than there is.
   void on_ranks(int64_t bytes, const std::vector<int>& hosts, const std::function<void(RawComm&)>& body) {
     const bool is_rank = std::getenv("OMPI_COMM_WORLD_RANK");
-    if (!is_rank) ::flock(::open("/proc/self/exe", O_RDONLY | O_CLOEXEC), LOCK_EX);  // one such test at a time
+    if (!is_rank) wait_for_others();
     if (const int64_t available = available_bytes(); !is_rank && available < bytes + 2 * kGiB)
       GTEST_SKIP() << "needs " << (bytes + 2 * kGiB) / kGiB << " GiB of memory, but " << available / kGiB
                    << " GiB are available";
@@ -71,11 +77,11 @@ class CommMpiLargeTest : public testing::Test {
         {}, hosts);
   }
 
-  // In place, in parts that differ by 1000 elements.
+  // In place. The last part is small, and begins after element 2^31.
   static void gather_bytes(RawComm& comm, int64_t total) {
-    std::vector<int64_t> counts(static_cast<std::size_t>(comm.world()), total / comm.world());
-    counts.front() -= 1000;
-    counts.back() += total % comm.world() + 1000;
+    constexpr int64_t kLast = (32 << 20) + 1000;
+    std::vector<int64_t> counts(static_cast<std::size_t>(comm.world()), (total - kLast) / (comm.world() - 1));
+    counts.back() = kLast + (total - kLast) % (comm.world() - 1);
     int64_t first = 0;
     for (int rank = 0; rank < comm.rank(); ++rank) first += counts[static_cast<std::size_t>(rank)];
     const int64_t count = counts[static_cast<std::size_t>(comm.rank())];
