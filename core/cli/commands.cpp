@@ -2,17 +2,14 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <boost/program_options.hpp>
-#include <climits>
 #include <cmath>
 #include <cstdlib>
 #include <iostream>
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"
-#include "base/terminal.hpp"
 #include "base/text.hpp"
 #include "cli/checkpoint_commands.hpp"
 #include "cli/command.hpp"
@@ -25,7 +22,7 @@
 #include "cli/launch_hosts.hpp"
 #include "cli/new_command.hpp"
 #include "cli/plan_command.hpp"
-#include "cli/trainer.hpp"
+#include "cli/train_command.hpp"
 #include "cli/tune_command.hpp"
 
 namespace zr::host::cli {
@@ -49,14 +46,6 @@ JobFile validated_job(const Command& command, const Arguments& words, bool run =
   return validate_file(words[0], {words.begin() + 1, words.end()}, plugin::Registry(), bin_folder(), run);
 }
 
-// The argv of the training program. Throws UserError if the file names no program.
-Arguments trainer_of(const JobFile& job) {
-  const auto program = find_trainer(job.config.job().program, job.file, bin_folder());
-  Arguments argv{program.string(), job.file};
-  argv.insert(argv.end(), job.overrides.begin(), job.overrides.end());
-  return argv;
-}
-
 void add_hosts(po::options_description& options) {
   options.add_options()(
       "hosts,H", po::value<std::string>(),
@@ -70,29 +59,7 @@ po::options_description train_options() {
   return options;
 }
 
-// ZR_PROGRESS of the ranks: what this process's standard output is. Their own is a pipe.
-std::string progress_mode() {
-  if (!is_terminal(STDOUT_FILENO)) return "plain";
-  char device[PATH_MAX];
-  return ::ttyname_r(STDOUT_FILENO, device, sizeof device) == 0 ? std::string("tty:") + device : "tty";
-}
-
-int train(const Command& command, const Parsed& parsed) {
-  Arguments words = parsed.words;
-  if (parsed.has("resume")) words.emplace_back("checkpoint.resume=true");
-  const JobFile job = validated_job(command, words);
-  const int ranks = job.config.job().ranks, threads = job.config.job().threads;
-  const Arguments program = trainer_of(job);
-  if (parsed.has("hosts")) {
-    const auto hosts = parse_hosts(command.name, parsed.value("hosts"));
-    if (ranks_of(hosts) != ranks)
-      fail_user(
-          fmt::format("zeroth train: --hosts {} has {} ranks, but job.ranks is {}; add job.ranks={} to the command",
-                      parsed.value("hosts"), ranks_of(hosts), ranks, ranks_of(hosts)));
-    return launch_on_hosts({hosts, threads, program, {{"ZR_PROGRESS", "plain"}}});
-  }
-  return launch({ranks, threads, program, {{"ZR_PROGRESS", progress_mode()}}});
-}
+int train(const Command& command, const Parsed& parsed) { return train_job(command, parsed, bin_folder()); }
 
 void add_no_run(po::options_description& options) {
   options.add_options()("no-run", "do not start the program that the file names");

@@ -198,6 +198,23 @@ Launcher launcher_of(const Variables& variables) {
   if (has("PMI_RANK") && (has("MPI_LOCALRANKID") || !is_srun)) return Launcher::pmi;
   return is_srun ? Launcher::slurm : Launcher::none;
 }
+
+struct OfLauncher {
+  const char *launcher = "", *rank = "", *world = "";  // its name, and those of its variables
+};
+
+// Empty names for `zeroth` itself, which is never started several times.
+OfLauncher names_of(Launcher launcher) {
+  switch (launcher) {
+    case Launcher::none:
+    case Launcher::zeroth: return {};
+    case Launcher::torchrun: return {"torchrun", "RANK", "WORLD_SIZE"};
+    case Launcher::openmpi: return {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"};
+    case Launcher::pmi: return {"mpiexec", "PMI_RANK", "PMI_SIZE"};
+    case Launcher::slurm: return {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"};
+  }
+  return {};
+}
 }  // namespace
 
 std::string first_host(const std::string& nodes) {
@@ -235,24 +252,23 @@ std::optional<RankInfo> find_rank_info(const Variables& variables, int64_t paren
   return rank_info;
 }
 
-void check_launched_once(const Variables& variables) {
-  const char *launcher = "", *rank = "", *world = "";
-  switch (launcher_of(variables)) {
-    case Launcher::none:
-    case Launcher::zeroth: return;
-    case Launcher::torchrun: launcher = "torchrun", rank = "RANK", world = "WORLD_SIZE"; break;
-    case Launcher::openmpi: launcher = "mpirun", rank = "OMPI_COMM_WORLD_RANK", world = "OMPI_COMM_WORLD_SIZE"; break;
-    case Launcher::pmi: launcher = "mpiexec", rank = "PMI_RANK", world = "PMI_SIZE"; break;
-    case Launcher::slurm: launcher = "srun", rank = "SLURM_PROCID", world = "SLURM_STEP_NUM_TASKS"; break;
-  }
-  const LauncherVariables from_launcher{variables, launcher};
+std::string launcher_of_several(const Variables& variables) {
+  const OfLauncher names = names_of(launcher_of(variables));
+  const LauncherVariables from_launcher{variables, names.launcher};
+  const std::string count = from_launcher.optional(names.world);
   // A shell that `srun --pty` has started runs in one task only.
-  const std::string count = from_launcher.optional(world);
-  if (count.empty() || count == "1" || !from_launcher.optional("SLURM_PTY_PORT").empty()) return;
+  const bool is_one = count.empty() || count == "1" || !from_launcher.optional("SLURM_PTY_PORT").empty();
+  return is_one ? "" : names.launcher;
+}
+
+void check_launched_once(const Variables& variables) {
+  const std::string launcher = launcher_of_several(variables);
+  if (launcher.empty()) return;
+  const OfLauncher names = names_of(launcher_of(variables));
   fail_user(
       fmt::format("{0} has started this command {1} times, and each would start all ranks of a job: start the program "
                   "with {0} instead, or this command without it; if each is to start a job of its own, unset {2}",
-                  launcher, count, rank));
+                  launcher, variables(names.world), names.rank));
 }
 
 }  // namespace zr::host::control

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -60,6 +61,7 @@ struct Store::State : std::enable_shared_from_this<State> {
 
   void listen(const boost::asio::ip::address& address, const std::vector<uint16_t>& ports);
   void accept();
+  void close_oldest_pending();
   void receive_join_request(tcp::socket socket);
   void handle_join_request(std::shared_ptr<Connection> connection, const protocol::JoinRequest& request);
   void admit(int rank, const std::shared_ptr<Connection>& connection);
@@ -122,13 +124,24 @@ void Store::State::listen(const boost::asio::ip::address& address, const std::ve
 void Store::State::accept() {
   acceptor.async_accept([this, self = shared_from_this()](const error_code& error, tcp::socket socket) {
     if (!acceptor.is_open()) return;
-    if (!error && pending_connections.size() < kMaxPendingConnections) receive_join_request(std::move(socket));
+    if (!error && pending_connections.size() == kMaxPendingConnections) close_oldest_pending();
+    if (!error) receive_join_request(std::move(socket));
     if (!error) return accept();
     poll.expires_after(std::chrono::milliseconds(100));  // out of file descriptors: retry later
     poll.async_wait([this, self](const error_code&) {
       if (acceptor.is_open()) accept();
     });
   });
+}
+
+// A rank presents its token at once, so it is not the oldest, however many connections others hold.
+void Store::State::close_oldest_pending() {
+  const auto oldest = std::min_element(
+      pending_connections.begin(), pending_connections.end(),
+      [](const auto& a, const auto& b) { return a.second.timeout->expiry() < b.second.timeout->expiry(); });
+  oldest->second.connection->close();
+  oldest->second.timeout->cancel();
+  pending_connections.erase(oldest);
 }
 
 void Store::State::receive_join_request(tcp::socket socket) {

@@ -182,6 +182,9 @@ const std::map<std::string, Try> kTries{
           "job.toml" +
           kBrief + " && cat runs/job/summary.json",
       "\"ranks\": 4"}},
+    {"mpirun -n 4 zeroth train job.toml",
+     in_file("tests/multirank/comm/mpi_losses_test.cpp",
+             "TEST_F\\(ZerothTrainUnderMpirunTest, RanksOfMpirunAreTheRanksOfTheJob\\)")},
     {"mpirun --bind-to none -H node01:4,node02:4 -x ZR_STORE=node01:29600 ./app job.toml communicator=auto",
      in_file("tests/multirank/comm/mpi_training_test.cpp", "TEST\\(CommMpiHostsTest, TrainTheBitsOfOneHost\\)")},
     {"torchrun --nproc-per-node 4 --no-python ./app job.toml",

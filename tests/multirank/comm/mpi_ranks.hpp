@@ -68,6 +68,13 @@ inline void on_mpi_ranks(int world, const std::function<void(CommRig&)>& body, c
       hosts);
 }
 
+/// The sum of so many equal values in fp32, one after the other: larger sums than 2^24 are rounded.
+inline float sum_of_equal(float value, int count) {
+  float sum = 0;
+  for (int i = 0; i < count; ++i) sum += value;
+  return sum;
+}
+
 /// An operation that has been submitted with a completion.
 class Started {
  public:

@@ -73,10 +73,12 @@ TEST_P(CommMpiTest, ReducesManyPiecesWithUnevenParts) {
 TEST_P(CommMpiTest, AllReducesManyMessagesOfResults) {
   on_ranks([](RawComm& comm, const Bench& bench) {
     Memory memory(bench, 20 << 20);
-    for (const bool in_place : {false, true})
+    for (const bool in_place : {false, true}) {
+      if (comm.world() > 4 && !in_place) continue;  // both take 40 s with 16 ranks on two cores
       check(bench, memory,
             {.op = ZR_ALL_REDUCE, .world = comm.world(), .total = (int64_t{18} << 20) / 4 + 5, .in_place = in_place},
             Home::own, in_place ? 1000 : 2000);
+    }
   });
 }
 
@@ -98,7 +100,7 @@ TEST_P(CommMpiTest, AsynchronousOperationsOnTheSameMemoryRunInOrder) {
       done_release(done);
     }
     float expected = ranks * (ranks + 1) / 2;
-    for (int i = 2; i < kOperations; i += 2) expected *= ranks;
+    for (int i = 2; i < kOperations; i += 2) expected = sum_of_equal(expected, comm.world());
     EXPECT_EQ(x.front(), expected);
     EXPECT_EQ(x.back(), expected);
   });
@@ -261,7 +263,7 @@ TEST(CommMpiLifeTest, CloseCancelsWhatIsPendingAndNoCommunicatorIsOpenedAfterIt)
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, CommMpiTest, testing::Values(2, 3, 4),
+INSTANTIATE_TEST_SUITE_P(Ranks, CommMpiTest, testing::Values(2, 3, 4, 7, 16),
                          [](const auto& info) { return "On" + std::to_string(info.param); });
 
 }  // namespace

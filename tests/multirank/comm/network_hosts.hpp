@@ -53,9 +53,14 @@ class Hosts {
     return "OMPI_MCA_plm_rsh_agent='" + kScript + " run' ZR_STORE=" + store() + " " + kScript + " run " + name(0) +
            " " ZR_BUILD_DIR "/bin/zeroth launch --hosts " + list(ranks_per_host) + " --";
   }
-  std::string mpirun(int ranks_per_host) const {
+  std::string mpirun(int ranks_per_host) const { return mpirun("-H " + list(ranks_per_host)); }
+  /// where: the options of mpirun that name the hosts. variables: what the ranks get, such as "ZR_TOKEN=secret".
+  std::string mpirun(const std::string& where, const std::string& variables = kStoreAndToken) const {
+    std::istringstream words(variables);
+    std::string options;
+    for (std::string word; words >> word;) options += " -x " + word;
     return kScript + " run " + name(0) + " mpirun.openmpi --bind-to none --mca plm_rsh_agent \"'" + kScript +
-           " run'\" -H " + list(ranks_per_host) + " -x ZR_STORE=" + store() + " -x ZR_TOKEN=secret";
+           " run'\" " + where + options;
   }
 
   /// The actions of the script.
@@ -126,6 +131,7 @@ class Hosts {
     return done.output;
   }
 
+  inline static const std::string kStoreAndToken = "ZR_STORE=" + store() + " ZR_TOKEN=secret";
   inline static const std::string kScript = ZR_SOURCE_DIR "/tests/support/network_hosts.sh";
   const int count_;
   const std::string name_ = new_name();

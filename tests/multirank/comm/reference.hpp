@@ -140,9 +140,9 @@ inline Bytes expected(const Case& c, int rank, const std::vector<Bytes>& sources
   const bool reduces = c.op == ZR_ALL_REDUCE || c.op == ZR_REDUCE_SCATTER || c.op == ZR_REDUCE;
   if (reduces) {
     const int64_t first = c.op == ZR_REDUCE_SCATTER ? c.start(rank) : 0;
+    std::vector<const char*> elements(sources.size());
     for (int64_t i = 0; i < c.dst_count(rank); ++i) {
-      std::vector<const char*> elements;
-      for (const Bytes& source : sources) elements.push_back(source.data() + (first + i) * size);
+      for (std::size_t s = 0; s < sources.size(); ++s) elements[s] = sources[s].data() + (first + i) * size;
       reduce_element(c.reduce, c.flags & ZR_COLL_ACCUMULATE, c.src, c.dst, elements, previous.data() + i * to_size);
     }
     return previous;

@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 
+#include <memory>
 #include <random>
 #include <regex>
 #include <sstream>
@@ -113,6 +114,18 @@ TEST_F(JobSecretTest, StoreRejectsTokenGuessedFromLauncherVariables) {
   Job other(scene_, program(), torchrun(1, 2, 2));
   EXPECT_EQ(other.wait(), 0) << other.err();
   EXPECT_EQ(store_host.wait(), 0) << store_host.err();
+}
+
+// A connection without a token may stay for 5 s, if there are not too many.
+TEST_F(JobSecretTest, StoreAdmitsRanksWhileOthersHoldItsConnections) {
+  Job store_host(scene_, program(), torchrun(0, 2, 2));
+  ASSERT_TRUE(eventually([&] { return has_secret() && Peer(port_).connected(); })) << store_host.err();
+  std::vector<std::unique_ptr<Peer>> silent;
+  for (int i = 0; i < 300; ++i) silent.push_back(std::make_unique<Peer>(port_));
+  Job other(scene_, program(), torchrun(1, 2, 2));
+  EXPECT_EQ(other.wait(), 0) << other.err();
+  EXPECT_EQ(store_host.wait(), 0) << store_host.err();
+  EXPECT_LT(scene_.page().ranks[1].join_us, 3000000);
 }
 
 TEST_F(JobSecretTest, FileIsPrivateAndRemovedWhenJobEnds) {

@@ -260,19 +260,22 @@ TEST_F(SrunTest, NamesTheNodeOfRank0IfItIsNotTheFirst) {
   EXPECT_EQ(given.code, 0) << given.output;
 }
 
-TEST_F(SrunTest, StartsTheProgramNotItsLauncher) {
+TEST_F(SrunTest, StartsRanksOfZerothTrainButNotSeveralLaunchers) {
   ASSERT_NO_FATAL_FAILURE(start(1));
-  const std::string train = ZR_BUILD_DIR "/bin/zeroth train " ZR_SOURCE_DIR
-                                         "/examples/quickstart/quickstart.toml job.runs=runs job.threads=1 "
-                                         "train.steps=2 job.ranks=";
-  const auto several = run("srun -n 4 " + train + "4");
-  EXPECT_EQ(several.code, 2);
-  EXPECT_THAT(several.output, HasSubstr("zeroth: error: srun has started this command 4 times, and each would start "
-                                        "all ranks of a job: start the program with srun instead"));
-  EXPECT_FALSE(fs::exists(scratch_.path("runs")));
-  const auto one = run("srun -n 1 " + train + "4");
+  const std::string file = ZR_SOURCE_DIR "/examples/quickstart/quickstart.toml job.threads=1 train.steps=2 job.runs=";
+  const std::string train = ZR_BUILD_DIR "/bin/zeroth train " + file;
+  const auto several = run("srun -n 4 " + train + "several job.ranks=2");
+  EXPECT_EQ(several.code, 0) << several.output;
+  EXPECT_THAT(several.output, HasSubstr("4 ranks"));
+  const auto one = run("srun -n 1 " + train + "one job.ranks=4");
   EXPECT_EQ(one.code, 0) << one.output;
   EXPECT_THAT(one.output, HasSubstr("4 ranks"));
+  const auto launched =
+      run("srun -n 4 " ZR_BUILD_DIR "/bin/zeroth launch -n 2 -- " ZR_BUILD_DIR "/bin/quickstart " + file + "launched");
+  EXPECT_EQ(launched.code, 2);
+  EXPECT_THAT(launched.output, HasSubstr("zeroth: error: srun has started this command 4 times, and each would start "
+                                         "all ranks of a job: start the program with srun instead"));
+  EXPECT_FALSE(fs::exists(scratch_.path("launched")));
 }
 
 TEST_F(SrunTest, AKilledRankEndsTheJobAndIsNamed) {

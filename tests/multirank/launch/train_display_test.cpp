@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <regex>
@@ -112,6 +113,26 @@ TEST_F(ZerothTrain, PrintsLinesIfOutputIsNoTerminal) {
   std::snprintf(loss, sizeof loss, "\nstep 3/3  loss %.4f  lr 1.00e-03  ", last_loss());
   EXPECT_THAT(result.output, HasSubstr(loss));
   EXPECT_THAT(result.output, HasSubstr("  memory device "));
+}
+
+// tests/multirank/comm has ranks of mpirun.
+TEST_F(ZerothTrain, IsARankIfAnotherLauncherHasStartedSeveral) {
+  const std::string port = std::to_string(20000 + ::getpid() % 10000);
+  const std::string slurm = "SLURM_JOB_ID=" + port + " SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=1 SLURM_PROCID=$rank ";
+  const std::string torchrun = "RANK=$rank WORLD_SIZE=2 LOCAL_RANK=$rank LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 ";
+  const auto train = [&](const std::string& ranks, const std::string& variables) {
+    const auto done = zr::testing::shell("for rank in " + ranks + "; do " + variables + command("job.ranks=2") +
+                                         " & all=\"$all $!\"; done; for one in $all; do wait $one || exit; done");
+    EXPECT_EQ(done.code, 0) << done.output;
+    EXPECT_THAT(done.output, HasSubstr("parameters, fp32, 2 ranks, bytes of rank 0"));
+    const auto lines = done.lines();
+    EXPECT_EQ(std::count_if(lines.begin(), lines.end(), [](const auto& line) { return line.starts_with("step 3/3"); }),
+              1)
+        << done.output;
+  };
+  train("0 1", torchrun + "MASTER_PORT=" + port + " ");
+  train("0 1", slurm + "SLURM_STEP_NUM_TASKS=2 ");
+  train("0", slurm + "SLURM_STEP_NUM_TASKS=1 ");  // a shell in a step: the job starts its own two ranks
 }
 
 }  // namespace
