@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/log.hpp"
@@ -9,6 +10,14 @@
 #include "engine/early_update.hpp"
 
 namespace zr::host::engine {
+
+namespace {
+bool all_ranks_have_own_copies(const StepContext& context) {
+  const bool own = !context.plan.input.share_weights && sharded_parameters(context.plan).empty();
+  const std::vector<char> all = all_gather(context.comm, static_cast<char>(own ? 1 : 0), "copies of weights");
+  return std::ranges::all_of(all, [](char one) { return one != 0; });
+}
+}  // namespace
 
 WeightMonitor::WeightMonitor(const StepContext& context, const Parts& parts)
     : context_(context),
@@ -19,7 +28,7 @@ WeightMonitor::WeightMonitor(const StepContext& context, const Parts& parts)
                        (context.plan.has_master || EarlyUpdate::obstacle(context.config(), context.plan).empty())
                    ? WeightSamples(parts.state.bound_slices())
                    : WeightSamples()),
-      has_own_copies_(!context.plan.input.share_weights && sharded_parameters(context.plan).empty()) {}
+      has_own_copies_(all_ranks_have_own_copies(context)) {}
 
 void WeightMonitor::record_write(uint32_t param) {
   digest_.written(param);
@@ -46,11 +55,6 @@ void WeightMonitor::warn_if_unsaved(uint32_t param) {
 }
 
 void WeightMonitor::collect_writes() {
-  publish_replacements();
-  collect();
-}
-
-void WeightMonitor::collect() {
   ShardedState& state = parts_.state;
   const auto sync_master_from_weights = [&](uint32_t param) {
     bool changed = false;
@@ -84,19 +88,21 @@ std::optional<uint32_t> WeightMonitor::written_parameter() {
 
 void WeightMonitor::publish_weights(bool frozen_too, uint32_t flags) {
   parts_.flow.publish_weights(frozen_too, flags);
+  replaced_ = false;
   samples_.remember();
 }
 
-void WeightMonitor::compare() {
+void WeightMonitor::compare() { compare_before(parts_.progress.step()); }
+
+void WeightMonitor::compare_before(int64_t step) {
   collect_writes();
-  digest_.compare(all_gather(context_.comm, digest_.next(), "digests of weights"), context_.comm,
-                  parts_.progress.step());
+  digest_.compare(all_gather(context_.comm, digest_.next(), "digests of weights"), context_.comm, step);
 }
 
 void WeightMonitor::begin_replacement() {
   if (context_.plan.input.share_weights)
     context_.comm.barrier("before a value is set");  // a peer may still read the shared weights
-  collect();
+  collect_writes();
 }
 
 void WeightMonitor::end_replacement(uint32_t param) {
@@ -110,9 +116,9 @@ void WeightMonitor::end_replacement(uint32_t param) {
 
 // The ranks are compared first, because the strategy may replace what the program wrote in place on some of them only.
 void WeightMonitor::publish_replacements() {
-  if (!std::exchange(replaced_, false)) return;
+  if (!replaced_) return;
   parts_.step_recorder.exclude([&] {
-    compare();
+    compare_before(parts_.progress.step() + 1);
     publish_weights(true);
   });
 }

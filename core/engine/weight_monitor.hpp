@@ -30,13 +30,12 @@ class WeightMonitor {
     StepRecorder& step_recorder;
     const TrainingProgress& progress;
   };
-  /// Samples the weights as they are. Refers to all of it.
+  /// Samples the weights as they are. Refers to all of it. Collective.
   WeightMonitor(const StepContext& context, const Parts& parts);
   WeightMonitor(const WeightMonitor&) = delete;
 
   /// Copies the program's in-place writes to weights since the last call to the masters. Every call that needs the
-  /// masters calls this first, under every strategy, so a write that the program undoes before has no effect. Calls
-  /// publish_replacements() first. Collective.
+  /// masters calls this first, under every strategy, so a write that the program undoes before has no effect.
   void collect_writes();
   /// A parameter to which the program has written since the last collect_writes(), which collects these writes still;
   /// none: it has not.
@@ -50,8 +49,9 @@ class WeightMonitor {
   /// many calls. Collective.
   void begin_replacement();
   void end_replacement(uint32_t param);
-  /// Call before a step, an evaluation and whatever else uses the strategy: it is told of the weights that
-  /// engine.set() has replaced. Collective.
+  /// Call before the strategy is called for a backward, a step or an evaluation: it is told of the weights that
+  /// engine.set() has replaced. If weights differ between ranks, throws on all of them, and changes nothing.
+  /// Collective.
   void publish_replacements();
   /// Whether collect_writes() has copied a write to a master since the last call.
   bool take_collected() { return std::exchange(collected_, false); }
@@ -63,7 +63,7 @@ class WeightMonitor {
   void clear_saved_hashes() { saved_hashes_.clear(); }  // call when a step was completed: writes are no longer logged
 
  private:
-  void collect();
+  void compare_before(int64_t step);
   void record_write(uint32_t param);
   void warn_if_unsaved(uint32_t param);
 
@@ -75,7 +75,7 @@ class WeightMonitor {
   std::vector<uint64_t> saved_hashes_;  // by slice: hash of the weights in this step's checkpoint; empty: none saved
   bool collected_ = false;              // a write was copied to a master
   bool warned_unsaved_ = false;         // whether a write after a checkpoint was logged
-  const bool has_own_copies_;           // this rank holds all weights in memory that it shares with no other
+  const bool has_own_copies_;           // every rank holds all weights in memory that it shares with no other
   bool replaced_ = false;               // engine.set() replaced weights that the strategy has not sent
 };
 

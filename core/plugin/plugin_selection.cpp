@@ -112,11 +112,12 @@ void load_unselected(const config::Document& document, const Registry& registry,
 }
 
 // The communicator with memory of the device that `auto` chooses, or "". The default for host memory has priority; then
-// the order of ids decides.
+// one that connects hosts, because others may move memory of the device through host memory; then the order of ids.
 std::string communicator_for_device(const config::Document& document, const Registry& of_device) {
   std::vector<std::string> ids = of_device.ids(Role::communicator);
   const std::string first = document.chosen("communicator");
-  std::stable_partition(ids.begin(), ids.end(), [&](const std::string& id) { return id == first; });
+  const auto rest = std::stable_partition(ids.begin(), ids.end(), [&](const std::string& id) { return id == first; });
+  std::stable_partition(rest, ids.end(), [&](const std::string& id) { return of_device.connects_hosts(id); });
   for (const std::string& id : ids)
     if (!document.several_hosts() || of_device.connects_hosts(id)) return id;
   return "";
@@ -128,10 +129,12 @@ std::string choose_communicator(config::Document& document, const Registry& of_d
   const std::string type = device.substr(0, device.find(':')), id = communicator_for_device(document, of_device);
   const std::vector<std::string> inexact = document.inexact_collectives();
   if (document.several_hosts() && !inexact.empty())
-    return fmt::format(
-        "collectives between hosts may be inexact ({}){}", fmt::join(inexact, ", "),
-        id.empty() ? "" : fmt::format("; communicator = \"{}\", which is exact, exchanges memory of the device", id));
+    return fmt::format("collectives between hosts may be inexact ({}){}", fmt::join(inexact, ", "),
+                       id.empty() ? "" : fmt::format("; communicator = \"{}\" is exact", id));
   const std::string ranks = document.several_hosts() ? "ranks on several hosts" : "ranks on one host";
+  if (id.empty() && of_device.exists(Role::communicator, document.chosen("communicator")))
+    return fmt::format("no communicator exchanges memory of '{}' directly between {}, so it passes through host memory",
+                       type, ranks);
   if (id.empty())
     return fmt::format("there is no communicator with memory of '{}' for {}, so the ranks exchange host memory", type,
                        ranks);

@@ -1,6 +1,7 @@
 #include "device_communicator.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -18,7 +19,7 @@ constexpr const char* kTag = "MPI: copies of memory of the device";
 constexpr int64_t kAlign = 256;                         // of the copies
 constexpr uint64_t kZeros = uint64_t{1} << 20;          // bytes that are zeroed at a time
 constexpr auto kCloseLimit = std::chrono::seconds(60);  // for operations in progress
-constexpr auto kIdleLimit = std::chrono::seconds(10);   // for streams after the last operation has ended
+constexpr auto kIdleLimit = std::chrono::seconds(10);   // for the stream after MPI has ended them
 
 // Returns whether `condition` became true in time. It may throw.
 template <class Condition>
@@ -30,141 +31,162 @@ bool wait_until(std::chrono::seconds limit, const Condition& condition) {
   }
   return true;
 }
+
+int64_t bytes_read(const zr::CollectiveParts& operation) {
+  return operation.sends(operation.rank) ? operation.src_bytes() : 0;
+}
+int64_t bytes_written(const zr::CollectiveParts& operation) {
+  return operation.receives(operation.rank) ? operation.dst_bytes() : 0;
+}
+
+// From the copy of src to that of dst, in bytes: as on the device if these overlap.
+int64_t distance_of(const zr::CollectiveParts& operation) {
+  if (!operation.in_place) return zr::round_up(bytes_read(operation), kAlign);
+  return static_cast<const char*>(operation.coll.dst.data) - static_cast<const char*>(operation.coll.src.data);
+}
+
+// Bytes of both copies.
+int64_t bytes_of_copies(const zr::CollectiveParts& operation) {
+  const int64_t distance = distance_of(operation);
+  return std::max(std::max<int64_t>(-distance, 0) + bytes_read(operation),
+                  std::max<int64_t>(distance, 0) + bytes_written(operation));
+}
 }  // namespace
 
-// The copies of one operation's memory, in one block of host memory. An operation can use the block of an earlier one.
+// One operation, between the stream and the MPI thread. It uses neither the device nor the communicator, so any thread
+// may destroy it.
 class DeviceCommunicator::Passage final : public Gate {
  public:
-  Passage(const zr::Host& host, nccl::GpuDevice& device, int64_t bytes)
+  explicit Passage(MpiThread* thread) : thread_(thread) {}
+
+  bool is_open() noexcept override { return is_open_; }
+  void close(zr_code code) noexcept override {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      code_ = code;
+    }
+    changed_.notify_all();
+  }
+  // The stream has copied the source; waits until MPI has ended the operation. On a thread of the device's driver.
+  void open_and_wait() noexcept {
+    is_open_ = true;
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (code_) return;  // the MPI thread may have ended
+    thread_->wake();
+    while (!changed_.wait_for(lock, std::chrono::milliseconds(1), [&] { return code_.has_value(); })) thread_->hurry();
+  }
+  // ZR_OK, or why it never will be; empty: it is in progress.
+  std::optional<zr_code> code() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return code_;
+  }
+
+ private:
+  MpiThread* const thread_;
+  std::atomic<bool> is_open_{false};
+  std::mutex mutex_;  // of what follows
+  std::condition_variable changed_;
+  std::optional<zr_code> code_;
+};
+
+// Host memory for the copies of one operation at a time.
+class DeviceCommunicator::Block {
+ public:
+  Block(const zr::Host& host, nccl::GpuDevice& device, int64_t bytes)
       : host_(host),
         device_(device),
         bytes_(bytes),
         memory_(static_cast<char*>(device.allocate_host(bytes))),
-        arrived_(device.make_mark()),
         left_(device.make_mark()) {
     account(bytes_);
   }
-  // Memory that a stream may still use stays allocated.
-  ~Passage() override {
+  // Memory that MPI or a stream may still use stays allocated.
+  ~Block() {
     if (!is_idle()) return;
     device_.free_host(memory_);
     account(-bytes_);
   }
-  Passage(const Passage&) = delete;
+  Block(const Block&) = delete;
 
   int64_t bytes() const { return bytes_; }
-  // True if neither MPI nor a stream uses the block.
+  // True if neither MPI nor the stream uses the block.
   bool is_idle() noexcept {
     try {
-      return has_ended() && left_->is_reached();
+      return !is_broken_ && left_->is_reached() && (!passage_ || passage_->code().has_value());
     } catch (const std::exception&) {  // the device has failed
       return false;
     }
   }
-  bool has_ended() {
-    const std::lock_guard lock(mutex_);
-    return state_ != State::used;
-  }
-  bool has_failed() {
-    const std::lock_guard lock(mutex_);
-    return state_ == State::failed;
-  }
 
-  // The operation on the copies, in the block. The stream copies what the operation reads.
-  zr_coll begin(const zr::CollectiveParts& operation, void* stream) {
-    state_ = State::used;
-    result_ = {};
+  // Returns the operation on the copies. The stream copies what the operation reads.
+  zr_coll copy_source(const zr::CollectiveParts& operation, std::shared_ptr<Passage> passage, void* stream) {
+    is_broken_ = true;  // until copy_result() has been called
+    passage_ = std::move(passage);
     zr_coll coll = operation.coll;
     const int64_t distance = distance_of(operation);
     char* const src = memory_ + std::max<int64_t>(-distance, 0);
     char* const dst = memory_ + std::max<int64_t>(distance, 0);
-    if (operation.receives(operation.rank)) {
-      result_ = {static_cast<char*>(coll.dst.data), dst, operation.dst_bytes()};
-      if (coll.flags & ZR_COLL_ACCUMULATE) copy(dst, result_.to, result_.bytes, stream);
-      coll.dst.data = dst;
-    }
-    if (operation.sends(operation.rank)) {
-      copy(src, static_cast<const char*>(coll.src.data), operation.src_bytes(), stream);
-      coll.src.data = src;
-    }
-    arrived_->record(stream);
+    to_ = static_cast<char*>(coll.dst.data);
+    result_ = dst;
+    result_bytes_ = bytes_written(operation);
+    if (coll.flags & ZR_COLL_ACCUMULATE) copy(dst, to_, result_bytes_, stream);
+    copy(src, static_cast<const char*>(coll.src.data), bytes_read(operation), stream);
+    coll.src.data = src;
+    coll.dst.data = dst;
     coll.src.device = coll.dst.device = {ZR_DEVICE_CPU, 0};
     coll.counts = operation.counts.empty() ? nullptr : operation.counts.data();
     coll.recv_counts = coll.op == ZR_ALL_TO_ALL ? operation.recv_counts.data() : nullptr;
     coll.label = operation.label.c_str();
     return coll;
   }
-  // In place of end(), for an operation that could not be submitted.
+  void copy_result(void* stream) {
+    copy(to_, result_, result_bytes_, stream);
+    leave(stream);
+  }
+  // In place of copy_result(), for an operation that has not been started.
   void cancel(void* stream) {
-    left_->record(stream);
-    close(false);
-  }
-  // The stream waits for the end of the operation, and copies its results.
-  void end(const std::shared_ptr<Passage>& self, void* stream) {
-    auto context = std::make_unique<std::shared_ptr<Passage>>(self);
-    device_.call(
-        [](void* kept) {
-          const std::unique_ptr<std::shared_ptr<Passage>> own(static_cast<std::shared_ptr<Passage>*>(kept));
-          (*own)->wait();
-        },
-        context.get(), stream);
-    context.release();
-    copy(result_.to, result_.from, result_.bytes, stream);
-    left_->record(stream);
-  }
-
-  bool is_open() override { return arrived_->is_reached(); }
-  void close(bool is_complete) noexcept override {
-    const std::lock_guard lock(mutex_);
-    if (state_ == State::used) state_ = is_complete ? State::complete : State::failed;
-    changed_.notify_all();
-  }
-
-  // Bytes of the block that an operation needs.
-  static int64_t bytes_of(const zr::CollectiveParts& operation) {
-    const int64_t distance = distance_of(operation);
-    return std::max(std::max<int64_t>(-distance, 0) + operation.src_bytes(),
-                    std::max<int64_t>(distance, 0) + operation.dst_bytes());
+    passage_ = nullptr;
+    leave(stream);
   }
 
  private:
-  enum class State { used, complete, failed };
-  struct Copy {
-    char* to = nullptr;
-    const char* from = nullptr;
-    int64_t bytes = 0;
-  };
-
-  // Of the copy of dst from the copy of src, in bytes: as on the device if these overlap.
-  static int64_t distance_of(const zr::CollectiveParts& operation) {
-    if (operation.in_place)
-      return static_cast<const char*>(operation.coll.dst.data) - static_cast<const char*>(operation.coll.src.data);
-    return zr::round_up(operation.src_bytes(), kAlign);
+  void leave(void* stream) {
+    left_->record(stream);
+    is_broken_ = false;
   }
   void copy(char* to, const char* from, int64_t bytes, void* stream) {
     if (bytes > 0) device_.copy(to, from, bytes, stream);
   }
   void account(int64_t bytes) { host_.need<zr_memory_service>().account(host_.abi(), kTag, bytes); }
-  // On a thread of the device.
-  void wait() noexcept {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return state_ != State::used; });
-  }
 
   const zr::Host host_;
   nccl::GpuDevice& device_;
   const int64_t bytes_;
   char* const memory_;
-  const std::unique_ptr<nccl::Mark> arrived_, left_;
-  Copy result_;
-  std::mutex mutex_;  // of what follows
-  std::condition_variable changed_;
-  State state_ = State::complete;
+  const std::unique_ptr<nccl::Mark> left_;  // the stream has copied the result
+  std::shared_ptr<Passage> passage_;        // of the last operation
+  char *to_ = nullptr, *result_ = nullptr;
+  int64_t result_bytes_ = 0;
+  bool is_broken_ = false;  // it is not known when the stream ends to use the block
+};
+
+// A completion, which the stream resolves, or the end of the communicator.
+struct DeviceCommunicator::Completion {
+  zr::Done done;
+  std::shared_ptr<Passage> passage;  // null: of one rank
+  std::atomic<bool> is_resolved{false};
+  void resolve(zr_code code, const char* text) {
+    if (!is_resolved.exchange(true)) done.resolve(code, 0, text);
+  }
 };
 
 DeviceCommunicator::DeviceCommunicator(const zr::Host& host, const zr_comm_open& open, MpiThread* thread,
                                        const MpiOptions& options)
-    : host_(host), device_id_(open.device), device_(nccl::open_device(open.device.id)) {
+    : host_(host),
+      device_id_(open.device),
+      thread_(thread),
+      device_(nccl::open_device(open.device.id)),
+      end_(device_->make_mark()) {
   zr_comm_open on_host = open;
   on_host.device = {ZR_DEVICE_CPU, 0};
   host_memory_ = std::make_unique<MpiCommunicator>(host_, on_host, thread, options);
@@ -172,99 +194,143 @@ DeviceCommunicator::DeviceCommunicator(const zr::Host& host, const zr_comm_open&
 
 DeviceCommunicator::~DeviceCommunicator() { close_orderly(); }
 
-bool DeviceCommunicator::all_of_passages(bool (*holds)(Passage&)) const {
-  return std::all_of(passages_.begin(), passages_.end(), [&](const auto& passage) { return holds(*passage); });
+bool DeviceCommunicator::is_idle() noexcept {
+  try {
+    return end_->is_reached();
+  } catch (const std::exception&) {  // the device has failed
+    return false;
+  }
 }
 
-// The operations in progress end if they can; then the streams continue.
+// The operations in progress end if they can; then the stream continues.
 void DeviceCommunicator::close_orderly() noexcept {
   try {
     wait_until(kCloseLimit, [&] {
       host_memory_->progress();
-      return all_of_passages([](Passage& passage) { return passage.has_ended(); });
+      return std::all_of(started_.begin(), started_.end(), [](const auto& each) { return each->code().has_value(); });
     });
-  } catch (const std::exception&) {  // a peer has failed
+  } catch (const std::exception&) {  // a peer has failed, or this communicator was aborted
   }
   host_memory_.reset();  // its operations fail
-  wait_until(kIdleLimit, [&] { return all_of_passages([](Passage& passage) { return passage.is_idle(); }); });
-  passages_.clear();
+  wait_until(kIdleLimit, [&] { return is_idle(); });
+  for (const auto& completion : completions_) completion->resolve(ZR_CANCELLED, "the communicator was closed");
+  blocks_.clear();
+  for (void* const memory : allocated_) device_->free(memory);
 }
 
 void DeviceCommunicator::abort() noexcept { host_memory_->abort(); }
 
 void DeviceCommunicator::progress() { host_memory_->progress(); }
 
-void DeviceCommunicator::submit(const zr_coll& coll, zr_stream* stream, zr_done* done) {
-  zr::CollectiveParts operation;
-  operation.assign(coll, host_memory_->rank(), host_memory_->world());
-  if (!stream)
+// With a second stream, functions of the host could wait for each other: the driver may call one at a time.
+void DeviceCommunicator::check_arguments(const zr::CollectiveParts& operation, bool has_stream, void* stream) const {
+  if (!has_stream)
     throw zr::PluginError(ZR_INVALID, operation.what() + ": memory of a device needs the stream of the call");
   if (operation.is_message())
     throw zr::PluginError(ZR_UNSUPPORTED,
                           operation.what() + ": communicator 'mpi' has no messages between devices; use a collective");
-  void* const native = zr::native_stream(host_, stream);
-  // With a second one, the functions of the device's driver could wait for each other: it may call one at a time.
-  if (only_stream_.value_or(native) != native)
+  if (only_stream_.value_or(stream) != stream)
     throw zr::PluginError(ZR_UNSUPPORTED, operation.what() + ": communicator 'mpi' has one stream per device");
+}
+
+void DeviceCommunicator::submit(const zr_coll& coll, zr_stream* stream, zr_done* done) {
+  zr::CollectiveParts operation;
+  operation.assign(coll, host_memory_->rank(), host_memory_->world());
+  void* const native = stream ? zr::native_stream(host_, stream) : nullptr;
+  check_arguments(operation, stream != nullptr, native);
+  if (failure_) throw zr::PluginError(failure_->code, failure_->text);
   only_stream_ = native;
+  host_memory_->progress();  // throws an earlier failure of MPI
+  try {
+    run(operation, done, native);
+  } catch (const std::exception& error) {
+    const auto* const known = dynamic_cast<const zr::PluginError*>(&error);
+    if (known && known->code() == ZR_UNSUPPORTED) throw;  // nothing was started
+    failure_ = Failure{known ? known->code() : zr_code{ZR_INTERNAL}, error.what()};
+    host_memory_->abort();  // what is on the stream must not wait for ever
+    throw;
+  }
+}
+
+void DeviceCommunicator::run(const zr::CollectiveParts& operation, zr_done* done, void* stream) {
   std::shared_ptr<Passage> passage;
   if (operation.world == 1) {
-    copy_own_part(operation, native);
+    run_alone(operation, stream);
   } else {
-    host_memory_->progress();  // throws an earlier failure
-    passage = passage_of(Passage::bytes_of(operation));
-    const zr_coll on_host = passage->begin(operation, native);
+    started_.erase(
+        std::remove_if(started_.begin(), started_.end(), [](const auto& each) { return each->code().has_value(); }),
+        started_.end());
+    passage = std::make_shared<Passage>(thread_);
+    Block& block = block_of(bytes_of_copies(operation));
+    const zr_coll copied = block.copy_source(operation, passage, stream);
     try {
-      host_memory_->submit_through(passage, on_host);
+      host_memory_->submit_through(passage, copied);
     } catch (...) {
-      passage->cancel(native);
+      block.cancel(stream);
       throw;
     }
-    passage->end(passage, native);
+    started_.push_back(passage);
+    wait_in_stream(passage, stream);
+    block.copy_result(stream);
   }
-  if (done) resolve_on_stream(done, passage, native);
+  if (done) resolve_in_stream(done, passage, stream);
+  end_->record(stream);
 }
 
-void DeviceCommunicator::copy_own_part(const zr::CollectiveParts& operation, void* stream) {
+void DeviceCommunicator::run_alone(const zr::CollectiveParts& operation, void* stream) {
   const zr_coll& coll = operation.coll;
-  if (!operation.sends(0) || !operation.receives(0) || coll.src.data == coll.dst.data || coll.dst.count == 0) return;
-  if (coll.src.dtype != coll.dst.dtype || (coll.flags & ZR_COLL_ACCUMULATE)) {
-    const void* const source = coll.src.data;
-    const bool accumulates = (coll.flags & ZR_COLL_ACCUMULATE) != 0;
-    return device_->reduce({coll.reduce, accumulates, coll.src.dtype, coll.dst.dtype}, &source, 1, coll.dst.data,
-                           coll.dst.count, stream);
-  }
-  device_->copy(coll.dst.data, coll.src.data, operation.dst_bytes(), stream);
+  if (!operation.sends(0) || !operation.receives(0) || coll.dst.count == 0) return;
+  const void* const source = coll.src.data;
+  if (operation.is_reduction())
+    return device_->reduce({coll.reduce, (coll.flags & ZR_COLL_ACCUMULATE) != 0, coll.src.dtype, coll.dst.dtype},
+                           &source, 1, coll.dst.data, coll.dst.count, stream);
+  if (source != coll.dst.data) device_->copy(coll.dst.data, source, operation.dst_bytes(), stream);
 }
 
-// The smallest idle block that is large enough, or a new one instead of the idle ones that are too small.
-std::shared_ptr<DeviceCommunicator::Passage> DeviceCommunicator::passage_of(int64_t bytes) {
-  bytes = std::max<int64_t>(zr::round_up(bytes, kAlign), kAlign);
-  std::shared_ptr<Passage> best;
-  for (const auto& passage : passages_)
-    if (passage->bytes() >= bytes && (!best || passage->bytes() < best->bytes()) && passage->is_idle()) best = passage;
-  if (best) return best;
-  passages_.erase(
-      std::remove_if(passages_.begin(), passages_.end(), [](const auto& passage) { return passage->is_idle(); }),
-      passages_.end());
-  return passages_.emplace_back(std::make_shared<Passage>(host_, *device_, bytes));
-}
-
-struct DeviceCommunicator::Resolution {
-  zr::Done done;
-  std::shared_ptr<Passage> passage;  // null: the operation needed none
-};
-
-void DeviceCommunicator::resolve_on_stream(zr_done* done, std::shared_ptr<Passage> passage, void* stream) {
-  auto context = std::make_unique<Resolution>(Resolution{zr::Done::retained(host_, done), std::move(passage)});
+void DeviceCommunicator::wait_in_stream(const std::shared_ptr<Passage>& passage, void* stream) {
+  auto kept = std::make_unique<std::shared_ptr<Passage>>(passage);
   device_->call(
-      [](void* kept) {
-        const std::unique_ptr<Resolution> own(static_cast<Resolution*>(kept));
-        const bool has_failed = own->passage && own->passage->has_failed();
-        own->done.resolve(has_failed ? ZR_COMM : ZR_OK, 0, has_failed ? "communicator \"mpi\" has failed" : nullptr);
+      [](void* context) {
+        const std::unique_ptr<std::shared_ptr<Passage>> own(static_cast<std::shared_ptr<Passage>*>(context));
+        (*own)->open_and_wait();
       },
-      context.get(), stream);
-  context.release();
+      kept.get(), stream);
+  kept.release();
+}
+
+void DeviceCommunicator::resolve_in_stream(zr_done* done, const std::shared_ptr<Passage>& passage, void* stream) {
+  completions_.erase(std::remove_if(completions_.begin(), completions_.end(),
+                                    [](const auto& each) { return each->is_resolved.load(); }),
+                     completions_.end());
+  auto completion = std::make_shared<Completion>();
+  completion->done = zr::Done::retained(host_, done);
+  completion->passage = passage;
+  auto kept = std::make_unique<std::shared_ptr<Completion>>(completion);
+  device_->call(
+      [](void* context) {
+        const std::unique_ptr<std::shared_ptr<Completion>> own(static_cast<std::shared_ptr<Completion>*>(context));
+        Completion& completion = **own;
+        const zr_code code = completion.passage ? completion.passage->code().value_or(ZR_INTERNAL) : zr_code{ZR_OK};
+        completion.resolve(code, code == ZR_OK ? nullptr : "communicator \"mpi\" has failed, or was closed or aborted");
+      },
+      kept.get(), stream);
+  kept.release();
+  completions_.push_back(std::move(completion));
+}
+
+// The smallest idle block that is large enough, or a new one. Blocks are freed only if all are idle, because the driver
+// may wait for the device then.
+DeviceCommunicator::Block& DeviceCommunicator::block_of(int64_t bytes) {
+  bytes = std::max<int64_t>(zr::round_up(bytes, kAlign), kAlign);
+  Block* best = nullptr;
+  for (const auto& block : blocks_)
+    if (block->bytes() >= bytes && (!best || block->bytes() < best->bytes()) && block->is_idle()) best = block.get();
+  if (best) return *best;
+  if (std::all_of(blocks_.begin(), blocks_.end(), [](const auto& block) { return block->is_idle(); }))
+    blocks_.erase(std::remove_if(blocks_.begin(), blocks_.end(), [&](const auto& b) { return b->bytes() < bytes; }),
+                  blocks_.end());
+  blocks_.push_back(std::make_unique<Block>(host_, *device_, bytes));
+  return *blocks_.back();
 }
 
 zr_view DeviceCommunicator::mem_alloc(uint64_t bytes, uint64_t align, uint32_t flags) {
@@ -275,30 +341,28 @@ zr_view DeviceCommunicator::mem_alloc(uint64_t bytes, uint64_t align, uint32_t f
     throw zr::PluginError(ZR_UNSUPPORTED, "communicator 'mpi' cannot align memory of a device to " +
                                               std::to_string(align) + " bytes; the limit is " + std::to_string(kAlign));
   void* const memory = device_->allocate(static_cast<int64_t>(std::max<uint64_t>(bytes, 1)));
-  try {
-    wait_until_zero(memory, bytes);
-  } catch (...) {
-    device_->free(memory);
-    throw;
-  }
+  allocated_.insert(memory);
+  wait_until_zero(memory, bytes);
   return {memory, static_cast<int64_t>(bytes), ZR_U8, 0, device_id_};
 }
 
+// If the device fails, what it may still use stays allocated.
 void DeviceCommunicator::wait_until_zero(void* memory, uint64_t bytes) {
-  const std::unique_ptr<void, std::function<void(void*)>> zeros(device_->allocate_host(static_cast<int64_t>(kZeros)),
-                                                                [&](void* block) { device_->free_host(block); });
-  std::memset(zeros.get(), 0, kZeros);
+  void* const zeros = device_->allocate_host(static_cast<int64_t>(kZeros));
+  std::memset(zeros, 0, kZeros);
   void* const stream = device_->create_stream();
   const std::unique_ptr<nccl::Mark> end = device_->make_mark();
   for (uint64_t at = 0; at < bytes; at += kZeros)
-    device_->copy(static_cast<char*>(memory) + at, zeros.get(), static_cast<int64_t>(std::min(kZeros, bytes - at)),
-                  stream);
+    device_->copy(static_cast<char*>(memory) + at, zeros, static_cast<int64_t>(std::min(kZeros, bytes - at)), stream);
   end->record(stream);
   while (!end->is_reached()) std::this_thread::sleep_for(std::chrono::microseconds(50));
   device_->destroy_stream(stream);
+  device_->free_host(zeros);
 }
 
-void DeviceCommunicator::mem_free(const zr_view& memory) noexcept { device_->free(memory.data); }
+void DeviceCommunicator::mem_free(const zr_view& memory) noexcept {
+  if (allocated_.erase(memory.data)) device_->free(memory.data);
+}
 
 HostOrDevice::HostOrDevice(const zr::Host& host, const zr_comm_open& open, MpiThread* thread,
                            const MpiOptions& options) {

@@ -160,7 +160,7 @@ MpiCommunicator::~MpiCommunicator() {
   thread_->remove(*this);
   {
     const std::lock_guard lock(mutex_);
-    end_all();
+    end_all(ZR_CANCELLED);
   }
   resolve_completed();
   if (!queue_.empty()) MpiThread::give_up();
@@ -310,7 +310,7 @@ MpiThread::Client::State MpiCommunicator::advance() noexcept {
   {
     const std::lock_guard lock(mutex_);
     if (failed_) {
-      end_all();
+      end_all(failed_->code);
       return {false, false};
     }
     for (auto& transfer : submitted_) transfers_.push_back(std::move(transfer));
@@ -343,7 +343,7 @@ bool MpiCommunicator::advance_transfers() {
       has_moved = true;
     }
     has_moved |= transfer.advance(channel_);
-    if (transfer.is_complete()) transfer.end(true);
+    if (transfer.is_complete()) transfer.end(ZR_OK);
   }
   const auto end = std::find_if(transfers_.begin(), transfers_.end(), [](const auto& t) { return !t->is_complete(); });
   if (end == transfers_.begin()) return has_moved;
@@ -360,7 +360,6 @@ bool MpiCommunicator::advance_transfers() {
 // earlier operation still uses, or uses memory which one still writes.
 bool MpiCommunicator::may_start(std::size_t index) const {
   const zr::CollectiveParts& parts = transfers_[index]->parts();
-  if (transfers_[index]->waits_for(channel_)) return false;
   for (std::size_t i = 0; i < index; ++i) {
     const Transfer& earlier = *transfers_[i];
     if (earlier.is_complete()) continue;
@@ -370,14 +369,14 @@ bool MpiCommunicator::may_start(std::size_t index) const {
         (earlier.parts().coll.op == parts.coll.op && earlier.parts().coll.peer == parts.coll.peer))
       return false;
   }
-  return true;
+  return !transfers_[index]->waits_for(channel_);
 }
 
 // Ends the operations that will not complete. Call it with mutex_.
-void MpiCommunicator::end_all() noexcept {
+void MpiCommunicator::end_all(zr_code code) noexcept {
   for (auto* const transfers : {&transfers_, &submitted_})
     for (const auto& transfer : *transfers)
-      if (!transfer->is_complete()) transfer->end(false);
+      if (!transfer->is_complete()) transfer->end(code);
 }
 
 // MPI is not called again, so that nothing uses the memory of operations after the wake-up.
@@ -386,7 +385,7 @@ void MpiCommunicator::fail(zr_code code, const std::string& text) {
   {
     const std::lock_guard lock(mutex_);
     failed_ = Failed{code, text};
-    end_all();
+    end_all(code);
   }
   changed_.notify_all();
 }

@@ -67,7 +67,7 @@ class MpiCommunicator : private MpiThread::Client {
   bool advance_transfers();
   bool may_start(std::size_t index) const;
   void fail(zr_code code, const std::string& text);
-  void end_all() noexcept;
+  void end_all(zr_code code) noexcept;
   void resolve();  // what has completed, or failed; throws the failure
   void resolve_completed();
   [[noreturn]] void throw_failure();

@@ -51,8 +51,8 @@ class Transfer {
     return (parts_.is_reduction() && channel.is_used) || (gate_ && !gate_->is_open());
   }
   /// Call once, when the operation uses its memory no longer.
-  void end(bool is_complete) noexcept {
-    if (gate_) gate_->close(is_complete);
+  void end(zr_code code) noexcept {
+    if (gate_) gate_->close(code);
     gate_ = nullptr;
   }
   /// Posts the first messages. Throws PluginError.

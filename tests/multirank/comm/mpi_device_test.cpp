@@ -65,7 +65,8 @@ TEST_P(CommMpiDeviceTest, UpcastsSourcesWithoutIntermediateRounding) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, CommMpiDeviceTest,
-                         testing::Values(std::vector<int>{1, 1}, std::vector<int>{3}, std::vector<int>{2, 2}),
+                         testing::Values(std::vector<int>{1}, std::vector<int>{1, 1}, std::vector<int>{3},
+                                         std::vector<int>{2, 2}),
                          [](const auto& info) {
                            std::string name = "On";
                            for (const int ranks : info.param) name += std::to_string(ranks);
@@ -113,7 +114,7 @@ TEST(CommMpiDeviceLifeTest, ACompletionIsResolvedWhenTheStreamGetsThere) {
   });
 }
 
-// Copies of memory of the device are freed, and counted, with the communicator.
+// Copies of memory of the device are used again, counted, and freed with the communicator.
 TEST(CommMpiDeviceLifeTest, UsesItsCopiesAgain) {
   on_device_ranks({1, 1}, [](DeviceRank& rank) {
     const auto bytes = [&] {
@@ -122,23 +123,43 @@ TEST(CommMpiDeviceLifeTest, UsesItsCopiesAgain) {
         if (tag == "MPI: copies of memory of the device") total += held;
       return total;
     };
-    const zr_view all = view_on(rank, rank.comm().allocate(4 * 10000), 10000);
-    for (int i = 0; i < 20; ++i) {
-      ASSERT_EQ(rank.submit(zr::all_reduce(all, all, "sum")), ZR_OK) << rank.comm().said();
-      rank.stream().synchronize();
+    {
+      RawComm other(rank.rig(), rank.stream().device());
+      const zr_view all = view_on(rank, other.allocate(4 * 10000), 10000);
+      for (int i = 0; i < 20; ++i) {
+        ASSERT_EQ(other.submit(zr::all_reduce(all, all, "sum"), nullptr, rank.stream().abi()), ZR_OK) << other.said();
+        rank.stream().synchronize();
+      }
+      EXPECT_EQ(bytes(), 40192) << "one block, a multiple of 256 bytes";
     }
-    EXPECT_EQ(bytes(), 40192) << "one block, a multiple of 256 bytes";
+    EXPECT_EQ(bytes(), 0);
   });
 }
 
-// The stream continues, and the failure is an error of the next calls.
+// A collective that the communicator does not offer changes nothing.
+TEST(CommMpiDeviceLifeTest, ContinuesAfterAnUnsupportedCollective) {
+  on_device_ranks({1, 1}, [](DeviceRank& rank) {
+    const zr_view all = view_on(rank, rank.comm().allocate(4000), 1000);
+    zr_coll coll = zr::all_gather(view_on(rank, all.data, 500), all, "shared");
+    coll.flags = ZR_COLL_SHARED;
+    EXPECT_EQ(rank.submit(coll), ZR_UNSUPPORTED);
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(rank.submit(zr::all_reduce(all, all, "x")), ZR_OK) << rank.comm().said();
+    rank.stream().synchronize();
+  });
+}
+
+// The stream continues, completions are resolved, and the failure is an error of the next calls.
 TEST(CommMpiDeviceLifeTest, AbortEndsWhatStreamsWaitFor) {
   on_device_ranks({1, 1}, [](DeviceRank& rank) {
     const zr_view all = view_on(rank, rank.comm().allocate(4000), 1000);
     if (rank.rank() == 0) {
-      ASSERT_EQ(rank.submit(zr::all_reduce(all, all, "alone")), ZR_OK) << rank.comm().said();
+      zr_done* const done = done_new(rank.comm().host().abi());
+      ASSERT_EQ(rank.submit(zr::all_reduce(all, all, "alone"), done), ZR_OK) << rank.comm().said();
+      EXPECT_EQ(done_poll(done, nullptr), ZR_AGAIN);
       rank.comm().api().abort(rank.comm().comm());
       rank.stream().synchronize();
+      EXPECT_EQ(done_poll(done, nullptr), ZR_CANCELLED);
+      done_release(done);
       EXPECT_EQ(rank.submit(zr::all_reduce(all, all, "after")), ZR_CANCELLED);
       EXPECT_THAT(rank.comm().said(), HasSubstr("the communicator was aborted"));
     }
