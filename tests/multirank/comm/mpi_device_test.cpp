@@ -140,7 +140,7 @@ TEST(CommMpiDeviceLifeTest, UsesItsCopiesAgain) {
 TEST(CommMpiDeviceLifeTest, ContinuesAfterAnUnsupportedCollective) {
   on_device_ranks({1, 1}, [](DeviceRank& rank) {
     const zr_view all = view_on(rank, rank.comm().allocate(4000), 1000);
-    zr_coll coll = zr::all_gather(view_on(rank, all.data, 500), all, "shared");
+    zr_coll coll = zr::all_gather(view_on(rank, rank.comm().allocate(2000), 500), all, "shared");
     coll.flags = ZR_COLL_SHARED;
     EXPECT_EQ(rank.submit(coll), ZR_UNSUPPORTED);
     for (int i = 0; i < 3; ++i) EXPECT_EQ(rank.submit(zr::all_reduce(all, all, "x")), ZR_OK) << rank.comm().said();
