@@ -390,7 +390,7 @@ void Launch::finish_if_done() {
 }  // namespace
 
 int launch(const LaunchOptions& options) {
-  control::check_launched_once(std::getenv);
+  control::check_launched_once(std::getenv, ::getpid());
   if (options.ranks < 1 || options.ranks > kMaxRanks)
     fail_user(fmt::format("zeroth launch: {} ranks: must be from 1 to {} per node", options.ranks, kMaxRanks));
   return Launch(options).run();

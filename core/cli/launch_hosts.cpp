@@ -391,7 +391,7 @@ int HostLaunch::result() const {
 }  // namespace
 
 int launch_on_hosts(const HostLaunchOptions& options) {
-  control::check_launched_once(std::getenv);
+  control::check_launched_once(std::getenv, ::getpid());
   return HostLaunch(options).run();
 }
 

@@ -13,6 +13,7 @@
 #include "cli/job_file.hpp"
 #include "cli/launch.hpp"
 #include "cli/launch_hosts.hpp"
+#include "cli/program_libraries.hpp"
 #include "cli/trainer.hpp"
 #include "control/environment.hpp"
 
@@ -28,6 +29,7 @@ std::string progress_mode() {
 }
 
 [[noreturn]] void become(const Arguments& program) {
+  provide_libraries(program[0]);
   ::setenv("ZR_PROGRESS", "plain", 1);  // of rank 0, to which mpirun gives a terminal of its own
   std::vector<char*> arguments;
   for (const std::string& one : program) arguments.push_back(const_cast<char*>(one.c_str()));
@@ -48,7 +50,7 @@ int train_job(const Command& command, const Parsed& parsed, const std::filesyste
     argv.insert(argv.end(), overrides.begin(), overrides.end());
     return argv;
   };
-  if (const std::string launcher = control::launcher_of_several(std::getenv); !launcher.empty()) {
+  if (const std::string launcher = control::launcher_of_several(std::getenv, ::getpid()); !launcher.empty()) {
     if (parsed.has("hosts"))
       fail_user(fmt::format(
           "zeroth train: --hosts {} starts the ranks, but {} has started this process as one of several ranks; remove "

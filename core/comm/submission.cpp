@@ -109,10 +109,12 @@ void Submission::wait_for_device(const std::function<void()>& wait) {
     const Waiting waiting(*this);
     wait();
   }
+  activity_.what = "a wait for the device";
   CallError error;
-  if (exceeded_timeout_ || control_->broken()) {
-    activity_.what = "a wait for the device";
-    finish(fill_error(&error, ZR_CANCELLED, "the job has failed"), &error);
+  zr_code code = on_device_->progress(&error);  // a collective may have failed while the device continues
+  if (exceeded_timeout_ || control_->broken()) code = fill_error(&error, ZR_CANCELLED, "the job has failed");
+  if (code != ZR_OK) {
+    finish(code, &error);
     std::rethrow_exception(take_failure());
   }
   activity_.what = outer;

@@ -252,17 +252,19 @@ std::optional<RankInfo> find_rank_info(const Variables& variables, int64_t paren
   return rank_info;
 }
 
-std::string launcher_of_several(const Variables& variables) {
-  const OfLauncher names = names_of(launcher_of(variables));
+std::string launcher_of_several(const Variables& variables, int64_t pid) {
+  const Launcher launcher = launcher_of(variables);
+  const OfLauncher names = names_of(launcher);
   const LauncherVariables from_launcher{variables, names.launcher};
   const std::string count = from_launcher.optional(names.world);
-  // A shell that `srun --pty` has started runs in one task only.
-  const bool is_one = count.empty() || count == "1" || !from_launcher.optional("SLURM_PTY_PORT").empty();
-  return is_one ? "" : names.launcher;
+  // A shell that `srun --pty` has started ends in all tasks but the first, which has a terminal.
+  const bool is_in_shell = launcher == Launcher::slurm && !from_launcher.optional("SLURM_PTY_PORT").empty() &&
+                           from_launcher.optional("SLURM_TASK_PID") != std::to_string(pid);
+  return count.empty() || count == "1" || is_in_shell ? "" : names.launcher;
 }
 
-void check_launched_once(const Variables& variables) {
-  const std::string launcher = launcher_of_several(variables);
+void check_launched_once(const Variables& variables, int64_t pid) {
+  const std::string launcher = launcher_of_several(variables, pid);
   if (launcher.empty()) return;
   const OfLauncher names = names_of(launcher_of(variables));
   fail_user(

@@ -30,13 +30,13 @@ using Variables = std::function<const char*(const char* name)>;
 /// mpiexec have in common. Throws EnvironmentError naming variable and remedy.
 std::optional<RankInfo> find_rank_info(const Variables& variables, int64_t parent);
 
-/// The launcher, other than `zeroth`, that has started several processes like this one ("srun"); "" if there is none. A
-/// shell of `srun --pty` is not one of several.
-std::string launcher_of_several(const Variables& variables);
+/// The launcher, other than `zeroth`, that has started several processes like this one ("srun"); "" if there is none.
+/// What runs in a shell of `srun --pty` is not one of several. pid: of this process.
+std::string launcher_of_several(const Variables& variables, int64_t pid);
 
 /// For a process that starts the ranks of a job: throws UserError if a launcher has started several like it, each of
 /// which would start a job.
-void check_launched_once(const Variables& variables);
+void check_launched_once(const Variables& variables, int64_t pid);
 
 /// The first name of a node list: "node[01-04,07],x3" -> "node01".
 std::string first_host(const std::string& nodes);

@@ -151,8 +151,8 @@ void Store::State::receive_join_request(tcp::socket socket) {
   const auto forget_connection = [this, self = shared_from_this(), key = connection.get()] {
     pending_connections.erase(key);
   };
-  timeout->async_wait([forget_connection, connection](const error_code& error) {
-    if (error) return;
+  timeout->async_wait([this, forget_connection, connection](const error_code& error) {
+    if (error || !pending_connections.contains(connection.get())) return;  // admitted meanwhile
     connection->close();
     forget_connection();
   });

@@ -194,28 +194,29 @@ DeviceCommunicator::DeviceCommunicator(const zr::Host& host, const zr_comm_open&
 
 DeviceCommunicator::~DeviceCommunicator() { close_orderly(); }
 
-bool DeviceCommunicator::is_idle() noexcept {
-  try {
-    return end_->is_reached();
-  } catch (const std::exception&) {  // the device has failed
-    return false;
-  }
-}
-
 // The operations in progress end if they can; then the stream continues.
 void DeviceCommunicator::close_orderly() noexcept {
   try {
     wait_until(kCloseLimit, [&] {
       host_memory_->progress();
+      end_->is_reached();  // throws if the device has failed
       return std::all_of(started_.begin(), started_.end(), [](const auto& each) { return each->code().has_value(); });
     });
   } catch (const std::exception&) {  // a peer has failed, or this communicator was aborted
   }
   host_memory_.reset();  // its operations fail
-  wait_until(kIdleLimit, [&] { return is_idle(); });
+  bool is_idle = false;
+  try {
+    is_idle = wait_until(kIdleLimit, [&] { return end_->is_reached(); });
+    wait_until(kIdleLimit, [&] {
+      return std::all_of(completions_.begin(), completions_.end(), [](const auto& c) { return c->is_resolved.load(); });
+    });
+  } catch (const std::exception&) {  // the device has failed
+  }
   for (const auto& completion : completions_) completion->resolve(ZR_CANCELLED, "the communicator was closed");
   blocks_.clear();
-  for (void* const memory : allocated_) device_->free(memory);
+  for (void* const memory : allocated_)
+    if (is_idle) device_->free(memory);  // else the stream may still use it
 }
 
 void DeviceCommunicator::abort() noexcept { host_memory_->abort(); }
@@ -273,8 +274,8 @@ void DeviceCommunicator::run(const zr::CollectiveParts& operation, zr_done* done
     wait_in_stream(passage, stream);
     block.copy_result(stream);
   }
-  if (done) resolve_in_stream(done, passage, stream);
   end_->record(stream);
+  if (done) resolve_in_stream(done, passage, stream);
 }
 
 void DeviceCommunicator::run_alone(const zr::CollectiveParts& operation, void* stream) {
@@ -305,17 +306,23 @@ void DeviceCommunicator::resolve_in_stream(zr_done* done, const std::shared_ptr<
   auto completion = std::make_shared<Completion>();
   completion->done = zr::Done::retained(host_, done);
   completion->passage = passage;
+  completions_.push_back(completion);
   auto kept = std::make_unique<std::shared_ptr<Completion>>(completion);
-  device_->call(
-      [](void* context) {
-        const std::unique_ptr<std::shared_ptr<Completion>> own(static_cast<std::shared_ptr<Completion>*>(context));
-        Completion& completion = **own;
-        const zr_code code = completion.passage ? completion.passage->code().value_or(ZR_INTERNAL) : zr_code{ZR_OK};
-        completion.resolve(code, code == ZR_OK ? nullptr : "communicator \"mpi\" has failed, or was closed or aborted");
-      },
-      kept.get(), stream);
+  try {
+    device_->call(
+        [](void* context) {
+          const std::unique_ptr<std::shared_ptr<Completion>> own(static_cast<std::shared_ptr<Completion>*>(context));
+          Completion& completion = **own;
+          const zr_code code = completion.passage ? completion.passage->code().value_or(ZR_INTERNAL) : zr_code{ZR_OK};
+          completion.resolve(code,
+                             code == ZR_OK ? nullptr : "communicator \"mpi\" has failed, or was closed or aborted");
+        },
+        kept.get(), stream);
+  } catch (...) {
+    completions_.pop_back();  // a call that fails does not resolve it
+    throw;
+  }
   kept.release();
-  completions_.push_back(std::move(completion));
 }
 
 // The smallest idle block that is large enough, or a new one. Blocks are freed only if all are idle, because the driver

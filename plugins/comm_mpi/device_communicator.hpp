@@ -50,7 +50,6 @@ class DeviceCommunicator {
   void resolve_in_stream(zr_done* done, const std::shared_ptr<Passage>& passage, void* stream);
   Block& block_of(int64_t bytes);
   void wait_until_zero(void* memory, uint64_t bytes);
-  bool is_idle() noexcept;
   void close_orderly() noexcept;
 
   const zr::Host host_;

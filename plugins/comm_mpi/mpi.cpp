@@ -70,7 +70,7 @@ class Mpi : public zr::Communicator<Mpi, Opened> {
 
 }  // namespace
 
-#ifndef ZR_COMM_DEVICE  // for memory of a device, "auto" does not choose copies through host memory
+#ifndef ZR_COMM_DEVICE  // for memory of a device, "auto" prefers libraries that do not copy it through host memory
 ZR_TAG(several_hosts);
 #endif
 ZR_COMMUNICATOR(Mpi, "mpi", "zeroth", "1.0.0");

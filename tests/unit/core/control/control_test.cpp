@@ -110,7 +110,7 @@ TEST(ControlEnvironmentTest, SrunWithPmi2IsNotMpiexec) {
 
 TEST(ControlEnvironmentTest, OtherLaunchersStartTheProgramNotItsLauncher) {
   const auto message = [](const Set& set) {
-    return zr::test::said_by([&] { control::check_launched_once(variables(set)); });
+    return zr::test::said_by([&] { control::check_launched_once(variables(set), 71); });
   };
   EXPECT_EQ(message({{"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "4"}}),
             "srun has started this command 4 times, and each would start all ranks of a job: start the program with "
@@ -119,7 +119,15 @@ TEST(ControlEnvironmentTest, OtherLaunchersStartTheProgramNotItsLauncher) {
   EXPECT_THAT(message({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "3"}}), HasSubstr("mpirun has started"));
   EXPECT_THAT(message({{"PMI_RANK", "0"}, {"PMI_SIZE", "3"}}), HasSubstr("unset PMI_RANK"));
   EXPECT_EQ(message({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}}), "nothing");
-  EXPECT_EQ(message({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_PTY_PORT", "4000"}}), "nothing");
+  Set in_shell{{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_PTY_PORT", "4"}, {"SLURM_TASK_PID", "70"}};
+  EXPECT_EQ(message(in_shell), "nothing");
+  in_shell["SLURM_TASK_PID"] = "71";  // srun --pty has started it itself, or srun in such a shell
+  EXPECT_THAT(message(in_shell), HasSubstr("srun has started this command 4 times"));
+  Set mpirun_in_shell{in_shell};
+  mpirun_in_shell["SLURM_TASK_PID"] = "70";
+  mpirun_in_shell["OMPI_COMM_WORLD_RANK"] = "1";
+  mpirun_in_shell["OMPI_COMM_WORLD_SIZE"] = "3";
+  EXPECT_THAT(message(mpirun_in_shell), HasSubstr("mpirun has started this command 3 times"));
   EXPECT_EQ(message({{"ZR_RANK", "0"}, {"ZR_WORLD", "2"}}), "nothing");
 }
 
