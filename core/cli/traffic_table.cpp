@@ -6,6 +6,9 @@
 #include <cstdlib>
 #include <memory>
 #include <numeric>
+#include <set>
+#include <string>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/text.hpp"
@@ -61,7 +64,9 @@ class Table {
     std::string text = fmt::format("communication per step, {}: {}{}\n", hosts_text(hosts_), strategy,
                                    job.communicator ? fmt::format(", {}", job.communicator->table->id) : "");
     std::vector<Row> rows = rows_of(strategy, job);
-    for (const bool rounds_weights : {false, true}) count(rows, rounds_weights);
+    std::set<std::pair<std::string, bool>> kinds;
+    for (const Row& row : rows) kinds.insert(row.kind());
+    for (const auto& kind : kinds) count(rows, kind);
     const Row& own = *std::find_if(rows.begin(), rows.end(), [](const Row& row) { return row.is_own; });
     if (std::none_of(rows.begin(), rows.end(), [](const Row& row) { return row.traffic.problem.empty(); }))
       return text + fmt::format("  unknown: {}\n", own.traffic.problem);
@@ -80,15 +85,19 @@ class Table {
   struct Row {
     std::string text;
     bool is_own;
+    std::string communicator;  // its id
     std::unique_ptr<engine::Planner> planner;
     engine::InexactCollectives flags;
     engine::HostTraffic traffic{};
+    // Rows whose strategy gathers alike, with the same communicator.
+    std::pair<std::string, bool> kind() const { return {communicator, planner->rounds_weights()}; }
   };
 
   Row row_of(const std::string& text, bool is_own, const plugin::ResolvedJob& job) const {
     auto planner = std::make_unique<engine::Planner>(job, query_.parameters(), ranks_, hosts_);
     const engine::InexactCollectives flags = planner->inexact_collectives();
-    return {text, is_own, std::move(planner), flags};
+    const std::string communicator = job.communicator ? job.communicator->table->id : "";
+    return {text, is_own, communicator, std::move(planner), flags};
   }
 
   // The job's own choice and, on several hosts, all others that it permits.
@@ -117,16 +126,15 @@ class Table {
                                ranks_);
   }
 
-  // The traffic of the rows whose strategy gathers alike. If a plug-in fails, the rest of the plan is printed too.
-  static void count(std::vector<Row>& rows, bool rounds_weights) {
+  // The traffic of the rows of a kind. If a plug-in fails, the rest of the plan is printed too.
+  static void count(std::vector<Row>& rows, const std::pair<std::string, bool>& kind) {
     std::vector<Row*> alike;
     std::vector<engine::InexactCollectives> flags;
     for (Row& row : rows) {
-      if (row.planner->rounds_weights() != rounds_weights) continue;
+      if (row.kind() != kind) continue;
       alike.push_back(&row);
       flags.push_back(row.flags);
     }
-    if (alike.empty()) return;
     try {
       const std::vector<engine::HostTraffic> traffic = alike[0]->planner->traffic(flags);
       for (std::size_t i = 0; i < alike.size(); ++i) alike[i]->traffic = traffic[i];

@@ -172,7 +172,7 @@ void Store::State::handle_join_request(std::shared_ptr<Connection> connection, c
     connection->finish();
   };
   if (request.job != options.job || !same_secret(request.token, options.token))
-    return reject(0, "this store belongs to another job");
+    return reject(0, "this store belongs to another job, or the ranks have different values of ZR_TOKEN");
   if (failed_at)
     return reject(exit_code::peer_lost, failure_report.empty() ? members.failure_notice() : failure_report);
   const std::string reason = members.admit(request, Clock::now());

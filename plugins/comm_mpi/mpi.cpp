@@ -44,8 +44,7 @@ class Mpi : public zr::Communicator<Mpi, Opened> {
   }
   zr_comm_caps caps() const {
     zr_comm_caps caps = shm::capabilities();
-    caps.flags |= ZR_COMM_ANY_ORDER;
-    if (options_.hierarchy) caps.flags |= ZR_COMM_QUANTIZED;
+    if (options_.hierarchy) caps.flags |= ZR_COMM_ANY_ORDER | ZR_COMM_QUANTIZED;
 #ifdef ZR_COMM_DEVICE
     if (!nccl::has_device()) return caps;
     caps.flags |= ZR_COMM_STREAMS;
