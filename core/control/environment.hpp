@@ -30,7 +30,7 @@ using Variables = std::function<const char*(const char* name)>;
 /// mpiexec have in common. Throws EnvironmentError naming variable and remedy.
 std::optional<RankInfo> find_rank_info(const Variables& variables, int64_t parent);
 
-/// The launcher, other than `zeroth`, that has started several processes like this one ("srun"); "" if there is none.
+/// The launcher, other than `zeroth`, that has started several processes like this one ("srun"); "" if no launcher has.
 /// What runs in a shell of `srun --pty` is not one of several. pid: of this process.
 std::string launcher_of_several(const Variables& variables, int64_t pid);
 

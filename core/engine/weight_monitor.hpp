@@ -49,7 +49,7 @@ class WeightMonitor {
   /// many calls. Collective.
   void begin_replacement();
   void end_replacement(uint32_t param);
-  /// Call before the strategy is called for a backward, a step or an evaluation: it is told of the weights that
+  /// Call before the strategy is called for a backward, a step or an evaluation: it is notified of the weights that
   /// engine.set() has replaced. If weights differ between ranks, throws on all of them, and changes nothing.
   /// Collective.
   void publish_replacements();

@@ -2,7 +2,7 @@
 // the type of the device whose memory this library also moves, if there is one.
 #include "../comm_shm/shm_plugin.hpp"
 #ifdef ZR_COMM_DEVICE
-#include "device_communicator.hpp"
+#include "host_or_device.hpp"
 #else
 #include "mpi_communicator.hpp"
 #endif

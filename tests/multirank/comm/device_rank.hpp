@@ -216,4 +216,16 @@ inline zr_view view_on(DeviceRank& rank, void* data, int64_t count) {
 
 inline const std::vector<Home> kHomes{Home::shared, Home::own, Home::mixed};
 
+/// Compares the cases of these types with their references, with memory of one of the homes after the other.
+inline void check_every_operation(const Bench& bench, const std::vector<zr_dtype>& dtypes, int64_t scale,
+                                  const std::vector<Home>& homes) {
+  Memory memory(bench, 64 << 10);
+  uint64_t seed = 1;
+  for (const zr_dtype dtype : dtypes)
+    for (const Case& c : cases(bench.world, dtype, scale)) {
+      seed += 1000;
+      check(bench, memory, c, homes[(seed / 1000) % homes.size()], seed);
+    }
+}
+
 }  // namespace zr::testing

@@ -27,14 +27,7 @@ class CommDeviceTest : public ::testing::TestWithParam<int> {
 
 TEST_P(CommDeviceTest, EveryOperationMatchesReferenceForEveryType) {
   on_ranks(GetParam(), [](DeviceRank& rank) {
-    const Bench bench = rank.bench();
-    Memory memory(bench, 64 << 10);
-    uint64_t seed = 1;
-    for (const zr_dtype dtype : kDtypes)
-      for (const Case& c : cases(rank.world(), dtype, 7)) {
-        seed += 1000;
-        check(bench, memory, c, kHomes[(seed / 1000) % 3], seed);
-      }
+    check_every_operation(rank.bench(), {std::begin(kDtypes), std::end(kDtypes)}, 7, kHomes);
   });
 }
 

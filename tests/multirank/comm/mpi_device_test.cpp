@@ -37,14 +37,7 @@ class CommMpiDeviceTest : public testing::TestWithParam<std::vector<int>> {};
 
 TEST_P(CommMpiDeviceTest, EveryOperationMatchesReferenceForEveryType) {
   on_device_ranks(GetParam(), [](DeviceRank& rank) {
-    const Bench bench = rank.bench();
-    Memory memory(bench, 64 << 10);
-    uint64_t seed = 1;
-    for (const zr_dtype dtype : kDtypes)
-      for (const Case& c : cases(rank.world(), dtype, 7)) {
-        seed += 1000;
-        check(bench, memory, c, kHomes[(seed / 1000) % kHomes.size()], seed);
-      }
+    check_every_operation(rank.bench(), {std::begin(kDtypes), std::end(kDtypes)}, 7, kHomes);
   });
 }
 

@@ -209,15 +209,7 @@ TEST(CommMpiFaultsTest, AJobContinuesAfterTwoSecondsInWhichAllPacketsAreLost) {
 
 // The store's answer to a process on the second host.
 std::string answer_to(const Hosts& hosts, const std::string& bytes) {
-  const int connection = hosts.connect_to_store(1);
-  if (connection < 0) return "cannot connect";
-  const timeval limit{10, 0};
-  ::setsockopt(connection, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-  ::send(connection, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-  char buffer[4096];
-  const ssize_t n = ::recv(connection, buffer, sizeof buffer, 0);
-  ::close(connection);
-  return n > 0 ? std::string(buffer, static_cast<std::size_t>(n)) : "";
+  return answer_on(hosts.connect_to_store(1), bytes);
 }
 
 TEST(CommMpiFaultsTest, AProcessWithoutTheTokenCannotJoinOrEndTheJob) {

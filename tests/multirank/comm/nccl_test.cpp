@@ -41,17 +41,6 @@ class CommNcclTest : public ::testing::TestWithParam<int> {
   }
 };
 
-void check_every_operation(const Bench& bench, std::initializer_list<zr_dtype> dtypes, int64_t scale,
-                           const std::vector<Home>& homes) {
-  Memory memory(bench, 64 << 10);
-  uint64_t seed = 1;
-  for (const zr_dtype dtype : dtypes)
-    for (const Case& c : cases(bench.world, dtype, scale)) {
-      seed += 1000;
-      check(bench, memory, c, homes[(seed / 1000) % homes.size()], seed);
-    }
-}
-
 TEST_P(CommNcclTest, EveryOperationMatchesReferenceForEveryType) {
   on_ranks(GetParam(), "", [](DeviceRank& rank) {
     check_every_operation(rank.bench(), {ZR_F32, ZR_BF16, ZR_F16, ZR_F64, ZR_I8, ZR_U8, ZR_I32, ZR_I64}, 7,

@@ -6,6 +6,7 @@
 #include <netinet/in.h>
 #include <sched.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -138,5 +139,17 @@ class Hosts {
   const bool is_owner_ = true;
   std::string unavailable_;
 };
+
+/// Sends bytes on a connection of Hosts, closes it, and returns what the peer has answered within 10 s.
+inline std::string answer_on(int connection, const std::string& bytes) {
+  if (connection < 0) return "cannot connect";
+  const timeval limit{10, 0};
+  ::setsockopt(connection, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+  ::send(connection, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  char buffer[4096];
+  const ssize_t n = ::recv(connection, buffer, sizeof buffer, 0);
+  ::close(connection);
+  return n > 0 ? std::string(buffer, static_cast<std::size_t>(n)) : "";
+}
 
 }  // namespace zr::testing

@@ -137,15 +137,7 @@ class SrunTest : public testing::Test {
   // What the store answers to a process on the node.
   std::string answer_to(int node, const std::string& bytes) const {
     const auto [address, port] = store();
-    const int connection = hosts().connect(node, address, port);
-    if (connection < 0) return "cannot connect";
-    const timeval limit{10, 0};
-    ::setsockopt(connection, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-    ::send(connection, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-    char buffer[4096];
-    const ssize_t n = ::recv(connection, buffer, sizeof buffer, 0);
-    ::close(connection);
-    return n > 0 ? std::string(buffer, static_cast<std::size_t>(n)) : "";
+    return answer_on(hosts().connect(node, address, port), bytes);
   }
   static std::string join_request(const std::string& token) {
     return protocol::encode(protocol::JoinRequest{"srun-1.0", token, 1, 4, protocol::this_peer()});
