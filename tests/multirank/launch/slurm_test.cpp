@@ -137,7 +137,7 @@ class SrunTest : public testing::Test {
   // What the store answers to a process on the node.
   std::string answer_to(int node, const std::string& bytes) const {
     const auto [address, port] = store();
-    return answer_on(hosts().connect(node, address, port), bytes);
+    return zr::testing::answer_on(hosts().connect(node, address, port), bytes);
   }
   static std::string join_request(const std::string& token) {
     return protocol::encode(protocol::JoinRequest{"srun-1.0", token, 1, 4, protocol::this_peer()});
