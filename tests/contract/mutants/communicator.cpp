@@ -535,7 +535,8 @@ zr_code weights_alloc(void* comm, uint64_t bytes, void** writer, const void** re
   return ZR_OK;
 }
 void weights_free(void*, void*) {}  // the mappings end with the process
-constexpr zr_shared_weights_api kWeights{sizeof(zr_shared_weights_api), 0, MUTANT_SLOT(weights_alloc), weights_free};
+constexpr zr_shared_weights_api kWeights{sizeof(zr_shared_weights_api), 0, MUTANT_SLOT(weights_alloc), weights_free,
+                                         nullptr};
 
 const void* extension(const char* id) {
   if (std::strcmp(id, "zr.communicator.shared_weights/1") == 0) return &kWeights;
