@@ -341,7 +341,7 @@ CheckpointLoadReport Checkpointer::load(const std::string& path, const Checkpoin
     });
   }
   parts_.buffers.refresh(context_.comm);
-  parts_.step_recorder.exclude([&] { parts_.weights.publish_weights(true); });
+  parts_.weights.publish_loaded();
   if (options.weights_only)
     for (uint32_t param = 0; param < progress.param_steps().size(); ++param) clear_states(param);
   else

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
+#include <utility>
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"
@@ -136,10 +138,10 @@ WeightDigest::Digest WeightDigest::next() {
   for (const uint32_t param : written_)
     if (memory_[param]) compared_.insert(param);
   written_.clear();
-  if (replicated_.empty()) return {};
+  compared_gathered_writes_ = std::exchange(gathered_writes_, {});
   Digest result;
-  const std::vector<uint32_t> list(compared_.begin(), compared_.end());
-  if (!list.empty()) result.written = checkpoint::hash_of(list.data(), std::ssize(list) * int64_t{sizeof(uint32_t)});
+  result.written = digest_of_writes();
+  if (replicated_.empty()) return result;
   sample_written();
   result.samples = digest_all(samples_);
   // The turn depends only on values that are the same on all ranks.
@@ -148,6 +150,17 @@ WeightDigest::Digest WeightDigest::next() {
   for (const Part& part : turn_) turn_bytes_ += part.count * size_;
   result.weights = digest_all(turn_);
   return result;
+}
+
+uint64_t WeightDigest::digest_of_writes() const {
+  if (compared_.empty() && compared_gathered_writes_.empty()) return 0;
+  checkpoint::Hash hash;
+  for (const uint32_t param : compared_) hash.add(&param, sizeof param);
+  for (const auto& [param, values] : compared_gathered_writes_) {
+    hash.add(&param, sizeof param);
+    hash.add(&values, sizeof values);
+  }
+  return hash.value();
 }
 
 // The parameters that any rank wrote to, in full. Collective.
@@ -179,7 +192,41 @@ std::vector<WeightDigest::Part> WeightDigest::suspected_parts(const std::vector<
   return parts;
 }
 
+// Fails if ranks wrote to different sharded parameters, or other values. Collective.
+void WeightDigest::compare_gathered_writes(comm::CommRuntime& comm, int64_t step) const {
+  struct Write {
+    uint64_t param, hash;
+  };
+  std::vector<Write> own;
+  for (const auto& [param, hash] : compared_gathered_writes_) own.push_back({param, hash});
+  const std::vector<std::string> by_rank = comm.all_gather_bytes(
+      {reinterpret_cast<const char*>(own.data()), own.size() * sizeof(Write)}, "writes to sharded parameters");
+  std::map<uint32_t, std::map<int, std::string>> writes;  // by parameter and rank: the bytes of the hash
+  for (std::size_t rank = 0; rank < by_rank.size(); ++rank)
+    for (std::size_t at = 0; at < by_rank[rank].size(); at += sizeof(Write)) {
+      Write write{};
+      std::memcpy(&write, by_rank[rank].data() + at, sizeof write);
+      writes[static_cast<uint32_t>(write.param)][static_cast<int>(rank)] =
+          by_rank[rank].substr(at + offsetof(Write, hash), sizeof write.hash);
+    }
+  for (const auto& [param, hashes] : writes) {
+    RanksByDigest ranks;
+    std::vector<int> writers, others;
+    for (int rank = 0; rank < world_; ++rank) {
+      const auto hash = hashes.find(rank);
+      (hash == hashes.end() ? others : writers).push_back(rank);
+      if (hash != hashes.end()) ranks[hash->second].push_back(rank);
+    }
+    const Part all{param, 0, plan_.input.parameters[param].count};
+    if (!others.empty())
+      fail(all, fmt::format("{} wrote values that {} did not write", list_of(writers), list_of(others)), step);
+    if (ranks.size() > 1) fail_different(all, ranks, step);
+  }
+}
+
 void WeightDigest::compare(const std::vector<Digest>& digests, comm::CommRuntime& comm, int64_t step) {
+  if (std::ranges::any_of(digests, [&](const Digest& other) { return other.written != digests[0].written; }))
+    compare_gathered_writes(comm, step);
   const std::vector<Part> parts = suspected_parts(digests, comm);
   if (parts.empty()) return;
   std::string digests_of_rank;
@@ -203,12 +250,18 @@ void WeightDigest::fail_different(const Part& part, const RanksByDigest& groups,
   for (const auto& [digest, ranks] : groups)
     if (digest != right->first) wrong.insert(wrong.end(), ranks.begin(), ranks.end());
   std::sort(wrong.begin(), wrong.end());
+  fail(part,
+       fmt::format("{} {} different values than {}", list_of(wrong), wrong.size() == 1 ? "has" : "have",
+                   list_of(right->second)),
+       step);
+}
+
+void WeightDigest::fail(const Part& part, const std::string& difference, int64_t step) const {
   fail_user(
-      fmt::format("weights differ between ranks: in '{}', elements {} to {}, {}{} different values than {} (found in "
-                  "step {}); write the same values to a weight on all ranks (write on every rank, from generators "
-                  "with the same seed), or use engine.set()",
-                  plan_.input.parameters[part.param].name, part.first, part.first + part.count - 1, list_of(wrong),
-                  wrong.size() == 1 ? " has" : " have", list_of(right->second), step));
+      fmt::format("weights differ between ranks: in '{}', elements {} to {}, {} (found in step {}); write the same "
+                  "values to a weight on all ranks (write on every rank, from generators with the same seed), or use "
+                  "engine.set()",
+                  plan_.input.parameters[part.param].name, part.first, part.first + part.count - 1, difference, step));
 }
 
 void WeightDigest::updated(const std::vector<char>& touched) {

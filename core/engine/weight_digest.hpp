@@ -1,4 +1,5 @@
-// Finds weights that differ between ranks: each step's exchange contains a digest of a part of the weights.
+// Finds weights that differ between ranks: each step's exchange contains a digest of a part of the weights, and of what
+// the program wrote to sharded weights.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,8 @@ namespace zr::host::engine {
 /// half a percent of the bytes that the optimizer touches. All of these weights are compared once within
 /// 200 x (weight bytes / optimizer bytes per rank) steps. In addition, parameters that operators wrote to since the
 /// last step are sampled in the next one; if the ranks wrote to different parameters, these are compared in full.
-/// Training thread only.
+/// Of a sharded parameter that was written to, the hashes of the values that each rank had gathered are compared: each
+/// rank stores only its shard of them. Training thread only.
 class WeightDigest {
  public:
   /// `buffers`: by buffer of the plan, its address; `readers`: by buffer, null unless it is shared memory, which needs
@@ -29,12 +31,17 @@ class WeightDigest {
 
   /// Records that the program wrote to this parameter since the last step.
   void written(uint32_t param) { written_.insert(param); }
+  /// Records that the program wrote to this sharded parameter since the last step. hash: of all its values on this rank.
+  void wrote_gathered(uint32_t param, uint64_t hash) { gathered_writes_[param] = hash; }
+  /// Records that a sharded parameter, or all of them, have new values that are the same on all ranks.
+  void replaced(uint32_t param) { gathered_writes_.erase(param); }
+  void replaced_all() { gathered_writes_.clear(); }
   /// One rank's part of the exchange. All ranks choose the same part of the weights, and the same samples if they wrote
   /// to the same parameters.
   struct Digest {
     uint64_t weights = 0;  // digest of the part
     uint64_t samples = 0;  // digest of the samples of parameters that were written to
-    uint64_t written = 0;  // digest of the list of parameters that were written to
+    uint64_t written = 0;  // digest of the list of parameters that were written to, with the hashes of sharded ones
   };
   /// Returns the digest of the next part. Called once per step.
   Digest next();
@@ -58,9 +65,12 @@ class WeightDigest {
   uint64_t digest_all(const std::vector<Part>& parts);
   void take_turn(int64_t elements);
   void sample_written();
+  uint64_t digest_of_writes() const;
   std::vector<Part> all_written(comm::CommRuntime& comm) const;
+  void compare_gathered_writes(comm::CommRuntime& comm, int64_t step) const;
   std::vector<Part> suspected_parts(const std::vector<Digest>& digests, comm::CommRuntime& comm) const;
   [[noreturn]] void fail_different(const Part& part, const RanksByDigest& groups, int64_t step) const;
+  [[noreturn]] void fail(const Part& part, const std::string& difference, int64_t step) const;
 
   const plan::MemoryPlan& plan_;
   int world_;
@@ -71,6 +81,7 @@ class WeightDigest {
   std::vector<uint32_t> replicated_;
   std::vector<int64_t> state_bytes_;  // by parameter: bytes that the optimizers of all ranks touch per step
   std::set<uint32_t> written_, compared_;
+  std::map<uint32_t, uint64_t> gathered_writes_, compared_gathered_writes_;  // by sharded parameter: hash of its values
   std::vector<Part> turn_, samples_;  // of the current step
   std::size_t at_ = 0;                // the next turn begins at replicated_[at_], element_
   int64_t element_ = 0;

@@ -5,11 +5,14 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <utility>
 
+#include "base/device_memory.hpp"
 #include "base/dtype.hpp"
 #include "base/error.hpp"
 #include "base/host_view.hpp"
 #include "base/log.hpp"
+#include "checkpoint/manifest.hpp"
 #include "control/call_mismatch.hpp"
 
 namespace zr::host::engine {
@@ -179,10 +182,30 @@ void WeightFlow::end_use(const uint32_t* params, const bool* written, uint32_t n
   for (const auto& [phase, parameters] : unused) release(parameters, phase);
 }
 
+// Each rank stores its own shard. Whether all ranks wrote the same is compared in the next step, because a parameter
+// that is still gathered is written to without any communication.
+void WeightFlow::store_write(uint32_t param) {
+  state_.store_full(param, memory_[param]);
+  if (context_.world() == 1) return;
+  const int64_t count = plan_.input.parameters[param].count, size = size_of(plan_.input.weight_dtype);
+  checkpoint::Hash hash;
+  if (context_.device)
+    visit_on_host(*context_.device, {memory_[param], count, plan_.input.weight_dtype, 0, context_.device->device()},
+                  {.reads = true, .writes = false},
+                  [&](const void* values, int64_t, int64_t n) { hash.add(values, n * size); });
+  else
+    hash.add(memory_[param], count * size);
+  writes_[param] = hash.value();
+}
+
+std::map<uint32_t, uint64_t> WeightFlow::take_writes() {
+  const RecursiveMutexLock lock(context_.use);
+  return std::exchange(writes_, {});
+}
+
 void WeightFlow::release(const std::vector<uint32_t>& params, uint32_t phase) {
   for (const uint32_t param : params) {
-    if (written_[param]) state_.store_full(param, memory_[param]);
-    written_[param] = 0;
+    if (std::exchange(written_[param], 0)) store_write(param);
     memory_[param] = nullptr;
     model_.attach(param, nullptr);
   }

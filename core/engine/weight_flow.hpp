@@ -2,7 +2,9 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <thread>
 #include <vector>
 
@@ -40,10 +42,13 @@ class WeightFlow {
   void with_full(uint32_t param, const std::function<void(const void* memory)>& fn);
   /// Calls check(call) at the begin of every zr::gather scope, on the training thread; it may throw. Empty: no check.
   void on_gather(std::function<void(const std::string& call)> check) { check_gather_ = std::move(check); }
+  /// The sharded parameters that the program wrote to in place since the last call, with the hash of the values that
+  /// this rank had gathered. Empty if there is one rank. Locks StepContext::use.
+  std::map<uint32_t, uint64_t> take_writes();
   /// True if the parameter has memory on this rank only during a use.
   bool is_sharded(uint32_t param) const;
-  /// Ends a use: the parameters' memory may be released. written[i]: whether params[i] was written to, the same on all
-  /// ranks; `written` may be null. Locks StepContext::use.
+  /// Ends a use: the parameters' memory may be released. written[i]: whether params[i] was written to, which
+  /// must be the same on all ranks (the next step checks it); `written` may be null. Locks StepContext::use.
   void end_use(const uint32_t* params, const bool* written, uint32_t n);
 
  private:
@@ -52,6 +57,7 @@ class WeightFlow {
   void attach(const std::vector<uint32_t>& absent, const std::vector<zr_view>& gathered, uint32_t phase)
       ZR_REQUIRES(context_.use);
   void release(const std::vector<uint32_t>& params, uint32_t phase) ZR_REQUIRES(context_.use);
+  void store_write(uint32_t param) ZR_REQUIRES(context_.use);
   void install_callbacks();
 
   const StepContext& context_;
@@ -70,6 +76,7 @@ class WeightFlow {
   std::vector<void*> memory_ ZR_GUARDED_BY(context_.use);          // gathered memory; null: none
   std::vector<uint32_t> gathered_in_ ZR_GUARDED_BY(context_.use);  // the phase of acquire()
   std::vector<char> written_ ZR_GUARDED_BY(context_.use);          // not 0 if it was written to since it was gathered
+  std::map<uint32_t, uint64_t> writes_ ZR_GUARDED_BY(context_.use);  // see take_writes()
 };
 
 }  // namespace zr::host::engine

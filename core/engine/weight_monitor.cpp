@@ -61,6 +61,7 @@ void WeightMonitor::collect_writes() {
     for (const uint32_t u : state.slices_of(param)) changed |= state.sync_master_from_weights(state.slices()[u]);
     return changed;
   };
+  for (const auto& [param, hash] : parts_.flow.take_writes()) digest_.wrote_gathered(param, hash);
   written_parameter();  // collects what the model reports
   for (const uint32_t param : std::exchange(written_, {})) {
     record_write(param);
@@ -107,6 +108,7 @@ void WeightMonitor::begin_replacement() {
 
 void WeightMonitor::end_replacement(uint32_t param) {
   warn_if_unsaved(param);
+  digest_.replaced(param);
   parts_.recorder.clear_hash();
   if (!has_own_copies_) return parts_.step_recorder.exclude([&] { publish_weights(true); });
   replaced_ = true;
@@ -121,6 +123,12 @@ void WeightMonitor::publish_replacements() {
     compare_before(parts_.progress.step() + 1);
     publish_weights(true);
   });
+}
+
+void WeightMonitor::publish_loaded() {
+  parts_.flow.take_writes();
+  digest_.replaced_all();
+  parts_.step_recorder.exclude([&] { publish_weights(true); });
 }
 
 void WeightMonitor::hash_saved_weights() {

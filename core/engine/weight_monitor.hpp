@@ -42,6 +42,9 @@ class WeightMonitor {
   std::optional<uint32_t> written_parameter();
   /// Call when this rank's parts of new weights are complete: the strategy sends them. flags: ZR_USE_*. Collective.
   void publish_weights(bool frozen_too, uint32_t flags = 0);
+  /// Call when weights were loaded from a file: the strategy sends them. What was written before no longer matters.
+  /// Collective.
+  void publish_loaded();
   /// Compares weights between ranks. Call before weights are written to a file or hashed. Collective.
   void compare();
   /// Call before and after engine.set() stores a parameter's new values. The strategy sends them at once; but if every
