@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <cstring>
 #include <utility>
 
@@ -194,31 +193,23 @@ std::vector<WeightDigest::Part> WeightDigest::suspected_parts(const std::vector<
 
 // Fails if ranks wrote to different sharded parameters, or other values. Collective.
 void WeightDigest::compare_gathered_writes(comm::CommRuntime& comm, int64_t step) const {
-  struct Write {
-    uint64_t param, hash;
-  };
-  std::vector<Write> own;
-  for (const auto& [param, hash] : compared_gathered_writes_) own.push_back({param, hash});
-  const std::vector<std::string> by_rank = comm.all_gather_bytes(
-      {reinterpret_cast<const char*>(own.data()), own.size() * sizeof(Write)}, "writes to sharded parameters");
-  std::map<uint32_t, std::map<int, std::string>> writes;  // by parameter and rank: the bytes of the hash
-  for (std::size_t rank = 0; rank < by_rank.size(); ++rank)
-    for (std::size_t at = 0; at < by_rank[rank].size(); at += sizeof(Write)) {
-      Write write{};
-      std::memcpy(&write, by_rank[rank].data() + at, sizeof write);
-      writes[static_cast<uint32_t>(write.param)][static_cast<int>(rank)] =
-          by_rank[rank].substr(at + offsetof(Write, hash), sizeof write.hash);
-    }
-  for (const auto& [param, hashes] : writes) {
+  constexpr std::size_t kBytes = 1 + sizeof(uint64_t);  // of a parameter: whether it was written to, and the hash
+  std::string own(memory_.size() * kBytes, '\0');
+  for (const auto& [param, hash] : compared_gathered_writes_) {
+    own[param * kBytes] = 1;
+    std::memcpy(&own[param * kBytes + 1], &hash, sizeof hash);
+  }
+  const std::vector<std::string> by_rank = comm.all_gather_bytes(own, "writes to sharded parameters");
+  for (uint32_t param = 0; param < memory_.size(); ++param) {
     RanksByDigest ranks;
     std::vector<int> writers, others;
     for (int rank = 0; rank < world_; ++rank) {
-      const auto hash = hashes.find(rank);
-      (hash == hashes.end() ? others : writers).push_back(rank);
-      if (hash != hashes.end()) ranks[hash->second].push_back(rank);
+      const std::string write = by_rank[static_cast<std::size_t>(rank)].substr(param * kBytes, kBytes);
+      (write[0] ? writers : others).push_back(rank);
+      ranks[write].push_back(rank);
     }
     const Part all{param, 0, plan_.input.parameters[param].count};
-    if (!others.empty())
+    if (!writers.empty() && !others.empty())
       fail(all, fmt::format("{} wrote values that {} did not write", list_of(writers), list_of(others)), step);
     if (ranks.size() > 1) fail_different(all, ranks, step);
   }

@@ -89,7 +89,7 @@ RANK_BODY(write_in_scope, Run) {
 }
 
 TEST_F(WeightDigestTest, DetectsAWriteOnOneRankInAScopeBeforeACheckpoint) {
-  expect_found(2, write_in_scope, sharded_,
+  expect_found(2, write_in_scope, sharded_ + " checkpoint.dir=" + (folder_ / "checkpoints").string(),
                "'twice.weight', elements 0 to 1295, rank 1 has different values than rank 0 (found in step 1)");
 }
 
@@ -115,7 +115,8 @@ RANK_BODY(draw_and_replace, Run) {
 }
 
 TEST_F(WeightDigestTest, AcceptsDifferentWritesThatAreReplacedBeforeTheNextStep) {
-  const Result result = run(2, draw_and_replace, sharded_);
+  const std::string folder = (folder_ / "checkpoints").string();
+  const Result result = run(2, draw_and_replace, sharded_ + " checkpoint.dir=" + folder);
   EXPECT_EQ(result.code, 0) << result.output;
   EXPECT_THAT(result.output, HasSubstr("trained to step 2"));
 }
