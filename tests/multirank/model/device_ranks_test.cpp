@@ -124,9 +124,31 @@ RANK_BODY(writes_other_values_on_rank_one, Run) {
 }
 
 TEST_F(DeviceRanksTest, WeightsThatDifferBetweenRanksAreFound) {
-  const std::string said = result(2, writes_other_values_on_rank_one, "strategy=zero2" + kDevice);
+  for (const std::string strategy : {"strategy=zero2", "strategy=zero3"}) {
+    const std::string said = result(2, writes_other_values_on_rank_one, strategy + kDevice);
+    EXPECT_THAT(said, HasSubstr("failed with 2"));
+    EXPECT_THAT(said, HasSubstr("weights differ between ranks: in 'twice.weight', elements "));
+  }
+}
+
+// The same for weights that every rank writes in a zr::gather scope.
+RANK_BODY(writes_other_values_in_a_scope, Run) {
+  run.build();
+  run.micro_step();
+  {
+    torch::Tensor weight = run.model->named_parameters()["twice.weight"];
+    const torch::NoGradGuard no_grad;
+    const auto scope = zr::gather(weight);
+    weight.view(-1).slice(0, 17, 18).fill_(run.engine->rank());
+  }
+  run.train();
+}
+
+TEST_F(DeviceRanksTest, ValuesThatDifferInAGatherScopeAreFound) {
+  const std::string said = result(2, writes_other_values_in_a_scope, "strategy=zero3" + kDevice);
   EXPECT_THAT(said, HasSubstr("failed with 2"));
-  EXPECT_THAT(said, HasSubstr("weights differ between ranks: in 'twice.weight', elements "));
+  EXPECT_THAT(said, HasSubstr("weights differ between ranks: in 'twice.weight', elements 0 to 1295, rank 1 has "
+                              "different values than rank 0 (found in step 1)"));
 }
 
 // A rank whose device has no memory left can still compare and hash weights.
