@@ -141,8 +141,8 @@ std::vector<std::string> Launch::environment_of(int rank) const {
   for (auto entry = added.rbegin(); entry != added.rend(); ++entry)  // the last value of a name wins
     if (names.insert(entry->first).second) environment.push_back(fmt::format("{}={}", entry->first, entry->second));
   for (char** entry = environ; *entry; ++entry) {
-    const std::string text = *entry;
-    if (names.insert(text.substr(0, text.find('='))).second) environment.push_back(text);
+    const std::string text = *entry, name = text.substr(0, text.find('='));
+    if (!control::tells_own_rank(std::getenv, name) && names.insert(name).second) environment.push_back(text);
   }
   return environment;
 }

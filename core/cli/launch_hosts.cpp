@@ -202,8 +202,8 @@ std::vector<std::string> HostLaunch::environment() const {
   for (const auto& [name, value] : added)
     if (names.insert(name).second) all.push_back(fmt::format("{}={}", name, value));
   for (char** entry = environ; *entry; ++entry) {
-    const std::string text = *entry;
-    if (names.insert(text.substr(0, text.find('='))).second) all.push_back(text);
+    const std::string text = *entry, name = text.substr(0, text.find('='));
+    if (!control::tells_own_rank(std::getenv, name) && names.insert(name).second) all.push_back(text);
   }
   return all;
 }

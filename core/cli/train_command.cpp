@@ -21,9 +21,10 @@ namespace zr::host::cli {
 
 namespace {
 
-// ZR_PROGRESS of the ranks: what this process's standard output is. Their own is a pipe.
+// ZR_PROGRESS of the ranks: what this process's standard output is. Their own is a pipe. mpirun gives its process a
+// terminal even if its own output is a file.
 std::string progress_mode() {
-  if (!is_terminal(STDOUT_FILENO)) return "plain";
+  if (!is_terminal(STDOUT_FILENO) || std::getenv("OMPI_COMM_WORLD_RANK")) return "plain";
   char device[PATH_MAX];
   return ::ttyname_r(STDOUT_FILENO, device, sizeof device) == 0 ? std::string("tty:") + device : "tty";
 }

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <charconv>
 #include <string_view>
 
@@ -261,6 +263,21 @@ std::string launcher_of_several(const Variables& variables, int64_t pid) {
   const bool is_in_shell = launcher == Launcher::slurm && !from_launcher.optional("SLURM_PTY_PORT").empty() &&
                            from_launcher.optional("SLURM_TASK_PID") != std::to_string(pid);
   return count.empty() || count == "1" || is_in_shell ? "" : names.launcher;
+}
+
+bool tells_own_rank(const Variables& variables, std::string_view name) {
+  constexpr std::array kRanks{"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"};
+  if (std::ranges::none_of(kRanks, variables)) return false;
+  if (name.starts_with("PMIX_MCA_")) return false;  // parameters of the user
+  // Those of OpenMPI 4 (Debian). Its OMPI_MCA_btl_tcp_... and so on are the user's.
+  constexpr std::array<std::string_view, 5> kBegins{"OMPI_COMM_WORLD_", "PMIX_", "PMI_", "OMPI_MCA_orte_",
+                                                    "OMPI_MCA_ess"};
+  constexpr std::array<std::string_view, 10> kNames{
+      "OMPI_MCA_pmix",    "OMPI_MCA_initial_wdir", "OMPI_FILE_LOCATION",         "OMPI_APP_CTX_NUM_PROCS",
+      "OMPI_NUM_APP_CTX", "OMPI_FIRST_RANKS",      "OMPI_MCA_mpi_oversubscribe", "OMPI_COMMAND",
+      "OMPI_ARGV",        "OMPI_UNIVERSE_SIZE"};
+  return std::ranges::any_of(kBegins, [&](std::string_view begin) { return name.starts_with(begin); }) ||
+         std::ranges::find(kNames, name) != kNames.end();
 }
 
 void check_launched_once(const Variables& variables, int64_t pid) {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace zr::host::control {
@@ -37,6 +38,10 @@ std::string launcher_of_several(const Variables& variables, int64_t pid);
 /// For a process that starts the ranks of a job: throws UserError if a launcher has started several like it, each of
 /// which would start a job.
 void check_launched_once(const Variables& variables, int64_t pid);
+
+/// Whether mpirun, or srun with PMI, has set this variable to tell this process its rank. The ranks that this process
+/// starts must not inherit it: they would report to that launcher as the same rank.
+bool tells_own_rank(const Variables& variables, std::string_view name);
 
 /// The first name of a node list: "node[01-04,07],x3" -> "node01".
 std::string first_host(const std::string& nodes);

@@ -62,7 +62,9 @@ InexactCollectives inexact_collectives(const config::JobConfig& config, const pl
           fmt::format("{}: communicator '{}', as it is configured, passes on exact values only; choose communicator = "
                       "\"auto\" without keys in [communicator.{}], or remove the key",
                       request.what(), id, id));
-    if (!is_supported && warn) log(ZR_LOG_WARN, request.what() + " has no effect, because all ranks are on one host");
+    // Values are rounded between hosts only, but sums may be added in any order on one host too.
+    const bool has_effect = is_supported && !(one_host && request.needed == ZR_COMM_QUANTIZED);
+    if (!has_effect && warn) log(ZR_LOG_WARN, request.what() + " has no effect, because all ranks are on one host");
     if (!is_supported) continue;
     (request.key == keys.weights.key ? chosen.weights : chosen.gradients) |= request.flag;
   }

@@ -18,7 +18,7 @@ struct InexactCollectives {
 bool rounds_weights(const config::JobConfig& config, const plugin::Instance* communicator);
 
 /// Throws UserError if a key asks for what the communicator or the strategy does not support. With `one_host`, a key
-/// that the communicator does not support has no effect; `warn`: a warning says so.
+/// that rounds values, or that the communicator does not support, has no effect; `warn`: a warning says so.
 InexactCollectives inexact_collectives(const config::JobConfig& config, const plan::MemoryPlan& plan,
                                        const plugin::Instance* communicator, bool one_host, bool warn);
 

@@ -121,6 +121,9 @@ comm::CommRuntime::Options checked(PlannedJob& job, const model::Model& model) {
   warn_of_speculation(job);
   check_budget(job.setup, job.plan, model.parameters(), job.communicator.get());
   job.plan.add_to(job.ledger);
+  const bool one_host = job.setup.control->local_world() == job.world() && !job.plan.input.several_hosts();
+  const InexactCollectives inexact =
+      inexact_collectives(job.config(), job.plan, job.communicator.get(), one_host, job.rank() == 0);
   if (job.rank() == 0 && std::getenv("ZR_PROGRESS")) {
     const plan::PlanContext context = plan_context_of(job.setup, job.communicator.get(), job.world());
     std::fputs(job.plan.text(plan_title(job.setup, job.optimizers), context).c_str(), stdout);
@@ -128,9 +131,6 @@ comm::CommRuntime::Options checked(PlannedJob& job, const model::Model& model) {
   }
   comm::CommRuntime::Options options;
   options.timeout = job.config().communicator().timeout;
-  const bool one_host = job.setup.control->local_world() == job.world();
-  const InexactCollectives inexact =
-      inexact_collectives(job.config(), job.plan, job.communicator.get(), one_host, job.rank() == 0);
   options.gradients = inexact.gradients;
   options.weights = inexact.weights;
   return options;

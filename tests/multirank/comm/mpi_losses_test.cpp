@@ -103,6 +103,21 @@ TEST_F(ZerothTrainUnderMpirunTest, TrainsOnTheHostsOfAHostfile) {
             train(kTrain, "job.ranks=4"));
 }
 
+// Then `zeroth train` starts the ranks, which are not the process that mpirun knows. mpirun gives it a terminal.
+TEST_F(ZerothTrainUnderMpirunTest, OneProcessStartsTheRanksItself) {
+  const std::string mpirun = "mpirun.openmpi -n 1" + kTrain;
+  const Trained shm = train(kTrain, "job.ranks=2");
+  EXPECT_EQ(train(mpirun, "job.ranks=2"), shm);
+  EXPECT_EQ(lines_with("step " + std::to_string(kSteps) + "/" + std::to_string(kSteps)), 1) << last_.output;
+  EXPECT_EQ(last_.output.find('\x1b'), std::string::npos) << "no progress bar: " << last_.output;
+  EXPECT_EQ(train(mpirun + " --hosts localhost:2", "job.ranks=2 communicator=mpi"), shm);
+  last_ = shell("export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; cd " + scratch_.folder().string() +
+                "; " + mpirun + " " ZR_SOURCE_DIR "/examples/gpt/gpt.toml job.ranks=2 communicator=mpi");
+  EXPECT_NE(last_.code, 0);
+  EXPECT_NE(last_.output.find("communicator \"mpi\" needs ranks that MPI has started; "), std::string::npos)
+      << last_.output;
+}
+
 TEST_F(ZerothTrainUnderMpirunTest, ErrorsAreThoseOfTheProgramAndOfTheCommand) {
   const auto failed = [&](const std::string& options) {
     return shell(

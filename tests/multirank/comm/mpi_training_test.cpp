@@ -17,6 +17,7 @@
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 using zr::testing::Hosts;
 using zr::testing::shell;
 
@@ -192,6 +193,12 @@ TEST(CommMpiTrainingTest, NamesWhatInexactCollectivesNeed) {
       HasSubstr(
           "communicator.gradients = \"int8\" (command line): communicator 'mpi', as it is configured, passes on exact "
           "values only; choose communicator = \"auto\" without keys in [communicator.mpi], or remove the key"));
+  EXPECT_THAT(flat.output, Not(HasSubstr("plan: "))) << "the error comes first";
+  const auto rounded = train(mpirun, "communicator=mpi communicator.gradients=int8");
+  EXPECT_EQ(rounded.code, 0) << rounded.output;
+  EXPECT_THAT(rounded.output,
+              HasSubstr("warning: communicator.gradients = \"int8\" (command line) has no effect, because all ranks "
+                        "are on one host"));
   const auto one = train(ZR_BUILD_DIR "/bin/zeroth launch -n 2 --", "communicator=auto communicator.exact=false");
   EXPECT_EQ(one.code, 0) << one.output;
   EXPECT_THAT(
