@@ -145,8 +145,7 @@ UpdateSlice slice_part(const plan::MemoryPlan& plan, const UpdateSlice& slice, i
   for (std::size_t i = 0; i < part.slots.size(); ++i) part.slots[i] = slot_of(range, plan, part.slots[i], i);
   const std::size_t masters = slice.master.count > 0 ? 1 : 0;
   for (std::size_t i = 0; i < part.undo.size(); ++i)
-    part.undo[i] =
-        i < masters ? part_of(part.undo[i], skip, count) : slot_of(range, plan, part.undo[i], i - masters);
+    part.undo[i] = i < masters ? part_of(part.undo[i], skip, count) : slot_of(range, plan, part.undo[i], i - masters);
   return part;
 }
 

@@ -47,7 +47,8 @@ TEST_F(WeightDigestTest, DetectsAWriteOnOneRankInTheNextStep) {
                "'twice.weight', elements 0 to 1295, rank 0 has different values than ranks 1 and 2 (found in step 2)");
 }
 
-// zero3 keeps gathered weights, which one rank can write to without communication. It stores only its own shard of them.
+// zero3 keeps gathered weights, which one rank can write to without communication. It stores only its own shard of
+// them.
 TEST_F(WeightDigestTest, DetectsAWriteOnOneRankToAWeightThatIsStillGathered) {
   expect_found(2, clamp_rank_zero, sharded_,
                "'twice.weight', elements 0 to 1295, rank 0 wrote values that rank 1 did not write (found in step 2)");

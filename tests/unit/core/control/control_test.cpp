@@ -133,8 +133,8 @@ TEST(ControlEnvironmentTest, OtherLaunchersStartTheProgramNotItsLauncher) {
 
 TEST(ControlEnvironmentTest, RanksDoNotInheritTheRankOfTheProcessThatStartsThem) {
   const Set of_rank{{"PMIX_RANK", "0"}};
-  const std::string own[] = {"OMPI_COMM_WORLD_RANK", "PMIX_NAMESPACE", "PMI_FD", "OMPI_MCA_orte_hnp_uri",
-                             "OMPI_MCA_ess_base_vpid", "OMPI_MCA_pmix"},
+  const std::string own[] = {"OMPI_COMM_WORLD_RANK",  "PMIX_NAMESPACE",         "PMI_FD",
+                             "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_ess_base_vpid", "OMPI_MCA_pmix"},
                     of_user[] = {"PMIX_MCA_gds", "OMPI_MCA_btl_tcp_if_include", "OMPI_ALLOW_RUN_AS_ROOT", "PATH"};
   for (const std::string& name : own) {
     EXPECT_TRUE(control::tells_own_rank(variables(of_rank), name)) << name;
