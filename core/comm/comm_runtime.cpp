@@ -228,7 +228,7 @@ void CommRuntime::free(void* memory) {
 std::pair<void*, const void*> CommRuntime::allocate_shared(int64_t bytes, int64_t share, Tier tier, MemoryKind kind,
                                                            const std::string& tag) {
   State& s = *state_;
-  const auto views = s.submission.on_host()->shared_alloc(static_cast<uint64_t>(std::max<int64_t>(bytes, 64)));
+  const auto views = s.submission.shared_alloc(static_cast<uint64_t>(std::max<int64_t>(bytes, 64)));
   s.memory.emplace(views.first, State::Memory{share, tier, kind, tag, State::Memory::From::shared_weights, {}});
   s.host.ledger().add(tier, kind, tag, share);
   s.submission.add_shared(views.first, bytes);

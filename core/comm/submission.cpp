@@ -120,6 +120,28 @@ void Submission::wait_for_device(const std::function<void()>& wait) {
   activity_.what = outer;
 }
 
+// The plug-in waits for the other ranks of the host.
+std::pair<void*, const void*> Submission::shared_alloc(uint64_t bytes) {
+  const std::string outer = activity_.what, what = "the allocation of memory that the ranks of a host share";
+  const auto alloc = [&] {
+    activity_.what = what;
+    const Waiting waiting(*this);
+    return on_host_->shared_alloc(bytes);
+  };
+  try {
+    const auto memory = alloc();
+    activity_.what = outer;
+    return memory;
+  } catch (const Error& failure) {
+    activity_.what = what;
+    CallError error;
+    if (exceeded_timeout_ || control_->broken()) finish(fill_error(&error, ZR_CANCELLED, failure.what()), &error);
+    activity_.what = outer;
+    if (failure_) std::rethrow_exception(take_failure());
+    throw;
+  }
+}
+
 zr_code Submission::run_composed(const zr_coll& coll, bool control, zr_error* error) {
   if (!staging_) staging_ = allocate_staging_();
   int64_t received = 0;

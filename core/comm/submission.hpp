@@ -64,6 +64,8 @@ class Submission {
   }
   /// `staging` must outlive every collective; null: no staging.
   void set_collective_staging(CollectiveStaging* staging) { collective_staging_ = staging; }
+  /// OpenCommunicator::shared_alloc(), within the time limit. Throws Error.
+  std::pair<void*, const void*> shared_alloc(uint64_t bytes);
   /// Adds memory of which the ranks of a host have one copy: only it may be the dst of collectives with ZR_COLL_SHARED.
   void add_shared(const void* memory, int64_t bytes) {
     shared_.emplace_back(static_cast<const char*>(memory), static_cast<const char*>(memory) + bytes);

@@ -56,6 +56,21 @@ TEST(CommRuntimeFailureTest, ReportsTimeout) {
   }
 }
 
+TEST(CommRuntimeFailureTest, SharedMemoryIsNotAwaitedLongerThanTheTimeout) {
+  expect_success(on_ranks(2, {.timeout = std::chrono::milliseconds(300)}, [](CommRank& self) {
+    self.comm.barrier("start");
+    if (self.rank.rank == 0) return std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    const auto start = std::chrono::steady_clock::now();
+    expect_failure(
+        [&] { self.comm.allocate_shared(4096, 2048, zr::host::Tier::host, zr::host::MemoryKind::other, "test"); },
+        exit_code::peer_lost,
+        AllOf(HasSubstr("waited longer than communicator.timeout (0.3s) in the allocation of memory that the ranks of "
+                        "a host share"),
+              HasSubstr("rank 1: ")));
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(1400));
+  }));
+}
+
 // Stands in for the staging of disk-backed buffers and records which collectives begin and end.
 struct Watched : zr::host::comm::CollectiveStaging {
   uint64_t stage(zr_coll&) override { return ++entered; }
