@@ -134,10 +134,12 @@ std::pair<void*, const void*> Submission::shared_alloc(uint64_t bytes) {
     return memory;
   } catch (const Error& failure) {
     activity_.what = what;
-    CallError error;
-    if (exceeded_timeout_ || control_->broken()) finish(fill_error(&error, ZR_CANCELLED, failure.what()), &error);
+    if (exceeded_timeout_ || control_->broken()) {
+      CallError error;
+      finish(fill_error(&error, ZR_CANCELLED, failure.what()), &error);
+      std::rethrow_exception(take_failure());
+    }
     activity_.what = outer;
-    if (failure_) std::rethrow_exception(take_failure());
     throw;
   }
 }

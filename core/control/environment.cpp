@@ -268,16 +268,34 @@ std::string launcher_of_several(const Variables& variables, int64_t pid) {
 bool tells_own_rank(const Variables& variables, std::string_view name) {
   constexpr std::array kRanks{"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"};
   if (std::ranges::none_of(kRanks, variables)) return false;
-  if (name.starts_with("PMIX_MCA_")) return false;  // parameters of the user
-  // Those of OpenMPI 4 (Debian). Its OMPI_MCA_btl_tcp_... and so on are the user's.
-  constexpr std::array<std::string_view, 5> kBegins{"OMPI_COMM_WORLD_", "PMIX_", "PMI_", "OMPI_MCA_orte_",
-                                                    "OMPI_MCA_ess"};
-  constexpr std::array<std::string_view, 10> kNames{
-      "OMPI_MCA_pmix",    "OMPI_MCA_initial_wdir", "OMPI_FILE_LOCATION",         "OMPI_APP_CTX_NUM_PROCS",
-      "OMPI_NUM_APP_CTX", "OMPI_FIRST_RANKS",      "OMPI_MCA_mpi_oversubscribe", "OMPI_COMMAND",
-      "OMPI_ARGV",        "OMPI_UNIVERSE_SIZE"};
-  return std::ranges::any_of(kBegins, [&](std::string_view begin) { return name.starts_with(begin); }) ||
-         std::ranges::find(kNames, name) != kNames.end();
+  // What mpirun of OpenMPI 4 sets itself; other variables that begin with OMPI_ are the user's.
+  constexpr std::array<std::string_view, 24> kNames{"OMPI_APP_CTX_NUM_PROCS",
+                                                    "OMPI_ARGV",
+                                                    "OMPI_COMMAND",
+                                                    "OMPI_FILE_LOCATION",
+                                                    "OMPI_FIRST_RANKS",
+                                                    "OMPI_NUM_APP_CTX",
+                                                    "OMPI_UNIVERSE_SIZE",
+                                                    "OMPI_MCA_ess",
+                                                    "OMPI_MCA_ess_base_jobid",
+                                                    "OMPI_MCA_ess_base_vpid",
+                                                    "OMPI_MCA_initial_wdir",
+                                                    "OMPI_MCA_pmix",
+                                                    "OMPI_MCA_orte_app_num",
+                                                    "OMPI_MCA_orte_bound_at_launch",
+                                                    "OMPI_MCA_orte_ess_node_rank",
+                                                    "OMPI_MCA_orte_ess_num_procs",
+                                                    "OMPI_MCA_orte_hnp_uri",
+                                                    "OMPI_MCA_orte_jobfam_session_dir",
+                                                    "OMPI_MCA_orte_launch",
+                                                    "OMPI_MCA_orte_local_daemon_uri",
+                                                    "OMPI_MCA_orte_num_nodes",
+                                                    "OMPI_MCA_orte_precondition_transports",
+                                                    "OMPI_MCA_orte_tmpdir_base",
+                                                    "OMPI_MCA_orte_top_session_dir"};
+  constexpr std::array<std::string_view, 3> kBegins{"OMPI_COMM_WORLD_", "PMIX_", "PMI_"};
+  const bool begins = std::ranges::any_of(kBegins, [&](std::string_view begin) { return name.starts_with(begin); });
+  return (begins && !name.starts_with("PMIX_MCA_")) || std::ranges::find(kNames, name) != kNames.end();
 }
 
 void check_launched_once(const Variables& variables, int64_t pid) {

@@ -146,7 +146,7 @@ std::string Checkpointer::save(const std::string& root, int64_t keep, bool async
 
 std::string Checkpointer::save_for_refresh() {
   wait_for_save();
-  parts_.weights.collect_writes();
+  parts_.weights.compare();
   const checkpoint::CheckpointContents contents = this->contents();
   std::string folder = checkpoint_comm().broadcast(parts_.recorder.folder());  // rank 0 alone knows this run's number
   if (folder.empty()) folder = run_folder(context_.config(), context_.setup.engine);
@@ -341,7 +341,9 @@ CheckpointLoadReport Checkpointer::load(const std::string& path, const Checkpoin
     });
   }
   parts_.buffers.refresh(context_.comm);
-  parts_.weights.publish_loaded();
+  std::vector<uint32_t> loaded;
+  loader.for_each_weight([&](uint32_t param, const std::string&) { loaded.push_back(param); });
+  parts_.weights.publish_loaded(loaded);
   if (options.weights_only)
     for (uint32_t param = 0; param < progress.param_steps().size(); ++param) clear_states(param);
   else

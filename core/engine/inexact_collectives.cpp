@@ -65,7 +65,7 @@ InexactCollectives inexact_collectives(const config::JobConfig& config, const pl
     // Values are rounded between hosts only, but sums may be added in any order on one host too.
     const bool has_effect = is_supported && !(one_host && request.needed == ZR_COMM_QUANTIZED);
     if (!has_effect && warn) log(ZR_LOG_WARN, request.what() + " has no effect, because all ranks are on one host");
-    if (!is_supported) continue;
+    if (!has_effect) continue;
     (request.key == keys.weights.key ? chosen.weights : chosen.gradients) |= request.flag;
   }
   if (chosen.weights && sharded_parameters(plan).empty())

@@ -273,7 +273,7 @@ GlobalStats Session::exchange_statistics() {
     own.local_non_finite = found.elements;
     own.first_non_finite = found.first_param;
   }
-  own.digest = monitor_.digest().next();
+  own.digest = monitor_.next_digest();
   const GlobalStats global = step_sync_.exchange(own);
   if (global.masters_changed) local_.masters_changed();
   update_.check_early(global.failed_rank);
@@ -421,7 +421,7 @@ void Session::return_weights(zr_dtype dtype) {
                     progress_.micro() + progress_.in_backward()));
   context.model.check_scopes("engine.release()");
   checkpointer_.wait_for_save();
-  monitor_.collect_writes();
+  monitor_.compare();
   const auto count = static_cast<uint32_t>(plan().input.parameters.size());
   const bool converts = dtype != plan().input.weight_dtype;
   std::vector<void*> memory(count, nullptr);

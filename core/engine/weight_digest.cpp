@@ -130,14 +130,14 @@ uint64_t WeightDigest::digest_all(const std::vector<Part>& parts) {
   return digests.empty() ? 0 : checkpoint::hash_of(digests.data(), std::ssize(digests) * int64_t{sizeof(uint64_t)});
 }
 
-WeightDigest::Digest WeightDigest::next() {
+WeightDigest::Digest WeightDigest::next(std::map<uint32_t, uint64_t> gathered_writes) {
   turn_.clear();
   samples_.clear();
   compared_.clear();
   for (const uint32_t param : written_)
     if (memory_[param]) compared_.insert(param);
   written_.clear();
-  compared_gathered_writes_ = std::exchange(gathered_writes_, {});
+  gathered_writes_ = std::move(gathered_writes);
   Digest result;
   result.written = digest_of_writes();
   if (replicated_.empty()) return result;
@@ -152,10 +152,10 @@ WeightDigest::Digest WeightDigest::next() {
 }
 
 uint64_t WeightDigest::digest_of_writes() const {
-  if (compared_.empty() && compared_gathered_writes_.empty()) return 0;
+  if (compared_.empty() && gathered_writes_.empty()) return 0;
   checkpoint::Hash hash;
   for (const uint32_t param : compared_) hash.add(&param, sizeof param);
-  for (const auto& [param, values] : compared_gathered_writes_) {
+  for (const auto& [param, values] : gathered_writes_) {
     hash.add(&param, sizeof param);
     hash.add(&values, sizeof values);
   }
@@ -195,7 +195,7 @@ std::vector<WeightDigest::Part> WeightDigest::suspected_parts(const std::vector<
 void WeightDigest::compare_gathered_writes(comm::CommRuntime& comm, int64_t step) const {
   constexpr std::size_t kBytes = 1 + sizeof(uint64_t);  // of a parameter: whether it was written to, and the hash
   std::string own(memory_.size() * kBytes, '\0');
-  for (const auto& [param, hash] : compared_gathered_writes_) {
+  for (const auto& [param, hash] : gathered_writes_) {
     own[param * kBytes] = 1;
     std::memcpy(&own[param * kBytes + 1], &hash, sizeof hash);
   }

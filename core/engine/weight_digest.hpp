@@ -31,12 +31,6 @@ class WeightDigest {
 
   /// Records that the program wrote to this parameter since the last step.
   void written(uint32_t param) { written_.insert(param); }
-  /// Records that the program wrote to this sharded parameter since the last step. hash: of all its values on this
-  /// rank.
-  void wrote_gathered(uint32_t param, uint64_t hash) { gathered_writes_[param] = hash; }
-  /// Records that a sharded parameter, or all of them, have new values that are the same on all ranks.
-  void replaced(uint32_t param) { gathered_writes_.erase(param); }
-  void replaced_all() { gathered_writes_.clear(); }
   /// One rank's part of the exchange. All ranks choose the same part of the weights, and the same samples if they wrote
   /// to the same parameters.
   struct Digest {
@@ -44,8 +38,8 @@ class WeightDigest {
     uint64_t samples = 0;  // digest of the samples of parameters that were written to
     uint64_t written = 0;  // digest of the list of parameters that were written to, with the hashes of sharded ones
   };
-  /// Returns the digest of the next part. Called once per step.
-  Digest next();
+  /// Returns the digest of the next part. Called once per step. gathered_writes: as WeightFlow::take_writes().
+  Digest next(std::map<uint32_t, uint64_t> gathered_writes = {});
   /// Compares the digests of all ranks (in rank order). If weights differ, throws UserError on all ranks,
   /// naming the parameter and the ranks. Collective.
   void compare(const std::vector<Digest>& digests, comm::CommRuntime& comm, int64_t step);
@@ -82,9 +76,9 @@ class WeightDigest {
   std::vector<uint32_t> replicated_;
   std::vector<int64_t> state_bytes_;  // by parameter: bytes that the optimizers of all ranks touch per step
   std::set<uint32_t> written_, compared_;
-  std::map<uint32_t, uint64_t> gathered_writes_, compared_gathered_writes_;  // by sharded parameter: hash of its values
-  std::vector<Part> turn_, samples_;                                         // of the current step
-  std::size_t at_ = 0;  // the next turn begins at replicated_[at_], element_
+  std::map<uint32_t, uint64_t> gathered_writes_;  // of the current step
+  std::vector<Part> turn_, samples_;              // of the current step
+  std::size_t at_ = 0;                            // the next turn begins at replicated_[at_], element_
   int64_t element_ = 0;
   int64_t turn_bytes_ = 0;  // the same on all ranks, like all values that turns depend on
   int64_t bytes_ = 0, optimizer_bytes_ = 0, cycles_ = 0;

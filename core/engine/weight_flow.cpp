@@ -189,18 +189,25 @@ void WeightFlow::store_write(uint32_t param) {
   if (context_.world() == 1) return;
   const int64_t count = plan_.input.parameters[param].count, size = size_of(plan_.input.weight_dtype);
   checkpoint::Hash hash;
+  uint64_t& writes = writes_[param];
+  hash.add(&writes, sizeof writes);  // a later write does not hide this one
   if (context_.device)
     visit_on_host(*context_.device, {memory_[param], count, plan_.input.weight_dtype, 0, context_.device->device()},
                   {.reads = true, .writes = false},
                   [&](const void* values, int64_t, int64_t n) { hash.add(values, n * size); });
   else
     hash.add(memory_[param], count * size);
-  writes_[param] = hash.value();
+  writes = hash.value();
 }
 
 std::map<uint32_t, uint64_t> WeightFlow::take_writes() {
   const RecursiveMutexLock lock(context_.use);
   return std::exchange(writes_, {});
+}
+
+void WeightFlow::forget_writes(uint32_t param) {
+  const RecursiveMutexLock lock(context_.use);
+  writes_.erase(param);
 }
 
 void WeightFlow::release(const std::vector<uint32_t>& params, uint32_t phase) {

@@ -42,9 +42,13 @@ class WeightFlow {
   void with_full(uint32_t param, const std::function<void(const void* memory)>& fn);
   /// Calls check(call) at the begin of every zr::gather scope, on the training thread; it may throw. Empty: no check.
   void on_gather(std::function<void(const std::string& call)> check) { check_gather_ = std::move(check); }
-  /// The sharded parameters that the program wrote to in place since the last call, with the hash of the values that
-  /// this rank had gathered. Empty if there is one rank. Locks StepContext::use.
+  /// The sharded parameters that the program may have written to since the last call, in place or in zr::gather scopes,
+  /// with a hash of the values that this rank had gathered after each of these writes. All ranks must write the same.
+  /// Empty if there is one rank. Locks StepContext::use.
   std::map<uint32_t, uint64_t> take_writes();
+  /// Call when a parameter has got new values on all ranks: its earlier writes no longer matter. Locks
+  /// StepContext::use.
+  void forget_writes(uint32_t param);
   /// True if the parameter has memory on this rank only during a use.
   bool is_sharded(uint32_t param) const;
   /// Ends a use: the parameters' memory may be released. written[i]: whether params[i] was written to, which

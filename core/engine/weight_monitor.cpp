@@ -61,7 +61,6 @@ void WeightMonitor::collect_writes() {
     for (const uint32_t u : state.slices_of(param)) changed |= state.sync_master_from_weights(state.slices()[u]);
     return changed;
   };
-  for (const auto& [param, hash] : parts_.flow.take_writes()) digest_.wrote_gathered(param, hash);
   written_parameter();  // collects what the model reports
   for (const uint32_t param : std::exchange(written_, {})) {
     record_write(param);
@@ -97,7 +96,7 @@ void WeightMonitor::compare() { compare_before(parts_.progress.step()); }
 
 void WeightMonitor::compare_before(int64_t step) {
   collect_writes();
-  digest_.compare(all_gather(context_.comm, digest_.next(), "digests of weights"), context_.comm, step);
+  digest_.compare(all_gather(context_.comm, next_digest(), "digests of weights"), context_.comm, step);
 }
 
 void WeightMonitor::begin_replacement() {
@@ -108,7 +107,7 @@ void WeightMonitor::begin_replacement() {
 
 void WeightMonitor::end_replacement(uint32_t param) {
   warn_if_unsaved(param);
-  digest_.replaced(param);
+  parts_.flow.forget_writes(param);
   parts_.recorder.clear_hash();
   if (!has_own_copies_) return parts_.step_recorder.exclude([&] { publish_weights(true); });
   replaced_ = true;
@@ -125,9 +124,8 @@ void WeightMonitor::publish_replacements() {
   });
 }
 
-void WeightMonitor::publish_loaded() {
-  parts_.flow.take_writes();
-  digest_.replaced_all();
+void WeightMonitor::publish_loaded(const std::vector<uint32_t>& params) {
+  for (const uint32_t param : params) parts_.flow.forget_writes(param);
   parts_.step_recorder.exclude([&] { publish_weights(true); });
 }
 

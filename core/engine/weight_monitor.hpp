@@ -35,16 +35,15 @@ class WeightMonitor {
   WeightMonitor(const WeightMonitor&) = delete;
 
   /// Copies the program's in-place writes to weights since the last call to the masters. Every call that needs the
-  /// masters calls this first, under every strategy, so a write that the program undoes before has no effect.
+  /// masters calls this first, under every strategy, so a write that all ranks undo before has no effect.
   void collect_writes();
   /// A parameter to which the program has written since the last collect_writes(), which collects these writes still;
   /// none: it has not.
   std::optional<uint32_t> written_parameter();
   /// Call when this rank's parts of new weights are complete: the strategy sends them. flags: ZR_USE_*. Collective.
   void publish_weights(bool frozen_too, uint32_t flags = 0);
-  /// Call when weights were loaded from a file: the strategy sends them. What was written before no longer matters.
-  /// Collective.
-  void publish_loaded();
+  /// Call when the weights of these parameters were loaded from a file: the strategy sends them. Collective.
+  void publish_loaded(const std::vector<uint32_t>& params);
   /// Compares weights between ranks. Call before weights are written to a file or hashed. Collective.
   void compare();
   /// Call before and after engine.set() stores a parameter's new values. The strategy sends them at once; but if every
@@ -59,6 +58,8 @@ class WeightMonitor {
   /// Whether collect_writes() has copied a write to a master since the last call.
   bool take_collected() { return std::exchange(collected_, false); }
   WeightDigest& digest() { return digest_; }
+  /// This rank's part of a step's exchange, for digest().compare(). Call collect_writes() before.
+  WeightDigest::Digest next_digest() { return digest_.next(parts_.flow.take_writes()); }
 
   /// Call after a checkpoint of this step was saved: the first later write to weights before the next step is logged,
   /// because the checkpoint does not contain it. Logs at most one write per session, and none if weights are on disk.

@@ -105,7 +105,7 @@ TEST_F(ZerothTrainUnderMpirunTest, TrainsOnTheHostsOfAHostfile) {
 
 // Then `zeroth train` starts the ranks, which are not the process that mpirun knows. mpirun gives it a terminal.
 TEST_F(ZerothTrainUnderMpirunTest, OneProcessStartsTheRanksItself) {
-  const std::string mpirun = "mpirun.openmpi -n 1" + kTrain;
+  const std::string mpirun = "mpirun.openmpi --bind-to none -n 1" + kTrain;
   const Trained shm = train(kTrain, "job.ranks=2");
   EXPECT_EQ(train(mpirun, "job.ranks=2"), shm);
   EXPECT_EQ(lines_with("step " + std::to_string(kSteps) + "/" + std::to_string(kSteps)), 1) << last_.output;

@@ -27,6 +27,8 @@ class WeightDigestTest : public EngineTest {
   const std::string sharded_ = "strategy=zero3 communicator.share_weights=false";
 };
 
+bool last_rank(const Run& run) { return run.engine->rank() == run.engine->world() - 1; }
+
 // After every step, rank 0 or every rank clamps a weight.
 void clamp(Run& run, bool everywhere) {
   run.build();
@@ -84,7 +86,7 @@ RANK_BODY(write_in_scope, Run) {
   torch::Tensor weight = run.model->named_parameters()["twice.weight"];
   {
     const auto scope = zr::gather(weight);
-    if (run.engine->rank() == run.engine->world() - 1) weight.data_ptr<float>()[21] += 1;
+    if (last_rank(run)) weight.data_ptr<float>()[21] += 1;
   }
   run.engine->save(run.program.text("checkpoint.dir"));
 }
@@ -92,6 +94,91 @@ RANK_BODY(write_in_scope, Run) {
 TEST_F(WeightDigestTest, DetectsAWriteOnOneRankInAScopeBeforeACheckpoint) {
   expect_found(2, write_in_scope, sharded_ + " checkpoint.dir=" + (folder_ / "checkpoints").string(),
                "'twice.weight', elements 0 to 1295, rank 1 has different values than rank 0 (found in step 1)");
+}
+
+// Rank 0 changes a weight alone. Later it has been released and is gathered again, from shards of which only that of
+// rank 0 has changed, in a scope that only reads.
+RANK_BODY(write_evaluate_and_read, Run) {
+  run.build();
+  run.micro_step();
+  run.micro_step();
+  const torch::NoGradGuard no_grad;
+  if (run.engine->rank() == 0) run.model->named_parameters()["twice.weight"].fill_(0.5);
+  {
+    const zr::Engine::Evaluation evaluation(*run.engine);
+    run.model->loss(0, 0);
+  }
+  { const auto scope = zr::gather(run.model->parameters()); }
+  run.engine->save(run.program.text("checkpoint.dir"));
+}
+
+TEST_F(WeightDigestTest, LaterReadsDoNotHideAWriteOnOneRank) {
+  expect_found(2, write_evaluate_and_read, sharded_ + " checkpoint.dir=" + (folder_ / "checkpoints").string(),
+               "'twice.weight', elements 0 to 1295, rank ");
+}
+
+void clamp_last(Run& run, const std::function<void()>& then) {
+  run.build();
+  run.micro_step();
+  run.micro_step();
+  if (last_rank(run)) {
+    const torch::NoGradGuard no_grad;
+    run.model->named_parameters()["twice.weight"].clamp_(-0.01, 0.01);
+  }
+  then();
+}
+const zr::test::RankBodyOf<Run> clamp_and_refresh("clamp_and_refresh", [](Run& run) {
+  clamp_last(run, [&] {
+    run.model->register_parameter("extra", torch::zeros({3}));
+    run.engine->refresh();
+  });
+});
+const zr::test::RankBodyOf<Run> clamp_and_release("clamp_and_release",
+                                                  [](Run& run) { clamp_last(run, [&] { run.engine->release(); }); });
+
+TEST_F(WeightDigestTest, RefreshAndReleaseDetectAWriteOnOneRank) {
+  for (const auto* body : {&clamp_and_refresh, &clamp_and_release}) {
+    expect_found(2, *body, sharded_,
+                 "'twice.weight', elements 0 to 1295, rank 1 wrote values that rank 0 did not write (found in step 2)");
+    expect_found(2, *body, replicated_[1],
+                 "'twice.weight', elements 0 to 1295, rank 1 has different values than rank 0");
+  }
+}
+
+// A frozen weight, and one that the checkpoint does not have.
+RANK_BODY(draw_frozen, Run) {
+  run.build();
+  {
+    const torch::NoGradGuard no_grad;
+    torch::manual_seed(static_cast<uint64_t>(run.engine->rank()));
+    run.model->named_parameters()["frozen.weight"].normal_();
+  }
+  run.train();
+}
+RANK_BODY(draw_what_is_not_loaded, Run) {
+  run.build();
+  run.micro_step();
+  run.micro_step();
+  const std::string folder = run.program.text("checkpoint.dir");
+  run.engine->save(folder);
+  run.model->register_parameter("extra", torch::zeros({50, 50}));
+  run.engine->refresh();
+  {
+    const torch::NoGradGuard no_grad;
+    torch::manual_seed(static_cast<uint64_t>(run.engine->rank()));
+    run.model->named_parameters()["extra"].normal_();
+    run.model->named_parameters()["twice.weight"].normal_();
+  }
+  run.engine->load(folder, {.strict = false});
+  run.engine->save(folder);
+}
+
+TEST_F(WeightDigestTest, DetectsDifferentWritesToWeightsThatAreFrozenOrNotLoaded) {
+  expect_found(2, draw_frozen, sharded_,
+               "'frozen.weight', elements 0 to 1295, rank 1 has different values than rank 0 (found in step 1)");
+  for (const std::string& how : {sharded_, replicated_[0]})
+    expect_found(2, draw_what_is_not_loaded, how + " checkpoint.dir=" + (folder_ / "checkpoints").string(),
+                 "'extra', elements 0 to ");
 }
 
 // Weights drawn per rank that engine.set() or a checkpoint then replaces.
@@ -121,8 +208,6 @@ TEST_F(WeightDigestTest, AcceptsDifferentWritesThatAreReplacedBeforeTheNextStep)
   EXPECT_EQ(result.code, 0) << result.output;
   EXPECT_THAT(result.output, HasSubstr("trained to step 2"));
 }
-
-bool last_rank(const Run& run) { return run.engine->rank() == run.engine->world() - 1; }
 
 // The last rank changes one element through its address; libtorch cannot detect this write.
 void write_element(Run& run, const std::string& parameter) {

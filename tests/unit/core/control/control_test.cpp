@@ -135,7 +135,8 @@ TEST(ControlEnvironmentTest, RanksDoNotInheritTheRankOfTheProcessThatStartsThem)
   const Set of_rank{{"PMIX_RANK", "0"}};
   const std::string own[] = {"OMPI_COMM_WORLD_RANK",  "PMIX_NAMESPACE",         "PMI_FD",
                              "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_ess_base_vpid", "OMPI_MCA_pmix"},
-                    of_user[] = {"PMIX_MCA_gds", "OMPI_MCA_btl_tcp_if_include", "OMPI_ALLOW_RUN_AS_ROOT", "PATH"};
+                    of_user[] = {"PMIX_MCA_gds", "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_orte_rsh_agent",
+                                 "OMPI_ALLOW_RUN_AS_ROOT", "PATH"};
   for (const std::string& name : own) {
     EXPECT_TRUE(control::tells_own_rank(variables(of_rank), name)) << name;
     EXPECT_FALSE(control::tells_own_rank(variables({}), name)) << name << " without a launcher is the user's";
