@@ -113,7 +113,8 @@ RANK_BODY(write_evaluate_and_read, Run) {
 }
 
 TEST_F(WeightDigestTest, LaterReadsDoNotHideAWriteOnOneRank) {
-  expect_found(2, write_evaluate_and_read, sharded_ + " checkpoint.dir=" + (folder_ / "checkpoints").string(),
+  expect_found(2, write_evaluate_and_read,
+               sharded_ + " strategy.zero3.max_live_bytes=16KiB checkpoint.dir=" + (folder_ / "checkpoints").string(),
                "'twice.weight', elements 0 to 1295, rank ");
 }
 
