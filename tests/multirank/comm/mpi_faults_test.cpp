@@ -12,6 +12,8 @@
 #include <nlohmann/json.hpp>
 #include <random>
 #include <sstream>
+#include <thread>
+#include <vector>
 
 #include "control/protocol.hpp"
 #include "multirank/comm/network_hosts.hpp"
@@ -24,6 +26,7 @@ namespace {
 namespace fs = std::filesystem;
 namespace protocol = zr::host::control::protocol;
 using testing::ContainsRegex;
+using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 using zr::test::Clock;
@@ -183,6 +186,37 @@ INSTANTIATE_TEST_SUITE_P(Faults, CommMpiHostFaultsTest,
                                          Fault{"CutLinkOfTheLauncher", 4, 1, cut_link_of_launcher}),
                          [](const auto& info) { return info.param.name; });
 
+// mpirun has started the ranks, of which rank 0 runs the store. mpirun and its daemon on the other host are not ours.
+bool no_ranks_left(const Hosts& hosts) {
+  for (int host = 0; host < hosts.count(); ++host)
+    if (!hosts.processes(host, kProgram).empty()) return false;
+  return true;
+}
+
+class CommMpiMpirunFaultsTest : public testing::TestWithParam<Fault> {};
+
+TEST_P(CommMpiMpirunFaultsTest, EndAllRanksAndNameTheCulprit) {
+  const Hosts hosts(GetParam().hosts);
+  if (!hosts.unavailable().empty()) GTEST_SKIP() << "cannot create network namespaces: " << hosts.unavailable();
+  Training training;
+  Job job =
+      training.start(hosts.mpirun(GetParam().ranks_per_host), "run", keys(hosts, GetParam().ranks_per_host) + kEndless);
+  ASSERT_TRUE(eventually([&] { return training.steps("run") > 0; }, kPatience)) << job.err();
+  const auto begin = Clock::now();
+  const std::string named = GetParam().occur(hosts);
+  EXPECT_TRUE(eventually([&] { return no_ranks_left(hosts); }, kPatience));
+  EXPECT_LE(Clock::now() - begin, kLimit);
+  for (int host = 0; host < hosts.count(); ++host)  // mpirun may wait for a daemon behind a cut link
+    for (const Hosts::Process& process : hosts.processes(host)) ::kill(process.pid, SIGKILL);
+  EXPECT_NE(job.wait(kPatience), 0);
+  EXPECT_THAT(job.err(), ContainsRegex(named));
+}
+
+INSTANTIATE_TEST_SUITE_P(Faults, CommMpiMpirunFaultsTest,
+                         testing::Values(Fault{"KilledRank", 2, 2, kill_rank}, Fault{"StoppedRank", 2, 2, stop_rank},
+                                         Fault{"CutLink", 2, 2, cut_link_of_last_host}),
+                         [](const auto& info) { return info.param.name; });
+
 // TCP sends what was lost again after a pause that may be as long as the loss.
 TEST(CommMpiFaultsTest, AJobContinuesAfterTwoSecondsInWhichAllPacketsAreLost) {
   const Hosts hosts(2);
@@ -212,6 +246,36 @@ std::string answer_to(const Hosts& hosts, const std::string& bytes) {
   return answer_on(hosts.connect_to_store(1), bytes);
 }
 
+// The addresses on which processes of this program listen on the first host, or on which any does on this port.
+std::vector<std::string> listening(const Hosts& hosts, const std::string& program, const std::string& port = "") {
+  std::istringstream lines(hosts.run(0, "ss -Hltnp"));
+  std::vector<std::string> addresses;
+  for (std::string line, state, queued, most, address; std::getline(lines, line);) {
+    std::istringstream words(line);
+    words >> state >> queued >> most >> address;
+    if (line.find("((\"" + program + "\",") != std::string::npos && address.ends_with(port))
+      addresses.push_back(address);
+  }
+  return addresses;
+}
+
+TEST(CommMpiFaultsTest, TheStoreListensOnTheAddressThatTheLauncherWasToldOnly) {
+  const Hosts hosts(2);
+  if (!hosts.unavailable().empty()) GTEST_SKIP() << "cannot create network namespaces: " << hosts.unavailable();
+  Training training;
+  Job job = training.start(hosts.launch(2), "launched", keys(hosts, 2) + kEndless);
+  ASSERT_TRUE(eventually([&] { return training.steps("launched") > 0; }, kPatience)) << job.err();
+  const std::string store = "10.77.0.1:" + std::to_string(Hosts::kStorePort);
+  EXPECT_THAT(listening(hosts, "zeroth"), ElementsAre(store));
+  for (const pid_t launcher : hosts.processes(0, ZR_BUILD_DIR "/bin/zeroth")) ::kill(launcher, SIGTERM);
+  job.wait(kPatience);
+  Job other = training.start(hosts.mpirun(2), "started", keys(hosts, 2) + kEndless);
+  ASSERT_TRUE(eventually([&] { return training.steps("started") > 0; }, kPatience)) << other.err();
+  EXPECT_THAT(listening(hosts, "quickstart", ":" + std::to_string(Hosts::kStorePort)), ElementsAre(store));
+  for (const pid_t rank : hosts.processes(0, kProgram)) ::kill(rank, SIGKILL);
+  other.wait(kPatience);
+}
+
 TEST(CommMpiFaultsTest, AProcessWithoutTheTokenCannotJoinOrEndTheJob) {
   const Hosts hosts(2);
   if (!hosts.unavailable().empty()) GTEST_SKIP() << "cannot create network namespaces: " << hosts.unavailable();
@@ -239,6 +303,40 @@ TEST(CommMpiFaultsTest, AProcessWithoutTheTokenCannotJoinOrEndTheJob) {
   for (const pid_t launcher : hosts.processes(0, ZR_BUILD_DIR "/bin/zeroth")) ::kill(launcher, SIGTERM);
   EXPECT_EQ(job.wait(kPatience), 0) << job.err();
   EXPECT_THAT(job.err(), Not(HasSubstr("error")));
+}
+
+// Without a limit, or with another congestion control, figures and faults would be those of another link.
+TEST(CommMpiFaultsTest, LinksHaveTheirRate) {
+  constexpr int64_t kBytes = 25'000'000, kBurst = 5'000'000;  // 0.16 s or more at 1 Gbit/s
+  const Hosts hosts(2);
+  if (!hosts.unavailable().empty()) GTEST_SKIP() << "cannot create network namespaces: " << hosts.unavailable();
+  EXPECT_EQ(hosts.run(1, "cat /proc/sys/net/ipv4/tcp_congestion_control"), "reno\n");
+  const auto seconds_of = [&] {
+    const int listener = hosts.listen(0, 9000);
+    EXPECT_GE(listener, 0);
+    const int from = hosts.connect(1, "10.77.0.1", 9000), to = ::accept(listener, nullptr, nullptr);
+    EXPECT_GE(to, 0);
+    const auto begin = Clock::now();
+    std::thread sender([&] {
+      const std::vector<char> bytes(1 << 20);
+      for (int64_t left = kBytes; left > 0;) {
+        const ssize_t n =
+            ::send(from, bytes.data(), std::min<std::size_t>(bytes.size(), static_cast<std::size_t>(left)), 0);
+        if (n <= 0) break;
+        left -= n;
+      }
+    });
+    std::vector<char> buffer(1 << 20);
+    int64_t received = 0;
+    for (ssize_t n = 1; n > 0 && received < kBytes; received += n) n = ::recv(to, buffer.data(), buffer.size(), 0);
+    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    sender.join();
+    for (const int fd : {listener, from, to}) ::close(fd);
+    EXPECT_EQ(received, kBytes);
+    return seconds;
+  };
+  hosts.limit_rate("1gbit");
+  EXPECT_GE(seconds_of(), static_cast<double>(kBytes - kBurst) * 8 / 1e9);
 }
 
 // A closed port answers a connection at once, so that takes one round trip.

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <sstream>
 
 #include "multirank/comm/network_hosts.hpp"
@@ -98,16 +99,24 @@ TEST(CommMpiTrainingTest, RanksOfAHostShareWeights) {
 TEST(CommMpiTrainingTest, AKilledRankEndsTheJobAndIsNamed) {
   const zr::test::Scratch scratch;
   const std::string name = "killed" + std::to_string(::getpid());
-  const auto done = shell(
-      "cd " + scratch.folder().string() +
-      " && exec 2>&1; export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; timeout 60 "
-      "mpirun.openmpi --bind-to none --oversubscribe -n 3 " ZR_BUILD_DIR "/bin/quickstart " ZR_SOURCE_DIR
-      "/examples/quickstart/quickstart.toml communicator=mpi train.steps=100000000 job.threads=1 "
-      "job.ranks=3 job.runs=runs job.name=" +
-      name + " & until [ -s runs/" + name + "/metrics.jsonl ]; do sleep 0.1; done; pkill -9 -n -f job.name=" + name +
-      "; wait $!; code=$?; pgrep -f job.name=" + name + " -a | grep -v pgrep; exit $code");
+  const auto done =
+      shell("cd " + scratch.folder().string() +
+            " && exec 2>&1; export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; timeout 60 "
+            "mpirun.openmpi --bind-to none --oversubscribe -n 3 " ZR_BUILD_DIR "/bin/quickstart " ZR_SOURCE_DIR
+            "/examples/quickstart/quickstart.toml communicator=mpi train.steps=100000000 job.threads=1 "
+            "job.ranks=3 job.runs=runs job.name=" +
+            name + " & until [ -s runs/" + name +
+            "/metrics.jsonl ]; do sleep 0.1; done; killed=$(pgrep -n -f '^" ZR_BUILD_DIR "/bin/quickstart .*job.name=" +
+            name +
+            "'); rank=$(tr '\\0' '\\n' < /proc/$killed/environ | sed -n 's/^OMPI_COMM_WORLD_RANK=//p'); kill -9 "
+            "$killed; wait $!; "
+            "code=$?; echo killed $rank $killed; pgrep -f job.name=" +
+            name + " -a | grep -v pgrep; exit $code");
   EXPECT_THAT(done.code, testing::AllOf(testing::Ne(0), testing::Ne(124))) << done.output;
-  EXPECT_THAT(done.output, testing::ContainsRegex("rank [012] \\(pid [0-9]+\\) is lost: its connection closed"));
+  std::smatch killed;
+  ASSERT_TRUE(std::regex_search(done.output, killed, std::regex("killed ([012]) ([0-9]+)"))) << done.output;
+  EXPECT_THAT(done.output,
+              HasSubstr("rank " + killed[1].str() + " (pid " + killed[2].str() + ") is lost: its connection closed"));
   EXPECT_EQ(done.output.find("bin/quickstart /"), std::string::npos) << "a rank is left: " << done.output;
 }
 

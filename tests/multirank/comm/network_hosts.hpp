@@ -92,26 +92,38 @@ class Hosts {
   /// A connection from this host to the store, or to another port of a host, or -1.
   int connect_to_store(int host) const { return connect(host, kAddress, kStorePort); }
   int connect(int host, const std::string& to, uint16_t port) const {
-    int connection = -1;
+    return socket_of(host, to, port,
+                     [](int fd, const sockaddr* address, socklen_t size) { return ::connect(fd, address, size) == 0; });
+  }
+  /// A socket on this host that listens on the port, on all addresses, or -1.
+  int listen(int host, uint16_t port) const {
+    return socket_of(host, "0.0.0.0", port, [](int fd, const sockaddr* address, socklen_t size) {
+      return ::bind(fd, address, size) == 0 && ::listen(fd, 1) == 0;
+    });
+  }
+
+ private:
+  // open(fd, address, size): connects or binds the socket, and returns whether it has.
+  template <class F>
+  int socket_of(int host, const std::string& ip, uint16_t port, const F& open) const {
+    int fd = -1;
     std::thread([&] {  // the thread moves to the host
       const int network = ::open(("/run/netns/" + name(host)).c_str(), O_RDONLY | O_CLOEXEC);
       const bool is_there = ::setns(network, CLONE_NEWNET) == 0;
       ::close(network);
       if (!is_there) return;
-      connection = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+      fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
       sockaddr_in address{};
       address.sin_family = AF_INET;
       address.sin_port = htons(port);
-      ::inet_pton(AF_INET, to.c_str(), &address.sin_addr);
-      if (::connect(connection, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0) return;
-      ::close(connection);
-      connection = -1;
+      ::inet_pton(AF_INET, ip.c_str(), &address.sin_addr);
+      if (open(fd, reinterpret_cast<sockaddr*>(&address), sizeof address)) return;
+      ::close(fd);
+      fd = -1;
     })
         .join();
-    return connection;
+    return fd;
   }
-
- private:
   static constexpr const char* kAddress = "10.77.0.1";
   static std::string store() { return kAddress + (":" + std::to_string(kStorePort)); }
   static std::string new_name() {
