@@ -33,6 +33,7 @@ test: build  ## runs the tests that every change must pass
 	@.ci/test
 
 test-all: setup  ## runs all tests, also the slow ones (ctest label *slow); use it before a release
+	@.ci/setup hosts
 	@$(call configure,-DZR_SLOW_TESTS=ON)
 	@$(call compile)
 	@.ci/test all
@@ -44,7 +45,7 @@ matrix: build  ## runs the parity matrix; CASES="zero3 fp16": test cases whose n
 	@build/tests/parity_matrix $(CASES)
 
 bench:  ## runs the benchmarks, writes build/bench.json; ARGS="checkpoint step": programs with one of the words
-	@.ci/setup bench
+	@.ci/setup bench hosts
 	@$(call configure,-DZR_BENCHMARKS=ON)
 	@$(call compile)
 	@.ci/bench $(ARGS)
