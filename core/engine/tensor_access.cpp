@@ -81,7 +81,7 @@ void TensorAccess::read(uint32_t param, LogicalTensor kind, const std::string& s
   if (kind == LogicalTensor::value) {
     // Until a zr::gather scope ends, only some strategies make writes inside it visible here.
     context_.model.check_scope(param, fmt::format("engine.get('{}')", parameter.name));
-    parts_.weights.collect_writes();
+    parts_.weights.compare();
   }
   if (parameter.frozen && kind != LogicalTensor::value)
     fail_user(fmt::format("parameter '{}' is frozen: it has no gradient and no optimizer state", parameter.name));

@@ -92,6 +92,7 @@ void WeightFlow::gather_scope(const uint32_t* params, uint32_t n, bool begins) {
   const RecursiveMutexLock lock(context_.use);
   const comm::CallScope scope(comm_, call);
   comm_.barrier(call.c_str());
+  scope_begins_ = begins && std::any_of(params, params + n, [&](uint32_t param) { return is_sharded(param); });
 }
 
 bool WeightFlow::is_sharded(uint32_t param) const {
@@ -117,6 +118,7 @@ void WeightFlow::with_full(uint32_t param, const std::function<void(const void* 
 
 void WeightFlow::begin_use(const uint32_t* params, uint32_t n, uint32_t phase) {
   const RecursiveMutexLock lock(context_.use);
+  const bool begins_scope = std::exchange(scope_begins_, false);
   std::vector<uint32_t> absent;
   for (uint32_t i = 0; i < n; ++i)
     if (use_counts_[params[i]] == 0) absent.push_back(params[i]);
@@ -125,7 +127,10 @@ void WeightFlow::begin_use(const uint32_t* params, uint32_t n, uint32_t phase) {
     CallError error;
     std::string call = comm_.call();
     if (call.empty())
-      call = fmt::format("{}'{}'", phase == ZR_EXPORT_PHASE ? "zr::gather of " : control::kOperatorOn,
+      call = fmt::format("{}'{}'",
+                         phase != ZR_EXPORT_PHASE ? control::kOperatorOn
+                         : begins_scope           ? "zr::gather of "
+                                                  : "an in-place write to ",
                          plan_.input.parameters[absent[0]].name);
     const comm::CallScope scope(comm_, std::move(call));
     if (phase != ZR_EXPORT_PHASE && phase_ != ZR_FORWARD) phase = phase_;

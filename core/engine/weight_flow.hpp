@@ -76,10 +76,11 @@ class WeightFlow {
   std::atomic<uint32_t> phase_{ZR_FORWARD}, micro_{0};
   const std::thread::id thread_ = std::this_thread::get_id();  // the training thread
   // By parameter; used for sharded ones only.
-  std::vector<int> use_counts_ ZR_GUARDED_BY(context_.use);          // number of begun uses
-  std::vector<void*> memory_ ZR_GUARDED_BY(context_.use);            // gathered memory; null: none
-  std::vector<uint32_t> gathered_in_ ZR_GUARDED_BY(context_.use);    // the phase of acquire()
-  std::vector<char> written_ ZR_GUARDED_BY(context_.use);            // not 0 if it was written to since it was gathered
+  std::vector<int> use_counts_ ZR_GUARDED_BY(context_.use);        // number of begun uses
+  std::vector<void*> memory_ ZR_GUARDED_BY(context_.use);          // gathered memory; null: none
+  std::vector<uint32_t> gathered_in_ ZR_GUARDED_BY(context_.use);  // the phase of acquire()
+  std::vector<char> written_ ZR_GUARDED_BY(context_.use);          // not 0 if it was written to since it was gathered
+  bool scope_begins_ ZR_GUARDED_BY(context_.use) = false;  // a zr::gather scope is about to gather its parameters
   std::map<uint32_t, uint64_t> writes_ ZR_GUARDED_BY(context_.use);  // see take_writes()
 };
 

@@ -177,16 +177,16 @@ TEST(CommMpiTrainingTest, NamesWhatInexactCollectivesNeed) {
                  " && export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; " + start + program + keys);
   };
   const std::string mpirun = "mpirun.openmpi --bind-to none --oversubscribe -n 2";
-  const auto unsharded = train(mpirun, "communicator=mpi strategy=zero1 communicator.weights=int8");
+  const std::string on_two_nodes =
+      mpirun + " -x ZR_STORE=127.0.0.1:" + std::to_string(20000 + ::getpid() % 10000) +
+      " -x ZR_TOKEN=secret sh -c 'OMPI_COMM_WORLD_LOCAL_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0 exec \"$@\"' sh";
+  const auto unsharded = train(on_two_nodes, "communicator=mpi strategy=zero1 communicator.weights=int8");
   EXPECT_EQ(unsharded.code, 2);
   EXPECT_THAT(
       unsharded.output,
       HasSubstr("communicator.weights = \"int8\" (command line): every rank has all weights under this job's "
                 "strategy, so none are gathered for forward and backward; choose a strategy that shards weights of "
                 "this model, or remove the key"));
-  const std::string on_two_nodes =
-      mpirun + " -x ZR_STORE=127.0.0.1:" + std::to_string(20000 + ::getpid() % 10000) +
-      " -x ZR_TOKEN=secret sh -c 'OMPI_COMM_WORLD_LOCAL_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0 exec \"$@\"' sh";
   const auto several = train(on_two_nodes, "communicator=shm communicator.gradients=int4");
   EXPECT_EQ(several.code, 2);
   EXPECT_THAT(

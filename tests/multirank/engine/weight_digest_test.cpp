@@ -137,13 +137,40 @@ const zr::test::RankBodyOf<Run> clamp_and_refresh("clamp_and_refresh", [](Run& r
 const zr::test::RankBodyOf<Run> clamp_and_release("clamp_and_release",
                                                   [](Run& run) { clamp_last(run, [&] { run.engine->release(); }); });
 
-TEST_F(WeightDigestTest, RefreshAndReleaseDetectAWriteOnOneRank) {
-  for (const auto* body : {&clamp_and_refresh, &clamp_and_release}) {
+const zr::test::RankBodyOf<Run> clamp_and_get("clamp_and_get", [](Run& run) {
+  clamp_last(run, [&] { run.engine->get("twice.weight"); });
+});
+const zr::test::RankBodyOf<Run> clamp_and_evaluate("clamp_and_evaluate", [](Run& run) {
+  clamp_last(run, [&] { const zr::Engine::Evaluation evaluation(*run.engine); });
+});
+
+TEST_F(WeightDigestTest, EveryUseOfWeightsDetectsAWriteOnOneRank) {
+  for (const auto* body : {&clamp_and_refresh, &clamp_and_release, &clamp_and_get, &clamp_and_evaluate}) {
     expect_found(2, *body, sharded_,
                  "'twice.weight', elements 0 to 1295, rank 1 wrote values that rank 0 did not write (found in step 2)");
     expect_found(2, *body, replicated_[1],
                  "'twice.weight', elements 0 to 1295, rank 1 has different values than rank 0");
   }
+}
+
+// A weight that is not gathered any more is written to by one rank only, which waits for the others.
+RANK_BODY(write_on_one_rank_after_backward, Run) {
+  run.build();
+  while (run.engine->step_index() < 2) run.micro_step();
+  run.engine->backward(run.model->loss(2, 0));
+  if (last_rank(run)) {
+    const torch::NoGradGuard no_grad;
+    run.model->named_parameters()["twice.weight"].mul_(0.5);
+  }
+  run.engine->backward(run.model->loss(2, 1));
+}
+
+TEST_F(WeightDigestTest, AWriteOnOneRankThatNeedsAGatherIsNamedAsAWrite) {
+  const Result result = run(2, write_on_one_rank_after_backward, sharded_ + " strategy.zero3.max_reuse_bytes=0");
+  EXPECT_EQ(result.code, 4) << result.output;
+  EXPECT_THAT(result.output, HasSubstr("in an in-place write to 'twice.weight'"));
+  EXPECT_THAT(result.output,
+              HasSubstr("in-place writes to parameters are collective: make the same write on all ranks"));
 }
 
 // A frozen weight, and one that the checkpoint does not have.

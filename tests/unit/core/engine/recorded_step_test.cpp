@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <numeric>
 
+#include "base/dtype.hpp"
 #include "comm/coll.hpp"
 #include "comm/comm_volume.hpp"
 #include "engine/planner.hpp"
@@ -97,40 +98,44 @@ TEST_P(RecordedStrategyTest, ThousandRanksReceiveWhatThePlanSays) {
 }
 
 // Every rank of a job of 128 hosts with 8 ranks issues the same collectives, whose bytes are, by the table of
-// plugins/comm_mpi/README.md: the sum of a part passes from host to host and returns from the last one, to its host or
-// to all others; a gather passes to each host once.
+// plugins/comm_mpi/README.md: the sum of a part passes from host to host in fp32, with what it is added to first, and
+// returns from the last one, in the type of the result, to its host or to all others; a gather passes to each host
+// once.
 TEST_P(RecordedStrategyTest, HostsExchangeWhatTheTableOfTheCommunicatorSays) {
   if (!std::filesystem::exists(ZR_BUILD_DIR "/plugins/zr_communicator_mpi.so")) GTEST_SKIP() << "MPI was not found";
-  constexpr int kHosts = 128, kRanks = 8;
-  const plugin::ResolvedJob of =
-      job(kHosts * kRanks, {"strategy=" + GetParam(), "strategy." + GetParam() + ".bucket_bytes=512KiB",
-                            "communicator=mpi", "communicator.mpi.hierarchy_min_bytes=0"});
-  engine::Planner planner(of, blocks_of(3, 160), kHosts * kRanks, engine::HostSizes(kHosts, kRanks));
-  int64_t expected = 0;
-  std::vector<uint64_t> first;
-  record(of, planner.plan(0), [&](const zr_coll& coll) {
-    first.push_back(comm::fingerprint_of(coll, kHosts * kRanks));
-    if (coll.op == ZR_ALL_REDUCE) expected += (4 + 4) * coll.src.count * (kHosts - 1);
-    if (coll.op == ZR_ALL_REDUCE) return;
-    for (int rank = 0; rank < kHosts * kRanks; ++rank) {
-      const bool is_last = rank / kRanks == kHosts - 1;
-      const int64_t part =
-          comm::part_of_rank(coll.counts, comm::total_of(coll, kHosts * kRanks), rank, kHosts * kRanks).count;
-      ASSERT_TRUE(coll.op == ZR_REDUCE_SCATTER || coll.op == ZR_ALL_GATHER) << coll.op;
-      expected += 4 * part * (kHosts - 1);
-      if (coll.op == ZR_REDUCE_SCATTER && !is_last) expected += 4 * part;
+  constexpr int kHosts = 128, kRanks = 8, kWorld = kHosts * kRanks;
+  for (const auto& [dtype, reduce] : {std::pair("fp32", "each_micro_step"), {"bf16", "last_micro_step"}}) {
+    const plugin::ResolvedJob of =
+        job(kWorld, {"strategy=" + GetParam(), "strategy." + GetParam() + ".bucket_bytes=512KiB",
+                     std::string("train.dtype=") + dtype, std::string("gradients.reduce=") + reduce,
+                     "train.gradient_accumulation=2", "communicator=mpi", "communicator.mpi.hierarchy_min_bytes=0"});
+    engine::Planner planner(of, blocks_of(3, 160), kWorld, engine::HostSizes(kHosts, kRanks));
+    int64_t expected = 0;
+    std::vector<uint64_t> first;
+    record(of, planner.plan(0), [&](const zr_coll& coll) {
+      first.push_back(comm::fingerprint_of(coll, kWorld));
+      const int64_t sum = 4, result = size_of(static_cast<zr_dtype>(coll.dst.dtype));
+      if (coll.op == ZR_ALL_REDUCE) expected += (sum + result) * coll.src.count * (kHosts - 1);
+      if (coll.op == ZR_ALL_REDUCE) return;
+      for (int rank = 0; rank < kWorld; ++rank) {
+        const bool is_last = rank / kRanks == kHosts - 1;
+        const int64_t part = comm::part_of_rank(coll.counts, comm::total_of(coll, kWorld), rank, kWorld).count;
+        ASSERT_TRUE(coll.op == ZR_REDUCE_SCATTER || coll.op == ZR_ALL_GATHER) << coll.op;
+        expected += (coll.op == ZR_REDUCE_SCATTER ? sum : result) * part * (kHosts - 1);
+        if (coll.op == ZR_REDUCE_SCATTER && !is_last) expected += result * part;
+        if ((coll.flags & ZR_COLL_ACCUMULATE) && rank / kRanks > 0) expected += result * part;  // what it adds to
+      }
+    });
+    for (int rank = 1; rank < kWorld; ++rank) {
+      std::vector<uint64_t> own;
+      record(of, planner.plan(rank), [&](const zr_coll& coll) { own.push_back(comm::fingerprint_of(coll, kWorld)); });
+      ASSERT_EQ(own, first) << "rank " << rank;
     }
-  });
-  for (int rank = 1; rank < kHosts * kRanks; ++rank) {
-    std::vector<uint64_t> own;
-    record(of, planner.plan(rank),
-           [&](const zr_coll& coll) { own.push_back(comm::fingerprint_of(coll, kHosts * kRanks)); });
-    ASSERT_EQ(own, first) << "rank " << rank;
+    const engine::HostTraffic traffic = planner.traffic({{}})[0];
+    EXPECT_EQ(traffic.problem, "") << dtype;
+    EXPECT_EQ(static_cast<int64_t>(traffic.between()), expected) << dtype;
+    EXPECT_EQ(std::accumulate(traffic.received.begin(), traffic.received.end(), uint64_t{0}), traffic.between());
   }
-  const engine::HostTraffic traffic = planner.traffic({{}})[0];
-  EXPECT_EQ(traffic.problem, "");
-  EXPECT_EQ(static_cast<int64_t>(traffic.between()), expected);
-  EXPECT_EQ(std::accumulate(traffic.received.begin(), traffic.received.end(), uint64_t{0}), traffic.between());
 }
 
 // A job whose hosts each have one copy of the weights: a rank counts its part of the copy, and each host receives what
