@@ -46,8 +46,8 @@ class Hosts {
   const std::string& unavailable() const { return unavailable_; }
   int count() const { return count_; }
   std::string name(int host) const { return name_ + std::to_string(host); }
-  /// Bytes that the first host has sent.
-  int64_t sent() const { return std::stoll(script("bytes " + name(0)).output); }
+  /// Bytes that a host has sent.
+  int64_t sent(int host = 0) const { return std::stoll(script("bytes " + name(host)).output); }
 
   /// The starts of commands that run a program on all hosts, with so many ranks on each.
   std::string launch(int ranks_per_host) const {
