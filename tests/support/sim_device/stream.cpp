@@ -71,8 +71,11 @@ void drain() {
     for (StreamQueue* queue : queues_of(d)) queue->wait(queue->last_ticket());
 }
 
-// Kernels create static objects of libraries, which are destroyed before handlers that were registered earlier.
-void drain_at_exit() { std::atexit(drain); }
+// Kernels create static objects of libraries, which are destroyed before exit handlers that were registered earlier.
+// The objects of the thread that exits are destroyed before all of these.
+struct DrainAtThreadEnd {
+  ~DrainAtThreadEnd() { drain(); }
+};
 
 const int exit_handler = [] {
   drain();  // remembers the process
@@ -103,7 +106,8 @@ uint64_t StreamQueue::enqueue(std::string name, std::function<void()> run, bool 
     started_ = true;
     std::thread([this] { work(); }).detach();
   }
-  if ((enqueued_ & (enqueued_ - 1)) == 0) drain_at_exit();
+  static thread_local const DrainAtThreadEnd drain_at_end;
+  static_cast<void>(drain_at_end);
   ++pending;
   tasks_.push_back({std::move(name), std::move(run), delayed ? delay() : 0});
   added_.notify_one();
