@@ -108,8 +108,8 @@ void EarlyUpdate::use(Uses& uses, std::size_t index) {
   }
   if (uses.in_this_step > uses.in_first_step) was_used_late_ |= unit.is_ready;
   if (uses.in_this_step != uses.in_first_step || --unit.missing > 0) return;
-  const bool touched =
-      std::ranges::all_of(unit.slices, [&](const update::UpdateSlice& slice) { return touches_(slice.param); });
+  const bool touched = std::ranges::all_of(
+      unit.slices, [&](const update::UpdateSlice& slice) ZR_REQUIRES(mutex_) { return touches_(slice.param); });
   if (!touched || is_stopped_) return;
   unit.is_ready = true;
   ready_.push_back(index);

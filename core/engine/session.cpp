@@ -396,8 +396,11 @@ void Session::evaluation(bool begins) {
   if (!begins) buffers_.end_evaluation();
   progress_.check_complete();
   if (begins) monitor_.publish_replacements();
-  if (begins) step_recorder_.exclude([&] { monitor_.compare(); });
-  if (begins) step_recorder_.exclude([&] { buffers_.begin_evaluation(job_.comm); });
+  if (begins)
+    step_recorder_.exclude([&] {
+      monitor_.compare();
+      buffers_.begin_evaluation(job_.comm);
+    });
   weights_.set_phase(begins ? ZR_EVAL : ZR_FORWARD, progress_.next_micro());
   job_.context.report_event(begins ? ZR_EVAL_BEGIN : ZR_EVAL_END);
   if (!begins) monitor_.publish_replacements();
