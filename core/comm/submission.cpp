@@ -133,8 +133,8 @@ std::pair<void*, const void*> Submission::shared_alloc(uint64_t bytes) {
     activity_.what = outer;
     return memory;
   } catch (const Error& failure) {
-    activity_.what = what;
     if (exceeded_timeout_ || control_->broken()) {
+      activity_.what = what;
       CallError error;
       finish(fill_error(&error, ZR_CANCELLED, failure.what()), &error);
       std::rethrow_exception(take_failure());

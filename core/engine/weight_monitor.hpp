@@ -44,7 +44,7 @@ class WeightMonitor {
   void publish_weights(bool frozen_too, uint32_t flags = 0);
   /// Call when the weights of these parameters were loaded from a file: the strategy sends them. Collective.
   void publish_loaded(const std::vector<uint32_t>& params);
-  /// Compares weights between ranks. Call before weights are written to a file or hashed. Collective.
+  /// Compares weights between ranks. Call before the program or a file gets their values. Collective.
   void compare();
   /// Call before and after engine.set() stores a parameter's new values. The strategy sends them at once; but if every
   /// rank has its own copy of all weights, all of which engine.set() stores, publish_replacements() does this once for

@@ -298,12 +298,12 @@ struct Choice {
   const char* keys;
 };
 
-class CommMpiHostsTraffic : public testing::TestWithParam<Choice> {};
+class CommMpiHostsTrafficTest : public testing::TestWithParam<Choice> {};
 
-TEST_P(CommMpiHostsTraffic, IsWhatThePlanSays) { expect_what_the_plan_says(GetParam().hosts, GetParam().keys); }
+TEST_P(CommMpiHostsTrafficTest, IsWhatThePlanSays) { expect_what_the_plan_says(GetParam().hosts, GetParam().keys); }
 
 INSTANTIATE_TEST_SUITE_P(
-    Choices, CommMpiHostsTraffic,
+    Choices, CommMpiHostsTrafficTest,
     testing::Values(Choice{"Int8", 2, "strategy=zero0 communicator.gradients=int8"},
                     Choice{"Int4", 2, "strategy=zero1 communicator.gradients=int4"},
                     Choice{"AnyOrder", 2, "strategy=zero2 communicator.exact=false"},
