@@ -19,7 +19,7 @@ namespace zr::host::conform {
 
 namespace {
 
-constexpr int64_t kBlock = 128;  // elements that have one scale (docs/numerics.md, "Inexact collectives")
+constexpr int64_t kBlock = 128;  // elements that have one scale, at most (docs/numerics.md, "Inexact collectives")
 const std::vector<int> kWorlds{2, 3, 4};
 
 // Two hosts.
@@ -296,7 +296,7 @@ constexpr Rule kRules[] = {
      "With ZR_COMM_QUANTIZED, 8 and 4 bits keep zeros and the largest magnitudes of blocks exactly.",
      exact_values_are_kept},
     {"ZR-C27", "communicator",
-     "Quantized values are rounded once, to the nearest level of their block of 128 elements.",
+     "Quantized values are rounded once, to the nearest level of their block of at most 128 elements.",
      rounds_to_the_nearest_level},
     {"ZR-C28", "communicator", "An inexact all_gather or all_reduce gives all ranks the same bits.",
      ranks_get_equal_results},

@@ -233,7 +233,8 @@ std::string first_host(const std::string& nodes) {
 std::optional<RankInfo> find_rank_info(const Variables& variables, int64_t parent) {
   const auto has = [&](const char* name) { return variables(name) != nullptr; };
   RankInfo rank_info;
-  switch (launcher_of(variables)) {
+  const Launcher launcher = launcher_of(variables);
+  switch (launcher) {
     case Launcher::none: return {};
     case Launcher::zeroth: rank_info = from_zeroth({variables, "zeroth launch"}); break;
     case Launcher::torchrun: rank_info = from_torchrun({variables, "torchrun"}); break;
@@ -250,6 +251,11 @@ std::optional<RankInfo> find_rank_info(const Variables& variables, int64_t paren
   if (!rank_info.token.empty() || rank_info.world == 1) return rank_info;
   rank_info.shares_secret = one_host;
   rank_info.guessable = !one_host;
+  if (rank_info.guessable && launcher == Launcher::slurm)
+    fail_environment(
+        "srun starts ranks on several nodes, and they have no secret: any process that reaches the job's store could "
+        "join the job or end it. Set one before srun, which passes it to all ranks: "
+        "export ZR_TOKEN=$(openssl rand -hex 16) (SECURITY.md)");
   if (rank_info.guessable) rank_info.token = rank_info.job;
   return rank_info;
 }

@@ -10,7 +10,7 @@ bool is_shared(const zr::CollectiveParts& parts) { return (parts.coll.flags & ZR
 // Encoded values have their place in the memory of the values.
 bool passes_encoded(const zr::CollectiveParts& parts, int64_t count) {
   const zr_dtype dtype = parts.coll.dst.dtype;
-  return parts.coll.op == ZR_ALL_GATHER && !is_shared(parts) && bits_of(parts.coll) != 0 && count >= kBlock &&
+  return parts.coll.op == ZR_ALL_GATHER && !is_shared(parts) && bits_of(parts.coll) != 0 && count >= kFewest &&
          (dtype == ZR_F32 || dtype == ZR_BF16 || dtype == ZR_F16);
 }
 }  // namespace

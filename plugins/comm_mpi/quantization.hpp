@@ -1,6 +1,6 @@
-// The form of values that pass between hosts as small integers: blocks of 128, each with a scale in fp32 and then one
-// integer per value, of 8 bits (-127 to 127) or 4 bits (-7 to 7). A value is integer * scale; scale is the largest
-// magnitude of the block / 127 or / 7.
+// The form of values that pass between hosts as small integers: blocks, each with a scale in fp32 and then one integer
+// per value, of 8 bits (-127 to 127, blocks of 128 values) or 4 bits (-7 to 7, blocks of 64). A value is
+// integer * scale; scale is the largest magnitude of the block / 127 or / 7.
 //
 // A block with an infinity or a NaN becomes NaN. A block without a magnitude of 2^-100 or more becomes +0.
 #pragma once
@@ -20,14 +20,15 @@ ZR_KERNEL(void add_quantized(int bits, const void* from, int64_t count, float* t
 #ifndef ZR_ISA
 namespace mpi {
 
-inline constexpr int64_t kBlock = 128;  // values
+inline constexpr int64_t kFewest = 128;  // values of a part of a gather; fewer are gathered exactly
 
 /// The number of bits of a quantized operation; 0: it is not quantized.
 inline int bits_of(const zr_coll& coll) { return coll.flags & ZR_COLL_INT4 ? 4 : coll.flags & ZR_COLL_INT8 ? 8 : 0; }
 
-/// Bytes of so many encoded values; fewer than those of the values themselves if there are at least kBlock.
+/// Bytes of so many encoded values; fewer than those of the values themselves if there are at least kFewest.
 inline int64_t encoded_bytes(int bits, int64_t count) {
-  return (count + kBlock - 1) / kBlock * int64_t{sizeof(float)} + (count * bits + 7) / 8;
+  const int64_t block = bits == 8 ? 128 : 64;
+  return (count + block - 1) / block * int64_t{sizeof(float)} + (count * bits + 7) / 8;
 }
 
 /// The kernels for this machine.

@@ -6,52 +6,60 @@
 namespace ZR_ISA {
 
 namespace {
-constexpr int kValues = 128, kScaleBytes = 4;
+constexpr int kScaleBytes = 4;
 
+template <int kBits>
+constexpr int kValues = kBits == 8 ? 128 : 64;  // of a block
+
+template <int kBits>
 struct Codes {  // of one block
   float scale;
-  int8_t of[kValues];
+  int8_t of[kValues<kBits>];
 };
 
 // Values of a block as fp32; the rest becomes 0.
-inline void load(zr_dtype dtype, const char* from, int n, float* values) {
-  uint16_t halves[kValues] = {};
+template <int kSize>
+inline void load(zr_dtype dtype, const char* from, int n, float (&values)[kSize]) {
+  uint16_t halves[kSize] = {};
   if (dtype == ZR_F32) {
-    for (int i = n; i < kValues; ++i) values[i] = 0;
+    for (int i = n; i < kSize; ++i) values[i] = 0;
     std::memcpy(values, from, static_cast<size_t>(n) * sizeof(float));
     return;
   }
   std::memcpy(halves, from, static_cast<size_t>(n) * sizeof(uint16_t));
   if (dtype == ZR_BF16)
-    for (int i = 0; i < kValues; ++i) values[i] = zr::from_bf16(halves[i]);
+    for (int i = 0; i < kSize; ++i) values[i] = zr::from_bf16(halves[i]);
   else
-    for (int i = 0; i < kValues; ++i) values[i] = zr::from_f16(halves[i]);
+    for (int i = 0; i < kSize; ++i) values[i] = zr::from_f16(halves[i]);
 }
 
-inline void store(zr_dtype dtype, const float* values, int n, char* to) {
-  uint16_t halves[kValues];
+template <int kSize>
+inline void store(zr_dtype dtype, const float (&values)[kSize], int n, char* to) {
+  uint16_t halves[kSize];
   if (dtype == ZR_F32) {
     std::memcpy(to, values, static_cast<size_t>(n) * sizeof(float));
     return;
   }
   if (dtype == ZR_BF16)
-    for (int i = 0; i < kValues; ++i) halves[i] = zr::to_bf16(values[i]);
+    for (int i = 0; i < kSize; ++i) halves[i] = zr::to_bf16(values[i]);
   else
-    for (int i = 0; i < kValues; ++i) halves[i] = zr::to_f16(values[i]);
+    for (int i = 0; i < kSize; ++i) halves[i] = zr::to_f16(values[i]);
   std::memcpy(to, halves, static_cast<size_t>(n) * sizeof(uint16_t));
 }
 
-inline void encode(float levels, const float* values, Codes& codes) {
+template <int kBits>
+inline void encode(const float (&values)[kValues<kBits>], Codes<kBits>& codes) {
+  constexpr float kLevels = kBits == 8 ? 127 : 7;
   uint32_t largest = 0;
-  for (int i = 0; i < kValues; ++i) {
-    const uint32_t magnitude = zr::bits_of(values[i]) & 0x7fffffffu;
+  for (const float value : values) {
+    const uint32_t magnitude = zr::bits_of(value) & 0x7fffffffu;
     largest = magnitude > largest ? magnitude : largest;
   }
   const bool is_finite = largest < 0x7f800000u, is_zero = largest < zr::bits_of(0x1p-100f);
-  const float most = zr::float_of(largest), inverse = is_finite && !is_zero ? levels / most : 0;
-  codes.scale = !is_finite ? zr::float_of(0x7fc00000u) : is_zero ? 0 : most / levels;
+  const float most = zr::float_of(largest), inverse = is_finite && !is_zero ? kLevels / most : 0;
+  codes.scale = !is_finite ? zr::float_of(0x7fc00000u) : is_zero ? 0 : most / kLevels;
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: the sum has no bits after the point, rounded to even
-  for (int i = 0; i < kValues; ++i) {
+  for (int i = 0; i < kValues<kBits>; ++i) {
     const float rounded = (values[i] * inverse + kRound) - kRound;
     codes.of[i] = static_cast<int8_t>(is_finite ? static_cast<int>(rounded) : 0);
   }
@@ -73,83 +81,109 @@ ZR_ALWAYS_INLINE void unpack_halves(const uint8_t* bytes, int n, int8_t* codes) 
   for (int i = 0; i < n - half; ++i) codes[i + half] = static_cast<int8_t>(((bytes[i] >> 4) ^ 8) - 8);
 }
 
-inline char* pack(int bits, const Codes& codes, int n, char* to) {
+template <int kBits>
+inline char* pack(const Codes<kBits>& codes, int n, char* to) {
+  constexpr int kSize = kValues<kBits>;
   std::memcpy(to, &codes.scale, kScaleBytes);
   to += kScaleBytes;
-  if (bits == 8) {
+  if constexpr (kBits == 8) {
     std::memcpy(to, codes.of, static_cast<size_t>(n));
     return to + n;
+  } else {
+    uint8_t bytes[kSize / 2];
+    const int half = (n + 1) / 2;
+    n == kSize ? pack_halves(codes.of, kSize, bytes) : pack_halves(codes.of, n, bytes);
+    std::memcpy(to, bytes, static_cast<size_t>(half));
+    return to + half;
   }
-  uint8_t bytes[kValues / 2];
-  const int half = (n + 1) / 2;
-  n == kValues ? pack_halves(codes.of, kValues, bytes) : pack_halves(codes.of, n, bytes);
-  std::memcpy(to, bytes, static_cast<size_t>(half));
-  return to + half;
 }
 
-inline const char* unpack(int bits, const char* from, int n, Codes& codes) {
+template <int kBits>
+inline const char* unpack(const char* from, int n, Codes<kBits>& codes) {
+  constexpr int kSize = kValues<kBits>;
   std::memcpy(&codes.scale, from, kScaleBytes);
   from += kScaleBytes;
-  if (bits == 8) {
+  if constexpr (kBits == 8) {
     std::memcpy(codes.of, from, static_cast<size_t>(n));
     return from + n;
+  } else {
+    uint8_t bytes[kSize / 2];
+    const int half = (n + 1) / 2;
+    std::memcpy(bytes, from, static_cast<size_t>(half));
+    n == kSize ? unpack_halves(bytes, kSize, codes.of) : unpack_halves(bytes, n, codes.of);
+    return from + half;
   }
-  uint8_t bytes[kValues / 2];
-  const int half = (n + 1) / 2;
-  std::memcpy(bytes, from, static_cast<size_t>(half));
-  n == kValues ? unpack_halves(bytes, kValues, codes.of) : unpack_halves(bytes, n, codes.of);
-  return from + half;
 }
 
-inline int block_of(int64_t count, int64_t first) {
-  return count - first < kValues ? static_cast<int>(count - first) : kValues;
+// How many values the block has that begins with value `first`.
+template <int kBits>
+inline int block_at(int64_t first, int64_t count) {
+  return count - first < kValues<kBits> ? static_cast<int>(count - first) : kValues<kBits>;
 }
 
-inline void decode(const Codes& codes, float* values) {
-  for (int i = 0; i < kValues; ++i) values[i] = static_cast<float>(codes.of[i]) * codes.scale;
+template <int kBits>
+inline void decode(const Codes<kBits>& codes, float (&values)[kValues<kBits>]) {
+  for (int i = 0; i < kValues<kBits>; ++i) values[i] = static_cast<float>(codes.of[i]) * codes.scale;
 }
-}  // namespace
 
-void quantize(int bits, zr_dtype dtype, const void* from, int64_t count, void* to) {
+template <int kBits>
+inline void quantize_to(zr_dtype dtype, const char* from, int64_t count, char* to) {
   const int64_t width = dtype == ZR_F32 ? 4 : 2;
-  const float levels = bits == 8 ? 127 : 7;
-  auto* out = static_cast<char*>(to);
-  for (int64_t first = 0; first < count; first += kValues) {
-    const int n = block_of(count, first);
-    float values[kValues];
-    Codes codes;
-    load(dtype, static_cast<const char*>(from) + first * width, n, values);
-    encode(levels, values, codes);
-    out = pack(bits, codes, n, out);
+  for (int64_t first = 0; first < count; first += kValues<kBits>) {
+    const int n = block_at<kBits>(first, count);
+    float values[kValues<kBits>];
+    Codes<kBits> codes;
+    load(dtype, from + first * width, n, values);
+    encode<kBits>(values, codes);
+    to = pack(codes, n, to);
   }
 }
 
 // A block is read before the one before it is written, which may end where it begins.
-void dequantize(int bits, const void* from, zr_dtype dtype, int64_t count, void* to) {
+template <int kBits>
+inline void dequantize_to(const char* from, zr_dtype dtype, int64_t count, char* to) {
   if (count == 0) return;
   const int64_t width = dtype == ZR_F32 ? 4 : 2;
-  const auto* in = static_cast<const char*>(from);
-  Codes codes{}, next{};
-  in = unpack(bits, in, block_of(count, 0), next);
-  for (int64_t first = 0; first < count; first += kValues) {
+  Codes<kBits> codes{}, next{};
+  from = unpack(from, block_at<kBits>(0, count), next);
+  for (int64_t first = 0; first < count; first += kValues<kBits>) {
     codes = next;
-    if (first + kValues < count) in = unpack(bits, in, block_of(count, first + kValues), next);
-    float values[kValues];
+    const int64_t after = first + kValues<kBits>;
+    if (after < count) from = unpack(from, block_at<kBits>(after, count), next);
+    float values[kValues<kBits>];
     decode(codes, values);
-    store(dtype, values, block_of(count, first), static_cast<char*>(to) + first * width);
+    store(dtype, values, block_at<kBits>(first, count), to + first * width);
   }
+}
+
+template <int kBits>
+inline void add_to(const char* from, int64_t count, float* to) {
+  Codes<kBits> codes{};
+  for (int64_t first = 0; first < count; first += kValues<kBits>) {
+    const int n = block_at<kBits>(first, count);
+    from = unpack(from, n, codes);
+    float values[kValues<kBits>];
+    decode(codes, values);
+    for (int i = 0; i < n; ++i) to[first + i] += values[i];
+  }
+}
+}  // namespace
+
+void quantize(int bits, zr_dtype dtype, const void* from, int64_t count, void* to) {
+  const auto* in = static_cast<const char*>(from);
+  auto* out = static_cast<char*>(to);
+  bits == 8 ? quantize_to<8>(dtype, in, count, out) : quantize_to<4>(dtype, in, count, out);
+}
+
+void dequantize(int bits, const void* from, zr_dtype dtype, int64_t count, void* to) {
+  const auto* in = static_cast<const char*>(from);
+  auto* out = static_cast<char*>(to);
+  bits == 8 ? dequantize_to<8>(in, dtype, count, out) : dequantize_to<4>(in, dtype, count, out);
 }
 
 void add_quantized(int bits, const void* from, int64_t count, float* to) {
   const auto* in = static_cast<const char*>(from);
-  Codes codes{};
-  for (int64_t first = 0; first < count; first += kValues) {
-    const int n = block_of(count, first);
-    in = unpack(bits, in, n, codes);
-    float values[kValues];
-    decode(codes, values);
-    for (int i = 0; i < n; ++i) to[first + i] += values[i];
-  }
+  bits == 8 ? add_to<8>(in, count, to) : add_to<4>(in, count, to);
 }
 
 }  // namespace ZR_ISA

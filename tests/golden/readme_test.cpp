@@ -146,12 +146,15 @@ TEST(ReadmeTest, ShowsTheActualPlan) {
   EXPECT_EQ(shown, std::count(made.output.begin(), made.output.end(), '\n'));
 }
 
-TEST(ReadmeTest, DocsShowTheActualComparison) {
-  const auto made = shell(filled("{bin}/zeroth plan --params 1e9 --ranks 8 --dtype bf16 --compare"));
-  ASSERT_EQ(made.code, 0) << made.output;
-  EXPECT_NE(text_of(kRoot + "docs/memory-and-communication.md").find("```\n" + made.output + "```\n"),
-            std::string::npos)
-      << made.output;
+TEST(ReadmeTest, DocsShowTheActualPlans) {
+  const std::string docs = text_of(kRoot + "docs/memory-and-communication.md");
+  const auto compared = shell(filled("{bin}/zeroth plan --params 1e9 --ranks 8 --dtype bf16 --compare"));
+  ASSERT_EQ(compared.code, 0) << compared.output;
+  EXPECT_NE(docs.find("```\n" + compared.output + "```\n"), docs.npos) << compared.output;
+  const auto of_hosts =
+      shell(filled("{bin}/zeroth plan --params 1e9 --hosts 4x8 --dtype bf16 --link 25Gbit strategy=zero3 | "
+                   "grep -A 99 '^communication per step, 4 hosts'"));
+  EXPECT_NE(docs.find("```\n" + of_hosts.output + "```\n"), docs.npos) << of_hosts.output;
 }
 
 // Each TOML block of docs/ is valid, with a strategy, an optimizer and a program if it has none. tests/package trains

@@ -6,8 +6,10 @@ time from the file, so that no second copy of it is in anyone's peak.
 """
 import json
 import os
+import socket
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.distributed as dist
@@ -67,6 +69,53 @@ def plain(job):
     """The upper bound: each rank trains alone, without communication."""
     model = filled(job)
     return plain_step(model, torch.optim.AdamW(model.parameters(), fused=True, **ADAMW), job)
+
+
+class Exchange:
+    """Sends bytes of no meaning to the other of two ranks and receives as many from it, over TCP."""
+    CHUNK = bytearray(4 << 20)
+
+    def __init__(self, job, size):
+        place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + 1
+        if job["rank"] == 0:
+            with socket.create_server(place) as server:
+                dist.barrier()
+                self.peer = server.accept()[0]
+        else:
+            dist.barrier()
+            self.peer = socket.create_connection(place)
+        self.size, self.threads = size, ThreadPoolExecutor(2)
+
+    def start(self):
+        self.running = [self.threads.submit(self.send), self.threads.submit(self.receive)]
+
+    def finish(self):
+        for one in self.running:
+            one.result()
+
+    def send(self):
+        for left in range(self.size, 0, -len(self.CHUNK)):
+            self.peer.sendall(memoryview(self.CHUNK)[:left])
+
+    def receive(self):
+        memory, left = memoryview(bytearray(len(self.CHUNK))), self.size
+        while left:
+            left -= self.peer.recv_into(memory[:left])
+
+
+def plain_wire(job):
+    """`plain`, while each rank sends as many bytes as under zero0 on two hosts, of which nothing is read or added."""
+    train = plain(job)
+    count = sum(p.numel() for p in built(job).parameters())
+    # Half of the gradients as sums, and half of the results.
+    exchange = Exchange(job, count * (4 + (4 if job["dtype"] == "fp32" else 2)) // 2)
+
+    def step(*batch):
+        exchange.start()
+        loss = train(*batch)
+        exchange.finish()
+        return loss
+    return step
 
 
 def ddp(job):
@@ -135,7 +184,7 @@ def deepspeed_step(job):
     return step
 
 
-SYSTEMS = {"plain": plain, "ddp": ddp, "torch_zero1": zero_redundancy, "fsdp2_keep": fsdp2, "fsdp2_reshard": fsdp2,
+SYSTEMS = {"plain": plain, "plain_wire": plain_wire, "ddp": ddp, "torch_zero1": zero_redundancy, "fsdp2_keep": fsdp2, "fsdp2_reshard": fsdp2,
            **{f"deepspeed{stage}": deepspeed_step for stage in range(4)}}
 
 

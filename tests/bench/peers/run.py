@@ -26,7 +26,7 @@ SIZES = {"S": {"layers": 6, "width": 384, "heads": 6, "context": 256, "samples":
          "M": {"layers": 12, "width": 768, "heads": 12, "context": 256, "samples": 2, "steps": 10}}
 # One sequence of 64 tokens per rank.
 SIZES |= {"S64": {**SIZES["S"], "context": 64, "samples": 1}, "M64": {**SIZES["M"], "context": 64, "samples": 1}}
-PEERS = ["plain", "ddp", "torch_zero1", "fsdp2_keep", "fsdp2_reshard",
+PEERS = ["plain", "plain_wire", "ddp", "torch_zero1", "fsdp2_keep", "fsdp2_reshard",
          "deepspeed0", "deepspeed1", "deepspeed2", "deepspeed3"]
 ZEROTH = ["zero0", "zero1", "zero2", "zero3"]
 
@@ -135,7 +135,8 @@ def about_communication(hosts):
             "peers": "gloo; Zeroth: mpi, which communicator = auto chooses",
             "comm MiB": "per step, both ranks: bytes that the hosts' interfaces sent",
             "wire ms": "comm MiB of the host that sends more, divided by the speed of the link in this round",
-            "limit": "what a step takes at least: a step of plain or wire ms, whichever is longer"}
+            "limit": "what a step takes at least: a step of plain or wire ms, whichever is longer",
+            "plain_wire": "plain, while each rank sends the bytes of zero0: what both take on the same cores"}
 
 
 def about(hosts):
@@ -208,12 +209,13 @@ def main():
     words = argparse.ArgumentParser(prog="peers", description=__doc__)
     words.add_argument("--sizes", default="S,M")
     words.add_argument("--dtypes", default="fp32,bf16")
-    words.add_argument("--systems", default=",".join(PEERS + ZEROTH))
+    words.add_argument("--systems", help="all, unless named; plain_wire on two hosts only")
     words.add_argument("--rounds", type=int, default=3)
     words.add_argument("--steps", type=int, help="instead of 20 (S) and 10 (M)")
     words.add_argument("--hosts", type=int, default=1, choices=list(HOSTS), help="2: a rank on each of two hosts")
     asked = words.parse_args()
-    names = asked.systems.split(",")
+    names = asked.systems.split(",") if asked.systems else \
+        [n for n in PEERS + ZEROTH if n != "plain_wire" or asked.hosts > 1]
     unknown = [n for n in names if n not in PEERS + ZEROTH] + [s for s in asked.sizes.split(",") if s not in SIZES] + \
         [d for d in asked.dtypes.split(",") if d not in ("fp32", "bf16")]
     if unknown or asked.rounds < 1 or (asked.steps or 2) < 2:

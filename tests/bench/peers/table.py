@@ -21,6 +21,7 @@ FIRST_STEP = {"S": 1.5}
 RATE_ON_HOSTS = {"zero0": 1.0, "zero1": 1.15, "zero2": 1.15, "zero3": 1.25}
 OF_LIMIT = 0.9
 CEILING = "plain"  # two processes that exchange nothing
+WIRE = "plain_wire"  # the same, which send each other as much as zero0, on two hosts
 DIGITS = 1e-5  # losses must agree to five digits
 
 
@@ -80,6 +81,9 @@ def marks_on_hosts(case):
         got = of_limit(case, ours)
         if got:
             rows.append(at_least(f"{ours} tokens/s of the limit's ({got[1]})", got[0], OF_LIMIT))
+        got = ratio(case, ours, [WIRE], "tokens_per_s")
+        if got:
+            rows.append(at_least(f"{ours} tokens/s of {WIRE}'s", got[0], None))
     return rows
 
 
@@ -111,7 +115,7 @@ def marks(case):
 def apart(case):
     """Systems whose final loss differs from the median: {name: loss}; and the median."""
     losses = {name: [r["loss"] for r in system["rounds"]] for name, system in case["systems"].items()
-              if ran(system) and name != CEILING}
+              if ran(system) and name not in (CEILING, WIRE)}
     if not losses:
         return {}, None
     agreed = median(median(of_one) for of_one in losses.values())

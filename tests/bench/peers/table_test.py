@@ -95,6 +95,11 @@ class TableOfHosts(unittest.TestCase):
         made = case_on_hosts(8.388608, plain=on_hosts([10.0]), zero0=on_hosts([100.0], sent_mib=80))
         self.assertIn("zero0 tokens/s of the limit's (wire)       0.800   target: at least 0.9   MISSED", text(made))
 
+    def test_plain_beside_the_wire_has_a_row_without_a_target(self):
+        made = case_on_hosts(8.0, plain_wire=on_hosts([125.0]), zero0=on_hosts([100.0]))
+        self.assertRegex(text(made), r"zero0 tokens/s of plain_wire's +1\.250\n")
+        self.assertIn("0 of 0 targets missed", text(made))
+
     def test_each_round_uses_its_own_speed_of_the_link(self):
         made = case_on_hosts(8.388608, 16.777216, zero0=on_hosts([100.0, 100.0], sent_mib=80))
         self.assertEqual([round(ms, 6) for ms in table.wire_ms(made, "zero0")], [80.0, 40.0])

@@ -165,7 +165,8 @@ bool reads(const Comm& c, const zr_coll& coll) {
 }
 
 void quantize(const zr_coll& coll, zr_dtype dtype, char* data, int64_t count) {
-  const int64_t block = kDefect == one_scale_per_part ? std::max<int64_t>(count, 1) : 128;
+  const int64_t usual = coll.flags & ZR_COLL_INT4 ? 64 : 128;
+  const int64_t block = kDefect == one_scale_per_part ? std::max<int64_t>(count, 1) : usual;
   const Form form{coll.flags & ZR_COLL_INT4 ? 7.0f : 127.0f, block, kDefect == divides_by_zero,
                   kDefect == hides_infinities};
   mutant::quantize(form, dtype, data, count);

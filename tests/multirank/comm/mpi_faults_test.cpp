@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 #include <sstream>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -80,9 +81,14 @@ class Training {
   zr::test::Scene scene_;
 };
 
-std::string keys(const Hosts& hosts, int ranks_per_host, int timeout_seconds = kTimeoutSeconds) {
-  return "strategy=zero1 communicator=auto communicator.mpi.hierarchy_min_bytes=0 communicator.timeout=" +
+std::string job_keys(const Hosts& hosts, int ranks_per_host, const std::string& job,
+                     int timeout_seconds = kTimeoutSeconds) {
+  return job + " communicator=auto communicator.mpi.hierarchy_min_bytes=0 communicator.timeout=" +
          std::to_string(timeout_seconds) + "s job.ranks=" + std::to_string(hosts.count() * ranks_per_host) + " ";
+}
+
+std::string keys(const Hosts& hosts, int ranks_per_host, int timeout_seconds = kTimeoutSeconds) {
+  return job_keys(hosts, ranks_per_host, "strategy=zero1", timeout_seconds);
 }
 
 bool none_left(const Hosts& hosts) {
@@ -138,6 +144,9 @@ struct Fault {
   const char* name;
   int hosts, ranks_per_host;
   std::string (*occur)(const Hosts&);  // returns how the report names the origin
+  std::string_view job = "strategy=zero1";
+
+  std::string keys(const Hosts& of) const { return job_keys(of, ranks_per_host, std::string(job)); }
 };
 
 // All processes must end in time, after a report that names the origin.
@@ -151,25 +160,32 @@ void expect_end(const Hosts& hosts, Job& job, const Fault& fault) {
   EXPECT_THAT(job.err(), ContainsRegex("zeroth: error: .*" + named));
 }
 
+constexpr const char* kCheckpoints = "checkpoint.every=2 checkpoint.keep=4";
+constexpr std::string_view kQuantized =
+    "strategy=zero3 strategy.zero3.persistence_threshold=0 communicator.gradients=int8 communicator.weights=int8";
+constexpr std::string_view kOneBitAdam = "strategy=zero2 optimizer=onebit_adam optimizer.onebit_adam.freeze_step=1";
+
 class CommMpiHostFaultsTest : public testing::TestWithParam<Fault> {};
 
 TEST_P(CommMpiHostFaultsTest, EndTheJobWhichResumesToTheSameWeights) {
-  const int ranks = GetParam().ranks_per_host;
+  const Fault& fault = GetParam();
+  const int ranks = fault.ranks_per_host;
   Training training;
   {
-    const Hosts hosts(GetParam().hosts);
+    const Hosts hosts(fault.hosts);
     if (!hosts.unavailable().empty()) GTEST_SKIP() << "cannot create network namespaces: " << hosts.unavailable();
-    Job job = training.start(hosts.launch(ranks), "failed",
-                             keys(hosts, ranks) + kEndless + "checkpoint.every=2 checkpoint.keep=4");
-    ASSERT_TRUE(eventually([&] { return training.newest_checkpoint() > 0; }, kPatience)) << job.err();
-    expect_end(hosts, job, GetParam());
+    Job job = training.start(hosts.launch(ranks), "failed", fault.keys(hosts) + kEndless + kCheckpoints);
+    ASSERT_TRUE(eventually([&] { return training.newest_checkpoint() > 2; }, kPatience)) << job.err();
+    expect_end(hosts, job, fault);
   }
-  const Hosts hosts(GetParam().hosts);
+  const Hosts hosts(fault.hosts);
   const std::string steps = "train.steps=" + std::to_string(training.newest_checkpoint() + 20) + " ";
-  Job resumed = training.start(hosts.launch(ranks), "resumed", keys(hosts, ranks) + steps + "checkpoint.resume=true");
+  Job resumed = training.start(hosts.launch(ranks), "resumed", fault.keys(hosts) + steps + "checkpoint.resume=true");
   ASSERT_EQ(resumed.wait(kPatience), 0) << resumed.err();
-  Job reference =
-      training.start(ZR_BUILD_DIR "/bin/zeroth launch -n 4 --", "reference", "strategy=zero1 " + steps + "job.ranks=4");
+  // Rounded gradients depend on the hosts, all else does not.
+  Job reference = fault.job == kQuantized ? training.start(hosts.launch(ranks), "reference", fault.keys(hosts) + steps)
+                                          : training.start(ZR_BUILD_DIR "/bin/zeroth launch -n 4 --", "reference",
+                                                           std::string(fault.job) + " " + steps + "job.ranks=4");
   ASSERT_EQ(reference.wait(kPatience), 0) << reference.err();
   EXPECT_TRUE(training.weights_hash("reference").is_string());
   EXPECT_EQ(training.weights_hash("resumed"), training.weights_hash("reference")) << steps;
@@ -183,7 +199,9 @@ INSTANTIATE_TEST_SUITE_P(Faults, CommMpiHostFaultsTest,
                                          Fault{"HostOfFourWithoutPower", 4, 1, power_off_last_host},
                                          Fault{"CutLink", 2, 2, cut_link_of_last_host},
                                          Fault{"CutLinkOfOneOfFour", 4, 1, cut_link_of_last_host},
-                                         Fault{"CutLinkOfTheLauncher", 4, 1, cut_link_of_launcher}),
+                                         Fault{"CutLinkOfTheLauncher", 4, 1, cut_link_of_launcher},
+                                         Fault{"KilledRankOfQuantizedZero3", 2, 2, kill_rank, kQuantized},
+                                         Fault{"CutLinkOfOneBitAdam", 2, 2, cut_link_of_last_host, kOneBitAdam}),
                          [](const auto& info) { return info.param.name; });
 
 // mpirun has started the ranks, of which rank 0 runs the store. mpirun and its daemon on the other host are not ours.
@@ -196,24 +214,37 @@ bool no_ranks_left(const Hosts& hosts) {
 class CommMpiMpirunFaultsTest : public testing::TestWithParam<Fault> {};
 
 TEST_P(CommMpiMpirunFaultsTest, EndAllRanksAndNameTheCulprit) {
-  const Hosts hosts(GetParam().hosts);
-  if (!hosts.unavailable().empty()) GTEST_SKIP() << "cannot create network namespaces: " << hosts.unavailable();
+  const Fault& fault = GetParam();
   Training training;
-  Job job =
-      training.start(hosts.mpirun(GetParam().ranks_per_host), "run", keys(hosts, GetParam().ranks_per_host) + kEndless);
-  ASSERT_TRUE(eventually([&] { return training.steps("run") > 0; }, kPatience)) << job.err();
-  const auto begin = Clock::now();
-  const std::string named = GetParam().occur(hosts);
-  EXPECT_TRUE(eventually([&] { return no_ranks_left(hosts); }, kPatience));
-  EXPECT_LE(Clock::now() - begin, kLimit);
-  for (int host = 0; host < hosts.count(); ++host)  // mpirun may wait for a daemon behind a cut link
-    for (const Hosts::Process& process : hosts.processes(host)) ::kill(process.pid, SIGKILL);
-  EXPECT_NE(job.wait(kPatience), 0);
-  EXPECT_THAT(job.err(), ContainsRegex(named));
+  {
+    const Hosts hosts(fault.hosts);
+    if (!hosts.unavailable().empty()) GTEST_SKIP() << "cannot create network namespaces: " << hosts.unavailable();
+    Job job = training.start(hosts.mpirun(fault.ranks_per_host), "failed", fault.keys(hosts) + kEndless + kCheckpoints);
+    ASSERT_TRUE(eventually([&] { return training.newest_checkpoint() > 2; }, kPatience)) << job.err();
+    const auto begin = Clock::now();
+    const std::string named = fault.occur(hosts);
+    EXPECT_TRUE(eventually([&] { return no_ranks_left(hosts); }, kPatience));
+    EXPECT_LE(Clock::now() - begin, kLimit);
+    for (int host = 0; host < hosts.count(); ++host)  // mpirun may wait for a daemon behind a cut link
+      for (const Hosts::Process& process : hosts.processes(host)) ::kill(process.pid, SIGKILL);
+    EXPECT_NE(job.wait(kPatience), 0);
+    EXPECT_THAT(job.err(), ContainsRegex(named));
+  }
+  const Hosts hosts(fault.hosts);
+  const std::string steps = "train.steps=" + std::to_string(training.newest_checkpoint() + 20) + " ";
+  Job resumed = training.start(hosts.mpirun(fault.ranks_per_host), "resumed",
+                               fault.keys(hosts) + steps + "checkpoint.resume=true");
+  ASSERT_EQ(resumed.wait(kPatience), 0) << resumed.err();
+  Job reference =
+      training.start(ZR_BUILD_DIR "/bin/zeroth launch -n 4 --", "reference", "strategy=zero1 " + steps + "job.ranks=4");
+  ASSERT_EQ(reference.wait(kPatience), 0) << reference.err();
+  EXPECT_TRUE(training.weights_hash("reference").is_string());
+  EXPECT_EQ(training.weights_hash("resumed"), training.weights_hash("reference")) << steps;
 }
 
 INSTANTIATE_TEST_SUITE_P(Faults, CommMpiMpirunFaultsTest,
                          testing::Values(Fault{"KilledRank", 2, 2, kill_rank}, Fault{"StoppedRank", 2, 2, stop_rank},
+                                         Fault{"KilledHost", 2, 2, kill_last_host},
                                          Fault{"CutLink", 2, 2, cut_link_of_last_host}),
                          [](const auto& info) { return info.param.name; });
 

@@ -16,6 +16,7 @@
 #include "support/launch_job.hpp"
 #include "support/scratch.hpp"
 #include "support/shell.hpp"
+#include "zr/error.hpp"
 
 namespace {
 
@@ -229,12 +230,12 @@ TEST_F(SrunTest, OtherLaunchersTrainTheSameBitsInAnAllocation) {
 
 TEST_F(SrunTest, SaysHowRanksOfTwoNodesGetMpi) {
   ASSERT_NO_FATAL_FAILURE(start(2));
-  const auto none = run("srun --nodes=2 --ntasks-per-node=2 " + quickstart("none"));
+  const auto none = run("env ZR_TOKEN=secret srun --nodes=2 --ntasks-per-node=2 " + quickstart("none"));
   EXPECT_NE(none.code, 0);
   EXPECT_THAT(none.output, HasSubstr("communicator \"mpi\" needs ranks that MPI has started; start them with srun "
                                      "--mpi=pmix (srun --mpi=list prints what this Slurm has), or in an allocation of "
                                      "salloc or sbatch with mpirun or `zeroth launch --hosts`"));
-  const auto pmi2 = run("srun --nodes=2 --ntasks-per-node=2 --mpi=pmi2 " + quickstart("pmi2"));
+  const auto pmi2 = run("env ZR_TOKEN=secret srun --nodes=2 --ntasks-per-node=2 --mpi=pmi2 " + quickstart("pmi2"));
   EXPECT_THAT(pmi2.output, HasSubstr("warning: communicator \"mpi\": srun offers the ranks PMI-1 or PMI-2, which few "
                                      "builds of OpenMPI support; if OpenMPI ends the ranks now, start them with srun "
                                      "--mpi=pmix"));
@@ -244,7 +245,7 @@ TEST_F(SrunTest, NamesTheNodeOfRank0IfItIsNotTheFirst) {
   ASSERT_NO_FATAL_FAILURE(start(2));
   scratch_.write("nodes", hosts().name(1) + "\n" + hosts().name(0) + "\n");
   const std::string srun = "srun -n 2 --distribution=arbitrary --kill-on-bad-exit " + rank_program() + " steps=3";
-  const auto other = run("env SLURM_HOSTFILE=nodes ZR_TEST_PAGE=" + scene_->page_file() + " " + srun);
+  const auto other = run("env SLURM_HOSTFILE=nodes ZR_TOKEN=secret ZR_TEST_PAGE=" + scene_->page_file() + " " + srun);
   EXPECT_THAT(other.output, HasSubstr("srun has started rank 0 on " + hosts().name(1) +
                                       ", but all ranks look for the job's store on " + hosts().name(0)));
   const auto given = run("env SLURM_HOSTFILE=nodes ZR_STORE=" + hosts().name(1) + ":29600 ZR_TOKEN=secret " +
@@ -297,6 +298,32 @@ TEST_F(SrunTest, AKilledRankOnAnotherNodeEndsTheJobAndIsNamed) {
   expect_no_ranks();
 }
 
+// srun waits for the daemon of a node that it cannot reach, and for a stopped task; ranks end without it.
+TEST_F(SrunTest, AStoppedRankAndALostNodeEndAllRanksThatRunAndAreNamed) {
+  ASSERT_NO_FATAL_FAILURE(start(2));
+  for (const bool cut : {false, true}) {
+    scene_ = std::make_unique<Scene>();
+    const auto job = start_ranks("env ZR_TOKEN=secret srun --nodes=2 --ntasks-per-node=2 --kill-on-bad-exit",
+                                 "steps=1000000 timeout_ms=1500");
+    ASSERT_TRUE(all_run(4)) << job->err();
+    const std::string pid = std::to_string(page().ranks[3].pid);
+    if (cut)
+      hosts().cut(1);
+    else
+      hosts().run(1, "kill -STOP " + pid);
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT_TRUE(eventually([&] { return hosts().processes(0, rank_program()).empty(); }));
+    EXPECT_LE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(1500) + std::chrono::seconds(5));
+    EXPECT_THAT(job->err(), ContainsRegex("rank 3 .pid " + pid + ". has not answered for [0-9.]+s"));
+    if (cut) hosts().restore(1);
+    for (int node = 0; node < 2; ++node)
+      for (const pid_t rank : hosts().processes(node, rank_program())) kill(rank, SIGKILL);
+    run("scancel --full --signal=KILL --user=root");
+    job->wait();
+    expect_no_ranks();
+  }
+}
+
 TEST_F(SrunTest, OtherProcessesCannotJoinOrEndAJobOnOneNode) {
   ASSERT_NO_FATAL_FAILURE(start(1));
   expect_other_processes_cannot_join("srun -n 4", "127.0.0.1");
@@ -307,15 +334,12 @@ TEST_F(SrunTest, OtherProcessesCannotJoinOrEndAJobOnTwoNodesWithAToken) {
   expect_other_processes_cannot_join("env ZR_TOKEN=secret srun --nodes=2 --ntasks-per-node=2", "10.77.0.1");
 }
 
-TEST_F(SrunTest, WarnsOnTwoNodesWithoutAToken) {
+TEST_F(SrunTest, FailsOnTwoNodesWithoutAToken) {
   ASSERT_NO_FATAL_FAILURE(start(2));
-  const auto job = start_ranks("srun --nodes=2 --ntasks-per-node=2", "save_on_signal=1");
-  ASSERT_TRUE(all_run(4)) << job->err();
-  EXPECT_THAT(job->err(), ContainsRegex("warning: the job's store listens on 10.77.0.1, port [0-9]+, and srun gave the "
-                                        "ranks no secret: .* Set ZR_TOKEN to the same secret on every rank"));
-  EXPECT_THAT(answer_to(1, join_request("srun-1.0")), HasSubstr("has joined already"));  // so the token is right
-  run("scancel --signal=TERM 1");
-  EXPECT_EQ(job->wait(), 0) << job->err();
+  const auto job = start_ranks("srun --nodes=2 --ntasks-per-node=2", "steps=3");
+  EXPECT_EQ(job->wait(), zr::exit_code::environment) << job->err();
+  EXPECT_THAT(job->err(), HasSubstr("Set one before srun, which passes it to all ranks: export ZR_TOKEN="));
+  expect_no_ranks();
 }
 
 // Slurm sends SIGTERM, and SIGKILL 30 s later (KillWait).

@@ -63,7 +63,7 @@ TEST(ControlEnvironmentTest, TorchrunUsesPortsAfterMasterPort) {
 TEST(ControlEnvironmentTest, SrunUsesFirstNode) {
   const Set set{{"SLURM_PROCID", "3"},  {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_JOB_ID", "12"},
                 {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_STEP_NODELIST", "gpu[07-08]"},
-                {"SLURM_LOCALID", "1"}};
+                {"SLURM_LOCALID", "1"}, {"ZR_TOKEN", "mine"}};
   const auto found = rank_info(set);
   EXPECT_EQ(found->address, "gpu07");
   EXPECT_EQ(found->local_rank, 1);
@@ -78,7 +78,8 @@ TEST(ControlEnvironmentTest, SrunUsesFirstNode) {
 TEST(ControlEnvironmentTest, SrunNeedsAnAddressIfRank0IsNotOnTheFirstNode) {
   Set set{{"SLURM_PROCID", "0"},  {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_JOB_ID", "12"},
           {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_STEP_NODELIST", "gpu[07-08]"},
-          {"SLURM_LOCALID", "0"}, {"SLURM_NODEID", "1"},         {"SLURMD_NODENAME", "gpu08"}};
+          {"SLURM_LOCALID", "0"}, {"SLURM_NODEID", "1"},         {"SLURMD_NODENAME", "gpu08"},
+          {"ZR_TOKEN", "mine"}};
   EXPECT_EQ(zr::test::said_by([&] { rank_info(set); }, zr::exit_code::environment),
             "srun has started rank 0 on gpu08, but all ranks look for the job's store on gpu07, the first node: set "
             "ZR_STORE=host:port for srun, for example ZR_STORE=gpu08:29600");

@@ -138,6 +138,73 @@ TEST_P(RecordedStrategyTest, HostsExchangeWhatTheTableOfTheCommunicatorSays) {
   }
 }
 
+// The same for inexact collectives, by the second table: the sum of each other host passes once to the rank that owns a
+// part, and a result of an all_reduce or a part of a gather once to each other host; as integers of 8 or 4 bits, with 4
+// bytes per 128 or 64 of them, or not rounded.
+TEST_P(RecordedStrategyTest, HostsExchangeWhatTheTableSaysInInexactCollectives) {
+  if (!std::filesystem::exists(ZR_BUILD_DIR "/plugins/zr_communicator_mpi.so")) GTEST_SKIP() << "MPI was not found";
+  constexpr int kHosts = 128, kRanks = 8, kWorld = kHosts * kRanks;
+  const auto encoded = [](int bits, int64_t count) {
+    const int64_t block = bits == 8 ? 128 : 64;
+    return (count + block - 1) / block * 4 + (count * bits + 7) / 8;
+  };
+  struct Choice {
+    std::string keys;
+    int gradient_bits, weight_bits;  // 0: not rounded
+  };
+  for (const Choice& choice : {Choice{"communicator.exact=false", 0, 0},
+                               {"communicator.gradients=int4", 4, 0},
+                               {"communicator.weights=int8", 0, 8}}) {
+    if (choice.weight_bits != 0 && GetParam() != "zero3") continue;  // the others do not gather weights to use them
+    const bool sums_per_host = choice.weight_bits == 0;
+    std::vector<std::string> keys{"strategy=" + GetParam(),
+                                  "strategy." + GetParam() + ".bucket_bytes=512KiB",
+                                  "train.dtype=bf16",
+                                  "gradients.reduce=last_micro_step",
+                                  "train.gradient_accumulation=2",
+                                  "communicator=mpi",
+                                  "communicator.mpi.hierarchy_min_bytes=0",
+                                  choice.keys};
+    if (GetParam() == "zero3") keys.emplace_back("strategy.zero3.persistence_threshold=1000");
+    const plugin::ResolvedJob of = job(kWorld, keys);
+    // Of the largest parameter, each rank has more elements than a gather leaves exact.
+    engine::Planner planner(of, blocks_of(1, 640), kWorld, engine::HostSizes(kHosts, kRanks));
+    int64_t expected = 0;
+    bool rounds = false;
+    std::vector<uint64_t> first;
+    record(of, planner.plan(0), [&](const zr_coll& coll) {
+      first.push_back(comm::fingerprint_of(coll, kWorld));
+      const bool is_gradient = (coll.flags & ZR_COLL_GRADIENTS) != 0, is_weight = (coll.flags & ZR_COLL_WEIGHTS) != 0;
+      const int bits = is_gradient ? choice.gradient_bits : is_weight ? choice.weight_bits : 0;
+      rounds |= bits != 0;
+      const int64_t result = size_of(static_cast<zr_dtype>(coll.dst.dtype));
+      const auto bytes = [&](int64_t count, int64_t width) { return bits ? encoded(bits, count) : width * count; };
+      if (coll.op == ZR_ALL_REDUCE) {
+        EXPECT_TRUE(sums_per_host);
+        expected += (bytes(coll.src.count, 4) + bytes(coll.src.count, result)) * (kHosts - 1);
+        return;
+      }
+      for (int rank = 0; rank < kWorld; ++rank) {
+        const int64_t part = comm::part_of_rank(coll.counts, comm::total_of(coll, kWorld), rank, kWorld).count;
+        const bool is_sum = coll.op == ZR_REDUCE_SCATTER;
+        expected += (is_sum || part >= 128 ? bytes(part, is_sum ? 4 : result) : result * part) * (kHosts - 1);
+        // A sum in rank order returns from the last host.
+        if (is_sum && !sums_per_host && rank / kRanks != kHosts - 1) expected += result * part;
+      }
+    });
+    for (int rank = 1; rank < kWorld; ++rank) {
+      std::vector<uint64_t> own;
+      record(of, planner.plan(rank), [&](const zr_coll& coll) { own.push_back(comm::fingerprint_of(coll, kWorld)); });
+      ASSERT_EQ(own, first) << "rank " << rank;
+    }
+    EXPECT_EQ(rounds, choice.gradient_bits != 0 || choice.weight_bits != 0) << choice.keys;
+    const engine::HostTraffic traffic = planner.traffic({planner.inexact_collectives()})[0];
+    EXPECT_EQ(traffic.problem, "") << choice.keys;
+    EXPECT_EQ(static_cast<int64_t>(traffic.between()), expected) << choice.keys;
+    EXPECT_EQ(std::accumulate(traffic.received.begin(), traffic.received.end(), uint64_t{0}), traffic.between());
+  }
+}
+
 // A job whose hosts each have one copy of the weights: a rank counts its part of the copy, and each host receives what
 // the others have updated.
 TEST_P(RecordedStrategyTest, HostsReceiveSharedWeightsOnce) {
@@ -223,27 +290,51 @@ int64_t compressed_bytes(const plan::MemoryPlan& plan) {
 // them, which sends as many to all ranks: these pass to each host once. Weights are not gathered.
 TEST_F(RecordedStepTest, StepsWithLocalGradientsExchangeCompressedMomentum) {
   if (!std::filesystem::exists(ZR_BUILD_DIR "/plugins/zr_communicator_mpi.so")) GTEST_SKIP() << "MPI was not found";
-  const engine::HostSizes hosts{3, 1, 4};
-  const std::vector<plan::Parameter> parameters = blocks_of(3, 160);
-  for (const std::string strategy : {"zero0", "zero1", "zero2"})
-    for (const std::string freeze_step : {"20", "0"}) {
-      const plugin::ResolvedJob of =
-          job(8, {"strategy=" + strategy, "optimizer=onebit_adam", "optimizer.onebit_adam.freeze_step=" + freeze_step,
-                  "communicator=mpi", "communicator.mpi.hierarchy_min_bytes=0"});
-      engine::Planner planner(of, parameters, 8, hosts);
-      const engine::HostTraffic traffic = planner.local_traffic();
-      ASSERT_EQ(traffic.problem, "") << strategy;
-      int64_t from_other_hosts = 0, message = 0;
-      for (int rank = 0; rank < 8; ++rank) {
+  const auto check = [&](const engine::HostSizes& hosts, const std::string& strategy, const std::string& freeze_step) {
+    const int world = std::accumulate(hosts.begin(), hosts.end(), 0);
+    const plugin::ResolvedJob of =
+        job(world, {"strategy=" + strategy, "optimizer=onebit_adam", "optimizer.onebit_adam.freeze_step=" + freeze_step,
+                    "communicator=mpi", "communicator.mpi.hierarchy_min_bytes=0"});
+    engine::Planner planner(of, blocks_of(3, 160), world, hosts);
+    const engine::HostTraffic traffic = planner.local_traffic();
+    ASSERT_EQ(traffic.problem, "") << strategy;
+    int64_t from_other_hosts = 0, message = 0;
+    int rank = 0;
+    for (const int ranks_of_host : hosts)
+      for (int i = 0; i < ranks_of_host; ++i, ++rank) {
         const int64_t served = compressed_bytes(planner.plan(rank));
-        const int peers_on_host = rank < 3 ? 3 : rank < 4 ? 1 : 4;
-        from_other_hosts += served * (8 - peers_on_host);
+        from_other_hosts += served * (world - ranks_of_host);
         message += served;
       }
-      EXPECT_EQ(planner.plan(0).communication().local, 2 * message * 7) << strategy;
-      EXPECT_EQ(static_cast<int64_t>(traffic.between()), from_other_hosts + message * 2) << strategy;
-      EXPECT_EQ(std::accumulate(traffic.received.begin(), traffic.received.end(), uint64_t{0}), traffic.between());
-    }
+    EXPECT_EQ(planner.plan(0).communication().local, 2 * message * (world - 1)) << strategy;
+    EXPECT_EQ(static_cast<int64_t>(traffic.between()),
+              from_other_hosts + message * (static_cast<int64_t>(hosts.size()) - 1))
+        << strategy;
+    EXPECT_EQ(std::accumulate(traffic.received.begin(), traffic.received.end(), uint64_t{0}), traffic.between());
+  };
+  for (const std::string strategy : {"zero0", "zero1", "zero2"})
+    for (const std::string freeze_step : {"20", "0"}) check({3, 1, 4}, strategy, freeze_step);
+  check(engine::HostSizes(128, 8), "zero1", "20");
+}
+
+// Of the bytes that zero0 sends between two hosts. Each rank's signs pass to the other host, but only one sum per host
+// does under zero0, so the share grows with the ranks on a host.
+TEST_F(RecordedStepTest, CompressedMomentumTakesAFractionOfTheBytesBetweenHosts) {
+  if (!std::filesystem::exists(ZR_BUILD_DIR "/plugins/zr_communicator_mpi.so")) GTEST_SKIP() << "MPI was not found";
+  for (const auto& [ranks, dtype, least] :
+       {std::tuple{1, "fp32", 28.0}, {1, "bf16", 21.0}, {2, "fp32", 20.0}, {2, "bf16", 20.0}, {4, "fp32", 12.0}}) {
+    const auto between = [&](const std::string& optimizer, auto&& traffic) {
+      const plugin::ResolvedJob of =
+          job(2 * ranks, {"strategy=zero0", "optimizer=" + optimizer, std::string("train.dtype=") + dtype,
+                          "communicator=mpi", "communicator.mpi.hierarchy_min_bytes=0"});
+      engine::Planner planner(of, blocks_of(3, 320), 2 * ranks, engine::HostSizes(2, ranks));
+      return static_cast<double>(traffic(planner).between());
+    };
+    const double exact = between("adamw", [](engine::Planner& planner) { return planner.traffic({{}})[0]; });
+    const double compressed = between("onebit_adam", [](engine::Planner& planner) { return planner.local_traffic(); });
+    EXPECT_GE(exact / compressed, least) << ranks << " " << dtype;
+    EXPECT_LE(exact / compressed, least * 1.15) << ranks << " " << dtype;
+  }
 }
 
 // Each rank updates its copy of all weights, with second moments and masters of which a host has one copy.
