@@ -70,7 +70,7 @@ void Engine::set(const std::string& parameter, TensorKind kind, const torch::Ten
 torch::Tensor Engine::buffer(const std::string& name) {
   return state_->collective("buffer", quoted(name), [&](host::engine::Session& session, const State::Call&) {
     const torch::Tensor buffer = state_->buffer(name);
-    const torch::Tensor value = torch::empty(buffer.sizes(), buffer.options().device(torch::kCPU));
+    torch::Tensor value = torch::empty(buffer.sizes(), buffer.options().device(torch::kCPU));
     if (value.numel() == 0) return value;
     const std::string bytes = session.tensors().buffer(name);
     if (bytes.size() != value.nbytes())

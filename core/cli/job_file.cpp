@@ -144,28 +144,40 @@ std::vector<config::ConfigKey> plugin_keys(const plugin::Registry& registry) {
   return keys;
 }
 
-std::string list_text(const std::vector<plugin::PluginValidation>& validations,
-                      const std::vector<DevicePlugins>& of_devices) {
-  std::string accepted, rejected;
-  std::map<std::pair<std::string, std::string>, std::vector<OnDevice>> on_devices;  // by role and id
-  const auto key_of = [](const plugin::Component& one) {
-    return std::pair(std::string(role_of(one)), std::string(one.table->id));
-  };
-  const auto add_problems = [&](const plugin::PluginValidation& one, const std::string& subject) {
-    if (!one.hint.empty()) accepted += fmt::format("  {}found by its absolute path only: {}\n", subject, one.hint);
-    for (const std::string& warning : one.warnings) accepted += fmt::format("  {}warning: {}\n", subject, warning);
-    if (!one.accepted) rejected += fmt::format("rejected: {}\n    {}\n", printable(one.file.string()), one.reason);
-  };
+namespace {
+
+using RoleAndId = std::pair<std::string, std::string>;
+
+RoleAndId role_and_id_of(const plugin::Component& one) { return {std::string(role_of(one)), one.table->id}; }
+
+// The optimizers and communicators of the files for devices. If several files for a device have the same component, the
+// first.
+std::map<RoleAndId, std::vector<OnDevice>> components_on_devices(const std::vector<DevicePlugins>& of_devices) {
+  std::map<RoleAndId, std::vector<OnDevice>> on_devices;
   for (const auto& [device, files] : of_devices)
     for (const plugin::PluginValidation& file : files)
       for (const plugin::Component& component : file.components)
         if (role_of(component) == name_of(plugin::Role::optimizer) ||
             role_of(component) == name_of(plugin::Role::communicator))
-          if (auto& same = on_devices[key_of(component)]; same.empty() || same.back().first != device)
+          if (auto& same = on_devices[role_and_id_of(component)]; same.empty() || same.back().first != device)
             same.emplace_back(device, component);
+  return on_devices;
+}
+
+}  // namespace
+
+std::string list_text(const std::vector<plugin::PluginValidation>& validations,
+                      const std::vector<DevicePlugins>& of_devices) {
+  std::string accepted, rejected;
+  const auto add_problems = [&](const plugin::PluginValidation& one, const std::string& subject) {
+    if (!one.hint.empty()) accepted += fmt::format("  {}found by its absolute path only: {}\n", subject, one.hint);
+    for (const std::string& warning : one.warnings) accepted += fmt::format("  {}warning: {}\n", subject, warning);
+    if (!one.accepted) rejected += fmt::format("rejected: {}\n    {}\n", printable(one.file.string()), one.reason);
+  };
+  std::map<RoleAndId, std::vector<OnDevice>> on_devices = components_on_devices(of_devices);
   for (const plugin::PluginValidation& one : validations) {
     for (const plugin::Component& component : one.components) {
-      const auto same = on_devices.extract(key_of(component));
+      const auto same = on_devices.extract(role_and_id_of(component));
       accepted += plugin_text(component, same ? same.mapped() : std::vector<OnDevice>{});
     }
     add_problems(one, "");

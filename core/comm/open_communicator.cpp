@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cstddef>
 
-#include "base/device_memory.hpp"
 #include "base/host_view.hpp"
 #include "comm/coll.hpp"
 #include "comm/comm_runtime.hpp"

@@ -280,7 +280,7 @@ const std::string& Document::file() const { return tree_->file; }
 std::string Document::chosen(const std::string& role, Origin* origin) const {
   const Entry entry = host_entry(role);
   if (origin) *origin = entry.origin;
-  const std::string id = std::get<std::string>(entry.value);
+  std::string id = std::get<std::string>(entry.value);
   if (role != "communicator" || id != kAutomatic) return id;
   if (!automatic_communicator_.empty()) return automatic_communicator_;
   return several_hosts_ ? ZR_HOSTS_COMMUNICATOR : ZR_HOST_COMMUNICATOR;

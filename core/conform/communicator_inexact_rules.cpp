@@ -121,35 +121,48 @@ class Inexact {
 constexpr uint32_t kQuantized = uint32_t{ZR_COLL_INT8} | ZR_COLL_INT4, kAnyOrder = ZR_COLL_ANY_ORDER;
 constexpr uint32_t kInexact = kQuantized | kAnyOrder;
 
-// The operations that gradients and weights need, with few and many elements, each with one of the flags that the
-// communicator accepts. Skips the rule if it accepts none of them: the host then passes none to it.
-std::vector<CollectiveCase> inexact_cases(const zr_comm_caps& caps, int world, uint32_t flags) {
+constexpr std::size_t kUnevenCut = 2;  // of cuts_of()
+
+// Elements by rank: few and many.
+std::vector<std::vector<int64_t>> cuts_of(int world) {
   std::vector<std::vector<int64_t>> cuts(4);
   constexpr int64_t kUneven[] = {1131, 0, 127, 128};
   for (int rank = 0; rank < world; ++rank) {
     cuts[0].push_back(1);
     cuts[1].push_back(300);
-    cuts[2].push_back(kUneven[rank % 4]);
+    cuts[kUnevenCut].push_back(kUneven[rank % 4]);
     cuts[3].push_back(20000);
   }
+  return cuts;
+}
+
+// Adds the operations that gradients and weights need and for which the communicator accepts the flag.
+void add_cases_of_flag(std::vector<CollectiveCase>& cases, const zr_comm_caps& caps, int world, uint32_t flag) {
+  const std::vector<std::vector<int64_t>> cuts = cuts_of(world);
+  for (const uint32_t op : {ZR_ALL_REDUCE, ZR_REDUCE_SCATTER, ZR_REDUCE, ZR_ALL_GATHER, ZR_GATHER}) {
+    if (!has(caps.ops, op) || (flag == ZR_COLL_ANY_ORDER && !is_reduction(op))) continue;
+    for (const zr_dtype dtype : {ZR_F32, ZR_BF16, ZR_F16}) {
+      if (!has(caps.dtypes, static_cast<uint64_t>(dtype))) continue;
+      for (std::size_t cut = 0; cut < cuts.size(); ++cut)
+        cases.push_back({.op = op,
+                         .flags = flag,
+                         .src = dtype,
+                         .dst = dtype,
+                         .world = world,
+                         .root = world - 1,
+                         .parts = cuts[cut],
+                         .passes_counts = cut == kUnevenCut && op != ZR_ALL_REDUCE && op != ZR_REDUCE});
+    }
+  }
+}
+
+// The operations with few and many elements, each with one of the flags that the communicator accepts. Skips the rule
+// if it accepts none of them: the host then passes none to it.
+std::vector<CollectiveCase> inexact_cases(const zr_comm_caps& caps, int world, uint32_t flags) {
   std::vector<CollectiveCase> cases;
   for (const uint32_t flag : {ZR_COLL_INT8, ZR_COLL_INT4, ZR_COLL_ANY_ORDER}) {
     const uint32_t needed = flag == ZR_COLL_ANY_ORDER ? ZR_COMM_ANY_ORDER : ZR_COMM_QUANTIZED;
-    if (!(flags & flag) || !(caps.flags & needed)) continue;
-    for (const uint32_t op : {ZR_ALL_REDUCE, ZR_REDUCE_SCATTER, ZR_REDUCE, ZR_ALL_GATHER, ZR_GATHER})
-      for (const zr_dtype dtype : {ZR_F32, ZR_BF16, ZR_F16})
-        for (std::size_t cut = 0; cut < cuts.size(); ++cut) {
-          if (!has(caps.ops, op) || !has(caps.dtypes, static_cast<uint64_t>(dtype))) continue;
-          if (flag == ZR_COLL_ANY_ORDER && !is_reduction(op)) continue;
-          cases.push_back({.op = op,
-                           .flags = flag,
-                           .src = dtype,
-                           .dst = dtype,
-                           .world = world,
-                           .root = world - 1,
-                           .parts = cuts[cut],
-                           .passes_counts = cut == 2 && op != ZR_ALL_REDUCE && op != ZR_REDUCE});
-        }
+    if ((flags & flag) && (caps.flags & needed)) add_cases_of_flag(cases, caps, world, flag);
   }
   if (cases.empty())
     skip("it does not announce ", flags & kQuantized ? "ZR_COMM_QUANTIZED" : "", flags == kInexact ? " or " : "",

@@ -1,5 +1,4 @@
 // ZR-C24: the bytes that a communicator plans for collectives.
-#include <algorithm>
 #include <cstdint>
 #include <numeric>
 #include <string>

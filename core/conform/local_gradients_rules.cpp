@@ -5,7 +5,6 @@
 #include "conform/local_gradients_run.hpp"
 #include "conform/optimizer_rules.hpp"
 #include "conform/rule.hpp"
-#include "zr/names.hpp"
 
 namespace zr::host::conform {
 

@@ -6,7 +6,6 @@
 #include <array>
 #include <cstdlib>
 #include <fstream>
-#include <iterator>
 
 #include "base/text.hpp"
 

@@ -295,27 +295,35 @@ void LocalGradients::gather(const Array& array, uint32_t param, LogicalTensor ki
   }
 }
 
+// Collective.
+void LocalGradients::gather_stale_replicas(uint32_t param) {
+  for (const Array& array : replicas_) {
+    if (!is_stale(array)) continue;
+    gather(array, param, array.slot.empty() ? LogicalTensor::value : LogicalTensor::state, array.slot);
+  }
+}
+
+// The values of the private states before their first use. Collective.
+void LocalGradients::begin_private_states(uint32_t param) {
+  for (const Array& array : private_) {
+    if (array.all()) {
+      gather(array, param, LogicalTensor::state, context_.plan.input.description(param).slots.front().name);
+    } else if (const zr_view values = view(array, param); values.count > 0) {
+      std::memset(values.data, 0, static_cast<std::size_t>(values.count) * sizeof(float));
+    }
+  }
+}
+
 // Gathers what this rank needs of the elements that other ranks own, unless it has it. Collective.
 void LocalGradients::prepare(const std::vector<char>& touched) {
   const std::vector<plan::Parameter>& parameters = context_.plan.input.parameters;
   for (uint32_t param = 0; param < parameters.size(); ++param) {
     if (parameters[param].frozen || parameters[param].count == 0) continue;
-    for (const Array& array : replicas_) {
-      const bool is_master = array.slot.empty();
-      if (is_master ? masters_are_stale_ : states_are_stale_)
-        gather(array, param, is_master ? LogicalTensor::value : LogicalTensor::state, array.slot);
-    }
-    if (begun_[param] || !touched[param]) continue;
-    for (const Array& array : private_) {
-      if (array.all()) {
-        gather(array, param, LogicalTensor::state, context_.plan.input.description(param).slots.front().name);
-      } else if (const zr_view values = view(array, param); values.count > 0) {
-        std::memset(values.data, 0, static_cast<std::size_t>(values.count) * sizeof(float));
-      }
-    }
+    gather_stale_replicas(param);
+    if (!begun_[param] && touched[param]) begin_private_states(param);
   }
   const auto is_written = [&](const Array& array) {  // by the first rank of each host
-    return is_shared(array) && (array.slot.empty() ? masters_are_stale_ : states_are_stale_);
+    return is_shared(array) && is_stale(array);
   };
   if (std::ranges::any_of(replicas_, is_written)) context_.comm.barrier("states that the ranks of a host share");
   masters_are_stale_ = states_are_stale_ = false;

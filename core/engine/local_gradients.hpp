@@ -101,7 +101,10 @@ class LocalGradients {
   void add_replica(uint32_t param, const plan::Piece& weight, int64_t first, int64_t count);
   void round_shared_masters(const std::vector<char>& touched);
   bool is_shared(const Array& array) const { return memory_.is_shared(array.index); }
+  bool is_stale(const Array& replica) const { return replica.slot.empty() ? masters_are_stale_ : states_are_stale_; }
   void gather(const Array& array, uint32_t param, LogicalTensor kind, const std::string& slot);
+  void gather_stale_replicas(uint32_t param);
+  void begin_private_states(uint32_t param);
   void prepare(const std::vector<char>& touched);
   void exchange(const Input& input);
   std::vector<int64_t> saved_shape(const Array& array, uint32_t param) const;

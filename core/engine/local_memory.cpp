@@ -1,6 +1,5 @@
 #include "engine/local_memory.hpp"
 
-#include <algorithm>
 #include <tuple>
 
 #include "base/dtype.hpp"

@@ -8,7 +8,6 @@
 #include "engine/device_state.hpp"
 #include "engine/inexact_collectives.hpp"
 #include "engine/job_checks.hpp"
-#include "engine/local_gradients.hpp"
 #include "engine/recorded_step.hpp"
 
 namespace zr::host::engine {

@@ -64,6 +64,23 @@ std::string encode(const StepSync::LocalStats& local, int64_t non_finite) {
   bytes.append(local.touched->data(), local.touched->size());
   return bytes;
 }
+
+// Sets the weight, the mean loss and the first rank whose loss is not finite. `encoded`: by rank, `micros` losses each.
+void add_losses(const std::vector<std::string>& encoded, std::size_t micros, GlobalStats& global) {
+  double loss = 0;
+  for (std::size_t a = 0; a < micros; ++a)
+    for (std::size_t r = 0; r < encoded.size(); ++r) {  // m = a N + r, ascending
+      const std::string& bytes = encoded[r];
+      double value, weight;
+      std::memcpy(&value, bytes.data() + sizeof(Header) + a * 8, 8);
+      std::memcpy(&weight, bytes.data() + sizeof(Header) + (micros + a) * 8, 8);
+      if (weight == 0) continue;  // not included, even if its loss is not finite
+      if (!std::isfinite(value) && global.loss_rank < 0) global.loss_rank = static_cast<int>(r);
+      loss += weight == 1 ? value : value * weight;
+      global.weight += weight;
+    }
+  global.loss = loss / global.weight;
+}
 }  // namespace
 
 StepSync::Totals StepSync::totals(const std::vector<double>& weights, const std::vector<char>& touched) const {
@@ -90,18 +107,7 @@ GlobalStats StepSync::exchange(const LocalStats& local) {
   GlobalStats global;
   global.touched.assign(local.touched->size(), 0);
   const std::size_t micros = local.losses.size();
-  double loss = 0;
-  for (std::size_t a = 0; a < micros; ++a)
-    for (std::size_t r = 0; r < encoded.size(); ++r) {  // m = a N + r, ascending
-      const std::string& bytes = encoded[r];
-      double value, weight;
-      std::memcpy(&value, bytes.data() + sizeof(Header) + a * 8, 8);
-      std::memcpy(&weight, bytes.data() + sizeof(Header) + (micros + a) * 8, 8);
-      if (weight == 0) continue;  // not included, even if its loss is not finite
-      if (!std::isfinite(value) && global.loss_rank < 0) global.loss_rank = static_cast<int>(r);
-      loss += weight == 1 ? value : value * weight;
-      global.weight += weight;
-    }
+  add_losses(encoded, micros, global);
   for (std::size_t r = 0; r < encoded.size(); ++r) {
     const std::string& bytes = encoded[r];
     Header header;
@@ -123,7 +129,6 @@ GlobalStats StepSync::exchange(const LocalStats& local) {
     const char* touched = bytes.data() + sizeof(Header) + 2 * micros * 8;
     for (std::size_t i = 0; i < global.touched.size(); ++i) global.touched[i] |= touched[i];
   }
-  global.loss = loss / global.weight;
   if (local.local_non_finite) {
     global.first_param = global.first_local_param;
     global.sum_of_squares = std::numeric_limits<double>::quiet_NaN();

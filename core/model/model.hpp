@@ -71,7 +71,7 @@ class Model {
   /// Runs fn(begin, end) over [0, n) on several threads, in ranges of at least `grain`. Empty: on this thread.
   using ParallelFor = std::function<void(int64_t n, int64_t grain, const std::function<void(int64_t, int64_t)>& fn)>;
   /// Sets the threads for copies between host memory and the device.
-  virtual void use_threads(ParallelFor /*parallel_for*/) {}
+  virtual void use_threads(ParallelFor /*parallel_for*/) {}  // NOLINT: overrides take over the function
   /// Callbacks for operators on parameters without their own memory: begin() before an operator uses them, end() after,
   /// with written[i] true if it wrote to params[i]. Any thread, several at once. `phase`: ZR_EXPORT_PHASE if the
   /// program requested their memory (zr::gather), ZR_EVAL for an operator without gradients, else ZR_FORWARD.
@@ -120,7 +120,7 @@ class Model {
   /// If the model is on a device and its gradients are delivered in host memory, they arrive when they have been copied
   /// there, and computed() is called before, on an autograd thread, when autograd has enqueued the computation of one.
   /// Replaces the previous callback.
-  virtual void on_gradient_computed(std::function<void(uint32_t param)> /*computed*/) {}
+  virtual void on_gradient_computed(std::function<void(uint32_t)> /*computed*/) {}  // NOLINT: overrides take it over
   /// Whether gradients of a model on a device arrive on a thread of the model, while autograd continues; otherwise in
   /// an order and at times that are the same on all ranks. Between backwards.
   virtual void deliver_on_thread(bool /*on*/) {}

@@ -78,7 +78,7 @@ void TorchCopyStream::lead_computation() {
   follow(stream_, computation_);
 }
 
-void TorchCopyStream::copy(const at::Tensor& from, at::Tensor to) const {
+void TorchCopyStream::copy(const at::Tensor& from, const at::Tensor& to) const {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const c10::StreamGuard scope(stream_);
   to.copy_(from, /*non_blocking=*/true);

@@ -29,7 +29,7 @@ class TorchCopyStream final : public CopyStream {
   std::unique_ptr<Mark> mark() override;
 
  private:
-  void copy(const at::Tensor& from, at::Tensor to) const;
+  void copy(const at::Tensor& from, const at::Tensor& to) const;
 
   TorchDeviceMemory& memory_;
   const c10::Stream computation_, stream_;

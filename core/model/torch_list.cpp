@@ -75,6 +75,44 @@ void check_added(const char* what, const std::string& name, const torch::Tensor&
 }
 }  // namespace
 
+void TorchModel::add_parameter(const std::string& name, const torch::Tensor& tensor, bool reloads) {
+  // The engine that trained the parameter was destroyed. Fails on all ranks, before they compare anything.
+  if (const Placeholder* left = reloads || Construction::of(tensor) ? nullptr : Placeholder::find(tensor);
+      left && !left->provider())
+    fail_user(left->reason());
+  check_deferred(name, tensor);
+  check_other_engine(name, tensor, nullptr);
+  auto& entry = state_->entries.emplace_back();
+  entry.tensor = tensor;
+  ParameterRegistry::add(tensor.unsafeGetTensorImpl(), {this, static_cast<uint32_t>(state_->entries.size() - 1)});
+  const Placeholder* left = reloads ? Placeholder::find(tensor) : nullptr;
+  if (!left || left->provider()) return;
+  Placeholder::mark(tensor, false);
+  entry.left_without_memory = true;
+}
+
+void TorchModel::add_buffers(const std::vector<std::pair<std::string, torch::Tensor>>& buffers) {
+  state_->buffers = filled(buffers);
+  for (const auto& [name, tensor] : state_->buffers)
+    if (const auto construction = Construction::of(tensor); construction && construction != state_->construction)
+      fail_user("buffer '" + name +
+                "' was not built in the same zr::deferred call as the parameters; build the whole model in one call, "
+                "or without zr::deferred");
+  for (const auto& [name, tensor] : buffers) {
+    if (!tensor.defined()) continue;
+    state_->buffer_kinds.emplace(name, State::kind_of(tensor));
+    if (tensor.numel() == 0)
+      state_->empty_buffers.push_back({name, nullptr, 0, safetensors_name(tensor.scalar_type()), tensor.sizes().vec()});
+  }
+}
+
+// Moves tensors without elements to the model's device: no memory of the engine is bound to them.
+void TorchModel::move_empty(const std::vector<std::pair<std::string, torch::Tensor>>& tensors) {
+  for (const auto& [name, tensor] : tensors)
+    if (tensor.defined() && tensor.numel() == 0 && tensor.device() != state_->device && !Construction::of(tensor))
+      Storages::set_data(tensor, at::empty(tensor.sizes(), state_->options(tensor.scalar_type())));
+}
+
 TorchModel::TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>& parameters,
                        const std::vector<std::pair<std::string, torch::Tensor>>& buffers, zr_dtype dtype, bool reloads,
                        at::Device device)
@@ -82,42 +120,15 @@ TorchModel::TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>&
   TorchMemory::count();
   if (!device.is_cpu()) state_->memory.emplace(device);
   Listed listed = list(parameters, device);
-  for (const auto& [name, tensor] : listed.tensors) {
-    // The engine that trained the parameter was destroyed. Fails on all ranks, before they compare anything.
-    if (const Placeholder* left = reloads || Construction::of(tensor) ? nullptr : Placeholder::find(tensor);
-        left && !left->provider())
-      fail_user(left->reason());
-    check_deferred(name, tensor);
-    check_other_engine(name, tensor, nullptr);
-    auto& entry = state_->entries.emplace_back();
-    entry.tensor = tensor;
-    ParameterRegistry::add(tensor.unsafeGetTensorImpl(), {this, static_cast<uint32_t>(state_->entries.size() - 1)});
-    const Placeholder* left = reloads ? Placeholder::find(tensor) : nullptr;
-    if (!left || left->provider()) continue;
-    Placeholder::mark(tensor, false);
-    entry.left_without_memory = true;
-  }
+  for (const auto& [name, tensor] : listed.tensors) add_parameter(name, tensor, reloads);
   state_->parameters = std::move(listed.parameters);
   state_->buffer_type = torch_type(dtype);
-  state_->buffers = filled(buffers);
-  for (const auto& [name, tensor] : state_->buffers)
-    if (const auto construction = Construction::of(tensor); construction && construction != state_->construction)
-      fail_user("buffer '" + name +
-                "' was not built in the same zr::deferred call as the parameters; build the whole model in one call, "
-                "or without zr::deferred");
+  add_buffers(buffers);
   state_->storages = std::make_unique<Storages>(listed.tensors, state_->buffers);
-  for (const auto& [name, tensor] : buffers)
-    if (tensor.defined()) state_->buffer_kinds.emplace(name, State::kind_of(tensor));
-  for (const auto& [name, tensor] : buffers)
-    if (tensor.defined() && tensor.numel() == 0)
-      state_->empty_buffers.push_back({name, nullptr, 0, safetensors_name(tensor.scalar_type()), tensor.sizes().vec()});
   if (!state_->construction) state_->convert_buffers();
   if (state_->is_on_cpu()) return;
-  // No memory of the engine is bound to tensors without elements.
-  for (const auto* list : {&parameters, &buffers})
-    for (const auto& [name, tensor] : *list)
-      if (tensor.defined() && tensor.numel() == 0 && tensor.device() != device && !Construction::of(tensor))
-        Storages::set_data(tensor, at::empty(tensor.sizes(), state_->options(tensor.scalar_type())));
+  move_empty(parameters);
+  move_empty(buffers);
 }
 
 std::vector<plan::Parameter> TorchModel::list_parameters(const Storages::Tensors& parameters,

@@ -93,6 +93,9 @@ class TorchModel final : public Model {
 
  private:
   void check_deferred(const std::string& name, const torch::Tensor& tensor);
+  void add_parameter(const std::string& name, const torch::Tensor& tensor, bool reloads);
+  void add_buffers(const std::vector<std::pair<std::string, torch::Tensor>>& buffers);
+  void move_empty(const std::vector<std::pair<std::string, torch::Tensor>>& tensors);
   struct State;
   std::unique_ptr<State> state_;
 };

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/error.hpp"
+#include "zr/error.hpp"
 
 namespace zr::host::offload {
 

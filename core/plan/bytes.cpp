@@ -255,6 +255,40 @@ std::string row(const std::string& kind, const std::string& tag, const std::stri
 std::string row(const std::string& kind, const std::string& tag, const std::string& arithmetic, int64_t bytes) {
   return row(kind, tag, arithmetic, bytes_text(bytes));
 }
+
+// All memory of a rank, and its total per tier.
+std::string memory_rows(const MemoryPlan& plan) {
+  std::string rows;
+  std::map<std::string, int64_t> elsewhere;  // bytes per tier other than the device
+  for_each_allocation(
+      plan, [&](const TierInfo& where, MemoryKind kind, const std::string& tag, int64_t elements, zr_dtype dtype) {
+        const std::string arithmetic = dtype == ZR_U8 ? "" : fmt::format("{} x {}", elements, size_of(dtype));
+        const bool here = where.tier == Tier::device;
+        if (here && elements == 0 && plan.input.tiers.size() > 1) return;
+        rows += row(std::string(kMemoryKindNames[static_cast<std::size_t>(kind)]),
+                    tag + (here ? "" : " on " + where.id), arithmetic, elements * size_of(dtype));
+        if (!here) elsewhere[where.id] += elements * size_of(dtype);
+      });
+  rows += row("total", "without activations", "", plan.bytes());
+  if (plan.input.exchange_plan) rows += row("total", "before local gradients", "", plan.bytes() - plan.local_bytes());
+  for (const auto& [id, bytes] : elsewhere) rows += row("total", "on " + id, "", bytes);
+  return rows;
+}
+
+std::string communication_rows(const StepCommunication& step) {
+  std::string rows;
+  const auto add_row = [&](const std::string& what, const StepCommunication::Part& part) {
+    if (part.bytes() > 0)
+      rows += row("communication", what,
+                  fmt::format("{} x {} x {} x {}", part.times, part.elements, part.size, part.peers), part.bytes());
+  };
+  add_row("gradients per step", step.gradients);
+  add_row("reduced gradients per step", step.reduced_gradients);
+  add_row("new weights per step", step.weights);
+  add_row("all-gathers per step, at most", step.gathers);
+  if (step.local > 0) rows += row("communication", "step with local gradients", "", step.local);
+  return rows;
+}
 }  // namespace
 
 std::string MemoryPlan::text(const std::string& title, const PlanContext& context) const {
@@ -263,19 +297,7 @@ std::string MemoryPlan::text(const std::string& title, const PlanContext& contex
   std::string out = fmt::format("{}: {} parameters{}, {}, {} rank{}, bytes of rank {}\n", title, trainable,
                                 frozen ? fmt::format(" and {} frozen", frozen) : "", name_of(input.weight_dtype),
                                 input.world, input.world == 1 ? "" : "s", rank);
-  std::map<std::string, int64_t> elsewhere;  // bytes per tier other than the device
-  for_each_allocation(
-      *this, [&](const TierInfo& where, MemoryKind kind, const std::string& tag, int64_t elements, zr_dtype dtype) {
-        const std::string arithmetic = dtype == ZR_U8 ? "" : fmt::format("{} x {}", elements, size_of(dtype));
-        const bool here = where.tier == Tier::device;
-        if (here && elements == 0 && input.tiers.size() > 1) return;
-        out += row(std::string(kMemoryKindNames[static_cast<std::size_t>(kind)]), tag + (here ? "" : " on " + where.id),
-                   arithmetic, elements * size_of(dtype));
-        if (!here) elsewhere[where.id] += elements * size_of(dtype);
-      });
-  out += row("total", "without activations", "", bytes());
-  if (input.exchange_plan) out += row("total", "before local gradients", "", bytes() - local_bytes());
-  for (const auto& [id, bytes] : elsewhere) out += row("total", "on " + id, "", bytes);
+  out += memory_rows(*this);
   if (!state_location.empty()) out += fmt::format("  {}\n", state_location);
   if (!context.communicator_choice.empty()) out += fmt::format("  {}\n", context.communicator_choice);
   out += placement_text();
@@ -290,18 +312,7 @@ std::string MemoryPlan::text(const std::string& title, const PlanContext& contex
     out +=
         row("update", knows_all_shares ? "largest share of a rank" : fmt::format("share of rank {}", rank),
             fmt::format("{:.0f} % if even", 100.0 / input.world), fmt::format("{:.0f} %", 100 * largest_update_share));
-  const StepCommunication step = communication();
-  const auto add_row = [&](const std::string& what, const StepCommunication::Part& part) {
-    if (part.bytes() > 0)
-      out += row("communication", what,
-                 fmt::format("{} x {} x {} x {}", part.times, part.elements, part.size, part.peers), part.bytes());
-  };
-  add_row("gradients per step", step.gradients);
-  add_row("reduced gradients per step", step.reduced_gradients);
-  add_row("new weights per step", step.weights);
-  add_row("all-gathers per step, at most", step.gathers);
-  if (step.local > 0) out += row("communication", "step with local gradients", "", step.local);
-  return out;
+  return out + communication_rows(communication());
 }
 
 }  // namespace zr::host::plan

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/draft_abi.hpp"  // IWYU pragma: keep
-#include "base/dtype.hpp"
 #include "base/round_up.hpp"
 #include "plan/plan.hpp"
 

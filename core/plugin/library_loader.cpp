@@ -82,6 +82,16 @@ struct TagNames {
   bool several_hosts = false;
 };
 
+// `name`: without kTag. Reads tags that name the role: "kind_optimizer_1", "id_optimizer_ID".
+void parse_tag_of_role(std::string_view name, Role role, TagNames& tags) {
+  const std::string start = fmt::format("kind_{}_", name_of(role)), id = fmt::format("id_{}_", name_of(role));
+  if (name.substr(0, id.size()) == id) tags.ids.emplace_back(role, name.substr(id.size()));
+  if (name == start + "1")
+    tags.roles.push_back(role);
+  else if (name.substr(0, start.size()) == start)
+    tags.newer_kind = fmt::format("zr.{}/{}", name_of(role), name.substr(start.size()));
+}
+
 TagNames parse_tags(const std::vector<std::string>& symbols) {
   TagNames tags;
   for (std::string_view name : symbols) {
@@ -95,14 +105,7 @@ TagNames parse_tags(const std::vector<std::string>& symbols) {
       if (const AbiVersion version = parse_version(name.substr(6)).value_or(AbiVersion{});
           !tags.drafts || *tags.drafts == kHost)
         tags.drafts = version;
-    for (const Role role : kRoles) {
-      const std::string start = fmt::format("kind_{}_", name_of(role)), id = fmt::format("id_{}_", name_of(role));
-      if (name.substr(0, id.size()) == id) tags.ids.emplace_back(role, name.substr(id.size()));
-      if (name == start + "1")
-        tags.roles.push_back(role);
-      else if (name.substr(0, start.size()) == start)
-        tags.newer_kind = fmt::format("zr.{}/{}", name_of(role), name.substr(start.size()));
-    }
+    for (const Role role : kRoles) parse_tag_of_role(name, role, tags);
   }
   return tags;
 }

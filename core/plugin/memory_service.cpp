@@ -55,68 +55,86 @@ void free_view(const zr_host* abi, const zr_view* view) {
   host.ledger().add(tier_of(block.kind), block.kind, block.tag, -block.bytes);
 }
 
-zr_code alloc(const zr_host* abi, const zr_alloc* given, zr_view* out, zr_error* error) {
-  if (!abi->ctx) return fill_error(error, ZR_STATE, "the engine of this instance no longer exists");
-  if (given->size < ZR_SIZE_0_9(zr_alloc))
-    return fill_error(error, ZR_INVALID, fmt::format("the zr_alloc has {} bytes, fewer than in ABI 0.9", given->size));
-  zr_alloc request;
-  ZR_TAKE(&request, given);
-  const uint64_t bytes = request.bytes;
-  uint64_t align = request.align;
+// The errors that do not depend on how much memory is free. device: null for host memory.
+zr_code check_request(const zr_alloc& request, const DeviceMemory* device, zr_error* error) {
   const char* tag = request.tag;
+  const uint64_t align = request.align;
   if (const std::string problem = unknown_bits_problem("flags", request.flags, 0); !problem.empty())
     return fill_error(error, ZR_UNSUPPORTED, fmt::format("'{}': {}", tag, problem));
-  DeviceMemory* const device = PluginHost::from_abi(abi).context<DeviceMemory>();
-  const bool on_device =
-      device && request.device.type == device->device().type && request.device.id == device->device().id;
-  if (request.device.type != ZR_DEVICE_CPU && !on_device)
+  if (request.device.type != ZR_DEVICE_CPU && !device)
     return fill_error(error, ZR_UNSUPPORTED,
                       fmt::format("'{}': the engine has no memory on devices of type {}", tag, request.device.type));
   if (align & (align - 1))
     return fill_error(error, ZR_INVALID, fmt::format("alignment {} is not a power of two", align));
   if (align > uint64_t{1} << 47)
     return fill_error(error, ZR_NOMEM, fmt::format("cannot allocate memory for '{}' at a multiple of {}", tag, align));
-  if (bytes > uint64_t{1} << 47)
-    return fill_error(error, ZR_NOMEM, fmt::format("cannot allocate {} bytes for '{}'", bytes, tag));
-  PluginHost& host = PluginHost::from_abi(abi);
-  zr_view view{nullptr, static_cast<int64_t>(bytes), ZR_U8, 0, request.device};
-  if (bytes > 0) {
-    align = std::max(align, kMinAlign);
-    HugePageMemory pages;
-    if (on_device) {
-      if (align > kMinAlign)
-        return fill_error(
-            error, ZR_UNSUPPORTED,
-            fmt::format("'{}': memory of a device is aligned to {} bytes, not to {}", tag, kMinAlign, align));
-      try {
-        view.data = device->allocate(static_cast<int64_t>(bytes));
-      } catch (const std::exception& failure) {
-        return fill_error(error, ZR_NOMEM, fmt::format("'{}': {}", tag, failure.what()));
-      }
-    } else if (bytes >= kMinPageMemory) {
-      pages = allocate_huge_pages(static_cast<int64_t>(bytes), static_cast<int64_t>(align));
-      view.data = pages.get();
-    } else {
-      view.data = std::aligned_alloc(align, round_up(bytes, align));
-      if (view.data) std::memset(view.data, 0, bytes);
-    }
-    if (!view.data) return fill_error(error, ZR_NOMEM, fmt::format("cannot allocate {} bytes for '{}'", bytes, tag));
-    const MemoryKind kind = kind_of_tag(tag, MemoryKind::other);
-    {
-      PluginHost::Memory& memory = host.memory();
-      const MutexLock lock(memory.mutex);
-      memory.blocks[view.data] = {std::move(pages), static_cast<int64_t>(bytes), kind, tag,
-                                  on_device ? device : nullptr};
-    }
+  if (request.bytes > uint64_t{1} << 47)
+    return fill_error(error, ZR_NOMEM, fmt::format("cannot allocate {} bytes for '{}'", request.bytes, tag));
+  if (device && request.bytes > 0 && align > kMinAlign)
+    return fill_error(error, ZR_UNSUPPORTED,
+                      fmt::format("'{}': memory of a device is aligned to {} bytes, not to {}", tag, kMinAlign, align));
+  return ZR_OK;
+}
+
+// Zeroed memory in `memory` and, for huge pages, in `pages`. device: null for host memory.
+zr_code allocate_zeroed(const zr_alloc& request, DeviceMemory* device, void*& memory, HugePageMemory& pages,
+                        zr_error* error) {
+  const uint64_t bytes = request.bytes, align = std::max(request.align, kMinAlign);
+  if (device) {
     try {
-      host.ledger().add(tier_of(kind), kind, tag, static_cast<int64_t>(bytes));
-    } catch (const std::exception& over) {  // exceeds the budget
-      free_view(abi, &view);
-      PluginHost::Memory& memory = host.memory();
-      const MutexLock lock(memory.mutex);
-      memory.failure = std::current_exception();
-      return fill_error(error, ZR_NOMEM, over.what());
+      memory = device->allocate(static_cast<int64_t>(bytes));
+    } catch (const std::exception& failure) {
+      return fill_error(error, ZR_NOMEM, fmt::format("'{}': {}", request.tag, failure.what()));
     }
+  } else if (bytes >= kMinPageMemory) {
+    pages = allocate_huge_pages(static_cast<int64_t>(bytes), static_cast<int64_t>(align));
+    memory = pages.get();
+  } else {
+    memory = std::aligned_alloc(align, round_up(bytes, align));
+    if (memory) std::memset(memory, 0, bytes);
+  }
+  if (memory) return ZR_OK;
+  return fill_error(error, ZR_NOMEM, fmt::format("cannot allocate {} bytes for '{}'", bytes, request.tag));
+}
+
+// Adds the block to those of the host, and its bytes to the ledger. Frees it if they exceed the budget.
+zr_code add_block(const zr_host* abi, const zr_view& view, PluginHost::Memory::Block block, zr_error* error) {
+  PluginHost& host = PluginHost::from_abi(abi);
+  PluginHost::Memory& memory = host.memory();
+  const MemoryKind kind = block.kind;
+  const std::string tag = block.tag;
+  {
+    const MutexLock lock(memory.mutex);
+    memory.blocks[view.data] = std::move(block);
+  }
+  try {
+    host.ledger().add(tier_of(kind), kind, tag, view.count);
+  } catch (const std::exception& over) {  // exceeds the budget
+    free_view(abi, &view);
+    const MutexLock lock(memory.mutex);
+    memory.failure = std::current_exception();
+    return fill_error(error, ZR_NOMEM, over.what());
+  }
+  return ZR_OK;
+}
+
+zr_code alloc(const zr_host* abi, const zr_alloc* given, zr_view* out, zr_error* error) {
+  if (!abi->ctx) return fill_error(error, ZR_STATE, "the engine of this instance no longer exists");
+  if (given->size < ZR_SIZE_0_9(zr_alloc))
+    return fill_error(error, ZR_INVALID, fmt::format("the zr_alloc has {} bytes, fewer than in ABI 0.9", given->size));
+  zr_alloc request;
+  ZR_TAKE(&request, given);
+  DeviceMemory* device = PluginHost::from_abi(abi).context<DeviceMemory>();
+  if (device && (request.device.type != device->device().type || request.device.id != device->device().id))
+    device = nullptr;
+  if (const zr_code code = check_request(request, device, error); code != ZR_OK) return code;
+  zr_view view{nullptr, static_cast<int64_t>(request.bytes), ZR_U8, 0, request.device};
+  if (request.bytes > 0) {
+    HugePageMemory pages;
+    if (const zr_code code = allocate_zeroed(request, device, view.data, pages, error); code != ZR_OK) return code;
+    const MemoryKind kind = kind_of_tag(request.tag, MemoryKind::other);
+    const zr_code code = add_block(abi, view, {std::move(pages), view.count, kind, request.tag, device}, error);
+    if (code != ZR_OK) return code;
   }
   *out = view;
   return ZR_OK;

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
-#include <functional>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -296,7 +295,7 @@ void DeviceCommunicator::wait_in_stream(const std::shared_ptr<Passage>& passage,
         (*own)->open_and_wait();
       },
       kept.get(), stream);
-  kept.release();
+  static_cast<void>(kept.release());  // the call deletes it
 }
 
 void DeviceCommunicator::resolve_in_stream(zr_done* done, const std::shared_ptr<Passage>& passage, void* stream) {
@@ -322,7 +321,7 @@ void DeviceCommunicator::resolve_in_stream(zr_done* done, const std::shared_ptr<
     completions_.pop_back();  // a call that fails does not resolve it
     throw;
   }
-  kept.release();
+  static_cast<void>(kept.release());  // the call deletes it
 }
 
 // The smallest idle block that is large enough, or a new one. Blocks are freed only if all are idle, because the driver

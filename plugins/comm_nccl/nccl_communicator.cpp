@@ -188,7 +188,7 @@ void NcclCommunicator::resolve_on_stream(zr_done* done, void* stream) {
     pending_.pop_back();  // a call that fails does not resolve it
     throw;
   }
-  context.release();
+  static_cast<void>(context.release());  // the call deletes it
 }
 
 // After an abort the stream gets there too.
@@ -296,6 +296,33 @@ void NcclCommunicator::gather_equal_parts(void* stream) {
   });
 }
 
+// Adds the elements [first, first + piece) of the part for rank `to` to this round's sends. `common`: what all
+// receivers get, unless the parts are cut; null before the first one.
+void NcclCommunicator::send_part(int to, int64_t first, int64_t piece, char*& common, void* stream) {
+  const zr::CollectiveParts& op = operation_;
+  if (!op.sends(rank_) || !op.receives(to)) return;
+  const zr::Extent part = slice(op.extent(rank_, to, op.counts.data(), op.recv_counts.data()), first, piece);
+  if (part.count == 0) return;
+  const char* const data = static_cast<const char*>(op.coll.src.data) + part.from * op.width();
+  if (op.is_cut() || !common) common = as_source(world_ + to, data, part.count * op.width(), stream);
+  sends_.push_back({to, common, part.count * op.width()});
+}
+
+// Adds these elements of the part from rank `from` to this round's receives. In a swap, sends read the memory of dst.
+void NcclCommunicator::receive_part(int from, int64_t first, int64_t piece) {
+  const zr::CollectiveParts& op = operation_;
+  if (!op.receives(rank_) || !op.sends(from)) return;
+  const bool is_swap = op.coll.op == ZR_ALL_TO_ALL && op.in_place && !on_host_;
+  zr::Extent part = op.extent(from, rank_, op.counts.data(), op.recv_counts.data());
+  if (op.coll.op == ZR_ALL_TO_ALL) part.count = op.recv_counts[static_cast<size_t>(from)];
+  part = slice(part, first, piece);
+  if (part.count == 0) return;
+  char* const data = static_cast<char*>(op.coll.dst.data) + part.to * op.width();
+  const int64_t bytes = part.count * op.width();
+  receives_.push_back({from, is_swap ? slot(from) : as_destination(from, data, bytes), bytes});
+  if (is_swap) copies_.push_back({data, slot(from), bytes});
+}
+
 // Gathers, scatter, all_to_all: each part directly from its source to its destination. Parts are cut for slots on all
 // ranks if one of them may use slots: for host memory, and in an all_to_all, which is in place on some of the ranks.
 void NcclCommunicator::exchange(void* stream) {
@@ -303,33 +330,15 @@ void NcclCommunicator::exchange(void* stream) {
   const std::vector<int64_t>&counts = op.counts, &recv_counts = op.recv_counts;
   const bool is_equal = std::all_of(counts.begin(), counts.end(), [&](int64_t n) { return n == counts[0]; });
   if (op.coll.op == ZR_ALL_GATHER && is_equal && !on_host_ && connection_) return gather_equal_parts(stream);
-  const bool is_swap = op.coll.op == ZR_ALL_TO_ALL && op.in_place && !on_host_;
   const bool uses_slots = on_host_ || op.coll.op == ZR_ALL_TO_ALL;
-  const int64_t width = op.width();
   const int64_t longest = std::max(*std::max_element(counts.begin(), counts.end()),
                                    *std::max_element(recv_counts.begin(), recv_counts.end()));
-  const int64_t piece = uses_slots ? slot_bytes_ / width : std::max<int64_t>(longest, 1);
+  const int64_t piece = uses_slots ? slot_bytes_ / op.width() : std::max<int64_t>(longest, 1);
   for (int64_t first = 0; first < longest; first += piece) {
     char* common = nullptr;  // what all receivers get
     for (int i = 1; i < world_; ++i) {
-      const int to = (rank_ + i) % world_, from = (rank_ + world_ - i) % world_;
-      if (op.sends(rank_) && op.receives(to)) {
-        const zr::Extent part = slice(op.extent(rank_, to, counts.data(), recv_counts.data()), first, piece);
-        const char* const data = static_cast<const char*>(op.coll.src.data) + part.from * width;
-        if (part.count > 0 && (op.is_cut() || !common))
-          common = as_source(world_ + to, data, part.count * width, stream);
-        if (part.count > 0) sends_.push_back({to, common, part.count * width});
-      }
-      if (op.receives(rank_) && op.sends(from)) {
-        zr::Extent part = op.extent(from, rank_, counts.data(), recv_counts.data());
-        if (op.coll.op == ZR_ALL_TO_ALL) part.count = recv_counts[static_cast<size_t>(from)];
-        part = slice(part, first, piece);
-        if (part.count == 0) continue;
-        char* const data = static_cast<char*>(op.coll.dst.data) + part.to * width;
-        receives_.push_back(
-            {from, is_swap ? slot(from) : as_destination(from, data, part.count * width), part.count * width});
-        if (is_swap) copies_.push_back({data, slot(from), part.count * width});
-      }
+      send_part((rank_ + i) % world_, first, piece, common, stream);
+      receive_part((rank_ + world_ - i) % world_, first, piece);
     }
     transfer(stream);
     finish_round(stream);

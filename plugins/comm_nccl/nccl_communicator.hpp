@@ -95,6 +95,8 @@ class NcclCommunicator {
   void barrier(void* stream);
   void broadcast(void* stream);
   void gather_equal_parts(void* stream);
+  void send_part(int to, int64_t first, int64_t piece, char*& common, void* stream);
+  void receive_part(int from, int64_t first, int64_t piece);
   void exchange(void* stream);
   void copy_own_part(void* stream);
   void reduce(void* stream);

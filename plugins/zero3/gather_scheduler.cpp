@@ -53,8 +53,8 @@ zr_view GatherScheduler::memory(uint32_t group) const {
   return view;
 }
 
-void GatherScheduler::acquire(const uint32_t* params, uint32_t n, uint32_t phase, zr_view* full) {
-  const bool recorded = phase == ZR_FORWARD || phase == ZR_BACKWARD, rounds = rounds_ && phase != ZR_EXPORT_PHASE;
+// Adds a user for each parameter. Returns the groups that had none.
+std::vector<uint32_t> GatherScheduler::begin_use(const uint32_t* params, uint32_t n, bool recorded, bool rounds) {
   std::vector<uint32_t> needed;
   for (uint32_t i = 0; i < n; ++i) {
     const uint32_t group = groups_.group_of(params[i]);
@@ -70,6 +70,12 @@ void GatherScheduler::acquire(const uint32_t* params, uint32_t n, uint32_t phase
     if (state.prefetched) prefetched_bytes_ -= bytes(group);
     state.prefetched = false;
   }
+  return needed;
+}
+
+void GatherScheduler::acquire(const uint32_t* params, uint32_t n, uint32_t phase, zr_view* full) {
+  const bool recorded = phase == ZR_FORWARD || phase == ZR_BACKWARD, rounds = rounds_ && phase != ZR_EXPORT_PHASE;
+  std::vector<uint32_t> needed = begin_use(params, n, recorded, rounds);
   // Allocate the largest group first: a small one could fragment the only free range that is large enough.
   std::stable_sort(needed.begin(), needed.end(),
                    [&](uint32_t a, uint32_t b) { return aligned_size(a) > aligned_size(b); });

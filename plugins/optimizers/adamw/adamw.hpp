@@ -14,15 +14,15 @@ class AdamWOptimizer : public zr::Optimizer<D> {
   static constexpr bool rounds = true;
   static constexpr bool ignores_norm = true;  // update() does not read Update::job.grad_norm
 
-  explicit AdamWOptimizer(const zr::Config& config) : hyperparameters(config), kernel_(ZR_CHOOSE(adamw)) {}
+  explicit AdamWOptimizer(const zr::Config& config) : hyperparameters_(config), kernel_(ZR_CHOOSE(adamw)) {}
 
   void update(const zr::Update& u) const {
-    kernel_(hyperparameters.constants(u.mul, u.step, u.lr),
+    kernel_(hyperparameters_.constants(u.mul, u.step, u.lr),
             {u.weight, u.grad, u.slot(0), u.slot(1), u.count, u.out, u.out_dtype, u.streams});
   }
 
  protected:
-  AdamWHyperparameters hyperparameters;
+  AdamWHyperparameters hyperparameters_;
 
  private:
   decltype(ZR_CHOOSE(adamw)) kernel_;

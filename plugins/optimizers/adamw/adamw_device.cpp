@@ -14,7 +14,7 @@ class AdamW : public AdamWOptimizer<AdamW>, public device_kernels::OnDevice {
         u.size(),
         [&](uint32_t i, AdamWSlice& to) {
           const zr_update_slice& slice = u.slice(i);
-          to = adamw_slice(slice, u.group(i).hyperparameters.constants(u.job.grad_mul, slice.step, slice.lr));
+          to = adamw_slice(slice, u.group(i).hyperparameters_.constants(u.job.grad_mul, slice.step, slice.lr));
           return true;
         },
         [&](const AdamWBatch& batch) { adamw_on_device(batch, u.device, u.native_stream); });

@@ -22,7 +22,7 @@ class AdamW8BitOptimizer : public zr::Optimizer<D> {
   static constexpr bool rounds = true;
 
   explicit AdamW8BitOptimizer(const zr::Config& config)
-      : hyperparameters(config),
+      : hyperparameters_(config),
         min_elements_(config.integer("min_8bit_elements")),
         eight_bit_(ZR_CHOOSE(adamw8)),
         fp32_(ZR_CHOOSE(adamw)) {}
@@ -38,7 +38,7 @@ class AdamW8BitOptimizer : public zr::Optimizer<D> {
   }
 
   void update(const zr::Update& u) const {
-    const AdamWConstants c = hyperparameters.constants(u.mul, u.step, u.lr);
+    const AdamWConstants c = hyperparameters_.constants(u.mul, u.step, u.lr);
     if (!has_8bit_states(u.slice))
       return fp32_(c, {u.weight, u.grad, u.slot(0), u.slot(1), u.count, u.out, u.out_dtype, u.streams});
     eight_bit_(c, {u.weight, u.grad, u.state<uint8_t>(0), u.state<uint8_t>(1), u.state<float>(2), u.state<float>(3),
@@ -47,7 +47,7 @@ class AdamW8BitOptimizer : public zr::Optimizer<D> {
 
  protected:
   static bool has_8bit_states(const zr_update_slice& slice) { return slice.slots[0].dtype == ZR_U8; }
-  AdamWHyperparameters hyperparameters;
+  AdamWHyperparameters hyperparameters_;
 
  private:
   int64_t min_elements_;

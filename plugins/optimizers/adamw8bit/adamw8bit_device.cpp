@@ -12,7 +12,7 @@ class AdamW8Bit : public AdamW8BitOptimizer<AdamW8Bit>, public device_kernels::O
 
   static void update_on_device(const zr::DeviceUpdate<AdamW8Bit>& u) {
     const auto constants_of = [&](uint32_t i) {
-      return u.group(i).hyperparameters.constants(u.job.grad_mul, u.slice(i).step, u.slice(i).lr);
+      return u.group(i).hyperparameters_.constants(u.job.grad_mul, u.slice(i).step, u.slice(i).lr);
     };
     device_kernels::in_batches<AdamW8Batch>(
         u.size(),

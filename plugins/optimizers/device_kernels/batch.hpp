@@ -10,12 +10,12 @@
 namespace device_kernels {
 
 /// The entries of one launch. A kernel for CUDA gets them as a parameter, and its parameters have at most 32 KB.
-template <class Entry, uint32_t kMost>
+template <class Entry, uint32_t MaxEntries>
 struct Batch {
-  static constexpr uint32_t kEntries = kMost;
+  static constexpr uint32_t kEntries = MaxEntries;
   uint32_t n = 0;
   uint32_t unused = 0;
-  Entry entries[kMost];
+  Entry entries[MaxEntries];
 };
 
 /// Calls fill(i, entry) for each i below n, which sets the entry, or returns false to leave out i, and
@@ -24,7 +24,9 @@ template <class B, class Fill, class Launch>
 void in_batches(uint32_t n, const Fill& fill, const Launch& launch) {
   B batch;
   for (uint32_t i = 0; i < n; ++i) {
-    if (!fill(i, batch.entries[batch.n]) || ++batch.n < B::kEntries) continue;
+    if (!fill(i, batch.entries[batch.n])) continue;
+    ++batch.n;
+    if (batch.n < B::kEntries) continue;
     launch(batch);
     batch.n = 0;
   }
