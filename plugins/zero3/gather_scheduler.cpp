@@ -53,16 +53,23 @@ zr_view GatherScheduler::memory(uint32_t group) const {
   return view;
 }
 
+// Throws if a parameter that is needed exactly is in use with rounded weights.
+void GatherScheduler::check_use(const uint32_t* params, uint32_t n, bool rounds) const {
+  for (uint32_t i = 0; i < n; ++i) {
+    const GroupState& state = group_states_[groups_.group_of(params[i])];
+    if (state.users > 0 && state.state != State::absent && state.is_rounded && !rounds)
+      throw zr::PluginError(ZR_INVALID, std::string("'") + in_->params[params[i]]->name +
+                                            "' is in use with rounded weights (communicator.weights) while its exact "
+                                            "weights are needed; end the operator before zr::gather");
+  }
+}
+
 // Adds a user for each parameter. Returns the groups that had none.
 std::vector<uint32_t> GatherScheduler::begin_use(const uint32_t* params, uint32_t n, bool recorded, bool rounds) {
   std::vector<uint32_t> needed;
   for (uint32_t i = 0; i < n; ++i) {
     const uint32_t group = groups_.group_of(params[i]);
     GroupState& state = group_states_[group];
-    if (state.users > 0 && state.state != State::absent && state.is_rounded && !rounds)
-      throw zr::PluginError(ZR_INVALID, std::string("'") + in_->params[params[i]]->name +
-                                            "' is in use with rounded weights (communicator.weights) while its exact "
-                                            "weights are needed; end the operator before zr::gather");
     if (state.users++ > 0) continue;
     if (state.state != State::absent && state.is_rounded != rounds) drop(group);
     needed.push_back(group);
@@ -75,6 +82,7 @@ std::vector<uint32_t> GatherScheduler::begin_use(const uint32_t* params, uint32_
 
 void GatherScheduler::acquire(const uint32_t* params, uint32_t n, uint32_t phase, zr_view* full) {
   const bool recorded = phase == ZR_FORWARD || phase == ZR_BACKWARD, rounds = rounds_ && phase != ZR_EXPORT_PHASE;
+  check_use(params, n, rounds);
   std::vector<uint32_t> needed = begin_use(params, n, recorded, rounds);
   // Allocate the largest group first: a small one could fragment the only free range that is large enough.
   std::stable_sort(needed.begin(), needed.end(),

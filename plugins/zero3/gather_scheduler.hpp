@@ -52,6 +52,7 @@ class GatherScheduler {
     bool is_rounded = false;  // the gathered weights
     zr::Done done;
   };
+  void check_use(const uint32_t* params, uint32_t n, bool rounds) const;
   std::vector<uint32_t> begin_use(const uint32_t* params, uint32_t n, bool recorded, bool rounds);
   zr_view memory(uint32_t group) const;
   int64_t aligned_size(uint32_t group) const { return zr::round_up(groups_.groups()[group].size, align_); }

@@ -229,6 +229,21 @@ TEST_F(GatherSchedulerTest, GathersExactWeightsForAnExport) {
   }
 }
 
+// The program can catch the error; the weights that it names, and those beside it, can then be used again.
+TEST_F(GatherSchedulerTest, AnExportOfRoundedWeightsInUseFailsAndChangesNothing) {
+  rounds_ = true;
+  make({0, kPlenty, 0});
+  acquire("b", ZR_FORWARD);
+  out_->started.clear();
+  EXPECT_THROW(acquire("ab", ZR_EXPORT_PHASE), zr::PluginError);
+  EXPECT_EQ(out_->started, "");
+  release("b");
+  acquire("ab", ZR_EXPORT_PHASE);
+  release("ab");
+  EXPECT_EQ(out_->started, "ab");
+  EXPECT_EQ(out_->rounded, "r--");
+}
+
 TEST_F(GatherSchedulerTest, DoesNotWaitForAPrefetchBeforeItsUse) {
   make({2 * kBytes, kPlenty, 0});
   pass(kUses);
