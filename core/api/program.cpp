@@ -155,7 +155,8 @@ Program::State::State(Load load, std::filesystem::path folder, const std::vector
   prints_parameters_ = without_memory || is_query("parameters_in_memory");
   if (without_memory && build_without_memory) build_without_memory();
   const host::config::Setting<int> ranks = load(overrides).ranks();
-  setup_.control = host::control::Control::join();
+  // `zeroth plan` asks; it may itself be one of several processes of a launcher.
+  setup_.control = prints_parameters_ ? host::control::Control::alone() : host::control::Control::join();
   const int world = prints_parameters_ ? 0 : setup_.control->world();
   host::log_as_rank(setup_.control->rank());
   const bool several_hosts = setup_.control->local_world() < setup_.control->world();

@@ -55,9 +55,12 @@ CommRuntime::CommRuntime(plugin::PluginHost& host, std::shared_ptr<control::Cont
   Ledger& ledger = host.ledger();
   const int64_t before = ledger.held(Tier::host, MemoryKind::communicator);
   state_ = std::make_unique<State>(host, std::move(control), instance, options);
-  // The memory that the plug-in takes when it opens becomes its plan; later allocations show as a peak above the plan.
+  // The memory that the plug-in takes when it opens becomes its plan, or more for quantized values; other allocations
+  // show as a peak above the plan.
+  const int64_t opened = ledger.held(Tier::host, MemoryKind::communicator) - before;
+  const uint32_t quantized = (options.gradients | options.weights) & (uint32_t{ZR_COLL_INT8} | ZR_COLL_INT4);
   ledger.plan(Tier::host, MemoryKind::communicator,
-              ledger.held(Tier::host, MemoryKind::communicator) - before + state_->staging_bytes);
+              (quantized ? std::max(opened, options.planned_bytes) : opened) + state_->staging_bytes);
   state_->staging =
       static_cast<char*>(allocate(state_->staging_bytes, 64, Tier::host, MemoryKind::communicator, "control messages"));
   state_->submission.set_staging_allocator([this, &ledger] {

@@ -70,6 +70,11 @@ struct Membership {
 };
 }  // namespace
 
+std::shared_ptr<Control> Control::alone() {
+  return std::make_shared<SingleRankControl>(
+      fmt::format("alone-{}-{}", getpid(), std::chrono::system_clock::now().time_since_epoch().count() % 1000000007));
+}
+
 std::shared_ptr<Control> Control::join(std::chrono::milliseconds timeout) {
   static Membership membership;
   const MutexLock lock(membership.mutex);
@@ -80,9 +85,7 @@ std::shared_ptr<Control> Control::join(std::chrono::milliseconds timeout) {
     membership.control = membership.client;
     membership.pid = getpid();
   } else {
-    const std::string job =
-        fmt::format("alone-{}-{}", getpid(), std::chrono::system_clock::now().time_since_epoch().count() % 1000000007);
-    membership.control = std::make_shared<SingleRankControl>(job);
+    membership.control = alone();
   }
   return membership.control;
 }

@@ -50,6 +50,8 @@ class Control {
   /// joins once: later calls return the same object, which lives until the process exits. Throws EnvironmentError that
   /// names variable and remedy, and PeerLostError if a rank died before it joined.
   static std::shared_ptr<Control> join(std::chrono::milliseconds timeout = std::chrono::seconds(60));
+  /// One rank, whatever the environment says: no sockets, no thread.
+  static std::shared_ptr<Control> alone();
   virtual ~Control() = default;
 
   virtual int rank() const = 0;

@@ -171,10 +171,12 @@ RankInfo from_slurm(const LauncherVariables& variables) {
   rank_info.local_rank = variables.number_or("SLURM_LOCALID", 0, rank_info.world - 1, -1, remedy);
   rank_info.job =
       fmt::format("srun-{}.{}", variables.text("SLURM_JOB_ID", remedy), variables.text("SLURM_STEP_ID", remedy));
-  if (variables.optional("SLURM_STEP_NUM_NODES") == "1") {
+  const std::string count = variables.optional("SLURM_STEP_NUM_NODES");
+  const std::string nodes = count == "1" ? "" : variables.text("SLURM_STEP_NODELIST", remedy);
+  if (count == "1" || (count.empty() && nodes.find_first_of("[,") == std::string::npos)) {
     rank_info.address = "127.0.0.1";
   } else {
-    rank_info.address = first_host(variables.text("SLURM_STEP_NODELIST", remedy));
+    rank_info.address = first_host(nodes);
     const std::string node = variables.optional("SLURM_NODEID");
     if (rank_info.rank == 0 && !node.empty() && node != "0" && variables.optional("ZR_STORE").empty()) {
       const std::string name = variables.text("SLURMD_NODENAME", remedy);
@@ -230,12 +232,24 @@ std::string first_host(const std::string& nodes) {
          nodes.substr(close + 1, next == std::string::npos ? next : next - close - 1);
 }
 
+namespace {
+// Fails if some variables of a launcher are set, but not the rank or the number of ranks: a rank of a job would train
+// alone.
+void check_incomplete(const Variables& variables) {
+  const auto has = [&](const char* name) { return variables(name) != nullptr; };
+  if (has("LOCAL_RANK") && (has("RANK") || has("WORLD_SIZE"))) from_torchrun({variables, "torchrun"});
+  if (has("OMPI_COMM_WORLD_SIZE")) from_openmpi({variables, "mpirun"});
+  const char* const tasks = variables("SLURM_STEP_NUM_TASKS");
+  if (tasks && std::string_view(tasks) != "1") from_slurm({variables, "srun"});
+}
+}  // namespace
+
 std::optional<RankInfo> find_rank_info(const Variables& variables, int64_t parent) {
   const auto has = [&](const char* name) { return variables(name) != nullptr; };
   RankInfo rank_info;
   const Launcher launcher = launcher_of(variables);
   switch (launcher) {
-    case Launcher::none: return {};
+    case Launcher::none: check_incomplete(variables); return {};
     case Launcher::zeroth: rank_info = from_zeroth({variables, "zeroth launch"}); break;
     case Launcher::torchrun: rank_info = from_torchrun({variables, "torchrun"}); break;
     case Launcher::openmpi: rank_info = from_openmpi({variables, "mpirun"}); break;
@@ -253,9 +267,9 @@ std::optional<RankInfo> find_rank_info(const Variables& variables, int64_t paren
   rank_info.guessable = !one_host;
   if (rank_info.guessable && launcher == Launcher::slurm)
     fail_environment(
-        "srun starts ranks on several nodes, and they have no secret: any process that reaches the job's store could "
-        "join the job or end it. Set one before srun, which passes it to all ranks: "
-        "export ZR_TOKEN=$(openssl rand -hex 16) (SECURITY.md)");
+        "srun starts ranks on several nodes, and they have no secret (ZR_TOKEN): any process that reaches the job's "
+        "store could join the job or end it. Set one before srun, export ZR_TOKEN=$(openssl rand -hex 16), and let "
+        "srun pass it to all ranks (--export=ALL, the default unless SLURM_EXPORT_ENV is set) (SECURITY.md)");
   if (rank_info.guessable) rank_info.token = rank_info.job;
   return rank_info;
 }

@@ -1,9 +1,11 @@
 #include "control/job_secret.hpp"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <array>
@@ -12,6 +14,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <string_view>
 
 #include "base/error.hpp"
 #include "base/hex.hpp"
@@ -20,6 +23,7 @@ namespace zr::host::control {
 
 namespace {
 constexpr std::size_t kSecretBytes = 16;
+constexpr time_t kOldSeconds = 24 * 3600;  // no launcher takes longer to start all ranks
 constexpr int kPortDigits = 5;
 constexpr std::size_t kFileBytes = 2 * kSecretBytes + kPortDigits;
 constexpr const char* kRemedy = ", or set ZR_TOKEN to the same secret on every rank";
@@ -82,9 +86,28 @@ JobSecret::~JobSecret() {
   ::close(fd_);
 }
 
+// Removes secrets of jobs that ended before all their ranks had joined. A secret is of use only until then.
+void JobSecret::remove_old() const {
+  const int fd = ::dup(fd_);
+  DIR* const folder = fd < 0 ? nullptr : ::fdopendir(fd);
+  if (!folder) {
+    if (fd >= 0) ::close(fd);
+    return;
+  }
+  while (const dirent* entry = ::readdir(folder)) {
+    const std::string_view name = entry->d_name;
+    struct stat status {};
+    if (name.starts_with("job-") && ::fstatat(fd_, entry->d_name, &status, AT_SYMLINK_NOFOLLOW) == 0 &&
+        S_ISREG(status.st_mode) && ::time(nullptr) - status.st_mtime > kOldSeconds)
+      ::unlinkat(fd_, entry->d_name, 0);
+  }
+  ::closedir(folder);
+}
+
 std::string new_secret() { return random_hex(kSecretBytes); }
 
 void JobSecret::create(const Shared& shared) {
+  remove_old();
   const std::string secret = fmt::format("{}{:0{}}", shared.token, shared.port, kPortDigits);
   const std::string temporary_name = fmt::format("{}.{}", name_, ::getpid());
   ::unlinkat(fd_, temporary_name.c_str(), 0);

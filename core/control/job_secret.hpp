@@ -30,7 +30,8 @@ class JobSecret {
     uint16_t port = 0;  // where rank 0 listens
     bool operator==(const Shared&) const = default;
   };
-  /// Called by rank 0 once it listens. Writes the file and replaces the file of an earlier job with the same name.
+  /// Called by rank 0 once it listens. Writes the file and replaces the file of an earlier job with the same name;
+  /// removes this user's files that are older than a day.
   /// Throws EnvironmentError.
   void create(const Shared& shared);
   /// Called by the other ranks. Returns nothing while this user has no such file. The secret may be that of an earlier
@@ -41,6 +42,8 @@ class JobSecret {
   const std::string& path() const { return path_; }
 
  private:
+  void remove_old() const;
+
   std::string folder_, name_, path_;
   std::optional<Shared> created_;
   int fd_ = -1;  // descriptor of the folder

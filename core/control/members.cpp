@@ -28,6 +28,11 @@ Members::Members(int world, bool launched, std::string machine)
 
 void Members::started(int rank, int64_t pid) { at(rank).peer.pid = pid; }
 
+void Members::refused(const std::string& reason) {
+  ++refusals_;
+  last_refusal_ = reason;
+}
+
 std::string Members::admit(const protocol::JoinRequest& request, Time now) {
   if (request.world != world())
     return fmt::format("rank {} expects {} ranks, but the job has {}: start all ranks with one launcher command",
@@ -259,6 +264,10 @@ std::string Members::state_of_other_ranks(Time now) const {
       text += fmt::format("; rank {} has not reached this collective", rank);
     }
   }
+  if (refusals_ > 0 && !all_joined())
+    text += fmt::format("; {} to join {} refused, the last one because {}",
+                        refusals_ == 1 ? "1 request" : fmt::format("{} requests", refusals_),
+                        refusals_ == 1 ? "was" : "were", last_refusal_);
   return text;
 }
 

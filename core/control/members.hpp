@@ -24,6 +24,8 @@ class Members {
   void started(int rank, int64_t pid);
   /// Adds the rank that a process claims in its join request. Returns "", or why the process cannot have this rank.
   std::string admit(const protocol::JoinRequest& request, Time now);
+  /// Remembers why a process could not join, for the report that ranks are missing.
+  void refused(const std::string& reason);
   void on_heartbeat(int rank, const protocol::Heartbeat& heartbeat, Time now);
   /// The same, for the heartbeat with which a rank answers the failure notice.
   void on_final_status(int rank, const protocol::Heartbeat& heartbeat, Time now);
@@ -96,6 +98,8 @@ class Members {
   std::map<std::pair<uint64_t, uint64_t>, FirstIssue>
       first_issues_;  // by (leaves, sequence): the rank that issued it first
   Cause cause_ = Cause::none;
+  int64_t refusals_ = 0;
+  std::string last_refusal_;
   int cause_rank_ = 0;
   std::string cause_text_;
 };

@@ -133,6 +133,7 @@ comm::CommRuntime::Options checked(PlannedJob& job, const model::Model& model) {
   options.timeout = job.config().communicator().timeout;
   options.gradients = inexact.gradients;
   options.weights = inexact.weights;
+  options.planned_bytes = communicator_bytes(job.communicator.get(), job.world()).value_or(0);
   return options;
 }
 

@@ -100,14 +100,17 @@ class Exchange:
     def receive(self):
         memory, left = memoryview(bytearray(len(self.CHUNK))), self.size
         while left:
-            left -= self.peer.recv_into(memory[:left])
+            received = self.peer.recv_into(memory[:left])
+            if not received:
+                raise ConnectionError("the other rank has ended")
+            left -= received
 
 
 def plain_wire(job):
     """`plain`, while each rank sends as many bytes as under zero0 on two hosts, of which nothing is read or added."""
     train = plain(job)
     count = sum(p.numel() for p in built(job).parameters())
-    # Half of the gradients as sums, and half of the results.
+    # Half of the gradients, in the type of the weights, and half of the results, in fp32.
     exchange = Exchange(job, count * (4 + (4 if job["dtype"] == "fp32" else 2)) // 2)
 
     def step(*batch):
@@ -184,7 +187,8 @@ def deepspeed_step(job):
     return step
 
 
-SYSTEMS = {"plain": plain, "plain_wire": plain_wire, "ddp": ddp, "torch_zero1": zero_redundancy, "fsdp2_keep": fsdp2, "fsdp2_reshard": fsdp2,
+SYSTEMS = {"plain": plain, "plain_wire": plain_wire, "ddp": ddp,
+           "torch_zero1": zero_redundancy, "fsdp2_keep": fsdp2, "fsdp2_reshard": fsdp2,
            **{f"deepspeed{stage}": deepspeed_step for stage in range(4)}}
 
 

@@ -354,6 +354,8 @@ TEST(CommMpiHostsTest, SendFewerBytesOfQuantizedGradientsAndWeights) {
                             6;
     EXPECT_GE(sent, expected) << keys;
     EXPECT_LE(sent, expected * 1.1 + (256 << 10)) << keys;
+    const auto& memory = summary.at("memory").at("host").at("communicator");
+    EXPECT_LE(memory.at("peak"), memory.at("planned")) << keys;
     RecordProperty(job.keys, std::to_string(sent));
   }
 }

@@ -48,17 +48,22 @@ onebit_reference::Options options_of(const Run& run) {
   return options;
 }
 
+// The micro-steps of one update.
+void train_step(Run& run, const onebit_reference::Options& options, int64_t step) {
+  for (int a = 0; a < options.accumulation; ++a) {
+    const int64_t m = run.engine->micro_index();
+    run.engine->backward(run.model->loss(step, m), options.weighted ? static_cast<double>(m + 1) : 1);
+    run.engine->step();
+  }
+}
+
 // Trains beside the reference, and compares all masters after each step.
 RANK_BODY(compares_with_reference, Run) {
   run.build();
   const onebit_reference::Options options = options_of(run);
   onebit_reference::Training reference(options, run.program.text("parity.model"), 7);
   for (int64_t step = 0; step < 6; ++step) {
-    for (int a = 0; a < options.accumulation; ++a) {
-      const int64_t m = run.engine->micro_index();
-      run.engine->backward(run.model->loss(step, m), options.weighted ? static_cast<double>(m + 1) : 1);
-      run.engine->step();
-    }
+    train_step(run, options, step);
     reference.step(step);
     for (std::size_t i = 0; i < reference.names.size(); ++i) {
       const torch::Tensor value = run.engine->get(reference.names[i]).contiguous().view(-1);
@@ -88,11 +93,10 @@ TEST_F(LocalGradientsTest, LargeModelIsExchangedInPartsWithTheSameBits) {
 // The reference in double, from the same gradients: the first three compressed steps.
 RANK_BODY(compares_with_double, Run) {
   run.build();
-  onebit_reference::Options options;
-  options.ranks = run.engine->world();
+  const onebit_reference::Options options = options_of(run);
   onebit_reference::Training reference(options, "everything", 7);
   for (int64_t step = 0; step < 5; ++step) {
-    run.micro_step();
+    train_step(run, options, step);
     reference.step(step);
     int64_t far = 0, all = 0;
     for (std::size_t i = 0; i < reference.names.size(); ++i) {
@@ -107,9 +111,13 @@ RANK_BODY(compares_with_double, Run) {
 }
 
 TEST_F(LocalGradientsTest, IsCloseToDoublePrecision) {
-  for (const int ranks : {2, 4}) {
-    const Result result = run(ranks, compares_with_double, kOneBit + "train.steps=5");
-    EXPECT_EQ(result.code, 0) << result.output;
+  const std::string accumulates = "train.gradient_accumulation=2 parity.weighted=true ";
+  for (const auto& [ranks, more] : {std::pair<int, std::string>{2, ""},
+                                    {2, "train.dtype=bf16 " + accumulates},
+                                    {3, accumulates},
+                                    {4, "strategy=zero2 "}}) {
+    const Result result = run(ranks, compares_with_double, kOneBit + "train.steps=5 " + more);
+    EXPECT_EQ(result.code, 0) << ranks << " ranks " << more << "\n" << result.output;
   }
 }
 

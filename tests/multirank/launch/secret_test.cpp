@@ -201,6 +201,36 @@ TEST_F(JobSecretTest, StoreOfSingleHostJobListensOnLoopbackOnly) {
   EXPECT_EQ(store_host.wait(), 0) << store_host.err();
 }
 
+TEST_F(JobSecretTest, ReportOfMissingRanksSaysWhyRequestsWereRefused) {
+  Environment first = torchrun(0, 2, 2, "127.0.0.1"), second = torchrun(1, 2, 2, "127.0.0.1");
+  first.emplace_back("ZR_TOKEN", "one");
+  second.emplace_back("ZR_TOKEN", "another");
+  Job store_host(scene_, program("join_timeout_ms=2000"), first);
+  ASSERT_TRUE(eventually([&] { return Peer(port_).connected(); })) << store_host.err();
+  Job other(scene_, program("join_timeout_ms=1000"), second);
+  EXPECT_NE(other.wait(), 0);
+  EXPECT_EQ(store_host.wait(), 4);
+  EXPECT_THAT(store_host.err(),
+              ContainsRegex("not all ranks have joined within 2.0s; rank 1 has not joined; .* to join w.* refused, the "
+                            "last one because this store belongs to another job, or the ranks have different values "
+                            "of ZR_TOKEN"));
+}
+
+// A job that ends before all ranks have joined leaves its secret.
+TEST_F(JobSecretTest, RemovesSecretsThatAreOlderThanADay) {
+  using zr::host::control::JobSecret;
+  const JobSecret::Shared shared{zr::host::control::new_secret(), 1};
+  JobSecret old_job("old"), recent("recent"), mine("mine");
+  old_job.create(shared);
+  recent.create(shared);
+  const timespec times[] = {{0, UTIME_OMIT}, {::time(nullptr) - 25 * 3600, 0}};
+  ASSERT_EQ(::utimensat(AT_FDCWD, old_job.path().c_str(), times, 0), 0);
+  mine.create(shared);
+  EXPECT_FALSE(fs::exists(old_job.path()));
+  EXPECT_TRUE(fs::exists(recent.path()));
+  EXPECT_TRUE(fs::exists(mine.path()));
+}
+
 // The peak resident memory of a process, in MiB.
 int64_t peak_mib(pid_t pid) {
   std::ifstream status("/proc/" + std::to_string(pid) + "/status");
