@@ -135,4 +135,19 @@ TEST_F(ZerothTrain, IsARankIfAnotherLauncherHasStartedSeveral) {
   train("0", slurm + "SLURM_STEP_NUM_TASKS=1 ");  // a shell in a step: the job starts its own two ranks
 }
 
+// Such as in a shell of `srun --pty`, or as one of its tasks: the program that it asks for its parameters must not wait
+// for other ranks.
+TEST(ZerothPlan, DoesNotJoinAJobOfTheLauncherThatHasStartedIt) {
+  for (const std::string variables :
+       {"RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1",
+        "SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=2 "
+        "SLURM_STEP_NODELIST=gpu[07-08]"}) {
+    const auto done =
+        zr::testing::shell("timeout 30 env " + variables +
+                           " " ZR_BUILD_DIR "/bin/zeroth plan " ZR_SOURCE_DIR "/examples/quickstart/quickstart.toml");
+    EXPECT_EQ(done.code, 0) << done.output;
+    EXPECT_THAT(done.output, HasSubstr("parameters, fp32"));
+  }
+}
+
 }  // namespace
