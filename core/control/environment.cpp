@@ -204,7 +204,7 @@ Launcher launcher_of(const Variables& variables) {
 }
 
 struct OfLauncher {
-  const char *launcher = "", *rank = "", *world = "";  // its name, and those of its variables
+  const char *launcher = "", *rank = "", *world = "";  // its name, and those of its variables of ranks
 };
 
 // Empty names for `zeroth` itself, which is never started several times.
@@ -212,7 +212,7 @@ OfLauncher names_of(Launcher launcher) {
   switch (launcher) {
     case Launcher::none:
     case Launcher::zeroth: return {};
-    case Launcher::torchrun: return {"torchrun", "RANK", "WORLD_SIZE"};
+    case Launcher::torchrun: return {"torchrun", "RANK and LOCAL_RANK", "WORLD_SIZE"};
     case Launcher::openmpi: return {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"};
     case Launcher::pmi: return {"mpiexec", "PMI_RANK", "PMI_SIZE"};
     case Launcher::slurm: return {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"};
@@ -233,14 +233,11 @@ std::string first_host(const std::string& nodes) {
 }
 
 namespace {
-// Fails if some variables of a launcher are set, but not the rank or the number of ranks: a rank of a job would train
-// alone.
+// Fails if some of torchrun's variables are set, but not the rank or the number of ranks: a rank of a job would train
+// alone. Those of mpirun and srun are never set by hand; who unsets the rank wants jobs of their own.
 void check_incomplete(const Variables& variables) {
   const auto has = [&](const char* name) { return variables(name) != nullptr; };
   if (has("LOCAL_RANK") && (has("RANK") || has("WORLD_SIZE"))) from_torchrun({variables, "torchrun"});
-  if (has("OMPI_COMM_WORLD_SIZE")) from_openmpi({variables, "mpirun"});
-  const char* const tasks = variables("SLURM_STEP_NUM_TASKS");
-  if (tasks && std::string_view(tasks) != "1") from_slurm({variables, "srun"});
 }
 }  // namespace
 

@@ -395,15 +395,6 @@ INSTANTIATE_TEST_SUITE_P(Invalid, LauncherVariablesTest,
                                                "WORLD_SIZE is not set, but torchrun's other variables are: start the "
                                                "program with torchrun or `zeroth launch`, or unset RANK "
                                                "and WORLD_SIZE"},
-                                         Wrong{"MpirunWithoutRank",
-                                               {{"OMPI_COMM_WORLD_SIZE", "2"}},
-                                               "OMPI_COMM_WORLD_RANK is not set, but mpirun's other variables are: "
-                                               "start the program with mpirun or `zeroth launch`, or unset "
-                                               "OMPI_COMM_WORLD_RANK"},
-                                         Wrong{"SrunWithoutRank",
-                                               {{"SLURM_STEP_NUM_TASKS", "2"}},
-                                               "SLURM_PROCID is not set, but srun's other variables are: start the "
-                                               "program with srun or `zeroth launch`, or unset SLURM_PROCID"},
                                          Wrong{"RankBeyondWorld",
                                                {{"RANK", "2"}, {"WORLD_SIZE", "2"}},
                                                "RANK=2 is not a number from 0 to 1: start the program with torchrun or "

@@ -27,6 +27,13 @@ TEST(ControlEnvironmentTest, FindsNoRankInfoWithoutLauncher) {
   EXPECT_FALSE(rank_info({{"PATH", "/bin"}, {"RANK", "1"}, {"SLURM_PROCID", "0"}}));
 }
 
+// As the messages below advise for jobs of their own.
+TEST(ControlEnvironmentTest, WithoutItsRankAProcessIsAlone) {
+  EXPECT_FALSE(rank_info({{"WORLD_SIZE", "2"}, {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_ADDR", "node1"}}));
+  EXPECT_FALSE(rank_info({{"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}}));
+  EXPECT_FALSE(rank_info({{"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_LOCALID", "1"}}));
+}
+
 TEST(ControlEnvironmentTest, ZerothLaunchTakesPrecedence) {
   const auto found = rank_info({{"ZR_RANK", "1"},
                                 {"ZR_WORLD", "2"},
@@ -117,6 +124,7 @@ TEST(ControlEnvironmentTest, OtherLaunchersStartTheProgramNotItsLauncher) {
             "srun has started this command 4 times, and each would start all ranks of a job: start the program with "
             "srun instead, or this command without it; if each is to start a job of its own, unset SLURM_PROCID");
   EXPECT_THAT(message({{"RANK", "0"}, {"WORLD_SIZE", "2"}}), HasSubstr("torchrun has started this command 2 times"));
+  EXPECT_THAT(message({{"RANK", "0"}, {"WORLD_SIZE", "2"}}), HasSubstr("unset RANK and LOCAL_RANK"));
   EXPECT_THAT(message({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "3"}}), HasSubstr("mpirun has started"));
   EXPECT_THAT(message({{"PMI_RANK", "0"}, {"PMI_SIZE", "3"}}), HasSubstr("unset PMI_RANK"));
   EXPECT_EQ(message({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}}), "nothing");
