@@ -1,6 +1,7 @@
 #include "zr/program.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -52,6 +53,12 @@ void report_ranks(const host::config::Setting<int>& ranks, int world) {
   if (world == 1) return host::log(ZR_LOG_INFO, contradiction + "; `zeroth train` starts job.ranks ranks");
   host::log(ZR_LOG_WARN, contradiction + ", so the job has " + std::to_string(world) +
                              " ranks; set job.ranks to that number, or let the launcher start " + ranks.written);
+}
+
+// How long a rank waits for the others to start: a minute, or longer if the job sets a longer time limit.
+std::chrono::milliseconds time_to_join(const host::config::Setting<std::chrono::milliseconds>& timeout) {
+  constexpr std::chrono::milliseconds least = std::chrono::minutes(1);
+  return timeout.given() ? std::max(least, timeout.value) : least;
 }
 
 }  // namespace
@@ -154,9 +161,11 @@ Program::State::State(Load load, std::filesystem::path folder, const std::vector
   const bool without_memory = is_query("parameters");
   prints_parameters_ = without_memory || is_query("parameters_in_memory");
   if (without_memory && build_without_memory) build_without_memory();
-  const host::config::Setting<int> ranks = load(overrides).ranks();
+  const host::config::Document document = load(overrides);
+  const host::config::Setting<int> ranks = document.ranks();
   // `zeroth plan` asks; it may itself be one of several processes of a launcher.
-  setup_.control = prints_parameters_ ? host::control::Control::alone() : host::control::Control::join();
+  setup_.control = prints_parameters_ ? host::control::Control::alone()
+                                      : host::control::Control::join(time_to_join(document.timeout()));
   const int world = prints_parameters_ ? 0 : setup_.control->world();
   host::log_as_rank(setup_.control->rank());
   const bool several_hosts = setup_.control->local_world() < setup_.control->world();

@@ -2,6 +2,7 @@
 // file:line:column.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -142,6 +143,8 @@ class Document {
   Setting<std::string> device() const;
   /// job.ranks.
   Setting<int> ranks() const;
+  /// communicator.timeout.
+  Setting<std::chrono::milliseconds> timeout() const;
   /// The keys of [communicator] that permit inexact collectives between hosts, as TOML: "communicator.exact = false".
   std::vector<std::string> inexact_collectives() const;
   /// The keys of [offload] that place a part of the training state.

@@ -353,6 +353,10 @@ std::vector<std::string> Document::inexact_collectives() const {
 
 Setting<int> Document::ranks() const { return setting_of<int>(host_entry("job.ranks")); }
 
+Setting<std::chrono::milliseconds> Document::timeout() const {
+  return setting_of<std::chrono::milliseconds>(host_entry("communicator.timeout"));
+}
+
 std::vector<Setting<TierChoice>> Document::tier_choices() const {
   std::vector<Setting<TierChoice>> choices;
   for (const char* path : {"offload.optimizer", "offload.gradients", "offload.parameters", "offload.activations"})

@@ -244,6 +244,7 @@ Setting<T> setting_of(const Entry& entry) {
 }
 
 template Setting<int> setting_of(const Entry& entry);
+template Setting<std::chrono::milliseconds> setting_of(const Entry& entry);
 template Setting<std::string> setting_of(const Entry& entry);
 template Setting<std::vector<std::string>> setting_of(const Entry& entry);
 template Setting<TierChoice> setting_of(const Entry& entry);

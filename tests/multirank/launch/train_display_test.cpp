@@ -135,6 +135,14 @@ TEST_F(ZerothTrain, IsARankIfAnotherLauncherHasStartedSeveral) {
   train("0", slurm + "SLURM_STEP_NUM_TASKS=1 ");  // a shell in a step: the job starts its own two ranks
 }
 
+TEST_F(ZerothTrain, WaitsForOtherRanksAsLongAsTheJobPermits) {
+  const auto done =
+      zr::testing::shell("RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" +
+                         std::to_string(20000 + ::getpid() % 10000) + " " + command("communicator.timeout=62s"));
+  EXPECT_EQ(done.code, 4);
+  EXPECT_THAT(done.output, HasSubstr("not all ranks have joined within 62.0s; rank 1 has not joined"));
+}
+
 // Such as in a shell of `srun --pty`, or as one of its tasks: the program that it asks for its parameters must not wait
 // for other ranks.
 TEST(ZerothPlan, DoesNotJoinAJobOfTheLauncherThatHasStartedIt) {

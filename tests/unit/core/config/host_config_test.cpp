@@ -320,6 +320,8 @@ TEST(DocumentTest, ReadsTheKeysThatFindAllOthers) {
   const config::Document document =
       config::Document::parse("[job]\nranks = 3\nprogram = \"gpt\"\n[offload]\noptimizer = \"auto\"\n[offload.far]\n",
                               "job.toml", {"offload.tiers=near far", "offload.activations=far"});
+  EXPECT_EQ(document.timeout().value, std::chrono::minutes(5));
+  EXPECT_FALSE(document.timeout().given());
   EXPECT_EQ(document.ranks(), 3);
   EXPECT_EQ(document.ranks().origin.text(), "job.toml:2:9");
   EXPECT_EQ(document.program().value, "gpt");
