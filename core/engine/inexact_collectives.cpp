@@ -71,8 +71,8 @@ InexactCollectives inexact_collectives(const config::JobConfig& config, const pl
   if (chosen.weights && sharded_parameters(plan).empty())
     fail_user(
         fmt::format("{} = \"int8\" ({}): every rank has all weights under this job's strategy, so none are "
-                    "gathered for forward and backward; choose a strategy that shards weights of this model, lower its "
-                    "persistence_threshold, or remove the key",
+                    "gathered for forward and backward; choose a strategy that shards weights of this model, or "
+                    "a smaller persistence_threshold of the strategy, or remove the key",
                     keys.weights.key, keys.weights.origin.text()));
   return chosen;
 }

@@ -187,7 +187,7 @@ TEST(CommMpiTrainingTest, NamesWhatInexactCollectivesNeed) {
       unsharded.output,
       HasSubstr("communicator.weights = \"int8\" (command line): every rank has all weights under this job's "
                 "strategy, so none are gathered for forward and backward; choose a strategy that shards weights of "
-                "this model, or remove the key"));
+                "this model, or a smaller persistence_threshold of the strategy, or remove the key"));
   const auto several = train(on_two_nodes, "communicator=shm communicator.gradients=int4");
   EXPECT_EQ(several.code, 2);
   EXPECT_THAT(
