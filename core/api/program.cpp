@@ -61,9 +61,6 @@ std::chrono::milliseconds time_to_join(const host::config::Setting<std::chrono::
   return timeout.given() ? std::max(least, timeout.value) : least;
 }
 
-}  // namespace
-
-namespace {
 // Errors in the declarations are for the author of the program.
 void check_keys(const std::vector<host::config::ConfigKey>& keys) {
   std::set<std::string> seen;

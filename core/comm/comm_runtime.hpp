@@ -31,7 +31,8 @@ class CommRuntime {
     /// The flags that replace ZR_COLL_GRADIENTS and ZR_COLL_WEIGHTS of plug-ins' collectives: ZR_COLL_INT8,
     /// ZR_COLL_INT4, ZR_COLL_ANY_ORDER. The communicator must accept them.
     uint32_t gradients = 0, weights = 0;
-    /// What the plug-in plans to hold: memory for quantized values, which it takes with the first of them.
+    /// The bytes that the plug-in plans for this world. They count if values are quantized, because the plug-in takes
+    /// memory for them with the first ones.
     int64_t planned_bytes = 0;
   };
   /// Opens the plug-in (collective over the job). `instance` may be null if world is 1.

@@ -219,6 +219,13 @@ OfLauncher names_of(Launcher launcher) {
   }
   return {};
 }
+
+// Fails if some of torchrun's variables are set, but not the rank or the number of ranks: a rank of a job would train
+// alone. Those of mpirun and srun are never set by hand; who unsets the rank wants jobs of their own.
+void check_incomplete(const Variables& variables) {
+  const auto has = [&](const char* name) { return variables(name) != nullptr; };
+  if (has("LOCAL_RANK") && (has("RANK") || has("WORLD_SIZE"))) from_torchrun({variables, "torchrun"});
+}
 }  // namespace
 
 std::string first_host(const std::string& nodes) {
@@ -231,15 +238,6 @@ std::string first_host(const std::string& nodes) {
   return nodes.substr(0, bracket) + nodes.substr(bracket + 1, number_end - bracket - 1) +
          nodes.substr(close + 1, next == std::string::npos ? next : next - close - 1);
 }
-
-namespace {
-// Fails if some of torchrun's variables are set, but not the rank or the number of ranks: a rank of a job would train
-// alone. Those of mpirun and srun are never set by hand; who unsets the rank wants jobs of their own.
-void check_incomplete(const Variables& variables) {
-  const auto has = [&](const char* name) { return variables(name) != nullptr; };
-  if (has("LOCAL_RANK") && (has("RANK") || has("WORLD_SIZE"))) from_torchrun({variables, "torchrun"});
-}
-}  // namespace
 
 std::optional<RankInfo> find_rank_info(const Variables& variables, int64_t parent) {
   const auto has = [&](const char* name) { return variables(name) != nullptr; };

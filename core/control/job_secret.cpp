@@ -86,7 +86,7 @@ JobSecret::~JobSecret() {
   ::close(fd_);
 }
 
-// Removes secrets of jobs that ended before all their ranks had joined. A secret is of use only until then.
+// Removes secrets that killed jobs have left. A secret is of use only until all ranks have joined.
 void JobSecret::remove_old() const {
   const int fd = ::dup(fd_);
   DIR* const folder = fd < 0 ? nullptr : ::fdopendir(fd);

@@ -31,8 +31,7 @@ class JobSecret {
     bool operator==(const Shared&) const = default;
   };
   /// Called by rank 0 once it listens. Writes the file and replaces the file of an earlier job with the same name;
-  /// removes this user's files that are older than a day.
-  /// Throws EnvironmentError.
+  /// removes this user's files that are older than a day. Throws EnvironmentError.
   void create(const Shared& shared);
   /// Called by the other ranks. Returns nothing while this user has no such file. The secret may be that of an earlier
   /// job: read the file again after the store has rejected the secret.

@@ -28,11 +28,6 @@ Members::Members(int world, bool launched, std::string machine)
 
 void Members::started(int rank, int64_t pid) { at(rank).peer.pid = pid; }
 
-void Members::refused(const std::string& reason) {
-  ++refusals_;
-  last_refusal_ = reason;
-}
-
 std::string Members::admit(const protocol::JoinRequest& request, Time now) {
   if (request.world != world())
     return fmt::format("rank {} expects {} ranks, but the job has {}: start all ranks with one launcher command",
@@ -51,6 +46,11 @@ std::string Members::admit(const protocol::JoinRequest& request, Time now) {
   for (int rank = 0; rank < world(); ++rank)
     if (at(rank).exit_status && !at(rank).joined) record_cause(Cause::lost, rank, "");
   return "";
+}
+
+void Members::refused(const std::string& reason) {
+  ++refusals_;
+  last_refusal_ = reason;
 }
 
 void Members::on_heartbeat(int rank, const protocol::Heartbeat& heartbeat, Time now) {

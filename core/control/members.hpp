@@ -98,10 +98,10 @@ class Members {
   std::map<std::pair<uint64_t, uint64_t>, FirstIssue>
       first_issues_;  // by (leaves, sequence): the rank that issued it first
   Cause cause_ = Cause::none;
-  int64_t refusals_ = 0;
-  std::string last_refusal_;
   int cause_rank_ = 0;
   std::string cause_text_;
+  int64_t refusals_ = 0;  // requests to join
+  std::string last_refusal_;
 };
 
 }  // namespace zr::host::control

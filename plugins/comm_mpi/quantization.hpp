@@ -10,6 +10,10 @@
 #include "zr/abi/communicator.h"
 #include "zr/isa.hpp"
 
+namespace mpi {
+constexpr int kBlockOf8Bits = 128, kBlockOf4Bits = 64;  // values
+}
+
 // Encodes `count` values of fp32, bf16 or fp16. `to` may be `from`.
 ZR_KERNEL(void quantize(int bits, zr_dtype dtype, const void* from, int64_t count, void* to))
 // Decodes them. `from` may be the end of the memory at `to`.
@@ -27,7 +31,7 @@ inline int bits_of(const zr_coll& coll) { return coll.flags & ZR_COLL_INT4 ? 4 :
 
 /// Bytes of so many encoded values; fewer than those of the values themselves if there are at least kFewest.
 inline int64_t encoded_bytes(int bits, int64_t count) {
-  const int64_t block = bits == 8 ? 128 : 64;
+  const int64_t block = bits == 8 ? kBlockOf8Bits : kBlockOf4Bits;
   return (count + block - 1) / block * int64_t{sizeof(float)} + (count * bits + 7) / 8;
 }
 

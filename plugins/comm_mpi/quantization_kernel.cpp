@@ -9,7 +9,7 @@ namespace {
 constexpr int kScaleBytes = 4;
 
 template <int kBits>
-constexpr int kValues = kBits == 8 ? 128 : 64;  // of a block
+constexpr int kValues = kBits == 8 ? mpi::kBlockOf8Bits : mpi::kBlockOf4Bits;
 
 template <int kBits>
 struct Codes {  // of one block

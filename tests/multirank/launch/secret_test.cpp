@@ -216,7 +216,7 @@ TEST_F(JobSecretTest, ReportOfMissingRanksSaysWhyRequestsWereRefused) {
                             "of ZR_TOKEN"));
 }
 
-// A job that ends before all ranks have joined leaves its secret.
+// A job whose rank 0 is killed leaves its secret.
 TEST_F(JobSecretTest, RemovesSecretsThatAreOlderThanADay) {
   using zr::host::control::JobSecret;
   const JobSecret::Shared shared{zr::host::control::new_secret(), 1};

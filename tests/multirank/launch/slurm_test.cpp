@@ -126,11 +126,10 @@ class SrunTest : public testing::Test {
     EXPECT_TRUE(eventually([&] { return run("squeue --noheader").output.empty(); })) << run("squeue").output;
   }
 
-  // From now, at most 5 s after the time limit of a collective.
-  void expect_end_of_ranks(int node, std::chrono::milliseconds timeout,
-                           const std::string& program = rank_program()) const {
+  // Of those on the first node: from now, at most 5 s after the time limit of a collective.
+  void expect_end_of_ranks(std::chrono::milliseconds timeout, const std::string& program = rank_program()) const {
     const auto begin = std::chrono::steady_clock::now();
-    EXPECT_TRUE(eventually([&] { return hosts().processes(node, program).empty(); }, kPatience));
+    EXPECT_TRUE(eventually([&] { return hosts().processes(0, program).empty(); }, kPatience));
     EXPECT_LE(std::chrono::steady_clock::now() - begin, timeout + std::chrono::seconds(5));
   }
 
@@ -313,7 +312,7 @@ TEST_F(SrunTest, AStoppedRankEndsTheJobAndIsNamed) {
   ASSERT_TRUE(all_run(4)) << job->err();
   const std::string pid = std::to_string(page().ranks[3].pid);
   hosts().run(1, "kill -STOP " + pid);
-  expect_end_of_ranks(0, std::chrono::milliseconds(1500));
+  expect_end_of_ranks(std::chrono::milliseconds(1500));
   hosts().run(1, "kill -9 " + pid);  // Slurm leaves a stopped task
   job->wait();
   EXPECT_THAT(job->err(), ContainsRegex("rank 3 .pid " + pid + ". has not answered for [0-9.]+s"));
@@ -327,7 +326,7 @@ TEST_F(SrunTest, ALostNodeEndsTheRanksOfTheOtherOneAndIsNamed) {
   Job job(*scene_, words("exec env ZR_TOKEN=secret " + kPmix + " " + quickstart("run", keys)));
   ASSERT_TRUE(eventually([&] { return !trained("run").losses.empty(); }, kPatience)) << job.err();
   hosts().cut(1);
-  expect_end_of_ranks(0, std::chrono::seconds(2), ZR_BUILD_DIR "/bin/quickstart");
+  expect_end_of_ranks(std::chrono::seconds(2), ZR_BUILD_DIR "/bin/quickstart");
   const std::regex named("rank [23] .pid [0-9]+. has not answered for [0-9.]+s");
   EXPECT_TRUE(eventually([&] { return std::regex_search(job.err(), named); }, kPatience)) << job.err();
   EXPECT_TRUE(eventually([&] { return hosts().processes(1, ZR_BUILD_DIR "/bin/quickstart").empty(); }, kPatience));
