@@ -20,7 +20,7 @@
 #include "multirank/comm/network_hosts.hpp"
 #include "support/launch_job.hpp"
 #include "support/sanitizers.hpp"
-#include "support/scratch.hpp"
+#include "support/text_of.hpp"
 
 namespace {
 
@@ -36,7 +36,7 @@ using zr::test::Job;
 using zr::test::milliseconds;
 using zr::testing::Hosts;
 
-constexpr int kTimeoutSeconds = 3;  // communicator.timeout
+constexpr int kTimeoutSeconds = 3, kLongTimeoutSeconds = 30;  // communicator.timeout; of a job without a fault
 // Until all processes have ended.
 constexpr auto kLimit = std::chrono::seconds(kTimeoutSeconds + 5) * (zr::test::kSanitized ? 4 : 1);
 constexpr milliseconds kPatience(60000);
@@ -56,6 +56,15 @@ class Training {
                     (scene_.folder() / "checkpoints").string() + " job.runs=" + (scene_.folder() / "runs").string() +
                     " job.name=" + name + " " + keys},
                kAsRoot);
+  }
+  /// A command that starts a rank with a file of its own as stderr, which stderr_of() returns.
+  std::string with_own_stderr() const {
+    const fs::path script = scene_.folder() / "own_stderr.sh";
+    std::ofstream(script) << "exec \"$@\" 2> " << (scene_.folder() / "rank").string() << "$OMPI_COMM_WORLD_RANK\n";
+    return " sh " + script.string();
+  }
+  std::string stderr_of(int rank) const {
+    return zr::testing::text_of(scene_.folder() / ("rank" + std::to_string(rank)));
   }
   int steps(const std::string& run) const {
     std::ifstream metrics(file(run, "metrics.jsonl"));
@@ -144,13 +153,41 @@ std::string cut_link_of_launcher(const Hosts& hosts) {
   return "rank 1 \\(pid [0-9]+\\) " + kIsSilent;
 }
 
+// Rank 0 runs the store if mpirun has started the ranks.
+const std::string kStore = ", which runs the job's store, ";
+// Sends a signal to rank 0 and returns its pid.
+std::string signal_rank_0(const Hosts& hosts, int signal) {
+  for (const pid_t pid : hosts.processes(0, kProgram)) {
+    if (variable_of(pid, "OMPI_COMM_WORLD_RANK") != "0") continue;
+    ::kill(pid, signal);
+    return std::to_string(pid);
+  }
+  return "of rank 0, which does not run";
+}
+// mpirun names the rank too, and may kill the others before they do.
+std::string kill_rank_0(const Hosts& hosts) {
+  const std::string pid = signal_rank_0(hosts, SIGKILL);
+  return "(rank 0 \\(pid " + pid + "\\)" + kStore + kIsLost + "|process rank 0 with PID [0-9]+ on node " +
+         hosts.name(0) + " exited on signal 9)";
+}
+std::string stop_rank_0(const Hosts& hosts) {
+  return "rank 0 \\(pid " + signal_rank_0(hosts, SIGSTOP) + "\\)" + kStore + kIsSilent;
+}
+std::string cut_link_of_rank_0(const Hosts& hosts) {
+  hosts.cut(0);
+  return "rank 0 \\(pid [0-9]+\\)" + kStore + kIsSilent;
+}
+
 struct Fault {
   const char* name;
   int hosts, ranks_per_host;
   std::string (*occur)(const Hosts&);  // returns how the report names the origin
   std::string_view job = "strategy=zero1";
+  bool cuts_off_mpirun = false;  // it does not get what the ranks on other hosts print
 
-  std::string keys(const Hosts& of) const { return job_keys(of, ranks_per_host, std::string(job)); }
+  std::string keys(const Hosts& of, int timeout_seconds = kTimeoutSeconds) const {
+    return job_keys(of, ranks_per_host, std::string(job), timeout_seconds);
+  }
 };
 
 // All processes must end in time, after a report that names the origin.
@@ -184,12 +221,14 @@ TEST_P(CommMpiHostFaultsTest, EndTheJobWhichResumesToTheSameWeights) {
   }
   const Hosts hosts(fault.hosts);
   const std::string steps = "train.steps=" + std::to_string(training.newest_checkpoint() + 20) + " ";
-  Job resumed = training.start(hosts.launch(ranks), "resumed", fault.keys(hosts) + steps + "checkpoint.resume=true");
+  Job resumed = training.start(hosts.launch(ranks), "resumed",
+                               fault.keys(hosts, kLongTimeoutSeconds) + steps + "checkpoint.resume=true");
   ASSERT_EQ(resumed.wait(kPatience), 0) << resumed.err();
   // Rounded gradients depend on the hosts, all else does not.
-  Job reference = fault.job == kQuantized ? training.start(hosts.launch(ranks), "reference", fault.keys(hosts) + steps)
-                                          : training.start(ZR_BUILD_DIR "/bin/zeroth launch -n 4 --", "reference",
-                                                           std::string(fault.job) + " " + steps + "job.ranks=4");
+  Job reference = fault.job == kQuantized
+                      ? training.start(hosts.launch(ranks), "reference", fault.keys(hosts, kLongTimeoutSeconds) + steps)
+                      : training.start(ZR_BUILD_DIR "/bin/zeroth launch -n 4 --", "reference",
+                                       std::string(fault.job) + " " + steps + "job.ranks=4");
   ASSERT_EQ(reference.wait(kPatience), 0) << reference.err();
   EXPECT_TRUE(training.weights_hash("reference").is_string());
   EXPECT_EQ(training.weights_hash("resumed"), training.weights_hash("reference")) << steps;
@@ -208,13 +247,14 @@ INSTANTIATE_TEST_SUITE_P(Faults, CommMpiHostFaultsTest,
                                          Fault{"CutLinkOfOneBitAdam", 2, 2, cut_link_of_last_host, kOneBitAdam}),
                          [](const auto& info) { return info.param.name; });
 
-// mpirun has started the ranks, of which rank 0 runs the store. mpirun and its daemon on the other host are not ours.
-bool no_ranks_left(const Hosts& hosts) {
+std::vector<pid_t> ranks_on(const Hosts& hosts) {
+  std::vector<pid_t> ranks;
   for (int host = 0; host < hosts.count(); ++host)
-    if (!hosts.processes(host, kProgram).empty()) return false;
-  return true;
+    for (const pid_t pid : hosts.processes(host, kProgram)) ranks.push_back(pid);
+  return ranks;
 }
 
+// mpirun has started the ranks, of which rank 0 runs the store. mpirun itself is not ours.
 class CommMpiMpirunFaultsTest : public testing::TestWithParam<Fault> {};
 
 TEST_P(CommMpiMpirunFaultsTest, EndAllRanksAndNameTheCulprit) {
@@ -223,21 +263,32 @@ TEST_P(CommMpiMpirunFaultsTest, EndAllRanksAndNameTheCulprit) {
   {
     const Hosts hosts(fault.hosts);
     if (!hosts.unavailable().empty()) GTEST_SKIP() << "cannot create network namespaces: " << hosts.unavailable();
-    Job job = training.start(hosts.mpirun(fault.ranks_per_host), "failed", fault.keys(hosts) + kEndless + kCheckpoints);
+    const std::string start =
+        hosts.mpirun(fault.ranks_per_host) + (fault.cuts_off_mpirun ? training.with_own_stderr() : "");
+    Job job = training.start(start, "failed", fault.keys(hosts) + kEndless + kCheckpoints);
     ASSERT_TRUE(eventually([&] { return training.newest_checkpoint() > 2; }, kPatience)) << job.err();
+    const std::vector<pid_t> ranks = ranks_on(hosts);
+    EXPECT_EQ(ranks.size(), 4u);
     const auto begin = Clock::now();
     const std::string named = fault.occur(hosts);
-    EXPECT_TRUE(eventually([&] { return no_ranks_left(hosts); }, kPatience));
+    EXPECT_TRUE(eventually([&] { return std::all_of(ranks.begin(), ranks.end(), zr::test::gone); }, kPatience));
     EXPECT_LE(Clock::now() - begin, kLimit);
-    for (int host = 0; host < hosts.count(); ++host)  // mpirun may wait for a daemon behind a cut link
-      for (const Hosts::Process& process : hosts.processes(host)) ::kill(process.pid, SIGKILL);
+    for (int host = 1; host < hosts.count(); ++host)
+      EXPECT_TRUE(eventually([&] { return hosts.processes(host).empty(); }, kPatience)) << "a daemon of mpirun";
+    for (const Hosts::Process& process : hosts.processes(0))  // mpirun may wait for a daemon behind a cut link
+      ::kill(process.pid, SIGKILL);
     EXPECT_NE(job.wait(kPatience), 0);
-    EXPECT_THAT(job.err(), ContainsRegex(named));
+    if (!fault.cuts_off_mpirun) {
+      EXPECT_THAT(job.err(), ContainsRegex(named));
+    } else {
+      for (int rank = fault.ranks_per_host; rank < hosts.count() * fault.ranks_per_host; ++rank)
+        EXPECT_THAT(training.stderr_of(rank), ContainsRegex("zeroth: error: .*" + named)) << rank;
+    }
   }
   const Hosts hosts(fault.hosts);
   const std::string steps = "train.steps=" + std::to_string(training.newest_checkpoint() + 20) + " ";
   Job resumed = training.start(hosts.mpirun(fault.ranks_per_host), "resumed",
-                               fault.keys(hosts) + steps + "checkpoint.resume=true");
+                               fault.keys(hosts, kLongTimeoutSeconds) + steps + "checkpoint.resume=true");
   ASSERT_EQ(resumed.wait(kPatience), 0) << resumed.err();
   Job reference =
       training.start(ZR_BUILD_DIR "/bin/zeroth launch -n 4 --", "reference", "strategy=zero1 " + steps + "job.ranks=4");
@@ -249,7 +300,10 @@ TEST_P(CommMpiMpirunFaultsTest, EndAllRanksAndNameTheCulprit) {
 INSTANTIATE_TEST_SUITE_P(Faults, CommMpiMpirunFaultsTest,
                          testing::Values(Fault{"KilledRank", 2, 2, kill_rank}, Fault{"StoppedRank", 2, 2, stop_rank},
                                          Fault{"KilledHost", 2, 2, kill_last_host_under_mpirun},
-                                         Fault{"CutLink", 2, 2, cut_link_of_last_host}),
+                                         Fault{"CutLink", 2, 2, cut_link_of_last_host},
+                                         Fault{"KilledRank0", 2, 2, kill_rank_0},
+                                         Fault{"StoppedRank0", 2, 2, stop_rank_0},
+                                         Fault{"CutLinkOfRank0", 4, 1, cut_link_of_rank_0, "strategy=zero1", true}),
                          [](const auto& info) { return info.param.name; });
 
 // TCP sends what was lost again after a pause that may be as long as the loss.
@@ -259,7 +313,7 @@ TEST(CommMpiFaultsTest, AJobContinuesAfterTwoSecondsInWhichAllPacketsAreLost) {
   hosts.limit_rate("50mbit");  // so that the job takes seconds
   Training training;
   const std::string steps = "train.steps=150 ";
-  Job job = training.start(hosts.launch(2), "run", keys(hosts, 2, 30) + steps);
+  Job job = training.start(hosts.launch(2), "run", keys(hosts, 2, kLongTimeoutSeconds) + steps);
   ASSERT_TRUE(eventually([&] { return training.steps("run") > 0; }, kPatience)) << job.err();
   for (const int host : {0, 1}) hosts.lose(host);
   std::this_thread::sleep_for(milliseconds(500));
@@ -278,7 +332,7 @@ TEST(CommMpiFaultsTest, AJobContinuesAfterTwoSecondsInWhichAllPacketsAreLost) {
 
 // The store's answer to a process on the second host.
 std::string answer_to(const Hosts& hosts, const std::string& bytes) {
-  return answer_on(hosts.connect_to_store(1), bytes);
+  return zr::testing::answer_on(hosts.connect_to_store(1), bytes);
 }
 
 // The addresses on which processes of this program listen on the first host, or on which any does on this port.
@@ -340,13 +394,14 @@ TEST(CommMpiFaultsTest, AProcessWithoutTheTokenCannotJoinOrEndTheJob) {
   EXPECT_THAT(job.err(), Not(HasSubstr("error")));
 }
 
-// Without a limit, or with another congestion control, figures and faults would be those of another link.
+// Without a limit, or with another congestion control, figures and faults would be those of another link. On a busy
+// machine a transfer takes longer, so one of several tries must be faster than a tenth of the rate would permit.
 TEST(CommMpiFaultsTest, LinksHaveTheirRate) {
   constexpr int64_t kBytes = 25'000'000, kBurst = 5'000'000;  // 0.16 s or more at 1 Gbit/s
   const Hosts hosts(2);
   if (!hosts.unavailable().empty()) GTEST_SKIP() << "cannot create network namespaces: " << hosts.unavailable();
   EXPECT_EQ(hosts.run(1, "cat /proc/sys/net/ipv4/tcp_congestion_control"), "reno\n");
-  const auto seconds_of = [&] {
+  const auto seconds_of_transfer = [&] {
     const int listener = hosts.listen(0, 9000);
     EXPECT_GE(listener, 0);
     const int from = hosts.connect(1, "10.77.0.1", 9000), to = ::accept(listener, nullptr, nullptr);
@@ -370,30 +425,42 @@ TEST(CommMpiFaultsTest, LinksHaveTheirRate) {
     EXPECT_EQ(received, kBytes);
     return seconds;
   };
-  hosts.limit_rate("1gbit");
-  EXPECT_GE(seconds_of(), static_cast<double>(kBytes - kBurst) * 8 / 1e9);
+  for (const int gbit : {1, 10}) {
+    hosts.limit_rate(std::to_string(gbit) + "gbit");
+    const double least = static_cast<double>(kBytes - kBurst) * 8 / (gbit * 1e9);
+    double fastest = 1e9;
+    int tries = 0;
+    EXPECT_TRUE(eventually(
+        [&] {
+          fastest = std::min(fastest, seconds_of_transfer());
+          return ++tries >= 10 && fastest < 10 * least;
+        },
+        kPatience))
+        << gbit << " Gbit/s: " << fastest << " s";
+    EXPECT_GE(fastest, least) << gbit << " Gbit/s";
+  }
 }
 
-// A closed port answers a connection at once, so that takes one round trip.
+// A closed port answers a connection at once, so that takes one round trip. On a busy machine it takes longer, so only
+// one of several tries must be fast.
 TEST(CommMpiFaultsTest, LinksHaveTheirDelay) {
-  const zr::test::Scratch scratch;
-  const std::string file = scratch.write("connect.sh", R"(
-    for i in 1 2 3 4 5 6 7 8 9 10; do
-      begin=$EPOCHREALTIME
-      (: 3<> /dev/tcp/10.77.0.1/9) 2> /dev/null
-      end=$EPOCHREALTIME
-      echo $((${end/[.,]/} - ${begin/[.,]/}))
-    done)");
   for (const int delay : {200, 5000}) {
     const Hosts hosts(2);
     if (!hosts.unavailable().empty()) GTEST_SKIP() << "cannot create network namespaces: " << hosts.unavailable();
     hosts.delay(delay);
-    std::istringstream text(hosts.run(1, "bash " + file));
-    const std::vector<int> times{std::istream_iterator<int>(text), {}};
-    ASSERT_EQ(times.size(), 10u) << text.str();
-    const int fastest = *std::min_element(times.begin(), times.end());
+    int64_t fastest = 1'000'000;
+    int tries = 0;
+    EXPECT_TRUE(eventually(
+        [&] {
+          const auto begin = Clock::now();
+          EXPECT_EQ(hosts.connect(1, "10.77.0.1", 9), -1);
+          const auto time = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begin);
+          fastest = std::min<int64_t>(fastest, time.count());
+          return ++tries >= 10 && fastest < 2 * delay + 4000;
+        },
+        kPatience))
+        << delay << ": " << fastest;
     EXPECT_GE(fastest, 2 * delay);
-    EXPECT_LE(fastest, 2 * delay + 20000);
   }
 }
 

@@ -49,11 +49,13 @@ class Hosts {
   /// Bytes that a host has sent.
   int64_t sent(int host = 0) const { return std::stoll(script("bytes " + name(host)).output); }
 
-  /// The starts of commands that run a program on all hosts, with so many ranks on each.
-  std::string launch(int ranks_per_host) const {
+  /// The command `zeroth` on the first host, from which it reaches the others.
+  std::string zeroth() const {
     return "OMPI_MCA_plm_rsh_agent='" + kScript + " run' ZR_STORE=" + store() + " " + kScript + " run " + name(0) +
-           " " ZR_BUILD_DIR "/bin/zeroth launch --hosts " + list(ranks_per_host) + " --";
+           " " ZR_BUILD_DIR "/bin/zeroth";
   }
+  /// The starts of commands that run a program on all hosts, with so many ranks on each.
+  std::string launch(int ranks_per_host) const { return zeroth() + " launch --hosts " + list(ranks_per_host) + " --"; }
   std::string mpirun(int ranks_per_host) const { return mpirun("-H " + list(ranks_per_host)); }
   /// where: the options of mpirun that name the hosts. variables: what the ranks get, such as "ZR_TOKEN=secret".
   std::string mpirun(const std::string& where, const std::string& variables = kStoreAndToken) const {

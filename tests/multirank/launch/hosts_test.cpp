@@ -1,4 +1,4 @@
-// `zeroth launch --hosts`: ranks that mpirun starts, on this machine. mpi_training_test.cpp has two hosts.
+// `zeroth launch --hosts`: ranks that mpirun starts, on this machine. train_hosts_test.cpp has two hosts.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -5,6 +5,8 @@
 #include <sys/socket.h>
 #include <sys/time.h>
 
+#include <algorithm>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -16,6 +18,7 @@
 #include "support/launch_job.hpp"
 #include "support/scratch.hpp"
 #include "support/shell.hpp"
+#include "support/text_of.hpp"
 #include "zr/error.hpp"
 
 namespace {
@@ -29,12 +32,14 @@ using testing::Not;
 using zr::testing::Hosts;
 using zr::testing::Outcome;
 using zr::testing::shell;
+using zr::testing::text_of;
 namespace protocol = zr::host::control::protocol;
 namespace fs = std::filesystem;
 
 constexpr auto kPatience = std::chrono::seconds(30);
 const std::string kScript = ZR_SOURCE_DIR "/tests/support/slurm_cluster.sh";
-const std::string kPmix = "srun --nodes=2 --ntasks-per-node=2 --mpi=pmix";
+const std::string kTwoNodes = "env ZR_TOKEN=secret srun --nodes=2 --ntasks-per-node=2";
+const std::string kPmix = "srun --nodes=2 --ntasks-per-node=2 --mpi=pmix", kQuickstart = ZR_BUILD_DIR "/bin/quickstart";
 
 std::string why_no_cluster() {
   if (geteuid() != 0) return "only root can start a Slurm cluster";
@@ -88,8 +93,8 @@ class SrunTest : public testing::Test {
 
   // The command line of a training job, and what it has recorded.
   static std::string quickstart(const std::string& name, const std::string& keys = "train.steps=20") {
-    return ZR_BUILD_DIR
-           "/bin/quickstart " ZR_SOURCE_DIR
+    return kQuickstart +
+           " " ZR_SOURCE_DIR
            "/examples/quickstart/quickstart.toml job.threads=1 job.ranks=4 job.runs=runs communicator=auto "
            "job.name=" +
            name + " " + keys;
@@ -107,30 +112,78 @@ class SrunTest : public testing::Test {
     trained.weights = summary(name).value("weights_hash", "");
     return trained;
   }
+  int64_t steps_of(const std::string& name) const {
+    const std::string rows = text_of(scratch_.path("runs/" + name + "/metrics.jsonl"));
+    return std::count(rows.begin(), rows.end(), '\n');
+  }
   nlohmann::json summary(const std::string& name) const {
     std::ifstream file(scratch_.path("runs/" + name + "/summary.json"));
     return file ? nlohmann::json::parse(file) : nlohmann::json::object();
   }
   // What `zeroth launch` trains on this machine.
-  Trained on_one_host(const std::string& keys = "train.steps=20") const {
+  Trained on_one_host(const std::string& keys = "train.steps=20", size_t steps = 20) const {
     const auto done = shell("cd " + scratch_.folder().string() + " && " ZR_BUILD_DIR "/bin/zeroth launch -n 4 -- " +
                             quickstart("one", keys));
     EXPECT_EQ(done.code, 0) << done.output;
-    EXPECT_THAT(trained("one").losses, testing::SizeIs(20));
+    EXPECT_THAT(trained("one").losses, testing::SizeIs(steps));
     return trained("one");
   }
 
-  void expect_no_ranks() const {
+  void expect_no_ranks(const std::string& program = rank_program()) const {
     for (int node = 0; node < hosts().count(); ++node)
-      EXPECT_TRUE(eventually([&] { return hosts().processes(node, rank_program()).empty(); })) << node;
+      EXPECT_TRUE(eventually([&] { return hosts().processes(node, program).empty(); })) << node;
     EXPECT_TRUE(eventually([&] { return run("squeue --noheader").output.empty(); })) << run("squeue").output;
   }
 
-  // Of those on the first node: from now, at most 5 s after the time limit of a collective.
-  void expect_end_of_ranks(std::chrono::milliseconds timeout, const std::string& program = rank_program()) const {
+  // The processes of ranks on all nodes, by rank, as this machine sees them.
+  std::map<int, pid_t> processes_of(const std::string& program = rank_program()) const {
+    std::map<int, pid_t> ranks;
+    for (int node = 0; node < hosts().count(); ++node)
+      for (const pid_t pid : hosts().processes(node, program)) {
+        const std::string environment = text_of("/proc/" + std::to_string(pid) + "/environ");
+        if (std::smatch rank; std::regex_search(environment, rank, std::regex("SLURM_PROCID=([0-9]+)")))
+          ranks[std::stoi(rank[1])] = pid;
+      }
+    return ranks;
+  }
+  // Of these ranks: from now, at most 5 s after the time limit of a collective.
+  static void expect_end_of_ranks(const std::map<int, pid_t>& ranks, std::chrono::milliseconds timeout) {
     const auto begin = std::chrono::steady_clock::now();
-    EXPECT_TRUE(eventually([&] { return hosts().processes(0, program).empty(); }, kPatience));
+    for (const auto& [rank, pid] : ranks) EXPECT_TRUE(eventually([pid = pid] { return gone(pid); }, kPatience)) << rank;
     EXPECT_LE(std::chrono::steady_clock::now() - begin, timeout + std::chrono::seconds(5));
+  }
+  // How messages name a rank.
+  static std::string named(int rank, const std::string& pid = "[0-9]+") {
+    return "rank " + std::to_string(rank) + " .pid " + pid + "." + (rank == 0 ? ", which runs the job's store," : "");
+  }
+
+  // Trains on two nodes until a rank gets the signal: the others end in time, the message names the rank, and the job
+  // resumes to the weights of one host. state: what the message says of the rank.
+  void expect_resumes_after(int signal, int rank, const std::string& state) {
+    ASSERT_NO_FATAL_FAILURE(start(2));
+    const std::string always = "communicator=mpi checkpoint.dir=checkpoints ";
+    {
+      const std::string keys =
+          always + "communicator.timeout=2s train.steps=100000000 checkpoint.every=2 checkpoint.keep=4";
+      Job job(*scene_, words("exec env ZR_TOKEN=secret " + kPmix + " " + quickstart("failed", keys)));
+      ASSERT_TRUE(eventually([&] { return steps_of("failed") > 10; }, kPatience)) << job.err();
+      std::map<int, pid_t> others = processes_of(kQuickstart);
+      ASSERT_EQ(others.size(), 4u);
+      const pid_t victim = others.extract(rank).mapped();
+      kill(victim, signal);
+      expect_end_of_ranks(others, std::chrono::seconds(2));
+      if (signal == SIGSTOP) kill(victim, SIGKILL);  // Slurm leaves a stopped task
+      EXPECT_THAT(job.wait(), AllOf(Ne(0), Ne(-1))) << job.err();
+      EXPECT_THAT(job.err(), ContainsRegex("zeroth: error: .*" + named(rank) + state));
+      expect_no_ranks(kQuickstart);
+    }
+    const int64_t steps = steps_of("failed") + 20;
+    const std::string keys = "train.steps=" + std::to_string(steps);
+    const auto resumed =
+        run("env ZR_TOKEN=secret " + kPmix + " " + quickstart("resumed", always + keys + " checkpoint.resume=true"));
+    EXPECT_EQ(resumed.code, 0) << resumed.output;
+    EXPECT_LT(steps_of("resumed"), steps);
+    EXPECT_EQ(trained("resumed").weights, on_one_host(keys, size_t(steps)).weights) << steps;
   }
 
   // The address and the port at which the store of the only job listens on the first node.
@@ -237,7 +290,7 @@ TEST_F(SrunTest, OtherLaunchersTrainTheSameBitsInAnAllocation) {
 
 TEST_F(SrunTest, SaysHowRanksOfTwoNodesGetMpi) {
   ASSERT_NO_FATAL_FAILURE(start(2));
-  const auto none = run("env ZR_TOKEN=secret srun --nodes=2 --ntasks-per-node=2 " + quickstart("none"));
+  const auto none = run(kTwoNodes + " " + quickstart("none"));
   EXPECT_NE(none.code, 0);
   EXPECT_THAT(none.output, HasSubstr("communicator \"mpi\" needs ranks that MPI has started; start them with srun "
                                      "--mpi=pmix (srun --mpi=list prints what this Slurm has), or in an allocation of "
@@ -293,43 +346,67 @@ TEST_F(SrunTest, AKilledRankEndsTheJobAndIsNamed) {
   }
 }
 
-TEST_F(SrunTest, AKilledRankOnAnotherNodeEndsTheJobAndIsNamed) {
+TEST_F(SrunTest, AKilledRankOfTwoNodesEndsTheJobAndIsNamed) {
   ASSERT_NO_FATAL_FAILURE(start(2));
-  const auto job = start_ranks("env ZR_TOKEN=secret srun --nodes=2 --ntasks-per-node=2", "steps=1000000");
-  ASSERT_TRUE(all_run(4)) << job->err();
-  const std::string pid = std::to_string(page().ranks[3].pid);  // in its PID namespace
-  hosts().run(1, "kill -9 " + pid);
-  EXPECT_THAT(job->wait(), AllOf(Ne(0), Ne(-1))) << job->err();
-  EXPECT_THAT(job->err(), HasSubstr("rank 3 (pid " + pid + ") is lost: its connection closed"));
-  EXPECT_THAT(job->err(), ContainsRegex("rank 1  pid [0-9]+ +" + hosts().name(0)));
-  expect_no_ranks();
+  for (const int victim : {0, 3}) {
+    scene_ = std::make_unique<Scene>();
+    const auto job = start_ranks(kTwoNodes, "steps=1000000 timeout_ms=1500");
+    ASSERT_TRUE(all_run(4)) << job->err();
+    const std::string pid = std::to_string(page().ranks[size_t(victim)].pid);  // in its PID namespace
+    const std::map<int, pid_t> ranks = processes_of();
+    ASSERT_EQ(ranks.size(), 4u);
+    kill(ranks.at(victim), SIGKILL);
+    expect_end_of_ranks(ranks, std::chrono::milliseconds(1500));
+    EXPECT_THAT(job->wait(), AllOf(Ne(0), Ne(-1))) << job->err();
+    EXPECT_THAT(job->err(), ContainsRegex(named(victim, pid) + " is lost: its connection closed"));
+    EXPECT_THAT(job->err(), ContainsRegex("rank 1  pid [0-9]+ +" + hosts().name(0)));
+    expect_no_ranks();
+  }
 }
 
 TEST_F(SrunTest, AStoppedRankEndsTheJobAndIsNamed) {
   ASSERT_NO_FATAL_FAILURE(start(2));
-  const auto job =
-      start_ranks("env ZR_TOKEN=secret srun --nodes=2 --ntasks-per-node=2", "steps=1000000 timeout_ms=1500");
-  ASSERT_TRUE(all_run(4)) << job->err();
-  const std::string pid = std::to_string(page().ranks[3].pid);
-  hosts().run(1, "kill -STOP " + pid);
-  expect_end_of_ranks(std::chrono::milliseconds(1500));
-  hosts().run(1, "kill -9 " + pid);  // Slurm leaves a stopped task
-  job->wait();
-  EXPECT_THAT(job->err(), ContainsRegex("rank 3 .pid " + pid + ". has not answered for [0-9.]+s"));
-  expect_no_ranks();
+  for (const int victim : {0, 3}) {
+    scene_ = std::make_unique<Scene>();
+    const auto job = start_ranks(kTwoNodes, "steps=1000000 timeout_ms=1500");
+    ASSERT_TRUE(all_run(4)) << job->err();
+    const std::string pid = std::to_string(page().ranks[size_t(victim)].pid);
+    std::map<int, pid_t> others = processes_of();
+    ASSERT_EQ(others.size(), 4u);
+    const pid_t stopped = others.extract(victim).mapped();
+    kill(stopped, SIGSTOP);
+    expect_end_of_ranks(others, std::chrono::milliseconds(1500));
+    kill(stopped, SIGKILL);  // Slurm leaves a stopped task
+    job->wait();
+    EXPECT_THAT(job->err(), ContainsRegex(named(victim, pid) + " has not answered for [0-9.]+s"));
+    expect_no_ranks();
+  }
+}
+
+TEST_F(SrunTest, ATrainingJobResumesAfterAKilledRank) {
+  expect_resumes_after(SIGKILL, 3, " is lost: its connection closed");
+}
+
+TEST_F(SrunTest, ATrainingJobResumesAfterAKilledRank0) {
+  expect_resumes_after(SIGKILL, 0, " is lost: its connection closed");
+}
+
+TEST_F(SrunTest, ATrainingJobResumesAfterAStoppedRank) {
+  expect_resumes_after(SIGSTOP, 3, " has not answered for [0-9.]+s");
 }
 
 // srun itself waits for the daemon of a node that it cannot reach.
-TEST_F(SrunTest, ALostNodeEndsTheRanksOfTheOtherOneAndIsNamed) {
+TEST_F(SrunTest, ALostNodeEndsTheRanksAndIsNamed) {
   ASSERT_NO_FATAL_FAILURE(start(2));
   const std::string keys = "train.steps=100000000 communicator.timeout=2s";
   Job job(*scene_, words("exec env ZR_TOKEN=secret " + kPmix + " " + quickstart("run", keys)));
-  ASSERT_TRUE(eventually([&] { return !trained("run").losses.empty(); }, kPatience)) << job.err();
+  ASSERT_TRUE(eventually([&] { return steps_of("run") > 0; }, kPatience)) << job.err();
+  const std::map<int, pid_t> ranks = processes_of(kQuickstart);
+  ASSERT_EQ(ranks.size(), 4u);
   hosts().cut(1);
-  expect_end_of_ranks(std::chrono::seconds(2), ZR_BUILD_DIR "/bin/quickstart");
+  expect_end_of_ranks(ranks, std::chrono::seconds(2));
   const std::regex named("rank [23] .pid [0-9]+. has not answered for [0-9.]+s");
   EXPECT_TRUE(eventually([&] { return std::regex_search(job.err(), named); }, kPatience)) << job.err();
-  EXPECT_TRUE(eventually([&] { return hosts().processes(1, ZR_BUILD_DIR "/bin/quickstart").empty(); }, kPatience));
   hosts().restore(1);
   for (const pid_t srun : hosts().processes(0, "srun")) kill(srun, SIGKILL);
   job.wait();
@@ -342,7 +419,7 @@ TEST_F(SrunTest, OtherProcessesCannotJoinOrEndAJobOnOneNode) {
 
 TEST_F(SrunTest, OtherProcessesCannotJoinOrEndAJobOnTwoNodesWithAToken) {
   ASSERT_NO_FATAL_FAILURE(start(2));
-  expect_other_processes_cannot_join("env ZR_TOKEN=secret srun --nodes=2 --ntasks-per-node=2", "10.77.0.1");
+  expect_other_processes_cannot_join(kTwoNodes, "10.77.0.1");
 }
 
 TEST_F(SrunTest, FailsOnTwoNodesWithoutAToken) {
