@@ -118,6 +118,8 @@ std::string host_suggestions_text(const plugin::ResolvedJob& job, int ranks, int
   return suggestions.empty() ? "" : "\n" + text_of(suggestions, shortfall);
 }
 
+plan::MemoryPlan Planner::plan_with_segments() const { return make_plan(input_, 0, strategy_plan(*strategy_)); }
+
 InexactCollectives Planner::inexact_collectives() const {
   return engine::inexact_collectives(job_.config, plan(0), communicator_.get(), hosts_.size() <= 1, false);
 }
@@ -138,7 +140,7 @@ std::vector<HostTraffic> Planner::traffic(const std::vector<InexactCollectives>&
 
 HostTraffic Planner::local_traffic() {
   if (!communicator_ || !input_.exchange_plan) return {};
-  const plan::MemoryPlan rank_0 = make_plan(input_, 0, strategy_plan(*strategy_));
+  const plan::MemoryPlan rank_0 = plan_with_segments();
   check_strategy(rank_0, *strategy_);
   TrafficCounter counter(*communicator_, hosts_, {});
   record_step(host_, job_, rank_0, RecordedStep::local_gradients, [&](const zr_coll& coll) { counter.add(coll); });

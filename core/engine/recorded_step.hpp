@@ -19,9 +19,9 @@ enum class RecordedStep { reduced_gradients, local_gradients };
 /// Makes the calls of some steps to an instance of the job's strategy, as rank plan.rank of plan.input.world. `sink`
 /// receives the collectives of the last one, in which the strategy knows the order of the parameters. Each module uses
 /// its parameters once in forward, in the model's order, and once in backward. Collectives complete at once, and
-/// buffers take memory only where the strategy writes to them. For a step with local gradients, `plan` has the plans of
-/// all ranks (make_plan), and an instance of the optimizer makes the exchange, of zeros. Throws Error if a plug-in
-/// fails, and what `sink` throws. [control]
+/// buffers take memory only where the strategy writes to them. For a step with local gradients, `plan` has the
+/// segments of all ranks (make_plan), and an instance of the optimizer makes the exchange, of zeros. Throws Error if a
+/// plug-in fails, and what `sink` throws. [control]
 void record_step(plugin::PluginHost& host, const plugin::ResolvedJob& job, const plan::MemoryPlan& plan,
                  RecordedStep which, const CollectiveSink& sink);
 

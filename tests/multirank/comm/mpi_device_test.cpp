@@ -57,6 +57,49 @@ TEST_P(CommMpiDeviceTest, UpcastsSourcesWithoutIntermediateRounding) {
   });
 }
 
+// Quantized collectives, and sums in any order, of memory of the device and of the host, in which
+// CommMpiInexactTest compares them with scalar code.
+TEST_P(CommMpiDeviceTest, InexactOperationsHaveTheBitsOfHostMemory) {
+  on_device_ranks(GetParam(), [](DeviceRank& rank) {
+    RawComm on_host(rank.rig());
+    const int world = rank.world();
+    constexpr int64_t kPart = 20011;
+    const int64_t total = kPart * world;
+    const auto values = [&](zr_dtype dtype) {
+      std::vector<char> bytes(static_cast<std::size_t>(total * width_of(dtype)));
+      for (int64_t i = 0; i < total; ++i)
+        downcast(dtype, static_cast<float>((i * 7919 + rank.rank() * 104729) % 10007) / 10007 - 0.5f,
+                 bytes.data() + i * width_of(dtype));
+      return bytes;
+    };
+    const auto check = [&](zr_coll coll, std::vector<char>& dst, const std::string& text) {
+      std::vector<char> expected = dst;
+      zr_coll of_host = coll;
+      of_host.dst.data = expected.data();
+      on_host.run(of_host);
+      rank.run(coll);
+      EXPECT_TRUE(dst == expected) << text;
+    };
+    for (const uint32_t flags : {uint32_t{ZR_COLL_INT8}, uint32_t{ZR_COLL_INT4}, uint32_t{ZR_COLL_ANY_ORDER}})
+      for (const zr_dtype dtype : {ZR_F32, ZR_BF16}) {
+        const std::string text = std::to_string(flags) + ", dtype " + std::to_string(dtype);
+        std::vector<char> src = values(dtype), part(src.size() / static_cast<std::size_t>(world)), all(src.size());
+        for (const uint32_t accumulate : {uint32_t{0}, uint32_t{ZR_COLL_ACCUMULATE}}) {
+          zr_coll sum = zr::reduce_scatter(view(src.data(), total, dtype), view(part.data(), kPart, dtype), "g");
+          sum.flags = flags | accumulate;
+          check(sum, part, "reduce_scatter " + text);
+        }
+        zr_coll sum = zr::all_reduce(view(src.data(), total, dtype), view(all.data(), total, dtype), "g");
+        sum.flags = flags;
+        check(sum, all, "all_reduce " + text);
+        if (flags == ZR_COLL_ANY_ORDER) continue;
+        zr_coll gather = zr::all_gather(view(src.data(), kPart, dtype), view(all.data(), total, dtype), "w");
+        gather.flags = flags;
+        check(gather, all, "all_gather " + text);
+      }
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, CommMpiDeviceTest,
                          testing::Values(std::vector<int>{1}, std::vector<int>{1, 1}, std::vector<int>{3},
                                          std::vector<int>{2, 2}),

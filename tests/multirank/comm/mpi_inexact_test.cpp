@@ -26,10 +26,12 @@ using Values = std::vector<float>;
 constexpr int64_t kBlock = 128, kPiece = 131072;
 int64_t block_of(int bits) { return bits == 8 ? kBlock : 64; }
 
-// Different for each rank and element, with other magnitudes in each block.
+// Different for each rank and element, with other magnitudes in each block, and so different ones of ranks and elements
+// that sums depend on their order.
 float value(int rank, int64_t i) {
   const uint32_t mixed = (static_cast<uint32_t>(i) * 2654435761u) ^ (static_cast<uint32_t>(rank) * 40503u + 977u);
-  return std::ldexp(static_cast<float>(mixed % 20011u) - 10005.0f, static_cast<int>(i / 64 % 9) - 16);
+  return std::ldexp(static_cast<float>(mixed % 20011u) - 10005.0f,
+                    static_cast<int>(i / 64 % 9) - 16 - static_cast<int>((rank * 11 + i * 5) % 27));
 }
 
 // What a typed value is worth.
@@ -89,6 +91,12 @@ class CommMpiInexactTest : public testing::TestWithParam<std::vector<int>> {
       for (std::size_t i = 0; i < total.size(); ++i) total[i] += of_host[i];
     }
     return total;
+  }
+  // The exact sum, as NUMERICS.md defines it.
+  Values sum_in_rank_order(zr_dtype dtype, int64_t from, Values start) const {
+    for (int rank = 0; rank < world(); ++rank)
+      for (std::size_t i = 0; i < start.size(); ++i) start[i] += as(dtype, value(rank, from + static_cast<int64_t>(i)));
+    return start;
   }
   std::vector<int> host_of_;
 };
@@ -228,18 +236,32 @@ TEST_P(CommMpiInexactTest, ReducesManyPiecesOfTwoHosts) {
   });
 }
 
-// Only where that takes fewer bytes than the order of the ranks, as with these numbers of ranks.
+// Only where that takes fewer bytes than the order of the ranks: of fp32 with each of these numbers of ranks, of bf16
+// with three ranks on a host if there is a sum to pass back, or one to begin with.
 class CommMpiAnyOrderTest : public CommMpiInexactTest {};
 TEST_P(CommMpiAnyOrderTest, AddsTheSumsOfTheHosts) {
   on_ranks([&](RawComm& comm) {
     constexpr int64_t kPart = kPiece + 9;
     const int64_t total = kPart * world();
-    Values src, dst(kPart);
-    for (int64_t i = 0; i < total; ++i) src.push_back(value(comm.rank(), i));
-    zr_coll coll = zr::reduce_scatter(view(src.data(), total), view(dst.data(), kPart), "g");
-    coll.flags = ZR_COLL_ANY_ORDER;
-    comm.run(coll);
-    EXPECT_TRUE(dst == sum(0, ZR_F32, comm.rank(), kPart * comm.rank(), Values(kPart, 0.0f)));
+    for (const auto& [src_dtype, dst_dtype] : {std::pair{ZR_F32, ZR_F32}, {ZR_BF16, ZR_BF16}, {ZR_BF16, ZR_F32}})
+      for (const bool accumulates : {false, true}) {
+        const bool has_fewer_bytes = src_dtype == ZR_F32 || GetParam() == std::vector<int>{3, 3, 3} ||
+                                     (GetParam() == std::vector<int>{3, 2} && accumulates);
+        Bytes src = stored(src_dtype, total, [&](int64_t i) { return value(comm.rank(), i); });
+        Bytes dst = stored(dst_dtype, kPart, [](int64_t i) { return static_cast<float>(i % 5); });
+        Values start(kPart, 0.0f);
+        for (std::size_t i = 0; accumulates && i < start.size(); ++i) start[i] = static_cast<float>(i % 5);
+        zr_coll coll = zr::reduce_scatter(view(src.data(), total, src_dtype), view(dst.data(), kPart, dst_dtype), "g",
+                                          accumulates ? ZR_COLL_ACCUMULATE : 0);
+        coll.flags |= ZR_COLL_ANY_ORDER;
+        comm.run(coll);
+        const int64_t from = kPart * comm.rank();
+        const Values per_host = sum(0, src_dtype, comm.rank(), from, start),
+                     in_rank_order = sum_in_rank_order(src_dtype, from, start);
+        EXPECT_TRUE(dst == stored(dst_dtype, has_fewer_bytes ? per_host : in_rank_order))
+            << "dtypes " << src_dtype << " " << dst_dtype << (accumulates ? ", accumulates" : "");
+        EXPECT_TRUE(comm.rank() > 0 || per_host != in_rank_order);
+      }
   });
 }
 
@@ -309,7 +331,9 @@ INSTANTIATE_TEST_SUITE_P(Ranks, CommMpiInexactTest,
                          testing::Values(std::vector<int>{1, 3}, std::vector<int>{1, 1}, std::vector<int>{2, 2},
                                          std::vector<int>{2, 1, 1}, std::vector<int>{1, 3, 2}),
                          ranks_text);
-INSTANTIATE_TEST_SUITE_P(Ranks, CommMpiAnyOrderTest, testing::Values(std::vector<int>{2, 2}, std::vector<int>{3, 2}),
+INSTANTIATE_TEST_SUITE_P(Ranks, CommMpiAnyOrderTest,
+                         testing::Values(std::vector<int>{2, 2}, std::vector<int>{3, 2}, std::vector<int>{1, 3, 2},
+                                         std::vector<int>{2, 2, 2}, std::vector<int>{3, 3, 3}),
                          ranks_text);
 
 // Rank 4 has sent its sums to ranks 0 to 2, whose results wait for the late rank 3: their memory on rank 4 must not be

@@ -32,6 +32,14 @@ class ConvergenceTest : public testing::Test {
   static void report(const std::string& name, const std::string& seed, double loss) {
     std::cout << "loss of " << name << ", seed " << seed << ": " << loss << std::endl;
   }
+  // Starts the gpt example on two hosts that its ranks pretend to be on.
+  static std::string on_hosts(int ranks_per_host) {
+    const std::string ranks = std::to_string(ranks_per_host);
+    return "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun.openmpi --bind-to none --oversubscribe "
+           "-n " +
+           std::to_string(2 * ranks_per_host) + " sh -c 'ZR_HOST_ID=$((OMPI_COMM_WORLD_RANK / " + ranks +
+           ")) exec \"$@\"' sh " ZR_BUILD_DIR "/bin/gpt";
+  }
   void write_job() const {
     scratch_.write("gpt.toml",
                    "strategy = \"zero1\"\ncommunicator = \"shm\"\n[job]\nprogram = \"gpt\"\nthreads = 1\nranks = 2\n"
@@ -55,29 +63,40 @@ TEST_F(ConvergenceTest, OneBitAdamReachesTheLossOfAdamW) {
   }
 }
 
+// Half of the steps are compressed; the mean of three seeds, because runs are short.
+TEST_F(ConvergenceTest, OneBitAdamReachesTheLossOfAdamWInBf16OnTwoHosts) {
+  write_job();
+  double exact_sum = 0, compressed_sum = 0;
+  for (const std::string seed : {"1", "2", "3"}) {
+    const std::string keys = "communicator=mpi train.dtype=bf16 train.steps=300 eval.every=300 train.seed=" + seed;
+    const double exact = loss_of("adamw" + seed, keys, on_hosts(1)),
+                 compressed = loss_of("onebit" + seed, keys + " optimizer=onebit_adam strategy=zero2", on_hosts(1));
+    EXPECT_NE(exact, compressed);
+    report("adamw in bf16", seed, exact);
+    report("onebit_adam in bf16", seed, compressed);
+    exact_sum += exact;
+    compressed_sum += compressed;
+  }
+  EXPECT_LT(exact_sum, 3 * 2.9) << "it learns more than the frequencies of bytes";
+  EXPECT_LT(compressed_sum, 1.01 * exact_sum);
+}
+
 // Ranks that pretend to be on two hosts, one or two on each. zero3 rounds what it gathers and reduces, zero0 what it
 // reduces, and the sums; with two ranks on a host, zero2 rounds the sums of a host. Gradients are clipped as in
 // examples/gpt/gpt.toml: without that, 4 bits let a spike at the end of the warm-up grow (docs/numerics.md). The mean
 // of three seeds, because another rounding changes the loss of a run as short as these by up to 1 %.
 TEST_F(ConvergenceTest, QuantizedCollectivesReachTheLossOfExactOnes) {
   write_job();
-  const auto start = [](int ranks_per_host) {
-    const std::string ranks = std::to_string(ranks_per_host);
-    return "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun.openmpi --bind-to none --oversubscribe "
-           "-n " +
-           std::to_string(2 * ranks_per_host) + " sh -c 'ZR_HOST_ID=$((OMPI_COMM_WORLD_RANK / " + ranks +
-           ")) exec \"$@\"' sh " ZR_BUILD_DIR "/bin/gpt";
-  };
   const std::string mpi = "communicator=mpi communicator.mpi.hierarchy_min_bytes=0 train.gradient_clipping=1.0 ";
   double exact_sum = 0;
   std::map<std::string, double> sums;
   for (const std::string seed : {"1", "2", "3"}) {
     const std::string keys = mpi + "train.seed=" + seed + " ";
-    const double exact = loss_of("exact" + seed, keys, start(1));
+    const double exact = loss_of("exact" + seed, keys, on_hosts(1));
     EXPECT_LT(exact, 2.9) << "it learns more than the frequencies of bytes";
     exact_sum += exact;
     const auto train = [&](const std::string& name, const std::string& more, int ranks_per_host = 1) {
-      const double loss = loss_of(name + seed, keys + more, start(ranks_per_host));
+      const double loss = loss_of(name + seed, keys + more, on_hosts(ranks_per_host));
       sums[name] += loss;
       EXPECT_NE(loss, exact) << name << ", seed " << seed;
       report(name, seed, loss);

@@ -43,8 +43,9 @@ class RecordedStepTest : public ::testing::Test {
     const plugin::Registry registry({ZR_BUILD_DIR "/plugins", ZR_BUILD_DIR "/tests/plugins"});
     return plugin::resolve_job(config::Document::parse("", "job.toml", overrides), registry, {}, world);
   }
-  void record(const plugin::ResolvedJob& of, const plan::MemoryPlan& plan, const engine::CollectiveSink& sink) {
-    engine::record_step(host_, of, plan, engine::RecordedStep::reduced_gradients, sink);
+  void record(const plugin::ResolvedJob& of, const plan::MemoryPlan& plan, const engine::CollectiveSink& sink,
+              engine::RecordedStep which = engine::RecordedStep::reduced_gradients) {
+    engine::record_step(host_, of, plan, which, sink);
   }
   const test::Scratch scratch_;
 
@@ -311,10 +312,29 @@ TEST_F(RecordedStepTest, StepsWithLocalGradientsExchangeCompressedMomentum) {
               from_other_hosts + message * (static_cast<int64_t>(hosts.size()) - 1))
         << strategy;
     EXPECT_EQ(std::accumulate(traffic.received.begin(), traffic.received.end(), uint64_t{0}), traffic.between());
+    // Every rank issues the same collectives, and receives its part of what the plan says.
+    const plan::MemoryPlan all = planner.plan_with_segments();
+    std::vector<uint64_t> first;
+    int64_t received = 0;
+    for (rank = 0; rank < world; ++rank) {
+      plan::MemoryPlan own_plan = planner.plan(rank);
+      own_plan.segments = all.segments;
+      std::vector<uint64_t> own;
+      const comm::CommVolumeCounter counter(rank, world, 1);
+      const auto count = [&](const zr_coll& coll) {
+        own.push_back(comm::fingerprint_of(coll, world));
+        received += counter.received_bytes(coll);
+      };
+      record(of, own_plan, count, engine::RecordedStep::local_gradients);
+      if (rank == 0) first = own;
+      ASSERT_EQ(own, first) << "rank " << rank;
+    }
+    EXPECT_EQ(received, planner.plan(0).communication().local) << strategy;
   };
-  for (const std::string strategy : {"zero0", "zero1", "zero2"})
+  for (const std::string strategy : {"zero0", "zero1", "zero2"}) {
     for (const std::string freeze_step : {"20", "0"}) check({3, 1, 4}, strategy, freeze_step);
-  check(engine::HostSizes(128, 8), "zero1", "20");
+    check(engine::HostSizes(128, 8), strategy, "20");
+  }
 }
 
 // Of the bytes that zero0 sends between two hosts. Each rank's signs pass to the other host, but only one sum per host
