@@ -116,6 +116,8 @@ void Connector::request_to_join(std::size_t index, tcp::socket socket, const std
         const std::string text = reader.text();
         if (code == exit_code::peer_lost) return fail(PeerLostError(text));
         if (code == exit_code::environment) return fail(EnvironmentError(text));
+        refusal_ = text;
+        refused_at_ = endpoint_.port();
         try_next(index, text);
       },
       [this, self, this_attempt, index] {
@@ -127,7 +129,6 @@ void Connector::request_to_join(std::size_t index, tcp::socket socket, const std
 
 void Connector::try_next(std::size_t index, const std::string& problem) {
   ++attempt_;
-  last_problem_ = problem;
   if (connection_) std::exchange(connection_, nullptr)->close();
   if (socket_) {
     error_code ignored;
@@ -141,7 +142,9 @@ void Connector::try_next(std::size_t index, const std::string& problem) {
         endpoints_.front().port() == endpoints_.back().port()
             ? std::to_string(endpoint_.port())
             : fmt::format("{} to {}", endpoints_.front().port(), endpoints_.back().port()),
-        last_problem_)));
+        refusal_.empty() || refusal_ == problem
+            ? problem
+            : fmt::format("{}, and at port {}: {}", problem, refused_at_, refusal_))));
   if (index + 1 < endpoints_.size()) return try_endpoint(index + 1);
   timer_.expires_after(kPauseBetweenRounds);
   timer_.async_wait([this, self = shared_from_this(), this_attempt = attempt_](const error_code& error) {

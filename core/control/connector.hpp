@@ -52,7 +52,8 @@ class Connector : public std::enable_shared_from_this<Connector> {
   OnConnected on_connected_;
   OnFailed on_failed_;
   boost::asio::ip::tcp::endpoint endpoint_;
-  std::string last_problem_;  // why the last attempt failed
+  std::string refusal_;      // what the last store said that did not admit this rank
+  uint16_t refused_at_ = 0;  // its port
   std::shared_ptr<Connection> connection_;
   std::shared_ptr<boost::asio::ip::tcp::socket> socket_;
   uint64_t attempt_ = 0;  // number of the current attempt; handlers of earlier attempts do nothing

@@ -168,7 +168,7 @@ void Store::State::receive_join_request(tcp::socket socket) {
 
 void Store::State::handle_join_request(std::shared_ptr<Connection> connection, const protocol::JoinRequest& request) {
   const auto reject = [&](int code, const std::string& text) {  // the connection stays pending until its timeout
-    members.refused(text);
+    if (request.job == options.job) members.refused(text);      // ranks of jobs at other ports try this one too
     connection->send(protocol::Writer().u8(static_cast<uint8_t>(code)).text(text).message(Type::reject));
     connection->finish();
   };

@@ -208,12 +208,28 @@ TEST_F(JobSecretTest, ReportOfMissingRanksSaysWhyRequestsWereRefused) {
   Job store_host(scene_, program("join_timeout_ms=2000"), first);
   ASSERT_TRUE(eventually([&] { return Peer(port_).connected(); })) << store_host.err();
   Job other(scene_, program("join_timeout_ms=1000"), second);
-  EXPECT_NE(other.wait(), 0);
+  EXPECT_EQ(other.wait(), 3);
+  EXPECT_THAT(other.err(), HasSubstr("this store belongs to another job, or the ranks have different values of "
+                                     "ZR_TOKEN"))
+      << "although the other ports that it tries last have no store";
   EXPECT_EQ(store_host.wait(), 4);
   EXPECT_THAT(store_host.err(),
               ContainsRegex("not all ranks have joined within 2.0s; rank 1 has not joined; .* to join w.* refused, the "
                             "last one because this store belongs to another job, or the ranks have different values "
                             "of ZR_TOKEN"));
+}
+
+// Ranks of a job at another port look for their store at this one too.
+TEST_F(JobSecretTest, ReportOfMissingRanksDoesNotCountRanksOfOtherJobs) {
+  Job store_host(scene_, program("join_timeout_ms=2000"), torchrun(0, 2, 2, "127.0.0.1"));
+  ASSERT_TRUE(eventually([&] { return Peer(port_).connected(); })) << store_host.err();
+  Peer neighbour(port_);
+  ASSERT_TRUE(
+      neighbour.say(protocol::encode(protocol::JoinRequest{"neighbour", "known", 1, 2, protocol::this_peer()})));
+  EXPECT_THAT(neighbour.read_some(), HasSubstr("this store belongs to another job"));
+  EXPECT_EQ(store_host.wait(), 4);
+  EXPECT_THAT(store_host.err(), HasSubstr("not all ranks have joined within 2.0s; rank 1 has not joined"));
+  EXPECT_THAT(store_host.err(), Not(HasSubstr("refused")));
 }
 
 // A job whose rank 0 is killed leaves its secret.
