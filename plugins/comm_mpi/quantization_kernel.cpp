@@ -8,48 +8,48 @@ namespace ZR_ISA {
 namespace {
 constexpr int kScaleBytes = 4;
 
-template <int kBits>
-constexpr int kValues = kBits == 8 ? mpi::kBlockOf8Bits : mpi::kBlockOf4Bits;
+template <int Bits>
+constexpr int kValues = Bits == 8 ? mpi::kBlockOf8Bits : mpi::kBlockOf4Bits;
 
-template <int kBits>
+template <int Bits>
 struct Codes {  // of one block
   float scale;
-  int8_t of[kValues<kBits>];
+  int8_t of[kValues<Bits>];
 };
 
 // Values of a block as fp32; the rest becomes 0.
-template <int kSize>
-inline void load(zr_dtype dtype, const char* from, int n, float (&values)[kSize]) {
-  uint16_t halves[kSize] = {};
+template <int Size>
+inline void load(zr_dtype dtype, const char* from, int n, float (&values)[Size]) {
+  uint16_t halves[Size] = {};
   if (dtype == ZR_F32) {
-    for (int i = n; i < kSize; ++i) values[i] = 0;
+    for (int i = n; i < Size; ++i) values[i] = 0;
     std::memcpy(values, from, static_cast<size_t>(n) * sizeof(float));
     return;
   }
   std::memcpy(halves, from, static_cast<size_t>(n) * sizeof(uint16_t));
   if (dtype == ZR_BF16)
-    for (int i = 0; i < kSize; ++i) values[i] = zr::from_bf16(halves[i]);
+    for (int i = 0; i < Size; ++i) values[i] = zr::from_bf16(halves[i]);
   else
-    for (int i = 0; i < kSize; ++i) values[i] = zr::from_f16(halves[i]);
+    for (int i = 0; i < Size; ++i) values[i] = zr::from_f16(halves[i]);
 }
 
-template <int kSize>
-inline void store(zr_dtype dtype, const float (&values)[kSize], int n, char* to) {
-  uint16_t halves[kSize];
+template <int Size>
+inline void store(zr_dtype dtype, const float (&values)[Size], int n, char* to) {
+  uint16_t halves[Size];
   if (dtype == ZR_F32) {
     std::memcpy(to, values, static_cast<size_t>(n) * sizeof(float));
     return;
   }
   if (dtype == ZR_BF16)
-    for (int i = 0; i < kSize; ++i) halves[i] = zr::to_bf16(values[i]);
+    for (int i = 0; i < Size; ++i) halves[i] = zr::to_bf16(values[i]);
   else
-    for (int i = 0; i < kSize; ++i) halves[i] = zr::to_f16(values[i]);
+    for (int i = 0; i < Size; ++i) halves[i] = zr::to_f16(values[i]);
   std::memcpy(to, halves, static_cast<size_t>(n) * sizeof(uint16_t));
 }
 
-template <int kBits>
-inline void encode(const float (&values)[kValues<kBits>], Codes<kBits>& codes) {
-  constexpr float kLevels = kBits == 8 ? 127 : 7;
+template <int Bits>
+inline void encode(const float (&values)[kValues<Bits>], Codes<Bits>& codes) {
+  constexpr float kLevels = Bits == 8 ? 127 : 7;
   uint32_t largest = 0;
   for (const float value : values) {
     const uint32_t magnitude = zr::bits_of(value) & 0x7fffffffu;
@@ -59,7 +59,7 @@ inline void encode(const float (&values)[kValues<kBits>], Codes<kBits>& codes) {
   const float most = zr::float_of(largest), inverse = is_finite && !is_zero ? kLevels / most : 0;
   codes.scale = !is_finite ? zr::float_of(0x7fc00000u) : is_zero ? 0 : most / kLevels;
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: the sum has no bits after the point, rounded to even
-  for (int i = 0; i < kValues<kBits>; ++i) {
+  for (int i = 0; i < kValues<Bits>; ++i) {
     const float rounded = (values[i] * inverse + kRound) - kRound;
     codes.of[i] = static_cast<int8_t>(is_finite ? static_cast<int>(rounded) : 0);
   }
@@ -81,12 +81,12 @@ ZR_ALWAYS_INLINE void unpack_halves(const uint8_t* bytes, int n, int8_t* codes) 
   for (int i = 0; i < n - half; ++i) codes[i + half] = static_cast<int8_t>(((bytes[i] >> 4) ^ 8) - 8);
 }
 
-template <int kBits>
-inline char* pack(const Codes<kBits>& codes, int n, char* to) {
-  constexpr int kSize = kValues<kBits>;
+template <int Bits>
+inline char* pack(const Codes<Bits>& codes, int n, char* to) {
+  constexpr int kSize = kValues<Bits>;
   std::memcpy(to, &codes.scale, kScaleBytes);
   to += kScaleBytes;
-  if constexpr (kBits == 8) {
+  if constexpr (Bits == 8) {
     std::memcpy(to, codes.of, static_cast<size_t>(n));
     return to + n;
   } else {
@@ -98,12 +98,12 @@ inline char* pack(const Codes<kBits>& codes, int n, char* to) {
   }
 }
 
-template <int kBits>
-inline const char* unpack(const char* from, int n, Codes<kBits>& codes) {
-  constexpr int kSize = kValues<kBits>;
+template <int Bits>
+inline const char* unpack(const char* from, int n, Codes<Bits>& codes) {
+  constexpr int kSize = kValues<Bits>;
   std::memcpy(&codes.scale, from, kScaleBytes);
   from += kScaleBytes;
-  if constexpr (kBits == 8) {
+  if constexpr (Bits == 8) {
     std::memcpy(codes.of, from, static_cast<size_t>(n));
     return from + n;
   } else {
@@ -116,53 +116,53 @@ inline const char* unpack(const char* from, int n, Codes<kBits>& codes) {
 }
 
 // How many values the block has that begins with value `first`.
-template <int kBits>
+template <int Bits>
 inline int block_at(int64_t first, int64_t count) {
-  return count - first < kValues<kBits> ? static_cast<int>(count - first) : kValues<kBits>;
+  return count - first < kValues<Bits> ? static_cast<int>(count - first) : kValues<Bits>;
 }
 
-template <int kBits>
-inline void decode(const Codes<kBits>& codes, float (&values)[kValues<kBits>]) {
-  for (int i = 0; i < kValues<kBits>; ++i) values[i] = static_cast<float>(codes.of[i]) * codes.scale;
+template <int Bits>
+inline void decode(const Codes<Bits>& codes, float (&values)[kValues<Bits>]) {
+  for (int i = 0; i < kValues<Bits>; ++i) values[i] = static_cast<float>(codes.of[i]) * codes.scale;
 }
 
-template <int kBits>
+template <int Bits>
 inline void quantize_to(zr_dtype dtype, const char* from, int64_t count, char* to) {
   const int64_t width = dtype == ZR_F32 ? 4 : 2;
-  for (int64_t first = 0; first < count; first += kValues<kBits>) {
-    const int n = block_at<kBits>(first, count);
-    float values[kValues<kBits>];
-    Codes<kBits> codes;
+  for (int64_t first = 0; first < count; first += kValues<Bits>) {
+    const int n = block_at<Bits>(first, count);
+    float values[kValues<Bits>];
+    Codes<Bits> codes;
     load(dtype, from + first * width, n, values);
-    encode<kBits>(values, codes);
+    encode<Bits>(values, codes);
     to = pack(codes, n, to);
   }
 }
 
 // A block is read before the one before it is written, which may end where it begins.
-template <int kBits>
+template <int Bits>
 inline void dequantize_to(const char* from, zr_dtype dtype, int64_t count, char* to) {
   if (count == 0) return;
   const int64_t width = dtype == ZR_F32 ? 4 : 2;
-  Codes<kBits> codes{}, next{};
-  from = unpack(from, block_at<kBits>(0, count), next);
-  for (int64_t first = 0; first < count; first += kValues<kBits>) {
+  Codes<Bits> codes{}, next{};
+  from = unpack(from, block_at<Bits>(0, count), next);
+  for (int64_t first = 0; first < count; first += kValues<Bits>) {
     codes = next;
-    const int64_t after = first + kValues<kBits>;
-    if (after < count) from = unpack(from, block_at<kBits>(after, count), next);
-    float values[kValues<kBits>];
+    const int64_t after = first + kValues<Bits>;
+    if (after < count) from = unpack(from, block_at<Bits>(after, count), next);
+    float values[kValues<Bits>];
     decode(codes, values);
-    store(dtype, values, block_at<kBits>(first, count), to + first * width);
+    store(dtype, values, block_at<Bits>(first, count), to + first * width);
   }
 }
 
-template <int kBits>
+template <int Bits>
 inline void add_to(const char* from, int64_t count, float* to) {
-  Codes<kBits> codes{};
-  for (int64_t first = 0; first < count; first += kValues<kBits>) {
-    const int n = block_at<kBits>(first, count);
+  Codes<Bits> codes{};
+  for (int64_t first = 0; first < count; first += kValues<Bits>) {
+    const int n = block_at<Bits>(first, count);
     from = unpack(from, n, codes);
-    float values[kValues<kBits>];
+    float values[kValues<Bits>];
     decode(codes, values);
     for (int i = 0; i < n; ++i) to[first + i] += values[i];
   }
