@@ -117,7 +117,7 @@ void Connector::request_to_join(std::size_t index, tcp::socket socket, const std
         if (code == exit_code::peer_lost) return fail(PeerLostError(text));
         if (code == exit_code::environment) return fail(EnvironmentError(text));
         refusal_ = text;
-        refused_at_ = endpoint_.port();
+        refused_by_ = endpoint_;
         try_next(index, text);
       },
       [this, self, this_attempt, index] {
@@ -144,7 +144,8 @@ void Connector::try_next(std::size_t index, const std::string& problem) {
             : fmt::format("{} to {}", endpoints_.front().port(), endpoints_.back().port()),
         refusal_.empty() || refusal_ == problem
             ? problem
-            : fmt::format("{}, and at port {}: {}", problem, refused_at_, refusal_))));
+            : fmt::format("{}, and at {} port {}: {}", problem, refused_by_.address().to_string(), refused_by_.port(),
+                          refusal_))));
   if (index + 1 < endpoints_.size()) return try_endpoint(index + 1);
   timer_.expires_after(kPauseBetweenRounds);
   timer_.async_wait([this, self = shared_from_this(), this_attempt = attempt_](const error_code& error) {

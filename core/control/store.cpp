@@ -94,10 +94,12 @@ struct Store::State : std::enable_shared_from_this<State> {
   std::optional<Clock::time_point> failed_at;
   std::string failure_report;
   bool detects_failures = true;
+  bool has_one_port = false;  // at which ranks look for the store
   std::function<void()> on_all_disconnected;
 };
 
 void Store::State::listen(const boost::asio::ip::address& address, const std::vector<uint16_t>& ports) {
+  has_one_port = ports.size() == 1;
   error_code error;
   for (const uint16_t port : ports) {
     const tcp::endpoint endpoint(address, port);
@@ -168,7 +170,8 @@ void Store::State::receive_join_request(tcp::socket socket) {
 
 void Store::State::handle_join_request(std::shared_ptr<Connection> connection, const protocol::JoinRequest& request) {
   const auto reject = [&](int code, const std::string& text) {  // the connection stays pending until its timeout
-    if (request.job == options.job) members.refused(text);      // ranks of jobs at other ports try this one too
+    // Ranks of other jobs, which look for their store at several ports, try this one too.
+    if (request.job == options.job || has_one_port) members.refused(text);
     connection->send(protocol::Writer().u8(static_cast<uint8_t>(code)).text(text).message(Type::reject));
     connection->finish();
   };

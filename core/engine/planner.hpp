@@ -22,7 +22,8 @@ class Planner {
           const HostSizes& hosts = {});
   ~Planner();
   plan::MemoryPlan plan(int rank) const;  // of this rank only
-  /// Of rank 0, with the segments of all ranks, which a step with local gradients needs; takes time for each rank.
+  /// The plan of rank 0 with the segments of all ranks, which a step with local gradients needs. Its cost grows with
+  /// the number of ranks.
   plan::MemoryPlan plan_with_segments() const;
   /// The largest number of bytes on any rank that memory.device_budget limits (MemoryPlan::budgeted_bytes). With more
   /// than 16 ranks it is that of rank 0, because ranks then differ by less than one norm block per bucket.

@@ -72,17 +72,22 @@ inline bool gone(pid_t pid) {
   return state == 0 || state == 'Z' || state == 'X';
 }
 
+/// An environment variable with which the process was started, or "".
+inline std::string variable_of(pid_t pid, const std::string& name) {
+  std::ifstream environment("/proc/" + std::to_string(pid) + "/environ");
+  for (std::string one; std::getline(environment, one, '\0');)
+    if (one.rfind(name + "=", 0) == 0) return one.substr(name.size() + 1);
+  return "";
+}
+
 /// The pids of a launcher's ranks, ordered by rank, without ranks that have ended.
 inline std::vector<pid_t> ranks_of(pid_t launcher) {
   std::map<int, pid_t> found;
   std::error_code error;
   for (const auto& thread : std::filesystem::directory_iterator("/proc/" + std::to_string(launcher) + "/task", error)) {
     std::ifstream children(thread.path() / "children");
-    for (pid_t pid; children >> pid;) {
-      std::ifstream environment("/proc/" + std::to_string(pid) + "/environ");
-      for (std::string one; std::getline(environment, one, '\0');)
-        if (one.rfind("ZR_RANK=", 0) == 0) found[std::stoi(one.substr(8))] = pid;
-    }
+    for (pid_t pid; children >> pid;)
+      if (const std::string rank = variable_of(pid, "ZR_RANK"); !rank.empty()) found[std::stoi(rank)] = pid;
   }
   std::vector<pid_t> pids;
   for (const auto& [rank, pid] : found) pids.push_back(pid);

@@ -57,7 +57,7 @@ TEST_P(CommMpiDeviceTest, UpcastsSourcesWithoutIntermediateRounding) {
   });
 }
 
-// Quantized collectives, and sums in any order, of memory of the device and of the host, in which
+// Quantized collectives and sums in any order have the same bits in memory of the device as in host memory, where
 // CommMpiInexactTest compares them with scalar code.
 TEST_P(CommMpiDeviceTest, InexactOperationsHaveTheBitsOfHostMemory) {
   on_device_ranks(GetParam(), [](DeviceRank& rank) {

@@ -1,9 +1,7 @@
-// Jobs of `zeroth launch --hosts` while ranks, hosts and links fail: all processes on all hosts end in time, the
-// message names the origin, and a resumed job has the weights of one that was not interrupted.
+// Jobs of `zeroth launch --hosts` and mpirun while ranks, hosts and links fail: all processes on all hosts end in time,
+// the message names the origin, and a resumed job has the weights of one that was not interrupted.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/socket.h>
-#include <sys/time.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -34,6 +32,7 @@ using zr::test::Clock;
 using zr::test::eventually;
 using zr::test::Job;
 using zr::test::milliseconds;
+using zr::test::variable_of;
 using zr::testing::Hosts;
 
 constexpr int kTimeoutSeconds = 3, kLongTimeoutSeconds = 30;  // communicator.timeout; of a job without a fault
@@ -106,13 +105,6 @@ bool none_left(const Hosts& hosts) {
   return true;
 }
 
-std::string variable_of(pid_t pid, const std::string& name) {
-  std::ifstream environment("/proc/" + std::to_string(pid) + "/environ");
-  for (std::string entry; std::getline(environment, entry, '\0');)
-    if (entry.rfind(name + "=", 0) == 0) return entry.substr(name.size() + 1);
-  return "";
-}
-
 const std::string kIsLost = "is lost: its connection closed", kIsSilent = "has not answered for [0-9.]+s";
 
 // Sends a signal to a rank on this host, and returns how messages name the rank.
@@ -164,7 +156,7 @@ std::string signal_rank_0(const Hosts& hosts, int signal) {
   }
   return "of rank 0, which does not run";
 }
-// mpirun names the rank too, and may kill the others before they do.
+// mpirun names the rank too, and may kill the others before they do: SrunTest tests that they name it.
 std::string kill_rank_0(const Hosts& hosts) {
   const std::string pid = signal_rank_0(hosts, SIGKILL);
   return "(rank 0 \\(pid " + pid + "\\)" + kStore + kIsLost + "|process rank 0 with PID [0-9]+ on node " +
@@ -392,76 +384,6 @@ TEST(CommMpiFaultsTest, AProcessWithoutTheTokenCannotJoinOrEndTheJob) {
   for (const pid_t launcher : hosts.processes(0, ZR_BUILD_DIR "/bin/zeroth")) ::kill(launcher, SIGTERM);
   EXPECT_EQ(job.wait(kPatience), 0) << job.err();
   EXPECT_THAT(job.err(), Not(HasSubstr("error")));
-}
-
-// Without a limit, or with another congestion control, figures and faults would be those of another link. On a busy
-// machine a transfer takes longer, so one of several tries must be faster than a tenth of the rate would permit.
-TEST(CommMpiFaultsTest, LinksHaveTheirRate) {
-  constexpr int64_t kBytes = 25'000'000, kBurst = 5'000'000;  // 0.16 s or more at 1 Gbit/s
-  const Hosts hosts(2);
-  if (!hosts.unavailable().empty()) GTEST_SKIP() << "cannot create network namespaces: " << hosts.unavailable();
-  EXPECT_EQ(hosts.run(1, "cat /proc/sys/net/ipv4/tcp_congestion_control"), "reno\n");
-  const auto seconds_of_transfer = [&] {
-    const int listener = hosts.listen(0, 9000);
-    EXPECT_GE(listener, 0);
-    const int from = hosts.connect(1, "10.77.0.1", 9000), to = ::accept(listener, nullptr, nullptr);
-    EXPECT_GE(to, 0);
-    const auto begin = Clock::now();
-    std::thread sender([&] {
-      const std::vector<char> bytes(1 << 20);
-      for (int64_t left = kBytes; left > 0;) {
-        const ssize_t n =
-            ::send(from, bytes.data(), std::min<std::size_t>(bytes.size(), static_cast<std::size_t>(left)), 0);
-        if (n <= 0) break;
-        left -= n;
-      }
-    });
-    std::vector<char> buffer(1 << 20);
-    int64_t received = 0;
-    for (ssize_t n = 1; n > 0 && received < kBytes; received += n) n = ::recv(to, buffer.data(), buffer.size(), 0);
-    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-    sender.join();
-    for (const int fd : {listener, from, to}) ::close(fd);
-    EXPECT_EQ(received, kBytes);
-    return seconds;
-  };
-  for (const int gbit : {1, 10}) {
-    hosts.limit_rate(std::to_string(gbit) + "gbit");
-    const double least = static_cast<double>(kBytes - kBurst) * 8 / (gbit * 1e9);
-    double fastest = 1e9;
-    int tries = 0;
-    EXPECT_TRUE(eventually(
-        [&] {
-          fastest = std::min(fastest, seconds_of_transfer());
-          return ++tries >= 10 && fastest < 10 * least;
-        },
-        kPatience))
-        << gbit << " Gbit/s: " << fastest << " s";
-    EXPECT_GE(fastest, least) << gbit << " Gbit/s";
-  }
-}
-
-// A closed port answers a connection at once, so that takes one round trip. On a busy machine it takes longer, so only
-// one of several tries must be fast.
-TEST(CommMpiFaultsTest, LinksHaveTheirDelay) {
-  for (const int delay : {200, 5000}) {
-    const Hosts hosts(2);
-    if (!hosts.unavailable().empty()) GTEST_SKIP() << "cannot create network namespaces: " << hosts.unavailable();
-    hosts.delay(delay);
-    int64_t fastest = 1'000'000;
-    int tries = 0;
-    EXPECT_TRUE(eventually(
-        [&] {
-          const auto begin = Clock::now();
-          EXPECT_EQ(hosts.connect(1, "10.77.0.1", 9), -1);
-          const auto time = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begin);
-          fastest = std::min<int64_t>(fastest, time.count());
-          return ++tries >= 10 && fastest < 2 * delay + 4000;
-        },
-        kPatience))
-        << delay << ": " << fastest;
-    EXPECT_GE(fastest, 2 * delay);
-  }
 }
 
 }  // namespace

@@ -26,13 +26,14 @@ using Values = std::vector<float>;
 constexpr int64_t kBlock = 128, kPiece = 131072;
 int64_t block_of(int bits) { return bits == 8 ? kBlock : 64; }
 
-// Different for each rank and element, with other magnitudes in each block, and so different ones of ranks and elements
-// that sums depend on their order.
-float value(int rank, int64_t i) {
+// Different for each rank and element, with other magnitudes in each block. With a spread above 1, magnitudes also
+// differ by rank and element, so that sums depend on their order.
+float value(int rank, int64_t i, int spread = 1) {
   const uint32_t mixed = (static_cast<uint32_t>(i) * 2654435761u) ^ (static_cast<uint32_t>(rank) * 40503u + 977u);
   return std::ldexp(static_cast<float>(mixed % 20011u) - 10005.0f,
-                    static_cast<int>(i / 64 % 9) - 16 - static_cast<int>((rank * 11 + i * 5) % 27));
+                    static_cast<int>(i / 64 % 9) - 16 - static_cast<int>((rank * 11 + i * 5) % spread));
 }
+constexpr int kSpread = 27;
 
 // What a typed value is worth.
 float as(zr_dtype dtype, float x) {
@@ -77,7 +78,7 @@ class CommMpiInexactTest : public testing::TestWithParam<std::vector<int>> {
   }
 
   // The sum at its owner of elements that begin at `from` in every rank's source. bits 0: between hosts as fp32.
-  Values sum(int bits, zr_dtype dtype, int owner, int64_t from, Values start) const {
+  Values sum(int bits, zr_dtype dtype, int owner, int64_t from, Values start, int spread = 1) const {
     Values total = std::move(start);
     const int hosts = host_of_.back() + 1, home = host_of_[static_cast<std::size_t>(owner)];
     for (int host = 0; host < hosts; ++host) {
@@ -85,7 +86,7 @@ class CommMpiInexactTest : public testing::TestWithParam<std::vector<int>> {
       Values& to = host == home ? total : of_host;
       for (int rank = 0; rank < world(); ++rank)
         for (std::size_t i = 0; host_of_[static_cast<std::size_t>(rank)] == host && i < total.size(); ++i)
-          to[i] += as(dtype, value(rank, from + static_cast<int64_t>(i)));
+          to[i] += as(dtype, value(rank, from + static_cast<int64_t>(i), spread));
       if (host == home) continue;
       if (bits) of_host = quantized(bits, of_host);
       for (std::size_t i = 0; i < total.size(); ++i) total[i] += of_host[i];
@@ -95,7 +96,8 @@ class CommMpiInexactTest : public testing::TestWithParam<std::vector<int>> {
   // The exact sum, as NUMERICS.md defines it.
   Values sum_in_rank_order(zr_dtype dtype, int64_t from, Values start) const {
     for (int rank = 0; rank < world(); ++rank)
-      for (std::size_t i = 0; i < start.size(); ++i) start[i] += as(dtype, value(rank, from + static_cast<int64_t>(i)));
+      for (std::size_t i = 0; i < start.size(); ++i)
+        start[i] += as(dtype, value(rank, from + static_cast<int64_t>(i), kSpread));
     return start;
   }
   std::vector<int> host_of_;
@@ -236,8 +238,8 @@ TEST_P(CommMpiInexactTest, ReducesManyPiecesOfTwoHosts) {
   });
 }
 
-// Only where that takes fewer bytes than the order of the ranks: of fp32 with each of these numbers of ranks, of bf16
-// with three ranks on a host if there is a sum to pass back, or one to begin with.
+// Only where that takes fewer bytes than the order of the ranks: of fp32 with all of these numbers of ranks, of bf16
+// only with 3, 3 and 3, and with 3 and 2 if the sum is accumulated.
 class CommMpiAnyOrderTest : public CommMpiInexactTest {};
 TEST_P(CommMpiAnyOrderTest, AddsTheSumsOfTheHosts) {
   on_ranks([&](RawComm& comm) {
@@ -245,9 +247,9 @@ TEST_P(CommMpiAnyOrderTest, AddsTheSumsOfTheHosts) {
     const int64_t total = kPart * world();
     for (const auto& [src_dtype, dst_dtype] : {std::pair{ZR_F32, ZR_F32}, {ZR_BF16, ZR_BF16}, {ZR_BF16, ZR_F32}})
       for (const bool accumulates : {false, true}) {
-        const bool has_fewer_bytes = src_dtype == ZR_F32 || GetParam() == std::vector<int>{3, 3, 3} ||
-                                     (GetParam() == std::vector<int>{3, 2} && accumulates);
-        Bytes src = stored(src_dtype, total, [&](int64_t i) { return value(comm.rank(), i); });
+        const bool sums_per_host = src_dtype == ZR_F32 || GetParam() == std::vector<int>{3, 3, 3} ||
+                                   (GetParam() == std::vector<int>{3, 2} && accumulates);
+        Bytes src = stored(src_dtype, total, [&](int64_t i) { return value(comm.rank(), i, kSpread); });
         Bytes dst = stored(dst_dtype, kPart, [](int64_t i) { return static_cast<float>(i % 5); });
         Values start(kPart, 0.0f);
         for (std::size_t i = 0; accumulates && i < start.size(); ++i) start[i] = static_cast<float>(i % 5);
@@ -256,9 +258,9 @@ TEST_P(CommMpiAnyOrderTest, AddsTheSumsOfTheHosts) {
         coll.flags |= ZR_COLL_ANY_ORDER;
         comm.run(coll);
         const int64_t from = kPart * comm.rank();
-        const Values per_host = sum(0, src_dtype, comm.rank(), from, start),
+        const Values per_host = sum(0, src_dtype, comm.rank(), from, start, kSpread),
                      in_rank_order = sum_in_rank_order(src_dtype, from, start);
-        EXPECT_TRUE(dst == stored(dst_dtype, has_fewer_bytes ? per_host : in_rank_order))
+        EXPECT_TRUE(dst == stored(dst_dtype, sums_per_host ? per_host : in_rank_order))
             << "dtypes " << src_dtype << " " << dst_dtype << (accumulates ? ", accumulates" : "");
         EXPECT_TRUE(comm.rank() > 0 || per_host != in_rank_order);
       }

@@ -105,11 +105,8 @@ class Intruder {
 };
 
 std::string variable_of_rank(const Hosts& hosts, const std::string& name) {
-  for (const pid_t pid : hosts.processes(0, kQuickstart)) {
-    std::ifstream environment("/proc/" + std::to_string(pid) + "/environ");
-    for (std::string entry; std::getline(environment, entry, '\0');)
-      if (entry.rfind(name + "=", 0) == 0) return entry.substr(name.size() + 1);
-  }
+  for (const pid_t pid : hosts.processes(0, kQuickstart))
+    if (std::string value = zr::test::variable_of(pid, name); !value.empty()) return value;
   return "";
 }
 

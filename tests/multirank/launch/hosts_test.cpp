@@ -135,10 +135,7 @@ TEST(ZerothLaunchHosts, OtherUsersCannotReadTheSecret) {
   Scene scene;
   Job job(scene, on_hosts("localhost:2", {}), kAsRoot);
   ASSERT_TRUE(eventually([&] { return all_trained(scene.page(), 2, 3); })) << job.err();
-  std::ifstream environment("/proc/" + std::to_string(scene.page().ranks[1].pid) + "/environ");
-  std::string secret;
-  for (std::string one; std::getline(environment, one, '\0');)
-    if (one.rfind("ZR_TOKEN=", 0) == 0) secret = one.substr(9);
+  const std::string secret = variable_of(scene.page().ranks[1].pid, "ZR_TOKEN");
   ASSERT_EQ(secret.size(), 32u);
   std::error_code error;
   for (const auto& process : std::filesystem::directory_iterator("/proc", error)) {

@@ -66,6 +66,23 @@ class JobSecretTest : public testing::Test {
   const int port_ = some_port();
 };
 
+// A port that refuses connections, and that nobody else can use.
+class BoundPort {
+ public:
+  explicit BoundPort(int port) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(uint16_t(port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(bind(fd_, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  }
+  ~BoundPort() { close(fd_); }
+  BoundPort(const BoundPort&) = delete;
+
+ private:
+  const int fd_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+};
+
 // A connection to the store of rank 0, which listens on one of the eight ports after the launcher's port.
 class Peer {
  public:
@@ -205,13 +222,17 @@ TEST_F(JobSecretTest, ReportOfMissingRanksSaysWhyRequestsWereRefused) {
   Environment first = torchrun(0, 2, 2, "127.0.0.1"), second = torchrun(1, 2, 2, "127.0.0.1");
   first.emplace_back("ZR_TOKEN", "one");
   second.emplace_back("ZR_TOKEN", "another");
+  const BoundPort taken(port_ + 1);  // so the store listens on the port after it
   Job store_host(scene_, program("join_timeout_ms=2000"), first);
   ASSERT_TRUE(eventually([&] { return Peer(port_).connected(); })) << store_host.err();
   Job other(scene_, program("join_timeout_ms=1000"), second);
   EXPECT_EQ(other.wait(), 3);
-  EXPECT_THAT(other.err(), HasSubstr("this store belongs to another job, or the ranks have different values of "
-                                     "ZR_TOKEN"))
-      << "although the other ports that it tries last have no store";
+  EXPECT_THAT(other.err(),
+              ContainsRegex("cannot find the store of its job at 127.0.0.1 port " + std::to_string(port_ + 1) + " to " +
+                            std::to_string(port_ + 8) + ": (Connection refused, and at 127.0.0.1 port " +
+                            std::to_string(port_ + 2) + ": )?this store belongs to another job, or the ranks have " +
+                            "different values of ZR_TOKEN"))
+      << "it may try the first port last, which refuses the connection";
   EXPECT_EQ(store_host.wait(), 4);
   EXPECT_THAT(store_host.err(),
               ContainsRegex("not all ranks have joined within 2.0s; rank 1 has not joined; .* to join w.* refused, the "

@@ -1,5 +1,5 @@
 // Jobs in a Slurm cluster of this machine (slurm_cluster.sh), of one node or two: ranks that srun starts, and other
-// launchers in an allocation.
+// launchers in an allocation. All tests have the cluster as their fixture.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -39,7 +39,7 @@ namespace fs = std::filesystem;
 constexpr auto kPatience = std::chrono::seconds(30);
 const std::string kScript = ZR_SOURCE_DIR "/tests/support/slurm_cluster.sh";
 const std::string kTwoNodes = "env ZR_TOKEN=secret srun --nodes=2 --ntasks-per-node=2";
-const std::string kPmix = "srun --nodes=2 --ntasks-per-node=2 --mpi=pmix", kQuickstart = ZR_BUILD_DIR "/bin/quickstart";
+const std::string kPmix = kTwoNodes + " --mpi=pmix", kQuickstart = ZR_BUILD_DIR "/bin/quickstart";
 
 std::string why_no_cluster() {
   if (geteuid() != 0) return "only root can start a Slurm cluster";
@@ -140,9 +140,7 @@ class SrunTest : public testing::Test {
     std::map<int, pid_t> ranks;
     for (int node = 0; node < hosts().count(); ++node)
       for (const pid_t pid : hosts().processes(node, program)) {
-        const std::string environment = text_of("/proc/" + std::to_string(pid) + "/environ");
-        if (std::smatch rank; std::regex_search(environment, rank, std::regex("SLURM_PROCID=([0-9]+)")))
-          ranks[std::stoi(rank[1])] = pid;
+        if (const std::string rank = variable_of(pid, "SLURM_PROCID"); !rank.empty()) ranks[std::stoi(rank)] = pid;
       }
     return ranks;
   }
@@ -164,14 +162,14 @@ class SrunTest : public testing::Test {
     const std::string always = "communicator=mpi checkpoint.dir=checkpoints ";
     {
       const std::string keys =
-          always + "communicator.timeout=2s train.steps=100000000 checkpoint.every=2 checkpoint.keep=4";
-      Job job(*scene_, words("exec env ZR_TOKEN=secret " + kPmix + " " + quickstart("failed", keys)));
+          always + "communicator.timeout=3s train.steps=100000000 checkpoint.every=2 checkpoint.keep=4";
+      Job job(*scene_, words("exec " + kPmix + " " + quickstart("failed", keys)));
       ASSERT_TRUE(eventually([&] { return steps_of("failed") > 10; }, kPatience)) << job.err();
       std::map<int, pid_t> others = processes_of(kQuickstart);
       ASSERT_EQ(others.size(), 4u);
       const pid_t victim = others.extract(rank).mapped();
       kill(victim, signal);
-      expect_end_of_ranks(others, std::chrono::seconds(2));
+      expect_end_of_ranks(others, std::chrono::seconds(3));
       if (signal == SIGSTOP) kill(victim, SIGKILL);  // Slurm leaves a stopped task
       EXPECT_THAT(job.wait(), AllOf(Ne(0), Ne(-1))) << job.err();
       EXPECT_THAT(job.err(), ContainsRegex("zeroth: error: .*" + named(rank) + state));
@@ -179,8 +177,7 @@ class SrunTest : public testing::Test {
     }
     const int64_t steps = steps_of("failed") + 20;
     const std::string keys = "train.steps=" + std::to_string(steps);
-    const auto resumed =
-        run("env ZR_TOKEN=secret " + kPmix + " " + quickstart("resumed", always + keys + " checkpoint.resume=true"));
+    const auto resumed = run(kPmix + " " + quickstart("resumed", always + keys + " checkpoint.resume=true"));
     EXPECT_EQ(resumed.code, 0) << resumed.output;
     EXPECT_LT(steps_of("resumed"), steps);
     EXPECT_EQ(trained("resumed").weights, on_one_host(keys, size_t(steps)).weights) << steps;
@@ -295,7 +292,7 @@ TEST_F(SrunTest, SaysHowRanksOfTwoNodesGetMpi) {
   EXPECT_THAT(none.output, HasSubstr("communicator \"mpi\" needs ranks that MPI has started; start them with srun "
                                      "--mpi=pmix (srun --mpi=list prints what this Slurm has), or in an allocation of "
                                      "salloc or sbatch with mpirun or `zeroth launch --hosts`"));
-  const auto pmi2 = run("env ZR_TOKEN=secret srun --nodes=2 --ntasks-per-node=2 --mpi=pmi2 " + quickstart("pmi2"));
+  const auto pmi2 = run(kTwoNodes + " --mpi=pmi2 " + quickstart("pmi2"));
   EXPECT_THAT(pmi2.output, HasSubstr("warning: communicator \"mpi\": srun offers the ranks PMI-1 or PMI-2, which few "
                                      "builds of OpenMPI support; if OpenMPI ends the ranks now, start them with srun "
                                      "--mpi=pmix"));
@@ -350,7 +347,7 @@ TEST_F(SrunTest, AKilledRankOfTwoNodesEndsTheJobAndIsNamed) {
   ASSERT_NO_FATAL_FAILURE(start(2));
   for (const int victim : {0, 3}) {
     scene_ = std::make_unique<Scene>();
-    const auto job = start_ranks(kTwoNodes, "steps=1000000 timeout_ms=1500");
+    const auto job = start_ranks(kTwoNodes, "steps=1000000");
     ASSERT_TRUE(all_run(4)) << job->err();
     const std::string pid = std::to_string(page().ranks[size_t(victim)].pid);  // in its PID namespace
     const std::map<int, pid_t> ranks = processes_of();
@@ -377,7 +374,7 @@ TEST_F(SrunTest, AStoppedRankEndsTheJobAndIsNamed) {
     kill(stopped, SIGSTOP);
     expect_end_of_ranks(others, std::chrono::milliseconds(1500));
     kill(stopped, SIGKILL);  // Slurm leaves a stopped task
-    job->wait();
+    EXPECT_THAT(job->wait(), AllOf(Ne(0), Ne(-1))) << job->err();
     EXPECT_THAT(job->err(), ContainsRegex(named(victim, pid) + " has not answered for [0-9.]+s"));
     expect_no_ranks();
   }
@@ -399,7 +396,7 @@ TEST_F(SrunTest, ATrainingJobResumesAfterAStoppedRank) {
 TEST_F(SrunTest, ALostNodeEndsTheRanksAndIsNamed) {
   ASSERT_NO_FATAL_FAILURE(start(2));
   const std::string keys = "train.steps=100000000 communicator.timeout=2s";
-  Job job(*scene_, words("exec env ZR_TOKEN=secret " + kPmix + " " + quickstart("run", keys)));
+  Job job(*scene_, words("exec " + kPmix + " " + quickstart("run", keys)));
   ASSERT_TRUE(eventually([&] { return steps_of("run") > 0; }, kPatience)) << job.err();
   const std::map<int, pid_t> ranks = processes_of(kQuickstart);
   ASSERT_EQ(ranks.size(), 4u);
@@ -434,7 +431,7 @@ TEST_F(SrunTest, FailsOnTwoNodesWithoutAToken) {
 TEST_F(SrunTest, ACancelledJobSavesACheckpoint) {
   ASSERT_NO_FATAL_FAILURE(start(2));
   const std::string keys = "train.steps=100000000 checkpoint.dir=" + scratch_.path("c") + " checkpoint.on_signal=save";
-  Job job(*scene_, words("exec env ZR_TOKEN=secret " + kPmix + " " + quickstart("run", keys)));
+  Job job(*scene_, words("exec " + kPmix + " " + quickstart("run", keys)));
   const auto rows = [&] { return std::ifstream(scratch_.path("runs/run/metrics.jsonl")).peek() != EOF; };
   ASSERT_TRUE(eventually(rows, kPatience)) << job.err();
   run("scancel 1");

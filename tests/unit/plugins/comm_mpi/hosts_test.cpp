@@ -56,7 +56,7 @@ TEST_P(HostIdentityTest, IncludesTheNetworkNamespace) {
   EXPECT_NE(other, GetParam()());
 }
 
-TEST_P(HostIdentityTest, IncludesTheIdThatTheUserGivesInsteadOfTheNetworkNamespace) {
+TEST_P(HostIdentityTest, UsesZrHostIdInsteadOfTheNetworkNamespace) {
   const std::string without = GetParam()();
   ::setenv("ZR_HOST_ID", "left", 1);
   const std::string left = GetParam()();
@@ -68,7 +68,7 @@ TEST_P(HostIdentityTest, IncludesTheIdThatTheUserGivesInsteadOfTheNetworkNamespa
   EXPECT_EQ(other, left);
 }
 
-INSTANTIATE_TEST_SUITE_P(Of, HostIdentityTest, testing::Values(&node, &mpi::host_identity),
+INSTANTIATE_TEST_SUITE_P(Identities, HostIdentityTest, testing::Values(&node, &mpi::host_identity),
                          [](const auto& info) { return info.index == 0 ? "Auto" : "CommMpi"; });
 
 }  // namespace
