@@ -48,7 +48,8 @@ RANK_BODY(backward_in_backward, Run) {
 
 TEST_F(EngineTest, NestedBackwardRequiresOverlapOff) {
   const Result rejected = run(2, backward_in_backward);
-  EXPECT_EQ(rejected.code, 2) << rejected.output;
+  // mpirun passes the code of the first rank to end on, which may be one that has noticed the end of the other.
+  EXPECT_TRUE(rejected.code == 2 || (zr::test::jobs_run_on_hosts() && rejected.code == 4)) << rejected.output;
   EXPECT_NE(rejected.output.find("'line.weight' received a second gradient in one backward after its first was handed "
                                  "to the strategy: a backward() ran inside this backward; set gradients.overlap = "
                                  "false"),

@@ -24,13 +24,14 @@ struct Job {
 const std::vector<Job> kJobs = {
     {"zero1", 2}, {"zero3", 2}, {"zero2", 1}, {"zero3 offload.optimizer=cpu offload.gradients=cpu", 2}};
 
-// Without the line that says where the state is.
+// Without the line that says where the state is. Messages come first, because mpirun passes standard output and error
+// on in any order.
 std::string without_state_line(const std::string& output) {
   std::istringstream lines(output);
-  std::string rest;
+  std::string messages, rest;
   for (std::string line; std::getline(lines, line);)
-    if (!line.starts_with("zeroth: job.device")) rest += line + "\n";
-  return rest;
+    if (!line.starts_with("zeroth: job.device")) (line.starts_with("zeroth: ") ? messages : rest) += line + "\n";
+  return messages + rest;
 }
 
 // What print() wrote: the lines before it depend on the order of execution.
