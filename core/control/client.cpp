@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <boost/asio/ip/address_v4.hpp>
 #include <boost/asio/ip/address_v6.hpp>
 #include <boost/asio/post.hpp>
@@ -242,6 +243,7 @@ void ControlClient::set_activity(const Activity& activity) {
     if (late_failure_) boost::asio::post(io_, [this, headline = *late_failure_] { handle_job_failure(headline); });
   }
   activity_.sequence = activity.sequence;
+  last_sequence_ = std::max(last_sequence_, activity.sequence);
   activity_.fingerprint = activity.fingerprint;
   activity_.waiting = activity.waiting;
   if (std::exchange(activity_.step, activity.step) != activity.step && !std::exchange(heartbeat_is_due_, true))
@@ -298,7 +300,7 @@ void ControlClient::leave_locked(int64_t step, bool failed) {
   post_send(protocol::encode(Type::heartbeat, heartbeat_locked()));  // reports the collectives issued before the leave
   left_ = true;
   ++leaves_;
-  left_sequence_ = activity_.sequence;
+  left_sequence_ = std::exchange(last_sequence_, 0);
   left_step_ = step;
   left_failed_ = failed;
   collectives_issued_ = collectives_sent_ = 0;

@@ -122,6 +122,8 @@ class ControlClient final : public Control {
   uint64_t collectives_sent_ ZR_GUARDED_BY(mutex_) = 0;
   bool heartbeat_is_due_ ZR_GUARDED_BY(mutex_) = false;  // the step has changed since the last heartbeat
   uint64_t leaves_ ZR_GUARDED_BY(mutex_) = 0;
+  // Of the last collective that this rank has issued since it left; its activity may be the wait for an earlier one.
+  uint64_t last_sequence_ ZR_GUARDED_BY(mutex_) = 0;
   uint64_t left_sequence_ ZR_GUARDED_BY(mutex_) = 0;
   int64_t left_step_ ZR_GUARDED_BY(mutex_) = 0;
   bool left_failed_ ZR_GUARDED_BY(mutex_) = false;

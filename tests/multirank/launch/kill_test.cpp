@@ -177,6 +177,16 @@ TEST(ZerothLaunch, RankThatRanOutOfDataIsNamed) {
   }
 }
 
+// A rank may end as soon as its part of the last collective is done, while others still wait for theirs.
+TEST(ZerothLaunch, RankThatHasIssuedTheLastCollectiveMayEnd) {
+  for (const int ahead : {0, 1}) {
+    Scene scene;
+    Job job(scene, launched(2, {"steps=5", "engines=2", "ahead_rank=" + std::to_string(ahead)}));
+    EXPECT_EQ(job.wait(), 0) << job.err();
+    EXPECT_EQ(job.err(), "");
+  }
+}
+
 TEST(ZerothLaunch, ReturnsExitCodeOfFailedRank) {
   Scene scene;
   Job job(scene, launched(3, {"fail_rank=1", "fail_step=5", "fail_code=3"}));

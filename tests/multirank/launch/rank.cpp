@@ -39,6 +39,7 @@ struct Script {
       {"reacts", 0},          // 1: continues after a failure of the job, like a program without zr::guarded
       {"saves_ms", 0},        // how long it then continues
       {"early_rank", -1},     // exits with code 0 after it has joined, before its first step
+      {"ahead_rank", -1},     // leaves when it has issued a last collective, in which the others wait longer
       {"engines", 1}};        // number of Engines that train one after another
   int64_t operator[](const std::string& key) const { return values.at(key); }
   bool is(const char* what, int rank) const { return values.at(std::string(what) + "_rank") == rank; }
@@ -90,6 +91,18 @@ struct Trainer {
     mine().phase = Phase::computing;
   }
 
+  // The rank that is ahead issued it before it waited for the collective before it, as prefetched gathers are.
+  void last_collective() {
+    const std::string what = "all_gather 'prefetched weights' (fp32, 4096)";
+    if (plan.is("ahead", control.rank())) {
+      control.set_activity({sequence + 1, 9, what, false, step});
+      return control.set_activity({sequence, 8, "all_reduce 'gradient bucket 1' (fp32, 4096)", false, step});
+    }
+    control.set_activity({++sequence, 9, what, true, step});
+    std::this_thread::sleep_for(milliseconds(500));
+    if (control.broken()) throw PeerLostError(control.report(what + " was interrupted"));
+  }
+
   void train() {
     const int rank = control.rank();
     const int64_t steps = plan.is("short", rank) ? plan["short_steps"] : plan["steps"];
@@ -110,6 +123,7 @@ struct Trainer {
       compute(plan.is("busy", rank) && step == plan["busy_step"]);
       for (int bucket = 0; bucket < 2; ++bucket) all_reduce(bucket);
     }
+    if (plan["ahead_rank"] >= 0) last_collective();
     if (plan.is("exit", rank)) std::exit(0);
     mine().phase = Phase::left;
     control.leave(step, false);
