@@ -116,8 +116,8 @@ void Connector::request_to_join(std::size_t index, tcp::socket socket, const std
         const std::string text = reader.text();
         if (code == exit_code::peer_lost) return fail(PeerLostError(text));
         if (code == exit_code::environment) return fail(EnvironmentError(text));
-        refusal_ = text;
-        refused_by_ = endpoint_;
+        rejection_ = text;
+        rejected_by_ = endpoint_;
         try_next(index, text);
       },
       [this, self, this_attempt, index] {
@@ -142,10 +142,10 @@ void Connector::try_next(std::size_t index, const std::string& problem) {
         endpoints_.front().port() == endpoints_.back().port()
             ? std::to_string(endpoint_.port())
             : fmt::format("{} to {}", endpoints_.front().port(), endpoints_.back().port()),
-        refusal_.empty() || refusal_ == problem
+        rejection_.empty() || rejection_ == problem
             ? problem
-            : fmt::format("{}, and at {} port {}: {}", problem, refused_by_.address().to_string(), refused_by_.port(),
-                          refusal_))));
+            : fmt::format("{}, and at {} port {}: {}", problem, rejected_by_.address().to_string(), rejected_by_.port(),
+                          rejection_))));
   if (index + 1 < endpoints_.size()) return try_endpoint(index + 1);
   timer_.expires_after(kPauseBetweenRounds);
   timer_.async_wait([this, self = shared_from_this(), this_attempt = attempt_](const error_code& error) {

@@ -52,8 +52,8 @@ class Connector : public std::enable_shared_from_this<Connector> {
   OnConnected on_connected_;
   OnFailed on_failed_;
   boost::asio::ip::tcp::endpoint endpoint_;
-  std::string refusal_;                        // the reason of the last store that rejected this rank, or ""
-  boost::asio::ip::tcp::endpoint refused_by_;  // that store
+  std::string rejection_;                       // the reason of the last store that rejected this rank, or ""
+  boost::asio::ip::tcp::endpoint rejected_by_;  // that store
   std::shared_ptr<Connection> connection_;
   std::shared_ptr<boost::asio::ip::tcp::socket> socket_;
   uint64_t attempt_ = 0;  // number of the current attempt; handlers of earlier attempts do nothing

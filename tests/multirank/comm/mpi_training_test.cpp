@@ -34,6 +34,12 @@ nlohmann::json summary_of(const zr::test::Scratch& scratch, const std::string& s
   return nlohmann::json::parse(std::ifstream(scratch.path("runs/run/summary.json")), nullptr, false);
 }
 
+// Starts a program on hosts that its ranks pretend to be on, two on each but the last.
+std::string on_pretended_hosts(const std::string& ranks) {
+  return "mpirun.openmpi --bind-to none --oversubscribe -n " + ranks +
+         " sh -c 'ZR_HOST_ID=$((OMPI_COMM_WORLD_RANK / 2)) exec \"$@\"' sh";
+}
+
 TEST(CommMpiTrainingTest, HasTheBitsOfShm) {
   const zr::test::Scratch scratch;
   for (const std::string strategy : {"zero1", "zero3"})
@@ -55,9 +61,7 @@ TEST(CommMpiTrainingTest, HasTheBitsOfShmWithSeveralRanksOnAHost) {
       const std::string keys = "strategy=" + strategy + " gradients.reduce_dtype=" + dtype + " job.ranks=" + ranks +
                                " communicator.share_weights=false ";
       const auto shm = summary_of(scratch, ZR_BUILD_DIR "/bin/zeroth launch -n " + ranks + " --", keys);
-      const auto mpi = summary_of(scratch,
-                                  "mpirun.openmpi --bind-to none --oversubscribe -n " + ranks +
-                                      " sh -c 'ZR_HOST_ID=$((OMPI_COMM_WORLD_RANK / 2)) exec \"$@\"' sh",
+      const auto mpi = summary_of(scratch, on_pretended_hosts(ranks),
                                   keys + "communicator=mpi communicator.mpi.hierarchy_min_bytes=0");
       EXPECT_EQ(mpi.at("weights_hash"), shm.at("weights_hash")) << keys;
     }
@@ -67,9 +71,7 @@ TEST(CommMpiTrainingTest, HasTheBitsOfShmWithSeveralRanksOnAHost) {
 TEST(CommMpiTrainingTest, AnyOrderRepeatsItsBitsAndReachesTheLossOfTheExactOrder) {
   const zr::test::Scratch scratch;
   const auto train = [&](const std::string& exact) {
-    return summary_of(scratch,
-                      "mpirun.openmpi --bind-to none --oversubscribe -n 4 sh -c 'ZR_HOST_ID=$((OMPI_COMM_WORLD_RANK / "
-                      "2)) exec \"$@\"' sh",
+    return summary_of(scratch, on_pretended_hosts("4"),
                       "strategy=zero1 job.ranks=4 communicator=mpi communicator.mpi.hierarchy_min_bytes=0 "
                       "communicator.exact=" +
                           exact);
@@ -96,8 +98,7 @@ TEST(CommMpiTrainingTest, RanksOfAHostShareWeights) {
                                         {"zero2 gradients.reduce_dtype=bf16", 4},
                                         {"zero3 strategy.zero3.shard_within=host", 4}}) {
     const std::string n = std::to_string(ranks), keys = "strategy=" + strategy + " job.ranks=" + n + " ";
-    const std::string start = "mpirun.openmpi --bind-to none --oversubscribe -n " + n +
-                              " sh -c 'ZR_HOST_ID=$((OMPI_COMM_WORLD_RANK / 2)) exec \"$@\"' sh",
+    const std::string start = on_pretended_hosts(n),
                       mpi_keys = keys + "communicator=mpi communicator.mpi.hierarchy_min_bytes=0";
     const auto shm = summary_of(scratch, ZR_BUILD_DIR "/bin/zeroth launch -n " + n + " --", keys);
     const auto shared = summary_of(scratch, start, mpi_keys);

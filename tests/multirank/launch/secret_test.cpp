@@ -66,7 +66,7 @@ class JobSecretTest : public testing::Test {
   const int port_ = some_port();
 };
 
-// A port that refuses connections, and that nobody else can use.
+// A port at which no connection is accepted, and at which no other process can listen.
 class BoundPort {
  public:
   explicit BoundPort(int port) {
