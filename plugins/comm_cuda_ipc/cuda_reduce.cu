@@ -107,8 +107,8 @@ void launch(Reduction& r, cudaStream_t stream) {
     r.vectors &= is_aligned(static_cast<char*>(r.out(i)) + r.first * out, kVectorBytes);
   const int64_t work = r.vectors ? (r.count + kElements - 1) / kElements : r.count;
   const int64_t blocks = std::min(kMaxBlocks, (work + kThreads - 1) / kThreads);
-  reduce_kernel<In, Out, Op><<<static_cast<uint32_t>(blocks), kThreads, 0, stream>>>(r);
-  check(cudaGetLastError(), "reduction");
+  check(cuda_calls::launch(reduce_kernel<In, Out, Op>, static_cast<uint32_t>(blocks), kThreads, stream, r),
+        "reduction");
 }
 
 template <class In, class Out>

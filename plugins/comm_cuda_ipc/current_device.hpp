@@ -1,7 +1,9 @@
-// The CUDA device to which calls of a thread go, for communicators and optimizers.
+// The CUDA device to which calls of a thread go, and launches of kernels, for communicators and optimizers.
 #pragma once
 
 #include <cuda_runtime.h>
+
+#include <cstdint>
 
 namespace cuda_calls {
 
@@ -26,5 +28,19 @@ class CurrentDevice {
   bool changed_ = false;
   cudaError_t error_ = cudaSuccess;
 };
+
+/// Enqueues a kernel on the stream, whose device is the current one. Without <<<>>>, which other compilers do not know:
+/// tests run the kernels on the CPU (tests/support/cuda_on_cpu).
+template <class... Parameters, class... Arguments>
+cudaError_t launch(void (*kernel)(Parameters...), uint32_t blocks, uint32_t threads_of_block, cudaStream_t stream,
+                   const Arguments&... arguments) {
+  cudaLaunchConfig_t config{};
+  config.gridDim.x = blocks;
+  config.blockDim.x = threads_of_block;
+  config.stream = stream;
+  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, arguments...);
+  if (error != cudaSuccess) cudaGetLastError();  // forgets it: another call would report it again
+  return error;
+}
 
 }  // namespace cuda_calls

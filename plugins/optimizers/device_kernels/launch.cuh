@@ -150,8 +150,7 @@ void enqueue(void (*kernel)(Parameters...), uint32_t blocks, zr_device device, v
   if (blocks == 0) return;
   const cuda_calls::CurrentDevice current(device.id);
   check(current.error(), "cudaSetDevice");
-  kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(native_stream)>>>(arguments...);
-  check(cudaGetLastError(), name);
+  check(cuda_calls::launch(kernel, blocks, kThreads, static_cast<cudaStream_t>(native_stream), arguments...), name);
 }
 
 }  // namespace device_kernels
