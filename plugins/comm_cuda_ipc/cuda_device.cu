@@ -17,16 +17,6 @@ namespace {
 
 static_assert(2 * kMaxRanks <= kMaxReduceAddresses, "a reduction has all ranks as sources and as outs");
 
-void check_peer(cudaError_t error, const char* call) {
-  if (error == cudaSuccess) return;
-  cudaGetLastError();
-  throw zr::PluginError(ZR_COMM,
-                        std::string("CUDA: ") + call + ": " + cudaGetErrorString(error) +
-                            ": the memory of another rank's GPU cannot be opened; start all ranks in one container "
-                            "with the same visible GPUs, or set offload.gradients = \"cpu\" to exchange in host memory",
-                        error);
-}
-
 class CudaDevice final : public PeerDevice {
  public:
   CudaDevice(int number, int world) : number_(number), peers_(static_cast<size_t>(world)) {
@@ -60,13 +50,16 @@ class CudaDevice final : public PeerDevice {
     std::memcpy(handle->bytes, &ipc, sizeof ipc);
     return memory;
   }
-  void free(void* memory) noexcept override { cudaFree(memory); }
+  void free(void* memory) noexcept override {
+    const CurrentDevice current(number_);
+    cudaFree(memory);
+  }
   void* open(const Handle& memory) override {
     const CurrentDevice current(number_);
     cudaIpcMemHandle_t ipc;
     std::memcpy(&ipc, memory.bytes, sizeof ipc);
     void* opened = nullptr;
-    check_peer(cudaIpcOpenMemHandle(&opened, ipc, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle");
+    check(cudaIpcOpenMemHandle(&opened, ipc, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle");
     return opened;
   }
   void close(void* opened) noexcept override {
@@ -75,6 +68,7 @@ class CudaDevice final : public PeerDevice {
   }
 
   Handle event(Event event) override {
+    const CurrentDevice current(number_);
     Handle handle{};
     cudaIpcEventHandle_t ipc;
     check(cudaIpcGetEventHandle(&ipc, own_[static_cast<size_t>(event)]), "cudaIpcGetEventHandle");
@@ -86,8 +80,8 @@ class CudaDevice final : public PeerDevice {
     const CurrentDevice current(number_);
     cudaIpcEventHandle_t ipc;
     std::memcpy(&ipc, handle.bytes, sizeof ipc);
-    check_peer(cudaIpcOpenEventHandle(&peers_[static_cast<size_t>(rank)][static_cast<size_t>(event)], ipc),
-               "cudaIpcOpenEventHandle");
+    check(cudaIpcOpenEventHandle(&peers_[static_cast<size_t>(rank)][static_cast<size_t>(event)], ipc),
+          "cudaIpcOpenEventHandle");
   }
   void close_events() noexcept override {
     for (auto& events : peers_)

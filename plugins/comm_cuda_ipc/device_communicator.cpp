@@ -38,7 +38,7 @@ DeviceCommunicator::DeviceCommunicator(const zr::Host& host, const zr_comm_open&
           zr::round_up(sizeof(Announcement) + 2 * sizeof(int64_t) * static_cast<size_t>(options.world), 64)),
       own_announcement_(control_.mem_alloc(announcement_bytes_, 64, 0)),
       received_(announcement_bytes_ * static_cast<size_t>(options.world)) {
-  exchange_events();
+  exchange_handles();
 }
 
 DeviceCommunicator::~DeviceCommunicator() { close_orderly(); }
@@ -55,19 +55,34 @@ void DeviceCommunicator::get(const char* what, int rank, int64_t timeout_ns, voi
   zr::check(host_.need<zr_store_service>().get(host_.abi(), key.c_str(), timeout_ns, value, &bytes, &error), error);
 }
 
-// Through the store, whose calls end if the job fails.
-void DeviceCommunicator::exchange_events() {
+// Through the store, whose calls end if the job fails. Opens staging memory of every peer, so that a job whose ranks
+// cannot open each other's memory ends before its first step.
+void DeviceCommunicator::exchange_handles() {
+  if (world_ == 1) return;
+  constexpr int64_t kFirstStaging = int64_t{1} << 20;
   struct Handles {
     Handle ready, finished;
+    Location staging;
   };
-  const Handles own{device_->event(Event::ready), device_->event(Event::finished)};
-  put("events", &own, sizeof own);
+  grow_staging(kFirstStaging);
+  const Handles own{device_->event(Event::ready), device_->event(Event::finished),
+                    memory_.location_of(staging_, staging_bytes_)};
+  put("handles", &own, sizeof own);
   for (int r = 0; r < world_; ++r) {
     if (r == rank_) continue;
-    Handles events;
-    get("events", r, -1, &events, sizeof events);
-    device_->open_event(r, Event::ready, events.ready);
-    device_->open_event(r, Event::finished, events.finished);
+    Handles handles;
+    get("handles", r, -1, &handles, sizeof handles);
+    try {
+      device_->open_event(r, Event::ready, handles.ready);
+      device_->open_event(r, Event::finished, handles.finished);
+      memory_.at(r, handles.staging);
+    } catch (const zr::PluginError& error) {
+      throw zr::PluginError(ZR_COMM,
+                            "the memory of rank " + std::to_string(r) + "'s device cannot be opened: " + error.what() +
+                                "; start all ranks in one container with the same visible devices, or set "
+                                "offload.gradients = \"cpu\" to exchange in host memory",
+                            error.native());
+    }
   }
 }
 
@@ -78,7 +93,8 @@ void DeviceCommunicator::wait_for_mark(std::chrono::nanoseconds limit) noexcept 
 }
 
 // Peers that still read this rank's memory are waited for by its stream. A peer that has failed never closes its
-// mappings; then this rank frees its memory after a short time.
+// mappings; then this rank frees its memory after a short time. If the stream waits for such a peer, which nothing can
+// end, its memory stays allocated: a device may wait for its streams to free memory.
 void DeviceCommunicator::close_orderly() noexcept {
   constexpr auto kLimit = std::chrono::seconds(2);
   constexpr int64_t kLimitNs = std::chrono::nanoseconds(kLimit).count();
@@ -87,6 +103,7 @@ void DeviceCommunicator::close_orderly() noexcept {
     device_->abort();
     wait_for_mark(kLimit);
   }
+  if (!device_->mark_is_reached()) return memory_.abandon();
   memory_.close_peers();
   device_->close_events();
   try {

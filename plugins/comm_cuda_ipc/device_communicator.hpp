@@ -20,7 +20,7 @@ namespace peer {
 
 class DeviceCommunicator {
  public:
-  /// Exchanges the events of the ranks. staging_bytes: of the communicator for host memory.
+  /// Exchanges the events of the ranks, and opens memory of every peer. staging_bytes: of the communicator for host memory.
   DeviceCommunicator(const zr::Host& host, const zr_comm_open& options, int64_t staging_bytes);
   ~DeviceCommunicator();
   DeviceCommunicator(const DeviceCommunicator&) = delete;
@@ -54,7 +54,7 @@ class DeviceCommunicator {
   const int64_t* counts_to(int rank) { return reinterpret_cast<const int64_t*>(&announcement(rank) + 1); }
   const int64_t* counts_from(int rank) { return counts_to(rank) + world_; }
 
-  void exchange_events();
+  void exchange_handles();
   void enqueue(void* native_stream);
   void resolve_in_stream(zr_done* done, void* native_stream);
   void announce(void* native_stream);

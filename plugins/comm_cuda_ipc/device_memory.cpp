@@ -47,4 +47,9 @@ void DeviceMemory::close_peers() noexcept {
   }
 }
 
+void DeviceMemory::abandon() noexcept {
+  own_.clear();
+  for (auto& by_number : opened_) by_number.clear();
+}
+
 }  // namespace peer

@@ -31,6 +31,8 @@ class DeviceMemory {
   char* at(int rank, const Location& location);
   /// Closes all memory of peers.
   void close_peers() noexcept;
+  /// Frees and closes nothing, now or later: a stream may use all of it without end.
+  void abandon() noexcept;
 
  private:
   struct Allocation {

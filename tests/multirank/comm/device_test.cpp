@@ -176,6 +176,22 @@ TEST_F(CommDeviceLifeTest, AbortEndsCallsAndStreams) {
   });
 }
 
+// As with CUDA, nothing ends a stream's wait for a peer, and freeing memory waits for the stream.
+TEST(CommDeviceCloseTest, EndsAlthoughTheStreamWaitsForAPeer) {
+  ::setenv("ZR_SIM_DEFECT", "endless", 1);
+  expect_success(run_sim_ranks(2, [&](const SharedJob& job, Rank& rank) {
+    static std::atomic<bool> is_open{false};
+    {
+      DeviceRank device(job, rank, rank.rank);
+      const zr_view all = view_on(device, device.comm().allocate(80), 20);
+      if (rank.rank == 1) device.stream().wait_for(is_open);
+      EXPECT_EQ(device.submit(zr::all_reduce(all, all, "x")), ZR_OK) << device.comm().said();
+    }
+    is_open = true;
+  }));
+  ::unsetenv("ZR_SIM_DEFECT");
+}
+
 // The device has 128 MiB: enough for staging memory of 48 MiB, but not of twice as much.
 TEST(CommDeviceStagingTest, GrowsByWhatIsNeededIfTheDeviceHasNoMore) {
   expect_success(run_sim_ranks(2, [&](const SharedJob& job, Rank& rank) {

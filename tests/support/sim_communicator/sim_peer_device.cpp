@@ -4,6 +4,8 @@
 // ZR_SIM_DEFECT plants a defect, to show that tests find it: "wait" (a stream does not wait for the peers' sources),
 // "reuse" (it does not wait until peers have read its own), "early" (the end is recorded before the work), "stream"
 // (work goes to another stream), "host" (the host reads memory of the device). "failure": copies fail on rank 1.
+// "sealed": memory of peers cannot be opened; "alone": no memory can be shared. "endless": as with CUDA, abort() does
+// not end waits for peers, and memory is freed and closed after the device's last task only.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -81,6 +83,7 @@ class SimDevice final : public PeerDevice {
     peers_[static_cast<size_t>(rank)] = static_cast<Counters*>(map(event(Event::ready), &bytes));
   }
   ~SimDevice() override {
+    if (!has_reached_mark()) return;  // tasks of the stream use the events
     for (Counters* counters : peers_)
       if (counters) ::munmap(counters, kPage);
     ::close(file_);
@@ -101,12 +104,14 @@ class SimDevice final : public PeerDevice {
     return memory;
   }
   void free(void* memory) noexcept override {
+    wait_for_device();
     const auto at = blocks_.find(memory);
     if (at == blocks_.end()) return;
     function_of_device<void(void*)>("zr_sim_free")(at->second);
     blocks_.erase(at);
   }
   void* open(const Handle& memory) override {
+    if (has_defect("sealed")) throw zr::PluginError(ZR_IO, "a sealed container", EACCES);
     uint64_t bytes = 0;
     char* const opened = static_cast<char*>(map(memory, &bytes));
     const std::lock_guard lock(mutex_);
@@ -114,6 +119,7 @@ class SimDevice final : public PeerDevice {
     return opened;
   }
   void close(void* opened) noexcept override {
+    wait_for_device();
     const std::lock_guard lock(mutex_);
     const auto at = opened_.find(static_cast<char*>(opened));
     if (at == opened_.end()) return;
@@ -147,10 +153,10 @@ class SimDevice final : public PeerDevice {
     const uint64_t number = recorded_[which];
     const Counters* const counters = peers_[static_cast<size_t>(rank)];
     const pid_t pid = peer_pids_[static_cast<size_t>(rank)];
-    enqueue(stream, "wait for a peer", [this, counters, which, number, pid] {
-      for (uint64_t spins = 0; (*counters)[which].load(std::memory_order_acquire) < number && !aborted_; ++spins) {
+    enqueue(stream, "wait for a peer", [aborted = aborted_, counters, which, number, pid] {
+      for (uint64_t spins = 0; (*counters)[which].load(std::memory_order_acquire) < number && !*aborted; ++spins) {
         ::sched_yield();
-        if (spins % 1024 == 1023 && ::kill(pid, 0) != 0 && errno == ESRCH) return;
+        if (spins % 1024 == 1023 && !has_defect("endless") && ::kill(pid, 0) != 0 && errno == ESRCH) return;
       }
     });
   }
@@ -178,10 +184,15 @@ class SimDevice final : public PeerDevice {
     const uint64_t number = ++marks_;
     enqueue(stream, "mark", [reached = reached_, number] { *reached = number; });
   }
-  bool mark_is_reached() noexcept override { return *reached_ == marks_; }
-  void abort() noexcept override { aborted_ = true; }
+  bool mark_is_reached() noexcept override { return has_reached_mark(); }
+  void abort() noexcept override { *aborted_ = !has_defect("endless"); }
 
  private:
+  bool has_reached_mark() const noexcept { return *reached_ == marks_; }
+  void wait_for_device() const noexcept {
+    if (!has_defect("endless")) return;
+    while (!has_reached_mark()) ::sched_yield();
+  }
   static uint64_t offset_of(const void* memory) {
     return function_of_device<uint64_t(const void*)>("zr_sim_offset")(memory);
   }
@@ -211,12 +222,12 @@ class SimDevice final : public PeerDevice {
   std::map<void*, void*> blocks_;  // by address: the allocation that contains it
   std::mutex mutex_;
   std::map<char*, uint64_t> opened_;  // bytes of memory of peers
-  std::atomic<bool> aborted_{false};
+  const std::shared_ptr<std::atomic<bool>> aborted_ = std::make_shared<std::atomic<bool>>(false);
 };
 
 }  // namespace
 
-bool can_share_memory() noexcept { return ::dlsym(RTLD_DEFAULT, "zr_sim_file") != nullptr; }
+bool can_share_memory() noexcept { return ::dlsym(RTLD_DEFAULT, "zr_sim_file") != nullptr && !has_defect("alone"); }
 
 std::unique_ptr<PeerDevice> open_device(int32_t number, int rank, int world) {
   return std::make_unique<SimDevice>(number, rank, world);
