@@ -71,7 +71,7 @@ doctor::Report report_of(const ExaminedJob& job, const fs::path& bin) {
   add(doctor::cpu_checks(doctor::cpu_facts()));
   add(doctor::memory_checks(doctor::memory_facts(), needs, is_root));
   add(doctor::shared_memory_checks(doctor::shared_memory_facts(), needs, is_root));
-  add(doctor::device_checks(doctor::device_facts(), needs));
+  add(doctor::device_checks(doctor::device_facts("", libraries.libtorch), needs));
   add(doctor::limit_checks(doctor::limit_facts(), needs));
   add(doctor::io_uring_checks(doctor::io_uring_facts(), needs, is_root));
   for (const doctor::FolderFacts& folder : job.folders) add(doctor::folder_checks(folder, needs, is_root));

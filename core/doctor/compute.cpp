@@ -16,6 +16,7 @@
 
 #include "base/text.hpp"
 #include "doctor/cgroup.hpp"
+#include "doctor/libraries.hpp"
 
 namespace zr::host::doctor {
 
@@ -149,9 +150,14 @@ Checks cpu_checks(const CpuFacts& facts) {
   return {check};
 }
 
-DeviceFacts device_facts(const std::string& root) {
+DeviceFacts device_facts(const std::string& root, const std::string& libtorch) {
   DeviceFacts facts;
   std::error_code error;
+  if (!libtorch.empty()) {
+    facts.torch_folder = fs::path(libtorch).parent_path().string();
+    facts.torch_has_cuda = fs::exists(fs::path(facts.torch_folder) / "libtorch_cuda.so", error);
+    facts.torch_cuda = torch_cuda_of(libtorch);
+  }
   constexpr std::string_view kName = "nvidia";
   for (fs::directory_iterator entry(root + "/dev", error), end; !error && entry != end; entry.increment(error)) {
     const std::string name = entry->path().filename().string();
@@ -175,6 +181,17 @@ DeviceFacts device_facts(const std::string& root) {
 }
 
 namespace {
+// The oldest driver for programs that were built with this major version of CUDA; 0 if unknown. Source: the table "CUDA
+// Toolkit and Minimum Required Driver Version for CUDA Minor Version Compatibility" in NVIDIA's CUDA release notes.
+int oldest_driver(int cuda) {
+  switch (cuda) {
+    case 11: return 450;
+    case 12: return 525;
+    case 13: return 580;
+    default: return 0;
+  }
+}
+
 // Whether this machine has what job.device names.
 void check_needed_device(const DeviceFacts& facts, const JobNeeds& needs, Checks& checks) {
   if (needs.device.empty()) return;
@@ -191,6 +208,19 @@ void check_needed_device(const DeviceFacts& facts, const JobNeeds& needs, Checks
   } else if (needs.device.starts_with("cuda") && facts.libcuda.empty()) {
     check.verdict = Verdict::problem;
     check.message += "; libcuda.so.1 was not found: install the user-space part of the NVIDIA driver";
+  } else if (needs.device.starts_with("cuda") && !facts.torch_folder.empty() && !facts.torch_has_cuda) {
+    check.verdict = Verdict::problem;
+    check.message += fmt::format(
+        "; this libtorch was built for the CPU only, {} has no libtorch_cuda.so: use one that was built for CUDA, or "
+        "set job.device = \"cpu\"",
+        facts.torch_folder);
+  } else if (const int needed = oldest_driver(facts.torch_cuda);
+             needs.device.starts_with("cuda") && !facts.driver.empty() && std::atoi(facts.driver.c_str()) < needed) {
+    check.verdict = Verdict::problem;
+    check.message += fmt::format(
+        "; the NVIDIA driver {} is too old for the CUDA {} of this libtorch, which needs driver {} or newer: update "
+        "it, or use a libtorch for an older CUDA",
+        facts.driver, facts.torch_cuda, needed);
   }
   checks.push_back(std::move(check));
 }

@@ -39,9 +39,12 @@ struct DeviceFacts {
   std::vector<std::string> closed{};   // those that this user cannot open
   std::string driver{};                // version of the kernel module; "" if it is not loaded
   std::string libcuda{};               // path of libcuda.so.1; "" if it was not found
+  std::string torch_folder{};          // of the libtorch that libzeroth.so uses; "" if it is not known
+  bool torch_has_cuda = false;         // that folder has libtorch_cuda.so
+  int torch_cuda = 0;                  // major version of the CUDA that libtorch was built with; 0 if unknown
 };
-/// Looks for devices, the driver and its library; loads nothing.
-DeviceFacts device_facts(const std::string& root = "");
+/// Looks for devices, the driver and its library; loads nothing. libtorch: path of libtorch_cpu.so; "" if unknown.
+DeviceFacts device_facts(const std::string& root = "", const std::string& libtorch = "");
 /// One line about the devices; more for devices that cannot be used, and for those that the job needs. A job finds out
 /// itself whether libtorch can use its device.
 Checks device_checks(const DeviceFacts& facts, const JobNeeds& needs = {});

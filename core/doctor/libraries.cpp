@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <regex>
@@ -18,6 +19,20 @@ namespace {
 std::string release_of(const std::string& version) {
   const auto first = version.find('.');
   return first == version.npos ? version : version.substr(0, version.find('.', first + 1));
+}
+
+// The first group of the pattern in the line with the version of the libtorch with this libtorch_cpu.so; "" if there is
+// none.
+std::string version_part(const std::string& libtorch, const std::regex& pattern) {
+  const fs::path root = fs::path(libtorch).parent_path().parent_path();
+  for (const auto& [file, start] : {std::pair{"build-version", ""}, {"version.py", "__version__"}}) {
+    std::ifstream in(root / file);
+    std::string line;
+    for (int i = 0; i < 100 && std::getline(in, line); ++i)
+      if (std::smatch match; line.starts_with(start) && line.size() < 200 && std::regex_search(line, match, pattern))
+        return match[1];
+  }
+  return "";
 }
 
 }  // namespace
@@ -71,16 +86,11 @@ Checks library_checks(const LibraryFacts& facts) {
 }
 
 std::string torch_version_of(const std::string& libtorch) {
-  const fs::path root = fs::path(libtorch).parent_path().parent_path();
-  const std::regex number("(\\d+\\.\\d+(\\.\\d+)?)");
-  for (const auto& [file, start] : {std::pair{"build-version", ""}, {"version.py", "__version__"}}) {
-    std::ifstream in(root / file);
-    std::string line;
-    for (int i = 0; i < 100 && std::getline(in, line); ++i)
-      if (std::smatch match; line.starts_with(start) && line.size() < 200 && std::regex_search(line, match, number))
-        return match[1];
-  }
-  return "";
+  return version_part(libtorch, std::regex("(\\d+\\.\\d+(\\.\\d+)?)"));
+}
+
+int torch_cuda_of(const std::string& libtorch) {
+  return std::atoi(version_part(libtorch, std::regex("\\d\\+cu(\\d+)\\d\\b")).c_str());
 }
 
 }  // namespace zr::host::doctor

@@ -98,12 +98,43 @@ TEST(DoctorDevicesTest, ChecksTheDeviceOfTheJob) {
   EXPECT_EQ(of("cuda", "", {{"/dev/nvidia0"}, {}, "550.54", ""}),
             "problem devices/device of the job: job.device = \"cuda\"; libcuda.so.1 was not found: install the "
             "user-space part of the NVIDIA driver\n");
+  DeviceFacts facts = gpu;
+  facts.torch_folder = "/opt/libtorch/lib";
+  EXPECT_EQ(of("cuda", "", facts),
+            "problem devices/device of the job: job.device = \"cuda\"; this libtorch was built for the CPU only, "
+            "/opt/libtorch/lib has no libtorch_cuda.so: use one that was built for CUDA, or set job.device = "
+            "\"cpu\"\n");
+  facts.torch_has_cuda = true;
+  EXPECT_EQ(of("cuda", "", facts), "ok devices/device of the job: job.device = \"cuda\"\n");
+  facts.torch_cuda = 13;
+  EXPECT_EQ(of("cuda", "", facts),
+            "problem devices/device of the job: job.device = \"cuda\"; the NVIDIA driver 550.54 is too old for the "
+            "CUDA 13 of this libtorch, which needs driver 580 or newer: update it, or use a libtorch for an older "
+            "CUDA\n");
+  facts.torch_cuda = 12;
+  EXPECT_EQ(of("cuda", "", facts), "ok devices/device of the job: job.device = \"cuda\"\n");
   EXPECT_EQ(of("npu", "/none/such.so", {}),
             "problem devices/device of the job: job.device = \"npu\", with the library /none/such.so, which does not "
             "exist; correct job.device_library\n");
   EXPECT_EQ(of("npu", "/dev/null", {}),
             "ok devices/device of the job: job.device = \"npu\", with the library /dev/null\n");
   EXPECT_EQ(device_checks({}, {}).size(), 1u);
+}
+
+TEST(DoctorDevicesTest, FindsTheCudaOfLibtorch) {
+  const test::Scratch root;
+  root.write("torch/lib/libtorch_cpu.so", "");
+  root.write("torch/version.py", "import os\n__version__ = '2.11.0+cu130'\n");
+  const std::string libtorch = root.folder().string() + "/torch/lib/libtorch_cpu.so";
+  EXPECT_EQ(device_facts("", libtorch).torch_cuda, 13);
+  EXPECT_FALSE(device_facts("", libtorch).torch_has_cuda);
+  root.write("torch/lib/libtorch_cuda.so", "");
+  EXPECT_TRUE(device_facts("", libtorch).torch_has_cuda);
+  root.write("torch/build-version", "2.6.0+cu118\n");
+  EXPECT_EQ(device_facts("", libtorch).torch_cuda, 11);
+  root.write("torch/build-version", "2.6.0+cpu\n");
+  root.write("torch/version.py", "__version__ = '2.6.0+cpu'\n");
+  EXPECT_EQ(device_facts("", libtorch).torch_cuda, 0);
 }
 
 TEST(DoctorDevicesTest, FindsDevicesDriverAndLibrary) {
