@@ -70,7 +70,10 @@ std::unique_ptr<Engine::State> Engine::State::make(const Program& program, const
         "constructor (register_module, register_parameter)");
   return host::guard_host_call("zr::Engine", [&] {
     host::model::check_param_types(module.parameters(), program.state()->setup().config, program.rank());
-    return std::make_unique<State>(program, module, name);
+    auto state = std::make_unique<State>(program, module, name);
+    // As after libtorch's own copies from host memory, programs may use the parameters on any stream.
+    host::model::wait_for_device(state->device);
+    return state;
   });
 }
 

@@ -96,6 +96,10 @@ int device_count(at::DeviceType type) {
   return guard && type != at::kCPU ? guard->deviceCount() : 0;
 }
 
+void wait_for_device(at::Device device) {
+  if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+}
+
 at::Device open_device(const std::string& name, int local_rank) {
   const at::Device wanted = parse(name);
   if (wanted.is_cpu()) return at::kCPU;

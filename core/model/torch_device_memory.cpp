@@ -159,6 +159,11 @@ void TorchDeviceMemory::add(const zr_view& from, const zr_view& to, bool first) 
     sum.add_(over(from));
 }
 
+void TorchDeviceMemory::keep_for_engine(const at::Tensor& tensor) const {
+  const auto guard = guard_of(device_);
+  if (guard.getStream(device_) != stream_) guard.recordDataPtrOnStream(tensor.storage().data_ptr(), stream_);
+}
+
 void TorchDeviceMemory::copy_later(const at::Tensor& from, int64_t first, const zr_view& to) {
   const at::ScalarType type = torch_type(to.dtype);
   const bool can_wait = guard_of(device_).getStream(device_) == stream_ && from.scalar_type() == type;

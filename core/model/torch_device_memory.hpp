@@ -46,6 +46,8 @@ class TorchDeviceMemory final : public DeviceMemory {
   void run(const std::function<void(zr_stream* stream)>& work) override;
   void* native_stream() override;
 
+  /// Memory of a tensor that another stream has computed is not used again before the engine's stream has read it.
+  void keep_for_engine(const at::Tensor& tensor) const;
   /// Copies elements [first, first + to.count) of a tensor on the device. Copies that follow each other are enqueued
   /// together, by flush() or when they have more than kMostLater bytes; the tensor must not change until then.
   void copy_later(const at::Tensor& from, int64_t first, const zr_view& to);

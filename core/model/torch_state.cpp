@@ -199,6 +199,7 @@ void TorchModel::State::gradient_accumulated(uint32_t param) {
   }
   gradient = gradient.detach();
   if (uses_engine_memory()) {
+    if (keeps_on_device) memory->keep_for_engine(gradient);
     const auto scope = engine_stream();  // the gradient may be delivered on another thread
     return deliver(param, gradient);
   }

@@ -3,6 +3,8 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <chrono>
+#include <cstdlib>
+#include <cstring>
 
 #include "sim.hpp"
 
@@ -10,6 +12,11 @@ namespace zr::test::sim {
 namespace {
 
 const bool named = (c10::register_privateuse1_backend("sim"), true);
+
+bool has_defect(const char* name) {
+  static const char* const planted = std::getenv("ZR_SIM_BACKEND_DEFECT");
+  return planted != nullptr && std::strcmp(planted, name) == 0;
+}
 
 // The state of the last record().
 struct Event {
@@ -66,7 +73,7 @@ struct SimGuard final : public c10::impl::DeviceGuardImplInterface {
         "event", [time] { *time = std::chrono::steady_clock::now(); }, /*delayed=*/false);
   }
   void block(void* event, const c10::Stream& stream) const override {
-    if (event == nullptr) return;
+    if (event == nullptr || has_defect("block")) return;
     const Event e = *static_cast<Event*>(event);
     StreamQueue& queue = stream_queue(stream);
     if (&queue != e.queue)
@@ -75,11 +82,11 @@ struct SimGuard final : public c10::impl::DeviceGuardImplInterface {
   }
   bool queryEvent(void* event) const override {
     const auto* const e = static_cast<Event*>(event);
-    return e == nullptr || e->queue->finished(e->ticket);
+    return e == nullptr || has_defect("early") || e->queue->finished(e->ticket);
   }
   void synchronizeEvent(void* event) const override {
     const auto* const e = static_cast<Event*>(event);
-    if (e != nullptr) synchronize(*e->queue, e->ticket);
+    if (e != nullptr && !has_defect("early")) synchronize(*e->queue, e->ticket);
   }
   void destroyEvent(void* event, const c10::DeviceIndex /*device*/) const noexcept override {
     delete static_cast<Event*>(event);
@@ -91,14 +98,15 @@ struct SimGuard final : public c10::impl::DeviceGuardImplInterface {
     return std::chrono::duration<double, std::milli>(length).count();
   }
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
-    allocator().recordStream(data, stream);
+    if (!has_defect("reuse")) allocator().recordStream(data, stream);
   }
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, SimGuard)
 
 struct SimHooks final : public at::PrivateUse1HooksInterface {
+  void init() const override { TORCH_CHECK(!has_defect("driver"), "Found no driver of the simulated device"); }
   bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return device_count() > 0; }
+  bool isAvailable() const override { return device_count() > 0 && !has_defect("driver"); }
   bool hasPrimaryContext(c10::DeviceIndex /*device*/) const override { return true; }
   c10::DeviceIndex deviceCount() const override { return device_count(); }
   c10::DeviceIndex getCurrentDevice() const override { return current_device(); }

@@ -1,0 +1,79 @@
+// Defects that are planted in the simulated device's libtorch backend, as if the engine did not wait: results change,
+// so tests that compare results find a wait that is missing.
+#include <gmock/gmock.h>
+
+#include "multirank/model/device_engine_test.hpp"
+
+namespace {
+
+using namespace engine_tests;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+RANK_BODY(trains_with_defects, Run) {
+  run.build();
+  run.train();
+  print_result(run);
+}
+
+struct Defect {
+  std::string name, job;
+};
+void PrintTo(const Defect& defect, std::ostream* out) { *out << defect.name << ", " << defect.job; }
+
+class DeviceDefectsTest : public DeviceEngineTest, public ::testing::WithParamInterface<Defect> {
+ protected:
+  // The line with the result; the exit code and the messages if the job failed.
+  std::string result(const std::string& job, const std::string& environment,
+                     const zr::test::RankBody& body = trains_with_defects) {
+    const auto done = launch(
+        1, program(1, body, job + " parity.model=everything train.steps=3 job.threads=1" + kDevice), environment);
+    const auto at = done.output.rfind("result ");
+    return done.code == 0 && at != std::string::npos ? done.output.substr(at)
+                                                     : "code " + std::to_string(done.code) + ": " + done.output;
+  }
+};
+
+TEST_P(DeviceDefectsTest, IsFoundWithOneOfFortySeeds) {
+  const auto& [name, job] = GetParam();
+  const std::string delays = "ZR_SIM_DELAY_US=2000 ZR_SIM_SEED=", right = result(job, delays + "0");
+  ASSERT_THAT(right, HasSubstr("result "));
+  EXPECT_EQ(result(job, delays + "1"), right) << "without a defect";
+  bool found = false;
+  for (int seed = 0; seed < 40 && !found; ++seed)
+    found = result(job, "ZR_SIM_BACKEND_DEFECT=" + name + " " + delays + std::to_string(seed)) != right;
+  EXPECT_TRUE(found);
+}
+
+INSTANTIATE_TEST_SUITE_P(Backend, DeviceDefectsTest,
+                         ::testing::Values(Defect{"block", "strategy=zero2 offload.optimizer=cpu"},
+                                           Defect{"block", "strategy=zero1 offload.gradients=cpu"},
+                                           Defect{"early", "strategy=zero2 offload.optimizer=cpu"},
+                                           Defect{"early", "strategy=zero1 offload.gradients=cpu"},
+                                           Defect{"reuse", "strategy=zero1 offload.gradients=cpu"}));
+
+// The texts of a device that cannot be used. job.device = "cuda" has the same ones.
+class DeviceStartTest : public DeviceDefectsTest {};
+
+TEST_F(DeviceStartTest, SaysThatThereIsNoDevice) {
+  EXPECT_THAT(
+      result("strategy=zero1", "ZR_SIM_DEVICES=0"),
+      AllOf(HasSubstr("code 3: "),
+            HasSubstr("job.device = \"sim\": this node has no such device, or its driver is missing or too old; "
+                      "check the driver, or set job.device = \"cpu\"")));
+}
+
+RANK_BODY(starts, Run) {
+  torch::nn::Linear model(2, 2);
+  zr::Engine engine(run.program, *model);
+}
+
+TEST_F(DeviceStartTest, SaysWhyTheDeviceCannotBeUsed) {
+  EXPECT_THAT(
+      result("strategy=zero1", "ZR_SIM_BACKEND_DEFECT=driver", starts),
+      AllOf(HasSubstr("code 3: "),
+            HasSubstr("job.device = \"sim\": the device cannot be used: Found no driver of the simulated device; "
+                      "check the driver, or set job.device = \"cpu\"")));
+}
+
+}  // namespace
