@@ -21,6 +21,9 @@ std::string duration_text(double seconds);
 std::optional<int64_t> parse_bytes(std::string_view text);
 /// "250ms", "30s", "5min", "2h" -> seconds; nullopt if it is not a duration.
 std::optional<double> parse_duration(std::string_view text);
+/// The text up to its first newline: messages of libtorch have a stack trace after it. Any thread.
+inline std::string first_line(std::string_view text) { return std::string(text.substr(0, text.find('\n'))); }
+
 /// `text` for a terminal or a log: control characters, Unicode line separators and direction marks, and bytes that are
 /// not UTF-8 become escapes (\n, \x1b, \u202e), so that text from a file, a key or a peer can neither move the cursor
 /// nor imitate another line. Characters in `keep` stay as they are; all other text is unchanged. Any thread.

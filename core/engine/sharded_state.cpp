@@ -9,6 +9,7 @@
 #include "base/dtype.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/text.hpp"
 #include "checkpoint/manifest.hpp"
 #include "engine/initial_weights.hpp"
 #include "engine/second_copy_reservation.hpp"
@@ -63,7 +64,7 @@ ShardedState::ModelRelease::~ModelRelease() {
   try {
     model.return_parameters();
   } catch (const std::exception& failure) {  // of the device that the model is on
-    log(ZR_LOG_ERROR, failure.what());
+    log(ZR_LOG_WARN, "the model does not get its parameters back: " + first_line(failure.what()));
   }
 }
 

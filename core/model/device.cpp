@@ -55,12 +55,6 @@ void load(const std::string& device, const std::filesystem::path& library, const
                    "; " + remedy);
 }
 
-// The first line of the message of an exception of libtorch.
-std::string first_line(const std::exception& exception) {
-  const std::string text = exception.what();
-  return text.substr(0, text.find('\n'));
-}
-
 at::Device parse(const std::string& name) {
   try {
     return at::Device(name);
@@ -109,7 +103,7 @@ at::Device open_device(const std::string& name, int local_rank) {
   try {
     at::globalContext().lazyInitDevice(wanted.type());
   } catch (const std::exception& exception) {
-    fail_environment(key_of(name) + ": the device cannot be used: " + first_line(exception) +
+    fail_environment(key_of(name) + ": the device cannot be used: " + first_line(exception.what()) +
                      "; check the driver, or set job.device = \"cpu\"");
   }
   const int count = device_count(wanted.type());
@@ -128,7 +122,7 @@ at::Device open_device(const std::string& name, int local_rank) {
     c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
     (void)at::empty({1}, at::TensorOptions().device(device));
   } catch (const std::exception& exception) {
-    fail_environment(key_of(name) + ": " + device.str() + " cannot be used: " + first_line(exception) +
+    fail_environment(key_of(name) + ": " + device.str() + " cannot be used: " + first_line(exception.what()) +
                      "; check the device, or set job.device = \"cpu\"");
   }
   const std::vector<at::Device> before = devices_in_use();

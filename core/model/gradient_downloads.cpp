@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/log.hpp"
+#include "base/text.hpp"
 #include "zr/mutex.hpp"
 
 namespace zr::host::model {
@@ -166,7 +167,7 @@ void GradientDownloads::drop() {
   for (Copy& copy : dropped) try {
       copy.complete.synchronize();
     } catch (const std::exception& failure) {  // of the device; destructors call drop()
-      log(ZR_LOG_ERROR, failure.what());
+      log(ZR_LOG_ERROR, first_line(failure.what()));
       return;
     }
 }

@@ -64,7 +64,7 @@ TorchCopyStream::~TorchCopyStream() {
   try {
     stream_.synchronize();
   } catch (const std::exception& failure) {  // of the device
-    log(ZR_LOG_ERROR, failure.what());
+    log(ZR_LOG_ERROR, first_line(failure.what()));
   }
 }
 

@@ -69,7 +69,7 @@ TorchDeviceMemory::Scope::~Scope() {
       follow(stream_, stream_before_);
     }
   } catch (const std::exception& failure) {  // of the device
-    log(ZR_LOG_ERROR, failure.what());
+    log(ZR_LOG_ERROR, first_line(failure.what()));
   }
   if (device_before_ != stream_.device()) guard_of(stream_.device()).uncheckedSetDevice(device_before_);
 }
@@ -116,7 +116,7 @@ void TorchDeviceMemory::free(void* memory) noexcept {
   try {
     flush();
   } catch (const std::exception& failure) {  // of the device
-    log(ZR_LOG_ERROR, failure.what());
+    log(ZR_LOG_ERROR, first_line(failure.what()));
   }
   Block freed;
   const MutexLock lock(mutex_);

@@ -20,7 +20,8 @@ namespace peer {
 
 class DeviceCommunicator {
  public:
-  /// Exchanges the events of the ranks, and opens memory of every peer. staging_bytes: of the communicator for host memory.
+  /// Exchanges the events of the ranks, and opens memory of every peer. staging_bytes: of the communicator for host
+  /// memory.
   DeviceCommunicator(const zr::Host& host, const zr_comm_open& options, int64_t staging_bytes);
   ~DeviceCommunicator();
   DeviceCommunicator(const DeviceCommunicator&) = delete;

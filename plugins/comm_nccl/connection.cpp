@@ -17,6 +17,7 @@ constexpr auto kSpin = std::chrono::microseconds(50);
 constexpr timespec kNap{0, 50000};
 constexpr auto kJobInterval = std::chrono::milliseconds(200);  // between checks of whether the job has failed
 constexpr auto kCloseLimit = std::chrono::seconds(5);
+constexpr int64_t kWatchNs = 500'000'000;  // between checks for errors of NCCL
 
 bool is_error(Result result) { return result != kSuccess && result != kInProgress; }
 
@@ -42,7 +43,7 @@ Connection::Connection(const Functions& nccl, GpuDevice& device, const UniqueId&
     });
     connect(result, limit, require_job);
     const SignalsBlocked blocked;
-    thread_ = std::thread([this] { run_abort(); });
+    thread_ = std::thread([this] { run_thread(); });
   } catch (...) {
     const SignalsBlocked blocked;
     if (comm_) nccl_.comm_abort(comm_);
@@ -78,10 +79,40 @@ void Connection::abort() noexcept {
   ::sem_post(&wake_);
 }
 
-// On the thread. Returns without an abort if the connection is closed.
-void Connection::run_abort() noexcept {
-  while (::sem_wait(&wake_) != 0 && errno == EINTR) {
+// Waits for abort(), or the end, for a short time.
+bool Connection::is_woken() noexcept {
+  timespec end{};
+  ::clock_gettime(CLOCK_MONOTONIC, &end);
+  end.tv_nsec += kWatchNs;
+  if (end.tv_nsec >= 1'000'000'000) {
+    end.tv_nsec -= 1'000'000'000;
+    ++end.tv_sec;
   }
+  int result = 0;
+  while ((result = ::sem_clockwait(&wake_, CLOCK_MONOTONIC, &end)) != 0 && errno == EINTR) {
+  }
+  return result == 0;
+}
+
+// An error while no operation is being issued: it ends what streams wait for, and the next operation reports it.
+void Connection::find_error() noexcept {
+  try {
+    device_.make_current([&] {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (!comm_ || has_failed_) return;
+      const Result state = state_of(comm_);
+      if (!is_error(state)) return;
+      has_failed_ = true;
+      failure_ = text_of(state);
+      is_aborted_ = true;
+    });
+  } catch (const std::exception&) {  // the device has failed
+  }
+}
+
+// Returns without an abort if the connection is closed.
+void Connection::run_thread() noexcept {
+  while (!is_aborted_ && !is_woken()) find_error();
   if (!is_aborted_) return;
   Comm taken = nullptr;
   {
@@ -95,6 +126,7 @@ void Connection::run_abort() noexcept {
 }
 
 void Connection::require_open() const {
+  if (!failure_.empty()) throw zr::PluginError(ZR_COMM, failure_);
   if (is_aborted_ || !comm_) throw zr::PluginError(ZR_CANCELLED, "the communicator was aborted");
 }
 
@@ -104,14 +136,16 @@ Result Connection::state_of(Comm comm) {
   return result == kSuccess ? state : result;
 }
 
+std::string Connection::text_of(Result result) const {
+  const char* const detail = comm_ ? nccl_.get_last_error(comm_) : nullptr;
+  return std::string("NCCL: ") + nccl_.get_error_string(result) +
+         (detail && *detail ? std::string(": ") + detail : "") +
+         "; the environment variable NCCL_DEBUG=WARN makes NCCL print more";
+}
+
 void Connection::fail(Result result, const std::string& what) {
   has_failed_ = true;
-  const char* const detail = comm_ ? nccl_.get_last_error(comm_) : nullptr;
-  throw zr::PluginError(ZR_COMM,
-                        what + ": NCCL: " + nccl_.get_error_string(result) +
-                            (detail && *detail ? std::string(": ") + detail : "") +
-                            "; the environment variable NCCL_DEBUG=WARN makes NCCL print more",
-                        result);
+  throw zr::PluginError(ZR_COMM, what + ": " + text_of(result), result);
 }
 
 // NCCL does not notice ranks that never connect, and notices only some of those that end meanwhile.

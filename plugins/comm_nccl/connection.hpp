@@ -1,7 +1,8 @@
 // One communicator of NCCL, whose calls do not block: every wait is a loop here, which abort() ends.
 //
-// NCCL permits one call at a time per communicator, so a mutex serialises them. NCCL's own abort may take long; a
-// thread that exists for this alone calls it, after it has taken the communicator away from all others.
+// NCCL permits one call at a time per communicator, so a mutex serialises them. A thread watches for errors of NCCL
+// while only streams wait for peers, and aborts the communicator after one; it also calls NCCL's abort for abort(),
+// because that may take long, after it has taken the communicator away from all others.
 #pragma once
 
 #include <semaphore.h>
@@ -53,15 +54,19 @@ class Connection {
   void require_open() const;
   void wait(Result result, const std::string& what);
   void connect(Result result, std::chrono::duration<double> limit, const std::function<void()>& require_job);
+  std::string text_of(Result result) const;
   [[noreturn]] void fail(Result result, const std::string& what);
   void close() noexcept;
-  void run_abort() noexcept;
+  bool is_woken() noexcept;
+  void find_error() noexcept;
+  void run_thread() noexcept;
 
   const Functions nccl_;
   GpuDevice& device_;
   std::mutex mutex_;     // of calls of NCCL
   Comm comm_ = nullptr;  // null: aborted
   bool has_failed_ = false;
+  std::string failure_;  // that the thread has found
   std::atomic<bool> is_aborted_{false};
   sem_t wake_;  // of the thread
   std::thread thread_;

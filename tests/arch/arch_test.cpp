@@ -17,6 +17,7 @@ TEST(ArchitectureTest, OnlyModelApiAndExamplesIncludeLibtorch) {
 }
 TEST(ArchitectureTest, PluginsIncludeOnlyTheSdk) { EXPECT_EQ(host_headers_in_plugins(kRoot), kNothing); }
 TEST(ArchitectureTest, ConfigurationIsReadFromTypedStructs) { EXPECT_EQ(configuration_read_by_path(kRoot), kNothing); }
+TEST(ArchitectureTest, CoreNamesNoVendorOfDevices) { EXPECT_EQ(vendors_in_core(kRoot), kNothing); }
 TEST(ArchitectureTest, ModelsDoNotUseZeroth) { EXPECT_EQ(zeroth_in_models(kRoot), kNothing); }
 TEST(ArchitectureTest, NoFileIsLongerThan600Lines) { EXPECT_EQ(long_files(kRoot), kNothing); }
 TEST(ArchitectureTest, NoLineIsWiderThan120Columns) { EXPECT_EQ(wide_lines(kRoot), kNothing); }

@@ -106,6 +106,12 @@ TEST_F(ArchitectureRulesTest, FindsAModelThatUsesZeroth) {
   EXPECT_EQ(found(zeroth_in_models).size(), 2u);
 }
 
+TEST_F(ArchitectureRulesTest, FindsAVendorOfDevicesInCore) {
+  plant("core/engine/stream.cpp", "// as a cudaStream_t\nvoid wait() { cudaStreamSynchronize(nullptr); }\nint ship;\n");
+  plant("core/doctor/gpu.cpp", "int nvidia;\n");
+  EXPECT_EQ(found(vendors_in_core).size(), 1u);
+}
+
 TEST_F(ArchitectureRulesTest, FindsALongFile) {
   std::string text;
   for (int i = 0; i < 600; ++i) text += "//\n";

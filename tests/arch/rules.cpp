@@ -155,6 +155,21 @@ Found configuration_read_by_path(const fs::path& root) {
                                        R"re(|\.path\(\)\s*[!=]=\s*"|\btable\("(?!strategy\.|optimizer\.))re"));
 }
 
+Found vendors_in_core(const fs::path& root) {
+  // Files that may name a vendor of devices, with the reason.
+  static const std::set<std::string> allowed{
+      "core/base/device_memory.hpp",  // DLPack's number of a type of device, by libtorch's name
+      "core/config/keys.cpp",         // an example in the description of job.device
+      "core/model/device.cpp",        // an example in an error about job.device
+  };
+  const Tree tree(root);
+  std::vector<fs::path> sources;
+  for (const fs::path& file : tree.code({"core"}))
+    if (!tree.below(file, "core/doctor") && !allowed.count(tree.path(file))) sources.push_back(file);  // examines GPUs
+  return tree.hits(sources, std::regex(R"(cuda|nvidia|nccl|cublas|\brocm|\bhip[A-Z]|\bxpu\b|\bmps\b|ZR_DEVICE_CUDA)"),
+                   std::regex("//.*"));
+}
+
 Found zeroth_in_models(const fs::path& root) {
   const Tree tree(root);
   std::vector<fs::path> models;

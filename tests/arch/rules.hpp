@@ -26,6 +26,8 @@ Found libtorch_outside_its_subsystems(const fs::path& root);
 Found host_headers_in_plugins(const fs::path& root);
 /// A file outside core/config includes its internal headers, or reads a key of the configuration by its path.
 Found configuration_read_by_path(const fs::path& root);
+/// core/ names a vendor of devices, apart from comments, core/doctor, and a list of files.
+Found vendors_in_core(const fs::path& root);
 /// An example's model file uses Zeroth.
 Found zeroth_in_models(const fs::path& root);
 /// More than 600 lines; wider than 120 columns. (clang-format neither breaks text and comments nor reads CMake files.)

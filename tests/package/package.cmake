@@ -122,20 +122,22 @@ must_say("descent")
 must(${conform} ${page}/build/plugins/zr_optimizer_descent.so)
 include(${SOURCE}/tests/package/plugins.cmake)
 
-# CUDA sources; nvcc only compiles here.
+# CUDA sources, the optimizer of docs/; nvcc only compiles here.
+extract(writing-an-optimizer.md ${SCRATCH}/descent_device descent_device.cu)
+set(file ${SCRATCH}/descent_device/descent_device.cu)
 set(cuda ${cmake} -DCMAKE_PREFIX_PATH=${SCRATCH}/sdk -S ${SOURCE}/tests/package/cuda -B)
-must_fail("zr_add_plugin(cuda): kernel.cu is a CUDA file, but the project does not enable this language: add CUDA to \
-project(... LANGUAGES ...)" ${cuda} ${SCRATCH}/cuda_language -DCUDA=OFF -DSOURCES=kernel.cu)
+must_fail("descent_device.cu is a CUDA file, but the project does not enable this language: add CUDA to project(... \
+LANGUAGES ...)" ${cuda} ${SCRATCH}/cuda_language -DCUDA=OFF -DSOURCES=${file})
 must_fail("KERNELS_OF names \"lion\", but no plug-in of this name with KERNELS was added"
-          ${cuda} ${SCRATCH}/kernels_of -DCUDA=OFF -DKERNELS_OF=lion)
+          ${cuda} ${SCRATCH}/kernels_of -DCUDA=OFF -DSOURCES=${page}/descent.cpp -DKERNELS_OF=lion)
 find_program(nvcc nvcc)
 if(nvcc)
   must_fail("has a CUDA file, but KERNELS are compiled once per instruction set of the CPU"
-            ${cuda} ${SCRATCH}/cuda_kernels -DCUDA=ON -DKERNELS=kernel.cu)
-  must(${cuda} ${SCRATCH}/cuda -DCUDA=ON -DSOURCES=kernel.cu)
+            ${cuda} ${SCRATCH}/cuda_kernels -DCUDA=ON -DSOURCES=${page}/descent.cpp -DKERNELS=${file})
+  must(${cuda} ${SCRATCH}/cuda -DCUDA=ON -DSOURCES=${file})
   must(${CMAKE_COMMAND} --build ${SCRATCH}/cuda)
-  must(${prefix}/bin/zeroth plugins ${SCRATCH}/cuda/plugins/zr_optimizer_acme.cuda.so)
-  must_say("optimizer 'acme.cuda'")
+  must(${prefix}/bin/zeroth plugins ${SCRATCH}/cuda/plugins/cuda/zr_optimizer_plain_descent.so)
+  must_say("optimizer 'plain_descent'")
   must_not_say("warning")
 endif()
 must_fail("was installed without its engine"  ${cmake} -DCMAKE_PREFIX_PATH=${SCRATCH}/sdk -DTORCH_ROOT=${TORCH}

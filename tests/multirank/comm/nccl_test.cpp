@@ -325,6 +325,23 @@ TEST_F(CommNcclLifeTest, ErrorsOfNcclAreReported) {
   }));
 }
 
+// Nobody calls the communicator while the stream of rank 0 waits for rank 1.
+TEST_F(CommNcclLifeTest, AnErrorWhileOnlyTheStreamWaitsEndsTheWaitAndIsReported) {
+  const auto ranks = run_sim_ranks(2, [&](const SharedJob& job, Rank& rank) {
+    DeviceRank device(job, rank, rank.rank, nccl_options());
+    const zr_view all = view_on(device, device.allocate(4000), 1000);
+    static const std::atomic<bool> is_open{false};
+    if (rank.rank == 1) device.stream().wait_for(is_open);
+    EXPECT_EQ(device.submit(zr::all_reduce(all, all, "first")), ZR_OK) << device.comm().said();
+    if (rank.rank == 1) ::raise(SIGKILL);
+    device.stream().synchronize();
+    EXPECT_EQ(device.submit(zr::all_reduce(all, all, "second")), ZR_COMM);
+    EXPECT_THAT(device.comm().said(), HasSubstr("NCCL: remote process exited or there was a network error"));
+  });
+  EXPECT_TRUE(ranks[0].ok()) << ranks[0].threw;
+  EXPECT_EQ(ranks[1].signal, SIGKILL);
+}
+
 TEST_F(CommNcclLifeTest, AKilledPeerEndsCallsOnHostMemory) {
   const auto ranks = run_sim_ranks(2, [&](const SharedJob& job, Rank& rank) {
     DeviceRank device(job, rank, rank.rank, nccl_options());

@@ -292,6 +292,24 @@ TEST_F(DeviceRanksTest, NcclNeedsADeviceForEachRank) {
   EXPECT_THAT(output, HasSubstr("ranks 0 and 2 both use GPU sim:0"));
 }
 
+// NCCL compares nothing: the control plane does.
+RANK_BODY(calls_other_collectives, Run) {
+  run.build();
+  const torch::Tensor values = torch::ones({100}).to(run.engine->device());
+  if (run.engine->rank() == 0)
+    run.engine->sum(values);
+  else
+    run.engine->broadcast(values, 0);
+  run.train();
+}
+
+TEST_F(DeviceRanksTest, RanksThatCallOtherCollectivesOfNcclAreNamed) {
+  const std::string said = result(2, calls_other_collectives, kRanksJobs[0] + kNccl + " communicator.timeout=5s");
+  EXPECT_THAT(said, HasSubstr("failed with"));
+  EXPECT_THAT(said, HasSubstr("differs between ranks: rank 0 issued engine.sum(Float [100]), rank 1 issued "
+                              "engine.broadcast(Float [100], 0)"));
+}
+
 // A job whose ranks do not finish opening the communicator; connect_timeout is 2 minutes.
 class NcclOpenTest : public DeviceRanksTest {
  protected:
