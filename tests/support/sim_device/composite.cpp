@@ -1,6 +1,10 @@
 // Operators that libtorch composes differently by device: composed as for the CPU, so that the bits are the same.
+#include <ATen/autocast_mode.h>
 #include <ATen/native/transformers/attention.h>
+#include <ATen/record_function.h>
 #include <torch/library.h>
+
+#include <map>
 
 #include "sim.hpp"
 
@@ -25,6 +29,44 @@ int64_t sdp_choice(const at::Tensor& query, const at::Tensor& key, const at::Ten
   std::optional<at::Tensor> cpu_mask;
   if (mask.has_value() && mask->defined()) cpu_mask = on_cpu(*mask);
   return at::_fused_sdp_choice(on_cpu(query), on_cpu(key), on_cpu(value), cpu_mask, dropout, causal, scale, gqa);
+}
+
+// The new h and c. `gates` is the sum of the products of the input and of the old h.
+std::pair<at::Tensor, at::Tensor> lstm_step(const at::Tensor& gates, const at::Tensor& c) {
+  const std::vector<at::Tensor> each = gates.unsafe_chunk(4, 1);
+  at::Tensor in = each[0].sigmoid_(), forget = each[1].sigmoid_(), cell = each[2].tanh_(), out = each[3].sigmoid_();
+  const at::Tensor next = (forget * c).add_(in * cell);
+  return {out * next.tanh(), next};
+}
+
+std::tuple<at::Tensor, at::Tensor> lstm_cell(const at::Tensor& input, at::TensorList hx, const at::Tensor& w_ih,
+                                             const at::Tensor& w_hh, const std::optional<at::Tensor>& b_ih,
+                                             const std::optional<at::Tensor>& b_hh) {
+  TORCH_CHECK(hx.size() == 2, "lstm_cell expects two hidden states");
+  const auto [h, c] = lstm_step(at::linear(hx[0], w_hh, b_hh).add_(at::linear(input, w_ih, b_ih)), hx[1]);
+  return {h, c};
+}
+
+thread_local bool used_fused_layer = false;
+
+// Whether the CPU backend computes an LSTM of this dtype by one fused operator per layer. That depends on the machine
+// and on the mode of autograd, so a small LSTM on the CPU shows it.
+bool cpu_fuses_lstm(at::ScalarType type) {
+  static std::mutex mutex;
+  static std::map<std::tuple<at::ScalarType, bool, bool>, bool> known;
+  const std::tuple key(type, at::GradMode::is_enabled(), at::globalContext().userEnabledMkldnn());
+  const std::lock_guard lock(mutex);
+  if (const auto at = known.find(key); at != known.end()) return at->second;
+  used_fused_layer = false;
+  const auto observer = at::addThreadLocalCallback(
+      at::RecordFunctionCallback([](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
+        used_fused_layer = used_fused_layer || std::string_view(function.name()) == "aten::mkldnn_rnn_layer";
+        return nullptr;
+      }).scopes({at::RecordScope::FUNCTION}));
+  const at::Tensor x = at::zeros({1, 1, 1}, type), gates = at::zeros({4, 1}, type), biases = at::zeros({4}, type);
+  at::lstm(x, {x, x}, {gates, gates, biases, biases}, true, 1, 0., true, false, false);
+  at::removeCallback(observer);
+  return known[key] = used_fused_layer;
 }
 
 struct Lstm {
@@ -52,11 +94,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_layer(const Lstm& lstm, cons
   std::vector<at::Tensor> outputs(inputs.size());
   for (std::size_t step = 0; step < inputs.size(); ++step) {
     const std::size_t t = reverse ? inputs.size() - 1 - step : step;
-    const std::vector<at::Tensor> gates = at::linear(h, weights[1], bias(1)).add_(inputs[t]).unsafe_chunk(4, 1);
-    at::Tensor in = gates[0].sigmoid_(), forget = gates[1].sigmoid_(), cell = gates[2].tanh_(),
-               out = gates[3].sigmoid_();
-    c = (forget * c).add_(in * cell);
-    h = out * c.tanh();
+    std::tie(h, c) = lstm_step(at::linear(h, weights[1], bias(1)).add_(inputs[t]), c);
     outputs[t] = h;
   }
   return {at::stack(outputs, 0), h, c};
@@ -69,7 +107,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm(const at::Tensor& input, at:
   const std::size_t directions = bidirectional ? 2 : 1, each = has_biases ? 4 : 2;
   TORCH_CHECK(params.size() == each * directions * static_cast<std::size_t>(layers),
               "sim: lstm with projections is not supported");
-  const bool fused = at::globalContext().userEnabledMkldnn() && input.scalar_type() == at::kFloat && input.numel() != 0;
+  const bool fused = input.numel() != 0 && cpu_fuses_lstm(input.scalar_type());
   const Lstm config{has_biases, layers, dropout, train, bidirectional, fused};
   at::Tensor x = batch_first ? input.transpose(0, 1) : input;
   if (fused) x = x.contiguous();
@@ -96,8 +134,21 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("native_dropout", TORCH_FN(native_dropout));
   m.impl("_fused_sdp_choice", TORCH_FN(sdp_choice));
   m.impl("lstm.input", TORCH_FN(lstm));
+  m.impl("lstm_cell", TORCH_FN(lstm_cell));
 }
-TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) { m.impl("lstm.input", TORCH_FN(lstm)); }
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
+  m.impl("lstm.input", TORCH_FN(lstm));
+  m.impl("lstm_cell", TORCH_FN(lstm_cell));
+}
+// Of the operators that autocast rounds on the CPU, the products of matrices.
+TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
+  KERNEL_PRIVATEUSEONE(linear, lower_precision_fp);
+  KERNEL_PRIVATEUSEONE(matmul, lower_precision_fp);
+  KERNEL_PRIVATEUSEONE(mm, lower_precision_fp);
+  KERNEL_PRIVATEUSEONE(addmm, lower_precision_fp);
+  KERNEL_PRIVATEUSEONE(bmm, lower_precision_fp);
+}
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 
 }  // namespace
 }  // namespace zr::test::sim
