@@ -121,17 +121,18 @@ const std::vector<Case>& autograds() {
            }),
       bare("autocast", {{16, 16}},
            [](W& w, const Tensor& x) -> Outputs {
-             at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
-             at::autocast::set_autocast_enabled(at::kCPU, true);
+             const at::DeviceType device = x.device().type();
+             at::autocast::set_autocast_dtype(device, at::kBFloat16);
+             at::autocast::set_autocast_enabled(device, true);
              const auto y = torch::linear(x, w[0]), z = torch::linear(y, w[0]);
              const auto again = zr::checkpoint([w](const Tensor& v) { return torch::linear(v, w[0]).tanh(); }, x);
              at::autocast::clear_cache();
-             at::autocast::set_autocast_enabled(at::kCPU, false);
+             at::autocast::set_autocast_enabled(device, false);
              return {y, z, again};
            }),
       bare("without gradients, in inference mode", {{16, 16}},
            [](W& w, const Tensor& x) -> Outputs {
-             Tensor a, b = torch::empty({8, 16});
+             Tensor a, b = torch::empty({8, 16}, x.device());
              {
                const torch::NoGradGuard no_grad;
                a = x.mm(w[0]);

@@ -25,8 +25,8 @@ struct Weights : torch::nn::Module {
 
 struct Case {
   std::string name;
-  std::function<std::shared_ptr<torch::nn::Module>()> make;
-  std::function<Outputs(torch::nn::Module&, const Tensor& x)> run;
+  std::function<std::shared_ptr<torch::nn::Module>()> make;         // on the CPU
+  std::function<Outputs(torch::nn::Module&, const Tensor& x)> run;  // on the device of x
   std::vector<int64_t> input{8, 16};
   std::string overrides = "";  // of the TOML file
 };

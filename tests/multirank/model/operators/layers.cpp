@@ -16,7 +16,9 @@ Case layer(std::string name, Options options, std::vector<int64_t> input, F forw
 }
 const auto plainly = [](auto& module, const Tensor& x) { return module.forward(x); };
 const auto first = [](auto& module, const Tensor& x) { return std::get<0>(module.forward(x)); };
-const auto of_words = [](auto& module, const Tensor&) { return module.forward(torch::arange(10) % 7); };
+Tensor words(const Tensor& x) { return torch::arange(10, x.device()) % 7; }
+const auto of_words = [](auto& module, const Tensor& x) { return module.forward(words(x)); };
+const auto of_bags = [](auto& module, const Tensor& x) { return module.forward(words(x).view({2, 5})); };
 }  // namespace
 
 const std::vector<Case>& layers() {
@@ -35,14 +37,8 @@ const std::vector<Case>& layers() {
       layer<nn::Embedding>("embedding with a padding word", nn::EmbeddingOptions(20, 16).padding_idx(3), {1}, of_words),
       layer<nn::Embedding>("embedding renormalised in place", nn::EmbeddingOptions(20, 16).max_norm(1.5), {1},
                            of_words),
-      layer<nn::EmbeddingBag>("embedding bag, sum", nn::EmbeddingBagOptions(20, 16).mode(torch::kSum), {1},
-                              [](auto& m, const Tensor&) {
-                                return m.forward((torch::arange(10) % 7).view({2, 5}));
-                              }),
-      layer<nn::EmbeddingBag>("embedding bag, mean", nn::EmbeddingBagOptions(20, 16).mode(torch::kMean), {1},
-                              [](auto& m, const Tensor&) {
-                                return m.forward((torch::arange(10) % 7).view({2, 5}));
-                              }),
+      layer<nn::EmbeddingBag>("embedding bag, sum", nn::EmbeddingBagOptions(20, 16).mode(torch::kSum), {1}, of_bags),
+      layer<nn::EmbeddingBag>("embedding bag, mean", nn::EmbeddingBagOptions(20, 16).mode(torch::kMean), {1}, of_bags),
       layer<nn::LayerNorm>("layer norm", nn::LayerNormOptions({16}), {8, 16}, plainly),
       layer<nn::GroupNorm>("group norm", nn::GroupNormOptions(2, 8), {2, 8, 5, 5}, plainly),
       layer<nn::BatchNorm2d>("batch norm", nn::BatchNormOptions(8), {2, 8, 5, 5}, plainly),

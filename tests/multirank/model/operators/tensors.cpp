@@ -31,8 +31,9 @@ const std::vector<Case>& tensors() {
              return {x.mm(half[0].t()), x.mm(w[0].slice(0, 3, 9).t()), x * w[0][2]};
            }),
       bare("index and index_select", {{16, 16}},
-           [](W& w, const Tensor&) -> Outputs {
-             return {w[0].index({torch::tensor({1, 3})}), w[0].index_select(0, torch::tensor({2, 2}))};
+           [](W& w, const Tensor& x) -> Outputs {
+             return {w[0].index({torch::tensor({1, 3}, x.device())}),
+                     w[0].index_select(0, torch::tensor({2, 2}, x.device()))};
            }),
       bare("lists of tensors", {{16, 16}, {16, 16}},
            [](W& w, const Tensor&) -> Outputs {
@@ -72,7 +73,7 @@ const std::vector<Case>& tensors() {
            [](W& w, const Tensor& x) -> Outputs { return {x.mm(w[0]).relu().mm(w[0].t())}; }),
       bare("out= and in place on activations", {{16, 16}},
            [](W& w, const Tensor& x) -> Outputs {
-             const Tensor out = torch::empty({8, 16});
+             const Tensor out = torch::empty({8, 16}, x.device());
              {
                const torch::NoGradGuard no_grad;
                at::mm_out(const_cast<Tensor&>(out), x, w[0]);
@@ -138,7 +139,7 @@ const std::vector<Case>& tensors() {
            [](W& w, const Tensor& x) -> Outputs {
              {
                const torch::NoGradGuard no_grad;
-               w[0].index_put_({torch::tensor({1, 3})}, torch::ones({2, 16}));
+               w[0].index_put_({torch::tensor({1, 3}, x.device())}, torch::ones({2, 16}, x.device()));
                w[0].clamp_(-1, 1);
              }
              return {x.mm(w[0])};
