@@ -9,6 +9,7 @@
 
 #include "multirank/parity/device.hpp"
 #include "multirank/parity/features.hpp"
+#include "multirank/parity/networks.hpp"
 #include "multirank/parity/one_feature.hpp"
 
 namespace parity {
@@ -63,6 +64,8 @@ std::shared_ptr<Model> make(const std::string& name, uint64_t seed) {
   if (name == "millions") return std::make_shared<Millions>();
   if (name == "ample") return std::make_shared<Ample>();
   if (name == "recurrent") return std::make_shared<Recurrent>();
+  if (name == "gpt") return std::make_shared<Gpt>();
+  if (name == "convolutional") return std::make_shared<Convolutional>();
   return std::make_shared<Everything>(name == "dropout" ? 0.25 : 0.0, name == "divergent");
 }
 

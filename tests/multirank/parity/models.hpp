@@ -10,7 +10,7 @@
 namespace parity {
 
 /// Seeds libtorch's generator, then builds a model: "everything", "dropout", "divergent", "tiny", "recurrent", "wide",
-/// "millions", "ample", or one of kOneFeature.
+/// "millions", "ample", "gpt", "convolutional", or one of kOneFeature.
 std::shared_ptr<Model> make(const std::string& name, uint64_t seed);
 
 /// Moves the model's parameters and buffers to the device (device.hpp), as `dtype` if they are floating-point.

@@ -67,6 +67,21 @@ TEST_P(DeviceParityTest, HoldsForEveryPairOfChoices) { check_device_cases(); }
 INSTANTIATE_TEST_SUITE_P(Ranks, DeviceParityTest, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return "On" + std::to_string(info.param); });
 
+// The device computes the operators of these models by the same operators of the CPU: one reference, on the device,
+// holds for the ranks on both.
+TEST_F(DeviceParityTest, UsualArchitecturesHaveTheBitsOfTheCpu) {
+  SCOPED_TRACE(std::string("ZR_SIM_SEED=") + std::getenv("ZR_SIM_SEED"));
+  std::vector<TestCase> cases;
+  for (const std::string model : {"gpt", "convolutional", "recurrent"})
+    for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"})
+      for (const std::string dtype : {"fp32", "bf16"})
+        cases.push_back(with(test_case({strategy, dtype, "n2"}), model, "parity.model=" + model,
+                             [model](Recipe& r) { r.model = model; }));
+  expect_exact(cases);
+  ::unsetenv("ZR_PARITY_DEVICE");  // of the ranks; the reference keeps the device
+  expect_exact(cases);
+}
+
 // On hosts that the ranks pretend to be on, connected by MPI: ranks 0 and 1 of three share one, two and two of four.
 class HostsParityTest : public ParityTest {
  public:
