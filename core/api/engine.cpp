@@ -83,6 +83,7 @@ void Engine::refresh() {
     next->apply_schedule();
     next->apply_edit();
     if (next->program_settings.accumulation > 0) next->session->set_accumulation(next->program_settings.accumulation);
+    next->finish_copies();
     state_ = std::move(next);
   } catch (const std::exception&) {
     if (program.rank() == 0)
@@ -170,6 +171,7 @@ LoadReport Engine::load(const std::string& dir, const LoadOptions& how) {
       options.provide_values = [&](const std::vector<std::string>& names) { converted.provide(names); };
     }
     host::engine::CheckpointLoadReport report = session.checkpointer().load(converted.path(), options);
+    state_->finish_copies();
     if (state_->evaluations > 0) state_->random = host::model::RandomState::current();
     return {
         report.folder,           std::move(report.missing), std::move(report.unexpected), std::move(report.other_shape),

@@ -71,10 +71,18 @@ std::unique_ptr<Engine::State> Engine::State::make(const Program& program, const
   return host::guard_host_call("zr::Engine", [&] {
     host::model::check_param_types(module.parameters(), program.state()->setup().config, program.rank());
     auto state = std::make_unique<State>(program, module, name);
-    // As after libtorch's own copies from host memory, programs may use the parameters on any stream.
-    host::model::wait_for_device(state->device);
+    state->finish_copies();
     return state;
   });
+}
+
+void Engine::State::finish_copies() {
+  if (device.is_cpu()) return;
+  const auto synchronize = [&] { host::model::synchronize_streams(device); };
+  if (auto* const memory = torch_model->memory())
+    memory->wait(synchronize);
+  else
+    synchronize();
 }
 
 torch::Tensor Engine::State::buffer(const std::string& name) {

@@ -4,6 +4,7 @@
 #include <ATen/core/Generator.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/Event.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
@@ -90,8 +91,13 @@ int device_count(at::DeviceType type) {
   return guard && type != at::kCPU ? guard->deviceCount() : 0;
 }
 
-void wait_for_device(at::Device device) {
-  if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+void synchronize_streams(at::Device device) {
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  for (const c10::Stream& stream : {guard.getDefaultStream(device), guard.getStream(device)}) {
+    c10::Event reached(device.type());
+    reached.record(stream);
+    reached.synchronize();
+  }
 }
 
 at::Device open_device(const std::string& name, int local_rank) {

@@ -20,8 +20,8 @@ namespace zr::host::model {
 at::Device open_device(const std::string& name, int local_rank);
 /// The number of devices of that type; 0 for the CPU. Any thread.
 int device_count(at::DeviceType type);
-/// Waits until the device has done all that was enqueued on its streams. Any thread.
-void wait_for_device(at::Device device);
+/// Waits until the device has done what is enqueued on its default stream and on the current one of this thread.
+void synchronize_streams(at::Device device);
 
 /// The memory of a device that libtorch holds for this process. Not counted for the CPU, and if the backend's allocator
 /// is not a c10::DeviceAllocator. Any thread.

@@ -99,9 +99,8 @@ void* TorchDeviceMemory::allocate(int64_t bytes) {
   try {
     memory = c10::GetAllocator(device_.type())->allocate(static_cast<std::size_t>(bytes));
   } catch (const c10::OutOfMemoryError& failure) {
-    const std::string text = failure.what_without_backtrace();
     fail_environment("cannot allocate " + bytes_text(bytes) + " on " + device_.str() + ": " +
-                     text.substr(0, text.find('\n')) +
+                     first_line(failure.what_without_backtrace()) +
                      "; use more ranks or a smaller model, or set offload.optimizer or offload.gradients to a tier");
   }
   void* const address = memory.mutable_get();
@@ -115,6 +114,7 @@ void* TorchDeviceMemory::allocate(int64_t bytes) {
 void TorchDeviceMemory::free(void* memory) noexcept {
   try {
     flush();
+    const Scope scope(*this);  // the memory is not used again before the current stream has read it
   } catch (const std::exception& failure) {  // of the device
     log(ZR_LOG_ERROR, first_line(failure.what()));
   }

@@ -11,7 +11,7 @@
 namespace peer {
 
 [[noreturn]] inline void fail(cudaError_t error, const std::string& call) {
-  cudaGetLastError();  // forgets it: the next launch reads it
+  cudaGetLastError();  // forgets it: libtorch's next launch reads it
   if (error == cudaErrorNoKernelImageForDevice)
     throw zr::PluginError(ZR_UNSUPPORTED,
                           "this library has no code for the compute capability of this GPU: build it with "

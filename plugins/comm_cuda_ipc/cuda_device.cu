@@ -121,7 +121,7 @@ class CudaDevice final : public PeerDevice {
   bool mark_is_reached() noexcept override {
     const CurrentDevice current(number_);
     const bool reached = !mark_ || cudaEventQuery(mark_) != cudaErrorNotReady;
-    cudaGetLastError();  // forgets that it was not ready: the next launch reads it
+    cudaGetLastError();  // forgets that it was not ready: libtorch's next launch reads it
     return reached;
   }
   void abort() noexcept override {}  // CUDA has no call that ends the wait of a stream

@@ -72,17 +72,12 @@ void DeviceCommunicator::exchange_handles() {
     if (r == rank_) continue;
     Handles handles;
     get("handles", r, -1, &handles, sizeof handles);
-    try {
+    const auto open = [&] {
       device_->open_event(r, Event::ready, handles.ready);
       device_->open_event(r, Event::finished, handles.finished);
-      memory_.at(r, handles.staging);
-    } catch (const zr::PluginError& error) {
-      throw zr::PluginError(ZR_COMM,
-                            "the memory of rank " + std::to_string(r) + "'s device cannot be opened: " + error.what() +
-                                "; start all ranks in one container with the same visible devices, or set "
-                                "offload.gradients = \"cpu\" to exchange in host memory",
-                            error.native());
-    }
+    };
+    open_of_peer(r, open);
+    memory_.at(r, handles.staging);
   }
 }
 
@@ -98,6 +93,10 @@ void DeviceCommunicator::wait_for_mark(std::chrono::nanoseconds limit) noexcept 
 void DeviceCommunicator::close_orderly() noexcept {
   constexpr auto kLimit = std::chrono::seconds(2);
   constexpr int64_t kLimitNs = std::chrono::nanoseconds(kLimit).count();
+  try {
+    if (has_stream_) device_->set_mark(last_stream_);  // other communicators may have put waits on it since
+  } catch (const std::exception&) {                    // the device has failed
+  }
   wait_for_mark(kLimit);
   if (!device_->mark_is_reached()) {
     device_->abort();
@@ -280,7 +279,7 @@ void DeviceCommunicator::grow_staging(int64_t bytes) {
     if (error.code() != ZR_NOMEM) throw;
     throw zr::PluginError(ZR_NOMEM,
                           "cannot allocate " + std::to_string(bytes) +
-                              " bytes on the device, in which peers read data of this collective: " + error.what() +
+                              " bytes on the device, in which peers read data of collectives: " + error.what() +
                               "; libtorch keeps memory that it has freed, so set memory.device_budget lower, train "
                               "smaller micro-batches, or set offload.gradients = \"cpu\" to exchange in host memory",
                           error.native());

@@ -75,7 +75,7 @@ void Connection::close() noexcept {
 }
 
 void Connection::abort() noexcept {
-  is_aborted_ = true;
+  *is_aborted_ = true;
   ::sem_post(&wake_);
 }
 
@@ -94,40 +94,36 @@ bool Connection::is_woken() noexcept {
   return result == 0;
 }
 
-// An error while no operation is being issued: it ends what streams wait for, and the next operation reports it.
+// An error while no operation is being issued: it ends what streams wait for, and the next call reports it.
 void Connection::find_error() noexcept {
   try {
-    device_.make_current([&] {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      if (!comm_ || has_failed_) return;
-      const Result state = state_of(comm_);
-      if (!is_error(state)) return;
-      has_failed_ = true;
-      failure_ = text_of(state);
-      is_aborted_ = true;
-    });
-  } catch (const std::exception&) {  // the device has failed
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!comm_ || has_failed_) return;
+    const Result state = state_of(comm_);
+    if (!is_error(state)) return;
+    failure_ = text_of(state);
+    has_failed_ = true;
+    *is_aborted_ = true;
+  } catch (const std::exception&) {  // no memory for the text: the next call of this function tries again
   }
 }
 
 // Returns without an abort if the connection is closed.
 void Connection::run_thread() noexcept {
-  while (!is_aborted_ && !is_woken()) find_error();
-  if (!is_aborted_) return;
+  device_.use_on_this_thread();
+  while (!*is_aborted_ && !is_woken()) find_error();
+  if (!*is_aborted_) return;
   Comm taken = nullptr;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     taken = std::exchange(comm_, nullptr);
   }
-  try {
-    device_.make_current([&] { nccl_.comm_abort(taken); });
-  } catch (const std::exception&) {  // the device has failed
-  }
+  nccl_.comm_abort(taken);
 }
 
-void Connection::require_open() const {
-  if (!failure_.empty()) throw zr::PluginError(ZR_COMM, failure_);
-  if (is_aborted_ || !comm_) throw zr::PluginError(ZR_CANCELLED, "the communicator was aborted");
+void Connection::require_open(const std::string& what) const {
+  if (!failure_.empty()) throw zr::PluginError(ZR_COMM, (what.empty() ? "" : what + ": ") + failure_);
+  if (*is_aborted_ || !comm_) throw zr::PluginError(ZR_CANCELLED, "the communicator was aborted");
 }
 
 Result Connection::state_of(Comm comm) {
@@ -173,7 +169,7 @@ void Connection::wait(Result result, const std::string& what) {
   while (result == kInProgress) {
     waited.pause();
     const std::lock_guard<std::mutex> lock(mutex_);
-    require_open();
+    require_open(what);
     result = state_of(comm_);
     if (is_error(result)) fail(result, what);
   }
@@ -184,7 +180,7 @@ void Connection::group(const std::string& what, const std::function<Result(const
   device_.make_current([&] {
     const std::lock_guard<std::mutex> lock(mutex_);
     const SignalsBlocked blocked;
-    require_open();
+    require_open(what);
     if (const Result state = state_of(comm_); state != kSuccess) fail(state, what);
     if (const Result started = nccl_.group_start(); started != kSuccess) fail(started, what);
     const Result issued = issue(nccl_, comm_);
@@ -197,7 +193,7 @@ void Connection::group(const std::string& what, const std::function<Result(const
 
 void Connection::check(const std::string& what) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  require_open();
+  require_open(what);
   if (const Result state = state_of(comm_); is_error(state)) fail(state, what);
 }
 

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -46,12 +47,14 @@ class Connection {
   void group(const std::string& what, const std::function<Result(const Functions&, Comm)>& issue);
   /// Throws like group(), if a peer has failed since.
   void check(const std::string& what);
+  /// Set by abort(), and when the thread has found an error, before what streams wait for ends.
+  std::shared_ptr<const std::atomic<bool>> has_ended() const { return is_aborted_; }
   /// Ends all waits and what streams wait for, soon. [any]
   void abort() noexcept;
 
  private:
   Result state_of(Comm comm);
-  void require_open() const;
+  void require_open(const std::string& what) const;
   void wait(Result result, const std::string& what);
   void connect(Result result, std::chrono::duration<double> limit, const std::function<void()>& require_job);
   std::string text_of(Result result) const;
@@ -67,7 +70,7 @@ class Connection {
   Comm comm_ = nullptr;  // null: aborted
   bool has_failed_ = false;
   std::string failure_;  // that the thread has found
-  std::atomic<bool> is_aborted_{false};
+  const std::shared_ptr<std::atomic<bool>> is_aborted_ = std::make_shared<std::atomic<bool>>(false);
   sem_t wake_;  // of the thread
   std::thread thread_;
 };

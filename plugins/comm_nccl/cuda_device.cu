@@ -47,7 +47,7 @@ class CudaMark final : public Mark {
     const CurrentDevice current(device_);
     const cudaError_t state = cudaEventQuery(event_);
     if (state == cudaErrorNotReady) {
-      cudaGetLastError();  // forgets it: the next launch reads it
+      cudaGetLastError();  // forgets it: libtorch's next launch reads it
       return false;
     }
     check(state, "cudaEventQuery");
@@ -75,6 +75,9 @@ class CudaDevice final : public GpuDevice {
     const CurrentDevice current(number_);
     call();
   }
+
+  // CurrentDevice would make device 0 the current one again, which makes a context there: hundreds of MB.
+  void use_on_this_thread() noexcept override { cudaSetDevice(number_); }
 
   void* allocate(int64_t bytes) override {
     const CurrentDevice current(number_);

@@ -33,6 +33,8 @@ class GpuDevice {
   virtual std::string id() const = 0;
   /// Calls `call` while the device is the current one of the thread. [any]
   virtual void make_current(const std::function<void()>& call) = 0;
+  /// Makes the device the current one of the thread, for as long as it runs. [any]
+  virtual void use_on_this_thread() noexcept = 0;
 
   /// Memory of the device, aligned to 256 bytes.
   virtual void* allocate(int64_t bytes) = 0;

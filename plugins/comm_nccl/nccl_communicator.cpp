@@ -98,6 +98,10 @@ void NcclCommunicator::close_orderly() noexcept {
   host_.need<zr_memory_service>().account(host_.abi(), kTag, -host_staging_bytes_);
 }
 
+void NcclCommunicator::progress() {
+  if (connection_) connection_->check(operation_.what());
+}
+
 void NcclCommunicator::abort() noexcept {
   *is_aborted_ = true;
   if (connection_) connection_->abort();
@@ -167,19 +171,20 @@ void NcclCommunicator::Pending::resolve(zr_code code, const char* text) {
 void NcclCommunicator::resolve_on_stream(zr_done* done, void* stream) {
   struct Context {
     std::shared_ptr<Pending> pending;
-    std::shared_ptr<std::atomic<bool>> is_aborted;
+    std::shared_ptr<const std::atomic<bool>> is_aborted, has_ended;
   };
   pending_.erase(
       std::remove_if(pending_.begin(), pending_.end(), [](const auto& each) { return each->is_resolved.load(); }),
       pending_.end());
-  auto context = std::make_unique<Context>(Context{std::make_shared<Pending>(), is_aborted_});
+  auto context = std::make_unique<Context>(
+      Context{std::make_shared<Pending>(), is_aborted_, connection_ ? connection_->has_ended() : is_aborted_});
   context->pending->done = zr::Done::retained(host_, done);
   pending_.push_back(context->pending);
   try {
     device_.call(
         [](void* kept) {
           const std::unique_ptr<Context> own(static_cast<Context*>(kept));
-          const bool is_aborted = *own->is_aborted;
+          const bool is_aborted = *own->is_aborted || *own->has_ended;
           own->pending->resolve(is_aborted ? ZR_CANCELLED : ZR_OK,
                                 is_aborted ? "the communicator was aborted" : nullptr);
         },

@@ -64,6 +64,8 @@ class NcclCommunicator {
   NcclCommunicator(const NcclCommunicator&) = delete;
 
   void submit(const zr_coll& coll, zr_stream* stream, zr_done* done);
+  /// Throws if NCCL has failed: then what streams have read since is undefined.
+  void progress();
   void abort() noexcept;
 
  private:

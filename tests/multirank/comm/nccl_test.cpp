@@ -327,19 +327,33 @@ TEST_F(CommNcclLifeTest, ErrorsOfNcclAreReported) {
 
 // Nobody calls the communicator while the stream of rank 0 waits for rank 1.
 TEST_F(CommNcclLifeTest, AnErrorWhileOnlyTheStreamWaitsEndsTheWaitAndIsReported) {
+  auto* const is_submitted = static_cast<std::atomic<bool>*>(
+      ::mmap(nullptr, sizeof(std::atomic<bool>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(static_cast<void*>(is_submitted), MAP_FAILED);
   const auto ranks = run_sim_ranks(2, [&](const SharedJob& job, Rank& rank) {
     DeviceRank device(job, rank, rank.rank, nccl_options());
     const zr_view all = view_on(device, device.allocate(4000), 1000);
     static const std::atomic<bool> is_open{false};
     if (rank.rank == 1) device.stream().wait_for(is_open);
-    EXPECT_EQ(device.submit(zr::all_reduce(all, all, "first")), ZR_OK) << device.comm().said();
-    if (rank.rank == 1) ::raise(SIGKILL);
+    zr_done* const done = done_new(device.comm().host().abi());
+    EXPECT_EQ(device.submit(zr::all_reduce(all, all, "first"), done), ZR_OK) << device.comm().said();
+    if (rank.rank == 1) {
+      while (!*is_submitted) ::sched_yield();
+      ::raise(SIGKILL);
+    }
+    *is_submitted = true;
     device.stream().synchronize();
+    EXPECT_NE(done_poll(done, nullptr), ZR_OK) << "what the stream has read is undefined";
+    done_release(done);
+    zr_error error = zr::no_error();
+    EXPECT_EQ(device.comm().api().progress(device.comm().comm(), &error), ZR_COMM);
     EXPECT_EQ(device.submit(zr::all_reduce(all, all, "second")), ZR_COMM);
-    EXPECT_THAT(device.comm().said(), HasSubstr("NCCL: remote process exited or there was a network error"));
+    EXPECT_THAT(device.comm().said(),
+                HasSubstr("all_reduce 'second': NCCL: remote process exited or there was a network error"));
   });
   EXPECT_TRUE(ranks[0].ok()) << ranks[0].threw;
   EXPECT_EQ(ranks[1].signal, SIGKILL);
+  ::munmap(is_submitted, sizeof(std::atomic<bool>));
 }
 
 TEST_F(CommNcclLifeTest, AKilledPeerEndsCallsOnHostMemory) {

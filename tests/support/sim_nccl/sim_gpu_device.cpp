@@ -43,6 +43,7 @@ class SimDevice final : public GpuDevice {
   explicit SimDevice(int number) : number_(number), reduce_(ZR_CHOOSE(reduce_ranks)) {}
   std::string id() const override { return "sim:" + std::to_string(number_); }
   void make_current(const std::function<void()>& call) override { call(); }
+  void use_on_this_thread() noexcept override {}
 
   void* allocate(int64_t bytes) override {
     void* const memory =

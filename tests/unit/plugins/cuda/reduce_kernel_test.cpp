@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include <list>
+#include <map>
 #include <random>
 #include <string>
 
