@@ -17,6 +17,12 @@ constexpr int64_t kVocabulary = 256;  // bytes
 struct Shape {
   int64_t layers = 4, width = 192, heads = 6, context = 128;
   double dropout = 0;
+  int64_t vocabulary = kVocabulary;
+  int64_t head_width = 0;   // 0: width / heads
+  int64_t inner_width = 0;  // of the feed-forward layers; 0: 4 * width
+
+  int64_t attention_width() const { return head_width > 0 ? heads * head_width : width; }
+  int64_t feed_forward_width() const { return inner_width > 0 ? inner_width : 4 * width; }
 };
 
 /// The layer's output by one operator. torch::nn::Linear::forward() adds the bias of inputs with three dimensions in a
@@ -31,11 +37,11 @@ class BlockImpl : public torch::nn::Module {
       : heads_(c.heads),
         dropout_(c.dropout),
         ln1_(register_module("ln1", torch::nn::LayerNorm(torch::nn::LayerNormOptions({c.width})))),
-        qkv_(register_module("qkv", torch::nn::Linear(c.width, 3 * c.width))),
-        proj_(register_module("proj", torch::nn::Linear(c.width, c.width))),
+        qkv_(register_module("qkv", torch::nn::Linear(c.width, 3 * c.attention_width()))),
+        proj_(register_module("proj", torch::nn::Linear(c.attention_width(), c.width))),
         ln2_(register_module("ln2", torch::nn::LayerNorm(torch::nn::LayerNormOptions({c.width})))),
-        up_(register_module("up", torch::nn::Linear(c.width, 4 * c.width))),
-        down_(register_module("down", torch::nn::Linear(4 * c.width, c.width))) {}
+        up_(register_module("up", torch::nn::Linear(c.width, c.feed_forward_width()))),
+        down_(register_module("down", torch::nn::Linear(c.feed_forward_width(), c.width))) {}
 
   torch::Tensor forward(torch::Tensor x) {
     x = x + drop(attend(ln1_(x)));
@@ -44,12 +50,11 @@ class BlockImpl : public torch::nn::Module {
 
  private:
   torch::Tensor attend(const torch::Tensor& x) {
-    const auto samples = x.size(0), length = x.size(1), width = x.size(2);
-    const auto qkv =
-        linear(qkv_, x).view({samples, length, 3, heads_, width / heads_}).permute({2, 0, 3, 1, 4}).unbind(0);
+    const auto samples = x.size(0), length = x.size(1);
+    const auto qkv = linear(qkv_, x).view({samples, length, 3, heads_, -1}).permute({2, 0, 3, 1, 4}).unbind(0);
     const auto mixed = torch::scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], {}, is_training() ? dropout_ : 0.0,
                                                            /*is_causal=*/true);
-    return linear(proj_, mixed.transpose(1, 2).reshape({samples, length, width}));
+    return linear(proj_, mixed.transpose(1, 2).reshape({samples, length, -1}));
   }
   torch::Tensor drop(const torch::Tensor& x) { return dropout_ > 0 ? torch::dropout(x, dropout_, is_training()) : x; }
 
@@ -66,9 +71,9 @@ class ModelImpl : public torch::nn::Module {
  public:
   explicit ModelImpl(const Shape& c)
       : context_(c.context),
-        wte_(register_module("wte", torch::nn::Embedding(kVocabulary, c.width))),
+        wte_(register_module("wte", torch::nn::Embedding(c.vocabulary, c.width))),
         wpe_(register_module("wpe", torch::nn::Embedding(c.context, c.width))) {
-    if (c.width % c.heads != 0) {
+    if (c.head_width == 0 && c.width % c.heads != 0) {
       throw std::invalid_argument("model.width = " + std::to_string(c.width) +
                                   " is not a multiple of model.heads = " + std::to_string(c.heads));
     }
@@ -80,7 +85,7 @@ class ModelImpl : public torch::nn::Module {
     initialise(c.layers);
   }
 
-  /// Logits [samples, length, 256] for bytes [samples, length] (int64), length <= context.
+  /// Logits [samples, length, vocabulary] for bytes [samples, length] (int64), length <= context.
   torch::Tensor forward(const torch::Tensor& bytes) {
     auto x = wte_(bytes) + wpe_(torch::arange(bytes.size(1), bytes.options()));
     for (const auto& block : *blocks_) {

@@ -1,5 +1,5 @@
-// Collectives in memory of the device between the ranks of one node: bits beside a scalar reference, and time beside a
-// copy of the same bytes on the device. Every rank of a job runs it:
+// Collectives in memory of the device between the ranks of one node: bits beside a scalar reference, and bandwidth
+// beside that of copies of the same bytes on the device. Every rank of a job runs it:
 //   zeroth launch -n 2 -- gpu_collectives DEVICE BYTES [COMMUNICATOR [LIBRARY]]
 // LIBRARY: the backend of libtorch to load, an absolute path. Rank 0 prints one line of JSON per figure; exits with 1
 // if bits differ.
@@ -11,10 +11,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "gpu/row.hpp"
 #include "model/device.hpp"
 #include "model/device_library.hpp"
 #include "model/torch_device_memory.hpp"
@@ -110,17 +112,27 @@ void time(Bench& bench, int64_t bytes) {
     const char* name;
     std::function<void()> work;
   } rows[] = {
-      {"copy", [&] { bench.memory.copy(all_a, all_b); }},
+      {"copy", [&] { bench.memory.copy(all_a, all_b); }},  // all ranks at once: they share the device's bandwidth
+      {"copy by one rank",
+       [&] {
+         if (bench.rank() == 0) bench.memory.copy(all_a, all_b);
+       }},
       {"all_reduce", [&] { bench.run(zr::all_reduce(all_a, all_b, "a")); }},
       {"reduce_scatter", [&] { bench.run(zr::reduce_scatter(all_a, own, "a")); }},
       {"all_gather", [&] { bench.run(zr::all_gather(own, all_b, "a")); }},
   };
+  std::map<std::string, double> took;
   for (const auto& row : rows) {
-    const double ms = shortest(bench, row.work);
+    const double ms = took[row.name] = shortest(bench, row.work);
     if (bench.rank() == 0)
       std::printf("{\"time\":\"%s\",\"bytes\":%lld,\"ranks\":%d,\"ms\":%.3f,\"GBps\":%.1f}\n", row.name,
                   static_cast<long long>(4 * count), bench.world(), ms, 4e-6 * static_cast<double>(count) / ms);
   }
+  if (bench.rank() != 0 || bench.world() == 1) return;
+  zr::testing::print_ratio("\"row\": \"bandwidth of all_reduce / of copies by all ranks at once\"",
+                           took["copy"] / took["all_reduce"], {0.5});
+  std::printf("{\"row\": \"bandwidth of all_reduce / of a copy by one rank\", \"ratio\": %.3f}\n",
+              took["copy by one rank"] / took["all_reduce"]);
 }
 
 int run(int argc, char** argv) {
@@ -150,6 +162,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  zr::testing::print_each_line_at_once();
   try {
     return run(argc, argv);
   } catch (const std::exception& error) {

@@ -1,20 +1,18 @@
 // The largest GPT that trains two steps within a budget of device memory, and the largest batch of a fixed GPT, in
 // plain libtorch and under Zeroth with and without offload. Each try is a process of its own.
-//   gpu_largest [--tiny] DEVICE BUDGET PART [WAY ...] [path=value ...]
+//   gpu_largest [--tiny] [--seconds N] DEVICE BUDGET PART [WAY ...] [path=value ...]
 // DEVICE is a value of job.device ("cuda"); BUDGET is a size ("10GiB"); PART is model or batch; the ways are those of
-// kWays, all by default. --tiny is for tests: small models, which train on "cpu" in seconds. Prints a line of JSON per
-// result. Weights are zeros, because their values do not change what memory is needed.
+// kWays, all by default. --tiny is for tests: small models, which train on "cpu" in seconds. --seconds is the time for
+// all searches; one that has used its part of it ends with what it has found. Prints a line of JSON per try and result.
+// Weights are zeros, because their values do not change what memory is needed.
 #include <c10/core/Allocator.h>
-#include <sys/wait.h>
 #include <torch/library.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdio>
 #include <filesystem>
-#include <functional>
 #include <map>
 #include <memory>
 #include <stdexcept>
@@ -22,6 +20,8 @@
 #include <vector>
 
 #include "gpt/model.hpp"
+#include "gpu/largest_search.hpp"
+#include "gpu/row.hpp"
 #include "model/allocator.hpp"
 #include "model/device.hpp"
 #include "zr/engine.hpp"
@@ -42,36 +42,55 @@ void make_initial_values_zeros() {
   for (const char* const name : {"normal_", "uniform_"}) library.impl(name, fill_with_zeros);
 }
 
-// The proportions of T5-3B: width / layers of one stack is 1024 / 24, and a head has 128 dimensions. The inner layer of
-// a block is 4 times as wide as the model, the only choice of gpt::Shape.
+// The proportions of T5-3B with its 24 + 24 layers: at 48 layers, the model is 1024 wide, 32 heads of 128 dimensions
+// make attention 4 times as wide, and the inner layers are 16 times as wide. Other numbers of layers scale the widths.
+// As examples/gpt has one stack, the layers have no attention from one stack to the other; and the vocabulary is bytes.
 struct Sizes {
-  int64_t head = 128, context = 512, samples = 8, layers = 24;
-  int64_t most_layers = 192, most_samples = 4096;
-  gpt::Shape shape(int64_t of_layers) const {
-    const int64_t heads = (of_layers + 2) / 3;
-    return {of_layers, heads * head, heads, context, 0};
+  int64_t head = 128, context = 512, samples = 8;
+  int64_t first_layers = 24, most_layers = 192, most_samples = 4096;
+  gpt::Shape shape(int64_t layers) const {
+    gpt::Shape shape{layers, 0, (2 * layers + 2) / 3, context, 0};
+    shape.head_width = head;
+    shape.width = shape.heads * head / 4;
+    shape.inner_width = 16 * shape.width;
+    return shape;
   }
 };
 constexpr Sizes kFull{}, kTiny{8, 16, 2, 6, 48, 64};
+
+// Parameters of the layers' matrices.
+double parameters(const gpt::Shape& shape) {
+  return 48.0 * static_cast<double>(shape.layers * shape.width * shape.width);
+}
 
 struct Way {
   const char* name;
   std::vector<std::string> keys;  // of Zeroth; empty: plain libtorch
   bool uses_disk() const { return std::ranges::find(keys, "offload.optimizer=nvme") != keys.end(); }
 };
-const std::vector<Way> kWays = {
-    {"plain", {}},
-    {"zero2", {"strategy=zero2"}},
-    {"zero2+cpu", {"strategy=zero2", "offload.optimizer=cpu", "offload.gradients=cpu"}},
-    {"zero3+cpu", {"strategy=zero3", "offload.optimizer=cpu", "offload.gradients=cpu", "offload.parameters=cpu"}},
-    {"zero3+nvme", {"strategy=zero3", "offload.optimizer=nvme", "offload.gradients=cpu", "offload.parameters=cpu"}}};
+// What is not on the device: cpu, nvme: masters and states. cpu_gradients: these and reduced gradients; on the device
+// are copies of the weights, under zero3 only while operators use them. zero3 shards nothing on one rank.
+const std::string kOnCpu = "offload.optimizer=cpu", kOnDisk = "offload.optimizer=nvme",
+                  kGradientsToo = "offload.gradients=cpu", kWeightsToo = "offload.parameters=cpu";
+const std::vector<Way> kWays = {{"plain", {}},
+                                {"zero2", {"strategy=zero2"}},
+                                {"zero2+cpu", {"strategy=zero2", kOnCpu}},
+                                {"zero2+cpu_gradients", {"strategy=zero2", kOnCpu, kGradientsToo}},
+                                {"zero3+cpu", {"strategy=zero3", kOnCpu}},
+                                {"zero3+cpu_gradients", {"strategy=zero3", kOnCpu, kGradientsToo, kWeightsToo}},
+                                {"zero3+nvme", {"strategy=zero3", kOnDisk}},
+                                {"zero3+nvme_gradients", {"strategy=zero3", kOnDisk, kGradientsToo, kWeightsToo}}};
 const char* const kPlain = kWays.front().name;
+
+using zr::testing::Clock, zr::testing::Seconds;
 
 struct Job {
   bool tiny = false;
+  Seconds time{1e9};
   std::string device, budget, part;
   std::vector<std::string> ways, overrides;
   const Sizes& sizes() const { return tiny ? kTiny : kFull; }
+  bool wants(const std::string& way) const { return ways.empty() || std::ranges::find(ways, way) != ways.end(); }
 };
 
 int64_t bytes_of(const std::string& text) {
@@ -82,6 +101,16 @@ int64_t bytes_of(const std::string& text) {
   if (unit == units.end() || number <= 0)
     throw std::invalid_argument("BUDGET is '" + text + "'; write a number with a unit, such as 10GiB");
   return number << unit->second;
+}
+
+constexpr double kPlainBytes = 16;  // per parameter: bf16 weights and gradients, fp32 masters and states
+
+// The model whose batch is searched: plain libtorch needs two thirds of the budget for it, without activations.
+int64_t layers_within(const Job& job) {
+  int64_t layers = 1;
+  while (kPlainBytes * parameters(job.sizes().shape(layers + 1)) * 3 / 2 <= static_cast<double>(bytes_of(job.budget)))
+    ++layers;
+  return layers;
 }
 
 // ---- one try, in a process of its own ----
@@ -104,8 +133,7 @@ int64_t parameters_of(const torch::nn::Module& module) {
   return elements;
 }
 
-// bf16 weights and gradients, fp32 masters and states: 16 bytes per parameter. A gradient is converted to fp32 when its
-// parameter is updated.
+// A gradient is converted to fp32 when its parameter is updated.
 void train_plain(gpt::ModelImpl& gpt, at::Device device, int64_t samples, const gpt::Shape& shape) {
   struct State {
     torch::Tensor weight, master, mean, square, step;
@@ -165,6 +193,9 @@ at::Device open_device(const Job& job) {
 }
 
 void try_plain(const Job& job, const gpt::Shape& shape, int64_t samples) {
+  if (kPlainBytes * parameters(shape) > static_cast<double>(bytes_of(job.budget)))
+    throw std::runtime_error("weights, gradients, masters and states alone need more, and the budget is " +
+                             std::to_string(bytes_of(job.budget)));
   const at::Device device = open_device(job);
   model::TorchMemory::count();
   model::reset_peak(device);
@@ -204,105 +235,80 @@ void try_zeroth(const Job& job, const Way& way, const gpt::Shape& shape, int64_t
 
 // ---- the search ----
 
-struct Try {
-  bool fits = false;
-  std::string last_line;  // of the output: the result, or what failed
-};
-
-std::string quoted(const std::string& word) {
-  std::string text = "'";
-  for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return text + "'";
-}
-
-Try run_try(const Job& job, const Way& way, int64_t layers, int64_t samples) {
+std::vector<std::string> command_of(const Job& job, const Way& way, int64_t layers, int64_t samples) {
   std::vector<std::string> words = {std::filesystem::read_symlink("/proc/self/exe"), "--try", way.name,
                                     std::to_string(layers), std::to_string(samples)};
   if (job.tiny) words.push_back("--tiny");
   words.insert(words.end(), {job.device, job.budget, job.part});
   words.insert(words.end(), job.overrides.begin(), job.overrides.end());
-  std::string command;
-  for (const std::string& word : words) command += quoted(word) + " ";
-  FILE* const output = ::popen((command + "2>&1").c_str(), "r");
-  if (!output) throw std::runtime_error("cannot start " + command);
-  Try result;
-  std::array<char, 4096> line{};
-  while (std::fgets(line.data(), line.size(), output)) {
-    const std::string text(line.data(), std::string(line.data()).find_last_not_of('\n') + 1);
-    const bool names_failure = result.last_line.find("error: ") != std::string::npos;
-    if (!text.empty() && !names_failure) result.last_line = text;
+  return words;
+}
+
+int64_t parameters_in(const std::string& result) {
+  long number = 0;
+  if (std::sscanf(result.c_str(), "{\"parameters\": %ld", &number) != 1)
+    throw std::runtime_error("a try printed '" + result + "' instead of its result");
+  return number;
+}
+
+// The issue's mark is for the best of the ways that are searched.
+void compare_with_plain(const Job& job, const std::map<std::string, double>& found) {
+  const auto plain = found.find(kPlain);
+  if (plain == found.end() || plain->second == 0) return;
+  double best = 0;
+  for (const auto& [way, value] : found) {
+    if (way == kPlain) continue;
+    std::printf("{\"row\": \"largest %s / plain\", \"way\": \"%s\", \"ratio\": %.2f}\n", job.part.c_str(), way.c_str(),
+                value / plain->second);
+    best = std::max(best, value / plain->second);
   }
-  const int status = ::pclose(output);
-  result.fits = WIFEXITED(status) && WEXITSTATUS(status) == 0;
-  if (WIFSIGNALED(status)) result.last_line = "ended by signal " + std::to_string(WTERMSIG(status));
-  return result;
-}
-
-std::string escaped(const std::string& text) {
-  std::string result;
-  for (const char c : text)
-    if (c == '"' || c == '\\')
-      (result += '\\') += c;
-    else if (static_cast<unsigned char>(c) >= ' ')
-      result += c;
-  return result;
-}
-
-// The largest number from 1 to `most` that fits, within a twentieth; 0: none. Prints it with the try after it.
-int64_t largest(const std::string& row, const Way& way, int64_t first, int64_t most,
-                const std::function<Try(int64_t)>& attempt) {
-  int64_t fits = 0, fails = most + 1;
-  Try best, worst;
-  for (int64_t n = std::min(first, most); fits + 1 < fails;) {
-    const Try tried = attempt(n);
-    (tried.fits ? fits : fails) = n;
-    (tried.fits ? best : worst) = tried;
-    if (fails - fits <= std::max<int64_t>(1, fits / 20)) break;
-    n = fails > most ? std::min(2 * n, most) : (fits + fails) / 2;
-  }
-  std::printf(
-      "{\"row\": \"%s\", \"way\": \"%s\", \"largest\": %ld, \"result\": %s, \"fails\": %ld, \"reason\": \"%s\"}\n",
-      row.c_str(), way.name, static_cast<long>(fits), fits > 0 ? best.last_line.c_str() : "null",
-      static_cast<long>(fails > most ? 0 : fails), escaped(worst.last_line).c_str());
-  std::fflush(stdout);
-  return fits;
-}
-
-double parameters(const gpt::Shape& shape) {
-  return 12.0 * static_cast<double>(shape.layers * shape.width * shape.width);
+  if (found.size() > 1)
+    zr::testing::print_ratio("\"row\": \"largest " + job.part + " of the best way / plain, " + job.budget + "\"", best,
+                             {job.part == "model" ? 8.0 : 2.0});
 }
 
 void search(const Job& job) {
   const Sizes& sizes = job.sizes();
   const bool models = job.part == "model";
+  const int64_t layers = layers_within(job);
   std::map<std::string, double> found;
+  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::min(job.time, Seconds(1e6)));
+  int64_t first = models ? sizes.first_layers : sizes.samples;
+  auto left = std::ranges::count_if(kWays, [&](const Way& way) { return job.wants(way.name); });
   for (const Way& way : kWays) {
-    if (!job.ways.empty() && std::ranges::find(job.ways, way.name) == job.ways.end()) continue;
-    const auto attempt = [&](int64_t n) {
-      return models ? run_try(job, way, n, sizes.samples) : run_try(job, way, sizes.layers, n);
+    if (!job.wants(way.name)) continue;
+    const auto attempt = [&](int64_t n, Seconds limit) {
+      const auto program = models ? command_of(job, way, n, sizes.samples) : command_of(job, way, layers, n);
+      return zr::testing::run_try(program, limit);
     };
-    const int64_t n =
-        largest(models ? "layers of the largest model" : "samples of the largest batch", way,
-                models ? sizes.layers : sizes.samples, models ? sizes.most_layers : sizes.most_samples, attempt);
-    found[way.name] = models ? parameters(sizes.shape(n)) : static_cast<double>(n);
+    const zr::testing::Search one{models ? "layers of the largest model"
+                                         : "samples of the largest batch of " + std::to_string(layers) + " layers",
+                                  way.name,
+                                  first,
+                                  models ? sizes.most_layers : sizes.most_samples,
+                                  attempt,
+                                  Clock::now() + (end - Clock::now()) / left--};
+    const auto [n, result] = one.run();
+    if (n == 0) continue;
+    if (way.keys.empty()) first = n;  // which offload exceeds
+    found[way.name] = static_cast<double>(models ? parameters_in(result) : n);
   }
-  const auto plain = found.find(kPlain);
-  if (plain == found.end() || plain->second == 0) return;
-  for (const auto& [way, value] : found)
-    if (way != kPlain)
-      std::printf("{\"row\": \"largest %s / plain\", \"way\": \"%s\", \"ratio\": %.2f, \"mark\": %d}\n",
-                  job.part.c_str(), way.c_str(), value / plain->second, models ? 8 : 2);
+  compare_with_plain(job, found);
 }
 
 const Way& way_named(const std::string& name) {
-  for (const Way& way : kWays)
+  std::string names;
+  for (const Way& way : kWays) {
     if (name == way.name) return way;
-  throw std::invalid_argument("'" + name + "' is not a way; use plain, zero2, zero2+cpu, zero3+cpu or zero3+nvme");
+    names += std::string(" ") + way.name;
+  }
+  throw std::invalid_argument("'" + name + "' is not a way; the ways are" + names);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  zr::testing::print_each_line_at_once();
   return zr::guarded([&] {
     std::vector<std::string> words(argv + 1, argv + argc);
     std::string way;
@@ -318,8 +324,13 @@ int main(int argc, char** argv) {
       job.tiny = true;
       words.erase(words.begin());
     }
+    if (words.size() > 1 && words[0] == "--seconds") {
+      job.time = Seconds(std::stod(words[1]));
+      words.erase(words.begin(), words.begin() + 2);
+    }
     if (words.size() < 3 || (words[2] != "model" && words[2] != "batch"))
-      throw std::invalid_argument("gpu_largest [--tiny] DEVICE BUDGET model|batch [WAY ...] [path=value ...]");
+      throw std::invalid_argument(
+          "gpu_largest [--tiny] [--seconds N] DEVICE BUDGET model|batch [WAY ...] [path=value ...]");
     job.device = words[0];
     job.budget = words[1];
     job.part = words[2];

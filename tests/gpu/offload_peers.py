@@ -87,7 +87,8 @@ def main():
         wait()
         times.append(1e3 * (time.perf_counter() - begin))
     median = round(statistics.median(times[2:]), 2)
-    print(json.dumps({"row": f"{system} with states in host memory: step", "ms": median}))
+    rate = round(1e3 * samples * shape[3] / median, 1)
+    print(json.dumps({"row": f"{system} with states in host memory: step", "ms": median, "tokens_per_s": rate}))
     peak = torch.cuda.max_memory_allocated() if on_gpu else 0
     print(json.dumps({"row": f"{system}: peak of the device's memory", "bytes": peak}))
     dist.destroy_process_group()

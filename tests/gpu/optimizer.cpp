@@ -1,9 +1,9 @@
 // The optimizers for CUDA: the bits of their updates and of the norm blocks beside those of the CPU, and their times
 // beside a copy of the memory that they move, for AdamW also libtorch's fused one.
-//   gpu_optimizer FOLDER DEVICE PARAMETERS
-// FOLDER has the optimizers' plug-ins for the device. Prints one line of JSON per figure; exits with 1 if bits differ.
+//   gpu_optimizer FOLDER DEVICE PARAMETERS [small]
+// FOLDER has the optimizers' plug-ins for the device. PARAMETERS: of the parts that are timed; 0: none. small: bits of
+// small parameters only. Prints one line of JSON per figure; exits with 1 if bits differ.
 #include <ATen/ops/_fused_adamw.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -13,19 +13,19 @@
 #include <cstring>
 #include <functional>
 #include <limits>
-#include <map>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "contract/optimizer_under_test.hpp"
-#define ZR_NO_DRAFT_TAG
-#include "zr/abi/draft/device.h"
+#include "gpu/row.hpp"
+#include "gpu/torch_stream.hpp"
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using zr::testing::OptimizerUnderTest;
+using zr::testing::host_with_streams, zr::testing::view_of, zr::testing::wait_for;
+using zr::testing::OptimizerUnderTest, zr::testing::Stream;
 constexpr double kLr = 1e-3, kBeta1 = 0.9, kBeta2 = 0.999, kEps = 1e-8, kDecay = 0.01;
 constexpr int64_t kNormBlock = 1024;
 
@@ -42,46 +42,6 @@ const std::vector<Case> kCases = {
     {"sgd_with_momentum", "sgd", {{"momentum", 0.9}, {"dampening", 0.5}, {"weight_decay", kDecay}}},
     {"sgd_with_nesterov", "sgd", {{"momentum", 0.9}, {"nesterov", 1}}},
 };
-
-// A stream of libtorch, as the host passes it to plug-ins.
-struct Stream {
-  at::Device device;
-  c10::Stream stream;
-  explicit Stream(at::Device on) : device(on), stream(c10::impl::VirtualGuardImpl(on.type()).getDefaultStream(on)) {}
-  zr_stream* abi() { return reinterpret_cast<zr_stream*>(this); }
-  zr_device device_of_views() const {
-    return {device.is_cuda() ? int32_t{ZR_DEVICE_CUDA} : int32_t{ZR_DEVICE_EXTENSION}, device.index()};
-  }
-};
-const zr_stream_service kStreams{
-    sizeof(zr_stream_service),
-    0,
-    [](zr_stream* stream) { return reinterpret_cast<Stream*>(stream)->stream.native_handle(); },
-    [](zr_stream* stream) { return reinterpret_cast<Stream*>(stream)->device_of_views(); },
-    nullptr,  // no streams of the optimizer's own, and no events
-    nullptr,
-    nullptr,
-    nullptr,
-    nullptr};
-
-zr_host host_with_streams() {
-  zr_host host = zr::testing::make_host();
-  host.service = [](const zr_host*, const char* id) -> const void* {
-    if (std::string(id) == "zr.host.config/1") return &zr::testing::kConfigService;
-    if (std::string(id) == "zr.host.async/1") return &zr::testing::kAsyncService;
-    return std::string(id) == "zr.host.stream/1" ? &kStreams : nullptr;
-  };
-  return host;
-}
-
-void wait_for(at::Device device) { c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index()); }
-
-zr_view view_of(const torch::Tensor& tensor, const zr_device& device) {
-  if (!tensor.defined()) return {nullptr, 0, ZR_F32, 0, device};
-  static const std::map<at::ScalarType, zr_dtype> dtypes{
-      {at::kByte, ZR_U8}, {at::kBFloat16, ZR_BF16}, {at::kHalf, ZR_F16}, {at::kFloat, ZR_F32}, {at::kDouble, ZR_F64}};
-  return {tensor.data_ptr(), tensor.numel(), dtypes.at(tensor.scalar_type()), 0, device};
-}
 
 struct Arrays {                        // of one parameter
   torch::Tensor weight, master, grad;  // master: undefined for fp32
@@ -209,8 +169,9 @@ std::vector<torch::Tensor> states(const OptimizerUnderTest& optimizer, int64_t c
   return all;
 }
 
+// small: fewer parameters.
 bool updates_have_the_same_bits(const OptimizerUnderTest& optimizer, const std::string& name, Stream& stream,
-                                at::ScalarType dtype) {
+                                at::ScalarType dtype, bool small) {
   std::mt19937_64 random(7);
   std::vector<Arrays> on_cpu;
   const auto add = [&](int64_t count, bool all_finite, std::vector<torch::Tensor> its_states) {
@@ -218,10 +179,10 @@ bool updates_have_the_same_bits(const OptimizerUnderTest& optimizer, const std::
     on_cpu.push_back({start.to(dtype, false, true), dtype == at::kFloat ? torch::Tensor() : start,
                       values(count, random, all_finite), std::move(its_states)});
   };
-  for (const int64_t count : {1, 3, 4, 31, 4095, 4096, 4097, 100003, 1 << 20})
+  for (const int64_t count : {1, 3, 4, 31, 4095, 4096, 4097, small ? 20011 : 100003, small ? 1 : 1 << 20})
     add(count, false, states(optimizer, count, random));
   // More slices than one launch takes.
-  for (int64_t i = 0; i < 600; ++i) add(17 + i, true, zero_states(optimizer, 17 + i, at::kCPU));
+  for (int64_t i = 0; i < (small ? 40 : 600); ++i) add(17 + i, true, zero_states(optimizer, 17 + i, at::kCPU));
   // Addresses that are not aligned to vectors: 1001 elements of a parameter, and the scales of as many.
   const Arrays &large = on_cpu[7], whole = large.transformed([](const torch::Tensor&tensor) { return tensor.clone(); });
   std::vector<Arrays> on_device;
@@ -264,12 +225,12 @@ void add_up(const OptimizerUnderTest& optimizer, const std::vector<zr_view>& vie
   if (code != ZR_OK) throw std::runtime_error(error.msg);
 }
 
-bool norms_have_the_same_bits(const OptimizerUnderTest& optimizer, Stream& stream) {
+bool norms_have_the_same_bits(const OptimizerUnderTest& optimizer, Stream& stream, bool small) {
   std::mt19937_64 random(11);
   std::vector<torch::Tensor> tensors, on_device;
   std::vector<zr_view> views;
   std::vector<double> expected;
-  for (int i = 0; i < 3000; ++i) {  // more views than one launch takes
+  for (int i = 0; i < (small ? 100 : 3000); ++i) {  // more views than one launch takes
     tensors.push_back(values(i < 20 ? 1 + 1013 * i : 1 + i % 40, random, true) * 1e-10);
     for (int64_t first = 0; first < tensors.back().numel(); first += kNormBlock)
       expected.push_back(
@@ -296,12 +257,10 @@ double shortest(at::Device device, const std::function<void()>& call) {
   return best;
 }
 
-void print(const std::string& row, double ms, double reference, const char* of, double target) {
-  std::printf(
-      "{\"row\": \"%s\", \"ms\": %.3f, \"reference\": \"%s\", \"reference_ms\": %.3f, \"ratio\": %.3f, \"mark\": "
-      "%.2f}\n",
-      row.c_str(), ms, of, reference, reference / ms, target);
-  std::fflush(stdout);
+void print(const std::string& row, double ms, double reference, const std::string& of, double mark) {
+  const std::string times = "\"ms\": " + std::to_string(ms) + ", \"reference\": \"" + of +
+                            "\", \"reference_ms\": " + std::to_string(reference);
+  zr::testing::print_ratio("\"row\": \"" + row + "\", " + times, reference / ms, {mark});
 }
 
 std::vector<Arrays> parameters_of(const OptimizerUnderTest& optimizer, at::Device device, int64_t parameters,
@@ -381,7 +340,9 @@ void measure_all(const OptimizerUnderTest& optimizer, const Case& one, Stream& s
 }  // namespace
 
 int main(int argc, char** argv) try {
-  if (argc != 4) throw std::invalid_argument("gpu_optimizer FOLDER DEVICE PARAMETERS");
+  zr::testing::print_each_line_at_once();
+  const bool small = argc == 5 && std::string(argv[4]) == "small";
+  if (argc != 4 && !small) throw std::invalid_argument("gpu_optimizer FOLDER DEVICE PARAMETERS [small]");
   const at::Device named(argv[2]);
   Stream stream(at::Device(named.type(), std::max<at::DeviceIndex>(named.index(), 0)));
   (void)torch::zeros({1}, torch::device(stream.device));
@@ -392,8 +353,8 @@ int main(int argc, char** argv) try {
     const OptimizerUnderTest optimizer(argv[1], one.id, one.keys, {}, &host);
     bool same = true;
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf})
-      same = same && updates_have_the_same_bits(optimizer, one.name, stream, dtype);
-    same = same && norms_have_the_same_bits(optimizer, stream);
+      same = same && updates_have_the_same_bits(optimizer, one.name, stream, dtype, small);
+    same = same && norms_have_the_same_bits(optimizer, stream, small);
     std::printf("{\"row\": \"bits of %s and norm blocks beside the CPU's\", \"equal\": %s}\n", one.name.c_str(),
                 same ? "true" : "false");
     all_same = all_same && same;

@@ -24,6 +24,21 @@ TEST(GptModelTest, HasTheNumberOfParametersOfTheFormula) {
   EXPECT_EQ(count, 1853568);
 }
 
+TEST(GptModelTest, HasTheVocabularyAndTheWidthsOfTheShape) {
+  gpt::Shape shape = kSmall;
+  shape.vocabulary = 300;
+  shape.head_width = 5;
+  shape.inner_width = 7;
+  gpt::Model model(shape);
+  const auto sizes = [&](const char* name) { return model->named_parameters()[name].sizes().vec(); };
+  EXPECT_EQ(sizes("wte.weight"), (std::vector<int64_t>{300, 32}));
+  EXPECT_EQ(sizes("blocks.0.qkv.weight"), (std::vector<int64_t>{3 * 4 * 5, 32}));
+  EXPECT_EQ(sizes("blocks.0.proj.weight"), (std::vector<int64_t>{32, 4 * 5}));
+  EXPECT_EQ(sizes("blocks.0.up.weight"), (std::vector<int64_t>{7, 32}));
+  EXPECT_EQ(sizes("blocks.0.down.weight"), (std::vector<int64_t>{32, 7}));
+  EXPECT_EQ(model->forward(some_bytes(2, 16)).sizes().vec(), (std::vector<int64_t>{2, 16, 300}));
+}
+
 // The patterns of gpt.toml and the rule of plain.cpp exempt the same parameters from weight decay.
 TEST(GptModelTest, NamesEveryTensorThatIsNotAMatrixAsBiasOrNorm) {
   const auto ends = [](const std::string& name, const std::string& end) {
