@@ -1,9 +1,11 @@
 // The optimizers for CUDA: the bits of their updates and of the norm blocks beside those of the CPU, and their times
 // beside a copy of the memory that they move, for AdamW also libtorch's fused one.
-//   gpu_optimizer FOLDER DEVICE PARAMETERS [small]
-// FOLDER has the optimizers' plug-ins for the device. PARAMETERS: of the parts that are timed; 0: none. small: bits of
-// small parameters only. Prints one line of JSON per figure; exits with 1 if bits differ.
+//   gpu_optimizer FOLDER DEVICE LIBRARY PARAMETERS [small]
+// FOLDER has the optimizers' plug-ins for the device, LIBRARY is libtorch's backend for it. PARAMETERS: of the parts
+// that are timed; 0: none. small: bits of small parameters only. Prints one line of JSON per figure; exits with 1 if
+// bits differ.
 #include <ATen/ops/_fused_adamw.h>
+#include <dlfcn.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -341,13 +343,15 @@ void measure_all(const OptimizerUnderTest& optimizer, const Case& one, Stream& s
 
 int main(int argc, char** argv) try {
   zr::testing::print_each_line_at_once();
-  const bool small = argc == 5 && std::string(argv[4]) == "small";
-  if (argc != 4 && !small) throw std::invalid_argument("gpu_optimizer FOLDER DEVICE PARAMETERS [small]");
+  const bool small = argc == 6 && std::string(argv[5]) == "small";
+  if (argc != 5 && !small) throw std::invalid_argument("gpu_optimizer FOLDER DEVICE LIBRARY PARAMETERS [small]");
+  // Before libtorch looks for devices. Not by LD_PRELOAD, which compute-sanitizer needs for itself.
+  if (!::dlopen(argv[3], RTLD_NOW | RTLD_GLOBAL)) throw std::runtime_error(::dlerror());
   const at::Device named(argv[2]);
   Stream stream(at::Device(named.type(), std::max<at::DeviceIndex>(named.index(), 0)));
   (void)torch::zeros({1}, torch::device(stream.device));
   static const zr_host host = host_with_streams();
-  const int64_t parameters = std::stoll(argv[3]);
+  const int64_t parameters = std::stoll(argv[4]);
   bool all_same = true;
   for (const Case& one : kCases) {
     const OptimizerUnderTest optimizer(argv[1], one.id, one.keys, {}, &host);

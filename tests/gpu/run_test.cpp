@@ -184,7 +184,7 @@ TEST_F(GpuRunOfScriptsTest, RunsTheSanitizerOnTheKernels) {
   };
   const Outcome clean = tool("echo \"$@\"; echo ERROR SUMMARY: 0 errors");
   EXPECT_EQ(clean.code, 0) << clean.output;
-  EXPECT_THAT(clean.output, ContainsRegex("--tool memcheck .*gpu_optimizer .* cuda 0 small\n"));
+  EXPECT_THAT(clean.output, ContainsRegex("--tool memcheck .*gpu_optimizer .* cuda .*/libtorch_cuda.so 0 small\n"));
   EXPECT_THAT(clean.output, ContainsRegex("--tool racecheck .*gpu_collectives cuda 1048576 shm "));
   const Outcome wrong = tool("echo ERROR SUMMARY: 1 error; exit 9");
   EXPECT_EQ(wrong.code, 1);
