@@ -37,7 +37,8 @@ inline Try run_try(const std::vector<std::string>& program, Seconds limit) {
   // A process that is killed leaves its files.
   const auto folder = std::filesystem::temp_directory_path() / ("gpu_largest_" + std::to_string(::getpid()));
   std::filesystem::create_directories(folder);
-  std::string command = "TMPDIR=" + quoted(folder) + " timeout --kill-after=5 " + std::to_string(seconds) + " ";
+  std::string command =
+      "TMPDIR=" + quoted(folder) + " timeout --foreground --kill-after=5 " + std::to_string(seconds) + " ";
   for (const std::string& word : program) command += quoted(word) + " ";
   const auto end = Clock::now() + std::chrono::seconds(seconds);
   FILE* const output = ::popen((command + "2>&1").c_str(), "r");
