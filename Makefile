@@ -55,7 +55,7 @@ peers: build  ## compares with DDP, FSDP and DeepSpeed, which it installs: build
 	@.ci/peers $(if $(HOSTS),--hosts $(HOSTS)) $(ARGS)
 
 gpu: build  ## runs the GPU tests and rows of tests/gpu on this machine's GPU; PART="collectives 2": one part
-	@$(call compile,--target gpu_step gpu_optimizer gpu_collectives gpu_largest gpu_fault)
+	@$(call compile,--target gpu_step gpu_optimizer gpu_collectives gpu_largest gpu_fault gpu_nccl)
 	@tests/gpu/pack build/gpu && build/gpu/run $(or $(PART),all)
 
 fuzz:  ## runs the checkpoint parsers under libFuzzer, SECONDS=60; stores failing inputs in build/fuzz

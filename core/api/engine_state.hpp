@@ -41,8 +41,8 @@ struct Engine::State {
   bool holds(const torch::Tensor& tensor) const {
     return !tensor.defined() || tensor.device().is_cpu() || tensor.device() == device;
   }
-  /// Waits until the weights and buffers that the engine has written are on the device: after calls that libtorch has
-  /// too, whose copies from host memory wait, a program may use them on any stream.
+  /// Waits until the weights and buffers that the engine has written are on the device, as libtorch's own copies from
+  /// host memory do: then a program may use them on any stream.
   void finish_copies();
   /// Passes program_settings.schedule to the session.
   void apply_schedule();

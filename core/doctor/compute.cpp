@@ -202,24 +202,24 @@ void check_needed_device(const DeviceFacts& facts, const JobNeeds& needs, Checks
     check.verdict = exists ? Verdict::ok : Verdict::problem;
     check.message += fmt::format(", with the library {}{}", needs.device_library,
                                  exists ? "" : ", which does not exist; correct job.device_library");
-  } else if (needs.device.starts_with("cuda") && facts.devices.empty()) {
-    check.verdict = Verdict::problem;
-    check.message += "; this machine has no NVIDIA device, or no driver: install it, or set job.device = \"cpu\"";
-  } else if (needs.device.starts_with("cuda") && facts.libcuda.empty()) {
-    check.verdict = Verdict::problem;
-    check.message += "; libcuda.so.1 was not found: install the user-space part of the NVIDIA driver";
   } else if (needs.device.starts_with("cuda") && !facts.torch_folder.empty() && !facts.torch_has_cuda) {
     check.verdict = Verdict::problem;
     check.message += fmt::format(
         "; this libtorch was built for the CPU only, {} has no libtorch_cuda.so: use one that was built for CUDA, or "
         "set job.device = \"cpu\"",
         facts.torch_folder);
+  } else if (needs.device.starts_with("cuda") && facts.devices.empty()) {
+    check.verdict = Verdict::problem;
+    check.message += "; this machine has no NVIDIA device, or no driver: install it, or set job.device = \"cpu\"";
+  } else if (needs.device.starts_with("cuda") && facts.libcuda.empty()) {
+    check.verdict = Verdict::problem;
+    check.message += "; libcuda.so.1 was not found: install the user-space part of the NVIDIA driver";
   } else if (const int needed = oldest_driver(facts.torch_cuda);
              needs.device.starts_with("cuda") && !facts.driver.empty() && std::atoi(facts.driver.c_str()) < needed) {
-    check.verdict = Verdict::problem;
+    check.verdict = Verdict::warning;
     check.message += fmt::format(
         "; the NVIDIA driver {} is too old for the CUDA {} of this libtorch, which needs driver {} or newer: update "
-        "it, or use a libtorch for an older CUDA",
+        "it, install NVIDIA's package cuda-compat, or use a libtorch for an older CUDA",
         facts.driver, facts.torch_cuda, needed);
   }
   checks.push_back(std::move(check));

@@ -1,6 +1,8 @@
 #include "model/saved_tensor_offload.hpp"
 
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <deque>
@@ -111,11 +113,31 @@ struct SavedTensorOffload::Record {
   const Version version;
   const int64_t changes;
   std::optional<WeakStorage> restored;
+  std::optional<c10::Stream> restored_on;  // the stream of the device that copies to it
+  std::optional<c10::Event> is_restored;
   c10::Storage held;  // the restored storage, while it is in `recent`
 
   bool is_as_saved(const c10::StorageImpl& storage) const {
     return storage.data() == data && static_cast<int64_t>(storage.nbytes()) == bytes &&
            version_number(version) == changes;
+  }
+  /// The current stream of this thread has begun to copy to the storage.
+  void set_restored(const c10::Storage& storage) {
+    restored.emplace(storage.getWeakStorageImpl());
+    if (device.is_cpu()) return;
+    restored_on = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+    is_restored.emplace(device.type());
+    is_restored->record(*restored_on);
+  }
+  /// Operators of backward run on the streams of those of forward: the current one waits for the copy, and the memory
+  /// is not used again before it has read it. The program has ordered streams for the original storage itself.
+  void order_stream(const c10::Storage& storage) {
+    if (!restored_on || restored->_unsafe_get_target() != storage.unsafeGetStorageImpl()) return;
+    const c10::impl::VirtualGuardImpl guard(device.type());
+    const c10::Stream stream = guard.getStream(device);
+    if (stream == *restored_on) return;
+    is_restored->block(stream);
+    guard.recordDataPtrOnStream(storage.data_ptr(), stream);
   }
   /// The restored or the original storage if it is in memory; otherwise empty.
   c10::Storage present() const {
@@ -168,13 +190,16 @@ std::shared_ptr<SavedTensorOffload::Record> SavedTensorOffload::Shared::record_o
 }
 
 c10::Storage SavedTensorOffload::Shared::storage_of(Record& record, bool has_other_users) {
-  if (c10::Storage present = record.present()) return present;
+  if (c10::Storage present = record.present()) {
+    record.order_stream(present);
+    return present;
+  }
   const c10::DeviceGuard guard(record.device);
   c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<std::size_t>(record.bytes),
                        c10::GetAllocator(record.device.type())->allocate(static_cast<std::size_t>(record.bytes)),
                        c10::GetAllocator(record.device.type()), true);
   get(record.number, storage);
-  record.restored.emplace(storage.getWeakStorageImpl());
+  record.set_restored(storage);
   if (has_other_users) {
     record.held = storage;
     recent.push_back(&record);

@@ -48,9 +48,9 @@ std::unique_ptr<PinnedMemory> allocate_pinned(int64_t bytes) {
   try {
     return std::make_unique<TorchPinnedMemory>(at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true)));
   } catch (const c10::Error& failure) {
-    const std::string text = failure.what_without_backtrace();
     fail_environment(
-        "cannot allocate " + bytes_text(bytes) + " of pinned host memory: " + text.substr(0, text.find('\n')) +
+        "cannot allocate " + bytes_text(bytes) +
+        " of pinned host memory: " + first_line(failure.what_without_backtrace()) +
         "; raise the limit of locked memory (ulimit -l), or set offload.overlap = false, which needs less");
   }
 }

@@ -114,7 +114,7 @@ void* TorchDeviceMemory::allocate(int64_t bytes) {
 void TorchDeviceMemory::free(void* memory) noexcept {
   try {
     flush();
-    const Scope scope(*this);  // the memory is not used again before the current stream has read it
+    const Scope scope(*this);                // the memory is not used again before the current stream has read it
   } catch (const std::exception& failure) {  // of the device
     log(ZR_LOG_ERROR, first_line(failure.what()));
   }

@@ -72,12 +72,18 @@ void DeviceCommunicator::exchange_handles() {
     if (r == rank_) continue;
     Handles handles;
     get("handles", r, -1, &handles, sizeof handles);
-    const auto open = [&] {
+    try {
       device_->open_event(r, Event::ready, handles.ready);
       device_->open_event(r, Event::finished, handles.finished);
-    };
-    open_of_peer(r, open);
-    memory_.at(r, handles.staging);
+      memory_.at(r, handles.staging);
+    } catch (const zr::PluginError& error) {
+      if (error.code() == ZR_NOMEM) throw;
+      throw zr::PluginError(ZR_COMM,
+                            "the memory of rank " + std::to_string(r) + "'s device cannot be opened: " + error.what() +
+                                "; start all ranks in one container with the same visible devices, or set "
+                                "offload.gradients = \"cpu\" to exchange in host memory",
+                            error.native());
+    }
   }
 }
 

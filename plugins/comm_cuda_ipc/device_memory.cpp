@@ -35,7 +35,7 @@ Location DeviceMemory::location_of(const void* data, int64_t bytes) const {
 
 char* DeviceMemory::at(int rank, const Location& location) {
   void*& opened = opened_[static_cast<size_t>(rank)][location.allocation];
-  if (!opened) open_of_peer(rank, [&] { opened = device_.open(location.memory); });
+  if (!opened) opened = device_.open(location.memory);
   return static_cast<char*>(opened) + location.offset;
 }
 

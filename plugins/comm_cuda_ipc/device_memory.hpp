@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <map>
-#include <string>
 #include <vector>
 
 #include "peer_device.hpp"
@@ -17,20 +16,6 @@ struct Location {
   Handle memory{};
 };
 
-/// Calls `open`, which opens memory or events of a rank. Errors are ZR_COMM, with the remedy.
-template <class Open>
-void open_of_peer(int rank, const Open& open) {
-  try {
-    open();
-  } catch (const zr::PluginError& error) {
-    throw zr::PluginError(ZR_COMM,
-                          "the memory of rank " + std::to_string(rank) + "'s device cannot be opened: " + error.what() +
-                              "; start all ranks in one container with the same visible devices, or set "
-                              "offload.gradients = \"cpu\" to exchange in host memory",
-                          error.native());
-  }
-}
-
 class DeviceMemory {
  public:
   DeviceMemory(PeerDevice& device, int world) : device_(device), opened_(static_cast<size_t>(world)) {}
@@ -42,7 +27,7 @@ class DeviceMemory {
   void release(void* memory) noexcept;
   /// Nowhere, unless one allocation contains all of [data, data + bytes).
   Location location_of(const void* data, int64_t bytes) const;
-  /// An address of a peer in this process. See open_of_peer().
+  /// An address of a peer in this process.
   char* at(int rank, const Location& location);
   /// Closes all memory of peers.
   void close_peers() noexcept;

@@ -65,6 +65,8 @@ void Connection::close() noexcept {
   try {
     device_.make_current([&] {
       const SignalsBlocked blocked;
+      if (!has_failed_)
+        for (void* const handle : registered_) nccl_.comm_deregister(comm_, handle);
       Result result = has_failed_ ? kInvalidUsage : nccl_.comm_finalize(comm_);
       for (Wait waited; result == kInProgress && waited.elapsed() < kCloseLimit; result = state_of(comm_))
         waited.pause();
@@ -173,6 +175,18 @@ void Connection::wait(Result result, const std::string& what) {
     result = state_of(comm_);
     if (is_error(result)) fail(result, what);
   }
+}
+
+void Connection::register_memory(void* memory, int64_t bytes) {
+  if (!nccl_.comm_register) return;
+  device_.make_current([&] {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const SignalsBlocked blocked;
+    require_open("the registration of memory");
+    void* handle = nullptr;
+    if (nccl_.comm_register(comm_, memory, static_cast<size_t>(bytes), &handle) == kSuccess && handle)
+      registered_.push_back(handle);
+  });
 }
 
 void Connection::group(const std::string& what, const std::function<Result(const Functions&, Comm)>& issue) {

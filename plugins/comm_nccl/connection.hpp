@@ -14,6 +14,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "gpu_device.hpp"
 #include "nccl_abi.hpp"
@@ -41,6 +42,9 @@ class Connection {
   ~Connection();
   Connection(const Connection&) = delete;
 
+  /// Registers memory of the device with NCCL, which can then move its data without copies of its own, until the
+  /// connection is closed. NCCL before 2.19, or one that cannot register this memory, copies.
+  void register_memory(void* memory, int64_t bytes);
   /// Enqueues the operations of NCCL that `issue` calls, as one group, and returns once they are on their streams. The
   /// first operation with a peer waits for the peer's. `what`: for messages. Throws ZR_CANCELLED after abort(), ZR_COMM
   /// after an error of NCCL.
@@ -66,8 +70,9 @@ class Connection {
 
   const Functions nccl_;
   GpuDevice& device_;
-  std::mutex mutex_;     // of calls of NCCL
-  Comm comm_ = nullptr;  // null: aborted
+  std::mutex mutex_;               // of calls of NCCL
+  Comm comm_ = nullptr;            // null: aborted
+  std::vector<void*> registered_;  // handles
   bool has_failed_ = false;
   std::string failure_;  // that the thread has found
   const std::shared_ptr<std::atomic<bool>> is_aborted_ = std::make_shared<std::atomic<bool>>(false);

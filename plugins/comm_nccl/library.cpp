@@ -56,6 +56,10 @@ Functions load_library(const std::string& name) {
   find(library, "ncclRecv", name, f.recv);
   find(library, "ncclAllGather", name, f.all_gather);
   find(library, "ncclBroadcast", name, f.broadcast);
+  if (::dlsym(library, "ncclCommRegister") && ::dlsym(library, "ncclCommDeregister")) {
+    find(library, "ncclCommRegister", name, f.comm_register);
+    find(library, "ncclCommDeregister", name, f.comm_deregister);
+  }
   return f;
 }
 

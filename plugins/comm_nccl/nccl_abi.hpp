@@ -1,4 +1,4 @@
-// The part of NCCL's C interface that this plug-in calls, of NCCL 2.14, to which later versions only add. It is
+// The part of NCCL's C interface that this plug-in calls, of NCCL 2.14 and 2.19; later versions only add to it. It is
 // declared here so that neither the build nor the tests need NCCL; cuda_device.cu compares it with nccl.h where that is
 // found.
 #pragma once
@@ -44,6 +44,9 @@ struct Functions {
   Result (*recv)(void* data, size_t count, int type, int peer, Comm comm, void* stream);
   Result (*all_gather)(const void* part, void* all, size_t count, int type, Comm comm, void* stream);
   Result (*broadcast)(const void* from, void* to, size_t count, int type, int root, Comm comm, void* stream);
+  // Of 2.19; null in older ones.
+  Result (*comm_register)(Comm comm, void* memory, size_t bytes, void** handle);
+  Result (*comm_deregister)(Comm comm, void* handle);
 };
 
 }  // namespace nccl

@@ -53,6 +53,7 @@ void NcclCommunicator::connect(const zr_comm_open& options, const Settings& sett
   allocate(meeting.staging_bytes);
   connection_ = std::make_unique<Connection>(functions, device_, meeting.id, rank_, world_, settings.connect_timeout,
                                              [&] { require_job(host_, options); });
+  connection_->register_memory(staging_, (on_host_ ? 2 : 1) * world_ * slot_bytes_);
 }
 
 // Slot r is for what arrives from rank r, and slot `rank_` for this rank's own source. For host memory, slot world_ + r
@@ -184,9 +185,12 @@ void NcclCommunicator::resolve_on_stream(zr_done* done, void* stream) {
     device_.call(
         [](void* kept) {
           const std::unique_ptr<Context> own(static_cast<Context*>(kept));
-          const bool is_aborted = *own->is_aborted || *own->has_ended;
-          own->pending->resolve(is_aborted ? ZR_CANCELLED : ZR_OK,
-                                is_aborted ? "the communicator was aborted" : nullptr);
+          if (*own->is_aborted)
+            own->pending->resolve(ZR_CANCELLED, "the communicator was aborted");
+          else if (*own->has_ended)
+            own->pending->resolve(ZR_COMM, "NCCL has failed; the next call says why");
+          else
+            own->pending->resolve(ZR_OK, nullptr);
         },
         context.get(), stream);
   } catch (...) {

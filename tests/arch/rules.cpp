@@ -166,8 +166,11 @@ Found vendors_in_core(const fs::path& root) {
   std::vector<fs::path> sources;
   for (const fs::path& file : tree.code({"core"}))
     if (!tree.below(file, "core/doctor") && !allowed.count(tree.path(file))) sources.push_back(file);  // examines GPUs
-  return tree.hits(sources, std::regex(R"(cuda|nvidia|nccl|cublas|\brocm|\bxpu\b|\bmps\b)", std::regex::icase),
-                   std::regex("//.*"));
+  return tree.hits(
+      sources,
+      std::regex(R"(cuda|nvidia|nccl|cublas|\brocm|\bhip(malloc|memcpy|stream|event|get|set|free)|\bxpu\b|\bmps\b)",
+                 std::regex::icase),
+      std::regex("//.*"));
 }
 
 Found zeroth_in_models(const fs::path& root) {

@@ -266,6 +266,10 @@ const std::map<std::string, Try> kTries{
 
 // Commands that no test can run, and why.
 const std::map<std::string, std::string> kNotTried{
+    {"zeroth train job.toml job.device=NAME job.device_library=PATH",
+     "needs a backend; DeviceTest has the simulated one"},
+    {"ZR_PARITY_DEVICE=NAME ZR_PARITY_LIBRARY=PATH build/tests/parity_matrix bf16-adamw",
+     "needs a backend; DeviceParityTest has the simulated one"},
     {"srun -n 4 ./app job.toml", "needs a Slurm cluster; SrunTest starts one"},
     {"srun --nodes=2 --ntasks-per-node=4 --mpi=pmix ./app job.toml communicator=auto", "as above, of two nodes"},
     {"srun --mpi=pmix", "as above, of two nodes"},

@@ -47,8 +47,8 @@ inline Try run_try(const std::vector<std::string>& program, Seconds limit) {
   std::array<char, 4096> line{};
   while (std::fgets(line.data(), line.size(), output)) {
     const std::string text(line.data(), std::string(line.data()).find_last_not_of('\n') + 1);
-    const bool names_failure = result.last_line.find("error: ") != std::string::npos;
-    if (!text.empty() && !names_failure) result.last_line = text;
+    const bool is_kept = result.last_line.find("error: ") != std::string::npos || result.last_line.starts_with("{\"");
+    if (!text.empty() && !is_kept) result.last_line = text;
   }
   const int status = ::pclose(output);
   const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
@@ -73,6 +73,7 @@ inline std::string escaped(const std::string& text) {
 struct Found {
   int64_t number = 0;  // 0: none
   std::string result;  // what the program printed
+  bool complete = false;
 };
 
 // Searches the largest number from 1 to `most` that fits, within a fortieth.
@@ -111,7 +112,7 @@ struct Search {
         "\"reason\": \"%s\"}\n",
         row.c_str(), way.c_str(), static_cast<long>(fits), fits > 0 ? best.last_line.c_str() : "null",
         static_cast<long>(fails > most ? 0 : fails), complete ? "true" : "false", escaped(worst.last_line).c_str());
-    return {fits, best.last_line};
+    return {fits, best.last_line, complete};
   }
 };
 

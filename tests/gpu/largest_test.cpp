@@ -41,8 +41,7 @@ Rows rows_of(const std::string& arguments) {
 }
 
 TEST(GpuLargestTest, FindsTheLargestModelOnTheSimulatedDevice) {
-  const Rows rows =
-      rows_of("--tiny sim 2MiB model plain zero2+cpu zero2+cpu_gradients zero3+nvme_gradients" + kSim);
+  const Rows rows = rows_of("--tiny sim 2MiB model plain zero2+cpu zero2+cpu_gradients zero3+nvme_gradients" + kSim);
   ASSERT_EQ(rows.largest.size(), 4u);
   for (const auto& [way, row] : rows.largest) {
     EXPECT_GT(row["largest"], 0) << row;

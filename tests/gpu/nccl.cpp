@@ -33,6 +33,21 @@ class Rank {
   }
   Rank(const Rank&) = delete;
   nccl::GpuDevice& device() { return *device_; }
+  void* from() const { return from_; }
+  void* to() const { return to_; }
+  void* stream() const { return stream_; }
+
+  void register_memory(nccl::Connection& connection) {
+    for (void* const memory : {from_, to_}) connection.register_memory(memory, kBytes);
+  }
+  // True if the stream reaches its end within ten seconds.
+  bool ends() {
+    const auto mark = device_->make_mark();
+    mark->record(stream_);
+    nccl::Wait waited;
+    while (!mark->is_reached() && waited.elapsed() < std::chrono::seconds(10)) waited.pause();
+    return mark->is_reached();
+  }
 
   // True if the operation moves each byte from `from` to `to`.
   template <class Operation>
@@ -78,6 +93,7 @@ int run(int number, const char* library) {
   bool broadcasts = false, gathers = false, is_aborted = false;
   {
     nccl::Connection connection(functions, rank.device(), new_id(functions), 0, 1, std::chrono::seconds(60), [] {});
+    rank.register_memory(connection);
     broadcasts = rank.moves(connection, "broadcast", 1,
                             [](const auto& nccl, void* from, void* to, nccl::Comm comm, void* stream) {
                               return nccl.broadcast(from, to, kBytes, nccl::kUint8, 0, comm, stream);
@@ -88,11 +104,14 @@ int run(int number, const char* library) {
                          });
   }
   nccl::Connection aborted(functions, rank.device(), new_id(functions), 0, 1, std::chrono::seconds(60), [] {});
+  aborted.group("before the abort", [&](const nccl::Functions& functions_of_nccl, nccl::Comm comm) {
+    return functions_of_nccl.broadcast(rank.from(), rank.to(), kBytes, nccl::kUint8, 0, comm, rank.stream());
+  });
   aborted.abort();
   try {
     aborted.check("after the abort");
   } catch (const zr::PluginError& error) {
-    is_aborted = error.code() == ZR_CANCELLED;
+    is_aborted = error.code() == ZR_CANCELLED && rank.ends();
   }
   std::printf("{\"name\": \"nccl\", \"version\": %d, \"broadcast\": %s, \"all_gather\": %s, \"abort\": %s}\n", version,
               broadcasts ? "true" : "false", gathers ? "true" : "false", is_aborted ? "true" : "false");

@@ -8,7 +8,7 @@
 //   static void update_on_device(const zr::DeviceUpdate<Mine>&);   // enqueues the update of all slices
 //   static void norm_blocks(const zr::DeviceBlocks&);              // see zr_optimizer_device_api
 //
-// Both only enqueue on the stream, and must not allocate memory of the host or wait.
+// Both only enqueue on the stream, and must not wait, nor allocate memory of the host but in the first calls.
 #pragma once
 
 #include "zr/device_stream.hpp"

@@ -38,10 +38,14 @@ TEST_P(DeviceDefectsTest, IsFoundWithOneOfFortySeeds) {
   const auto& [name, job] = GetParam();
   const std::string delays = "ZR_SIM_DELAY_US=2000 ZR_SIM_SEED=", right = result(job, delays + "0");
   ASSERT_THAT(right, HasSubstr("result "));
-  EXPECT_EQ(result(job, delays + "1"), right) << "without a defect";
   bool found = false;
-  for (int seed = 0; seed < 40 && !found; ++seed)
-    found = result(job, "ZR_SIM_BACKEND_DEFECT=" + name + " " + delays + std::to_string(seed)) != right;
+  for (int seed = 0; seed < 40 && !found; ++seed) {
+    const std::string with_seed = delays + std::to_string(seed);
+    found = result(job, "ZR_SIM_BACKEND_DEFECT=" + name + " " + with_seed) != right;
+    if (found) {
+      EXPECT_EQ(result(job, with_seed), right) << "without the defect";
+    }
+  }
   EXPECT_TRUE(found);
 }
 

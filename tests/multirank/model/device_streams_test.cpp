@@ -1,5 +1,6 @@
 // Streams that are not libtorch's default one: of an optimizer (tests/support/sim_optimizer/own_stream.cpp), and of the
 // program.
+#include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -56,8 +57,8 @@ TEST_F(DeviceStreamsTest, WithoutAWaitTheUpdateIsLate) {
 std::optional<c10::StreamGuard> on_another_stream() {
   constexpr auto kSim = c10::DeviceType::PrivateUse1;
   if (!c10::impl::hasDeviceGuardImpl(kSim)) return std::nullopt;
-  return std::optional<c10::StreamGuard>(
-      std::in_place, c10::impl::VirtualGuardImpl(kSim).getStreamFromGlobalPool(c10::Device(kSim, 0)));
+  return std::optional<c10::StreamGuard>(std::in_place, c10::impl::VirtualGuardImpl(kSim).getStreamFromGlobalPool(
+                                                            c10::impl::VirtualGuardImpl(kSim).getDevice()));
 }
 
 RANK_BODY(builds_and_trains_on_another_stream, Run) {
@@ -90,11 +91,68 @@ RANK_BODY(grows_on_another_stream, Run) {
   if (engine.rank() == 0) std::cout << "result " << hash << line.str() << std::endl;
 }
 
+// One activation is used on two streams. The program orders them with events.
+RANK_BODY(uses_an_activation_on_two_streams, Run) {
+  torch::manual_seed(1);
+  const auto wide = [] { return torch::nn::Linear(64, 64); };
+  torch::nn::Sequential first(wide(), torch::nn::Tanh());
+  torch::nn::Linear one = wide(), other = wide();
+  torch::nn::ModuleList all(first, one, other);
+  zr::Engine engine(run.program, *all);
+  const torch::Tensor x = torch::linspace(-1, 1, 8 * 64).reshape({8, 64}).to(engine.device());
+  std::ostringstream line;
+  line.precision(17);
+  const auto loss = [&] {  // keeps no activation
+    const torch::Tensor shared = first->forward(x), direct = one->forward(shared);
+    torch::Tensor aside;
+    if (engine.device().is_cpu()) {
+      aside = other->forward(shared);
+    } else {
+      const c10::impl::VirtualGuardImpl guard(engine.device().type());
+      const c10::Stream main = guard.getStream(engine.device());
+      const auto follow = [&](const c10::Stream& earlier, const c10::Stream& later) {
+        c10::Event event(engine.device().type());
+        event.record(earlier);
+        event.block(later);
+      };
+      const auto side = on_another_stream();
+      follow(main, side->current_stream());
+      guard.recordDataPtrOnStream(shared.storage().data_ptr(), side->current_stream());
+      aside = other->forward(shared);
+      guard.recordDataPtrOnStream(aside.storage().data_ptr(), main);
+      follow(side->current_stream(), main);
+    }
+    return (direct + aside).square().mean();
+  };
+  while (!engine.done()) {
+    engine.backward(loss());
+    engine.step();
+    line << " " << engine.last_step().gradient_norm;
+  }
+  const std::string hash = engine.weights_hash();
+  if (engine.rank() == 0) std::cout << "result " << hash << line.str() << std::endl;
+}
+
+// Closing the communicator frees memory from which the parameters were copied just before.
+RANK_BODY(releases_what_another_stream_built, Run) {
+  {
+    const auto guard = on_another_stream();
+    run.build();
+  }
+  run.train();
+  run.engine->release();
+  double sum = 0;
+  for (const torch::Tensor& each : run.model->parameters())
+    sum += each.to(torch::kCPU, torch::kDouble).sum().item<double>();
+  std::cout.precision(17);
+  std::cout << "result " << sum << std::endl;
+}
+
 class ProgramStreamTest : public DeviceEngineTest {
  protected:
-  std::string result_of(const zr::test::RankBody& body, const std::string& overrides, int seed = 0) {
-    const auto done = launch(1,
-                             program(1, body,
+  std::string result_of(int ranks, const zr::test::RankBody& body, const std::string& overrides, int seed = 0) {
+    const auto done = launch(ranks,
+                             program(ranks, body,
                                      "parity.model=everything train.steps=5 job.threads=1 "
                                      "communicator.share_weights=false " +
                                          overrides),
@@ -105,14 +163,40 @@ class ProgramStreamTest : public DeviceEngineTest {
 };
 
 TEST_F(ProgramStreamTest, AnotherStreamHasTheBitsOfTheCpu) {
+  struct Job {
+    std::string overrides;
+    int ranks;
+  };
   for (const zr::test::RankBody& body : {builds_and_trains_on_another_stream, grows_on_another_stream})
-    for (const std::string job : {"strategy=zero2", "strategy=zero3", "strategy=zero1 offload.optimizer=cpu",
-                                  "strategy=zero1 offload.gradients=cpu"}) {
-      const std::string expected = result_of(body, job);
+    for (const auto& [job, ranks] : std::vector<Job>{{"strategy=zero2", 1},
+                                                     {"strategy=zero2", 2},
+                                                     {"strategy=zero3", 1},
+                                                     {"strategy=zero3", 2},
+                                                     {"strategy=zero1 offload.optimizer=cpu", 1},
+                                                     {"strategy=zero1 offload.gradients=cpu", 1}}) {
+      const std::string expected = result_of(ranks, body, job);
       ASSERT_NE(expected.find("result "), std::string::npos) << expected;
       for (int seed = 0; seed < 2; ++seed)
-        EXPECT_EQ(result_of(body, job + kDevice, seed), expected) << job << ", seed " << seed << ", " << body.name();
+        EXPECT_EQ(result_of(ranks, body, job + kDevice, seed), expected) << job << " on " << ranks << ", seed " << seed;
     }
+}
+
+TEST_F(ProgramStreamTest, OffloadedActivationsOfTwoStreamsHaveTheBitsOfTheCpu) {
+  const std::string expected = result_of(1, uses_an_activation_on_two_streams, "strategy=zero1");
+  ASSERT_NE(expected.find("result "), std::string::npos) << expected;
+  for (const std::string more : {"", " offload.activations=cpu offload.activation_bytes=64"})
+    for (int seed = 0; seed < 3; ++seed)
+      EXPECT_EQ(result_of(1, uses_an_activation_on_two_streams, "strategy=zero1" + more + kDevice, seed), expected)
+          << more << ", seed " << seed;
+}
+
+TEST_F(ProgramStreamTest, ReleasedParametersHaveTheBitsOfTheCpu) {
+  for (const std::string strategy : {"strategy=zero2", "strategy=zero3"}) {
+    const std::string expected = result_of(2, releases_what_another_stream_built, strategy);
+    ASSERT_NE(expected.find("result "), std::string::npos) << expected;
+    for (int seed = 0; seed < 2; ++seed)
+      EXPECT_EQ(result_of(2, releases_what_another_stream_built, strategy + kDevice, seed), expected) << strategy;
+  }
 }
 
 }  // namespace

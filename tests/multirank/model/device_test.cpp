@@ -10,7 +10,9 @@
 namespace {
 
 using namespace engine_tests;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // Weights are shared on the CPU alone.
 const std::string kModel =
@@ -432,6 +434,20 @@ TEST_F(DeviceTest, ErrorsNameTheDeviceAndTheRemedy) {
   says(has_a_parameter_elsewhere, kDevice, 2,
        "parameter 'w' is on the device sim:1, but the engine trains on sim:0 (job.device); build the model on the CPU");
   says(exhausts_the_device, kDevice, 3, "out of memory");
+}
+
+RANK_BODY(lists_loaded_backends, Run) {
+  run.build();
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);)
+    if (line.find("libtorch_cuda") != line.npos || line.find("libzr_sim_device") != line.npos)
+      std::cout << "loaded: " << line << std::endl;
+}
+
+TEST_F(DeviceTest, BackendsAreLoadedOnlyForJobsThatNameThem) {
+  EXPECT_THAT(output(1, lists_loaded_backends, "strategy=zero1"), Not(HasSubstr("loaded: ")));
+  EXPECT_THAT(output(1, lists_loaded_backends, "strategy=zero1" + kDevice),
+              AllOf(HasSubstr("libzr_sim_device"), Not(HasSubstr("libtorch_cuda"))));
 }
 
 }  // namespace

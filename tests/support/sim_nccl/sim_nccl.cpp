@@ -7,6 +7,7 @@
 // any more, end the process.
 //
 // Environment: ZR_SIM_NCCL_VERSION: the version to report. ZR_SIM_NCCL_ERROR=n: group n of this process fails.
+// ZR_SIM_NCCL_REGISTERED=1: a communicator that is closed without registered memory ends the process.
 // ZR_SIM_NCCL_STUCK=1: this rank never gets connected. ZR_SIM_NCCL_KILLED=r: rank r is killed while the ranks connect.
 #include <fcntl.h>
 #include <poll.h>
@@ -17,6 +18,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -181,6 +183,8 @@ class Communicator {
   void abort() { state_->is_aborted = true; }
   const char* error_text() const { return state_->error_text; }
   void finalize() { is_finalizing_ = true; }
+
+  int registered = 0, most_registered = 0;  // buffers
 
   Group& group() { return group_; }
   void copy_own(void* to, const void* from, uint64_t bytes) {
@@ -348,6 +352,8 @@ ZR_NCCL Result ncclCommInitRankConfig(nccl::Comm* comm, int world, nccl::UniqueI
 }
 ZR_NCCL Result ncclCommFinalize(nccl::Comm comm) {
   const Call call(comm);
+  if (call->registered != 0) misuse("memory is still registered when the communicator is finalized");
+  if (number_in_environment("ZR_SIM_NCCL_REGISTERED", 0) > call->most_registered) misuse("no memory was registered");
   call->finalize();
   return nccl::kInProgress;
 }
@@ -364,6 +370,21 @@ ZR_NCCL const char* ncclGetErrorString(Result result) {
 ZR_NCCL const char* ncclGetLastError(nccl::Comm comm) {
   const Call call(comm);
   return call->error_text();
+}
+
+ZR_NCCL Result ncclCommRegister(nccl::Comm comm, void* memory, size_t bytes, void** handle) {
+  const Call call(comm);
+  if (!call->is_ready()) misuse("memory is registered before the communicator is ready");
+  if (function_of_device<uint64_t(const void*)>("zr_sim_offset")(memory) + bytes > bytes_of_device_memory())
+    return nccl::kInvalidArgument;
+  call->most_registered = std::max(call->most_registered, ++call->registered);
+  *handle = memory;
+  return nccl::kSuccess;
+}
+ZR_NCCL Result ncclCommDeregister(nccl::Comm comm, void*) {
+  const Call call(comm);
+  --call->registered;
+  return nccl::kSuccess;
 }
 
 ZR_NCCL Result ncclGroupStart() {

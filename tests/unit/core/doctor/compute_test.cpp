@@ -108,9 +108,9 @@ TEST(DoctorDevicesTest, ChecksTheDeviceOfTheJob) {
   EXPECT_EQ(of("cuda", "", facts), "ok devices/device of the job: job.device = \"cuda\"\n");
   facts.torch_cuda = 13;
   EXPECT_EQ(of("cuda", "", facts),
-            "problem devices/device of the job: job.device = \"cuda\"; the NVIDIA driver 550.54 is too old for the "
-            "CUDA 13 of this libtorch, which needs driver 580 or newer: update it, or use a libtorch for an older "
-            "CUDA\n");
+            "warning devices/device of the job: job.device = \"cuda\"; the NVIDIA driver 550.54 is too old for the "
+            "CUDA 13 of this libtorch, which needs driver 580 or newer: update it, install NVIDIA's package "
+            "cuda-compat, or use a libtorch for an older CUDA\n");
   facts.torch_cuda = 12;
   EXPECT_EQ(of("cuda", "", facts), "ok devices/device of the job: job.device = \"cuda\"\n");
   EXPECT_EQ(of("npu", "/none/such.so", {}),
