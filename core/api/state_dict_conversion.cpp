@@ -112,9 +112,9 @@ auto explained(const std::string& file, F&& work) {
   } catch (const c10::Error& error) {
     const std::string text = error.what_without_backtrace();
     if (text.find("allocate memory") != text.npos)
-      host::fail_environment(file + ": cannot be converted: " + text.substr(0, text.find('\n')) +
+      host::fail_environment(file + ": cannot be converted: " + host::first_line(text) +
                              "; free memory on the node of rank 0, or convert the file to safetensors");
-    host::fail_user(file + ": cannot be read as a state dictionary of PyTorch: " + text.substr(0, text.find('\n')) +
+    host::fail_user(file + ": cannot be read as a state dictionary of PyTorch: " + host::first_line(text) +
                     "; save it with torch.save(model.state_dict(), file) of PyTorch 1.6 or later");
   }
 }

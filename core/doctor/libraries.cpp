@@ -21,8 +21,8 @@ std::string release_of(const std::string& version) {
   return first == version.npos ? version : version.substr(0, version.find('.', first + 1));
 }
 
-// The first group of the pattern in the line with the version of the libtorch with this libtorch_cpu.so; "" if there is
-// none.
+// The first group of the pattern in the line with the version of the libtorch with this libtorch_cpu.so; "" without a
+// match.
 std::string version_part(const std::string& libtorch, const std::regex& pattern) {
   const fs::path root = fs::path(libtorch).parent_path().parent_path();
   for (const auto& [file, start] : {std::pair{"build-version", ""}, {"version.py", "__version__"}}) {

@@ -24,7 +24,7 @@ Checks library_checks(const LibraryFacts& facts);
 
 /// The version of the libtorch whose libtorch_cpu.so has this path, from the files of its folder; "" if unknown.
 std::string torch_version_of(const std::string& libtorch);
-/// The major version of the CUDA that it was built with, from the same files ("2.11.0+cu130": 13); 0 if there is none.
+/// The major version of the CUDA that it was built with, from the same files ("2.11.0+cu130": 13); 0 for the CPU only.
 int torch_cuda_of(const std::string& libtorch);
 
 }  // namespace zr::host::doctor

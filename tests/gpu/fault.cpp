@@ -1,6 +1,6 @@
 // Trains a small GPT on a device. After the first step, the last rank fails in the named way:
 //   [zeroth launch -n 2 --] gpu_fault DEVICE memory|killed|assertion [path=value ...]
-// memory: it allocates memory of the device until there is none. killed: SIGKILL. assertion: an index outside of the
+// memory: it allocates memory of the device until that fails. killed: SIGKILL. assertion: an index outside of the
 // embedding, which libtorch's kernel for CUDA asserts; the process loses its device then (cudaErrorAssert).
 #include <torch/torch.h>
 

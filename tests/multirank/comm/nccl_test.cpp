@@ -339,7 +339,7 @@ TEST_F(CommNcclLifeTest, RegistersItsStagingMemoryWithNccl) {
   ::unsetenv("ZR_SIM_NCCL_REGISTERED");
 }
 
-// Nobody calls the communicator while the stream of rank 0 waits for rank 1.
+// The stream of rank 0 waits for rank 1 while the rank itself does not call the communicator.
 TEST_F(CommNcclLifeTest, AnErrorWhileOnlyTheStreamWaitsEndsTheWaitAndIsReported) {
   auto* const is_submitted = static_cast<std::atomic<bool>*>(
       ::mmap(nullptr, sizeof(std::atomic<bool>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
