@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <map>
+#include <new>
 #include <utility>
 
 #include "base/error.hpp"
@@ -16,6 +18,9 @@
 namespace zr::host::plugin {
 
 namespace {
+
+using BlockNodes = std::map<void*, PluginHost::Memory::Block>;
+using BlockNode = BlockNodes::node_type;
 
 constexpr uint64_t kMinPageMemory = uint64_t{4} << 20, kMinAlign = 64;  // from kMinPageMemory on: huge pages
 static_assert(kMinPageMemory >= kHugePageBytes, "only mapped memory is zeroed");
@@ -98,14 +103,14 @@ zr_code allocate_zeroed(const zr_alloc& request, DeviceMemory* device, void*& me
 }
 
 // Adds the block to those of the host, and its bytes to the ledger. Frees it if they exceed the budget.
-zr_code add_block(const zr_host* abi, const zr_view& view, PluginHost::Memory::Block block, zr_error* error) {
+zr_code add_block(const zr_host* abi, const zr_view& view, const char* tag, BlockNode node, zr_error* error) {
   PluginHost& host = PluginHost::from_abi(abi);
   PluginHost::Memory& memory = host.memory();
-  const MemoryKind kind = block.kind;
-  const std::string tag = block.tag;
+  const MemoryKind kind = node.mapped().kind;
+  node.key() = view.data;
   {
     const MutexLock lock(memory.mutex);
-    memory.blocks[view.data] = std::move(block);
+    memory.blocks.insert(std::move(node));
   }
   try {
     host.ledger().add(tier_of(kind), kind, tag, view.count);
@@ -118,7 +123,15 @@ zr_code add_block(const zr_host* abi, const zr_view& view, PluginHost::Memory::B
   return ZR_OK;
 }
 
-zr_code alloc(const zr_host* abi, const zr_alloc* given, zr_view* out, zr_error* error) {
+// The entry of a block in PluginHost::Memory::blocks, still without its address.
+BlockNode new_node(const zr_alloc& request, DeviceMemory* device) {
+  BlockNodes node;
+  node[nullptr] = {
+      {}, static_cast<int64_t>(request.bytes), kind_of_tag(request.tag, MemoryKind::other), request.tag, device};
+  return node.extract(nullptr);
+}
+
+zr_code alloc_block(const zr_host* abi, const zr_alloc* given, zr_view* out, zr_error* error) {
   if (!abi->ctx) return fill_error(error, ZR_STATE, "the engine of this instance no longer exists");
   if (given->size < ZR_SIZE_0_9(zr_alloc))
     return fill_error(error, ZR_INVALID, fmt::format("the zr_alloc has {} bytes, fewer than in ABI 0.9", given->size));
@@ -130,14 +143,21 @@ zr_code alloc(const zr_host* abi, const zr_alloc* given, zr_view* out, zr_error*
   if (const zr_code code = check_request(request, device, error); code != ZR_OK) return code;
   zr_view view{nullptr, static_cast<int64_t>(request.bytes), ZR_U8, 0, request.device};
   if (request.bytes > 0) {
-    HugePageMemory pages;
-    if (const zr_code code = allocate_zeroed(request, device, view.data, pages, error); code != ZR_OK) return code;
-    const MemoryKind kind = kind_of_tag(request.tag, MemoryKind::other);
-    const zr_code code = add_block(abi, view, {std::move(pages), view.count, kind, request.tag, device}, error);
-    if (code != ZR_OK) return code;
+    BlockNode node = new_node(request, device);  // before the memory, which would be lost if this threw
+    if (const zr_code code = allocate_zeroed(request, device, view.data, node.mapped().pages, error); code != ZR_OK)
+      return code;
+    if (const zr_code code = add_block(abi, view, request.tag, std::move(node), error); code != ZR_OK) return code;
   }
   *out = view;
   return ZR_OK;
+}
+
+zr_code alloc(const zr_host* abi, const zr_alloc* request, zr_view* out, zr_error* error) {
+  try {
+    return alloc_block(abi, request, out, error);
+  } catch (const std::bad_alloc&) {  // of the engine's own objects
+    return fill_error(error, ZR_NOMEM, "cannot allocate memory: the process is out of memory");
+  }
 }
 
 void account(const zr_host* abi, const char* tag, int64_t delta_bytes) {

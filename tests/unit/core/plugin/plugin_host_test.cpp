@@ -1,14 +1,19 @@
 #include "plugin/plugin_host.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
+#include <iostream>
+#include <string>
 
 #include "base/error.hpp"
 #include "support/sample_keys.hpp"
+#include "support/sanitizers.hpp"
 #include "zr/abi/optimizer.h"
 
 namespace zr::host {
@@ -112,6 +117,23 @@ TEST_F(PluginHostTest, RejectsMemoryThatCannotBeAllocated) {
   EXPECT_EQ(allocate(uint64_t{8} << 20, uint64_t{1} << 63, "scratch", &view, &error), ZR_NOMEM);
   EXPECT_STREQ(error.msg, "cannot allocate memory for 'scratch' at a multiple of 9223372036854775808");
   EXPECT_EQ(view.data, nullptr);
+}
+
+// The engine copies the tag: an allocation of its own, which fails before that of the plug-in.
+TEST_F(PluginHostTest, ReturnsAnErrorIfItsOwnMemoryCannotBeAllocated) {
+  if (test::kSanitized) GTEST_SKIP() << test::kSanitizerMemory;
+  const std::string tag(std::size_t{64} << 20, 't');
+  const auto allocate_without_memory = [&] {
+    const rlimit limit{std::size_t{1} << 20, RLIM_INFINITY};  // what is mapped already remains
+    ::setrlimit(RLIMIT_AS, &limit);
+    zr_view view{};
+    CallError error;
+    const zr_code code = allocate(10, 64, tag.c_str(), &view, &error);
+    std::cerr << "code " << code << ": " << error.msg;
+    std::_Exit(view.data ? 1 : 0);
+  };
+  EXPECT_EXIT(allocate_without_memory(), ::testing::ExitedWithCode(0),
+              "code " + std::to_string(ZR_NOMEM) + ": cannot allocate memory: the process is out of memory");
 }
 
 TEST_F(PluginHostTest, RejectsARequestForMemoryThatItDoesNotKnow) {
