@@ -177,6 +177,11 @@ RankInfo from_slurm(const LauncherVariables& variables) {
     rank_info.address = "127.0.0.1";
   } else {
     rank_info.address = first_host(nodes);
+    if (rank_info.address.empty() && variables.optional("ZR_STORE").empty())
+      fail_environment(
+          fmt::format("SLURM_STEP_NODELIST={} is not a list of nodes such as node[01-04],login: {}, or set "
+                      "ZR_STORE=host:port for srun, with the host of rank 0 and a free port",
+                      nodes, remedy));
     const std::string node = variables.optional("SLURM_NODEID");
     if (rank_info.rank == 0 && !node.empty() && node != "0" && variables.optional("ZR_STORE").empty()) {
       const std::string name = variables.text("SLURMD_NODENAME", remedy);
@@ -229,14 +234,19 @@ void check_incomplete(const Variables& variables) {
 }  // namespace
 
 std::string first_host(const std::string& nodes) {
-  const auto bracket = nodes.find_first_of("[,");
-  if (bracket == std::string::npos || nodes[bracket] == ',') return nodes.substr(0, bracket);
-  const auto number_end = nodes.find_first_of("-,]", bracket);
-  const auto close = nodes.find(']', bracket);
-  if (number_end == std::string::npos || close == std::string::npos) return nodes;
-  const auto next = nodes.find(',', close);
-  return nodes.substr(0, bracket) + nodes.substr(bracket + 1, number_end - bracket - 1) +
-         nodes.substr(close + 1, next == std::string::npos ? next : next - close - 1);
+  std::string host;
+  for (std::size_t at = 0; at < nodes.size() && nodes[at] != ','; ++at) {
+    if (nodes[at] == ']') return "";
+    if (nodes[at] != '[') {
+      host += nodes[at];
+      continue;
+    }
+    const auto end = nodes.find_first_of("-,]", at), close = nodes.find(']', at);
+    if (close == std::string::npos || end == at + 1) return "";
+    host += nodes.substr(at + 1, end - at - 1);
+    at = close;
+  }
+  return host;
 }
 
 std::optional<RankInfo> find_rank_info(const Variables& variables, int64_t parent) {

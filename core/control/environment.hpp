@@ -43,7 +43,7 @@ void check_launched_once(const Variables& variables, int64_t pid);
 /// starts must not inherit it: they would report to that launcher as the same rank.
 bool tells_own_rank(const Variables& variables, std::string_view name);
 
-/// The first name of a node list: "node[01-04,07],x3" -> "node01".
+/// The first name of a node list: "node[01-04,07],x3" -> "node01"; "" if it is malformed.
 std::string first_host(const std::string& nodes);
 
 }  // namespace zr::host::control

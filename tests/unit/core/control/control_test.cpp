@@ -171,6 +171,21 @@ TEST(ControlEnvironmentTest, FirstHostExpandsNodeLists) {
   EXPECT_EQ(control::first_host("n[01-04,07],x3"), "n01");
   EXPECT_EQ(control::first_host("n[3,5-6]"), "n3");
   EXPECT_EQ(control::first_host("rack[2-3]-gpu,x"), "rack2-gpu");
+  EXPECT_EQ(control::first_host("rack[2,3]n[04-07],x"), "rack2n04");
+  for (const char* malformed : {"n[1", "n[1-4", "n[]", "n[-4]", "n1]", "", ",n"})
+    EXPECT_EQ(control::first_host(malformed), "") << malformed;
+}
+
+TEST(ControlEnvironmentTest, RejectsAMalformedNodeList) {
+  Set srun{{"SLURM_PROCID", "1"},          {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_LOCALID", "0"},
+           {"SLURM_JOB_ID", "7"},          {"SLURM_STEP_ID", "0"},        {"SLURM_STEP_NUM_NODES", "2"},
+           {"SLURM_STEP_NODELIST", "n[1"}, {"ZR_TOKEN", "secret"}};
+  EXPECT_EQ(zr::test::said_by([&] { rank_info(srun); }, zr::exit_code::environment),
+            "SLURM_STEP_NODELIST=n[1 is not a list of nodes such as node[01-04],login: start the program with srun or "
+            "`zeroth launch`, or unset SLURM_PROCID, or set ZR_STORE=host:port for srun, with the host of rank 0 and a "
+            "free port");
+  srun["ZR_STORE"] = "n1:4000";
+  EXPECT_EQ(rank_info(srun)->address, "n1");
 }
 
 TEST(FailureReportTest, ShowsHostsOnlyIfTheyDiffer) {
