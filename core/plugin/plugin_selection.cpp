@@ -4,6 +4,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <optional>
+#include <string_view>
 
 #include "base/error.hpp"
 
@@ -34,13 +36,46 @@ Component load(Role role, const config::Document& document, const Registry& regi
   return component;
 }
 
+// The plug-in of this id, or nothing if it does not exist or cannot be loaded.
+std::optional<Component> load_if_valid(Role role, const std::string& id, const Registry& registry) {
+  try {
+    if (registry.exists(role, id)) return registry.load(role, id, "");
+  } catch (const Error&) {  // the job does not need it
+  }
+  return {};
+}
+
+// The default of a key as TOML text; null if the plug-in has no such key, or the key has no default.
+const char* default_of(const Component& plugin, std::string_view key) {
+  for (uint32_t i = 0; i < plugin.table->n_keys; ++i)
+    if (plugin.table->keys[i]->name == key) return plugin.table->keys[i]->def;
+  return nullptr;
+}
+
+// Fails if this optimizer for a device has other defaults than the one for host memory that has the same id: the same
+// file would train differently on the device.
+void check_defaults(const Component& optimizer, const Registry& for_host) {
+  const std::optional<Component> other = load_if_valid(Role::optimizer, optimizer.table->id, for_host);
+  if (!other) return;
+  for (uint32_t i = 0; i < optimizer.table->n_keys; ++i) {
+    const zr_key& key = *optimizer.table->keys[i];
+    const char* there = default_of(*other, key.name);
+    if (key.def && there && std::string_view(key.def) != there)
+      fail_environment(fmt::format(
+          "{}: the default of optimizer.{}.{} is {}, but {} in {}, so that a job would train differently on "
+          "this device than on the CPU: install both libraries in the same version",
+          optimizer.file.string(), optimizer.table->id, key.name, key.def, there, other->file.string()));
+  }
+}
+
 // Loads the optimizers that groups use in place of the job's.
 void load_group_optimizers(const config::Document& document, const Registry& registry, const Registry& of_device,
                            PluginSelection& selection) {
   for (const config::Setting<std::string>& use : document.group_optimizers()) {
     if (use.value.empty() || use.value[0] == '/') continue;  // check() reports it
-    const Component optimizer = registry_of(Role::optimizer, use.value, registry, of_device)
-                                    .load(Role::optimizer, use.value, use.origin.text());
+    const Registry& from = registry_of(Role::optimizer, use.value, registry, of_device);
+    const Component optimizer = from.load(Role::optimizer, use.value, use.origin.text());
+    if (&from == &of_device) check_defaults(optimizer, registry);
     if (use.value == selection.optimizer.table->id) continue;  // also if the file names that one by its path
     const auto keys = config::keys_of(optimizer.table->keys, optimizer.table->n_keys,
                                       fmt::format("optimizer.{}", optimizer.table->id));
@@ -159,7 +194,9 @@ PluginSelection select_plugins(config::Document& document, const Registry& regis
   const auto registry_for = [&](Role role) -> const Registry& {
     return registry_of(role, document.chosen(std::string(name_of(role))), registry, of_device);
   };
-  selection.optimizer = load(Role::optimizer, document, registry_for(Role::optimizer), selection);
+  const Registry& optimizers = registry_for(Role::optimizer);
+  selection.optimizer = load(Role::optimizer, document, optimizers, selection);
+  if (&optimizers == &of_device) check_defaults(selection.optimizer, registry);
   load_group_optimizers(document, registry, of_device, selection);
   if (const bool needed = ranks > 1; needed || is_given(document, Role::communicator)) {
     const Component communicator = load(Role::communicator, document, registry_for(Role::communicator), selection);

@@ -11,6 +11,7 @@
 #include "engine/planner.hpp"
 #include "engine/run_recorder.hpp"
 #include "one_rank.hpp"
+#include "support/said_by.hpp"
 
 namespace zr::testing {
 namespace {
@@ -405,6 +406,26 @@ TEST_F(AutomaticCommunicatorTest, PlansPrintTheChoice) {
   const plugin::ResolvedJob two = job({"job.device=other"}, "", 2);
   const engine::Planner planner(two, parameters({{"a", 1500}}), 2);
   EXPECT_THAT(planner.plan(0).text("plan", planner.context()), HasSubstr("\n  " + two.communicator_choice + "\n"));
+}
+
+// tests/plugins/good has an optimizer for host memory, tests/plugins/device_default/sim the same with another default.
+TEST_F(PlanningTest, RejectsAnOptimizerForADeviceWithAnotherDefault) {
+  const std::string folder = ZR_BUILD_DIR "/tests/plugins",
+                    for_sim = folder + "/device_default/sim/zr_optimizer_bad.so";
+  const plugin::Registry registry({folder + "/good", folder + "/device_default", ZR_BUILD_DIR "/plugins"});
+  const auto resolve = [&](const std::string& optimizer, const std::string& device) {
+    plugin::resolve_job(config::Document::parse("", "job.toml",
+                                                {"strategy=zero1", "train.micro_batch=1", "job.name=unit",
+                                                 "optimizer=" + optimizer, "job.device=" + device}),
+                        registry, {}, 1);
+  };
+  EXPECT_EQ(
+      test::said_by([&] { resolve("bad", "sim"); }, exit_code::environment),
+      for_sim + ": the default of optimizer.bad.rate is 0.25, but 0.5 in " + folder +
+          "/good/zr_optimizer_bad.so, so that a job would train differently on this device than on the CPU: install "
+          "both libraries in the same version");
+  EXPECT_NO_THROW(resolve("bad", "other"));
+  EXPECT_NO_THROW(resolve(for_sim, "sim")) << "named by its path";
 }
 
 TEST_F(PlanningTest, TextOfAPlanOverBudgetHasThePlanAndTheSuggestions) {

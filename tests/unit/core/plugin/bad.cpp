@@ -138,6 +138,8 @@ const zr_optimizer_api api{sizeof(zr_optimizer_api), 0, add_group, describe, ste
 
 #if defined(BAD_DEFAULT)
 constexpr const char* kDefault = "1.5";
+#elif defined(BAD_DEVICE_DEFAULT)
+constexpr const char* kDefault = "0.25";
 #else
 constexpr const char* kDefault = "0.5";
 #endif
