@@ -231,7 +231,7 @@ struct TorchMark final : DeviceStream::Mark {
   explicit TorchMark(at::Device on) : device(on), event(on.type()) {}
   bool is_reached() override {
     try {
-      guard_of(device).uncheckedSetDevice(device);  // of a thread for which it is not the current one yet
+      guard_of(device).setDevice(device);  // of a thread for which it is not the current one yet
       return event.query();
     } catch (const c10::Error&) {
       return true;
