@@ -5,11 +5,14 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 
 #include "multirank/parity/device.hpp"
 #include "multirank/parity/matrix.hpp"
 #include "multirank/parity/reference.hpp"
 #include "multirank/parity/run_cases.hpp"
+#include "support/scratch.hpp"
+#include "support/shell.hpp"
 
 namespace {
 
@@ -195,6 +198,31 @@ TEST(ParityMatrixTest, ContainsEveryCombination) {
     cases *= axis.name == "strategy" ? choices * 4 - 3 : axis.name == "ranks" ? 1 : choices;
   }
   EXPECT_EQ(parity::full().size(), cases);
+}
+
+// Output that is cut off says which cases ran: what starts the ranks of the second group sees the result of the first.
+TEST(ParityMatrixTest, PrintsEachGroupOfCasesWhenItIsComplete) {
+  const zr::test::Scratch scratch;
+  const std::string mpirun =
+      scratch.write("path/mpirun.openmpi", "#!/bin/sh\ncp " + scratch.path("out") + " " + scratch.path("seen") +
+                                               "\necho no ranks today\nexit 1\n");
+  std::filesystem::permissions(mpirun, std::filesystem::perms::owner_all);
+  const auto done = zr::testing::shell(
+      "cd " + scratch.folder().string() + " && PATH=$PWD/path:$PATH ZR_PARITY_HOSTS=1 env -u ZR_PARITY_DEVICE " +
+      ZR_BUILD_DIR "/tests/parity_matrix 'tied-fp32-sgd-each-a1-zero2-none-n[12]' > out; echo $?");
+  EXPECT_EQ(done.output, "1\n");
+  const std::string first = "n1: cases 1 to 1 of 1: 1 exact, 0 different, ";
+  const auto text_of = [&](const char* name) {
+    std::ifstream in(scratch.path(name));
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  EXPECT_EQ(text_of("seen").compare(0, first.size(), first), 0) << text_of("seen");
+  const std::string all = text_of("out");
+  for (const char* const text :
+       {"s; tied-fp32-sgd-each-a1-zero2-none-n1-clipped-fp32_gradients to tied-fp32-",
+        "tied-fp32-sgd-each-a1-zero2-none-n2-clipped-fp32_gradients: the ranks failed: no ranks today",
+        "n2: cases 1 to 1 of 1: 0 exact, 1 different, ", "\n2 cases, 1 exact, 1 different, "})
+    EXPECT_NE(all.find(text), std::string::npos) << text << " is not in\n" << all;
 }
 
 }  // namespace
