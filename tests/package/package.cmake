@@ -1,5 +1,6 @@
 # Installs Zeroth into a scratch folder, builds the quickstart against it with find_package and a plug-in against its
-# SDK, and trains with both; also those that docs/ shows. cmake -DBUILD=... -DSOURCE=... -DSCRATCH=... -P package.cmake
+# SDK, and trains with both; also those that docs/ shows. cmake -DBUILD=... -DSOURCE=... -DSCRATCH=... -DNVCC=...
+# -P package.cmake. NVCC: the compiler for CUDA of the build, or nothing.
 include(${CMAKE_CURRENT_LIST_DIR}/commands.cmake)
 
 # Writes the files that a page of docs/ shows: each is the code block that follows the first mention of its name.
@@ -130,8 +131,8 @@ must_fail("descent_device.cu is a CUDA file, but the project does not enable thi
 LANGUAGES ...)" ${cuda} ${SCRATCH}/cuda_language -DCUDA=OFF -DSOURCES=${file})
 must_fail("KERNELS_OF names \"lion\", but no plug-in of this name with KERNELS was added"
           ${cuda} ${SCRATCH}/kernels_of -DCUDA=OFF -DSOURCES=${page}/descent.cpp -DKERNELS_OF=lion)
-find_program(nvcc nvcc)
-if(nvcc)
+if(NVCC)
+  list(INSERT cuda 1 -DCMAKE_CUDA_COMPILER=${NVCC})
   must_fail("has a CUDA file, but KERNELS are compiled once per instruction set of the CPU"
             ${cuda} ${SCRATCH}/cuda_kernels -DCUDA=ON -DSOURCES=${page}/descent.cpp -DKERNELS=${file})
   must(${cuda} ${SCRATCH}/cuda -DCUDA=ON -DSOURCES=${file})
@@ -139,6 +140,8 @@ if(nvcc)
   must(${prefix}/bin/zeroth plugins ${SCRATCH}/cuda/plugins/cuda/zr_optimizer_plain_descent.so)
   must_say("optimizer 'plain_descent'")
   must_not_say("warning")
+else()
+  message("skipped: no CUDA file is compiled, because the build has no compiler for CUDA (.ci/setup cuda)")
 endif()
 must_fail("was installed without its engine"  ${cmake} -DCMAKE_PREFIX_PATH=${SCRATCH}/sdk -DTORCH_ROOT=${TORCH}
           -S ${SOURCE}/examples/quickstart -B ${SCRATCH}/sdk_alone)

@@ -23,6 +23,8 @@ struct Index {
   unsigned x = 0;
 };
 
+inline std::atomic<int> launches = 0;  // of this process
+
 /// Runs `kernel` once for each thread of each block, the blocks one after the other.
 void run_grid(unsigned blocks, unsigned threads_of_block, const std::function<void()>& kernel);
 void wait_for_block();
@@ -106,6 +108,7 @@ struct cudaLaunchConfig_t {
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                const Arguments&... arguments) {
+  ++cuda_on_cpu::launches;
   cuda_on_cpu::run_grid(config->gridDim.x, config->blockDim.x, [&] { kernel(arguments...); });
   return cudaSuccess;
 }

@@ -1,5 +1,6 @@
 // The kernels of the optimizers for CUDA, run on the CPU (tests/support/cuda_on_cpu): bits beside those of the CPU's
 // own kernels, and no access outside the arrays.
+#include <cuda_runtime.h>
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -121,9 +122,11 @@ std::list<S> slices(const std::vector<int64_t>& counts = kCounts) {
       for (const Layout& layout : kLayouts) all.emplace_back(numbers, count, dtype, layout);
   return all;
 }
+// Each batch is one launch, however many entries and elements it has.
 template <class B, class S, class Entry>
 void launch(std::list<S>& all, const Entry& entry, void (*on_device)(const B&, zr_device, void*)) {
   auto next = all.begin();
+  const int before = cuda_on_cpu::launches;
   device_kernels::in_batches<B>(
       static_cast<uint32_t>(all.size()),
       [&](uint32_t, auto& to) {
@@ -133,6 +136,7 @@ void launch(std::list<S>& all, const Entry& entry, void (*on_device)(const B&, z
       [&](const B& batch) {
         on_device(batch, {ZR_DEVICE_CUDA, 0}, nullptr);
       });
+  EXPECT_EQ(cuda_on_cpu::launches - before, static_cast<int>((all.size() + B::kEntries - 1) / B::kEntries));
 }
 
 constexpr AdamWConstants kAdamW{0.5F, 0.999F, 0.9F, 0.1F, 0.999F, 0.001F, 1e-3F, 1e-8F};
@@ -147,13 +151,16 @@ struct AdamWArrays : Slice {
 
 TEST(AdamWKernelForCuda, HasTheBitsOfTheCpu) {
   auto all = slices<AdamWArrays>();
-  ASSERT_GT(all.size(), AdamWBatch::kEntries);  // two launches
+  ASSERT_EQ(all.size(), 288u);
+  ASSERT_EQ(AdamWBatch::kEntries, 256u);
+  const int before = cuda_on_cpu::launches;
   launch<AdamWBatch>(
       all,
       [](AdamWArrays& s) {
         return AdamWSlice{s.arrays(), {s.exp_avg.for_cuda(), s.exp_avg_sq.for_cuda()}, kAdamW};
       },
       adamw_on_device);
+  EXPECT_EQ(cuda_on_cpu::launches - before, 2);
   for (AdamWArrays& s : all) {
     portable::adamw(kAdamW, {s.weight.for_cpu(), s.grad.for_cpu(), s.exp_avg.for_cpu(), s.exp_avg_sq.for_cpu(), s.count,
                              s.out_for_cpu(), s.dtype, false});
@@ -257,7 +264,9 @@ TEST(NormBlocksForCuda, HaveTheBitsOfTheCpu) {
         all.emplace_back(numbers, count, block, place);
     NormBatch batch;
     for (View& view : all) batch.entries[batch.n++] = {view.values.data(), view.count, view.sums.data()};
+    const int before = cuda_on_cpu::launches;
     device_kernels::norm_blocks_on_device(batch, block, {ZR_DEVICE_CUDA, 0}, nullptr);
+    EXPECT_EQ(cuda_on_cpu::launches - before, 1);
     for (View& view : all) {
       std::vector<double> expected;
       for (int64_t at = 0; at < view.count; at += block)
