@@ -177,6 +177,7 @@ DeviceFacts device_facts(const std::string& root, const std::string& libtorch) {
       if (std::isdigit(static_cast<unsigned char>(word[0])) && word.find('.') != word.npos) facts.driver = word;
   }
   facts.libcuda = find_libcuda(root);
+  if (const char* variable = std::getenv("CUDA_VISIBLE_DEVICES")) facts.visible = variable;
   return facts;
 }
 
@@ -190,6 +191,16 @@ int oldest_driver(int cuda) {
     case 13: return 580;
     default: return 0;
   }
+}
+
+// Whether CUDA_VISIBLE_DEVICES hides all devices: CUDA ignores the list from its first entry that is no device on.
+bool hides_all(const DeviceFacts& facts) {
+  if (!facts.visible) return false;
+  const std::string first = facts.visible->substr(0, facts.visible->find(','));
+  if (first.starts_with("GPU-") || first.starts_with("MIG-")) return false;
+  const auto begin = first.find_first_not_of(' ');
+  if (begin == first.npos || !std::isdigit(static_cast<unsigned char>(first[begin]))) return true;
+  return std::atoi(first.c_str()) >= std::ssize(facts.devices);
 }
 
 // Whether this machine has what job.device names.
@@ -214,6 +225,11 @@ void check_needed_device(const DeviceFacts& facts, const JobNeeds& needs, Checks
   } else if (needs.device.starts_with("cuda") && facts.libcuda.empty()) {
     check.verdict = Verdict::problem;
     check.message += "; libcuda.so.1 was not found: install the user-space part of the NVIDIA driver";
+  } else if (needs.device.starts_with("cuda") && hides_all(facts)) {
+    check.verdict = Verdict::problem;
+    check.message += fmt::format("; the environment variable CUDA_VISIBLE_DEVICES is \"{}\", which hides all devices",
+                                 *facts.visible);
+    check.command = "unset CUDA_VISIBLE_DEVICES";
   } else if (const int needed = oldest_driver(facts.torch_cuda);
              needs.device.starts_with("cuda") && !facts.driver.empty() && std::atoi(facts.driver.c_str()) < needed) {
     check.verdict = Verdict::warning;

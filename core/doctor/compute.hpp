@@ -1,6 +1,7 @@
 // Cores, instruction sets and devices.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,13 +36,14 @@ Checks cpu_checks(const CpuFacts& facts);
 
 /// NVIDIA devices and what their users need.
 struct DeviceFacts {
-  std::vector<std::string> devices{};  // "/dev/nvidia0"
-  std::vector<std::string> closed{};   // those that this user cannot open
-  std::string driver{};                // version of the kernel module; "" if it is not loaded
-  std::string libcuda{};               // path of libcuda.so.1; "" if it was not found
-  std::string torch_folder{};          // of the libtorch that libzeroth.so uses; "" if it is not known
-  bool torch_has_cuda = false;         // that folder has libtorch_cuda.so
-  int torch_cuda = 0;                  // major version of the CUDA that libtorch was built with; 0 if unknown
+  std::vector<std::string> devices{};    // "/dev/nvidia0"
+  std::vector<std::string> closed{};     // those that this user cannot open
+  std::string driver{};                  // version of the kernel module; "" if it is not loaded
+  std::string libcuda{};                 // path of libcuda.so.1; "" if it was not found
+  std::string torch_folder{};            // of the libtorch that libzeroth.so uses; "" if it is not known
+  bool torch_has_cuda = false;           // that folder has libtorch_cuda.so
+  int torch_cuda = 0;                    // major version of the CUDA that libtorch was built with; 0 if unknown
+  std::optional<std::string> visible{};  // CUDA_VISIBLE_DEVICES, if it is set
 };
 /// Looks for devices, the driver and its library; loads nothing. libtorch: path of libtorch_cpu.so; "" if unknown.
 DeviceFacts device_facts(const std::string& root = "", const std::string& libtorch = "");

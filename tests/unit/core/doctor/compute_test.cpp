@@ -121,6 +121,33 @@ TEST(DoctorDevicesTest, ChecksTheDeviceOfTheJob) {
   EXPECT_EQ(device_checks({}, {}).size(), 1u);
 }
 
+TEST(DoctorDevicesTest, ReportsTheVariableThatHidesAllDevicesFromTheJob) {
+  DeviceFacts facts{{"/dev/nvidia0", "/dev/nvidia1"}, {}, "550.54", "/usr/lib64/libcuda.so.1"};
+  JobNeeds needs;
+  needs.device = "cuda";
+  const auto of = [&](const char* value) {
+    facts.visible = value;
+    return lines_of({device_checks(facts, needs).back()});
+  };
+  const auto hidden = [](const std::string& value) {
+    return "problem devices/device of the job: job.device = \"cuda\"; the environment variable CUDA_VISIBLE_DEVICES is "
+           "\"" +
+           value + "\", which hides all devices\n  fix: unset CUDA_VISIBLE_DEVICES\n";
+  };
+  for (const char* const value : {"", " ", "-1", "-1,0", "2", "NoDevFiles"}) EXPECT_EQ(of(value), hidden(value));
+  for (const char* const value : {"0", "1,0", " 1", "0,-1", "GPU-8932f937", "MIG-7b5f2c"})
+    EXPECT_EQ(of(value), "ok devices/device of the job: job.device = \"cuda\"\n") << value;
+  needs.device = "";  // of another job it is the program's own matter
+  EXPECT_EQ(of("").find("CUDA_VISIBLE_DEVICES"), std::string::npos);
+}
+
+TEST(DoctorDevicesTest, ReadsCudaVisibleDevices) {
+  ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
+  EXPECT_EQ(device_facts().visible, "");
+  ::unsetenv("CUDA_VISIBLE_DEVICES");
+  EXPECT_EQ(device_facts().visible, std::nullopt);
+}
+
 TEST(DoctorDevicesTest, FindsTheCudaOfLibtorch) {
   const test::Scratch root;
   root.write("torch/lib/libtorch_cpu.so", "");
