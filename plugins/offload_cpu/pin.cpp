@@ -1,12 +1,11 @@
 #include "pin.hpp"
 
 #include <dlfcn.h>
-#include <unistd.h>
+#include <glob.h>
 
 namespace cpu {
 
 namespace {
-constexpr const char* kDevice = "/dev/nvidia0";
 constexpr const char* kNames[] = {"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so"};
 constexpr unsigned kPortable = 1;  // cudaHostRegisterPortable: for every device's context
 
@@ -25,14 +24,21 @@ bool find(void* library, const char* name, F& function) {
 }
 }  // namespace
 
+bool has_nvidia_device(const char* folder) {
+  glob_t found{};  // not nvidiactl, nvidia-uvm
+  const int result = ::glob((std::string(folder) + "/nvidia[0-9]*").c_str(), GLOB_NOSORT, nullptr, &found);
+  ::globfree(&found);
+  return result == 0;
+}
+
 Pin::Pin(const zr::Host& host, const std::string& pin) : host_(host), required_(pin == "true") {
   if (pin == "false") return;
-  if (::access(kDevice, F_OK) == 0) {
+  if (has_nvidia_device()) {
     load();
   } else if (required_) {
     throw zr::PluginError(ZR_UNSUPPORTED,
-                          std::string("offload.cpu.pin = \"true\", but this machine has no CUDA device (") + kDevice +
-                              " does not exist); set \"auto\" or \"false\"");
+                          "offload.cpu.pin = \"true\", but this machine has no CUDA device (there is no file "
+                          "/dev/nvidia0 or with another number); set \"auto\" or \"false\"");
   }
 }
 

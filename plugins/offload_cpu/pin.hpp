@@ -8,7 +8,10 @@
 
 namespace cpu {
 
-/// `pin`: "auto", "true", "false". Without /dev/nvidia0 nothing is loaded.
+/// Whether `folder` has the file of an NVIDIA device: "nvidia" and a number, not always 0 (containers).
+bool has_nvidia_device(const char* folder = "/dev");
+
+/// `pin`: "auto", "true", "false". Without an NVIDIA device nothing is loaded.
 class Pin {
  public:
   /// Throws zr::PluginError if pin is "true" and memory cannot be locked on this machine.

@@ -3,6 +3,7 @@
 
 #include <fstream>
 
+#include "pin.hpp"
 #include "support/offload_rig.hpp"
 
 namespace zr::test {
@@ -70,7 +71,7 @@ TEST(CpuTierTest, ReportsRequiredAndAvailableBytes) {
 }
 
 TEST(CpuTierTest, IsNotPinnedWithoutADevice) {
-  if (std::filesystem::exists("/dev/nvidia0")) GTEST_SKIP() << "this machine has a device";
+  if (cpu::has_nvidia_device()) GTEST_SKIP() << "this machine has a device";
   EXPECT_NO_THROW(Tier("cpu", {"pin=\"auto\""}));
   try {
     const Tier tier("cpu", {"pin=\"true\""});
@@ -79,11 +80,21 @@ TEST(CpuTierTest, IsNotPinnedWithoutADevice) {
     EXPECT_EQ(failure.exit_code(), exit_code::environment);
     EXPECT_NE(
         std::string(failure.what())
-            .find("offload.cpu.pin = \"true\", but this machine has no CUDA device (/dev/nvidia0 does not exist); "
-                  "set \"auto\" or \"false\""),
+            .find("offload.cpu.pin = \"true\", but this machine has no CUDA device (there is no file /dev/nvidia0 or "
+                  "with another number); set \"auto\" or \"false\""),
         std::string::npos)
         << failure.what();
   }
+}
+
+TEST(CpuTierTest, FindsDevicesOfAnyNumber) {
+  const Scratch dev;
+  const std::string folder = dev.folder().string();
+  EXPECT_FALSE(cpu::has_nvidia_device(folder.c_str()));
+  for (const char* const name : {"nvidiactl", "nvidia-uvm", "nvidia-caps"}) dev.write(name, "");
+  EXPECT_FALSE(cpu::has_nvidia_device(folder.c_str()));
+  dev.write("nvidia13", "");
+  EXPECT_TRUE(cpu::has_nvidia_device(folder.c_str()));
 }
 
 // Uses a copy of the kernel's folders.
