@@ -8,9 +8,6 @@
 
 namespace cpu {
 
-/// Whether `folder` has the file of an NVIDIA device: "nvidia" and a number, not always 0 (containers).
-bool has_nvidia_device(const char* folder = "/dev");
-
 /// `pin`: "auto", "true", "false". Without an NVIDIA device nothing is loaded.
 class Pin {
  public:

@@ -3,7 +3,7 @@
 
 #include <fstream>
 
-#include "pin.hpp"
+#include "nvidia_device.hpp"
 #include "support/offload_rig.hpp"
 
 namespace zr::test {
