@@ -7,10 +7,13 @@ MAKEFLAGS += --no-print-directory
 CONFIG ?= examples/gpt/gpt.toml
 ARGS ?=
 JOBS ?= $(shell nproc)
+# Where CMake finds nvcc: what an earlier call has found, environment, the one that .ci/setup cuda unpacks, PATH.
+NVCC ?= $(firstword $(wildcard $(shell sed -n 's/^CMAKE_CUDA_COMPILER:[A-Z]*=//p' build/CMakeCache.txt 2> /dev/null) \
+  $(firstword $(CUDACXX)) $(addsuffix /bin/nvcc,$(CUDA_PATH) build/deps/cuda/nvidia/cu13)) $(shell command -v nvcc))
 TORCH_CACHE := -DTORCH_ROOT="$(TORCH_ROOT)" -DTorch_DIR="$(Torch_DIR)"
 SOURCES = $(shell git ls-files -co --exclude-standard '*.cpp' '*.hpp' '*.h' '*.c' ':!sdk/abi')  # sdk/abi is a copy
 
-.PHONY: help setup build train test test-all test-hosts matrix bench peers gpu fuzz format lint docs clean
+.PHONY: help setup build train test test-all test-hosts matrix bench peers gpu nvcc fuzz format lint docs clean
 
 help:  ## prints this list
 	@echo 'make TARGET, where TARGET is one of'
@@ -54,9 +57,15 @@ peers: build  ## compares with DDP, FSDP and DeepSpeed, which it installs: build
 	@$(call compile,--target peers_zeroth)
 	@.ci/peers $(if $(HOSTS),--hosts $(HOSTS)) $(ARGS)
 
-gpu: build  ## runs the GPU tests and rows of tests/gpu on this machine's GPU; PART="collectives 2": one part
+gpu: nvcc setup  ## runs the GPU tests and rows of tests/gpu on this machine's GPU; PART="collectives 2": one part
+	@$(call configure,-DZR_SLOW_TESTS=OFF -DZR_CUDA=ON)
+	@$(call compile)
 	@$(call compile,--target gpu_step gpu_optimizer gpu_collectives gpu_largest gpu_fault gpu_nccl)
 	@tests/gpu/pack build/gpu && build/gpu/run $(or $(PART),all)
+
+nvcc:
+	@[ -n '$(NVCC)' ] || { echo 'gpu: error: the compiler for CUDA, nvcc, was not found' >&2; \
+	  echo '  remedy: .ci/setup cuda; or add its folder to PATH, such as PATH=/usr/local/cuda/bin:$$PATH' >&2; exit 3; }
 
 fuzz:  ## runs the checkpoint parsers under libFuzzer, SECONDS=60; stores failing inputs in build/fuzz
 	@.ci/setup lint
