@@ -62,12 +62,13 @@ TEST(GpuRunTest, RunsAllPartsOfAPackageOnTheSimulatedDevice) {
         "sanitizer", "parity tied-bf16-adamw-each-a1-zero2-none-n2", "steps 1 32 2 16 2 1", "offload 1 32 2 16 2 1",
         "largest --tiny 1MiB batch plain zero2\\+cpu"})
     EXPECT_THAT(done.output, ContainsRegex(std::string("== ") + part + ": ok(, [0-9]+ RED)?(, [0-9]+ NOT RUN)? \\("));
+  EXPECT_THAT(done.output, ContainsRegex("\n20[0-9-]+, commit [0-9a-f]+(-dirty)?, [0-9]+ cores"));
   for (const char* const text :
        {"is killed:", "was killed by signal 9", "OutOfMemoryError", "\"row\": \"plain / zeroth, median of 3 rounds\"",
         "bandwidth of all_reduce / of copies by all ranks at once\", \"ratio\": ", "\"mark\": 0.5",
         "forward, backward and offload / the larger of both alone\", \"ratio\": ",
-        "\"mark\": 1.15, \"is\": \"at most\"", "1 cases, 1 exact, 0 different",
-        "largest batch of the best way / plain, 1MiB\", \"ratio\": ",
+        "\"mark\": 1.15, \"is\": \"at most\"", "n2: cases 1 to 1 of 1: 1 exact, 0 different, ",
+        "\n1 cases, 1 exact, 0 different", "largest batch of the best way / plain, 1MiB\", \"ratio\": ",
         "NOT RUN {\"row\": \"compute-sanitizer memcheck\", \"result\": \"not run: compute-sanitizer is not available",
         "NOT RUN {\"row\": \"tokens/s of zeroth / deepspeed2, mark 1.3\", \"result\": \"not run: ",
         "\nrun: 11 parts, 0 FAILED"})
@@ -200,6 +201,55 @@ TEST_F(GpuRunOfScriptsTest, RejectsUnknownParts) {
   EXPECT_THAT(done.output, HasSubstr("usage: run PART [WORD ...]; parts: environment errors"));
 }
 
+TEST_F(GpuRunOfScriptsTest, RunsTheFirstPartsForAShortLease) {
+  program("gpu_step", "echo '{\"row\": \"zeroth: step\", \"reached\": true}'");
+  scratch_.write("parts", "# a\nstep 1\n# b\nstep 2\n# later\nstep 3\n");
+  const Outcome first = run("first");
+  EXPECT_EQ(first.code, 0) << first.output;
+  EXPECT_THAT(first.output, HasSubstr("== step 2: ok"));
+  EXPECT_THAT(first.output, Not(HasSubstr("step 3")));
+  EXPECT_THAT(first.output, HasSubstr("\nrun: 2 parts, 0 FAILED"));
+  EXPECT_THAT(run("all").output, HasSubstr("\nrun: 3 parts, 0 FAILED"));
+}
+
+// The program prints what libtorch's CUDA does; its device is visible unless the variable hides it.
+TEST_F(GpuRunOfScriptsTest, ExpectsOneLineIfCudaVisibleDevicesHidesTheDevice) {
+  const auto errors = [&](const std::string& hidden) {
+    program("gpu_step",
+            "[ $1 = nonsense ] && echo 'zeroth: error: job.device = \"nonsense\": this libtorch does not have "
+            "a backend' && exit 3\n[ \"${CUDA_VISIBLE_DEVICES-all}\" ] && echo 'zeroth: error: job.device = "
+            "\"cuda:99\": ... numbered from 0' && exit 2\n" +
+                hidden);
+    return run("errors", "env -u CUDA_VISIBLE_DEVICES");
+  };
+  const std::string line =
+      "echo 'zeroth: error: job.device = \"cuda\": the device cannot be used: No CUDA GPUs are available; check it'\n";
+  const Outcome clear = errors(line + "exit 3");
+  EXPECT_EQ(clear.code, 0) << clear.output;
+  EXPECT_THAT(clear.output, HasSubstr("No CUDA GPUs are available"));
+  EXPECT_THAT(errors(line + "exit 1").output, HasSubstr("PROBLEM: exit code 1 instead of 3\n"));
+  EXPECT_THAT(errors(line + line + "exit 3").output, HasSubstr("PROBLEM: without visible devices, the output has 2 "));
+  EXPECT_THAT(errors("exit 3").output, HasSubstr("PROBLEM: without visible devices, the output has 0 "));
+}
+
+TEST(GpuMakeTest, NamesTheMissingCompilerBeforeItBuilds) {
+  const zr::test::Scratch scratch;
+  scratch.copy(ZR_SOURCE_DIR "/Makefile");
+  const std::string make = "env -u MAKEFLAGS -u CUDACXX -u CUDA_PATH make -C " + scratch.folder().string() + " ";
+  const Outcome done = shell(make + "NVCC= gpu");
+  EXPECT_EQ(done.code, 2);
+  EXPECT_THAT(done.output,
+              HasSubstr("gpu: error: the compiler for CUDA, nvcc, was not found\n  remedy: .ci/setup cuda; "));
+  EXPECT_THAT(done.output, Not(HasSubstr("JOBS=1")));
+  const std::string print = "-s --eval='print-nvcc: ; @echo $(NVCC)' print-nvcc";
+  const std::string unpacked = "build/deps/cuda/nvidia/cu13/bin/nvcc";
+  scratch.write(unpacked, "");
+  EXPECT_THAT(shell(make + print).output, HasSubstr(unpacked + "\n"));
+  scratch.write("build/CMakeCache.txt", "CMAKE_CUDA_COMPILER:FILEPATH=" + scratch.write("own/nvcc", "") + "\n");
+  EXPECT_THAT(shell(make + print).output, HasSubstr(scratch.path("own/nvcc") + "\n"));
+  EXPECT_EQ(shell(make + "nvcc").code, 0);
+}
+
 TEST(GpuReadmeTest, NamesThePartsOfRunAll) {
   const std::string readme = text_of_file(kGpu + "README.md");
   std::istringstream parts(text_of_file(kGpu + "parts"));
@@ -209,7 +259,7 @@ TEST(GpuReadmeTest, NamesThePartsOfRunAll) {
       ++number;
       EXPECT_THAT(readme, HasSubstr("`" + line + "`"));
     }
-  EXPECT_EQ(number, 21);
+  EXPECT_EQ(number, 33);
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "multirank/parity/matrix.hpp"
 
+#include <fnmatch.h>
+
 #include <algorithm>
 #include <stdexcept>
 
@@ -174,6 +176,10 @@ std::string TestCase::name() const {
   std::string name;
   for (const Choice* choice : choices_of(at)) name += (name.empty() ? "" : "-") + choice->name;
   return extra.empty() ? name : name + "-" + extra;
+}
+
+bool TestCase::matches(const std::string& word) const {
+  return ::fnmatch(("*" + word + "*").c_str(), name().c_str(), 0) == 0;
 }
 
 TestCase with(TestCase test_case, const std::string& extra, const std::string& overrides,

@@ -33,6 +33,8 @@ struct TestCase {
   int ranks;
   std::string extra;  // appended to the name: names the overrides that are not choices
   std::string name() const;
+  /// Whether the name contains `word`, in which * and [...] match as in names of files.
+  bool matches(const std::string& word) const;
 };
 
 /// The test case with these choices, and the first choice of every axis that is not named.

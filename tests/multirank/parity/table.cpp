@@ -1,6 +1,5 @@
 // `make matrix`: runs every case of the parity matrix and prints one table.
 //   parity_matrix [WORD ...]     only cases whose names contain one of the words, which may have * and [...]
-#include <fnmatch.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -62,10 +61,6 @@ void print(const std::vector<TestCase>& cases, const std::vector<std::string>& p
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-bool contains(const std::string& name, const std::string& word) {
-  return ::fnmatch(("*" + word + "*").c_str(), name.c_str(), 0) == 0;
-}
-
 constexpr std::size_t kGroup = 300;  // cases that one launch of the ranks trains
 constexpr std::size_t kShown = 50;   // cases that differ
 
@@ -105,7 +100,7 @@ int main(int argc, char** argv) {
   std::vector<TestCase> cases;
   for (TestCase& test_case : parity::full()) {
     bool wanted = argc < 2;
-    for (int i = 1; i < argc; ++i) wanted |= contains(test_case.name(), argv[i]);
+    for (int i = 1; i < argc; ++i) wanted |= test_case.matches(argv[i]);
     if (wanted) cases.push_back(std::move(test_case));
   }
   if (cases.empty()) {
