@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdio>
 
+#include "api/guarded.hpp"
 #include "base/dtype.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
@@ -15,16 +16,25 @@
 namespace zr {
 
 namespace {
-// The parameter dtype of the most recently created engine, for advice about errors that libtorch throws.
+// The parameter dtype of the most recently created engine, for advice about errors that libtorch throws; null before.
 std::atomic<const char*> last_dtype{nullptr};
 
 std::string advice(const std::string& type, const std::string& text) {
   const char* dtype = last_dtype;
   if (!dtype || !type.starts_with("c10::")) return "";
-  for (const char* words : {"same dtype", "scalar type", "should be the same", "Found dtype"})
-    if (text.find(words) != text.npos)
-      return std::string("the engine keeps parameters in ") + dtype +
-             " (train.dtype): cast the inputs of the model to that type with x.to(engine.dtype())";
+  const auto has = [&](const char* words) { return text.find(words) != text.npos; };
+  if (type == "c10::OutOfMemoryError")
+    return "lower train.micro_batch, use zr::checkpoint in the model or more ranks, or set offload.optimizer = "
+           "\"cpu\"; `zeroth plan` shows what the engine keeps on the device";
+  if (has("Expected all tensors to be on the same device"))
+    return "the engine keeps parameters on its device (job.device): move the inputs of the model there with "
+           "x.to(engine.device())";
+  if (has("device-side assert triggered"))
+    return "an operator has rejected its input, such as an index outside of an embedding, and the process has lost the "
+           "device";
+  if (has("same dtype") || has("scalar type") || has("should be the same") || has("Found dtype"))
+    return std::string("the engine keeps parameters in ") + dtype +
+           " (train.dtype): cast the inputs of the model to that type with x.to(engine.dtype())";
   return "";
 }
 
@@ -50,6 +60,7 @@ Engine::State::State(const Program& p, ProgramModule m, const std::string& engin
           host::model::open_device(p.state()->setup().config.job().device, p.state()->setup().control->local_rank())),
       torch_model(std::in_place, module.parameters(), module.buffers(), dtype, before != nullptr, device),
       session(std::in_place, setup_of(p, name), *torch_model, std::move(before)) {
+  if (!device.is_cpu()) note_device_in_use();
   at::set_num_threads(session->threads());
   last_dtype = host::name_of(dtype).data();  // points to a string literal
   host::set_advice(&advice);

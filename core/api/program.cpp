@@ -240,18 +240,4 @@ std::string Program::folder() const { return state_->folder().string(); }
 int Program::rank() const { return state_->setup().control->rank(); }
 int Program::world() const { return state_->setup().config.job().ranks; }
 
-int guarded_run(void (*call)(void*), void* ctx, void (*end)(int)) {
-  const host::control::ExitFunction before = host::control::set_exit_function(end);
-  int code = 0;
-  try {
-    call(ctx);
-  } catch (const ExitRequest& request) {
-    code = request.exit_code;
-  } catch (...) {
-    code = host::report_program_exception();
-  }
-  host::control::set_exit_function(before);
-  return code;
-}
-
 }  // namespace zr

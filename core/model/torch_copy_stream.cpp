@@ -8,7 +8,9 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
+#include <chrono>
 #include <string>
+#include <thread>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
@@ -60,9 +62,12 @@ TorchCopyStream::TorchCopyStream(TorchDeviceMemory& memory, c10::Stream computat
       computation_(computation),
       stream_(c10::impl::VirtualGuardImpl(computation.device_type()).getNewStream(computation.device())) {}
 
+// A stream that waits for a peer which is lost never ends. libtorch keeps pinned memory until its copies are complete.
 TorchCopyStream::~TorchCopyStream() {
+  using namespace std::chrono;
+  const auto end = steady_clock::now() + seconds(4);
   try {
-    stream_.synchronize();
+    while (!stream_.query() && steady_clock::now() < end) std::this_thread::sleep_for(milliseconds(1));
   } catch (const std::exception& failure) {  // of the device
     log(ZR_LOG_ERROR, first_line(failure.what()));
   }

@@ -246,6 +246,18 @@ TEST(ZerothDoctor, ChecksWhatAFileNeeds) {
   EXPECT_FALSE(fs::exists(work.path("saved")));
 }
 
+TEST(ZerothDoctor, ReportsAJobForADeviceThatIsMissing) {
+  if (fs::exists("/dev/nvidiactl")) GTEST_SKIP() << "this machine may have a GPU";
+  const Scratch work;
+  work.write("job.toml", "[train]\nsteps = 1\n[job]\ndevice = \"cuda\"\n");
+  const Diagnosis diagnosis = diagnose(work, "", "job.toml");
+  EXPECT_EQ(diagnosis.code, 3);
+  EXPECT_EQ(diagnosis.checks("devices", "device of the job")[0]["verdict"], "problem");
+  EXPECT_EQ(diagnosis.checks("devices", "device of the job")[0]["message"],
+            "job.device = \"cuda\"; this machine has no NVIDIA device, or no driver: install it, or set "
+            "job.device = \"cpu\"");
+}
+
 TEST(ZerothDoctor, TreatsUnusedRejectedPluginsOfAJobAsWarnings) {
   const Scratch work;
   work.write("job.toml", "[train]\nsteps = 1\n");

@@ -266,6 +266,27 @@ TEST_F(OneRankFailsTest, InASumWithoutMemory) {
     expect_report(sums_with_a_full_device, job, "rank 1", "ZR_SIM_BYTES=60000000");
 }
 
+// The destructors of the device's library wait for a stream in which the lost rank's part is missing.
+RANK_BODY(waits_at_exit, Run) {
+  std::atexit([] {
+    for (;;) ::pause();
+  });
+  run.build();
+  run.micro_step();
+  if (run.engine->rank() == 1) std::_Exit(7);
+  run.train();
+}
+
+TEST_F(DeviceRanksTest, ARankOfAFailedJobDoesNotWaitForItsDeviceAtExit) {
+  const std::string said = result(2, waits_at_exit, kRanksJobs[2] + kDevice);
+  EXPECT_THAT(said, HasSubstr("failed with 4"));
+  EXPECT_THAT(said, HasSubstr("XXX"));
+}
+
+TEST_F(OneRankFailsTest, WhileCopiesToHostMemoryWait) {
+  expect_report(waits_at_exit, kRanksJobs[2] + " offload.optimizer=cpu", "rank 1", "ZR_SIM_DEFECT=endless");
+}
+
 // The 4 ranks share 2 devices.
 TEST_F(DeviceRanksTest, MoreRanksThanDevicesHaveTheBitsOfTheCpu) {
   for (const std::string& job : {kRanksJobs[1], kRanksJobs[3]})
