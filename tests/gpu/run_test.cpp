@@ -39,7 +39,7 @@ collectives 2 65536 shm
 optimizer 4096 small
 sanitizer
 
-parity tied-bf16-adamw-each-a1-zero2-none-n2
+parity tied-bf16-adamw-each-*1-zero2-none-n[2]
 steps 1 32 2 16 2 1
 offload 1 32 2 16 2 1
 largest --tiny 1MiB batch plain zero2+cpu
@@ -59,7 +59,7 @@ TEST(GpuRunTest, RunsAllPartsOfAPackageOnTheSimulatedDevice) {
   EXPECT_EQ(done.code, 0);
   for (const char* const part :
        {"environment", "errors", "faults", "device_lost", "collectives 2 65536 shm", "optimizer 4096 small",
-        "sanitizer", "parity tied-bf16-adamw-each-a1-zero2-none-n2", "steps 1 32 2 16 2 1", "offload 1 32 2 16 2 1",
+        "sanitizer", "parity tied-bf16-adamw-each-.1-zero2-none-n.2.", "steps 1 32 2 16 2 1", "offload 1 32 2 16 2 1",
         "largest --tiny 1MiB batch plain zero2\\+cpu"})
     EXPECT_THAT(done.output, ContainsRegex(std::string("== ") + part + ": ok(, [0-9]+ RED)?(, [0-9]+ NOT RUN)? \\("));
   EXPECT_THAT(done.output, ContainsRegex("\n20[0-9-]+, commit [0-9a-f]+(-dirty)?, [0-9]+ cores"));
