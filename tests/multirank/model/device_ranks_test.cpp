@@ -267,9 +267,19 @@ TEST_F(OneRankFailsTest, InASumWithoutMemory) {
     expect_report(sums_with_a_full_device, job, "rank 1", "ZR_SIM_BYTES=60000000");
 }
 
-// Without the launcher, which would end rank 0. With a GPU, nothing ends a stream that waits for a lost peer; exit
-// handlers of the device's library may wait for it.
-RANK_BODY(loses_its_peer, Run) {
+// Rank 1 is lost, and there is no launcher that would end rank 0.
+class NoLauncherTest : public DeviceRanksTest {
+ protected:
+  zr::testing::Outcome survivor(const zr::test::RankBody& body, const std::string& overrides, int port) {
+    const std::string rank = program(2, body, overrides + kRanksModel + kDevice);
+    return shell("export WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" + std::to_string(port) +
+                 "; (RANK=1 LOCAL_RANK=1 " + rank + " > /dev/null 2>&1 &) ; RANK=0 LOCAL_RANK=0 timeout -s KILL 60 " +
+                 rank);
+  }
+};
+
+// As exit handlers of a device's library may do, for streams that wait for the lost peer.
+RANK_BODY(waits_at_exit, Run) {
   std::atexit([] {
     for (;;) ::pause();
   });
@@ -279,16 +289,28 @@ RANK_BODY(loses_its_peer, Run) {
   run.train();
 }
 
-TEST_F(OneRankFailsTest, WithoutALauncher) {
-  const std::string start = "export WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 ZR_SIM_DEFECT=endless; ";
-  int port = 29671;
-  for (const std::string more : {"", " offload.optimizer=cpu"}) {
-    const std::string rank = program(2, loses_its_peer, kRanksJobs[2] + more + kRanksModel + kDevice);
-    const auto survivor = shell(start + "export MASTER_PORT=" + std::to_string(port++) + "; (RANK=1 LOCAL_RANK=1 " +
-                                rank + " > /dev/null 2>&1 &) ; RANK=0 LOCAL_RANK=0 timeout -s KILL 60 " + rank);
-    EXPECT_EQ(survivor.code, 4) << more << survivor.output;
-    EXPECT_THAT(survivor.output, HasSubstr("rank 1")) << more;
-  }
+TEST_F(NoLauncherTest, DoesNotWaitForTheDeviceAtExit) {
+  const auto done = survivor(waits_at_exit, kRanksJobs[2], 29671);
+  EXPECT_EQ(done.code, 4) << done.output;
+  EXPECT_THAT(done.output, HasSubstr("rank 1"));
+}
+
+// With a GPU, nothing ends a stream that waits for a lost peer.
+RANK_BODY(closes_after_the_loss, Run) {
+  run.build();
+  run.micro_step();
+  if (run.engine->rank() == 1) std::_Exit(7);
+  EXPECT_THROW(run.train(), zr::PeerLostError);
+  run.engine.reset();
+  std::cout << "closed" << std::endl;
+}
+
+TEST_F(NoLauncherTest, ClosesAnEngineWhoseCopiesToHostMemoryWait) {
+  ::setenv("ZR_SIM_DEFECT", "endless", 1);
+  const auto done = survivor(closes_after_the_loss, kRanksJobs[2] + " offload.optimizer=cpu", 29672);
+  ::unsetenv("ZR_SIM_DEFECT");
+  EXPECT_EQ(done.code, 0) << done.output;
+  EXPECT_THAT(done.output, HasSubstr("closed"));
 }
 
 // The 4 ranks share 2 devices.
