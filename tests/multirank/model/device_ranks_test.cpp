@@ -295,24 +295,6 @@ TEST_F(NoLauncherTest, DoesNotWaitForTheDeviceAtExit) {
   EXPECT_THAT(done.output, HasSubstr("rank 1"));
 }
 
-// With a GPU, nothing ends a stream that waits for a lost peer.
-RANK_BODY(closes_after_the_loss, Run) {
-  run.build();
-  run.micro_step();
-  if (run.engine->rank() == 1) std::_Exit(7);
-  EXPECT_THROW(run.train(), zr::PeerLostError);
-  run.engine.reset();
-  std::cout << "closed" << std::endl;
-}
-
-TEST_F(NoLauncherTest, ClosesAnEngineWhoseCopiesToHostMemoryWait) {
-  ::setenv("ZR_SIM_DEFECT", "endless", 1);
-  const auto done = survivor(closes_after_the_loss, kRanksJobs[2] + " offload.optimizer=cpu", 29672);
-  ::unsetenv("ZR_SIM_DEFECT");
-  EXPECT_EQ(done.code, 0) << done.output;
-  EXPECT_THAT(done.output, HasSubstr("closed"));
-}
-
 // The 4 ranks share 2 devices.
 TEST_F(DeviceRanksTest, MoreRanksThanDevicesHaveTheBitsOfTheCpu) {
   for (const std::string& job : {kRanksJobs[1], kRanksJobs[3]})

@@ -1,10 +1,15 @@
 // Copies that are launched later than they were requested are seen by every later operation. Runs on the simulated
 // accelerator of tests/support/sim_device.
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <atomic>
+#include <thread>
+
 #include "model/torch_device_memory.hpp"
+#include "support/sim_device/device_calls.hpp"
 
 namespace zr::host {
 namespace {
@@ -99,6 +104,22 @@ TEST_F(DeviceMemoryTest, OtherStreamsSeeLaterCopies) {
   const std::unique_ptr<DeviceStream> stream = memory_.new_stream();
   stream->wait_for(*memory_.mark(nullptr));
   EXPECT_EQ(ends(data_), (Ends{5, 1004}));
+}
+
+// Such as a stream that waits for a peer which is lost.
+TEST_F(DeviceMemoryTest, ACopyStreamIsClosedWhileTheComputationDoesNotEnd) {
+  std::atomic<bool> has_ended = false;
+  {
+    const std::unique_ptr<PinnedMemory> pinned = memory_.allocate_pinned(kBytes);
+    const std::unique_ptr<CopyStream> copies = memory_.new_copy_stream();
+    const c10::Stream computation = c10::impl::VirtualGuardImpl(at::kPrivateUse1).getDefaultStream(at::Device("sim:0"));
+    sim::enqueue(computation.native_handle(), "endless", [&has_ended] {
+      while (!has_ended) std::this_thread::yield();
+    });
+    copies->follow_computation();
+    copies->to_host(data_, *pinned, 0, kBytes);
+  }
+  has_ended = true;
 }
 
 // Memory that is freed may belong to somebody else at once.
