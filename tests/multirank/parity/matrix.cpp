@@ -50,6 +50,7 @@ Choice tier(const std::string& name) {
   if (name == "nvme_gradients") return {name, "offload.gradients=nvme" + disk};
   if (name == "nvme_all") return {name, "offload.optimizer=nvme offload.gradients=nvme offload.parameters=nvme" + disk};
   if (name == "cpu") return {name, "offload.optimizer=cpu offload.gradients=cpu"};
+  if (name == "cpu_states") return {name, "offload.optimizer=cpu"};  // a device keeps weights and gradients
   return {name, "offload.optimizer=nvme offload.device_fraction=0.5 offload.gradients=cpu" + disk};
 }
 // Gradients are reduced in a dtype other than that of the weights.
@@ -82,7 +83,8 @@ std::vector<Axis> make_axes() {
         tier("nvme"),
         only_in_cover(tier("both")),
         only_in_cover(tier("nvme_gradients")),
-        only_in_cover(tier("nvme_all"))}},
+        only_in_cover(tier("nvme_all")),
+        only_in_cover(tier("cpu_states"))}},
       {"ranks", {ranks(1), ranks(2), ranks(3), ranks(4)}},
       {"step",
        {{"clipped", "train.gradient_clipping=0.5", [](Recipe& r) { r.clip = 0.5; }},

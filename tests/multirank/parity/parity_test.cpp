@@ -86,6 +86,38 @@ TEST_F(DeviceParityTest, UsualArchitecturesHaveTheBitsOfTheCpu) {
   expect_exact(cases);
 }
 
+// The CPU updates the states, while weights and gradients stay in memory of the device.
+TEST_F(DeviceParityTest, HoldsWithStatesOnTheCpu) {
+  SCOPED_TRACE(std::string("ZR_SIM_SEED=") + std::getenv("ZR_SIM_SEED"));
+  std::vector<TestCase> cases;
+  for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"})
+    for (const std::string dtype : {"fp32", "bf16", "fp16"})
+      for (const std::string accumulation : {"a1", "a4"})
+        cases.push_back(test_case({strategy, dtype, accumulation, "cpu_states", "everything", "n2"}));
+  for (const std::string strategy : {"zero1", "zero2", "zero3"})
+    for (const std::string dtype : {"fp32", "bf16", "fp16"})
+      cases.push_back(with(test_case({strategy, dtype, "cpu_states", "n2"}), "gpt", "parity.model=gpt",
+                           [](Recipe& r) { r.model = "gpt"; }));
+  for (const std::string dtype : {"fp32", "bf16"})
+    cases.push_back(test_case({"zero2", dtype, "cpu_states", "everything", "n1"}));
+  expect_exact(cases);
+}
+
+TEST_F(DeviceParityTest, HoldsWithOffloadedActivations) {
+  SCOPED_TRACE(std::string("ZR_SIM_SEED=") + std::getenv("ZR_SIM_SEED"));
+  std::filesystem::create_directories(folder_ + "/swap");
+  const std::string least = " offload.activation_bytes=1B";
+  const std::vector<std::pair<std::string, std::string>> tiers{
+      {"cpu", "offload.activations=cpu" + least},
+      {"nvme", "offload.activations=nvme offload.nvme.path=" + folder_ + "/swap" + least}};
+  std::vector<TestCase> cases;
+  for (const auto& [tier, overrides] : tiers)
+    for (const auto& [strategy, dtype] : {std::pair("zero1", "fp32"), {"zero3", "bf16"}})
+      for (const std::string model : {"everything", "with_dropout", "recomputed"})
+        cases.push_back(with(test_case({strategy, dtype, model, "n2", "a4"}), tier, overrides));
+  expect_exact(cases);
+}
+
 // On hosts that the ranks pretend to be on, connected by MPI: ranks 0 and 1 of three share one, two and two of four.
 class HostsParityTest : public ParityTest {
  public:
