@@ -39,6 +39,7 @@ class LateStream {
     return end();
   }
   int64_t end() const { return done_ + std::ssize(operations_); }
+  bool is_idle() const { return operations_.empty(); }
   void run_to(int64_t end) {
     while (done_ < end) {
       const std::function<void()> next = std::move(operations_.front());
@@ -59,9 +60,13 @@ class LateDevice final : public DeviceMemory {
   struct Counts {
     int64_t bytes_to_host = 0, bytes_to_device = 0, pinned = 0;
   };
+  struct CopyStreamUse {
+    const std::shared_ptr<LateStream> stream = std::make_shared<LateStream>();
+    bool to_host = false, to_device = false;  // it has had copies in this direction
+  };
   class Copies final : public CopyStream {
    public:
-    explicit Copies(LateDevice& device) : device_(device), stream_(std::make_shared<LateStream>()) {}
+    explicit Copies(LateDevice& device) : device_(device), use_(device.copies.emplace_back()), stream_(use_.stream) {}
     ~Copies() override { stream_->run_to(stream_->end()); }
     void follow_computation() override {
       const int64_t end = device_.computation.end();
@@ -72,10 +77,12 @@ class LateDevice final : public DeviceMemory {
     }
     void to_host(const void* from, const PinnedMemory& to, int64_t offset, int64_t bytes) override {
       device_.counts.bytes_to_host += bytes;
+      use_.to_host = true;
       copy(to.data() + offset, from, bytes);
     }
     void to_device(const PinnedMemory& from, int64_t offset, void* to, int64_t bytes) override {
       device_.counts.bytes_to_device += bytes;
+      use_.to_device = true;
       copy(to, from.data() + offset, bytes);
     }
     std::unique_ptr<Mark> mark() override {
@@ -93,6 +100,7 @@ class LateDevice final : public DeviceMemory {
       stream_->add([=] { std::memcpy(to, from, static_cast<std::size_t>(bytes)); });
     }
     LateDevice& device_;
+    CopyStreamUse& use_;
     const std::shared_ptr<LateStream> stream_;
   };
 
@@ -115,6 +123,7 @@ class LateDevice final : public DeviceMemory {
   std::unique_ptr<CopyStream> new_copy_stream() override { return std::make_unique<Copies>(*this); }
 
   Counts counts;
+  std::deque<CopyStreamUse> copies;  // all streams of copies, in the order in which they were made
   LateStream computation;
 };
 
@@ -175,9 +184,11 @@ class DeviceUpdatesTest : public ::testing::Test {
     device_.computation.add([=, this] { std::fill_n(gradients_.begin() + first, count, value); });
   }
   void compute(float value) { compute(0, std::ssize(gradients_), value); }
-  // weight += gradient for fp32 weights; for others weight = the gradient's upper half.
-  void update() {
-    updates_->update(slices_, touched_, [this](const std::vector<update::UpdateSlice>& slices) {
+  // weight += gradient for fp32 weights; for others weight = the gradient's upper half. Calls before_work() before the
+  // update of each block.
+  void update(const std::function<void()>& before_work = [] {}) {
+    updates_->update(slices_, touched_, [&](const std::vector<update::UpdateSlice>& slices) {
+      before_work();
       for (const update::UpdateSlice& slice : slices) {
         EXPECT_EQ(slice.grad.device.type, ZR_DEVICE_CPU);
         EXPECT_EQ(slice.weight.device.type, ZR_DEVICE_CPU);
@@ -196,6 +207,12 @@ class DeviceUpdatesTest : public ::testing::Test {
         }
       }
     });
+  }
+  // A weight as it is in memory of the device now; bf16.
+  uint16_t weight_now(int64_t element) const {
+    uint16_t bits = 0;
+    std::memcpy(&bits, weights_.data() + 2 * element, 2);
+    return bits;
   }
   // The weights when the device has computed everything; bf16 as fp32.
   std::vector<float> weights() {
@@ -301,6 +318,57 @@ TEST_F(DeviceUpdatesTest, UpdatesMoreBlocksThanSlots) {
     updates_.reset();
     EXPECT_EQ(ledger_.held(Tier::host), 0);
   }
+}
+
+// While a block is updated, the gradients of the next one and the new weights of the one before are on their way, each
+// direction on a stream of its own, and nothing has waited for them.
+TEST_F(DeviceUpdatesTest, CopiesInBothDirectionsWhileABlockIsUpdated) {
+  constexpr int64_t kBlocks = 4;
+  for (const bool early : {true, false}) {
+    device_.counts = {};
+    updates_.reset();
+    device_.copies.clear();
+    plan({kBlocks * kBlock}, early);
+    updates_->begin_micro_step(true);
+    compute(4);
+    updates_->gradients_final(gradients(0, kBlocks * kBlock));
+    int64_t block = 0;
+    update([&] {
+      EXPECT_EQ(device_.counts.bytes_to_device, block * kBlock * 2) << "new weights of the blocks before " << block;
+      EXPECT_EQ(device_.counts.bytes_to_host, (early ? kBlocks : std::min(block + 2, kBlocks)) * kBlock * 4);
+      if (block > 0) {
+        EXPECT_EQ(weight_now((block - 1) * kBlock), 0) << "nothing needs the new weights of block " << block - 1;
+      }
+      int downloads = 0, uploads = 0;
+      for (const auto& [stream, to_host, to_device] : device_.copies) {
+        EXPECT_FALSE(to_host && to_device) << "a stream for both directions";
+        downloads += to_host;
+        uploads += to_device;
+        if (to_host && !early) {
+          EXPECT_EQ(stream->is_idle(), block + 1 == kBlocks) << "gradients of the block after " << block;
+        }
+      }
+      EXPECT_EQ(downloads, 1);
+      EXPECT_EQ(uploads, block > 0 ? 1 : 0);
+      ++block;
+    });
+    EXPECT_EQ(block, kBlocks);
+    EXPECT_EQ(weight_now(kBlocks * kBlock - 1), 0) << "the host has not waited for the last copy";
+    EXPECT_EQ(weights(), std::vector<float>(kBlocks * kBlock, 4));
+  }
+}
+
+// Backward reads the old weights, also those whose slot is used again during the update.
+TEST_F(DeviceUpdatesTest, WeightsAreReplacedAfterTheComputationThatReadsThem) {
+  plan({4 * kBlock}, true);
+  updates_->begin_micro_step(true);
+  compute(4);
+  updates_->gradients_final(gradients(0, 4 * kBlock));
+  uint16_t read = 1;
+  device_.computation.add([&] { read = weight_now(0); });
+  update();
+  EXPECT_EQ(weights(), std::vector<float>(4 * kBlock, 4));
+  EXPECT_EQ(read, 0);
 }
 
 // Weights in fp32 are their own masters, so the update reads them.
