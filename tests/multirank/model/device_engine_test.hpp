@@ -11,6 +11,10 @@ namespace engine_tests {
 
 inline const std::string kSimLibrary = ZR_BUILD_DIR "/tests/devices/libzr_sim_device.so";
 inline const std::string kDevice = " job.device=sim job.device_library=" + kSimLibrary;
+// The simulated NCCL.
+inline const std::string kNccl = kDevice +
+                                 " communicator=nccl communicator.nccl.staging_bytes=64KiB"
+                                 " communicator.nccl.library=" ZR_BUILD_DIR "/tests/devices/nccl/libnccl.so.2";
 
 // Jobs find the optimizers for the device, so that one rank keeps its training state there.
 class DeviceEngineTest : public EngineTest {

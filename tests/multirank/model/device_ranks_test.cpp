@@ -301,10 +301,6 @@ TEST_F(DeviceRanksTest, MoreRanksThanDevicesHaveTheBitsOfTheCpu) {
     EXPECT_EQ(result(4, trains_and_prints_loss, job + kDevice), result(4, trains_and_prints_loss, job)) << job;
 }
 
-const std::string kNccl = kDevice +
-                          " communicator=nccl communicator.nccl.staging_bytes=64KiB"
-                          " communicator.nccl.library=" ZR_BUILD_DIR "/tests/devices/nccl/libnccl.so.2";
-
 TEST_F(DeviceRanksTest, NcclHasTheBitsOfShmUnderEveryStrategy) {
   for (const std::string& job : kRanksJobs)
     EXPECT_EQ(result(2, trains_and_prints_loss, job + kNccl, "ZR_SIM_DELAY_US=100"),

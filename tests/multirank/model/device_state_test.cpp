@@ -6,6 +6,9 @@
 #include <gmock/gmock.h>
 
 #include <atomic>
+#include <chrono>
+#include <future>
+#include <memory>
 
 #include "multirank/model/device_engine_test.hpp"
 #include "multirank/parity/features.hpp"
@@ -88,10 +91,40 @@ TEST_F(DeviceStateTest, ThePlanSaysWhereItIs) {
   EXPECT_THAT(trained.output, HasSubstr("\n  " + where));
 }
 
-uint64_t waits() {
-  static auto* const count = reinterpret_cast<uint64_t (*)()>(::dlsym(RTLD_DEFAULT, "zr_sim_synchronizations"));
-  return count();
+template <class Function>
+Function* function_of_device(const char* name) {
+  return reinterpret_cast<Function*>(::dlsym(RTLD_DEFAULT, name));
 }
+
+uint64_t waits() { return function_of_device<uint64_t()>("zr_sim_synchronizations")(); }
+
+// A task that holds the engine's stream. A host that waits for the stream in any way, also by asking for events again
+// and again, waits until the task gives up.
+class Gate {
+ public:
+  explicit Gate(at::Device device) {
+    void* const stream = function_of_device<void*(int, int)>("zr_sim_stream")(device.index(), 0);
+    const auto run = [](void* context) {
+      const std::unique_ptr<std::shared_ptr<State>> state(static_cast<std::shared_ptr<State>*>(context));
+      (*state)->gave_up = (*state)->opened.get_future().wait_for(kLimit) != std::future_status::ready;
+    };
+    function_of_device<void(void*, const char*, void (*)(void*), void*)>("zr_sim_enqueue")(
+        stream, "gate", run, new std::shared_ptr<State>(state_));
+  }
+  // Returns whether nothing has waited.
+  bool open() {
+    state_->opened.set_value();
+    return !state_->gave_up;
+  }
+
+ private:
+  static constexpr std::chrono::seconds kLimit{30};
+  struct State {
+    std::promise<void> opened;
+    std::atomic<bool> gave_up = false;
+  };
+  const std::shared_ptr<State> state_ = std::make_shared<State>();
+};
 
 // engine.step() reads the losses, which have been copied by then, the sums of the norm blocks and, with several ranks,
 // a part of the weights, to compare it. The last one also reads the weights, for their hash.
@@ -115,6 +148,32 @@ TEST_F(DeviceStateTest, TheHostWaitsOncePerStep) {
     for (const std::string more : {"", " train.dtype=bf16 train.gradient_clipping=0.1"})
       for (const int ranks : {1, 2})
         first_line(ranks, counts_waits, "strategy=" + strategy + more + " train.steps=3 train.gradient_accumulation=2");
+  first_line(2, counts_waits, "strategy=zero2 train.steps=3 train.gradient_accumulation=2" + kNccl);
+}
+
+RANK_BODY(holds_the_device_during_backward, Run) {
+  run.build();
+  while (!run.engine->done()) {
+    const torch::Tensor loss = run.model->loss(run.engine->step_index(), run.engine->micro_index());
+    Gate gate(run.engine->device());
+    const uint64_t before = waits();
+    run.engine->backward(loss);
+    EXPECT_EQ(waits(), before);
+    EXPECT_TRUE(gate.open());
+    run.engine->step();
+  }
+}
+
+TEST_F(DeviceStateTest, TheHostDoesNotWaitDuringBackward) {
+  const std::vector<std::string> strategies{"strategy=zero0", "strategy=zero1 train.dtype=bf16", "strategy=zero2",
+                                            "strategy=zero3 train.dtype=bf16"};
+  const std::string more = " train.steps=2 train.gradient_accumulation=2";
+  for (const std::string& strategy : strategies) {
+    for (const int ranks : {1, 2})
+      first_line(ranks, holds_the_device_during_backward, strategy + more + " offload.optimizer=cpu");
+    first_line(2, holds_the_device_during_backward, strategy + more + kNccl);
+  }
+  first_line(2, holds_the_device_during_backward, strategies[2] + more + kNccl + " offload.optimizer=cpu");
 }
 
 std::atomic<int> launches = 0;
