@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "multirank/model/device_engine_test.hpp"
+#include "multirank/model/two_streams.hpp"
 
 namespace {
 
@@ -16,8 +17,17 @@ RANK_BODY(trains_with_defects, Run) {
   print_result(run);
 }
 
+// Every operation of the engine then waits for the program's stream, which waits for it.
+RANK_BODY(trains_with_defects_on_another_stream, Run) {
+  const auto guard = on_another_stream();
+  run.build();
+  run.train();
+  print_result(run);
+}
+
 struct Defect {
   std::string name, job;
+  bool on_another_stream = false;
 };
 void PrintTo(const Defect& defect, std::ostream* out) { *out << defect.name << ", " << defect.job; }
 
@@ -35,15 +45,16 @@ class DeviceDefectsTest : public DeviceEngineTest, public ::testing::WithParamIn
 };
 
 TEST_P(DeviceDefectsTest, IsFoundWithOneOfFortySeeds) {
-  const auto& [name, job] = GetParam();
-  const std::string delays = "ZR_SIM_DELAY_US=2000 ZR_SIM_SEED=", right = result(job, delays + "0");
+  const auto& [name, job, on_another_stream] = GetParam();
+  const zr::test::RankBody& body = on_another_stream ? trains_with_defects_on_another_stream : trains_with_defects;
+  const std::string delays = "ZR_SIM_DELAY_US=2000 ZR_SIM_SEED=", right = result(job, delays + "0", body);
   ASSERT_THAT(right, HasSubstr("result "));
   bool found = false;
   for (int seed = 0; seed < 40 && !found; ++seed) {
     const std::string with_seed = delays + std::to_string(seed);
-    found = result(job, "ZR_SIM_BACKEND_DEFECT=" + name + " " + with_seed) != right;
+    found = result(job, "ZR_SIM_BACKEND_DEFECT=" + name + " " + with_seed, body) != right;
     if (found) {
-      EXPECT_EQ(result(job, with_seed), right) << "without the defect";
+      EXPECT_EQ(result(job, with_seed, body), right) << "without the defect";
     }
   }
   EXPECT_TRUE(found);
@@ -54,7 +65,25 @@ INSTANTIATE_TEST_SUITE_P(Backend, DeviceDefectsTest,
                                            Defect{"block", "strategy=zero1 offload.gradients=cpu"},
                                            Defect{"early", "strategy=zero2 offload.optimizer=cpu"},
                                            Defect{"early", "strategy=zero1 offload.gradients=cpu"},
-                                           Defect{"reuse", "strategy=zero1 offload.gradients=cpu"}));
+                                           Defect{"reuse", "strategy=zero1 offload.gradients=cpu"},
+                                           Defect{"stream", "strategy=zero2 offload.optimizer=cpu"},
+                                           Defect{"stream", "strategy=zero1 offload.gradients=cpu"},
+                                           Defect{"host", "strategy=zero2 offload.optimizer=cpu"},
+                                           Defect{"reuse", "strategy=zero2", true}));
+
+class BothStreamsTest : public DeviceDefectsTest {};
+
+// On streams that run as late as possible, except the one that does not wait.
+TEST_F(BothStreamsTest, WaitForEachOther) {
+  for (const std::string job :
+       {"strategy=zero2", "strategy=zero3 train.dtype=bf16", "strategy=zero1 offload.optimizer=cpu"}) {
+    const std::string late = "ZR_SIM_LATE=1", right = result(job, late, trains_with_defects_on_another_stream);
+    ASSERT_THAT(right, HasSubstr("result "));
+    for (const std::string defect : {"block_engine", "block_program"})
+      EXPECT_NE(result(job, late + " ZR_SIM_BACKEND_DEFECT=" + defect, trains_with_defects_on_another_stream), right)
+          << job << ", " << defect;
+  }
+}
 
 // The texts of a device that cannot be used. job.device = "cuda" has the same ones.
 class DeviceStartTest : public DeviceDefectsTest {};

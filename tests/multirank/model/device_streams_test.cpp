@@ -1,14 +1,10 @@
 // Streams that are not libtorch's default one: of an optimizer (tests/support/sim_optimizer/own_stream.cpp), and of the
 // program.
-#include <c10/core/Event.h>
-#include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
-
 #include <chrono>
-#include <optional>
 #include <thread>
 
 #include "multirank/model/device_engine_test.hpp"
+#include "multirank/model/two_streams.hpp"
 
 namespace {
 
@@ -53,14 +49,6 @@ TEST_F(DeviceStreamsTest, WithoutAWaitTheUpdateIsLate) {
   EXPECT_NE(result_of("strategy=zero2 optimizer.own_stream.waits=false" + late_), result_of("strategy=zero2"));
 }
 
-// On the CPU, there is no stream.
-std::optional<c10::StreamGuard> on_another_stream() {
-  constexpr auto kSim = c10::DeviceType::PrivateUse1;
-  if (!c10::impl::hasDeviceGuardImpl(kSim)) return std::nullopt;
-  return std::optional<c10::StreamGuard>(std::in_place, c10::impl::VirtualGuardImpl(kSim).getStreamFromGlobalPool(
-                                                            c10::impl::VirtualGuardImpl(kSim).getDevice()));
-}
-
 RANK_BODY(builds_and_trains_on_another_stream, Run) {
   const auto guard = on_another_stream();
   run.build();
@@ -91,46 +79,9 @@ RANK_BODY(grows_on_another_stream, Run) {
   if (engine.rank() == 0) std::cout << "result " << hash << line.str() << std::endl;
 }
 
-// One activation is used on two streams. The program orders them with events.
 RANK_BODY(uses_an_activation_on_two_streams, Run) {
-  torch::manual_seed(1);
-  const auto wide = [] { return torch::nn::Linear(64, 64); };
-  torch::nn::Sequential first(wide(), torch::nn::Tanh());
-  torch::nn::Linear one = wide(), other = wide();
-  torch::nn::ModuleList all(first, one, other);
-  zr::Engine engine(run.program, *all);
-  const torch::Tensor x = torch::linspace(-1, 1, 8 * 64).reshape({8, 64}).to(engine.device());
-  std::ostringstream line;
-  line.precision(17);
-  const auto loss = [&] {  // keeps no activation
-    const torch::Tensor shared = first->forward(x), direct = one->forward(shared);
-    torch::Tensor aside;
-    if (engine.device().is_cpu()) {
-      aside = other->forward(shared);
-    } else {
-      const c10::impl::VirtualGuardImpl guard(engine.device().type());
-      const c10::Stream main = guard.getStream(engine.device());
-      const auto follow = [&](const c10::Stream& earlier, const c10::Stream& later) {
-        c10::Event event(engine.device().type());
-        event.record(earlier);
-        event.block(later);
-      };
-      const auto side = on_another_stream();
-      follow(main, side->current_stream());
-      guard.recordDataPtrOnStream(shared.storage().data_ptr(), side->current_stream());
-      aside = other->forward(shared);
-      guard.recordDataPtrOnStream(aside.storage().data_ptr(), main);
-      follow(side->current_stream(), main);
-    }
-    return (direct + aside).square().mean();
-  };
-  while (!engine.done()) {
-    engine.backward(loss());
-    engine.step();
-    line << " " << engine.last_step().gradient_norm;
-  }
-  const std::string hash = engine.weights_hash();
-  if (engine.rank() == 0) std::cout << "result " << hash << line.str() << std::endl;
+  const std::string result = use_an_activation_on_two_streams(run.program);
+  std::cout << "result " << result << std::endl;
 }
 
 // Closing the communicator frees memory from which the parameters were copied just before.

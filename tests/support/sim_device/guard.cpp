@@ -3,8 +3,6 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <chrono>
-#include <cstdlib>
-#include <cstring>
 
 #include "sim.hpp"
 
@@ -12,11 +10,6 @@ namespace zr::test::sim {
 namespace {
 
 const bool named = (c10::register_privateuse1_backend("sim"), true);
-
-bool has_defect(const char* name) {
-  static const char* const planted = std::getenv("ZR_SIM_BACKEND_DEFECT");
-  return planted != nullptr && std::strcmp(planted, name) == 0;
-}
 
 // The state of the last record().
 struct Event {
@@ -55,7 +48,7 @@ struct SimGuard final : public c10::impl::DeviceGuardImplInterface {
   void* getStreamNativeHandle(const c10::Stream stream) const override { return &stream_queue(stream); }
   bool queryStream(const c10::Stream& stream) const override {
     StreamQueue& queue = stream_queue(stream);
-    return queue.finished(queue.last_ticket());
+    return queue.poll(queue.last_ticket());
   }
   void synchronizeStream(const c10::Stream& stream) const override { synchronize(stream_queue(stream)); }
   void synchronizeDevice(c10::DeviceIndex device) const override {
@@ -73,20 +66,20 @@ struct SimGuard final : public c10::impl::DeviceGuardImplInterface {
         "event", [time] { *time = std::chrono::steady_clock::now(); }, /*delayed=*/false);
   }
   void block(void* event, const c10::Stream& stream) const override {
-    if (event == nullptr || has_defect("block")) return;
+    if (event == nullptr) return;
     const Event e = *static_cast<Event*>(event);
     StreamQueue& queue = stream_queue(stream);
-    if (&queue != e.queue)
+    if (&queue != e.queue && !drops_wait(queue))
       queue.enqueue(
           "wait", [e] { e.queue->wait(e.ticket); }, /*delayed=*/false);
   }
   bool queryEvent(void* event) const override {
     const auto* const e = static_cast<Event*>(event);
-    return e == nullptr || has_defect("early") || e->queue->finished(e->ticket);
+    return e == nullptr || has_defect("early") || e->queue->poll(e->ticket);
   }
   void synchronizeEvent(void* event) const override {
     const auto* const e = static_cast<Event*>(event);
-    if (e != nullptr && !has_defect("early")) synchronize(*e->queue, e->ticket);
+    if (e != nullptr && !drops_host_wait()) synchronize(*e->queue, e->ticket);
   }
   void destroyEvent(void* event, const c10::DeviceIndex /*device*/) const noexcept override {
     delete static_cast<Event*>(event);

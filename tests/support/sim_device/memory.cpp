@@ -264,13 +264,15 @@ void SimAllocator::release(void* at) {
   if (at != nullptr) instance().free_block(static_cast<char*>(at));
 }
 
-// Pinned host memory. A copy keeps the storage until it is done, so a freed block is never in use.
+// Pinned host memory, fresh blocks of which are filled, too. A copy keeps the storage until it is done, so a freed
+// block is never in use.
 class PinnedAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
     if (bytes == 0) return {nullptr, c10::Device(c10::kCPU)};
     void* const at = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
     TORCH_CHECK(at != nullptr, "sim: cannot allocate ", bytes, " bytes of pinned memory");
+    std::memset(at, kPattern, bytes);
     const std::lock_guard lock(mutex_);
     blocks_[at] = bytes;
     return {at, at, &release, c10::Device(c10::kCPU)};

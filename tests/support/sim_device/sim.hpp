@@ -5,6 +5,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/CachingDeviceAllocator.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -23,6 +24,14 @@ constexpr c10::StreamId kPoolStreams = 32;  // ids 1..32; id 0 is the default st
 uint64_t env_number(const char* name, uint64_t otherwise);
 c10::DeviceIndex device_count() noexcept;
 
+// Whether ZR_SIM_BACKEND_DEFECT plants this defect.
+bool has_defect(const char* name);
+class StreamQueue;
+// Called for each wait of a stream for an event of another one: whether a planted defect drops it. Unless the defect
+// drops all, the stream is early from then on.
+bool drops_wait(StreamQueue& queue);
+bool drops_host_wait();  // the same for each wait of the host for an event
+
 // A FIFO of tasks and the thread that runs them. A ticket is the number of tasks enqueued so far; it is finished when
 // that many tasks are finished. The thread starts with the first task, so a process can fork before it uses a stream.
 class StreamQueue {
@@ -32,6 +41,9 @@ class StreamQueue {
   uint64_t enqueue(std::string name, std::function<void()> run, bool delayed = true);
   uint64_t last_ticket();
   bool finished(uint64_t ticket);
+  bool poll(uint64_t ticket);  // as finished(), for a caller that asks until it is
+  // Tasks run before enqueue() returns.
+  void set_early(bool early) { is_early_ = early; }
   void wait(uint64_t ticket);
   c10::Stream handle() const { return c10::Stream(c10::Stream::UNSAFE, c10::Device(kSim, device_), id_); }
 
@@ -42,6 +54,7 @@ class StreamQueue {
     unsigned delay_us;
   };
   void work();
+  bool may_run() const;    // the next task
   unsigned delay() const;  // drawn when a task is enqueued
 
   const c10::DeviceIndex device_;
@@ -50,6 +63,8 @@ class StreamQueue {
   std::condition_variable added_, done_;
   std::deque<Task> tasks_;
   uint64_t enqueued_ = 0, finished_ = 0;
+  uint64_t wanted_ = 0;  // the last ticket that something has waited for
+  std::atomic<bool> is_early_ = false;
   bool started_ = false;
 };
 

@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -19,6 +20,7 @@ namespace {
 std::atomic<uint64_t> pending{0}, synchronizations{0};
 std::atomic<uint64_t> delay_seed{env_number("ZR_SIM_SEED", 0)};
 std::atomic<unsigned> delay_us{static_cast<unsigned>(env_number("ZR_SIM_DELAY_US", 0))};
+std::atomic<bool> is_late{env_number("ZR_SIM_LATE", 0) != 0};
 std::atomic<bool> at_exit{false};
 thread_local c10::DeviceIndex this_device = 0;
 thread_local std::vector<c10::StreamId> this_streams;
@@ -100,7 +102,7 @@ c10::DeviceIndex device_count() noexcept {
 bool exiting() noexcept { return at_exit; }
 
 uint64_t StreamQueue::enqueue(std::string name, std::function<void()> run, bool delayed) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (exiting()) return enqueued_;
   if (!started_) {
     started_ = true;
@@ -111,7 +113,10 @@ uint64_t StreamQueue::enqueue(std::string name, std::function<void()> run, bool 
   ++pending;
   tasks_.push_back({std::move(name), std::move(run), delayed ? delay() : 0});
   added_.notify_one();
-  return ++enqueued_;
+  const uint64_t ticket = ++enqueued_;
+  lock.unlock();
+  if (is_early_) wait(ticket);
+  return ticket;
 }
 
 uint64_t StreamQueue::last_ticket() {
@@ -124,10 +129,22 @@ bool StreamQueue::finished(uint64_t ticket) {
   return finished_ >= ticket;
 }
 
+bool StreamQueue::poll(uint64_t ticket) {
+  const std::lock_guard lock(mutex_);
+  const bool is_finished = finished_ >= ticket;
+  wanted_ = std::max(wanted_, ticket);
+  added_.notify_one();
+  return is_finished;
+}
+
 void StreamQueue::wait(uint64_t ticket) {
   std::unique_lock lock(mutex_);
+  wanted_ = std::max(wanted_, ticket);
+  added_.notify_one();
   done_.wait(lock, [&] { return finished_ >= ticket; });
 }
+
+bool StreamQueue::may_run() const { return !tasks_.empty() && (!is_late || wanted_ > finished_); }
 
 unsigned StreamQueue::delay() const {
   const unsigned most = delay_us;
@@ -146,7 +163,7 @@ void StreamQueue::work() {
     Task task;
     {
       std::unique_lock lock(mutex_);
-      added_.wait(lock, [&] { return !tasks_.empty(); });
+      added_.wait(lock, [&] { return may_run(); });
       task = std::move(tasks_.front());
       tasks_.pop_front();
     }
@@ -248,7 +265,7 @@ void zr_sim_wait(void* native_stream) {
 // 1 if the stream has done all its work.
 int zr_sim_idle(void* native_stream) {
   auto& queue = *static_cast<zr::test::sim::StreamQueue*>(native_stream);
-  return queue.finished(queue.last_ticket());
+  return queue.poll(queue.last_ticket());
 }
 // The native handle of a stream; 0 is the default stream of the device.
 void* zr_sim_stream(int device, int id) {
@@ -256,6 +273,8 @@ void* zr_sim_stream(int device, int id) {
   return &zr::test::sim::stream_queue(c10::Stream(c10::Stream::UNSAFE, sim, id));
 }
 void* zr_sim_backing(const void* device_address) { return zr::test::sim::backing(device_address); }
+// See ZR_SIM_LATE.
+void zr_sim_set_late(int late) { zr::test::sim::is_late = late != 0; }
 void zr_sim_set_delay(uint64_t seed, unsigned max_us) {
   zr::test::sim::delay_seed = seed;
   zr::test::sim::delay_us = max_us;

@@ -93,6 +93,14 @@ void copy_between(const at::Tensor& from, const at::Tensor& to) {
         "wait", [&reader, copied] { reader.wait(copied); }, /*delayed=*/false);
 }
 
+// The stream of a copy between host and device. With the defect "stream", another one than the current stream.
+StreamQueue& copying_queue(c10::DeviceIndex device) {
+  const c10::Stream current = current_stream(device);
+  if (!has_defect("stream")) return stream_queue(current);
+  const c10::StreamId other = current.id() == 0 ? 1 : 0;
+  return stream_queue(c10::Stream(c10::Stream::UNSAFE, current.device(), other));
+}
+
 bool dense_pinned(const at::Tensor& host) { return is_pinned(host.storage().data()); }
 
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
@@ -104,7 +112,8 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
     copy_between(from, to);
     return to;
   }
-  StreamQueue& queue = current_queue((read_host ? to : from).device().index());
+  StreamQueue& queue = copying_queue((read_host ? to : from).device().index());
+  if (has_defect("host")) static_cast<void>(*static_cast<const volatile char*>((read_host ? to : from).data_ptr()));
   const bool pinned = dense_pinned(read_host ? from : to);
   // The task keeps the host tensor. Pageable sources are staged, as CUDA does.
   at::Tensor source = read_host ? from.detach() : backing_tensor(from);

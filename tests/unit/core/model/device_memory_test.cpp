@@ -122,6 +122,27 @@ TEST_F(DeviceMemoryTest, ACopyStreamIsClosedWhileTheComputationDoesNotEnd) {
   has_ended = true;
 }
 
+// Uploads go through pinned memory, parts of which are used again when the copies from them are complete.
+TEST_F(DeviceMemoryTest, PinnedMemoryIsUsedAgainAfterTheCopiesFromIt) {
+  constexpr int64_t kUploads = 6, kUploadBytes = int64_t{16} << 20;  // more than four parts
+  const auto set_late = reinterpret_cast<void (*)(int)>(::dlsym(library_, "zr_sim_set_late"));
+  std::vector<void*> uploads;
+  for (int64_t i = 0; i < kUploads; ++i) uploads.push_back(memory_.allocate(kUploadBytes));
+  set_late(1);
+  std::vector<float> values(kUploadBytes / 4);
+  for (int64_t i = 0; i < kUploads; ++i) {
+    std::fill(values.begin(), values.end(), static_cast<float>(i));
+    memory_.upload(values.data(), uploads[static_cast<std::size_t>(i)], kUploadBytes);
+  }
+  for (int64_t i = 0; i < kUploads; ++i) {
+    memory_.download(uploads[static_cast<std::size_t>(i)], values.data(), kUploadBytes);
+    EXPECT_EQ(values.front(), static_cast<float>(i));
+    EXPECT_EQ(values.back(), static_cast<float>(i));
+  }
+  set_late(0);
+  for (void* const each : uploads) memory_.free(each);
+}
+
 // Memory that is freed may belong to somebody else at once.
 TEST_F(DeviceMemoryTest, LaterCopiesRunBeforeMemoryIsFreed) {
   void* const freed = memory_.allocate(kBytes);
