@@ -16,20 +16,18 @@ namespace {
 std::atomic<bool> device_in_use{false};
 std::atomic<std::terminate_handler> terminate_before{nullptr};
 
-[[noreturn]] void flush_and_end(host::control::ExitFunction end, int code) {
+void flush_and_end(host::control::ExitFunction end, int code) {
   std::cout.flush();
   std::fflush(nullptr);
   end(code);
-  std::abort();
 }
 
 // For an exception that nothing can catch: a destructor has thrown it, or a thread of the program.
-[[noreturn]] void report_and_end() {
+void report_and_end() {
   static std::atomic_flag reported;
   const host::control::ExitFunction end = host::control::exit_function();
   if (std::current_exception() && end && !reported.test_and_set()) flush_and_end(end, host::report_program_exception());
-  if (const std::terminate_handler before = terminate_before) before();
-  std::abort();
+  if (const std::terminate_handler before = terminate_before) before();  // by default, it aborts the process
 }
 
 void end_at_exit(int code, void* end) { flush_and_end(reinterpret_cast<host::control::ExitFunction>(end), code); }

@@ -88,7 +88,8 @@ int64_t different(Bench& bench, int64_t count, int64_t* cases) {
   return wrong;
 }
 
-// The shortest of ten times until all ranks have done the work, in milliseconds: ranks on one device can have it in turn.
+// The shortest of ten times until all ranks have done the work, in milliseconds. Ranks on one device may have it in
+// turn.
 double shortest(Bench& bench, const std::function<void()>& work) {
   double best = 1e9;
   for (int i = 0; i < 10; ++i) {

@@ -13,6 +13,7 @@
 
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -193,6 +194,10 @@ TEST_F(GpuRunOfScriptsTest, RunsTheSanitizerOnTheKernels) {
   const Outcome forbidden = tool("echo Error: the debugger interface is not supported; exit 1");
   EXPECT_EQ(forbidden.code, 0);
   EXPECT_THAT(forbidden.output, HasSubstr("sanitizer: ok, 4 NOT RUN"));
+  EXPECT_THAT(tool("echo ========= COMPUTE-SANITIZER; exit 124").output,
+              AllOf(HasSubstr("it takes more than 120 s"), HasSubstr("sanitizer: ok, 4 NOT RUN")));
+  EXPECT_THAT(tool("echo ========= Invalid __global__ read of size 4; exit 124").output,
+              HasSubstr("PROBLEM: exit code 124 instead of 0"));
 }
 
 TEST_F(GpuRunOfScriptsTest, RejectsUnknownParts) {

@@ -101,8 +101,8 @@ TEST_F(EarlyUpdateFaultTest, FaultsThatTheTierHandlesKeepResultsBitIdentical) {
   }
 }
 
-// The tier of rank 1 fails at its first read, in the second step: during backward or, if the read of the weight ends the
-// early update before that, in step(). The read does not show it.
+// The tier of rank 1 fails at its first read, in the second step: during backward or, if the read of the weight ends
+// the early update before that, in step(). The read does not show it.
 RANK_BODY(reads_a_weight_after_the_failure, Run) {
   run.build();
   zr::Engine& engine = *run.engine;

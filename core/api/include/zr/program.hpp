@@ -119,9 +119,10 @@ class Program {
 
 /// Calls `call(ctx)` and returns the exit code for the process. If the call throws, prints the exception to stderr as
 /// `zeroth: error: ...`; no exception leaves this function. If the job fails while the calling thread computes or
-/// blocks for more than 2 s, so that it does not notice, another thread calls `end(4)`; null: nothing. Use zr::guarded. An exception that a
-/// destructor throws is printed too, and `end` called with its code. If the call throws in a program with a device, `end`
-/// is called at the exit of the process, before destructors of static objects: they may wait for a device that is lost.
+/// blocks for more than 2 s, so that it does not notice, another thread calls `end(4)`; null: nothing. An exception that
+/// a destructor throws is printed too, and `end` called with its code. If the call throws in a program with a device,
+/// `end` is called at the exit of the process, before the destructors of static objects: they may wait for a device that
+/// is lost. Use zr::guarded.
 ///   0   the call returned, or threw an ExitRequest of code 0
 ///   1   an exception of the program or of libtorch; its type and what() are printed (libtorch's C++ stack trace only
 ///       with TORCH_SHOW_CPP_STACKTRACES=1)
