@@ -58,6 +58,7 @@ void Engine::refresh() {
     State& before = *state_;
     const State::Call call(before, "refresh");
     call.not_in_evaluation();
+    before.session->comm().barrier(call.text().c_str());  // names the call, as State::collective()
     host::engine::ParameterChange change;
     const auto find_changes = [&](host::engine::ParameterChange& parameter_changes) {
       before.adopt_buffers();

@@ -43,6 +43,12 @@ std::string advice(const std::string& type, const std::string& text) {
   return true;
 }();
 
+at::Device open_device(const host::engine::Setup& setup) {
+  const at::Device device = host::model::open_device(setup.config.job().device, setup.control->local_rank());
+  if (!device.is_cpu()) note_device_in_use();
+  return device;
+}
+
 host::engine::Setup setup_of(const Program& program, const std::string& name) {
   host::engine::Setup setup = program.state()->setup();
   setup.engine = name;
@@ -56,11 +62,9 @@ Engine::State::State(const Program& p, ProgramModule m, const std::string& engin
       module(std::move(m)),
       name(engine_name),
       dtype(p.state()->setup().config.train().dtype),
-      device(
-          host::model::open_device(p.state()->setup().config.job().device, p.state()->setup().control->local_rank())),
+      device(open_device(p.state()->setup())),
       torch_model(std::in_place, module.parameters(), module.buffers(), dtype, before != nullptr, device),
       session(std::in_place, setup_of(p, name), *torch_model, std::move(before)) {
-  if (!device.is_cpu()) note_device_in_use();
   at::set_num_threads(session->threads());
   last_dtype = host::name_of(dtype).data();  // points to a string literal
   host::set_advice(&advice);

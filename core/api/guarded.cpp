@@ -1,10 +1,12 @@
 #include "api/guarded.hpp"
 
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <iostream>
+#include <thread>
 
 #include "base/log.hpp"
 #include "control/control.hpp"
@@ -14,7 +16,7 @@ namespace zr {
 
 namespace {
 std::atomic<bool> device_in_use{false};
-std::atomic<std::terminate_handler> terminate_before{nullptr};
+std::atomic<std::terminate_handler> other_handler{nullptr};  // the one before report_and_end
 
 void flush_and_end(host::control::ExitFunction end, int code) {
   std::cout.flush();
@@ -22,15 +24,24 @@ void flush_and_end(host::control::ExitFunction end, int code) {
   end(code);
 }
 
-// For an exception that nothing can catch: a destructor has thrown it, or a thread of the program.
+// For an exception that nothing can catch: a destructor has thrown it, or a thread of the program. Several threads may
+// throw at once if a device is lost; the first one ends the process.
 void report_and_end() {
-  static std::atomic_flag reported;
+  static std::atomic<std::thread::id> reporting{std::thread::id()};
   const host::control::ExitFunction end = host::control::exit_function();
-  if (std::current_exception() && end && !reported.test_and_set()) flush_and_end(end, host::report_program_exception());
-  if (const std::terminate_handler before = terminate_before) before();  // by default, it aborts the process
+  if (std::current_exception() && end) {
+    std::thread::id first;
+    if (reporting.compare_exchange_strong(first, std::this_thread::get_id()))
+      flush_and_end(end, host::report_program_exception());
+    while (first != std::thread::id() && first != std::this_thread::get_id())
+      std::this_thread::sleep_for(std::chrono::seconds(1));
+  }
+  if (const std::terminate_handler other = other_handler) other();  // by default, it aborts the process
 }
 
-void end_at_exit(int code, void* end) { flush_and_end(reinterpret_cast<host::control::ExitFunction>(end), code); }
+void end_at_exit(int code, void* end) {
+  if (code != 0) flush_and_end(reinterpret_cast<host::control::ExitFunction>(end), code);
+}
 }  // namespace
 
 void note_device_in_use() { device_in_use = true; }
@@ -38,7 +49,7 @@ void note_device_in_use() { device_in_use = true; }
 int guarded_run(void (*call)(void*), void* ctx, void (*end)(int)) {
   const host::control::ExitFunction before = host::control::set_exit_function(end);
   const std::terminate_handler handler_before = std::set_terminate(report_and_end);
-  terminate_before = handler_before;
+  if (handler_before != report_and_end) other_handler = handler_before;  // else another call is running
   int code = 0;
   try {
     call(ctx);
@@ -48,7 +59,7 @@ int guarded_run(void (*call)(void*), void* ctx, void (*end)(int)) {
     code = host::report_program_exception();
     if (device_in_use && end) ::on_exit(end_at_exit, reinterpret_cast<void*>(end));
   }
-  std::set_terminate(handler_before);
+  if (std::get_terminate() == report_and_end) std::set_terminate(handler_before);  // else the program has set one
   host::control::set_exit_function(before);
   return code;
 }

@@ -1,6 +1,7 @@
 #include "base/ledger.hpp"
 
 #include <algorithm>
+#include <array>
 
 namespace zr::host {
 
@@ -11,13 +12,14 @@ void Ledger::plan(Tier tier, MemoryKind kind, int64_t bytes) {
 }
 
 void Ledger::add_locked(Tier tier, MemoryKind kind, std::string_view tag, int64_t bytes, int64_t peak) {
-  for (Entry* entry : {&entries_[{tier, kind}], &totals_[tier]}) {
+  const std::array<Entry*, 2> entries{&entries_[{tier, kind}], &totals_[tier]};  // what allocates is first
+  auto at = tags_.find(tag);
+  if (at == tags_.end()) at = tags_.emplace(std::string(tag), 0).first;
+  for (Entry* const entry : entries) {
     const int64_t before = entry->now;
     entry->now += bytes;
     entry->peak = std::max({entry->peak, entry->now, before + peak});
   }
-  auto at = tags_.find(tag);
-  if (at == tags_.end()) at = tags_.emplace(std::string(tag), 0).first;
   at->second += bytes;
   if (at->second == 0) tags_.erase(at);
 }

@@ -1,5 +1,6 @@
 #include "model/autograd_engine.hpp"
 
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/ones.h>
 #include <torch/csrc/autograd/engine.h>
@@ -22,21 +23,29 @@ class SavingEngine final : public torch::autograd::Engine {
     if (device_ready_queues_.empty()) start_device_threads();
   }
 };
-}  // namespace
-
-void install_autograd_engine() {
-  static const bool installed = (torch::autograd::set_default_engine_stub(&SavingEngine::get), true);
-  (void)installed;
-}
 
 // libtorch starts threads for devices once in a process: in the first backward, for the engine that runs it. This
 // backward is the first one, unless the program has run another; then the threads may be those of another engine.
-void start_autograd_threads() {
+void start_threads() {
   {
     const at::AutoGradMode grad(true);
     (torch::ones({}).requires_grad_() * 1).backward();
   }
   SavingEngine::instance().start_threads();
+}
+}  // namespace
+
+void install_autograd_engine() {
+  static const bool installed = [] {
+    if (at::accelerator::deviceCount() > 0) start_threads();
+    torch::autograd::set_default_engine_stub(&SavingEngine::get);
+    return true;
+  }();
+  (void)installed;
+}
+
+void start_autograd_threads() {
+  start_threads();
   install_autograd_engine();
 }
 

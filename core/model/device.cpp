@@ -175,9 +175,9 @@ void reset_peak(at::Device device) {
   if (c10::DeviceAllocator* const allocator = allocator_of(device)) allocator->resetPeakStats(device.index());
 }
 
-RandomState RandomState::current() {
+RandomState RandomState::current(const std::vector<at::Device>& devices) {
   RandomState state;
-  for (const at::Device& device : devices_in_use()) {
+  for (const at::Device& device : devices) {
     at::Generator generator = at::globalContext().defaultGenerator(device);
     const std::lock_guard lock(generator.mutex());  // libtorch's mutex
     state.states_.emplace_back(device, generator.get_state());

@@ -32,10 +32,12 @@ void add_engine_bytes(at::Device device, int64_t bytes);
 /// Sets the peak to the bytes held now. Any thread.
 void reset_peak(at::Device device);
 
-/// The random state of the CPU and of every opened device. Training thread, and autograd's threads.
+/// The CPU, and the opened devices in the order in which they were opened. Any thread.
+std::vector<at::Device> devices_in_use();
+/// The random state of these devices. Training thread, and autograd's threads.
 class RandomState {
  public:
-  static RandomState current();
+  static RandomState current(const std::vector<at::Device>& devices = devices_in_use());
   void restore() const;
 
  private:
@@ -43,7 +45,5 @@ class RandomState {
 };
 /// Seeds the random generators of the CPU and of every opened device.
 void seed_generators(uint64_t seed);
-/// The CPU, and the opened devices in the order in which they were opened. Any thread.
-std::vector<at::Device> devices_in_use();
 
 }  // namespace zr::host::model

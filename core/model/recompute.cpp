@@ -13,8 +13,8 @@ namespace {
 // Restores the random state and autocast mode of the block's first run while the block runs again.
 class Restored {
  public:
-  Restored(const RandomState& random, const std::vector<AutocastMode>& autocast)
-      : random_(RandomState::current()), autocast_(AutocastMode::current()) {
+  Restored(const std::vector<at::Device>& devices, const RandomState& random, const std::vector<AutocastMode>& autocast)
+      : random_(RandomState::current(devices)), autocast_(AutocastMode::current(devices)) {
     random.restore();
     for (const AutocastMode& mode : autocast) mode.restore();
   }
@@ -27,11 +27,19 @@ class Restored {
   RandomState random_;
   std::vector<AutocastMode> autocast_;
 };
+// Those of engines, and those of the inputs: the process may have no engine.
+std::vector<at::Device> devices_of(const std::vector<torch::Tensor>& inputs) {
+  std::vector<at::Device> devices = devices_in_use();
+  for (const torch::Tensor& input : inputs)
+    if (input.defined() && std::ranges::find(devices, input.device()) == devices.end())
+      devices.push_back(input.device());
+  return devices;
+}
 }  // namespace
 
-std::vector<AutocastMode> AutocastMode::current() {
+std::vector<AutocastMode> AutocastMode::current(const std::vector<at::Device>& devices) {
   std::vector<AutocastMode> modes;
-  for (const at::Device& device : devices_in_use()) {
+  for (const at::Device& device : devices) {
     const at::DeviceType type = device.type();
     modes.push_back({type, at::autocast::is_autocast_enabled(type), at::autocast::get_autocast_dtype(type)});
   }
@@ -79,7 +87,10 @@ class RecomputeFrame::Recorded final : public SavedHooks {
 };
 
 RecomputeFrame::RecomputeFrame(Block again, const std::vector<torch::Tensor>& inputs)
-    : again_(std::move(again)), random_(RandomState::current()), autocast_(AutocastMode::current()) {
+    : again_(std::move(again)),
+      devices_(devices_of(inputs)),
+      random_(RandomState::current(devices_)),
+      autocast_(AutocastMode::current(devices_)) {
   for (const torch::Tensor& tensor : inputs) {
     Input input;
     input.requires_grad = tensor.defined() && tensor.requires_grad();
@@ -120,7 +131,7 @@ void RecomputeFrame::run_again() {
   values_.clear();
   {
     const at::AutoGradMode grad(true);
-    const Restored restored(random_, autocast_);
+    const Restored restored(devices_, random_, autocast_);
     const SavedTensorScope scope([&] { return std::make_unique<Recorded>(values_, leaves); });
     again_(inputs);
   }

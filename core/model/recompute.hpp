@@ -17,8 +17,7 @@ struct AutocastMode {
   at::DeviceType type;
   bool enabled;
   at::ScalarType dtype;
-  /// The modes of the CPU and of the opened devices.
-  static std::vector<AutocastMode> current();
+  static std::vector<AutocastMode> current(const std::vector<at::Device>& devices);
   void restore() const;
 };
 
@@ -48,6 +47,7 @@ class RecomputeFrame : public std::enable_shared_from_this<RecomputeFrame> {
 
   Block again_;
   std::vector<Input> inputs_;
+  std::vector<at::Device> devices_;  // whose random state and autocast mode the block may use
   RandomState random_;
   std::vector<AutocastMode> autocast_;
   std::size_t dropped_ = 0;            // tensors dropped in the first run

@@ -62,12 +62,19 @@ TorchCopyStream::TorchCopyStream(TorchDeviceMemory& memory, c10::Stream computat
       computation_(computation),
       stream_(c10::impl::VirtualGuardImpl(computation.device_type()).getNewStream(computation.device())) {}
 
-// A stream that waits for a peer which is lost never ends. libtorch keeps pinned memory until its copies are complete.
+// A stream that waits for a peer which is lost never ends; the job has failed then. libtorch keeps pinned memory until
+// its copies are complete, but what these copies read on the device may belong to somebody else by then.
 TorchCopyStream::~TorchCopyStream() {
   using namespace std::chrono;
-  const auto end = steady_clock::now() + seconds(4);
+  constexpr auto kLimit = seconds(4);  // as long as communicators wait when they close
+  const auto end = steady_clock::now() + kLimit;
   try {
-    while (!stream_.query() && steady_clock::now() < end) std::this_thread::sleep_for(milliseconds(1));
+    while (!stream_.query()) {
+      if (steady_clock::now() > end)
+        return log(ZR_LOG_WARN,
+                   "closing does not wait for copies to host memory that do not end (" + stream_.device().str() + ")");
+      std::this_thread::sleep_for(milliseconds(1));
+    }
   } catch (const std::exception& failure) {  // of the device
     log(ZR_LOG_ERROR, first_line(failure.what()));
   }

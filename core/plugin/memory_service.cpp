@@ -114,6 +114,10 @@ zr_code add_block(const zr_host* abi, const zr_view& view, const char* tag, Bloc
   }
   try {
     host.ledger().add(tier_of(kind), kind, tag, view.count);
+  } catch (const std::bad_alloc&) {  // before the ledger has counted it
+    const MutexLock lock(memory.mutex);
+    memory.blocks.extract(view.data).mapped().free(view.data);
+    throw;
   } catch (const std::exception& over) {  // exceeds the budget
     free_view(abi, &view);
     const MutexLock lock(memory.mutex);
@@ -157,6 +161,8 @@ zr_code alloc(const zr_host* abi, const zr_alloc* request, zr_view* out, zr_erro
     return alloc_block(abi, request, out, error);
   } catch (const std::bad_alloc&) {  // of the engine's own objects
     return fill_error(error, ZR_NOMEM, "cannot allocate memory: the process is out of memory");
+  } catch (const std::exception& failure) {
+    return fill_error(error, ZR_INTERNAL, failure.what());
   }
 }
 
@@ -168,10 +174,14 @@ void account(const zr_host* abi, const char* tag, int64_t delta_bytes) {
   } catch (const std::exception& over) {  // exceeds the budget
     PluginHost::Memory& memory = host.memory();
     const MutexLock lock(memory.mutex);
-    memory.excess = std::make_exception_ptr(
-        UserError(fmt::format("{}; {} of it are '{}', which a plug-in allocates while it works: the plan does not "
-                              "include them",
-                              over.what(), bytes_text(delta_bytes), tag)));
+    memory.excess = std::current_exception();
+    try {
+      memory.excess = std::make_exception_ptr(
+          UserError(fmt::format("{}; {} of it are '{}', which a plug-in allocates while it works: the plan does not "
+                                "include them",
+                                over.what(), bytes_text(delta_bytes), tag)));
+    } catch (const std::bad_alloc&) {  // the shorter text remains
+    }
   }
 }
 

@@ -63,7 +63,7 @@ TEST(GpuRunTest, RunsAllPartsOfAPackageOnTheSimulatedDevice) {
         "sanitizer", "parity tied-bf16-adamw-each-.1-zero2-none-n.2.", "steps 1 32 2 16 2 1", "offload 1 32 2 16 2 1",
         "largest --tiny 1MiB batch plain zero2\\+cpu"})
     EXPECT_THAT(done.output, ContainsRegex(std::string("== ") + part + ": ok(, [0-9]+ RED)?(, [0-9]+ NOT RUN)? \\("));
-  EXPECT_THAT(done.output, ContainsRegex("\n20[0-9-]+, commit [0-9a-f]+(-dirty)?, [0-9]+ cores"));
+  EXPECT_THAT(done.output, ContainsRegex("\n20[0-9-]+, commit [0-9a-f]+(-dirty)?, kernel [^ ]+, [0-9]+ cores"));
   for (const char* const text :
        {"is killed:", "was killed by signal 9", "OutOfMemoryError", "\"row\": \"plain / zeroth, median of 3 rounds\"",
         "bandwidth of all_reduce / of copies by all ranks at once\", \"ratio\": ", "\"mark\": 0.5",

@@ -1,8 +1,12 @@
-// zr::Engine::Evaluation on a device restores the random state of the device and that of the CPU.
+// zr::Engine::Evaluation on a device restores the random state of the device and that of the CPU. zr::checkpoint does
+// so without an engine too.
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <array>
 
 #include "multirank/model/device_engine_test.hpp"
 #include "multirank/parity/models.hpp"
+#include "zr/recompute.hpp"
 
 namespace {
 
@@ -54,6 +58,29 @@ class DeviceEvaluationTest : public DeviceEngineTest {
 TEST_F(DeviceEvaluationTest, LeavesTrainingWithDropoutAsItIs) {
   for (const std::string strategy : {"zero0", "zero3"})
     EXPECT_EQ(result_of("strategy=" + strategy + " job.name=evaluates"), result_of("strategy=" + strategy)) << strategy;
+}
+
+// Backward of the block runs on libtorch's autograd engine first, and then with zr::checkpoint.
+RANK_BODY(recomputes_without_an_engine, Run) {
+  const at::Device device("sim:1");
+  c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+  const auto block = [](const torch::Tensor& x) { return torch::dropout(x * x, 0.5, true) * x; };
+  std::vector<torch::Tensor> gradients;
+  for (const bool recomputed : {false, true}) {
+    at::globalContext().defaultGenerator(device).set_current_seed(5);
+    const torch::Tensor x = torch::ones({100}).to(device).requires_grad_();
+    const torch::Tensor y = recomputed ? zr::checkpoint(block, x) : block(x);
+    torch::dropout(y, 0.5, true).sum().backward();  // the generator has other numbers when the block runs again
+    gradients.push_back(x.grad().to(torch::kCPU));
+  }
+  EXPECT_TRUE(torch::equal(gradients[0], gradients[1])) << gradients[0] << gradients[1];
+}
+
+class DeviceRecomputeTest : public DeviceEngineTest {};
+
+TEST_F(DeviceRecomputeTest, KeepsTheRandomStateOfADeviceThatNoEngineUses) {
+  const auto done = run(1, recomputes_without_an_engine, "strategy=zero1" + kDevice);
+  EXPECT_EQ(done.code, 0) << done.output;
 }
 
 }  // namespace

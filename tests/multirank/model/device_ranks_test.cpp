@@ -270,8 +270,9 @@ TEST_F(OneRankFailsTest, InASumWithoutMemory) {
 // Rank 1 is lost, and there is no launcher that would end rank 0.
 class NoLauncherTest : public DeviceRanksTest {
  protected:
-  zr::testing::Outcome survivor(const zr::test::RankBody& body, const std::string& overrides, int port) {
-    const std::string rank = program(2, body, overrides + kRanksModel + kDevice);
+  zr::testing::Outcome survivor(const zr::test::RankBody& body) {
+    const std::string rank = program(2, body, kRanksJobs[2] + kRanksModel + kDevice);
+    const int port = 20000 + ::getpid() % 8000;
     return shell("export WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" + std::to_string(port) +
                  "; (RANK=1 LOCAL_RANK=1 " + rank + " > /dev/null 2>&1 &) ; RANK=0 LOCAL_RANK=0 timeout -s KILL 60 " +
                  rank);
@@ -279,20 +280,32 @@ class NoLauncherTest : public DeviceRanksTest {
 };
 
 // As exit handlers of a device's library may do, for streams that wait for the lost peer.
-RANK_BODY(waits_at_exit, Run) {
+void wait_at_exit() {
   std::atexit([] {
     for (;;) ::pause();
   });
+}
+
+RANK_BODY(loses_a_rank_in_training, Run) {
+  wait_at_exit();
   run.build();
   run.micro_step();
   if (run.engine->rank() == 1) std::_Exit(7);
   run.train();
 }
 
+RANK_BODY(loses_a_rank_at_the_start, Run) {
+  wait_at_exit();
+  if (run.program.rank() == 1) std::_Exit(7);
+  run.build();
+}
+
 TEST_F(NoLauncherTest, DoesNotWaitForTheDeviceAtExit) {
-  const auto done = survivor(waits_at_exit, kRanksJobs[2], 29671);
-  EXPECT_EQ(done.code, 4) << done.output;
-  EXPECT_THAT(done.output, HasSubstr("rank 1"));
+  for (const zr::test::RankBody* body : {&loses_a_rank_in_training, &loses_a_rank_at_the_start}) {
+    const auto done = survivor(*body);
+    EXPECT_EQ(done.code, 4) << body->name() << done.output;
+    EXPECT_THAT(done.output, HasSubstr("rank 1"));
+  }
 }
 
 // The 4 ranks share 2 devices.

@@ -10,8 +10,10 @@ namespace zr::test {
 namespace {
 
 using engine_tests::Run;
+using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class EarlyUpdateFaultTest : public OffloadTest {
  protected:
@@ -120,12 +122,14 @@ RANK_BODY(reads_a_weight_after_the_failure, Run) {
     text = error.what();
   }
   EXPECT_THAT(text, HasSubstr(engine.rank() == 1 ? "offload 'nvme'" : "rank 1"));
+  std::cerr << text << std::endl;
 }
 
 TEST_F(EarlyUpdateFaultTest, AReadOfAWeightDoesNotHideAFailedUpdate) {
   const Outcome done =
       shell("ZR_TIER_FAULT=rank=1:read=EIO@1 " + launch(2, reads_a_weight_after_the_failure, job("fault", kModes[1])));
   EXPECT_THAT(done.code, AnyOf(0, 4)) << done.output;
+  EXPECT_THAT(done.output, AllOf(HasSubstr("offload 'nvme'"), Not(HasSubstr("killed by signal"))));
 }
 
 }  // namespace

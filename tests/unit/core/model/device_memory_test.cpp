@@ -108,18 +108,20 @@ TEST_F(DeviceMemoryTest, OtherStreamsSeeLaterCopies) {
 
 // Such as a stream that waits for a peer which is lost.
 TEST_F(DeviceMemoryTest, ACopyStreamIsClosedWhileTheComputationDoesNotEnd) {
-  std::atomic<bool> has_ended = false;
+  const c10::Stream computation = c10::impl::VirtualGuardImpl(at::kPrivateUse1).getDefaultStream(at::Device("sim:0"));
+  std::atomic<bool> may_end = false;
   {
     const std::unique_ptr<PinnedMemory> pinned = memory_.allocate_pinned(kBytes);
     const std::unique_ptr<CopyStream> copies = memory_.new_copy_stream();
-    const c10::Stream computation = c10::impl::VirtualGuardImpl(at::kPrivateUse1).getDefaultStream(at::Device("sim:0"));
-    sim::enqueue(computation.native_handle(), "endless", [&has_ended] {
-      while (!has_ended) std::this_thread::yield();
+    sim::enqueue(computation.native_handle(), "endless", [&may_end] {
+      while (!may_end) std::this_thread::yield();
     });
     copies->follow_computation();
     copies->to_host(data_, *pinned, 0, kBytes);
   }
-  has_ended = true;
+  EXPECT_FALSE(computation.query()) << "the stream still waits";
+  may_end = true;
+  computation.synchronize();
 }
 
 // Uploads go through pinned memory, parts of which are used again when the copies from them are complete.
