@@ -159,21 +159,23 @@ RANK_BODY(holds_the_device_during_backward, Run) {
     const uint64_t before = waits();
     run.engine->backward(loss);
     EXPECT_EQ(waits(), before);
-    EXPECT_TRUE(gate.open());
+    ASSERT_TRUE(gate.open());
     run.engine->step();
   }
 }
 
 TEST_F(DeviceStateTest, TheHostDoesNotWaitDuringBackward) {
-  const std::vector<std::string> strategies{"strategy=zero0", "strategy=zero1 train.dtype=bf16", "strategy=zero2",
-                                            "strategy=zero3 train.dtype=bf16"};
-  const std::string more = " train.steps=2 train.gradient_accumulation=2";
-  for (const std::string& strategy : strategies) {
-    for (const int ranks : {1, 2})
-      first_line(ranks, holds_the_device_during_backward, strategy + more + " offload.optimizer=cpu");
-    first_line(2, holds_the_device_during_backward, strategy + more + kNccl);
+  const std::string states = " offload.optimizer=cpu", more = " train.steps=2 train.gradient_accumulation=2";
+  std::vector<std::pair<int, std::string>> jobs{{2, "strategy=zero2" + more + kNccl + states}};
+  for (const std::string strategy :
+       {"strategy=zero0", "strategy=zero1 train.dtype=bf16", "strategy=zero2", "strategy=zero3 train.dtype=bf16"}) {
+    for (const int ranks : {1, 2}) jobs.emplace_back(ranks, strategy + more + states);
+    jobs.emplace_back(2, strategy + more + kNccl);
   }
-  first_line(2, holds_the_device_during_backward, strategies[2] + more + kNccl + " offload.optimizer=cpu");
+  for (const auto& [ranks, job] : jobs) {
+    first_line(ranks, holds_the_device_during_backward, job);
+    if (HasFailure()) return;  // each would take as long as the task waits
+  }
 }
 
 std::atomic<int> launches = 0;
