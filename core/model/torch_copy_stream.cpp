@@ -70,9 +70,11 @@ TorchCopyStream::~TorchCopyStream() {
   const auto end = steady_clock::now() + kLimit;
   try {
     while (!stream_.query()) {
-      if (steady_clock::now() > end)
-        return log(ZR_LOG_WARN,
-                   "closing does not wait for copies to host memory that do not end (" + stream_.device().str() + ")");
+      if (steady_clock::now() > end) {
+        log(ZR_LOG_WARN,
+            "closing does not wait for copies to host memory that do not end (" + stream_.device().str() + ")");
+        return;
+      }
       std::this_thread::sleep_for(milliseconds(1));
     }
   } catch (const std::exception& failure) {  // of the device
