@@ -178,6 +178,7 @@ DeviceFacts device_facts(const std::string& root, const std::string& libtorch) {
   }
   facts.libcuda = find_libcuda(root);
   if (const char* variable = std::getenv("CUDA_VISIBLE_DEVICES")) facts.visible = variable;
+  facts.in_slurm_job = std::getenv("SLURM_JOB_ID") != nullptr;
   return facts;
 }
 
@@ -229,7 +230,12 @@ void check_needed_device(const DeviceFacts& facts, const JobNeeds& needs, Checks
     check.verdict = Verdict::problem;
     check.message += fmt::format("; the environment variable CUDA_VISIBLE_DEVICES is \"{}\", which hides all devices",
                                  *facts.visible);
-    check.command = "unset CUDA_VISIBLE_DEVICES";
+    if (facts.in_slurm_job)  // to unset the variable would take GPUs of other jobs
+      check.message +=
+          "; Slurm sets it to the GPUs of the job's allocation: request one, with srun --gres=gpu:1 or "
+          "--gpus=1";
+    else
+      check.command = "unset CUDA_VISIBLE_DEVICES";
   } else if (const int needed = oldest_driver(facts.torch_cuda);
              needs.device.starts_with("cuda") && !facts.driver.empty() && std::atoi(facts.driver.c_str()) < needed) {
     check.verdict = Verdict::warning;

@@ -44,6 +44,7 @@ struct DeviceFacts {
   bool torch_has_cuda = false;           // that folder has libtorch_cuda.so
   int torch_cuda = 0;                    // major version of the CUDA that libtorch was built with; 0 if unknown
   std::optional<std::string> visible{};  // CUDA_VISIBLE_DEVICES, if it is set
+  bool in_slurm_job = false;             // Slurm sets that variable to the GPUs of its allocation
 };
 /// Looks for devices, the driver and its library; loads nothing. libtorch: path of libtorch_cpu.so; "" if unknown.
 DeviceFacts device_facts(const std::string& root = "", const std::string& libtorch = "");

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "support/environment_variable.hpp"
 #include "support/scratch.hpp"
 #include "unit/core/doctor/text.hpp"
 
@@ -137,15 +138,30 @@ TEST(DoctorDevicesTest, ReportsTheVariableThatHidesAllDevicesFromTheJob) {
   for (const char* const value : {"", " ", "-1", "-1,0", "2", "NoDevFiles"}) EXPECT_EQ(of(value), hidden(value));
   for (const char* const value : {"0", "1,0", " 1", "0,-1", "GPU-8932f937", "MIG-7b5f2c"})
     EXPECT_EQ(of(value), "ok devices/device of the job: job.device = \"cuda\"\n") << value;
+  facts.in_slurm_job = true;
+  EXPECT_EQ(
+      of(""),
+      "problem devices/device of the job: job.device = \"cuda\"; the environment variable CUDA_VISIBLE_DEVICES is "
+      "\"\", which hides all devices; Slurm sets it to the GPUs of the job's allocation: request one, with srun "
+      "--gres=gpu:1 or --gpus=1\n");
   needs.device = "";  // of another job it is the program's own matter
   EXPECT_EQ(of("").find("CUDA_VISIBLE_DEVICES"), std::string::npos);
 }
 
 TEST(DoctorDevicesTest, ReadsCudaVisibleDevices) {
-  ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
+  const test::EnvironmentVariable variable("CUDA_VISIBLE_DEVICES");
+  variable.set("");
   EXPECT_EQ(device_facts().visible, "");
-  ::unsetenv("CUDA_VISIBLE_DEVICES");
+  variable.unset();
   EXPECT_EQ(device_facts().visible, std::nullopt);
+}
+
+TEST(DoctorDevicesTest, ReadsWhetherItRunsInASlurmJob) {
+  const test::EnvironmentVariable variable("SLURM_JOB_ID");
+  variable.set("7");
+  EXPECT_TRUE(device_facts().in_slurm_job);
+  variable.unset();
+  EXPECT_FALSE(device_facts().in_slurm_job);
 }
 
 TEST(DoctorDevicesTest, FindsTheCudaOfLibtorch) {
