@@ -44,6 +44,7 @@ class StreamQueue {
   bool poll(uint64_t ticket);  // as finished(), for a caller that asks until it is
   // Tasks run before enqueue() returns.
   void set_early(bool early) { is_early_ = early; }
+  void wake();  // its thread checks again whether a task may run
   void wait(uint64_t ticket);
   c10::Stream handle() const { return c10::Stream(c10::Stream::UNSAFE, c10::Device(kSim, device_), id_); }
 

@@ -144,6 +144,11 @@ void StreamQueue::wait(uint64_t ticket) {
   done_.wait(lock, [&] { return finished_ >= ticket; });
 }
 
+void StreamQueue::wake() {
+  const std::lock_guard lock(mutex_);
+  added_.notify_one();
+}
+
 bool StreamQueue::may_run() const { return !tasks_.empty() && (!is_late || wanted_ > finished_); }
 
 unsigned StreamQueue::delay() const {
@@ -274,7 +279,12 @@ void* zr_sim_stream(int device, int id) {
 }
 void* zr_sim_backing(const void* device_address) { return zr::test::sim::backing(device_address); }
 // See ZR_SIM_LATE.
-void zr_sim_set_late(int late) { zr::test::sim::is_late = late != 0; }
+void zr_sim_set_late(int late) {
+  namespace sim = zr::test::sim;
+  sim::is_late = late != 0;
+  for (c10::DeviceIndex device = 0; device < sim::device_count(); ++device)
+    for (sim::StreamQueue* const queue : sim::queues_of(device)) queue->wake();
+}
 void zr_sim_set_delay(uint64_t seed, unsigned max_us) {
   zr::test::sim::delay_seed = seed;
   zr::test::sim::delay_us = max_us;
