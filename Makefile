@@ -44,7 +44,7 @@ test-all: setup  ## runs all tests, also the slow ones (ctest label *slow); use 
 test-hosts: build  ## runs the jobs of the multi-rank tests over MPI, on two hosts that their ranks pretend to be on
 	@.ci/test hosts
 
-matrix: build  ## runs the parity matrix; CASES="zero3 fp16": test cases whose names contain one of the words
+matrix: build  ## runs the parity matrix; CASES="zero3-*-n3 fp16": test cases whose names contain one of the words
 	@build/tests/parity_matrix $(CASES)
 
 bench:  ## runs the benchmarks, writes build/bench.json; ARGS="checkpoint step": programs with one of the words

@@ -31,8 +31,8 @@ Pin::Pin(const zr::Host& host, const std::string& pin) : host_(host), required_(
     load();
   } else if (required_) {
     throw zr::PluginError(ZR_UNSUPPORTED,
-                          "offload.cpu.pin = \"true\", but this machine has no CUDA device (there is no file "
-                          "/dev/nvidia0 or with another number); set \"auto\" or \"false\"");
+                          "offload.cpu.pin = \"true\", but this machine has no CUDA device (no /dev/nvidia<number> "
+                          "exists); set \"auto\" or \"false\"");
   }
 }
 

@@ -80,8 +80,8 @@ TEST(CpuTierTest, IsNotPinnedWithoutADevice) {
     EXPECT_EQ(failure.exit_code(), exit_code::environment);
     EXPECT_NE(
         std::string(failure.what())
-            .find("offload.cpu.pin = \"true\", but this machine has no CUDA device (there is no file /dev/nvidia0 or "
-                  "with another number); set \"auto\" or \"false\""),
+            .find("offload.cpu.pin = \"true\", but this machine has no CUDA device (no /dev/nvidia<number> exists); "
+                  "set \"auto\" or \"false\""),
         std::string::npos)
         << failure.what();
   }
