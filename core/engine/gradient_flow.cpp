@@ -21,6 +21,10 @@ void fail_not_held(const plugin::Instance& strategy, const std::string& paramete
                   strategy.component().table->id, parameter));
 }
 
+namespace {
+std::atomic<int> running_backwards = 0;  // of all engines of this process
+}  // namespace
+
 GradientFlow::GradientFlow(const StepContext& context, const offload::DiskBackedBuffers* disk_buffers,
                            LocalGradients* local)
     : context_(context),
@@ -47,6 +51,7 @@ GradientFlow::GradientFlow(const StepContext& context, const offload::DiskBacked
 }
 
 GradientFlow::~GradientFlow() {
+  set_in_backward(false);
   model_.drop_computed_gradients();
   model_.on_gradient_computed({});
   model_.on_gradient({});
@@ -62,7 +67,7 @@ void GradientFlow::report_event(uint32_t kind) {
 void GradientFlow::begin(uint32_t micro, bool contributes) {
   const RecursiveMutexLock lock(context_.use);
   micro_ = micro;
-  in_backward_ = true;
+  set_in_backward(true);
   computed_ = false;
   contributes_ = contributes;
   std::fill(delivered_elements_.begin(), delivered_elements_.end(), 0);
@@ -81,7 +86,7 @@ void GradientFlow::begin(uint32_t micro, bool contributes) {
 bool GradientFlow::cancel() {
   model_.drop_computed_gradients();
   const RecursiveMutexLock lock(context_.use);
-  in_backward_ = false;
+  set_in_backward(false);
   if (context_.device) context_.device->flush();  // before a repeated backward copies to the same memory
   if (computed_) return false;                    // on a device, it depends on time whether some have been delivered
   if (std::any_of(delivered_elements_.begin(), delivered_elements_.end(), [](int64_t n) { return n > 0; }))
@@ -91,12 +96,23 @@ bool GradientFlow::cancel() {
   return true;
 }
 
+void GradientFlow::set_in_backward(bool running) {
+  if (in_backward_.exchange(running) != running) running_backwards += running ? 1 : -1;
+}
+
 void GradientFlow::check_in_backward(uint32_t param) const {
-  if (!in_backward_)
+  if (in_backward_) return;
+  const std::string& name = plan_.input.parameters[param].name;
+  if (running_backwards > 0)
     fail_user(
-        fmt::format("backward() ran outside engine.backward() and computed a gradient for '{}'; call "
-                    "engine.backward(loss) instead of loss.backward()",
-                    plan_.input.parameters[param].name));
+        fmt::format("the backward() of another zr::Engine computed a gradient for '{}'; call requires_grad_(false) on "
+                    "the parameters of this model before the other engine's loss is computed, and "
+                    "requires_grad_(true) after its backward()",
+                    name));
+  fail_user(
+      fmt::format("backward() ran outside engine.backward() and computed a gradient for '{}'; call "
+                  "engine.backward(loss) instead of loss.backward()",
+                  name));
 }
 
 void GradientFlow::arrived(uint32_t param) {
@@ -207,7 +223,8 @@ void GradientFlow::deliver_pending() {
 
 void GradientFlow::end() {
   const RecursiveMutexLock lock(context_.use);
-  in_backward_ = step_begun_ = false;
+  set_in_backward(false);
+  step_begun_ = false;
   for (std::size_t i = 0; i < has_gradient_.size(); ++i) touched_[i] |= contributes_ && has_gradient_[i];
   // Last parameters first, as backward visits them: strategies fill buckets from the end.
   pending_.clear();

@@ -56,6 +56,7 @@ class GradientFlow {
   int64_t collectives_early() const { return collectives_early_; }
 
  private:
+  void set_in_backward(bool running);
   void check_in_backward(uint32_t param) const;
   bool is_local() const { return local_ && local_->active(); }
   bool deliver(uint32_t param) ZR_REQUIRES(context_.use);

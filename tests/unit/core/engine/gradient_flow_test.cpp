@@ -107,6 +107,26 @@ TEST(GradientFlowTest, RejectsAGradientOutsideBackward) {
               HasSubstr("backward() ran outside engine.backward() and computed a gradient for 'a'"));
 }
 
+TEST(GradientFlowTest, RejectsAGradientOfAnotherEnginesBackward) {
+  GradientFlowFixture f, other;
+  const auto fails_with = [&](const char* text) {
+    EXPECT_THAT(failure_of([&] { f.rig.model.give_gradient(0, 1); }), HasSubstr(text));
+  };
+  other.flow.begin(0, true);
+  fails_with(
+      "the backward() of another zr::Engine computed a gradient for 'a'; call requires_grad_(false) on the parameters "
+      "of this model before the other engine's loss is computed, and requires_grad_(true) after its backward()");
+  other.flow.end();
+  fails_with("backward() ran outside engine.backward()");
+  {
+    GradientFlowFixture destroyed;
+    destroyed.flow.begin(0, true);
+  }
+  other.flow.begin(0, true);
+  EXPECT_TRUE(other.flow.cancel());
+  fails_with("backward() ran outside engine.backward()");
+}
+
 TEST(GradientFlowTest, RejectsASecondGradientOfOneBackward) {
   GradientFlowFixture f;
   f.flow.begin(0, true);
