@@ -127,7 +127,7 @@ class Gate {
 };
 
 // engine.step() reads the losses, which have been copied by then, the sums of the norm blocks and, with several ranks,
-// a part of the weights, to compare it. The last one also reads the weights, for their hash.
+// a part of the weights, to compare it: once per 64 KiB of it. The last one also reads the weights, for their hash.
 RANK_BODY(counts_waits, Run) {
   run.build();
   for (bool more = !run.engine->done(); more; more = !run.engine->done()) {
