@@ -67,7 +67,8 @@ RANK_BODY(recomputes_without_an_engine, Run) {
   const auto block = [](const torch::Tensor& x) { return torch::dropout(x * x, 0.5, true) * x; };
   std::vector<torch::Tensor> gradients;
   for (const bool recomputed : {false, true}) {
-    at::globalContext().defaultGenerator(device).set_current_seed(5);
+    at::Generator generator = at::globalContext().defaultGenerator(device);
+    generator.set_current_seed(5);
     const torch::Tensor x = torch::ones({100}).to(device).requires_grad_();
     const torch::Tensor y = recomputed ? zr::checkpoint(block, x) : block(x);
     torch::dropout(y, 0.5, true).sum().backward();  // the generator has other numbers when the block runs again
