@@ -17,6 +17,7 @@ struct AutocastMode {
   at::DeviceType type;
   bool enabled;
   at::ScalarType dtype;
+  /// The modes of the types of these devices.
   static std::vector<AutocastMode> current(const std::vector<at::Device>& devices);
   void restore() const;
 };

@@ -120,10 +120,10 @@ class Program {
 /// Calls `call(ctx)` and returns the exit code for the process. If the call throws, prints the exception to stderr as
 /// `zeroth: error: ...`; no exception leaves this function. If the job fails while the calling thread computes or
 /// blocks for more than 2 s, so that it does not notice, another thread calls `end(4)`; null: nothing. While the call
-/// runs, an exception that nothing can catch, such as one of a destructor or of a thread of the program, is printed too,
-/// and `end` is called with its code, so the process leaves no core file. If the call throws in a program with a device,
-/// a process that exits with another code than 0 calls `end` before its exit handlers and the destructors of static
-/// objects: they may wait for a device that is lost. Use zr::guarded.
+/// runs, an exception that nothing can catch, such as one of a destructor or of a thread of the program, is printed
+/// too, and `end` is called with its code, so the process leaves no core file. If the call throws in a program with a
+/// device, a process that exits with another code than 0 calls `end` before its exit handlers and the destructors of
+/// static objects: they may wait for a device that is lost. Use zr::guarded.
 ///   0   the call returned, or threw an ExitRequest of code 0
 ///   1   an exception of the program or of libtorch; its type and what() are printed (libtorch's C++ stack trace only
 ///       with TORCH_SHOW_CPP_STACKTRACES=1)
