@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <future>
 
@@ -30,6 +31,7 @@ void load() {
   set_delay = reinterpret_cast<void (*)(uint64_t, unsigned)>(dlsym(library, "zr_sim_set_delay"));
   enqueue = reinterpret_cast<decltype(enqueue)>(dlsym(library, "zr_sim_enqueue"));
   native_stream = reinterpret_cast<decltype(native_stream)>(dlsym(library, "zr_sim_stream"));
+  set_late = reinterpret_cast<decltype(set_late)>(dlsym(library, "zr_sim_set_late"));
 }
 
 class Environment : public ::testing::Environment {
@@ -66,6 +68,20 @@ TEST_F(SimDeviceTest, OperatorsReturnBeforeTheFirstRuns) {
   EXPECT_GT(synchronizations(), waits);
   synchronize();
   EXPECT_EQ(pending(), 0u);
+}
+
+TEST_F(SimDeviceTest, LateTasksRunWhenNothingIsLateAnyMore) {
+  for (int i = 0; i < 20; ++i) {
+    std::promise<void> ran;
+    set_late(1);
+    enqueue(
+        native_stream(0, 1), "late", [](void* promise) { static_cast<std::promise<void>*>(promise)->set_value(); },
+        &ran);
+    set_late(0);
+    const std::future_status state = ran.get_future().wait_for(std::chrono::seconds(60));
+    synchronize();  // ends the task in any case
+    ASSERT_EQ(state, std::future_status::ready) << "round " << i;
+  }
 }
 
 TEST_F(SimDeviceTest, EventOrdersTwoStreams) {

@@ -13,6 +13,7 @@ inline uint64_t (*synchronizations)();
 inline void (*set_delay)(uint64_t, unsigned);
 inline void (*enqueue)(void* native_stream, const char* name, void (*run)(void*), void* context);
 inline void* (*native_stream)(int device, int id);  // id 0: the default stream
+inline void (*set_late)(int);
 
 inline const c10::impl::DeviceGuardImplInterface& guard() { return *c10::impl::getDeviceGuardImpl(at::kPrivateUse1); }
 inline at::Device sim(int index = 0) { return at::Device(at::kPrivateUse1, static_cast<c10::DeviceIndex>(index)); }
