@@ -66,6 +66,7 @@ Checks library_checks(const LibraryFacts& facts) {
   };
   if (no_torch || facts.libtorch.empty()) {
     torch.message = fmt::format("not found; libzeroth.so needs libtorch{}, for example as {}", wanted, link);
+    if (!facts.torch_root.empty()) torch.message += "; at run time, TORCH_ROOT has no effect";
     replace_it();
     if (facts.program_has_all) {
       torch.verdict = Verdict::warning;

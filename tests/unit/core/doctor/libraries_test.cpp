@@ -35,7 +35,9 @@ TEST(DoctorLibrariesTest, ReportsAMissingLibtorch) {
       "problem libraries/libtorch: not found; libzeroth.so needs libtorch 2.11, for example as /opt/lib/libtorch\n"
       "  fix: ln -sfn /path/to/libtorch /opt/lib/libtorch\n");
   facts.torch_root = "/my torch";
-  EXPECT_EQ(library_checks(facts).back().command, "ln -sfn '/my torch' /opt/lib/libtorch");
+  EXPECT_EQ(lines_of({library_checks(facts).back()}),
+            "problem libraries/libtorch: not found; libzeroth.so needs libtorch 2.11, for example as "
+            "/opt/lib/libtorch; at run time, TORCH_ROOT has no effect\n  fix: ln -sfn '/my torch' /opt/lib/libtorch\n");
 }
 
 TEST(DoctorLibrariesTest, ReportsAnotherVersionOfLibtorch) {
