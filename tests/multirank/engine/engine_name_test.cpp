@@ -114,6 +114,13 @@ RANK_BODY(gan, Run) {
   }
 }
 
+RANK_BODY(trains_through_a_model_that_is_not_frozen, Run) {
+  Pair pair(7);
+  zr::Engine generator(run.program, *pair.generator, "generator");
+  const zr::Engine discriminator(run.program, *pair.discriminator, "discriminator");
+  generator.backward(pair.generator_loss(0, 0));
+}
+
 TEST_F(EngineNameTest, TwoEnginesTrainAGanAndBothResume) {
   for (const std::string how :
        {"strategy=zero0", "strategy=zero1 communicator.share_weights=false",
@@ -188,7 +195,7 @@ RANK_BODY(bad_name, Run) {
 }
 
 // Some cases of engine_use_errors.txt run bodies of run_folder_test.cpp and weight_digest_test.cpp.
-TEST_F(EngineNameTest, ReportsMistakesWithNamesAndSteps) { check_messages("engine_use_errors.txt", 6); }
+TEST_F(EngineNameTest, ReportsMistakesWithNamesAndSteps) { check_messages("engine_use_errors.txt", 7); }
 
 TEST_F(EngineNameTest, RejectsNamesThatAreNotValidFolderNames) {
   for (const std::string name : {"a/b", "..", "1", "lock", "latest", "step-00000001", "metrics.jsonl", "a b"}) {
