@@ -57,6 +57,19 @@ RANK_BODY(loses_the_device, Run) {
   TORCH_CHECK(false, "CUDA error: device-side assert triggered");
 }
 
+// A program that continues after a failure.
+RANK_BODY(succeeds_after_a_failure, Run) {
+  std::atexit([] { std::puts("an exit handler runs"); });
+  run.build();
+  EXPECT_EQ(zr::guarded([] { throw std::runtime_error("planted"); }), 1);
+}
+
+TEST_F(DeviceErrorsTest, ExitHandlersRunIfTheProgramSucceeds) {
+  const auto done = run(1, succeeds_after_a_failure, "strategy=zero1" + kDevice);
+  EXPECT_EQ(done.code, 0) << done.output;
+  EXPECT_THAT(done.output, HasSubstr("an exit handler runs"));
+}
+
 TEST_F(DeviceErrorsTest, NameTheDeviceAndTheRemedy) {
   const auto says = [&](const zr::test::RankBody& body, const std::string& overrides, int code, const std::string& text,
                         const std::string& remedy = "") {

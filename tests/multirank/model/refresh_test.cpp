@@ -139,6 +139,20 @@ TEST_F(EngineModelTest, RefreshContinuesTheRunFolder) {
   EXPECT_EQ(summary()["steps"], 8);
 }
 
+RANK_BODY(refreshes_on_one_rank, Run) {
+  run.build();
+  run.micro_step();
+  run.engine->rank() == 1 ? run.engine->refresh() : (void)run.engine->weights_hash();
+}
+
+TEST_F(EngineModelTest, RefreshOnOneRankNamesTheCallsOfBoth) {
+  const engine_tests::Result result = run(2, refreshes_on_one_rank, "strategy=zero1");
+  EXPECT_EQ(result.code, 4) << result.output;
+  EXPECT_NE(result.output.find("rank 0 issued engine.weights_hash(), rank 1 issued engine.refresh()"),
+            std::string::npos)
+      << result.output;
+}
+
 // refresh() keeps the buffers of each rank; a new buffer gets the values of rank 0.
 MULTIRANK_TEST(EngineModelTest, RefreshKeepsEachRanksBuffers, {2}) {
   for (const SharingMode& how : sharing_modes(run.program.world())) {
