@@ -1,9 +1,11 @@
 #include "model/recompute.hpp"
 
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "base/error.hpp"
 
@@ -27,11 +29,14 @@ class Restored {
   RandomState random_;
   std::vector<AutocastMode> autocast_;
 };
-// Those of engines, and those of the inputs: the process may have no engine.
+// Those of engines, and those of the inputs: the process may have no engine. Tensors on the Meta device have no random
+// state.
 std::vector<at::Device> devices_of(const std::vector<torch::Tensor>& inputs) {
   std::vector<at::Device> devices = devices_in_use();
+  const std::optional<at::DeviceType> accelerator = at::getAccelerator(false);
   for (const torch::Tensor& input : inputs)
-    if (input.defined() && std::ranges::find(devices, input.device()) == devices.end())
+    if (input.defined() && input.device().type() == accelerator &&
+        std::ranges::find(devices, input.device()) == devices.end())
       devices.push_back(input.device());
   return devices;
 }

@@ -77,10 +77,22 @@ RANK_BODY(recomputes_without_an_engine, Run) {
   EXPECT_TRUE(torch::equal(gradients[0], gradients[1])) << gradients[0] << gradients[1];
 }
 
+// On the Meta device, which has no random state.
+RANK_BODY(recomputes_shapes, Run) {
+  const torch::Tensor x = torch::ones({100}, torch::kMeta).requires_grad_();
+  zr::checkpoint([](const torch::Tensor& y) { return (y * y).exp(); }, x).sum().backward();
+  EXPECT_EQ(x.grad().sizes(), x.sizes());
+}
+
 class DeviceRecomputeTest : public DeviceEngineTest {};
 
 TEST_F(DeviceRecomputeTest, KeepsTheRandomStateOfADeviceThatNoEngineUses) {
   const auto done = run(1, recomputes_without_an_engine, "strategy=zero1" + kDevice);
+  EXPECT_EQ(done.code, 0) << done.output;
+}
+
+TEST_F(DeviceRecomputeTest, RunsOnTheMetaDevice) {
+  const auto done = run(1, recomputes_shapes, "strategy=zero1");
   EXPECT_EQ(done.code, 0) << done.output;
 }
 
