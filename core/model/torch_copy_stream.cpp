@@ -9,7 +9,6 @@
 #include <c10/util/Exception.h>
 
 #include <chrono>
-#include <string>
 #include <thread>
 
 #include "base/error.hpp"

@@ -14,7 +14,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
-#include <string>
 #include <utility>
 
 #include "base/error.hpp"
