@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <numeric>
@@ -130,16 +129,6 @@ void print_comparison(const ModelQuery& query, const std::vector<std::pair<std::
 }  // namespace
 
 namespace {
-// The plan depends on the device only by its name, but ranks would fail to load the library.
-void check_device_library(const config::RunConfig& job) {
-  std::error_code error;
-  if (job.device_library->empty() || std::filesystem::exists(job.device_library.value, error)) return;
-  fail_environment(
-      fmt::format("job.device = \"{}\": the library {} does not exist; correct job.device_library, the library with "
-                  "libtorch's backend for this device",
-                  printable(job.device.value), printable(job.device_library.value)));
-}
-
 // Takes the number of ranks from the hosts.
 void add_hosts(ModelQueryOptions& query, const std::string& text) {
   query.hosts = parse_host_sizes("plan", text);
@@ -159,7 +148,6 @@ int print_plan(ModelQueryOptions query_options, const PlanOptions& options, cons
   ModelQuery query("zeroth plan", query_options);
   if (const int code = query.resolve(bin)) return code;
   const plugin::ResolvedJob job = query.resolved_job({}, query.ranks());
-  check_device_library(job.config.job());
   const int ranks = query.ranks() > 0 ? query.ranks() : job.config.job().ranks;
   const engine::HostSizes hosts = query.hosts(ranks);
   const engine::Planner chosen(job, query.parameters(), ranks, hosts);
