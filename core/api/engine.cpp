@@ -58,7 +58,7 @@ void Engine::refresh() {
     State& before = *state_;
     const State::Call call(before, "refresh");
     call.not_in_evaluation();
-    before.session->comm().barrier(call.text().c_str());  // names the call, as State::collective()
+    before.session->comm().barrier(call.text().c_str());  // a rank in another call ends the job with the names of both
     host::engine::ParameterChange change;
     const auto find_changes = [&](host::engine::ParameterChange& parameter_changes) {
       before.adopt_buffers();

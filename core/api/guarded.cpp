@@ -5,8 +5,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <future>
 #include <iostream>
+#include <system_error>
 #include <thread>
+#include <utility>
 
 #include "base/log.hpp"
 #include "control/control.hpp"
@@ -18,9 +21,18 @@ namespace {
 std::atomic<bool> device_in_use{false};
 std::atomic<std::terminate_handler> other_handler{nullptr};  // the one before report_and_end
 
+// Another thread that waits for input or output may hold the lock of its stream, so the flush has a limit.
 void flush_and_end(host::control::ExitFunction end, int code) {
-  std::cout.flush();
-  std::fflush(nullptr);
+  try {
+    std::packaged_task<void()> flush([] {
+      std::cout.flush();
+      std::fflush(nullptr);
+    });
+    const std::future<void> flushed = flush.get_future();
+    std::thread(std::move(flush)).detach();
+    flushed.wait_for(std::chrono::seconds(1));
+  } catch (const std::system_error&) {  // no further thread
+  }
   end(code);
 }
 

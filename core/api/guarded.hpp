@@ -3,8 +3,8 @@
 
 namespace zr {
 
-/// After a failure, zr::guarded's process then ends without exit handlers and destructors of static objects: those of
-/// the device's library may wait for streams that never continue. Any thread.
+/// After a failure, zr::guarded's process, if it exits with another code than 0, then ends without exit handlers and
+/// destructors of static objects: those of the device's library may wait for streams that never continue. Any thread.
 void note_device_in_use();
 
 }  // namespace zr

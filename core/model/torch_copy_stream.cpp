@@ -61,8 +61,8 @@ TorchCopyStream::TorchCopyStream(TorchDeviceMemory& memory, c10::Stream computat
       computation_(computation),
       stream_(c10::impl::VirtualGuardImpl(computation.device_type()).getNewStream(computation.device())) {}
 
-// A stream that waits for a peer which is lost never ends; the job has failed then. libtorch keeps pinned memory until
-// its copies are complete, but what these copies read on the device may belong to somebody else by then.
+// A stream that waits for a peer which is lost never ends. Nothing needs its copies then, because the job has failed;
+// libtorch keeps their pinned memory until they are complete.
 TorchCopyStream::~TorchCopyStream() {
   using namespace std::chrono;
   constexpr auto kLimit = seconds(4);  // as long as communicators wait when they close

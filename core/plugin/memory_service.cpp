@@ -114,7 +114,7 @@ zr_code add_block(const zr_host* abi, const zr_view& view, const char* tag, Bloc
   }
   try {
     host.ledger().add(tier_of(kind), kind, tag, view.count);
-  } catch (const std::bad_alloc&) {  // before the ledger has counted it
+  } catch (const std::bad_alloc&) {  // of the ledger's own objects
     const MutexLock lock(memory.mutex);
     memory.blocks.extract(view.data).mapped().free(view.data);
     throw;
@@ -171,6 +171,10 @@ void account(const zr_host* abi, const char* tag, int64_t delta_bytes) {
   PluginHost& host = PluginHost::from_abi(abi);
   try {
     host.ledger().add(Tier::host, kind_of_tag(tag, MemoryKind::communicator), tag, delta_bytes);
+  } catch (const std::bad_alloc&) {  // of the engine's own objects
+    PluginHost::Memory& memory = host.memory();
+    const MutexLock lock(memory.mutex);
+    memory.excess = std::current_exception();
   } catch (const std::exception& over) {  // exceeds the budget
     PluginHost::Memory& memory = host.memory();
     const MutexLock lock(memory.mutex);

@@ -1,6 +1,8 @@
 // zr::guarded in processes that end by an exception which nothing can catch.
 #include <gmock/gmock.h>
+#include <unistd.h>
 
+#include <cstdio>
 #include <latch>
 #include <stdexcept>
 #include <thread>
@@ -36,6 +38,26 @@ TEST_F(GuardedEndTest, ReportsTheFirstOfSeveralThreadsThatThrow) {
     EXPECT_THAT(result.output, HasSubstr(text));
     EXPECT_EQ(result.output.find(text), result.output.rfind(text)) << "once";
   }
+}
+
+// A thread that waits for input holds the lock of its stream, without which the C library flushes no stream.
+RANK_BODY(throws_while_a_thread_reads, Run) {
+  run.build();
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  FILE* const input = ::fdopen(ends[0], "r");
+  std::thread([input] { std::fgetc(input); }).detach();
+  while (::ftrylockfile(input) == 0) {
+    ::funlockfile(input);
+    std::this_thread::yield();
+  }
+  std::thread([] { throw std::runtime_error("the data is corrupt"); }).join();
+}
+
+TEST_F(GuardedEndTest, DoesNotWaitForAThreadThatReads) {
+  const Result result = run(1, throws_while_a_thread_reads, "strategy=zero1");
+  EXPECT_EQ(result.code, 1) << result.output;
+  EXPECT_THAT(result.output, HasSubstr("the program threw std::runtime_error: the data is corrupt\n"));
 }
 
 // A thread that is neither joined nor detached ends the process without an exception.
