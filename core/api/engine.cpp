@@ -58,6 +58,7 @@ void Engine::refresh() {
     State& before = *state_;
     const State::Call call(before, "refresh");
     call.not_in_evaluation();
+    call.not_in_swap();
     before.session->comm().barrier(call.text().c_str());  // a rank in another call ends the job with the names of both
     host::engine::ParameterChange change;
     const auto find_changes = [&](host::engine::ParameterChange& parameter_changes) {
@@ -97,6 +98,7 @@ void Engine::backward(const torch::Tensor& loss, double weight) {
   const State::Call call(*state_, "backward");
   host::engine::Session& session = *state_->session;
   call.not_in_evaluation();
+  call.not_in_swap();
   if (!loss.defined())
     host::fail_user("engine.backward(loss): the loss is an undefined tensor; pass the result of the forward pass");
   if (loss.numel() != 1)
@@ -141,6 +143,7 @@ bool Engine::step() {
 bool Engine::make_step() {
   const State::Call call(*state_, "step");
   call.not_in_evaluation();
+  call.not_in_swap();
   if (state_->session->progress().at_boundary()) {
     if (state_->session->checkpointer().dir().empty())
       state_->adopt_buffers();
@@ -152,7 +155,8 @@ bool Engine::make_step() {
 bool Engine::done() const { return state_->session_for("done").progress().done(); }
 
 std::string Engine::save(const std::string& dir) {
-  return state_->collective("save", quoted(dir), [&](host::engine::Session& session, const State::Call&) {
+  return state_->collective("save", quoted(dir), [&](host::engine::Session& session, const State::Call& call) {
+    call.not_in_swap();
     state_->torch_model->check_trained(state_->module.parameters());
     state_->torch_model->check_buffers(state_->module.buffers());
     if (dir.empty()) host::fail_user("engine.save(dir): the folder name is empty; name a folder for checkpoints");
@@ -161,23 +165,29 @@ std::string Engine::save(const std::string& dir) {
 }
 
 LoadReport Engine::load(const std::string& dir, const LoadOptions& how) {
-  return state_->collective("load", quoted(dir), [&](host::engine::Session& session, const State::Call&) -> LoadReport {
-    if (dir.empty())
-      host::fail_user("engine.load(dir): the folder name is empty; name a checkpoint or a folder of checkpoints");
-    state_->adopt_buffers();
-    StateDictFile converted(session, dir);
-    host::engine::CheckpointLoadOptions options{how.weights_only, how.strict, how.convert, how.fallback};
-    if (converted.path() != dir) {
-      options.name = dir;
-      options.provide_values = [&](const std::vector<std::string>& names) { converted.provide(names); };
-    }
-    host::engine::CheckpointLoadReport report = session.checkpointer().load(converted.path(), options);
-    state_->finish_copies();
-    if (state_->evaluations > 0) state_->random = host::model::RandomState::current();
-    return {
-        report.folder,           std::move(report.missing), std::move(report.unexpected), std::move(report.other_shape),
-        std::move(report.fresh), std::move(report.dropped)};
-  });
+  return state_->collective(
+      "load", quoted(dir), [&](host::engine::Session& session, const State::Call& call) -> LoadReport {
+        if (!session.swap().abandoned()) call.not_in_swap();
+        if (dir.empty())
+          host::fail_user("engine.load(dir): the folder name is empty; name a checkpoint or a folder of checkpoints");
+        state_->adopt_buffers();
+        StateDictFile converted(session, dir);
+        host::engine::CheckpointLoadOptions options{how.weights_only, how.strict, how.convert, how.fallback};
+        if (converted.path() != dir) {
+          options.name = dir;
+          options.provide_values = [&](const std::vector<std::string>& names) { converted.provide(names); };
+        }
+        host::engine::CheckpointLoadReport report = session.checkpointer().load(converted.path(), options);
+        state_->finish_copies();
+        if (session.swap().abandoned()) session.swap().forget();
+        if (state_->evaluations > 0) state_->random = host::model::RandomState::current();
+        return {report.folder,
+                std::move(report.missing),
+                std::move(report.unexpected),
+                std::move(report.other_shape),
+                std::move(report.fresh),
+                std::move(report.dropped)};
+      });
 }
 
 void Engine::release() {
@@ -187,6 +197,7 @@ void Engine::release() {
 void Engine::release(torch::ScalarType dtype) {
   state_->collective("release", "", [&](host::engine::Session& session, const State::Call& call) {
     call.not_in_evaluation();
+    call.not_in_swap();
     if (dtype != torch::kFloat && dtype != host::model::torch_type(state_->dtype))
       host::fail_user("engine.release(dtype): dtype is " + std::string(c10::toString(dtype)) + ", but must be " +
                       (state_->dtype == ZR_F32 ? "" : "torch::kFloat or ") + "engine.dtype(), which is " +
@@ -225,7 +236,10 @@ torch::Device Engine::device() const {
   return state_->device;
 }
 void Engine::finish() {
-  state_->collective("finish", "", [](host::engine::Session& session, const State::Call&) { session.finish(); });
+  state_->collective("finish", "", [](host::engine::Session& session, const State::Call& call) {
+    call.not_in_swap();
+    session.finish();
+  });
 }
 double Engine::mean(double value) {
   return state_->collective("mean", "",

@@ -10,14 +10,33 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "model/device_library.hpp"
+#include "model/kept_tensors.hpp"
 #include "model/param_types.hpp"
 #include "plan/parameter_list.hpp"
+#include "zr/mutex.hpp"
 
 namespace zr {
 
 namespace {
 // The parameter dtype of the most recently created engine, for advice about errors that libtorch throws; null before.
 std::atomic<const char*> last_dtype{nullptr};
+// Which buffers of the engines that existed then are not of that dtype. An error is reported after its engine has gone.
+struct KeptBuffers {
+  Mutex mutex;
+  std::string text ZR_GUARDED_BY(mutex);
+  static KeptBuffers& last() {
+    static auto* buffers = new KeptBuffers;  // errors are reported after statics are destroyed, too
+    return *buffers;
+  }
+  static void set(std::string text) {
+    const MutexLock lock(last().mutex);
+    last().text = std::move(text);
+  }
+  static std::string get() {
+    const MutexLock lock(last().mutex);
+    return last().text;
+  }
+};
 
 std::string advice(const std::string& type, const std::string& text) {
   const char* dtype = last_dtype;
@@ -32,10 +51,11 @@ std::string advice(const std::string& type, const std::string& text) {
   if (has("device-side assert triggered"))
     return "an operator has rejected its input, such as an index outside of an embedding, and the process has lost the "
            "device";
-  if (has("same dtype") || has("scalar type") || has("should be the same") || has("Found dtype"))
-    return std::string("the engine keeps parameters in ") + dtype +
-           " (train.dtype): cast the inputs of the model to that type with x.to(engine.dtype())";
-  return "";
+  if (!host::model::KeptTensors::is_type_error(text)) return "";
+  const std::string kept = KeptBuffers::get();
+  return std::string("the engine keeps parameters in ") + dtype +
+         " (train.dtype): cast the inputs of the model to that type with x.to(engine.dtype())" +
+         (kept.empty() ? "" : "; " + kept);
 }
 
 [[maybe_unused]] const bool kRegistered = [] {
@@ -47,6 +67,11 @@ at::Device open_device(const host::engine::Setup& setup) {
   const at::Device device = host::model::open_device(setup.config.job().device, setup.control->local_rank());
   if (!device.is_cpu()) note_device_in_use();
   return device;
+}
+
+host::model::TorchModelOptions options_of(const Program& program, at::Device device, bool reloads) {
+  const host::config::TrainConfig& train = program.state()->setup().config.train();
+  return {train.dtype, train.cast_buffers, device, reloads};
 }
 
 host::engine::Setup setup_of(const Program& program, const std::string& name) {
@@ -63,10 +88,11 @@ Engine::State::State(const Program& p, ProgramModule m, const std::string& engin
       name(engine_name),
       dtype(p.state()->setup().config.train().dtype),
       device(open_device(p.state()->setup())),
-      torch_model(std::in_place, module.parameters(), module.buffers(), dtype, before != nullptr, device),
+      torch_model(std::in_place, module.parameters(), module.buffers(), options_of(p, device, before != nullptr)),
       session(std::in_place, setup_of(p, name), *torch_model, std::move(before)) {
   at::set_num_threads(session->threads());
   last_dtype = host::name_of(dtype).data();  // points to a string literal
+  KeptBuffers::set(host::model::KeptTensors::describe_all());
   host::set_advice(&advice);
 }
 
@@ -74,8 +100,8 @@ std::unique_ptr<Engine::State> Engine::State::make(const Program& program, const
                                                    const std::string& name) {
   if (program.state()->prints_parameters()) {
     const Tensors parameters = module.parameters();
-    const host::model::TorchModel queried(parameters, {}, program.state()->setup().config.train().dtype, false,
-                                          parameters.empty() ? torch::kCPU : parameters[0].second.device());
+    const at::Device on = parameters.empty() ? torch::kCPU : parameters[0].second.device();
+    const host::model::TorchModel queried(parameters, {}, options_of(program, on, false));
     std::puts(host::plan::to_json(queried.parameters()).c_str());
     throw ExitRequest{std::fflush(stdout) == 0 ? 0 : exit_code::environment};
   }
@@ -85,6 +111,7 @@ std::unique_ptr<Engine::State> Engine::State::make(const Program& program, const
         "constructor (register_module, register_parameter)");
   return host::guard_host_call("zr::Engine", [&] {
     host::model::check_param_types(module.parameters(), program.state()->setup().config, program.rank());
+    host::model::check_buffer_types(module.buffers(), program.state()->setup().config, program.rank());
     auto state = std::make_unique<State>(program, module, name);
     state->finish_copies();
     return state;

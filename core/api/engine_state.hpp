@@ -91,6 +91,17 @@ struct Engine::State {
         host::fail_user(text_ + " was called inside a zr::Engine::Evaluation; end that scope first");
     }
 
+    /// Throws UserError while a zr::Swap has replaced the weights.
+    void not_in_swap() const {
+      if (state_.session->swap().active())
+        host::fail_user(text_ + " was called inside a zr::Swap; end that scope first");
+      if (state_.session->swap().abandoned())
+        host::fail_user(text_ +
+                        ": an exception ended a zr::Swap, so the model has the values of the swap instead of the "
+                        "weights of training; load a checkpoint with engine.load(), or catch exceptions inside the "
+                        "zr::Swap");
+    }
+
    private:
     State& state_;
     std::string text_;

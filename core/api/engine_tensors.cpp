@@ -33,6 +33,7 @@ void check_slot(const std::string& call, TensorKind kind, const std::string& slo
 torch::Tensor Engine::get(const std::string& parameter, TensorKind kind, const std::string& slot) {
   return state_->collective(
       "get", arguments_of(parameter, kind, slot), [&](host::engine::Session& session, const State::Call& call) {
+        call.not_in_swap();
         check_slot(call.text(), kind, slot);
         state_->torch_model->check_trained(state_->module.parameter(parameter));
         const uint32_t index = session.tensors().find(parameter);
@@ -45,6 +46,7 @@ torch::Tensor Engine::get(const std::string& parameter, TensorKind kind, const s
 void Engine::set(const std::string& parameter, TensorKind kind, const torch::Tensor& tensor, const std::string& slot) {
   state_->collective(
       "set", arguments_of(parameter, kind, slot), [&](host::engine::Session& session, const State::Call& call) {
+        call.not_in_swap();
         check_slot(call.text(), kind, slot);
         state_->torch_model->check_trained(state_->module.parameter(parameter));
         const uint32_t index = session.tensors().find(parameter);
@@ -96,7 +98,8 @@ void Engine::set_buffer(const std::string& name, const torch::Tensor& tensor) {
 }
 
 std::string Engine::weights_hash() {
-  return state_->collective("weights_hash", "", [](host::engine::Session& session, const State::Call&) {
+  return state_->collective("weights_hash", "", [](host::engine::Session& session, const State::Call& call) {
+    call.not_in_swap();
     return session.tensors().weights_hash();
   });
 }

@@ -57,8 +57,12 @@ std::string toml_text(const Value& value) {
   if (const auto* real = std::get_if<double>(&value)) return float_text(*real);
   if (const auto* text = std::get_if<std::string>(&value)) return toml_quoted(*text);
   std::string list;
-  for (const double number : std::get<std::vector<double>>(value))
-    list += (list.empty() ? "" : ", ") + float_text(number);
+  if (const auto* patterns = std::get_if<std::vector<std::string>>(&value)) {
+    for (const std::string& pattern : *patterns) list += (list.empty() ? "" : ", ") + toml_quoted(pattern);
+  } else {
+    for (const double number : std::get<std::vector<double>>(value))
+      list += (list.empty() ? "" : ", ") + float_text(number);
+  }
   return fmt::format("[{}]", list);
 }
 

@@ -17,7 +17,7 @@
 
 namespace zr::host::config {
 
-using Value = std::variant<bool, int64_t, double, std::string, std::vector<double>>;
+using Value = std::variant<bool, int64_t, double, std::string, std::vector<double>, std::vector<std::string>>;
 /// A value as TOML text; doubles in shortest round-trip form.
 std::string toml_text(const Value& value);
 

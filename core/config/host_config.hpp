@@ -54,6 +54,7 @@ struct TrainConfig {
   Setting<NonFiniteRule> nonfinite;    // what a step with non-finite gradients does
   Setting<int64_t> max_skipped_steps;  // consecutive ones
   Setting<BufferRule> buffers;
+  Setting<std::vector<std::string>> cast_buffers;  // patterns of buffers that are rounded to `dtype`
 };
 
 /// When gradients are reduced over ranks.

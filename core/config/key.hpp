@@ -10,10 +10,14 @@
 
 namespace zr::host::config {
 
+/// The type of a key of the engine whose value is an array of strings, patterns of names. Not a type of the ABI:
+/// plug-ins and programs cannot declare such keys.
+inline constexpr uint32_t kPatterns = 1000;
+
 struct ConfigKey {
   std::string table;    // "train", "optimizer.<id>"; "" is the top level
   std::string name;     // "gradient_clipping"
-  uint32_t type;        // ZR_KEY_*
+  uint32_t type;        // ZR_KEY_* or kPatterns
   std::string def;      // default as TOML text; "@optimizer.lr": the value of that key; "": the key is required
   std::string meaning;  // one line
   double min = -std::numeric_limits<double>::infinity();

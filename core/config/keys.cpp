@@ -189,6 +189,9 @@ void add_train(std::vector<ConfigKey>& keys) {
            "the model's buffers in evaluation, in exported files and after a change of world size: rank 0's, the "
            "mean over ranks, or each rank's own; training always uses each rank's own",
            {"rank0", "mean", "per_rank"}));
+  keys.push_back({"train", "cast_buffers", kPatterns, "[]",
+                  "floating-point buffers of the model that are converted to train.dtype, by name; the others keep their "
+                  "types"});
 }
 
 void add_gradients(std::vector<ConfigKey>& keys) {
@@ -313,6 +316,7 @@ std::string_view type_text(uint32_t type) {
     case ZR_KEY_BYTES: return "size";
     case ZR_KEY_DURATION: return "duration";
     case ZR_KEY_FLOATS: return "numbers";
+    case kPatterns: return "name patterns";
     default: return "";
   }
 }

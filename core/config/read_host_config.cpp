@@ -43,6 +43,7 @@ void convert(const Entry& entry, int& to) {
 void convert(const Entry& entry, double& to) { to = as<double>(entry); }
 void convert(const Entry& entry, std::string& to) { to = as<std::string>(entry); }
 void convert(const Entry& entry, std::vector<std::string>& to) {
+  if (entry.key.type == kPatterns) return void(to = as<std::vector<std::string>>(entry));
   std::istringstream words(as<std::string>(entry));
   for (std::string word; words >> word;) to.push_back(word);
 }
@@ -132,6 +133,7 @@ void read(const KeyReader& keys, TrainConfig& to) {
   table.read("nonfinite", to.nonfinite);
   table.read("max_skipped_steps", to.max_skipped_steps);
   table.read("buffers", to.buffers);
+  table.read("cast_buffers", to.cast_buffers);
 }
 
 void read(const KeyReader& keys, GradientsConfig& to) {

@@ -72,6 +72,18 @@ ParsedValue parse_floats_value(const toml::node& node) {
   return list ? valid(std::move(numbers)) : wrong(expected("an array of numbers such as [0.9, 0.999]", node));
 }
 
+ParsedValue parse_patterns_value(const toml::node& node) {
+  std::vector<std::string> patterns;
+  const auto* list = node.as_array();
+  for (std::size_t i = 0; list && i < list->size(); ++i) {
+    const auto* text = list->get(i)->as_string();
+    if (!text || text->get().empty()) return wrong(expected("a name pattern such as \"*.bias\"", *list->get(i)));
+    patterns.push_back(text->get());
+  }
+  return list ? valid(std::move(patterns))
+              : wrong(expected("an array of name patterns such as [\"*.bias\", \"norm*\"]", node));
+}
+
 ParsedValue parse_typed(const ConfigKey& key, const toml::node& node, const std::string* raw) {
   switch (key.type) {
     case ZR_KEY_BOOL:
@@ -90,6 +102,7 @@ ParsedValue parse_typed(const ConfigKey& key, const toml::node& node, const std:
     case ZR_KEY_BYTES: return parse_bytes_value(node);
     case ZR_KEY_DURATION: return parse_duration_value(node);
     case ZR_KEY_FLOATS: return parse_floats_value(node);
+    case kPatterns: return parse_patterns_value(node);
     default: fail_internal(fmt::format("key '{}' has the unknown type {}", key.path(), key.type));
   }
 }

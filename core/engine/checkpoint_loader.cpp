@@ -279,7 +279,9 @@ void CheckpointLoader::check_dtypes() const {
           "{}: {} is {}, but the model has it as {}, and Zeroth converts only between F32, BF16 and F16; convert the "
           "tensor before it is saved, or load another checkpoint",
           folder, printable(name_of(part.tensor)), part.saved->dtype, part.tensor.dtype));
-    if (!options_.convert && part.tensor.kind != "master")
+    const bool is_widened_buffer = part.tensor.kind == "buffer" && checkpoint::stored_size(part.saved->dtype) <
+                                                                       checkpoint::stored_size(part.tensor.dtype);
+    if (!options_.convert && part.tensor.kind != "master" && !is_widened_buffer)
       fail_user(fmt::format(
           "{}: {} is {}{}{}; set train.dtype to the checkpoint's dtype, or load with convert = true{}", folder,
           printable(name_of(part.tensor)), part.saved->dtype,

@@ -60,7 +60,8 @@ Session::Session(Setup setup, model::Model& model, std::unique_ptr<RefreshState>
       skips_(job_.context),
       checkpointer_(job_.context, parts()),
       tensors_(job_.context, parts()),
-      refresh_(job_.context, parts(), checkpointer_) {
+      refresh_(job_.context, parts(), checkpointer_),
+      swap_(job_.context, parts()) {
   gradients_.check_non_finite(progress_.loss_scale().checks_gradients());
   update_.allow_early({step_sync_, gradients_, monitor_, weights_, progress_}, job_.trace.get());
   step_sync_.norm().use_pool(config().job().device.value != config::kCpuDevice);
@@ -398,7 +399,7 @@ void Session::evaluation(bool begins) {
   if (begins) monitor_.publish_replacements();
   if (begins)
     step_recorder_.exclude([&] {
-      monitor_.compare();
+      monitor_.compare_weights();
       buffers_.begin_evaluation(job_.comm);
     });
   weights_.set_phase(begins ? ZR_EVAL : ZR_FORWARD, progress_.next_micro());

@@ -29,6 +29,7 @@
 #include "engine/training_progress.hpp"
 #include "engine/weight_flow.hpp"
 #include "engine/weight_monitor.hpp"
+#include "engine/weight_swap.hpp"
 
 namespace zr::host::engine {
 
@@ -83,6 +84,7 @@ class Session {
   Checkpointer& checkpointer() { return checkpointer_; }
   TensorAccess& tensors() { return tensors_; }
   ModelRefresh& refresh() { return refresh_; }
+  WeightSwap& swap() { return swap_; }
   WeightFlow& weights() { return weights_; }
   OptimizerUpdate& update() { return update_; }
   comm::CommRuntime& comm() { return job_.comm; }
@@ -124,6 +126,7 @@ class Session {
   Checkpointer checkpointer_;
   TensorAccess tensors_;
   ModelRefresh refresh_;
+  WeightSwap swap_;
   const int exceptions_ = std::uncaught_exceptions();  // in flight at construction; not caused by this job
 };
 

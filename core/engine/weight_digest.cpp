@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "base/dtype.hpp"
-#include "base/error.hpp"
 #include "checkpoint/manifest.hpp"
+#include "engine/rank_differences.hpp"
 
 namespace zr::host::engine {
 
@@ -16,14 +16,6 @@ namespace {
 constexpr int64_t kShare = 200;                   // one of this many bytes that the optimizer touches is digested
 constexpr int64_t kMinElements = 64;              // the smallest turn; a smaller one is added to the next step's
 constexpr int64_t kGathered = int64_t{64} << 10;  // bytes of parts on a device that are read at a time
-constexpr int64_t kSample = 16;  // elements at start, middle and end of a parameter that was written to
-
-std::string list_of(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size(); ++i)
-    text += fmt::format("{}{}", i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ", ranks[i]);
-  return text;
-}
 }  // namespace
 
 WeightDigest::WeightDigest(const plan::MemoryPlan& plan, const std::vector<void*>& buffers,
@@ -109,18 +101,6 @@ void WeightDigest::take_turn(int64_t elements) {
   }
 }
 
-void WeightDigest::sample_written() {
-  for (const uint32_t param : compared_) {
-    const int64_t count = plan_.input.parameters[param].count;
-    if (count <= 3 * kSample) {
-      samples_.push_back({param, 0, count});
-      continue;
-    }
-    for (const int64_t first : {int64_t{0}, (count - kSample) / 2, count - kSample})
-      samples_.push_back({param, first, kSample});
-  }
-}
-
 WeightDigest::~WeightDigest() {
   if (device_) device_->free(gathered_);
 }
@@ -132,7 +112,7 @@ uint64_t WeightDigest::digest_all(const std::vector<Part>& parts) {
 
 WeightDigest::Digest WeightDigest::next(std::map<uint32_t, uint64_t> gathered_writes) {
   turn_.clear();
-  samples_.clear();
+  written_parts_.clear();
   compared_.clear();
   for (const uint32_t param : written_)
     if (memory_[param]) compared_.insert(param);
@@ -141,8 +121,8 @@ WeightDigest::Digest WeightDigest::next(std::map<uint32_t, uint64_t> gathered_wr
   Digest result;
   result.written = digest_of_writes();
   if (replicated_.empty()) return result;
-  sample_written();
-  result.samples = digest_all(samples_);
+  for (const uint32_t param : compared_) written_parts_.push_back({param, 0, plan_.input.parameters[param].count});
+  result.values = digest_all(written_parts_);
   // The turn depends only on values that are the same on all ranks.
   const int64_t elements = (optimizer_bytes_ / world_ / kShare - turn_bytes_) / size_;
   if (elements >= kMinElements) take_turn(elements);
@@ -183,10 +163,10 @@ std::vector<WeightDigest::Part> WeightDigest::suspected_parts(const std::vector<
                        [&](const Digest& other) { return other.*member != digests[0].*member; });
   };
   std::vector<Part> parts;
-  if (differ(&Digest::written))  // then the samples differ too
+  if (differ(&Digest::written))  // then the digests of values differ too
     parts = all_written(comm);
-  else if (differ(&Digest::samples))
-    parts = samples_;
+  else if (differ(&Digest::values))
+    parts = written_parts_;
   if (differ(&Digest::weights)) parts.insert(parts.end(), turn_.begin(), turn_.end());
   return parts;
 }
@@ -211,7 +191,7 @@ void WeightDigest::compare_gathered_writes(comm::CommRuntime& comm, int64_t step
     const Part all{param, 0, plan_.input.parameters[param].count};
     if (!writers.empty() && !others.empty())
       fail(all, fmt::format("{} wrote values that {} did not write", list_of(writers), list_of(others)), step);
-    if (ranks.size() > 1) fail_different(all, ranks, step);
+    if (ranks.size() > 1) fail(all, difference_between(ranks), step);
   }
 }
 
@@ -228,31 +208,13 @@ void WeightDigest::compare(const std::vector<Digest>& digests, comm::CommRuntime
     RanksByDigest ranks;
     for (std::size_t r = 0; r < digests_by_rank.size(); ++r)
       ranks[digests_by_rank[r].substr(i * 8, 8)].push_back(static_cast<int>(r));
-    if (ranks.size() > 1) fail_different(parts[i], ranks, step);
+    if (ranks.size() > 1) fail(parts[i], difference_between(ranks), step);
   }
 }
 
-void WeightDigest::fail_different(const Part& part, const RanksByDigest& groups, int64_t step) const {
-  // The largest group is assumed to be right; among groups of equal size, the one with the lowest rank.
-  const auto right = std::max_element(groups.begin(), groups.end(), [](const auto& a, const auto& b) {
-    return std::pair(a.second.size(), -a.second[0]) < std::pair(b.second.size(), -b.second[0]);
-  });
-  std::vector<int> wrong;
-  for (const auto& [digest, ranks] : groups)
-    if (digest != right->first) wrong.insert(wrong.end(), ranks.begin(), ranks.end());
-  std::sort(wrong.begin(), wrong.end());
-  fail(part,
-       fmt::format("{} {} different values than {}", list_of(wrong), wrong.size() == 1 ? "has" : "have",
-                   list_of(right->second)),
-       step);
-}
-
 void WeightDigest::fail(const Part& part, const std::string& difference, int64_t step) const {
-  fail_user(
-      fmt::format("weights differ between ranks: in '{}', elements {} to {}, {} (found in step {}); write the same "
-                  "values to a weight on all ranks (write on every rank, from generators with the same seed), or use "
-                  "engine.set()",
-                  plan_.input.parameters[part.param].name, part.first, part.first + part.count - 1, difference, step));
+  fail_weights_differ({plan_.input.parameters[part.param], part.first, part.count, difference},
+                      fmt::format("found in step {}", step));
 }
 
 void WeightDigest::updated(const std::vector<char>& touched) {

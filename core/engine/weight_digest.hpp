@@ -15,8 +15,8 @@ namespace zr::host::engine {
 
 /// Weights that every rank has in its own memory are compared in turns, a part per step. The compared bytes are at most
 /// half a percent of the bytes that the optimizer touches. All of these weights are compared once within
-/// 200 x (weight bytes / optimizer bytes per rank) steps. In addition, parameters that operators wrote to since the
-/// last step are sampled in the next one; if the ranks wrote to different parameters, these are compared in full.
+/// 200 x (weight bytes / optimizer bytes per rank) steps. In addition, parameters that operators or zr::gather scopes
+/// wrote to since the last step are compared in full in the next one.
 /// Of a sharded parameter that was written to, the hashes of the values that each rank had gathered are compared: each
 /// rank stores only its shard of them. Training thread only.
 class WeightDigest {
@@ -31,11 +31,12 @@ class WeightDigest {
 
   /// Records that the program wrote to this parameter since the last step.
   void written(uint32_t param) { written_.insert(param); }
-  /// One rank's part of the exchange. All ranks choose the same part of the weights, and the same samples if they wrote
-  /// to the same parameters.
+  /// Forgets what written() recorded since the last step.
+  void forget_writes() { written_.clear(); }
+  /// One rank's part of the exchange. All ranks choose the same part of the weights.
   struct Digest {
     uint64_t weights = 0;  // digest of the part
-    uint64_t samples = 0;  // digest of the samples of parameters that were written to
+    uint64_t values = 0;   // digest of the parameters that were written to
     uint64_t written = 0;  // digest of the list of parameters that were written to, with the hashes of sharded ones
   };
   /// Returns the digest of the next part. Called once per step. gathered_writes: as WeightFlow::take_writes().
@@ -55,16 +56,13 @@ class WeightDigest {
     uint32_t param;
     int64_t first, count;  // elements
   };
-  using RanksByDigest = std::map<std::string, std::vector<int>>;
   std::vector<uint64_t> digests_of(const std::vector<Part>& parts);
   uint64_t digest_all(const std::vector<Part>& parts);
   void take_turn(int64_t elements);
-  void sample_written();
   uint64_t digest_of_writes() const;
   std::vector<Part> all_written(comm::CommRuntime& comm) const;
   void compare_gathered_writes(comm::CommRuntime& comm, int64_t step) const;
   std::vector<Part> suspected_parts(const std::vector<Digest>& digests, comm::CommRuntime& comm) const;
-  [[noreturn]] void fail_different(const Part& part, const RanksByDigest& groups, int64_t step) const;
   [[noreturn]] void fail(const Part& part, const std::string& difference, int64_t step) const;
 
   const plan::MemoryPlan& plan_;
@@ -77,7 +75,7 @@ class WeightDigest {
   std::vector<int64_t> state_bytes_;  // by parameter: bytes that the optimizers of all ranks touch per step
   std::set<uint32_t> written_, compared_;
   std::map<uint32_t, uint64_t> gathered_writes_;  // of the current step
-  std::vector<Part> turn_, samples_;              // of the current step
+  std::vector<Part> turn_, written_parts_;        // of the current step
   std::size_t at_ = 0;                            // the next turn begins at replicated_[at_], element_
   int64_t element_ = 0;
   int64_t turn_bytes_ = 0;  // the same on all ranks, like all values that turns depend on

@@ -14,6 +14,8 @@
 #include "base/log.hpp"
 #include "checkpoint/manifest.hpp"
 #include "control/call_mismatch.hpp"
+#include "engine/all_gather.hpp"
+#include "engine/rank_differences.hpp"
 
 namespace zr::host::engine {
 
@@ -68,14 +70,7 @@ void WeightFlow::publish_weights(bool frozen_too, uint32_t flags) {
 void WeightFlow::install_callbacks() {
   model_.on_use({[this](const uint32_t* params, uint32_t n, uint32_t phase) { begin_use(params, n, phase); },
                  [this](const uint32_t* params, const bool* written, uint32_t n) { end_use(params, written, n); },
-                 [this](uint32_t param, const void* full) {
-                   const RecursiveMutexLock lock(context_.use);
-                   const comm::CallScope call(
-                       comm_, fmt::format("an in-place write to '{}'", plan_.input.parameters[param].name));
-                   comm_.barrier("shared weights");  // no rank reads it while its owners write
-                   state_.store_full(param, full);
-                   comm_.barrier("shared weights");
-                 },
+                 [this](uint32_t param, const void* full) { store_shared_write(param, full); },
                  [this](const uint32_t* params, uint32_t n, bool begins) { gather_scope(params, n, begins); }});
   for (const uint32_t param : sharded_) model_.unbind(param, plan_.input.weight_dtype);
 }
@@ -203,6 +198,23 @@ void WeightFlow::store_write(uint32_t param) {
   else
     hash.add(memory_[param], count * size);
   writes = hash.value();
+}
+
+// Each rank stores its own parts of the shared memory, so the ranks compare their copies before any of them stores.
+void WeightFlow::store_shared_write(uint32_t param, const void* full) {
+  const RecursiveMutexLock lock(context_.use);
+  const plan::Parameter& parameter = plan_.input.parameters[param];
+  const comm::CallScope call(comm_, fmt::format("an in-place write to '{}'", parameter.name));
+  const uint64_t own = checkpoint::hash_of(full, parameter.count * size_of(plan_.input.weight_dtype));
+  const std::vector<uint64_t> hashes = all_gather(comm_, own, "shared weights");  // no rank reads during writes
+  RanksByDigest ranks;
+  for (std::size_t rank = 0; rank < hashes.size(); ++rank)
+    ranks[std::to_string(hashes[rank])].push_back(static_cast<int>(rank));
+  if (ranks.size() > 1)
+    fail_weights_differ({parameter, 0, parameter.count, difference_between(ranks)},
+                        "found in an in-place write, which was discarded");
+  state_.store_full(param, full);
+  comm_.barrier("shared weights");
 }
 
 std::map<uint32_t, uint64_t> WeightFlow::take_writes() {

@@ -62,6 +62,7 @@ class WeightFlow {
       ZR_REQUIRES(context_.use);
   void release(const std::vector<uint32_t>& params, uint32_t phase) ZR_REQUIRES(context_.use);
   void store_write(uint32_t param) ZR_REQUIRES(context_.use);
+  void store_shared_write(uint32_t param, const void* full);
   void install_callbacks();
 
   const StepContext& context_;

@@ -70,9 +70,11 @@ void WeightMonitor::collect_writes() {
     record_write(param);
     sync_master_from_weights(param);
   }
-  if (!context_.plan.has_master) return samples_.remember();
-  for (const uint32_t param : context_.model.may_be_written_untracked())
+  for (const uint32_t param : context_.model.may_be_written_untracked()) {
+    digest_.written(param);  // operators on tensors that the model cannot watch
     if (sync_master_from_weights(param)) record_write(param);
+  }
+  if (!context_.plan.has_master) return samples_.remember();
   for (const update::UpdateSlice* slice : samples_.changed())
     if (state.sync_master_from_weights(*slice)) record_write(slice->param);
   samples_.remember();
@@ -94,8 +96,34 @@ void WeightMonitor::publish_weights(bool frozen_too, uint32_t flags) {
 
 void WeightMonitor::compare() { compare_before(parts_.progress.step()); }
 
+void WeightMonitor::compare_weights() {
+  note_writes();
+  compare_digests(parts_.progress.step());
+}
+
+// collect_writes() still collects them.
+void WeightMonitor::note_writes() {
+  written_parameter();
+  for (const uint32_t param : written_) digest_.written(param);
+  for (const uint32_t param : context_.model.may_be_written_untracked()) digest_.written(param);
+  for (const update::UpdateSlice* slice : samples_.changed()) digest_.written(slice->param);
+}
+
+void WeightMonitor::discard_writes() {
+  written_parameter();
+  written_.clear();
+  parts_.state.take_stored();
+  parts_.flow.take_writes();
+  digest_.forget_writes();
+  samples_.remember();
+}
+
 void WeightMonitor::compare_before(int64_t step) {
   collect_writes();
+  compare_digests(step);
+}
+
+void WeightMonitor::compare_digests(int64_t step) {
   digest_.compare(all_gather(context_.comm, next_digest(), "digests of weights"), context_.comm, step);
 }
 

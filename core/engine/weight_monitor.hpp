@@ -44,8 +44,14 @@ class WeightMonitor {
   void publish_weights(bool frozen_too, uint32_t flags = 0);
   /// Call when the weights of these parameters were loaded from a file: the strategy sends them. Collective.
   void publish_loaded(const std::vector<uint32_t>& params);
-  /// Compares weights between ranks. Call before the program or a file gets their values. Collective.
+  /// Compares weights between ranks, after collect_writes(). Call before the program or a file gets their values.
+  /// Collective.
   void compare();
+  /// The same without collect_writes(), for calls that do not use the masters: a write that all ranks undo before the
+  /// next collect_writes() leaves the masters as they were. Collective.
+  void compare_weights();
+  /// Forgets the program's writes since the last collect_writes(): the weights have their earlier values again.
+  void discard_writes();
   /// Call before and after engine.set() stores a parameter's new values. The strategy sends them at once; but if every
   /// rank has its own copy of all weights, all of which engine.set() stores, publish_replacements() does this once for
   /// many calls. Collective.
@@ -68,6 +74,8 @@ class WeightMonitor {
 
  private:
   void compare_before(int64_t step);
+  void compare_digests(int64_t step);
+  void note_writes();
   void record_write(uint32_t param);
   void warn_if_unsaved(uint32_t param);
 

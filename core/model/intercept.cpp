@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "base/error.hpp"
+#include "model/kept_tensors.hpp"
 
 namespace zr::host::model {
 
@@ -24,19 +25,6 @@ void add(const at::Tensor& tensor, bool written, std::vector<ParamUse>& param_us
       return;
     }
   param_uses.push_back({placeholder, written});
-}
-
-void add(const c10::IValue& value, bool written, std::vector<ParamUse>& param_uses) {
-  if (value.isTensor()) {
-    add(value.toTensor(), written, param_uses);
-  } else if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorVector()) add(tensor, written, param_uses);
-  } else if (value.isOptionalTensorList()) {
-    for (const std::optional<at::Tensor> tensor : value.toOptionalTensorList())
-      if (tensor) add(*tensor, written, param_uses);
-  } else if (value.isList()) {
-    for (const c10::IValue& element : value.toListRef()) add(element, written, param_uses);
-  }
 }
 
 // Properties of an operator that each call needs.
@@ -108,12 +96,25 @@ void enter(std::vector<ParamUse>& param_uses) {
   }
 }
 
+// Runs an operator whose arguments have memory. An error about their types names the buffers that are kept as they are.
+void run(const c10::OperatorHandle& op, c10::DispatchKeySet remaining_keys, Stack* stack) {
+  const KeptTensors::Storages storages = KeptTensors::used(op, *stack);
+  try {
+    op.redispatchBoxed(remaining_keys, stack);
+  } catch (const c10::Error& error) {
+    const std::string reason = error.what_without_backtrace();
+    const std::string kept = KeptTensors::is_type_error(reason) ? KeptTensors::describe(storages) : "";
+    if (kept.empty()) throw;
+    fail_user(op.schema().name() + ": " + reason + ": " + kept);
+  }
+}
+
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const auto remaining_keys = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
   if (recorder) return recorder->record(op, remaining_keys, stack);
   std::vector<ParamUse> param_uses;
   find_param_uses(op, *stack, param_uses);
-  if (param_uses.empty()) return op.redispatchBoxed(remaining_keys, stack);
+  if (param_uses.empty()) return run(op, remaining_keys, stack);
   const OperatorTraits& traits = traits_of(op.schema());
   if (traits.replaces) return replace(op, remaining_keys, stack);
   // Some of these operators copy if necessary (contiguous, reshape, to): the operators that they call reach fallback().
@@ -121,7 +122,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
   enter(param_uses);
   try {
     const c10::impl::ExcludeDispatchKeyGuard once(kKey);  // memory is attached for nested operators
-    op.redispatchBoxed(remaining_keys, stack);
+    run(op, remaining_keys, stack);
   } catch (...) {
     leave(param_uses, param_uses.size(), false);
     throw;
@@ -136,7 +137,8 @@ void find_param_uses(const c10::OperatorHandle& op, const Stack& stack, std::vec
   const std::size_t first = stack.size() - arguments.size();
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const auto* alias = arguments[i].alias_info();
-    add(stack[first + i], alias && alias->isWrite(), param_uses);
+    const bool written = alias && alias->isWrite();
+    for_each_tensor(stack[first + i], [&](const at::Tensor& tensor) { add(tensor, written, param_uses); });
   }
 }
 

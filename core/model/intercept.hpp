@@ -21,6 +21,15 @@ void intercept();
 
 /// Appends each placeholder among the operator's arguments (the last elements of the stack) once.
 void find_param_uses(const c10::OperatorHandle& op, const Stack& stack, std::vector<ParamUse>& param_uses);
+/// Calls fn for each defined tensor of a value, also in lists.
+template <class F>
+void for_each_tensor(const c10::IValue& value, F&& fn) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) fn(value.toTensor());
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) for_each_tensor(element, fn);
+  }
+}
 /// True if all results of the operator are views of its arguments and it writes nothing, so it uses no memory.
 bool is_view(const c10::FunctionSchema& schema);
 

@@ -108,7 +108,7 @@ class Model {
   /// and the result is null.
   virtual void* reserve_parameter(uint32_t, zr_dtype, bool /*other*/) { return nullptr; }
   virtual void cancel_reserved_parameters() {}  // frees the reserved memory
-  /// Converts floating-point buffers to that type.
+  /// Converts the floating-point buffers of train.cast_buffers to that type.
   virtual void convert_buffers(zr_dtype) {}
   /// Gives bound parameters their own memory again, with the current values. Unbound parameters without reserved memory
   /// become unusable.

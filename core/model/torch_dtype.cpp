@@ -1,5 +1,6 @@
 #include "model/torch_dtype.hpp"
 
+#include "base/dtype.hpp"
 #include "base/error.hpp"
 
 namespace zr::host::model {
@@ -46,6 +47,16 @@ at::ScalarType torch_type_named(std::string_view name) {
   for (const NamedType& named : kTypes)
     if (named.name == name) return named.type;
   fail_internal("libtorch has no type for the safetensors type '" + std::string(name) + "'");
+}
+
+std::string type_name(at::ScalarType type) {
+  switch (type) {
+    case at::kDouble: return "double";
+    case at::kFloat: return std::string(name_of(ZR_F32));
+    case at::kHalf: return std::string(name_of(ZR_F16));
+    case at::kBFloat16: return std::string(name_of(ZR_BF16));
+    default: return c10::toString(type);
+  }
 }
 
 }  // namespace zr::host::model

@@ -18,4 +18,7 @@ std::string safetensors_name(at::ScalarType type);
 /// The type that has this name in safetensors files. InternalError for an unknown name. Any thread.
 at::ScalarType torch_type_named(std::string_view name);
 
+/// The name of a type in messages: that of train.dtype ("fp32"), or else that of C++ ("double").
+std::string type_name(at::ScalarType type);
+
 }  // namespace zr::host::model

@@ -114,15 +114,14 @@ void TorchModel::move_empty(const std::vector<std::pair<std::string, torch::Tens
 }
 
 TorchModel::TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>& parameters,
-                       const std::vector<std::pair<std::string, torch::Tensor>>& buffers, zr_dtype dtype, bool reloads,
-                       at::Device device)
-    : state_(std::make_unique<State>(device)) {
+                       const std::vector<std::pair<std::string, torch::Tensor>>& buffers,
+                       const TorchModelOptions& options)
+    : state_(std::make_unique<State>(options)) {
   TorchMemory::count();
-  if (!device.is_cpu()) state_->memory.emplace(device);
-  Listed listed = list(parameters, device);
-  for (const auto& [name, tensor] : listed.tensors) add_parameter(name, tensor, reloads);
+  if (!options.device.is_cpu()) state_->memory.emplace(options.device);
+  Listed listed = list(parameters, options.device);
+  for (const auto& [name, tensor] : listed.tensors) add_parameter(name, tensor, options.reloads);
   state_->parameters = std::move(listed.parameters);
-  state_->buffer_type = torch_type(dtype);
   add_buffers(buffers);
   state_->storages = std::make_unique<Storages>(listed.tensors, state_->buffers);
   if (!state_->construction) state_->convert_buffers();
@@ -209,6 +208,7 @@ std::vector<std::string> TorchModel::changed_buffers(const Storages::Tensors& bu
 
 void TorchModel::adopt_buffers(const Storages::Tensors& buffers) {
   std::map<std::string, torch::Tensor> current = by_name(buffers);
+  bool replaced = false;
   for (auto& [name, tensor] : state_->buffers) {
     const auto found = current.find(name);
     if (found == current.end() || found->second.is_same(tensor) || !is_like(found->second, tensor) ||
@@ -221,7 +221,9 @@ void TorchModel::adopt_buffers(const Storages::Tensors& buffers) {
       const torch::NoGradGuard no_grad;
       tensor.set_data(tensor.detach().clone(at::MemoryFormat::Contiguous));
     }
+    replaced = true;
   }
+  if (replaced) state_->mark_kept_buffers();
 }
 
 void TorchModel::check_buffers(const Storages::Tensors& buffers) {

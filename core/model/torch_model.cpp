@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
+#include <exception>
 
 #include "base/error.hpp"
 #include "model/allocator.hpp"
@@ -158,13 +159,18 @@ void TorchModel::end_gather(const std::vector<uint32_t>& params, bool keeps_writ
     state_->uses.scope(params.data(), static_cast<uint32_t>(params.size()), false);
   std::vector<uint32_t> sharded;
   std::string wrong_shape;
+  std::exception_ptr failure;
   for (const uint32_t param : params) {
     auto& entry = state_->entries[param];
     --entry.scopes;
     wrong_shape = wrong_shape.empty() ? state_->rebind_replaced(param, keeps_writes) : wrong_shape;
     entry.binding.version = -1;  // reports the parameter as written: writes through pointers change no counter
     if (entry.shared) {
-      state_->end_write_copy(param, keeps_writes);
+      try {
+        state_->end_write_copy(param, keeps_writes);
+      } catch (...) {  // on all ranks: the other parameters' writes are stored
+        if (!failure) failure = std::current_exception();
+      }
       state_->change_readers(param, -1);
     } else if (entry.placeholder) {
       sharded.push_back(param);
@@ -174,6 +180,7 @@ void TorchModel::end_gather(const std::vector<uint32_t>& params, bool keeps_writ
   const std::unique_ptr<bool[]> written(new bool[sharded.size()]);
   std::fill_n(written.get(), sharded.size(), keeps_writes);
   if (!sharded.empty()) state_->uses.end(sharded.data(), written.get(), static_cast<uint32_t>(sharded.size()));
+  if (failure) std::rethrow_exception(failure);
   if (!wrong_shape.empty())
     fail_user(
         "the data of parameter '" + wrong_shape +
@@ -255,8 +262,7 @@ void TorchModel::cancel_reserved_parameters() {
 
 void TorchModel::convert_buffers(zr_dtype dtype) {
   for (auto& [name, tensor] : state_->buffers)
-    if (tensor.is_floating_point() && tensor.scalar_type() == state_->buffer_type)
-      tensor.set_data(tensor.to(torch_type(dtype)));
+    if (state_->is_cast(name, tensor)) tensor.set_data(tensor.to(torch_type(dtype)));
 }
 
 void TorchModel::return_parameters() {

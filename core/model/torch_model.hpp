@@ -9,15 +9,22 @@
 
 namespace zr::host::model {
 
+struct TorchModelOptions {
+  zr_dtype dtype = ZR_F32;  // of the weights
+  /// Patterns of the floating-point buffers that are rounded to `dtype`; the others keep their types.
+  std::vector<std::string> cast_buffers{};
+  /// Where the model computes; bind() and unbind() move its parameters there, the constructor its buffers.
+  at::Device device = at::kCPU;
+  /// Parameters that an earlier engine left without memory read as zeros until their values are loaded.
+  bool reloads = false;
+};
+
 class TorchModel final : public Model {
  public:
   /// Names are in the model's order; a tensor with several names is one parameter. Throws UserError for parameters
   /// that are not dense floating-point tensors on the CPU or on `device`, or that another engine trains.
-  /// `reloads`: parameters that an earlier engine left without memory read as zeros until their values are loaded.
-  /// `device`: where the model computes; bind() and unbind() move its parameters there, the constructor its buffers.
   TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>& parameters,
-             const std::vector<std::pair<std::string, torch::Tensor>>& buffers, zr_dtype dtype, bool reloads = false,
-             at::Device device = at::kCPU);
+             const std::vector<std::pair<std::string, torch::Tensor>>& buffers, const TorchModelOptions& options);
   ~TorchModel() override;
 
   const std::vector<plan::Parameter>& parameters() const override;

@@ -2,21 +2,37 @@
 
 #include <c10/core/DeviceGuard.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/log.hpp"
+#include "base/text.hpp"
 
 namespace zr::host::model {
 
 void TorchModel::State::convert_buffers() {
   for (auto& [name, tensor] : buffers) {
     Placeholder::mark(tensor, false);
-    if (tensor.is_floating_point() && tensor.scalar_type() != buffer_type && buffer_type != at::kFloat)
-      storages->replace_buffer_data(name, tensor, tensor.to(buffer_type));
+    if (is_cast(name, tensor) && tensor.scalar_type() != weight_type)
+      storages->replace_buffer_data(name, tensor, tensor.to(weight_type));
     if (tensor.device() != device) storages->replace_buffer_data(name, tensor, tensor.detach().to(device));
     if (!tensor.is_contiguous()) storages->replace_buffer_data(name, tensor, tensor.contiguous());
     buffer_kinds[name] = kind_of(tensor);
   }
+  mark_kept_buffers();
+}
+
+bool TorchModel::State::is_cast(const std::string& name, const torch::Tensor& buffer) const {
+  return buffer.is_floating_point() && std::any_of(cast_buffers.begin(), cast_buffers.end(),
+                                                   [&](const auto& pattern) { return matches_glob(name, pattern); });
+}
+
+void TorchModel::State::mark_kept_buffers() {
+  kept_buffers.clear();
+  if (weight_type == at::kFloat) return;
+  for (const auto& [name, tensor] : buffers)
+    if (tensor.is_floating_point() && tensor.scalar_type() != weight_type)
+      kept_buffers.add(name, tensor, type_name(weight_type));
 }
 
 void TorchModel::State::intercept(uint32_t param, at::ScalarType type, const std::string& reason) {
@@ -64,7 +80,11 @@ void TorchModel::State::leave(const ParamUse* param_uses, std::size_t n, bool do
         }
       continue;
     }
-    if (param_uses[i].written) end_write_copy(param, done);
+    if (param_uses[i].written) try {
+        end_write_copy(param, done);
+      } catch (...) {
+        failure = std::current_exception();
+      }
     change_readers(param, -1);
   }
   if (!params.empty()) uses.end(params.data(), written.data(), static_cast<uint32_t>(params.size()));
@@ -118,10 +138,10 @@ void TorchModel::State::end_write_copy(uint32_t param, bool keeps_writes) {
   const MutexLock lock(sharing_mutex);
   ParamEntry& entry = entries[param];
   if (--entry.writers > 0) return;
-  if (keeps_writes) uses.wrote(param, entry.copy.get());
+  const at::DataPtr copy = std::move(entry.copy);
   entry.placeholder->attach(const_cast<void*>(entry.shared));
   entry.placeholder->set_readable(entry.readers > 0);
-  entry.copy.clear();
+  if (keeps_writes) uses.wrote(param, copy.get());
 }
 
 void TorchModel::State::return_shared(uint32_t param) {
@@ -211,7 +231,13 @@ void TorchModel::State::deliver(uint32_t param, const torch::Tensor& gradient) {
   ParamEntry& entry = entries[param];
   // A second call within one backward adds in fp32; the copy rounds once, to the communication dtype.
   entry.gradient = entry.gradient.defined() ? entry.gradient.to(at::kFloat) + gradient.to(at::kFloat) : gradient;
-  if (arrived) arrived(param);
+  if (!arrived) return;
+  try {
+    arrived(param);
+  } catch (...) {  // of a backward that the engine did not start: a later one must not add to it
+    entry.gradient = torch::Tensor();
+    throw;
+  }
 }
 
 }  // namespace zr::host::model

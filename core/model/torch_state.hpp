@@ -17,6 +17,7 @@
 #include "model/device.hpp"
 #include "model/device_copies.hpp"
 #include "model/gradient_downloads.hpp"
+#include "model/kept_tensors.hpp"
 #include "model/parameter_registry.hpp"
 #include "model/placeholder.hpp"
 #include "model/saved_tensor_offload.hpp"
@@ -63,12 +64,15 @@ struct TorchModel::State final : MemoryProvider {
     torch::Tensor gradient;  // of this backward, as autograd produced it
     bool densified = false;
   };
-  explicit State(at::Device on) : device(on) {}
-  const at::Device device;                     // that the model computes on
-  std::optional<TorchDeviceMemory> memory;     // of the device, if it is not the CPU
-  bool keeps_on_device = false;                // the engine's memory is on the device
-  std::optional<GradientDownloads> downloads;  // if it is not the CPU, and gradients are delivered
-  std::vector<torch::Tensor> host_buffers;     // copies of `buffers` in host memory, if the device is not the CPU
+  explicit State(const TorchModelOptions& options)
+      : device(options.device), weight_type(torch_type(options.dtype)), cast_buffers(options.cast_buffers) {}
+  const at::Device device;  // that the model computes on
+  const at::ScalarType weight_type;
+  const std::vector<std::string> cast_buffers;  // patterns
+  std::optional<TorchDeviceMemory> memory;      // of the device, if it is not the CPU
+  bool keeps_on_device = false;                 // the engine's memory is on the device
+  std::optional<GradientDownloads> downloads;   // if it is not the CPU, and gradients are delivered
+  std::vector<torch::Tensor> host_buffers;      // copies of `buffers` in host memory, if the device is not the CPU
   std::function<void(uint32_t param)> computed;
   ParallelFor parallel_for;
   std::vector<plan::Parameter> parameters;
@@ -78,7 +82,7 @@ struct TorchModel::State final : MemoryProvider {
   std::map<std::string, std::string> buffer_kinds;  // original type and shape; also of empty ones
   std::shared_ptr<Construction> construction;       // of a deferred model, until construct()
   std::unique_ptr<Storages> storages;
-  at::ScalarType buffer_type;      // of floating-point buffers
+  KeptTensors kept_buffers;        // of another floating-point type than the weights
   bool leaves_for_reload = false;  // leave_for_reload() was called
   Arrived arrived;
   Uses uses;
@@ -112,8 +116,13 @@ struct TorchModel::State final : MemoryProvider {
   }
   /// A tensor's options with this dtype, on the model's device.
   at::TensorOptions options(at::ScalarType type) const { return at::TensorOptions().dtype(type).device(device); }
-  /// Converts floating-point buffers to the weights' dtype and all buffers to row-major layout on the model's device.
+  /// Rounds the buffers of cast_buffers to the weights' dtype, and converts all buffers to row-major layout on the
+  /// model's device.
   void convert_buffers();
+  /// True for a floating-point buffer that matches a pattern of cast_buffers.
+  bool is_cast(const std::string& name, const torch::Tensor& buffer) const;
+  /// Registers the buffers that keep another floating-point type than 16-bit weights.
+  void mark_kept_buffers();
   /// Removes the parameter's memory. Its operators call enter() and leave(); other reads of its memory throw `reason`.
   void intercept(uint32_t param, at::ScalarType type, const std::string& reason);
   /// Implements MemoryProvider.

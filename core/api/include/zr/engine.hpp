@@ -169,11 +169,11 @@ class Engine {
   std::vector<GroupInfo> groups() const;
 
   /// Ends this engine and gives the model full, ordinary parameters in engine.dtype(), for evaluation, export or
-  /// another engine. Gradients become undefined, optimizer states are lost (call save() first), floating-point buffers
-  /// have the same dtype. Call it between steps and outside Evaluation. Without release(), the parameters that a
-  /// strategy shards have no values after the engine is destroyed. Each rank needs memory for the full model in
-  /// addition to the engine's own; it counts towards memory.device_budget. If a rank lacks this memory, all ranks throw
-  /// and the engine stays usable. Collective.
+  /// another engine. Gradients become undefined, optimizer states are lost (call save() first), buffers of
+  /// train.cast_buffers have the same dtype. Call it between steps and outside Evaluation. Without release(), the
+  /// parameters that a strategy shards have no values after the engine is destroyed. Each rank needs memory for the
+  /// full model in addition to the engine's own; it counts towards memory.device_budget. If a rank lacks this memory,
+  /// all ranks throw and the engine stays usable. Collective.
   void release();
   /// The same in `dtype`: engine.dtype(), for the values that the next forward pass would use, or torch::kFloat, for
   /// the fp32 values that get() returns. Collective.
@@ -313,6 +313,7 @@ class Engine {
     std::unique_ptr<State> state_;
   };
   Handle state_;
+  friend class Swap;
 };
 
 }  // namespace zr

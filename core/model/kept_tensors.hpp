@@ -1,0 +1,41 @@
+// Tensors that a 16-bit model keeps in another floating-point type, and errors of operators that do not accept the mix.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/SmallVector.h>
+
+#include <string>
+#include <vector>
+
+namespace zr::host::model {
+
+/// The buffers of one model that have another floating-point type than its weights (train.cast_buffers). While the
+/// object exists, operators on them and on their views are intercepted: if one fails because of its arguments' types,
+/// the error names the buffer and the key. Results of operators are not intercepted. Training thread; describe() and
+/// names(): any thread.
+class KeptTensors {
+ public:
+  KeptTensors() = default;
+  ~KeptTensors() { clear(); }
+  KeptTensors(const KeptTensors&) = delete;
+
+  /// Adds a buffer. dtype: of the weights, as in train.dtype.
+  void add(const std::string& name, const at::Tensor& buffer, const std::string& dtype);
+  void clear();
+
+  /// The storages of intercepted tensors among an operator's arguments (the last elements of the stack).
+  using Storages = c10::SmallVector<const c10::StorageImpl*, 4>;
+  static Storages used(const c10::OperatorHandle& op, const std::vector<c10::IValue>& stack);
+  /// A clause about the kept tensors on these storages, with the remedy; "" without any.
+  static std::string describe(const Storages& storages);
+  /// The same about all kept tensors of the process.
+  static std::string describe_all();
+  /// True for the text of an error about the types of an operator's arguments.
+  static bool is_type_error(const std::string& message);
+
+ private:
+  std::vector<at::Tensor> tensors_;
+};
+
+}  // namespace zr::host::model

@@ -1,0 +1,79 @@
+// A backward that the program runs by itself: no gradient counts, also if its error is caught.
+#include <gmock/gmock.h>
+
+#include "support/engine_test.hpp"
+
+namespace {
+
+using namespace engine_tests;
+
+class ProgramBackwardTest : public EngineTest {};
+
+// When the program calls loss.backward(), and what it catches. The engine's own backward follows.
+enum class When { never, first_of_all, before_each, within_a_step };
+
+void train(Run& run, When when) {
+  run.build();
+  const auto by_itself = [&](const torch::Tensor& loss) {
+    EXPECT_ANY_THROW(loss.backward({}, true));
+    EXPECT_ANY_THROW(torch::autograd::backward({loss}, {}, true));
+  };
+  while (!run.engine->done()) {
+    const int64_t step = run.engine->step_index(), micro = run.engine->micro_index();
+    const torch::Tensor loss = run.model->loss(step, micro);
+    const bool first = step == 0 && micro < run.engine->world();
+    if (when == When::before_each || (when == When::first_of_all && first) || (when == When::within_a_step && !first))
+      by_itself(loss);
+    run.engine->backward(loss);
+    run.engine->step();
+  }
+  const std::string hash = run.engine->weights_hash();
+  if (run.engine->rank() == 0) std::cout << "hash " << hash << " loss " << run.engine->last_loss() << std::endl;
+}
+
+RANK_BODY(trains_alone, Run) { train(run, When::never); }
+RANK_BODY(backward_first_of_all, Run) { train(run, When::first_of_all); }
+RANK_BODY(backward_before_each, Run) { train(run, When::before_each); }
+RANK_BODY(backward_within_a_step, Run) { train(run, When::within_a_step); }
+
+TEST_F(ProgramBackwardTest, NeverCountsTwice) {
+  for (const std::string how : {"zero0", "zero1", "zero2", "zero3", "zero3 communicator.share_weights=false",
+                                "zero2 train.dtype=bf16", "zero2 gradients.overlap=false",
+                                "zero2 gradients.reduce=last_micro_step", "zero1 train.gradient_accumulation=3"}) {
+    const std::string options = "train.steps=2 strategy=" + how;
+    const std::string expected = run(2, trains_alone, options).output;
+    EXPECT_NE(expected.find("hash "), expected.npos) << expected;
+    EXPECT_EQ(run(2, backward_before_each, options).output, expected) << how;
+    if (how.size() > 5) continue;
+    EXPECT_EQ(run(2, backward_first_of_all, options).output, expected) << how;
+    EXPECT_EQ(run(2, backward_within_a_step, options).output, expected) << how;
+  }
+}
+
+// backward() of another engine that fails before it has delivered a gradient of its own can be repeated.
+RANK_BODY(other_engine, Run) {
+  const bool mistakes = run.program.boolean("parity.weighted");
+  torch::manual_seed(5);
+  torch::nn::Linear first(4, 4), second(4, 1);
+  zr::Engine one(run.program, *first, "one"), two(run.program, *second, "two");
+  const auto x = torch::ones({2, 4});
+  while (!two.done()) {
+    if (mistakes) {
+      EXPECT_ANY_THROW(one.backward(second(first(x)).sum()));
+    }
+    two.backward(second(x * (two.micro_index() + 1)).square().sum());
+    two.step();
+  }
+  const std::string hash = two.weights_hash();
+  if (two.rank() == 0) std::cout << "hash " << hash << std::endl;
+}
+
+TEST_F(ProgramBackwardTest, TheBackwardOfAnotherEngineNeverCounts) {
+  const std::string options = "strategy=zero1 train.steps=2 parity.weighted=";
+  const Result plain = run(2, other_engine, options + "false"), mistaken = run(2, other_engine, options + "true");
+  EXPECT_EQ(mistaken.code, 0) << mistaken.output;
+  EXPECT_EQ(plain.output, mistaken.output);
+  EXPECT_NE(plain.output.find("hash "), plain.output.npos);
+}
+
+}  // namespace
