@@ -98,6 +98,7 @@ void enter(std::vector<ParamUse>& param_uses) {
 
 // Runs an operator whose arguments have memory. An error about their types names the buffers that are kept as they are.
 void run(const c10::OperatorHandle& op, c10::DispatchKeySet remaining_keys, Stack* stack) {
+  if (!KeptTensors::any()) return op.redispatchBoxed(remaining_keys, stack);
   const KeptTensors::Storages storages = KeptTensors::used(op, *stack);
   try {
     op.redispatchBoxed(remaining_keys, stack);

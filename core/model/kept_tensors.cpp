@@ -42,6 +42,7 @@ void KeptTensors::add(const std::string& name, const at::Tensor& buffer, const s
   intercept();
   Placeholder::mark(buffer, true);
   tensors_.push_back(buffer);
+  ++count_;
   Registry& registry = Registry::get();
   const MutexLock lock(registry.mutex);
   registry.by_storage.insert_or_assign(buffer.storage().unsafeGetStorageImpl(),
@@ -55,6 +56,7 @@ void KeptTensors::clear() {
     const MutexLock lock(registry.mutex);
     registry.by_storage.erase(tensor.storage().unsafeGetStorageImpl());
   }
+  count_ -= static_cast<int>(tensors_.size());
   tensors_.clear();
 }
 

@@ -5,6 +5,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/SmallVector.h>
 
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,8 @@ class KeptTensors {
   void add(const std::string& name, const at::Tensor& buffer, const std::string& dtype);
   void clear();
 
+  /// False if the process has no kept tensor: then there is nothing to describe.
+  static bool any() { return count_.load(std::memory_order_relaxed) > 0; }
   /// The storages of intercepted tensors among an operator's arguments (the last elements of the stack).
   using Storages = c10::SmallVector<const c10::StorageImpl*, 4>;
   static Storages used(const c10::OperatorHandle& op, const std::vector<c10::IValue>& stack);
@@ -36,6 +39,7 @@ class KeptTensors {
 
  private:
   std::vector<at::Tensor> tensors_;
+  static inline std::atomic<int> count_{0};
 };
 
 }  // namespace zr::host::model

@@ -224,7 +224,8 @@ const std::vector<Row> kGpt{
 const std::set<std::string> kApart{
     "job.program", "job.ranks", "job.threads", "job.name", "job.runs", "train.max_skipped_steps",
     "communicator.timeout", "memory.device_budget",
-    "train.param_dtype",  // tests/multirank/engine/boundary_test.cpp
+    "train.cast_buffers",  // tests/multirank/engine/buffer_types_test.cpp
+    "train.param_dtype",   // tests/multirank/engine/boundary_test.cpp
     // Tested in tests/multirank/offload/ and tests/unit/plugins/offload_*.cpp.
     "memory.host_budget", "job.trace", "offload.tiers", "offload.activations", "offload.nvme.path",
     "offload.nvme.engine", "offload.nvme.direct", "offload.cpu.pin",

@@ -16,6 +16,7 @@
 #include "zr/parameters.hpp"
 #include "zr/recompute.hpp"
 #include "zr/sampler.hpp"
+#include "zr/swap.hpp"
 
 inline int64_t correct, total;               // counts of one rank
 inline torch::Tensor predictions, noise, x;  // any tensors

@@ -88,7 +88,7 @@ RANK_BODY(swaps_after_each_step, Run) {
   });
 }
 
-TEST_F(SwapTest, TrainingGoesOnBitForBit) {
+TEST_F(SwapTest, TrainingContinuesBitForBit) {
   for (const std::string storage : {"strategy=zero0", "strategy=zero1", "strategy=zero2", "strategy=zero3",
                                     "strategy=zero3 communicator.share_weights=false",
                                     "strategy=zero2 offload.optimizer=nvme offload.nvme.path=\"{}\"",

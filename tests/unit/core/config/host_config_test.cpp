@@ -28,9 +28,10 @@ std::set<std::string> keys_of_fields(const config::JobConfig& c) {
   std::set<std::string> keys;
   const auto& [program, ranks, threads, name, device, device_library, trace, runs] = c.job();
   add_keys(keys, program, ranks, threads, name, device, device_library, trace, runs);
-  const auto& [steps, seed, dtype, param_dtype, global, micro, accumulation, clipping, nonfinite, skipped, buffers] =
-      c.train();
-  add_keys(keys, steps, seed, dtype, param_dtype, global, micro, accumulation, clipping, nonfinite, skipped, buffers);
+  const auto& [steps, seed, dtype, param_dtype, global, micro, accumulation, clipping, nonfinite, skipped, buffers,
+               cast_buffers] = c.train();
+  add_keys(keys, steps, seed, dtype, param_dtype, global, micro, accumulation, clipping, nonfinite, skipped, buffers,
+           cast_buffers);
   const auto& [overlap, reduce, gradients_dtype, reduce_dtype] = c.gradients();
   add_keys(keys, overlap, reduce, gradients_dtype, reduce_dtype);
   const auto& [scale, power, window, hysteresis, consecutive, least] = c.fp16();

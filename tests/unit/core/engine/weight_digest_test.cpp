@@ -127,25 +127,25 @@ TEST(WeightDigestTest, CountsOnlyUpdatedParameters) {
   EXPECT_EQ(f.digest().optimizer_bytes(), 8 * kA) << "a frozen parameter has no states";
 }
 
-TEST(WeightDigestTest, SamplesStartMiddleAndEndOfAWrittenParameter) {
+TEST(WeightDigestTest, DigestsAWrittenParameterInFullInTheNextStep) {
   Replicated f;
   f.digest().written(1);
   const Digest digest = f.digest().next();
-  EXPECT_EQ(digest.samples, f.expected({{1024, 16}, {1024 + 1492, 16}, {1024 + 2984, 16}}));
+  EXPECT_EQ(digest.values, f.expected({{1024, kB}}));
   const uint32_t list[] = {1};
   EXPECT_EQ(digest.written, checkpoint::hash_of(list, sizeof list));
   EXPECT_EQ(digest.weights, 0u);
-  EXPECT_EQ(f.digest().bytes(), 3 * 16 * 4);
+  EXPECT_EQ(f.digest().bytes(), 4 * kB);
   const Digest next = f.digest().next();
-  EXPECT_EQ(next.samples, 0u) << "only in the step after the write";
+  EXPECT_EQ(next.values, 0u) << "only in the step after the write";
   EXPECT_EQ(next.written, 0u);
 }
 
-TEST(WeightDigestTest, SamplesSmallParametersInFullAndInOrder) {
+TEST(WeightDigestTest, DigestsSeveralWrittenParametersInOrder) {
   Replicated f;
   for (const uint32_t param : {2u, 0u, 2u}) f.digest().written(param);
   const Digest digest = f.digest().next();
-  EXPECT_EQ(digest.samples, f.expected({{0, 16}, {492, 16}, {984, 16}, {Replicated::at(2), kFrozen}}));
+  EXPECT_EQ(digest.values, f.expected({{0, kA}, {Replicated::at(2), kFrozen}}));
   const uint32_t list[] = {0, 2};
   EXPECT_EQ(digest.written, checkpoint::hash_of(list, sizeof list));
 }
@@ -165,7 +165,7 @@ TEST(WeightDigestTest, DigestsNoSharedWeights) {
   f.digest().written(0);
   const Digest digest = f.digest().next();
   EXPECT_EQ(digest.weights, 0u);
-  EXPECT_EQ(digest.samples, 0u);
+  EXPECT_EQ(digest.values, 0u);
   EXPECT_EQ(digest.written, 0u);
   EXPECT_EQ(f.digest().bytes(), 0);
   EXPECT_EQ(f.digest().optimizer_bytes(), 1000 * 32000);
@@ -177,7 +177,7 @@ TEST(WeightDigestTest, DigestsNoShardedWeights) {
   f.digest().written(0);
   const Digest digest = f.digest().next();
   EXPECT_EQ(digest.weights, 0u);
-  EXPECT_EQ(digest.samples, 0u);
+  EXPECT_EQ(digest.values, 0u);
   EXPECT_EQ(f.digest().bytes(), 0);
   EXPECT_EQ(f.digest().optimizer_bytes(), 1000 * 16000) << "each parameter has one owner: the mean of two ranks";
 }
