@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/forked.hpp"
 #include "model/data_views.hpp"
 #include "model/deferred.hpp"
 #include "model/device.hpp"
@@ -65,6 +66,7 @@ struct TorchModel::State final : MemoryProvider {
   };
   explicit State(at::Device on) : device(on) {}
   const at::Device device;                     // that the model computes on
+  const OwnerProcess owner;                    // the rank; its children have no peers
   std::optional<TorchDeviceMemory> memory;     // of the device, if it is not the CPU
   bool keeps_on_device = false;                // the engine's memory is on the device
   std::optional<GradientDownloads> downloads;  // if it is not the CPU, and gradients are delivered
@@ -116,6 +118,8 @@ struct TorchModel::State final : MemoryProvider {
   void convert_buffers();
   /// Removes the parameter's memory. Its operators call enter() and leave(); other reads of its memory throw `reason`.
   void intercept(uint32_t param, at::ScalarType type, const std::string& reason);
+  /// Throws UserError in a child that fork() made.
+  void check_process() const;
   /// Implements MemoryProvider.
   void enter(const ParamUse* param_uses, std::size_t n) override;
   void leave(const ParamUse* param_uses, std::size_t n, bool done) override;

@@ -218,7 +218,7 @@ bool is_optimizer(const Tags& tags) {
 // Loads the library, reads its tables as load_library() does, and calls what build_warnings() calls.
 std::string try_to_load(const std::filesystem::path& file, const Tags& tags) {
   boost::dll::fs::error_code error;
-  static boost::dll::shared_library library;  // never destroyed: the child process exits first
+  static auto& library = *new boost::dll::shared_library;  // never destroyed: the child process exits first
   library.load(file, error, boost::dll::load_mode::rtld_now | boost::dll::load_mode::rtld_local);
   std::string problem;
   const zr_module* module = error ? nullptr : enter(library, problem);
