@@ -230,7 +230,7 @@ const ProbeResult& probe(Loaded& process, const Tags& tags) ZR_REQUIRES(process.
   const auto [at, fresh] = process.probed.try_emplace({tags.file.device, tags.file.inode});
   ProbeResult& result = at->second;
   if (fresh && process.probes)
-    result.problem = probe_problem([&] { try_to_load(tags.file.path, tags); }, &result.cause);
+    result.problem = probe_problem([&] { try_to_load(tags.file.path, tags); }, &result.cause, tags.file.path.string());
   return result;
 }
 
