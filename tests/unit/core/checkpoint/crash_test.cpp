@@ -261,7 +261,7 @@ TEST(CheckpointRetentionTest, CountsSupersededCheckpointsAsTheOldest) {
   saves(root, Model(1), 11, me, 3);
   EXPECT_EQ(checkpoints(), (Names{"step-00000010", "step-00000011", "step-00000030.superseded"}))
       << "the superseded checkpoint that was saved first is removed first";
-  fs::create_directories(root + "/step-00000005.superseded-of-mine");
+  std::filesystem::create_directories(root + "/step-00000005.superseded-of-mine");
   for (const int64_t step : {12, 13}) saves(root, Model(1), step, me, 1);
   EXPECT_EQ(checkpoints(), (Names{"step-00000005.superseded-of-mine", "step-00000013"}))
       << "only names that zeroth gives are removed";
