@@ -18,6 +18,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <set>
 
 #include "base/error.hpp"
@@ -240,13 +241,17 @@ void Launch::reap_all() {
   std::set<pid_t> own;
   for (int rank = 0; rank < options_.ranks; ++rank) {
     if (!at(rank).running) continue;
-    const pid_t pid = at(rank).process.pid;
-    const auto exit_status =
-        reap(pid, at(rank).process.group, [&](const control::ExitStatus& status) { return outlives(rank, status); });
-    if (exit_status && at(rank).process.pid == pid)
+    std::optional<control::ExitStatus> exit_status;
+    pid_t pid = 0;
+    do {  // again if the rank outlives the process: it may have ended meanwhile
+      pid = at(rank).process.pid;
+      exit_status =
+          reap(pid, at(rank).process.group, [&](const control::ExitStatus& status) { return outlives(rank, status); });
+    } while (exit_status && at(rank).process.pid != pid);
+    if (exit_status)
       ended(rank, *exit_status);
     else
-      own.insert(at(rank).process.pid);
+      own.insert(pid);
   }
   orphans_.reap_others(own);
   finish_if_done();
