@@ -1,10 +1,10 @@
 #include "api/at_exit.hpp"
 
-#include <atomic>
 #include <cstdlib>
 #include <utility>
 #include <vector>
 
+#include "base/process_exit.hpp"
 #include "zr/mutex.hpp"
 
 namespace zr {
@@ -14,7 +14,6 @@ struct AllAtExit {
   Mutex mutex;
   std::vector<const AtExit*> objects ZR_GUARDED_BY(mutex);
 };
-std::atomic<bool> g_process_exits{false};
 
 AllAtExit& all_at_exit() {
   static auto* all = new AllAtExit;  // never destroyed: engines may be destroyed after statics
@@ -43,7 +42,7 @@ AtExit::AtExit(std::function<void(int exit_code)> end) : end_(std::move(end)), t
   ::on_exit(&AtExit::run_all, nullptr);
 }
 
-bool AtExit::process_exits() { return g_process_exits; }
+bool AtExit::process_exits() { return host::process_exits(); }
 
 AtExit::~AtExit() {
   AllAtExit& all = all_at_exit();
@@ -54,7 +53,7 @@ AtExit::~AtExit() {
 // The newest first. A function may destroy objects, also others.
 void AtExit::run_all(int exit_code, void*) {
   AllAtExit& all = all_at_exit();
-  g_process_exits = true;
+  host::note_process_exit();
   for (;;) {
     MutexLock lock(all.mutex);
     const AtExit* next = nullptr;

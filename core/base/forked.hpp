@@ -6,7 +6,7 @@
 
 namespace zr::host {
 
-/// The number of fork() calls that lie between the process that loaded this library and the calling process. [any]
+/// The number of fork() calls from the process that loaded this library to the calling process. [any]
 uint64_t fork_depth();
 
 /// Remembers the process that made the object: its threads, sockets, locks and peers do not exist in a child.

@@ -116,6 +116,13 @@ const std::map<std::string, std::function<void(const Arguments&)>> kModes{
        step(*own);
        std::exit(5);
      }},
+    {"exit_on_one_rank",
+     [](const Arguments& a) {
+       const Engine own = make(a);
+       step(*own);
+       if (own->rank() == 1) std::exit(0);
+       train(*own);
+     }},
     {"exit_after_exception",
      [](const Arguments& a) {
        try {

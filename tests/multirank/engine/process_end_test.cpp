@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "support/launch_job.hpp"
+#include "support/sanitizers.hpp"
 #include "support/scratch.hpp"
 #include "support/shell.hpp"
 
@@ -105,6 +106,7 @@ TEST_F(SignalToAWrappedJobTest, SavesIfTheGroupOfAShellGetsIt) {
 }
 
 TEST_F(ProcessEndTest, OutOfMemoryListsWhatTheRankHoldsAndTheKeysToLower) {
+  if (zr::test::kSanitized) GTEST_SKIP() << "the allocator of sanitizers ends the process";
   const Outcome ended = run("no_memory_in_forward");
   EXPECT_EQ(ended.code, 3) << ended.output;
   EXPECT_THAT(ended.output, testing::ContainsRegex("can't allocate memory: you tried to allocate 1125899906842624 bytes"
@@ -166,6 +168,13 @@ TEST_F(ProcessEndTest, EnginesOfRanksLeaveTheJob) {
   }
   const Outcome ended = run("exit_after_exception", 2);
   EXPECT_EQ(ended.code, 5) << ended.output;
+}
+
+TEST_F(ProcessEndTest, ARankThatExitsWhileOthersTrainIsNamed) {
+  const Outcome ended = run("exit_on_one_rank", 2);
+  EXPECT_EQ(ended.code, 4) << ended.output;
+  EXPECT_THAT(ended.output,
+              HasSubstr("rank 1 exited after step 1 (at the end of main, or by exit) while rank 0 waits in "));
 }
 
 TEST_F(ProcessEndTest, ARunThatFailsBeforeItsFirstStepHasASummary) {

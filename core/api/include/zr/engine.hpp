@@ -97,8 +97,8 @@ class Engine {
   /// the first runs. Collective.
   Engine(const Program& program, torch::jit::Module& model, const std::string& name = "");
   /// Leaves the job. Writes summary.json, unless an exception ended the run between its first and its last step. If the
-  /// process exits while the engine exists, exit() does this before the destructors of static objects, and the
-  /// destructor nothing; likewise nothing in a child made by fork(), which cannot use the engine. Not collective.
+  /// process exits while the engine exists, this happens before the destructors of static objects, and the destructor
+  /// does nothing; nor does it in a child made by fork(), which cannot use the engine. Not collective.
   ~Engine();
   Engine(const Engine&) = delete;
 
