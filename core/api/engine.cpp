@@ -17,7 +17,9 @@ namespace zr {
 
 Engine::Handle::Handle() = default;
 Engine::Handle::Handle(std::unique_ptr<State> state) : state_(std::move(state)) {}
-Engine::Handle::~Handle() = default;
+Engine::Handle::~Handle() {
+  if (state_ && state_->must_leak()) static_cast<void>(state_.release());
+}
 Engine::Handle& Engine::Handle::operator=(Handle&&) noexcept = default;
 std::unique_ptr<Engine::State> Engine::Handle::take() { return std::move(state_); }
 Engine::State* Engine::Handle::operator->() const {
@@ -264,7 +266,8 @@ struct Engine::Evaluation::State {
     });
   }
   void end() {
-    const bool alive = !life.expired();  // the engine still exists
+    const bool alive = !life.expired() && !engine->must_leak() && engine->session;  // the engine can be used
+    if (AtExit::process_exits()) return;  // the generator of libtorch may be gone
     (alive && engine->random ? *engine->random : random).restore();
     if (!alive) return;
     if (--engine->evaluations == 0) engine->random.reset();

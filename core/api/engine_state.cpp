@@ -4,6 +4,10 @@
 
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <optional>
+#include <string_view>
 
 #include "api/guarded.hpp"
 #include "base/dtype.hpp"
@@ -38,13 +42,37 @@ struct KeptBuffers {
   }
 };
 
+// The engine that exists now (the one made last), and what the last one that an exception has ended held. Training
+// thread; the thread that reports an exception reads them when no engine is in use.
+struct EngineMemory {
+  const std::optional<host::engine::Session>* session = nullptr;
+  std::optional<host::engine::MemoryInUse> before_end;
+};
+EngineMemory& engine_memory() {
+  static auto* memory = new EngineMemory;  // never destroyed: exceptions may be reported after statics are destroyed
+  return *memory;
+}
+
+// The bytes of the failed allocation of host memory that libtorch reports; 0 if the text has none.
+int64_t requested_bytes(const std::string& text) {
+  constexpr std::string_view kBefore = "you tried to allocate ";
+  const auto at = text.find(kBefore);
+  return at == text.npos ? 0 : std::strtoll(text.c_str() + at + kBefore.size(), nullptr, 10);
+}
+
+std::string memory_advice(const std::string& text) {
+  const EngineMemory& memory = engine_memory();
+  const bool exists = memory.session && *memory.session;
+  if (!exists && !memory.before_end) return "";
+  return (exists ? (*memory.session)->memory_in_use() : *memory.before_end).text(requested_bytes(text));
+}
+
 std::string advice(const std::string& type, const std::string& text) {
+  const auto has = [&](const char* words) { return text.find(words) != text.npos; };
+  if (type == "c10::OutOfMemoryError" || type == "std::bad_alloc" || has("can't allocate memory"))
+    return memory_advice(text);
   const char* dtype = last_dtype;
   if (!dtype || !type.starts_with("c10::")) return "";
-  const auto has = [&](const char* words) { return text.find(words) != text.npos; };
-  if (type == "c10::OutOfMemoryError")
-    return "lower train.micro_batch, use zr::checkpoint in the model or more ranks, or set offload.optimizer = "
-           "\"cpu\"; `zeroth plan` shows what the engine keeps on the device";
   if (has("Expected all tensors to be on the same device"))
     return "the engine keeps parameters on its device (job.device): move the inputs of the model there with "
            "x.to(engine.device())";
@@ -94,6 +122,18 @@ Engine::State::State(const Program& p, ProgramModule m, const std::string& engin
   last_dtype = host::name_of(dtype).data();  // points to a string literal
   KeptBuffers::set(host::model::KeptTensors::describe_all());
   host::set_advice(&advice);
+  engine_memory() = {&session, std::nullopt};
+}
+
+Engine::State::~State() {
+  EngineMemory& memory = engine_memory();
+  if (memory.session != &session) return;
+  memory.session = nullptr;
+  if (std::uncaught_exceptions() == 0 || !session) return;
+  try {
+    memory.before_end = session->memory_in_use();
+  } catch (const std::exception&) {  // no memory for the text: the advice has none
+  }
 }
 
 std::unique_ptr<Engine::State> Engine::State::make(const Program& program, const ProgramModule& module,
@@ -116,6 +156,19 @@ std::unique_ptr<Engine::State> Engine::State::make(const Program& program, const
     state->finish_copies();
     return state;
   });
+}
+
+void Engine::State::end_by_exit(int exit_code) {
+  left_to_exit = !call.empty() || program_function;
+  if (left_to_exit || !session) return;
+  ended_by_exit = true;
+  try {
+    if (exit_code != 0) session->record_failure();
+    session.reset();
+    torch_model.reset();
+  } catch (const std::exception& error) {
+    host::log(ZR_LOG_ERROR, std::string("the engine could not end when the process exits: ") + error.what());
+  }
 }
 
 void Engine::State::finish_copies() {

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "api/at_exit.hpp"
 #include "api/module.hpp"
 #include "api/program_state.hpp"
 #include "base/error.hpp"
@@ -33,6 +34,8 @@ struct Engine::State {
   /// `before`: the state that refresh() took over from the previous session.
   State(const Program& p, ProgramModule m, const std::string& engine_name,
         std::unique_ptr<host::engine::RefreshState> before = nullptr);
+  /// Keeps what an advice about a failed allocation needs, if an exception ends the engine.
+  ~State();
   /// Creates the state. If the process was started only to query its parameters, prints them and throws ExitRequest.
   static std::unique_ptr<State> make(const Program& program, const ProgramModule& module, const std::string& name);
   /// The model's buffer of that name. Throws UserError, which suggests the nearest name.
@@ -52,11 +55,20 @@ struct Engine::State {
   void adopt_buffers() {
     if (session && torch_model->has_buffers()) torch_model->adopt_buffers(module.buffers());
   }
+  /// Ends the session when the process exits, as ~State() would. Not within a call of the engine: then the process ends
+  /// without the rest of the call.
+  void end_by_exit(int exit_code);
+  /// True if neither ~State() nor the end of a scope of the engine may run: in a child of fork(), and when the process
+  /// exits within a call of the engine, or while another thread may use the engine.
+  bool must_leak() const { return left_to_exit || at_exit.forbids_destruction(); }
   /// The session. Throws after release(); `name` is the engine method that needs it ("step").
   host::engine::Session& session_for(const char* name) {
     if (!session)
-      host::fail_user(std::string("engine.") + name +
-                      "() was called after engine.release(); create a new engine for the model");
+      host::fail_user(
+          std::string("engine.") + name + "() was called after " +
+          (ended_by_exit ? "the end of the engine, because the process exits; call it before, or in a function that is "
+                           "passed to std::atexit after the engine was made"
+                         : "engine.release(); create a new engine for the model"));
     return *session;
   }
   /// The scope of one public call: checks that it is on the training thread and not inside another call, and names the
@@ -67,6 +79,9 @@ struct Engine::State {
     Call(State& state, const char* name, const std::string& arguments = "")
         : state_(state), text_(std::string("engine.") + name + "(" + arguments + ")") {
       host::engine::Session& session = state.session_for(name);
+      if (state.at_exit.in_child())
+        host::fail_user(text_ +
+                        " was called in a process made by fork(); use the engine only in the process that created it");
       if (std::this_thread::get_id() != state.thread)
         host::fail_user(text_ +
                         " was called on another thread than the one that created the engine; use one thread for both");
@@ -141,6 +156,8 @@ struct Engine::State {
   // After a load() inside an Evaluation: the random state that its end restores.
   std::optional<host::model::RandomState> random;
   const std::shared_ptr<const void> life = std::make_shared<char>();
+  bool ended_by_exit = false, left_to_exit = false;
+  const AtExit at_exit{[this](int exit_code) { end_by_exit(exit_code); }};  // last: when all plug-ins are loaded
 };
 
 /// A name or path as it appears in the text of a call.

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <vector>
 
+#include "api/at_exit.hpp"
 #include "api/program_state.hpp"
+#include "base/forked.hpp"
 #include "model/deferred.hpp"
 #include "model/parameter_registry.hpp"
 #include "model/torch_model.hpp"
@@ -18,6 +20,7 @@ struct Gathered::State {
   };
   std::vector<ModelGather> gathers;  // in the order in which their engines were created, which is the same on all ranks
   int exceptions = std::uncaught_exceptions();
+  const host::OwnerProcess owner;
 };
 
 Gathered::Gathered(const std::vector<torch::Tensor>& parameters) : state_(std::make_unique<State>()) {
@@ -39,6 +42,7 @@ Gathered::Gathered(const std::vector<torch::Tensor>& parameters) : state_(std::m
 }
 
 Gathered::~Gathered() noexcept(false) {
+  if (state_->owner.is_parent() || AtExit::process_exits()) return;  // no engine of this process is in use
   const bool unwinding = std::uncaught_exceptions() > state_->exceptions;
   for (const auto& [model, params, life] : state_->gathers)
     if (!life.expired()) model->end_gather(params, !unwinding);  // the end of the engine has ended it otherwise

@@ -9,6 +9,7 @@
 
 #include "api/program_state.hpp"
 #include "base/error.hpp"
+#include "base/file.hpp"
 #include "base/log.hpp"
 #include "config/key_json.hpp"
 #include "config/key_reader.hpp"
@@ -155,6 +156,7 @@ Program::State::State(Load load, std::filesystem::path folder, const std::vector
     std::puts(host::config::to_json(program_keys).c_str());
     request_exit();
   }
+  host::report_file_size_limit();
   const bool without_memory = is_query("parameters");
   prints_parameters_ = without_memory || is_query("parameters_in_memory");
   if (without_memory && build_without_memory) build_without_memory();

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <signal.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -12,6 +13,8 @@
 #include <cerrno>
 #include <climits>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <utility>
 
@@ -192,35 +195,75 @@ uint32_t Directory::owner() const {
   return status.st_uid;
 }
 
-std::optional<FileLock> FileLock::try_take(const Directory& directory, const std::string& name, std::string& holder) {
-  const std::string path = directory.in(name);
-  FileLock lock(
-      ::openat(directory.fd_, name.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, kFileMode));
-  if (lock.fd_ < 0) fail_file(path, "cannot be created", errno);
-  struct stat status {};
-  if (::fstat(lock.fd_, &status) != 0) fail_file(path, "cannot be examined", errno);
-  if (!S_ISREG(status.st_mode)) fail_file(path, "is not a regular file", EINVAL);
-  std::array<char, HOST_NAME_MAX + 64> text{};
-  if (::flock(lock.fd_, LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) fail_file(path, "cannot be locked", errno);
-    const ssize_t n = ::pread(lock.fd_, text.data(), text.size() - 1, 0);
-    holder.assign(text.data(), n > 0 ? static_cast<std::size_t>(n) : 0);
-    while (!holder.empty() && holder.back() == '\n') holder.pop_back();
-    return {};
+namespace {
+// "PID on HOST" of the text in a lock file, if HOST is this host and the process has ended; else 0.
+pid_t ended_holder(const std::string& holder, const std::string& host) {
+  int pid = 0;
+  std::array<char, HOST_NAME_MAX + 1> name{};
+  static_assert(HOST_NAME_MAX == 64);
+  if (std::sscanf(holder.c_str(), "process %d on %64s", &pid, name.data()) != 2 || host != name.data()) return 0;
+  return ::kill(pid, 0) != 0 && errno == ESRCH ? pid : 0;
+}
+
+// The processes of this user that have the file open, as in "123 (python), 124 (sleep)".
+std::string processes_with(const struct stat& file) {
+  std::string list;
+  std::error_code error;
+  for (const auto& process : std::filesystem::directory_iterator("/proc", error)) {
+    const std::string pid = process.path().filename().string();
+    if (pid.find_first_not_of("0123456789") != pid.npos || pid == std::to_string(::getpid())) continue;
+    std::error_code hidden;
+    for (const auto& entry : std::filesystem::directory_iterator(process.path() / "fd", hidden)) {
+      struct stat status {};
+      if (::stat(entry.path().c_str(), &status) != 0 || status.st_ino != file.st_ino || status.st_dev != file.st_dev)
+        continue;
+      std::string name;
+      std::getline(std::ifstream(process.path() / "comm"), name);
+      list += fmt::format("{}{} ({})", list.empty() ? "" : ", ", pid, name);
+      break;
+    }
   }
+  return list;
+}
+
+std::string host_name() {
   std::array<char, HOST_NAME_MAX + 1> host{};
   ::gethostname(host.data(), host.size() - 1);
-  const std::string process = fmt::format("process {} on {}\n", ::getpid(), host.data());
-  if (::ftruncate(lock.fd_, 0) != 0) fail_file(path, "cannot be written", errno);
-  const ssize_t n = ::pwrite(lock.fd_, process.data(), process.size(), 0);
+  return host.data();
+}
+
+// What the lock file says about its holder. A process that the holder has started may hold the lock after it has ended.
+std::string holder_text(int fd, const struct stat& file) {
+  std::array<char, HOST_NAME_MAX + 64> text{};
+  const ssize_t n = ::pread(fd, text.data(), text.size() - 1, 0);
+  std::string holder(text.data(), n > 0 ? static_cast<std::size_t>(n) : 0);
+  while (!holder.empty() && holder.back() == '\n') holder.pop_back();
+  if (ended_holder(holder, host_name()) == 0) return holder;
+  const std::string others = processes_with(file);
+  return fmt::format("{}, which has ended, but {} still holds its lock", holder,
+                     others.empty() ? "a process that it started" : "process " + others);
+}
+}  // namespace
+
+std::optional<FileLock> FileLock::try_take(const Directory& directory, const std::string& name, std::string& holder) {
+  const std::string path = directory.in(name);
+  OwnDescriptor file([&] {
+    return ::openat(directory.fd_, name.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, kFileMode);
+  });
+  if (file.get() < 0) fail_file(path, "cannot be created", errno);
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) fail_file(path, "cannot be examined", errno);
+  if (!S_ISREG(status.st_mode)) fail_file(path, "is not a regular file", EINVAL);
+  if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) fail_file(path, "cannot be locked", errno);
+    holder = holder_text(file.get(), status);
+    return {};
+  }
+  const std::string process = fmt::format("process {} on {}\n", ::getpid(), host_name());
+  if (::ftruncate(file.get(), 0) != 0) fail_file(path, "cannot be written", errno);
+  const ssize_t n = ::pwrite(file.get(), process.data(), process.size(), 0);
   if (n != std::ssize(process)) fail_file(path, "cannot be written", n < 0 ? errno : ENOSPC);
-  return lock;
+  return FileLock(std::move(file));
 }
-
-FileLock::~FileLock() {
-  if (fd_ >= 0) ::close(fd_);
-}
-
-FileLock::FileLock(FileLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
 
 }  // namespace zr::host

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/file.hpp"
+#include "base/forked.hpp"
 
 namespace zr::host {
 
@@ -70,20 +71,18 @@ class Directory {
   int fd_ = -1;
 };
 
-/// A flock on a file, held until the object is destroyed or the process ends in any way. The file contains
-/// "process PID on HOST".
+/// A flock on a file, held until the object is destroyed or the process ends in any way; children that the process has
+/// made by fork() do not hold it. The file contains "process PID on HOST".
 class FileLock {
  public:
   /// Locks the file `name` in `directory`, and creates it if it is missing. nullopt if the file is locked already;
-  /// `holder` then receives its text. Two objects exclude each other, in one process too.
+  /// `holder` then receives its text, and the processes that hold the lock if the process of the text has ended. Two
+  /// objects exclude each other, in one process too.
   static std::optional<FileLock> try_take(const Directory& directory, const std::string& name, std::string& holder);
-  ~FileLock();
-  FileLock(FileLock&& other) noexcept;  // leaves `other` without a lock
-  FileLock& operator=(FileLock&&) = delete;
 
  private:
-  explicit FileLock(int fd) : fd_(fd) {}
-  int fd_ = -1;
+  explicit FileLock(OwnDescriptor file) : file_(std::move(file)) {}
+  OwnDescriptor file_;
 };
 
 }  // namespace zr::host

@@ -64,7 +64,9 @@ void rethrow_from_host(const std::string& call) {
   } catch (const Error&) {
     throw;
   } catch (const std::bad_alloc&) {
-    fail_environment(call + ": out of memory; use more ranks, a smaller model or a smaller micro-batch");
+    fail_environment(call +
+                     ": out of memory; lower train.micro_batch, raise job.ranks, or set offload.optimizer and "
+                     "offload.gradients to a tier");
   } catch (const std::exception& error) {
     const std::string type = type_of(error);
     if (type.starts_with("c10::") || type.starts_with("torch::")) throw;

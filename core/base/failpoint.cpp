@@ -17,7 +17,7 @@ namespace zr::host {
 namespace {
 // The action that ZR_FAILPOINT requests at `name`, if this is the n-th call; else "".
 std::string action(const std::string& name) {
-  static std::map<std::string, int> calls;
+  static auto& calls = *new std::map<std::string, int>;  // never destroyed
   const char* variable = std::getenv("ZR_FAILPOINT");
   const std::string setting = variable ? variable : "";
   if (setting.compare(0, name.size() + 1, name + "=") != 0) return "";

@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -30,7 +32,20 @@ int retry(F&& call) {
 }
 
 constexpr int64_t kMaxTextBytes = int64_t{1} << 30;
+
+std::string too_large_remedy() {
+  struct rlimit limit {};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
+    return "use a file system that allows larger files";
+  return fmt::format("files of this process may have at most {} (ulimit -f): raise this limit",
+                     bytes_text(static_cast<int64_t>(limit.rlim_cur)));
+}
 }  // namespace
+
+void report_file_size_limit() {
+  struct sigaction action {};
+  if (::sigaction(SIGXFSZ, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) ::signal(SIGXFSZ, SIG_IGN);
+}
 
 std::string file_kind_text(mode_t mode) {
   return S_ISFIFO(mode)                   ? "a FIFO"
@@ -43,8 +58,7 @@ std::string file_kind_text(mode_t mode) {
 void fail_file(const std::string& path, const std::string& what, int error) {
   std::string remedy = "check that the folder exists, that its disk works, and that this user may write to it";
   if (error == ENOSPC || error == EDQUOT) remedy = "free space on this disk, or use another folder";
-  if (error == EFBIG)
-    remedy = "raise the limit of file sizes (ulimit -f), or use a file system that allows larger files";
+  if (error == EFBIG) remedy = too_large_remedy();
   if (error == EIO) remedy = "the disk reports errors; use a folder on another disk";
   if (error == ELOOP)
     fail_environment(

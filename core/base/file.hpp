@@ -10,6 +10,10 @@
 
 namespace zr::host {
 
+/// Makes a write beyond the process's limit of file sizes (ulimit -f) fail with EFBIG, whose error names file and
+/// limit, instead of ending the process by SIGXFSZ without a word. Does nothing if the program handles that signal.
+void report_file_size_limit();
+
 /// One open file. Methods throw EnvironmentError. One thread at a time.
 class File {
  public:

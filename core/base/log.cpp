@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -30,8 +31,8 @@ struct LineOfTerminal {
   CurrentLine* line ZR_GUARDED_BY(mutex) = nullptr;
 };
 LineOfTerminal& line_of_terminal() {
-  static LineOfTerminal current;
-  return current;
+  static auto* current = new LineOfTerminal;  // never destroyed
+  return *current;
 }
 }  // namespace
 
@@ -68,12 +69,17 @@ void log_as_rank(int rank) {
 namespace {
 std::atomic<std::string (*)(const std::string&, const std::string&)> advice_of{nullptr};
 
-// The exception's text without libtorch's C++ stack.
+// The exception's text without libtorch's C++ stack. A failed check of an allocator has no line before the frames.
 std::string text_of(const std::exception& error) {
   const std::string text = error.what();
   const char* stack_traces = std::getenv("TORCH_SHOW_CPP_STACKTRACES");
-  return stack_traces && std::string_view(stack_traces) == "1" ? text
-                                                               : text.substr(0, text.find("\nException raised from "));
+  if (stack_traces && std::string_view(stack_traces) == "1") return text;
+  return text.substr(0, std::min(text.find("\nException raised from "), text.find("\nframe #0: ")));
+}
+
+std::string remedy_for(const std::string& type, const std::string& text) {
+  const auto advice = advice_of.load();
+  return advice ? advice(type, text) : "";
 }
 
 int report_of_host(const std::exception& error) {
@@ -87,8 +93,7 @@ int report_of_host(const std::exception& error) {
 
 int report_of_program(const std::exception& error) {
   const std::string type = type_of(error), text = text_of(error);
-  const auto advice = advice_of.load();
-  const std::string remedy = advice ? advice(type, text) : "";
+  const std::string remedy = remedy_for(type, text);
   log(ZR_LOG_ERROR, fmt::format("the program threw {}: {}{}", type, text, remedy.empty() ? "" : "; " + remedy));
   const bool no_memory = type == "c10::OutOfMemoryError" || text.find("can't allocate memory") != text.npos;
   return no_memory ? exit_code::environment : exit_code::program;
@@ -104,7 +109,10 @@ int report(bool program) {
     log(ZR_LOG_ERROR, text_of(error));
     return exit_code::user;
   } catch (const std::bad_alloc&) {
-    log(ZR_LOG_ERROR, "out of memory; reduce the sizes of the job, or run it on a machine with more memory");
+    const std::string remedy = remedy_for("std::bad_alloc", "");
+    log(ZR_LOG_ERROR, fmt::format("out of memory; {}", remedy.empty() ? "reduce the sizes of the job, or run it on a "
+                                                                        "machine with more memory"
+                                                                      : remedy));
     return exit_code::environment;
   } catch (const std::exception& error) {
     return program ? report_of_program(error) : report_of_host(error);

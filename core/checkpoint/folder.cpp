@@ -154,9 +154,39 @@ bool last_step_applied(const std::string& folder) try {
   return false;
 }
 
-void remove_old_checkpoints(const Directory& root, int64_t keep, bool newest_applied) {
+namespace {
+// "step-00000012.superseded" or "step-00000012.superseded-2".
+bool is_superseded_name(const std::string& name) {
+  const auto end = name.find(kSuperseded);
+  if (end == name.npos || !is_checkpoint_name(name.substr(0, end))) return false;
+  const std::string number = name.substr(end + kSuperseded.size());
+  return number.empty() ||
+         (number.size() > 1 && number[0] == '-' && number.find_first_not_of("0123456789", 1) == number.npos);
+}
+
+// The names of superseded checkpoints, in the order in which they were saved.
+std::vector<std::string> superseded_in(const Directory& root) {
+  std::vector<std::pair<fs::file_time_type, std::string>> saved;
+  for (const std::string& name : root.list()) {
+    std::error_code error;
+    if (is_superseded_name(name)) saved.emplace_back(fs::last_write_time(join_path(root.path(), name), error), name);
+  }
+  std::sort(saved.begin(), saved.end());
+  std::vector<std::string> names;
+  for (auto& [time, name] : saved) names.push_back(std::move(name));
+  return names;
+}
+}  // namespace
+
+void remove_old_checkpoints(const Directory& root, int64_t keep, bool newest_applied,
+                            const std::vector<std::string>& just_superseded) {
   const std::vector<std::string> names = by_step(root.list());
-  if (keep <= 0 || std::ssize(names) <= keep) return;
+  if (keep <= 0) return;
+  const std::vector<std::string> superseded = superseded_in(root);
+  int64_t over = std::ssize(names) + std::ssize(superseded) - keep;
+  for (std::size_t i = 0; i < superseded.size() && over > 0; ++i, --over)
+    if (std::ranges::find(just_superseded, superseded[i]) == just_superseded.end()) discard(root, superseded[i]);
+  if (std::ssize(names) <= keep) return;
   std::size_t applied = names.size();
   if (newest_applied) {
     --applied;

@@ -266,19 +266,23 @@ SaveResult finish_save(const std::string& path, const Directory* root, const std
                        const CheckpointContents& contents, const CheckpointComm& comm, const SaveOptions& options) {
   const std::string step_text = fmt::format("step {}", contents.step);
   SaveResult saved{(std::filesystem::path(path) / checkpoint_name(contents.step)).string(), {}};
+  std::vector<std::string> superseded;
   try {
     run_on_rank_0(comm, [&] {
-      for (const std::string& superseded : finish_commit(*root, name, contents.step))
+      superseded = finish_commit(*root, name, contents.step);
+      const std::string until = options.keep > 0
+                                    ? "it counts as the oldest for checkpoint.keep, so that a later save may remove it"
+                                    : "remove it if it is not needed";
+      for (const std::string& new_name : superseded)
         saved.warnings.push_back(
-            fmt::format("{}: renamed a checkpoint of a later step, from which this run did not resume, to {}; remove "
-                        "it if it is not needed",
-                        path, superseded));
+            fmt::format("{}: renamed a checkpoint of a later step, from which this run did not resume, to {}; {}", path,
+                        new_name, until));
     });
   } catch (const Error& failure) {
     fail_like(failure, fmt::format("{} was saved, but may not survive a power loss: {}", step_text, failure.what()));
   }
   try {
-    run_on_rank_0(comm, [&] { remove_old_checkpoints(*root, options.keep, contents.last_step_applied); });
+    run_on_rank_0(comm, [&] { remove_old_checkpoints(*root, options.keep, contents.last_step_applied, superseded); });
   } catch (const Error& failure) {
     if (failure.exit_code() == exit_code::peer_lost) throw;
     saved.warnings.push_back(

@@ -35,12 +35,12 @@ struct Node {
 };
 
 const std::map<std::string, std::string>& storage_dtypes() {
-  static const std::map<std::string, std::string> dtypes{
+  static const auto* dtypes = new std::map<std::string, std::string>{
       {"torch FloatStorage", "F32"},     {"torch DoubleStorage", "F64"}, {"torch HalfStorage", "F16"},
       {"torch BFloat16Storage", "BF16"}, {"torch LongStorage", "I64"},   {"torch IntStorage", "I32"},
       {"torch ShortStorage", "I16"},     {"torch CharStorage", "I8"},    {"torch ByteStorage", "U8"},
       {"torch BoolStorage", "BOOL"}};
-  return dtypes;
+  return *dtypes;  // never destroyed
 }
 
 constexpr int64_t kMaxElements = int64_t{1} << 62;  // of a dimension; products and sums are checked one by one

@@ -1,6 +1,7 @@
 #include "cli/bounded_run.hpp"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
 #include <unistd.h>
@@ -11,11 +12,15 @@
 #include <thread>
 #include <utility>
 
+#include "base/log.hpp"
+#include "base/text.hpp"
+
 namespace zr::host::cli {
 
 namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::size_t kMaxErrorText = 64u << 10;
+constexpr auto kSilence = std::chrono::seconds(2);  // the longest wait without a word
 }  // namespace
 
 BoundedRun::BoundedRun(const ProcessOptions& options, std::size_t max_output)
@@ -32,10 +37,16 @@ BoundedRun::~BoundedRun() {
   while (!reap(process_.pid)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
-BoundedRun::End BoundedRun::wait(double seconds) {
+BoundedRun::End BoundedRun::wait(double seconds, const std::string& what) {
+  auto notice = Clock::now() + kSilence;
   const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
   while (!(exit_status_ = reap(process_.pid))) {
-    if (Clock::now() >= until) return End::timed_out;
+    const auto now = Clock::now();
+    if (now >= notice) {
+      log(ZR_LOG_INFO, fmt::format("waiting for {}, for at most {} s", what, shortest(seconds)));
+      notice = Clock::time_point::max();
+    }
+    if (now >= until) return End::timed_out;
     read_some(20);
     if (text_[0].size() > max_output_) return End::output_too_long;
   }

@@ -21,8 +21,9 @@ class BoundedRun {
   BoundedRun(const BoundedRun&) = delete;
 
   /// Waits until the program ends or exceeds a limit. Once it has ended, does not wait for more output, because a
-  /// process that the program started may keep the pipes open.
-  End wait(double seconds);
+  /// process that the program started may keep the pipes open. After 2 s, logs what it waits for: "FILE to report its
+  /// keys".
+  End wait(double seconds, const std::string& what);
   const std::string& out() const { return text_[0]; }
   const std::string& err() const { return text_[1]; }
   const control::ExitStatus& exit_status() const { return *exit_status_; }  // only after wait() returned End::completed

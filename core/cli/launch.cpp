@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +18,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <set>
 
 #include "base/error.hpp"
@@ -57,7 +59,7 @@ class Launch {
 
  private:
   struct Rank {
-    Process process;
+    Process process;                          // the one that was started, or the rank that has outlived it
     bool running = false, signalled = false;  // signalled: by this launcher, so its end is not a failure
     std::array<std::unique_ptr<stream_descriptor>, 2> streams;
     std::array<bool, 2> paused{};
@@ -72,6 +74,8 @@ class Launch {
   void drain(int rank);
   void stop(int signal, int forwarded_signal);
   bool saves_on_signal() const;
+  bool all_set(std::string (*key)(int rank)) const;
+  bool outlives(int rank, const control::ExitStatus& exit_status);
   void save_after_all();
   void rank_failed(const std::string& table);
   void signal_ranks(int signal, bool joined_too);
@@ -89,6 +93,7 @@ class Launch {
   Output output_;
   std::unique_ptr<control::Store> store_;
   std::string job_, token_;
+  const OrphanAdoption orphans_;  // ranks whose parents have ended
   std::vector<std::unique_ptr<Rank>> ranks_;
   int running_ = 0;
   int stop_signal_ = 0;          // the signal that stopped the job
@@ -118,8 +123,8 @@ Launch::Launch(const LaunchOptions& options)
 Launch::~Launch() {
   for (auto& rank : ranks_)
     if (rank->running) {
-      kill(-rank->process.pid, SIGKILL);
-      while (!reap(rank->process.pid)) usleep(1000);
+      kill(-rank->process.group, SIGKILL);
+      while (!reap(rank->process.pid, rank->process.group)) usleep(1000);
     }
   sigaction(SIGPIPE, &sigpipe_action_before_, nullptr);
 }
@@ -233,11 +238,40 @@ void Launch::read(int rank, Output::Stream stream) {
 }
 
 void Launch::reap_all() {
+  std::set<pid_t> own;
   for (int rank = 0; rank < options_.ranks; ++rank) {
     if (!at(rank).running) continue;
-    if (const auto exit_status = reap(at(rank).process.pid)) ended(rank, *exit_status);
+    std::optional<control::ExitStatus> exit_status;
+    pid_t pid = 0;
+    do {  // again if the rank outlives the process: it may have ended meanwhile
+      pid = at(rank).process.pid;
+      exit_status =
+          reap(pid, at(rank).process.group, [&](const control::ExitStatus& status) { return outlives(rank, status); });
+    } while (exit_status && at(rank).process.pid != pid);
+    if (exit_status)
+      ended(rank, *exit_status);
+    else
+      own.insert(pid);
   }
+  orphans_.reap_others(own);
   finish_if_done();
+}
+
+// A signal has ended the process that this launcher has started, such as a shell, but the rank, which that process has
+// started, saves a checkpoint after such a signal. Then the rank gets the signal too, and is waited for instead.
+bool Launch::outlives(int rank, const control::ExitStatus& exit_status) {
+  Process& process = at(rank).process;
+  const auto inner = static_cast<pid_t>(store_->process_of(rank));
+  const bool saves = (exit_status.signal == SIGTERM || exit_status.signal == SIGINT) && !sigkill_sent_ &&
+                     store_->value(control::saves_on_signal_key(rank)) == "yes";
+  siginfo_t info{};
+  const auto is_child = [&] {  // the launcher has become its parent
+    return waitid(P_PID, static_cast<id_t>(inner), &info, WEXITED | WNOHANG | WNOWAIT) == 0;
+  };
+  if (!saves || inner == 0 || inner == process.pid || !is_child()) return false;
+  process.pid = inner;
+  kill(inner, exit_status.signal);
+  return true;
 }
 
 // Reads the last output of a rank that has ended. Does not wait for the end of the pipes, which a process outside the
@@ -299,8 +333,9 @@ void Launch::stop(int signal, int forwarded_signal) {
   }
   if ((signal == SIGTERM || signal == SIGINT) && saves_on_signal()) {
     stop_requested_ = true;  // the ranks save a checkpoint and end; there is no time limit
+    if (all_set(control::stops_on_request_key)) return store_->request_stop(signal);
     for (const auto& rank : ranks_)
-      if (rank->running) kill(-rank->process.pid, signal);
+      if (rank->running) kill(-rank->process.group, signal);
     return;
   }
   stop_signal_ = signal;
@@ -310,9 +345,11 @@ void Launch::stop(int signal, int forwarded_signal) {
   kill_all_after(kShutdownTimeout);
 }
 
-bool Launch::saves_on_signal() const {
+bool Launch::saves_on_signal() const { return all_set(control::saves_on_signal_key); }
+
+bool Launch::all_set(std::string (*key)(int rank)) const {
   for (int rank = 0; rank < options_.ranks; ++rank)
-    if (store_->value(control::saves_on_signal_key(rank)) != "yes") return false;
+    if (store_->value(key(rank)) != "yes") return false;
   return true;
 }
 
@@ -333,7 +370,7 @@ void Launch::signal_ranks(int signal, bool joined_too) {
   for (int rank = 0; rank < options_.ranks; ++rank) {
     if (!at(rank).running || (!joined_too && store_->joined(rank))) continue;
     at(rank).signalled = true;
-    kill(-at(rank).process.pid, signal);
+    kill(-at(rank).process.group, signal);
   }
 }
 
@@ -354,7 +391,7 @@ void Launch::end_survivors() {
     if (!at(rank).running) continue;
     if (!survivors_may_continue_ || store_->value(control::continues_after_failure_key(rank)) != "yes") {
       at(rank).signalled = true;
-      kill(-at(rank).process.pid, SIGKILL);
+      kill(-at(rank).process.group, SIGKILL);
     } else {
       continuing += fmt::format("{}{}", continuing.empty() ? "" : ", ", rank);
     }

@@ -73,7 +73,7 @@ void check_version(const std::string& mpirun) {
   options.arguments = {"mpirun", "--version"};
   for (char** entry = environ; *entry; ++entry) options.environment.emplace_back(*entry);
   BoundedRun run(options, std::size_t{1} << 20);
-  const bool ended = run.wait(kVersionSeconds) == BoundedRun::End::completed;
+  const bool ended = run.wait(kVersionSeconds, fmt::format("`{} --version`", mpirun)) == BoundedRun::End::completed;
   const std::string line = run.out().substr(0, run.out().find('\n'));
   const auto name = line.find("(Open ");  // then the version, after a parenthesis
   const auto at = name == line.npos ? name : line.find(") ", name);
@@ -124,7 +124,7 @@ class HostLaunch {
   void read(Output::Stream stream);
   void drain();
   void forward(int signal);
-  bool saves_on_signal() const;
+  bool all_set(std::string (*key)(int rank)) const;
   void failed(const std::string& table);
   void kill_mpirun_after(std::chrono::milliseconds timeout);
   void end_orphans() const { orphans_.kill_with("ZR_JOB=" + job_); }
@@ -307,20 +307,21 @@ void HostLaunch::drain() {
   for (int rank = 0; rank < ranks_; ++rank) output_.ended(rank);
 }
 
-bool HostLaunch::saves_on_signal() const {
+bool HostLaunch::all_set(std::string (*key)(int rank)) const {
   for (int rank = 0; rank < ranks_; ++rank)
-    if (store_->value(control::saves_on_signal_key(rank)) != "yes") return false;
+    if (store_->value(key(rank)) != "yes") return false;
   return true;
 }
 
-// Ranks that save a checkpoint get SIGUSR1 for SIGTERM and SIGUSR2 for SIGINT, which mpirun passes on, and end by
-// themselves; others are ended by mpirun. A second signal ends them at once.
+// Ranks that save a checkpoint get the request through the store, or SIGUSR1 for SIGTERM and SIGUSR2 for SIGINT, which
+// mpirun passes on, and end by themselves; others are ended by mpirun. A second signal ends them at once.
 void HostLaunch::forward(int signal) {
-  const bool saves = !stop_signal_ && (signal == SIGTERM || signal == SIGINT) && saves_on_signal();
+  const bool saves = !stop_signal_ && (signal == SIGTERM || signal == SIGINT) && all_set(control::saves_on_signal_key);
   if (!saves) store_->stop_failure_detection();
   const bool ends_already = stop_signal_ || reported_;
   if (!stop_signal_) stop_signal_ = signal;
   if (ends_already) return kill_mpirun_after({});
+  if (saves && all_set(control::stops_on_request_key)) return store_->request_stop(signal);
   const int passed_on = signal == SIGINT ? SIGUSR2 : SIGUSR1;
   if (!ended_) kill(mpirun_.pid, saves ? passed_on : SIGTERM);
   if (!saves) kill_mpirun_after(kMpirunTimeout);

@@ -23,7 +23,7 @@
 namespace zr::host::cli {
 
 namespace {
-constexpr std::array kHandled{SIGINT, SIGTERM, SIGHUP, SIGCHLD, SIGPIPE};
+constexpr std::array kHandled{SIGINT, SIGTERM, SIGHUP, SIGCHLD, SIGPIPE, SIGXFSZ};
 constexpr int kPacketPipeBytes = 1 << 20;
 constexpr auto kKillTimeout = std::chrono::seconds(5);
 
@@ -74,7 +74,7 @@ struct ChildPlan {
   for (const int signal : kHandled) {
     struct sigaction action {};
     sigaction(signal, nullptr, &action);
-    if (action.sa_handler == SIG_IGN && signal != SIGPIPE) continue;
+    if (action.sa_handler == SIG_IGN && signal != SIGPIPE && signal != SIGXFSZ) continue;
     action = {};
     action.sa_handler = SIG_DFL;
     sigaction(signal, &action, nullptr);
@@ -163,18 +163,15 @@ Process start_process(const ProcessOptions& options) {
   return {pid, out.take_read(), err ? err->take_read() : -1};
 }
 
-std::optional<control::ExitStatus> reap(pid_t pid) {
+std::optional<control::ExitStatus> reap(pid_t pid, pid_t group,
+                                        const std::function<bool(const control::ExitStatus&)>& keeps) {
   siginfo_t info{};
   if (waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return {};
-  kill(-pid, SIGKILL);  // before waitpid(): until then the zombie keeps the group id from being reused
-  int status = 0;
-  waitpid(pid, &status, 0);
   control::ExitStatus exit_status;
-  if (WIFSIGNALED(status)) {
-    exit_status.signal = WTERMSIG(status);
-  } else {
-    exit_status.code = WEXITSTATUS(status);
-  }
+  (info.si_code == CLD_EXITED ? exit_status.code : exit_status.signal) = info.si_status;
+  // Before waitpid(): until then the zombie keeps the group id from being reused.
+  if (!keeps || !keeps(exit_status)) kill(group ? -group : -pid, SIGKILL);
+  waitpid(pid, nullptr, 0);
   return exit_status;
 }
 
@@ -207,6 +204,11 @@ void OrphanAdoption::reap_all_but(pid_t except) const {
     if (info.si_pid == 0 || info.si_pid == except) return;
     waitpid(info.si_pid, nullptr, 0);
   }
+}
+
+void OrphanAdoption::reap_others(const std::set<pid_t>& except) const {
+  for (const pid_t pid : children())
+    if (!except.contains(pid)) waitpid(pid, nullptr, WNOHANG);
 }
 
 // A killed process has passed its children on when waitpid() returns it.

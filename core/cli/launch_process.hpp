@@ -4,7 +4,9 @@
 #include <sys/types.h>
 
 #include <cstddef>
+#include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -13,8 +15,9 @@
 namespace zr::host::cli {
 
 struct Process {
-  pid_t pid = -1;          // also its process group
+  pid_t pid = -1;
   int out = -1, err = -1;  // read ends, which the caller closes; err is -1 if both streams share one pipe
+  pid_t group = pid;       // its process group
 };
 
 struct ProcessOptions {
@@ -37,8 +40,10 @@ std::string find_program(const std::string& name);
 /// were ignored before launch().
 Process start_process(const ProcessOptions& options);
 
-/// Returns how `pid` ended, or nothing if it still runs. If it ended, kills the rest of its process group.
-std::optional<control::ExitStatus> reap(pid_t pid);
+/// Returns how `pid` ended, or nothing if it still runs. If it ended, kills the rest of the process group `group` (0:
+/// the group `pid`), unless `keeps` returns true for its end.
+std::optional<control::ExitStatus> reap(pid_t pid, pid_t group = 0,
+                                        const std::function<bool(const control::ExitStatus&)>& keeps = {});
 
 /// While the object exists, processes whose parent ends become children of this process, if it has started one of their
 /// ancestors. Call reap() for `pid` itself.
@@ -49,6 +54,8 @@ class OrphanAdoption {
   OrphanAdoption(const OrphanAdoption&) = delete;
   /// Removes children that have ended, up to the child `except`.
   void reap_all_but(pid_t except) const;
+  /// Removes children that have ended, except those in `except`.
+  void reap_others(const std::set<pid_t>& except) const;
   /// Kills the children whose environment has `variable` ("NAME=value"), then their children, and so on. Returns when
   /// all have ended, at the latest after 5 seconds. Returns the number of killed processes.
   int kill_with(const std::string& variable) const;

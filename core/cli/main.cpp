@@ -1,5 +1,7 @@
 // The executable `zeroth`; its commands are in commands.cpp.
 #include <fmt/format.h>
+#include <poll.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <csignal>
@@ -7,6 +9,7 @@
 #include <cstring>
 #include <iostream>
 
+#include "base/file.hpp"
 #include "base/log.hpp"
 #include "cli/commands.hpp"
 #include "plugin/plugin.hpp"
@@ -21,12 +24,23 @@ int run(int argc, char** argv) {
   }
 }
 
-// The output of a command is part of its result: if it cannot be written (full disk, closed pipe), the command fails.
+// Whether nothing reads the pipe that standard output is, such as after `zeroth show | head`.
+bool output_is_closed() {
+  pollfd output{STDOUT_FILENO, 0, 0};
+  return ::poll(&output, 1, 0) == 1 && (output.revents & POLLERR);
+}
+
+// The output of a command is part of its result: if it cannot be written (full disk), the command fails. If its reader
+// has ended, the command ends by SIGPIPE, as other programs do.
 int check_output(int code) {
   errno = 0;
   std::cout.flush();
   const bool flushed = std::fflush(stdout) == 0;
   if (flushed && std::cout && !std::ferror(stdout)) return code;
+  if (output_is_closed()) {
+    std::signal(SIGPIPE, SIG_DFL);
+    std::raise(SIGPIPE);
+  }
   const std::string reason = errno ? std::string(": ") + std::strerror(errno) : "";
   zr::host::log(ZR_LOG_ERROR, fmt::format("cannot write all output to standard output{}; free disk space, or keep the "
                                           "program running that reads the output",
@@ -37,6 +51,7 @@ int check_output(int code) {
 
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);  // makes a closed pipe a write error; child processes get the default disposition
+  zr::host::report_file_size_limit();
   zr::host::plugin::probe_before_loading();
   return check_output(run(argc, argv));
 }

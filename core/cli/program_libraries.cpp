@@ -84,7 +84,12 @@ std::vector<LinkedLibrary> linked_libraries(const std::string& file) {
   options.one_pipe = true;
   std::vector<LinkedLibrary> libraries;
   BoundedRun listing(options, kMaxListingBytes);
-  if (listing.wait(kListingSeconds) != BoundedRun::End::completed) return {};
+  if (listing.wait(kListingSeconds, fmt::format("{} to list the libraries of {}", options.file, file)) !=
+      BoundedRun::End::completed) {
+    log(ZR_LOG_WARN, fmt::format("{} has not listed the libraries of {} within {} s, so they are not checked",
+                                 options.file, file, kListingSeconds));
+    return {};
+  }
   std::istringstream lines(listing.out());
   constexpr std::string_view kArrow = " => ";
   for (std::string line; std::getline(lines, line);) {  // "\tlibx.so.1 => not found", "\tliby.so => /lib/liby.so (0x1)"

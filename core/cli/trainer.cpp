@@ -23,6 +23,7 @@ namespace {
 constexpr double kSecondsForKeys = 60, kSecondsForParameters = 600, kMaxSeconds = 86400;
 constexpr std::size_t kMaxKeysText = 16u << 20, kMaxParametersText = 256u << 20;
 constexpr std::size_t kShownLines = 8;
+constexpr const char* kLimitKey = " (ZR_ASK_SECONDS sets the limit)";
 
 double limit_seconds(double standard) {
   const char* set = std::getenv("ZR_ASK_SECONDS");
@@ -134,7 +135,7 @@ std::vector<config::ConfigKey> query_keys(const fs::path& program, const std::st
   const std::string program_text = text_of_program(where, program.string());
   provide_libraries(program.string());
   BoundedRun run(query_process({program.string(), toml}, "ZR_ASK=schema"), kMaxKeysText);
-  const BoundedRun::End end = run.wait(seconds);
+  const BoundedRun::End end = run.wait(seconds, program_text + " to report its keys" + kLimitKey);
   check_answer(run, end, seconds, kMaxKeysText, program_text, "its keys");
   return config::keys_from_json(run.out(), program_text);
 }
@@ -146,7 +147,7 @@ Answer query_parameters(const std::vector<std::string>& argv, const std::string&
   for (const char* query_variable : {"ZR_ASK=parameters", "ZR_ASK=parameters_in_memory"}) {
     const bool last = std::string_view(query_variable) != "ZR_ASK=parameters";
     BoundedRun run(query_process(argv, query_variable), kMaxParametersText);
-    const BoundedRun::End end = run.wait(seconds);
+    const BoundedRun::End end = run.wait(seconds, program_text + " to report its parameters" + kLimitKey);
     if (end == BoundedRun::End::completed && !run.exit_status().good()) {
       if (!last) continue;
       if (is_reported(run.exit_status(), run.err())) return {run.exit_status().code, {}, run.err()};

@@ -269,8 +269,8 @@ std::vector<ConfigKey> make_host_keys() {
 }  // namespace
 
 const std::vector<ConfigKey>& host_keys() {
-  static const std::vector<ConfigKey> keys = make_host_keys();
-  return keys;
+  static const auto* keys = new std::vector<ConfigKey>(make_host_keys());  // never destroyed
+  return *keys;
 }
 
 std::string_view renamed(std::string_view path, std::string_view value) {
@@ -286,8 +286,8 @@ std::string_view renamed(std::string_view path, std::string_view value) {
 }
 
 const std::vector<std::string>& roles() {
-  static const std::vector<std::string> names{"strategy", "optimizer", "communicator"};
-  return names;
+  static const auto* names = new std::vector<std::string>{"strategy", "optimizer", "communicator"};
+  return *names;  // never destroyed
 }
 
 std::vector<ConfigKey> keys_of(const zr_key* const* keys, uint32_t n, const std::string& table) {

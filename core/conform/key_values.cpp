@@ -100,13 +100,13 @@ KeyValue invented_value(const zr_key& key) {
 }
 
 const std::string& folder_of_all() {
-  static const std::string folder = [] {
+  static const auto* folder = [] {  // never destroyed
     const char* base = ::secure_getenv("TMPDIR");
     std::string pattern = concat(base && *base == '/' ? base : "/tmp", "/zeroth-conform-XXXXXX");
     if (!::mkdtemp(pattern.data())) throw std::system_error(errno, std::generic_category(), pattern);
-    return pattern;
+    return new std::string(pattern);
   }();
-  return folder;
+  return *folder;
 }
 
 }  // namespace

@@ -123,7 +123,8 @@ struct TableFunctions {
   std::set<std::size_t> optional;
 };
 const TableFunctions& functions_of(const std::string& role) {
-  static const std::array<TableFunctions, 4> all{
+  static const auto& all = *new std::array<TableFunctions, 4>{
+      // never destroyed
       TableFunctions{"strategy", 10, {8, 9}}, TableFunctions{"communicator", 8, {4, 5, 6}},
       TableFunctions{"optimizer", 3, {}}, TableFunctions{"offload", 10, {6, 7, 8, 9}}};
   return *std::find_if(all.begin(), all.end(), [&](const TableFunctions& one) { return role == one.role; });

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "base/log.hpp"
+#include "base/process_exit.hpp"
 #include "base/text.hpp"
 #include "base/thread_without_signals.hpp"
 #include "control/failure_report.hpp"
@@ -311,6 +312,7 @@ void ControlClient::leave_locked(int64_t step, bool failed) {
 
 void ControlClient::leave(int64_t step, bool failed) {
   const MutexLock lock(mutex_);
+  left_by_exit_ = process_exits();
   leave_locked(step, failed);
 }
 
@@ -321,7 +323,7 @@ void ControlClient::close() {
     // The other ranks wait for the failure report, which the store on this rank writes.
     if (rank_info_.hosts_store && broken())
       changed_.wait_for(lock, kFailureReportTimeout, [&]() ZR_REQUIRES(mutex_) { return failure_report_.has_value(); });
-    left_by_exit_ = !left_;
+    left_by_exit_ |= !left_;
     if (joined_) leave_locked(activity_.step, false);
     closed_ = true;
   }

@@ -43,6 +43,7 @@ class ControlClient final : public Control {
   void drop(const std::string& key) override;
   void set_activity(const Activity& activity) override ZR_EXCLUDES(mutex_);
   bool broken() const override { return broken_.load(std::memory_order_relaxed); }
+  int stop_requested() const override { return stop_requested_.load(std::memory_order_relaxed); }
   std::string report(const std::string& observation) override ZR_EXCLUDES(mutex_);
   void on_broken(const void* owner, std::function<void()> callback) override ZR_EXCLUDES(callback_mutex_);
   void leave(int64_t step, bool failed) override ZR_EXCLUDES(mutex_);
@@ -94,6 +95,7 @@ class ControlClient final : public Control {
   bool store_finished_ = true;
 
   std::atomic<bool> broken_{false};
+  std::atomic<int> stop_requested_{0};
   RecursiveMutex callback_mutex_;  // held while a callback runs
   std::map<const void*, std::function<void()>> callbacks_ ZR_GUARDED_BY(callback_mutex_);
 

@@ -60,6 +60,7 @@ void ControlClient::on_message(Type type, std::string_view body) {
       return handle_job_failure(headline);
     }
     case Type::failure_report: failure_report_ = reader.text(); break;
+    case Type::stop: stop_requested_.store(reader.u8(), std::memory_order_relaxed); return reader.end();
     case Type::goodbye: store_host_left_ = protocol::decode_heartbeat(body); break;
     case Type::pong: rank_silence_ms_ = reader.i64(); return reader.end();
     default: throw protocol::Malformed("not a message to a rank");

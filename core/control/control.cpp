@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <map>
 
+#include "base/error.hpp"
+#include "base/forked.hpp"
 #include "base/text.hpp"
 #include "control/client.hpp"
 #include "zr/mutex.hpp"
@@ -57,15 +59,14 @@ struct Membership {
   Mutex mutex;
   std::shared_ptr<Control> control ZR_GUARDED_BY(mutex);
   std::shared_ptr<ControlClient> client ZR_GUARDED_BY(mutex);
-  pid_t pid ZR_GUARDED_BY(mutex) = 0;
+  OwnerProcess owner ZR_GUARDED_BY(mutex);
 
   ~Membership() {
     if (!client) return;
-    if (getpid() == pid) {
-      client->close();
-    } else {
+    if (owner.is_parent())
       new std::shared_ptr<ControlClient>(std::move(client));
-    }
+    else
+      client->close();
   }
 };
 }  // namespace
@@ -76,17 +77,22 @@ std::shared_ptr<Control> Control::alone() {
 }
 
 std::shared_ptr<Control> Control::join(std::chrono::milliseconds timeout) {
-  static Membership membership;
+  static Membership membership;  // destroyed: the process leaves the job when it exits
   const MutexLock lock(membership.mutex);
-  if (membership.control) return membership.control;
+  if (membership.client && membership.owner.is_parent())
+    fail_user(
+        "a process made by fork() cannot join the job, of which its parent is a rank; create zr::Program and "
+        "zr::Engine "
+        "only in the process that the launcher has started");
+  if (membership.control && !membership.owner.is_parent()) return membership.control;
   const auto rank_info = find_rank_info([](const char* name) -> const char* { return std::getenv(name); }, getppid());
   if (rank_info && (rank_info->world > 1 || rank_info->launched)) {
     membership.client = std::make_shared<ControlClient>(*rank_info, timeout);
     membership.control = membership.client;
-    membership.pid = getpid();
   } else {
     membership.control = alone();
   }
+  membership.owner = OwnerProcess();
   return membership.control;
 }
 

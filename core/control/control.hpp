@@ -27,6 +27,11 @@ struct Activity {
 /// If every rank has set it, the launcher forwards such a signal and waits.
 inline std::string saves_on_signal_key(int rank) { return "saves_on_signal/" + std::to_string(rank); }
 
+/// The store key that `rank` sets to "yes" beside saves_on_signal_key() if stop_requested() has the same effect as the
+/// signal. If every rank has set it, the launcher does that instead: a signal would also reach a shell between the
+/// launcher and the rank, which it ends.
+inline std::string stops_on_request_key(int rank) { return "stops_on_request/" + std::to_string(rank); }
+
 /// Sets the function that ends this process with the given exit code if its training thread does not notice a failure
 /// of the job within 2 s, because it computes or blocks. Returns the previous one. Null, the initial value: the process
 /// continues, and the next call of the training thread fails. Thread-safe.
@@ -76,6 +81,8 @@ class Control {
   /// True once the job has failed: a rank is lost, ranks issued different collectives, or a rank reported a failure. A
   /// relaxed atomic read, so it can be called in spin loops.
   virtual bool broken() const = 0;
+  /// The signal whose effect the launcher requests: SIGTERM or SIGINT; 0: none.
+  virtual int stop_requested() const { return 0; }
   /// Returns the failure report: a table of the ranks that died or hang, and of the collective in which each rank
   /// waited. The store collects the final status of the other ranks for up to 1 s. Call it after broken() becomes true,
   /// or when a collective failed or exceeded its time limit; `observation` says what this rank observed and is sent to

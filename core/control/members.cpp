@@ -191,6 +191,11 @@ bool Members::all_joined() const {
   return std::all_of(members_.begin(), members_.end(), [](const Member& m) { return m.joined; });
 }
 
+int64_t Members::process_of(int rank) const {
+  const Member& member = at(rank);
+  return member.connected && member.peer.machine == machine_ ? member.peer.pid : 0;
+}
+
 std::vector<protocol::Peer> Members::peers() const {
   std::vector<protocol::Peer> peers;
   for (const auto& member : members_) peers.push_back(member.peer);

@@ -42,6 +42,8 @@ class Members {
   bool all_joined() const;
   bool joined(int rank) const { return at(rank).joined; }
   std::vector<protocol::Peer> peers() const;
+  /// The pid of a connected rank on the store's machine; else 0.
+  int64_t process_of(int rank) const;
   /// For how long the most silent rank has sent nothing, of those that are connected and have not left.
   int64_t longest_silence_ms(Time now) const;
   bool broken() const { return cause_ != Cause::none; }

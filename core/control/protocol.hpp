@@ -30,6 +30,7 @@ enum class Type : uint8_t {
   failure_notice,  // headline: the job has failed
   failure_report,  // text
   goodbye,         // Heartbeat of the rank that runs the store: it leaves normally
+  stop,            // number of a signal: save a checkpoint and end, as after that signal
 };
 
 inline constexpr std::string_view kProtocolName = "zeroth-control/4";

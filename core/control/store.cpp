@@ -358,6 +358,10 @@ bool Store::has_silent_ranks() const {
     if (state_->members.has_long_been_silent(rank, Clock::now())) return true;
   return false;
 }
+void Store::request_stop(int signal) {
+  state_->send_to_all(protocol::Writer().u8(static_cast<uint8_t>(signal)).message(Type::stop));
+}
+int64_t Store::process_of(int rank) const { return state_->members.process_of(rank); }
 void Store::stop_failure_detection() { state_->detects_failures = false; }
 void Store::resume_failure_detection() {
   state_->detects_failures = true;

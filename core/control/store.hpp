@@ -44,6 +44,11 @@ class Store {
   /// True if a rank has neither answered the failure notice nor sent anything for 2 s: it is stopped, or its host
   /// cannot be reached.
   bool has_silent_ranks() const;
+  /// Makes Control::stop_requested() of all ranks return `signal`.
+  void request_stop(int signal);
+  /// The process that has joined as `rank`, if it is connected and on this machine; else 0. A process that the launcher
+  /// has started may have started it.
+  int64_t process_of(int rank) const;
   /// Call when the user stops the job: from now on, a rank that ends is not a failure.
   void stop_failure_detection();
   /// Detects failures again, for example because the job did not stop.

@@ -65,13 +65,16 @@ Checks library_checks(const LibraryFacts& facts) {
                     shell_word(link));
   };
   if (no_torch || facts.libtorch.empty()) {
-    torch.message = fmt::format("not found; libzeroth.so needs libtorch{}, for example as {}", wanted, link);
-    if (!facts.torch_root.empty()) torch.message += "; at run time, TORCH_ROOT has no effect";
-    replace_it();
-    if (facts.program_has_all) {
-      torch.verdict = Verdict::warning;
-      torch.message += "; the program of the file finds one of its own";
-    }
+    torch.message =
+        fmt::format("no libtorch{} beside libzeroth.so; {}", wanted,
+                    facts.program_has_all
+                        ? "the program of the file finds one of its own"
+                        : "programs that link libtorch find it by themselves, and `zeroth doctor FILE.toml` checks the "
+                          "program of a job; other programs need it as " +
+                              link);
+    if (!facts.torch_root.empty() && !facts.program_has_all) torch.message += "; at run time, TORCH_ROOT has no effect";
+    if (!facts.program_has_all) replace_it();
+    torch.verdict = facts.program_has_all ? Verdict::ok : Verdict::warning;
   } else {
     torch.message = fmt::format("{}: {}", facts.version.empty() ? "version unknown" : facts.version, facts.libtorch);
     if (!facts.version.empty() && !facts.built_with.empty() &&

@@ -22,13 +22,13 @@ namespace {
 
 // Debian 12's packages of libraries that plug-ins link.
 const std::map<std::string, std::string>& debian_packages() {
-  static const std::map<std::string, std::string> packages{
+  static const auto* packages = new std::map<std::string, std::string>{
       {"libfmt.so.9", "libfmt9"},           {"libgomp.so.1", "libgomp1"},     {"libibverbs.so.1", "libibverbs1"},
       {"libmpi.so.40", "libopenmpi3"},      {"libmpich.so.12", "libmpich12"}, {"libnuma.so.1", "libnuma1"},
       {"librdmacm.so.1", "librdmacm1"},     {"libucp.so.0", "libucx0"},       {"liburing.so.2", "liburing2"},
       {"libxxhash.so.0", "libxxhash0"},     {"libzstd.so.1", "libzstd1"},     {"libstdc++.so.6", "libstdc++6"},
       {"libopenblas.so.0", "libopenblas0"}, {"libtbb.so.12", "libtbb12"}};
-  return packages;
+  return *packages;  // never destroyed
 }
 
 // True if another user owns one of the files, or if this user cannot change the folder of the plug-in.

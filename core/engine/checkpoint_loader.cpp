@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <unordered_map>
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"
+#include "base/log.hpp"
 #include "base/text.hpp"
 #include "checkpoint/safetensors.hpp"
 #include "engine/checkpoint_contents.hpp"
@@ -336,7 +338,14 @@ void CheckpointLoader::read() {
   const std::vector<model::ModelBuffer> own_buffers = parts_of_.buffers.own_buffers();
   std::unordered_map<std::string, const model::ModelBuffer*> buffers;
   for (const model::ModelBuffer& buffer : own_buffers) buffers.emplace(buffer.name, &buffer);
+  const auto silent_until = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+  bool is_silent = context_.rank() == 0;
   for (const Part& part : parts_) {
+    if (is_silent && std::chrono::steady_clock::now() > silent_until) {
+      is_silent = false;
+      log(ZR_LOG_INFO, fmt::format("reading the checkpoint {}: {} of {} tensors so far", from_.folder(),
+                                   &part - parts_.data(), parts_.size()));
+    }
     if (part.param == kNoParam) {
       read_buffer(part, *buffers.at(part.tensor.name));
     } else if (context_.plan.input.parameters[part.param].frozen) {

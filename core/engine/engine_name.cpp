@@ -20,8 +20,8 @@ struct EngineSteps {
 
 Mutex g_mutex;
 std::map<std::string, EngineSteps>& engines_by_folder() ZR_REQUIRES(g_mutex) {  // by run folder
-  static std::map<std::string, EngineSteps> engines;
-  return engines;
+  static auto* engines = new std::map<std::string, EngineSteps>;  // never destroyed: engines may outlive statics
+  return *engines;
 }
 
 bool are_together(const EngineSteps& a, const EngineSteps& b) {

@@ -25,9 +25,9 @@ constexpr int kFormat = 1;
 
 void warn_once(const std::string& file, const std::string& why) {
   static Mutex mutex;
-  static std::set<std::string> reported ZR_GUARDED_BY(mutex);
+  static auto* reported ZR_GUARDED_BY(mutex) = new std::set<std::string>;  // never destroyed
   const MutexLock lock(mutex);
-  if (reported.insert(file).second)
+  if (reported->insert(file).second)
     log(ZR_LOG_WARN,
         fmt::format("{}: not a valid machine profile ({}); ignoring it; remove the file, or run `zeroth tune` again",
                     file, why));

@@ -155,6 +155,36 @@ std::string MemoryBudget::kinds_text(int64_t temporaries) const {
   return text + "\n";
 }
 
+MemoryInUse MemoryBudget::memory_in_use() const {
+  MemoryInUse use{fmt::format("memory of rank {} by kind:\n", context_.rank()), 0, held().peak};
+  if (on_device_ && !context_.device) use.state = context_.plan.unsharded_weight_bytes();
+  for (const Ledger::Row& row : context_.ledger.rows()) {
+    if (row.kind == MemoryKind::activations) continue;
+    use.kinds += fmt::format(
+        "  {:<12} {:<6} planned {:>12}, held {:>12}\n", kMemoryKindNames[static_cast<std::size_t>(row.kind)],
+        kTierNames[static_cast<std::size_t>(row.tier)], bytes_text(row.planned), bytes_text(row.now));
+    if (row.tier != Tier::disk) use.state += row.now;
+  }
+  use.less_activations = fmt::format(
+      "lower train.micro_batch (now {}) and raise train.gradient_accumulation, use zr::checkpoint in the model, or set "
+      "offload.activations",
+      context_.config().train().micro_batch.value);
+  use.less_state = fmt::format(
+      "raise job.ranks (now {}), set offload.optimizer and offload.gradients to a tier, or use a strategy that shards "
+      "more",
+      context_.world());
+  return use;
+}
+
+std::string MemoryInUse::text(int64_t requested) const {
+  const std::string request = requested > 0 ? fmt::format("; {} more were requested", bytes_text(requested)) : "";
+  const bool mainly_activations = activations + requested >= state;
+  return fmt::format("{}  {:<12} {:<6} peak    {:>12}{}\n{}; otherwise {}; `zeroth plan` shows what each change saves",
+                     kinds, "activations", "", bytes_text(activations), request,
+                     mainly_activations ? less_activations : less_state,
+                     mainly_activations ? less_state : less_activations);
+}
+
 void MemoryBudget::fail(const Excess& excess) const {
   const config::Setting<int64_t>& budget = context_.config().memory().device_budget_bytes;
   const plan::MemoryPlan& plan = context_.plan;

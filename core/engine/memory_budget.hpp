@@ -20,6 +20,15 @@ void check_budget(const Setup& setup, const plan::MemoryPlan& plan, const std::v
 /// What has ended when MemoryBudget::check() compares.
 enum class BudgetCheck { forward, backward, step };
 
+/// What a rank holds, for the message about an allocation that has failed.
+struct MemoryInUse {
+  std::string kinds;                                // a table of bytes by kind, without activations
+  int64_t state = 0, activations = 0;               // bytes; those of activations are the peak
+  std::string less_activations = {}, less_state{};  // the keys to change
+  /// The table and the keys. `requested`: the bytes of the allocation; 0 if unknown.
+  std::string text(int64_t requested) const;
+};
+
 /// While the object exists, limits device memory (the ledger plus libtorch's allocations) and host memory (the ledger).
 /// Each change of the ledger is checked on the thread that makes it. Freeing memory never fails. libtorch's allocations
 /// are checked where they are made, or for a model on a device by check(), because libtorch offers no hook for them
@@ -36,6 +45,8 @@ class MemoryBudget {
   /// Throws UserError with the held bytes and suggested changes, because an allocation of `requested` bytes would
   /// exceed the device budget; 0: the held bytes already exceed it.
   [[noreturn]] void over_budget(int64_t requested) const;
+  /// For the message about an allocation that has failed in the program or in libtorch. Training thread.
+  MemoryInUse memory_in_use() const;
 
  private:
   struct Watch {  // removes the limits in its destructor

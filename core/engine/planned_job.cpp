@@ -67,9 +67,9 @@ plan::MemoryPlan plan_of(const PlannedJob& job, const model::Model& model) {
 // Once, unless it changes. Training thread.
 void log_state_location(const PlannedJob& job, const std::string& obstacle, const StateTiers& tiers) {
   const std::string text = state_location_text(job.config(), job.optimizers, obstacle, tiers);
-  static std::string logged;
-  if (text != logged) log(ZR_LOG_INFO, text);
-  logged = text;
+  static auto* logged = new std::string;  // never destroyed
+  if (text != *logged) log(ZR_LOG_INFO, text);
+  *logged = text;
 }
 
 // The device that the training state is on; null: it is in host memory. All ranks decide alike. Collective.

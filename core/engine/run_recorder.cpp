@@ -155,6 +155,7 @@ void RunRecorder::finish(const Ledger& ledger, const Overlap& overlap) {
       {"skipped", skipped_},
       {"loss_scale", or_null(last_.loss_scale != 0, last_.loss_scale)},
       {"stopped_by", or_null(signal_ != 0, signal_ == SIGTERM ? "SIGTERM" : "SIGINT")},
+      {"failed", failed_},
       {"checkpoints", {{"saved", saved_}, {"failed", failed_saves_}, {"last_step", saved_step_}}},
       {"memory", std::move(memory)},
       {"device_peak_bytes", or_null(has_device_, device_peak_)},

@@ -87,6 +87,9 @@ class RunRecorder {
   void set_totals(const std::string& hash, const comm::CommVolume& all_ranks) {
     hash_ = hash, communication_ = all_ranks;
   }
+  void record_failure(bool failed) { failed_ = failed; }  // records whether an error ends the run
+  /// The number of steps of this run.
+  int64_t steps_made() const { return steps_made_; }
   /// Clears the weights hash, because something other than a step changed the weights.
   void clear_hash() { hash_.reset(); }
   /// Sets the tiers in use.
@@ -121,6 +124,7 @@ class RunRecorder {
   int64_t steps_made_ = 0;  // number of steps of this run
   int64_t saved_ = 0, failed_saves_ = 0, saved_step_ = 0;
   int signal_ = 0;
+  bool failed_ = false;
   std::array<double, kPhaseNames.size()> seconds_{};
   StepRow last_{};
   int64_t tokens_ = 0;

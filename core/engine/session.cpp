@@ -75,11 +75,13 @@ Session::Session(Setup setup, model::Model& model, std::unique_ptr<RefreshState>
 }
 
 Session::~Session() {
-  const bool failed = std::uncaught_exceptions() > exceptions_;
+  const bool failed = failed_ || std::uncaught_exceptions() > exceptions_;
   checkpointer_.close();               // waits for the background save
   if (refresh_.handed_over()) return;  // the next session continues the job
-  // If something fails after the last step, such as the last save, the record of the steps is still complete.
-  if (!failed || progress_.done()) try {
+  // If something fails after the last step, such as the last save, the record of the steps is still complete. If it
+  // fails before the first one, no row of metrics.jsonl tells what the run was.
+  recorder_->record_failure(failed);
+  if (!failed || progress_.done() || recorder_->steps_made() == 0) try {
       write_summary();
     } catch (const std::exception& failure) {
       log(ZR_LOG_ERROR, failure.what());

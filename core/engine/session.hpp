@@ -69,9 +69,14 @@ class Session {
   double mean(double value);     // over ranks, added in rank order; collective
   void validation(double loss);  // writes a row to metrics.jsonl; all ranks pass the same loss
   void evaluation(bool begins);  // begins or ends an evaluation, and reports it to the strategy; collective
+  /// The job fails: call it before the destructor if no exception ends this session.
+  void record_failure() { failed_ = true; }
   /// Restores this rank's own values of the model's buffers at the end of the outermost evaluation, also after an
   /// exception.
   void end_evaluation_buffers() noexcept { buffers_.end_evaluation(); }
+
+  /// MemoryBudget::memory_in_use().
+  MemoryInUse memory_in_use() const { return budget_.memory_in_use(); }
 
   int rank() const { return job_.rank(); }
   int world() const { return job_.world(); }
@@ -128,6 +133,7 @@ class Session {
   ModelRefresh refresh_;
   WeightSwap swap_;
   const int exceptions_ = std::uncaught_exceptions();  // in flight at construction; not caused by this job
+  bool failed_ = false;
 };
 
 }  // namespace zr::host::engine

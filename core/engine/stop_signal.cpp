@@ -1,5 +1,6 @@
 #include "engine/stop_signal.hpp"
 
+#include <pthread.h>
 #include <signal.h>
 
 #include <cstdlib>
@@ -31,8 +32,22 @@ struct Handlers {
   struct sigaction user2 ZR_GUARDED_BY(mutex) {};
 };
 Handlers& process_handlers() {
-  static Handlers handlers;
-  return handlers;
+  static auto* handlers = new Handlers;  // never destroyed: engines may be destroyed after statics
+  return *handlers;
+}
+
+void restore(const Handlers& handlers) ZR_NO_THREAD_SAFETY_ANALYSIS {  // the caller holds the mutex, or has no threads
+  ::sigaction(SIGTERM, &handlers.term, nullptr);
+  ::sigaction(SIGINT, &handlers.interrupt, nullptr);
+  if (!takes_launcher_signals()) return;
+  ::sigaction(SIGUSR1, &handlers.user1, nullptr);
+  ::sigaction(SIGUSR2, &handlers.user2, nullptr);
+}
+
+// A child of fork(), such as a process that loads data, has no step to finish: signals end it as they end others.
+void restore_in_child() ZR_NO_THREAD_SAFETY_ANALYSIS {  // only this thread is left
+  if (process_handlers().users > 0) restore(process_handlers());
+  g_received = 0;
 }
 }  // namespace
 
@@ -42,6 +57,8 @@ StopSignal::StopSignal(std::shared_ptr<control::Control> control, bool enabled)
   Handlers& handlers = process_handlers();
   const MutexLock lock(handlers.mutex);
   if (handlers.users++ > 0) return;
+  static const int registered = ::pthread_atfork(nullptr, nullptr, restore_in_child);
+  static_cast<void>(registered);
   struct sigaction action {};
   action.sa_handler = record;
   action.sa_flags = SA_RESTART;
@@ -53,6 +70,7 @@ StopSignal::StopSignal(std::shared_ptr<control::Control> control, bool enabled)
     ::sigaction(SIGUSR1, &action, &handlers.user1);
     ::sigaction(SIGUSR2, &action, &handlers.user2);
   }
+  control_->put(control::stops_on_request_key(control_->rank()), "yes");
   control_->put(control::saves_on_signal_key(control_->rank()), "yes");
 }
 
@@ -62,13 +80,12 @@ void StopSignal::disable() {
   const MutexLock lock(handlers.mutex);
   if (--handlers.users > 0) return;
   control_->put(control::saves_on_signal_key(control_->rank()), "no");
-  ::sigaction(SIGTERM, &handlers.term, nullptr);
-  ::sigaction(SIGINT, &handlers.interrupt, nullptr);
-  if (!takes_launcher_signals()) return;
-  ::sigaction(SIGUSR1, &handlers.user1, nullptr);
-  ::sigaction(SIGUSR2, &handlers.user2, nullptr);
+  restore(handlers);
 }
 
-int StopSignal::received() const { return enabled_ ? g_received : 0; }
+int StopSignal::received() const {
+  if (!enabled_) return 0;
+  return g_received ? g_received : control_->stop_requested();
+}
 
 }  // namespace zr::host::engine

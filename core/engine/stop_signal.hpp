@@ -13,7 +13,7 @@ class Control;
 namespace zr::host::engine {
 
 /// While an enabled object of this class exists, these signals are only recorded, and this rank's saves_on_signal_key()
-/// in the job's store is "yes". Any thread.
+/// in the job's store is "yes". Children that the process makes by fork() handle them as before. Any thread.
 class StopSignal {
  public:
   /// `enabled`: false: signals end the process, as without this object.
@@ -21,7 +21,8 @@ class StopSignal {
   ~StopSignal() { disable(); }
   StopSignal(const StopSignal&) = delete;
   bool enabled() const { return enabled_; }
-  /// The last signal received since the first enabled object was created; 0: none, or this object is disabled.
+  /// The last signal received since the first enabled object was created, or the one whose effect the launcher requests
+  /// (Control::stop_requested()); 0: none, or this object is disabled.
   int received() const;
   /// Ends the effect of this object. It does nothing if the object is disabled.
   void disable();

@@ -36,8 +36,8 @@ struct DataViews::Counters {
   // By storage. The next engine on a storage takes over the counters of the previous one (engine.refresh()).
   static Mutex map_mutex;
   static std::unordered_map<const c10::StorageImpl*, std::shared_ptr<Counters>>& map() ZR_REQUIRES(map_mutex) {
-    static std::unordered_map<const c10::StorageImpl*, std::shared_ptr<Counters>> by_storage;
-    return by_storage;
+    static auto* by_storage = new std::unordered_map<const c10::StorageImpl*, std::shared_ptr<Counters>>;
+    return *by_storage;  // never destroyed: engines may be destroyed after statics
   }
   static std::shared_ptr<Counters> of(const c10::StorageImpl* storage) {
     const MutexLock lock(map_mutex);

@@ -59,9 +59,9 @@ at::Tensor to_meta(const at::Tensor& tensor) {
 
 // True if the operator overwrites a full storage in place, so that its previous values are not used.
 bool overwrites(const c10::OperatorHandle& op, const c10::IValue& self) {
-  static const std::unordered_set<std::string> names{"aten::normal_", "aten::uniform_", "aten::zero_", "aten::fill_",
-                                                     "aten::copy_"};
-  if (!names.count(op.schema().name())) return false;
+  static const auto* names = new std::unordered_set<std::string>{"aten::normal_", "aten::uniform_", "aten::zero_",
+                                                                 "aten::fill_", "aten::copy_"};  // never destroyed
+  if (!names->count(op.schema().name())) return false;
   const at::Tensor& tensor = self.toTensor();
   return tensor.nbytes() == tensor.storage().nbytes();
 }

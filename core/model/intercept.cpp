@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <set>
 #include <unordered_map>
+#include <utility>
 
 #include "base/error.hpp"
 #include "model/kept_tensors.hpp"
@@ -32,13 +33,29 @@ struct OperatorTraits {
   bool view;
   bool replaces;  // replaces a tensor's storage; Module::to calls the last of these before it does that
 };
+using OperatorCache = std::unordered_map<const c10::FunctionSchema*, OperatorTraits>;
+
+// This thread's cache. It is freed at the end of the thread; an operator that runs later, in the destructor of an
+// object of the thread or of a static object, makes another one, which is not freed.
+OperatorCache& operator_cache() {
+  thread_local OperatorCache* cache = nullptr;
+  struct Owner {
+    ~Owner() { delete std::exchange(cache, nullptr); }
+  };
+  if (cache) return *cache;
+  cache = new OperatorCache;
+  thread_local const Owner owner;  // destroyed: at the end of the thread
+  static_cast<void>(&owner);
+  return *cache;
+}
+
 const OperatorTraits& traits_of(const c10::FunctionSchema& schema) {
-  thread_local std::unordered_map<const c10::FunctionSchema*, OperatorTraits> known;
+  OperatorCache& known = operator_cache();
   const auto at = known.find(&schema);
   if (at != known.end()) return at->second;
-  static const std::set<std::string> replacing{"aten::set_", "aten::resize_", "aten::resize_as_",
-                                               "aten::_has_compatible_shallow_copy_type"};
-  return known.emplace(&schema, OperatorTraits{is_view(schema), replacing.count(schema.name()) > 0}).first->second;
+  static const auto* replacing = new std::set<std::string>{
+      "aten::set_", "aten::resize_", "aten::resize_as_", "aten::_has_compatible_shallow_copy_type"};  // never destroyed
+  return known.emplace(&schema, OperatorTraits{is_view(schema), replacing->count(schema.name()) > 0}).first->second;
 }
 
 // Handles an operator that replaces the storage of a placeholder's tensor. Within a zr::gather scope set_(source),
@@ -152,11 +169,12 @@ bool is_view(const c10::FunctionSchema& schema) {
 }
 
 void intercept() {
-  static const torch::Library library = [] {
-    torch::Library fallbacks(torch::Library::IMPL, "_", kKey, "core/model/intercept.cpp", __LINE__);
-    fallbacks.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  static auto* const library = [] {  // never destroyed: operators may run after static objects are destroyed
+    auto* const fallbacks = new torch::Library(torch::Library::IMPL, "_", kKey, "core/model/intercept.cpp", __LINE__);
+    fallbacks->fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
     return fallbacks;
   }();
+  static_cast<void>(library);
 }
 
 OperatorRecorder::OperatorRecorder() : outer_(recorder) {

@@ -3,8 +3,8 @@
 namespace zr::host::model {
 
 ParameterRegistry& ParameterRegistry::instance() {
-  static ParameterRegistry registry;
-  return registry;
+  static auto* registry = new ParameterRegistry;  // never destroyed: engines may be destroyed after statics
+  return *registry;
 }
 
 bool ParameterRegistry::add(const c10::TensorImpl* parameter, ParamRef ref) {

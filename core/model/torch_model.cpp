@@ -141,6 +141,7 @@ void TorchModel::bind_shared(uint32_t param, const void* memory, zr_dtype dtype)
 }
 
 void TorchModel::begin_gather(const std::vector<uint32_t>& params) {
+  state_->check_process();
   if (state_->uses.scope) state_->uses.scope(params.data(), static_cast<uint32_t>(params.size()), true);
   std::vector<uint32_t> sharded;
   for (const uint32_t param : params) {

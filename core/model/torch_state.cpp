@@ -45,7 +45,16 @@ void TorchModel::State::intercept(uint32_t param, at::ScalarType type, const std
   entry.placeholder = Placeholder::find(entry.tensor);
 }
 
+void TorchModel::State::check_process() const {
+  if (owner.is_parent())
+    fail_user(
+        "a process made by fork() uses a parameter that an engine of its parent trains, which would exchange data with "
+        "the ranks of the job; use the model only in the process that created the engine, or copy its weights there "
+        "before fork() (zr::gather, clone())");
+}
+
 void TorchModel::State::enter(const ParamUse* param_uses, std::size_t n) {
+  check_process();
   c10::SmallVector<uint32_t, 8> params;
   bool is_written = false;  // the results are stored, so they must not be made of rounded weights
   for (std::size_t i = 0; i < n; ++i) {
@@ -207,6 +216,7 @@ void TorchModel::State::return_bound(uint32_t param) {
 
 void TorchModel::State::gradient_accumulated(uint32_t param) {
   const MutexLock lock(gradient_mutex);
+  check_process();
   ParamEntry& entry = entries[param];
   torch::Tensor gradient = entry.tensor.grad();
   if (!gradient.defined()) return;  // a reentrant backward may call the hook without a gradient

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/forked.hpp"
 #include "model/data_views.hpp"
 #include "model/deferred.hpp"
 #include "model/device.hpp"
@@ -66,7 +67,8 @@ struct TorchModel::State final : MemoryProvider {
   };
   explicit State(const TorchModelOptions& options)
       : device(options.device), weight_type(torch_type(options.dtype)), cast_buffers(options.cast_buffers) {}
-  const at::Device device;  // that the model computes on
+  const at::Device device;   // that the model computes on
+  const OwnerProcess owner;  // the rank; its children have no peers
   const at::ScalarType weight_type;
   const std::vector<std::string> cast_buffers;  // patterns
   std::optional<TorchDeviceMemory> memory;      // of the device, if it is not the CPU
@@ -125,6 +127,8 @@ struct TorchModel::State final : MemoryProvider {
   void mark_kept_buffers();
   /// Removes the parameter's memory. Its operators call enter() and leave(); other reads of its memory throw `reason`.
   void intercept(uint32_t param, at::ScalarType type, const std::string& reason);
+  /// Throws UserError in a child that fork() made.
+  void check_process() const;
   /// Implements MemoryProvider.
   void enter(const ParamUse* param_uses, std::size_t n) override;
   void leave(const ParamUse* param_uses, std::size_t n, bool done) override;

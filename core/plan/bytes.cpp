@@ -59,7 +59,7 @@ void for_each_state(const MemoryPlan& plan, F&& fn) {
 // Host memory in which data of the tiers is staged, and which the tiers need for themselves.
 template <class F>
 void for_each_staging_buffer(const MemoryPlan& plan, F&& fn) {
-  static const TierInfo staging{"host memory", Tier::host};
+  static const auto& staging = *new TierInfo{"host memory", Tier::host};  // never destroyed
   if (plan.staging_bytes() > 0) fn(staging, MemoryKind::staging, "states in flight", plan.staging_bytes(), ZR_U8);
   const MemoryPlan::SecondCopy copy = plan.second_copy();
   if (copy.weights > 0) fn(staging, MemoryKind::staging, "new weights", copy.weights, ZR_U8);

@@ -218,7 +218,7 @@ bool is_optimizer(const Tags& tags) {
 // Loads the library, reads its tables as load_library() does, and calls what build_warnings() calls.
 std::string try_to_load(const std::filesystem::path& file, const Tags& tags) {
   boost::dll::fs::error_code error;
-  static boost::dll::shared_library library;  // never destroyed: the child process exits first
+  static auto& library = *new boost::dll::shared_library;  // never destroyed: the child process exits first
   library.load(file, error, boost::dll::load_mode::rtld_now | boost::dll::load_mode::rtld_local);
   std::string problem;
   const zr_module* module = error ? nullptr : enter(library, problem);
@@ -230,7 +230,7 @@ const ProbeResult& probe(Loaded& process, const Tags& tags) ZR_REQUIRES(process.
   const auto [at, fresh] = process.probed.try_emplace({tags.file.device, tags.file.inode});
   ProbeResult& result = at->second;
   if (fresh && process.probes)
-    result.problem = probe_problem([&] { try_to_load(tags.file.path, tags); }, &result.cause);
+    result.problem = probe_problem([&] { try_to_load(tags.file.path, tags); }, &result.cause, tags.file.path.string());
   return result;
 }
 

@@ -31,20 +31,20 @@ struct TableShape {
 };
 #define REQUIRED(api, name) \
   RequiredFunction { offsetof(api, name), #name }
-const TableShape& shape_of(Role role) {
-  static const TableShape strategy{
+const TableShape& shape_of(Role role) {  // the shapes are never destroyed
+  static const auto& strategy = *new TableShape{
       ZR_SIZE_0_9(zr_strategy_api),
       {REQUIRED(zr_strategy_api, describe), REQUIRED(zr_strategy_api, plan), REQUIRED(zr_strategy_api, bind),
        REQUIRED(zr_strategy_api, grad_destination), REQUIRED(zr_strategy_api, grad_ready),
        REQUIRED(zr_strategy_api, event), REQUIRED(zr_strategy_api, grads_finish), REQUIRED(zr_strategy_api, updated)}};
-  static const TableShape communicator{
+  static const auto& communicator = *new TableShape{
       ZR_SIZE_0_9(zr_communicator_api),
       {REQUIRED(zr_communicator_api, open), REQUIRED(zr_communicator_api, close), REQUIRED(zr_communicator_api, caps),
        REQUIRED(zr_communicator_api, submit), REQUIRED(zr_communicator_api, abort)}};
-  static const TableShape optimizer{
+  static const auto& optimizer = *new TableShape{
       ZR_SIZE_0_9(zr_optimizer_api),
       {REQUIRED(zr_optimizer_api, describe), REQUIRED(zr_optimizer_api, add_group), REQUIRED(zr_optimizer_api, step)}};
-  static const TableShape offload{
+  static const auto& offload = *new TableShape{
       ZR_SIZE_0_9(zr_offload_api),
       {REQUIRED(zr_offload_api, open), REQUIRED(zr_offload_api, caps), REQUIRED(zr_offload_api, reserve),
        REQUIRED(zr_offload_api, release), REQUIRED(zr_offload_api, write), REQUIRED(zr_offload_api, read)}};

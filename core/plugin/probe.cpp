@@ -17,6 +17,7 @@
 #include <optional>
 
 #include "base/error.hpp"
+#include "base/log.hpp"
 #include "base/text.hpp"
 
 namespace zr::host::plugin {
@@ -128,10 +129,16 @@ class Child {
   Child(const Child&) = delete;
   ~Child() { end(); }
 
-  /// Waits until the child has loaded the plug-in or has ended, but not longer than until `deadline`.
-  void wait_until(Clock::time_point deadline) {
+  /// Waits until the child has loaded the plug-in or has ended, but not longer than until `deadline`. After 2 s, logs
+  /// what it waits for.
+  void wait_until(Clock::time_point deadline, const std::string& what) {
+    auto notice = what.empty() ? Clock::time_point::max() : Clock::now() + std::chrono::seconds(2);
     bool answers = true;  // the child has not closed its end
     while (answer_text_.empty() && !status_ && Clock::now() < deadline) {
+      if (Clock::now() > notice) {
+        notice = Clock::time_point::max();
+        log(ZR_LOG_INFO, fmt::format("waiting for {} to load (ZR_PLUGIN_LOAD_SECONDS sets the limit)", what));
+      }
       std::array<pollfd, 2> waits{pollfd{answers ? answer_.read : -1, POLLIN, 0},
                                   pollfd{prints_ ? output_.read : -1, POLLIN, 0}};
       ::poll(waits.data(), waits.size(), 20);
@@ -170,10 +177,11 @@ class Child {
 
 }  // namespace
 
-std::string probe_problem(const std::function<void()>& load, RejectionCause* cause) {
+std::string probe_problem(const std::function<void()>& load, RejectionCause* cause, const std::string& what) {
   const double seconds = limit_seconds();
   Child child(load);
-  child.wait_until(Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds)));
+  child.wait_until(Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds)),
+                   what);
   child.end();
   if (child.survived()) return "";
   const std::string line = child.last_printed_line();

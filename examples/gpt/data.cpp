@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <iostream>
 #include <memory>
 #include <stdexcept>
 #include <vector>
@@ -20,6 +22,10 @@ uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
   return x ^ (x >> 31);
 }
+
+constexpr size_t kMaxBytes = size_t{4} << 30;       // every rank holds the text
+constexpr size_t kCheckedBytes = size_t{64} << 20;  // of text, from which on the ratio is checked
+constexpr size_t kMaxRatio = 100;
 
 [[noreturn]] void fail_reading(const std::string& file, const std::string& why) {
   throw std::invalid_argument(
@@ -44,8 +50,22 @@ Text::Text(const std::string& file) : file_(file) {
   }
   std::vector<char> block(1 << 20);
   int n = 0;
+  const auto start = std::chrono::steady_clock::now();
+  bool reported = false;
   while ((n = gzread(in.get(), block.data(), static_cast<unsigned>(block.size()))) > 0) {
     bytes_.append(block.data(), static_cast<size_t>(n));
+    if (bytes_.size() > kMaxBytes) {
+      fail_reading(file, "has more than 4 GiB of text, the limit of this example");
+    }
+    // Text shrinks to a fifth, and by a hundred only if it is not text: such a file may never end.
+    const auto read = static_cast<size_t>(std::max<z_off_t>(gzoffset(in.get()), 1));
+    if (bytes_.size() > kCheckedBytes && bytes_.size() / read > kMaxRatio) {
+      fail_reading(file, "its gzip data grows to more than 100 times its size, so it is not text");
+    }
+    if (!reported && std::chrono::steady_clock::now() - start > std::chrono::seconds(2)) {
+      std::cerr << "reading data.text: " << file << ": " << (bytes_.size() >> 20) << " MiB so far" << std::endl;
+      reported = true;
+    }
   }
   int code = Z_OK;
   gzerror(in.get(), &code);  // gzread() reports no error for a truncated file

@@ -17,7 +17,7 @@ struct Batch {
 /// The first 95 % of the text is for training, the rest for validation. Immutable.
 class Text {
  public:
-  /// Reads a plain or gzipped file. Throws std::invalid_argument with file and remedy.
+  /// Reads a plain or gzipped file of at most 4 GiB of text. Throws std::invalid_argument with file and remedy.
   explicit Text(const std::string& file);
 
   /// Micro-batch m of a step. It depends only on the arguments, so ranks and accumulation do not change the training

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -42,10 +43,12 @@ bool started_by_mpi() {
   return false;
 }
 
-// Not after a failure, and not if the process reports one or exits while a communicator is open: the end of MPI waits
-// for the other ranks, which may wait for this one.
+pid_t g_process = 0;  // that has initialized MPI
+
+// Not in a child that this process has made, not after a failure, and not if the process reports one or exits while a
+// communicator is open: the end of MPI waits for the other ranks, which may wait for this one.
 void end_mpi(int exit_code, void*) {
-  if (exit_code == 0 && !g_has_failed && g_clients == 0) MPI_Finalize();
+  if (exit_code == 0 && !g_has_failed && g_clients == 0 && ::getpid() == g_process) MPI_Finalize();
 }
 
 // OpenMPI sends a message at once only up to its eager limit (TCP: 64 KiB). What is longer waits for an answer of the
@@ -83,6 +86,7 @@ void initialize_mpi() {
   check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level), "MPI_Init_thread");
   for (const auto& [signal, handler] : handlers) sigaction(signal, &handler, nullptr);
   check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  g_process = ::getpid();
   ::on_exit(end_mpi, nullptr);
 }
 

@@ -11,7 +11,7 @@ namespace {
 // Of the device with this number; the communicators that use it keep it.
 std::shared_ptr<nccl::LastOperation> last_operation_on(int32_t number, nccl::GpuDevice& device) {
   static std::mutex mutex;
-  static std::map<int32_t, std::weak_ptr<nccl::LastOperation>> all;
+  static auto& all = *new std::map<int32_t, std::weak_ptr<nccl::LastOperation>>;  // never destroyed
   const std::lock_guard<std::mutex> lock(mutex);
   std::shared_ptr<nccl::LastOperation> kept = all[number].lock();
   if (!kept) all[number] = kept = std::make_shared<nccl::LastOperation>(device.make_mark());

@@ -111,7 +111,9 @@ void File::reserve(uint64_t at, uint64_t bytes) {
   release(at, bytes, at < size_ ? size_ : at);  // frees what a part of the reservation took
   fail("cannot reserve " + std::to_string(bytes) + " bytes in " + folder_ + ", " + std::to_string(free_bytes()) +
            " bytes are free",
-       error, "free disk space there, or set offload.nvme.path to a larger disk");
+       error,
+       error == EFBIG ? "raise the limit of file sizes (ulimit -f)"
+                      : "free disk space there, or set offload.nvme.path to a larger disk");
 }
 
 // If the disk fails here, the space stays in the file, and a later reserve() of the same bytes takes none.

@@ -2,12 +2,14 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 #include <vector>
 
 #include "zr/base.hpp"
@@ -43,6 +45,42 @@ void remove_folder(const std::string& folder) {
   ::rmdir(folder.c_str());
 }
 
+// The locks of this process. A child that fork() makes closes them: a lock is held until all processes close it, and
+// the folder of a job that has ended would stay as long as such a child.
+struct Locks {
+  std::mutex mutex;
+  std::vector<int> open;
+};
+Locks& locks() {
+  static auto* all = [] {  // never destroyed
+    ::pthread_atfork([] { locks().mutex.lock(); }, [] { locks().mutex.unlock(); },
+                     [] {
+                       for (const int fd : locks().open) ::close(fd);
+                       locks().open.clear();
+                       locks().mutex.unlock();
+                     });
+    return new Locks;
+  }();
+  return *all;
+}
+
+// No child inherits the descriptor that `open` returns.
+int open_lock(const std::string& file, int flags) {
+  Locks& all = locks();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  const int fd = ::open(file.c_str(), flags, 0600);
+  const int error = errno;
+  if (fd >= 0) all.open.push_back(fd);
+  errno = error;
+  return fd;
+}
+
+void close_lock(int fd) {
+  Locks& all = locks();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  if (std::erase(all.open, fd) > 0) ::close(fd);  // else this process is a child
+}
+
 bool lock(int fd, int operation) {
   int result;
   do result = ::flock(fd, operation);
@@ -55,11 +93,11 @@ SwapFolder::SwapFolder(const std::string& path, const std::string& job) : folder
   for (const char c : job) folder_ += c == '/' ? '_' : c;
   for (int round = 0; round < 1000; ++round) {  // another job, or a rank that ends, may be removing it
     if (::mkdir(folder_.c_str(), 0700) != 0 && errno != EEXIST) fail("cannot create " + folder_, errno);
-    const int fd = ::open((folder_ + kLock).c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+    const int fd = open_lock(folder_ + kLock, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0 && errno == ENOENT) continue;
     if (fd < 0 || !lock(fd, LOCK_SH)) {
       const int error = errno;
-      if (fd >= 0) ::close(fd);
+      if (fd >= 0) close_lock(fd);
       fail("cannot lock " + folder_ + kLock, error);
     }
     struct stat held {
@@ -68,14 +106,14 @@ SwapFolder::SwapFolder(const std::string& path, const std::string& job) : folder
       lock_ = fd;
       return;
     }
-    ::close(fd);
+    close_lock(fd);
   }
   fail("cannot create " + folder_ + ": another process keeps removing it", EBUSY);
 }
 
 SwapFolder::~SwapFolder() {
   if (lock(lock_, LOCK_EX | LOCK_NB)) remove_folder(folder_);
-  ::close(lock_);
+  close_lock(lock_);
 }
 
 int SwapFolder::create(int rank, std::string& name) {
@@ -96,7 +134,7 @@ void remove_abandoned(const std::string& path, const std::function<void(const st
     const std::string folder = path + "/" + name;
     struct stat about {};
     if (::lstat(folder.c_str(), &about) != 0 || !S_ISDIR(about.st_mode) || about.st_uid != ::geteuid()) continue;
-    const int fd = ::open((folder + kLock).c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+    const int fd = open_lock(folder + kLock, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0) {
       ::rmdir(folder.c_str());  // created but never locked; removed only if it is empty
       continue;
@@ -105,7 +143,7 @@ void remove_abandoned(const std::string& path, const std::function<void(const st
       remove_folder(folder);
       removed(folder);
     }
-    ::close(fd);
+    close_lock(fd);
   }
 }
 

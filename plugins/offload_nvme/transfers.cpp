@@ -24,6 +24,7 @@ uint32_t checksum_of(const char* block) {
 
 const char* remedy(int error) {
   if (error == ENOSPC || error == EDQUOT) return "free disk space there, or set offload.nvme.path to a larger disk";
+  if (error == EFBIG) return "raise the limit of file sizes (ulimit -f)";
   return "the disk may be failing; set offload.nvme.path to a folder on another disk";
 }
 }  // namespace

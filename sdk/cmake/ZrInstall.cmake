@@ -11,6 +11,7 @@ set(package ${CMAKE_INSTALL_LIBDIR}/cmake/Zeroth)
 set(sdk_package ${CMAKE_INSTALL_LIBDIR}/cmake/ZerothSdk)
 set(pkgconfig ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 set(docs ${CMAKE_INSTALL_DATADIR}/doc/zeroth)
+set(built "")  # the targets that are installed
 
 option(ZR_INSTALL_STRIP "Strip installed binaries; debug information is ten times the size of the code" ON)
 foreach(component sdk engine)
@@ -35,6 +36,7 @@ install(DIRECTORY examples/plugins DESTINATION ${CMAKE_INSTALL_DATADIR}/zeroth/e
         PATTERN "build*" EXCLUDE)
 install(FILES LICENSE DESTINATION ${docs} COMPONENT sdk)
 if(TARGET zeroth-conform)
+  list(APPEND built zeroth-conform)
   install(TARGETS zeroth-conform RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT sdk)
 endif()
 install(FILES sdk/README.md sdk/CHANGELOG.md DESTINATION ${docs}/sdk COMPONENT sdk)
@@ -43,6 +45,7 @@ install(FILES sdk/README.md sdk/CHANGELOG.md DESTINATION ${docs}/sdk COMPONENT s
 if(TARGET zeroth_lib)
   # libzeroth.so finds libtorch in lib/libtorch (an unpacked archive, the torch folder of the wheel, or a link to one).
   set_target_properties(zeroth_lib PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/libtorch/lib")
+  list(APPEND built zeroth_lib)
   install(TARGETS zeroth_lib EXPORT ZerothEngineTargets
     LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT engine INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
   install(EXPORT ZerothEngineTargets NAMESPACE Zeroth:: DESTINATION ${package} COMPONENT engine)
@@ -55,6 +58,7 @@ if(TARGET zeroth_lib)
 endif()
 if(TARGET zeroth)
   set_target_properties(zeroth PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
+  list(APPEND built zeroth)
   install(TARGETS zeroth RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT engine)
   install(FILES core/cli/completion.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions
     COMPONENT engine RENAME zeroth)
@@ -70,6 +74,7 @@ foreach(plugin ${plugins})  # the plug-ins in plugins/, not those of the tests
     if(NOT device)
       set(device "")
     endif()
+    list(APPEND built ${plugin})
     install(TARGETS ${plugin} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/zeroth/plugins/${device} COMPONENT engine)
   endif()
 endforeach()
@@ -77,12 +82,19 @@ install(FILES README.md SECURITY.md CHANGELOG.md DESTINATION ${docs} COMPONENT e
 install(DIRECTORY docs DESTINATION ${docs} COMPONENT engine PATTERN ".*" EXCLUDE)
 install(DIRECTORY plugins DESTINATION ${docs} COMPONENT engine FILES_MATCHING PATTERN README.md)  # docs/ refers to them
 
+# `make train` leaves a tree that can be installed, in full and by component.
+if(TARGET zr_training)
+  add_dependencies(zr_training ${built})
+endif()
+
 # find_package(Zeroth) and pkg-config.
 set(config ${PROJECT_BINARY_DIR}/ZerothConfig.cmake)
 set(version ${PROJECT_BINARY_DIR}/ZerothConfigVersion.cmake)
 configure_package_config_file(sdk/cmake/ZerothConfig.cmake.in ${config} INSTALL_DESTINATION ${package})
 write_basic_package_version_file(${version} COMPATIBILITY SameMinorVersion)
-install(FILES ${config} ${version} DESTINATION ${package} COMPONENT sdk)
+foreach(component sdk engine)  # each works without the other; with both, it is the same file
+  install(FILES ${config} ${version} DESTINATION ${package} COMPONENT ${component})
+endforeach()
 file(RELATIVE_PATH zr_pc_prefix /${pkgconfig} /)  # relative, so that pkg-config files work after the prefix was moved
 string(REGEX REPLACE "/$" "" zr_pc_prefix "${zr_pc_prefix}")
 configure_file(sdk/cmake/zeroth-sdk.pc.in ${PROJECT_BINARY_DIR}/zeroth-sdk.pc @ONLY)

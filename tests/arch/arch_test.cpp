@@ -12,6 +12,7 @@ const Found kNothing;
 TEST(ArchitectureTest, CoreNamesNoPlugin) { EXPECT_EQ(plugin_names_in_core(kRoot), kNothing); }
 TEST(ArchitectureTest, CoreDoesNotTestTheZeroStage) { EXPECT_EQ(stages_in_core(kRoot), kNothing); }
 TEST(ArchitectureTest, LibraryDoesNotEndTheProcess) { EXPECT_EQ(process_exits(kRoot), kNothing); }
+TEST(ArchitectureTest, NoStaticObjectIsDestroyedBeforeTheEngines) { EXPECT_EQ(destroyed_statics(kRoot), kNothing); }
 TEST(ArchitectureTest, OnlyModelApiAndExamplesIncludeLibtorch) {
   EXPECT_EQ(libtorch_outside_its_subsystems(kRoot), kNothing);
 }

@@ -64,6 +64,29 @@ TEST_F(ArchitectureRulesTest, FindsProcessExitInLibrary) {
   EXPECT_THAT(found(process_exits), IsEmpty());
 }
 
+TEST_F(ArchitectureRulesTest, FindsAStaticObjectThatIsDestroyed) {
+  plant("core/engine/a.cpp",
+        "  static std::map<int, int> all;\n"
+        "  static const std::string text = read();\n"
+        "  thread_local std::vector<int> seen;\n"
+        "    static Registry registry;\n");
+  plant("plugins/zero1/b.cpp", "  static std::vector<int> all{1, 2};\n");
+  EXPECT_EQ(found(destroyed_statics).size(), 5u);
+  plant("core/engine/a.cpp",
+        "  static auto* all = new std::map<int, int>;\n"
+        "  static const auto& text = *new std::string(read());\n"
+        "  static std::atomic<std::thread::id> thread{};\n"
+        "  static const bool once = (install(), true);\n"
+        "  static constexpr std::array<int, 2> kTwo{1, 2};\n"
+        "  static int64_t ms_since(Time then);\n"
+        "  static std::map<int, int> make() { return {}; }\n"
+        "  thread_local Cache* cache = nullptr;\n"
+        "  thread_local const Owner owner;  // destroyed: at the end of the thread\n"
+        "  static Mutex mutex;\n");
+  plant("plugins/zero1/b.cpp", "std::vector<int> all{1, 2};\n");
+  EXPECT_THAT(found(destroyed_statics), IsEmpty());
+}
+
 TEST_F(ArchitectureRulesTest, FindsLibtorchOutsideItsSubsystems) {
   plant("core/model/torch_model.cpp", "#include <torch/torch.h>\n");
   plant("core/model/CMakeLists.txt", "zr_find_torch()\nzr_subsystem(model LIBRARIES zr::torch)\n");

@@ -121,6 +121,22 @@ Found process_exits(const fs::path& root) {
   return tree.hits(sources, std::regex(R"((^|[^\w.>])(_exit|_Exit|exit|quick_exit)\s*\(|std::(abort|terminate)\s*\()"));
 }
 
+Found destroyed_statics(const fs::path& root) {
+  const Tree tree(root);
+  std::vector<fs::path> sources;
+  for (const fs::path& file : tree.code({"core", "plugins", "sdk/include"}))
+    if (!is_cmake(file)) sources.push_back(file);
+  const std::regex variable(R"(^\s+(static|thread_local)\s+(?!constexpr\b|inline constexpr\b)[^()]*[;={])");
+  const std::string type = R"((bool|char|int|unsigned|long|u?int\d+_t|(std::)?size_t|std::atomic<.*>|std::once_flag)"
+                           R"(|(std::)?(recursive_)?mutex|(Recursive)?Mutex|zr_\w+|auto(?= \w+ = static_cast<)))";
+  const std::regex safe(R"(^\s+(static|thread_local)\s+((thread_local|inline|const)\s+)*()" + type +
+                        R"(\s|[^=;({]*[*&]).*|.*// destroyed: .*)");
+  Found found;
+  for (const std::string& hit : tree.hits(sources, variable))
+    if (!std::regex_match(hit.substr(hit.find(": ") + 2), safe)) found.push_back(hit);
+  return found;
+}
+
 Found libtorch_outside_its_subsystems(const fs::path& root) {
   const Tree tree(root);
   std::vector<fs::path> sources, builds;

@@ -20,6 +20,11 @@ Found stages_in_core(const fs::path& root);
 /// The library ends the process of the program that links it. Exempt: the command line and core/conform, which are
 /// programs; the child process in core/plugin/probe.cpp; zr::guarded, which is compiled into the program.
 Found process_exits(const fs::path& root);
+/// A static or thread_local variable of a function, or a static data member, in core/, plugins/ or the SDK, whose type
+/// may have a destructor: engines, plug-ins and tensors may be destroyed later. It is written as a reference to, or a
+/// pointer to, an object that is never destroyed, `static auto* all = new All;`, or its line ends with a comment that
+/// says when it is destroyed, `// destroyed: ...`.
+Found destroyed_statics(const fs::path& root);
 /// libtorch's headers or libraries outside core/model, core/api, examples and the tests.
 Found libtorch_outside_its_subsystems(const fs::path& root);
 /// plugins/ includes a header of core/. (The compiler finds no such header; a relative path would escape it.)

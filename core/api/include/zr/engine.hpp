@@ -96,7 +96,9 @@ class Engine {
   /// fuser, which reads weights without libtorch's dispatcher, and its profiling executor, which changes results after
   /// the first runs. Collective.
   Engine(const Program& program, torch::jit::Module& model, const std::string& name = "");
-  /// Leaves the job. Writes summary.json, unless an exception ended the run before its last step. Not collective.
+  /// Leaves the job. Writes summary.json, unless an exception ended the run between its first and its last step. If the
+  /// process exits while the engine exists, this happens before the destructors of static objects, and the destructor
+  /// does nothing; nor does it in a child made by fork(), which cannot use the engine. Not collective.
   ~Engine();
   Engine(const Engine&) = delete;
 

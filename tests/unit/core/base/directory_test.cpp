@@ -1,12 +1,20 @@
 #include "base/directory.hpp"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <stdexcept>
+#include <utility>
 
 #include "support/said_by.hpp"
 #include "support/scratch.hpp"
@@ -143,6 +151,86 @@ TEST_F(DirectoryTest, LockNamesItsHolderAndEndsWithIt) {
     EXPECT_THAT(holder, testing::MatchesRegex("process " + std::to_string(::getpid()) + " on .+"));
   }
   EXPECT_TRUE(FileLock::try_take(directory_, "lock", holder));
+}
+
+// A child that waits until its pipe is closed. `made_by`: fork(), or a system call that runs no handler of fork().
+class WaitingChild {
+ public:
+  explicit WaitingChild(const std::function<pid_t()>& made_by) {
+    std::array<int, 2> ready{};
+    if (::pipe2(ends_.data(), O_CLOEXEC) != 0 || ::pipe2(ready.data(), O_CLOEXEC) != 0)
+      throw std::runtime_error("no pipe");
+    pid_ = made_by();
+    char byte = 0;
+    if (pid_ != 0) {  // until the child runs, it holds copies of all descriptors
+      const bool runs = ::read(ready[0], &byte, 1) == 1;
+      for (const int end : ready) ::close(end);
+      if (!runs) throw std::runtime_error("no child");
+      return;
+    }
+    ::close(ends_[1]);
+    if (::write(ready[1], &byte, 1) != 1) ::_exit(1);
+    while (::read(ends_[0], &byte, 1) > 0) {
+    }
+    ::_exit(0);
+  }
+  ~WaitingChild() {
+    ::close(ends_[0]);
+    ::close(ends_[1]);
+    ::waitpid(pid_, nullptr, 0);
+  }
+  pid_t pid() const { return pid_; }
+
+ private:
+  std::array<int, 2> ends_{};
+  pid_t pid_ = -1;
+};
+
+TEST_F(DirectoryTest, LockIsNotHeldByChildrenOfItsProcess) {
+  std::string holder;
+  auto lock = FileLock::try_take(directory_, "lock", holder);
+  ASSERT_TRUE(lock);
+  const WaitingChild child(&::fork);
+  EXPECT_FALSE(FileLock::try_take(directory_, "lock", holder)) << "the process still holds it";
+  lock.reset();
+  EXPECT_TRUE(FileLock::try_take(directory_, "lock", holder));
+}
+
+TEST_F(DirectoryTest, LockNamesTheProcessThatHoldsItAfterItsHolderHasEnded) {
+  std::string holder;
+  auto lock = FileLock::try_take(directory_, "lock", holder);
+  ASSERT_TRUE(lock);
+  const WaitingChild child([] { return static_cast<pid_t>(::syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0)); });
+  pid_t gone = 0;
+  {
+    const WaitingChild brief(&::fork);
+    gone = brief.pid();
+  }
+  const std::string host = text("here/lock").substr(text("here/lock").find(" on "));
+  lock.reset();
+  scratch_.write("here/lock", "process " + std::to_string(gone) + host);
+  EXPECT_FALSE(FileLock::try_take(directory_, "lock", holder));
+  EXPECT_EQ(holder, "process " + std::to_string(gone) + host.substr(0, host.find('\n')) +
+                        ", which has ended, but process " + std::to_string(child.pid()) +
+                        " (unit_base) still holds its lock");
+}
+
+TEST(OwnDescriptorTest, ClosesNothingInAChild) {
+  const zr::test::Scratch scratch;
+  const std::string path = scratch.write("file", "text");
+  OwnDescriptor file([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); });
+  const int fd = file.get();
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    const bool closed = ::fcntl(fd, F_GETFD) < 0;
+    const int own = ::dup2(0, fd);  // a descriptor of the child with the same number
+    { const OwnDescriptor moved(std::move(file)); }
+    ::_exit(closed && own == fd && ::fcntl(fd, F_GETFD) >= 0 ? 0 : 1);
+  }
+  int status = -1;
+  ::waitpid(pid, &status, 0);
+  EXPECT_EQ(status, 0);
+  EXPECT_GE(::fcntl(fd, F_GETFD), 0);
 }
 
 }  // namespace

@@ -239,7 +239,32 @@ TEST(CheckpointSaveTest, TreatsTheLastSavedCheckpointAsTheNewest) {
   saves(root, Model(4), 20, me, 2);
   EXPECT_EQ(checkpoint::checkpoints_in(root),
             (std::vector<std::string>{checkpoint::checkpoint_name(10), checkpoint::checkpoint_name(20)}));
-  expect_holds(root + "/step-00000100.superseded-2", Model(3));
+  expect_holds(root + "/step-00000100.superseded", Model(3));
+}
+
+// Runs that start again and again, each to a step that earlier ones have saved.
+TEST(CheckpointRetentionTest, CountsSupersededCheckpointsAsTheOldest) {
+  const Scratch scratch;
+  const std::string root = scratch.path("c");
+  const checkpoint::CheckpointComm me = checkpoint::single_rank_comm();
+  const auto checkpoints = [&] {
+    std::set<std::string> names = names_in(root);
+    names.erase("lock");
+    return names;
+  };
+  for (int attempt = 0; attempt < 7; ++attempt)
+    for (const int64_t step : {10, 20, 30}) saves(root, Model(1), step, me, 3);
+  using Names = std::set<std::string>;
+  EXPECT_EQ(checkpoints(), (Names{"step-00000010", "step-00000020", "step-00000030"}));
+  saves(root, Model(1), 10, me, 3);
+  EXPECT_EQ(checkpoints(), (Names{"step-00000010", "step-00000020.superseded", "step-00000030.superseded"}));
+  saves(root, Model(1), 11, me, 3);
+  EXPECT_EQ(checkpoints(), (Names{"step-00000010", "step-00000011", "step-00000030.superseded"}))
+      << "the superseded checkpoint that was saved first is removed first";
+  std::filesystem::create_directories(root + "/step-00000005.superseded-of-mine");
+  for (const int64_t step : {12, 13}) saves(root, Model(1), step, me, 1);
+  EXPECT_EQ(checkpoints(), (Names{"step-00000005.superseded-of-mine", "step-00000013"}))
+      << "only names that zeroth gives are removed";
 }
 
 // A job whose steps are skipped keeps its last checkpoint of an applied step, even if checkpoint.keep is smaller.

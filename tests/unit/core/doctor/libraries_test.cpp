@@ -29,14 +29,15 @@ TEST(DoctorLibrariesTest, ReportsAMissingLibtorch) {
   LibraryFacts facts = complete();
   facts.missing = {"libtorch_cpu.so", "libc10.so"};
   facts.libtorch = "";
-  EXPECT_EQ(
-      lines_of(library_checks(facts)),
-      "ok libraries/libzeroth: /opt/lib/libzeroth.so.0\n"
-      "problem libraries/libtorch: not found; libzeroth.so needs libtorch 2.11, for example as /opt/lib/libtorch\n"
-      "  fix: ln -sfn /path/to/libtorch /opt/lib/libtorch\n");
+  EXPECT_EQ(lines_of(library_checks(facts)),
+            "ok libraries/libzeroth: /opt/lib/libzeroth.so.0\n"
+            "warning libraries/libtorch: no libtorch 2.11 beside libzeroth.so; programs that link libtorch find it by "
+            "themselves, and `zeroth doctor FILE.toml` checks the program of a job; other programs need it as "
+            "/opt/lib/libtorch\n  fix: ln -sfn /path/to/libtorch /opt/lib/libtorch\n");
   facts.torch_root = "/my torch";
   EXPECT_EQ(lines_of({library_checks(facts).back()}),
-            "problem libraries/libtorch: not found; libzeroth.so needs libtorch 2.11, for example as "
+            "warning libraries/libtorch: no libtorch 2.11 beside libzeroth.so; programs that link libtorch find it by "
+            "themselves, and `zeroth doctor FILE.toml` checks the program of a job; other programs need it as "
             "/opt/lib/libtorch; at run time, TORCH_ROOT has no effect\n  fix: ln -sfn '/my torch' /opt/lib/libtorch\n");
 }
 
@@ -53,15 +54,14 @@ TEST(DoctorLibrariesTest, ReportsAnotherVersionOfLibtorch) {
   EXPECT_EQ(library_checks(facts).back().verdict, Verdict::ok);
 }
 
-TEST(DoctorLibrariesTest, OnlyWarnsIfTheProgramFindsALibtorchOfItsOwn) {
+TEST(DoctorLibrariesTest, IsContentIfTheProgramFindsALibtorchOfItsOwn) {
   LibraryFacts facts = complete();
   facts.libtorch = facts.version = "";
   facts.missing = {"libtorch_cpu.so"};
   facts.program_has_all = true;
-  EXPECT_EQ(library_checks(facts).back().verdict, Verdict::warning);
-  EXPECT_EQ(library_checks(facts).back().message,
-            "not found; libzeroth.so needs libtorch 2.11, for example as /opt/lib/libtorch; the program of the file "
-            "finds one of its own");
+  EXPECT_EQ(lines_of({library_checks(facts).back()}),
+            "ok libraries/libtorch: no libtorch 2.11 beside libzeroth.so; the program of the file finds one of its "
+            "own\n");
 }
 
 TEST(DoctorLibrariesTest, ReportsOtherMissingLibraries) {

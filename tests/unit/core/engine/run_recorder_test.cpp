@@ -131,6 +131,7 @@ TEST_F(RunRecorderTest, SummaryHasTheTotalsOfTheRun) {
   "skipped": 1,
   "loss_scale": 128.0,
   "stopped_by": "SIGTERM",
+  "failed": false,
   "checkpoints": {
     "saved": 2,
     "failed": 1,

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -40,6 +42,21 @@ TEST(StopSignalTest, IsRecordedUntilTheLastEngineOfTheProcessEnds) {
   EXPECT_FALSE(handled(SIGTERM) || handled(SIGINT));
   first.reset();
   EXPECT_FALSE(handled(SIGTERM) || handled(SIGINT));
+}
+
+// A process that loads data shall end by the signals that a launcher sends.
+TEST(StopSignalTest, SignalsEndChildrenOfTheRank) {
+  const auto control = control::Control::join();
+  const engine::StopSignal enabled(control, true);
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::raise(SIGTERM);
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM) << status;
+  EXPECT_TRUE(handled(SIGTERM));
 }
 
 TEST(StopSignalTest, DoesNothingWhileItIsDisabled) {

@@ -126,6 +126,13 @@ TEST_F(GptDataTest, RejectsAnUnreadableFileWithARemedy) {
   EXPECT_EQ(refusal([&] { Text{cut}; }), "data.text: " + cut + ": its gzip data is damaged or cut off" + kRemedy);
 }
 
+TEST_F(GptDataTest, RejectsGzipDataThatGrowsMoreThanTextDoes) {
+  const auto bomb = gzipped(std::string(size_t{72} << 20, 'a'));
+  EXPECT_EQ(
+      refusal([&] { Text{bomb}; }),
+      "data.text: " + bomb + ": its gzip data grows to more than 100 times its size, so it is not text" + kRemedy);
+}
+
 TEST_F(GptDataTest, RejectsATextTooShortForTheContext) {
   const auto file = plain(std::string(100, 'a'));
   const Text text(file);

@@ -118,6 +118,30 @@ TEST(NvmeFilesTest, KeepsNamedFilesInTheJobFolderWhileTheJobRuns) {
             0);
 }
 
+// Such as one that loads data, and runs longer than the rank.
+TEST(NvmeFilesTest, ChildrenOfARankDoNotKeepTheJobFolder) {
+  const Scratch scratch;
+  const std::string folder = scratch.folder().string();
+  EXPECT_EQ(in_child([&] {
+              ASSERT_TRUE(forbid_unnamed_files());
+              int ready[2], end[2];
+              ASSERT_TRUE(::pipe(ready) == 0 && ::pipe(end) == 0);
+              char byte = 0;
+              {
+                const Tier tier = open_in(folder);
+                if (::fork() == 0) {
+                  ::close(end[1]);
+                  if (::write(ready[1], &byte, 1) != 1) ::_exit(1);
+                  ::_exit(::read(end[0], &byte, 1) == 0 ? 0 : 1);
+                }
+                ASSERT_EQ(::read(ready[0], &byte, 1), 1) << "the child has its own descriptors now";
+                EXPECT_EQ(names_in(folder), std::vector<std::string>{"zeroth-swap-job-1"});
+              }
+              EXPECT_TRUE(names_in(folder).empty());
+            }),
+            0);
+}
+
 TEST(NvmeFilesTest, RemovesFilesOfAKilledJob) {
   const Scratch scratch;
   const std::string folder = scratch.folder().string();
