@@ -209,7 +209,7 @@ TEST_F(SavedTensorOffloadTest, SupportsRecomputedBlocks) {
     const auto inner = [](const torch::Tensor& y) { return torch::dropout(torch::tanh(y * y), 0.25, true); };
     const auto frame = std::make_shared<model::RecomputeFrame>(
         [inner](const std::vector<torch::Tensor>& inputs) { inner(inputs[0]); }, std::vector<torch::Tensor>{x});
-    const model::SavedTensorScope scope(frame->hooks());
+    const model::RecomputeFrame::FirstRun first_run(frame);
     return inner(x);
   };
   expect_same(

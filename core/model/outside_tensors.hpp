@@ -1,0 +1,79 @@
+// The tensors that a block uses and that it did not make: inputs, captured tensors, parameters, buffers.
+#pragma once
+
+#include <c10/core/Storage.h>
+#include <torch/types.h>
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "model/operator_observer.hpp"
+#include "model/tensor_version.hpp"
+
+namespace zr::host::model {
+
+/// Made while the block runs for the first time, from the calls of an observer. Later it tells whether the block would
+/// read the same values again, and gives back those that the block itself has changed: it keeps a copy of a tensor
+/// without gradient, such as a buffer, from before the first change. The methods for the first run must not throw: a
+/// block that cannot run again is reported by check().
+class OutsideTensors {
+ public:
+  explicit OutsideTensors(const std::vector<torch::Tensor>& inputs);
+
+  void begins(const OperatorCall& call);
+  void ended(const std::vector<c10::IValue>& results);
+  /// The first run is over: forgets the tensors that the block made.
+  void end();
+
+  /// Throws UserError if the block cannot run again: a tensor that it reads was changed after the first run, or the
+  /// block changed one that cannot be given back.
+  void check() const;
+
+  /// While it exists, the tensors have the values that the first run met. Afterwards they have those from before it,
+  /// and the block's second run has left no hooks on them.
+  class Restored {
+   public:
+    explicit Restored(const OutsideTensors& outside);
+    ~Restored();
+    Restored(const Restored&) = delete;
+
+   private:
+    const OutsideTensors& outside_;
+    std::vector<torch::Tensor> bytes_;     // of `changed_`
+    std::vector<TensorVersion> versions_;  // of `changed_`
+    std::vector<std::size_t> hooks_;       // of `with_hooks_`
+  };
+
+ private:
+  struct Used {
+    TensorVersion version;
+    bool outside = true;
+    bool input = false;
+    bool copied = false;  // in `changed_`, so its present value does not matter
+  };
+  struct Changed {
+    c10::Storage storage;
+    torch::Tensor bytes;  // before the change
+    TensorVersion version;
+  };
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+  void sees(const torch::Tensor& tensor, bool written);
+  void changes(const torch::Tensor& tensor, Used& used);
+  void check_cast(const OperatorCall& call);
+  void refuse(const std::string& reason);
+
+  std::unordered_map<const void*, Used> used_;  // by version counter
+  std::vector<Changed> changed_;                // in the order of the changes
+  std::vector<WeakTensor> with_hooks_;          // tensors that require gradients, whose hooks outlive the block's graph
+  std::string refusal_;
+  // Under autocast: the operator of the program that is running, its arguments, and the casts that the block has made.
+  bool autocast_ = false;
+  const char* outer_name_ = nullptr;
+  std::vector<torch::Tensor> outer_arguments_;
+  std::unordered_map<const void*, TensorVersion> casts_;
+};
+
+}  // namespace zr::host::model
