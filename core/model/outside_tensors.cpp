@@ -46,7 +46,7 @@ OutsideTensors::OutsideTensors(const std::vector<torch::Tensor>& inputs) {
     if (!input.defined() || input.is_inference()) continue;
     const TensorVersion version(input);
     used_.insert_or_assign(version.counter(), Used{version, true, true, false});
-    if (is_free_to_save(input)) with_hooks_.emplace_back(input.getIntrusivePtr());  // others are replaced
+    if (input.requires_grad()) with_hooks_.emplace_back(input.getIntrusivePtr());
   }
 }
 
@@ -60,6 +60,7 @@ void OutsideTensors::begins(const OperatorCall& call) {
       each_tensor(call.arguments[i], [&](const torch::Tensor& tensor) { sees(tensor, call.writes(i)); });
   }
   if (call.depth == 1) autocast_ = keeps_casts();
+  met_cast_cache_ |= autocast_;
   if (autocast_) check_cast(call);
 }
 

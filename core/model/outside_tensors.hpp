@@ -31,6 +31,9 @@ class OutsideTensors {
   /// block changed one that cannot be given back.
   void check() const;
 
+  /// An operator of the first run ran under autocast with a cache.
+  bool met_cast_cache() const { return met_cast_cache_; }
+
   /// While it exists, the tensors have the values that the first run met. Afterwards they have those from before it,
   /// and the block's second run has left no hooks on them.
   class Restored {
@@ -70,7 +73,7 @@ class OutsideTensors {
   std::vector<WeakTensor> with_hooks_;          // tensors that require gradients, whose hooks outlive the block's graph
   std::string refusal_;
   // Under autocast: the operator of the program that is running, its arguments, and the casts that the block has made.
-  bool autocast_ = false;
+  bool autocast_ = false, met_cast_cache_ = false;
   const char* outer_name_ = nullptr;
   std::vector<torch::Tensor> outer_arguments_;
   std::unordered_map<const void*, TensorVersion> casts_;

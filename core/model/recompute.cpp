@@ -44,6 +44,13 @@ class Modes {
   const OperatorModes before_;
 };
 
+// Disables autocast's cache before each operator: a region of autocast in the block may have enabled it. The cache
+// belongs to the forward pass; the casts of a second run would stay in it with the weights of this backward.
+class WithoutCastCache final : private OperatorObserver {
+  void begins(const OperatorCall&) override { at::autocast::set_autocast_cache_enabled(false); }
+  void ended(const std::vector<c10::IValue>&) override {}
+};
+
 // The node before an input of a block that runs again: the input then is no leaf, as in the first run.
 class InputNode final : public torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { fail_user(kGraphInsideBlock); }
@@ -86,15 +93,14 @@ class RecomputeFrame::Dropped final : public SavedHooks {
 // Collects the tensors that a later run saves. The graph of that run is discarded, so they are never unpacked.
 class RecomputeFrame::Recorded final : public SavedHooks {
  public:
-  explicit Recorded(Saved& saved) : saved_(saved) {}
+  explicit Recorded(std::vector<torch::Tensor>& values) : values_(values) {}
   void call_pack_hook(const torch::Tensor& tensor) override {
-    saved_.used_cast_cache |= at::autocast::is_autocast_cache_enabled();
-    if (!is_free_to_save(tensor)) saved_.values.push_back(tensor.detach());
+    if (!is_free_to_save(tensor)) values_.push_back(tensor.detach());
   }
   torch::Tensor call_unpack_hook() override { fail_user(kGraphInsideBlock); }
 
  private:
-  Saved& saved_;
+  std::vector<torch::Tensor>& values_;
 };
 
 RecomputeFrame::RecomputeFrame(Block again, const std::vector<torch::Tensor>& inputs)
@@ -124,7 +130,7 @@ torch::Tensor RecomputeFrame::take(std::size_t index) {
   const MutexLock lock(mutex_);
   if (values_.size() <= index || !values_[index].defined()) {
     values_.clear();
-    values_ = run_again().values;
+    values_ = run_again();
   }
   return std::move(values_[index]);
 }
@@ -139,24 +145,24 @@ std::vector<torch::Tensor> RecomputeFrame::inputs_again() {
   return inputs;
 }
 
-RecomputeFrame::Saved RecomputeFrame::run_again() {
+std::vector<torch::Tensor> RecomputeFrame::run_again() {
   outside_.check();
-  Saved saved;
+  std::vector<torch::Tensor> values;
   {
     const Modes modes(modes_, devices_);
     const std::vector<torch::Tensor> inputs = inputs_again();
     const OutsideTensors::Restored outside(outside_);
     BlockDraws::Repeated draws(draws_);
     {
-      const SavedTensorScope scope([&] { return std::make_unique<Recorded>(saved); });
+      const SavedTensorScope scope([&] { return std::make_unique<Recorded>(values); });
+      std::optional<WithoutCastCache> without_cast_cache;
+      if (outside_.met_cast_cache()) without_cast_cache.emplace();
       again_(inputs);
     }
     draws.finish();
   }
-  // The block itself enabled autocast's cache. Nobody else would remove its casts of this backward's weights from it.
-  if (saved.used_cast_cache) at::autocast::clear_cache();
-  check_same_operators(saved.values);
-  return saved;
+  check_same_operators(values);
+  return values;
 }
 
 void RecomputeFrame::check_same_operators(const std::vector<torch::Tensor>& values) const {

@@ -47,13 +47,9 @@ class RecomputeFrame : public std::enable_shared_from_this<RecomputeFrame> {
     explicit Form(const torch::Tensor& tensor) : sizes(tensor.sizes().vec()), dtype(tensor.scalar_type()) {}
     bool operator==(const Form&) const = default;
   };
-  struct Saved {
-    std::vector<torch::Tensor> values;
-    bool used_cast_cache = false;
-  };
   torch::Tensor take(std::size_t index);
   std::vector<torch::Tensor> inputs_again();
-  Saved run_again();
+  std::vector<torch::Tensor> run_again();
   void check_same_operators(const std::vector<torch::Tensor>& values) const;
 
   Block again_;
