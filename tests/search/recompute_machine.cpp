@@ -122,7 +122,7 @@ class Machine {
         if (again && is_faulty(statement.kind)) damage(value);
         values.push_back(value);
       } else if (statement.kind < Kind::hook) {
-        if (!(again && is_faulty(statement.kind))) change(statement, values);
+        if (!(again && statement.kind < Kind::change_parameter && is_faulty(statement.kind))) change(statement, values);
       } else {
         affect(statement, values, again);
       }
@@ -225,7 +225,11 @@ class Machine {
     Tensor& a = pick(values, statement.a);
     const torch::AutoGradMode grad(statement.kind < Kind::update_buffer);
     if (statement.kind == Kind::change_parameter) {
-      parameter(statement.c).mul_(-0.75);
+      Tensor w = parameter(statement.c);
+      auto version = w.unsafeGetTensorImpl()->version_counter();
+      const uint32_t before = version.current_version();
+      w.mul_(-0.75);
+      if (is_faulty(statement.kind)) version.set_version(before);
       return;
     }
     if (statement.kind == Kind::update_buffer) {
@@ -255,13 +259,20 @@ class Machine {
         values.push_back(a * parameter(statement.c));
         break;
       case Kind::clear_casts:
-        if (times == 1) at::autocast::clear_cache();
+        at::autocast::clear_cache();
+        if (is_faulty(statement.kind)) leave_casts();
         break;
       case Kind::other_thread_draws:
         if (!again) std::thread([times] { torch::rand({times}); }).join();
         break;
       default: break;  // `close` without a block, and what happens after forward
     }
+  }
+
+  void leave_casts() const {
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    for (const Tensor& parameter : parameters_) at::autocast::cached_cast(at::kBFloat16, parameter, at::kCPU);
+    at::autocast::set_autocast_enabled(at::kCPU, false);
   }
 
   void add_hook(const Tensor& tensor) {
@@ -309,11 +320,7 @@ class Machine {
     const int passes = has(Kind::backward_twice) ? 2 : 1;
     for (int pass = 1; pass <= passes; ++pass) loss.backward({}, pass < passes);
     if (is_faulty(Kind::backward_twice) && passes == 2) parameters_[0].mutable_grad() = torch::ones({4, 4});
-    if (is_faulty(Kind::autocast)) {  // leaves a cast behind
-      at::autocast::set_autocast_enabled(at::kCPU, true);
-      for (const Tensor& parameter : parameters_) at::autocast::cached_cast(at::kBFloat16, parameter, at::kCPU);
-      at::autocast::set_autocast_enabled(at::kCPU, false);
-    }
+    if (is_faulty(Kind::autocast)) leave_casts();
     if (is_faulty(Kind::backward_in_autocast) && region) *hooks_ += 1;
   }
 
