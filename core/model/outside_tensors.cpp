@@ -15,6 +15,9 @@
 namespace zr::host::model {
 
 namespace {
+const char* const kRequiresGradients =
+    "which is not its own and requires gradients, so it cannot be recomputed; change it outside the block";
+
 // The memory of a storage as a tensor. Operators on it change no version counter and are not recorded by autograd.
 torch::Tensor memory_of(const c10::Storage& storage) {
   torch::Tensor bytes = at::empty({0}, at::TensorOptions().dtype(at::kByte).device(storage.device()));
@@ -45,8 +48,8 @@ OutsideTensors::OutsideTensors(const std::vector<torch::Tensor>& inputs) {
   for (const torch::Tensor& input : inputs) {
     if (!input.defined() || input.is_inference()) continue;
     const TensorVersion version(input);
-    used_.insert_or_assign(version.counter(), Used{version, true, true, false});
-    if (input.requires_grad()) with_hooks_.emplace_back(input.getIntrusivePtr());
+    used_.insert_or_assign(version.counter(), Used{version, true, true, is_free_to_save(input), false});
+    keep_hooks(input);
   }
 }
 
@@ -71,24 +74,30 @@ void OutsideTensors::sees(const torch::Tensor& tensor, bool written) {
   Used& used = at->second;
   if (is_new) used.version = TensorVersion(tensor);
   if (!used.outside) return;
-  if (is_new && tensor.requires_grad()) with_hooks_.emplace_back(tensor.getIntrusivePtr());
+  used.parameter |= is_free_to_save(tensor);  // also its views and detach() count as the parameter
+  keep_hooks(tensor);
   if (written && !used.copied) changes(tensor, used);
 }
 
+// Tensors that share a counter may have hooks of their own.
+void OutsideTensors::keep_hooks(const torch::Tensor& tensor) {
+  if (tensor.requires_grad()) with_hooks_.try_emplace(tensor.unsafeGetTensorImpl(), tensor.getIntrusivePtr());
+}
+
+void OutsideTensors::refuse_change(const Used& used, const std::string& reason) {
+  refuse("the block of zr::checkpoint changes " + used.version.tensor() + " in place, " + reason);
+}
+
 void OutsideTensors::changes(const torch::Tensor& tensor, Used& used) {
-  const std::string change = "the block of zr::checkpoint changes " + TensorVersion(tensor).tensor() + " in place, ";
-  if (used.input) return refuse(change + "which is one of its inputs, so it cannot be recomputed; change a copy");
-  if (is_free_to_save(tensor) || tensor.requires_grad())
-    return refuse(change +
-                  "which is not its own and requires gradients, so it cannot be recomputed; change it outside the "
-                  "block");
+  if (used.input) return refuse_change(used, "which is one of its inputs, so it cannot be recomputed; change a copy");
+  if (used.parameter || tensor.requires_grad()) return refuse_change(used, kRequiresGradients);
   if (!tensor.has_storage()) return;
   try {
     const at::AutoDispatchBelowADInplaceOrView plain;
     changed_.push_back({tensor.storage(), memory_of(tensor.storage()).clone(), TensorVersion(tensor)});
     used.copied = true;
   } catch (const std::exception& exception) {
-    refuse(change + "and it could not be copied before: " + exception.what());
+    refuse_change(used, std::string("and it could not be copied before: ") + exception.what());
   }
 }
 
@@ -131,9 +140,13 @@ void OutsideTensors::ended(const std::vector<c10::IValue>& results) {
       const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
       if (!counter.enabled()) return;
       const auto [at, is_new] = used_.try_emplace(TensorVersion::identity(counter));
-      if (!is_new) return;
-      at->second.version = TensorVersion(tensor);
-      at->second.outside = false;
+      Used& used = at->second;
+      if (is_new) {
+        used.version = TensorVersion(tensor);
+        used.outside = false;
+      } else if (used.copied && tensor.requires_grad()) {
+        refuse_change(used, kRequiresGradients);
+      }
     });
   outer_arguments_.clear();
 }
@@ -172,11 +185,11 @@ OutsideTensors::Restored::Restored(const OutsideTensors& outside) : outside_(out
     memory_of(at->storage).copy_(at->bytes);
     at->version.restore();  // blocks in this block then meet the same versions as in the first run
   }
-  for (const WeakTensor& weak : outside.with_hooks_) {
-    const auto tensor = weak.lock();
-    const auto list = tensor ? hooks_of(torch::Tensor(tensor)) : nullptr;
-    hooks_.push_back(list ? list->size() : 0);
-  }
+  for (const auto& item : outside.with_hooks_)
+    if (const auto tensor = item.second.lock()) {
+      auto list = hooks_of(torch::Tensor(tensor));
+      if (list) hooks_.emplace_back(list, list->size());
+    }
 }
 
 OutsideTensors::Restored::~Restored() {
@@ -185,11 +198,8 @@ OutsideTensors::Restored::~Restored() {
     memory_of(outside_.changed_[i].storage).copy_(bytes_[i]);
     versions_[i].restore();
   }
-  for (std::size_t i = 0; i < hooks_.size(); ++i) {
-    const auto tensor = outside_.with_hooks_[i].lock();
-    if (const auto list = tensor ? hooks_of(torch::Tensor(tensor)) : nullptr; list && list->size() > hooks_[i])
-      list->resize(hooks_[i]);
-  }
+  for (const auto& [list, size] : hooks_)
+    if (list->size() > size) list->resize(size);
 }
 
 }  // namespace zr::host::model

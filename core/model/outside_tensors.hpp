@@ -2,11 +2,13 @@
 #pragma once
 
 #include <c10/core/Storage.h>
+#include <torch/csrc/autograd/cpp_hook.h>
 #include <torch/types.h>
 
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "model/operator_observer.hpp"
@@ -44,9 +46,9 @@ class OutsideTensors {
 
    private:
     const OutsideTensors& outside_;
-    std::vector<torch::Tensor> bytes_;     // of `changed_`
-    std::vector<TensorVersion> versions_;  // of `changed_`
-    std::vector<std::size_t> hooks_;       // of `with_hooks_`
+    std::vector<torch::Tensor> bytes_;                                                         // of `changed_`
+    std::vector<TensorVersion> versions_;                                                      // of `changed_`
+    std::vector<std::pair<std::shared_ptr<torch::autograd::hooks_list>, std::size_t>> hooks_;  // and their number
   };
 
  private:
@@ -54,6 +56,7 @@ class OutsideTensors {
     TensorVersion version;
     bool outside = true;
     bool input = false;
+    bool parameter = false;
     bool copied = false;  // in `changed_`, so its present value does not matter
   };
   struct Changed {
@@ -64,13 +67,16 @@ class OutsideTensors {
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
   void sees(const torch::Tensor& tensor, bool written);
+  void keep_hooks(const torch::Tensor& tensor);
   void changes(const torch::Tensor& tensor, Used& used);
   void check_cast(const OperatorCall& call);
   void refuse(const std::string& reason);
+  void refuse_change(const Used& used, const std::string& reason);
 
   std::unordered_map<const void*, Used> used_;  // by version counter
   std::vector<Changed> changed_;                // in the order of the changes
-  std::vector<WeakTensor> with_hooks_;          // tensors that require gradients, whose hooks outlive the block's graph
+  std::unordered_map<const c10::TensorImpl*, WeakTensor>
+      with_hooks_;  // tensors that require gradients, whose hooks outlive the block's graph
   std::string refusal_;
   // Under autocast: the operator of the program that is running, its arguments, and the casts that the block has made.
   bool autocast_ = false, met_cast_cache_ = false;
