@@ -12,6 +12,7 @@ namespace {
 thread_local OperatorObserver* innermost_observer = nullptr;
 thread_local int running_operators = 0;   // observed operators of this thread that are running
 thread_local bool observers_run = false;  // an observer runs operators
+thread_local int filling_operators = 0;   // that are running
 
 // Their kernels write running statistics, but their schemas do not say so.
 const std::set<std::string> kUpdateStatistics{"aten::batch_norm",        "aten::_batch_norm_impl_index",
@@ -41,6 +42,8 @@ ObservedOperator examine_operator(const at::RecordFunction& call) {
     if (argument == "training" || argument == "train" || argument == "use_input_stats")
       traits.training = static_cast<int>(i);
   }
+  for (std::size_t i = 1; i < arguments.size(); ++i)
+    traits.fills |= traits.writes[i] && !arguments[i].kwarg_only() && arguments[i].name().rfind("running_", 0) != 0;
   traits.draws = is_drawing(*op);
   traits.statistics = kUpdateStatistics.count(name->name) > 0;
   traits.casts = name->name == "aten::to" || name->name == "aten::_to_copy";
@@ -116,5 +119,21 @@ OperatorObserver::~OperatorObserver() {
   innermost_observer = outer_;
   if (!outer_) at::removeCallback(handle_);
 }
+
+FillingOperators::FillingOperators()
+    : handle_(at::addThreadLocalCallback(
+          at::RecordFunctionCallback(
+              [](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
+                if (observed_operator(function).fills) ++filling_operators;
+                return nullptr;
+              },
+              [](const at::RecordFunction& function, at::ObserverContext*) {
+                if (observed_operator(function).fills) --filling_operators;
+              })
+              .scopes({at::RecordScope::FUNCTION}))) {}
+
+FillingOperators::~FillingOperators() { at::removeCallback(handle_); }
+
+bool FillingOperators::running() { return filling_operators > 0; }
 
 }  // namespace zr::host::model

@@ -18,6 +18,7 @@ struct ObservedOperator {
   int probability = -1;      // the argument that is 0 if the operator drops nothing; -1: none
   int training = -1;         // the argument that is false outside training; -1: none
   bool statistics = false;   // in training, also changes the arguments running_mean and running_var
+  bool fills = false;        // fills an argument that is not its first: autograd saves that before it is filled
   bool casts = false;        // aten::to and aten::_to_copy
   const char* name = nullptr;
 };
@@ -64,6 +65,20 @@ class OperatorObserver {
   OperatorObserver* outer_;
   at::CallbackHandle handle_ = 0;  // of the outermost observer
   int depth_;                      // operators of this thread that were running when it was made
+};
+
+/// While one exists, running() is known on the thread that made it. It must end there.
+class FillingOperators {
+ public:
+  FillingOperators();
+  ~FillingOperators();
+  FillingOperators(const FillingOperators&) = delete;
+  /// An operator that is running on this thread fills one of its arguments (rrelu_with_noise): what autograd saves of
+  /// its arguments may not have its values yet.
+  static bool running();
+
+ private:
+  at::CallbackHandle handle_;
 };
 
 }  // namespace zr::host::model

@@ -14,6 +14,7 @@
 #include "base/error.hpp"
 #include "model/allocator.hpp"
 #include "model/device_copies.hpp"
+#include "model/operator_observer.hpp"
 #include "model/tensor_version.hpp"
 #include "zr/mutex.hpp"
 
@@ -136,6 +137,7 @@ struct SavedTensorOffload::Record {
 
 bool SavedTensorOffload::Shared::stays_on_device(const torch::Tensor& tensor) const {
   if (!callbacks.put || is_free_to_save(tensor) || !tensor.has_storage()) return true;
+  if (FillingOperators::running()) return true;  // the values to store are not there yet
   const c10::Storage& storage = tensor.storage();
   if (static_cast<int64_t>(storage.nbytes()) < std::max<int64_t>(callbacks.min_bytes, 1)) return true;
   // Memory that libtorch did not allocate.

@@ -105,7 +105,6 @@ class Machine {
   void run() {
     const Tensor x = torch::randn({4, 4}).requires_grad_();
     const Tensor loss = forward(x);
-    if (store_) store_->running(static_cast<uint32_t>(operators().size()));
     if (loss.defined()) loss.backward();
     add(outcome_, "gradient of the input", x.grad());
     for (const Tensor& parameter : parameters_) add(outcome_, "gradient of a parameter", parameter.grad());
@@ -124,6 +123,7 @@ class Machine {
       values.push_back(fit(operators()[kind].call({a, b, parameters_[statement.c % 2], statement.c})));
       if (store_ && fault_.what == What::version) version.set_version(before);
     }
+    if (store_) store_->running(static_cast<uint32_t>(operators().size()));
     Tensor loss;
     const Tensor weights = torch::arange(16, torch::kFloat).view({4, 4}).cos();
     for (std::size_t i = 2; i < values.size(); ++i) {

@@ -65,7 +65,8 @@ const std::vector<Operator>& operators() {
       {"largest norm", [](In i) { return f32(i.a) / (torch::linalg_vector_norm(f32(i.a), INFINITY) + 1); }},
       {"log_sum_exp", [](In i) { return i.a - torch::logsumexp(f32(i.a), 1, true); }},
       {"largest", [](In i) { return i.a - std::get<0>(i.a.max(1, true)); }},
-      {"median", [](In i) { return i.a - std::get<0>(i.a.median(1, true)); }},
+      // of a matrix with stride 0, libtorch 2.11 computes median and kthvalue from memory that nothing has set
+      {"median", [](In i) { return i.a - std::get<0>(i.a.clone(at::MemoryFormat::Contiguous).median(1, true)); }},
       {"cumulative sum", [](In i) { return i.a.cumsum(1).tanh(); }},
       {"cumulative product", [](In i) { return f32(i.a).tanh().cumprod(1); }},
       {"cumulative maximum", [](In i) { return std::get<0>(i.a.cummax(1)); }},
@@ -142,7 +143,8 @@ const std::vector<Operator>& operators() {
       {"embedding of a value", [](In i) { return torch::embedding(f32(i.a), order(i.b)).sum(1); }},
       {"sort", [](In i) { return std::get<0>(i.a.sort(1)); }},
       {"topk", [](In i) { return std::get<0>(i.a.topk(2, 1)).tanh(); }},
-      {"kthvalue", [](In i) { return i.a - std::get<0>(i.a.kthvalue(2, 1, true)); }},
+      {"kthvalue",
+       [](In i) { return i.a - std::get<0>(i.a.clone(at::MemoryFormat::Contiguous).kthvalue(2, 1, true)); }},
       {"roll and flip", [](In i) { return i.a.roll(1, 0).flip(1) * i.a; }},
       {"triu", [](In i) { return i.a.triu().tanh() + i.a.tril() * i.b; }},
       // linear algebra

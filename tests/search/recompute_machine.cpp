@@ -196,10 +196,16 @@ class Machine {
       case Kind::scale: return a * w;
       case Kind::matmul_transposed: return torch::mm(same(a), w.t());
       case Kind::layer_norm: return torch::layer_norm(a.to(torch::kFloat), {4}, vectors_[0], vectors_[1]);
-      case Kind::batch_norm:
-        return torch::batch_norm(a.to(torch::kFloat), vectors_[0], vectors_[1], buffers_[0], buffers_[1],
-                                 statement.b % 3 != 0, 0.2, 1e-5, false);
-      case Kind::read_buffer: return a * buffers_[statement.b % buffers_.size()];
+      case Kind::batch_norm: {
+        // In training, the kernel updates the statistics without counting it in a version, which libtorch does not
+        // detect either. So nothing else reads them.
+        const bool training = statement.b % 3 != 0;
+        const Tensor& mean = training ? buffers_[0] : buffers_[2];
+        const Tensor variance = training ? buffers_[1] : buffers_[2].square() + 0.5;
+        return torch::batch_norm(a.to(torch::kFloat), vectors_[0], vectors_[1], mean, variance, training, 0.2, 1e-5,
+                                 false);
+      }
+      case Kind::read_buffer: return a * buffers_[2];
       case Kind::no_grad: {
         const torch::NoGradGuard no_grad;
         return a.sin() * w;
@@ -337,7 +343,8 @@ class Machine {
   const Program& program_;
   const bool checkpoint_;
   const Fault fault_;
-  Values parameters_, vectors_, buffers_;
+  Values parameters_, vectors_;
+  Values buffers_;  // mean and variance of batch norm, another
   at::Generator own_ = at::make_generator<at::CPUGeneratorImpl>(17);
   std::shared_ptr<int> hooks_ = std::make_shared<int>(0);
 };

@@ -46,8 +46,9 @@ TEST_F(SearchOffloadTest, OperatorsHaveTheGradientsOfPlainLibtorch) {
               counts_.same, counts_.both_throw, counts_.stored.size(), operators().size());
 }
 
-// Operators that save nothing, or only what is in memory anyway.
-const std::set<std::string> kSaveNothing{};
+// Operators that save nothing that a tier could hold. Faults of views and in-place changes are strides and versions.
+const std::set<std::string> kSaveNothing{"rrelu",        "transpose",   "expand",       "multiply in place",
+                                         "add in place", "fill a view", "copy in place"};
 
 TEST_F(SearchOffloadTest, FindsAFaultInTheRecordsOfEachOperator) {
   std::set<uint32_t> hidden;

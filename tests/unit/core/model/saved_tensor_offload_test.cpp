@@ -104,6 +104,16 @@ TEST_F(SavedTensorOffloadTest, DistinguishesATensorFromALaterOneAtItsAddress) {
       20);
 }
 
+TEST_F(SavedTensorOffloadTest, KeepsTensorsThatTheirOperatorFillsAfterSavingThem) {
+  expect_same(
+      [](const torch::Tensor& x) {
+        torch::manual_seed(3);
+        torch::Tensor y = x * 3;
+        return (torch::rrelu(x * 2, 0.1, 0.4, true) * torch::rrelu_(y, 0.1, 0.4, true)).sum();
+      },
+      2);  // the factors; inputs and noise stay in memory
+}
+
 TEST_F(SavedTensorOffloadTest, DistinguishesTensorsWithSeparateVersionCounters) {
   Store store;
   const model::SavedTensorOffload offload(store.callbacks(), {});
