@@ -14,6 +14,13 @@ thread_local int running_operators = 0;   // observed operators of this thread t
 thread_local bool observers_run = false;  // an observer runs operators
 thread_local int filling_operators = 0;   // that are running
 
+// In destructors of static objects, the thread-local objects of the main thread, libtorch's too, exist no longer.
+thread_local bool thread_ends = false;
+struct ThreadEnd {
+  ~ThreadEnd() { thread_ends = true; }
+};
+thread_local ThreadEnd thread_end;
+
 // Their kernels write running statistics, but their schemas do not say so.
 const std::set<std::string> kUpdateStatistics{"aten::batch_norm",        "aten::_batch_norm_impl_index",
                                               "aten::native_batch_norm", "aten::cudnn_batch_norm",
@@ -38,7 +45,7 @@ ObservedOperator examine_operator(const at::RecordFunction& call) {
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const std::string& argument = arguments[i].name();
     traits.writes.push_back(arguments[i].alias_info() && arguments[i].alias_info()->isWrite());
-    if (argument == "dropout_p" || argument == "p") traits.probability = static_cast<int>(i);
+    if (argument == "dropout_p" || argument == "p" || argument == "dropout") traits.probability = static_cast<int>(i);
     if (argument == "training" || argument == "train" || argument == "use_input_stats")
       traits.training = static_cast<int>(i);
   }
@@ -124,15 +131,19 @@ FillingOperators::FillingOperators()
     : handle_(at::addThreadLocalCallback(
           at::RecordFunctionCallback(
               [](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
-                if (observed_operator(function).fills) ++filling_operators;
+                if (!thread_ends && observed_operator(function).fills) ++filling_operators;
                 return nullptr;
               },
               [](const at::RecordFunction& function, at::ObserverContext*) {
-                if (observed_operator(function).fills) --filling_operators;
+                if (!thread_ends && observed_operator(function).fills) --filling_operators;
               })
-              .scopes({at::RecordScope::FUNCTION}))) {}
+              .scopes({at::RecordScope::FUNCTION}))) {
+  (void)&thread_end;  // made after libtorch's object, so it ends before that
+}
 
-FillingOperators::~FillingOperators() { at::removeCallback(handle_); }
+FillingOperators::~FillingOperators() {
+  if (!thread_ends) at::removeCallback(handle_);
+}
 
 bool FillingOperators::running() { return filling_operators > 0; }
 

@@ -45,10 +45,11 @@ bool is_cast_kept(const torch::Tensor& tensor) {
 }  // namespace
 
 OutsideTensors::OutsideTensors(const std::vector<torch::Tensor>& inputs) {
+  used_.reserve(64);
   for (const torch::Tensor& input : inputs) {
     if (!input.defined() || input.is_inference()) continue;
     const TensorVersion version(input);
-    used_.insert_or_assign(version.counter(), Used{version, true, true, is_free_to_save(input), false});
+    used_.insert_or_assign(version.counter(), Used{version, {}, true, true, is_free_to_save(input), false});
     keep_hooks(input);
   }
 }
@@ -142,7 +143,7 @@ void OutsideTensors::ended(const std::vector<c10::IValue>& results) {
       const auto [at, is_new] = used_.try_emplace(TensorVersion::identity(counter));
       Used& used = at->second;
       if (is_new) {
-        used.version = TensorVersion(tensor);
+        used.counter = counter;
         used.outside = false;
       } else if (used.copied && tensor.requires_grad()) {
         refuse_change(used, kRequiresGradients);

@@ -24,7 +24,9 @@ class OutsideTensors {
  public:
   explicit OutsideTensors(const std::vector<torch::Tensor>& inputs);
 
+  /// Called before each operator of the first run.
   void begins(const OperatorCall& call);
+  /// Called after each operator of the block with its results.
   void ended(const std::vector<c10::IValue>& results);
   /// The first run is over: forgets the tensors that the block made.
   void end();
@@ -53,7 +55,8 @@ class OutsideTensors {
 
  private:
   struct Used {
-    TensorVersion version;
+    TensorVersion version;         // if outside
+    c10::VariableVersion counter;  // kept, so that no other counter gets its address
     bool outside = true;
     bool input = false;
     bool parameter = false;
@@ -73,7 +76,7 @@ class OutsideTensors {
   void refuse(const std::string& reason);
   void refuse_change(const Used& used, const std::string& reason);
 
-  std::unordered_map<const void*, Used> used_;  // by version counter
+  std::unordered_map<const void*, Used> used_;  // by identity of the version counter
   std::vector<Changed> changed_;                // in the order of the changes
   std::unordered_map<const c10::TensorImpl*, WeakTensor>
       with_hooks_;  // tensors that require gradients, whose hooks outlive the block's graph

@@ -47,9 +47,9 @@ std::decay_t<T> without_tensor(const T& argument) {
 }  // namespace detail
 
 /// Calls fn(inputs...) and returns its result. Autograd saves no activations of the block, only parameters and inputs;
-/// backward runs fn again when it first needs one: on the same inputs, with the same random numbers, grad mode, autocast
-/// mode (without its cache) and default dtype. Results are bit-identical to those without recomputation, under every
-/// strategy. Calls can be nested. Not collective.
+/// backward runs fn again when it first needs one: on the same inputs, with the same random numbers, grad mode,
+/// autocast mode (without its cache) and default dtype. Results are bit-identical to those without recomputation, under
+/// every strategy. Calls can be nested. Not collective.
 ///
 /// fn is copied and lives as long as the autograd graph: capture modules by value; pass tensors as inputs instead of
 /// capturing them. Inputs that are not tensors are copied. fn must execute the same operators both times. Changes that
