@@ -100,7 +100,8 @@ const std::vector<Operator>& operators() {
        [](In i) {
          return torch::bilinear(f32(i.a), f32(i.b), i.w.expand({2, 4, 4}), {});
        }},
-      {"kron", [](In i) { return torch::kron(f32(i.a).slice(0, 0, 2), i.w.slice(1, 0, 2)); }},
+      // kron saves views whose versions are their own, so libtorch 2.11 misses later changes of its arguments
+      {"kron", [](In i) { return torch::kron(f32(i.a).slice(0, 0, 2).clone(), i.w.slice(1, 0, 2).clone()); }},
       // convolution, pooling, images
       {"conv2d",
        [](In i) {
