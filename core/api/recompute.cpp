@@ -7,8 +7,8 @@
 namespace zr::detail {
 
 struct RecomputeScope::State {
-  explicit State(const std::shared_ptr<host::model::RecomputeFrame>& frame) : scope(frame->hooks()) {}
-  host::model::SavedTensorScope scope;
+  explicit State(std::shared_ptr<host::model::RecomputeFrame> frame) : first_run(std::move(frame)) {}
+  host::model::RecomputeFrame::FirstRun first_run;
 };
 
 RecomputeScope::RecomputeScope(std::function<void(const std::vector<torch::Tensor>&)> again,

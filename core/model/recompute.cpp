@@ -3,32 +3,22 @@
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <optional>
 
 #include "base/error.hpp"
+#include "model/device.hpp"
 
 namespace zr::host::model {
 
 namespace {
-// Restores the random state and autocast mode of the block's first run while the block runs again.
-class Restored {
- public:
-  Restored(const std::vector<at::Device>& devices, const RandomState& random, const std::vector<AutocastMode>& autocast)
-      : random_(RandomState::current(devices)), autocast_(AutocastMode::current(devices)) {
-    random.restore();
-    for (const AutocastMode& mode : autocast) mode.restore();
-  }
-  ~Restored() {
-    random_.restore();
-    for (const AutocastMode& mode : autocast_) mode.restore();
-  }
+const char* const kGraphInsideBlock =
+    "backward or torch::autograd::grad ran inside a block of zr::checkpoint through operators of the block, whose "
+    "tensors are not saved; call it outside the block, or take this part out of zr::checkpoint";
 
- private:
-  RandomState random_;
-  std::vector<AutocastMode> autocast_;
-};
 // Those of engines, and those of the inputs: the process may have no engine. Tensors on the Meta device have no random
 // state.
 std::vector<at::Device> devices_of(const std::vector<torch::Tensor>& inputs) {
@@ -40,111 +30,169 @@ std::vector<at::Device> devices_of(const std::vector<torch::Tensor>& inputs) {
       devices.push_back(input.device());
   return devices;
 }
-}  // namespace
 
-std::vector<AutocastMode> AutocastMode::current(const std::vector<at::Device>& devices) {
-  std::vector<AutocastMode> modes;
-  for (const at::Device& device : devices) {
-    const at::DeviceType type = device.type();
-    modes.push_back({type, at::autocast::is_autocast_enabled(type), at::autocast::get_autocast_dtype(type)});
+// Restores the modes of the calling thread.
+class Modes {
+ public:
+  Modes(const OperatorModes& modes, const std::vector<at::Device>& devices) : before_(OperatorModes::current(devices)) {
+    modes.restore();
   }
-  return modes;
-}
+  ~Modes() { before_.restore(); }
+  Modes(const Modes&) = delete;
 
-void AutocastMode::restore() const {
-  at::autocast::set_autocast_enabled(type, enabled);
-  at::autocast::set_autocast_dtype(type, dtype);
+ private:
+  const OperatorModes before_;
+};
+
+// Disables autocast's cache before each operator: a region of autocast in the block may have enabled it. The cache
+// belongs to the forward pass; the casts of a second run would stay in it with the weights of this backward.
+class WithoutCastCache final : private OperatorObserver {
+  void begins(const OperatorCall&) override { at::autocast::set_autocast_cache_enabled(false); }
+  void ended(const std::vector<c10::IValue>&) override {}
+};
+
+// The node before an input of a block that runs again: the input then is no leaf, as in the first run.
+class InputNode final : public torch::autograd::Node {
+  torch::autograd::variable_list apply(torch::autograd::variable_list&&) override { fail_user(kGraphInsideBlock); }
+};
+
+torch::Tensor input_again(const torch::Tensor& tensor, bool requires_grad) {
+  if (!tensor.defined()) return tensor;
+  const torch::Tensor values = tensor.detach();
+  if (!requires_grad) return values;
+  const std::shared_ptr<InputNode> node(new InputNode, torch::autograd::deleteNode);
+  return torch::autograd::make_variable(values, torch::autograd::Edge(node, 0));
 }
+}  // namespace
 
 // The hooks of one tensor that the first run saves.
 class RecomputeFrame::Dropped final : public SavedHooks {
  public:
   explicit Dropped(std::shared_ptr<RecomputeFrame> frame) : frame_(std::move(frame)) {}
   void call_pack_hook(const torch::Tensor& tensor) override {
-    if (is_free_to_save(tensor))
+    version_ = TensorVersion(tensor);
+    if (is_free_to_save(tensor)) {
       kept_ = tensor;
-    else
-      index_ = frame_->dropped_++;
+      return;
+    }
+    index_ = frame_->dropped_.size();
+    frame_->dropped_.emplace_back(tensor);
   }
-  torch::Tensor call_unpack_hook() override { return kept_.defined() ? kept_ : frame_->take(index_); }
+  torch::Tensor call_unpack_hook() override {
+    version_.check_saved();
+    return kept_.defined() ? kept_ : frame_->take(index_);
+  }
 
  private:
   std::shared_ptr<RecomputeFrame> frame_;
   torch::Tensor kept_;
+  TensorVersion version_;
   std::size_t index_ = 0;
 };
 
 // Collects the tensors that a later run saves. The graph of that run is discarded, so they are never unpacked.
 class RecomputeFrame::Recorded final : public SavedHooks {
  public:
-  Recorded(std::vector<torch::Tensor>& values, const std::vector<torch::Tensor>& leaves)
-      : values_(values), leaves_(leaves) {}
+  explicit Recorded(std::vector<torch::Tensor>& values) : values_(values) {}
   void call_pack_hook(const torch::Tensor& tensor) override {
-    const bool made_leaf =
-        std::any_of(leaves_.begin(), leaves_.end(), [&](const torch::Tensor& leaf) { return leaf.is_same(tensor); });
-    if (made_leaf || !is_free_to_save(tensor)) values_.push_back(tensor.detach());
+    if (!is_free_to_save(tensor)) values_.push_back(tensor.detach());
   }
-  torch::Tensor call_unpack_hook() override { fail_internal("the graph of a recomputed block was used"); }
+  torch::Tensor call_unpack_hook() override { fail_user(kGraphInsideBlock); }
 
  private:
   std::vector<torch::Tensor>& values_;
-  const std::vector<torch::Tensor>& leaves_;  // the block's inputs, which were not leaf tensors in the first run
 };
 
 RecomputeFrame::RecomputeFrame(Block again, const std::vector<torch::Tensor>& inputs)
     : again_(std::move(again)),
       devices_(devices_of(inputs)),
-      random_(RandomState::current(devices_)),
-      autocast_(AutocastMode::current(devices_)) {
+      modes_(OperatorModes::current(devices_).without_cast_cache()),
+      outside_(inputs, !SavedTensorScope::active()),
+      draws_(devices_) {
   for (const torch::Tensor& tensor : inputs) {
     Input input;
     input.requires_grad = tensor.defined() && tensor.requires_grad();
-    if (tensor.defined() && !is_free_to_save(tensor)) input.dropped = SavedTensorScope::hooks();
+    const bool kept_itself = !tensor.defined() || is_free_to_save(tensor);
+    if (!kept_itself) input.dropped = SavedTensorScope::hooks();
     if (input.dropped) {
       const at::NoGradGuard no_grad;
       input.dropped->call_pack_hook(tensor);
     } else {
-      input.kept = tensor;
-      input.version = tensor.defined() ? version_of(tensor) : 0;
+      // Not the tensor itself: if the block changes it in place, its graph would contain this frame.
+      input.kept = kept_itself ? tensor : tensor.detach();
     }
     inputs_.push_back(std::move(input));
   }
 }
 
-SavedTensorScope::Make RecomputeFrame::hooks() {
-  return [frame = shared_from_this()] { return std::make_unique<Dropped>(frame); };
-}
-
 torch::Tensor RecomputeFrame::take(std::size_t index) {
-  if (values_.size() <= index || !values_[index].defined()) run_again();
+  if (first_run_) fail_user(kGraphInsideBlock);
+  const MutexLock lock(mutex_);
+  if (values_.size() <= index || !values_[index].defined()) {
+    values_.clear();
+    values_ = run_again();
+  }
   return std::move(values_[index]);
 }
 
-void RecomputeFrame::run_again() {
-  std::vector<torch::Tensor> inputs, leaves;
+std::vector<torch::Tensor> RecomputeFrame::inputs_again() {
+  std::vector<torch::Tensor> inputs;
   for (Input& input : inputs_) {
     const torch::Tensor tensor = input.dropped ? input.dropped->call_unpack_hook() : input.kept;
-    if (!input.dropped && tensor.defined() && version_of(tensor) != input.version)
-      fail_user(
-          "an input of zr::checkpoint was changed in place after the block had run, so the block cannot be recomputed; "
-          "change a copy of the input");
-    if (!tensor.defined() || is_free_to_save(tensor))
-      inputs.push_back(tensor);
-    else
-      leaves.push_back(inputs.emplace_back(tensor.detach().set_requires_grad(input.requires_grad)));
+    const bool kept_itself = !input.dropped && (!tensor.defined() || is_free_to_save(tensor));
+    inputs.push_back(kept_itself ? tensor : input_again(tensor, input.requires_grad));
   }
-  values_.clear();
-  {
-    const at::AutoGradMode grad(true);
-    const Restored restored(devices_, random_, autocast_);
-    const SavedTensorScope scope([&] { return std::make_unique<Recorded>(values_, leaves); });
-    again_(inputs);
-  }
-  if (values_.size() != dropped_)
-    fail_user("the block of zr::checkpoint saved " + std::to_string(values_.size()) +
-              " tensors when it was recomputed, but " + std::to_string(dropped_) +
-              " in its first run; both runs must execute the same operators, so the block may depend only on its "
-              "inputs and the model");
+  return inputs;
 }
+
+std::vector<torch::Tensor> RecomputeFrame::run_again() {
+  outside_.check();
+  std::vector<torch::Tensor> values;
+  {
+    const Modes modes(modes_, devices_);
+    const std::vector<torch::Tensor> inputs = inputs_again();
+    const OutsideTensors::Restored outside(outside_);
+    BlockDraws::Repeated draws(draws_);
+    {
+      const SavedTensorScope scope([&] { return std::make_unique<Recorded>(values); });
+      std::optional<WithoutCastCache> without_cast_cache;
+      if (outside_.met_cast_cache()) without_cast_cache.emplace();
+      again_(inputs);
+    }
+    draws.finish();
+  }
+  check_same_operators(values);
+  return values;
+}
+
+void RecomputeFrame::check_same_operators(const std::vector<torch::Tensor>& values) const {
+  const std::string rule =
+      "; both runs must execute the same operators, so the block may depend only on its inputs and the model";
+  if (values.size() != dropped_.size())
+    fail_user("the block of zr::checkpoint saved " + std::to_string(values.size()) +
+              " tensors when it was recomputed, but " + std::to_string(dropped_.size()) + " in its first run" + rule);
+  for (std::size_t i = 0; i < values.size(); ++i)
+    if (Form(values[i]) != dropped_[i])
+      fail_user(
+          "the block of zr::checkpoint saved tensors of other shapes or types when it was recomputed than in its "
+          "first run" +
+          rule);
+}
+
+RecomputeFrame::FirstRun::FirstRun(std::shared_ptr<RecomputeFrame> frame)
+    : frame_(std::move(frame)), scope_([frame = frame_] { return std::make_unique<Dropped>(frame); }) {}
+
+RecomputeFrame::FirstRun::~FirstRun() {
+  frame_->outside_.end();
+  frame_->draws_.end();
+  frame_->first_run_ = false;
+}
+
+void RecomputeFrame::FirstRun::begins(const OperatorCall& call) {
+  frame_->outside_.begins(call);
+  frame_->draws_.begins(call);
+}
+
+void RecomputeFrame::FirstRun::ended(const std::vector<c10::IValue>& results) { frame_->outside_.ended(results); }
 
 }  // namespace zr::host::model

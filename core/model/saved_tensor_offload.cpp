@@ -9,34 +9,23 @@
 #include <map>
 #include <optional>
 #include <set>
-#include <sstream>
 #include <unordered_map>
 
 #include "base/error.hpp"
 #include "model/allocator.hpp"
 #include "model/device_copies.hpp"
+#include "model/operator_observer.hpp"
+#include "model/tensor_version.hpp"
 #include "zr/mutex.hpp"
 
 namespace zr::host::model {
 
 namespace {
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
-using Version = c10::VariableVersion;
 
 constexpr std::size_t kPrefetched = 32;      // records that are prefetched
 constexpr std::size_t kRecent = 4;           // restored storages that are kept for other users
 constexpr std::size_t kMaxPersistent = 256;  // entries of `persistent_storages` before freed storages are removed
-
-// Tensors on one storage may have different version counters (Tensor::data). libtorch has no public identity of a
-// counter; an explicit instantiation may name a private member.
-const void* counter_of(const Version& version);
-template <auto Member>
-struct PrivateMember {
-  friend const void* counter_of(const Version& version) { return (version.*Member).get(); }
-};
-template struct PrivateMember<&Version::version_counter_>;
-
-int64_t version_number(const Version& version) { return version.enabled() ? version.current_version() : 0; }
 
 // A storage without memory, for tensors that only hold sizes and strides.
 c10::Storage empty_storage(at::Device device) {
@@ -44,7 +33,7 @@ c10::Storage empty_storage(at::Device device) {
 }
 
 at::Tensor with_storage(const at::Tensor& tensor, const c10::Storage& storage) {
-  auto impl = tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(Version(0), true);
+  auto impl = tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), true);
   impl->set_storage_keep_dtype(storage);
   return at::Tensor(std::move(impl));
 }
@@ -97,29 +86,26 @@ void SavedTensorOffload::Shared::get(uint64_t record, const c10::Storage& storag
 
 // The bytes of one storage at one time. Its last owner drops it with the mutex locked.
 struct SavedTensorOffload::Record {
-  Record(uint64_t sequence, const c10::Storage& storage, const Version& version_at_save)
+  Record(uint64_t sequence, const c10::Storage& storage, TensorVersion version_at_save)
       : number(sequence),
         bytes(static_cast<int64_t>(storage.nbytes())),
         device(storage.device()),
         original(storage.getWeakStorageImpl()),
         data(storage.data()),
-        version(version_at_save),
-        changes(version_number(version_at_save)) {}
+        version(std::move(version_at_save)) {}
   const uint64_t number;
   const int64_t bytes;
   const at::Device device;
   const WeakStorage original;  // also prevents that another storage gets its address
   const void* const data;
-  const Version version;
-  const int64_t changes;
+  const TensorVersion version;  // tensors on one storage may have different counters (Tensor::data)
   std::optional<WeakStorage> restored;
   std::optional<c10::Stream> restored_on;  // the stream of the device that copies to it
   std::optional<c10::Event> is_restored;
   c10::Storage held;  // the restored storage, while it is in `recent`
 
   bool is_as_saved(const c10::StorageImpl& storage) const {
-    return storage.data() == data && static_cast<int64_t>(storage.nbytes()) == bytes &&
-           version_number(version) == changes;
+    return storage.data() == data && static_cast<int64_t>(storage.nbytes()) == bytes && version.is_current();
   }
   /// The current stream of this thread has begun to copy to the storage.
   void set_restored(const c10::Storage& storage) {
@@ -151,6 +137,7 @@ struct SavedTensorOffload::Record {
 
 bool SavedTensorOffload::Shared::stays_on_device(const torch::Tensor& tensor) const {
   if (!callbacks.put || is_free_to_save(tensor) || !tensor.has_storage()) return true;
+  if (FillingOperators::running()) return true;  // the values to store are not there yet
   const c10::Storage& storage = tensor.storage();
   if (static_cast<int64_t>(storage.nbytes()) < std::max<int64_t>(callbacks.min_bytes, 1)) return true;
   // Memory that libtorch did not allocate.
@@ -164,10 +151,10 @@ std::shared_ptr<SavedTensorOffload::Record> SavedTensorOffload::Shared::record_o
                                                                                   const std::shared_ptr<Shared>& self) {
   const c10::Storage& storage = tensor.storage();
   const c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
-  const Version& version = tensor.unsafeGetTensorImpl()->version_counter();
+  const TensorVersion version(tensor);
   if (const auto at = newest.find(impl); at != newest.end())
     if (auto record = at->second.lock();
-        record && counter_of(record->version) == counter_of(version) && record->is_as_saved(*impl))
+        record && record->version.counter() == version.counter() && record->is_as_saved(*impl))
       return record;
   const uint64_t number = put(storage);
   std::shared_ptr<Record> record(
@@ -240,8 +227,7 @@ class SavedTensorOffload::Hooks final : public SavedHooks {
   void call_pack_hook(const torch::Tensor& tensor) override {
     if (!tensor.defined()) return;
     const MutexLock lock(shared_->mutex);
-    version_ = tensor.unsafeGetTensorImpl()->version_counter();
-    changes_ = version_number(version_);
+    version_ = TensorVersion(tensor);
     if (shared_->stays_on_device(tensor)) {
       // Not the tensor itself: an output that its own operator saves would never be freed.
       tensor_ = is_free_to_save(tensor) ? tensor : tensor.detach();
@@ -255,12 +241,7 @@ class SavedTensorOffload::Hooks final : public SavedHooks {
 
   torch::Tensor call_unpack_hook() override {
     if (!tensor_.defined()) return {};
-    if (version_number(version_) != changes_) {
-      std::ostringstream sizes;
-      sizes << tensor_.sizes();
-      fail_user("backward needs a tensor " + sizes.str() +
-                " that was changed in place after forward had saved it; change a copy");
-    }
+    version_.check_saved();
     if (!record_) return tensor_;
     const MutexLock lock(shared_->mutex);
     if (!shared_->callbacks.get)
@@ -276,8 +257,7 @@ class SavedTensorOffload::Hooks final : public SavedHooks {
   const std::shared_ptr<Shared> shared_;
   torch::Tensor tensor_;  // with a record, only its sizes and strides
   std::shared_ptr<Record> record_;
-  Version version_;
-  int64_t changes_ = 0;
+  TensorVersion version_;
   uint64_t time_ = 0;
 };
 

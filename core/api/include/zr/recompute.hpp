@@ -47,13 +47,22 @@ std::decay_t<T> without_tensor(const T& argument) {
 }  // namespace detail
 
 /// Calls fn(inputs...) and returns its result. Autograd saves no activations of the block, only parameters and inputs;
-/// backward runs fn again on the same inputs, with the same random state and autocast mode, when it first needs one.
-/// Results are bit-identical to those without recomputation, under every strategy. Calls can be nested. Not collective.
+/// backward runs fn again when it first needs one: on the same inputs, with the same random numbers, grad mode,
+/// autocast mode (without its cache) and default dtype. Results are bit-identical to those without recomputation, under
+/// every strategy. Calls can be nested. Not collective.
 ///
 /// fn is copied and lives as long as the autograd graph: capture modules by value; pass tensors as inputs instead of
-/// capturing them. Inputs that are not tensors are copied. fn must execute the same operators both times; its side
-/// effects, such as the running statistics of batch norm, happen twice. Do not modify the inputs in place afterwards:
-/// backward then throws UserError. If gradients are disabled, this is a plain call of fn(inputs...).
+/// capturing them. Inputs that are not tensors are copied. fn must execute the same operators both times. Changes that
+/// its operators make in place to tensors without gradient from outside the block, such as the running statistics of
+/// batch norm, happen once; other side effects happen twice. Tensor hooks that fn registers are called once.
+///
+/// Backward throws UserError, which says what to change, if it needs a tensor that was changed in place after it was
+/// saved (as libtorch does), and if the block cannot run again as it ran first: an input, a captured tensor, a buffer
+/// or a parameter that it reads was changed in place after it; it changes a captured tensor that requires gradients in
+/// place, or, inside another block or with offload.activations, an input (elsewhere a copy of it is kept); another
+/// thread drew from a random generator that it draws from, during one of the runs; autocast gave it an outdated cast
+/// from its cache; it calls torch::autograd::grad itself. If gradients are disabled, this is a plain call of
+/// fn(inputs...).
 template <class F, class... Inputs>
 auto checkpoint(F fn, const Inputs&... inputs) {
   std::vector<torch::Tensor> tensors;
@@ -64,12 +73,13 @@ auto checkpoint(F fn, const Inputs&... inputs) {
       ...);
   std::tuple<std::decay_t<Inputs>...> kept{detail::without_tensor(inputs)...};
   const detail::RecomputeScope scope(
-      [fn, kept](const std::vector<torch::Tensor>& again) mutable {
+      [fn, kept](const std::vector<torch::Tensor>& again) {
+        F fresh = fn;  // which the run may change
         size_t next = 0;
         std::apply(
             [&](const auto&... arguments) {
-              std::tuple<std::decay_t<Inputs>...> all{detail::replaced(arguments, again, next)...};
-              std::apply(fn, std::move(all));
+              const std::tuple<std::decay_t<Inputs>...> all{detail::replaced(arguments, again, next)...};
+              std::apply(fresh, all);
             },
             kept);
       },

@@ -104,6 +104,16 @@ TEST_F(SavedTensorOffloadTest, DistinguishesATensorFromALaterOneAtItsAddress) {
       20);
 }
 
+TEST_F(SavedTensorOffloadTest, KeepsTensorsThatTheirOperatorFillsAfterSavingThem) {
+  expect_same(
+      [](const torch::Tensor& x) {
+        torch::manual_seed(3);
+        torch::Tensor y = x * 3;
+        return (torch::rrelu(x * 2, 0.1, 0.4, true) * torch::rrelu_(y, 0.1, 0.4, true)).sum();
+      },
+      2);  // the factors; inputs and noise stay in memory
+}
+
 TEST_F(SavedTensorOffloadTest, DistinguishesTensorsWithSeparateVersionCounters) {
   Store store;
   const model::SavedTensorOffload offload(store.callbacks(), {});
@@ -209,7 +219,7 @@ TEST_F(SavedTensorOffloadTest, SupportsRecomputedBlocks) {
     const auto inner = [](const torch::Tensor& y) { return torch::dropout(torch::tanh(y * y), 0.25, true); };
     const auto frame = std::make_shared<model::RecomputeFrame>(
         [inner](const std::vector<torch::Tensor>& inputs) { inner(inputs[0]); }, std::vector<torch::Tensor>{x});
-    const model::SavedTensorScope scope(frame->hooks());
+    const model::RecomputeFrame::FirstRun first_run(frame);
     return inner(x);
   };
   expect_same(
