@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <set>
 #include <unordered_map>
+#include <utility>
 
 #include "base/error.hpp"
 
@@ -108,9 +109,7 @@ void enter(std::vector<ParamUse>& param_uses) {
   }
 }
 
-void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-  const auto remaining_keys = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
-  if (recorder) return recorder->record(op, remaining_keys, stack);
+void run(const c10::OperatorHandle& op, c10::DispatchKeySet remaining_keys, Stack* stack) {
   std::vector<ParamUse> param_uses;
   find_param_uses(op, *stack, param_uses);
   if (param_uses.empty()) return op.redispatchBoxed(remaining_keys, stack);
@@ -129,7 +128,18 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
   leave(param_uses, param_uses.size(), true);
 }
 
+void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  const auto remaining_keys = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
+  if (recorder) return recorder->record(op, remaining_keys, stack);
+  run(op, remaining_keys, stack);
+}
+
 }  // namespace
+
+void run_intercepted(const c10::OperatorHandle& op, c10::DispatchKeySet remaining_keys, Stack* stack) {
+  const OperatorRecorder::Pause pause;
+  run(op, remaining_keys, stack);
+}
 
 void find_param_uses(const c10::OperatorHandle& op, const Stack& stack, std::vector<ParamUse>& param_uses) {
   const auto& arguments = op.schema().arguments();
@@ -165,5 +175,9 @@ OperatorRecorder::~OperatorRecorder() {
   recorder = outer_;
   if (!outer_) c10::impl::tls_set_dispatch_key_included(kKey, false);
 }
+
+
+OperatorRecorder::Pause::Pause() : paused_(std::exchange(recorder, nullptr)) {}
+OperatorRecorder::Pause::~Pause() { recorder = paused_; }
 
 }  // namespace zr::host::model

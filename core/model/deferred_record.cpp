@@ -1,0 +1,356 @@
+// Construction's recording of operators.
+#include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "base/error.hpp"
+#include "model/deferred.hpp"
+#include "model/shape_call.hpp"
+
+namespace zr::host::model {
+
+struct Construction::Traits {
+  explicit Traits(const c10::OperatorHandle& op);
+  static const Traits& of(const c10::OperatorHandle& op);
+
+  bool view;           // all results are views of arguments, and it writes nothing
+  bool metadata;       // changes the shape or storage of its first argument, no values
+  bool writes;         // to an argument
+  bool makes_tensors;  // has tensors among its results
+  bool composite;      // calls other operators, which are recorded instead
+  bool empty;          // makes a tensor without values
+};
+
+namespace {
+bool is_tensor_type(const c10::TypePtr& type) {
+  if (type->kind() == c10::TypeKind::TensorType) return true;
+  if (type->kind() == c10::TypeKind::ListType || type->kind() == c10::TypeKind::OptionalType)
+    return is_tensor_type(type->containedType(0));
+  return false;
+}
+
+// As libtorch does before it writes.
+void check_leaf(const at::Tensor& tensor) {
+  if (!at::GradMode::is_enabled() || !tensor.requires_grad()) return;
+  TORCH_CHECK(!tensor.is_leaf(), "a leaf Variable that requires grad is being used in an in-place operation.");
+  TORCH_CHECK(!tensor.is_view() || !tensor._base().is_leaf(),
+              "a view of a leaf Variable that requires grad is being used in an in-place operation.");
+}
+}  // namespace
+
+Construction::Traits::Traits(const c10::OperatorHandle& op) {
+  static const std::unordered_set<std::string> fill{"aten::zeros", "aten::ones",  "aten::full",
+                                                    "aten::rand",  "aten::randn", "aten::randint"};
+  static const std::unordered_set<std::string> empties{"aten::empty", "aten::empty_like", "aten::empty_strided",
+                                                       "aten::new_empty", "aten::new_empty_strided"};
+  const auto& schema = op.schema();
+  const auto is_written = [](const c10::Argument& a) { return a.alias_info() && a.alias_info()->isWrite(); };
+  view = is_view(schema);
+  metadata = op.hasTag(at::Tag::inplace_view);
+  writes = std::any_of(schema.arguments().begin(), schema.arguments().end(), is_written);
+  makes_tensors = std::any_of(schema.returns().begin(), schema.returns().end(),
+                              [](const c10::Argument& result) { return is_tensor_type(result.type()); });
+  empty = empties.count(schema.name()) > 0;
+  // A factory that fills what at::empty made needs the memory of one tensor then, not of two.
+  composite = !empty &&
+              (fill.count(schema.name()) || (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+                                             !op.hasKernelForDispatchKey(c10::DispatchKey::CPU)));
+}
+
+const Construction::Traits& Construction::Traits::of(const c10::OperatorHandle& op) {
+  thread_local std::unordered_map<const c10::FunctionSchema*, Traits> known;
+  const auto found = known.find(&op.schema());
+  return found != known.end() ? found->second : known.emplace(&op.schema(), Traits(op)).first->second;
+}
+
+struct Construction::Call {
+  const c10::OperatorHandle& op;
+  c10::DispatchKeySet keys;  // to redispatch to
+  Stack* stack;
+  const Traits& traits = Traits::of(op);
+  std::size_t count = op.schema().arguments().size();
+
+  void redispatch() const { op.redispatchBoxed(keys, stack); }
+  const c10::IValue& argument(std::size_t i) const { return (*stack)[stack->size() - count + i]; }
+  bool writes(std::size_t i) const {
+    const auto* alias = op.schema().arguments()[i].alias_info();
+    return alias && alias->isWrite();
+  }
+  template <class F>
+  void for_each(F&& fn) const {
+    for_each_tensor(*stack, count, fn);
+  }
+  const std::string& name() const { return op.schema().name(); }
+};
+
+void Construction::RecordingScope::record(const c10::OperatorHandle& op, c10::DispatchKeySet remaining_keys,
+                                          Stack* stack) {
+  Call call{op, remaining_keys, stack};
+  construction_->record(call);
+}
+
+bool Construction::provides(const at::TensorBase& tensor) const {
+  return tensor.has_storage() && provides(*storage_impl(tensor));
+}
+bool Construction::provides(c10::StorageImpl& storage) const {
+  const Placeholder* placeholder = Placeholder::find(storage);
+  return placeholder && placeholder->provider() == this;
+}
+
+void Construction::record(Call& call) {
+  bool any = false, own = false, foreign = false;
+  call.for_each([&](const at::Tensor& tensor, std::size_t) {
+    any = true;
+    const bool provided = provides(tensor);
+    own |= provided;
+    foreign |= !provided && placeholder_of(tensor);
+  });
+  for (std::size_t i = 0; i < call.count; ++i)
+    own |= call.argument(i).isStorage() && provides(*call.argument(i).toStorage().unsafeGetStorageImpl());
+  if (!own && (any || !call.traits.makes_tensors)) {
+    // Only ordinary tensors, or those of an engine.
+    if (foreign) return run_intercepted(call.op, call.keys, call.stack);
+    const c10::impl::ExcludeDispatchKeyGuard plain(c10::DispatchKey::DeferredInit);
+    return call.redispatch();
+  }
+  // Some views copy if necessary (to, reshape, contiguous): the operators that they call are recorded here.
+  if (call.traits.view) return call.redispatch();
+  if (call.traits.metadata) return change_metadata(call);
+  if (!call.traits.makes_tensors && !call.traits.writes) return query(call);
+  if (call.traits.composite) {
+    struct Named {
+      std::string& name;
+      std::string before;
+      ~Named() { name = before; }
+    } named{composite_, composite_};
+    if (composite_.empty()) composite_ = call.name();
+    return call.redispatch();
+  }
+  const c10::impl::ExcludeDispatchKeyGuard once(c10::DispatchKey::DeferredInit);
+  add(call);
+}
+
+void Construction::change_metadata(Call& call) {
+  const c10::impl::ExcludeDispatchKeyGuard plain(c10::DispatchKey::DeferredInit);
+  const at::Tensor self = call.argument(0).toTensor();
+  if (call.name().rfind("aten::resize_", 0) == 0) {
+    check_leaf(self);
+    TORCH_CHECK(!self.requires_grad(), "cannot resize variables that require grad");
+    close_pointers(*storage_impl(self));
+    ShapeCall meta(call.op, *call.stack);
+    meta.run();
+    meta.for_each_resized([](const at::Tensor& argument, const at::Tensor& resized) { take_shape(argument, resized); });
+    torch::jit::drop(*call.stack, call.count);
+    return void(call.stack->emplace_back(self));
+  }
+  if (call.name() == "aten::set_" && call.count == 1) {
+    check_leaf(self);
+    self.unsafeGetTensorImpl()->set_storage_keep_dtype(placeholder(at::empty({0}, self.options())).storage());
+    self.unsafeGetTensorImpl()->set_storage_offset(0);
+    return self.unsafeGetTensorImpl()->set_sizes_contiguous({0});
+  }
+  if (call.name() == "aten::set_") return set_storage(call, self);
+  call.redispatch();
+}
+
+// The bytes of storage that set_() with these arguments needs; 0 if it takes what there is.
+std::size_t Construction::bytes_of_set(const Call& call, const at::Tensor& self) {
+  at::Tensor shape = at::empty({0}, self.options().device(at::kMeta).requires_grad(false));
+  int64_t offset = 0;
+  if (call.count > 3) {
+    const std::vector<int64_t> sizes = call.argument(3).toIntVector(), strides = call.argument(4).toIntVector();
+    shape.resize_(sizes);
+    if (!strides.empty()) shape.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+    offset = call.argument(2).toInt();
+  } else if (call.argument(1).isTensor()) {
+    const at::Tensor& source = call.argument(1).toTensor();
+    shape.unsafeGetTensorImpl()->set_sizes_and_strides(source.sizes(), source.strides());
+    offset = source.storage_offset();
+  }
+  return shape.numel() == 0 ? 0
+                            : at::detail::computeStorageNbytes(shape.sizes(), shape.strides(), self.element_size(),
+                                                               static_cast<std::size_t>(offset));
+}
+
+// set_() with a source. libtorch compares the data pointers of the two storages, so they must be one before.
+void Construction::set_storage(Call& call, const at::Tensor& self) {
+  const c10::Storage before = self.storage();  // NOLINT: a copy, because the tensor's storage is replaced
+  const c10::IValue& from = call.argument(1);
+  const c10::Storage source = from.isTensor() ? from.toTensor().storage() : from.toStorage();
+  check_leaf(self);
+  if (Placeholder::find(*source.unsafeGetStorageImpl())) {
+    close_pointers(*source.unsafeGetStorageImpl());
+    grow(source, bytes_of_set(call, self));
+  }
+  self.unsafeGetTensorImpl()->set_storage_keep_dtype(source);
+  try {
+    call.redispatch();
+  } catch (...) {
+    self.unsafeGetTensorImpl()->set_storage_keep_dtype(before);
+    throw;
+  }
+  Placeholder::mark(self, placeholder_of(self) != nullptr);
+}
+
+void Construction::fail_values(const Call& call) const {
+  const std::string caller = composite_.empty() ? "" : ", which " + composite_ + " calls,";
+  fail_user("zr::deferred: " + call.name() + caller +
+            " needs values, which a deferred model has only after the engine is made; call it after that, or build "
+            "the model without zr::deferred");
+}
+
+void Construction::query(Call& call) {
+  ShapeCall meta(call.op, *call.stack);
+  try {
+    meta.run();
+  } catch (const c10::Error&) {
+    fail_values(call);
+  }
+  torch::jit::drop(*call.stack, call.count);
+  call.stack->insert(call.stack->end(), meta.results().begin(), meta.results().end());
+}
+
+at::Tensor Construction::placeholder(const at::Tensor& like) {
+  at::Tensor made =
+      Placeholder::make(like.sizes(), like.strides(), like.scalar_type(), this, static_cast<uint32_t>(storages_.size()),
+                        "this tensor was built by zr::deferred: it has values once the zr::Engine is made; read "
+                        "them with engine.get(), or build the model without zr::deferred");
+  storages_.emplace_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage_impl(made)));
+  return made;
+}
+
+void Construction::record_bytes(c10::StorageImpl& storage, std::shared_ptr<const std::string> bytes) {
+  if (purpose_ == Purpose::shapes) return;
+  const c10::impl::ExcludeDispatchKeyGuard plain(c10::DispatchKey::DeferredInit);
+  RecordedStep step;
+  step.results.push_back(at::empty({0}));
+  step.results[0].unsafeGetTensorImpl()->set_storage_keep_dtype(
+      c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(&storage)));
+  step.bytes = std::move(bytes);
+  steps_.push_back(std::move(step));
+}
+
+void Construction::close_pointers(c10::StorageImpl& storage) {
+  pointers_.close(storage, [this](c10::StorageImpl& written, std::shared_ptr<const std::string> bytes) {
+    record_bytes(written, std::move(bytes));
+  });
+}
+
+// The operator runs later, so ordinary tensors are copied now. A later run cannot write to them.
+Stack Construction::keep_arguments(const Call& call) const {
+  Stack kept;
+  for (std::size_t i = 0; i < call.count; ++i)
+    kept.push_back(map_tensors(call.argument(i), [&](const at::Tensor& tensor) {
+      if (call.writes(i)) check_leaf(tensor);
+      if (provides(tensor)) return snapshot(tensor);
+      if (call.writes(i))
+        fail_user("zr::deferred: " + call.name() +
+                  " writes a deferred tensor, which has no values yet, into an ordinary tensor; build both within "
+                  "zr::deferred, or build the model without it");
+      at::Tensor copy;
+      if (placeholder_of(tensor)) {  // of an engine
+        const OperatorRecorder::Pause pause;
+        const c10::impl::IncludeDispatchKeyGuard intercepted(c10::DispatchKey::DeferredInit);
+        copy = tensor.detach().clone();
+      } else {
+        copy = tensor.detach().clone();
+      }
+      copy_wrapped_number(tensor, copy);
+      return copy;
+    }));
+  return kept;
+}
+
+// The call without values: on meta tensors, or else on temporary memory.
+ShapeCall Construction::shape_of(const Call& call) const {
+  const bool by_values =
+      call.op.hasTag(at::Tag::data_dependent_output) || call.op.hasTag(at::Tag::dynamic_output_shape);
+  ShapeCall meta(call.op, *call.stack);
+  try {
+    meta.run();
+    return meta;
+  } catch (const c10::NotImplementedError&) {
+    if (by_values) fail_values(call);
+  } catch (const c10::Error& error) {
+    if (by_values || std::string(error.what_without_backtrace()).find("meta") != std::string::npos) fail_values(call);
+    throw;  // as in an ordinary construction
+  }
+  ShapeCall on_memory(call.op, *call.stack, ShapeCall::On::memory);
+  const KeptRandomState random(Stack(call.stack->end() - static_cast<std::ptrdiff_t>(call.count), call.stack->end()));
+  try {
+    on_memory.run();
+  } catch (const c10::Error&) {
+    fail_values(call);
+  }
+  return on_memory;
+}
+
+std::vector<at::Tensor> Construction::infer(Call& call) {
+  const ShapeCall shapes = shape_of(call);
+  shapes.for_each_resized([](const at::Tensor& argument, const at::Tensor& resized) { take_shape(argument, resized); });
+  torch::jit::drop(*call.stack, call.count);
+  std::vector<at::Tensor> made;
+  for (const c10::IValue& value : shapes.results())
+    call.stack->push_back(map_tensors(value, [&](const at::Tensor& result) {
+      if (at::Tensor argument = shapes.argument(result); argument.defined()) {
+        made.emplace_back();
+        return argument;
+      }
+      if (const at::Tensor sharer = shapes.sharer(result);
+          sharer.defined()) {  // an alias that the schema does not name
+        made.emplace_back();
+        at::Tensor alias = snapshot(sharer);
+        take_shape(alias, result);
+        return alias;
+      }
+      const at::Tensor tensor = placeholder(result);
+      made.push_back(snapshot(tensor));
+      return tensor;
+    }));
+  return made;
+}
+
+void Construction::add(Call& call) {
+  if (at::autocast::is_autocast_enabled(at::kCPU))
+    fail_user(
+        "zr::deferred: autocast is enabled in the constructor, which the deferred model cannot repeat; build the "
+        "model without autocast, or without zr::deferred");
+  call.for_each([&](const at::Tensor& tensor, std::size_t) {
+    if (provides(tensor) && !call.traits.empty) close_pointers(*storage_impl(tensor));
+  });
+  ++size_;
+  RecordedStep step;
+  step.op = call.op;
+  step.arguments = keep_arguments(call);
+  const bool draws_numbers = draws(call.op);
+  if (draws_numbers && draws_by_values(call.op) &&
+      std::any_of(step.arguments.begin(), step.arguments.end(), [&](const c10::IValue& value) {
+        bool any = false;
+        map_tensors(value, [&](const at::Tensor& tensor) {
+          any |= provides(tensor);
+          return tensor;
+        });
+        return any;
+      }))
+    fail_values(call);
+  step.results = infer(call);
+  if (call.traits.empty) {
+    if (Placeholder* made = placeholder_of(step.results[0])) pointers_.open(*made);
+    return;
+  }
+  if (purpose_ == Purpose::shapes) return;
+  if (draws_numbers) step.random = random_.draw(call.op, step.arguments);
+  step.default_dtype = c10::get_default_dtype_as_scalartype();
+  step.threads = at::get_num_threads();
+  steps_.push_back(std::move(step));
+}
+
+}  // namespace zr::host::model
