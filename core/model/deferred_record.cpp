@@ -147,7 +147,7 @@ void Construction::change_metadata(Call& call) {
     close_pointers(*storage_impl(self));
     ShapeCall meta(call.op, *call.stack);
     meta.run();
-    meta.for_each_resized([](const at::Tensor& argument, const at::Tensor& resized) { take_shape(argument, resized); });
+    meta.resize_arguments();
     torch::jit::drop(*call.stack, call.count);
     return void(call.stack->emplace_back(self));
   }
@@ -295,7 +295,7 @@ ShapeCall Construction::shape_of(const Call& call) const {
 
 std::vector<at::Tensor> Construction::infer(Call& call) {
   const ShapeCall shapes = shape_of(call);
-  shapes.for_each_resized([](const at::Tensor& argument, const at::Tensor& resized) { take_shape(argument, resized); });
+  shapes.resize_arguments();
   torch::jit::drop(*call.stack, call.count);
   std::vector<at::Tensor> made;
   for (const c10::IValue& value : shapes.results())
@@ -304,11 +304,9 @@ std::vector<at::Tensor> Construction::infer(Call& call) {
         made.emplace_back();
         return argument;
       }
-      if (const at::Tensor sharer = shapes.sharer(result);
-          sharer.defined()) {  // an alias that the schema does not name
+      // An alias that the schema does not name.
+      if (at::Tensor alias = shapes.alias(result); alias.defined()) {
         made.emplace_back();
-        at::Tensor alias = snapshot(sharer);
-        take_shape(alias, result);
         return alias;
       }
       const at::Tensor tensor = placeholder(result);

@@ -10,6 +10,20 @@
 
 namespace zr::host::model {
 
+namespace {
+// Gives the tensor the sizes, strides and offset (plus `shift`) of `other`, and enlarges its storage if it is too
+// small.
+void take_shape(const at::Tensor& tensor, const at::Tensor& other, int64_t shift) {
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  const int64_t offset = other.storage_offset() + shift;
+  if (other.numel() > 0)
+    grow(tensor.storage(), at::detail::computeStorageNbytes(other.sizes(), other.strides(), tensor.element_size(),
+                                                            static_cast<std::size_t>(offset)));
+  impl->set_storage_offset(offset);
+  impl->set_sizes_and_strides(other.sizes(), other.strides());
+}
+}  // namespace
+
 ShapeCall::ShapeCall(const c10::OperatorHandle& op, const Stack& stack, On on) : op_(op), on_(on) {
   const c10::impl::ExcludeDispatchKeyGuard plain(c10::DispatchKey::DeferredInit);
   const auto& arguments = op.schema().arguments();
@@ -31,7 +45,7 @@ at::Tensor ShapeCall::other_for(const at::Tensor& tensor) {
   const at::Tensor other = on_ == On::meta          ? make_meta(tensor)
                            : placeholder_of(tensor) ? filled_temporary_like(tensor)
                                                     : tensor;
-  arguments_.push_back({tensor, other});
+  arguments_.push_back({tensor, other, tensor.storage_offset() - other.storage_offset()});
   return other;
 }
 
@@ -66,24 +80,25 @@ at::Tensor ShapeCall::argument(const at::Tensor& result) const {
   return found == arguments_.end() ? at::Tensor() : found->original;
 }
 
-at::Tensor ShapeCall::sharer(const at::Tensor& result) const {
+at::Tensor ShapeCall::alias(const at::Tensor& result) const {
   const c10::StorageImpl* storage = storage_impl(result);
   const auto found = std::find_if(arguments_.begin(), arguments_.end(),
                                   [&](const Argument& a) { return storage && storage_impl(a.other) == storage; });
-  return found == arguments_.end() ? at::Tensor() : found->original;
+  if (found == arguments_.end()) return {};
+  at::Tensor alias = snapshot(found->original);
+  take_shape(alias, result, found->shift);
+  return alias;
+}
+
+void ShapeCall::resize_arguments() const {
+  for (const Argument& a : arguments_)
+    if (a.other.sizes() != a.original.sizes() || a.other.strides() != a.original.strides() ||
+        a.other.storage_offset() + a.shift != a.original.storage_offset())
+      take_shape(a.original, a.other, a.shift);
 }
 
 void grow(const c10::Storage& storage, std::size_t bytes) {
   if (storage.nbytes() < bytes) storage.unsafeGetStorageImpl()->set_nbytes(bytes);
-}
-
-void take_shape(const at::Tensor& tensor, const at::Tensor& other) {
-  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  const std::size_t bytes = at::detail::computeStorageNbytes(other.sizes(), other.strides(), tensor.element_size(),
-                                                             static_cast<std::size_t>(other.storage_offset()));
-  if (other.numel() > 0) grow(tensor.storage(), bytes);
-  impl->set_storage_offset(other.storage_offset());
-  impl->set_sizes_and_strides(other.sizes(), other.strides());
 }
 
 }  // namespace zr::host::model

@@ -22,20 +22,15 @@ class ShapeCall {
   const Stack& results() const { return values_; }
   /// The argument that a result is; undefined if it is another tensor.
   at::Tensor argument(const at::Tensor& result) const;
-  /// An argument whose storage a result uses; undefined if the storage is new.
-  at::Tensor sharer(const at::Tensor& result) const;
-  /// Calls fn(argument, other) for each argument whose sizes, strides or offset the operator changed.
-  template <class F>
-  void for_each_resized(F&& fn) const {
-    for (const Argument& a : arguments_)
-      if (a.other.sizes() != a.original.sizes() || a.other.strides() != a.original.strides() ||
-          a.other.storage_offset() != a.original.storage_offset())
-        fn(a.original, a.other);
-  }
+  /// A new tensor on the storage of an argument that the result shares; undefined if the result's storage is new.
+  at::Tensor alias(const at::Tensor& result) const;
+  /// Gives the arguments that the operator resized their new shapes.
+  void resize_arguments() const;
 
  private:
   struct Argument {
     at::Tensor original, other;
+    int64_t shift;  // from the offset of `other` to that of `original`
   };
   at::Tensor other_for(const at::Tensor& tensor);
   at::Tensor make_meta(const at::Tensor& tensor);
@@ -49,7 +44,5 @@ class ShapeCall {
 
 /// Enlarges a placeholder's storage to `bytes`, if it is smaller.
 void grow(const c10::Storage& storage, std::size_t bytes);
-/// Gives the tensor the sizes, strides and offset of `other`, and enlarges its storage if it is too small.
-void take_shape(const at::Tensor& tensor, const at::Tensor& other);
 
 }  // namespace zr::host::model

@@ -231,7 +231,7 @@ void add_views(Rows& rows) {
   });
   change("resize_as_", 1, [](auto& e, Tensor& a, auto& s) {
     const Tensor like = e.tensor(s.b);
-    if (like.numel() * a.element_size() <= static_cast<int64_t>(a.storage().nbytes())) a.resize_as_(like);
+    if (a.storage_offset() + like.numel() <= elements(a)) a.resize_as_(like);
   });
   // Within the memory that has values.
   change("set_", 3, [](auto& e, Tensor& a, auto& s) {

@@ -8,6 +8,13 @@
 namespace deferred_search {
 namespace {
 
+// libtorch warns about each out= argument that it resizes.
+class NoWarnings final : public c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+NoWarnings no_warnings;
+const c10::WarningUtils::WarningHandlerGuard kNoWarnings(&no_warnings);
+
 TEST(DeferredSearch, RandomConstructorsBuildTheSameTensors) {
   Tally tally;
   const auto result =
