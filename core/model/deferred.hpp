@@ -68,6 +68,7 @@ class Construction final : public MemoryProvider, public std::enable_shared_from
   void query(Call& call);
   void add(Call& call);
   ShapeCall shape_of(const Call& call) const;
+  static bool converts(const Call& call);
   // Replaces the arguments on the stack by the results; returns those that are new.
   std::vector<at::Tensor> infer(Call& call);
   // Copies ordinary tensors among the arguments, and makes snapshots of the others.

@@ -1,5 +1,4 @@
 // Construction's recording of operators.
-#include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
@@ -7,89 +6,14 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
-#include <unordered_map>
-#include <unordered_set>
+#include <optional>
 #include <utility>
 
 #include "base/error.hpp"
-#include "model/deferred.hpp"
+#include "model/deferred_call.hpp"
 #include "model/shape_call.hpp"
 
 namespace zr::host::model {
-
-struct Construction::Traits {
-  explicit Traits(const c10::OperatorHandle& op);
-  static const Traits& of(const c10::OperatorHandle& op);
-
-  bool view;           // all results are views of arguments, and it writes nothing
-  bool metadata;       // changes the shape or storage of its first argument, no values
-  bool writes;         // to an argument
-  bool makes_tensors;  // has tensors among its results
-  bool composite;      // calls other operators, which are recorded instead
-  bool empty;          // makes a tensor without values
-};
-
-namespace {
-bool is_tensor_type(const c10::TypePtr& type) {
-  if (type->kind() == c10::TypeKind::TensorType) return true;
-  if (type->kind() == c10::TypeKind::ListType || type->kind() == c10::TypeKind::OptionalType)
-    return is_tensor_type(type->containedType(0));
-  return false;
-}
-
-// As libtorch does before it writes.
-void check_leaf(const at::Tensor& tensor) {
-  if (!at::GradMode::is_enabled() || !tensor.requires_grad()) return;
-  TORCH_CHECK(!tensor.is_leaf(), "a leaf Variable that requires grad is being used in an in-place operation.");
-  TORCH_CHECK(!tensor.is_view() || !tensor._base().is_leaf(),
-              "a view of a leaf Variable that requires grad is being used in an in-place operation.");
-}
-}  // namespace
-
-Construction::Traits::Traits(const c10::OperatorHandle& op) {
-  static const std::unordered_set<std::string> fill{"aten::zeros", "aten::ones",  "aten::full",
-                                                    "aten::rand",  "aten::randn", "aten::randint"};
-  static const std::unordered_set<std::string> empties{"aten::empty", "aten::empty_like", "aten::empty_strided",
-                                                       "aten::new_empty", "aten::new_empty_strided"};
-  const auto& schema = op.schema();
-  const auto is_written = [](const c10::Argument& a) { return a.alias_info() && a.alias_info()->isWrite(); };
-  view = is_view(schema);
-  metadata = op.hasTag(at::Tag::inplace_view);
-  writes = std::any_of(schema.arguments().begin(), schema.arguments().end(), is_written);
-  makes_tensors = std::any_of(schema.returns().begin(), schema.returns().end(),
-                              [](const c10::Argument& result) { return is_tensor_type(result.type()); });
-  empty = empties.count(schema.name()) > 0;
-  // A factory that fills what at::empty made needs the memory of one tensor then, not of two.
-  composite = !empty &&
-              (fill.count(schema.name()) || (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
-                                             !op.hasKernelForDispatchKey(c10::DispatchKey::CPU)));
-}
-
-const Construction::Traits& Construction::Traits::of(const c10::OperatorHandle& op) {
-  thread_local std::unordered_map<const c10::FunctionSchema*, Traits> known;
-  const auto found = known.find(&op.schema());
-  return found != known.end() ? found->second : known.emplace(&op.schema(), Traits(op)).first->second;
-}
-
-struct Construction::Call {
-  const c10::OperatorHandle& op;
-  c10::DispatchKeySet keys;  // to redispatch to
-  Stack* stack;
-  const Traits& traits = Traits::of(op);
-  std::size_t count = op.schema().arguments().size();
-
-  void redispatch() const { op.redispatchBoxed(keys, stack); }
-  const c10::IValue& argument(std::size_t i) const { return (*stack)[stack->size() - count + i]; }
-  bool writes(std::size_t i) const {
-    const auto* alias = op.schema().arguments()[i].alias_info();
-    return alias && alias->isWrite();
-  }
-  template <class F>
-  void for_each(F&& fn) const {
-    for_each_tensor(*stack, count, fn);
-  }
-  const std::string& name() const { return op.schema().name(); }
-};
 
 void Construction::RecordingScope::record(const c10::OperatorHandle& op, c10::DispatchKeySet remaining_keys,
                                           Stack* stack) {
@@ -136,68 +60,6 @@ void Construction::record(Call& call) {
   }
   const c10::impl::ExcludeDispatchKeyGuard once(c10::DispatchKey::DeferredInit);
   add(call);
-}
-
-void Construction::change_metadata(Call& call) {
-  const c10::impl::ExcludeDispatchKeyGuard plain(c10::DispatchKey::DeferredInit);
-  const at::Tensor self = call.argument(0).toTensor();
-  if (call.name().rfind("aten::resize_", 0) == 0) {
-    check_leaf(self);
-    TORCH_CHECK(!self.requires_grad(), "cannot resize variables that require grad");
-    close_pointers(*storage_impl(self));
-    ShapeCall meta(call.op, *call.stack);
-    meta.run();
-    meta.resize_arguments();
-    torch::jit::drop(*call.stack, call.count);
-    return void(call.stack->emplace_back(self));
-  }
-  if (call.name() == "aten::set_" && call.count == 1) {
-    check_leaf(self);
-    self.unsafeGetTensorImpl()->set_storage_keep_dtype(placeholder(at::empty({0}, self.options())).storage());
-    self.unsafeGetTensorImpl()->set_storage_offset(0);
-    return self.unsafeGetTensorImpl()->set_sizes_contiguous({0});
-  }
-  if (call.name() == "aten::set_") return set_storage(call, self);
-  call.redispatch();
-}
-
-// The bytes of storage that set_() with these arguments needs; 0 if it takes what there is.
-std::size_t Construction::bytes_of_set(const Call& call, const at::Tensor& self) {
-  at::Tensor shape = at::empty({0}, self.options().device(at::kMeta).requires_grad(false));
-  int64_t offset = 0;
-  if (call.count > 3) {
-    const std::vector<int64_t> sizes = call.argument(3).toIntVector(), strides = call.argument(4).toIntVector();
-    shape.resize_(sizes);
-    if (!strides.empty()) shape.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
-    offset = call.argument(2).toInt();
-  } else if (call.argument(1).isTensor()) {
-    const at::Tensor& source = call.argument(1).toTensor();
-    shape.unsafeGetTensorImpl()->set_sizes_and_strides(source.sizes(), source.strides());
-    offset = source.storage_offset();
-  }
-  return shape.numel() == 0 ? 0
-                            : at::detail::computeStorageNbytes(shape.sizes(), shape.strides(), self.element_size(),
-                                                               static_cast<std::size_t>(offset));
-}
-
-// set_() with a source. libtorch compares the data pointers of the two storages, so they must be one before.
-void Construction::set_storage(Call& call, const at::Tensor& self) {
-  const c10::Storage before = self.storage();  // NOLINT: a copy, because the tensor's storage is replaced
-  const c10::IValue& from = call.argument(1);
-  const c10::Storage source = from.isTensor() ? from.toTensor().storage() : from.toStorage();
-  check_leaf(self);
-  if (Placeholder::find(*source.unsafeGetStorageImpl())) {
-    close_pointers(*source.unsafeGetStorageImpl());
-    grow(source, bytes_of_set(call, self));
-  }
-  self.unsafeGetTensorImpl()->set_storage_keep_dtype(source);
-  try {
-    call.redispatch();
-  } catch (...) {
-    self.unsafeGetTensorImpl()->set_storage_keep_dtype(before);
-    throw;
-  }
-  Placeholder::mark(self, placeholder_of(self) != nullptr);
 }
 
 void Construction::fail_values(const Call& call) const {
@@ -269,16 +131,31 @@ Stack Construction::keep_arguments(const Call& call) const {
   return kept;
 }
 
+// On the CPU, libtorch converts arguments of several types first, which can change the strides of the result; on meta
+// tensors it does not.
+bool Construction::converts(const Call& call) {
+  std::optional<at::ScalarType> type;
+  bool several = false, reordered = false;
+  call.for_each([&](const at::Tensor& tensor, std::size_t) {
+    several |= type && *type != tensor.scalar_type();
+    type = tensor.scalar_type();
+    reordered |= !tensor.is_contiguous();
+  });
+  return several && reordered;
+}
+
 // The call without values: on meta tensors, or else on temporary memory.
 ShapeCall Construction::shape_of(const Call& call) const {
   const bool by_values =
       call.op.hasTag(at::Tag::data_dependent_output) || call.op.hasTag(at::Tag::dynamic_output_shape);
   ShapeCall meta(call.op, *call.stack);
+  bool is_known = true;
   try {
     meta.run();
-    return meta;
+    if (call.traits.writes || !converts(call)) return meta;
   } catch (const c10::NotImplementedError&) {
     if (by_values) fail_values(call);
+    is_known = false;
   } catch (const c10::Error& error) {
     if (by_values || std::string(error.what_without_backtrace()).find("meta") != std::string::npos) fail_values(call);
     throw;  // as in an ordinary construction
@@ -288,6 +165,7 @@ ShapeCall Construction::shape_of(const Call& call) const {
   try {
     on_memory.run();
   } catch (const c10::Error&) {
+    if (is_known) return meta;
     fail_values(call);
   }
   return on_memory;

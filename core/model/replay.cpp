@@ -88,10 +88,16 @@ Replay::Replay(const Registered& registered, const Model::ConstructMemory& memor
 }
 
 void Replay::prepare(const std::vector<RecordedStep>& steps) {
+  std::unordered_map<const c10::StorageImpl*, std::size_t> last;
   for (std::size_t i = 0; i < steps.size() && !parts_.empty(); ++i)
     steps[i].for_each([&](const at::Tensor& tensor) {
-      if (const auto found = parts_.find(storage_impl(tensor)); found != parts_.end()) found->second.last_use = i;
+      if (parts_.count(storage_impl(tensor))) last[storage_impl(tensor)] = i;
     });
+  for (const auto& [name, tensor] : registered_.parameters)
+    if (const auto found = last.find(storage_impl(tensor)); found != last.end()) {
+      last_uses_[found->second].push_back(&parts_.at(found->first));
+      last.erase(found);
+    }
 }
 
 void Replay::run(RecordedStep& step, std::size_t index) {
@@ -102,12 +108,25 @@ void Replay::run(RecordedStep& step, std::size_t index) {
                 step.bytes->data(), step.bytes->size());
   // The one in the staging memory first: store() may use that memory.
   while (attached_.size() > 1) store_and_detach(attached_.front());
-  for (auto& [storage, parts] : parts_)
-    if (parts.memory && parts.last_use == index) store_parts(storage, parts);
+  if (const auto ended = last_uses_.find(index); ended != last_uses_.end())
+    for (Parts* parts : ended->second) store_parts(*parts);
+}
+
+void Replay::detach_all() {
+  while (!attached_.empty()) store_and_detach(attached_.front());
 }
 
 void Replay::finish() {
-  while (!attached_.empty()) store_and_detach(attached_.front());
+  detach_all();
+  for (uint32_t param = 0; param < registered_.parameters.size(); ++param) {
+    const at::Tensor& tensor = registered_.parameters[param].second;
+    const auto parts = parts_.find(storage_impl(tensor));
+    const bool unused =
+        parts != parts_.end() ? !parts->second.stored : staged_.count(storage_impl(tensor)) && !stored_.count(param);
+    if (!unused) continue;
+    std::fill_n(memory_.staging, tensor.numel(), 0.0f);
+    memory_.store(param, memory_.staging);
+  }
 }
 
 void Replay::complete(c10::StorageImpl& storage) {
@@ -209,8 +228,8 @@ void Replay::store_and_detach(Placeholder* placeholder) {
   memory_.account(-std::exchange(extra_bytes_, 0));
 }
 
-void Replay::store_parts(const c10::StorageImpl* storage, Parts& parts) {
-  finish();  // frees the staging memory
+void Replay::store_parts(Parts& parts) {
+  detach_all();  // frees the staging memory
   for (const uint32_t param : parts.params) {
     const at::Tensor& tensor = registered_.parameters[param].second;
     const c10::impl::ExcludeDispatchKeyGuard plain(c10::DispatchKey::DeferredInit);
@@ -218,9 +237,11 @@ void Replay::store_parts(const c10::StorageImpl* storage, Parts& parts) {
     if (runs_operators_) at::from_blob(memory_.staging, tensor.sizes(), at::kFloat).copy_(tensor);
     memory_.store(param, memory_.staging);
   }
-  placeholder_of(registered_.parameters[parts.params.front()].second)->detach();
+  parts.stored = true;
+  Placeholder* placeholder = placeholder_of(registered_.parameters[parts.params.front()].second);
+  placeholder->detach();
   parts.memory.clear();
-  memory_.account(-static_cast<int64_t>(storage->nbytes()));
+  memory_.account(-static_cast<int64_t>(placeholder->storage().nbytes()));
 }
 
 void Replay::fail(const RecordedStep& step, const std::string& reason) const {

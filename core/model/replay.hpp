@@ -31,7 +31,7 @@ class Replay {
   void prepare(const std::vector<RecordedStep>& steps);
   /// Runs one step, in the order of prepare().
   void run(RecordedStep& step, std::size_t index);
-  /// Stores the parameters that still have memory.
+  /// Stores the parameters that still have memory, and zeros for those that no step used.
   void finish();
   /// Gives a storage that no step used memory for good.
   static void complete(c10::StorageImpl& storage);
@@ -42,8 +42,8 @@ class Replay {
   // Parameters that do not fill their storage in row-major fp32.
   struct Parts {
     std::vector<uint32_t> params;
-    std::size_t last_use = 0;
     at::DataPtr memory;
+    bool stored = false;
   };
   void provide(const RecordedStep& step);
   void provide_staged(Placeholder& placeholder, uint32_t param, std::vector<Placeholder*>& in_use);
@@ -51,7 +51,8 @@ class Replay {
   void execute(const RecordedStep& step);
   void take_result(const at::Tensor& result, const at::Tensor& computed);
   void store_and_detach(Placeholder* placeholder);
-  void store_parts(const c10::StorageImpl* storage, Parts& parts);
+  void detach_all();
+  void store_parts(Parts& parts);
   [[noreturn]] void fail(const RecordedStep& step, const std::string& reason) const;
 
   const Registered registered_;
@@ -59,6 +60,7 @@ class Replay {
   const bool runs_operators_;
   std::unordered_map<const c10::StorageImpl*, uint32_t> staged_;
   std::unordered_map<const c10::StorageImpl*, Parts> parts_;
+  std::unordered_map<std::size_t, std::vector<Parts*>> last_uses_;  // by step; in the order of the parameters
   RandomReplay random_;
   const Placeholder* overwritten_ = nullptr;  // by the current operator, completely
   std::vector<Placeholder*> attached_;        // staged parameters with memory

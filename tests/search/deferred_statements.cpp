@@ -61,7 +61,7 @@ void add_factories(Rows& rows) {
   rows.push_back({"tensor_of_number", 2, false, [](auto& e, auto& s) { e.push(torch::tensor(number(s.a))); }});
   rows.push_back({"from_blob_clone", 1, false, [](auto& e, auto& s) {
                     std::vector<float> list = values(s.a, s.b);
-                    e.push(torch::from_blob(list.data(), {std::ssize(list)}).clone());
+                    e.push(torch::from_blob(list.data(), {std::ssize(list)}, at::kFloat).clone());
                   }});
   rows.push_back({"empty_then_pointer", 3, false, [](auto& e, auto& s) {
                     Tensor made = torch::empty(shape(s.a));
