@@ -49,12 +49,17 @@ Gathered::~Gathered() noexcept(false) {
 }
 
 namespace detail {
+using host::model::Construction;
+
 struct DeferredScope::State {
-  host::model::Construction::RecordingScope scope;
+  Construction::RecordingScope scope;
 };
 namespace {
 [[maybe_unused]] const bool kRegistered = [] {
-  build_without_memory = [] { [[maybe_unused]] static const auto* scope = new DeferredScope; };  // never destroyed
+  build_without_memory = [] {
+    [[maybe_unused]] static const auto* scope =
+        new Construction::RecordingScope(Construction::Purpose::shapes);  // never destroyed
+  };
   return true;
 }();
 }  // namespace

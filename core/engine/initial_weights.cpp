@@ -6,11 +6,22 @@
 #include <cstring>
 
 #include "base/dtype.hpp"
+#include "base/error.hpp"
 
 namespace zr::host::engine {
 
 namespace {
 constexpr const char* kStartTag = "start of training";
+
+// Replaces the bytes by those of rank 0.
+void broadcast_memory(comm::CommRuntime& comm, void* data, int64_t bytes, const char* what) {
+  const std::string sent =
+      comm.broadcast_bytes(std::string(static_cast<const char*>(data), static_cast<std::size_t>(bytes)), 0, what);
+  if (static_cast<int64_t>(sent.size()) != bytes)
+    fail_user(fmt::format("{} differ from this rank's: {} bytes, not {}; build the same model on all ranks", what,
+                          sent.size(), bytes));
+  std::memcpy(data, sent.data(), sent.size());
+}
 
 void broadcast_parameters(const StepContext& context, ShardedState& state, float* values) {
   model::Model& model = context.model;
@@ -33,7 +44,10 @@ void broadcast_parameters(const StepContext& context, ShardedState& state, float
       state.read(param, LogicalTensor::value, "", 0, parameters[param].count, out);
     };
     const auto account = [&](int64_t bytes) { context.ledger.add(Tier::device, MemoryKind::other, kStartTag, bytes); };
-    model.construct({values, broadcast_parameter, load, account}, context.rank() == 0);
+    const auto broadcast = [&](void* data, int64_t bytes) {
+      broadcast_memory(context.comm, data, bytes, "rank 0's tensors");
+    };
+    model.construct({values, broadcast_parameter, load, account, broadcast}, context.rank() == 0);
     return;
   }
   for (uint32_t param = 0; param < parameters.size(); ++param) {
@@ -62,12 +76,8 @@ void broadcast_initial_weights(const StepContext& context, ShardedState& state) 
   auto* values = static_cast<float*>(comm.allocate(largest * 4, 64, Tier::device, MemoryKind::other, kStartTag));
   broadcast_parameters(context, state, values);
   comm.free(values);
-  for (const model::ModelBuffer& buffer : context.model.buffers()) {
-    const std::string bytes =
-        comm.broadcast_bytes(std::string(static_cast<const char*>(buffer.data), static_cast<std::size_t>(buffer.bytes)),
-                             0, "rank 0's buffers");
-    std::memcpy(buffer.data, bytes.data(), bytes.size());
-  }
+  for (const model::ModelBuffer& buffer : context.model.buffers())
+    broadcast_memory(comm, buffer.data, buffer.bytes, "rank 0's buffers");
   context.model.write_buffers();
   comm.barrier(kStartTag);  // until the owners have written the shared weights
   bind(context, state.buffers());

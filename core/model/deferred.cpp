@@ -1,14 +1,6 @@
 #include "model/deferred.hpp"
 
-#include <ATen/Context.h>
-#include <ATen/EmptyTensor.h>
-#include <ATen/ops/empty_strided.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-
 #include <algorithm>
-#include <cstring>
-#include <string>
-#include <unordered_set>
 
 #include "base/error.hpp"
 #include "zr/mutex.hpp"
@@ -16,7 +8,7 @@
 namespace zr::host::model {
 
 namespace {
-// Constructions that have not been replayed yet.
+// Owns the constructions whose model has no engine yet.
 struct PendingConstructions {
   Mutex mutex;
   std::vector<std::shared_ptr<Construction>> constructions ZR_GUARDED_BY(mutex);
@@ -25,82 +17,66 @@ struct PendingConstructions {
     return *pending;
   }
 };
-
-at::Tensor random_state() { return at::globalContext().defaultGenerator(at::kCPU).get_state(); }
-void set_random_state(const at::Tensor& state) {
-  at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
-  generator.set_state(state);
-}
-bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
-  return a.nbytes() == b.nbytes() && std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
-}
-
-// Applies fn to every tensor of a value, also in lists.
-template <class F>
-c10::IValue map_tensors(const c10::IValue& value, F&& fn) {
-  if (value.isTensor()) return value.toTensor().defined() ? c10::IValue(fn(value.toTensor())) : value;
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(fn(tensor));
-    return list;
-  }
-  if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> list;
-    for (const std::optional<at::Tensor> tensor : value.toOptionalTensorList())
-      list.push_back(tensor && tensor->defined() ? std::optional(fn(*tensor)) : tensor);
-    return list;
-  }
-  return value;
-}
-
-at::Tensor to_meta(const at::Tensor& tensor) {
-  return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta).requires_grad(false));
-}
-
-// True if the operator overwrites a full storage in place, so that its previous values are not used.
-bool overwrites(const c10::OperatorHandle& op, const c10::IValue& self) {
-  static const auto* names = new std::unordered_set<std::string>{"aten::normal_", "aten::uniform_", "aten::zero_",
-                                                                 "aten::fill_", "aten::copy_"};  // never destroyed
-  if (!names->count(op.schema().name())) return false;
-  const at::Tensor& tensor = self.toTensor();
-  return tensor.nbytes() == tensor.storage().nbytes();
-}
-bool computes_nothing(const c10::OperatorHandle& op) {
-  return op.schema().name() == "aten::empty" || op.schema().name() == "aten::empty_like" ||
-         op.schema().name() == "aten::empty_strided";
-}
-
-bool writes(const c10::OperatorHandle& op) {
-  const auto& arguments = op.schema().arguments();
-  return std::any_of(arguments.begin(), arguments.end(),
-                     [](const auto& a) { return a.alias_info() && a.alias_info()->isWrite(); });
-}
 }  // namespace
 
-Construction::RecordingScope::RecordingScope() : construction_(std::make_shared<Construction>()) {
-  PendingConstructions& pending = PendingConstructions::get();
-  const MutexLock lock(pending.mutex);
-  pending.constructions.push_back(construction_);
+Construction::RecordingScope::RecordingScope(Purpose purpose) {
+  const auto* outer = dynamic_cast<const RecordingScope*>(this->outer());
+  outermost_ = !outer;
+  construction_ = outer ? outer->construction_ : std::make_shared<Construction>(purpose);
+  if (outer) return;
+  pending();
+  PendingConstructions& all = PendingConstructions::get();
+  const MutexLock lock(all.mutex);
+  all.constructions.push_back(construction_);
 }
 
-void Construction::RecordingScope::record(const c10::OperatorHandle& op, c10::DispatchKeySet remaining_keys,
-                                          Stack* stack) {
-  // Views and changes of shape use no memory. Some copy if necessary (to, reshape, contiguous): the operators that they
-  // call are recorded here.
-  if (is_view(op.schema()) || op.hasTag(at::Tag::inplace_view)) return op.redispatchBoxed(remaining_keys, stack);
-  // Operators that another operator calls are not recorded.
-  const c10::impl::ExcludeDispatchKeyGuard once(c10::DispatchKey::DeferredInit);
-  construction_->add(op, remaining_keys, stack);
+Construction::RecordingScope::~RecordingScope() {
+  if (outermost_) construction_->finish_recording();
+  construction_.reset();
+  if (outermost_) pending();
+}
+
+// The thread that records: `recording_` is read under the lock.
+void Construction::finish_recording() {
+  written_late_ |= !pointers_.finish([this](c10::StorageImpl& storage, std::shared_ptr<const std::string> bytes) {
+    record_bytes(storage, std::move(bytes));
+  });
+  const MutexLock lock(PendingConstructions::get().mutex);
+  recording_ = false;
+}
+
+std::size_t Construction::pending() {
+  std::vector<std::shared_ptr<Construction>> abandoned;  // freed without the lock
+  PendingConstructions& all = PendingConstructions::get();
+  const MutexLock lock(all.mutex);
+  std::erase_if(all.constructions, [&](const auto& construction) {
+    if (construction->recording_ || !construction->is_abandoned()) return false;
+    abandoned.push_back(construction);
+    return true;
+  });
+  return all.constructions.size();
+}
+
+// True if only the record itself uses its tensors: the model was destroyed, or its constructor threw.
+bool Construction::is_abandoned() const {
+  std::unordered_map<const c10::StorageImpl*, std::size_t> own;
+  for (const RecordedStep& step : steps_) step.for_each([&](const at::Tensor& tensor) { ++own[storage_impl(tensor)]; });
+  return std::all_of(storages_.begin(), storages_.end(),
+                     [&](const auto& storage) { return storage.use_count() == own[storage._unsafe_get_target()]; });
+}
+
+Construction::~Construction() {
+  steps_.clear();
+  for (const auto& weak : storages_)
+    if (const auto storage = weak.lock())
+      if (Placeholder* placeholder = Placeholder::find(*storage); placeholder && placeholder->provider() == this)
+        placeholder->orphan(placeholder->reason());
 }
 
 std::shared_ptr<Construction> Construction::of(const at::Tensor& tensor) {
-  const Placeholder* placeholder = Placeholder::find(tensor);
-  if (!placeholder) return nullptr;
-  PendingConstructions& pending = PendingConstructions::get();
-  const MutexLock lock(pending.mutex);
-  for (const auto& construction : pending.constructions)
-    if (construction.get() == placeholder->provider()) return construction;
-  return nullptr;
+  const Placeholder* placeholder = placeholder_of(tensor);
+  auto* construction = placeholder ? dynamic_cast<Construction*>(placeholder->provider()) : nullptr;
+  return construction ? construction->weak_from_this().lock() : nullptr;
 }
 
 std::string Construction::remedy() const {
@@ -110,180 +86,41 @@ std::string Construction::remedy() const {
 
 void Construction::enter(const ParamUse* param_uses, std::size_t) { fail_user(param_uses->placeholder->reason()); }
 
-at::Tensor Construction::placeholder(const at::Tensor& like) {
-  return Placeholder::make(like.sizes(), like.strides(), like.scalar_type(), this, placeholder_count_++,
-                           "this tensor was built by zr::deferred: it has values once the zr::Engine is made; read "
-                           "them with engine.get(), or build the model without zr::deferred");
+int64_t Construction::references(const c10::StorageImpl* storage) const {
+  int64_t count = 0;
+  for (const RecordedStep& step : steps_)
+    step.for_each([&](const at::Tensor& tensor) { count += storage_impl(tensor) == storage; });
+  return count;
 }
 
-// Runs an operator on meta tensors, and makes placeholders for its results.
-void Construction::infer(const c10::OperatorHandle& op, Stack* stack, std::vector<at::Tensor>& results) {
-  const auto& arguments = op.schema().arguments();
-  const std::size_t first = stack->size() - arguments.size();
-  Stack shapes;
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    shapes.push_back(arguments[i].name() == "device" ? c10::IValue(c10::Device(c10::kMeta))
-                                                     : map_tensors((*stack)[first + i], to_meta));
+void Construction::replay(const Replay::Registered& registered, const Model::ConstructMemory& memory,
+                          bool runs_operators) {
+  {
+    PendingConstructions& all = PendingConstructions::get();
+    const MutexLock lock(all.mutex);
+    std::erase_if(all.constructions, [this](const auto& construction) { return construction.get() == this; });
   }
-  try {
-    op.callBoxed(shapes);
-  } catch (const c10::Error&) {
-    fail_user("zr::deferred: " + op.schema().name() +
-              " needs values, which a deferred model has only after the engine is made; call it after that, or build "
-              "the model without zr::deferred");
-  }
-  torch::jit::drop(*stack, arguments.size());
-  for (const c10::IValue& shape : shapes)
-    stack->push_back(map_tensors(shape, [&](const at::Tensor& meta) {
-      results.push_back(placeholder(meta));
-      return results.back();
-    }));
-}
-
-void Construction::add(const c10::OperatorHandle& op, c10::DispatchKeySet remaining_keys, Stack* stack) {
-  std::vector<ParamUse> param_uses;
-  find_param_uses(op, *stack, param_uses);
-  const auto& schema = op.schema();
-  const bool has_tensors =
-      std::any_of(stack->end() - static_cast<std::ptrdiff_t>(schema.arguments().size()), stack->end(),
-                  [](const c10::IValue& v) { return v.isTensor() || v.isTensorList() || v.isOptionalTensorList(); });
-  // Operators that use only ordinary tensors run at once.
-  if (param_uses.empty() && has_tensors) return op.redispatchBoxed(remaining_keys, stack);
-  Step step{op, Stack(stack->end() - static_cast<std::ptrdiff_t>(schema.arguments().size()), stack->end()), {}, {}};
-  keep_inputs(op, step.arguments);
-  const at::Tensor random = random_state();
-  if (steps_.empty() || !same_bytes(random, random_)) step.random = random;
-  random_ = random;
-  if (writes(op)) {
-    // In place: the results are arguments.
-    const std::size_t first = stack->size() - schema.arguments().size();
-    Stack results;
-    for (const auto& result : schema.returns())
-      for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
-        const auto* alias = schema.arguments()[i].alias_info();
-        if (!alias || !result.alias_info() || *alias != *result.alias_info()) continue;
-        results.push_back((*stack)[first + i]);
-        break;
-      }
-    torch::jit::drop(*stack, schema.arguments().size());
-    stack->insert(stack->end(), results.begin(), results.end());
-  } else {
-    infer(op, stack, step.results);
-  }
-  steps_.push_back(std::move(step));
-}
-
-// The operator runs later, so ordinary tensors are copied now. A later run cannot write to them.
-void Construction::keep_inputs(const c10::OperatorHandle& op, Stack& arguments) {
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    const auto* alias = op.schema().arguments()[i].alias_info();
-    const bool written = alias && alias->isWrite();
-    arguments[i] = map_tensors(arguments[i], [&](const at::Tensor& tensor) {
-      if (Placeholder::find(tensor)) return tensor;
-      if (written)
-        fail_user("zr::deferred: " + op.schema().name() +
-                  " writes a deferred tensor, which has no values yet, into an ordinary tensor; build both within "
-                  "zr::deferred, or build the model without it");
-      return tensor.clone();
-    });
-  }
-}
-
-// One parameter at a time uses the staging memory. If an operator uses several, the others get separate memory.
-class Construction::Replay {
- public:
-  Replay(const Storages& param_of, const Model::ConstructMemory& load, bool runs_operators)
-      : param_of_(param_of), load_(load), runs_operators_(runs_operators) {}
-
-  void run(Step& step) {
-    std::vector<at::Tensor> tensors = step.results;
-    for (const c10::IValue& value : step.arguments)
-      map_tensors(value, [&](const at::Tensor& tensor) {
-        tensors.push_back(tensor);
-        return tensor;
-      });
-    overwritten_ = !step.arguments.empty() && step.arguments[0].isTensor() && overwrites(step.op, step.arguments[0])
-                       ? Placeholder::find(step.arguments[0].toTensor())
-                       : nullptr;
-    std::vector<Placeholder*> params;
-    for (const at::Tensor& tensor : tensors) provide_memory(tensor, params);
-    if (runs_operators_ && !computes_nothing(step.op)) {
-      const at::NoGradGuard no_grad;
-      const c10::impl::ExcludeDispatchKeyGuard plain(c10::DispatchKey::DeferredInit);
-      if (step.random) set_random_state(*step.random);
-      Stack stack = step.arguments;
-      step.op.callBoxed(stack);
-      // provide_memory() gave the new tensors memory: the results are copied there.
-      std::size_t i = 0;
-      for (const c10::IValue& value : stack)
-        map_tensors(value, [&](const at::Tensor& computed) {
-          if (i < step.results.size()) step.results[i++].copy_(computed);
-          return computed;
-        });
-    }
-    // The one in the staging memory first: store() may use that memory.
-    while (attached_.size() > 1) store_and_detach(attached_.front());
-  }
-  void finish() {
-    while (!attached_.empty()) store_and_detach(attached_.front());
-  }
-
- private:
-  void provide_memory(const at::Tensor& tensor, std::vector<Placeholder*>& params) {
-    Placeholder* placeholder = Placeholder::find(tensor);
-    if (!placeholder || placeholder->memory()) {
-      if (placeholder && param_of_.count(&placeholder->storage())) params.push_back(placeholder);
-      return;
-    }
-    const auto at = param_of_.find(&placeholder->storage());
-    if (at == param_of_.end()) return placeholder->keep(allocate_memory(placeholder->storage().nbytes()));
-    // Uses the staging memory, or separate memory while another parameter of this operator uses it.
-    for (Placeholder* other : std::vector<Placeholder*>(attached_))
-      if (std::find(params.begin(), params.end(), other) == params.end()) store_and_detach(other);
-    params.push_back(placeholder);
-    float* memory = load_.staging;
-    if (!attached_.empty()) {
-      extra_memory_.push_back(std::make_unique<float[]>(placeholder->storage().nbytes() / sizeof(float) + 1));
-      memory = extra_memory_.back().get();
-      extra_bytes_ += static_cast<int64_t>(placeholder->storage().nbytes());
-      load_.account(static_cast<int64_t>(placeholder->storage().nbytes()));
-    }
-    if (stored_.count(at->second) && placeholder != overwritten_) load_.load(at->second, memory);
-    placeholder->attach(memory);
-    attached_.push_back(placeholder);
-  }
-  void store_and_detach(Placeholder* placeholder) {
-    const uint32_t param = param_of_.at(&placeholder->storage());
-    load_.store(param, static_cast<const float*>(placeholder->memory()));
-    stored_.insert(param);
-    placeholder->detach();
-    attached_.erase(std::find(attached_.begin(), attached_.end(), placeholder));
-    if (!attached_.empty() || extra_memory_.empty()) return;
-    extra_memory_.clear();
-    load_.account(-std::exchange(extra_bytes_, 0));
-  }
-  static at::DataPtr allocate_memory(std::size_t bytes) { return c10::GetAllocator(c10::kCPU)->allocate(bytes); }
-
-  const Storages& param_of_;
-  const Model::ConstructMemory& load_;
-  bool runs_operators_;
-  const Placeholder* overwritten_ = nullptr;            // by the current operator, completely
-  std::vector<Placeholder*> attached_;                  // parameters with memory
-  std::vector<std::unique_ptr<float[]>> extra_memory_;  // separate memory of the others
-  int64_t extra_bytes_ = 0;
-  std::unordered_set<uint32_t> stored_;
-};
-
-void Construction::replay(const Storages& param_of, const Model::ConstructMemory& load, bool runs_operators) {
-  Replay replay(param_of, load, runs_operators);
-  for (Step& step : steps_) {
-    replay.run(step);
-    step = Step{step.op, {}, {}, {}};  // frees temporaries as soon as possible
+  if (written_late_)
+    fail_user(
+        "zr::deferred: a tensor of the constructor was written through a pointer after an operator had used it, which "
+        "the deferred model cannot repeat; write through the pointer before that operator, use fill_() or copy_() "
+        "instead, or build the model without zr::deferred");
+  Replay replay(registered, memory, runs_operators);
+  replay.prepare(steps_);
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
+    replay.run(steps_[i], i);
+    steps_[i] = {};  // frees temporaries as soon as possible
   }
   replay.finish();
-  PendingConstructions& pending = PendingConstructions::get();
-  const MutexLock lock(pending.mutex);
-  std::erase_if(pending.constructions, [this](const auto& construction) { return construction.get() == this; });
+  std::unordered_set<const c10::StorageImpl*> registered_buffers;
+  for (const auto& [name, buffer] : registered.buffers) registered_buffers.insert(storage_impl(buffer));
+  for (const auto& weak : storages_) {
+    const auto storage = weak.lock();
+    if (!storage || replay.stores(storage.get())) continue;
+    replay.complete(*storage);
+    if (!registered_buffers.count(storage.get()) && storage->nbytes() > 0)
+      memory.broadcast(storage->_mutable_data_ptr_no_checks().get(), static_cast<int64_t>(storage->nbytes()));
+  }
 }
 
 }  // namespace zr::host::model

@@ -114,7 +114,7 @@ void enter(std::vector<ParamUse>& param_uses) {
 }
 
 // Runs an operator whose arguments have memory. An error about their types names the buffers that are kept as they are.
-void run(const c10::OperatorHandle& op, c10::DispatchKeySet remaining_keys, Stack* stack) {
+void redispatch(const c10::OperatorHandle& op, c10::DispatchKeySet remaining_keys, Stack* stack) {
   if (!KeptTensors::any()) return op.redispatchBoxed(remaining_keys, stack);
   const KeptTensors::Storages storages = KeptTensors::used(op, *stack);
   try {
@@ -127,12 +127,10 @@ void run(const c10::OperatorHandle& op, c10::DispatchKeySet remaining_keys, Stac
   }
 }
 
-void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-  const auto remaining_keys = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
-  if (recorder) return recorder->record(op, remaining_keys, stack);
+void run(const c10::OperatorHandle& op, c10::DispatchKeySet remaining_keys, Stack* stack) {
   std::vector<ParamUse> param_uses;
   find_param_uses(op, *stack, param_uses);
-  if (param_uses.empty()) return run(op, remaining_keys, stack);
+  if (param_uses.empty()) return redispatch(op, remaining_keys, stack);
   const OperatorTraits& traits = traits_of(op.schema());
   if (traits.replaces) return replace(op, remaining_keys, stack);
   // Some of these operators copy if necessary (contiguous, reshape, to): the operators that they call reach fallback().
@@ -140,7 +138,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
   enter(param_uses);
   try {
     const c10::impl::ExcludeDispatchKeyGuard once(kKey);  // memory is attached for nested operators
-    run(op, remaining_keys, stack);
+    redispatch(op, remaining_keys, stack);
   } catch (...) {
     leave(param_uses, param_uses.size(), false);
     throw;
@@ -148,7 +146,18 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
   leave(param_uses, param_uses.size(), true);
 }
 
+void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  const auto remaining_keys = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
+  if (recorder) return recorder->record(op, remaining_keys, stack);
+  run(op, remaining_keys, stack);
+}
+
 }  // namespace
+
+void run_intercepted(const c10::OperatorHandle& op, c10::DispatchKeySet remaining_keys, Stack* stack) {
+  const OperatorRecorder::Pause pause;
+  run(op, remaining_keys, stack);
+}
 
 void find_param_uses(const c10::OperatorHandle& op, const Stack& stack, std::vector<ParamUse>& param_uses) {
   const auto& arguments = op.schema().arguments();
@@ -186,5 +195,8 @@ OperatorRecorder::~OperatorRecorder() {
   recorder = outer_;
   if (!outer_) c10::impl::tls_set_dispatch_key_included(kKey, false);
 }
+
+OperatorRecorder::Pause::Pause() : paused_(std::exchange(recorder, nullptr)) {}
+OperatorRecorder::Pause::~Pause() { recorder = paused_; }
 
 }  // namespace zr::host::model

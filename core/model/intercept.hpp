@@ -33,6 +33,10 @@ void for_each_tensor(const c10::IValue& value, F&& fn) {
 /// True if all results of the operator are views of its arguments and it writes nothing, so it uses no memory.
 bool is_view(const c10::FunctionSchema& schema);
 
+/// Runs an operator that no OperatorRecorder records: placeholders among its arguments have memory meanwhile.
+/// `remaining_keys`: the keys to redispatch to.
+void run_intercepted(const c10::OperatorHandle& op, c10::DispatchKeySet remaining_keys, Stack* stack);
+
 /// While one exists, record() is called instead of each operator of this thread, also of those without tensors.
 class OperatorRecorder {
  public:
@@ -42,6 +46,20 @@ class OperatorRecorder {
   /// Called instead of the operator: takes the arguments from the stack and pushes the results. `remaining_keys`: the
   /// keys to redispatch to.
   virtual void record(const c10::OperatorHandle& op, c10::DispatchKeySet remaining_keys, Stack* stack) = 0;
+  /// While it exists, operators of this thread are not recorded.
+  class Pause {
+   public:
+    Pause();
+    ~Pause();
+    Pause(const Pause&) = delete;
+
+   private:
+    OperatorRecorder* paused_;
+  };
+
+ protected:
+  /// The one that this thread used before; null if there was none.
+  const OperatorRecorder* outer() const { return outer_; }
 
  private:
   OperatorRecorder* outer_;

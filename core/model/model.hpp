@@ -51,9 +51,11 @@ class Model {
     std::function<void(uint32_t param, const float* values)> store;
     std::function<void(uint32_t param, float* values)> load;
     std::function<void(int64_t bytes)> account;  // allocated, or (negative) freed more memory
+    // Gives all ranks the bytes of the rank that runs the operators; collective.
+    std::function<void(void* data, int64_t bytes)> broadcast;
   };
-  /// Constructs a deferred model and its buffers. If `runs_operators` is false, skips the operators: store() gets the
-  /// values from another rank. Collective.
+  /// Constructs a deferred model, its buffers and its other tensors. If `runs_operators` is false, skips the operators:
+  /// store() and broadcast() get the values from another rank. Collective.
   virtual void construct(const ConstructMemory& memory, bool runs_operators) = 0;
   /// From now on the parameter's data is `memory` (count elements, row-major, of `dtype`), which must outlive its use
   /// by the model.

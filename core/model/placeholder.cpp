@@ -104,7 +104,10 @@ void* Placeholder::memory() const { return storage_->_mutable_data_ptr_no_checks
 
 void Placeholder::keep(at::DataPtr memory) {
   set_readable(true);
-  storage_->set_data_ptr_noswap(std::move(memory));  // deletes this
+  c10::StorageImpl& storage = *storage_;
+  storage.set_allocator(c10::GetAllocator(device_.type()));
+  storage.set_resizable(true);
+  storage.set_data_ptr_noswap(std::move(memory));  // deletes this
 }
 
 void Placeholder::orphan(const std::string& reason) {

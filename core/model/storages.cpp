@@ -103,8 +103,9 @@ std::vector<Span> sorted_spans(const Storages::Tensors& parameters, const Storag
             "forward(), or register a clone()");
 }
 
-// Number of unregistered tensors on the storage, except bases that only views in autograd refer to.
-int64_t count_unregistered(const Storages::Tensors& registered) {
+// Number of unregistered tensors on the storage, without `internal` ones, and except bases that only views in autograd
+// refer to.
+int64_t count_unregistered(const Storages::Tensors& registered, int64_t internal) {
   std::map<const c10::TensorImpl*, std::size_t> views;  // by base
   int64_t known = 0, held = 0;
   for (const auto& [name, tensor] : registered) {
@@ -124,7 +125,7 @@ int64_t count_unregistered(const Storages::Tensors& registered) {
       }
     ++known;
   }
-  return std::max<int64_t>(static_cast<int64_t>(storage.use_count()) - known, 0) + held;
+  return std::max<int64_t>(static_cast<int64_t>(storage.use_count()) - internal - known, 0) + held;
 }
 }  // namespace
 
@@ -153,7 +154,7 @@ bool overlap(const torch::Tensor& a, const torch::Tensor& b) {
   return shared;
 }
 
-Storages::Storages(const Tensors& parameters, const Tensors& buffers) {
+Storages::Storages(const Tensors& parameters, const Tensors& buffers, const Internal& internal) {
   for (const auto& [name, tensor] : parameters) {
     if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes)
       fail_user("parameter '" + name +
@@ -169,7 +170,7 @@ Storages::Storages(const Tensors& parameters, const Tensors& buffers) {
   std::erase_if(users_,
                 [](const auto& item) { return item.second.parameters.size() + item.second.buffers.size() < 2; });
   for (const auto& [storage, users] : users_) {
-    check_unregistered(users);
+    check_unregistered(users, internal ? internal(storage) : 0);
     remaining_tensors_[storage] = users.parameters.size() + users.buffers.size();
   }
 }
@@ -183,11 +184,11 @@ void Storages::check_overlaps(const Tensors& parameters, const Tensors& buffers)
         fail_overlap(*span, *next);
 }
 
-void Storages::check_unregistered(const Users& users) const {
+void Storages::check_unregistered(const Users& users, int64_t internal) {
   if (users.parameters.empty() || users.buffers.empty()) return;
   Tensors tensors = users.parameters;
   tensors.insert(tensors.end(), users.buffers.begin(), users.buffers.end());
-  if (const int64_t others = count_unregistered(tensors); others > 0)
+  if (const int64_t others = count_unregistered(tensors, internal); others > 0)
     fail_user("parameter '" + users.parameters.front().first + "' and buffer '" + users.buffers.front().first +
               "' are parts of one storage, which " + std::to_string(others) +
               (others == 1 ? " unregistered tensor also uses" : " unregistered tensors also use") +

@@ -3,6 +3,7 @@
 
 #include <torch/types.h>
 
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -19,9 +20,11 @@ bool overlap(const torch::Tensor& a, const torch::Tensor& b);
 class Storages {
  public:
   using Tensors = std::vector<std::pair<std::string, torch::Tensor>>;
+  /// Number of tensors on a storage that are not the program's.
+  using Internal = std::function<int64_t(const c10::StorageImpl* storage)>;
   /// Throws UserError naming two tensors whose memory overlaps, or a parameter whose own elements overlap. Tied
   /// weights must be listed once.
-  Storages(const Tensors& parameters, const Tensors& buffers);
+  Storages(const Tensors& parameters, const Tensors& buffers, const Internal& internal = nullptr);
 
   /// True if the memory of the parameter's storage can be replaced by other memory of `type` on the parameter's device,
   /// so that all tensors on the storage see it.
@@ -55,7 +58,7 @@ class Storages {
   };
   /// Checks tensors on one storage, or on several storages at the same addresses (from_blob()).
   static void check_overlaps(const Tensors& parameters, const Tensors& buffers);
-  void check_unregistered(const Users& users) const;
+  static void check_unregistered(const Users& users, int64_t internal);
   void replace_and_close(const std::string& what, const torch::Tensor& tensor, const torch::Tensor& other);
   std::map<const c10::StorageImpl*, Users> users_;  // storages with several registered tensors
   std::map<const c10::StorageImpl*, std::size_t>

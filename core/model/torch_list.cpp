@@ -80,7 +80,7 @@ void TorchModel::add_parameter(const std::string& name, const torch::Tensor& ten
   if (const Placeholder* left = reloads || Construction::of(tensor) ? nullptr : Placeholder::find(tensor);
       left && !left->provider())
     fail_user(left->reason());
-  check_deferred(name, tensor);
+  check_deferred("parameter '" + name + "'", tensor);
   check_other_engine(name, tensor, nullptr);
   auto& entry = state_->entries.emplace_back();
   entry.tensor = tensor;
@@ -93,11 +93,7 @@ void TorchModel::add_parameter(const std::string& name, const torch::Tensor& ten
 
 void TorchModel::add_buffers(const std::vector<std::pair<std::string, torch::Tensor>>& buffers) {
   state_->buffers = filled(buffers);
-  for (const auto& [name, tensor] : state_->buffers)
-    if (const auto construction = Construction::of(tensor); construction && construction != state_->construction)
-      fail_user("buffer '" + name +
-                "' was not built in the same zr::deferred call as the parameters; build the whole model in one call, "
-                "or without zr::deferred");
+  for (const auto& [name, tensor] : state_->buffers) check_deferred("buffer '" + name + "'", tensor);
   for (const auto& [name, tensor] : buffers) {
     if (!tensor.defined()) continue;
     state_->buffer_kinds.emplace(name, State::kind_of(tensor));
@@ -123,7 +119,10 @@ TorchModel::TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>&
   for (const auto& [name, tensor] : listed.tensors) add_parameter(name, tensor, options.reloads);
   state_->parameters = std::move(listed.parameters);
   add_buffers(buffers);
-  state_->storages = std::make_unique<Storages>(listed.tensors, state_->buffers);
+  state_->storages =
+      std::make_unique<Storages>(listed.tensors, state_->buffers, [&](const c10::StorageImpl* storage) -> int64_t {
+        return state_->construction ? state_->construction->references(storage) : 0;
+      });
   if (!state_->construction) state_->convert_buffers();
   if (state_->is_on_cpu()) return;
   move_empty(parameters);

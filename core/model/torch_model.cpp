@@ -59,38 +59,42 @@ void TorchModel::read(uint32_t param, float* out) {
   torch::from_blob(out, tensor.sizes(), at::kFloat).copy_(tensor.detach());
 }
 
-// A deferred parameter must fill its storage, in fp32, and all parameters must be of one construction.
-void TorchModel::check_deferred(const std::string& name, const torch::Tensor& tensor) {
+// All deferred tensors must be of one construction; ordinary ones may be among them.
+void TorchModel::check_deferred(const std::string& what, const torch::Tensor& tensor) {
   const auto construction = Construction::of(tensor);
-  if (!construction && !state_->construction) return;
-  if (construction && state_->entries.empty()) state_->construction = construction;
+  if (!construction) return;
+  if (!state_->construction) state_->construction = construction;
   if (construction != state_->construction)
-    fail_user("parameter '" + name +
-              "' was not built in the same zr::deferred call as the other parameters; build the whole model in one "
-              "call");
-  if (tensor.scalar_type() != at::kFloat || !tensor.is_contiguous() || tensor.nbytes() != tensor.storage().nbytes())
-    fail_user("parameter '" + name +
-              "' is not a row-major fp32 tensor that fills its storage, which zr::deferred requires; build it as fp32 "
-              "(train.dtype sets the type that it is trained in)");
+    fail_user(what +
+              " was not built in the same zr::deferred call as other parameters or buffers; build the whole "
+              "model in one call");
 }
 
 std::size_t TorchModel::deferred() const { return state_->construction ? state_->construction->size() : 0; }
 
 void TorchModel::construct(const ConstructMemory& memory, bool runs_operators) {
-  Construction::Storages param_of;
-  for (uint32_t i = 0; i < state_->entries.size(); ++i)
-    param_of[state_->entries[i].tensor.storage().unsafeGetStorageImpl()] = i;
-  state_->construction->replay(param_of, memory, runs_operators);
-  for (std::size_t i = 0; i < state_->entries.size(); ++i) {
-    auto& entry = state_->entries[i];
+  Replay::Tensors parameters;
+  std::vector<bool> built;
+  for (uint32_t i = 0; i < state_->entries.size(); ++i) {
+    const torch::Tensor& tensor = state_->entries[i].tensor;
+    parameters.emplace_back(state_->parameters[i].name, tensor);
+    built.push_back(Construction::of(tensor) != nullptr);
+  }
+  state_->construction->replay({parameters, state_->buffers}, memory, runs_operators);
+  for (uint32_t i = 0; i < state_->entries.size(); ++i) {
+    const torch::Tensor& tensor = state_->entries[i].tensor;
+    Placeholder* placeholder = built[i] ? placeholder_of(tensor) : nullptr;
     // Views that the constructor created stay on the placeholder.
-    if (Placeholder* built = Placeholder::find(entry.tensor))
-      built->orphan("parameter '" + state_->parameters[i].name +
-                    "' was built by zr::deferred: a view created in a constructor cannot be used; create it in "
-                    "forward()");
-    Placeholder::mark(entry.tensor, false);
-    if (entry.tensor.numel() == 0)
-      Storages::set_data(entry.tensor, at::empty(entry.tensor.sizes(), state_->options(entry.tensor.scalar_type())));
+    if (placeholder)
+      placeholder->orphan("parameter '" + state_->parameters[i].name +
+                          "' was built by zr::deferred: a view created in a constructor cannot be used; create it in "
+                          "forward()");
+    if (built[i]) Placeholder::mark(tensor, false);
+    if (built[i] && tensor.numel() == 0)
+      Storages::set_data(tensor, at::empty(tensor.sizes(), state_->options(tensor.scalar_type())));
+    if (placeholder || tensor.numel() == 0) continue;
+    if (runs_operators) read(i, memory.staging);
+    memory.store(i, memory.staging);
   }
   state_->construction.reset();
   state_->convert_buffers();

@@ -99,7 +99,7 @@ class TorchModel final : public Model {
   uint64_t number() const;
 
  private:
-  void check_deferred(const std::string& name, const torch::Tensor& tensor);
+  void check_deferred(const std::string& what, const torch::Tensor& tensor);
   void add_parameter(const std::string& name, const torch::Tensor& tensor, bool reloads);
   void add_buffers(const std::vector<std::pair<std::string, torch::Tensor>>& buffers);
   void move_empty(const std::vector<std::pair<std::string, torch::Tensor>>& tensors);

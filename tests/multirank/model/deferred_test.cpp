@@ -1,4 +1,6 @@
 // Models that zr::deferred builds without memory.
+#include <ATen/CPUGeneratorImpl.h>
+
 #include "multirank/model/sharded_parameters.hpp"
 #include "multirank/parity/models.hpp"
 
@@ -79,6 +81,85 @@ RANK_BODY(builds_initialised, Run) {
   EXPECT_TRUE(torch::equal(model->turned, plain.turned)) << "the copy of another shape and dtype is computed the same";
 }
 
+// Constructors that change shapes and storages in place, draw from generators and write through pointers.
+struct Unusual : torch::nn::Module {
+  Unusual() {
+    const torch::NoGradGuard no_grad;
+    auto scaled = torch::randn({20, 20});
+    scaled.mul_(torch::arange(20));
+    scaled.t_();
+    register_parameter("turned", scaled.contiguous());
+    wide = register_parameter("wide", torch::empty({4, 9}));
+    torch::nn::init::orthogonal_(wide);
+    register_parameter("listed", torch::tensor(std::vector<float>{1, 2.5, -3}));
+    torch::manual_seed(8);
+    register_parameter("seeded", torch::randn({30}));
+    torch::manual_seed(8);
+    register_parameter("seeded_again", torch::randn({30}) * 2);
+    auto own = at::make_generator<at::CPUGeneratorImpl>(3);
+    register_parameter("by_generator", torch::empty({5, 7}).normal_(0, 1, own));
+    drawn = at::check_generator<at::CPUGeneratorImpl>(at::detail::getDefaultCPUGenerator())->random();
+    const auto flat = torch::randn({24});
+    register_parameter("first_part", flat.slice(0, 0, 12).view({3, 4}));
+    register_parameter("second_part", flat.slice(0, 12, 24));
+    register_parameter("double", torch::rand({6}, torch::kDouble));
+    register_parameter("frozen_columns", torch::rand({3, 5}).t(), false);
+    std::vector<float> memory{4, 5, 6};
+    register_parameter("copied", torch::from_blob(memory.data(), {3}).clone());
+    auto replaced = register_parameter("replaced", torch::zeros({3}));
+    replaced.set_data(torch::rand({8}));
+    replaced.mul_(3);
+    register_buffer("of_parameter", wide.sum(0));
+    plain = torch::rand({5});
+    torch::rand({40});
+  }
+  torch::Tensor wide, plain;  // plain: not registered
+  uint64_t drawn = 0;
+};
+
+RANK_BODY(builds_unusual, Run) {
+  run.engine.reset();
+  const auto next = [] { return torch::rand({3}); };
+  torch::manual_seed(3);
+  const Unusual ordinary;
+  const torch::Tensor after = next();
+  torch::manual_seed(3);
+  auto model = zr::deferred([] { return std::make_shared<Unusual>(); });
+  EXPECT_TRUE(torch::equal(next(), after)) << "random numbers continue as after an ordinary construction";
+  zr::Engine engine(run.program, *model);
+  EXPECT_EQ(model->drawn, ordinary.drawn);
+  for (const auto& item : ordinary.named_parameters())
+    EXPECT_TRUE(torch::equal(engine.get(item.key()), item.value().detach().to(torch::kFloat)))
+        << item.key() << " is built the same";
+  EXPECT_TRUE(torch::equal(model->named_buffers()["of_parameter"], ordinary.named_buffers()["of_parameter"]));
+  EXPECT_TRUE(torch::equal(model->plain, ordinary.plain)) << "also on rank " << engine.rank();
+}
+
+// Two models of one call, and a call within another one.
+RANK_BODY(builds_two, Run) {
+  run.engine.reset();
+  const auto build = [] { return std::make_pair(std::make_shared<Net>(), std::make_shared<Net>()); };
+  torch::manual_seed(3);
+  const auto ordinary = build();
+  torch::manual_seed(3);
+  const auto deferred = zr::deferred([&] { return zr::deferred(build); });
+  zr::Engine first(run.program, *deferred.first);
+  zr::Engine second(run.program, *deferred.second, "second");
+  for (const auto& item : ordinary.first->named_parameters())
+    EXPECT_TRUE(torch::equal(first.get(item.key()), item.value().detach())) << item.key();
+  for (const auto& item : ordinary.second->named_parameters())
+    EXPECT_TRUE(torch::equal(second.get(item.key()), item.value().detach())) << "second " << item.key();
+}
+
+TEST_F(ShardedParametersTest, DeferredConstructorMayDoWhatAnOrdinaryOneDoes) {
+  for (const std::string strategy : {"zero0", "zero3"}) {
+    for (const auto* body : {&builds_unusual, &builds_two}) {
+      const Result result = run(*body, strategy);
+      EXPECT_EQ(result.code, 0) << strategy << "\n" << result.output;
+    }
+  }
+}
+
 TEST_F(ShardedParametersTest, DeferredModelIsBitIdenticalToAPlainOne) {
   for (const std::string strategy : {"zero0", "zero3"}) {
     EXPECT_EQ(run(builds_initialised, strategy).output, "");
@@ -105,7 +186,62 @@ RANK_BODY(builds_by_value, Run) {
   });
 }
 
+// A constructor called by another one needs a value through an operator of several.
+RANK_BODY(builds_by_comparison, Run) {
+  struct Inner : torch::nn::Module {
+    Inner() { EXPECT_FALSE(torch::allclose(register_parameter("w", torch::randn({4})), torch::zeros({4}))); }
+  };
+  struct Outer : torch::nn::Module {
+    Outer() { register_module("inner", std::make_shared<Inner>()); }
+  };
+  zr::deferred([] { return std::make_shared<Outer>(); });
+}
+
+// An operator that fails when it runs.
+RANK_BODY(builds_with_failure, Run) {
+  run.engine.reset();
+  auto model = zr::deferred([] {
+    torch::nn::Linear line(4, 4);
+    const torch::NoGradGuard no_grad;
+    line->weight.index_put_({torch::tensor({9})}, torch::ones({4}));
+    return line;
+  });
+  zr::Engine engine(run.program, *model);
+}
+
+RANK_BODY(builds_with_late_pointer, Run) {
+  run.engine.reset();
+  auto model = zr::deferred([] {
+    torch::nn::Linear line(4, 4);
+    torch::Tensor table = torch::empty({4});
+    float* values = table.data_ptr<float>();
+    table.zero_();
+    values[0] = 1;
+    line->register_buffer("table", table);
+    return line;
+  });
+  zr::Engine engine(run.program, *model);
+}
+
+RANK_BODY(writes_outside, Run) {
+  torch::Tensor outside = torch::zeros({4});
+  zr::deferred([&] { outside.copy_(torch::rand({4})); });
+}
+
 TEST_F(ShardedParametersTest, DeferredModelReportsThatItHasNoValues) {
+  rejects(builds_by_comparison,
+          "zr::deferred: aten::allclose needs values, which a deferred model has only after the engine is made; call "
+          "it after that, or build the model without zr::deferred");
+  rejects(builds_with_failure,
+          "zr::deferred: aten::index_put_ failed when the engine constructed parameter 'weight': index 9 is out of "
+          "bounds for dimension 0 with size 4");
+  rejects(builds_with_late_pointer,
+          "zr::deferred: a tensor of the constructor was written through a pointer after an operator had used it, "
+          "which the deferred model cannot repeat; write through the pointer before that operator, use fill_() or "
+          "copy_() instead, or build the model without zr::deferred");
+  rejects(writes_outside,
+          "zr::deferred: aten::copy_ writes a deferred tensor, which has no values yet, into an ordinary tensor; build "
+          "both within zr::deferred, or build the model without it");
   rejects(
       uses_deferred,
       "this tensor was built by zr::deferred: it has values once the zr::Engine is made; read them with engine.get(), "

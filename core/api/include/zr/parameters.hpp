@@ -55,10 +55,23 @@ class DeferredScope {
 
 /// Builds a model without allocating its parameters: `auto model = zr::deferred([&] { return Gpt(config); });`.
 /// Returns what `build` returns. The operators of the constructors are recorded and run when the zr::Engine of the
-/// model is created, with only one full parameter in memory at a time. They use the random state that was current at
-/// this call, so that the weights are bit-identical to those of an ordinary construction. The call itself does not
-/// advance the random state. Throws UserError, which names the operator, if a constructor needs the values of
-/// a tensor (for example item()). Parameters are fp32; the engine converts them to train.dtype. Not collective.
+/// model is created. All parameters, buffers and other tensors of the model are then bit-identical to those of an
+/// ordinary construction at this place, on all ranks. Random generators are left as an ordinary construction leaves
+/// them, also those that the constructor seeds, clones or draws from itself; creating the engine does not change them.
+///
+/// Memory: one full parameter at a time, and the temporary tensors of the operator that runs. A random operator also
+/// uses the memory and the time of its tensor when it is recorded, because the generator must advance. A parameter that
+/// is not row-major fp32, or that shares a storage, has memory from its first operator to its last one. Ordinary
+/// tensors that operators use are copied. The tensors have no values before the engine exists, except that a tensor of
+/// at most 1 MiB that torch::empty() made can be written by pointer until the first operator uses it, as
+/// torch::tensor() of a vector does. A model without an engine is freed when its tensors are, at the latest by the next
+/// call.
+///
+/// A call within another one belongs to that one. Operators of other threads are not recorded. Not collective.
+/// Throws UserError, which names the operator, if a constructor needs the values of a tensor (for example item()),
+/// draws a number of random numbers that depends on values (torch::poisson), writes a deferred tensor into an ordinary
+/// one, or enables autocast. Errors of operators that depend on values are thrown when the engine is created; they name
+/// the operator and the parameter.
 template <class F>
 auto deferred(F&& build) {
   const detail::DeferredScope scope;
