@@ -19,10 +19,22 @@ namespace {
 // The parameter dtype of the most recently created engine, for advice about errors that libtorch throws; null before.
 std::atomic<const char*> last_dtype{nullptr};
 
+// Of the engine that an exception has ended: a parameter whose shape the program has changed; "" if there is none.
+std::string& reshaped_parameter() {
+  static std::string text;
+  return text;
+}
+
 std::string advice(const std::string& type, const std::string& text) {
   const char* dtype = last_dtype;
   if (!dtype || !type.starts_with("c10::")) return "";
   const auto has = [&](const char* words) { return text.find(words) != text.npos; };
+  if (!reshaped_parameter().empty())
+    return "the shape of a parameter was changed after the engine was made (set_data(), t_(), resize_()): " +
+           reshaped_parameter() + "; keep its shape, or change it before the engine is made";
+  if (has("modified by an inplace operation"))
+    return "an in-place operator has changed a tensor of this shape between forward and engine.backward(): use the "
+           "operator that returns a new tensor, or clone() before it";
   if (type == "c10::OutOfMemoryError")
     return "lower train.micro_batch, use zr::checkpoint in the model or more ranks, or set offload.optimizer = "
            "\"cpu\"; `zeroth plan` shows what the engine keeps on the device";
@@ -56,6 +68,12 @@ host::engine::Setup setup_of(const Program& program, const std::string& name) {
 }
 }  // namespace
 
+Engine::State::~State() {
+  if (std::uncaught_exceptions() == 0 || !torch_model) return;
+  const std::vector<std::string> reshaped = torch_model->reshaped_parameters();
+  if (!reshaped.empty()) reshaped_parameter() = reshaped.front();
+}
+
 Engine::State::State(const Program& p, ProgramModule m, const std::string& engine_name,
                      std::unique_ptr<host::engine::RefreshState> before)
     : program(p),
@@ -66,6 +84,7 @@ Engine::State::State(const Program& p, ProgramModule m, const std::string& engin
       torch_model(std::in_place, module.parameters(), module.buffers(), dtype, before != nullptr, device),
       session(std::in_place, setup_of(p, name), *torch_model, std::move(before)) {
   at::set_num_threads(session->threads());
+  reshaped_parameter().clear();
   last_dtype = host::name_of(dtype).data();  // points to a string literal
   host::set_advice(&advice);
 }

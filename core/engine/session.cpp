@@ -71,6 +71,7 @@ Session::Session(Setup setup, model::Model& model, std::unique_ptr<RefreshState>
   checkpointer_.prepare_saves(!before, stop_signal_->enabled());
   before ? refresh_.continue_from(*before) : checkpointer_.load_initial();
   if (!before) accept();
+  job_.comm.set_step(progress_.current_step());
 }
 
 Session::~Session() {
@@ -231,7 +232,7 @@ void Session::complete_step(double rate) {
   if (!any_touched) reject_step();
 
   progress_.complete_step(global.loss, norm, applied);
-  context.comm.set_step(progress_.step());
+  context.comm.set_step(progress_.current_step());
   monitor_.clear_saved_hashes();
   job_.name.record_step(progress_.step());
   finish_step(global, rate);
