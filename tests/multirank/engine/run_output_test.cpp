@@ -186,7 +186,7 @@ TEST_F(EngineTest, ShowsProgressAsLinesOrOnOneTerminalLine) {
   EXPECT_EQ(plain.output.find('\r'), std::string::npos) << plain.output;
   // Without the launcher, and without the variable.
   const Result alone =
-      shell("unset ZR_PROGRESS; " + steps + " checkpoint.every=2 checkpoint.dir=" + (folder_ / "c").string());
+      shell("export ZR_PROGRESS=; " + steps + " checkpoint.every=2 checkpoint.dir=" + (folder_ / "c").string());
   for (const char* words : {"plan: ", "step 1/3  loss ", "\ntrained 3 steps in "})
     EXPECT_NE(alone.output.find(words), std::string::npos) << words << " in\n" << alone.output;
   const std::string checkpoint = (folder_ / "c/step-00000003").string();
