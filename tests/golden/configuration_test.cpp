@@ -99,7 +99,7 @@ TEST(ComingFromPage, ListsTheNamesForWhichMessagesHaveARemedy) {
   const auto end = text.find("\n\n", begin) + 1;
   if (golden::updates()) std::ofstream(file) << text.replace(begin, end - begin, table);
   EXPECT_EQ(golden::updates() ? table : text.substr(begin, end - begin), table)
-      << file << " differs from core/config/foreign_keys.cpp; ZR_UPDATE_GOLDEN=1 rewrites it";
+      << file << " differs from plugins/foreign_keys.inc; ZR_UPDATE_GOLDEN=1 rewrites it";
 }
 
 TEST(ConfigurationReference, MatchesTheSchema) {
