@@ -86,7 +86,6 @@ void RunRecorder::step(const StepRow& row, const std::array<int64_t, 3>& memory)
             {"communication_bytes", row.communication_bytes}};
   if (row.loss_scale != 0) line["loss_scale"] = row.loss_scale;
   if (row.skipped) line["skipped"] = true;
-  if (!row.unit.empty()) line["unit"] = row.unit;
   append(json_text(line));
   show(row, memory);
 }
