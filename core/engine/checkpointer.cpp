@@ -257,7 +257,7 @@ void Checkpointer::restore_metadata(const checkpoint::Checkpoint& from, const Ch
   const checkpoint::CheckpointMetadata& metadata = from.manifest().metadata;
   TrainingProgress& progress = parts_.progress;
   progress.restore(from.manifest().step, metadata.updates, metadata.samples, metadata.last_step_applied);
-  context_.comm.set_step(progress.current_step());
+  context_.comm.set_step(progress.step());
   change ? parts_.name.record_step(progress.step()) : parts_.name.record_load(progress.step(), metadata.engines);
   found.for_each_weight([&](uint32_t param, const std::string& saved) {
     const auto steps = metadata.parameter_steps.find(saved);

@@ -71,7 +71,6 @@ Session::Session(Setup setup, model::Model& model, std::unique_ptr<RefreshState>
   checkpointer_.prepare_saves(!before, stop_signal_->enabled());
   before ? refresh_.continue_from(*before) : checkpointer_.load_initial();
   if (!before) accept();
-  job_.comm.set_step(progress_.current_step());
 }
 
 Session::~Session() {
@@ -116,6 +115,7 @@ int64_t Session::micro_index() const { return engine::micro_index(job_.context, 
 
 void Session::begin_backward(Loss loss, double weight) {
   progress_.check_backward();
+  if (!progress_.within_step()) job_.comm.set_step(progress_.current_step());  // of the first step, or after a load
   if (progress_.at_boundary())
     fail_user(fmt::format(
         "engine.backward() was called {} times without engine.step(); call engine.step() after every backward",
