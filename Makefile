@@ -6,6 +6,8 @@ MAKEFLAGS += --no-print-directory
 
 CONFIG ?= examples/gpt/gpt.toml
 ARGS ?=
+# The weights of the example; other files say themselves where theirs are.
+SAVE = $(if $(filter examples/gpt/gpt.toml,$(CONFIG)),$(if $(findstring checkpoint.,$(ARGS)),,checkpoint.dir=checkpoints/gpt checkpoint.every=400 checkpoint.keep=1))
 JOBS ?= $(shell nproc)
 # Where CMake finds nvcc: what an earlier call has found, environment, the one that .ci/setup cuda unpacks, PATH.
 NVCC ?= $(firstword $(wildcard $(shell sed -n 's/^CMAKE_CUDA_COMPILER:[A-Z]*=//p' build/CMakeCache.txt 2> /dev/null) \
@@ -30,7 +32,7 @@ build: setup  ## builds zeroth, the plug-ins, the examples and the tests, but wh
 train: setup  ## builds what training needs, and trains; CONFIG=file.toml, ARGS="strategy=zero0 train.steps=20"
 	@$(call configure,)
 	@$(call compile,--target zr_training)
-	@build/bin/zeroth train $(CONFIG) $(ARGS)
+	@build/bin/zeroth train $(CONFIG) $(ARGS) $(SAVE)
 
 test: build  ## runs the tests that every change must pass
 	@.ci/test

@@ -4,11 +4,14 @@
 #include <torch/csrc/jit/passes/tensorexpr_fuser.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
 
+#include <algorithm>
+#include <cctype>
 #include <optional>
 
 #include "api/engine_state.hpp"
 #include "api/state_dict.hpp"
 #include "base/log.hpp"
+#include "base/text.hpp"
 #include "model/device_copies.hpp"
 #include "model/param_types.hpp"
 #include "model/torch_dtype.hpp"
@@ -96,6 +99,18 @@ void Engine::refresh() {
   }
 }
 
+namespace {
+// libtorch's message names neither the tensor nor the call.
+void fail_if_freed(const torch::Tensor& loss, const c10::Error& error) {
+  if (std::string_view(error.what()).find("backward through the graph a second time") == std::string_view::npos) return;
+  const auto node = loss.grad_fn();
+  host::fail_user("engine.backward(loss): the graph of the loss" + (node ? " (" + node->name() + ")" : std::string()) +
+                  ", or a part of it, was freed by an earlier backward; call the model's forward again for each "
+                  "engine.backward(), and detach() tensors that are kept from an earlier step; to train with several "
+                  "losses of one forward, add them up and call engine.backward() once");
+}
+}  // namespace
+
 void Engine::backward(const torch::Tensor& loss, double weight) {
   const State::Call call(*state_, "backward");
   host::engine::Session& session = *state_->session;
@@ -126,6 +141,10 @@ void Engine::backward(const torch::Tensor& loss, double weight) {
     const bool upcasts = factor != 1 && loss.scalar_type() == torch::kHalf;
     const torch::Tensor root = upcasts ? loss.to(torch::kFloat) : loss;
     torch::autograd::backward({factor == 1 ? root : root * factor}, {});
+  } catch (const c10::Error& error) {
+    session.fail_backward();
+    fail_if_freed(loss, error);
+    throw;
   } catch (...) {
     session.fail_backward();
     throw;
@@ -211,11 +230,15 @@ void Engine::release(torch::ScalarType dtype) {
   state_->torch_model.reset();
 }
 
-void Engine::add_tokens(int64_t tokens) {
+void Engine::add_tokens(int64_t tokens, const std::string& unit) {
   host::engine::Session& session = state_->session_for("add_tokens");
   if (tokens < 0)
     host::fail_user("engine.add_tokens(" + std::to_string(tokens) + "): the number of tokens must not be negative");
-  session.progress().add_tokens(tokens);
+  const auto fits = [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '-'; };
+  if (unit.empty() || unit.size() > 32 || !std::all_of(unit.begin(), unit.end(), fits))
+    host::fail_user("engine.add_tokens(tokens, unit): '" + host::printable(unit) +
+                    "' must be a word of at most 32 letters, digits, '_' and '-', such as images");
+  session.progress().add_tokens(tokens, unit);
 }
 int Engine::rank() const { return state_->session_for("rank").rank(); }
 int Engine::world() const { return state_->session_for("world").world(); }

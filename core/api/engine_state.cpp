@@ -67,12 +67,24 @@ std::string memory_advice(const std::string& text) {
   return (exists ? (*memory.session)->memory_in_use() : *memory.before_end).text(requested_bytes(text));
 }
 
+// Of the engine that an exception has ended: a parameter whose shape the program has changed; "" if there is none.
+std::string& reshaped_parameter() {
+  static auto* text = new std::string;  // never destroyed, as engine_memory()
+  return *text;
+}
+
 std::string advice(const std::string& type, const std::string& text) {
   const auto has = [&](const char* words) { return text.find(words) != text.npos; };
   if (type == "c10::OutOfMemoryError" || type == "std::bad_alloc" || has("can't allocate memory"))
     return memory_advice(text);
   const char* dtype = last_dtype;
   if (!dtype || !type.starts_with("c10::")) return "";
+  if (!reshaped_parameter().empty())
+    return "the shape of a parameter was changed after the engine was made (set_data(), t_(), resize_()): " +
+           reshaped_parameter() + "; keep its shape, or change it before the engine is made";
+  if (has("modified by an inplace operation"))
+    return "an in-place operator has changed a tensor of this shape between forward and engine.backward(): use the "
+           "operator that returns a new tensor, or clone() before it";
   if (has("Expected all tensors to be on the same device"))
     return "the engine keeps parameters on its device (job.device): move the inputs of the model there with "
            "x.to(engine.device())";
@@ -119,6 +131,7 @@ Engine::State::State(const Program& p, ProgramModule m, const std::string& engin
       torch_model(std::in_place, module.parameters(), module.buffers(), options_of(p, device, before != nullptr)),
       session(std::in_place, setup_of(p, name), *torch_model, std::move(before)) {
   at::set_num_threads(session->threads());
+  reshaped_parameter().clear();
   last_dtype = host::name_of(dtype).data();  // points to a string literal
   KeptBuffers::set(host::model::KeptTensors::describe_all());
   host::set_advice(&advice);
@@ -126,10 +139,14 @@ Engine::State::State(const Program& p, ProgramModule m, const std::string& engin
 }
 
 Engine::State::~State() {
+  const bool unwinds = std::uncaught_exceptions() > 0;
+  if (unwinds && torch_model)
+    if (const std::vector<std::string> reshaped = torch_model->reshaped_parameters(); !reshaped.empty())
+      reshaped_parameter() = reshaped.front();
   EngineMemory& memory = engine_memory();
   if (memory.session != &session) return;
   memory.session = nullptr;
-  if (std::uncaught_exceptions() == 0 || !session) return;
+  if (!unwinds || !session) return;
   try {
     memory.before_end = session->memory_in_use();
   } catch (const std::exception&) {  // no memory for the text: the advice has none

@@ -34,7 +34,7 @@ struct Engine::State {
   /// `before`: the state that refresh() took over from the previous session.
   State(const Program& p, ProgramModule m, const std::string& engine_name,
         std::unique_ptr<host::engine::RefreshState> before = nullptr);
-  /// Keeps what an advice about a failed allocation needs, if an exception ends the engine.
+  /// If an exception ends the engine, keeps what may explain it for the message of zr::guarded.
   ~State();
   /// Creates the state. If the process was started only to query its parameters, prints them and throws ExitRequest.
   static std::unique_ptr<State> make(const Program& program, const ProgramModule& module, const std::string& name);

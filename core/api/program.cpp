@@ -13,6 +13,7 @@
 #include "base/log.hpp"
 #include "config/key_json.hpp"
 #include "config/key_reader.hpp"
+#include "engine/checkpoint_paths.hpp"
 #include "plugin/plugin_selection.hpp"
 
 namespace zr {
@@ -35,6 +36,7 @@ std::vector<host::config::ConfigKey> config_keys_of(const std::vector<Key>& keys
     const std::string table = dot == key.path.npos ? "" : key.path.substr(0, dot);
     config_keys.push_back({table, key.path.substr(table.empty() ? 0 : dot + 1), key.type, key.def, key.meaning,
                            bound(key.min), bound(key.max), key.choices});
+    if (key.is_path) config_keys.back().path_kind = host::config::PathKind::path;
   }
   return config_keys;
 }
@@ -147,6 +149,12 @@ Key::Key(std::string p, const char* d, std::string m, std::vector<std::string> c
       meaning(std::move(m)),
       choices(std::move(c)) {}
 
+Key Key::of_path(std::string path, const char* def, std::string meaning) {
+  Key key(std::move(path), def, std::move(meaning));
+  key.is_path = true;
+  return key;
+}
+
 Program::State::State(Load load, std::filesystem::path folder, const std::vector<std::string>& overrides,
                       const std::vector<Key>& keys)
     : folder_(std::move(folder)) {
@@ -181,6 +189,7 @@ Program::State::State(Load load, std::filesystem::path folder, const std::vector
   const host::config::RunConfig& job = setup_.config.job();
   if (load_device_library) load_device_library(job.device, job.device_library);
   if (setup_.control->rank() > 0) return;
+  host::engine::check_checkpoint_paths(setup_.config.checkpoint());  // before the program builds its model
   report_ranks(ranks, world);
   for (const std::string& warning : setup_.config.warnings()) host::log(ZR_LOG_WARN, warning);
   if (!setup_.communicator_choice.empty()) host::log(ZR_LOG_INFO, setup_.communicator_choice);

@@ -62,6 +62,13 @@ void log(int level, const std::string& text) {
   if (current.line) current.line->draw();
 }
 
+void log_failure(const std::string& text) {
+  const auto ranks = text.find("\n  rank ");
+  if (ranks == text.npos) return log(ZR_LOG_ERROR, text);
+  log(ZR_LOG_ERROR, kRanksTitle + text.substr(ranks));
+  log(ZR_LOG_ERROR, text.substr(0, ranks));
+}
+
 void log_as_rank(int rank) {
   if (rank > 0 && threshold() == ZR_LOG_INFO) threshold() = ZR_LOG_WARN;
 }
@@ -103,7 +110,7 @@ int report(bool program) {
   try {
     throw;
   } catch (const Error& failure) {
-    log(ZR_LOG_ERROR, failure.what());
+    log_failure(failure.what());
     return failure.exit_code();
   } catch (const std::invalid_argument& error) {  // by convention, the program rejects its user's input
     log(ZR_LOG_ERROR, text_of(error));

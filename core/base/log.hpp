@@ -11,6 +11,11 @@ namespace zr::host {
 /// default. Escapes control characters other than newline and tab (printable()). The caller escapes names from files
 /// and peers, newlines too.
 void log(int level, const std::string& text);
+/// What the lines about ranks in the report of a failed job follow.
+inline constexpr const char* kRanksTitle = "the job has failed; its ranks:";
+/// Logs an error. If `text` is the report of a failed job, a cause with one line per rank below it, logs the ranks
+/// first, so that the cause is the last line.
+void log_failure(const std::string& text);
 /// Text on the terminal's current line, such as a progress bar, which a log line must not be appended to. log() calls
 /// the functions from any thread, one at a time; they must not log.
 class CurrentLine {

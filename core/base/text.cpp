@@ -176,4 +176,21 @@ std::optional<std::string> rewrite_glob(std::string_view text, std::string_view 
   return out;
 }
 
+std::string shell_word(std::string_view word) {
+  constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:=+,@%";
+  if (!word.empty() && word.find_first_not_of(kPlain) == word.npos) return std::string(word);
+  const bool escapes = printable(word) != word;
+  std::string text = escapes ? "$'" : "'";
+  for (const char c : word) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (escapes && (byte < 0x20 || byte >= 0x7f))
+      text += fmt::format("\\x{:02x}", byte);
+    else if (escapes && (c == '\'' || c == '\\'))
+      text += fmt::format("\\{}", c);
+    else
+      text += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  }
+  return text + "'";
+}
+
 }  // namespace zr::host

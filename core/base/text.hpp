@@ -21,6 +21,9 @@ std::string duration_text(double seconds);
 std::optional<int64_t> parse_bytes(std::string_view text);
 /// "250ms", "30s", "5min", "2h" -> seconds; nullopt if it is not a duration.
 std::optional<double> parse_duration(std::string_view text);
+/// `word` as one word of a shell: in quotes if it has other characters than those of
+/// usual paths, and without control characters. Any thread.
+std::string shell_word(std::string_view word);
 /// The text up to its first newline: messages of libtorch have a stack trace after it. Any thread.
 inline std::string first_line(std::string_view text) { return std::string(text.substr(0, text.find('\n'))); }
 

@@ -6,6 +6,7 @@
 #include <iostream>
 
 #include "base/error.hpp"
+#include "base/path.hpp"
 
 namespace zr::host::cli {
 
@@ -17,22 +18,29 @@ po::options_description options_of(const Command& command) {
   return command.options ? command.options() : po::options_description();
 }
 
-Parsed parse(const Command& command, const Arguments& arguments) {
-  auto end = arguments.end();
-  if (command.takes_program) end = std::find(arguments.begin(), arguments.end(), "--");
+// An argument "~/x" or "--option=~/x" with the home folder; shells expand only the first. Keys have their own rule.
+std::string home_expanded(const std::string& argument) {
+  const auto equals = argument.starts_with("--") ? argument.find("=~") : std::string::npos;
+  return equals == std::string::npos ? with_home(argument)
+                                     : argument.substr(0, equals + 1) + with_home(argument.substr(equals + 1));
+}
+
+Parsed parse(const Command& command, const Arguments& given) {
+  const auto program = command.takes_program ? std::find(given.begin(), given.end(), "--") : given.end();
+  Arguments arguments(given.begin(), program);
+  std::transform(arguments.begin(), arguments.end(), arguments.begin(), home_expanded);
   po::options_description options;
   options.add(options_of(command)).add_options()("help,h", "show this help")("words", po::value<Arguments>());
   po::positional_options_description words;
   words.add("words", -1);
   Parsed parsed;
   try {
-    po::store(po::command_line_parser(Arguments(arguments.begin(), end)).options(options).positional(words).run(),
-              parsed.values);
+    po::store(po::command_line_parser(arguments).options(options).positional(words).run(), parsed.values);
   } catch (const po::error& error) {
     fail_usage(command, error.what());
   }
   parsed.words = parsed.value<Arguments>("words");
-  if (end != arguments.end()) parsed.program.assign(end + 1, arguments.end());
+  if (program != given.end()) parsed.program.assign(program + 1, given.end());
   return parsed;
 }
 

@@ -10,6 +10,7 @@
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"
+#include "base/log.hpp"
 #include "base/text.hpp"
 #include "cli/checkpoint_commands.hpp"
 #include "cli/command.hpp"
@@ -41,11 +42,6 @@ std::filesystem::path bin_folder() {
   return self.parent_path();
 }
 
-JobFile validated_job(const Command& command, const Arguments& words, bool run = true) {
-  if (words.empty()) fail_usage(command, "no TOML file is given");
-  return validate_file(words[0], {words.begin() + 1, words.end()}, plugin::Registry(), bin_folder(), run);
-}
-
 void add_hosts(po::options_description& options) {
   options.add_options()(
       "hosts,H", po::value<std::string>(),
@@ -54,7 +50,8 @@ void add_hosts(po::options_description& options) {
 
 po::options_description train_options() {
   po::options_description options("options");
-  options.add_options()("resume", "resume from the newest checkpoint in checkpoint.dir, if there is one");
+  options.add_options()("resume", "resume from the newest checkpoint in checkpoint.dir, if there is one")(
+      "ranks,n", po::value<std::string>(), "number of ranks: short for job.ranks=...");
   add_hosts(options);
   return options;
 }
@@ -71,19 +68,35 @@ po::options_description explain_options() {
   return options;
 }
 
+// A key has no '/', and the name of a file usually ends in ".toml".
+bool is_job_file(const std::string& word) {
+  std::error_code error;
+  return word.ends_with(".toml") || word.find('/') != word.npos || word.find('.') == word.npos ||
+         std::filesystem::exists(word, error);
+}
+
 int explain_file(const Command& command, const Parsed& parsed) {
   const bool run = !parsed.has("no-run");
-  Arguments words, keys;  // words: the file, then its overrides
-  for (const std::string& word : parsed.words)
-    (words.empty() || word.find('=') != word.npos ? words : keys).push_back(word);
-  const JobFile job = validated_job(command, words, run);
+  std::string file;
+  Arguments overrides, keys;
+  for (const std::string& word : parsed.words) {
+    if (word.find('=') != word.npos)
+      overrides.push_back(word);
+    else if (file.empty() && keys.empty() && is_job_file(word))
+      file = word;
+    else
+      keys.push_back(word);
+  }
+  if (file.empty() && keys.empty()) fail_usage(command, "neither a TOML file nor a key is given");
+  const plugin::Registry registry;
+  const JobFile job = validate_file(file, overrides, registry, bin_folder(), run);
+  for (const std::string& warning : job.config.warnings()) log(ZR_LOG_WARN, warning);
   if (!keys.empty()) {
-    const plugin::Registry registry;
     for (const std::string& key : keys) std::cout << (&key == &keys[0] ? "" : "\n") << explain_key(job, registry, key);
     return 0;
   }
   std::cout << explain(job) << std::flush;
-  return explain_placement({words[0], {words.begin() + 1, words.end()}, {}, {}, 0, {}, run}, bin_folder());
+  return explain_placement({file, overrides, {}, {}, 0, {}, run}, bin_folder());
 }
 
 // The value of an option as an integer from 1 to `maximum`, also written as "7.5e9"; 0 if the option is not given.
@@ -157,6 +170,8 @@ po::options_description tune_options() {
   po::options_description options("options");
   options.add_options()("path", po::value<std::string>(), "a folder on the disk to measure")(
       "tier", po::value<std::string>(), "the offload tier to measure (default: the last of offload.tiers)")(
+      "list", "print the stored measurements, and measure nothing")(
+      "forget", po::value<std::string>(), "remove the stored measurements of this folder's file system")(
       "seconds", po::value<int>()->default_value(60), "duration of the measurement")(
       "bytes", po::value<std::string>()->default_value("1GiB"), "size of the test file");
   po::options_description model("estimate the time of a model's optimizer phase from the measurement");
@@ -166,6 +181,12 @@ po::options_description tune_options() {
 }
 
 int tune_disk(const Command& command, const Parsed& parsed) {
+  if (parsed.has("list") || parsed.has("forget")) {
+    if (parsed.has("path") || !parsed.words.empty() || (parsed.has("list") && parsed.has("forget")))
+      fail_usage(command, "--list and --forget measure nothing; give one of them, without other arguments");
+    parsed.has("list") ? list_measured_disks() : forget_measured_disk(parsed.value("forget"));
+    return 0;
+  }
   TuneOptions options;
   options.path = parsed.value("path");
   options.tier = parsed.value("tier");
@@ -284,7 +305,7 @@ constexpr const char *kRun = "train", *kPlan = "plan and configure", *kMachine =
                      *kCheckpoints = "checkpoints", *kAuthors = "write plug-ins", *kShell = "shell";
 
 constexpr Command kCommands[] = {
-    {kRun, "train", "train [--resume] [--hosts HOST:RANKS,...] FILE.toml [table.key=value ...]",
+    {kRun, "train", "train [--resume] [-n RANKS] [--hosts HOST:RANKS,...] FILE.toml [table.key=value ...]",
      "Validates the file and starts its program on job.ranks ranks.", "zeroth train job.toml train.steps=20",
      Words::job, false, train_options, train},
     {kRun, "launch", "launch -n RANKS | --hosts HOST:RANKS,... [-t THREADS] -- PROGRAM [ARGUMENT ...]",
@@ -293,11 +314,11 @@ constexpr Command kCommands[] = {
     {kPlan, "plan", "plan [FILE.toml] [OPTION ...] [table.key=value ...]",
      "Prints the bytes per rank by kind and the communication per step, for any number of ranks, without training.",
      "zeroth plan --params 7.5e9 --ranks 64 --dtype bf16 --compare", Words::job, false, plan_options, plan},
-    {kPlan, "explain", "explain [--no-run] FILE.toml [KEY ...] [table.key=value ...]",
+    {kPlan, "explain", "explain [--no-run] [FILE.toml] [KEY ...] [table.key=value ...]",
      "Prints every key with its effective value, its origin and its meaning, and the tiers of offloaded state; with "
-     "KEY, explains that key.",
+     "KEY, explains that key, also without a file.",
      "zeroth explain job.toml train.gradient_clipping", Words::job_and_keys, false, explain_options, explain_file},
-    {kPlan, "tune", "tune --path FOLDER [FILE.toml] [OPTION ...] [table.key=value ...]",
+    {kPlan, "tune", "tune --path FOLDER | --list | --forget FOLDER [FILE.toml] [OPTION ...] [table.key=value ...]",
      "Measures a disk, stores the best settings for it, and estimates the time of a model's optimizer phase.",
      "zeroth tune --path /mnt/disk --seconds 30", Words::job, false, tune_options, tune_disk},
     {kPlan, "plugins", "plugins [FILE.so]",

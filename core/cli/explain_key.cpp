@@ -62,7 +62,7 @@ std::string text_of(const std::string& path, const Rows& rows) {
 // Type, range, default and meaning.
 void add_declaration(Rows& rows, const config::ConfigKey& key) {
   const std::string range = key.choices.empty() ? range_text(key) : choices_text(key);
-  rows.emplace_back("type", config::type_text(key.type));
+  rows.emplace_back("type", config::type_text(key));
   rows.emplace_back("range", range.empty() ? "any" : range);
   rows.emplace_back("default", default_text(key));
   rows.emplace_back("meaning", key.meaning);
@@ -172,7 +172,8 @@ std::string explain_key(const JobFile& job, const plugin::Registry& registry, co
   if (path == kRename) return text_of(path, rename_rows(job));
   Rows rows;
   if (const config::Entry* entry = find_entry(job, schema_path)) {
-    rows = {{"value", entry->written}, {"origin", entry->origin.text()}};
+    const std::string value = entry->given_path.text.empty() ? entry->written : config::toml_text(entry->value);
+    rows = {{"value", value}, {"origin", entry->origin.text()}};
     add_declaration(rows, entry->key);
     add_groups(rows, job, *entry);
     return text_of(path, rows);

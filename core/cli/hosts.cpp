@@ -15,7 +15,9 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/path.hpp"
 #include "base/text.hpp"
+#include "control/environment.hpp"
 
 namespace zr::host::cli {
 
@@ -47,12 +49,9 @@ constexpr const char* kStoreRemedy =
 
 StoreAddress store_from_user(asio::io_context& io, const std::string& text) {
   StoreAddress store;
-  const auto colon = text.rfind(':');
-  const std::string port = colon == text.npos ? "" : text.substr(colon + 1);
-  const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), store.port);
-  if (colon == text.npos || colon == 0 || error != std::errc() || end != port.data() + port.size() || store.port == 0)
-    fail_environment(fmt::format("ZR_STORE={} is not of the form host:port; example: ZR_STORE=node01:29600", text));
-  store.name = text.substr(0, colon);
+  const control::HostPort given = control::parse_store_address(text);
+  store.name = given.host;
+  store.port = given.port;
   const auto address = resolved(io, store.name);
   if (!address) fail_environment(fmt::format("ZR_STORE={}: {} cannot be resolved; {}", text, store.name, kStoreRemedy));
   store.address = *address;
@@ -111,7 +110,7 @@ std::vector<HostRanks> parse_hosts(const std::string& command, const std::string
   std::vector<HostRanks> hosts;
   if (text == "@") fail("@ is followed by the name of a file with a host in each line");
   if (text.starts_with('@')) {
-    hosts = hosts_in(text.substr(1), fail);
+    hosts = hosts_in(with_home(text.substr(1)), fail);
   } else {
     for (std::size_t begin = 0; begin <= text.size();) {
       const auto end = std::min(text.find(',', begin), text.size());

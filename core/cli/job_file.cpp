@@ -16,7 +16,8 @@ namespace zr::host::cli {
 
 JobFile validate_file(const std::string& file, const std::vector<std::string>& overrides,
                       const plugin::Registry& registry, const std::filesystem::path& bin, bool run) {
-  config::Document document = config::Document::load(file, overrides);
+  config::Document document = file.empty() ? config::Document::parse("", "zeroth explain", overrides, {}, "job")
+                                           : config::Document::load(file, overrides);
   JobFile job{file, overrides, {}, true, {}, {}};
   plugin::PluginSelection selection = select_plugins(document, registry, document.ranks());
   const config::Setting<std::string> program = document.program();
@@ -31,7 +32,7 @@ JobFile validate_file(const std::string& file, const std::vector<std::string>& o
     job.config =
         document.check(selection.keys, 0, selection.not_loaded, run ? nullptr : &job.unchecked, selection.unselected);
   } catch (const Error& failure) {
-    if (!job.program.empty()) throw;
+    if (!job.program.empty() || file.empty()) throw;
     fail_like(failure,
               fmt::format("{}\n{}: job.program is not set, so tables that belong to a program are unknown keys",
                           failure.what(), file));
@@ -88,7 +89,7 @@ std::string plugin_text(const plugin::Component& one, const std::vector<OnDevice
   std::vector<Cells> rows;
   const std::string table = fmt::format("{}.{}", role_of(one), one.table->id);
   for (const config::ConfigKey& key : config::keys_of(one.table->keys, one.table->n_keys, table))
-    rows.push_back({key.name, std::string(config::type_text(key.type)), bare_default(key), range_text(key),
+    rows.push_back({key.name, std::string(config::type_text(key)), bare_default(key), range_text(key),
                     key.meaning + (key.per_group ? " (also per group)" : "")});
   return text + aligned(rows, "    ");
 }

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sched.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,19 +15,23 @@
 #include <boost/asio/steady_timer.hpp>
 #include <cerrno>
 #include <chrono>
+#include <climits>
 #include <cstdlib>
 #include <memory>
 #include <optional>
 #include <set>
 
+#include "base/cores.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/terminal.hpp"
 #include "cli/launch_output.hpp"
 #include "cli/launch_process.hpp"
 #include "cli/program_libraries.hpp"
 #include "control/control.hpp"
 #include "control/environment.hpp"
 #include "control/job_secret.hpp"
+#include "control/step_board.hpp"
 #include "control/store.hpp"
 
 extern char** environ;
@@ -46,9 +49,11 @@ constexpr auto kFailureReportTimeout = std::chrono::milliseconds(3500);  // unti
 constexpr auto kSurvivorTimeout = std::chrono::milliseconds(2500);       // after the report; ranks end within 2 s
 constexpr auto kContinuationTimeout = std::chrono::minutes(10);          // of programs that continue after the failure
 
-int cores() {
-  cpu_set_t set;
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+// ZR_PROGRESS of the ranks: what this process's standard output is. Their own is a pipe.
+std::string progress_mode() {
+  if (!is_terminal(STDOUT_FILENO)) return "plain";
+  char device[PATH_MAX];
+  return ::ttyname_r(STDOUT_FILENO, device, sizeof device) == 0 ? std::string("tty:") + device : "tty";
 }
 
 class Launch {
@@ -86,6 +91,7 @@ class Launch {
   Rank& at(int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
 
   const LaunchOptions& options_;
+  const UsableCores cores_ = usable_cores();
   boost::asio::io_context io_;
   boost::asio::signal_set signals_;
   boost::asio::steady_timer tick_, deadline_;
@@ -94,6 +100,7 @@ class Launch {
   std::unique_ptr<control::Store> store_;
   std::string job_, token_;
   const OrphanAdoption orphans_;  // ranks whose parents have ended
+  std::unique_ptr<control::StepBoard> steps_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   int running_ = 0;
   int stop_signal_ = 0;          // the signal that stopped the job
@@ -114,7 +121,8 @@ Launch::Launch(const LaunchOptions& options)
       deadline_(io_),
       output_(writer_, STDOUT_FILENO, STDERR_FILENO, options.ranks, options.raw_rank0),
       job_("zr-" + control::random_hex(6)),
-      token_(control::random_hex(16)) {
+      token_(control::random_hex(16)),
+      steps_(control::StepBoard::create(job_, options.ranks)) {
   struct sigaction ignore {};
   ignore.sa_handler = SIG_IGN;
   sigaction(SIGPIPE, &ignore, &sigpipe_action_before_);
@@ -130,7 +138,7 @@ Launch::~Launch() {
 }
 
 std::vector<std::string> Launch::environment_of(int rank) const {
-  const int threads = options_.threads > 0 ? options_.threads : std::max(1, cores() / options_.ranks);
+  const int threads = options_.threads > 0 ? options_.threads : std::max(1, cores_.whole() / options_.ranks);
   std::vector<std::pair<std::string, std::string>> added{{"ZR_RANK", std::to_string(rank)},
                                                          {"ZR_WORLD", std::to_string(options_.ranks)},
                                                          {"ZR_LOCAL_RANK", std::to_string(rank)},
@@ -140,6 +148,8 @@ std::vector<std::string> Launch::environment_of(int rank) const {
                                                          {"ZR_TOKEN", token_},
                                                          {"ZR_THREADS", std::to_string(threads)}};
   if (!std::getenv("OMP_NUM_THREADS")) added.emplace_back("OMP_NUM_THREADS", std::to_string(threads));
+  if (steps_) added.emplace_back(control::kStepBoardVariable, std::to_string(steps_->descriptor()));
+  if (!std::getenv("ZR_PROGRESS")) added.emplace_back("ZR_PROGRESS", progress_mode());
   added.insert(added.end(), options_.environment.begin(), options_.environment.end());
   std::set<std::string> names;
   std::vector<std::string> environment;
@@ -203,6 +213,9 @@ int Launch::run() {
   store_ = std::make_unique<control::Store>(io_, std::move(store), boost::asio::ip::address_v4::loopback(),
                                             std::vector<uint16_t>{0});
   listen_to_signals();
+  if (options_.threads == 0 && cores_.limited())
+    log(ZR_LOG_INFO, fmt::format("{}: {} threads per rank; set job.threads for another number", quota_text(cores_),
+                                 std::max(1, cores_.whole() / options_.ranks)));
   for (int rank = 0; rank < options_.ranks; ++rank) start_rank(rank, file);
   writer_.start();
   tick();
@@ -210,6 +223,7 @@ int Launch::run() {
   io_.run();
   error_code ignored;
   signals_.clear(ignored);  // now Ctrl-C ends the launcher even if its output blocks
+  output_.finish();
   writer_.flush();
   if (const int error = writer_.error()) {
     log(ZR_LOG_ERROR, lost_output_text(error, stop_signal_ == SIGPIPE));
@@ -293,6 +307,7 @@ void Launch::drain(int rank) {
 void Launch::ended(int rank, const control::ExitStatus& seen) {
   save_after_all();
   control::ExitStatus exit_status = seen;
+  if (steps_) exit_status.step = steps_->step(rank);
   at(rank).running = false;
   --running_;
   drain(rank);
@@ -307,6 +322,7 @@ void Launch::ended(int rank, const control::ExitStatus& seen) {
       exit_code_ = code;
       code_is_consequence_ = follows;
     }
+    output_.failed();
     if (!reported_) kill_all_after(kFailureReportTimeout);
   }
   store_->ended(rank, at(rank).process.pid, exit_status);
@@ -315,6 +331,7 @@ void Launch::ended(int rank, const control::ExitStatus& seen) {
 
 void Launch::rank_failed(const std::string& table) {
   reported_ = true;
+  output_.failed();
   output_.error(table);
   if (exit_code_ == 0) {
     exit_code_ = exit_code::peer_lost;

@@ -189,10 +189,11 @@ HostLaunch::~HostLaunch() {
 
 std::vector<std::string> HostLaunch::environment() const {
   std::vector<std::pair<std::string, std::string>> added = options_.environment;
-  added.insert(added.end(), {{"ZR_STORE", fmt::format("{}:{}", store_name_, store_->port())},
+  added.insert(added.end(), {{"ZR_STORE", control::HostPort{store_name_, store_->port()}.text()},
                              {"ZR_JOB", job_},
                              {"ZR_USER_SIGNALS", "stop"},
                              {"ZR_TOKEN", token_}});
+  if (!std::getenv("ZR_PROGRESS")) added.emplace_back("ZR_PROGRESS", "plain");
   if (options_.threads > 0) {
     added.emplace_back("ZR_THREADS", std::to_string(options_.threads));
     if (!std::getenv("OMP_NUM_THREADS")) added.emplace_back("OMP_NUM_THREADS", std::to_string(options_.threads));
@@ -269,6 +270,7 @@ int HostLaunch::run() {
   if (ended_->signal) end_orphans();  // mpirun has not ended its ranks
   error_code ignored;
   signals_.clear(ignored);
+  output_.finish();
   writer_.flush();
   if (const int lost = writer_.error()) {
     log(ZR_LOG_ERROR, lost_output_text(lost, stop_signal_ == SIGPIPE));
@@ -329,6 +331,7 @@ void HostLaunch::forward(int signal) {
 
 void HostLaunch::failed(const std::string& table) {
   reported_ = true;
+  output_.failed();
   output_.error(table);
   kill_mpirun_after(store_->has_silent_ranks() ? std::chrono::seconds(0) : kAbortTimeout);
   finish_if_done();

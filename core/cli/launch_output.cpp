@@ -5,10 +5,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <set>
 
+#include "base/log.hpp"
 #include "base/terminal.hpp"
 #include "base/thread_without_signals.hpp"
 
@@ -18,6 +21,8 @@ namespace {
 constexpr std::size_t kCongestedBytes = 4u << 20;
 constexpr std::size_t kMaxTailBytes = 4096, kMaxLineBytes = 65536;
 constexpr auto kLineTimeout = std::chrono::milliseconds(500);
+constexpr auto kErrorTimeout = std::chrono::seconds(3);    // a rank that has printed why it fails ends before
+constexpr auto kFailureTimeout = std::chrono::seconds(8);  // all ranks have ended before, unless they continue
 constexpr std::string_view kErrorPrefix = "zeroth: error: ";
 
 bool write_all(int fd, std::string_view text) {
@@ -140,7 +145,7 @@ void Output::raw_bytes(Source& source, Sink& to, std::string_view text) {
         return;
       }
       const std::string line(rest.substr(0, end));
-      if (!repeats(0, source, line)) pass(to, rest.substr(0, end == std::string_view::npos ? end : end + 1));
+      if (!repeats(0, source, line)) hold(to, source.block, line.starts_with(kErrorPrefix), line);
     } else {
       source.in_error = false;
       pass(to, rest.substr(0, end == std::string_view::npos ? end : end + 1));
@@ -155,7 +160,36 @@ void Output::raw_bytes(Source& source, Sink& to, std::string_view text) {
 void Output::complete_line(int rank, Source& source, Sink& to, std::string line) {
   const auto shown = line.rfind('\r', line.size() < 2 ? std::string::npos : line.size() - 2);
   if (shown != std::string::npos) line.erase(0, shown + 1);  // keeps the last state of a redrawn line
-  if (!repeats(rank, source, line)) insert(to, fmt::format("[{}] {}", rank, line));
+  if (repeats(rank, source, line)) return;
+  const std::string text = fmt::format("[{}] {}", rank, line);
+  source.in_error ? hold(to, source.block, line.starts_with(kErrorPrefix), text) : insert(to, text);
+}
+
+void Output::hold(Sink& to, int& block, bool begins, const std::string& line) {
+  const auto held = std::find_if(held_errors_.begin(), held_errors_.end(),
+                                 [&](const HeldError& error) { return error.number == block; });
+  if (!begins && held != held_errors_.end()) return held->lines.push_back(line);
+  block = next_block_++;
+  held_errors_.push_back({block, &to, Clock::now(), {line}});
+}
+
+void Output::write(const HeldError& error) {
+  if (error.sink->dirty && !error.sink->terminal) pass(*error.sink, "\n");  // ends rank 0's unfinished line
+  for (const std::string& line : error.lines) insert(*error.sink, line);
+}
+
+void Output::failed() {
+  if (!failed_since_) failed_since_ = Clock::now();
+}
+
+void Output::finish() {
+  std::vector<HeldError> errors(std::make_move_iterator(held_errors_.rbegin()),
+                                std::make_move_iterator(held_errors_.rend()));
+  held_errors_.clear();
+  std::stable_partition(errors.begin(), errors.end(),
+                        [](const HeldError& error) { return error.lines[0].find(kRanksTitle) != std::string::npos; });
+  for (const HeldError& error : errors) write(error);
+  failed_since_.reset();
 }
 
 bool Output::repeats(int rank, Source& source, const std::string& line) {
@@ -218,13 +252,15 @@ void Output::ended(int rank) {
 }
 
 void Output::error(const std::string& text) {
-  Sink& to = sink(err);
-  if (to.dirty) pass(to, "\n");  // ends rank 0's unfinished line
-  std::string lines = fmt::format("{}{}\n", kErrorPrefix, text);
+  const auto ranks = std::min(text.find("\n  rank "), text.size());
+  const std::string table =
+      ranks < text.size() ? fmt::format("{}{}{}\n", kErrorPrefix, kRanksTitle, text.substr(ranks)) : "";
+  const std::string lines = fmt::format("{}{}{}\n", table, kErrorPrefix, text.substr(0, ranks));
+  int block = -1;
   for (std::size_t begin = 0, end; (end = lines.find('\n', begin)) != std::string::npos; begin = end + 1) {
     const std::string line = lines.substr(begin, end - begin);
     const auto [at, fresh] = errors_.emplace(line, -1);
-    if (fresh) writer_.write(to.fd, line + "\n");
+    if (fresh) hold(sink(err), block, line.starts_with(kErrorPrefix), line);
   }
 }
 
@@ -232,6 +268,11 @@ void Output::tick() {
   const auto now = Clock::now();
   for (auto& to : sinks_)
     if (!to.held_lines.empty() && now - to.held_since > kLineTimeout) pass(to, "\n");
+  if (failed_since_ && now - *failed_since_ > kFailureTimeout) finish();
+  while (!failed_since_ && !held_errors_.empty() && now - held_errors_.front().since > kErrorTimeout) {
+    write(held_errors_.front());
+    held_errors_.pop_front();
+  }
   if (!raw_rank0_) return;
   for (const Stream stream : {out, err}) {
     Source& source = sources_[0][stream];

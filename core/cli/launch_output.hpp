@@ -5,6 +5,7 @@
 #include <chrono>
 #include <deque>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -59,8 +60,13 @@ class Output {
   void bytes(int rank, Stream stream, std::string_view text);
   /// Writes the unfinished lines of a rank that has ended.
   void ended(int rank);
-  /// Writes an error of the launcher itself to stderr, without the lines that a rank has printed already.
+  /// Takes an error of the launcher itself for stderr, as log_failure() would write it, without the lines that a rank
+  /// has printed already. Errors of ranks and of the launcher are held for 3 s, and for 8 s after failed().
   void error(const std::string& text);
+  /// A rank has failed: what is held now is written by finish().
+  void failed();
+  /// Writes the errors that are held: the report of the ranks first, then the newest; the last one is the first cause.
+  void finish();
   /// Writes lines that have waited for more than 0.5 s for the end of another line.
   void tick();
 
@@ -78,6 +84,13 @@ class Output {
     std::string partial;  // bytes of an unfinished line, not yet written
     Clock::time_point since;
     bool line_begins = true, in_error = false;
+    int block = -1;  // number of the held error that the next line may continue
+  };
+  struct HeldError {
+    int number;
+    Sink* sink;
+    Clock::time_point since;
+    std::vector<std::string> lines;
   };
   Sink& sink(Stream stream) { return sinks_[merged_ ? 0 : stream]; }
   void raw_bytes(Source& source, Sink& sink, std::string_view text);
@@ -86,6 +99,8 @@ class Output {
   void pass(Sink& sink, std::string_view bytes);
   static std::string with_bars_apart(std::string line, std::string_view text);
   void insert(Sink& sink, const std::string& line);
+  void hold(Sink& sink, int& block, bool begins, const std::string& line);
+  void write(const HeldError& error);
   void release(Sink& sink);
 
   OutputWriter& writer_;
@@ -94,6 +109,9 @@ class Output {
   std::vector<Sink> sinks_;
   std::vector<std::vector<Source>> sources_;        // by rank and stream
   std::map<std::string, int, std::less<>> errors_;  // error lines, and the rank that printed each first
+  std::deque<HeldError> held_errors_;               // in the order in which they came
+  int next_block_ = 0;
+  std::optional<Clock::time_point> failed_since_;
 };
 
 }  // namespace zr::host::cli

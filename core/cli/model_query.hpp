@@ -38,6 +38,10 @@ class ModelQuery {
   /// The validated job with more overrides, for `world` ranks (0: job.ranks). Throws Error.
   plugin::ResolvedJob resolved_job(const std::vector<std::string>& extra_overrides, int world) const;
   int ranks() const { return options_.ranks; }  // 0: job.ranks
+  /// True if the plan is that of the file's program and ranks, whose paths exist on this machine then.
+  bool runs_here() const {
+    return options_.run && options_.tensors.empty() && !options_.sized() && options_.ranks == 0;
+  }
   /// The hosts of the `ranks` ranks: as given, or one host if the number of ranks is the job's; empty: unknown.
   engine::HostSizes hosts(int ranks) const;
   const std::vector<plan::Parameter>& parameters() const { return parameters_; }

@@ -30,15 +30,6 @@ plugin::Role role_named(const std::string& name) {
                         fmt::join(names, ", ")));
 }
 
-// A word of a command line of the shell.
-std::string shell_word(const std::string& text) {
-  static constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._+-:=@%,";
-  if (!text.empty() && text.find_first_not_of(kPlain) == text.npos) return text;
-  std::string word = "'";
-  for (const char c : text) word += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return word + "'";
-}
-
 // The build tree or the installation that contains the program.
 struct Home {
   fs::path root;

@@ -9,10 +9,12 @@
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"
+#include "base/log.hpp"
 #include "base/text.hpp"
 #include "cli/hosts.hpp"
 #include "cli/job_file.hpp"
 #include "cli/traffic_table.hpp"
+#include "engine/checkpoint_paths.hpp"
 #include "engine/planner.hpp"
 
 namespace zr::host::cli {
@@ -148,6 +150,8 @@ int print_plan(ModelQueryOptions query_options, const PlanOptions& options, cons
   ModelQuery query("zeroth plan", query_options);
   if (const int code = query.resolve(bin)) return code;
   const plugin::ResolvedJob job = query.resolved_job({}, query.ranks());
+  for (const std::string& warning : job.config.warnings()) log(ZR_LOG_WARN, warning);
+  if (query.runs_here()) engine::check_checkpoint_paths(job.config.checkpoint());
   const int ranks = query.ranks() > 0 ? query.ranks() : job.config.job().ranks;
   const engine::HostSizes hosts = query.hosts(ranks);
   const engine::Planner chosen(job, query.parameters(), ranks, hosts);

@@ -75,7 +75,7 @@ fs::path find_trainer(const config::Setting<std::string>& program, const fs::pat
     fail_user(toml.string() + ": job.program is missing: set it in [job] to an executable that constructs zr::Engine");
   const fs::path given(name);
   const std::vector<fs::path> candidates =
-      given.is_absolute() ? std::vector{given} : std::vector{fs::absolute(toml).parent_path() / given, bin / given};
+      given.is_absolute() ? std::vector{given} : std::vector{program.given_path.base / given, bin / given};
   std::string searched;
   for (const fs::path& candidate : candidates) {
     if (is_program(candidate)) return candidate;
@@ -84,8 +84,8 @@ fs::path find_trainer(const config::Setting<std::string>& program, const fs::pat
     searched +=
         (searched.empty() ? "" : " and ") + candidate.string() + (exists ? " (not executable: chmod +x it)" : "");
   }
-  fail_user(fmt::format("{}: job.program '{}' was not found: searched {}; build it, or give its absolute path",
-                        program.origin.text(), name, searched));
+  fail_user(fmt::format("{}: job.program '{}' was not found: searched {}; build it, or correct its path",
+                        program.origin.text(), program.given_path.text, searched));
 }
 
 std::string location_of_program(const config::Setting<std::string>& program) {
@@ -97,8 +97,8 @@ std::vector<std::string> clean_environment(const std::vector<std::string>& extra
   for (char** entry = environ; *entry; ++entry) {
     const std::string text = *entry;
     bool set_by_launcher = false;
-    for (const char* name :
-         {"ZR_RANK=", "ZR_WORLD=", "ZR_LOCAL_RANK=", "ZR_LOCAL_WORLD=", "ZR_STORE=", "ZR_JOB=", "ZR_TOKEN=", "ZR_ASK="})
+    for (const char* name : {"ZR_RANK=", "ZR_WORLD=", "ZR_LOCAL_RANK=", "ZR_LOCAL_WORLD=", "ZR_STORE=", "ZR_JOB=",
+                             "ZR_TOKEN=", "ZR_STEPS=", "ZR_ASK="})
       set_by_launcher = set_by_launcher || text.rfind(name, 0) == 0;
     if (!set_by_launcher) variables.push_back(text);
   }

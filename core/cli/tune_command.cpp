@@ -8,9 +8,12 @@
 #include <ctime>
 #include <iostream>
 
+#include "base/cores.hpp"
 #include "base/error.hpp"
+#include "base/log.hpp"
 #include "base/text.hpp"
 #include "cli/disk_speed.hpp"
+#include "cli/machine_load.hpp"
 #include "cli/progress.hpp"
 #include "engine/machine_profile.hpp"
 #include "engine/planner.hpp"
@@ -105,7 +108,51 @@ void print_step(const StepTransfers& transfers, const std::string& tier, double 
             << fmt::format("{:.1f}", steps * seconds / 86400) << " days of optimizer phases back to back\n";
 }
 
+std::string point_text(const engine::DiskProfile& disk) {
+  return fmt::format("{} KiB x {}, read {:.3f}, write {:.3f}, mixed {:.3f} GB/s, {}", disk.block_bytes >> 10,
+                     disk.depth, disk.read * 1e-9, disk.write * 1e-9, disk.mixed * 1e-9, disk.date);
+}
+
+// Stores the measurement, with a warning if other processes may have slowed it.
+void store(const engine::FileSystem& file_system, const DiskPoint& best, const std::string& table,
+           const std::string& disturbance) {
+  char date[32];
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  std::strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", ::gmtime_r(&now, &utc));
+  engine::MachineProfile profile;
+  profile.put({file_system, best.block_bytes, best.depth, best.read, best.write, best.mixed, date, disturbance});
+  profile.save();
+  std::cout << "stored in " << profile.file() << "; jobs that do not set " << table << "block_bytes and depth use it\n";
+  if (!disturbance.empty())
+    log(ZR_LOG_WARN, fmt::format("during the measurement {}; measure again when the machine is idle, or remove the "
+                                 "result: zeroth tune --forget {}",
+                                 disturbance, shell_word(file_system.mount)));
+}
+
 }  // namespace
+
+void list_measured_disks() {
+  const engine::MachineProfile profile;
+  std::cout << profile.file() << (profile.disks().empty() ? ": no disks were measured\n" : ":\n");
+  for (const engine::DiskProfile& disk : profile.disks()) {
+    std::cout << "  " << printable(disk.file_system.mount) << ": " << point_text(disk) << "\n";
+    if (!disk.disturbance.empty()) std::cout << "    measured while " << printable(disk.disturbance) << "\n";
+  }
+}
+
+void forget_measured_disk(const std::string& path) {
+  engine::MachineProfile profile;
+  std::error_code error;
+  const std::string mount = std::filesystem::exists(path, error) ? engine::file_system_of(path).mount : path;
+  if (!profile.forget(mount) && !profile.forget(path))
+    fail_user(
+        fmt::format("zeroth tune: --forget {}: {} has no measurements of file system {}; `zeroth tune --list` "
+                    "lists them",
+                    printable(path), profile.file(), printable(mount)));
+  profile.save();
+  std::cout << "removed the measurements of " << printable(mount) << " from " << profile.file() << "\n";
+}
 
 int tune(TuneOptions options, const std::filesystem::path& bin) {
   if (!std::filesystem::is_directory(options.path))
@@ -137,6 +184,7 @@ int tune(TuneOptions options, const std::filesystem::path& bin) {
 
   const engine::FileSystem file_system = engine::file_system_of(path);
   const auto begin = std::chrono::steady_clock::now();
+  const MachineLoad load = MachineLoad::now(file_system.device);
   DiskSpeed speed;
   {
     Progress progress("measuring " + path);
@@ -144,16 +192,9 @@ int tune(TuneOptions options, const std::filesystem::path& bin) {
   }
   print_table(test, speed, file_system,
               std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-  const DiskPoint& best = speed.best();
-  char date[32];
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  std::strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", ::gmtime_r(&now, &utc));
-  engine::MachineProfile profile;
-  profile.put({file_system, best.block_bytes, best.depth, best.read, best.write, best.mixed, date});
-  profile.save();
-  std::cout << "stored in " << profile.file() << "; jobs that do not set " << table << "block_bytes and depth use it\n";
-  if (planned) print_step(transfers, options.tier, best.mixed);
+  store(file_system, speed.best(), table,
+        disturbance_text(load, MachineLoad::now(file_system.device), usable_cores().affinity));
+  if (planned) print_step(transfers, options.tier, speed.best().mixed);
   return 0;
 }
 

@@ -18,6 +18,12 @@ struct TuneOptions {
   ModelQueryOptions model;
 };
 
+/// Prints the stored measurements.
+void list_measured_disks();
+/// Removes the stored measurements of the file system of `path`, or of the one that was mounted on it. Throws UserError
+/// if there are none.
+void forget_measured_disk(const std::string& path);
+
 /// Measures the disk, prints and stores the result; returns the exit code. Throws Error.
 int tune(TuneOptions options, const std::filesystem::path& bin);
 

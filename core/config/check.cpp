@@ -12,6 +12,7 @@
 #include "config/groups.hpp"
 #include "config/key_reader.hpp"
 #include "config/names.hpp"
+#include "config/path_value.hpp"
 #include "config/precision.hpp"
 #include "config/problems.hpp"
 #include "config/read_host_config.hpp"
@@ -89,12 +90,15 @@ class Check {
       if (!got.problem.empty()) return problem(entry.origin, fmt::format("{}: {}", path, got.problem));
       entry.value = std::move(got.value);
       entry.written = std::move(got.written);
+      if (const std::string wrong = resolve_path_value(entry, tree_.folder); !wrong.empty())
+        return problem(entry.origin, fmt::format("{}: {}", path, wrong));
     } else if (key.def.empty()) {
       return missing(key);
     } else if (key.def[0] != '@') {
       ParsedValue standard = default_value(key);
       entry.value = std::move(standard.value);
       entry.written = std::move(standard.written);
+      resolve_path_value(entry, tree_.folder);
     }
     config_.entries_.push_back(std::move(entry));
   }
@@ -253,9 +257,6 @@ class Check {
       problem(job.device_library.origin,
               "job.device_library is the backend of a device other than the CPU, but job.device is \"cpu\"; set "
               "job.device to the name that the library registers");
-    else if (!job.device_library->empty() && !std::filesystem::path(job.device_library.value).is_absolute())
-      problem(job.device_library.origin,
-              "job.device_library: expected an absolute path, found " + toml_quoted(job.device_library));
   }
 
   void checkpoints() {

@@ -21,7 +21,9 @@ std::string float_text(double value) {
 }
 
 std::string line(const std::string& name, const Entry& entry) {
-  std::string text = fmt::format("{} = {}", name, entry.written);
+  // From any folder, the file gives the same paths.
+  const std::string value = entry.given_path.text.empty() ? entry.written : toml_text(entry.value);
+  std::string text = fmt::format("{} = {}", name, value);
   if (entry.origin.from == Origin::From::derived) text = fmt::format("# {}  (derived)", text);
   if (text.size() < 40) text.resize(40, ' ');
   return fmt::format("{}  # {}\n", text, entry.key.meaning);

@@ -24,8 +24,9 @@ std::string toml_text(const Value& value);
 struct Entry {
   ConfigKey key;
   Value value;          // bytes as int64_t, durations in seconds as double
-  std::string written;  // as TOML text with its unit: "\"32MiB\""
+  std::string written;  // as TOML text with its unit: "\"32MiB\""; a path is as it was given
   Origin origin;
+  GivenPath given_path{};
 };
 
 /// One [[optimizer.groups]]: parameters whose name matches any pattern get these values. The first matching group wins.
@@ -109,11 +110,12 @@ using PluginIds = std::map<std::string, std::vector<std::string>>;
 class Document {
  public:
   /// Overrides are "path=value"; the value is TOML or a bare word ("job.name=mine", "train.steps=20"). Throws
-  /// UserError with file:line:column if the file cannot be read or parsed.
+  /// UserError with file:line:column if the file cannot be read or parsed. Paths in the file are relative to its
+  /// folder, those of overrides to the working directory.
   static Document load(const std::string& file, const std::vector<std::string>& overrides);
   /// The same from text; `file` is the name used in messages. `values`: overrides that the program gives, which the
   /// command line may override; their origin is "zr::Configuration". `run_name`: job.name if it is not given, instead
-  /// of the name of the file.
+  /// of the name of the file. All paths are relative to the working directory.
   static Document parse(const std::string& toml, const std::string& file, const std::vector<std::string>& overrides,
                         const std::vector<std::string>& values = {}, const std::string& run_name = "");
 
@@ -164,6 +166,11 @@ class Document {
   struct Tree;  // toml::table, kept out of this header
 
  private:
+  struct Source {
+    std::string file, folder, run_name;
+  };
+  static Document parsed(const std::string& toml, const Source& source, const std::vector<std::string>& values,
+                         const std::vector<std::string>& overrides);
   Entry host_entry(const std::string& path) const;
   std::shared_ptr<const Tree> tree_;
   bool several_hosts_ = false;

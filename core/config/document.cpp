@@ -6,14 +6,18 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
+#include <filesystem>
 #include <sstream>
 
 #include "base/error.hpp"
 #include "base/file.hpp"
+#include "base/path.hpp"
 #include "base/text.hpp"
 #include "config/config.hpp"
 #include "config/document_tree.hpp"
+#include "config/path_value.hpp"
 #include "config/read_host_config.hpp"
 
 namespace zr::host::config {
@@ -169,6 +173,44 @@ std::string remedy(std::string_view parser_message) {
   return "";
 }
 
+// The group `number` (0 is the first) of optimizer.groups, or a new one after the last. `where`: the override, for
+// messages.
+toml::table& group_table(toml::table& optimizer, const std::string& number, const std::string& where) {
+  if (!optimizer.get("groups")) optimizer.insert("groups", toml::array{});
+  toml::array* groups = optimizer.get_as<toml::array>("groups");
+  if (!groups || !groups->is_homogeneous(toml::node_type::table))
+    if (!groups || !groups->empty()) fail_user(where + ": optimizer.groups is not an array of tables");
+  std::size_t index = 0;
+  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), index);
+  if (error != std::errc() || end != number.data() + number.size() || index > groups->size())
+    fail_user(fmt::format("{}: '{}' is not the number of a group; there {} {}, and 0 is the first", where, number,
+                          groups->size() == 1 ? "is" : "are",
+                          groups->size() == 1 ? "1 group" : fmt::format("{} groups", groups->size())));
+  if (index == groups->size()) groups->push_back(toml::table{});
+  return *(*groups)[index].as_table();
+}
+
+// The table of the value at `parts`; makes those that do not exist.
+toml::table& table_of(toml::table& root, const std::vector<std::string>& parts, const std::string& where) {
+  toml::table* table = &root;
+  for (std::size_t i = 0; i + 1 < parts.size(); ++i) {
+    if (i == 0 && is_role(parts[0])) {
+      table = &as_role_table(root, parts[0]);
+      continue;
+    }
+    if (i == 1 && parts[0] == "optimizer" && parts[1] == "groups") {
+      if (parts.size() != 4)
+        fail_user(where + ": a key of a group is optimizer.groups.NUMBER.KEY; 0 is the first group");
+      return group_table(*table, parts[2], where);
+    }
+    if (!table->get(parts[i])) table->insert(parts[i], toml::table{});
+    toml::node* next = table->get(parts[i]);
+    if (!next->is_table()) fail_user(fmt::format("{}: '{}' is a value, not a table", where, parts[i]));
+    table = next->as_table();
+  }
+  return *table;
+}
+
 // from: kCommandLine or kProgram.
 void apply_override(toml::table& root, const std::string& text, std::string_view from,
                     std::map<std::string, std::string>& raw) {
@@ -196,27 +238,8 @@ void apply_override(toml::table& root, const std::string& text, std::string_view
     parts.push_back("use");
     path += ".use";
   }
-  toml::table* table = &root;
-  for (std::size_t i = 0; i + 1 < parts.size(); ++i) {
-    if (i == 0 && is_role(parts[0])) {
-      table = &as_role_table(root, parts[0]);
-      continue;
-    }
-    if (!table->get(parts[i])) table->insert(parts[i], toml::table{});
-    toml::node* next = table->get(parts[i]);
-    if (!next->is_table()) fail_user(fmt::format("{}{}: '{}' is a value, not a table", prefix, path, parts[i]));
-    table = next->as_table();
-  }
-  move_in(*table, parts.back(), *value.get("x"));
+  move_in(table_of(root, parts, prefix + path), parts.back(), *value.get("x"));
   raw[path] = value_text;
-}
-
-// The origin of a value; for a table that the command line created, the origin of its first value.
-Origin node_origin(const toml::node& node) {
-  const Origin origin = origin_of(node.source());
-  const toml::table* table = node.as_table();
-  return origin.from == Origin::From::key_default && table && !table->empty() ? node_origin(table->begin()->second)
-                                                                              : origin;
 }
 
 }  // namespace
@@ -231,6 +254,13 @@ Origin origin_of(const toml::source_region& region) {
   origin.line = static_cast<int>(region.begin.line);
   origin.column = static_cast<int>(region.begin.column);
   return origin;
+}
+
+Origin node_origin(const toml::node& node) {
+  const Origin origin = origin_of(node.source());
+  const toml::table* table = node.as_table();
+  return origin.from == Origin::From::key_default && table && !table->empty() ? node_origin(table->begin()->second)
+                                                                              : origin;
 }
 
 Origin key_origin(const toml::key& key, const toml::node& node) {
@@ -252,18 +282,25 @@ const toml::node* node_at(const toml::table& root, std::string_view path) {
 }
 
 Document Document::load(const std::string& file, const std::vector<std::string>& overrides) {
-  return parse(read_toml(file), file, overrides);
+  return parsed(read_toml(file), {file, folder_of(file), ""}, {}, overrides);
 }
 
 Document Document::parse(const std::string& toml, const std::string& file, const std::vector<std::string>& overrides,
                          const std::vector<std::string>& values, const std::string& run_name) {
+  std::error_code error;
+  return parsed(toml, {file, std::filesystem::current_path(error).string(), run_name}, values, overrides);
+}
+
+Document Document::parsed(const std::string& toml, const Source& source, const std::vector<std::string>& values,
+                          const std::vector<std::string>& overrides) {
   auto tree = std::make_shared<Tree>();
-  tree->file = file;
-  tree->run_name = run_name;
+  tree->file = source.file;
+  tree->folder = source.folder;
+  tree->run_name = source.run_name;
   if (const std::string at = too_deep_at(toml); !at.empty())
-    fail_user(fmt::format("{}:{}: tables and arrays are nested deeper than {} levels", file, at, kMaxDepth));
+    fail_user(fmt::format("{}:{}: tables and arrays are nested deeper than {} levels", source.file, at, kMaxDepth));
   try {
-    tree->root = toml::parse(toml, file);
+    tree->root = toml::parse(toml, source.file);
   } catch (const toml::parse_error& error) {
     fail_user(
         fmt::format("{}: {}{}", origin_of(error.source()).text(), error.description(), remedy(error.description())));
@@ -312,13 +349,18 @@ Entry Document::host_entry(const std::string& path) const {
     if (node && node->is_table() && is_role(path)) node = node_at(tree_->root, at += ".use");
     if (!node) {
       ParsedValue standard = default_value(key);
-      return {key, std::move(standard.value), std::move(standard.written), {}};
+      Entry entry{key, std::move(standard.value), std::move(standard.written), {}};
+      resolve_path_value(entry, tree_->folder);
+      return entry;
     }
     const auto raw = tree_->overrides.find(at);
     ParsedValue got = parse_value(key, *node, raw == tree_->overrides.end() ? nullptr : &raw->second);
     const Origin origin = origin_of(node->source());
     if (!got.problem.empty()) fail_user(fmt::format("{}: {}: {}", origin.text(), at, got.problem));
-    return {key, std::move(got.value), std::move(got.written), origin};
+    Entry entry{key, std::move(got.value), std::move(got.written), origin};
+    if (const std::string problem = resolve_path_value(entry, tree_->folder); !problem.empty())
+      fail_user(fmt::format("{}: {}: {}", origin.text(), at, problem));
+    return entry;
   }
   fail_internal(fmt::format("the engine declares no key '{}'", path));
 }

@@ -15,12 +15,15 @@ namespace zr::host::config {
 struct Document::Tree {
   toml::table root;
   std::string file;
+  std::string folder;                            // that relative paths in the file are relative to
   std::string run_name;                          // job.name if it is not given; "": the name of the file
   std::map<std::string, std::string> overrides;  // path -> text as written, for string keys
 };
 
 /// The origin of a node of the tree.
 Origin origin_of(const toml::source_region& region);
+/// The origin of a value; for a table that the command line created, the origin of its first value.
+Origin node_origin(const toml::node& node);
 /// The origin of a key: its own, or that of its value if toml++ has none (overrides of the command line).
 Origin key_origin(const toml::key& key, const toml::node& node);
 /// Parses `node` as a value of `key`. `raw`: the text of an override, or null; a string key takes the text unchanged.

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "base/error.hpp"
+#include "config/foreign_keys.hpp"
 #include "config/key_suggestion.hpp"
 
 namespace zr::host::config {
@@ -32,7 +33,7 @@ class Groups {
  private:
   void group(const toml::table& table) {
     GroupConfig group;
-    group.origin = origin_of(table.source());
+    group.origin = node_origin(table);
     ConfigKey scale{"optimizer.groups", "lr_scale", ZR_KEY_FLOAT, "1.0",
                     "the group's learning rate, in units of optimizer.lr"};
     scale.min = 0;
@@ -105,6 +106,8 @@ class Groups {
     for (const ConfigKey& key : keys_)
       if (key.per_group && is_plugin_key(key)) accepted.push_back(key.name);
     const auto near = all_nearest(name, accepted);
+    if (const std::string_view remedy = foreign_remedy(name); !remedy.empty() && near.empty())
+      return problems_.add(origin, fmt::format("unknown key '{}' in [[optimizer.groups]]; {}", name, remedy));
     std::string list;
     for (const auto& name_of_key : accepted) list += (list.empty() ? "; a group accepts " : ", ") + name_of_key;
     problems_.add(origin, fmt::format("unknown key '{}' in [[optimizer.groups]]{}", name,

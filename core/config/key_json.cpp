@@ -27,6 +27,8 @@ std::string to_json(const std::vector<ConfigKey>& keys) {
                     {"min", bound(key.min)},
                     {"max", bound(key.max)},
                     {"choices", key.choices}});
+  for (std::size_t i = 0; i < keys.size(); ++i)
+    if (keys[i].path_kind == PathKind::path) list[i]["path"] = true;
   return fmt::format("{}\"keys\":{}}}", kMark, list.dump());
 }
 
@@ -44,6 +46,7 @@ std::vector<ConfigKey> keys_from_json(const std::string& output, const std::stri
       if (!entry.at("min").is_null()) key.min = entry.at("min");
       if (!entry.at("max").is_null()) key.max = entry.at("max");
       key.choices = entry.at("choices").get<std::vector<std::string>>();
+      if (entry.value("path", false)) key.path_kind = PathKind::path;  // programs of older releases print none
       keys.push_back(std::move(key));
     }
     return keys;

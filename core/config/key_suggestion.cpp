@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/error.hpp"
+#include "config/foreign_keys.hpp"
 
 namespace zr::host::config {
 
@@ -34,6 +35,8 @@ std::string key_suggestion(const std::string& path, const std::vector<std::strin
     if (last_part(candidate) == name) homonyms.push_back(candidate);
     names.push_back(last_part(candidate));
   }
+  if (const std::string_view remedy = foreign_remedy(path); !remedy.empty())
+    return fmt::format("; {}{}", remedy, homonyms.empty() ? "" : did_you_mean(homonyms));
   std::vector<std::string> near;
   for (const auto& candidate : all_nearest(name, siblings)) near.push_back(join(table, candidate));
   if (near.empty()) near = homonyms;  // right name, wrong table

@@ -32,6 +32,18 @@ ConfigKey text(std::string table, std::string name, std::string def, std::string
   return key;
 }
 
+ConfigKey path(std::string table, std::string name, std::string def, std::string meaning,
+               PathKind kind = PathKind::path) {
+  ConfigKey key = text(std::move(table), std::move(name), std::move(def), std::move(meaning));
+  key.path_kind = kind;
+  return key;
+}
+
+// The id of a plug-in, or its file.
+ConfigKey plugin(std::string table, std::string name, std::string def, std::string meaning) {
+  return path(std::move(table), std::move(name), std::move(def), std::move(meaning), PathKind::name_or_path);
+}
+
 void add_schedules(std::vector<ConfigKey>& keys) {
   keys.push_back(
       text("schedule", "use", "\"constant\"", "learning-rate schedule; its options are in [schedule.<name>]",
@@ -84,7 +96,7 @@ void add_loss_scale(std::vector<ConfigKey>& keys) {
 }
 
 void add_checkpoint(std::vector<ConfigKey>& keys) {
-  keys.push_back(text("checkpoint", "dir", "\"\"", "folder for checkpoints, relative to the working directory"));
+  keys.push_back(path("checkpoint", "dir", "\"\"", "folder for checkpoints"));
   keys.push_back(integer("checkpoint", "every", "0", 0, kMax,
                          "steps between checkpoints; 0: only when the program calls engine.save()"));
   keys.push_back(integer("checkpoint", "keep", "0", 0, kMax, "number of newest checkpoints to keep; 0: all"));
@@ -96,7 +108,7 @@ void add_checkpoint(std::vector<ConfigKey>& keys) {
   keys.push_back(
       flag("checkpoint", "fallback", "false", "skip a damaged checkpoint and load the previous one; false: fail"));
   keys.push_back(
-      text("checkpoint", "init", "\"\"",
+      path("checkpoint", "init", "\"\"",
            "initial weights: a checkpoint, a safetensors file, or a folder of safetensors files with an index"));
   keys.push_back(
       flag("checkpoint", "strict", "true", "fail if a tensor does not match the model; false: load those that match"));
@@ -107,14 +119,15 @@ void add_checkpoint(std::vector<ConfigKey>& keys) {
 void add_offload(std::vector<ConfigKey>& keys) {
   const std::string where = ": device, auto (the tiers of offload.tiers take what exceeds the budgets), or a tier";
   keys.push_back(
-      text("offload", "optimizer", "\"device\"", "where fp32 masters and optimizer states are stored" + where));
+      plugin("offload", "optimizer", "\"device\"", "where fp32 masters and optimizer states are stored" + where));
   keys.push_back(
-      text("offload", "gradients", "\"device\"", "where reduced gradients are stored until the update" + where));
-  keys.push_back(text("offload", "parameters", "\"device\"", "where sharded weights are stored between uses" + where));
+      plugin("offload", "gradients", "\"device\"", "where reduced gradients are stored until the update" + where));
   keys.push_back(
-      text("offload", "activations", "\"device\"",
-           "where saved activations are stored: device, auto (the tiers of offload.tiers, if the measured activations "
-           "exceed the device budget), or a tier"));
+      plugin("offload", "parameters", "\"device\"", "where sharded weights are stored between uses" + where));
+  keys.push_back(plugin(
+      "offload", "activations", "\"device\"",
+      "where saved activations are stored: device, auto (the tiers of offload.tiers, if the measured activations "
+      "exceed the device budget), or a tier"));
   keys.push_back(flag("offload", "overlap", "true",
                       "update states on tiers during backward where this cannot change the result; with job.device, "
                       "copy their gradients "
@@ -136,29 +149,29 @@ void add_offload(std::vector<ConfigKey>& keys) {
 }
 
 void add_roles(std::vector<ConfigKey>& keys) {
-  keys.push_back(text("", "strategy", "\"" ZR_DEFAULT_STRATEGY "\"",
-                      "which rank owns which part of weights, gradients and optimizer states"));
-  keys.push_back(text("", "optimizer", "\"" ZR_DEFAULT_OPTIMIZER "\"", "update rule of the weights"));
-  keys.push_back(text("", "communicator", "\"auto\"",
-                      "library that runs the collectives; auto: \"" ZR_HOST_COMMUNICATOR
-                      "\" if all ranks are on one host, else \"" ZR_HOSTS_COMMUNICATOR
-                      "\"; with job.device, a library for the device first"));
+  keys.push_back(plugin("", "strategy", "\"" ZR_DEFAULT_STRATEGY "\"",
+                        "which rank owns which part of weights, gradients and optimizer states"));
+  keys.push_back(plugin("", "optimizer", "\"" ZR_DEFAULT_OPTIMIZER "\"", "update rule of the weights"));
+  keys.push_back(plugin("", "communicator", "\"auto\"",
+                        "library that runs the collectives; auto: \"" ZR_HOST_COMMUNICATOR
+                        "\" if all ranks are on one host, else \"" ZR_HOSTS_COMMUNICATOR
+                        "\"; with job.device, a library for the device first"));
 }
 
 void add_job(std::vector<ConfigKey>& keys) {
-  keys.push_back(text("job", "program", "\"\"",
-                      "training program: an executable next to this file or in bin/, or an absolute path"));
+  keys.push_back(path("job", "program", "\"\"",
+                      "training program: the path of an executable, or the name of one in bin/", PathKind::program));
   keys.push_back(integer("job", "ranks", "1", 1, kMaxRanks, "number of ranks (processes)"));
-  keys.push_back(
-      integer("job", "threads", "0", 0, 1024, "threads per rank; 0: the cores divided by the ranks of the node"));
+  keys.push_back(integer("job", "threads", "0", 0, 1024,
+                         "threads per rank; 0: the cores, or the quota of the control group (container), divided by "
+                         "the ranks of the node"));
   keys.push_back(text("job", "name", "\"\"", "name of the run folder in job.runs; empty: the name of this file"));
   keys.push_back(
       text("job", "device", "\"cpu\"", "device of the model: cpu, cuda, cuda:0 or another device of libtorch"));
-  keys.push_back(text("job", "device_library", "\"\"",
-                      "absolute path of the library with libtorch's backend for job.device; empty: part of libtorch"));
-  keys.push_back(flag("job", "trace", "false", "write a timeline of each rank to the run folder, for Perfetto"));
   keys.push_back(
-      text("job", "runs", "\"runs\"", "folder that contains the run folders, relative to the working directory"));
+      path("job", "device_library", "\"\"", "library with libtorch's backend for job.device; empty: part of libtorch"));
+  keys.push_back(flag("job", "trace", "false", "write a timeline of each rank to the run folder, for Perfetto"));
+  keys.push_back(path("job", "runs", "\"runs\"", "folder that contains the run folders"));
 }
 
 void add_train(std::vector<ConfigKey>& keys) {
@@ -290,6 +303,13 @@ const std::vector<std::string>& roles() {
   return *names;  // never destroyed
 }
 
+namespace {
+PathKind path_kind_by_name(const std::string& name) {
+  const auto is = [&](const std::string& word) { return name == word || name.ends_with("_" + word); };
+  return is("path") ? PathKind::list : is("library") ? PathKind::name_or_path : PathKind::none;
+}
+}  // namespace
+
 std::vector<ConfigKey> keys_of(const zr_key* const* keys, uint32_t n, const std::string& table) {
   std::vector<ConfigKey> config_keys;
   for (uint32_t i = 0; i < n; ++i) {
@@ -297,6 +317,7 @@ std::vector<ConfigKey> keys_of(const zr_key* const* keys, uint32_t n, const std:
     ConfigKey key{table,    from.name, from.type, from.def ? from.def : "", from.meaning ? from.meaning : "",
                   from.min, from.max};
     key.per_group = from.flags & ZR_KEY_PER_GROUP;
+    if (key.type == ZR_KEY_STRING && !from.choices) key.path_kind = path_kind_by_name(key.name);
     for (std::string_view rest = from.choices ? from.choices : ""; !rest.empty();) {
       const auto bar = rest.find('|');
       key.choices.emplace_back(rest.substr(0, bar));
@@ -319,6 +340,11 @@ std::string_view type_text(uint32_t type) {
     case kPatterns: return "name patterns";
     default: return "";
   }
+}
+
+std::string_view type_text(const ConfigKey& key) {
+  if (key.path_kind == PathKind::list) return "paths";
+  return key.path_kind == PathKind::path || key.path_kind == PathKind::program ? "path" : type_text(key.type);
 }
 
 std::string range_text(const ConfigKey& key) {

@@ -84,7 +84,7 @@ void convert(const Entry& entry, WarmupType& to) {
 // What a message needs to name a key.
 template <class T>
 Setting<T> without_value(const Entry& entry) {
-  return {T{}, entry.key.path(), entry.written, entry.origin};
+  return {T{}, entry.key.path(), entry.written, entry.origin, entry.given_path};
 }
 
 // Reads the keys of one table.

@@ -17,13 +17,20 @@ struct Origin {
   bool given() const { return from == From::file || from == From::command_line || from == From::program; }
 };
 
+/// A path as it was given, before it became absolute.
+struct GivenPath {
+  std::string text;  // "": the value is not a path, or is empty
+  std::string base;  // the folder that relative paths are relative to
+};
+
 /// The value of one key of the engine, and what a message needs to name it. Converts to its value.
 template <class T>
 struct Setting {
   T value{};
   std::string key;      // "train.steps"
-  std::string written;  // as TOML text with its unit: "\"32MiB\""
+  std::string written;  // as TOML text with its unit: "\"32MiB\""; a path is as it was given
   Origin origin;
+  GivenPath given_path{};
 
   operator const T&() const { return value; }
   const T* operator->() const { return &value; }

@@ -66,6 +66,7 @@ ControlClient::ControlClient(RankInfo rank_info, std::chrono::milliseconds timeo
   activity_.what = "join";
   activity_.waiting = true;
   activity_since_ = last_message_at_ = Clock::now();
+  if (rank_info_.launched) steps_ = StepBoard::open(std::getenv(kStepBoardVariable), rank_info_.job, rank_info_.world);
   if (rank_info_.shares_secret) secret_ = std::make_unique<JobSecret>(rank_info_.job);
   auto endpoints = find_store(deadline);
   const auto first_message = [this]() -> std::optional<Connector::FirstMessage> {
@@ -247,6 +248,7 @@ void ControlClient::set_activity(const Activity& activity) {
   last_sequence_ = std::max(last_sequence_, activity.sequence);
   activity_.fingerprint = activity.fingerprint;
   activity_.waiting = activity.waiting;
+  if (steps_) steps_->set(rank_info_.rank, activity.step);
   if (std::exchange(activity_.step, activity.step) != activity.step && !std::exchange(heartbeat_is_due_, true))
     boost::asio::post(io_, [this] { schedule_heartbeat(kHeartbeatAfterStep); });
   activity_.what.assign(activity.what, 0, protocol::kMaxWhatBytes);

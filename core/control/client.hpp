@@ -17,6 +17,7 @@
 #include "control/control.hpp"
 #include "control/environment.hpp"
 #include "control/job_secret.hpp"
+#include "control/step_board.hpp"
 #include "control/store.hpp"
 #include "zr/mutex.hpp"
 
@@ -99,6 +100,7 @@ class ControlClient final : public Control {
   RecursiveMutex callback_mutex_;  // held while a callback runs
   std::map<const void*, std::function<void()>> callbacks_ ZR_GUARDED_BY(callback_mutex_);
 
+  std::unique_ptr<StepBoard> steps_;  // of the launcher on this machine; null: heartbeats tell the step
   mutable Mutex mutex_;
   ConditionVariable changed_;
   std::exception_ptr failure_ ZR_GUARDED_BY(mutex_);  // why joining failed

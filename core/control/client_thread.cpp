@@ -166,7 +166,7 @@ void ControlClient::end_if_unresponsive() {
                                  rank_info_.rank, pid_, activity_text(activity_, ms_since(activity_since_)), headline_);
   if (rank_info_.hosts_store && failure_report_) text = *failure_report_;  // no other process prints the report
   lock.unlock();
-  log(ZR_LOG_ERROR, text);
+  log_failure(text);
   end(exit_code::peer_lost);
 }
 

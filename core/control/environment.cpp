@@ -65,13 +65,9 @@ bool is_this_host(const std::string& address) {
 bool read_store_address(const LauncherVariables& variables, RankInfo& rank_info) {
   const std::string store = variables.optional("ZR_STORE");
   if (store.empty()) return false;
-  const auto colon = store.rfind(':');
-  int port = 0;
-  if (colon != std::string::npos) std::from_chars(store.data() + colon + 1, store.data() + store.size(), port);
-  if (colon == 0 || port < 1 || port > 65535)
-    fail_environment(fmt::format("ZR_STORE={} is not of the form host:port; example: ZR_STORE=node01:29600", store));
-  rank_info.address = store.substr(0, colon);
-  rank_info.ports = {static_cast<uint16_t>(port)};
+  const HostPort address = parse_store_address(store);
+  rank_info.address = address.host;
+  rank_info.ports = {address.port};
   return true;
 }
 
@@ -247,6 +243,27 @@ std::string first_host(const std::string& nodes) {
     at = close;
   }
   return host;
+}
+
+std::string HostPort::text() const {
+  return host.find(':') == host.npos ? fmt::format("{}:{}", host, port) : fmt::format("[{}]:{}", host, port);
+}
+
+HostPort parse_store_address(const std::string& text) {
+  HostPort address;
+  const auto colon = text.rfind(':');
+  const std::string port = colon == text.npos ? "" : text.substr(colon + 1);
+  const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), address.port);
+  address.host = text.substr(0, std::min(colon, text.size()));
+  const bool opens = address.host.starts_with('['), closes = address.host.ends_with(']');
+  if (opens && closes) address.host = address.host.substr(1, address.host.size() - 2);
+  if (address.host.empty() || opens != closes || error != std::errc() || end != port.data() + port.size() ||
+      address.port == 0)
+    fail_environment(
+        fmt::format("ZR_STORE={} is not of the form host:port; example: ZR_STORE=node01:29600, or "
+                    "ZR_STORE=[fd00::1]:29600",
+                    text));
+  return address;
 }
 
 std::optional<RankInfo> find_rank_info(const Variables& variables, int64_t parent) {

@@ -24,6 +24,16 @@ struct RankInfo {
   bool guessable = false;      // token is derived from the launcher's variables, which other users may know
 };
 
+/// The address of a store as ZR_STORE has it.
+struct HostPort {
+  std::string host;  // a name or an IP address, without brackets
+  uint16_t port = 0;
+  /// "node01:29600"; an IPv6 address in brackets: "[::1]:29600".
+  std::string text() const;
+};
+/// Reads that form; also an IPv6 address without brackets. Throws EnvironmentError that names ZR_STORE.
+HostPort parse_store_address(const std::string& text);
+
 /// A variable's value, or null.
 using Variables = std::function<const char*(const char* name)>;
 

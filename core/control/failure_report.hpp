@@ -14,6 +14,7 @@ struct ExitStatus {
   int code = 0;      // exit code, if signal is 0
   int signal = 0;    // the signal that killed the process; 0: it exited
   std::string note;  // additional information, or ""
+  int64_t step = 0;  // that the rank was making, as its StepBoard says; 0: not known
   bool good() const { return code == 0 && signal == 0; }
 };
 

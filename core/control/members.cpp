@@ -124,6 +124,8 @@ void Members::detect_endless_waits(Time now) {
 void Members::ended(int rank, int64_t pid, const ExitStatus& exit_status) {
   Member& member = at(rank);
   member.exit_status = exit_status;
+  int64_t& step = member.heartbeat.activity.step;
+  step = std::max(step, exit_status.step);
   if (!member.joined) member.peer.pid = pid;
   if (member.peer.pid == pid) member.connected = false;
   const bool others_joined = std::any_of(members_.begin(), members_.end(), [](const Member& m) { return m.joined; });

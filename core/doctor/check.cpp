@@ -55,23 +55,6 @@ std::string json_of(const Report& report) {
   return all.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
-std::string shell_word(std::string_view word) {
-  constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:=+,@%";
-  if (!word.empty() && word.find_first_not_of(kPlain) == word.npos) return std::string(word);
-  const bool escapes = printable(word) != word;
-  std::string text = escapes ? "$'" : "'";
-  for (const char c : word) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (escapes && (byte < 0x20 || byte >= 0x7f))
-      text += fmt::format("\\x{:02x}", byte);
-    else if (escapes && (c == '\'' || c == '\\'))
-      text += fmt::format("\\{}", c);
-    else
-      text += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  }
-  return text + "'";
-}
-
 std::string as_root(std::string_view command, bool is_root) {
   return fmt::format("{}{}", is_root ? "" : "sudo ", command);
 }

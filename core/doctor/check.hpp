@@ -32,9 +32,6 @@ struct Report {
 std::string text_of(const Report& report);
 /// The report as JSON; README.md has the schema.
 std::string json_of(const Report& report);
-
-/// `word` as one word of a shell command, without control characters.
-std::string shell_word(std::string_view word);
 /// `command`, preceded by "sudo " if it needs root and this user is not root.
 std::string as_root(std::string_view command, bool is_root);
 /// "1 rank", "4 ranks".

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <sched.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
@@ -14,8 +13,8 @@
 #include <fstream>
 #include <sstream>
 
+#include "base/cores.hpp"
 #include "base/text.hpp"
-#include "doctor/cgroup.hpp"
 #include "doctor/libraries.hpp"
 
 namespace zr::host::doctor {
@@ -23,20 +22,6 @@ namespace zr::host::doctor {
 namespace fs = std::filesystem;
 
 namespace {
-
-// The quota of one control group in cores; -1 if it has none.
-double quota_of(const std::string& root, const ControlGroup& group) {
-  const std::string folder = root + group.folder;
-  double quota = -1, period = 0;
-  if (group.v2) {
-    std::ifstream in(folder + "/cpu.max");  // "50000 100000", "max 100000"
-    if (!(in >> quota >> period)) return -1;
-  } else {
-    quota = static_cast<double>(number_in(folder + "/cpu.cfs_quota_us"));
-    period = static_cast<double>(number_in(folder + "/cpu.cfs_period_us"));
-  }
-  return quota > 0 && period > 0 ? quota / period : -1;
-}
 
 std::string cores_text(const CoreFacts& facts) {
   std::string text = facts.usable == facts.online
@@ -88,23 +73,15 @@ std::string find_libcuda(const std::string& root) {
 }  // namespace
 
 CoreFacts core_facts(const std::string& root) {
-  CoreFacts facts;
-  cpu_set_t set;
-  facts.online = std::max(1, static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
-  facts.usable = ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-  for (const ControlGroup& group : control_groups(root, Controller::cores))
-    if (const double quota = quota_of(root, group); quota > 0 && (facts.quota < 0 || quota < facts.quota)) {
-      facts.quota = quota;
-      facts.group = group.folder;
-    }
-  return facts;
+  const UsableCores cores = usable_cores(root);
+  return {std::max(1, static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN))), cores.affinity, cores.quota, cores.group};
 }
 
 Checks core_checks(const CoreFacts& facts, const JobNeeds& needs) {
   Check check{"cores", "cores", Verdict::ok, cores_text(facts)};
   const double cores = facts.quota > 0 ? std::min<double>(facts.quota, facts.usable) : facts.usable;
   const int whole = std::max(1, static_cast<int>(std::floor(cores)));
-  const int threads = needs.threads > 0 ? needs.threads : std::max(1, facts.usable / needs.ranks);
+  const int threads = needs.threads > 0 ? needs.threads : std::max(1, whole / needs.ranks);
   const int wanted = needs.ranks * threads;
   if (needs.ranks > whole) {
     check.verdict = Verdict::warning;

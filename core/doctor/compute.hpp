@@ -13,7 +13,7 @@ namespace zr::host::doctor {
 /// The cores that this process may use.
 struct CoreFacts {
   int online = 1;       // of the machine
-  int usable = 1;       // by the CPU affinity of this process; ranks are given threads by this number
+  int usable = 1;       // by the CPU affinity of this process
   double quota = -1;    // of the control groups, in cores; -1: no limit
   std::string group{};  // the control group with that quota
 };

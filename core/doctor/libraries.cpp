@@ -9,6 +9,8 @@
 #include <fstream>
 #include <regex>
 
+#include "base/text.hpp"
+
 namespace zr::host::doctor {
 
 namespace fs = std::filesystem;

@@ -14,8 +14,8 @@
 #include <cstring>
 #include <fstream>
 
+#include "base/cgroup.hpp"
 #include "base/text.hpp"
-#include "doctor/cgroup.hpp"
 
 namespace zr::host::doctor {
 

@@ -13,8 +13,8 @@
 #include <fstream>
 #include <iterator>
 
+#include "base/cgroup.hpp"
 #include "base/text.hpp"
-#include "doctor/cgroup.hpp"
 
 namespace zr::host::doctor {
 

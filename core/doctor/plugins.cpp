@@ -10,6 +10,7 @@
 #include <map>
 #include <sstream>
 
+#include "base/text.hpp"
 #include "doctor/disk.hpp"
 #include "zr/error.hpp"
 

@@ -244,7 +244,8 @@ void CheckpointLoader::compare_repeated() {
     if (options_.strict)
       fail_user(fmt::format(
           "{}: '{}' and '{}' are one tied parameter of the model, but differ in the file; save the file from a model "
-          "in which they are tied, or load with strict = false, which loads '{}'",
+          "in which they are tied, or set checkpoint.strict = false (in engine.load(), LoadOptions::strict), which "
+          "loads '{}'",
           report_.folder, printable(repeated.loaded->name), printable(repeated.other->name),
           printable(repeated.loaded->name)));
     report_.unexpected.push_back(name_of(*repeated.other));
@@ -255,13 +256,16 @@ void CheckpointLoader::check() const {
   const std::string& folder = report_.folder;
   if (options_.strict && !(report_.missing.empty() && report_.unexpected.empty() && report_.other_shape.empty()))
     fail_user(
-        fmt::format("{}: does not fit the model{}{}{}; load with strict = false to load only the tensors that fit",
+        fmt::format("{}: does not fit the model{}{}{}; set checkpoint.strict = false (in engine.load(), "
+                    "LoadOptions::strict) to load only the tensors that fit",
                     folder, list_of("missing", report_.missing), list_of("different shape", report_.other_shape),
                     list_of("unexpected", report_.unexpected)));
   check_dtypes();
   if (options_.strict && !(missing_states_.empty() && unexpected_states_.empty()))
-    fail_user(fmt::format("{}: does not fit the optimizer{}{}; load with strict = false, or load the weights only",
-                          folder, list_of("missing", missing_states_), list_of("unexpected", unexpected_states_)));
+    fail_user(
+        fmt::format("{}: does not fit the optimizer{}{}; set checkpoint.strict = false (in engine.load(), "
+                    "LoadOptions::strict), or load the weights only (checkpoint.init, LoadOptions::weights_only)",
+                    folder, list_of("missing", missing_states_), list_of("unexpected", unexpected_states_)));
 }
 
 void CheckpointLoader::check_dtypes() const {
@@ -285,8 +289,9 @@ void CheckpointLoader::check_dtypes() const {
                                                                        checkpoint::stored_size(part.tensor.dtype);
     if (!options_.convert && part.tensor.kind != "master" && !is_widened_buffer)
       fail_user(fmt::format(
-          "{}: {} is {}{}{}; set train.dtype to the checkpoint's dtype, or load with convert = true{}", folder,
-          printable(name_of(part.tensor)), part.saved->dtype,
+          "{}: {} is {}{}{}; set train.dtype to the checkpoint's dtype, or checkpoint.convert = true (in "
+          "engine.load(), LoadOptions::convert){}",
+          folder, printable(name_of(part.tensor)), part.saved->dtype,
           part.tensor.kind == "weight" ? ", but train.dtype requires " : ", but this job requires ", part.tensor.dtype,
           from_.find("master", part.saved->name) ? ", which converts from the fp32 master" : ""));
   }

@@ -10,6 +10,7 @@
 #include "base/log.hpp"
 #include "checkpoint/folder.hpp"
 #include "engine/checkpoint_choice.hpp"
+#include "engine/checkpoint_paths.hpp"
 #include "engine/model_seed.hpp"
 #include "engine/optimizer_globals.hpp"
 #include "engine/planning.hpp"
@@ -132,12 +133,13 @@ std::string Checkpointer::save(const std::string& root, int64_t keep, bool async
   checkpoint::CheckpointContents contents = this->contents();
   std::string folder = fmt::format("{}/{}", root, checkpoint::checkpoint_name(progress.step()));
   saving_step_ = progress.step();
+  saving_folder_ = folder;
   if (async && !progress.done()) {
     saver_.save_async(root, std::move(contents), keep);
   } else {
     const CountedChunk chunk(context_.ledger, MemoryKind::staging, staging_of_save(context_));
     folder = saver_.save(root, contents, keep);
-    parts_.recorder.record_save(progress.step());
+    parts_.recorder.record_save(progress.step(), folder);
   }
   buffers_ = {};
   parts_.step_recorder.lap_checkpoint();
@@ -157,7 +159,7 @@ std::string Checkpointer::save_for_refresh() {
 // Waits for the background save and handles its result.
 void Checkpointer::wait_for_save() {
   try {
-    if (saver_.wait()) parts_.recorder.record_save(saving_step_);
+    if (saver_.wait()) parts_.recorder.record_save(saving_step_, saving_folder_);
   } catch (const Error& failure) {
     if (!by_config_) throw;
     record_failed_save(failure);
@@ -377,6 +379,10 @@ void Checkpointer::load_initial() {
   options.convert = config.checkpoint().convert;
   options.fallback = config.checkpoint().fallback;
   const std::string dir = this->dir();
+  if (!dir.empty() || !config.checkpoint().init->empty())
+    run_on_all_ranks(checkpoint_comm(), [&] {
+      if (context_.rank() == 0) check_checkpoint_paths(config.checkpoint());
+    });
   if (config.checkpoint().resume && !dir.empty()) {
     const checkpoint::CheckpointComm comm = checkpoint_comm();
     std::string there;

@@ -75,6 +75,7 @@ class Checkpointer {
   BufferValues buffers_;                               // referenced by the contents that are being saved
   bool by_config_ = false;                             // the configuration, not the program, requested the last save
   int64_t saving_step_ = 0;                            // the step of the last save
+  std::string saving_folder_;                          // of the save that runs
   Saver saver_;
 };
 

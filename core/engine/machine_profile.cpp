@@ -47,6 +47,7 @@ std::vector<DiskProfile> parsed(const std::string& text) {
     entry.at("write").get_to(disk.write);
     entry.at("mixed").get_to(disk.mixed);
     entry.at("date").get_to(disk.date);
+    disk.disturbance = entry.value("disturbance", "");
     if (disk.block_bytes < 1 || disk.depth < 1 || disk.depth > INT32_MAX)
       throw std::invalid_argument("invalid block_bytes or depth of " + disk.file_system.mount);
     disks.push_back(std::move(disk));
@@ -104,8 +105,12 @@ const DiskProfile* MachineProfile::find(const FileSystem& file_system) const {
   return nullptr;
 }
 
+bool MachineProfile::forget(const std::string& mount) {
+  return std::erase_if(disks_, [&](const DiskProfile& disk) { return disk.file_system.mount == mount; }) > 0;
+}
+
 void MachineProfile::put(DiskProfile profile) {
-  std::erase_if(disks_, [&](const DiskProfile& disk) { return disk.file_system.mount == profile.file_system.mount; });
+  forget(profile.file_system.mount);
   disks_.push_back(std::move(profile));
 }
 
@@ -115,15 +120,18 @@ void MachineProfile::save() const {
         "cannot save the machine profile: neither XDG_CACHE_HOME nor HOME is an absolute path; set "
         "ZR_MACHINE_PROFILE=FILE");
   auto json = nlohmann::ordered_json{{"format", kFormat}, {"disks", nlohmann::ordered_json::array()}};
-  for (const DiskProfile& disk : disks_)
-    json["disks"].push_back({{"mount", disk.file_system.mount},
-                             {"device", disk.file_system.device},
-                             {"block_bytes", disk.block_bytes},
-                             {"depth", disk.depth},
-                             {"read", disk.read},
-                             {"write", disk.write},
-                             {"mixed", disk.mixed},
-                             {"date", disk.date}});
+  for (const DiskProfile& disk : disks_) {
+    auto entry = nlohmann::ordered_json{{"mount", disk.file_system.mount},
+                                        {"device", disk.file_system.device},
+                                        {"block_bytes", disk.block_bytes},
+                                        {"depth", disk.depth},
+                                        {"read", disk.read},
+                                        {"write", disk.write},
+                                        {"mixed", disk.mixed},
+                                        {"date", disk.date}};
+    if (!disk.disturbance.empty()) entry["disturbance"] = disk.disturbance;
+    json["disks"].push_back(std::move(entry));
+  }
   make_folder(fs::path(file_).parent_path().string());
   write_file(file_, json.dump(1) + "\n");
 }

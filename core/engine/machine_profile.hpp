@@ -24,6 +24,7 @@ struct DiskProfile {
   int64_t block_bytes = 0, depth = 0;
   double read = 0, write = 0, mixed = 0;
   std::string date;
+  std::string disturbance{};  // what other processes did meanwhile that may have slowed it; "": nothing
 };
 
 /// The measured file systems of this machine.
@@ -39,6 +40,10 @@ class MachineProfile {
   const DiskProfile* find(const FileSystem& file_system) const;
   /// Adds measurements; replaces those of the same mount point.
   void put(DiskProfile profile);
+  /// All of them, in the order of measurement.
+  const std::vector<DiskProfile>& disks() const { return disks_; }
+  /// Removes the measurements of the file system that is mounted on `mount`. Returns whether there were some.
+  bool forget(const std::string& mount);
   /// Writes the file atomically, and creates its folders. Throws EnvironmentError.
   void save() const;
   const std::string& file() const { return file_; }

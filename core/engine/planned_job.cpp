@@ -1,12 +1,12 @@
 #include "engine/planned_job.hpp"
 
 #include <fmt/format.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 
+#include "base/cores.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "engine/all_gather.hpp"
@@ -16,6 +16,7 @@
 #include "engine/job_checks.hpp"
 #include "engine/memory_budget.hpp"
 #include "engine/planning.hpp"
+#include "engine/progress_display.hpp"
 #include "engine/run_folder.hpp"
 
 namespace zr::host::engine {
@@ -25,9 +26,12 @@ namespace {
 int threads_of(const config::JobConfig& config, const control::Control& control) {
   if (const int set = config.job().threads; set > 0) return set;
   if (const char* launched = std::getenv("ZR_THREADS"); launched && std::atoi(launched) > 0) return std::atoi(launched);
-  cpu_set_t set;
-  const int cores = ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-  return std::max(1, cores / control.local_world());
+  const UsableCores cores = usable_cores();
+  const int threads = std::max(1, cores.whole() / control.local_world());
+  if (cores.limited() && control.rank() == 0)
+    log(ZR_LOG_INFO,
+        fmt::format("{}: {} threads per rank; set job.threads for another number", quota_text(cores), threads));
+  return threads;
 }
 
 std::unique_ptr<const plugin::Instance> make_communicator(plugin::PluginHost& host, const Setup& setup) {
@@ -124,7 +128,7 @@ comm::CommRuntime::Options checked(PlannedJob& job, const model::Model& model) {
   const bool one_host = job.setup.control->local_world() == job.world() && !job.plan.input.several_hosts();
   const InexactCollectives inexact =
       inexact_collectives(job.config(), job.plan, job.communicator.get(), one_host, job.rank() == 0);
-  if (job.rank() == 0 && std::getenv("ZR_PROGRESS")) {
+  if (job.rank() == 0 && progress_wanted()) {
     const plan::PlanContext context = plan_context_of(job.setup, job.communicator.get(), job.world());
     std::fputs(job.plan.text(plan_title(job.setup, job.optimizers), context).c_str(), stdout);
     std::fflush(stdout);

@@ -72,8 +72,8 @@ std::string progress_line(const StepProgress& now) {
   for (const std::string& tier : memory_texts(now)) memory += (memory.empty() ? "memory " : ", ") + tier;
   return with_fields("step " + count_text(now),
                      {fmt::format("loss {:.4f}", now.loss), fmt::format("lr {:.2e}", now.lr),
-                      fmt::format("{:.0f} tokens/s", now.tokens_per_s), "left " + duration_text(now.seconds_left),
-                      memory, waits_text(now, now.waits.size()), written_text(now), skipped_text(now)},
+                      fmt::format("{:.0f} {}/s", now.rate, now.unit), "left " + duration_text(now.seconds_left), memory,
+                      waits_text(now, now.waits.size()), written_text(now), skipped_text(now)},
                      std::string::npos);
 }
 
@@ -87,7 +87,7 @@ std::string progress_on_terminal(const StepProgress& now, int columns, bool colo
   const std::string skipped = skipped_text(now);
   text = with_fields(text,
                      {fmt::format("loss {:.4f}", now.loss), "left " + duration_text(now.seconds_left),
-                      fmt::format("{:.0f} tokens/s", now.tokens_per_s), skipped},
+                      fmt::format("{:.0f} {}/s", now.rate, now.unit), skipped},
                      for_text);
   for (const std::string& tier : memory_texts(now)) {
     const std::size_t before = text.size();
@@ -109,10 +109,22 @@ std::string progress_on_terminal(const StepProgress& now, int columns, bool colo
   return bar.empty() ? text : fmt::format("{} {}", bar, text);
 }
 
+bool progress_wanted() {
+  const char* set = std::getenv("ZR_PROGRESS");
+  return !set || std::string_view(set) != "off";
+}
+
+namespace {
+// mpirun gives rank 0 a terminal of its own, also if its own output is a file.
+std::string progress_mode() {
+  if (const char* set = std::getenv("ZR_PROGRESS"); set && *set) return set;
+  return is_terminal(STDOUT_FILENO) && !std::getenv("OMPI_COMM_WORLD_RANK") ? "tty" : "plain";
+}
+}  // namespace
+
 ProgressDisplay::ProgressDisplay(bool shows) {
-  const char* set = shows ? std::getenv("ZR_PROGRESS") : nullptr;
-  if (!set) return;
-  const std::string mode = set;
+  if (!shows || !progress_wanted()) return;
+  const std::string mode = progress_mode();
   const auto colon = mode.find(':');
   const bool terminal = mode.substr(0, colon) == "tty";
   mode_ = terminal ? Mode::terminal : Mode::lines;

@@ -18,12 +18,13 @@ namespace zr::host::engine {
 struct StepProgress {
   int64_t step = 0, steps = 0;  // the first step is 1
   double loss = 0, lr = 0;
-  double tokens_per_s = 0, seconds_left = 0;
+  double rate = 0, seconds_left = 0;                       // rate: `unit` per second
   std::array<int64_t, 3> memory{};                         // peak bytes of this rank by tier
   std::vector<std::pair<std::string_view, double>> waits;  // seconds of training by cause
   int64_t written_bytes = -1;                              // to disk tiers; -1: no disk tier is in use
   bool skipped = false;                                    // because gradients were not finite
   double loss_scale = 0;                                   // 0: not fp16
+  std::string unit = "tokens";                             // what the rate counts
 };
 
 /// One line without colours and of any width.
@@ -31,9 +32,12 @@ std::string progress_line(const StepProgress& now);
 /// At most `columns` - 1 columns wide, so that no terminal wraps it; a field that does not fit is left out.
 std::string progress_on_terminal(const StepProgress& now, int columns, bool colours);
 
+/// Whether ZR_PROGRESS permits progress and plan on standard output: it is not "off".
+bool progress_wanted();
+
 /// Writes to standard output what ZR_PROGRESS selects: "plain" (lines), "tty" or "tty:DEVICE" (a bar, as wide as the
-/// terminal DEVICE), or nothing if it is not set. A log line is written above the bar. Training thread only, except
-/// erase() and draw().
+/// terminal DEVICE), "off" (nothing); without it a bar if standard output is a terminal, else lines. A log line is
+/// written above the bar. Training thread only, except erase() and draw().
 class ProgressDisplay : public CurrentLine {
  public:
   /// Reads ZR_PROGRESS; shows nothing if `shows` is false.

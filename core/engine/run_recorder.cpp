@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/operation.hpp"
+#include "base/text.hpp"
 
 namespace zr::host::engine {
 
@@ -41,6 +42,7 @@ RunRecorder::RunRecorder(const config::JobConfig& config, const std::string& eng
       config_(config.to_toml()),
       has_device_(config.job().device.value != config::kCpuDevice),
       resumes_(config.checkpoint().resume),
+      can_resume_(!config.checkpoint().dir->empty() && !config.job().program->empty()),
       display_(rank == 0),
       start_(std::chrono::steady_clock::now()) {}
 
@@ -95,8 +97,8 @@ void RunRecorder::show(const StepRow& row, const std::array<int64_t, 3>& memory)
   int64_t written = -1;
   for (const TierRow& tier : tiers_)
     if (tier.tier == Tier::disk) written = std::max<int64_t>(written, 0) + tier.written_bytes;
-  display_.show(
-      {row.step, steps_, row.loss, row.lr, recent_rate_, left, memory, waits(), written, row.skipped, row.loss_scale});
+  display_.show({row.step, steps_, row.loss, row.lr, recent_rate_, left, memory, waits(), written, row.skipped,
+                 row.loss_scale, row.unit});
 }
 
 void RunRecorder::validation(int64_t step, double loss) {
@@ -183,7 +185,27 @@ void RunRecorder::finish(const Ledger& ledger, const Overlap& overlap) {
       {"tiers", std::move(moved)},
       {"waits_ms", std::move(waited)},
       {"time_ms", std::move(time)}};
-  folder_->summarise(json_text(summary, 2));
+  Json with_unit = summary;
+  if (!last_.unit.empty()) with_unit["unit"] = last_.unit;
+  folder_->summarise(json_text(with_unit, 2));
+  if (steps_made_ > 0 && !std::exchange(closed_, true)) display_.note(closing_text());
+}
+
+// What a run has done, where its files are, and the next command.
+std::string RunRecorder::closing_text() const {
+  const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  std::string text = fmt::format("trained {} step{} in {}: {} {}, {:.0f} {}/s\nrun folder: {}", steps_made_,
+                                 steps_made_ == 1 ? "" : "s", duration_text(elapsed), tokens_, last_.unit,
+                                 milliseconds_ > 0 ? static_cast<double>(tokens_) / milliseconds_ * 1e3 : 0, last_.unit,
+                                 folder_->run());
+  if (saved_ == 0)
+    return text +
+           "\nno weights were saved; to save them, set checkpoint.dir and checkpoint.every, or call engine.save()";
+  text += "\ncheckpoint: " + saved_folder_;
+  if (last_.step >= steps_)
+    return text + fmt::format("\nnext: zeroth export {} weights.safetensors", shell_word(saved_folder_));
+  if (!can_resume_) return text;
+  return text + fmt::format("\nnext: zeroth train --resume {}", shell_word(folder_->run() + "/config.toml"));
 }
 
 }  // namespace zr::host::engine

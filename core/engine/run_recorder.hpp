@@ -28,11 +28,12 @@ inline constexpr std::array<std::string_view, 7> kPhaseNames{"forward",   "backw
 struct StepRow {
   int64_t step;  // the first is 1
   double loss, grad_norm, lr;
-  int64_t tokens;  // of this step, summed over ranks
+  int64_t tokens;  // of this step, summed over ranks: tokens, samples or what `unit` says
   double step_ms, tokens_per_s;
   int64_t communication_bytes;  // received in this step, summed over ranks, without padding and control traffic
   bool skipped;                 // because gradients were not finite
   double loss_scale;            // the factor of the losses; 0: not fp16
+  std::string unit{};           // what `tokens` counts: "tokens", "samples", or the program's word; "": not recorded
 };
 
 /// A tier in use, with the bytes read and written since the start.
@@ -78,9 +79,12 @@ class RunRecorder {
   void validation(int64_t step, double loss);
   /// Records that a checkpoint of `step` was loaded.
   void resume(int64_t step);
-  void record_save(int64_t step) { saved_step_ = step, ++saved_; }  // counts a checkpoint
-  void record_failed_save() { ++failed_saves_; }                    // counts a checkpoint that could not be saved
-  void record_signal(int signal) { signal_ = signal; }              // records the signal that ends the run
+  /// Counts a checkpoint; `folder`: its path.
+  void record_save(int64_t step, const std::string& folder = "") {
+    saved_step_ = step, ++saved_, saved_folder_ = folder;
+  }
+  void record_failed_save() { ++failed_saves_; }        // counts a checkpoint that could not be saved
+  void record_signal(int signal) { signal_ = signal; }  // records the signal that ends the run
   /// Adds time to a phase.
   void add(Phase phase, double seconds) { seconds_[static_cast<std::size_t>(phase)] += seconds; }
   /// Sets the weights hash and the communication of all ranks after the last step. The next step clears both.
@@ -100,13 +104,14 @@ class RunRecorder {
   /// Adds the seconds of a phase in which training waited for reads from tiers and for writes to them. Ignores
   /// Phase::checkpoint, which is not part of a step.
   void add_waits(Phase phase, double read, double write);
-  /// Writes summary.json, atomically.
+  /// Writes summary.json, atomically, and shows the closing line of the run.
   void finish(const Ledger& ledger, const Overlap& overlap);
   /// The path of this run's folder; "" if it has none (yet), and on ranks other than 0.
   std::string folder() const { return folder_ && has_folder_ ? folder_->run() : ""; }
 
  private:
   void create_folder();
+  std::string closing_text() const;
   void append(const std::string& row);
   void show(const StepRow& row, const std::array<int64_t, 3>& memory);
   std::vector<std::pair<std::string_view, double>> waits() const;
@@ -119,10 +124,13 @@ class RunRecorder {
   bool has_device_;          // whether the model computes on a device other than the CPU
   int64_t device_peak_ = 0;  // bytes
   bool resumes_;             // checkpoint.resume
+  bool can_resume_;          // `zeroth train` can start the job again from checkpoint.dir
   ProgressDisplay display_;
   int64_t first_step_ = 0;  // step of the last checkpoint that was loaded; 0: none
   int64_t steps_made_ = 0;  // number of steps of this run
   int64_t saved_ = 0, failed_saves_ = 0, saved_step_ = 0;
+  std::string saved_folder_;  // of the last checkpoint
+  bool closed_ = false;       // the closing line was shown
   int signal_ = 0;
   bool failed_ = false;
   std::array<double, kPhaseNames.size()> seconds_{};

@@ -118,6 +118,7 @@ int64_t Session::micro_index() const { return engine::micro_index(job_.context, 
 
 void Session::begin_backward(Loss loss, double weight) {
   progress_.check_backward();
+  if (!progress_.within_step()) job_.comm.set_step(progress_.current_step());  // of the first step, or after a load
   if (progress_.at_boundary())
     fail_user(fmt::format(
         "engine.backward() was called {} times without engine.step(); call engine.step() after every backward",
@@ -234,7 +235,7 @@ void Session::complete_step(double rate) {
   if (!any_touched) reject_step();
 
   progress_.complete_step(global.loss, norm, applied);
-  context.comm.set_step(progress_.step());
+  context.comm.set_step(progress_.current_step());
   monitor_.clear_saved_hashes();
   job_.name.record_step(progress_.step());
   finish_step(global, rate);

@@ -81,7 +81,7 @@ void StepRecorder::step(const GlobalStats& global, double rate, const TrainingPr
   recorder_.step(
       {progress.step(), progress.loss(), progress.grad_norm(), rate, global.tokens, seconds * 1e3,
        static_cast<double>(global.tokens) / seconds, bytes - bytes_before, global.non_finite > 0,
-       context_.plan.input.weight_dtype == ZR_F16 ? progress.loss_scale().value() : 0},
+       context_.plan.input.weight_dtype == ZR_F16 ? progress.loss_scale().value() : 0, progress.unit()},
       {context_.ledger.peak(Tier::device), context_.ledger.peak(Tier::host), context_.ledger.peak(Tier::disk)});
 }
 

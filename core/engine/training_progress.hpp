@@ -38,6 +38,7 @@ class TrainingProgress {
   int64_t updates() const { return updates_; }  // steps that were not skipped; the index for the learning-rate schedule
   int64_t samples() const { return samples_; }  // of all ranks, in all steps
   int64_t steps() const { return steps_; }      // train.steps
+  int64_t current_step() const { return done() ? step_ : step_ + 1; }  // the step that is being made; 1 is the first
   bool last_step_applied() const { return last_step_applied_; }        // whether it updated the weights
   int64_t steps_of_run() const { return step_ - steps_before_; }       // steps completed since this run began
   bool updated_in_run() const { return updates_ != updates_before_; }  // whether a step of this run updated the weights
@@ -74,7 +75,9 @@ class TrainingProgress {
   const std::vector<Loss>& losses() const { return losses_; }      // by micro-step
   const std::vector<double>& weights() const { return weights_; }  // by micro-step: weight of the micro-batch
   int64_t tokens() const { return tokens_; }                       // of this rank since the last step
-  void add_tokens(int64_t tokens) { tokens_ += tokens; }
+  /// `unit`: what is counted.
+  void add_tokens(int64_t tokens, const std::string& unit = "tokens") { tokens_ += tokens, unit_ = unit; }
+  const std::string& unit() const { return unit_; }  // "samples" until add_tokens() is called
 
   /// Begins a micro-step with its backward.
   void begin_micro(Loss loss, double weight);
@@ -156,6 +159,7 @@ class TrainingProgress {
   std::vector<Loss> losses_;
   std::vector<double> weights_;
   int64_t tokens_ = 0;
+  std::string unit_ = "samples";
 };
 
 }  // namespace zr::host::engine

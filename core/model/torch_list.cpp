@@ -92,6 +92,12 @@ void TorchModel::add_parameter(const std::string& name, const torch::Tensor& ten
 }
 
 void TorchModel::add_buffers(const std::vector<std::pair<std::string, torch::Tensor>>& buffers) {
+  for (const auto& [name, tensor] : buffers)
+    if (tensor.defined() && (tensor.layout() != torch::kStrided || tensor.is_quantized()))
+      fail_user("buffer '" + name + "' is " + (tensor.is_quantized() ? "quantized" : c10::str(tensor.layout())) +
+                ", but the engine saves and broadcasts buffers as dense tensors; register its " +
+                (tensor.is_quantized() ? "dequantize()" : "to_dense()") +
+                ", or keep the tensor as a member of the module, without register_buffer()");
   state_->buffers = filled(buffers);
   for (const auto& [name, tensor] : state_->buffers) check_deferred("buffer '" + name + "'", tensor);
   for (const auto& [name, tensor] : buffers) {

@@ -218,12 +218,24 @@ std::vector<uint32_t> TorchModel::may_be_written_untracked() {
   return params;
 }
 
+std::vector<std::string> TorchModel::reshaped_parameters() const {
+  std::vector<std::string> reshaped;
+  for (uint32_t i = 0; i < state_->entries.size(); ++i) {
+    const auto& [now, before] = std::pair(state_->entries[i].tensor.sizes(), state_->parameters[i].shape);
+    if (now != at::IntArrayRef(before))
+      reshaped.push_back("'" + state_->parameters[i].name + "' is " + c10::str(now) + " and was " +
+                         c10::str(at::IntArrayRef(before)));
+  }
+  return reshaped;
+}
+
 void TorchModel::check_bindings() {
   for (uint32_t i = 0; i < state_->entries.size(); ++i) {
     const auto& entry = state_->entries[i];
     if (entry.tensor.sizes() != state_->parameters[i].shape || !entry.tensor.is_contiguous())
       fail_user("the shape or memory layout of parameter '" + state_->parameters[i].name +
-                "' was changed after the engine was made (t_(), transpose_(), resize_()); make a view in forward() "
+                "' was changed after the engine was made (set_data(), t_(), transpose_(), resize_()); make a view in "
+                "forward() "
                 "instead (t(), transpose())");
     if (entry.binding.storage &&
         (!entry.tensor.storage().is_alias_of(entry.binding.storage) ||

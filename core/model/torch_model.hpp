@@ -79,6 +79,8 @@ class TorchModel final : public Model {
   /// another tensor".
   std::vector<std::string> changed_buffers(const std::vector<std::pair<std::string, torch::Tensor>>& buffers) const;
   bool has_buffers() const;
+  /// Parameters whose shape the program has changed since this model was made: "'w' is [2, 3] and was [3, 2]".
+  std::vector<std::string> reshaped_parameters() const;
   /// Uses the program's current buffers if only the tensor changed, not its shape or type: the forward of a TorchScript
   /// module assigns new tensors to its buffers. Copies a buffer if other tensors use its memory too.
   void adopt_buffers(const std::vector<std::pair<std::string, torch::Tensor>>& buffers);

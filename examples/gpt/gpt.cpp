@@ -19,7 +19,7 @@ std::vector<zr::Key> keys() {
       {"model.context", 128, "context length in bytes", 1, 65536},
       {"model.dropout", 0.0, "fraction of activations dropped in training", 0, 0.99},
       {"model.recompute", false, "drop the activations of each block and recompute them in backward"},
-      {"data.text", ZR_DATA_DIR "/jargon.txt.gz", "training text, plain or .gz; relative to this file's folder"},
+      zr::Key::of_path("data.text", ZR_DATA_DIR "/jargon.txt.gz", "training text, plain or .gz"),
       {"sample.length", 400, "bytes to sample after training; 0: none", 0, 1000000},
       {"sample.temperature", 0.8, "sampling temperature; below 1 prefers likely bytes", 0.01, 10},
   };
@@ -51,7 +51,7 @@ void train(const zr::Program& program) {
                                 " is not a multiple of model.heads = " + std::to_string(shape.heads) + " (" +
                                 program.origin("model.heads") + ")");
   }
-  const gpt::Text text(std::filesystem::path(program.folder()) / program.text("data.text"));
+  const gpt::Text text(program.text("data.text"));
   torch::manual_seed(static_cast<uint64_t>(program.integer("train.seed")));
   auto model = zr::deferred([&] { return gpt::Model(shape); });  // gets memory when the engine is made
   if (program.boolean("model.recompute")) {

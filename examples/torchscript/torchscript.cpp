@@ -63,6 +63,8 @@ void train(const zr::Program& program) {
 
 int main(int argc, char** argv) {
   return zr::guarded([&] {
-    train(zr::Program(argc, argv, {{"model.file", "runs/torchscript.pt", "the TorchScript file; written if missing"}}));
+    train(zr::Program(
+        argc, argv,
+        {zr::Key::of_path("model.file", "runs/torchscript.pt", "the TorchScript file; written if missing")}));
   });
 }

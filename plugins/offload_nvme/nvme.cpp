@@ -26,6 +26,18 @@ std::vector<std::string> folders_of(const std::string& paths) {
   return folders;
 }
 
+// A name with ':' is several folders, which the user may not know.
+void check_parts(const std::vector<std::string>& folders) {
+  std::error_code error;
+  for (const std::string& folder : folders)
+    if (folders.size() > 1 && !std::filesystem::is_directory(folder, error))
+      throw zr::PluginError(ZR_INVALID,
+                            "offload.nvme.path names " + std::to_string(folders.size()) +
+                                " folders, because ':' separates them, and '" + folder +
+                                "' does not exist; create it, correct the path, or give a folder with ':' in "
+                                "its name another one, such as a symbolic link");
+}
+
 constexpr uint64_t kLargestBlock = uint64_t{1} << 30;
 constexpr uint32_t kMaxDepth = 256;
 
@@ -65,6 +77,7 @@ class Nvme : public zr::Offload<Nvme> {
     const auto direct = direct_ == "auto"   ? nvme::Direct::automatic
                         : direct_ == "true" ? nvme::Direct::yes
                                             : nvme::Direct::no;
+    check_parts(folders_);
     std::vector<std::unique_ptr<nvme::File>> files;
     for (const std::string& folder : folders_)
       files.push_back(std::make_unique<nvme::File>(host_, folder, direct, faults_));

@@ -6,6 +6,7 @@
 #include <map>
 #include <sstream>
 
+#include "config/foreign_keys.hpp"
 #include "plugin/plugin.hpp"
 #include "support/golden_cases.hpp"
 
@@ -29,9 +30,9 @@ std::string default_text(const config::ConfigKey& key) {
 std::string table_of(const std::vector<config::ConfigKey>& keys) {
   std::string text = "| key | type | default | values | meaning |\n|---|---|---|---|---|\n";
   for (const config::ConfigKey& key : keys)
-    text += "| `" + key.name + "` | " + std::string(config::type_text(key.type)) +
-            (key.per_group ? ", per group" : "") + " | " + escaped(default_text(key)) + " | " +
-            escaped(range_text(key)) + " | " + escaped(key.meaning) + " |\n";
+    text += "| `" + key.name + "` | " + std::string(config::type_text(key)) + (key.per_group ? ", per group" : "") +
+            " | " + escaped(default_text(key)) + " | " + escaped(range_text(key)) + " | " + escaped(key.meaning) +
+            " |\n";
   return text;
 }
 
@@ -57,6 +58,12 @@ std::string generated() {
       "comes from.\n\n"
       "- Sizes are `\"32MiB\"`, `\"1.5GiB\"`, `\"100MB\"` or a number of bytes. Durations are `\"250ms\"`, `\"30s\"`, "
       "`\"5min\"`, `\"2h\"`, `\"1d\"`.\n"
+      "- A path in a file (types \"path\" and \"paths\", the file of a plug-in) is relative to the folder of that "
+      "file. A "
+      "path on the command line, of\n  `zr::Configuration`, and a default are relative to the working directory. `~/` "
+      "is "
+      "the home folder, `~name/` that of a user. Paths are separated by `:`.\n"
+      "- `optimizer.groups.0.lr_scale=0.1` on the command line sets a key of the first group.\n"
       "- `key=value` on the command line overrides the file: `zeroth train job.toml train.steps=10`.\n"
       "- A plug-in is chosen by `strategy = \"zero1\"`. To set its own keys, write `use = \"zero1\"` in `[strategy]` "
       "instead, and the keys in `[strategy.zero1]`.\n"
@@ -72,6 +79,27 @@ std::string generated() {
     text +=
         "\n## " + (table.empty() ? std::string("Top level") : "`[" + table + "]`") + "\n\n" + table_of(tables[table]);
   return text;
+}
+
+// The table of names of other systems, between its heading and the next one.
+TEST(ComingFromPage, ListsTheNamesForWhichMessagesHaveARemedy) {
+  std::string table = "| name | Zeroth |\n|---|---|\n";
+  for (const config::ForeignKey& key : config::foreign_keys()) {
+    std::istringstream names{std::string(key.names)};
+    std::string cells;
+    for (std::string name; names >> name;) cells += (cells.empty() ? "`" : ", `") + name + "`";
+    table += "| " + cells + " | " + escaped(std::string(key.remedy)) + " |\n";
+  }
+  const std::string file = ZR_SOURCE_DIR "/docs/coming-from.md", heading = "## Names of keys\n";
+  std::ostringstream page;
+  page << std::ifstream(file).rdbuf();
+  std::string text = page.str();
+  const auto begin = text.find("| name | Zeroth |", text.find(heading));
+  ASSERT_NE(begin, text.npos) << file << " has no table below " << heading;
+  const auto end = text.find("\n\n", begin) + 1;
+  if (golden::updates()) std::ofstream(file) << text.replace(begin, end - begin, table);
+  EXPECT_EQ(golden::updates() ? table : text.substr(begin, end - begin), table)
+      << file << " differs from plugins/foreign_keys.inc; ZR_UPDATE_GOLDEN=1 rewrites it";
 }
 
 TEST(ConfigurationReference, MatchesTheSchema) {

@@ -234,8 +234,8 @@ TEST(ZerothDoctor, ChecksWhatAFileNeeds) {
   const auto folders = before.checks("disk", "offload folder of 'nvme'");
   ASSERT_EQ(folders.size(), 1u);
   EXPECT_EQ(folders[0]["verdict"], "problem");
-  EXPECT_EQ(folders[0]["message"], "disk: No such file or directory");
-  EXPECT_EQ(folders[0]["command"], "mkdir -p disk");
+  EXPECT_EQ(folders[0]["message"], disk + ": No such file or directory");
+  EXPECT_EQ(folders[0]["command"], "mkdir -p " + disk);
   EXPECT_EQ(before.checks("disk", "checkpoint folder").size(), 1u);
 
   ASSERT_EQ(shell("cd '" + work.folder().string() + "' && " + folders[0]["command"].get<std::string>()).code, 0);

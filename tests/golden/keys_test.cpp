@@ -316,7 +316,8 @@ TEST_F(KeysTest, ExampleKeysChangeTheRun) {
   const auto trained = [&](const std::string& overrides) {
     const std::string name = "run" + std::to_string(++number);
     const auto done =
-        zr::testing::shell(zeroth("launch -n 1 -- " + kBin + "gpt gpt.toml job.name=" + name + " " + overrides));
+        zr::testing::shell("export ZR_PROGRESS=off; " +
+                           zeroth("launch -n 1 -- " + kBin + "gpt gpt.toml job.name=" + name + " " + overrides));
     EXPECT_EQ(done.code, 0) << done.output;
     return run_in(runs(name), done.output);
   };

@@ -83,6 +83,23 @@ TEST(ZerothTune, MeasuresStoresAndPrintsTheCostOfAStep) {
   for (const char* rate : {"read", "write", "mixed"}) EXPECT_GT(kept[0].at(rate).get<double>(), 0) << rate;
 }
 
+TEST(ZerothTune, ListsAndForgetsMeasurements) {
+  const Machine machine;
+  EXPECT_EQ(machine.run("tune --list"), machine.profile + ": no disks were measured\n");
+  machine.scratch.write(
+      "home/machine.json",
+      R"({"format": 1, "disks": [{"mount": "/mnt/gone", "device": 7, "block_bytes": 1048576, "depth": 8,
+                            "read": 2e9, "write": 1e9, "mixed": 1.5e9, "date": "2026-01-01T00:00:00Z",
+                            "disturbance": "other processes used 1.7 of 2 cores"}]})");
+  EXPECT_EQ(machine.run("tune --list"),
+            machine.profile +
+                ":\n  /mnt/gone: 1024 KiB x 8, read 2.000, write 1.000, mixed 1.500 GB/s, 2026-01-01T00:00:00Z\n"
+                "    measured while other processes used 1.7 of 2 cores\n");
+  EXPECT_EQ(machine.run("tune --forget /mnt/gone"),
+            "removed the measurements of /mnt/gone from " + machine.profile + "\n");
+  EXPECT_EQ(machine.run("tune --list"), machine.profile + ": no disks were measured\n");
+}
+
 TEST(ZerothTune, SetsBlockSizeAndDepthOfLaterPlansUnlessKeysSetThem) {
   const Machine machine;
   machine.run("tune --path " + machine.disk + " --seconds 1 --bytes 32MiB");

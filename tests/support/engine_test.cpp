@@ -79,7 +79,9 @@ void EngineTest::check_messages(const std::string& file, std::size_t least_cases
       for (auto at = result.output.find(path); at != std::string::npos; at = result.output.find(path))
         result.output.replace(at, path.size(), name);
     auto lines = result.lines();
-    const std::regex report("^  rank [0-9]+  pid .*|.*\\(pid [0-9]+\\) ended .*|.*\\(pid [0-9]+\\) was killed .*");
+    const std::regex report(
+        "^  rank [0-9]+  pid .*|.*the job has failed; its ranks:|.*\\(pid [0-9]+\\) ended .*|.*\\(pid [0-9]+\\) was "
+        "killed .*");
     std::erase_if(lines, [&](const std::string& line) { return std::regex_match(line, report); });
     for (auto& line : lines) line = std::regex_replace(line, std::regex("^\\[[0-9]+\\] "), "");
     std::sort(lines.begin(), lines.end());

@@ -54,6 +54,7 @@ std::vector<std::string> rank_words(const RankBody& body) {
 
 int main(int argc, char** argv) {
   zr::test::skip_earlier_destructors();
+  ::setenv("ZR_PROGRESS", "off", 0);  // of the ranks; tests of the progress set it
   if (argc < 2 || std::string(argv[1]) != "--rank") {
     ::testing::InitGoogleTest(&argc, argv);
     return RUN_ALL_TESTS();

@@ -77,7 +77,10 @@ TEST_F(CheckpointUseTest, NonMatchingTensorsAreRejectedOrListed) {
   const Outcome rejected = run_pair(prints_hash, "parity.model=recurrent checkpoint.init=c");
   EXPECT_EQ(rejected.code, 2) << rejected.output;
   EXPECT_NE(rejected.output.find(": does not fit the model; missing: weight '"), std::string::npos) << rejected.output;
-  EXPECT_NE(rejected.output.find("load with strict = false to load only the tensors that fit"), std::string::npos)
+  EXPECT_NE(
+      rejected.output.find(
+          "set checkpoint.strict = false (in engine.load(), LoadOptions::strict) to load only the tensors that fit"),
+      std::string::npos)
       << rejected.output;
   const Outcome listed = run_pair(loads_what_fits, "parity.model=recurrent");
   ASSERT_EQ(listed.code, 0) << listed.output;
@@ -150,9 +153,11 @@ TEST_F(CheckpointUseTest, ConvertsDtypesOnlyOnRequest) {
   const std::string other = "parity.model=everything checkpoint.dir=c checkpoint.resume=true train.dtype=fp32 ";
   const Outcome rejected = run_pair(prints_hash, other);
   EXPECT_EQ(rejected.code, 2);
-  EXPECT_NE(rejected.output.find("is BF16, but train.dtype requires F32; set train.dtype to the checkpoint's dtype, or "
-                                 "load with convert = true, which converts from the fp32 master"),
-            std::string::npos)
+  EXPECT_NE(
+      rejected.output.find(
+          "is BF16, but train.dtype requires F32; set train.dtype to the checkpoint's dtype, or "
+          "checkpoint.convert = true (in engine.load(), LoadOptions::convert), which converts from the fp32 master"),
+      std::string::npos)
       << rejected.output;
   // The conversion reads the fp32 master weights, so no precision is lost.
   ASSERT_EQ(run_pair(resaves, other + "checkpoint.convert=true").code, 2)

@@ -1,9 +1,46 @@
 // What a run writes and prints: metrics, summary, progress, and ranks that end before the others.
+#include <csignal>
+
 #include "support/engine_test.hpp"
 
 namespace {
 
 using namespace engine_tests;
+
+// The last rank is killed while it makes step 3.
+RANK_BODY(is_killed_in_step_3, Run) {
+  run.build();
+  run.micro_step();
+  run.micro_step();
+  if (run.program.rank() == run.program.world() - 1) ::raise(SIGKILL);
+  run.train();
+}
+
+TEST_F(EngineTest, ReportNamesTheStepInWhichARankWasKilled) {
+  const Result result = run(2, is_killed_in_step_3, "strategy=zero1 train.steps=50");
+  EXPECT_EQ(result.code, 4) << result.output;
+  const auto killed = result.output.find("last seen: ");
+  ASSERT_NE(killed, std::string::npos) << result.output;
+  const std::string line = result.output.substr(killed, result.output.find('\n', killed) - killed);
+  EXPECT_TRUE(line.ends_with(", step 3")) << line;
+}
+
+// Prints what the rates count.
+RANK_BODY(counts_images, Run) {
+  run.build();
+  while (!run.engine->done()) {
+    run.engine->add_tokens(5, "images");
+    run.micro_step();
+  }
+}
+
+TEST_F(EngineTest, RatesHaveTheUnitOfTheProgram) {
+  ASSERT_EQ(run(2, counts_images, "train.steps=2").code, 0);
+  EXPECT_EQ(metrics()[0]["tokens"], 10);
+  EXPECT_EQ(summary()["unit"], "images");
+  ASSERT_EQ(run(1, trains, "train.steps=2").code, 0);
+  EXPECT_EQ(summary()["unit"], "samples");
+}
 
 // Trains until `rank` runs out of data: at that step and micro-batch it leaves the loop.
 void until(Run& run, int rank, int64_t step, int64_t micro) {
@@ -141,10 +178,22 @@ TEST_F(EngineTest, ShowsProgressAsLinesOrOnOneTerminalLine) {
   const std::string steps = program(1, validates, "train.steps=3");
   const Result plain = shell("export ZR_PROGRESS=plain; " + launch + steps);
   ASSERT_EQ(plain.code, 0) << plain.output;
-  for (const char* words : {"step 1/3  loss ", "  lr 5.00e-02  ", " tokens/s  left ", "  memory device ",
-                            "  waits: compute ", "step 3/3  validation loss 1.5000"})
+  for (const char* words : {"step 1/3  loss ", "  lr 5.00e-02  ", " samples/s  left ", "  memory device ",
+                            "  waits: compute ", "step 3/3  validation loss 1.5000", "plan: ", "\ntrained 3 steps in ",
+                            " 9 samples, ", "\nrun folder: ", "/run/1\nno weights were saved; "})
     EXPECT_NE(plain.output.find(words), std::string::npos) << words << " in\n" << plain.output;
   EXPECT_EQ(plain.output.find('\r'), std::string::npos) << plain.output;
+  // Without the launcher, and without the variable.
+  const Result alone =
+      shell("export ZR_PROGRESS=; " + steps + " checkpoint.every=2 checkpoint.dir=" + (folder_ / "c").string());
+  for (const char* words : {"plan: ", "step 1/3  loss ", "\ntrained 3 steps in "})
+    EXPECT_NE(alone.output.find(words), std::string::npos) << words << " in\n" << alone.output;
+  const std::string checkpoint = (folder_ / "c/step-00000003").string();
+  EXPECT_NE(alone.output.find("\ncheckpoint: " + checkpoint + "\nnext: zeroth export " + checkpoint +
+                              " weights.safetensors\n"),
+            std::string::npos)
+      << alone.output;
+  EXPECT_EQ(shell("export ZR_PROGRESS=off; " + steps).output, "");
   const Result terminal = shell("export ZR_PROGRESS=tty; " + steps);
   EXPECT_NE(terminal.output.find(" 3/3  100 %  loss "), std::string::npos) << terminal.output;
   const auto rows = metrics();

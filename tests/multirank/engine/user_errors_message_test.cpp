@@ -40,6 +40,39 @@ RANK_BODY(key_of_other_type, Run) { run.program.integer("job.name"); }
 
 RANK_BODY(detached, Run) { run.engine->backward(run.loss().detach()); }
 
+RANK_BODY(backward_through_a_freed_graph, Run) {
+  const torch::Tensor loss = run.loss();
+  run.engine->backward(loss);
+  run.engine->step();
+  run.engine->backward(loss);
+}
+
+RANK_BODY(keeps_a_graph_for_the_next_step, Run) {
+  const torch::Tensor kept = run.net->left->weight.square().sum().to(torch::kFloat);
+  run.engine->backward(run.loss() + kept);
+  run.engine->step();
+  run.engine->backward(run.loss() + kept);
+}
+
+RANK_BODY(changes_in_place, Run) {
+  torch::Tensor y = torch::sigmoid(run.net->forward(torch::randn({4, 6})));
+  const torch::Tensor loss = y.square().mean();
+  y.mul_(2);
+  run.engine->backward(loss);
+}
+
+RANK_BODY(reshapes_a_parameter, Run) {
+  run.step();
+  run.net->left->weight.set_data(torch::zeros({7, 8}, run.net->left->weight.options()));
+  run.step();
+}
+
+RANK_BODY(sparse_buffer, Run) {
+  run.engine.reset();
+  run.net->register_buffer("adjacency", torch::eye(3).to_sparse());
+  run.make_engine();
+}
+
 RANK_BODY(undefined_loss, Run) { run.engine->backward(torch::Tensor()); }
 
 RANK_BODY(backward_in_evaluation, Run) {

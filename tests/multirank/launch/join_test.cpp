@@ -216,9 +216,10 @@ TEST(ControlJoinTest, NamesMissingRanks) {
   EXPECT_THAT(
       job.err(),
       ContainsRegex(
-          "^zeroth: error: rank 0: not all ranks have joined within 0.4s; rank 1 has not joined; rank 2 has not "
-          "joined\n  rank 0  pid [0-9]+ +waits 0.[4-9]s in join, step 0\n  rank 1  pid - +has not joined the "
-          "job\n  rank 2  pid - +has not joined the job\n$"));
+          "^zeroth: error: the job has failed; its ranks:\n  rank 0  pid [0-9]+ +waits 0.[4-9]s in join, step 0\n"
+          "  rank 1  pid - +has not joined the job\n  rank 2  pid - +has not joined the job\n"
+          "zeroth: error: rank 0: not all ranks have joined within 0.4s; rank 1 has not joined; rank 2 has not "
+          "joined\n$"));
 }
 
 TEST(ControlJoinTest, ReportsAddressWithoutStore) {
@@ -402,7 +403,7 @@ INSTANTIATE_TEST_SUITE_P(Invalid, LauncherVariablesTest,
                                          Wrong{"StoreWithoutPort",
                                                {{"ZR_RANK", "0"}, {"ZR_WORLD", "2"}, {"ZR_STORE", "here"}},
                                                "ZR_STORE=here is not of the form host:port; example: "
-                                               "ZR_STORE=node01:29600"},
+                                               "ZR_STORE=node01:29600, or ZR_STORE=[fd00::1]:29600"},
                                          Wrong{"MpirunOverHosts",
                                                {{"OMPI_COMM_WORLD_RANK", "0"},
                                                 {"OMPI_COMM_WORLD_SIZE", "4"},

@@ -117,9 +117,10 @@ TEST(ZerothLaunch, PrintsFailureTableOnce) {
   EXPECT_EQ(job.wait(kSoon), 4);
   std::istringstream lines(job.err());
   int count = 0;
-  for (std::string line; std::getline(lines, line); ++count) {
-  }
-  EXPECT_EQ(count, 5) << job.err();
+  std::string last;
+  for (std::string line; std::getline(lines, line); ++count) last = line;
+  EXPECT_EQ(count, 6) << job.err();
+  EXPECT_THAT(last, ContainsRegex("^zeroth: error: rank 3 .pid [0-9]+. was killed by signal 9 .SIGKILL."));
 }
 
 TEST(ZerothLaunch, StoppedRankIsReportedAfterTimeoutAndKilled) {

@@ -181,10 +181,10 @@ int main(int argc, char** argv) {
   } catch (const zr::PeerLostError& failure) {
     std::this_thread::sleep_for(milliseconds(plan["saves_ms"]));
     std::puts("the program reacts to the loss of a peer");
-    log(ZR_LOG_ERROR, failure.what());
+    log_failure(failure.what());
     return failure.exit_code();
   } catch (const zr::Error& failure) {
-    log(ZR_LOG_ERROR, failure.what());
+    log_failure(failure.what());
     return failure.exit_code();
   }
 }

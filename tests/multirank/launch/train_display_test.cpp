@@ -77,7 +77,7 @@ TEST_F(ZerothTrain, ShowsBarOnTerminal) {
   const std::string& last = states.back();
   EXPECT_THAT(last, ContainsRegex("^\\[############################\\] 3/3  100 %  "));
   EXPECT_THAT(last, HasSubstr(loss));
-  EXPECT_THAT(last, ContainsRegex("  [0-9]+ tokens/s  device [0-9.]+ [KM]iB  host [0-9.]+ [KM]iB  waits: compute "));
+  EXPECT_THAT(last, ContainsRegex("  [0-9]+ samples/s  device [0-9.]+ [KM]iB  host [0-9.]+ [KM]iB  waits: compute "));
   EXPECT_THAT(last, HasSubstr("  lr 1.00e-03"));
   EXPECT_THAT(seen, HasSubstr("\r\033[2K\033[2K\033[32m[")) << "the bar is green";
 }

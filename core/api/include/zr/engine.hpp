@@ -122,9 +122,11 @@ class Engine {
   /// checkpoint that checkpoint.every asks for as its last action: weights that the program changes afterwards
   /// (clamping, masks) are not in it; to include them, call save() after the change. Collective.
   bool step();
-  /// Adds to the number of tokens (or samples) that this rank has processed in the current step, for metrics.jsonl.
-  /// Without it, each micro-batch counts as train.micro_batch samples. Not collective. Throws if `tokens` is negative.
-  void add_tokens(int64_t tokens);
+  /// Adds to the number of tokens, or other units, that this rank has processed in the current step, for the rates in
+  /// metrics.jsonl and on the terminal. `unit`: the word for them there ("images"). Without this call, each micro-batch
+  /// counts as train.micro_batch "samples". Not collective. Throws if `tokens` is negative, or `unit` is not a word of
+  /// at most 32 letters, digits, '_' and '-'.
+  void add_tokens(int64_t tokens, const std::string& unit = "tokens");
 
   /// The result of the last step of this engine. Not collective.
   StepResult last_step() const;

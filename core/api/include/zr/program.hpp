@@ -24,12 +24,18 @@ struct Key {
   Key(std::string path, double def, std::string meaning, double min = -1e300, double max = 1e300);
   /// A string key. If `choices` is not empty, the value must be one of them.
   Key(std::string path, const char* def, std::string meaning, std::vector<std::string> choices = {});
+  /// A string key whose value is the path of a file or folder. A relative value in a TOML file is relative to the
+  /// file's folder, any other one to the working directory; "~/" is the home folder. text() returns it absolute; ""
+  /// stays
+  /// "".
+  static Key of_path(std::string path, const char* def, std::string meaning);
   std::string path;                  // "model.layers"
   std::string def;                   // the default value as TOML text
   uint32_t type;                     // ZR_KEY_*
   std::string meaning;               // one line, no full stop
   double min = -1e300, max = 1e300;  // inclusive bounds of numbers
   std::vector<std::string> choices;  // of a string; empty: any text
+  bool is_path = false;              // made by of_path()
 };
 
 /// A configuration that the program composes, for programs without a TOML file. One thread at a time.
@@ -100,7 +106,7 @@ class Program {
   /// Where the value of a key was set, for error messages: "gpt.toml:35:10", "command line", "zr::Configuration" or
   /// "default".
   std::string origin(const std::string& path) const;
-  /// The absolute path of the folder of the TOML file, for paths that are relative to that file.
+  /// The absolute path of the folder of the TOML file. text() of a key made by Key::of_path() is absolute already.
   std::string folder() const;
   /// The rank of this process in the job. 0 under `zeroth plan`.
   int rank() const;

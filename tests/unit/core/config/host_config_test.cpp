@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 
+#include <filesystem>
 #include <set>
 
 #include "config/config.hpp"
@@ -116,7 +117,7 @@ TEST(HostConfigTest, HoldsDefaults) {
   EXPECT_EQ(c.job().device.value, "cpu");
   EXPECT_EQ(c.job().device_library.value, "");
   EXPECT_FALSE(c.job().trace);
-  EXPECT_EQ(c.job().runs.value, "runs");
+  EXPECT_EQ(c.job().runs.value, (std::filesystem::current_path() / "runs").string());
   EXPECT_EQ(c.train().steps, 100);
   EXPECT_EQ(c.train().seed, 0);
   EXPECT_EQ(c.train().dtype, ZR_F32);
@@ -180,7 +181,7 @@ TEST(HostConfigTest, HoldsGivenValuesOfJobAndTrain) {
   EXPECT_EQ(c.job().device.value, "d:1");
   EXPECT_EQ(c.job().device_library.value, "/d.so");
   EXPECT_TRUE(c.job().trace);
-  EXPECT_EQ(c.job().runs.value, "r");
+  EXPECT_EQ(c.job().runs.value, (std::filesystem::current_path() / "r").string());
   EXPECT_EQ(c.train().steps, 7);
   EXPECT_EQ(c.train().seed, 8);
   EXPECT_EQ(c.train().dtype, ZR_BF16);
@@ -236,14 +237,14 @@ TEST(HostConfigTest, HoldsGivenValuesOfCheckpoint) {
       config_of({"checkpoint.dir=c", "checkpoint.every=5", "checkpoint.keep=2", "checkpoint.async=true",
                  "checkpoint.on_signal=save", "checkpoint.resume=true", "checkpoint.fallback=true", "checkpoint.init=w",
                  "checkpoint.strict=false", "checkpoint.convert=true"});
-  EXPECT_EQ(c.checkpoint().dir.value, "c");
+  EXPECT_EQ(c.checkpoint().dir.value, (std::filesystem::current_path() / "c").string());
   EXPECT_EQ(c.checkpoint().every, 5);
   EXPECT_EQ(c.checkpoint().keep, 2);
   EXPECT_TRUE(c.checkpoint().async);
   EXPECT_EQ(c.checkpoint().on_signal, config::OnSignal::save);
   EXPECT_TRUE(c.checkpoint().resume);
   EXPECT_TRUE(c.checkpoint().fallback);
-  EXPECT_EQ(c.checkpoint().init.value, "w");
+  EXPECT_EQ(c.checkpoint().init.value, (std::filesystem::current_path() / "w").string());
   EXPECT_FALSE(c.checkpoint().strict);
   EXPECT_TRUE(c.checkpoint().convert);
 }

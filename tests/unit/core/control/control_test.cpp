@@ -9,6 +9,7 @@
 #include "control/environment.hpp"
 #include "control/failure_report.hpp"
 #include "control/members.hpp"
+#include "control/step_board.hpp"
 #include "support/said_by.hpp"
 
 using namespace zr::host;
@@ -79,6 +80,40 @@ TEST(ControlEnvironmentTest, SrunUsesFirstNode) {
   auto other = set;
   other["SLURM_STEP_ID"] = "1";
   EXPECT_NE(rank_info(other)->ports, found->ports);
+}
+
+TEST(ControlEnvironmentTest, AddressOfTheStoreMayBeOfIPv6) {
+  Set set{{"RANK", "1"},           {"WORLD_SIZE", "2"},      {"LOCAL_WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"},
+          {"MASTER_ADDR", "head"}, {"MASTER_PORT", "29500"}, {"ZR_TOKEN", "mine"}};
+  for (const char* address : {"[::1]:4000", "::1:4000"}) {
+    set["ZR_STORE"] = address;
+    EXPECT_EQ(rank_info(set)->address, "::1") << address;
+    EXPECT_EQ(rank_info(set)->ports, std::vector<uint16_t>{4000}) << address;
+  }
+  EXPECT_EQ((control::HostPort{"fd00::1", 4000}).text(), "[fd00::1]:4000");
+  EXPECT_EQ((control::HostPort{"head", 4000}).text(), "head:4000");
+  for (const char* address :
+       {"[::1:4000", "::1]:4000", "[]:4000", ":4000", "head", "head:0", "head:4000x", "head:70000"}) {
+    set["ZR_STORE"] = address;
+    EXPECT_EQ(zr::test::said_by([&] { rank_info(set); }, zr::exit_code::environment),
+              std::string("ZR_STORE=") + address +
+                  " is not of the form host:port; example: ZR_STORE=node01:29600, or ZR_STORE=[fd00::1]:29600");
+  }
+}
+
+TEST(StepBoardTest, ARankFindsTheBoardOfItsJob) {
+  const auto launcher = control::StepBoard::create("job-1", 3);
+  ASSERT_TRUE(launcher);
+  const std::string fd = std::to_string(launcher->descriptor());
+  const auto rank = control::StepBoard::open(fd.c_str(), "job-1", 3);
+  ASSERT_TRUE(rank);
+  rank->set(2, 7);
+  EXPECT_EQ(launcher->step(2), 7);
+  EXPECT_EQ(launcher->step(1), 0);
+  EXPECT_FALSE(control::StepBoard::open(fd.c_str(), "job-2", 3));
+  EXPECT_FALSE(control::StepBoard::open(fd.c_str(), "job-1", 4));
+  for (const char* other : {"", "1", "x", "99999"}) EXPECT_FALSE(control::StepBoard::open(other, "job-1", 3)) << other;
+  EXPECT_FALSE(control::StepBoard::open(nullptr, "job-1", 3));
 }
 
 // srun --distribution=arbitrary.

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/text.hpp"
 #include "support/shell.hpp"
 
 namespace zr::host::doctor {

@@ -16,8 +16,10 @@ TEST(DoctorCoresTest, ReportsTheCoresThatThisProcessMayUse) {
 }
 
 TEST(DoctorCoresTest, WarnsAboutAQuotaBelowTheCores) {
+  EXPECT_EQ(lines_of(core_checks({8, 8, 2.5, "/sys/fs/cgroup/x"}, {})),
+            "ok cores/cores: 8 cores, and the time of 2.5 of them (quota of control group /sys/fs/cgroup/x)\n");
   EXPECT_EQ(
-      lines_of(core_checks({8, 8, 2.5, "/sys/fs/cgroup/x"}, {})),
+      lines_of(core_checks({8, 8, 2.5, "/sys/fs/cgroup/x"}, {.threads = 8})),
       "warning cores/cores: 8 cores, and the time of 2.5 of them (quota of control group /sys/fs/cgroup/x); a job "
       "of 1 rank starts 8 threads, which will wait for each other\n"
       "  fix: zeroth train FILE.toml job.threads=2\n");

@@ -19,14 +19,15 @@ TEST(CheckpointLoaderTest, RejectsAnotherDtypeUnlessItMayConvert) {
   EXPECT_EQ(failure_of([&] { f.loader(from, options).check(); }),
             from.folder() +
                 ": weight 'a' is BF16, but train.dtype requires F32; set train.dtype to the checkpoint's "
-                "dtype, or load with convert = true");
+                "dtype, or checkpoint.convert = true (in engine.load(), LoadOptions::convert)");
   NewCheckpoint with_master;
   with_master.add("weight", "a", ramp(40, 1), ZR_BF16).add("master", "a", ramp(40, 1)).add("weight", "b", ramp(8, 1));
   const checkpoint::Checkpoint better = with_master.add("buffer", "statistics", {7, 8, 9}).open();
   EXPECT_EQ(failure_of([&] { f.loader(better, options).check(); }),
             better.folder() +
                 ": weight 'a' is BF16, but train.dtype requires F32; set train.dtype to the checkpoint's "
-                "dtype, or load with convert = true, which converts from the fp32 master");
+                "dtype, or checkpoint.convert = true (in engine.load(), LoadOptions::convert), which converts from the "
+                "fp32 master");
 }
 
 TEST(CheckpointLoaderTest, ConvertsWeightsFromTheMasterIfThereIsOne) {

@@ -55,7 +55,8 @@ TEST(CheckpointLoaderTest, ReportsAndSkipsTensorsThatDoNotMatch) {
   EXPECT_EQ(failure_of([&] { f.loader(from, strict).check(); }),
             from.folder() +
                 ": does not fit the model; missing: weight 'b', buffer 'statistics'; different shape: weight 'a'; "
-                "unexpected: weight 'c', buffer 'mean'; load with strict = false to load only the tensors that fit");
+                "unexpected: weight 'c', buffer 'mean'; set checkpoint.strict = false (in engine.load(), "
+                "LoadOptions::strict) to load only the tensors that fit");
   const engine::CheckpointLoadReport report = f.load(from, {.strict = false});
   EXPECT_EQ(report.missing, (Names{"weight 'b'", "buffer 'statistics'"}));
   EXPECT_EQ(report.other_shape, (Names{"weight 'a'"}));
@@ -81,7 +82,8 @@ TEST(CheckpointLoaderTest, StrictRequiresTheStatesOfTheSameOptimizer) {
   EXPECT_EQ(failure_of([&] { loader.check(); }),
             from.folder() +
                 ": does not fit the optimizer; missing: state.exp_avg_sq 'b'; unexpected: state.momentum "
-                "'a'; load with strict = false, or load the weights only");
+                "'a'; set checkpoint.strict = false (in engine.load(), LoadOptions::strict), or load the weights only "
+                "(checkpoint.init, LoadOptions::weights_only)");
 }
 
 TEST(CheckpointLoaderTest, AParameterWithOneStateThatIsNotLoadedStartsAllItsStates) {
@@ -243,7 +245,8 @@ TEST_F(OtherProgramTest, NamesOfATiedWeightMustHaveEqualValues) {
   EXPECT_EQ(failure_of([&] { strict.compare_repeated(); }),
             from.folder() +
                 ": 'a' and 'tied' are one tied parameter of the model, but differ in the file; save the file from a "
-                "model in which they are tied, or load with strict = false, which loads 'a'");
+                "model in which they are tied, or set checkpoint.strict = false (in engine.load(), "
+                "LoadOptions::strict), which loads 'a'");
   const CheckpointLoadOptions options{.weights_only = true, .strict = false};
   CheckpointLoader loader = f.loader(from, options);
   loader.compare_repeated();

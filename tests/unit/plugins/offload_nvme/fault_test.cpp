@@ -169,6 +169,13 @@ TEST(NvmeTierTest, RejectsInvalidSettings) {
             std::string::npos);
   EXPECT_NE(refusal({"path=\"" + file + "\""}).find(file + " is not a folder"), std::string::npos);
   EXPECT_NE(refusal({"path=\"/tmp::/tmp\""}).find("has an empty folder; write \"/a:/b\""), std::string::npos);
+  const std::string good = scratch.folder().string();
+  EXPECT_NE(
+      refusal({"path=\"" + good + ":" + good + "/none\""})
+          .find("offload.nvme.path names 2 folders, because ':' separates them, and '" + good +
+                "/none' does not exist; create it, correct the path, or give a folder with ':' in its name another "
+                "one, such as a symbolic link"),
+      std::string::npos);
   EXPECT_NE(refusal({path, "block_bytes=5000"}).find("block_bytes = 5000 is not a multiple of 4096"),
             std::string::npos);
   EXPECT_NE(refusal({}).find("path"), std::string::npos);

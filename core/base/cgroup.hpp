@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace zr::host::doctor {
+namespace zr::host {
 
 /// A folder of a control group in /sys/fs/cgroup.
 struct ControlGroup {
@@ -22,4 +22,4 @@ int64_t number_in(const std::string& path);
 /// The number after a word at the start of a line of a file, such as "MemTotal:"; `missing` if there is no such line.
 int64_t number_after(const std::string& path, const std::string& word, int64_t missing);
 
-}  // namespace zr::host::doctor
+}  // namespace zr::host

@@ -1,4 +1,4 @@
-#include "doctor/cgroup.hpp"
+#include "base/cgroup.hpp"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include <fstream>
 #include <sstream>
 
-namespace zr::host::doctor {
+namespace zr::host {
 
 namespace {
 
@@ -75,4 +75,4 @@ int64_t number_after(const std::string& path, const std::string& word, int64_t m
   return missing;
 }
 
-}  // namespace zr::host::doctor
+}  // namespace zr::host
