@@ -81,10 +81,11 @@ TEST_F(KeptParametersTest, AnOperatorThatDoesNotAcceptTheMixNamesTheParameter) {
 }
 
 TEST_F(KeptParametersTest, PatternsThatCannotBeMeantAreErrors) {
-  const Result unknown = run(1, trains, "train.dtype=bf16 'train.keep_fp32=[\"nrom.*\"]'");
+  const Result unknown = run(1, trains, "train.dtype=bf16 'train.keep_fp32=[\"norm.biass\"]'");
   EXPECT_EQ(unknown.code, 2);
-  EXPECT_THAT(unknown.output, HasSubstr("command line: train.keep_fp32: 'nrom.*' matches no parameter; the nearest is "
-                                        "'norm.bias'; `*` matches any sequence of characters"));
+  EXPECT_THAT(unknown.output,
+              HasSubstr("command line: train.keep_fp32: 'norm.biass' matches no parameter; the nearest is "
+                        "'norm.bias'; `*` matches any sequence of characters"));
   const Result all = run(1, trains, "train.dtype=bf16 'train.keep_fp32=[\"*\"]'");
   EXPECT_EQ(all.code, 2);
   EXPECT_THAT(all.output, HasSubstr("command line: train.keep_fp32 keeps all parameters of the model in fp32; set "
@@ -100,8 +101,10 @@ TEST_F(KeptParametersTest, PlanLedgerAndTrafficCountBothTypes) {
         "strategy=" + strategy + " communicator.share_weights=false train.dtype=bf16 train.steps=3 ";
     ASSERT_EQ(run(kRanks, trains, kKept + how).code, 0) << strategy;
     for (const auto& [tier, kinds] : summary()["memory"].items())
-      for (const auto& [kind, bytes] : kinds.items())
-        if (kind != "activations") EXPECT_EQ(bytes["planned"], bytes["peak"]) << strategy << " " << tier << " " << kind;
+      for (const auto& [kind, bytes] : kinds.items()) {
+        if (kind == "activations") continue;
+        EXPECT_EQ(bytes["planned"], bytes["peak"]) << strategy << " " << tier << " " << kind;
+      }
     const auto counted = summary()["communication_bytes"].get<Json>();
     ASSERT_EQ(run(kRanks, trains, how).code, 0) << strategy;
     const auto without = summary()["communication_bytes"].get<Json>();
@@ -110,14 +113,13 @@ TEST_F(KeptParametersTest, PlanLedgerAndTrafficCountBothTypes) {
     int64_t difference = 0;
     for (const auto& [name, bytes] : counted.items())
       if (name != "control") difference += bytes.get<int64_t>() - without.value(name, int64_t{0});
-    if (strategy == "zero0") EXPECT_EQ(difference, more) << strategy;
-    if (strategy == "zero1" || strategy == "zero2") EXPECT_EQ(difference, 2 * more) << strategy;
-    if (strategy == "zero3") EXPECT_GE(difference, 2 * more) << strategy;
+    const bool gathers = strategy == "zero3";  // and in backward again
+    EXPECT_GE(difference, (strategy == "zero0" ? 1 : 2) * more) << strategy;
+    EXPECT_TRUE(gathers || difference == (strategy == "zero0" ? 1 : 2) * more) << strategy << " " << difference;
   }
   EXPECT_GT(all + frozen, kept);
 }
 
-// A checkpoint resumes under another strategy on another number of ranks, bit for bit.
 RANK_BODY(trains_and_prints, Run) {
   run.build();
   run.train();
@@ -125,6 +127,16 @@ RANK_BODY(trains_and_prints, Run) {
   if (run.engine->rank() == 0) std::cout << "hash " << hash << std::endl;
 }
 
+TEST_F(KeptParametersTest, LocalGradientsAreRejected) {
+  const Result result = run(2, trains, kKept + "optimizer=onebit_adam train.dtype=bf16 strategy=zero1");
+  EXPECT_EQ(result.code, 2);
+  EXPECT_THAT(result.output,
+              HasSubstr("train.keep_fp32 (command line): optimizer 'onebit_adam' needs gradients that are not reduced "
+                        "over ranks, which Zeroth supports for weights of one dtype; remove train.keep_fp32, or choose "
+                        "another optimizer"));
+}
+
+// A checkpoint resumes under another strategy on another number of ranks, bit for bit.
 TEST_F(KeptParametersTest, CheckpointsResumeUnderOtherStrategiesAndRanks) {
   const std::string common = kKept + "train.dtype=bf16 train.micro_batch=3 train.global_batch=18 ";
   const auto hash_of = [](const Result& result) {
