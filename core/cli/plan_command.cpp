@@ -66,7 +66,7 @@ constexpr Column kColumns[] = {
     {"all-gather", [](const plan::MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::all_gather}); }},
     {"other", [](const plan::MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::other}); }},
     {"= total", [](const plan::MemoryPlan& plan, const Kinds&) { return plan.bytes(); }},
-    {"communication", [](const plan::MemoryPlan& plan, const Kinds&) { return plan.communication().bytes(); }},
+    {"communication", [](const plan::MemoryPlan& plan, const Kinds&) { return plan.communicated_bytes(); }},
 };
 
 std::string right(const std::string& text, std::size_t width) {

@@ -54,6 +54,7 @@ struct TrainConfig {
   Setting<NonFiniteRule> nonfinite;    // what a step with non-finite gradients does
   Setting<int64_t> max_skipped_steps;  // consecutive ones
   Setting<BufferRule> buffers;
+  Setting<std::vector<std::string>> keep_fp32;     // patterns of parameters whose weights stay fp32
   Setting<std::vector<std::string>> cast_buffers;  // patterns of buffers that are rounded to `dtype`
 };
 
@@ -73,6 +74,7 @@ struct Precision {
   zr_dtype weights;            // weights, and everything that autograd computes
   zr_dtype gradients;          // gradients of one backward, as they are communicated
   zr_dtype reduced_gradients;  // sums over micro-batches and ranks
+  zr_dtype fp32_gradients;     // as `gradients`, of the parameters of train.keep_fp32
 };
 
 /// [fp16]

@@ -202,9 +202,13 @@ void add_train(std::vector<ConfigKey>& keys) {
            "the model's buffers in evaluation, in exported files and after a change of world size: rank 0's, the "
            "mean over ranks, or each rank's own; training always uses each rank's own",
            {"rank0", "mean", "per_rank"}));
-  keys.push_back({"train", "cast_buffers", kPatterns, "[]",
-                  "floating-point buffers of the model that are converted to train.dtype, by name; the others keep their "
-                  "types"});
+  keys.push_back(
+      {"train", "keep_fp32", kPatterns, "[]",
+       "parameters of a 16-bit model that stay fp32, by name, such as norms: their operators need fp32 inputs"});
+  keys.push_back(
+      {"train", "cast_buffers", kPatterns, "[]",
+       "floating-point buffers of the model that are converted to train.dtype, by name; the others keep their "
+       "types"});
 }
 
 void add_gradients(std::vector<ConfigKey>& keys) {

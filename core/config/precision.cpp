@@ -14,7 +14,10 @@ Precision precision_of(const TrainConfig& train, const GradientsConfig& gradient
   // A reduction to fp32 upcasts; a narrower reduction needs gradients of its own dtype, as local accumulation does.
   const bool accumulates_locally = gradients.reduce == GradientReduction::last_micro_step;
   const zr_dtype automatic = gradients.dtype == ZR_F32 && !accumulates_locally ? train.dtype : gradients.dtype;
-  return {train.dtype, gradients.reduce_dtype == ZR_NONE ? automatic : gradients.reduce_dtype, gradients.dtype};
+  const auto communicated = [&](zr_dtype if_automatic) {
+    return gradients.reduce_dtype == ZR_NONE ? if_automatic : gradients.reduce_dtype.value;
+  };
+  return {train.dtype, communicated(automatic), gradients.dtype, communicated(gradients.dtype)};
 }
 
 namespace {

@@ -133,6 +133,7 @@ void read(const KeyReader& keys, TrainConfig& to) {
   table.read("nonfinite", to.nonfinite);
   table.read("max_skipped_steps", to.max_skipped_steps);
   table.read("buffers", to.buffers);
+  table.read("keep_fp32", to.keep_fp32);
   table.read("cast_buffers", to.cast_buffers);
 }
 

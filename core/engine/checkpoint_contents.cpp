@@ -22,9 +22,9 @@ void for_each_tensor(const plan::MemoryPlan& plan, const std::function<void(Para
            kind == "weight" ? p.aliases : std::vector<std::string>{}},
           shape});
     };
-    add("weight", plan.input.weight_dtype, {});
+    add("weight", plan.input.dtype_of(i), {});
     if (p.frozen) continue;
-    if (plan.has_master) add("master", ZR_F32, {});
+    if (plan.has_master_of(i)) add("master", ZR_F32, {});
     for (const zr_slot& slot : plan.input.description(i).slots)
       add(std::string("state.") + slot.name, slot.dtype, plan::state_shape(p, slot));
   }

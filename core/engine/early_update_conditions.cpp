@@ -33,7 +33,7 @@ std::string EarlyUpdate::obstacle(const config::JobConfig& config, const plan::M
     if (!input.tiers[static_cast<std::size_t>(plan.tier_of(buffer))].in_memory())
       return "reduced gradients or weights are on a disk";
   if (is_in_place(config))
-    return size_of(input.weight_dtype) > size_of(input.reduced_grad_dtype)
+    return size_of(input.parts() > 1 ? zr_dtype{ZR_F32} : input.weight_dtype) > size_of(input.reduced_grad_dtype)
                ? "gradients.dtype is narrower than the weights"
                : "";
   if (plan.placement.speculates) return "";

@@ -13,12 +13,12 @@
 
 namespace zr::host::engine {
 
-void fail_not_held(const plugin::Instance& strategy, const std::string& parameter) {
+void fail_not_held(const std::string& strategy, const std::string& parameter) {
   fail_user(
       fmt::format("strategy '{}' has no buffer to hold the gradient of '{}' across micro-steps, which gradients.reduce "
                   "= \"last_micro_step\" requires; set gradients.reduce = \"each_micro_step\", or choose another "
                   "strategy",
-                  strategy.component().table->id, parameter));
+                  strategy, parameter));
 }
 
 namespace {
@@ -30,7 +30,6 @@ GradientFlow::GradientFlow(const StepContext& context, const offload::DiskBacked
     : context_(context),
       model_(context.model),
       strategy_(context.strategy),
-      api_(&context.strategy_api()),
       plan_(context.plan),
       comm_(context.comm),
       disk_buffers_(disk_buffers),
@@ -60,7 +59,7 @@ GradientFlow::~GradientFlow() {
 void GradientFlow::report_event(uint32_t kind) {
   CallError error;
   const zr_use use = strategy_use();
-  context_.check(context_.call(&error, [&] { return api_->event(strategy_.self(), kind, &use, &error); }), error,
+  context_.check(context_.call(&error, [&] { return strategy_.event(kind, &use, &error); }), error,
                  strategy_.call_text("event"));
 }
 
@@ -126,7 +125,8 @@ void GradientFlow::arrived(uint32_t param) {
                     name));
   submitted_at_last_ = comm_.submitted();
   if (has_gradient_[param]++) return;  // already waiting; the model has added this gradient to the first one
-  if (!overlap_ || !deliver(param)) pending_.push_back(param);
+  const bool waits = !overlap_ || strategy_.part_of(param) != part_;
+  if (waits || !deliver(param)) pending_.push_back(param);
   if (overlap_ && !pending_.empty()) deliver_pending();
 }
 
@@ -144,15 +144,15 @@ bool GradientFlow::deliver(uint32_t param) {
     zr_view dst{};
     CallError error;
     int64_t first = delivered;
-    const zr_code code = context_.call_in_order(
-        &error, [&] { return api_->grad_destination(strategy_.self(), param, &first, &use, &dst, &error); });
+    const zr_code code =
+        context_.call_in_order(&error, [&] { return strategy_.grad_destination(param, &first, &use, &dst, &error); });
     if (code == ZR_AGAIN) {
       if (!accumulates_locally_) return false;
-      fail_not_held(strategy_, parameter.name);
+      fail_not_held(strategy_.component().table->id, parameter.name);
     }
     context_.check(code, error, strategy_.call_text("grad_destination"));
     if (!dst.data || dst.count <= 0 || dst.count > parameter.count - delivered || first < 0 ||
-        dst.count > parameter.count - first || dst.dtype != plan_.input.communicated_grad_dtype)
+        dst.count > parameter.count - first || dst.dtype != plan_.input.gradient_dtype_of(param))
       fail_internal(fmt::format("{} returned an invalid destination for '{}': {} elements from element {}{}",
                                 strategy_.call_text("grad_destination"), parameter.name, dst.count, first,
                                 dst.data ? "" : " at address 0"));
@@ -166,7 +166,7 @@ bool GradientFlow::deliver(uint32_t param) {
                       "tier in memory",
                       strategy_.component().table->id));
     copy_or_add(param, first, dst);
-    const auto ready = [&] { return api_->grad_ready(strategy_.self(), param, first, dst.count, &use, &error); };
+    const auto ready = [&] { return strategy_.grad_ready(param, first, dst.count, &use, &error); };
     if (!accumulates_locally_ || micro_ == last_micro_)
       context_.check(context_.call_in_order(&error, ready), error, strategy_.call_text("grad_ready"));
     delivered += dst.count;
@@ -210,7 +210,9 @@ void GradientFlow::deliver_pending() {
     for (std::size_t i = 0; i < pending_.size();) {
       const uint32_t param = pending_[i];
       const int64_t before = delivered_elements_[param];
-      if (deliver(param)) {
+      if (strategy_.part_of(param) != part_) {
+        ++i;
+      } else if (deliver(param)) {
         pending_.erase(pending_.begin() + static_cast<std::ptrdiff_t>(i));
         progress = true;
       } else {
@@ -226,21 +228,33 @@ void GradientFlow::end() {
   set_in_backward(false);
   step_begun_ = false;
   for (std::size_t i = 0; i < has_gradient_.size(); ++i) touched_[i] |= contributes_ && has_gradient_[i];
+  for (uint32_t part = 0; part < strategy_.parts(); ++part) end_part(part);
+  part_ = 0;
+  if (context_.device) context_.device->flush();  // frees the gradients
+  collectives_ += comm_.submitted() - submitted_before_;
+  collectives_early_ += submitted_at_last_ - submitted_before_;
+}
+
+void GradientFlow::end_part(uint32_t part) {
+  part_ = part;
   // Last parameters first, as backward visits them: strategies fill buckets from the end.
   pending_.clear();
   for (auto param = static_cast<uint32_t>(delivered_elements_.size()); param-- > 0;) {
     const plan::Parameter& parameter = plan_.input.parameters[param];
-    if (!parameter.frozen && (delivered_elements_[param] < parameter.count || parameter.count == 0))
+    if (strategy_.part_of(param) == part && !parameter.frozen &&
+        (delivered_elements_[param] < parameter.count || parameter.count == 0))
       pending_.push_back(param);
   }
   deliver_pending();
   if (!pending_.empty())
     fail_internal(fmt::format("{} has no free bucket slot for '{}' although no bucket is being filled",
                               strategy_.call_text("grad_destination"), plan_.input.parameters[pending_.front()].name));
-  if (context_.device) context_.device->flush();  // frees the gradients
-  if (!accumulates_locally_ || micro_ == last_micro_) report_event(ZR_BACKWARD_END);
-  collectives_ += comm_.submitted() - submitted_before_;
-  collectives_early_ += submitted_at_last_ - submitted_before_;
+  if (accumulates_locally_ && micro_ != last_micro_) return;
+  if (context_.device) context_.device->flush();  // copies to the destinations
+  CallError error;
+  const zr_use use = strategy_use();
+  context_.check(context_.call(&error, [&] { return strategy_.event_of(part, ZR_BACKWARD_END, &use, &error); }), error,
+                 strategy_.call_text("event"));
 }
 
 }  // namespace zr::host::engine

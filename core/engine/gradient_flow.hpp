@@ -12,7 +12,7 @@
 namespace zr::host::engine {
 
 /// Throws UserError: the strategy has no buffer to hold this gradient across micro-steps.
-[[noreturn]] void fail_not_held(const plugin::Instance& strategy, const std::string& parameter);
+[[noreturn]] void fail_not_held(const std::string& strategy, const std::string& parameter);
 
 /// Training thread, except arrived(). Receives the model's gradients while the object exists.
 class GradientFlow {
@@ -65,6 +65,7 @@ class GradientFlow {
   void clear(const zr_view& gradients) const;
   int64_t count_non_finite(const zr_view& gradients) const;
   void deliver_pending() ZR_REQUIRES(context_.use);
+  void end_part(uint32_t part) ZR_REQUIRES(context_.use);
   void report_event(uint32_t kind) ZR_REQUIRES(context_.use);
   // The micro-step is 0 if the strategy gets only the sum over the micro-steps.
   zr_use strategy_use() const ZR_REQUIRES(context_.use) {
@@ -75,8 +76,7 @@ class GradientFlow {
 
   const StepContext& context_;
   model::Model& model_;
-  const plugin::Instance& strategy_;
-  const zr_strategy_api* api_;
+  const StrategyParts& strategy_;
   const plan::MemoryPlan& plan_;
   const comm::CommRuntime& comm_;
   const offload::DiskBackedBuffers* disk_buffers_;
@@ -96,6 +96,9 @@ class GradientFlow {
   std::vector<char> has_gradient_ ZR_GUARDED_BY(context_.use);  // by parameter: autograd delivered in this micro-step
   std::vector<char> touched_;
   std::vector<uint32_t> pending_ ZR_GUARDED_BY(context_.use);  // arrived, but the strategy has no free bucket slot yet
+  // The part whose gradients may be handed over. Those of part 1 wait until part 0 has issued all its collectives, so
+  // that all ranks issue them in one order, even if gradients arrive in another order on each.
+  uint32_t part_ ZR_GUARDED_BY(context_.use) = 0;
   int64_t submitted_before_ ZR_GUARDED_BY(context_.use) = 0,
                             submitted_at_last_
                             ZR_GUARDED_BY(context_.use) = 0;  // submitted collectives: at begin(), at the last arrival

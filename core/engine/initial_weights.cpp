@@ -57,9 +57,9 @@ void broadcast_parameters(const StepContext& context, ShardedState& state, float
 }
 
 void bind(const StepContext& context, const PlannedBuffers& buffers) {
-  const zr_dtype dtype = context.plan.input.weight_dtype;
   for (const plan::Piece& piece : context.plan.rank_plan.weights) {
     if (piece.shard || piece.count != context.plan.input.parameters[piece.param].count) continue;
+    const zr_dtype dtype = context.plan.input.dtype_of(piece.param);
     const int64_t offset = piece.offset * size_of(dtype);
     if (const void* reader = buffers.readers()[piece.buffer])
       context.model.bind_shared(piece.param, static_cast<const char*>(reader) + offset, dtype);

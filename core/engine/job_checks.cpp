@@ -150,6 +150,9 @@ void check_local_gradients(const config::JobConfig& config, const plan::MemoryPl
   if (const auto& clip = config.train().gradient_clipping; clip > 0)
     reject(fmt::format("{} = {} ({})", clip.key, shortest(clip), clip.origin.text()),
            "so the norm of the mean gradient is unknown", fmt::format("set {} = 0", clip.key));
+  if (const auto& kept = config.train().keep_fp32; plan.input.parts() > 1)
+    reject(fmt::format("{} ({})", kept.key, kept.origin.text()), "which Zeroth supports for weights of one dtype",
+           fmt::format("remove {}", kept.key));
   const config::OffloadConfig& offload = config.offload();
   std::vector<std::string> settings, remedies;
   const auto conflict = [&](const auto& key, const std::string& value, const char* right) {

@@ -163,7 +163,7 @@ void LocalGradients::add_replica(uint32_t param, const plan::Piece& weight, int6
   slice.first = first;
   slice.count = count;
   slice.weight = part_of(state_.buffers().views()[weight.buffer], weight.offset + first - weight.first, count);
-  const Array* const masters = context_.plan.has_master ? &replicas_.front() : nullptr;
+  const Array* const masters = context_.plan.has_master_of(param) ? &replicas_.front() : nullptr;
   if (masters) slice.master = part_of(view(*masters, param), first, count);
   if (masters && is_shared(*masters)) {
     // This rank updates its part of the masters, and rounds the others to its own weights.

@@ -141,6 +141,21 @@ comm::CommRuntime::Options checked(PlannedJob& job, const model::Model& model) {
   return options;
 }
 
+// A second instance of the strategy, which has described its part of the plan.
+std::unique_ptr<const plugin::Instance> make_strategy_of_fp32(PlannedJob& job) {
+  const plugin::ResolvedJob& setup = job.setup;
+  auto strategy =
+      std::make_unique<const plugin::Instance>(job.host, setup.strategy, job.config(), table_of(setup.strategy));
+  describe_part(*strategy, job.plan, 1);
+  return strategy;
+}
+
+std::vector<const plugin::Instance*> instances_of(const PlannedJob& job) {
+  std::vector<const plugin::Instance*> instances{&job.strategy};
+  if (job.strategy_of_fp32) instances.push_back(job.strategy_of_fp32.get());
+  return instances;
+}
+
 // If the engine failed inside a plug-in's call, throws the engine's failure, otherwise the plug-in's error. Throws too
 // if plug-ins have more memory than a budget permits.
 CallCheck check_of(comm::CommRuntime& comm, plugin::PluginHost& host) {
@@ -168,9 +183,11 @@ PlannedJob::PlannedJob(Setup of, model::Model& model, std::shared_ptr<Trace> spa
       communicator(make_communicator(host, setup)),
       tiers(make_tiers(host, setup)),
       plan(plan_of(*this, model)),
+      strategy_of_fp32(plan.input.parts() > 1 ? make_strategy_of_fp32(*this) : nullptr),
+      strategy_parts(instances_of(*this), plan),
       comm(host, setup.control, communicator.get(), checked(*this, model)),
       device(device_of(*this, model)),
-      context{{comm, pool, plan, ledger, device}, setup, model, strategy, optimizers, check_of(comm, host), use} {
+      context{{comm, pool, plan, ledger, device}, setup, model, strategy_parts, optimizers, check_of(comm, host), use} {
   host.set_context(device);
   comm.set_trace(trace.get());
 }

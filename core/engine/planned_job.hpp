@@ -40,11 +40,13 @@ struct PlannedJob {
   EngineHost host;
   const std::shared_ptr<Trace> trace;  // outlives the objects that record spans; null: no trace
   control::JobServices services;
-  const plugin::Instance strategy;
+  const plugin::Instance strategy;  // of the plan's part 0
   const Optimizers optimizers;
   const std::unique_ptr<const plugin::Instance> communicator;        // null for one rank
   const std::vector<std::shared_ptr<const plugin::Instance>> tiers;  // ShardedState opens them
   plan::MemoryPlan plan;
+  const std::unique_ptr<const plugin::Instance> strategy_of_fp32;  // of its part 1; null: it has one part
+  StrategyParts strategy_parts;
   comm::CommRuntime comm;
   DeviceMemory* const device;  // see RankContext
   RecursiveMutex use;          // see StepContext

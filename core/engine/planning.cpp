@@ -57,6 +57,27 @@ void match_groups(const std::vector<config::GroupConfig>& groups, std::vector<pl
     for (std::size_t i = 0; i < groups[g].match.size(); ++i)
       if (!used[g][i]) fail_unmatched(groups[g], groups[g].match[i], parameters);
 }
+// Marks the parameters that keep fp32. A pattern that matches no parameter is an error.
+void keep_fp32(const config::Setting<std::vector<std::string>>& patterns, std::vector<plan::Parameter>& parameters) {
+  for (const std::string& pattern : patterns.value) {
+    bool used = false;
+    for (plan::Parameter& parameter : parameters) {
+      const auto matches = [&](const std::string& name) { return matches_glob(name, pattern); };
+      if (!matches(parameter.name) && std::ranges::none_of(parameter.aliases, matches)) continue;
+      parameter.keeps_fp32 = used = true;
+    }
+    if (used) continue;
+    std::vector<std::string> names;
+    for (const plan::Parameter& parameter : parameters) names.push_back(parameter.name);
+    const std::string near = nearest(pattern, names);
+    fail_user(fmt::format("{}: {}: '{}' matches no parameter{}; `*` matches any sequence of characters",
+                          patterns.origin.text(), patterns.key, printable(pattern),
+                          near.empty() ? "" : fmt::format("; the nearest is '{}'", near)));
+  }
+  if (!patterns->empty() && std::ranges::all_of(parameters, [](const plan::Parameter& p) { return p.keeps_fp32; }))
+    fail_user(fmt::format("{}: {} keeps all parameters of the model in fp32; set train.dtype = \"fp32\"",
+                          patterns.origin.text(), patterns.key));
+}
 }  // namespace
 
 std::vector<std::string> group_warnings(const std::vector<config::GroupConfig>& groups,
@@ -156,6 +177,7 @@ plan::ExchangePlan exchange_plan(const plan::PlanInput& input, const Optimizers&
 plan::PlanInput plan_input(const config::JobConfig& config, const Optimizers& optimizers,
                            std::vector<plan::Parameter> parameters, int world) {
   match_groups(config.groups(), parameters);
+  if (config.train().dtype != ZR_F32) keep_fp32(config.train().keep_fp32, parameters);
   optimizers.assign(parameters);
   OptimizerDescriptions described = describe_parameters(optimizers, parameters);
   const config::Precision& types = config.precision();
@@ -164,6 +186,7 @@ plan::PlanInput plan_input(const config::JobConfig& config, const Optimizers& op
   input.world = world;
   input.weight_dtype = types.weights;
   input.communicated_grad_dtype = types.gradients;
+  input.fp32_grad_dtype = types.fp32_gradients;
   input.reduced_grad_dtype = types.reduced_gradients;
   input.accumulation = config.train().gradient_accumulation;
   input.accumulates_locally = config.gradients().reduce == config::GradientReduction::last_micro_step;
@@ -340,6 +363,13 @@ plan::StrategyPlan strategy_plan(const plugin::Instance& strategy) {
     const auto plan = [&] { return strategy.api<zr_strategy_api>()->plan(strategy.self(), &in, &sink, &failed); };
     check(call_plugin(&failed, plan), failed, strategy.call_text("plan"));
   };
+}
+
+void describe_part(const plugin::Instance& strategy, const plan::MemoryPlan& plan, uint32_t part) {
+  const plan::PlanInputView view(plan.input, plan.rank, part);
+  const zr_plan_sink ignored{sizeof(zr_plan_sink), 0, nullptr, [](void*, const zr_buffer*) {},
+                             [](void*, const zr_piece*) {}};
+  strategy_plan(strategy)(view.in(), ignored);
 }
 
 std::optional<int64_t> communicator_bytes(const plugin::Instance* communicator, int world) {

@@ -58,6 +58,8 @@ bool snapshots(const config::JobConfig& config);
 /// Calls plan() of this strategy, which must outlive the result. Throws Error if the strategy does not accept CPU
 /// memory.
 plan::StrategyPlan strategy_plan(const plugin::Instance& strategy);
+/// Lets a new instance of the strategy plan a part of `plan`, which another instance has planned. Before bind().
+void describe_part(const plugin::Instance& strategy, const plan::MemoryPlan& plan, uint32_t part);
 /// The device types whose memory the strategy accepts, with streams; bit i: type i. 0: it accepts no streams.
 uint64_t stream_types_of(const plugin::Instance& strategy);
 /// Whether the strategy accepts steps whose gradients are not reduced over ranks.

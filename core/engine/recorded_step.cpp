@@ -54,10 +54,9 @@ class Recorder {
         plan_(plan),
         flags_(which == RecordedStep::local_gradients ? uint32_t{ZR_USE_LOCAL_GRADS} : 0),
         sink_(sink),
-        planned_(plan.input, plan.rank),
         uses_(uses_of(plan)),
-        strategy_(host, job.strategy, job.config, table_of(job.strategy)),
-        api_(*strategy_.api<zr_strategy_api>()) {}
+        instances_(make_instances(host, job, plan)),
+        strategy_(pointers_of(instances_), plan) {}
 
   void run() {
     bind();
@@ -93,15 +92,28 @@ class Recorder {
   zr_comm_ref collectives() { return {&kCollectives, this, plan_.rank, plan_.input.world}; }
   bool is_local() const { return flags_ != 0; }
 
+  using Instances = std::vector<std::unique_ptr<const plugin::Instance>>;
+  static Instances make_instances(plugin::PluginHost& host, const plugin::ResolvedJob& job,
+                                  const plan::MemoryPlan& plan) {
+    Instances instances;
+    for (uint32_t part = 0; part < plan.input.parts(); ++part) {
+      instances.push_back(
+          std::make_unique<const plugin::Instance>(host, job.strategy, job.config, table_of(job.strategy)));
+      describe_part(*instances.back(), plan, part);  // this instance has not planned yet
+    }
+    return instances;
+  }
+  static std::vector<const plugin::Instance*> pointers_of(const Instances& instances) {
+    std::vector<const plugin::Instance*> pointers;
+    for (const auto& instance : instances) pointers.push_back(instance.get());
+    return pointers;
+  }
+
   void bind() {
-    const zr_plan_sink ignored{sizeof(zr_plan_sink), 0, nullptr, [](void*, const zr_buffer*) {},
-                               [](void*, const zr_piece*) {}};
-    strategy_plan(strategy_)(planned_.in(), ignored);  // this instance has not planned yet
     for (const plan::Buffer& buffer : plan_.rank_plan.buffers)
       views_.push_back(
           {addresses_.add(buffer.elements * size_of(buffer.dtype)), buffer.elements, buffer.dtype, 0, kHostMemory});
-    const zr_bind bound{sizeof(zr_bind), static_cast<uint32_t>(views_.size()), views_.data(), collectives()};
-    call("bind", [&](zr_error* error) { return api_.bind(strategy_.self(), &planned_.in(), &bound, error); });
+    call("bind", [&](zr_error* error) { return strategy_.bind(views_, collectives(), error); });
   }
 
   zr_use use_of(uint32_t phase, int micro = 0, uint32_t flags = 0) const {
@@ -109,12 +121,12 @@ class Recorder {
   }
 
   void event(uint32_t kind, const zr_use& use) {
-    call("event", [&](zr_error* error) { return api_.event(strategy_.self(), kind, &use, error); });
+    call("event", [&](zr_error* error) { return strategy_.event(kind, &use, error); });
   }
 
   void update(uint32_t flags = 0) {
     const zr_use use = use_of(ZR_UPDATE_PHASE, 0, flags);
-    call("updated", [&](zr_error* error) { return api_.updated(strategy_.self(), &use, error); });
+    call("updated", [&](zr_error* error) { return strategy_.updated(&use, error); });
   }
 
   // Strategies see one micro-step if the engine accumulates gradients; forward and backward run in each of them.
@@ -128,12 +140,14 @@ class Recorder {
       if (micro == 0) event(ZR_STEP_BEGIN, backward);
       for (std::size_t i = uses_.size(); i-- > 0;) with_weights(uses_[i], use_of(ZR_BACKWARD, seen));
       if (!input.accumulates_locally || is_last) {
-        if (!is_local()) deliver_all(backward);
-        event(ZR_BACKWARD_END, backward);
+        for (uint32_t part = 0; part < strategy_.parts(); ++part) {
+          if (!is_local()) deliver_all(part, backward);
+          call("event", [&](zr_error* error) { return strategy_.event_of(part, ZR_BACKWARD_END, &backward, error); });
+        }
       }
     }
     const zr_use use = use_of(ZR_UPDATE_PHASE, 0, flags_);
-    call("grads_finish", [&](zr_error* error) { return api_.grads_finish(strategy_.self(), &use, error); });
+    call("grads_finish", [&](zr_error* error) { return strategy_.grads_finish(&use, error); });
     if (is_local() && records_) exchange();
     update(flags_);
     event(ZR_STEP_END, use);
@@ -152,16 +166,15 @@ class Recorder {
   void with_weights(const Use& params, const zr_use& use) {
     std::vector<zr_view> full(params.size());
     const auto n = static_cast<uint32_t>(params.size());
-    call("acquire",
-         [&](zr_error* error) { return api_.acquire(strategy_.self(), params.data(), n, &use, full.data(), error); });
-    call("release", [&](zr_error* error) { return api_.release(strategy_.self(), params.data(), n, &use, error); });
+    call("acquire", [&](zr_error* error) { return strategy_.acquire(params.data(), n, &use, full.data(), error); });
+    call("release", [&](zr_error* error) { return strategy_.release(params.data(), n, &use, error); });
   }
 
-  // The gradients from the last parameter to the first, as backward computes them.
-  void deliver_all(const zr_use& use) {
+  // The gradients of a part from the last parameter to the first, as backward computes them.
+  void deliver_all(uint32_t part, const zr_use& use) {
     std::vector<uint32_t> pending;
     for (auto param = static_cast<uint32_t>(plan_.input.parameters.size()); param-- > 0;)
-      if (!plan_.input.parameters[param].frozen) pending.push_back(param);
+      if (!plan_.input.parameters[param].frozen && strategy_.part_of(param) == part) pending.push_back(param);
     std::vector<int64_t> delivered(plan_.input.parameters.size(), 0);
     while (!pending.empty()) {
       const auto is_complete = [&](uint32_t param) { return deliver(param, use, delivered[param]); };
@@ -187,19 +200,19 @@ class Recorder {
       int64_t first = delivered;
       bool is_full = false;
       call("grad_destination", [&](zr_error* error) {
-        const zr_code code = api_.grad_destination(strategy_.self(), param, &first, &use, &destination, error);
+        const zr_code code = strategy_.grad_destination(param, &first, &use, &destination, error);
         is_full = code == ZR_AGAIN;
         return is_full ? zr_code{ZR_OK} : code;
       });
-      if (is_full && plan_.input.accumulates_locally) fail_not_held(strategy_, plan_.input.parameters[param].name);
+      if (is_full && plan_.input.accumulates_locally)
+        fail_not_held(strategy_.component().table->id, plan_.input.parameters[param].name);
       if (is_full) return false;
       if (destination.count <= 0 || destination.count > count - delivered)
         fail_internal(fmt::format("{} returned an invalid destination for '{}': {} elements from element {}",
                                   strategy_.call_text("grad_destination"), plan_.input.parameters[param].name,
                                   destination.count, first));
-      call("grad_ready", [&](zr_error* error) {
-        return api_.grad_ready(strategy_.self(), param, first, destination.count, &use, error);
-      });
+      call("grad_ready",
+           [&](zr_error* error) { return strategy_.grad_ready(param, first, destination.count, &use, error); });
       delivered += destination.count;
     }
     return true;
@@ -212,14 +225,13 @@ class Recorder {
   const plan::MemoryPlan& plan_;
   const uint32_t flags_;  // ZR_USE_LOCAL_GRADS, or 0
   const CollectiveSink& sink_;
-  const plan::PlanInputView planned_;
   const std::vector<Use> uses_;
   PlannedMemory addresses_{kWindowBytes};
   std::vector<zr_view> views_;
   bool records_ = false;
-  std::exception_ptr failure_;       // of sink_
-  const plugin::Instance strategy_;  // destroyed first: it may use all of the above
-  const zr_strategy_api& api_;
+  std::exception_ptr failure_;  // of sink_
+  const Instances instances_;   // destroyed first, but for the next: they may use all of the above
+  StrategyParts strategy_;
 };
 
 }  // namespace

@@ -431,12 +431,16 @@ void Session::return_weights(zr_dtype dtype) {
   checkpointer_.wait_for_save();
   monitor_.compare();
   const auto count = static_cast<uint32_t>(plan().input.parameters.size());
-  const bool converts = dtype != plan().input.weight_dtype;
+  const plan::PlanInput& input = plan().input;
+  // Parameters that keep fp32 are not converted to the dtype of the others.
+  const auto target = [&](uint32_t param) { return dtype == ZR_F32 ? dtype : input.dtype_of(param); };
+  const auto converts = [&](uint32_t param) { return target(param) != input.dtype_of(param); };
   std::vector<void*> memory(count, nullptr);
   std::string problem;
   try {
     for (uint32_t param = 0; param < count; ++param)
-      memory[param] = context.model.reserve_parameter(param, dtype, converts || weights_.is_sharded(param));
+      memory[param] =
+          context.model.reserve_parameter(param, target(param), converts(param) || weights_.is_sharded(param));
   } catch (const std::exception& error) {
     const std::string reason(error.what(), std::strcspn(error.what(), "\n"));
     problem = fmt::format("rank {} cannot allocate memory for the full model: {}", rank(), reason);
@@ -452,14 +456,14 @@ void Session::return_weights(zr_dtype dtype) {
   }
   for (uint32_t param = 0; param < count; ++param) {
     if (!memory[param]) continue;
-    if (converts) {
+    if (converts(param)) {
       tensors_.read(param, LogicalTensor::value, "", static_cast<float*>(memory[param]));
     } else {
-      const auto bytes = static_cast<std::size_t>(plan().input.parameters[param].count * size_of(dtype));
+      const auto bytes = static_cast<std::size_t>(input.parameters[param].count * size_of(target(param)));
       weights_.with_full(param, [&](const void* full) { std::memcpy(memory[param], full, bytes); });
     }
   }
-  if (converts) context.model.convert_buffers(dtype);
+  if (dtype != input.weight_dtype) context.model.convert_buffers(dtype);
   job_.comm.barrier("weights returned to the model");  // a peer may still read what this rank is about to free
 }
 

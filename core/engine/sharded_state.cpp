@@ -39,7 +39,6 @@ std::pair<int64_t, int64_t> common(int64_t first, int64_t count, int64_t from, i
 ShardedState::ShardedState(const StepContext& context, plugin::PluginHost& host,
                            const std::vector<std::shared_ptr<const plugin::Instance>>& tiers, Trace* trace)
     : context_(context),
-      plan_view_(context.plan.input, context.rank()),
       tiers_(open_tiers(host, tiers, trace)),
       buffers_(context, tiers_),
       release_{context.model, buffers_},
@@ -99,7 +98,7 @@ update::UpdateSlice ShardedState::make_slice(const plan::Piece& reduced, const p
   slice.grad = part_of(views[reduced.buffer], reduced.offset + skip, range.count);
   slice.state_offset = range.first;
   slice.tier = range.tier;
-  if (context_.plan.has_master) slice.master = states_.view(master_array(), range.first, range.count);
+  if (context_.plan.has_master_of(slice.param)) slice.master = states_.view(master_array(), range.first, range.count);
   for (std::size_t i = 0; i < context_.plan.input.description(reduced.param).slots.size(); ++i)
     slice.slots.push_back(states_.view(context_.plan.array_of(reduced.param, i), range.first, range.count));
   return slice;
@@ -124,13 +123,9 @@ void ShardedState::make_slices() {
 }
 
 void ShardedState::bind_strategy() {
-  const std::vector<zr_view>& views = buffers_.views();
-  const zr_bind bind{sizeof(zr_bind), static_cast<uint32_t>(views.size()), views.data(), context_.comm.ref()};
   CallError error;
-  const auto call = [&] {
-    return context_.strategy_api().bind(context_.strategy.self(), &plan_view_.in(), &bind, &error);
-  };
-  context_.check(call_plugin(&error, call), error, context_.strategy.call_text("bind"));
+  const auto bind = [&] { return context_.strategy.bind(buffers_.views(), context_.comm.ref(), &error); };
+  context_.check(call_plugin(&error, bind), error, context_.strategy.call_text("bind"));
 }
 
 std::vector<const update::UpdateSlice*> ShardedState::bound_slices() const {
@@ -155,7 +150,7 @@ offload::TierWaits ShardedState::waits() const {
 }
 
 std::optional<std::size_t> ShardedState::array_of(uint32_t param, LogicalTensor kind, const std::string& slot) const {
-  if (kind == LogicalTensor::value && context_.plan.has_master) return master_array();
+  if (kind == LogicalTensor::value && context_.plan.has_master_of(param)) return master_array();
   if (kind != LogicalTensor::state) return {};
   const std::vector<zr_slot>& slots = context_.plan.input.description(param).slots;
   std::string list;
@@ -204,7 +199,7 @@ void ShardedState::visit_view(const zr_view& view, offload::OptimizerStates::Acc
 }
 
 zr_view ShardedState::weights_at(const plan::Piece& piece, int64_t first, int64_t count) const {
-  const zr_dtype dtype = context_.plan.input.weight_dtype;
+  const zr_dtype dtype = context_.plan.input.dtype_of(piece.param);
   char* const memory = static_cast<char*>(buffers_.memory()[piece.buffer]);
   return {memory + (piece.offset + first - piece.first) * size_of(dtype), count, dtype, 0, context_.memory_device()};
 }
@@ -266,7 +261,7 @@ void ShardedState::read(uint32_t param, LogicalTensor kind, const std::string& s
       if (n == 0) continue;
       visit_view(weights_at(piece, from, n), offload::OptimizerStates::Access::read, param,
                  [&](const void* values, int64_t at, int64_t some) {
-                   update::upcast(values, plan.input.weight_dtype, some, out + (from - first) + at);
+                   update::upcast(values, plan.input.dtype_of(param), some, out + (from - first) + at);
                  });
     }
   for (const plan::Segment& segment : plan.segments[param]) {
@@ -319,19 +314,19 @@ void ShardedState::shared_weights(uint32_t param, const std::function<void(int64
 
 void ShardedState::store(uint32_t param, const float* values) {
   for (const uint32_t u : slices_of_[param])
-    if (context_.plan.has_master)
+    if (context_.plan.has_master_of(param))
       visit_state(slices_[u], master_array(), slices_[u].first, slices_[u].count,
                   offload::OptimizerStates::Access::write, [&](void* memory, int64_t first, int64_t count) {
                     std::memcpy(memory, values + first, static_cast<std::size_t>(count) * 4);
                   });
   const auto access = offload::OptimizerStates::Access::write;
   own_weights(param, access, [&](int64_t first, int64_t count, void* memory) {
-    update::downcast(values + first, count, context_.plan.input.weight_dtype, memory);
+    update::downcast(values + first, count, context_.plan.input.dtype_of(param), memory);
   });
 }
 
 void ShardedState::store_full(uint32_t param, const void* full) {
-  const zr_dtype dtype = context_.plan.input.weight_dtype;
+  const zr_dtype dtype = context_.plan.input.dtype_of(param);
   std::vector<char> on_host;  // a part of `full`
   const auto at = [&](int64_t first, int64_t bytes) {
     const char* const values = static_cast<const char*>(full) + first * size_of(dtype);
@@ -362,8 +357,8 @@ uint64_t ShardedState::hash_of_weights(const update::UpdateSlice& slice) {
 }
 
 bool ShardedState::sync_master_from_weights(const update::UpdateSlice& slice) {
-  if (!context_.plan.has_master) return false;
-  const zr_dtype dtype = context_.plan.input.weight_dtype;
+  if (!context_.plan.has_master_of(slice.param)) return false;
+  const zr_dtype dtype = context_.plan.input.dtype_of(slice.param);
   bool changed = false;
   visit_view(slice.weight, offload::OptimizerStates::Access::read, slice.param,
              [&](const void* weights, int64_t at, int64_t some) {

@@ -141,7 +141,6 @@ class ShardedState {
   zr_view weights_at(const plan::Piece& piece, int64_t first, int64_t count) const;
 
   const StepContext& context_;
-  const plan::PlanInputView plan_view_;  // passed to the strategy when it was bound
   offload::Tiers tiers_;
   PlannedBuffers buffers_;
   ModelRelease release_;

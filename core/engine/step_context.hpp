@@ -11,6 +11,7 @@
 #include "comm/comm_runtime.hpp"
 #include "engine/optimizers.hpp"
 #include "engine/setup.hpp"
+#include "engine/strategy_parts.hpp"
 #include "model/model.hpp"
 #include "plan/plan.hpp"
 #include "plugin/plugin_host.hpp"
@@ -39,7 +40,7 @@ struct RankContext {
 struct StepContext : RankContext {
   const Setup& setup;
   model::Model& model;
-  const plugin::Instance& strategy;
+  StrategyParts& strategy;
   const Optimizers& optimizers;
   CallCheck check;
   RecursiveMutex& use;  // locked during [use] and [step] calls of the strategy
@@ -47,8 +48,6 @@ struct StepContext : RankContext {
   const config::JobConfig& config() const { return setup.config; }
   int rank() const { return setup.control->rank(); }
   int world() const { return setup.control->world(); }
-  /// The strategy's function table.
-  const zr_strategy_api& strategy_api() const { return *strategy.api<zr_strategy_api>(); }
   /// Calls fn, a call of a plug-in that gets use_of(), so that the device continues in the order of the calls.
   template <class Fn>
   zr_code call(zr_error* error, const Fn& fn) const {
@@ -71,15 +70,14 @@ struct StepContext : RankContext {
     const RecursiveMutexLock lock(use);
     CallError error;
     const zr_use use_now = use_of(kind == ZR_EVAL_BEGIN || kind == ZR_EVAL_END ? ZR_EVAL : ZR_UPDATE_PHASE, 0, flags);
-    check(call(&error, [&] { return strategy_api().event(strategy.self(), kind, &use_now, &error); }), error,
-          strategy.call_text("event"));
+    check(call(&error, [&] { return strategy.event(kind, &use_now, &error); }), error, strategy.call_text("event"));
   }
   /// Lets the strategy complete the reduced gradients of a step. Training thread.
   void finish_gradients(uint32_t flags = 0) const {
     const RecursiveMutexLock lock(use);
     CallError error;
     const zr_use use_now = use_of(ZR_UPDATE_PHASE, 0, flags);
-    check(call(&error, [&] { return strategy_api().grads_finish(strategy.self(), &use_now, &error); }), error,
+    check(call(&error, [&] { return strategy.grads_finish(&use_now, &error); }), error,
           strategy.call_text("grads_finish"));
   }
   /// The argument of a call of the strategy, which is complete on return, or on a device in the order of the stream.

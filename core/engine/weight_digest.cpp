@@ -23,18 +23,20 @@ WeightDigest::WeightDigest(const plan::MemoryPlan& plan, const std::vector<void*
     : plan_(plan),
       world_(world),
       device_(world > 1 ? device : nullptr),
-      gathered_(device_ ? device_->allocate(kGathered) : nullptr),
-      size_(size_of(plan.input.weight_dtype)) {
+      gathered_(device_ ? device_->allocate(kGathered) : nullptr) {
   const auto& parameters = plan.input.parameters;
   memory_.assign(parameters.size(), nullptr);
   if (world > 1)
     for (const plan::Piece& piece : plan.rank_plan.weights)
       if (!piece.shard && piece.count == parameters[piece.param].count && piece.count > 0 &&
           (!readers[piece.buffer] || plan.input.several_hosts()))
-        memory_[piece.param] = static_cast<const char*>(buffers[piece.buffer]) + piece.offset * size_;
-  const int64_t per_element = size_ + size_of(plan.input.reduced_grad_dtype) + (plan.has_master ? 4 : 0);
+        memory_[piece.param] =
+            static_cast<const char*>(buffers[piece.buffer]) + piece.offset * size_of_weight(piece.param);
   for (uint32_t i = 0; i < parameters.size(); ++i) {
     if (memory_[i]) replicated_.push_back(i);
+    largest_size_ = std::max(largest_size_, size_of_weight(i));
+    const int64_t per_element =
+        size_of_weight(i) + size_of(plan.input.reduced_grad_dtype) + (plan.has_master_of(i) ? 4 : 0);
     int64_t bytes = 0;
     for (const plan::Segment& segment : plan.segments[i]) {
       int64_t of_segment = segment.count * per_element;
@@ -63,8 +65,8 @@ std::vector<uint64_t> WeightDigest::digests_of(const std::vector<Part>& parts) {
     used = 0;
   };
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    const int64_t bytes = parts[i].count * size_;
-    const char* const from = memory_[parts[i].param] + parts[i].first * size_;
+    const int64_t size = size_of_weight(parts[i].param), bytes = parts[i].count * size;
+    const char* const from = memory_[parts[i].param] + parts[i].first * size;
     bytes_ += bytes;
     if (!device_) hashes[i].add(from, bytes);
     for (int64_t done = 0; device_ && done < bytes;) {
@@ -124,9 +126,9 @@ WeightDigest::Digest WeightDigest::next(std::map<uint32_t, uint64_t> gathered_wr
   for (const uint32_t param : compared_) written_parts_.push_back({param, 0, plan_.input.parameters[param].count});
   result.values = digest_all(written_parts_);
   // The turn depends only on values that are the same on all ranks.
-  const int64_t elements = (optimizer_bytes_ / world_ / kShare - turn_bytes_) / size_;
+  const int64_t elements = (optimizer_bytes_ / world_ / kShare - turn_bytes_) / largest_size_;
   if (elements >= kMinElements) take_turn(elements);
-  for (const Part& part : turn_) turn_bytes_ += part.count * size_;
+  for (const Part& part : turn_) turn_bytes_ += part.count * size_of_weight(part.param);
   result.weights = digest_all(turn_);
   return result;
 }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/dtype.hpp"
 #include "comm/comm_runtime.hpp"
 #include "plan/plan.hpp"
 
@@ -68,8 +69,9 @@ class WeightDigest {
   const plan::MemoryPlan& plan_;
   int world_;
   DeviceMemory* const device_;
-  void* const gathered_;             // memory of the device for what is read from it; null: in host memory
-  int64_t size_;                     // bytes per element of a weight
+  void* const gathered_;  // memory of the device for what is read from it; null: in host memory
+  int64_t size_of_weight(uint32_t param) const { return size_of(plan_.input.dtype_of(param)); }
+  int64_t largest_size_ = 0;         // bytes per element of a weight
   std::vector<const char*> memory_;  // by parameter; null: not replicated, so not compared
   std::vector<uint32_t> replicated_;
   std::vector<int64_t> state_bytes_;  // by parameter: bytes that the optimizers of all ranks touch per step

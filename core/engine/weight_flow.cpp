@@ -39,7 +39,6 @@ WeightFlow::WeightFlow(const StepContext& context, ShardedState& state)
       state_(state),
       model_(context.model),
       strategy_(context.strategy),
-      api_(&context.strategy_api()),
       plan_(context.plan),
       comm_(context.comm),
       sharded_(sharded_parameters(context.plan)) {
@@ -62,7 +61,7 @@ void WeightFlow::publish_weights(bool frozen_too, uint32_t flags) {
   const RecursiveMutexLock lock(context_.use);
   CallError error;
   const zr_use use = context_.use_of(ZR_UPDATE_PHASE, 0, flags);
-  context_.check(context_.call(&error, [&] { return api_->updated(strategy_.self(), &use, &error); }), error,
+  context_.check(context_.call(&error, [&] { return strategy_.updated(&use, &error); }), error,
                  strategy_.call_text("updated"));
   model_.weights_changed(frozen_too);
 }
@@ -72,7 +71,7 @@ void WeightFlow::install_callbacks() {
                  [this](const uint32_t* params, const bool* written, uint32_t n) { end_use(params, written, n); },
                  [this](uint32_t param, const void* full) { store_shared_write(param, full); },
                  [this](const uint32_t* params, uint32_t n, bool begins) { gather_scope(params, n, begins); }});
-  for (const uint32_t param : sharded_) model_.unbind(param, plan_.input.weight_dtype);
+  for (const uint32_t param : sharded_) model_.unbind(param, plan_.input.dtype_of(param));
 }
 
 // All ranks compare their calls under every strategy, even if no weight is communicated.
@@ -104,7 +103,7 @@ void WeightFlow::with_full(uint32_t param, const std::function<void(const void* 
   std::vector<char> on_host;
   if (context_.device) {
     const plan::PlanInput& plan = plan_.input;
-    on_host.resize(static_cast<std::size_t>(plan.parameters[param].count * size_of(plan.weight_dtype)));
+    on_host.resize(static_cast<std::size_t>(plan.parameters[param].count * size_of(plan.dtype_of(param))));
     context_.device->download(memory, on_host.data(), std::ssize(on_host));
   }
   fn(context_.device ? on_host.data() : memory);
@@ -131,8 +130,7 @@ void WeightFlow::begin_use(const uint32_t* params, uint32_t n, uint32_t phase) {
     if (phase != ZR_EXPORT_PHASE && phase_ != ZR_FORWARD) phase = phase_;
     const zr_use use = context_.use_of(phase, micro_);
     const auto acquire = [&] {
-      return api_->acquire(strategy_.self(), absent.data(), static_cast<uint32_t>(absent.size()), &use, gathered.data(),
-                           &error);
+      return strategy_.acquire(absent.data(), static_cast<uint32_t>(absent.size()), &use, gathered.data(), &error);
     };
     context_.check(context_.call(&error, acquire), error, strategy_.call_text("acquire"));
     try {
@@ -159,8 +157,8 @@ void WeightFlow::attach(const std::vector<uint32_t>& absent, const std::vector<z
                                 parameter.name, problem));
     // Libraries may choose other kernels, with other roundings, for another alignment.
     const bool aligned = parameter.count == 0 || reinterpret_cast<uintptr_t>(gathered[i].data) % kLine == 0;
-    if (gathered[i].count != parameter.count || gathered[i].dtype != plan_.input.weight_dtype || !gathered[i].data ||
-        !aligned)
+    if (gathered[i].count != parameter.count || gathered[i].dtype != plan_.input.dtype_of(absent[i]) ||
+        !gathered[i].data || !aligned)
       fail_internal(
           fmt::format("{} returned an invalid view for '{}': it must have {} elements (it has {}), the dtype of the "
                       "weights, and memory at a multiple of {} bytes; this is a bug in the plug-in",
@@ -187,12 +185,12 @@ void WeightFlow::end_use(const uint32_t* params, const bool* written, uint32_t n
 void WeightFlow::store_write(uint32_t param) {
   state_.store_full(param, memory_[param]);
   if (context_.world() == 1) return;
-  const int64_t count = plan_.input.parameters[param].count, size = size_of(plan_.input.weight_dtype);
+  const int64_t count = plan_.input.parameters[param].count, size = size_of(plan_.input.dtype_of(param));
   checkpoint::Hash hash;
   uint64_t& writes = writes_[param];
   hash.add(&writes, sizeof writes);  // a later write does not hide this one
   if (context_.device)
-    visit_on_host(*context_.device, {memory_[param], count, plan_.input.weight_dtype, 0, context_.device->device()},
+    visit_on_host(*context_.device, {memory_[param], count, plan_.input.dtype_of(param), 0, context_.device->device()},
                   {.reads = true, .writes = false},
                   [&](const void* values, int64_t, int64_t n) { hash.add(values, n * size); });
   else
@@ -205,7 +203,7 @@ void WeightFlow::store_shared_write(uint32_t param, const void* full) {
   const RecursiveMutexLock lock(context_.use);
   const plan::Parameter& parameter = plan_.input.parameters[param];
   const comm::CallScope call(comm_, fmt::format("an in-place write to '{}'", parameter.name));
-  const uint64_t own = checkpoint::hash_of(full, parameter.count * size_of(plan_.input.weight_dtype));
+  const uint64_t own = checkpoint::hash_of(full, parameter.count * size_of(plan_.input.dtype_of(param)));
   const std::vector<uint64_t> hashes = all_gather(comm_, own, "shared weights");  // no rank reads during writes
   RanksByDigest ranks;
   for (std::size_t rank = 0; rank < hashes.size(); ++rank)
@@ -236,7 +234,7 @@ void WeightFlow::release(const std::vector<uint32_t>& params, uint32_t phase) {
   CallError error;
   const zr_use use = context_.use_of(phase, micro_);
   const auto release = [&] {
-    return api_->release(strategy_.self(), params.data(), static_cast<uint32_t>(params.size()), &use, &error);
+    return strategy_.release(params.data(), static_cast<uint32_t>(params.size()), &use, &error);
   };
   context_.check(context_.call(&error, release), error, strategy_.call_text("release"));
 }

@@ -68,8 +68,7 @@ class WeightFlow {
   const StepContext& context_;
   ShardedState& state_;
   model::Model& model_;
-  const plugin::Instance& strategy_;
-  const zr_strategy_api* api_;
+  const StrategyParts& strategy_;
   const plan::MemoryPlan& plan_;
   comm::CommRuntime& comm_;
   std::function<void(const std::string& call)> check_gather_;

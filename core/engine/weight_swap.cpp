@@ -61,24 +61,25 @@ void WeightSwap::forget() {
 }
 
 void WeightSwap::save() {
-  const int64_t size = size_of(context_.plan.input.weight_dtype);
+  const plan::PlanInput& input = context_.plan.input;
   const std::size_t parameters = context_.plan.input.parameters.size();
   int64_t bytes = 0;
   for (uint32_t param = 0; param < parameters; ++param)
-    parts_.state.own_weights(param, Access::read, [&](int64_t, int64_t count, void*) { bytes += count * size; });
+    parts_.state.own_weights(param, Access::read,
+                             [&](int64_t, int64_t count, void*) { bytes += count * size_of(input.dtype_of(param)); });
   context_.ledger.add(Tier::host, MemoryKind::snapshot, kTag, bytes);
   saved_bytes_ = bytes;
   saved_.assign(parameters, {});
   for (uint32_t param = 0; param < parameters; ++param)
     parts_.state.own_weights(param, Access::read, [&](int64_t, int64_t count, void* memory) {
       const auto* const from = static_cast<const char*>(memory);
-      saved_[param].insert(saved_[param].end(), from, from + count * size);
+      saved_[param].insert(saved_[param].end(), from, from + count * size_of(input.dtype_of(param)));
     });
 }
 
 void WeightSwap::restore() {
-  const int64_t size = size_of(context_.plan.input.weight_dtype);
   for (uint32_t param = 0; param < saved_.size(); ++param) {
+    const int64_t size = size_of(context_.plan.input.dtype_of(param));
     const char* from = saved_[param].data();
     parts_.state.own_weights(param, Access::write, [&](int64_t, int64_t count, void* memory) {
       std::memcpy(memory, from, static_cast<std::size_t>(count * size));
@@ -119,7 +120,7 @@ void WeightSwap::replace(uint32_t param, const Values& values) {
                       rank, parameter.name));
   }
   if (!full) return;
-  const zr_dtype dtype = context_.plan.input.weight_dtype;
+  const zr_dtype dtype = context_.plan.input.dtype_of(param);
   parts_.state.own_weights(param, Access::write, [&](int64_t first, int64_t count, void* memory) {
     update::downcast(full + first, count, dtype, memory);
   });

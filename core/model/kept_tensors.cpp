@@ -14,6 +14,7 @@ namespace zr::host::model {
 namespace {
 struct Kept {
   std::string name, type, dtype;  // dtype: of the weights
+  bool is_parameter;
 };
 struct Registry {
   Mutex mutex;
@@ -24,38 +25,59 @@ struct Registry {
   }
 };
 
-std::string text_of(const std::vector<Kept>& kept) {
+// "buffers 'a' (fp32), 'b' (fp32)"
+std::string list_of(const std::vector<Kept>& kept, const char* kind) {
   constexpr std::size_t kMaxNames = 3;
-  if (kept.empty()) return "";
-  std::string names;
+  std::string names = std::string(kind) + (kept.size() > 1 ? "s " : " ");
   for (std::size_t i = 0; i < kept.size() && i < kMaxNames; ++i)
     names += (i ? ", '" : "'") + kept[i].name + "' (" + kept[i].type + ")";
   if (kept.size() > kMaxNames) names += " and " + std::to_string(kept.size() - kMaxNames) + " more";
-  const bool one = kept.size() == 1;
-  return (one ? "buffer " : "buffers ") + names + (one ? " keeps its" : " keep their") + " type with train.dtype = \"" +
-         kept[0].dtype + "\"; cast " + (one ? "it" : "them") + " where forward() uses " + (one ? "it" : "them") +
-         ", or round " + (one ? "it" : "them") + " with train.cast_buffers = [\"" + kept[0].name + "\"]";
+  return names;
+}
+
+std::string text_of(const std::vector<Kept>& kept) {
+  std::vector<Kept> buffers, parameters;
+  for (const Kept& one : kept) (one.is_parameter ? parameters : buffers).push_back(one);
+  std::string text;
+  if (!buffers.empty()) {
+    const bool one = buffers.size() == 1;
+    const std::string them = one ? "it" : "them";
+    text = list_of(buffers, "buffer") + (one ? " keeps its" : " keep their") + " type with train.dtype = \"" +
+           buffers[0].dtype + "\"; cast " + them + " where forward() uses " + them + ", or round " + them +
+           " with train.cast_buffers = [\"" + buffers[0].name + "\"]";
+  }
+  if (!parameters.empty())
+    text +=
+        (text.empty() ? "" : "; ") + list_of(parameters, "parameter") + (parameters.size() == 1 ? " is" : " are") +
+        " kept in fp32 by train.keep_fp32; list all parameters of the operator there, and cast its input to fp32 in "
+        "forward(), or remove " +
+        (parameters.size() == 1 ? "it" : "them") + " from train.keep_fp32";
+  return text;
 }
 }  // namespace
 
-void KeptTensors::add(const std::string& name, const at::Tensor& buffer, const std::string& dtype) {
+void KeptTensors::add(const std::string& name, const at::Tensor& tensor, const std::string& dtype, bool is_parameter) {
   intercept();
-  Placeholder::mark(buffer, true);
-  tensors_.push_back(buffer);
+  if (!Placeholder::is_marked(tensor)) {
+    Placeholder::mark(tensor, true);
+    marked_.push_back(tensor);
+  }
+  tensors_.push_back(tensor);
   ++count_;
   Registry& registry = Registry::get();
   const MutexLock lock(registry.mutex);
-  registry.by_storage.insert_or_assign(buffer.storage().unsafeGetStorageImpl(),
-                                       Kept{name, type_name(buffer.scalar_type()), dtype});
+  registry.by_storage.insert_or_assign(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(),
+                                       Kept{name, type_name(tensor.scalar_type()), dtype, is_parameter});
 }
 
 void KeptTensors::clear() {
   Registry& registry = Registry::get();
   for (const at::Tensor& tensor : tensors_) {
-    Placeholder::mark(tensor, false);
     const MutexLock lock(registry.mutex);
-    registry.by_storage.erase(tensor.storage().unsafeGetStorageImpl());
+    registry.by_storage.erase(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
   }
+  for (const at::Tensor& tensor : marked_) Placeholder::mark(tensor, false);
+  marked_.clear();
   count_ -= static_cast<int>(tensors_.size());
   tensors_.clear();
 }
@@ -65,7 +87,7 @@ KeptTensors::Storages KeptTensors::used(const c10::OperatorHandle& op, const std
   for (std::size_t i = stack.size() - op.schema().arguments().size(); i < stack.size(); ++i)
     for_each_tensor(stack[i], [&](const at::Tensor& tensor) {
       if (Placeholder::is_marked(tensor) && tensor.has_storage())
-        storages.push_back(tensor.storage().unsafeGetStorageImpl());
+        storages.push_back(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
     });
   return storages;
 }

@@ -1,4 +1,4 @@
-// Tensors that a 16-bit model keeps in another floating-point type, and errors of operators that do not accept the mix.
+// Tensors of a 16-bit model with another floating-point type, and errors of operators that do not accept the mix.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,9 +11,10 @@
 
 namespace zr::host::model {
 
-/// The buffers of one model that have another floating-point type than its weights (train.cast_buffers). While the
-/// object exists, operators on them and on their views are intercepted: if one fails because of its arguments' types,
-/// the error names the buffer and the key. Results of operators are not intercepted. Training thread; describe() and
+/// The buffers of one model that have another floating-point type than its weights (train.cast_buffers), and the
+/// parameters that keep fp32 (train.keep_fp32). While the object exists, operators on them and on their views are
+/// intercepted: if one fails because of its arguments' types, the error names the tensor and the key. Results of
+/// operators are not intercepted. Training thread; describe() and
 /// names(): any thread.
 class KeptTensors {
  public:
@@ -21,8 +22,8 @@ class KeptTensors {
   ~KeptTensors() { clear(); }
   KeptTensors(const KeptTensors&) = delete;
 
-  /// Adds a buffer. dtype: of the weights, as in train.dtype.
-  void add(const std::string& name, const at::Tensor& buffer, const std::string& dtype);
+  /// Adds a buffer or a parameter. dtype: of the weights, as in train.dtype.
+  void add(const std::string& name, const at::Tensor& tensor, const std::string& dtype, bool is_parameter = false);
   void clear();
 
   /// False if the process has no kept tensor: then there is nothing to describe.
@@ -39,6 +40,7 @@ class KeptTensors {
 
  private:
   std::vector<at::Tensor> tensors_;
+  std::vector<at::Tensor> marked_;  // those of them that were not intercepted before
   static inline std::atomic<int> count_{0};
 };
 

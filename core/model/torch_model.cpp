@@ -124,6 +124,7 @@ void TorchModel::bind(uint32_t param, void* memory, zr_dtype dtype) {
                    has_older_tensors,
                    std::make_unique<DataViews>(storage),
                    is_direct ? nullptr : std::make_unique<Storages::DeviceBinding>(storage)};
+  state_->mark_kept_parameter(param, type);
 }
 
 void TorchModel::on_use(Uses uses) { state_->uses = std::move(uses); }
@@ -283,6 +284,7 @@ void TorchModel::convert_buffers(zr_dtype dtype) {
 }
 
 void TorchModel::return_parameters() {
+  state_->kept_parameters.clear();
   hide_gradients(false);
   for (uint32_t i = 0; i < state_->entries.size(); ++i) {
     auto& entry = state_->entries[i];

@@ -27,6 +27,11 @@ bool TorchModel::State::is_cast(const std::string& name, const torch::Tensor& bu
                                                    [&](const auto& pattern) { return matches_glob(name, pattern); });
 }
 
+void TorchModel::State::mark_kept_parameter(uint32_t param, at::ScalarType type) {
+  if (type == weight_type) return;
+  kept_parameters.add(parameters[param].name, entries[param].tensor, type_name(weight_type), true);
+}
+
 void TorchModel::State::mark_kept_buffers() {
   kept_buffers.clear();
   if (weight_type == at::kFloat) return;
@@ -43,6 +48,7 @@ void TorchModel::State::intercept(uint32_t param, at::ScalarType type, const std
   storages->replace_data(parameters[param].name, entry.tensor, empty);
   Placeholder::mark(entry.tensor, true);
   entry.placeholder = Placeholder::find(entry.tensor);
+  mark_kept_parameter(param, type);
 }
 
 void TorchModel::State::check_process() const {

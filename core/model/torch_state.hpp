@@ -85,6 +85,7 @@ struct TorchModel::State final : MemoryProvider {
   std::shared_ptr<Construction> construction;       // of a deferred model, until construct()
   std::unique_ptr<Storages> storages;
   KeptTensors kept_buffers;        // of another floating-point type than the weights
+  KeptTensors kept_parameters;     // fp32, if the other weights have 16 bits
   bool leaves_for_reload = false;  // leave_for_reload() was called
   Arrived arrived;
   Uses uses;
@@ -123,6 +124,8 @@ struct TorchModel::State final : MemoryProvider {
   void convert_buffers();
   /// True for a floating-point buffer that matches a pattern of cast_buffers.
   bool is_cast(const std::string& name, const torch::Tensor& buffer) const;
+  /// Registers a parameter that has its memory, or its placeholder, if it keeps fp32 in a 16-bit model.
+  void mark_kept_parameter(uint32_t param, at::ScalarType type);
   /// Registers the buffers that keep another floating-point type than 16-bit weights.
   void mark_kept_buffers();
   /// Removes the parameter's memory. Its operators call enter() and leave(); other reads of its memory throw `reason`.

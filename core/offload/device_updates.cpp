@@ -35,7 +35,7 @@ bool contains(const std::vector<std::pair<int64_t, int64_t>>& ranges, int64_t be
 
 DeviceUpdates::DeviceUpdates(const plan::MemoryPlan& plan, const std::vector<zr_view>& buffers, DeviceMemory& device,
                              Ledger& ledger)
-    : plan_(plan), device_(device), reads_weights_(!plan.has_master) {
+    : plan_(plan), device_(device) {
   const plan::DeviceStaging& staging = plan.device_staging;
   for (const int64_t bytes : staging.allocations) gradients_.emplace_back(device, ledger, bytes);
   for (const plan::DeviceStaging::Block& block : staging.blocks)
@@ -158,7 +158,7 @@ void DeviceUpdates::start(Batch& batch) {
       downloads_->to_host(bytes_of(slice.grad) + part.skip * kGradientSize, gradients, offset + part.at * kGradientSize,
                           part.count * kGradientSize);
     const int64_t size = size_of(slice.weight.dtype);
-    if (reads_weights_)
+    if (!plan_.has_master_of(slice.param))  // the weights are the masters
       downloads_->to_host(bytes_of(slice.weight) + part.skip * size, *slot.memory, part.at * kWeightStride,
                           part.count * size);
   }

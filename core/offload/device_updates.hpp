@@ -96,7 +96,6 @@ class DeviceUpdates {
 
   const plan::MemoryPlan& plan_;
   DeviceMemory& device_;
-  const bool reads_weights_;       // fp32 weights are their own masters
   std::vector<Memory> gradients_;  // of all blocks
   std::vector<Block> blocks_;      // by address
   std::vector<Slot> slots_;

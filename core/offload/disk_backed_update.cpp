@@ -110,7 +110,7 @@ void DiskBackedBuffers::start_reads(Chunk& chunk, char* staging) {
       weights += range.staging_bytes();
       range.what = name_of("weights", slice);
       range.buffer->prepare_write(range.from, range.to, range.what);
-      if (!plan_.has_master) read(range);  // the weights are the master weights
+      if (!plan_.has_master_of(slice.param)) read(range);  // the weights are the master weights
       slice.weight.data = range.data();
     }
   }

@@ -291,7 +291,7 @@ std::vector<update::UpdateSlice> OptimizerStates::slices_in(const TilePass& pass
     slice.weight = part_of(part.slice->weight, skip, part.count);
     slice.grad = part_of(part.slice->grad, skip, part.count);
     if (slice.new_weight.data) slice.new_weight = part_of(slice.new_weight, skip, part.count);
-    if (plan_.has_master) slice.master = view_in_tile(index, tile, 0, part.first, part.count);
+    if (plan_.has_master_of(slice.param)) slice.master = view_in_tile(index, tile, 0, part.first, part.count);
     for (std::size_t i = 0; i < slice.slots.size(); ++i)
       slice.slots[i] = view_in_tile(index, tile, plan_.array_of(slice.param, i), part.first, part.count);
     slices.push_back(std::move(slice));

@@ -89,11 +89,6 @@ void for_each_allocation(const MemoryPlan& plan, F&& fn) {
   for_each_local_array(plan, fn);
 }
 
-int64_t elements_of(const std::vector<Piece>& pieces) {
-  int64_t elements = 0;
-  for (const Piece& piece : pieces) elements += piece.count;
-  return elements;
-}
 }  // namespace
 
 int64_t MemoryPlan::NormBlockCounts::bytes(int rank) const {
@@ -164,7 +159,7 @@ int64_t MemoryPlan::snapshot_bytes() const {
   for (uint32_t i = 0; i < input.parameters.size(); ++i) {
     const Parameter& p = input.parameters[i];
     const auto add = [&](int64_t first, int64_t count) {
-      bytes += count * (size_of(input.weight_dtype) + (has_master && !p.frozen ? 4 : 0));
+      bytes += count * (size_of(input.dtype_of(i)) + (has_master_of(i) && !p.frozen ? 4 : 0));
       if (p.frozen) return;
       for (const zr_slot& slot : input.description(i).slots) {
         const StateShape shape = state_shape(p, slot);
@@ -204,9 +199,10 @@ int64_t MemoryPlan::local_bytes() const {
 }
 
 int64_t MemoryPlan::unsharded_weight_bytes() const {
-  int64_t elements = 0;
-  for (const Piece& piece : rank_plan.weights) elements += piece.shard ? 0 : piece.count;
-  return elements * size_of(input.weight_dtype);
+  int64_t bytes = 0;
+  for (const Piece& piece : rank_plan.weights)
+    bytes += piece.shard ? 0 : piece.count * size_of(input.dtype_of(piece.param));
+  return bytes;
 }
 
 int64_t MemoryPlan::budgeted_bytes() const { return in_host_memory() ? unsharded_weight_bytes() : bytes(); }
@@ -218,22 +214,31 @@ void MemoryPlan::add_to(Ledger& ledger) const {
     for (const auto& [kind, bytes] : bytes_by_kind(tier)) ledger.plan(tier, kind, bytes);
 }
 
-StepCommunication MemoryPlan::communication() const {
-  int64_t parameters = 0, trainable = 0, unsharded = 0, unsharded_trainable = 0;
-  for (const Parameter& p : input.parameters) {
+int64_t MemoryPlan::communicated_bytes() const {
+  int64_t bytes = 0;
+  for (uint32_t part = 0; part < input.parts(); ++part) bytes += communication(part).bytes();
+  return bytes;
+}
+
+StepCommunication MemoryPlan::communication(uint32_t part) const {
+  int64_t parameters = 0, trainable = 0, unsharded = 0, unsharded_trainable = 0, reduced = 0;
+  for (const uint32_t param : input.parameters_of(part)) {
+    const Parameter& p = input.parameters[param];
     parameters += p.count;
     trainable += p.frozen ? 0 : p.count;
   }
+  for (const Piece& piece : rank_plan.reduced_gradients)
+    reduced += input.part_of(piece.param) == part ? piece.count : 0;
   for (const Piece& piece : rank_plan.weights) {
     const Parameter& p = input.parameters[piece.param];
-    if (piece.count != p.count) continue;
+    if (piece.count != p.count || input.part_of(piece.param) != part) continue;
     unsharded += p.count;
     unsharded_trainable += p.frozen ? 0 : p.count;
   }
   const int64_t peers = input.world - 1, micro_steps = input.accumulation;
-  const int64_t w = size_of(input.weight_dtype), r = size_of(input.communicated_grad_dtype),
+  const int64_t w = size_of(input.part_dtype(part)), r = size_of(input.part_gradient_dtype(part)),
                 g = size_of(input.reduced_grad_dtype);
-  const bool replicated = elements_of(rank_plan.reduced_gradients) == trainable;
+  const bool replicated = reduced == trainable;
   StepCommunication communication;
   communication.gradients = {input.accumulates_locally ? 1 : micro_steps, trainable, r, peers};
   if (replicated) {
@@ -243,7 +248,7 @@ StepCommunication MemoryPlan::communication() const {
     communication.weights = {1, unsharded_trainable, w, shared ? std::ssize(input.hosts) - 1 : peers};
   }
   communication.gathers = {2 * micro_steps, parameters - unsharded, w, peers};
-  communication.local = local_plan(*this).exchange.received;
+  communication.local = part == 0 ? local_plan(*this).exchange.received : 0;
   return communication;
 }
 
@@ -275,11 +280,11 @@ std::string memory_rows(const MemoryPlan& plan) {
   return rows;
 }
 
-std::string communication_rows(const StepCommunication& step) {
+std::string communication_rows(const StepCommunication& step, const std::string& suffix) {
   std::string rows;
   const auto add_row = [&](const std::string& what, const StepCommunication::Part& part) {
     if (part.bytes() > 0)
-      rows += row("communication", what,
+      rows += row("communication", what + suffix,
                   fmt::format("{} x {} x {} x {}", part.times, part.elements, part.size, part.peers), part.bytes());
   };
   add_row("gradients per step", step.gradients);
@@ -295,7 +300,8 @@ std::string MemoryPlan::text(const std::string& title, const PlanContext& contex
   int64_t trainable = 0, frozen = 0;
   for (const Parameter& p : input.parameters) (p.frozen ? frozen : trainable) += p.count;
   std::string out = fmt::format("{}: {} parameters{}, {}, {} rank{}, bytes of rank {}\n", title, trainable,
-                                frozen ? fmt::format(" and {} frozen", frozen) : "", name_of(input.weight_dtype),
+                                frozen ? fmt::format(" and {} frozen", frozen) : "",
+                                fmt::format("{}{}", name_of(input.weight_dtype), input.parts() > 1 ? " and fp32" : ""),
                                 input.world, input.world == 1 ? "" : "s", rank);
   out += memory_rows(*this);
   if (!state_location.empty()) out += fmt::format("  {}\n", state_location);
@@ -312,7 +318,9 @@ std::string MemoryPlan::text(const std::string& title, const PlanContext& contex
     out +=
         row("update", knows_all_shares ? "largest share of a rank" : fmt::format("share of rank {}", rank),
             fmt::format("{:.0f} % if even", 100.0 / input.world), fmt::format("{:.0f} %", 100 * largest_update_share));
-  return out + communication_rows(communication());
+  for (uint32_t part = 0; part < input.parts(); ++part)
+    out += communication_rows(communication(part), part == 0 ? "" : ", fp32");
+  return out;
 }
 
 }  // namespace zr::host::plan

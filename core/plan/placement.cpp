@@ -316,12 +316,27 @@ int64_t MemoryPlan::tier_overhead_bytes(const TierInfo& tier) const {
   return stored / (1 << 20) * tier.host_bytes_per_mib + stored % (1 << 20) * tier.host_bytes_per_mib / (1 << 20);
 }
 
+namespace {
+// Of the weights for a range of the state space, with the padding between pieces.
+int64_t weight_bytes_in(const MemoryPlan& plan, const StateRange& range) {
+  int64_t bytes = 0;
+  for (std::size_t i = 0; i < plan.rank_plan.reduced_gradients.size(); ++i) {
+    const Piece& piece = plan.rank_plan.reduced_gradients[i];
+    const int64_t begin = std::max(range.first, plan.rank_plan.state_offset[i]),
+                  end = std::min(range.first + range.count,
+                                 plan.rank_plan.state_offset[i] + round_up(piece.count, kAlign));
+    bytes += std::max<int64_t>(end - begin, 0) * size_of(plan.input.dtype_of(piece.param));
+  }
+  return bytes;
+}
+}  // namespace
+
 MemoryPlan::SecondCopy MemoryPlan::second_copy() const {
   SecondCopy copy;
   if (!placement.speculates) return copy;
   for (const StateRange& range : placement.states) {
     if (range.tier == 0) continue;
-    copy.weights += range.count * size_of(input.weight_dtype);
+    copy.weights += weight_bytes_in(*this, range);
     const bool in_memory = input.tiers[static_cast<std::size_t>(range.tier)].in_memory();
     (in_memory ? copy.states : copy.disk) += state_bytes(range.first, range.count);
   }

@@ -12,6 +12,19 @@
 
 namespace zr::host::plan {
 
+uint32_t PlanInput::parts() const {
+  for (uint32_t param = 0; param < parameters.size(); ++param)
+    if (part_of(param) == 1) return 2;
+  return 1;
+}
+
+std::vector<uint32_t> PlanInput::parameters_of(uint32_t part) const {
+  std::vector<uint32_t> params;
+  for (uint32_t param = 0; param < parameters.size(); ++param)
+    if (part_of(param) == part) params.push_back(param);
+  return params;
+}
+
 bool PlanInput::elementwise() const {
   return std::all_of(descriptions.begin(), descriptions.end(),
                      [](const OptimizerDescription& description) { return description.elementwise(); });
@@ -32,8 +45,8 @@ uint32_t sharing_flag(const PlanInput& input) {
 }
 }  // namespace
 
-PlanInputView::PlanInputView(const PlanInput& input, int rank) {
-  for (uint32_t i = 0; i < input.parameters.size(); ++i) {
+PlanInputView::PlanInputView(const PlanInput& input, int rank, uint32_t part) {
+  for (const uint32_t i : input.parameters_of(part)) {
     const Parameter& p = input.parameters[i];
     params_.push_back({sizeof(zr_param), p.frozen ? uint32_t{ZR_PARAM_FROZEN} : 0u, p.name.c_str(), p.shape.data(),
                        static_cast<int32_t>(p.shape.size()), p.group, p.count,
@@ -43,8 +56,8 @@ PlanInputView::PlanInputView(const PlanInput& input, int rank) {
   in_ = {sizeof(zr_plan_in),
          rank,
          input.world,
-         input.weight_dtype,
-         input.communicated_grad_dtype,
+         input.part_dtype(part),
+         input.part_gradient_dtype(part),
          input.reduced_grad_dtype,
          input.accumulates_locally ? 1 : input.accumulation,
          static_cast<uint32_t>(params_.size()),
@@ -65,7 +78,14 @@ class Collector {
  public:
   Collector(const PlanInput& input, int rank) : input_(input), rank_(rank) {}
 
-  zr_plan_sink sink() {
+  /// The sink for a part's plan. `parameters`: those of the part, which outlive the calls.
+  zr_plan_sink sink(uint32_t part, const std::vector<uint32_t>& parameters) {
+    part_ = part;
+    parameters_ = &parameters;
+    plan_.part_buffers.resize(part + 1, 0);
+    first_buffer_ = static_cast<uint32_t>(plan_.buffers.size());
+    first_weight_ = plan_.weights.size();
+    first_gradient_ = plan_.reduced_gradients.size();
     return {sizeof(zr_plan_sink), 0, this,
             [](void* self, const zr_buffer* b) { static_cast<Collector*>(self)->take_buffer(*b); },
             [](void* self, const zr_piece* p) { static_cast<Collector*>(self)->take_piece(*p); }};
@@ -76,6 +96,8 @@ class Collector {
     check_overlap();
     if (!problem_.empty())
       fail_internal(fmt::format("the strategy's plan for rank {} is invalid: {}", rank_, problem_));
+    for (std::vector<Piece>* list : {&plan_.weights, &plan_.reduced_gradients})  // of all parts: in the model's order
+      std::stable_sort(list->begin(), list->end(), [](const Piece& a, const Piece& b) { return a.param < b.param; });
     for (const Piece& p : plan_.reduced_gradients) {
       plan_.state_offset.push_back(plan_.state_elements);
       plan_.state_elements += round_up(p.count, kAlign);
@@ -135,13 +157,16 @@ class Collector {
       set_problem(fmt::format(
           "buffer {} is shared by the ranks of a host, but {}", plan_.buffers.size(),
           input_.share_weights ? "only unsharded weights can be shared" : "this job does not share weights"));
-    plan_.buffers.push_back({b.role, b.tag ? b.tag : "", b.elements, b.dtype, shared});
+    const std::string tag = fmt::format("{}{}", b.tag ? b.tag : "", part_ == 0 ? "" : ", fp32");
+    plan_.buffers.push_back({b.role, tag, b.elements, b.dtype, shared});
+    ++plan_.part_buffers[part_];
   }
 
   void piece(const zr_piece& p) {
-    if (p.param >= input_.parameters.size())
+    if (p.param >= parameters_->size())
       return set_problem(fmt::format("a piece of parameter {}, which does not exist", p.param));
-    const Parameter& parameter = input_.parameters[p.param];
+    const uint32_t param = (*parameters_)[p.param], number = first_buffer_ + p.buffer;
+    const Parameter& parameter = input_.parameters[param];
     const std::string where = fmt::format("'{}' [{}, {})", parameter.name, p.first, p.first + p.count);
     if (p.role != ZR_ROLE_WEIGHT && p.role != ZR_ROLE_WEIGHT_SHARD && p.role != ZR_ROLE_REDUCED_GRAD)
       return set_problem(where + ": the role of a piece must be weight, weight shard or reduced gradient");
@@ -149,27 +174,31 @@ class Collector {
       return set_problem(where + " is outside the parameter");
     if (p.first % kNormBlock || ((p.first + p.count) % kNormBlock && p.first + p.count != parameter.count))
       return set_problem(fmt::format("{} is cut inside a norm block of {} elements", where, kNormBlock));
-    if (p.buffer >= plan_.buffers.size())
+    if (number >= plan_.buffers.size())
       return set_problem(fmt::format("{} is in buffer {}, which does not exist", where, p.buffer));
-    const Buffer& buffer = plan_.buffers[p.buffer];
+    const Buffer& buffer = plan_.buffers[number];
     if (p.offset < 0 || p.offset % kAlign || p.offset + p.count > buffer.elements)
       return set_problem(fmt::format("{} is misaligned or outside buffer '{}'", where, buffer.tag));
     const bool weight = p.role != ZR_ROLE_REDUCED_GRAD;
-    if (buffer.dtype != (weight ? input_.weight_dtype : input_.reduced_grad_dtype))
+    if (buffer.dtype != (weight ? input_.part_dtype(part_) : input_.reduced_grad_dtype))
       return set_problem(where + " is in a buffer of another dtype");
     if (!weight && parameter.frozen) return set_problem(where + ": a frozen parameter has no gradient");
     std::vector<Piece>& list = weight ? plan_.weights : plan_.reduced_gradients;
-    if (!list.empty()) {
+    if (list.size() > (weight ? first_weight_ : first_gradient_)) {
       const Piece& last = list.back();
-      if (last.param > p.param || (last.param == p.param && last.first + last.count > p.first))
+      if (last.param > param || (last.param == param && last.first + last.count > p.first))
         return set_problem(where +
                            ": pieces of a role must be in ascending order of parameter and element, without overlap");
     }
-    list.push_back({p.param, p.buffer, p.first, p.count, p.offset, p.role == ZR_ROLE_WEIGHT_SHARD});
+    list.push_back({param, number, p.first, p.count, p.offset, p.role == ZR_ROLE_WEIGHT_SHARD});
   }
 
   const PlanInput& input_;
   int rank_;
+  uint32_t part_ = 0;                                  // whose plan is collected now
+  const std::vector<uint32_t>* parameters_ = nullptr;  // those of the part
+  uint32_t first_buffer_ = 0;                          // of the part, in plan_
+  std::size_t first_weight_ = 0, first_gradient_ = 0;  // the same for pieces
   RankPlan plan_;
   std::string problem_;
 };
@@ -221,9 +250,12 @@ MemoryPlan::NormBlockCounts norm_blocks_of_rank(const MemoryPlan& plan) {
 }
 
 RankPlan collect_plan(const PlanInput& input, int rank, const StrategyPlan& strategy) {
-  const PlanInputView view(input, rank);
   Collector collector(input, rank);
-  strategy(view.in(), collector.sink());
+  for (uint32_t part = 0; part < input.parts(); ++part) {
+    const PlanInputView view(input, rank, part);
+    const std::vector<uint32_t> parameters = input.parameters_of(part);
+    strategy(view.in(), collector.sink(part, parameters));
+  }
   return collector.finish();
 }
 
@@ -231,7 +263,7 @@ MemoryPlan empty_plan(const PlanInput& input, int rank) {
   MemoryPlan plan;
   plan.input = input;
   plan.rank = rank;
-  plan.has_master = input.weight_dtype != ZR_F32;
+  plan.has_master = input.weight_dtype != ZR_F32;  // even if all parameters keep fp32: then the masters are empty
   return plan;
 }
 

@@ -28,6 +28,7 @@ struct Parameter {
   uint32_t group = 0;            // 1 + the index in [[optimizer.groups]]; 0: in no group
   uint32_t optimizer = 0;        // the job's optimizer that updates it: 0 is that of [optimizer]
   uint32_t optimizer_group = 0;  // its group in that optimizer
+  bool keeps_fp32 = false;       // its weight is fp32 in a job with 16-bit weights (train.keep_fp32)
 };
 
 /// Elements of a norm block (docs/numerics.md, section 7). Parameters are cut only between norm blocks.
@@ -45,7 +46,7 @@ inline constexpr int64_t kAlign = 32;
 struct PlanInput {
   std::vector<Parameter> parameters;
   int world = 1;
-  zr_dtype weight_dtype = ZR_F32;
+  zr_dtype weight_dtype = ZR_F32;  // of parameters that do not keep fp32: see dtype_of()
   int accumulation = 1;
   std::vector<OptimizerDescription> descriptions{1};  // those of the optimizer that differ
   std::vector<uint32_t> description_of;               // by parameter: index in descriptions; empty: all have the first
@@ -56,12 +57,27 @@ struct PlanInput {
   bool share_states = false;         // they share masters and states for updates of all weights (LocalArray::shared)
   bool rounds_weights = false;       // gathers of sharded weights need not be exact
   bool accumulates_locally = false;  // gradients.reduce = "last_micro_step": the engine accumulates gradients first
-  zr_dtype communicated_grad_dtype = ZR_F32;  // of one backward's gradient, as communicated or held
-  zr_dtype reduced_grad_dtype = ZR_F32;       // of the sum over micro-batches and ranks
+  zr_dtype communicated_grad_dtype =
+      ZR_F32;                            // of one backward's gradient, as communicated or held: see gradient_dtype_of()
+  zr_dtype fp32_grad_dtype = ZR_F32;     // the same of parameters that keep fp32
+  zr_dtype reduced_grad_dtype = ZR_F32;  // of the sum over micro-batches and ranks
   std::vector<TierInfo> tiers{TierInfo{}};
   TierRequest tier_request;
   ExchangePlan exchange_plan{};  // empty: no optimizer needs gradients that are not reduced over ranks
   bool several_hosts() const { return hosts.size() > 1; }
+  /// Parameters with weights of one dtype are a part of the job: a strategy plans and serves one part. Part 0 has the
+  /// parameters of weight_dtype, part 1 those that keep fp32; without 16-bit weights there is only part 0.
+  uint32_t part_of(uint32_t param) const { return weight_dtype != ZR_F32 && parameters[param].keeps_fp32 ? 1 : 0; }
+  /// The number of parts: 1 or 2.
+  uint32_t parts() const;
+  /// The parameters of a part, ascending.
+  std::vector<uint32_t> parameters_of(uint32_t part) const;
+  zr_dtype part_dtype(uint32_t part) const { return part == 0 ? weight_dtype : zr_dtype{ZR_F32}; }
+  zr_dtype part_gradient_dtype(uint32_t part) const { return part == 0 ? communicated_grad_dtype : fp32_grad_dtype; }
+  /// The dtype of a parameter's weight.
+  zr_dtype dtype_of(uint32_t param) const { return part_dtype(part_of(param)); }
+  /// The dtype of a parameter's gradient of one backward, as communicated or held.
+  zr_dtype gradient_dtype_of(uint32_t param) const { return part_gradient_dtype(part_of(param)); }
   struct Place {
     int host = 0, index = 0, ranks = 1;  // of a rank: its host, its number on it, and the ranks there
     /// The elements that count for the rank if the ranks of its host share this many: together they count each once.
@@ -122,7 +138,8 @@ struct ArrayRange {
 
 /// The buffers and pieces of one rank.
 struct RankPlan {
-  std::vector<Buffer> buffers;
+  std::vector<Buffer> buffers;           // those of part 0 first
+  std::vector<uint32_t> part_buffers;    // by part: the number of its buffers
   std::vector<Piece> weights;            // by parameter, ascending
   std::vector<Piece> reduced_gradients;  // by parameter, ascending; this rank updates them
   std::vector<int64_t> state_offset;     // per reduced-gradient piece: its first element in the state space
@@ -170,7 +187,9 @@ struct MemoryPlan {
   int rank = 0;
   RankPlan rank_plan;                          // of `rank`
   std::vector<std::vector<Segment>> segments;  // per parameter
-  bool has_master = false;                     // weights are narrower than fp32
+  bool has_master = false;                     // some weights are narrower than fp32: see has_master_of()
+  /// Whether a parameter has an fp32 master besides its weight.
+  bool has_master_of(uint32_t param) const { return input.dtype_of(param) != ZR_F32; }
   /// Numbers of norm blocks that the ranks exchange.
   struct NormBlockCounts {
     std::vector<int64_t> blocks_per_rank;  // number that each rank contributes
@@ -251,12 +270,14 @@ struct MemoryPlan {
   int64_t max_budgeted_bytes() const;  // the largest number on any rank
   /// Adds all planned bytes of this rank to `ledger`.
   void add_to(Ledger& ledger) const;
-  StepCommunication communication() const;
+  /// What the parameters of a part communicate per step; local gradients count for part 0.
+  StepCommunication communication(uint32_t part = 0) const;
+  int64_t communicated_bytes() const;  // per step, of all parts: an upper bound
   /// The table of `zeroth plan`: bytes by kind with their arithmetic.
   std::string text(const std::string& title, const PlanContext& context) const;
 };
 
-/// Calls the strategy's plan() for one rank; throws Error if the plug-in fails.
+/// Calls the strategy's plan() for one rank and one part; throws Error if the plug-in fails.
 using StrategyPlan = std::function<void(const zr_plan_in& in, const zr_plan_sink& sink)>;
 
 /// Tiles in flight at a time: two are prefetched, one is updated, one is written back.
@@ -273,10 +294,11 @@ MemoryPlan plan_of_rank(const PlanInput& input, int rank, const StrategyPlan& st
 /// Assigns tiers to a plan's states, reduced gradients, weight shards and activations.
 void assign_tiers(MemoryPlan& plan);
 
-/// PlanInput and rank as a zr_plan_in; valid while this object and the PlanInput live.
+/// A part of a PlanInput, and a rank, as a zr_plan_in; valid while this object and the PlanInput live.
 class PlanInputView {
  public:
-  PlanInputView(const PlanInput& input, int rank);
+  PlanInputView(const PlanInput& input, int rank, uint32_t part = 0);
+  PlanInputView(const PlanInputView&) = delete;
   const zr_plan_in& in() const { return in_; }
 
  private:

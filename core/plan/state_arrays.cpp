@@ -47,7 +47,8 @@ std::vector<StateArray> arrays_of(const PlanInput& input, bool has_master, const
   for (std::size_t a = 0; a < arrays.size(); ++a) {
     StateArray& array = arrays[a];
     for (const Piece& piece : plan.reduced_gradients) {
-      const StateShape shape = has_master && a == 0 ? StateShape{} : shape_in(array, input, piece.param);
+      const StateShape of_master = input.dtype_of(piece.param) == ZR_F32 ? StateShape{1, 0} : StateShape{};
+      const StateShape shape = has_master && a == 0 ? of_master : shape_in(array, input, piece.param);
       array.parts.push_back({array.elements, shape});
       array.elements += round_up(shape.of(piece.count), kAlign);
     }
@@ -86,7 +87,7 @@ int64_t MemoryPlan::state_bytes(int64_t first, int64_t count) const {
 int64_t MemoryPlan::state_bytes_per_element() const {
   double most = 0;
   for (const Piece& piece : rank_plan.reduced_gradients) {
-    double bytes = has_master ? 4 : 0;
+    double bytes = has_master_of(piece.param) ? 4 : 0;
     for (const zr_slot& slot : input.description(piece.param).slots) {
       const StateShape shape = state_shape(input.parameters[piece.param], slot);
       bytes += static_cast<double>(shape.width * size_of(slot.dtype)) / static_cast<double>(shape.block);

@@ -225,6 +225,7 @@ const std::set<std::string> kApart{
     "job.program", "job.ranks", "job.threads", "job.name", "job.runs", "train.max_skipped_steps",
     "communicator.timeout", "memory.device_budget",
     "train.cast_buffers",  // tests/multirank/engine/buffer_types_test.cpp
+    "train.keep_fp32",     // tests/multirank/engine/kept_parameters_test.cpp
     "train.param_dtype",   // tests/multirank/engine/boundary_test.cpp
     // Tested in tests/multirank/offload/ and tests/unit/plugins/offload_*.cpp.
     "memory.host_budget", "job.trace", "offload.tiers", "offload.activations", "offload.nvme.path",

@@ -145,9 +145,10 @@ Outcome reference(const Recipe& recipe) {
   if (!device.is_cpu()) {
     move(*model, dtype);
   } else if (dtype != torch::kFloat) {
-    for (auto& item : model->named_parameters()) item.value().set_data(item.value().to(dtype));
+    for (auto& item : model->named_parameters())
+      if (!recipe.keeps_fp32(item.key())) item.value().set_data(item.value().to(dtype));
     for (auto& item : model->named_buffers())
-      if (item.value().is_floating_point()) item.value().set_data(item.value().to(dtype));
+      if (item.value().is_floating_point() && recipe.rounds_buffers) item.value().set_data(item.value().to(dtype));
   }
   Scaler scaler{recipe.dtype == "fp16" ? std::exp2(recipe.scale_power) : 1.0, recipe.window, recipe.hysteresis,
                 recipe.hysteresis};

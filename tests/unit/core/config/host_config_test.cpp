@@ -30,9 +30,9 @@ std::set<std::string> keys_of_fields(const config::JobConfig& c) {
   const auto& [program, ranks, threads, name, device, device_library, trace, runs] = c.job();
   add_keys(keys, program, ranks, threads, name, device, device_library, trace, runs);
   const auto& [steps, seed, dtype, param_dtype, global, micro, accumulation, clipping, nonfinite, skipped, buffers,
-               cast_buffers] = c.train();
+               keep_fp32, cast_buffers] = c.train();
   add_keys(keys, steps, seed, dtype, param_dtype, global, micro, accumulation, clipping, nonfinite, skipped, buffers,
-           cast_buffers);
+           keep_fp32, cast_buffers);
   const auto& [overlap, reduce, gradients_dtype, reduce_dtype] = c.gradients();
   add_keys(keys, overlap, reduce, gradients_dtype, reduce_dtype);
   const auto& [scale, power, window, hysteresis, consecutive, least] = c.fp16();
