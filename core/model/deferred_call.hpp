@@ -8,6 +8,7 @@
 namespace zr::host::model {
 
 struct Construction::Traits {
+  /// Reads the operator's schema and tags.
   explicit Traits(const c10::OperatorHandle& op);
   /// Computed once per operator and thread.
   static const Traits& of(const c10::OperatorHandle& op);
@@ -29,10 +30,12 @@ struct Construction::Call {
 
   void redispatch() const { op.redispatchBoxed(keys, stack); }
   const c10::IValue& argument(std::size_t i) const { return (*stack)[stack->size() - count + i]; }
+  /// True if the operator writes to argument i.
   bool writes(std::size_t i) const {
     const auto* alias = op.schema().arguments()[i].alias_info();
     return alias && alias->isWrite();
   }
+  /// Calls fn(tensor, i) for each tensor among the arguments; i: the index of its argument.
   template <class F>
   void for_each(F&& fn) const {
     for_each_tensor(*stack, count, fn);

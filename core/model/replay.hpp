@@ -26,6 +26,7 @@ class Replay {
     const Tensors& parameters;
     const Tensors& buffers;
   };
+  /// `registered` and `memory` must outlive the object. If not `runs_operators`, store() gets the values elsewhere.
   Replay(const Registered& registered, const Model::ConstructMemory& memory, bool runs_operators);
   /// Notes which step uses a storage last, before the first run().
   void prepare(const std::vector<RecordedStep>& steps);
