@@ -44,7 +44,7 @@ bool is_cast_kept(const torch::Tensor& tensor) {
 }
 }  // namespace
 
-OutsideTensors::OutsideTensors(const std::vector<torch::Tensor>& inputs, bool inputs_kept) : inputs_kept_(inputs_kept) {
+OutsideTensors::OutsideTensors(const std::vector<torch::Tensor>& inputs) {
   used_.reserve(64);
   for (const torch::Tensor& input : inputs) {
     if (!input.defined() || input.is_inference()) continue;
@@ -90,11 +90,8 @@ void OutsideTensors::refuse_change(const Used& used, const std::string& reason) 
 }
 
 void OutsideTensors::changes(const torch::Tensor& tensor, Used& used) {
-  if (used.input && !inputs_kept_)
-    return refuse_change(used,
-                         "which is one of its inputs, so it cannot be recomputed inside another block or with "
-                         "offload.activations; change a copy");
-  if (used.parameter || (tensor.requires_grad() && !used.input)) return refuse_change(used, kRequiresGradients);
+  if (used.input) return refuse_change(used, "which is one of its inputs, so it cannot be recomputed; change a copy");
+  if (used.parameter || tensor.requires_grad()) return refuse_change(used, kRequiresGradients);
   if (!tensor.has_storage()) return;
   try {
     const at::AutoDispatchBelowADInplaceOrView plain;
@@ -148,7 +145,7 @@ void OutsideTensors::ended(const std::vector<c10::IValue>& results) {
       if (is_new) {
         used.counter = counter;
         used.outside = false;
-      } else if (used.copied && !used.input && tensor.requires_grad()) {
+      } else if (used.copied && tensor.requires_grad()) {
         refuse_change(used, kRequiresGradients);
       }
     });

@@ -17,13 +17,12 @@
 namespace zr::host::model {
 
 /// Made while the block runs for the first time, from the calls of an observer. Later it tells whether the block would
-/// read the same values again, and gives back those that the block itself has changed: it keeps a copy of an input, or
-/// of a tensor without gradient such as a buffer, from before the first change. The methods for the first run must not
-/// throw: a block that cannot run again is reported by check().
+/// read the same values again, and gives back those that the block itself has changed: it keeps a copy of a tensor
+/// without gradient, such as a buffer, from before the first change. The methods for the first run must not throw: a
+/// block that cannot run again is reported by check().
 class OutsideTensors {
  public:
-  /// inputs_kept: the frame keeps the memory of the inputs, so the second run gets the same memory.
-  OutsideTensors(const std::vector<torch::Tensor>& inputs, bool inputs_kept);
+  explicit OutsideTensors(const std::vector<torch::Tensor>& inputs);
 
   /// Called before each operator of the first run.
   void begins(const OperatorCall& call);
@@ -77,7 +76,6 @@ class OutsideTensors {
   void refuse(const std::string& reason);
   void refuse_change(const Used& used, const std::string& reason);
 
-  const bool inputs_kept_;
   std::unordered_map<const void*, Used> used_;  // by identity of the version counter
   std::vector<Changed> changed_;                // in the order of the changes
   std::unordered_map<const c10::TensorImpl*, WeakTensor>

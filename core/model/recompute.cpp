@@ -107,7 +107,7 @@ RecomputeFrame::RecomputeFrame(Block again, const std::vector<torch::Tensor>& in
     : again_(std::move(again)),
       devices_(devices_of(inputs)),
       modes_(OperatorModes::current(devices_).without_cast_cache()),
-      outside_(inputs, !SavedTensorScope::active()),
+      outside_(inputs),
       draws_(devices_) {
   for (const torch::Tensor& tensor : inputs) {
     Input input;

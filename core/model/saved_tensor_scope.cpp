@@ -26,8 +26,6 @@ SavedTensorScope::~SavedTensorScope() {
   if (*at) *at = outer_;
 }
 
-bool SavedTensorScope::active() { return innermost != nullptr; }
-
 std::unique_ptr<SavedHooks> SavedTensorScope::hooks() { return innermost ? innermost->make_() : nullptr; }
 
 }  // namespace zr::host::model

@@ -25,8 +25,6 @@ class SavedTensorScope {
   explicit SavedTensorScope(Make make);
   ~SavedTensorScope();
   SavedTensorScope(const SavedTensorScope&) = delete;
-  /// This thread has a scope.
-  static bool active();
   /// Hooks from the innermost scope of this thread; null without a scope.
   static std::unique_ptr<SavedHooks> hooks();
 

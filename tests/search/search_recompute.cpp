@@ -13,7 +13,7 @@ constexpr std::size_t kPrograms = 2000;
 
 // The errors of zr/recompute.hpp that plain libtorch does not have.
 const std::vector<std::string> kDocumented{
-    "which is one of its inputs, so it cannot be recomputed inside another block",
+    "which is one of its inputs, so it cannot be recomputed",
     "which is not its own and requires gradients, so it cannot be recomputed",
     "an input of zr::checkpoint was changed in place after the block had run",
     "that was changed in place after the block had run, so the block cannot be recomputed",

@@ -58,11 +58,10 @@ std::decay_t<T> without_tensor(const T& argument) {
 ///
 /// Backward throws UserError, which says what to change, if it needs a tensor that was changed in place after it was
 /// saved (as libtorch does), and if the block cannot run again as it ran first: an input, a captured tensor, a buffer
-/// or a parameter that it reads was changed in place after it; it changes a captured tensor that requires gradients in
-/// place, or, inside another block or with offload.activations, an input (elsewhere a copy of it is kept); another
-/// thread drew from a random generator that it draws from, during one of the runs; autocast gave it an outdated cast
-/// from its cache; it calls torch::autograd::grad itself. If gradients are disabled, this is a plain call of
-/// fn(inputs...).
+/// or a parameter that it reads was changed in place after it; it changes an input or another tensor that requires
+/// gradients in place; another thread drew from a random generator that it draws from, during one of the runs; autocast
+/// gave it an outdated cast from its cache; it calls torch::autograd::grad itself. If gradients are disabled, this is a
+/// plain call of fn(inputs...).
 template <class F, class... Inputs>
 auto checkpoint(F fn, const Inputs&... inputs) {
   std::vector<torch::Tensor> tensors;
