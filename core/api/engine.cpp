@@ -188,7 +188,7 @@ std::string Engine::save(const std::string& dir) {
 LoadReport Engine::load(const std::string& dir, const LoadOptions& how) {
   return state_->collective(
       "load", quoted(dir), [&](host::engine::Session& session, const State::Call& call) -> LoadReport {
-        if (!session.swap().abandoned()) call.not_in_swap();
+        if (!session.swap().abandoned() || !how.strict) call.not_in_swap();  // a load of all parameters restores them
         if (dir.empty())
           host::fail_user("engine.load(dir): the folder name is empty; name a checkpoint or a folder of checkpoints");
         state_->adopt_buffers();

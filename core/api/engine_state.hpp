@@ -111,10 +111,11 @@ struct Engine::State {
       if (state_.session->swap().active())
         host::fail_user(text_ + " was called inside a zr::Swap; end that scope first");
       if (state_.session->swap().abandoned())
-        host::fail_user(text_ +
-                        ": an exception ended a zr::Swap, so the model has the values of the swap instead of the "
-                        "weights of training; load a checkpoint with engine.load(), or catch exceptions inside the "
-                        "zr::Swap");
+        host::fail_user(
+            text_ +
+            ": an exception ended a zr::Swap, so the model has the values of the swap instead of the "
+            "weights of training; load a checkpoint with engine.load() (all parameters: with strict = true), "
+            "or catch exceptions inside the zr::Swap");
     }
 
    private:

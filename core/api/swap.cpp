@@ -53,7 +53,7 @@ void Swap::State::begin(const Values& values) {
 }
 
 void Swap::State::end() {
-  if (life.expired() || !engine->session || !engine->session->swap().active()) return;
+  if (life.expired() || engine->must_leak() || !engine->session || !engine->session->swap().active()) return;
   if (std::uncaught_exceptions() > exceptions) return engine->session->swap().abandon();
   engine->collective("Swap", "end", [&](host::engine::Session& session, const Engine::State::Call& call) {
     call.not_in_evaluation();

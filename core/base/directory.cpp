@@ -206,17 +206,17 @@ pid_t ended_holder(const std::string& holder, const std::string& host) {
 }
 
 // The processes of this user that have the file open, as in "123 (python), 124 (sleep)".
-std::string processes_with(const struct stat& file) {
+std::string processes_with(int fd) {
   std::string list;
   std::error_code error;
+  const std::filesystem::path own = std::filesystem::read_symlink(fmt::format("/proc/self/fd/{}", fd), error);
   for (const auto& process : std::filesystem::directory_iterator("/proc", error)) {
     const std::string pid = process.path().filename().string();
     if (pid.find_first_not_of("0123456789") != pid.npos || pid == std::to_string(::getpid())) continue;
     std::error_code hidden;
     for (const auto& entry : std::filesystem::directory_iterator(process.path() / "fd", hidden)) {
-      struct stat status {};
-      if (::stat(entry.path().c_str(), &status) != 0 || status.st_ino != file.st_ino || status.st_dev != file.st_dev)
-        continue;
+      // Compares names, because stat() of a file on a mount that does not answer would wait for ever.
+      if (std::filesystem::read_symlink(entry.path(), hidden) != own) continue;
       std::string name;
       std::getline(std::ifstream(process.path() / "comm"), name);
       list += fmt::format("{}{} ({})", list.empty() ? "" : ", ", pid, name);
@@ -233,13 +233,13 @@ std::string host_name() {
 }
 
 // What the lock file says about its holder. A process that the holder has started may hold the lock after it has ended.
-std::string holder_text(int fd, const struct stat& file) {
+std::string holder_text(int fd) {
   std::array<char, HOST_NAME_MAX + 64> text{};
   const ssize_t n = ::pread(fd, text.data(), text.size() - 1, 0);
   std::string holder(text.data(), n > 0 ? static_cast<std::size_t>(n) : 0);
   while (!holder.empty() && holder.back() == '\n') holder.pop_back();
   if (ended_holder(holder, host_name()) == 0) return holder;
-  const std::string others = processes_with(file);
+  const std::string others = processes_with(fd);
   return fmt::format("{}, which has ended, but {} still holds its lock", holder,
                      others.empty() ? "a process that it started" : "process " + others);
 }
@@ -256,7 +256,7 @@ std::optional<FileLock> FileLock::try_take(const Directory& directory, const std
   if (!S_ISREG(status.st_mode)) fail_file(path, "is not a regular file", EINVAL);
   if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) fail_file(path, "cannot be locked", errno);
-    holder = holder_text(file.get(), status);
+    holder = holder_text(file.get());
     return {};
   }
   const std::string process = fmt::format("process {} on {}\n", ::getpid(), host_name());

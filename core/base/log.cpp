@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <new>
 #include <string_view>
 
@@ -134,5 +135,15 @@ int report(bool program) {
 void set_advice(std::string (*advice)(const std::string& type, const std::string& text)) { advice_of = advice; }
 int report_exception() { return report(false); }
 int report_program_exception() { return report(true); }
+
+void log_exception_of(const std::function<void()>& fn) noexcept {
+  try {
+    fn();
+  } catch (const std::exception& failure) {
+    log(ZR_LOG_ERROR, failure.what());
+  } catch (...) {
+    log(ZR_LOG_ERROR, "an exception of unknown type");
+  }
+}
 
 }  // namespace zr::host

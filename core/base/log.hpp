@@ -1,6 +1,7 @@
 // Log lines on standard error: "zeroth: text", "zeroth: warning: text". Thread-safe.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "zr/abi/host.h"
@@ -16,6 +17,8 @@ inline constexpr const char* kRanksTitle = "the job has failed; its ranks:";
 /// Logs an error. If `text` is the report of a failed job, a cause with one line per rank below it, logs the ranks
 /// first, so that the cause is the last line.
 void log_failure(const std::string& text);
+/// Calls fn, for destructors: logs its exception as an error instead of throwing it.
+void log_exception_of(const std::function<void()>& fn) noexcept;
 /// Text on the terminal's current line, such as a progress bar, which a log line must not be appended to. log() calls
 /// the functions from any thread, one at a time; they must not log.
 class CurrentLine {

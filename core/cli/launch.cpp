@@ -284,6 +284,7 @@ bool Launch::outlives(int rank, const control::ExitStatus& exit_status) {
   };
   if (!saves || inner == 0 || inner == process.pid || !is_child()) return false;
   process.pid = inner;
+  if (const pid_t group = getpgid(inner); group > 0) process.group = group;  // the shell may have made one for it
   kill(inner, exit_status.signal);
   return true;
 }

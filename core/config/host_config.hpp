@@ -20,12 +20,12 @@ inline constexpr const char* kCpuDevice = "cpu";
 struct RunConfig {
   Setting<std::string> program;         // "": none
   Setting<int> ranks;                   // as started by the launcher
-  Setting<int> threads;                 // per rank; 0: the cores divided by the ranks of the node
+  Setting<int> threads;                 // per rank; 0: the usable cores divided by the ranks of the node
   Setting<std::string> name;            // of the run folder in `runs`; never empty
   Setting<std::string> device;          // kCpuDevice, another type of libtorch, or a type with a number
   Setting<std::string> device_library;  // with libtorch's backend for the device; "": part of libtorch
   Setting<bool> trace;
-  Setting<std::string> runs;  // folder, relative to the working directory
+  Setting<std::string> runs;  // folder, absolute
 };
 
 /// What happens to parameters that are neither fp32 nor of train.dtype.

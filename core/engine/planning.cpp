@@ -58,13 +58,15 @@ void match_groups(const std::vector<config::GroupConfig>& groups, std::vector<pl
       if (!used[g][i]) fail_unmatched(groups[g], groups[g].match[i], parameters);
 }
 // Marks the parameters that keep fp32. A pattern that matches no parameter is an error.
-void keep_fp32(const config::Setting<std::vector<std::string>>& patterns, std::vector<plan::Parameter>& parameters) {
+void keep_fp32(const config::Setting<std::vector<std::string>>& patterns, std::vector<plan::Parameter>& parameters,
+               zr_dtype dtype) {
   for (const std::string& pattern : patterns.value) {
     bool used = false;
     for (plan::Parameter& parameter : parameters) {
       const auto matches = [&](const std::string& name) { return matches_glob(name, pattern); };
       if (!matches(parameter.name) && std::ranges::none_of(parameter.aliases, matches)) continue;
-      parameter.keeps_fp32 = used = true;
+      used = true;
+      parameter.keeps_fp32 = dtype != ZR_F32;
     }
     if (used) continue;
     std::vector<std::string> names;
@@ -177,7 +179,7 @@ plan::ExchangePlan exchange_plan(const plan::PlanInput& input, const Optimizers&
 plan::PlanInput plan_input(const config::JobConfig& config, const Optimizers& optimizers,
                            std::vector<plan::Parameter> parameters, int world) {
   match_groups(config.groups(), parameters);
-  if (config.train().dtype != ZR_F32) keep_fp32(config.train().keep_fp32, parameters);
+  keep_fp32(config.train().keep_fp32, parameters, config.train().dtype);
   optimizers.assign(parameters);
   OptimizerDescriptions described = describe_parameters(optimizers, parameters);
   const config::Precision& types = config.precision();

@@ -83,13 +83,22 @@ zr_code StrategyParts::updated(const zr_use* use, zr_error* error) const {
 zr_code StrategyParts::acquire(const uint32_t* params, uint32_t n, const zr_use* use, zr_view* full,
                                zr_error* error) const {
   if (parts() == 1) return parts_[0].api->acquire(parts_[0].instance->self(), params, n, use, full, error);
-  return by_part(params, n, [&](const Part& part, const std::vector<uint32_t>& numbers, const auto& indices) {
+  std::vector<uint32_t> acquired;
+  const auto acquire_part = [&](const Part& part, const std::vector<uint32_t>& numbers, const auto& indices) {
     std::vector<zr_view> views(numbers.size());
     const auto count = static_cast<uint32_t>(numbers.size());
     const zr_code code = part.api->acquire(part.instance->self(), numbers.data(), count, use, views.data(), error);
-    for (std::size_t i = 0; i < views.size(); ++i) full[indices[i]] = views[i];
+    for (std::size_t i = 0; i < views.size(); ++i) {
+      full[indices[i]] = views[i];
+      if (code == ZR_OK) acquired.push_back(params[indices[i]]);
+    }
     return code;
-  });
+  };
+  const zr_code code = by_part(params, n, acquire_part);
+  CallError ignored;
+  if (code != ZR_OK && !acquired.empty())  // of an earlier part; the job fails with the first error
+    release(acquired.data(), static_cast<uint32_t>(acquired.size()), use, &ignored);
+  return code;
 }
 
 zr_code StrategyParts::release(const uint32_t* params, uint32_t n, const zr_use* use, zr_error* error) const {

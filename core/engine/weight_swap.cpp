@@ -9,6 +9,7 @@
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"
+#include "base/log.hpp"
 #include "checkpoint/manifest.hpp"
 #include "engine/all_gather.hpp"
 #include "update/cast.hpp"
@@ -41,6 +42,13 @@ void WeightSwap::begin(const Values& values) {
 }
 
 void WeightSwap::end() {
+  try {
+    context_.model.check_scopes("the end of zr::Swap");  // such a scope would store the values of the swap
+  } catch (...) {
+    forget();
+    state_ = State::abandoned;
+    throw;
+  }
   context_.comm.barrier(kTag);
   restore();
   publish();
@@ -49,7 +57,11 @@ void WeightSwap::end() {
 }
 
 void WeightSwap::abandon() {
-  if (context_.world() == 1) return end();
+  if (context_.world() == 1) try {
+      return end();
+    } catch (const std::exception& failure) {  // another exception is in flight
+      log(ZR_LOG_ERROR, failure.what());
+    }
   forget();
   state_ = State::abandoned;
 }

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "base/error.hpp"
+#include "base/log.hpp"
 
 namespace zr::host::model {
 
@@ -62,7 +63,9 @@ BlockDraws::Repeated::Repeated(const BlockDraws& draws) : draws_(draws) {
 }
 
 BlockDraws::Repeated::~Repeated() {
-  for (std::size_t i = 0; i < states_.size(); ++i) replace_state(draws_.generators_[i].generator, states_[i]);
+  log_exception_of([&] {
+    for (std::size_t i = 0; i < states_.size(); ++i) replace_state(draws_.generators_[i].generator, states_[i]);
+  });
 }
 
 void BlockDraws::Repeated::finish() {

@@ -16,10 +16,10 @@ bool is_tensor_type(const c10::TypePtr& type) {
 }  // namespace
 
 Construction::Traits::Traits(const c10::OperatorHandle& op) {
-  static const std::unordered_set<std::string> fill{"aten::zeros", "aten::ones",  "aten::full",
-                                                    "aten::rand",  "aten::randn", "aten::randint"};
-  static const std::unordered_set<std::string> empties{"aten::empty", "aten::empty_like", "aten::empty_strided",
-                                                       "aten::new_empty", "aten::new_empty_strided"};
+  static const auto& fill = *new std::unordered_set<std::string>{"aten::zeros", "aten::ones",  "aten::full",
+                                                                 "aten::rand",  "aten::randn", "aten::randint"};
+  static const auto& empties = *new std::unordered_set<std::string>{
+      "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"};
   const auto& schema = op.schema();
   const auto is_written = [](const c10::Argument& a) { return a.alias_info() && a.alias_info()->isWrite(); };
   view = is_view(schema);
@@ -35,7 +35,7 @@ Construction::Traits::Traits(const c10::OperatorHandle& op) {
 }
 
 const Construction::Traits& Construction::Traits::of(const c10::OperatorHandle& op) {
-  thread_local std::unordered_map<const c10::FunctionSchema*, Traits> known;
+  thread_local auto& known = *new std::unordered_map<const c10::FunctionSchema*, Traits>;  // never destroyed
   const auto found = known.find(&op.schema());
   return found != known.end() ? found->second : known.emplace(&op.schema(), Traits(op)).first->second;
 }

@@ -199,6 +199,11 @@ void Construction::add(Call& call) {
     fail_user(
         "zr::deferred: autocast is enabled in the constructor, which the deferred model cannot repeat; build the "
         "model without autocast, or without zr::deferred");
+  for (std::size_t i = 0; i < call.count; ++i)
+    if (const c10::IValue& value = call.argument(i); value.isDevice() && !value.toDevice().is_cpu())
+      fail_user("zr::deferred: " + call.name() + " makes a tensor on " + value.toDevice().str() +
+                ", but a deferred model is built on the CPU; build it there (job.device moves it to the device), or "
+                "without zr::deferred");
   call.for_each([&](const at::Tensor& tensor, std::size_t) {
     if (provides(tensor) && !call.traits.empty) close_pointers(*storage_impl(tensor));
   });

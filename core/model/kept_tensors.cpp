@@ -62,24 +62,24 @@ void KeptTensors::add(const std::string& name, const at::Tensor& tensor, const s
     Placeholder::mark(tensor, true);
     marked_.push_back(tensor);
   }
-  tensors_.push_back(tensor);
+  const c10::StorageImpl* const storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  storages_.push_back(storage);
   ++count_;
   Registry& registry = Registry::get();
   const MutexLock lock(registry.mutex);
-  registry.by_storage.insert_or_assign(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(),
-                                       Kept{name, type_name(tensor.scalar_type()), dtype, is_parameter});
+  registry.by_storage.insert_or_assign(storage, Kept{name, type_name(tensor.scalar_type()), dtype, is_parameter});
 }
 
 void KeptTensors::clear() {
   Registry& registry = Registry::get();
-  for (const at::Tensor& tensor : tensors_) {
+  for (const c10::StorageImpl* storage : storages_) {
     const MutexLock lock(registry.mutex);
-    registry.by_storage.erase(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+    registry.by_storage.erase(storage);
   }
   for (const at::Tensor& tensor : marked_) Placeholder::mark(tensor, false);
   marked_.clear();
-  count_ -= static_cast<int>(tensors_.size());
-  tensors_.clear();
+  count_ -= static_cast<int>(storages_.size());
+  storages_.clear();
 }
 
 KeptTensors::Storages KeptTensors::used(const c10::OperatorHandle& op, const std::vector<c10::IValue>& stack) {

@@ -14,8 +14,8 @@ namespace zr::host::model {
 /// The buffers of one model that have another floating-point type than its weights (train.cast_buffers), and the
 /// parameters that keep fp32 (train.keep_fp32). While the object exists, operators on them and on their views are
 /// intercepted: if one fails because of its arguments' types, the error names the tensor and the key. Results of
-/// operators are not intercepted. Training thread; describe() and
-/// names(): any thread.
+/// operators are not intercepted. Training thread; the static
+/// functions: any thread.
 class KeptTensors {
  public:
   KeptTensors() = default;
@@ -39,8 +39,8 @@ class KeptTensors {
   static bool is_type_error(const std::string& message);
 
  private:
-  std::vector<at::Tensor> tensors_;
-  std::vector<at::Tensor> marked_;  // those of them that were not intercepted before
+  std::vector<const c10::StorageImpl*> storages_;  // when they were added; only used as keys
+  std::vector<at::Tensor> marked_;                 // those of them that were not intercepted before
   static inline std::atomic<int> count_{0};
 };
 

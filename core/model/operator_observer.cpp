@@ -62,7 +62,7 @@ ObservedOperator examine_operator(const at::RecordFunction& call) {
 
 // By the address of the schema's name: each schema has its own.
 const ObservedOperator& observed_operator(const at::RecordFunction& call) {
-  thread_local std::unordered_map<const char*, ObservedOperator> known;
+  thread_local auto& known = *new std::unordered_map<const char*, ObservedOperator>;  // never destroyed
   const auto at = known.find(call.name());
   return at != known.end() ? at->second : known.emplace(call.name(), examine_operator(call)).first->second;
 }

@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "base/error.hpp"
+#include "base/log.hpp"
 #include "model/placeholder.hpp"
 #include "model/saved_tensor_scope.hpp"
 
@@ -195,10 +196,12 @@ OutsideTensors::Restored::Restored(const OutsideTensors& outside) : outside_(out
 
 OutsideTensors::Restored::~Restored() {
   const at::AutoDispatchBelowADInplaceOrView plain;
-  for (std::size_t i = 0; i < bytes_.size(); ++i) {
-    memory_of(outside_.changed_[i].storage).copy_(bytes_[i]);
-    versions_[i].restore();
-  }
+  log_exception_of([&] {
+    for (std::size_t i = 0; i < bytes_.size(); ++i) {
+      memory_of(outside_.changed_[i].storage).copy_(bytes_[i]);
+      versions_[i].restore();
+    }
+  });
   for (const auto& [list, size] : hooks_)
     if (list->size() > size) list->resize(size);
 }

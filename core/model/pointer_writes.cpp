@@ -1,7 +1,10 @@
 #include "model/pointer_writes.hpp"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 namespace zr::host::model {
 
@@ -12,6 +15,16 @@ bool all_zero(const char* data, std::size_t bytes) {
   return std::all_of(data, data + bytes, [](char byte) { return byte == 0; });
 }
 }  // namespace
+
+PointerWrites::Pages::Pages(std::size_t bytes) : bytes_(bytes) {
+  void* const pages = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (pages == MAP_FAILED) throw std::bad_alloc();
+  data_ = static_cast<char*>(pages);
+}
+
+PointerWrites::Pages::~Pages() {
+  if (data_) ::munmap(data_, bytes_);
+}
 
 bool PointerWrites::Memory::unchanged() const {
   return values ? std::memcmp(values->data(), data.get(), bytes) == 0 : all_zero(data.get(), bytes);
@@ -39,11 +52,8 @@ void PointerWrites::open(Placeholder& placeholder) {
   forget(bytes);
   if (total_ + bytes > kLargestTotal || memory_.size() >= kMostTensors) return;
   const auto held = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(&storage);
-  memory_.push_back({c10::weak_intrusive_ptr<c10::StorageImpl>(held),
-                     std::make_unique<char[]>(std::max<std::size_t>(bytes, 1)),
-                     bytes,
-                     true,
-                     {}});
+  memory_.push_back(
+      {c10::weak_intrusive_ptr<c10::StorageImpl>(held), Pages(std::max<std::size_t>(bytes, 1)), bytes, true, {}});
   total_ += bytes;
   placeholder.attach(memory_.back().data.get());
 }

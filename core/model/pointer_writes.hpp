@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "model/placeholder.hpp"
 
@@ -32,10 +33,28 @@ class PointerWrites {
   bool finish(const Written& written);
 
  private:
+  // Pages of their own: an access through a pointer after they are freed is a fault, not a write to other memory.
+  class Pages {
+   public:
+    explicit Pages(std::size_t bytes);
+    ~Pages();
+    Pages(Pages&& other) noexcept
+        : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    Pages& operator=(Pages&& other) noexcept {
+      std::swap(data_, other.data_);
+      std::swap(bytes_, other.bytes_);
+      return *this;
+    }
+    char* get() const { return data_; }
+
+   private:
+    char* data_;
+    std::size_t bytes_;
+  };
   // The memory is kept after close(), because the program may still have a pointer to it.
   struct Memory {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-    std::unique_ptr<char[]> data;
+    Pages data;
     std::size_t bytes = 0;
     bool open = true;
     std::shared_ptr<const std::string> values;  // when it was closed; null: all zero

@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "base/error.hpp"
+#include "base/log.hpp"
 #include "model/device.hpp"
 
 namespace zr::host::model {
@@ -183,8 +184,10 @@ RecomputeFrame::FirstRun::FirstRun(std::shared_ptr<RecomputeFrame> frame)
     : frame_(std::move(frame)), scope_([frame = frame_] { return std::make_unique<Dropped>(frame); }) {}
 
 RecomputeFrame::FirstRun::~FirstRun() {
-  frame_->outside_.end();
-  frame_->draws_.end();
+  log_exception_of([&] {
+    frame_->outside_.end();
+    frame_->draws_.end();
+  });
   frame_->first_run_ = false;
 }
 

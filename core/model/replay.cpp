@@ -35,8 +35,8 @@ bool fills_storage(const at::Tensor& tensor) {
 // The placeholder whose previous values the operator does not use, because it overwrites all of them; null if there is
 // none.
 const Placeholder* overwritten_by(const RecordedStep& step) {
-  static const std::unordered_set<std::string> names{"aten::normal_", "aten::uniform_", "aten::zero_", "aten::fill_",
-                                                     "aten::copy_"};
+  static const auto& names = *new std::unordered_set<std::string>{"aten::normal_", "aten::uniform_", "aten::zero_",
+                                                                  "aten::fill_", "aten::copy_"};
   if (!step.op || !names.count(step.name()) || !step.arguments[0].isTensor()) return nullptr;
   const at::Tensor& self = step.arguments[0].toTensor();
   if (!fills_storage(self)) return nullptr;
@@ -192,7 +192,10 @@ void Replay::execute(const RecordedStep& step) {
     fail(step, error.what_without_backtrace());
   }
   if (!random_.end(step.random ? &*step.random : nullptr))
-    fail(step, "it does not draw the random numbers that it drew in the constructor");
+    fail(step,
+         "it does not draw the random numbers that it drew in the constructor, or another thread drew from the "
+         "same generator meanwhile (give threads, such as data loaders, generators of their own: "
+         "at::make_generator<at::CPUGeneratorImpl>(seed))");
   std::size_t i = 0;
   for_each_tensor(stack, stack.size(), [&](const at::Tensor& computed, std::size_t) {
     if (i < step.results.size() && step.results[i].defined()) {

@@ -92,7 +92,7 @@ Built build(Program& program, std::unique_ptr<Execution>& execution) {
 // Whether an engine accepts the model; its message if not.
 std::string accepts(const Execution& execution) {
   try {
-    const TorchModel model(execution.parameters, execution.buffers, ZR_F32);
+    const TorchModel model(execution.parameters, execution.buffers, {});
     return "";
   } catch (const std::exception& error) {  // also libtorch's, of autograd
     return error.what();
@@ -188,7 +188,7 @@ std::optional<std::string> check(Program program, Planted planted, Tally& tally)
       return describe("variable " + std::to_string(i), built.variables[i].shape, shape_of(deferred.tensors[i]));
   torch::set_default_dtype(caffe2::TypeMeta::Make<float>());
   try {
-    TorchModel model(deferred.parameters, deferred.buffers, ZR_F32);
+    TorchModel model(deferred.parameters, deferred.buffers, {});
     const auto parameters = construct(model);
     if (random_state() != built.state) return "the engine changes the random state";
     const auto difference = compare_parameters(built, deferred, parameters);

@@ -95,7 +95,7 @@ TEST_F(KeptParametersTest, PatternsThatCannotBeMeantAreErrors) {
 // Plan and ledger count both instances, to the byte, and so do the bytes communicated.
 TEST_F(KeptParametersTest, PlanLedgerAndTrafficCountBothTypes) {
   constexpr int64_t kRanks = 2, kSteps = 3;
-  const int64_t kept = 4 * 36 + 1, all = Sizes::sum(Sizes().trainable), frozen = Sizes::sum(Sizes().frozen);
+  const int64_t kept = 4 * 36 + 1;
   for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"}) {
     const std::string how =
         "strategy=" + strategy + " communicator.share_weights=false train.dtype=bf16 train.steps=3 ";
@@ -117,7 +117,6 @@ TEST_F(KeptParametersTest, PlanLedgerAndTrafficCountBothTypes) {
     EXPECT_GE(difference, (strategy == "zero0" ? 1 : 2) * more) << strategy;
     EXPECT_TRUE(gathers || difference == (strategy == "zero0" ? 1 : 2) * more) << strategy << " " << difference;
   }
-  EXPECT_GT(all + frozen, kept);
 }
 
 RANK_BODY(trains_and_prints, Run) {

@@ -2,6 +2,10 @@
 #include "zr/swap.hpp"
 
 #include <gmock/gmock.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <optional>
 
 #include "support/engine_test.hpp"
 #include "support/user_error.hpp"
@@ -233,13 +237,76 @@ RANK_BODY(throws_inside, Run) {
   } catch (const std::runtime_error&) {
   }
   if (run.engine->world() > 1) {
-    EXPECT_EQ(zr::test::user_error_of([&] { run.engine->backward(run.model->loss(1, 0)); }),
-              "engine.backward(): an exception ended a zr::Swap, so the model has the values of the swap instead of "
-              "the weights of training; load a checkpoint with engine.load(), or catch exceptions inside the zr::Swap");
+    EXPECT_EQ(
+        zr::test::user_error_of([&] { run.engine->backward(run.model->loss(1, 0)); }),
+        "engine.backward(): an exception ended a zr::Swap, so the model has the values of the swap instead of "
+        "the weights of training; load a checkpoint with engine.load() (all parameters: with strict = true), or catch "
+        "exceptions inside the zr::Swap");
+    EXPECT_NE(zr::test::user_error_of([&] { run.engine->load(folder, {.strict = false}); }), "");
     run.engine->load(folder);
   }
   EXPECT_EQ(run.engine->weights_hash(), before);
   run.micro_step();
+}
+
+// A zr::gather scope of the swap's values that is open at its end would store them as weights of training.
+RANK_BODY(gathers_past_the_end, Run) {
+  run.build();
+  run.micro_step();
+  const std::string folder = run.program.text("checkpoint.dir");
+  run.engine->save(folder);
+  const std::string before = run.engine->weights_hash();
+  std::optional<zr::Swap> swap(std::in_place, *run.engine, averages(all_values(run)));
+  std::optional<zr::Gathered> scope(std::in_place, run.model->parameters());
+  EXPECT_NE(zr::test::user_error_of([&] { swap.reset(); })
+                .find("the end of zr::Swap was called inside a zr::gather "
+                      "scope of 'embedding.weight'"),
+            std::string::npos);
+  scope.reset();
+  EXPECT_NE(zr::test::user_error_of([&] { run.engine->backward(run.model->loss(1, 0)); }), "");
+  run.engine->load(folder);
+  EXPECT_EQ(run.engine->weights_hash(), before);
+  run.micro_step();
+}
+
+TEST_F(SwapTest, AGatherScopeThatOutlivesItIsAnError) {
+  for (const std::string how : {"zero3 communicator.share_weights=false", "zero1", "zero0"}) {
+    const std::string folder = (folder_ / "gathered").string();
+    const Result result =
+        run(2, gathers_past_the_end, "train.dtype=bf16 checkpoint.dir=" + folder + " strategy=" + how);
+    EXPECT_EQ(result.code, 0) << how << result.output;
+    fs::remove_all(folder);
+  }
+}
+
+// A child that leaves the scope changes nothing for the rank.
+RANK_BODY(forks_inside, Run) {
+  run.build();
+  run.micro_step();
+  const std::string before = run.engine->weights_hash();
+  {
+    const zr::Swap swap(*run.engine, averages(all_values(run)));
+    const pid_t child = ::fork();
+    if (child == 0) {
+      {
+        const zr::Swap* mine = &swap;
+        mine->~Swap();
+      }
+      ::_exit(0);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    EXPECT_EQ(status, 0);
+  }
+  EXPECT_EQ(run.engine->weights_hash(), before);
+  run.micro_step();
+}
+
+TEST_F(SwapTest, AChildThatLeavesTheScopeChangesNothing) {
+  for (const int ranks : {1, 2}) {
+    const Result result = run(ranks, forks_inside, "strategy=zero1 train.dtype=bf16");
+    EXPECT_EQ(result.code, 0) << result.output;
+  }
 }
 
 TEST_F(SwapTest, AnExceptionInsideNeverTrainsOtherWeights) {

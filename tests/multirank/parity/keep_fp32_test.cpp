@@ -26,7 +26,6 @@ class KeepFp32Test : public testing::Test {
                   r.rounds_buffers = false;
                 });
   }
-  // Half of the parameters, of layers whose inputs the model casts.
   void expect_exact(const std::vector<TestCase>& cases) const {
     const auto problems = parity::run_cases(cases, folder_);
     for (std::size_t i = 0; i < cases.size(); ++i) EXPECT_EQ(problems[i], "") << cases[i].name();

@@ -26,8 +26,7 @@ struct Key {
   Key(std::string path, const char* def, std::string meaning, std::vector<std::string> choices = {});
   /// A string key whose value is the path of a file or folder. A relative value in a TOML file is relative to the
   /// file's folder, any other one to the working directory; "~/" is the home folder. text() returns it absolute; ""
-  /// stays
-  /// "".
+  /// stays "".
   static Key of_path(std::string path, const char* def, std::string meaning);
   std::string path;                  // "model.layers"
   std::string def;                   // the default value as TOML text

@@ -54,9 +54,9 @@ std::decay_t<T> without_tensor(const T& argument) {
 /// fn is copied and lives as long as the autograd graph: capture modules by value; pass tensors as inputs instead of
 /// capturing them. Inputs that are not tensors are copied. fn must execute the same operators both times. Changes that
 /// its operators make in place to tensors without gradient from outside the block, such as the running statistics of
-/// batch norm, happen once; other side effects happen twice. Tensor hooks that fn registers on tensors that it uses are called once. What
-/// libtorch's version counters do not count is not seen: writes through raw pointers and Tensor::data(), and the
-/// statistics that batch norm updates outside the block.
+/// batch norm, happen once; other side effects happen twice. Tensor hooks that fn registers on tensors that it uses are
+/// called once. What libtorch's version counters do not count is not seen: writes through raw pointers and
+/// Tensor::data(), and the statistics that batch norm updates outside the block.
 ///
 /// Backward throws UserError, which says what to change, if it needs a tensor that was changed in place after it was
 /// saved (as libtorch does), and if the block cannot run again as it ran first: an input, a captured tensor, a buffer

@@ -26,8 +26,7 @@ struct GradientFlowFixture {
   void finish() {
     CallError error;
     const zr_use use = rig.context().use_of(ZR_UPDATE_PHASE);
-    rig.context().check(rig.context().strategy_api().grads_finish(rig.context().strategy.self(), &use, &error), error,
-                        "grads_finish");
+    rig.context().check(rig.context().strategy.grads_finish(&use, &error), error, "grads_finish");
     rig.context().report_event(ZR_STEP_END);
   }
   // The reduced gradient.
