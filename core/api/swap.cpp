@@ -25,8 +25,8 @@ torch::Tensor checked(const torch::Tensor& tensor, const host::plan::Parameter& 
   std::ostringstream problem;
   if (tensor.layout() != torch::kStrided || tensor.is_complex() || tensor.is_quantized() ||
       !(tensor.device().is_cpu() || tensor.device() == device))
-    problem << "a dense, real tensor on the CPU" << (device.is_cpu() ? "" : " or on " + device.str())
-            << " is needed, but it is " << tensor.scalar_type() << " on " << tensor.device();
+    problem << "a dense, real tensor on the CPU or on engine.device() is needed, but it is " << tensor.scalar_type()
+            << " on " << tensor.device();
   else if (tensor.sizes() != parameter.shape)
     problem << "it has shape " << tensor.sizes() << ", but the parameter has shape "
             << c10::IntArrayRef(parameter.shape);

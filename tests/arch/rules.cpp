@@ -130,7 +130,7 @@ Found destroyed_statics(const fs::path& root) {
   const std::string type = R"((bool|char|int|unsigned|long|u?int\d+_t|(std::)?size_t|std::atomic<.*>|std::once_flag)"
                            R"(|(std::)?(recursive_)?mutex|(Recursive)?Mutex|zr_\w+|auto(?= \w+ = static_cast<)))";
   const std::regex safe(R"(^\s+(static|thread_local)\s+((thread_local|inline|const)\s+)*()" + type +
-                        R"(\s|[^=;({]*[*&]\s*(const\s+)?\w+\s*[=;{]).*|.*// destroyed: .*)");
+                        R"(\s|[^=;({]*[*&]\s*(const\s+)?\w+\s*(\[\w*\])?\s*[=;{]).*|.*// destroyed: .*)");
   Found found;
   for (const std::string& hit : tree.hits(sources, variable))
     if (!std::regex_match(hit.substr(hit.find(": ") + 2), safe)) found.push_back(hit);

@@ -219,7 +219,7 @@ void Execution::push(const Tensor& tensor) {
 }
 
 void Execution::write(const std::function<void()>& op) {
-  if (planted != Planted::late_metadata && planted != Planted::late_input) return op();
+  if (planted != Planted::late_metadata) return op();
   delayed_ = op;
 }
 
@@ -231,7 +231,7 @@ void Execution::run(const Statement& statement) {
   if (tensors.empty()) tensors.push_back(torch::ones({4, 5}));
   const Row& row = rows()[statement.kind];
   const bool outside = row.name == "change_outside";
-  if (!row.is_change || outside != (planted == Planted::late_input)) flush();
+  if (!row.is_change || outside) flush();
   const auto before = std::exchange(delayed_, nullptr);
   row.run(*this, statement);
   if (before) before();

@@ -29,7 +29,8 @@ class ZooTest : public ::testing::TestWithParam<const char*> {
   }
   // What evolution_job prints: the strategy, a hash of weights and states, the norm of the last gradient.
   static std::string trained(const std::string& program, const std::string& plugins) {
-    const Outcome outcome = shell(ZR_BUILD_DIR "/tests/" + program + " " + plugins + " " + GetParam());
+    const Outcome outcome =
+        shell("ZR_PROGRESS=off " ZR_BUILD_DIR "/tests/" + program + " " + plugins + " " + GetParam());
     EXPECT_EQ(outcome.code, 0) << outcome.output;
     return outcome.output;
   }

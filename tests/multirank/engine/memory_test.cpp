@@ -149,7 +149,7 @@ TEST_F(MemoryTest, RejectsAPlanOverTheBudgetAndSuggestsEditsThatFit) {
     rejected.output = plain(rejected.output);
     EXPECT_EQ(rejected.code, 2) << rejected.output;
     for (const char* part : {"zeroth: error: memory.device_budget is ", " (command line), but the plan takes up to ",
-                             " per rank, without activations\nplan: zero0 + adamw: "})
+                             " per rank, without activations\n", "plan: zero0 + adamw: "})
       EXPECT_NE(rejected.output.find(part), std::string::npos) << part << "\n" << rejected.output;
     const auto fitting = edits(rejected.output);
     ASSERT_EQ(fitting.size(), 3u) << rejected.output;

@@ -74,7 +74,7 @@ RANK_BODY(draw_per_rank, Run) {
 TEST_F(WeightDigestTest, DetectsValuesDrawnPerRankInTheNextStep) {
   for (const std::string& how : replicated_)
     expect_found(2, draw_per_rank, how,
-                 "'large.weight', elements 0 to 15, rank 1 has different values than rank 0 (found in step 2)");
+                 "'large.weight', elements 0 to 20771, rank 1 has different values than rank 0 (found in step 2)");
   expect_found(2, draw_per_rank, sharded_,
                "'large.weight', elements 0 to 20771, rank 1 has different values than rank 0 (found in step 2)");
 }

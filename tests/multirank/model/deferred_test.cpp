@@ -164,8 +164,8 @@ TEST_F(ShardedParametersTest, DeferredModelIsBitIdenticalToAPlainOne) {
   for (const std::string strategy : {"zero0", "zero3"}) {
     EXPECT_EQ(run(builds_initialised, strategy).output, "");
     for (const std::string dtype : {"fp32", "bf16"}) {
-      const Result plain = run(builds_plainly, strategy, "train.dtype=" + dtype),
-                   deferred = run(builds_deferred, strategy, "train.dtype=" + dtype);
+      const Result plain = run(builds_plainly, strategy, "'train.cast_buffers=[\"*\"]' train.dtype=" + dtype),
+                   deferred = run(builds_deferred, strategy, "'train.cast_buffers=[\"*\"]' train.dtype=" + dtype);
       EXPECT_EQ(plain.code, 0) << plain.output;
       EXPECT_EQ(deferred.code, 0) << deferred.output;
       EXPECT_EQ(said(deferred), said(plain)) << strategy << ", " << dtype;

@@ -101,8 +101,8 @@ TEST_F(DeviceErrorsTest, NameTheDeviceAndTheRemedy) {
   says(has_a_parameter_elsewhere, kDevice, 2,
        "parameter 'w' is on the device sim:1, but the engine trains on sim:0 (job.device); build the model on the CPU");
   says(exhausts_the_device, kDevice, 3, "out of memory",
-       "; lower train.micro_batch, use zr::checkpoint in the model or more ranks, or set offload.optimizer = \"cpu\"; "
-       "`zeroth plan` shows what the engine keeps on the device");
+       "raise job.ranks (now 1), set offload.optimizer and offload.gradients to a tier, or use a strategy that shards "
+       "more; otherwise lower train.micro_batch (now 3)");
   says(has_an_input_on_the_cpu, kDevice, 1, "Expected all tensors to be on the same device",
        "; the engine keeps parameters on its device (job.device): move the inputs of the model there with "
        "x.to(engine.device())\n");
