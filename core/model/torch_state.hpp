@@ -65,6 +65,7 @@ struct TorchModel::State final : MemoryProvider {
     torch::Tensor gradient;  // of this backward, as autograd produced it
     bool densified = false;
   };
+  /// Of a model without parameters and buffers yet.
   explicit State(const TorchModelOptions& options)
       : device(options.device), weight_type(torch_type(options.dtype)), cast_buffers(options.cast_buffers) {}
   const at::Device device;   // that the model computes on
