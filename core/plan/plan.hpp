@@ -188,7 +188,7 @@ struct MemoryPlan {
   RankPlan rank_plan;                          // of `rank`
   std::vector<std::vector<Segment>> segments;  // per parameter
   bool has_master = false;                     // some weights are narrower than fp32: see has_master_of()
-  /// Whether a parameter has an fp32 master besides its weight.
+  /// Whether a parameter has an fp32 master in addition to its weight.
   bool has_master_of(uint32_t param) const { return input.dtype_of(param) != ZR_F32; }
   /// Numbers of norm blocks that the ranks exchange.
   struct NormBlockCounts {
