@@ -67,7 +67,7 @@ std::string memory_advice(const std::string& text) {
   return (exists ? (*memory.session)->memory_in_use() : *memory.before_end).text(requested_bytes(text));
 }
 
-// Of the engine that an exception has ended: a parameter whose shape the program has changed; "" if there is none.
+// Of the engine that an exception has ended: a parameter whose shape the program has changed; "": none.
 std::string& reshaped_parameter() {
   static auto* text = new std::string;  // never destroyed, as engine_memory()
   return *text;

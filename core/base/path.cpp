@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// The home folder of a user, or of this one if `name` is ""; "" if there is none.
+// The home folder of a user, or of this one if `name` is ""; "": it has none.
 std::string home_of(const std::string& name) {
   const char* home = name.empty() ? std::getenv("HOME") : nullptr;
   if (home && *home) return home;

@@ -59,7 +59,8 @@ void check_initial_weights(const config::Setting<std::string>& init) {
   try {
     checkpoint::find_checkpoint(init);
   } catch (const Error& failure) {
-    std::string text = fmt::format("{}: checkpoint.init: {}", init.origin.text(), failure.what());
+    const char* const other_form = path_exists(init) ? "" : ", or safetensors files";
+    std::string text = fmt::format("{}: checkpoint.init: {}{}", init.origin.text(), failure.what(), other_form);
     if (const std::string there = former_place(init); !there.empty() && path_exists(there))
       text += fmt::format("; {} exists, but paths in a file are relative to its folder", printable(there));
     fail_like(failure, text);
