@@ -1,5 +1,6 @@
 #include "zr/engine.hpp"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/jit/passes/tensorexpr_fuser.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
@@ -248,6 +249,9 @@ int64_t Engine::steps() const { return state_->session_for("steps").config().tra
 int64_t Engine::step_index() const { return state_->session_for("step_index").progress().step(); }
 int64_t Engine::micro_index() const { return state_->session_for("micro_index").micro_index(); }
 int64_t Engine::seed() const { return state_->session_for("seed").config().train().seed; }
+at::Generator Engine::generator(int64_t key) const {
+  return at::make_generator<at::CPUGeneratorImpl>(state_->session_for("generator").generator_seed(key));
+}
 int64_t Engine::samples() const { return state_->session_for("samples").progress().samples(); }
 double Engine::last_loss() const { return state_->session_for("last_loss").progress().loss(); }
 double Engine::loss_scale() const { return state_->session_for("loss_scale").progress().loss_scale().value(); }

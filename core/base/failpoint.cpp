@@ -1,5 +1,6 @@
 // Failpoints, compiled into tests only.
 #include <signal.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
@@ -47,6 +48,7 @@ int failpoints_fired() { return g_fired; }
 
 int injected_error(const char* call) {
   const std::string what = action(call);
+  while (what == "STALL") ::pause();
   g_fired += !what.empty();
   g_short = what == "SHORT";
   return what == "ENOSPC" ? ENOSPC : what == "EIO" ? EIO : 0;

@@ -51,11 +51,7 @@ Checkpoint::Checkpoint(const std::string& folder, const std::function<void(int64
   if (from_other_program_) {
     open_from_other_program();
   } else {
-    const std::string path = (fs::path(folder) / kManifest).string();
-    if (!path_exists(path))
-      fail_user(fmt::format("{}: has no {}, so no checkpoint was committed there; name a committed checkpoint", folder,
-                            kManifest));
-    manifest_ = parse_manifest(path, read_json(path));
+    read_manifest();
     check_step();
     check_index();
     for (uint32_t i = 0; i < manifest_.files.size(); ++i) {
@@ -67,6 +63,15 @@ Checkpoint::Checkpoint(const std::string& folder, const std::function<void(int64
   for (uint32_t i = 0; i < manifest_.tensors.size(); ++i)
     index_.emplace_back(index_key(manifest_.tensors[i].kind, manifest_.tensors[i].name), i);
   std::sort(index_.begin(), index_.end());
+}
+
+void Checkpoint::read_manifest() {
+  const std::string path = (fs::path(folder_) / kManifest).string();
+  const ReadWatch::Read reading(*watch_, path, 0);
+  if (!path_exists(path))
+    fail_user(fmt::format("{}: has no {}, so no checkpoint was committed there; name a committed checkpoint", folder_,
+                          kManifest));
+  manifest_ = parse_manifest(path, read_json(path));
 }
 
 // Checked only if the folder name has the form of a checkpoint name; a renamed folder does not give a step.
@@ -125,6 +130,7 @@ void Checkpoint::open_indexed_files() {
 // Opens a file of the folder, or folder_ itself if `name` is empty. Throws if the file belongs to a checkpoint.
 TensorHeader Checkpoint::open_file_without_manifest(const std::string& name) {
   const std::string path = name.empty() ? folder_ : (fs::path(folder_) / name).string();
+  const ReadWatch::Read reading(*watch_, path, 0);
   if (!path_exists(path)) read_header(path);  // throws
   files_.emplace_back(path, File::Mode::read_following_links);
   TensorHeader header = read_header(files_.back());
@@ -151,6 +157,7 @@ void Checkpoint::add_weight(StoredTensor stored, int64_t data) {
 void Checkpoint::check_file(uint32_t index) {
   const SavedFile& saved = manifest_.files[index];
   const std::string path = (fs::path(folder_) / saved.name).string();
+  const ReadWatch::Read reading(*watch_, path, 0);
   if (!path_exists(path)) fail_user(fmt::format("{}: is missing{}", path, kRemedy));
   files_.emplace_back(path, File::Mode::read);
   const File& file = files_.back();
@@ -203,6 +210,14 @@ const SavedTensor* Checkpoint::find(const std::string& kind, const std::string& 
   return nullptr;
 }
 
+void Checkpoint::read_bytes(const File& file, int64_t at, void* to, int64_t bytes) const {
+  constexpr int64_t kPart = int64_t{8} << 20;  // so that a long read is not taken for one that does not return
+  for (int64_t done = 0; done < bytes; done += kPart) {
+    const ReadWatch::Read reading(*watch_, file.path(), at + done);
+    file.read(at + done, static_cast<char*>(to) + done, std::min(kPart, bytes - done));
+  }
+}
+
 // Reads a full chunk to `to` and hashes it while it is in the cache.
 void Checkpoint::read_verified(const SavedTensor& tensor, const Chunk& chunk, int64_t first, void* to) const {
   constexpr int64_t kPart = int64_t{256} << 10;
@@ -211,7 +226,7 @@ void Checkpoint::read_verified(const SavedTensor& tensor, const Chunk& chunk, in
   for (int64_t at = 0; at < chunk.bytes; at += kPart) {
     const int64_t n = std::min(kPart, chunk.bytes - at);
     char* part = static_cast<char*>(to) + at;
-    file.read(tensor.offset + first + at, part, n);
+    read_bytes(file, tensor.offset + first + at, part, n);
     hash.add(part, n);
   }
   if (hash.value() != chunk.hash)
@@ -224,7 +239,7 @@ void Checkpoint::read(const SavedTensor& tensor, int64_t first, int64_t bytes, v
   if (first < 0 || bytes < 0 || first > tensor.bytes() || bytes > tensor.bytes() - first)
     fail_internal(fmt::format("cannot read bytes {} to {} of {} '{}', which has {} bytes", first, first + bytes,
                               tensor.kind, tensor.name, tensor.bytes()));
-  if (tensor.chunks.empty()) return files_[tensor.file].read(tensor.offset + first, to, bytes);
+  if (tensor.chunks.empty()) return read_bytes(files_[tensor.file], tensor.offset + first, to, bytes);
   int64_t at = 0;
   for (const Chunk& chunk : tensor.chunks) {
     const int64_t from = std::max(at, first), end = std::min(at + chunk.bytes, first + bytes);

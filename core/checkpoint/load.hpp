@@ -3,12 +3,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/file.hpp"
 #include "checkpoint/manifest.hpp"
+#include "checkpoint/read_watch.hpp"
 #include "checkpoint/safetensors.hpp"
 
 namespace zr::host::checkpoint {
@@ -17,7 +19,8 @@ namespace zr::host::checkpoint {
 /// model.safetensors or an index of several files.
 bool is_from_other_program(const std::string& path);
 
-/// An open checkpoint, or open weights of another program. At most one thread at a time.
+/// An open checkpoint, or open weights of another program. At most one thread at a time. A read that does not return
+/// ends the process: see ReadWatch.
 class Checkpoint {
  public:
   /// Reads manifest and headers; calls `on_progress`, if any, with the number of files read and the total. Throws
@@ -40,6 +43,7 @@ class Checkpoint {
   int64_t largest_chunk() const;
 
  private:
+  void read_manifest();
   void check_file(uint32_t index);
   void check_tensors(uint32_t index, const TensorHeader& header) const;
   void check_step() const;
@@ -48,7 +52,9 @@ class Checkpoint {
   void open_indexed_files();
   TensorHeader open_file_without_manifest(const std::string& name);
   void add_weight(StoredTensor stored, int64_t data);
+  void read_bytes(const File& file, int64_t at, void* to, int64_t bytes) const;
   void read_verified(const SavedTensor& tensor, const Chunk& chunk, int64_t first, void* to) const;
+  std::unique_ptr<ReadWatch> watch_ = std::make_unique<ReadWatch>();
   std::string folder_;
   Manifest manifest_;
   bool from_other_program_ = false;

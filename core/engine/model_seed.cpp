@@ -26,4 +26,9 @@ void seed_model(const StepContext& context, const TrainingProgress& progress) {
                          static_cast<uint64_t>(micro_index(context, progress))));
 }
 
+uint64_t generator_seed(const StepContext& context, int64_t key) {
+  constexpr uint64_t kOfNoMicroBatch = ~uint64_t{0};  // no micro-batch has this index
+  return mix(static_cast<uint64_t>(context.config().train().seed.value), static_cast<uint64_t>(key), kOfNoMicroBatch);
+}
+
 }  // namespace zr::host::engine

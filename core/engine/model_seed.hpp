@@ -1,5 +1,7 @@
-// Seeds the model's random generator, which dropout uses, for every micro-batch.
+// Seeds of random generators: of the model's, which dropout uses, for every micro-batch, and of the program's.
 #pragma once
+
+#include <cstdint>
 
 #include "engine/step_context.hpp"
 #include "engine/training_progress.hpp"
@@ -10,5 +12,8 @@ namespace zr::host::engine {
 int64_t micro_index(const StepContext& context, const TrainingProgress& progress);
 /// Seeds the model for that micro-batch (the formula is in README.md). Training thread.
 void seed_model(const StepContext& context, const TrainingProgress& progress);
+
+/// Seed of the program's generator number `key` (Engine::generator()). Any thread.
+uint64_t generator_seed(const StepContext& context, int64_t key);
 
 }  // namespace zr::host::engine

@@ -115,6 +115,7 @@ void Session::accept() {
 }
 
 int64_t Session::micro_index() const { return engine::micro_index(job_.context, progress_); }
+uint64_t Session::generator_seed(int64_t key) const { return engine::generator_seed(job_.context, key); }
 
 void Session::begin_backward(Loss loss, double weight) {
   progress_.check_backward();

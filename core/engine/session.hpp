@@ -82,6 +82,7 @@ class Session {
   int world() const { return job_.world(); }
   int threads() const { return job_.pool.width(); }
   int64_t micro_index() const;
+  uint64_t generator_seed(int64_t key) const;  // any thread
   const config::JobConfig& config() const { return job_.config(); }
   const plan::MemoryPlan& plan() const { return job_.plan; }
 

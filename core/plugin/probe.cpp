@@ -18,26 +18,17 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/seconds_variable.hpp"
 #include "base/text.hpp"
 
 namespace zr::host::plugin {
 
 namespace {
 using Clock = std::chrono::steady_clock;
-constexpr double kDefaultSeconds = 20, kMaxSeconds = 86400;
+constexpr double kDefaultSeconds = 20;
 constexpr std::size_t kMaxOutput = 4096;  // the end of the output of the child
 constexpr char kSurvived = 'a';
 constexpr int kUnknownStatus = -1;  // the child ended, but its status is unknown
-
-double limit_seconds() {
-  const char* variable = ::secure_getenv("ZR_PLUGIN_LOAD_SECONDS");
-  if (!variable) return kDefaultSeconds;
-  char* end = nullptr;
-  const double seconds = std::strtod(variable, &end);
-  if (end == variable || *end || !(seconds > 0) || seconds > kMaxSeconds)
-    fail_user(fmt::format("ZR_PLUGIN_LOAD_SECONDS={}: expected seconds, more than 0 and at most 86400", variable));
-  return seconds;
-}
 
 struct Pipe {
   int read = -1, write = -1;
@@ -178,7 +169,7 @@ class Child {
 }  // namespace
 
 std::string probe_problem(const std::function<void()>& load, RejectionCause* cause, const std::string& what) {
-  const double seconds = limit_seconds();
+  const double seconds = seconds_of_variable("ZR_PLUGIN_LOAD_SECONDS", kDefaultSeconds);
   Child child(load);
   child.wait_until(Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds)),
                    what);

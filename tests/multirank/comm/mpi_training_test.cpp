@@ -31,6 +31,12 @@ nlohmann::json summary_of(const zr::test::Scratch& scratch, const std::string& s
             "/examples/quickstart/quickstart.toml train.steps=20 job.threads=1 job.name=run job.runs=runs " +
             keys);
   EXPECT_EQ(done.code, 0) << start << " " << keys << done.output;
+  // Rank 0 alone prints, under every launcher.
+  for (const std::string once : {"parameters, fp32, ", "step 20/20  loss ", "trained 20 steps in ", "run folder: "}) {
+    const auto lines = done.lines();
+    const auto has = [&](const std::string& line) { return line.find(once) != std::string::npos; };
+    EXPECT_EQ(std::count_if(lines.begin(), lines.end(), has), 1) << start << " " << once << done.output;
+  }
   return nlohmann::json::parse(std::ifstream(scratch.path("runs/run/summary.json")), nullptr, false);
 }
 

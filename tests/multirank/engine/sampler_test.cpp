@@ -1,7 +1,10 @@
 // zr::MicroBatchSampler: which samples each micro-batch gets.
 #include "zr/sampler.hpp"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <torch/data.h>
+
+#include <thread>
 
 #include "support/engine_test.hpp"
 
@@ -103,6 +106,31 @@ MULTIRANK_TEST(MicroBatchSamplerTest, KeepsItsDatasetIfResetRejectsAnEmptyOne, {
   const std::optional<std::vector<std::size_t>> samples = sampler.next(batch);
   ASSERT_TRUE(samples);
   for (const std::size_t sample : *samples) EXPECT_LT(sample, 7u);
+}
+
+// The formula of docs/numerics.md.
+uint64_t seed_of_generator(uint64_t x, uint64_t key) {
+  for (const uint64_t y : {key, ~uint64_t{0}}) {
+    x += 0x9e3779b97f4a7c15 + y;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+    x ^= x >> 31;
+  }
+  return x;
+}
+
+MULTIRANK_TEST(MicroBatchSamplerTest, GeneratorsOfLoadersDoNotChangeTheNumbersOfTheModel, {1, 2}) {
+  run.build();
+  const auto state = [] { return at::detail::getDefaultCPUGenerator().get_state(); };
+  for (const int64_t key : {0, 1, -1, 1000000}) {
+    const torch::Tensor before = state();
+    torch::Tensor drawn;
+    std::thread([&] { drawn = torch::randn({5}, run.engine->generator(key)); }).join();
+    EXPECT_TRUE(torch::equal(state(), before));
+    const auto seed = seed_of_generator(static_cast<uint64_t>(run.engine->seed()), static_cast<uint64_t>(key));
+    EXPECT_TRUE(torch::equal(drawn, torch::randn({5}, at::make_generator<at::CPUGeneratorImpl>(seed)))) << key;
+    run.micro_step();
+  }
 }
 
 MULTIRANK_TEST(MicroBatchSamplerTest, RejectsAnEmptyDatasetAndAnotherBatchSize, {1}) {

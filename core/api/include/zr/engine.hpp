@@ -1,6 +1,7 @@
 // zr::Engine: trains an unmodified torch::nn::Module with the strategy, optimizer and communicator of a TOML file.
 #pragma once
 
+#include <ATen/core/Generator.h>
 #include <torch/nn/module.h>
 #include <torch/types.h>
 
@@ -71,8 +72,8 @@ using GradientEdit = std::function<void(const std::string& parameter, torch::Ten
 /// Trains one model. A process may create several engines; all ranks must create and use them in the same order, and
 /// engines that exist at the same time need different names.
 ///
-/// Threads: call every method on the thread that created the engine, and not from inside another engine method (for
-/// example from an autograd hook).
+/// Threads: call every method but generator() on the thread that created the engine, and not from inside another engine
+/// method (for example from an autograd hook).
 ///
 /// Collective methods must be called by all ranks, in the same order and with the same arguments, under every strategy,
 /// also when the strategy communicates nothing. If one rank makes a different call or none, the job ends with an error
@@ -197,6 +198,11 @@ class Engine {
   /// the data from seed(), step_index() and this index: then a resumed run reads the same data.
   int64_t micro_index() const;
   int64_t seed() const;           // train.seed
+  /// A new CPU generator for the program's own random numbers, such as those of a thread that loads data: draws from it
+  /// leave the generator of the model, which dropout uses, as it is. Seeded by train.seed and `key`: the same key gives
+  /// the same numbers in every run, on every rank, also in a resumed one. Choose the key as the data, such as the index
+  /// of the sample. Also on other threads, which must not outlive the engine.
+  at::Generator generator(int64_t key) const;
   int64_t samples() const;        // number of samples of all ranks in all finished steps, also of resumed ones
   bool done() const;              // all steps are finished, or a signal stopped the run (checkpoint.on_signal)
   bool validation_due() const;    // after every eval.every steps and after the last step

@@ -1,5 +1,6 @@
 // A changed, truncated or forged checkpoint is rejected; the message names file, tensor and offset.
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
@@ -39,6 +40,20 @@ class CheckpointDamageTest : public ::testing::Test {
   std::string root_ = scratch_.path("c"), folder_;
   Model model_;
 };
+
+TEST_F(CheckpointDamageTest, AReadThatDoesNotReturnIsNamedAndEndsTheProcess) {
+  const auto verify = [this](const char* call) {
+    ::setenv("ZR_FAILPOINT", call, 1);
+    ::setenv("ZR_READ_SECONDS", "2.4", 1);
+    refusal();
+  };
+  for (const char* call : {"read=STALL@1", "read=STALL@5"})
+    EXPECT_EXIT(verify(call), testing::ExitedWithCode(3),
+                "zeroth: waiting for .*/step-.*/[^ ]* to be read at byte [0-9]+, for at most 2.4 s .ZR_READ_SECONDS.\n"
+                "zeroth: error: .*/step-.*/[^ ]*: reading at byte [0-9]+ did not return within 2.4 s: its file system "
+                "does not answer; check the mount, or set the environment variable ZR_READ_SECONDS to more seconds\n")
+        << call;
+}
 
 TEST_F(CheckpointDamageTest, DetectsAFlippedBitAnywhere) {
   std::mt19937 random(1);
