@@ -36,6 +36,7 @@ enum class Planted {
   dropped_values,    // torch::tensor() of a vector has zeros
   dropped_pointers,  // a write through a pointer is lost
   kept_nothing,      // fill_() and copy_() of a part clear the rest of the storage
+  late_input,        // an ordinary input is read after the change that follows
   no_out_resize,     // out= has the values of the wrong operator
   swapped_results,   // results of an operator are swapped
   lost_alias,        // an operator that returns its argument returns a copy
