@@ -84,7 +84,8 @@ std::string advice(const std::string& type, const std::string& text) {
            reshaped_parameter() + "; keep its shape, or change it before the engine is made";
   if (has("modified by an inplace operation"))
     return "an in-place operator has changed a tensor of this shape between forward and engine.backward(): use the "
-           "operator that returns a new tensor, or clone() before it";
+           "operator that returns a new tensor, or clone() before it; or it is a parameter that engine.step(), set(), "
+           "load() or zr::Swap has changed since forward: call forward again";
   if (has("Expected all tensors to be on the same device"))
     return "the engine keeps parameters on its device (job.device): move the inputs of the model there with "
            "x.to(engine.device())";

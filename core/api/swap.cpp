@@ -25,8 +25,8 @@ torch::Tensor checked(const torch::Tensor& tensor, const host::plan::Parameter& 
   std::ostringstream problem;
   if (tensor.layout() != torch::kStrided || tensor.is_complex() || tensor.is_quantized() ||
       !(tensor.device().is_cpu() || tensor.device() == device))
-    problem << "a dense, real tensor on the CPU or on engine.device() is needed, but it is " << tensor.scalar_type()
-            << " on " << tensor.device();
+    problem << "a dense, real tensor on the CPU or on engine.device() is needed, but it is " << tensor.layout() << " "
+            << tensor.scalar_type() << " on " << tensor.device();
   else if (tensor.sizes() != parameter.shape)
     problem << "it has shape " << tensor.sizes() << ", but the parameter has shape "
             << c10::IntArrayRef(parameter.shape);
@@ -64,17 +64,23 @@ void Swap::State::end() {
 
 Swap::Swap(Engine& engine, const Values& values) : state_(std::make_unique<State>(engine)) { state_->begin(values); }
 
+// The names are checked where values are asked for: then all ranks throw if one has a wrong name.
 Swap::Swap(Engine& engine, const std::map<std::string, torch::Tensor>& values)
     : state_(std::make_unique<State>(engine)) {
-  host::engine::TensorAccess& parameters = state_->engine->session_for("Swap").tensors();
   std::map<uint32_t, decltype(values.begin())> by_index;
-  for (auto value = values.begin(); value != values.end(); ++value) {
-    const auto [other, inserted] = by_index.emplace(parameters.find(value->first), value);
-    if (!inserted)
-      host::fail_user("zr::Swap: '" + other->second->first + "' and '" + value->first +
-                      "' are one tied parameter of the model; pass one of them");
-  }
+  bool is_checked = false;
+  const auto check = [&](host::engine::TensorAccess& parameters) {
+    for (auto value = values.begin(); value != values.end(); ++value) {
+      const auto [other, inserted] = by_index.emplace(parameters.find(value->first), value);
+      if (!inserted)
+        host::fail_user("zr::Swap: '" + other->second->first + "' and '" + value->first +
+                        "' are one tied parameter of the model; pass one of them");
+    }
+    is_checked = true;
+  };
   state_->begin([&](const std::string& parameter) {
+    host::engine::TensorAccess& parameters = state_->engine->session->tensors();
+    if (!is_checked) check(parameters);
     const auto found = by_index.find(parameters.find(parameter));
     return found == by_index.end() ? torch::Tensor() : found->second->second;
   });

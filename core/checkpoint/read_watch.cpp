@@ -56,8 +56,8 @@ void ReadWatch::report(const std::string& path, int64_t at, Seconds so_far) {
   }
   if (so_far.count() < kSilence || has_warned_) return;
   has_warned_ = true;
-  log(ZR_LOG_INFO,
-      fmt::format("waiting for {} to be read at byte {}, for at most {} s (ZR_READ_SECONDS)", printable(path), at, limit));
+  log(ZR_LOG_INFO, fmt::format("waiting for {} to be read at byte {}, for at most {} s (ZR_READ_SECONDS)",
+                               printable(path), at, limit));
 }
 
 }  // namespace zr::host::checkpoint

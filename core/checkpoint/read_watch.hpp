@@ -39,7 +39,7 @@ class ReadWatch {
   void report(const std::string& path, int64_t at, Seconds so_far);
 
   const Seconds limit_, period_;  // period_: between two looks at the read in progress
-  bool has_warned_ = false;  // used by thread_
+  bool has_warned_ = false;       // used by thread_
   Mutex mutex_;
   ConditionVariable closed_;
   const std::string* path_ ZR_GUARDED_BY(mutex_) = nullptr;  // of the read in progress; null: none

@@ -23,11 +23,11 @@ std::string lower(std::string_view text) {
 std::span<const ForeignKey> foreign_keys() { return kForeignKeys; }
 
 std::string_view foreign_remedy(std::string_view path) {
-  const std::string name = lower(path.substr(path.rfind('.') + 1));
+  const std::string whole = lower(path), name = whole.substr(whole.rfind('.') + 1);
   for (const ForeignKey& key : kForeignKeys) {
     std::istringstream names{std::string(key.names)};
     for (std::string one; names >> one;)
-      if (one == name) return key.remedy;
+      if (one == name || one == whole) return key.remedy;
   }
   return "";
 }

@@ -14,8 +14,8 @@ namespace zr::host::engine {
 using RanksByDigest = std::map<std::string, std::vector<int>>;
 /// "rank 1", "ranks 0 and 2".
 std::string list_of(const std::vector<int>& ranks);
-/// "rank 1 has different values than ranks 0 and 2". `groups`: at least two.
-std::string difference_between(const RanksByDigest& groups);
+/// "rank 1 has different values than ranks 0 and 2"; of writes: "rank 1 wrote ...". `groups`: at least two.
+std::string difference_between(const RanksByDigest& groups, bool of_writes = false);
 
 /// Elements of a parameter that differ, and what is different about them.
 struct DifferentElements {

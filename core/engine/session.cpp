@@ -305,6 +305,10 @@ void Session::update_weights(const GlobalStats& global, double rate, double norm
   monitor_.digest().updated(global.touched);
   step_recorder_.lap(Phase::optimizer);
   monitor_.publish_weights(false, local_.use_flags());
+  std::vector<uint32_t> changed;
+  for (uint32_t param = 0; param < global.touched.size(); ++param)
+    if (global.touched[param]) changed.push_back(param);
+  job_.context.model.values_replaced(changed);
 }
 
 void Session::set_accumulation(int accumulation) {

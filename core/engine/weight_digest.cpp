@@ -174,7 +174,7 @@ std::vector<WeightDigest::Part> WeightDigest::suspected_parts(const std::vector<
 }
 
 // Fails if ranks wrote to different sharded parameters, or other values. Collective.
-void WeightDigest::compare_gathered_writes(comm::CommRuntime& comm, int64_t step) const {
+void WeightDigest::compare_gathered_writes(comm::CommRuntime& comm, int64_t step) {
   constexpr std::size_t kBytes = 1 + sizeof(uint64_t);  // of a parameter: whether it was written to, and the hash
   std::string own(memory_.size() * kBytes, '\0');
   for (const auto& [param, hash] : gathered_writes_) {
@@ -190,16 +190,45 @@ void WeightDigest::compare_gathered_writes(comm::CommRuntime& comm, int64_t step
       (write[0] ? writers : others).push_back(rank);
       ranks[write].push_back(rank);
     }
-    const Part all{param, 0, plan_.input.parameters[param].count};
     if (!writers.empty() && !others.empty())
-      fail(all, fmt::format("{} wrote values that {} did not write", list_of(writers), list_of(others)), step);
-    if (ranks.size() > 1) fail(all, difference_between(ranks), step);
+      rejected_[param] = {fmt::format("{} wrote values that {} did not write", list_of(writers), list_of(others)),
+                          step};
+    else if (ranks.size() > 1)
+      rejected_[param] = {difference_between(ranks, true), step};
+    else if (!writers.empty())
+      rejected_.erase(param);  // all ranks have stored shards of the same values
   }
+}
+
+// The first or last element of the part, which differs, that does. Collective.
+int64_t WeightDigest::different_element(Part part, bool last, comm::CommRuntime& comm) {
+  constexpr int64_t kBlocks = 256;
+  while (part.count > 1) {
+    const int64_t size = (part.count + kBlocks - 1) / kBlocks;
+    std::vector<Part> blocks;
+    for (int64_t at = 0; at < part.count; at += size)
+      blocks.push_back({part.param, part.first + at, std::min(size, part.count - at)});
+    if (last) std::reverse(blocks.begin(), blocks.end());
+    const std::vector<uint64_t> own = digests_of(blocks);
+    const std::vector<std::string> all = comm.all_gather_bytes(
+        {reinterpret_cast<const char*>(own.data()), own.size() * sizeof(uint64_t)}, "digests of elements");
+    std::size_t i = 0;
+    const auto differs = [&](const std::string& other) { return other.compare(i * 8, 8, all[0], i * 8, 8) != 0; };
+    while (i + 1 < blocks.size() && std::ranges::none_of(all, differs)) ++i;
+    part = blocks[i];
+  }
+  return part.first;
 }
 
 void WeightDigest::compare(const std::vector<Digest>& digests, comm::CommRuntime& comm, int64_t step) {
   if (std::ranges::any_of(digests, [&](const Digest& other) { return other.written != digests[0].written; }))
     compare_gathered_writes(comm, step);
+  else
+    for (const auto& [param, hash] : gathered_writes_) rejected_.erase(param);
+  if (!rejected_.empty()) {
+    const auto& [param, rejected] = *rejected_.begin();
+    fail({param, 0, plan_.input.parameters[param].count}, rejected.difference, rejected.step);
+  }
   const std::vector<Part> parts = suspected_parts(digests, comm);
   if (parts.empty()) return;
   std::string digests_of_rank;
@@ -210,7 +239,10 @@ void WeightDigest::compare(const std::vector<Digest>& digests, comm::CommRuntime
     RanksByDigest ranks;
     for (std::size_t r = 0; r < digests_by_rank.size(); ++r)
       ranks[digests_by_rank[r].substr(i * 8, 8)].push_back(static_cast<int>(r));
-    if (ranks.size() > 1) fail(parts[i], difference_between(ranks), step);
+    if (ranks.size() < 2) continue;
+    for (const Part& part : parts) written_.insert(part.param);  // compared in full until they are equal
+    const int64_t first = different_element(parts[i], false, comm), end = different_element(parts[i], true, comm) + 1;
+    fail({parts[i].param, first, end - first}, difference_between(ranks), step);
   }
 }
 

@@ -34,6 +34,8 @@ class WeightDigest {
   void written(uint32_t param) { written_.insert(param); }
   /// Forgets what written() recorded since the last step.
   void forget_writes() { written_.clear(); }
+  /// The values of the parameter are the same on all ranks from now on.
+  void replaced(uint32_t param) { rejected_.erase(param); }
   /// One rank's part of the exchange. All ranks choose the same part of the weights.
   struct Digest {
     uint64_t weights = 0;  // digest of the part
@@ -42,8 +44,9 @@ class WeightDigest {
   };
   /// Returns the digest of the next part. Called once per step. gathered_writes: as WeightFlow::take_writes().
   Digest next(std::map<uint32_t, uint64_t> gathered_writes = {});
-  /// Compares the digests of all ranks (in rank order). If weights differ, throws UserError on all ranks,
-  /// naming the parameter and the ranks. Collective.
+  /// Compares the digests of all ranks (in rank order). If weights differ, throws UserError on all ranks, naming the
+  /// parameter, the elements and the ranks, in this call and the next ones, until the values are equal again or
+  /// replaced() is called. Collective.
   void compare(const std::vector<Digest>& digests, comm::CommRuntime& comm, int64_t step);
   /// Records that the optimizer updated parameters. touched: by parameter, not 0 if it was updated.
   void updated(const std::vector<char>& touched);
@@ -62,7 +65,8 @@ class WeightDigest {
   void take_turn(int64_t elements);
   uint64_t digest_of_writes() const;
   std::vector<Part> all_written(comm::CommRuntime& comm) const;
-  void compare_gathered_writes(comm::CommRuntime& comm, int64_t step) const;
+  void compare_gathered_writes(comm::CommRuntime& comm, int64_t step);
+  int64_t different_element(Part part, bool last, comm::CommRuntime& comm);
   std::vector<Part> suspected_parts(const std::vector<Digest>& digests, comm::CommRuntime& comm) const;
   [[noreturn]] void fail(const Part& part, const std::string& difference, int64_t step) const;
 
@@ -77,6 +81,11 @@ class WeightDigest {
   std::vector<int64_t> state_bytes_;  // by parameter: bytes that the optimizers of all ranks touch per step
   std::set<uint32_t> written_, compared_;
   std::map<uint32_t, uint64_t> gathered_writes_;  // of the current step
+  struct Rejected {
+    std::string difference;
+    int64_t step;
+  };
+  std::map<uint32_t, Rejected> rejected_;  // sharded parameters whose shards are of different writes; as on all ranks
   std::vector<Part> turn_, written_parts_;        // of the current step
   std::size_t at_ = 0;                            // the next turn begins at replicated_[at_], element_
   int64_t element_ = 0;

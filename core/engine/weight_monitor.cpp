@@ -137,6 +137,8 @@ void WeightMonitor::end_replacement(uint32_t param) {
   warn_if_unsaved(param);
   parts_.flow.forget_writes(param);
   parts_.recorder.clear_hash();
+  digest_.replaced(param);
+  context_.model.values_replaced({param});
   if (!has_own_copies_) return parts_.step_recorder.exclude([&] { publish_weights(true); });
   replaced_ = true;
   context_.model.weights_changed(true);
@@ -153,7 +155,11 @@ void WeightMonitor::publish_replacements() {
 }
 
 void WeightMonitor::publish_loaded(const std::vector<uint32_t>& params) {
-  for (const uint32_t param : params) parts_.flow.forget_writes(param);
+  for (const uint32_t param : params) {
+    parts_.flow.forget_writes(param);
+    digest_.replaced(param);
+  }
+  context_.model.values_replaced(params);
   parts_.step_recorder.exclude([&] { publish_weights(true); });
 }
 

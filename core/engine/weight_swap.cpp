@@ -29,6 +29,7 @@ void WeightSwap::begin(const Values& values) {
   context_.model.check_scopes(kTag);
   parts_.weights.compare();
   save();
+  replaced_.clear();
   context_.comm.barrier(kTag);  // a peer may still read the shared weights
   try {
     for (uint32_t param = 0; param < saved_.size(); ++param) replace(param, values);
@@ -132,6 +133,7 @@ void WeightSwap::replace(uint32_t param, const Values& values) {
                       rank, parameter.name));
   }
   if (!full) return;
+  replaced_.push_back(param);
   const zr_dtype dtype = context_.plan.input.dtype_of(param);
   parts_.state.own_weights(param, Access::write, [&](int64_t first, int64_t count, void* memory) {
     update::downcast(full + first, count, dtype, memory);
@@ -139,6 +141,7 @@ void WeightSwap::replace(uint32_t param, const Values& values) {
 }
 
 void WeightSwap::publish() {
+  context_.model.values_replaced(replaced_);
   parts_.step_recorder.exclude([&] { parts_.weights.publish_weights(true); });
   parts_.step_recorder.restart_clock();
 }

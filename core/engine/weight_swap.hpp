@@ -45,6 +45,7 @@ class WeightSwap {
   const StepContext& context_;
   const TrainingParts parts_;
   std::vector<std::vector<char>> saved_;  // by parameter
+  std::vector<uint32_t> replaced_;        // parameters with other values
   int64_t saved_bytes_ = 0;
   State state_ = State::none;
 };

@@ -102,9 +102,10 @@ void Construction::replay(const Replay::Registered& registered, const Model::Con
   }
   if (written_late_)
     fail_user(
-        "zr::deferred: a tensor of the constructor was written through a pointer after an operator had used it, which "
-        "the deferred model cannot repeat; write through the pointer before that operator, use fill_() or copy_() "
-        "instead, or build the model without zr::deferred");
+        "zr::deferred: a tensor of the constructor was written through a pointer (data_ptr(), accessor()) after an "
+        "operator had used it, or read through one after an operator had changed it, which the deferred model cannot "
+        "repeat; use the pointer before that operator, use operators such as fill_(), copy_() and select() instead, or "
+        "build the model without zr::deferred");
   Replay replay(registered, memory, runs_operators);
   replay.prepare(steps_);
   for (std::size_t i = 0; i < steps_.size(); ++i) {

@@ -73,7 +73,8 @@ class Construction final : public MemoryProvider, public std::enable_shared_from
   std::vector<at::Tensor> infer(Call& call);
   // Copies ordinary tensors among the arguments, and makes snapshots of the others.
   Stack keep_arguments(const Call& call) const;
-  at::Tensor placeholder(const at::Tensor& like);
+  at::Tensor placeholder(const at::Tensor& like, const Call& call);
+  std::string reason_for(const at::Tensor& like, const Call& call) const;
   bool provides(const at::TensorBase& tensor) const;
   bool provides(c10::StorageImpl& storage) const;
   // Records what the program wrote through pointers: before an operator uses the storage.

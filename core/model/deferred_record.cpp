@@ -80,11 +80,21 @@ void Construction::query(Call& call) {
   call.stack->insert(call.stack->end(), meta.results().begin(), meta.results().end());
 }
 
-at::Tensor Construction::placeholder(const at::Tensor& like) {
-  at::Tensor made =
-      Placeholder::make(like.sizes(), like.strides(), like.scalar_type(), this, static_cast<uint32_t>(storages_.size()),
-                        "this tensor was built by zr::deferred: it has values once the zr::Engine is made; read "
-                        "them with engine.get(), or build the model without zr::deferred");
+// What a use of the tensor's memory without an operator throws.
+std::string Construction::reason_for(const at::Tensor& like, const Call& call) const {
+  return c10::str("this tensor ", like.sizes(), " of ", composite_.empty() ? call.name() : composite_,
+                  " was built by zr::deferred: it has values once the zr::Engine is made; read them with "
+                  "engine.get(), or build the model without zr::deferred",
+                  call.traits.empty ? "; through pointers (data_ptr(), accessor(), torch::tensor()), a constructor can "
+                                      "write 1 MiB of a tensor and 16 MiB in all: for more, copy_() a tensor of "
+                                      "torch::from_blob()"
+                                    : "; through pointers (data_ptr(), accessor()), a constructor can use only tensors "
+                                      "of torch::empty(), before their first operator");
+}
+
+at::Tensor Construction::placeholder(const at::Tensor& like, const Call& call) {
+  at::Tensor made = Placeholder::make(like.sizes(), like.strides(), like.scalar_type(), this,
+                                      static_cast<uint32_t>(storages_.size()), reason_for(like, call));
   storages_.emplace_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage_impl(made)));
   return made;
 }
@@ -178,6 +188,10 @@ std::vector<at::Tensor> Construction::infer(Call& call) {
   std::vector<at::Tensor> made;
   for (const c10::IValue& value : shapes.results())
     call.stack->push_back(map_tensors(value, [&](const at::Tensor& result) {
+      if (result.layout() != at::kStrided)
+        fail_user("zr::deferred: " + call.name() + " makes a tensor of layout " + c10::str(result.layout()) +
+                  ", which a deferred model cannot have; call it after the engine is made, or build the model without "
+                  "zr::deferred");
       if (at::Tensor argument = shapes.argument(result); argument.defined()) {
         made.emplace_back();
         return argument;
@@ -187,7 +201,7 @@ std::vector<at::Tensor> Construction::infer(Call& call) {
         made.emplace_back();
         return alias;
       }
-      const at::Tensor tensor = placeholder(result);
+      const at::Tensor tensor = placeholder(result, call);
       made.push_back(snapshot(tensor));
       return tensor;
     }));
@@ -207,6 +221,12 @@ void Construction::add(Call& call) {
   call.for_each([&](const at::Tensor& tensor, std::size_t) {
     if (provides(tensor) && !call.traits.empty) close_pointers(*storage_impl(tensor));
   });
+  for (std::size_t i = 0; i < call.count; ++i)
+    if (call.writes(i))
+      map_tensors(call.argument(i), [&](const at::Tensor& tensor) {
+        if (provides(tensor)) pointers_.outdate(*storage_impl(tensor));
+        return tensor;
+      });
   ++size_;
   RecordedStep step;
   step.op = call.op;

@@ -25,7 +25,7 @@ void Construction::change_metadata(Call& call) {
   }
   if (call.name() == "aten::set_" && call.count == 1) {
     check_leaf(self);
-    self.unsafeGetTensorImpl()->set_storage_keep_dtype(placeholder(at::empty({0}, self.options())).storage());
+    self.unsafeGetTensorImpl()->set_storage_keep_dtype(placeholder(at::empty({0}, self.options()), call).storage());
     self.unsafeGetTensorImpl()->set_storage_offset(0);
     return self.unsafeGetTensorImpl()->set_sizes_contiguous({0});
   }

@@ -70,6 +70,9 @@ class Model {
   /// Call after the memory of bound parameters has changed, also of frozen ones if `frozen_too`: copies it to the
   /// device that the model is on. Without effect for a model on the CPU.
   virtual void weights_changed(bool /*frozen_too*/) {}
+  /// Call after the values of these parameters have changed: backward through an operator that saved one of them before
+  /// is an error then, as after an in-place operator.
+  virtual void values_replaced(const std::vector<uint32_t>& /*params*/) {}
   /// Runs fn(begin, end) over [0, n) on several threads, in ranges of at least `grain`. Empty: on this thread.
   using ParallelFor = std::function<void(int64_t n, int64_t grain, const std::function<void(int64_t, int64_t)>& fn)>;
   /// Sets the threads for copies between host memory and the device.

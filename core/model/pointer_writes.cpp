@@ -1,10 +1,7 @@
 #include "model/pointer_writes.hpp"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstring>
-#include <new>
 
 namespace zr::host::model {
 
@@ -16,17 +13,9 @@ bool all_zero(const char* data, std::size_t bytes) {
 }
 }  // namespace
 
-PointerWrites::Pages::Pages(std::size_t bytes) : bytes_(bytes) {
-  void* const pages = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (pages == MAP_FAILED) throw std::bad_alloc();
-  data_ = static_cast<char*>(pages);
-}
-
-PointerWrites::Pages::~Pages() {
-  if (data_) ::munmap(data_, bytes_);
-}
-
-bool PointerWrites::Memory::unchanged() const {
+// An outdated one may still be read by the program once more; what it has written since then is found by its use.
+bool PointerWrites::Memory::stays_valid() const {
+  if (outdated) return !data.used();
   return values ? std::memcmp(values->data(), data.get(), bytes) == 0 : all_zero(data.get(), bytes);
 }
 
@@ -39,7 +28,7 @@ void PointerWrites::forget(std::size_t bytes) {
       ++at;
       continue;
     }
-    unchanged_ &= dropped || at->unchanged();
+    valid_ &= at->outdated ? at->stays_valid() : dropped || at->stays_valid();
     total_ -= at->bytes;
     at = memory_.erase(at);
   }
@@ -52,8 +41,12 @@ void PointerWrites::open(Placeholder& placeholder) {
   forget(bytes);
   if (total_ + bytes > kLargestTotal || memory_.size() >= kMostTensors) return;
   const auto held = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(&storage);
-  memory_.push_back(
-      {c10::weak_intrusive_ptr<c10::StorageImpl>(held), Pages(std::max<std::size_t>(bytes, 1)), bytes, true, {}});
+  memory_.push_back({c10::weak_intrusive_ptr<c10::StorageImpl>(held),
+                     WatchedPages(std::max<std::size_t>(bytes, 1)),
+                     bytes,
+                     true,
+                     false,
+                     {}});
   total_ += bytes;
   placeholder.attach(memory_.back().data.get());
 }
@@ -76,16 +69,24 @@ void PointerWrites::close(c10::StorageImpl& storage, const Written& written) {
     if (memory->open && memory->storage._unsafe_get_target() == &storage) return close(*memory, written);
 }
 
+void PointerWrites::outdate(c10::StorageImpl& storage) {
+  for (auto memory = memory_.rbegin(); memory != memory_.rend(); ++memory) {
+    if (memory->open || memory->outdated || memory->storage._unsafe_get_target() != &storage) continue;
+    valid_ &= memory->stays_valid();
+    memory->outdated = memory->data.watch();
+  }
+}
+
 bool PointerWrites::finish(const Written& written) {
   for (Memory& memory : memory_) {
     if (memory.open)
       close(memory, written);
     else
-      unchanged_ &= memory.storage.use_count() == 0 || memory.unchanged();
+      valid_ &= memory.outdated ? memory.stays_valid() : memory.storage.use_count() == 0 || memory.stays_valid();
   }
   memory_.clear();
   total_ = 0;
-  return unchanged_;
+  return valid_;
 }
 
 }  // namespace zr::host::model

@@ -10,9 +10,9 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 
 #include "model/placeholder.hpp"
+#include "model/watched_pages.hpp"
 
 namespace zr::host::model {
 
@@ -29,43 +29,29 @@ class PointerWrites {
   void open(Placeholder& placeholder);
   /// Detaches the memory, if the storage has some.
   void close(c10::StorageImpl& storage, const Written& written);
-  /// Detaches and frees all memory. False if memory was written after it had been detached.
+  /// An operator has written to the storage: what its detached memory has is no longer its value.
+  void outdate(c10::StorageImpl& storage);
+  /// Detaches and frees all memory. False if memory was written after it had been detached, or used after its storage
+  /// had other values.
   bool finish(const Written& written);
 
  private:
-  // Pages of their own: an access through a pointer after they are freed is a fault, not a write to other memory.
-  class Pages {
-   public:
-    explicit Pages(std::size_t bytes);
-    ~Pages();
-    Pages(Pages&& other) noexcept
-        : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-    Pages& operator=(Pages&& other) noexcept {
-      std::swap(data_, other.data_);
-      std::swap(bytes_, other.bytes_);
-      return *this;
-    }
-    char* get() const { return data_; }
-
-   private:
-    char* data_;
-    std::size_t bytes_;
-  };
   // The memory is kept after close(), because the program may still have a pointer to it.
   struct Memory {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-    Pages data;
+    WatchedPages data;
     std::size_t bytes = 0;
     bool open = true;
+    bool outdated = false;                      // the storage has other values since it was closed
     std::shared_ptr<const std::string> values;  // when it was closed; null: all zero
-    bool unchanged() const;
+    bool stays_valid() const;
   };
   void close(Memory& memory, const Written& written);
   void forget(std::size_t bytes);
 
   std::deque<Memory> memory_;
   std::size_t total_ = 0;
-  bool unchanged_ = true;
+  bool valid_ = true;
 };
 
 }  // namespace zr::host::model

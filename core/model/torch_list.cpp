@@ -73,6 +73,14 @@ void check_added(const char* what, const std::string& name, const torch::Tensor&
               "' was built by zr::deferred, which engine.refresh() does not support; build tensors that are added "
               "during training without zr::deferred");
 }
+void check_dense(const Storages::Tensors& buffers) {
+  for (const auto& [name, tensor] : buffers)
+    if (tensor.defined() && (tensor.layout() != torch::kStrided || tensor.is_quantized()))
+      fail_user("buffer '" + name + "' is " + (tensor.is_quantized() ? "quantized" : c10::str(tensor.layout())) +
+                ", but the engine saves and broadcasts buffers as dense tensors; register its " +
+                (tensor.is_quantized() ? "dequantize()" : "to_dense()") +
+                ", or keep the tensor as a member of the module, without register_buffer()");
+}
 }  // namespace
 
 void TorchModel::add_parameter(const std::string& name, const torch::Tensor& tensor, bool reloads) {
@@ -92,12 +100,7 @@ void TorchModel::add_parameter(const std::string& name, const torch::Tensor& ten
 }
 
 void TorchModel::add_buffers(const std::vector<std::pair<std::string, torch::Tensor>>& buffers) {
-  for (const auto& [name, tensor] : buffers)
-    if (tensor.defined() && (tensor.layout() != torch::kStrided || tensor.is_quantized()))
-      fail_user("buffer '" + name + "' is " + (tensor.is_quantized() ? "quantized" : c10::str(tensor.layout())) +
-                ", but the engine saves and broadcasts buffers as dense tensors; register its " +
-                (tensor.is_quantized() ? "dequantize()" : "to_dense()") +
-                ", or keep the tensor as a member of the module, without register_buffer()");
+  check_dense(buffers);
   state_->buffers = filled(buffers);
   for (const auto& [name, tensor] : state_->buffers) check_deferred("buffer '" + name + "'", tensor);
   for (const auto& [name, tensor] : buffers) {
@@ -142,6 +145,7 @@ std::vector<plan::Parameter> TorchModel::list_parameters(const Storages::Tensors
     check_other_engine(name, tensor, this);
     check_added("parameter", name, tensor);
   }
+  check_dense(buffers);
   const Storages::Tensors with_values = filled(buffers);
   for (const auto& [name, tensor] : with_values) check_added("buffer", name, tensor);
   const Storages check(listed.tensors, with_values);

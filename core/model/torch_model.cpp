@@ -194,6 +194,16 @@ void TorchModel::end_gather(const std::vector<uint32_t>& params, bool keeps_writ
         "model");
 }
 
+void TorchModel::values_replaced(const std::vector<uint32_t>& params) {
+  for (const uint32_t param : params) {
+    auto& entry = state_->entries[param];
+    if (entry.tensor.is_inference()) continue;
+    const bool is_reported = entry.binding.version == version_of(entry.tensor);  // written() has reported all writes
+    torch::autograd::impl::bump_version(entry.tensor);
+    if (is_reported) entry.binding.version = version_of(entry.tensor);
+  }
+}
+
 std::vector<uint32_t> TorchModel::written() {
   std::vector<uint32_t> params;
   for (uint32_t i = 0; i < state_->entries.size(); ++i) {

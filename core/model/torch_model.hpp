@@ -38,6 +38,7 @@ class TorchModel final : public Model {
   DeviceMemory* memory() override;
   void keep_on_device() override;
   void weights_changed(bool frozen_too) override;
+  void values_replaced(const std::vector<uint32_t>& params) override;
   void use_threads(ParallelFor parallel_for) override;
   void bind_shared(uint32_t param, const void* memory, zr_dtype dtype) override;
   void on_use(Uses uses) override;

@@ -54,7 +54,7 @@ class Scene {
 };
 
 /// Waits at most `patience` until `what` returns true; returns whether it did.
-inline bool eventually(const std::function<bool()>& what, milliseconds patience = milliseconds(10000)) {
+inline bool eventually(const std::function<bool()>& what, milliseconds patience = milliseconds(60000)) {
   for (const auto end = Clock::now() + patience; Clock::now() < end; std::this_thread::sleep_for(milliseconds(1)))
     if (what()) return true;
   return what();

@@ -1,7 +1,11 @@
 // A backward that the program runs by itself: no gradient counts, also if its error is caught.
 #include <gmock/gmock.h>
 
+#include <functional>
+#include <map>
+
 #include "support/engine_test.hpp"
+#include "zr/swap.hpp"
 
 namespace {
 
@@ -74,6 +78,71 @@ TEST_F(ProgramBackwardTest, TheBackwardOfAnotherEngineNeverCounts) {
   EXPECT_EQ(mistaken.code, 0) << mistaken.output;
   EXPECT_EQ(plain.output, mistaken.output);
   EXPECT_NE(plain.output.find("hash "), plain.output.npos);
+}
+
+// backward() through operators that used weights which the engine has replaced since.
+void backward_after(Run& run, const std::function<void()>& change) {
+  run.build();
+  run.micro_step();
+  const torch::Tensor old = run.model->loss(1, 0);
+  change();
+  run.engine->backward(old);
+}
+
+RANK_BODY(backward_after_step, Run) {
+  backward_after(run, [&] { run.micro_step(); });
+}
+RANK_BODY(backward_after_set, Run) {
+  backward_after(run, [&] {
+    for (const zr::ParameterInfo& parameter : run.engine->parameters())
+      run.engine->set(parameter.name, zr::TensorKind::value, run.engine->get(parameter.name) * 2);
+  });
+}
+RANK_BODY(backward_after_load, Run) {
+  backward_after(run, [&] {
+    run.engine->save(run.program.text("job.runs") + "-saved");
+    run.engine->load(run.program.text("job.runs") + "-saved");
+  });
+}
+RANK_BODY(backward_after_swap, Run) {
+  run.build();
+  torch::Tensor old;
+  {
+    std::map<std::string, torch::Tensor> doubled;
+    for (const zr::ParameterInfo& parameter : run.engine->parameters())
+      doubled[parameter.name] = run.engine->get(parameter.name) * 2;
+    const zr::Swap swap(*run.engine, doubled);
+    old = run.model->loss(0, 0);
+  }
+  run.engine->backward(old);
+}
+// Nothing has changed the weights: the graph is as good as before.
+RANK_BODY(backward_after_reads, Run) {
+  backward_after(run, [&] {
+    { const zr::Swap swap(*run.engine, std::map<std::string, torch::Tensor>()); }
+    { const zr::Engine::Evaluation evaluation(*run.engine); }
+    for (const zr::ParameterInfo& parameter : run.engine->parameters()) run.engine->get(parameter.name);
+    run.engine->save(run.program.text("job.runs") + "-saved");
+  });
+  run.engine->step();
+}
+
+TEST_F(ProgramBackwardTest, AGraphFromBeforeNewWeightsIsAnError) {
+  const std::vector<std::pair<zr::test::RankBody, std::string>> cases{
+      {backward_after_step, "zero0"}, {backward_after_step, "zero3 communicator.share_weights=false"},
+      {backward_after_set, "zero1"},  {backward_after_load, "zero3"},
+      {backward_after_swap, "zero1"}, {backward_after_swap, "zero3 communicator.share_weights=false"}};
+  for (const auto& [body, strategy] : cases) {
+    const Result ended = run(2, body, "train.steps=4 strategy=" + strategy);
+    EXPECT_EQ(ended.code, 1) << strategy << ended.output;
+    EXPECT_THAT(ended.output, testing::HasSubstr("has been modified by an inplace operation"));
+    EXPECT_THAT(ended.output, testing::HasSubstr("or it is a parameter that engine.step(), set(), load() or zr::Swap "
+                                                 "has changed since forward: call forward again"));
+  }
+  for (const std::string strategy : {"zero0", "zero1", "zero3 communicator.share_weights=false"}) {
+    const Result done = run(2, backward_after_reads, "train.steps=4 strategy=" + strategy);
+    EXPECT_EQ(done.code, 0) << strategy << done.output;
+  }
 }
 
 }  // namespace

@@ -45,8 +45,8 @@ class SignalPhasesTest : public testing::TestWithParam<Signal> {
     zr::test::Job job(scene, command(shells, phase, phase == "exchange" ? rank : -1));
     const auto paused = [&](int which) { return fs::exists(scratch_.path("marks/paused." + std::to_string(which))); };
     // A save is written by the ranks that have a part of it.
-    EXPECT_TRUE(zr::test::eventually(
-        [&] { return phase == "save" ? paused(0) || paused(1) : paused(0) && paused(1); }, milliseconds(60000)))
+    EXPECT_TRUE(zr::test::eventually([&] { return phase == "save" ? paused(0) || paused(1) : paused(0) && paused(1); },
+                                     milliseconds(60000)))
         << job.out() << job.err();
     const std::vector<pid_t> started = zr::test::ranks_of(job.pid());
     std::vector<pid_t> ranks = started;
@@ -62,14 +62,16 @@ class SignalPhasesTest : public testing::TestWithParam<Signal> {
     }
     std::ifstream summary(scratch_.path("runs/job/summary.json"));
     const json written = summary ? json::parse(summary, nullptr, false) : json();
-    if (written.is_object() && written.value("stopped_by", json()).is_string()) outcome.stopped_by = written["stopped_by"];
+    if (written.is_object() && written.value("stopped_by", json()).is_string())
+      outcome.stopped_by = written["stopped_by"];
     outcome.newest = newest_verified();
     if (outcome.code != 0) expect_an_error_or_a_signal(job, outcome.code);
     return outcome;
   }
   // The job continues after the signal and has the weights of a job that was never stopped.
   void expect_resumes() {
-    const zr::testing::Outcome resumed = zr::testing::shell(joined(command(false, "none", -1, {"checkpoint.resume=true"})));
+    const zr::testing::Outcome resumed =
+        zr::testing::shell(joined(command(false, "none", -1, {"checkpoint.resume=true"})));
     EXPECT_EQ(resumed.code, 0) << resumed.output;
     EXPECT_EQ(newest_verified(), kSteps);
     EXPECT_EQ(weights(scratch_.path("c")), uninterrupted());
@@ -84,8 +86,12 @@ class SignalPhasesTest : public testing::TestWithParam<Signal> {
   }
   std::vector<std::string> command(bool shells, const std::string& phase, int rank,
                                    const std::vector<std::string>& more = {}, const std::string& folder = "c") const {
-    std::vector<std::string> words{ZR_BUILD_DIR "/tests/phases", phase, std::to_string(rank), scratch_.path("marks"),
-                                   toml_, "checkpoint.dir=\"" + scratch_.path(folder) + "\"",
+    std::vector<std::string> words{ZR_BUILD_DIR "/tests/phases",
+                                   phase,
+                                   std::to_string(rank),
+                                   scratch_.path("marks"),
+                                   toml_,
+                                   "checkpoint.dir=\"" + scratch_.path(folder) + "\"",
                                    "job.runs=\"" + scratch_.path("runs") + "\""};
     if (shells) words.insert(words.begin(), shell_);
     words.insert(words.end(), more.begin(), more.end());
@@ -114,8 +120,8 @@ class SignalPhasesTest : public testing::TestWithParam<Signal> {
     char name[32];
     std::snprintf(name, sizeof name, "/step-%08d", kSteps);
     const std::string file = scratch_.path("weights.safetensors");
-    const zr::testing::Outcome exported = zr::testing::shell("rm -f " + file + "; " ZR_BUILD_DIR "/bin/zeroth export " +
-                                                             folder + name + " " + file);
+    const zr::testing::Outcome exported =
+        zr::testing::shell("rm -f " + file + "; " ZR_BUILD_DIR "/bin/zeroth export " + folder + name + " " + file);
     EXPECT_EQ(exported.code, 0) << exported.output;
     std::ifstream in(file, std::ios::binary);
     return {std::istreambuf_iterator<char>(in), {}};
@@ -136,10 +142,10 @@ class SignalPhasesTest : public testing::TestWithParam<Signal> {
   }
 
   const zr::test::Scratch scratch_;
-  const std::string toml_ = scratch_.write(
-      "job.toml",
-      "strategy = \"zero2\"\noptimizer = \"adamw\"\ncommunicator = \"shm\"\n[train]\nsteps = 6\nmicro_batch = 2\n[job]\n"
-      "threads = 1\n[checkpoint]\nevery = 2\non_signal = \"save\"\n");
+  const std::string toml_ = scratch_.write("job.toml",
+                                           "strategy = \"zero2\"\noptimizer = \"adamw\"\ncommunicator = "
+                                           "\"shm\"\n[train]\nsteps = 6\nmicro_batch = 2\n[job]\n"
+                                           "threads = 1\n[checkpoint]\nevery = 2\non_signal = \"save\"\n");
   const std::string shell_ = [this] {
     const std::string path = scratch_.write("wrap.sh", "#!/bin/sh\n\"$@\"\nexit $?\n");
     fs::permissions(path, fs::perms::owner_all);
@@ -154,7 +160,8 @@ std::string cell(const Outcome& outcome) {
 }
 
 // The table of docs/getting-started.md. A job may make another step before it notices a signal.
-void expect_promised(const Signal& signal, const std::string& target, const std::string& phase, const Outcome& outcome) {
+void expect_promised(const Signal& signal, const std::string& target, const std::string& phase,
+                     const Outcome& outcome) {
   const bool saves = signal.number == SIGTERM || signal.number == SIGINT;
   const bool trains = phase != "start" && phase != "exit";
   const int finished = phase == "start" ? 0 : phase == "save" ? 2 : phase == "exit" ? kSteps : 4;  // saved before

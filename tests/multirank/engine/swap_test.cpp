@@ -202,6 +202,13 @@ RANK_BODY(misuses, Run) {
   } else {
     EXPECT_THROW(zr::Swap(*run.engine, throws_on_one_rank), zr::PeerFailedError);
   }
+  const Tensors wrong_on_one_rank{
+      {run.engine->rank() == run.engine->world() - 1 ? "typo" : "narrow.weight", torch::zeros({1})}};
+  if (run.engine->rank() == run.engine->world() - 1) {
+    EXPECT_THAT(says([&] { zr::Swap(*run.engine, wrong_on_one_rank); }), HasSubstr("no parameter 'typo'"));
+  } else if (run.engine->world() > 1) {
+    EXPECT_THROW(zr::Swap(*run.engine, wrong_on_one_rank), zr::PeerFailedError);
+  }
   EXPECT_EQ(run.engine->weights_hash(), before);
   {
     const zr::Swap swap(*run.engine, Tensors{});

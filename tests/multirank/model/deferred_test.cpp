@@ -92,6 +92,11 @@ struct Unusual : torch::nn::Module {
     wide = register_parameter("wide", torch::empty({4, 9}));
     torch::nn::init::orthogonal_(wide);
     register_parameter("listed", torch::tensor(std::vector<float>{1, 2.5, -3}));
+    torch::Tensor by_pointer = torch::empty({3});
+    auto values = by_pointer.accessor<float, 1>();
+    values[1] = 4;
+    register_parameter("by_pointer", by_pointer * 2);
+    register_parameter("read_again", torch::full({2}, values[1]));  // nothing has changed it
     torch::manual_seed(8);
     register_parameter("seeded", torch::randn({30}));
     torch::manual_seed(8);
@@ -223,10 +228,39 @@ RANK_BODY(builds_with_late_pointer, Run) {
   zr::Engine engine(run.program, *model);
 }
 
+// Reads that an ordinary constructor may make, and that would have other values here.
+RANK_BODY(builds_with_late_read, Run) {
+  run.engine.reset();
+  auto model = zr::deferred([] {
+    torch::nn::Linear line(4, 4);
+    torch::Tensor table = torch::empty({4});
+    auto values = table.accessor<float, 1>();
+    table.view({2, 2}).fill_(3);
+    line->register_buffer("table", torch::full({3}, values[0]));
+    return line;
+  });
+  zr::Engine engine(run.program, *model);
+}
+RANK_BODY(reads_too_much_memory, Run) {
+  zr::deferred([] { return torch::tensor(std::vector<float>(300000, 1)); });
+}
+RANK_BODY(reads_zeros, Run) {
+  zr::deferred([] { return torch::zeros({2, 3}).accessor<float, 2>()[0][0]; });
+}
+RANK_BODY(makes_sparse, Run) {
+  zr::deferred([] { return torch::ones({2, 3}).to_sparse(); });
+}
+
 RANK_BODY(writes_outside, Run) {
   torch::Tensor outside = torch::zeros({4});
   zr::deferred([&] { outside.copy_(torch::rand({4})); });
 }
+
+const char* const kLatePointer =
+    "zr::deferred: a tensor of the constructor was written through a pointer (data_ptr(), accessor()) after an "
+    "operator had used it, or read through one after an operator had changed it, which the deferred model cannot "
+    "repeat; use the pointer before that operator, use operators such as fill_(), copy_() and select() instead, or "
+    "build the model without zr::deferred";
 
 TEST_F(ShardedParametersTest, DeferredModelReportsThatItHasNoValues) {
   rejects(builds_by_comparison,
@@ -235,17 +269,26 @@ TEST_F(ShardedParametersTest, DeferredModelReportsThatItHasNoValues) {
   rejects(builds_with_failure,
           "zr::deferred: aten::index_put_ failed when the engine constructed parameter 'weight': index 9 is out of "
           "bounds for dimension 0 with size 4");
-  rejects(builds_with_late_pointer,
-          "zr::deferred: a tensor of the constructor was written through a pointer after an operator had used it, "
-          "which the deferred model cannot repeat; write through the pointer before that operator, use fill_() or "
-          "copy_() instead, or build the model without zr::deferred");
+  rejects(builds_with_late_pointer, kLatePointer);
+  rejects(builds_with_late_read, kLatePointer);
+  rejects(reads_too_much_memory,
+          "this tensor [300000] of aten::empty was built by zr::deferred: it has values once the zr::Engine is made; "
+          "read them with engine.get(), or build the model without zr::deferred; through pointers (data_ptr(), "
+          "accessor(), torch::tensor()), a constructor can write 1 MiB of a tensor and 16 MiB in all: for more, "
+          "copy_() a tensor of torch::from_blob()");
+  rejects(reads_zeros,
+          "this tensor [2, 3] of aten::zeros was built by zr::deferred: it has values once the zr::Engine is made; "
+          "read them with engine.get(), or build the model without zr::deferred; through pointers (data_ptr(), "
+          "accessor()), a constructor can use only tensors of torch::empty(), before their first operator");
+  rejects(makes_sparse,
+          "zr::deferred: aten::_to_sparse makes a tensor of layout Sparse, which a deferred model cannot have; call it "
+          "after the engine is made, or build the model without zr::deferred");
   rejects(writes_outside,
           "zr::deferred: aten::copy_ writes a deferred tensor, which has no values yet, into an ordinary tensor; build "
           "both within zr::deferred, or build the model without it");
-  rejects(
-      uses_deferred,
-      "this tensor was built by zr::deferred: it has values once the zr::Engine is made; read them with engine.get(), "
-      "or build the model without zr::deferred");
+  rejects(uses_deferred,
+          "was built by zr::deferred: it has values once the zr::Engine is made; read them with engine.get(), "
+          "or build the model without zr::deferred");
   rejects(builds_by_value,
           "zr::deferred: aten::item needs values, which a deferred model has only after the engine is made; call it "
           "after that, or build the model without zr::deferred");

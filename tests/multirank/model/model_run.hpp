@@ -24,12 +24,10 @@ struct SharingMode {
   std::string text(int world) const { return strategy + (world == 1 ? "" : share ? " shared" : " not shared"); }
 };
 
+/// The ways to store weights: a copy per rank, one copy per host, a copy per rank with sharded gradients, sharded.
 inline std::vector<SharingMode> sharing_modes(int world) {
-  std::vector<SharingMode> all;
-  for (const char* strategy : {"zero0", "zero1", "zero2", "zero3"})
-    for (const bool share : {false, true})
-      if (share || world > 1) all.push_back({strategy, share});
-  return all;
+  if (world == 1) return {{"zero0", true}, {"zero1", true}, {"zero3", true}};
+  return {{"zero0", false}, {"zero1", true}, {"zero2", false}, {"zero3", false}};
 }
 
 inline const std::vector<std::string> kPlainSgd{"optimizer=sgd", "optimizer.sgd.momentum=0.0",

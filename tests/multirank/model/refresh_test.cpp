@@ -174,6 +174,27 @@ MULTIRANK_TEST(EngineModelTest, RefreshKeepsEachRanksBuffers, {2}) {
   }
 }
 
+MULTIRANK_TEST(EngineModelTest, ARejectedRefreshLeavesTheEngineAsItWas, {2}) {
+  for (const SharingMode& how : sharing_modes(run.program.world())) {
+    const History whole = alone(run, how, {}, "a", 0);
+    Training both(run, how, {});
+    both.net.add("a");
+    both.start();
+    both.train(0, 3);
+    both.net.register_buffer("sparse", torch::eye(4).to_sparse());
+    try {
+      both.engine->refresh();
+      ADD_FAILURE();
+    } catch (const zr::UserError& error) {
+      EXPECT_STREQ(error.what(),
+                   "buffer 'sparse' is Sparse, but the engine saves and broadcasts buffers as dense tensors; register "
+                   "its to_dense(), or keep the tensor as a member of the module, without register_buffer()");
+    }
+    both.train(3, 6);
+    EXPECT_TRUE(equal(both.histories["a"], whole));
+  }
+}
+
 // Freezes a weight for steps 1 and 2 without refresh(): the results equal those of a plain libtorch optimizer.
 MULTIRANK_TEST(EngineModelTest, TrainsAParameterFrozenLaterAsLibtorchDoes, {1, 2}) {
   const int world = run.program.world();
