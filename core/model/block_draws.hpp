@@ -31,21 +31,28 @@ class BlockDraws {
     ~Repeated();
     Repeated(const Repeated&) = delete;
     /// Restores the generators. Throws UserError if the second run did not leave them as the first run did: then
-    /// another thread drew during one of the runs, or the block itself drew other numbers.
+    /// another thread drew during one of the runs, or the block itself drew other numbers. Not for generators that the
+    /// block made.
     void finish();
 
    private:
     const BlockDraws& draws_;
-    std::vector<torch::Tensor> states_;  // before; empty once restored
+    struct State {
+      at::Generator generator;
+      torch::Tensor before;
+    };
+    std::vector<State> states_;  // empty once restored
   };
 
  private:
+  using WeakGenerator = c10::weak_intrusive_ptr<c10::GeneratorImpl>;
   struct Drawn {
-    at::Generator generator;
+    WeakGenerator generator;      // each run of the block makes its own of those that it makes
     torch::Tensor before, after;  // states at the begin and at the end of the first run
     bool by_operators = false;    // the block's operators drew, so the state after a run is known
   };
-  std::vector<Drawn> generators_;
+  std::vector<Drawn> generators_;  // the default generators first
+  std::size_t defaults_ = 0;
 };
 
 }  // namespace zr::host::model

@@ -26,12 +26,15 @@ const std::set<std::string> kUpdateStatistics{"aten::batch_norm",        "aten::
                                               "aten::native_batch_norm", "aten::cudnn_batch_norm",
                                               "aten::miopen_batch_norm", "aten::instance_norm"};
 
-bool is_drawing(const c10::OperatorHandle& op) {
-  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return false;  // the operators it calls
-  if (op.hasTag(at::Tag::nondeterministic_seeded)) return true;
+bool takes_generator(const c10::OperatorHandle& op) {
   for (const c10::Argument& argument : op.schema().arguments())
     if (argument.type()->str().find("Generator") != std::string::npos) return true;
   return false;
+}
+
+bool is_drawing(const c10::OperatorHandle& op) {
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return false;  // the operators it calls
+  return op.hasTag(at::Tag::nondeterministic_seeded) || takes_generator(op);
 }
 
 ObservedOperator examine_operator(const at::RecordFunction& call) {
@@ -42,16 +45,20 @@ ObservedOperator examine_operator(const at::RecordFunction& call) {
   if (!op) return traits;
   const auto& arguments = op->schema().arguments();
   traits.arguments = arguments.size();
+  const bool generator = takes_generator(*op);  // bernoulli_(0.0, generator) advances the generator
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const std::string& argument = arguments[i].name();
     traits.writes.push_back(arguments[i].alias_info() && arguments[i].alias_info()->isWrite());
-    if (argument == "dropout_p" || argument == "p" || argument == "dropout") traits.probability = static_cast<int>(i);
+    if (!generator && (argument == "dropout_p" || argument == "p" || argument == "dropout"))
+      traits.probability = static_cast<int>(i);
     if (argument == "training" || argument == "train" || argument == "use_input_stats")
       traits.training = static_cast<int>(i);
   }
   for (std::size_t i = 1; i < arguments.size(); ++i)
     traits.fills |= traits.writes[i] && !arguments[i].kwarg_only() && arguments[i].name().rfind("running_", 0) != 0;
   traits.draws = is_drawing(*op);
+  traits.reshapes = op->hasTag(at::Tag::inplace_view);
+  for (std::size_t i = 0; i < arguments.size(); ++i) traits.reshapes |= traits.writes[i] && arguments[i].kwarg_only();
   traits.statistics = kUpdateStatistics.count(name->name) > 0;
   traits.casts = name->name == "aten::to" || name->name == "aten::_to_copy";
   if (traits.statistics)

@@ -20,6 +20,7 @@ struct ObservedOperator {
   bool statistics = false;   // in training, also changes the arguments running_mean and running_var
   bool fills = false;        // fills an argument that is not its first: autograd saves that before it is filled
   bool casts = false;        // aten::to and aten::_to_copy
+  bool reshapes = false;     // may change the sizes, strides or storage of a tensor that it writes
   const char* name = nullptr;
 };
 

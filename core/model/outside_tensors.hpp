@@ -2,6 +2,7 @@
 #pragma once
 
 #include <c10/core/Storage.h>
+#include <c10/util/flat_hash_map.h>
 #include <torch/csrc/autograd/cpp_hook.h>
 #include <torch/types.h>
 
@@ -12,6 +13,8 @@
 #include <vector>
 
 #include "model/operator_observer.hpp"
+#include "model/reads_again.hpp"
+#include "model/tensor_memory.hpp"
 #include "model/tensor_version.hpp"
 
 namespace zr::host::model {
@@ -21,6 +24,18 @@ namespace zr::host::model {
 /// without gradient, such as a buffer, from before the first change. The methods for the first run must not throw: a
 /// block that cannot run again is reported by check().
 class OutsideTensors {
+ private:
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  // The part of a tensor's storage that it shows: t_() or resize_() change it.
+  struct Layout {
+    WeakTensor tensor;
+    c10::Storage storage;
+    std::vector<int64_t> sizes, strides;
+    int64_t offset;
+    explicit Layout(const torch::Tensor& tensor);
+    void restore() const;
+  };
+
  public:
   explicit OutsideTensors(const std::vector<torch::Tensor>& inputs);
 
@@ -35,6 +50,9 @@ class OutsideTensors {
   /// block changed one that cannot be given back.
   void check() const;
 
+  /// The memories that the first run met. After end().
+  const MetMemories& met() const { return met_; }
+
   /// An operator of the first run ran under autocast with a cache.
   bool met_cast_cache() const { return met_cast_cache_; }
 
@@ -45,39 +63,52 @@ class OutsideTensors {
     explicit Restored(const OutsideTensors& outside);
     ~Restored();
     Restored(const Restored&) = delete;
+    /// After the second run. Throws UserError if it did not change the tensors as often as the first run.
+    void check() const;
 
    private:
+    struct Before {
+      c10::Storage storage;
+      torch::Tensor bytes;
+      TensorVersion version;
+    };
     const OutsideTensors& outside_;
-    std::vector<torch::Tensor> bytes_;                                                         // of `changed_`
-    std::vector<TensorVersion> versions_;                                                      // of `changed_`
+    std::vector<Before> before_;   // of the tensors in `changed_` that still exist
+    std::vector<Layout> layouts_;  // of `layouts_` of OutsideTensors
     std::vector<std::pair<std::shared_ptr<torch::autograd::hooks_list>, std::size_t>> hooks_;  // and their number
   };
 
  private:
   struct Used {
-    TensorVersion version;         // if outside
-    c10::VariableVersion counter;  // kept, so that no other counter gets its address
-    bool outside = true;
+    TensorVersion version;
     bool input = false;
     bool parameter = false;
-    bool copied = false;  // in `changed_`, so its present value does not matter
+    bool copied = false;     // in `changed_`, so its present value does not matter
+    bool gradients = false;  // also got gradients by the change
   };
   struct Changed {
-    c10::Storage storage;
-    torch::Tensor bytes;  // before the change
-    TensorVersion version;
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    torch::Tensor bytes;    // before the change
+    TensorVersion version;  // before the change
+    TensorVersion end;      // at the end of the first run
+    std::size_t nbytes;     // at the end of the first run
   };
-  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
-  void sees(const torch::Tensor& tensor, bool written);
+  void sees(const torch::Tensor& tensor, const OperatorCall& call, bool written);
+  void meets(const torch::Tensor& tensor, bool own);
   void keep_hooks(const torch::Tensor& tensor);
-  void changes(const torch::Tensor& tensor, Used& used);
+  void keep_layout(const torch::Tensor& tensor);
+  void changes(const torch::Tensor& tensor, Used& used, const OperatorCall& call);
+  void end_changes();
   void check_cast(const OperatorCall& call);
   void refuse(const std::string& reason);
   void refuse_change(const Used& used, const std::string& reason);
 
-  std::unordered_map<const void*, Used> used_;  // by identity of the version counter
-  std::vector<Changed> changed_;                // in the order of the changes
+  std::unordered_map<const void*, Used> used_;            // outside, by identity of the version counter
+  ska::flat_hash_map<const void*, MetMemory> first_met_;  // during the first run
+  MetMemories met_;                                       // afterwards
+  std::vector<Changed> changed_;                          // in the order of the changes
+  std::vector<Layout> layouts_;                           // before their changes, in this order
   std::unordered_map<const c10::TensorImpl*, WeakTensor>
       with_hooks_;  // tensors that require gradients, whose hooks outlive the block's graph
   std::string refusal_;

@@ -12,6 +12,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "model/device.hpp"
+#include "model/reads_again.hpp"
 
 namespace zr::host::model {
 
@@ -154,21 +155,28 @@ std::vector<torch::Tensor> RecomputeFrame::run_again() {
     const std::vector<torch::Tensor> inputs = inputs_again();
     const OutsideTensors::Restored outside(outside_);
     BlockDraws::Repeated draws(draws_);
+    std::string other_reads;
     {
       const SavedTensorScope scope([&] { return std::make_unique<Recorded>(values); });
       std::optional<WithoutCastCache> without_cast_cache;
       if (outside_.met_cast_cache()) without_cast_cache.emplace();
+      const ReadsAgain reads(outside_.met(), inputs);
       again_(inputs);
+      other_reads = reads.fault(values);
     }
     draws.finish();
+    check_same_operators(values);
+    if (!other_reads.empty()) fail_user(other_reads);
+    outside.check();
   }
-  check_same_operators(values);
   return values;
 }
 
 void RecomputeFrame::check_same_operators(const std::vector<torch::Tensor>& values) const {
   const std::string rule =
-      "; both runs must execute the same operators, so the block may depend only on its inputs and the model";
+      "; both runs must execute the same operators, so the block may depend only on its inputs and the model: call "
+      "train() and eval() after backward; for a TorchScript module, whose profiling executor changes the operators "
+      "between its calls, call torch::jit::setGraphExecutorOptimize(false) before its first forward";
   if (values.size() != dropped_.size())
     fail_user("the block of zr::checkpoint saved " + std::to_string(values.size()) +
               " tensors when it was recomputed, but " + std::to_string(dropped_.size()) + " in its first run" + rule);

@@ -44,7 +44,7 @@ class RecomputeFrame : public std::enable_shared_from_this<RecomputeFrame> {
   struct Form {
     std::vector<int64_t> sizes;
     at::ScalarType dtype;
-    explicit Form(const torch::Tensor& tensor) : sizes(tensor.sizes().vec()), dtype(tensor.scalar_type()) {}
+    explicit Form(const torch::Tensor& tensor) : sizes(sizes_of(tensor)), dtype(tensor.scalar_type()) {}
     bool operator==(const Form&) const = default;
   };
   torch::Tensor take(std::size_t index);

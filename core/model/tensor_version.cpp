@@ -17,6 +17,10 @@ struct PrivateMember {
 template struct PrivateMember<&c10::VariableVersion::version_counter_>;
 }  // namespace
 
+std::vector<int64_t> sizes_of(const torch::Tensor& tensor) {
+  return tensor.is_nested() ? std::vector<int64_t>{tensor.numel()} : tensor.sizes().vec();
+}
+
 const void* TensorVersion::identity(const c10::VariableVersion& counter) { return counter_of(counter); }
 
 int64_t TensorVersion::number(const c10::VariableVersion& counter) {
@@ -27,7 +31,7 @@ TensorVersion::TensorVersion(const torch::Tensor& tensor)
     : counter_(tensor.unsafeGetTensorImpl()->version_counter()),
       number_(number(counter_)),
       parameter_(is_free_to_save(tensor)),
-      sizes_(tensor.sizes().vec()) {}
+      sizes_(sizes_of(tensor)) {}
 
 TensorVersion TensorVersion::now() const {
   TensorVersion version = *this;

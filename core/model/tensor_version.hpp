@@ -9,6 +9,9 @@
 
 namespace zr::host::model {
 
+/// The sizes of a tensor; of a nested tensor, which has none, the number of its elements.
+std::vector<int64_t> sizes_of(const torch::Tensor& tensor);
+
 /// Keeps the version counter alive, not the tensor's memory. An inference tensor has no counter and never counts as
 /// changed.
 class TensorVersion {
@@ -24,6 +27,8 @@ class TensorVersion {
   void restore() const;
   /// Identity of the counter, which the tensor shares with its views and detach(), not with data(). Null if none.
   const void* counter() const { return identity(counter_); }
+  /// Of sizes_of().
+  const std::vector<int64_t>& sizes() const { return sizes_; }
   /// "a tensor [6, 8]" or "a parameter [6, 8]", for messages.
   std::string tensor() const;
   /// Throws UserError if the tensor, which an operator of forward saved then, has been changed since.

@@ -13,6 +13,8 @@ const std::array<const char*, kKinds> kNames{"tanh",
                                              "where",
                                              "clone",
                                              "select_largest",
+                                             "fill_own",
+                                             "from_blob",
                                              "transpose",
                                              "expand",
                                              "slices",
@@ -23,6 +25,7 @@ const std::array<const char*, kKinds> kNames{"tanh",
                                              "layer_norm",
                                              "batch_norm",
                                              "read_buffer",
+                                             "turn_buffer",
                                              "no_grad",
                                              "detach",
                                              "function",
@@ -30,11 +33,14 @@ const std::array<const char*, kKinds> kNames{"tanh",
                                              "dropout",
                                              "random",
                                              "own_random",
+                                             "own_random_nothing",
+                                             "random_of_block",
                                              "multiply_in_place",
                                              "add_in_place",
                                              "tanh_in_place",
                                              "view_in_place",
                                              "update_buffer",
+                                             "assign_buffer",
                                              "change_parameter",
                                              "hook",
                                              "parameter_hook",
@@ -54,6 +60,7 @@ namespace {
 bool is_rare(Kind kind) {
   switch (kind) {
     case Kind::gradient:
+    case Kind::assign_buffer:
     case Kind::change_parameter:
     case Kind::other_thread_draws:
     case Kind::then_change_parameter:

@@ -28,6 +28,8 @@ enum class Kind : uint8_t {
   where,
   clone,
   select_largest,
+  fill_own,  // tensors of torch::zeros and torch::empty
+  from_blob,
   // views
   transpose,
   expand,
@@ -40,6 +42,7 @@ enum class Kind : uint8_t {
   layer_norm,
   batch_norm,
   read_buffer,
+  turn_buffer,
   // without gradients; a Function of the program; gradients of gradients
   no_grad,
   detach,
@@ -49,12 +52,15 @@ enum class Kind : uint8_t {
   dropout,
   random,
   own_random,
+  own_random_nothing,
+  random_of_block,
   // change tensors in place
   multiply_in_place,
   add_in_place,
   tanh_in_place,
   view_in_place,
   update_buffer,
+  assign_buffer,
   change_parameter,
   // other effects
   hook,

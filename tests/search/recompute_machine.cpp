@@ -78,7 +78,8 @@ class Machine {
     torch::manual_seed(11);
     for (int i = 0; i < 3; ++i) parameters_.push_back(torch::randn({4, 4}).mul_(0.5).requires_grad_());
     vectors_ = {torch::ones({4}).requires_grad_(), torch::zeros({4}).requires_grad_()};
-    buffers_ = {torch::zeros({4}), torch::ones({4}), torch::full({4}, 0.5f)};
+    buffers_ = {torch::zeros({4}), torch::ones({4}), torch::full({4}, 0.5f),
+                torch::arange(16, torch::kFloat).view({4, 4}).sin()};
   }
 
   void step(int number, Outcome& outcome) {
@@ -188,6 +189,8 @@ class Machine {
       case Kind::where: return torch::where(a > 0, a, b * 0.1);
       case Kind::clone: return a.clone();
       case Kind::select_largest: return a.index_select(0, std::get<1>(b.sum(1).topk(4)));
+      case Kind::fill_own: return fill_own(a);
+      case Kind::from_blob: return from_blob(a);
       case Kind::transpose: return a.t();
       case Kind::expand: return a.select(0, statement.b % 4).expand({4, 4});
       case Kind::slices: return torch::cat({a.slice(0, 2), a.slice(0, 0, 2)}) * a.slice(1, 1, 2);
@@ -206,6 +209,7 @@ class Machine {
                                  false);
       }
       case Kind::read_buffer: return a * buffers_[2];
+      case Kind::turn_buffer: return a * buffers_[3].t_();
       case Kind::no_grad: {
         const torch::NoGradGuard no_grad;
         return a.sin() * w;
@@ -215,8 +219,27 @@ class Machine {
       case Kind::gradient: return gradient(a.to(torch::kFloat), values[0]);
       case Kind::dropout: return torch::dropout(a, 0.4, true);
       case Kind::random: return statement.b % 2 == 0 ? a * torch::rand_like(a) : a + torch::randn({4, 4});
+      case Kind::own_random_nothing: return a + torch::empty_like(a).bernoulli_(0.0, own_);
+      case Kind::random_of_block: return a * torch::rand({4, 4}, at::make_generator<at::CPUGeneratorImpl>(statement.b));
       default: return a * torch::empty_like(a).bernoulli_(0.5, own_);  // own_random
     }
+  }
+
+  static Tensor fill_own(const Tensor& a) {
+    const Tensor sum = torch::zeros({4}, a.options());
+    Tensor all = torch::empty({4, 4}, a.options());
+    for (int64_t i = 0; i < 4; ++i) {
+      sum.add_(a[i]);
+      all[i] = a[i] * 0.5;
+    }
+    return all.add_(sum.tanh());
+  }
+
+  static Tensor from_blob(const Tensor& a) {
+    std::vector<float> memory(4, 0.75f);
+    const Tensor scale = torch::from_blob(memory.data(), {4});
+    scale.add_(a.detach().select(0, 0));
+    return a * scale.clone();
   }
 
   static Tensor gradient(const Tensor& value, const Tensor& of) {
@@ -240,6 +263,10 @@ class Machine {
     }
     if (statement.kind == Kind::update_buffer) {
       buffers_[statement.b % 4 == 0 ? 1 : 2].mul_(0.5).add_(a.detach().to(torch::kFloat).mean(0));
+      return;
+    }
+    if (statement.kind == Kind::assign_buffer) {
+      buffers_[2] = buffers_[2] * 0.5 + a.detach().to(torch::kFloat).mean(0);
       return;
     }
     if ((a.is_leaf() && a.requires_grad()) || a.stride(0) == 0 || a.stride(1) == 0) return;
@@ -344,7 +371,7 @@ class Machine {
   const bool checkpoint_;
   const Fault fault_;
   Values parameters_, vectors_;
-  Values buffers_;  // mean and variance of batch norm, another
+  Values buffers_;  // mean and variance of batch norm, another, a matrix
   at::Generator own_ = at::make_generator<at::CPUGeneratorImpl>(17);
   std::shared_ptr<int> hooks_ = std::make_shared<int>(0);
 };

@@ -19,6 +19,8 @@ const std::vector<std::string> kDocumented{
     "that was changed in place after the block had run, so the block cannot be recomputed",
     "whose cache holds a cast of its earlier values",
     "ran inside a block of zr::checkpoint",
+    "when it is recomputed, which it did not use in its first run",
+    "from a variable and assigns a new tensor to it",
 };
 const std::string kOtherDraws = "did not draw the same random numbers";
 

@@ -342,9 +342,11 @@ TEST_F(RecomputeTest, RepeatsDrawsFromAGeneratorOfTheProgram) {
 
 const std::string kOtherDraws =
     "the block of zr::checkpoint did not draw the same random numbers when it was recomputed: another thread drew from "
-    "libtorch's default generator during one of the runs, or the block draws depending on more than its inputs and the "
-    "model; give other threads, such as data loaders, generators of their own "
-    "(at::make_generator<at::CPUGeneratorImpl>(seed))";
+    "libtorch's default generator during one of the runs (give other threads, such as data loaders, generators of "
+    "their "
+    "own: at::make_generator<at::CPUGeneratorImpl>(seed)), or train() or eval() was called between forward and "
+    "backward "
+    "(call it after backward), or the block draws depending on more than its inputs and the model";
 
 // Draws on another thread.
 void loader_draws() {
@@ -417,5 +419,17 @@ TEST_F(RecomputeTest, ABlockThatChangesItsInputKeepsNoMemory) {
   EXPECT_TRUE(alive.expired());
 }
 
+TEST_F(RecomputeTest, TrainAndEvalBetweenForwardAndBackwardAreNamed) {
+  torch::nn::Dropout dropout(0.5);
+  torch::nn::BatchNorm1d norm(4);
+  const Tensor x = input();
+  const Tensor a = checkpoint([dropout](const Tensor& z) mutable { return dropout->forward(z.tanh()); }, x);
+  const Tensor b = checkpoint([norm](const Tensor& z) mutable { return norm->forward(z).tanh(); }, x);
+  dropout->eval();
+  norm->eval();
+  EXPECT_EQ(said_by([&] { a.sum().backward(); }), kOtherDraws);
+  const std::string other = said_by([&] { b.sum().backward(); });
+  EXPECT_NE(other.find("train() and eval() after backward"), std::string::npos) << other;
+}
 }  // namespace
 }  // namespace zr::host
