@@ -60,20 +60,6 @@ bool is_cast_kept(const torch::Tensor& tensor) {
 }
 }  // namespace
 
-OutsideTensors::Layout::Layout(const torch::Tensor& of)
-    : tensor(of.getIntrusivePtr()),
-      storage(of.storage()),
-      sizes(of.sizes().vec()),
-      strides(of.strides().vec()),
-      offset(of.storage_offset()) {}
-
-void OutsideTensors::Layout::restore() const {
-  const auto impl = tensor.lock();
-  if (!impl) return;
-  impl->set_storage_keep_dtype(storage);
-  impl->set_sizes_and_strides(sizes, strides, offset);
-}
-
 OutsideTensors::OutsideTensors(const std::vector<torch::Tensor>& inputs) {
   for (const torch::Tensor& input : inputs) {
     if (!input.defined() || input.is_inference()) continue;
@@ -259,7 +245,7 @@ OutsideTensors::Restored::Restored(const OutsideTensors& outside) : outside_(out
     before_.push_back({storage, memory_of(storage).clone(), changed.version.now()});
     first.push_back(&changed);
   }
-  for (const Layout& layout : outside.layouts_)
+  for (const TensorLayout& layout : outside.layouts_)
     if (const auto tensor = layout.tensor.lock()) layouts_.emplace_back(torch::Tensor(tensor));
   for (std::size_t i = first.size(); i-- > 0;) {  // the oldest change last
     set_bytes(before_[i].storage, first[i]->bytes);
@@ -288,7 +274,7 @@ OutsideTensors::Restored::~Restored() {
       set_bytes(before.storage, before.bytes);
       before.version.restore();
     }
-    for (const Layout& layout : layouts_) layout.restore();
+    for (const TensorLayout& layout : layouts_) layout.restore();
   });
   for (const auto& [list, size] : hooks_)
     if (list->size() > size) list->resize(size);

@@ -24,18 +24,6 @@ namespace zr::host::model {
 /// without gradient, such as a buffer, from before the first change. The methods for the first run must not throw: a
 /// block that cannot run again is reported by check().
 class OutsideTensors {
- private:
-  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-  // The part of a tensor's storage that it shows: t_() or resize_() change it.
-  struct Layout {
-    WeakTensor tensor;
-    c10::Storage storage;
-    std::vector<int64_t> sizes, strides;
-    int64_t offset;
-    explicit Layout(const torch::Tensor& tensor);
-    void restore() const;
-  };
-
  public:
   explicit OutsideTensors(const std::vector<torch::Tensor>& inputs);
 
@@ -73,12 +61,13 @@ class OutsideTensors {
       TensorVersion version;
     };
     const OutsideTensors& outside_;
-    std::vector<Before> before_;   // of the tensors in `changed_` that still exist
-    std::vector<Layout> layouts_;  // of `layouts_` of OutsideTensors
+    std::vector<Before> before_;         // of the tensors in `changed_` that still exist
+    std::vector<TensorLayout> layouts_;  // of `layouts_` of OutsideTensors
     std::vector<std::pair<std::shared_ptr<torch::autograd::hooks_list>, std::size_t>> hooks_;  // and their number
   };
 
  private:
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   struct Used {
     TensorVersion version;
     bool input = false;
@@ -108,7 +97,7 @@ class OutsideTensors {
   ska::flat_hash_map<const void*, MetMemory> first_met_;  // during the first run
   MetMemories met_;                                       // afterwards
   std::vector<Changed> changed_;                          // in the order of the changes
-  std::vector<Layout> layouts_;                           // before their changes, in this order
+  std::vector<TensorLayout> layouts_;                     // before their changes, in this order
   std::unordered_map<const c10::TensorImpl*, WeakTensor>
       with_hooks_;  // tensors that require gradients, whose hooks outlive the block's graph
   std::string refusal_;

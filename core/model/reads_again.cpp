@@ -18,7 +18,7 @@ bool is_in_use(const WeakMemory& memory, const std::vector<torch::Tensor>& saved
 
 ReadsAgain::ReadsAgain(const MetMemories& first, const std::vector<torch::Tensor>& inputs) : first_(first) {
   for (const torch::Tensor& input : inputs)
-    if (input.defined()) known_.insert(memory_identity(input));
+    if (input.defined()) known_.emplace(memory_identity(input), false);
 }
 
 void ReadsAgain::begins(const OperatorCall& call) {
@@ -29,20 +29,21 @@ void ReadsAgain::begins(const OperatorCall& call) {
 
 void ReadsAgain::sees(const torch::Tensor& tensor) {
   c10::intrusive_ptr_target* const memory = memory_identity(tensor);
-  if (known_.count(memory) > 0) return;
+  if (known_.find(memory) != known_.end()) return;
   const auto met = first_.find(memory);
   const bool own = met != first_.end() && met->second.own;
   if ((met != first_.end() && !own) || tensor.is_inference() || Placeholder::find(tensor)) return;
   const bool temporary = tensor.dim() == 0 || !tensor.has_storage() || !tensor.storage().resizable();
   suspects_.push_back({weak_memory(memory), TensorVersion(tensor), tensor.scalar_type(), own, temporary});
-  known_.insert(memory);
+  known_.emplace(memory, false);
 }
 
 void ReadsAgain::ended(const std::vector<c10::IValue>& results) {
   for (const c10::IValue& result : results)
     each_tensor(result, [&](const torch::Tensor& tensor) {
       c10::intrusive_ptr_target* const memory = memory_identity(tensor);
-      if (known_.insert(memory).second && !suspects_.empty() && !first_.contains(memory))
+      const bool own = known_.emplace(memory, true).first->second;
+      if (own && !suspects_.empty() && !first_.contains(memory))
         made_.push_back({weak_memory(memory), sizes_of(tensor), tensor.scalar_type()});
     });
 }

@@ -50,8 +50,9 @@ class ReadsAgain final : private OperatorObserver {
   void sees(const torch::Tensor& tensor);
 
   const MetMemories& first_;
-  // Addresses: whatever exists since before this run keeps its own. Those of this run, and those of suspects.
-  ska::flat_hash_set<const void*> known_;
+  // Memory of the inputs and of suspects, and of what this run made (true). By address: what exists since before this
+  // run keeps its own.
+  ska::flat_hash_map<const void*, bool> known_;
   std::vector<Suspect> suspects_;
   std::vector<Made> made_;  // after the first suspect
 };

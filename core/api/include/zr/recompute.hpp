@@ -52,13 +52,13 @@ std::decay_t<T> without_tensor(const T& argument) {
 /// every strategy. Calls can be nested. Not collective.
 ///
 /// fn is copied and lives as long as the autograd graph: capture modules by value; pass tensors as inputs instead of
-/// capturing them. Inputs that are not tensors are copied. fn must execute the same operators both times, so call train()
-/// and eval() after backward; TorchScript modules need torch::jit::setGraphExecutorOptimize(false) before their first
-/// forward, because the profiling executor changes their operators between calls. Changes that its operators make in
-/// place to tensors without gradient from outside the block, such as the running statistics of batch norm, happen once;
-/// other side effects happen twice, such as an assignment to a variable. fn may keep a tensor that it makes in a variable
-/// and read it in both runs (a cache), if the second run does not replace it. Tensor hooks that fn registers on tensors
-/// that it uses are called once.
+/// capturing them. Inputs that are not tensors are copied. fn must execute the same operators both times, so call
+/// train() and eval() after backward; TorchScript modules need torch::jit::setGraphExecutorOptimize(false) before their
+/// first forward, because the profiling executor changes their operators between calls. Changes that its operators make
+/// in place to tensors without gradient from outside the block, such as the running statistics of batch norm, happen
+/// once; other side effects happen twice, such as an assignment to a variable. fn may keep a tensor that it makes in a
+/// variable and read it in both runs (a cache), if the second run does not replace it. Tensor hooks that fn registers
+/// on tensors that it uses are called once.
 ///
 /// Not seen: what libtorch's version counters do not count (writes through raw pointers and Tensor::data(), and the
 /// statistics that batch norm updates outside the block), numbers that fn draws from a generator of the program by hand
@@ -67,11 +67,11 @@ std::decay_t<T> without_tensor(const T& argument) {
 ///
 /// Backward throws UserError, which says what to change, if it needs a tensor that was changed in place after it was
 /// saved (as libtorch does), and if the block cannot run again as it ran first: an input, a captured tensor, a buffer
-/// or a parameter that it reads was changed in place after it; a variable that it reads was assigned another tensor after
-/// it, or by the block itself; it changes an input, another tensor that requires gradients or memory that libtorch does
-/// not own (from_blob) in place; another thread drew from a random generator that it draws from, during one of the runs;
-/// autocast gave it an outdated cast from its cache; it calls torch::autograd::grad itself. If gradients are disabled,
-/// this is a plain call of fn(inputs...).
+/// or a parameter that it reads was changed in place after it; a variable that it reads was assigned another tensor
+/// after it, or by the block itself; it changes an input, another tensor that requires gradients or memory that
+/// libtorch does not own (from_blob) in place; another thread drew from a random generator that it draws from, during
+/// one of the runs; autocast gave it an outdated cast from its cache; it calls torch::autograd::grad itself. If
+/// gradients are disabled, this is a plain call of fn(inputs...).
 template <class F, class... Inputs>
 auto checkpoint(F fn, const Inputs&... inputs) {
   std::vector<torch::Tensor> tensors;

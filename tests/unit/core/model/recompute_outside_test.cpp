@@ -161,6 +161,7 @@ const char* const kOtherTensor =
 TEST(RecomputeOutsideTest, ReportsVariablesThatABlockAssigns) {
   const auto mean = std::make_shared<Tensor>(torch::zeros({4}));
   const Block block = [mean](const Tensor& z) {
+    for (int i = 0; i < 20; ++i) z.detach() * i;  // whose memory the next ones reuse
     *mean = *mean * 0.9 + z.detach().mean(0) * 0.1;
     return (z - *mean).square().tanh();
   };
