@@ -16,6 +16,7 @@ namespace zr::host {
 namespace {
 std::atomic<uint64_t> g_depth{0};
 std::atomic<bool> g_exits{false};
+std::atomic<ExitFunction> g_end{nullptr};
 
 // fork() holds the mutex, so that a child's copy is consistent.
 struct Descriptors {
@@ -43,6 +44,8 @@ void after_fork_in_child() ZR_NO_THREAD_SAFETY_ANALYSIS {
 
 bool process_exits() { return g_exits.load(std::memory_order_relaxed); }
 void note_process_exit() { g_exits.store(true, std::memory_order_relaxed); }
+ExitFunction set_exit_function(ExitFunction end) { return g_end.exchange(end); }
+ExitFunction exit_function() { return g_end; }
 
 uint64_t fork_depth() { return g_depth.load(std::memory_order_relaxed); }
 

@@ -1,4 +1,4 @@
-// Whether the process is exiting.
+// Whether the process is exiting, and how to end it.
 #pragma once
 
 namespace zr::host {
@@ -7,5 +7,12 @@ namespace zr::host {
 bool process_exits();
 /// Call it in the first function that the C library calls when the process exits. [any]
 void note_process_exit();
+
+using ExitFunction = void (*)(int exit_code);
+/// Sets the function that ends this process with the given exit code, for another thread while the program's thread
+/// computes or blocks. Returns the previous one. Null, the initial value: the process cannot be ended. [any]
+ExitFunction set_exit_function(ExitFunction end);
+/// The current one. [any]
+ExitFunction exit_function();
 
 }  // namespace zr::host

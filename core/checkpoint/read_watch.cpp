@@ -3,9 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
 
+#include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/process_exit.hpp"
 #include "base/seconds_variable.hpp"
 #include "base/text.hpp"
 #include "base/thread_without_signals.hpp"
@@ -13,8 +14,7 @@
 namespace zr::host::checkpoint {
 
 namespace {
-constexpr double kSilence = 2;         // seconds; the longest wait without a word
-constexpr int kEnvironmentFailed = 3;  // see zr::guarded
+constexpr double kSilence = 2;  // seconds; the longest wait without a word
 }  // namespace
 
 ReadWatch::ReadWatch()
@@ -47,12 +47,13 @@ void ReadWatch::watch() {
 // The caller holds the mutex, so that `path` stays.
 void ReadWatch::report(const std::string& path, int64_t at, Seconds so_far) {
   const std::string limit = shortest(limit_.count());
-  if (so_far >= limit_) {
+  if (so_far >= limit_ && !has_failed_) {
+    has_failed_ = true;
     log(ZR_LOG_ERROR,
         fmt::format("{}: reading at byte {} did not return within {} s: its file system does not answer; check the "
                     "mount, or set the environment variable ZR_READ_SECONDS to more seconds",
                     printable(path), at, limit));
-    std::_Exit(kEnvironmentFailed);
+    if (const ExitFunction end = exit_function()) end(exit_code::environment);
   }
   if (so_far.count() < kSilence || has_warned_) return;
   has_warned_ = true;

@@ -12,7 +12,8 @@ namespace zr::host::checkpoint {
 
 /// Watches the reads of one thread from another one, because a read from a file system that does not answer (a network
 /// mount whose server is gone) cannot be interrupted. After 2 s within one read, logs file and position, once. After
-/// ZR_READ_SECONDS (default 300) within one read, logs an error that names them and ends the process with code 3.
+/// ZR_READ_SECONDS (default 300) within one read, logs an error that names them and ends the process with code 3, by
+/// exit_function().
 class ReadWatch {
  public:
   /// Throws UserError if ZR_READ_SECONDS is not a number of seconds.
@@ -39,7 +40,7 @@ class ReadWatch {
   void report(const std::string& path, int64_t at, Seconds so_far);
 
   const Seconds limit_, period_;  // period_: between two looks at the read in progress
-  bool has_warned_ = false;       // used by thread_
+  bool has_warned_ = false, has_failed_ = false;  // used by thread_
   Mutex mutex_;
   ConditionVariable closed_;
   const std::string* path_ ZR_GUARDED_BY(mutex_) = nullptr;  // of the read in progress; null: none

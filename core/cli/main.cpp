@@ -6,11 +6,13 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <iostream>
 
 #include "base/file.hpp"
 #include "base/log.hpp"
+#include "base/process_exit.hpp"
 #include "cli/commands.hpp"
 #include "plugin/plugin.hpp"
 #include "zr/error.hpp"
@@ -52,6 +54,7 @@ int check_output(int code) {
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);  // makes a closed pipe a write error; child processes get the default disposition
   zr::host::report_file_size_limit();
+  zr::host::set_exit_function([](int code) { std::_Exit(code); });
   zr::host::plugin::probe_before_loading();
   return check_output(run(argc, argv));
 }

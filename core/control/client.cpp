@@ -27,7 +27,6 @@ using ip::tcp;
 using protocol::Type;
 
 namespace {
-std::atomic<ExitFunction> end_of_process{nullptr};
 constexpr auto kFailureReportTimeout = std::chrono::milliseconds(2000);  // the store builds it within 1 s
 constexpr auto kSilentStoreTimeout = std::chrono::milliseconds(500);     // the same, if the store is silent
 constexpr auto kHeartbeatAfterStep = std::chrono::milliseconds(10);      // delay until the store learns of a new step
@@ -52,8 +51,6 @@ std::string new_job_id() {
 }
 }  // namespace
 
-ExitFunction set_exit_function(ExitFunction end) { return end_of_process.exchange(end); }
-ExitFunction exit_function() { return end_of_process; }
 
 ControlClient::ControlClient(RankInfo rank_info, std::chrono::milliseconds timeout)
     : rank_info_(std::move(rank_info)),

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "base/process_exit.hpp"
+
 namespace zr::host::control {
 
 /// The current activity of a rank's training thread, for reports. Cheap to set; heartbeats send it.
@@ -32,13 +34,11 @@ inline std::string saves_on_signal_key(int rank) { return "saves_on_signal/" + s
 /// launcher and the rank, which it ends.
 inline std::string stops_on_request_key(int rank) { return "stops_on_request/" + std::to_string(rank); }
 
-/// Sets the function that ends this process with the given exit code if its training thread does not notice a failure
-/// of the job within 2 s, because it computes or blocks. Returns the previous one. Null, the initial value: the process
-/// continues, and the next call of the training thread fails. Thread-safe.
-using ExitFunction = void (*)(int exit_code);
-ExitFunction set_exit_function(ExitFunction end);
-/// The current one. Thread-safe.
-ExitFunction exit_function();
+/// How this process ends if its training thread does not notice a failure of the job within 2 s, because it computes or
+/// blocks; null: it continues, and the next call of the training thread fails.
+using host::exit_function;
+using host::ExitFunction;
+using host::set_exit_function;
 
 /// The store key that `rank` sets to "yes" when the job fails and no exit function is set: the program may catch the
 /// failure and continue, for example to save its own state, and the launcher gives it time.

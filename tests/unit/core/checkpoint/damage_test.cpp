@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "base/hex.hpp"
+#include "base/process_exit.hpp"
 #include "checkpoint/safetensors.hpp"
 #include "ranks.hpp"
 #include "support/scratch.hpp"
@@ -45,6 +46,7 @@ TEST_F(CheckpointDamageTest, AReadThatDoesNotReturnIsNamedAndEndsTheProcess) {
   const auto verify = [this](const char* call) {
     ::setenv("ZR_FAILPOINT", call, 1);
     ::setenv("ZR_READ_SECONDS", "2.4", 1);
+    set_exit_function([](int code) { std::_Exit(code); });
     refusal();
   };
   for (const char* call : {"read=STALL@1", "read=STALL@5"})
