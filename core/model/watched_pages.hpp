@@ -13,10 +13,12 @@ class WatchedPages {
   /// Throws std::bad_alloc.
   explicit WatchedPages(std::size_t bytes);
   ~WatchedPages();
+  /// `other` has no pages then.
   WatchedPages(WatchedPages&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)),
         bytes_(std::exchange(other.bytes_, 0)),
         watch_(std::exchange(other.watch_, kNone)) {}
+  /// Exchanges the pages.
   WatchedPages& operator=(WatchedPages&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);

@@ -245,7 +245,10 @@ RANK_BODY(reads_too_much_memory, Run) {
   zr::deferred([] { return torch::tensor(std::vector<float>(300000, 1)); });
 }
 RANK_BODY(reads_zeros, Run) {
-  zr::deferred([] { return torch::zeros({2, 3}).accessor<float, 2>()[0][0]; });
+  zr::deferred([] {
+    torch::Tensor zeros = torch::zeros({2, 3});
+    return zeros.accessor<float, 2>()[0][0];
+  });
 }
 RANK_BODY(makes_sparse, Run) {
   zr::deferred([] { return torch::ones({2, 3}).to_sparse(); });

@@ -19,8 +19,8 @@ namespace zr {
 /// effect. Weights that the ranks of a node share (communicator.share_weights) are copied for the scope, so it needs
 /// memory for them.
 ///
-/// Do not write by pointer outside such a scope: libtorch does not count it, so that the engine throws where weights are
-/// shared or sharded, but where each rank has its own copy it may not notice that the copies differ.
+/// Do not write by pointer outside such a scope: the engine throws where weights are shared or sharded, but where each
+/// rank has its own copy, it may not notice that the copies differ.
 ///
 /// The begin and the end are collective under every strategy. Use the scope on the training thread and end it before
 /// engine.step(). Throws zr::Error.
@@ -67,8 +67,8 @@ class DeferredScope {
 /// is not row-major fp32, or that shares a storage, has memory from its first operator to its last one. Ordinary
 /// tensors that operators use are copied. The tensors have no values before the engine exists, except that a tensor of
 /// at most 1 MiB that torch::empty() made can be written by pointer until the first operator uses it, as
-/// torch::tensor() of a vector does, and read until an operator changes it. A model without an engine is freed when its tensors are, at the latest by the next
-/// call.
+/// torch::tensor() of a vector does, and read until an operator changes it. A model without an engine is freed when its
+/// tensors are, at the latest by the next call.
 ///
 /// A call within another one belongs to that one. Operators of other threads are not recorded. Not collective.
 /// Throws UserError, which names the operator, if a constructor needs the values of a tensor (for example item()),
