@@ -86,6 +86,9 @@ std::string advice(const std::string& type, const std::string& text) {
     return "an in-place operator has changed a tensor of this shape between forward and engine.backward(): use the "
            "operator that returns a new tensor, or clone() before it; or it is a parameter that engine.step(), set(), "
            "load() or zr::Swap has changed since forward: call forward again";
+  if (has("A view was created in no_grad mode"))
+    return "the model keeps a view of a parameter that was made with gradients disabled, and the engine has changed "
+           "the parameter since: make the view in forward(), or with gradients enabled";
   if (has("Expected all tensors to be on the same device"))
     return "the engine keeps parameters on its device (job.device): move the inputs of the model there with "
            "x.to(engine.device())";

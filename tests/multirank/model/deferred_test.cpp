@@ -94,7 +94,7 @@ struct Unusual : torch::nn::Module {
     register_parameter("listed", torch::tensor(std::vector<float>{1, 2.5, -3}));
     torch::Tensor by_pointer = torch::empty({3});
     auto values = by_pointer.accessor<float, 1>();
-    values[1] = 4;
+    for (int64_t i = 0; i < 3; ++i) values[i] = static_cast<float>(2 * i + 2);
     register_parameter("by_pointer", by_pointer * 2);
     register_parameter("read_again", torch::full({2}, values[1]));  // nothing has changed it
     torch::manual_seed(8);

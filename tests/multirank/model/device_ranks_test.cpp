@@ -180,7 +180,7 @@ RANK_BODY(writes_other_values_in_a_scope, Run) {
 TEST_F(DeviceRanksTest, ValuesThatDifferInAGatherScopeAreFound) {
   const std::string said = result(2, writes_other_values_in_a_scope, "strategy=zero3" + kDevice);
   EXPECT_THAT(said, HasSubstr("failed with 2"));
-  EXPECT_THAT(said, HasSubstr("weights differ between ranks: in 'twice.weight', elements 0 to 1295, rank 1 has "
+  EXPECT_THAT(said, HasSubstr("weights differ between ranks: in 'twice.weight', elements 0 to 1295, rank 1 wrote "
                               "different values than rank 0 (found in step 1)"));
 }
 
