@@ -8,15 +8,12 @@
 #include <utility>
 #include <vector>
 
-#include "base/process_exit.hpp"
 #include "zr/mutex.hpp"
 
 namespace zr::host {
 
 namespace {
 std::atomic<uint64_t> g_depth{0};
-std::atomic<bool> g_exits{false};
-std::atomic<ExitFunction> g_end{nullptr};
 
 // fork() holds the mutex, so that a child's copy is consistent.
 struct Descriptors {
@@ -41,11 +38,6 @@ void after_fork_in_child() ZR_NO_THREAD_SAFETY_ANALYSIS {
 // When the library is loaded: the process may fork before it opens the first descriptor.
 [[maybe_unused]] const int g_registered = ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }  // namespace
-
-bool process_exits() { return g_exits.load(std::memory_order_relaxed); }
-void note_process_exit() { g_exits.store(true, std::memory_order_relaxed); }
-ExitFunction set_exit_function(ExitFunction end) { return g_end.exchange(end); }
-ExitFunction exit_function() { return g_end; }
 
 uint64_t fork_depth() { return g_depth.load(std::memory_order_relaxed); }
 

@@ -1,0 +1,17 @@
+#include "base/process_exit.hpp"
+
+#include <atomic>
+
+namespace zr::host {
+
+namespace {
+std::atomic<bool> g_exits{false};
+std::atomic<ExitFunction> g_end{nullptr};
+}  // namespace
+
+bool process_exits() { return g_exits.load(std::memory_order_relaxed); }
+void note_process_exit() { g_exits.store(true, std::memory_order_relaxed); }
+ExitFunction set_exit_function(ExitFunction end) { return g_end.exchange(end); }
+ExitFunction exit_function() { return g_end; }
+
+}  // namespace zr::host
