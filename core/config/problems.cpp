@@ -10,10 +10,10 @@
 namespace zr::host::config {
 
 namespace {
-constexpr std::size_t kMax = 20;
+constexpr std::size_t kMostShown = 20;
 }
 
-bool Problems::full() const { return problems_.size() >= kMax; }
+bool Problems::full() const { return problems_.size() >= kMostShown; }
 
 void Problems::add(const Origin& origin, const std::string& text) {
   full() ? void(++omitted_) : problems_.push_back({origin, text});

@@ -24,6 +24,7 @@
 namespace {
 
 constexpr int64_t kWidth = 2304, kTile = 1 << 20, kRounds = 9;
+constexpr int64_t kLine = 32;  // elements: a cache line of 16-bit weights
 const std::vector<int64_t> kTensors = {kWidth, kWidth, 3 * kWidth* kWidth, 3 * kWidth, kWidth* kWidth,     kWidth,
                                        kWidth, kWidth, 4 * kWidth* kWidth, 4 * kWidth, 4 * kWidth* kWidth, kWidth};
 constexpr double kLr = 1e-3, kBeta1 = 0.9, kBeta2 = 0.999, kEps = 1e-8, kDecay = 0.01;
@@ -87,26 +88,34 @@ struct Tile {
   int64_t first;      // in its tensor
   const int64_t* shape;
 };
-std::vector<Tile> tiles_of_all() {
-  std::vector<Tile> tiles;
-  int64_t start = 0;
+using Share = std::vector<Tile>;
+
+/// One share per thread, with the same number of elements in each: otherwise the largest share decides, not the kernel.
+std::vector<Share> shares_of_all(int64_t threads) {
+  const int64_t all = std::accumulate(kTensors.begin(), kTensors.end(), int64_t{0});
+  const auto begin_of = [&](int64_t thread) { return all * thread / threads / kLine * kLine; };
+  std::vector<Share> shares(threads);
+  int64_t start = 0;  // of the tensor
   for (const int64_t& elements : kTensors) {
-    for (int64_t first = 0; first < elements; first += kTile) {
-      tiles.push_back({start + first, std::min(kTile, elements - first), first, &elements});
+    for (int64_t thread = 0; thread < threads; ++thread) {
+      const int64_t end = std::min(start + elements, thread + 1 < threads ? begin_of(thread + 1) : all);
+      for (int64_t at = std::max(start, begin_of(thread)); at < end; at += kTile) {
+        shares[thread].push_back({at, std::min(kTile, end - at), at - start, &elements});
+      }
     }
     start += elements;
   }
-  return tiles;
+  return shares;
 }
 
-/// Calls fn(tile) for all tiles; each thread has one contiguous part.
-void on_threads(int threads, const std::vector<Tile>& tiles, const std::function<void(const Tile&)>& fn) {
-  const auto share = [&](std::size_t t) {
-    for (std::size_t i = tiles.size() * t / threads; i < tiles.size() * (t + 1) / threads; ++i) fn(tiles[i]);
+/// Calls fn(tile) for all tiles, each share on a thread of its own.
+void on_threads(const std::vector<Share>& shares, const std::function<void(const Tile&)>& fn) {
+  const auto run = [&](const Share& share) {
+    for (const Tile& tile : share) fn(tile);
   };
   std::vector<std::thread> others;
-  for (int t = 1; t < threads; ++t) others.emplace_back(share, t);
-  share(0);
+  for (std::size_t i = 1; i < shares.size(); ++i) others.emplace_back(run, std::cref(shares[i]));
+  run(shares[0]);
   for (std::thread& other : others) other.join();
 }
 
@@ -193,13 +202,13 @@ struct Variant {
 
 std::vector<zr::bench::Row> measure(const zr::testing::OptimizerUnderTest& adamw, const Streams& s, Tensors& theirs,
                                     Tensors& shared, bool bf16, int threads) {
-  const std::vector<Tile> tiles = tiles_of_all();
-  const double count = static_cast<double>(tiles.back().at + tiles.back().count);
+  const std::vector<Share> shares = shares_of_all(threads);
+  const double count = static_cast<double>(std::accumulate(kTensors.begin(), kTensors.end(), int64_t{0}));
   at::set_num_threads(threads);
   const std::vector<Variant> variants = {
-      {"", 0, [&] { on_threads(threads, tiles, [&](const Tile& tile) { ours(adamw, s, tile, bf16); }); }},
+      {"", 0, [&] { on_threads(shares, [&](const Tile& tile) { ours(adamw, s, tile, bf16); }); }},
       {"same streams, no math", 0.90,
-       [&] { on_threads(threads, tiles, [&](const Tile& tile) { traffic(s, tile.at, tile.at + tile.count, bf16); }); }},
+       [&] { on_threads(shares, [&](const Tile& tile) { traffic(s, tile.at, tile.at + tile.count, bf16); }); }},
       {"at::_fused_adamw_", 1.05, [&] { theirs.step(true, bf16); }},
       {"libtorch, our memory", 0, [&] { shared.step(true, bf16); }},
       {"torch::optim::AdamW", 4, [&] { theirs.step(false, bf16); }}};
