@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <memory>
 #include <set>
 #include <utility>
 
@@ -34,40 +33,6 @@ std::vector<char> have_states_on_device(const plan::MemoryPlan& plan) {
   }
   return have;
 }
-
-// Device memory for the sums of this rank's norm blocks, and the optimizer that adds them up.
-class DeviceSums {
- public:
-  explicit DeviceSums(const StepContext& context) : context_(context) {}
-  ~DeviceSums() { context_.comm.free(memory_); }
-  DeviceSums(const DeviceSums&) = delete;
-
-  void add_up(const std::vector<zr_view>& values, double* out) {
-    int64_t blocks = 0;
-    for (const zr_view& view : values) blocks += plan::norm_blocks_of(view.count);
-    if (blocks == 0) return;
-    if (!memory_)
-      memory_ = context_.comm.allocate_on_device(8 * blocks, MemoryKind::other, "norm blocks",
-                                                 comm::CommRuntime::Readers::this_rank);
-    const zr_view sums{memory_, blocks, ZR_F64, 0, context_.device->device()};
-    const plugin::Instance& optimizer = context_.optimizers.main();
-    CallError error;
-    zr_code code = ZR_OK;
-    context_.device->run([&](zr_stream* stream) {
-      code = call_plugin(&error, [&] {
-        return context_.optimizers.on_device(0)->norm_blocks(optimizer.self(), values.data(),
-                                                             static_cast<uint32_t>(values.size()), plan::kNormBlock,
-                                                             &sums, stream, &error);
-      });
-    });
-    check(code, error, optimizer.call_text("norm_blocks"));
-    context_.device->download(memory_, out, 8 * blocks);
-  }
-
- private:
-  const StepContext& context_;
-  void* memory_ = nullptr;
-};
 }  // namespace
 
 std::string device_obstacle(const plan::MemoryPlan& plan, uint64_t stream_types, const Optimizers& optimizers,
@@ -177,12 +142,6 @@ plan::MemoryPlan located_plan(plan::PlanInput input,
   plan::MemoryPlan in_host_memory = located();
   // Otherwise the state is in host memory only because `auto` chose a tier for a part that does not fit on the device.
   return in_host_memory.on_device ? plan : in_host_memory;
-}
-
-NormBlocks::OnDevice norm_on_device(const StepContext& context) {
-  const auto sums = std::make_shared<DeviceSums>(context);
-  return {[sums](const std::vector<zr_view>& values, double* out) { sums->add_up(values, out); },
-          [device = context.device](const zr_view& values) { return device->count_non_finite(values); }};
 }
 
 }  // namespace zr::host::engine

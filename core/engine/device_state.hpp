@@ -5,7 +5,6 @@
 #include <functional>
 #include <string>
 
-#include "engine/norm_blocks.hpp"
 #include "engine/step_context.hpp"
 
 namespace zr::host::engine {
@@ -35,8 +34,5 @@ void locate_state(plan::MemoryPlan& plan, const config::JobConfig& config, const
 plan::MemoryPlan located_plan(plan::PlanInput input,
                               const std::function<plan::MemoryPlan(const plan::PlanInput& input)>& make,
                               const std::function<void(plan::MemoryPlan& plan)>& locate);
-
-/// The functions that add up norm blocks on the device of the context, which outlives them.
-NormBlocks::OnDevice norm_on_device(const StepContext& context);
 
 }  // namespace zr::host::engine

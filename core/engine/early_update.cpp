@@ -9,6 +9,7 @@
 #include "base/dtype.hpp"
 #include "base/error.hpp"
 #include "base/thread_without_signals.hpp"
+#include "engine/early_update_conditions.hpp"
 
 namespace zr::host::engine {
 
@@ -22,10 +23,10 @@ EarlyUpdate::EarlyUpdate(const StepContext& context, ShardedState& state, std::v
       state_(state),
       optimizers_(std::move(optimizers)),
       trace_(trace),
-      tiles_(state.states(), state.slices(), !is_in_place(context.config())),
+      tiles_(state.states(), state.slices(), !updates_in_place(context.config())),
       pool_(context.pool.width()),
       gradient_size_(size_of(context.plan.input.reduced_grad_dtype)),
-      is_speculative_(!is_in_place(context.config())),
+      is_speculative_(!updates_in_place(context.config())),
       all_touched_(context.plan.input.parameters.size(), 1) {
   for (const offload::EarlyTiles::Tile& tile : tiles_.tiles()) add_unit(true, tile.index, tile.slices);
   for (std::size_t i = 0; i < state.staged().size(); ++i) add_unit(false, i, {state.staged()[i]});

@@ -34,14 +34,6 @@ class EarlyUpdate {
   ~EarlyUpdate();  // waits for the tile in progress
   EarlyUpdate(const EarlyUpdate&) = delete;
 
-  /// Why the update of this job does not begin before backward has ended; empty: it does. A job without states on tiers
-  /// does not.
-  static std::string obstacle(const config::JobConfig& config, const plan::MemoryPlan& plan);
-  /// Whether no step of the job is skipped or clipped, so that the update is not speculative.
-  static bool is_in_place(const config::JobConfig& config);
-  /// The memory for undoing that the plan of a job needs.
-  static plan::Speculation speculation(const config::JobConfig& config, const plan::PlanInput& input);
-
   /// The arguments of the update.
   struct Input {
     float grad_mul;

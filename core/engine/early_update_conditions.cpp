@@ -1,8 +1,8 @@
-// When updates of states on tiers may begin during backward.
+#include "engine/early_update_conditions.hpp"
+
 #include <fmt/format.h>
 
 #include "base/dtype.hpp"
-#include "engine/early_update.hpp"
 
 namespace zr::host::engine {
 
@@ -13,7 +13,7 @@ std::string obstacle_of_job(const config::JobConfig& config, const plan::PlanInp
   for (uint32_t param = 0; param < input.parameters.size(); ++param) {
     if (input.parameters[param].frozen) continue;
     const plan::OptimizerDescription& description = input.description(param);
-    const bool can_be_undone = !description.has_globals || EarlyUpdate::is_in_place(config);
+    const bool can_be_undone = !description.has_globals || updates_in_place(config);
     if (description.elementwise() && description.ignores_norm && can_be_undone) continue;
     return fmt::format("optimizer '{}' {}", input.optimizer_ids[input.parameters[param].optimizer],
                        !description.elementwise()  ? "is not elementwise"
@@ -24,7 +24,7 @@ std::string obstacle_of_job(const config::JobConfig& config, const plan::PlanInp
 }
 }  // namespace
 
-std::string EarlyUpdate::obstacle(const config::JobConfig& config, const plan::MemoryPlan& plan) {
+std::string early_update_obstacle(const config::JobConfig& config, const plan::MemoryPlan& plan) {
   const plan::PlanInput& input = plan.input;
   if (!plan.has_offloaded_states()) return "no optimizer state is on a tier";
   if (plan.on_device) return "gradients are in memory of the device";
@@ -32,7 +32,7 @@ std::string EarlyUpdate::obstacle(const config::JobConfig& config, const plan::M
   for (const plan::Buffer& buffer : plan.rank_plan.buffers)
     if (!input.tiers[static_cast<std::size_t>(plan.tier_of(buffer))].in_memory())
       return "reduced gradients or weights are on a disk";
-  if (is_in_place(config))
+  if (updates_in_place(config))
     return size_of(input.parts() > 1 ? zr_dtype{ZR_F32} : input.weight_dtype) > size_of(input.reduced_grad_dtype)
                ? "gradients.dtype is narrower than the weights"
                : "";
@@ -47,13 +47,13 @@ std::string EarlyUpdate::obstacle(const config::JobConfig& config, const plan::M
                          : "needs memory.host_budget, or offload.speculate = \"always\"");
 }
 
-bool EarlyUpdate::is_in_place(const config::JobConfig& config) {
+bool updates_in_place(const config::JobConfig& config) {
   return config.train().nonfinite == config::NonFiniteRule::stop && !(config.train().gradient_clipping > 0);
 }
 
-plan::Speculation EarlyUpdate::speculation(const config::JobConfig& config, const plan::PlanInput& input) {
+plan::Speculation speculation_of(const config::JobConfig& config, const plan::PlanInput& input) {
   const config::SpeculateRule rule = config.offload().speculate;
-  if (is_in_place(config) || rule == config::SpeculateRule::never || !obstacle_of_job(config, input).empty())
+  if (updates_in_place(config) || rule == config::SpeculateRule::never || !obstacle_of_job(config, input).empty())
     return plan::Speculation::none;
   return rule == config::SpeculateRule::always ? plan::Speculation::always : plan::Speculation::if_it_fits;
 }

@@ -8,18 +8,10 @@
 #include "base/dtype.hpp"
 #include "base/error.hpp"
 #include "base/host_view.hpp"
-#include "engine/weight_flow.hpp"
+#include "engine/job_checks.hpp"
 #include "update/norm.hpp"
 
 namespace zr::host::engine {
-
-void fail_not_held(const std::string& strategy, const std::string& parameter) {
-  fail_user(
-      fmt::format("strategy '{}' has no buffer to hold the gradient of '{}' across micro-steps, which gradients.reduce "
-                  "= \"last_micro_step\" requires; set gradients.reduce = \"each_micro_step\", or choose another "
-                  "strategy",
-                  strategy, parameter));
-}
 
 namespace {
 std::atomic<int> running_backwards = 0;  // of all engines of this process
@@ -46,7 +38,7 @@ GradientFlow::GradientFlow(const StepContext& context, const offload::DiskBacked
     check_in_backward(param);
     computed_ = true;
   });
-  model_.deliver_on_thread(sharded_parameters(plan_).empty());  // else operators communicate during backward too
+  model_.deliver_on_thread(plan_.sharded_parameters().empty());  // else operators communicate during backward too
 }
 
 GradientFlow::~GradientFlow() {

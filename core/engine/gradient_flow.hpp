@@ -11,9 +11,6 @@
 
 namespace zr::host::engine {
 
-/// Throws UserError: the strategy has no buffer to hold this gradient across micro-steps.
-[[noreturn]] void fail_not_held(const std::string& strategy, const std::string& parameter);
-
 /// Training thread, except arrived(). Receives the model's gradients while the object exists.
 class GradientFlow {
  public:

@@ -8,7 +8,6 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "comm/open_communicator.hpp"
-#include "engine/weight_flow.hpp"
 
 namespace zr::host::engine {
 
@@ -68,7 +67,7 @@ InexactCollectives inexact_collectives(const config::JobConfig& config, const pl
     if (!has_effect) continue;
     (request.key == keys.weights.key ? chosen.weights : chosen.gradients) |= request.flag;
   }
-  if (chosen.weights && sharded_parameters(plan).empty())
+  if (chosen.weights && plan.sharded_parameters().empty())
     fail_user(
         fmt::format("{} = \"int8\" ({}): every rank has all weights under this job's strategy, so none are "
                     "gathered for forward and backward; choose a strategy that shards weights of this model, or "

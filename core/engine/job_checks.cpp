@@ -10,7 +10,6 @@
 #include "base/error.hpp"
 #include "base/hex.hpp"
 #include "base/text.hpp"
-#include "engine/local_gradients.hpp"
 
 namespace zr::host::engine {
 
@@ -206,6 +205,14 @@ void compare_ranks(PlannedJob& job, model::Model& model) {
       fail_user(fmt::format(
           "the ranks do not train the same job: {}; start all ranks with the same TOML file, model and plug-in files",
           text.substr(0, text.find('\0'))));
+}
+
+void fail_not_held(const std::string& strategy, const std::string& parameter) {
+  fail_user(
+      fmt::format("strategy '{}' has no buffer to hold the gradient of '{}' across micro-steps, which gradients.reduce "
+                  "= \"last_micro_step\" requires; set gradients.reduce = \"each_micro_step\", or choose another "
+                  "strategy",
+                  strategy, parameter));
 }
 
 }  // namespace zr::host::engine

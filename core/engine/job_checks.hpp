@@ -25,4 +25,7 @@ std::string first_difference(const std::string& own_setup, const std::string& ra
 /// or buffers; the message contains the first difference.
 void compare_ranks(PlannedJob& job, model::Model& model);
 
+/// Throws UserError: the strategy has no buffer to hold this gradient across micro-steps.
+[[noreturn]] void fail_not_held(const std::string& strategy, const std::string& parameter);
+
 }  // namespace zr::host::engine

@@ -36,24 +36,6 @@ std::pair<int64_t, int64_t> written_part(const plan::MemoryPlan& plan, uint32_t 
 
 }  // namespace
 
-LocalOptimizer local_optimizer_of(const plan::PlanInput& input, const Optimizers& optimizers) {
-  for (uint32_t param = 0; param < input.parameters.size(); ++param) {
-    if (!(input.description(param).needs & ZR_OPT_NEEDS_LOCAL_GRADS)) continue;
-    const plugin::Instance& optimizer = optimizers[input.parameters[param].optimizer];
-    const auto* api = plugin::extension_of<zr_local_gradients_api>(
-        optimizer.component(), "zr.optimizer.local_gradients/1", sizeof(zr_local_gradients_api),
-        {offsetof(zr_local_gradients_api, gradients), offsetof(zr_local_gradients_api, plan),
-         offsetof(zr_local_gradients_api, exchange)});
-    if (!api)
-      fail_internal(
-          fmt::format("{} reports ZR_OPT_NEEDS_LOCAL_GRADS, but the library has no extension "
-                      "\"zr.optimizer.local_gradients/1\": this is a bug in the plug-in",
-                      optimizer.call_text("describe")));
-    return {&optimizer, api};
-  }
-  return {};
-}
-
 LocalGradients::LocalGradients(const StepContext& context, ShardedState& state)
     : context_(context),
       state_(state),

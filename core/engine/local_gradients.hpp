@@ -127,12 +127,4 @@ class LocalGradients {
   bool masters_are_stale_ = true, states_are_stale_ = true;  // of the replicas
 };
 
-/// The optimizer of the job that needs local gradients; both members are null if none does.
-struct LocalOptimizer {
-  const plugin::Instance* instance = nullptr;
-  const zr_local_gradients_api* api = nullptr;  // its functions for them
-};
-/// Throws Error if the optimizer does not have the functions.
-LocalOptimizer local_optimizer_of(const plan::PlanInput& input, const Optimizers& optimizers);
-
 }  // namespace zr::host::engine

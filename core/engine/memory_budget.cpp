@@ -6,36 +6,10 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
-#include "engine/planner.hpp"
+#include "engine/budget_check.hpp"
+#include "engine/planning.hpp"
 
 namespace zr::host::engine {
-
-namespace {
-MakePlanner planner_with(const Setup& setup, const std::vector<plan::Parameter>& parameters) {
-  return [&](const Suggestion& change) {
-    return std::make_unique<Planner>(setup.revalidate(change.overrides, change.ranks), parameters, change.ranks);
-  };
-}
-std::string suggestions(const Setup& setup, const plan::MemoryPlan& plan,
-                        const std::vector<plan::Parameter>& parameters, const BudgetShortfall& shortfall) {
-  return suggestions_text(setup, setup.control->world(), plan.on_device, shortfall, planner_with(setup, parameters));
-}
-}  // namespace
-
-void check_budget(const Setup& setup, const plan::MemoryPlan& plan, const std::vector<plan::Parameter>& parameters,
-                  const plugin::Instance* communicator) {
-  const int world = setup.control->world();
-  const int local_world = setup.control->local_world();
-  check_host_budget(setup.config, plan, local_world, plan_context_of(setup, communicator, world), [&](int64_t bytes) {
-    return host_suggestions_text(setup, world, local_world, bytes, planner_with(setup, parameters));
-  });
-  const int64_t budget = setup.config.memory().device_budget_bytes;
-  const int64_t bytes = plan.max_budgeted_bytes();
-  if (budget == 0 || bytes <= budget) return;
-  const Planner planner(setup, parameters, world);
-  fail_user(plan_over_budget_text(setup.config, planner, bytes,
-                                  suggestions(setup, plan, parameters, BudgetShortfall{budget, bytes, 0})));
-}
 
 MemoryBudget::MemoryBudget(const StepContext& context, const plugin::Instance* communicator,
                            const TrainingProgress& progress)
@@ -193,7 +167,7 @@ void MemoryBudget::fail(const Excess& excess) const {
   text += excess.step > 1 ? fmt::format(", in step {}\n", excess.step) : ", in the first step\n";
   text += kinds_text(excess.temporaries);
   const BudgetShortfall shortfall{budget, plan.max_budgeted_bytes(), excess.activations};
-  text += suggestions(context_.setup, plan, context_.model.parameters(), shortfall);
+  text += suggestions_text(context_.setup, plan, context_.model.parameters(), shortfall);
   if (excess.estimated) text += "\n  (activations count twice, because the first step had not ended)";
   fail_user(text);
 }

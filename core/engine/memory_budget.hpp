@@ -12,11 +12,6 @@
 
 namespace zr::host::engine {
 
-/// Throws UserError with the plan and suggested changes if the plan exceeds a budget. `communicator`: null for one
-/// rank.
-void check_budget(const Setup& setup, const plan::MemoryPlan& plan, const std::vector<plan::Parameter>& parameters,
-                  const plugin::Instance* communicator);
-
 /// What has ended when MemoryBudget::check() compares.
 enum class BudgetCheck { forward, backward, step };
 

@@ -106,4 +106,7 @@ class NormBlocks {
   std::vector<double> ordered_;  // the same window, in the model's order
 };
 
+/// The functions that add up norm blocks on the device of the context, which outlives them.
+NormBlocks::OnDevice norm_on_device(const StepContext& context);
+
 }  // namespace zr::host::engine

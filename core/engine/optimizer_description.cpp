@@ -13,7 +13,7 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "base/unknown_bits.hpp"
-#include "engine/optimizer_globals.hpp"
+#include "engine/optimizers.hpp"
 
 namespace zr::host::engine {
 
@@ -158,7 +158,7 @@ plan::OptimizerDescription describe(const plugin::Instance& optimizer, const zr_
                                          desc.cost,
                                          (desc.flags & ZR_OPT_IGNORES_NORM) != 0,
                                          desc.flags & ZR_OPT_STREAMS ? desc.device_types : 0,
-                                         has_globals(optimizer)};
+                                         globals_of(optimizer) != nullptr};
   add_passes(optimizer, partial_sums, param, description);
   return description;
 }

@@ -11,19 +11,10 @@
 #include "base/hex.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
-#include "plugin/extension.hpp"
 
 namespace zr::host::engine {
 
 namespace {
-
-// The functions of the extension; null if the optimizer does not have it.
-const zr_optimizer_globals_api* api_of(const plugin::Instance& optimizer) {
-  if (!optimizer.component().drafts) return nullptr;
-  return plugin::extension_of<zr_optimizer_globals_api>(
-      optimizer.component(), "zr.optimizer.globals/1", sizeof(zr_optimizer_globals_api),
-      {offsetof(zr_optimizer_globals_api, save_globals), offsetof(zr_optimizer_globals_api, load_global)});
-}
 
 // The id of the optimizer that saved a value, and the value's key. `ids`: the list of the saved job's
 // optimizers, separated by ", ". Older files name the first one's values without its id.
@@ -46,7 +37,7 @@ struct OwnGlobals {
 
 void save(const StepContext& context, std::size_t index, OptimizerGlobals& globals) {
   const plugin::Instance& optimizer = context.optimizers[index];
-  const auto* api = api_of(optimizer);
+  const auto* api = globals_of(optimizer);
   if (!api) return;
   OwnGlobals own;
   CallError error;
@@ -96,13 +87,11 @@ void compare_ranks(const StepContext& context, const OptimizerGlobals& globals) 
 
 }  // namespace
 
-bool has_globals(const plugin::Instance& optimizer) { return api_of(optimizer) != nullptr; }
-
 OptimizerGlobals save_globals(const StepContext& context) {
   OptimizerGlobals globals;
   bool any = false;
   for (std::size_t i = 0; i < context.optimizers.size(); ++i) {
-    any |= api_of(context.optimizers[i]) != nullptr;
+    any |= globals_of(context.optimizers[i]) != nullptr;
     save(context, i, globals);
   }
   if (any) compare_ranks(context, globals);
@@ -115,7 +104,7 @@ void load_globals(const StepContext& context, const checkpoint::CheckpointMetada
     bool loaded = false;
     for (std::size_t i = 0; i < context.optimizers.size(); ++i) {
       const plugin::Instance& optimizer = context.optimizers[i];
-      const auto* api = context.optimizers.id(i) == id ? api_of(optimizer) : nullptr;
+      const auto* api = context.optimizers.id(i) == id ? globals_of(optimizer) : nullptr;
       if (!api) continue;
       CallError error;
       const auto load = [&] {

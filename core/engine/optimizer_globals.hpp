@@ -12,9 +12,6 @@ namespace zr::host::engine {
 /// Values by name: the optimizer's id, "/", and its own key.
 using OptimizerGlobals = std::map<std::string, std::string>;
 
-/// True if the optimizer has the extension. [control]
-bool has_globals(const plugin::Instance& optimizer);
-
 /// The state of all optimizers. Throws Error if an optimizer fails, or if the ranks differ. Collective if an optimizer
 /// has the extension. [step]
 OptimizerGlobals save_globals(const StepContext& context);

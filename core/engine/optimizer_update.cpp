@@ -12,6 +12,7 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "engine/all_gather.hpp"
+#include "engine/early_update_conditions.hpp"
 #include "update/schedule.hpp"
 #include "update/update.hpp"
 
@@ -27,10 +28,10 @@ OptimizerUpdate::OptimizerUpdate(const StepContext& context, ShardedState& state
 void OptimizerUpdate::allow_early(const Parts& parts, Trace* trace) {
   if (context_.plan.input.tiers.size() == 1) return;
   const config::JobConfig& config = context_.config();
-  is_in_place_ = EarlyUpdate::is_in_place(config);
+  is_in_place_ = updates_in_place(config);
   if (!is_in_place_ && config.offload().speculate == config::SpeculateRule::never) return;
   const bool suits =
-      EarlyUpdate::obstacle(config, context_.plan).empty() && (is_in_place_ || state_.can_undo_updates());
+      early_update_obstacle(config, context_.plan).empty() && (is_in_place_ || state_.can_undo_updates());
   bool any = false;
   for (const char other : all_gather(context_.comm, static_cast<char>(suits), "early update")) any |= other != 0;
   if (!any) return;

@@ -56,7 +56,7 @@ class OptimizerUpdate {
     state_.edit_gradients(static_cast<float>(1 / divisor), touched, edit_);
   }
 
-  /// Lets updates begin during backward on the ranks whose plan permits it (EarlyUpdate::obstacle). trace: null: no
+  /// Lets updates begin during backward on the ranks whose plan permits it (early_update_obstacle). trace: null: no
   /// trace. Collective.
   void allow_early(const Parts& parts, Trace* trace);
   /// Call before the last backward of a step: begins the update if allow_early() permits it; collective then. If the

@@ -1,5 +1,7 @@
 #include "engine/optimizers.hpp"
 
+#include <fmt/format.h>
+
 #include <cstddef>
 
 #include "base/error.hpp"
@@ -66,6 +68,31 @@ void Optimizers::assign(std::vector<plan::Parameter>& parameters) const {
     parameter.optimizer = groups_[parameter.group].optimizer;
     parameter.optimizer_group = groups_[parameter.group].group;
   }
+}
+
+LocalOptimizer local_optimizer_of(const plan::PlanInput& input, const Optimizers& optimizers) {
+  for (uint32_t param = 0; param < input.parameters.size(); ++param) {
+    if (!(input.description(param).needs & ZR_OPT_NEEDS_LOCAL_GRADS)) continue;
+    const plugin::Instance& optimizer = optimizers[input.parameters[param].optimizer];
+    const auto* api = plugin::extension_of<zr_local_gradients_api>(
+        optimizer.component(), "zr.optimizer.local_gradients/1", sizeof(zr_local_gradients_api),
+        {offsetof(zr_local_gradients_api, gradients), offsetof(zr_local_gradients_api, plan),
+         offsetof(zr_local_gradients_api, exchange)});
+    if (!api)
+      fail_internal(
+          fmt::format("{} reports ZR_OPT_NEEDS_LOCAL_GRADS, but the library has no extension "
+                      "\"zr.optimizer.local_gradients/1\": this is a bug in the plug-in",
+                      optimizer.call_text("describe")));
+    return {&optimizer, api};
+  }
+  return {};
+}
+
+const zr_optimizer_globals_api* globals_of(const plugin::Instance& optimizer) {
+  if (!optimizer.component().drafts) return nullptr;
+  return plugin::extension_of<zr_optimizer_globals_api>(
+      optimizer.component(), "zr.optimizer.globals/1", sizeof(zr_optimizer_globals_api),
+      {offsetof(zr_optimizer_globals_api, save_globals), offsetof(zr_optimizer_globals_api, load_global)});
 }
 
 }  // namespace zr::host::engine

@@ -43,4 +43,15 @@ class Optimizers {
   std::vector<Group> groups_;  // by group of the configuration; the first is for parameters in no group
 };
 
+/// The optimizer of the job that needs local gradients; both members are null if none does.
+struct LocalOptimizer {
+  const plugin::Instance* instance = nullptr;
+  const zr_local_gradients_api* api = nullptr;  // its functions for them
+};
+/// Throws Error if the optimizer does not have the functions.
+LocalOptimizer local_optimizer_of(const plan::PlanInput& input, const Optimizers& optimizers);
+
+/// The optimizer's functions for state that belongs to no parameter; null if it has none. [control]
+const zr_optimizer_globals_api* globals_of(const plugin::Instance& optimizer);
+
 }  // namespace zr::host::engine

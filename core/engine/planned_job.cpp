@@ -10,11 +10,11 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "engine/all_gather.hpp"
+#include "engine/budget_check.hpp"
 #include "engine/device_state.hpp"
-#include "engine/early_update.hpp"
-#include "engine/inexact_collectives.hpp"
+#include "engine/early_update_conditions.hpp"
 #include "engine/job_checks.hpp"
-#include "engine/memory_budget.hpp"
+#include "engine/job_plan.hpp"
 #include "engine/planning.hpp"
 #include "engine/progress_display.hpp"
 #include "engine/run_folder.hpp"
@@ -34,43 +34,24 @@ int threads_of(const config::JobConfig& config, const control::Control& control)
   return threads;
 }
 
-std::unique_ptr<const plugin::Instance> make_communicator(plugin::PluginHost& host, const Setup& setup) {
-  if (!setup.communicator) return nullptr;
-  return std::make_unique<plugin::Instance>(host, *setup.communicator, setup.config, table_of(*setup.communicator));
-}
-
-std::vector<std::shared_ptr<const plugin::Instance>> make_tiers(plugin::PluginHost& host, const Setup& setup) {
-  std::vector<std::shared_ptr<const plugin::Instance>> tiers;
-  for (const plugin::Component& tier : setup.tiers)
-    tiers.push_back(std::make_shared<const plugin::Instance>(host, tier, setup.config, table_of(tier)));
-  return tiers;
+RankPlaces places_of(const control::Control& control) {
+  return {control.world(), control.local_world(), ranks_of_hosts(control), std::ranges::is_sorted(control.hosts())};
 }
 
 plan::MemoryPlan plan_of(const PlannedJob& job, const model::Model& model) {
-  const Setup& setup = job.setup;
-  const control::Control& control = *setup.control;
-  plan::PlanInput input = plan_input(setup.config, job.optimizers, model.parameters(), control.world());
+  const control::Control& control = *job.setup.control;
+  const plan::PlanInput input = job_plan_input(job.setup, job.plugins, model.parameters(), places_of(control));
   if (control.rank() == 0)
-    for (const std::string& warning : group_warnings(setup.config.groups(), input.parameters))
+    for (const std::string& warning : group_warnings(job.config().groups(), input.parameters))
       log(ZR_LOG_WARN, warning);
-  add_tiers(input, setup, job.tiers, control.local_world(),
-            communicator_bytes(job.communicator.get(), control.world()).value_or(0));
-  input.hosts = ranks_of_hosts(control);
-  input.rounds_weights = rounds_weights(setup.config, job.communicator.get());
-  choose_sharing(input, setup.config, job.communicator.get(), std::ranges::is_sorted(control.hosts()));
-  plan::MemoryPlan plan = located_plan(
-      input,
-      [&](const plan::PlanInput& given) { return make_plan(given, control.rank(), strategy_plan(job.strategy)); },
-      [&](plan::MemoryPlan& made) {
-        locate_state(made, setup.config, job.strategy, job.optimizers, job.communicator.get(), true);
-      });
-  plan.update_time = update_time(setup.config, plan);
-  return plan;
+  return job_plan(job.setup, job.plugins, input, true, [&](const plan::PlanInput& given) {
+    return make_plan(given, control.rank(), strategy_plan(job.plugins.strategy));
+  });
 }
 
 // Once, unless it changes. Training thread.
 void log_state_location(const PlannedJob& job, const std::string& obstacle, const StateTiers& tiers) {
-  const std::string text = state_location_text(job.config(), job.optimizers, obstacle, tiers);
+  const std::string text = state_location_text(job.config(), job.plugins.optimizers, obstacle, tiers);
   static auto* logged = new std::string;  // never destroyed
   if (text != *logged) log(ZR_LOG_INFO, text);
   *logged = text;
@@ -86,7 +67,7 @@ DeviceMemory* device_of(PlannedJob& job, model::Model& model) {
     StateTiers tiers;
   } own;
   own.tiers = state_tiers_of(job.plan);
-  device_obstacle(job.plan, stream_types_of(job.strategy), job.optimizers, job.communicator.get(),
+  device_obstacle(job.plan, stream_types_of(job.plugins.strategy), job.plugins.optimizers, job.plugins.communicator.get(),
                   memory->device().type)
       .copy(own.text, sizeof own.text - 1);
   std::string obstacle;
@@ -111,33 +92,29 @@ DeviceMemory* device_of(PlannedJob& job, model::Model& model) {
 void warn_of_speculation(const PlannedJob& job) {
   const config::OffloadConfig& offload = job.config().offload();
   if (job.rank() != 0 || offload.speculate != config::SpeculateRule::always || offload.optimizer->on_device()) return;
-  if (const std::string obstacle = EarlyUpdate::obstacle(job.config(), job.plan); !obstacle.empty())
+  if (const std::string obstacle = early_update_obstacle(job.config(), job.plan); !obstacle.empty())
     log(ZR_LOG_WARN, fmt::format("offload.speculate = \"always\" ({}) has no effect, because {}",
                                  offload.speculate.origin.text(), obstacle));
 }
 
 // Runs the checks that precede the opening of the communicator, and returns its options.
 comm::CommRuntime::Options checked(PlannedJob& job, const model::Model& model) {
-  check_strategy(job.plan, job.strategy);
-  check_optimizers(job.plan, job.optimizers, job.setup.strategy.table->id);
-  check_local_gradients(job.config(), job.plan, job.optimizers, job.strategy);
-  check_offload(job.config(), job.plan, job.setup.strategy.table->id);
+  check_plan(job.setup, job.plugins, job.plan);
   warn_of_speculation(job);
-  check_budget(job.setup, job.plan, model.parameters(), job.communicator.get());
+  check_budget(job.setup, job.plan, model.parameters(), job.plugins.communicator.get());
   job.plan.add_to(job.ledger);
-  const bool one_host = job.setup.control->local_world() == job.world() && !job.plan.input.several_hosts();
   const InexactCollectives inexact =
-      inexact_collectives(job.config(), job.plan, job.communicator.get(), one_host, job.rank() == 0);
+      job_inexact_collectives(job.setup, job.plugins, job.plan, places_of(*job.setup.control), job.rank() == 0);
   if (job.rank() == 0 && progress_wanted()) {
-    const plan::PlanContext context = plan_context_of(job.setup, job.communicator.get(), job.world());
-    std::fputs(job.plan.text(plan_title(job.setup, job.optimizers), context).c_str(), stdout);
+    const plan::PlanContext context = plan_context_of(job.setup, job.plugins.communicator.get(), job.world());
+    std::fputs(job.plan.text(plan_title(job.setup, job.plugins.optimizers), context).c_str(), stdout);
     std::fflush(stdout);
   }
   comm::CommRuntime::Options options;
   options.timeout = job.config().communicator().timeout;
   options.gradients = inexact.gradients;
   options.weights = inexact.weights;
-  options.planned_bytes = communicator_bytes(job.communicator.get(), job.world()).value_or(0);
+  options.planned_bytes = communicator_bytes(job.plugins.communicator.get(), job.world()).value_or(0);
   return options;
 }
 
@@ -151,7 +128,7 @@ std::unique_ptr<const plugin::Instance> make_strategy_of_fp32(PlannedJob& job) {
 }
 
 std::vector<const plugin::Instance*> instances_of(const PlannedJob& job) {
-  std::vector<const plugin::Instance*> instances{&job.strategy};
+  std::vector<const plugin::Instance*> instances{&job.plugins.strategy};
   if (job.strategy_of_fp32) instances.push_back(job.strategy_of_fp32.get());
   return instances;
 }
@@ -178,16 +155,13 @@ PlannedJob::PlannedJob(Setup of, model::Model& model, std::shared_ptr<Trace> spa
             : config().job().trace ? std::make_shared<Trace>(rank())
                                    : nullptr),
       services(host, *setup.control, run_folder(config(), setup.engine), config().communicator().timeout),
-      strategy(host, setup.strategy, config(), table_of(setup.strategy)),
-      optimizers(host, setup),
-      communicator(make_communicator(host, setup)),
-      tiers(make_tiers(host, setup)),
+      plugins(host, setup),
       plan(plan_of(*this, model)),
       strategy_of_fp32(plan.input.parts() > 1 ? make_strategy_of_fp32(*this) : nullptr),
       strategy_parts(instances_of(*this), plan),
-      comm(host, setup.control, communicator.get(), checked(*this, model)),
+      comm(host, setup.control, plugins.communicator.get(), checked(*this, model)),
       device(device_of(*this, model)),
-      context{{comm, pool, plan, ledger, device}, setup, model, strategy_parts, optimizers, check_of(comm, host), use} {
+      context{{comm, pool, plan, ledger, device}, setup, model, strategy_parts, plugins.optimizers, check_of(comm, host), use} {
   host.set_context(device);
   comm.set_trace(trace.get());
 }

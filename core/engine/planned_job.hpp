@@ -11,6 +11,7 @@
 #include "comm/comm_runtime.hpp"
 #include "control/job_services.hpp"
 #include "engine/engine_name.hpp"
+#include "engine/job_plan.hpp"
 #include "engine/planning.hpp"
 #include "engine/setup.hpp"
 #include "engine/step_context.hpp"
@@ -40,10 +41,7 @@ struct PlannedJob {
   EngineHost host;
   const std::shared_ptr<Trace> trace;  // outlives the objects that record spans; null: no trace
   control::JobServices services;
-  const plugin::Instance strategy;  // of the plan's part 0
-  const Optimizers optimizers;
-  const std::unique_ptr<const plugin::Instance> communicator;        // null for one rank
-  const std::vector<std::shared_ptr<const plugin::Instance>> tiers;  // ShardedState opens them
+  const JobPlugins plugins;
   plan::MemoryPlan plan;
   const std::unique_ptr<const plugin::Instance> strategy_of_fp32;  // of its part 1; null: it has one part
   StrategyParts strategy_parts;

@@ -5,30 +5,24 @@
 #include <algorithm>
 
 #include "base/text.hpp"
-#include "engine/device_state.hpp"
-#include "engine/inexact_collectives.hpp"
 #include "engine/job_checks.hpp"
 #include "engine/recorded_step.hpp"
 
 namespace zr::host::engine {
 
+namespace {
+RankPlaces places_of(int world, const HostSizes& hosts) {
+  return {world, hosts.empty() ? world : *std::max_element(hosts.begin(), hosts.end()), hosts};
+}
+}  // namespace
+
 Planner::Planner(const plugin::ResolvedJob& job, const std::vector<plan::Parameter>& parameters, int world,
                  const HostSizes& hosts)
-    : job_(job), host_(ledger_, pool_), hosts_(hosts) {
-  strategy_ = std::make_unique<plugin::Instance>(host_, job.strategy, job.config, table_of(job.strategy));
-  optimizers_ = std::make_unique<Optimizers>(host_, job);
-  if (job.communicator)
-    communicator_ =
-        std::make_unique<plugin::Instance>(host_, *job.communicator, job.config, table_of(*job.communicator));
-  for (const plugin::Component& tier : job.tiers)
-    tiers_.push_back(std::make_shared<const plugin::Instance>(host_, tier, job.config, table_of(tier)));
-  input_ = plan_input(job.config, *optimizers_, parameters, world);
-  const int ranks_per_host = hosts.empty() ? world : *std::max_element(hosts.begin(), hosts.end());
-  add_tiers(input_, job, tiers_, ranks_per_host, communicator_bytes(communicator_.get(), world).value_or(0));
-  input_.rounds_weights = engine::rounds_weights(job.config, communicator_.get());
-  input_.hosts = hosts;
-  if (!hosts.empty()) choose_sharing(input_, job.config, communicator_.get(), true);
-}
+    : job_(job),
+      host_(ledger_, pool_),
+      plugins_(host_, job_),
+      places_(places_of(world, hosts)),
+      input_(job_plan_input(job_, plugins_, parameters, places_)) {}
 
 Planner::~Planner() = default;
 
@@ -37,23 +31,18 @@ constexpr int kFewRanks = 16;  // of a job whose ranks are all planned
 }
 
 plan::MemoryPlan Planner::plan(int rank) const {
-  plan::MemoryPlan plan = located_plan(
-      input_, [&](const plan::PlanInput& input) { return plan_of_rank(input, rank, strategy_plan(*strategy_)); },
-      [&](plan::MemoryPlan& made) {
-        locate_state(made, job_.config, *strategy_, *optimizers_, communicator_.get(), false);
-      });
+  plan::MemoryPlan plan = job_plan(job_, plugins_, input_, false, [&](const plan::PlanInput& input) {
+    return plan_of_rank(input, rank, strategy_plan(plugins_.strategy));
+  });
   const bool has_costs = std::any_of(input_.descriptions.begin(), input_.descriptions.end(),
                                      [](const auto& d) { return d.cost > 0 || d.granularity != ZR_ELEMENTWISE; });
   for (int other = 0; other < (input_.world <= kFewRanks ? input_.world : 0); ++other)
     if (other != rank && has_costs)
       plan.largest_update_share =
-          std::max(plan.largest_update_share, plan_of_rank(input_, other, strategy_plan(*strategy_)).update_share());
+          std::max(plan.largest_update_share, plan_of_rank(input_, other, strategy_plan(plugins_.strategy)).update_share());
   plan.knows_all_shares = input_.world <= kFewRanks;
-  check_optimizers(plan, *optimizers_, job_.strategy.table->id);
-  check_local_gradients(job_.config, plan, *optimizers_, *strategy_);
-  engine::inexact_collectives(job_.config, plan, communicator_.get(), hosts_.size() <= 1, false);
-  check_offload(job_.config, plan, job_.strategy.table->id);
-  plan.update_time = update_time(job_.config, plan);
+  check_plan(job_, plugins_, plan);
+  job_inexact_collectives(job_, plugins_, plan, places_, false);
   return plan;
 }
 
@@ -69,7 +58,7 @@ int64_t Planner::host_bytes(int ranks_per_node) const {
   return engine::host_bytes(plan(0), ranks_per_node, context.communicator, context.snapshot);
 }
 
-plan::PlanContext Planner::context() const { return plan_context_of(job_, communicator_.get(), input_.world); }
+plan::PlanContext Planner::context() const { return plan_context_of(job_, plugins_.communicator.get(), input_.world); }
 
 std::string plan_over_budget_text(const config::JobConfig& config, const Planner& planner, int64_t max_bytes,
                                   const std::string& suggestions) {
@@ -118,19 +107,18 @@ std::string host_suggestions_text(const plugin::ResolvedJob& job, int ranks, int
   return suggestions.empty() ? "" : "\n" + text_of(suggestions, shortfall);
 }
 
-plan::MemoryPlan Planner::plan_with_segments() const { return make_plan(input_, 0, strategy_plan(*strategy_)); }
+plan::MemoryPlan Planner::plan_with_segments() const { return make_plan(input_, 0, strategy_plan(plugins_.strategy)); }
 
 InexactCollectives Planner::inexact_collectives() const {
-  return engine::inexact_collectives(job_.config, plan(0), communicator_.get(), hosts_.size() <= 1, false);
+  return job_inexact_collectives(job_, plugins_, plan(0), places_, false);
 }
 
 std::vector<HostTraffic> Planner::traffic(const std::vector<InexactCollectives>& choices) {
   std::vector<HostTraffic> traffic(choices.size());
-  if (!communicator_) return traffic;
+  if (!plugins_.communicator) return traffic;
   const plan::MemoryPlan rank_0 = plan(0);
-  check_strategy(rank_0, *strategy_);
   std::vector<TrafficCounter> counters;
-  for (const InexactCollectives& flags : choices) counters.emplace_back(*communicator_, hosts_, flags);
+  for (const InexactCollectives& flags : choices) counters.emplace_back(*plugins_.communicator, places_.hosts, flags);
   record_step(host_, job_, rank_0, RecordedStep::reduced_gradients, [&](const zr_coll& coll) {
     for (TrafficCounter& counter : counters) counter.add(coll);
   });
@@ -139,14 +127,14 @@ std::vector<HostTraffic> Planner::traffic(const std::vector<InexactCollectives>&
 }
 
 HostTraffic Planner::local_traffic() {
-  if (!communicator_ || !input_.exchange_plan) return {};
+  if (!plugins_.communicator || !input_.exchange_plan) return {};
   const plan::MemoryPlan rank_0 = plan_with_segments();
-  check_strategy(rank_0, *strategy_);
-  TrafficCounter counter(*communicator_, hosts_, {});
+  check_strategy(rank_0, plugins_.strategy);
+  TrafficCounter counter(*plugins_.communicator, places_.hosts, {});
   record_step(host_, job_, rank_0, RecordedStep::local_gradients, [&](const zr_coll& coll) { counter.add(coll); });
   return counter.sum();
 }
 
-std::string Planner::title() const { return plan_title(job_, *optimizers_); }
+std::string Planner::title() const { return plan_title(job_, plugins_.optimizers); }
 
 }  // namespace zr::host::engine

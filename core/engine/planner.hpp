@@ -10,6 +10,7 @@
 #include "base/thread_pool.hpp"
 #include "engine/budget.hpp"
 #include "engine/host_traffic.hpp"
+#include "engine/job_plan.hpp"
 #include "engine/planning.hpp"
 
 namespace zr::host::engine {
@@ -45,14 +46,12 @@ class Planner {
   HostTraffic local_traffic();
 
  private:
-  plugin::ResolvedJob job_;
+  const plugin::ResolvedJob job_;
   Ledger ledger_;
   ThreadPool pool_{1};
   EngineHost host_;
-  std::unique_ptr<plugin::Instance> strategy_, communicator_;
-  std::unique_ptr<Optimizers> optimizers_;
-  std::vector<std::shared_ptr<const plugin::Instance>> tiers_;
-  const HostSizes hosts_;
+  JobPlugins plugins_;
+  RankPlaces places_;
   plan::PlanInput input_;
 };
 

@@ -9,8 +9,7 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "comm/comm_runtime.hpp"
-#include "engine/early_update.hpp"
-#include "engine/local_gradients.hpp"
+#include "engine/early_update_conditions.hpp"
 #include "engine/machine_profile.hpp"
 #include "engine/measured_activations.hpp"
 #include "engine/optimizer_description.hpp"
@@ -228,7 +227,7 @@ void add_tiers(plan::PlanInput& input, const plugin::ResolvedJob& job,
   if (const int64_t budget = config.memory().host_budget_bytes; budget > 0)
     request.host_capacity = std::max<int64_t>(budget / ranks_per_node - other_bytes, 1);
   request.snapshot = snapshots(config);
-  request.speculation = EarlyUpdate::speculation(config, input);
+  request.speculation = speculation_of(config, input);
   const bool on_cpu = config.job().device.value == config::kCpuDevice;
   request.copies_gradients = !on_cpu && offload.overlap && request.reduced_gradients == 0 && request.shards == 0;
 }
@@ -393,7 +392,7 @@ std::optional<int64_t> communicator_bytes(const plugin::Instance* communicator, 
 
 std::string update_time(const config::JobConfig& config, const plan::MemoryPlan& plan) {
   if (!plan.has_offloaded_states()) return "";
-  const std::string obstacle = EarlyUpdate::obstacle(config, plan);
+  const std::string obstacle = early_update_obstacle(config, plan);
   return obstacle.empty() ? "during backward" : fmt::format("after backward: {}", obstacle);
 }
 

@@ -8,7 +8,6 @@
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"
-#include "engine/local_gradients.hpp"
 #include "engine/optimizers.hpp"
 #include "plan/local_gradients.hpp"
 

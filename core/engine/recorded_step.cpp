@@ -11,11 +11,10 @@
 #include "base/dtype.hpp"
 #include "base/error.hpp"
 #include "comm/done.hpp"
-#include "engine/gradient_flow.hpp"
+#include "engine/job_checks.hpp"
 #include "engine/planned_memory.hpp"
 #include "engine/planning.hpp"
 #include "engine/recorded_exchange.hpp"
-#include "engine/weight_flow.hpp"
 
 namespace zr::host::engine {
 
@@ -37,7 +36,7 @@ std::string_view module_of(const plan::Parameter& parameter) {
 std::vector<Use> uses_of(const plan::MemoryPlan& plan) {
   const std::vector<plan::Parameter>& parameters = plan.input.parameters;
   std::vector<Use> uses;
-  for (const uint32_t param : sharded_parameters(plan)) {
+  for (const uint32_t param : plan.sharded_parameters()) {
     const bool joins = !uses.empty() && module_of(parameters[uses.back().back()]) == module_of(parameters[param]);
     if (!joins) uses.emplace_back();
     uses.back().push_back(param);

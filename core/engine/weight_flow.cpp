@@ -23,17 +23,6 @@ namespace {
 constexpr uintptr_t kLine = 64;  // bytes
 }
 
-std::vector<uint32_t> sharded_parameters(const plan::MemoryPlan& plan) {
-  const auto& parameters = plan.input.parameters;
-  std::vector<char> unsharded(parameters.size(), 0);
-  for (const plan::Piece& piece : plan.rank_plan.weights)
-    unsharded[piece.param] |= !piece.shard && piece.count == parameters[piece.param].count;
-  std::vector<uint32_t> sharded;
-  for (uint32_t i = 0; i < unsharded.size(); ++i)
-    if (!unsharded[i] && parameters[i].count > 0) sharded.push_back(i);
-  return sharded;
-}
-
 WeightFlow::WeightFlow(const StepContext& context, ShardedState& state)
     : context_(context),
       state_(state),
@@ -41,7 +30,7 @@ WeightFlow::WeightFlow(const StepContext& context, ShardedState& state)
       strategy_(context.strategy),
       plan_(context.plan),
       comm_(context.comm),
-      sharded_(sharded_parameters(context.plan)) {
+      sharded_(context.plan.sharded_parameters()) {
   const std::size_t parameters = plan_.input.parameters.size();
   use_counts_.assign(parameters, 0);
   memory_.assign(parameters, nullptr);

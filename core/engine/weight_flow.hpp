@@ -13,9 +13,6 @@
 
 namespace zr::host::engine {
 
-/// The parameters without an unsharded piece on this rank: the strategy gathers them while operators use them.
-std::vector<uint32_t> sharded_parameters(const plan::MemoryPlan& plan);
-
 /// Any thread; calls of the strategy are serialised.
 class WeightFlow {
  public:
@@ -72,7 +69,7 @@ class WeightFlow {
   const plan::MemoryPlan& plan_;
   comm::CommRuntime& comm_;
   std::function<void(const std::string& call)> check_gather_;
-  const std::vector<uint32_t> sharded_;  // sharded_parameters()
+  const std::vector<uint32_t> sharded_;  // MemoryPlan::sharded_parameters()
   std::atomic<uint32_t> phase_{ZR_FORWARD}, micro_{0};
   const std::thread::id thread_ = std::this_thread::get_id();  // the training thread
   // By parameter; used for sharded ones only.

@@ -7,13 +7,13 @@
 
 #include "base/log.hpp"
 #include "engine/all_gather.hpp"
-#include "engine/early_update.hpp"
+#include "engine/early_update_conditions.hpp"
 
 namespace zr::host::engine {
 
 namespace {
 bool all_ranks_have_own_copies(const StepContext& context) {
-  const bool own = !context.plan.input.share_weights && sharded_parameters(context.plan).empty();
+  const bool own = !context.plan.input.share_weights && context.plan.sharded_parameters().empty();
   const std::vector<char> all = all_gather(context.comm, static_cast<char>(own ? 1 : 0), "copies of weights");
   return std::ranges::all_of(all, [](char one) { return one != 0; });
 }
@@ -25,7 +25,7 @@ WeightMonitor::WeightMonitor(const StepContext& context, const Parts& parts)
       digest_(context.plan, parts.state.buffers().memory(), parts.state.buffers().readers(), context.world(),
               context.device),
       samples_(!context.device &&
-                       (context.plan.has_master || EarlyUpdate::obstacle(context.config(), context.plan).empty())
+                       (context.plan.has_master || early_update_obstacle(context.config(), context.plan).empty())
                    ? WeightSamples(parts.state.bound_slices())
                    : WeightSamples()),
       has_own_copies_(all_ranks_have_own_copies(context)) {}

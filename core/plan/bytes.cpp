@@ -198,6 +198,17 @@ int64_t MemoryPlan::local_bytes() const {
   return bytes;
 }
 
+std::vector<uint32_t> MemoryPlan::sharded_parameters() const {
+  const std::vector<Parameter>& parameters = input.parameters;
+  std::vector<char> unsharded(parameters.size(), 0);
+  for (const Piece& piece : rank_plan.weights)
+    unsharded[piece.param] |= !piece.shard && piece.count == parameters[piece.param].count;
+  std::vector<uint32_t> sharded;
+  for (uint32_t i = 0; i < unsharded.size(); ++i)
+    if (!unsharded[i] && parameters[i].count > 0) sharded.push_back(i);
+  return sharded;
+}
+
 int64_t MemoryPlan::unsharded_weight_bytes() const {
   int64_t bytes = 0;
   for (const Piece& piece : rank_plan.weights)

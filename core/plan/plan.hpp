@@ -262,6 +262,8 @@ struct MemoryPlan {
   /// Bytes of this rank's memory for steps with local gradients, a part of bytes(). It is held from the first such
   /// step.
   int64_t local_bytes() const;
+  /// The parameters without an unsharded piece on this rank: the strategy gathers them while operators use them.
+  std::vector<uint32_t> sharded_parameters() const;
   /// Bytes of the weights that operators use without a gather; the same on all ranks.
   int64_t unsharded_weight_bytes() const;
   /// Bytes of this rank that memory.device_budget limits, without activations: those of the tier `device`; or if all
