@@ -73,7 +73,7 @@ std::string name_of_difference(const std::string& a, const std::string& b) {
 }
 
 // The checkpoint has the values once.
-void compare_ranks(const StepContext& context, const OptimizerGlobals& globals) {
+void check_same_globals(const StepContext& context, const OptimizerGlobals& globals) {
   std::string own;
   for (const auto& [name, value] : globals) own += fmt::format("{}={}\n", name, hex_of_bytes(value));
   const std::vector<std::string> all = context.comm.all_gather_bytes(own, "values of optimizers");
@@ -94,7 +94,7 @@ OptimizerGlobals save_globals(const StepContext& context) {
     any |= globals_of(context.optimizers[i]) != nullptr;
     save(context, i, globals);
   }
-  if (any) compare_ranks(context, globals);
+  if (any) check_same_globals(context, globals);
   return globals;
 }
 
