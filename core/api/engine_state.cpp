@@ -213,28 +213,10 @@ torch::Tensor Engine::State::buffer(const std::string& name) {
                   (near.empty() ? "" : "; did you mean '" + near + "'?"));
 }
 
-namespace {
-// Calls a function of the program, and sets `running` to `name` meanwhile. Its exceptions pass through host code
-// unchanged.
-template <class Fn>
-auto call_program(const char*& running, const char* name, Fn&& fn) {
-  struct Scope {
-    explicit Scope(const char*& where, const char* value) : running(where) { running = value; }
-    ~Scope() { running = nullptr; }
-    const char*& running;
-  } const scope(running, name);
-  try {
-    return fn();
-  } catch (...) {
-    throw host::ProgramException{std::current_exception()};
-  }
-}
-}  // namespace
-
 void Engine::State::apply_schedule() {
   if (!program_settings.schedule) return session->update().set_schedule({});
   session->update().set_schedule([this](int64_t index) {
-    return call_program(program_function, "engine.set_schedule()", [&] { return program_settings.schedule(index); });
+    return call_program("engine.set_schedule()", [&] { return program_settings.schedule(index); });
   });
 }
 
@@ -243,7 +225,7 @@ void Engine::State::apply_edit() {
   session->update().set_gradient_edit([this](uint32_t param, int64_t first, int64_t count, float* values) {
     const torch::NoGradGuard no_grad;
     const std::string& name = session->plan().input.parameters[param].name;
-    call_program(program_function, "engine.edit_gradients()",
+    call_program("engine.edit_gradients()",
                  [&] { program_settings.edit(name, torch::from_blob(values, {count}, torch::kFloat), first); });
   });
 }

@@ -131,6 +131,22 @@ struct Engine::State {
     return host::guard_host_call(call.text(), [&] { return fn(*session, call); });
   }
 
+  /// Returns fn(), which calls a function of the program that was passed to `name`. Its exceptions pass through host
+  /// code unchanged, up to with_program_functions().
+  template <class Fn>
+  auto call_program(const char* name, Fn&& fn) {
+    program_function = name;
+    struct Scope {
+      const char*& running;
+      ~Scope() { running = nullptr; }
+    } const scope{program_function};
+    try {
+      return fn();
+    } catch (...) {
+      throw host::ProgramException{std::current_exception()};
+    }
+  }
+
   /// Returns fn(), which may call functions of the program. Their exceptions are thrown unchanged, others as those of
   /// the call.
   template <class Fn>

@@ -11,7 +11,9 @@
 #include <thread>
 #include <utility>
 
+#include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/process_exit.hpp"
 #include "control/control.hpp"
 #include "zr/program.hpp"
 
@@ -65,6 +67,7 @@ int guarded_run(void (*call)(void*), void* ctx, void (*end)(int)) {
   int code = 0;
   try {
     call(ctx);
+    if (host::has_unwritten_file()) code = exit_code::environment;
   } catch (const ExitRequest& request) {
     code = request.exit_code;
   } catch (...) {

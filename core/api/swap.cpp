@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "api/engine_state.hpp"
+#include "base/error.hpp"
 #include "base/text.hpp"
 
 namespace zr {
@@ -36,7 +37,7 @@ torch::Tensor checked(const torch::Tensor& tensor, const host::plan::Parameter& 
 }
 }  // namespace
 
-void Swap::State::begin(const Values& values) {
+void Swap::State::begin(const Values& values) try {
   engine->collective("Swap", "begin", [&](host::engine::Session& session, const Engine::State::Call& call) {
     call.not_in_evaluation();
     call.not_in_swap();
@@ -44,12 +45,15 @@ void Swap::State::begin(const Values& values) {
     const auto values_of = [&](uint32_t param) -> const float* {
       const host::plan::Parameter& parameter = session.plan().input.parameters[param];
       const torch::NoGradGuard no_grad;
-      tensor = checked(values(parameter.name), parameter, engine->device);
+      tensor =
+          checked(engine->call_program("zr::Swap", [&] { return values(parameter.name); }), parameter, engine->device);
       return tensor.defined() ? tensor.const_data_ptr<float>() : nullptr;
     };
     session.swap().begin(values_of);
     engine->finish_copies();
   });
+} catch (const host::ProgramException& exception) {
+  std::rethrow_exception(exception.cause);
 }
 
 void Swap::State::end() {

@@ -99,10 +99,13 @@ std::optional<std::string> Directory::read(const std::string& name) const {
 void Directory::write(const std::string& name, const std::string& text) const {
   const std::string temporary_name = temporary(name);
   remove(temporary_name);
-  {
+  try {
     File file = create(temporary_name);
     file.write(0, text.data(), static_cast<int64_t>(text.size()));
     file.sync();
+  } catch (const Error&) {
+    ::unlinkat(fd_, temporary_name.c_str(), 0);
+    throw;
   }
   rename(temporary_name, name);
 }
@@ -253,7 +256,8 @@ std::optional<FileLock> FileLock::try_take(const Directory& directory, const std
   if (file.get() < 0) fail_file(path, "cannot be created", errno);
   struct stat status {};
   if (::fstat(file.get(), &status) != 0) fail_file(path, "cannot be examined", errno);
-  if (!S_ISREG(status.st_mode)) fail_file(path, "is not a regular file", EINVAL);
+  if (!S_ISREG(status.st_mode))
+    fail_user(fmt::format("{}: is {}, not a regular file; remove it", printable(path), file_kind_text(status.st_mode)));
   if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) fail_file(path, "cannot be locked", errno);
     holder = holder_text(file.get());

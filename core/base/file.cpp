@@ -59,6 +59,8 @@ void fail_file(const std::string& path, const std::string& what, int error) {
   std::string remedy = "check that the folder exists, that its disk works, and that this user may write to it";
   if (error == ENOSPC || error == EDQUOT) remedy = "free space on this disk, or use another folder";
   if (error == EFBIG) remedy = too_large_remedy();
+  if (error == EMFILE) remedy = "this process has too many open files: raise the limit (ulimit -n)";
+  if (error == ENFILE) remedy = "the machine has too many open files: close other programs";
   if (error == EIO) remedy = "the disk reports errors; use a folder on another disk";
   if (error == ELOOP)
     fail_environment(

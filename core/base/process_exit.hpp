@@ -15,4 +15,10 @@ ExitFunction set_exit_function(ExitFunction end);
 /// The current one. [any]
 ExitFunction exit_function();
 
+/// Call it if a file of the job could not be written at a place that cannot throw: zr::guarded() then returns 3 instead
+/// of 0. [any]
+void note_unwritten_file();
+/// True after note_unwritten_file(). [any]
+bool has_unwritten_file();
+
 }  // namespace zr::host

@@ -42,6 +42,7 @@ class Groups {
     for (const auto& [key, node] : table) {
       if (key == "match") {
         patterns(node, group);
+        if (const Origin given = node_origin(node); given.from == Origin::From::command_line) group.origin = given;
       } else if (key == "use") {
         continue;
       } else if (key == "lr_scale") {

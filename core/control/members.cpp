@@ -154,6 +154,8 @@ void Members::compare(int rank, const protocol::Heartbeat& heartbeat) {
         first_issues_.try_emplace({heartbeat.leaves, call.sequence}, FirstIssue{rank, call.fingerprint, call.what});
     if (fresh || first->second.rank == rank || first->second.fingerprint == call.fingerprint) continue;
     FirstIssue low = first->second, high{rank, call.fingerprint, call.what};
+    for (FirstIssue* issue : {&low, &high})
+      if (issue->what.empty()) issue->what = "another one";
     if (low.rank > high.rank) std::swap(low, high);
     const std::string remedy = mismatch_remedy(low.what, high.what);
     record_cause(

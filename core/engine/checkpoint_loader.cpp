@@ -268,6 +268,39 @@ void CheckpointLoader::check() const {
                     folder, list_of("missing", missing_states_), list_of("unexpected", unexpected_states_)));
 }
 
+// Why the model's tensor has another dtype than the saved one, and the key to change.
+std::string CheckpointLoader::dtype_remedy(const Part& part) const {
+  const auto needs = [&](std::string_view why, std::string_view remedy) {
+    return fmt::format("{} {}; {}", why, part.tensor.dtype, remedy);
+  };
+  const config::TrainConfig& train = context_.config().train();
+  if (part.tensor.kind == "buffer")
+    return train.cast_buffers->empty()
+               ? needs("the model's buffer is", "give the buffer the checkpoint's dtype before the engine is created")
+               : needs("with train.cast_buffers this job has the buffer as",
+                       "set train.cast_buffers and train.dtype as in the job that saved the checkpoint");
+  if (part.param != kNoParam && context_.plan.input.parameters[part.param].keeps_fp32)
+    return needs("train.keep_fp32 keeps this parameter in",
+                 "set train.keep_fp32 as in the job that saved the checkpoint");
+  const bool saved_in_16_bits = std::ranges::any_of(from_.manifest().tensors, [&](const auto& saved) {
+    return saved.kind == "weight" && checkpoint::stored_size(saved.dtype) < checkpoint::stored_size(part.saved->dtype);
+  });
+  if (part.tensor.kind == "weight" && saved_in_16_bits)
+    return needs("this job has it in", "set train.keep_fp32 as in the job that saved the checkpoint");
+  return needs(part.tensor.kind == "weight" ? "train.dtype requires" : "this job requires",
+               "set train.dtype to the checkpoint's dtype");
+}
+
+// Buffers that were saved in a narrower type than the model has them in: the job that saved them rounded them.
+std::vector<std::string> CheckpointLoader::rounded_buffers() const {
+  std::vector<std::string> names;
+  for (const Part& part : parts_)
+    if (part.tensor.kind == "buffer" &&
+        checkpoint::stored_size(part.saved->dtype) < checkpoint::stored_size(part.tensor.dtype))
+      names.push_back(fmt::format("'{}' ({})", part.tensor.name, part.saved->dtype));
+  return names;
+}
+
 void CheckpointLoader::check_dtypes() const {
   const std::string& folder = report_.folder;
   for (const Part& part : parts_) {
@@ -288,12 +321,11 @@ void CheckpointLoader::check_dtypes() const {
     const bool is_widened_buffer = part.tensor.kind == "buffer" && checkpoint::stored_size(part.saved->dtype) <
                                                                        checkpoint::stored_size(part.tensor.dtype);
     if (!options_.convert && part.tensor.kind != "master" && !is_widened_buffer)
-      fail_user(fmt::format(
-          "{}: {} is {}{}{}; set train.dtype to the checkpoint's dtype, or checkpoint.convert = true (in "
-          "engine.load(), LoadOptions::convert){}",
-          folder, printable(name_of(part.tensor)), part.saved->dtype,
-          part.tensor.kind == "weight" ? ", but train.dtype requires " : ", but this job requires ", part.tensor.dtype,
-          from_.find("master", part.saved->name) ? ", which converts from the fp32 master" : ""));
+      fail_user(
+          fmt::format("{}: {} is {}, but {}, or checkpoint.convert = true (in engine.load(), "
+                      "LoadOptions::convert){}",
+                      folder, printable(name_of(part.tensor)), part.saved->dtype, dtype_remedy(part),
+                      from_.find("master", part.saved->name) ? ", which converts from the fp32 master" : ""));
   }
 }
 
@@ -375,6 +407,7 @@ void CheckpointLoader::for_each_weight(const std::function<void(uint32_t param, 
 
 CheckpointLoadReport CheckpointLoader::report() const {
   CheckpointLoadReport report = report_;
+  report.rounded_buffers = rounded_buffers();
   if (options_.weights_only) {
     report.fresh.clear();
     report.dropped.clear();

@@ -36,6 +36,8 @@ struct CheckpointLoadReport {
   /// Optimizer states that start at zero, and saved states that are not loaded. A parameter whose optimizer has changed
   /// has its states in both lists.
   std::vector<std::string> fresh, dropped;
+  /// Buffers with values that the job that saved them had rounded to a narrower type: "'a' (BF16)".
+  std::vector<std::string> rounded_buffers{};
 };
 
 /// Throws UserError for a rename that matches no weight or buffer of the model.
@@ -92,6 +94,8 @@ class CheckpointLoader {
   void match();
   void restart_fresh_params();
   void check_dtypes() const;
+  std::string dtype_remedy(const Part& part) const;
+  std::vector<std::string> rounded_buffers() const;
   void match_empty_buffers(std::set<const checkpoint::SavedTensor*>& matched);
   void match_repeated(std::set<const checkpoint::SavedTensor*>& matched);
   bool equal(const checkpoint::SavedTensor& a, const checkpoint::SavedTensor& b) const;

@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.hpp"
+#include "base/log.hpp"
 #include "base/operation.hpp"
 #include "base/text.hpp"
 
@@ -56,9 +58,30 @@ void RunRecorder::create_folder() {
   has_folder_ = true;
 }
 
+// A row that cannot be written, for example because the disk is full, does not end training: it is kept, and written
+// with the next one.
 void RunRecorder::append(const std::string& row) {
   if (!has_folder_) create_folder();
-  folder_->append(row);
+  constexpr std::size_t kMaxKept = std::size_t{64} << 20;  // bytes
+  unwritten_ += row;
+  const bool kept_before = !unwritten_text_.empty();
+  try {
+    folder_->append(unwritten_);
+  } catch (const Error& failure) {
+    unwritten_text_ = failure.what();
+    if (unwritten_.size() > kMaxKept) throw;
+    if (!kept_before)
+      log(ZR_LOG_ERROR,
+          unwritten_text_ + "; training continues, and each step tries again to write the rows since then");
+    return;
+  }
+  unwritten_.clear();
+  unwritten_text_.clear();
+  if (kept_before) log(ZR_LOG_INFO, fmt::format("{}/metrics.jsonl: all rows are written again", folder_->run()));
+}
+
+void RunRecorder::check_rows_written() const {
+  if (!unwritten_text_.empty()) fail_environment(unwritten_text_);
 }
 
 void RunRecorder::resume(int64_t step) {

@@ -11,6 +11,7 @@
 #include "base/dtype.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/process_exit.hpp"
 #include "base/text.hpp"
 #include "engine/all_gather.hpp"
 #include "engine/device_state.hpp"
@@ -85,6 +86,7 @@ Session::~Session() {
       write_summary();
     } catch (const std::exception& failure) {
       log(ZR_LOG_ERROR, failure.what());
+      note_unwritten_file();
     }
   stop_signal_->disable();
   job_.setup.control->leave(progress_.step(), failed);
@@ -241,6 +243,7 @@ void Session::complete_step(double rate) {
   job_.name.record_step(progress_.step());
   finish_step(global, rate);
   checkpointer_.save_if_due(global);
+  if (progress_.done()) recorder_->check_rows_written();
 }
 
 // An exception of the program's function drops the step on all ranks, because other ranks may have edited their parts.

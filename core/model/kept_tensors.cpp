@@ -35,6 +35,13 @@ std::string list_of(const std::vector<Kept>& kept, const char* kind) {
   return names;
 }
 
+// As the elements of a TOML array.
+std::string quoted_names(const std::vector<Kept>& kept) {
+  std::string names;
+  for (const Kept& one : kept) names += (names.empty() ? "\"" : ", \"") + one.name + "\"";
+  return names;
+}
+
 std::string text_of(const std::vector<Kept>& kept) {
   std::vector<Kept> buffers, parameters;
   for (const Kept& one : kept) (one.is_parameter ? parameters : buffers).push_back(one);
@@ -44,7 +51,7 @@ std::string text_of(const std::vector<Kept>& kept) {
     const std::string them = one ? "it" : "them";
     text = list_of(buffers, "buffer") + (one ? " keeps its" : " keep their") + " type with train.dtype = \"" +
            buffers[0].dtype + "\"; cast " + them + " where forward() uses " + them + ", or round " + them +
-           " with train.cast_buffers = [\"" + buffers[0].name + "\"]";
+           " with train.cast_buffers = [" + quoted_names(buffers) + "]";
   }
   if (!parameters.empty())
     text +=

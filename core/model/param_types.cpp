@@ -52,7 +52,9 @@ void check_param_types(const std::vector<std::pair<std::string, torch::Tensor>>&
               ") is \"reject\"; convert the model before the engine is " +
               "made, for example with model->to(torch::kFloat)");
   if (rank == 0)
-    log(ZR_LOG_INFO, are + " converted: training uses " + dtype + " weights and fp32 optimizer states (train.dtype); " +
+    log(ZR_LOG_INFO, are + " converted: training uses " + dtype + " weights" +
+                         (config.train().keep_fp32->empty() ? "" : ", or fp32 ones where train.keep_fp32 says so,") +
+                         " and fp32 optimizer states (train.dtype); " +
                          "train.param_dtype = \"reject\" makes this an error");
 }
 

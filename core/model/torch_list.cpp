@@ -59,7 +59,7 @@ void check_other_engine(const std::string& name, const torch::Tensor& tensor, co
   const auto ref = ParameterRegistry::find(tensor.unsafeGetTensorImpl());
   if (ref && ref->model != self)
     fail_user("parameter '" + name +
-              "' is trained by another zr::Engine; call release() on that engine first, or give each engine "
+              "' belongs to another zr::Engine; call release() on that engine first, or give each engine "
               "its own model");
   if (!ref && Storages::has_engine_memory(tensor))
     fail_user("parameter '" + name +

@@ -319,8 +319,9 @@ void TorchModel::hide_gradients(bool hidden) {
           nullptr, 0,
           "the gradient of '" + state_->parameters[i].name + "' belongs to the engine: read it with engine.get(\"" +
               state_->parameters[i].name +
-              "\", zr::TensorKind::gradient), clip with train.gradient_clipping, update with engine.step(), and call "
-              "engine.backward(loss) instead of loss.backward(); if the loss belongs to another "
+              "\", zr::TensorKind::gradient), clip with train.gradient_clipping, update with engine.step(), leave "
+              "zero_grad() out, and call engine.backward(loss) instead of loss.backward(); if the loss belongs to "
+              "another "
               "engine (as in a GAN), call requires_grad_(false) on these parameters around its backward");
     entry.tensor.mutable_grad() = hidden ? entry.hidden : torch::Tensor();
   }

@@ -116,7 +116,9 @@ void Arena::extend(uint64_t bytes, const char* what) {
   } while (error == EINTR);
   if (error) {
     errno = error;
-    reject(ZR_NOMEM, "cannot allocate " + std::to_string(bytes) + " bytes of shared memory (" + what + ")");
+    reject(ZR_NOMEM,
+           "cannot allocate " + std::to_string(bytes) + " bytes of shared memory (" + what + ")" +
+               (error == EFBIG ? ", because the limit of file sizes (ulimit -f) holds for it too: raise it" : ""));
   }
   end_ += bytes;
 }

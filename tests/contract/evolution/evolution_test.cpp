@@ -20,7 +20,7 @@ const std::string kPrograms = ZR_BUILD_DIR "/tests/", kShipped = ZR_BUILD_DIR "/
 // What the job prints: the strategy, a hash of weights and states, the norm of the last gradient. `job`: a strategy and
 // keys.
 std::string trained(const std::string& program, const std::string& plugins, const std::string& job) {
-  const Outcome outcome = shell(kPrograms + program + " " + plugins + " " + job);
+  const Outcome outcome = shell("ZR_PROGRESS=off " + kPrograms + program + " " + plugins + " " + job);
   EXPECT_EQ(outcome.code, 0) << outcome.output;
   return outcome.output;
 }

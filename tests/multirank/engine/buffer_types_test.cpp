@@ -135,7 +135,7 @@ TEST_F(BufferTypesTest, AnOperatorThatDoesNotAcceptTheMixNamesTheBuffer) {
   EXPECT_THAT(later.output,
               HasSubstr("cast the inputs of the model to that type with x.to(engine.dtype()); buffers 'rope.angle' "
                         "(fp32), 'scale' (double) keep their type with train.dtype = \"bf16\"; cast them where "
-                        "forward() uses them, or round them with train.cast_buffers = [\"rope.angle\"]"));
+                        "forward() uses them, or round them with train.cast_buffers = [\"rope.angle\", \"scale\"]"));
 }
 
 // A checkpoint of a job that rounded its buffers, as all 16-bit jobs did once, loads into fp32 buffers, and resumes.
@@ -158,7 +158,8 @@ RANK_BODY(loads_into_rounded_buffers, Run) {
   Rotary model;
   zr::Engine engine(run.program, model);
   EXPECT_THAT(zr::test::user_error_of([&] { engine.load(run.program.text("checkpoint.dir")); }),
-              HasSubstr("buffer 'rope.angle' is F32, but this job requires BF16"));
+              HasSubstr("buffer 'rope.angle' is F32, but with train.cast_buffers this job has the buffer as BF16; set "
+                        "train.cast_buffers and train.dtype as in the job that saved the checkpoint, or"));
 }
 
 TEST_F(BufferTypesTest, CheckpointsWithRoundedBuffersLoad) {
@@ -167,6 +168,8 @@ TEST_F(BufferTypesTest, CheckpointsWithRoundedBuffersLoad) {
   ASSERT_EQ(run(2, saves_buffers, "strategy=zero2 " + cast).code, 0);
   const Result loaded = run(2, loads_buffers, kTwoRanks + "zero1 train.dtype=bf16" + folder);
   EXPECT_EQ(loaded.code, 0) << loaded.output;
+  EXPECT_THAT(loaded.output, HasSubstr(": these buffers have the values to which the job that saved them rounded them; "
+                                       "rounded: 'rope.angle' (BF16); if the model computes them"));
   ASSERT_EQ(run(1, saves_buffers, kTwoRanks + "zero0 train.dtype=bf16" + folder).code, 0);
   const Result rejected = run(1, loads_into_rounded_buffers, cast);
   EXPECT_EQ(rejected.code, 0) << rejected.output;

@@ -129,6 +129,15 @@ TEST_F(ProcessEndTest, NamesTheFileThatExceedsTheLimitOfFileSizes) {
                 "may have at most 1000 B (ulimit -f): raise this limit\n"));
 }
 
+// Rows of metrics.jsonl that cannot be written do not cost the training: it ends, saves, and then fails.
+TEST_F(ProcessEndTest, TrainsToItsEndIfRowsCannotBeWritten) {
+  const Outcome ended = run("namespace", 1, "train.steps=200 checkpoint.dir=saved", "prlimit --fsize=20000 ");
+  EXPECT_EQ(ended.code, 3) << ended.output;
+  EXPECT_THAT(ended.output, HasSubstr("ulimit -f): raise this limit; training continues, and each step tries again to "
+                                      "write the rows since then\n"));
+  EXPECT_TRUE(fs::exists(scratch_.path("saved/step-00000200/manifest.json"))) << ended.output;
+}
+
 struct End {
   const char* mode;
   int code;

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <optional>
+#include <typeinfo>
 
 #include "support/engine_test.hpp"
 #include "support/user_error.hpp"
@@ -198,10 +199,18 @@ RANK_BODY(misuses, Run) {
     return torch::zeros(run.model->named_parameters()[name].sizes());
   };
   if (run.engine->rank() == run.engine->world() - 1) {
-    EXPECT_THROW(zr::Swap(*run.engine, throws_on_one_rank), std::runtime_error);
+    try {
+      const zr::Swap swap(*run.engine, throws_on_one_rank);
+      ADD_FAILURE() << "no exception";
+    } catch (const std::runtime_error& exception) {  // the program's own
+      EXPECT_TRUE(typeid(exception) == typeid(std::runtime_error)) << exception.what();
+      EXPECT_STREQ(exception.what(), "no average");
+    }
   } else {
     EXPECT_THROW(zr::Swap(*run.engine, throws_on_one_rank), zr::PeerFailedError);
   }
+  EXPECT_THAT(says([&] { zr::Swap(*run.engine, [&](const std::string& name) { return run.engine->get(name); }); }),
+              HasSubstr("\") was called inside the function passed to zr::Swap; call it outside that function"));
   const Tensors wrong_on_one_rank{
       {run.engine->rank() == run.engine->world() - 1 ? "typo" : "narrow.weight", torch::zeros({1})}};
   if (run.engine->rank() == run.engine->world() - 1) {

@@ -281,8 +281,9 @@ TEST_F(ShardedParametersTest, RejectsReplacedParameterData) {
 const std::string kGradient =
     "the gradient of 'first.weight' belongs to the engine: read it with engine.get(\"first.weight\", "
     "zr::TensorKind::gradient), "
-    "clip with train.gradient_clipping, update with engine.step(), and call engine.backward(loss) instead of "
-    "loss.backward(); if the loss belongs to another engine (as in a GAN), call requires_grad_(false) on these "
+    "clip with train.gradient_clipping, update with engine.step(), leave zero_grad() out, and call "
+    "engine.backward(loss) instead of loss.backward(); if the loss belongs to another engine (as in a GAN), call "
+    "requires_grad_(false) on these "
     "parameters around its backward";
 
 RANK_BODY(own_optimizer, Run) {
@@ -336,10 +337,9 @@ RANK_BODY(outlives_engine, Run) {
 }
 
 TEST_F(ShardedParametersTest, RejectsASecondEngineForAModel) {
-  rejects(
-      two_engines,
-      "parameter 'first.weight' is trained by another zr::Engine; call release() on that engine first, or give each "
-      "engine its own model");
+  rejects(two_engines,
+          "parameter 'first.weight' belongs to another zr::Engine; call release() on that engine first, or give each "
+          "engine its own model");
   EXPECT_EQ(run(one_engine_after_another).code, 0);
   rejects(outlives_engine,
           "the engine that sharded parameter 'first.weight' was destroyed, and the parameter's values are lost; call "

@@ -173,12 +173,12 @@ class Engine {
   /// it. Not collective.
   std::vector<GroupInfo> groups() const;
 
-  /// Ends this engine and gives the model full, ordinary parameters in engine.dtype(), for evaluation, export or
-  /// another engine. Gradients become undefined, optimizer states are lost (call save() first), buffers of
-  /// train.cast_buffers have the same dtype. Call it between steps and outside Evaluation. Without release(), the
-  /// parameters that a strategy shards have no values after the engine is destroyed. Each rank needs memory for the
-  /// full model in addition to the engine's own; it counts towards memory.device_budget. If a rank lacks this memory,
-  /// all ranks throw and the engine stays usable. Collective.
+  /// Ends this engine and gives the model full, ordinary parameters in engine.dtype() (those of train.keep_fp32 in
+  /// fp32), for evaluation, export or another engine. Gradients become undefined, optimizer states are lost (call
+  /// save() first), buffers of train.cast_buffers have the same dtype. Call it between steps and outside Evaluation.
+  /// Without release(), the parameters that a strategy shards have no values after the engine is destroyed. Each rank
+  /// needs memory for the full model in addition to the engine's own; it counts towards memory.device_budget. If a rank
+  /// lacks this memory, all ranks throw and the engine stays usable. Collective.
   void release();
   /// The same in `dtype`: engine.dtype(), for the values that the next forward pass would use, or torch::kFloat, for
   /// the fp32 values that get() returns. Collective.
@@ -197,7 +197,7 @@ class Engine {
   /// Index of the next micro-batch within its step, 0 to world() * accumulation() - 1, different on each rank. Choose
   /// the data from seed(), step_index() and this index: then a resumed run reads the same data.
   int64_t micro_index() const;
-  int64_t seed() const;           // train.seed
+  int64_t seed() const;  // train.seed
   /// A new CPU generator for the program's own random numbers, such as those of a thread that loads data: draws from it
   /// leave the generator of the model, which dropout uses, as it is. Seeded by train.seed and `key`: the same key gives
   /// the same numbers in every run, on every rank, also in a resumed one. Choose the key as the data, such as the index
@@ -246,11 +246,11 @@ class Engine {
   /// Loads a checkpoint: one that any strategy and number of ranks wrote, the newest one in `dir`, or safetensors
   /// weights of another program, or a state dictionary of PyTorch: a zip archive, or a file whose name ends in .pt,
   /// .pth, .bin or .ckpt. Rank 0 converts the tensors of a state dictionary that the model has to a temporary
-  /// safetensors file in TMPDIR. Verifies every byte of a checkpoint, and the checksums of the tensors that it
-  /// converts, if the file has them. Throws if a tensor does not match and names it (see LoadOptions). Files of other
-  /// programs may list a tied parameter under several names; if their values differ, it throws, or reports the others
-  /// as unexpected. If loading fails, a model that was already trained is unchanged; a model that was not trained yet
-  /// may have undefined weights and then cannot train until another load succeeds. Collective.
+  /// safetensors file in TMPDIR. Verifies every byte that it reads of a checkpoint, and the checksums of the tensors
+  /// that it converts, if the file has them. Throws if a tensor does not match and names it (see LoadOptions). Files of
+  /// other programs may list a tied parameter under several names; if their values differ, it throws, or reports the
+  /// others as unexpected. If loading fails, a model that was already trained is unchanged; a model that was not
+  /// trained yet may have undefined weights and then cannot train until another load succeeds. Collective.
   LoadReport load(const std::string& dir, const LoadOptions& how = {});
   /// Adapts the engine to the model's current parameters, after the program has added, replaced or removed a parameter
   /// or module, or changed requires_grad. backward() throws until refresh() is called if a parameter would not be

@@ -30,6 +30,23 @@ TEST(CheckpointLoaderTest, RejectsAnotherDtypeUnlessItMayConvert) {
                 "fp32 master");
 }
 
+// Weights of both widths: train.keep_fp32 decides, not train.dtype.
+TEST(CheckpointLoaderTest, NamesTheKeyThatDecidesTheDtypeOfAWeight) {
+  NewCheckpoint saved;
+  saved.add("weight", "a", ramp(40, 1), ZR_BF16).add("master", "a", ramp(40, 1)).add("weight", "b", ramp(8, 1));
+  const checkpoint::Checkpoint from = saved.add("buffer", "statistics", {7, 8, 9}).open();
+  const CheckpointLoadOptions options{.weights_only = true};
+  LoadingJob none({"train.dtype=bf16"}), both({"train.dtype=bf16", "train.keep_fp32=[\"a\"]"});
+  const std::string end =
+      "; set train.keep_fp32 as in the job that saved the checkpoint, or checkpoint.convert = true (in engine.load(), "
+      "LoadOptions::convert)";
+  EXPECT_EQ(failure_of([&] { none.loader(from, options).check(); }),
+            from.folder() + ": weight 'b' is F32, but this job has it in BF16" + end);
+  EXPECT_EQ(failure_of([&] { both.loader(from, options).check(); }),
+            from.folder() + ": weight 'a' is BF16, but train.keep_fp32 keeps this parameter in F32" + end +
+                ", which converts from the fp32 master");
+}
+
 TEST(CheckpointLoaderTest, ConvertsWeightsFromTheMasterIfThereIsOne) {
   const std::vector<float> exact(40, 1.0f + 1.0f / 1024);  // bf16 rounds it to 1
   NewCheckpoint saved;

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 
 #include <cmath>
 #include <filesystem>
@@ -60,6 +61,25 @@ TEST_F(RunRecorderTest, WritesTheConfigurationAndARowPerStep) {
   recorder.step(step(2), {});
   EXPECT_EQ(text_of("1/config.toml"), config().to_toml());
   EXPECT_EQ(text_of("1/metrics.jsonl"), row(1) + "{\"step\":1,\"val_loss\":0.75}\n" + row(2));
+}
+
+// As on a full disk: the rows are written when there is space again.
+TEST_F(RunRecorderTest, KeepsRowsThatCannotBeWritten) {
+  RunRecorder recorder(config(), "", 1, 0);
+  recorder.accept();
+  struct rlimit before {};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const struct rlimit small { 10, before.rlim_max };
+  const auto handler = ::signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  recorder.step(step(1), {});
+  recorder.step(step(2), {});
+  EXPECT_THROW(recorder.check_rows_written(), EnvironmentError);
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  recorder.step(step(3), {});
+  ::signal(SIGXFSZ, handler);
+  EXPECT_EQ(text_of("1/metrics.jsonl"), row(1) + row(2) + row(3));
+  EXPECT_NO_THROW(recorder.check_rows_written());
 }
 
 TEST_F(RunRecorderTest, RowOfASkippedStepHasItsLossScaleAndNullForInfinity) {
