@@ -18,6 +18,9 @@
 #include <memory>
 #include <utility>
 
+#include "base/error.hpp"
+#include "base/text.hpp"
+
 namespace zr::host {
 
 namespace {
