@@ -106,7 +106,7 @@ struct LoadingJob {
   const test::Scratch scratch;
   FakeModel model;
   host::engine::PlannedJob job;
-  host::engine::ShardedState state{job.context, job.host, job.tiers, nullptr};
+  host::engine::ShardedState state{job.context, job.host, job.plugins.tiers, nullptr};
   host::engine::ModelBuffers buffers{model, job.config().train().buffers};
 };
 

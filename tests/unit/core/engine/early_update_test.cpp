@@ -1,5 +1,6 @@
 // Updates of states in host memory and on disk that begin before all gradients are final, on one rank.
 #include "engine/early_update.hpp"
+#include "engine/early_update_conditions.hpp"
 
 #include <gtest/gtest.h>
 
@@ -47,7 +48,7 @@ struct EarlyUpdateFixture {
   }
   OneRankJob rig;
   Trace* trace;
-  engine::ShardedState state{rig.context(), rig.job.host, rig.job.tiers, nullptr};
+  engine::ShardedState state{rig.context(), rig.job.host, rig.job.plugins.tiers, nullptr};
   engine::EarlyUpdate early{rig.context(), state, optimizers(), trace};
   std::vector<bool> touched{true, true};
 };
@@ -295,7 +296,7 @@ INSTANTIATE_TEST_SUITE_P(Tiers, SpeculativeUpdateTest, ::testing::Values("cpu", 
 TEST(EarlyUpdateObstacleTest, NamesWhatPreventsAnEarlyUpdate) {
   const auto obstacle = [](const std::vector<std::string>& overrides) {
     const OneRankJob rig(overrides);
-    return engine::EarlyUpdate::obstacle(rig.context().config(), rig.context().plan);
+    return engine::early_update_obstacle(rig.context().config(), rig.context().plan);
   };
   const std::vector<std::string> cpu{"offload.optimizer=cpu", "train.nonfinite=stop"};
   const auto with = [&](std::vector<std::string> more) {
@@ -328,9 +329,9 @@ TEST(EarlyUpdateObstacleTest, IsNoOptimizerThatOwnsOnlyFrozenParameters) {
   plan.input.descriptions.push_back(plan.input.descriptions[0]);
   plan.input.descriptions[1].sums = {1};
   plan.input.description_of = {0, 1};
-  EXPECT_EQ(engine::EarlyUpdate::obstacle(rig.context().config(), plan), "optimizer 'adamw' is not elementwise");
+  EXPECT_EQ(engine::early_update_obstacle(rig.context().config(), plan), "optimizer 'adamw' is not elementwise");
   plan.input.parameters[1].frozen = true;
-  EXPECT_EQ(engine::EarlyUpdate::obstacle(rig.context().config(), plan), "");
+  EXPECT_EQ(engine::early_update_obstacle(rig.context().config(), plan), "");
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ struct GradientFlowFixture {
     return full_tensor(state, rig.model, param, engine::LogicalTensor::gradient);
   }
   OneRankJob rig;
-  engine::ShardedState state{rig.context(), rig.job.host, rig.job.tiers, nullptr};
+  engine::ShardedState state{rig.context(), rig.job.host, rig.job.plugins.tiers, nullptr};
   engine::GradientFlow flow{rig.context(), state.disk_buffers()};
 };
 
@@ -158,7 +158,7 @@ TEST(GradientFlowTest, FindsFirstNonFiniteParameterIfChecksAreEnabled) {
 
 TEST(GradientFlowTest, UnregistersCallbackOnDestruction) {
   OneRankJob rig;
-  engine::ShardedState state(rig.context(), rig.job.host, rig.job.tiers, nullptr);
+  engine::ShardedState state(rig.context(), rig.job.host, rig.job.plugins.tiers, nullptr);
   {
     const engine::GradientFlow flow(rig.context(), nullptr);
     EXPECT_TRUE(rig.model.arrived);

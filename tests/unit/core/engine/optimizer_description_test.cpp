@@ -19,7 +19,7 @@ std::map<std::string, zr_optimizer_desc> described_instead;  // by the name of t
 std::vector<zr_param> asked;
 bool throws = false;
 
-zr_code describe(void*, const zr_param* param, zr_optimizer_desc* out, zr_error* error) {
+zr_code describe_instead(void*, const zr_param* param, zr_optimizer_desc* out, zr_error* error) {
   if (throws) throw 5;
   asked.push_back(*param);
   const auto found = described_instead.find(param->name);
@@ -56,7 +56,7 @@ class OptimizerDescriptionTest : public ::testing::Test {
     setup_.optimizer.table = &optimizer_;
     setup_.optimizer.drafts = true;
     optimizer_.api = &api_;
-    api_.describe = describe;
+    api_.describe = describe_instead;
   }
   engine::OptimizerDescriptions descriptions() {
     Ledger ledger;

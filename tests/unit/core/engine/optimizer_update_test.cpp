@@ -16,7 +16,7 @@ using namespace host;
 struct OptimizerUpdateFixture {
   explicit OptimizerUpdateFixture(const std::vector<std::string>& overrides = {}) : rig(overrides) {}
   OneRankJob rig;
-  engine::ShardedState state{rig.context(), rig.job.host, rig.job.tiers, nullptr};
+  engine::ShardedState state{rig.context(), rig.job.host, rig.job.plugins.tiers, nullptr};
   engine::OptimizerUpdate update{rig.context(), state};
 };
 
@@ -47,7 +47,7 @@ TEST(OptimizerUpdateTest, StatesInHostMemoryAreUpdatedWithTheWeightsAndGradients
       one_rank_setup(scratch.folder().string(), {"offload.optimizer=cpu"}, std::make_shared<OneRankControl>());
   const RecordingOptimizer optimizer(setup);
   engine::PlannedJob job(std::move(setup), model, nullptr);
-  engine::ShardedState state(job.context, job.host, job.tiers, nullptr);
+  engine::ShardedState state(job.context, job.host, job.plugins.tiers, nullptr);
   const std::vector<int64_t> steps{1, 1};
   const std::vector<double> rates{0.5, 0.5};
   const std::vector<char> touched{1, 1};

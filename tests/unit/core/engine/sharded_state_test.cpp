@@ -17,7 +17,7 @@ using namespace host;
 class ShardedStateFixture {
  public:
   explicit ShardedStateFixture(std::vector<std::string> overrides = {}, bool disk = false)
-      : rig(with_disk(std::move(overrides), disk, disk_)), state(rig.context(), rig.job.host, rig.job.tiers, nullptr) {}
+      : rig(with_disk(std::move(overrides), disk, disk_)), state(rig.context(), rig.job.host, rig.job.plugins.tiers, nullptr) {}
   std::vector<float> read(uint32_t param, engine::LogicalTensor role, const std::string& slot = "") {
     return full_tensor(state, rig.model, param, role, slot);
   }
@@ -161,7 +161,7 @@ TEST(ShardedStateTest, DestructionReturnsWeightsToModelAndFreesLedgerBytes) {
   OneRankJob rig({"train.dtype=bf16"});
   const int64_t before = rig.job.ledger.held(Tier::device);
   {
-    const engine::ShardedState state(rig.context(), rig.job.host, rig.job.tiers, nullptr);
+    const engine::ShardedState state(rig.context(), rig.job.host, rig.job.plugins.tiers, nullptr);
     EXPECT_GT(rig.job.ledger.held(Tier::device), before);
     EXPECT_EQ(rig.model.released, 0);
   }

@@ -22,7 +22,7 @@ struct StepRecorderFixture {
     return nlohmann::json::parse(last);
   }
   OneRankJob rig;
-  engine::ShardedState state{rig.context(), rig.job.host, rig.job.tiers, nullptr};
+  engine::ShardedState state{rig.context(), rig.job.host, rig.job.plugins.tiers, nullptr};
   engine::RunRecorder recorder{rig.job.config(), "", 1, 0};
   engine::TrainingProgress progress{rig.job.config(), 2};
   engine::StepRecorder steps{rig.context(), state, recorder, nullptr, nullptr};

@@ -83,7 +83,7 @@ struct WeightFlowFixture {
   }
   std::vector<float> read(uint32_t param) { return full_tensor(state, rig.model, param, engine::LogicalTensor::value); }
   OneRankJob rig;
-  engine::ShardedState state{rig.context(), rig.job.host, rig.job.tiers, nullptr};
+  engine::ShardedState state{rig.context(), rig.job.host, rig.job.plugins.tiers, nullptr};
   engine::WeightFlow flow{rig.context(), state};
 };
 
@@ -200,7 +200,7 @@ TEST(WeightFlowTest, GathersAfterAnUpdate) {
 
 TEST(WeightFlowTest, UnregistersCallbacksOnDestruction) {
   OneRankJob rig({"strategy=zero3"}, &kGathering);
-  engine::ShardedState state(rig.context(), rig.job.host, rig.job.tiers, nullptr);
+  engine::ShardedState state(rig.context(), rig.job.host, rig.job.plugins.tiers, nullptr);
   {
     const engine::WeightFlow flow(rig.context(), state);
     EXPECT_TRUE(rig.model.uses.begin);

@@ -26,7 +26,7 @@ struct WeightMonitorFixture {
     return ::testing::internal::GetCapturedStderr();
   }
   OneRankJob rig{{"train.dtype=bf16"}};
-  engine::ShardedState state{rig.context(), rig.job.host, rig.job.tiers, nullptr};
+  engine::ShardedState state{rig.context(), rig.job.host, rig.job.plugins.tiers, nullptr};
   engine::WeightFlow flow{rig.context(), state};
   engine::RunRecorder recorder{rig.job.config(), "", 1, 0};
   engine::StepRecorder steps{rig.context(), state, recorder, nullptr, nullptr};
