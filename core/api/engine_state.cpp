@@ -107,7 +107,7 @@ std::string advice(const std::string& type, const std::string& text) {
   return true;
 }();
 
-at::Device open_device(const host::engine::Setup& setup) {
+at::Device open_device(const host::job::Setup& setup) {
   const at::Device device = host::model::open_device(setup.config.job().device, setup.control->local_rank());
   if (!device.is_cpu()) note_device_in_use();
   return device;
@@ -118,8 +118,8 @@ host::model::TorchModelOptions options_of(const Program& program, at::Device dev
   return {train.dtype, train.cast_buffers, device, reloads};
 }
 
-host::engine::Setup setup_of(const Program& program, const std::string& name) {
-  host::engine::Setup setup = program.state()->setup();
+host::job::Setup setup_of(const Program& program, const std::string& name) {
+  host::job::Setup setup = program.state()->setup();
   setup.engine = name;
   return setup;
 }

@@ -7,10 +7,10 @@
 namespace zr {
 
 namespace {
-host::engine::LogicalTensor engine_kind(TensorKind kind) {
-  return kind == TensorKind::value      ? host::engine::LogicalTensor::value
-         : kind == TensorKind::gradient ? host::engine::LogicalTensor::gradient
-                                        : host::engine::LogicalTensor::state;
+host::state::LogicalTensor engine_kind(TensorKind kind) {
+  return kind == TensorKind::value      ? host::state::LogicalTensor::value
+         : kind == TensorKind::gradient ? host::state::LogicalTensor::gradient
+                                        : host::state::LogicalTensor::state;
 }
 }  // namespace
 

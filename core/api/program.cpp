@@ -13,7 +13,7 @@
 #include "base/log.hpp"
 #include "config/key_json.hpp"
 #include "config/key_reader.hpp"
-#include "engine/checkpoint_paths.hpp"
+#include "job/checkpoint_paths.hpp"
 #include "plugin/plugin_selection.hpp"
 
 namespace zr {
@@ -189,7 +189,7 @@ Program::State::State(Load load, std::filesystem::path folder, const std::vector
   const host::config::RunConfig& job = setup_.config.job();
   if (load_device_library) load_device_library(job.device, job.device_library);
   if (setup_.control->rank() > 0) return;
-  host::engine::check_checkpoint_paths(setup_.config.checkpoint());  // before the program builds its model
+  host::job::check_checkpoint_paths(setup_.config.checkpoint());  // before the program builds its model
   report_ranks(ranks, world);
   for (const std::string& warning : setup_.config.warnings()) host::log(ZR_LOG_WARN, warning);
   if (!setup_.communicator_choice.empty()) host::log(ZR_LOG_INFO, setup_.communicator_choice);

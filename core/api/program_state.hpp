@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <functional>
 
-#include "engine/setup.hpp"
+#include "job/setup.hpp"
 #include "zr/program.hpp"
 
 namespace zr {
@@ -24,13 +24,13 @@ struct Program::State {
   State(Load load, std::filesystem::path folder, const std::vector<std::string>& overrides,
         const std::vector<Key>& keys);
 
-  const host::engine::Setup& setup() const { return setup_; }
+  const host::job::Setup& setup() const { return setup_; }
   /// ZR_ASK=parameters or parameters_in_memory: the Engine prints the parameters of the model and throws ExitRequest.
   bool prints_parameters() const { return prints_parameters_; }
   const std::filesystem::path& folder() const { return folder_; }
 
  private:
-  host::engine::Setup setup_;
+  host::job::Setup setup_;
   std::filesystem::path folder_;
   bool prints_parameters_ = false;
 };

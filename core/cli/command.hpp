@@ -11,13 +11,13 @@ namespace zr::host::cli {
 using Arguments = std::vector<std::string>;
 
 /// The positional arguments of a command, for shell completion.
-enum class Words { none, job, job_and_keys, plugin, checkpoint, role_and_folder, shell };
+enum class Positional { none, job, job_and_keys, plugin, checkpoint, role_and_folder, shell };
 
 struct Parsed;
 
 struct Command {
   const char *group, *name, *usage, *meaning, *example;
-  Words words;
+  Positional words;
   bool takes_program;                                        // the arguments after `--` are another program's
   boost::program_options::options_description (*options)();  // null: no options except --help
   int (*run)(const Command&, const Parsed&);                 // returns the exit code; throws Error

@@ -93,18 +93,18 @@ std::vector<std::string> positional(const Command& command, const Arguments& wor
   const auto toml = std::find_if(words.begin(), words.end() - 1, is_toml);
   const std::string file = toml == words.end() - 1 ? "" : *toml;
   switch (command.words) {
-    case Words::none: return {};
-    case Words::plugin: return {":files *.so"};
-    case Words::checkpoint: return {kFolders};
-    case Words::role_and_folder: return words_of_new({words.begin(), words.end() - 1});
-    case Words::shell: return {"bash"};
-    case Words::job:
-    case Words::job_and_keys: break;
+    case Positional::none: return {};
+    case Positional::plugin: return {":files *.so"};
+    case Positional::checkpoint: return {kFolders};
+    case Positional::role_and_folder: return words_of_new({words.begin(), words.end() - 1});
+    case Positional::shell: return {"bash"};
+    case Positional::job:
+    case Positional::job_and_keys: break;
   }
   std::vector<std::string> result;
   if (file.empty()) result.push_back(kTomlFiles);
   if (file.empty() && word.empty()) return result;
-  for (std::string& candidate : overrides(word, file, command.words == Words::job))
+  for (std::string& candidate : overrides(word, file, command.words == Positional::job))
     result.push_back(std::move(candidate));
   return result;
 }

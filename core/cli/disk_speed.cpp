@@ -11,7 +11,7 @@
 #include "base/error.hpp"
 #include "base/huge_page_memory.hpp"
 #include "base/text.hpp"
-#include "engine/planning.hpp"
+#include "job/plan_inputs.hpp"
 #include "offload/tier.hpp"
 
 namespace zr::host::cli {
@@ -129,7 +129,7 @@ class Bench {
   char* const memory_;
   Ledger ledger_;
   ThreadPool pool_{1};
-  engine::EngineHost host_{ledger_, pool_};
+  job::EngineHost host_{ledger_, pool_};
   std::unique_ptr<offload::TierStore> store_;
   uint64_t slot_ = 0;
   int64_t used_ = 0;

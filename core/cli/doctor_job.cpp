@@ -7,8 +7,8 @@
 
 #include "cli/program_libraries.hpp"
 #include "cli/trainer.hpp"
-#include "engine/machine_profile.hpp"
-#include "engine/planning.hpp"
+#include "job/machine_profile.hpp"
+#include "job/plan_inputs.hpp"
 #include "zr/error.hpp"
 
 namespace zr::host::cli {
@@ -32,14 +32,14 @@ int64_t bytes_of_communicator(const plugin::ResolvedJob& job) {
   if (!job.communicator) return 0;
   Ledger ledger;
   ThreadPool pool(1);
-  engine::EngineHost host(ledger, pool);
-  const plugin::Instance communicator(host, *job.communicator, job.config, engine::table_of(*job.communicator));
-  return engine::communicator_bytes(&communicator, job.config.job().ranks).value_or(0);
+  job::EngineHost host(ledger, pool);
+  const plugin::Instance communicator(host, *job.communicator, job.config, job::table_of(*job.communicator));
+  return job::communicator_bytes(&communicator, job.config.job().ranks).value_or(0);
 }
 
 // The value of a key of a tier's table; null if the tier has no such key.
 const config::Entry* entry_of(const plugin::ResolvedJob& job, const plugin::Component& tier, const char* name) {
-  for (const config::Entry* entry : job.config.table(engine::table_of(tier)))
+  for (const config::Entry* entry : job.config.table(job::table_of(tier)))
     if (entry->key.name == name) return entry;
   return nullptr;
 }
@@ -51,19 +51,19 @@ int64_t number_of(const config::Entry* entry) {
 
 // Tiers with a key `path` store states on disks, in one folder or in several that ':' separates.
 void add_disk_tiers(ExaminedJob& examined, const plugin::ResolvedJob& job) {
-  const engine::MachineProfile profile;
+  const job::MachineProfile profile;
   for (const plugin::Component& tier : job.tiers) {
     const config::Entry* path = entry_of(job, tier, "path");
     const auto* paths = path ? std::get_if<std::string>(&path->value) : nullptr;
     if (!paths) continue;
     examined.needs.has_disk_tier = true;
-    const engine::DiskProfile* measured = nullptr;
+    const job::DiskProfile* measured = nullptr;
     std::istringstream in(*paths);
     for (std::string folder; std::getline(in, folder, ':');) {
       if (folder.empty()) continue;
       examined.folders.push_back(
           doctor::folder_facts(fmt::format("offload folder of '{}'", tier.table->id), folder, FolderUse::offload));
-      if (!measured && !examined.folders.back().error) measured = profile.find(engine::file_system_of(folder));
+      if (!measured && !examined.folders.back().error) measured = profile.find(job::file_system_of(folder));
     }
     const int64_t block_set = number_of(entry_of(job, tier, "block_bytes")),
                   depth_set = number_of(entry_of(job, tier, "depth"));

@@ -21,9 +21,9 @@ config::Document ModelQuery::document(const std::vector<std::string>& extra_over
   return document;
 }
 
-engine::HostSizes ModelQuery::hosts(int ranks) const {
+job::HostSizes ModelQuery::hosts(int ranks) const {
   if (!options_.hosts.empty()) return options_.hosts;
-  return options_.ranks == 0 ? engine::HostSizes{ranks} : engine::HostSizes{};
+  return options_.ranks == 0 ? job::HostSizes{ranks} : job::HostSizes{};
 }
 
 plugin::ResolvedJob ModelQuery::resolved_job(const std::vector<std::string>& extra_overrides, int world) const {

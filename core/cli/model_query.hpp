@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/host_traffic.hpp"
+#include "job/host_traffic.hpp"
 #include "plan/parameter_list.hpp"
 #include "plugin/plugin_selection.hpp"
 
@@ -18,7 +18,7 @@ struct ModelQueryOptions {
   std::vector<std::string> tensors;    // safetensors files that have the model's parameters
   plan::Sizes sizes;                   // the sizes of a GPT, if there are no files
   int ranks = 0;                       // number of ranks; 0: job.ranks
-  engine::HostSizes hosts{};           // where they are, if that is given
+  job::HostSizes hosts{};              // where they are, if that is given
   bool run = true;                     // whether the program that the file names may be started
 
   bool sized() const { return sizes.parameters || sizes.layers || sizes.width; }
@@ -43,7 +43,7 @@ class ModelQuery {
     return options_.run && options_.tensors.empty() && !options_.sized() && options_.ranks == 0;
   }
   /// The hosts of the `ranks` ranks: as given, or one host if the number of ranks is the job's; empty: unknown.
-  engine::HostSizes hosts(int ranks) const;
+  job::HostSizes hosts(int ranks) const;
   const std::vector<plan::Parameter>& parameters() const { return parameters_; }
   const std::string& model() const { return model_; }  // for a GPT by size: a line that describes it; otherwise ""
 

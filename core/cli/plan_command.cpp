@@ -14,30 +14,29 @@
 #include "cli/hosts.hpp"
 #include "cli/job_file.hpp"
 #include "cli/traffic_table.hpp"
-#include "engine/checkpoint_paths.hpp"
-#include "engine/planner.hpp"
+#include "job/checkpoint_paths.hpp"
+#include "job/offline_plan.hpp"
 
 namespace zr::host::cli {
 
 namespace {
 
-void check_budget(const ModelQuery& query, const plugin::ResolvedJob& job, const engine::Planner& planner, int ranks) {
+void check_budget(const ModelQuery& query, const plugin::ResolvedJob& job, const job::OfflinePlan& planner, int ranks) {
   const plan::PlanContext context = planner.context();
   const plan::MemoryPlan plan = planner.plan(0);
-  const engine::HostSizes hosts = query.hosts(ranks);
-  const engine::MakePlanner with = [&](const engine::Suggestion& change) {
-    return std::make_unique<engine::Planner>(query.resolved_job(change.overrides, change.ranks), query.parameters(),
-                                             change.ranks, change.ranks == ranks ? hosts : engine::HostSizes{});
+  const job::HostSizes hosts = query.hosts(ranks);
+  const job::MakeOfflinePlan with = [&](const job::Suggestion& change) {
+    return std::make_unique<job::OfflinePlan>(query.resolved_job(change.overrides, change.ranks), query.parameters(),
+                                              change.ranks, change.ranks == ranks ? hosts : job::HostSizes{});
   };
   const int ranks_per_node = hosts.empty() ? ranks : *std::max_element(hosts.begin(), hosts.end());
-  engine::check_host_budget(job.config, plan, ranks_per_node, context, [&](int64_t bytes) {
-    return host_suggestions_text(job, ranks, ranks_per_node, bytes, with);
-  });
+  job::check_host_budget(job.config, plan, ranks_per_node, context,
+                         [&](int64_t bytes) { return host_suggestions_text(job, ranks, ranks_per_node, bytes, with); });
   const int64_t budget = job.config.memory().device_budget_bytes, max_bytes = planner.max_bytes();
   if (budget == 0 || max_bytes <= budget) return;
   fail_user(plan_over_budget_text(
       job.config, planner, max_bytes,
-      suggestions_text(job, ranks, plan.on_device, engine::BudgetShortfall{budget, max_bytes, 0}, with)));
+      suggestions_text(job, ranks, plan.on_device, job::BudgetShortfall{budget, max_bytes, 0}, with)));
 }
 
 // ---- --compare ----
@@ -151,10 +150,10 @@ int print_plan(ModelQueryOptions query_options, const PlanOptions& options, cons
   if (const int code = query.resolve(bin)) return code;
   const plugin::ResolvedJob job = query.resolved_job({}, query.ranks());
   for (const std::string& warning : job.config.warnings()) log(ZR_LOG_WARN, warning);
-  if (query.runs_here()) engine::check_checkpoint_paths(job.config.checkpoint());
+  if (query.runs_here()) job::check_checkpoint_paths(job.config.checkpoint());
   const int ranks = query.ranks() > 0 ? query.ranks() : job.config.job().ranks;
-  const engine::HostSizes hosts = query.hosts(ranks);
-  const engine::Planner chosen(job, query.parameters(), ranks, hosts);
+  const job::HostSizes hosts = query.hosts(ranks);
+  const job::OfflinePlan chosen(job, query.parameters(), ranks, hosts);
   if (!options.compare) {
     check_budget(query, job, chosen, ranks);
     std::cout << query.model() << chosen.plan(0).text(chosen.title(), chosen.context());
@@ -166,7 +165,7 @@ int print_plan(ModelQueryOptions query_options, const PlanOptions& options, cons
   std::vector<std::string> impossible;  // strategies that cannot train this job, and why
   for (const std::string& id : job.strategies) try {
       plans.emplace_back(
-          id, engine::Planner(query.resolved_job({"strategy=" + id}, query.ranks()), query.parameters(), ranks, hosts)
+          id, job::OfflinePlan(query.resolved_job({"strategy=" + id}, query.ranks()), query.parameters(), ranks, hosts)
                   .plan(0));
     } catch (const UserError& failure) {
       impossible.push_back(fmt::format("  {}: {}\n", id, failure.what()));
@@ -201,7 +200,7 @@ int explain_placement(const ModelQueryOptions& options, const std::filesystem::p
   if (const int code = query.resolve(bin)) return code;
   const plugin::ResolvedJob job = query.resolved_job({}, 0);
   const int ranks = job.config.job().ranks;
-  const engine::Planner planner(job, query.parameters(), ranks, {ranks});
+  const job::OfflinePlan planner(job, query.parameters(), ranks, {ranks});
   std::cout << planner.plan(0).placement_text();
   return 0;
 }

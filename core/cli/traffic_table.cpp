@@ -12,7 +12,7 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
-#include "engine/planner.hpp"
+#include "job/offline_plan.hpp"
 
 namespace zr::host::cli {
 
@@ -47,7 +47,7 @@ std::string time_text(double seconds) {
   return seconds < 1 ? fmt::format("{:.1f} ms", 1e3 * seconds) : fmt::format("{:.2f} s", seconds);
 }
 
-std::string hosts_text(const engine::HostSizes& hosts) {
+std::string hosts_text(const job::HostSizes& hosts) {
   const auto [least, most] = std::minmax_element(hosts.begin(), hosts.end());
   const std::string ranks = *least == *most ? fmt::format("{}", *least) : fmt::format("{} to {}", *least, *most);
   return fmt::format("{} {} with {} {}{}", hosts.size(), hosts.size() == 1 ? "host" : "hosts", ranks,
@@ -56,7 +56,7 @@ std::string hosts_text(const engine::HostSizes& hosts) {
 
 class Table {
  public:
-  Table(const ModelQuery& query, const engine::HostSizes& hosts, std::optional<double> link)
+  Table(const ModelQuery& query, const job::HostSizes& hosts, std::optional<double> link)
       : query_(query), hosts_(hosts), link_(link), ranks_(std::accumulate(hosts.begin(), hosts.end(), 0)) {}
 
   std::string of(const std::string& strategy) const {
@@ -86,16 +86,16 @@ class Table {
     std::string text;
     bool is_own;
     std::string communicator;  // its id
-    std::unique_ptr<engine::Planner> planner;
-    engine::InexactCollectives flags;
-    engine::HostTraffic traffic{};
+    std::unique_ptr<job::OfflinePlan> planner;
+    job::InexactCollectives flags;
+    job::HostTraffic traffic{};
     // Rows whose strategy gathers alike, with the same communicator.
     std::pair<std::string, bool> kind() const { return {communicator, planner->rounds_weights()}; }
   };
 
   Row row_of(const std::string& text, bool is_own, const plugin::ResolvedJob& job) const {
-    auto planner = std::make_unique<engine::Planner>(job, query_.parameters(), ranks_, hosts_);
-    const engine::InexactCollectives flags = planner->inexact_collectives();
+    auto planner = std::make_unique<job::OfflinePlan>(job, query_.parameters(), ranks_, hosts_);
+    const job::InexactCollectives flags = planner->inexact_collectives();
     const std::string communicator = job.communicator ? job.communicator->table->id : "";
     return {text, is_own, communicator, std::move(planner), flags};
   }
@@ -129,14 +129,14 @@ class Table {
   // The traffic of the rows of a kind. If a plug-in fails, the rest of the plan is printed too.
   static void count(std::vector<Row>& rows, const std::pair<std::string, bool>& kind) {
     std::vector<Row*> alike;
-    std::vector<engine::InexactCollectives> flags;
+    std::vector<job::InexactCollectives> flags;
     for (Row& row : rows) {
       if (row.kind() != kind) continue;
       alike.push_back(&row);
       flags.push_back(row.flags);
     }
     try {
-      const std::vector<engine::HostTraffic> traffic = alike[0]->planner->traffic(flags);
+      const std::vector<job::HostTraffic> traffic = alike[0]->planner->traffic(flags);
       for (std::size_t i = 0; i < alike.size(); ++i) alike[i]->traffic = traffic[i];
     } catch (const Error& failure) {
       for (Row* const row : alike) row->traffic.problem = failure.what();
@@ -144,11 +144,11 @@ class Table {
   }
 
   // Of a step after the warm-up of an optimizer whose gradients are then not reduced.
-  std::string local_line(engine::Planner& planner) const {
+  std::string local_line(job::OfflinePlan& planner) const {
     const std::string name = "step with local gradients (this job)";
     std::string problem;
     try {
-      const engine::HostTraffic traffic = planner.local_traffic();
+      const job::HostTraffic traffic = planner.local_traffic();
       if (traffic.problem.empty()) return line(name, traffic);
       problem = traffic.problem;
     } catch (const Error& failure) {
@@ -160,7 +160,7 @@ class Table {
   std::string link_text() const {
     return *link_ >= 1e9 ? fmt::format("at {} Gbit/s", *link_ / 1e9) : fmt::format("at {} Mbit/s", *link_ / 1e6);
   }
-  std::string line(const std::string& choice, const engine::HostTraffic& traffic) const {
+  std::string line(const std::string& choice, const job::HostTraffic& traffic) const {
     const auto bytes = [](uint64_t count) { return bytes_text(static_cast<int64_t>(count)); };
     return line(choice, bytes(traffic.between()), bytes(traffic.largest()), bytes(traffic.inside),
                 link_ ? time_text(8 * static_cast<double>(traffic.largest()) / *link_) : "");
@@ -172,7 +172,7 @@ class Table {
   }
 
   const ModelQuery& query_;
-  const engine::HostSizes hosts_;
+  const job::HostSizes hosts_;
   const std::optional<double> link_;
   const int ranks_;
 };
@@ -190,7 +190,7 @@ double bits_per_second(const std::string& command, const std::string& text) {
   return number * scale;
 }
 
-std::string traffic_table(const ModelQuery& query, const engine::HostSizes& hosts, std::optional<double> link,
+std::string traffic_table(const ModelQuery& query, const job::HostSizes& hosts, std::optional<double> link,
                           const std::vector<std::string>& strategies) {
   const Table table(query, hosts, link);
   std::string text;

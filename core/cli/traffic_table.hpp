@@ -15,7 +15,7 @@ double bits_per_second(const std::string& command, const std::string& text);
 /// A table for each strategy: bytes per step between hosts and inside them, for exact collectives and for each choice
 /// in [communicator] that the job permits; with `link`, in bits per second, the time of the bytes of the busiest host.
 /// Throws Error if a plug-in fails.
-std::string traffic_table(const ModelQuery& query, const engine::HostSizes& hosts, std::optional<double> link,
+std::string traffic_table(const ModelQuery& query, const job::HostSizes& hosts, std::optional<double> link,
                           const std::vector<std::string>& strategies);
 
 }  // namespace zr::host::cli

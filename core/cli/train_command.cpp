@@ -14,7 +14,7 @@
 #include "cli/program_libraries.hpp"
 #include "cli/trainer.hpp"
 #include "control/environment.hpp"
-#include "engine/checkpoint_paths.hpp"
+#include "job/checkpoint_paths.hpp"
 
 namespace zr::host::cli {
 
@@ -53,7 +53,7 @@ int train_job(const Command& command, const Parsed& parsed, const std::filesyste
   const JobFile job = validate_file(file, overrides, plugin::Registry(), bin);
   const int ranks = job.config.job().ranks, threads = job.config.job().threads;
   const Arguments program = program_of(job.config.job().program);
-  if (!parsed.has("hosts")) engine::check_checkpoint_paths(job.config.checkpoint());  // of this machine
+  if (!parsed.has("hosts")) job::check_checkpoint_paths(job.config.checkpoint());  // of this machine
   if (parsed.has("hosts")) {
     const auto hosts = parse_hosts(command.name, parsed.value("hosts"));
     if (ranks_of(hosts) != ranks)

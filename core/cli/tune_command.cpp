@@ -15,8 +15,8 @@
 #include "cli/disk_speed.hpp"
 #include "cli/machine_load.hpp"
 #include "cli/progress.hpp"
-#include "engine/machine_profile.hpp"
-#include "engine/planner.hpp"
+#include "job/machine_profile.hpp"
+#include "job/offline_plan.hpp"
 
 namespace zr::host::cli {
 
@@ -62,7 +62,7 @@ StepTransfers transfers_of(const ModelQuery& query, const std::string& tier) {
   const plugin::ResolvedJob job = query.resolved_job(extra_overrides, query.ranks());
   StepTransfers transfers{query.model(), job.config.offload().optimizer->text, query.ranks(), 0};
   if (transfers.ranks == 0) transfers.ranks = job.config.job().ranks;
-  const engine::Planner planner(job, query.parameters(), transfers.ranks, query.hosts(transfers.ranks));
+  const job::OfflinePlan planner(job, query.parameters(), transfers.ranks, query.hosts(transfers.ranks));
   constexpr int kMaxPlannedRanks = 16;  // the shards of more ranks differ by less than one norm block per bucket
   const int planned = transfers.ranks <= kMaxPlannedRanks ? transfers.ranks : 1;
   for (int rank = 0; rank < planned; ++rank)
@@ -71,7 +71,7 @@ StepTransfers transfers_of(const ModelQuery& query, const std::string& tier) {
   return transfers;
 }
 
-void print_table(const DiskTest& test, const DiskSpeed& speed, const engine::FileSystem& file_system, double seconds) {
+void print_table(const DiskTest& test, const DiskSpeed& speed, const job::FileSystem& file_system, double seconds) {
   std::cout << "tier " << test.tier.table->id << " in " << test.path << " (file system " << file_system.mount
             << "): " << bytes_text(test.bytes) << ", " << duration_text(seconds) << ", "
             << gigabytes(static_cast<double>(speed.written)) << " written\n"
@@ -108,19 +108,19 @@ void print_step(const StepTransfers& transfers, const std::string& tier, double 
             << fmt::format("{:.1f}", steps * seconds / 86400) << " days of optimizer phases back to back\n";
 }
 
-std::string point_text(const engine::DiskProfile& disk) {
+std::string point_text(const job::DiskProfile& disk) {
   return fmt::format("{} KiB x {}, read {:.3f}, write {:.3f}, mixed {:.3f} GB/s, {}", disk.block_bytes >> 10,
                      disk.depth, disk.read * 1e-9, disk.write * 1e-9, disk.mixed * 1e-9, disk.date);
 }
 
 // Stores the measurement, with a warning if other processes may have slowed it.
-void store(const engine::FileSystem& file_system, const DiskPoint& best, const std::string& table,
+void store(const job::FileSystem& file_system, const DiskPoint& best, const std::string& table,
            const std::string& disturbance) {
   char date[32];
   const std::time_t now = std::time(nullptr);
   std::tm utc{};
   std::strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", ::gmtime_r(&now, &utc));
-  engine::MachineProfile profile;
+  job::MachineProfile profile;
   profile.put({file_system, best.block_bytes, best.depth, best.read, best.write, best.mixed, date, disturbance});
   profile.save();
   std::cout << "stored in " << profile.file() << "; jobs that do not set " << table << "block_bytes and depth use it\n";
@@ -133,18 +133,18 @@ void store(const engine::FileSystem& file_system, const DiskPoint& best, const s
 }  // namespace
 
 void list_measured_disks() {
-  const engine::MachineProfile profile;
+  const job::MachineProfile profile;
   std::cout << profile.file() << (profile.disks().empty() ? ": no disks were measured\n" : ":\n");
-  for (const engine::DiskProfile& disk : profile.disks()) {
+  for (const job::DiskProfile& disk : profile.disks()) {
     std::cout << "  " << printable(disk.file_system.mount) << ": " << point_text(disk) << "\n";
     if (!disk.disturbance.empty()) std::cout << "    measured while " << printable(disk.disturbance) << "\n";
   }
 }
 
 void forget_measured_disk(const std::string& path) {
-  engine::MachineProfile profile;
+  job::MachineProfile profile;
   std::error_code error;
-  const std::string mount = std::filesystem::exists(path, error) ? engine::file_system_of(path).mount : path;
+  const std::string mount = std::filesystem::exists(path, error) ? job::file_system_of(path).mount : path;
   if (!profile.forget(mount) && !profile.forget(path))
     fail_user(
         fmt::format("zeroth tune: --forget {}: {} has no measurements of file system {}; `zeroth tune --list` "
@@ -182,7 +182,7 @@ int tune(TuneOptions options, const std::filesystem::path& bin) {
     transfers = transfers_of(query, options.tier);
   }
 
-  const engine::FileSystem file_system = engine::file_system_of(path);
+  const job::FileSystem file_system = job::file_system_of(path);
   const auto begin = std::chrono::steady_clock::now();
   const MachineLoad load = MachineLoad::now(file_system.device);
   DiskSpeed speed;

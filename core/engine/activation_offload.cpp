@@ -2,7 +2,7 @@
 
 namespace zr::host::engine {
 
-ActivationOffload::ActivationOffload(const StepContext& context, offload::TierStore& tier)
+ActivationOffload::ActivationOffload(const job::StepContext& context, offload::TierStore& tier)
     : model_(context.model), activations_(tier, context.ledger, context.plan.activation_staging_bytes()) {
   model_.offload_saved_tensors({context.config().offload().activation_bytes,
                                 [this](const void* data, int64_t bytes) { return activations_.put(data, bytes); },

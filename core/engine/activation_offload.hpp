@@ -1,7 +1,7 @@
 // Saved-tensor offload: stores the tensors that forward saves for backward on a tier.
 #pragma once
 
-#include "engine/step_context.hpp"
+#include "job/step_context.hpp"
 #include "offload/activation_store.hpp"
 #include "offload/tier.hpp"
 
@@ -12,7 +12,7 @@ namespace zr::host::engine {
 class ActivationOffload {
  public:
   /// Keeps references to both arguments.
-  ActivationOffload(const StepContext& context, offload::TierStore& tier);
+  ActivationOffload(const job::StepContext& context, offload::TierStore& tier);
   ~ActivationOffload();
   ActivationOffload(const ActivationOffload&) = delete;
 

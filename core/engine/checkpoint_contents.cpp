@@ -32,7 +32,7 @@ void for_each_tensor(const plan::MemoryPlan& plan, const std::function<void(Para
 
 namespace {
 // Copies bytes [from, from + bytes) of a slab, which begins at element `start` of the parameter.
-void read_slab(ShardedState& state, const ParameterTensor& tensor, int64_t start, int64_t count, int64_t from,
+void read_slab(state::ShardedState& state, const ParameterTensor& tensor, int64_t start, int64_t count, int64_t from,
                int64_t bytes, char* to) {
   const plan::StateShape& shape = tensor.shape;
   const int64_t size = checkpoint::stored_size(tensor.info.dtype), begin = shape.of(start) + from / size,
@@ -48,8 +48,8 @@ void read_slab(ShardedState& state, const ParameterTensor& tensor, int64_t start
                      });
 }
 
-checkpoint::Slab slab_of(ShardedState& state, DeviceMemory* device, const ParameterTensor& tensor, uint32_t index,
-                         int64_t first, int64_t count) {
+checkpoint::Slab slab_of(state::ShardedState& state, DeviceMemory* device, const ParameterTensor& tensor,
+                         uint32_t index, int64_t first, int64_t count) {
   const plan::StateShape& shape = tensor.shape;
   const int64_t size = checkpoint::stored_size(tensor.info.dtype), begin = shape.of(first),
                 end = shape.of(first + count);
@@ -68,7 +68,7 @@ checkpoint::Slab slab_of(ShardedState& state, DeviceMemory* device, const Parame
 }
 
 // Adds each buffer once, with the values selected by train.buffers; if ranks differ, also each rank's own values.
-void add_buffers(const StepContext& context, checkpoint::CheckpointContents& contents, ModelBuffers& buffers,
+void add_buffers(const job::StepContext& context, checkpoint::CheckpointContents& contents, ModelBuffers& buffers,
                  const BufferValues& values) {
   const auto aligned = [](int64_t bytes) { return round_up(bytes, checkpoint::CheckpointContents::kAlignment); };
   const int rank = context.rank(), world = context.world();
@@ -101,8 +101,8 @@ void add_buffers(const StepContext& context, checkpoint::CheckpointContents& con
 }
 }  // namespace
 
-checkpoint::CheckpointContents contents_of(const StepContext& context, ShardedState& state, ModelBuffers& buffers,
-                                           const BufferValues& values) {
+checkpoint::CheckpointContents contents_of(const job::StepContext& context, state::ShardedState& state,
+                                           ModelBuffers& buffers, const BufferValues& values) {
   checkpoint::CheckpointContents contents;
   for_each_tensor(context.plan, [&](ParameterTensor tensor) {
     const auto index = static_cast<uint32_t>(contents.tensors.size());

@@ -8,8 +8,8 @@
 
 #include "checkpoint/save.hpp"
 #include "engine/model_buffers.hpp"
-#include "engine/sharded_state.hpp"
-#include "engine/step_context.hpp"
+#include "job/step_context.hpp"
+#include "state/sharded_state.hpp"
 
 namespace zr::host::engine {
 
@@ -30,7 +30,7 @@ struct BufferValues {
 /// Tensors and this rank's slabs. Slabs refer to the memory of `state`, `buffers` and `values`, which must outlive the
 /// save; slabs on a disk tier or on the device are read during the save, a chunk at a time. Throws UserError for a
 /// buffer whose dtype safetensors does not support.
-checkpoint::CheckpointContents contents_of(const StepContext& context, ShardedState& state, ModelBuffers& buffers,
-                                           const BufferValues& values);
+checkpoint::CheckpointContents contents_of(const job::StepContext& context, state::ShardedState& state,
+                                           ModelBuffers& buffers, const BufferValues& values);
 
 }  // namespace zr::host::engine

@@ -65,8 +65,9 @@ void check_renames(const std::vector<config::Rename>& renames, const std::vector
   }
 }
 
-CheckpointLoader::CheckpointLoader(const StepContext& context, const Parts& parts, const checkpoint::Checkpoint& from,
-                                   const CheckpointLoadOptions& options, const ParameterChange* change)
+CheckpointLoader::CheckpointLoader(const job::StepContext& context, const Parts& parts,
+                                   const checkpoint::Checkpoint& from, const CheckpointLoadOptions& options,
+                                   const ParameterChange* change)
     : context_(context),
       parts_of_(parts),
       from_(from),
@@ -187,7 +188,7 @@ void CheckpointLoader::match() {
 
 // A parameter with one state that is not loaded starts with all its states at zero.
 void CheckpointLoader::restart_fresh_params() {
-  std::erase_if(parts_, [&](const Part& part) {
+  std::erase_if(parts_, [&](const MatchedTensor& part) {
     if (!is_state(part.tensor) || fresh_params_.count(part.param) == 0) return false;
     report_.fresh.push_back(name_of(part.tensor));
     report_.dropped.push_back(name_of(*part.saved));
@@ -220,7 +221,7 @@ void CheckpointLoader::match_repeated(std::set<const checkpoint::SavedTensor*>& 
 
 std::vector<std::string> CheckpointLoader::names_to_read() const {
   std::set<std::string> names;
-  for (const Part& part : parts_) names.insert(part.saved->name);
+  for (const MatchedTensor& part : parts_) names.insert(part.saved->name);
   for (const Repeated& repeated : repeated_) names.insert(repeated.other->name);
   return {names.begin(), names.end()};
 }
@@ -269,7 +270,7 @@ void CheckpointLoader::check() const {
 }
 
 // Why the model's tensor has another dtype than the saved one, and the key to change.
-std::string CheckpointLoader::dtype_remedy(const Part& part) const {
+std::string CheckpointLoader::dtype_remedy(const MatchedTensor& part) const {
   const auto needs = [&](std::string_view why, std::string_view remedy) {
     return fmt::format("{} {}; {}", why, part.tensor.dtype, remedy);
   };
@@ -294,7 +295,7 @@ std::string CheckpointLoader::dtype_remedy(const Part& part) const {
 // Buffers that were saved in a narrower type than the model has them in: the job that saved them rounded them.
 std::vector<std::string> CheckpointLoader::rounded_buffers() const {
   std::vector<std::string> names;
-  for (const Part& part : parts_)
+  for (const MatchedTensor& part : parts_)
     if (part.tensor.kind == "buffer" &&
         checkpoint::stored_size(part.saved->dtype) < checkpoint::stored_size(part.tensor.dtype))
       names.push_back(fmt::format("'{}' ({})", part.tensor.name, part.saved->dtype));
@@ -303,7 +304,7 @@ std::vector<std::string> CheckpointLoader::rounded_buffers() const {
 
 void CheckpointLoader::check_dtypes() const {
   const std::string& folder = report_.folder;
-  for (const Part& part : parts_) {
+  for (const MatchedTensor& part : parts_) {
     if (part.saved->dtype == part.tensor.dtype) continue;
     const bool convertible = is_convertible(*part.saved, part.tensor);
     if (!convertible && is_state(part.tensor))
@@ -330,7 +331,7 @@ void CheckpointLoader::check_dtypes() const {
 }
 
 // Reads elements [first, first + count) of the tensor, converted to the model's dtype.
-void CheckpointLoader::read_part(const Part& part, int64_t first, int64_t count, void* to) const {
+void CheckpointLoader::read_part(const MatchedTensor& part, int64_t first, int64_t count, void* to) const {
   const checkpoint::SavedTensor* saved = part.saved;
   const int64_t size = checkpoint::stored_size(part.tensor.dtype);
   if (saved->dtype == part.tensor.dtype) return from_.read(*saved, first * size, count * size, to);
@@ -351,12 +352,12 @@ void CheckpointLoader::read_part(const Part& part, int64_t first, int64_t count,
 
 // Reads this rank's own values if training resumes on the same number of ranks; otherwise the values that train.buffers
 // selects among those of the ranks that saved the checkpoint.
-void CheckpointLoader::read_buffer(const Part& part, const model::ModelBuffer& buffer) {
+void CheckpointLoader::read_buffer(const MatchedTensor& part, const model::ModelBuffer& buffer) {
   const int64_t count = buffer.bytes / checkpoint::stored_size(buffer.dtype);
   const checkpoint::SavedTensor* ranks = from_.find(checkpoint::kRankBuffer, part.saved->name);
   read_part(part, 0, count, buffer.data);
   if (!ranks) return;  // otherwise the first read only verified the tensor
-  Part of_rank = part;
+  MatchedTensor of_rank = part;
   of_rank.saved = ranks;
   const auto read = [&](int r, void* to) { read_part(of_rank, r * count, count, to); };
   const int saved = static_cast<int>(ranks->shape[0]);
@@ -371,13 +372,13 @@ void CheckpointLoader::read_buffer(const Part& part, const model::ModelBuffer& b
 }
 
 void CheckpointLoader::read() {
-  ShardedState& state = parts_of_.state;
+  state::ShardedState& state = parts_of_.state;
   const std::vector<model::ModelBuffer> own_buffers = parts_of_.buffers.own_buffers();
   std::unordered_map<std::string, const model::ModelBuffer*> buffers;
   for (const model::ModelBuffer& buffer : own_buffers) buffers.emplace(buffer.name, &buffer);
   const auto silent_until = std::chrono::steady_clock::now() + std::chrono::seconds(2);
   bool is_silent = context_.rank() == 0;
-  for (const Part& part : parts_) {
+  for (const MatchedTensor& part : parts_) {
     if (is_silent && std::chrono::steady_clock::now() > silent_until) {
       is_silent = false;
       log(ZR_LOG_INFO, fmt::format("reading the checkpoint {}: {} of {} tensors so far", from_.folder(),
@@ -401,7 +402,7 @@ void CheckpointLoader::read() {
 }
 
 void CheckpointLoader::for_each_weight(const std::function<void(uint32_t param, const std::string& saved)>& fn) const {
-  for (const Part& part : parts_)
+  for (const MatchedTensor& part : parts_)
     if (part.tensor.kind == "weight") fn(part.param, part.saved->name);
 }
 

@@ -13,8 +13,8 @@
 #include "config/config.hpp"
 #include "engine/model_buffers.hpp"
 #include "engine/refresh_state.hpp"
-#include "engine/sharded_state.hpp"
-#include "engine/step_context.hpp"
+#include "job/step_context.hpp"
+#include "state/sharded_state.hpp"
 
 namespace zr::host::engine {
 
@@ -50,12 +50,12 @@ std::string list_of(const std::string& what, const std::vector<std::string>& nam
 class CheckpointLoader {
  public:
   struct Parts {
-    ShardedState& state;
+    state::ShardedState& state;
     ModelBuffers& buffers;
   };
   /// Keeps references to all arguments. change: how engine.refresh() changed the model since `from` was saved; null:
   /// not a refresh.
-  CheckpointLoader(const StepContext& context, const Parts& parts, const checkpoint::Checkpoint& from,
+  CheckpointLoader(const job::StepContext& context, const Parts& parts, const checkpoint::Checkpoint& from,
                    const CheckpointLoadOptions& options, const ParameterChange* change);
 
   /// Whether the optimizer that updates a parameter is the one that updated it when the checkpoint was saved, and its
@@ -81,7 +81,7 @@ class CheckpointLoader {
 
  private:
   static constexpr uint32_t kNoParam = ~0u;
-  struct Part {
+  struct MatchedTensor {
     uint32_t param;                 // kNoParam: a buffer
     checkpoint::TensorInfo tensor;  // the model's tensor
     const checkpoint::SavedTensor* saved;
@@ -94,7 +94,7 @@ class CheckpointLoader {
   void match();
   void restart_fresh_params();
   void check_dtypes() const;
-  std::string dtype_remedy(const Part& part) const;
+  std::string dtype_remedy(const MatchedTensor& part) const;
   std::vector<std::string> rounded_buffers() const;
   void match_empty_buffers(std::set<const checkpoint::SavedTensor*>& matched);
   void match_repeated(std::set<const checkpoint::SavedTensor*>& matched);
@@ -107,10 +107,10 @@ class CheckpointLoader {
   void report_unmatched_state(const checkpoint::SavedTensor& saved);
   void report_unmatched(const std::set<const checkpoint::SavedTensor*>& matched);
   const checkpoint::SavedTensor* saved_for(uint32_t param, const checkpoint::TensorInfo& tensor) const;
-  void read_part(const Part& part, int64_t first, int64_t count, void* to) const;
-  void read_buffer(const Part& part, const model::ModelBuffer& buffer);
+  void read_part(const MatchedTensor& part, int64_t first, int64_t count, void* to) const;
+  void read_buffer(const MatchedTensor& part, const model::ModelBuffer& buffer);
 
-  const StepContext& context_;
+  const job::StepContext& context_;
   const Parts parts_of_;
   const checkpoint::Checkpoint& from_;
   const CheckpointLoadOptions options_;
@@ -118,7 +118,7 @@ class CheckpointLoader {
   const bool same_optimizers_;  // the same list; for files that do not name the optimizer of each weight
   std::map<uint32_t, const checkpoint::SavedTensor*> weights_;  // by parameter
   std::unordered_map<std::string, uint32_t> params_;            // by the name in the checkpoint
-  std::vector<Part> parts_;
+  std::vector<MatchedTensor> parts_;
   std::vector<Repeated> repeated_;
   CheckpointLoadReport report_;
   /// Of the states in the report, those of parameters whose optimizer is the same.

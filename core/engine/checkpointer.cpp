@@ -10,11 +10,11 @@
 #include "base/log.hpp"
 #include "checkpoint/folder.hpp"
 #include "engine/checkpoint_choice.hpp"
-#include "engine/checkpoint_paths.hpp"
 #include "engine/model_seed.hpp"
 #include "engine/optimizer_globals.hpp"
-#include "engine/planning.hpp"
-#include "engine/run_folder.hpp"
+#include "job/checkpoint_paths.hpp"
+#include "job/plan_inputs.hpp"
+#include "run/run_folder.hpp"
 
 namespace zr::host::engine {
 
@@ -38,12 +38,12 @@ class CountedChunk {
 };
 
 // Of a save that reads the training state from the device.
-int64_t staging_of_save(const StepContext& context) {
+int64_t staging_of_save(const job::StepContext& context) {
   return context.device ? checkpoint::SaveOptions().chunk_bytes : 0;
 }
 }  // namespace
 
-Checkpointer::Checkpointer(const StepContext& context, const TrainingParts& parts)
+Checkpointer::Checkpointer(const job::StepContext& context, const TrainingParts& parts)
     : context_(context), parts_(parts), saver_(context.setup.control, context.ledger) {}
 
 std::string Checkpointer::dir() const {
@@ -66,7 +66,7 @@ void Checkpointer::prepare_saves(bool first, bool on_signal) {
   if (periodic || on_signal) saver_.lock_folder(dir);
   if (context_.device && context_.plan.save_staging > 0)
     context_.ledger.plan(Tier::host, MemoryKind::staging, context_.plan.save_staging);
-  if (!snapshots(config)) return;
+  if (!job::snapshots(config)) return;
   int64_t bytes = context_.plan.snapshot_bytes();
   const std::vector<model::ModelBuffer> buffers = context_.model.buffers();
   for (const model::ModelBuffer& buffer : buffers)
@@ -151,7 +151,7 @@ std::string Checkpointer::save_for_refresh() {
   parts_.weights.compare();
   const checkpoint::CheckpointContents contents = this->contents();
   std::string folder = checkpoint_comm().broadcast(parts_.recorder.folder());  // rank 0 alone knows this run's number
-  if (folder.empty()) folder = run_folder(context_.config(), context_.setup.engine);
+  if (folder.empty()) folder = run::run_folder(context_.config(), context_.setup.engine);
   const CountedChunk chunk(context_.ledger, MemoryKind::staging, staging_of_save(context_));
   return saver_.save(folder + "/refresh", contents, 0);
 }
@@ -386,7 +386,7 @@ void Checkpointer::load_initial() {
   const std::string dir = this->dir();
   if (!dir.empty() || !config.checkpoint().init->empty())
     run_on_all_ranks(checkpoint_comm(), [&] {
-      if (context_.rank() == 0) check_checkpoint_paths(config.checkpoint());
+      if (context_.rank() == 0) job::check_checkpoint_paths(config.checkpoint());
     });
   if (config.checkpoint().resume && !dir.empty()) {
     const checkpoint::CheckpointComm comm = checkpoint_comm();

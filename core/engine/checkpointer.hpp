@@ -10,9 +10,9 @@
 #include "engine/checkpoint_loader.hpp"
 #include "engine/refresh_state.hpp"
 #include "engine/saver.hpp"
-#include "engine/step_context.hpp"
 #include "engine/step_sync.hpp"
 #include "engine/training_parts.hpp"
+#include "job/step_context.hpp"
 
 namespace zr::host::engine {
 
@@ -20,7 +20,7 @@ namespace zr::host::engine {
 class Checkpointer {
  public:
   /// Keeps references to the context and to all parts.
-  Checkpointer(const StepContext& context, const TrainingParts& parts);
+  Checkpointer(const job::StepContext& context, const TrainingParts& parts);
   Checkpointer(const Checkpointer&) = delete;
 
   /// checkpoint.dir, followed by the engine's name if it has one; "" if checkpoint.dir is not set.
@@ -69,7 +69,7 @@ class Checkpointer {
   void warn_of_differences(const checkpoint::Checkpoint& from) const;
   void report_load(const CheckpointLoadReport& report, int64_t step) const;
 
-  const StepContext& context_;
+  const job::StepContext& context_;
   const TrainingParts parts_;
   const int exceptions_ = std::uncaught_exceptions();  // in flight at construction; not caused by this job
   BufferValues buffers_;                               // referenced by the contents that are being saved

@@ -9,7 +9,7 @@
 #include "base/dtype.hpp"
 #include "base/error.hpp"
 #include "base/thread_without_signals.hpp"
-#include "engine/early_update_conditions.hpp"
+#include "job/early_update_conditions.hpp"
 
 namespace zr::host::engine {
 
@@ -17,20 +17,20 @@ namespace {
 constexpr const char* kTrack = "early update";  // of the worker, in the trace
 }  // namespace
 
-EarlyUpdate::EarlyUpdate(const StepContext& context, ShardedState& state, std::vector<update::Optimizer> optimizers,
-                         Trace* trace)
+EarlyUpdate::EarlyUpdate(const job::StepContext& context, state::ShardedState& state,
+                         std::vector<update::Optimizer> optimizers, Trace* trace)
     : context_(context),
       state_(state),
       optimizers_(std::move(optimizers)),
       trace_(trace),
-      tiles_(state.states(), state.slices(), !updates_in_place(context.config())),
+      tiles_(state.states(), state.slices(), !job::updates_in_place(context.config())),
       pool_(context.pool.width()),
       gradient_size_(size_of(context.plan.input.reduced_grad_dtype)),
-      is_speculative_(!updates_in_place(context.config())),
+      is_speculative_(!job::updates_in_place(context.config())),
       all_touched_(context.plan.input.parameters.size(), 1) {
-  for (const offload::EarlyTiles::Tile& tile : tiles_.tiles()) add_unit(true, tile.index, tile.slices);
-  for (std::size_t i = 0; i < state.staged().size(); ++i) add_unit(false, i, {state.staged()[i]});
-  std::ranges::sort(parts_, {}, &Part::gradients);
+  for (const offload::EarlyTiles::Tile& tile : tiles_.tiles()) add_group(true, tile.index, tile.slices);
+  for (std::size_t i = 0; i < state.staged().size(); ++i) add_group(false, i, {state.staged()[i]});
+  std::ranges::sort(parts_, {}, &GradientRange::gradients);
   updated_.tiles.assign(context.plan.placement.tiles.size(), 0);
   updated_.staged.assign(state.staged().size(), 0);
   tiles_.on_wait([this](bool writes, Trace::Time begin) { record(writes ? Work::write : Work::read, begin, kTrack); });
@@ -46,20 +46,20 @@ EarlyUpdate::~EarlyUpdate() {
   worker_.join();
 }
 
-void EarlyUpdate::add_unit(bool on_disk, std::size_t index, const std::vector<update::UpdateSlice>& slices) {
-  Unit unit{on_disk, index, slices};
+void EarlyUpdate::add_group(bool on_disk, std::size_t index, const std::vector<update::UpdateSlice>& slices) {
+  UpdateGroup group{on_disk, index, slices};
   const MutexLock lock(mutex_);
   for (const update::UpdateSlice& slice : slices) {
     if (slice.count == 0) continue;
     const int64_t lead = slice.first % plan::kNormBlock, blocks = plan::norm_blocks_of(lead + slice.count);
-    parts_.push_back({bytes_of(slice.grad), slice.count, units_.size(), uses_.size(), lead});
+    parts_.push_back({bytes_of(slice.grad), slice.count, groups_.size(), uses_.size(), lead});
     uses_.resize(uses_.size() + static_cast<std::size_t>(blocks));
-    unit.elements += slice.count;
-    unit.bytes += context_.plan.state_bytes(slice.state_offset, slice.count);
-    unit.blocks += blocks;
+    group.elements += slice.count;
+    group.bytes += context_.plan.state_bytes(slice.state_offset, slice.count);
+    group.blocks += blocks;
   }
-  elements_ += unit.elements;
-  units_.push_back(std::move(unit));
+  elements_ += group.elements;
+  groups_.push_back(std::move(group));
 }
 
 void EarlyUpdate::begin(Input input, std::function<bool(uint32_t param)> touches) {
@@ -68,9 +68,9 @@ void EarlyUpdate::begin(Input input, std::function<bool(uint32_t param)> touches
   update_input_ = {input_.grad_mul, input_.number, 0, &input_.steps, &input_.rates, &all_touched_};
   update_input_.keeps_weights = true;
   touches_ = std::move(touches);
-  for (Unit& unit : units_) {
-    unit.missing = unit.blocks;
-    unit.is_updated = unit.is_ready = false;
+  for (UpdateGroup& group : groups_) {
+    group.missing = group.blocks;
+    group.is_updated = group.is_ready = false;
   }
   ready_.clear();
   taken_ = 0;
@@ -82,37 +82,37 @@ void EarlyUpdate::begin(Input input, std::function<bool(uint32_t param)> touches
   changed_.notify_all();
 }
 
-// Calls fn(uses, unit) for the norm blocks that overlap `bytes` of reduced gradients from `first` on. A tile may begin
+// Calls fn(uses, group) for the norm blocks that overlap `bytes` of reduced gradients from `first` on. A tile may begin
 // inside a norm block.
 template <class F>
 void EarlyUpdate::for_each_block(const void* first, int64_t bytes, const F& fn) {
   const char *begin = static_cast<const char*>(first), *end = begin + bytes;
-  auto at = std::ranges::upper_bound(parts_, begin, {}, &Part::gradients);
+  auto at = std::ranges::upper_bound(parts_, begin, {}, &GradientRange::gradients);
   if (at != parts_.begin()) --at;
   for (; at != parts_.end() && at->gradients < end; ++at) {
     const int64_t from = std::max<int64_t>(begin - at->gradients, 0) / gradient_size_,
                   to = std::min<int64_t>((end - at->gradients) / gradient_size_, at->elements);
     if (from >= to) continue;
     for (int64_t i = (at->lead + from) / plan::kNormBlock; i < plan::norm_blocks_of(at->lead + to); ++i)
-      fn(uses_[at->first_block + static_cast<std::size_t>(i)], at->unit);
+      fn(uses_[at->first_block + static_cast<std::size_t>(i)], at->group);
   }
 }
 
 // Counts a use of a block; if it is the last one that is expected, the block is final.
 void EarlyUpdate::use(Uses& uses, std::size_t index) {
-  Unit& unit = units_[index];
+  UpdateGroup& group = groups_[index];
   ++uses.in_this_step;
   if (!is_recorded_) {
     ++uses.in_first_step;
-    unit.last_use = ++last_use_;
+    group.last_use = ++last_use_;
     return;
   }
-  if (uses.in_this_step > uses.in_first_step) was_used_late_ |= unit.is_ready;
-  if (uses.in_this_step != uses.in_first_step || --unit.missing > 0) return;
+  if (uses.in_this_step > uses.in_first_step) was_used_late_ |= group.is_ready;
+  if (uses.in_this_step != uses.in_first_step || --group.missing > 0) return;
   const bool touched = std::ranges::all_of(
-      unit.slices, [&](const update::UpdateSlice& slice) ZR_REQUIRES(mutex_) { return touches_(slice.param); });
+      group.slices, [&](const update::UpdateSlice& slice) ZR_REQUIRES(mutex_) { return touches_(slice.param); });
   if (!touched || is_stopped_) return;
-  unit.is_ready = true;
+  group.is_ready = true;
   ready_.push_back(index);
 }
 
@@ -121,7 +121,7 @@ void EarlyUpdate::gradients_reduced(const void* first, int64_t elements, bool fi
   if (!is_active_) return;
   is_stopped_ |= !finite;
   for_each_block(first, elements * gradient_size_,
-                 [&](Uses& uses, std::size_t unit) ZR_REQUIRES(mutex_) { use(uses, unit); });
+                 [&](Uses& uses, std::size_t group) ZR_REQUIRES(mutex_) { use(uses, group); });
   changed_.notify_all();
 }
 
@@ -130,26 +130,26 @@ void EarlyUpdate::collective_read(const zr_view& memory) {
   const MutexLock lock(mutex_);
   if (!is_active_ || memory.count == 0) return;
   for_each_block(memory.data, memory.count * size_of(memory.dtype),
-                 [&](Uses& uses, std::size_t unit) ZR_REQUIRES(mutex_) {
-                   if (uses.in_this_step > 0) use(uses, unit);
+                 [&](Uses& uses, std::size_t group) ZR_REQUIRES(mutex_) {
+                   if (uses.in_this_step > 0) use(uses, group);
                  });
   changed_.notify_all();
 }
 
 // Reads the tiles that are expected next, as far as there is staging memory.
 void EarlyUpdate::read_ahead() {
-  for (const std::size_t unit : order_)
-    if (units_[unit].on_disk && !units_[unit].is_updated && !tiles_.read_ahead(units_[unit].index)) return;
+  for (const std::size_t group : order_)
+    if (groups_[group].on_disk && !groups_[group].is_updated && !tiles_.read_ahead(groups_[group].index)) return;
 }
 
-void EarlyUpdate::update(Unit& unit, ThreadPool& pool, const char* track) {
+void EarlyUpdate::update(UpdateGroup& group, ThreadPool& pool, const char* track) {
   const auto update = [&](const std::vector<update::UpdateSlice>& slices) {
     const auto begin = Trace::Time::clock::now();
     update::update(optimizers_, pool, context_.plan, slices, update_input_);
     record(Work::update, begin, track);
   };
-  unit.on_disk ? tiles_.update(unit.index, update) : update(unit.slices);
-  unit.is_updated = true;
+  group.on_disk ? tiles_.update(group.index, update) : update(group.slices);
+  group.is_updated = true;
 }
 
 void EarlyUpdate::record(Work work, Trace::Time begin, const char* track) {
@@ -175,25 +175,25 @@ void EarlyUpdate::work() {
     is_busy_ = true;
     const bool begins = std::exchange(is_reading_ahead_, false);
     const std::function<void()> task = std::exchange(task_, {});
-    Unit* const unit = !task && taken_ < ready_.size() ? &units_[ready_[taken_++]] : nullptr;
+    UpdateGroup* const group = !task && taken_ < ready_.size() ? &groups_[ready_[taken_++]] : nullptr;
     lock.unlock();
     std::exception_ptr failure;
     try {
       if (begins) tiles_.begin();
       if (task) task();
-      if (unit) update(*unit, pool_, kTrack);
+      if (group) update(*group, pool_, kTrack);
       if (!task) read_ahead();
     } catch (...) {
       failure = std::current_exception();
     }
     lock.lock();
     is_busy_ = false;
-    if (unit || failure) ended_locked(failure);
+    if (group || failure) ended_locked(failure);
     changed_.notify_all();
   }
 }
 
-// The update of a unit has ended, or the worker failed.
+// The update of a group has ended, or the worker failed.
 void EarlyUpdate::ended_locked(const std::exception_ptr& failure) {
   parts_updated_ += !failure;
   if (!failure) return;
@@ -201,19 +201,19 @@ void EarlyUpdate::ended_locked(const std::exception_ptr& failure) {
   is_stopped_ = true;
 }
 
-// Updates units in host memory on the training thread: those that the worker would take last.
+// Updates groups in host memory on the training thread: those that the worker would take last.
 void EarlyUpdate::help() {
   MutexLock lock(mutex_);
   while (!is_stopped_) {
     const auto last = std::find_if(ready_.rbegin(), ready_.rend() - static_cast<std::ptrdiff_t>(taken_),
-                                   [&](std::size_t i) { return !units_[i].on_disk; });
+                                   [&](std::size_t i) { return !groups_[i].on_disk; });
     if (last == ready_.rend() - static_cast<std::ptrdiff_t>(taken_)) return;
-    Unit& unit = units_[*last];
+    UpdateGroup& group = groups_[*last];
     ready_.erase(std::prev(last.base()));
     lock.unlock();
     std::exception_ptr failure;
     try {
-      update(unit, context_.pool, "early update, training thread");
+      update(group, context_.pool, "early update, training thread");
     } catch (...) {
       failure = std::current_exception();
     }
@@ -239,9 +239,9 @@ bool EarlyUpdate::finish() {
   state_.states().add_waits(std::exchange(blocked_, {}));
   reset_uses();
   if (!std::exchange(is_recorded_, true)) {
-    order_.resize(units_.size());
+    order_.resize(groups_.size());
     std::iota(order_.begin(), order_.end(), std::size_t{0});
-    std::ranges::sort(order_, {}, [&](std::size_t unit) { return units_[unit].last_use; });
+    std::ranges::sort(order_, {}, [&](std::size_t group) { return groups_[group].last_use; });
   }
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   if (!was_used_late_) return true;
@@ -277,7 +277,7 @@ void EarlyUpdate::forget_order() {
 
 int64_t EarlyUpdate::elements_updated() const {
   int64_t elements = 0;
-  for (const Unit& unit : units_) elements += unit.is_updated ? unit.elements : 0;
+  for (const UpdateGroup& group : groups_) elements += group.is_updated ? group.elements : 0;
   return elements;
 }
 
@@ -316,9 +316,9 @@ void EarlyUpdate::drop() {
   if (elements_updated() > 0 && !is_speculative_)
     fail_internal("an update that has replaced gradients cannot be undone");
   std::vector<update::UpdateSlice> slices;
-  for (Unit& unit : units_)
-    if (std::exchange(unit.is_updated, false) && !unit.on_disk)
-      slices.insert(slices.end(), unit.slices.begin(), unit.slices.end());
+  for (UpdateGroup& group : groups_)
+    if (std::exchange(group.is_updated, false) && !group.on_disk)
+      slices.insert(slices.end(), group.slices.begin(), group.slices.end());
   if (!slices.empty())
     run_on_both(slices, [&](ThreadPool& pool, const std::vector<update::UpdateSlice>& half) {
       update::undo(pool, context_.plan, half, update_input_);
@@ -335,16 +335,16 @@ int64_t EarlyUpdate::parts_updated() const {
   return parts_updated_;
 }
 
-const ShardedState::Updated& EarlyUpdate::adopt() {
+const state::ShardedState::Updated& EarlyUpdate::adopt() {
   std::vector<update::UpdateSlice> slices;
   elements_early_ = bytes_early_ = 0;
-  for (const Unit& unit : units_) {
-    (unit.on_disk ? updated_.tiles : updated_.staged)[unit.index] = unit.is_updated;
-    if (!unit.is_updated) continue;
-    if (unit.on_disk) tiles_.adopt(unit.index);
-    elements_early_ += unit.elements;
-    bytes_early_ += unit.bytes;
-    slices.insert(slices.end(), unit.slices.begin(), unit.slices.end());
+  for (const UpdateGroup& group : groups_) {
+    (group.on_disk ? updated_.tiles : updated_.staged)[group.index] = group.is_updated;
+    if (!group.is_updated) continue;
+    if (group.on_disk) tiles_.adopt(group.index);
+    elements_early_ += group.elements;
+    bytes_early_ += group.bytes;
+    slices.insert(slices.end(), group.slices.begin(), group.slices.end());
   }
   if (!slices.empty())
     run_on_both(slices, [&](ThreadPool& pool, const std::vector<update::UpdateSlice>& half) {

@@ -14,10 +14,10 @@
 
 #include "base/thread_pool.hpp"
 #include "base/trace.hpp"
-#include "engine/sharded_state.hpp"
-#include "engine/step_context.hpp"
+#include "job/step_context.hpp"
 #include "offload/early_tiles.hpp"
 #include "offload/optimizer_states.hpp"
+#include "state/sharded_state.hpp"
 #include "update/update.hpp"
 #include "zr/mutex.hpp"
 
@@ -30,7 +30,8 @@ namespace zr::host::engine {
 class EarlyUpdate {
  public:
   /// Keeps references to `context` and `state`. trace: null: no trace.
-  EarlyUpdate(const StepContext& context, ShardedState& state, std::vector<update::Optimizer> optimizers, Trace* trace);
+  EarlyUpdate(const job::StepContext& context, state::ShardedState& state, std::vector<update::Optimizer> optimizers,
+              Trace* trace);
   ~EarlyUpdate();  // waits for the tile in progress
   EarlyUpdate(const EarlyUpdate&) = delete;
 
@@ -64,7 +65,7 @@ class EarlyUpdate {
   /// Number of parts, tiles on disk and slices in host memory, that were updated since begin(). Any thread.
   int64_t parts_updated() const ZR_EXCLUDES(mutex_);
   /// Copies the new weights to their place, and returns what the rest of the update skips. After finish().
-  const ShardedState::Updated& adopt();
+  const state::ShardedState::Updated& adopt();
   /// If the update is speculative: undoes all since begin(). After finish() or abandon().
   void drop();
   /// What early updates spend time on.
@@ -81,7 +82,7 @@ class EarlyUpdate {
   int64_t bytes_early() const { return bytes_early_; }
 
  private:
-  struct Unit {  // is updated at once
+  struct UpdateGroup {  // is updated at once
     bool on_disk;
     std::size_t index;  // of the tile, or in ShardedState::staged()
     std::vector<update::UpdateSlice> slices;
@@ -91,21 +92,21 @@ class EarlyUpdate {
     int64_t last_use = 0;  // of its gradients, in the first step: a number that increases with time
     bool is_updated = false;
   };
-  struct Part {  // of a unit
+  struct GradientRange {  // of a group
     const char* gradients;
     int64_t elements;
-    std::size_t unit, first_block;  // first_block: in uses_
-    int64_t lead;                   // elements of its first norm block that belong to another part
+    std::size_t group, first_block;  // first_block: in uses_
+    int64_t lead;                    // elements of its first norm block that belong to another part
   };
   struct Uses {  // of a block of reduced gradients by collectives, the reduction included
     uint16_t in_first_step = 0, in_this_step = 0;
   };
-  void add_unit(bool on_disk, std::size_t index, const std::vector<update::UpdateSlice>& slices);
+  void add_group(bool on_disk, std::size_t index, const std::vector<update::UpdateSlice>& slices);
   template <class F>
   void for_each_block(const void* first, int64_t bytes, const F& fn) ZR_REQUIRES(mutex_);
-  void use(Uses& uses, std::size_t unit) ZR_REQUIRES(mutex_);
+  void use(Uses& uses, std::size_t group) ZR_REQUIRES(mutex_);
   void work() ZR_EXCLUDES(mutex_);
-  void update(Unit& unit, ThreadPool& pool, const char* track);
+  void update(UpdateGroup& group, ThreadPool& pool, const char* track);
   void ended_locked(const std::exception_ptr& failure) ZR_REQUIRES(mutex_);
   void help() ZR_EXCLUDES(mutex_);
   void record(Work work, Trace::Time begin, const char* track) ZR_EXCLUDES(mutex_);
@@ -115,33 +116,33 @@ class EarlyUpdate {
                    const std::function<void(ThreadPool&, const std::vector<update::UpdateSlice>&)>& fn)
       ZR_EXCLUDES(mutex_);
 
-  const StepContext& context_;
-  ShardedState& state_;
+  const job::StepContext& context_;
+  state::ShardedState& state_;
   const std::vector<update::Optimizer> optimizers_;
   Trace* const trace_;
   offload::EarlyTiles tiles_;
   ThreadPool pool_;  // the worker's: the other one has one caller at a time
   int64_t gradient_size_;
   int64_t elements_ = 0, elements_early_ = 0, bytes_early_ = 0;
-  std::vector<Part> parts_;  // sorted by address
+  std::vector<GradientRange> parts_;  // sorted by address
   const bool is_speculative_;
   const std::vector<char> all_touched_;
   Input input_{};
   update::UpdateInput update_input_{};
-  ShardedState::Updated updated_;
-  std::vector<std::size_t> order_;  // units, in the order in which their gradients become final
+  state::ShardedState::Updated updated_;
+  std::vector<std::size_t> order_;  // groups, in the order in which their gradients become final
 
   mutable Mutex mutex_;
   ConditionVariable changed_;
   std::array<double, 3> seconds_ ZR_GUARDED_BY(mutex_) = {};  // by Work
-  std::vector<Unit> units_;  // `missing` is guarded; the rest belongs to the thread that updates it
-  std::vector<std::size_t> ready_ ZR_GUARDED_BY(mutex_);  // units whose gradients are final, in that order
+  std::vector<UpdateGroup> groups_;  // `missing` is guarded; the rest belongs to the thread that updates it
+  std::vector<std::size_t> ready_ ZR_GUARDED_BY(mutex_);  // groups whose gradients are final, in that order
   std::size_t taken_ ZR_GUARDED_BY(mutex_) = 0;           // number of these that the worker has taken
   std::function<bool(uint32_t)> touches_ ZR_GUARDED_BY(mutex_);
   std::function<void()> task_ ZR_GUARDED_BY(mutex_);     // for the worker, between steps; empty: none
   bool is_active_ ZR_GUARDED_BY(mutex_) = false;         // between begin() and finish()
   bool is_reading_ahead_ ZR_GUARDED_BY(mutex_) = false;  // the worker reads ahead
-  bool is_busy_ ZR_GUARDED_BY(mutex_) = false;           // the worker updates a unit
+  bool is_busy_ ZR_GUARDED_BY(mutex_) = false;           // the worker updates a group
   bool is_stopped_ ZR_GUARDED_BY(mutex_) = false;        // a gradient is not finite, or the worker failed
   bool is_recorded_ ZR_GUARDED_BY(mutex_) = false;       // the first step is over
   bool was_used_late_ ZR_GUARDED_BY(mutex_) = false;  // a collective used gradients more often than in the first step

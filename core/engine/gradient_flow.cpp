@@ -8,7 +8,7 @@
 #include "base/dtype.hpp"
 #include "base/error.hpp"
 #include "base/host_view.hpp"
-#include "engine/job_checks.hpp"
+#include "job/job_checks.hpp"
 #include "update/norm.hpp"
 
 namespace zr::host::engine {
@@ -17,7 +17,7 @@ namespace {
 std::atomic<int> running_backwards = 0;  // of all engines of this process
 }  // namespace
 
-GradientFlow::GradientFlow(const StepContext& context, const offload::DiskBackedBuffers* disk_buffers,
+GradientFlow::GradientFlow(const job::StepContext& context, const offload::DiskBackedBuffers* disk_buffers,
                            LocalGradients* local)
     : context_(context),
       model_(context.model),
@@ -140,7 +140,7 @@ bool GradientFlow::deliver(uint32_t param) {
         context_.call_in_order(&error, [&] { return strategy_.grad_destination(param, &first, &use, &dst, &error); });
     if (code == ZR_AGAIN) {
       if (!accumulates_locally_) return false;
-      fail_not_held(strategy_.component().table->id, parameter.name);
+      job::fail_not_held(strategy_.component().table->id, parameter.name);
     }
     context_.check(code, error, strategy_.call_text("grad_destination"));
     if (!dst.data || dst.count <= 0 || dst.count > parameter.count - delivered || first < 0 ||

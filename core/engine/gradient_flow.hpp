@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "engine/local_gradients.hpp"
-#include "engine/step_context.hpp"
+#include "job/step_context.hpp"
 #include "offload/disk_backed_buffers.hpp"
 
 namespace zr::host::engine {
@@ -17,7 +17,7 @@ class GradientFlow {
   /// All arguments outlive the flow. With gradients.overlap = false no gradient reaches the strategy before backward
   /// has ended. disk_buffers: buffers on a disk tier, which cannot be a gradient's destination; null: none. local:
   /// where gradients are accumulated in steps in which they are not reduced; null: there are no such steps.
-  GradientFlow(const StepContext& context, const offload::DiskBackedBuffers* disk_buffers,
+  GradientFlow(const job::StepContext& context, const offload::DiskBackedBuffers* disk_buffers,
                LocalGradients* local = nullptr);
   ~GradientFlow();
   GradientFlow(const GradientFlow&) = delete;
@@ -71,9 +71,9 @@ class GradientFlow {
         (micro_ == last_micro_ ? uint32_t{ZR_USE_LAST_MICRO} : 0) | (is_local() ? local_->use_flags() : 0));
   }
 
-  const StepContext& context_;
+  const job::StepContext& context_;
   model::Model& model_;
-  const StrategyParts& strategy_;
+  const job::StrategyParts& strategy_;
   const plan::MemoryPlan& plan_;
   const comm::CommRuntime& comm_;
   const offload::DiskBackedBuffers* disk_buffers_;

@@ -26,7 +26,7 @@ constexpr int64_t kPart = 16 * plan::kNormBlock;   // elements that are read twi
 // The elements in [first, first + count) of a parameter whose shared masters a rank writes: begin and end. The ranks of
 // a host each write a part.
 std::pair<int64_t, int64_t> written_part(const plan::MemoryPlan& plan, uint32_t param, int64_t first, int64_t count) {
-  const plan::PlanInput::Place place = plan.input.place_of(plan.rank);
+  const plan::PlanInput::RankLocation place = plan.input.location_of(plan.rank);
   const int64_t blocks = plan::norm_blocks_of(plan.input.parameters[param].count);
   const auto cut = [&](int64_t rank) {
     return std::clamp(blocks * rank / place.ranks * plan::kNormBlock, first, first + count);
@@ -36,14 +36,14 @@ std::pair<int64_t, int64_t> written_part(const plan::MemoryPlan& plan, uint32_t 
 
 }  // namespace
 
-LocalGradients::LocalGradients(const StepContext& context, ShardedState& state)
+LocalGradients::LocalGradients(const job::StepContext& context, state::ShardedState& state)
     : context_(context),
       state_(state),
       plan_(plan::local_plan(context.plan)),
-      api_(local_optimizer_of(context.plan.input, context.optimizers).api),
+      api_(job::local_optimizer_of(context.plan.input, context.optimizers).api),
       memory_(context, plan_) {
   if (!api_) return;
-  using Elements = LocalMemory::Elements;
+  using Elements = state::LocalMemory::Elements;
   const plan::PlanInput& input = context.plan.input;
   std::size_t next = 1;  // after the gradients
   const auto& description = *std::ranges::find_if(input.descriptions, [](const plan::OptimizerDescription& d) {
@@ -264,10 +264,10 @@ void LocalGradients::restart() {
 }
 
 // Gathers a tensor of a parameter from its owners. Collective.
-void LocalGradients::gather(const Array& array, uint32_t param, LogicalTensor kind, const std::string& slot) {
+void LocalGradients::gather(const Array& array, uint32_t param, state::LogicalTensor kind, const std::string& slot) {
   const zr_view all = view(array, param);
   if (!is_shared(array)) return state_.read(param, kind, slot, 0, all.count, static_cast<float*>(all.data));
-  const bool writes = context_.plan.input.place_of(context_.rank()).index == 0;
+  const bool writes = context_.plan.input.location_of(context_.rank()).index == 0;
   float* const shared = static_cast<float*>(memory_.writable(array.index, param).data);
   std::vector<float> part(static_cast<std::size_t>(std::min(kGathered, all.count)));
   for (int64_t first = 0; first < all.count; first += kGathered) {
@@ -281,7 +281,7 @@ void LocalGradients::gather(const Array& array, uint32_t param, LogicalTensor ki
 void LocalGradients::gather_stale_replicas(uint32_t param) {
   for (const Array& array : replicas_) {
     if (!is_stale(array)) continue;
-    gather(array, param, array.slot.empty() ? LogicalTensor::value : LogicalTensor::state, array.slot);
+    gather(array, param, array.slot.empty() ? state::LogicalTensor::value : state::LogicalTensor::state, array.slot);
   }
 }
 
@@ -289,7 +289,7 @@ void LocalGradients::gather_stale_replicas(uint32_t param) {
 void LocalGradients::begin_private_states(uint32_t param) {
   for (const Array& array : private_) {
     if (array.all()) {
-      gather(array, param, LogicalTensor::state, context_.plan.input.description(param).slots.front().name);
+      gather(array, param, state::LogicalTensor::state, context_.plan.input.description(param).slots.front().name);
     } else if (const zr_view values = view(array, param); values.count > 0) {
       std::memset(values.data, 0, static_cast<std::size_t>(values.count) * sizeof(float));
     }

@@ -10,12 +10,12 @@
 #include "base/draft_abi.hpp"
 #include "checkpoint/load.hpp"
 #include "checkpoint/save.hpp"
-#include "engine/local_memory.hpp"
 #include "engine/norm_blocks.hpp"
-#include "engine/optimizers.hpp"
-#include "engine/sharded_state.hpp"
-#include "engine/step_context.hpp"
+#include "job/optimizers.hpp"
+#include "job/step_context.hpp"
 #include "plan/local_gradients.hpp"
+#include "state/local_memory.hpp"
+#include "state/sharded_state.hpp"
 #include "update/update.hpp"
 
 namespace zr::host::engine {
@@ -25,7 +25,7 @@ namespace zr::host::engine {
 class LocalGradients {
  public:
   /// Reserves the memory and binds the optimizer to the communicator. Both arguments outlive the object.
-  LocalGradients(const StepContext& context, ShardedState& state);
+  LocalGradients(const job::StepContext& context, state::ShardedState& state);
   LocalGradients(const LocalGradients&) = delete;
 
   /// Call before the first backward of a step: whether its gradients stay on their ranks. update: the number of the
@@ -84,9 +84,9 @@ class LocalGradients {
  private:
   struct Array {
     std::string slot;  // name of the state; "": masters
-    LocalMemory::Elements elements;
+    state::LocalMemory::Elements elements;
     std::size_t index;  // in the plan
-    bool all() const { return elements == LocalMemory::Elements::all; }
+    bool all() const { return elements == state::LocalMemory::Elements::all; }
   };
   void bind();
   void warn_if_unused();
@@ -102,7 +102,7 @@ class LocalGradients {
   void round_shared_masters(const std::vector<char>& touched);
   bool is_shared(const Array& array) const { return memory_.is_shared(array.index); }
   bool is_stale(const Array& replica) const { return replica.slot.empty() ? masters_are_stale_ : states_are_stale_; }
-  void gather(const Array& array, uint32_t param, LogicalTensor kind, const std::string& slot);
+  void gather(const Array& array, uint32_t param, state::LogicalTensor kind, const std::string& slot);
   void gather_stale_replicas(uint32_t param);
   void begin_private_states(uint32_t param);
   void prepare(const std::vector<char>& touched);
@@ -112,12 +112,12 @@ class LocalGradients {
   void read_saved(const Array& array, uint32_t param, const checkpoint::Checkpoint& from,
                   const checkpoint::SavedTensor& saved);
 
-  const StepContext& context_;
-  ShardedState& state_;
+  const job::StepContext& context_;
+  state::ShardedState& state_;
   const plan::LocalPlan plan_;
   const zr_local_gradients_api* api_;  // null: no optimizer needs local gradients
   bool active_ = false, has_memory_ = false;
-  LocalMemory memory_;
+  state::LocalMemory memory_;
   std::vector<Array> private_, replicas_;
   std::vector<std::vector<zr_served_range>> ranges_;         // by parameter
   std::vector<update::UpdateSlice> slices_;                  // own ones, then those of other ranks' elements

@@ -8,7 +8,7 @@
 #include "base/hex.hpp"
 #include "base/log.hpp"
 #include "checkpoint/manifest.hpp"
-#include "engine/planner.hpp"
+#include "job/offline_plan.hpp"
 
 namespace zr::host::engine {
 
@@ -73,11 +73,13 @@ bool ModelRefresh::compare_changes(const std::function<std::vector<plan::Paramet
   if (!any) return false;
   // If the job cannot run with the new list, fail before anything changes.
   prepare_change([&] {
-    const Planner planner(context_.setup, parameters, context_.world(), ranks_of_hosts(*context_.setup.control));
+    const job::OfflinePlan planner(context_.setup, parameters, context_.world(),
+                                   job::ranks_of_hosts(*context_.setup.control));
     const plan::MemoryPlan plan = planner.plan(context_.rank());
     const int64_t budget = context_.config().memory().device_budget_bytes;
     if (budget > 0 && plan.budgeted_bytes() > budget)
-      fail_user("engine.refresh(): " + plan_over_budget_text(context_.config(), planner, plan.budgeted_bytes(), ""));
+      fail_user("engine.refresh(): " +
+                job::plan_over_budget_text(context_.config(), planner, plan.budgeted_bytes(), ""));
   });
   return true;
 }

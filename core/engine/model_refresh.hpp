@@ -7,9 +7,9 @@
 
 #include "engine/checkpointer.hpp"
 #include "engine/refresh_state.hpp"
-#include "engine/step_context.hpp"
 #include "engine/step_sync.hpp"
 #include "engine/training_parts.hpp"
+#include "job/step_context.hpp"
 
 namespace zr::host::engine {
 
@@ -17,7 +17,7 @@ namespace zr::host::engine {
 class ModelRefresh {
  public:
   /// Keeps references to all arguments and parts.
-  ModelRefresh(const StepContext& context, const TrainingParts& parts, Checkpointer& checkpointer)
+  ModelRefresh(const job::StepContext& context, const TrainingParts& parts, Checkpointer& checkpointer)
       : context_(context), parts_(parts), checkpointer_(checkpointer) {}
   ModelRefresh(const ModelRefresh&) = delete;
 
@@ -38,7 +38,7 @@ class ModelRefresh {
   // Runs `work`, which does not communicate; an exception on one rank is an error on all ranks.
   void prepare_change(const std::function<void()>& work);
 
-  const StepContext& context_;
+  const job::StepContext& context_;
   const TrainingParts parts_;
   Checkpointer& checkpointer_;
   bool handed_over_ = false;

@@ -16,17 +16,17 @@ uint64_t mix(uint64_t a, uint64_t b, uint64_t c) {
 }
 }  // namespace
 
-int64_t micro_index(const StepContext& context, const TrainingProgress& progress) {
+int64_t micro_index(const job::StepContext& context, const TrainingProgress& progress) {
   return int64_t{progress.micro()} * context.world() + context.rank();
 }
 
-void seed_model(const StepContext& context, const TrainingProgress& progress) {
+void seed_model(const job::StepContext& context, const TrainingProgress& progress) {
   context.model.seed(mix(static_cast<uint64_t>(context.config().train().seed.value),
                          static_cast<uint64_t>(progress.step()),
                          static_cast<uint64_t>(micro_index(context, progress))));
 }
 
-uint64_t generator_seed(const StepContext& context, int64_t key) {
+uint64_t generator_seed(const job::StepContext& context, int64_t key) {
   constexpr uint64_t kOfNoMicroBatch = ~uint64_t{0};  // no micro-batch has this index
   return mix(static_cast<uint64_t>(context.config().train().seed.value), static_cast<uint64_t>(key), kOfNoMicroBatch);
 }

@@ -18,7 +18,7 @@ constexpr const char* kNormWhat = "reduced gradients";
 // Device memory for the sums of this rank's norm blocks, and the optimizer that adds them up.
 class DeviceSums {
  public:
-  explicit DeviceSums(const StepContext& context) : context_(context) {}
+  explicit DeviceSums(const job::StepContext& context) : context_(context) {}
   ~DeviceSums() { context_.comm.free(memory_); }
   DeviceSums(const DeviceSums&) = delete;
 
@@ -45,12 +45,12 @@ class DeviceSums {
   }
 
  private:
-  const StepContext& context_;
+  const job::StepContext& context_;
   void* memory_ = nullptr;
 };
 }  // namespace
 
-NormBlocks::NormBlocks(const RankContext& context, const std::vector<update::UpdateSlice>& slices,
+NormBlocks::NormBlocks(const job::RankContext& context, const std::vector<update::UpdateSlice>& slices,
                        offload::DiskBackedBuffers* disk_buffers, int64_t window)
     : comm_(context.comm),
       pool_(context.pool),
@@ -292,7 +292,7 @@ NormBlocks::Norm NormBlocks::ordered_sum() {
   return norm;
 }
 
-NormBlocks::OnDevice norm_on_device(const StepContext& context) {
+NormBlocks::OnDevice norm_on_device(const job::StepContext& context) {
   const auto sums = std::make_shared<DeviceSums>(context);
   return {[sums](const std::vector<zr_view>& values, double* out) { sums->add_up(values, out); },
           [device = context.device](const zr_view& values) { return device->count_non_finite(values); }};

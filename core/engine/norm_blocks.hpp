@@ -6,7 +6,7 @@
 #include <functional>
 #include <vector>
 
-#include "engine/step_context.hpp"
+#include "job/step_context.hpp"
 #include "offload/disk_backed_buffers.hpp"
 #include "update/norm.hpp"
 #include "update/update.hpp"
@@ -18,7 +18,7 @@ class NormBlocks {
  public:
   /// All arguments outlive the object. `slices`: what this rank updates. disk_buffers: the buffers that contain reduced
   /// gradients on a disk tier; null: all are in memory. window: number of blocks per exchange.
-  NormBlocks(const RankContext& context, const std::vector<update::UpdateSlice>& slices,
+  NormBlocks(const job::RankContext& context, const std::vector<update::UpdateSlice>& slices,
              offload::DiskBackedBuffers* disk_buffers = nullptr, int64_t window = plan::kNormBlockWindow);
   ~NormBlocks();
   NormBlocks(const NormBlocks&) = delete;
@@ -107,6 +107,6 @@ class NormBlocks {
 };
 
 /// The functions that add up norm blocks on the device of the context, which outlives them.
-NormBlocks::OnDevice norm_on_device(const StepContext& context);
+NormBlocks::OnDevice norm_on_device(const job::StepContext& context);
 
 }  // namespace zr::host::engine

@@ -35,9 +35,9 @@ struct OwnGlobals {
   std::string repeated;  // a key that was saved twice
 };
 
-void save(const StepContext& context, std::size_t index, OptimizerGlobals& globals) {
+void save(const job::StepContext& context, std::size_t index, OptimizerGlobals& globals) {
   const plugin::Instance& optimizer = context.optimizers[index];
-  const auto* api = globals_of(optimizer);
+  const auto* api = job::globals_of(optimizer);
   if (!api) return;
   OwnGlobals own;
   CallError error;
@@ -58,7 +58,7 @@ void save(const StepContext& context, std::size_t index, OptimizerGlobals& globa
   }
 }
 
-bool has(const Optimizers& optimizers, const std::string& id) {
+bool has(const job::Optimizers& optimizers, const std::string& id) {
   for (std::size_t i = 0; i < optimizers.size(); ++i)
     if (optimizers.id(i) == id) return true;
   return false;
@@ -73,7 +73,7 @@ std::string name_of_difference(const std::string& a, const std::string& b) {
 }
 
 // The checkpoint has the values once.
-void check_same_globals(const StepContext& context, const OptimizerGlobals& globals) {
+void check_same_globals(const job::StepContext& context, const OptimizerGlobals& globals) {
   std::string own;
   for (const auto& [name, value] : globals) own += fmt::format("{}={}\n", name, hex_of_bytes(value));
   const std::vector<std::string> all = context.comm.all_gather_bytes(own, "values of optimizers");
@@ -87,24 +87,24 @@ void check_same_globals(const StepContext& context, const OptimizerGlobals& glob
 
 }  // namespace
 
-OptimizerGlobals save_globals(const StepContext& context) {
+OptimizerGlobals save_globals(const job::StepContext& context) {
   OptimizerGlobals globals;
   bool any = false;
   for (std::size_t i = 0; i < context.optimizers.size(); ++i) {
-    any |= globals_of(context.optimizers[i]) != nullptr;
+    any |= job::globals_of(context.optimizers[i]) != nullptr;
     save(context, i, globals);
   }
   if (any) check_same_globals(context, globals);
   return globals;
 }
 
-void load_globals(const StepContext& context, const checkpoint::CheckpointMetadata& saved) {
+void load_globals(const job::StepContext& context, const checkpoint::CheckpointMetadata& saved) {
   for (const auto& [name, bytes] : saved.globals) {
     const auto [id, key] = split(saved.optimizer, name);
     bool loaded = false;
     for (std::size_t i = 0; i < context.optimizers.size(); ++i) {
       const plugin::Instance& optimizer = context.optimizers[i];
-      const auto* api = context.optimizers.id(i) == id ? globals_of(optimizer) : nullptr;
+      const auto* api = context.optimizers.id(i) == id ? job::globals_of(optimizer) : nullptr;
       if (!api) continue;
       CallError error;
       const auto load = [&] {

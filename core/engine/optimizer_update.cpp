@@ -11,14 +11,14 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/text.hpp"
-#include "engine/all_gather.hpp"
-#include "engine/early_update_conditions.hpp"
+#include "job/all_gather.hpp"
+#include "job/early_update_conditions.hpp"
 #include "update/schedule.hpp"
 #include "update/update.hpp"
 
 namespace zr::host::engine {
 
-OptimizerUpdate::OptimizerUpdate(const StepContext& context, ShardedState& state)
+OptimizerUpdate::OptimizerUpdate(const job::StepContext& context, state::ShardedState& state)
     : context_(context), state_(state), sums_(context), group_rates_(1, 1.0) {
   for (std::size_t i = 0; i < context.optimizers.size(); ++i)
     optimizers_.push_back({&context.optimizers[i], context.optimizers.partial_sums(i)});
@@ -28,12 +28,12 @@ OptimizerUpdate::OptimizerUpdate(const StepContext& context, ShardedState& state
 void OptimizerUpdate::allow_early(const Parts& parts, Trace* trace) {
   if (context_.plan.input.tiers.size() == 1) return;
   const config::JobConfig& config = context_.config();
-  is_in_place_ = updates_in_place(config);
+  is_in_place_ = job::updates_in_place(config);
   if (!is_in_place_ && config.offload().speculate == config::SpeculateRule::never) return;
   const bool suits =
-      early_update_obstacle(config, context_.plan).empty() && (is_in_place_ || state_.can_undo_updates());
+      job::early_update_obstacle(config, context_.plan).empty() && (is_in_place_ || state_.can_undo_updates());
   bool any = false;
-  for (const char other : all_gather(context_.comm, static_cast<char>(suits), "early update")) any |= other != 0;
+  for (const char other : job::all_gather(context_.comm, static_cast<char>(suits), "early update")) any |= other != 0;
   if (!any) return;
   parts_.emplace(parts);
   if (is_in_place_)
@@ -212,7 +212,7 @@ double OptimizerUpdate::next_learning_rate(int64_t index, const char* call) cons
     own_rate.failed = 1;
   }
   std::vector<double> rates;
-  for (const RankRate& rank_rate : all_gather(context_.comm, own_rate, "learning rate")) {
+  for (const RankRate& rank_rate : job::all_gather(context_.comm, own_rate, "learning rate")) {
     if (rank_rate.failed && !failure)
       throw PeerFailedError(
           fmt::format("{}: the function passed to engine.set_schedule() failed on rank {} for update {}; nothing was "
@@ -246,7 +246,7 @@ std::vector<double> OptimizerUpdate::rates(double rate) const {
 
 void OptimizerUpdate::run(const Input& input) {
   const std::vector<double> rates = this->rates(input.rate);
-  ShardedState::Updated updated;
+  state::ShardedState::Updated updated;
   elements_early_ = 0;
   if (is_early_ && !is_in_place_ && input.grad_mul != early_->input().grad_mul) undo_early();
   if (std::exchange(is_early_, false)) {
@@ -266,13 +266,13 @@ void OptimizerUpdate::run(const Input& input) {
       if (context_.plan.input.description(i).sums.size() <= pass) in_pass[i] = 0;
     update_input.touched = &in_pass;
     sums_.begin(pass);
-    state_.update(in_pass, {}, [&](const std::vector<update::UpdateSlice>& slices) {
+    state_.for_each_slice_in_memory(in_pass, {}, [&](const std::vector<update::UpdateSlice>& slices) {
       update::add_up(optimizers_, context_.pool, context_.plan, slices, update_input, pass);
     });
     sums_.end(in_pass);
   }
   update_input.touched = &input.touched;
-  state_.update(input.touched, updated, [&](const std::vector<update::UpdateSlice>& slices) {
+  state_.for_each_slice_in_memory(input.touched, updated, [&](const std::vector<update::UpdateSlice>& slices) {
     const bool on_device = !slices.empty() && slices.front().grad.device.type != ZR_DEVICE_CPU;
     if (on_device)
       update::update_on_device(optimizers_, *context_.device, context_.plan, slices, update_input);

@@ -12,12 +12,12 @@
 #include "engine/early_update.hpp"
 #include "engine/gradient_flow.hpp"
 #include "engine/partial_sums.hpp"
-#include "engine/sharded_state.hpp"
-#include "engine/step_context.hpp"
 #include "engine/step_sync.hpp"
 #include "engine/training_progress.hpp"
 #include "engine/weight_flow.hpp"
 #include "engine/weight_monitor.hpp"
+#include "job/step_context.hpp"
+#include "state/sharded_state.hpp"
 
 namespace zr::host::engine {
 
@@ -33,7 +33,7 @@ class OptimizerUpdate {
     TrainingProgress& progress;
   };
   /// Keeps references to both arguments. Collective.
-  OptimizerUpdate(const StepContext& context, ShardedState& state);
+  OptimizerUpdate(const job::StepContext& context, state::ShardedState& state);
   ~OptimizerUpdate();
   OptimizerUpdate(const OptimizerUpdate&) = delete;
 
@@ -143,8 +143,8 @@ class OptimizerUpdate {
   void undo_early();
   void record(bool is_void);
 
-  const StepContext& context_;
-  ShardedState& state_;
+  const job::StepContext& context_;
+  state::ShardedState& state_;
   PartialSums sums_;
   std::vector<update::Optimizer> optimizers_;
   std::vector<double> group_rates_;

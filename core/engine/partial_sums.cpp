@@ -14,7 +14,7 @@ int64_t blocks_of(const plan::PlanInput& input, uint32_t param, int64_t count) {
 }
 }  // namespace
 
-PartialSums::PartialSums(const RankContext& context, int64_t batch) : context_(context), batch_(batch) {
+PartialSums::PartialSums(const job::RankContext& context, int64_t batch) : context_(context), batch_(batch) {
   const plan::MemoryPlan& plan = context.plan;
   for (const plan::OptimizerDescription& description : plan.input.descriptions)
     passes_ = std::max(passes_, static_cast<uint32_t>(description.sums.size()));

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/step_context.hpp"
+#include "job/step_context.hpp"
 #include "update/update.hpp"
 
 namespace zr::host::engine {
@@ -15,7 +15,7 @@ class PartialSums {
  public:
   /// `context` outlives the object. batch: the most sums per exchange; more if one parameter has more. Collective if
   /// any parameter has passes.
-  explicit PartialSums(const RankContext& context, int64_t batch = plan::kSumBatch);
+  explicit PartialSums(const job::RankContext& context, int64_t batch = plan::kSumBatch);
   ~PartialSums();
   PartialSums(const PartialSums&) = delete;
 
@@ -41,7 +41,7 @@ class PartialSums {
   void exchange(const std::vector<uint32_t>& params);
   void add_blocks(uint32_t param, const double* blocks, int64_t count);
 
-  const RankContext& context_;
+  const job::RankContext& context_;
   const int64_t batch_;
   uint32_t passes_ = 0, pass_ = 0;
   std::vector<OwnPart> parts_;        // ascending

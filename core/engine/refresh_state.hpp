@@ -11,9 +11,9 @@
 #include "base/trace.hpp"
 #include "comm/comm_volume.hpp"
 #include "config/config.hpp"
-#include "engine/run_recorder.hpp"
-#include "engine/stop_signal.hpp"
 #include "engine/training_progress.hpp"
+#include "run/run_log.hpp"
+#include "run/stop_signal.hpp"
 
 namespace zr::host::engine {
 
@@ -29,11 +29,11 @@ struct ParameterChange {
 struct RefreshState {
   ParameterChange change;
   std::string folder;  // the old session's checkpoint; the new session deletes it
-  std::shared_ptr<RunRecorder> recorder;
+  std::shared_ptr<run::RunLog> recorder;
   std::shared_ptr<Trace> trace;  // null: no trace
-  std::shared_ptr<StopSignal> stop_signal;
+  std::shared_ptr<run::StopSignal> stop_signal;
   comm::CommVolume communication;  // of this rank, since the run began
-  Overlap overlap{};
+  run::Overlap overlap{};
   TrainingProgress::Run run;
 };
 

@@ -13,35 +13,36 @@
 #include "base/log.hpp"
 #include "base/process_exit.hpp"
 #include "base/text.hpp"
-#include "engine/all_gather.hpp"
-#include "engine/device_state.hpp"
 #include "engine/model_seed.hpp"
+#include "job/all_gather.hpp"
+#include "job/device_state.hpp"
 
 namespace zr::host::engine {
 
 namespace {
 // Rank 0 locks the run folder; if this fails, all ranks throw.
-std::shared_ptr<RunRecorder> make_recorder(const PlannedJob& job) {
-  std::shared_ptr<RunRecorder> recorder;
+std::shared_ptr<run::RunLog> make_recorder(const job::StartedJob& job) {
+  std::shared_ptr<run::RunLog> recorder;
   run_on_all_ranks(checkpoint_comm_of(job.setup.control), [&] {
-    recorder = std::make_shared<RunRecorder>(job.config(), job.setup.engine, job.world(), job.rank());
+    recorder = std::make_shared<run::RunLog>(job.config(), job.setup.engine, job.world(), job.rank());
   });
   return recorder;
 }
 
-std::shared_ptr<StopSignal> make_stop_signal(const PlannedJob& job, const RefreshState* before) {
+std::shared_ptr<run::StopSignal> make_stop_signal(const job::StartedJob& job, const RefreshState* before) {
   if (before) return before->stop_signal;
-  return std::make_shared<StopSignal>(job.setup.control, job.config().checkpoint().on_signal == config::OnSignal::save);
+  return std::make_shared<run::StopSignal>(job.setup.control,
+                                           job.config().checkpoint().on_signal == config::OnSignal::save);
 }
 
-std::optional<ActivationOffload> make_activations(const StepContext& context, ShardedState& state) {
+std::optional<ActivationOffload> make_activations(const job::StepContext& context, state::ShardedState& state) {
   const int tier = context.plan.placement.activations;
   if (tier == 0) return std::nullopt;
   return std::optional<ActivationOffload>(std::in_place, context, state.tier(tier));
 }
 }  // namespace
 
-Session::Session(Setup setup, model::Model& model, std::unique_ptr<RefreshState> before)
+Session::Session(job::Setup setup, model::Model& model, std::unique_ptr<RefreshState> before)
     : job_(std::move(setup), model, before ? before->trace : nullptr),
       recorder_(before ? before->recorder : make_recorder(job_)),
       stop_signal_(make_stop_signal(job_, before.get())),
@@ -51,9 +52,9 @@ Session::Session(Setup setup, model::Model& model, std::unique_ptr<RefreshState>
       state_(job_.context, job_.host, job_.plugins.tiers, job_.trace.get()),
       weights_(job_.context, state_),
       activations_(make_activations(job_.context, state_)),
-      step_recorder_(job_.context, state_, *recorder_, job_.trace.get(),
-                     activations_ ? &activations_->activations() : nullptr),
-      monitor_(job_.context, {state_, weights_, *recorder_, step_recorder_, progress_}),
+      step_timer_(job_.context, state_, *recorder_, job_.trace.get(),
+                  activations_ ? &activations_->activations() : nullptr),
+      monitor_(job_.context, {state_, weights_, *recorder_, step_timer_, progress_}),
       step_sync_(job_.context, state_.slices(), state_.disk_buffers(), state_.device_updates()),
       local_(job_.context, state_),
       gradients_(job_.context, state_.disk_buffers(), &local_),
@@ -69,7 +70,7 @@ Session::Session(Setup setup, model::Model& model, std::unique_ptr<RefreshState>
   if (job_.device) step_sync_.norm().use_device(norm_on_device(job_.context));
   model.forget_peak();
   seed_model(job_.context, progress_);
-  step_recorder_.restart_clock();
+  step_timer_.restart_clock();
   checkpointer_.prepare_saves(!before, stop_signal_->enabled());
   before ? refresh_.continue_from(*before) : checkpointer_.load_initial();
   if (!before) accept();
@@ -93,7 +94,7 @@ Session::~Session() {
 }
 
 TrainingParts Session::parts() {
-  return {state_, progress_, buffers_, monitor_, gradients_, step_recorder_, *recorder_, job_.name, update_, local_};
+  return {state_, progress_, buffers_, monitor_, gradients_, step_timer_, *recorder_, job_.name, update_, local_};
 }
 
 // Called when every check has passed: creates this run's folder.
@@ -141,7 +142,7 @@ void Session::begin_backward(Loss loss, double weight) {
                     "by the same number, such as the mean number of tokens",
                     shortest(weight)));
   budget_.check(BudgetCheck::forward);
-  step_recorder_.lap(Phase::forward);
+  step_timer_.lap(run::Phase::forward);
   job_.context.model.check_bindings();
   monitor_.publish_replacements();
   const auto micro = static_cast<uint32_t>(progress_.micro());
@@ -177,18 +178,18 @@ void Session::end_backward() {
     fail_backward();
     throw;
   }
-  step_recorder_.lap(Phase::backward);
+  step_timer_.lap(run::Phase::backward);
   gradients_.end();
   job_.context.model.hide_gradients(true);
   progress_.end_micro();
   weights_.set_phase(ZR_FORWARD, progress_.next_micro());
-  step_recorder_.lap(Phase::reduce);
+  step_timer_.lap(run::Phase::reduce);
   if (!progress_.at_boundary()) seed_model(job_.context, progress_);
   budget_.check(BudgetCheck::backward);
 }
 
 bool Session::step() {
-  const StepContext& context = job_.context;
+  const job::StepContext& context = job_.context;
   progress_.check_backward();
   if (progress_.micro() == 0)
     fail_user("engine.step() was called before engine.backward(loss); call engine.backward(loss) first");
@@ -209,13 +210,13 @@ bool Session::step() {
 }
 
 void Session::complete_step(double rate) {
-  const StepContext& context = job_.context;
+  const job::StepContext& context = job_.context;
   update_.read_ahead();
   context.finish_gradients(local_.use_flags());
-  step_recorder_.lap(Phase::reduce);
+  step_timer_.lap(run::Phase::reduce);
 
   update_.end_early();
-  step_recorder_.lap(Phase::optimizer);
+  step_timer_.lap(run::Phase::optimizer);
   const bool averaged = average_gradients();
   const GlobalStats global = exchange_statistics();
   if (global.non_finite > 0 && config().train().nonfinite == config::NonFiniteRule::stop)
@@ -227,14 +228,14 @@ void Session::complete_step(double rate) {
   progress_.set_grad_mul(static_cast<float>((local_.active() ? world() : scale) / divisor));
   progress_.set_gradients_local(local_.active());
   progress_.set_learning_rate(rate);
-  step_recorder_.lap(Phase::step_sync);
+  step_timer_.lap(run::Phase::step_sync);
 
   if (offload::DiskBackedBuffers* disk_buffers = state_.disk_buffers()) disk_buffers->step_end();
   const bool any_touched = std::ranges::any_of(global.touched, [](char touched) { return touched != 0; });
   const bool applied = global.non_finite == 0 && any_touched;
   applied ? update_weights(global, rate, norm, scale < 1) : update_.skip();
   context.report_event(ZR_STEP_END, local_.use_flags());
-  step_recorder_.lap(Phase::gather);
+  step_timer_.lap(run::Phase::gather);
   if (!any_touched) reject_step();
 
   progress_.complete_step(global.loss, norm, applied);
@@ -258,7 +259,7 @@ bool Session::average_gradients() {
   } catch (...) {
     failure = std::current_exception();
   }
-  const std::vector<char> failed = all_gather(job_.comm, static_cast<char>(failure ? 1 : 0), "edited gradients");
+  const std::vector<char> failed = job::all_gather(job_.comm, static_cast<char>(failure ? 1 : 0), "edited gradients");
   const auto first = std::find(failed.begin(), failed.end(), 1);
   if (first == failed.end()) return true;
   drop_step();
@@ -306,7 +307,7 @@ void Session::update_weights(const GlobalStats& global, double rate, double norm
   progress_.updated();
   local_.pass_state_sum(number, step_sync_.norm());
   monitor_.digest().updated(global.touched);
-  step_recorder_.lap(Phase::optimizer);
+  step_timer_.lap(run::Phase::optimizer);
   monitor_.publish_weights(false, local_.use_flags());
   std::vector<uint32_t> changed;
   for (uint32_t param = 0; param < global.touched.size(); ++param)
@@ -337,7 +338,7 @@ void Session::drop_step() {
   if (offload::DiskBackedBuffers* disk_buffers = state_.disk_buffers()) disk_buffers->step_end();
   progress_.drop_micro_steps();
   seed_model(job_.context, progress_);
-  step_recorder_.restart_clock();
+  step_timer_.restart_clock();
 }
 
 // No micro-batch on any rank gave a gradient. Nothing was updated; the next backward begins the same step again.
@@ -359,7 +360,7 @@ void Session::reject_step() {
 }
 
 void Session::finish_step(const GlobalStats& global, double rate) {
-  step_recorder_.step(global, rate, progress_);
+  step_timer_.step(global, rate, progress_);
   LossScale& scale = progress_.loss_scale();
   global.non_finite > 0 ? scale.step_skipped() : scale.step_applied();
   if (global.non_finite > 0) skips_.report(global, progress_);
@@ -390,18 +391,18 @@ void Session::write_summary() {
   if (monitor_.written_parameter()) recorder_->clear_hash();
   const WeightDigest& digest = monitor_.digest();
   recorder_->set_digest({digest.bytes(), digest.optimizer_bytes(), digest.cycles()});
-  recorder_->finish(job_.ledger, step_recorder_.overlap(gradients_, step_sync_.norm(), &update_));
+  recorder_->finish(job_.ledger, step_timer_.overlap(gradients_, step_sync_.norm(), &update_));
 }
 
 double Session::mean(double value) {
   double sum = 0;
-  for (const double other : all_gather(job_.comm, value, "mean")) sum += other;
+  for (const double other : job::all_gather(job_.comm, value, "mean")) sum += other;
   return sum / world();
 }
 
 void Session::validation(double loss) {
   recorder_->validation(progress_.step(), loss);
-  step_recorder_.restart_clock();
+  step_timer_.restart_clock();
 }
 
 void Session::evaluation(bool begins) {
@@ -409,14 +410,14 @@ void Session::evaluation(bool begins) {
   progress_.check_complete();
   if (begins) monitor_.publish_replacements();
   if (begins)
-    step_recorder_.exclude([&] {
+    step_timer_.exclude([&] {
       monitor_.compare_weights();
       buffers_.begin_evaluation(job_.comm);
     });
   weights_.set_phase(begins ? ZR_EVAL : ZR_FORWARD, progress_.next_micro());
   job_.context.report_event(begins ? ZR_EVAL_BEGIN : ZR_EVAL_END);
   if (!begins) monitor_.publish_replacements();
-  if (!begins) step_recorder_.restart_clock();
+  if (!begins) step_timer_.restart_clock();
 }
 
 RefreshState Session::hand_over(ParameterChange change) {
@@ -428,7 +429,7 @@ RefreshState Session::hand_over(ParameterChange change) {
 }
 
 void Session::return_weights(zr_dtype dtype) {
-  const StepContext& context = job_.context;
+  const job::StepContext& context = job_.context;
   progress_.check_complete();
   if (progress_.within_step())
     fail_user(
@@ -465,7 +466,7 @@ void Session::return_weights(zr_dtype dtype) {
   for (uint32_t param = 0; param < count; ++param) {
     if (!memory[param]) continue;
     if (converts(param)) {
-      tensors_.read(param, LogicalTensor::value, "", static_cast<float*>(memory[param]));
+      tensors_.read(param, state::LogicalTensor::value, "", static_cast<float*>(memory[param]));
     } else {
       const auto bytes = static_cast<std::size_t>(input.parameters[param].count * size_of(target(param)));
       weights_.with_full(param, [&](const void* full) { std::memcpy(memory[param], full, bytes); });

@@ -8,28 +8,28 @@
 #include <string>
 
 #include "engine/activation_offload.hpp"
+#include "engine/budget_limit.hpp"
 #include "engine/checkpointer.hpp"
 #include "engine/gradient_flow.hpp"
 #include "engine/local_gradients.hpp"
-#include "engine/memory_budget.hpp"
 #include "engine/model_buffers.hpp"
 #include "engine/model_refresh.hpp"
 #include "engine/optimizer_update.hpp"
-#include "engine/planned_job.hpp"
 #include "engine/refresh_state.hpp"
-#include "engine/run_recorder.hpp"
-#include "engine/setup.hpp"
-#include "engine/sharded_state.hpp"
 #include "engine/skip_log.hpp"
-#include "engine/step_recorder.hpp"
 #include "engine/step_sync.hpp"
-#include "engine/stop_signal.hpp"
+#include "engine/step_timer.hpp"
 #include "engine/tensor_access.hpp"
 #include "engine/training_parts.hpp"
 #include "engine/training_progress.hpp"
 #include "engine/weight_flow.hpp"
 #include "engine/weight_monitor.hpp"
 #include "engine/weight_swap.hpp"
+#include "job/setup.hpp"
+#include "job/started_job.hpp"
+#include "run/run_log.hpp"
+#include "run/stop_signal.hpp"
+#include "state/sharded_state.hpp"
 
 namespace zr::host::engine {
 
@@ -40,7 +40,7 @@ class Session {
   /// outlive the session. Writes to the run folder only after all of this succeeded. before: from the session that
   /// trained the model with another list of parameters; its state is loaded, and checkpoint.resume and checkpoint.init
   /// are ignored; null: there was none. Collective.
-  Session(Setup setup, model::Model& model, std::unique_ptr<RefreshState> before = nullptr);
+  Session(job::Setup setup, model::Model& model, std::unique_ptr<RefreshState> before = nullptr);
   ~Session();
   Session(const Session&) = delete;
 
@@ -75,7 +75,7 @@ class Session {
   /// exception.
   void end_evaluation_buffers() noexcept { buffers_.end_evaluation(); }
 
-  /// MemoryBudget::memory_in_use().
+  /// BudgetLimit::memory_in_use().
   MemoryInUse memory_in_use() const { return budget_.memory_in_use(); }
 
   int rank() const { return job_.rank(); }
@@ -105,7 +105,7 @@ class Session {
   GlobalStats exchange_statistics();
   void update_weights(const GlobalStats& global, double rate, double norm, bool clipped);
   void finish_step(const GlobalStats& global, double rate);
-  void write_totals() { step_recorder_.record_totals(tensors_.weights_hash()); }
+  void write_totals() { step_timer_.record_totals(tensors_.weights_hash()); }
   void write_summary();
   // Drops the micro-steps of the current step: the next backward begins it again.
   void drop_step();
@@ -113,16 +113,16 @@ class Session {
   [[noreturn]] void reject_step();
 
   // Declared in the order of construction.
-  PlannedJob job_;
-  const std::shared_ptr<RunRecorder> recorder_;    // shared with the next session, see hand_over()
-  const std::shared_ptr<StopSignal> stop_signal_;  // shared too
+  job::StartedJob job_;
+  const std::shared_ptr<run::RunLog> recorder_;         // shared with the next session, see hand_over()
+  const std::shared_ptr<run::StopSignal> stop_signal_;  // shared too
   TrainingProgress progress_;
   ModelBuffers buffers_;
-  MemoryBudget budget_;
-  ShardedState state_;
+  BudgetLimit budget_;
+  state::ShardedState state_;
   WeightFlow weights_;
   std::optional<ActivationOffload> activations_;  // empty: saved tensors stay on the device
-  StepRecorder step_recorder_;
+  StepTimer step_timer_;
   WeightMonitor monitor_;
   StepSync step_sync_;
   LocalGradients local_;

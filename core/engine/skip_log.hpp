@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <string>
 
-#include "engine/step_context.hpp"
 #include "engine/step_sync.hpp"
 #include "engine/training_progress.hpp"
+#include "job/step_context.hpp"
 
 namespace zr::host::engine {
 
@@ -14,7 +14,7 @@ namespace zr::host::engine {
 class SkipLog {
  public:
   /// Keeps a reference to the context.
-  explicit SkipLog(const StepContext& context) : context_(context) {}
+  explicit SkipLog(const job::StepContext& context) : context_(context) {}
   /// Logs a skipped step, which `progress` already counts: the first ten, then at most one per 100 steps.
   void report(const GlobalStats& global, const TrainingProgress& progress);
   /// Ends the job, because its last train.max_skipped_steps steps were skipped: throws UserError naming the
@@ -30,7 +30,7 @@ class SkipLog {
   bool is_fp16() const { return context_.plan.input.weight_dtype == ZR_F16; }
   std::string name_of(int64_t param) const;
   std::string cause_of(const GlobalStats& global) const;
-  const StepContext& context_;
+  const job::StepContext& context_;
   int64_t skips_ = 0, skips_reported_ = 0, lines_ = 0;  // in this run: skipped steps, those reported, lines logged
   int64_t last_line_ = 0;                               // the step of the last line
 };

@@ -22,7 +22,7 @@ zr_view part_in_place(const zr_coll& coll) {
 }
 }  // namespace
 
-StepSync::StepSync(const StepContext& context, const std::vector<update::UpdateSlice>& slices,
+StepSync::StepSync(const job::StepContext& context, const std::vector<update::UpdateSlice>& slices,
                    offload::DiskBackedBuffers* disk_buffers, offload::DeviceUpdates* device_updates)
     : comm_(context.comm), use_(context.use), norm_(context, slices, disk_buffers), device_updates_(device_updates) {
   const RecursiveMutexLock lock(use_);

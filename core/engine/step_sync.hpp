@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "engine/norm_blocks.hpp"
-#include "engine/step_context.hpp"
 #include "engine/training_progress.hpp"
 #include "engine/weight_digest.hpp"
+#include "job/step_context.hpp"
 #include "offload/device_updates.hpp"
 #include "update/update.hpp"
 
@@ -44,7 +44,7 @@ class StepSync {
  public:
   /// The arguments of NormBlocks, and what copies final gradients from a device (null: nothing); all outlive the
   /// object.
-  StepSync(const StepContext& context, const std::vector<update::UpdateSlice>& slices,
+  StepSync(const job::StepContext& context, const std::vector<update::UpdateSlice>& slices,
            offload::DiskBackedBuffers* disk_buffers, offload::DeviceUpdates* device_updates);
   ~StepSync();
   StepSync(const StepSync&) = delete;

@@ -13,7 +13,8 @@
 
 namespace zr::host::engine {
 
-TensorAccess::TensorAccess(const StepContext& context, const TrainingParts& parts) : context_(context), parts_(parts) {
+TensorAccess::TensorAccess(const job::StepContext& context, const TrainingParts& parts)
+    : context_(context), parts_(parts) {
   const std::vector<plan::Parameter>& parameters = context.plan.input.parameters;
   for (uint32_t i = 0; i < parameters.size(); ++i) {
     index_.emplace(parameters[i].name, i);
@@ -72,21 +73,21 @@ void TensorAccess::set_buffer(const std::string& name, const std::string& bytes)
   parts_.step_recorder.restart_clock();
 }
 
-void TensorAccess::read(uint32_t param, LogicalTensor kind, const std::string& slot, float* out) {
+void TensorAccess::read(uint32_t param, state::LogicalTensor kind, const std::string& slot, float* out) {
   const plan::Parameter& parameter = context_.plan.input.parameters[param];
   const TrainingProgress& progress = parts_.progress;
   progress.check_complete();
-  kind == LogicalTensor::gradient ? progress.check_gradients(parameter.name)
-                                  : parts_.update.before_access(fmt::format("engine.get('{}')", parameter.name));
-  if (kind == LogicalTensor::value) {
+  kind == state::LogicalTensor::gradient ? progress.check_gradients(parameter.name)
+                                         : parts_.update.before_access(fmt::format("engine.get('{}')", parameter.name));
+  if (kind == state::LogicalTensor::value) {
     // Until a zr::gather scope ends, only some strategies make writes inside it visible here.
     context_.model.check_scope(param, fmt::format("engine.get('{}')", parameter.name));
     parts_.weights.compare();
   }
-  if (parameter.frozen && kind != LogicalTensor::value)
+  if (parameter.frozen && kind != state::LogicalTensor::value)
     fail_user(fmt::format("parameter '{}' is frozen: it has no gradient and no optimizer state", parameter.name));
   parts_.state.read(param, kind, slot, 0, parameter.count, out);
-  if (kind == LogicalTensor::gradient)
+  if (kind == state::LogicalTensor::gradient)
     for (int64_t i = 0; i < parameter.count; ++i) out[i] *= progress.grad_mul();
 }
 
@@ -101,19 +102,19 @@ void TensorAccess::check_same_values(const plan::Parameter& parameter, const flo
           parameter.name, r));
 }
 
-void TensorAccess::write(uint32_t param, LogicalTensor kind, const std::string& slot, const float* values) {
+void TensorAccess::write(uint32_t param, state::LogicalTensor kind, const std::string& slot, const float* values) {
   const plan::Parameter& parameter = context_.plan.input.parameters[param];
-  if (kind == LogicalTensor::gradient)
+  if (kind == state::LogicalTensor::gradient)
     fail_user(
         fmt::format("engine.set('{}', zr::TensorKind::gradient): a gradient cannot be set, because engine.backward() "
                     "computes it; set the value or an optimizer state",
                     parameter.name));
-  if (kind == LogicalTensor::state && parameter.frozen)
+  if (kind == state::LogicalTensor::state && parameter.frozen)
     fail_user(fmt::format("parameter '{}' is frozen: it has no optimizer state", parameter.name));
   parts_.update.before_access(fmt::format("engine.set('{}')", parameter.name));
   check_same_values(parameter, values);
-  kind == LogicalTensor::state ? parts_.local.restart(param) : parts_.local.masters_changed();
-  if (kind == LogicalTensor::state) return parts_.state.write_state(param, slot, values);
+  kind == state::LogicalTensor::state ? parts_.local.restart(param) : parts_.local.masters_changed();
+  if (kind == state::LogicalTensor::state) return parts_.state.write_state(param, slot, values);
   context_.model.check_scopes(fmt::format("engine.set('{}')", parameter.name));
   parts_.weights.begin_replacement();
   parts_.state.store(param, values);
@@ -139,7 +140,7 @@ std::string TensorAccess::weights_hash() {
     hash.add(parameter.name.c_str(), std::ssize(parameter.name) + 1);
     for (int64_t first = 0; first < parameter.count; first += kPart) {
       const int64_t count = std::min(kPart, parameter.count - first);
-      parts_.state.read(param, LogicalTensor::value, "", first, count, values.data());
+      parts_.state.read(param, state::LogicalTensor::value, "", first, count, values.data());
       hash.add(values.data(), count * 4);
     }
   }

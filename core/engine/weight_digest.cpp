@@ -49,7 +49,7 @@ WeightDigest::WeightDigest(const plan::MemoryPlan& plan, const std::vector<void*
 }
 
 // From the device through `gathered_`, so that the host waits once per kGathered bytes.
-std::vector<uint64_t> WeightDigest::digests_of(const std::vector<Part>& parts) {
+std::vector<uint64_t> WeightDigest::digests_of(const std::vector<DigestRange>& parts) {
   std::vector<checkpoint::Hash> hashes(parts.size());
   std::vector<char> copy(device_ && !parts.empty() ? kGathered : 0);
   struct Piece {
@@ -107,7 +107,7 @@ WeightDigest::~WeightDigest() {
   if (device_) device_->free(gathered_);
 }
 
-uint64_t WeightDigest::digest_all(const std::vector<Part>& parts) {
+uint64_t WeightDigest::digest_all(const std::vector<DigestRange>& parts) {
   const std::vector<uint64_t> digests = digests_of(parts);
   return digests.empty() ? 0 : checkpoint::hash_of(digests.data(), std::ssize(digests) * int64_t{sizeof(uint64_t)});
 }
@@ -128,7 +128,7 @@ WeightDigest::Digest WeightDigest::next(std::map<uint32_t, uint64_t> gathered_wr
   // The turn depends only on values that are the same on all ranks.
   const int64_t elements = (optimizer_bytes_ / world_ / kShare - turn_bytes_) / largest_size_;
   if (elements >= kMinElements) take_turn(elements);
-  for (const Part& part : turn_) turn_bytes_ += part.count * size_of_weight(part.param);
+  for (const DigestRange& part : turn_) turn_bytes_ += part.count * size_of_weight(part.param);
   result.weights = digest_all(turn_);
   return result;
 }
@@ -145,26 +145,26 @@ uint64_t WeightDigest::digest_of_writes() const {
 }
 
 // The parameters that any rank wrote to, in full. Collective.
-std::vector<WeightDigest::Part> WeightDigest::all_written(comm::CommRuntime& comm) const {
+std::vector<WeightDigest::DigestRange> WeightDigest::all_written(comm::CommRuntime& comm) const {
   std::string written(memory_.size(), 0);
   for (const uint32_t param : compared_) written[param] = 1;
   std::set<uint32_t> any;
   for (const std::string& other : comm.all_gather_bytes(written, "written parameters"))
     for (uint32_t i = 0; i < other.size(); ++i)
       if (other[i]) any.insert(i);
-  std::vector<Part> parts;
+  std::vector<DigestRange> parts;
   for (const uint32_t param : any) parts.push_back({param, 0, plan_.input.parameters[param].count});
   return parts;
 }
 
 // The parts whose common digest differs between ranks. Collective if the ranks wrote to different parameters.
-std::vector<WeightDigest::Part> WeightDigest::suspected_parts(const std::vector<Digest>& digests,
-                                                              comm::CommRuntime& comm) const {
+std::vector<WeightDigest::DigestRange> WeightDigest::suspected_parts(const std::vector<Digest>& digests,
+                                                                     comm::CommRuntime& comm) const {
   const auto differ = [&](auto member) {
     return std::any_of(digests.begin(), digests.end(),
                        [&](const Digest& other) { return other.*member != digests[0].*member; });
   };
-  std::vector<Part> parts;
+  std::vector<DigestRange> parts;
   if (differ(&Digest::written))  // then the digests of values differ too
     parts = all_written(comm);
   else if (differ(&Digest::values))
@@ -201,11 +201,11 @@ void WeightDigest::compare_gathered_writes(comm::CommRuntime& comm, int64_t step
 }
 
 // The first or last element of the part, which differs, that does. Collective.
-int64_t WeightDigest::different_element(Part part, bool last, comm::CommRuntime& comm) {
+int64_t WeightDigest::different_element(DigestRange part, bool last, comm::CommRuntime& comm) {
   constexpr int64_t kBlocks = 256;
   while (part.count > 1) {
     const int64_t size = (part.count + kBlocks - 1) / kBlocks;
-    std::vector<Part> blocks;
+    std::vector<DigestRange> blocks;
     for (int64_t at = 0; at < part.count; at += size)
       blocks.push_back({part.param, part.first + at, std::min(size, part.count - at)});
     if (last) std::reverse(blocks.begin(), blocks.end());
@@ -229,7 +229,7 @@ void WeightDigest::compare(const std::vector<Digest>& digests, comm::CommRuntime
     const auto& [param, rejected] = *rejected_.begin();
     fail({param, 0, plan_.input.parameters[param].count}, rejected.difference, rejected.step);
   }
-  const std::vector<Part> parts = suspected_parts(digests, comm);
+  const std::vector<DigestRange> parts = suspected_parts(digests, comm);
   if (parts.empty()) return;
   std::string digests_of_rank;
   for (const uint64_t digest : digests_of(parts))
@@ -240,13 +240,13 @@ void WeightDigest::compare(const std::vector<Digest>& digests, comm::CommRuntime
     for (std::size_t r = 0; r < digests_by_rank.size(); ++r)
       ranks[digests_by_rank[r].substr(i * 8, 8)].push_back(static_cast<int>(r));
     if (ranks.size() < 2) continue;
-    for (const Part& part : parts) written_.insert(part.param);  // compared in full until they are equal
+    for (const DigestRange& part : parts) written_.insert(part.param);  // compared in full until they are equal
     const int64_t first = different_element(parts[i], false, comm), end = different_element(parts[i], true, comm) + 1;
     fail({parts[i].param, first, end - first}, difference_between(ranks), step);
   }
 }
 
-void WeightDigest::fail(const Part& part, const std::string& difference, int64_t step) const {
+void WeightDigest::fail(const DigestRange& part, const std::string& difference, int64_t step) const {
   fail_weights_differ({plan_.input.parameters[part.param], part.first, part.count, difference},
                       fmt::format("found in step {}", step));
 }

@@ -56,19 +56,19 @@ class WeightDigest {
   int64_t cycles() const { return cycles_; }                             // how often all weights were compared
 
  private:
-  struct Part {
+  struct DigestRange {
     uint32_t param;
     int64_t first, count;  // elements
   };
-  std::vector<uint64_t> digests_of(const std::vector<Part>& parts);
-  uint64_t digest_all(const std::vector<Part>& parts);
+  std::vector<uint64_t> digests_of(const std::vector<DigestRange>& parts);
+  uint64_t digest_all(const std::vector<DigestRange>& parts);
   void take_turn(int64_t elements);
   uint64_t digest_of_writes() const;
-  std::vector<Part> all_written(comm::CommRuntime& comm) const;
+  std::vector<DigestRange> all_written(comm::CommRuntime& comm) const;
   void compare_gathered_writes(comm::CommRuntime& comm, int64_t step);
-  int64_t different_element(Part part, bool last, comm::CommRuntime& comm);
-  std::vector<Part> suspected_parts(const std::vector<Digest>& digests, comm::CommRuntime& comm) const;
-  [[noreturn]] void fail(const Part& part, const std::string& difference, int64_t step) const;
+  int64_t different_element(DigestRange part, bool last, comm::CommRuntime& comm);
+  std::vector<DigestRange> suspected_parts(const std::vector<Digest>& digests, comm::CommRuntime& comm) const;
+  [[noreturn]] void fail(const DigestRange& part, const std::string& difference, int64_t step) const;
 
   const plan::MemoryPlan& plan_;
   int world_;
@@ -86,8 +86,8 @@ class WeightDigest {
     int64_t step;
   };
   std::map<uint32_t, Rejected> rejected_;  // sharded parameters whose shards are of different writes; as on all ranks
-  std::vector<Part> turn_, written_parts_;        // of the current step
-  std::size_t at_ = 0;                            // the next turn begins at replicated_[at_], element_
+  std::vector<DigestRange> turn_, written_parts_;  // of the current step
+  std::size_t at_ = 0;                             // the next turn begins at replicated_[at_], element_
   int64_t element_ = 0;
   int64_t turn_bytes_ = 0;  // the same on all ranks, like all values that turns depend on
   int64_t bytes_ = 0, optimizer_bytes_ = 0, cycles_ = 0;

@@ -14,8 +14,8 @@
 #include "base/log.hpp"
 #include "checkpoint/manifest.hpp"
 #include "control/call_mismatch.hpp"
-#include "engine/all_gather.hpp"
 #include "engine/rank_differences.hpp"
+#include "job/all_gather.hpp"
 
 namespace zr::host::engine {
 
@@ -23,7 +23,7 @@ namespace {
 constexpr uintptr_t kLine = 64;  // bytes
 }
 
-WeightFlow::WeightFlow(const StepContext& context, ShardedState& state)
+WeightFlow::WeightFlow(const job::StepContext& context, state::ShardedState& state)
     : context_(context),
       state_(state),
       model_(context.model),
@@ -193,7 +193,7 @@ void WeightFlow::store_shared_write(uint32_t param, const void* full) {
   const plan::Parameter& parameter = plan_.input.parameters[param];
   const comm::CallScope call(comm_, fmt::format("an in-place write to '{}'", parameter.name));
   const uint64_t own = checkpoint::hash_of(full, parameter.count * size_of(plan_.input.dtype_of(param)));
-  const std::vector<uint64_t> hashes = all_gather(comm_, own, "shared weights");  // no rank reads during writes
+  const std::vector<uint64_t> hashes = job::all_gather(comm_, own, "shared weights");  // no rank reads during writes
   RanksByDigest ranks;
   for (std::size_t rank = 0; rank < hashes.size(); ++rank)
     ranks[std::to_string(hashes[rank])].push_back(static_cast<int>(rank));

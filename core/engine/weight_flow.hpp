@@ -8,8 +8,8 @@
 #include <thread>
 #include <vector>
 
-#include "engine/sharded_state.hpp"
-#include "engine/step_context.hpp"
+#include "job/step_context.hpp"
+#include "state/sharded_state.hpp"
 
 namespace zr::host::engine {
 
@@ -19,7 +19,7 @@ class WeightFlow {
   /// Releases the model's memory of sharded parameters. From then on these parameters are gathered around each use. If
   /// operators wrote to one in place, its values are stored in `state` before its memory is released. Both arguments
   /// outlive the flow.
-  WeightFlow(const StepContext& context, ShardedState& state);
+  WeightFlow(const job::StepContext& context, state::ShardedState& state);
   ~WeightFlow();
   WeightFlow(const WeightFlow&) = delete;
 
@@ -62,10 +62,10 @@ class WeightFlow {
   void store_shared_write(uint32_t param, const void* full);
   void install_callbacks();
 
-  const StepContext& context_;
-  ShardedState& state_;
+  const job::StepContext& context_;
+  state::ShardedState& state_;
   model::Model& model_;
-  const StrategyParts& strategy_;
+  const job::StrategyParts& strategy_;
   const plan::MemoryPlan& plan_;
   comm::CommRuntime& comm_;
   std::function<void(const std::string& call)> check_gather_;

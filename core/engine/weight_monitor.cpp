@@ -6,26 +6,26 @@
 #include <utility>
 
 #include "base/log.hpp"
-#include "engine/all_gather.hpp"
-#include "engine/early_update_conditions.hpp"
+#include "job/all_gather.hpp"
+#include "job/early_update_conditions.hpp"
 
 namespace zr::host::engine {
 
 namespace {
-bool all_ranks_have_own_copies(const StepContext& context) {
+bool all_ranks_have_own_copies(const job::StepContext& context) {
   const bool own = !context.plan.input.share_weights && context.plan.sharded_parameters().empty();
-  const std::vector<char> all = all_gather(context.comm, static_cast<char>(own ? 1 : 0), "copies of weights");
+  const std::vector<char> all = job::all_gather(context.comm, static_cast<char>(own ? 1 : 0), "copies of weights");
   return std::ranges::all_of(all, [](char one) { return one != 0; });
 }
 }  // namespace
 
-WeightMonitor::WeightMonitor(const StepContext& context, const Parts& parts)
+WeightMonitor::WeightMonitor(const job::StepContext& context, const Parts& parts)
     : context_(context),
       parts_(parts),
       digest_(context.plan, parts.state.buffers().memory(), parts.state.buffers().readers(), context.world(),
               context.device),
       samples_(!context.device &&
-                       (context.plan.has_master || early_update_obstacle(context.config(), context.plan).empty())
+                       (context.plan.has_master || job::early_update_obstacle(context.config(), context.plan).empty())
                    ? WeightSamples(parts.state.bound_slices())
                    : WeightSamples()),
       has_own_copies_(all_ranks_have_own_copies(context)) {}
@@ -39,7 +39,7 @@ void WeightMonitor::record_write(uint32_t param) {
 
 void WeightMonitor::warn_if_unsaved(uint32_t param) {
   if (saved_hashes_.empty()) return;
-  ShardedState& state = parts_.state;
+  state::ShardedState& state = parts_.state;
   bool differs = false;  // if not, the program undid the write, or only read
   for (const uint32_t u : state.slices_of(param))
     differs |= state.hash_of_weights(state.slices()[u]) != saved_hashes_[u];
@@ -55,7 +55,7 @@ void WeightMonitor::warn_if_unsaved(uint32_t param) {
 }
 
 void WeightMonitor::collect_writes() {
-  ShardedState& state = parts_.state;
+  state::ShardedState& state = parts_.state;
   const auto sync_master_from_weights = [&](uint32_t param) {
     bool changed = false;
     for (const uint32_t u : state.slices_of(param)) changed |= state.sync_master_from_weights(state.slices()[u]);
@@ -124,7 +124,7 @@ void WeightMonitor::compare_before(int64_t step) {
 }
 
 void WeightMonitor::compare_digests(int64_t step) {
-  digest_.compare(all_gather(context_.comm, next_digest(), "digests of weights"), context_.comm, step);
+  digest_.compare(job::all_gather(context_.comm, next_digest(), "digests of weights"), context_.comm, step);
 }
 
 void WeightMonitor::begin_replacement() {

@@ -8,14 +8,14 @@
 #include <utility>
 #include <vector>
 
-#include "engine/run_recorder.hpp"
-#include "engine/sharded_state.hpp"
-#include "engine/step_context.hpp"
-#include "engine/step_recorder.hpp"
+#include "engine/step_timer.hpp"
 #include "engine/training_progress.hpp"
 #include "engine/weight_digest.hpp"
 #include "engine/weight_flow.hpp"
 #include "engine/weight_samples.hpp"
+#include "job/step_context.hpp"
+#include "run/run_log.hpp"
+#include "state/sharded_state.hpp"
 
 namespace zr::host::engine {
 
@@ -24,14 +24,14 @@ class WeightMonitor {
  public:
   /// The objects that the monitor reads and reports to; all outlive it.
   struct Parts {
-    ShardedState& state;
+    state::ShardedState& state;
     WeightFlow& flow;
-    RunRecorder& recorder;
-    StepRecorder& step_recorder;
+    run::RunLog& recorder;
+    StepTimer& step_recorder;
     const TrainingProgress& progress;
   };
   /// Samples the weights as they are. Refers to all of it. Collective.
-  WeightMonitor(const StepContext& context, const Parts& parts);
+  WeightMonitor(const job::StepContext& context, const Parts& parts);
   WeightMonitor(const WeightMonitor&) = delete;
 
   /// Copies the program's in-place writes to weights since the last call to the masters. Every call that needs the
@@ -79,7 +79,7 @@ class WeightMonitor {
   void record_write(uint32_t param);
   void warn_if_unsaved(uint32_t param);
 
-  const StepContext& context_;
+  const job::StepContext& context_;
   const Parts parts_;
   WeightDigest digest_;
   std::set<uint32_t> written_;  // parameters that the model has reported since the last collect_writes()

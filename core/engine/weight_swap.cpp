@@ -11,7 +11,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "checkpoint/manifest.hpp"
-#include "engine/all_gather.hpp"
+#include "job/all_gather.hpp"
 #include "update/cast.hpp"
 
 namespace zr::host::engine {
@@ -21,7 +21,8 @@ constexpr const char* kTag = "zr::Swap";
 using Access = offload::OptimizerStates::Access;
 }  // namespace
 
-WeightSwap::WeightSwap(const StepContext& context, const TrainingParts& parts) : context_(context), parts_(parts) {}
+WeightSwap::WeightSwap(const job::StepContext& context, const TrainingParts& parts)
+    : context_(context), parts_(parts) {}
 
 void WeightSwap::begin(const Values& values) {
   parts_.progress.check_complete();
@@ -119,7 +120,7 @@ void WeightSwap::replace(uint32_t param, const Values& values) {
   }
   own.replaces = full != nullptr;
   if (full) own.hash = checkpoint::hash_of(full, parameter.count * int64_t{sizeof(float)});
-  const std::vector<Given> given = all_gather(context_.comm, own, kTag);
+  const std::vector<Given> given = job::all_gather(context_.comm, own, kTag);
   if (failure) std::rethrow_exception(failure);
   for (std::size_t rank = 0; rank < given.size(); ++rank) {
     if (given[rank].failed)

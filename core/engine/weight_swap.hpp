@@ -5,8 +5,8 @@
 #include <functional>
 #include <vector>
 
-#include "engine/step_context.hpp"
 #include "engine/training_parts.hpp"
+#include "job/step_context.hpp"
 
 namespace zr::host::engine {
 
@@ -16,7 +16,7 @@ namespace zr::host::engine {
 class WeightSwap {
  public:
   /// Keeps references to the context and to all parts.
-  WeightSwap(const StepContext& context, const TrainingParts& parts);
+  WeightSwap(const job::StepContext& context, const TrainingParts& parts);
   WeightSwap(const WeightSwap&) = delete;
 
   /// Returns the full fp32 values of a parameter, valid until its next call; null: the parameter keeps its values. The
@@ -42,7 +42,7 @@ class WeightSwap {
   void replace(uint32_t param, const Values& values);
   void publish();
 
-  const StepContext& context_;
+  const job::StepContext& context_;
   const TrainingParts parts_;
   std::vector<std::vector<char>> saved_;  // by parameter
   std::vector<uint32_t> replaced_;        // parameters with other values

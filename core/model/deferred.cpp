@@ -60,7 +60,8 @@ std::size_t Construction::pending() {
 // True if only the record itself uses its tensors: the model was destroyed, or its constructor threw.
 bool Construction::is_abandoned() const {
   std::unordered_map<const c10::StorageImpl*, std::size_t> own;
-  for (const RecordedStep& step : steps_) step.for_each([&](const at::Tensor& tensor) { ++own[storage_impl(tensor)]; });
+  for (const SimulatedStep& step : steps_)
+    step.for_each([&](const at::Tensor& tensor) { ++own[storage_impl(tensor)]; });
   return std::all_of(storages_.begin(), storages_.end(),
                      [&](const auto& storage) { return storage.use_count() == own[storage._unsafe_get_target()]; });
 }
@@ -88,7 +89,7 @@ void Construction::enter(const ParamUse* param_uses, std::size_t) { fail_user(pa
 
 int64_t Construction::references(const c10::StorageImpl* storage) const {
   int64_t count = 0;
-  for (const RecordedStep& step : steps_)
+  for (const SimulatedStep& step : steps_)
     step.for_each([&](const at::Tensor& tensor) { count += storage_impl(tensor) == storage; });
   return count;
 }

@@ -85,7 +85,7 @@ class Construction final : public MemoryProvider, public std::enable_shared_from
   bool is_abandoned() const;
 
   const Purpose purpose_;
-  std::vector<RecordedStep> steps_;
+  std::vector<SimulatedStep> steps_;
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages_;  // of all placeholders, in their order
   RandomRecorder random_;
   PointerWrites pointers_;

@@ -103,7 +103,7 @@ at::Tensor Construction::placeholder(const at::Tensor& like, const Call& call) {
 void Construction::record_bytes(c10::StorageImpl& storage, std::shared_ptr<const std::string> bytes) {
   if (purpose_ == Purpose::shapes) return;
   const c10::impl::ExcludeDispatchKeyGuard plain(c10::DispatchKey::DeferredInit);
-  RecordedStep step;
+  SimulatedStep step;
   step.results.push_back(at::empty({0}));
   step.results[0].unsafeGetTensorImpl()->set_storage_keep_dtype(
       c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(&storage)));
@@ -229,7 +229,7 @@ void Construction::add(Call& call) {
         return tensor;
       });
   ++size_;
-  RecordedStep step;
+  SimulatedStep step;
   step.op = call.op;
   step.arguments = keep_arguments(call);
   const bool draws_numbers = draws(call.op);

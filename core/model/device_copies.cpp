@@ -37,7 +37,7 @@ void in_parallel(const ParallelFor& parallel_for, int64_t bytes, const std::func
 }
 
 // A part of an upload that is in one slot.
-struct Part {
+struct SlotRange {
   const char* from;
   at::Tensor to;
   int64_t offset, bytes;  // in the slot
@@ -52,7 +52,7 @@ class UploadRing {
   void upload(const std::vector<Upload>& uploads, const ParallelFor& parallel_for) {
     const MutexLock lock(mutex_);
     const c10::Stream stream = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
-    std::vector<Part> parts;
+    std::vector<SlotRange> parts;
     for (const Upload& upload : uploads) {
       const at::Tensor to = bytes_of(upload.to, upload.bytes, upload.offset);
       for (int64_t at = 0; at < upload.bytes;) {
@@ -92,20 +92,20 @@ class UploadRing {
     slots_[slot_].used = 0;
   }
   // Copies the parts to the current slot, and enqueues their copies to the device.
-  void flush(std::vector<Part>& parts, const ParallelFor& parallel_for) ZR_REQUIRES(mutex_) {
+  void flush(std::vector<SlotRange>& parts, const ParallelFor& parallel_for) ZR_REQUIRES(mutex_) {
     if (parts.empty()) return;
     const at::Tensor& memory = slots_[slot_].memory;
     char* const to = static_cast<char*>(memory.mutable_data_ptr());
     const int64_t first = parts.front().offset, end = parts.back().offset + parts.back().bytes;
     in_parallel(parallel_for, end - first, [&](int64_t from, int64_t until) {
-      for (const Part& part : parts) {
+      for (const SlotRange& part : parts) {
         const int64_t begin = std::max(first + from, part.offset),
                       stop = std::min(first + until, part.offset + part.bytes);
         if (begin < stop)
           std::memcpy(to + begin, part.from + (begin - part.offset), static_cast<std::size_t>(stop - begin));
       }
     });
-    for (const Part& part : parts) part.to.copy_(memory.narrow(0, part.offset, part.bytes), true);
+    for (const SlotRange& part : parts) part.to.copy_(memory.narrow(0, part.offset, part.bytes), true);
     parts.clear();
   }
 

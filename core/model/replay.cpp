@@ -34,7 +34,7 @@ bool fills_storage(const at::Tensor& tensor) {
 
 // The placeholder whose previous values the operator does not use, because it overwrites all of them; null if there is
 // none.
-const Placeholder* overwritten_by(const RecordedStep& step) {
+const Placeholder* overwritten_by(const SimulatedStep& step) {
   static const auto& names = *new std::unordered_set<std::string>{"aten::normal_", "aten::uniform_", "aten::zero_",
                                                                   "aten::fill_", "aten::copy_"};
   if (!step.op || !names.count(step.name()) || !step.arguments[0].isTensor()) return nullptr;
@@ -50,7 +50,7 @@ const Placeholder* overwritten_by(const RecordedStep& step) {
 // The settings of libtorch at the time of the call, while the object exists.
 class Settings {
  public:
-  explicit Settings(const RecordedStep& step) : dtype_(c10::get_default_dtype()), threads_(at::get_num_threads()) {
+  explicit Settings(const SimulatedStep& step) : dtype_(c10::get_default_dtype()), threads_(at::get_num_threads()) {
     use(c10::scalarTypeToTypeMeta(step.default_dtype), step.threads);
   }
   ~Settings() { use(dtype_, threads_); }
@@ -87,7 +87,7 @@ Replay::Replay(const Registered& registered, const Model::ConstructMemory& memor
   });
 }
 
-void Replay::prepare(const std::vector<RecordedStep>& steps) {
+void Replay::prepare(const std::vector<SimulatedStep>& steps) {
   std::unordered_map<const c10::StorageImpl*, std::size_t> last;
   for (std::size_t i = 0; i < steps.size() && !parts_.empty(); ++i)
     steps[i].for_each([&](const at::Tensor& tensor) {
@@ -100,7 +100,7 @@ void Replay::prepare(const std::vector<RecordedStep>& steps) {
     }
 }
 
-void Replay::run(RecordedStep& step, std::size_t index) {
+void Replay::run(SimulatedStep& step, std::size_t index) {
   provide(step);
   if (runs_operators_ && step.op) execute(step);
   if (step.bytes && runs_operators_)
@@ -133,7 +133,7 @@ void Replay::complete(c10::StorageImpl& storage) {
   if (Placeholder* placeholder = Placeholder::find(storage)) placeholder->keep(allocate(storage.nbytes()));
 }
 
-void Replay::provide(const RecordedStep& step) {
+void Replay::provide(const SimulatedStep& step) {
   overwritten_ = overwritten_by(step);
   std::vector<Placeholder*> in_use;  // staged parameters of this step
   step.for_each([&](const at::Tensor& tensor) {
@@ -180,7 +180,7 @@ void Replay::provide_parts(Placeholder& placeholder, Parts& parts) {
   placeholder.attach(parts.memory.get());
 }
 
-void Replay::execute(const RecordedStep& step) {
+void Replay::execute(const SimulatedStep& step) {
   const c10::impl::ExcludeDispatchKeyGuard plain(c10::DispatchKey::DeferredInit);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const Settings settings(step);
@@ -247,7 +247,7 @@ void Replay::store_parts(Parts& parts) {
   memory_.account(-static_cast<int64_t>(placeholder->storage().nbytes()));
 }
 
-void Replay::fail(const RecordedStep& step, const std::string& reason) const {
+void Replay::fail(const SimulatedStep& step, const std::string& reason) const {
   std::string what;
   step.for_each([&](const at::Tensor& tensor) {
     for (const auto& [name, parameter] : registered_.parameters)

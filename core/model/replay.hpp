@@ -29,9 +29,9 @@ class Replay {
   /// `registered` and `memory` must outlive the object. If not `runs_operators`, store() gets the values elsewhere.
   Replay(const Registered& registered, const Model::ConstructMemory& memory, bool runs_operators);
   /// Notes which step uses a storage last, before the first run().
-  void prepare(const std::vector<RecordedStep>& steps);
+  void prepare(const std::vector<SimulatedStep>& steps);
   /// Runs one step, in the order of prepare().
-  void run(RecordedStep& step, std::size_t index);
+  void run(SimulatedStep& step, std::size_t index);
   /// Stores the parameters that still have memory, and zeros for those that no step used.
   void finish();
   /// Gives a storage that no step used memory for good.
@@ -46,15 +46,15 @@ class Replay {
     at::DataPtr memory;
     bool stored = false;
   };
-  void provide(const RecordedStep& step);
+  void provide(const SimulatedStep& step);
   void provide_staged(Placeholder& placeholder, uint32_t param, std::vector<Placeholder*>& in_use);
   void provide_parts(Placeholder& placeholder, Parts& parts);
-  void execute(const RecordedStep& step);
+  void execute(const SimulatedStep& step);
   void take_result(const at::Tensor& result, const at::Tensor& computed);
   void store_and_detach(Placeholder* placeholder);
   void detach_all();
   void store_parts(Parts& parts);
-  [[noreturn]] void fail(const RecordedStep& step, const std::string& reason) const;
+  [[noreturn]] void fail(const SimulatedStep& step, const std::string& reason) const;
 
   const Registered registered_;
   const Model::ConstructMemory& memory_;

@@ -124,7 +124,7 @@ void DeviceUpdates::copy(const char* begin, const char* end, bool& follows) {
 
 std::vector<DeviceUpdates::Batch> DeviceUpdates::batches_of(const std::vector<update::UpdateSlice>& slices,
                                                             const std::vector<char>& touched) const {
-  std::vector<std::vector<Part>> parts(blocks_.size());
+  std::vector<std::vector<SliceRange>> parts(blocks_.size());
   for (const update::UpdateSlice& slice : slices) {
     if (!touched[slice.param]) continue;
     for (int64_t skip = 0; skip < slice.count;) {
@@ -152,7 +152,7 @@ void DeviceUpdates::start(Batch& batch) {
   const Block& block = blocks_[batch.block];
   const PinnedMemory& gradients = block.gradients ? *block.gradients : *slot.memory;
   const int64_t offset = block.gradients ? block.offset * kGradientSize : plan_.device_staging.largest * kWeightStride;
-  for (const Part& part : batch.parts) {
+  for (const SliceRange& part : batch.parts) {
     const update::UpdateSlice& slice = *part.slice;
     if (!contains(block.copied, part.at, part.at + part.count))
       downloads_->to_host(bytes_of(slice.grad) + part.skip * kGradientSize, gradients, offset + part.at * kGradientSize,
@@ -171,7 +171,7 @@ std::vector<update::UpdateSlice> DeviceUpdates::on_host(const Batch& batch) cons
   char* const gradients = block.gradients ? block.gradients->data() + block.offset * kGradientSize
                                           : slot + plan_.device_staging.largest * kWeightStride;
   std::vector<update::UpdateSlice> slices;
-  for (const Part& part : batch.parts) {
+  for (const SliceRange& part : batch.parts) {
     update::UpdateSlice slice = update::slice_part(plan_, *part.slice, part.skip, part.count);
     slice.grad = {gradients + part.at * kGradientSize, part.count, ZR_F32, 0, kHostMemory};
     slice.weight = {slot + part.at * kWeightStride, part.count, slice.weight.dtype, 0, kHostMemory};
@@ -182,7 +182,7 @@ std::vector<update::UpdateSlice> DeviceUpdates::on_host(const Batch& batch) cons
 
 void DeviceUpdates::upload(const Batch& batch) {
   Slot& slot = slots_[batch.slot];
-  for (const Part& part : batch.parts) {
+  for (const SliceRange& part : batch.parts) {
     const zr_view& weight = part.slice->weight;
     const int64_t size = size_of(weight.dtype);
     uploads_->to_device(*slot.memory, part.at * kWeightStride, bytes_of(weight) + part.skip * size, part.count * size);
@@ -190,8 +190,9 @@ void DeviceUpdates::upload(const Batch& batch) {
   slot.uploaded = uploads_->mark();
 }
 
-void DeviceUpdates::update(const std::vector<update::UpdateSlice>& slices, const std::vector<char>& touched,
-                           const std::function<void(const std::vector<update::UpdateSlice>&)>& work) {
+void DeviceUpdates::for_each_slice_in_memory(const std::vector<update::UpdateSlice>& slices,
+                                             const std::vector<char>& touched,
+                                             const std::function<void(const std::vector<update::UpdateSlice>&)>& work) {
   std::vector<Batch> batches = batches_of(slices, touched);
   if (batches.empty()) return;
   downloads_->follow_computation();

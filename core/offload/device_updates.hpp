@@ -37,8 +37,8 @@ class DeviceUpdates {
   void gradients_final(const zr_view& gradients, const zr_view& unchanged = {});
   /// Calls work(slices) for the touched slices in parts, whose gradients and weights are then in host memory. New
   /// weights are on the device when what it computes next begins. Slices are cut where their parameters may be cut.
-  void update(const std::vector<update::UpdateSlice>& slices, const std::vector<char>& touched,
-              const std::function<void(const std::vector<update::UpdateSlice>& slices)>& work);
+  void for_each_slice_in_memory(const std::vector<update::UpdateSlice>& slices, const std::vector<char>& touched,
+                                const std::function<void(const std::vector<update::UpdateSlice>& slices)>& work);
 
   /// Called after each wait of the training thread.
   void on_wait(OptimizerStates::WaitObserver observer) { on_wait_ = std::move(observer); }
@@ -74,14 +74,14 @@ class DeviceUpdates {
     Memory memory;
     std::unique_ptr<CopyStream::Mark> uploaded;  // the last copies from it; null: none
   };
-  struct Part {
+  struct SliceRange {
     const update::UpdateSlice* slice;
     int64_t skip, count;  // elements of the slice
     int64_t at;           // element of the block
   };
   struct Batch {  // the parts of one block
     std::size_t block;
-    std::vector<Part> parts;
+    std::vector<SliceRange> parts;
     std::size_t slot = 0;
     std::unique_ptr<CopyStream::Mark> downloaded{};
   };

@@ -49,10 +49,12 @@ class DiskBackedBuffers final : public comm::CollectiveStaging {
              const std::function<void(void* memory, int64_t first, int64_t count)>& fn) ZR_EXCLUDES(mutex_);
   /// Passes slices of touched parameters to `work` in parts whose reduced gradients and weights are in memory, then
   /// writes the new weights to disk.
-  void update(const std::vector<update::UpdateSlice>& slices, const std::vector<char>& touched,
-              const std::function<void(const std::vector<update::UpdateSlice>& slices)>& work) ZR_EXCLUDES(mutex_);
+  void for_each_slice_in_memory(const std::vector<update::UpdateSlice>& slices, const std::vector<char>& touched,
+                                const std::function<void(const std::vector<update::UpdateSlice>& slices)>& work)
+      ZR_EXCLUDES(mutex_);
 
-  /// Waits of the training thread. Not from a function that visit() or update() calls: they hold the mutex.
+  /// Waits of the training thread. Not from a function that visit() or for_each_slice_in_memory() calls: they hold the
+  /// mutex.
   TierWaits waits() const ZR_EXCLUDES(mutex_) {
     const MutexLock lock(mutex_);
     return waits_;

@@ -145,8 +145,9 @@ DiskBackedBuffers::UpdateParts DiskBackedBuffers::parts_of_update(const std::vec
   return parts;
 }
 
-void DiskBackedBuffers::update(const std::vector<update::UpdateSlice>& slices, const std::vector<char>& touched,
-                               const std::function<void(const std::vector<update::UpdateSlice>&)>& work) {
+void DiskBackedBuffers::for_each_slice_in_memory(
+    const std::vector<update::UpdateSlice>& slices, const std::vector<char>& touched,
+    const std::function<void(const std::vector<update::UpdateSlice>&)>& work) {
   const MutexLock lock(mutex_);
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   while (!prefetched_.empty()) discard_prefetched(prefetched_.begin());

@@ -307,9 +307,9 @@ zr_view OptimizerStates::view_in_tile(std::size_t index, const plan::StateTile& 
   return {tile_buffer(index) + offset_in_tile(tile, array) + skip * size_of(dtype), part.count, dtype, 0, {1, 0}};
 }
 
-void OptimizerStates::update_tiles(const std::vector<update::UpdateSlice>& slices, const std::vector<char>& touched,
-                                   const std::vector<char>& skipped,
-                                   const std::function<void(const std::vector<update::UpdateSlice>&)>& work) {
+void OptimizerStates::for_each_slice_in_memory(
+    const std::vector<update::UpdateSlice>& slices, const std::vector<char>& touched, const std::vector<char>& skipped,
+    const std::function<void(const std::vector<update::UpdateSlice>&)>& work) {
   if (writes_.empty()) return;
   std::vector<TilePass> passes = passes_of(slices, &touched, skipped);
   if (passes.empty()) {  // all were updated during backward: their writes may go on

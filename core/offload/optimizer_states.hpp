@@ -54,9 +54,9 @@ class OptimizerStates {
   /// One pass over all states on disk: reads each tile, calls `work` with its slices, whose states are then in memory,
   /// and writes the tile. Skips tiles without touched parameters, and those that are not 0 in `skipped` (by tile;
   /// empty: none). Returns before the last tiles are written.
-  void update_tiles(const std::vector<update::UpdateSlice>& slices, const std::vector<char>& touched,
-                    const std::vector<char>& skipped,
-                    const std::function<void(const std::vector<update::UpdateSlice>& slices)>& work);
+  void for_each_slice_in_memory(const std::vector<update::UpdateSlice>& slices, const std::vector<char>& touched,
+                                const std::vector<char>& skipped,
+                                const std::function<void(const std::vector<update::UpdateSlice>& slices)>& work);
 
   const TierWaits& waits() const { return waits_; }
   /// Counts waits of the training thread for transfers that another thread waits for.

@@ -19,7 +19,7 @@ SecondCopy::SecondCopy(const plan::MemoryPlan& plan, Ledger& ledger)
       weights_{allocate(plan.second_copy().weights, ledger, "new weights")},
       states_{allocate(plan.second_copy().states, ledger, "states before the update")} {}
 
-zr_view SecondCopy::Part::take(int64_t count, zr_dtype dtype) {
+zr_view SecondCopy::CopyMemory::take(int64_t count, zr_dtype dtype) {
   const zr_view view{memory.data() + used, count, dtype, 0, {1, 0}};
   used += count * size_of(dtype);
   return view;

@@ -21,13 +21,13 @@ class SecondCopy {
   void place(update::UpdateSlice& slice);
 
  private:
-  struct Part {
+  struct CopyMemory {
     TrackedMemory memory;
     int64_t used = 0;  // bytes
     zr_view take(int64_t count, zr_dtype dtype);
   };
   const plan::MemoryPlan& plan_;
-  Part weights_, states_;
+  CopyMemory weights_, states_;
 };
 
 }  // namespace zr::host::offload

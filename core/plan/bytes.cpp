@@ -27,7 +27,7 @@ MemoryKind kind_of_role(uint32_t role) {
 template <class F>
 void for_each_buffer(const MemoryPlan& plan, F&& fn) {
   for (const Buffer& b : plan.rank_plan.buffers) {
-    const int64_t elements = b.bytes(plan.input.place_of(plan.rank)) / size_of(b.dtype);
+    const int64_t elements = b.bytes(plan.input.location_of(plan.rank)) / size_of(b.dtype);
     fn(plan.input.tiers[static_cast<std::size_t>(plan.tier_of(b))], kind_of_role(b.role), b.tag, elements, b.dtype);
   }
 }
@@ -293,7 +293,7 @@ std::string memory_rows(const MemoryPlan& plan) {
 
 std::string communication_rows(const StepCommunication& step, const std::string& suffix) {
   std::string rows;
-  const auto add_row = [&](const std::string& what, const StepCommunication::Part& part) {
+  const auto add_row = [&](const std::string& what, const StepCommunication::Term& part) {
     if (part.bytes() > 0)
       rows += row("communication", what + suffix,
                   fmt::format("{} x {} x {} x {}", part.times, part.elements, part.size, part.peers), part.bytes());

@@ -12,15 +12,15 @@ namespace zr::host::plan {
 
 namespace {
 // A part of a piece of reduced gradients whose states are on a tier: elements of its buffer.
-struct Part {
+struct StagedRange {
   uint32_t buffer;
   int64_t begin, end;
   int64_t param_first;  // the parameter's element at `begin`
   int64_t cut;          // the parameter may be cut at multiples of this
 };
 
-std::vector<Part> parts_of(const MemoryPlan& plan) {
-  std::vector<Part> parts;
+std::vector<StagedRange> parts_of(const MemoryPlan& plan) {
+  std::vector<StagedRange> parts;
   const RankPlan& rank_plan = plan.rank_plan;
   for (std::size_t i = 0; i < rank_plan.reduced_gradients.size(); ++i) {
     const Piece& piece = rank_plan.reduced_gradients[i];
@@ -34,19 +34,19 @@ std::vector<Part> parts_of(const MemoryPlan& plan) {
           {piece.buffer, at, at + end - begin, piece.first + begin - first, plan.input.cut_block(piece.param)});
     }
   }
-  std::ranges::sort(parts, {}, [](const Part& part) { return std::tuple(part.buffer, part.begin); });
+  std::ranges::sort(parts, {}, [](const StagedRange& part) { return std::tuple(part.buffer, part.begin); });
   return parts;
 }
 
 // Where a block from element `begin` on ends that contains `part` from `at` on; `at`: no place to cut fits.
-int64_t end_of_block(const Part& part, int64_t at, int64_t begin) {
+int64_t end_of_block(const StagedRange& part, int64_t at, int64_t begin) {
   const int64_t end = std::min(part.end, begin + kDeviceBlock);
   if (end == part.end) return end;
   return std::max(at, end - (part.param_first + end - part.begin) % part.cut);
 }
 
 // The first place after `at` where the part may be cut.
-int64_t next_cut(const Part& part, int64_t at) {
+int64_t next_cut(const StagedRange& part, int64_t at) {
   return std::min(part.end, at + part.cut - (part.param_first + at - part.begin) % part.cut);
 }
 
@@ -80,7 +80,7 @@ DeviceStaging plan_device_staging(const MemoryPlan& plan, bool copies_early) {
   DeviceStaging staging;
   staging.copies_early = copies_early;
   std::vector<DeviceStaging::Block>& blocks = staging.blocks;
-  for (const Part& part : parts_of(plan))
+  for (const StagedRange& part : parts_of(plan))
     for (int64_t at = part.begin; at < part.end;) {
       // A block continues in the next part if at most padding is between them.
       if (!blocks.empty() && blocks.back().buffer == part.buffer &&

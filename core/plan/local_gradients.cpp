@@ -60,7 +60,7 @@ bool every_rank_owns_all(const MemoryPlan& plan, int64_t owned, int64_t trainabl
 }
 
 void add_arrays(const MemoryPlan& plan, LocalPlan& local) {
-  const PlanInput::Place place = plan.input.place_of(plan.rank);
+  const PlanInput::RankLocation place = plan.input.location_of(plan.rank);
   const auto add = [&](MemoryKind kind, const std::string& tag, int64_t elements, zr_dtype dtype = ZR_F32,
                        bool is_shared = false) {
     if (std::ranges::none_of(local.arrays, [&](const LocalArray& array) { return array.tag == tag; }))

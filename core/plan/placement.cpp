@@ -65,7 +65,7 @@ class TierAssigner {
     const auto bytes_of = [&](uint32_t role) {
       int64_t bytes = 0;
       for (const Buffer& b : plan.rank_plan.buffers)
-        if (b.role == role) bytes += b.bytes(plan.input.place_of(plan.rank));
+        if (b.role == role) bytes += b.bytes(plan.input.location_of(plan.rank));
       return bytes;
     };
     shards_ = bytes_of(ZR_ROLE_WEIGHT_SHARD);
@@ -310,7 +310,7 @@ int64_t MemoryPlan::tier_overhead_bytes(const TierInfo& tier) const {
   int64_t stored = 0;
   const auto here = [&](int index) { return &input.tiers[static_cast<std::size_t>(index)] == &tier; };
   for (const Buffer& b : rank_plan.buffers)
-    if (here(tier_of(b))) stored += round_up(b.bytes(input.place_of(rank)), tier.align);
+    if (here(tier_of(b))) stored += round_up(b.bytes(input.location_of(rank)), tier.align);
   for (const StateTile& tile : placement.tiles)
     if (here(tile.tier)) stored += tile.bytes * (placement.speculates ? 2 : 1);
   return stored / (1 << 20) * tier.host_bytes_per_mib + stored % (1 << 20) * tier.host_bytes_per_mib / (1 << 20);

@@ -297,7 +297,7 @@ MemoryPlan make_plan(const PlanInput& input, int rank, const StrategyPlan& strat
   return plan;
 }
 
-PlanInput::Place PlanInput::place_of(int rank) const {
+PlanInput::RankLocation PlanInput::location_of(int rank) const {
   if (!several_hosts()) return {0, rank, world};
   for (int host = 0; const int ranks : hosts) {
     if (rank < ranks) return {host, rank, ranks};
@@ -307,12 +307,12 @@ PlanInput::Place PlanInput::place_of(int rank) const {
   fail_internal("a rank is on no host");
 }
 
-int64_t PlanInput::Place::share_of(int64_t elements) const {
+int64_t PlanInput::RankLocation::share_of(int64_t elements) const {
   const auto elements_before = [&](int64_t r) { return elements / ranks * r + elements % ranks * r / ranks; };
   return elements_before(index + 1) - elements_before(index);
 }
 
-int64_t Buffer::bytes(const PlanInput::Place& rank) const {
+int64_t Buffer::bytes(const PlanInput::RankLocation& rank) const {
   return (shared ? rank.share_of(elements) : elements) * size_of(dtype);
 }
 

@@ -78,13 +78,13 @@ struct PlanInput {
   zr_dtype dtype_of(uint32_t param) const { return part_dtype(part_of(param)); }
   /// The dtype of a parameter's gradient of one backward, as communicated or held.
   zr_dtype gradient_dtype_of(uint32_t param) const { return part_gradient_dtype(part_of(param)); }
-  struct Place {
+  struct RankLocation {
     int host = 0, index = 0, ranks = 1;  // of a rank: its host, its number on it, and the ranks there
     /// The elements that count for the rank if the ranks of its host share this many: together they count each once.
     int64_t share_of(int64_t elements) const;
   };
   /// Where a rank is. Without `hosts` all are on host 0.
-  Place place_of(int rank) const;
+  RankLocation location_of(int rank) const;
   /// What the optimizer declares about a parameter.
   const OptimizerDescription& description(uint32_t param) const {
     return descriptions[description_of.empty() ? 0 : description_of[param]];
@@ -109,7 +109,7 @@ struct Buffer {
   zr_dtype dtype;
   bool shared = false;  // one memory for all ranks of the host
   /// Bytes that count for a rank: its part of a shared buffer, so that the ranks of a host count the buffer once.
-  int64_t bytes(const PlanInput::Place& rank) const;
+  int64_t bytes(const PlanInput::RankLocation& rank) const;
 };
 
 struct Piece {
@@ -123,11 +123,11 @@ struct Piece {
 struct StateArray {
   std::string name;
   zr_dtype dtype;
-  struct Part {
+  struct ArrayPiece {
     int64_t offset;    // its first element in the array
     StateShape shape;  // width 0: the parameter has no such state
   };
-  std::vector<Part> parts;  // by reduced-gradient piece
+  std::vector<ArrayPiece> parts;  // by reduced-gradient piece
   int64_t elements = 0;
 };
 /// Elements [first, first + count) of an array.
@@ -158,14 +158,14 @@ struct Segment {
 /// (docs/memory-and-communication.md). They follow from which rank holds what, independent of the strategy.
 struct StepCommunication {
   /// One kind of collective. times: per step; elements: per time; size: bytes per element; peers: world size - 1.
-  struct Part {
+  struct Term {
     int64_t times = 0, elements = 0, size = 0, peers = 0;
     int64_t bytes() const { return times * elements * size * peers; }
   };
-  Part gradients;          // to the ranks that reduce them
-  Part reduced_gradients;  // to all ranks, if every rank updates all parameters
-  Part weights;            // new weights, to ranks that hold unsharded copies
-  Part gathers;            // all-gathers of sharded weights around their uses; an upper bound
+  Term gradients;          // to the ranks that reduce them
+  Term reduced_gradients;  // to all ranks, if every rank updates all parameters
+  Term weights;            // new weights, to ranks that hold unsharded copies
+  Term gathers;            // all-gathers of sharded weights around their uses; an upper bound
   int64_t local = 0;       // bytes of a step with local gradients, which has none of the above
   int64_t bytes() const {
     return gradients.bytes() + reduced_gradients.bytes() + weights.bytes() + gathers.bytes();

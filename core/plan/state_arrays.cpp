@@ -21,7 +21,7 @@ std::size_t piece_at(const RankPlan& plan, int64_t element) {
 int64_t position(const RankPlan& plan, const StateArray& array, int64_t element) {
   if (element >= plan.state_elements || array.parts.empty()) return array.elements;
   const std::size_t i = piece_at(plan, element);
-  const StateArray::Part& part = array.parts[i];
+  const StateArray::ArrayPiece& part = array.parts[i];
   const int64_t inside = element - plan.state_offset[i], count = plan.reduced_gradients[i].count;
   if (part.shape == StateShape{}) return part.offset + inside;
   if (inside >= round_up(count, kAlign)) return part.offset + round_up(part.shape.of(count), kAlign);
@@ -65,7 +65,7 @@ ArrayRange MemoryPlan::array_range(std::size_t array, int64_t first, int64_t cou
 ArrayRange MemoryPlan::array_part(std::size_t array, int64_t first, int64_t count) const {
   if (count == 0) return {0, 0};
   const std::size_t i = piece_at(rank_plan, first);
-  const StateArray::Part& part = rank_plan.state_arrays[array].parts[i];
+  const StateArray::ArrayPiece& part = rank_plan.state_arrays[array].parts[i];
   const int64_t inside = first - rank_plan.state_offset[i], begin = part.shape.of(inside);
   return {part.offset + begin, part.shape.of(inside + count) - begin};
 }

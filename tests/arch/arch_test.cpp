@@ -17,6 +17,7 @@ TEST(ArchitectureTest, OnlyModelApiAndExamplesIncludeLibtorch) {
   EXPECT_EQ(libtorch_outside_its_subsystems(kRoot), kNothing);
 }
 TEST(ArchitectureTest, PluginsIncludeOnlyTheSdk) { EXPECT_EQ(host_headers_in_plugins(kRoot), kNothing); }
+TEST(ArchitectureTest, ConformanceUsesOnlyTheSdk) { EXPECT_EQ(more_than_the_sdk_in_conform(kRoot), kNothing); }
 TEST(ArchitectureTest, ConfigurationIsReadFromTypedStructs) { EXPECT_EQ(configuration_read_by_path(kRoot), kNothing); }
 TEST(ArchitectureTest, CoreNamesNoVendorOfDevices) { EXPECT_EQ(vendors_in_core(kRoot), kNothing); }
 TEST(ArchitectureTest, ModelsDoNotUseZeroth) { EXPECT_EQ(zeroth_in_models(kRoot), kNothing); }

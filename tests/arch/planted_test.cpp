@@ -104,6 +104,15 @@ TEST_F(ArchitectureRulesTest, FindsACoreHeaderInAPlugin) {
   EXPECT_EQ(found(host_headers_in_plugins).size(), 2u);
 }
 
+TEST_F(ArchitectureRulesTest, FindsMoreThanTheSdkInConform) {
+  plant(
+      "sdk/conform/rule.cpp",
+      "#include \"conform/rule.hpp\"\n#include \"zr/host.hpp\"\n#include <nlohmann/json.hpp>\n#include <fmt/format.h>\n"
+      "#include \"base/error.hpp\"\n");
+  EXPECT_THAT(found(more_than_the_sdk_in_conform), ElementsAre("sdk/conform/rule.cpp:4: #include <fmt/format.h>",
+                                                               "sdk/conform/rule.cpp:5: #include \"base/error.hpp\""));
+}
+
 TEST_F(ArchitectureRulesTest, FindsAConfigurationReadByPath) {
   const std::string include = "#include \"config/key_reader.hpp\"\n";
   plant("core/config/check.cpp", include);

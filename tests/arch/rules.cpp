@@ -12,9 +12,9 @@ namespace zr::arch {
 
 namespace {
 
-const std::vector<std::string> kSubsystems{"base",   "config",  "plan",   "plugin",  "control",
-                                           "comm",   "model",   "update", "offload", "checkpoint",
-                                           "engine", "conform", "doctor", "cli",     "api"};
+const std::vector<std::string> kSubsystems{"base",  "config", "plan",    "plugin",     "control", "comm",
+                                           "model", "update", "offload", "checkpoint", "run",     "job",
+                                           "state", "engine", "conform", "doctor",     "cli",     "api"};
 
 bool is_code(const fs::path& file) {
   static const std::set<std::string> endings{".c", ".h", ".cpp", ".hpp", ".cu", ".cuh", ".cmake", ".in", ".py", ".sh"};
@@ -115,7 +115,7 @@ Found process_exits(const fs::path& root) {
   const Tree tree(root);
   std::vector<fs::path> sources;
   for (const fs::path& file : tree.code({"core"}))
-    if (!tree.below(file, "core/cli") && !tree.below(file, "core/conform") && file != root / "core/plugin/probe.cpp" &&
+    if (!tree.below(file, "core/cli") && file != root / "core/plugin/probe.cpp" &&
         file != root / "core/api/include/zr/program.hpp" && !is_cmake(file))
       sources.push_back(file);
   return tree.hits(sources, std::regex(R"((^|[^\w.>])(_exit|_Exit|exit|quick_exit)\s*\(|std::(abort|terminate)\s*\()"));
@@ -155,6 +155,12 @@ Found host_headers_in_plugins(const fs::path& root) {
   std::string names;
   for (const std::string& name : kSubsystems) names += (names.empty() ? "" : "|") + name;
   return tree.hits(tree.code({"plugins"}), std::regex("#\\s*include\\s+[\"<](core/)?(" + names + ")/"));
+}
+
+Found more_than_the_sdk_in_conform(const fs::path& root) {
+  const Tree tree(root);
+  return tree.hits(tree.code({"sdk/conform"}),
+                   std::regex(R"re(#\s*include\s+(<(fmt|boost|torch|ATen|c10|toml\+\+)/|"(?!(zr|conform)/)))re"));
 }
 
 Found configuration_read_by_path(const fs::path& root) {
@@ -224,7 +230,8 @@ Found missing_readmes(const fs::path& root) {
   const Tree tree(root);
   Found found;
   std::vector<fs::path> folders = tree.plugins();
-  for (const fs::path& folder : tree.folders("core")) folders.push_back(folder);
+  for (const char* in : {"core", "sdk"})
+    for (const fs::path& folder : tree.folders(in)) folders.push_back(folder);
   for (const fs::path& folder : folders)
     if (fs::exists(folder / "CMakeLists.txt") && !fs::exists(folder / "README.md"))
       found.push_back(tree.path(folder) + ": no README.md");

@@ -17,8 +17,8 @@ std::vector<std::string> lines_of(const fs::path& file);
 Found plugin_names_in_core(const fs::path& root);
 /// core/ tests which ZeRO stage runs.
 Found stages_in_core(const fs::path& root);
-/// The library ends the process of the program that links it. Exempt: the command line and core/conform, which are
-/// programs; the child process in core/plugin/probe.cpp; zr::guarded, which is compiled into the program.
+/// The library ends the process of the program that links it. Exempt: the command line, a
+/// program; the child process in core/plugin/probe.cpp; zr::guarded, which is compiled into the program.
 Found process_exits(const fs::path& root);
 /// A static or thread_local variable of a function, or a static data member, in core/, plugins/ or the SDK, whose type
 /// may have a destructor: engines, plug-ins and tensors may be destroyed later. It is written as a reference to, or a
@@ -29,6 +29,8 @@ Found destroyed_statics(const fs::path& root);
 Found libtorch_outside_its_subsystems(const fs::path& root);
 /// plugins/ includes a header of core/. (The compiler finds no such header; a relative path would escape it.)
 Found host_headers_in_plugins(const fs::path& root);
+/// sdk/conform includes more than the SDK and nlohmann_json: zeroth-conform must run where only the SDK is.
+Found more_than_the_sdk_in_conform(const fs::path& root);
 /// A file outside core/config includes its internal headers, or reads a key of the configuration by its path.
 Found configuration_read_by_path(const fs::path& root);
 /// core/ names a vendor of devices, apart from comments, core/doctor, and a list of files.

@@ -25,7 +25,7 @@ struct Block {
 
 // A part of the message has its own collectives, which run while other parts are computed. Its words are those for
 // rank 0, then those for rank 1 and so on; for a rank, blocks are in the order of the parameters.
-struct Part {
+struct MessagePart {
   std::vector<Block> blocks, own;  // all; those that this rank serves
   std::vector<int64_t> bytes;      // by the rank that serves them
   int64_t first = 0, words = 0;    // in the message
@@ -61,21 +61,21 @@ std::vector<Block> blocks_of(const std::vector<Parameter>& parameters, int32_t r
 }
 
 // Each part has the same share of the blocks that a rank serves, so that all ranks work on all parts.
-std::vector<Part> parts_of(const std::vector<Block>& blocks, std::size_t rank, std::size_t world) {
+std::vector<MessagePart> parts_of(const std::vector<Block>& blocks, std::size_t rank, std::size_t world) {
   std::vector<int64_t> total(world, 0), before(world, 0);  // blocks, by the rank that serves them
   int64_t words = 0;
   for (const Block& block : blocks) ++total[block.server], words += words_of(block.count);
   const int64_t n = std::clamp<int64_t>(words / kPartWords, 1, kParts);
-  std::vector<Part> parts(static_cast<std::size_t>(n));
-  for (Part& part : parts) part.bytes.assign(world, 0);
+  std::vector<MessagePart> parts(static_cast<std::size_t>(n));
+  for (MessagePart& part : parts) part.bytes.assign(world, 0);
   for (Block block : blocks) {
-    Part& part = parts[static_cast<std::size_t>(before[block.server]++ * n / total[block.server])];
+    MessagePart& part = parts[static_cast<std::size_t>(before[block.server]++ * n / total[block.server])];
     block.word = part.bytes[block.server] / kWordBytes;
     part.bytes[block.server] += words_of(block.count) * kWordBytes;
     part.blocks.push_back(block);
   }
   int64_t at = 0, received = 0;
-  for (Part& part : parts) {
+  for (MessagePart& part : parts) {
     std::vector<int64_t> first(world, at);  // word, by the rank that serves it
     for (std::size_t r = 1; r < world; ++r) first[r] = first[r - 1] + part.bytes[r - 1] / kWordBytes;
     for (Block& block : part.blocks) {
@@ -102,7 +102,7 @@ class Steps {
       : comm_(comm), tasks_(tasks), kernels_(kernels), message_(message), received_(received) {}
 
   // Compresses this rank's momentum, and sends it to the ranks that serve it.
-  zr::Done send(const Part& part) const {
+  zr::Done send(const MessagePart& part) const {
     for_each(part.blocks, [&](const Block& block) {
       const zr_local_gradient& gradient = *block.parameter->gradient;
       kernels_.compress(block.parameter->factors, block.elements(gradient.grad), block.elements(gradient.slots[0]),
@@ -114,7 +114,7 @@ class Steps {
                                       part.bytes.data(), own.data()));
   }
   // Averages what the ranks have sent, and sends it to all ranks.
-  zr::Done serve(const Part& part) const {
+  zr::Done serve(const MessagePart& part) const {
     for_each(part.own, [&](const Block& block) {
       float* const error = zr::data<float>(block.parameter->gradient->slots[1]) + block.served;
       kernels_.serve(received_ + part.received + (block.word - part.own_first), part.own_words, comm_.world(), error,
@@ -124,7 +124,7 @@ class Steps {
                                       bytes_at(message_ + part.first, part.words), "mean momentum", part.bytes.data()));
   }
   // Replaces the gradients by the common momentum.
-  void decode(const Part& part) const {
+  void decode(const MessagePart& part) const {
     for_each(part.blocks, [&](const Block& block) {
       const zr_local_gradient& gradient = *block.parameter->gradient;
       kernels_.decode(message_ + block.word, block.parameter->factors.beta1, block.elements(gradient.grad),
@@ -157,11 +157,11 @@ void plan_exchange(zr_exchange_plan& plan) {
 
 void exchange(const zr::Comm& comm, const zr::Tasks& tasks, const Kernels& kernels,
               const std::vector<Parameter>& parameters, const zr_view& scratch) {
-  const std::vector<Part> parts =
+  const std::vector<MessagePart> parts =
       parts_of(blocks_of(parameters, comm.rank(), comm.world()), static_cast<std::size_t>(comm.rank()),
                static_cast<std::size_t>(comm.world()));
   int64_t all = 0, own = 0;
-  for (const Part& part : parts) all += part.words, own += part.own_words;
+  for (const MessagePart& part : parts) all += part.words, own += part.own_words;
   if ((all + own * comm.world()) * kWordBytes > scratch.count)
     throw zr::PluginError(ZR_INVALID, "the memory for messages has " + std::to_string(scratch.count) +
                                           " bytes, fewer "
@@ -169,7 +169,7 @@ void exchange(const zr::Comm& comm, const zr::Tasks& tasks, const Kernels& kerne
   uint32_t* const message = zr::data<uint32_t>(scratch);
   const Steps steps(comm, tasks, kernels, message, message + all);
   std::vector<zr::Done> sent, gathered;
-  for (const Part& part : parts) sent.push_back(steps.send(part));
+  for (const MessagePart& part : parts) sent.push_back(steps.send(part));
   for (std::size_t i = 0; i < parts.size(); ++i) {
     sent[i].wait();
     gathered.push_back(steps.serve(parts[i]));

@@ -16,7 +16,7 @@
 
 #include "engine/session.hpp"
 #include "support/shared_control.hpp"
-#include "unit/core/engine/one_rank.hpp"
+#include "unit/core/one_rank.hpp"
 
 namespace {
 
@@ -32,8 +32,8 @@ struct Arguments {
 };
 
 // The ranks of this process group as a job with the plug-ins in a folder.
-engine::Setup setup_of(const Arguments& arguments, const std::string& runs,
-                       const std::shared_ptr<control::Control>& control) {
+job::Setup setup_of(const Arguments& arguments, const std::string& runs,
+                    const std::shared_ptr<control::Control>& control) {
   const auto resolved = [=](const std::vector<std::string>& more, int world) {
     std::vector<std::string> all{"strategy=" + arguments.strategy,
                                  "optimizer=sgd",
@@ -56,7 +56,7 @@ engine::Setup setup_of(const Arguments& arguments, const std::string& runs,
     const plugin::Registry registry({arguments.folder});
     return plugin::resolve_job(config::Document::parse(toml, "job.toml", all), registry, {}, world);
   };
-  engine::Setup setup;
+  job::Setup setup;
   static_cast<plugin::ResolvedJob&>(setup) = resolved({}, kRanks);
   setup.control = control;
   setup.revalidate = resolved;

@@ -40,7 +40,7 @@ TEST_P(PartialSumsTest, AddsBlocksInTheirOrderForEveryBatchSize) {
       for (const int64_t batch : {1, 10, 100, 100000}) {
         const plan::MemoryPlan plan = make_plan(input_with_passes(GetParam()), rank.rank, round_robin(replicated));
         const int64_t before = rig.ledger().held(Tier::device, MemoryKind::other);
-        const engine::RankContext context{*comm, pool, plan, rig.ledger()};
+        const job::RankContext context{*comm, pool, plan, rig.ledger()};
         {
           engine::PartialSums sums(context, batch);
           ASSERT_EQ(sums.passes(), 2u);
@@ -88,7 +88,7 @@ TEST_P(PartialSumsTest, TakesNoMemoryIfNoOptimizerHasPasses) {
     ThreadPool pool(1);
     const plan::MemoryPlan plan = make_plan(input(GetParam()), rank.rank, round_robin(false));
     const int64_t before = rig.ledger().held(Tier::device, MemoryKind::other);
-    const engine::RankContext context{*comm, pool, plan, rig.ledger()};
+    const job::RankContext context{*comm, pool, plan, rig.ledger()};
     const engine::PartialSums sums(context);
     EXPECT_EQ(sums.passes(), 0u);
     EXPECT_EQ(rig.ledger().held(Tier::device, MemoryKind::other), before);

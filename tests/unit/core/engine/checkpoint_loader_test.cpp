@@ -11,7 +11,7 @@ namespace {
 using namespace host;
 using engine::CheckpointLoader;
 using engine::CheckpointLoadOptions;
-using engine::LogicalTensor;
+using state::LogicalTensor;
 using Names = std::vector<std::string>;
 
 TEST(CheckpointLoaderTest, ReadsWeightsStatesAndBuffers) {

@@ -12,7 +12,7 @@
 #include "checkpoint/safetensors.hpp"
 #include "checkpoint/save.hpp"
 #include "engine/checkpoint_loader.hpp"
-#include "one_rank.hpp"
+#include "unit/core/one_rank.hpp"
 #include "update/cast.hpp"
 
 namespace zr::testing {
@@ -79,7 +79,7 @@ struct LoadingJob {
         job((change ? change(model) : void(),
              one_rank_setup(scratch.folder().string(), overrides, std::make_shared<OneRankControl>())),
             model, nullptr) {}
-  std::vector<float> read(uint32_t param, host::engine::LogicalTensor kind = host::engine::LogicalTensor::value,
+  std::vector<float> read(uint32_t param, host::state::LogicalTensor kind = host::state::LogicalTensor::value,
                           const std::string& slot = "") {
     return full_tensor(state, model, param, kind, slot);
   }
@@ -105,8 +105,8 @@ struct LoadingJob {
   }
   const test::Scratch scratch;
   FakeModel model;
-  host::engine::PlannedJob job;
-  host::engine::ShardedState state{job.context, job.host, job.plugins.tiers, nullptr};
+  host::job::StartedJob job;
+  host::state::ShardedState state{job.context, job.host, job.plugins.tiers, nullptr};
   host::engine::ModelBuffers buffers{model, job.config().train().buffers};
 };
 

@@ -7,7 +7,7 @@
 #include <filesystem>
 
 #include "engine/session.hpp"
-#include "one_rank.hpp"
+#include "unit/core/one_rank.hpp"
 
 namespace zr::testing {
 namespace {
@@ -29,7 +29,7 @@ class Trained {
     session.end_backward();
     ASSERT_TRUE(session.step());
   }
-  std::vector<float> read(uint32_t param, engine::LogicalTensor role = engine::LogicalTensor::value,
+  std::vector<float> read(uint32_t param, state::LogicalTensor role = state::LogicalTensor::value,
                           const std::string& slot = "") {
     std::vector<float> values(static_cast<std::size_t>(model.parameters()[param].count));
     session.tensors().read(param, role, slot, values.data());
@@ -64,8 +64,8 @@ TEST_F(CheckpointerTest, LoadRestoresSavedState) {
   EXPECT_TRUE(report.missing.empty() && report.unexpected.empty());
   for (const uint32_t param : {0u, 1u}) {
     EXPECT_EQ(second.read(param), first.read(param));
-    EXPECT_EQ(second.read(param, engine::LogicalTensor::state, "exp_avg"),
-              first.read(param, engine::LogicalTensor::state, "exp_avg"));
+    EXPECT_EQ(second.read(param, state::LogicalTensor::state, "exp_avg"),
+              first.read(param, state::LogicalTensor::state, "exp_avg"));
   }
   EXPECT_EQ(second.model.statistics, (std::vector<float>{7, 8, 9}));
   EXPECT_EQ(second.session.progress().step(), 2);
@@ -85,7 +85,7 @@ TEST_F(CheckpointerTest, WeightsOnlyLoadRestoresNeitherStatesNorStep) {
   second.step(3);
   second.checkpoints().load(root(), {.weights_only = true});
   EXPECT_EQ(second.read(0), first.read(0));
-  EXPECT_EQ(second.read(0, engine::LogicalTensor::state, "exp_avg"), std::vector<float>(1500, 0));
+  EXPECT_EQ(second.read(0, state::LogicalTensor::state, "exp_avg"), std::vector<float>(1500, 0));
   EXPECT_EQ(second.session.progress().param_steps(), (std::vector<int64_t>{0, 0}));
   EXPECT_EQ(second.session.progress().step(), 1) << "its own";
 }
@@ -190,7 +190,7 @@ TEST_F(CheckpointerTest, StartsStatesOfAnotherOptimizerFresh) {
   const engine::CheckpointLoadReport report = second.checkpoints().load(root(), {});
   EXPECT_THAT(report.fresh, ::testing::Contains("state.exp_avg 'a'"));
   EXPECT_EQ(second.read(0), first.read(0));
-  EXPECT_EQ(second.read(0, engine::LogicalTensor::state, "exp_avg"), std::vector<float>(1500, 0));
+  EXPECT_EQ(second.read(0, state::LogicalTensor::state, "exp_avg"), std::vector<float>(1500, 0));
   EXPECT_EQ(second.session.progress().param_steps(), (std::vector<int64_t>{0, 0}));
   EXPECT_EQ(second.session.progress().step(), 1) << "the schedule continues";
 }

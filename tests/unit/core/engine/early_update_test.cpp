@@ -1,13 +1,13 @@
 // Updates of states in host memory and on disk that begin before all gradients are final, on one rank.
 #include "engine/early_update.hpp"
-#include "engine/early_update_conditions.hpp"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <thread>
 
-#include "one_rank.hpp"
+#include "job/early_update_conditions.hpp"
+#include "unit/core/one_rank.hpp"
 
 namespace zr::testing {
 namespace {
@@ -48,7 +48,7 @@ struct EarlyUpdateFixture {
   }
   OneRankJob rig;
   Trace* trace;
-  engine::ShardedState state{rig.context(), rig.job.host, rig.job.plugins.tiers, nullptr};
+  state::ShardedState state{rig.context(), rig.job.host, rig.job.plugins.tiers, nullptr};
   engine::EarlyUpdate early{rig.context(), state, optimizers(), trace};
   std::vector<bool> touched{true, true};
 };
@@ -72,7 +72,7 @@ class EarlyUpdateTest : public ::testing::TestWithParam<const char*> {
 // Slices in host memory are updated at once, states on disk in tiles of a norm block. If the part waited for the other
 // gradients, wait_for_parts() would not return.
 TEST_P(EarlyUpdateTest, UpdatesAPartBeforeTheOtherGradientsAreFinal) {
-  using engine::LogicalTensor;
+  using state::LogicalTensor;
   const bool on_disk = GetParam() == std::string("nvme");
   const uint32_t param = on_disk ? 0 : 1;
   const int64_t count = on_disk ? plan::kNormBlock : 40;
@@ -104,7 +104,7 @@ TEST_P(EarlyUpdateTest, UpdatesAPartBeforeTheOtherGradientsAreFinal) {
 TEST_P(EarlyUpdateTest, OnlyRecordsTheOrderInTheFirstStep) {
   f.record();
   EXPECT_EQ(f.early.parts_updated(), 0);
-  EXPECT_EQ(full_tensor(f.state, f.rig.model, 1, engine::LogicalTensor::state, "exp_avg")[0], 0.0f);
+  EXPECT_EQ(full_tensor(f.state, f.rig.model, 1, state::LogicalTensor::state, "exp_avg")[0], 0.0f);
 }
 
 TEST_P(EarlyUpdateTest, LeavesOutPartsOfParametersWithoutAKnownGradient) {
@@ -115,8 +115,8 @@ TEST_P(EarlyUpdateTest, LeavesOutPartsOfParametersWithoutAKnownGradient) {
   f.reduce(0);
   f.early.finish();
   f.early.adopt();
-  EXPECT_EQ(full_tensor(f.state, f.rig.model, 1, engine::LogicalTensor::state, "exp_avg")[0], 0.0f);
-  EXPECT_FLOAT_EQ(full_tensor(f.state, f.rig.model, 0, engine::LogicalTensor::state, "exp_avg")[0], 0.1f);
+  EXPECT_EQ(full_tensor(f.state, f.rig.model, 1, state::LogicalTensor::state, "exp_avg")[0], 0.0f);
+  EXPECT_FLOAT_EQ(full_tensor(f.state, f.rig.model, 0, state::LogicalTensor::state, "exp_avg")[0], 0.1f);
 }
 
 TEST_P(EarlyUpdateTest, CanBeginAgainAfterItWasAbandoned) {
@@ -132,7 +132,7 @@ TEST_P(EarlyUpdateTest, CanBeginAgainAfterItWasAbandoned) {
   f.early.finish();
   f.early.adopt();
   EXPECT_EQ(f.early.elements_early(), 1540);
-  EXPECT_FLOAT_EQ(full_tensor(f.state, f.rig.model, 0, engine::LogicalTensor::state, "exp_avg")[0], 0.1f)
+  EXPECT_FLOAT_EQ(full_tensor(f.state, f.rig.model, 0, state::LogicalTensor::state, "exp_avg")[0], 0.1f)
       << "with the arguments of the last begin()";
 }
 
@@ -221,7 +221,7 @@ class SpeculativeUpdateTest : public ::testing::TestWithParam<const char*> {
     f.wait_for_parts(2);
     f.early.finish();
   }
-  std::vector<float> tensor(uint32_t param, engine::LogicalTensor kind, const std::string& slot = "") {
+  std::vector<float> tensor(uint32_t param, state::LogicalTensor kind, const std::string& slot = "") {
     return full_tensor(f.state, f.rig.model, param, kind, slot);
   }
   test::Scratch scratch_;
@@ -229,7 +229,7 @@ class SpeculativeUpdateTest : public ::testing::TestWithParam<const char*> {
 };
 
 TEST_P(SpeculativeUpdateTest, KeepsGradientsAndAdoptsStatesAndWeights) {
-  using engine::LogicalTensor;
+  using state::LogicalTensor;
   for (const update::UpdateSlice& slice : f.state.slices())
     EXPECT_EQ(static_cast<const float*>(slice.grad.data)[slice.count - 1], 2.0f);
   EXPECT_EQ(f.early.elements_updated(), 1540);
@@ -241,7 +241,7 @@ TEST_P(SpeculativeUpdateTest, KeepsGradientsAndAdoptsStatesAndWeights) {
 }
 
 TEST_P(SpeculativeUpdateTest, DropRestoresAll) {
-  using engine::LogicalTensor;
+  using state::LogicalTensor;
   f.early.drop();
   EXPECT_EQ(f.early.elements_updated(), 0);
   for (const uint32_t param : {0u, 1u}) {
@@ -254,19 +254,19 @@ TEST_P(SpeculativeUpdateTest, DropRestoresAll) {
 // Each adopted update changes the copy on disk that is in use.
 TEST_P(SpeculativeUpdateTest, DropAfterAnAdoptedUpdateRestoresThatUpdate) {
   f.early.adopt();
-  const std::vector<float> adopted = tensor(0, engine::LogicalTensor::state, "exp_avg_sq");
+  const std::vector<float> adopted = tensor(0, state::LogicalTensor::state, "exp_avg_sq");
   update_all(0.25f, 2);
   f.early.drop();
-  EXPECT_EQ(tensor(0, engine::LogicalTensor::state, "exp_avg_sq"), adopted);
+  EXPECT_EQ(tensor(0, state::LogicalTensor::state, "exp_avg_sq"), adopted);
   update_all(0.25f, 2);
   f.early.adopt();
-  EXPECT_NE(tensor(0, engine::LogicalTensor::state, "exp_avg_sq"), adopted);
+  EXPECT_NE(tensor(0, state::LogicalTensor::state, "exp_avg_sq"), adopted);
 }
 
 // The next step records the order again.
 TEST_P(SpeculativeUpdateTest, CanBeDroppedIfACollectiveUsedGradientsAfterTheirUpdate) {
   f.early.adopt();
-  const std::vector<float> adopted = tensor(1, engine::LogicalTensor::state, "exp_avg");
+  const std::vector<float> adopted = tensor(1, state::LogicalTensor::state, "exp_avg");
   const auto reduce_both = [&] {
     f.begin(0.25f, 2);
     f.reduce(1);
@@ -277,7 +277,7 @@ TEST_P(SpeculativeUpdateTest, CanBeDroppedIfACollectiveUsedGradientsAfterTheirUp
   f.reduce(1);
   EXPECT_FALSE(f.early.finish());
   f.early.drop();
-  EXPECT_EQ(tensor(1, engine::LogicalTensor::state, "exp_avg"), adopted);
+  EXPECT_EQ(tensor(1, state::LogicalTensor::state, "exp_avg"), adopted);
   reduce_both();
   f.reduce(1);
   EXPECT_TRUE(f.early.finish());
@@ -287,7 +287,7 @@ TEST_P(SpeculativeUpdateTest, CanBeDroppedIfACollectiveUsedGradientsAfterTheirUp
   f.wait_for_parts(2);
   EXPECT_TRUE(f.early.finish());
   f.early.adopt();
-  EXPECT_NE(tensor(1, engine::LogicalTensor::state, "exp_avg"), adopted);
+  EXPECT_NE(tensor(1, state::LogicalTensor::state, "exp_avg"), adopted);
 }
 
 INSTANTIATE_TEST_SUITE_P(Tiers, SpeculativeUpdateTest, ::testing::Values("cpu", "nvme"),
@@ -296,7 +296,7 @@ INSTANTIATE_TEST_SUITE_P(Tiers, SpeculativeUpdateTest, ::testing::Values("cpu", 
 TEST(EarlyUpdateObstacleTest, NamesWhatPreventsAnEarlyUpdate) {
   const auto obstacle = [](const std::vector<std::string>& overrides) {
     const OneRankJob rig(overrides);
-    return engine::early_update_obstacle(rig.context().config(), rig.context().plan);
+    return job::early_update_obstacle(rig.context().config(), rig.context().plan);
   };
   const std::vector<std::string> cpu{"offload.optimizer=cpu", "train.nonfinite=stop"};
   const auto with = [&](std::vector<std::string> more) {
@@ -329,9 +329,9 @@ TEST(EarlyUpdateObstacleTest, IsNoOptimizerThatOwnsOnlyFrozenParameters) {
   plan.input.descriptions.push_back(plan.input.descriptions[0]);
   plan.input.descriptions[1].sums = {1};
   plan.input.description_of = {0, 1};
-  EXPECT_EQ(engine::early_update_obstacle(rig.context().config(), plan), "optimizer 'adamw' is not elementwise");
+  EXPECT_EQ(job::early_update_obstacle(rig.context().config(), plan), "optimizer 'adamw' is not elementwise");
   plan.input.parameters[1].frozen = true;
-  EXPECT_EQ(engine::early_update_obstacle(rig.context().config(), plan), "");
+  EXPECT_EQ(job::early_update_obstacle(rig.context().config(), plan), "");
 }
 
 }  // namespace

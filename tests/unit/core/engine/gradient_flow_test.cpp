@@ -6,8 +6,8 @@
 
 #include <cmath>
 
-#include "engine/sharded_state.hpp"
-#include "one_rank.hpp"
+#include "state/sharded_state.hpp"
+#include "unit/core/one_rank.hpp"
 
 namespace zr::testing {
 namespace {
@@ -31,10 +31,10 @@ struct GradientFlowFixture {
   }
   // The reduced gradient.
   std::vector<float> sum(uint32_t param) {
-    return full_tensor(state, rig.model, param, engine::LogicalTensor::gradient);
+    return full_tensor(state, rig.model, param, state::LogicalTensor::gradient);
   }
   OneRankJob rig;
-  engine::ShardedState state{rig.context(), rig.job.host, rig.job.plugins.tiers, nullptr};
+  state::ShardedState state{rig.context(), rig.job.host, rig.job.plugins.tiers, nullptr};
   engine::GradientFlow flow{rig.context(), state.disk_buffers()};
 };
 
@@ -158,7 +158,7 @@ TEST(GradientFlowTest, FindsFirstNonFiniteParameterIfChecksAreEnabled) {
 
 TEST(GradientFlowTest, UnregistersCallbackOnDestruction) {
   OneRankJob rig;
-  engine::ShardedState state(rig.context(), rig.job.host, rig.job.plugins.tiers, nullptr);
+  state::ShardedState state(rig.context(), rig.job.host, rig.job.plugins.tiers, nullptr);
   {
     const engine::GradientFlow flow(rig.context(), nullptr);
     EXPECT_TRUE(rig.model.arrived);

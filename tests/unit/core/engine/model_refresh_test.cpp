@@ -7,7 +7,7 @@
 #include <stdexcept>
 
 #include "engine/session.hpp"
-#include "one_rank.hpp"
+#include "unit/core/one_rank.hpp"
 
 namespace zr::testing {
 namespace {
@@ -25,7 +25,7 @@ struct ModelRefreshFixture {
     for (auto param = static_cast<uint32_t>(model.parameters().size()); param-- > 0;) model.give_gradient(param, 0.5f);
     session.end_backward();
   }
-  static std::vector<float> read(engine::Session& session, const std::string& name, engine::LogicalTensor role,
+  static std::vector<float> read(engine::Session& session, const std::string& name, state::LogicalTensor role,
                                  const std::string& slot = "") {
     std::vector<float> values(40);
     session.tensors().read(session.tensors().find(name), role, slot, values.data());
@@ -78,8 +78,8 @@ TEST(ModelRefreshTest, NextSessionContinuesStepWeightsAndStates) {
   ModelRefreshFixture f;
   ModelRefreshFixture::backward(*f.session, f.model);
   f.session->step();
-  const std::vector<float> weights = ModelRefreshFixture::read(*f.session, "b", engine::LogicalTensor::value);
-  const std::vector<float> states = ModelRefreshFixture::read(*f.session, "b", engine::LogicalTensor::state, "exp_avg");
+  const std::vector<float> weights = ModelRefreshFixture::read(*f.session, "b", state::LogicalTensor::value);
+  const std::vector<float> states = ModelRefreshFixture::read(*f.session, "b", state::LogicalTensor::state, "exp_avg");
   auto before = std::make_unique<engine::RefreshState>(f.session->hand_over(ModelRefreshFixture::with_c()));
   const std::string saved = before->folder;
   EXPECT_TRUE(std::filesystem::exists(saved));
@@ -88,10 +88,10 @@ TEST(ModelRefreshTest, NextSessionContinuesStepWeightsAndStates) {
   EXPECT_FALSE(std::filesystem::exists(saved)) << "the checkpoint between the sessions is deleted";
   EXPECT_EQ(next.progress().step(), 1);
   EXPECT_EQ(next.progress().steps_of_run(), 1);
-  EXPECT_EQ(ModelRefreshFixture::read(next, "b", engine::LogicalTensor::value), weights);
-  EXPECT_EQ(ModelRefreshFixture::read(next, "b", engine::LogicalTensor::state, "exp_avg"), states);
-  EXPECT_EQ(ModelRefreshFixture::read(next, "c", engine::LogicalTensor::value), FakeModel::initial(40));
-  EXPECT_EQ(ModelRefreshFixture::read(next, "c", engine::LogicalTensor::state, "exp_avg"), std::vector<float>(40, 0));
+  EXPECT_EQ(ModelRefreshFixture::read(next, "b", state::LogicalTensor::value), weights);
+  EXPECT_EQ(ModelRefreshFixture::read(next, "b", state::LogicalTensor::state, "exp_avg"), states);
+  EXPECT_EQ(ModelRefreshFixture::read(next, "c", state::LogicalTensor::value), FakeModel::initial(40));
+  EXPECT_EQ(ModelRefreshFixture::read(next, "c", state::LogicalTensor::state, "exp_avg"), std::vector<float>(40, 0));
   ModelRefreshFixture::backward(next, f.other);
   EXPECT_TRUE(next.step());
   EXPECT_EQ(next.progress().step(), 2);

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "one_rank.hpp"
+#include "unit/core/one_rank.hpp"
 #include "update/cast.hpp"
 
 namespace zr::testing {

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <stdexcept>
 
-#include "one_rank.hpp"
+#include "unit/core/one_rank.hpp"
 
 namespace zr::testing {
 namespace {
@@ -16,13 +16,13 @@ using namespace host;
 struct OptimizerUpdateFixture {
   explicit OptimizerUpdateFixture(const std::vector<std::string>& overrides = {}) : rig(overrides) {}
   OneRankJob rig;
-  engine::ShardedState state{rig.context(), rig.job.host, rig.job.plugins.tiers, nullptr};
+  state::ShardedState state{rig.context(), rig.job.host, rig.job.plugins.tiers, nullptr};
   engine::OptimizerUpdate update{rig.context(), state};
 };
 
 // The job's optimizer, which records where the weights and gradients of its slices are.
 struct RecordingOptimizer {
-  explicit RecordingOptimizer(engine::Setup& setup)
+  explicit RecordingOptimizer(job::Setup& setup)
       : component(*setup.optimizer.table), api(*static_cast<const zr_optimizer_api*>(component.api)) {
     seen.clear();
     real = api.step;
@@ -43,17 +43,17 @@ struct RecordingOptimizer {
 TEST(OptimizerUpdateTest, StatesInHostMemoryAreUpdatedWithTheWeightsAndGradientsThemselves) {
   const test::Scratch scratch;
   FakeModel model{{{"a", 1500}, {"b", 40}}};
-  engine::Setup setup =
+  job::Setup setup =
       one_rank_setup(scratch.folder().string(), {"offload.optimizer=cpu"}, std::make_shared<OneRankControl>());
   const RecordingOptimizer optimizer(setup);
-  engine::PlannedJob job(std::move(setup), model, nullptr);
-  engine::ShardedState state(job.context, job.host, job.plugins.tiers, nullptr);
+  job::StartedJob job(std::move(setup), model, nullptr);
+  state::ShardedState state(job.context, job.host, job.plugins.tiers, nullptr);
   const std::vector<int64_t> steps{1, 1};
   const std::vector<double> rates{0.5, 0.5};
   const std::vector<char> touched{1, 1};
   std::vector<std::pair<const void*, const void*>> expected;
   for (const update::UpdateSlice& slice : state.slices()) expected.emplace_back(slice.weight.data, slice.grad.data);
-  state.update(touched, {}, [&](const std::vector<update::UpdateSlice>& slices) {
+  state.for_each_slice_in_memory(touched, {}, [&](const std::vector<update::UpdateSlice>& slices) {
     update::update({{&job.context.optimizers[0], nullptr}}, job.context.pool, job.context.plan, slices,
                    {1, 1, 0, &steps, &rates, &touched});
   });

@@ -8,7 +8,7 @@
 #include <atomic>
 #include <cmath>
 
-#include "one_rank.hpp"
+#include "unit/core/one_rank.hpp"
 
 namespace zr::testing {
 namespace {
@@ -30,7 +30,7 @@ struct SessionFixture {
     backward(gradient);
     return session->step();
   }
-  std::vector<float> read(uint32_t param, engine::LogicalTensor role = engine::LogicalTensor::value) {
+  std::vector<float> read(uint32_t param, state::LogicalTensor role = state::LogicalTensor::value) {
     std::vector<float> values(static_cast<std::size_t>(model.parameters()[param].count));
     session->tensors().read(param, role, "", values.data());
     return values;
@@ -47,7 +47,7 @@ TEST(SessionTest, UpdatesWeightsOnTheBoundaryOnly) {
   EXPECT_EQ(f.read(1), FakeModel::initial(40));
   EXPECT_TRUE(f.step(3));
   EXPECT_NE(f.read(1), FakeModel::initial(40));
-  EXPECT_EQ(f.read(1, engine::LogicalTensor::gradient), std::vector<float>(40, 2)) << "the mean of the micro-batches";
+  EXPECT_EQ(f.read(1, state::LogicalTensor::gradient), std::vector<float>(40, 2)) << "the mean of the micro-batches";
   EXPECT_EQ(f.session->progress().loss(), 0.5);
   EXPECT_NEAR(f.session->progress().grad_norm(), 2 * std::sqrt(1540.0), 1e-9);
 }
@@ -57,7 +57,7 @@ TEST(SessionTest, ClipsTheGradientToItsNorm) {
   f.step(3);
   const double norm = 3 * std::sqrt(1540.0);
   EXPECT_NEAR(f.session->progress().grad_norm(), norm, 1e-9);
-  EXPECT_FLOAT_EQ(f.read(1, engine::LogicalTensor::gradient)[0], static_cast<float>(3 / (norm + 1e-6)));
+  EXPECT_FLOAT_EQ(f.read(1, state::LogicalTensor::gradient)[0], static_cast<float>(3 / (norm + 1e-6)));
 }
 
 TEST(SessionTest, SkipsAStepWhoseGradientsAreNotFinite) {
@@ -121,7 +121,7 @@ TEST(SessionTest, ChangesTheNumberOfMicroBatchesBetweenSteps) {
             "engine.set_accumulation(2) was called within a step; call it after the engine.step() that ends the step");
   EXPECT_FALSE(f.step(2));
   EXPECT_TRUE(f.step(6));
-  EXPECT_EQ(f.read(1, engine::LogicalTensor::gradient), std::vector<float>(40, 3)) << "the mean of three";
+  EXPECT_EQ(f.read(1, state::LogicalTensor::gradient), std::vector<float>(40, 3)) << "the mean of three";
 }
 
 TEST(SessionTest, RejectsMoreMicroBatchesThanThePlanHasSumsFor) {
@@ -141,7 +141,7 @@ TEST(SessionTest, AcceptsMoreMicroBatchesThanPlannedIfOnlyTheLastOneReduces) {
   f.session->set_accumulation(2);
   EXPECT_FALSE(f.step(1));
   EXPECT_TRUE(f.step(3));
-  EXPECT_EQ(f.read(1, engine::LogicalTensor::gradient), std::vector<float>(40, 2)) << "the mean of two";
+  EXPECT_EQ(f.read(1, state::LogicalTensor::gradient), std::vector<float>(40, 2)) << "the mean of two";
 }
 
 TEST(SessionTest, SetsAndHashesWeightsByName) {
@@ -150,7 +150,7 @@ TEST(SessionTest, SetsAndHashesWeightsByName) {
   EXPECT_EQ(before.size(), 16u);
   const std::vector<float> values(40, 3);
   const uint32_t param = f.session->tensors().find("b");
-  f.session->tensors().write(param, engine::LogicalTensor::value, "", values.data());
+  f.session->tensors().write(param, state::LogicalTensor::value, "", values.data());
   EXPECT_EQ(f.read(param), values);
   EXPECT_NE(f.session->tensors().weights_hash(), before);
   EXPECT_THAT(failure_of([&] { f.session->tensors().find("bb"); }), HasSubstr("did you mean 'b'?"));
@@ -181,7 +181,7 @@ TEST(SessionTest, FailedStartReleasesTheModelAndTheRunFolder) {
 
 // The real strategy, whose grads_finish fails on request.
 struct FailingFinish {
-  explicit FailingFinish(engine::Setup& setup)
+  explicit FailingFinish(job::Setup& setup)
       : component(*setup.strategy.table), api(*static_cast<const zr_strategy_api*>(component.api)) {
     real = api.grads_finish;
     api.grads_finish = [](void* self, const zr_use* use, zr_error* error) -> zr_code {
@@ -201,7 +201,7 @@ std::vector<float> states_after_two_steps(const std::string& tier, bool fails) {
   const test::Scratch scratch;
   const int64_t elements = int64_t{1} << 21;
   FakeModel model{{{"a", elements}, {"b", 40}}};
-  engine::Setup setup = one_rank_setup(
+  job::Setup setup = one_rank_setup(
       scratch.folder().string(),
       {"offload.optimizer=" + tier, "offload.speculate=always", "offload.nvme.path=" + scratch.folder().string()},
       std::make_shared<OneRankControl>());
@@ -209,7 +209,7 @@ std::vector<float> states_after_two_steps(const std::string& tier, bool fails) {
   engine::Session session(std::move(setup), model);
   std::vector<float> values(static_cast<std::size_t>(elements));
   const auto states = [&] {
-    session.tensors().read(0, engine::LogicalTensor::state, "exp_avg", values.data());
+    session.tensors().read(0, state::LogicalTensor::state, "exp_avg", values.data());
     return values;
   };
   const auto backward = [&] {
@@ -238,7 +238,7 @@ TEST(SessionTest, AFailedStepUndoesAnUpdateThatStillRuns) {
 
 // The real optimizer, which fails at the call that sets `calls` to 0.
 struct FailingOptimizer {
-  explicit FailingOptimizer(engine::Setup& setup)
+  explicit FailingOptimizer(job::Setup& setup)
       : component(*setup.optimizer.table), api(*static_cast<const zr_optimizer_api*>(component.api)) {
     calls = -1;
     real = api.step;
@@ -270,7 +270,7 @@ class FailedUpdateTest : public ::testing::TestWithParam<FailingJob> {};
 TEST_P(FailedUpdateTest, EndsTraining) {
   const test::Scratch scratch;
   FakeModel model({{"a", 1500}, {"b", 40}});
-  engine::Setup setup = one_rank_setup(scratch.folder().string(), GetParam().keys, std::make_shared<OneRankControl>());
+  job::Setup setup = one_rank_setup(scratch.folder().string(), GetParam().keys, std::make_shared<OneRankControl>());
   const FailingOptimizer optimizer(setup);
   engine::Session session(std::move(setup), model);
   const auto backward = [&] {

@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "one_rank.hpp"
+#include "unit/core/one_rank.hpp"
 
 namespace zr::testing {
 namespace {

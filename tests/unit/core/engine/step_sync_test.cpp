@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "one_rank.hpp"
+#include "unit/core/one_rank.hpp"
 
 namespace zr::testing {
 namespace {
@@ -23,7 +23,7 @@ struct StepSyncFixture {
     return sync.exchange({{losses.begin(), losses.end()}, weights, 7, &touched, -1});
   }
   OneRankJob rig;
-  engine::ShardedState state{rig.context(), rig.job.host, rig.job.plugins.tiers, nullptr};
+  state::ShardedState state{rig.context(), rig.job.host, rig.job.plugins.tiers, nullptr};
   engine::StepSync sync{rig.context(), state.slices(), nullptr, nullptr};
   std::vector<char> touched{0, 1};
 };

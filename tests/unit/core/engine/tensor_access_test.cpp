@@ -8,14 +8,14 @@
 #include "base/hex.hpp"
 #include "checkpoint/manifest.hpp"
 #include "engine/session.hpp"
-#include "one_rank.hpp"
+#include "unit/core/one_rank.hpp"
 #include "update/cast.hpp"
 
 namespace zr::testing {
 namespace {
 
 using namespace host;
-using engine::LogicalTensor;
+using state::LogicalTensor;
 
 // A session on "b" (70000 elements), "a" (40, also named "tied") and "table" (6, frozen).
 struct TensorAccessFixture {

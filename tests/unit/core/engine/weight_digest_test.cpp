@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "checkpoint/manifest.hpp"
-#include "one_rank.hpp"
+#include "unit/core/one_rank.hpp"
 
 namespace zr::testing {
 namespace {

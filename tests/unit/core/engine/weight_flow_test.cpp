@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "engine/gradient_flow.hpp"
-#include "one_rank.hpp"
+#include "unit/core/one_rank.hpp"
 #include "zr/strategy.hpp"
 
 namespace {
@@ -81,9 +81,9 @@ struct WeightFlowFixture {
     const auto* values = static_cast<const float*>(rig.model.attached[param]);
     return values ? std::vector<float>(values, values + rig.model.parameters()[param].count) : std::vector<float>();
   }
-  std::vector<float> read(uint32_t param) { return full_tensor(state, rig.model, param, engine::LogicalTensor::value); }
+  std::vector<float> read(uint32_t param) { return full_tensor(state, rig.model, param, state::LogicalTensor::value); }
   OneRankJob rig;
-  engine::ShardedState state{rig.context(), rig.job.host, rig.job.plugins.tiers, nullptr};
+  state::ShardedState state{rig.context(), rig.job.host, rig.job.plugins.tiers, nullptr};
   engine::WeightFlow flow{rig.context(), state};
 };
 
@@ -200,7 +200,7 @@ TEST(WeightFlowTest, GathersAfterAnUpdate) {
 
 TEST(WeightFlowTest, UnregistersCallbacksOnDestruction) {
   OneRankJob rig({"strategy=zero3"}, &kGathering);
-  engine::ShardedState state(rig.context(), rig.job.host, rig.job.plugins.tiers, nullptr);
+  state::ShardedState state(rig.context(), rig.job.host, rig.job.plugins.tiers, nullptr);
   {
     const engine::WeightFlow flow(rig.context(), state);
     EXPECT_TRUE(rig.model.uses.begin);

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "one_rank.hpp"
+#include "unit/core/one_rank.hpp"
 #include "update/cast.hpp"
 
 namespace zr::testing {
@@ -18,7 +18,7 @@ struct WeightMonitorFixture {
     update::downcast(values.data(), std::ssize(values), ZR_BF16, rig.model.memory[param]);
   }
   std::vector<float> master(uint32_t param) {
-    return full_tensor(state, rig.model, param, engine::LogicalTensor::value);
+    return full_tensor(state, rig.model, param, state::LogicalTensor::value);
   }
   std::string logged(const std::function<void()>& call) {
     ::testing::internal::CaptureStderr();
@@ -26,10 +26,10 @@ struct WeightMonitorFixture {
     return ::testing::internal::GetCapturedStderr();
   }
   OneRankJob rig{{"train.dtype=bf16"}};
-  engine::ShardedState state{rig.context(), rig.job.host, rig.job.plugins.tiers, nullptr};
+  state::ShardedState state{rig.context(), rig.job.host, rig.job.plugins.tiers, nullptr};
   engine::WeightFlow flow{rig.context(), state};
-  engine::RunRecorder recorder{rig.job.config(), "", 1, 0};
-  engine::StepRecorder steps{rig.context(), state, recorder, nullptr, nullptr};
+  run::RunLog recorder{rig.job.config(), "", 1, 0};
+  engine::StepTimer steps{rig.context(), state, recorder, nullptr, nullptr};
   engine::TrainingProgress progress{rig.job.config(), 2};
   engine::WeightMonitor monitor{rig.context(), {state, flow, recorder, steps, progress}};
 };

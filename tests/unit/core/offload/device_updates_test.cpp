@@ -187,7 +187,7 @@ class DeviceUpdatesTest : public ::testing::Test {
   // weight += gradient for fp32 weights; for others weight = the gradient's upper half. Calls before_work() before the
   // update of each block.
   void update(const std::function<void()>& before_work = [] {}) {
-    updates_->update(slices_, touched_, [&](const std::vector<update::UpdateSlice>& slices) {
+    updates_->for_each_slice_in_memory(slices_, touched_, [&](const std::vector<update::UpdateSlice>& slices) {
       before_work();
       for (const update::UpdateSlice& slice : slices) {
         EXPECT_EQ(slice.grad.device.type, ZR_DEVICE_CPU);

@@ -61,8 +61,8 @@ std::vector<host::update::UpdateSlice> slices_of(const host::plan::MemoryPlan& p
   return slices;
 }
 
-// If update_tiles() waited for writes, it would not return while the disk is busy: so the first pass, on a disk that is
-// not, counts its waits.
+// If for_each_slice_in_memory() waited for writes, it would not return while the disk is busy: so the first pass, on a
+// disk that is not, counts its waits.
 TEST(OptimizerStatesTest, AnUpdateWithoutTilesDoesNotWaitForTheWritesOfEarlyOnes) {
   DiskRig rig;
   const host::plan::MemoryPlan plan = rig.plan({4000, 2000});
@@ -84,7 +84,8 @@ TEST(OptimizerStatesTest, AnUpdateWithoutTilesDoesNotWaitForTheWritesOfEarlyOnes
     early.begin();
     for (std::size_t tile = 0; tile < tiles; ++tile) early.update(tile, fill);
     early.end();
-    states.update_tiles(slices, {1, 1}, std::vector<char>(tiles, 1), [](const auto&) { FAIL() << "a tile is left"; });
+    states.for_each_slice_in_memory(slices, {1, 1}, std::vector<char>(tiles, 1),
+                                    [](const auto&) { FAIL() << "a tile is left"; });
     ASSERT_EQ(waits, 0);
     EXPECT_EQ(disk.waiting.size(), busy ? tiles : 0);
     disk.finish();
