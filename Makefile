@@ -25,7 +25,7 @@ help:  ## prints this list
 setup:  ## installs missing packages, libtorch and the default text (.ci/debian.txt, .ci/torch.txt, .ci/python.txt)
 	@.ci/setup
 
-build: setup  ## builds zeroth, the plug-ins, the examples and the tests, but what only slow tests use, into build/
+build: setup  ## builds zeroth, the plug-ins, the examples and all tests except programs of slow tests only, into build/
 	@$(call configure,-DZR_SLOW_TESTS=OFF)
 	@$(call compile)
 
@@ -43,7 +43,7 @@ test-all: setup  ## runs all tests, also the slow ones (ctest label *slow); use 
 	@$(call compile)
 	@.ci/test all
 
-test-hosts: build  ## runs the jobs of the multi-rank tests over MPI, on two hosts that their ranks pretend to be on
+test-hosts: build  ## runs the jobs of the multi-rank tests over MPI, on two simulated hosts
 	@.ci/test hosts
 
 matrix: build  ## runs the parity matrix; CASES="zero3-*-n3 fp16": test cases whose names contain one of the words

@@ -49,8 +49,8 @@ constexpr auto kFailureReportTimeout = std::chrono::milliseconds(3500);  // unti
 constexpr auto kSurvivorTimeout = std::chrono::milliseconds(2500);       // after the report; ranks end within 2 s
 constexpr auto kContinuationTimeout = std::chrono::minutes(10);          // of programs that continue after the failure
 
-// ZR_PROGRESS of the ranks: what this process's standard output is. Their own is a pipe. mpirun gives its first process a
-// terminal, also if its own output is a file.
+// ZR_PROGRESS of the ranks: what this process's standard output is. Their own is a pipe. mpirun gives its first process
+// a terminal, also if its own output is a file.
 std::string progress_mode() {
   if (!is_terminal(STDOUT_FILENO) || std::getenv("OMPI_COMM_WORLD_RANK")) return "plain";
   char device[PATH_MAX];

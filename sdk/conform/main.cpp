@@ -89,7 +89,8 @@ int run(const Arguments& arguments) {
   std::error_code error;
   if (const auto status = std::filesystem::status(arguments.options.file, error);
       std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
-    std::cerr << "zeroth-conform: " << arguments.options.file << " is not a regular file; name the plug-in's file\n";
+    std::cerr << "zeroth-conform: " << arguments.options.file.string()
+              << " is not a regular file; name the plug-in's file\n";
     return kRejected;
   }
   const bool prints_json = arguments.json == "-";

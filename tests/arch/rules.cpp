@@ -230,8 +230,8 @@ Found missing_readmes(const fs::path& root) {
   const Tree tree(root);
   Found found;
   std::vector<fs::path> folders = tree.plugins();
-  for (const char* in : {"core", "sdk"})
-    for (const fs::path& folder : tree.folders(in)) folders.push_back(folder);
+  for (const fs::path& folder : tree.folders("core")) folders.push_back(folder);
+  folders.push_back(root / "sdk/conform");
   for (const fs::path& folder : folders)
     if (fs::exists(folder / "CMakeLists.txt") && !fs::exists(folder / "README.md"))
       found.push_back(tree.path(folder) + ": no README.md");

@@ -131,7 +131,8 @@ TEST_F(ProcessEndTest, NamesTheFileThatExceedsTheLimitOfFileSizes) {
 
 // Rows of metrics.jsonl that cannot be written do not cost the training: it ends, saves, and then fails.
 TEST_F(ProcessEndTest, TrainsToItsEndIfRowsCannotBeWritten) {
-  const Outcome ended = run("namespace", 1, "train.steps=200 checkpoint.dir=saved", "prlimit --fsize=20000 ");
+  const Outcome ended =
+      run("namespace", 1, "train.steps=200 checkpoint.dir=saved checkpoint.every=200", "prlimit --fsize=20000 ");
   EXPECT_EQ(ended.code, 3) << ended.output;
   EXPECT_THAT(ended.output, HasSubstr("ulimit -f): raise this limit; training continues, and each step tries again to "
                                       "write the rows since then\n"));
