@@ -132,7 +132,7 @@ struct Engine::State {
   }
 
   /// Returns fn(), which calls a function of the program that was passed to `name`. Its exceptions pass through host
-  /// code unchanged, up to with_program_functions().
+  /// code unchanged, as ProgramException, up to the public function.
   template <class Fn>
   auto call_program(const char* name, Fn&& fn) {
     program_function = name;

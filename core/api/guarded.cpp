@@ -67,7 +67,7 @@ int guarded_run(void (*call)(void*), void* ctx, void (*end)(int)) {
   int code = 0;
   try {
     call(ctx);
-    if (host::has_unwritten_file()) code = exit_code::environment;
+    if (host::take_unwritten_file()) code = exit_code::environment;
   } catch (const ExitRequest& request) {
     code = request.exit_code;
   } catch (...) {

@@ -256,11 +256,18 @@ std::optional<FileLock> FileLock::try_take(const Directory& directory, const std
   OwnDescriptor file([&] {
     return ::openat(directory.fd_, name.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, kFileMode);
   });
-  if (file.get() < 0) fail_file(path, "cannot be created", errno);
+  const int error = errno;
   struct stat status {};
-  if (::fstat(file.get(), &status) != 0) fail_file(path, "cannot be examined", errno);
-  if (!S_ISREG(status.st_mode))
+  const auto reject = [&] {
     fail_user(fmt::format("{}: is {}, not a regular file; remove it", printable(path), file_kind_text(status.st_mode)));
+  };
+  if (file.get() < 0) {
+    const bool is_other = error == EISDIR || error == ENXIO;
+    if (is_other && ::fstatat(directory.fd_, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0) reject();
+    fail_file(path, "cannot be created", error);
+  }
+  if (::fstat(file.get(), &status) != 0) fail_file(path, "cannot be examined", errno);
+  if (!S_ISREG(status.st_mode)) reject();
   if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) fail_file(path, "cannot be locked", errno);
     holder = holder_text(file.get());

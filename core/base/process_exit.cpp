@@ -15,5 +15,6 @@ ExitFunction set_exit_function(ExitFunction end) { return g_end.exchange(end); }
 ExitFunction exit_function() { return g_end; }
 void note_unwritten_file() { g_unwritten = true; }
 bool has_unwritten_file() { return g_unwritten; }
+bool take_unwritten_file() { return g_unwritten.exchange(false); }
 
 }  // namespace zr::host

@@ -18,7 +18,8 @@ ExitFunction exit_function();
 /// Call it if a file of the job could not be written at a place that cannot throw: zr::guarded() then returns 3 instead
 /// of 0. [any]
 void note_unwritten_file();
-/// True after note_unwritten_file(). [any]
+/// Whether it was called since the last take_unwritten_file(), which forgets it. [any]
 bool has_unwritten_file();
+bool take_unwritten_file();
 
 }  // namespace zr::host

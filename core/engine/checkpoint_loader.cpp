@@ -275,24 +275,26 @@ std::string CheckpointLoader::dtype_remedy(const MatchedTensor& part) const {
     return fmt::format("{} {}; {}", why, part.tensor.dtype, remedy);
   };
   const config::TrainConfig& train = context_.config().train();
+  const auto is_cast = [&](const std::string& pattern) { return matches_glob(part.tensor.name, pattern); };
   if (part.tensor.kind == "buffer")
-    return train.cast_buffers->empty()
+    return std::ranges::none_of(train.cast_buffers.value, is_cast)
                ? needs("the model's buffer is", "give the buffer the checkpoint's dtype before the engine is created")
                : needs("with train.cast_buffers this job has the buffer as",
                        "set train.cast_buffers and train.dtype as in the job that saved the checkpoint");
   if (part.param != kNoParam && context_.plan.input.parameters[part.param].keeps_fp32)
     return needs("train.keep_fp32 keeps this parameter in",
                  "set train.keep_fp32 as in the job that saved the checkpoint");
-  const bool saved_in_16_bits = std::ranges::any_of(from_.manifest().tensors, [&](const auto& saved) {
-    return saved.kind == "weight" && checkpoint::stored_size(saved.dtype) < checkpoint::stored_size(part.saved->dtype);
-  });
+  const bool saved_in_16_bits = !from_.from_other_program() && part.saved->dtype == "F32" &&
+                                std::ranges::any_of(from_.manifest().tensors, [](const checkpoint::SavedTensor& saved) {
+                                  return saved.kind == "weight" && (saved.dtype == "BF16" || saved.dtype == "F16");
+                                });
   if (part.tensor.kind == "weight" && saved_in_16_bits)
     return needs("this job has it in", "set train.keep_fp32 as in the job that saved the checkpoint");
   return needs(part.tensor.kind == "weight" ? "train.dtype requires" : "this job requires",
                "set train.dtype to the checkpoint's dtype");
 }
 
-// Buffers that were saved in a narrower type than the model has them in: the job that saved them rounded them.
+// Buffers that were saved in a narrower type than the model has them in.
 std::vector<std::string> CheckpointLoader::rounded_buffers() const {
   std::vector<std::string> names;
   for (const MatchedTensor& part : parts_)

@@ -36,7 +36,7 @@ struct CheckpointLoadReport {
   /// Optimizer states that start at zero, and saved states that are not loaded. A parameter whose optimizer has changed
   /// has its states in both lists.
   std::vector<std::string> fresh, dropped;
-  /// Buffers with values that the job that saved them had rounded to a narrower type: "'a' (BF16)".
+  /// Buffers that are saved in a narrower type than the model has them in: "'a' (BF16)".
   std::vector<std::string> rounded_buffers{};
 };
 

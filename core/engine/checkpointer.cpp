@@ -104,7 +104,7 @@ std::string Checkpointer::metadata_json() {
 
 // The current state and its metadata. The contents refer to buffers_, which stays unchanged until the save ends.
 checkpoint::CheckpointContents Checkpointer::contents() {
-  parts_.step_recorder.exclude([&] {
+  parts_.step_timer.exclude([&] {
     buffers_.differing = parts_.buffers.differing(context_.comm);
     buffers_.declared = parts_.buffers.declared(context_.comm, buffers_.differing);
   });
@@ -142,7 +142,7 @@ std::string Checkpointer::save(const std::string& root, int64_t keep, bool async
     parts_.recorder.record_save(progress.step(), folder);
   }
   buffers_ = {};
-  parts_.step_recorder.lap_checkpoint();
+  parts_.step_timer.lap_checkpoint();
   return folder;
 }
 
@@ -353,7 +353,7 @@ CheckpointLoadReport Checkpointer::load(const std::string& path, const Checkpoin
   progress.end_load();
   CheckpointLoadReport report = loader.report();
   if (!change) report_load(report, options.weights_only ? -1 : from.manifest().step);
-  parts_.step_recorder.lap_checkpoint();
+  parts_.step_timer.lap_checkpoint();
   return report;
 }
 
@@ -367,8 +367,9 @@ void Checkpointer::report_load(const CheckpointLoadReport& report, int64_t step)
       text);
   if (!report.rounded_buffers.empty())
     log(ZR_LOG_WARN,
-        fmt::format("{}: these buffers have the values to which the job that saved them rounded them{}; if "
-                    "the model computes them (a table of positions), compute them again after the load",
+        fmt::format("{}: these buffers are saved in a narrower type than the model has them in, and keep the "
+                    "rounded values{}; if the model computes them (a table of positions), compute them "
+                    "again after the load",
                     report.folder, list_of("rounded", report.rounded_buffers)));
   const std::string optimizer = fmt::format("{}: optimizer '{}' ", report.folder, context_.optimizers.ids());
   if (!report.fresh.empty())

@@ -91,8 +91,8 @@ RefreshState ModelRefresh::hand_over(ParameterChange change, const NormBlocks& n
   if (context_.rank() == 0)
     for (const std::string& line : change.log) log(ZR_LOG_INFO, "engine.refresh(): " + line);
   state.change = std::move(change);
-  state.communication = parts_.step_recorder.volume();
-  state.overlap = parts_.step_recorder.overlap(parts_.gradients, norm, &update);
+  state.communication = parts_.step_timer.volume();
+  state.overlap = parts_.step_timer.overlap(parts_.gradients, norm, &update);
   state.run = parts_.progress.run();
   handed_over_ = true;
   return state;
@@ -105,7 +105,7 @@ void ModelRefresh::continue_from(const RefreshState& before) {
   checkpointer_.load(before.folder, options, &before.change);
   parts_.progress.continue_run(before.run);
   context_.comm.barrier("engine.refresh()");  // all ranks have read the checkpoint
-  parts_.step_recorder.continue_from(before.communication, before.overlap);
+  parts_.step_timer.continue_from(before.communication, before.overlap);
   std::error_code ignored;
   if (context_.rank() == 0) std::filesystem::remove_all(std::filesystem::path(before.folder).parent_path(), ignored);
 }

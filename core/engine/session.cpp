@@ -82,12 +82,15 @@ Session::~Session() {
   if (refresh_.handed_over()) return;  // the next session continues the job
   // If something fails after the last step, such as the last save, the record of the steps is still complete. If it
   // fails before the first one, no row of metrics.jsonl tells what the run was.
+  recorder_->settle_rows();
   recorder_->record_failure(failed);
   if (!failed || progress_.done() || recorder_->steps_made() == 0) try {
       write_summary();
-    } catch (const std::exception& failure) {
+    } catch (const EnvironmentError& failure) {
       log(ZR_LOG_ERROR, failure.what());
       note_unwritten_file();
+    } catch (const std::exception& failure) {
+      log(ZR_LOG_ERROR, failure.what());
     }
   stop_signal_->disable();
   job_.setup.control->leave(progress_.step(), failed);
@@ -221,7 +224,7 @@ void Session::complete_step(double rate) {
   const GlobalStats global = exchange_statistics();
   if (global.non_finite > 0 && config().train().nonfinite == config::NonFiniteRule::stop)
     skips_.stop(global, progress_);
-  const double divisor = averaged ? 1 : global.weight * progress_.loss_scale().value();  // M S in core/engine/README.md
+  const double divisor = averaged ? 1 : global.weight * progress_.loss_scale().value();  // M S in docs/engine.md
   const double norm = std::sqrt(global.sum_of_squares) / divisor;
   const double clip = config().train().gradient_clipping;
   const double scale = clip > 0 ? std::min(1.0, clip / (norm + 1e-6)) : 1.0;
@@ -244,7 +247,7 @@ void Session::complete_step(double rate) {
   job_.name.record_step(progress_.step());
   finish_step(global, rate);
   checkpointer_.save_if_due(global);
-  if (progress_.done()) recorder_->check_rows_written();
+  if (progress_.done()) recorder_->settle_rows();
 }
 
 // An exception of the program's function drops the step on all ranks, because other ranks may have edited their parts.

@@ -42,9 +42,9 @@ std::size_t TensorAccess::find_buffer(const std::string& name) {
 std::string TensorAccess::buffer(const std::string& name) {
   const std::size_t index = find_buffer(name);
   std::string declared;
-  parts_.step_recorder.exclude(
+  parts_.step_timer.exclude(
       [&] { declared = parts_.buffers.declared(context_.comm, parts_.buffers.differing(context_.comm))[index]; });
-  parts_.step_recorder.restart_clock();
+  parts_.step_timer.restart_clock();
   if (!declared.empty()) return declared;
   const model::ModelBuffer buffer = parts_.buffers.own_buffers()[index];
   return {static_cast<const char*>(buffer.data), static_cast<std::size_t>(buffer.bytes)};
@@ -59,7 +59,7 @@ void TensorAccess::set_buffer(const std::string& name, const std::string& bytes)
                     name));
   const uint64_t hash = checkpoint::hash_of(bytes.data(), static_cast<int64_t>(bytes.size()));
   std::vector<std::string> hashes;
-  parts_.step_recorder.exclude([&] {
+  parts_.step_timer.exclude([&] {
     hashes = context_.comm.all_gather_bytes(std::string(reinterpret_cast<const char*>(&hash), sizeof hash),
                                             "engine.set_buffer()");
   });
@@ -70,7 +70,7 @@ void TensorAccess::set_buffer(const std::string& name, const std::string& bytes)
           name, r));
   std::memcpy(parts_.buffers.own_buffers()[index].data, bytes.data(), bytes.size());
   context_.model.write_buffers();
-  parts_.step_recorder.restart_clock();
+  parts_.step_timer.restart_clock();
 }
 
 void TensorAccess::read(uint32_t param, state::LogicalTensor kind, const std::string& slot, float* out) {

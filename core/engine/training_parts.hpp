@@ -21,7 +21,7 @@ struct TrainingParts {
   ModelBuffers& buffers;
   WeightMonitor& weights;
   GradientFlow& gradients;
-  StepTimer& step_recorder;
+  StepTimer& step_timer;
   run::RunLog& recorder;
   job::EngineName& name;
   OptimizerUpdate& update;

@@ -139,7 +139,7 @@ void WeightMonitor::end_replacement(uint32_t param) {
   parts_.recorder.clear_hash();
   digest_.replaced(param);
   context_.model.values_replaced({param});
-  if (!has_own_copies_) return parts_.step_recorder.exclude([&] { publish_weights(true); });
+  if (!has_own_copies_) return parts_.step_timer.exclude([&] { publish_weights(true); });
   replaced_ = true;
   context_.model.weights_changed(true);
   samples_.remember();
@@ -148,7 +148,7 @@ void WeightMonitor::end_replacement(uint32_t param) {
 // The ranks are compared first, because the strategy may replace what the program wrote in place on some of them only.
 void WeightMonitor::publish_replacements() {
   if (!replaced_) return;
-  parts_.step_recorder.exclude([&] {
+  parts_.step_timer.exclude([&] {
     compare_before(parts_.progress.step() + 1);
     publish_weights(true);
   });
@@ -160,7 +160,7 @@ void WeightMonitor::publish_loaded(const std::vector<uint32_t>& params) {
     digest_.replaced(param);
   }
   context_.model.values_replaced(params);
-  parts_.step_recorder.exclude([&] { publish_weights(true); });
+  parts_.step_timer.exclude([&] { publish_weights(true); });
 }
 
 void WeightMonitor::hash_saved_weights() {

@@ -27,7 +27,7 @@ class WeightMonitor {
     state::ShardedState& state;
     WeightFlow& flow;
     run::RunLog& recorder;
-    StepTimer& step_recorder;
+    StepTimer& step_timer;
     const TrainingProgress& progress;
   };
   /// Samples the weights as they are. Refers to all of it. Collective.

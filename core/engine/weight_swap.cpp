@@ -143,8 +143,8 @@ void WeightSwap::replace(uint32_t param, const Values& values) {
 
 void WeightSwap::publish() {
   context_.model.values_replaced(replaced_);
-  parts_.step_recorder.exclude([&] { parts_.weights.publish_weights(true); });
-  parts_.step_recorder.restart_clock();
+  parts_.step_timer.exclude([&] { parts_.weights.publish_weights(true); });
+  parts_.step_timer.restart_clock();
 }
 
 }  // namespace zr::host::engine

@@ -18,7 +18,7 @@ std::string device_obstacle(const plan::MemoryPlan& plan, uint64_t stream_types,
 struct StateTiers {
   bool on_device = false, on_tiers = false;
 };
-/// Those of the plan's rank.
+/// Where the rank of the plan has optimizer states.
 StateTiers state_tiers_of(const plan::MemoryPlan& plan);
 /// The sentence that says where the training state is, and why; `obstacle`: a result of device_obstacle(); `tiers`: of
 /// all ranks.

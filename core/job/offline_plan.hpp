@@ -29,7 +29,7 @@ class OfflinePlan {
   /// The largest number of bytes on any rank that memory.device_budget limits (MemoryPlan::budgeted_bytes). With more
   /// than 16 ranks it is that of rank 0, because ranks then differ by less than one norm block per bucket.
   int64_t max_bytes() const;
-  /// See engine::host_bytes().
+  /// See job::host_bytes().
   int64_t host_bytes(int ranks_per_node) const;
   /// See plan_context_of(); activations are known if an earlier run of this job measured them.
   plan::PlanContext context() const;

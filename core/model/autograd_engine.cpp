@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "model/recompute.hpp"
 #include "model/saved_tensor_scope.hpp"
 
 namespace zr::host::model {
@@ -14,6 +15,13 @@ namespace {
 class SavingEngine final : public torch::autograd::Engine {
  public:
   std::unique_ptr<SavedHooks> get_default_saved_variable_hooks() override { return SavedTensorScope::hooks(); }
+  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
+                                         const torch::autograd::variable_list& inputs, bool keep_graph,
+                                         bool create_graph, bool accumulate_grad,
+                                         const torch::autograd::edge_list& outputs) override {
+    check_outside_blocks();
+    return Engine::execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+  }
   static SavingEngine& instance() {
     static auto* engine = new SavingEngine;  // never destroyed: its threads may outlive statics
     return *engine;

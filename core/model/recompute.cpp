@@ -18,8 +18,9 @@ namespace zr::host::model {
 
 namespace {
 const char* const kGraphInsideBlock =
-    "backward or torch::autograd::grad ran inside a block of zr::checkpoint through operators of the block, whose "
-    "tensors are not saved; call it outside the block, or take this part out of zr::checkpoint";
+    "backward or torch::autograd::grad ran inside a block of zr::checkpoint, which runs again in backward; call it "
+    "outside the block, or take this part out of zr::checkpoint";
+thread_local int running_blocks = 0;  // of this thread
 
 // Those of engines, and those of the inputs: the process may have no engine. Tensors on the Meta device have no random
 // state.
@@ -105,6 +106,13 @@ class RecomputeFrame::Recorded final : public SavedHooks {
   std::vector<torch::Tensor>& values_;
 };
 
+RunningBlock::RunningBlock() { ++running_blocks; }
+RunningBlock::~RunningBlock() { --running_blocks; }
+
+void check_outside_blocks() {
+  if (running_blocks > 0) fail_user(kGraphInsideBlock);
+}
+
 RecomputeFrame::RecomputeFrame(Block again, const std::vector<torch::Tensor>& inputs)
     : again_(std::move(again)),
       devices_(devices_of(inputs)),
@@ -161,6 +169,7 @@ std::vector<torch::Tensor> RecomputeFrame::run_again() {
       std::optional<WithoutCastCache> without_cast_cache;
       if (outside_.met_cast_cache()) without_cast_cache.emplace();
       const ReadsAgain reads(outside_.met(), inputs);
+      const RunningBlock running;
       again_(inputs);
       other_reads = reads.fault(values);
     }

@@ -17,6 +17,17 @@
 
 namespace zr::host::model {
 
+/// Exists while this thread runs a block, the first time or again.
+class RunningBlock {
+ public:
+  RunningBlock();
+  ~RunningBlock();
+  RunningBlock(const RunningBlock&) = delete;
+};
+/// Throws UserError if this thread runs a block: backward and torch::autograd::grad there would run again with the
+/// block, and would then call hooks that the program has registered since.
+void check_outside_blocks();
+
 /// One run of a block. The tensors that its operators save are dropped, except parameters. When backward needs the
 /// first of these tensors, the block runs again on the same values, in the same modes and with the same random numbers,
 /// and the frame keeps the tensors that this run saves until backward takes them. No backward runs inside backward, so
@@ -76,6 +87,7 @@ class RecomputeFrame::FirstRun final : private OperatorObserver {
 
   const std::shared_ptr<RecomputeFrame> frame_;
   const SavedTensorScope scope_;
+  const RunningBlock running_;
 };
 
 }  // namespace zr::host::model

@@ -14,6 +14,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/operation.hpp"
+#include "base/process_exit.hpp"
 #include "base/text.hpp"
 
 namespace zr::host::run {
@@ -63,25 +64,27 @@ void RunLog::create_folder() {
 void RunLog::append(const std::string& row) {
   if (!has_folder_) create_folder();
   constexpr std::size_t kMaxKept = std::size_t{64} << 20;  // bytes
-  unwritten_ += row;
-  const bool kept_before = !unwritten_text_.empty();
+  if (unwritten_.size() < kMaxKept) unwritten_ += row;
+  const bool failed_before = !write_failure_.empty();
   try {
     folder_->append(unwritten_);
-  } catch (const Error& failure) {
-    unwritten_text_ = failure.what();
-    if (unwritten_.size() > kMaxKept) throw;
-    if (!kept_before)
-      log(ZR_LOG_ERROR,
-          unwritten_text_ + "; training continues, and each step tries again to write the rows since then");
+  } catch (const EnvironmentError& failure) {
+    write_failure_ = failure.what();
+    if (!failed_before)
+      log(ZR_LOG_ERROR, write_failure_ + "; training continues, and later rows try again to write the rows since then");
     return;
   }
   unwritten_.clear();
-  unwritten_text_.clear();
-  if (kept_before) log(ZR_LOG_INFO, fmt::format("{}/metrics.jsonl: all rows are written again", folder_->run()));
+  write_failure_.clear();
+  if (failed_before) log(ZR_LOG_INFO, fmt::format("{}/metrics.jsonl: the rows are written again", folder_->run()));
 }
 
-void RunLog::check_rows_written() const {
-  if (!unwritten_text_.empty()) fail_environment(unwritten_text_);
+void RunLog::settle_rows() {
+  if (write_failure_.empty()) return;
+  append("");
+  if (write_failure_.empty()) return;
+  log(ZR_LOG_ERROR, write_failure_ + "; the rows since then are lost");
+  note_unwritten_file();
 }
 
 void RunLog::resume(int64_t step) {

@@ -104,8 +104,9 @@ class RunLog {
   /// Adds the seconds of a phase in which training waited for reads from tiers and for writes to them. Ignores
   /// Phase::checkpoint, which is not part of a step.
   void add_waits(Phase phase, double read, double write);
-  /// Throws the failure of the last write to metrics.jsonl, if rows are still not written.
-  void check_rows_written() const;
+  /// After the last step, and before the object is destroyed: tries again to write rows that could not be written. If
+  /// that fails too, logs it and calls note_unwritten_file().
+  void settle_rows();
   /// Writes summary.json, atomically, and shows the closing line of the run.
   void finish(const Ledger& ledger, const Overlap& overlap);
   /// The path of this run's folder; "" if it has none (yet), and on ranks other than 0.
@@ -131,9 +132,9 @@ class RunLog {
   int64_t first_step_ = 0;  // step of the last checkpoint that was loaded; 0: none
   int64_t steps_made_ = 0;  // number of steps of this run
   int64_t saved_ = 0, failed_saves_ = 0, saved_step_ = 0;
-  std::string saved_folder_;                // of the last checkpoint
-  bool closed_ = false;                     // the closing line was shown
-  std::string unwritten_, unwritten_text_;  // rows that could not be written yet, and the failure
+  std::string saved_folder_;               // of the last checkpoint
+  bool closed_ = false;                    // the closing line was shown
+  std::string unwritten_, write_failure_;  // rows that could not be written yet, and why
   int signal_ = 0;
   bool failed_ = false;
   std::array<double, kPhaseNames.size()> seconds_{};

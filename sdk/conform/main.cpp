@@ -86,13 +86,6 @@ int run(const Arguments& arguments) {
     std::cerr << "zeroth-conform: " << problem << "\n";
     return kRejected;
   }
-  std::error_code error;
-  if (const auto status = std::filesystem::status(arguments.options.file, error);
-      std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
-    std::cerr << "zeroth-conform: " << arguments.options.file.string()
-              << " is not a regular file; name the plug-in's file\n";
-    return kRejected;
-  }
   const bool prints_json = arguments.json == "-";
   const Report report = check_library(arguments.options, [&](const Result& result) {
     if (!prints_json) std::cout << text_of(result) << std::flush;

@@ -21,6 +21,8 @@ std::string problem_of_file(const std::string& file) {
   const auto status = std::filesystem::status(file, error);
   if (!std::filesystem::exists(status)) return concat(file, ": there is no such file; name the .so file of a plug-in");
   if (std::filesystem::is_directory(status)) return concat(file, ": it is a folder; name the .so file of a plug-in");
+  if (!std::filesystem::is_regular_file(status))
+    return concat(file, ": it is not a regular file; name the .so file of a plug-in");
   return "";
 }
 

@@ -99,13 +99,13 @@ Found plugin_names_in_core(const fs::path& root) {
     pattern += (pattern.empty() ? "" : "|") + (name == "cpu" ? "(?=cpu\")" + name : name);
   // Linux's folder, libtorch's name of the CPU and a launcher's variables have words that are also ids of plug-ins.
   static const std::regex other_meanings("/dev/shm\\b|kCpuDevice = \"cpu\"|\"MPI_[A-Z]+\"");
-  return tree.hits(tree.code({"core"}), std::regex("(^|[^a-z0-9])(" + pattern + ")([^a-z0-9]|$)", std::regex::icase),
-                   other_meanings);
+  return tree.hits(tree.code({"core", "sdk/conform"}),
+                   std::regex("(^|[^a-z0-9])(" + pattern + ")([^a-z0-9]|$)", std::regex::icase), other_meanings);
 }
 
 Found stages_in_core(const fs::path& root) {
   const Tree tree(root);
-  return tree.hits(tree.code({"core"}),
+  return tree.hits(tree.code({"core", "sdk/conform"}),
                    std::regex(R"(zero_?stage|(\.|->)stage\b(?!\()|stage_?\s*[=!<>]=|[=!<>]=\s*stage_?\b)"
                               R"(|\b(if|switch|while)\s*\([^;]*\b(\w+_)?stage_?\b(?!\s*\())",
                               std::regex::icase));
@@ -241,9 +241,9 @@ Found missing_readmes(const fs::path& root) {
 Found undocumented_functions(const fs::path& root) {
   const Tree tree(root);
   Found found;
-  for (const fs::path& file : tree.code({"core", "sdk/include"})) {
+  for (const fs::path& file : tree.code({"core", "sdk/include", "sdk/conform"})) {
     if (file.extension() != ".hpp" && file.extension() != ".h") continue;
-    const bool installed = tree.below(file, "core/api/include") || tree.below(file, "sdk");
+    const bool installed = tree.below(file, "core/api/include") || tree.below(file, "sdk/include");
     for (const std::string& one : undocumented(lines_of(file), !installed))
       found.push_back(tree.path(file) + ":" + one);
   }

@@ -168,8 +168,9 @@ TEST_F(BufferTypesTest, CheckpointsWithRoundedBuffersLoad) {
   ASSERT_EQ(run(2, saves_buffers, "strategy=zero2 " + cast).code, 0);
   const Result loaded = run(2, loads_buffers, kTwoRanks + "zero1 train.dtype=bf16" + folder);
   EXPECT_EQ(loaded.code, 0) << loaded.output;
-  EXPECT_THAT(loaded.output, HasSubstr(": these buffers have the values to which the job that saved them rounded them; "
-                                       "rounded: 'rope.angle' (BF16); if the model computes them"));
+  EXPECT_THAT(loaded.output,
+              HasSubstr(": these buffers are saved in a narrower type than the model has them in, and keep the "
+                        "rounded values; rounded: 'rope.angle' (BF16); if the model computes them"));
   ASSERT_EQ(run(1, saves_buffers, kTwoRanks + "zero0 train.dtype=bf16" + folder).code, 0);
   const Result rejected = run(1, loads_into_rounded_buffers, cast);
   EXPECT_EQ(rejected.code, 0) << rejected.output;

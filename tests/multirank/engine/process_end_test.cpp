@@ -134,7 +134,7 @@ TEST_F(ProcessEndTest, TrainsToItsEndIfRowsCannotBeWritten) {
   const Outcome ended =
       run("namespace", 1, "train.steps=200 checkpoint.dir=saved checkpoint.every=200", "prlimit --fsize=20000 ");
   EXPECT_EQ(ended.code, 3) << ended.output;
-  EXPECT_THAT(ended.output, HasSubstr("ulimit -f): raise this limit; training continues, and each step tries again to "
+  EXPECT_THAT(ended.output, HasSubstr("ulimit -f): raise this limit; training continues, and later rows try again to "
                                       "write the rows since then\n"));
   EXPECT_TRUE(fs::exists(scratch_.path("saved/step-00000200/manifest.json"))) << ended.output;
 }

@@ -134,7 +134,8 @@ class Program {
 ///       with TORCH_SHOW_CPP_STACKTRACES=1)
 ///   2   wrong input: file, key, argument or use of zr::Engine; also std::invalid_argument, which the program can throw
 ///       for errors of its own users
-///   3   the environment: memory, disk, a missing plug-in
+///   3   the environment: memory, disk, a missing plug-in; also if the call returned, but rows of metrics.jsonl or
+///       summary.json could not be written
 ///   4   another rank was lost or failed, or ranks made different calls
 ///   70  a bug in Zeroth or in a plug-in
 int guarded_run(void (*call)(void*), void* ctx, void (*end)(int exit_code));

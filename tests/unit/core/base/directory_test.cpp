@@ -89,6 +89,8 @@ TEST_F(DirectoryTest, ReadsRegularFilesOnly) {
   std::string holder;
   EXPECT_THAT(zr::test::said_by([&] { FileLock::try_take(directory_, "fifo", holder); }),
               HasSubstr("here/fifo: is a FIFO, not a regular file; remove it"));
+  EXPECT_THAT(zr::test::said_by([&] { FileLock::try_take(directory_, "sub", holder); }),
+              HasSubstr("here/sub: is a folder, not a regular file; remove it"));
 }
 
 TEST_F(DirectoryTest, ReplacesALinkInOneStep) {

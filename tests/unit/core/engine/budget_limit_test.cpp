@@ -17,8 +17,8 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kMiB = 1 << 20;
 
-struct MemoryBudgetFixture {
-  explicit MemoryBudgetFixture(const std::vector<std::string>& overrides) : rig(overrides) {}
+struct BudgetLimitFixture {
+  explicit BudgetLimitFixture(const std::vector<std::string>& overrides) : rig(overrides) {}
   void add(int64_t bytes) { rig.job.ledger.add(Tier::device, MemoryKind::other, "test", bytes); }
   void add_host(int64_t bytes) { rig.job.ledger.add(Tier::host, MemoryKind::other, "test", bytes); }
   OneRankJob rig;
@@ -26,13 +26,13 @@ struct MemoryBudgetFixture {
   engine::BudgetLimit budget{rig.context(), nullptr, progress};
 };
 
-TEST(MemoryBudgetTest, RejectsPlanOverBudget) {
+TEST(BudgetLimitTest, RejectsPlanOverBudget) {
   EXPECT_THAT(failure_of([] { OneRankJob rig({"memory.device_budget=4KiB"}); }), HasSubstr("memory.device_budget"));
   EXPECT_EQ(failure_of([] { OneRankJob rig({"memory.device_budget=64MiB"}); }), "");
 }
 
-TEST(MemoryBudgetTest, LimitsLibtorchToBytesLeftInBudget) {
-  MemoryBudgetFixture f({"memory.device_budget=64MiB"});
+TEST(BudgetLimitTest, LimitsLibtorchToBytesLeftInBudget) {
+  BudgetLimitFixture f({"memory.device_budget=64MiB"});
   const int64_t held = f.rig.job.ledger.held(Tier::device);
   EXPECT_EQ(f.rig.model.limit, 64 * kMiB - held);
   f.add(10 * kMiB);
@@ -41,8 +41,8 @@ TEST(MemoryBudgetTest, LimitsLibtorchToBytesLeftInBudget) {
   EXPECT_EQ(f.rig.model.limit, 64 * kMiB - held);
 }
 
-TEST(MemoryBudgetTest, RejectsDeviceAllocationOverBudget) {
-  MemoryBudgetFixture f({"memory.device_budget=64MiB"});
+TEST(BudgetLimitTest, RejectsDeviceAllocationOverBudget) {
+  BudgetLimitFixture f({"memory.device_budget=64MiB"});
   f.rig.model.held = {30 * kMiB, 30 * kMiB};
   EXPECT_EQ(failure_of([&] { f.add(20 * kMiB); }), "");
   EXPECT_THAT(failure_of([&] { f.add(20 * kMiB); }),
@@ -50,8 +50,8 @@ TEST(MemoryBudgetTest, RejectsDeviceAllocationOverBudget) {
                     HasSubstr("in the first step"), HasSubstr("largest: test")));
 }
 
-TEST(MemoryBudgetTest, ReservedBytesCountAsHeld) {
-  MemoryBudgetFixture f({"memory.device_budget=64MiB"});
+TEST(BudgetLimitTest, ReservedBytesCountAsHeld) {
+  BudgetLimitFixture f({"memory.device_budget=64MiB"});
   Ledger& ledger = f.rig.job.ledger;
   const int64_t held = ledger.held(Tier::device);
   ledger.reserve(Tier::device, 10 * kMiB);
@@ -67,16 +67,16 @@ TEST(MemoryBudgetTest, ReservedBytesCountAsHeld) {
   EXPECT_NE(failure_of([&] { ledger.reserve(Tier::device, 5 * kMiB); }), "");
 }
 
-TEST(MemoryBudgetTest, ErrorNamesStepAndBytesThatLibtorchRequests) {
-  MemoryBudgetFixture f({"memory.device_budget=64MiB"});
+TEST(BudgetLimitTest, ErrorNamesStepAndBytesThatLibtorchRequests) {
+  BudgetLimitFixture f({"memory.device_budget=64MiB"});
   f.progress.restore(4, 4, 4, true);
   ASSERT_TRUE(f.rig.model.over_limit);
   EXPECT_THAT(failure_of([&] { f.rig.model.over_limit(70 * kMiB); }),
               AllOf(HasSubstr("libtorch requests 70"), HasSubstr("in step 5")));
 }
 
-TEST(MemoryBudgetTest, FreeingNeverFails) {
-  MemoryBudgetFixture f({"memory.device_budget=64MiB"});
+TEST(BudgetLimitTest, FreeingNeverFails) {
+  BudgetLimitFixture f({"memory.device_budget=64MiB"});
   f.add(20 * kMiB);
   f.rig.model.held = {60 * kMiB, 60 * kMiB};
   EXPECT_EQ(failure_of([&] { f.add(-kMiB); }), "");
@@ -84,15 +84,15 @@ TEST(MemoryBudgetTest, FreeingNeverFails) {
   EXPECT_EQ(failure_of([&] { f.add(-20 * kMiB); }), "");
 }
 
-TEST(MemoryBudgetTest, RejectsHostAllocationOverShareOfRank) {
-  MemoryBudgetFixture f({"memory.host_budget=8MiB"});
+TEST(BudgetLimitTest, RejectsHostAllocationOverShareOfRank) {
+  BudgetLimitFixture f({"memory.host_budget=8MiB"});
   EXPECT_EQ(failure_of([&] { f.add_host(7 * kMiB); }), "");
   EXPECT_THAT(failure_of([&] { f.add_host(2 * kMiB); }),
               AllOf(HasSubstr("memory.host_budget is 8"), HasSubstr("rank 0 holds 9")));
 }
 
-TEST(MemoryBudgetTest, DoesNothingWithoutBudgetAndAfterDestruction) {
-  MemoryBudgetFixture none({});
+TEST(BudgetLimitTest, DoesNothingWithoutBudgetAndAfterDestruction) {
+  BudgetLimitFixture none({});
   EXPECT_EQ(none.rig.model.limit, -1);
   EXPECT_EQ(failure_of([&] { none.add(int64_t{1} << 40); }), "");
   OneRankJob rig({"memory.device_budget=64MiB"});

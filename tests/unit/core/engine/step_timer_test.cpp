@@ -13,8 +13,8 @@ namespace {
 
 using namespace host;
 
-struct StepRecorderFixture {
-  StepRecorderFixture() { recorder.accept(); }
+struct StepTimerFixture {
+  StepTimerFixture() { recorder.accept(); }
   nlohmann::json row() const {
     std::ifstream file(recorder.folder() + "/metrics.jsonl");
     std::string line, last;
@@ -28,8 +28,8 @@ struct StepRecorderFixture {
   engine::StepTimer steps{rig.context(), state, recorder, nullptr, nullptr};
 };
 
-TEST(StepRecorderTest, WritesARowPerStep) {
-  StepRecorderFixture f;
+TEST(StepTimerTest, WritesARowPerStep) {
+  StepTimerFixture f;
   engine::GlobalStats global;
   global.tokens = 12;
   f.progress.complete_step(0.25, 2, true);
@@ -44,8 +44,8 @@ TEST(StepRecorderTest, WritesARowPerStep) {
   EXPECT_FALSE(row.contains("skipped"));
 }
 
-TEST(StepRecorderTest, MarksSkippedStepAndWritesNullNorm) {
-  StepRecorderFixture f;
+TEST(StepTimerTest, MarksSkippedStepAndWritesNullNorm) {
+  StepTimerFixture f;
   engine::GlobalStats global;
   global.non_finite = 1;
   f.progress.complete_step(0.25, INFINITY, false);
@@ -54,8 +54,8 @@ TEST(StepRecorderTest, MarksSkippedStepAndWritesNullNorm) {
   EXPECT_TRUE(f.row().at("grad_norm").is_null());
 }
 
-TEST(StepRecorderTest, ContinuesTheCountsOfThePreviousSessions) {
-  StepRecorderFixture f;
+TEST(StepTimerTest, ContinuesTheCountsOfThePreviousSessions) {
+  StepTimerFixture f;
   comm::CommVolume before;
   before.bytes[ZR_ALL_GATHER] = 100;
   run::Overlap overlap{};

@@ -143,7 +143,7 @@ TEST(TensorAccessTest, RejectsToSetAGradient) {
             "it; set the value or an optimizer state");
 }
 
-// The hash of the names and values that the README of core/engine defines: in name order, fp32, a zero byte between.
+// The hash of the names and values that docs/engine.md defines: in name order, fp32, a zero byte between.
 std::string hash_of_values(const std::vector<std::pair<std::string, std::vector<float>>>& sorted) {
   std::string bytes;
   for (const auto& [name, values] : sorted) bytes += name + '\0' + TensorAccessFixture::bytes_of(values);

@@ -3,7 +3,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/autocast_mode.h>
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 #include <torch/torch.h>
 
 #include <functional>
@@ -386,16 +386,34 @@ TEST_F(RecomputeTest, OtherThreadsMayDrawWhileABlockDrawsNothing) {
 
 TEST_F(RecomputeTest, ReportsGradientsThatABlockComputesItself) {
   const Tensor x = input();
-  EXPECT_EQ(said_by([&] {
-              checkpoint(
-                  [](const Tensor& z) {
-                    const Tensor energy = (z * 2).pow(3).sum();
-                    return torch::autograd::grad({energy}, {z}, {}, true, true)[0].tanh();
-                  },
-                  x);
-            }),
-            "backward or torch::autograd::grad ran inside a block of zr::checkpoint through operators of the block, "
-            "whose tensors are not saved; call it outside the block, or take this part out of zr::checkpoint");
+  EXPECT_EQ(
+      said_by([&] {
+        checkpoint(
+            [](const Tensor& z) {
+              const Tensor energy = (z * 2).pow(3).sum();
+              return torch::autograd::grad({energy}, {z}, {}, true, true)[0].tanh();
+            },
+            x);
+      }),
+      "backward or torch::autograd::grad ran inside a block of zr::checkpoint, which runs again in backward; call "
+      "it outside the block, or take this part out of zr::checkpoint");
+}
+
+// It would call hooks that the program registers after it, when the block runs again.
+TEST_F(RecomputeTest, ReportsGradientsOfInputsThatABlockComputesItself) {
+  for (const bool nested : {false, true}) {
+    const Tensor x = input();
+    EXPECT_THAT(said_by([&] {
+                  const auto squares = [](const Tensor& z) {
+                    return z * torch::autograd::grad({z.square().sum()}, {z}, {}, true, true)[0];
+                  };
+                  const Tensor y = nested ? checkpoint([&](const Tensor& z) { return checkpoint(squares, z); }, x)
+                                          : checkpoint(squares, x);
+                  x.register_hook([](const Tensor& gradient) { return gradient * 2; });
+                  y.sum().backward();
+                }),
+                testing::HasSubstr("torch::autograd::grad ran inside a block of zr::checkpoint"));
+  }
 }
 
 TEST_F(RecomputeTest, FunctionObjectsStartAllRunsInTheSameState) {
