@@ -292,7 +292,8 @@ class Machine {
         values.push_back(a * parameter(statement.c));
         break;
       case Kind::clear_casts:
-        at::autocast::clear_cache();
+        // Side effects happen again with the block: here a careless program would get fresh casts in its next step.
+        if (!again || !is_careless()) at::autocast::clear_cache();
         if (is_faulty(statement.kind)) leave_casts();
         break;
       case Kind::other_thread_draws:
@@ -337,6 +338,12 @@ class Machine {
 
   bool has(Kind kind) const {
     return std::any_of(program_.begin(), program_.end(), [&](const Statement& s) { return s.kind == kind; });
+  }
+
+  // The program leaves casts in the cache.
+  bool is_careless() const {
+    return std::any_of(program_.begin(), program_.end(),
+                       [](const Statement& s) { return s.kind == Kind::autocast && s.b % 4 == 0; });
   }
 
   void backward(Values& values) {
