@@ -21,9 +21,7 @@ void adamw(const AdamWConstants& constants, const AdamWRun& run) {
                   weight[i] = w;
                   rounding.store(to, i, w);
                 };
-                // Otherwise the compiler compares the addresses of the arrays in every call.
-                ZR_INDEPENDENT_ITERATIONS
-                for (int64_t i = 0; i < n; ++i) update(i);
+                zr::prefetched_loop(n, update, weight, grad, exp_avg, exp_avg_sq);
               });
 }
 

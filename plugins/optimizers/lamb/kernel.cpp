@@ -62,8 +62,7 @@ void lamb_update(const LambConstants& constants, const AdamWRun& run) {
                   weight[i] = w;
                   rounding.store(to, i, w);
                 };
-                ZR_INDEPENDENT_ITERATIONS
-                for (int64_t i = 0; i < n; ++i) update(i);
+                zr::prefetched_loop(n, update, weight, exp_avg, exp_avg_sq);
               });
 }
 

@@ -135,14 +135,14 @@ void onebit_update(const AdamWConstants& constants, const AdamWRun& run) {
                 const float* __restrict momentum = run.grad + first;
                 const float* __restrict exp_avg_sq = run.exp_avg_sq + first;
                 uint16_t* __restrict to = out;
-                ZR_INDEPENDENT_ITERATIONS
-                for (int64_t i = 0; i < n; ++i) {
+                const auto update = [&](int64_t i) {
                   const float v = exp_avg_sq[i];
                   const float change = (momentum[i] * c.rate) / (__builtin_sqrtf(v) + c.eps);
                   const float w = weight[i] * c.decay - where_positive(v, change);
                   weight[i] = w;
                   rounding.store(to, i, w);
-                }
+                };
+                zr::prefetched_loop(n, update, weight, momentum, exp_avg_sq);
               });
 }
 

@@ -12,24 +12,23 @@ void sgd(const SgdConstants& constants, const SgdRun& run) {
                 const float* __restrict grad = run.grad + first;
                 uint16_t* __restrict to = out;
                 if (!run.buffer) {
-                  ZR_INDEPENDENT_ITERATIONS
-                  for (int64_t i = 0; i < n; ++i) {
+                  const auto update = [&](int64_t i) {
                     float w = weight[i];
                     sgd_element(c, grad[i], w);
                     weight[i] = w;
                     rounding.store(to, i, w);
-                  }
-                  return;
+                  };
+                  return zr::prefetched_loop(n, update, weight, grad);
                 }
                 float* __restrict buffer = run.buffer + first;
-                ZR_INDEPENDENT_ITERATIONS
-                for (int64_t i = 0; i < n; ++i) {
+                const auto update = [&](int64_t i) {
                   float w = weight[i], b = buffer[i];
                   sgd_element(c, grad[i], w, b);
                   buffer[i] = b;
                   weight[i] = w;
                   rounding.store(to, i, w);
-                }
+                };
+                zr::prefetched_loop(n, update, weight, grad, buffer);
               });
 }
 

@@ -1,5 +1,5 @@
-// For kernels: the loop of an update that also writes bf16 or fp16 weights in the same pass, with non-temporal stores
-// if that is faster.
+// For kernels: the loop of an update, at the speed of memory, which also writes bf16 or fp16 weights in the same pass,
+// with non-temporal stores if that is faster.
 #pragma once
 
 #include <cstdint>
@@ -39,6 +39,30 @@ struct RoundF16 {
   ZR_ALWAYS_INLINE static void store(uint16_t* out, int64_t i, float value) { out[i] = to_f16(value); }
   static constexpr bool downcasts = true;  // store() writes to `out`
 };
+
+/// Calls update(i) once for each i in [0, n), in any order, and requests the memory of `arrays` at elements
+/// i + kElementsAhead before it is used. A processor does so by itself only as far as it can execute ahead; the divisions
+/// and roots of an update stop it there (on Intel, AdamW's takes 1.15 to 1.25 times as long without the requests). A
+/// request beyond the end of an array has no effect. The iterations must be independent of each other.
+template <class Update, class... T>
+ZR_ALWAYS_INLINE void prefetched_loop(int64_t n, const Update& update, const T*... arrays) {
+  constexpr int64_t kBlock = 64, kElementsAhead = 512, kLine = 64;  // kLine: bytes
+  int64_t first = 0;
+  for (; first + kBlock <= n; first += kBlock) {
+#if defined(__GNUC__) && !defined(__CUDA_ARCH__)
+    const auto request = [&](const auto* array) {
+      for (int64_t i = 0; i < kBlock; i += kLine / static_cast<int64_t>(sizeof *array)) {
+        __builtin_prefetch(array + first + kElementsAhead + i, 0, 2);  // 2: into the second cache
+      }
+    };
+    (request(arrays), ...);
+#endif
+    ZR_INDEPENDENT_ITERATIONS
+    for (int64_t i = first; i < first + kBlock; ++i) update(i);
+  }
+  ZR_INDEPENDENT_ITERATIONS
+  for (int64_t i = first; i < n; ++i) update(i);
+}
 
 /// Calls loop(Rounding, first, count, out) for consecutive parts of [0, count). Each call handles `count` elements from
 /// `first` on and writes their rounded values to out[0], out[1], ... `streams`: use non-temporal stores, which bypass
