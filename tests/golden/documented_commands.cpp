@@ -236,7 +236,6 @@ const std::map<std::string, Try> kTries{
      in_file(kPackage, "--define-variable=torch_root=\\$\\{TORCH\\} --cflags --libs zeroth")},
     {"export ZR_PLUGIN_PATH=$PWD/build/plugins",
      in_file("tests/package/plugins.cmake", "ZR_PLUGIN_PATH=\\$\\{lion\\}/plugins")},
-    {"zeroth train job.toml strategy=even", in_file("tests/package/plugins.cmake", "strategy=even")},
     {"zeroth train job.toml optimizer.use=lion optimizer.lr=1e-4",
      in_file("tests/package/plugins.cmake", "/bin/zeroth train [^]*optimizer\\.use=lion")},
     {"cmake -S . -B build -DCMAKE_PREFIX_PATH=DIR && cmake --build build",
