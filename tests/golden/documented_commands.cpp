@@ -149,7 +149,7 @@ const std::map<std::string, Try> kTries{
      {"{bin}/zeroth launch -n 2 -- {bin}/quickstart" + kQuick + " train.steps=100", "step 100 loss"}},
     {"build/bin/zeroth train examples/torchscript/torchscript.toml",
      {"{bin}/zeroth train {root}/examples/torchscript/torchscript.toml train.steps=100", "step 100 loss 0\\.5"}},
-    {"build/bin/gpt", {"ZR_ASK=schema {bin}/gpt", "zeroth_schema"}},
+    {"build/bin/gpt", {"ZR_REQUEST=schema {bin}/gpt", "zeroth_schema"}},
     {"build/bin/gpt_plain", {"OMP_NUM_THREADS=1 {bin}/gpt_plain --layers 1 --steps 1 --sample 0", "step 1 loss \\d"}},
     // docs/
     {"zeroth show DIR", {kCheckpoint + "{bin}/zeroth show checkpoints", "step-00000002[^]*exp_avg"}},
