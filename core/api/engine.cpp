@@ -2,8 +2,6 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/csrc/autograd/autograd.h>
-#include <torch/csrc/jit/passes/tensorexpr_fuser.h>
-#include <torch/csrc/jit/runtime/graph_executor.h>
 
 #include <algorithm>
 #include <cctype>
@@ -15,6 +13,7 @@
 #include "base/text.hpp"
 #include "model/device_copies.hpp"
 #include "model/param_types.hpp"
+#include "model/process_setup.hpp"
 #include "model/torch_dtype.hpp"
 
 namespace zr {
@@ -40,10 +39,7 @@ Engine::Engine(const Program& program, torch::nn::Module& model, const std::stri
     : state_(State::make(program, program_module(model), name)) {}
 
 Engine::Engine(const Program& program, torch::jit::Module& model, const std::string& name) {
-  torch::jit::setTensorExprFuserEnabled(false);
-  // The profiling executor optimizes a graph after its first runs, which changes results, and the number of runs per
-  // rank depends on the number of ranks.
-  torch::jit::getProfilingMode() = false;
+  host::model::ProcessSetup::run_torchscript_as_written();
   state_ = State::make(program, program_module(model), name);
 }
 

@@ -16,6 +16,7 @@
 #include "model/device_library.hpp"
 #include "model/kept_tensors.hpp"
 #include "model/param_types.hpp"
+#include "model/process_setup.hpp"
 #include "plan/parameter_list.hpp"
 #include "zr/mutex.hpp"
 
@@ -134,7 +135,7 @@ Engine::State::State(const Program& p, ProgramModulePtr m, const std::string& en
       device(open_device(p.state()->setup())),
       torch_model(std::in_place, module->parameters(), module->buffers(), options_of(p, device, before != nullptr)),
       session(std::in_place, setup_of(p, name), *torch_model, std::move(before)) {
-  at::set_num_threads(session->threads());
+  host::model::ProcessSetup::use_threads(session->threads());
   reshaped_parameter().clear();
   last_dtype = host::name_of(dtype).data();  // points to a string literal
   KeptBuffers::set(host::model::KeptTensors::describe_all());
