@@ -2,8 +2,6 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/csrc/autograd/autograd.h>
-#include <torch/csrc/jit/passes/tensorexpr_fuser.h>
-#include <torch/csrc/jit/runtime/graph_executor.h>
 
 #include <algorithm>
 #include <cctype>
@@ -15,6 +13,7 @@
 #include "base/text.hpp"
 #include "model/device_copies.hpp"
 #include "model/param_types.hpp"
+#include "model/process_setup.hpp"
 #include "model/torch_dtype.hpp"
 
 namespace zr {
@@ -37,23 +36,20 @@ Engine::State* Engine::Handle::operator->() const {
 Engine::Engine(const std::string& toml, torch::nn::Module& model) : Engine(Program(toml), model) {}
 
 Engine::Engine(const Program& program, torch::nn::Module& model, const std::string& name)
-    : state_(State::make(program, ProgramModule(model), name)) {}
+    : state_(State::make(program, program_module(model), name)) {}
 
 Engine::Engine(const Program& program, torch::jit::Module& model, const std::string& name) {
-  torch::jit::setTensorExprFuserEnabled(false);
-  // The profiling executor optimizes a graph after its first runs, which changes results, and the number of runs per
-  // rank depends on the number of ranks.
-  torch::jit::getProfilingMode() = false;
-  state_ = State::make(program, ProgramModule(model), name);
+  host::model::ProcessSetup::run_torchscript_as_written();
+  state_ = State::make(program, program_module(model), name);
 }
 
 Engine::~Engine() = default;
 
 void Engine::refresh() {
   state_->session_for("refresh");
-  const Tensors parameters = state_->module.parameters(), buffers = state_->module.buffers();
+  const Tensors parameters = state_->module->parameters(), buffers = state_->module->buffers();
   const Program program = state_->program;
-  const ProgramModule module = state_->module;
+  const ProgramModulePtr module = state_->module;
   const std::string name = state_->name;
   State::ProgramSettings program_settings = state_->program_settings;
   auto refresh_state = std::make_unique<host::engine::RefreshState>();
@@ -122,9 +118,9 @@ void Engine::backward(const torch::Tensor& loss, double weight) {
   if (loss.numel() != 1)
     host::fail_user("engine.backward(loss): the loss has " + std::to_string(loss.numel()) +
                     " elements, but must have exactly one; reduce it, for example with loss.mean()");
-  state_->torch_model->check_trained(state_->module.parameters());
+  state_->torch_model->check_trained(state_->module->parameters());
   if (!session.checkpointer().dir().empty())  // a checkpoint may be due in step()
-    state_->torch_model->check_buffers(state_->module.buffers());
+    state_->torch_model->check_buffers(state_->module->buffers());
   if (!loss.requires_grad())
     host::fail_user(
         "engine.backward(loss): the loss has no autograd graph (requires_grad is false), so no parameter would get a "
@@ -170,7 +166,7 @@ bool Engine::make_step() {
     if (state_->session->checkpointer().dir().empty())
       state_->adopt_buffers();
     else
-      state_->torch_model->check_buffers(state_->module.buffers());
+      state_->torch_model->check_buffers(state_->module->buffers());
   }
   return State::with_program_functions(call, [&] { return state_->session->step(); });
 }
@@ -179,8 +175,8 @@ bool Engine::done() const { return state_->session_for("done").progress().done()
 std::string Engine::save(const std::string& dir) {
   return state_->collective("save", quoted(dir), [&](host::engine::Session& session, const State::Call& call) {
     call.not_in_swap();
-    state_->torch_model->check_trained(state_->module.parameters());
-    state_->torch_model->check_buffers(state_->module.buffers());
+    state_->torch_model->check_trained(state_->module->parameters());
+    state_->torch_model->check_buffers(state_->module->buffers());
     if (dir.empty()) host::fail_user("engine.save(dir): the folder name is empty; name a folder for checkpoints");
     return session.checkpointer().save(dir, session.config().checkpoint().keep, session.config().checkpoint().async);
   });
@@ -287,7 +283,7 @@ bool Engine::validation_due() const {
 struct Engine::Evaluation::State {
   explicit State(Engine::State& owner) : engine(&owner), life(owner.life), random(host::model::RandomState::current()) {
     owner.collective("Evaluation", "begin", [&](host::engine::Session& session, const Engine::State::Call&) {
-      owner.torch_model->check_buffers(owner.module.buffers());
+      owner.torch_model->check_buffers(owner.module->buffers());
       if (owner.evaluations == 0) session.evaluation(true);
       ++owner.evaluations;
     });

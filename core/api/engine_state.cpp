@@ -16,6 +16,7 @@
 #include "model/device_library.hpp"
 #include "model/kept_tensors.hpp"
 #include "model/param_types.hpp"
+#include "model/process_setup.hpp"
 #include "plan/parameter_list.hpp"
 #include "zr/mutex.hpp"
 
@@ -125,16 +126,16 @@ host::job::Setup setup_of(const Program& program, const std::string& name) {
 }
 }  // namespace
 
-Engine::State::State(const Program& p, ProgramModule m, const std::string& engine_name,
+Engine::State::State(const Program& p, ProgramModulePtr m, const std::string& engine_name,
                      std::unique_ptr<host::engine::RefreshState> before)
     : program(p),
       module(std::move(m)),
       name(engine_name),
       dtype(p.state()->setup().config.train().dtype),
       device(open_device(p.state()->setup())),
-      torch_model(std::in_place, module.parameters(), module.buffers(), options_of(p, device, before != nullptr)),
+      torch_model(std::in_place, module->parameters(), module->buffers(), options_of(p, device, before != nullptr)),
       session(std::in_place, setup_of(p, name), *torch_model, std::move(before)) {
-  at::set_num_threads(session->threads());
+  host::model::ProcessSetup::use_threads(session->threads());
   reshaped_parameter().clear();
   last_dtype = host::name_of(dtype).data();  // points to a string literal
   KeptBuffers::set(host::model::KeptTensors::describe_all());
@@ -157,22 +158,22 @@ Engine::State::~State() {
   }
 }
 
-std::unique_ptr<Engine::State> Engine::State::make(const Program& program, const ProgramModule& module,
+std::unique_ptr<Engine::State> Engine::State::make(const Program& program, const ProgramModulePtr& module,
                                                    const std::string& name) {
   if (program.state()->prints_parameters()) {
-    const Tensors parameters = module.parameters();
+    const Tensors parameters = module->parameters();
     const at::Device on = parameters.empty() ? torch::kCPU : parameters[0].second.device();
     const host::model::TorchModel queried(parameters, {}, options_of(program, on, false));
     std::puts(host::plan::to_json(queried.parameters()).c_str());
     throw ExitRequest{std::fflush(stdout) == 0 ? 0 : exit_code::environment};
   }
-  if (module.parameters().empty())
+  if (module->parameters().empty())
     host::fail_user(
         "zr::Engine: the model has no parameters; register its submodules and parameters in the "
         "constructor (register_module, register_parameter)");
   return host::guard_host_call("zr::Engine", [&] {
-    host::model::check_param_types(module.parameters(), program.state()->setup().config, program.rank());
-    host::model::check_buffer_types(module.buffers(), program.state()->setup().config, program.rank());
+    host::model::check_param_types(module->parameters(), program.state()->setup().config, program.rank());
+    host::model::check_buffer_types(module->buffers(), program.state()->setup().config, program.rank());
     auto state = std::make_unique<State>(program, module, name);
     state->finish_copies();
     return state;
@@ -202,9 +203,9 @@ void Engine::State::finish_copies() {
 }
 
 torch::Tensor Engine::State::buffer(const std::string& name) {
-  torch_model->check_buffers(module.buffers());
+  torch_model->check_buffers(module->buffers());
   std::vector<std::string> names;
-  for (const auto& [buffer_name, tensor] : module.buffers()) {
+  for (const auto& [buffer_name, tensor] : module->buffers()) {
     if (buffer_name == name && tensor.defined()) return tensor;
     names.push_back(buffer_name);
   }

@@ -32,12 +32,12 @@ struct Engine::State {
   };
 
   /// `before`: the state that refresh() took over from the previous session.
-  State(const Program& p, ProgramModule m, const std::string& engine_name,
+  State(const Program& p, ProgramModulePtr m, const std::string& engine_name,
         std::unique_ptr<host::engine::RefreshState> before = nullptr);
   /// If an exception ends the engine, keeps what may explain it for the message of zr::guarded.
   ~State();
   /// Creates the state. If the process was started only to query its parameters, prints them and throws ExitRequest.
-  static std::unique_ptr<State> make(const Program& program, const ProgramModule& module, const std::string& name);
+  static std::unique_ptr<State> make(const Program& program, const ProgramModulePtr& module, const std::string& name);
   /// The model's buffer of that name. Throws UserError, which suggests the nearest name.
   torch::Tensor buffer(const std::string& name);
   /// True if the tensor is in CPU memory or on the device of the engine, or undefined.
@@ -53,7 +53,7 @@ struct Engine::State {
   void apply_edit();
   /// Makes the engine use the buffers that the model has now.
   void adopt_buffers() {
-    if (session && torch_model->has_buffers()) torch_model->adopt_buffers(module.buffers());
+    if (session && torch_model->has_buffers()) torch_model->adopt_buffers(module->buffers());
   }
   /// Ends the session when the process exits, as ~State() would. Not within a call of the engine: then the process ends
   /// without the rest of the call.
@@ -159,7 +159,7 @@ struct Engine::State {
   }
 
   Program program;
-  ProgramModule module;
+  ProgramModulePtr module;
   std::string name;
   const zr_dtype dtype;
   const torch::Device device;

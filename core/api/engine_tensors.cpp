@@ -35,7 +35,7 @@ torch::Tensor Engine::get(const std::string& parameter, TensorKind kind, const s
       "get", arguments_of(parameter, kind, slot), [&](host::engine::Session& session, const State::Call& call) {
         call.not_in_swap();
         check_slot(call.text(), kind, slot);
-        state_->torch_model->check_trained(state_->module.parameter(parameter));
+        state_->torch_model->check_trained(state_->module->parameter(parameter));
         const uint32_t index = session.tensors().find(parameter);
         torch::Tensor tensor = torch::empty(session.plan().input.parameters[index].shape, torch::kFloat);
         session.tensors().read(index, engine_kind(kind), slot, tensor.data_ptr<float>());
@@ -48,7 +48,7 @@ void Engine::set(const std::string& parameter, TensorKind kind, const torch::Ten
       "set", arguments_of(parameter, kind, slot), [&](host::engine::Session& session, const State::Call& call) {
         call.not_in_swap();
         check_slot(call.text(), kind, slot);
-        state_->torch_model->check_trained(state_->module.parameter(parameter));
+        state_->torch_model->check_trained(state_->module->parameter(parameter));
         const uint32_t index = session.tensors().find(parameter);
         const std::vector<int64_t>& shape = session.plan().input.parameters[index].shape;
         if (!tensor.defined()) host::fail_user(call.text() + ": the tensor is undefined; pass a tensor with values");

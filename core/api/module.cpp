@@ -9,55 +9,80 @@
 
 namespace zr {
 
-ProgramModule::ProgramModule(torch::nn::Module& module) : module_(&module) {}
-ProgramModule::ProgramModule(const torch::jit::Module& module)
-    : script_(std::make_shared<const torch::jit::Module>(module)) {}
+namespace {
 
-Tensors ProgramModule::parameters() const {
-  Tensors list;
-  if (module_)
-    for (const auto& item : module_->named_parameters()) list.emplace_back(item.key(), item.value());
-  else
-    for (const auto& item : script_->named_parameters()) list.emplace_back(item.name, item.value);
-  return list;
-}
+// "a.b.weight" -> {"a", "b"} and "weight".
+struct ParameterPath {
+  explicit ParameterPath(const std::string& name) {
+    std::istringstream in(name);
+    for (std::string part; std::getline(in, part, '.');) submodules.push_back(part);
+    if (submodules.empty()) return;
+    last = submodules.back();
+    submodules.pop_back();
+  }
+  std::vector<std::string> submodules;
+  std::string last;
+};
 
-Tensors ProgramModule::buffers() const {
-  Tensors list;
-  if (module_)
-    for (const auto& item : module_->named_buffers()) list.emplace_back(item.key(), item.value());
-  else
-    for (const auto& item : script_->named_buffers()) list.emplace_back(item.name, item.value);
-  return list;
-}
-
-Tensors ProgramModule::parameter(const std::string& name) const {
-  const auto dot = name.rfind('.');
-  const std::string last = dot == name.npos ? name : name.substr(dot + 1);
-  std::istringstream path(dot == name.npos ? "" : name.substr(0, dot));
-  Tensors found;
-  std::string part;
-  if (module_) {
-    const torch::nn::Module* at = module_;
-    while (std::getline(path, part, '.')) {
+class NnModule final : public ProgramModule {
+ public:
+  explicit NnModule(const torch::nn::Module& module) : module_(module) {}
+  Tensors parameters() const override { return list_of(module_.named_parameters()); }
+  Tensors buffers() const override { return list_of(module_.named_buffers()); }
+  Tensors parameter(const std::string& name) const override {
+    const ParameterPath path(name);
+    const torch::nn::Module* at = &module_;
+    for (const std::string& part : path.submodules) {
       const auto children = at->named_children();  // the children themselves are owned by `at`
       const auto* child = children.find(part);
-      if (!child) return found;
+      if (!child) return {};
       at = child->get();
     }
     const auto parameters = at->named_parameters(false);
-    if (const torch::Tensor* tensor = parameters.find(last)) found.emplace_back(name, *tensor);
-  } else {
-    torch::jit::Module at = *script_;
-    while (std::getline(path, part, '.')) {
-      if (!at.hasattr(part) || !at.attr(part).isModule()) return found;
+    const torch::Tensor* tensor = parameters.find(path.last);
+    return tensor ? Tensors{{name, *tensor}} : Tensors{};
+  }
+
+ private:
+  static Tensors list_of(const torch::OrderedDict<std::string, torch::Tensor>& tensors) {
+    Tensors list;
+    for (const auto& item : tensors) list.emplace_back(item.key(), item.value());
+    return list;
+  }
+  const torch::nn::Module& module_;
+};
+
+class ScriptModule final : public ProgramModule {
+ public:
+  explicit ScriptModule(const torch::jit::Module& module) : module_(module) {}
+  Tensors parameters() const override { return list_of(module_.named_parameters()); }
+  Tensors buffers() const override { return list_of(module_.named_buffers()); }
+  Tensors parameter(const std::string& name) const override {
+    const ParameterPath path(name);
+    torch::jit::Module at = module_;
+    for (const std::string& part : path.submodules) {
+      if (!at.hasattr(part) || !at.attr(part).isModule()) return {};
       at = at.attr(part).toModule();
     }
     for (const auto& item : at.named_parameters(false))
-      if (item.name == last) found.emplace_back(name, item.value);
+      if (item.name == path.last) return {{name, item.value}};
+    return {};
   }
-  return found;
-}
+
+ private:
+  template <class List>
+  static Tensors list_of(const List& tensors) {
+    Tensors list;
+    for (const auto& item : tensors) list.emplace_back(item.name, item.value);
+    return list;
+  }
+  const torch::jit::Module module_;
+};
+
+}  // namespace
+
+ProgramModulePtr program_module(const torch::nn::Module& module) { return std::make_shared<NnModule>(module); }
+ProgramModulePtr program_module(const torch::jit::Module& module) { return std::make_shared<ScriptModule>(module); }
 
 host::engine::ParameterChange parameter_change(const host::model::TorchModel& model, const Tensors& current,
                                                const Tensors& buffers) {

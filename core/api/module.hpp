@@ -20,21 +20,23 @@ namespace zr {
 
 using Tensors = std::vector<std::pair<std::string, torch::Tensor>>;
 
-/// A torch::nn::Module, which must outlive this object, or a TorchScript module, which it shares. Training thread only.
+/// One implementation for each kind of module. Training thread only.
 class ProgramModule {
  public:
-  explicit ProgramModule(torch::nn::Module& module);
-  explicit ProgramModule(const torch::jit::Module& module);
+  virtual ~ProgramModule() = default;
   /// The current parameters and buffers, in the module's order; a tied parameter appears under each of its names.
-  Tensors parameters() const;
-  Tensors buffers() const;
+  virtual Tensors parameters() const = 0;
+  virtual Tensors buffers() const = 0;
   /// The parameter of that name, or an empty list. Does not list the parameters of other submodules.
-  Tensors parameter(const std::string& name) const;
-
- private:
-  torch::nn::Module* module_ = nullptr;
-  std::shared_ptr<const torch::jit::Module> script_;
+  virtual Tensors parameter(const std::string& name) const = 0;
 };
+/// Never null; several engines' states may share one.
+using ProgramModulePtr = std::shared_ptr<const ProgramModule>;
+
+/// A torch::nn::Module, which must outlive the result.
+ProgramModulePtr program_module(const torch::nn::Module& module);
+/// A TorchScript module, which the result shares.
+ProgramModulePtr program_module(const torch::jit::Module& module);
 
 /// The differences between `current` and the parameters that `model` trains, and between `buffers` and its buffers.
 host::engine::ParameterChange parameter_change(const host::model::TorchModel& model, const Tensors& current,

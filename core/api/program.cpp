@@ -13,6 +13,7 @@
 #include "base/log.hpp"
 #include "config/key_json.hpp"
 #include "config/key_reader.hpp"
+#include "control/program_request.hpp"
 #include "job/checkpoint_paths.hpp"
 #include "plugin/plugin_selection.hpp"
 
@@ -23,10 +24,7 @@ void (*load_device_library)(const std::string& device, const std::string& librar
 
 namespace {
 
-bool is_query(std::string_view what) {
-  const char* ask = std::getenv("ZR_ASK");
-  return ask && what == ask;
-}
+using host::control::ProgramRequest;
 
 std::vector<host::config::ConfigKey> config_keys_of(const std::vector<Key>& keys) {
   const auto bound = [](double value) { return std::fabs(value) >= 1e18 ? std::copysign(INFINITY, value) : value; };
@@ -160,13 +158,14 @@ Program::State::State(Load load, std::filesystem::path folder, const std::vector
     : folder_(std::move(folder)) {
   const auto program_keys = config_keys_of(keys);
   check_keys(program_keys);
-  if (is_query("schema")) {
+  const auto request = host::control::request_of_process();
+  if (request == ProgramRequest::schema) {
     std::puts(host::config::to_json(program_keys).c_str());
     request_exit();
   }
   host::report_file_size_limit();
-  const bool without_memory = is_query("parameters");
-  prints_parameters_ = without_memory || is_query("parameters_in_memory");
+  const bool without_memory = request == ProgramRequest::parameters;
+  prints_parameters_ = without_memory || request == ProgramRequest::parameters_in_memory;
   if (without_memory && build_without_memory) build_without_memory();
   const host::config::Document document = load(overrides);
   const host::config::Setting<int> ranks = document.ranks();
@@ -210,7 +209,8 @@ Program::Program(int argc, char** argv, const std::vector<Key>& keys) {
     const std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
     const auto is_help = [](const std::string& word) { return word == "--help" || word == "-h"; };
     if (std::any_of(words.begin(), words.end(), is_help)) help(name, config_keys_of(keys));
-    if (words.empty() && !is_query("schema")) host::fail_user("no TOML file is given; " + usage_of(name));
+    if (words.empty() && host::control::request_of_process() != ProgramRequest::schema)
+      host::fail_user("no TOML file is given; " + usage_of(name));
     for (const std::string& word : words)
       if (word.size() > 1 && word[0] == '-')
         host::fail_user("unknown option " + word + "; " + usage_of(name) + " (or --help)");

@@ -138,11 +138,6 @@ std::optional<std::string> Directory::link_target(const std::string& name) const
   return std::string(target.data(), static_cast<std::size_t>(n));
 }
 
-void Directory::move(const std::string& name, const Directory& to) const {
-  if (::renameat(fd_, name.c_str(), to.fd_, name.c_str()) != 0)
-    fail_file(in(name), "cannot be renamed to " + to.in(name), errno);
-}
-
 void Directory::remove(const std::string& name) const {
   if (::unlinkat(fd_, name.c_str(), 0) != 0 && errno != ENOENT) fail_file(in(name), "cannot be removed", errno);
 }

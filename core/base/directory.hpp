@@ -43,8 +43,6 @@ class Directory {
   void link(const std::string& target, const std::string& name) const;
   /// The target of the symbolic link `name`; nullopt if there is no such link.
   std::optional<std::string> link_target(const std::string& name) const;
-  /// Moves the entry `name` into the directory `to` under the same name.
-  void move(const std::string& name, const Directory& to) const;
   /// Renames an entry of this directory atomically; replaces a file with the new name.
   void rename(const std::string& from, const std::string& to) const;
   /// Exchanges the names of two entries atomically. False, with errno set, if the file system cannot do that.

@@ -212,17 +212,18 @@ Manifest parse_manifest(const std::string& path, const std::string& text) {
     reject_manifest(path, fmt::format("has the key '{}' twice in one object", *twice));
   const JsonField root(path, kManifestRemedy, json);
   const int64_t version = root.at("version").integer(0, kMax);
-  if (version < 1 || version > kVersion)
-    fail_user(fmt::format(
-        "{}: has format version {}, but this release reads versions 1 to {}; load it with the release that wrote it",
-        path, version, kVersion));
+  if (version != kVersion)
+    fail_user(
+        fmt::format("{}: has format version {}, but this release reads version {}; load it with the release that "
+                    "wrote it",
+                    path, version, kVersion));
   Manifest manifest;
   manifest.step = root.at("step").integer(0, kMaxSteps);
   manifest.index_bytes = root.at("index").at("bytes").integer(0, kMax);
   manifest.index_hash = hash_in(root.at("index").at("xxh3"));
   manifest.run = root.at("run").text();
   manifest.metadata_json = root.at("facts").value().dump();
-  manifest.metadata = parse_metadata(root.at("facts"), manifest.step, version);
+  manifest.metadata = parse_metadata(root.at("facts"), manifest.step);
   const JsonField files = root.at("files"), tensors = root.at("tensors");
   for (std::size_t i = 0, n = files.size(); i < n; ++i) {
     const JsonField entry = files.element(i);

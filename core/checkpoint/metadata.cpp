@@ -48,7 +48,7 @@ std::string to_text(const CheckpointMetadata& metadata) {
   return json.dump();
 }
 
-CheckpointMetadata parse_metadata(const JsonField& root, int64_t step, int64_t version) {
+CheckpointMetadata parse_metadata(const JsonField& root, int64_t step) {
   CheckpointMetadata metadata;
   metadata.updates = root.at("updates").integer(0, step);
   metadata.samples = root.at("samples").integer(0, kMaxSamples);
@@ -68,7 +68,7 @@ CheckpointMetadata parse_metadata(const JsonField& root, int64_t step, int64_t v
   metadata.loss_scale.hysteresis_left = scale.at("hysteresis_left").integer(1, kMaxSteps);
   metadata.loss_scale.skips = scale.at("skips").integer(0, step);
   metadata.loss_scale.dynamic = scale.at("dynamic").boolean();
-  metadata.last_step_applied = version == 1 ? metadata.loss_scale.skips == 0 : root.at("last_step_applied").boolean();
+  metadata.last_step_applied = root.at("last_step_applied").boolean();
   const JsonField optimizer = root.at("optimizer");
   metadata.optimizer = optimizer.at("id").text();
   metadata.slots = optimizer.at("slots").texts();

@@ -39,8 +39,8 @@ struct CheckpointMetadata {
 
 /// Returns a JSON object.
 std::string to_text(const CheckpointMetadata& metadata);
-/// Parses the metadata of a checkpoint of this step and format version. Throws UserError naming file and key if a
+/// Parses the metadata of a checkpoint of this step. Throws UserError naming file and key if a
 /// value is missing, has a wrong type, or is out of bounds.
-CheckpointMetadata parse_metadata(const JsonField& root, int64_t step, int64_t version);
+CheckpointMetadata parse_metadata(const JsonField& root, int64_t step);
 
 }  // namespace zr::host::checkpoint

@@ -140,8 +140,6 @@ std::string reason_unused(const JobFile& job, const config::ConfigKey& key) {
 
 [[noreturn]] void fail_unknown(const JobFile& job, const std::vector<config::ConfigKey>& unused,
                                const std::string& path) {
-  if (const std::string_view now = config::renamed(path); !now.empty())
-    fail_user(fmt::format("zeroth explain: the key '{}' was renamed; write '{}'", path, now));
   std::vector<std::string> paths, names_in_table;
   const auto add = [&](const config::ConfigKey& key) {
     paths.push_back(key.path());

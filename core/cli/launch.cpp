@@ -1,6 +1,5 @@
 #include "cli/launch.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -8,12 +7,7 @@
 
 #include <algorithm>
 #include <array>
-#include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/address_v4.hpp>
-#include <boost/asio/posix/stream_descriptor.hpp>
-#include <boost/asio/signal_set.hpp>
-#include <boost/asio/steady_timer.hpp>
-#include <cerrno>
 #include <chrono>
 #include <climits>
 #include <cstdlib>
@@ -25,25 +19,20 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/terminal.hpp"
-#include "cli/launch_output.hpp"
-#include "cli/launch_process.hpp"
+#include "cli/job_loop.hpp"
 #include "cli/program_libraries.hpp"
 #include "control/control.hpp"
 #include "control/environment.hpp"
-#include "control/job_secret.hpp"
 #include "control/step_board.hpp"
-#include "control/store.hpp"
 
 extern char** environ;
 
 namespace zr::host::cli {
 
-using boost::asio::posix::stream_descriptor;
 using boost::system::error_code;
 
 namespace {
 constexpr int kMaxRanks = 1024;
-constexpr auto kTickInterval = std::chrono::milliseconds(100);
 constexpr auto kShutdownTimeout = std::chrono::seconds(5);               // after a signal of the user; then SIGKILL
 constexpr auto kFailureReportTimeout = std::chrono::milliseconds(3500);  // until the store's report, after a failure
 constexpr auto kSurvivorTimeout = std::chrono::milliseconds(2500);       // after the report; ranks end within 2 s
@@ -57,85 +46,59 @@ std::string progress_mode() {
   return ::ttyname_r(STDOUT_FILENO, device, sizeof device) == 0 ? std::string("tty:") + device : "tty";
 }
 
-class Launch {
+class Launch : JobLoop {
  public:
   explicit Launch(const LaunchOptions& options);
-  ~Launch();
+  ~Launch() override;
   int run();
 
  private:
   struct Rank {
     Process process;                          // the one that was started, or the rank that has outlived it
     bool running = false, signalled = false;  // signalled: by this launcher, so its end is not a failure
-    std::array<std::unique_ptr<stream_descriptor>, 2> streams;
-    std::array<bool, 2> paused{};
-    std::array<char, 65536> buffer;
+    std::array<Pipe, 2> pipes;
   };
+  void on_signal(int signal) override;
+  void on_child() override;
+  void on_tick() override { save_after_all(); }
+  void on_failure(const std::string& table) override;
+  bool is_done() const override { return running_ == 0 && (!store_->broken() || reported_); }
+
   std::vector<std::string> environment_of(int rank) const;
   void start_rank(int rank, const std::string& file);
-  void listen_to_signals();
-  void read(int rank, Output::Stream stream);
-  void reap_all();
   void ended(int rank, const control::ExitStatus& exit_status);
-  void drain(int rank);
-  void stop(int signal, int forwarded_signal);
-  bool saves_on_signal() const;
-  bool all_set(std::string (*key)(int rank)) const;
+  bool saves_on_signal() const { return all_set(control::saves_on_signal_key); }
   bool outlives(int rank, const control::ExitStatus& exit_status);
   void save_after_all();
-  void rank_failed(const std::string& table);
   void signal_ranks(int signal, bool joined_too);
   void kill_all_after(std::chrono::milliseconds timeout);
   void end_survivors();
-  void tick();
-  void finish_if_done();
-  Rank& at(int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
+  Rank& at(int rank) { return *all_[static_cast<std::size_t>(rank)]; }
 
   const LaunchOptions& options_;
   const UsableCores cores_ = usable_cores();
-  boost::asio::io_context io_;
-  boost::asio::signal_set signals_;
-  boost::asio::steady_timer tick_, deadline_;
-  OutputWriter writer_;
-  Output output_;
-  std::unique_ptr<control::Store> store_;
-  std::string job_, token_;
-  const OrphanAdoption orphans_;  // ranks whose parents have ended
   std::unique_ptr<control::StepBoard> steps_;
-  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::vector<std::unique_ptr<Rank>> all_;
   int running_ = 0;
-  int stop_signal_ = 0;          // the signal that stopped the job
   bool stop_requested_ = false;  // a signal was forwarded; the ranks save a checkpoint and end by themselves
   bool sigkill_sent_ = false;    // SIGKILL was sent
-  bool reported_ = false;        // the failure report is printed
   bool survivors_may_continue_ = true;
   int exit_code_ = 0;                 // exit code of the first failure
   bool code_is_consequence_ = false;  // exit_code_ is from a rank that failed only because another rank was lost
   const long oom_kills_ = kernel_oom_kills();
-  struct sigaction sigpipe_action_before_ {};
 };
 
 Launch::Launch(const LaunchOptions& options)
-    : options_(options),
-      signals_(io_),
-      tick_(io_),
-      deadline_(io_),
-      output_(writer_, STDOUT_FILENO, STDERR_FILENO, options.ranks, options.raw_rank0),
-      job_("zr-" + control::random_hex(6)),
-      token_(control::random_hex(16)),
-      steps_(control::StepBoard::create(job_, options.ranks)) {
-  struct sigaction ignore {};
-  ignore.sa_handler = SIG_IGN;
-  sigaction(SIGPIPE, &ignore, &sigpipe_action_before_);
-}
+    : JobLoop(options.ranks, options.raw_rank0),
+      options_(options),
+      steps_(control::StepBoard::create(job_, options.ranks)) {}
 
 Launch::~Launch() {
-  for (auto& rank : ranks_)
+  for (auto& rank : all_)
     if (rank->running) {
       kill(-rank->process.group, SIGKILL);
       while (!reap(rank->process.pid, rank->process.group)) usleep(1000);
     }
-  sigaction(SIGPIPE, &sigpipe_action_before_, nullptr);
 }
 
 std::vector<std::string> Launch::environment_of(int rank) const {
@@ -170,89 +133,34 @@ void Launch::start_rank(int rank, const std::string& file) {
   process.environment = environment_of(rank);
   process.reads_stdin = rank == 0 && !isatty(STDIN_FILENO);  // a background group that reads a terminal is stopped
   process.one_pipe = output_.merged();
-  ranks_.push_back(std::make_unique<Rank>());
-  Rank& started = *ranks_.back();
+  all_.push_back(std::make_unique<Rank>());
+  Rank& started = *all_.back();
   started.process = start_process(process);
   started.running = true;
   ++running_;
   store_->started(rank, started.process.pid);
   const std::array ends{started.process.out, started.process.err};
-  for (const auto stream : {Output::out, Output::err}) {
-    if (ends[stream] < 0) continue;
-    fcntl(ends[stream], F_SETFL, O_NONBLOCK);
-    started.streams[stream] = std::make_unique<stream_descriptor>(io_, ends[stream]);
-    read(rank, stream);
-  }
-}
-
-void Launch::listen_to_signals() {
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
-    struct sigaction now {};
-    sigaction(signal, nullptr, &now);
-    if (now.sa_handler != SIG_IGN) signals_.add(signal);  // nohup makes the launcher ignore SIGHUP
-  }
-  signals_.add(SIGCHLD);
-  const auto wait = [this](const auto& again) -> void {
-    signals_.async_wait([this, again](const error_code& error, int signal) {
-      if (error) return;
-      signal == SIGCHLD ? reap_all() : stop(signal, signal);
-      again(again);
-    });
-  };
-  wait(wait);
+  for (const auto stream : {Output::out, Output::err})
+    if (ends[stream] >= 0)
+      started.pipes[stream].open(*this, ends[stream],
+                                 [=, this](std::string_view bytes) { output_.bytes(rank, stream, bytes); });
 }
 
 int Launch::run() {
   const std::string file = find_program(options_.program.empty() ? "" : options_.program[0]);
   provide_libraries(file);
-  control::Store::Options store;
-  store.world = options_.ranks;
-  store.job = store.job_id = job_;
-  store.token = token_;
-  store.launched = true;
-  store.on_failure_report = [this](const std::string& table) { rank_failed(table); };
-  store_ = std::make_unique<control::Store>(io_, std::move(store), boost::asio::ip::address_v4::loopback(),
-                                            std::vector<uint16_t>{0});
+  open_store(boost::asio::ip::address_v4::loopback(), {0}, true);
   listen_to_signals();
   if (options_.threads == 0 && cores_.limited())
     log(ZR_LOG_INFO, fmt::format("{}: {} threads per rank; set job.threads for another number", quota_text(cores_),
                                  std::max(1, cores_.whole() / options_.ranks)));
   for (int rank = 0; rank < options_.ranks; ++rank) start_rank(rank, file);
-  writer_.start();
-  tick();
-  reap_all();
-  io_.run();
-  error_code ignored;
-  signals_.clear(ignored);  // now Ctrl-C ends the launcher even if its output blocks
-  output_.finish();
-  writer_.flush();
-  if (const int error = writer_.error()) {
-    log(ZR_LOG_ERROR, lost_output_text(error, stop_signal_ == SIGPIPE));
-    if (stop_signal_ == SIGPIPE || !exit_code_) return exit_code::environment;
-  }
+  run_loop();
+  if (finish_output() && (stop_signal_ == SIGPIPE || !exit_code_)) return exit_code::environment;
   return exit_code_ ? exit_code_ : stop_signal_ ? 128 + stop_signal_ : 0;
 }
 
-void Launch::read(int rank, Output::Stream stream) {
-  Rank& source = at(rank);
-  if (writer_.congested()) {
-    source.paused[stream] = true;  // tick() resumes it
-    return;
-  }
-  source.streams[stream]->async_wait(stream_descriptor::wait_read, [this, rank, stream](const error_code& error) {
-    Rank& ready = at(rank);
-    if (error || !ready.streams[stream]) return;
-    const ssize_t n = ::read(ready.streams[stream]->native_handle(), ready.buffer.data(), ready.buffer.size());
-    if (n > 0) output_.bytes(rank, stream, {ready.buffer.data(), static_cast<std::size_t>(n)});
-    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
-      ready.streams[stream].reset();
-    } else {
-      read(rank, stream);
-    }
-  });
-}
-
-void Launch::reap_all() {
+void Launch::on_child() {
   std::set<pid_t> own;
   for (int rank = 0; rank < options_.ranks; ++rank) {
     if (!at(rank).running) continue;
@@ -290,29 +198,14 @@ bool Launch::outlives(int rank, const control::ExitStatus& exit_status) {
   return true;
 }
 
-// Reads the last output of a rank that has ended. Does not wait for the end of the pipes, which a process outside the
-// rank's group may keep open.
-void Launch::drain(int rank) {
-  Rank& source = at(rank);
-  for (const auto stream : {Output::out, Output::err}) {
-    if (!source.streams[stream]) continue;
-    for (ssize_t n;
-         (n = ::read(source.streams[stream]->native_handle(), source.buffer.data(), source.buffer.size())) != 0;) {
-      if (n < 0 && errno != EINTR) break;
-      if (n > 0) output_.bytes(rank, stream, {source.buffer.data(), static_cast<std::size_t>(n)});
-    }
-    source.streams[stream].reset();
-  }
-  output_.ended(rank);
-}
-
 void Launch::ended(int rank, const control::ExitStatus& seen) {
   save_after_all();
   control::ExitStatus exit_status = seen;
   if (steps_) exit_status.step = steps_->step(rank);
   at(rank).running = false;
   --running_;
-  drain(rank);
+  for (Pipe& pipe : at(rank).pipes) pipe.drain();
+  output_.ended(rank);
   if (exit_status.signal == SIGKILL && oom_kills_ >= 0 && kernel_oom_kills() > oom_kills_)
     exit_status.note =
         "the kernel has killed processes for lack of memory (dmesg lists them): lower train.micro_batch or job.ranks";
@@ -331,10 +224,8 @@ void Launch::ended(int rank, const control::ExitStatus& seen) {
   if (!exit_status.good()) signal_ranks(SIGTERM, false);  // the store cannot notify ranks that have not joined
 }
 
-void Launch::rank_failed(const std::string& table) {
-  reported_ = true;
-  output_.failed();
-  output_.error(table);
+void Launch::on_failure(const std::string& table) {
+  report(table);
   if (exit_code_ == 0) {
     exit_code_ = exit_code::peer_lost;
     code_is_consequence_ = true;
@@ -343,8 +234,8 @@ void Launch::rank_failed(const std::string& table) {
   finish_if_done();
 }
 
-// Stops the job because of `signal` and sends `forwarded_signal` to the ranks.
-void Launch::stop(int signal, int forwarded_signal) {
+// Stops the job.
+void Launch::on_signal(int signal) {
   if (stop_signal_ || stop_requested_) {  // the second signal
     if (!stop_signal_) stop_signal_ = signal;
     store_->stop_failure_detection();
@@ -353,23 +244,15 @@ void Launch::stop(int signal, int forwarded_signal) {
   if ((signal == SIGTERM || signal == SIGINT) && saves_on_signal()) {
     stop_requested_ = true;  // the ranks save a checkpoint and end; there is no time limit
     if (all_set(control::stops_on_request_key)) return store_->request_stop(signal);
-    for (const auto& rank : ranks_)
+    for (const auto& rank : all_)
       if (rank->running) kill(-rank->process.group, signal);
     return;
   }
   stop_signal_ = signal;
   store_->stop_failure_detection();
-  signal_ranks(forwarded_signal, true);
+  signal_ranks(signal == SIGPIPE ? SIGTERM : signal, true);
   signal_ranks(SIGCONT, true);
   kill_all_after(kShutdownTimeout);
-}
-
-bool Launch::saves_on_signal() const { return all_set(control::saves_on_signal_key); }
-
-bool Launch::all_set(std::string (*key)(int rank)) const {
-  for (int rank = 0; rank < options_.ranks; ++rank)
-    if (store_->value(key(rank)) != "yes") return false;
-  return true;
 }
 
 // Handles a signal that arrived after every rank had begun to catch it, but before the store knew: the ranks save.
@@ -380,7 +263,7 @@ void Launch::save_after_all() {
   stop_requested_ = true;
   stop_signal_ = 0;
   deadline_.expires_at({});  // cancels the deadline
-  for (auto& rank : ranks_) rank->signalled = false;
+  for (auto& rank : all_) rank->signalled = false;
   store_->resume_failure_detection();
 }
 
@@ -423,25 +306,6 @@ void Launch::end_survivors() {
                   continuing, kContinuationTimeout.count()));
   deadline_.expires_at({});
   kill_all_after(kContinuationTimeout);
-}
-
-void Launch::tick() {
-  output_.tick();
-  save_after_all();
-  if (writer_.failed() && !stop_signal_) stop(SIGPIPE, SIGTERM);
-  for (int rank = 0; rank < options_.ranks; ++rank)
-    for (const auto stream : {Output::out, Output::err})
-      if (at(rank).streams[stream] && std::exchange(at(rank).paused[stream], false)) read(rank, stream);
-  tick_.expires_after(kTickInterval);
-  tick_.async_wait([this](const error_code& error) {
-    if (!error) tick();
-  });
-}
-
-void Launch::finish_if_done() {
-  if (running_ > 0 || (store_->broken() && !reported_)) return;
-  store_->close();
-  io_.stop();
 }
 }  // namespace
 

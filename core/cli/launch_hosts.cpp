@@ -1,17 +1,11 @@
 #include "cli/launch_hosts.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <boost/asio/io_context.hpp>
-#include <boost/asio/posix/stream_descriptor.hpp>
-#include <boost/asio/signal_set.hpp>
-#include <boost/asio/steady_timer.hpp>
-#include <cerrno>
 #include <charconv>
 #include <chrono>
 #include <cstdlib>
@@ -25,23 +19,18 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "cli/bounded_run.hpp"
-#include "cli/launch_output.hpp"
-#include "cli/launch_process.hpp"
+#include "cli/job_loop.hpp"
 #include "cli/tagged_output.hpp"
 #include "control/control.hpp"
 #include "control/environment.hpp"
-#include "control/job_secret.hpp"
-#include "control/store.hpp"
 
 extern char** environ;
 
 namespace zr::host::cli {
 
-namespace asio = boost::asio;
 using boost::system::error_code;
 
 namespace {
-constexpr auto kOutputInterval = std::chrono::milliseconds(100);
 constexpr auto kReportTimeout = std::chrono::milliseconds(3500);  // until the store's report, after a failure
 constexpr auto kMpirunTimeout = std::chrono::seconds(5);          // until mpirun ends, after SIGTERM
 constexpr auto kAbortTimeout = std::chrono::seconds(3);           // the same, after the failure report
@@ -111,64 +100,38 @@ std::set<std::string> variables_of_ranks(const std::vector<std::string>& environ
   return names;
 }
 
-class HostLaunch {
+class HostLaunch : JobLoop {
  public:
   explicit HostLaunch(const HostLaunchOptions& options);
-  ~HostLaunch();
+  ~HostLaunch() override;
   int run();
 
  private:
+  void on_signal(int signal) override;
+  void on_child() override;
+  void on_tick() override { finish_if_done(); }
+  void on_failure(const std::string& table) override;
+  bool is_done() const override;
+
   std::vector<std::string> environment() const;
   std::vector<std::string> arguments() const;
-  void listen_to_signals();
-  void read(Output::Stream stream);
+  void start_mpirun(const std::string& file);
   void drain();
-  void forward(int signal);
-  bool all_set(std::string (*key)(int rank)) const;
-  void failed(const std::string& table);
   void kill_mpirun_after(std::chrono::milliseconds timeout);
   void end_orphans() const { orphans_.kill_with("ZR_JOB=" + job_); }
-  void reap_mpirun();
-  void finish_if_done();
-  void tick();
   int result() const;
 
   const HostLaunchOptions& options_;
-  const int ranks_;
-  asio::io_context io_;
-  asio::signal_set signals_;
-  asio::steady_timer tick_, deadline_;
-  OutputWriter writer_;
-  Output output_;
   std::array<std::unique_ptr<TaggedOutput>, 2> tagged_;
-  std::array<std::unique_ptr<asio::posix::stream_descriptor>, 2> streams_;
-  std::array<bool, 2> paused_{};
-  std::vector<char> buffer_ = std::vector<char>(std::max<std::size_t>(65536, packet_bytes()));
+  std::array<Pipe, 2> pipes_;
   std::string store_name_;
-  std::unique_ptr<control::Store> store_;
-  const std::string job_, token_;
-  const OrphanAdoption orphans_;  // ranks on this machine, if mpirun is killed
   Process mpirun_;
   std::optional<control::ExitStatus> ended_;
   std::optional<std::chrono::steady_clock::time_point> report_deadline_;
-  int stop_signal_ = 0;
-  bool reported_ = false;    // the failure report is printed
   bool own_output_ = false;  // mpirun itself has printed something
-  struct sigaction sigpipe_action_before_ {};
 };
 
-HostLaunch::HostLaunch(const HostLaunchOptions& options)
-    : options_(options),
-      ranks_(ranks_of(options.hosts)),
-      signals_(io_),
-      tick_(io_),
-      deadline_(io_),
-      output_(writer_, STDOUT_FILENO, STDERR_FILENO, ranks_, true),
-      job_("zr-" + control::random_hex(6)),
-      token_(control::random_hex(16)) {
-  struct sigaction ignore {};
-  ignore.sa_handler = SIG_IGN;
-  sigaction(SIGPIPE, &ignore, &sigpipe_action_before_);
+HostLaunch::HostLaunch(const HostLaunchOptions& options) : JobLoop(ranks_of(options.hosts), true), options_(options) {
   for (const auto stream : {Output::out, Output::err})
     tagged_[stream] =
         std::make_unique<TaggedOutput>(packet_bytes(), [this, stream](int rank, bool error, std::string_view text) {
@@ -179,12 +142,10 @@ HostLaunch::HostLaunch(const HostLaunchOptions& options)
 }
 
 HostLaunch::~HostLaunch() {
-  if (mpirun_.pid >= 0 && !ended_) {
-    kill(-mpirun_.pid, SIGKILL);
-    while (!reap(mpirun_.pid)) usleep(1000);
-    end_orphans();
-  }
-  sigaction(SIGPIPE, &sigpipe_action_before_, nullptr);
+  if (mpirun_.pid < 0 || ended_) return;
+  kill(-mpirun_.pid, SIGKILL);
+  while (!reap(mpirun_.pid)) usleep(1000);
+  end_orphans();
 }
 
 std::vector<std::string> HostLaunch::environment() const {
@@ -220,36 +181,7 @@ std::vector<std::string> HostLaunch::arguments() const {
   return words;
 }
 
-void HostLaunch::listen_to_signals() {
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
-    struct sigaction now {};
-    sigaction(signal, nullptr, &now);
-    if (now.sa_handler != SIG_IGN) signals_.add(signal);
-  }
-  signals_.add(SIGCHLD);
-  const auto wait = [this](const auto& again) -> void {
-    signals_.async_wait([this, again](const error_code& error, int signal) {
-      if (error) return;
-      signal == SIGCHLD ? reap_mpirun() : forward(signal);
-      again(again);
-    });
-  };
-  wait(wait);
-}
-
-int HostLaunch::run() {
-  check_arguments(options_.program);
-  const std::string file = mpirun_file();
-  check_version(file);
-  const StoreAddress address = store_address(io_, options_.hosts);
-  store_name_ = address.name;
-  control::Store::Options store;
-  store.world = ranks_;
-  store.job = store.job_id = job_;
-  store.token = token_;
-  store.on_failure_report = [this](const std::string& table) { failed(table); };
-  store_ = std::make_unique<control::Store>(io_, std::move(store), address.address, std::vector{address.port});
-  listen_to_signals();
+void HostLaunch::start_mpirun(const std::string& file) {
   ProcessOptions process;
   process.file = file;
   process.arguments = arguments();
@@ -258,66 +190,37 @@ int HostLaunch::run() {
   process.packets = true;
   mpirun_ = start_process(process);
   const std::array ends{mpirun_.out, mpirun_.err};
-  for (const auto stream : {Output::out, Output::err}) {
-    fcntl(ends[stream], F_SETFL, O_NONBLOCK);
-    streams_[stream] = std::make_unique<asio::posix::stream_descriptor>(io_, ends[stream]);
-    read(stream);
-  }
-  writer_.start();
-  tick();
-  reap_mpirun();
-  io_.run();
-  if (ended_->signal) end_orphans();  // mpirun has not ended its ranks
-  error_code ignored;
-  signals_.clear(ignored);
-  output_.finish();
-  writer_.flush();
-  if (const int lost = writer_.error()) {
-    log(ZR_LOG_ERROR, lost_output_text(lost, stop_signal_ == SIGPIPE));
-    if (stop_signal_ == SIGPIPE) return exit_code::environment;
-  }
-  return result();
+  for (const auto stream : {Output::out, Output::err})
+    pipes_[stream].open(*this, ends[stream],
+                        [this, stream](std::string_view bytes) { tagged_[stream]->packet(bytes); });
 }
 
-void HostLaunch::read(Output::Stream stream) {
-  if (writer_.congested()) {
-    paused_[stream] = true;  // tick() resumes it
-    return;
-  }
-  streams_[stream]->async_wait(asio::posix::stream_descriptor::wait_read, [this, stream](const error_code& error) {
-    if (error || !streams_[stream]) return;
-    const ssize_t n = ::read(streams_[stream]->native_handle(), buffer_.data(), buffer_.size());
-    if (n > 0) tagged_[stream]->packet({buffer_.data(), static_cast<std::size_t>(n)});
-    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
-      streams_[stream].reset();
-    } else {
-      read(stream);
-    }
-  });
+int HostLaunch::run() {
+  check_arguments(options_.program);
+  const std::string file = mpirun_file();
+  check_version(file);
+  const StoreAddress address = store_address(io_, options_.hosts);
+  store_name_ = address.name;
+  open_store(address.address, {address.port}, false);
+  listen_to_signals();
+  start_mpirun(file);
+  run_loop();
+  if (ended_->signal) end_orphans();  // mpirun has not ended its ranks
+  if (finish_output() && stop_signal_ == SIGPIPE) return exit_code::environment;
+  return result();
 }
 
 void HostLaunch::drain() {
   for (const auto stream : {Output::out, Output::err}) {
-    if (streams_[stream])
-      for (ssize_t n; (n = ::read(streams_[stream]->native_handle(), buffer_.data(), buffer_.size())) != 0;) {
-        if (n < 0 && errno != EINTR) break;
-        if (n > 0) tagged_[stream]->packet({buffer_.data(), static_cast<std::size_t>(n)});
-      }
-    streams_[stream].reset();
+    pipes_[stream].drain();
     tagged_[stream]->end();
   }
   for (int rank = 0; rank < ranks_; ++rank) output_.ended(rank);
 }
 
-bool HostLaunch::all_set(std::string (*key)(int rank)) const {
-  for (int rank = 0; rank < ranks_; ++rank)
-    if (store_->value(key(rank)) != "yes") return false;
-  return true;
-}
-
 // Ranks that save a checkpoint get the request through the store, or SIGUSR1 for SIGTERM and SIGUSR2 for SIGINT, which
 // mpirun passes on, and end by themselves; others are ended by mpirun. A second signal ends them at once.
-void HostLaunch::forward(int signal) {
+void HostLaunch::on_signal(int signal) {
   const bool saves = !stop_signal_ && (signal == SIGTERM || signal == SIGINT) && all_set(control::saves_on_signal_key);
   if (!saves) store_->stop_failure_detection();
   const bool ends_already = stop_signal_ || reported_;
@@ -329,10 +232,8 @@ void HostLaunch::forward(int signal) {
   if (!saves) kill_mpirun_after(kMpirunTimeout);
 }
 
-void HostLaunch::failed(const std::string& table) {
-  reported_ = true;
-  output_.failed();
-  output_.error(table);
+void HostLaunch::on_failure(const std::string& table) {
+  report(table);
   kill_mpirun_after(store_->has_silent_ranks() ? std::chrono::seconds(0) : kAbortTimeout);
   finish_if_done();
 }
@@ -346,7 +247,7 @@ void HostLaunch::kill_mpirun_after(std::chrono::milliseconds timeout) {
   });
 }
 
-void HostLaunch::reap_mpirun() {
+void HostLaunch::on_child() {
   if (!ended_) ended_ = reap(mpirun_.pid);
   orphans_.reap_all_but(ended_ ? 0 : mpirun_.pid);
   if (!ended_ || report_deadline_) return;
@@ -355,23 +256,8 @@ void HostLaunch::reap_mpirun() {
   finish_if_done();
 }
 
-void HostLaunch::finish_if_done() {
-  if (!ended_) return;
-  if (store_->broken() && !reported_ && std::chrono::steady_clock::now() < *report_deadline_) return;
-  store_->close();
-  io_.stop();
-}
-
-void HostLaunch::tick() {
-  output_.tick();
-  finish_if_done();
-  if (writer_.failed() && !stop_signal_) forward(SIGPIPE);
-  for (const auto stream : {Output::out, Output::err})
-    if (streams_[stream] && std::exchange(paused_[stream], false)) read(stream);
-  tick_.expires_after(kOutputInterval);
-  tick_.async_wait([this](const error_code& error) {
-    if (!error) tick();
-  });
+bool HostLaunch::is_done() const {
+  return ended_ && (!store_->broken() || reported_ || std::chrono::steady_clock::now() >= *report_deadline_);
 }
 
 int HostLaunch::result() const {

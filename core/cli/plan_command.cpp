@@ -32,7 +32,7 @@ void check_budget(const ModelQuery& query, const plugin::ResolvedJob& job, const
   const int ranks_per_node = hosts.empty() ? ranks : *std::max_element(hosts.begin(), hosts.end());
   job::check_host_budget(job.config, plan, ranks_per_node, context,
                          [&](int64_t bytes) { return host_suggestions_text(job, ranks, ranks_per_node, bytes, with); });
-  const int64_t budget = job.config.memory().device_budget_bytes, max_bytes = planner.max_bytes();
+  const int64_t budget = job.config.memory().device_budget, max_bytes = planner.max_bytes();
   if (budget == 0 || max_bytes <= budget) return;
   fail_user(plan_over_budget_text(
       job.config, planner, max_bytes,

@@ -12,26 +12,28 @@
 #include "cli/launch_process.hpp"
 #include "cli/program_libraries.hpp"
 #include "config/key_json.hpp"
+#include "control/program_request.hpp"
 #include "plan/parameter_list.hpp"
 
 namespace zr::host::cli {
 
 namespace fs = std::filesystem;
+using control::ProgramRequest;
 
 namespace {
 
 constexpr double kSecondsForKeys = 60, kSecondsForParameters = 600, kMaxSeconds = 86400;
 constexpr std::size_t kMaxKeysText = 16u << 20, kMaxParametersText = 256u << 20;
 constexpr std::size_t kShownLines = 8;
-constexpr const char* kLimitKey = " (ZR_ASK_SECONDS sets the limit)";
+constexpr const char* kLimitKey = " (ZR_REQUEST_SECONDS sets the limit)";
 
 double limit_seconds(double standard) {
-  const char* set = std::getenv("ZR_ASK_SECONDS");
+  const char* set = std::getenv(control::kRequestSecondsVariable);
   if (!set) return standard;
   char* end = nullptr;
   const double seconds = std::strtod(set, &end);
   if (end == set || *end || !(seconds > 0) || seconds > kMaxSeconds)
-    fail_user(fmt::format("ZR_ASK_SECONDS={}: must be a number of seconds greater than 0 and at most 86400", set));
+    fail_user(fmt::format("ZR_REQUEST_SECONDS={}: must be a number of seconds greater than 0 and at most 86400", set));
   return seconds;
 }
 
@@ -56,7 +58,7 @@ void check_answer(const BoundedRun& run, BoundedRun::End end, double seconds, st
   if (end == BoundedRun::End::timed_out)
     fail_user(
         fmt::format("{} did not report {} within {} seconds: construct zr::Program first in its main(), or set "
-                    "ZR_ASK_SECONDS to a larger value{}",
+                    "ZR_REQUEST_SECONDS to a larger value{}",
                     program_text, query, shortest(seconds), stderr_end));
   if (end == BoundedRun::End::output_too_long)
     fail_user(fmt::format(
@@ -98,7 +100,7 @@ std::vector<std::string> clean_environment(const std::vector<std::string>& extra
     const std::string text = *entry;
     bool set_by_launcher = false;
     for (const char* name : {"ZR_RANK=", "ZR_WORLD=", "ZR_LOCAL_RANK=", "ZR_LOCAL_WORLD=", "ZR_STORE=", "ZR_JOB=",
-                             "ZR_TOKEN=", "ZR_STEPS=", "ZR_ASK="})
+                             "ZR_TOKEN=", "ZR_STEPS=", "ZR_REQUEST="})
       set_by_launcher = set_by_launcher || text.rfind(name, 0) == 0;
     if (!set_by_launcher) variables.push_back(text);
   }
@@ -111,11 +113,11 @@ std::string text_of_program(const std::string& where, const std::string& program
   return fmt::format("{}the program {}", where.empty() ? "" : where + ": ", program);
 }
 
-ProcessOptions query_process(const std::vector<std::string>& argv, const char* query_variable) {
+ProcessOptions query_process(const std::vector<std::string>& argv, ProgramRequest request) {
   ProcessOptions options;
   options.file = argv[0];
   options.arguments = argv;
-  options.environment = clean_environment({query_variable});
+  options.environment = clean_environment({environment_of(request)});
   return options;
 }
 
@@ -134,7 +136,7 @@ std::vector<config::ConfigKey> query_keys(const fs::path& program, const std::st
   const double seconds = limit_seconds(kSecondsForKeys);
   const std::string program_text = text_of_program(where, program.string());
   provide_libraries(program.string());
-  BoundedRun run(query_process({program.string(), toml}, "ZR_ASK=schema"), kMaxKeysText);
+  BoundedRun run(query_process({program.string(), toml}, ProgramRequest::schema), kMaxKeysText);
   const BoundedRun::End end = run.wait(seconds, program_text + " to report its keys" + kLimitKey);
   check_answer(run, end, seconds, kMaxKeysText, program_text, "its keys");
   return config::keys_from_json(run.out(), program_text);
@@ -144,9 +146,9 @@ Answer query_parameters(const std::vector<std::string>& argv, const std::string&
   const double seconds = limit_seconds(kSecondsForParameters);
   const std::string program_text = text_of_program(where, argv[0]), query = "its parameters";
   // A program that reads its model's values or loads its data as tensors fails without memory: the second run has it.
-  for (const char* query_variable : {"ZR_ASK=parameters", "ZR_ASK=parameters_in_memory"}) {
-    const bool last = std::string_view(query_variable) != "ZR_ASK=parameters";
-    BoundedRun run(query_process(argv, query_variable), kMaxParametersText);
+  for (const ProgramRequest request : {ProgramRequest::parameters, ProgramRequest::parameters_in_memory}) {
+    const bool last = request == ProgramRequest::parameters_in_memory;
+    BoundedRun run(query_process(argv, request), kMaxParametersText);
     const BoundedRun::End end = run.wait(seconds, program_text + " to report its parameters" + kLimitKey);
     if (end == BoundedRun::End::completed && !run.exit_status().good()) {
       if (!last) continue;

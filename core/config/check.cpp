@@ -8,6 +8,7 @@
 #include "base/text.hpp"
 #include "config/batch.hpp"
 #include "config/config.hpp"
+#include "config/deepspeed_schedule.hpp"
 #include "config/document_tree.hpp"
 #include "config/groups.hpp"
 #include "config/key_reader.hpp"
@@ -87,6 +88,7 @@ class Check {
       const auto raw = tree_.overrides.find(role ? key.name + ".use" : path);
       ParsedValue got = parse_value(key, *node, raw == tree_.overrides.end() ? nullptr : &raw->second);
       entry.origin = origin_of(node->source());
+      if (const auto renamed = deepspeed_schedule_problem(tree_.root, path)) return problem(entry.origin, *renamed);
       if (!got.problem.empty()) return problem(entry.origin, fmt::format("{}: {}", path, got.problem));
       entry.value = std::move(got.value);
       entry.written = std::move(got.written);

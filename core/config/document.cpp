@@ -18,7 +18,7 @@
 #include "config/config.hpp"
 #include "config/document_tree.hpp"
 #include "config/path_value.hpp"
-#include "config/read_host_config.hpp"
+#include "config/setting_of.hpp"
 
 namespace zr::host::config {
 

@@ -1,11 +1,10 @@
 // The values of the engine's keys as typed structs, one per table. core/config fills them once, after all values were
-// validated; the fields have the names of the keys, with a unit where the key's type gives one.
+// validated; the fields have the names of the keys (keys.cpp).
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <string>
-#include <variant>
 #include <vector>
 
 #include "config/setting.hpp"
@@ -89,8 +88,8 @@ struct Fp16Config {
 
 /// [memory]
 struct MemoryConfig {
-  Setting<int64_t> device_budget_bytes;  // per rank; 0: no limit
-  Setting<int64_t> host_budget_bytes;    // of all ranks of a node together; 0: no limit
+  Setting<int64_t> device_budget;  // bytes per rank; 0: no limit
+  Setting<int64_t> host_budget;    // bytes of all ranks of a node together; 0: no limit
 };
 
 /// [optimizer], without the plug-in's own table.
@@ -98,48 +97,41 @@ struct OptimizerConfig {
   Setting<double> lr;  // the full rate of the schedule
 };
 
+/// The value of schedule.use.
+enum class ScheduleKind { constant, linear, cosine, one_cycle, range_test };
+/// The shape of a rise: equal steps, or steps of the logarithm.
+enum class WarmupType { linear, log };
 /// [schedule.constant]
-struct ConstantSchedule {
-  Setting<int64_t> warmup_steps;
+struct RiseConfig {
+  Setting<int64_t> warmup, warmup_from;  // steps: the rise ends and begins; -1: it begins before step 0
+  Setting<WarmupType> warmup_type;
+  Setting<double> start_ratio;  // of the full rate
 };
 /// [schedule.linear] and [schedule.cosine]
-struct DecaySchedule {
-  bool cosine = false;
-  Setting<int64_t> warmup_steps;
-  Setting<double> final_ratio;  // of the full rate
+struct RiseAndFallConfig : RiseConfig {
+  Setting<int64_t> decay_from, decay_until;  // steps
+  Setting<double> final_ratio;               // of the full rate
 };
 /// [schedule.one_cycle]
-struct OneCycleSchedule {
+struct OneCycleConfig {
   Setting<double> rise;                      // fraction of the steps
   Setting<double> start_ratio, final_ratio;  // of the full rate
 };
 /// [schedule.range_test]
-struct RangeTestSchedule {
+struct RangeTestConfig {
   Setting<double> min_lr;
   Setting<int64_t> step_size;  // steps per interval
   Setting<double> step_rate;   // growth per interval, in units of min_lr
   Setting<bool> staircase;
 };
-/// The shape of DeepSpeed's warm-ups.
-enum class WarmupType { log, linear };
-/// [schedule.WarmupLR] and [schedule.WarmupDecayLR]
-struct WarmupSchedule {
-  bool decays = false;
-  Setting<double> warmup_min_lr, warmup_max_lr;
-  Setting<int64_t> warmup_num_steps;
-  Setting<WarmupType> warmup_type;
-  Setting<int64_t> total_num_steps;  // 0 if the schedule does not decay
+/// [schedule]; only the table that `use` names has values.
+struct ScheduleConfig {
+  Setting<ScheduleKind> use;
+  RiseConfig constant;
+  RiseAndFallConfig linear, cosine;
+  OneCycleConfig one_cycle;
+  RangeTestConfig range_test;
 };
-/// [schedule.WarmupCosineLR]
-struct WarmupCosineSchedule {
-  Setting<double> warmup_min_ratio, cos_min_ratio;  // of the full rate
-  Setting<int64_t> warmup_num_steps;
-  Setting<WarmupType> warmup_type;
-  Setting<int64_t> total_num_steps;
-};
-/// The schedule that schedule.use names, with its own keys.
-using ScheduleConfig = std::variant<ConstantSchedule, DecaySchedule, OneCycleSchedule, RangeTestSchedule,
-                                    WarmupSchedule, WarmupCosineSchedule>;
 
 /// [eval]
 struct EvalConfig {

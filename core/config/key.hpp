@@ -39,13 +39,6 @@ struct ConfigKey {
 
 /// The engine's keys; `zeroth explain` prints them.
 const std::vector<ConfigKey>& host_keys();
-/// A key of the engine, or one of its values, that had another name in an earlier version.
-struct RenamedKey {
-  std::string_view path, old_value;  // old_value: "" if the key itself was renamed
-  std::string_view now;
-};
-/// The new name of the key `path` or, if `value` is not "", of this value of the key; "" if it was not renamed.
-std::string_view renamed(std::string_view path, std::string_view value = {});
 /// A component's schema as keys of table "<role>.<id>". The ABI has no type for paths, so names decide: a string
 /// key `path` or `..._path` is a list of paths, one called `library` or `..._library` is a name or a path.
 std::vector<ConfigKey> keys_of(const zr_key* const* keys, uint32_t n, const std::string& table);

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/error.hpp"
+#include "config/deepspeed_schedule.hpp"
 #include "config/key_suggestion.hpp"
 
 namespace zr::host::config {
@@ -67,7 +68,7 @@ void Names::check(const toml::table& table, const std::string& path) {
       check(*node.as_table(), here);
     } else if (tables_.count(here) && !role) {
       problems_.add(key_origin(key, node), fmt::format("'{}' is a table; write [{}] and its keys below", here, here));
-    } else if (!role && unchecked_ && renamed(here).empty()) {
+    } else if (!role && unchecked_ && !deepspeed_schedule_problem(tree_.root, here)) {
       gather_unchecked(key, node, here);
     } else if (!role) {
       unknown(key, node, here);
@@ -102,8 +103,8 @@ void Names::unknown(const toml::key& key, const toml::node& node, const std::str
   const Origin origin = key_origin(key, node);
   const bool is_table = node.is_table() || node.is_array_of_tables();
   if (problems_.full()) return problems_.add(origin, "");  // finding the nearest name is slow
-  if (const std::string_view now = renamed(path); !now.empty())
-    return problems_.add(origin, fmt::format("the key '{}' was renamed; write '{}'", path, now));
+  if (const auto problem = deepspeed_schedule_problem(tree_.root, path))
+    return problem->empty() ? void() : problems_.add(origin, *problem);
   std::vector<std::string> candidates(tables_.begin(), tables_.end());
   for (const auto& [role, ids] : not_loaded_)
     for (const auto& id : ids) candidates.push_back(join(role, id));

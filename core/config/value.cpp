@@ -120,8 +120,6 @@ std::string range_problem(const ConfigKey& key, const ParsedValue& got) {
   if (!text || key.choices.empty()) return "";
   for (const auto& choice : key.choices)
     if (choice == *text) return "";
-  if (const std::string_view now = renamed(key.path(), *text); !now.empty())
-    return fmt::format("the value {} was renamed; write {}", got.written, toml_quoted(std::string(now)));
   const std::string near = nearest(*text, key.choices);
   return fmt::format("expected one of {}, found {}{}", range_text(key), got.written,
                      near.empty() ? "" : fmt::format("; did you mean {}?", toml_quoted(near)));

@@ -17,8 +17,8 @@ BudgetLimit::BudgetLimit(const job::StepContext& context, const plugin::Instance
       progress_(progress),
       on_device_(context.config().job().device.value != config::kCpuDevice),
       watch_{context.ledger, context.model} {
-  if (const int64_t budget = context.config().memory().host_budget_bytes; budget > 0) watch_host(budget, communicator);
-  if (const auto& budget = context.config().memory().device_budget_bytes; budget > 0) watch_device(budget);
+  if (const int64_t budget = context.config().memory().host_budget; budget > 0) watch_host(budget, communicator);
+  if (const auto& budget = context.config().memory().device_budget; budget > 0) watch_device(budget);
 }
 
 BudgetLimit::Watch::~Watch() {
@@ -42,7 +42,7 @@ void BudgetLimit::watch_host(int64_t budget, const plugin::Instance* communicato
     fail_user(
         fmt::format("memory.host_budget is {} ({}): rank {} holds {} of host memory, but its share is {}; raise "
                     "memory.host_budget, keep more on the device, or use a disk tier",
-                    bytes_text(budget), context_.config().memory().host_budget_bytes.origin.text(), context_.rank(),
+                    bytes_text(budget), context_.config().memory().host_budget.origin.text(), context_.rank(),
                     bytes_text(held), bytes_text(share)));
   });
 }
@@ -81,7 +81,7 @@ BudgetLimit::Held BudgetLimit::held() const {
 }
 
 void BudgetLimit::check(BudgetCheck after) const {
-  const int64_t budget = context_.config().memory().device_budget_bytes;
+  const int64_t budget = context_.config().memory().device_budget;
   if (!on_device_ || budget == 0) return;
   const Held held = this->held();
   if (held.engine + held.peak <= budget) return;
@@ -160,7 +160,7 @@ std::string MemoryInUse::text(int64_t requested) const {
 }
 
 void BudgetLimit::fail(const Excess& excess) const {
-  const config::Setting<int64_t>& budget = context_.config().memory().device_budget_bytes;
+  const config::Setting<int64_t>& budget = context_.config().memory().device_budget;
   const plan::MemoryPlan& plan = context_.plan;
   std::string text = fmt::format("memory.device_budget is {} ({}): rank {} {}", bytes_text(budget),
                                  budget.origin.text(), context_.rank(), excess.what);

@@ -27,7 +27,7 @@ void check_budget(const Setup& setup, const plan::MemoryPlan& plan, const std::v
   check_host_budget(setup.config, plan, local_world, plan_context_of(setup, communicator, world), [&](int64_t bytes) {
     return host_suggestions_text(setup, world, local_world, bytes, planner_with(setup, parameters));
   });
-  const int64_t budget = setup.config.memory().device_budget_bytes;
+  const int64_t budget = setup.config.memory().device_budget;
   const int64_t bytes = plan.max_budgeted_bytes();
   if (budget == 0 || bytes <= budget) return;
   const OfflinePlan planner(setup, parameters, world);

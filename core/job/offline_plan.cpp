@@ -64,7 +64,7 @@ plan::PlanContext OfflinePlan::context() const {
 
 std::string plan_over_budget_text(const config::JobConfig& config, const OfflinePlan& planner, int64_t max_bytes,
                                   const std::string& suggestions) {
-  const config::Setting<int64_t>& budget = config.memory().device_budget_bytes;
+  const config::Setting<int64_t>& budget = config.memory().device_budget;
   const plan::MemoryPlan plan = planner.plan(0);
   return fmt::format("memory.device_budget is {} ({}), but the {} up to {} per rank, without activations\n{}{}",
                      bytes_text_beside(budget, max_bytes), budget.origin.text(),
@@ -94,8 +94,8 @@ std::string suggestions_text(const plugin::ResolvedJob& job, int ranks, bool on_
 
 std::string host_suggestions_text(const plugin::ResolvedJob& job, int ranks, int ranks_per_node, int64_t bytes,
                                   const MakeOfflinePlan& make) {
-  const int64_t device_budget = job.config.memory().device_budget_bytes;
-  const BudgetShortfall shortfall{job.config.memory().host_budget_bytes, bytes, 0};
+  const int64_t device_budget = job.config.memory().device_budget;
+  const BudgetShortfall shortfall{job.config.memory().host_budget, bytes, 0};
   const auto required = [&](const Suggestion& change) -> std::optional<int64_t> {
     try {
       const std::unique_ptr<OfflinePlan> planner = make(change);

@@ -122,7 +122,7 @@ std::string sharing_obstacle(const plan::PlanInput& input, const config::JobConf
   if (!config.communicator().share_weights) return "communicator.share_weights is false";
   if (config.job().device.value != config::kCpuDevice)
     return fmt::format("job.device is \"{}\"", printable(config.job().device.value));
-  if (config.memory().device_budget_bytes > 0) return "memory.device_budget is set";
+  if (config.memory().device_budget > 0) return "memory.device_budget is set";
   if (!config.offload().parameters->on_device()) return "offload.parameters selects a tier";
   if (input.several_hosts() && input.rounds_weights) return "communicator.weights rounds the weights that are gathered";
   if (input.several_hosts() && input.exchange_plan)
@@ -136,7 +136,7 @@ std::string sharing_obstacle(const plan::PlanInput& input, const config::JobConf
 bool shares_states(const plan::PlanInput& input, const config::JobConfig& config, const plugin::Instance* communicator,
                    bool ordered) {
   return input.exchange_plan && input.world > 1 && communicator && ordered &&
-         config.memory().device_budget_bytes == 0 &&
+         config.memory().device_budget == 0 &&
          comm::sharing_obstacle(*communicator, input.several_hosts() ? input.hosts : std::vector<int>{input.world})
              .empty();
 }
@@ -223,8 +223,8 @@ void add_tiers(plan::PlanInput& input, const plugin::ResolvedJob& job,
   request.activations_known = known.activations.has_value();
   request.activations_on_device = known.activations.value_or(0);
   request.activations_offloaded = known.offloaded_activations;
-  request.device_capacity = config.memory().device_budget_bytes;
-  if (const int64_t budget = config.memory().host_budget_bytes; budget > 0)
+  request.device_capacity = config.memory().device_budget;
+  if (const int64_t budget = config.memory().host_budget; budget > 0)
     request.host_capacity = std::max<int64_t>(budget / ranks_per_node - other_bytes, 1);
   request.snapshot = snapshots(config);
   request.speculation = speculation_of(config, input);
@@ -302,7 +302,7 @@ int64_t host_bytes(const plan::MemoryPlan& plan, int ranks_per_node, std::option
 
 void check_host_budget(const config::JobConfig& config, const plan::MemoryPlan& plan, int ranks_per_node,
                        const plan::PlanContext& context, const std::function<std::string(int64_t)>& suggest) {
-  const config::Setting<int64_t>& budget = config.memory().host_budget_bytes;
+  const config::Setting<int64_t>& budget = config.memory().host_budget;
   const int64_t bytes = host_bytes(plan, ranks_per_node, context.communicator, context.snapshot);
   if (budget == 0 || bytes <= budget) return;
   // The largest use of host memory determines the suggested change.

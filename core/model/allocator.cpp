@@ -47,37 +47,24 @@ void report_over_limit(int64_t requested) {
   }
   if (callback) (*callback)(requested);
 }
-
-// libtorch's own CPU allocator, with counting.
-class CountingAllocator final : public c10::Allocator {
- public:
-  c10::DataPtr allocate(std::size_t bytes) override {
-    const auto requested = static_cast<int64_t>(bytes);
-    if (held_bytes.load(std::memory_order_relaxed) + requested > limit_bytes.load(std::memory_order_relaxed))
-      report_over_limit(requested);
-    void* data = c10::alloc_cpu(bytes);
-    if (data) {
-      const int64_t size = size_of_block(data), held = held_bytes.fetch_add(size, std::memory_order_relaxed) + size;
-      for (int64_t peak = peak_bytes.load(std::memory_order_relaxed);
-           held > peak && !peak_bytes.compare_exchange_weak(peak, held, std::memory_order_relaxed);) {
-      }
-    }
-    c10::profiledCPUMemoryReporter().New(data, bytes);
-    return {data, data, &free_counted, c10::Device(c10::DeviceType::CPU)};
-  }
-  c10::DeleterFnPtr raw_deleter() const override { return &free_counted; }
-  void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
-};
 }  // namespace
 
-void TorchMemory::count() {
-  static CountingAllocator* const allocator = [] {
-    auto* counting = new CountingAllocator;  // libtorch keeps it until the process ends
-    c10::SetCPUAllocator(counting);
-    return counting;
-  }();
-  (void)allocator;
+c10::DataPtr CountingAllocator::allocate(std::size_t bytes) {
+  const auto requested = static_cast<int64_t>(bytes);
+  if (held_bytes.load(std::memory_order_relaxed) + requested > limit_bytes.load(std::memory_order_relaxed))
+    report_over_limit(requested);
+  void* data = c10::alloc_cpu(bytes);
+  if (data) {
+    const int64_t size = size_of_block(data), held = held_bytes.fetch_add(size, std::memory_order_relaxed) + size;
+    for (int64_t peak = peak_bytes.load(std::memory_order_relaxed);
+         held > peak && !peak_bytes.compare_exchange_weak(peak, held, std::memory_order_relaxed);) {
+    }
+  }
+  c10::profiledCPUMemoryReporter().New(data, bytes);
+  return {data, data, &free_counted, c10::Device(c10::DeviceType::CPU)};
 }
+
+c10::DeleterFnPtr CountingAllocator::raw_deleter() const { return &free_counted; }
 
 bool TorchMemory::counts(const at::DataPtr& memory) { return memory.get_deleter() == &free_counted; }
 

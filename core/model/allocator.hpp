@@ -8,12 +8,17 @@
 
 namespace zr::host::model {
 
-/// [any]
+/// libtorch's own CPU allocator, with counting.
+class CountingAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(std::size_t bytes) override;
+  c10::DeleterFnPtr raw_deleter() const override;
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
+};
+
+/// What has been allocated since ProcessSetup::count_cpu_memory(). [any]
 class TorchMemory {
  public:
-  /// From now on counts libtorch's allocations and releases; memory that was allocated before is never counted.
-  /// Idempotent.
-  static void count();
   /// True if this memory is counted, so that freeing it reduces held().
   static bool counts(const at::DataPtr& memory);
   /// Bytes that are allocated now, as the C library rounds them.

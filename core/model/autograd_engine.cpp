@@ -3,58 +3,76 @@
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/ones.h>
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/variable.h>
+
+#include <atomic>
+#include <typeinfo>
 
 #include "model/recompute.hpp"
 #include "model/saved_tensor_scope.hpp"
 
 namespace zr::host::model {
 
+using torch::autograd::Engine;
+
 namespace {
-class SavingEngine final : public torch::autograd::Engine {
- public:
-  std::unique_ptr<SavedHooks> get_default_saved_variable_hooks() override { return SavedTensorScope::hooks(); }
-  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
-                                         const torch::autograd::variable_list& inputs, bool keep_graph,
-                                         bool create_graph, bool accumulate_grad,
-                                         const torch::autograd::edge_list& outputs) override {
-    check_outside_blocks();
-    return Engine::execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+std::atomic<SavingEngine*> newest_engine{nullptr};
+}
+
+torch::autograd::variable_list SavingEngine::execute(const torch::autograd::edge_list& roots,
+                                                     const torch::autograd::variable_list& inputs, bool keep_graph,
+                                                     bool create_graph, bool accumulate_grad,
+                                                     const torch::autograd::edge_list& outputs) {
+  check_outside_blocks();
+  return below_ ? below_->execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs)
+                : Engine::execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+}
+
+c10::intrusive_ptr<at::ivalue::Future> SavingEngine::execute_with_graph_task(
+    const std::shared_ptr<torch::autograd::GraphTask>& task, std::shared_ptr<torch::autograd::Node> root,
+    torch::autograd::InputBuffer&& input) {
+  return below_ ? below_->execute_with_graph_task(task, std::move(root), std::move(input))
+                : Engine::execute_with_graph_task(task, std::move(root), std::move(input));
+}
+
+std::unique_ptr<torch::autograd::AnomalyMetadata> SavingEngine::make_anomaly_metadata() {
+  return below_ ? below_->make_anomaly_metadata() : Engine::make_anomaly_metadata();
+}
+
+std::unique_ptr<SavedHooks> SavingEngine::get_default_saved_variable_hooks() {
+  if (below_ && SavedTensorScope::yields())
+    if (auto hooks = below_->get_default_saved_variable_hooks()) return hooks;
+  return SavedTensorScope::hooks();
+}
+
+SavingEngine& SavingEngine::on_libtorchs_own() {
+  static auto* engine = new SavingEngine(nullptr);  // never destroyed: its threads may outlive statics
+  return *engine;
+}
+
+Engine& SavingEngine::newest() { return *newest_engine.load(); }
+
+void SavingEngine::make_default() {
+  Engine& present = Engine::get_default_engine();
+  if (&present == newest_engine.load()) return;
+  if (typeid(present) != typeid(Engine)) {
+    newest_engine = new SavingEngine(&present);  // libtorch keeps it
+  } else {
+    if (at::accelerator::deviceCount() > 0) start_threads();
+    newest_engine = &on_libtorchs_own();
   }
-  static SavingEngine& instance() {
-    static auto* engine = new SavingEngine;  // never destroyed: its threads may outlive statics
-    return *engine;
-  }
-  static torch::autograd::Engine& get() { return instance(); }
-  void start_threads() {
-    if (device_ready_queues_.empty()) start_device_threads();
-  }
-};
+  torch::autograd::set_default_engine_stub(&SavingEngine::newest);
+}
 
 // libtorch starts threads for devices once in a process: in the first backward, for the engine that runs it. This
 // backward is the first one, unless the program has run another; then the threads may be those of another engine.
-void start_threads() {
+void SavingEngine::start_threads() {
   {
     const at::AutoGradMode grad(true);
     (torch::ones({}).requires_grad_() * 1).backward();
   }
-  SavingEngine::instance().start_threads();
-}
-}  // namespace
-
-void install_autograd_engine() {
-  static const bool installed = [] {
-    if (at::accelerator::deviceCount() > 0) start_threads();
-    torch::autograd::set_default_engine_stub(&SavingEngine::get);
-    return true;
-  }();
-  (void)installed;
-}
-
-void start_autograd_threads() {
-  start_threads();
-  install_autograd_engine();
+  SavingEngine& engine = on_libtorchs_own();
+  if (engine.device_ready_queues_.empty()) engine.start_device_threads();
 }
 
 }  // namespace zr::host::model

@@ -1,14 +1,36 @@
-// libtorch's autograd engine, with saved-tensor hooks from SavedTensorScope and threads for every device.
+// The autograd engine that takes hooks for saved tensors from SavedTensorScope.
 #pragma once
+
+#include <torch/csrc/autograd/engine.h>
 
 namespace zr::host::model {
 
-/// From now on, backward runs on an autograd engine that takes the hooks for saved tensors from SavedTensorScope and is
-/// otherwise libtorch's. It has threads for the devices that libtorch knows at the first call. Idempotent. No backward
-/// may run on another thread at the first call.
-void install_autograd_engine();
-/// Installs the engine and starts its threads for the devices that libtorch knows now. Call it once, when the backend
-/// of a device has been loaded, while no backward runs.
-void start_autograd_threads();
+/// Begins every backward, and gives each saved tensor its hooks. Backward itself runs on the engine that was libtorch's
+/// default before: if that is libtorch's own, on this one, which has threads for every device. Never destroyed.
+class SavingEngine final : public torch::autograd::Engine {
+ public:
+  /// Makes an engine of this kind libtorch's default, on top of the present one; without effect if it is one already.
+  static void make_default();
+  /// Starts threads for the devices that libtorch knows now, if this engine runs backward itself.
+  static void start_threads();
+
+  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
+                                         const torch::autograd::variable_list& inputs, bool keep_graph,
+                                         bool create_graph, bool accumulate_grad,
+                                         const torch::autograd::edge_list& outputs) override;
+  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
+      const std::shared_ptr<torch::autograd::GraphTask>& task, std::shared_ptr<torch::autograd::Node> root,
+      torch::autograd::InputBuffer&& input) override;
+  std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override;
+  /// Those of the innermost SavedTensorScope, or of the engine below.
+  std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override;
+
+ private:
+  explicit SavingEngine(torch::autograd::Engine* below) : below_(below) {}
+  static SavingEngine& on_libtorchs_own();
+  static torch::autograd::Engine& newest();
+
+  torch::autograd::Engine* const below_;  // runs backward; null: this engine does
+};
 
 }  // namespace zr::host::model

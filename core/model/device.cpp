@@ -16,8 +16,8 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "config/host_config.hpp"
-#include "model/autograd_engine.hpp"
 #include "model/device_library.hpp"
+#include "model/process_setup.hpp"
 #include "zr/mutex.hpp"
 
 namespace zr::host::model {
@@ -133,7 +133,7 @@ at::Device open_device(const std::string& name, int local_rank) {
   }
   const std::vector<at::Device> before = devices_in_use();
   if (std::find(before.begin(), before.end(), device) != before.end()) return device;
-  if (before.size() == 1) start_autograd_threads();
+  if (before.size() == 1) ProcessSetup::start_autograd_threads();
   if (before.size() > 1 && before.back().type() != device.type())
     fail_user(key_of(name) + ": this process already trains on " + before.back().str() +
               ", and autograd supports one type of device per process; use the same type for all engines");

@@ -10,11 +10,12 @@
 
 #include "base/error.hpp"
 #include "model/kept_tensors.hpp"
+#include "model/process_setup.hpp"
 
 namespace zr::host::model {
 
 namespace {
-constexpr auto kKey = c10::DispatchKey::DeferredInit;
+constexpr auto kKey = kPlaceholderKey;
 thread_local OperatorRecorder* recorder = nullptr;
 
 void add(const at::Tensor& tensor, bool written, std::vector<ParamUse>& param_uses) {
@@ -73,7 +74,7 @@ void replace(const c10::OperatorHandle& op, c10::DispatchKeySet remaining_keys, 
     fail_user("cannot load a tensor of " + std::to_string(source.numel()) + " elements and " +
               std::to_string(source.dim()) + " dimensions into a parameter of " + std::to_string(self.numel()) +
               " elements and " + std::to_string(self.dim()) + " dimensions: " + placeholder->reason());
-  self.copy_(source);  // calls fallback() again
+  self.copy_(source);  // calls run_with_memory() again
   torch::jit::drop(*stack, op.schema().arguments().size());
   stack->emplace_back(self);
 }
@@ -133,7 +134,7 @@ void run(const c10::OperatorHandle& op, c10::DispatchKeySet remaining_keys, Stac
   if (param_uses.empty()) return redispatch(op, remaining_keys, stack);
   const OperatorTraits& traits = traits_of(op.schema());
   if (traits.replaces) return replace(op, remaining_keys, stack);
-  // Some of these operators copy if necessary (contiguous, reshape, to): the operators that they call reach fallback().
+  // Some of these operators copy if necessary (contiguous, reshape, to): the operators that they call come here.
   if (traits.view) return op.redispatchBoxed(remaining_keys, stack);
   enter(param_uses);
   try {
@@ -146,13 +147,13 @@ void run(const c10::OperatorHandle& op, c10::DispatchKeySet remaining_keys, Stac
   leave(param_uses, param_uses.size(), true);
 }
 
-void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+}  // namespace
+
+void run_with_memory(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const auto remaining_keys = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
   if (recorder) return recorder->record(op, remaining_keys, stack);
   run(op, remaining_keys, stack);
 }
-
-}  // namespace
 
 void run_intercepted(const c10::OperatorHandle& op, c10::DispatchKeySet remaining_keys, Stack* stack) {
   const OperatorRecorder::Pause pause;
@@ -177,17 +178,8 @@ bool is_view(const c10::FunctionSchema& schema) {
   return !schema.returns().empty();
 }
 
-void intercept() {
-  static auto* const library = [] {  // never destroyed: operators may run after static objects are destroyed
-    auto* const fallbacks = new torch::Library(torch::Library::IMPL, "_", kKey, "core/model/intercept.cpp", __LINE__);
-    fallbacks->fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
-    return fallbacks;
-  }();
-  static_cast<void>(library);
-}
-
 OperatorRecorder::OperatorRecorder() : outer_(recorder) {
-  intercept();
+  ProcessSetup::intercept_placeholders();
   recorder = this;
   if (!outer_) c10::impl::tls_set_dispatch_key_included(kKey, true);
 }

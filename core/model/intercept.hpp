@@ -1,7 +1,7 @@
 // Calls memory providers before and after operators that use storages without memory.
 //
 // Tensors on a placeholder carry the dispatch key DeferredInit, which libtorch leaves to external libraries; views
-// inherit it, copies do not. Its only kernel in a process is the boxed fallback in intercept.cpp: it finds the
+// inherit it, copies do not. Its only kernel in a process is run_with_memory(), for all operators: it finds the
 // placeholders among an operator's arguments, lets their providers attach memory, runs the operator and lets the
 // providers detach the memory. Operators without such an argument do not reach the fallback.
 #pragma once
@@ -16,8 +16,10 @@ namespace zr::host::model {
 
 using Stack = std::vector<c10::IValue>;
 
-/// Registers the fallback, on the first call only. Must precede the first placeholder. [any]
-void intercept();
+/// Of placeholders and their views.
+inline constexpr auto kPlaceholderKey = c10::DispatchKey::DeferredInit;
+/// The kernel of kPlaceholderKey for all operators (process_setup.hpp). [any]
+void run_with_memory(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack);
 
 /// Appends each placeholder among the operator's arguments (the last elements of the stack) once.
 void find_param_uses(const c10::OperatorHandle& op, const Stack& stack, std::vector<ParamUse>& param_uses);

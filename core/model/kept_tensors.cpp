@@ -6,6 +6,7 @@
 
 #include "model/intercept.hpp"
 #include "model/placeholder.hpp"
+#include "model/process_setup.hpp"
 #include "model/torch_dtype.hpp"
 #include "zr/mutex.hpp"
 
@@ -64,7 +65,7 @@ std::string text_of(const std::vector<Kept>& kept) {
 }  // namespace
 
 void KeptTensors::add(const std::string& name, const at::Tensor& tensor, const std::string& dtype, bool is_parameter) {
-  intercept();
+  ProcessSetup::intercept_placeholders();
   if (!Placeholder::is_marked(tensor)) {
     Placeholder::mark(tensor, true);
     marked_.push_back(tensor);

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "model/intercept.hpp"
+#include "model/process_setup.hpp"
 
 namespace zr::host::model {
 
@@ -52,7 +52,7 @@ at::Tensor Placeholder::make(at::IntArrayRef sizes, const at::TensorOptions& opt
 
 at::Tensor Placeholder::make(at::IntArrayRef sizes, at::IntArrayRef strides, const at::TensorOptions& options,
                              MemoryProvider* provider, uint32_t index, std::string reason) {
-  intercept();
+  ProcessSetup::intercept_placeholders();
   const c10::impl::ExcludeDispatchKeyGuard plain(c10::DispatchKey::DeferredInit);
   at::Tensor tensor = at::empty({0}, options);
   const auto bytes = static_cast<int64_t>(at::detail::computeStorageNbytes(sizes, strides, tensor.element_size()));

@@ -1,7 +1,7 @@
 #include "model/saved_tensor_scope.hpp"
 
-#include "model/autograd_engine.hpp"
 #include "model/placeholder.hpp"
+#include "model/process_setup.hpp"
 
 namespace zr::host::model {
 
@@ -15,8 +15,9 @@ bool is_free_to_save(const torch::Tensor& tensor) {
 
 int64_t version_of(const torch::Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
 
-SavedTensorScope::SavedTensorScope(Make make) : make_(std::move(make)), outer_(innermost) {
-  install_autograd_engine();
+SavedTensorScope::SavedTensorScope(Make make, bool yields)
+    : make_(std::move(make)), yields_(yields), outer_(innermost) {
+  ProcessSetup::begin_backward_here();
   innermost = this;
 }
 
@@ -25,6 +26,8 @@ SavedTensorScope::~SavedTensorScope() {
   while (*at && *at != this) at = &(*at)->outer_;
   if (*at) *at = outer_;
 }
+
+bool SavedTensorScope::yields() { return !innermost || innermost->yields_; }
 
 std::unique_ptr<SavedHooks> SavedTensorScope::hooks() { return innermost ? innermost->make_() : nullptr; }
 

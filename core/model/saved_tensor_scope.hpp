@@ -17,19 +17,23 @@ bool is_free_to_save(const torch::Tensor& tensor);
 int64_t version_of(const torch::Tensor& tensor);
 
 /// While one exists, each tensor that an operator of this thread saves for backward is packed by hooks from make(), and
-/// unpacked by them. Scopes nest and may end in any order; the innermost is used. The first scope in a process
-/// installs an autograd engine (autograd_engine.hpp), so no backward may run on another thread at that time.
+/// unpacked by them. Scopes nest and may end in any order; the innermost is used. The first scope in a process changes
+/// the autograd engine (ProcessSetup), so no backward may run on another thread at that time.
 class SavedTensorScope {
  public:
   using Make = std::function<std::unique_ptr<SavedHooks>()>;
-  explicit SavedTensorScope(Make make);
+  /// `yields`: hooks that other code of the process has set are used instead, such as those of a Python program.
+  explicit SavedTensorScope(Make make, bool yields = false);
   ~SavedTensorScope();
   SavedTensorScope(const SavedTensorScope&) = delete;
+  /// True without a scope on this thread, or if the innermost yields.
+  static bool yields();
   /// Hooks from the innermost scope of this thread; null without a scope.
   static std::unique_ptr<SavedHooks> hooks();
 
  private:
   Make make_;
+  const bool yields_;
   SavedTensorScope* outer_;
 };
 

@@ -3,7 +3,7 @@
 #include <map>
 
 #include "base/error.hpp"
-#include "model/allocator.hpp"
+#include "model/process_setup.hpp"
 #include "model/torch_dtype.hpp"
 #include "model/torch_state.hpp"
 
@@ -122,7 +122,7 @@ TorchModel::TorchModel(const std::vector<std::pair<std::string, torch::Tensor>>&
                        const std::vector<std::pair<std::string, torch::Tensor>>& buffers,
                        const TorchModelOptions& options)
     : state_(std::make_unique<State>(options)) {
-  TorchMemory::count();
+  ProcessSetup::count_cpu_memory();
   if (!options.device.is_cpu()) state_->memory.emplace(options.device);
   Listed listed = list(parameters, options.device);
   for (const auto& [name, tensor] : listed.tensors) add_parameter(name, tensor, options.reloads);

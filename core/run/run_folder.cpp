@@ -60,7 +60,6 @@ std::vector<std::string> runs_in(const std::string& run_folder) {
     if (const int64_t number = run_number(entry.path().filename().string())) numbers.push_back(number);
   std::sort(numbers.rbegin(), numbers.rend());
   std::vector<std::string> runs;
-  if (!fs::is_symlink(fs::path(run_folder) / kSummary, error)) runs.push_back(run_folder);
   for (const int64_t number : numbers) runs.push_back(fmt::format("{}/{}", run_folder, number));
   return runs;
 }
@@ -69,7 +68,6 @@ RunFolder::RunFolder(const config::JobConfig& config, const std::string& engine)
     : directory_(open_folder(config, engine)), lock_(take_lock(directory_)) {}
 
 std::string RunFolder::of_newest(const std::string& file) const {
-  if (directory_.has_file(file)) return directory_.read(file).value_or("");
   const auto newest = directory_.link_target(kLatest);
   if (!newest || !run_number(*newest)) return "";
   return directory_.subdirectory(*newest).read(file).value_or("");
@@ -104,18 +102,13 @@ void RunFolder::make_newest(const std::string& number) const {
   directory_.link(number, kLatest);
 }
 
-// Earlier versions wrote a run's files to the run folder itself. Moves them to a numbered folder.
-void RunFolder::adopt_old_files() const {
-  if (std::none_of(kFiles.begin(), kFiles.end(), [&](const auto& file) { return directory_.has_file(file); })) return;
-  const std::string number = next_number();
-  const Directory run = directory_.subdirectory(number);
-  for (const std::string& file : kFiles)
-    if (directory_.has_file(file)) directory_.move(file, run);
-  make_newest(number);
-}
-
 void RunFolder::begin(const std::string& config, const std::string& rows) {
-  adopt_old_files();
+  for (const std::string& file : kFiles)  // make_newest() would replace it
+    if (directory_.has_file(file))
+      fail_user(
+          fmt::format("{}/{} is a file, but a run folder has a link there; move it to another folder, or set "
+                      "job.name or job.runs to another folder",
+                      directory_.path(), file));
   const std::string number = next_number();
   run_.emplace(directory_.subdirectory(number));
   run_->write(kConfig, config);

@@ -14,8 +14,7 @@ namespace zr::host::run {
 /// The absolute path of an engine's run folder: job.runs/job.name, followed by the engine's name if it has one.
 std::string run_folder(const config::JobConfig& config, const std::string& engine);
 
-/// The paths of the runs in a run folder, newest first. The run folder itself comes first, unless its summary.json is a
-/// link to that of a run: in earlier versions it contained the files of a run.
+/// The paths of the runs in a run folder, newest first.
 std::vector<std::string> runs_in(const std::string& run_folder);
 
 /// One engine's run folder, locked while the object exists:
@@ -33,6 +32,7 @@ class RunFolder {
   /// True if the newest run has a summary.json whose `steps` is `steps`.
   bool has_summary_of(int64_t steps) const;
   /// Creates the folder of a new run, writes `config` and `rows` to it, and makes it the newest run. Call it once.
+  /// Throws UserError if a file is where a link to the newest run belongs.
   void begin(const std::string& config, const std::string& rows);
   /// Appends to metrics.jsonl. Call it after begin().
   void append(const std::string& row);
@@ -45,7 +45,6 @@ class RunFolder {
   std::string of_newest(const std::string& file) const;
   std::string next_number() const;
   void make_newest(const std::string& number) const;
-  void adopt_old_files() const;
   Directory directory_;
   FileLock lock_;
   std::optional<Directory> run_;

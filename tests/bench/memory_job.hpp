@@ -10,6 +10,7 @@
 
 #include "api/program_state.hpp"
 #include "engine/session.hpp"
+#include "zr/float_cast.hpp"
 #include "zr/program.hpp"
 
 namespace zr::bench {
@@ -60,10 +61,11 @@ class Memory final : public zr::host::model::Model {
   void on_gradient(Arrived arrived) override { arrived_ = std::move(arrived); }
   void copy_gradient(uint32_t, int64_t, const zr_view& dst) override {
     if (dst.dtype == ZR_BF16)
-      std::fill_n(static_cast<uint16_t*>(dst.data), dst.count, uint16_t{0x3a83});
+      std::fill_n(static_cast<uint16_t*>(dst.data), dst.count, zr::to_bf16(gradient));
     else
-      std::fill_n(static_cast<float*>(dst.data), dst.count, 1e-3f);
+      std::fill_n(static_cast<float*>(dst.data), dst.count, gradient);
   }
+  float gradient = 1e-3f;  // of every element
   void add_gradient(uint32_t, int64_t, const zr_view&) override {}
   void drop_gradient(uint32_t) override {}
   void hide_gradients(bool) override {}

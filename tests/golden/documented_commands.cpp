@@ -149,7 +149,7 @@ const std::map<std::string, Try> kTries{
      {"{bin}/zeroth launch -n 2 -- {bin}/quickstart" + kQuick + " train.steps=100", "step 100 loss"}},
     {"build/bin/zeroth train examples/torchscript/torchscript.toml",
      {"{bin}/zeroth train {root}/examples/torchscript/torchscript.toml train.steps=100", "step 100 loss 0\\.5"}},
-    {"build/bin/gpt", {"ZR_ASK=schema {bin}/gpt", "zeroth_schema"}},
+    {"build/bin/gpt", {"ZR_REQUEST=schema {bin}/gpt", "zeroth_schema"}},
     {"build/bin/gpt_plain", {"OMP_NUM_THREADS=1 {bin}/gpt_plain --layers 1 --steps 1 --sample 0", "step 1 loss \\d"}},
     // docs/
     {"zeroth show DIR", {kCheckpoint + "{bin}/zeroth show checkpoints", "step-00000002[^]*exp_avg"}},
@@ -236,7 +236,6 @@ const std::map<std::string, Try> kTries{
      in_file(kPackage, "--define-variable=torch_root=\\$\\{TORCH\\} --cflags --libs zeroth")},
     {"export ZR_PLUGIN_PATH=$PWD/build/plugins",
      in_file("tests/package/plugins.cmake", "ZR_PLUGIN_PATH=\\$\\{lion\\}/plugins")},
-    {"zeroth train job.toml strategy=even", in_file("tests/package/plugins.cmake", "strategy=even")},
     {"zeroth train job.toml optimizer.use=lion optimizer.lr=1e-4",
      in_file("tests/package/plugins.cmake", "/bin/zeroth train [^]*optimizer\\.use=lion")},
     {"cmake -S . -B build -DCMAKE_PREFIX_PATH=DIR && cmake --build build",

@@ -27,8 +27,7 @@ const std::vector<std::string> kFiles{"README.md",
                                       "examples/gpt/README.md",
                                       "examples/quickstart/README.md",
                                       "examples/torchscript/README.md",
-                                      "examples/plugins/lion/README.md",
-                                      "examples/plugins/even/README.md"};
+                                      "examples/plugins/lion/README.md"};
 
 std::string text_of(const std::string& file) {
   std::ostringstream text;

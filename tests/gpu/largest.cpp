@@ -24,6 +24,7 @@
 #include "gpu/largest_search.hpp"
 #include "gpu/row.hpp"
 #include "model/allocator.hpp"
+#include "model/process_setup.hpp"
 #include "model/device.hpp"
 #include "zr/engine.hpp"
 #include "zr/parameters.hpp"
@@ -198,7 +199,7 @@ void try_plain(const Job& job, const gpt::Shape& shape, int64_t samples) {
     throw std::runtime_error("weights, gradients, masters and states alone need more, and the budget is " +
                              std::to_string(bytes_of(job.budget)));
   const at::Device device = open_device(job);
-  model::TorchMemory::count();
+  model::ProcessSetup::count_cpu_memory();
   model::reset_peak(device);
   gpt::Model gpt = make_model(shape);
   train_plain(*gpt, device, samples, shape);

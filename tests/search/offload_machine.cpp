@@ -4,7 +4,7 @@
 #include <map>
 #include <set>
 
-#include "model/allocator.hpp"
+#include "model/process_setup.hpp"
 #include "model/saved_tensor_offload.hpp"
 #include "search/offload_language.hpp"
 
@@ -142,7 +142,7 @@ class Machine {
 };
 
 void run_offloaded(const Program& program, Fault fault, Outcome& outcome) {
-  host::model::TorchMemory::count();
+  host::model::ProcessSetup::count_cpu_memory();
   Store store(fault);
   const SavedTensorOffload offload(store.callbacks(), {});
   std::vector<std::unique_ptr<SavedHooks>> spare;

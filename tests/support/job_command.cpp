@@ -29,10 +29,12 @@ extern char** environ;
 extern "C" int __real_execve(const char* file, char* const* arguments, char* const* environment);
 extern "C" int __wrap_execve(const char* file, char* const* arguments, char* const* environment);
 
-// Of libzeroth; core/model/intercept.hpp.
+// Of libzeroth; core/model/process_setup.hpp.
 namespace zr::host::model {
-void intercept();
-}
+struct ProcessSetup {
+  static void intercept_placeholders();
+};
+}  // namespace zr::host::model
 
 namespace zr::test {
 namespace {
@@ -167,7 +169,8 @@ testing::Outcome run_job_command(const std::string& command, const std::string& 
   const bool forks = !kSanitized && files_in("/proc/self/task") == 1 && !::testing::Test::HasFailure();
   const auto job = forks ? job_of(command) : std::nullopt;
   if (!job) return run_in_shell(command, folder, environment);
-  host::model::intercept();  // here, so that not each rank writes its own copy of libtorch's tables of operators
+  host::model::ProcessSetup::intercept_placeholders();  // here, so that not each rank writes its own copy of libtorch's
+                                                        // tables of operators
   std::cout.flush();
   std::fflush(nullptr);
   int ends[2];

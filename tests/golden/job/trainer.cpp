@@ -10,7 +10,7 @@
 namespace {
 
 void run(const zr::Program& program) {
-  const char* ask = std::getenv("ZR_ASK");
+  const char* ask = std::getenv("ZR_REQUEST");
   if (program.text("model.kind") == "unruly") throw std::runtime_error("a model of this kind cannot be");
   if (ask) {
     // The answer that zr::Engine would give for a model with a tied embedding and one matrix per layer.

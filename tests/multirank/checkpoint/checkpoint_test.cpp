@@ -76,8 +76,8 @@ TEST_F(CheckpointTest, ResumesBitIdenticallyAcrossModelsDtypesAndSchedules) {
       "parity.model=everything strategy=zero2 train.dtype=fp16 fp16.initial_scale_power=12 fp16.loss_scale_window=2",
       "parity.model=everything strategy=zero1 train.dtype=fp16 parity.overflows=true fp16.hysteresis=2 "
       "fp16.initial_scale_power=10",
-      "parity.model=everything strategy=zero2 schedule.use=WarmupDecayLR schedule.WarmupDecayLR.total_num_steps=6 "
-      "schedule.WarmupDecayLR.warmup_num_steps=2 checkpoint.async=true"};
+      "parity.model=everything strategy=zero2 schedule.use=linear schedule.linear.decay_until=6 "
+      "schedule.linear.warmup=3 schedule.linear.warmup_from=1 checkpoint.async=true"};
   std::string uninterrupted, stopped, resumed;
   for (std::size_t i = 0; i < jobs.size(); ++i) {
     const std::string at = " checkpoint.dir=c" + std::to_string(i) + " ", n = std::to_string(i) + "\n";

@@ -304,25 +304,5 @@ TEST_F(ModelBuffersTest, EvaluationAndBufferGetterFollowTrainBuffers) {
   }
 }
 
-// tests/multirank/engine/version1 was written by two ranks of the last release with checkpoint version 1, from this
-// model.
-TEST_F(ModelBuffersTest, LoadsVersion1Checkpoints) {
-  fs::copy(ZR_SOURCE_DIR "/tests/multirank/engine/version1", scratch_.path("c"), fs::copy_options::recursive);
-  EXPECT_EQ(shell(zeroth_bin() + "verify c").code, 0);
-  EXPECT_EQ(shell(zeroth_bin() + "show c").code, 0);
-  EXPECT_EQ(shell(zeroth_bin() + "export c out.safetensors").code, 0);
-  for (const int ranks : {1, 2, 3}) {
-    const Outcome done = job(ranks, loads);
-    ASSERT_EQ(done.code, 0) << done.output;
-    auto lines = lines_of(done);
-    EXPECT_EQ(lines["step 2 hash 089c95b093028737"], 3 * ranks) << done.output;
-    EXPECT_EQ(lines["trained to 6"], 3 * ranks);
-    int levels = 0;
-    for (const auto& [line, times] : lines)
-      if (line.find(" level: ") != line.npos) levels += times == ranks;
-    EXPECT_EQ(levels, 3) << "version 1 stores only rank 0's buffers, so every rank gets them under every rule";
-  }
-}
-
 }  // namespace
 }  // namespace zr::test

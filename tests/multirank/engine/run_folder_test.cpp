@@ -118,15 +118,13 @@ TEST_F(RunFolderTest, FollowsNoSymbolicLink) {
   EXPECT_THAT(folder.output, HasSubstr("/run: cannot be opened: it is a symbolic link"));
 }
 
-TEST_F(RunFolderTest, KeepsFilesOfEarlierVersionsAsTheFirstRun) {
+TEST_F(RunFolderTest, ReplacesNoFileByALink) {
   fs::create_directories(folder_ / "run");
-  std::ofstream(folder_ / "run" / "metrics.jsonl") << "{\"step\": 1, \"loss\": 2}\n";
-  std::ofstream(folder_ / "run" / "summary.json") << "{\"steps\": 1}\n";
-  ASSERT_EQ(run(1, trains, "train.steps=2").code, 0);
-  EXPECT_EQ(steps("run/1"), std::vector<int64_t>{1});
-  EXPECT_EQ(summary("run/1")["steps"], 1);
-  EXPECT_EQ(steps(), (std::vector<int64_t>{1, 2}));
-  EXPECT_EQ(fs::read_symlink(folder_ / "run" / "latest"), "2");
+  std::ofstream(folder_ / "run" / "summary.json") << "of the user";
+  const Result refused = run(2, trains, "train.steps=2");
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.output, HasSubstr("/run/summary.json is a file, but a run folder has a link there"));
+  EXPECT_EQ(text("run/summary.json"), "of the user");
 }
 
 TEST_F(RunFolderTest, ResumedRunHasTheRowsUpToTheLoadedStep) {

@@ -196,10 +196,10 @@ TEST(JobConfigTest, ReadsOnlyTheChosenSchedule) {
 
 TEST(JobConfigTest, DerivesADefaultFromAnotherKey) {
   const config::JobConfig config =
-      check("[schedule]\nuse = \"WarmupDecayLR\"\n[train]\nsteps = 50", {"optimizer.lr=1"});
-  EXPECT_EQ(config::KeyReader(config).number("schedule.WarmupDecayLR.warmup_max_lr"), 1.0);
-  EXPECT_EQ(config::KeyReader(config).integer("schedule.WarmupDecayLR.total_num_steps"), 50);
-  EXPECT_EQ(config::KeyReader(config).origin("schedule.WarmupDecayLR.warmup_max_lr").text(), "default");
+      check("[schedule]\nuse = \"linear\"\n[train]\nsteps = 50", {"schedule.linear.warmup=7"});
+  EXPECT_EQ(config::KeyReader(config).integer("schedule.linear.decay_from"), 7);
+  EXPECT_EQ(config::KeyReader(config).integer("schedule.linear.decay_until"), 50);
+  EXPECT_EQ(config::KeyReader(config).origin("schedule.linear.decay_until").text(), "default");
 }
 
 TEST(JobConfigTest, MergesGroupValuesWithTheOptimizersValues) {
@@ -224,7 +224,7 @@ TEST(JobConfigTest, MergesGroupValuesWithTheOptimizersValues) {
 TEST(JobConfigTest, RoundTripsThroughToml) {
   const config::JobConfig first = check(
       "[job]\nranks = 2\n[train]\nmicro_batch = 4\ngradient_clipping = 0.3\n[communicator]\ntimeout = \"90s\"\n"
-      "[schedule]\nuse = \"WarmupLR\"\n"
+      "[schedule]\nuse = \"cosine\"\n"
       "[[optimizer.groups]]\nmatch = \"*.bias\"\nweight_decay = 0\n[model]\nkind = \"mlp\"",
       {"data.text=a \"b\" \\ \t c", "strategy.flat.bucket_bytes=1.5MiB", "optimizer.lr=1e-30"});
   const std::string toml = first.to_toml();

@@ -9,6 +9,7 @@
 
 #include "base/error.hpp"
 #include "model/allocator.hpp"
+#include "model/process_setup.hpp"
 #include "model/recompute.hpp"
 
 namespace zr::host {
@@ -44,7 +45,7 @@ torch::Tensor start() { return torch::arange(48, torch::kFloat).view({6, 8}).div
 // Compares the gradient of the loss with and without a store.
 class SavedTensorOffloadTest : public ::testing::Test {
  protected:
-  SavedTensorOffloadTest() { model::TorchMemory::count(); }
+  SavedTensorOffloadTest() { model::ProcessSetup::count_cpu_memory(); }
   void expect_same(const Loss& loss, int puts) {
     const torch::Tensor plain = start(), kept = start();
     loss(plain).backward();

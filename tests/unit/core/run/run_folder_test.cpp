@@ -48,12 +48,6 @@ TEST_F(RunFolderTest, ListsRunsNewestFirst) {
   EXPECT_EQ(run::runs_in(scratch_.path("runs/a")), (Paths{path("10"), path("9"), path("2")}));
 }
 
-TEST_F(RunFolderTest, ListsTheFilesOfAnEarlierVersionFirst) {
-  fs::create_directories(path("1"));
-  scratch_.write("runs/a/summary.json", "{}");
-  EXPECT_EQ(run::runs_in(scratch_.path("runs/a")), (Paths{scratch_.path("runs/a"), path("1")}));
-}
-
 TEST_F(RunFolderTest, BeginsANumberedRunAndLinksToIt) {
   run::RunFolder folder(config(), "");
   EXPECT_FALSE(fs::exists(path("1"))) << "no run has been accepted";
@@ -119,18 +113,15 @@ TEST_F(RunFolderTest, FindsTheSummaryOfAStepInTheNewestRun) {
   EXPECT_FALSE(folder.has_summary_of(7)) << "the file is truncated";
 }
 
-TEST_F(RunFolderTest, MovesTheFilesOfAnEarlierVersionToANumberedRun) {
-  scratch_.write("runs/a/metrics.jsonl", "{\"step\": 1}\n");
-  scratch_.write("runs/a/summary.json", "{\"steps\": 1}");
+TEST_F(RunFolderTest, ReplacesNoFileByALink) {
+  scratch_.write("runs/a/metrics.jsonl", "of the user");
   run::RunFolder folder(config(), "");
-  EXPECT_EQ(folder.rows_up_to(1), "{\"step\": 1}\n");
-  EXPECT_TRUE(folder.has_summary_of(1));
-  folder.begin("new", "");
-  EXPECT_EQ(text_of("1/metrics.jsonl"), "{\"step\": 1}\n");
-  EXPECT_EQ(text_of("1/summary.json"), "{\"steps\": 1}");
-  EXPECT_EQ(folder.run(), path("2"));
-  EXPECT_EQ(text_of("2/config.toml"), "new");
-  EXPECT_EQ(link_of("latest"), "2");
+  EXPECT_EQ(failure_of([&] { folder.begin("new", ""); }),
+            scratch_.path("runs/a") +
+                "/metrics.jsonl is a file, but a run folder has a link there; move it to another "
+                "folder, or set job.name or job.runs to another folder");
+  EXPECT_EQ(text_of("metrics.jsonl"), "of the user");
+  EXPECT_FALSE(fs::exists(path("1")));
 }
 
 TEST_F(RunFolderTest, ReadsNoRunThroughALinkThatIsNotARun) {

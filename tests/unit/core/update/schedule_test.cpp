@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <regex>
 
 #include "support/sample_keys.hpp"
 
@@ -71,32 +73,101 @@ TEST(ScheduleTest, RangeTestGrowsByItsRateEachInterval) {
               {0.01, 0.01, 0.03, 0.05});
 }
 
-TEST(ScheduleTest, WarmupLRMatchesDeepSpeed) {
-  // DeepSpeed's counter is one step behind: updates 0 and 1 have the minimum rate.
-  expect_near(rates("WarmupLR", {"warmup_num_steps=8"}, {0, 1, 2, 4, 8, 9, 500}),
+TEST(ScheduleTest, RisesFromAStepAndARatioInEqualStepsOrLogarithmically) {
+  expect_near(rates("constant", {"warmup=6", "warmup_from=2", "start_ratio=0.5"}, {0, 2, 3, 5, 6, 7}),
+              {0.05, 0.05, 0.0625, 0.0875, 0.1, 0.1});
+  expect_near(rates("constant", {"warmup=9", "warmup_from=1", "warmup_type=log"}, {0, 1, 2, 4, 8, 9, 500}),
               {0, 0, 0.1 / 3, 0.2 / 3, 0.1, 0.1, 0.1});  // log 2 / log 8, log 4 / log 8
-  expect_near(
-      rates("WarmupLR", {"warmup_num_steps=10", "warmup_type=linear", "warmup_min_lr=0.02", "warmup_max_lr=0.12"},
-            {0, 1, 6, 11}),
-      {0.02, 0.02, 0.07, 0.12});
+  expect_near(rates("constant", {"warmup=3", "warmup_from=2", "warmup_type=log"}, {2, 3}), {0, 0.1});
+  expect_near(rates("constant", {"warmup=3", "warmup_from=8"}, {2, 3, 8}), {0, 0.1, 0.1});
 }
 
-TEST(ScheduleTest, WarmupLRWarmsUpForAtLeastTwoSteps) {
-  expect_near(rates("WarmupLR", {"warmup_num_steps=1"}, {0, 1, 2, 3}), {0, 0, 0.1, 0.1});
+TEST(ScheduleTest, FallsBetweenTwoSteps) {
+  expect_near(rates("linear", {"decay_from=10", "decay_until=20"}, {0, 10, 15, 20, 99}), {0.1, 0.1, 0.05, 0, 0});
+  expect_near(rates("cosine", {"decay_from=10", "decay_until=20", "final_ratio=0.2"}, {0, 10, 15, 20, 99}),
+              {0.1, 0.1, 0.06, 0.02, 0.02});
+  expect_near(rates("linear", {"decay_from=20", "decay_until=20"}, {19, 20}), {0.1, 0});
 }
 
-TEST(ScheduleTest, WarmupDecayLRFallsToZero) {
-  expect_near(rates("WarmupDecayLR", {"warmup_num_steps=20", "warmup_type=linear"}, {0, 1, 11, 21, 61, 101, 500}),
-              {0, 0, 0.05, 0.1, 0.05, 0, 0});  // counters 20, 60 and 100 of 20 ... 100
-  expect_near(rates("WarmupDecayLR", {"warmup_num_steps=20", "warmup_type=linear", "total_num_steps=60"}, {41, 61}),
-              {0.05, 0});
-}
+namespace {
+// DeepSpeed's schedules, as Zeroth had them until they were written with its own keys.
+struct DeepSpeed {
+  std::string name, type = "log";
+  int64_t warmup = 1000, total = 100;
+  double lr = 0.1, low = 0, high = 0.1, min_ratio = 0, cos_min_ratio = 1e-4;
 
-TEST(ScheduleTest, WarmupCosineLRFallsToItsMinimumRatio) {
-  expect_near(rates("WarmupCosineLR",
-                    {"warmup_num_steps=20", "warmup_type=linear", "warmup_min_ratio=0.5", "cos_min_ratio=0.1"},
-                    {0, 1, 11, 20, 21, 60, 100, 500}),
-              {0, 0.05, 0.075, 0.0975, 0.1 * (0.1 + 0.9 * (1 + std::cos(M_PI / 80)) / 2), 0.055, 0.01, 0.01});
+  double rate(int64_t step) const {
+    const int64_t i = step - 1, w = std::max<int64_t>(2, warmup);
+    const double u = type == "log" ? std::log(double(i + 1)) / std::log(double(w)) : double(i) / double(w);
+    if (name == "WarmupCosineLR") {
+      if (i < 0) return 0;
+      if (i < w) return lr * (min_ratio + (1 - min_ratio) * u);
+      const double part = std::min(1.0, double(i - w + 1) / double(std::max<int64_t>(1, total - w)));
+      return lr * (cos_min_ratio + (1 - cos_min_ratio) * (1 + std::cos(M_PI * part)) / 2);
+    }
+    if (i < 0) return low;
+    double part = i < w ? u : 1;
+    if (i >= w && name == "WarmupDecayLR") part = std::max(0.0, double(total - i) / std::max(1.0, double(total - w)));
+    return low + (high - low) * part;
+  }
+  std::vector<std::string> keys() const {
+    const std::string table = "schedule." + name + ".";
+    std::vector<std::string> all{"optimizer.lr=" + std::to_string(lr), "train.steps=100", "schedule.use=" + name,
+                                 table + "warmup_num_steps=" + std::to_string(warmup), table + "warmup_type=" + type};
+    if (name != "WarmupLR" && total != 100) all.push_back(table + "total_num_steps=" + std::to_string(total));
+    if (name == "WarmupCosineLR") {
+      all.push_back(table + "warmup_min_ratio=" + std::to_string(min_ratio));
+      all.push_back(table + "cos_min_ratio=" + std::to_string(cos_min_ratio));
+    } else {
+      all.push_back(table + "warmup_min_lr=" + std::to_string(low));
+      if (high != lr) all.push_back(table + "warmup_max_lr=" + std::to_string(high));
+    }
+    return all;
+  }
+};
+
+// The assignments that the error about DeepSpeed's name proposes, as overrides.
+std::vector<std::string> proposed(const DeepSpeed& of) {
+  std::string text;
+  try {
+    sample::check("", of.keys());
+  } catch (const std::exception& error) {
+    text = error.what();
+  }
+  const std::regex form(
+      "schedule\\.use: \"" + of.name +
+      "\" is DeepSpeed's name; for the same rates write use = \"(\\w+)\" in \\[schedule\\] and (.*) in "
+      "\\[schedule\\.\\w+\\](, and lr = (\\S+) in \\[optimizer\\])?$");
+  std::smatch found;
+  EXPECT_TRUE(std::regex_search(text, found, form)) << text;
+  std::vector<std::string> overrides{"train.steps=100", "schedule.use=" + found[1].str(),
+                                     "optimizer.lr=" + (found[4].matched ? found[4].str() : std::to_string(of.lr))};
+  const std::string keys = found[2];
+  const std::regex key("(\\w+) = ([^,]+)");
+  for (std::sregex_iterator at(keys.begin(), keys.end(), key), end; at != end; ++at)
+    overrides.push_back("schedule." + found[1].str() + "." + (*at)[1].str() + "=" + (*at)[2].str());
+  return overrides;
+}
+}  // namespace
+
+TEST(ScheduleTest, DeepSpeedsNamesAreErrorsWithKeysForTheSameRates) {
+  int compared = 0;
+  for (const std::string name : {"WarmupLR", "WarmupDecayLR", "WarmupCosineLR"})
+    for (const std::string type : {"log", "linear"})
+      for (const int64_t warmup : {1, 2, 10, 60, 120})
+        for (const int64_t total : {100, 60, 11, 5})
+          for (const bool from_zero : {true, false}) {
+            DeepSpeed of{name, type, warmup, total};
+            if (!from_zero) of.low = 0.02, of.high = 0.125, of.min_ratio = 0.5, of.cos_min_ratio = 0.25;
+            std::vector<std::string> overrides = proposed(of);
+            for (std::string& one : overrides) std::erase(one, '"');
+            const config::JobConfig config = sample::check("", overrides);
+            // The first step of WarmupCosineLR has no rate, whatever its warmup_min_ratio.
+            for (int64_t step = name == "WarmupCosineLR" && !from_zero ? 1 : 0; step < 200; ++step, ++compared)
+              ASSERT_NEAR(update::learning_rate(config, step), of.rate(step), 2e-16)
+                  << name << " " << type << " warm-up " << warmup << " of " << total << ", step " << step;
+          }
+  EXPECT_GE(compared, 40000);
 }
 
 }  // namespace zr::host
