@@ -36,6 +36,18 @@ const std::string kDescent = "cp {descent}/descent.cpp {descent}/zr_optimizer_de
 const std::string kBuildDescent =
     "sed '1,/^`descent.cpp`/d' {root}/docs/writing-an-optimizer.md | sed '1,/^```cpp/d; /^```/,$d' > descent.cpp && " +
     replaced(kGcc, kPkgConfig, kFlags) + " && chmod go-w zr_optimizer_descent.so";
+// The strategy of docs/writing-a-strategy.md, which must have the weights of zero1, on several ranks.
+const std::string kGccSharded = "g++ -std=c++17 -O2 sharded.cpp -o zr_strategy_acme.sharded.so " + kPkgConfig;
+Try as_zero1() {
+  const std::string train = "ZR_PLUGIN_PATH=$PWD {bin}/zeroth train" + kQuick + kBrief + " job.ranks=4 ";
+  const std::string hash = "grep -h weights_hash runs/*/summary.json | sort -u | wc -l";
+  return {
+      "sed '1,/`sharded.cpp`/d' {root}/docs/writing-a-strategy.md | sed '1,/^```cpp/d; /^```/,$d' > sharded.cpp && " +
+          replaced(kGccSharded, kPkgConfig, kFlags) + " && chmod go-w *.so && {bin}/zeroth conform ./*.so && " + train +
+          "job.runs=runs job.name=one strategy=zero1 && " + train +
+          "job.runs=runs job.name=own strategy=acme.sharded && echo $(" + hash + ") hash",
+      "passed, 0 failed[^]*\\n1 hash"};
+}
 // Writes a project as the shown command does, builds its plug-in, and leaves the shell in its folder.
 std::string project(const std::string& role, const std::string& id, const std::string& folder, bool in_c = false) {
   const std::string file = "build/plugins/zr_" + role + "_" + id + ".so";
@@ -241,6 +253,7 @@ const std::map<std::string, Try> kTries{
     {"cmake -S . -B build -DCMAKE_PREFIX_PATH=DIR && cmake --build build",
      in_file(kPackage, "-DCMAKE_PREFIX_PATH=\\$\\{SCRATCH\\}/sdk -S \\$\\{page\\} -B \\$\\{page\\}/build")},
     {kGcc, {kDescent + "ls", "zr_optimizer_descent\\.so"}},
+    {kGccSharded, as_zero1()},
     {"chmod go-w zr_optimizer_descent.so", {kDescent + "stat -c %A zr_optimizer_descent.so", "^-....-..-"}},
     {"zeroth new optimizer acme.lion lion", trained("optimizer", "acme.lion", "lion")},
     {"zeroth new --c optimizer acme.lion lion", trained("optimizer", "acme.lion", "lion", true)},
