@@ -27,9 +27,9 @@ bool is_text(const fs::path& file) {
   return endings.count(file.extension().string()) > 0;
 }
 
-// The list itself, and changelogs, which say what was renamed.
+// The list itself, changelogs, which say what was renamed, and checkpoints that an earlier version wrote.
 bool cites_old_names(const fs::path& file) {
-  return file.filename() == "words.txt" || file.filename() == "CHANGELOG.md";
+  return file.filename() == "words.txt" || file.filename() == "CHANGELOG.md" || file.filename() == "manifest.json";
 }
 
 }  // namespace
