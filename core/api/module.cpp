@@ -14,11 +14,10 @@ namespace {
 // "a.b.weight" -> {"a", "b"} and "weight".
 struct ParameterPath {
   explicit ParameterPath(const std::string& name) {
-    std::istringstream in(name);
+    const auto dot = name.rfind('.');
+    last = dot == name.npos ? name : name.substr(dot + 1);
+    std::istringstream in(dot == name.npos ? "" : name.substr(0, dot));
     for (std::string part; std::getline(in, part, '.');) submodules.push_back(part);
-    if (submodules.empty()) return;
-    last = submodules.back();
-    submodules.pop_back();
   }
   std::vector<std::string> submodules;
   std::string last;

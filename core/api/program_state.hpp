@@ -19,13 +19,13 @@ extern void (*load_device_library)(const std::string& device, const std::string&
 struct Program::State {
   /// Parses the configuration with these overrides.
   using Load = std::function<host::config::Document(const std::vector<std::string>& overrides)>;
-  /// Joins the job and validates the configuration. Throws Error. If it is asked for its keys, it prints `keys` and throws
-  /// ExitRequest. `folder`: of the configuration's file.
+  /// Joins the job and validates the configuration. Throws Error. If the process was started for its keys
+  /// (control/program_request.hpp), prints `keys` and throws ExitRequest. `folder`: of the configuration's file.
   State(Load load, std::filesystem::path folder, const std::vector<std::string>& overrides,
         const std::vector<Key>& keys);
 
   const host::job::Setup& setup() const { return setup_; }
-  /// Asked for its parameters (control/program_request.hpp): the Engine prints the parameters of the model and throws ExitRequest.
+  /// True if the process was started for the model's parameters: the Engine prints them and throws ExitRequest.
   bool prints_parameters() const { return prints_parameters_; }
   const std::filesystem::path& folder() const { return folder_; }
 

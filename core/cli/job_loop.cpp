@@ -110,8 +110,6 @@ void JobLoop::run_loop() {
   tick();
   on_child();
   io_.run();
-  error_code ignored;
-  signals_.clear(ignored);  // now Ctrl-C ends the launcher even if its output blocks
 }
 
 void JobLoop::tick() {
@@ -132,6 +130,8 @@ void JobLoop::finish_if_done() {
 }
 
 int JobLoop::finish_output() {
+  error_code ignored;
+  signals_.clear(ignored);  // now Ctrl-C ends the launcher even if its output blocks
   output_.finish();
   writer_.flush();
   const int error = writer_.error();

@@ -34,10 +34,10 @@ class JobLoop {
     using Take = std::function<void(std::string_view bytes)>;
     /// Reads `fd`, which it closes. `take` gets the bytes of each read(), of at most packet_bytes() or 64 KiB.
     void open(JobLoop& loop, int fd, Take take);
-    /// Goes on with reading if it has stopped because the writer is congested.
+    /// Continues to read if it has stopped because the writer is congested.
     void resume();
-    /// Reads what is left of a process that has ended, and closes the pipe. Does not wait for the end of the pipe,
-    /// which another process may keep open.
+    /// Reads the remaining output of a process that has ended, and closes the pipe. Does not wait for the end of the
+    /// pipe, which another process may hold open.
     void drain();
 
    private:
@@ -62,7 +62,7 @@ class JobLoop {
   virtual void on_tick() = 0;
   /// The store reports a failure of a rank, with the table that the user gets.
   virtual void on_failure(const std::string& table) = 0;
-  /// True if nothing is left to wait for.
+  /// True if all processes have ended and all reports have arrived.
   virtual bool is_done() const = 0;
 
   /// Opens the store at an address, on one of the ports. `launched`: see Store::Options.
@@ -73,7 +73,8 @@ class JobLoop {
   void run_loop();
   /// Ends the loop if is_done().
   void finish_if_done();
-  /// Writes the rest of the output. Returns the errno if it could not be written, after an error message; else 0.
+  /// Writes the rest of the output; from now on signals end the launcher. Returns the errno if it could not be written,
+  /// after an error message; else 0.
   int finish_output();
   /// Prints the report of a failure.
   void report(const std::string& table);

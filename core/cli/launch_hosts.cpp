@@ -123,7 +123,7 @@ class HostLaunch : JobLoop {
 
   const HostLaunchOptions& options_;
   std::array<std::unique_ptr<TaggedOutput>, 2> tagged_;
-  std::array<Pipe, 2> pipes_;
+  std::array<Pipe, 2> outputs_;
   std::string store_name_;
   Process mpirun_;
   std::optional<control::ExitStatus> ended_;
@@ -191,8 +191,8 @@ void HostLaunch::start_mpirun(const std::string& file) {
   mpirun_ = start_process(process);
   const std::array ends{mpirun_.out, mpirun_.err};
   for (const auto stream : {Output::out, Output::err})
-    pipes_[stream].open(*this, ends[stream],
-                        [this, stream](std::string_view bytes) { tagged_[stream]->packet(bytes); });
+    outputs_[stream].open(*this, ends[stream],
+                          [this, stream](std::string_view bytes) { tagged_[stream]->packet(bytes); });
 }
 
 int HostLaunch::run() {
@@ -212,7 +212,7 @@ int HostLaunch::run() {
 
 void HostLaunch::drain() {
   for (const auto stream : {Output::out, Output::err}) {
-    pipes_[stream].drain();
+    outputs_[stream].drain();
     tagged_[stream]->end();
   }
   for (int rank = 0; rank < ranks_; ++rank) output_.ended(rank);

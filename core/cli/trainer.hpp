@@ -18,9 +18,9 @@ std::filesystem::path find_trainer(const config::Setting<std::string>& program, 
 /// Where job.program is set, as a prefix of messages: "gpt.toml:3:11: job.program".
 std::string location_of_program(const config::Setting<std::string>& program);
 
-/// Starts the program with ZR_REQUEST=schema and returns the keys that it prints. Limits: 16 MiB of output and one minute
-/// (ZR_REQUEST_SECONDS). `where` is the prefix of messages, from location_of_program(). Throws Error with the program,
-/// its exit status and the last lines of its stderr if it does not answer.
+/// Starts the program with ZR_REQUEST=schema and returns the keys that it prints. Limits: 16 MiB of output and one
+/// minute (ZR_REQUEST_SECONDS). `where` is the prefix of messages, from location_of_program(). Throws Error with the
+/// program, its exit status and the last lines of its stderr if it does not answer.
 std::vector<config::ConfigKey> query_keys(const std::filesystem::path& program, const std::string& toml,
                                           const std::string& where = "");
 
@@ -31,10 +31,10 @@ struct Answer {
   std::vector<plan::Parameter> parameters;
   std::string stderr_text;
 };
-/// Starts the program (argv[0] is an absolute path) with ZR_REQUEST=parameters: it builds its model without memory, prints
-/// its parameters and ends. If this fails, starts it again with ZR_REQUEST=parameters_in_memory. Limits of each run: ten
-/// minutes (ZR_REQUEST_SECONDS) and 256 MiB of output. Throws Error like query_keys(), unless the program ended with an
-/// exit code of Zeroth and a message.
+/// Starts the program (argv[0] is an absolute path) with ZR_REQUEST=parameters: it builds its model without memory,
+/// prints its parameters and ends. If this fails, starts it again with ZR_REQUEST=parameters_in_memory. Limits of each
+/// run: ten minutes (ZR_REQUEST_SECONDS) and 256 MiB of output. Throws Error like query_keys(), unless the program
+/// ended with an exit code of Zeroth and a message.
 Answer query_parameters(const std::vector<std::string>& argv, const std::string& where);
 
 /// The environment of this process, without the variables that a launcher sets for a rank, plus `extra` ("NAME=value").

@@ -69,6 +69,7 @@ class Check {
     config_.host_ = read_host_config(config_);
     for (const PrecisionProblem& wrong : precision_problems(config_.host_)) problem(wrong.origin, wrong.text);
     checkpoints();
+    schedule();
     speculation();
     device();
     problems_.throw_if_any();
@@ -239,6 +240,23 @@ class Check {
       if (entry->origin.from != Origin::From::key_default) first = entry->origin;
     const std::string wrong = derive_batch(global, micro, times, world_);
     if (!wrong.empty()) problem(first, wrong);
+  }
+
+  void schedule() {
+    const ScheduleConfig& schedule = config_.schedule();
+    const auto check_rise = [&](const RiseConfig& of) {
+      if (of.warmup_from.given() && of.warmup_from >= of.warmup)
+        problem(of.warmup_from.origin, fmt::format("{} = {}: the rise must begin before {} = {}", of.warmup_from.key,
+                                                   of.warmup_from.written, of.warmup.key, of.warmup.written));
+    };
+    check_rise(schedule.constant);
+    for (const RiseAndFallConfig* of : {&schedule.linear, &schedule.cosine}) {
+      check_rise(*of);
+      if (of->decay_from.given() && of->decay_from > of->decay_until)
+        problem(of->decay_from.origin,
+                fmt::format("{} = {}: the fall must begin by {} = {}", of->decay_from.key, of->decay_from.written,
+                            of->decay_until.key, of->decay_until.written));
+    }
   }
 
   void speculation() {

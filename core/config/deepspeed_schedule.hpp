@@ -8,9 +8,9 @@
 
 namespace zr::host::config {
 
-/// The problem with DeepSpeed's name of a schedule at `path`, "schedule.use" or "schedule.<name>", with keys for the
-/// same rates; nullopt if there is no such name. "" for the table of a schedule that schedule.use names, which is the
-/// place of the problem.
+/// The problem with DeepSpeed's name of a schedule at `path`, "schedule.use" or "schedule.<name>"; for schedule.use
+/// with keys for the same rates. nullopt if there is no such name. "" for the table of a schedule that schedule.use
+/// names, where the problem is reported.
 std::optional<std::string> deepspeed_schedule_problem(const toml::table& root, const std::string& path);
 
 }  // namespace zr::host::config

@@ -55,7 +55,7 @@ ConfigKey key_at(const std::string& path, uint32_t type, const char* def, std::s
 
 template <class Field>
 HostKey row(const char* path, Field, const char* def, std::string meaning, Values values = {}) {
-  using T = decltype(std::invoke_result_t<Field, HostConfig&>(std::declval<HostConfig&>()).value);
+  using T = std::remove_reference_t<decltype(std::declval<Field>()(std::declval<HostConfig&>()).value)>;
   if constexpr (std::is_enum_v<T>)
     if (values.choices.empty())
       for (const auto& choice : choices_of(T{})) values.choices.emplace_back(choice.text);
@@ -196,7 +196,7 @@ Rows memory_and_optimizer() {
 
 // The keys of a schedule's rise to the full rate.
 #define RISE(table)                                                                                           \
-  row(FIELD(table.warmup), "0", "steps of rise to the full rate: the step that is the first to have it",      \
+  row(FIELD(table.warmup), "0", "first step at the full rate, to which the rate rises before",                \
       {.min = 0, .max = kMax}),                                                                               \
       row(FIELD(table.warmup_from), "-1", "step at which the rise begins, at start_ratio; -1: before step 0", \
           {.min = -1, .max = kMax}),                                                                          \

@@ -1,5 +1,5 @@
-// What `zeroth` asks of a job's program when it starts it as one process without a job: the protocol of both ends. The
-// program prints the answer, one line of JSON, and ends with code 0.
+// What `zeroth` requests of a job's program when it starts it as one process without a job: the protocol of both ends.
+// The program prints the answer, one line of JSON, and ends with code 0.
 #pragma once
 
 #include <cstdlib>
@@ -21,6 +21,7 @@ inline constexpr const char* kRequestVariable = "ZR_REQUEST";
 /// How many seconds `zeroth` waits for an answer.
 inline constexpr const char* kRequestSecondsVariable = "ZR_REQUEST_SECONDS";
 
+/// The value of the variable.
 constexpr std::string_view text_of(ProgramRequest request) {
   switch (request) {
     case ProgramRequest::schema: return "schema";
@@ -32,7 +33,7 @@ constexpr std::string_view text_of(ProgramRequest request) {
 inline std::string environment_of(ProgramRequest request) {
   return std::string(kRequestVariable) + "=" + std::string(text_of(request));
 }
-/// What this process is asked for; nullopt if it is a rank of a job.
+/// What was requested of this process; nullopt if it is a rank of a job.
 inline std::optional<ProgramRequest> request_of_process() {
   const char* value = std::getenv(kRequestVariable);
   for (const auto request : {ProgramRequest::schema, ProgramRequest::parameters, ProgramRequest::parameters_in_memory})

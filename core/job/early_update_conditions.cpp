@@ -42,9 +42,8 @@ std::string early_update_obstacle(const config::JobConfig& config, const plan::M
   if (config.offload().speculate == config::SpeculateRule::never)
     return fmt::format("{}, and offload.speculate is \"never\"", why);
   return fmt::format("{}, and memory to undo it {}", why,
-                     config.memory().host_budget > 0
-                         ? "does not fit in memory.host_budget"
-                         : "needs memory.host_budget, or offload.speculate = \"always\"");
+                     config.memory().host_budget > 0 ? "does not fit in memory.host_budget"
+                                                     : "needs memory.host_budget, or offload.speculate = \"always\"");
 }
 
 bool updates_in_place(const config::JobConfig& config) {

@@ -135,8 +135,7 @@ std::string sharing_obstacle(const plan::PlanInput& input, const config::JobConf
 // weights. communicator.share_weights decides about the weights only.
 bool shares_states(const plan::PlanInput& input, const config::JobConfig& config, const plugin::Instance* communicator,
                    bool ordered) {
-  return input.exchange_plan && input.world > 1 && communicator && ordered &&
-         config.memory().device_budget == 0 &&
+  return input.exchange_plan && input.world > 1 && communicator && ordered && config.memory().device_budget == 0 &&
          comm::sharing_obstacle(*communicator, input.several_hosts() ? input.hosts : std::vector<int>{input.world})
              .empty();
 }

@@ -3,13 +3,16 @@
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/ones.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <atomic>
+#include <map>
 #include <typeinfo>
 
 #include "model/recompute.hpp"
 #include "model/saved_tensor_scope.hpp"
+#include "zr/mutex.hpp"
 
 namespace zr::host::model {
 
@@ -17,7 +20,8 @@ using torch::autograd::Engine;
 
 namespace {
 std::atomic<SavingEngine*> newest_engine{nullptr};
-}
+Mutex changes;  // of the default engine
+}  // namespace
 
 torch::autograd::variable_list SavingEngine::execute(const torch::autograd::edge_list& roots,
                                                      const torch::autograd::variable_list& inputs, bool keep_graph,
@@ -39,6 +43,11 @@ std::unique_ptr<torch::autograd::AnomalyMetadata> SavingEngine::make_anomaly_met
   return below_ ? below_->make_anomaly_metadata() : Engine::make_anomaly_metadata();
 }
 
+void SavingEngine::thread_on_exception(const std::shared_ptr<torch::autograd::GraphTask>& task,
+                                       const std::shared_ptr<torch::autograd::Node>& node, std::exception& exception) {
+  below_ ? below_->thread_on_exception(task, node, exception) : Engine::thread_on_exception(task, node, exception);
+}
+
 std::unique_ptr<SavedHooks> SavingEngine::get_default_saved_variable_hooks() {
   if (below_ && SavedTensorScope::yields())
     if (auto hooks = below_->get_default_saved_variable_hooks()) return hooks;
@@ -53,13 +62,21 @@ SavingEngine& SavingEngine::on_libtorchs_own() {
 Engine& SavingEngine::newest() { return *newest_engine.load(); }
 
 void SavingEngine::make_default() {
+  const auto is_default = [] { return &Engine::get_default_engine() == newest_engine.load(); };
+  if (is_default() || torch::autograd::get_current_graph_task_id() >= 0) return;
+  const MutexLock lock(changes);
+  if (is_default()) return;
   Engine& present = Engine::get_default_engine();
-  if (&present == newest_engine.load()) return;
   if (typeid(present) != typeid(Engine)) {
-    newest_engine = new SavingEngine(&present);  // libtorch keeps it
+    static auto* engines = new std::map<Engine*, SavingEngine*>;  // by the engine below, which may return
+    SavingEngine*& engine = (*engines)[&present];
+    if (!engine) engine = new SavingEngine(&present);
+    newest_engine = engine;
   } else {
     if (at::accelerator::deviceCount() > 0) start_threads();
-    newest_engine = &on_libtorchs_own();
+    SavingEngine& engine = on_libtorchs_own();
+    if (!engine.thread_pool_shared_) engine.start_device_threads();  // for deep nesting of backwards
+    newest_engine = &engine;
   }
   torch::autograd::set_default_engine_stub(&SavingEngine::newest);
 }
@@ -72,6 +89,8 @@ void SavingEngine::start_threads() {
     (torch::ones({}).requires_grad_() * 1).backward();
   }
   SavingEngine& engine = on_libtorchs_own();
+  const Engine& present = Engine::get_default_engine();
+  if (&present != &engine && typeid(present) != typeid(Engine)) return;
   if (engine.device_ready_queues_.empty()) engine.start_device_threads();
 }
 

@@ -5,13 +5,16 @@
 
 namespace zr::host::model {
 
-/// Begins every backward, and gives each saved tensor its hooks. Backward itself runs on the engine that was libtorch's
-/// default before: if that is libtorch's own, on this one, which has threads for every device. Never destroyed.
+/// libtorch begins every backward of C++ here, and takes the hooks of each saved tensor from here. Backward itself runs
+/// on the engine that was libtorch's default before: if that is libtorch's own, on this one, which has threads for
+/// every device. Never destroyed.
 class SavingEngine final : public torch::autograd::Engine {
  public:
-  /// Makes an engine of this kind libtorch's default, on top of the present one; without effect if it is one already.
+  /// Makes an engine of this kind libtorch's default, on top of the present one; without effect if it is one already,
+  /// and within a backward. [any]
   static void make_default();
-  /// Starts threads for the devices that libtorch knows now, if this engine runs backward itself.
+  /// Runs a small backward. Starts threads for the devices that libtorch knows now, unless another engine than
+  /// libtorch's own and this one runs backward.
   static void start_threads();
 
   torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
@@ -22,7 +25,10 @@ class SavingEngine final : public torch::autograd::Engine {
       const std::shared_ptr<torch::autograd::GraphTask>& task, std::shared_ptr<torch::autograd::Node> root,
       torch::autograd::InputBuffer&& input) override;
   std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override;
-  /// Those of the innermost SavedTensorScope, or of the engine below.
+  void thread_on_exception(const std::shared_ptr<torch::autograd::GraphTask>& task,
+                           const std::shared_ptr<torch::autograd::Node>& node, std::exception& exception) override;
+  /// Those of the innermost SavedTensorScope; but those of the engine below, if it has some, without a scope and in a
+  /// scope that yields.
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override;
 
  private:

@@ -262,7 +262,8 @@ class SavedTensorOffload::Hooks final : public SavedHooks {
 };
 
 SavedTensorOffload::SavedTensorOffload(Model::OffloadCallbacks callbacks, const Buffers& buffers)
-    : shared_(std::make_shared<Shared>()), scope_([shared = shared_] { return std::make_unique<Hooks>(shared); }, true) {
+    : shared_(std::make_shared<Shared>()),
+      scope_([shared = shared_] { return std::make_unique<Hooks>(shared); }, true) {
   const MutexLock lock(shared_->mutex);
   shared_->callbacks = std::move(callbacks);
   for (const auto& [name, buffer] : buffers)

@@ -17,8 +17,8 @@ bool is_free_to_save(const torch::Tensor& tensor);
 int64_t version_of(const torch::Tensor& tensor);
 
 /// While one exists, each tensor that an operator of this thread saves for backward is packed by hooks from make(), and
-/// unpacked by them. Scopes nest and may end in any order; the innermost is used. The first scope in a process changes
-/// the autograd engine (ProcessSetup), so no backward may run on another thread at that time.
+/// unpacked by them. Scopes nest and may end in any order; the innermost is used. A scope calls
+/// ProcessSetup::begin_backward_here().
 class SavedTensorScope {
  public:
   using Make = std::function<std::unique_ptr<SavedHooks>()>;

@@ -103,10 +103,10 @@ void RunFolder::make_newest(const std::string& number) const {
 }
 
 void RunFolder::begin(const std::string& config, const std::string& rows) {
-  for (const std::string& file : kFiles)  // make_newest() would replace it
-    if (directory_.has_file(file))
+  for (const std::string& file : {kConfig, kMetrics, kSummary, kLatest})  // make_newest() would replace it
+    if (directory_.has(file) && !directory_.link_target(file))
       fail_user(
-          fmt::format("{}/{} is a file, but a run folder has a link there; move it to another folder, or set "
+          fmt::format("{}/{} is not a link, but a run folder has one there; move it to another folder, or set "
                       "job.name or job.runs to another folder",
                       directory_.path(), file));
   const std::string number = next_number();

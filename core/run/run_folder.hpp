@@ -32,7 +32,7 @@ class RunFolder {
   /// True if the newest run has a summary.json whose `steps` is `steps`.
   bool has_summary_of(int64_t steps) const;
   /// Creates the folder of a new run, writes `config` and `rows` to it, and makes it the newest run. Call it once.
-  /// Throws UserError if a file is where a link to the newest run belongs.
+  /// Throws UserError if something else is where a link to the newest run belongs.
   void begin(const std::string& config, const std::string& rows);
   /// Appends to metrics.jsonl. Call it after begin().
   void append(const std::string& row);

@@ -1,6 +1,6 @@
-# The example's optimizer and the strategy that `zeroth new` writes, built with the installed SDK alone and found through
-# ZR_PLUGIN_PATH, train with every strategy and on every tier, and resume with another number of ranks, to the same bits.
-# For package.cmake.
+# The example's optimizer and the strategy that `zeroth new` writes, built with the installed SDK alone and found
+# through ZR_PLUGIN_PATH, train with every strategy and on every tier, and resume with another number of ranks, to the
+# same bits. For package.cmake.
 must(${prefix}/bin/zeroth new strategy acme.even ${SCRATCH}/even_source)
 set(lion_source ${SOURCE}/examples/plugins/lion)
 set(even_source ${SCRATCH}/even_source)

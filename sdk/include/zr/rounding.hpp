@@ -40,10 +40,10 @@ struct RoundF16 {
   static constexpr bool downcasts = true;  // store() writes to `out`
 };
 
-/// Calls update(i) once for each i in [0, n), in any order, and requests the memory of `arrays` at elements
-/// i + kElementsAhead before it is used. A processor does so by itself only as far as it can execute ahead; the divisions
-/// and roots of an update stop it there (on Intel, AdamW's takes 1.15 to 1.25 times as long without the requests). A
-/// request beyond the end of an array has no effect. The iterations must be independent of each other.
+/// Calls update(i) once for each i in [0, n), in any order; the calls must be independent of each other. Requests the
+/// elements of `arrays` 512 elements before they are used: a processor does so by itself only as far as it can execute
+/// ahead, which the divisions and roots of an update limit (on Intel, AdamW takes 1.15 to 1.25 times as long without
+/// the requests). A request beyond the end of an array has no effect.
 template <class Update, class... T>
 ZR_ALWAYS_INLINE void prefetched_loop(int64_t n, const Update& update, const T*... arrays) {
   constexpr int64_t kBlock = 64, kElementsAhead = 512, kLine = 64;  // kLine: bytes
@@ -51,6 +51,7 @@ ZR_ALWAYS_INLINE void prefetched_loop(int64_t n, const Update& update, const T*.
   for (; first + kBlock <= n; first += kBlock) {
 #if defined(__GNUC__) && !defined(__CUDA_ARCH__)
     const auto request = [&](const auto* array) {
+      static_assert(sizeof *array <= kLine);
       for (int64_t i = 0; i < kBlock; i += kLine / static_cast<int64_t>(sizeof *array)) {
         __builtin_prefetch(array + first + kElementsAhead + i, 0, 2);  // 2: into the second cache
       }

@@ -123,7 +123,7 @@ TEST_F(RunFolderTest, ReplacesNoFileByALink) {
   std::ofstream(folder_ / "run" / "summary.json") << "of the user";
   const Result refused = run(2, trains, "train.steps=2");
   EXPECT_EQ(refused.code, 2);
-  EXPECT_THAT(refused.output, HasSubstr("/run/summary.json is a file, but a run folder has a link there"));
+  EXPECT_THAT(refused.output, HasSubstr("/run/summary.json is not a link, but a run folder has one there"));
   EXPECT_EQ(text("run/summary.json"), "of the user");
 }
 

@@ -94,6 +94,33 @@ struct Offload {
       {}};
 };
 
+// A backward within a backward, `depth` times.
+struct Nested : torch::autograd::Function<Nested> {
+  static torch::Tensor forward(torch::autograd::AutogradContext* context, const torch::Tensor& x, int64_t depth) {
+    context->saved_data["depth"] = depth;
+    return x * 2;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    if (const int64_t depth = context->saved_data["depth"].toInt(); depth > 0) {
+      const at::AutoGradMode grad(true);
+      Nested::apply(torch::ones({1}).requires_grad_(), depth - 1).sum().backward();
+    }
+    return {gradients[0] * 2, {}};
+  }
+};
+
+// libtorch counts to 60, then continues on threads, which it starts with the first backward of the process.
+TEST(ProcessSetupTest, BackwardsNestDeeplyThoughTheFirstOneRanBefore) {
+  torch::autograd::set_default_engine_stub(&Engine::get_base_engine);
+  EXPECT_TRUE(at::equal(gradient_of(sine), expected()));
+  EXPECT_TRUE(at::equal(gradient_of(sine_in_block), expected()));
+  EXPECT_NE(&Engine::get_default_engine(), &Engine::get_base_engine());
+  const torch::Tensor x = torch::ones({1}).requires_grad_();
+  Nested::apply(x, 150).sum().backward();
+  EXPECT_EQ(x.grad().item<float>(), 2);
+}
+
 TEST(ProcessSetupTest, AnotherAutogradEngineRunsBackwardAndHasItsHooks) {
   OtherEngine& other = OtherEngine::install<1>();
   model::ProcessSetup::begin_backward_here();
@@ -114,6 +141,7 @@ TEST(ProcessSetupTest, AnotherAutogradEngineRunsBackwardAndHasItsHooks) {
 
 TEST(ProcessSetupTest, ItsHooksComeBeforeOffloadingAndAfterBlocks) {
   OtherEngine& other = OtherEngine::install<2>();
+  model::ProcessSetup::count_cpu_memory();  // other memory is not offloaded
   {
     Offload offload;
     EXPECT_TRUE(at::equal(gradient_of([](const torch::Tensor& x) { return (x * 1).sin(); }), expected()));

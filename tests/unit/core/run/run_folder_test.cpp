@@ -118,7 +118,7 @@ TEST_F(RunFolderTest, ReplacesNoFileByALink) {
   run::RunFolder folder(config(), "");
   EXPECT_EQ(failure_of([&] { folder.begin("new", ""); }),
             scratch_.path("runs/a") +
-                "/metrics.jsonl is a file, but a run folder has a link there; move it to another "
+                "/metrics.jsonl is not a link, but a run folder has one there; move it to another "
                 "folder, or set job.name or job.runs to another folder");
   EXPECT_EQ(text_of("metrics.jsonl"), "of the user");
   EXPECT_FALSE(fs::exists(path("1")));
