@@ -242,7 +242,6 @@ const std::map<std::string, Try> kTries{
     {"cmake --build build && cp build/app .", in_file(kPackage, "--build \\$\\{page\\}/build")},
     {"$HOME/zeroth/bin/zeroth train job.toml", in_file(kPackage, "/bin/zeroth train \\$\\{page\\}/job\\.toml")},
     {"make docs", make("docs", "\\.ci/setup docs[^]*\\.ci/docs")},
-    {"pkg-config zeroth", in_file(kPackage, "--cflags --libs zeroth")},
     {"pkg-config --cflags --libs zeroth-sdk", in_file(kPackage, "\\$\\{pc\\} --cflags --libs zeroth-sdk")},
     {"pkg-config --cflags --libs zeroth",
      in_file(kPackage, "--define-variable=torch_root=\\$\\{TORCH\\} --cflags --libs zeroth")},

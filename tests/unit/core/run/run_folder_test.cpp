@@ -113,15 +113,25 @@ TEST_F(RunFolderTest, FindsTheSummaryOfAStepInTheNewestRun) {
   EXPECT_FALSE(folder.has_summary_of(7)) << "the file is truncated";
 }
 
-TEST_F(RunFolderTest, ReplacesNoFileByALink) {
-  scratch_.write("runs/a/metrics.jsonl", "of the user");
-  run::RunFolder folder(config(), "");
-  EXPECT_EQ(failure_of([&] { folder.begin("new", ""); }),
-            scratch_.path("runs/a") +
-                "/metrics.jsonl is not a link, but a run folder has one there; move it to another "
-                "folder, or set job.name or job.runs to another folder");
-  EXPECT_EQ(text_of("metrics.jsonl"), "of the user");
-  EXPECT_FALSE(fs::exists(path("1")));
+TEST_F(RunFolderTest, ReplacesNothingByALink) {
+  const auto refused = [&](const std::string& name) {
+    run::RunFolder folder(config(), "");
+    EXPECT_EQ(failure_of([&] { folder.begin("new", ""); }),
+              scratch_.path("runs/a") + "/" + name +
+                  " is not a link, but a run folder has one there; move it to another folder, or set job.name or "
+                  "job.runs to another folder");
+    EXPECT_FALSE(fs::exists(path("1")));
+    fs::remove_all(path(name));
+  };
+  for (const std::string name : {"config.toml", "metrics.jsonl", "summary.json", "latest"}) {
+    scratch_.write("runs/a/" + name, "of the user");
+    EXPECT_EQ(text_of(name), "of the user");
+    refused(name);
+    fs::create_directories(path(name) + "/inside");
+    refused(name);
+  }
+  run::RunFolder(config(), "").begin("new", "");
+  EXPECT_TRUE(fs::exists(path("1")));
 }
 
 TEST_F(RunFolderTest, ReadsNoRunThroughALinkThatIsNotARun) {
