@@ -268,6 +268,9 @@ std::optional<FileLock> FileLock::try_take(const Directory& directory, const std
     holder = holder_text(file.get());
     return {};
   }
+  if (status.st_size > 0 && !holder_text(file.get()).starts_with("process "))
+    fail_user(fmt::format("{}: is a file of another program, but its name is that of a lock; move it to another folder",
+                          printable(path)));
   const std::string process = fmt::format("process {} on {}\n", ::getpid(), host_name());
   if (::ftruncate(file.get(), 0) != 0) fail_file(path, "cannot be written", errno);
   const ssize_t n = ::pwrite(file.get(), process.data(), process.size(), 0);

@@ -180,9 +180,10 @@ std::vector<std::string> superseded_in(const Directory& root) {
 
 void remove_old_checkpoints(const Directory& root, int64_t keep, bool newest_applied,
                             const std::vector<std::string>& just_superseded) {
-  const std::vector<std::string> names = by_step(root.list());
   if (keep <= 0) return;
-  const std::vector<std::string> superseded = superseded_in(root);
+  std::vector<std::string> names = by_step(root.list()), superseded = superseded_in(root);
+  for (auto* list : {&names, &superseded})  // without a manifest, an entry is not a checkpoint, but may be the user's
+    std::erase_if(*list, [&](const std::string& name) { return !root.has_file(join_path(name, kManifest)); });
   int64_t over = std::ssize(names) + std::ssize(superseded) - keep;
   for (std::size_t i = 0; i < superseded.size() && over > 0; ++i, --over)
     if (std::ranges::find(just_superseded, superseded[i]) == just_superseded.end()) discard(root, superseded[i]);

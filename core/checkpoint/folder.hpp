@@ -56,7 +56,7 @@ std::vector<std::string> finish_commit(const Directory& root, const std::string&
 /// Removes all checkpoints except the newest `keep` (0: removes none) and the newest whose last step was applied, so
 /// that a run whose steps are skipped never loses its last good checkpoint. `newest_applied`: the last step of the
 /// newest checkpoint is known to be applied. Superseded checkpoints count as the oldest; of them, those saved first are
-/// removed first, but none of `just_superseded`, as finish_commit() returned them.
+/// removed first, but none of `just_superseded`, as finish_commit() returned them. Entries without a manifest stay.
 void remove_old_checkpoints(const Directory& root, int64_t keep, bool newest_applied,
                             const std::vector<std::string>& just_superseded = {});
 /// Whether the last step of a checkpoint was applied; false if it was skipped, or the manifest cannot be read.

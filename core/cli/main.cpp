@@ -1,4 +1,5 @@
 // The executable `zeroth`; its commands are in commands.cpp.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
 #include <unistd.h>
@@ -49,9 +50,20 @@ int check_output(int code) {
                                           reason));
   return code ? code : zr::exit_code::environment;
 }
+
+// Opens /dev/null in the place of standard input, output and error that the parent has closed: otherwise the next file
+// or socket of this process would have their numbers, and get what is written to them.
+void open_standard_files() {
+  for (int fd = ::open("/dev/null", O_RDWR); fd >= 0; fd = ::open("/dev/null", O_RDWR))
+    if (fd > STDERR_FILENO) {
+      ::close(fd);
+      return;
+    }
+}
 }  // namespace
 
 int main(int argc, char** argv) {
+  open_standard_files();
   std::signal(SIGPIPE, SIG_IGN);  // makes a closed pipe a write error; child processes get the default disposition
   zr::host::report_file_size_limit();
   zr::host::set_exit_function([](int code) { std::_Exit(code); });

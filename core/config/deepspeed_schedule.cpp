@@ -17,20 +17,20 @@ bool is_deepspeed(const std::string& name) {
   return name == "WarmupLR" || name == "WarmupDecayLR" || name == "WarmupCosineLR";
 }
 
-// DeepSpeed's keys of a schedule. The total is train.steps, and the full rate optimizer.lr, unless they are given.
+// DeepSpeed's keys of a schedule.
 std::vector<ConfigKey> keys_of_schedule(const std::string& name) {
   constexpr double kInf = std::numeric_limits<double>::infinity();
   const std::string table = "schedule." + name;
   const auto rate = [&](const char* key, double max) {
     return ConfigKey{table, key, ZR_KEY_FLOAT, "0.0", "rate or fraction", 0, max};
   };
-  const auto steps = [&](const char* key) {
-    return ConfigKey{table, key, ZR_KEY_INT, "1000", "steps", 1, double(kMaxSteps - 1)};
+  const auto steps = [&](const char* key, double min) {
+    return ConfigKey{table, key, ZR_KEY_INT, "1000", "steps", min, double(kMaxSteps - 1)};
   };
-  std::vector<ConfigKey> keys{steps("warmup_num_steps")};
+  std::vector<ConfigKey> keys{steps("warmup_num_steps", 0), steps("last_batch_iteration", -1)};
   keys.push_back({table, "warmup_type", ZR_KEY_STRING, "\"log\"", "shape"});
   keys.back().choices = {"log", "linear"};
-  if (name != "WarmupLR") keys.push_back(steps("total_num_steps"));
+  if (name != "WarmupLR") keys.push_back(steps("total_num_steps", 1));
   if (name == "WarmupCosineLR") {
     keys.push_back(rate("warmup_min_ratio", 1));
     keys.push_back(rate("cos_min_ratio", 1));
@@ -97,7 +97,8 @@ std::string remedy(const toml::table& root, const std::string& name) {
   const int64_t warm = std::max<int64_t>(2, given.integer("warmup_num_steps", 1000));
   const int64_t steps = std::clamp<int64_t>(value_at<int64_t>(root, "train.steps", 100), 1, kMaxSteps - 1);
   const int64_t end = given.integer("total_num_steps", steps);
-  const double rate = value_at(root, "optimizer.lr", 1e-3), full = given.number("warmup_max_lr", rate);
+  const double rate = value_at(root, "optimizer.lr", 1e-3);
+  const double full = cosine ? rate : given.number("warmup_max_lr", 1e-3);
   const double least = given.number("warmup_min_lr", 0);
   if (least > full)
     return "; a rate that falls during the warm-up has no counterpart: pass a function to engine.set_schedule()";

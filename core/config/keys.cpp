@@ -196,7 +196,7 @@ Rows memory_and_optimizer() {
 
 // The keys of a schedule's rise to the full rate.
 #define RISE(table)                                                                                           \
-  row(FIELD(table.warmup), "0", "first step at the full rate, to which the rate rises before",                \
+  row(FIELD(table.warmup), "0", "steps of rise to the full rate; 0: none",                \
       {.min = 0, .max = kMax}),                                                                               \
       row(FIELD(table.warmup_from), "-1", "step at which the rise begins, at start_ratio; -1: before step 0", \
           {.min = -1, .max = kMax}),                                                                          \

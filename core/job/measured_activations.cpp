@@ -1,6 +1,7 @@
 #include "job/measured_activations.hpp"
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -11,6 +12,8 @@
 #include "run/run_folder.hpp"
 
 namespace zr::host::job {
+
+namespace fs = std::filesystem;
 
 namespace {
 // The lines of an effective configuration that activation memory depends on: the program's own tables, train.dtype,
@@ -39,6 +42,9 @@ std::set<std::string> relevant_lines(std::istream& toml, bool anywhere) {
 
 // The measurement of one run; nullopt if the run is not comparable.
 std::optional<plan::PlanContext> measured_by_run(const std::string& run, const config::JobConfig& config) {
+  std::error_code error;
+  for (const char* file : {"/config.toml", "/summary.json"})
+    if (!fs::is_regular_file(run + file, error)) return {};  // a FIFO would block
   std::ifstream then(run + "/config.toml"), summary(run + "/summary.json");
   std::istringstream now(config.to_toml());
   const bool anywhere = config.offload().activations->automatic();

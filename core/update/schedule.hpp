@@ -8,7 +8,7 @@
 namespace zr::host::update {
 
 /// The rate of update `step` (0 is the first; skipped steps do not count), before a group's lr_scale.
-/// core/config/README.md has the formulas.
+/// docs/numerics.md has the formulas.
 double learning_rate(const config::JobConfig& config, int64_t step);
 
 }  // namespace zr::host::update

@@ -78,7 +78,7 @@ foreach(plugin ${plugins})  # the plug-ins in plugins/, not those of the tests
     install(TARGETS ${plugin} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/zeroth/plugins/${device} COMPONENT engine)
   endif()
 endforeach()
-install(FILES README.md SECURITY.md CHANGELOG.md DESTINATION ${docs} COMPONENT engine)
+install(FILES README.md SECURITY.md CHANGELOG.md CONTRIBUTING.md DESTINATION ${docs} COMPONENT engine)
 install(DIRECTORY docs DESTINATION ${docs} COMPONENT engine PATTERN ".*" EXCLUDE)
 install(DIRECTORY plugins DESTINATION ${docs} COMPONENT engine FILES_MATCHING PATTERN README.md)  # docs/ refers to them
 

@@ -115,6 +115,12 @@ TEST_F(ZerothTrain, PrintsLinesIfOutputIsNoTerminal) {
   EXPECT_THAT(result.output, HasSubstr("  memory device "));
 }
 
+TEST_F(ZerothTrain, TrainsWithoutStandardFiles) {
+  const auto result = zr::testing::shell("(" + command("") + ") <&- >&- 2>&-");
+  EXPECT_EQ(result.code, 0);
+  EXPECT_TRUE(std::isfinite(last_loss())) << "the job has trained to its end";
+}
+
 // tests/multirank/comm has ranks of mpirun.
 TEST_F(ZerothTrain, IsARankIfAnotherLauncherHasStartedSeveral) {
   const std::string port = std::to_string(20000 + ::getpid() % 10000);

@@ -152,6 +152,15 @@ TEST_F(DirectoryTest, LockNamesItsHolderAndEndsWithIt) {
   EXPECT_TRUE(FileLock::try_take(directory_, "lock", holder));
 }
 
+TEST_F(DirectoryTest, LockReplacesNoFileOfAnotherProgram) {
+  std::string holder;
+  scratch_.write("here/lock", "notes of the user");
+  EXPECT_THAT(failure([&] { FileLock::try_take(directory_, "lock", holder); }),
+              HasSubstr("here/lock: is a file of another program, but its name is that of a lock; move it to another "
+                        "folder"));
+  EXPECT_EQ(text("here/lock"), "notes of the user");
+}
+
 // A child that waits until its pipe is closed. `made_by`: fork(), or a system call that runs no handler of fork().
 class WaitingChild {
  public:

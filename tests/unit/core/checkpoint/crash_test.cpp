@@ -298,6 +298,28 @@ TEST(CheckpointRetentionTest, KeepsTheNewestCheckpointWhoseStepWasApplied) {
   EXPECT_EQ(checkpoint::checkpoints_in(root), Names{checkpoint::checkpoint_name(8)});
 }
 
+// A user may have put them there.
+TEST(CheckpointRetentionTest, RemovesNothingWithoutAManifest) {
+  const Scratch scratch;
+  const std::string root = scratch.path("c");
+  const checkpoint::FolderLock lock(root);
+  scratch.write("c/step-00000001/notes.txt", "of the user");
+  scratch.write("c/step-00000002", "of the user");
+  scratch.write("c/step-00000003.superseded/notes.txt", "of the user");
+  scratch.write("elsewhere/notes.txt", "of the user");
+  std::filesystem::create_directory_symlink(scratch.path("elsewhere"), scratch.path("c/step-00000004"));
+  for (const int64_t step : {5, 6, 7}) {
+    checkpoint::SaveOptions options = kSmall;
+    options.keep = 1;
+    checkpoint::save(root, image_of(Model(1), step, 0, 1), checkpoint::single_rank_comm(), options);
+  }
+  for (const char* file : {"c/step-00000001/notes.txt", "c/step-00000002", "c/step-00000003.superseded/notes.txt",
+                           "c/step-00000004/notes.txt"})
+    EXPECT_TRUE(std::filesystem::exists(scratch.path(file))) << file;
+  EXPECT_FALSE(std::filesystem::exists(root + "/step-00000006"));
+  EXPECT_TRUE(std::filesystem::exists(root + "/step-00000007"));
+}
+
 TEST(FolderLockTest, ReleasesALockWhoseHolderCouldNotBeWritten) {
   const Scratch scratch;
   const auto ends = on_ranks(1, [&](const checkpoint::CheckpointComm&) {

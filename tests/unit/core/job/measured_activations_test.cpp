@@ -2,6 +2,7 @@
 #include "job/measured_activations.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
@@ -56,6 +57,17 @@ TEST_F(MeasuredActivationsTest, IgnoresActivationsThatAreNotNumbers) {
   }
   for (const std::string memory : {"null", "3", "[]", "{\"device\": 3}", "{\"device\": {\"activations\": []}}"})
     EXPECT_FALSE(after(memory).activations) << memory;
+}
+
+TEST_F(MeasuredActivationsTest, IgnoresFilesThatAreNotRegular) {
+  EXPECT_TRUE(after(R"({"device": {"activations": {"peak": 70}}})").activations);
+  for (const std::string file : {"summary.json", "config.toml"}) {
+    scratch_.write("runs/a/9/config.toml", "");
+    scratch_.write("runs/a/9/summary.json", "{}");
+    std::filesystem::remove(scratch_.path("runs/a/9/" + file));
+    ASSERT_EQ(::mkfifo(scratch_.path("runs/a/9/" + file).c_str(), 0600), 0);  // its open() would wait for a writer
+    EXPECT_TRUE(job::measured_activations(config(), "").activations) << "of the run before";
+  }
 }
 
 }  // namespace

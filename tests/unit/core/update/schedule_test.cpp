@@ -1,4 +1,4 @@
-// Values computed by hand from the formulas in core/config/README.md.
+// Values computed by hand from the formulas in docs/numerics.md.
 #include "update/schedule.hpp"
 
 #include <gtest/gtest.h>
@@ -120,7 +120,7 @@ struct DeepSpeed {
       all.push_back(table + "cos_min_ratio=" + std::to_string(cos_min_ratio));
     } else {
       all.push_back(table + "warmup_min_lr=" + std::to_string(low));
-      if (high != lr) all.push_back(table + "warmup_max_lr=" + std::to_string(high));
+      all.push_back(table + "warmup_max_lr=" + std::to_string(high));
     }
     return all;
   }
@@ -168,6 +168,16 @@ TEST(ScheduleTest, DeepSpeedsNamesAreErrorsWithKeysForTheSameRates) {
                   << name << " " << type << " warm-up " << warmup << " of " << total << ", step " << step;
           }
   EXPECT_GE(compared, 40000);
+}
+
+TEST(ScheduleTest, DeepSpeedsDefaultOfTheFullRateIsNotTheOptimizersRate) {
+  try {
+    sample::check("", {"optimizer.lr=0.1", "schedule.use=WarmupLR", "schedule.WarmupLR.warmup_min_lr=0.0005"});
+    FAIL() << "accepted";
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("start_ratio = 0.5 in [schedule.constant], and lr = 0.001 in [optimizer]"), text.npos) << text;
+  }
 }
 
 }  // namespace zr::host
