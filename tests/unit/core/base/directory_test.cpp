@@ -155,7 +155,7 @@ TEST_F(DirectoryTest, LockNamesItsHolderAndEndsWithIt) {
 TEST_F(DirectoryTest, LockReplacesNoFileOfAnotherProgram) {
   std::string holder;
   scratch_.write("here/lock", "notes of the user");
-  EXPECT_THAT(failure([&] { FileLock::try_take(directory_, "lock", holder); }),
+  EXPECT_THAT(zr::test::said_by([&] { FileLock::try_take(directory_, "lock", holder); }),
               HasSubstr("here/lock: is a file of another program, but its name is that of a lock; move it to another "
                         "folder"));
   EXPECT_EQ(text("here/lock"), "notes of the user");

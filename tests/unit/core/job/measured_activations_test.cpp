@@ -62,6 +62,7 @@ TEST_F(MeasuredActivationsTest, IgnoresActivationsThatAreNotNumbers) {
 TEST_F(MeasuredActivationsTest, IgnoresFilesThatAreNotRegular) {
   EXPECT_TRUE(after(R"({"device": {"activations": {"peak": 70}}})").activations);
   for (const std::string file : {"summary.json", "config.toml"}) {
+    std::filesystem::remove_all(scratch_.path("runs/a/9"));
     scratch_.write("runs/a/9/config.toml", "");
     scratch_.write("runs/a/9/summary.json", "{}");
     std::filesystem::remove(scratch_.path("runs/a/9/" + file));
