@@ -116,7 +116,7 @@ TEST_F(ZerothTrain, PrintsLinesIfOutputIsNoTerminal) {
 }
 
 TEST_F(ZerothTrain, TrainsWithoutStandardFiles) {
-  const auto result = zr::testing::shell("(" + command("") + ") <&- >&- 2>&-");
+  const auto result = zr::testing::shell("(exec " + command("") + " <&- >&- 2>&-)");
   EXPECT_EQ(result.code, 0);
   EXPECT_TRUE(std::isfinite(last_loss())) << "the job has trained to its end";
 }
