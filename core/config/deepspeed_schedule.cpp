@@ -67,17 +67,10 @@ struct Given {
       values[known->name] = std::move(parsed);
     }
   }
-  double number(const char* key, double otherwise) const {
+  template <class T>
+  T get(const char* key, T otherwise) const {
     const auto at = values.find(key);
-    return at == values.end() ? otherwise : std::get<double>(at->second.value);
-  }
-  int64_t integer(const char* key, int64_t otherwise) const {
-    const auto at = values.find(key);
-    return at == values.end() ? otherwise : std::get<int64_t>(at->second.value);
-  }
-  std::string text(const char* key, const std::string& otherwise) const {
-    const auto at = values.find(key);
-    return at == values.end() ? otherwise : std::get<std::string>(at->second.value);
+    return at == values.end() ? otherwise : std::get<T>(at->second.value);
   }
 };
 
@@ -94,19 +87,19 @@ std::string remedy(const toml::table& root, const std::string& name) {
   const Given given(root, name);
   if (!given.problem.empty()) return "; " + given.problem;
   const bool cosine = name == "WarmupCosineLR", decays = name != "WarmupLR";
-  const int64_t warm = std::max<int64_t>(2, given.integer("warmup_num_steps", 1000));
+  const int64_t warm = std::max<int64_t>(2, given.get<int64_t>("warmup_num_steps", 1000));
   const int64_t steps = std::clamp<int64_t>(value_at<int64_t>(root, "train.steps", 100), 1, kMaxSteps - 1);
-  const int64_t end = given.integer("total_num_steps", steps);
+  const int64_t end = given.get("total_num_steps", steps);
   const double rate = value_at(root, "optimizer.lr", 1e-3);
-  const double full = cosine ? rate : given.number("warmup_max_lr", 1e-3);
-  const double least = given.number("warmup_min_lr", 0);
+  const double full = cosine ? rate : given.get("warmup_max_lr", 1e-3);
+  const double least = given.get("warmup_min_lr", 0.0);
   if (least > full)
     return "; a rate that falls during the warm-up has no counterpart: pass a function to engine.set_schedule()";
-  const double start = cosine ? given.number("warmup_min_ratio", 0) : full > 0 ? least / full : 0;
-  const double last = cosine ? given.number("cos_min_ratio", 1e-4) : start;
+  const double start = cosine ? given.get("warmup_min_ratio", 0.0) : full > 0 ? least / full : 0;
+  const double last = cosine ? given.get("cos_min_ratio", 1e-4) : start;
   const std::string now = cosine ? "cosine" : decays ? "linear" : "constant";
   std::string keys = fmt::format("warmup = {}, warmup_from = 1, warmup_type = {}", warm + 1,
-                                 toml_quoted(given.text("warmup_type", "log")));
+                                 toml_quoted(given.get<std::string>("warmup_type", "log")));
   if (start > 0) keys += ", start_ratio = " + shortest(start);
   if (cosine) keys += fmt::format(", decay_from = {}", std::min(warm, end));
   if (decays) keys += fmt::format(", decay_until = {}", cosine ? end : end + 1);
