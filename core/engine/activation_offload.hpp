@@ -19,7 +19,7 @@ class ActivationOffload {
   const offload::ActivationStore& activations() const { return activations_; }
 
  private:
-  model::Model& model_;
+  model::LibraryMemory& library_;
   offload::ActivationStore activations_;
 };
 

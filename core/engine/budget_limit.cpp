@@ -24,7 +24,7 @@ BudgetLimit::BudgetLimit(const job::StepContext& context, const plugin::Instance
 BudgetLimit::Watch::~Watch() {
   ledger.on_change(Tier::device, {});
   ledger.on_change(Tier::host, {});
-  model.limit_temporaries(0, {});
+  library.limit_temporaries(0, {});
 }
 
 void BudgetLimit::watch_host(int64_t budget, const plugin::Instance* communicator) {
@@ -71,7 +71,7 @@ BudgetLimit::Held BudgetLimit::held() const {
   const int64_t of_ledger =
       ledger.held(Tier::device) - ledger.held(Tier::device, MemoryKind::activations) + ledger.reserved(Tier::device);
   if (!on_device_) {
-    const model::Model::Temporaries temporaries = context_.model.temporaries();
+    const model::LibraryMemory::Temporaries temporaries = context_.model.temporaries();
     return {of_ledger, temporaries.held, temporaries.peak};
   }
   const model::DeviceBytes bytes = context_.model.device_memory();

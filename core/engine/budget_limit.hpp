@@ -46,7 +46,7 @@ class BudgetLimit {
  private:
   struct Watch {  // removes the limits in its destructor
     Ledger& ledger;
-    model::Model& model;
+    model::LibraryMemory& library;
     ~Watch();
   };
   struct Held {  // bytes of memory that the device budget limits

@@ -20,7 +20,7 @@ std::atomic<int> running_backwards = 0;  // of all engines of this process
 GradientFlow::GradientFlow(const job::StepContext& context, const offload::DiskBackedBuffers* disk_buffers,
                            LocalGradients* local)
     : context_(context),
-      model_(context.model),
+      source_(context.model),
       strategy_(context.strategy),
       plan_(context.plan),
       comm_(context.comm),
@@ -33,19 +33,19 @@ GradientFlow::GradientFlow(const job::StepContext& context, const offload::DiskB
   delivered_elements_.assign(n, 0);
   has_gradient_.assign(n, 0);
   touched_.assign(n, 0);
-  model_.on_gradient([this](uint32_t param) { arrived(param); });
-  model_.on_gradient_computed([this](uint32_t param) {
+  source_.on_gradient([this](uint32_t param) { arrived(param); });
+  source_.on_gradient_computed([this](uint32_t param) {
     check_in_backward(param);
     computed_ = true;
   });
-  model_.deliver_on_thread(plan_.sharded_parameters().empty());  // else operators communicate during backward too
+  source_.deliver_on_thread(plan_.sharded_parameters().empty());  // else operators communicate during backward too
 }
 
 GradientFlow::~GradientFlow() {
   set_in_backward(false);
-  model_.drop_computed_gradients();
-  model_.on_gradient_computed({});
-  model_.on_gradient({});
+  source_.drop_computed_gradients();
+  source_.on_gradient_computed({});
+  source_.on_gradient({});
 }
 
 void GradientFlow::report_event(uint32_t kind) {
@@ -75,14 +75,14 @@ void GradientFlow::begin(uint32_t micro, bool contributes) {
 }
 
 bool GradientFlow::cancel() {
-  model_.drop_computed_gradients();
+  source_.drop_computed_gradients();
   const RecursiveMutexLock lock(context_.use);
   set_in_backward(false);
   if (context_.device) context_.device->flush();  // before a repeated backward copies to the same memory
   if (computed_) return false;                    // on a device, it depends on time whether some have been delivered
   if (std::any_of(delivered_elements_.begin(), delivered_elements_.end(), [](int64_t n) { return n > 0; }))
     return false;
-  for (uint32_t param = 0; param < delivered_elements_.size(); ++param) model_.drop_gradient(param);
+  for (uint32_t param = 0; param < delivered_elements_.size(); ++param) source_.drop_gradient(param);
   pending_.clear();
   return true;
 }
@@ -128,7 +128,7 @@ bool GradientFlow::deliver(uint32_t param) {
   if (is_local()) {
     if (parameter.count > 0) deliver_local(param);
     delivered = parameter.count;
-    model_.drop_gradient(param);
+    source_.drop_gradient(param);
     return true;
   }
   const zr_use use = strategy_use();
@@ -163,13 +163,13 @@ bool GradientFlow::deliver(uint32_t param) {
       context_.check(context_.call_in_order(&error, ready), error, strategy_.call_text("grad_ready"));
     delivered += dst.count;
   }
-  model_.drop_gradient(param);
+  source_.drop_gradient(param);
   return true;
 }
 
 void GradientFlow::deliver_local(uint32_t param) {
   const bool copies = micro_ == 0 && has_gradient_[param] && contributes_;
-  const zr_view gradient = copies ? model_.gradient(param) : zr_view{};
+  const zr_view gradient = copies ? source_.gradient(param) : zr_view{};
   if (gradient.data) return local_->set(param, gradient);
   copy_or_add(param, 0, local_->gradient(param));
   local_->written(param);
@@ -182,7 +182,7 @@ void GradientFlow::copy_or_add(uint32_t param, int64_t first, const zr_view& dst
     if (!adds) clear(dst);
     return;
   }
-  adds ? model_.add_gradient(param, first, dst) : model_.copy_gradient(param, first, dst);
+  adds ? source_.add_gradient(param, first, dst) : source_.copy_gradient(param, first, dst);
   const bool earlier = first_non_finite_ < 0 || param < first_non_finite_;
   if (checks_non_finite_ && !is_local() && earlier && count_non_finite(dst) > 0) first_non_finite_ = param;
 }

@@ -72,7 +72,7 @@ class GradientFlow {
   }
 
   const job::StepContext& context_;
-  model::Model& model_;
+  model::GradientSource& source_;
   const job::StrategyParts& strategy_;
   const plan::MemoryPlan& plan_;
   const comm::CommRuntime& comm_;

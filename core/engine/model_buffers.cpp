@@ -48,7 +48,7 @@ std::string mean_of_ranks(const std::string& dtype, int64_t bytes_each, int rank
 }
 
 std::vector<model::ModelBuffer> ModelBuffers::own_buffers() {
-  std::vector<model::ModelBuffer> buffers = model_.buffers();
+  std::vector<model::ModelBuffer> buffers = source_.buffers();
   if (depth_ > 0)
     for (std::size_t i = 0; i < buffers.size(); ++i) buffers[i].data = own_values_[i].data();
   return buffers;
@@ -95,18 +95,18 @@ std::vector<std::string> ModelBuffers::declared(comm::CommRuntime& comm, const s
 
 void ModelBuffers::apply(comm::CommRuntime& comm) {
   const std::vector<std::string> values = declared(comm, differing(comm));
-  const std::vector<model::ModelBuffer> buffers = model_.buffers();
+  const std::vector<model::ModelBuffer> buffers = source_.buffers();
   for (std::size_t i = 0; i < buffers.size(); ++i) {
     const std::string& value = values[i].empty() ? own_values_[i] : values[i];
     std::memcpy(buffers[i].data, value.data(), value.size());
   }
-  model_.write_buffers();
+  source_.write_buffers();
 }
 
 void ModelBuffers::begin_evaluation(comm::CommRuntime& comm) {
   if (++depth_ > 1) return;
   own_values_.clear();
-  for (const model::ModelBuffer& buffer : model_.buffers())
+  for (const model::ModelBuffer& buffer : source_.buffers())
     own_values_.emplace_back(static_cast<const char*>(buffer.data), static_cast<std::size_t>(buffer.bytes));
   try {
     apply(comm);
@@ -124,11 +124,11 @@ void ModelBuffers::end_evaluation() noexcept {
   if (depth_ == 0) return;
   if (--depth_ > 0) return;
   try {
-    const std::vector<model::ModelBuffer> buffers = model_.buffers();
+    const std::vector<model::ModelBuffer> buffers = source_.buffers();
     for (std::size_t i = 0; i < buffers.size(); ++i)  // set_data() during the evaluation may have made a buffer smaller
       std::memcpy(buffers[i].data, own_values_[i].data(),
                   std::min(own_values_[i].size(), static_cast<std::size_t>(buffers[i].bytes)));
-    model_.write_buffers();
+    source_.write_buffers();
   } catch (const std::exception& failure) {  // of the device that the model is on
     log(ZR_LOG_ERROR, failure.what());
   }

@@ -9,7 +9,7 @@
 
 #include "comm/comm_runtime.hpp"
 #include "config/config.hpp"
-#include "model/model.hpp"
+#include "model/buffer_source.hpp"
 
 namespace zr::host::engine {
 
@@ -23,7 +23,7 @@ std::string mean_of_ranks(const std::string& dtype, int64_t bytes, int ranks,
 /// buffers and there are several ranks.
 class ModelBuffers {
  public:
-  ModelBuffers(model::Model& model, config::BufferRule rule) : model_(model), rule_(rule) {}
+  ModelBuffers(model::BufferSource& source, config::BufferRule rule) : source_(source), rule_(rule) {}
 
   config::BufferRule rule() const { return rule_; }
   /// This rank's own buffers in the model's order: in the model's memory, or during an evaluation in the saved copies.
@@ -45,7 +45,7 @@ class ModelBuffers {
 
  private:
   void apply(comm::CommRuntime& comm);
-  model::Model& model_;
+  model::BufferSource& source_;
   config::BufferRule rule_;
   int depth_ = 0;                        // nesting depth of evaluations
   std::vector<std::string> own_values_;  // this rank's own bytes during an evaluation

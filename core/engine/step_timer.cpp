@@ -57,7 +57,7 @@ void StepTimer::exclude(const std::function<void()>& work) {
 void StepTimer::observe_activations() {
   const model::DeviceBytes on_device = context_.model.device_memory();
   recorder_.set_device_peak(on_device.peak);
-  model::Model::Temporaries temporaries = context_.model.temporaries();
+  model::LibraryMemory::Temporaries temporaries = context_.model.temporaries();
   if (context_.device) temporaries = {on_device.held - on_device.of_engines, on_device.peak - on_device.of_engines};
   if (context_.plan.in_host_memory() || (context_.device && !on_device.counted)) return;
   context_.ledger.observe(Tier::device, MemoryKind::activations, "activations and temporaries", temporaries.held,

@@ -26,7 +26,7 @@ constexpr uintptr_t kLine = 64;  // bytes
 WeightFlow::WeightFlow(const job::StepContext& context, state::ShardedState& state)
     : context_(context),
       state_(state),
-      model_(context.model),
+      parameters_(context.model),
       strategy_(context.strategy),
       plan_(context.plan),
       comm_(context.comm),
@@ -37,13 +37,13 @@ WeightFlow::WeightFlow(const job::StepContext& context, state::ShardedState& sta
   written_.assign(parameters, 0);
   gathered_in_.assign(parameters, ZR_FORWARD);
   install_callbacks();
-  model_.use_threads(
+  parameters_.use_threads(
       [&pool = context.pool](int64_t n, int64_t grain, const auto& fn) { pool.parallel_for(n, grain, fn); });
 }
 
 WeightFlow::~WeightFlow() {
-  model_.use_threads({});
-  model_.on_use({});
+  parameters_.use_threads({});
+  parameters_.on_use({});
 }
 
 void WeightFlow::publish_weights(bool frozen_too, uint32_t flags) {
@@ -52,15 +52,15 @@ void WeightFlow::publish_weights(bool frozen_too, uint32_t flags) {
   const zr_use use = context_.use_of(ZR_UPDATE_PHASE, 0, flags);
   context_.check(context_.call(&error, [&] { return strategy_.updated(&use, &error); }), error,
                  strategy_.call_text("updated"));
-  model_.weights_changed(frozen_too);
+  parameters_.weights_changed(frozen_too);
 }
 
 void WeightFlow::install_callbacks() {
-  model_.on_use({[this](const uint32_t* params, uint32_t n, uint32_t phase) { begin_use(params, n, phase); },
-                 [this](const uint32_t* params, const bool* written, uint32_t n) { end_use(params, written, n); },
-                 [this](uint32_t param, const void* full) { store_shared_write(param, full); },
-                 [this](const uint32_t* params, uint32_t n, bool begins) { gather_scope(params, n, begins); }});
-  for (const uint32_t param : sharded_) model_.unbind(param, plan_.input.dtype_of(param));
+  parameters_.on_use({[this](const uint32_t* params, uint32_t n, uint32_t phase) { begin_use(params, n, phase); },
+                      [this](const uint32_t* params, const bool* written, uint32_t n) { end_use(params, written, n); },
+                      [this](uint32_t param, const void* full) { store_shared_write(param, full); },
+                      [this](const uint32_t* params, uint32_t n, bool begins) { gather_scope(params, n, begins); }});
+  for (const uint32_t param : sharded_) parameters_.unbind(param, plan_.input.dtype_of(param));
 }
 
 // All ranks compare their calls under every strategy, even if no weight is communicated.
@@ -154,7 +154,7 @@ void WeightFlow::attach(const std::vector<uint32_t>& absent, const std::vector<z
                       strategy_.call_text("acquire"), parameter.name, parameter.count, gathered[i].count, kLine));
     memory_[absent[i]] = gathered[i].data;
     gathered_in_[absent[i]] = phase;
-    model_.attach(absent[i], gathered[i].data);
+    parameters_.attach(absent[i], gathered[i].data);
   }
 }
 
@@ -218,7 +218,7 @@ void WeightFlow::release(const std::vector<uint32_t>& params, uint32_t phase) {
   for (const uint32_t param : params) {
     if (std::exchange(written_[param], 0)) store_write(param);
     memory_[param] = nullptr;
-    model_.attach(param, nullptr);
+    parameters_.attach(param, nullptr);
   }
   CallError error;
   const zr_use use = context_.use_of(phase, micro_);

@@ -64,7 +64,7 @@ class WeightFlow {
 
   const job::StepContext& context_;
   state::ShardedState& state_;
-  model::Model& model_;
+  model::ParameterMemory& parameters_;
   const job::StrategyParts& strategy_;
   const plan::MemoryPlan& plan_;
   comm::CommRuntime& comm_;

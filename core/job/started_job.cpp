@@ -38,7 +38,7 @@ RankPlaces places_of(const control::Control& control) {
   return {control.world(), control.local_world(), ranks_of_hosts(control), std::ranges::is_sorted(control.hosts())};
 }
 
-plan::MemoryPlan plan_of(const StartedJob& job, const model::Model& model) {
+plan::MemoryPlan plan_of(const StartedJob& job, const model::ParameterMemory& model) {
   const control::Control& control = *job.setup.control;
   const plan::PlanInput input = job_plan_input(job.setup, job.plugins, model.parameters(), places_of(control));
   if (control.rank() == 0)
@@ -98,7 +98,7 @@ void warn_of_speculation(const StartedJob& job) {
 }
 
 // Runs the checks that precede the opening of the communicator, and returns its options.
-comm::CommRuntime::Options checked(StartedJob& job, const model::Model& model) {
+comm::CommRuntime::Options checked(StartedJob& job, const model::ParameterMemory& model) {
   check_plan(job.setup, job.plugins, job.plan);
   warn_of_speculation(job);
   check_budget(job.setup, job.plan, model.parameters(), job.plugins.communicator.get());

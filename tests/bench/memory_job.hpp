@@ -10,6 +10,7 @@
 
 #include "api/program_state.hpp"
 #include "engine/session.hpp"
+#include "support/host_model.hpp"
 #include "zr/float_cast.hpp"
 #include "zr/program.hpp"
 
@@ -18,7 +19,7 @@ namespace zr::bench {
 using zr::host::plan::Parameter;
 
 // 12 layers of width 768, vocabulary 256, context 256.
-class Memory final : public zr::host::model::Model {
+class Memory final : public zr::testing::HostModel {
  public:
   Memory() {
     const auto add = [&](const std::string& name, std::vector<int64_t> shape) {
@@ -44,20 +45,8 @@ class Memory final : public zr::host::model::Model {
     }
   }
   const std::vector<Parameter>& parameters() const override { return parameters_; }
-  std::vector<zr::host::model::ModelBuffer> buffers() override { return {}; }
   void read(uint32_t param, float* out) override { std::fill_n(out, parameters_[param].count, 0.01f); }
-  std::size_t deferred() const override { return 0; }
-  void construct(const ConstructMemory&, bool) override {}
   void bind(uint32_t param, void* memory, zr_dtype) override { memory_[param] = static_cast<float*>(memory); }
-  void on_use(Uses) override {}
-  void bind_shared(uint32_t, const void*, zr_dtype) override {}
-  void unbind(uint32_t, zr_dtype) override {}
-  void attach(uint32_t, void*) override {}
-  std::vector<uint32_t> written() override { return {}; }
-  void check_bindings() override {}
-  void check_scopes(const std::string&) override {}
-  void check_scope(uint32_t, const std::string&) override {}
-  void return_parameters() override {}
   void on_gradient(Arrived arrived) override { arrived_ = std::move(arrived); }
   void copy_gradient(uint32_t, int64_t, const zr_view& dst) override {
     if (dst.dtype == ZR_BF16)
@@ -67,9 +56,6 @@ class Memory final : public zr::host::model::Model {
   }
   float gradient = 1e-3f;  // of every element
   void add_gradient(uint32_t, int64_t, const zr_view&) override {}
-  void drop_gradient(uint32_t) override {}
-  void hide_gradients(bool) override {}
-  void seed(uint64_t) override {}
   /// Delivers all gradients. Computes for `seconds` before them, in proportion to their elements.
   void backward(double seconds = 0) {
     const double per_element = seconds / static_cast<double>(count());

@@ -18,8 +18,8 @@
 #include "control/control.hpp"
 #include "job/setup.hpp"
 #include "job/started_job.hpp"
-#include "model/model.hpp"
 #include "state/sharded_state.hpp"
+#include "support/host_model.hpp"
 #include "support/scratch.hpp"
 
 namespace zr::testing {
@@ -54,7 +54,7 @@ class OneRankControl final : public host::control::Control {
 using FakeParameters = std::vector<std::pair<std::string, int64_t>>;  // name and elements
 
 /// Each parameter has the values 0.5, 1, 1.5, ...; one float buffer. The test supplies the gradients.
-class FakeModel final : public host::model::Model {
+class FakeModel final : public HostModel {
  public:
   explicit FakeModel(FakeParameters parameters) {
     for (auto& [name, count] : parameters) {
@@ -86,17 +86,12 @@ class FakeModel final : public host::model::Model {
     const std::vector<float> values = initial(parameters_[param].count);
     std::copy(values.begin(), values.end(), out);
   }
-  std::size_t deferred() const override { return 0; }
-  void construct(const ConstructMemory&, bool) override {}
   void bind(uint32_t param, void* at, zr_dtype) override { memory[param] = at; }
   void on_use(Uses use) override { uses = std::move(use); }
   void bind_shared(uint32_t param, const void* at, zr_dtype) override { memory[param] = const_cast<void*>(at); }
   void unbind(uint32_t param, zr_dtype) override { memory[param] = nullptr; }
   void attach(uint32_t param, void* at) override { attached[param] = at; }
   std::vector<uint32_t> written() override { return std::exchange(written_to, {}); }
-  void check_bindings() override {}
-  void check_scopes(const std::string&) override {}
-  void check_scope(uint32_t, const std::string&) override {}
   void return_parameters() override { ++released; }
   void on_gradient(Arrived callback) override { arrived = std::move(callback); }
   void copy_gradient(uint32_t param, int64_t first, const zr_view& dst) override {
