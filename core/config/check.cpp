@@ -70,7 +70,6 @@ class Check {
     for (const PrecisionProblem& wrong : precision_problems(config_.host_)) problem(wrong.origin, wrong.text);
     checkpoints();
     schedule();
-    speculation();
     device();
     problems_.throw_if_any();
     return std::move(config_);
@@ -257,14 +256,6 @@ class Check {
                 fmt::format("{} = {}: the fall must begin by {} = {}", of->decay_from.key, of->decay_from.written,
                             of->decay_until.key, of->decay_until.written));
     }
-  }
-
-  void speculation() {
-    const OffloadConfig& offload = config_.offload();
-    if (offload.speculate == SpeculateRule::always && !offload.overlap)
-      problem(offload.speculate.origin,
-              "offload.speculate = \"always\" needs offload.overlap = true, but offload.overlap is false; set "
-              "offload.speculate = \"auto\", or remove offload.overlap");
   }
 
   void device() {

@@ -33,7 +33,6 @@ enum class ParamDtypeRule { convert, reject };
 enum class NonFiniteRule { skip, stop };
 /// Whether an update begins during backward although the step may still be skipped or clipped: if its memory fits;
 /// always; never.
-enum class SpeculateRule { automatic, always, never };
 /// How values pass between hosts: as they are, or rounded to integers of 8 or 4 bits with a scale per block.
 enum class ValueForm { exact, int8, int4 };
 /// The values of the model's buffers outside training: rank 0's; the mean over ranks (floating-point buffers; integer
@@ -167,7 +166,6 @@ struct CheckpointConfig {
 struct OffloadConfig {
   Setting<TierChoice> optimizer, gradients, parameters, activations;
   Setting<bool> overlap;                    // the update of states on tiers may begin during backward
-  Setting<SpeculateRule> speculate;         // also where it may have to be undone
   Setting<int64_t> activation_bytes;        // smaller activations stay on the device
   Setting<double> device_fraction;          // of the optimizer states
   Setting<std::vector<std::string>> tiers;  // ids, in the order in which auto fills them

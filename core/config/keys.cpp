@@ -196,8 +196,7 @@ Rows memory_and_optimizer() {
 
 // The keys of a schedule's rise to the full rate.
 #define RISE(table)                                                                                           \
-  row(FIELD(table.warmup), "0", "steps of rise to the full rate; 0: none",                \
-      {.min = 0, .max = kMax}),                                                                               \
+  row(FIELD(table.warmup), "0", "steps of rise to the full rate; 0: none", {.min = 0, .max = kMax}),          \
       row(FIELD(table.warmup_from), "-1", "step at which the rise begins, at start_ratio; -1: before step 0", \
           {.min = -1, .max = kMax}),                                                                          \
       row(FIELD(table.warmup_type), "\"linear\"", "shape of the rise"),                                       \
@@ -279,9 +278,6 @@ Rows offload() {
       row(FIELD(offload.overlap), "true",
           "update states on tiers during backward where this cannot change the result; with job.device, copy their "
           "gradients to host memory during backward"),
-      row(FIELD(offload.speculate), "\"auto\"",
-          "offload.overlap also in steps that may be skipped or clipped, with a second copy of the states: auto (if it "
-          "fits in memory.host_budget and on the disk, and while at most half of the steps are), always, never"),
       written_as(ZR_KEY_BYTES, row(FIELD(offload.activation_bytes), "\"64KiB\"",
                                    "smaller activations stay on the device", {.min = 1})),
       row(FIELD(offload.device_fraction), "0.0", "fraction of the optimizer states that stays on the device",

@@ -24,9 +24,6 @@ constexpr std::array<Choice<ParamDtypeRule>, 2> choices_of(ParamDtypeRule) {
 constexpr std::array<Choice<NonFiniteRule>, 2> choices_of(NonFiniteRule) {
   return {{{"skip", NonFiniteRule::skip}, {"stop", NonFiniteRule::stop}}};
 }
-constexpr std::array<Choice<SpeculateRule>, 3> choices_of(SpeculateRule) {
-  return {{{"auto", SpeculateRule::automatic}, {"always", SpeculateRule::always}, {"never", SpeculateRule::never}}};
-}
 constexpr std::array<Choice<ValueForm>, 3> choices_of(ValueForm) {
   return {{{"exact", ValueForm::exact}, {"int8", ValueForm::int8}, {"int4", ValueForm::int4}}};
 }

@@ -9,7 +9,6 @@
 #include "base/dtype.hpp"
 #include "base/error.hpp"
 #include "base/thread_without_signals.hpp"
-#include "job/early_update_conditions.hpp"
 
 namespace zr::host::engine {
 
@@ -23,10 +22,9 @@ EarlyUpdate::EarlyUpdate(const job::StepContext& context, state::ShardedState& s
       state_(state),
       optimizers_(std::move(optimizers)),
       trace_(trace),
-      tiles_(state.states(), state.slices(), !job::updates_in_place(context.config())),
+      tiles_(state.states(), state.slices()),
       pool_(context.pool.width()),
       gradient_size_(size_of(context.plan.input.reduced_grad_dtype)),
-      is_speculative_(!job::updates_in_place(context.config())),
       all_touched_(context.plan.input.parameters.size(), 1) {
   for (const offload::EarlyTiles::Tile& tile : tiles_.tiles()) add_group(true, tile.index, tile.slices);
   for (std::size_t i = 0; i < state.staged().size(); ++i) add_group(false, i, {state.staged()[i]});
@@ -222,10 +220,10 @@ void EarlyUpdate::help() {
   }
 }
 
-bool EarlyUpdate::finish() {
+void EarlyUpdate::finish() {
   {
     const MutexLock lock(mutex_);
-    if (!is_active_) return true;
+    if (!is_active_) return;
   }
   help();
   MutexLock lock(mutex_);
@@ -244,15 +242,11 @@ bool EarlyUpdate::finish() {
     std::ranges::sort(order_, {}, [&](std::size_t group) { return groups_[group].last_use; });
   }
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
-  if (!was_used_late_) return true;
-  if (!is_speculative_)
+  if (was_used_late_)
     fail_internal(
         fmt::format("{}: it used reduced gradients in more collectives than in the first step; set "
                     "offload.overlap = false",
                     context_.strategy.call_text("grad_ready")));
-  is_recorded_ = false;
-  std::ranges::fill(uses_, Uses{});
-  return false;
 }
 
 std::exception_ptr EarlyUpdate::abandon() {
@@ -312,19 +306,6 @@ void EarlyUpdate::run_on_both(const std::vector<update::UpdateSlice>& slices,
   if (failure) std::rethrow_exception(failure);
 }
 
-void EarlyUpdate::drop() {
-  if (elements_updated() > 0 && !is_speculative_)
-    fail_internal("an update that has replaced gradients cannot be undone");
-  std::vector<update::UpdateSlice> slices;
-  for (UpdateGroup& group : groups_)
-    if (std::exchange(group.is_updated, false) && !group.on_disk)
-      slices.insert(slices.end(), group.slices.begin(), group.slices.end());
-  if (!slices.empty())
-    run_on_both(slices, [&](ThreadPool& pool, const std::vector<update::UpdateSlice>& half) {
-      update::undo(pool, context_.plan, half, update_input_);
-    });
-}
-
 double EarlyUpdate::seconds(Work work) const {
   const MutexLock lock(mutex_);
   return seconds_[static_cast<std::size_t>(work)];
@@ -341,7 +322,6 @@ const state::ShardedState::Updated& EarlyUpdate::adopt() {
   for (const UpdateGroup& group : groups_) {
     (group.on_disk ? updated_.tiles : updated_.staged)[group.index] = group.is_updated;
     if (!group.is_updated) continue;
-    if (group.on_disk) tiles_.adopt(group.index);
     elements_early_ += group.elements;
     bytes_early_ += group.bytes;
     slices.insert(slices.end(), group.slices.begin(), group.slices.end());

@@ -23,10 +23,9 @@
 
 namespace zr::host::engine {
 
-/// Backward may still use the weights, so new ones are stored elsewhere until adopt(). If the step cannot be skipped or
-/// clipped, states are updated in place, and new weights replace the reduced gradients. Otherwise the update is
-/// speculative: gradients stay, states on disk are written to second copies, and those in memory are copied first, so
-/// that drop() can undo all. Training thread only, except gradients_reduced(), collective_read() and parts_updated().
+/// For steps that cannot be skipped or clipped: states are updated in place. Backward may still use the weights, so new
+/// ones replace the reduced gradients until adopt(). Training thread only, except gradients_reduced(),
+/// collective_read() and parts_updated().
 class EarlyUpdate {
  public:
   /// Keeps references to `context` and `state`. trace: null: no trace.
@@ -50,13 +49,11 @@ class EarlyUpdate {
   void gradients_reduced(const void* first, int64_t elements, bool finite) ZR_EXCLUDES(mutex_);
   /// A collective has read this memory. Any thread.
   void collective_read(const zr_view& memory) ZR_EXCLUDES(mutex_);
-  /// Updates, together with the worker, what is left of what could begin. Throws the worker's failure. Without effect
-  /// unless begin() was called since. False: a collective used gradients after their update, so drop() must follow, and
-  /// the next step records the order again; if the update is not speculative, throws InternalError instead.
-  bool finish() ZR_EXCLUDES(mutex_);
-  /// Ends what begin() began as soon as the worker is idle. Unless drop() follows, call it only before a collective has
-  /// used gradients of the last micro-step.
-  /// Returns the worker's failure, or null.
+  /// Updates, together with the worker, what is left of what could begin. Throws the worker's failure, and
+  /// InternalError if a collective used gradients after their update. Without effect unless begin() was called since.
+  void finish() ZR_EXCLUDES(mutex_);
+  /// Ends what begin() began as soon as the worker is idle. Call it before a collective has used gradients of the last
+  /// micro-step, or if training cannot continue. Returns the worker's failure, or null.
   std::exception_ptr abandon() ZR_EXCLUDES(mutex_);
   /// The collectives of a step may change: the next step records them again. Between steps.
   void forget_order() ZR_EXCLUDES(mutex_);
@@ -66,14 +63,10 @@ class EarlyUpdate {
   int64_t parts_updated() const ZR_EXCLUDES(mutex_);
   /// Copies the new weights to their place, and returns what the rest of the update skips. After finish().
   const state::ShardedState::Updated& adopt();
-  /// If the update is speculative: undoes all since begin(). After finish() or abandon().
-  void drop();
   /// What early updates spend time on.
   enum class Work { update, read, write };  // read, write: waits for the tier
   /// The seconds so far. What finish() waits for the tier is also part of OptimizerStates::waits().
   double seconds(Work work) const ZR_EXCLUDES(mutex_);
-  /// The arguments since begin().
-  const Input& input() const { return input_; }
 
   /// Elements on tiers that this rank updates per step; how many of them were updated early in the last step; and the
   /// bytes of their states and masters.
@@ -125,7 +118,6 @@ class EarlyUpdate {
   int64_t gradient_size_;
   int64_t elements_ = 0, elements_early_ = 0, bytes_early_ = 0;
   std::vector<GradientRange> parts_;  // sorted by address
-  const bool is_speculative_;
   const std::vector<char> all_touched_;
   Input input_{};
   update::UpdateInput update_input_{};

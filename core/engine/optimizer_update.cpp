@@ -28,17 +28,13 @@ OptimizerUpdate::OptimizerUpdate(const job::StepContext& context, state::Sharded
 void OptimizerUpdate::allow_early(const Parts& parts, Trace* trace) {
   if (context_.plan.input.tiers.size() == 1) return;
   const config::JobConfig& config = context_.config();
-  is_in_place_ = job::updates_in_place(config);
-  if (!is_in_place_ && config.offload().speculate == config::SpeculateRule::never) return;
-  const bool suits =
-      job::early_update_obstacle(config, context_.plan).empty() && (is_in_place_ || state_.can_undo_updates());
+  if (!job::never_skips_or_clips(config)) return;
+  const bool suits = job::early_update_obstacle(config, context_.plan).empty();
   bool any = false;
   for (const char other : job::all_gather(context_.comm, static_cast<char>(suits), "early update")) any |= other != 0;
   if (!any) return;
   parts_.emplace(parts);
-  if (is_in_place_)
-    parts.flow.on_gather(
-        [&progress = parts.progress](const std::string& call) { progress.check_no_early_update(call); });
+  parts.flow.on_gather([&progress = parts.progress](const std::string& call) { progress.check_no_early_update(call); });
   if (!suits) return;
   early_.emplace(context_, state_, optimizers_, trace);
   const RecursiveMutexLock lock(context_.use);
@@ -58,24 +54,23 @@ OptimizerUpdate::~OptimizerUpdate() {
 // A backward that failed before its first gradient is repeated with what the ranks have exchanged.
 void OptimizerUpdate::begin_early() {
   is_early_ = false;  // of a step that was rejected
-  if (!parts_ || edits_gradients() || !is_worthwhile()) return;
+  if (!parts_ || edits_gradients()) return;
   TrainingProgress& progress = parts_->progress;
   const double weight = progress.weights().back();
-  if (begun_ && weight != begun_->weight && !is_in_place_) begun_->has_other_weight = true;
-  if (begun_ && weight != begun_->weight && is_in_place_)
+  if (begun_ && weight != begun_->weight)
     fail_user(fmt::format(
         "engine.backward(loss, weight): the weight is {}, but the failed call that this one repeats had {}; "
         "pass the same weight, or set offload.overlap = false",
         shortest(weight), shortest(begun_->weight)));
   if (!begun_) {
-    if (is_in_place_) context_.model.check_scopes("engine.backward()");
+    context_.model.check_scopes("engine.backward()");
     StepSync::Totals totals = parts_->step_sync.totals(progress.weights(), parts_->gradients.touched());
     const bool has_weight = totals.weight > 0 && std::isfinite(totals.weight);  // if not, step() rejects the step
     const double rate = has_weight ? next_learning_rate(progress.updates(), "engine.backward()") : 0;
     begun_ = {has_weight, weight, totals.weight * progress.loss_scale().value(), rate, std::move(totals.touched)};
-    if (has_weight && is_in_place_) progress.begin_early_update();
+    if (has_weight) progress.begin_early_update();
   }
-  if (!early_ || !begun_->has_weight || begun_->is_undone || begun_->has_other_weight) return;
+  if (!early_ || !begun_->has_weight) return;
   if (!context_.model.may_be_written_untracked().empty()) return;  // weights are compared with masters at the end
   parts_->monitor.collect_writes();
   if (parts_->monitor.written_parameter()) return;  // libtorch does not count writes to a tensor of the program
@@ -98,28 +93,10 @@ void OptimizerUpdate::abandon_early() {
   if (const std::exception_ptr failure = early_->abandon()) early_failure_ = failure;
 }
 
-// The same on all ranks.
-bool OptimizerUpdate::is_worthwhile() const {
-  if (is_in_place_ || context_.config().offload().speculate == config::SpeculateRule::always) return true;
-  return 2 * std::ranges::count(voids_, true) <= std::ssize(voids_);
-}
-
-void OptimizerUpdate::undo_early() {
-  is_early_ = false;
-  was_undone_ |= early_->elements_updated() > 0;
-  early_->drop();
-}
-
 void OptimizerUpdate::before_access(const std::string& call) {
   if (!parts_) return;
   parts_->progress.check_broken_off();
-  if (!begun_) return;
-  if (is_in_place_) parts_->progress.check_no_early_update(call);
-  begun_->is_undone = true;
-  if (is_early_) {
-    abandon_early();
-    undo_early();
-  }
+  if (begun_) parts_->progress.check_no_early_update(call);
 }
 
 // If updates may begin early on any rank, a failure goes through the ranks' exchange on all of them.
@@ -138,13 +115,11 @@ void OptimizerUpdate::end_early() {
   begun_.reset();
   if (!parts_) return;
   try {
-    const bool can_be_kept = !is_early_ || early_->finish();
+    if (is_early_) early_->finish();
     state_.check_tiers();
     if (!is_early_) return;
-    if (!can_be_kept) return undo_early();
     const std::optional<uint32_t> written = parts_->monitor.written_parameter();
     if (early_->elements_updated() == 0 || !written) return;
-    if (!is_in_place_) return undo_early();
     fail_user(
         fmt::format("engine.step(): the program wrote, or may have written, to weights ('{}') after the step's last "
                     "engine.backward() had begun, but a part of the update ran during it; training cannot continue: "
@@ -165,15 +140,7 @@ void OptimizerUpdate::step_failed() {
   if (!parts_) return;
   TrainingProgress& progress = parts_->progress;
   if (is_early_) abandon_early();  // the step may have failed before end_early()
-  bool is_undone = !progress.updates_early() && !early_failure_;
-  if (!is_in_place_ && is_early_ && is_undone) try {
-      undo_early();
-    } catch (const std::exception& failure) {
-      log(ZR_LOG_ERROR, failure.what());
-      is_undone = false;
-    }
-  dropped_ += is_undone && std::exchange(was_undone_, false);
-  if (is_undone) return;
+  if (!progress.updates_early() && !early_failure_) return;
   progress.break_off(
       fmt::format("training stopped in step {}, because engine.step() failed after a part of the update had run during "
                   "backward; resume from the last checkpoint",
@@ -195,7 +162,7 @@ void OptimizerUpdate::check_early(int failed_rank) const {
 }
 
 double OptimizerUpdate::learning_rate(int64_t index) const {
-  return begun_ && begun_->has_weight && !begun_->is_undone ? begun_->rate : next_learning_rate(index, "engine.step()");
+  return begun_ && begun_->has_weight ? begun_->rate : next_learning_rate(index, "engine.step()");
 }
 
 double OptimizerUpdate::next_learning_rate(int64_t index, const char* call) const {
@@ -248,15 +215,12 @@ void OptimizerUpdate::run(const Input& input) {
   const std::vector<double> rates = this->rates(input.rate);
   state::ShardedState::Updated updated;
   elements_early_ = 0;
-  if (is_early_ && !is_in_place_ && input.grad_mul != early_->input().grad_mul) undo_early();
   if (std::exchange(is_early_, false)) {
     updated = early_->adopt();
     elements_early_ = early_->elements_early();
     bytes_early_ += early_->bytes_early();
     adopted_ += elements_early_ > 0;
   }
-  recomputed_ += std::exchange(was_undone_, false);
-  record(input.clipped);
   update::UpdateInput update_input{input.grad_mul, input.number, input.grad_norm, &input.steps, &rates, &input.touched};
   update_input.sums = {[this](uint32_t param, int64_t first) { return sums_.partial(param, first); },
                        [this](uint32_t param) { return sums_.totals(param); }};
@@ -283,15 +247,8 @@ void OptimizerUpdate::run(const Input& input) {
 
 void OptimizerUpdate::skip() {
   elements_early_ = 0;
-  record(true);
-  if (is_early_) undo_early();
-  dropped_ += std::exchange(was_undone_, false);
-}
-
-void OptimizerUpdate::record(bool is_void) {
-  constexpr std::size_t kSteps = 8;
-  voids_.push_back(is_void);
-  if (voids_.size() > kSteps) voids_.pop_front();
+  if (std::exchange(is_early_, false) && early_->elements_updated() > 0)
+    fail_internal("a step whose update began during backward cannot be skipped");
 }
 
 }  // namespace zr::host::engine

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <exception>
 #include <functional>
 #include <optional>
@@ -59,8 +58,8 @@ class OptimizerUpdate {
   /// Lets updates begin during backward on the ranks whose plan permits it (early_update_obstacle). trace: null: no
   /// trace. Collective.
   void allow_early(const Parts& parts, Trace* trace);
-  /// Call before the last backward of a step: begins the update if allow_early() permits it; collective then. If the
-  /// update is not speculative, TrainingProgress::updates_early() is true from now until the end of the step.
+  /// Call before the last backward of a step: begins the update if allow_early() permits it, and then
+  /// TrainingProgress::updates_early() is true until the end of the step; collective then.
   void begin_early();
   /// Undoes begin_early() on this rank, for a backward that failed before its first gradient and will be repeated.
   void cancel_early();
@@ -69,18 +68,16 @@ class OptimizerUpdate {
   /// Starts to read states on disk and returns. Without effect if the update has begun.
   void read_ahead();
   /// Ends what begin_early() began, before the rest of the update and before writes to weights are collected. It has
-  /// failed if a part of the update failed, if a tier failed, or if the program has written to weights since and the
-  /// update cannot be undone: then this rank's states are undefined. Without effect unless allows_early().
+  /// failed if a part of the update failed, if a tier failed, or if the program has written to weights since: then this
+  /// rank's states are undefined. Without effect unless allows_early().
   void end_early();
   /// Whether that, or read_ahead(), has failed on this rank.
   bool early_failed() const { return early_failure_ != nullptr; }
-  /// Whether this rank's update has begun, and has been neither adopted nor undone.
-  bool is_early() const { return is_early_; }
   /// After the ranks have exchanged early_failed(): breaks training off and throws on all ranks if a rank failed.
   /// failed_rank: the first one; -1: none.
   void check_early(int failed_rank) const;
-  /// Call before the program reads or replaces weights or states, or sets a learning rate; `call` names the call. If an
-  /// update has begun, undoes it, or throws UserError if that is impossible. Collective.
+  /// Call before the program reads or replaces weights or states, or sets a learning rate; `call` names the call.
+  /// Throws UserError if an update has begun, and if training was broken off. All ranks call it.
   void before_access(const std::string& call);
   /// Elements on tiers that this rank updates per step, if updates may begin early; and how many of them were updated
   /// early in the last step.
@@ -88,27 +85,22 @@ class OptimizerUpdate {
   int64_t elements_early() const { return elements_early_; }
   /// Seconds of early updates so far.
   double early_seconds(EarlyUpdate::Work work) const { return early_ ? early_->seconds(work) : 0; }
-  /// Number of steps whose early updates were adopted; were undone and run again after backward, because the step was
-  /// clipped, or because of before_access() or a write to weights; were undone in a step that failed or updated
-  /// nothing.
+  /// Number of steps with early updates.
   int64_t adopted() const { return adopted_; }
-  int64_t recomputed() const { return recomputed_; }
-  int64_t dropped() const { return dropped_; }
-  /// Bytes of states and masters in the adopted updates.
+  /// Bytes of states and masters in these updates.
   int64_t bytes_early() const { return bytes_early_; }
   /// The arguments of one update.
   struct Input {
     float grad_mul;  // the factor for reduced gradients
     int64_t number;  // of the update; the first is 1
     double grad_norm;
-    bool clipped;
     double rate;                        // learning rate of a group with lr_scale 1
     const std::vector<int64_t>& steps;  // by parameter: number of its updates, including this one
     const std::vector<char>& touched;   // by parameter: 0 means no update
   };
   /// Call instead of run() in a step that updates nothing.
   void skip();
-  /// Call if a step fails: undoes an update that has begun early, or breaks training off if that is impossible.
+  /// Call if a step fails: breaks training off if its update has begun early.
   void step_failed();
   /// Call if the number of micro-steps changes, between steps.
   void forget_order() {
@@ -116,10 +108,7 @@ class OptimizerUpdate {
     if (early_) early_->forget_order();
   }
   /// Call before a step begins again with other counters, because a checkpoint is loaded. All ranks call it.
-  void forget_begin() {
-    begun_.reset();
-    dropped_ += std::exchange(was_undone_, false);
-  }
+  void forget_begin() { begun_.reset(); }
   /// Updates this rank's masters, states and weights. Collective if the optimizer needs sums over parameters.
   void run(const Input& input);
   /// By parameter: the learning rate. rate: of a group with lr_scale 1.
@@ -133,15 +122,10 @@ class OptimizerUpdate {
     double divisor;             // of reduced gradients
     double rate;                // learning rate of a group with lr_scale 1
     std::vector<char> touched;  // by parameter: not 0 if an earlier micro-batch of the step had a gradient on any rank
-    bool is_undone = false;     // before_access() was called: the update runs after backward, on all ranks
-    bool has_other_weight = false;  // this rank repeats a failed backward with another weight: after backward
   };
   double next_learning_rate(int64_t index, const char* call) const;
-  bool is_worthwhile() const;
   void abandon_early();
   void keep_failure();
-  void undo_early();
-  void record(bool is_void);
 
   const job::StepContext& context_;
   state::ShardedState& state_;
@@ -152,14 +136,11 @@ class OptimizerUpdate {
   GradientEdit edit_;
   std::optional<Parts> parts_;        // empty: the update begins after backward on all ranks
   std::optional<EarlyUpdate> early_;  // empty: on this rank
-  bool is_in_place_ = false;          // no update is undone
   std::optional<Begun> begun_;        // empty: no update has begun
   bool is_early_ = false;             // this rank's update has begun
   std::exception_ptr early_failure_;  // of this rank; null: none
-  bool was_undone_ = false;           // parts of this step's update have been undone
   int64_t elements_early_ = 0, bytes_early_ = 0;
-  int64_t adopted_ = 0, recomputed_ = 0, dropped_ = 0;  // steps
-  std::deque<bool> voids_;  // of the last steps: whether an early update was void, or would have been
+  int64_t adopted_ = 0;  // steps
 };
 
 }  // namespace zr::host::engine

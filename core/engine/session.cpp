@@ -236,7 +236,7 @@ void Session::complete_step(double rate) {
   if (offload::DiskBackedBuffers* disk_buffers = state_.disk_buffers()) disk_buffers->step_end();
   const bool any_touched = std::ranges::any_of(global.touched, [](char touched) { return touched != 0; });
   const bool applied = global.non_finite == 0 && any_touched;
-  applied ? update_weights(global, rate, norm, scale < 1) : update_.skip();
+  applied ? update_weights(global, rate, norm) : update_.skip();
   context.report_event(ZR_STEP_END, local_.use_flags());
   step_timer_.lap(run::Phase::gather);
   if (!any_touched) reject_step();
@@ -299,14 +299,14 @@ GlobalStats Session::exchange_statistics() {
                   progress_.step() + 1, shortest(global.weight)));
 }
 
-void Session::update_weights(const GlobalStats& global, double rate, double norm, bool clipped) {
+void Session::update_weights(const GlobalStats& global, double rate, double norm) {
   progress_.begin_update(global.touched, local_.active());
   const float grad_mul = progress_.grad_mul();
   const int64_t number = progress_.updates() + 1;
   if (local_.active())
     local_.update({grad_mul, number, progress_.param_steps(), update_.rates(rate), global.touched});
   else
-    update_.run({grad_mul, number, norm, clipped, rate, progress_.param_steps(), global.touched});
+    update_.run({grad_mul, number, norm, rate, progress_.param_steps(), global.touched});
   progress_.updated();
   local_.pass_state_sum(number, step_sync_.norm());
   monitor_.digest().updated(global.touched);

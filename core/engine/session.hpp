@@ -103,7 +103,7 @@ class Session {
   // If the program edits gradients: averages and edits them, and returns true.
   bool average_gradients();
   GlobalStats exchange_statistics();
-  void update_weights(const GlobalStats& global, double rate, double norm, bool clipped);
+  void update_weights(const GlobalStats& global, double rate, double norm);
   void finish_step(const GlobalStats& global, double rate);
   void write_totals() { step_timer_.record_totals(tensors_.weights_hash()); }
   void write_summary();

@@ -108,8 +108,6 @@ run::Overlap StepTimer::overlap(const GradientFlow& gradients, const NormBlocks&
   total.states_early += update ? update->elements_early() : 0;
   total.updates_early += update ? update->adopted() : 0;
   if (!update) return total;
-  total.updates_recomputed += update->recomputed();
-  total.updates_dropped += update->dropped();
   total.bytes_early += update->bytes_early();
   total.update_s += update->early_seconds(EarlyUpdate::Work::update);
   total.read_s += update->early_seconds(EarlyUpdate::Work::read);

@@ -137,7 +137,6 @@ Kinds all_host_suggestions(const plugin::ResolvedJob& job) {
   const auto change = [&](const std::string& key, const std::string& value) { kinds.push_back({set(key, value)}); };
   if (const auto& async = job.config.checkpoint().async; async) change(async.key, "false");
   if (offload.overlap) change(offload.overlap.key, "false");
-  if (offload.speculate != config::SpeculateRule::never) change(offload.speculate.key, "never");
   return kinds;
 }
 

@@ -131,12 +131,6 @@ plan::MemoryPlan located_plan(plan::PlanInput input,
     return made;
   };
   plan::MemoryPlan plan = located();
-  if (plan.on_device && plan.placement.speculates) {
-    const plan::Speculation requested = std::exchange(input.tier_request.speculation, plan::Speculation::none);
-    plan = located();
-    plan.input.tier_request.speculation = requested;  // all ranks have the same request
-    return plan;
-  }
   if (!plan.in_host_memory() || input.tier_request.device_capacity == 0) return plan;
   input.tier_request.state_in_host_memory = true;
   plan::MemoryPlan in_host_memory = located();

@@ -28,8 +28,7 @@ std::string state_location_text(const config::JobConfig& config, const Optimizer
 /// process has opened the device; otherwise the communicator may report that it cannot use it although the job can.
 void locate_state(plan::MemoryPlan& plan, const config::JobConfig& config, const plugin::Instance& strategy,
                   const Optimizers& optimizers, const plugin::Instance* communicator, bool has_device);
-/// The plan that `make` makes, with its state located by `locate` (locate_state()). If weights and gradients are on the
-/// device, updates are not speculative, and the plan has no memory to undo them. If all state is in host memory, the
+/// The plan that `make` makes, with its state located by `locate` (locate_state()). If all state is in host memory, the
 /// device's capacity limits only copies of weights, and activations.
 plan::MemoryPlan located_plan(plan::PlanInput input,
                               const std::function<plan::MemoryPlan(const plan::PlanInput& input)>& make,

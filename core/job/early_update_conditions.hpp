@@ -11,9 +11,7 @@ namespace zr::host::job {
 /// Why the update of this job does not begin before backward has ended; empty: it does. A job without states on tiers
 /// does not.
 std::string early_update_obstacle(const config::JobConfig& config, const plan::MemoryPlan& plan);
-/// Whether no step of the job is skipped or clipped, so that an early update is not speculative.
-bool updates_in_place(const config::JobConfig& config);
-/// The memory for undoing early updates that the plan of a job needs.
-plan::Speculation speculation_of(const config::JobConfig& config, const plan::PlanInput& input);
+/// Whether no step of the job is skipped or clipped: then what is updated during backward never has to be undone.
+bool never_skips_or_clips(const config::JobConfig& config);
 
 }  // namespace zr::host::job

@@ -226,7 +226,6 @@ void add_tiers(plan::PlanInput& input, const plugin::ResolvedJob& job,
   if (const int64_t budget = config.memory().host_budget; budget > 0)
     request.host_capacity = std::max<int64_t>(budget / ranks_per_node - other_bytes, 1);
   request.snapshot = snapshots(config);
-  request.speculation = speculation_of(config, input);
   const bool on_cpu = config.job().device.value == config::kCpuDevice;
   request.copies_gradients = !on_cpu && offload.overlap && request.reduced_gradients == 0 && request.shards == 0;
 }
@@ -306,7 +305,6 @@ void check_host_budget(const config::JobConfig& config, const plan::MemoryPlan& 
   if (budget == 0 || bytes <= budget) return;
   // The largest use of host memory determines the suggested change.
   std::map<MemoryKind, int64_t> kinds = plan.bytes_by_kind(Tier::host);
-  const plan::MemoryPlan::SecondCopy copy = plan.second_copy();
   const std::pair<int64_t, const char*> holders[] = {
       {context.communicator.value_or(0),
        "start fewer ranks on this node, because the communicator of each rank takes memory"},
@@ -315,11 +313,10 @@ void check_host_budget(const config::JobConfig& config, const plan::MemoryPlan& 
        "keep more of offload.optimizer on the device, or set it to a disk tier"},
       {kinds[MemoryKind::gradients], "set offload.gradients to \"device\" or to a disk tier"},
       {kinds[MemoryKind::weights], "set offload.parameters to \"device\" or to a disk tier"},
-      {copy.weights + copy.states, "set offload.speculate = \"never\""},
       {plan.device_staging.bytes(), plan.device_staging.bytes() > plan_device_staging(plan, false).bytes()
                                         ? "set offload.overlap = false, which copies gradients after backward"
                                         : "keep more of offload.optimizer on the device"},
-      {kinds[MemoryKind::staging] + kinds[MemoryKind::other] - copy.weights - copy.states,
+      {kinds[MemoryKind::staging] + kinds[MemoryKind::other],
        "use smaller or fewer blocks on the disk tier, or keep gradients and parameters in memory"}};
   const auto largest_use = std::max_element(std::begin(holders), std::end(holders),
                                             [](const auto& a, const auto& b) { return a.first < b.first; });

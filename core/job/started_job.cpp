@@ -89,18 +89,9 @@ DeviceMemory* device_of(StartedJob& job, model::Model& model) {
   return memory;
 }
 
-void warn_of_speculation(const StartedJob& job) {
-  const config::OffloadConfig& offload = job.config().offload();
-  if (job.rank() != 0 || offload.speculate != config::SpeculateRule::always || offload.optimizer->on_device()) return;
-  if (const std::string obstacle = early_update_obstacle(job.config(), job.plan); !obstacle.empty())
-    log(ZR_LOG_WARN, fmt::format("offload.speculate = \"always\" ({}) has no effect, because {}",
-                                 offload.speculate.origin.text(), obstacle));
-}
-
 // Runs the checks that precede the opening of the communicator, and returns its options.
 comm::CommRuntime::Options checked(StartedJob& job, const model::ParameterMemory& model) {
   check_plan(job.setup, job.plugins, job.plan);
-  warn_of_speculation(job);
   check_budget(job.setup, job.plan, model.parameters(), job.plugins.communicator.get());
   job.plan.add_to(job.ledger);
   const InexactCollectives inexact =

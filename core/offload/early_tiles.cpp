@@ -6,9 +6,8 @@
 
 namespace zr::host::offload {
 
-EarlyTiles::EarlyTiles(OptimizerStates& states, const std::vector<update::UpdateSlice>& slices, bool to_copies)
+EarlyTiles::EarlyTiles(OptimizerStates& states, const std::vector<update::UpdateSlice>& slices)
     : states_(states),
-      to_copies_(to_copies),
       passes_(states.passes_of(slices, nullptr, {})),
       pass_of_tile_(states.plan_.placement.tiles.size(), kNone),
       buffers_(states.writes_.size()) {
@@ -69,7 +68,7 @@ void EarlyTiles::update(std::size_t tile,
   }
   wait(buffers_[buffer].read, false);
   work(states_.slices_in(pass_of(tile), buffer));
-  states_.write_tile(pass_of(tile), buffer, to_copies_);
+  states_.write_tile(pass_of(tile), buffer);
   buffers_[buffer].tile = kNone;
 }
 

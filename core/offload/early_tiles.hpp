@@ -16,9 +16,8 @@ namespace zr::host::offload {
 /// else may use the states on disk.
 class EarlyTiles {
  public:
-  /// `slices`: all of this rank; both outlive the object. to_copies: tiles are written to their second copies, which
-  /// adopt() puts in use.
-  EarlyTiles(OptimizerStates& states, const std::vector<update::UpdateSlice>& slices, bool to_copies);
+  /// `slices`: all of this rank; both outlive the object.
+  EarlyTiles(OptimizerStates& states, const std::vector<update::UpdateSlice>& slices);
   EarlyTiles(const EarlyTiles&) = delete;
 
   /// The parts of this rank's slices in a tile, without states.
@@ -36,10 +35,6 @@ class EarlyTiles {
   bool read_ahead(std::size_t tile);
   /// Waits until a tile is read, calls `work` with its slices, whose states are then in memory, and starts to write it.
   void update(std::size_t tile, const std::function<void(const std::vector<update::UpdateSlice>& slices)>& work);
-  /// With to_copies: a tile that update() has written is the current one from now on.
-  void adopt(std::size_t tile) {
-    if (to_copies_) states_.adopt_copy(tile);
-  }
   /// Ends a step: waits for what was read ahead, and drops it. Tiles may still be written.
   void end();
   /// Called after each wait for a write or read, with its begin.
@@ -58,7 +53,6 @@ class EarlyTiles {
   const OptimizerStates::TilePass& pass_of(std::size_t tile) const { return passes_[pass_of_tile_[tile]]; }
 
   OptimizerStates& states_;
-  const bool to_copies_;
   std::vector<OptimizerStates::TilePass> passes_;  // all tiles that contain slices
   std::vector<std::size_t> pass_of_tile_;          // by tile: index in passes_
   std::vector<Buffer> buffers_;                    // by staging buffer

@@ -21,7 +21,6 @@ OptimizerStates::OptimizerStates(const plan::MemoryPlan& plan, Tiers& tiers, Led
   }
   const std::vector<plan::StateTile>& tiles = plan.placement.tiles;
   written_.assign(tiles.size(), std::vector<char>(arrays_.size(), 0));
-  uses_copy_.assign(tiles.size(), 0);
   if (tiles.empty()) return;
   for (std::size_t tier = 1; tier < tiers_.size(); ++tier) allocations_[tier] = reserve_tiles(tier);
   allocate_staging(ledger);
@@ -55,7 +54,7 @@ void OptimizerStates::allocate_memory(RangeMemory& memory, Ledger& ledger) {
   }
 }
 
-// Reserves disk space for one copy of the tiles of a tier, if it has any.
+// Reserves disk space for the tiles of a tier, if it has any.
 TierAllocation OptimizerStates::reserve_tiles(std::size_t tier) {
   int64_t bytes = 0;
   std::vector<TierStore::LedgerEntry> held;
@@ -67,12 +66,6 @@ TierAllocation OptimizerStates::reserve_tiles(std::size_t tier) {
       held[a].bytes += plan_.array_range(a, tile.first, tile.count).count * size_of(arrays_[a].dtype);
   }
   return bytes > 0 ? TierAllocation(*tiers_[tier], bytes, std::move(held)) : TierAllocation();
-}
-
-void OptimizerStates::reserve_copies() {
-  std::vector<TierAllocation> copies(allocations_.size());
-  for (std::size_t tier = 1; tier < tiers_.size(); ++tier) copies[tier] = reserve_tiles(tier);
-  copies_ = std::move(copies);
 }
 
 // Allocates the staging memory for tiles, aligned for all disks, and registers it with them.
@@ -124,11 +117,6 @@ int64_t OptimizerStates::offset_in_tile(const plan::StateTile& tile, std::size_t
   int64_t at = 0;
   for (std::size_t a = 0; a < array; ++a) at += bytes_in_tile(tile, a);
   return at;
-}
-
-uint64_t OptimizerStates::allocation_of(std::size_t tile, bool of_copy) const {
-  const bool second = of_copy != (uses_copy_[tile] != 0);
-  return (second ? copies_ : allocations_)[static_cast<std::size_t>(plan_.placement.tiles[tile].tier)].id();
 }
 
 void OptimizerStates::wait(Transfer& transfer, double& seconds, const char* what) {
@@ -195,12 +183,12 @@ void OptimizerStates::visit_tile(std::size_t index, std::size_t array, int64_t f
     }
     std::memset(staging, 0, static_cast<std::size_t>(end - begin));
   } else if (access != Access::write || begin != from || end != to) {
-    Transfer reading = store.read(allocation_of(index), at + begin, staging, end - begin, what);
+    Transfer reading = store.read(allocation_of(tile), at + begin, staging, end - begin, what);
     reading.wait();
   }
   fn(staging + (from - begin), first, count);
   if (access == Access::read) return;
-  Transfer writing = store.write(allocation_of(index), at + begin, staging, end - begin, what);
+  Transfer writing = store.write(allocation_of(tile), at + begin, staging, end - begin, what);
   writing.wait();
   was_written = 1;
 }
@@ -222,28 +210,23 @@ Transfer OptimizerStates::read_tile(std::size_t index, char* buffer, const std::
   const plan::StateTile& tile = plan_.placement.tiles[index];
   const std::vector<char>& written = written_[index];
   if (std::find(written.begin(), written.end(), 0) == written.end())
-    return store_of(tile).read(allocation_of(index), tile.offset, buffer, tile.bytes, what);
+    return store_of(tile).read(allocation_of(tile), tile.offset, buffer, tile.bytes, what);
   std::memset(buffer, 0, static_cast<std::size_t>(tile.bytes));
   for (std::size_t a = 0; a < arrays_.size(); ++a) {
     if (!written[a]) continue;
     const int64_t at = offset_in_tile(tile, a), bytes = bytes_in_tile(tile, a);
     if (bytes == 0) continue;
-    Transfer read = store_of(tile).read(allocation_of(index), tile.offset + at, buffer + at, bytes, what);
+    Transfer read = store_of(tile).read(allocation_of(tile), tile.offset + at, buffer + at, bytes, what);
     read.wait();  // only in the first pass
   }
   return {};
 }
 
-void OptimizerStates::write_tile(const TilePass& pass, std::size_t index, bool to_copy) {
+void OptimizerStates::write_tile(const TilePass& pass, std::size_t index) {
   const plan::StateTile& tile = plan_.placement.tiles[pass.tile];
   writes_[index % writes_.size()] =
-      store_of(tile).write(allocation_of(pass.tile, to_copy), tile.offset, tile_buffer(index), tile.bytes, pass.what);
-  if (!to_copy) std::fill(written_[pass.tile].begin(), written_[pass.tile].end(), 1);
-}
-
-void OptimizerStates::adopt_copy(std::size_t tile) {
-  uses_copy_[tile] ^= 1;
-  std::fill(written_[tile].begin(), written_[tile].end(), 1);
+      store_of(tile).write(allocation_of(tile), tile.offset, tile_buffer(index), tile.bytes, pass.what);
+  std::fill(written_[pass.tile].begin(), written_[pass.tile].end(), 1);
 }
 
 std::vector<OptimizerStates::TilePass> OptimizerStates::passes_of(const std::vector<update::UpdateSlice>& slices,
@@ -290,7 +273,6 @@ std::vector<update::UpdateSlice> OptimizerStates::slices_in(const TilePass& pass
     slice.count = part.count;
     slice.weight = part_of(part.slice->weight, skip, part.count);
     slice.grad = part_of(part.slice->grad, skip, part.count);
-    if (slice.new_weight.data) slice.new_weight = part_of(slice.new_weight, skip, part.count);
     if (plan_.has_master_of(slice.param)) slice.master = view_in_tile(index, tile, 0, part.first, part.count);
     for (std::size_t i = 0; i < slice.slots.size(); ++i)
       slice.slots[i] = view_in_tile(index, tile, plan_.array_of(slice.param, i), part.first, part.count);

@@ -29,11 +29,6 @@ class OptimizerStates {
   /// has the states of the plan's device tier; null: they are in host memory.
   OptimizerStates(const plan::MemoryPlan& plan, Tiers& tiers, Ledger& ledger, DeviceMemory* device = nullptr);
   OptimizerStates(const OptimizerStates&) = delete;
-  /// Reserves the second copies of states on disk (plan::Placement::speculates), to which EarlyTiles writes. If it
-  /// throws, it has reserved nothing.
-  void reserve_copies();
-  /// Undoes reserve_copies(), before any update.
-  void release_copies() { copies_.clear(); }
 
   /// The ranges of elements [first, first + count) of the state space, each on one tier.
   std::vector<plan::StateRange> ranges(int64_t first, int64_t count) const;
@@ -101,12 +96,11 @@ class OptimizerStates {
   void start_read(std::size_t index);
   // Starts to read a tile to `buffer`, in which a state that was never written is zero.
   Transfer read_tile(std::size_t index, char* buffer, const std::string& what);
-  // Starts to write a tile from staging buffer `index`; to_copy: to its copy that is not in use, which adopt_copy()
-  // then uses instead.
-  void write_tile(const TilePass& pass, std::size_t index, bool to_copy = false);
-  void adopt_copy(std::size_t tile);
-  // The allocation of the tile's copy that is in use; or of the other one.
-  uint64_t allocation_of(std::size_t tile, bool of_copy = false) const;
+  // Starts to write a tile from staging buffer `index`.
+  void write_tile(const TilePass& pass, std::size_t index);
+  uint64_t allocation_of(const plan::StateTile& tile) const {
+    return allocations_[static_cast<std::size_t>(tile.tier)].id();
+  }
   std::vector<update::UpdateSlice> slices_in(const TilePass& pass, std::size_t index) const;
   void wait(Transfer& transfer, double& seconds, const char* what);
   void visit_on_device(const zr_view& states, const plan::StateRange& range, Access access,
@@ -127,8 +121,6 @@ class OptimizerStates {
   std::vector<RangeMemory> ranges_;
   std::vector<std::vector<char>> written_;   // by tile, array; zeros until it is written
   std::vector<TierAllocation> allocations_;  // by tier; on disk
-  std::vector<TierAllocation> copies_;       // the second copies; empty: there are none
-  std::vector<char> uses_copy_;              // by tile: not 0 if the second copy is in use
   TrackedMemory staging_;                    // kTilesInFlight tiles
   RegisteredMemory registered_;              // of staging_
   std::vector<Transfer> writes_;             // by staging buffer; destroyed before the above, waits

@@ -39,11 +39,6 @@ int64_t state_elements_on(const MemoryPlan& plan, std::size_t array, std::size_t
   return elements;
 }
 
-// On disk, an update that may be undone writes to a second copy.
-int64_t copies_on(const MemoryPlan& plan, std::size_t tier) {
-  return plan.placement.speculates && !plan.input.tiers[tier].in_memory() ? 2 : 1;
-}
-
 // The master weights and optimizer states; those of the device also if they are empty.
 template <class F>
 void for_each_state(const MemoryPlan& plan, F&& fn) {
@@ -52,7 +47,7 @@ void for_each_state(const MemoryPlan& plan, F&& fn) {
     const MemoryKind kind = plan.has_master && a == 0 ? MemoryKind::master : MemoryKind::optimizer;
     for (std::size_t tier = 0; tier < plan.input.tiers.size(); ++tier)
       if (const int64_t elements = state_elements_on(plan, a, tier); elements > 0 || tier == 0)
-        fn(plan.input.tiers[tier], kind, arrays[a].name, elements * copies_on(plan, tier), arrays[a].dtype);
+        fn(plan.input.tiers[tier], kind, arrays[a].name, elements, arrays[a].dtype);
   }
 }
 
@@ -61,9 +56,6 @@ template <class F>
 void for_each_staging_buffer(const MemoryPlan& plan, F&& fn) {
   static const auto& staging = *new TierInfo{"host memory", Tier::host};  // never destroyed
   if (plan.staging_bytes() > 0) fn(staging, MemoryKind::staging, "states in flight", plan.staging_bytes(), ZR_U8);
-  const MemoryPlan::SecondCopy copy = plan.second_copy();
-  if (copy.weights > 0) fn(staging, MemoryKind::staging, "new weights", copy.weights, ZR_U8);
-  if (copy.states > 0) fn(staging, MemoryKind::staging, "states before the update", copy.states, ZR_U8);
   if (const int64_t bytes = plan.activation_staging_bytes())
     fn(staging, MemoryKind::staging, "activations in flight", bytes, ZR_U8);
   for (const TierInfo& tier : plan.input.tiers)

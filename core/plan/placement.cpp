@@ -85,7 +85,6 @@ class TierAssigner {
       assign_buffers("reduced gradients", "gradients", request_.reduced_gradients, plan_.placement.reduced_gradients,
                      gradients_);
     assign_states();
-    assign_second_copy();
   }
 
  private:
@@ -246,18 +245,6 @@ class TierAssigner {
       placed += range.count;
     }
   }
-  void assign_second_copy() {
-    constexpr int64_t kMargin = 16;  // that part of the host capacity stays free, for what is not planned
-    const bool buffers_in_memory = std::ranges::all_of(
-        plan_.rank_plan.buffers, [&](const Buffer& buffer) { return info(plan_.tier_of(buffer)).in_memory(); });
-    plan_.placement.speculates =
-        request_.speculation != Speculation::none && plan_.has_offloaded_states() && buffers_in_memory;
-    if (request_.speculation != Speculation::if_it_fits) return;
-    const bool activations_unknown =
-        !request_.activations_known && info(plan_.placement.activations).tier == Tier::host;
-    plan_.placement.speculates &= request_.host_capacity > 0 && !activations_unknown &&
-                                  free_bytes(Tier::host) >= request_.host_capacity / kMargin;
-  }
   // Staging memory of a disk tier takes host memory too: moves states from host memory to the disk until all fits.
   void move_states_to_disk(std::vector<std::pair<int, int64_t>>& ends) {
     if (ends.size() < 2 || info(ends.back().first).in_memory()) return;
@@ -312,35 +299,8 @@ int64_t MemoryPlan::tier_overhead_bytes(const TierInfo& tier) const {
   for (const Buffer& b : rank_plan.buffers)
     if (here(tier_of(b))) stored += round_up(b.bytes(input.location_of(rank)), tier.align);
   for (const StateTile& tile : placement.tiles)
-    if (here(tile.tier)) stored += tile.bytes * (placement.speculates ? 2 : 1);
+    if (here(tile.tier)) stored += tile.bytes;
   return stored / (1 << 20) * tier.host_bytes_per_mib + stored % (1 << 20) * tier.host_bytes_per_mib / (1 << 20);
-}
-
-namespace {
-// Of the weights for a range of the state space, with the padding between pieces.
-int64_t weight_bytes_in(const MemoryPlan& plan, const StateRange& range) {
-  int64_t bytes = 0;
-  for (std::size_t i = 0; i < plan.rank_plan.reduced_gradients.size(); ++i) {
-    const Piece& piece = plan.rank_plan.reduced_gradients[i];
-    const int64_t begin = std::max(range.first, plan.rank_plan.state_offset[i]),
-                  end = std::min(range.first + range.count,
-                                 plan.rank_plan.state_offset[i] + round_up(piece.count, kAlign));
-    bytes += std::max<int64_t>(end - begin, 0) * size_of(plan.input.dtype_of(piece.param));
-  }
-  return bytes;
-}
-}  // namespace
-
-MemoryPlan::SecondCopy MemoryPlan::second_copy() const {
-  SecondCopy copy;
-  if (!placement.speculates) return copy;
-  for (const StateRange& range : placement.states) {
-    if (range.tier == 0) continue;
-    copy.weights += weight_bytes_in(*this, range);
-    const bool in_memory = input.tiers[static_cast<std::size_t>(range.tier)].in_memory();
-    (in_memory ? copy.states : copy.disk) += state_bytes(range.first, range.count);
-  }
-  return copy;
 }
 
 void assign_tiers(MemoryPlan& plan) { TierAssigner(plan).assign(); }

@@ -21,9 +21,6 @@ struct TierInfo {
 /// `auto`: the plan chooses the first tier with enough capacity.
 inline constexpr int kAnyTier = -1;
 
-/// Whether the plan contains the memory to undo an update of states on tiers: no; if it fits in the host capacity; yes.
-enum class Speculation { none, if_it_fits, always };
-
 /// The tiers that the configuration requests, as indices.
 struct TierRequest {
   int states = 0, reduced_gradients = 0, shards = 0, activations = 0;
@@ -37,8 +34,7 @@ struct TierRequest {
   bool activations_known = false;
   int64_t activations_on_device = 0;  // measured bytes per rank, temporaries included
   int64_t activations_offloaded = 0;  // measured bytes per rank on tiers, in the same run
-  Speculation speculation = Speculation::none;
-  bool copies_gradients = false;  // DeviceStaging::bytes() with early copies is a part of host_capacity
+  bool copies_gradients = false;      // DeviceStaging::bytes() with early copies is a part of host_capacity
 };
 
 /// Elements [first, first + count) of the state space (RankPlan::state_offset) on one tier.
@@ -65,7 +61,6 @@ struct TierAssignment {
 struct Placement {
   std::vector<StateRange> states;  // ascending; they cover the state space
   std::vector<StateTile> tiles;    // of the ranges on disk; ascending
-  bool speculates = false;         // there is memory to undo an update: MemoryPlan::second_copy()
   int reduced_gradients = 0, shards = 0, activations = 0;
   int64_t largest_tile = 0;           // bytes
   std::vector<TierAssignment> parts;  // for placement_text()

@@ -219,13 +219,6 @@ struct MemoryPlan {
   int64_t state_bytes_per_element() const;
   int tier_of(const Buffer& buffer) const;  // index in input.tiers
   bool has_offloaded_states() const;        // whether an optimizer state or a master is on a tier
-  /// Bytes of a second copy of what an update of states on tiers changes; all 0 unless placement.speculates.
-  struct SecondCopy {
-    int64_t weights = 0;  // new weights, in host memory
-    int64_t states = 0;   // of states in host memory
-    int64_t disk = 0;     // of states on disk
-  };
-  SecondCopy second_copy() const;
   /// Bytes of staging memory for tiles of states on disk.
   int64_t staging_bytes() const;
   /// Bytes of staging memory for activations on a disk.

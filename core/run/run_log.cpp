@@ -199,8 +199,6 @@ void RunLog::finish(const Ledger& ledger, const Overlap& overlap) {
         {"states", overlap.states},
         {"states_early", overlap.states_early},
         {"updates_early", overlap.updates_early},
-        {"updates_recomputed", overlap.updates_recomputed},
-        {"updates_dropped", overlap.updates_dropped},
         {"bytes_early", overlap.bytes_early},
         {"early_ms",
          {{"update", overlap.update_s * 1e3},

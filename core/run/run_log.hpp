@@ -49,10 +49,9 @@ struct Overlap {
   int64_t norm_blocks, norm_blocks_early;  // per step; those added up before backward ended
   int64_t disk_reads, disk_reads_ahead;    // ranges that collectives read from disk; those that were read ahead
   int64_t gradients_early;  // per step: elements of gradients for states on tiers, copied from a device in backward
-  int64_t states, states_early;  // per step: elements with states on tiers; those updated before backward ended
-  // Steps with such updates: those whose updates were kept, undone and run again after backward, undone only.
-  int64_t updates_early, updates_recomputed, updates_dropped;
-  int64_t bytes_early;               // of states and masters in the updates that were kept
+  int64_t states, states_early;      // per step: elements with states on tiers; those updated before backward ended
+  int64_t updates_early;             // steps with such updates
+  int64_t bytes_early;               // of states and masters in these updates
   double update_s, read_s, write_s;  // seconds of these updates, and of their waits for tiers, of the run
 };
 

@@ -12,7 +12,6 @@
 #include "base/text.hpp"
 #include "checkpoint/manifest.hpp"
 #include "state/initial_weights.hpp"
-#include "state/second_copy_reservation.hpp"
 #include "update/cast.hpp"
 #include "update/norm.hpp"
 
@@ -47,7 +46,6 @@ ShardedState::ShardedState(const job::StepContext& context, plugin::PluginHost& 
     trace->span("training", what, begin, Trace::Time::clock::now());
   };
   if (trace) states_.on_wait(record_wait);
-  if (reserve_second_copy(context, states_)) second_copy_.emplace(context.plan, context.ledger);
   if (!context.plan.device_staging.blocks.empty())
     device_updates_.emplace(context.plan, buffers_.views(), *context.device, context.ledger);
   if (trace && device_updates_) device_updates_->on_wait(record_wait);
@@ -114,7 +112,6 @@ void ShardedState::make_slices() {
     const int64_t offset = rank_plan.state_offset[i];
     for (const plan::StateRange& range : states_.ranges(offset, reduced.count)) {
       update::UpdateSlice slice = make_slice(reduced, weight, range.first - offset, range);
-      if (second_copy_) second_copy_->place(slice);
       if (states_.in_memory(range.tier)) (range.tier == 0 ? direct_ : staged_).push_back(slice);
       slices_.push_back(std::move(slice));
     }

@@ -15,7 +15,6 @@
 #include "offload/device_updates.hpp"
 #include "offload/disk_backed_buffers.hpp"
 #include "offload/optimizer_states.hpp"
-#include "offload/second_copy.hpp"
 #include "offload/tier.hpp"
 #include "state/by_param.hpp"
 #include "state/state_buffers.hpp"
@@ -51,8 +50,6 @@ class ShardedState {
   /// Updates states on tiers if gradients are on a device; null: all others.
   offload::DeviceUpdates* device_updates() { return device_updates_ ? &*device_updates_ : nullptr; }
   const offload::DeviceUpdates* device_updates() const { return device_updates_ ? &*device_updates_ : nullptr; }
-  /// Whether this rank has the memory and the disk space to undo an update (plan::Placement::speculates).
-  bool can_undo_updates() const { return second_copy_.has_value(); }
   /// The slices that this rank updates.
   const std::vector<update::UpdateSlice>& slices() const { return slices_; }
   /// Indices in slices() of a parameter's slices.
@@ -145,7 +142,6 @@ class ShardedState {
   StateBuffers buffers_;
   ModelRelease release_;
   offload::OptimizerStates states_;
-  std::optional<offload::SecondCopy> second_copy_;
   std::optional<offload::DeviceUpdates> device_updates_;
   std::vector<update::UpdateSlice> slices_;
   ByParam slices_of_, weights_of_;                    // indices in slices_; in the plan's weight pieces

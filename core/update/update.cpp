@@ -34,10 +34,6 @@ std::vector<UpdateRange> cut(const plan::PlanInput& plan, const std::vector<Upda
 }
 
 zr_view gradients_of(const UpdateRange& range) { return part_of(range.slice->grad, range.begin, range.count); }
-void* new_weights_of(const UpdateRange& range) {
-  const zr_view& instead = range.slice->new_weight;
-  return instead.data ? part_of(instead, range.begin, range.count).data : gradients_of(range).data;
-}
 zr_view weights_of(const UpdateRange& range) { return part_of(range.slice->weight, range.begin, range.count); }
 
 // The range's gradients and weights as the optimizer reads and writes them: in place, or in the buffers that the caller
@@ -67,20 +63,6 @@ zr_view slot_of(const UpdateRange& range, const plan::MemoryPlan& plan, const zr
   const plan::StateShape shape = plan::state_shape(parameter, plan.input.description(range.slice->param).slots[index]);
   const int64_t begin = shape.of(range.begin);
   return part_of(slot, begin, shape.of(range.begin + range.count) - begin);
-}
-
-// Copies the range's master and slots to UpdateSlice::undo, or back.
-void copy_states(const UpdateRange& range, const plan::MemoryPlan& plan, bool back) {
-  const UpdateSlice& slice = *range.slice;
-  if (slice.undo.empty()) return;
-  const auto copy = [&](const zr_view& state, const zr_view& saved) {
-    copy_bytes(back ? state.data : saved.data, back ? saved.data : state.data, state.count * size_of(state.dtype),
-               false);
-  };
-  const std::size_t master = slice.master.count ? 1 : 0;
-  if (master) copy(part_of(slice.master, range.begin, range.count), part_of(slice.undo[0], range.begin, range.count));
-  for (std::size_t i = 0; i < slice.slots.size(); ++i)
-    copy(slot_of(range, plan, slice.slots[i], i), slot_of(range, plan, slice.undo[master + i], i));
 }
 
 zr_update_slice describe(const UpdateRange& range, const plan::MemoryPlan& plan, const UpdateInput& input,
@@ -121,9 +103,8 @@ void for_each_part(ThreadPool& pool, const plan::MemoryPlan& plan, const std::ve
       const UpdateRange& range = ranges[static_cast<std::size_t>(i)];
       slots.resize(std::max(slots.size(), range.slice->slots.size()));
       const Operands operands(range, input.keeps_weights, upcasted, new_weights);
-      if (input.keeps_weights) copy_states(range, plan, false);
       fn(describe(range, plan, input, operands, slots.data()));
-      if (input.keeps_weights) std::memcpy(new_weights_of(range), operands.weights.data, operands.bytes());
+      if (input.keeps_weights) std::memcpy(gradients_of(range).data, operands.weights.data, operands.bytes());
     }
   });
 }
@@ -140,12 +121,9 @@ UpdateSlice slice_part(const plan::MemoryPlan& plan, const UpdateSlice& slice, i
   part.first += skip;
   part.state_offset += skip;
   part.count = count;
-  for (zr_view* view : {&part.weight, &part.master, &part.grad, &part.new_weight})
+  for (zr_view* view : {&part.weight, &part.master, &part.grad})
     if (view->count > 0) *view = part_of(*view, skip, count);
   for (std::size_t i = 0; i < part.slots.size(); ++i) part.slots[i] = slot_of(range, plan, part.slots[i], i);
-  const std::size_t masters = slice.master.count > 0 ? 1 : 0;
-  for (std::size_t i = 0; i < part.undo.size(); ++i)
-    part.undo[i] = i < masters ? part_of(part.undo[i], skip, count) : slot_of(range, plan, part.undo[i], i - masters);
   return part;
 }
 
@@ -206,16 +184,8 @@ void adopt_weights(ThreadPool& pool, const plan::MemoryPlan& plan, const std::ve
     for (int64_t i = begin; i < end; ++i) {
       const UpdateRange& range = ranges[static_cast<std::size_t>(i)];
       const zr_view weights = weights_of(range);
-      copy_bytes(weights.data, new_weights_of(range), weights.count * size_of(weights.dtype), true);
+      copy_bytes(weights.data, gradients_of(range).data, weights.count * size_of(weights.dtype), true);
     }
-  });
-}
-
-void undo(ThreadPool& pool, const plan::MemoryPlan& plan, const std::vector<UpdateSlice>& slices,
-          const UpdateInput& input) {
-  const std::vector<UpdateRange> ranges = cut(plan.input, slices, input);
-  pool.parallel_for(static_cast<int64_t>(ranges.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) copy_states(ranges[static_cast<std::size_t>(i)], plan, true);
   });
 }
 

@@ -24,8 +24,6 @@ struct UpdateSlice {
   std::vector<zr_view> slots;
   int64_t state_offset = 0;  // first element in the plan's state space
   int tier = 0;              // tier of master and slots in the plan; their views have no data if it is a disk
-  zr_view new_weight{};      // with UpdateInput::keeps_weights: where new weights are stored; no data: in place of grad
-  std::vector<zr_view> undo{};  // memory for copies of master, if there is one, and slots; empty: no copies
 };
 
 /// Elements [skip, skip + count) of a slice, where its parameter may be cut.
@@ -51,9 +49,8 @@ struct UpdateInput {
   const std::vector<int64_t>* steps;  // per parameter: the number of this update; the first is 1
   const std::vector<double>* rates;   // per parameter: learning rate
   const std::vector<char>* touched;   // per parameter: 0 means no update
-  /// New weights are stored in UpdateSlice::new_weight, or at the begin of each part's gradients,
-  /// whose elements must not be smaller; weights stay as they are until adopt_weights() copies the new ones. Masters
-  /// and slots are copied to UpdateSlice::undo first.
+  /// New weights are stored at the begin of each part's gradients, whose elements must not be smaller; weights stay as
+  /// they are until adopt_weights() copies the new ones.
   bool keeps_weights = false;
   SumAccess sums = {};
 };
@@ -72,10 +69,6 @@ void update_on_device(const std::vector<Optimizer>& optimizers, DeviceMemory& de
 /// must be those of that update.
 void adopt_weights(ThreadPool& pool, const plan::MemoryPlan& plan, const std::vector<UpdateSlice>& slices,
                    const UpdateInput& input);
-
-/// Copies masters and slots back from UpdateSlice::undo.
-void undo(ThreadPool& pool, const plan::MemoryPlan& plan, const std::vector<UpdateSlice>& slices,
-          const UpdateInput& input);
 
 /// As update(), for one pass before the update: adds up the sums of the slices' blocks. input.touched: the parameters
 /// that have this pass. Weights are not changed.

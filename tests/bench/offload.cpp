@@ -340,51 +340,6 @@ std::vector<Row> overlapping(const std::string& toml, const std::string& row, co
   return rows;
 }
 
-// Updates that begin during backward although the step may be clipped, compared with updates after backward.
-// `clipped`: how many of ten steps are clipped. Backward computes as long as the update needs alone.
-std::vector<Row> speculating(const std::string& toml, const std::string& folder, int clipped) {
-  if (std::thread::hardware_concurrency() < 2) {
-    std::printf("overlap_speculative: skipped, because this machine has one core\n");
-    return {};
-  }
-  const std::string name = "overlap_speculative_" + std::to_string(clipped) + "0";
-  const std::vector<std::string> keys{"strategy=zero2",          "strategy.zero2.bucket_bytes=2MiB",
-                                      "train.dtype=bf16",        "offload.optimizer=cpu",
-                                      "train.nonfinite=stop",    "train.gradient_clipping=20",
-                                      "memory.host_budget=8GiB", "offload.nvme.path=" + folder};
-  const auto with = [&](const std::string& key) {
-    std::vector<std::string> all = keys;
-    all.push_back(key);
-    return all;
-  };
-  Job early(toml, name, with("offload.speculate=auto")), late(toml, name + "_after", with("offload.overlap=false"));
-  constexpr int kSteps = 10;
-  const auto steps_of = [&](Job& job, double seconds) {
-    return job.timed([&] {
-      for (int i = 0; i < kSteps; ++i) {
-        job.model.gradient = i < clipped ? 1e-2f : 1e-3f;  // the norm is 92 or 9.2
-        job.session.begin_backward(1.0, 1.0);
-        job.model.backward(seconds);
-        job.session.end_backward();
-        job.session.step();
-      }
-    }) / kSteps;
-  };
-  steps_of(early, 0);
-  steps_of(late, 0);
-  std::vector<double> ours, theirs;
-  for (int round = 0; round < 5; ++round) {
-    late.model.gradient = 1e-3f;
-    const double seconds = step_of(late) / 1e3;
-    double here = 0, there = 0;
-    for (const bool ours_now : {round % 2 == 0, round % 2 != 0})
-      (ours_now ? here : there) = steps_of(ours_now ? early : late, seconds);
-    ours.push_back(here);
-    theirs.push_back(there);
-  }
-  return {zr::bench::compare(name, "ms", ours, "updates after backward", theirs, clipped < 10 ? 1.1 : 0)};
-}
-
 void measure(const std::string& toml, const std::string& file, int world) {
   const char* named = std::getenv("OFFLOAD_BENCH");
   const std::string folder = named ? named : ZR_BUILD_DIR "/runs/swap";
@@ -401,7 +356,6 @@ void measure(const std::string& toml, const std::string& file, int world) {
     add(overlapping(toml, "overlap_cpu", "cpu", folder, 1, 1 / 1.10));
     add(overlapping(toml, "overlap_cpu_long_backward", "cpu", folder, 2, 1 / 1.10));
     add(overlapping(toml, "overlap_nvme", "nvme", folder, 1, 1 / 1.15));
-    for (const int clipped : {0, 1, 10}) add(speculating(toml, folder, clipped));
   }
   if (std::string(std::getenv("ZR_RANK")) != "0") return;
   for (const Row& row : table) zr::bench::print(row);

@@ -195,7 +195,6 @@ const std::vector<Row> kTrained{
     {"offload.parameters", "device", "cpu", memory, kCopied + " strategy.zero3.persistence_threshold=0"},
     {"offload.overlap", "true", "false", overlap, "offload.optimizer=cpu train.nonfinite=stop"},
     {"train.nonfinite", "skip", "stop", overlap, "offload.optimizer=cpu"},
-    {"offload.speculate", "never", "always", overlap, "offload.optimizer=cpu"},
     {"offload.device_fraction", "0.25", "0.75", memory, "offload.optimizer=cpu"},
     {"offload.nvme.checksum", "true", "false", memory, kDisk},
     {"offload.nvme.block_bytes", "4KiB", "32KiB", memory, kDisk + " offload.nvme.depth=1"},

@@ -4,9 +4,8 @@
 # plus the unplanned memory that a job of four blocks uses. PLAIN=1: also runs the same model without Zeroth, which must
 # run out of memory.
 #   tests/bench/offload/headline.sh [FOLDER_ON_DISK]     SIZE=350M: the small one; STEPS=6; LR=1e-6; CONTEXT=64;
-#                                                        OVERLAP=false; SPECULATE=1 SIZE=1.8B
+#                                                        OVERLAP=false; SIZE=1.8B
 # States are updated during backward, which needs train.nonfinite = "stop" and no clipping; OVERLAP=false: after it.
-# SPECULATE=1: steps may be skipped or clipped, so the disk has a second copy of the states (offload.speculate).
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 swap=${1:-build/runs/swap} steps=${STEPS:-6} size=${SIZE:-2.8B}
@@ -17,11 +16,6 @@ case $size in
   *) echo "headline: error: SIZE is $size; remedy: 2.8B, 1.8B or 350M" >&2; exit 2 ;;
 esac
 rule=(train.nonfinite=stop train.gradient_clipping=0)
-if [[ -n ${SPECULATE:-} ]]; then
-  rule=(train.nonfinite=skip train.gradient_clipping=1e6)
-  if [[ ${OVERLAP:-true} != false ]]; then rule+=(offload.speculate=always); fi
-  disk=$((2 * disk))
-fi
 mkdir -p "$swap"
 free=$(($(df --output=avail -B1 "$swap" | tail -1) >> 30))
 there=$(($(awk '/MemAvailable/ {print $2}' /proc/meminfo) >> 20))

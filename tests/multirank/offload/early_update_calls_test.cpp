@@ -305,16 +305,13 @@ void fail_in_the_middle_of_backward(Run& run, bool in_place) {
 }
 
 RANK_BODY(fails_in_the_middle_of_backward, Run) { fail_in_the_middle_of_backward(run, true); }
-RANK_BODY(fails_in_the_middle_of_speculation, Run) { fail_in_the_middle_of_backward(run, false); }
 
 TEST_F(EarlyUpdateCallsTest, ABackwardThatFailsHalfwayKeepsTheWeights) {
   for (const std::string tier : {"cpu", "nvme"}) {
-    const std::string common = "strategy=zero2 train.gradient_accumulation=1 train.steps=4" + states(tier);
-    const Outcome in_place = shell(launch(2, fails_in_the_middle_of_backward, common + "train.nonfinite=stop"));
-    EXPECT_EQ(in_place.code, 0) << tier << in_place.output;
-    const Outcome speculative =
-        shell(launch(2, fails_in_the_middle_of_speculation, common + "offload.speculate=always"));
-    EXPECT_EQ(speculative.code, 0) << tier << speculative.output;
+    const Outcome done =
+        shell(launch(2, fails_in_the_middle_of_backward,
+                     "strategy=zero2 train.gradient_accumulation=1 train.steps=4 train.nonfinite=stop" + states(tier)));
+    EXPECT_EQ(done.code, 0) << tier << done.output;
   }
 }
 
@@ -328,15 +325,14 @@ RANK_BODY(destroys_the_engine_during_the_update, Run) {
 }
 
 TEST_F(EarlyUpdateCallsTest, AnEngineCanBeDestroyedDuringTheUpdate) {
-  for (const std::string tier : {"cpu", "nvme"})
-    for (const std::string mode : {"train.nonfinite=stop", "offload.speculate=always"}) {
-      const Outcome done =
-          shell(launch(2, destroys_the_engine_during_the_update,
-                       "strategy=zero2 train.gradient_accumulation=1 parity.model=wide job.name=ended train.steps=4" +
-                           states(tier) + mode));
-      EXPECT_EQ(done.code, 0) << tier << mode << done.output;
-      EXPECT_EQ(number("ended", "/overlap/updates_early"), 1) << tier << mode << ": that of the second step";
-    }
+  for (const std::string tier : {"cpu", "nvme"}) {
+    const Outcome done =
+        shell(launch(2, destroys_the_engine_during_the_update,
+                     "strategy=zero2 train.gradient_accumulation=1 parity.model=wide job.name=ended train.steps=4" +
+                         states(tier) + "train.nonfinite=stop"));
+    EXPECT_EQ(done.code, 0) << tier << done.output;
+    EXPECT_EQ(number("ended", "/overlap/updates_early"), 1) << tier << ": that of the second step";
+  }
 }
 
 }  // namespace

@@ -68,7 +68,6 @@ RANK_BODY(is_killed, Run) {
 struct KilledJob {
   const char *name, *keys, *tier;
   int rank = 1;
-  bool is_void = false;  // all early updates are undone
 };
 
 class EarlyUpdateKillTest : public OffloadTest, public ::testing::WithParamInterface<KilledJob> {
@@ -87,8 +86,7 @@ class EarlyUpdateKillTest : public OffloadTest, public ::testing::WithParamInter
     const Outcome rest = shell(launch(2, is_killed, job + "checkpoint.resume=true"));
     EXPECT_EQ(rest.code, 0) << environment << rest.output;
     const int64_t updates = has_checkpoint ? 2 : 4;
-    EXPECT_EQ(number("killed", "/overlap/updates_early"), GetParam().is_void ? 0 : updates) << environment;
-    EXPECT_EQ(number("killed", "/overlap/updates_recomputed"), GetParam().is_void ? updates : 0) << environment;
+    EXPECT_EQ(number("killed", "/overlap/updates_early"), updates) << environment;
     EXPECT_EQ(hash("killed"), hash("plain")) << environment;
     EXPECT_EQ(losses("killed"), losses("plain")) << environment;
     return has_checkpoint;
@@ -107,28 +105,18 @@ TEST_P(EarlyUpdateKillTest, ResumesFromTheLastCheckpointToTheSameBits) {
   if (!on_disk_) return;
   // A slow disk makes the save longer: it reads the states from there.
   EXPECT_TRUE(resumes_after("export KILLED_IN=save ZR_TIER_FAULT=slow=2ms;", "checkpoint.async=false"));
-  // A rank transfers about 24 tiles per step, twice as many if its early update is void, and about 80 parts of tiles to
-  // create the states and to save them.
-  const std::vector<std::string> kept{"read=kill@90", "write=kill@130", "read=kill@150", "write=kill@150"},
-      voids{"read=kill@150", "write=kill@180", "read=kill@195", "write=kill@220"};
+  // A rank transfers about 24 tiles per step, and about 80 parts of tiles to create the states and to save them.
   int later = 0;
-  for (const std::string& transfer : GetParam().is_void ? voids : kept)
+  for (const std::string transfer : {"read=kill@90", "write=kill@130", "read=kill@150", "write=kill@150"})
     later += resumes_after("export ZR_TIER_FAULT=rank=" + std::to_string(GetParam().rank) + ":" + transfer + ";");
   EXPECT_GE(later, 3) << "in the third step or later";
 }
 
-const char* const kKept = "offload.speculate=always train.gradient_clipping=1e6 ";
-const char* const kVoid = "offload.speculate=always train.gradient_clipping=1e-4 ";  // clips every step
+const char* const kStops = "train.nonfinite=stop ";
 INSTANTIATE_TEST_SUITE_P(Update, EarlyUpdateKillTest,
-                         ::testing::Values(KilledJob{"InPlace", "train.nonfinite=stop ", "nvme"},
-                                           KilledJob{"InPlaceInHostMemory", "train.nonfinite=stop ", "cpu"},
-                                           KilledJob{"Speculative", kKept, "nvme"},
-                                           KilledJob{"SpeculativeInHostMemory", kKept, "cpu"},
-                                           KilledJob{"InPlaceOnRank0", "train.nonfinite=stop ", "nvme", 0},
-                                           KilledJob{"SpeculativeOnRank0", kKept, "nvme", 0},
-                                           KilledJob{"Void", kVoid, "nvme", 1, true},
-                                           KilledJob{"VoidOnRank0", kVoid, "nvme", 0, true},
-                                           KilledJob{"VoidInHostMemory", kVoid, "cpu", 1, true}),
+                         ::testing::Values(KilledJob{"OnDisk", kStops, "nvme"},
+                                           KilledJob{"InHostMemory", kStops, "cpu"},
+                                           KilledJob{"OnDiskOnRank0", kStops, "nvme", 0}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

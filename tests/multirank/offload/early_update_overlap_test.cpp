@@ -45,8 +45,7 @@ RANK_BODY(pauses_in_backward, Run) {
 }
 
 TEST_F(EarlyUpdateOverlapTest, TilesAreReadAndUpdatedWithinBackward) {
-  for (const std::string how : {"strategy=zero0 train.nonfinite=stop", "strategy=zero2 train.nonfinite=stop",
-                                "strategy=zero2 offload.speculate=always"}) {
+  for (const std::string how : {"strategy=zero0 train.nonfinite=stop", "strategy=zero2 train.nonfinite=stop"}) {
     train(2, pauses_in_backward, "traced", "parity.model=wide train.steps=3 job.trace=true " + how + states("nvme"));
     const std::vector<Span> spans = spans_of("traced");
     int reads = 0, updates = 0;
@@ -63,11 +62,10 @@ TEST_F(EarlyUpdateOverlapTest, TilesAreReadAndUpdatedWithinBackward) {
   }
 }
 
-// A speculative update that is kept writes each tile once, to its second copy.
 TEST_F(EarlyUpdateOverlapTest, TransfersTheBytesOfTheUpdateAfterBackward) {
-  const std::string common = "parity.model=wide train.steps=4 train.gradient_clipping=1e6 strategy=zero2 ";
+  const std::string common = "parity.model=wide train.steps=4 train.nonfinite=stop strategy=zero2 ";
   train(2, engine_tests::trains, "late", common + "offload.overlap=false" + states("nvme"));
-  train(2, engine_tests::trains, "early", common + "offload.speculate=always" + states("nvme"));
+  train(2, engine_tests::trains, "early", common + states("nvme"));
   EXPECT_EQ(number("early", "/overlap/updates_early"), 3);
   EXPECT_EQ(number("early", "/overlap/states_early"), number("early", "/overlap/states"));
   EXPECT_EQ(number("early", "/overlap/bytes_early"), 3 * 8 * number("early", "/overlap/states")) << "two fp32 states";

@@ -20,8 +20,7 @@ const std::string kStops = "train.nonfinite=stop ";
 
 class EarlyUpdateTest : public OffloadTest {
  protected:
-  const std::string kModes[2] = {kStops, "offload.speculate=always train.gradient_clipping=1e6 "};
-  static constexpr const char* kLate = " offload.overlap=false offload.speculate=auto ";
+  static constexpr const char* kLate = " offload.overlap=false ";
   // A checkpoint each so many steps, without those of an earlier run.
   std::string saves(const std::string& name, int every) const {
     fs::remove_all(scratch_.path("c" + name));
@@ -162,32 +161,28 @@ RANK_BODY(changes_between_steps, Run) {
 }
 
 TEST_F(EarlyUpdateTest, HasTheSameBitsAfterRefreshAndSetAccumulation) {
-  for (const std::string& mode : kModes) {
-    const std::string common = "strategy=zero2 train.steps=9 train.gradient_accumulation=2 " + mode;
-    train(2, changes_between_steps, "after", common + saves("after", 9) + kLate + states("cpu"));
-    EXPECT_EQ(number("after", "/overlap/updates_early"), 0);
-    for (const std::string tier : {"cpu", "nvme"}) {
-      train(2, changes_between_steps, tier, common + saves(tier, 9) + states(tier));
-      EXPECT_EQ(hash(tier), hash("after")) << mode << tier;
-      EXPECT_EQ(losses(tier), losses("after")) << mode << tier;
-      EXPECT_TRUE(saved(tier, 9) == saved("after", 9)) << mode << tier << " saves other states";
-      EXPECT_GT(number(tier, "/overlap/updates_early"), 0) << mode << tier;
-    }
+  const std::string common = "strategy=zero2 train.steps=9 train.gradient_accumulation=2 " + kStops;
+  train(2, changes_between_steps, "after", common + saves("after", 9) + kLate + states("cpu"));
+  EXPECT_EQ(number("after", "/overlap/updates_early"), 0);
+  for (const std::string tier : {"cpu", "nvme"}) {
+    train(2, changes_between_steps, tier, common + saves(tier, 9) + states(tier));
+    EXPECT_EQ(hash(tier), hash("after")) << tier;
+    EXPECT_EQ(losses(tier), losses("after")) << tier;
+    EXPECT_TRUE(saved(tier, 9) == saved("after", 9)) << tier << " saves other states";
+    EXPECT_GT(number(tier, "/overlap/updates_early"), 0) << tier;
   }
 }
 
 // The next step begins while a checkpoint is written in the background.
 TEST_F(EarlyUpdateTest, AsynchronousCheckpointsHaveTheStatesOfTheirStep) {
-  for (const std::string& mode : kModes) {
-    const std::string common = "strategy=zero2 train.steps=5 train.gradient_accumulation=1 " + mode;
-    train(2, engine_tests::trains, "after", common + saves("after", 1) + kLate + states("nvme"));
-    for (const std::string tier : {"cpu", "nvme"}) {
-      train(2, engine_tests::trains, tier, common + saves(tier, 1) + " checkpoint.async=true" + states(tier));
-      EXPECT_EQ(number(tier, "/overlap/updates_early"), 4) << mode << tier;
-      for (int step = 1; step <= 5; ++step) {
-        EXPECT_FALSE(saved(tier, step).empty()) << mode << tier << step;
-        EXPECT_TRUE(saved(tier, step) == saved("after", step)) << mode << tier << " saves other states, " << step;
-      }
+  const std::string common = "strategy=zero2 train.steps=5 train.gradient_accumulation=1 " + kStops;
+  train(2, engine_tests::trains, "after", common + saves("after", 1) + kLate + states("nvme"));
+  for (const std::string tier : {"cpu", "nvme"}) {
+    train(2, engine_tests::trains, tier, common + saves(tier, 1) + " checkpoint.async=true" + states(tier));
+    EXPECT_EQ(number(tier, "/overlap/updates_early"), 4) << tier;
+    for (int step = 1; step <= 5; ++step) {
+      EXPECT_FALSE(saved(tier, step).empty()) << tier << step;
+      EXPECT_TRUE(saved(tier, step) == saved("after", step)) << tier << " saves other states, " << step;
     }
   }
 }
@@ -196,17 +191,15 @@ TEST_F(EarlyUpdateTest, AsynchronousCheckpointsHaveTheStatesOfTheirStep) {
 TEST_F(EarlyUpdateTest, HasTheSameBitsWhereZero0ReducesGradientsInPlace) {
   const std::string common =
       "strategy=zero0 gradients.reduce=last_micro_step train.gradient_accumulation=1 train.steps=4 ";
-  for (const std::string& mode : {kStops, std::string("offload.speculate=always train.gradient_clipping=1e6 ")})
-    for (const int ranks : {1, 2}) {
-      train(ranks, engine_tests::trains, "after",
-            common + mode + "offload.overlap=false offload.speculate=auto" + states("nvme"));
-      for (const std::string tier : {"cpu", "nvme"}) {
-        train(ranks, engine_tests::trains, tier, common + mode + states(tier));
-        EXPECT_EQ(hash(tier), hash("after")) << mode << ranks << tier;
-        EXPECT_EQ(losses(tier), losses("after")) << mode << ranks << tier;
-        EXPECT_EQ(number(tier, "/overlap/updates_early"), 3) << mode << ranks << tier;
-      }
+  for (const int ranks : {1, 2}) {
+    train(ranks, engine_tests::trains, "after", common + kStops + "offload.overlap=false" + states("nvme"));
+    for (const std::string tier : {"cpu", "nvme"}) {
+      train(ranks, engine_tests::trains, tier, common + kStops + states(tier));
+      EXPECT_EQ(hash(tier), hash("after")) << ranks << tier;
+      EXPECT_EQ(losses(tier), losses("after")) << ranks << tier;
+      EXPECT_EQ(number(tier, "/overlap/updates_early"), 3) << ranks << tier;
     }
+  }
 }
 
 // Skipping, clipping, the norm, and gradients on a disk or narrower than weights need all gradients first.

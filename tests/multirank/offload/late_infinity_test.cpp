@@ -6,7 +6,6 @@
 #include <thread>
 
 #include "support/offload_test.hpp"
-#include "support/user_error.hpp"
 
 namespace zr::test {
 namespace {
@@ -41,27 +40,6 @@ RANK_BODY(has_a_late_infinite_gradient, Run) {
   run.train();
 }
 
-TEST_F(LateInfinityTest, DropsTheUpdatesOfTheSkippedStep) {
-  const std::string common = std::string(kModel) + "train.steps=4 ";
-  for (const std::string types : {"train.dtype=fp32 ", "train.dtype=fp16 fp16.initial_scale_power=8 "}) {
-    train(2, has_a_late_infinite_gradient, "after", types + common + "strategy=zero1 offload.overlap=false");
-    EXPECT_EQ(summary("after")["skipped"], 1) << types;
-    for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"})
-      for (const std::string tier : {"cpu", "nvme"}) {
-        if (types.find("fp16 ") != std::string::npos && strategy != "zero2") continue;
-        const std::string name = strategy + tier;
-        train(2, has_a_late_infinite_gradient, name,
-              types + common + "offload.speculate=always strategy=" + strategy + states(tier));
-        EXPECT_EQ(hash(name), hash("after")) << types << name;
-        EXPECT_EQ(losses(name), losses("after")) << types << name;
-        EXPECT_EQ(summary(name)["skipped"], 1) << types << name;
-        EXPECT_EQ(number(name, "/overlap/updates_dropped"), 1) << types << name;
-        EXPECT_EQ(number(name, "/overlap/updates_early"), 2) << types << name;
-        EXPECT_EQ(number(name, "/overlap/updates_recomputed"), 0) << types << name;
-      }
-  }
-}
-
 TEST_F(LateInfinityTest, StopsAnUpdateInPlaceAndTheCheckpointResumes) {
   const std::string common = std::string(kModel) + "train.steps=4 strategy=zero2 ";
   train(2, engine_tests::trains, "plain", common);
@@ -76,39 +54,6 @@ TEST_F(LateInfinityTest, StopsAnUpdateInPlaceAndTheCheckpointResumes) {
     const Outcome rest = shell(launch(2, engine_tests::trains, how + " checkpoint.resume=true"));
     ASSERT_EQ(rest.code, 0) << tier << rest.output;
     EXPECT_EQ(hash(tier), hash("plain")) << tier;
-  }
-}
-
-// The same, but the program continues after the error of step().
-RANK_BODY(survives_a_late_infinite_gradient, Run) {
-  EXPECT_THAT(user_error_of([&] { has_a_late_infinite_gradient_on_rank(run); }), HasSubstr("train.nonfinite"));
-}
-
-TEST_F(LateInfinityTest, CountsTheUpdateThatAStopUndoes) {
-  train(2, survives_a_late_infinite_gradient, "stopped",
-        std::string(kModel) + "train.steps=4 strategy=zero2 train.nonfinite=stop train.gradient_clipping=1e6 " +
-            "offload.speculate=always" + states("nvme"));
-  EXPECT_EQ(number("stopped", "/overlap/updates_dropped"), 1);
-  EXPECT_EQ(number("stopped", "/overlap/updates_early"), 1);
-}
-
-// "aged" changes a value that belongs to no parameter, which an undone update would leave changed.
-TEST_F(LateInfinityTest, AnOptimizerWithStateOfItsOwnWaitsWhereTheStepMayBeVoid) {
-  const std::string common = std::string(kModel) + "train.steps=5 train.dtype=bf16 strategy=zero2 optimizer=" + kAged;
-  for (const std::string clip : {"", "train.gradient_clipping=0.1 "}) {
-    train(2, has_a_late_infinite_gradient, "after", common + clip + "offload.overlap=false" + states("cpu"));
-    EXPECT_EQ(summary("after")["skipped"], 1);
-    for (const std::string tier : {"cpu", "nvme"}) {
-      const Outcome done = shell(launch(2, has_a_late_infinite_gradient,
-                                        common + clip + "offload.speculate=always job.name=" + tier + states(tier)));
-      ASSERT_EQ(done.code, 0) << done.output;
-      EXPECT_THAT(done.output,
-                  HasSubstr("offload.speculate = \"always\" (command line) has no effect, because optimizer 'aged' has "
-                            "state of its own, which cannot be undone\n"));
-      EXPECT_EQ(number(tier, "/overlap/states"), 0) << clip << tier;
-      EXPECT_EQ(hash(tier), hash("after")) << clip << tier;
-      EXPECT_EQ(losses(tier), losses("after")) << clip << tier;
-    }
   }
 }
 

@@ -22,12 +22,12 @@ Choice dtype(const std::string& name) {
 Choice optimizer(const std::string& name) {
   return {name, "optimizer=" + name, [name](Recipe& r) { r.optimizer = name; }};
 }
-// With several micro-steps, states on tiers are updated during backward, and again if the step is clipped.
 Choice accumulation(int steps) {
-  return {"a" + std::to_string(steps),
-          "train.gradient_accumulation=" + std::to_string(steps) + (steps > 1 ? " offload.speculate=always" : ""),
+  return {"a" + std::to_string(steps), "train.gradient_accumulation=" + std::to_string(steps),
           [steps](Recipe& r) { r.micro_batches *= steps; }};
 }
+// States on tiers are updated during backward if no step can be skipped or clipped.
+const char* const kEarly = "train.nonfinite=stop fp16.loss_scale=1024";
 Choice ranks(int n) {
   return {"n" + std::to_string(n), "job.ranks=" + std::to_string(n), [n](Recipe& r) {
             r.micro_batches *= n;
@@ -88,8 +88,9 @@ std::vector<Axis> make_axes() {
       {"ranks", {ranks(1), ranks(2), ranks(3), ranks(4)}},
       {"step",
        {{"clipped", "train.gradient_clipping=0.5", [](Recipe& r) { r.clip = 0.5; }},
-        only_in_cover({"plain", "train.gradient_clipping=0"}),
-        only_in_cover({"weighted", "parity.weighted=true", [](Recipe& r) { r.weighted = true; }}),
+        only_in_cover({"plain", kEarly}),
+        only_in_cover(
+            {"weighted", std::string("parity.weighted=true ") + kEarly, [](Recipe& r) { r.weighted = true; }}),
         only_in_cover({"overflowing",
                        "train.steps=8 fp16.initial_scale_power=20 fp16.hysteresis=1 fp16.loss_scale_window=2",
                        [](Recipe& r) {

@@ -199,100 +199,6 @@ TEST(EarlyUpdateTilesTest, WaitForEveryNormBlockThatTheyOverlap) {
 INSTANTIATE_TEST_SUITE_P(Tiers, EarlyUpdateTest, ::testing::Values("cpu", "nvme"),
                          [](const auto& info) { return std::string(info.param); });
 
-// As in(), but the step may be skipped.
-std::vector<std::string> speculative(const std::string& tier, const std::string& folder) {
-  std::vector<std::string> keys = in(tier, folder);
-  std::erase(keys, "train.nonfinite=stop");
-  keys.push_back("offload.speculate=always");
-  return keys;
-}
-
-class SpeculativeUpdateTest : public ::testing::TestWithParam<const char*> {
- protected:
-  SpeculativeUpdateTest() {
-    f.record();
-    update_all(0.5f, 1);
-  }
-  // A step whose parts are all updated early.
-  void update_all(float grad_mul, int64_t number) {
-    f.begin(grad_mul, number);
-    f.reduce(1);
-    f.reduce(0);
-    f.wait_for_parts(2);
-    f.early.finish();
-  }
-  std::vector<float> tensor(uint32_t param, state::LogicalTensor kind, const std::string& slot = "") {
-    return full_tensor(f.state, f.rig.model, param, kind, slot);
-  }
-  test::Scratch scratch_;
-  EarlyUpdateFixture f{speculative(GetParam(), scratch_.folder().string())};
-};
-
-TEST_P(SpeculativeUpdateTest, KeepsGradientsAndAdoptsStatesAndWeights) {
-  using state::LogicalTensor;
-  for (const update::UpdateSlice& slice : f.state.slices())
-    EXPECT_EQ(static_cast<const float*>(slice.grad.data)[slice.count - 1], 2.0f);
-  EXPECT_EQ(f.early.elements_updated(), 1540);
-  f.early.adopt();
-  for (const uint32_t param : {0u, 1u}) {
-    EXPECT_FLOAT_EQ(tensor(param, LogicalTensor::state, "exp_avg")[3], 0.1f);
-    EXPECT_NEAR(tensor(param, LogicalTensor::value)[3], 2 - 0.25f * (1 + 0.01f * 2), 1e-5) << "the fourth value was 2";
-  }
-}
-
-TEST_P(SpeculativeUpdateTest, DropRestoresAll) {
-  using state::LogicalTensor;
-  f.early.drop();
-  EXPECT_EQ(f.early.elements_updated(), 0);
-  for (const uint32_t param : {0u, 1u}) {
-    for (const char* slot : {"exp_avg", "exp_avg_sq"})
-      for (const float value : tensor(param, LogicalTensor::state, slot)) ASSERT_EQ(value, 0.0f) << param << slot;
-    EXPECT_EQ(tensor(param, LogicalTensor::value)[3], 2.0f);
-  }
-}
-
-// Each adopted update changes the copy on disk that is in use.
-TEST_P(SpeculativeUpdateTest, DropAfterAnAdoptedUpdateRestoresThatUpdate) {
-  f.early.adopt();
-  const std::vector<float> adopted = tensor(0, state::LogicalTensor::state, "exp_avg_sq");
-  update_all(0.25f, 2);
-  f.early.drop();
-  EXPECT_EQ(tensor(0, state::LogicalTensor::state, "exp_avg_sq"), adopted);
-  update_all(0.25f, 2);
-  f.early.adopt();
-  EXPECT_NE(tensor(0, state::LogicalTensor::state, "exp_avg_sq"), adopted);
-}
-
-// The next step records the order again.
-TEST_P(SpeculativeUpdateTest, CanBeDroppedIfACollectiveUsedGradientsAfterTheirUpdate) {
-  f.early.adopt();
-  const std::vector<float> adopted = tensor(1, state::LogicalTensor::state, "exp_avg");
-  const auto reduce_both = [&] {
-    f.begin(0.25f, 2);
-    f.reduce(1);
-    f.reduce(0);
-  };
-  reduce_both();
-  f.wait_for_parts(2);
-  f.reduce(1);
-  EXPECT_FALSE(f.early.finish());
-  f.early.drop();
-  EXPECT_EQ(tensor(1, state::LogicalTensor::state, "exp_avg"), adopted);
-  reduce_both();
-  f.reduce(1);
-  EXPECT_TRUE(f.early.finish());
-  EXPECT_EQ(f.early.parts_updated(), 0);
-  reduce_both();
-  f.reduce(1);
-  f.wait_for_parts(2);
-  EXPECT_TRUE(f.early.finish());
-  f.early.adopt();
-  EXPECT_NE(tensor(1, state::LogicalTensor::state, "exp_avg"), adopted);
-}
-
-INSTANTIATE_TEST_SUITE_P(Tiers, SpeculativeUpdateTest, ::testing::Values("cpu", "nvme"),
-                         [](const auto& info) { return std::string(info.param); });
-
 TEST(EarlyUpdateObstacleTest, NamesWhatPreventsAnEarlyUpdate) {
   const auto obstacle = [](const std::vector<std::string>& overrides) {
     const OneRankJob rig(overrides);
@@ -305,16 +211,9 @@ TEST(EarlyUpdateObstacleTest, NamesWhatPreventsAnEarlyUpdate) {
   };
   EXPECT_EQ(with({}), "");
   EXPECT_EQ(obstacle({"train.nonfinite=stop"}), "no optimizer state is on a tier");
-  EXPECT_EQ(obstacle({"offload.optimizer=cpu"}),
-            "train.nonfinite = \"skip\" may skip it, and memory to undo it needs memory.host_budget, or "
-            "offload.speculate = \"always\"");
-  EXPECT_EQ(obstacle({"offload.optimizer=cpu", "offload.speculate=always"}), "");
-  EXPECT_EQ(obstacle({"offload.optimizer=cpu", "memory.host_budget=1GiB"}), "");
-  EXPECT_EQ(obstacle({"offload.optimizer=cpu", "memory.host_budget=85KiB"}),
-            "train.nonfinite = \"skip\" may skip it, and memory to undo it does not fit in memory.host_budget");
+  EXPECT_EQ(obstacle({"offload.optimizer=cpu"}), "train.nonfinite = \"skip\" may skip it");
   EXPECT_EQ(with({"offload.overlap=false"}), "offload.overlap is false");
-  EXPECT_EQ(with({"train.gradient_clipping=1", "offload.speculate=never"}),
-            "train.gradient_clipping may clip it, and offload.speculate is \"never\"");
+  EXPECT_EQ(with({"train.gradient_clipping=1"}), "train.gradient_clipping may clip it");
   EXPECT_EQ(with({"optimizer=lamb"}), "optimizer 'lamb' is not elementwise");
   EXPECT_EQ(with({"gradients.dtype=bf16"}), "gradients.dtype is narrower than the weights");
   const test::Scratch scratch;
