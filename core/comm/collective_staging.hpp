@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <functional>
 
 #include "zr/abi/communicator.h"
 
@@ -20,6 +22,26 @@ class CollectiveStaging {
   /// Call when the collective has ended. If it `succeeded`, starts to write its results back. A later stage() throws a
   /// failure of the write.
   virtual void unstage(uint64_t number, bool succeeded) noexcept = 0;
+};
+
+/// The collectives in flight that are staged. [use]
+class StagedCollectives {
+ public:
+  /// `staging` must outlive every collective; null: no staging.
+  void set_staging(CollectiveStaging* staging) { staging_ = staging; }
+  /// CollectiveStaging::stage(). While there is no capacity, calls `wait` with the completion of the oldest collective.
+  /// Returns the code of a failed wait.
+  zr_code stage(zr_coll& coll, uint64_t& number, const std::function<zr_code(zr_done* done)>& wait);
+  /// Adds the completion of a collective that stage() has staged, in the order of submission.
+  void add(zr_done* done);
+  /// CollectiveStaging::unstage(), except for kNotStaged.
+  void unstage(uint64_t number, bool succeeded) noexcept;
+  /// Forgets all completions.
+  void clear();
+
+ private:
+  CollectiveStaging* staging_ = nullptr;
+  std::deque<zr_done*> completions_;  // of collectives that may still be staged, in the order of submission
 };
 
 }  // namespace zr::host::comm

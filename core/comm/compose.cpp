@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <vector>
 
 #include "base/dtype.hpp"
@@ -43,15 +44,16 @@ class Composition {
   zr_view view(void* data, int64_t count) const { return {data, count, dtype_, 0, {1, 0}}; }
   static char* at(const zr_view& v, int64_t first) { return bytes_of(v) + first * size_of(v.dtype); }
 
-  void all_gather(const zr_view& src, void* dst, const std::vector<int64_t>& counts) const {
+  void all_gather(const zr_view& src, const zr_view& dst, const int64_t* counts = nullptr) const {
     zr_coll coll{};
     coll.op = ZR_ALL_GATHER;
     coll.src = src;
-    int64_t total = 0;
-    for (const int64_t n : counts) total += n;
-    coll.dst = view(dst, total);
-    coll.counts = counts.data();
+    coll.dst = dst;
+    coll.counts = counts;
     primitives_.run(coll);
+  }
+  void all_gather(const zr_view& src, void* dst, const std::vector<int64_t>& counts) const {
+    all_gather(src, view(dst, std::accumulate(counts.begin(), counts.end(), int64_t{0})), counts.data());
   }
   // Sends `count` elements of the source of rank p to `to` on all ranks. `src` is read only on p.
   void broadcast_part(int p, const zr_view& src, void* to, int64_t count) const {
@@ -92,16 +94,12 @@ void Composition::all_reduce() {
   const auto cut = [&](int r) { return total * r / world_; };
   std::vector<int64_t> counts;
   for (int r = 0; r < world_; ++r) counts.push_back(cut(r + 1) - cut(r));
-  zr_coll sum = coll_, gather{};
+  zr_coll sum = coll_;
   sum.op = ZR_REDUCE_SCATTER;
   sum.counts = counts.data();
   sum.dst = part_of(coll_.dst, cut(rank_), counts[static_cast<std::size_t>(rank_)]);
   Composition(sum, primitives_).reduce_scatter_by_exchange();
-  gather.op = ZR_ALL_GATHER;
-  gather.src = sum.dst;
-  gather.dst = coll_.dst;
-  gather.counts = counts.data();
-  primitives_.run(gather);
+  all_gather(sum.dst, coll_.dst, counts.data());
 }
 
 void Composition::reduce_scatter() {
@@ -190,11 +188,8 @@ void Composition::all_to_all() {
   std::vector<int64_t> sent(n), sent_by_all(n * n);
   for (int r = 0; r < world_; ++r)
     sent[static_cast<std::size_t>(r)] = part_of_rank(coll_.counts, coll_.src.count, r, world_).count;
-  zr_coll counts{};
-  counts.op = ZR_ALL_GATHER;
-  counts.src = {sent.data(), world_, ZR_I64, 0, {1, 0}};
-  counts.dst = {sent_by_all.data(), int64_t{world_} * world_, ZR_I64, 0, {1, 0}};
-  primitives_.run(counts);
+  all_gather({sent.data(), world_, ZR_I64, 0, {1, 0}},
+             {sent_by_all.data(), int64_t{world_} * world_, ZR_I64, 0, {1, 0}});
   // In place, received data would overwrite data that is not yet sent, so src is copied.
   std::vector<char> src_copy(bytes_of(coll_.src),
                              bytes_of(coll_.src) + (coll_.src.data == coll_.dst.data ? coll_.src.count * size_ : 0));
@@ -216,11 +211,7 @@ void Composition::all_to_all() {
 
 void Composition::barrier() {
   std::vector<char> bytes(static_cast<std::size_t>(world_) + 1);
-  zr_coll gather{};
-  gather.op = ZR_ALL_GATHER;
-  gather.src = {bytes.data() + world_, 1, ZR_U8, 0, {1, 0}};
-  gather.dst = {bytes.data(), world_, ZR_U8, 0, {1, 0}};
-  primitives_.run(gather);
+  all_gather({bytes.data() + world_, 1, ZR_U8, 0, {1, 0}}, {bytes.data(), world_, ZR_U8, 0, {1, 0}});
 }
 
 }  // namespace
