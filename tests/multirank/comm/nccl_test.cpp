@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "multirank/comm/device_rank.hpp"
+#include "support/name_by_ranks.hpp"
 #include "zr/collective.hpp"
 
 namespace {
@@ -98,8 +99,8 @@ TEST_P(CommNcclTest, HostMemoryInManyPiecesMatchesReference) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, CommNcclTest, ::testing::Values(2, 3, 4),
-                         [](const auto& info) { return "On" + std::to_string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Ranks, CommNcclTest, ::testing::Values(2, 4), zr::test::NameByRanks());
+INSTANTIATE_TEST_SUITE_P(SLOW_Ranks, CommNcclTest, ::testing::Values(3), zr::test::NameByRanks());
 
 class CommNcclLifeTest : public CommNcclTest {
  protected:

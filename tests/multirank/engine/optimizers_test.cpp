@@ -146,10 +146,10 @@ TEST_P(EngineMuonTest, EndsTheJobIfItsProductsExceedTheBudget) {
       << done.output;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, EngineMuonTest, ::testing::Values("muon"),
-                         [](const auto& info) { return std::string(info.param); });
+const auto optimizer_of = [](const auto& info) { return std::string(info.param); };
+INSTANTIATE_TEST_SUITE_P(All, EngineMuonTest, ::testing::Values("muon"), optimizer_of);
 
-INSTANTIATE_TEST_SUITE_P(All, EngineOptimizersTest, ::testing::Values("lamb", "adafactor", "adamw8bit", "muon"),
-                         [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(All, EngineOptimizersTest, ::testing::Values("adamw8bit", "muon"), optimizer_of);
+INSTANTIATE_TEST_SUITE_P(SLOW_All, EngineOptimizersTest, ::testing::Values("lamb", "adafactor"), optimizer_of);
 
 }  // namespace

@@ -97,7 +97,7 @@ TEST_F(UserErrorsTest, ReleaseReturnsFullWeights) {
     }
 }
 
-TEST_F(UserErrorsTest, ReleaseReturnsFullWeightsFromTiersAndDuringAnAsynchronousSave) {
+TEST_F(UserErrorsTest, SLOW_ReleaseReturnsFullWeightsFromTiersAndDuringAnAsynchronousSave) {
   fs::create_directory(folder_ / "swap");
   const std::string disk = " offload.nvme.path=" + (folder_ / "swap").string() +
                            " offload.nvme.block_bytes=4KiB offload.nvme.depth=1 offload.optimizer=nvme ",

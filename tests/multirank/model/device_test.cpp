@@ -72,7 +72,7 @@ RANK_BODY(trains_and_prints, Run) {
   print(run);
 }
 
-TEST_F(DeviceTest, HasTheBitsOfTheCpuUnderEveryStrategy) {
+TEST_F(DeviceTest, SLOW_HasTheBitsOfTheCpuUnderEveryStrategy) {
   for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"})
     for (const std::string more : {"", " offload.optimizer=cpu", " train.dtype=bf16", " gradients.overlap=false"})
       for (const int ranks : {1, 2}) {
@@ -97,7 +97,7 @@ TEST_F(DeviceTest, RanksUseTheDeviceOfTheirLocalRank) {
 }
 
 // A checkpoint does not depend on the device.
-TEST_F(DeviceTest, ResumesOnAnotherDevice) {
+TEST_F(DeviceTest, SLOW_ResumesOnAnotherDevice) {
   int folders = 0;
   for (const auto& [strategy, ranks] : kJobs) {
     const std::string common = "strategy=" + strategy + " train.dtype=bf16";

@@ -66,7 +66,7 @@ RANK_BODY(says_why_training_stopped, Run) {
 
 // A save reads the states once more, so these calls are in the third step, after the checkpoint of the second. What was
 // written wrongly in the third step is read in the fourth.
-TEST_F(EarlyUpdateFaultTest, AFaultOfOneRankEndsTheJobAndTheCheckpointResumes) {
+TEST_F(EarlyUpdateFaultTest, SLOW_AFaultOfOneRankEndsTheJobAndTheCheckpointResumes) {
   for (const std::string mode : kModes) {
     train(2, engine_tests::trains, "plain", job("plain", mode) + "offload.overlap=false offload.speculate=auto ");
     for (const std::string rank : {"0", "1"})
@@ -89,7 +89,7 @@ TEST_F(EarlyUpdateFaultTest, AFaultOfOneRankEndsTheJobAndTheCheckpointResumes) {
   }
 }
 
-TEST_F(EarlyUpdateFaultTest, FaultsThatTheTierHandlesKeepResultsBitIdentical) {
+TEST_F(EarlyUpdateFaultTest, SLOW_FaultsThatTheTierHandlesKeepResultsBitIdentical) {
   for (const std::string mode : kModes) {
     train(2, engine_tests::trains, "plain", job("plain", mode) + "offload.overlap=false offload.speculate=auto ");
     for (const std::string fault :

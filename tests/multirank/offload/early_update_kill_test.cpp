@@ -119,7 +119,7 @@ TEST_P(EarlyUpdateKillTest, ResumesFromTheLastCheckpointToTheSameBits) {
 
 const char* const kKept = "offload.speculate=always train.gradient_clipping=1e6 ";
 const char* const kVoid = "offload.speculate=always train.gradient_clipping=1e-4 ";  // clips every step
-INSTANTIATE_TEST_SUITE_P(Update, EarlyUpdateKillTest,
+INSTANTIATE_TEST_SUITE_P(SLOW_Update, EarlyUpdateKillTest,
                          ::testing::Values(KilledJob{"InPlace", "train.nonfinite=stop ", "nvme"},
                                            KilledJob{"InPlaceInHostMemory", "train.nonfinite=stop ", "cpu"},
                                            KilledJob{"Speculative", kKept, "nvme"},

@@ -89,7 +89,7 @@ TEST_P(SpeculationBits, AreThoseOfTheUpdateAfterBackwardForAnyClipping) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, SpeculationBits, ::testing::Values(1, 2, 3), ::testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(SLOW_Ranks, SpeculationBits, ::testing::Values(1, 2, 3), ::testing::PrintToStringParamName());
 
 // In steps 3 and 5 the loss of the last rank is infinite.
 RANK_BODY(has_infinite_gradients, Run) {
@@ -104,7 +104,7 @@ RANK_BODY(has_infinite_gradients, Run) {
   }
 }
 
-TEST_F(SpeculationTest, SkippedStepsChangeNothing) {
+TEST_F(SpeculationTest, SLOW_SkippedStepsChangeNothing) {
   // In fp16, at most 12 steps overflow until the loss scale is 256.
   for (const auto& [how, steps] :
        {std::pair{"train.dtype=bf16 ", 6}, std::pair{"train.dtype=fp32 train.gradient_clipping=1e6 ", 6},
@@ -329,7 +329,7 @@ TEST_F(SpeculationTest, ResumesAfterEnoughStepsWithoutClipping) {
   }
 }
 
-TEST_F(SpeculationTest, FaultsOfTheTierEndTheJobAndKeepTheCheckpoint) {
+TEST_F(SpeculationTest, SLOW_FaultsOfTheTierEndTheJobAndKeepTheCheckpoint) {
   const std::string common = "strategy=zero2 train.steps=4 train.gradient_clipping=1e6 ";
   train(2, engine_tests::trains, "plain", common);
   const std::string how =
