@@ -1,4 +1,4 @@
-// The communicator "shm" for memory of a device, on the simulated device of tests/support/sim_device: compared with
+// The communicator "shm" for memory of a device, on the simulated device of tests/simulators/sim_device: compared with
 // scalar references, and its errors.
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// comm_mpi for memory of a device, on the simulated device of tests/support/sim_device: compared with scalar
+// comm_mpi for memory of a device, on the simulated device of tests/simulators/sim_device: compared with scalar
 // references, and its errors. The ranks pretend to be on several hosts.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

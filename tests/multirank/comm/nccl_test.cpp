@@ -1,5 +1,5 @@
-// The communicator "nccl" on the simulated device of tests/support/sim_device, with the library of
-// tests/support/sim_nccl in place of NCCL: compared with scalar references, and its errors.
+// The communicator "nccl" on the simulated device of tests/simulators/sim_device, with the library of
+// tests/simulators/sim_nccl in place of NCCL: compared with scalar references, and its errors.
 #include <gmock/gmock.h>
 #include <sched.h>
 #include <signal.h>

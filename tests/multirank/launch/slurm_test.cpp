@@ -37,7 +37,7 @@ namespace protocol = zr::host::control::protocol;
 namespace fs = std::filesystem;
 
 constexpr auto kPatience = std::chrono::seconds(30);
-const std::string kScript = ZR_SOURCE_DIR "/tests/support/slurm_cluster.sh";
+const std::string kScript = ZR_SOURCE_DIR "/tests/simulators/slurm_cluster.sh";
 const std::string kTwoNodes = "env ZR_TOKEN=secret srun --nodes=2 --ntasks-per-node=2";
 const std::string kPmix = kTwoNodes + " --mpi=pmix", kQuickstart = ZR_BUILD_DIR "/bin/quickstart";
 

@@ -1,4 +1,4 @@
-// Training on a device: the simulated accelerator of tests/support/sim_device, whose operators have the bits of the
+// Training on a device: the simulated accelerator of tests/simulators/sim_device, whose operators have the bits of the
 // CPU's, so that a run on it equals one on the CPU.
 #include <gmock/gmock.h>
 

@@ -5,7 +5,7 @@
 
 #include "multirank/model/operators/cases.hpp"
 #include "multirank/model/sharded_parameters.hpp"
-#include "support/sim_device/move_to.hpp"
+#include "simulators/sim_device/move_to.hpp"
 
 namespace {
 
@@ -17,7 +17,7 @@ using torch::Tensor;
 constexpr int kSteps = 3;  // the first step records the execution order, later steps follow it
 constexpr int kCases = 71;
 
-// The cases that the simulated accelerator cannot run, and why: tests/support/sim_device/README.md, "Limits".
+// The cases that the simulated accelerator cannot run, and why: tests/simulators/sim_device/README.md, "Limits".
 const std::map<std::string, std::string> kNotOnSim{
     {"embedding with sparse gradients", "the device has no sparse tensors"},
     {"lstm with projection", "the device has no LSTM with projections"},
@@ -182,7 +182,7 @@ INSTANTIATE_TEST_SUITE_P(SLOW_Tiers, OperatorsOffloadTest,
                                          std::tuple("zero3", "cpu")),
                          strategy_and_tier);
 
-// On the simulated accelerator of tests/support/sim_device, whose streams delay the start of operators at random.
+// On the simulated accelerator of tests/simulators/sim_device, whose streams delay the start of operators at random.
 class DeviceOperatorsTest : public OperatorsTest {
  protected:
   void SetUp() override {

@@ -47,8 +47,8 @@ TEST_P(ParityTest, HoldsForEveryPairOfChoices) {
 INSTANTIATE_TEST_SUITE_P(Ranks, ParityTest, testing::Values(2, 4), zr::test::NameByRanks());
 INSTANTIATE_TEST_SUITE_P(SLOW_Ranks, ParityTest, testing::Values(1, 3), zr::test::NameByRanks());
 
-// On the simulated accelerator of tests/support/sim_device, whose streams delay the start of operators at random. The
-// reference is plain libtorch on the same device.
+// On the simulated accelerator of tests/simulators/sim_device, whose streams delay the start of operators at random.
+// The reference is plain libtorch on the same device.
 class DeviceParityTest : public ParityTest {
  protected:
   static void SetUpTestSuite() {
