@@ -17,6 +17,7 @@
 #include "zr/recompute.hpp"
 #include "zr/sampler.hpp"
 #include "zr/swap.hpp"
+#include "zr/weights.hpp"
 
 inline int64_t correct, total;               // counts of one rank
 inline torch::Tensor predictions, noise, x;  // any tensors
