@@ -157,7 +157,7 @@ ZR_ALWAYS_INLINE void store_signed(const float* values, __m256 inverse, uint8_t*
   const __m256i is_negative = _mm256_andnot_si256(_mm256_cmpeq_epi8(size, _mm256_setzero_si256()), pack_signs(ratio));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), in_order(_mm256_blendv_epi8(size, negative, is_negative)));
 }
-/// The same; no value is negative or -0.
+/// Stores the codes of kChunk values x inverse, of which none is negative or -0.
 ZR_ALWAYS_INLINE void store_unsigned(const float* values, __m256 inverse, uint8_t* to) {
   __m256 ratio[4];
   __m256i code[4];
