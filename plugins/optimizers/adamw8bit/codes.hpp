@@ -1,5 +1,5 @@
-// The map between numbers and 8-bit codes (README.md), for kernels: scalar, also on devices, and with AVX2 for 8
-// elements (decoding) or 32 (encoding); all give the same bits. Decade i holds ratios from 10^(i-7) to 10^(i-6) in N
+// The map between numbers and 8-bit codes (docs/optimizers.md), for kernels: scalar, also on devices, and with AVX2 for
+// 8 elements (decoding) or 32 (encoding); all give the same bits. Decade i holds ratios from 10^(i-7) to 10^(i-6) in N
 // 2^i equal cells, whose codes begin at N 2^i - Offset; code 0 is 0, and the code after the last cell is 1. N = 1,
 // Offset = 0: absolute values of exp_avg. N = 2, Offset = 1: exp_avg_sq.
 #pragma once
