@@ -3,8 +3,7 @@
 //
 // A range that a collective in progress will write is not read before that collective has ended. A range that was read
 // ahead and is written before its use is dropped. A collective that is larger than the planned staging memory gets
-// more, which is planned and counted then. The communicator allocates staging memory, so that peers read it in place;
-// that of comm_shm has small pages unless the machine's shmem_enabled says otherwise.
+// more, which is planned and counted then. The communicator allocates staging memory, so that peers read it in place.
 #pragma once
 
 #include <cstdint>
