@@ -157,8 +157,7 @@ plan::OptimizerDescription describe(const plugin::Instance& optimizer, const zr_
                                          {},
                                          desc.cost,
                                          (desc.flags & ZR_OPT_IGNORES_NORM) != 0,
-                                         desc.flags & ZR_OPT_STREAMS ? desc.device_types : 0,
-                                         globals_of(optimizer) != nullptr};
+                                         desc.flags & ZR_OPT_STREAMS ? desc.device_types : 0};
   add_passes(optimizer, partial_sums, param, description);
   return description;
 }

@@ -34,7 +34,7 @@ bool operator==(const OptimizerDescription& a, const OptimizerDescription& b) {
            x.block == y.block;
   };
   return a.granularity == b.granularity && a.needs == b.needs && a.sums == b.sums && a.cost == b.cost &&
-         a.ignores_norm == b.ignores_norm && a.stream_types == b.stream_types && a.has_globals == b.has_globals &&
+         a.ignores_norm == b.ignores_norm && a.stream_types == b.stream_types &&
          std::equal(a.slots.begin(), a.slots.end(), b.slots.begin(), b.slots.end(), same_slot) &&
          std::equal(a.private_slots.begin(), a.private_slots.end(), b.private_slots.begin(), b.private_slots.end(),
                     same_slot);

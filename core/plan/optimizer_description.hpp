@@ -22,7 +22,6 @@ struct OptimizerDescription {
   double cost = 0;  // of the update per parameter, in units that are the same for all parameters; 0: its elements
   bool ignores_norm = false;  // the update does not read the gradient norm
   uint64_t stream_types = 0;  // the device types whose memory it updates in the order of a stream; bit i: type i
-  bool has_globals = false;   // it has state that belongs to no parameter (zr/abi/draft/optimizer_globals.h)
   /// The parameter may be updated in any parts.
   bool elementwise() const;
   uint32_t most_sums() const;  // the largest number of sums of a pass

@@ -30,7 +30,7 @@ class CurrentDevice {
 };
 
 /// Enqueues a kernel on the stream, whose device is the current one. Without <<<>>>, which other compilers do not know:
-/// tests run the kernels on the CPU (tests/support/cuda_on_cpu).
+/// tests run the kernels on the CPU (tests/simulators/cuda_on_cpu).
 template <class... Parameters, class... Arguments>
 cudaError_t launch(void (*kernel)(Parameters...), uint32_t blocks, uint32_t threads_of_block, cudaStream_t stream,
                    const Arguments&... arguments) {

@@ -1,5 +1,5 @@
 // One device as this rank uses it, with memory and events that processes on the same node share: cuda_device.cu for
-// CUDA, tests/support/sim_communicator for the simulated device of the tests.
+// CUDA, tests/simulators/sim_communicator for the simulated device of the tests.
 #pragma once
 
 #include <cstdint>

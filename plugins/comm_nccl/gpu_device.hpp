@@ -1,4 +1,4 @@
-// One device as this rank uses it: cuda_device.cu for CUDA, tests/support/sim_nccl for the simulated device of the
+// One device as this rank uses it: cuda_device.cu for CUDA, tests/simulators/sim_nccl for the simulated device of the
 // tests.
 #pragma once
 

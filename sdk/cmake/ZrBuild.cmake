@@ -112,12 +112,12 @@ function(zr_share_headers owner)
   endforeach()
 endfunction()
 
-# Defines a test program: zr_test(name [TORCH] [LOOPS] [FIRST] SOURCES ... LIBRARIES ... [LABELS ...] [TIMEOUT seconds]
-# [SLOW filter]). Each test becomes a ctest test of the same name. TORCH: the program includes libtorch's headers.
+# Defines a test program: zr_test(name [TORCH] [LOOPS] [FIRST] SOURCES ... LIBRARIES ... [LABELS ...]
+# [TIMEOUT seconds]). Each test becomes a ctest test of the same name. TORCH: the program includes libtorch's headers.
 # LOOPS: it spends its time in loops of its own, and is optimized. FIRST: CTest begins with its tests, because one takes
-# a minute. SLOW: GoogleTest's filter of the tests that only `make test-all` runs; they may take three times as long.
+# a minute. A test whose full name contains SLOW_ runs with `make test-all` only, and may take three times as long.
 function(zr_test name)
-  cmake_parse_arguments(TEST "TORCH;LOOPS;FIRST" "TIMEOUT;SLOW" "SOURCES;LIBRARIES;LABELS" ${ARGN})
+  cmake_parse_arguments(TEST "TORCH;LOOPS;FIRST" "TIMEOUT" "SOURCES;LIBRARIES;LABELS" ${ARGN})
   if(NOT TEST_TIMEOUT)
     set(TEST_TIMEOUT 120)
   endif()
@@ -156,28 +156,23 @@ function(zr_test name)
   if(TEST_FIRST)
     list(APPEND properties COST 1000)
   endif()
-  if(TEST_SLOW)
-    gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 TEST_FILTER "-${TEST_SLOW}"
-      PROPERTIES ${properties} TIMEOUT ${TEST_TIMEOUT} LABELS "${labels}")
-    gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 TEST_FILTER "${TEST_SLOW}" TEST_LIST ${name}_slow
-      PROPERTIES ${properties} TIMEOUT ${slow_timeout} LABELS "${labels}-slow")
-  else()
-    gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60
-      PROPERTIES ${properties} TIMEOUT ${TEST_TIMEOUT} LABELS "${labels}")
-  endif()
+  gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 TEST_FILTER -*SLOW_*
+    PROPERTIES ${properties} TIMEOUT ${TEST_TIMEOUT} LABELS "${labels}")
+  gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 TEST_FILTER *SLOW_* TEST_LIST ${name}_slow
+    PROPERTIES ${properties} TIMEOUT ${slow_timeout} LABELS "${labels}-slow")
 endfunction()
 
 # Defines a program of multi-rank tests (tests/support/multirank.hpp). The program is also the program of the ranks. The
 # arguments are those of zr_test(). With ZR_TEST_HOSTS=2 in the environment its jobs run over MPI (make test-hosts).
 function(zr_multirank_test name)
-  cmake_parse_arguments(TEST "" "TIMEOUT;SLOW" "SOURCES;LIBRARIES;LABELS" ${ARGN})
+  cmake_parse_arguments(TEST "" "TIMEOUT" "SOURCES;LIBRARIES;LABELS" ${ARGN})
   if(NOT TEST_TIMEOUT)
     set(TEST_TIMEOUT 300)
   endif()
   # libzeroth is first, so that no subsystem in it is linked a second time.
   zr_test(${name} TORCH SOURCES ${TEST_SOURCES}
           LIBRARIES Zeroth::zeroth zr_multirank ${TEST_LIBRARIES}
-          LABELS multirank jobs ${TEST_LABELS} TIMEOUT ${TEST_TIMEOUT} SLOW "${TEST_SLOW}")
+          LABELS multirank jobs ${TEST_LABELS} TIMEOUT ${TEST_TIMEOUT})
   target_link_options(${name} PRIVATE -Wl,--wrap=execve)  # tests/support/job_command.cpp
   add_dependencies(${name} zr_test_round_robin zr_test_cramped zr_test_halves zr_test_blocks zr_test_twins)
 endfunction()

@@ -229,7 +229,8 @@ std::string wire_rate(const std::string& script, const std::string& name) {
 }
 
 int on_hosts(const std::string& words) {
-  const std::string script = ZR_SOURCE_DIR "/tests/support/network_hosts.sh", name = "zrb" + std::to_string(::getpid());
+  const std::string script = ZR_SOURCE_DIR "/tests/simulators/network_hosts.sh",
+                    name = "zrb" + std::to_string(::getpid());
   const auto remove = [&] { shell(script + " down " + name + " 2"); };
   int code = 0;
   for (const auto& [ranks, link] : {std::pair<std::string, std::size_t>{"1", 0}, {"2", 0}, {"1", 1}}) {

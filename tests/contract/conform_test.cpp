@@ -59,10 +59,14 @@ std::string name_of_file(const std::string& file) {
 
 // ---- plug-ins without defects
 
-std::vector<std::string> plugins_in(const std::string& folder) {
+// The libraries of the zoo. Those of communicators and strategies are slow to check.
+std::vector<std::string> zoo(bool slow) {
   std::vector<std::string> files;
-  for (const auto& entry : fs::directory_iterator(folder))
-    if (entry.path().extension() == ".so") files.push_back(entry.path());
+  for (const auto& entry : fs::directory_iterator(kContract + "/zoo")) {
+    const std::string name = entry.path().filename();
+    const bool is_slow = name.find("communicator") != name.npos || name.find("strategy") != name.npos;
+    if (entry.path().extension() == ".so" && is_slow == slow) files.push_back(entry.path());
+  }
   std::sort(files.begin(), files.end());
   return files;
 }
@@ -76,6 +80,8 @@ std::set<std::string> permitted_skips(const std::string& plugin) {
   return lines;
 }
 
+const auto name_of_plugin = [](const auto& info) { return info.param; };
+
 class ConformShipped : public ::testing::TestWithParam<std::string> {};
 TEST_P(ConformShipped, FollowsAllRules) {
   const Report report = check(ZR_BUILD_DIR "/plugins/zr_" + GetParam() + ".so");
@@ -85,17 +91,20 @@ TEST_P(ConformShipped, FollowsAllRules) {
 INSTANTIATE_TEST_SUITE_P(Plugins, ConformShipped,
                          ::testing::Values("communicator_shm", "offload_cpu", "offload_nvme", "optimizer_adafactor",
                                            "optimizer_adamw", "optimizer_adamw8bit", "optimizer_lamb", "optimizer_muon",
-                                           "optimizer_onebit_adam", "optimizer_sgd", "strategy_zero0", "strategy_zero1",
-                                           "strategy_zero2", "strategy_zero3"),
-                         [](const auto& info) { return info.param; });
+                                           "optimizer_onebit_adam", "optimizer_sgd", "strategy_zero2",
+                                           "strategy_zero3"),
+                         name_of_plugin);
+INSTANTIATE_TEST_SUITE_P(SLOW_Plugins, ConformShipped, ::testing::Values("strategy_zero0", "strategy_zero1"),
+                         name_of_plugin);
 
 class ConformZoo : public ::testing::TestWithParam<std::string> {};
 TEST_P(ConformZoo, FollowsAllRules) {
   const Report report = check(GetParam());
   EXPECT_EQ(report.code, 0) << report.reasons();
 }
-INSTANTIATE_TEST_SUITE_P(Plugins, ConformZoo, ::testing::ValuesIn(plugins_in(kContract + "/zoo")),
-                         [](const auto& info) { return name_of_file(info.param); });
+const auto name_of_library = [](const auto& info) { return name_of_file(info.param); };
+INSTANTIATE_TEST_SUITE_P(Plugins, ConformZoo, ::testing::ValuesIn(zoo(false)), name_of_library);
+INSTANTIATE_TEST_SUITE_P(SLOW_Plugins, ConformZoo, ::testing::ValuesIn(zoo(true)), name_of_library);
 
 // ---- plug-ins with defects
 
@@ -147,7 +156,7 @@ TEST_P(ConformMutant, BreaksNoOtherRule) {
   for (const std::string& other : failed)
     EXPECT_TRUE(also.count(other) || also.count("*")) << other << " fails too\n" << report.reasons();
 }
-INSTANTIATE_TEST_SUITE_P(Defects, ConformMutant, ::testing::ValuesIn(defects()),
+INSTANTIATE_TEST_SUITE_P(SLOW_Defects, ConformMutant, ::testing::ValuesIn(defects()),
                          [](const auto& info) { return info.param.role + "_" + info.param.name; });
 
 // ---- the command

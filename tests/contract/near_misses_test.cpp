@@ -115,7 +115,7 @@ class NearMissTest : public ::testing::TestWithParam<const char*> {
   }
 };
 
-TEST_P(NearMissTest, NamesWhatAnOptimizerLacks) { expect_rejected(optimizers()); }
+TEST_P(NearMissTest, SLOW_NamesWhatAnOptimizerLacks) { expect_rejected(optimizers()); }
 
 TEST_P(NearMissTest, NamesWhatOtherRolesLack) { expect_rejected(other_roles()); }
 
@@ -143,8 +143,9 @@ TEST_P(NearMissTest, AcceptsCompleteClassesWithoutWarnings) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Compilers, NearMissTest, ::testing::Values("g++", "clang++"),
-                         [](const auto& info) { return info.param[0] == 'g' ? "gcc" : "clang"; });
+const auto compiler_of = [](const auto& info) { return info.param[0] == 'g' ? "gcc" : "clang"; };
+INSTANTIATE_TEST_SUITE_P(Compilers, NearMissTest, ::testing::Values("g++"), compiler_of);
+INSTANTIATE_TEST_SUITE_P(SLOW_Compilers, NearMissTest, ::testing::Values("clang++"), compiler_of);
 
 }  // namespace
 }  // namespace zr::testing

@@ -300,7 +300,7 @@ TEST_F(KeysTest, EngineAndPluginKeysChangeTheRun) {
   }
 }
 
-TEST_F(KeysTest, ExampleKeysChangeTheRun) {
+TEST_F(KeysTest, SLOW_ExampleKeysChangeTheRun) {
   std::string text;
   while (text.size() < 20000) text += "to be or not to be, that is the question " + std::to_string(text.size()) + "\n";
   scratch_.write("a.txt", text);

@@ -40,7 +40,7 @@ Rows rows_of(const std::string& arguments) {
   return rows;
 }
 
-TEST(GpuLargestTest, FindsTheLargestModelOnTheSimulatedDevice) {
+TEST(GpuLargestTest, SLOW_FindsTheLargestModelOnTheSimulatedDevice) {
   const Rows rows = rows_of("--tiny sim 2MiB model plain zero2+cpu zero2+cpu_gradients zero3+nvme_gradients" + kSim);
   ASSERT_EQ(rows.largest.size(), 4u);
   for (const auto& [way, row] : rows.largest) {
@@ -59,7 +59,7 @@ TEST(GpuLargestTest, FindsTheLargestModelOnTheSimulatedDevice) {
   EXPECT_EQ(rows.marked.at("ratio"), rounded(parameters(rows, "zero2+cpu_gradients") / parameters(rows, "plain")));
 }
 
-TEST(GpuLargestTest, FindsTheLargestBatchOnTheCpu) {
+TEST(GpuLargestTest, SLOW_FindsTheLargestBatchOnTheCpu) {
   const Rows rows = rows_of("--tiny cpu 1MiB batch plain zero2+cpu");
   ASSERT_EQ(rows.largest.size(), 2u);
   EXPECT_EQ(rows.largest.at("plain")["row"], "samples of the largest batch of 7 layers");

@@ -1,6 +1,6 @@
 // The communicator "nccl" with one rank, beside libtorch, which has loaded NCCL already: connects, moves data with the
 // operations that NCCL performs with one rank, closes; and aborts a second connection. NCCL rejects two ranks on one
-// GPU, so more cannot be had there; tests/support/sim_nccl has several ranks.
+// GPU, so more cannot be had there; tests/simulators/sim_nccl has several ranks.
 //   gpu_nccl NUMBER NCCL BACKEND
 // NUMBER: of the device. NCCL: its library. BACKEND: the library with libtorch's backend. Prints one line of JSON;
 // exits with 1 if data differs.

@@ -77,7 +77,7 @@ TEST(GpuRunTest, RunsAllPartsOfAPackageOnTheSimulatedDevice) {
   EXPECT_THAT(done.output, Not(HasSubstr("PROBLEM")));
 }
 
-TEST(GpuRunTest, PackRejectsMoreThanTheLimit) {
+TEST(GpuRunTest, SLOW_PackRejectsMoreThanTheLimit) {
   const zr::test::Scratch scratch;
   const Outcome packed = shell("ZR_GPU_PYTHON=none " + kGpu + "pack " + scratch.path("package") + " 2");
   EXPECT_EQ(packed.code, 1);

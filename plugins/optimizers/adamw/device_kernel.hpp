@@ -1,4 +1,4 @@
-// The update of AdamW on a device: kernel.cu for CUDA, tests/support/sim_optimizer for the simulated device of the
+// The update of AdamW on a device: kernel.cu for CUDA, tests/simulators/sim_optimizer for the simulated device of the
 // tests.
 #pragma once
 

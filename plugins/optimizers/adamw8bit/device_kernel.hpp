@@ -1,5 +1,5 @@
-// The update of AdamW with 8-bit states on a device: kernel.cu for CUDA, tests/support/sim_optimizer for the simulated
-// device of the tests. Slices with fp32 states are updated by adamw_on_device().
+// The update of AdamW with 8-bit states on a device: kernel.cu for CUDA, tests/simulators/sim_optimizer for the
+// simulated device of the tests. Slices with fp32 states are updated by adamw_on_device().
 #pragma once
 
 #include "../device_kernels/batch.hpp"

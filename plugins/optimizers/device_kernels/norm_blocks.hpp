@@ -1,4 +1,4 @@
-// The sums of squares for the gradient norm: norm_blocks.cu for CUDA, tests/support/sim_optimizer for the simulated
+// The sums of squares for the gradient norm: norm_blocks.cu for CUDA, tests/simulators/sim_optimizer for the simulated
 // device of the tests. zr_optimizer_device_api has the order of operations.
 #pragma once
 

@@ -1,4 +1,5 @@
-// The update of SGD on a device: kernel.cu for CUDA, tests/support/sim_optimizer for the simulated device of the tests.
+// The update of SGD on a device: kernel.cu for CUDA, tests/simulators/sim_optimizer for the simulated device of the
+// tests.
 #pragma once
 
 #include "../device_kernels/batch.hpp"

@@ -1,6 +1,6 @@
 """Where the two ranks of a run are: on this machine, or one on each of two hosts.
 
-The hosts are network namespaces (tests/support/network_hosts.sh), which need root. Each run has its own, so that no
+The hosts are network namespaces (tests/simulators/network_hosts.sh), which need root. Each run has its own, so that no
 process and no connection of an earlier run remains. They are removed when it ends, also after Ctrl-C, SIGTERM or
 SIGHUP.
 """
@@ -12,7 +12,7 @@ import socket
 import subprocess
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../.."))
-SCRIPT = f"{ROOT}/tests/support/network_hosts.sh"
+SCRIPT = f"{ROOT}/tests/simulators/network_hosts.sh"
 LAUNCHER = f"{ROOT}/build/bin/zeroth"
 RATE = "10gbit"
 PROBE_S = 2

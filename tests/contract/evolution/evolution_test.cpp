@@ -39,7 +39,7 @@ TEST_P(EvolutionTest, OlderHostRunsNewerPlugins) {
 
 // Tiers that are mapped and that are not, memory that ranks share, and gradients that wait for the last micro-step, so
 // that every slot of the tables is called.
-INSTANTIATE_TEST_SUITE_P(Jobs, EvolutionTest,
+INSTANTIATE_TEST_SUITE_P(SLOW_Jobs, EvolutionTest,
                          ::testing::Values("zero1", "zero3", "zero1 communicator.share_weights=true",
                                            "zero1 gradients.reduce=last_micro_step",
                                            "zero3 offload.optimizer=nvme offload.parameters=cpu",
@@ -50,14 +50,14 @@ INSTANTIATE_TEST_SUITE_P(Jobs, EvolutionTest,
 
 const std::string kServices = "zero1 optimizer=services optimizer.sgd.momentum=0";
 
-TEST(EvolutionServicesTest, AnOptimizerUsesEveryServiceOfALaterAndOfAnOlderHost) {
+TEST(EvolutionServicesTest, SLOW_AnOptimizerUsesEveryServiceOfALaterAndOfAnOlderHost) {
   const std::string expected = trained("evolution_job", kShipped, "zero1 optimizer.sgd.momentum=0");
   EXPECT_EQ(trained("evolution_job_later", kOlder, kServices), expected);
   EXPECT_EQ(trained("evolution_job_later", kNewer, kServices), expected);
 }
 
 // The other rank waits in a collective, and its communicator is aborted.
-TEST(EvolutionAbortTest, ARankThatFailsEndsTheJobOfAnotherVersion) {
+TEST(EvolutionAbortTest, SLOW_ARankThatFailsEndsTheJobOfAnotherVersion) {
   for (const std::string& plugins : {kOlder, kNewer}) {
     const Outcome outcome = shell(kPrograms + "evolution_job_later " + plugins + " zero1 fails");
     EXPECT_EQ(outcome.code, 1) << outcome.output;

@@ -44,7 +44,7 @@ TEST_P(ZooTest, TrainsTheBitsOfThisBuild) {
   EXPECT_EQ(trained("evolution_job", plugins_), expected);
 }
 
-TEST_P(ZooTest, TrainsTheSameBitsWithALaterHost) {
+TEST_P(ZooTest, SLOW_TrainsTheSameBitsWithALaterHost) {
   EXPECT_EQ(trained("evolution_job_later", plugins_), trained("evolution_job", ZR_BUILD_DIR "/plugins"));
 }
 

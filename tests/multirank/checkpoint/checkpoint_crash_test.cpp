@@ -102,7 +102,7 @@ TEST_F(CheckpointCrashTest, KilledRanksLoseNoCommittedCheckpoint) {
 
 // Saves under one strategy and world size and resumes under another: every pair of any two of the four values (saving
 // strategy, saving world size, resuming strategy, resuming world size) occurs.
-TEST_F(CheckpointCrashTest, ResumesBitIdenticallyUnderAnotherStrategyAndWorldSize) {
+TEST_F(CheckpointCrashTest, SLOW_ResumesBitIdenticallyUnderAnotherStrategyAndWorldSize) {
   const std::vector<std::string> strategies{"zero0", "zero1", "zero2", "zero3"};
   const std::vector<int> worlds{1, 2, 3, 4, 8};
   const std::vector<std::size_t> shift{0, 2, 1, 3, 2};

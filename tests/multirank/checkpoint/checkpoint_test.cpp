@@ -63,7 +63,7 @@ class CheckpointResumeTest : public CheckpointTest {
 
 TEST_F(CheckpointResumeTest, IsBitIdenticalUnderAnyStrategyAndWorldSize) { check(false); }
 
-TEST_F(CheckpointResumeTest, IsBitIdenticalInEveryCombination) { check(true); }
+TEST_F(CheckpointResumeTest, SLOW_IsBitIdenticalInEveryCombination) { check(true); }
 
 // Dropout, recurrent models, 16-bit types, a changing loss scale, weights that are not shared, plain SGD, a schedule.
 TEST_F(CheckpointTest, ResumesBitIdenticallyAcrossModelsDtypesAndSchedules) {
@@ -165,7 +165,7 @@ TEST_F(CheckpointTest, RejectsSaveBetweenMicroBatches) {
   EXPECT_EQ(done.output, text + text + scratch_.path("c/step-00000001") + "\n");
 }
 
-TEST_F(CheckpointTest, UsesNoMoreMemoryThanOneChunkOrOwnShard) {
+TEST_F(CheckpointTest, SLOW_UsesNoMoreMemoryThanOneChunkOrOwnShard) {
   run(2,
       "job.name=plain\njob.name=async checkpoint.dir=a checkpoint.every=1 checkpoint.async=true\n"
       "job.name=sync checkpoint.dir=s checkpoint.every=2\n",

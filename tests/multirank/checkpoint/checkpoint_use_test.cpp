@@ -341,7 +341,7 @@ TEST_F(CheckpointUseTest, ExportUsesRequestedDtypeAndFileSize) {
 }
 
 // Exports 660 MiB of bf16 weights with 1320 MiB of fp32 master weights in an address space of 64 MiB.
-TEST_F(CheckpointUseTest, ExportsModelTenTimesLargerThanMemory) {
+TEST_F(CheckpointUseTest, SLOW_ExportsModelTenTimesLargerThanMemory) {
   if (kSanitized) GTEST_SKIP() << kSanitizerMemory;
   constexpr int64_t kElements = int64_t{15} << 20;
   const std::vector<char> memory(kElements * 4, '\x3c');

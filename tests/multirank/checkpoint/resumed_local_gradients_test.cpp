@@ -131,7 +131,7 @@ const RankBodyOf<Run> trains_on_one_batch("trains_on_one_batch", [](Run& run) {
   }
 });
 
-TEST_F(ResumedLocalGradientsTest, ContinueAWarmUpThatEndsByItself) {
+TEST_F(ResumedLocalGradientsTest, SLOW_ContinueAWarmUpThatEndsByItself) {
   const auto train = [&](const std::string& more) {
     const Outcome done = shell(launch(2, trains_on_one_batch,
                                       "optimizer=onebit_adam optimizer.onebit_adam.freeze_step=0 optimizer.lr=1e-5 "

@@ -34,7 +34,7 @@ RANK_BODY(loads_large, Run) {
   EXPECT_LE(many, 30 * few) << "ten times the tensors take ten times as long, or twice that if caches are shared";
 }
 
-TEST_F(CheckpointTest, LoadsFilesOfManyTensorsInLinearTime) {
+TEST_F(CheckpointTest, SLOW_LoadsFilesOfManyTensorsInLinearTime) {
   const auto write = [&](const std::string& name, int extra) {
     host::checkpoint::TensorHeader header;
     int64_t at = 0;
@@ -82,7 +82,7 @@ RANK_BODY(saves_large, Run) {
   EXPECT_LE(many, 30 * few) << "ten times the parameters take ten times as long, or twice that if caches are shared";
 }
 
-TEST_F(CheckpointTest, SavesLoadsAndHashesManyParametersInLinearTime) {
+TEST_F(CheckpointTest, SLOW_SavesLoadsAndHashesManyParametersInLinearTime) {
   const Outcome done = shell(launch(1, saves_large, ""));
   EXPECT_EQ(done.code, 0) << done.output;
   std::printf("%s", done.output.c_str());

@@ -1,4 +1,4 @@
-// Ranks whose communicator moves memory of the simulated device of tests/support/sim_device, called through its C
+// Ranks whose communicator moves memory of the simulated device of tests/simulators/sim_device, called through its C
 // table.
 #pragma once
 

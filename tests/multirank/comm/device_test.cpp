@@ -1,10 +1,11 @@
-// The communicator "shm" for memory of a device, on the simulated device of tests/support/sim_device: compared with
+// The communicator "shm" for memory of a device, on the simulated device of tests/simulators/sim_device: compared with
 // scalar references, and its errors.
 #include <gtest/gtest.h>
 
 #include <thread>
 
 #include "multirank/comm/device_rank.hpp"
+#include "support/name_by_ranks.hpp"
 #include "zr/collective.hpp"
 
 namespace {
@@ -47,8 +48,8 @@ TEST_P(CommDeviceTest, UpcastsSourcesWithoutIntermediateRounding) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, CommDeviceTest, ::testing::Values(2, 3, 4),
-                         [](const auto& info) { return "On" + std::to_string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Ranks, CommDeviceTest, ::testing::Values(2, 4), zr::test::NameByRanks());
+INSTANTIATE_TEST_SUITE_P(SLOW_Ranks, CommDeviceTest, ::testing::Values(3), zr::test::NameByRanks());
 
 class CommDeviceLifeTest : public CommDeviceTest {};
 

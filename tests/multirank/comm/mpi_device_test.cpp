@@ -1,4 +1,4 @@
-// comm_mpi for memory of a device, on the simulated device of tests/support/sim_device: compared with scalar
+// comm_mpi for memory of a device, on the simulated device of tests/simulators/sim_device: compared with scalar
 // references, and its errors. The ranks pretend to be on several hosts.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,6 +7,7 @@
 
 #include "multirank/comm/device_rank.hpp"
 #include "multirank/comm/mpi_ranks.hpp"
+#include "support/name_by_ranks.hpp"
 
 namespace {
 
@@ -100,14 +101,10 @@ TEST_P(CommMpiDeviceTest, InexactOperationsHaveTheBitsOfHostMemory) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, CommMpiDeviceTest,
-                         testing::Values(std::vector<int>{1}, std::vector<int>{1, 1}, std::vector<int>{3},
-                                         std::vector<int>{2, 2}),
-                         [](const auto& info) {
-                           std::string name = "On";
-                           for (const int ranks : info.param) name += std::to_string(ranks);
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(Ranks, CommMpiDeviceTest, testing::Values(std::vector<int>{1}, std::vector<int>{1, 1}),
+                         zr::test::NameByRanks());
+INSTANTIATE_TEST_SUITE_P(SLOW_Ranks, CommMpiDeviceTest, testing::Values(std::vector<int>{3}, std::vector<int>{2, 2}),
+                         zr::test::NameByRanks());
 
 // Each collective reads what the one before it wrote; the host does not wait in between. The last calls return before
 // the device has begun.

@@ -226,7 +226,7 @@ TEST_P(CommMpiHostFaultsTest, EndTheJobWhichResumesToTheSameWeights) {
   EXPECT_EQ(training.weights_hash("resumed"), training.weights_hash("reference")) << steps;
 }
 
-INSTANTIATE_TEST_SUITE_P(Faults, CommMpiHostFaultsTest,
+INSTANTIATE_TEST_SUITE_P(SLOW_Faults, CommMpiHostFaultsTest,
                          testing::Values(Fault{"KilledRank", 2, 2, kill_rank}, Fault{"StoppedRank", 2, 2, stop_rank},
                                          Fault{"StoppedRankBesideTheLauncher", 2, 2, stop_rank_beside_launcher},
                                          Fault{"KilledHost", 2, 2, kill_last_host},
@@ -289,7 +289,7 @@ TEST_P(CommMpiMpirunFaultsTest, EndAllRanksAndNameTheCulprit) {
   EXPECT_EQ(training.weights_hash("resumed"), training.weights_hash("reference")) << steps;
 }
 
-INSTANTIATE_TEST_SUITE_P(Faults, CommMpiMpirunFaultsTest,
+INSTANTIATE_TEST_SUITE_P(SLOW_Faults, CommMpiMpirunFaultsTest,
                          testing::Values(Fault{"KilledRank", 2, 2, kill_rank}, Fault{"StoppedRank", 2, 2, stop_rank},
                                          Fault{"KilledHost", 2, 2, kill_last_host_under_mpirun},
                                          Fault{"CutLink", 2, 2, cut_link_of_last_host},
@@ -299,7 +299,7 @@ INSTANTIATE_TEST_SUITE_P(Faults, CommMpiMpirunFaultsTest,
                          [](const auto& info) { return info.param.name; });
 
 // TCP sends what was lost again after a pause that may be as long as the loss.
-TEST(CommMpiFaultsTest, AJobContinuesAfterTwoSecondsInWhichAllPacketsAreLost) {
+TEST(CommMpiFaultsTest, SLOW_AJobContinuesAfterTwoSecondsInWhichAllPacketsAreLost) {
   const Hosts hosts(2);
   if (!hosts.unavailable().empty()) GTEST_SKIP() << "cannot create network namespaces: " << hosts.unavailable();
   hosts.limit_rate("50mbit");  // so that the job takes seconds
@@ -340,7 +340,7 @@ std::vector<std::string> listening(const Hosts& hosts, const std::string& progra
   return addresses;
 }
 
-TEST(CommMpiFaultsTest, TheStoreListensOnTheAddressThatTheLauncherWasToldOnly) {
+TEST(CommMpiFaultsTest, SLOW_TheStoreListensOnTheAddressThatTheLauncherWasToldOnly) {
   const Hosts hosts(2);
   if (!hosts.unavailable().empty()) GTEST_SKIP() << "cannot create network namespaces: " << hosts.unavailable();
   Training training;

@@ -19,7 +19,7 @@ using zr::testing::Hosts;
 
 // Without a limit, or with another congestion control, figures and faults would be those of another link. On a busy
 // machine a transfer takes longer, so only the fastest of several tries counts: it must reach a tenth of the rate.
-TEST(CommMpiHostLinksTest, HaveTheirRate) {
+TEST(CommMpiHostLinksTest, SLOW_HaveTheirRate) {
   constexpr int64_t kBytes = 25'000'000, kBurst = 5'000'000;  // 0.16 s or more at 1 Gbit/s
   const Hosts hosts(2);
   if (!hosts.unavailable().empty()) GTEST_SKIP() << "cannot create network namespaces: " << hosts.unavailable();
@@ -67,7 +67,7 @@ TEST(CommMpiHostLinksTest, HaveTheirRate) {
 
 // A closed port answers a connection at once, so that takes one round trip. On a busy machine it takes longer, so only
 // the fastest of several tries counts.
-TEST(CommMpiHostLinksTest, HaveTheirDelay) {
+TEST(CommMpiHostLinksTest, SLOW_HaveTheirDelay) {
   for (const int delay : {200, 5000}) {
     const Hosts hosts(2);
     if (!hosts.unavailable().empty()) GTEST_SKIP() << "cannot create network namespaces: " << hosts.unavailable();

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "multirank/comm/mpi_ranks.hpp"
+#include "support/name_by_ranks.hpp"
 
 namespace {
 
@@ -197,16 +198,13 @@ TEST_P(CommMpiLevelsTest, RanksOfAHostShareWeights) {
 }
 
 // With one rank on the first host and three on the second, each way of a sum occurs: through hosts and as elements,
-// before and after the host that needs it. Only these run in the fast tests.
-INSTANTIATE_TEST_SUITE_P(Ranks, CommMpiLevelsTest,
-                         testing::Values(std::vector<int>{1, 3}, std::vector<int>{2, 2}, std::vector<int>{3, 1},
-                                         std::vector<int>{2, 1, 1}, std::vector<int>{1, 3, 2},
-                                         std::vector<int>{4, 1, 3, 1, 2}, std::vector<int>{4, 4, 4, 4}),
-                         [](const auto& info) {
-                           std::string name = "On";
-                           for (const int ranks : info.param) name += std::to_string(ranks);
-                           return name;
-                         });
+// before and after the host that needs it.
+INSTANTIATE_TEST_SUITE_P(Ranks, CommMpiLevelsTest, testing::Values(std::vector<int>{1, 3}), zr::test::NameByRanks());
+INSTANTIATE_TEST_SUITE_P(SLOW_Ranks, CommMpiLevelsTest,
+                         testing::Values(std::vector<int>{2, 2}, std::vector<int>{3, 1}, std::vector<int>{2, 1, 1},
+                                         std::vector<int>{1, 3, 2}, std::vector<int>{4, 1, 3, 1, 2},
+                                         std::vector<int>{4, 4, 4, 4}),
+                         zr::test::NameByRanks());
 
 // The ranks of a host compare what they call.
 TEST(CommMpiHierarchyTest, ARankThatDisagreesIsNamedByItsNumberInTheJob) {

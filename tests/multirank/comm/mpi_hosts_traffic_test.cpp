@@ -91,7 +91,7 @@ TEST_P(CommMpiHostsTrafficTest, IsWhatThePlanSays) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Choices, CommMpiHostsTrafficTest,
+    SLOW_Choices, CommMpiHostsTrafficTest,
     testing::Values(Choice{"Exact", 2, "strategy=zero0"}, Choice{"ExactOnThreeHosts", 3, "strategy=zero2"},
                     Choice{"WithinHosts", 2, "strategy=zero3 strategy.zero3.shard_within=host"},
                     Choice{"Int8", 2, "strategy=zero0 communicator.gradients=int8"},
@@ -128,7 +128,7 @@ TEST_P(CommMpiOneBitTrafficTest, IsAFractionOfThatOfExactSteps) {
     EXPECT_GE(exact / all(onebit + "strategy=" + strategy), GetParam().least) << strategy;
 }
 
-INSTANTIATE_TEST_SUITE_P(Choices, CommMpiOneBitTrafficTest,
+INSTANTIATE_TEST_SUITE_P(SLOW_Choices, CommMpiOneBitTrafficTest,
                          testing::Values(Share{"Fp32", "train.dtype=fp32", 28}, Share{"Bf16", "train.dtype=bf16", 21}),
                          [](const auto& info) { return info.param.name; });
 

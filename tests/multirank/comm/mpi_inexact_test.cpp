@@ -16,6 +16,7 @@
 
 #include "multirank/comm/mpi_ranks.hpp"
 #include "multirank/comm/reference.hpp"
+#include "support/name_by_ranks.hpp"
 
 namespace {
 
@@ -324,19 +325,17 @@ TEST_P(CommMpiInexactTest, OverlapsWithExactOperations) {
   });
 }
 
-std::string ranks_text(const testing::TestParamInfo<std::vector<int>>& info) {
-  std::string name = "On";
-  for (const int ranks : info.param) name += std::to_string(ranks);
-  return name;
-}
-INSTANTIATE_TEST_SUITE_P(Ranks, CommMpiInexactTest,
-                         testing::Values(std::vector<int>{1, 3}, std::vector<int>{1, 1}, std::vector<int>{2, 2},
-                                         std::vector<int>{2, 1, 1}, std::vector<int>{1, 3, 2}),
-                         ranks_text);
-INSTANTIATE_TEST_SUITE_P(Ranks, CommMpiAnyOrderTest,
-                         testing::Values(std::vector<int>{2, 2}, std::vector<int>{3, 2}, std::vector<int>{1, 3, 2},
-                                         std::vector<int>{2, 2, 2}, std::vector<int>{3, 3, 3}),
-                         ranks_text);
+INSTANTIATE_TEST_SUITE_P(Ranks, CommMpiInexactTest, testing::Values(std::vector<int>{1, 3}, std::vector<int>{1, 1}),
+                         zr::test::NameByRanks());
+INSTANTIATE_TEST_SUITE_P(SLOW_Ranks, CommMpiInexactTest,
+                         testing::Values(std::vector<int>{2, 2}, std::vector<int>{2, 1, 1}, std::vector<int>{1, 3, 2}),
+                         zr::test::NameByRanks());
+INSTANTIATE_TEST_SUITE_P(Ranks, CommMpiAnyOrderTest, testing::Values(std::vector<int>{2, 2}, std::vector<int>{3, 2}),
+                         zr::test::NameByRanks());
+INSTANTIATE_TEST_SUITE_P(SLOW_Ranks, CommMpiAnyOrderTest,
+                         testing::Values(std::vector<int>{1, 3, 2}, std::vector<int>{2, 2, 2},
+                                         std::vector<int>{3, 3, 3}),
+                         zr::test::NameByRanks());
 
 // Rank 4 has sent its sums to ranks 0 to 2, whose results wait for the late rank 3: their memory on rank 4 must not be
 // used for later pieces. A correct sum does not depend on how late that is.

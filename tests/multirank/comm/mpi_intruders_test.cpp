@@ -146,13 +146,13 @@ class CommMpiIntrudersTest : public testing::Test {
   zr::test::Scene scene_;
 };
 
-TEST_F(CommMpiIntrudersTest, DoNotDisturbZerothLaunch) {
+TEST_F(CommMpiIntrudersTest, SLOW_DoNotDisturbZerothLaunch) {
   const Hosts hosts(2);
   if (!hosts.unavailable().empty()) GTEST_SKIP() << "cannot create network namespaces: " << hosts.unavailable();
   expect_usual_result(hosts, hosts.launch(2), [&] { return variable_of_rank(hosts, "ZR_JOB"); });
 }
 
-TEST_F(CommMpiIntrudersTest, DoNotDisturbMpirun) {
+TEST_F(CommMpiIntrudersTest, SLOW_DoNotDisturbMpirun) {
   const Hosts hosts(2);
   if (!hosts.unavailable().empty()) GTEST_SKIP() << "cannot create network namespaces: " << hosts.unavailable();
   const std::string only_store =
@@ -165,7 +165,7 @@ TEST_F(CommMpiIntrudersTest, DoNotDisturbMpirun) {
 }
 
 // MPI needs mpirun, but the ranks find the store through torchrun's variables, which come first.
-TEST_F(CommMpiIntrudersTest, DoNotDisturbRanksWithVariablesOfTorchrun) {
+TEST_F(CommMpiIntrudersTest, SLOW_DoNotDisturbRanksWithVariablesOfTorchrun) {
   const Hosts hosts(2);
   if (!hosts.unavailable().empty()) GTEST_SKIP() << "cannot create network namespaces: " << hosts.unavailable();
   const std::string script = scene_.folder() / "torchrun.sh";

@@ -112,16 +112,16 @@ class CommMpiLargeTest : public testing::Test {
   }
 };
 
-TEST_F(CommMpiLargeTest, GathersMoreThanTwoToThe32Elements) {
+TEST_F(CommMpiLargeTest, SLOW_GathersMoreThanTwoToThe32Elements) {
   on_ranks(9 * kGiB, {0, 1}, [](RawComm& comm) { gather_bytes(comm, 4 * kGiB + 777); });
 }
 
-TEST_F(CommMpiLargeTest, AllReducesMoreThanTwoToThe31Elements) {
+TEST_F(CommMpiLargeTest, SLOW_AllReducesMoreThanTwoToThe31Elements) {
   on_ranks(9 * kGiB, {0, 1}, [](RawComm& comm) { sum_bf16(comm, 2 * kGiB + 1234, false); });
 }
 
 // More than 2^31 elements are gathered, and 2^31 bytes reduced, through hosts of which one has two ranks.
-TEST_F(CommMpiLargeTest, PassesMoreThanTwoToThe31BytesThroughHosts) {
+TEST_F(CommMpiLargeTest, SLOW_PassesMoreThanTwoToThe31BytesThroughHosts) {
   on_ranks(7 * kGiB, {0, 0, 1}, [](RawComm& comm) {
     gather_bytes(comm, 2 * kGiB + (64 << 20) + 1);
     const int64_t total = kGiB + (64 << 20);

@@ -63,7 +63,7 @@ class CommMpiLossesTest : public testing::Test {
   Outcome last_;
 };
 
-TEST_F(CommMpiLossesTest, EightRanksOnTwoPretendedHostsHaveTheBitsOfOneHost) {
+TEST_F(CommMpiLossesTest, SLOW_EightRanksOnTwoPretendedHostsHaveTheBitsOfOneHost) {
   const std::string keys = "strategy=zero2 train.dtype=bf16 job.ranks=8 ";
   EXPECT_EQ(train("mpirun.openmpi --bind-to none --oversubscribe -n 8 "
                   "sh -c 'ZR_HOST_ID=$((OMPI_COMM_WORLD_RANK / 4)) exec \"$@\"' sh" +
@@ -82,7 +82,7 @@ class ZerothTrainUnderMpirunTest : public CommMpiLossesTest {
   }
 };
 
-TEST_F(ZerothTrainUnderMpirunTest, RanksOfMpirunAreTheRanksOfTheJob) {
+TEST_F(ZerothTrainUnderMpirunTest, SLOW_RanksOfMpirunAreTheRanksOfTheJob) {
   const Trained shm = train(kTrain, "job.ranks=4");
   expect_one_job();
   for (const std::string communicator : {"shm", "mpi"}) {
@@ -95,7 +95,7 @@ TEST_F(ZerothTrainUnderMpirunTest, RanksOfMpirunAreTheRanksOfTheJob) {
   }
 }
 
-TEST_F(ZerothTrainUnderMpirunTest, TrainsOnTheHostsOfAHostfile) {
+TEST_F(ZerothTrainUnderMpirunTest, SLOW_TrainsOnTheHostsOfAHostfile) {
   const Hosts hosts(2);
   if (!hosts.unavailable().empty()) GTEST_SKIP() << "cannot create network namespaces: " << hosts.unavailable();
   const std::string file = scratch_.write("hostfile", hosts.name(0) + " slots=2\n" + hosts.name(1) + " slots=2\n");
@@ -104,7 +104,7 @@ TEST_F(ZerothTrainUnderMpirunTest, TrainsOnTheHostsOfAHostfile) {
 }
 
 // Then `zeroth train` starts the ranks, which are not the process that mpirun knows. mpirun gives it a terminal.
-TEST_F(ZerothTrainUnderMpirunTest, OneProcessStartsTheRanksItself) {
+TEST_F(ZerothTrainUnderMpirunTest, SLOW_OneProcessStartsTheRanksItself) {
   const std::string mpirun = "mpirun.openmpi --bind-to none -n 1" + kTrain;
   const Trained shm = train(kTrain, "job.ranks=2");
   EXPECT_EQ(train(mpirun, "job.ranks=2"), shm);
@@ -118,7 +118,7 @@ TEST_F(ZerothTrainUnderMpirunTest, OneProcessStartsTheRanksItself) {
       << last_.output;
 }
 
-TEST_F(ZerothTrainUnderMpirunTest, ErrorsAreThoseOfTheProgramAndOfTheCommand) {
+TEST_F(ZerothTrainUnderMpirunTest, SLOW_ErrorsAreThoseOfTheProgramAndOfTheCommand) {
   const auto failed = [&](const std::string& options) {
     return shell(
         "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; mpirun.openmpi --bind-to none "
@@ -163,7 +163,7 @@ TEST_P(CommMpiLinksTest, JobsHaveTheBitsOfOneHost) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Links, CommMpiLinksTest,
+INSTANTIATE_TEST_SUITE_P(SLOW_Links, CommMpiLinksTest,
                          testing::Values(Link{"OneGbitAnd200Us", 2, 2, "1gbit", 200},
                                          Link{"OneGbitAnd5Ms", 2, 2, "1gbit", 5000},
                                          Link{"TenGbitAnd200Us", 2, 2, "10gbit", 200},

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "multirank/comm/mpi_ranks.hpp"
+#include "support/name_by_ranks.hpp"
 
 namespace {
 
@@ -263,7 +264,7 @@ TEST(CommMpiLifeTest, CloseCancelsWhatIsPendingAndNoCommunicatorIsOpenedAfterIt)
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, CommMpiTest, testing::Values(2, 3, 4, 7, 16),
-                         [](const auto& info) { return "On" + std::to_string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Ranks, CommMpiTest, testing::Values(3, 4), zr::test::NameByRanks());
+INSTANTIATE_TEST_SUITE_P(SLOW_Ranks, CommMpiTest, testing::Values(2, 7, 16), zr::test::NameByRanks());
 
 }  // namespace

@@ -248,10 +248,12 @@ std::string job_text(const testing::TestParamInfo<Job>& info) {
   return name + (info.param.keys.empty() ? "ByDefault" : "");
 }
 INSTANTIATE_TEST_SUITE_P(Jobs, CommMpiTrafficTest,
-                         testing::Values(Job{{2, 2}, kAllSizes}, Job{{2, 2}, ""}, Job{{1, 3}, kAllSizes},
-                                         Job{{1, 1, 2}, kAllSizes}, Job{{3, 1}, ""}, Job{{1, 1, 1}, kAllSizes},
-                                         Job{{2, 2, 2}, kAllSizes}, Job{{4}, kAllSizes},
+                         testing::Values(Job{{2, 2}, kAllSizes}, Job{{2, 2}, ""}, Job{{4}, kAllSizes},
                                          Job{{2, 2}, "hierarchy = false\n", false}),
+                         job_text);
+INSTANTIATE_TEST_SUITE_P(SLOW_Jobs, CommMpiTrafficTest,
+                         testing::Values(Job{{1, 3}, kAllSizes}, Job{{1, 1, 2}, kAllSizes}, Job{{3, 1}, ""},
+                                         Job{{1, 1, 1}, kAllSizes}, Job{{2, 2, 2}, kAllSizes}),
                          job_text);
 
 }  // namespace

@@ -46,7 +46,7 @@ std::string on_pretended_hosts(const std::string& ranks) {
          " sh -c 'ZR_HOST_ID=$((OMPI_COMM_WORLD_RANK / 2)) exec \"$@\"' sh";
 }
 
-TEST(CommMpiTrainingTest, HasTheBitsOfShm) {
+TEST(CommMpiTrainingTest, SLOW_HasTheBitsOfShm) {
   const zr::test::Scratch scratch;
   for (const std::string strategy : {"zero1", "zero3"})
     for (const std::string ranks : {"2", "4"}) {
@@ -59,7 +59,7 @@ TEST(CommMpiTrainingTest, HasTheBitsOfShm) {
 }
 
 // Hosts that the ranks only pretend to be on: two ranks on the first one, and as many or one on the second.
-TEST(CommMpiTrainingTest, HasTheBitsOfShmWithSeveralRanksOnAHost) {
+TEST(CommMpiTrainingTest, SLOW_HasTheBitsOfShmWithSeveralRanksOnAHost) {
   const zr::test::Scratch scratch;
   for (const std::string strategy : {"zero0", "zero1", "zero2", "zero3"})
     for (const std::string dtype : {"fp32", "bf16"}) {
@@ -74,7 +74,7 @@ TEST(CommMpiTrainingTest, HasTheBitsOfShmWithSeveralRanksOnAHost) {
 }
 
 // Sums per host differ from those in rank order by roundings, and are the same in every run.
-TEST(CommMpiTrainingTest, AnyOrderRepeatsItsBitsAndReachesTheLossOfTheExactOrder) {
+TEST(CommMpiTrainingTest, SLOW_AnyOrderRepeatsItsBitsAndReachesTheLossOfTheExactOrder) {
   const zr::test::Scratch scratch;
   const auto train = [&](const std::string& exact) {
     return summary_of(scratch, on_pretended_hosts("4"),
@@ -273,7 +273,7 @@ TEST(CommMpiHostsTest, TrainTheBitsOfOneHost) {
 // Of 128 values, 132 or 72 bytes pass instead of 512: gradients to the other host as sums of its ranks, and their sums
 // back, which zero0 gathers if there are several micro-steps, or weights. Headers of TCP and the start of the job add a
 // little.
-TEST(CommMpiHostsTest, SendFewerBytesOfQuantizedGradientsAndWeights) {
+TEST(CommMpiHostsTest, SLOW_SendFewerBytesOfQuantizedGradientsAndWeights) {
   const Hosts hosts(2);
   if (!hosts.unavailable().empty()) GTEST_SKIP() << "cannot create network namespaces: " << hosts.unavailable();
   const zr::test::Scratch scratch;

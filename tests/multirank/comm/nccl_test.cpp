@@ -1,5 +1,5 @@
-// The communicator "nccl" on the simulated device of tests/support/sim_device, with the library of
-// tests/support/sim_nccl in place of NCCL: compared with scalar references, and its errors.
+// The communicator "nccl" on the simulated device of tests/simulators/sim_device, with the library of
+// tests/simulators/sim_nccl in place of NCCL: compared with scalar references, and its errors.
 #include <gmock/gmock.h>
 #include <sched.h>
 #include <signal.h>
@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "multirank/comm/device_rank.hpp"
+#include "support/name_by_ranks.hpp"
 #include "zr/collective.hpp"
 
 namespace {
@@ -98,8 +99,8 @@ TEST_P(CommNcclTest, HostMemoryInManyPiecesMatchesReference) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, CommNcclTest, ::testing::Values(2, 3, 4),
-                         [](const auto& info) { return "On" + std::to_string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Ranks, CommNcclTest, ::testing::Values(2, 4), zr::test::NameByRanks());
+INSTANTIATE_TEST_SUITE_P(SLOW_Ranks, CommNcclTest, ::testing::Values(3), zr::test::NameByRanks());
 
 class CommNcclLifeTest : public CommNcclTest {
  protected:

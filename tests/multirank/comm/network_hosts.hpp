@@ -1,4 +1,4 @@
-// Hosts on this machine, for tests of jobs on several hosts. See tests/support/network_hosts.sh.
+// Hosts on this machine, for tests of jobs on several hosts. See tests/simulators/network_hosts.sh.
 #pragma once
 
 #include <arpa/inet.h>
@@ -147,7 +147,7 @@ class Hosts {
   }
 
   inline static const std::string kStoreAndToken = "ZR_STORE=" + store() + " ZR_TOKEN=secret";
-  inline static const std::string kScript = ZR_SOURCE_DIR "/tests/support/network_hosts.sh";
+  inline static const std::string kScript = ZR_SOURCE_DIR "/tests/simulators/network_hosts.sh";
   const int count_;
   const std::string name_ = new_name();
   const bool is_owner_ = true;

@@ -1,13 +1,12 @@
-// Checks when engine.get, set, save, load and step may be called. Rejected calls change nothing under any strategy.
+// Checks when engine.get, set, save, load and step may be called. Rejected calls change nothing for any layout of
+// weights.
 #include "support/engine_test.hpp"
+#include "support/layouts.hpp"
 #include "zr/parameters.hpp"
 
 namespace {
 
 using namespace engine_tests;
-
-const std::vector<std::string> kShardings{"zero0", "zero1 communicator.share_weights=false", "zero1",
-                                          "zero2", "zero3 communicator.share_weights=false", "zero3"};
 
 class BoundaryTest : public EngineTest {
  protected:
@@ -68,9 +67,8 @@ RANK_BODY(calls_inside_scope, Run) {
 TEST_F(BoundaryTest, RejectedCallInsideGatherScopeDoesNotChangeResults) {
   const std::string expected = printed(2, trains_and_prints, "strategy=zero0 train.steps=4", "result");
   ASSERT_NE(expected, "");
-  for (const std::string& strategy : kShardings)
-    EXPECT_EQ(printed(2, calls_inside_scope, "strategy=" + strategy + " train.steps=4", "result"), expected)
-        << strategy;
+  for (const std::string& layout : zr::test::kLayouts)
+    EXPECT_EQ(printed(2, calls_inside_scope, layout + " train.steps=4", "result"), expected) << layout;
 }
 
 // The gradient is readable on every rank between a step and the next backward; at any other time get() throws.
@@ -107,12 +105,12 @@ RANK_BODY(reads_gradients, Run) {
 TEST_F(BoundaryTest, GradientAfterStepIsIdenticalOnEveryRankAndStrategy) {
   for (const std::string accumulation : {"1", "2"}) {
     std::string expected;
-    for (const std::string& strategy : kShardings) {
-      const std::string sum = printed(
-          2, reads_gradients, "strategy=" + strategy + " train.gradient_accumulation=" + accumulation, "gradient");
-      ASSERT_NE(sum, "") << strategy;
+    for (const std::string& layout : zr::test::kLayouts) {
+      const std::string sum =
+          printed(2, reads_gradients, layout + " train.gradient_accumulation=" + accumulation, "gradient");
+      ASSERT_NE(sum, "") << layout;
       if (expected.empty()) expected = sum;
-      EXPECT_EQ(sum, expected) << strategy << ", accumulation " << accumulation;
+      EXPECT_EQ(sum, expected) << layout << ", accumulation " << accumulation;
     }
   }
 }

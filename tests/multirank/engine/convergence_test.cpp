@@ -51,7 +51,7 @@ class ConvergenceTest : public testing::Test {
   const zr::test::Scratch scratch_;
 };
 
-TEST_F(ConvergenceTest, OneBitAdamReachesTheLossOfAdamW) {
+TEST_F(ConvergenceTest, SLOW_OneBitAdamReachesTheLossOfAdamW) {
   write_job();
   for (const std::string seed : {"1", "2", "3"}) {
     const double exact = loss_of("adamw" + seed, "train.seed=" + seed),
@@ -64,7 +64,7 @@ TEST_F(ConvergenceTest, OneBitAdamReachesTheLossOfAdamW) {
 }
 
 // The mean of three seeds, as with quantized collectives.
-TEST_F(ConvergenceTest, OneBitAdamReachesTheLossOfAdamWInBf16OnTwoHosts) {
+TEST_F(ConvergenceTest, SLOW_OneBitAdamReachesTheLossOfAdamWInBf16OnTwoHosts) {
   write_job();
   double exact_sum = 0, compressed_sum = 0;
   for (const std::string seed : {"1", "2", "3"}) {
@@ -85,7 +85,7 @@ TEST_F(ConvergenceTest, OneBitAdamReachesTheLossOfAdamWInBf16OnTwoHosts) {
 // reduces, and the sums; with two ranks on a host, zero2 rounds the sums of a host. Gradients are clipped as in
 // examples/gpt/gpt.toml: without that, 4 bits let a spike at the end of the warm-up grow (docs/numerics.md). The mean
 // of three seeds, because another rounding changes the loss of a run as short as these by up to 1 %.
-TEST_F(ConvergenceTest, QuantizedCollectivesReachTheLossOfExactOnes) {
+TEST_F(ConvergenceTest, SLOW_QuantizedCollectivesReachTheLossOfExactOnes) {
   write_job();
   const std::string mpi = "communicator=mpi communicator.mpi.hierarchy_min_bytes=0 train.gradient_clipping=1.0 ";
   double exact_sum = 0;

@@ -68,7 +68,7 @@ TEST_F(EngineCustomizationTest, ScheduleOfTheProgramEqualsTheSameBuiltInOne) {
   const std::string expected =
       result_of(2, trains_and_prints_hash,
                 "train.steps=4 schedule.use=linear schedule.linear.warmup=0 schedule.linear.final_ratio=0.25");
-  for (const std::string& strategy : kStrategies)
+  for (const std::string& strategy : kLayouts)
     EXPECT_EQ(result_of(2, sets_linear_schedule, "train.steps=4 optimizer.lr=0.5 " + strategy), expected) << strategy;
   EXPECT_EQ(result_of(2, sets_and_ends_schedule, "train.steps=4"),
             result_of(2, trains_and_prints_hash, "train.steps=4"));
@@ -94,7 +94,7 @@ RANK_BODY(schedule_differs_between_ranks, Run) {
 
 TEST_F(EngineCustomizationTest, RejectsAScheduleThatDiffersBetweenRanksWithoutChangingTheStep) {
   const std::string expected = result_of(2, trains_and_prints_hash, "");
-  for (const std::string& strategy : kStrategies)
+  for (const std::string& strategy : kLayouts)
     EXPECT_EQ(result_of(2, schedule_differs_between_ranks, strategy), expected) << strategy;
 }
 
@@ -142,7 +142,7 @@ RANK_BODY(continues_with_four, Run) {  // the same, by two engines: the second r
 TEST_F(EngineCustomizationTest, ChangedAccumulationEqualsRunsWithThatAccumulation) {
   const std::string steps = "train.steps=4 train.gradient_accumulation=";
   const std::string expected = result_of(2, continues_with_four, steps + "2");
-  for (const std::string& strategy : kStrategies)
+  for (const std::string& strategy : kLayouts)
     EXPECT_EQ(result_of(2, changes_accumulation, steps + "3 " + strategy), expected) << strategy;
   EXPECT_EQ(result_of(2, changes_accumulation, steps + "3 strategy=zero2 gradients.overlap=false"), expected);
   const std::string last = " gradients.reduce=last_micro_step";  // another order of additions

@@ -1,5 +1,6 @@
 // Formulas for the memory of each kind and for the communication per step, in bytes.
 #include "support/engine_test.hpp"
+#include "support/name_by_ranks.hpp"
 
 namespace {
 
@@ -55,8 +56,9 @@ std::vector<std::string> lines_of(const std::vector<FormulaCase>& cases) {
 }
 
 class EngineFormulasTest : public EngineTest, public testing::WithParamInterface<int> {};
+class EngineCommunicationTest : public EngineFormulasTest {};
 
-TEST_P(EngineFormulasTest, CommunicationAndLedgerBytesMatchFormulas) {
+TEST_P(EngineCommunicationTest, CommunicationAndLedgerBytesMatchFormulas) {
   const int N = GetParam();
   const auto cases = cases_of(N);
   const Result result = run_all(N, lines_of(cases));
@@ -110,8 +112,10 @@ TEST_P(EngineFormulasTest, CommunicationAndLedgerBytesMatchFormulas) {
     }
   }
 }
-INSTANTIATE_TEST_SUITE_P(Ranks, EngineFormulasTest, testing::Values(1, 2, 3, 4),
-                         [](const auto& info) { return "On" + std::to_string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Ranks, EngineFormulasTest, testing::Values(2, 4), zr::test::NameByRanks());
+INSTANTIATE_TEST_SUITE_P(SLOW_Ranks, EngineFormulasTest, testing::Values(1, 3), zr::test::NameByRanks());
+INSTANTIATE_TEST_SUITE_P(Ranks, EngineCommunicationTest, testing::Values(2), zr::test::NameByRanks());
+INSTANTIATE_TEST_SUITE_P(SLOW_Ranks, EngineCommunicationTest, testing::Values(1, 3, 4), zr::test::NameByRanks());
 
 TEST_F(EngineTest, ReducesAllBucketsButLastBeforeLastGradient) {
   for (const std::string strategy : {"zero0", "zero1", "zero2"}) {

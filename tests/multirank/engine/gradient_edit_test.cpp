@@ -55,7 +55,7 @@ TEST_F(EngineGradientEditTest, EditsGradientsEquallyUnderEveryStrategyAndSplit) 
   fs::create_directories(folder_ / "swap");
   const std::string expected = result_of(2, clips_by_value, steps + "train.gradient_accumulation=2");
   EXPECT_NE(result_of(2, trains_unedited, steps + "train.gradient_accumulation=2"), expected);
-  for (const std::string& strategy : kStrategies)
+  for (const std::string& strategy : kLayouts)
     EXPECT_EQ(result_of(2, clips_by_value, steps + "train.gradient_accumulation=2 " + strategy), expected) << strategy;
   EXPECT_EQ(result_of(1, clips_by_value, steps + "train.gradient_accumulation=4 strategy=zero2"), expected);
   EXPECT_EQ(result_of(4, clips_by_value, steps + "strategy=zero3"), expected);
@@ -117,8 +117,7 @@ RANK_BODY(functions_throw, Run) {
 
 TEST_F(EngineGradientEditTest, ExceptionOfAFunctionOnOneRankDropsTheStepOnAll) {
   const std::string expected = result_of(2, trains_unedited, "");
-  for (const std::string& strategy : kStrategies)
-    EXPECT_EQ(result_of(2, functions_throw, strategy), expected) << strategy;
+  for (const std::string& strategy : kLayouts) EXPECT_EQ(result_of(2, functions_throw, strategy), expected) << strategy;
 }
 
 RANK_BODY(edits_nothing, Run) {
@@ -138,7 +137,7 @@ RANK_BODY(ends_editing, Run) {
 
 // With four micro-batches, averaging divides by a power of two and rounds nothing.
 TEST_F(EngineGradientEditTest, EditThatChangesNothingGivesTheSameBits) {
-  for (const std::string& strategy : kStrategies) {
+  for (const std::string& strategy : kLayouts) {
     const std::string how = "train.gradient_accumulation=2 train.gradient_clipping=0.5 " + strategy;
     EXPECT_EQ(result_of(2, edits_nothing, how), result_of(2, trains_unedited, how)) << strategy;
   }

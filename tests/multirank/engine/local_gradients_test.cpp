@@ -85,7 +85,7 @@ TEST_F(LocalGradientsTest, MatchesReferenceBitForBit) {
     }
 }
 
-TEST_F(LocalGradientsTest, LargeModelIsExchangedInPartsWithTheSameBits) {
+TEST_F(LocalGradientsTest, SLOW_LargeModelIsExchangedInPartsWithTheSameBits) {
   const Result result = run(2, compares_with_reference, kOneBit + "train.steps=6 parity.model=millions strategy=zero2");
   EXPECT_EQ(result.code, 0) << result.output;
 }
@@ -121,7 +121,7 @@ TEST_F(LocalGradientsTest, IsCloseToDoublePrecision) {
   }
 }
 
-TEST_F(LocalGradientsTest, GivesTheSameWeightsUnderEveryStrategy) {
+TEST_F(LocalGradientsTest, SLOW_GivesTheSameWeightsUnderEveryStrategy) {
   for (const int ranks : {1, 2, 3, 4}) {
     std::vector<std::string> jobs;
     const std::vector<std::string> types{"train.dtype=fp32", "train.dtype=bf16",
@@ -396,7 +396,7 @@ RANK_BODY(writes_between_steps, Run) {
   print_hash(run);
 }
 
-TEST_F(LocalGradientsTest, WritesOfTheProgramHaveTheSameEffectUnderEveryStrategy) {
+TEST_F(LocalGradientsTest, SLOW_WritesOfTheProgramHaveTheSameEffectUnderEveryStrategy) {
   for (const std::string dtype : {"train.dtype=fp32 ", "train.dtype=bf16 "}) {
     std::set<std::string> results;
     for (const std::string& strategy : kLocalStrategies)
@@ -493,7 +493,7 @@ TEST_F(LocalGradientsTest, WarmUpEndsWhenTheVarianceIsStable) {
       << result.output;
 }
 
-TEST_F(LocalGradientsTest, WarmUpEndsAtTheSameUpdateForEveryStrategyAndNumberOfRanks) {
+TEST_F(LocalGradientsTest, SLOW_WarmUpEndsAtTheSameUpdateForEveryStrategyAndNumberOfRanks) {
   std::set<std::string> ends;
   for (const int ranks : {1, 2, 3}) {
     std::set<std::string> results;

@@ -4,11 +4,11 @@
 #include <set>
 
 #include "support/engine_test.hpp"
+#include "support/layouts.hpp"
 
 namespace engine_tests {
 
-inline const std::vector<std::string> kStrategies{"strategy=zero0", "strategy=zero1", "strategy=zero2",
-                                                  "strategy=zero3 communicator.share_weights=false", "strategy=zero3"};
+using zr::test::kLayouts;
 
 class PrintedResultTest : public EngineTest {
  protected:

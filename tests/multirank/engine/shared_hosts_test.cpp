@@ -115,7 +115,7 @@ class SharedHostsTest : public PrintedResultTest {
   }
 };
 
-TEST_F(SharedHostsTest, AllHostsHaveWhatTheProgramWrites) {
+TEST_F(SharedHostsTest, SLOW_AllHostsHaveWhatTheProgramWrites) {
   for (const auto& [dtype, strategies] :
        {std::pair<std::string, std::vector<std::string>>{"fp32", {"zero1"}}, {"bf16", {"zero2", "zero3"}}}) {
     const std::string keys = "train.dtype=" + dtype + " train.gradient_accumulation=1 strategy=";

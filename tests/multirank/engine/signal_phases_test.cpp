@@ -199,6 +199,6 @@ TEST_P(SignalPhasesTest, LosesNothingThatIsPromised) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Signals, SignalPhasesTest, testing::ValuesIn(kSignals),
+INSTANTIATE_TEST_SUITE_P(SLOW_Signals, SignalPhasesTest, testing::ValuesIn(kSignals),
                          [](const auto& info) { return std::string(info.param.name); });
 }  // namespace

@@ -94,10 +94,10 @@ RANK_BODY(swaps_after_each_step, Run) {
 }
 
 TEST_F(SwapTest, TrainingContinuesBitForBit) {
-  for (const std::string storage : {"strategy=zero0", "strategy=zero1", "strategy=zero2", "strategy=zero3",
-                                    "strategy=zero3 communicator.share_weights=false",
-                                    "strategy=zero2 offload.optimizer=nvme offload.nvme.path=\"{}\"",
-                                    "strategy=zero3 communicator.share_weights=false offload.parameters=cpu"})
+  for (const std::string storage :
+       {"strategy=zero0", "strategy=zero1", "strategy=zero3 communicator.share_weights=false",
+        "strategy=zero2 offload.optimizer=nvme offload.nvme.path=\"{}\"",
+        "strategy=zero3 communicator.share_weights=false offload.parameters=cpu"})
     for (const std::string dtype : {"fp32", "bf16"}) {
       if (dtype == "fp32" && storage.find("offload.optimizer") != storage.npos) continue;
       std::string options = storage + " train.dtype=" + dtype;

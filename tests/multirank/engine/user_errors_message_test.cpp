@@ -312,7 +312,7 @@ void evaluates_alone(Run& run) { const zr::Engine::Evaluation evaluation(*run.en
 const RankBodyOf<Run> rank0_evaluation("rank0_evaluation", on_rank_0(evaluates_alone));
 
 TEST_F(UserErrorsTest, CollectiveCallOnOneRankFailsUnderEveryStrategy) {
-  for (const auto& strategy : kStrategies)
+  for (const auto& strategy : kLayouts)
     for (const auto* body : {&rank0_get, &rank0_set, &rank0_hash, &rank0_mean, &rank0_save, &rank0_finish,
                              &rank0_release, &rank0_gather, &rank0_evaluation}) {
       const auto result = run(2, *body, strategy);

@@ -21,7 +21,7 @@ struct Throws : torch::autograd::Function<Throws> {
 
 // Mistakes during training that change nothing: the weights equal those of a run without them.
 MULTIRANK_TEST(UserErrorsTest, MistakesBeforeGradientsAreReducedChangeNothing, {1, 2},
-               zr::test::combine({kStrategies, {"train.gradient_accumulation=1", "train.gradient_accumulation=2"}})) {
+               zr::test::combine({kLayouts, {"train.gradient_accumulation=1", "train.gradient_accumulation=2"}})) {
   const auto mistakes = [&] {
     int thrown = 0;
     const auto fails = [&](const std::function<void()>& fn) {
@@ -101,7 +101,7 @@ TEST_F(UserErrorsTest, MicroBatchOfWeightZeroHasNoEffect) {
     const std::string all = how + " train.gradient_accumulation=" + std::to_string(4 / ranks);
     EXPECT_EQ(passes(ranks, empty_micro_batch, all), reference) << ranks << " ranks, " << all;
   };
-  for (const auto& strategy : kStrategies) {
+  for (const auto& strategy : kLayouts) {
     for (const int ranks : {1, 2, 4}) expect_same(ranks, strategy);
     expect_same(4, strategy + " gradients.reduce=last_micro_step");
   }
@@ -127,7 +127,7 @@ MULTIRANK_TEST(UserErrorsTest, LoadInsideEvaluationRestoresTheRandomState, {1, 2
   EXPECT_TRUE(torch::equal(torch::rand({5}), inside)) << "the random state is that of the checkpoint";
 }
 
-MULTIRANK_TEST(UserErrorsTest, ScopesOutliveTheirEngine, {2}, kStrategies) {
+MULTIRANK_TEST(UserErrorsTest, ScopesOutliveTheirEngine, {2}, kLayouts) {
   run.step();
   {
     const auto scope = zr::gather(run.net->left->weight);

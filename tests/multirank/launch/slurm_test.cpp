@@ -37,7 +37,7 @@ namespace protocol = zr::host::control::protocol;
 namespace fs = std::filesystem;
 
 constexpr auto kPatience = std::chrono::seconds(30);
-const std::string kScript = ZR_SOURCE_DIR "/tests/support/slurm_cluster.sh";
+const std::string kScript = ZR_SOURCE_DIR "/tests/simulators/slurm_cluster.sh";
 const std::string kTwoNodes = "env ZR_TOKEN=secret srun --nodes=2 --ntasks-per-node=2";
 const std::string kPmix = kTwoNodes + " --mpi=pmix", kQuickstart = ZR_BUILD_DIR "/bin/quickstart";
 
@@ -239,7 +239,7 @@ class SrunTest : public testing::Test {
   std::unique_ptr<Hosts> hosts_;
 };
 
-TEST_F(SrunTest, TrainsTheBitsOfZerothLaunch) {
+TEST_F(SrunTest, SLOW_TrainsTheBitsOfZerothLaunch) {
   ASSERT_NO_FATAL_FAILURE(start(1));
   const Trained expected = on_one_host();
   for (const std::string mpi : {"none", "pmi2", "pmix"}) {
@@ -256,7 +256,7 @@ TEST_F(SrunTest, TrainsTheBitsOfZerothLaunch) {
   EXPECT_EQ(trained("mpi"), expected);
 }
 
-TEST_F(SrunTest, TrainsTheBitsOfOneHostOnTwoNodes) {
+TEST_F(SrunTest, SLOW_TrainsTheBitsOfOneHostOnTwoNodes) {
   ASSERT_NO_FATAL_FAILURE(start(2));
   for (const std::string strategy : {"zero1", "zero3"}) {
     const std::string keys = "train.steps=20 strategy=" + strategy;
@@ -269,7 +269,7 @@ TEST_F(SrunTest, TrainsTheBitsOfOneHostOnTwoNodes) {
   }
 }
 
-TEST_F(SrunTest, OtherLaunchersTrainTheSameBitsInAnAllocation) {
+TEST_F(SrunTest, SLOW_OtherLaunchersTrainTheSameBitsInAnAllocation) {
   ASSERT_NO_FATAL_FAILURE(start(2));
   const Trained expected = on_one_host();
   scratch_.write("job.sh",
@@ -292,7 +292,7 @@ TEST_F(SrunTest, OtherLaunchersTrainTheSameBitsInAnAllocation) {
   EXPECT_EQ(trained("hosts"), expected);
 }
 
-TEST_F(SrunTest, SaysHowRanksOfTwoNodesGetMpi) {
+TEST_F(SrunTest, SLOW_SaysHowRanksOfTwoNodesGetMpi) {
   ASSERT_NO_FATAL_FAILURE(start(2));
   const auto none = run(kTwoNodes + " " + quickstart("none"));
   EXPECT_NE(none.code, 0);
@@ -305,7 +305,7 @@ TEST_F(SrunTest, SaysHowRanksOfTwoNodesGetMpi) {
                                      "--mpi=pmix"));
 }
 
-TEST_F(SrunTest, NamesTheNodeOfRank0IfItIsNotTheFirst) {
+TEST_F(SrunTest, SLOW_NamesTheNodeOfRank0IfItIsNotTheFirst) {
   ASSERT_NO_FATAL_FAILURE(start(2));
   scratch_.write("nodes", hosts().name(1) + "\n" + hosts().name(0) + "\n");
   // srun may end a step before it has forwarded what a rank wrote to standard error.
@@ -320,7 +320,7 @@ TEST_F(SrunTest, NamesTheNodeOfRank0IfItIsNotTheFirst) {
   EXPECT_EQ(given.code, 0) << given.output;
 }
 
-TEST_F(SrunTest, StartsRanksOfZerothTrainButNotSeveralLaunchers) {
+TEST_F(SrunTest, SLOW_StartsRanksOfZerothTrainButNotSeveralLaunchers) {
   ASSERT_NO_FATAL_FAILURE(start(1));
   const std::string file = ZR_SOURCE_DIR "/examples/quickstart/quickstart.toml job.threads=1 train.steps=2 job.runs=";
   const std::string train = ZR_BUILD_DIR "/bin/zeroth train " + file;
@@ -353,7 +353,7 @@ TEST_F(SrunTest, AKilledRankEndsTheJobAndIsNamed) {
   }
 }
 
-TEST_F(SrunTest, AKilledRankOfTwoNodesEndsTheJobAndIsNamed) {
+TEST_F(SrunTest, SLOW_AKilledRankOfTwoNodesEndsTheJobAndIsNamed) {
   ASSERT_NO_FATAL_FAILURE(start(2));
   for (const int victim : {0, 3}) {
     scene_ = std::make_unique<Scene>();
@@ -371,7 +371,7 @@ TEST_F(SrunTest, AKilledRankOfTwoNodesEndsTheJobAndIsNamed) {
   }
 }
 
-TEST_F(SrunTest, AStoppedRankEndsTheJobAndIsNamed) {
+TEST_F(SrunTest, SLOW_AStoppedRankEndsTheJobAndIsNamed) {
   ASSERT_NO_FATAL_FAILURE(start(2));
   for (const int victim : {0, 3}) {
     scene_ = std::make_unique<Scene>();
@@ -390,20 +390,20 @@ TEST_F(SrunTest, AStoppedRankEndsTheJobAndIsNamed) {
   }
 }
 
-TEST_F(SrunTest, ATrainingJobResumesAfterAKilledRank) {
+TEST_F(SrunTest, SLOW_ATrainingJobResumesAfterAKilledRank) {
   expect_resumes_after(SIGKILL, 3, " is lost: its connection closed");
 }
 
-TEST_F(SrunTest, ATrainingJobResumesAfterAKilledRank0) {
+TEST_F(SrunTest, SLOW_ATrainingJobResumesAfterAKilledRank0) {
   expect_resumes_after(SIGKILL, 0, " is lost: its connection closed");
 }
 
-TEST_F(SrunTest, ATrainingJobResumesAfterAStoppedRank) {
+TEST_F(SrunTest, SLOW_ATrainingJobResumesAfterAStoppedRank) {
   expect_resumes_after(SIGSTOP, 3, " has not answered for [0-9.]+s");
 }
 
 // srun itself waits for the daemon of a node that it cannot reach.
-TEST_F(SrunTest, ALostNodeEndsTheRanksAndIsNamed) {
+TEST_F(SrunTest, SLOW_ALostNodeEndsTheRanksAndIsNamed) {
   ASSERT_NO_FATAL_FAILURE(start(2));
   const std::string keys = "train.steps=100000000 communicator.timeout=2s";
   Job job(*scene_, words("exec " + kPmix + " " + quickstart("run", keys)));
@@ -438,7 +438,7 @@ TEST_F(SrunTest, FailsOnTwoNodesWithoutAToken) {
 }
 
 // Slurm sends SIGTERM, and SIGKILL 30 s later (KillWait).
-TEST_F(SrunTest, ACancelledJobSavesACheckpoint) {
+TEST_F(SrunTest, SLOW_ACancelledJobSavesACheckpoint) {
   ASSERT_NO_FATAL_FAILURE(start(2));
   const std::string keys = "train.steps=100000000 checkpoint.dir=" + scratch_.path("c") + " checkpoint.on_signal=save";
   Job job(*scene_, words("exec " + kPmix + " " + quickstart("run", keys)));

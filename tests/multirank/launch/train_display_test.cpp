@@ -122,7 +122,7 @@ TEST_F(ZerothTrain, TrainsWithoutStandardFiles) {
 }
 
 // tests/multirank/comm has ranks of mpirun.
-TEST_F(ZerothTrain, IsARankIfAnotherLauncherHasStartedSeveral) {
+TEST_F(ZerothTrain, SLOW_IsARankIfAnotherLauncherHasStartedSeveral) {
   const std::string port = std::to_string(20000 + ::getpid() % 10000);
   const std::string slurm = "SLURM_JOB_ID=" + port + " SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=1 SLURM_PROCID=$rank ";
   const std::string torchrun = "RANK=$rank WORLD_SIZE=2 LOCAL_RANK=$rank LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 ";
@@ -141,7 +141,7 @@ TEST_F(ZerothTrain, IsARankIfAnotherLauncherHasStartedSeveral) {
   train("0", slurm + "SLURM_STEP_NUM_TASKS=1 ");  // a shell in a step: the job starts its own two ranks
 }
 
-TEST_F(ZerothTrain, WaitsForOtherRanksAsLongAsTheJobPermits) {
+TEST_F(ZerothTrain, SLOW_WaitsForOtherRanksAsLongAsTheJobPermits) {
   const auto done =
       zr::testing::shell("RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" +
                          std::to_string(20000 + ::getpid() % 10000) + " " + command("communicator.timeout=62s"));

@@ -60,12 +60,12 @@ class ZerothHostsTest : public testing::Test {
   const zr::test::Scratch scratch_;
 };
 
-TEST_F(ZerothHostsTest, TrainHasOneRankOnAHostWithoutANumber) {
+TEST_F(ZerothHostsTest, SLOW_TrainHasOneRankOnAHostWithoutANumber) {
   expect_trains_the_bits_of_one_host(hosts_.zeroth() + " train --hosts " + first() + "," + second() + ":3" + job() +
                                      "job.program=" + program());
 }
 
-TEST_F(ZerothHostsTest, LaunchReadsAFileOfHosts) {
+TEST_F(ZerothHostsTest, SLOW_LaunchReadsAFileOfHosts) {
   const std::string file =
       scratch_.write("hosts", "# of this job\n" + first() + "\n\n" + second() + " slots=3  # as in OpenMPI's files\n");
   expect_trains_the_bits_of_one_host(hosts_.zeroth() + " launch --hosts @" + file + " -- " + program() + job());

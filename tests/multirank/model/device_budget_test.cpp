@@ -61,7 +61,7 @@ class DeviceBudgetTest : public DeviceEngineTest {
   static std::string budget(int64_t bytes) { return " memory.device_budget=" + std::to_string(bytes) + "B"; }
 };
 
-TEST_F(DeviceBudgetTest, SufficientBudgetChangesNothing) {
+TEST_F(DeviceBudgetTest, SLOW_SufficientBudgetChangesNothing) {
   for (const std::string strategy : {"strategy=zero2 train.dtype=bf16", "strategy=zero3"})
     for (const std::string& place : {std::string(), std::string(" offload.optimizer=cpu"), kInHostMemory})
       for (const int ranks : {1, 2}) {

@@ -1,4 +1,4 @@
-// For tests of training on the simulated accelerator of tests/support/sim_device.
+// For tests of training on the simulated accelerator of tests/simulators/sim_device.
 #pragma once
 
 #include <cstdlib>

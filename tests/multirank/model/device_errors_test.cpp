@@ -1,5 +1,5 @@
 // Errors of jobs on a device: what cannot be used, and what libtorch throws in the program. The simulated accelerator
-// of tests/support/sim_device.
+// of tests/simulators/sim_device.
 #include <gmock/gmock.h>
 
 #include <filesystem>

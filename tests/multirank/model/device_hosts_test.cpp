@@ -32,7 +32,7 @@ class DeviceHostsTest : public DeviceEngineTest {
   }
 };
 
-TEST_F(DeviceHostsTest, MpiHasTheBitsOfShmUnderEveryStrategy) {
+TEST_F(DeviceHostsTest, SLOW_MpiHasTheBitsOfShmUnderEveryStrategy) {
   for (const std::string strategy : {"zero0", "zero1 train.gradient_clipping=0.1", "zero2 train.dtype=bf16",
                                      "zero3 strategy.zero3.persistence_threshold=0 train.dtype=bf16"}) {
     const std::string shm = trained(ZR_BUILD_DIR "/bin/zeroth launch -n 4 --", strategy + " communicator=shm");

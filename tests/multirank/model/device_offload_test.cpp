@@ -105,13 +105,13 @@ TEST_F(DeviceOffloadParityTest, OneRankHasTheBitsOfStatesOnTheDevice) {
               {"strategy=zero3 train.dtype=fp16 fp16.initial_scale_power=30", {kDiskTier}}});
 }
 
-TEST_F(DeviceOffloadParityTest, TwoRanksHaveTheBitsOfStatesOnTheDevice) {
+TEST_F(DeviceOffloadParityTest, SLOW_TwoRanksHaveTheBitsOfStatesOnTheDevice) {
   compare(2, {{"strategy=zero1 train.gradient_clipping=0.1", {kCpuTier}},
               {"strategy=zero2 train.dtype=bf16", {kDiskTier}},
               {"strategy=zero3 train.dtype=fp16 fp16.initial_scale_power=30", {kCpuTier}}});
 }
 
-TEST_F(DeviceOffloadTest, LargeParametersAreUpdatedInBlocks) {
+TEST_F(DeviceOffloadTest, SLOW_LargeParametersAreUpdatedInBlocks) {
   for (const std::string job :
        {"strategy=zero1", "strategy=zero2 train.dtype=bf16", "strategy=zero3 train.dtype=bf16"}) {
     const std::string more = job + " train.steps=3 job.threads=1 optimizer.lr=1e-3";
@@ -121,7 +121,7 @@ TEST_F(DeviceOffloadTest, LargeParametersAreUpdatedInBlocks) {
   }
 }
 
-TEST_F(DeviceOffloadTest, DelaysOfStreamsChangeNothing) {
+TEST_F(DeviceOffloadTest, SLOW_DelaysOfStreamsChangeNothing) {
   for (const std::string job : {"strategy=zero2 train.dtype=bf16", "strategy=zero3 offload.overlap=false"}) {
     const std::string more = job + kOffloadModel + kSteps + kCpuTier + kDevice;
     const std::string plain = result_of(2, trains_and_prints_hash, more, kOnDevice);
@@ -200,7 +200,7 @@ RANK_BODY(calls_within_steps, Run) {
   if (prints) std::cout << "result " << seen << " " << hash << std::endl;
 }
 
-TEST_F(DeviceOffloadTest, CallsWithinStepsHaveTheResultsOfTheCpu) {
+TEST_F(DeviceOffloadTest, SLOW_CallsWithinStepsHaveTheResultsOfTheCpu) {
   for (const std::string job : {"strategy=zero1 train.dtype=bf16", "strategy=zero2", "strategy=zero3 train.dtype=bf16"})
     for (const int ranks : {1, 2}) {
       const std::string more = job + kOffloadModel + " train.gradient_accumulation=2 train.steps=10";

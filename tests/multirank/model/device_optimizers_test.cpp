@@ -51,7 +51,7 @@ TEST_F(DeviceOptimizersTest, HaveTheBitsOfHostMemoryInBf16) {
     expect_bits_of_host_memory("strategy=zero2 train.dtype=bf16 " + optimizer);
 }
 
-TEST_F(DeviceOptimizersTest, HaveTheBitsOfHostMemoryInFp32AndFp16) {
+TEST_F(DeviceOptimizersTest, SLOW_HaveTheBitsOfHostMemoryInFp32AndFp16) {
   for (const std::string& optimizer : kOptimizers) {
     expect_bits_of_host_memory("strategy=zero3 " + optimizer);
     expect_bits_of_host_memory("strategy=zero0 train.dtype=fp16 fp16.initial_scale_power=10 " + optimizer);

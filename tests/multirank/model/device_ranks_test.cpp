@@ -73,7 +73,7 @@ class DeviceSeedsTest : public DeviceRanksTest {
 };
 
 TEST_F(DeviceSeedsTest, TwentySeedsOfDelaysChangeNothing) { compare(0, 20); }
-TEST_F(DeviceSeedsTest, TwoHundredSeedsOfDelaysChangeNothing) { compare(20, 200); }
+TEST_F(DeviceSeedsTest, SLOW_TwoHundredSeedsOfDelaysChangeNothing) { compare(20, 200); }
 
 // Ranks whose devices share no memory exchange and update in host memory, with the same bits.
 TEST_F(DeviceRanksTest, WithoutSharedMemoryTheStateIsInHostMemory) {

@@ -1,5 +1,5 @@
-// Streams that are not libtorch's default one: of an optimizer (tests/support/sim_optimizer/own_stream.cpp), and of the
-// program.
+// Streams that are not libtorch's default one: of an optimizer (tests/simulators/sim_optimizer/own_stream.cpp), and of
+// the program.
 #include <chrono>
 #include <thread>
 

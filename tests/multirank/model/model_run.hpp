@@ -24,10 +24,10 @@ struct SharingMode {
   std::string text(int world) const { return strategy + (world == 1 ? "" : share ? " shared" : " not shared"); }
 };
 
-/// The ways to store weights: a copy per rank, one copy per host, a copy per rank with sharded gradients, sharded.
+/// The layouts of weights (support/layouts.hpp): a copy per rank, one copy per host, sharded.
 inline std::vector<SharingMode> sharing_modes(int world) {
   if (world == 1) return {{"zero0", true}, {"zero1", true}, {"zero3", true}};
-  return {{"zero0", false}, {"zero1", true}, {"zero2", false}, {"zero3", false}};
+  return {{"zero0", false}, {"zero1", true}, {"zero3", false}};
 }
 
 inline const std::vector<std::string> kPlainSgd{"optimizer=sgd", "optimizer.sgd.momentum=0.0",

@@ -5,7 +5,7 @@
 
 #include "multirank/model/operators/cases.hpp"
 #include "multirank/model/sharded_parameters.hpp"
-#include "support/sim_device/move_to.hpp"
+#include "simulators/sim_device/move_to.hpp"
 
 namespace {
 
@@ -17,7 +17,7 @@ using torch::Tensor;
 constexpr int kSteps = 3;  // the first step records the execution order, later steps follow it
 constexpr int kCases = 71;
 
-// The cases that the simulated accelerator cannot run, and why: tests/support/sim_device/README.md, "Limits".
+// The cases that the simulated accelerator cannot run, and why: tests/simulators/sim_device/README.md, "Limits".
 const std::map<std::string, std::string> kNotOnSim{
     {"embedding with sparse gradients", "the device has no sparse tensors"},
     {"lstm with projection", "the device has no LSTM with projections"},
@@ -147,11 +147,21 @@ TEST_P(OperatorsTest, MatchPlainLibtorch) {
   EXPECT_EQ(dense, 1) << "reported once, not once per step or per rank";
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Strategies, OperatorsTest,
-    testing::Combine(testing::Values("zero0", "zero3", "zero1Shared", "zero2Shared", "zero3Shared"),
-                     testing::Values(1, 2, 4)),
-    [](const auto& info) { return std::get<0>(info.param) + "On" + std::to_string(std::get<1>(info.param)); });
+// The fast tests: without sharding, on shared weights of zero1, and with sharded parameters on two and four ranks.
+const auto strategy_and_ranks = [](const auto& info) {
+  return std::get<0>(info.param) + "On" + std::to_string(std::get<1>(info.param));
+};
+INSTANTIATE_TEST_SUITE_P(Strategies, OperatorsTest,
+                         testing::Values(std::tuple("zero0", 1), std::tuple("zero1Shared", 2), std::tuple("zero3", 2),
+                                         std::tuple("zero3", 4)),
+                         strategy_and_ranks);
+INSTANTIATE_TEST_SUITE_P(SLOW_Strategies, OperatorsTest,
+                         testing::Values(std::tuple("zero0", 2), std::tuple("zero0", 4), std::tuple("zero1Shared", 1),
+                                         std::tuple("zero1Shared", 4), std::tuple("zero3", 1)),
+                         strategy_and_ranks);
+INSTANTIATE_TEST_SUITE_P(SLOW_Shared, OperatorsTest,
+                         testing::Combine(testing::Values("zero2Shared", "zero3Shared"), testing::Values(1, 2, 4)),
+                         strategy_and_ranks);
 
 class OperatorsOffloadTest : public ShardedParametersTest,
                              public testing::WithParamInterface<std::tuple<std::string, std::string>> {};
@@ -165,11 +175,14 @@ TEST_P(OperatorsOffloadTest, MatchPlainLibtorch) {
   EXPECT_EQ(lines_that_start(result.output, "ok "), kCases) << "cases of rank 0";
 }
 
-INSTANTIATE_TEST_SUITE_P(Tiers, OperatorsOffloadTest,
-                         testing::Combine(testing::Values("zero0", "zero3"), testing::Values("cpu", "nvme")),
-                         [](const auto& info) { return std::get<0>(info.param) + std::get<1>(info.param); });
+const auto strategy_and_tier = [](const auto& info) { return std::get<0>(info.param) + std::get<1>(info.param); };
+INSTANTIATE_TEST_SUITE_P(Tiers, OperatorsOffloadTest, testing::Values(std::tuple("zero3", "nvme")), strategy_and_tier);
+INSTANTIATE_TEST_SUITE_P(SLOW_Tiers, OperatorsOffloadTest,
+                         testing::Values(std::tuple("zero0", "cpu"), std::tuple("zero0", "nvme"),
+                                         std::tuple("zero3", "cpu")),
+                         strategy_and_tier);
 
-// On the simulated accelerator of tests/support/sim_device, whose streams delay the start of operators at random.
+// On the simulated accelerator of tests/simulators/sim_device, whose streams delay the start of operators at random.
 class DeviceOperatorsTest : public OperatorsTest {
  protected:
   void SetUp() override {
@@ -198,10 +211,11 @@ TEST_P(DeviceOperatorsTest, MatchPlainLibtorchOnTheDevice) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Strategies, DeviceOperatorsTest,
-                         testing::Combine(testing::Values("zero0", "zero1", "zero2", "zero3"),
-                                          testing::Values(1, 2, 4)),
-                         [](const auto& info) {
-                           return std::get<0>(info.param) + "On" + std::to_string(std::get<1>(info.param));
-                         });
+                         testing::Combine(testing::Values("zero0", "zero3"), testing::Values(2)), strategy_and_ranks);
+INSTANTIATE_TEST_SUITE_P(SLOW_Strategies, DeviceOperatorsTest,
+                         testing::Combine(testing::Values("zero1", "zero2"), testing::Values(2)), strategy_and_ranks);
+INSTANTIATE_TEST_SUITE_P(SLOW_Ranks, DeviceOperatorsTest,
+                         testing::Combine(testing::Values("zero0", "zero1", "zero2", "zero3"), testing::Values(1, 4)),
+                         strategy_and_ranks);
 
 }  // namespace

@@ -247,7 +247,7 @@ RANK_BODY(loads_deferred, Run) {
 }
 
 // model_pointers.txt names the bodies above.
-TEST_F(EngineModelTest, ReturnsWritablePointersOrThrows) { check_outcomes("model_pointers.txt", 10); }
+TEST_F(EngineModelTest, SLOW_ReturnsWritablePointersOrThrows) { check_outcomes("model_pointers.txt", 10); }
 
 }  // namespace
 }  // namespace model_tests

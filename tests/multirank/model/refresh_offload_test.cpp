@@ -105,7 +105,7 @@ Record changes(const Run& run, const SharingMode& how, const std::string& name, 
 // Each strategy once; sharing weights does not change their tier.
 std::vector<SharingMode> strategies(int world) {
   if (world == 1) return {{"zero0", true}, {"zero3", true}};
-  return {{"zero0", true}, {"zero1", true}, {"zero2", false}, {"zero3", false}};
+  return {{"zero0", true}, {"zero1", true}, {"zero3", false}};
 }
 
 RANK_BODY(refresh_keeps_places, Run) {
@@ -125,7 +125,7 @@ RANK_BODY(refresh_keeps_places, Run) {
   if (run.program.rank() == 0) std::cout << made << " placements match" << std::endl;
 }
 
-TEST_F(EngineModelTest, RefreshIsBitIdenticalWithTiersAndAsynchronousCheckpoints) {
+TEST_F(EngineModelTest, SLOW_RefreshIsBitIdenticalWithTiersAndAsynchronousCheckpoints) {
   for (const int ranks : {1, 2})
     for (const std::string dtype : {"fp32", "bf16", "fp16"}) {
       const engine_tests::Result result =
@@ -137,7 +137,7 @@ TEST_F(EngineModelTest, RefreshIsBitIdenticalWithTiersAndAsynchronousCheckpoints
 }
 
 // fp16: the scale, the number of good steps, and the number of overflows left before the scale is halved.
-MULTIRANK_TEST(EngineModelTest, RefreshKeepsTheLossScaleOfFp16, {1, 2}) {
+MULTIRANK_TEST(EngineModelTest, SLOW_RefreshKeepsTheLossScaleOfFp16, {1, 2}) {
   const Keys keys{"train.dtype=fp16", "fp16.initial_scale_power=12", "fp16.loss_scale_window=2"};
   struct Case {
     std::set<int64_t> skips;

@@ -86,7 +86,7 @@ const RankBodyOf<Run> refresh_continues_bf16("refresh_continues_bf16",
 const RankBodyOf<Run> refresh_continues_offloaded("refresh_continues_offloaded",
                                                   [](Run& run) { continues(run, {"offload.optimizer=cpu"}); });
 
-TEST_F(EngineModelTest, RefreshKeepsOldStatesAndStartsNewOnes) {
+TEST_F(EngineModelTest, SLOW_RefreshKeepsOldStatesAndStartsNewOnes) {
   for (const int ranks : {1, 2})
     for (const auto* body : {&refresh_continues, &refresh_continues_bf16, &refresh_continues_offloaded}) {
       const engine_tests::Result result = run(ranks, *body);

@@ -61,7 +61,7 @@ RANK_BODY(says_why_training_stopped, Run) {
 
 // A save reads the states once more, so these calls are in the third step, after the checkpoint of the second. What was
 // written wrongly in the third step is read in the fourth.
-TEST_F(EarlyUpdateFaultTest, AFaultOfOneRankEndsTheJobAndTheCheckpointResumes) {
+TEST_F(EarlyUpdateFaultTest, SLOW_AFaultOfOneRankEndsTheJobAndTheCheckpointResumes) {
   train(2, engine_tests::trains, "plain", job("plain") + "offload.overlap=false ");
   for (const std::string rank : {"0", "1"})
     for (const std::string fault : {"read=EIO@200", "write=EIO@200", "write=ENOSPC@200", "flip@200"}) {
@@ -82,7 +82,7 @@ TEST_F(EarlyUpdateFaultTest, AFaultOfOneRankEndsTheJobAndTheCheckpointResumes) {
     }
 }
 
-TEST_F(EarlyUpdateFaultTest, FaultsThatTheTierHandlesKeepResultsBitIdentical) {
+TEST_F(EarlyUpdateFaultTest, SLOW_FaultsThatTheTierHandlesKeepResultsBitIdentical) {
   train(2, engine_tests::trains, "plain", job("plain") + "offload.overlap=false ");
   for (const std::string fault :
        {"read=SHORT", "write=SHORT", "slow=2ms", "uring=EPERM", "unnamed=EOPNOTSUPP", "rank=1:slow=2ms"}) {

@@ -113,7 +113,7 @@ TEST_P(EarlyUpdateKillTest, ResumesFromTheLastCheckpointToTheSameBits) {
 }
 
 const char* const kStops = "train.nonfinite=stop ";
-INSTANTIATE_TEST_SUITE_P(Update, EarlyUpdateKillTest,
+INSTANTIATE_TEST_SUITE_P(SLOW_Update, EarlyUpdateKillTest,
                          ::testing::Values(KilledJob{"OnDisk", kStops, "nvme"},
                                            KilledJob{"InHostMemory", kStops, "cpu"},
                                            KilledJob{"OnDiskOnRank0", kStops, "nvme", 0}),

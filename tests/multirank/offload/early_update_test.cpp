@@ -80,7 +80,7 @@ TEST_P(EarlyUpdateBits, AreThoseOfTheUpdateAfterBackward) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, EarlyUpdateBits, ::testing::Values(1, 2, 3), ::testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(SLOW_Ranks, EarlyUpdateBits, ::testing::Values(1, 2, 3), ::testing::PrintToStringParamName());
 
 // From the third step on, the last rank's loss is infinite.
 RANK_BODY(stops_at_infinity, Run) {
@@ -220,7 +220,7 @@ TEST_F(EarlyUpdateTest, WaitsForBackwardWhereTheResultCouldDiffer) {
 }
 
 // A rank transfers about 24 tiles per step: the faults are in steps 2, 3 and 4, the first ones with early updates.
-TEST_F(EarlyUpdateTest, FaultsOfTheTierEndTheJobAndKeepTheCheckpoint) {
+TEST_F(EarlyUpdateTest, SLOW_FaultsOfTheTierEndTheJobAndKeepTheCheckpoint) {
   train(2, engine_tests::trains, "plain", "strategy=zero2 train.steps=4");
   run(2, "job.name=without_faults " + kStops + disk() + "offload.optimizer=nvme", "strategy=zero2 train.steps=4");
   EXPECT_GT(number("without_faults", "/overlap/states_early"), 0);

@@ -112,7 +112,7 @@ int64_t held_by(const std::vector<pid_t>& processes) {
 
 // Sharded weights under budgets that the model exceeds without a tier; tests/bench/offload/headline.sh trains models of
 // these blocks under zero2 without budgets.
-TEST_F(OffloadTest, Trains350MillionParametersIn3GiB) {
+TEST_F(OffloadTest, SLOW_Trains350MillionParametersIn3GiB) {
   if (kSanitized) GTEST_SKIP() << kSanitizerMemory;
   const std::string job = zeroth_bin() +
                           "train " ZR_SOURCE_DIR

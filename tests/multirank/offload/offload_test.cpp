@@ -46,7 +46,7 @@ TEST_F(OffloadTest, ResumesFromACheckpointOfAnyOtherPlacement) {
     }
 }
 
-TEST_F(OffloadTest, ResumesFromACheckpointWithWeightsAndGradientsOnDisk) {
+TEST_F(OffloadTest, SLOW_ResumesFromACheckpointWithWeightsAndGradientsOnDisk) {
   const std::vector<std::string> placements{" ", disk() + kDiskBacked,
                                             disk() + kDiskBacked + "offload.optimizer=device",
                                             disk() + "offload.parameters=cpu offload.gradients=nvme"};

@@ -35,7 +35,7 @@ class ParityDefectsTest : public testing::Test {
 
 const std::vector<std::string> kStrategies{"zero0", "zero1", "zero2", "zero3"};
 
-TEST_F(ParityDefectsTest, DetectsADroppedBucket) {
+TEST_F(ParityDefectsTest, SLOW_DetectsADroppedBucket) {
   std::vector<std::vector<std::string>> cases;
   for (const std::string& strategy : kStrategies) {
     cases.push_back({strategy, "used_twice", "n2"});
@@ -56,7 +56,7 @@ TEST_F(ParityDefectsTest, DetectsAMissedUnscaleAtFp16) {
   expect_seen(cases, "optimizer=unscaled", "optimizer.unscaled.missed=1024", "step 1: ");
 }
 
-TEST_F(ParityDefectsTest, DetectsAnotherRankOrderAtThreeRanks) {
+TEST_F(ParityDefectsTest, SLOW_DetectsAnotherRankOrderAtThreeRanks) {
   std::vector<std::vector<std::string>> cases;
   for (const std::string& strategy : kStrategies)
     for (const std::string reduce : {"each", "last"}) cases.push_back({strategy, reduce, "everything", "n3", "sgd"});

@@ -12,6 +12,7 @@
 #include "multirank/parity/matrix.hpp"
 #include "multirank/parity/reference.hpp"
 #include "multirank/parity/run_cases.hpp"
+#include "support/name_by_ranks.hpp"
 #include "support/scratch.hpp"
 #include "support/shell.hpp"
 
@@ -43,11 +44,11 @@ TEST_P(ParityTest, HoldsForEveryPairOfChoices) {
   EXPECT_GT(cases.size(), 5u);
   expect_exact(cases);
 }
-INSTANTIATE_TEST_SUITE_P(Ranks, ParityTest, testing::Values(1, 2, 3, 4),
-                         [](const auto& info) { return "On" + std::to_string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Ranks, ParityTest, testing::Values(2, 4), zr::test::NameByRanks());
+INSTANTIATE_TEST_SUITE_P(SLOW_Ranks, ParityTest, testing::Values(1, 3), zr::test::NameByRanks());
 
-// On the simulated accelerator of tests/support/sim_device, whose streams delay the start of operators at random. The
-// reference is plain libtorch on the same device.
+// On the simulated accelerator of tests/simulators/sim_device, whose streams delay the start of operators at random.
+// The reference is plain libtorch on the same device.
 class DeviceParityTest : public ParityTest {
  protected:
   static void SetUpTestSuite() {
@@ -68,8 +69,8 @@ class DeviceParityTest : public ParityTest {
 };
 
 TEST_P(DeviceParityTest, HoldsForEveryPairOfChoices) { check_device_cases(); }
-INSTANTIATE_TEST_SUITE_P(Ranks, DeviceParityTest, testing::Values(1, 2, 3, 4),
-                         [](const auto& info) { return "On" + std::to_string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Ranks, DeviceParityTest, testing::Values(2), zr::test::NameByRanks());
+INSTANTIATE_TEST_SUITE_P(SLOW_Ranks, DeviceParityTest, testing::Values(1, 3, 4), zr::test::NameByRanks());
 
 // The device computes the operators of these models by the same operators of the CPU: one reference, on the device,
 // holds for the ranks on both.
@@ -136,8 +137,7 @@ TEST_P(HostsParityTest, HoldsForEveryPairOfChoices) {
   EXPECT_GT(cases.size(), 5u);
   expect_exact(cases);
 }
-INSTANTIATE_TEST_SUITE_P(Ranks, HostsParityTest, testing::Values(2, 3, 4),
-                         [](const auto& info) { return "On" + std::to_string(info.param); });
+INSTANTIATE_TEST_SUITE_P(SLOW_Ranks, HostsParityTest, testing::Values(2, 3, 4), zr::test::NameByRanks());
 
 // Memory of the simulated accelerator passes between such hosts through host memory.
 class DeviceHostsParityTest : public DeviceParityTest {
@@ -154,8 +154,7 @@ TEST_P(DeviceHostsParityTest, HoldsForEveryPairOfChoices) {
     GTEST_SKIP() << "built without MPI";
   check_device_cases();
 }
-INSTANTIATE_TEST_SUITE_P(Ranks, DeviceHostsParityTest, testing::Values(2, 3, 4),
-                         [](const auto& info) { return "On" + std::to_string(info.param); });
+INSTANTIATE_TEST_SUITE_P(SLOW_Ranks, DeviceHostsParityTest, testing::Values(2, 3, 4), zr::test::NameByRanks());
 
 TEST_F(ParityTest, HoldsWithTwoThreadsPerRank) {
   std::vector<TestCase> cases;
@@ -178,7 +177,7 @@ TEST_F(ParityTest, HoldsWhenRanksUseDifferentParameters) {
 }
 
 // Every tensor that autograd saves goes to a tier and back, even the smallest.
-TEST_F(ParityTest, HoldsWithOffloadedActivations) {
+TEST_F(ParityTest, SLOW_HoldsWithOffloadedActivations) {
   std::filesystem::create_directories(folder_ + "/swap");
   const std::string nvme = "offload.activations=nvme offload.nvme.path=" + folder_ + "/swap",
                     least = " offload.activation_bytes=1B";

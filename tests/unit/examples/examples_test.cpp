@@ -69,11 +69,12 @@ TEST_P(GptTest, TrainsLikeThePlainLibtorchProgram) {
   EXPECT_NEAR(summary["loss"].get<double>(), number_after(" loss", lines[1]), nearness);
   EXPECT_NEAR(summary["val_loss"].get<double>(), number_after("val_loss", lines[1]), nearness);
 }
-INSTANTIATE_TEST_SUITE_P(Examples, GptTest, ::testing::Values(std::pair("fp32", 1e-4), std::pair("bf16", 2e-2)),
-                         [](const auto& info) { return info.param.first; });
+const auto dtype_of = [](const auto& info) { return info.param.first; };
+INSTANTIATE_TEST_SUITE_P(Examples, GptTest, ::testing::Values(std::pair("fp32", 1e-4)), dtype_of);
+INSTANTIATE_TEST_SUITE_P(SLOW_Examples, GptTest, ::testing::Values(std::pair("bf16", 2e-2)), dtype_of);
 
-// Six runs: label examples-slow.
-TEST(AdamW8BitOnGptTest, ReachesTheLossOfAdamWWithinOnePercent) {
+// Six runs.
+TEST(AdamW8BitOnGptTest, SLOW_ReachesTheLossOfAdamWWithinOnePercent) {
   const zr::test::Scratch scratch;
   const auto text = shell("cd /usr/share/common-licenses && cat GPL-2 GPL-3 LGPL-2.1 Apache-2.0");
   if (text.code != 0) GTEST_SKIP() << "this system has no licences in /usr/share/common-licenses: " << text.output;

@@ -50,7 +50,7 @@ TEST(CheckpointSaveTest, HoldsEveryByteForAnyNumberOfWritersAndReaders) {
     }
 }
 
-TEST(CheckpointSaveTest, KeepsCommittedCheckpointsWhenRanksAreKilledAnywhere) {
+TEST(CheckpointSaveTest, SLOW_KeepsCommittedCheckpointsWhenRanksAreKilledAnywhere) {
   constexpr int kRanks = 3;
   const Scratch scratch;
   const std::string root = scratch.path("c");

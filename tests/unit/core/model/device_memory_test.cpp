@@ -1,5 +1,5 @@
 // Copies that are launched later than they were requested are seen by every later operation. Runs on the simulated
-// accelerator of tests/support/sim_device.
+// accelerator of tests/simulators/sim_device.
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "model/torch_device_memory.hpp"
-#include "support/sim_device/device_calls.hpp"
+#include "simulators/sim_device/device_calls.hpp"
 
 namespace zr::host {
 namespace {

@@ -1,5 +1,5 @@
 // The streams and events that plug-ins get ("zr.host.stream/1") of the simulated accelerator of
-// tests/support/sim_device: order across streams, and what happens without it.
+// tests/simulators/sim_device: order across streams, and what happens without it.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -1,5 +1,5 @@
 // Gradients are delivered in their order, with their values, and at the same points however fast the device is. Runs on
-// the simulated accelerator of tests/support/sim_device.
+// the simulated accelerator of tests/simulators/sim_device.
 #include "model/gradient_downloads.hpp"
 
 #include <dlfcn.h>

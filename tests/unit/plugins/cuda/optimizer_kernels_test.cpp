@@ -1,4 +1,4 @@
-// The kernels of the optimizers for CUDA, run on the CPU (tests/support/cuda_on_cpu): bits beside those of the CPU's
+// The kernels of the optimizers for CUDA, run on the CPU (tests/simulators/cuda_on_cpu): bits beside those of the CPU's
 // own kernels, and no access outside the arrays.
 #include <cuda_runtime.h>
 #include <gmock/gmock.h>

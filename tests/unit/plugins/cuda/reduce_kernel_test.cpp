@@ -1,4 +1,5 @@
-// The reduction of the communicators for CUDA, run on the CPU (tests/support/cuda_on_cpu), beside zr::ordered_reduce().
+// The reduction of the communicators for CUDA, run on the CPU (tests/simulators/cuda_on_cpu), beside
+// zr::ordered_reduce().
 #include <gmock/gmock.h>
 
 #include <list>

@@ -1,5 +1,5 @@
 // The simulated accelerator: work is asynchronous, and errors of ordering show.
-#include "support/sim_device/sim_device_test.hpp"
+#include "simulators/sim_device/sim_device_test.hpp"
 
 #include <dlfcn.h>
 
@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <future>
 
-#include "support/sim_device/move_to.hpp"
+#include "simulators/sim_device/move_to.hpp"
 
 #ifndef ZR_SIM_DEVICE
 #define ZR_SIM_DEVICE ZR_BUILD_DIR "/tests/devices/libzr_sim_device.so"

@@ -1,8 +1,8 @@
 // Values of operators on the simulated accelerator equal the CPU's, bit for bit.
 #include <ATen/autocast_mode.h>
 
-#include "support/sim_device/move_to.hpp"
-#include "support/sim_device/sim_device_test.hpp"
+#include "simulators/sim_device/move_to.hpp"
+#include "simulators/sim_device/sim_device_test.hpp"
 
 namespace zr::test::sim {
 namespace {
