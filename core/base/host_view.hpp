@@ -16,7 +16,7 @@ inline std::string host_view_problem(const std::string& name, const zr_view& vie
   if (view.device.type != ZR_DEVICE_CPU) return name + " is not in CPU memory";
   return reserved_problem(name + ".flags", view.flags);
 }
-/// The same for memory of this device, which may be the CPU.
+/// Why the engine cannot use the memory of this view as memory of `device`, which may be the CPU; "" if it can.
 inline std::string view_problem_on(const zr_device& device, const std::string& name, const zr_view& view) {
   if (device.type == ZR_DEVICE_CPU) return host_view_problem(name, view);
   if (view.device.type != device.type || view.device.id != device.id)

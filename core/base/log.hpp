@@ -35,8 +35,8 @@ void remove_current_line(const CurrentLine* line);
 void log_as_rank(int rank);
 /// Inside a catch block: writes the exception in flight as an error and returns the process's exit code for it.
 int report_exception();
-/// The same for a program built on zr::Engine: an exception that is not the host's belongs to the program (exit code 1;
-/// std::invalid_argument 2). Omits libtorch's C++ stack unless TORCH_SHOW_CPP_STACKTRACES=1.
+/// As report_exception(), in a program built on zr::Engine: an exception that is not the host's belongs to the program
+/// (exit code 1; std::invalid_argument 2). Omits libtorch's C++ stack unless TORCH_SHOW_CPP_STACKTRACES=1.
 int report_program_exception();
 /// Sets the function that returns the remedy for an exception of the program, given its type and text; "" if unknown.
 void set_advice(std::string (*advice)(const std::string& type, const std::string& text));

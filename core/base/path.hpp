@@ -10,8 +10,8 @@ namespace zr::host {
 /// kernel does. If the home folder is not known, sets `problem` and returns "". Any thread.
 std::string absolute_path(const std::string& text, const std::string& base, std::string& problem);
 
-/// The same for a path on a command line: relative to the working directory, and as it is if it does not begin with
-/// "~". Throws UserError if the home folder is not known. Shells expand "~" only at the beginning of a word.
+/// Replaces a leading "~" or "~name" of a path on a command line by the home folder; other paths stay as they are.
+/// Throws UserError if the home folder is not known. Shells expand "~" only at the beginning of a word.
 std::string with_home(const std::string& text);
 
 /// The absolute path of the folder that contains `file`.

@@ -31,8 +31,8 @@ struct StoreAddress {
   boost::asio::ip::address address;
   uint16_t port = 0;  // 0: any
 };
-/// That of ZR_STORE, if it is set; else the address of this machine from which the first other host is reached, and
-/// 127.0.0.1 if there is no other. Throws EnvironmentError if a host is unknown or cannot be reached.
+/// The address in ZR_STORE, if it is set; else the address of this machine from which the first other host is reached,
+/// and 127.0.0.1 if there is no other. Throws EnvironmentError if a host is unknown or cannot be reached.
 StoreAddress store_address(boost::asio::io_context& io, const std::vector<HostRanks>& hosts);
 
 }  // namespace zr::host::cli

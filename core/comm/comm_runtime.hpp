@@ -62,7 +62,7 @@ class CommRuntime {
   /// report if a peer is lost, exceeds the time limit, or issued a different collective; after that every call throws
   /// the same failure. Throws UserError if the arguments are invalid.
   void run(zr_coll coll) { run(coll, false); }
-  /// The same as run(), but counted as control traffic.
+  /// As run(), but counts the collective as control traffic.
   void run_control(zr_coll coll) { run(coll, true); }
   void barrier(const char* label);
   /// Every rank's bytes, in rank order, equal length on all ranks. Control traffic.

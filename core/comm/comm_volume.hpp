@@ -37,8 +37,9 @@ class CommVolumeCounter {
   /// Removes the buffer at `base`, which has been freed.
   void remove_buffer(const void* base);
   /// Bytes that this rank receives in `coll`: the minimum that a communicator must transfer, where each rank reduces an
-  /// equal part of an all_reduce. With ZR_COLL_SHARED what other hosts receive of it, since their ranks receive
-  /// together.
+  /// equal part of an all_reduce. reduce_scatter: (N-1) times its own part; all_gather: the parts of the others;
+  /// all_reduce: both, with equal parts; reduce: (N-1) times the data, at the root. With ZR_COLL_SHARED what other
+  /// hosts receive of it, since their ranks receive together.
   int64_t received_bytes(const zr_coll& coll) const;
   void add(uint32_t op, int64_t bytes, bool control);
   const CommVolume& count() const { return count_; }

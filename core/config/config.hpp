@@ -113,9 +113,9 @@ class Document {
   /// UserError with file:line:column if the file cannot be read or parsed. Paths in the file are relative to its
   /// folder, those of overrides to the working directory.
   static Document load(const std::string& file, const std::vector<std::string>& overrides);
-  /// The same from text; `file` is the name used in messages. `values`: overrides that the program gives, which the
-  /// command line may override; their origin is "zr::Configuration". `run_name`: job.name if it is not given, instead
-  /// of the name of the file. All paths are relative to the working directory.
+  /// Parses TOML text; `file` is its name in messages. `overrides`: as in load(). `values`: overrides that the program
+  /// gives, which the command line may override; their origin is "zr::Configuration". `run_name`: job.name if it is not
+  /// given, instead of the name of the file. All paths are relative to the working directory.
   static Document parse(const std::string& toml, const std::string& file, const std::vector<std::string>& overrides,
                         const std::vector<std::string>& values = {}, const std::string& run_name = "");
 

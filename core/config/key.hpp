@@ -47,7 +47,7 @@ const std::vector<std::string>& roles();
 
 /// The name of a type in messages: "integer", "size", "duration".
 std::string_view type_text(uint32_t type);
-/// The same for a key: "path" or "paths" for a string that names files.
+/// The name of a key's type in messages: as of a type; "path" or "paths" for a string that names files.
 std::string_view type_text(const ConfigKey& key);
 /// "0 to 1", "at least 0", "fp32|bf16"; "" if every value is allowed.
 std::string range_text(const ConfigKey& key);

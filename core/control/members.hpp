@@ -27,7 +27,7 @@ class Members {
   /// Remembers why a process could not join, for the report that ranks are missing.
   void refused(const std::string& reason);
   void on_heartbeat(int rank, const protocol::Heartbeat& heartbeat, Time now);
-  /// The same, for the heartbeat with which a rank answers the failure notice.
+  /// Call for the heartbeat with which a rank answers the failure notice, instead of on_heartbeat().
   void on_final_status(int rank, const protocol::Heartbeat& heartbeat, Time now);
   void reported(int rank, const std::string& text);
   void disconnected(int rank);

@@ -30,7 +30,7 @@ struct Report {
 
 /// The report as text: a heading per topic, a line per check, the command below it, and a summary.
 std::string text_of(const Report& report);
-/// The report as JSON; README.md has the schema.
+/// The report as JSON; docs/command-line.md has the schema.
 std::string json_of(const Report& report);
 /// `command`, preceded by "sudo " if it needs root and this user is not root.
 std::string as_root(std::string_view command, bool is_root);

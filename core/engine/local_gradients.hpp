@@ -68,7 +68,8 @@ class LocalGradients {
   /// Call when a parameter's optimizer states have changed otherwise: its private states are
   /// reset before their next use. All ranks call it.
   void restart(uint32_t param);
-  /// The same for all parameters and their masters.
+  /// Call when the optimizer states and masters of all parameters have changed otherwise: their private states are
+  /// reset before their next use. All ranks call it.
   void restart();
   /// Call when masters have changed otherwise. All ranks call it.
   void masters_changed() { masters_are_stale_ = true; }

@@ -10,7 +10,7 @@ namespace zr::host::engine {
 
 /// Index of this rank's next micro-batch, counted over all ranks from the first of the step.
 int64_t micro_index(const job::StepContext& context, const TrainingProgress& progress);
-/// Seeds the model for that micro-batch (the formula is in README.md). Training thread.
+/// Seeds the model for that micro-batch (docs/numerics.md, section 1). Training thread.
 void seed_model(const job::StepContext& context, const TrainingProgress& progress);
 
 /// Seed of the program's generator number `key` (Engine::generator()). Any thread.

@@ -47,8 +47,8 @@ class WeightMonitor {
   /// Compares weights between ranks, after collect_writes(). Call before the program or a file gets their values.
   /// Collective.
   void compare();
-  /// The same without collect_writes(), for calls that do not use the masters: a write that all ranks undo before the
-  /// next collect_writes() leaves the masters as they were. Collective.
+  /// Compares weights between ranks without collect_writes(), for calls that do not use the masters: a write that all
+  /// ranks undo before the next collect_writes() leaves the masters as they were. Collective.
   void compare_weights();
   /// Forgets the program's writes since the last collect_writes(): the weights have their earlier values again.
   void discard_writes();

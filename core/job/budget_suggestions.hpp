@@ -33,7 +33,7 @@ using RequiredBytes = std::function<std::optional<int64_t>(const Suggestion&)>;
 /// than three single changes fit.
 std::vector<Suggestion> fitting_suggestions(const plugin::ResolvedJob& job, int ranks, const BudgetShortfall& shortfall,
                                             const RequiredBytes& required_bytes);
-/// The same for memory.host_budget; all bytes are those of the ranks of a node together.
+/// As fitting_suggestions(), for a plan that exceeds memory.host_budget. All bytes are totals of the ranks of a node.
 std::vector<Suggestion> fitting_host_suggestions(const plugin::ResolvedJob& job, int ranks,
                                                  const BudgetShortfall& shortfall, const RequiredBytes& required_bytes);
 /// The suggestions as text, one per line, with the bytes that each one saves and needs.

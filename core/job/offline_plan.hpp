@@ -41,8 +41,8 @@ class OfflinePlan {
   /// What the ranks of `hosts` transfer in one step with reduced gradients (see record_step), for each of these flags.
   /// Throws Error if a plug-in fails.
   std::vector<HostTraffic> traffic(const std::vector<InexactCollectives>& choices);
-  /// The same in a step with local gradients, in which no collective has such a flag. Without an optimizer that needs
-  /// them it is empty.
+  /// What the ranks of `hosts` transfer in one step with local gradients, whose collectives are all exact. Empty
+  /// without an optimizer that needs local gradients.
   HostTraffic local_traffic();
 
  private:

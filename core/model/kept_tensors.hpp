@@ -33,7 +33,7 @@ class KeptTensors {
   static Storages used(const c10::OperatorHandle& op, const std::vector<c10::IValue>& stack);
   /// A clause about the kept tensors on these storages, with the remedy; "" without any.
   static std::string describe(const Storages& storages);
-  /// The same about all kept tensors of the process.
+  /// A clause about all kept tensors of the process, with the remedy.
   static std::string describe_all();
   /// True for the text of an error about the types of an operator's arguments.
   static bool is_type_error(const std::string& message);

@@ -14,11 +14,11 @@ namespace zr::host::model {
 /// oneDNN. The last three are those of the process: restore() changes them only if they differ.
 class OperatorModes {
  public:
-  /// Those of the calling thread, with autocast on the types of these devices.
+  /// The modes of the calling thread, with autocast on the types of these devices.
   static OperatorModes current(const std::vector<at::Device>& devices);
-  /// Makes them those of the calling thread.
+  /// Sets these modes on the calling thread.
   void restore() const;
-  /// The same, with a cache that autocast neither reads nor fills.
+  /// A copy of these modes in which autocast neither reads nor fills its cache.
   OperatorModes without_cast_cache() const;
 
  private:

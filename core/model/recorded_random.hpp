@@ -1,5 +1,6 @@
 // Random numbers of recorded operators: generators advance when an operator is recorded, and when it runs later, it
-// draws the same numbers.
+// draws the same numbers. Skipping numbers by a formula would depend on libtorch's internals, and advancing a generator
+// only when it is read is impossible, because random() is not virtual.
 #pragma once
 
 #include <ATen/core/Generator.h>

@@ -31,7 +31,7 @@ class Storages {
   bool replaceable(const torch::Tensor& parameter, at::ScalarType type) const;
   /// Gives the parameter the data of `other`, as set_data() does, and closes its old storage.
   void replace_data(const std::string& name, const torch::Tensor& parameter, const torch::Tensor& other);
-  /// The same for a buffer.
+  /// Gives the buffer the data of `other`, as set_data() does, and closes its old storage.
   void replace_buffer_data(const std::string& name, const torch::Tensor& buffer, const torch::Tensor& other);
 
   /// Gives the tensor the data of `other`, as set_data() does, also between any two devices.

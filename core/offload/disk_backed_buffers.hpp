@@ -1,5 +1,9 @@
 // Reduced gradients and weight shards on disk. The strategy is bound to addresses without memory. This class gives them
 // staging memory while a collective uses them, and reads, writes and updates their data in parts.
+//
+// A range that a collective in progress will write is not read before that collective has ended. A range that was read
+// ahead and is written before its use is dropped. A collective that is larger than the planned staging memory gets
+// more, which is planned and counted then. The communicator allocates staging memory, so that peers read it in place.
 #pragma once
 
 #include <cstdint>

@@ -121,7 +121,7 @@ class OptimizerStates {
   std::vector<RangeMemory> ranges_;
   std::vector<std::vector<char>> written_;   // by tile, array; zeros until it is written
   std::vector<TierAllocation> allocations_;  // by tier; on disk
-  TrackedMemory staging_;                    // kTilesInFlight tiles
+  TrackedMemory staging_;                    // kTilesInFlight tiles, in huge pages
   RegisteredMemory registered_;              // of staging_
   std::vector<Transfer> writes_;             // by staging buffer; destroyed before the above, waits
   std::vector<TilePass> tile_passes_;        // with their reads

@@ -43,8 +43,9 @@ struct StateRange {
   int64_t first, count;
 };
 
-/// A part of a range on disk that is read, updated and written as one. Its arrays follow each other, each at a multiple
-/// of the tier's alignment.
+/// A part of a range on disk that is read, updated and written as one. It has as many elements as io_bytes x io_depth
+/// of the tier hold of all arrays, at least one norm block, and full parameters if the optimizer requires them. Its
+/// arrays follow each other, each at a multiple of the tier's alignment.
 struct StateTile {
   int tier;
   int64_t first, count;   // elements

@@ -209,7 +209,7 @@ struct MemoryPlan {
   /// The elements of an array for a range of the state space, with the padding between pieces. The range begins and
   /// ends where its parameters may be cut.
   ArrayRange array_range(std::size_t array, int64_t first, int64_t count) const;
-  /// The same for a range within one piece, without padding.
+  /// The elements of an array for a range of the state space within one piece, without padding.
   ArrayRange array_part(std::size_t array, int64_t first, int64_t count) const;
   /// The index in rank_plan.state_arrays of a state of a parameter; `slot`: index in its description.
   std::size_t array_of(uint32_t param, std::size_t slot) const;
@@ -282,8 +282,8 @@ inline constexpr int64_t kTilesInFlight = 4;
 /// piece is cut inside a norm block, misaligned, outside its buffer or overlapping, or if a trainable element has no
 /// owner.
 MemoryPlan make_plan(const PlanInput& input, int rank, const StrategyPlan& strategy);
-/// The same for `zeroth plan`: asks the strategy for this rank only, so that the cost does not depend on the world
-/// size. Segments stay empty, and rules between ranks are not checked.
+/// Plans `rank` alone, for `zeroth plan`: asks the strategy for this rank only, so that the cost does not depend on the
+/// world size. Segments stay empty, and rules between ranks are not checked. Throws as make_plan().
 MemoryPlan plan_of_rank(const PlanInput& input, int rank, const StrategyPlan& strategy);
 
 /// Assigns tiers to a plan's states, reduced gradients, weight shards and activations.

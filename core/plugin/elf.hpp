@@ -1,4 +1,5 @@
-// Reads the dynamic symbols of a shared library without running it. Internal to core/plugin.
+// Reads the dynamic symbols of a shared library without running it. Internal to core/plugin. Boost.DLL 1.74's
+// library_info cannot: it reads only .symtab, which stripped files do not have, with names from the last string table.
 #pragma once
 
 #include <filesystem>

@@ -22,8 +22,8 @@ class LocalMemory {
   /// Allocates zeroed memory for the arrays that ranks do not share, unless it is allocated. If this fails, call
   /// free_own().
   void allocate_own();
-  /// The same for one array. Collective on the ranks of a host if the array is shared; for each such array, find out
-  /// whether all ranks have it before the next one, for which the others would wait.
+  /// Allocates zeroed memory for one array, unless it is allocated. Collective on the ranks of a host if the array is
+  /// shared; find out whether all ranks have such an array before the next one, for which the others would wait.
   void allocate(std::size_t array);
   /// Frees what allocate_own() has allocated.
   void free_own();
@@ -40,7 +40,7 @@ class LocalMemory {
   /// The messages of the exchange.
   zr_view scratch() const;
   bool is_shared(std::size_t array) const { return plan_.arrays[array].shared; }
-  /// The same for all elements of a shared array, to write them.
+  /// All elements of a parameter in a shared array, to write them.
   zr_view writable(std::size_t array, uint32_t param) const;
 
  private:

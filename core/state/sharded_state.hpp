@@ -127,7 +127,7 @@ class ShardedState {
   std::size_t master_array() const { return 0; }
   // The array that contains a kind of tensor of a parameter; nullopt: it is in a buffer of the plan.
   std::optional<std::size_t> array_of(uint32_t param, LogicalTensor kind, const std::string& slot) const;
-  // The same for a kind of visit_tensor() other than "weight".
+  // The array that contains a kind of tensor of visit_tensor(), other than "weight", of a parameter.
   std::size_t array_of_kind(uint32_t param, const std::string& kind) const;
   // OptimizerStates::visit() over elements [first, first + count) of the slice's parameter, which fn receives too.
   void visit_state(const update::UpdateSlice& slice, std::size_t array, int64_t first, int64_t count,

@@ -23,7 +23,7 @@ struct NormBlockRange {
 };
 /// Computes many ranges, in parallel on the pool.
 void norm_block_sums(ThreadPool& pool, const std::vector<NormBlockRange>& ranges);
-/// The same for sums of fp32 values instead of squares.
+/// Computes the sums of fp32 values, not of their squares, per norm block of many ranges, in parallel on the pool.
 void block_sums(ThreadPool& pool, const std::vector<NormBlockRange>& ranges);
 /// Number of elements of `values` (fp32, bf16 or fp16) that are infinite or NaN.
 int64_t count_non_finite(const zr_view& values);

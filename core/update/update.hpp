@@ -61,7 +61,8 @@ struct UpdateInput {
 void update(const std::vector<Optimizer>& optimizers, ThreadPool& pool, const plan::MemoryPlan& plan,
             const std::vector<UpdateSlice>& slices, const UpdateInput& input);
 
-/// The same for slices in memory of the device, whose gradients are fp32: enqueues the updates, one call per optimizer.
+/// Enqueues the updates of all touched slices in memory of the device, one call per optimizer. Gradients are fp32.
+/// Throws Error if a plug-in fails.
 void update_on_device(const std::vector<Optimizer>& optimizers, DeviceMemory& device, const plan::MemoryPlan& plan,
                       const std::vector<UpdateSlice>& slices, const UpdateInput& input);
 

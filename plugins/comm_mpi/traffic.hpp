@@ -7,7 +7,7 @@
 namespace mpi {
 
 /// Adds the bytes of a collective, as rank 0 submits it, that all ranks send in messages of MPI or read of each other's
-/// memory (README.md). Throws PluginError, and adds nothing then. Linear in the number of ranks. [any]
+/// memory (docs/communicators.md). Throws PluginError, and adds nothing then. Linear in the number of ranks. [any]
 void add_traffic(const zr_coll& coll, const MpiOptions& options, zr_traffic& sum);
 
 }  // namespace mpi

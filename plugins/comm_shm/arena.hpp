@@ -1,6 +1,6 @@
 // One memory file (memfd) per rank: its control block, its staging buffers, and the segments allocated by mem_alloc.
 // Peers map a segment when an operation first refers to it. The file has no name in a file system, so nothing is left
-// behind when processes die.
+// behind when processes die. Its pages are small unless the machine's shmem_enabled says otherwise.
 #pragma once
 
 #include <sys/mman.h>

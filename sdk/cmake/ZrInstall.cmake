@@ -80,7 +80,7 @@ foreach(plugin ${plugins})  # the plug-ins in plugins/, not those of the tests
 endforeach()
 install(FILES README.md SECURITY.md CHANGELOG.md CONTRIBUTING.md DESTINATION ${docs} COMPONENT engine)
 install(DIRECTORY docs DESTINATION ${docs} COMPONENT engine PATTERN ".*" EXCLUDE)
-install(DIRECTORY plugins DESTINATION ${docs} COMPONENT engine FILES_MATCHING PATTERN README.md)  # docs/ refers to them
+install(DIRECTORY plugins DESTINATION ${docs} COMPONENT engine FILES_MATCHING PATTERN README.md)  # how they work
 
 # `make train` leaves a tree that can be installed, in full and by component.
 if(TARGET zr_training)

@@ -42,7 +42,7 @@ Answer call(const std::string& name, F&& fn) {
     throw EscapedException{{concat(name, " threw an exception; a function of the ABI returns a code")}};
   }
 }
-/// The same for a function that returns nothing and takes no zr_error.
+/// Calls fn(), which returns nothing and takes no zr_error. Throws as call().
 template <class F>
 void call_void(const std::string& name, F&& fn) {
   call(name, [&](zr_error*) {

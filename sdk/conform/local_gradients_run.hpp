@@ -80,7 +80,7 @@ class LocalRank {
   const std::vector<Arrays>& arrays() const { return arrays_; }
   /// A new step with random gradients: gradients() and exchange() for these parameters. Fails if gradients() does.
   Answer exchange(const std::vector<std::size_t>& parameters);
-  /// The same for all parameters; fails if a call fails.
+  /// A new step with random gradients of all parameters; fails if a call fails.
   void exchange();
   /// Replaces all gradients by random ones, the same on all ranks, as exchange() should.
   void set_equal_gradients();

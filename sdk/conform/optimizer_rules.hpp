@@ -17,7 +17,7 @@ inline const std::vector<Shape> kShapes{{5000}, {24, 40}, {300, 40}, {20, 16, 25
 
 /// The bits of a parameter after three updates in a new instance.
 std::string optimizer_result(Case& test, const ParameterArrays::Layout& layout, const UpdateOptions& options = {});
-/// Those of the shapes that the optimizer supports. Skips the rule if there are none.
+/// The shapes of `shapes` that the optimizer supports. Skips the rule if there are none.
 std::vector<Shape> supported_shapes(Case& test, const std::vector<Shape>& shapes);
 /// Another value of a key that groups may override; nothing if there is no such key.
 std::optional<std::pair<std::string, KeyValue>> other_group_value(const zr_component& component,

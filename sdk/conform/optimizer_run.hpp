@@ -47,10 +47,10 @@ class OptimizerRun {
   explicit OptimizerRun(Instance& instance);
   /// Describes a parameter: describe(), and passes() if the optimizer has it. Fails if a call fails.
   Description describe(const Shape& shape, const Mode& mode = {}, uint32_t group = 0, uint32_t flags = 0) const;
-  /// The same; nothing if describe() returns ZR_UNSUPPORTED.
+  /// Describes a parameter, as describe(); nothing if the optimizer returns ZR_UNSUPPORTED.
   std::optional<Description> describe_if_supported(const Shape& shape, const Mode& mode = {}, uint32_t group = 0,
                                                    uint32_t flags = 0) const;
-  /// Those of the shapes that the optimizer supports. Skips the rule if there are none.
+  /// The shapes of `shapes` that the optimizer supports. Skips the rule if there are none.
   std::vector<Shape> supported(const std::vector<Shape>& shapes) const;
   /// Arrays for a parameter that the optimizer has described.
   ParameterArrays arrays(const ParameterArrays::Layout& layout, std::mt19937_64 random, uint32_t group = 0) const;
@@ -58,7 +58,7 @@ class OptimizerRun {
   Answer add_group(uint32_t group, const KeyValues& values) const;
   /// Updates all elements, or the slices of options.cuts.
   Answer try_update(ParameterArrays& arrays, const UpdateOptions& options = {}) const;
-  /// The same; fails if the call fails.
+  /// As try_update(); fails if the call fails.
   void update(ParameterArrays& arrays, const UpdateOptions& options = {}) const;
   Instance& instance() const { return instance_; }
   /// The functions for sums over parameters, or null.

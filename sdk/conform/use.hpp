@@ -10,7 +10,7 @@ namespace zr::conform {
 /// Uses the instance: an update, a step, some collectives or some transfers. Fails if a call fails. `mode`: of the
 /// arguments; the mode of services is that of the instance's host.
 void use_component(Case& test, Instance& instance, const Mode& mode);
-/// The same for one role.
+/// Each uses an instance of one role, and fails if a call fails.
 void use_optimizer(Instance& instance, const Mode& mode);
 void use_strategy(Instance& instance, const Mode& mode);
 void use_communicator(Instance& instance, const Mode& mode);

@@ -40,7 +40,8 @@ class OptimizersTest : public ::testing::TestWithParam<Case> {
 INSTANTIATE_TEST_SUITE_P(All, OptimizersTest, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return info.param.name; });
 
-/// The order of operations that the plug-ins' READMEs define, in type T: float gives the same bits, double a reference.
+/// The order of operations of docs/numerics.md and docs/optimizers.md, in type T: float gives the same bits, double a
+/// reference.
 template <class T>
 void reference(const Case& one, const Problem& p, int64_t i, T& w, T* slots) {
   const auto key = [&](const char* name, double standard) {

@@ -213,7 +213,7 @@ TEST(AdafactorTest, HasOneStatePerRowAndOnePerColumn) {
 }
 
 // The states after one update are the codes of the moments of AdamW; each differs from its moment by at most half a
-// cell of its decade, relative to the largest of 256 elements (README of adamw8bit).
+// cell of its decade, relative to the largest of 256 elements (docs/optimizers.md).
 TEST(AdamW8BitTest, StatesDifferFromTheMomentsByAtMostHalfACell) {
   const OptimizerUnderTest optimizer(kPlugins, "adamw8bit");
   Tensor t(optimizer, {100, 257});

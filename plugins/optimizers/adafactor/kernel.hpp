@@ -1,4 +1,4 @@
-// The arithmetic of Adafactor for one slice. README.md has the order of operations.
+// The arithmetic of Adafactor for one slice. docs/optimizers.md has the order of operations.
 #pragma once
 
 #include <cstdint>

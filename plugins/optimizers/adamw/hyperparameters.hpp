@@ -26,7 +26,7 @@ struct AdamWHyperparameters {
         eps(config.number("eps")),
         weight_decay(config.number("weight_decay")) {}
 
-  /// README.md has the formula. mul: factor of the reduced gradient; step: of the parameter.
+  /// docs/numerics.md, section 9, has the formula. mul: factor of the reduced gradient; step: of the parameter.
   AdamWConstants constants(float mul, int64_t parameter_step, double lr) const {
     return constants(mul, parameter_step, parameter_step, lr);
   }

@@ -1,5 +1,5 @@
-// The map between numbers and 8-bit codes (README.md), for kernels: scalar, also on devices, and with AVX2 for 8
-// elements (decoding) or 32 (encoding); all give the same bits. Decade i holds ratios from 10^(i-7) to 10^(i-6) in N
+// The map between numbers and 8-bit codes (docs/optimizers.md), for kernels: scalar, also on devices, and with AVX2 for
+// 8 elements (decoding) or 32 (encoding); all give the same bits. Decade i holds ratios from 10^(i-7) to 10^(i-6) in N
 // 2^i equal cells, whose codes begin at N 2^i - Offset; code 0 is 0, and the code after the last cell is 1. N = 1,
 // Offset = 0: absolute values of exp_avg. N = 2, Offset = 1: exp_avg_sq.
 #pragma once
@@ -157,7 +157,7 @@ ZR_ALWAYS_INLINE void store_signed(const float* values, __m256 inverse, uint8_t*
   const __m256i is_negative = _mm256_andnot_si256(_mm256_cmpeq_epi8(size, _mm256_setzero_si256()), pack_signs(ratio));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), in_order(_mm256_blendv_epi8(size, negative, is_negative)));
 }
-/// The same; no value is negative or -0.
+/// Stores the codes of kChunk values x inverse, of which none is negative or -0.
 ZR_ALWAYS_INLINE void store_unsigned(const float* values, __m256 inverse, uint8_t* to) {
   __m256 ratio[4];
   __m256i code[4];

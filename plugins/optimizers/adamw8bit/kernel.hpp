@@ -1,4 +1,4 @@
-// The arithmetic of AdamW with 8-bit states for one slice. README.md has the order of operations and the map of codes.
+// The arithmetic of AdamW with 8-bit states for one slice. docs/optimizers.md has order and codes.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The arithmetic of LAMB for one slice, with the arrays of AdamW. README.md has the order of operations.
+// The arithmetic of LAMB for one slice, with the arrays of AdamW. docs/optimizers.md has the order.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The arithmetic of 1-bit Adam for one block, and the update with its result. README.md has the order of operations.
+// The arithmetic of 1-bit Adam for one block, and the update with its result. docs/optimizers.md has the order.
 #pragma once
 
 #include <cstdint>

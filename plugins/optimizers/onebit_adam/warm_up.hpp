@@ -8,7 +8,8 @@
 
 namespace onebit {
 
-/// The same on all ranks. begin_step() and sum() are called between updates, the const methods also during an update.
+/// Decides when the warm-up ends; all ranks decide the same. begin_step() and sum() are called between updates, the
+/// const methods also during an update.
 class WarmUp {
  public:
   /// freeze_step: the last update of the warm-up; 0: the first at which the variance is stable. beta2: of group 0.

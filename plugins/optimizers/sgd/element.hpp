@@ -1,5 +1,5 @@
-// The arithmetic of SGD for one element, for the loops on the CPU and on devices. README.md has the order of
-// operations; no product is contracted with an addition (-ffp-contract=off, -fmad=false).
+// The arithmetic of SGD for one element, for the loops on the CPU and on devices. docs/numerics.md, section
+// 9, has the order of operations; no product is contracted with an addition (-ffp-contract=off, -fmad=false).
 #pragma once
 
 #include "zr/float_cast.hpp"

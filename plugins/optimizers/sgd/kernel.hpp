@@ -1,4 +1,4 @@
-// The arithmetic of SGD for one run. README.md has the order of operations.
+// The arithmetic of SGD for one run. docs/numerics.md, section 9, has the order.
 #pragma once
 
 #include <cstdint>

@@ -139,7 +139,8 @@ class GradientBuckets {
   void ready(uint32_t param, int64_t first, int64_t count, uint32_t micro) {
     ready(param, first, count, micro, [](std::size_t) {});
   }
-  /// The same; calls before_send(bucket) before each bucket is sent. What it submits has the same order on all ranks.
+  /// As ready() without before_send; calls before_send(bucket) before each bucket is sent. What before_send submits has
+  /// the same order on all ranks.
   template <class BeforeSend>
   void ready(uint32_t param, int64_t first, int64_t count, uint32_t micro, const BeforeSend& before_send) {
     missing_[find(param, first).bucket] -= count;

@@ -66,16 +66,16 @@ struct IntElement {
 /// Addition without undefined behaviour on overflow: integers wrap.
 ZR_ALWAYS_INLINE float wrapping_add(float a, float b) { return a + b; }
 ZR_ALWAYS_INLINE double wrapping_add(double a, double b) { return a + b; }  // in fp64
-/// The same for int8_t.
+/// Addition of int8_t, modulo 2^8.
 ZR_ALWAYS_INLINE int8_t wrapping_add(int8_t a, int8_t b) {
   return static_cast<int8_t>(static_cast<uint8_t>(a) + static_cast<uint8_t>(b));
 }
 ZR_ALWAYS_INLINE uint8_t wrapping_add(uint8_t a, uint8_t b) { return static_cast<uint8_t>(a + b); }  // modulo 2^8
-/// The same for int32_t.
+/// Addition of int32_t, modulo 2^32.
 ZR_ALWAYS_INLINE int32_t wrapping_add(int32_t a, int32_t b) {
   return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));
 }
-/// The same for int64_t.
+/// Addition of int64_t, modulo 2^64.
 ZR_ALWAYS_INLINE int64_t wrapping_add(int64_t a, int64_t b) {
   return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
 }

@@ -1,7 +1,8 @@
 """Where the two ranks of a run are: on this machine, or one on each of two hosts.
 
 The hosts are network namespaces (tests/simulators/network_hosts.sh), which need root. Each run has its own, so that no
-process and no connection of an earlier run remains.
+process and no connection of an earlier run remains. They are removed when it ends, also after Ctrl-C, SIGTERM or
+SIGHUP.
 """
 import json
 import os

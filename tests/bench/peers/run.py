@@ -2,7 +2,8 @@
 """`make peers`: trains one GPT with every system in turn. Standard library only; torch is in build/peers/venv.
 
 A round runs every system once, in separate processes; ratios compare runs of one round. A warm-up round comes first:
-it compiles DeepSpeed's extensions, fills the page cache, and chooses the faster of a system's settings.
+it compiles DeepSpeed's extensions, fills the page cache, and chooses the faster of a system's settings: DeepSpeed's CPU
+Adam or torch's fused Adam; in bf16, DDP's gradients in fp32 or compressed to bf16.
 """
 import argparse
 import glob

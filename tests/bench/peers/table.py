@@ -4,6 +4,13 @@ measured: {"about": {line: text}, "cases": [{"size", "dtype", "steps", "systems"
 [{"tokens_per_s", "peak_mib", "communication_mib", "loss", "first_s"}]}}}]}
 A case on two hosts also has "hosts" and, per round, "link": [{"one_way", "both_ways"}] in Gbit/s, and its rounds of a
 system have "step_ms" and "sent_mib", of the host that sends more.
+
+Columns on two hosts: "comm MiB" is counted by the hosts' network interfaces, for all systems, from the end of step 3 to
+the end of the last; for Zeroth to the end of the last but one, because the last step also contains the gather of
+weights that each other step leaves to the next one. The clock includes it. "wire ms" is how long the link takes for
+the bytes that a host sends in a step, at the speed of both directions at once, which iperf3 measures before each round.
+"plain_wire" is "plain" while each rank sends the other as many bytes per step as under zero0, from two threads that
+compute nothing. Both hosts are on one machine, so its cores also do the work of the link: this shows what is left.
 """
 from statistics import median
 

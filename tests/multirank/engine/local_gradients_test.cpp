@@ -451,7 +451,7 @@ RANK_BODY(trains_more_parameters_late, Run) {
 
 TEST_F(LocalGradientsTest, RejectsWhatItCannotDo) { check_messages("local_gradients_errors.txt", 13); }
 
-// Trains with freeze_step = 0 and beta2 = 0.5, and finds the end of the warm-up as README.md of the plug-in defines it.
+// Trains with freeze_step = 0 and beta2 = 0.5, and finds the end of the warm-up as docs/optimizers.md defines it.
 // The data changes in the first steps only, so that the variance becomes stable.
 RANK_BODY(finds_the_end_of_the_warm_up, Run) {
   run.build();

@@ -1,5 +1,5 @@
-// 1-bit Adam on N ranks in one process, written from plugins/optimizers/onebit_adam/README.md and docs/numerics.md. It
-// shares no code with the engine or the plug-in. Real: float, or double for the same formula without roundings to fp32.
+// 1-bit Adam on N ranks in one process, written from docs/optimizers.md and docs/numerics.md. It shares no code with
+// the engine or the plug-in. Real: float, or double for the same formula without roundings to fp32.
 #pragma once
 
 #include <torch/torch.h>

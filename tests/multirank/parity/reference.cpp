@@ -50,7 +50,7 @@ double sum_of_squares(const std::vector<State>& states) {
   return total;
 }
 
-// plugins/optimizers/adamw/README.md, defaults.
+// docs/numerics.md, section 9: adamw with its defaults.
 void adamw(State& s, float mul, double lr) {
   const double step = static_cast<double>(s.steps);
   const auto decay = static_cast<float>(1 - lr * 0.01), beta1 = static_cast<float>(0.9),
@@ -70,7 +70,7 @@ void adamw(State& s, float mul, double lr) {
   }
 }
 
-// plugins/optimizers/sgd/README.md: momentum 0.9, Nesterov, weight decay 0.1.
+// docs/numerics.md, section 9: sgd with momentum 0.9, Nesterov, weight decay 0.1.
 void sgd(State& s, float mul, double lr) {
   const float rate = static_cast<float>(lr), mu = 0.9f, decay = 0.1f;
   for (std::size_t i = 0; i < s.master.size(); ++i) {

@@ -1,4 +1,18 @@
-// Planted defects: what the engine would do if it did not wait, or used the wrong stream or memory.
+// Planted defects: what the engine would do if it did not wait, or used the wrong stream or memory. By value of
+// ZR_SIM_BACKEND_DEFECT, with the tests in tests/multirank/model that find it (D: DeviceDefectsTest, B:
+// BothStreamsTest, W: DeviceWaitsTest):
+//   block          no stream waits for an event of another stream (D)
+//   block=N        the Nth of these waits in the process is missing, counted from 1; its stream then runs each task at
+//                  once (W, through zr_sim_drop_wait())
+//   block_engine   the default stream, which the engine of a program with another stream uses, does not wait for events
+//                  of other streams and runs each task at once (B)
+//   block_program  the other streams do not wait, and run each task at once (B)
+//   early          the host does not wait for events (D)
+//   early=N        the Nth wait of the host for an event is missing (W, through zr_sim_drop_host_wait())
+//   stream         copies between host and device run on another stream than the current one (D)
+//   host           the host reads memory of the device before each of these copies (D)
+//   reuse          the allocator reuses memory that another stream still uses (D)
+//   driver         the device cannot be initialized (DeviceStartTest)
 #include <atomic>
 #include <cstdlib>
 #include <string_view>

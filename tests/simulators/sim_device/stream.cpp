@@ -256,7 +256,9 @@ void synchronize_device(c10::DeviceIndex device) {
 }  // namespace zr::test::sim
 
 extern "C" {
+// The number of tasks that are enqueued and not finished.
 uint64_t zr_sim_pending() { return zr::test::sim::pending; }
+// The number of waits of the host: streams, events, devices, blocking copies, item().
 uint64_t zr_sim_synchronizations() { return zr::test::sim::synchronizations; }
 // Runs run(context) on the stream that native_stream() of a libtorch stream names.
 void zr_sim_enqueue(void* native_stream, const char* name, void (*run)(void*), void* context) {
@@ -278,13 +280,14 @@ void* zr_sim_stream(int device, int id) {
   return &zr::test::sim::stream_queue(c10::Stream(c10::Stream::UNSAFE, sim, id));
 }
 void* zr_sim_backing(const void* device_address) { return zr::test::sim::backing(device_address); }
-// See ZR_SIM_LATE.
+// As ZR_SIM_LATE; with 0, streams run the tasks that they have held back.
 void zr_sim_set_late(int late) {
   namespace sim = zr::test::sim;
   sim::is_late = late != 0;
   for (c10::DeviceIndex device = 0; device < sim::device_count(); ++device)
     for (sim::StreamQueue* const queue : sim::queues_of(device)) queue->wake();
 }
+// As ZR_SIM_SEED and ZR_SIM_DELAY_US, for tasks that are enqueued from now on.
 void zr_sim_set_delay(uint64_t seed, unsigned max_us) {
   zr::test::sim::delay_seed = seed;
   zr::test::sim::delay_us = max_us;

@@ -1,4 +1,4 @@
-// The bytes that communicators plan for jobs of many hosts, against the tables of plugins/comm_mpi/README.md.
+// The bytes that communicators plan for jobs of many hosts, against the tables of docs/communicators.md.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

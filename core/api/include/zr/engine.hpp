@@ -89,11 +89,12 @@ class Engine {
   /// objects. Collective. Under `zeroth plan`, `explain` and `tune` it prints what they ask for and throws
   /// ExitRequest.
   Engine(const std::string& toml, torch::nn::Module& model);
-  /// The same for a Program that main() has constructed. `name` (letters, digits, '-' and '_') gives this engine its
-  /// own folders, job.runs/job.name/NAME/ and checkpoint.dir/NAME/, for metrics and checkpoints. Engines that exist
-  /// at the same time need different names; an engine may reuse the name of one that was destroyed. Collective.
+  /// Begins training with the configuration of a Program that main() has constructed. `name` (letters, digits, '-' and
+  /// '_') gives this engine its own folders, job.runs/job.name/NAME/ and checkpoint.dir/NAME/, for metrics and
+  /// checkpoints. Engines that exist at the same time need different names; an engine may reuse the name of one that
+  /// was destroyed. Collective.
   Engine(const Program& program, torch::nn::Module& model, const std::string& name = "");
-  /// The same for a TorchScript module, which must not have run yet. Disables for the whole process TorchScript's
+  /// Begins training of a TorchScript module, which must not have run yet. Disables for the whole process TorchScript's
   /// fuser, which reads weights without libtorch's dispatcher, and its profiling executor, which changes results after
   /// the first runs. Collective.
   Engine(const Program& program, torch::jit::Module& model, const std::string& name = "");
@@ -180,8 +181,8 @@ class Engine {
   /// needs memory for the full model in addition to the engine's own; it counts towards memory.device_budget. If a rank
   /// lacks this memory, all ranks throw and the engine stays usable. Collective.
   void release();
-  /// The same in `dtype`: engine.dtype(), for the values that the next forward pass would use, or torch::kFloat, for
-  /// the fp32 values that get() returns. Collective.
+  /// Releases the model with parameters in `dtype`: engine.dtype(), for the values that the next forward pass would
+  /// use, or torch::kFloat, for the fp32 values that get() returns. Collective.
   void release(torch::ScalarType dtype);
 
   /// The dtype of the parameters in the forward pass (train.dtype). Convert floating-point inputs to it.

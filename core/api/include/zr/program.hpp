@@ -47,15 +47,15 @@ class Configuration {
   /// call replaces an earlier one, and the TOML text. Throws UserError if `path` is not names of letters, digits, '-'
   /// and '_' with dots between them; zr::Program checks that the key exists.
   Configuration& set(const std::string& path, bool value);
-  /// The same for an integer key.
+  /// Sets an integer key.
   Configuration& set(const std::string& path, int64_t value);
-  /// The same for an integer key.
+  /// Sets an integer key.
   Configuration& set(const std::string& path, int value) { return set(path, int64_t{value}); }
-  /// The same for a floating-point key.
+  /// Sets a floating-point key.
   Configuration& set(const std::string& path, double value);
-  /// The same for a string key.
+  /// Sets a string key, a size or a duration.
   Configuration& set(const std::string& path, const std::string& value);
-  /// The same for a string key.
+  /// Sets a string key, a size or a duration.
   Configuration& set(const std::string& path, const char* value) { return set(path, std::string(value)); }
   /// Appends one [[optimizer.groups]]: parameters whose name matches one of the patterns `match` get these values of
   /// optimizer keys, or of lr_scale. `use`: the id of the optimizer that updates them; empty: the job's. The TOML
@@ -83,10 +83,11 @@ class Program {
   /// With --help it prints the usage and `keys`, and throws ExitRequest. If `zeroth train`, `plan`, `explain` or `tune`
   /// has started the process to query its keys, it prints them and throws ExitRequest.
   Program(int argc, char** argv, const std::vector<Key>& keys = {});
-  /// The same from a file name and overrides ("train.steps=20"), for a main() that parses its own command line.
+  /// Reads a file and overrides ("train.steps=20"), for a main() that parses its own command line. Otherwise as the
+  /// constructor with argv, without --help.
   explicit Program(const std::string& file, const std::vector<std::string>& overrides = {},
                    const std::vector<Key>& keys = {});
-  /// The same from a configuration that the program has composed; errors name keys of Configuration::set() as
+  /// Takes a configuration that the program has composed; errors name keys of Configuration::set() as
   /// "zr::Configuration", and the TOML text as "zr::Configuration:line:column". Relative paths are relative to the
   /// working directory. Without job.name, the run folder has the file name of the program.
   explicit Program(const Configuration& config, const std::vector<std::string>& overrides = {},
@@ -96,11 +97,12 @@ class Program {
   /// The effective value of a boolean key of the program, of Zeroth or of a plug-in. Throws UserError if the key
   /// is unknown or has another type.
   bool boolean(const std::string& path) const;
-  /// The same for an integer key, such as "model.layers" or "train.steps".
+  /// The effective value of an integer key, such as "model.layers" or "train.steps".
   int64_t integer(const std::string& path) const;
-  /// The same for a floating-point or integer key.
+  /// The effective value of a floating-point or integer key.
   double number(const std::string& path) const;
-  /// The same for a string key. "strategy" and "strategy.use" are the id of the strategy plug-in; other roles alike.
+  /// The effective value of a string key. "strategy" and "strategy.use" are the id of the strategy plug-in; other roles
+  /// alike.
   std::string text(const std::string& path) const;
   /// Where the value of a key was set, for error messages: "gpt.toml:35:10", "command line", "zr::Configuration" or
   /// "default".

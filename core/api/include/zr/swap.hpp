@@ -42,8 +42,8 @@ class Swap {
   /// Begins the scope. If `values` throws, so does this constructor on all ranks, and the weights are unchanged.
   /// Throws zr::Error. Collective.
   Swap(Engine& engine, const Values& values);
-  /// The same for tensors by name; parameters that are not in the map keep their values. Throws UserError for a name
-  /// that the model does not have. Collective.
+  /// Begins the scope with tensors by name; parameters that are not in the map keep their values. Throws UserError for
+  /// a name that the model does not have, and what the other constructor throws. Collective.
   Swap(Engine& engine, const std::map<std::string, torch::Tensor>& values);
   /// Ends the scope. Collective, unless an exception unwinds the stack. May throw zr::Error.
   ~Swap() noexcept(false);

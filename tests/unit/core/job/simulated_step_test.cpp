@@ -99,7 +99,7 @@ TEST_P(RecordedStrategyTest, ThousandRanksReceiveWhatThePlanSays) {
 }
 
 // Every rank of a job of 128 hosts with 8 ranks issues the same collectives, whose bytes are, by the table of
-// plugins/comm_mpi/README.md: the sum of a part passes from host to host in fp32, with what it is added to first, and
+// docs/communicators.md: the sum of a part passes from host to host in fp32, with what it is added to first, and
 // returns from the last one, in the type of the result, to its host or to all others; a gather passes to each host
 // once.
 TEST_P(RecordedStrategyTest, HostsExchangeWhatTheTableOfTheCommunicatorSays) {
