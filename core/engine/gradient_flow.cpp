@@ -17,15 +17,13 @@ namespace {
 std::atomic<int> running_backwards = 0;  // of all engines of this process
 }  // namespace
 
-GradientFlow::GradientFlow(const job::StepContext& context, const offload::DiskBackedBuffers* disk_buffers,
-                           LocalGradients* local)
+GradientFlow::GradientFlow(const job::StepContext& context, const offload::DiskBackedBuffers* disk_buffers)
     : context_(context),
       source_(context.model),
       strategy_(context.strategy),
       plan_(context.plan),
       comm_(context.comm),
       disk_buffers_(disk_buffers),
-      local_(local),
       overlap_(context.config().gradients().overlap),
       accumulates_locally_(context.plan.input.accumulates_locally),
       last_micro_(static_cast<uint32_t>(context.plan.input.accumulation) - 1) {
@@ -55,9 +53,10 @@ void GradientFlow::report_event(uint32_t kind) {
                  strategy_.call_text("event"));
 }
 
-void GradientFlow::begin(uint32_t micro, bool contributes) {
+void GradientFlow::begin(uint32_t micro, bool contributes, LocalGradients* local) {
   const RecursiveMutexLock lock(context_.use);
   micro_ = micro;
+  local_ = local;
   set_in_backward(true);
   computed_ = false;
   contributes_ = contributes;

@@ -15,18 +15,16 @@ namespace zr::host::engine {
 class GradientFlow {
  public:
   /// All arguments outlive the flow. With gradients.overlap = false no gradient reaches the strategy before backward
-  /// has ended. disk_buffers: buffers on a disk tier, which cannot be a gradient's destination; null: none. local:
-  /// where gradients are accumulated in steps in which they are not reduced; null: there are no such steps.
-  GradientFlow(const job::StepContext& context, const offload::DiskBackedBuffers* disk_buffers,
-               LocalGradients* local = nullptr);
+  /// has ended. disk_buffers: buffers on a disk tier, which cannot be a gradient's destination; null: none.
+  GradientFlow(const job::StepContext& context, const offload::DiskBackedBuffers* disk_buffers);
   ~GradientFlow();
   GradientFlow(const GradientFlow&) = delete;
 
   /// Sets the number of micro-steps of the steps that follow. Call it between steps.
   void set_accumulation(int accumulation) { last_micro_ = static_cast<uint32_t>(accumulation) - 1; }
   /// Begins a micro-step; 0 is the first of a step. `contributes` false: gradients are received, but zeros replace
-  /// them.
-  void begin(uint32_t micro, bool contributes);
+  /// them. local: where they are added up in a step that does not reduce them; null: where the strategy says.
+  void begin(uint32_t micro, bool contributes, LocalGradients* local = nullptr);
   /// Call if an exception ended the micro-step's backward. If the strategy has received no gradient yet, undoes the
   /// micro-step and returns true; otherwise returns false.
   bool cancel();
@@ -55,7 +53,7 @@ class GradientFlow {
  private:
   void set_in_backward(bool running);
   void check_in_backward(uint32_t param) const;
-  bool is_local() const { return local_ && local_->active(); }
+  bool is_local() const { return local_ != nullptr; }
   bool deliver(uint32_t param) ZR_REQUIRES(context_.use);
   void deliver_local(uint32_t param) ZR_REQUIRES(context_.use);
   void copy_or_add(uint32_t param, int64_t first, const zr_view& dst) ZR_REQUIRES(context_.use);
@@ -68,7 +66,7 @@ class GradientFlow {
   zr_use strategy_use() const ZR_REQUIRES(context_.use) {
     return context_.use_of(
         ZR_BACKWARD, accumulates_locally_ ? 0 : micro_,
-        (micro_ == last_micro_ ? uint32_t{ZR_USE_LAST_MICRO} : 0) | (is_local() ? local_->use_flags() : 0));
+        (micro_ == last_micro_ ? uint32_t{ZR_USE_LAST_MICRO} : 0) | (is_local() ? uint32_t{ZR_USE_LOCAL_GRADS} : 0));
   }
 
   const job::StepContext& context_;
@@ -77,7 +75,7 @@ class GradientFlow {
   const plan::MemoryPlan& plan_;
   const comm::CommRuntime& comm_;
   const offload::DiskBackedBuffers* disk_buffers_;
-  LocalGradients* local_;
+  LocalGradients* local_ = nullptr;  // of the micro-step
   bool overlap_;
   bool accumulates_locally_;  // gradients accumulate in their destinations until the last micro-step of a step
   uint32_t last_micro_;       // index of the last micro-step of a step

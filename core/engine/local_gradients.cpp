@@ -201,18 +201,18 @@ bool LocalGradients::needs_local(int64_t update, const zr_param_updates* before)
   return grads == ZR_GRADS_LOCAL;
 }
 
-void LocalGradients::begin_step(int64_t update, const std::vector<int64_t>& all, const std::vector<int64_t>& local) {
+bool LocalGradients::begin_step(int64_t update, const std::vector<int64_t>& all, const std::vector<int64_t>& local) {
   const zr_param_updates before{sizeof(zr_param_updates), static_cast<uint32_t>(all.size()), all.data(), local.data()};
   active_ = false;
-  if (!api_) return;
+  if (!api_) return false;
   if (needs_local(update, &before)) {
     prepare_memory(update);
-    active_ = true;
-    return;
+    return active_ = true;
   }
   std::ranges::fill(begun_, 0);  // a step with reduced gradients changes what they began with
   memory_.free_own();
   has_memory_ = false;
+  return false;
 }
 
 LocalGradients::NonFinite LocalGradients::non_finite() const {

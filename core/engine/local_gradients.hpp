@@ -33,11 +33,7 @@ class LocalGradients {
   /// gradients were not reduced. The first step whose gradients stay on their ranks allocates the memory, which
   /// is collective. Throws Error if the optimizer rejects the step or memory cannot be allocated on all ranks; the step
   /// then has not begun.
-  void begin_step(int64_t update, const std::vector<int64_t>& all, const std::vector<int64_t>& local);
-  /// Whether those of the current step do.
-  bool active() const { return active_; }
-  /// ZR_USE_LOCAL_GRADS in such a step, otherwise 0.
-  uint32_t use_flags() const { return active_ ? uint32_t{ZR_USE_LOCAL_GRADS} : 0; }
+  bool begin_step(int64_t update, const std::vector<int64_t>& all, const std::vector<int64_t>& local);
   /// This rank's sum of a parameter's gradients, fp32. Any thread.
   zr_view gradient(uint32_t param) const { return memory_.gradient(param); }
   struct NonFinite {

@@ -57,7 +57,7 @@ Session::Session(job::Setup setup, model::Model& model, std::unique_ptr<RefreshS
       monitor_(job_.context, {state_, weights_, *recorder_, step_timer_, progress_}),
       step_sync_(job_.context, state_.slices(), state_.disk_buffers(), state_.device_updates()),
       local_(job_.context, state_),
-      gradients_(job_.context, state_.disk_buffers(), &local_),
+      gradients_(job_.context, state_.disk_buffers()),
       update_(job_.context, state_),
       skips_(job_.context),
       checkpointer_(job_.context, parts()),
@@ -149,15 +149,18 @@ void Session::begin_backward(Loss loss, double weight) {
   job_.context.model.check_bindings();
   monitor_.publish_replacements();
   const auto micro = static_cast<uint32_t>(progress_.micro());
-  if (micro == 0)  // before anything changes, because the optimizer may reject the step
-    local_.begin_step(progress_.updates() + 1, progress_.param_steps(), progress_.param_local_steps());
+  if (micro == 0) {  // before anything changes, because the optimizer may reject the step
+    step_ = &reduced_step_;
+    if (local_.begin_step(progress_.updates() + 1, progress_.param_steps(), progress_.param_local_steps()))
+      step_ = &local_step_;
+  }
   progress_.begin_micro(std::move(loss), weight);
   job_.context.model.hide_gradients(false);
   weights_.set_phase(ZR_BACKWARD, progress_.micro());
   const bool final =
-      progress_.micro() + 1 == progress_.accumulation() && !update_.edits_gradients() && !local_.active();
+      progress_.micro() + 1 == progress_.accumulation() && !update_.edits_gradients() && !step_->is_local();
   step_sync_.begin_micro_step(final);
-  gradients_.begin(micro, weight > 0);
+  gradients_.begin(micro, weight > 0, step_->destination());
   try {
     if (final) update_.begin_early();
   } catch (...) {
@@ -215,7 +218,7 @@ bool Session::step() {
 void Session::complete_step(double rate) {
   const job::StepContext& context = job_.context;
   update_.read_ahead();
-  context.finish_gradients(local_.use_flags());
+  context.finish_gradients(step_->use_flags());
   step_timer_.lap(run::Phase::reduce);
 
   update_.end_early();
@@ -228,8 +231,8 @@ void Session::complete_step(double rate) {
   const double norm = std::sqrt(global.sum_of_squares) / divisor;
   const double clip = config().train().gradient_clipping;
   const double scale = clip > 0 ? std::min(1.0, clip / (norm + 1e-6)) : 1.0;
-  progress_.set_grad_mul(static_cast<float>((local_.active() ? world() : scale) / divisor));
-  progress_.set_gradients_local(local_.active());
+  progress_.set_grad_mul(static_cast<float>(step_->factor(scale) / divisor));
+  progress_.set_gradients_local(step_->is_local());
   progress_.set_learning_rate(rate);
   step_timer_.lap(run::Phase::step_sync);
 
@@ -237,7 +240,7 @@ void Session::complete_step(double rate) {
   const bool any_touched = std::ranges::any_of(global.touched, [](char touched) { return touched != 0; });
   const bool applied = global.non_finite == 0 && any_touched;
   applied ? update_weights(global, rate, norm) : update_.skip();
-  context.report_event(ZR_STEP_END, local_.use_flags());
+  context.report_event(ZR_STEP_END, step_->use_flags());
   step_timer_.lap(run::Phase::gather);
   if (!any_touched) reject_step();
 
@@ -280,11 +283,7 @@ GlobalStats Session::exchange_statistics() {
       progress_.losses(),     progress_.weights(),           progress_.tokens() ? progress_.tokens() : samples,
       &gradients_.touched(),  gradients_.first_non_finite(), stop_signal_->received(),
       checkpointer_.failed(), update_.early_failed(),        monitor_.take_collected()};
-  if (local_.active()) {
-    const LocalGradients::NonFinite found = local_.non_finite();
-    own.local_non_finite = found.elements;
-    own.first_non_finite = found.first_param;
-  }
+  step_->add_to(own);
   own.digest = monitor_.next_digest();
   const GlobalStats global = step_sync_.exchange(own);
   if (global.masters_changed) local_.masters_changed();
@@ -300,18 +299,15 @@ GlobalStats Session::exchange_statistics() {
 }
 
 void Session::update_weights(const GlobalStats& global, double rate, double norm) {
-  progress_.begin_update(global.touched, local_.active());
+  progress_.begin_update(global.touched, step_->is_local());
   const float grad_mul = progress_.grad_mul();
   const int64_t number = progress_.updates() + 1;
-  if (local_.active())
-    local_.update({grad_mul, number, progress_.param_steps(), update_.rates(rate), global.touched});
-  else
-    update_.run({grad_mul, number, norm, rate, progress_.param_steps(), global.touched});
+  step_->update({grad_mul, number, norm, rate, progress_.param_steps(), global.touched});
   progress_.updated();
   local_.pass_state_sum(number, step_sync_.norm());
   monitor_.digest().updated(global.touched);
   step_timer_.lap(run::Phase::optimizer);
-  monitor_.publish_weights(false, local_.use_flags());
+  monitor_.publish_weights(false, step_->use_flags());
   std::vector<uint32_t> changed;
   for (uint32_t param = 0; param < global.touched.size(); ++param)
     if (global.touched[param]) changed.push_back(param);
@@ -337,7 +333,7 @@ void Session::set_accumulation(int accumulation) {
 }
 
 void Session::drop_step() {
-  job_.context.report_event(ZR_STEP_END, local_.use_flags());
+  job_.context.report_event(ZR_STEP_END, step_->use_flags());
   if (offload::DiskBackedBuffers* disk_buffers = state_.disk_buffers()) disk_buffers->step_end();
   progress_.drop_micro_steps();
   seed_model(job_.context, progress_);

@@ -11,12 +11,12 @@
 #include "engine/budget_limit.hpp"
 #include "engine/checkpointer.hpp"
 #include "engine/gradient_flow.hpp"
-#include "engine/local_gradients.hpp"
 #include "engine/model_buffers.hpp"
 #include "engine/model_refresh.hpp"
 #include "engine/optimizer_update.hpp"
 #include "engine/refresh_state.hpp"
 #include "engine/skip_log.hpp"
+#include "engine/step_kind.hpp"
 #include "engine/step_sync.hpp"
 #include "engine/step_timer.hpp"
 #include "engine/tensor_access.hpp"
@@ -128,6 +128,9 @@ class Session {
   LocalGradients local_;
   GradientFlow gradients_;
   OptimizerUpdate update_;
+  ReducedStep reduced_step_{update_};
+  LocalStep local_step_{local_, update_, job_.world()};
+  StepKind* step_ = &reduced_step_;  // of the current step, or the last one
   SkipLog skips_;
   Checkpointer checkpointer_;
   TensorAccess tensors_;
