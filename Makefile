@@ -15,7 +15,7 @@ NVCC ?= $(firstword $(wildcard $(shell sed -n 's/^CMAKE_CUDA_COMPILER:[A-Z]*=//p
 TORCH_CACHE := -DTORCH_ROOT="$(TORCH_ROOT)" -DTorch_DIR="$(Torch_DIR)"
 SOURCES = $(shell git ls-files -co --exclude-standard '*.cpp' '*.hpp' '*.h' '*.c' ':!sdk/abi')  # sdk/abi is a copy
 
-.PHONY: help setup build train test test-all test-hosts matrix bench peers gpu nvcc fuzz format lint docs clean
+.PHONY: help setup build train test test-all test-hosts matrix faults bench peers gpu nvcc fuzz format lint docs clean
 
 help:  ## prints this list
 	@echo 'make TARGET, where TARGET is one of'
@@ -48,6 +48,9 @@ test-hosts: build  ## runs the jobs of the multi-rank tests over MPI, on two sim
 
 matrix: build  ## runs the parity matrix; CASES="zero3-*-n3 fp16": test cases whose names contain one of the words
 	@build/tests/parity_matrix $(CASES)
+
+faults: setup  ## plants 24 faults in a copy of the tree and checks that the fast tests find each; FAULTS="name": only these
+	@tests/faults/faults.py $(FAULTS)
 
 bench:  ## runs the benchmarks, writes build/bench.json; ARGS="checkpoint step": programs with one of the words
 	@.ci/setup bench hosts

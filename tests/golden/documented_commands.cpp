@@ -94,6 +94,7 @@ const std::map<std::string, Try> kTries{
       "^1\n"}},
     {"cmake --install build --component sdk --prefix DIR", in_file(kPackage, "--component sdk --prefix")},
     {"make matrix", make("matrix", "cmake --build [^]*build/tests/parity_matrix")},
+    {"make faults", make("faults", "tests/faults/faults\\.py")},
     {"make bench", make("bench", "ZR_BENCHMARKS=ON[^]*\\.ci/bench")},
     {"make peers", make("peers", "cmake --build [^]*\\.ci/peers")},
     {"make peers HOSTS=2", make("peers HOSTS=2", "\\.ci/peers --hosts 2")},
