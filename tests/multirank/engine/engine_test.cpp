@@ -1,6 +1,8 @@
 // zr::Engine through its public API, with real ranks, plug-ins and files.
 #include "support/engine_test.hpp"
 
+#include <set>
+
 #include "support/layouts.hpp"
 
 namespace {
@@ -181,6 +183,17 @@ MULTIRANK_TEST(EngineTest, MatchesLibtorchAdamW, {1},
             << " steps: largest difference / largest weight = " << difference / largest << std::endl;
   EXPECT_LE(difference, 1e-6 * largest)
       << "AdamW differs from torch::optim::AdamW by at most 1e-6 of the largest weight";
+}
+
+// weights_hash() reads shards of more than 65536 elements in parts.
+TEST_F(EngineTest, HashesLargeShardsAsWholeWeights) {
+  std::set<std::string> hashes;
+  for (const std::string& layout : zr::test::kLayouts) {
+    const Result result = run(2, trains, "train.steps=1 parity.model=millions " + layout);
+    ASSERT_EQ(result.code, 0) << result.output;
+    hashes.insert(summary()["weights_hash"]);
+  }
+  EXPECT_EQ(hashes.size(), 1u);
 }
 
 TEST_F(EngineTest, TrainsIdenticalWeightsWhenRepeated) {

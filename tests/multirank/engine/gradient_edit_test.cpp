@@ -67,6 +67,22 @@ TEST_F(EngineGradientEditTest, EditsGradientsEquallyUnderEveryStrategyAndSplit) 
             expected);
 }
 
+RANK_BODY(sets_gradients_to_zero, Run) {
+  run.build();
+  run.engine->edit_gradients([](const std::string&, torch::Tensor gradient, int64_t) { gradient.zero_(); });
+  run.train();
+  print_hash(run);
+}
+
+// The function gets gradients without the loss scale, and what it writes to 16-bit gradients counts.
+TEST_F(EngineGradientEditTest, EditsGradientsOf16BitJobs) {
+  const std::string fp16 = "train.dtype=fp16 train.gradient_accumulation=2 fp16.loss_scale=";
+  EXPECT_EQ(result_of(2, clips_by_value, fp16 + "1024"), result_of(2, clips_by_value, fp16 + "2048"));
+  const std::string zero = result_of(2, sets_gradients_to_zero, "");
+  EXPECT_EQ(result_of(2, sets_gradients_to_zero, "gradients.dtype=bf16"), zero);
+  EXPECT_NE(result_of(2, trains_unedited, ""), zero);
+}
+
 struct OwnException : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

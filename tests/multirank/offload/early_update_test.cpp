@@ -127,7 +127,8 @@ TEST_F(EarlyUpdateTest, HasTheSameBitsWithOtherWaysToRunAStep) {
                                       "offload.activations=nvme offload.activation_bytes=1",
                                       "checkpoint.dir=c checkpoint.every=1 checkpoint.async=true",
                                       "strategy.zero2.bucket_bytes=64KiB",
-                                      "train.dtype=bf16 job.threads=2 parity.model=large"};
+                                      "train.dtype=bf16 job.threads=2 parity.model=large",
+                                      "train.dtype=fp16 fp16.loss_scale=256 optimizer=sgd"};
   const auto name = [](std::size_t way, bool overlap) {
     return "way" + std::to_string(way) + (overlap ? "early" : "late");
   };

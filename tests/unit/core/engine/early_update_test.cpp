@@ -231,6 +231,8 @@ TEST(EarlyUpdateObstacleTest, IsNoOptimizerThatOwnsOnlyFrozenParameters) {
   EXPECT_EQ(job::early_update_obstacle(rig.context().config(), plan), "optimizer 'adamw' is not elementwise");
   plan.input.parameters[1].frozen = true;
   EXPECT_EQ(job::early_update_obstacle(rig.context().config(), plan), "");
+  plan.input.descriptions[0].ignores_norm = false;
+  EXPECT_EQ(job::early_update_obstacle(rig.context().config(), plan), "optimizer 'adamw' may use the gradient norm");
 }
 
 }  // namespace

@@ -88,6 +88,7 @@ TEST(ModelRefreshTest, NextSessionContinuesStepWeightsAndStates) {
   EXPECT_FALSE(std::filesystem::exists(saved)) << "the checkpoint between the sessions is deleted";
   EXPECT_EQ(next.progress().step(), 1);
   EXPECT_EQ(next.progress().steps_of_run(), 1);
+  EXPECT_EQ(next.progress().param_steps(), (std::vector<int64_t>{1, 1, 0}));
   EXPECT_EQ(ModelRefreshFixture::read(next, "b", state::LogicalTensor::value), weights);
   EXPECT_EQ(ModelRefreshFixture::read(next, "b", state::LogicalTensor::state, "exp_avg"), states);
   EXPECT_EQ(ModelRefreshFixture::read(next, "c", state::LogicalTensor::value), FakeModel::initial(40));

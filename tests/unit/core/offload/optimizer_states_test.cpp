@@ -77,7 +77,7 @@ TEST(OptimizerStatesTest, AnUpdateWithoutTilesDoesNotWaitForTheWritesOfEarlyOnes
   };
   for (const bool busy : {false, true}) {
     OptimizerStates states(plan, rig.tiers, rig.ledger);
-    host::offload::EarlyTiles early(states, slices, false);
+    host::offload::EarlyTiles early(states, slices);
     int waits = 0;
     states.on_wait([&](const char*, auto) { ++waits; });
     disk.busy = busy;
