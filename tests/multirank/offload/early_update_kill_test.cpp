@@ -112,11 +112,11 @@ TEST_P(EarlyUpdateKillTest, ResumesFromTheLastCheckpointToTheSameBits) {
   EXPECT_GE(later, 3) << "in the third step or later";
 }
 
-const char* const kStops = "train.nonfinite=stop ";
+const char* const kStopsAtInfinity = "train.nonfinite=stop ";
 INSTANTIATE_TEST_SUITE_P(SLOW_Update, EarlyUpdateKillTest,
-                         ::testing::Values(KilledJob{"OnDisk", kStops, "nvme"},
-                                           KilledJob{"InHostMemory", kStops, "cpu"},
-                                           KilledJob{"OnDiskOnRank0", kStops, "nvme", 0}),
+                         ::testing::Values(KilledJob{"OnDisk", kStopsAtInfinity, "nvme"},
+                                           KilledJob{"InHostMemory", kStopsAtInfinity, "cpu"},
+                                           KilledJob{"OnDiskOnRank0", kStopsAtInfinity, "nvme", 0}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
