@@ -2,6 +2,8 @@
 
 #include <torch/types.h>
 
+#include <algorithm>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <set>
@@ -11,12 +13,16 @@
 #include "api/module.hpp"
 #include "api/state_dict_conversion.hpp"
 #include "base/error.hpp"
+#include "base/log.hpp"
 #include "base/text.hpp"
-#include "checkpoint/folder.hpp"
 #include "checkpoint/load.hpp"
+#include "checkpoint/save.hpp"
 #include "checkpoint/state_dict_pickle.hpp"
+#include "engine/checkpoint_choice.hpp"
 #include "engine/checkpoint_loader.hpp"
+#include "model/deferred.hpp"
 #include "model/parameter_registry.hpp"
+#include "model/placeholder.hpp"
 #include "model/torch_dtype.hpp"
 
 namespace zr {
@@ -31,6 +37,7 @@ struct Target {
   std::string kind;  // "weight" or "buffer"
   std::vector<std::string> names;
   torch::Tensor tensor;
+  std::string text() const { return kind + " '" + host::printable(names[0]) + "'"; }
 };
 
 void add_targets(const std::string& kind, const Tensors& tensors, std::vector<Target>& targets) {
@@ -45,10 +52,11 @@ void add_targets(const std::string& kind, const Tensors& tensors, std::vector<Ta
 }
 
 void check_target(const Target& target) {
-  const std::string call = "zr::load_weights(): " + target.kind + " '" + target.names[0] + "'";
+  const std::string call = "zr::load_weights(): " + target.text();
   if (host::model::ParameterRegistry::find(target.tensor.unsafeGetTensorImpl()))
     host::fail_user(call + " belongs to an engine; load it with engine.load(), or call engine.release() before");
-  if (target.tensor.numel() > 0 && !target.tensor.storage().data())
+  if (!target.tensor.has_storage()) host::fail_user(call + " is not a dense tensor; only these are loaded");
+  if (host::model::Placeholder::is_marked(target.tensor) || host::model::Construction::of(target.tensor))
     host::fail_user(call +
                     " has no memory; construct the module without zr::deferred, or create an engine and call "
                     "engine.load()");
@@ -63,9 +71,9 @@ struct Source {
       converted = std::make_unique<StateDictConversion>(path);
       converted->write_all();
       checkpoint.emplace(converted->path());
+      converted->remove_name();
     } else {
-      checkpoint.emplace(host::checkpoint::is_from_other_program(path) ? path
-                                                                       : host::checkpoint::find_checkpoint(path));
+      checkpoint.emplace(host::engine::checkpoints_to_try(path, false, host::checkpoint::single_rank_comm()).front());
     }
   }
   std::unique_ptr<StateDictConversion> converted;
@@ -87,14 +95,26 @@ class WeightLoader {
     for (const Target& target : targets_) match(target, report);
     for (const SavedTensor& saved : file().manifest().tensors)
       if ((saved.kind == "weight" || saved.kind == "buffer") && !matched_.contains(&saved))
-        report.unexpected.push_back(saved.kind + " '" + saved.name + "'");
+        report.unexpected.push_back(saved.kind + " '" + host::printable(saved.name) + "'");
     using host::engine::list_of;
     if (strict && !(report.missing.empty() && report.unexpected.empty() && report.other_shape.empty()))
       host::fail_user(name_ + ": does not fit the module" + list_of("missing", report.missing) +
                       list_of("different shape", report.other_shape) + list_of("unexpected", report.unexpected) +
                       "; pass strict = false to zr::load_weights() to load only the tensors that fit");
+    if (!rounded_.empty())
+      host::log(ZR_LOG_WARN, name_ +
+                                 ": these buffers are saved in a narrower type than the module has them in, and keep "
+                                 "the rounded values" +
+                                 list_of("rounded", rounded_) +
+                                 "; if the module computes them (a table of positions), compute them again after the "
+                                 "load");
     const torch::NoGradGuard no_grad;
-    for (const auto& [target, saved] : loads_) torch::Tensor(target->tensor).copy_(values_of(*saved));
+    for (const auto& [target, saved] : loads_) try {
+        torch::Tensor(target->tensor).copy_(values_of(*saved));
+      } catch (const c10::Error& error) {
+        host::fail_user(name_ + ": " + target->text() +
+                        " cannot be loaded: " + host::first_line(error.what_without_backtrace()));
+      }
     return report;
   }
 
@@ -103,30 +123,43 @@ class WeightLoader {
 
   // Finds the saved tensor for one of the module's, under any of its names.
   void match(const Target& target, LoadReport& report) {
-    const std::string text = target.kind + " '" + target.names[0] + "'";
     const SavedTensor* found = nullptr;
     for (const std::string& name : target.names) {
       const SavedTensor* saved = file().find(file().from_other_program() ? "weight" : target.kind, name);
       if (!saved || !matched_.insert(saved).second) continue;
       if (!found)
         found = saved;
-      else if (found->shape == saved->shape && !torch::equal(values_of(*found), values_of(*saved)))
-        report.unexpected.push_back("weight '" + name + "', which differs from '" + found->name + "'");
+      else if (!equal(*found, *saved))
+        report.unexpected.push_back(target.kind + " '" + host::printable(name) + "', which differs from '" +
+                                    host::printable(found->name) + "'");
     }
     const bool empty_buffer = target.kind == "buffer" && target.tensor.numel() == 0;  // checkpoints do not list these
     if (!found && empty_buffer) return;
-    if (!found) return report.missing.push_back(text);
-    if (target.tensor.sizes() != torch::IntArrayRef(found->shape)) return report.other_shape.push_back(text);
-    const SavedTensor* master =
-        target.tensor.scalar_type() == torch::kFloat ? file().find("master", found->name) : nullptr;
+    if (!found) return report.missing.push_back(target.text());
+    if (target.tensor.sizes() != torch::IntArrayRef(found->shape)) return report.other_shape.push_back(target.text());
+    const std::string type = host::model::safetensors_name(target.tensor.scalar_type());
+    const SavedTensor* const master = found->dtype == type ? nullptr : file().find("master", found->name);
     const SavedTensor* const saved = master ? master : found;
-    const bool converts =
-        torch::isFloatingType(host::model::torch_type_named(saved->dtype)) && target.tensor.is_floating_point();
-    if (!converts && host::model::safetensors_name(target.tensor.scalar_type()) != saved->dtype)
-      host::fail_user(name_ + ": " + text + " is " + saved->dtype + ", but the module has it as " +
-                      host::model::safetensors_name(target.tensor.scalar_type()) +
-                      "; only floating-point types are converted");
+    check_type(target, type, *saved);
+    if (target.kind == "buffer" && host::checkpoint::stored_size(saved->dtype) < target.tensor.element_size())
+      rounded_.push_back("'" + target.names[0] + "' (" + saved->dtype + ")");
     loads_.emplace_back(&target, saved);
+  }
+
+  // Floating-point types that Zeroth computes with, and integers, become any floating-point type, as Module::to() makes
+  // them.
+  void check_type(const Target& target, const std::string& type, const SavedTensor& saved) const {
+    const bool is_plain = host::checkpoint::safetensors_float(saved.dtype) != ZR_NONE ||
+                          torch::isIntegralType(host::model::torch_type_named(saved.dtype), /*includeBool=*/true);
+    if (saved.dtype == type || (is_plain && target.tensor.is_floating_point())) return;
+    host::fail_user(name_ + ": " + target.text() + " is " + saved.dtype + ", but the module has it as " + type +
+                    "; values of fp32, bf16, fp16 and integers are converted to floating-point types only");
+  }
+
+  bool equal(const SavedTensor& a, const SavedTensor& b) const {
+    if (a.dtype != b.dtype || a.shape != b.shape) return false;
+    const torch::Tensor left = values_of(a), right = values_of(b);
+    return std::memcmp(left.data_ptr(), right.data_ptr(), left.nbytes()) == 0;
   }
 
   torch::Tensor values_of(const SavedTensor& saved) const {
@@ -139,6 +172,7 @@ class WeightLoader {
   const std::string name_;
   std::vector<Target> targets_;
   std::set<const SavedTensor*> matched_;
+  std::vector<std::string> rounded_;  // buffers
   std::vector<std::pair<const Target*, const SavedTensor*>> loads_;
 };
 }  // namespace

@@ -31,8 +31,6 @@ struct RunConfig {
 enum class ParamDtypeRule { convert, reject };
 /// What a step with non-finite gradients does: it is skipped, or it ends the job.
 enum class NonFiniteRule { skip, stop };
-/// Whether an update begins during backward although the step may still be skipped or clipped: if its memory fits;
-/// always; never.
 /// How values pass between hosts: as they are, or rounded to integers of 8 or 4 bits with a scale per block.
 enum class ValueForm { exact, int8, int4 };
 /// The values of the model's buffers outside training: rank 0's; the mean over ranks (floating-point buffers; integer

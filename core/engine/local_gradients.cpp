@@ -203,11 +203,10 @@ bool LocalGradients::needs_local(int64_t update, const zr_param_updates* before)
 
 bool LocalGradients::begin_step(int64_t update, const std::vector<int64_t>& all, const std::vector<int64_t>& local) {
   const zr_param_updates before{sizeof(zr_param_updates), static_cast<uint32_t>(all.size()), all.data(), local.data()};
-  active_ = false;
   if (!api_) return false;
   if (needs_local(update, &before)) {
     prepare_memory(update);
-    return active_ = true;
+    return true;
   }
   std::ranges::fill(begun_, 0);  // a step with reduced gradients changes what they began with
   memory_.free_own();
@@ -360,7 +359,7 @@ zr_view LocalGradients::state_part(uint32_t param, std::size_t slot, int64_t fir
 }
 
 void LocalGradients::pass_state_sum(int64_t update, NormBlocks& norm) {
-  if (!api_ || active_ || !api_->summed_state || !api_->state_sum) return;
+  if (!api_ || !api_->summed_state || !api_->state_sum) return;
   const plugin::Instance& optimizer = context_.optimizers.main();
   int32_t slot = -1;
   CallError error;

@@ -57,7 +57,7 @@ class LocalGradients {
   };
   /// Exchanges the gradients of touched parameters, and updates this rank's masters, states and weights. Collective.
   void update(const Input& input);
-  /// Call after an update: if its gradients were reduced, passes the sum of a state to the optimizer, if it needs one.
+  /// Call after an update whose gradients were reduced: passes the sum of a state to the optimizer, if it needs one.
   /// `norm`: adds up the blocks. Collective.
   void pass_state_sum(int64_t update, NormBlocks& norm);
 
@@ -113,7 +113,7 @@ class LocalGradients {
   state::ShardedState& state_;
   const plan::LocalPlan plan_;
   const zr_local_gradients_api* api_;  // null: no optimizer needs local gradients
-  bool active_ = false, has_memory_ = false;
+  bool has_memory_ = false;
   state::LocalMemory memory_;
   std::vector<Array> private_, replicas_;
   std::vector<std::vector<zr_served_range>> ranges_;         // by parameter

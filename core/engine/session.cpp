@@ -304,7 +304,7 @@ void Session::update_weights(const GlobalStats& global, double rate, double norm
   const int64_t number = progress_.updates() + 1;
   step_->update({grad_mul, number, norm, rate, progress_.param_steps(), global.touched});
   progress_.updated();
-  local_.pass_state_sum(number, step_sync_.norm());
+  if (!step_->is_local()) local_.pass_state_sum(number, step_sync_.norm());
   monitor_.digest().updated(global.touched);
   step_timer_.lap(run::Phase::optimizer);
   monitor_.publish_weights(false, step_->use_flags());

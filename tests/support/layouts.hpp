@@ -7,8 +7,9 @@
 
 namespace zr::test {
 
-/// Overrides: every rank has all weights; the ranks of a host share one copy; each rank has a shard.
-inline const std::vector<std::string> kLayouts{"strategy=zero0", "strategy=zero1",
+/// Overrides: each rank has a copy of all weights and updates a shard; the ranks of a host share one copy; each rank
+/// has a shard only.
+inline const std::vector<std::string> kLayouts{"strategy=zero2 communicator.share_weights=false", "strategy=zero1",
                                                "strategy=zero3 communicator.share_weights=false"};
 
 }  // namespace zr::test

@@ -1,4 +1,6 @@
 // zr::load_weights(): what a job has saved, in a module that no engine trains.
+#include <torch/script.h>
+
 #include "support/engine_test.hpp"
 #include "support/layouts.hpp"
 #include "support/user_error.hpp"
@@ -27,11 +29,19 @@ struct Net : torch::nn::Module {
   torch::Tensor head;
 };
 
+// Has a buffer of Net in another type.
+struct Integers : torch::nn::Module {
+  struct Norm : torch::nn::Module {
+    Norm() { register_buffer("running_mean", torch::zeros({4}, torch::kLong)); }
+  };
+  Integers() { register_module("norm", std::make_shared<Norm>()); }
+};
+
 // Trains a Net for two steps on all ranks; returns the folder of its checkpoint.
 std::string trained(Run& run, Net& net, std::unique_ptr<zr::Engine>& engine) {
   engine = std::make_unique<zr::Engine>(run.program, net);
   for (int step = 0; step < 2; ++step) do {
-      engine->backward(net.loss(torch::rand({8, 4})));
+      engine->backward(net.loss(torch::rand({8, 4}).to(engine->dtype())).to(torch::kFloat));
     } while (!engine->step());
   return engine->save(run.program.text("job.runs") + "/saved");
 }
@@ -41,20 +51,26 @@ MULTIRANK_TEST(LoadWeightsTest, GivesAPlainModuleWhatTheJobHasSaved, {2},
   Net net;
   std::unique_ptr<zr::Engine> engine;
   const std::string folder = trained(run, net, engine);
-  Net fp32, bf16;
-  bf16.to(torch::kBFloat16);
+  Net fp32, bf16, fp16, fp64;
+  bf16.to(torch::kBFloat16);  // the counter of batches too
+  fp16.to(torch::kHalf);
+  fp64.to(torch::kDouble);
   const zr::LoadReport report = zr::load_weights(fp32, run.program.text("job.runs") + "/saved");
   EXPECT_EQ(report.folder, folder) << "the newest checkpoint of the folder";
-  zr::load_weights(bf16, folder);
+  for (Net* other : {&bf16, &fp16, &fp64}) zr::load_weights(*other, folder);
   for (const auto& item : fp32.named_parameters()) {
     const torch::Tensor trained = engine->get(item.key());  // the fp32 master
     EXPECT_TRUE(same(item.value(), trained)) << item.key();
-    EXPECT_TRUE(same(bf16.named_parameters()[item.key()], trained.to(torch::kBFloat16))) << item.key();
     EXPECT_TRUE(item.value().requires_grad()) << item.key();
+    for (Net* other : {&bf16, &fp16, &fp64}) {
+      const torch::Tensor loaded = other->named_parameters()[item.key()];
+      EXPECT_TRUE(same(loaded, trained.to(loaded.scalar_type()))) << item.key() << loaded.scalar_type();
+    }
   }
   EXPECT_TRUE(fp32.head.is_same(fp32.a->weight)) << "tied parameters stay tied";
   EXPECT_TRUE(same(fp32.norm->running_var, engine->buffer("norm.running_var").to(torch::kFloat)));
   EXPECT_EQ(fp32.norm->num_batches_tracked.item<int64_t>(), engine->buffer("norm.num_batches_tracked").item<int64_t>());
+  EXPECT_EQ(fp16.norm->num_batches_tracked.item<int64_t>(), fp32.norm->num_batches_tracked.item<int64_t>());
 }
 
 MULTIRANK_TEST(LoadWeightsTest, NamesWhatDoesNotFitAndChangesNothing, {1}) {
@@ -66,55 +82,62 @@ MULTIRANK_TEST(LoadWeightsTest, NamesWhatDoesNotFitAndChangesNothing, {1}) {
   EXPECT_EQ(
       user_error_of([&] { zr::load_weights(*other, folder); }),
       folder +
-          ": does not fit the module; missing: weight '0.weight', weight '0.bias'; unexpected: weight 'a.weight', "
+          ": does not fit the module; missing: weight '0.weight', weight '0.bias'; unexpected: weight 'head', "
           "weight 'a.bias', weight 'norm.weight', weight 'norm.bias', buffer 'norm.running_mean' and 2 more; pass "
           "strict = false to zr::load_weights() to load only the tensors that fit");
   EXPECT_TRUE(same(other->parameters()[0], before));
   Net wide;
-  wide.a->bias = wide.a->register_parameter("bias", torch::zeros({5}));
+  wide.a->bias.set_data(torch::zeros({5}));
   const zr::LoadReport report = zr::load_weights(wide, folder, false);
   EXPECT_EQ(report.other_shape, std::vector<std::string>{"weight 'a.bias'"});
   EXPECT_EQ(report.missing.size() + report.unexpected.size(), 0u);
   EXPECT_TRUE(same(wide.norm->weight, engine->get("norm.weight")));
-  Net integer;
-  integer.norm->weight = integer.norm->register_buffer("running_mean", torch::zeros({4}, torch::kLong));
-  EXPECT_EQ(user_error_of([&] { zr::load_weights(integer, folder); }),
+  Integers integers;
+  EXPECT_EQ(user_error_of([&] { zr::load_weights(integers, folder, false); }),
             folder +
-                ": buffer 'norm.running_mean' is F32, but the module has it as I64; only floating-point types are "
-                "converted");
+                ": buffer 'norm.running_mean' is F32, but the module has it as I64; values of fp32, bf16, fp16 and "
+                "integers are converted to floating-point types only");
   EXPECT_EQ(user_error_of([&] { zr::load_weights(net, folder); }),
-            "zr::load_weights(): weight 'a.weight' belongs to an engine; load it with engine.load(), or call "
+            "zr::load_weights(): weight 'head' belongs to an engine; load it with engine.load(), or call "
             "engine.release() before");
   auto deferred = zr::deferred([] { return std::make_shared<Net>(); });
   EXPECT_EQ(user_error_of([&] { zr::load_weights(*deferred, folder); }),
-            "zr::load_weights(): weight 'a.weight' has no memory; construct the module without zr::deferred, or create "
+            "zr::load_weights(): weight 'head' has no memory; construct the module without zr::deferred, or create "
             "an engine and call engine.load()");
   EXPECT_EQ(user_error_of([&] { zr::load_weights(*other, ""); }),
             "zr::load_weights(module, from): the file name is empty; name a checkpoint or a file of weights");
 }
 
-// A state dictionary of PyTorch, and one in which tied weights differ.
-MULTIRANK_TEST(LoadWeightsTest, LoadsStateDictionaries, {1}) {
+// Files of other programs, and tied weights that differ in them.
+MULTIRANK_TEST(LoadWeightsTest, LoadsFilesOfOtherPrograms, {1}) {
   torch::nn::Sequential model(torch::nn::Linear(4, 3), torch::nn::BatchNorm1d(3));
   const std::string file = ZR_SOURCE_DIR "/tests/multirank/engine/state_dicts/state_dict.pt";
   EXPECT_EQ(zr::load_weights(*model, file).folder, file);
   EXPECT_TRUE(same(model->named_parameters()["0.weight"], torch::arange(12).view({3, 4}) / 8.0 + 8));
   EXPECT_EQ(model->named_buffers()["1.num_batches_tracked"].item<int64_t>(), 7);
+  torch::jit::Module script("script"), norm("norm");
+  norm.register_buffer("num_batches_tracked", torch::zeros({}, torch::kLong));
+  script.register_module("1", norm);
+  zr::load_weights(script, file, false);
+  EXPECT_EQ(norm.buffers().size(), 1u);
+  EXPECT_EQ((*norm.buffers().begin()).item<int64_t>(), 7);
   Net net;
   c10::Dict<std::string, torch::Tensor> weights;
-  for (const auto& item : net.named_parameters()) weights.insert(item.key(), item.value().detach());
-  for (const auto& item : net.named_buffers()) weights.insert(item.key(), item.value());
-  weights.insert("a.weight", torch::ones({4, 4}));
-  weights.insert("head", torch::zeros({4, 4}));
+  for (const auto& item : net.named_parameters()) weights.insert_or_assign(item.key(), item.value().detach());
+  for (const auto& item : net.named_buffers()) weights.insert_or_assign(item.key(), item.value());
   const std::string path = run.program.text("job.runs") + "/differs.pt";
-  const std::vector<char> bytes = torch::pickle_save(c10::IValue(weights));
-  std::ofstream(path, std::ios::binary).write(bytes.data(), std::ssize(bytes));
-  EXPECT_EQ(user_error_of([&] { zr::load_weights(net, path); }),
-            path +
-                ": does not fit the module; unexpected: weight 'head', which differs from 'a.weight'; pass strict = "
-                "false to zr::load_weights() to load only the tensors that fit");
-  EXPECT_EQ(zr::load_weights(net, path, false).unexpected.size(), 1u);
-  EXPECT_TRUE(same(net.head, torch::ones({4, 4})));
+  for (const torch::Tensor& other : {torch::ones({4, 4}), torch::ones({8, 4})}) {
+    weights.insert_or_assign("a.weight", other);
+    weights.insert_or_assign("head", torch::zeros({4, 4}));
+    const std::vector<char> bytes = torch::pickle_save(c10::IValue(weights));
+    std::ofstream(path, std::ios::binary).write(bytes.data(), std::ssize(bytes));
+    EXPECT_EQ(user_error_of([&] { zr::load_weights(net, path); }),
+              path +
+                  ": does not fit the module; unexpected: weight 'a.weight', which differs from 'head'; pass strict = "
+                  "false to zr::load_weights() to load only the tensors that fit");
+    EXPECT_EQ(zr::load_weights(net, path, false).unexpected.size(), 1u);
+    EXPECT_TRUE(same(net.a->weight, torch::zeros({4, 4})));
+  }
 }
 
 }  // namespace

@@ -74,7 +74,8 @@ void says(const char* name, F&& fn) {
 inline const std::string kGathersEachUse =
     "strategy=zero3 communicator.share_weights=false strategy.zero3.max_live_bytes=0B "
     "strategy.zero3.max_reuse_bytes=0B strategy.zero3.prefetch_bytes=0B";
-inline const std::vector<std::string> kLayouts{"strategy=zero0", "strategy=zero1", kGathersEachUse};
+inline const std::vector<std::string> kLayouts{"strategy=zero2 communicator.share_weights=false", "strategy=zero1",
+                                               kGathersEachUse};
 
 class UserErrorsTest : public engine_tests::EngineTest {
  public:

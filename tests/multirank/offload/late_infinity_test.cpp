@@ -40,6 +40,17 @@ RANK_BODY(has_a_late_infinite_gradient, Run) {
   run.train();
 }
 
+TEST_F(LateInfinityTest, ASkippedStepLeavesStatesOnTiersAsTheyWere) {
+  const std::string common = std::string(kModel) + "train.steps=4 strategy=zero2 ";
+  train(2, has_a_late_infinite_gradient, "device", common);
+  for (const std::string tier : {"cpu", "nvme"}) {
+    train(2, has_a_late_infinite_gradient, tier, common + states(tier));
+    EXPECT_EQ(summary(tier)["skipped"], 1) << tier;
+    EXPECT_EQ(hash(tier), hash("device")) << tier;
+    EXPECT_EQ(losses(tier), losses("device")) << tier;
+  }
+}
+
 TEST_F(LateInfinityTest, StopsAnUpdateInPlaceAndTheCheckpointResumes) {
   const std::string common = std::string(kModel) + "train.steps=4 strategy=zero2 ";
   train(2, engine_tests::trains, "plain", common);

@@ -89,8 +89,7 @@ std::vector<Axis> make_axes() {
       {"step",
        {{"clipped", "train.gradient_clipping=0.5", [](Recipe& r) { r.clip = 0.5; }},
         only_in_cover({"plain", kEarly}),
-        only_in_cover(
-            {"weighted", std::string("parity.weighted=true ") + kEarly, [](Recipe& r) { r.weighted = true; }}),
+        only_in_cover({"weighted", "parity.weighted=true", [](Recipe& r) { r.weighted = true; }}),
         only_in_cover({"overflowing",
                        "train.steps=8 fp16.initial_scale_power=20 fp16.hysteresis=1 fp16.loss_scale_window=2",
                        [](Recipe& r) {
