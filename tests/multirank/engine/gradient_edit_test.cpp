@@ -74,20 +74,21 @@ RANK_BODY(sets_gradients_to_zero, Run) {
   print_hash(run);
 }
 
-// A gradient of this model is below 1 without the loss scale.
+// The largest gradient of this model is 2 without the loss scale, and 8000 with it.
 RANK_BODY(edits_without_the_loss_scale, Run) {
   run.build();
   float largest = 0;
   run.engine->edit_gradients([&](const std::string&, const torch::Tensor& gradient, int64_t) {
-    largest = std::max(largest, gradient.abs().max().item<float>());
+    if (gradient.numel() > 0) largest = std::max(largest, gradient.abs().max().item<float>());
   });
   run.train();
-  EXPECT_GT(run.engine->mean(largest), 1e-4);
-  EXPECT_LT(run.engine->mean(largest), 1);
+  EXPECT_GT(run.engine->mean(largest), 0.01);
+  EXPECT_LT(run.engine->mean(largest), 100);
 }
 
 TEST_F(EngineGradientEditTest, EditsGradientsOf16BitJobs) {
-  EXPECT_EQ(run(2, edits_without_the_loss_scale, "train.dtype=fp16 fp16.loss_scale=4096").code, 0);
+  const Result done = run(2, edits_without_the_loss_scale, "train.dtype=fp16 fp16.loss_scale=4096");
+  EXPECT_EQ(done.code, 0) << done.output;
   const std::string zero = result_of(2, sets_gradients_to_zero, "");
   EXPECT_EQ(result_of(2, sets_gradients_to_zero, "gradients.dtype=bf16"), zero) << "what it writes to them counts";
   EXPECT_NE(result_of(2, trains_unedited, ""), zero);
