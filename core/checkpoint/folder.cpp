@@ -67,17 +67,18 @@ namespace {
   const fs::file_status status = fs::status(path, error);
   const bool exists = fs::exists(status);
   if (exists && is_state_dict_file(path))
-    fail_user(
-        fmt::format("{}: is a file of PyTorch's torch.save(), which only engine.load() and zr::load_weights() read; load it in the "
-                    "program, or convert it to safetensors",
-                    printable(path)));
+    fail_user(fmt::format(
+        "{}: is a file of PyTorch's torch.save(), which only engine.load() and zr::load_weights() read; load it in the "
+        "program, or convert it to safetensors",
+        printable(path)));
   const std::string problem = status.type() == fs::file_type::not_found ? "does not exist"
                               : !exists                                 ? "cannot be read: " + error.message()
                               : fs::is_directory(status)                ? "contains no committed checkpoint"
                                                                         : "is not a folder";
   if (!fs::is_directory(status) && has_state_dict_extension(path))
-    fail_user(fmt::format("{}: {}; correct the path of this file of torch.save(), which only engine.load() and zr::load_weights() read",
-                          printable(path), exists ? "is not a regular file" : problem));
+    fail_user(fmt::format(
+        "{}: {}; correct the path of this file of torch.save(), which only engine.load() and zr::load_weights() read",
+        printable(path), exists ? "is not a regular file" : problem));
   fail_user(fmt::format("{}: {}; name the folder that was given to engine.save() or checkpoint.dir", printable(path),
                         problem));
 }
