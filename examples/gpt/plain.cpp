@@ -18,9 +18,9 @@ using Flags = std::map<std::string, std::string>;
 Flags parse(int argc, char** argv) {
   // The defaults are those of gpt.toml; micro-batches is ranks times gradient accumulation.
   Flags flags{
-      {"steps", "400"},      {"seed", "0"},           {"micro-batch", "8"},    {"micro-batches", "2"},
+      {"steps", "600"},      {"seed", "0"},           {"micro-batch", "8"},    {"micro-batches", "2"},
       {"layers", "4"},       {"width", "192"},        {"heads", "6"},          {"context", "128"},
-      {"dropout", "0"},      {"lr", "0.002"},         {"final-ratio", "0.05"}, {"warmup", "50"},
+      {"dropout", "0"},      {"lr", "0.003"},         {"final-ratio", "0.05"}, {"warmup", "50"},
       {"clip", "1"},         {"weight-decay", "0.1"}, {"beta2", "0.99"},       {"dtype", "fp32"},
       {"eval-every", "200"}, {"sample", "400"},       {"threads", "0"},        {"text", ZR_DATA_DIR "/jargon.txt.gz"}};
   for (int i = 1; i < argc; ++i) {

@@ -81,11 +81,12 @@ TEST(AdamW8BitOnGptTest, SLOW_ReachesTheLossOfAdamWWithinOnePercent) {
   scratch.write("text", text.output);
   const auto losses = [&](const std::string& optimizer, int seed) {
     const std::string name = optimizer + std::to_string(seed);
-    const auto run = shell(
-        kBin + "zeroth train " + kExamples + "gpt/gpt.toml model.layers=2 model.width=96" +
-        " model.context=64 train.steps=300 train.seed=" + std::to_string(seed) + " data.text=" + scratch.path("text") +
-        " optimizer.use=" + optimizer + " optimizer." + optimizer + ".beta2=0.99 optimizer." + optimizer +
-        ".weight_decay=0.1 sample.length=0 job.name=" + name + " job.runs=" + scratch.folder().string());
+    const auto run =
+        shell(kBin + "zeroth train " + kExamples + "gpt/gpt.toml model.layers=2 model.width=96" +
+              " model.context=64 train.steps=300 optimizer.lr=0.002 schedule.cosine.warmup=100 train.seed=" +
+              std::to_string(seed) + " data.text=" + scratch.path("text") + " optimizer.use=" + optimizer +
+              " optimizer." + optimizer + ".beta2=0.99 optimizer." + optimizer +
+              ".weight_decay=0.1 sample.length=0 job.name=" + name + " job.runs=" + scratch.folder().string());
     EXPECT_EQ(run.code, 0) << run.output;
     const auto summary = summary_of(scratch, name);
     return std::pair(summary["loss"].get<double>(), summary["val_loss"].get<double>());
