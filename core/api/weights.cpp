@@ -13,7 +13,6 @@
 #include "api/module.hpp"
 #include "api/state_dict_conversion.hpp"
 #include "base/error.hpp"
-#include "base/log.hpp"
 #include "base/text.hpp"
 #include "checkpoint/load.hpp"
 #include "checkpoint/save.hpp"
@@ -101,13 +100,7 @@ class WeightLoader {
       host::fail_user(name_ + ": does not fit the module" + list_of("missing", report.missing) +
                       list_of("different shape", report.other_shape) + list_of("unexpected", report.unexpected) +
                       "; pass strict = false to zr::load_weights() to load only the tensors that fit");
-    if (!rounded_.empty())
-      host::log(ZR_LOG_WARN, name_ +
-                                 ": these buffers are saved in a narrower type than the module has them in, and keep "
-                                 "the rounded values" +
-                                 list_of("rounded", rounded_) +
-                                 "; if the module computes them (a table of positions), compute them again after the "
-                                 "load");
+    host::engine::warn_of_rounded_buffers(name_, rounded_);
     const torch::NoGradGuard no_grad;
     for (const auto& [target, saved] : loads_) try {
         torch::Tensor(target->tensor).copy_(values_of(*saved));

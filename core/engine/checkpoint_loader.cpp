@@ -46,6 +46,14 @@ std::string list_of(const std::string& what, const std::vector<std::string>& nam
   return names.size() > 5 ? fmt::format("{} and {} more", text, names.size() - 5) : text;
 }
 
+void warn_of_rounded_buffers(const std::string& folder, const std::vector<std::string>& names) {
+  if (names.empty()) return;
+  log(ZR_LOG_WARN,
+      fmt::format("{}: these buffers are saved in a narrower type than the model has them in, and keep the rounded "
+                  "values{}; if the model computes them (a table of positions), compute them again after the load",
+                  folder, list_of("rounded", names)));
+}
+
 void check_renames(const std::vector<config::Rename>& renames, const std::vector<plan::Parameter>& parameters,
                    const std::vector<model::ModelBuffer>& buffers) {
   std::vector<std::string> names;

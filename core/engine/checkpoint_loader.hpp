@@ -45,6 +45,8 @@ void check_renames(const std::vector<config::Rename>& renames, const std::vector
                    const std::vector<model::ModelBuffer>& buffers);
 /// "; missing: weight 'a', state.exp_avg 'b' and 3 more"; "" for no names.
 std::string list_of(const std::string& what, const std::vector<std::string>& names);
+/// Logs which buffers of the checkpoint `folder` were saved in a narrower type ("'a' (BF16)"); nothing for no names.
+void warn_of_rounded_buffers(const std::string& folder, const std::vector<std::string>& names);
 
 /// One checkpoint, matched with the tensors of the model. Training thread; does not communicate.
 class CheckpointLoader {

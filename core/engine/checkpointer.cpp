@@ -365,12 +365,7 @@ void Checkpointer::report_load(const CheckpointLoadReport& report, int64_t step)
           list_of("unexpected", report.unexpected);
   log(report.missing.empty() && report.other_shape.empty() && report.unexpected.empty() ? ZR_LOG_INFO : ZR_LOG_WARN,
       text);
-  if (!report.rounded_buffers.empty())
-    log(ZR_LOG_WARN,
-        fmt::format("{}: these buffers are saved in a narrower type than the model has them in, and keep the "
-                    "rounded values{}; if the model computes them (a table of positions), compute them "
-                    "again after the load",
-                    report.folder, list_of("rounded", report.rounded_buffers)));
+  warn_of_rounded_buffers(report.folder, report.rounded_buffers);
   const std::string optimizer = fmt::format("{}: optimizer '{}' ", report.folder, context_.optimizers.ids());
   if (!report.fresh.empty())
     log(ZR_LOG_WARN, fmt::format("{}starts states at zero{}", optimizer, list_of("missing", report.fresh)));

@@ -196,6 +196,13 @@ struct FailingFinish {
   zr_strategy_api api;
 };
 
+// A micro-step in which both parameters, "a" and "b", get a gradient.
+void backward(engine::Session& session, FakeModel& model) {
+  session.begin_backward(0.5, 1);
+  for (const uint32_t param : {1u, 0u}) model.give_gradient(param, 2);
+  session.end_backward();
+}
+
 // The second step fails while a part of its update, which began in backward, may still run.
 TEST(SessionTest, AFailedStepEndsTrainingIfItsUpdateHasBegun) {
   for (const std::string tier : {"cpu", "nvme"}) {
@@ -207,14 +214,9 @@ TEST(SessionTest, AFailedStepEndsTrainingIfItsUpdateHasBegun) {
                        std::make_shared<OneRankControl>());
     FailingFinish strategy(setup);
     engine::Session session(std::move(setup), model);
-    const auto backward = [&] {
-      session.begin_backward(0.5, 1);
-      for (const uint32_t param : {1u, 0u}) model.give_gradient(param, 2);
-      session.end_backward();
-    };
-    backward();
+    backward(session, model);
     session.step();
-    backward();
+    backward(session, model);
     FailingFinish::fails = true;
     EXPECT_THAT(failure_of([&] { session.step(); }), HasSubstr("on purpose")) << tier;
     FailingFinish::fails = false;
@@ -262,15 +264,10 @@ TEST_P(FailedUpdateTest, EndsTraining) {
   job::Setup setup = one_rank_setup(scratch.folder().string(), GetParam().keys, std::make_shared<OneRankControl>());
   const FailingOptimizer optimizer(setup);
   engine::Session session(std::move(setup), model);
-  const auto backward = [&] {
-    session.begin_backward(0.5, 1);
-    for (const uint32_t param : {1u, 0u}) model.give_gradient(param, 2);
-    session.end_backward();
-  };
-  backward();
+  backward(session, model);
   session.step();
   FailingOptimizer::calls = GetParam().calls;
-  backward();
+  backward(session, model);
   EXPECT_THAT(failure_of([&] { session.step(); }), HasSubstr("on purpose"));
   EXPECT_EQ(FailingOptimizer::calls, -1);
   const std::string text =
