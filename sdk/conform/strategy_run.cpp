@@ -13,6 +13,7 @@ namespace zr::conform {
 namespace {
 
 constexpr double kWaitSeconds = 5;
+constexpr uint32_t kUnknownPhase = 99;
 constexpr const char* kOtherRank = "another rank has failed";
 
 uint64_t mix(uint64_t x) {
@@ -46,6 +47,12 @@ float gradient(const StrategyOptions& options, int number_of_step, int micro, in
                 options.request.grad_dtype == ZR_BF16);
 }
 
+StepShape shape_of(const PlanRequest& request) {
+  StepShape shape{.accumulation = request.accumulation, .holds = request.holds()};
+  for (const ModelParameter& parameter : request.params) shape.params.push_back({parameter.count, parameter.frozen});
+  return shape;
+}
+
 }  // namespace
 
 SharedRun::SharedRun(const StrategyOptions& run_options, int ranks)
@@ -57,7 +64,8 @@ SharedRun::SharedRun(const StrategyOptions& run_options, int ranks)
       barrier(ranks) {}
 
 StrategyRank::StrategyRank(SharedRun& shared, Instance& instance, int rank)
-    : shared_(shared),
+    : StrategyStep(shape_of(shared.options.request)),
+      shared_(shared),
       options_(shared.options),
       instance_(instance),
       api_(instance.api<zr_strategy_api>()),
@@ -88,7 +96,7 @@ void StrategyRank::check(const std::string& name, const Answer& answer) const {
 template <class F>
 void StrategyRank::call_with_use(const std::string& name, Tag tag, const zr_use& use, bool may_complete, F&& fn) {
   ArgumentMemory arguments(options_.mode);
-  zr_use given = use;
+  zr_use given = completed(use);
   Completion* done = nullptr;
   if (may_complete && options_.completions) {
     done = &instance_.host().new_completion();
@@ -102,11 +110,8 @@ void StrategyRank::call_with_use(const std::string& name, Tag tag, const zr_use&
   require(done->code() == ZR_OK, "the completion of ", name, " was resolved with ", code_text(done->code()));
 }
 
-zr_use StrategyRank::use_of(uint32_t phase, int micro, bool last) const {
-  zr_use use{};
-  use.phase = phase;
-  use.micro = request_.holds() ? 0 : static_cast<uint32_t>(micro);
-  use.flags = (last ? uint32_t{ZR_USE_LAST_MICRO} : 0) | (options_.unknown ? 1u << 30 : 0);
+zr_use StrategyRank::completed(zr_use use) const {
+  if (options_.unknown) use.flags |= 1u << 30;
   if (shared_.device) use.stream = shared_.device->stream(request_.rank);
   return use;
 }
@@ -187,7 +192,7 @@ void StrategyRank::run() {
   bind();
   publish(true);
   check_weights("after the weights were set");
-  for (int number = 0; number < options_.steps; ++number) step(number);
+  for (number_ = 0; number_ < options_.steps; ++number_) step();
   synchronize();
   for (const auto& buffer : own_buffers_)
     require(buffer->surroundings_are_intact(), "it wrote outside a buffer of its plan");
@@ -241,14 +246,14 @@ void StrategyRank::check_weights(const char* when) {
 }
 
 // A frozen parameter too; every rank acquires the same parameters in the same order.
-void StrategyRank::acquire(const std::vector<uint32_t>& params, uint32_t phase) {
+void StrategyRank::acquire(const std::vector<uint32_t>& params, zr_use use) {
   std::vector<zr_view> full(params.size());
   ArgumentMemory arguments(options_.mode);
   const uint32_t* list = arguments.list(params);
-  call_with_use(
-      "acquire()", Tag::use, use_of(options_.unknown ? 99 : phase), true, [&](const zr_use* use, zr_error* error) {
-        return api_.acquire(instance_.self(), list, static_cast<uint32_t>(params.size()), use, full.data(), error);
-      });
+  if (options_.unknown) use.phase = kUnknownPhase;
+  call_with_use("acquire()", Tag::use, use, true, [&](const zr_use* passed, zr_error* error) {
+    return api_.acquire(instance_.self(), list, static_cast<uint32_t>(params.size()), passed, full.data(), error);
+  });
   for (std::size_t i = 0; i < params.size(); ++i) {
     const char* const memory = memory_at(full[i].data);
     require(memory && full[i].count == request_.params[params[i]].count && full[i].dtype == request_.weight_dtype &&
@@ -258,48 +263,84 @@ void StrategyRank::acquire(const std::vector<uint32_t>& params, uint32_t phase) 
   }
 }
 
-void StrategyRank::release(const std::vector<uint32_t>& params, uint32_t phase) {
+void StrategyRank::release(const std::vector<uint32_t>& params, zr_use use) {
   ArgumentMemory arguments(options_.mode);
   const uint32_t* list = arguments.list(params);
-  call_with_use("release()", Tag::use, use_of(options_.unknown ? 99 : phase), false,
-                [&](const zr_use* use, zr_error* error) {
-                  return api_.release(instance_.self(), list, static_cast<uint32_t>(params.size()), use, error);
-                });
+  if (options_.unknown) use.phase = kUnknownPhase;
+  call_with_use("release()", Tag::use, use, false, [&](const zr_use* passed, zr_error* error) {
+    return api_.release(instance_.self(), list, static_cast<uint32_t>(params.size()), passed, error);
+  });
 }
 
 // Uses the parameters one after another: each while the one before is still in use, and the last three together.
-void StrategyRank::forward(int, uint32_t phase) {
+void StrategyRank::use_in_order(const zr_use& use) {
   const std::size_t n = gathered_.size();
   for (std::size_t i = 0; i < n; ++i) {
-    acquire({gathered_[i]}, phase);
-    if (i > 0) release({gathered_[i - 1]}, phase);
+    acquire({gathered_[i]}, use);
+    if (i > 0) release({gathered_[i - 1]}, use);
   }
-  if (n > 0) release({gathered_[n - 1]}, phase);
+  if (n > 0) release({gathered_[n - 1]}, use);
   if (n < 3) return;
   const std::vector<uint32_t> last(gathered_.end() - 3, gathered_.end());
-  acquire(last, phase);
-  release(last, phase);
+  acquire(last, use);
+  release(last, use);
+}
+
+void StrategyRank::use_weights(const zr_use& use) {
+  if (use.phase == ZR_FORWARD) return use_in_order(use);
+  if (final_ && is_last_micro()) final_->begin(shared_.world.submitted(request_.rank));
+  for (std::size_t i = gathered_.size(); i-- > 0;) {
+    acquire({gathered_[i]}, use);
+    release({gathered_[i]}, use);
+  }
 }
 
 // ---- gradients
 
-std::vector<uint32_t> StrategyRank::gradient_order(int number, int micro) const {
-  std::vector<uint32_t> order;
-  for (auto p = static_cast<uint32_t>(request_.params.size()); p-- > 0;)
-    if (!request_.params[p].frozen) order.push_back(p);
+std::vector<uint32_t> StrategyRank::gradient_order(uint32_t part) const {
+  std::vector<uint32_t> order = StrategyStep::gradient_order(part);
   if (options_.order == 0) return order;
-  std::mt19937_64 random(mix(options_.order + static_cast<uint64_t>(number * 1000 + micro * 100 + request_.rank)));
+  std::mt19937_64 random(mix(options_.order + static_cast<uint64_t>(number_ * 1000 + micro() * 100 + request_.rank)));
   std::shuffle(order.begin(), order.end(), random);
   return order;
 }
 
-void StrategyRank::write_gradient(uint32_t param, int step_number, int micro, const Destination& to) {
+zr_code StrategyRank::grad_destination(uint32_t param, int64_t* first, const zr_use& use, zr_view* dst) {
+  const int64_t from = *first;
+  ArgumentMemory arguments(options_.mode);
+  const zr_use* passed = arguments.sized(completed(use));
+  const Answer answer = call_from_any_thread("grad_destination()", [&](zr_error* error) {
+    return api_.grad_destination(instance_.self(), param, first, passed, dst, error);
+  });
+  if (answer.code == ZR_AGAIN) {
+    if (request_.holds()) fail("grad_destination() returned ZR_AGAIN with ZR_PLAN_HOLD_GRADS");
+    require(*first == from && !dst->data, "grad_destination() returned ZR_AGAIN, but changed its outputs");
+    return ZR_AGAIN;
+  }
+  check("grad_destination()", answer);
+  if (!memory_at(dst->data) || dst->dtype != request_.grad_dtype || dst->flags != 0)
+    fail_delivery(param, "it returned a destination of another dtype, or outside of the planned buffers");
+  return ZR_OK;
+}
+
+void StrategyRank::write_gradient(uint32_t param, int64_t first, const zr_view& dst) {
+  const Destination destination{memory_at(dst.data), dst.count};
+  if (request_.holds()) {
+    const auto [at, is_new] = held_.try_emplace({param, first}, destination);
+    require(at->second.data == destination.data && at->second.count == dst.count &&
+                is_new == (micro() == 0 && number_ == 0),
+            "with ZR_PLAN_HOLD_GRADS, the destination of parameter ", param, " changed between micro-steps");
+  }
+  on_memory([this, param, micro = micro(), first, destination] { write_values(param, micro, first, destination); });
+}
+
+void StrategyRank::write_values(uint32_t param, int micro, int64_t first, const Destination& to) const {
   auto* data = static_cast<char*>(to.data);
   for (int64_t i = 0; i < to.count; ++i) {
-    float value = gradient(options_, step_number, micro, request_.rank, param, to.first + i);
+    float value = gradient(options_, number_, micro, request_.rank, param, first + i);
     if (request_.holds() && micro > 0) {
-      float before = gradient(options_, step_number, 0, request_.rank, param, to.first + i);
-      for (int m = 1; m < micro; ++m) before += gradient(options_, step_number, m, request_.rank, param, to.first + i);
+      float before = gradient(options_, number_, 0, request_.rank, param, first + i);
+      for (int m = 1; m < micro; ++m) before += gradient(options_, number_, m, request_.rank, param, first + i);
       require(bits_of(load(data, i, request_.grad_dtype)) == bits_of(before),
               "it changed a held gradient of parameter ", param, " between micro-steps");
       value = before + value;
@@ -308,85 +349,34 @@ void StrategyRank::write_gradient(uint32_t param, int step_number, int micro, co
   }
 }
 
-// False if no buffer is free for the rest of the gradient.
-bool StrategyRank::deliver(uint32_t param, int number, int micro) {
-  const int64_t count = request_.params[param].count;
-  const bool last = micro + 1 == request_.accumulation;
-  while (delivered_[param] < count) {
-    int64_t first = delivered_[param];
-    zr_view dst{};
-    ArgumentMemory arguments(options_.mode);
-    const zr_use* use = arguments.sized(use_of(ZR_BACKWARD, micro, last));
-    const Answer answer = call_from_any_thread("grad_destination()", [&](zr_error* error) {
-      return api_.grad_destination(instance_.self(), param, &first, use, &dst, error);
-    });
-    if (answer.code == ZR_AGAIN) {
-      if (request_.holds()) fail("grad_destination() returned ZR_AGAIN with ZR_PLAN_HOLD_GRADS");
-      require(first == delivered_[param] && !dst.data, "grad_destination() returned ZR_AGAIN, but changed its outputs");
-      return false;
-    }
-    if (!answer.ok() && options_.fail_at) throw FailedCall{"grad_destination()", answer.code};
-    require(answer.ok(), "grad_destination() ", answer.said());
-    char* const memory = memory_at(dst.data);
-    require(memory && dst.count > 0 && first >= 0 && dst.count <= count - delivered_[param] &&
-                dst.count <= count - first && dst.dtype == request_.grad_dtype && dst.flags == 0,
-            "grad_destination() returned an invalid destination of parameter ", param, ": ", dst.count,
-            " elements from element ", first);
-    const Destination destination{first, dst.count, memory};
-    if (request_.holds()) {
-      const auto [at, is_new] = held_.try_emplace({param, first}, destination);
-      require(at->second.data == memory && at->second.count == dst.count && is_new == (micro == 0 && number == 0),
-              "with ZR_PLAN_HOLD_GRADS, the destination of parameter ", param, " changed between micro-steps");
-    }
-    on_memory([this, param, number, micro, destination] { write_gradient(param, number, micro, destination); });
-    if (!request_.holds() || last)
-      call_with_use("grad_ready()", Tag::use, use_of(ZR_BACKWARD, micro, last), false,
-                    [&](const zr_use* passed, zr_error* error) {
-                      return api_.grad_ready(instance_.self(), param, first, dst.count, passed, error);
-                    });
-    delivered_[param] += dst.count;
-  }
-  return true;
+void StrategyRank::grad_ready(uint32_t param, int64_t first, int64_t count, const zr_use& use) {
+  call_with_use("grad_ready()", Tag::use, use, false, [&](const zr_use* passed, zr_error* error) {
+    return api_.grad_ready(instance_.self(), param, first, count, passed, error);
+  });
 }
 
-void StrategyRank::deliver_all(std::vector<uint32_t>& pending, int number, int micro) {
-  for (bool progress = true; progress && !pending.empty();) {
-    progress = false;
-    for (std::size_t i = 0; i < pending.size();) {
-      const int64_t before = delivered_[pending[i]];
-      const bool complete = deliver(pending[i], number, micro);
-      progress |= complete || delivered_[pending[i]] != before;
-      complete ? static_cast<void>(pending.erase(pending.begin() + static_cast<long>(i))) : static_cast<void>(++i);
-    }
-  }
+void StrategyRank::step_begin(const zr_use& use) {
+  event(ZR_STEP_BEGIN, use);
+  if (options_.unknown) event(kUnknownPhase, use_of(kUnknownPhase));
 }
 
-void StrategyRank::micro_step(int number, int micro) {
-  const bool last = micro + 1 == request_.accumulation;
-  forward(micro, ZR_FORWARD);
-  if (final_ && last) final_->begin(shared_.world.submitted(request_.rank));
-  delivered_.assign(request_.params.size(), 0);
-  for (std::size_t i = gathered_.size(); i-- > 0;) {
-    acquire({gathered_[i]}, ZR_BACKWARD);
-    release({gathered_[i]}, ZR_BACKWARD);
-  }
-  std::vector<uint32_t> pending;
-  for (const uint32_t param : gradient_order(number, micro)) {
-    if (!deliver(param, number, micro)) pending.push_back(param);
-    if (!pending.empty()) deliver_all(pending, number, micro);
-  }
-  std::sort(pending.rbegin(), pending.rend());
-  deliver_all(pending, number, micro);
-  require(pending.empty(), "grad_destination() returns ZR_AGAIN for parameter ", pending.empty() ? 0 : pending[0],
-          ", although all other gradients of the micro-step are delivered");
-  if (!request_.holds() || last) event(ZR_BACKWARD_END, use_of(ZR_BACKWARD, micro, last));
+void StrategyRank::backward_end(uint32_t, const zr_use& use) { event(ZR_BACKWARD_END, use); }
+
+void StrategyRank::grads_finish(const zr_use& use) {
+  call_with_use("grads_finish()", Tag::step, use, true, [&](const zr_use* passed, zr_error* error) {
+    return api_.grads_finish(instance_.self(), passed, error);
+  });
 }
 
-std::vector<float> StrategyRank::sum_of(uint32_t param, int step_number) const {
+void StrategyRank::fail_delivery(uint32_t param, const std::string& problem) const {
+  fail("grad_destination() of parameter ", param, ": ", problem);
+}
+
+std::vector<float> StrategyRank::sum_of(uint32_t param) const {
   std::vector<float> sums(static_cast<std::size_t>(request_.params[param].count), 0.0f);
   for (std::size_t i = 0; i < sums.size(); ++i) {
     const auto value = [&](int micro, int rank) {
-      return gradient(options_, step_number, micro, rank, param, static_cast<int64_t>(i));
+      return gradient(options_, number_, micro, rank, param, static_cast<int64_t>(i));
     };
     if (request_.holds()) {
       for (int rank = 0; rank < request_.world; ++rank) {
@@ -402,10 +392,10 @@ std::vector<float> StrategyRank::sum_of(uint32_t param, int step_number) const {
   return sums;
 }
 
-void StrategyRank::check_sums(int number) {
+void StrategyRank::check_sums() {
   for (const PlannedPiece& piece : plan_.pieces) {
     if (piece.role != ZR_ROLE_REDUCED_GRAD || !options_.checks_sums) continue;
-    const std::vector<float> sums = sum_of(piece.param, number);
+    const std::vector<float> sums = sum_of(piece.param);
     for (int64_t i = 0; i < piece.count; ++i) {
       const float actual = load(buffers_[piece.buffer], piece.offset + i, request_.reduced_grad_dtype);
       const float expected = sums[static_cast<std::size_t>(piece.first + i)];
@@ -416,19 +406,15 @@ void StrategyRank::check_sums(int number) {
   }
 }
 
-void StrategyRank::step(int number) {
-  event(ZR_STEP_BEGIN, use_of(ZR_BACKWARD));
-  if (options_.unknown) event(99, use_of(99));
-  for (int micro = 0; micro < request_.accumulation; ++micro) micro_step(number, micro);
-  call_with_use("grads_finish()", Tag::step, use_of(ZR_UPDATE_PHASE), true,
-                [&](const zr_use* use, zr_error* error) { return api_.grads_finish(instance_.self(), use, error); });
+void StrategyRank::step() {
+  reduce_gradients();
   if (final_) final_->check();
   synchronize();
-  check_sums(number);
-  if (!options_.skips || number != 1) {
+  check_sums();
+  if (!options_.skips || number_ != 1) {
     for (uint32_t p = 0; p < request_.params.size(); ++p) {
       if (request_.params[p].frozen) continue;
-      const std::vector<float> sums = sum_of(p, number);
+      const std::vector<float> sums = sum_of(p);
       for (std::size_t i = 0; i < sums.size(); ++i) {
         const float value = weights_[p][i] - 0.125f * sums[i];
         weights_[p][i] = request_.weight_dtype == ZR_BF16 ? from_bf16(to_bf16(value)) : value;
@@ -436,11 +422,11 @@ void StrategyRank::step(int number) {
     }
     publish(false);
   }
-  event(ZR_STEP_END, use_of(ZR_UPDATE_PHASE));
+  event(ZR_STEP_END, update_use());
   check_weights(options_.skips ? "after a step" : "after updated()");
   if (!options_.evaluates) return;
   event(ZR_EVAL_BEGIN, use_of(ZR_EVAL));
-  forward(0, ZR_EVAL);
+  use_in_order(use_of(ZR_EVAL));
   event(ZR_EVAL_END, use_of(ZR_EVAL));
 }
 

@@ -10,6 +10,7 @@
 
 #include "conform/final_gradients.hpp"
 #include "conform/strategy_plan.hpp"
+#include "conform/strategy_step.hpp"
 #include "conform/world.hpp"
 
 namespace zr::conform {
@@ -62,7 +63,7 @@ struct SharedRun {
 };
 
 /// One rank, on an instance that is not bound yet.
-class StrategyRank {
+class StrategyRank final : private StrategyStep {
  public:
   StrategyRank(SharedRun& shared, Instance& instance, int rank);
   ~StrategyRank() {
@@ -75,8 +76,8 @@ class StrategyRank {
 
  private:
   struct Destination {
-    int64_t first, count;
     void* data;
+    int64_t count;
   };
   void bind();
   // Host memory of this rank, at `address`: as the strategy sees it.
@@ -89,7 +90,9 @@ class StrategyRank {
   void on_memory(std::function<void()> work);
   void synchronize();
   zr_device device() const { return shared_.device ? shared_.device->device() : zr_device{ZR_DEVICE_CPU, 0}; }
-  zr_use use_of(uint32_t phase, int micro = 0, bool last = false) const;
+  // Of a call outside of micro-steps.
+  static zr_use use_of(uint32_t phase) { return {sizeof(zr_use), phase, 0, 0, nullptr, nullptr}; }
+  zr_use completed(zr_use use) const;
   template <class F>
   Answer call_from_any_thread(const std::string& name, F&& fn);
   void check(const std::string& name, const Answer& answer) const;
@@ -97,21 +100,26 @@ class StrategyRank {
   template <class F>
   void call_with_use(const std::string& name, Tag tag, const zr_use& use, bool may_complete, F&& fn);
   void event(uint32_t kind, const zr_use& use);
-  void step(int number);
-  void micro_step(int number, int micro);
-  void forward(int micro, uint32_t phase);
-  bool deliver(uint32_t param, int number, int micro);
-  void deliver_all(std::vector<uint32_t>& pending, int number, int micro);
-  void write_gradient(uint32_t param, int number, int micro, const Destination& destination);
-  std::vector<uint32_t> gradient_order(int number, int micro) const;
-  void acquire(const std::vector<uint32_t>& params, uint32_t phase);
-  void release(const std::vector<uint32_t>& params, uint32_t phase);
+  void step();
+  void use_in_order(const zr_use& use);
+  void use_weights(const zr_use& use) override;
+  std::vector<uint32_t> gradient_order(uint32_t part) const override;
+  zr_code grad_destination(uint32_t param, int64_t* first, const zr_use& use, zr_view* dst) override;
+  void write_gradient(uint32_t param, int64_t first, const zr_view& dst) override;
+  void write_values(uint32_t param, int micro, int64_t first, const Destination& to) const;
+  void grad_ready(uint32_t param, int64_t first, int64_t count, const zr_use& use) override;
+  void step_begin(const zr_use& use) override;
+  void backward_end(uint32_t part, const zr_use& use) override;
+  void grads_finish(const zr_use& use) override;
+  [[noreturn]] void fail_delivery(uint32_t param, const std::string& problem) const override;
+  void acquire(const std::vector<uint32_t>& params, zr_use use);
+  void release(const std::vector<uint32_t>& params, zr_use use);
   void set_own_weights(bool frozen_too);
-  void check_sums(int number);
+  void check_sums();
   void check_weights(const char* when);
   void check_full(uint32_t param, const void* data, const char* when) const;
   void publish(bool frozen_too);
-  std::vector<float> sum_of(uint32_t param, int number) const;
+  std::vector<float> sum_of(uint32_t param) const;
 
   SharedRun& shared_;
   const StrategyOptions& options_;
@@ -121,10 +129,10 @@ class StrategyRank {
   RankPlan plan_;
   ArgumentMemory bound_loan_;
   std::vector<std::unique_ptr<Array>> own_buffers_;
-  std::vector<char*> buffers_;               // host memory
-  std::vector<std::vector<float>> weights_;  // the values that all weights must have
-  std::vector<uint32_t> gathered_;           // parameters that this rank must acquire
-  std::vector<int64_t> delivered_;
+  std::vector<char*> buffers_;                                // host memory
+  std::vector<std::vector<float>> weights_;                   // the values that all weights must have
+  std::vector<uint32_t> gathered_;                            // parameters that this rank must acquire
+  int number_ = 0;                                            // of the step
   std::optional<FinalGradients> final_;                       // with checks_last_use
   std::map<std::pair<uint32_t, int64_t>, Destination> held_;  // with ZR_PLAN_HOLD_GRADS, by parameter and first
 };

@@ -18,6 +18,7 @@ TEST(ArchitectureTest, OnlyModelApiAndExamplesIncludeLibtorch) {
 }
 TEST(ArchitectureTest, PluginsIncludeOnlyTheSdk) { EXPECT_EQ(host_headers_in_plugins(kRoot), kNothing); }
 TEST(ArchitectureTest, ConformanceUsesOnlyTheSdk) { EXPECT_EQ(more_than_the_sdk_in_conform(kRoot), kNothing); }
+TEST(ArchitectureTest, CoreUsesOneStepOfConformance) { EXPECT_EQ(conform_in_core(kRoot), kNothing); }
 TEST(ArchitectureTest, ConfigurationIsReadFromTypedStructs) { EXPECT_EQ(configuration_read_by_path(kRoot), kNothing); }
 TEST(ArchitectureTest, CoreNamesNoVendorOfDevices) { EXPECT_EQ(vendors_in_core(kRoot), kNothing); }
 TEST(ArchitectureTest, ModelsDoNotUseZeroth) { EXPECT_EQ(zeroth_in_models(kRoot), kNothing); }

@@ -113,6 +113,14 @@ TEST_F(ArchitectureRulesTest, FindsMoreThanTheSdkInConform) {
                                                                "sdk/conform/rule.cpp:5: #include \"base/error.hpp\""));
 }
 
+TEST_F(ArchitectureRulesTest, FindsConformanceInCore) {
+  plant("core/cli/conform_command.cpp", "#include \"conform/conform.hpp\"\n");
+  plant("core/job/simulated_step.cpp", "#include \"conform/strategy_step.hpp\"\n#include \"conform/world.hpp\"\n");
+  plant("core/engine/session.cpp", "#include \"conform/strategy_step.hpp\"\n");
+  EXPECT_THAT(found(conform_in_core), ElementsAre("core/engine/session.cpp: conform/strategy_step.hpp",
+                                                  "core/job/simulated_step.cpp: conform/world.hpp"));
+}
+
 TEST_F(ArchitectureRulesTest, FindsAConfigurationReadByPath) {
   const std::string include = "#include \"config/key_reader.hpp\"\n";
   plant("core/config/check.cpp", include);

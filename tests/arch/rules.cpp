@@ -163,6 +163,21 @@ Found more_than_the_sdk_in_conform(const fs::path& root) {
                    std::regex(R"re(#\s*include\s+(<(fmt|boost|torch|ATen|c10|toml\+\+)/|"(?!(zr|conform)/)))re"));
 }
 
+Found conform_in_core(const fs::path& root) {
+  static const std::set<std::string> allowed{
+      "core/cli/conform_command.cpp: conform/conform.hpp",
+      "core/job/simulated_step.cpp: conform/strategy_step.hpp",
+  };
+  const Tree tree(root);
+  const std::regex include(R"re(#\s*include\s+["<](conform/[^">]+))re");
+  Found found;
+  for (const fs::path& file : tree.code({"core"}))
+    for (const std::string& line : lines_of(file))
+      if (std::smatch match; std::regex_search(line, match, include))
+        if (const std::string hit = tree.path(file) + ": " + match[1].str(); !allowed.count(hit)) found.push_back(hit);
+  return found;
+}
+
 Found configuration_read_by_path(const fs::path& root) {
   // Files outside core/config that may read a key by its path, with the reason.
   static const std::set<std::string> allowed{

@@ -31,6 +31,8 @@ Found libtorch_outside_its_subsystems(const fs::path& root);
 Found host_headers_in_plugins(const fs::path& root);
 /// sdk/conform includes more than the SDK and nlohmann_json: zeroth-conform must run where only the SDK is.
 Found more_than_the_sdk_in_conform(const fs::path& root);
+/// core/ includes a header of sdk/conform, but for `zeroth conform`, and the step without tensors in core/job.
+Found conform_in_core(const fs::path& root);
 /// A file outside core/config includes its internal headers, or reads a key of the configuration by its path.
 Found configuration_read_by_path(const fs::path& root);
 /// core/ names a vendor of devices, apart from comments, core/doctor, and a list of files.
