@@ -2,10 +2,15 @@
 // The program prints the answer, one line of JSON, and ends with code 0.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cstdlib>
 #include <optional>
 #include <string>
 #include <string_view>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
 
 namespace zr::host::control {
 
@@ -33,11 +38,17 @@ constexpr std::string_view text_of(ProgramRequest request) {
 inline std::string environment_of(ProgramRequest request) {
   return std::string(kRequestVariable) + "=" + std::string(text_of(request));
 }
-/// What was requested of this process; nullopt if it is a rank of a job.
+/// What was requested of this process; nullopt if it is a rank of a job. Throws UserError for a request that this
+/// version does not know: the process must not train instead.
 inline std::optional<ProgramRequest> request_of_process() {
   const char* value = std::getenv(kRequestVariable);
   for (const auto request : {ProgramRequest::schema, ProgramRequest::parameters, ProgramRequest::parameters_in_memory})
     if (value && text_of(request) == value) return request;
+  if (value && *value)
+    fail_user(
+        fmt::format("{} is \"{}\", which this program cannot answer; run it with the zeroth of the version that it "
+                    "was built with, or unset {} to train",
+                    kRequestVariable, printable(value), kRequestVariable));
   return {};
 }
 

@@ -158,7 +158,7 @@ void Session::begin_backward(Loss loss, double weight) {
   job_.context.model.hide_gradients(false);
   weights_.set_phase(ZR_BACKWARD, progress_.micro());
   const bool final =
-      progress_.micro() + 1 == progress_.accumulation() && !update_.edits_gradients() && !step_->is_local();
+      progress_.micro() + 1 == progress_.accumulation() && !update_.edits_gradients() && step_->may_begin_early();
   step_sync_.begin_micro_step(final);
   gradients_.begin(micro, weight > 0, step_->destination());
   try {
@@ -299,12 +299,12 @@ GlobalStats Session::exchange_statistics() {
 }
 
 void Session::update_weights(const GlobalStats& global, double rate, double norm) {
-  progress_.begin_update(global.touched, step_->is_local());
+  progress_.begin_update(global.touched);
   const float grad_mul = progress_.grad_mul();
   const int64_t number = progress_.updates() + 1;
   step_->update({grad_mul, number, norm, rate, progress_.param_steps(), global.touched});
   progress_.updated();
-  if (!step_->is_local()) local_.pass_state_sum(number, step_sync_.norm());
+  step_->updated(number);
   monitor_.digest().updated(global.touched);
   step_timer_.lap(run::Phase::optimizer);
   monitor_.publish_weights(false, step_->use_flags());

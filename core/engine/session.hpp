@@ -128,7 +128,7 @@ class Session {
   LocalGradients local_;
   GradientFlow gradients_;
   OptimizerUpdate update_;
-  ReducedStep reduced_step_{update_};
+  ReducedStep reduced_step_{update_, local_, step_sync_};
   LocalStep local_step_{local_, update_, job_.world()};
   StepKind* step_ = &reduced_step_;  // of the current step, or the last one
   SkipLog skips_;

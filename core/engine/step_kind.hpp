@@ -16,6 +16,8 @@ class StepKind {
   virtual ~StepKind() = default;
   /// The flags of the strategy's calls in such a step: ZR_USE_LOCAL_GRADS, or 0.
   virtual uint32_t use_flags() const = 0;
+  /// Whether updates may begin during backward.
+  virtual bool may_begin_early() const = 0;
   /// Where backward adds up this rank's gradients; null: where the strategy says.
   virtual LocalGradients* destination() const = 0;
   /// The factor of the step's gradients, apart from their divisor. clipping: the factor that the norm demands.
@@ -24,21 +26,29 @@ class StepKind {
   virtual void add_to(StepSync::LocalStats& own) const = 0;
   /// Updates this rank's masters, states and weights. Collective.
   virtual void update(const OptimizerUpdate::Input& input) = 0;
+  /// Call after update number `number`. Collective.
+  virtual void updated(int64_t number) = 0;
   bool is_local() const { return destination() != nullptr; }
 };
 
 /// A step whose gradients are reduced.
 class ReducedStep final : public StepKind {
  public:
-  explicit ReducedStep(OptimizerUpdate& update) : update_(update) {}  // which outlives the object
+  /// All outlive the object. local: the optimizer's functions for local gradients, which may want sums of its states.
+  ReducedStep(OptimizerUpdate& update, LocalGradients& local, StepSync& sync)
+      : update_(update), local_(local), sync_(sync) {}
   uint32_t use_flags() const override { return 0; }
+  bool may_begin_early() const override { return true; }
   LocalGradients* destination() const override { return nullptr; }
   double factor(double clipping) const override { return clipping; }
   void add_to(StepSync::LocalStats&) const override {}
   void update(const OptimizerUpdate::Input& input) override { update_.run(input); }
+  void updated(int64_t number) override { local_.pass_state_sum(number, sync_.norm()); }
 
  private:
   OptimizerUpdate& update_;
+  LocalGradients& local_;
+  StepSync& sync_;
 };
 
 /// A step whose gradients stay on their ranks. They are not clipped.
@@ -48,6 +58,7 @@ class LocalStep final : public StepKind {
   LocalStep(LocalGradients& local, const OptimizerUpdate& update, int world)
       : local_(local), update_(update), world_(world) {}
   uint32_t use_flags() const override { return ZR_USE_LOCAL_GRADS; }
+  bool may_begin_early() const override { return false; }
   LocalGradients* destination() const override { return &local_; }
   double factor(double) const override { return world_; }
   void add_to(StepSync::LocalStats& own) const override {
@@ -58,6 +69,7 @@ class LocalStep final : public StepKind {
   void update(const OptimizerUpdate::Input& input) override {
     local_.update({input.grad_mul, input.number, input.steps, update_.rates(input.rate), input.touched});
   }
+  void updated(int64_t) override {}
 
  private:
   LocalGradients& local_;

@@ -45,11 +45,11 @@ void TrainingProgress::drop_micro_steps() {
   tokens_ = 0;
 }
 
-void TrainingProgress::begin_update(const std::vector<char>& touched, bool local) {
+void TrainingProgress::begin_update(const std::vector<char>& touched) {
   updating_ = true;
   for (std::size_t i = 0; i < touched.size(); ++i) {
     param_steps_[i] += touched[i] ? 1 : 0;
-    param_local_steps_[i] += touched[i] && local ? 1 : 0;
+    param_local_steps_[i] += touched[i] && gradients_local_ ? 1 : 0;
   }
 }
 

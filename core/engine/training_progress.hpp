@@ -94,11 +94,11 @@ class TrainingProgress {
   /// now until the end of the step, check_no_early_update() throws and gradients cannot
   /// be read. All ranks call it.
   void begin_early_update() { updates_early_ = true; }
-  /// Call before a step is completed: whether its gradients were not reduced, so that none can be read.
+  /// Call before begin_update(): whether this step reduces no gradients, so that none can be read.
   void set_gradients_local(bool local) { gradients_local_ = local; }
   bool updates_early() const { return updates_early_; }
-  /// Call before an update. touched: by parameter, not 0 if the optimizer updates it; local: gradients are not reduced.
-  void begin_update(const std::vector<char>& touched, bool local = false);
+  /// Call before an update. touched: by parameter, not 0 if the optimizer updates it.
+  void begin_update(const std::vector<char>& touched);
   void updated();  // call after an update
   /// Call if engine.step() has failed: training cannot continue if it had begun an update.
   void step_failed();

@@ -33,8 +33,8 @@ bool has_checkpoints(const std::string& folder) {
   });
 }
 
-// Where earlier versions searched: relative to the working directory. "" if that is the same place.
-std::string former_place(const config::Setting<std::string>& path) {
+// What a path in a file would name if it were relative to the working directory; "" if it names the same file.
+std::string in_working_directory(const config::Setting<std::string>& path) {
   if (path.origin.from != config::Origin::From::file || path.given_path.text.empty()) return "";
   std::error_code error;
   std::string problem;
@@ -43,7 +43,7 @@ std::string former_place(const config::Setting<std::string>& path) {
 }
 
 void check_folder(const config::Setting<std::string>& dir) {
-  const std::string there = former_place(dir);
+  const std::string there = in_working_directory(dir);
   if (there.empty() || !has_checkpoints(there) || has_checkpoints(dir)) return;
   fail_user(fmt::format(
       "{0}: checkpoint.dir = \"{1}\" is {2}, because paths in a file are relative to its folder, and no checkpoint is "
@@ -61,7 +61,7 @@ void check_initial_weights(const config::Setting<std::string>& init) {
   } catch (const Error& failure) {
     const char* const other_form = path_exists(init) ? "" : ", or safetensors files";
     std::string text = fmt::format("{}: checkpoint.init: {}{}", init.origin.text(), failure.what(), other_form);
-    if (const std::string there = former_place(init); !there.empty() && path_exists(there))
+    if (const std::string there = in_working_directory(init); !there.empty() && path_exists(there))
       text += fmt::format("; {} exists, but paths in a file are relative to its folder", printable(there));
     fail_like(failure, text);
   }

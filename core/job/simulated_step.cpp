@@ -185,8 +185,9 @@ class Step final : private conform::StrategyStep {
   void grads_finish(const zr_use& use) override {
     call("grads_finish", [&](zr_error* error) { return strategy_.grads_finish(&use, error); });
   }
-  void fail_delivery(uint32_t param, const std::string& problem) const override {
-    fail_internal(fmt::format("{} for '{}': {}", strategy_.call_text("grad_destination"), name_of(param), problem));
+  std::string text_of(uint32_t param) const override { return "'" + name_of(param) + "'"; }
+  void fail_destination(const std::string& problem) const override {
+    fail_internal(strategy_.call_text("grad_destination") + " " + problem);
   }
   const std::string& name_of(uint32_t param) const { return plan_.input.parameters[param].name; }
 

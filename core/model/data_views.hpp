@@ -10,7 +10,7 @@ namespace zr::host::model {
 /// Watches the tensors that tensor.data() and tensor.variable_data() make on one storage, from now until it is
 /// destroyed. Such a tensor has its own version counter, shared with its views; this class keeps references to the
 /// counters, not to the tensors. data() may be called on any thread, methods of this class on one thread at a time. The
-/// first object in a process wraps libtorch's own hooks (at::impl::SetVariableHooks).
+/// first object in a process installs the hooks (ProcessSetup::watch_tensor_data()).
 class DataViews {
  public:
   explicit DataViews(const c10::Storage& storage);

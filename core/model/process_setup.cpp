@@ -14,11 +14,6 @@
 
 namespace zr::host::model {
 
-void ProcessSetup::count_cpu_memory() {
-  static const bool once = (c10::SetCPUAllocator(new CountingAllocator), true);
-  static_cast<void>(once);
-}
-
 void ProcessSetup::intercept_placeholders() {
   static auto* const library = [] {  // never destroyed: operators may run after static objects are destroyed
     auto* const fallbacks = new torch::Library(torch::Library::IMPL, "_", kPlaceholderKey, __FILE__, __LINE__);
@@ -28,9 +23,19 @@ void ProcessSetup::intercept_placeholders() {
   static_cast<void>(library);
 }
 
+void ProcessSetup::run_torchscript_as_written() {
+  torch::jit::setTensorExprFuserEnabled(false);
+  torch::jit::getProfilingMode() = false;
+}
+
 void ProcessSetup::start_autograd_threads() {
   SavingEngine::start_threads();
   begin_backward_here();
+}
+
+void ProcessSetup::count_cpu_memory() {
+  static const bool once = (c10::SetCPUAllocator(new CountingAllocator), true);
+  static_cast<void>(once);
 }
 
 void ProcessSetup::watch_tensor_data(void (*made)(const at::TensorBase&)) {
@@ -39,13 +44,8 @@ void ProcessSetup::watch_tensor_data(void (*made)(const at::TensorBase&)) {
   static_cast<void>(once);
 }
 
-void ProcessSetup::begin_backward_here() { SavingEngine::make_default(); }
-
 void ProcessSetup::use_threads(int threads) { at::set_num_threads(threads); }
 
-void ProcessSetup::run_torchscript_as_written() {
-  torch::jit::setTensorExprFuserEnabled(false);
-  torch::jit::getProfilingMode() = false;
-}
+void ProcessSetup::begin_backward_here() { SavingEngine::make_default(); }
 
 }  // namespace zr::host::model

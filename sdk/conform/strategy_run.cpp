@@ -223,7 +223,7 @@ void StrategyRank::set_own_weights(bool frozen_too) {
 void StrategyRank::publish(bool frozen_too) {
   shared_.barrier.arrive_and_wait();  // no rank reads shared weights while others write them
   on_memory([this, frozen_too] { set_own_weights(frozen_too); });
-  call_with_use("updated()", Tag::step, use_of(ZR_UPDATE_PHASE), true,
+  call_with_use("updated()", Tag::step, use_outside_steps(ZR_UPDATE_PHASE), true,
                 [&](const zr_use* use, zr_error* error) { return api_.updated(instance_.self(), use, error); });
 }
 
@@ -319,7 +319,8 @@ zr_code StrategyRank::grad_destination(uint32_t param, int64_t* first, const zr_
   }
   check("grad_destination()", answer);
   if (!memory_at(dst->data) || dst->dtype != request_.grad_dtype || dst->flags != 0)
-    fail_delivery(param, "it returned a destination of another dtype, or outside of the planned buffers");
+    fail_destination("returned a destination of another dtype, at address 0 or of another device for " +
+                     text_of(param));
   return ZR_OK;
 }
 
@@ -331,16 +332,18 @@ void StrategyRank::write_gradient(uint32_t param, int64_t first, const zr_view& 
                 is_new == (micro() == 0 && number_ == 0),
             "with ZR_PLAN_HOLD_GRADS, the destination of parameter ", param, " changed between micro-steps");
   }
-  on_memory([this, param, micro = micro(), first, destination] { write_values(param, micro, first, destination); });
+  on_memory([this, param, step = number_, micro = micro(), first, destination] {
+    write_values(param, step, micro, first, destination);
+  });
 }
 
-void StrategyRank::write_values(uint32_t param, int micro, int64_t first, const Destination& to) const {
+void StrategyRank::write_values(uint32_t param, int step, int micro, int64_t first, const Destination& to) const {
   auto* data = static_cast<char*>(to.data);
   for (int64_t i = 0; i < to.count; ++i) {
-    float value = gradient(options_, number_, micro, request_.rank, param, first + i);
+    float value = gradient(options_, step, micro, request_.rank, param, first + i);
     if (request_.holds() && micro > 0) {
-      float before = gradient(options_, number_, 0, request_.rank, param, first + i);
-      for (int m = 1; m < micro; ++m) before += gradient(options_, number_, m, request_.rank, param, first + i);
+      float before = gradient(options_, step, 0, request_.rank, param, first + i);
+      for (int m = 1; m < micro; ++m) before += gradient(options_, step, m, request_.rank, param, first + i);
       require(bits_of(load(data, i, request_.grad_dtype)) == bits_of(before),
               "it changed a held gradient of parameter ", param, " between micro-steps");
       value = before + value;
@@ -357,7 +360,7 @@ void StrategyRank::grad_ready(uint32_t param, int64_t first, int64_t count, cons
 
 void StrategyRank::step_begin(const zr_use& use) {
   event(ZR_STEP_BEGIN, use);
-  if (options_.unknown) event(kUnknownPhase, use_of(kUnknownPhase));
+  if (options_.unknown) event(kUnknownPhase, use_outside_steps(kUnknownPhase));
 }
 
 void StrategyRank::backward_end(uint32_t, const zr_use& use) { event(ZR_BACKWARD_END, use); }
@@ -368,9 +371,7 @@ void StrategyRank::grads_finish(const zr_use& use) {
   });
 }
 
-void StrategyRank::fail_delivery(uint32_t param, const std::string& problem) const {
-  fail("grad_destination() of parameter ", param, ": ", problem);
-}
+void StrategyRank::fail_destination(const std::string& problem) const { fail("grad_destination() ", problem); }
 
 std::vector<float> StrategyRank::sum_of(uint32_t param) const {
   std::vector<float> sums(static_cast<std::size_t>(request_.params[param].count), 0.0f);
@@ -425,9 +426,9 @@ void StrategyRank::step() {
   event(ZR_STEP_END, update_use());
   check_weights(options_.skips ? "after a step" : "after updated()");
   if (!options_.evaluates) return;
-  event(ZR_EVAL_BEGIN, use_of(ZR_EVAL));
-  use_in_order(use_of(ZR_EVAL));
-  event(ZR_EVAL_END, use_of(ZR_EVAL));
+  event(ZR_EVAL_BEGIN, use_outside_steps(ZR_EVAL));
+  use_in_order(use_outside_steps(ZR_EVAL));
+  event(ZR_EVAL_END, use_outside_steps(ZR_EVAL));
 }
 
 // ---- jobs

@@ -90,8 +90,7 @@ class StrategyRank final : private StrategyStep {
   void on_memory(std::function<void()> work);
   void synchronize();
   zr_device device() const { return shared_.device ? shared_.device->device() : zr_device{ZR_DEVICE_CPU, 0}; }
-  // Of a call outside of micro-steps.
-  static zr_use use_of(uint32_t phase) { return {sizeof(zr_use), phase, 0, 0, nullptr, nullptr}; }
+  static zr_use use_outside_steps(uint32_t phase) { return {sizeof(zr_use), phase, 0, 0, nullptr, nullptr}; }
   zr_use completed(zr_use use) const;
   template <class F>
   Answer call_from_any_thread(const std::string& name, F&& fn);
@@ -106,12 +105,13 @@ class StrategyRank final : private StrategyStep {
   std::vector<uint32_t> gradient_order(uint32_t part) const override;
   zr_code grad_destination(uint32_t param, int64_t* first, const zr_use& use, zr_view* dst) override;
   void write_gradient(uint32_t param, int64_t first, const zr_view& dst) override;
-  void write_values(uint32_t param, int micro, int64_t first, const Destination& to) const;
+  void write_values(uint32_t param, int step, int micro, int64_t first, const Destination& to) const;
   void grad_ready(uint32_t param, int64_t first, int64_t count, const zr_use& use) override;
   void step_begin(const zr_use& use) override;
   void backward_end(uint32_t part, const zr_use& use) override;
   void grads_finish(const zr_use& use) override;
-  [[noreturn]] void fail_delivery(uint32_t param, const std::string& problem) const override;
+  std::string text_of(uint32_t param) const override { return "parameter " + std::to_string(param); }
+  [[noreturn]] void fail_destination(const std::string& problem) const override;
   void acquire(const std::vector<uint32_t>& params, zr_use use);
   void release(const std::vector<uint32_t>& params, zr_use use);
   void set_own_weights(bool frozen_too);

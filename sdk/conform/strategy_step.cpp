@@ -52,8 +52,7 @@ void StrategyStep::deliver_part(uint32_t part, const zr_use& use) {
   std::sort(pending_.begin(), pending_.end(), std::greater<>());
   deliver_pending(use);
   if (!pending_.empty())
-    fail_delivery(pending_[0],
-                  "it has no memory for this gradient, although all other gradients of the micro-step are delivered");
+    fail_destination("has no free bucket slot for " + text_of(pending_[0]) + " although no bucket is being filled");
 }
 
 bool StrategyStep::deliver(uint32_t param, const zr_use& use) {
@@ -64,8 +63,8 @@ bool StrategyStep::deliver(uint32_t param, const zr_use& use) {
     int64_t first = delivered;
     if (grad_destination(param, &first, use, &dst) == ZR_AGAIN) return false;
     if (dst.count <= 0 || first < 0 || dst.count > count - delivered || dst.count > count - first)
-      fail_delivery(param, "it returned an invalid destination: " + std::to_string(dst.count) +
-                               " elements from element " + std::to_string(first) + " of " + std::to_string(count));
+      fail_destination("returned an invalid destination for " + text_of(param) + ": " + std::to_string(dst.count) +
+                       " elements from element " + std::to_string(first));
     write_gradient(param, first, dst);
     if (!shape_.holds || is_last_micro()) grad_ready(param, first, dst.count, use);
     delivered += dst.count;

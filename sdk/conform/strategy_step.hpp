@@ -55,8 +55,10 @@ class StrategyStep {
   virtual void step_begin(const zr_use& use) = 0;
   virtual void backward_end(uint32_t part, const zr_use& use) = 0;
   virtual void grads_finish(const zr_use& use) = 0;
-  /// What the strategy did wrong with this parameter. Throws.
-  [[noreturn]] virtual void fail_delivery(uint32_t param, const std::string& problem) const = 0;
+  /// The parameter in messages.
+  virtual std::string text_of(uint32_t param) const = 0;
+  /// Throws: grad_destination() did this.
+  [[noreturn]] virtual void fail_destination(const std::string& problem) const = 0;
 
  private:
   zr_use use_of(uint32_t phase) const;

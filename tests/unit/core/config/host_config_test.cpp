@@ -4,6 +4,10 @@
 #include <gmock/gmock.h>
 
 #include <filesystem>
+#include <fstream>
+#include <map>
+#include <regex>
+#include <set>
 
 #include "config/config.hpp"
 
@@ -19,7 +23,51 @@ config::JobConfig config_of(const std::vector<std::string>& overrides, int world
 
 bool is_of_schedule(const config::ConfigKey& key) { return key.table.rfind("schedule", 0) == 0; }
 
+struct Member {
+  std::string type, name;
+};
+
+// The members of each struct of host_config.hpp, with those of its base.
+std::map<std::string, std::vector<Member>> structs_of_header() {
+  std::ifstream in(ZR_SOURCE_DIR "/core/config/host_config.hpp");
+  const std::regex begins("struct (\\w+)(?: : (\\w+))? \\{"),
+      declares("^  (Setting<.*>|\\w+) ([a-z_0-9, ]+)(?:\\{\\})?;.*");
+  std::map<std::string, std::vector<Member>> all;
+  std::string current;
+  for (std::string line; std::getline(in, line);) {
+    std::smatch match;
+    if (std::regex_match(line, match, begins)) {
+      current = match[1];
+      all[current] = match[2].matched ? all[match[2]] : std::vector<Member>{};
+    } else if (std::regex_match(line, match, declares)) {
+      std::istringstream names(match[2].str());
+      for (std::string name; std::getline(names >> std::ws, name, ',');) all[current].push_back({match[1], name});
+    }
+  }
+  return all;
+}
+
+// The paths of the settings below a struct.
+void add_settings(const std::map<std::string, std::vector<Member>>& structs, const std::string& of,
+                  const std::string& path, std::set<std::string>& to) {
+  for (const Member& member : structs.at(of)) {
+    if (member.type.starts_with("Setting<"))
+      to.insert(path + member.name);
+    else if (structs.contains(member.type))
+      add_settings(structs, member.type, path + member.name + ".", to);
+  }
+}
+
 }  // namespace
+
+// A field without a row in keys.cpp would keep its initial value, whatever the file says.
+TEST(HostConfigTest, EveryFieldHasAKey) {
+  std::set<std::string> fields, keys;
+  add_settings(structs_of_header(), "HostConfig", "", fields);
+  for (const config::ConfigKey& key : config::host_keys()) keys.insert(key.path());
+  EXPECT_GE(fields.size(), 60u);
+  for (const std::string& field : fields) EXPECT_TRUE(keys.contains(field)) << field;
+}
 
 TEST(HostConfigTest, HasAValueForEveryChoiceOfEveryKey) {
   int tried = 0;

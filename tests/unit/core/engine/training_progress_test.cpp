@@ -52,7 +52,8 @@ TEST(TrainingProgressTest, ReachesTheBoundaryAfterAllMicroSteps) {
 TEST(TrainingProgressTest, CountsTheUpdatesOfEachParameterWithLocalGradients) {
   engine::TrainingProgress progress = two_micro_steps();
   progress.begin_update({1, 1, 0});
-  progress.begin_update({1, 0, 1}, true);
+  progress.set_gradients_local(true);
+  progress.begin_update({1, 0, 1});
   EXPECT_EQ(progress.param_steps(), (std::vector<int64_t>{2, 1, 1}));
   EXPECT_EQ(progress.param_local_steps(), (std::vector<int64_t>{1, 0, 1}));
   progress.set_param_steps(2, 0);
