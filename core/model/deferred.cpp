@@ -60,14 +60,14 @@ std::size_t Construction::pending() {
 // True if only the record itself uses its tensors: the model was destroyed, or its constructor threw.
 bool Construction::is_abandoned() const {
   std::unordered_map<const c10::StorageImpl*, std::size_t> own;
-  for (const SimulatedStep& step : steps_)
-    step.for_each([&](const at::Tensor& tensor) { ++own[storage_impl(tensor)]; });
+  for (const RecordedOperator& recorded : operators_)
+    recorded.for_each([&](const at::Tensor& tensor) { ++own[storage_impl(tensor)]; });
   return std::all_of(storages_.begin(), storages_.end(),
                      [&](const auto& storage) { return storage.use_count() == own[storage._unsafe_get_target()]; });
 }
 
 Construction::~Construction() {
-  steps_.clear();
+  operators_.clear();
   for (const auto& weak : storages_)
     if (const auto storage = weak.lock())
       if (Placeholder* placeholder = Placeholder::find(*storage); placeholder && placeholder->provider() == this)
@@ -89,8 +89,8 @@ void Construction::enter(const ParamUse* param_uses, std::size_t) { fail_user(pa
 
 int64_t Construction::references(const c10::StorageImpl* storage) const {
   int64_t count = 0;
-  for (const SimulatedStep& step : steps_)
-    step.for_each([&](const at::Tensor& tensor) { count += storage_impl(tensor) == storage; });
+  for (const RecordedOperator& recorded : operators_)
+    recorded.for_each([&](const at::Tensor& tensor) { count += storage_impl(tensor) == storage; });
   return count;
 }
 
@@ -108,10 +108,10 @@ void Construction::replay(const Replay::Registered& registered, const Model::Con
         "repeat; use the pointer before that operator, use operators such as fill_(), copy_() and select() instead, or "
         "build the model without zr::deferred");
   Replay replay(registered, memory, runs_operators);
-  replay.prepare(steps_);
-  for (std::size_t i = 0; i < steps_.size(); ++i) {
-    replay.run(steps_[i], i);
-    steps_[i] = {};  // frees temporaries as soon as possible
+  replay.prepare(operators_);
+  for (std::size_t i = 0; i < operators_.size(); ++i) {
+    replay.run(operators_[i], i);
+    operators_[i] = {};  // frees temporaries as soon as possible
   }
   replay.finish();
   std::unordered_set<const c10::StorageImpl*> registered_buffers;

@@ -9,7 +9,7 @@
 #include "model/intercept.hpp"
 #include "model/model.hpp"
 #include "model/pointer_writes.hpp"
-#include "model/recorded_step.hpp"
+#include "model/recorded_operator.hpp"
 #include "model/replay.hpp"
 #include "model/shape_call.hpp"
 
@@ -85,7 +85,7 @@ class Construction final : public MemoryProvider, public std::enable_shared_from
   bool is_abandoned() const;
 
   const Purpose purpose_;
-  std::vector<SimulatedStep> steps_;
+  std::vector<RecordedOperator> operators_;
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages_;  // of all placeholders, in their order
   RandomRecorder random_;
   PointerWrites pointers_;

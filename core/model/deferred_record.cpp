@@ -103,12 +103,12 @@ at::Tensor Construction::placeholder(const at::Tensor& like, const Call& call) {
 void Construction::record_bytes(c10::StorageImpl& storage, std::shared_ptr<const std::string> bytes) {
   if (purpose_ == Purpose::shapes) return;
   const c10::impl::ExcludeDispatchKeyGuard plain(c10::DispatchKey::DeferredInit);
-  SimulatedStep step;
-  step.results.push_back(at::empty({0}));
-  step.results[0].unsafeGetTensorImpl()->set_storage_keep_dtype(
+  RecordedOperator recorded;
+  recorded.results.push_back(at::empty({0}));
+  recorded.results[0].unsafeGetTensorImpl()->set_storage_keep_dtype(
       c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(&storage)));
-  step.bytes = std::move(bytes);
-  steps_.push_back(std::move(step));
+  recorded.bytes = std::move(bytes);
+  operators_.push_back(std::move(recorded));
 }
 
 void Construction::close_pointers(c10::StorageImpl& storage) {
@@ -229,12 +229,12 @@ void Construction::add(Call& call) {
         return tensor;
       });
   ++size_;
-  SimulatedStep step;
-  step.op = call.op;
-  step.arguments = keep_arguments(call);
+  RecordedOperator recorded;
+  recorded.op = call.op;
+  recorded.arguments = keep_arguments(call);
   const bool draws_numbers = draws(call.op);
   if (draws_numbers && draws_by_values(call.op) &&
-      std::any_of(step.arguments.begin(), step.arguments.end(), [&](const c10::IValue& value) {
+      std::any_of(recorded.arguments.begin(), recorded.arguments.end(), [&](const c10::IValue& value) {
         bool any = false;
         map_tensors(value, [&](const at::Tensor& tensor) {
           any |= provides(tensor);
@@ -243,16 +243,16 @@ void Construction::add(Call& call) {
         return any;
       }))
     fail_values(call);
-  step.results = infer(call);
+  recorded.results = infer(call);
   if (call.traits.empty) {
-    if (Placeholder* made = placeholder_of(step.results[0])) pointers_.open(*made);
+    if (Placeholder* made = placeholder_of(recorded.results[0])) pointers_.open(*made);
     return;
   }
   if (purpose_ == Purpose::shapes) return;
-  if (draws_numbers) step.random = random_.draw(call.op, step.arguments);
-  step.default_dtype = c10::get_default_dtype_as_scalartype();
-  step.threads = at::get_num_threads();
-  steps_.push_back(std::move(step));
+  if (draws_numbers) recorded.random = random_.draw(call.op, recorded.arguments);
+  recorded.default_dtype = c10::get_default_dtype_as_scalartype();
+  recorded.threads = at::get_num_threads();
+  operators_.push_back(std::move(recorded));
 }
 
 }  // namespace zr::host::model

@@ -34,14 +34,14 @@ bool fills_storage(const at::Tensor& tensor) {
 
 // The placeholder whose previous values the operator does not use, because it overwrites all of them; null if there is
 // none.
-const Placeholder* overwritten_by(const SimulatedStep& step) {
+const Placeholder* overwritten_by(const RecordedOperator& recorded) {
   static const auto& names = *new std::unordered_set<std::string>{"aten::normal_", "aten::uniform_", "aten::zero_",
                                                                   "aten::fill_", "aten::copy_"};
-  if (!step.op || !names.count(step.name()) || !step.arguments[0].isTensor()) return nullptr;
-  const at::Tensor& self = step.arguments[0].toTensor();
+  if (!recorded.op || !names.count(recorded.name()) || !recorded.arguments[0].isTensor()) return nullptr;
+  const at::Tensor& self = recorded.arguments[0].toTensor();
   if (!fills_storage(self)) return nullptr;
   bool also_read = false;
-  for_each_tensor(step.arguments, step.arguments.size() - 1, [&](const at::Tensor& tensor, std::size_t) {
+  for_each_tensor(recorded.arguments, recorded.arguments.size() - 1, [&](const at::Tensor& tensor, std::size_t) {
     also_read |= storage_impl(tensor) == storage_impl(self);
   });
   return also_read ? nullptr : placeholder_of(self);
@@ -50,8 +50,9 @@ const Placeholder* overwritten_by(const SimulatedStep& step) {
 // The settings of libtorch at the time of the call, while the object exists.
 class Settings {
  public:
-  explicit Settings(const SimulatedStep& step) : dtype_(c10::get_default_dtype()), threads_(at::get_num_threads()) {
-    use(c10::scalarTypeToTypeMeta(step.default_dtype), step.threads);
+  explicit Settings(const RecordedOperator& recorded)
+      : dtype_(c10::get_default_dtype()), threads_(at::get_num_threads()) {
+    use(c10::scalarTypeToTypeMeta(recorded.default_dtype), recorded.threads);
   }
   ~Settings() { use(dtype_, threads_); }
   Settings(const Settings&) = delete;
@@ -87,10 +88,10 @@ Replay::Replay(const Registered& registered, const Model::ConstructMemory& memor
   });
 }
 
-void Replay::prepare(const std::vector<SimulatedStep>& steps) {
+void Replay::prepare(const std::vector<RecordedOperator>& operators) {
   std::unordered_map<const c10::StorageImpl*, std::size_t> last;
-  for (std::size_t i = 0; i < steps.size() && !parts_.empty(); ++i)
-    steps[i].for_each([&](const at::Tensor& tensor) {
+  for (std::size_t i = 0; i < operators.size() && !parts_.empty(); ++i)
+    operators[i].for_each([&](const at::Tensor& tensor) {
       if (parts_.count(storage_impl(tensor))) last[storage_impl(tensor)] = i;
     });
   for (const auto& [name, tensor] : registered_.parameters)
@@ -100,12 +101,12 @@ void Replay::prepare(const std::vector<SimulatedStep>& steps) {
     }
 }
 
-void Replay::run(SimulatedStep& step, std::size_t index) {
-  provide(step);
-  if (runs_operators_ && step.op) execute(step);
-  if (step.bytes && runs_operators_)
-    std::memcpy(step.results[0].storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get(),
-                step.bytes->data(), step.bytes->size());
+void Replay::run(RecordedOperator& recorded, std::size_t index) {
+  provide(recorded);
+  if (runs_operators_ && recorded.op) execute(recorded);
+  if (recorded.bytes && runs_operators_)
+    std::memcpy(recorded.results[0].storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get(),
+                recorded.bytes->data(), recorded.bytes->size());
   // The one in the staging memory first: store() may use that memory.
   while (attached_.size() > 1) store_and_detach(attached_.front());
   if (const auto ended = last_uses_.find(index); ended != last_uses_.end())
@@ -133,10 +134,10 @@ void Replay::complete(c10::StorageImpl& storage) {
   if (Placeholder* placeholder = Placeholder::find(storage)) placeholder->keep(allocate(storage.nbytes()));
 }
 
-void Replay::provide(const SimulatedStep& step) {
-  overwritten_ = overwritten_by(step);
-  std::vector<Placeholder*> in_use;  // staged parameters of this step
-  step.for_each([&](const at::Tensor& tensor) {
+void Replay::provide(const RecordedOperator& recorded) {
+  overwritten_ = overwritten_by(recorded);
+  std::vector<Placeholder*> in_use;  // staged parameters of this operator
+  recorded.for_each([&](const at::Tensor& tensor) {
     Placeholder* placeholder = placeholder_of(tensor);
     if (!placeholder) return;
     if (const auto staged = staged_.find(&placeholder->storage()); staged != staged_.end())
@@ -144,8 +145,8 @@ void Replay::provide(const SimulatedStep& step) {
     if (placeholder->memory()) return;
     if (const auto parts = parts_.find(&placeholder->storage()); parts != parts_.end())
       return provide_parts(*placeholder, parts->second);
-    const bool is_result = runs_operators_ && step.op &&
-                           std::any_of(step.results.begin(), step.results.end(), [&](const at::Tensor& result) {
+    const bool is_result = runs_operators_ && recorded.op &&
+                           std::any_of(recorded.results.begin(), recorded.results.end(), [&](const at::Tensor& result) {
                              return result.defined() && result.is_same(tensor);
                            });
     if (!is_result) placeholder->keep(allocate(placeholder->storage().nbytes()));
@@ -180,28 +181,28 @@ void Replay::provide_parts(Placeholder& placeholder, Parts& parts) {
   placeholder.attach(parts.memory.get());
 }
 
-void Replay::execute(const SimulatedStep& step) {
+void Replay::execute(const RecordedOperator& recorded) {
   const c10::impl::ExcludeDispatchKeyGuard plain(c10::DispatchKey::DeferredInit);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const Settings settings(step);
-  Stack stack = step.arguments;
-  if (step.random) random_.begin(*step.random, stack);
+  const Settings settings(recorded);
+  Stack stack = recorded.arguments;
+  if (recorded.random) random_.begin(*recorded.random, stack);
   try {
-    step.op->callBoxed(stack);
+    recorded.op->callBoxed(stack);
   } catch (const c10::Error& error) {
-    fail(step, error.what_without_backtrace());
+    fail(recorded, error.what_without_backtrace());
   }
-  if (!random_.end(step.random ? &*step.random : nullptr))
-    fail(step,
+  if (!random_.end(recorded.random ? &*recorded.random : nullptr))
+    fail(recorded,
          "it does not draw the random numbers that it drew in the constructor, or another thread drew from the "
          "same generator meanwhile (give threads, such as data loaders, generators of their own: "
          "at::make_generator<at::CPUGeneratorImpl>(seed))");
   std::size_t i = 0;
   for_each_tensor(stack, stack.size(), [&](const at::Tensor& computed, std::size_t) {
-    if (i < step.results.size() && step.results[i].defined()) {
-      if (computed.sizes() != step.results[i].sizes())
-        fail(step, "the shape of its result depends on values, which the constructor does not have");
-      take_result(step.results[i], computed);
+    if (i < recorded.results.size() && recorded.results[i].defined()) {
+      if (computed.sizes() != recorded.results[i].sizes())
+        fail(recorded, "the shape of its result depends on values, which the constructor does not have");
+      take_result(recorded.results[i], computed);
     }
     ++i;
   });
@@ -247,16 +248,16 @@ void Replay::store_parts(Parts& parts) {
   memory_.account(-static_cast<int64_t>(placeholder->storage().nbytes()));
 }
 
-void Replay::fail(const SimulatedStep& step, const std::string& reason) const {
+void Replay::fail(const RecordedOperator& recorded, const std::string& reason) const {
   std::string what;
-  step.for_each([&](const at::Tensor& tensor) {
+  recorded.for_each([&](const at::Tensor& tensor) {
     for (const auto& [name, parameter] : registered_.parameters)
       if (what.empty() && storage_impl(parameter) == storage_impl(tensor)) what = "parameter '" + name + "'";
     for (const auto& [name, buffer] : registered_.buffers)
       if (what.empty() && storage_impl(buffer) == storage_impl(tensor)) what = "buffer '" + name + "'";
   });
   if (what.empty()) what = "a tensor that the model's parameters are computed from";
-  fail_user("zr::deferred: " + step.name() + " failed when the engine constructed " + what + ": " + reason +
+  fail_user("zr::deferred: " + recorded.name() + " failed when the engine constructed " + what + ": " + reason +
             "; build the model without zr::deferred to see where the constructor calls it");
 }
 

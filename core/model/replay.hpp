@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "model/model.hpp"
-#include "model/recorded_step.hpp"
+#include "model/recorded_operator.hpp"
 
 namespace zr::host::model {
 
@@ -28,13 +28,13 @@ class Replay {
   };
   /// `registered` and `memory` must outlive the object. If not `runs_operators`, store() gets the values elsewhere.
   Replay(const Registered& registered, const Model::ConstructMemory& memory, bool runs_operators);
-  /// Notes which step uses a storage last, before the first run().
-  void prepare(const std::vector<SimulatedStep>& steps);
-  /// Runs one step, in the order of prepare().
-  void run(SimulatedStep& step, std::size_t index);
-  /// Stores the parameters that still have memory, and zeros for those that no step used.
+  /// Notes which operator uses a storage last, before the first run().
+  void prepare(const std::vector<RecordedOperator>& operators);
+  /// Runs one operator, in the order of prepare().
+  void run(RecordedOperator& recorded, std::size_t index);
+  /// Stores the parameters that still have memory, and zeros for those that no operator used.
   void finish();
-  /// Gives a storage that no step used memory for good.
+  /// Gives a storage that no operator used memory for good.
   static void complete(c10::StorageImpl& storage);
   /// True if store() gets the values of a parameter on the storage, which has no memory afterwards.
   bool stores(const c10::StorageImpl* storage) const { return staged_.count(storage) || parts_.count(storage); }
@@ -46,22 +46,22 @@ class Replay {
     at::DataPtr memory;
     bool stored = false;
   };
-  void provide(const SimulatedStep& step);
+  void provide(const RecordedOperator& recorded);
   void provide_staged(Placeholder& placeholder, uint32_t param, std::vector<Placeholder*>& in_use);
   void provide_parts(Placeholder& placeholder, Parts& parts);
-  void execute(const SimulatedStep& step);
+  void execute(const RecordedOperator& recorded);
   void take_result(const at::Tensor& result, const at::Tensor& computed);
   void store_and_detach(Placeholder* placeholder);
   void detach_all();
   void store_parts(Parts& parts);
-  [[noreturn]] void fail(const SimulatedStep& step, const std::string& reason) const;
+  [[noreturn]] void fail(const RecordedOperator& recorded, const std::string& reason) const;
 
   const Registered registered_;
   const Model::ConstructMemory& memory_;
   const bool runs_operators_;
   std::unordered_map<const c10::StorageImpl*, uint32_t> staged_;
   std::unordered_map<const c10::StorageImpl*, Parts> parts_;
-  std::unordered_map<std::size_t, std::vector<Parts*>> last_uses_;  // by step; in the order of the parameters
+  std::unordered_map<std::size_t, std::vector<Parts*>> last_uses_;  // by operator; in the order of the parameters
   RandomReplay random_;
   const Placeholder* overwritten_ = nullptr;  // by the current operator, completely
   std::vector<Placeholder*> attached_;        // staged parameters with memory

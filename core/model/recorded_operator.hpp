@@ -12,7 +12,7 @@
 namespace zr::host::model {
 
 /// An operator, or a write through a pointer.
-struct SimulatedStep {
+struct RecordedOperator {
   std::optional<c10::OperatorHandle> op;
   Stack arguments;                            // tensors are snapshots: they keep the shapes of the call
   std::vector<at::Tensor> results;            // one per tensor of the result; undefined if it is an argument
