@@ -123,7 +123,7 @@ std::vector<HostTraffic> OfflinePlan::traffic(const std::vector<InexactCollectiv
   const plan::MemoryPlan rank_0 = plan(0);
   std::vector<TrafficCounter> counters;
   for (const InexactCollectives& flags : choices) counters.emplace_back(*plugins_.communicator, places_.hosts, flags);
-  record_step(host_, job_, rank_0, SimulatedStep::reduced_gradients, [&](const zr_coll& coll) {
+  simulate_step(host_, job_, rank_0, SimulatedStep::reduced_gradients, [&](const zr_coll& coll) {
     for (TrafficCounter& counter : counters) counter.add(coll);
   });
   std::transform(counters.begin(), counters.end(), traffic.begin(), [](const TrafficCounter& c) { return c.sum(); });
@@ -135,7 +135,7 @@ HostTraffic OfflinePlan::local_traffic() {
   const plan::MemoryPlan rank_0 = plan_with_segments();
   check_strategy(rank_0, plugins_.strategy);
   TrafficCounter counter(*plugins_.communicator, places_.hosts, {});
-  record_step(host_, job_, rank_0, SimulatedStep::local_gradients, [&](const zr_coll& coll) { counter.add(coll); });
+  simulate_step(host_, job_, rank_0, SimulatedStep::local_gradients, [&](const zr_coll& coll) { counter.add(coll); });
   return counter.sum();
 }
 

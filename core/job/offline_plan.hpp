@@ -38,8 +38,8 @@ class OfflinePlan {
   InexactCollectives inexact_collectives() const;
   /// Whether the strategy may round weights: then it may gather them more often.
   bool rounds_weights() const { return input_.rounds_weights; }
-  /// What the ranks of `hosts` transfer in one step with reduced gradients (see record_step), for each of these flags.
-  /// Throws Error if a plug-in fails.
+  /// What the ranks of `hosts` transfer in one step with reduced gradients (see simulate_step), for each of these
+  /// flags. Throws Error if a plug-in fails.
   std::vector<HostTraffic> traffic(const std::vector<InexactCollectives>& choices);
   /// What the ranks of `hosts` transfer in one step with local gradients, whose collectives are all exact. Empty
   /// without an optimizer that needs local gradients.

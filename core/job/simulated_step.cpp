@@ -210,8 +210,8 @@ void run_exchange(plugin::PluginHost& host, const plugin::ResolvedJob& job, cons
 
 }  // namespace
 
-void record_step(plugin::PluginHost& host, const plugin::ResolvedJob& job, const plan::MemoryPlan& plan,
-                 SimulatedStep which, const CollectiveSink& sink) {
+void simulate_step(plugin::PluginHost& host, const plugin::ResolvedJob& job, const plan::MemoryPlan& plan,
+                   SimulatedStep which, const CollectiveSink& sink) {
   Recorder recorder(plan, sink);
   SimulatedMemory memory(kWindowBytes);
   const Instances instances = make_instances(host, job, plan);  // destroyed before what they use

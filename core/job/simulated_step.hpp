@@ -22,7 +22,7 @@ enum class SimulatedStep { reduced_gradients, local_gradients };
 /// buffers take memory only where the strategy writes to them. For a step with local gradients, `plan` has the
 /// segments of all ranks (make_plan), and an instance of the optimizer makes the exchange, of zeros. Throws Error if a
 /// plug-in fails, and what `sink` throws. [control]
-void record_step(plugin::PluginHost& host, const plugin::ResolvedJob& job, const plan::MemoryPlan& plan,
-                 SimulatedStep which, const CollectiveSink& sink);
+void simulate_step(plugin::PluginHost& host, const plugin::ResolvedJob& job, const plan::MemoryPlan& plan,
+                   SimulatedStep which, const CollectiveSink& sink);
 
 }  // namespace zr::host::job

@@ -123,7 +123,7 @@ TEST_P(StepCallsTest, AreThoseOfTheSimulatedStep) {
   ThreadPool pool(1);
   job::EngineHost host(ledger, pool);
   const std::string all = calls_of([&] {
-    job::record_step(host, job, offline.plan(0), job::SimulatedStep::reduced_gradients, [](const zr_coll&) {});
+    job::simulate_step(host, job, offline.plan(0), job::SimulatedStep::reduced_gradients, [](const zr_coll&) {});
   });
   simulated = all.substr(all.find("acquire", all.find("event 3")));  // after ZR_STEP_END of the first step
   EXPECT_EQ(engine, simulated);

@@ -35,7 +35,7 @@ std::vector<plan::Parameter> blocks_of(int layers, int64_t width) {
   return all;
 }
 
-class RecordedStepTest : public ::testing::Test {
+class SimulatedStepTest : public ::testing::Test {
  protected:
   plugin::ResolvedJob job(int world, std::vector<std::string> overrides) const {
     overrides.insert(overrides.begin(),
@@ -43,9 +43,9 @@ class RecordedStepTest : public ::testing::Test {
     const plugin::Registry registry({ZR_BUILD_DIR "/plugins", ZR_BUILD_DIR "/tests/plugins"});
     return plugin::resolve_job(config::Document::parse("", "job.toml", overrides), registry, {}, world);
   }
-  void record(const plugin::ResolvedJob& of, const plan::MemoryPlan& plan, const job::CollectiveSink& sink,
-              job::SimulatedStep which = job::SimulatedStep::reduced_gradients) {
-    job::record_step(host_, of, plan, which, sink);
+  void simulate(const plugin::ResolvedJob& of, const plan::MemoryPlan& plan, const job::CollectiveSink& sink,
+                job::SimulatedStep which = job::SimulatedStep::reduced_gradients) {
+    job::simulate_step(host_, of, plan, which, sink);
   }
   const test::Scratch scratch_;
 
@@ -55,12 +55,12 @@ class RecordedStepTest : public ::testing::Test {
   job::EngineHost host_{ledger_, pool_};
 };
 
-class RecordedStrategyTest : public RecordedStepTest, public ::testing::WithParamInterface<std::string> {};
+class SimulatedStrategyTest : public SimulatedStepTest, public ::testing::WithParamInterface<std::string> {};
 
 // Every rank of a large job issues the same collectives, and they bring what `zeroth plan` says, to the byte. zero3's
 // plan is an upper bound: the parameter that is used last in forward and first in backward stays gathered, and so does
 // the first one of the model between micro-steps, if no event ends the backward of the first. They have the same size.
-TEST_P(RecordedStrategyTest, ThousandRanksReceiveWhatThePlanSays) {
+TEST_P(SimulatedStrategyTest, ThousandRanksReceiveWhatThePlanSays) {
   constexpr int kWorld = 1024;
   for (const auto& [dtype, reduce] : {std::pair("fp32", "each_micro_step"), {"bf16", "last_micro_step"}}) {
     std::vector<std::string> keys{"strategy=" + GetParam(),
@@ -80,7 +80,7 @@ TEST_P(RecordedStrategyTest, ThousandRanksReceiveWhatThePlanSays) {
     for (int rank = 0; rank < kWorld; ++rank) {
       std::vector<uint64_t> own;
       const comm::CommVolumeCounter counter(rank, kWorld, 1);
-      record(of, planner.plan(rank), [&](const zr_coll& coll) {
+      simulate(of, planner.plan(rank), [&](const zr_coll& coll) {
         own.push_back(comm::fingerprint_of(coll, kWorld));
         received[coll.op] += counter.received_bytes(coll);
       });
@@ -102,7 +102,7 @@ TEST_P(RecordedStrategyTest, ThousandRanksReceiveWhatThePlanSays) {
 // docs/communicators.md: the sum of a part passes from host to host in fp32, with what it is added to first, and
 // returns from the last one, in the type of the result, to its host or to all others; a gather passes to each host
 // once.
-TEST_P(RecordedStrategyTest, HostsExchangeWhatTheTableOfTheCommunicatorSays) {
+TEST_P(SimulatedStrategyTest, HostsExchangeWhatTheTableOfTheCommunicatorSays) {
   if (!std::filesystem::exists(ZR_BUILD_DIR "/plugins/zr_communicator_mpi.so")) GTEST_SKIP() << "MPI was not found";
   constexpr int kHosts = 128, kRanks = 8, kWorld = kHosts * kRanks;
   for (const auto& [dtype, reduce] : {std::pair("fp32", "each_micro_step"), {"bf16", "last_micro_step"}}) {
@@ -113,7 +113,7 @@ TEST_P(RecordedStrategyTest, HostsExchangeWhatTheTableOfTheCommunicatorSays) {
     job::OfflinePlan planner(of, blocks_of(3, 160), kWorld, job::HostSizes(kHosts, kRanks));
     int64_t expected = 0;
     std::vector<uint64_t> first;
-    record(of, planner.plan(0), [&](const zr_coll& coll) {
+    simulate(of, planner.plan(0), [&](const zr_coll& coll) {
       first.push_back(comm::fingerprint_of(coll, kWorld));
       const int64_t sum = 4, result = size_of(static_cast<zr_dtype>(coll.dst.dtype));
       if (coll.op == ZR_ALL_REDUCE) expected += (sum + result) * coll.src.count * (kHosts - 1);
@@ -129,7 +129,7 @@ TEST_P(RecordedStrategyTest, HostsExchangeWhatTheTableOfTheCommunicatorSays) {
     });
     for (int rank = 1; rank < kWorld; ++rank) {
       std::vector<uint64_t> own;
-      record(of, planner.plan(rank), [&](const zr_coll& coll) { own.push_back(comm::fingerprint_of(coll, kWorld)); });
+      simulate(of, planner.plan(rank), [&](const zr_coll& coll) { own.push_back(comm::fingerprint_of(coll, kWorld)); });
       ASSERT_EQ(own, first) << "rank " << rank;
     }
     const job::HostTraffic traffic = planner.traffic({{}})[0];
@@ -142,7 +142,7 @@ TEST_P(RecordedStrategyTest, HostsExchangeWhatTheTableOfTheCommunicatorSays) {
 // The same for inexact collectives, by the second table: the sum of each other host passes once to the rank that owns a
 // part, and a result of an all_reduce or a part of a gather once to each other host; as integers of 8 or 4 bits, with 4
 // bytes per 128 or 64 of them, or not rounded.
-TEST_P(RecordedStrategyTest, HostsExchangeWhatTheTableSaysInInexactCollectives) {
+TEST_P(SimulatedStrategyTest, HostsExchangeWhatTheTableSaysInInexactCollectives) {
   if (!std::filesystem::exists(ZR_BUILD_DIR "/plugins/zr_communicator_mpi.so")) GTEST_SKIP() << "MPI was not found";
   constexpr int kHosts = 128, kRanks = 8, kWorld = kHosts * kRanks;
   const auto encoded = [](int bits, int64_t count) {
@@ -173,7 +173,7 @@ TEST_P(RecordedStrategyTest, HostsExchangeWhatTheTableSaysInInexactCollectives) 
     int64_t expected = 0;
     bool rounds = false;
     std::vector<uint64_t> first;
-    record(of, planner.plan(0), [&](const zr_coll& coll) {
+    simulate(of, planner.plan(0), [&](const zr_coll& coll) {
       first.push_back(comm::fingerprint_of(coll, kWorld));
       const bool is_gradient = (coll.flags & ZR_COLL_GRADIENTS) != 0, is_weight = (coll.flags & ZR_COLL_WEIGHTS) != 0;
       const int bits = is_gradient ? choice.gradient_bits : is_weight ? choice.weight_bits : 0;
@@ -195,7 +195,7 @@ TEST_P(RecordedStrategyTest, HostsExchangeWhatTheTableSaysInInexactCollectives) 
     });
     for (int rank = 1; rank < kWorld; ++rank) {
       std::vector<uint64_t> own;
-      record(of, planner.plan(rank), [&](const zr_coll& coll) { own.push_back(comm::fingerprint_of(coll, kWorld)); });
+      simulate(of, planner.plan(rank), [&](const zr_coll& coll) { own.push_back(comm::fingerprint_of(coll, kWorld)); });
       ASSERT_EQ(own, first) << "rank " << rank;
     }
     EXPECT_EQ(rounds, choice.gradient_bits != 0 || choice.weight_bits != 0) << choice.keys;
@@ -208,7 +208,7 @@ TEST_P(RecordedStrategyTest, HostsExchangeWhatTheTableSaysInInexactCollectives) 
 
 // A job whose hosts each have one copy of the weights: a rank counts its part of the copy, and each host receives what
 // the others have updated.
-TEST_P(RecordedStrategyTest, HostsReceiveSharedWeightsOnce) {
+TEST_P(SimulatedStrategyTest, HostsReceiveSharedWeightsOnce) {
   if (!std::filesystem::exists(ZR_BUILD_DIR "/plugins/zr_communicator_mpi.so")) GTEST_SKIP() << "MPI was not found";
   const job::HostSizes hosts{3, 1, 4};
   std::vector<std::string> keys{"strategy=" + GetParam(), "strategy." + GetParam() + ".bucket_bytes=256KiB",
@@ -233,7 +233,7 @@ TEST_P(RecordedStrategyTest, HostsReceiveSharedWeightsOnce) {
     for (const plan::Buffer& buffer : plan.rank_plan.buffers)
       if (buffer.shared) counted += buffer.bytes(plan.input.location_of(rank));
     const comm::CommVolumeCounter counter(rank, 8, 3);
-    record(of, plan, [&](const zr_coll& coll) {
+    simulate(of, plan, [&](const zr_coll& coll) {
       if (coll.op != ZR_ALL_GATHER) return;
       EXPECT_TRUE(coll.flags & ZR_COLL_SHARED);
       received += counter.received_bytes(coll);
@@ -250,7 +250,7 @@ TEST_P(RecordedStrategyTest, HostsReceiveSharedWeightsOnce) {
   EXPECT_EQ(planner.traffic({{}})[0].problem, "");
 }
 
-TEST_F(RecordedStepTest, ShardsWithinHostsOnlyIfTheirRanksShareWeights) {
+TEST_F(SimulatedStepTest, ShardsWithinHostsOnlyIfTheirRanksShareWeights) {
   if (!std::filesystem::exists(ZR_BUILD_DIR "/plugins/zr_communicator_mpi.so")) GTEST_SKIP() << "MPI was not found";
   // What follows the name and the file of the plug-in.
   const auto planned = [&](std::vector<std::string> keys, const job::HostSizes& hosts) {
@@ -289,7 +289,7 @@ int64_t compressed_bytes(const plan::MemoryPlan& plan) {
 
 // 1-bit Adam after its warm-up: every rank sends a word per 32 elements and a scale per 1024 to the rank that serves
 // them, which sends as many to all ranks: these pass to each host once. Weights are not gathered.
-TEST_F(RecordedStepTest, StepsWithLocalGradientsExchangeCompressedMomentum) {
+TEST_F(SimulatedStepTest, StepsWithLocalGradientsExchangeCompressedMomentum) {
   if (!std::filesystem::exists(ZR_BUILD_DIR "/plugins/zr_communicator_mpi.so")) GTEST_SKIP() << "MPI was not found";
   const auto check = [&](const job::HostSizes& hosts, const std::string& strategy, const std::string& freeze_step) {
     const int world = std::accumulate(hosts.begin(), hosts.end(), 0);
@@ -325,7 +325,7 @@ TEST_F(RecordedStepTest, StepsWithLocalGradientsExchangeCompressedMomentum) {
         own.push_back(comm::fingerprint_of(coll, world));
         received += counter.received_bytes(coll);
       };
-      record(of, own_plan, count, job::SimulatedStep::local_gradients);
+      simulate(of, own_plan, count, job::SimulatedStep::local_gradients);
       if (rank == 0) first = own;
       ASSERT_EQ(own, first) << "rank " << rank;
     }
@@ -339,7 +339,7 @@ TEST_F(RecordedStepTest, StepsWithLocalGradientsExchangeCompressedMomentum) {
 
 // Of the bytes that zero0 sends between two hosts. Each rank's signs pass to the other host, but only one sum per host
 // does under zero0, so the share grows with the ranks on a host.
-TEST_F(RecordedStepTest, CompressedMomentumTakesAFractionOfTheBytesBetweenHosts) {
+TEST_F(SimulatedStepTest, CompressedMomentumTakesAFractionOfTheBytesBetweenHosts) {
   if (!std::filesystem::exists(ZR_BUILD_DIR "/plugins/zr_communicator_mpi.so")) GTEST_SKIP() << "MPI was not found";
   for (const auto& [ranks, dtype, least] :
        {std::tuple{1, "fp32", 28.0}, {1, "bf16", 21.0}, {2, "fp32", 20.0}, {2, "bf16", 20.0}, {4, "fp32", 12.0}}) {
@@ -358,7 +358,7 @@ TEST_F(RecordedStepTest, CompressedMomentumTakesAFractionOfTheBytesBetweenHosts)
 }
 
 // Each rank updates its copy of all weights, with second moments and masters of which a host has one copy.
-TEST_F(RecordedStepTest, HostsHaveOneCopyOfMastersAndFrozenStates) {
+TEST_F(SimulatedStepTest, HostsHaveOneCopyOfMastersAndFrozenStates) {
   if (!std::filesystem::exists(ZR_BUILD_DIR "/plugins/zr_communicator_mpi.so")) GTEST_SKIP() << "MPI was not found";
   const job::HostSizes hosts{3, 1, 4};
   const std::vector<plan::Parameter> parameters = blocks_of(3, 160);
@@ -385,49 +385,50 @@ TEST_F(RecordedStepTest, HostsHaveOneCopyOfMastersAndFrozenStates) {
   EXPECT_EQ(counted({"strategy=zero0"}), 0) << "each rank has all states";
 }
 
-TEST_F(RecordedStepTest, OtherOptimizersHaveNoStepsWithLocalGradients) {
+TEST_F(SimulatedStepTest, OtherOptimizersHaveNoStepsWithLocalGradients) {
   const plugin::ResolvedJob of = job(2, {"strategy=zero1", "communicator=shm"});
   const job::HostTraffic traffic = job::OfflinePlan(of, blocks_of(1, 64), 2, {2}).local_traffic();
   EXPECT_EQ(traffic.problem, "");
   EXPECT_EQ(traffic.inside, 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Strategies, RecordedStrategyTest, ::testing::Values("zero0", "zero1", "zero2", "zero3"),
+INSTANTIATE_TEST_SUITE_P(Strategies, SimulatedStrategyTest, ::testing::Values("zero0", "zero1", "zero2", "zero3"),
                          [](const auto& info) { return info.param; });
 
-// A sink that fails ends the recording with its error.
-TEST_F(RecordedStepTest, PassesTheErrorOfTheSinkOn) {
+// A sink that fails ends the simulation with its error.
+TEST_F(SimulatedStepTest, PassesTheErrorOfTheSinkOn) {
   const plugin::ResolvedJob of = job(2, {"strategy=zero1", "communicator=shm"});
   const job::OfflinePlan planner(of, blocks_of(1, 64), 2);
-  EXPECT_EQ(failure_of([&] { record(of, planner.plan(0), [](const zr_coll&) { fail_user("no more"); }); }), "no more");
+  EXPECT_EQ(failure_of([&] { simulate(of, planner.plan(0), [](const zr_coll&) { fail_user("no more"); }); }),
+            "no more");
 }
 
 // A strategy may write to buffers of 64 GiB, and wait for its own threads: nothing is stored.
-TEST_F(RecordedStepTest, PlansAModelThatDoesNotFit) {
+TEST_F(SimulatedStepTest, PlansAModelThatDoesNotFit) {
   constexpr int64_t kElements = int64_t{1} << 34;
   for (const std::string strategy : {"zero1", "busy"}) {
     const plugin::ResolvedJob of = job(4, {"strategy=" + strategy, "communicator=shm"});
     const job::OfflinePlan planner(of, {{"w", {}, {kElements}, kElements}}, 4);
     int64_t collectives = 0;
-    record(of, planner.plan(0), [&](const zr_coll&) { ++collectives; });
+    simulate(of, planner.plan(0), [&](const zr_coll&) { ++collectives; });
     EXPECT_GE(collectives, 2) << strategy;
   }
 }
 
-TEST_F(RecordedStepTest, PassesTheErrorOfTheStrategyOn) {
+TEST_F(SimulatedStepTest, PassesTheErrorOfTheStrategyOn) {
   const plugin::ResolvedJob of = job(2, {"strategy=busy", "strategy.busy.fails=true", "communicator=shm"});
   job::OfflinePlan planner(of, blocks_of(1, 64), 2, {2});
   EXPECT_NE(failure_of([&] { planner.traffic({{}}); }).find("bind() fails on purpose"), std::string::npos);
 }
 
-TEST_F(RecordedStepTest, StrategiesThatCannotGatherAreRejected) {
+TEST_F(SimulatedStepTest, StrategiesThatCannotGatherAreRejected) {
   const plugin::ResolvedJob of = job(2, {"strategy=halves", "communicator=shm"});
   job::OfflinePlan planner(of, blocks_of(1, 64), 2, {2});
   EXPECT_NE(failure_of([&] { planner.traffic({{}}); }).find("and cannot gather it before its use"), std::string::npos);
 }
 
 // The engine would compose its reductions, whose bytes the communicator cannot know.
-TEST_F(RecordedStepTest, TrafficOfComposedOperationsIsUnknown) {
+TEST_F(SimulatedStepTest, TrafficOfComposedOperationsIsUnknown) {
   const plugin::ResolvedJob of = job(2, {"strategy=zero1", "communicator=poor"});
   job::OfflinePlan planner(of, blocks_of(1, 64), 2, {2});
   EXPECT_EQ(planner.traffic({{}})[0].problem, "communicator 'poor' does not plan the bytes of its collectives");
