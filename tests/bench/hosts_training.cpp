@@ -10,7 +10,7 @@
 #include <iostream>
 
 #include "bench/row.hpp"
-#include "multirank/comm/network_hosts.hpp"
+#include "simulators/network_hosts.hpp"
 #include "support/scratch.hpp"
 #include "support/shell.hpp"
 

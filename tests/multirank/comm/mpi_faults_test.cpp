@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "control/protocol.hpp"
-#include "multirank/comm/network_hosts.hpp"
+#include "simulators/network_hosts.hpp"
 #include "support/launch_job.hpp"
 #include "support/sanitizers.hpp"
 #include "support/text_of.hpp"

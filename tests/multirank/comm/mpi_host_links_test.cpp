@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "multirank/comm/network_hosts.hpp"
+#include "simulators/network_hosts.hpp"
 #include "support/launch_job.hpp"
 
 namespace {

@@ -16,7 +16,7 @@
 #include <thread>
 
 #include "control/protocol.hpp"
-#include "multirank/comm/network_hosts.hpp"
+#include "simulators/network_hosts.hpp"
 #include "support/launch_job.hpp"
 
 namespace {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "multirank/comm/network_hosts.hpp"
+#include "simulators/network_hosts.hpp"
 #include "support/scratch.hpp"
 #include "support/shell.hpp"
 

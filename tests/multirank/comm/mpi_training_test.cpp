@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <regex>
 
-#include "multirank/comm/network_hosts.hpp"
+#include "simulators/network_hosts.hpp"
 #include "support/launch_job.hpp"
 #include "support/scratch.hpp"
 #include "support/shell.hpp"

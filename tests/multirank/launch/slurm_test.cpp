@@ -14,7 +14,7 @@
 #include <sstream>
 
 #include "control/protocol.hpp"
-#include "multirank/comm/network_hosts.hpp"
+#include "simulators/network_hosts.hpp"
 #include "support/launch_job.hpp"
 #include "support/scratch.hpp"
 #include "support/shell.hpp"

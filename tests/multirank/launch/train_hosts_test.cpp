@@ -8,7 +8,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "multirank/comm/network_hosts.hpp"
+#include "simulators/network_hosts.hpp"
 #include "support/scratch.hpp"
 #include "support/shell.hpp"
 #include "support/text_of.hpp"

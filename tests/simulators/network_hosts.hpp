@@ -1,4 +1,4 @@
-// Hosts on this machine, for tests of jobs on several hosts. See tests/simulators/network_hosts.sh.
+// Hosts on this machine, for tests of jobs on several hosts: network_hosts.sh.
 #pragma once
 
 #include <arpa/inet.h>
