@@ -101,11 +101,10 @@ TEST_F(EngineTest, ParameterGroupsUseTheirOwnHyperparameters) {
   extend(
       "\n[[optimizer.groups]]\nmatch = [\"*.bias\"]\nlr_scale = 0.5\nweight_decay = 0.0\n"
       "[[optimizer.groups]]\nmatch = [\"embedding.*\", \"*.bias\"]\nlr_scale = 0.25\n");
-  for (const char* strategy : {"zero0", "zero1", "zero2"}) {
+  for (const std::string& layout : zr::test::kLayouts) {
     const Result result =
-        run(2, groups,
-            "optimizer=sgd optimizer.sgd.momentum=0.0 optimizer.sgd.nesterov=false strategy=" + std::string(strategy));
-    EXPECT_EQ(result.code, 0) << result.output;
+        run(2, groups, "optimizer=sgd optimizer.sgd.momentum=0.0 optimizer.sgd.nesterov=false " + layout);
+    EXPECT_EQ(result.code, 0) << layout << "\n" << result.output;
   }
 }
 

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "support/engine_test.hpp"
+#include "support/layouts.hpp"
 #include "zr/swap.hpp"
 
 namespace {
@@ -41,16 +42,17 @@ RANK_BODY(backward_before_each, Run) { train(run, When::before_each); }
 RANK_BODY(backward_within_a_step, Run) { train(run, When::within_a_step); }
 
 TEST_F(ProgramBackwardTest, NeverCountsTwice) {
-  for (const std::string how : {"zero0", "zero1", "zero3 communicator.share_weights=false", "zero2 train.dtype=bf16",
-                                "zero2 gradients.reduce=last_micro_step", "zero1 train.gradient_accumulation=3"}) {
-    const std::string options = "train.steps=2 strategy=" + how;
-    const std::string expected = run(2, trains_alone, options).output;
+  const auto expect_no_effect = [&](const std::vector<zr::test::RankBody>& bodies, const std::string& how) {
+    const std::string options = "train.steps=2 " + how, expected = run(2, trains_alone, options).output;
     EXPECT_NE(expected.find("hash "), expected.npos) << expected;
-    EXPECT_EQ(run(2, backward_before_each, options).output, expected) << how;
-    if (how.size() > 5) continue;
-    EXPECT_EQ(run(2, backward_first_of_all, options).output, expected) << how;
-    EXPECT_EQ(run(2, backward_within_a_step, options).output, expected) << how;
-  }
+    for (const zr::test::RankBody& body : bodies)
+      EXPECT_EQ(run(2, body, options).output, expected) << body.name() << " " << how;
+  };
+  for (const std::string& layout : zr::test::kLayouts)
+    expect_no_effect({backward_before_each, backward_first_of_all, backward_within_a_step}, layout);
+  for (const std::string how : {"strategy=zero2 train.dtype=bf16", "strategy=zero2 gradients.reduce=last_micro_step",
+                                "strategy=zero1 train.gradient_accumulation=3"})
+    expect_no_effect({backward_before_each}, how);
 }
 
 // backward() of another engine that fails before it has delivered a gradient of its own can be repeated.
@@ -127,20 +129,20 @@ RANK_BODY(backward_after_reads, Run) {
 }
 
 TEST_F(ProgramBackwardTest, AGraphFromBeforeNewWeightsIsAnError) {
-  const std::vector<std::pair<zr::test::RankBody, std::string>> cases{
-      {backward_after_step, "zero0"}, {backward_after_step, "zero3 communicator.share_weights=false"},
-      {backward_after_set, "zero1"},  {backward_after_load, "zero3"},
-      {backward_after_swap, "zero1"}, {backward_after_swap, "zero3 communicator.share_weights=false"}};
-  for (const auto& [body, strategy] : cases) {
-    const Result ended = run(2, body, "train.steps=4 strategy=" + strategy);
-    EXPECT_EQ(ended.code, 1) << strategy << ended.output;
+  std::vector<std::pair<zr::test::RankBody, std::string>> cases{{backward_after_set, zr::test::kLayouts.back()},
+                                                                {backward_after_load, zr::test::kLayouts.back()}};
+  for (const std::string& layout : zr::test::kLayouts)
+    cases.insert(cases.end(), {{backward_after_step, layout}, {backward_after_swap, layout}});
+  for (const auto& [body, layout] : cases) {
+    const Result ended = run(2, body, "train.steps=4 " + layout);
+    EXPECT_EQ(ended.code, 1) << body.name() << " " << layout << ended.output;
     EXPECT_THAT(ended.output, testing::HasSubstr("has been modified by an inplace operation"));
     EXPECT_THAT(ended.output, testing::HasSubstr("or it is a parameter that engine.step(), set(), load() or zr::Swap "
                                                  "has changed since forward: call forward again"));
   }
-  for (const std::string strategy : {"zero0", "zero1", "zero3 communicator.share_weights=false"}) {
-    const Result done = run(2, backward_after_reads, "train.steps=4 strategy=" + strategy);
-    EXPECT_EQ(done.code, 0) << strategy << done.output;
+  for (const std::string& layout : zr::test::kLayouts) {
+    const Result done = run(2, backward_after_reads, "train.steps=4 " + layout);
+    EXPECT_EQ(done.code, 0) << layout << done.output;
   }
 }
 

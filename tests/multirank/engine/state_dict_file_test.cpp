@@ -8,6 +8,7 @@
 #include <csignal>
 
 #include "support/engine_test.hpp"
+#include "support/layouts.hpp"
 #include "support/user_error.hpp"
 #include "zr/error.hpp"
 
@@ -90,9 +91,8 @@ MULTIRANK_TEST(StateDictFileTest, NegatesViewsWithTheNegativeBit, {1, 2}) {
   EXPECT_TRUE(torch::equal(engine.get("0.bias"), -torch::arange(3, torch::kFloat)));
 }
 
-const std::vector<std::string> kStrategies{"strategy=zero0", "strategy=zero3", "strategy=zero2 train.dtype=bf16"};
-
-MULTIRANK_TEST(StateDictFileTest, LoadsTiedWeightsWithBothNames, {2}, kStrategies) {
+MULTIRANK_TEST(StateDictFileTest, LoadsTiedWeightsWithBothNames, {2},
+               zr::test::combine({zr::test::kLayouts, {"train.dtype=fp32", "train.dtype=bf16"}})) {
   Weights shared = weights_of_tied(), copied = weights_of_tied();
   shared.insert("tied", shared.at("a.weight"));
   copied.insert("tied", weight());

@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 
 #include "support/engine_test.hpp"
+#include "support/layouts.hpp"
 #include "support/user_error.hpp"
 
 namespace {
@@ -19,10 +20,8 @@ torch::nn::Sequential model_of_the_files() {
   return torch::nn::Sequential(torch::nn::Linear(4, 3), torch::nn::BatchNorm1d(3));
 }
 
-const std::vector<std::string> kStrategies{"strategy=zero0", "strategy=zero2", "strategy=zero3",
-                                           "strategy=zero2 train.dtype=bf16"};
-
-MULTIRANK_TEST(StateDictTest, LoadsParametersAndBuffers, {1, 2}, kStrategies) {
+MULTIRANK_TEST(StateDictTest, LoadsParametersAndBuffers, {2},
+               zr::test::combine({zr::test::kLayouts, {"train.dtype=fp32", "train.dtype=bf16"}})) {
   for (const std::string file : {"state_dict.pt", "nested.pt", "protocol5.pt"}) {
     torch::nn::Sequential model = model_of_the_files();
     zr::Engine engine(run.program, *model);
