@@ -21,9 +21,9 @@ namespace zr::host::cli {
 
 namespace {
 
-void check_budget(const ModelQuery& query, const plugin::ResolvedJob& job, const job::OfflinePlan& planner, int ranks) {
-  const plan::PlanContext context = planner.context();
-  const plan::MemoryPlan plan = planner.plan(0);
+void check_budget(const ModelQuery& query, const plugin::ResolvedJob& job, const job::OfflinePlan& offline, int ranks) {
+  const plan::PlanContext context = offline.context();
+  const plan::MemoryPlan plan = offline.plan(0);
   const job::HostSizes hosts = query.hosts(ranks);
   const job::MakeOfflinePlan with = [&](const job::Suggestion& change) {
     return std::make_unique<job::OfflinePlan>(query.resolved_job(change.overrides, change.ranks), query.parameters(),
@@ -32,10 +32,10 @@ void check_budget(const ModelQuery& query, const plugin::ResolvedJob& job, const
   const int ranks_per_node = hosts.empty() ? ranks : *std::max_element(hosts.begin(), hosts.end());
   job::check_host_budget(job.config, plan, ranks_per_node, context,
                          [&](int64_t bytes) { return host_suggestions_text(job, ranks, ranks_per_node, bytes, with); });
-  const int64_t budget = job.config.memory().device_budget, max_bytes = planner.max_bytes();
+  const int64_t budget = job.config.memory().device_budget, max_bytes = offline.max_bytes();
   if (budget == 0 || max_bytes <= budget) return;
   fail_user(plan_over_budget_text(
-      job.config, planner, max_bytes,
+      job.config, offline, max_bytes,
       suggestions_text(job, ranks, plan.on_device, job::BudgetShortfall{budget, max_bytes, 0}, with)));
 }
 
@@ -200,8 +200,8 @@ int explain_placement(const ModelQueryOptions& options, const std::filesystem::p
   if (const int code = query.resolve(bin)) return code;
   const plugin::ResolvedJob job = query.resolved_job({}, 0);
   const int ranks = job.config.job().ranks;
-  const job::OfflinePlan planner(job, query.parameters(), ranks, {ranks});
-  std::cout << planner.plan(0).placement_text();
+  const job::OfflinePlan offline(job, query.parameters(), ranks, {ranks});
+  std::cout << offline.plan(0).placement_text();
   return 0;
 }
 

@@ -77,7 +77,7 @@ class Table {
       else if (row.is_own)
         text += fmt::format("  {} (this job): unknown: {}\n", row.text, row.traffic.problem);
     }
-    if (own.planner->plan(0).communication().local > 0) text += local_line(*own.planner);
+    if (own.offline->plan(0).communication().local > 0) text += local_line(*own.offline);
     return text;
   }
 
@@ -86,18 +86,18 @@ class Table {
     std::string text;
     bool is_own;
     std::string communicator;  // its id
-    std::unique_ptr<job::OfflinePlan> planner;
+    std::unique_ptr<job::OfflinePlan> offline;
     job::InexactCollectives flags;
     job::HostTraffic traffic{};
     // Rows whose strategy gathers alike, with the same communicator.
-    std::pair<std::string, bool> kind() const { return {communicator, planner->rounds_weights()}; }
+    std::pair<std::string, bool> kind() const { return {communicator, offline->rounds_weights()}; }
   };
 
   Row row_of(const std::string& text, bool is_own, const plugin::ResolvedJob& job) const {
-    auto planner = std::make_unique<job::OfflinePlan>(job, query_.parameters(), ranks_, hosts_);
-    const job::InexactCollectives flags = planner->inexact_collectives();
+    auto offline = std::make_unique<job::OfflinePlan>(job, query_.parameters(), ranks_, hosts_);
+    const job::InexactCollectives flags = offline->inexact_collectives();
     const std::string communicator = job.communicator ? job.communicator->table->id : "";
-    return {text, is_own, communicator, std::move(planner), flags};
+    return {text, is_own, communicator, std::move(offline), flags};
   }
 
   // The job's own choice and, on several hosts, all others that it permits.
@@ -136,7 +136,7 @@ class Table {
       flags.push_back(row.flags);
     }
     try {
-      const std::vector<job::HostTraffic> traffic = alike[0]->planner->traffic(flags);
+      const std::vector<job::HostTraffic> traffic = alike[0]->offline->traffic(flags);
       for (std::size_t i = 0; i < alike.size(); ++i) alike[i]->traffic = traffic[i];
     } catch (const Error& failure) {
       for (Row* const row : alike) row->traffic.problem = failure.what();
@@ -144,11 +144,11 @@ class Table {
   }
 
   // Of a step after the warm-up of an optimizer whose gradients are then not reduced.
-  std::string local_line(job::OfflinePlan& planner) const {
+  std::string local_line(job::OfflinePlan& offline) const {
     const std::string name = "step with local gradients (this job)";
     std::string problem;
     try {
-      const job::HostTraffic traffic = planner.local_traffic();
+      const job::HostTraffic traffic = offline.local_traffic();
       if (traffic.problem.empty()) return line(name, traffic);
       problem = traffic.problem;
     } catch (const Error& failure) {

@@ -62,11 +62,11 @@ StepTransfers transfers_of(const ModelQuery& query, const std::string& tier) {
   const plugin::ResolvedJob job = query.resolved_job(extra_overrides, query.ranks());
   StepTransfers transfers{query.model(), job.config.offload().optimizer->text, query.ranks(), 0};
   if (transfers.ranks == 0) transfers.ranks = job.config.job().ranks;
-  const job::OfflinePlan planner(job, query.parameters(), transfers.ranks, query.hosts(transfers.ranks));
+  const job::OfflinePlan offline(job, query.parameters(), transfers.ranks, query.hosts(transfers.ranks));
   constexpr int kMaxPlannedRanks = 16;  // the shards of more ranks differ by less than one norm block per bucket
   const int planned = transfers.ranks <= kMaxPlannedRanks ? transfers.ranks : 1;
   for (int rank = 0; rank < planned; ++rank)
-    for (const plan::StateTile& tile : planner.plan(rank).placement.tiles)
+    for (const plan::StateTile& tile : offline.plan(rank).placement.tiles)
       transfers.bytes += static_cast<double>(tile.bytes) * transfers.ranks / planned;
   return transfers;
 }

@@ -73,13 +73,13 @@ bool ModelRefresh::compare_changes(const std::function<std::vector<plan::Paramet
   if (!any) return false;
   // If the job cannot run with the new list, fail before anything changes.
   prepare_change([&] {
-    const job::OfflinePlan planner(context_.setup, parameters, context_.world(),
+    const job::OfflinePlan offline(context_.setup, parameters, context_.world(),
                                    job::ranks_of_hosts(*context_.setup.control));
-    const plan::MemoryPlan plan = planner.plan(context_.rank());
+    const plan::MemoryPlan plan = offline.plan(context_.rank());
     const int64_t budget = context_.config().memory().device_budget;
     if (budget > 0 && plan.budgeted_bytes() > budget)
       fail_user("engine.refresh(): " +
-                job::plan_over_budget_text(context_.config(), planner, plan.budgeted_bytes(), ""));
+                job::plan_over_budget_text(context_.config(), offline, plan.budgeted_bytes(), ""));
   });
   return true;
 }

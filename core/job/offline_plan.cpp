@@ -62,14 +62,14 @@ plan::PlanContext OfflinePlan::context() const {
   return plan_context_of(job_, plugins_.communicator.get(), input_.world);
 }
 
-std::string plan_over_budget_text(const config::JobConfig& config, const OfflinePlan& planner, int64_t max_bytes,
+std::string plan_over_budget_text(const config::JobConfig& config, const OfflinePlan& offline, int64_t max_bytes,
                                   const std::string& suggestions) {
   const config::Setting<int64_t>& budget = config.memory().device_budget;
-  const plan::MemoryPlan plan = planner.plan(0);
+  const plan::MemoryPlan plan = offline.plan(0);
   return fmt::format("memory.device_budget is {} ({}), but the {} up to {} per rank, without activations\n{}{}",
                      bytes_text_beside(budget, max_bytes), budget.origin.text(),
                      plan.in_host_memory() ? "weights on the device take" : "plan takes",
-                     bytes_text_beside(max_bytes, budget), plan.text(planner.title(), planner.context()), suggestions);
+                     bytes_text_beside(max_bytes, budget), plan.text(offline.title(), offline.context()), suggestions);
 }
 
 std::string suggestions_text(const plugin::ResolvedJob& job, int ranks, bool on_device,
@@ -77,9 +77,9 @@ std::string suggestions_text(const plugin::ResolvedJob& job, int ranks, bool on_
   const auto fitting = [&](bool keeps_on_device) {
     return fitting_suggestions(job, ranks, shortfall, [&](const Suggestion& change) -> std::optional<int64_t> {
       try {
-        const std::unique_ptr<OfflinePlan> planner = make(change);
-        if (keeps_on_device && planner->plan(0).in_host_memory()) return {};
-        return planner->max_bytes();
+        const std::unique_ptr<OfflinePlan> offline = make(change);
+        if (keeps_on_device && offline->plan(0).in_host_memory()) return {};
+        return offline->max_bytes();
       } catch (const Error&) {
         return {};  // the changed job is invalid
       }
@@ -98,9 +98,9 @@ std::string host_suggestions_text(const plugin::ResolvedJob& job, int ranks, int
   const BudgetShortfall shortfall{job.config.memory().host_budget, bytes, 0};
   const auto required = [&](const Suggestion& change) -> std::optional<int64_t> {
     try {
-      const std::unique_ptr<OfflinePlan> planner = make(change);
-      if (device_budget > 0 && planner->max_bytes() > device_budget) return {};
-      return planner->host_bytes(ranks_per_node);
+      const std::unique_ptr<OfflinePlan> offline = make(change);
+      if (device_budget > 0 && offline->max_bytes() > device_budget) return {};
+      return offline->host_bytes(ranks_per_node);
     } catch (const Error&) {
       return {};  // the changed job is invalid
     }

@@ -56,7 +56,7 @@ class OfflinePlan {
 };
 
 /// The error for a plan that exceeds memory.device_budget: the budget, the plan of rank 0, and the suggested changes.
-std::string plan_over_budget_text(const config::JobConfig& config, const OfflinePlan& planner, int64_t max_bytes,
+std::string plan_over_budget_text(const config::JobConfig& config, const OfflinePlan& offline, int64_t max_bytes,
                                   const std::string& suggestions);
 
 /// Plans the job with a suggestion; throws Error if the changed job is invalid.

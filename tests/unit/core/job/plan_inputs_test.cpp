@@ -404,8 +404,8 @@ TEST_F(AutomaticCommunicatorTest, SaysNothingWithoutADeviceAndForANamedCommunica
 
 TEST_F(AutomaticCommunicatorTest, PlansPrintTheChoice) {
   const plugin::ResolvedJob two = job({"job.device=other"}, "", 2);
-  const job::OfflinePlan planner(two, parameters({{"a", 1500}}), 2);
-  EXPECT_THAT(planner.plan(0).text("plan", planner.context()), HasSubstr("\n  " + two.communicator_choice + "\n"));
+  const job::OfflinePlan offline(two, parameters({{"a", 1500}}), 2);
+  EXPECT_THAT(offline.plan(0).text("plan", offline.context()), HasSubstr("\n  " + two.communicator_choice + "\n"));
 }
 
 // tests/plugins/good has an optimizer for host memory, tests/plugins/device_default/sim the same with another default.
@@ -430,11 +430,11 @@ TEST_F(PlanningTest, RejectsAnOptimizerForADeviceWithAnotherDefault) {
 
 TEST_F(PlanningTest, TextOfAPlanOverBudgetHasThePlanAndTheSuggestions) {
   const plugin::ResolvedJob limited = job({"memory.device_budget=2KiB"});
-  const job::OfflinePlan planner(limited, parameters({{"a", 1500}}), 1);
-  EXPECT_EQ(job::plan_over_budget_text(limited.config, planner, 3 << 10, "set this\n"),
+  const job::OfflinePlan offline(limited, parameters({{"a", 1500}}), 1);
+  EXPECT_EQ(job::plan_over_budget_text(limited.config, offline, 3 << 10, "set this\n"),
             "memory.device_budget is 2.00 KiB (command line), but the plan takes up to 3.00 KiB per rank, without "
             "activations\n" +
-                planner.plan(0).text("plan: zero1 + adamw", planner.context()) + "set this\n");
+                offline.plan(0).text("plan: zero1 + adamw", offline.context()) + "set this\n");
 }
 
 }  // namespace

@@ -73,14 +73,14 @@ TEST_P(SimulatedStrategyTest, ThousandRanksReceiveWhatThePlanSays) {
       keys.insert(keys.end(), {"strategy.zero3.persistence_threshold=1000", "strategy.zero3.max_reuse_bytes=0"});
     }
     const plugin::ResolvedJob of = job(kWorld, keys);
-    const job::OfflinePlan planner(of, blocks_of(3, 160), kWorld);
-    const plan::StepCommunication planned = planner.plan(0).communication();
+    const job::OfflinePlan offline(of, blocks_of(3, 160), kWorld);
+    const plan::StepCommunication planned = offline.plan(0).communication();
     std::vector<uint64_t> first;
     std::vector<int64_t> received(16, 0);
     for (int rank = 0; rank < kWorld; ++rank) {
       std::vector<uint64_t> own;
       const comm::CommVolumeCounter counter(rank, kWorld, 1);
-      simulate(of, planner.plan(rank), [&](const zr_coll& coll) {
+      simulate(of, offline.plan(rank), [&](const zr_coll& coll) {
         own.push_back(comm::fingerprint_of(coll, kWorld));
         received[coll.op] += counter.received_bytes(coll);
       });
@@ -110,10 +110,10 @@ TEST_P(SimulatedStrategyTest, HostsExchangeWhatTheTableOfTheCommunicatorSays) {
         job(kWorld, {"strategy=" + GetParam(), "strategy." + GetParam() + ".bucket_bytes=512KiB",
                      std::string("train.dtype=") + dtype, std::string("gradients.reduce=") + reduce,
                      "train.gradient_accumulation=2", "communicator=mpi", "communicator.mpi.hierarchy_min_bytes=0"});
-    job::OfflinePlan planner(of, blocks_of(3, 160), kWorld, job::HostSizes(kHosts, kRanks));
+    job::OfflinePlan offline(of, blocks_of(3, 160), kWorld, job::HostSizes(kHosts, kRanks));
     int64_t expected = 0;
     std::vector<uint64_t> first;
-    simulate(of, planner.plan(0), [&](const zr_coll& coll) {
+    simulate(of, offline.plan(0), [&](const zr_coll& coll) {
       first.push_back(comm::fingerprint_of(coll, kWorld));
       const int64_t sum = 4, result = size_of(static_cast<zr_dtype>(coll.dst.dtype));
       if (coll.op == ZR_ALL_REDUCE) expected += (sum + result) * coll.src.count * (kHosts - 1);
@@ -129,10 +129,10 @@ TEST_P(SimulatedStrategyTest, HostsExchangeWhatTheTableOfTheCommunicatorSays) {
     });
     for (int rank = 1; rank < kWorld; ++rank) {
       std::vector<uint64_t> own;
-      simulate(of, planner.plan(rank), [&](const zr_coll& coll) { own.push_back(comm::fingerprint_of(coll, kWorld)); });
+      simulate(of, offline.plan(rank), [&](const zr_coll& coll) { own.push_back(comm::fingerprint_of(coll, kWorld)); });
       ASSERT_EQ(own, first) << "rank " << rank;
     }
-    const job::HostTraffic traffic = planner.traffic({{}})[0];
+    const job::HostTraffic traffic = offline.traffic({{}})[0];
     EXPECT_EQ(traffic.problem, "") << dtype;
     EXPECT_EQ(static_cast<int64_t>(traffic.between()), expected) << dtype;
     EXPECT_EQ(std::accumulate(traffic.received.begin(), traffic.received.end(), uint64_t{0}), traffic.between());
@@ -169,11 +169,11 @@ TEST_P(SimulatedStrategyTest, HostsExchangeWhatTheTableSaysInInexactCollectives)
     if (GetParam() == "zero3") keys.emplace_back("strategy.zero3.persistence_threshold=1000");
     const plugin::ResolvedJob of = job(kWorld, keys);
     // Of the largest parameter, each rank has more elements than a gather leaves exact.
-    job::OfflinePlan planner(of, blocks_of(1, 640), kWorld, job::HostSizes(kHosts, kRanks));
+    job::OfflinePlan offline(of, blocks_of(1, 640), kWorld, job::HostSizes(kHosts, kRanks));
     int64_t expected = 0;
     bool rounds = false;
     std::vector<uint64_t> first;
-    simulate(of, planner.plan(0), [&](const zr_coll& coll) {
+    simulate(of, offline.plan(0), [&](const zr_coll& coll) {
       first.push_back(comm::fingerprint_of(coll, kWorld));
       const bool is_gradient = (coll.flags & ZR_COLL_GRADIENTS) != 0, is_weight = (coll.flags & ZR_COLL_WEIGHTS) != 0;
       const int bits = is_gradient ? choice.gradient_bits : is_weight ? choice.weight_bits : 0;
@@ -195,11 +195,11 @@ TEST_P(SimulatedStrategyTest, HostsExchangeWhatTheTableSaysInInexactCollectives)
     });
     for (int rank = 1; rank < kWorld; ++rank) {
       std::vector<uint64_t> own;
-      simulate(of, planner.plan(rank), [&](const zr_coll& coll) { own.push_back(comm::fingerprint_of(coll, kWorld)); });
+      simulate(of, offline.plan(rank), [&](const zr_coll& coll) { own.push_back(comm::fingerprint_of(coll, kWorld)); });
       ASSERT_EQ(own, first) << "rank " << rank;
     }
     EXPECT_EQ(rounds, choice.gradient_bits != 0 || choice.weight_bits != 0) << choice.keys;
-    const job::HostTraffic traffic = planner.traffic({planner.inexact_collectives()})[0];
+    const job::HostTraffic traffic = offline.traffic({offline.inexact_collectives()})[0];
     EXPECT_EQ(traffic.problem, "") << choice.keys;
     EXPECT_EQ(static_cast<int64_t>(traffic.between()), expected) << choice.keys;
     EXPECT_EQ(std::accumulate(traffic.received.begin(), traffic.received.end(), uint64_t{0}), traffic.between());
@@ -216,9 +216,9 @@ TEST_P(SimulatedStrategyTest, HostsReceiveSharedWeightsOnce) {
   if (GetParam() == "zero3") keys.emplace_back("strategy.zero3.shard_within=host");
   const plugin::ResolvedJob of = job(8, keys);
   const std::vector<plan::Parameter> parameters = blocks_of(3, 160);
-  job::OfflinePlan planner(of, parameters, 8, hosts);
+  job::OfflinePlan offline(of, parameters, 8, hosts);
   if (GetParam() == "zero0") {  // every rank updates all weights
-    const plan::MemoryPlan plan = planner.plan(0);
+    const plan::MemoryPlan plan = offline.plan(0);
     EXPECT_TRUE(std::ranges::none_of(plan.rank_plan.buffers, [](const plan::Buffer& b) { return b.shared; }));
     return;
   }
@@ -228,7 +228,7 @@ TEST_P(SimulatedStrategyTest, HostsReceiveSharedWeightsOnce) {
     trainable += p.frozen ? 0 : p.count;
   }
   for (int rank = 0; rank < 8; ++rank) {
-    const plan::MemoryPlan plan = planner.plan(rank);
+    const plan::MemoryPlan plan = offline.plan(rank);
     EXPECT_TRUE(plan.input.share_weights);
     for (const plan::Buffer& buffer : plan.rank_plan.buffers)
       if (buffer.shared) counted += buffer.bytes(plan.input.location_of(rank));
@@ -239,7 +239,7 @@ TEST_P(SimulatedStrategyTest, HostsReceiveSharedWeightsOnce) {
       received += counter.received_bytes(coll);
     });
   }
-  const plan::StepCommunication communication = planner.plan(0).communication();
+  const plan::StepCommunication communication = offline.plan(0).communication();
   EXPECT_EQ(communication.weights.bytes(), 2 * trainable * 2);
   EXPECT_EQ(communication.gathers.bytes(), 0);
   EXPECT_GE(counted, 3 * 2 * all);
@@ -247,7 +247,7 @@ TEST_P(SimulatedStrategyTest, HostsReceiveSharedWeightsOnce) {
   EXPECT_GE(received, communication.weights.bytes());
   EXPECT_LT(received, communication.weights.bytes() + 2 * 64 * static_cast<int64_t>(parameters.size()) * 2)
       << "padding";
-  EXPECT_EQ(planner.traffic({{}})[0].problem, "");
+  EXPECT_EQ(offline.traffic({{}})[0].problem, "");
 }
 
 TEST_F(SimulatedStepTest, ShardsWithinHostsOnlyIfTheirRanksShareWeights) {
@@ -296,28 +296,28 @@ TEST_F(SimulatedStepTest, StepsWithLocalGradientsExchangeCompressedMomentum) {
     const plugin::ResolvedJob of =
         job(world, {"strategy=" + strategy, "optimizer=onebit_adam", "optimizer.onebit_adam.freeze_step=" + freeze_step,
                     "communicator=mpi", "communicator.mpi.hierarchy_min_bytes=0"});
-    job::OfflinePlan planner(of, blocks_of(3, 160), world, hosts);
-    const job::HostTraffic traffic = planner.local_traffic();
+    job::OfflinePlan offline(of, blocks_of(3, 160), world, hosts);
+    const job::HostTraffic traffic = offline.local_traffic();
     ASSERT_EQ(traffic.problem, "") << strategy;
     int64_t from_other_hosts = 0, message = 0;
     int rank = 0;
     for (const int ranks_of_host : hosts)
       for (int i = 0; i < ranks_of_host; ++i, ++rank) {
-        const int64_t served = compressed_bytes(planner.plan(rank));
+        const int64_t served = compressed_bytes(offline.plan(rank));
         from_other_hosts += served * (world - ranks_of_host);
         message += served;
       }
-    EXPECT_EQ(planner.plan(0).communication().local, 2 * message * (world - 1)) << strategy;
+    EXPECT_EQ(offline.plan(0).communication().local, 2 * message * (world - 1)) << strategy;
     EXPECT_EQ(static_cast<int64_t>(traffic.between()),
               from_other_hosts + message * (static_cast<int64_t>(hosts.size()) - 1))
         << strategy;
     EXPECT_EQ(std::accumulate(traffic.received.begin(), traffic.received.end(), uint64_t{0}), traffic.between());
     // Every rank issues the same collectives, and receives its part of what the plan says.
-    const plan::MemoryPlan all = planner.plan_with_segments();
+    const plan::MemoryPlan all = offline.plan_with_segments();
     std::vector<uint64_t> first;
     int64_t received = 0;
     for (rank = 0; rank < world; ++rank) {
-      plan::MemoryPlan own_plan = planner.plan(rank);
+      plan::MemoryPlan own_plan = offline.plan(rank);
       own_plan.segments = all.segments;
       std::vector<uint64_t> own;
       const comm::CommVolumeCounter counter(rank, world, 1);
@@ -329,7 +329,7 @@ TEST_F(SimulatedStepTest, StepsWithLocalGradientsExchangeCompressedMomentum) {
       if (rank == 0) first = own;
       ASSERT_EQ(own, first) << "rank " << rank;
     }
-    EXPECT_EQ(received, planner.plan(0).communication().local) << strategy;
+    EXPECT_EQ(received, offline.plan(0).communication().local) << strategy;
   };
   for (const std::string strategy : {"zero0", "zero1", "zero2"}) {
     for (const std::string freeze_step : {"20", "0"}) check({3, 1, 4}, strategy, freeze_step);
@@ -347,11 +347,11 @@ TEST_F(SimulatedStepTest, CompressedMomentumTakesAFractionOfTheBytesBetweenHosts
       const plugin::ResolvedJob of =
           job(2 * ranks, {"strategy=zero0", "optimizer=" + optimizer, std::string("train.dtype=") + dtype,
                           "communicator=mpi", "communicator.mpi.hierarchy_min_bytes=0"});
-      job::OfflinePlan planner(of, blocks_of(3, 320), 2 * ranks, job::HostSizes(2, ranks));
-      return static_cast<double>(traffic(planner).between());
+      job::OfflinePlan offline(of, blocks_of(3, 320), 2 * ranks, job::HostSizes(2, ranks));
+      return static_cast<double>(traffic(offline).between());
     };
-    const double exact = between("adamw", [](job::OfflinePlan& planner) { return planner.traffic({{}})[0]; });
-    const double compressed = between("onebit_adam", [](job::OfflinePlan& planner) { return planner.local_traffic(); });
+    const double exact = between("adamw", [](job::OfflinePlan& offline) { return offline.traffic({{}})[0]; });
+    const double compressed = between("onebit_adam", [](job::OfflinePlan& offline) { return offline.local_traffic(); });
     EXPECT_GE(exact / compressed, least) << ranks << " " << dtype;
     EXPECT_LE(exact / compressed, least * 1.15) << ranks << " " << dtype;
   }
@@ -368,10 +368,10 @@ TEST_F(SimulatedStepTest, HostsHaveOneCopyOfMastersAndFrozenStates) {
   const auto counted = [&](std::vector<std::string> keys) {
     keys.insert(keys.end(), {"optimizer=onebit_adam", "communicator=mpi", "train.dtype=bf16"});
     const plugin::ResolvedJob of = job(8, keys);
-    const job::OfflinePlan planner(of, parameters, 8, hosts);
+    const job::OfflinePlan offline(of, parameters, 8, hosts);
     int64_t elements = 0;
     for (int rank = 0; rank < 8; ++rank)
-      for (const plan::LocalArray& array : plan::local_plan(planner.plan(rank)).arrays)
+      for (const plan::LocalArray& array : plan::local_plan(offline.plan(rank)).arrays)
         if (array.tag == "exp_avg_sq, all" || array.tag == "fp32 master weights, all") elements += array.counted;
     return elements;
   };
@@ -398,8 +398,8 @@ INSTANTIATE_TEST_SUITE_P(Strategies, SimulatedStrategyTest, ::testing::Values("z
 // A sink that fails ends the simulation with its error.
 TEST_F(SimulatedStepTest, PassesTheErrorOfTheSinkOn) {
   const plugin::ResolvedJob of = job(2, {"strategy=zero1", "communicator=shm"});
-  const job::OfflinePlan planner(of, blocks_of(1, 64), 2);
-  EXPECT_EQ(failure_of([&] { simulate(of, planner.plan(0), [](const zr_coll&) { fail_user("no more"); }); }),
+  const job::OfflinePlan offline(of, blocks_of(1, 64), 2);
+  EXPECT_EQ(failure_of([&] { simulate(of, offline.plan(0), [](const zr_coll&) { fail_user("no more"); }); }),
             "no more");
 }
 
@@ -408,30 +408,30 @@ TEST_F(SimulatedStepTest, PlansAModelThatDoesNotFit) {
   constexpr int64_t kElements = int64_t{1} << 34;
   for (const std::string strategy : {"zero1", "busy"}) {
     const plugin::ResolvedJob of = job(4, {"strategy=" + strategy, "communicator=shm"});
-    const job::OfflinePlan planner(of, {{"w", {}, {kElements}, kElements}}, 4);
+    const job::OfflinePlan offline(of, {{"w", {}, {kElements}, kElements}}, 4);
     int64_t collectives = 0;
-    simulate(of, planner.plan(0), [&](const zr_coll&) { ++collectives; });
+    simulate(of, offline.plan(0), [&](const zr_coll&) { ++collectives; });
     EXPECT_GE(collectives, 2) << strategy;
   }
 }
 
 TEST_F(SimulatedStepTest, PassesTheErrorOfTheStrategyOn) {
   const plugin::ResolvedJob of = job(2, {"strategy=busy", "strategy.busy.fails=true", "communicator=shm"});
-  job::OfflinePlan planner(of, blocks_of(1, 64), 2, {2});
-  EXPECT_NE(failure_of([&] { planner.traffic({{}}); }).find("bind() fails on purpose"), std::string::npos);
+  job::OfflinePlan offline(of, blocks_of(1, 64), 2, {2});
+  EXPECT_NE(failure_of([&] { offline.traffic({{}}); }).find("bind() fails on purpose"), std::string::npos);
 }
 
 TEST_F(SimulatedStepTest, StrategiesThatCannotGatherAreRejected) {
   const plugin::ResolvedJob of = job(2, {"strategy=halves", "communicator=shm"});
-  job::OfflinePlan planner(of, blocks_of(1, 64), 2, {2});
-  EXPECT_NE(failure_of([&] { planner.traffic({{}}); }).find("and cannot gather it before its use"), std::string::npos);
+  job::OfflinePlan offline(of, blocks_of(1, 64), 2, {2});
+  EXPECT_NE(failure_of([&] { offline.traffic({{}}); }).find("and cannot gather it before its use"), std::string::npos);
 }
 
 // The engine would compose its reductions, whose bytes the communicator cannot know.
 TEST_F(SimulatedStepTest, TrafficOfComposedOperationsIsUnknown) {
   const plugin::ResolvedJob of = job(2, {"strategy=zero1", "communicator=poor"});
-  job::OfflinePlan planner(of, blocks_of(1, 64), 2, {2});
-  EXPECT_EQ(planner.traffic({{}})[0].problem, "communicator 'poor' does not plan the bytes of its collectives");
+  job::OfflinePlan offline(of, blocks_of(1, 64), 2, {2});
+  EXPECT_EQ(offline.traffic({{}})[0].problem, "communicator 'poor' does not plan the bytes of its collectives");
 }
 
 }  // namespace
