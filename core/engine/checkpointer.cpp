@@ -139,7 +139,7 @@ std::string Checkpointer::save(const std::string& root, int64_t keep, bool async
   } else {
     const CountedChunk chunk(context_.ledger, MemoryKind::staging, staging_of_save(context_));
     folder = saver_.save(root, contents, keep);
-    parts_.recorder.record_save(progress.step(), folder);
+    parts_.log.record_save(progress.step(), folder);
   }
   buffers_ = {};
   parts_.step_timer.lap_checkpoint();
@@ -150,7 +150,7 @@ std::string Checkpointer::save_for_refresh() {
   wait_for_save();
   parts_.weights.compare();
   const checkpoint::CheckpointContents contents = this->contents();
-  std::string folder = checkpoint_comm().broadcast(parts_.recorder.folder());  // rank 0 alone knows this run's number
+  std::string folder = checkpoint_comm().broadcast(parts_.log.folder());  // rank 0 alone knows this run's number
   if (folder.empty()) folder = run::run_folder(context_.config(), context_.setup.engine);
   const CountedChunk chunk(context_.ledger, MemoryKind::staging, staging_of_save(context_));
   return saver_.save(folder + "/refresh", contents, 0);
@@ -159,7 +159,7 @@ std::string Checkpointer::save_for_refresh() {
 // Waits for the background save and handles its result.
 void Checkpointer::wait_for_save() {
   try {
-    if (saver_.wait()) parts_.recorder.record_save(saving_step_, saving_folder_);
+    if (saver_.wait()) parts_.log.record_save(saving_step_, saving_folder_);
   } catch (const Error& failure) {
     if (!by_config_) throw;
     record_failed_save(failure);
@@ -187,7 +187,7 @@ void Checkpointer::record_failed_save(const Error& failure) {
   for (const std::string& tier_failed :
        exchanges ? context_.comm.all_gather_bytes({failed}, "tiers") : std::vector{std::string{failed}})
     if (tier_failed[0]) throw;
-  parts_.recorder.record_failed_save();
+  parts_.log.record_failed_save();
   if (context_.rank() == 0) log(ZR_LOG_ERROR, std::string(failure.what()) + "; training continues");
 }
 
@@ -202,7 +202,7 @@ void Checkpointer::save_if_due(const GlobalStats& global) {
     if (context_.rank() == 0)
       log(ZR_LOG_INFO, fmt::format("{}: saving step {} to {}, then ending the job; `zeroth train --resume` resumes it",
                                    ::strsignal(global.stop), progress.step(), dir));
-    parts_.recorder.record_signal(global.stop);
+    parts_.log.record_signal(global.stop);
   }
   const bool due = !dir.empty() && (progress.stopped() || (every > 0 && (progress.step() % every == 0 || ends)));
   std::exception_ptr previous_failure;
@@ -217,7 +217,7 @@ void Checkpointer::save_if_due(const GlobalStats& global) {
       parts_.weights.hash_saved_weights();
     } catch (const Error& failure) {
       if (ends) {  // the run's result is lost, so the job fails
-        parts_.recorder.record_failed_save();
+        parts_.log.record_failed_save();
         throw;
       }
       record_failed_save(failure);
@@ -274,7 +274,7 @@ void Checkpointer::restore_metadata(const checkpoint::Checkpoint& from, const Ch
   load_globals(context_, metadata);
   if (!change) {
     warn_of_differences(from);
-    parts_.recorder.resume(progress.step());
+    parts_.log.resume(progress.step());
   }
   seed_model(context_, progress);
 }
@@ -333,7 +333,7 @@ CheckpointLoadReport Checkpointer::load(const std::string& path, const Checkpoin
   if (loader.has_repeated()) run_on_all_ranks(checkpoint_comm(), [&] { loader.compare_repeated(); });
   parts_.update.forget_begin();
   progress.begin_load();
-  parts_.recorder.clear_hash();
+  parts_.log.clear_hash();
   {
     const CountedChunk chunk(context_.ledger, MemoryKind::other, from.largest_chunk());
     parts_.local.restart();

@@ -11,9 +11,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 }  // namespace
 
-StepTimer::StepTimer(const job::StepContext& context, const state::ShardedState& state, run::RunLog& recorder,
-                     Trace* trace, const offload::ActivationStore* activations)
-    : context_(context), state_(state), recorder_(recorder), trace_(trace), activations_(activations) {
+StepTimer::StepTimer(const job::StepContext& context, const state::ShardedState& state, run::RunLog& log, Trace* trace,
+                     const offload::ActivationStore* activations)
+    : context_(context), state_(state), log_(log), trace_(trace), activations_(activations) {
   restart_clock();
 }
 
@@ -29,9 +29,9 @@ offload::TierWaits StepTimer::waits() const {
 
 void StepTimer::lap(run::Phase phase) {
   const auto now = Clock::now();
-  recorder_.add(phase, std::chrono::duration<double>(now - mark_).count());
+  log_.add(phase, std::chrono::duration<double>(now - mark_).count());
   const offload::TierWaits waits = this->waits();
-  recorder_.add_waits(phase, waits.read - waited_.read, waits.write - waited_.write);
+  log_.add_waits(phase, waits.read - waited_.read, waits.write - waited_.write);
   waited_ = waits;
   if (trace_) trace_->span("training", std::string(run::kPhaseNames[static_cast<std::size_t>(phase)]), mark_, now);
   mark_ = now;
@@ -56,7 +56,7 @@ void StepTimer::exclude(const std::function<void()>& work) {
 // The ledger's tier `device` has the activations of a job on a device if it is memory of the device.
 void StepTimer::observe_activations() {
   const model::DeviceBytes on_device = context_.model.device_memory();
-  recorder_.set_device_peak(on_device.peak);
+  log_.set_device_peak(on_device.peak);
   model::LibraryMemory::Temporaries temporaries = context_.model.temporaries();
   if (context_.device) temporaries = {on_device.held - on_device.of_engines, on_device.peak - on_device.of_engines};
   if (context_.plan.in_host_memory() || (context_.device && !on_device.counted)) return;
@@ -68,7 +68,7 @@ void StepTimer::step(const GlobalStats& global, double rate, const TrainingProgr
   std::vector<run::TierRow> rows;
   for (const auto& tier : state_.tiers())
     if (tier) rows.push_back({tier->info().id, tier->info().tier, tier->read_bytes(), tier->written_bytes()});
-  recorder_.set_tiers(std::move(rows));
+  log_.set_tiers(std::move(rows));
   int64_t bytes = 0;
   for (const int64_t of_rank :
        job::all_gather(context_.comm, context_.comm.volume().total() - excluded_bytes_, "communication volume"))
@@ -78,17 +78,16 @@ void StepTimer::step(const GlobalStats& global, double rate, const TrainingProgr
   lap(run::Phase::step_sync);
   const double seconds = std::chrono::duration<double>(mark_ - step_start_).count();
   step_start_ = mark_;
-  recorder_.step(
-      {progress.step(), progress.loss(), progress.grad_norm(), rate, global.tokens, seconds * 1e3,
-       static_cast<double>(global.tokens) / seconds, bytes - bytes_before, global.non_finite > 0,
-       context_.plan.input.weight_dtype == ZR_F16 ? progress.loss_scale().value() : 0, progress.unit()},
-      {context_.ledger.peak(Tier::device), context_.ledger.peak(Tier::host), context_.ledger.peak(Tier::disk)});
+  log_.step({progress.step(), progress.loss(), progress.grad_norm(), rate, global.tokens, seconds * 1e3,
+             static_cast<double>(global.tokens) / seconds, bytes - bytes_before, global.non_finite > 0,
+             context_.plan.input.weight_dtype == ZR_F16 ? progress.loss_scale().value() : 0, progress.unit()},
+            {context_.ledger.peak(Tier::device), context_.ledger.peak(Tier::host), context_.ledger.peak(Tier::disk)});
 }
 
 void StepTimer::record_totals(const std::string& hash) {
   comm::CommVolume total;
   for (const comm::CommVolume& other : job::all_gather(context_.comm, volume(), "communication volume")) total += other;
-  recorder_.set_totals(hash, total);
+  log_.set_totals(hash, total);
   restart_clock();
 }
 

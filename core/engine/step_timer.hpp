@@ -22,7 +22,7 @@ class OptimizerUpdate;
 class StepTimer {
  public:
   /// Keeps references to all arguments. trace: null: no trace. activations: null: saved tensors stay on the device.
-  StepTimer(const job::StepContext& context, const state::ShardedState& state, run::RunLog& recorder, Trace* trace,
+  StepTimer(const job::StepContext& context, const state::ShardedState& state, run::RunLog& log, Trace* trace,
             const offload::ActivationStore* activations);
   StepTimer(const StepTimer&) = delete;
 
@@ -54,7 +54,7 @@ class StepTimer {
 
   const job::StepContext& context_;
   const state::ShardedState& state_;
-  run::RunLog& recorder_;
+  run::RunLog& log_;
   Trace* const trace_;
   const offload::ActivationStore* const activations_;
   std::chrono::steady_clock::time_point mark_, step_start_;

@@ -22,7 +22,7 @@ struct TrainingParts {
   WeightMonitor& weights;
   GradientFlow& gradients;
   StepTimer& step_timer;
-  run::RunLog& recorder;
+  run::RunLog& log;
   job::EngineName& name;
   OptimizerUpdate& update;
   LocalGradients& local;

@@ -33,7 +33,7 @@ WeightMonitor::WeightMonitor(const job::StepContext& context, const Parts& parts
 void WeightMonitor::record_write(uint32_t param) {
   digest_.written(param);
   collected_ = true;
-  parts_.recorder.clear_hash();
+  parts_.log.clear_hash();
   warn_if_unsaved(param);
 }
 
@@ -136,7 +136,7 @@ void WeightMonitor::begin_replacement() {
 void WeightMonitor::end_replacement(uint32_t param) {
   warn_if_unsaved(param);
   parts_.flow.forget_writes(param);
-  parts_.recorder.clear_hash();
+  parts_.log.clear_hash();
   digest_.replaced(param);
   context_.model.values_replaced({param});
   if (!has_own_copies_) return parts_.step_timer.exclude([&] { publish_weights(true); });

@@ -26,7 +26,7 @@ class WeightMonitor {
   struct Parts {
     state::ShardedState& state;
     WeightFlow& flow;
-    run::RunLog& recorder;
+    run::RunLog& log;
     StepTimer& step_timer;
     const TrainingProgress& progress;
   };

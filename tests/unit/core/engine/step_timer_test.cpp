@@ -14,18 +14,18 @@ namespace {
 using namespace host;
 
 struct StepTimerFixture {
-  StepTimerFixture() { recorder.accept(); }
+  StepTimerFixture() { log.accept(); }
   nlohmann::json row() const {
-    std::ifstream file(recorder.folder() + "/metrics.jsonl");
+    std::ifstream file(log.folder() + "/metrics.jsonl");
     std::string line, last;
     while (std::getline(file, line)) last = line;
     return nlohmann::json::parse(last);
   }
   OneRankJob rig;
   state::ShardedState state{rig.context(), rig.job.host, rig.job.plugins.tiers, nullptr};
-  run::RunLog recorder{rig.job.config(), "", 1, 0};
+  run::RunLog log{rig.job.config(), "", 1, 0};
   engine::TrainingProgress progress{rig.job.config(), 2};
-  engine::StepTimer steps{rig.context(), state, recorder, nullptr, nullptr};
+  engine::StepTimer steps{rig.context(), state, log, nullptr, nullptr};
 };
 
 TEST(StepTimerTest, WritesARowPerStep) {

@@ -28,10 +28,10 @@ struct WeightMonitorFixture {
   OneRankJob rig{{"train.dtype=bf16"}};
   state::ShardedState state{rig.context(), rig.job.host, rig.job.plugins.tiers, nullptr};
   engine::WeightFlow flow{rig.context(), state};
-  run::RunLog recorder{rig.job.config(), "", 1, 0};
-  engine::StepTimer steps{rig.context(), state, recorder, nullptr, nullptr};
+  run::RunLog log{rig.job.config(), "", 1, 0};
+  engine::StepTimer steps{rig.context(), state, log, nullptr, nullptr};
   engine::TrainingProgress progress{rig.job.config(), 2};
-  engine::WeightMonitor monitor{rig.context(), {state, flow, recorder, steps, progress}};
+  engine::WeightMonitor monitor{rig.context(), {state, flow, log, steps, progress}};
 };
 
 TEST(WeightMonitorTest, MasterFollowsWriteThatModelReports) {

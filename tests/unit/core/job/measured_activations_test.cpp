@@ -22,9 +22,9 @@ class MeasuredActivationsTest : public ::testing::Test {
   }
   // Writes the summary of a run with this memory section.
   plan::PlanContext after(const std::string& memory) const {
-    run::RunLog recorder(config(), "", 2, 0);
-    recorder.accept();
-    recorder.finish(Ledger(), {});
+    run::RunLog log(config(), "", 2, 0);
+    log.accept();
+    log.finish(Ledger(), {});
     scratch_.write("runs/a/summary.json", "{\"memory\": " + memory + "}");
     return job::measured_activations(config(), "");
   }

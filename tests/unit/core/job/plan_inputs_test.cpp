@@ -206,12 +206,12 @@ TEST_F(PlanningTest, HostCapacityIsTheRanksPartOfTheBudgetThatIsNotInUse) {
 TEST_F(PlanningTest, KnowsTheActivationsOfAnEarlierRun) {
   const plugin::ResolvedJob resolved = job();
   {
-    run::RunLog recorder(resolved.config, "", 1, 0);
-    recorder.accept();
+    run::RunLog log(resolved.config, "", 1, 0);
+    log.accept();
     Ledger ledger;
     ledger.observe(Tier::device, MemoryKind::activations, "activations", 0, 70);
     ledger.observe(Tier::disk, MemoryKind::activations, "activations", 0, 5);
-    recorder.finish(ledger, {});
+    log.finish(ledger, {});
   }
   const plan::TierRequest request = plan_of(resolved).input.tier_request;
   EXPECT_TRUE(request.activations_known);

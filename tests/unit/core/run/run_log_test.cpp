@@ -53,40 +53,40 @@ class RunLogTest : public ::testing::Test {
 };
 
 TEST_F(RunLogTest, WritesTheConfigurationAndARowPerStep) {
-  RunLog recorder(config(), "", 2, 0);
-  EXPECT_EQ(recorder.folder(), "");
-  recorder.accept();
-  EXPECT_EQ(recorder.folder(), path("1"));
-  recorder.step(step(1), {});
-  recorder.validation(1, 0.75);
-  recorder.step(step(2), {});
+  RunLog log(config(), "", 2, 0);
+  EXPECT_EQ(log.folder(), "");
+  log.accept();
+  EXPECT_EQ(log.folder(), path("1"));
+  log.step(step(1), {});
+  log.validation(1, 0.75);
+  log.step(step(2), {});
   EXPECT_EQ(text_of("1/config.toml"), config().to_toml());
   EXPECT_EQ(text_of("1/metrics.jsonl"), row(1) + "{\"step\":1,\"val_loss\":0.75}\n" + row(2));
 }
 
 // As on a full disk: the rows are written when there is space again.
 TEST_F(RunLogTest, KeepsRowsThatCannotBeWritten) {
-  RunLog recorder(config(), "", 1, 0);
-  recorder.accept();
+  RunLog log(config(), "", 1, 0);
+  log.accept();
   struct rlimit before {};
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
   const struct rlimit small { 10, before.rlim_max };
   const auto handler = ::signal(SIGXFSZ, SIG_IGN);
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
-  recorder.step(step(1), {});
-  recorder.step(step(2), {});
-  recorder.settle_rows();
+  log.step(step(1), {});
+  log.step(step(2), {});
+  log.settle_rows();
   EXPECT_TRUE(has_unwritten_file());
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
-  recorder.step(step(3), {});
+  log.step(step(3), {});
   ::signal(SIGXFSZ, handler);
   EXPECT_EQ(text_of("1/metrics.jsonl"), row(1) + row(2) + row(3));
 }
 
 TEST_F(RunLogTest, RowOfASkippedStepHasItsLossScaleAndNullForInfinity) {
-  RunLog recorder(config(), "", 1, 0);
-  recorder.accept();
-  recorder.step({1, NAN, INFINITY, 1e-5, 0, 0.5, 0, 0, true, 65536}, {});
+  RunLog log(config(), "", 1, 0);
+  log.accept();
+  log.step({1, NAN, INFINITY, 1e-5, 0, 0.5, 0, 0, true, 65536}, {});
   EXPECT_EQ(text_of("1/metrics.jsonl"),
             R"({"step":1,"loss":null,"grad_norm":null,"lr":1e-05,"tokens":0,"step_ms":0.5,"tokens_per_s":0.0,)"
             R"("communication_bytes":0,"loss_scale":65536.0,"skipped":true})"
@@ -94,10 +94,10 @@ TEST_F(RunLogTest, RowOfASkippedStepHasItsLossScaleAndNullForInfinity) {
 }
 
 TEST_F(RunLogTest, NumbersOfRowsReadBackAsTheSameDoubles) {
-  RunLog recorder(config(), "", 1, 0);
-  recorder.accept();
+  RunLog log(config(), "", 1, 0);
+  log.accept();
   for (const double value : {0.1, 1.0 / 3, 2.225073858507201e-308, 5e-324, 9.5e15 + 0.5, 1.7976931348623157e308}) {
-    recorder.validation(1, value);
+    log.validation(1, value);
     const std::string rows = text_of("1/metrics.jsonl");
     const std::size_t last = rows.rfind('{');
     EXPECT_EQ(Json::parse(rows.substr(last)).at("val_loss").get<double>(), value) << rows.substr(last);
@@ -105,11 +105,11 @@ TEST_F(RunLogTest, NumbersOfRowsReadBackAsTheSameDoubles) {
 }
 
 TEST_F(RunLogTest, SummaryHasTheTotalsOfTheRun) {
-  RunLog recorder(config(), "", 2, 0);
-  recorder.accept();
-  recorder.step(step(1), {});
-  recorder.step({2, 0.5, INFINITY, 0.001, 8, 60, 133, 0, true, 128}, {});
-  recorder.validation(2, 1.5);
+  RunLog log(config(), "", 2, 0);
+  log.accept();
+  log.step(step(1), {});
+  log.step({2, 0.5, INFINITY, 0.001, 8, 60, 133, 0, true, 128}, {});
+  log.validation(2, 1.5);
   for (const auto& [phase, seconds] : {std::pair{Phase::forward, 1.5},
                                        {Phase::backward, 2.5},
                                        {Phase::reduce, 0.5},
@@ -118,29 +118,29 @@ TEST_F(RunLogTest, SummaryHasTheTotalsOfTheRun) {
                                        {Phase::optimizer, 0.25},
                                        {Phase::gather, 0.125},
                                        {Phase::checkpoint, 3.0}})
-    recorder.add(phase, seconds);
-  recorder.add_waits(Phase::backward, 0.5, 0.25);
-  recorder.add_waits(Phase::optimizer, 0, 1);  // more than the phase took: its own time is 0, not negative
-  recorder.add_waits(Phase::checkpoint, 16, 16);
-  recorder.record_save(1);
-  recorder.record_save(2);
-  recorder.record_failed_save();
-  recorder.record_signal(SIGTERM);
+    log.add(phase, seconds);
+  log.add_waits(Phase::backward, 0.5, 0.25);
+  log.add_waits(Phase::optimizer, 0, 1);  // more than the phase took: its own time is 0, not negative
+  log.add_waits(Phase::checkpoint, 16, 16);
+  log.record_save(1);
+  log.record_save(2);
+  log.record_failed_save();
+  log.record_signal(SIGTERM);
   comm::CommVolume communication;
   communication.bytes[ZR_ALL_GATHER] = 100;
   communication.calls[ZR_ALL_GATHER] = 2;
   communication.calls[ZR_REDUCE_SCATTER] = 1;
   communication.control_bytes = 5;
-  recorder.set_totals("0123456789abcdef", communication);
-  recorder.set_tiers({{"cpu", Tier::host, 7, 8}, {"nvme", Tier::disk, 1024, 2048}});
-  recorder.set_digest({11, 12, 13});
+  log.set_totals("0123456789abcdef", communication);
+  log.set_tiers({{"cpu", Tier::host, 7, 8}, {"nvme", Tier::disk, 1024, 2048}});
+  log.set_digest({11, 12, 13});
   Ledger ledger;
   ledger.plan(Tier::device, MemoryKind::weights, 4000);
   ledger.add(Tier::device, MemoryKind::weights, "weights", 4096);
   ledger.add(Tier::device, MemoryKind::weights, "weights", -4096);
   ledger.observe(Tier::device, MemoryKind::activations, "activations", 10, 70);
   ledger.add(Tier::disk, MemoryKind::optimizer, "exp_avg", 512);
-  recorder.finish(ledger, {21, 22, 23, 24, 25, 26, 36, 27, 28, 29, 32, 0.033, 0.034, 0.035});
+  log.finish(ledger, {21, 22, 23, 24, 25, 26, 36, 27, 28, 29, 32, 0.033, 0.034, 0.035});
   EXPECT_EQ(text_of("1/summary.json"), R"({
   "steps": 2,
   "ranks": 2,
@@ -236,9 +236,9 @@ TEST_F(RunLogTest, SummaryHasTheTotalsOfTheRun) {
 }
 
 TEST_F(RunLogTest, SummaryHasNullForUnknownTotals) {
-  RunLog recorder(config(), "", 1, 0);
-  recorder.accept();
-  recorder.finish(Ledger(), {});
+  RunLog log(config(), "", 1, 0);
+  log.accept();
+  log.finish(Ledger(), {});
   EXPECT_EQ(summary_of("1", "steps"), 0);
   for (const char* name : {"loss", "val_loss", "weights_hash", "loss_scale", "stopped_by", "communication_bytes"})
     EXPECT_TRUE(summary_of("1", name).is_null()) << name;
@@ -246,25 +246,25 @@ TEST_F(RunLogTest, SummaryHasNullForUnknownTotals) {
 }
 
 TEST_F(RunLogTest, StepClearsTheHashAndTheCommunication) {
-  RunLog recorder(config(), "", 1, 0);
-  recorder.accept();
-  recorder.step(step(1), {});
-  recorder.set_totals("0123456789abcdef", {});
-  recorder.finish(Ledger(), {});
+  RunLog log(config(), "", 1, 0);
+  log.accept();
+  log.step(step(1), {});
+  log.set_totals("0123456789abcdef", {});
+  log.finish(Ledger(), {});
   EXPECT_EQ(summary_of("1", "weights_hash"), "0123456789abcdef");
   EXPECT_EQ(summary_of("1", "communication_bytes"), Json({{"control", 0}}));
-  recorder.step(step(2), {});
-  recorder.finish(Ledger(), {});
+  log.step(step(2), {});
+  log.finish(Ledger(), {});
   EXPECT_TRUE(summary_of("1", "weights_hash").is_null());
   EXPECT_TRUE(summary_of("1", "communication_bytes").is_null());
 }
 
 TEST_F(RunLogTest, ClearHashKeepsTheCommunication) {
-  RunLog recorder(config(), "", 1, 0);
-  recorder.accept();
-  recorder.set_totals("0123456789abcdef", {});
-  recorder.clear_hash();
-  recorder.finish(Ledger(), {});
+  RunLog log(config(), "", 1, 0);
+  log.accept();
+  log.set_totals("0123456789abcdef", {});
+  log.clear_hash();
+  log.finish(Ledger(), {});
   EXPECT_TRUE(summary_of("1", "weights_hash").is_null());
   EXPECT_EQ(summary_of("1", "communication_bytes"), Json({{"control", 0}}));
 }
@@ -332,11 +332,11 @@ TEST_F(RunLogTest, ResumeOfACompletedRunWithoutSummaryCreatesAFolder) {
 }
 
 TEST_F(RunLogTest, OtherRanksWriteNothing) {
-  RunLog recorder(config(), "", 2, 1);
-  recorder.step(step(1), {});
-  recorder.validation(1, 0.5);
-  recorder.finish(Ledger(), {});
-  EXPECT_EQ(recorder.folder(), "");
+  RunLog log(config(), "", 2, 1);
+  log.step(step(1), {});
+  log.validation(1, 0.5);
+  log.finish(Ledger(), {});
+  EXPECT_EQ(log.folder(), "");
   EXPECT_FALSE(fs::exists(scratch_.path("runs")));
 }
 
