@@ -31,15 +31,15 @@ Parsed parse(const Command& command, const Arguments& given) {
   std::transform(arguments.begin(), arguments.end(), arguments.begin(), home_expanded);
   po::options_description options;
   options.add(options_of(command)).add_options()("help,h", "show this help")("words", po::value<Arguments>());
-  po::positional_options_description words;
-  words.add("words", -1);
+  po::positional_options_description positionals;
+  positionals.add("words", -1);
   Parsed parsed;
   try {
-    po::store(po::command_line_parser(arguments).options(options).positional(words).run(), parsed.values);
+    po::store(po::command_line_parser(arguments).options(options).positional(positionals).run(), parsed.values);
   } catch (const po::error& error) {
     fail_usage(command, error.what());
   }
-  parsed.words = parsed.value<Arguments>("words");
+  parsed.positionals = parsed.value<Arguments>("words");
   if (program != given.end()) parsed.program.assign(program + 1, given.end());
   return parsed;
 }

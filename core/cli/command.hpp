@@ -17,7 +17,7 @@ struct Parsed;
 
 struct Command {
   const char *group, *name, *usage, *meaning, *example;
-  Positional words;
+  Positional positionals;
   bool takes_program;                                        // the arguments after `--` are another program's
   boost::program_options::options_description (*options)();  // null: no options except --help
   int (*run)(const Command&, const Parsed&);                 // returns the exit code; throws Error
@@ -26,7 +26,7 @@ struct Command {
 /// The options and the positional arguments of a command.
 struct Parsed {
   boost::program_options::variables_map values;
-  Arguments words;
+  Arguments positionals;
   Arguments program;  // if the command takes a program: the arguments after `--`
   bool has(const char* option) const { return values.count(option) > 0; }
   /// The value of an option, or a default-constructed one.

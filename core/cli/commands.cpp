@@ -79,7 +79,7 @@ int explain_file(const Command& command, const Parsed& parsed) {
   const bool run = !parsed.has("no-run");
   std::string file;
   Arguments overrides, keys;
-  for (const std::string& word : parsed.words) {
+  for (const std::string& word : parsed.positionals) {
     if (word.find('=') != word.npos)
       overrides.push_back(word);
     else if (file.empty() && keys.empty() && is_job_file(word))
@@ -124,7 +124,7 @@ void add_model_options(po::options_description& options) {
 }
 ModelQueryOptions model_query_options(const Command& command, const Parsed& parsed) {
   ModelQueryOptions options;
-  for (const std::string& word : parsed.words) {
+  for (const std::string& word : parsed.positionals) {
     if (word.find('=') != word.npos) {
       options.overrides.push_back(word);
     } else if (!options.file.empty()) {
@@ -182,7 +182,7 @@ po::options_description tune_options() {
 
 int tune_disk(const Command& command, const Parsed& parsed) {
   if (parsed.has("list") || parsed.has("forget")) {
-    if (parsed.has("path") || !parsed.words.empty() || (parsed.has("list") && parsed.has("forget")))
+    if (parsed.has("path") || !parsed.positionals.empty() || (parsed.has("list") && parsed.has("forget")))
       fail_usage(command, "--list and --forget measure nothing; give one of them, without other arguments");
     parsed.has("list") ? list_measured_disks() : forget_measured_disk(parsed.value("forget"));
     return 0;
@@ -199,16 +199,16 @@ int tune_disk(const Command& command, const Parsed& parsed) {
   return tune(options, bin_folder());
 }
 
-std::string only_folder(const Command& command, const Arguments& words) {
-  if (words.size() != 1) fail_usage(command, "give exactly one folder");
-  return words[0];
+std::string only_folder(const Command& command, const Arguments& positionals) {
+  if (positionals.size() != 1) fail_usage(command, "give exactly one folder");
+  return positionals[0];
 }
 
 std::string in_brackets(const std::string& text) { return text.empty() ? "" : fmt::format(" ({})", text); }
 
 int plugins(const Command& command, const Parsed& parsed) {
-  if (parsed.words.size() > 1) fail_usage(command, "only one file is allowed");
-  if (parsed.words.empty()) {
+  if (parsed.positionals.size() > 1) fail_usage(command, "only one file is allowed");
+  if (parsed.positionals.empty()) {
     const plugin::Registry registry;
     std::vector<DevicePlugins> of_devices;
     for (const std::string& type : registry.device_types())
@@ -220,19 +220,20 @@ int plugins(const Command& command, const Parsed& parsed) {
     std::cout << "\n" << (text.empty() ? "no plug-ins found\n" : text);
     return 0;
   }
-  if (parsed.words[0].empty())
+  if (parsed.positionals[0].empty())
     fail_user("zeroth plugins: the file name is empty; name a plug-in file, or give no argument to list all plug-ins");
-  const plugin::PluginValidation validation = plugin::Registry::validate(std::filesystem::absolute(parsed.words[0]));
+  const plugin::PluginValidation validation =
+      plugin::Registry::validate(std::filesystem::absolute(parsed.positionals[0]));
   std::cout << list_text({validation});
   return validation.accepted ? 0 : exit_code::user;
 }
 
 int verify(const Command& command, const Parsed& parsed) {
-  return verify_checkpoints(only_folder(command, parsed.words));
+  return verify_checkpoints(only_folder(command, parsed.positionals));
 }
 
 int show(const Command& command, const Parsed& parsed) {
-  show_checkpoint(only_folder(command, parsed.words));
+  show_checkpoint(only_folder(command, parsed.positionals));
   return 0;
 }
 
@@ -246,14 +247,14 @@ po::options_description export_options() {
 }
 
 int export_model(const Command& command, const Parsed& parsed) {
-  if (parsed.words.size() != 2) fail_usage(command, "give the checkpoint and the output");
+  if (parsed.positionals.size() != 2) fail_usage(command, "give the checkpoint and the output");
   ExportOptions options;
   options.dtype = parsed.value("dtype");
   if (!options.dtype.empty() && float_dtype_named(options.dtype) == ZR_NONE)
     fail_user(fmt::format("zeroth export: --dtype {}: must be fp32, bf16 or fp16", options.dtype));
   options.force = parsed.has("force");
-  options.from = parsed.words[0];
-  options.to = parsed.words[1];
+  options.from = parsed.positionals[0];
+  options.to = parsed.positionals[1];
   options.file_bytes = size_of_option(command, "file-size", parsed.value("file-size"));
   export_weights(options);
   return 0;
@@ -268,7 +269,7 @@ po::options_description launch_options() {
 }
 
 int launch_program(const Command& command, const Parsed& parsed) {
-  if (!parsed.words.empty() || parsed.program.empty()) fail_usage(command, "give the program after `--`");
+  if (!parsed.positionals.empty() || parsed.program.empty()) fail_usage(command, "give the program after `--`");
   LaunchOptions options;
   options.ranks = parsed.value<int>("ranks");
   options.threads = parsed.value<int>("threads");
@@ -289,8 +290,8 @@ po::options_description new_options() {
 }
 
 int new_project(const Command& command, const Parsed& parsed) {
-  if (parsed.words.size() != 3) fail_usage(command, "give the role, the id and the folder");
-  const NewProject project{parsed.words[0], parsed.words[1], parsed.words[2], parsed.has("c")};
+  if (parsed.positionals.size() != 3) fail_usage(command, "give the role, the id and the folder");
+  const NewProject project{parsed.positionals[0], parsed.positionals[1], parsed.positionals[2], parsed.has("c")};
   const std::vector<std::string> files = write_project(project, bin_folder());
   std::cout << fmt::format("wrote {} to {}; its README.md has the commands that build it and train with it\n",
                            fmt::join(files, ", "), printable(project.folder));
@@ -349,11 +350,11 @@ constexpr Command kCommands[] = {
 
 // `zeroth completion words -- WORD ...` is for the script.
 int complete(const Command& command, const Parsed& parsed) {
-  if (parsed.words == Arguments{"words"}) {
+  if (parsed.positionals == Arguments{"words"}) {
     for (const std::string& word : completions(kCommands, parsed.program)) std::cout << word << "\n";
     return 0;
   }
-  if (parsed.words != Arguments{"bash"}) fail_usage(command, "name the shell; only bash is supported");
+  if (parsed.positionals != Arguments{"bash"}) fail_usage(command, "name the shell; only bash is supported");
   std::cout << bash_completion();
   return 0;
 }

@@ -92,7 +92,7 @@ std::vector<std::string> positional(const Command& command, const Arguments& wor
   const std::string& word = words.back();
   const auto toml = std::find_if(words.begin(), words.end() - 1, is_toml);
   const std::string file = toml == words.end() - 1 ? "" : *toml;
-  switch (command.words) {
+  switch (command.positionals) {
     case Positional::none: return {};
     case Positional::plugin: return {":files *.so"};
     case Positional::checkpoint: return {kFolders};
@@ -104,7 +104,7 @@ std::vector<std::string> positional(const Command& command, const Arguments& wor
   std::vector<std::string> result;
   if (file.empty()) result.push_back(kTomlFiles);
   if (file.empty() && word.empty()) return result;
-  for (std::string& candidate : overrides(word, file, command.words == Positional::job))
+  for (std::string& candidate : overrides(word, file, command.positionals == Positional::job))
     result.push_back(std::move(candidate));
   return result;
 }

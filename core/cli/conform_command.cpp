@@ -29,9 +29,9 @@ po::options_description conform_options() {
 namespace {
 
 conform::Options options_of(const Command& command, const Parsed& parsed) {
-  if (parsed.words.size() != 1 || parsed.words[0].empty()) fail_usage(command, "name one plug-in file");
+  if (parsed.positionals.size() != 1 || parsed.positionals[0].empty()) fail_usage(command, "name one plug-in file");
   conform::Options options;
-  options.file = parsed.words[0];
+  options.file = parsed.positionals[0];
   options.rules = parsed.value<Arguments>("rule");
   options.seed = parsed.value<uint64_t>("seed");
   options.time_limit = parsed.value<double>("time-limit");

@@ -82,7 +82,7 @@ doctor::Report report_of(const ExaminedJob& job, const fs::path& bin) {
 
 int examine_machine(const Command& command, const Parsed& parsed, const fs::path& bin) {
   Arguments files, overrides;
-  for (const std::string& word : parsed.words) (word.find('=') == word.npos ? files : overrides).push_back(word);
+  for (const std::string& word : parsed.positionals) (word.find('=') == word.npos ? files : overrides).push_back(word);
   if (files.size() > 1)
     fail_usage(command, fmt::format("only one TOML file is allowed, not {} and {}", files[0], files[1]));
   if (files.empty() && !overrides.empty()) fail_usage(command, fmt::format("{} needs a TOML file", overrides[0]));

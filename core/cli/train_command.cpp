@@ -32,9 +32,9 @@ namespace {
 }  // namespace
 
 int train_job(const Command& command, const Parsed& parsed, const std::filesystem::path& bin) {
-  if (parsed.words.empty()) fail_usage(command, "no TOML file is given");
-  const std::string& file = parsed.words[0];
-  Arguments overrides(parsed.words.begin() + 1, parsed.words.end());
+  if (parsed.positionals.empty()) fail_usage(command, "no TOML file is given");
+  const std::string& file = parsed.positionals[0];
+  Arguments overrides(parsed.positionals.begin() + 1, parsed.positionals.end());
   if (parsed.has("resume")) overrides.emplace_back("checkpoint.resume=true");
   if (parsed.has("ranks")) overrides.push_back("job.ranks=" + parsed.value("ranks"));
   const auto program_of = [&](const config::Setting<std::string>& program) {
