@@ -26,12 +26,12 @@ constexpr int64_t kPart = 16 * plan::kNormBlock;   // elements that are read twi
 // The elements in [first, first + count) of a parameter whose shared masters a rank writes: begin and end. The ranks of
 // a host each write a part.
 std::pair<int64_t, int64_t> written_part(const plan::MemoryPlan& plan, uint32_t param, int64_t first, int64_t count) {
-  const plan::PlanInput::RankLocation place = plan.input.location_of(plan.rank);
+  const plan::PlanInput::RankLocation location = plan.input.location_of(plan.rank);
   const int64_t blocks = plan::norm_blocks_of(plan.input.parameters[param].count);
   const auto cut = [&](int64_t rank) {
-    return std::clamp(blocks * rank / place.ranks * plan::kNormBlock, first, first + count);
+    return std::clamp(blocks * rank / location.ranks * plan::kNormBlock, first, first + count);
   };
-  return {cut(place.index), cut(place.index + 1)};
+  return {cut(location.index), cut(location.index + 1)};
 }
 
 }  // namespace

@@ -30,14 +30,14 @@ JobPlugins::JobPlugins(plugin::PluginHost& host, const plugin::ResolvedJob& job)
       tiers(make_tiers(host, job)) {}
 
 plan::PlanInput job_plan_input(const plugin::ResolvedJob& job, const JobPlugins& plugins,
-                               std::vector<plan::Parameter> parameters, const RankPlaces& places) {
+                               std::vector<plan::Parameter> parameters, const RankLocations& locations) {
   const plugin::Instance* const communicator = plugins.communicator.get();
-  plan::PlanInput input = plan_input(job.config, plugins.optimizers, std::move(parameters), places.world);
-  add_tiers(input, job, plugins.tiers, places.ranks_per_host,
-            communicator_bytes(communicator, places.world).value_or(0));
-  input.hosts = places.hosts;
+  plan::PlanInput input = plan_input(job.config, plugins.optimizers, std::move(parameters), locations.world);
+  add_tiers(input, job, plugins.tiers, locations.ranks_per_host,
+            communicator_bytes(communicator, locations.world).value_or(0));
+  input.hosts = locations.hosts;
   input.rounds_weights = rounds_weights(job.config, communicator);
-  if (!places.hosts.empty()) choose_sharing(input, job.config, communicator, places.ordered);
+  if (!locations.hosts.empty()) choose_sharing(input, job.config, communicator, locations.ordered);
   return input;
 }
 
@@ -59,8 +59,8 @@ void check_plan(const plugin::ResolvedJob& job, const JobPlugins& plugins, const
 }
 
 InexactCollectives job_inexact_collectives(const plugin::ResolvedJob& job, const JobPlugins& plugins,
-                                           const plan::MemoryPlan& plan, const RankPlaces& places, bool warns) {
-  return inexact_collectives(job.config, plan, plugins.communicator.get(), places.one_host(), warns);
+                                           const plan::MemoryPlan& plan, const RankLocations& locations, bool warns) {
+  return inexact_collectives(job.config, plan, plugins.communicator.get(), locations.one_host(), warns);
 }
 
 }  // namespace zr::host::job

@@ -24,8 +24,8 @@ struct JobPlugins {
   const std::vector<std::shared_ptr<const plugin::Instance>> tiers;  // ShardedState opens them
 };
 
-/// Where the ranks of a job are.
-struct RankPlaces {
+/// The hosts of the ranks of a job.
+struct RankLocations {
   int world;
   int ranks_per_host;      // of this host; the largest number if the plan is for all
   std::vector<int> hosts;  // number of ranks of each; empty: unknown, as if all were on one
@@ -35,8 +35,8 @@ struct RankPlaces {
 
 /// The input of the job's plan. Throws UserError as plan_input() and add_tiers() do.
 plan::PlanInput job_plan_input(const plugin::ResolvedJob& job, const JobPlugins& plugins,
-                               std::vector<plan::Parameter> parameters, const RankPlaces& places);
-/// The plan that `make` makes, with the place of the training state. has_device: the process has opened the job's
+                               std::vector<plan::Parameter> parameters, const RankLocations& locations);
+/// The plan that `make` makes, with the location of the training state. has_device: the process has opened the job's
 /// device.
 plan::MemoryPlan job_plan(const plugin::ResolvedJob& job, const JobPlugins& plugins, const plan::PlanInput& input,
                           bool has_device, const std::function<plan::MemoryPlan(const plan::PlanInput& input)>& make);
@@ -44,6 +44,6 @@ plan::MemoryPlan job_plan(const plugin::ResolvedJob& job, const JobPlugins& plug
 void check_plan(const plugin::ResolvedJob& job, const JobPlugins& plugins, const plan::MemoryPlan& plan);
 /// See inexact_collectives(). Throws UserError if the plug-ins of the job do not support them.
 InexactCollectives job_inexact_collectives(const plugin::ResolvedJob& job, const JobPlugins& plugins,
-                                           const plan::MemoryPlan& plan, const RankPlaces& places, bool warns);
+                                           const plan::MemoryPlan& plan, const RankLocations& locations, bool warns);
 
 }  // namespace zr::host::job

@@ -11,7 +11,7 @@
 namespace zr::host::job {
 
 namespace {
-RankPlaces places_of(int world, const HostSizes& hosts) {
+RankLocations locations_of(int world, const HostSizes& hosts) {
   return {world, hosts.empty() ? world : *std::max_element(hosts.begin(), hosts.end()), hosts};
 }
 }  // namespace
@@ -21,8 +21,8 @@ OfflinePlan::OfflinePlan(const plugin::ResolvedJob& job, const std::vector<plan:
     : job_(job),
       host_(ledger_, pool_),
       plugins_(host_, job_),
-      places_(places_of(world, hosts)),
-      input_(job_plan_input(job_, plugins_, parameters, places_)) {}
+      locations_(locations_of(world, hosts)),
+      input_(job_plan_input(job_, plugins_, parameters, locations_)) {}
 
 OfflinePlan::~OfflinePlan() = default;
 
@@ -42,7 +42,7 @@ plan::MemoryPlan OfflinePlan::plan(int rank) const {
           plan.largest_update_share, plan_of_rank(input_, other, strategy_plan(plugins_.strategy)).update_share());
   plan.knows_all_shares = input_.world <= kFewRanks;
   check_plan(job_, plugins_, plan);
-  job_inexact_collectives(job_, plugins_, plan, places_, false);
+  job_inexact_collectives(job_, plugins_, plan, locations_, false);
   return plan;
 }
 
@@ -114,7 +114,7 @@ plan::MemoryPlan OfflinePlan::plan_with_segments() const {
 }
 
 InexactCollectives OfflinePlan::inexact_collectives() const {
-  return job_inexact_collectives(job_, plugins_, plan(0), places_, false);
+  return job_inexact_collectives(job_, plugins_, plan(0), locations_, false);
 }
 
 std::vector<HostTraffic> OfflinePlan::traffic(const std::vector<InexactCollectives>& choices) {
@@ -122,7 +122,8 @@ std::vector<HostTraffic> OfflinePlan::traffic(const std::vector<InexactCollectiv
   if (!plugins_.communicator) return traffic;
   const plan::MemoryPlan rank_0 = plan(0);
   std::vector<TrafficCounter> counters;
-  for (const InexactCollectives& flags : choices) counters.emplace_back(*plugins_.communicator, places_.hosts, flags);
+  for (const InexactCollectives& flags : choices)
+    counters.emplace_back(*plugins_.communicator, locations_.hosts, flags);
   simulate_step(host_, job_, rank_0, SimulatedStep::reduced_gradients, [&](const zr_coll& coll) {
     for (TrafficCounter& counter : counters) counter.add(coll);
   });
@@ -134,7 +135,7 @@ HostTraffic OfflinePlan::local_traffic() {
   if (!plugins_.communicator || !input_.exchange_plan) return {};
   const plan::MemoryPlan rank_0 = plan_with_segments();
   check_strategy(rank_0, plugins_.strategy);
-  TrafficCounter counter(*plugins_.communicator, places_.hosts, {});
+  TrafficCounter counter(*plugins_.communicator, locations_.hosts, {});
   simulate_step(host_, job_, rank_0, SimulatedStep::local_gradients, [&](const zr_coll& coll) { counter.add(coll); });
   return counter.sum();
 }

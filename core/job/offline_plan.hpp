@@ -51,7 +51,7 @@ class OfflinePlan {
   ThreadPool pool_{1};
   EngineHost host_;
   JobPlugins plugins_;
-  RankPlaces places_;
+  RankLocations locations_;
   plan::PlanInput input_;
 };
 

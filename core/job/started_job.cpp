@@ -34,13 +34,13 @@ int threads_of(const config::JobConfig& config, const control::Control& control)
   return threads;
 }
 
-RankPlaces places_of(const control::Control& control) {
+RankLocations locations_of(const control::Control& control) {
   return {control.world(), control.local_world(), ranks_of_hosts(control), std::ranges::is_sorted(control.hosts())};
 }
 
 plan::MemoryPlan plan_of(const StartedJob& job, const model::ParameterMemory& model) {
   const control::Control& control = *job.setup.control;
-  const plan::PlanInput input = job_plan_input(job.setup, job.plugins, model.parameters(), places_of(control));
+  const plan::PlanInput input = job_plan_input(job.setup, job.plugins, model.parameters(), locations_of(control));
   if (control.rank() == 0)
     for (const std::string& warning : group_warnings(job.config().groups(), input.parameters))
       log(ZR_LOG_WARN, warning);
@@ -72,7 +72,7 @@ DeviceMemory* device_of(StartedJob& job, model::Model& model) {
       .copy(own.text, sizeof own.text - 1);
   std::string obstacle;
   StateTiers tiers;
-  for (const Obstacle& other : all_gather(job.comm, own, "place of the training state")) {
+  for (const Obstacle& other : all_gather(job.comm, own, "location of the training state")) {
     if (obstacle.empty()) obstacle = other.text;
     tiers.on_device |= other.tiers.on_device;
     tiers.on_tiers |= other.tiers.on_tiers;
@@ -95,7 +95,7 @@ comm::CommRuntime::Options checked(StartedJob& job, const model::ParameterMemory
   check_budget(job.setup, job.plan, model.parameters(), job.plugins.communicator.get());
   job.plan.add_to(job.ledger);
   const InexactCollectives inexact =
-      job_inexact_collectives(job.setup, job.plugins, job.plan, places_of(*job.setup.control), job.rank() == 0);
+      job_inexact_collectives(job.setup, job.plugins, job.plan, locations_of(*job.setup.control), job.rank() == 0);
   if (job.rank() == 0 && run::progress_wanted()) {
     const plan::PlanContext context = plan_context_of(job.setup, job.plugins.communicator.get(), job.world());
     std::fputs(job.plan.text(plan_title(job.setup, job.plugins.optimizers), context).c_str(), stdout);

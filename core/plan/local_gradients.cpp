@@ -60,11 +60,12 @@ bool every_rank_owns_all(const MemoryPlan& plan, int64_t owned, int64_t trainabl
 }
 
 void add_arrays(const MemoryPlan& plan, LocalPlan& local) {
-  const PlanInput::RankLocation place = plan.input.location_of(plan.rank);
+  const PlanInput::RankLocation location = plan.input.location_of(plan.rank);
   const auto add = [&](MemoryKind kind, const std::string& tag, int64_t elements, zr_dtype dtype = ZR_F32,
                        bool is_shared = false) {
     if (std::ranges::none_of(local.arrays, [&](const LocalArray& array) { return array.tag == tag; }))
-      local.arrays.push_back({kind, tag, elements, dtype, is_shared, is_shared ? place.share_of(elements) : elements});
+      local.arrays.push_back(
+          {kind, tag, elements, dtype, is_shared, is_shared ? location.share_of(elements) : elements});
   };
   add(MemoryKind::gradients, "local gradients", local.elements);
   for (const OptimizerDescription& description : plan.input.descriptions)
