@@ -97,7 +97,8 @@ TEST(CheckpointCommandsTest, PrintTheErrorsOfTheGoldenFile) {
          at = output.find(scratch.folder().string()))
       output.replace(at, scratch.folder().string().size(), "{folder}");
     golden::trim_newlines(output);
-    return std::vector<golden::Part>{{"exit", done.code == 0 ? "" : std::to_string(done.code)}, {"says", output}};
+    return std::vector<golden::ProducedPart>{{"exit", done.code == 0 ? "" : std::to_string(done.code)},
+                                             {"says", output}};
   });
 }
 

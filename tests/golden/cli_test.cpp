@@ -62,9 +62,9 @@ Outcome run(const std::string& command) {
 TEST(CommandLineTest, PrintsTheTextsOfTheGoldenFile) {
   zr::golden::check(ZR_SOURCE_DIR "/tests/golden/cli.txt", 80, [](const zr::golden::Case& one) {
     const Outcome got = run(one["run"]);
-    return std::vector<zr::golden::Part>{{"exit", got.code == 0 ? "" : std::to_string(got.code)},
-                                         {"out", got.out, sorted},
-                                         {"err", without_waits(got.err, one["err"])}};
+    return std::vector<zr::golden::ProducedPart>{{"exit", got.code == 0 ? "" : std::to_string(got.code)},
+                                                 {"out", got.out, sorted},
+                                                 {"err", without_waits(got.err, one["err"])}};
   });
 }
 
@@ -76,12 +76,12 @@ TEST(CommandLineTest, RejectsHostileInputWithGoldenMessages) {
     const auto needs = [&](const char* what) { return one["needs"].find(what) != std::string::npos; };
     if ((needs("root") && ::geteuid() != 0) || (needs("no sanitizer") && zr::test::kSanitized)) {
       ++skipped;
-      return std::vector<zr::golden::Part>{};
+      return std::vector<zr::golden::ProducedPart>{};
     }
     const Outcome got = run(one["run"]);
-    return std::vector<zr::golden::Part>{{"exit", got.code == 0 ? "" : std::to_string(got.code)},
-                                         {"out", got.out, sorted},
-                                         {"err", without_waits(got.err, one["err"])}};
+    return std::vector<zr::golden::ProducedPart>{{"exit", got.code == 0 ? "" : std::to_string(got.code)},
+                                                 {"out", got.out, sorted},
+                                                 {"err", without_waits(got.err, one["err"])}};
   });
   if (skipped) GTEST_SKIP() << skipped << " cases need root, or a build without sanitizers";
 }

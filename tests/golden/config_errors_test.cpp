@@ -28,7 +28,7 @@ std::string error_of(const golden::Case& one) {
 
 TEST(ConfigErrorsTest, MatchTheGoldenFile) {
   golden::check(ZR_SOURCE_DIR "/tests/golden/config_errors.txt", 80, [](const golden::Case& one) {
-    return std::vector<golden::Part>{{"says", error_of(one)}};
+    return std::vector<golden::ProducedPart>{{"says", error_of(one)}};
   });
 }
 

@@ -35,7 +35,7 @@ class GoldenCasesTest : public testing::Test {
     const UpdateVariable variable(updates);
     std::ofstream(path()) << "One case.\n\n== the case\n-- run\nprogram\n"
                           << (expected.empty() ? "" : "-- says\n" + expected + "\n");
-    check(path(), 1, [&](const Case&) { return std::vector<Part>{{"exit", ""}, {"says", printed}}; });
+    check(path(), 1, [&](const Case&) { return std::vector<ProducedPart>{{"exit", ""}, {"says", printed}}; });
   }
   std::string path() const { return scratch_.path("cases.txt"); }
 
@@ -61,7 +61,7 @@ TEST_F(GoldenCasesTest, FailsForACaseThatExpectsNoText) {
 
 TEST_F(GoldenCasesTest, AcceptsSkippedCases) {
   std::ofstream(path()) << "One case.\n\n== the case\n-- run\nprogram\n";
-  check(path(), 1, [](const Case&) { return std::vector<Part>{}; });
+  check(path(), 1, [](const Case&) { return std::vector<ProducedPart>{}; });
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ std::string read(const fs::path& file) {
 }
 
 // A key in a file: its path without indices, its position, and whether it belongs to an optimizer group.
-struct Place {
+struct LocatedKey {
   std::string path, name;
   std::size_t offset;
   bool in_group;
@@ -38,7 +38,7 @@ std::size_t offset_of(const std::string& text, const toml::source_position& at) 
 }
 
 void collect(const toml::table& table, const std::string& text, const std::string& path, bool in_group,
-             std::vector<Place>& all) {
+             std::vector<LocatedKey>& all) {
   for (const auto& [key, node] : table) {
     const std::string name(key.str()), here = path.empty() ? name : path + "." + name;
     const std::size_t offset = offset_of(text, key.source().begin);
@@ -93,17 +93,17 @@ struct Job {
 int mutate(const Job& job, const fs::path& file) {
   const std::string text = read(file);
   EXPECT_EQ(job.error_of(text), "") << file;
-  std::vector<Place> places;
-  collect(toml::parse(text, std::string_view("job.toml")), text, "", false, places);
+  std::vector<LocatedKey> keys;
+  collect(toml::parse(text, std::string_view("job.toml")), text, "", false, keys);
   int tried = 0;
-  for (const Place& place : places) {
-    for (const std::string& other : misspellings(place.name)) {
-      const std::string changed = text.substr(0, place.offset) + other + text.substr(place.offset + place.name.size());
+  for (const LocatedKey& key : keys) {
+    for (const std::string& other : misspellings(key.name)) {
+      const std::string changed = text.substr(0, key.offset) + other + text.substr(key.offset + key.name.size());
       const std::string error = job.error_of(changed);
-      const std::string right = "'" + (place.in_group ? place.name : place.path) + "'";
+      const std::string right = "'" + (key.in_group ? key.name : key.path) + "'";
       const auto asked = error.find("did you mean ");
       EXPECT_TRUE(asked != error.npos && error.find(right, asked) != error.npos)
-          << file << ": '" << place.path << "' written '" << other << "': " << (error.empty() ? "accepted" : error);
+          << file << ": '" << key.path << "' written '" << other << "': " << (error.empty() ? "accepted" : error);
       ++tried;
     }
   }

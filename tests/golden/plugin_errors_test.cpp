@@ -30,7 +30,7 @@ std::string outcome(const std::string& folder) {
 
 TEST(PluginErrorsTest, MatchTheGoldenFile) {
   golden::check(ZR_SOURCE_DIR "/tests/golden/plugin_errors.txt", 40, [](const golden::Case& one) {
-    return std::vector<golden::Part>{{"says", outcome(ZR_BUILD_DIR "/tests/plugins/" + one.title)}};
+    return std::vector<golden::ProducedPart>{{"says", outcome(ZR_BUILD_DIR "/tests/plugins/" + one.title)}};
   });
 }
 

@@ -63,7 +63,7 @@ void EngineTest::check_messages(const std::string& file, std::size_t least_cases
   zr::golden::check(ZR_SOURCE_DIR "/tests/golden/" + file, least_cases, [&](const zr::golden::Case& one) {
     if (zr::test::jobs_run_on_hosts() && !one["one host"].empty()) {
       std::cout << "one host only: " << one["one host"] << " (" << one.title << ")\n";
-      return std::vector<zr::golden::Part>{};
+      return std::vector<zr::golden::ProducedPart>{};
     }
     const std::string run = std::regex_replace(one["run"], std::regex("\\{run\\}"), folder_.string());
     std::istringstream words(std::regex_replace(run, std::regex("\\{build\\}"), ZR_BUILD_DIR));
@@ -88,7 +88,8 @@ void EngineTest::check_messages(const std::string& file, std::size_t least_cases
     lines.erase(std::unique(lines.begin(), lines.end()), lines.end());
     std::string all;
     for (const auto& line : lines) all += (all.empty() ? "" : "\n") + line;
-    return std::vector<zr::golden::Part>{{"exit", result.code == 0 ? "" : std::to_string(result.code)}, {"says", all}};
+    return std::vector<zr::golden::ProducedPart>{{"exit", result.code == 0 ? "" : std::to_string(result.code)},
+                                                 {"says", all}};
   });
 }
 

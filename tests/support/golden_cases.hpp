@@ -81,25 +81,25 @@ inline void write_file(const std::string& path, const File& file) {
 }
 
 /// A part with the program's current text; "" if the case has no such part.
-struct Part {
+struct ProducedPart {
   std::string name, text;
   std::function<std::string(const std::string&)> normal{};  // applied before the comparison, not before writing
 };
 
-inline bool expects_text(const Case& one, const std::vector<Part>& parts) {
-  return std::any_of(parts.begin(), parts.end(), [&](const Part& part) { return !one[part.name].empty(); });
+inline bool expects_text(const Case& one, const std::vector<ProducedPart>& parts) {
+  return std::any_of(parts.begin(), parts.end(), [&](const ProducedPart& part) { return !one[part.name].empty(); });
 }
 
 /// Compares every case of `path` with the parts that `produce` returns for it, or updates the file. A case that expects
 /// no text in any of these parts fails, also in an update: it would pass whatever the program does wrong. `produce`
 /// returns no parts for a case that it skips.
 inline void check(const std::string& path, std::size_t least_cases,
-                  const std::function<std::vector<Part>(const Case&)>& produce) {
+                  const std::function<std::vector<ProducedPart>(const Case&)>& produce) {
   File file = read_file(path);
   ASSERT_GE(file.cases.size(), least_cases) << path;
   for (Case& one : file.cases) {
-    const std::vector<Part> parts = produce(one);
-    for (const Part& part : parts) {
+    const std::vector<ProducedPart> parts = produce(one);
+    for (const ProducedPart& part : parts) {
       const auto normal = [&](const std::string& text) { return part.normal ? part.normal(text) : text; };
       if (normal(part.text) == normal(one[part.name])) continue;
       if (updates())

@@ -144,23 +144,23 @@ zr_coll collective(uint32_t op, float* src, int64_t n_src, float* dst, int64_t n
 float* floats(const zr_view& view) { return static_cast<float*>(view.data); }
 
 // Elements that a rank serves: of a parameter, and in the private state of a rank.
-struct Part {
+struct ServedRange {
   const zr_local_gradient* gradient;
   int64_t first, count, served;
 };
 struct Message {
-  std::vector<std::vector<Part>> parts;  // by rank
+  std::vector<std::vector<ServedRange>> ranges;  // by rank
   std::vector<int64_t> counts;
 };
 Message message_of(const zr_local_gradient* const* list, uint32_t n, int32_t world) {
-  Message message{std::vector<std::vector<Part>>(static_cast<std::size_t>(world)),
+  Message message{std::vector<std::vector<ServedRange>>(static_cast<std::size_t>(world)),
                   std::vector<int64_t>(static_cast<std::size_t>(world), 0)};
   for (uint32_t i = 0; i < n; ++i) {
     std::vector<int64_t> served(static_cast<std::size_t>(world), 0);
     for (uint32_t r = 0; r < list[i]->n_ranges; ++r) {
       const zr_served_range& range = list[i]->ranges[r];
       const auto rank = static_cast<std::size_t>(range.rank);
-      message.parts[rank].push_back({list[i], range.first, range.count, served[rank]});
+      message.ranges[rank].push_back({list[i], range.first, range.count, served[rank]});
       served[rank] += range.count;
       message.counts[rank] += range.count;
     }
@@ -184,11 +184,11 @@ zr_code exchange(void* self, const zr_step* job, const zr_local_gradient* const*
   for (std::size_t r = 0; r < rank; ++r) own_first += message.counts[r];
   const int64_t own = message.counts[rank];
   float *const sent = floats(*scratch), *const received = sent + all, *at = sent;
-  for (const auto& parts : message.parts)
-    for (const Part& part : parts) {
-      const float* const carry = floats(part.gradient->slots[0]) + part.first;
-      const float* const grad = floats(part.gradient->grad) + part.first;
-      for (int64_t i = 0; i < part.count; ++i) *at++ = 0.5f * carry[i] + job->grad_mul * grad[i];
+  for (const auto& ranges : message.ranges)
+    for (const ServedRange& range : ranges) {
+      const float* const carry = floats(range.gradient->slots[0]) + range.first;
+      const float* const grad = floats(range.gradient->grad) + range.first;
+      for (int64_t i = 0; i < range.count; ++i) *at++ = 0.5f * carry[i] + job->grad_mul * grad[i];
     }
   if (kDefect == depends_on_time && exchanges++ == 0 && all > 0) sent[0] = std::nextafter(sent[0], 9.f);
   const auto submit = [&](const zr_coll& coll) {
@@ -203,11 +203,11 @@ zr_code exchange(void* self, const zr_step* job, const zr_local_gradient* const*
   if (const zr_code code = submit(coll)) return code;
   float* const served = sent + own_first;
   int64_t next = 0;
-  for (const Part& part : message.parts[rank])
-    for (int64_t i = 0; i < part.count; ++i, ++next) {
+  for (const ServedRange& range : message.ranges[rank])
+    for (int64_t i = 0; i < range.count; ++i, ++next) {
       float sum = 0;
       for (int64_t r = 0; r < world; ++r) sum += received[r * own + next];
-      float& state = floats(part.gradient->slots[1])[part.served + i];
+      float& state = floats(range.gradient->slots[1])[range.served + i];
       served[next] = sum / static_cast<float>(world) + 0.25f * state;
       state = served[next];
     }
@@ -215,17 +215,17 @@ zr_code exchange(void* self, const zr_step* job, const zr_local_gradient* const*
   coll.counts = message.counts.data();
   if (const zr_code code = submit(coll)) return code;
   at = sent;
-  for (std::size_t r = 0; r < message.parts.size(); ++r)
-    for (const Part& part : message.parts[r]) {
-      float* const carry = floats(part.gradient->slots[0]) + part.first;
-      float* const grad = floats(part.gradient->grad) + part.first;
-      for (int64_t i = 0; i < part.count; ++i) {
+  for (std::size_t r = 0; r < message.ranges.size(); ++r)
+    for (const ServedRange& range : message.ranges[r]) {
+      float* const carry = floats(range.gradient->slots[0]) + range.first;
+      float* const grad = floats(range.gradient->grad) + range.first;
+      for (int64_t i = 0; i < range.count; ++i) {
         const float value = *at++;
         carry[i] = 0.5f * carry[i] + 0.125f * value;
         if (kDefect == keeps_own_gradients && r == rank && world > 2) continue;
         grad[i] = value;
       }
-      if (kDefect == wrong_range && part.first > 0 && o.comm.rank == 1) grad[0] = std::nextafter(grad[0], 9.f);
+      if (kDefect == wrong_range && range.first > 0 && o.comm.rank == 1) grad[0] = std::nextafter(grad[0], 9.f);
     }
   if (kDefect == keeps_states && o.kept) *o.kept += 1;
   if (kDefect == keeps_states && n > 0 && !o.kept) o.kept = floats(list[0]->slots[0]);

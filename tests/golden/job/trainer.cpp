@@ -10,9 +10,9 @@
 namespace {
 
 void run(const zr::Program& program) {
-  const char* ask = std::getenv("ZR_REQUEST");
+  const char* request = std::getenv("ZR_REQUEST");
   if (program.text("model.kind") == "unruly") throw std::runtime_error("a model of this kind cannot be");
-  if (ask) {
+  if (request) {
     // The answer that zr::Engine would give for a model with a tied embedding and one matrix per layer.
     std::printf(
         "{\"zeroth_parameters\":1,\"parameters\":[{\"name\":\"embedding.weight\",\"aliases\":[\"head.weight\"],"

@@ -26,7 +26,7 @@ TEST_F(CheckpointTest, ResumeReportsTheCheckpointItLoads) {
          {std::pair<std::string, std::string>{scratch_.folder().string(), "{folder}"}, {ZR_SOURCE_DIR, "{root}"}})
       for (auto at = says.find(path); at != says.npos; at = says.find(path)) says.replace(at, path.size(), name);
     golden::trim_newlines(says);
-    return std::vector<golden::Part>{{"exit", done.code == 0 ? "" : std::to_string(done.code)}, {"says", says}};
+    return std::vector<golden::ProducedPart>{{"exit", done.code == 0 ? "" : std::to_string(done.code)}, {"says", says}};
   });
 }
 

@@ -344,7 +344,7 @@ TEST_F(JobSecretTest, ErrorsMatchGoldenFile) {
     said = std::regex_replace(said, std::regex("pid - *"), "pid -  ");  // as wide as the longest pid
     said = std::regex_replace(said, std::regex("0\\.[0-9]s in join"), "{time} in join");
     zr::golden::trim_newlines(said);
-    return std::vector<zr::golden::Part>{{"exit", code == 0 ? "" : std::to_string(code)}, {"says", said}};
+    return std::vector<zr::golden::ProducedPart>{{"exit", code == 0 ? "" : std::to_string(code)}, {"says", said}};
   });
 }
 }  // namespace

@@ -108,11 +108,11 @@ TEST(PluginTrustTest, RejectsUntrustedFilesWithTheMessagesOfTheGoldenFile) {
     EXPECT_NE(at, cases().end()) << one.title;
     if (at == cases().end() || (at->second.needs_root && !is_root())) {
       ++skipped;
-      return std::vector<golden::Part>{};
+      return std::vector<golden::ProducedPart>{};
     }
     Folders folders;
     at->second.prepare(folders);
-    return std::vector<golden::Part>{{"says", folders.problem()}};
+    return std::vector<golden::ProducedPart>{{"says", folders.problem()}};
   });
   if (skipped) GTEST_SKIP() << skipped << " cases need root, which can give files to another user";
 }
