@@ -70,8 +70,8 @@ function(zr_optimize_less target)
   target_compile_options(${target} PRIVATE $<$<CONFIG:RelWithDebInfo>:-O1>)
 endfunction()
 
-# Defines a subsystem of core/: the static library zr_<name>, which can include only the subsystems after DEPENDS.
-# OWN_HEADERS: it precompiles other headers. BEFORE_TRAINING: no inner loop of a step is in it.
+# Defines a subsystem of core/: the static library zr_<name>, which can include only the subsystems after DEPENDS and
+# what these depend on. OWN_HEADERS: it precompiles other headers. BEFORE_TRAINING: no inner loop of a step is in it.
 function(zr_subsystem name)
   cmake_parse_arguments(SUBSYSTEM "OWN_HEADERS;BEFORE_TRAINING" "" "SOURCES;DEPENDS;LIBRARIES" ${ARGN})
   add_library(zr_${name} STATIC ${SUBSYSTEM_SOURCES})
