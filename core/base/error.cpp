@@ -32,11 +32,7 @@ void fail_with(int exit_code, const std::string& text) {
 }
 
 std::exception_ptr error_with(int exit_code, const std::string& text) {
-  try {
-    fail_with(exit_code, text);
-  } catch (const Error&) {
-    return std::current_exception();
-  }
+  return exception_of([&] { fail_with(exit_code, text); });
 }
 
 std::string type_of(const std::exception& error) {

@@ -21,6 +21,16 @@ namespace zr::host {
 [[noreturn]] void fail_with(int exit_code, const std::string& text);
 /// Throws an error of the same class as `error` with another text.
 [[noreturn]] inline void fail_like(const Error& error, const std::string& text) { fail_with(error.exit_code(), text); }
+/// The exception that fn() throws, or null.
+template <class Fn>
+std::exception_ptr exception_of(Fn&& fn) noexcept {
+  try {
+    fn();
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
 /// The error that fail_with() throws, for another thread to rethrow.
 std::exception_ptr error_with(int exit_code, const std::string& text);
 

@@ -167,11 +167,7 @@ void Checkpointer::wait_for_save() {
 }
 
 void Checkpointer::close() {
-  try {
-    wait_for_save();
-  } catch (const std::exception& failure) {
-    log(ZR_LOG_ERROR, failure.what());
-  }
+  log_exception_of([&] { wait_for_save(); });
   saver_.close();
 }
 

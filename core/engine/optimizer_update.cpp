@@ -171,13 +171,8 @@ double OptimizerUpdate::next_learning_rate(int64_t index, const char* call) cons
     double rate = 0;
     int64_t failed = 0;
   } own_rate;
-  std::exception_ptr failure;
-  try {
-    own_rate.rate = schedule_(index);
-  } catch (...) {
-    failure = std::current_exception();
-    own_rate.failed = 1;
-  }
+  const std::exception_ptr failure = exception_of([&] { own_rate.rate = schedule_(index); });
+  own_rate.failed = failure != nullptr;
   std::vector<double> rates;
   for (const RankRate& rank_rate : job::all_gather(context_.comm, own_rate, "learning rate")) {
     if (rank_rate.failed && !failure)

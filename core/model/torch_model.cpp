@@ -172,11 +172,8 @@ void TorchModel::end_gather(const std::vector<uint32_t>& params, bool keeps_writ
     wrong_shape = wrong_shape.empty() ? state_->rebind_replaced(param, keeps_writes) : wrong_shape;
     entry.binding.version = -1;  // reports the parameter as written: writes through pointers change no counter
     if (entry.shared) {
-      try {
-        state_->end_write_copy(param, keeps_writes);
-      } catch (...) {  // on all ranks: the other parameters' writes are stored
-        if (!failure) failure = std::current_exception();
-      }
+      const std::exception_ptr failed = exception_of([&] { state_->end_write_copy(param, keeps_writes); });
+      if (!failure) failure = failed;  // on all ranks: the other parameters' writes are stored
       state_->change_readers(param, -1);
     } else if (entry.placeholder) {
       sharded.push_back(param);
