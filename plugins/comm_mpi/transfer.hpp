@@ -74,6 +74,15 @@ class Transfer {
     return static_cast<int>(((number_ % kNumbers) * phases + static_cast<uint64_t>(phase)) * hashes + hash % hashes);
   }
 
+  /// Messages of a collective, to and from another rank. Throw PluginError.
+  void send_part(const Channel& channel, Requests& requests, const void* from, int64_t bytes, int to,
+                 Phase phase) const {
+    requests.send(from, bytes, to, tag(channel, phase, bytes), channel.collectives, parts_.what());
+  }
+  void receive_part(const Channel& channel, Requests& requests, void* to, int64_t bytes, int from, Phase phase) const {
+    requests.receive(to, bytes, from, tag(channel, phase, bytes), channel.collectives, parts_.what());
+  }
+
   /// Of values that pass between hosts as integers; 0: they do not.
   int bits() const { return bits_of(parts_.coll); }
 

@@ -2,7 +2,6 @@
 #include <cstring>
 
 #include "shm_communicator.hpp"
-#include "zr/round_up.hpp"
 
 namespace shm {
 
@@ -11,12 +10,6 @@ using Finish = Operation::Finish;
 constexpr int64_t kStreamedBytes = int64_t{2} << 20;  // bytes from which on non-temporal stores are faster
 constexpr int64_t kParallelBytes = int64_t{1} << 20;  // bytes from which on several threads are faster
 constexpr int64_t kCopyBlock = int64_t{64} << 10;
-
-// Rank r's share of n elements when the ranks divide a reduction; aligned to cache lines for every type.
-Extent share(int64_t n, int r, int world) {
-  const auto cut = [&](int64_t i) { return std::min(n, zr::round_up<int64_t>(n * i / world, 64)); };
-  return {cut(r), cut(r + 1) - cut(r), cut(r)};
-}
 }  // namespace
 
 bool ShmCommunicator::execute(Operation& op) {
