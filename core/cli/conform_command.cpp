@@ -14,8 +14,7 @@ namespace zr::host::cli {
 
 namespace po = boost::program_options;
 
-po::options_description conform_options() {
-  po::options_description options("options");
+void conform_options(po::options_description& options) {
   options.add_options()("rule", po::value<Arguments>()->composing(),
                         "check this rule only, such as ZR-O04; may be repeated")(
       "seed", po::value<uint64_t>()->default_value(1), "seed of the random cases")(
@@ -23,7 +22,6 @@ po::options_description conform_options() {
       "time-limit", po::value<double>()->default_value(60), "seconds per case")(
       "set", po::value<Arguments>()->composing(),
       "KEY=VALUE: the value of a key of the plug-in, as TOML; may be repeated")("list", "print the rules");
-  return options;
 }
 
 namespace {

@@ -7,8 +7,8 @@
 
 namespace zr::host::cli {
 
-/// The options of the command.
-boost::program_options::options_description conform_options();
+/// Adds the options of the command.
+void conform_options(boost::program_options::options_description& options);
 
 /// Checks the file, prints the results, and returns 0, or exit_code::user if a rule does not hold or nothing was
 /// checked. Throws Error.

@@ -24,11 +24,9 @@ namespace zr::host::cli {
 namespace fs = std::filesystem;
 namespace po = boost::program_options;
 
-po::options_description doctor_options() {
-  po::options_description options("options");
+void doctor_options(po::options_description& options) {
   options.add_options()("json", po::value<std::string>(),
                         "also write the results to this file as JSON; - instead of the text");
-  return options;
 }
 
 namespace {

@@ -8,8 +8,8 @@
 
 namespace zr::host::cli {
 
-/// The options of the command.
-boost::program_options::options_description doctor_options();
+/// Adds the options of the command.
+void doctor_options(boost::program_options::options_description& options);
 
 /// Prints the report. Returns 0, exit_code::environment if a problem would make a job fail, or the exit code of the
 /// error in the TOML file if that is the only problem. `bin` is the folder of the programs of the build or
