@@ -1,6 +1,5 @@
 // One row per key of the engine: its field in HostConfig, which also gives its name and type, then its default as TOML
 // text, its meaning, and what else restricts its values.
-#include <cmath>
 #include <functional>
 
 #include "base/limits.hpp"

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <string_view>
 
 #include "base/error.hpp"
 

@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <map>
-#include <unordered_map>
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"

@@ -2,11 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstdint>
-#include <utility>
 
 #include "base/error.hpp"
 #include "base/log.hpp"

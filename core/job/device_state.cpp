@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <set>
-#include <utility>
 
 #include "base/device_memory.hpp"
 #include "base/error.hpp"

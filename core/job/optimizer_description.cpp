@@ -13,7 +13,6 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "base/unknown_bits.hpp"
-#include "job/optimizers.hpp"
 
 namespace zr::host::job {
 

@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <set>
-#include <string_view>
 
 #include "base/error.hpp"
 #include "base/text.hpp"

@@ -14,8 +14,6 @@
 #include "job/device_state.hpp"
 #include "job/early_update_conditions.hpp"
 #include "job/job_checks.hpp"
-#include "job/job_plan.hpp"
-#include "job/plan_inputs.hpp"
 #include "run/progress_display.hpp"
 #include "run/run_folder.hpp"
 

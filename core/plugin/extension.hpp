@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstring>
 #include <initializer_list>
-#include <string>
 
 #include "base/error.hpp"
 #include "plugin/plugin.hpp"

@@ -16,7 +16,6 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
-#include "plugin/abi_version.hpp"
 #include "plugin/elf.hpp"
 #include "plugin/float_environment.hpp"
 #include "plugin/probe.hpp"

@@ -3,13 +3,8 @@
 #include <fmt/format.h>
 #include <signal.h>
 
-#include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <cstring>
 #include <nlohmann/json.hpp>
-#include <utility>
-#include <vector>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
@@ -172,7 +167,7 @@ void RunLog::finish(const Ledger& ledger, const Overlap& overlap) {
       if (communication_->calls[i]) communication[name(kOperationNames[i])] = communication_->bytes[i];
     communication["control"] = communication_->control_bytes;
   }
-  const Json summary{
+  Json summary{
       {"steps", last_.step},
       {"ranks", ranks_},
       {"loss", or_null(steps_made_ > 0, last_.loss)},
@@ -209,9 +204,8 @@ void RunLog::finish(const Ledger& ledger, const Overlap& overlap) {
       {"tiers", std::move(moved)},
       {"waits_ms", std::move(waited)},
       {"time_ms", std::move(time)}};
-  Json with_unit = summary;
-  if (!last_.unit.empty()) with_unit["unit"] = last_.unit;
-  folder_->summarise(json_text(with_unit, 2));
+  if (!last_.unit.empty()) summary["unit"] = last_.unit;
+  folder_->summarise(json_text(summary, 2));
   if (steps_made_ > 0 && !std::exchange(closed_, true)) display_.note(closing_text());
 }
 

@@ -1,7 +1,6 @@
 #include "device_communicator.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <thread>
 

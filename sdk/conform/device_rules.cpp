@@ -1,6 +1,5 @@
 // ZR-O24: optimizers that accept streams. They call the library of their device, so that their work on a stream is not
 // checked here.
-#include <string>
 
 #include "conform/optimizer_rules.hpp"
 #include "conform/rule.hpp"
