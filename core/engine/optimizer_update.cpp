@@ -6,7 +6,6 @@
 #include <cmath>
 
 #include "base/error.hpp"
-#include "base/log.hpp"
 #include "base/text.hpp"
 #include "job/all_gather.hpp"
 #include "job/early_update_conditions.hpp"

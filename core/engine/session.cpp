@@ -15,7 +15,6 @@
 #include "base/text.hpp"
 #include "engine/model_seed.hpp"
 #include "job/all_gather.hpp"
-#include "job/device_state.hpp"
 
 namespace zr::host::engine {
 

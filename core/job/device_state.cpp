@@ -6,7 +6,6 @@
 #include <set>
 
 #include "base/device_memory.hpp"
-#include "base/error.hpp"
 #include "base/text.hpp"
 #include "checkpoint/save.hpp"
 #include "job/plan_inputs.hpp"

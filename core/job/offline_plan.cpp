@@ -42,7 +42,7 @@ plan::MemoryPlan OfflinePlan::plan(int rank) const {
           plan.largest_update_share, plan_of_rank(input_, other, strategy_plan(plugins_.strategy)).update_share());
   plan.knows_all_shares = input_.world <= kFewRanks;
   check_plan(job_, plugins_, plan);
-  job_inexact_collectives(job_, plugins_, plan, places_, false);
+  job::inexact_collectives(job_.config, plan, plugins_.communicator.get(), places_.one_host(), false);
   return plan;
 }
 
@@ -114,7 +114,7 @@ plan::MemoryPlan OfflinePlan::plan_with_segments() const {
 }
 
 InexactCollectives OfflinePlan::inexact_collectives() const {
-  return job_inexact_collectives(job_, plugins_, plan(0), places_, false);
+  return job::inexact_collectives(job_.config, plan(0), plugins_.communicator.get(), places_.one_host(), false);
 }
 
 std::vector<HostTraffic> OfflinePlan::traffic(const std::vector<InexactCollectives>& choices) {

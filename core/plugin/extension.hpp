@@ -20,9 +20,8 @@ const Table* extension_of(const Component& component, const char* id, std::size_
                           std::initializer_list<std::size_t> functions) {
   const void* table = nullptr;
   if (component.table->extension) {
-    CallError error;
-    const auto ask = [&] { return table = component.table->extension(id), zr_code{ZR_OK}; };
-    check(call_plugin(&error, ask), error, fmt::format("{}: extension(\"{}\")", component.file.string(), id));
+    call_and_check(fmt::format("{}: extension(\"{}\")", component.file.string(), id),
+                   [&](zr_error*) { return table = component.table->extension(id), zr_code{ZR_OK}; });
   }
   if (!table) return nullptr;
   struct Head {
