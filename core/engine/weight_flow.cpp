@@ -116,15 +116,8 @@ void WeightFlow::begin_use(const uint32_t* params, uint32_t n, uint32_t phase) {
     context_.call_strategy("acquire", [&](zr_error* error) {
       return strategy_.acquire(absent.data(), static_cast<uint32_t>(absent.size()), &use, gathered.data(), error);
     });
-    try {
-      attach(absent, gathered, phase);
-    } catch (...) {
-      const std::exception_ptr failure = std::current_exception();
-      try {
-        release(absent, phase);
-      } catch (const std::exception& second) {
-        log(ZR_LOG_ERROR, second.what());
-      }
+    if (const auto failure = exception_of([&] { attach(absent, gathered, phase); })) {
+      log_exception_of([&] { release(absent, phase); });
       std::rethrow_exception(failure);
     }
   }
