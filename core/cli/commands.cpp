@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <boost/program_options.hpp>
 #include <cmath>
 #include <cstdlib>
 #include <iostream>
@@ -13,17 +12,13 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "cli/checkpoint_commands.hpp"
-#include "cli/command.hpp"
 #include "cli/completion.hpp"
-#include "cli/conform_command.hpp"
-#include "cli/doctor_command.hpp"
 #include "cli/explain_key.hpp"
 #include "cli/job_file.hpp"
 #include "cli/launch.hpp"
 #include "cli/launch_hosts.hpp"
 #include "cli/new_command.hpp"
 #include "cli/plan_command.hpp"
-#include "cli/train_command.hpp"
 #include "cli/tune_command.hpp"
 
 namespace zr::host::cli {

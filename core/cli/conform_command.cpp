@@ -1,5 +1,4 @@
-#include "cli/conform_command.hpp"
-
+// `zeroth conform`: checks a plug-in against the rules of the ABI.
 #include <fmt/format.h>
 
 #include <cerrno>
@@ -8,6 +7,7 @@
 #include <iostream>
 
 #include "base/error.hpp"
+#include "cli/commands.hpp"
 #include "conform/conform.hpp"
 
 namespace zr::host::cli {
