@@ -16,7 +16,6 @@
 #include "config/path_value.hpp"
 #include "config/precision.hpp"
 #include "config/problems.hpp"
-#include "config/read_host_config.hpp"
 
 namespace zr::host::config {
 

@@ -6,7 +6,6 @@
 #include "config/key.hpp"
 #include "config/key_reader.hpp"
 #include "config/precision.hpp"
-#include "config/read_host_config.hpp"
 #include "config/setting_of.hpp"
 
 namespace zr::host::config {
