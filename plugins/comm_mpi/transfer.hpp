@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "../comm_shm/kernel.hpp"
-#include "gate.hpp"
 #include "hosts.hpp"
 #include "local_steps.hpp"
 #include "quantization.hpp"
@@ -31,6 +30,17 @@ struct Channel {
   LocalSteps* local = nullptr;
   char* sums = nullptr;
   Quantization quantization{};
+};
+
+/// What an operation waits for, and what waits for the operation.
+class Gate {
+ public:
+  virtual ~Gate() = default;
+  /// True once the operation may read and write its memory; stays true. [any]
+  virtual bool is_open() noexcept = 0;
+  /// Called once, when the operation uses its memory no longer: ZR_OK if it is complete, else why it never will be.
+  /// Must not call the communicator. [any]
+  virtual void close(zr_code code) noexcept = 0;
 };
 
 /// [MPI thread], except what says otherwise.
