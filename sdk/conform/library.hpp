@@ -67,7 +67,6 @@ class Library {
   /// True if `address` is in the library's code.
   bool contains(const void* address) const;
   uintptr_t first_address() const { return first_; }
-  uintptr_t last_address() const { return last_; }
   /// Calls startup() of the module, once.
   void start();
 
