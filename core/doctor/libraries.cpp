@@ -51,11 +51,10 @@ Checks library_checks(const LibraryFacts& facts) {
   }
   const bool no_torch = std::find(facts.missing.begin(), facts.missing.end(), "libtorch_cpu.so") != facts.missing.end();
   if (!facts.missing.empty() && !no_torch) {
-    own.verdict = Verdict::problem;
-    own.message += fmt::format(
-        ": shared libraries were not found: {}; install them, or add their folder to "
-        "LD_LIBRARY_PATH",
-        fmt::join(facts.missing, ", "));
+    own.worsen(
+        Verdict::problem,
+        fmt::format(": shared libraries were not found: {}; install them, or add their folder to LD_LIBRARY_PATH",
+                    fmt::join(facts.missing, ", ")));
   }
   const std::string wanted = facts.built_with.empty() ? "" : " " + release_of(facts.built_with);
   const std::string link = facts.folder + "/libtorch";
