@@ -178,16 +178,14 @@ Rows loss_scale() {
 
 Rows memory_and_optimizer() {
   return {
-      written_as(ZR_KEY_BYTES,
-                 row(FIELD(memory.device_budget), "\"0B\"",
-                     "limit of device memory per rank, activations included; with job.device, of the memory of that "
-                     "device; 0: no limit",
-                     {.min = 0})),
-      written_as(ZR_KEY_BYTES,
-                 row(FIELD(memory.host_budget), "\"0B\"",
-                     "limit of host memory for all ranks of a node together, in addition to device memory: tiers, "
-                     "staging buffers, copies for checkpoints; 0: no limit",
-                     {.min = 0})),
+      written_as(ZR_KEY_BYTES, row(FIELD(memory.device_budget), "\"0B\"",
+                                   "limit of device memory per rank, activations included; with job.device, of the "
+                                   "memory of that device; 0: no limit",
+                                   {.min = 0})),
+      written_as(ZR_KEY_BYTES, row(FIELD(memory.host_budget), "\"0B\"",
+                                   "limit of host memory for all ranks of a node together, in addition to device "
+                                   "memory: tiers, staging buffers, copies for checkpoints; 0: no limit",
+                                   {.min = 0})),
       row(FIELD(optimizer.lr), "1e-3", "learning rate; the full rate of the schedule", {.min = 0}),
   };
 }

@@ -205,8 +205,7 @@ void check_needed_device(const DeviceFacts& facts, const JobNeeds& needs, Checks
                              *facts.visible));
     if (facts.in_slurm_job)  // to unset the variable would take GPUs of other jobs
       check.message +=
-          "; Slurm sets it to the GPUs of the job's allocation: request one, with srun --gres=gpu:1 or "
-          "--gpus=1";
+          "; Slurm sets it to the GPUs of the job's allocation: request one, with srun --gres=gpu:1 or --gpus=1";
     else
       check.command = "unset CUDA_VISIBLE_DEVICES";
   } else if (const int needed = oldest_driver(facts.torch_cuda);
@@ -238,10 +237,9 @@ Checks device_checks(const DeviceFacts& facts, const JobNeeds& needs) {
                    count_text(std::ssize(facts.devices), "NVIDIA device"), fmt::join(facts.devices, ", "),
                    facts.driver.empty() ? "unknown" : facts.driver, facts.devices.size() == 1 ? "it" : "them")});
   if (facts.libcuda.empty())
-    checks.push_back(
-        {"devices", "driver library", Verdict::warning,
-         "libcuda.so.1 was not found, so programs cannot use the device; install the user-space part of the NVIDIA "
-         "driver, or start the container with its GPUs"});
+    checks.push_back({"devices", "driver library", Verdict::warning,
+                      "libcuda.so.1 was not found, so programs cannot use the device; install the user-space part of "
+                      "the NVIDIA driver, or start the container with its GPUs"});
   if (!facts.closed.empty())
     checks.push_back({"devices", "access", Verdict::warning,
                       fmt::format("this user cannot open {}", fmt::join(facts.closed, ", ")),

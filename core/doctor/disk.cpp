@@ -158,11 +158,10 @@ Checks folder_checks(const FolderFacts& facts, const JobNeeds& needs, bool is_ro
   Checks checks{check};
   if (facts.direct_error)
     checks.push_back({"disk", facts.name + ", O_DIRECT", *facts.direct_error ? Verdict::warning : Verdict::ok,
-                      *facts.direct_error
-                          ? fmt::format("not supported by {} ({}), so transfers pass through the page cache and are "
-                                        "slower; name a folder on another file system",
-                                        facts.file_system.type, std::strerror(*facts.direct_error))
-                          : "supported: transfers bypass the page cache"});
+                      *facts.direct_error ? fmt::format("not supported by {} ({}), so transfers pass through the page "
+                                                        "cache and are slower; name a folder on another file system",
+                                                        facts.file_system.type, std::strerror(*facts.direct_error))
+                                          : "supported: transfers bypass the page cache"});
   return checks;
 }
 

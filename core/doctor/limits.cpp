@@ -118,10 +118,9 @@ std::string uring_remedy(const IoUringFacts& facts, int error, bool is_root, std
   }
   if (error == ENOMEM) return as_root("prlimit --pid $$ --memlock=unlimited", is_root);
   if (facts.disabled > 0) return as_root("sysctl -w kernel.io_uring_disabled=0", is_root);
-  message += facts.filtered
-                 ? "; permit io_uring_setup, io_uring_enter and io_uring_register in the seccomp profile of the "
-                   "container (docker run --security-opt seccomp=PROFILE)"
-                 : "; permit io_uring in the security module of this system";
+  message += facts.filtered ? "; permit io_uring_setup, io_uring_enter and io_uring_register in the seccomp profile of "
+                              "the container (docker run --security-opt seccomp=PROFILE)"
+                            : "; permit io_uring in the security module of this system";
   return "";
 }
 

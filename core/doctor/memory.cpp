@@ -169,8 +169,7 @@ Checks shared_memory_checks(const SharedMemoryFacts& facts, const JobNeeds& need
   } else if (facts.folder_error) {
     folder.verdict = Verdict::warning;
     folder.message = fmt::format(
-        "this user cannot write to it ({}); Zeroth itself does not use it, but other "
-        "communication libraries do",
+        "this user cannot write to it ({}); Zeroth itself does not use it, but other communication libraries do",
         std::strerror(facts.folder_error));
     folder.command =
         as_root(facts.folder_error == EROFS ? "mount -o remount,rw /dev/shm" : "chmod 1777 /dev/shm", is_root);

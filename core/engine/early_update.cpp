@@ -236,10 +236,9 @@ void EarlyUpdate::finish() {
   }
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   if (was_used_late_)
-    fail_internal(
-        fmt::format("{}: it used reduced gradients in more collectives than in the first step; set "
-                    "offload.overlap = false",
-                    context_.strategy.call_text("grad_ready")));
+    fail_internal(fmt::format(
+        "{}: it used reduced gradients in more collectives than in the first step; set offload.overlap = false",
+        context_.strategy.call_text("grad_ready")));
 }
 
 std::exception_ptr EarlyUpdate::abandon() {

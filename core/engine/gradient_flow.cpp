@@ -148,11 +148,10 @@ bool GradientFlow::deliver(uint32_t param) {
     if (const std::string problem = view_problem_on(context_.memory_device(), "the destination", dst); !problem.empty())
       fail_plugin_bug(fmt::format("{} for '{}'", strategy_.call_text("grad_destination"), parameter.name), problem);
     if (disk_buffers_ && disk_buffers_->holds(dst.data))
-      fail_user(
-          fmt::format("offload.gradients: strategy '{}' accumulates gradients in its reduced gradients, which are on a "
-                      "disk tier and cannot be written in place; choose a strategy with separate bucket buffers, or a "
-                      "tier in memory",
-                      strategy_.component().table->id));
+      fail_user(fmt::format(
+          "offload.gradients: strategy '{}' accumulates gradients in its reduced gradients, which are on a disk tier "
+          "and cannot be written in place; choose a strategy with separate bucket buffers, or a tier in memory",
+          strategy_.component().table->id));
     copy_or_add(param, first, dst);
     const auto ready = [&] { return strategy_.grad_ready(param, first, dst.count, &use, &error); };
     if (!accumulates_locally_ || micro_ == last_micro_)

@@ -76,10 +76,9 @@ void LocalGradients::bind() {
 void LocalGradients::warn_if_unused() {
   const config::Setting<int64_t>& steps = context_.config().train().steps;
   if (context_.rank() != 0 || needs_local(steps, nullptr)) return;
-  log(ZR_LOG_WARN,
-      fmt::format("optimizer '{}' communicates less than others only after a warm-up, which is longer than this job: "
-                  "{} = {} ({}); shorten its warm-up, or choose another optimizer",
-                  context_.optimizers.id(0), steps.key, steps.value, steps.origin.text()));
+  log(ZR_LOG_WARN, fmt::format("optimizer '{}' communicates less than others only after a warm-up, which is longer "
+                               "than this job: {} = {} ({}); shorten its warm-up, or choose another optimizer",
+                               context_.optimizers.id(0), steps.key, steps.value, steps.origin.text()));
 }
 
 // Before the first step with local gradients. Collective.
@@ -92,12 +91,10 @@ void LocalGradients::prepare_memory(int64_t update) {
       try {
         allocate();
       } catch (const EnvironmentError& failure) {
-        fail_environment(
-            fmt::format("the gradients of update {} are not reduced over ranks, for which optimizer '{}' needs {} per "
-                        "rank: {}; the "
-                        "step has not begun: free memory, or resume from a checkpoint with fewer ranks per "
-                        "host",
-                        update, context_.optimizers.id(0), bytes_text(context_.plan.local_bytes()), failure.what()));
+        fail_environment(fmt::format(
+            "the gradients of update {} are not reduced over ranks, for which optimizer '{}' needs {} per rank: {}; "
+            "the step has not begun: free memory, or resume from a checkpoint with fewer ranks per host",
+            update, context_.optimizers.id(0), bytes_text(context_.plan.local_bytes()), failure.what()));
       }
     });
   };

@@ -26,10 +26,9 @@ void check_names(const std::vector<zr_slot>& slots, const std::string& call) {
   std::set<std::string_view> names;
   for (const zr_slot& slot : slots)
     if (slot.name && (find_not_utf8(slot.name) != std::string_view::npos || std::strlen(slot.name) > kLongestName))
-      fail_internal(
-          fmt::format("{}: the name of state '{}' must be UTF-8 and have at most {} bytes: this is a bug in "
-                      "the plug-in",
-                      call, printable(slot.name), kLongestName));
+      fail_internal(fmt::format(
+          "{}: the name of state '{}' must be UTF-8 and have at most {} bytes: this is a bug in the plug-in", call,
+          printable(slot.name), kLongestName));
   for (const zr_slot& slot : slots)
     if (!slot.name || !names.insert(slot.name).second)
       fail_user(fmt::format(

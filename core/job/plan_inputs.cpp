@@ -261,8 +261,7 @@ void check_offload(const config::JobConfig& config, const plan::MemoryPlan& plan
         "{}: offload.device_fraction is the fraction of the optimizer states that stays on the device, but {}",
         offload.device_fraction.origin.text(),
         offload.optimizer->on_device()
-            ? "offload.optimizer = \"device\" keeps all of them there; set offload.optimizer to a "
-              "tier"
+            ? "offload.optimizer = \"device\" keeps all of them there; set offload.optimizer to a tier"
             : "offload.optimizer = \"auto\" computes it from memory.device_budget; set "
               "offload.optimizer to a tier, or remove offload.device_fraction"));
   // Only buffers that nothing but collectives accesses can be on a disk tier.

@@ -35,9 +35,8 @@ const Table* extension_of(const Component& component, const char* id, std::size_
   };
   if (head.size < least_size || head.rsv != 0 || std::any_of(functions.begin(), functions.end(), is_null))
     fail_internal(fmt::format(
-        "{}: its extension \"{}\" is shorter than {} bytes, has a null function, or a reserved member "
-        "that is not 0: the plug-in was compiled with other headers, or has a bug; compile it with the headers of "
-        "this version",
+        "{}: its extension \"{}\" is shorter than {} bytes, has a null function, or a reserved member that is not 0: "
+        "the plug-in was compiled with other headers, or has a bug; compile it with the headers of this version",
         component.file.string(), id, least_size));
   return static_cast<const Table*>(table);
 }
