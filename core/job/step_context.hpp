@@ -56,8 +56,7 @@ struct StepContext : RankContext {
     device->run([&](zr_stream*) { code = call_plugin(error, fn); });
     return code;
   }
-  /// Like call(), but operations that were put off stay so: for calls whose results on the device only collectives
-  /// use.
+  /// Like call(), but operations that were put off stay so: for calls whose results on the device only collectives use.
   template <class Fn>
   zr_code call_in_order(zr_error* error, const Fn& fn) const {
     if (!device) return call_plugin(error, fn);
