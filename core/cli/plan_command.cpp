@@ -118,9 +118,6 @@ void print_comparison(const ModelQuery& query, const std::vector<std::pair<std::
   if (!context.communicator_choice.empty()) std::cout << "  " << context.communicator_choice << "\n";
 }
 
-}  // namespace
-
-namespace {
 // Takes the number of ranks from the hosts.
 void add_hosts(ModelQueryOptions& query, const std::string& text) {
   query.hosts = parse_host_sizes("plan", text);
