@@ -14,6 +14,8 @@ namespace {
 RankPlaces places_of(int world, const HostSizes& hosts) {
   return {world, hosts.empty() ? world : *std::max_element(hosts.begin(), hosts.end()), hosts};
 }
+
+constexpr int kFewRanks = 16;  // of a job whose ranks are all planned
 }  // namespace
 
 OfflinePlan::OfflinePlan(const plugin::ResolvedJob& job, const std::vector<plan::Parameter>& parameters, int world,
@@ -25,10 +27,6 @@ OfflinePlan::OfflinePlan(const plugin::ResolvedJob& job, const std::vector<plan:
       input_(job_plan_input(job_, plugins_, parameters, places_)) {}
 
 OfflinePlan::~OfflinePlan() = default;
-
-namespace {
-constexpr int kFewRanks = 16;  // of a job whose ranks are all planned
-}
 
 plan::MemoryPlan OfflinePlan::plan(int rank) const {
   plan::MemoryPlan plan = job_plan(job_, plugins_, input_, false, [&](const plan::PlanInput& input) {
