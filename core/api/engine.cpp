@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <optional>
 
 #include "api/engine_state.hpp"
 #include "api/state_dict.hpp"

@@ -6,13 +6,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <optional>
 #include <string_view>
 
 #include "api/guarded.hpp"
 #include "base/dtype.hpp"
 #include "base/log.hpp"
-#include "base/text.hpp"
 #include "model/device_library.hpp"
 #include "model/kept_tensors.hpp"
 #include "model/param_types.hpp"

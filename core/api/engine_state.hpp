@@ -64,11 +64,10 @@ struct Engine::State {
   /// The session. Throws after release(); `name` is the engine method that needs it ("step").
   host::engine::Session& session_for(const char* name) {
     if (!session)
-      host::fail_user(
-          std::string("engine.") + name + "() was called after " +
-          (ended_by_exit ? "the end of the engine, because the process exits; call it before, or in a function that is "
-                           "passed to std::atexit after the engine was made"
-                         : "engine.release(); create a new engine for the model"));
+      host::fail_user(std::string("engine.") + name + "() was called after " +
+                      (ended_by_exit ? "the end of the engine, because the process exits; call it before, or in a "
+                                       "function that is passed to std::atexit after the engine was made"
+                                     : "engine.release(); create a new engine for the model"));
     return *session;
   }
   /// The scope of one public call: checks that it is on the training thread and not inside another call, and names the
@@ -111,11 +110,10 @@ struct Engine::State {
       if (state_.session->swap().active())
         host::fail_user(text_ + " was called inside a zr::Swap; end that scope first");
       if (state_.session->swap().abandoned())
-        host::fail_user(
-            text_ +
-            ": an exception ended a zr::Swap, so the model has the values of the swap instead of the "
-            "weights of training; load a checkpoint with engine.load() (all parameters: with strict = true), "
-            "or catch exceptions inside the zr::Swap");
+        host::fail_user(text_ +
+                        ": an exception ended a zr::Swap, so the model has the values of the swap instead of the "
+                        "weights of training; load a checkpoint with engine.load() (all parameters: with strict = "
+                        "true), or catch exceptions inside the zr::Swap");
     }
 
    private:

@@ -12,9 +12,7 @@ host::state::LogicalTensor engine_kind(TensorKind kind) {
          : kind == TensorKind::gradient ? host::state::LogicalTensor::gradient
                                         : host::state::LogicalTensor::state;
 }
-}  // namespace
 
-namespace {
 // The arguments of engine.get() or engine.set() in error reports: "\"b.weight\", state, \"exp_avg\"".
 std::string arguments_of(const std::string& parameter, TensorKind kind, const std::string& slot) {
   std::string text = "\"" + host::printable(parameter) + "\"";

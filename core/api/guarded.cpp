@@ -11,7 +11,6 @@
 #include <thread>
 #include <utility>
 
-#include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/process_exit.hpp"
 #include "control/control.hpp"

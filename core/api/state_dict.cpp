@@ -1,8 +1,6 @@
 #include "api/state_dict.hpp"
 
 #include <algorithm>
-#include <string>
-#include <vector>
 
 #include "checkpoint/state_dict_pickle.hpp"
 #include "control/protocol.hpp"

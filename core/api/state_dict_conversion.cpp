@@ -7,17 +7,13 @@
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
-#include <functional>
 #include <map>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
 
 #include "base/error.hpp"
-#include "base/file.hpp"
 #include "base/text.hpp"
-#include "checkpoint/safetensors.hpp"
-#include "checkpoint/state_dict_pickle.hpp"
 #include "checkpoint/zip_checksums.hpp"
 #include "model/torch_dtype.hpp"
 

@@ -5,7 +5,6 @@
 
 #include "api/engine_state.hpp"
 #include "base/error.hpp"
-#include "base/text.hpp"
 
 namespace zr {
 

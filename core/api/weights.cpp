@@ -56,9 +56,8 @@ void check_target(const Target& target) {
     host::fail_user(call + " belongs to an engine; load it with engine.load(), or call engine.release() before");
   if (!target.tensor.has_storage()) host::fail_user(call + " is not a dense tensor; only these are loaded");
   if (host::model::Placeholder::is_marked(target.tensor) || host::model::Construction::of(target.tensor))
-    host::fail_user(call +
-                    " has no memory; construct the module without zr::deferred, or create an engine and call "
-                    "engine.load()");
+    host::fail_user(
+        call + " has no memory; construct the module without zr::deferred, or create an engine and call engine.load()");
 }
 
 // A checkpoint, or a state dictionary that is converted to a temporary file while this object exists.

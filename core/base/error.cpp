@@ -22,6 +22,10 @@ void fail_user(const std::string& text) { throw UserError(text); }
 void fail_environment(const std::string& text) { throw EnvironmentError(text); }
 void fail_internal(const std::string& text) { throw InternalError(text); }
 
+void fail_plugin_bug(const std::string& call, const std::string& problem) {
+  fail_internal(fmt::format("{}: {}: this is a bug in the plug-in", call, problem));
+}
+
 void fail_with(int exit_code, const std::string& text) {
   switch (exit_code) {
     case exit_code::user: throw UserError(text);
@@ -32,11 +36,7 @@ void fail_with(int exit_code, const std::string& text) {
 }
 
 std::exception_ptr error_with(int exit_code, const std::string& text) {
-  try {
-    fail_with(exit_code, text);
-  } catch (const Error&) {
-    return std::current_exception();
-  }
+  return exception_of([&] { fail_with(exit_code, text); });
 }
 
 std::string type_of(const std::exception& error) {

@@ -17,10 +17,22 @@ namespace zr::host {
 [[noreturn]] void fail_environment(const std::string& text);
 /// Throws InternalError: an invariant of the host or of a plug-in is broken.
 [[noreturn]] void fail_internal(const std::string& text);
+/// Throws InternalError: "call: problem: this is a bug in the plug-in". `call`: what Instance::call_text() returns.
+[[noreturn]] void fail_plugin_bug(const std::string& call, const std::string& problem);
 /// Throws the subclass of Error that has this exit code; InternalError for a code of no subclass.
 [[noreturn]] void fail_with(int exit_code, const std::string& text);
 /// Throws an error of the same class as `error` with another text.
 [[noreturn]] inline void fail_like(const Error& error, const std::string& text) { fail_with(error.exit_code(), text); }
+/// The exception that fn() throws, or null.
+template <class Fn>
+std::exception_ptr exception_of(Fn&& fn) noexcept {
+  try {
+    fn();
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
 /// The error that fail_with() throws, for another thread to rethrow.
 std::exception_ptr error_with(int exit_code, const std::string& text);
 
@@ -95,5 +107,11 @@ void call_plugin_void(const std::string& plugin_call, Call&& call) noexcept {
 /// ZR_COMM/TIMEOUT/CANCELLED/MISMATCH -> peer_lost, else bug. `plugin_call` names plug-in and call; the message is
 /// "plugin_call: text".
 void check(zr_code code, const zr_error& error, std::string_view plugin_call);
+/// Calls fn(zr_error*), which calls a function of a plug-in. Throws as check() does.
+template <class Fn>
+void call_and_check(std::string_view plugin_call, Fn&& fn) {
+  CallError error;
+  check(call_plugin(&error, [&] { return fn(&error); }), error, plugin_call);
+}
 
 }  // namespace zr::host

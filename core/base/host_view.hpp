@@ -1,8 +1,6 @@
 // What the engine requires of memory that a plug-in passes to it.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <string>
 
 #include "base/unknown_bits.hpp"

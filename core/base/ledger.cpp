@@ -1,7 +1,6 @@
 #include "base/ledger.hpp"
 
 #include <algorithm>
-#include <array>
 
 namespace zr::host {
 

@@ -8,9 +8,8 @@
 
 namespace zr::host::checkpoint {
 
-/// Refers to the file name, remedy and value, which must outlive it. Every accessor throws UserError if the value
-/// has a wrong type or is out of bounds: "FILE: 'facts.updates' is -1, expected an integer from 0 to 12; ...". Any
-/// thread.
+/// Refers to the file name, remedy and value, which must outlive it. Every accessor throws UserError if the value has a
+/// wrong type or is out of bounds: "FILE: 'facts.updates' is -1, expected an integer from 0 to 12; ...". Any thread.
 class JsonField {
  public:
   /// `remedy` is appended to messages; `key`: the path of the value in the file, empty for the top-level value.

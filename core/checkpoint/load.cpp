@@ -13,7 +13,6 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "checkpoint/folder.hpp"
-#include "checkpoint/safetensors.hpp"
 
 namespace zr::host::checkpoint {
 

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <map>
 #include <set>
 
 #include "base/error.hpp"
@@ -213,10 +212,9 @@ Manifest parse_manifest(const std::string& path, const std::string& text) {
   const JsonField root(path, kManifestRemedy, json);
   const int64_t version = root.at("version").integer(0, kMax);
   if (version != kVersion)
-    fail_user(
-        fmt::format("{}: has format version {}, but this release reads version {}; load it with the release that "
-                    "wrote it",
-                    path, version, kVersion));
+    fail_user(fmt::format(
+        "{}: has format version {}, but this release reads version {}; load it with the release that wrote it", path,
+        version, kVersion));
   Manifest manifest;
   manifest.step = root.at("step").integer(0, kMaxSteps);
   manifest.index_bytes = root.at("index").at("bytes").integer(0, kMax);

@@ -49,10 +49,9 @@ void ReadWatch::report(const std::string& path, int64_t at, Seconds so_far) {
   const std::string limit = shortest(limit_.count());
   if (so_far >= limit_ && !has_failed_) {
     has_failed_ = true;
-    log(ZR_LOG_ERROR,
-        fmt::format("{}: reading at byte {} did not return within {} s: its file system does not answer; check the "
-                    "mount, or set the environment variable ZR_READ_SECONDS to more seconds",
-                    printable(path), at, limit));
+    log(ZR_LOG_ERROR, fmt::format("{}: reading at byte {} did not return within {} s: its file system does not answer; "
+                                  "check the mount, or set the environment variable ZR_READ_SECONDS to more seconds",
+                                  printable(path), at, limit));
     if (const ExitFunction end = exit_function()) end(exit_code::environment);
   }
   if (so_far.count() < kSilence || has_warned_) return;

@@ -49,9 +49,7 @@ StoredTensor tensor_of(const std::string& file, const std::string& name, const J
                                   tensor.begin, tensor.end));
   return tensor;
 }
-}  // namespace
 
-namespace {
 struct StoredDtype {
   std::string_view name;
   int64_t bytes;

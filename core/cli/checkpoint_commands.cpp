@@ -14,7 +14,6 @@
 #include "base/file.hpp"
 #include "base/text.hpp"
 #include "checkpoint/folder.hpp"
-#include "checkpoint/load.hpp"
 #include "cli/progress.hpp"
 
 namespace zr::host::cli {

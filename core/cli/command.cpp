@@ -14,10 +14,6 @@ namespace po = boost::program_options;
 
 namespace {
 
-po::options_description options_of(const Command& command) {
-  return command.options ? command.options() : po::options_description();
-}
-
 // An argument "~/x" or "--option=~/x" with the home folder; shells expand only the first. Keys have their own rule.
 std::string home_expanded(const std::string& argument) {
   const auto equals = argument.starts_with("--") ? argument.find("=~") : std::string::npos;
@@ -46,12 +42,18 @@ Parsed parse(const Command& command, const Arguments& given) {
 
 }  // namespace
 
+po::options_description options_of(const Command& command) {
+  po::options_description options("options");
+  if (command.add_options) command.add_options(options);
+  return options;
+}
+
 int run(const Command& command, const Arguments& arguments) {
   const Parsed parsed = parse(command, arguments);
   if (!parsed.has("help")) return command.run(command, parsed);
   std::cout << "usage: zeroth " << command.usage << "\n\n"
             << command.meaning << "\n\nexample:\n  " << command.example << "\n";
-  if (command.options) std::cout << "\n" << command.options();
+  if (command.add_options) std::cout << "\n" << options_of(command);
   return 0;
 }
 

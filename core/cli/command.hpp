@@ -18,9 +18,9 @@ struct Parsed;
 struct Command {
   const char *group, *name, *usage, *meaning, *example;
   Positional positionals;
-  bool takes_program;                                        // the arguments after `--` are another program's
-  boost::program_options::options_description (*options)();  // null: no options except --help
-  int (*run)(const Command&, const Parsed&);                 // returns the exit code; throws Error
+  bool takes_program;  // the arguments after `--` are another program's
+  void (*add_options)(boost::program_options::options_description& options);  // null: no options except --help
+  int (*run)(const Command&, const Parsed&);                                  // returns the exit code; throws Error
 };
 
 /// The options and the positional arguments of a command.
@@ -35,6 +35,9 @@ struct Parsed {
     return has(option) ? values[option].template as<T>() : T();
   }
 };
+
+/// The options of the command, except --help.
+boost::program_options::options_description options_of(const Command& command);
 
 /// Parses the arguments and runs the command; with --help, prints its help. Returns the exit code; throws Error.
 int run(const Command& command, const Arguments& arguments);

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <boost/program_options.hpp>
 #include <cmath>
 #include <cstdlib>
 #include <iostream>
@@ -13,17 +12,13 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "cli/checkpoint_commands.hpp"
-#include "cli/command.hpp"
 #include "cli/completion.hpp"
-#include "cli/conform_command.hpp"
-#include "cli/doctor_command.hpp"
 #include "cli/explain_key.hpp"
 #include "cli/job_file.hpp"
 #include "cli/launch.hpp"
 #include "cli/launch_hosts.hpp"
 #include "cli/new_command.hpp"
 #include "cli/plan_command.hpp"
-#include "cli/train_command.hpp"
 #include "cli/tune_command.hpp"
 
 namespace zr::host::cli {
@@ -48,24 +43,16 @@ void add_hosts(po::options_description& options) {
       "start the ranks on these hosts with mpirun: HOST:RANKS,HOST:RANKS,... or @FILE, with a host per line");
 }
 
-po::options_description train_options() {
-  po::options_description options("options");
+void train_options(po::options_description& options) {
   options.add_options()("resume", "resume from the newest checkpoint in checkpoint.dir, if there is one")(
       "ranks,n", po::value<std::string>(), "number of ranks: short for job.ranks=...");
   add_hosts(options);
-  return options;
 }
 
 int train(const Command& command, const Parsed& parsed) { return train_job(command, parsed, bin_folder()); }
 
 void add_no_run(po::options_description& options) {
   options.add_options()("no-run", "do not start the program that the file names");
-}
-
-po::options_description explain_options() {
-  po::options_description options("options");
-  add_no_run(options);
-  return options;
 }
 
 // A key has no '/', and the name of a file usually ends in ".toml".
@@ -143,13 +130,11 @@ ModelQueryOptions model_query_options(const Command& command, const Parsed& pars
   return options;
 }
 
-po::options_description plan_options() {
-  po::options_description options("options");
+void plan_options(po::options_description& options) {
   options.add_options()("compare", "compare all strategies in one table")(
       "hosts", po::value<std::string>(), "also the bytes between hosts: node01:4,node02:4, @FILE, or 2x4")(
       "link", po::value<std::string>(), "with --hosts: the speed of a host's network, such as 10Gbit");
   add_model_options(options);
-  return options;
 }
 
 int plan(const Command& command, const Parsed& parsed) {
@@ -166,8 +151,7 @@ int64_t size_of_option(const Command& command, const char* name, const std::stri
   return *bytes;
 }
 
-po::options_description tune_options() {
-  po::options_description options("options");
+void tune_options(po::options_description& options) {
   options.add_options()("path", po::value<std::string>(), "a folder on the disk to measure")(
       "tier", po::value<std::string>(), "the offload tier to measure (default: the last of offload.tiers)")(
       "list", "print the stored measurements, and measure nothing")(
@@ -177,7 +161,6 @@ po::options_description tune_options() {
   po::options_description model("estimate the time of a model's optimizer phase from the measurement");
   add_model_options(model);
   options.add(model);
-  return options;
 }
 
 int tune_disk(const Command& command, const Parsed& parsed) {
@@ -237,13 +220,11 @@ int show(const Command& command, const Parsed& parsed) {
   return 0;
 }
 
-po::options_description export_options() {
-  po::options_description options("options");
+void export_options(po::options_description& options) {
   options.add_options()("dtype", po::value<std::string>(),
                         "fp32, bf16 or fp16, converted from the fp32 master weights (default: as trained)")(
       "file-size", po::value<std::string>()->default_value("4GiB"), "approximate size of each file if OUT is a folder")(
       "force", "replace files that exist; files of a checkpoint are never replaced");
-  return options;
 }
 
 int export_model(const Command& command, const Parsed& parsed) {
@@ -260,12 +241,10 @@ int export_model(const Command& command, const Parsed& parsed) {
   return 0;
 }
 
-po::options_description launch_options() {
-  po::options_description options("options");
+void launch_options(po::options_description& options) {
   options.add_options()("ranks,n", po::value<int>()->default_value(1), "number of ranks to start")(
       "threads,t", po::value<int>()->default_value(0), "threads per rank; 0: number of cores / ranks");
   add_hosts(options);
-  return options;
 }
 
 int launch_program(const Command& command, const Parsed& parsed) {
@@ -283,11 +262,7 @@ int launch_program(const Command& command, const Parsed& parsed) {
   return launch_on_hosts({parse_hosts(command.name, parsed.value("hosts")), options.threads, options.program, {}});
 }
 
-po::options_description new_options() {
-  po::options_description options("options");
-  options.add_options()("c", "write it in C11 instead of C++17");
-  return options;
-}
+void new_options(po::options_description& options) { options.add_options()("c", "write it in C11 instead of C++17"); }
 
 int new_project(const Command& command, const Parsed& parsed) {
   if (parsed.positionals.size() != 3) fail_usage(command, "give the role, the id and the folder");
@@ -318,7 +293,7 @@ constexpr Command kCommands[] = {
     {kPlan, "explain", "explain [--no-run] [FILE.toml] [KEY ...] [table.key=value ...]",
      "Prints every key with its effective value, its origin and its meaning, and the tiers of offloaded state; with "
      "KEY, explains that key, also without a file.",
-     "zeroth explain job.toml train.gradient_clipping", Positional::job_and_keys, false, explain_options, explain_file},
+     "zeroth explain job.toml train.gradient_clipping", Positional::job_and_keys, false, add_no_run, explain_file},
     {kPlan, "tune", "tune --path FOLDER | --list | --forget FOLDER [FILE.toml] [OPTION ...] [table.key=value ...]",
      "Measures a disk, stores the best settings for it, and estimates the time of a model's optimizer phase.",
      "zeroth tune --path /mnt/disk --seconds 30", Positional::job, false, tune_options, tune_disk},

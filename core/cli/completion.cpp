@@ -16,8 +16,6 @@ namespace {
 
 constexpr const char *kTomlFiles = ":files *.toml", *kAllFiles = ":files *", *kFolders = ":folders";
 
-bool begins_with(const std::string& text, const std::string& start) { return text.rfind(start, 0) == 0; }
-
 bool is_toml(const std::string& word) {
   return word.size() > 5 && word.compare(word.size() - 5, 5, ".toml") == 0 && word.find('=') == word.npos;
 }
@@ -120,7 +118,7 @@ std::vector<std::string> candidates(std::span<const Command> commands, const Arg
       std::find_if(commands.begin(), commands.end(), [&](const auto& candidate) { return words[0] == candidate.name; });
   if (command == commands.end()) return {};
   if (command->takes_program && std::find(words.begin(), words.end() - 1, "--") != words.end() - 1) return {kAllFiles};
-  const auto options = command->options ? command->options() : po::options_description();
+  const auto options = options_of(*command);
   const std::string& word = words.back();
   for (const auto& option : options.options()) {
     const bool has_value = option->semantic()->max_tokens() > 0;
@@ -128,7 +126,7 @@ std::vector<std::string> candidates(std::span<const Command> commands, const Arg
     if (has_value && (before == "--" + option->long_name() ||
                       before == option->canonical_display_name(po::command_line_style::allow_dash_for_short)))
       return values_of_option(option->long_name());
-    if (const std::string prefix = "--" + option->long_name() + "="; has_value && begins_with(word, prefix)) {
+    if (const std::string prefix = "--" + option->long_name() + "="; has_value && word.starts_with(prefix)) {
       std::vector<std::string> values = values_of_option(option->long_name());
       for (std::string& value : values)
         if (value[0] != ':') value.insert(0, prefix);
@@ -137,7 +135,7 @@ std::vector<std::string> candidates(std::span<const Command> commands, const Arg
     result.push_back("--" + option->long_name());
   }
   result.emplace_back("--help");
-  return begins_with(word, "-") ? result : positional(*command, words);
+  return word.starts_with("-") ? result : positional(*command, words);
 }
 
 }  // namespace
@@ -146,7 +144,7 @@ std::vector<std::string> completions(std::span<const Command> commands, const Ar
   if (words.empty()) return {};
   std::set<std::string> matching;
   for (std::string& candidate : candidates(commands, words))
-    if (candidate[0] == ':' || begins_with(candidate, words.back())) matching.insert(std::move(candidate));
+    if (candidate[0] == ':' || candidate.starts_with(words.back())) matching.insert(std::move(candidate));
   return {matching.begin(), matching.end()};
 }
 

@@ -1,5 +1,4 @@
-#include "cli/conform_command.hpp"
-
+// `zeroth conform`: checks a plug-in against the rules of the ABI.
 #include <fmt/format.h>
 
 #include <cerrno>
@@ -8,14 +7,14 @@
 #include <iostream>
 
 #include "base/error.hpp"
+#include "cli/commands.hpp"
 #include "conform/conform.hpp"
 
 namespace zr::host::cli {
 
 namespace po = boost::program_options;
 
-po::options_description conform_options() {
-  po::options_description options("options");
+void conform_options(po::options_description& options) {
   options.add_options()("rule", po::value<Arguments>()->composing(),
                         "check this rule only, such as ZR-O04; may be repeated")(
       "seed", po::value<uint64_t>()->default_value(1), "seed of the random cases")(
@@ -23,7 +22,6 @@ po::options_description conform_options() {
       "time-limit", po::value<double>()->default_value(60), "seconds per case")(
       "set", po::value<Arguments>()->composing(),
       "KEY=VALUE: the value of a key of the plug-in, as TOML; may be repeated")("list", "print the rules");
-  return options;
 }
 
 namespace {

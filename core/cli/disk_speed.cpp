@@ -110,10 +110,8 @@ class Bench {
           fmt::format("zeroth tune: tier '{}' is memory, not a disk; name a disk tier with --tier", store_->info().id));
     zr_offload_caps caps{};
     caps.size = sizeof caps;
-    CallError error;
     const plugin::Instance& tier = store_->instance();
-    const auto ask = [&] { return tier.api<zr_offload_api>()->caps(tier.self(), &caps, &error); };
-    check(call_plugin(&error, ask), error, tier.call_text("caps"));
+    tier.call("caps", [&](zr_error* error) { return tier.api<zr_offload_api>()->caps(tier.self(), &caps, error); });
     if (depth_ == kDepths[0] && caps.capacity > 0 && caps.capacity < static_cast<uint64_t>(test.bytes))
       fail_environment(
           fmt::format("zeroth tune: --bytes {}: {} has {} free; give fewer bytes, or a --path on another disk",

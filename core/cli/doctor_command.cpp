@@ -1,5 +1,4 @@
-#include "cli/doctor_command.hpp"
-
+// `zeroth doctor`: checks the machine, the installation, and what a job needs of them.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -11,6 +10,7 @@
 #include <iostream>
 
 #include "base/error.hpp"
+#include "cli/commands.hpp"
 #include "cli/doctor_job.hpp"
 #include "cli/program_libraries.hpp"
 #include "doctor/compute.hpp"
@@ -24,11 +24,9 @@ namespace zr::host::cli {
 namespace fs = std::filesystem;
 namespace po = boost::program_options;
 
-po::options_description doctor_options() {
-  po::options_description options("options");
+void doctor_options(po::options_description& options) {
   options.add_options()("json", po::value<std::string>(),
                         "also write the results to this file as JSON; - instead of the text");
-  return options;
 }
 
 namespace {

@@ -31,16 +31,10 @@ std::string default_text(const config::ConfigKey& key) {
   return key.def[0] == '@' ? "the value of " + key.def.substr(1) : key.def;
 }
 
-std::string choices_text(const config::ConfigKey& key) {
-  std::string list;
-  for (const std::string& choice : key.choices) list += (list.empty() ? "" : ", ") + config::toml_text(choice);
-  return list;
-}
-
-std::string patterns_text(const config::GroupConfig& group) {
-  std::string list;
-  for (const std::string& pattern : group.match) list += (list.empty() ? "" : ", ") + config::toml_text(pattern);
-  return list;
+// The elements of the TOML array, without its brackets.
+std::string elements_text(const std::vector<std::string>& array) {
+  const std::string text = config::toml_text(array);
+  return text.substr(1, text.size() - 2);
 }
 
 void add_groups(Rows& rows, const JobFile& job, const config::Entry& entry) {
@@ -49,7 +43,8 @@ void add_groups(Rows& rows, const JobFile& job, const config::Entry& entry) {
   for (const config::GroupConfig& group : job.config.groups())
     for (const config::Entry& given : group.given_values) {
       if (given.key.path() != entry.key.path()) continue;
-      rows.emplace_back("", fmt::format("{} for {} ({})", given.written, patterns_text(group), given.origin.text()));
+      rows.emplace_back("",
+                        fmt::format("{} for {} ({})", given.written, elements_text(group.match), given.origin.text()));
     }
 }
 
@@ -61,7 +56,7 @@ std::string text_of(const std::string& path, const Rows& rows) {
 
 // Type, range, default and meaning.
 void add_declaration(Rows& rows, const config::ConfigKey& key) {
-  const std::string range = key.choices.empty() ? range_text(key) : choices_text(key);
+  const std::string range = key.choices.empty() ? range_text(key) : elements_text(key.choices);
   rows.emplace_back("type", config::type_text(key));
   rows.emplace_back("range", range.empty() ? "any" : range);
   rows.emplace_back("default", default_text(key));
@@ -72,7 +67,7 @@ void add_declaration(Rows& rows, const config::ConfigKey& key) {
 Rows groups_rows(const JobFile& job) {
   Rows rows;
   for (const config::GroupConfig& group : job.config.groups()) {
-    std::string text = fmt::format("match = [{}], {}lr_scale = {}", patterns_text(group),
+    std::string text = fmt::format("match = {}, {}lr_scale = {}", config::toml_text(group.match),
                                    group.use.empty() ? "" : fmt::format("use = {}, ", config::toml_text(group.use)),
                                    config::toml_text(group.lr_scale));
     for (const config::Entry& given : group.given_values)

@@ -107,10 +107,8 @@ std::string explain(const JobFile& job) {
       rows.push_back({name, entry->written, entry->origin.text(), entry->key.meaning});
     if (table != "optimizer") continue;
     for (const config::GroupConfig& group : job.config.groups()) {
-      std::string match;
-      for (const auto& pattern : group.match) match += (match.empty() ? "" : ", ") + config::toml_text(pattern);
       rows.push_back({"[[optimizer.groups]]"});
-      rows.push_back({"match", fmt::format("[{}]", match), group.origin.text(),
+      rows.push_back({"match", config::toml_text(group.match), group.origin.text(),
                       "patterns for parameter names; a parameter belongs to the first group that matches"});
       if (!group.use.empty())
         rows.push_back({"use", config::toml_text(group.use), group.origin.text(), "optimizer that updates the group"});

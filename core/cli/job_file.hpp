@@ -19,9 +19,8 @@ struct JobFile {
   std::vector<config::UncheckedValue> unchecked;  // if the program was not started: values of keys that it may have
 };
 
-/// Validates the file. Throws Error with all errors that it finds. `bin` is the folder of the programs of the build
-/// or installation. If `run` is false, the program that the file names is not started, and its own keys are not
-/// checked.
+/// Validates the file. Throws Error with all errors that it finds. `bin` is the folder of the programs of the build or
+/// installation. If `run` is false, the program that the file names is not started, and its own keys are not checked.
 JobFile validate_file(const std::string& file, const std::vector<std::string>& overrides,
                       const plugin::Registry& registry, const std::filesystem::path& bin, bool run = true);
 

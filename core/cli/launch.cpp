@@ -300,10 +300,9 @@ void Launch::end_survivors() {
   }
   survivors_may_continue_ = false;
   if (continuing.empty()) return;
-  output_.error(
-      fmt::format("the program may continue after the failure of the job on these ranks: {}; the launcher ends "
-                  "them in {} minutes",
-                  continuing, kContinuationTimeout.count()));
+  output_.error(fmt::format(
+      "the program may continue after the failure of the job on these ranks: {}; the launcher ends them in {} minutes",
+      continuing, kContinuationTimeout.count()));
   deadline_.expires_at({});
   kill_all_after(kContinuationTimeout);
 }

@@ -36,8 +36,7 @@ struct Home {
   bool is_build_tree;
 };
 Home home_of(const fs::path& bin) {
-  std::error_code error;
-  return {bin.parent_path(), fs::exists(bin.parent_path() / "CMakeCache.txt", error)};
+  return {bin.parent_path(), path_exists((bin.parent_path() / "CMakeCache.txt").string())};
 }
 
 // What comes before the commands that build the plug-in.

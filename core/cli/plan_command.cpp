@@ -43,37 +43,29 @@ void check_budget(const ModelQuery& query, const plugin::ResolvedJob& job, const
 
 struct Column {
   const char* name;
-  int64_t (*bytes)(const plan::MemoryPlan&, const std::map<MemoryKind, int64_t>&);
-};
-int64_t of(const std::map<MemoryKind, int64_t>& kinds, std::initializer_list<MemoryKind> selected) {
-  int64_t bytes = 0;
-  for (const MemoryKind kind : selected)
-    if (const auto at = kinds.find(kind); at != kinds.end()) bytes += at->second;
-  return bytes;
-}
-using Kinds = std::map<MemoryKind, int64_t>;
-constexpr Column kColumns[] = {
-    {"weights", [](const plan::MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::weights}); }},
-    {"gradients", [](const plan::MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::gradients}); }},
-    {"master", [](const plan::MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::master}); }},
-    {"optimizer", [](const plan::MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::optimizer}); }},
-    {"= model states",
-     [](const plan::MemoryPlan&, const Kinds& k) {
-       return of(k, {MemoryKind::weights, MemoryKind::gradients, MemoryKind::master, MemoryKind::optimizer});
-     }},
-    {"buckets", [](const plan::MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::buckets}); }},
-    {"all-gather", [](const plan::MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::all_gather}); }},
-    {"other", [](const plan::MemoryPlan&, const Kinds& k) { return of(k, {MemoryKind::other}); }},
-    {"= total", [](const plan::MemoryPlan& plan, const Kinds&) { return plan.bytes(); }},
-    {"communication", [](const plan::MemoryPlan& plan, const Kinds&) { return plan.communicated_bytes(); }},
+  std::vector<MemoryKind> kinds;                           // of which the column has the sum
+  int64_t (*all)(const plan::MemoryPlan& plan) = nullptr;  // if it has no kinds
+  int64_t bytes(const plan::MemoryPlan& plan, const std::map<MemoryKind, int64_t>& by_kind) const {
+    if (all) return all(plan);
+    int64_t bytes = 0;
+    for (const MemoryKind kind : kinds)
+      if (const auto at = by_kind.find(kind); at != by_kind.end()) bytes += at->second;
+    return bytes;
+  }
 };
 
-std::string right(const std::string& text, std::size_t width) {
-  return std::string(width > text.size() ? width - text.size() : 0, ' ') + text;
-}
-std::string left(const std::string& text, std::size_t width) {
-  return text + std::string(width > text.size() ? width - text.size() : 0, ' ');
-}
+const Column kColumns[] = {
+    {"weights", {MemoryKind::weights}},
+    {"gradients", {MemoryKind::gradients}},
+    {"master", {MemoryKind::master}},
+    {"optimizer", {MemoryKind::optimizer}},
+    {"= model states", {MemoryKind::weights, MemoryKind::gradients, MemoryKind::master, MemoryKind::optimizer}},
+    {"buckets", {MemoryKind::buckets}},
+    {"all-gather", {MemoryKind::all_gather}},
+    {"other", {MemoryKind::other}},
+    {"= total", {}, [](const plan::MemoryPlan& plan) { return plan.bytes(); }},
+    {"communication", {}, [](const plan::MemoryPlan& plan) { return plan.communicated_bytes(); }},
+};
 
 // Where the training state is; once, if it is the same under all strategies.
 std::string locations_text(const std::vector<std::pair<std::string, plan::MemoryPlan>>& plans) {
@@ -103,16 +95,15 @@ void print_comparison(const ModelQuery& query, const std::vector<std::pair<std::
   std::cout << query.model() << elements << " parameters, " << name_of(input.weight_dtype) << ", gradients reduced in "
             << name_of(input.reduced_grad_dtype) << ", " << job.optimizer.table->id << ", " << input.world
             << (input.world == 1 ? " rank; " : " ranks; ") << (large ? "GB (10^9 bytes)" : "MB (10^6 bytes)")
-            << " on rank 0\n  " << left("", widest);
-  for (const Column& column : kColumns) std::cout << "  " << right(column.name, 9);
+            << " on rank 0\n  " << std::string(widest, ' ');
+  for (const Column& column : kColumns) std::cout << fmt::format("  {:>9}", column.name);
   std::cout << "\n";
   for (const auto& [id, plan] : plans) {
-    const Kinds kinds = plan.bytes_by_kind();
-    std::cout << "  " << left(id, widest);
+    const std::map<MemoryKind, int64_t> kinds = plan.bytes_by_kind();
+    std::cout << fmt::format("  {:<{}}", id, widest);
     for (const Column& column : kColumns) {
-      const std::string number =
-          fmt::format("{:.1f}", static_cast<double>(column.bytes(plan, kinds)) / (large ? 1e9 : 1e6));
-      std::cout << "  " << right(number, std::max<std::size_t>(9, std::string_view(column.name).size()));
+      const double number = static_cast<double>(column.bytes(plan, kinds)) / (large ? 1e9 : 1e6);
+      std::cout << fmt::format("  {:>{}.1f}", number, std::max<std::size_t>(9, std::string_view(column.name).size()));
     }
     std::cout << "\n";
   }
@@ -127,9 +118,6 @@ void print_comparison(const ModelQuery& query, const std::vector<std::pair<std::
   if (!context.communicator_choice.empty()) std::cout << "  " << context.communicator_choice << "\n";
 }
 
-}  // namespace
-
-namespace {
 // Takes the number of ranks from the hosts.
 void add_hosts(ModelQueryOptions& query, const std::string& text) {
   query.hosts = parse_host_sizes("plan", text);

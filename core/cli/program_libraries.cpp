@@ -2,6 +2,7 @@
 
 #include <elf.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -62,12 +63,6 @@ fs::path installed_libraries() {
   return error ? fs::path() : self.parent_path().parent_path() / "lib";
 }
 
-std::string list(const std::vector<std::string>& names) {
-  std::string text;
-  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
-  return text;
-}
-
 }  // namespace
 
 std::vector<LinkedLibrary> linked_libraries(const std::string& file) {
@@ -121,8 +116,8 @@ void provide_libraries(const std::string& program) {
   if (!added.empty()) {
     const char* before = std::getenv(kSearchPath);
     ::setenv(kSearchPath, ((before && *before ? fmt::format("{}:", before) : "") + added).c_str(), 1);
-    log(ZR_LOG_INFO,
-        fmt::format("{} was linked to {} in another folder; using the one in {}", program, list(missing), added));
+    log(ZR_LOG_INFO, fmt::format("{} was linked to {} in another folder; using the one in {}", program,
+                                 fmt::join(missing, ", "), added));
     missing = missing_libraries(program);
   }
   if (missing.empty()) return;
@@ -130,7 +125,7 @@ void provide_libraries(const std::string& program) {
   fail_environment(fmt::format(
       "shared libraries of the program {} were not found: {}; add their folder to LD_LIBRARY_PATH, or link the program "
       "again{}",
-      program, list(missing),
+      program, fmt::join(missing, ", "),
       torch ? "; libtorch can also be beside libzeroth.so: put it, or a link to it, at " +
                   (library_folder / "libtorch").string()
             : ""));

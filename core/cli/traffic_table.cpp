@@ -7,7 +7,6 @@
 #include <memory>
 #include <numeric>
 #include <set>
-#include <string>
 #include <utility>
 
 #include "base/error.hpp"

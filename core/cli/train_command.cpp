@@ -1,5 +1,4 @@
-#include "cli/train_command.hpp"
-
+// `zeroth train`: starts the program that a TOML file names.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -8,6 +7,7 @@
 #include <cstring>
 
 #include "base/error.hpp"
+#include "cli/commands.hpp"
 #include "cli/job_file.hpp"
 #include "cli/launch.hpp"
 #include "cli/launch_hosts.hpp"

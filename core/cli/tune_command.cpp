@@ -146,10 +146,9 @@ void forget_measured_disk(const std::string& path) {
   std::error_code error;
   const std::string mount = std::filesystem::exists(path, error) ? job::file_system_of(path).mount : path;
   if (!profile.forget(mount) && !profile.forget(path))
-    fail_user(
-        fmt::format("zeroth tune: --forget {}: {} has no measurements of file system {}; `zeroth tune --list` "
-                    "lists them",
-                    printable(path), profile.file(), printable(mount)));
+    fail_user(fmt::format(
+        "zeroth tune: --forget {}: {} has no measurements of file system {}; `zeroth tune --list` lists them",
+        printable(path), profile.file(), printable(mount)));
   profile.save();
   std::cout << "removed the measurements of " << printable(mount) << " from " << profile.file() << "\n";
 }

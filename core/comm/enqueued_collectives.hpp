@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstdint>
 #include <deque>
 #include <memory>
 #include <thread>

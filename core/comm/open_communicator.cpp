@@ -14,10 +14,6 @@
 namespace zr::host::comm {
 
 namespace {
-[[noreturn]] void fail_plugin_bug(const std::string& call, const std::string& problem) {
-  fail_internal(fmt::format("{}: {}: this is a bug in the plug-in", call, problem));
-}
-
 bool is_aligned(const void* address, uint64_t align) { return reinterpret_cast<uintptr_t>(address) % align == 0; }
 
 // Why memory of mem_alloc() is rejected; "" if it is not.
@@ -59,10 +55,9 @@ std::string sharing_obstacle(const plugin::Instance& communicator, const std::ve
 zr_comm_caps communicator_caps(const plugin::Instance& communicator) {
   zr_comm_caps caps{};
   caps.size = sizeof caps;
-  CallError error;
   const std::string call = communicator.call_text("caps");
   const auto* api = communicator.api<zr_communicator_api>();
-  check(call_plugin(&error, [&] { return api->caps(communicator.self(), &caps, &error); }), error, call);
+  call_and_check(call, [&](zr_error* error) { return api->caps(communicator.self(), &caps, error); });
   if (!(caps.ops & bit(ZR_ALL_GATHER)) || !(caps.dtypes & bit(ZR_U8)))
     fail_environment(call +
                      ": it does not support all_gather of bytes, from which the engine composes missing operations; "
@@ -105,9 +100,7 @@ OpenCommunicator::OpenCommunicator(const plugin::Instance& plugin, int rank, int
   static std::atomic<uint64_t> opened{0};
   const std::string store_prefix = fmt::format("comm.data.{}.", ++opened);
   const zr_comm_open options{sizeof(zr_comm_open), rank, world, 0, device, "data", store_prefix.c_str()};
-  CallError error;
-  const auto open = [&] { return api_->open(plugin.self(), &options, &comm_, &error); };
-  check(call_plugin(&error, open), error, call_text("open"));
+  plugin.call("open", [&](zr_error* error) { return api_->open(plugin.self(), &options, &comm_, error); });
   if (!comm_) fail_internal(call_text("open") + " reported success, but left *comm null; this is a bug in the plug-in");
 }
 
@@ -131,9 +124,8 @@ void OpenCommunicator::abort() {
 void* OpenCommunicator::mem_alloc(uint64_t bytes, uint64_t align) {
   if (!api_->mem_alloc) return nullptr;
   zr_view memory{};
-  CallError error;
   const std::string call = call_text("mem_alloc");
-  check(call_plugin(&error, [&] { return api_->mem_alloc(comm_, bytes, align, 0, &memory, &error); }), error, call);
+  call_and_check(call, [&](zr_error* error) { return api_->mem_alloc(comm_, bytes, align, 0, &memory, error); });
   if (const std::string problem = memory_problem(memory, device_, bytes, align); !problem.empty())
     fail_plugin_bug(call, problem);
   memory_.emplace(memory.data, memory);
@@ -150,10 +142,9 @@ void OpenCommunicator::mem_free(void* memory) {
 std::pair<void*, const void*> OpenCommunicator::shared_alloc(uint64_t bytes) {
   void* writer = nullptr;
   const void* reader = nullptr;
-  CallError error;
   const std::string call = call_text("shared_weights alloc");
   const auto* api = shared_weights_of(plugin_.component());
-  check(call_plugin(&error, [&] { return api->alloc(comm_, bytes, &writer, &reader, &error); }), error, call);
+  call_and_check(call, [&](zr_error* error) { return api->alloc(comm_, bytes, &writer, &reader, error); });
   for (const std::string& problem : {mapping_problem("*writer", writer), mapping_problem("*reader", reader)})
     if (!problem.empty()) fail_plugin_bug(call, problem);
   return {writer, reader};

@@ -16,7 +16,6 @@
 #include "config/path_value.hpp"
 #include "config/precision.hpp"
 #include "config/problems.hpp"
-#include "config/read_host_config.hpp"
 
 namespace zr::host::config {
 
@@ -126,11 +125,10 @@ class Check {
       const std::vector<Setting<TierChoice>> choices = document_.tier_choices();
       const auto chosen =
           std::any_of(choices.begin(), choices.end(), [](const auto& choice) { return choice.given(); });
-      return warn_of_no_effect(
-          given, chosen,
-          fmt::format("no key of [offload] selects the tier {}; to use the tier, name it in offload.optimizer "
-                      "or another of these keys",
-                      toml_quoted(plugin.id)));
+      return warn_of_no_effect(given, chosen,
+                               fmt::format("no key of [offload] selects the tier {}; to use the tier, name it in "
+                                           "offload.optimizer or another of these keys",
+                                           toml_quoted(plugin.id)));
     }
     Origin origin;
     const std::string id = document_.chosen(plugin.role, &origin);

@@ -167,7 +167,9 @@ class Document {
 
  private:
   struct Source {
-    std::string file, folder, run_name;
+    std::string file;
+    std::string folder;    // that relative paths in the file are relative to
+    std::string run_name;  // job.name if it is not given; "": the name of the file
   };
   static Document parsed(const std::string& toml, const Source& source, const std::vector<std::string>& values,
                          const std::vector<std::string>& overrides);

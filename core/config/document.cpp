@@ -294,9 +294,7 @@ Document Document::parse(const std::string& toml, const std::string& file, const
 Document Document::parsed(const std::string& toml, const Source& source, const std::vector<std::string>& values,
                           const std::vector<std::string>& overrides) {
   auto tree = std::make_shared<Tree>();
-  tree->file = source.file;
-  tree->folder = source.folder;
-  tree->run_name = source.run_name;
+  static_cast<Source&>(*tree) = source;
   if (const std::string at = too_deep_at(toml); !at.empty())
     fail_user(fmt::format("{}:{}: tables and arrays are nested deeper than {} levels", source.file, at, kMaxDepth));
   try {

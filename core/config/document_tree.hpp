@@ -12,11 +12,8 @@
 
 namespace zr::host::config {
 
-struct Document::Tree {
+struct Document::Tree : Source {
   toml::table root;
-  std::string file;
-  std::string folder;                            // that relative paths in the file are relative to
-  std::string run_name;                          // job.name if it is not given; "": the name of the file
   std::map<std::string, std::string> overrides;  // path -> text as written, for string keys
 };
 

@@ -153,10 +153,9 @@ std::vector<Rename> read_renames(const toml::table& root, Problems& problems) {
   const toml::node* node = node_at(root, "checkpoint.rename");
   if (!node) return {};
   if (!node->is_table()) {
-    problems.add(
-        origin_of(node->source()),
-        "checkpoint.rename: expected a table; write [checkpoint.rename] and below it \"name in the model\" = \"name "
-        "in the file\"");
+    problems.add(origin_of(node->source()),
+                 "checkpoint.rename: expected a table; write [checkpoint.rename] and below it \"name in the model\" = "
+                 "\"name in the file\"");
     return {};
   }
   for (const auto& [key, value] : *node->as_table()) {

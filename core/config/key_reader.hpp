@@ -32,4 +32,7 @@ class KeyReader {
   const JobConfig& config_;
 };
 
+/// The structs of a configuration with all keys of the engine. InternalError if a key is missing.
+HostConfig read_host_config(const JobConfig& config);
+
 }  // namespace zr::host::config

@@ -1,13 +1,11 @@
 // One row per key of the engine: its field in HostConfig, which also gives its name and type, then its default as TOML
 // text, its meaning, and what else restricts its values.
-#include <cmath>
 #include <functional>
 
 #include "base/limits.hpp"
 #include "config/key.hpp"
 #include "config/key_reader.hpp"
 #include "config/precision.hpp"
-#include "config/read_host_config.hpp"
 #include "config/setting_of.hpp"
 
 namespace zr::host::config {
@@ -180,16 +178,14 @@ Rows loss_scale() {
 
 Rows memory_and_optimizer() {
   return {
-      written_as(ZR_KEY_BYTES,
-                 row(FIELD(memory.device_budget), "\"0B\"",
-                     "limit of device memory per rank, activations included; with job.device, of the memory of that "
-                     "device; 0: no limit",
-                     {.min = 0})),
-      written_as(ZR_KEY_BYTES,
-                 row(FIELD(memory.host_budget), "\"0B\"",
-                     "limit of host memory for all ranks of a node together, in addition to device memory: tiers, "
-                     "staging buffers, copies for checkpoints; 0: no limit",
-                     {.min = 0})),
+      written_as(ZR_KEY_BYTES, row(FIELD(memory.device_budget), "\"0B\"",
+                                   "limit of device memory per rank, activations included; with job.device, of the "
+                                   "memory of that device; 0: no limit",
+                                   {.min = 0})),
+      written_as(ZR_KEY_BYTES, row(FIELD(memory.host_budget), "\"0B\"",
+                                   "limit of host memory for all ranks of a node together, in addition to device "
+                                   "memory: tiers, staging buffers, copies for checkpoints; 0: no limit",
+                                   {.min = 0})),
       row(FIELD(optimizer.lr), "1e-3", "learning rate; the full rate of the schedule", {.min = 0}),
   };
 }

@@ -60,10 +60,9 @@ std::vector<PrecisionProblem> precision_problems(const HostConfig& config) {
   const double fixed = fp16.loss_scale, minimum = fp16.min_loss_scale;
   const auto allowed = [](double value) { return is_power_of_two(value) && value <= kMaxLossScale; };
   if (types.weights == ZR_F16 && fixed == 0 && config.train.nonfinite == NonFiniteRule::stop)
-    add(config.train.nonfinite,
-        fmt::format("is \"stop\", but the dynamic loss scale of train.dtype = \"fp16\" ({}) skips steps; set "
-                    "train.nonfinite = \"skip\", or a fixed fp16.loss_scale",
-                    config.train.dtype.origin.text()));
+    add(config.train.nonfinite, fmt::format("is \"stop\", but the dynamic loss scale of train.dtype = \"fp16\" ({}) "
+                                            "skips steps; set train.nonfinite = \"skip\", or a fixed fp16.loss_scale",
+                                            config.train.dtype.origin.text()));
   if (fixed != 0 && !allowed(fixed)) add(fp16.loss_scale, not_a_power_of_two(fixed, "0 or "));
   if (!allowed(minimum)) add(fp16.min_loss_scale, not_a_power_of_two(minimum, ""));
   const int64_t power = fp16.initial_scale_power;

@@ -9,7 +9,6 @@
 #include <boost/asio/ip/address_v6.hpp>
 #include <boost/asio/post.hpp>
 #include <fstream>
-#include <map>
 #include <random>
 #include <utility>
 
@@ -50,7 +49,6 @@ std::string new_job_id() {
   return fmt::format("zr-{:08x}{:04x}", random(), random() & 0xffff);
 }
 }  // namespace
-
 
 ControlClient::ControlClient(RankInfo rank_info, std::chrono::milliseconds timeout)
     : rank_info_(std::move(rank_info)),

@@ -82,8 +82,7 @@ std::shared_ptr<Control> Control::join(std::chrono::milliseconds timeout) {
   if (membership.client && membership.owner.is_parent())
     fail_user(
         "a process made by fork() cannot join the job, of which its parent is a rank; create zr::Program and "
-        "zr::Engine "
-        "only in the process that the launcher has started");
+        "zr::Engine only in the process that the launcher has started");
   if (membership.control && !membership.owner.is_parent()) return membership.control;
   const auto rank_info = find_rank_info([](const char* name) -> const char* { return std::getenv(name); }, getppid());
   if (rank_info && (rank_info->world > 1 || rank_info->launched)) {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <string_view>
 
 #include "base/error.hpp"
 
@@ -259,10 +258,8 @@ HostPort parse_store_address(const std::string& text) {
   if (opens && closes) address.host = address.host.substr(1, address.host.size() - 2);
   if (address.host.empty() || opens != closes || error != std::errc() || end != port.data() + port.size() ||
       address.port == 0)
-    fail_environment(
-        fmt::format("ZR_STORE={} is not of the form host:port; example: ZR_STORE=node01:29600, or "
-                    "ZR_STORE=[fd00::1]:29600",
-                    text));
+    fail_environment(fmt::format(
+        "ZR_STORE={} is not of the form host:port; example: ZR_STORE=node01:29600, or ZR_STORE=[fd00::1]:29600", text));
   return address;
 }
 

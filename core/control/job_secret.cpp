@@ -11,7 +11,6 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
-#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <string_view>

@@ -1,7 +1,6 @@
 #include "control/step_board.hpp"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>

@@ -17,6 +17,12 @@ struct Check {
   Verdict verdict = Verdict::ok;
   std::string message;    // one sentence with the measured numbers; if there is no command, with the remedy
   std::string command{};  // of a shell; empty if the verdict is ok, or if no command fixes it
+  /// Replaces the verdict and the command, and adds to the message.
+  void worsen(Verdict to, const std::string& more, const std::string& fix = "") {
+    verdict = to;
+    message += more;
+    command = fix;
+  }
 };
 using Checks = std::vector<Check>;
 

@@ -84,15 +84,14 @@ Checks core_checks(const CoreFacts& facts, const JobNeeds& needs) {
   const int threads = needs.threads > 0 ? needs.threads : std::max(1, whole / needs.ranks);
   const int wanted = needs.ranks * threads;
   if (needs.ranks > whole) {
-    check.verdict = Verdict::warning;
-    check.message +=
-        fmt::format("; the job starts {}, which will wait for each other", count_text(needs.ranks, "rank"));
-    check.command = fmt::format("zeroth train {} job.ranks={}", file_word(needs), whole);
+    check.worsen(Verdict::warning,
+                 fmt::format("; the job starts {}, which will wait for each other", count_text(needs.ranks, "rank")),
+                 fmt::format("zeroth train {} job.ranks={}", file_word(needs), whole));
   } else if (wanted > cores && wanted > 1) {
-    check.verdict = Verdict::warning;
-    check.message += fmt::format("; a job of {} starts {}, which will wait for each other",
-                                 count_text(needs.ranks, "rank"), count_text(wanted, "thread"));
-    check.command = fmt::format("zeroth train {} job.threads={}", file_word(needs), std::max(1, whole / needs.ranks));
+    check.worsen(Verdict::warning,
+                 fmt::format("; a job of {} starts {}, which will wait for each other", count_text(needs.ranks, "rank"),
+                             count_text(wanted, "thread")),
+                 fmt::format("zeroth train {} job.threads={}", file_word(needs), std::max(1, whole / needs.ranks)));
   }
   return {check};
 }
@@ -117,11 +116,10 @@ Checks cpu_checks(const CpuFacts& facts) {
   const std::string& isa = facts.isa_variable;
   if (isa.empty()) return {check};
   if (isa != "portable" && isa != "avx2" && isa != "avx512") {
-    check.verdict = Verdict::problem;
-    check.message += fmt::format("; the environment variable ZR_ISA is \"{}\", not portable, avx2 or avx512", isa);
+    check.worsen(Verdict::problem,
+                 fmt::format("; the environment variable ZR_ISA is \"{}\", not portable, avx2 or avx512", isa));
   } else if (!(isa == "avx512" || (isa == "avx2" && facts.widest != "AVX-512") || facts.widest == "portable")) {
-    check.verdict = Verdict::warning;
-    check.message += fmt::format("; the environment variable ZR_ISA limits them to {}", isa);
+    check.worsen(Verdict::warning, fmt::format("; the environment variable ZR_ISA limits them to {}", isa));
   }
   if (check.verdict != Verdict::ok) check.command = "unset ZR_ISA";
   return {check};
@@ -192,34 +190,31 @@ void check_needed_device(const DeviceFacts& facts, const JobNeeds& needs, Checks
     check.message += fmt::format(", with the library {}{}", needs.device_library,
                                  exists ? "" : ", which does not exist; correct job.device_library");
   } else if (needs.device.starts_with("cuda") && !facts.torch_folder.empty() && !facts.torch_has_cuda) {
-    check.verdict = Verdict::problem;
-    check.message += fmt::format(
-        "; this libtorch was built for the CPU only, {} has no libtorch_cuda.so: use one that was built for CUDA, or "
-        "set job.device = \"cpu\"",
-        facts.torch_folder);
+    check.worsen(Verdict::problem,
+                 fmt::format("; this libtorch was built for the CPU only, {} has no libtorch_cuda.so: use one that was "
+                             "built for CUDA, or set job.device = \"cpu\"",
+                             facts.torch_folder));
   } else if (needs.device.starts_with("cuda") && facts.devices.empty()) {
-    check.verdict = Verdict::problem;
-    check.message += "; this machine has no NVIDIA device, or no driver: install it, or set job.device = \"cpu\"";
+    check.worsen(Verdict::problem,
+                 "; this machine has no NVIDIA device, or no driver: install it, or set job.device = \"cpu\"");
   } else if (needs.device.starts_with("cuda") && facts.libcuda.empty()) {
-    check.verdict = Verdict::problem;
-    check.message += "; libcuda.so.1 was not found: install the user-space part of the NVIDIA driver";
+    check.worsen(Verdict::problem, "; libcuda.so.1 was not found: install the user-space part of the NVIDIA driver");
   } else if (needs.device.starts_with("cuda") && hides_all(facts)) {
-    check.verdict = Verdict::problem;
-    check.message += fmt::format("; the environment variable CUDA_VISIBLE_DEVICES is \"{}\", which hides all devices",
-                                 *facts.visible);
+    check.worsen(Verdict::problem,
+                 fmt::format("; the environment variable CUDA_VISIBLE_DEVICES is \"{}\", which hides all devices",
+                             *facts.visible));
     if (facts.in_slurm_job)  // to unset the variable would take GPUs of other jobs
       check.message +=
-          "; Slurm sets it to the GPUs of the job's allocation: request one, with srun --gres=gpu:1 or "
-          "--gpus=1";
+          "; Slurm sets it to the GPUs of the job's allocation: request one, with srun --gres=gpu:1 or --gpus=1";
     else
       check.command = "unset CUDA_VISIBLE_DEVICES";
   } else if (const int needed = oldest_driver(facts.torch_cuda);
              needs.device.starts_with("cuda") && !facts.driver.empty() && std::atoi(facts.driver.c_str()) < needed) {
-    check.verdict = Verdict::warning;
-    check.message += fmt::format(
-        "; the NVIDIA driver {} is too old for the CUDA {} of this libtorch, which needs driver {} or newer: update "
-        "it, install NVIDIA's package cuda-compat, or use a libtorch for an older CUDA",
-        facts.driver, facts.torch_cuda, needed);
+    check.worsen(
+        Verdict::warning,
+        fmt::format("; the NVIDIA driver {} is too old for the CUDA {} of this libtorch, which needs driver {} or "
+                    "newer: update it, install NVIDIA's package cuda-compat, or use a libtorch for an older CUDA",
+                    facts.driver, facts.torch_cuda, needed));
   }
   checks.push_back(std::move(check));
 }
@@ -242,10 +237,9 @@ Checks device_checks(const DeviceFacts& facts, const JobNeeds& needs) {
                    count_text(std::ssize(facts.devices), "NVIDIA device"), fmt::join(facts.devices, ", "),
                    facts.driver.empty() ? "unknown" : facts.driver, facts.devices.size() == 1 ? "it" : "them")});
   if (facts.libcuda.empty())
-    checks.push_back(
-        {"devices", "driver library", Verdict::warning,
-         "libcuda.so.1 was not found, so programs cannot use the device; install the user-space part of the NVIDIA "
-         "driver, or start the container with its GPUs"});
+    checks.push_back({"devices", "driver library", Verdict::warning,
+                      "libcuda.so.1 was not found, so programs cannot use the device; install the user-space part of "
+                      "the NVIDIA driver, or start the container with its GPUs"});
   if (!facts.closed.empty())
     checks.push_back({"devices", "access", Verdict::warning,
                       fmt::format("this user cannot open {}", fmt::join(facts.closed, ", ")),

@@ -153,17 +153,15 @@ Checks folder_checks(const FolderFacts& facts, const JobNeeds& needs, bool is_ro
     check.verdict = facts.free == 0 ? unusable : Verdict::warning;
     check.message += "; delete files there, or name a folder on a larger disk";
   } else if (facts.use == FolderUse::offload && is_memory(facts.file_system.type)) {
-    check.verdict = Verdict::warning;
-    check.message += "; this is memory, not a disk: name a folder on a disk";
+    check.worsen(Verdict::warning, "; this is memory, not a disk: name a folder on a disk");
   }
   Checks checks{check};
   if (facts.direct_error)
     checks.push_back({"disk", facts.name + ", O_DIRECT", *facts.direct_error ? Verdict::warning : Verdict::ok,
-                      *facts.direct_error
-                          ? fmt::format("not supported by {} ({}), so transfers pass through the page cache and are "
-                                        "slower; name a folder on another file system",
-                                        facts.file_system.type, std::strerror(*facts.direct_error))
-                          : "supported: transfers bypass the page cache"});
+                      *facts.direct_error ? fmt::format("not supported by {} ({}), so transfers pass through the page "
+                                                        "cache and are slower; name a folder on another file system",
+                                                        facts.file_system.type, std::strerror(*facts.direct_error))
+                                          : "supported: transfers bypass the page cache"});
   return checks;
 }
 

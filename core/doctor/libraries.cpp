@@ -51,11 +51,10 @@ Checks library_checks(const LibraryFacts& facts) {
   }
   const bool no_torch = std::find(facts.missing.begin(), facts.missing.end(), "libtorch_cpu.so") != facts.missing.end();
   if (!facts.missing.empty() && !no_torch) {
-    own.verdict = Verdict::problem;
-    own.message += fmt::format(
-        ": shared libraries were not found: {}; install them, or add their folder to "
-        "LD_LIBRARY_PATH",
-        fmt::join(facts.missing, ", "));
+    own.worsen(
+        Verdict::problem,
+        fmt::format(": shared libraries were not found: {}; install them, or add their folder to LD_LIBRARY_PATH",
+                    fmt::join(facts.missing, ", ")));
   }
   const std::string wanted = facts.built_with.empty() ? "" : " " + release_of(facts.built_with);
   const std::string link = facts.folder + "/libtorch";
@@ -69,11 +68,10 @@ Checks library_checks(const LibraryFacts& facts) {
   if (no_torch || facts.libtorch.empty()) {
     torch.message =
         fmt::format("no libtorch{} beside libzeroth.so; {}", wanted,
-                    facts.program_has_all
-                        ? "the program of the file finds one of its own"
-                        : "programs that link libtorch find it by themselves, and `zeroth doctor FILE.toml` checks the "
-                          "program of a job; other programs need it as " +
-                              link);
+                    facts.program_has_all ? "the program of the file finds one of its own"
+                                          : "programs that link libtorch find it by themselves, and `zeroth doctor "
+                                            "FILE.toml` checks the program of a job; other programs need it as " +
+                                                link);
     if (!facts.torch_root.empty() && !facts.program_has_all) torch.message += "; at run time, TORCH_ROOT has no effect";
     if (!facts.program_has_all) replace_it();
     torch.verdict = facts.program_has_all ? Verdict::ok : Verdict::warning;
@@ -81,10 +79,8 @@ Checks library_checks(const LibraryFacts& facts) {
     torch.message = fmt::format("{}: {}", facts.version.empty() ? "version unknown" : facts.version, facts.libtorch);
     if (!facts.version.empty() && !facts.built_with.empty() &&
         release_of(facts.version) != release_of(facts.built_with)) {
-      torch.message += fmt::format(
-          "; libzeroth.so was built with libtorch{}, and other versions are not binary "
-          "compatible",
-          wanted);
+      torch.message +=
+          fmt::format("; libzeroth.so was built with libtorch{}, and other versions are not binary compatible", wanted);
       replace_it();
     }
   }

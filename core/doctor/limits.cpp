@@ -63,12 +63,11 @@ Check locked_check(const LimitFacts& facts, const JobNeeds& needs) {
               facts.locks_freely ? "no limit for this user" : size_text(facts.locked.soft)};
   const auto needed = static_cast<uint64_t>(needs.registered_bytes * needs.ranks);  // the kernel counts it per user
   if (facts.locks_freely || facts.locked.soft >= needed) return check;
-  check.verdict = Verdict::warning;
-  check.message += fmt::format(
-      "; the offload tier on disk registers {} with the kernel, and transfers from other memory "
-      "are slower",
-      size_text(needed));
-  check.command = command_of({'l', 1024, "memlock"}, facts.locked, kUnlimited, facts.is_root);
+  check.worsen(
+      Verdict::warning,
+      fmt::format("; the offload tier on disk registers {} with the kernel, and transfers from other memory are slower",
+                  size_text(needed)),
+      command_of({'l', 1024, "memlock"}, facts.locked, kUnlimited, facts.is_root));
   if (facts.locked.hard != kUnlimited && facts.locked.hard >= needed)
     check.command = command_of({'l', 1024, "memlock"}, facts.locked, needed, facts.is_root);
   return check;
@@ -79,9 +78,8 @@ Check files_check(const LimitFacts& facts, const JobNeeds& needs) {
   const auto needed = uint64_t{64} + 4 * static_cast<uint64_t>(needs.ranks);
   Check check{"limits", "open files", Verdict::ok, number_text(facts.files.soft)};
   if (facts.files.soft >= needed) return check;
-  check.verdict = Verdict::problem;
-  check.message += fmt::format("; a job of {} needs {}", count_text(needs.ranks, "rank"), needed);
-  check.command = command_of({'n', 1, "nofile"}, facts.files, needed, facts.is_root);
+  check.worsen(Verdict::problem, fmt::format("; a job of {} needs {}", count_text(needs.ranks, "rank"), needed),
+               command_of({'n', 1, "nofile"}, facts.files, needed, facts.is_root));
   return check;
 }
 
@@ -96,9 +94,8 @@ Check processes_check(const LimitFacts& facts, const JobNeeds& needs) {
   if (facts.processes_left >= 0)
     check.message += fmt::format(", {} left in control group {}", facts.processes_left, facts.group);
   if (!by_user && !by_group) return check;
-  check.verdict = Verdict::problem;
-  check.message +=
-      fmt::format("; a job of {} needs about {} processes and threads", count_text(needs.ranks, "rank"), needed);
+  check.worsen(Verdict::problem, fmt::format("; a job of {} needs about {} processes and threads",
+                                             count_text(needs.ranks, "rank"), needed));
   if (by_user)
     check.command = command_of({'u', 1, "nproc"}, facts.processes, needed, facts.is_root);
   else
@@ -121,10 +118,9 @@ std::string uring_remedy(const IoUringFacts& facts, int error, bool is_root, std
   }
   if (error == ENOMEM) return as_root("prlimit --pid $$ --memlock=unlimited", is_root);
   if (facts.disabled > 0) return as_root("sysctl -w kernel.io_uring_disabled=0", is_root);
-  message += facts.filtered
-                 ? "; permit io_uring_setup, io_uring_enter and io_uring_register in the seccomp profile of the "
-                   "container (docker run --security-opt seccomp=PROFILE)"
-                 : "; permit io_uring in the security module of this system";
+  message += facts.filtered ? "; permit io_uring_setup, io_uring_enter and io_uring_register in the seccomp profile of "
+                              "the container (docker run --security-opt seccomp=PROFILE)"
+                            : "; permit io_uring in the security module of this system";
   return "";
 }
 
@@ -190,8 +186,7 @@ Checks io_uring_checks(const IoUringFacts& facts, const JobNeeds& needs, bool is
     check.message += "; this job has no offload tier on disk";
     return {check};
   }
-  check.verdict = Verdict::warning;
-  check.message += ", so offload tiers on disk use threads, which are slower";
+  check.worsen(Verdict::warning, ", so offload tiers on disk use threads, which are slower");
   if (facts.disabled > 0) check.message += fmt::format("; kernel.io_uring_disabled is {}", facts.disabled);
   check.command = uring_remedy(facts, error, is_root, check.message);
   return {check};

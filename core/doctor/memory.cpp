@@ -53,10 +53,9 @@ Check available_check(const MemoryFacts& facts, const JobNeeds& needs) {
   const int64_t per_rank = kProcessBytes + needs.communicator_bytes, needed = per_rank * needs.ranks;
   if (facts.available >= needed) return check;
   const int64_t fitting = facts.available / per_rank;
-  check.verdict = Verdict::problem;
-  check.message +=
-      fmt::format("; {} {} {} before the model (libtorch and the communicator's buffers)",
-                  count_text(needs.ranks, "rank"), needs.ranks == 1 ? "needs" : "need", bytes_text(needed));
+  check.worsen(Verdict::problem,
+               fmt::format("; {} {} {} before the model (libtorch and the communicator's buffers)",
+                           count_text(needs.ranks, "rank"), needs.ranks == 1 ? "needs" : "need", bytes_text(needed)));
   if (fitting >= 1 && needs.given())
     check.command = fmt::format("zeroth train {} job.ranks={}", shell_word(needs.file), fitting);
   else
@@ -113,10 +112,8 @@ Checks memory_checks(const MemoryFacts& facts, const JobNeeds& needs, bool is_ro
   if (facts.huge_pages.empty()) {
     pages.message = "the kernel has no transparent huge pages; large buffers use small pages";
   } else if (facts.huge_pages == "never") {
-    pages.verdict = Verdict::warning;
-    pages.message += ", so large buffers use small pages and are slower";
-    pages.command =
-        fmt::format("echo madvise | {}", as_root("tee /sys/kernel/mm/transparent_hugepage/enabled", is_root));
+    pages.worsen(Verdict::warning, ", so large buffers use small pages and are slower",
+                 fmt::format("echo madvise | {}", as_root("tee /sys/kernel/mm/transparent_hugepage/enabled", is_root)));
   }
   checks.push_back(pages);
   return checks;
@@ -172,15 +169,13 @@ Checks shared_memory_checks(const SharedMemoryFacts& facts, const JobNeeds& need
   } else if (facts.folder_error) {
     folder.verdict = Verdict::warning;
     folder.message = fmt::format(
-        "this user cannot write to it ({}); Zeroth itself does not use it, but other "
-        "communication libraries do",
+        "this user cannot write to it ({}); Zeroth itself does not use it, but other communication libraries do",
         std::strerror(facts.folder_error));
     folder.command =
         as_root(facts.folder_error == EROFS ? "mount -o remount,rw /dev/shm" : "chmod 1777 /dev/shm", is_root);
   } else if (facts.folder_size <= kFewSharedBytes) {
-    folder.verdict = Verdict::warning;
-    folder.message += ", but other communication libraries need more";
-    folder.command = as_root("mount -o remount,size=50% /dev/shm", is_root);
+    folder.worsen(Verdict::warning, ", but other communication libraries need more",
+                  as_root("mount -o remount,size=50% /dev/shm", is_root));
   }
   return {files, folder};
 }

@@ -5,7 +5,6 @@
 #include <atomic>
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "engine/training_progress.hpp"
 #include "job/step_context.hpp"

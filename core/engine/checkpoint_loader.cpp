@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <map>
-#include <unordered_map>
 
 #include "base/dtype.hpp"
 #include "base/error.hpp"
@@ -333,8 +331,7 @@ void CheckpointLoader::check_dtypes() const {
                                                                        checkpoint::stored_size(part.tensor.dtype);
     if (!options_.convert && part.tensor.kind != "master" && !is_widened_buffer)
       fail_user(
-          fmt::format("{}: {} is {}, but {}, or checkpoint.convert = true (in engine.load(), "
-                      "LoadOptions::convert){}",
+          fmt::format("{}: {} is {}, but {}, or checkpoint.convert = true (in engine.load(), LoadOptions::convert){}",
                       folder, printable(name_of(part.tensor)), part.saved->dtype, dtype_remedy(part),
                       from_.find("master", part.saved->name) ? ", which converts from the fp32 master" : ""));
   }

@@ -167,11 +167,7 @@ void Checkpointer::wait_for_save() {
 }
 
 void Checkpointer::close() {
-  try {
-    wait_for_save();
-  } catch (const std::exception& failure) {
-    log(ZR_LOG_ERROR, failure.what());
-  }
+  log_exception_of([&] { wait_for_save(); });
   saver_.close();
 }
 
@@ -288,10 +284,9 @@ void Checkpointer::restore_local(const checkpoint::Checkpoint& from, const Check
   const int64_t saved_world = from.manifest().metadata.world;
   const std::string lost = parts_.local.restore(from, saved_world, names);
   if (lost.empty() || context_.rank() != 0) return;
-  log(ZR_LOG_WARN,
-      fmt::format("{}: the states {} of optimizer '{}' are reset, because {} ranks saved them and this job "
-                  "has {}: the compression errors of those ranks are lost, and the momentum is kept",
-                  from.folder(), lost, context_.optimizers.ids(), saved_world, context_.world()));
+  log(ZR_LOG_WARN, fmt::format("{}: the states {} of optimizer '{}' are reset, because {} ranks saved them and this "
+                               "job has {}: the compression errors of those ranks are lost, and the momentum is kept",
+                               from.folder(), lost, context_.optimizers.ids(), saved_world, context_.world()));
 }
 
 void Checkpointer::warn_of_differences(const checkpoint::Checkpoint& from) const {

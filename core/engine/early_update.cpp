@@ -175,15 +175,12 @@ void EarlyUpdate::work() {
     const std::function<void()> task = std::exchange(task_, {});
     UpdateGroup* const group = !task && taken_ < ready_.size() ? &groups_[ready_[taken_++]] : nullptr;
     lock.unlock();
-    std::exception_ptr failure;
-    try {
+    const std::exception_ptr failure = exception_of([&] {
       if (begins) tiles_.begin();
       if (task) task();
       if (group) update(*group, pool_, kTrack);
       if (!task) read_ahead();
-    } catch (...) {
-      failure = std::current_exception();
-    }
+    });
     lock.lock();
     is_busy_ = false;
     if (group || failure) ended_locked(failure);
@@ -209,12 +206,8 @@ void EarlyUpdate::help() {
     UpdateGroup& group = groups_[*last];
     ready_.erase(std::prev(last.base()));
     lock.unlock();
-    std::exception_ptr failure;
-    try {
-      update(group, context_.pool, "early update, training thread");
-    } catch (...) {
-      failure = std::current_exception();
-    }
+    const std::exception_ptr failure =
+        exception_of([&] { update(group, context_.pool, "early update, training thread"); });
     lock.lock();
     ended_locked(failure);
   }
@@ -243,10 +236,9 @@ void EarlyUpdate::finish() {
   }
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   if (was_used_late_)
-    fail_internal(
-        fmt::format("{}: it used reduced gradients in more collectives than in the first step; set "
-                    "offload.overlap = false",
-                    context_.strategy.call_text("grad_ready")));
+    fail_internal(fmt::format(
+        "{}: it used reduced gradients in more collectives than in the first step; set offload.overlap = false",
+        context_.strategy.call_text("grad_ready")));
 }
 
 std::exception_ptr EarlyUpdate::abandon() {
@@ -293,12 +285,7 @@ void EarlyUpdate::run_on_both(const std::vector<update::UpdateSlice>& slices,
   task_ = [&] { fn(pool_, halves[1]); };
   changed_.notify_all();
   lock.unlock();
-  std::exception_ptr failure;
-  try {
-    fn(context_.pool, halves[0]);
-  } catch (...) {
-    failure = std::current_exception();
-  }
+  std::exception_ptr failure = exception_of([&] { fn(context_.pool, halves[0]); });
   lock.lock();
   changed_.wait(lock,
                 [&]() ZR_REQUIRES(mutex_) { return !task_ && !is_busy_; });  // the task refers to this function's data

@@ -6,9 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
-#include <string>
 #include <thread>
 #include <vector>
 

@@ -47,10 +47,8 @@ GradientFlow::~GradientFlow() {
 }
 
 void GradientFlow::report_event(uint32_t kind) {
-  CallError error;
   const zr_use use = strategy_use();
-  context_.check(context_.call(&error, [&] { return strategy_.event(kind, &use, &error); }), error,
-                 strategy_.call_text("event"));
+  context_.call_strategy("event", [&](zr_error* error) { return strategy_.event(kind, &use, error); });
 }
 
 void GradientFlow::begin(uint32_t micro, bool contributes, LocalGradients* local) {
@@ -148,14 +146,12 @@ bool GradientFlow::deliver(uint32_t param) {
                                 strategy_.call_text("grad_destination"), parameter.name, dst.count, first,
                                 dst.data ? "" : " at address 0"));
     if (const std::string problem = view_problem_on(context_.memory_device(), "the destination", dst); !problem.empty())
-      fail_internal(fmt::format("{} for '{}': {}: this is a bug in the plug-in",
-                                strategy_.call_text("grad_destination"), parameter.name, problem));
+      fail_plugin_bug(fmt::format("{} for '{}'", strategy_.call_text("grad_destination"), parameter.name), problem);
     if (disk_buffers_ && disk_buffers_->holds(dst.data))
-      fail_user(
-          fmt::format("offload.gradients: strategy '{}' accumulates gradients in its reduced gradients, which are on a "
-                      "disk tier and cannot be written in place; choose a strategy with separate bucket buffers, or a "
-                      "tier in memory",
-                      strategy_.component().table->id));
+      fail_user(fmt::format(
+          "offload.gradients: strategy '{}' accumulates gradients in its reduced gradients, which are on a disk tier "
+          "and cannot be written in place; choose a strategy with separate bucket buffers, or a tier in memory",
+          strategy_.component().table->id));
     copy_or_add(param, first, dst);
     const auto ready = [&] { return strategy_.grad_ready(param, first, dst.count, &use, &error); };
     if (!accumulates_locally_ || micro_ == last_micro_)
@@ -242,10 +238,9 @@ void GradientFlow::end_part(uint32_t part) {
                               strategy_.call_text("grad_destination"), plan_.input.parameters[pending_.front()].name));
   if (accumulates_locally_ && micro_ != last_micro_) return;
   if (context_.device) context_.device->flush();  // copies to the destinations
-  CallError error;
   const zr_use use = strategy_use();
-  context_.check(context_.call(&error, [&] { return strategy_.event_of(part, ZR_BACKWARD_END, &use, &error); }), error,
-                 strategy_.call_text("event"));
+  context_.call_strategy("event",
+                         [&](zr_error* error) { return strategy_.event_of(part, ZR_BACKWARD_END, &use, error); });
 }
 
 }  // namespace zr::host::engine

@@ -66,20 +66,19 @@ LocalGradients::LocalGradients(const job::StepContext& context, state::ShardedSt
 
 void LocalGradients::bind() {
   const plugin::Instance& optimizer = context_.optimizers.main();
-  const std::string call = optimizer.call_text("bind");
-  if (!api_->bind) fail_internal(call + " is null, although it needs the communicator: this is a bug in the plug-in");
-  CallError error;
-  const auto bind = [&] { return api_->bind(optimizer.self(), context_.comm.ref(), &error); };
-  context_.check(call_plugin(&error, bind), error, call);
+  if (!api_->bind)
+    fail_internal(optimizer.call_text("bind") +
+                  " is null, although it needs the communicator: this is a bug in the plug-in");
+  context_.call_optimizer(optimizer, "bind",
+                          [&](zr_error* error) { return api_->bind(optimizer.self(), context_.comm.ref(), error); });
 }
 
 void LocalGradients::warn_if_unused() {
   const config::Setting<int64_t>& steps = context_.config().train().steps;
   if (context_.rank() != 0 || needs_local(steps, nullptr)) return;
-  log(ZR_LOG_WARN,
-      fmt::format("optimizer '{}' communicates less than others only after a warm-up, which is longer than this job: "
-                  "{} = {} ({}); shorten its warm-up, or choose another optimizer",
-                  context_.optimizers.id(0), steps.key, steps.value, steps.origin.text()));
+  log(ZR_LOG_WARN, fmt::format("optimizer '{}' communicates less than others only after a warm-up, which is longer "
+                               "than this job: {} = {} ({}); shorten its warm-up, or choose another optimizer",
+                               context_.optimizers.id(0), steps.key, steps.value, steps.origin.text()));
 }
 
 // Before the first step with local gradients. Collective.
@@ -92,12 +91,10 @@ void LocalGradients::prepare_memory(int64_t update) {
       try {
         allocate();
       } catch (const EnvironmentError& failure) {
-        fail_environment(
-            fmt::format("the gradients of update {} are not reduced over ranks, for which optimizer '{}' needs {} per "
-                        "rank: {}; the "
-                        "step has not begun: free memory, or resume from a checkpoint with fewer ranks per "
-                        "host",
-                        update, context_.optimizers.id(0), bytes_text(context_.plan.local_bytes()), failure.what()));
+        fail_environment(fmt::format(
+            "the gradients of update {} are not reduced over ranks, for which optimizer '{}' needs {} per rank: {}; "
+            "the step has not begun: free memory, or resume from a checkpoint with fewer ranks per host",
+            update, context_.optimizers.id(0), bytes_text(context_.plan.local_bytes()), failure.what()));
       }
     });
   };
@@ -191,13 +188,12 @@ void LocalGradients::round_shared_masters(const std::vector<char>& touched) {
 bool LocalGradients::needs_local(int64_t update, const zr_param_updates* before) const {
   const plugin::Instance& optimizer = context_.optimizers.main();
   uint32_t grads = ZR_GRADS_REDUCED;
-  CallError error;
-  const auto ask = [&] { return api_->gradients(optimizer.self(), update, before, &grads, &error); };
-  const std::string call = optimizer.call_text("gradients");
-  context_.check(call_plugin(&error, ask), error, call);
+  context_.call_optimizer(optimizer, "gradients", [&](zr_error* error) {
+    return api_->gradients(optimizer.self(), update, before, &grads, error);
+  });
   if (grads != ZR_GRADS_REDUCED && grads != ZR_GRADS_LOCAL)
-    fail_internal(
-        fmt::format("{} returned {}, which is not a ZR_GRADS_* value: this is a bug in the plug-in", call, grads));
+    fail_internal(fmt::format("{} returned {}, which is not a ZR_GRADS_* value: this is a bug in the plug-in",
+                              optimizer.call_text("gradients"), grads));
   return grads == ZR_GRADS_LOCAL;
 }
 
@@ -330,12 +326,10 @@ void LocalGradients::exchange(const Input& input) {
   const plugin::Instance& optimizer = context_.optimizers.main();
   const RecursiveMutexLock lock(context_.use);
   const zr_view scratch = memory_.scratch();
-  CallError error;
-  const auto exchange = [&] {
+  context_.call_optimizer(optimizer, "exchange", [&](zr_error* error) {
     return api_->exchange(optimizer.self(), &step, pointers.data(), static_cast<uint32_t>(pointers.size()), &scratch,
-                          &error);
-  };
-  context_.check(call_plugin(&error, exchange), error, optimizer.call_text("exchange"));
+                          error);
+  });
   for (const zr_local_gradient& gradient : list) begun_[gradient.param] = 1;
 }
 
@@ -362,22 +356,20 @@ void LocalGradients::pass_state_sum(int64_t update, NormBlocks& norm) {
   if (!api_ || !api_->summed_state || !api_->state_sum) return;
   const plugin::Instance& optimizer = context_.optimizers.main();
   int32_t slot = -1;
-  CallError error;
-  const auto ask = [&] { return api_->summed_state(optimizer.self(), update, &slot, &error); };
-  const std::string call = optimizer.call_text("summed_state");
-  context_.check(call_plugin(&error, ask), error, call);
+  context_.call_optimizer(optimizer, "summed_state",
+                          [&](zr_error* error) { return api_->summed_state(optimizer.self(), update, &slot, error); });
   if (slot < 0) return;
   const auto index = static_cast<std::size_t>(slot);
   for (const plan::OptimizerDescription& description : context_.plan.input.descriptions)
     if (index >= description.slots.size() || description.slots[index].dtype != ZR_F32 ||
         description.slots[index].shape != ZR_SLOT_LIKE_PARAM)
       fail_internal(fmt::format(
-          "{} returned {}, which is not an fp32 state of its parameter's shape: this is a bug in the plug-in", call,
-          slot));
+          "{} returned {}, which is not an fp32 state of its parameter's shape: this is a bug in the plug-in",
+          optimizer.call_text("summed_state"), slot));
   const double sum = norm.ordered_sum_of(
       [&](uint32_t param, int64_t first, int64_t count) { return state_part(param, index, first, count); });
-  const auto pass = [&] { return api_->state_sum(optimizer.self(), update, sum, &error); };
-  context_.check(call_plugin(&error, pass), error, optimizer.call_text("state_sum"));
+  context_.call_optimizer(optimizer, "state_sum",
+                          [&](zr_error* error) { return api_->state_sum(optimizer.self(), update, sum, error); });
 }
 
 }  // namespace zr::host::engine

@@ -123,15 +123,13 @@ void ModelBuffers::refresh(comm::CommRuntime& comm) {
 void ModelBuffers::end_evaluation() noexcept {
   if (depth_ == 0) return;
   if (--depth_ > 0) return;
-  try {
+  log_exception_of([&] {  // of the device that the model is on
     const std::vector<model::ModelBuffer> buffers = source_.buffers();
     for (std::size_t i = 0; i < buffers.size(); ++i)  // set_data() during the evaluation may have made a buffer smaller
       std::memcpy(buffers[i].data, own_values_[i].data(),
                   std::min(own_values_[i].size(), static_cast<std::size_t>(buffers[i].bytes)));
     source_.write_buffers();
-  } catch (const std::exception& failure) {  // of the device that the model is on
-    log(ZR_LOG_ERROR, failure.what());
-  }
+  });
   own_values_.clear();
 }
 

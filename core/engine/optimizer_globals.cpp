@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "base/draft_abi.hpp"  // IWYU pragma: keep
@@ -40,20 +39,17 @@ void save(const job::StepContext& context, std::size_t index, OptimizerGlobals& 
   const auto* api = job::globals_of(optimizer);
   if (!api) return;
   OwnGlobals own;
-  CallError error;
   const auto sink = [](void* ctx, const char* key, const void* value, uint64_t bytes) {
     auto& to = *static_cast<OwnGlobals*>(ctx);
     if (!to.values.emplace(key, std::string(static_cast<const char*>(value), bytes)).second) to.repeated = key;
   };
-  const auto call = [&] { return api->save_globals(optimizer.self(), sink, &own, &error); };
+  context.call_optimizer(optimizer, "save_globals",
+                         [&](zr_error* error) { return api->save_globals(optimizer.self(), sink, &own, error); });
   const std::string text = optimizer.call_text("save_globals");
-  context.check(call_plugin(&error, call), error, text);
-  if (!own.repeated.empty())
-    fail_internal(
-        fmt::format("{}: it saved the key '{}' twice: this is a bug in the plug-in", text, printable(own.repeated)));
+  if (!own.repeated.empty()) fail_plugin_bug(text, fmt::format("it saved the key '{}' twice", printable(own.repeated)));
   for (auto& [key, value] : own.values) {
     if (find_not_utf8(key) != std::string_view::npos)
-      fail_internal(fmt::format("{}: the key '{}' is not UTF-8: this is a bug in the plug-in", text, printable(key)));
+      fail_plugin_bug(text, fmt::format("the key '{}' is not UTF-8", printable(key)));
     globals[context.optimizers.id(index) + "/" + key] = std::move(value);
   }
 }
@@ -106,11 +102,9 @@ void load_globals(const job::StepContext& context, const checkpoint::CheckpointM
       const plugin::Instance& optimizer = context.optimizers[i];
       const auto* api = context.optimizers.id(i) == id ? job::globals_of(optimizer) : nullptr;
       if (!api) continue;
-      CallError error;
-      const auto load = [&] {
-        return api->load_global(optimizer.self(), key.c_str(), bytes.data(), bytes.size(), &error);
-      };
-      context.check(call_plugin(&error, load), error, optimizer.call_text("load_global"));
+      context.call_optimizer(optimizer, "load_global", [&](zr_error* error) {
+        return api->load_global(optimizer.self(), key.c_str(), bytes.data(), bytes.size(), error);
+      });
       loaded = true;
     }
     if (!loaded && context.rank() == 0)

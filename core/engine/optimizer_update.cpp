@@ -2,14 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstdint>
-#include <utility>
 
 #include "base/error.hpp"
-#include "base/log.hpp"
 #include "base/text.hpp"
 #include "job/all_gather.hpp"
 #include "job/early_update_conditions.hpp"
@@ -171,13 +167,8 @@ double OptimizerUpdate::next_learning_rate(int64_t index, const char* call) cons
     double rate = 0;
     int64_t failed = 0;
   } own_rate;
-  std::exception_ptr failure;
-  try {
-    own_rate.rate = schedule_(index);
-  } catch (...) {
-    failure = std::current_exception();
-    own_rate.failed = 1;
-  }
+  const std::exception_ptr failure = exception_of([&] { own_rate.rate = schedule_(index); });
+  own_rate.failed = failure != nullptr;
   std::vector<double> rates;
   for (const RankRate& rank_rate : job::all_gather(context_.comm, own_rate, "learning rate")) {
     if (rank_rate.failed && !failure)

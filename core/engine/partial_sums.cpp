@@ -1,7 +1,6 @@
 #include "engine/partial_sums.hpp"
 
 #include <algorithm>
-#include <cstring>
 
 namespace zr::host::engine {
 

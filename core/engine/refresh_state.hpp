@@ -2,7 +2,6 @@
 // (zr::Engine::refresh).
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <set>
 #include <string>

@@ -54,11 +54,7 @@ Saver::Saver(std::shared_ptr<control::Control> control, Ledger& ledger)
 Saver::~Saver() { close(); }
 
 void Saver::close() {
-  try {
-    wait();
-  } catch (const std::exception& failure) {
-    log(ZR_LOG_ERROR, failure.what());
-  }
+  log_exception_of([&] { wait(); });
   reserve(0);
   locks_.clear();
 }

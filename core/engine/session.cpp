@@ -15,7 +15,6 @@
 #include "base/text.hpp"
 #include "engine/model_seed.hpp"
 #include "job/all_gather.hpp"
-#include "job/device_state.hpp"
 
 namespace zr::host::engine {
 
@@ -259,12 +258,7 @@ bool Session::average_gradients() {
   const StepSync::Totals totals = step_sync_.totals(progress_.weights(), gradients_.touched());
   const double divisor = totals.weight * progress_.loss_scale().value();
   if (!(divisor > 0) || !std::isfinite(divisor)) return false;  // exchange_statistics() rejects the step
-  std::exception_ptr failure;
-  try {
-    update_.edit_gradients(divisor, totals.touched);
-  } catch (...) {
-    failure = std::current_exception();
-  }
+  const std::exception_ptr failure = exception_of([&] { update_.edit_gradients(divisor, totals.touched); });
   const std::vector<char> failed = job::all_gather(job_.comm, static_cast<char>(failure ? 1 : 0), "edited gradients");
   const auto first = std::find(failed.begin(), failed.end(), 1);
   if (first == failed.end()) return true;

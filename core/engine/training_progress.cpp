@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <utility>
-
 #include "base/error.hpp"
 
 namespace zr::host::engine {

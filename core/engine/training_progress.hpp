@@ -91,8 +91,7 @@ class TrainingProgress {
   /// Sets the learning rate of the current step.
   void set_learning_rate(double rate) { learning_rate_ = rate; }
   /// The ranks have agreed on the arguments of the current step's update, so that it can begin during backward. From
-  /// now until the end of the step, check_no_early_update() throws and gradients cannot
-  /// be read. All ranks call it.
+  /// now until the end of the step, check_no_early_update() throws and gradients cannot be read. All ranks call it.
   void begin_early_update() { updates_early_ = true; }
   /// Call before begin_update(): whether this step reduces no gradients, so that none can be read.
   void set_gradients_local(bool local) { gradients_local_ = local; }

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <utility>
 
-#include "base/dtype.hpp"
 #include "checkpoint/manifest.hpp"
 #include "engine/rank_differences.hpp"
 

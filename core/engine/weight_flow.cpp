@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdint>
-#include <map>
 #include <utility>
 
 #include "base/device_memory.hpp"
@@ -48,10 +46,8 @@ WeightFlow::~WeightFlow() {
 
 void WeightFlow::publish_weights(bool frozen_too, uint32_t flags) {
   const RecursiveMutexLock lock(context_.use);
-  CallError error;
   const zr_use use = context_.use_of(ZR_UPDATE_PHASE, 0, flags);
-  context_.check(context_.call(&error, [&] { return strategy_.updated(&use, &error); }), error,
-                 strategy_.call_text("updated"));
+  context_.call_strategy("updated", [&](zr_error* error) { return strategy_.updated(&use, error); });
   parameters_.weights_changed(frozen_too);
 }
 
@@ -107,7 +103,6 @@ void WeightFlow::begin_use(const uint32_t* params, uint32_t n, uint32_t phase) {
     if (use_counts_[params[i]] == 0) absent.push_back(params[i]);
   if (!absent.empty()) {
     std::vector<zr_view> gathered(absent.size());
-    CallError error;
     std::string call = comm_.call();
     if (call.empty())
       call = fmt::format("{}'{}'",
@@ -118,19 +113,11 @@ void WeightFlow::begin_use(const uint32_t* params, uint32_t n, uint32_t phase) {
     const comm::CallScope scope(comm_, std::move(call));
     if (phase != ZR_EXPORT_PHASE && phase_ != ZR_FORWARD) phase = phase_;
     const zr_use use = context_.use_of(phase, micro_);
-    const auto acquire = [&] {
-      return strategy_.acquire(absent.data(), static_cast<uint32_t>(absent.size()), &use, gathered.data(), &error);
-    };
-    context_.check(context_.call(&error, acquire), error, strategy_.call_text("acquire"));
-    try {
-      attach(absent, gathered, phase);
-    } catch (...) {
-      const std::exception_ptr failure = std::current_exception();
-      try {
-        release(absent, phase);
-      } catch (const std::exception& second) {
-        log(ZR_LOG_ERROR, second.what());
-      }
+    context_.call_strategy("acquire", [&](zr_error* error) {
+      return strategy_.acquire(absent.data(), static_cast<uint32_t>(absent.size()), &use, gathered.data(), error);
+    });
+    if (const auto failure = exception_of([&] { attach(absent, gathered, phase); })) {
+      log_exception_of([&] { release(absent, phase); });
       std::rethrow_exception(failure);
     }
   }
@@ -142,8 +129,7 @@ void WeightFlow::attach(const std::vector<uint32_t>& absent, const std::vector<z
     const plan::Parameter& parameter = plan_.input.parameters[absent[i]];
     if (const std::string problem = view_problem_on(context_.memory_device(), "the weight", gathered[i]);
         !problem.empty())
-      fail_internal(fmt::format("{} for '{}': {}: this is a bug in the plug-in", strategy_.call_text("acquire"),
-                                parameter.name, problem));
+      fail_plugin_bug(fmt::format("{} for '{}'", strategy_.call_text("acquire"), parameter.name), problem);
     // Libraries may choose other kernels, with other roundings, for another alignment.
     const bool aligned = parameter.count == 0 || reinterpret_cast<uintptr_t>(gathered[i].data) % kLine == 0;
     if (gathered[i].count != parameter.count || gathered[i].dtype != plan_.input.dtype_of(absent[i]) ||
@@ -220,12 +206,10 @@ void WeightFlow::release(const std::vector<uint32_t>& params, uint32_t phase) {
     memory_[param] = nullptr;
     parameters_.attach(param, nullptr);
   }
-  CallError error;
   const zr_use use = context_.use_of(phase, micro_);
-  const auto release = [&] {
-    return strategy_.release(params.data(), static_cast<uint32_t>(params.size()), &use, &error);
-  };
-  context_.check(context_.call(&error, release), error, strategy_.call_text("release"));
+  context_.call_strategy("release", [&](zr_error* error) {
+    return strategy_.release(params.data(), static_cast<uint32_t>(params.size()), &use, error);
+  });
 }
 
 }  // namespace zr::host::engine

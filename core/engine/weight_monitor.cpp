@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "base/log.hpp"
 #include "job/all_gather.hpp"
@@ -46,12 +45,10 @@ void WeightMonitor::warn_if_unsaved(uint32_t param) {
   if (!differs) return;
   saved_hashes_.clear();
   warned_unsaved_ = true;
-  log(ZR_LOG_WARN,
-      fmt::format(
-          "the program wrote to weights ('{}') after the checkpoint of step {} was saved, so the checkpoint does "
-          "not contain the new values: checkpoint.every saves at the end of engine.step(); to include such "
-          "writes, call engine.save() after them instead",
-          context_.plan.input.parameters[param].name, parts_.progress.step()));
+  log(ZR_LOG_WARN, fmt::format("the program wrote to weights ('{}') after the checkpoint of step {} was saved, so the "
+                               "checkpoint does not contain the new values: checkpoint.every saves at the end of "
+                               "engine.step(); to include such writes, call engine.save() after them instead",
+                               context_.plan.input.parameters[param].name, parts_.progress.step()));
 }
 
 void WeightMonitor::collect_writes() {

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <utility>
@@ -110,14 +109,9 @@ void WeightSwap::replace(uint32_t param, const Values& values) {
     int32_t failed = 0, replaces = 0;
     bool operator==(const Given&) const = default;
   } own;
-  std::exception_ptr failure;
   const float* full = nullptr;
-  try {
-    full = values(param);
-  } catch (...) {
-    failure = std::current_exception();
-    own.failed = 1;
-  }
+  const std::exception_ptr failure = exception_of([&] { full = values(param); });
+  own.failed = failure != nullptr;
   own.replaces = full != nullptr;
   if (full) own.hash = checkpoint::hash_of(full, parameter.count * int64_t{sizeof(float)});
   const std::vector<Given> given = job::all_gather(context_.comm, own, kTag);

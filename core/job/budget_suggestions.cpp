@@ -191,9 +191,7 @@ void add_pairs(const Kinds& kinds, FittingSuggestions& fitting) {
         for (const Suggestion& second : kinds[other])
           if (compatible(first, second)) fitting.add(combined(first, second));
 }
-}  // namespace
 
-namespace {
 std::vector<Suggestion> fitting_of(const Kinds& kinds, int ranks, const BudgetShortfall& shortfall,
                                    const RequiredBytes& required_bytes) {
   FittingSuggestions fitting(ranks, shortfall, required_bytes);

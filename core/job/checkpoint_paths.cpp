@@ -49,8 +49,7 @@ void check_folder(const config::Setting<std::string>& dir) {
       "{0}: checkpoint.dir = \"{1}\" is {2}, because paths in a file are relative to its folder, and no checkpoint is "
       "there; but {3}, which the working directory has by the same name, contains checkpoints of an earlier run, and "
       "training would start again without them; move that folder to {2}, or write its absolute path in the file; if "
-      "the "
-      "checkpoints belong to another job, write checkpoint.dir = \"{2}\"",
+      "the checkpoints belong to another job, write checkpoint.dir = \"{2}\"",
       dir.origin.text(), printable(dir.given_path.text), printable(dir.value), printable(there)));
 }
 

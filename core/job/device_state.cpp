@@ -4,10 +4,8 @@
 
 #include <algorithm>
 #include <set>
-#include <utility>
 
 #include "base/device_memory.hpp"
-#include "base/error.hpp"
 #include "base/text.hpp"
 #include "checkpoint/save.hpp"
 #include "job/plan_inputs.hpp"

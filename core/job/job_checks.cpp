@@ -99,15 +99,13 @@ namespace {
 void check_description(const plan::OptimizerDescription& description, const std::string& pair) {
   const bool local = description.needs & ZR_OPT_NEEDS_LOCAL_GRADS;
   if ((description.needs & ZR_OPT_NEEDS_COMM) && !local)
-    fail_user(
-        pair +
-        "the optimizer communicates in steps with reduced gradients, which Zeroth does not support; choose another "
-        "optimizer");
+    fail_user(pair +
+              "the optimizer communicates in steps with reduced gradients, which Zeroth does not support; choose "
+              "another optimizer");
   if (local && !description.elementwise())
-    fail_user(
-        pair +
-        "the optimizer needs gradients that are not reduced over ranks, but is not elementwise, which Zeroth does "
-        "not support; choose another optimizer");
+    fail_user(pair +
+              "the optimizer needs gradients that are not reduced over ranks, but is not elementwise, which Zeroth "
+              "does not support; choose another optimizer");
   for (const std::vector<zr_slot>* slots : {&description.slots, &description.private_slots})
     for (const zr_slot& slot : *slots) {
       if (slot.flags & ZR_SLOT_TRANSIENT)
@@ -208,11 +206,10 @@ void compare_ranks(StartedJob& job, model::Model& model) {
 }
 
 void fail_not_held(const std::string& strategy, const std::string& parameter) {
-  fail_user(
-      fmt::format("strategy '{}' has no buffer to hold the gradient of '{}' across micro-steps, which gradients.reduce "
-                  "= \"last_micro_step\" requires; set gradients.reduce = \"each_micro_step\", or choose another "
-                  "strategy",
-                  strategy, parameter));
+  fail_user(fmt::format(
+      "strategy '{}' has no buffer to hold the gradient of '{}' across micro-steps, which gradients.reduce = "
+      "\"last_micro_step\" requires; set gradients.reduce = \"each_micro_step\", or choose another strategy",
+      strategy, parameter));
 }
 
 }  // namespace zr::host::job

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "job/device_state.hpp"
+#include "job/inexact_collectives.hpp"
 #include "job/job_checks.hpp"
 #include "job/plan_inputs.hpp"
 
@@ -56,11 +57,6 @@ void check_plan(const plugin::ResolvedJob& job, const JobPlugins& plugins, const
   check_optimizers(plan, plugins.optimizers, strategy);
   check_local_gradients(job.config, plan, plugins.optimizers, plugins.strategy);
   check_offload(job.config, plan, strategy);
-}
-
-InexactCollectives job_inexact_collectives(const plugin::ResolvedJob& job, const JobPlugins& plugins,
-                                           const plan::MemoryPlan& plan, const RankLocations& locations, bool warns) {
-  return inexact_collectives(job.config, plan, plugins.communicator.get(), locations.one_host(), warns);
 }
 
 }  // namespace zr::host::job

@@ -5,7 +5,6 @@
 #include <memory>
 #include <vector>
 
-#include "job/inexact_collectives.hpp"
 #include "job/optimizers.hpp"
 #include "plan/plan.hpp"
 #include "plugin/plugin_host.hpp"
@@ -42,8 +41,5 @@ plan::MemoryPlan job_plan(const plugin::ResolvedJob& job, const JobPlugins& plug
                           bool has_device, const std::function<plan::MemoryPlan(const plan::PlanInput& input)>& make);
 /// Throws UserError if a plug-in of the job does not support its plan, as the functions of job_checks.hpp do.
 void check_plan(const plugin::ResolvedJob& job, const JobPlugins& plugins, const plan::MemoryPlan& plan);
-/// See inexact_collectives(). Throws UserError if the plug-ins of the job do not support them.
-InexactCollectives job_inexact_collectives(const plugin::ResolvedJob& job, const JobPlugins& plugins,
-                                           const plan::MemoryPlan& plan, const RankLocations& locations, bool warns);
 
 }  // namespace zr::host::job

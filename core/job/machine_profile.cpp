@@ -90,8 +90,7 @@ std::string MachineProfile::default_file() {
 }
 
 MachineProfile::MachineProfile(std::string file) : file_(std::move(file)) {
-  std::error_code error;
-  if (file_.empty() || !fs::exists(file_, error)) return;
+  if (file_.empty() || !path_exists(file_)) return;
   try {
     disks_ = parsed(read_file(file_));
   } catch (const std::exception& broken) {

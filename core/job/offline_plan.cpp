@@ -14,6 +14,8 @@ namespace {
 RankLocations locations_of(int world, const HostSizes& hosts) {
   return {world, hosts.empty() ? world : *std::max_element(hosts.begin(), hosts.end()), hosts};
 }
+
+constexpr int kFewRanks = 16;  // of a job whose ranks are all planned
 }  // namespace
 
 OfflinePlan::OfflinePlan(const plugin::ResolvedJob& job, const std::vector<plan::Parameter>& parameters, int world,
@@ -25,10 +27,6 @@ OfflinePlan::OfflinePlan(const plugin::ResolvedJob& job, const std::vector<plan:
       input_(job_plan_input(job_, plugins_, parameters, locations_)) {}
 
 OfflinePlan::~OfflinePlan() = default;
-
-namespace {
-constexpr int kFewRanks = 16;  // of a job whose ranks are all planned
-}
 
 plan::MemoryPlan OfflinePlan::plan(int rank) const {
   plan::MemoryPlan plan = job_plan(job_, plugins_, input_, false, [&](const plan::PlanInput& input) {
@@ -42,7 +40,7 @@ plan::MemoryPlan OfflinePlan::plan(int rank) const {
           plan.largest_update_share, plan_of_rank(input_, other, strategy_plan(plugins_.strategy)).update_share());
   plan.knows_all_shares = input_.world <= kFewRanks;
   check_plan(job_, plugins_, plan);
-  job_inexact_collectives(job_, plugins_, plan, locations_, false);
+  job::inexact_collectives(job_.config, plan, plugins_.communicator.get(), locations_.one_host(), false);
   return plan;
 }
 
@@ -114,7 +112,7 @@ plan::MemoryPlan OfflinePlan::plan_with_segments() const {
 }
 
 InexactCollectives OfflinePlan::inexact_collectives() const {
-  return job_inexact_collectives(job_, plugins_, plan(0), locations_, false);
+  return job::inexact_collectives(job_.config, plan(0), plugins_.communicator.get(), locations_.one_host(), false);
 }
 
 std::vector<HostTraffic> OfflinePlan::traffic(const std::vector<InexactCollectives>& choices) {

@@ -10,6 +10,7 @@
 #include "base/thread_pool.hpp"
 #include "job/budget_suggestions.hpp"
 #include "job/host_traffic.hpp"
+#include "job/inexact_collectives.hpp"
 #include "job/job_plan.hpp"
 #include "job/plan_inputs.hpp"
 

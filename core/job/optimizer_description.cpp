@@ -13,7 +13,6 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "base/unknown_bits.hpp"
-#include "job/optimizers.hpp"
 
 namespace zr::host::job {
 
@@ -27,10 +26,9 @@ void check_names(const std::vector<zr_slot>& slots, const std::string& call) {
   std::set<std::string_view> names;
   for (const zr_slot& slot : slots)
     if (slot.name && (find_not_utf8(slot.name) != std::string_view::npos || std::strlen(slot.name) > kLongestName))
-      fail_internal(
-          fmt::format("{}: the name of state '{}' must be UTF-8 and have at most {} bytes: this is a bug in "
-                      "the plug-in",
-                      call, printable(slot.name), kLongestName));
+      fail_internal(fmt::format(
+          "{}: the name of state '{}' must be UTF-8 and have at most {} bytes: this is a bug in the plug-in", call,
+          printable(slot.name), kLongestName));
   for (const zr_slot& slot : slots)
     if (!slot.name || !names.insert(slot.name).second)
       fail_user(fmt::format(
@@ -97,15 +95,12 @@ void add_passes(const plugin::Instance& optimizer, const zr_partial_sums_api* ap
                 plan::OptimizerDescription& description) {
   if (!api) return;
   uint32_t n_passes = 0, n_sums[ZR_MAX_PASSES] = {};
-  CallError error;
-  const std::string call = optimizer.call_text("passes");
-  const auto passes = [&] { return api->passes(optimizer.self(), &param, &n_passes, n_sums, &error); };
-  check(call_plugin(&error, passes), error, call);
+  optimizer.call("passes",
+                 [&](zr_error* error) { return api->passes(optimizer.self(), &param, &n_passes, n_sums, error); });
   if (n_passes > ZR_MAX_PASSES || std::count(n_sums, n_sums + n_passes, 0u) > 0)
-    fail_internal(
-        fmt::format("{} of '{}': {} passes, but there may be at most {}, each with at least one sum: this is a bug in "
-                    "the plug-in",
-                    call, param.name, n_passes, int{ZR_MAX_PASSES}));
+    fail_plugin_bug(fmt::format("{} of '{}'", optimizer.call_text("passes"), param.name),
+                    fmt::format("{} passes, but there may be at most {}, each with at least one sum", n_passes,
+                                int{ZR_MAX_PASSES}));
   description.sums.assign(n_sums, n_sums + n_passes);
 }
 
@@ -130,8 +125,7 @@ plan::OptimizerDescription describe(const plugin::Instance& optimizer, const zr_
   const zr_code code = call_plugin(&error, describe);
   check(code == ZR_UNSUPPORTED ? ZR_INVALID : code, error, call);  // the file chose the optimizer for this parameter
   if (desc.n_slots > 0 && !desc.slots)
-    fail_internal(
-        fmt::format("{}: it has {} states, but their list is null: this is a bug in the plug-in", call, desc.n_slots));
+    fail_plugin_bug(call, fmt::format("it has {} states, but their list is null", desc.n_slots));
   std::vector<zr_slot> slots(desc.slots, desc.slots + desc.n_slots);
   check_names(slots, call);
   const std::string where = fmt::format("{} of '{}': ", call, parameter.name);

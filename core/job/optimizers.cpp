@@ -15,10 +15,9 @@ void add_group(const plugin::Instance& optimizer, uint32_t group, const config::
   std::vector<const config::Entry*> values;
   for (const config::Entry& entry : values_of.values) values.push_back(&entry);
   const plugin::ConfigView view(values);
-  CallError error;
   const auto* api = optimizer.api<zr_optimizer_api>();
-  const auto add = [&] { return api->add_group(optimizer.self(), group, view.abi(), &error); };
-  check(call_plugin(&error, add), error, optimizer.call_text("add_group"));
+  optimizer.call("add_group",
+                 [&](zr_error* error) { return api->add_group(optimizer.self(), group, view.abi(), error); });
 }
 
 const zr_partial_sums_api* partial_sums_of(const plugin::Instance& optimizer) {

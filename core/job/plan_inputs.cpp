@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <set>
-#include <string_view>
 
 #include "base/error.hpp"
 #include "base/text.hpp"
@@ -84,9 +82,7 @@ void keep_fp32(const config::Setting<std::vector<std::string>>& patterns, std::v
 std::vector<std::string> group_warnings(const std::vector<config::GroupConfig>& groups,
                                         const std::vector<plan::Parameter>& parameters) {
   const auto name_of_group = [&](std::size_t g) {
-    std::vector<std::string> patterns;
-    for (const std::string& pattern : groups[g].match) patterns.push_back(config::toml_text(pattern));
-    return fmt::format("match = [{}]", fmt::join(patterns, ", "));
+    return fmt::format("match = {}", config::toml_text(groups[g].match));
   };
   std::vector<std::string> warnings;
   for (std::size_t g = 0; g < groups.size(); ++g) {
@@ -166,9 +162,8 @@ plan::ExchangePlan exchange_plan(const plan::PlanInput& input, const Optimizers&
                            static_cast<uint32_t>(served.size()),
                            0,
                            0};
-    CallError error;
-    const auto plan = [&] { return local.api->plan(local.instance->self(), &sizes, &error); };
-    check(call_plugin(&error, plan), error, local.instance->call_text("plan"));
+    local.instance->call("plan",
+                         [&](zr_error* error) { return local.api->plan(local.instance->self(), &sizes, error); });
     return plan::ExchangeSizes{static_cast<int64_t>(sizes.scratch), static_cast<int64_t>(sizes.received)};
   };
 }
@@ -266,8 +261,7 @@ void check_offload(const config::JobConfig& config, const plan::MemoryPlan& plan
         "{}: offload.device_fraction is the fraction of the optimizer states that stays on the device, but {}",
         offload.device_fraction.origin.text(),
         offload.optimizer->on_device()
-            ? "offload.optimizer = \"device\" keeps all of them there; set offload.optimizer to a "
-              "tier"
+            ? "offload.optimizer = \"device\" keeps all of them there; set offload.optimizer to a tier"
             : "offload.optimizer = \"auto\" computes it from memory.device_budget; set "
               "offload.optimizer to a tier, or remove offload.device_fraction"));
   // Only buffers that nothing but collectives accesses can be on a disk tier.
@@ -331,9 +325,8 @@ namespace {
 zr_strategy_desc describe_strategy(const plugin::Instance& strategy) {
   zr_strategy_desc desc{};
   desc.size = sizeof desc;
-  CallError error;
-  const auto describe = [&] { return strategy.api<zr_strategy_api>()->describe(strategy.self(), &desc, &error); };
-  check(call_plugin(&error, describe), error, strategy.call_text("describe"));
+  const auto* api = strategy.api<zr_strategy_api>();
+  strategy.call("describe", [&](zr_error* error) { return api->describe(strategy.self(), &desc, error); });
   return desc;
 }
 }  // namespace
@@ -356,9 +349,8 @@ plan::StrategyPlan strategy_plan(const plugin::Instance& strategy) {
                     "another strategy",
                     strategy.call_text("describe"), desc.device_types, kCpuMemory));
   return [&strategy](const zr_plan_in& in, const zr_plan_sink& sink) {
-    CallError failed;
-    const auto plan = [&] { return strategy.api<zr_strategy_api>()->plan(strategy.self(), &in, &sink, &failed); };
-    check(call_plugin(&failed, plan), failed, strategy.call_text("plan"));
+    const auto* api = strategy.api<zr_strategy_api>();
+    strategy.call("plan", [&](zr_error* error) { return api->plan(strategy.self(), &in, &sink, error); });
   };
 }
 
@@ -376,12 +368,10 @@ std::optional<int64_t> communicator_bytes(const plugin::Instance* communicator, 
                                                                   ZR_SIZE_0_9(zr_communicator_plan),
                                                                   {offsetof(zr_communicator_plan, open_bytes)});
     if (!plan) return {};
-    CallError error;
-    const auto ask = [&] {
+    communicator->call("open_bytes", [&](zr_error*) {
       plugin = static_cast<int64_t>(plan->open_bytes(communicator->self(), world));
       return zr_code{ZR_OK};
-    };
-    check(call_plugin(&error, ask), error, communicator->call_text("open_bytes"));
+    });
   }
   return plugin + comm::CommRuntime::staging_bytes(world);
 }

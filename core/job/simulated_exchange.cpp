@@ -35,32 +35,26 @@ class Exchange {
     begin_step();
     const plugin::Instance& optimizer = *optimizer_.instance;
     if (optimizer_.api->bind)
-      call("bind", [&](zr_error* error) { return optimizer_.api->bind(optimizer.self(), comm, error); });
+      optimizer.call("bind", [&](zr_error* error) { return optimizer_.api->bind(optimizer.self(), comm, error); });
     add_gradients();
     std::vector<const zr_local_gradient*> list;
     for (const zr_local_gradient& gradient : gradients_) list.push_back(&gradient);
     const zr_step step{sizeof(zr_step), 1, kUpdate, std::numeric_limits<double>::quiet_NaN()};
     const zr_view scratch{memory_.back(), local_.arrays.back().elements, ZR_U8, 0, kHostMemory};
-    call("exchange", [&](zr_error* error) {
+    optimizer.call("exchange", [&](zr_error* error) {
       return optimizer_.api->exchange(optimizer.self(), &step, list.data(), static_cast<uint32_t>(list.size()),
                                       &scratch, error);
     });
   }
 
  private:
-  template <class Fn>
-  void call(const char* name, Fn&& fn) {
-    CallError error;
-    check(call_plugin(&error, [&] { return fn(&error); }), error, optimizer_.instance->call_text(name));
-  }
-
   // All parameters have had an update with local gradients.
   void begin_step() {
     const std::vector<int64_t> all(input_.parameters.size(), kUpdate - 1), local(input_.parameters.size(), 1);
     const zr_param_updates before{sizeof(zr_param_updates), static_cast<uint32_t>(all.size()), all.data(),
                                   local.data()};
     uint32_t grads = ZR_GRADS_REDUCED;
-    call("gradients", [&](zr_error* error) {
+    optimizer_.instance->call("gradients", [&](zr_error* error) {
       return optimizer_.api->gradients(optimizer_.instance->self(), kUpdate, &before, &grads, error);
     });
     if (grads != ZR_GRADS_LOCAL)

@@ -12,10 +12,8 @@
 #include "job/all_gather.hpp"
 #include "job/budget_check.hpp"
 #include "job/device_state.hpp"
-#include "job/early_update_conditions.hpp"
+#include "job/inexact_collectives.hpp"
 #include "job/job_checks.hpp"
-#include "job/job_plan.hpp"
-#include "job/plan_inputs.hpp"
 #include "run/progress_display.hpp"
 #include "run/run_folder.hpp"
 
@@ -94,8 +92,8 @@ comm::CommRuntime::Options checked(StartedJob& job, const model::ParameterMemory
   check_plan(job.setup, job.plugins, job.plan);
   check_budget(job.setup, job.plan, model.parameters(), job.plugins.communicator.get());
   job.plan.add_to(job.ledger);
-  const InexactCollectives inexact =
-      job_inexact_collectives(job.setup, job.plugins, job.plan, locations_of(*job.setup.control), job.rank() == 0);
+  const InexactCollectives inexact = inexact_collectives(job.config(), job.plan, job.plugins.communicator.get(),
+                                                         locations_of(*job.setup.control).one_host(), job.rank() == 0);
   if (job.rank() == 0 && run::progress_wanted()) {
     const plan::PlanContext context = plan_context_of(job.setup, job.plugins.communicator.get(), job.world());
     std::fputs(job.plan.text(plan_title(job.setup, job.plugins.optimizers), context).c_str(), stdout);

@@ -56,8 +56,7 @@ struct StepContext : RankContext {
     device->run([&](zr_stream*) { code = call_plugin(error, fn); });
     return code;
   }
-  /// Like call(), but operations that were put off stay so: for calls whose results on the device only collectives
-  /// use.
+  /// Like call(), but operations that were put off stay so: for calls whose results on the device only collectives use.
   template <class Fn>
   zr_code call_in_order(zr_error* error, const Fn& fn) const {
     if (!device) return call_plugin(error, fn);
@@ -65,21 +64,30 @@ struct StepContext : RankContext {
     device->call([&] { code = call_plugin(error, fn); });
     return code;
   }
+  /// call() with fn(zr_error*), which calls the function `name` of the strategy. Throws if it fails.
+  template <class Fn>
+  void call_strategy(const char* name, const Fn& fn) const {
+    CallError error;
+    check(call(&error, [&] { return fn(&error); }), error, strategy.call_text(name));
+  }
+  /// Calls fn(zr_error*), which calls the function `name` of the optimizer. Throws if it fails.
+  template <class Fn>
+  void call_optimizer(const plugin::Instance& optimizer, const char* name, const Fn& fn) const {
+    CallError error;
+    check(call_plugin(&error, [&] { return fn(&error); }), error, optimizer.call_text(name));
+  }
   /// Reports an event that belongs to no micro-step (such as ZR_STEP_END) to the strategy. flags: ZR_USE_*. Training
   /// thread.
   void report_event(uint32_t kind, uint32_t flags = 0) const {
     const RecursiveMutexLock lock(use);
-    CallError error;
     const zr_use use_now = use_of(kind == ZR_EVAL_BEGIN || kind == ZR_EVAL_END ? ZR_EVAL : ZR_UPDATE_PHASE, 0, flags);
-    check(call(&error, [&] { return strategy.event(kind, &use_now, &error); }), error, strategy.call_text("event"));
+    call_strategy("event", [&](zr_error* error) { return strategy.event(kind, &use_now, error); });
   }
   /// Lets the strategy complete the reduced gradients of a step. Training thread.
   void finish_gradients(uint32_t flags = 0) const {
     const RecursiveMutexLock lock(use);
-    CallError error;
     const zr_use use_now = use_of(ZR_UPDATE_PHASE, 0, flags);
-    check(call(&error, [&] { return strategy.grads_finish(&use_now, &error); }), error,
-          strategy.call_text("grads_finish"));
+    call_strategy("grads_finish", [&](zr_error* error) { return strategy.grads_finish(&use_now, error); });
   }
   /// The argument of a call of the strategy, which is complete on return, or on a device in the order of the stream.
   /// phase: ZR_FORWARD, ...; micro: of the step; flags: ZR_USE_*.

@@ -1,7 +1,5 @@
 #include "job/strategy_parts.hpp"
 
-#include <utility>
-
 namespace zr::host::job {
 
 StrategyParts::StrategyParts(std::vector<const plugin::Instance*> instances, const plan::MemoryPlan& plan)

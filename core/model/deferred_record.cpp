@@ -86,9 +86,8 @@ std::string Construction::reason_for(const at::Tensor& like, const Call& call) c
                   " was built by zr::deferred: it has values once the zr::Engine is made; read them with "
                   "engine.get(), or build the model without zr::deferred",
                   call.traits.empty && composite_.empty()
-                      ? "; through pointers (data_ptr(), accessor(), torch::tensor()), a constructor can "
-                        "write 1 MiB of a tensor and 16 MiB in all: for more, copy_() a tensor of "
-                        "torch::from_blob()"
+                      ? "; through pointers (data_ptr(), accessor(), torch::tensor()), a constructor can write 1 MiB "
+                        "of a tensor and 16 MiB in all: for more, copy_() a tensor of torch::from_blob()"
                       : "; through pointers (data_ptr(), accessor()), a constructor can use only tensors "
                         "of torch::empty(), before their first operator");
 }

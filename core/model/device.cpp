@@ -69,6 +69,10 @@ at::Device parse(const std::string& name) {
 const c10::impl::DeviceGuardImplInterface* guard_of(at::DeviceType type) {
   return c10::impl::hasDeviceGuardImpl(type) ? c10::impl::getDeviceGuardImpl(type) : nullptr;
 }
+
+c10::DeviceAllocator* allocator_of(at::Device device) {
+  return device.is_cpu() ? nullptr : dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
+}
 }  // namespace
 
 void load_device_library(const std::string& device, const std::string& library) {
@@ -148,12 +152,6 @@ std::vector<at::Device> devices_in_use() {
   const MutexLock lock(opened.mutex);
   return opened.devices;
 }
-
-namespace {
-c10::DeviceAllocator* allocator_of(at::Device device) {
-  return device.is_cpu() ? nullptr : dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
-}
-}  // namespace
 
 DeviceBytes device_bytes(at::Device device) {
   c10::DeviceAllocator* const allocator = allocator_of(device);

@@ -12,7 +12,6 @@
 
 #include "base/log.hpp"
 #include "base/text.hpp"
-#include "zr/mutex.hpp"
 
 namespace zr::host::model {
 

@@ -55,11 +55,10 @@ std::string text_of(const std::vector<Kept>& kept) {
            " with train.cast_buffers = [" + quoted_names(buffers) + "]";
   }
   if (!parameters.empty())
-    text +=
-        (text.empty() ? "" : "; ") + list_of(parameters, "parameter") + (parameters.size() == 1 ? " is" : " are") +
-        " kept in fp32 by train.keep_fp32; list all parameters of the operator there, and cast its input to fp32 in "
-        "forward(), or remove " +
-        (parameters.size() == 1 ? "it" : "them") + " from train.keep_fp32";
+    text += (text.empty() ? "" : "; ") + list_of(parameters, "parameter") + (parameters.size() == 1 ? " is" : " are") +
+            " kept in fp32 by train.keep_fp32; list all parameters of the operator there, and cast its input to fp32 "
+            "in forward(), or remove " +
+            (parameters.size() == 1 ? "it" : "them") + " from train.keep_fp32";
   return text;
 }
 }  // namespace

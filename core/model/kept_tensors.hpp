@@ -14,8 +14,7 @@ namespace zr::host::model {
 /// The buffers of one model that have another floating-point type than its weights (train.cast_buffers), and the
 /// parameters that keep fp32 (train.keep_fp32). While the object exists, operators on them and on their views are
 /// intercepted: if one fails because of its arguments' types, the error names the tensor and the key. Results of
-/// operators are not intercepted. Training thread; the static
-/// functions: any thread.
+/// operators are not intercepted. Training thread; the static functions: any thread.
 class KeptTensors {
  public:
   KeptTensors() = default;

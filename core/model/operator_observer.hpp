@@ -5,7 +5,6 @@
 #include <ATen/record_function.h>
 #include <torch/types.h>
 
-#include <cstdint>
 #include <vector>
 
 namespace zr::host::model {

@@ -22,8 +22,7 @@ class ParameterMemory {
   virtual void read(uint32_t param, float* out) = 0;
   /// Number of operators that must run to construct a deferred model; 0 for a model that is not deferred.
   virtual std::size_t deferred() const = 0;
-  /// Staging memory for one parameter in fp32. store() takes its values over, load() returns them; both are
-  /// collective.
+  /// Staging memory for one parameter in fp32. store() takes its values over, load() returns them; both are collective.
   struct ConstructMemory {
     float* staging;
     std::function<void(uint32_t param, const float* values)> store;

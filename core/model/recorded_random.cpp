@@ -7,7 +7,7 @@
 #include <cstring>
 #include <mutex>
 #include <string>
-#include <unordered_set>
+#include <string_view>
 
 #include "model/temporary.hpp"
 
@@ -35,31 +35,13 @@ at::Generator generator_of(const Stack& arguments) {
 bool draws(const c10::OperatorHandle& op) { return op.hasTag(at::Tag::nondeterministic_seeded); }
 
 bool draws_by_values(const c10::OperatorHandle& op) {
-  static const auto& by_shape = *new std::unordered_set<std::string>{"normal",
-                                                                     "uniform",
-                                                                     "random",
-                                                                     "bernoulli",
-                                                                     "exponential",
-                                                                     "cauchy",
-                                                                     "geometric",
-                                                                     "log_normal",
-                                                                     "dropout",
-                                                                     "native_dropout",
-                                                                     "rand",
-                                                                     "randn",
-                                                                     "randint",
-                                                                     "rand_like",
-                                                                     "randn_like",
-                                                                     "randint_like",
-                                                                     "randperm",
-                                                                     "multinomial",
-                                                                     "alpha_dropout",
-                                                                     "normal_functional",
-                                                                     "feature_dropout",
-                                                                     "feature_alpha_dropout"};
+  constexpr std::string_view kByShape =
+      " normal uniform random bernoulli exponential cauchy geometric log_normal dropout native_dropout rand "
+      "randn randint rand_like randn_like randint_like randperm multinomial alpha_dropout normal_functional "
+      "feature_dropout feature_alpha_dropout ";
   std::string name = op.schema().name().substr(op.schema().name().find("::") + 2);
   if (name.back() == '_') name.pop_back();
-  return by_shape.count(name) == 0;
+  return kByShape.find(" " + name + " ") == std::string_view::npos;
 }
 
 at::Tensor random_state(const at::Generator& generator) {

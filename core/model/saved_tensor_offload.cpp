@@ -14,7 +14,6 @@
 #include "base/error.hpp"
 #include "model/allocator.hpp"
 #include "model/device_copies.hpp"
-#include "model/operator_observer.hpp"
 #include "model/tensor_version.hpp"
 #include "zr/mutex.hpp"
 

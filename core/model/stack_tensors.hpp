@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <optional>
-#include <vector>
 
 #include "model/intercept.hpp"
 

@@ -212,8 +212,7 @@ void Storages::replace_buffer_data(const std::string& name, const torch::Tensor&
       if (!values.is_same(buffer) && overlap(buffer, values))
         fail_user("buffers '" + name + "' and '" + with +
                   "' share memory, and converting them to train.dtype, to a row-major layout or to job.device would "
-                  "separate them; "
-                  "register one tensor under both names, or a clone()");
+                  "separate them; register one tensor under both names, or a clone()");
   replace_and_close("buffer '" + name + "'", buffer, other);
 }
 

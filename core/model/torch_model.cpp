@@ -136,10 +136,9 @@ void TorchModel::unbind(uint32_t param, zr_dtype dtype) {
 }
 
 void TorchModel::bind_shared(uint32_t param, const void* memory, zr_dtype dtype) {
-  state_->intercept(
-      param, torch_type(dtype),
-      "' is shared by the ranks of this node (communicator.share_weights): it has memory only inside operators; "
-      "read or write it within a zr::gather(parameter) scope");
+  state_->intercept(param, torch_type(dtype),
+                    "' is shared by the ranks of this node (communicator.share_weights): it has memory only inside "
+                    "operators; read or write it within a zr::gather(parameter) scope");
   state_->entries[param].shared = memory;
   state_->entries[param].placeholder->attach(const_cast<void*>(memory));
   state_->entries[param].placeholder->set_readable(false);
@@ -172,11 +171,8 @@ void TorchModel::end_gather(const std::vector<uint32_t>& params, bool keeps_writ
     wrong_shape = wrong_shape.empty() ? state_->rebind_replaced(param, keeps_writes) : wrong_shape;
     entry.binding.version = -1;  // reports the parameter as written: writes through pointers change no counter
     if (entry.shared) {
-      try {
-        state_->end_write_copy(param, keeps_writes);
-      } catch (...) {  // on all ranks: the other parameters' writes are stored
-        if (!failure) failure = std::current_exception();
-      }
+      const std::exception_ptr failed = exception_of([&] { state_->end_write_copy(param, keeps_writes); });
+      if (!failure) failure = failed;  // on all ranks: the other parameters' writes are stored
       state_->change_readers(param, -1);
     } else if (entry.placeholder) {
       sharded.push_back(param);
@@ -188,10 +184,9 @@ void TorchModel::end_gather(const std::vector<uint32_t>& params, bool keeps_writ
   if (!sharded.empty()) state_->uses.end(sharded.data(), written.get(), static_cast<uint32_t>(sharded.size()));
   if (failure) std::rethrow_exception(failure);
   if (!wrong_shape.empty())
-    fail_user(
-        "the data of parameter '" + wrong_shape +
-        "' was replaced by a tensor of another shape within a zr::gather scope; load a file whose shapes match the "
-        "model");
+    fail_user("the data of parameter '" + wrong_shape +
+              "' was replaced by a tensor of another shape within a zr::gather scope; load a file whose shapes match "
+              "the model");
 }
 
 void TorchModel::values_replaced(const std::vector<uint32_t>& params) {
@@ -246,8 +241,7 @@ void TorchModel::check_bindings() {
     if (entry.tensor.sizes() != state_->parameters[i].shape || !entry.tensor.is_contiguous())
       fail_user("the shape or memory layout of parameter '" + state_->parameters[i].name +
                 "' was changed after the engine was made (set_data(), t_(), transpose_(), resize_()); make a view in "
-                "forward() "
-                "instead (t(), transpose())");
+                "forward() instead (t(), transpose())");
     if (entry.binding.storage &&
         (!entry.tensor.storage().is_alias_of(entry.binding.storage) ||
          entry.binding.storage.data() != entry.binding.memory || entry.tensor.scalar_type() != entry.binding.type))
@@ -321,8 +315,7 @@ void TorchModel::hide_gradients(bool hidden) {
               state_->parameters[i].name +
               "\", zr::TensorKind::gradient), clip with train.gradient_clipping, update with engine.step(), leave "
               "zero_grad() out, and call engine.backward(loss) instead of loss.backward(); if the loss belongs to "
-              "another "
-              "engine (as in a GAN), call requires_grad_(false) on these parameters around its backward");
+              "another engine (as in a GAN), call requires_grad_(false) on these parameters around its backward");
     entry.tensor.mutable_grad() = hidden ? entry.hidden : torch::Tensor();
   }
 }

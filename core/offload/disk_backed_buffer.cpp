@@ -7,7 +7,6 @@
 #include <cstring>
 
 #include "base/error.hpp"
-#include "base/round_up.hpp"
 #include "base/text.hpp"
 
 namespace zr::host::offload {

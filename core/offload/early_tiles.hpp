@@ -6,7 +6,6 @@
 #include <functional>
 #include <vector>
 
-#include "base/trace.hpp"
 #include "offload/optimizer_states.hpp"
 #include "update/update.hpp"
 

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "base/device_memory.hpp"
-#include "base/thread_pool.hpp"
 #include "offload/tier.hpp"
 #include "offload/tier_resources.hpp"
 #include "plan/plan.hpp"

@@ -15,10 +15,6 @@ namespace {
 constexpr uint64_t kMaxAlign = uint64_t{2} << 20;  // of the memory that the host allocates for transfers
 constexpr uint64_t kCpuMemory = uint64_t{1} << ZR_DEVICE_CPU;
 
-[[noreturn]] void fail_plugin_bug(const std::string& call, const std::string& problem) {
-  fail_internal(fmt::format("{}: {}: this is a bug in the plug-in", call, problem));
-}
-
 std::string problem_of(const zr_offload_caps& caps, const zr_offload_api& api) {
   if (caps.io_align > kMaxAlign || (caps.io_align & (caps.io_align - 1)) != 0)
     return fmt::format("io_align is {}, but it must be a power of two up to {}", caps.io_align, kMaxAlign);
@@ -46,9 +42,8 @@ std::string problem_of(const zr_view& view, int64_t bytes, int64_t align) {
 plan::TierInfo tier_info_of(const plugin::Instance& tier) {
   zr_offload_caps caps{};
   caps.size = sizeof caps;
-  CallError error;
   const auto* api = tier.api<zr_offload_api>();
-  check(call_plugin(&error, [&] { return api->caps(tier.self(), &caps, &error); }), error, tier.call_text("caps"));
+  tier.call("caps", [&](zr_error* error) { return api->caps(tier.self(), &caps, error); });
   if (const std::string problem = problem_of(caps, *api); !problem.empty())
     fail_plugin_bug(tier.call_text("caps"), problem);
   const bool mappable = caps.flags & ZR_TIER_MAPPABLE;
@@ -101,9 +96,7 @@ TierStore::TierStore(plugin::PluginHost& host, std::shared_ptr<const plugin::Ins
       api_(instance_->api<zr_offload_api>()),
       index_(index),
       health_(std::make_shared<TierHealth>(instance_->call_text("transfer"), long_wait)) {
-  CallError error;
-  check(call_plugin(&error, [&] { return api_->open(instance_->self(), &error); }), error,
-        instance_->call_text("open"));
+  instance_->call("open", [&](zr_error* error) { return api_->open(instance_->self(), error); });
   info_ = tier_info_of(*instance_);
 }
 
@@ -113,11 +106,9 @@ TierStore::~TierStore() {
 
 uint64_t TierStore::reserve(int64_t bytes, std::vector<LedgerEntry> entries) {
   uint64_t id = 0;
-  CallError error;
-  const auto reserve = [&] {
-    return api_->reserve(instance_->self(), static_cast<uint64_t>(bytes), entries.front().tag.c_str(), &id, &error);
-  };
-  check(call_plugin(&error, reserve), error, instance_->call_text("reserve"));
+  instance_->call("reserve", [&](zr_error* error) {
+    return api_->reserve(instance_->self(), static_cast<uint64_t>(bytes), entries.front().tag.c_str(), &id, error);
+  });
   if (std::any_of(allocations_.begin(), allocations_.end(), [&](const Allocation& known) { return known.id == id; }))
     fail_plugin_bug(instance_->call_text("reserve"),
                     fmt::format("the new allocation has the id {} of another one", id));
@@ -149,9 +140,7 @@ void* TierStore::map(uint64_t allocation) {
                                [&](const Allocation& known) { return known.id == allocation; });
   if (at == allocations_.end() || !info_.in_memory()) fail_internal("this allocation of a tier cannot be mapped");
   zr_view view{};
-  CallError error;
-  check(call_plugin(&error, [&] { return api_->map(instance_->self(), allocation, &view, &error); }), error,
-        instance_->call_text("map"));
+  instance_->call("map", [&](zr_error* error) { return api_->map(instance_->self(), allocation, &view, error); });
   at->mapped = true;
   if (const std::string problem = problem_of(view, at->bytes, info_.align); !problem.empty())
     fail_plugin_bug(instance_->call_text("map"), problem);

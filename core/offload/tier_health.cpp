@@ -62,11 +62,10 @@ std::vector<std::string> TierHealth::warnings() {
   std::vector<std::string> texts;
   for (Call* call = calls_; call; call = call->next_) {
     if (std::chrono::steady_clock::now() - call->since_ < call->next_warning_) continue;
-    texts.push_back(
-        fmt::format("{}: {}: the transfer is not complete after {}, and this rank waits for it; look for errors of the "
-                    "disk in the system's log (dmesg); if there are none, and the tier is not just slow, its plug-in "
-                    "has a bug: stop the job",
-                    tier_, call->what_, duration_text(std::chrono::duration<double>(call->next_warning_).count())));
+    texts.push_back(fmt::format(
+        "{}: {}: the transfer is not complete after {}, and this rank waits for it; look for errors of the disk in the "
+        "system's log (dmesg); if there are none, and the tier is not just slow, its plug-in has a bug: stop the job",
+        tier_, call->what_, duration_text(std::chrono::duration<double>(call->next_warning_).count())));
     call->next_warning_ *= 2;
   }
   return texts;

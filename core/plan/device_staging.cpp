@@ -1,6 +1,5 @@
 #include "plan/device_staging.hpp"
 
-#include <algorithm>
 #include <bit>
 #include <numeric>
 #include <tuple>

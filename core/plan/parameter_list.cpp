@@ -26,6 +26,8 @@ Parameter parameter_of(std::string name, std::vector<int64_t> shape) {
   const int64_t count = product(shape);
   return {std::move(name), {}, std::move(shape), count, false, 0};
 }
+
+int64_t block_size(int64_t width) { return 12 * width * width + 13 * width; }
 }  // namespace
 
 std::string to_json(const std::vector<Parameter>& parameters) {
@@ -55,10 +57,6 @@ std::vector<Parameter> parameters_from_json(const std::string& output, const std
         program, error.what()));
   }
 }
-
-namespace {
-int64_t block_size(int64_t width) { return 12 * width * width + 13 * width; }
-}  // namespace
 
 Sizes complete(Sizes s) {
   const auto blocks_at_most = [&](int64_t width) { return std::max<int64_t>(1, s.parameters / block_size(width)); };

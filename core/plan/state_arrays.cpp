@@ -6,7 +6,6 @@
 #include "base/dtype.hpp"
 #include "base/error.hpp"
 #include "base/round_up.hpp"
-#include "plan/plan.hpp"
 
 namespace zr::host::plan {
 

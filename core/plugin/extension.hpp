@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstring>
 #include <initializer_list>
-#include <string>
 
 #include "base/error.hpp"
 #include "plugin/plugin.hpp"
@@ -21,9 +20,8 @@ const Table* extension_of(const Component& component, const char* id, std::size_
                           std::initializer_list<std::size_t> functions) {
   const void* table = nullptr;
   if (component.table->extension) {
-    CallError error;
-    const auto ask = [&] { return table = component.table->extension(id), zr_code{ZR_OK}; };
-    check(call_plugin(&error, ask), error, fmt::format("{}: extension(\"{}\")", component.file.string(), id));
+    call_and_check(fmt::format("{}: extension(\"{}\")", component.file.string(), id),
+                   [&](zr_error*) { return table = component.table->extension(id), zr_code{ZR_OK}; });
   }
   if (!table) return nullptr;
   struct Head {
@@ -37,9 +35,8 @@ const Table* extension_of(const Component& component, const char* id, std::size_
   };
   if (head.size < least_size || head.rsv != 0 || std::any_of(functions.begin(), functions.end(), is_null))
     fail_internal(fmt::format(
-        "{}: its extension \"{}\" is shorter than {} bytes, has a null function, or a reserved member "
-        "that is not 0: the plug-in was compiled with other headers, or has a bug; compile it with the headers of "
-        "this version",
+        "{}: its extension \"{}\" is shorter than {} bytes, has a null function, or a reserved member that is not 0: "
+        "the plug-in was compiled with other headers, or has a bug; compile it with the headers of this version",
         component.file.string(), id, least_size));
   return static_cast<const Table*>(table);
 }

@@ -12,12 +12,6 @@ namespace zr::host::plugin {
 
 namespace {
 
-template <class F>
-void call(const std::string& call_name, F&& fn) {
-  CallError error;
-  check(call_plugin(&error, [&] { return fn(&error); }), error, call_name);
-}
-
 struct RunningModules {
   Mutex mutex;
   std::map<const zr_module*, int> count ZR_GUARDED_BY(mutex);
@@ -32,7 +26,7 @@ void start(const zr_module* module, const std::string& call_name) {
   RunningModules& running = running_modules();
   const MutexLock lock(running.mutex);
   if (running.count[module] == 0 && module->startup)
-    call(call_name, [&](zr_error* error) { return module->startup(error); });
+    call_and_check(call_name, [&](zr_error* error) { return module->startup(error); });
   ++running.count[module];
 }
 
@@ -64,7 +58,7 @@ Instance::Instance(PluginHost& host, const Component& component, const config::J
   const ConfigView view(config.table(table));
   zr_code code = ZR_OK;
   try {
-    call(call_text("create"),
+    call("create",
          [&](zr_error* error) { return code = component.table->create(host.abi(), view.abi(), &self_, error); });
     if (!self_)
       fail_internal(call_text("create") + " reported success, but left *self null; this is a bug in the plug-in");

@@ -16,7 +16,6 @@
 
 #include "base/error.hpp"
 #include "base/file.hpp"
-#include "plugin/abi_version.hpp"
 #include "plugin/elf.hpp"
 #include "plugin/float_environment.hpp"
 #include "plugin/probe.hpp"
@@ -73,41 +72,38 @@ std::string abi_problem(const AbiVersion& needed, const std::optional<AbiVersion
       here);
 }
 
-// What the names of the tags say.
+// What the names of the tags say, in addition to roles, ids and several_hosts of Tags.
 struct TagNames {
   std::optional<AbiVersion> needed, drafts;
-  std::vector<Role> roles;
-  std::vector<std::pair<Role, std::string>> ids;
   std::string newer_kind;  // of a known role, with an unknown revision: "zr.optimizer/2"
-  bool several_hosts = false;
 };
 
 // `name`: without kTag. Reads tags that name the role: "kind_optimizer_1", "id_optimizer_ID".
-void parse_tag_of_role(std::string_view name, Role role, TagNames& tags) {
+void parse_tag_of_role(std::string_view name, Role role, Tags& tags, TagNames& names) {
   const std::string start = fmt::format("kind_{}_", name_of(role)), id = fmt::format("id_{}_", name_of(role));
   if (name.substr(0, id.size()) == id) tags.ids.emplace_back(role, name.substr(id.size()));
   if (name == start + "1")
     tags.roles.push_back(role);
   else if (name.substr(0, start.size()) == start)
-    tags.newer_kind = fmt::format("zr.{}/{}", name_of(role), name.substr(start.size()));
+    names.newer_kind = fmt::format("zr.{}/{}", name_of(role), name.substr(start.size()));
 }
 
-TagNames parse_tags(const std::vector<std::string>& symbols) {
-  TagNames tags;
+TagNames parse_tags(const std::vector<std::string>& symbols, Tags& tags) {
+  TagNames names;
   for (std::string_view name : symbols) {
     if (name.substr(0, kTag.size()) != kTag) continue;
     name.remove_prefix(kTag.size());
     if (name == "several_hosts") tags.several_hosts = true;
     if (name.substr(0, 4) == "abi_")
-      if (const auto version = parse_version(name.substr(4)); version && (!tags.needed || *tags.needed < *version))
-        tags.needed = version;
+      if (const auto version = parse_version(name.substr(4)); version && (!names.needed || *names.needed < *version))
+        names.needed = version;
     if (name.substr(0, 6) == "draft_")
       if (const AbiVersion version = parse_version(name.substr(6)).value_or(AbiVersion{});
-          !tags.drafts || *tags.drafts == kHost)
-        tags.drafts = version;
-    for (const Role role : kRoles) parse_tag_of_role(name, role, tags);
+          !names.drafts || *names.drafts == kHost)
+        names.drafts = version;
+    for (const Role role : kRoles) parse_tag_of_role(name, role, tags, names);
   }
-  return tags;
+  return names;
 }
 
 struct Library {
@@ -183,10 +179,7 @@ Tags read_tags(const std::filesystem::path& file) {
         "it is not a shared library for this machine; name one built with zr_add_plugin() (sdk/cmake/ZrPlugin.cmake)";
     return tags;
   }
-  TagNames names = parse_tags(*symbols);
-  tags.roles = std::move(names.roles);
-  tags.ids = std::move(names.ids);
-  tags.several_hosts = names.several_hosts;
+  const TagNames names = parse_tags(*symbols, tags);
   tags.needed = names.needed.value_or(AbiVersion{});
   tags.drafts = names.drafts.has_value();
   if (!names.needed) {

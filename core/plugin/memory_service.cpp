@@ -180,10 +180,9 @@ void account(const zr_host* abi, const char* tag, int64_t delta_bytes) {
     const MutexLock lock(memory.mutex);
     memory.excess = std::current_exception();
     try {
-      memory.excess = std::make_exception_ptr(
-          UserError(fmt::format("{}; {} of it are '{}', which a plug-in allocates while it works: the plan does not "
-                                "include them",
-                                over.what(), bytes_text(delta_bytes), tag)));
+      memory.excess = std::make_exception_ptr(UserError(
+          fmt::format("{}; {} of it are '{}', which a plug-in allocates while it works: the plan does not include them",
+                      over.what(), bytes_text(delta_bytes), tag)));
     } catch (const std::bad_alloc&) {  // the shorter text remains
     }
   }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <filesystem>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -93,9 +92,8 @@ class Registry {
   static std::vector<std::filesystem::path> standard_directories();
   explicit Registry(const std::vector<std::filesystem::path>& directories = standard_directories());
 
-  /// Loads `id`, or the library at an absolute path. Throws Error with file, problem and remedy; for an unknown id,
-  /// the message lists the available ids and the nearest one. `where` is the origin of the id ("gpt.toml:3:12").
-  /// [control]
+  /// Loads `id`, or the library at an absolute path. Throws Error with file, problem and remedy; for an unknown id, the
+  /// message lists the available ids and the nearest one. `where` is the origin of the id ("gpt.toml:3:12"). [control]
   Component load(Role role, const std::string& id, const std::string& where) const;
   /// The ids of a role, sorted, by the names of files and by tags; no library is loaded.
   std::vector<std::string> ids(Role role) const;

@@ -8,6 +8,7 @@
 #include <typeinfo>
 #include <vector>
 
+#include "base/error.hpp"
 #include "base/ledger.hpp"
 #include "base/thread_pool.hpp"
 #include "config/config.hpp"
@@ -77,6 +78,11 @@ class Instance {
     return static_cast<const Api*>(component_.table->api);
   }
   std::string call_text(const char* call) const;  // "optimizer 'id' (path): step"
+  /// Calls fn(zr_error*), which calls the function `name` of the component. Throws as check() does.
+  template <class Fn>
+  void call(const char* name, Fn&& fn) const {
+    call_and_check(call_text(name), fn);
+  }
 
  private:
   Component component_;

@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <optional>
 #include <string_view>
 
 #include "base/error.hpp"

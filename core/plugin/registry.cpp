@@ -161,6 +161,12 @@ std::vector<std::tuple<Role, std::string, fs::path>> collected_ids(const fs::pat
   return all;
 }
 
+// Whether a folder of this name may have the plug-ins for a type of device.
+bool is_device_type(const std::string& name) {
+  return !name.empty() && name != config::kCpuDevice &&
+         name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") == name.npos;
+}
+
 }  // namespace
 
 std::string folder_problem(const fs::path& folder) {
@@ -204,14 +210,6 @@ Registry::Registry(const std::vector<fs::path>& directories) {
     if (std::none_of(directories_.begin(), directories_.end(), same)) directories_.push_back(entry);
   }
 }
-
-namespace {
-// Whether a folder of this name may have the plug-ins for a type of device.
-bool is_device_type(const std::string& name) {
-  return !name.empty() && name != config::kCpuDevice &&
-         name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") == name.npos;
-}
-}  // namespace
 
 Registry Registry::of_device(const std::string& device) const {
   const std::string type = device.substr(0, device.find(':'));

@@ -65,6 +65,12 @@ std::string with_fields(std::string text, const std::vector<std::string>& fields
   return text;
 }
 
+// mpirun gives rank 0 a terminal of its own, also if its own output is a file.
+std::string progress_mode() {
+  if (const char* set = std::getenv("ZR_PROGRESS"); set && *set) return set;
+  return is_terminal(STDOUT_FILENO) && !std::getenv("OMPI_COMM_WORLD_RANK") ? "tty" : "plain";
+}
+
 }  // namespace
 
 std::string progress_line(const StepProgress& now) {
@@ -113,14 +119,6 @@ bool progress_wanted() {
   const char* set = std::getenv("ZR_PROGRESS");
   return !set || std::string_view(set) != "off";
 }
-
-namespace {
-// mpirun gives rank 0 a terminal of its own, also if its own output is a file.
-std::string progress_mode() {
-  if (const char* set = std::getenv("ZR_PROGRESS"); set && *set) return set;
-  return is_terminal(STDOUT_FILENO) && !std::getenv("OMPI_COMM_WORLD_RANK") ? "tty" : "plain";
-}
-}  // namespace
 
 ProgressDisplay::ProgressDisplay(bool shows) {
   if (!shows || !progress_wanted()) return;

@@ -3,13 +3,8 @@
 #include <fmt/format.h>
 #include <signal.h>
 
-#include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <cstring>
 #include <nlohmann/json.hpp>
-#include <utility>
-#include <vector>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
@@ -172,46 +167,44 @@ void RunLog::finish(const Ledger& ledger, const Overlap& overlap) {
       if (communication_->calls[i]) communication[name(kOperationNames[i])] = communication_->bytes[i];
     communication["control"] = communication_->control_bytes;
   }
-  const Json summary{
-      {"steps", last_.step},
-      {"ranks", ranks_},
-      {"loss", or_null(steps_made_ > 0, last_.loss)},
-      {"val_loss", or_null(has_validation_loss_, validation_loss_)},
-      {"weights_hash", or_null(hash_.has_value(), hash_.value_or(""))},
-      {"tokens", tokens_},
-      {"tokens_per_s", milliseconds_ > 0 ? static_cast<double>(tokens_) / milliseconds_ * 1e3 : 0},
-      {"skipped", skipped_},
-      {"loss_scale", or_null(last_.loss_scale != 0, last_.loss_scale)},
-      {"stopped_by", or_null(signal_ != 0, signal_ == SIGTERM ? "SIGTERM" : "SIGINT")},
-      {"failed", failed_},
-      {"checkpoints", {{"saved", saved_}, {"failed", failed_saves_}, {"last_step", saved_step_}}},
-      {"memory", std::move(memory)},
-      {"device_peak_bytes", or_null(has_device_, device_peak_)},
-      {"communication_bytes", std::move(communication)},
-      {"overlap",
-       {{"collectives", overlap.collectives},
-        {"early", overlap.early},
-        {"norm_blocks", overlap.norm_blocks},
-        {"norm_blocks_early", overlap.norm_blocks_early},
-        {"disk_reads", overlap.disk_reads},
-        {"disk_reads_ahead", overlap.disk_reads_ahead},
-        {"gradients_early", overlap.gradients_early},
-        {"states", overlap.states},
-        {"states_early", overlap.states_early},
-        {"updates_early", overlap.updates_early},
-        {"bytes_early", overlap.bytes_early},
-        {"early_ms",
-         {{"update", overlap.update_s * 1e3},
-          {"disk_read", overlap.read_s * 1e3},
-          {"disk_write", overlap.write_s * 1e3}}}}},
-      {"weight_digest",
-       {{"bytes", digest_.bytes}, {"optimizer_bytes", digest_.optimizer_bytes}, {"cycles", digest_.cycles}}},
-      {"tiers", std::move(moved)},
-      {"waits_ms", std::move(waited)},
-      {"time_ms", std::move(time)}};
-  Json with_unit = summary;
-  if (!last_.unit.empty()) with_unit["unit"] = last_.unit;
-  folder_->summarise(json_text(with_unit, 2));
+  Json summary{{"steps", last_.step},
+               {"ranks", ranks_},
+               {"loss", or_null(steps_made_ > 0, last_.loss)},
+               {"val_loss", or_null(has_validation_loss_, validation_loss_)},
+               {"weights_hash", or_null(hash_.has_value(), hash_.value_or(""))},
+               {"tokens", tokens_},
+               {"tokens_per_s", milliseconds_ > 0 ? static_cast<double>(tokens_) / milliseconds_ * 1e3 : 0},
+               {"skipped", skipped_},
+               {"loss_scale", or_null(last_.loss_scale != 0, last_.loss_scale)},
+               {"stopped_by", or_null(signal_ != 0, signal_ == SIGTERM ? "SIGTERM" : "SIGINT")},
+               {"failed", failed_},
+               {"checkpoints", {{"saved", saved_}, {"failed", failed_saves_}, {"last_step", saved_step_}}},
+               {"memory", std::move(memory)},
+               {"device_peak_bytes", or_null(has_device_, device_peak_)},
+               {"communication_bytes", std::move(communication)},
+               {"overlap",
+                {{"collectives", overlap.collectives},
+                 {"early", overlap.early},
+                 {"norm_blocks", overlap.norm_blocks},
+                 {"norm_blocks_early", overlap.norm_blocks_early},
+                 {"disk_reads", overlap.disk_reads},
+                 {"disk_reads_ahead", overlap.disk_reads_ahead},
+                 {"gradients_early", overlap.gradients_early},
+                 {"states", overlap.states},
+                 {"states_early", overlap.states_early},
+                 {"updates_early", overlap.updates_early},
+                 {"bytes_early", overlap.bytes_early},
+                 {"early_ms",
+                  {{"update", overlap.update_s * 1e3},
+                   {"disk_read", overlap.read_s * 1e3},
+                   {"disk_write", overlap.write_s * 1e3}}}}},
+               {"weight_digest",
+                {{"bytes", digest_.bytes}, {"optimizer_bytes", digest_.optimizer_bytes}, {"cycles", digest_.cycles}}},
+               {"tiers", std::move(moved)},
+               {"waits_ms", std::move(waited)},
+               {"time_ms", std::move(time)}};
+  if (!last_.unit.empty()) summary["unit"] = last_.unit;
+  folder_->summarise(json_text(summary, 2));
   if (steps_made_ > 0 && !std::exchange(closed_, true)) display_.note(closing_text());
 }
 

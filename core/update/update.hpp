@@ -66,8 +66,7 @@ void update(const std::vector<Optimizer>& optimizers, ThreadPool& pool, const pl
 void update_on_device(const std::vector<Optimizer>& optimizers, DeviceMemory& device, const plan::MemoryPlan& plan,
                       const std::vector<UpdateSlice>& slices, const UpdateInput& input);
 
-/// Copies the weights that update() with input.keeps_weights stored. The other arguments
-/// must be those of that update.
+/// Copies the weights that update() with input.keeps_weights stored. The other arguments must be those of that update.
 void adopt_weights(ThreadPool& pool, const plan::MemoryPlan& plan, const std::vector<UpdateSlice>& slices,
                    const UpdateInput& input);
 

@@ -3,7 +3,6 @@
 
 #include <array>
 #include <cstring>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -133,9 +132,6 @@ class CudaDevice final : public PeerDevice {
   std::vector<std::array<cudaEvent_t, 2>> peers_;  // by rank
 };
 
-}  // namespace
-
-namespace {
 bool all_devices_can_share() {
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) return false;

@@ -1,7 +1,6 @@
 #include "device_communicator.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <thread>
 
@@ -11,11 +10,6 @@
 namespace peer {
 
 namespace {
-shm::Extent share(int64_t n, int r, int world) {  // of n elements, for rank r
-  const auto cut = [&](int64_t i) { return std::min(n, zr::round_up<int64_t>(n * i / world, 64)); };
-  return {cut(r), cut(r + 1) - cut(r), cut(r)};
-}
-
 int checked_world(int world) {
   if (world > kMaxRanks)
     throw zr::PluginError(ZR_UNSUPPORTED, "communicator 'shm' connects at most " + std::to_string(kMaxRanks) +
@@ -179,10 +173,10 @@ void DeviceCommunicator::enqueue(void* native_stream) {
   staged_src_ = nullptr;
   announce(native_stream);
   compare();
-  const Route route = this->route();
-  if (route == Route::stage) stage(native_stream);
+  const shm::Route route = this->route();
+  if (route == shm::Route::stage) stage(native_stream);
   wait_for_peers(Event::ready, native_stream);
-  route == Route::push ? push(native_stream) : pull(native_stream);
+  route == shm::Route::push ? push(native_stream) : pull(native_stream);
   device_->record(Event::finished, native_stream);
   const std::string label = "the end of " + operation_.what();
   zr_coll end = zr::barrier(label.c_str());
@@ -248,20 +242,14 @@ void DeviceCommunicator::compare() {
 }
 
 // The same on every rank.
-DeviceCommunicator::Route DeviceCommunicator::route() {
-  const uint32_t op = operation_.coll.op;
-  bool src_is_shared = true, dst_is_shared = true, in_place = false;
+shm::Route DeviceCommunicator::route() {
+  shm::MemoryTraits memory{true, true, false};
   for (int r = 0; r < world_; ++r) {
-    src_is_shared &= announcement(r).src_is_shared != 0;
-    dst_is_shared &= announcement(r).dst_is_shared != 0;
-    in_place |= announcement(r).in_place != 0;
+    memory.src_shared &= announcement(r).src_is_shared != 0;
+    memory.dst_shared &= announcement(r).dst_is_shared != 0;
+    memory.in_place |= announcement(r).in_place != 0;
   }
-  // With ACCUMULATE the results of an all_reduce may differ between ranks, so each rank computes its own.
-  const bool accumulates = operation_.coll.flags & ZR_COLL_ACCUMULATE;
-  if (src_is_shared && dst_is_shared && ((op == ZR_ALL_REDUCE && !accumulates) || op == ZR_REDUCE)) return Route::push;
-  // Peers would read memory while this rank writes it.
-  const bool conflict = in_place && (op == ZR_ALL_REDUCE || op == ZR_ALL_TO_ALL);
-  return src_is_shared && !conflict ? Route::pull : Route::stage;
+  return shm::route_of(operation_, memory);
 }
 
 // Twice as much as is needed, so that it seldom grows; on a device that is almost full, only what is needed. The memory
@@ -352,7 +340,7 @@ void DeviceCommunicator::pull(void* native_stream) {
 // This rank reduces its share of the elements for all receivers.
 void DeviceCommunicator::push(void* native_stream) {
   const zr::CollectiveParts& op = operation_;
-  const shm::Extent own = share(op.coll.src.count, rank_, world_);
+  const shm::Extent own = shm::share(op.coll.src.count, rank_, world_);
   if (own.count == 0) return;
   sources_.clear();
   destinations_.clear();

@@ -27,6 +27,7 @@ class DeviceCommunicator {
   DeviceCommunicator(const DeviceCommunicator&) = delete;
 
   void submit(const zr_coll& coll, zr_stream* stream, zr_done* done);
+  void progress() {}  // the device needs no calls
   zr_view mem_alloc(uint64_t bytes, uint64_t align, uint32_t flags);
   void mem_free(const zr_view& memory) noexcept { memory_.release(memory.data); }
   void abort() noexcept;
@@ -42,7 +43,6 @@ class DeviceCommunicator {
     uint8_t src_is_shared = 0, dst_is_shared = 0, in_place = 0, rsv = 0;
     char label[64] = {};
   };
-  enum class Route { pull, push, stage };
   struct Failure {
     zr_code code;
     std::string text;
@@ -61,7 +61,7 @@ class DeviceCommunicator {
   void announce(void* native_stream);
   void exchange_announcements(Meeting meeting);
   void compare();
-  Route route();
+  shm::Route route();
   void stage(void* native_stream);
   void grow_staging(int64_t bytes);
   void pull(void* native_stream);

@@ -84,15 +84,14 @@ void FlatTransfer::post_parts(Channel& channel) {
     if (!parts_.receives(rank) || !parts_.sends(p)) continue;
     zr::Extent part = parts_.extent(p, rank, to, from);
     if (parts_.coll.op == ZR_ALL_TO_ALL) part.count = from[p];  // only p knows what it cut
-    whole_.receive(static_cast<char*>(parts_.coll.dst.data) + part.to * width, part.count * width, p,
-                   tag(channel, Phase::parts, part.count * width), channel.collectives, parts_.what());
+    receive_part(channel, whole_, static_cast<char*>(parts_.coll.dst.data) + part.to * width, part.count * width, p,
+                 Phase::parts);
   }
   for (int i = 1; i < world; ++i) {
     const int r = (rank + i) % world;
     if (!parts_.sends(rank) || !parts_.receives(r)) continue;
     const zr::Extent part = parts_.extent(rank, r, to, from);
-    whole_.send(source() + part.from * width, part.count * width, r, tag(channel, Phase::parts, part.count * width),
-                channel.collectives, parts_.what());
+    send_part(channel, whole_, source() + part.from * width, part.count * width, r, Phase::parts);
   }
 }
 
@@ -194,8 +193,8 @@ void FlatTransfer::receive_results(Channel& channel) {
       const int p = (parts_.rank + parts_.world - i) % parts_.world;
       const zr::Extent part = results_of(p, results_);
       if (part.count > 0)
-        whole_.receive(static_cast<char*>(parts_.coll.dst.data) + part.to * width, part.count * width, p,
-                       tag(channel, Phase::results, part.count * width), channel.collectives, parts_.what());
+        receive_part(channel, whole_, static_cast<char*>(parts_.coll.dst.data) + part.to * width, part.count * width, p,
+                     Phase::results);
     }
   }
 }
@@ -205,9 +204,8 @@ void FlatTransfer::send_results(Channel& channel) {
   const int64_t width = zr::size_of(parts_.coll.dst.dtype);
   const zr::Extent part = results_of(parts_.rank, (reduced_ - 1) / kResultPieces);
   for (int i = 1; i < parts_.world; ++i)
-    whole_.send(static_cast<const char*>(parts_.coll.dst.data) + part.to * width, part.count * width,
-                (parts_.rank + i) % parts_.world, tag(channel, Phase::results, part.count * width), channel.collectives,
-                parts_.what());
+    send_part(channel, whole_, static_cast<const char*>(parts_.coll.dst.data) + part.to * width, part.count * width,
+              (parts_.rank + i) % parts_.world, Phase::results);
 }
 
 bool FlatTransfer::advance(Channel& channel) {

@@ -52,9 +52,7 @@ void HostGather::send_own_part(Channel& channel) {
   }
   Requests& requests = is_encoded ? steps_[static_cast<std::size_t>(own_host)].arriving : whole_;
   for (int host = 0; host < hosts.count(); ++host)
-    if (host != own_host)
-      requests.send(leaves, bytes, hosts.helper(host, parts_.rank), tag(channel, Phase::parts, bytes),
-                    channel.collectives, parts_.what());
+    if (host != own_host) send_part(channel, requests, leaves, bytes, hosts.helper(host, parts_.rank), Phase::parts);
 }
 
 // The parts of each host are one range of dst. A rank contributes to it what it has received: adjacent parts.
@@ -81,8 +79,8 @@ void HostGather::list_gathers(Channel& channel) {
       if (is_encoded) step.encoded.push_back(part);
       if (host != own_host) {
         const int64_t bytes = part_bytes(parts_, count);
-        step.arriving.receive(static_cast<char*>(part.data) + count * width - bytes, bytes, rank,
-                              tag(channel, Phase::parts, bytes), channel.collectives, parts_.what());
+        receive_part(channel, step.arriving, static_cast<char*>(part.data) + count * width - bytes, bytes, rank,
+                     Phase::parts);
       }
       own_count += count;
     }
@@ -107,8 +105,8 @@ void HostGather::list_shared(Channel& channel) {
     if (hosts.of(rank) == own_host || hosts.helper(own_host, rank) != parts_.rank) continue;
     const auto r = static_cast<std::size_t>(rank);
     const int64_t bytes = parts_.counts[r] * width;
-    step.arriving.receive(static_cast<char*>(coll.dst.data) + parts_.starts[r] * width, bytes, rank,
-                          tag(channel, Phase::parts, bytes), channel.collectives, parts_.what());
+    receive_part(channel, step.arriving, static_cast<char*>(coll.dst.data) + parts_.starts[r] * width, bytes, rank,
+                 Phase::parts);
   }
   send_own_part(channel);
 }
@@ -121,11 +119,9 @@ void HostGather::start_broadcast(Channel& channel) {
   if (parts_.rank == coll.root) {
     for (int host = 0; host < hosts.count(); ++host)
       if (host != home)
-        whole_.send(coll.src.data, parts_.src_bytes(), hosts.helper(host, coll.root),
-                    tag(channel, Phase::parts, parts_.src_bytes()), channel.collectives, parts_.what());
+        send_part(channel, whole_, coll.src.data, parts_.src_bytes(), hosts.helper(host, coll.root), Phase::parts);
   } else if (parts_.rank == helper) {
-    step.arriving.receive(coll.dst.data, parts_.dst_bytes(), coll.root, tag(channel, Phase::parts, parts_.dst_bytes()),
-                          channel.collectives, parts_.what());
+    receive_part(channel, step.arriving, coll.dst.data, parts_.dst_bytes(), coll.root, Phase::parts);
   }
   step.coll.op = ZR_BROADCAST;
   step.coll.root = helper - hosts.first(own_host);

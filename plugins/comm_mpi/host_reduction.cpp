@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <utility>
-#include <vector>
 
 namespace mpi {
 
@@ -132,8 +131,7 @@ bool HostReduction::send_elements(Channel& channel) {
   for (; sent_ < to_send_.size() && sending_.size() < kSends; ++sent_, moved = true) {
     const Piece& piece = pieces_[to_send_[sent_]];
     const int64_t width = zr::size_of(parts_.coll.src.dtype);
-    sending_.emplace_back().send(src_of(piece), piece.count * width, piece.owner,
-                                 tag(channel, Phase::parts, piece.count * width), channel.collectives, parts_.what());
+    send_part(channel, sending_.emplace_back(), src_of(piece), piece.count * width, piece.owner, Phase::parts);
   }
   return moved;
 }
@@ -156,10 +154,6 @@ bool HostReduction::begin(Channel& channel, Work& work) {
   receive(channel, work);
   work.state = Work::State::receives;
   return true;
-}
-
-void HostReduction::receive_part(Channel& channel, Work& work, void* to, int64_t bytes, int from, Phase phase) {
-  work.arriving.receive(to, bytes, from, tag(channel, phase, bytes), channel.collectives, parts_.what());
 }
 
 // One state further; false if the work has to wait.

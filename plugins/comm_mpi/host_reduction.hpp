@@ -62,7 +62,6 @@ class HostReduction : public Transfer {
   /// Of an all_reduce: the result has arrived.
   virtual void take_result(Channel&, Work&) {}
 
-  void receive_part(Channel& channel, Work& work, void* to, int64_t bytes, int from, Phase phase);
   /// Memory for an fp32 sum, and for half as many bytes beside it, as long as the work is in progress.
   float* sum_of(const Channel& channel, const Work& work) const;
   char* rounded_of(const Channel& channel, const Work& work) const;

@@ -1,10 +1,10 @@
 // The communicator "mpi": the ranks of several machines, started by mpirun, exchange messages of MPI. ZR_COMM_DEVICE:
 // the type of the device whose memory this library also moves, if there is one.
+#include "../comm_shm/host_or_device.hpp"
 #include "../comm_shm/shm_plugin.hpp"
-#ifdef ZR_COMM_DEVICE
-#include "host_or_device.hpp"
-#else
 #include "mpi_communicator.hpp"
+#ifdef ZR_COMM_DEVICE
+#include "device_communicator.hpp"
 #endif
 #include "traffic.hpp"
 #include "zr/communicator.hpp"
@@ -12,7 +12,7 @@
 namespace {
 
 #ifdef ZR_COMM_DEVICE
-using Opened = mpi::HostOrDevice;
+using Opened = shm::HostOrDevice<mpi::MpiCommunicator, mpi::DeviceCommunicator>;
 #else
 using Opened = mpi::MpiCommunicator;
 #endif

@@ -143,9 +143,8 @@ void MpiCommunicator::open_channel(const zr_comm_open& open) {
     thread_->run([&] { check(MPI_Testall(2, requests, &is_complete, MPI_STATUSES_IGNORE), "MPI_Comm_idup"); });
     if (is_complete) break;
     if (std::chrono::steady_clock::now() - begin > kOpenLimit)
-      throw zr::PluginError(ZR_COMM,
-                            "communicator \"mpi\": the ranks cannot reach each other through MPI; see mpirun's "
-                            "messages");
+      throw zr::PluginError(
+          ZR_COMM, "communicator \"mpi\": the ranks cannot reach each other through MPI; see mpirun's messages");
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
   thread_->run([&] {

@@ -24,6 +24,7 @@ namespace mpi {
 /// Threads as in zr_communicator_api.
 class MpiCommunicator : private MpiThread::Client {
  public:
+  static constexpr const char* id = "mpi";
   static constexpr uint64_t most_open = 1;  // that a job opens
 
   /// Throws PluginError. `thread`: null if there is one rank, which needs no MPI.

@@ -7,8 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <map>
 
 #include "requests.hpp"
@@ -105,9 +103,8 @@ void start_mpi() {
     if (level < MPI_THREAD_MULTIPLE)
       throw zr::PluginError(
           ZR_UNSUPPORTED,
-          "communicator \"mpi\" calls MPI on a thread of its own, but the program has initialized MPI "
-          "for fewer threads; call MPI_Init_thread with MPI_THREAD_MULTIPLE, or let Zeroth initialize "
-          "MPI");
+          "communicator \"mpi\" calls MPI on a thread of its own, but the program has initialized MPI for fewer "
+          "threads; call MPI_Init_thread with MPI_THREAD_MULTIPLE, or let Zeroth initialize MPI");
   } else if (started_by_mpi()) {
     initialize_mpi();
   } else {

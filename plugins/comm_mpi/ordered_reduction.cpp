@@ -41,21 +41,22 @@ void OrderedReduction::receive(Channel& channel, Work& work) {
   const SumRoute way = sum_route(parts_, hosts, home);
   const int64_t sum_bytes = piece.count * int64_t{sizeof(float)}, dst_width = zr::size_of(parts_.coll.dst.dtype);
   if (host > way.first)
-    receive_part(channel, work, sum_of(channel, work), sum_bytes, hosts.helper(host - 1, piece.owner), Phase::sums);
+    receive_part(channel, work.arriving, sum_of(channel, work), sum_bytes, hosts.helper(host - 1, piece.owner),
+                 Phase::sums);
   const bool has_seed = accumulates() && way.first < home;
   if (has_seed && host == way.first) {
     const bool is_rounded = parts_.coll.dst.dtype != ZR_F32;
     void* const to = is_rounded ? static_cast<void*>(rounded_of(channel, work)) : sum_of(channel, work);
-    receive_part(channel, work, to, piece.count * dst_width, piece.owner, Phase::seeds);
+    receive_part(channel, work.arriving, to, piece.count * dst_width, piece.owner, Phase::seeds);
   }
   if (has_seed && host == home)
-    work.arriving.send(dst_of(piece), piece.count * dst_width, hosts.helper(way.first, piece.owner),
-                       tag(channel, Phase::seeds, piece.count * dst_width), channel.collectives, parts_.what());
+    send_part(channel, work.arriving, dst_of(piece), piece.count * dst_width, hosts.helper(way.first, piece.owner),
+              Phase::seeds);
   if (work.slot >= 0)
     for (int rank = 0; rank < parts_.world; ++rank)
       if (!way.contains(hosts.of(rank)))
-        receive_part(channel, work, elements_of(channel, work, rank), piece.count * zr::size_of(parts_.coll.src.dtype),
-                     rank, Phase::parts);
+        receive_part(channel, work.arriving, elements_of(channel, work, rank),
+                     piece.count * zr::size_of(parts_.coll.src.dtype), rank, Phase::parts);
 }
 
 // The sum before the ranks of this host add their elements.
@@ -97,23 +98,20 @@ void OrderedReduction::finish(Channel& channel, Work& work) {
     round_to(dst_of(piece), dtype, sum, piece.count);
     work.has_result = true;
     for (int other = 0; is_all_reduce() && other < home; ++other)
-      whole_.send(dst_of(piece), bytes, hosts.helper(other, piece.owner), tag(channel, Phase::results, bytes),
-                  channel.collectives, parts_.what());
+      send_part(channel, whole_, dst_of(piece), bytes, hosts.helper(other, piece.owner), Phase::results);
   } else if (host < way.last) {
-    work.leaving.send(sum, piece.count * int64_t{sizeof(float)}, hosts.helper(host + 1, piece.owner),
-                      tag(channel, Phase::sums, piece.count * int64_t{sizeof(float)}), channel.collectives,
-                      parts_.what());
+    send_part(channel, work.leaving, sum, piece.count * int64_t{sizeof(float)}, hosts.helper(host + 1, piece.owner),
+              Phase::sums);
   } else {
     void* const rounded = dtype == ZR_F32 ? static_cast<void*>(sum) : rounded_of(channel, work);
     if (rounded != sum) round_to(rounded, dtype, sum, piece.count);
-    work.leaving.send(rounded, bytes, piece.owner, tag(channel, Phase::results, bytes), channel.collectives,
-                      parts_.what());
+    send_part(channel, work.leaving, rounded, bytes, piece.owner, Phase::results);
   }
   // dst may be src: no rank of this host reads these elements any more.
   Requests& result = is_all_reduce() ? work.result : whole_;
   if (is_all_reduce() ? !work.has_result : host == home && way.last > home)
-    result.receive(dst_of(piece), bytes, is_all_reduce() ? piece.owner : hosts.helper(way.last, piece.owner),
-                   tag(channel, Phase::results, bytes), channel.collectives, parts_.what());
+    receive_part(channel, result, dst_of(piece), bytes,
+                 is_all_reduce() ? piece.owner : hosts.helper(way.last, piece.owner), Phase::results);
 }
 
 }  // namespace mpi

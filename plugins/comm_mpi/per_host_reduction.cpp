@@ -27,7 +27,7 @@ void PerHostReduction::receive(Channel& channel, Work& work) {
   if (piece.owner != parts_.rank) return;
   for (int host = 0; host < hosts.count(); ++host)
     if (host != hosts.of(parts_.rank))
-      receive_part(channel, work, sum_of_host(channel, work, host), sum_bytes(parts_, piece.count),
+      receive_part(channel, work.arriving, sum_of_host(channel, work, host), sum_bytes(parts_, piece.count),
                    hosts.helper(host, piece.owner), Phase::sums);
 }
 
@@ -83,15 +83,12 @@ void PerHostReduction::finish(Channel& channel, Work& work) {
     channel.quantization.encode(bits(), ZR_F32, sum, piece.count, leaves);
   else if (bits())
     channel.quantization.encode(bits(), parts_.coll.src.dtype, src_of(piece), piece.count, leaves);
-  work.leaving.send(leaves, sum_bytes(parts_, piece.count), piece.owner,
-                    tag(channel, Phase::sums, sum_bytes(parts_, piece.count)), channel.collectives, parts_.what());
+  send_part(channel, work.leaving, leaves, sum_bytes(parts_, piece.count), piece.owner, Phase::sums);
   if (!is_all_reduce()) return;
   // dst may be src: no rank of this host reads these elements any more. A quantized result replaces the sum.
   work.keeps_until_result = bits() != 0;
   void* const arrives = bits() ? static_cast<void*>(sum) : dst_of(piece);
-  work.result.receive(arrives, result_bytes(parts_, piece.count), piece.owner,
-                      tag(channel, Phase::results, result_bytes(parts_, piece.count)), channel.collectives,
-                      parts_.what());
+  receive_part(channel, work.result, arrives, result_bytes(parts_, piece.count), piece.owner, Phase::results);
 }
 
 // To one rank of every other host. The owner uses what they get.
@@ -111,9 +108,8 @@ void PerHostReduction::send_result(Channel& channel, Work& work) {
   Requests& requests = bits() ? work.leaving : whole_;
   for (int host = 0; host < hosts.count(); ++host)
     if (host != hosts.of(parts_.rank))
-      requests.send(leaves, result_bytes(parts_, piece.count), hosts.helper(host, piece.owner),
-                    tag(channel, Phase::results, result_bytes(parts_, piece.count)), channel.collectives,
-                    parts_.what());
+      send_part(channel, requests, leaves, result_bytes(parts_, piece.count), hosts.helper(host, piece.owner),
+                Phase::results);
 }
 
 void PerHostReduction::take_result(Channel& channel, Work& work) {

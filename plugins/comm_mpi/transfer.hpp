@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "../comm_shm/kernel.hpp"
-#include "gate.hpp"
 #include "hosts.hpp"
 #include "local_steps.hpp"
 #include "quantization.hpp"
@@ -31,6 +30,17 @@ struct Channel {
   LocalSteps* local = nullptr;
   char* sums = nullptr;
   Quantization quantization{};
+};
+
+/// What an operation waits for, and what waits for the operation.
+class Gate {
+ public:
+  virtual ~Gate() = default;
+  /// True once the operation may read and write its memory; stays true. [any]
+  virtual bool is_open() noexcept = 0;
+  /// Called once, when the operation uses its memory no longer: ZR_OK if it is complete, else why it never will be.
+  /// Must not call the communicator. [any]
+  virtual void close(zr_code code) noexcept = 0;
 };
 
 /// [MPI thread], except what says otherwise.
@@ -72,6 +82,15 @@ class Transfer {
     uint64_t hash = (parts_.coll.fingerprint ^ static_cast<uint64_t>(bytes)) * 0x9e3779b97f4a7c15u;
     hash ^= hash >> 32;
     return static_cast<int>(((number_ % kNumbers) * phases + static_cast<uint64_t>(phase)) * hashes + hash % hashes);
+  }
+
+  /// Messages of a collective, to and from another rank. Throw PluginError.
+  void send_part(const Channel& channel, Requests& requests, const void* from, int64_t bytes, int to,
+                 Phase phase) const {
+    requests.send(from, bytes, to, tag(channel, phase, bytes), channel.collectives, parts_.what());
+  }
+  void receive_part(const Channel& channel, Requests& requests, void* to, int64_t bytes, int from, Phase phase) const {
+    requests.receive(to, bytes, from, tag(channel, phase, bytes), channel.collectives, parts_.what());
   }
 
   /// Of values that pass between hosts as integers; 0: they do not.

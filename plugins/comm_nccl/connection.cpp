@@ -156,11 +156,10 @@ void Connection::connect(Result result, std::chrono::duration<double> limit, con
       next_question = waited.elapsed() + kJobInterval;
     }
     if (waited.elapsed() < limit) continue;
-    throw zr::PluginError(
-        ZR_COMM,
-        "NCCL has not connected the ranks within communicator.nccl.connect_timeout; a rank has ended, "
-        "or the hosts cannot reach each other; the environment variable NCCL_DEBUG=INFO makes NCCL "
-        "print its progress, NCCL_SOCKET_IFNAME selects the network");
+    throw zr::PluginError(ZR_COMM,
+                          "NCCL has not connected the ranks within communicator.nccl.connect_timeout; a rank has "
+                          "ended, or the hosts cannot reach each other; the environment variable NCCL_DEBUG=INFO makes "
+                          "NCCL print its progress, NCCL_SOCKET_IFNAME selects the network");
   }
   if (result != kSuccess) fail(result, "ncclCommInitRankConfig");
 }

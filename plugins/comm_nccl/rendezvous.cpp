@@ -1,13 +1,11 @@
 #include "rendezvous.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
-#include <fstream>
 #include <sstream>
 #include <vector>
 
+#include "../comm_shm/machine.hpp"
 #include "signals_blocked.hpp"
 #include "zr/base.hpp"
 
@@ -19,19 +17,6 @@ struct RankAddress {
   std::string boot, host, device;
   int64_t staging_bytes = 0;
 };
-
-std::string boot_id() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string id;
-  std::getline(file, id);
-  return id.empty() ? "unknown" : id;
-}
-
-std::string host_name() {
-  char name[256] = {};
-  if (::gethostname(name, sizeof name - 1) != 0 || !name[0]) return "unknown";
-  return name;
-}
 
 // The keys and values of one communicator in the job's store.
 class Store {
@@ -91,7 +76,7 @@ Meeting meet(const zr::Host& host, const zr_comm_open& options, const GpuDevice&
              const Functions& nccl) {
   const Store store(host, options.store_prefix);
   std::ostringstream own;
-  own << boot_id() << ' ' << host_name() << ' ' << device.id() << ' ' << staging_bytes;
+  own << shm::boot_id() << ' ' << shm::host_name() << ' ' << device.id() << ' ' << staging_bytes;
   store.put("rank." + std::to_string(options.rank), own.str());
   Meeting meeting{{}, staging_bytes};
   std::vector<RankAddress> ranks(static_cast<size_t>(options.world));

@@ -1,8 +1,6 @@
 #include <algorithm>
-#include <cstring>
 
 #include "shm_communicator.hpp"
-#include "zr/round_up.hpp"
 
 namespace shm {
 
@@ -12,10 +10,10 @@ constexpr int64_t kStreamedBytes = int64_t{2} << 20;  // bytes from which on non
 constexpr int64_t kParallelBytes = int64_t{1} << 20;  // bytes from which on several threads are faster
 constexpr int64_t kCopyBlock = int64_t{64} << 10;
 
-// Rank r's share of n elements when the ranks divide a reduction; aligned to cache lines for every type.
-Extent share(int64_t n, int r, int world) {
-  const auto cut = [&](int64_t i) { return std::min(n, zr::round_up<int64_t>(n * i / world, 64)); };
-  return {cut(r), cut(r + 1) - cut(r), cut(r)};
+// The part of an extent that a round transfers.
+Extent cut(const Extent& full, uint64_t round, int64_t round_elements) {
+  const int64_t first = std::min(full.count, static_cast<int64_t>(round) * round_elements);
+  return {full.from + first, std::min(round_elements, full.count - first), full.to + first};
 }
 }  // namespace
 
@@ -164,14 +162,6 @@ uint64_t ShmCommunicator::rounds_of(const Operation& op, int64_t round_elements)
       if (op.sends(p) && op.receives(r)) longest = std::max(longest, extent(op, p, r).count);
   return static_cast<uint64_t>((longest + round_elements - 1) / round_elements);
 }
-
-namespace {
-// The part of an extent that a round transfers.
-Extent cut(const Extent& full, uint64_t round, int64_t round_elements) {
-  const int64_t first = std::min(full.count, static_cast<int64_t>(round) * round_elements);
-  return {full.from + first, std::min(round_elements, full.count - first), full.to + first};
-}
-}  // namespace
 
 void ShmCommunicator::fill_staging(const Operation& op, int64_t round_elements) {
   if (!op.sends(rank_)) return;

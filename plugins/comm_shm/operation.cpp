@@ -1,5 +1,9 @@
 #include "operation.hpp"
 
+#include <algorithm>
+
+#include "zr/round_up.hpp"
+
 namespace shm {
 
 void Operation::assign(const zr_coll& given, int own_rank, int ranks) {
@@ -10,6 +14,11 @@ void Operation::assign(const zr_coll& given, int own_rank, int ranks) {
   staged = round_filled = false;
   round = rounds = 0;
   CollectiveParts::assign(given, own_rank, ranks);
+}
+
+Extent share(int64_t n, int r, int world) {
+  const auto cut = [&](int64_t i) { return std::min(n, zr::round_up<int64_t>(n * i / world, 64)); };
+  return {cut(r), cut(r + 1) - cut(r), cut(r)};
 }
 
 Route route_of(const zr::CollectiveParts& parts, const MemoryTraits& memory) {

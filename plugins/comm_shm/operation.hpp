@@ -38,6 +38,8 @@ struct Operation : zr::CollectiveParts {
   uint64_t first_round = 0, round = 0, rounds = 0;
 };
 
+/// Rank r's share of n elements when the ranks divide a reduction; aligned to cache lines for every type.
+Extent share(int64_t n, int r, int world);
 /// How the ranks perform a collective (README.md).
 enum class Route { nothing, pull, push, stage };
 /// The memory of a collective, on all ranks together.

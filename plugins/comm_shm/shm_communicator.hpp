@@ -26,6 +26,8 @@ struct RanksOfJob {
 
 class ShmCommunicator {
  public:
+  static constexpr const char* id = "shm";
+
   /// Exchanges the ranks' addresses through the host's store and opens every peer's memory.
   ShmCommunicator(const zr::Host& host, const zr_comm_open& options, int64_t staging_bytes,
                   const RanksOfJob& ranks = {});

@@ -1,8 +1,7 @@
 #include "pin.hpp"
 
 #include <dlfcn.h>
-
-#include "nvidia_device.hpp"
+#include <glob.h>
 
 namespace cpu {
 
@@ -24,6 +23,13 @@ bool find(void* library, const char* name, F& function) {
   return function != nullptr;
 }
 }  // namespace
+
+bool has_nvidia_device(const char* folder) {
+  glob_t found{};  // not nvidiactl, nvidia-uvm
+  const int result = ::glob((std::string(folder) + "/nvidia[0-9]*").c_str(), GLOB_NOSORT, nullptr, &found);
+  ::globfree(&found);
+  return result == 0;
+}
 
 Pin::Pin(const zr::Host& host, const std::string& pin) : host_(host), required_(pin == "true") {
   if (pin == "false") return;

@@ -1,6 +1,9 @@
 // I/O engines: io_uring, or threads that read and write.
 #pragma once
 
+#include <pthread.h>
+#include <signal.h>
+
 #include <memory>
 
 #include "transfers.hpp"
@@ -26,13 +29,16 @@ std::unique_ptr<IoEngine> make_threads(Transfers& transfers, const std::vector<s
 /// Blocks all signals for threads that are started during its lifetime: signals belong to the program's own threads.
 class BlockedSignals {
  public:
-  BlockedSignals();
-  ~BlockedSignals();
+  BlockedSignals() {
+    sigset_t all;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~BlockedSignals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
   BlockedSignals(const BlockedSignals&) = delete;
 
  private:
-  struct State;
-  std::unique_ptr<State> before_;
+  sigset_t before_;
 };
 
 }  // namespace nvme

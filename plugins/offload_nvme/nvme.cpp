@@ -31,11 +31,10 @@ void check_parts(const std::vector<std::string>& folders) {
   std::error_code error;
   for (const std::string& folder : folders)
     if (folders.size() > 1 && !std::filesystem::is_directory(folder, error))
-      throw zr::PluginError(ZR_INVALID,
-                            "offload.nvme.path names " + std::to_string(folders.size()) +
-                                " folders, because ':' separates them, and '" + folder +
-                                "' does not exist; create it, correct the path, or give a folder with ':' in "
-                                "its name another one, such as a symbolic link");
+      throw zr::PluginError(ZR_INVALID, "offload.nvme.path names " + std::to_string(folders.size()) +
+                                            " folders, because ':' separates them, and '" + folder +
+                                            "' does not exist; create it, correct the path, or give a folder with ':' "
+                                            "in its name another one, such as a symbolic link");
 }
 
 constexpr uint64_t kLargestBlock = uint64_t{1} << 30;

@@ -1,5 +1,4 @@
 // The engine without io_uring: `depth` threads, each with one transfer at a time.
-#include <signal.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -8,18 +7,6 @@
 #include "io_engine.hpp"
 
 namespace nvme {
-
-struct BlockedSignals::State {
-  sigset_t set;
-};
-
-BlockedSignals::BlockedSignals() : before_(std::make_unique<State>()) {
-  sigset_t every_signal;
-  ::sigfillset(&every_signal);
-  ::pthread_sigmask(SIG_SETMASK, &every_signal, &before_->set);
-}
-
-BlockedSignals::~BlockedSignals() { ::pthread_sigmask(SIG_SETMASK, &before_->set, nullptr); }
 
 namespace {
 

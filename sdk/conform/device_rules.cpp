@@ -1,6 +1,5 @@
 // ZR-O24: optimizers that accept streams. They call the library of their device, so that their work on a stream is not
 // checked here.
-#include <string>
 
 #include "conform/optimizer_rules.hpp"
 #include "conform/rule.hpp"
@@ -25,12 +24,9 @@ void optimizer_streams_are_declared(Case& test) {
     device_types |= desc.device_types;
   }
   if (device_types == 0) skip("describe() does not report ZR_OPT_STREAMS for any parameter: it updates host memory");
-  const zr_component& component = run.instance().component();
-  const void* table = nullptr;
-  if (component.extension) call_void("extension()", [&] { table = component.extension("zr.optimizer.device/1"); });
-  require(table, "it has no zr.optimizer.device/1, without which the host calls step() without a stream");
-  const auto& api = *static_cast<const zr_optimizer_device_api*>(table);
-  require(api.size >= sizeof api && api.norm_blocks, "zr.optimizer.device/1 has ", api.size,
+  const auto* api = extension_of<zr_optimizer_device_api>(run.instance(), "zr.optimizer.device/1");
+  require(api, "it has no zr.optimizer.device/1, without which the host calls step() without a stream");
+  require(api->size >= sizeof *api && api->norm_blocks, "zr.optimizer.device/1 has ", api->size,
           " bytes, or norm_blocks is NULL");
   test.remark(concat("not checked here: step() with a stream, and norm_blocks(), which need ",
                      text_of_device_types(device_types)));

@@ -67,7 +67,6 @@ class Library {
   /// True if `address` is in the library's code.
   bool contains(const void* address) const;
   uintptr_t first_address() const { return first_; }
-  uintptr_t last_address() const { return last_; }
   /// Calls startup() of the module, once.
   void start();
 
@@ -113,8 +112,11 @@ class Instance {
 
 /// A table of optional functions of the component, or null.
 template <class Api>
-const Api* extension_of(Instance& instance, const char* id) {
-  return instance.component().extension ? static_cast<const Api*>(instance.component().extension(id)) : nullptr;
+const Api* extension_of(const Instance& instance, const char* id) {
+  const zr_component& component = instance.component();
+  const void* table = nullptr;
+  if (component.extension) call_void("extension()", [&] { table = component.extension(id); });
+  return static_cast<const Api*>(table);
 }
 
 /// Calls create(); `self` receives the instance. Reads of the table after the call are reported to the host.

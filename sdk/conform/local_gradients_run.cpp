@@ -60,11 +60,7 @@ std::optional<FirstLocalStep> first_local_step(const OptimizerRun& run, const zr
 }
 
 const zr_local_gradients_api* local_gradients_of(const Instance& instance) {
-  const zr_component& component = instance.component();
-  const void* table = nullptr;
-  if (component.extension)
-    call_void("extension()", [&] { table = component.extension("zr.optimizer.local_gradients/1"); });
-  return static_cast<const zr_local_gradients_api*>(table);
+  return extension_of<zr_local_gradients_api>(instance, "zr.optimizer.local_gradients/1");
 }
 
 uint32_t needs_of_local_optimizer(const OptimizerRun& run) {

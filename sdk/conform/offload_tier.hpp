@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <string>
 #include <vector>
 
 #include "conform/library.hpp"

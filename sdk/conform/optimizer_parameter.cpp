@@ -26,6 +26,10 @@ int64_t row_elements(const Shape& shape) {
   return shape.empty() ? 1 : elements_of(shape) / std::max<int64_t>(shape[0], 1);
 }
 
+zr_view part_of(const Array& array, int64_t first, int64_t n, zr_dtype dtype) {
+  return view_of(array.data() + bytes_of(first, dtype), n, dtype);
+}
+
 }  // namespace
 
 int64_t elements_of(const Shape& shape) {
@@ -149,12 +153,6 @@ void ParameterArrays::check_rest(const std::vector<std::string>& before,
             "it wrote elements of state '", slot.name, "' outside its slice");
   }
 }
-
-namespace {
-zr_view part_of(const Array& array, int64_t first, int64_t n, zr_dtype dtype) {
-  return view_of(array.data() + bytes_of(first, dtype), n, dtype);
-}
-}  // namespace
 
 zr_view ParameterArrays::weight_view(int64_t first, int64_t n) const {
   return has_16bit_weights() ? part_of(weight16, first, n, layout.weight_dtype) : part_of(master, first, n, ZR_F32);

@@ -2,7 +2,6 @@
 #include "conform/optimizer_rules.hpp"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cmath>
 #include <map>

@@ -12,11 +12,7 @@ namespace zr::conform {
 namespace {
 
 const zr_partial_sums_api* sums_api_of(const Instance& instance) {
-  const zr_component& component = instance.component();
-  const void* table = nullptr;
-  if (component.extension)
-    call_void("extension()", [&] { table = component.extension("zr.optimizer.partial_sums/1"); });
-  return static_cast<const zr_partial_sums_api*>(table);
+  return extension_of<zr_partial_sums_api>(instance, "zr.optimizer.partial_sums/1");
 }
 
 Cuts cuts_of(const ParameterUpdate& update) {

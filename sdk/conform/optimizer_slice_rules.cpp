@@ -186,11 +186,8 @@ Globals saved(const zr_optimizer_globals_api& api, void* self) {
 void globals_are_restored(Case& test) {
   TestHost host, other_host;
   const OptimizerRun run(test, host), other(test, other_host);
-  const zr_component& component = run.instance().component();
-  const void* table = nullptr;
-  if (component.extension) call_void("extension()", [&] { table = component.extension("zr.optimizer.globals/1"); });
-  if (!table) skip("the optimizer has no zr.optimizer.globals/1: all its state belongs to parameters");
-  const auto& api = *static_cast<const zr_optimizer_globals_api*>(table);
+  const auto* api = extension_of<zr_optimizer_globals_api>(run.instance(), "zr.optimizer.globals/1");
+  if (!api) skip("the optimizer has no zr.optimizer.globals/1: all its state belongs to parameters");
   const Shape shape = run.supported(kShapes)[0];
   ParameterArrays arrays = run.arrays({.shape = shape}, test.random()),
                   same = run.arrays({.shape = shape}, test.random());
@@ -198,17 +195,17 @@ void globals_are_restored(Case& test) {
   for (const Array* from : {&arrays.master, &arrays.grad})
     (from == &arrays.grad ? same.grad : same.master).fill(from->content());
   for (std::size_t i = 0; i < arrays.states.size(); ++i) same.states[i].fill(arrays.states[i].content());
-  const Globals globals = saved(api, run.instance().self());
+  const Globals globals = saved(*api, run.instance().self());
   for (const auto& [key, value] : globals)
     must("load_global()", [&](zr_error* error) {
-      return api.load_global(other.instance().self(), key.c_str(), value.data(), value.size(), error);
+      return api->load_global(other.instance().self(), key.c_str(), value.data(), value.size(), error);
     });
-  require(saved(api, other.instance().self()) == globals, "save_globals() gives other values than load_global() got");
+  require(saved(*api, other.instance().self()) == globals, "save_globals() gives other values than load_global() got");
   run.update(arrays, {.step = 4});
   other.update(same, {.step = 4});
   require(arrays.bits() == same.bits(), "an instance that got the values of save_globals() updates differently");
   const Answer unknown = call("load_global()", [&](zr_error* error) {
-    return api.load_global(other.instance().self(), "conform.unknown", "1", 1, error);
+    return api->load_global(other.instance().self(), "conform.unknown", "1", 1, error);
   });
   require(unknown.code == ZR_INVALID, "load_global() of an unknown key ", unknown.said(), "; expected ZR_INVALID");
 }

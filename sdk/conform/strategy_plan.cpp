@@ -129,6 +129,17 @@ int64_t first_gap(std::vector<std::pair<int64_t, int64_t>> ranges, int64_t count
 
 }  // namespace
 
+zr_strategy_desc describe(const Instance& instance) {
+  struct {
+    zr_strategy_desc desc{};
+    char space[64];  // how much is written is the subject of another rule
+  } out;
+  out.desc.size = sizeof out.desc;
+  must("describe()",
+       [&](zr_error* error) { return instance.api<zr_strategy_api>().describe(instance.self(), &out.desc, error); });
+  return out.desc;
+}
+
 RankPlan plan_rank(const zr_strategy_api& api, void* self, const PlanRequest& request, const Mode& mode) {
   RankPlan plan;
   ArgumentMemory arguments(mode);

@@ -53,6 +53,8 @@ struct RankPlan {
 
 inline constexpr int64_t kNormBlock = 1024, kAlign = 32;
 
+/// Calls describe(); fails if the call fails.
+zr_strategy_desc describe(const Instance& instance);
 /// Calls plan(); fails if the call fails.
 RankPlan plan_rank(const zr_strategy_api& api, void* self, const PlanRequest& request, const Mode& mode);
 /// Why the plan of one rank is invalid; "" if it is valid.

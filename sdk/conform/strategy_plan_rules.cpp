@@ -21,13 +21,7 @@ struct Planner {
 
 void describes_itself(Case& test) {
   Planner planner(test);
-  struct {
-    zr_strategy_desc desc{};
-    char space[64];  // how much is written is the subject of another rule
-  } out;
-  zr_strategy_desc& desc = out.desc;
-  desc.size = sizeof desc;
-  must("describe()", [&](zr_error* error) { return planner.api.describe(planner.instance.self(), &desc, error); });
+  const zr_strategy_desc desc = describe(planner.instance);
   require(desc.device_types & (1u << ZR_DEVICE_CPU), "device_types is ", desc.device_types, ", without CPU memory");
 }
 

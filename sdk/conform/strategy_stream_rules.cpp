@@ -13,14 +13,7 @@ void strategy_uses_its_stream(Case& test) {
   {
     TestHost host;
     Instance instance(test, host);
-    struct {
-      zr_strategy_desc desc{};
-      char space[64];  // how much is written is the subject of another rule
-    } out;
-    zr_strategy_desc& desc = out.desc;
-    desc.size = sizeof desc;
-    must("describe()",
-         [&](zr_error* error) { return instance.api<zr_strategy_api>().describe(instance.self(), &desc, error); });
+    const zr_strategy_desc desc = describe(instance);
     if (!(desc.flags & ZR_STRATEGY_STREAMS))
       skip("describe() does not report ZR_STRATEGY_STREAMS: it gets host memory, without a stream");
     options.device_type = simulated_type(desc.device_types);

@@ -4,7 +4,6 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 

@@ -188,7 +188,7 @@ Found configuration_read_by_path(const fs::path& root) {
   for (const fs::path& file : tree.code({"core", "plugins", "sdk"}))
     if (!tree.below(file, "core/config") && !allowed.count(tree.path(file))) sources.push_back(file);
   // The headers that give access by path, and the search of a JobConfig's entries for a path or for a host's table.
-  return tree.hits(sources, std::regex(R"re(config/(key_reader|read_host_config)\.hpp|\bKeyReader\b)re"
+  return tree.hits(sources, std::regex(R"re(config/key_reader\.hpp|\bKeyReader\b)re"
                                        R"re(|\.path\(\)\s*[!=]=\s*"|\btable\("(?!strategy\.|optimizer\.))re"));
 }
 

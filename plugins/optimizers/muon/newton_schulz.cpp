@@ -9,7 +9,6 @@
 #include <new>
 #include <oneapi/dnnl/dnnl.hpp>
 
-#include "zr/base.hpp"
 #include "zr/float_cast.hpp"
 #include "zr/round_up.hpp"
 

@@ -86,8 +86,7 @@ class Engine {
  public:
   /// Loads the plug-ins, plans memory, broadcasts the parameters and buffers of rank 0, and shards the model. `toml` is
   /// the path of the configuration file. The model must outlive the engine; its parameters stay the same tensor
-  /// objects. Collective. Under `zeroth plan`, `explain` and `tune` it prints what they ask for and throws
-  /// ExitRequest.
+  /// objects. Collective. Under `zeroth plan`, `explain` and `tune` it prints what they ask for and throws ExitRequest.
   Engine(const std::string& toml, torch::nn::Module& model);
   /// Begins training with the configuration of a Program that main() has constructed. `name` (letters, digits, '-' and
   /// '_') gives this engine its own folders, job.runs/job.name/NAME/ and checkpoint.dir/NAME/, for metrics and

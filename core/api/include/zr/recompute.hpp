@@ -70,9 +70,8 @@ std::decay_t<T> without_tensor(const T& argument) {
 /// or a parameter that it reads was changed in place after it; a variable that it reads was assigned another tensor
 /// after it, or by the block itself; it changes an input, another tensor that requires gradients or memory that
 /// libtorch does not own (from_blob) in place; another thread drew from a random generator that it draws from, during
-/// one of the runs; autocast gave it an outdated cast from its cache; it calls torch::autograd::grad or
-/// backward itself. If
-/// gradients are disabled, this is a plain call of fn(inputs...).
+/// one of the runs; autocast gave it an outdated cast from its cache; it calls torch::autograd::grad or backward
+/// itself. If gradients are disabled, this is a plain call of fn(inputs...).
 template <class F, class... Inputs>
 auto checkpoint(F fn, const Inputs&... inputs) {
   std::vector<torch::Tensor> tensors;

@@ -3,7 +3,7 @@
 
 #include <fstream>
 
-#include "nvidia_device.hpp"
+#include "pin.hpp"
 #include "support/offload_rig.hpp"
 
 namespace zr::test {
