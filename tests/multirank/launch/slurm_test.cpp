@@ -144,11 +144,11 @@ class SrunTest : public testing::Test {
       }
     return ranks;
   }
-  // Of these ranks: from now, at most 5 s after the time limit of a collective.
+  // Of these ranks: soon after the time limit of a collective, also on a busy machine. The default limit is minutes.
   static void expect_end_of_ranks(const std::map<int, pid_t>& ranks, std::chrono::milliseconds timeout) {
     const auto begin = std::chrono::steady_clock::now();
     for (const auto& [rank, pid] : ranks) EXPECT_TRUE(eventually([pid = pid] { return gone(pid); }, kPatience)) << rank;
-    EXPECT_LE(std::chrono::steady_clock::now() - begin, timeout + std::chrono::seconds(5));
+    EXPECT_LE(std::chrono::steady_clock::now() - begin, timeout + std::chrono::seconds(30));
   }
   // How messages name a rank.
   static std::string named(int rank, const std::string& pid = "[0-9]+") {
