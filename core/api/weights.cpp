@@ -1,9 +1,13 @@
 #include "zr/weights.hpp"
 
+#include <ATen/MemoryOverlap.h>
+#include <ATen/native/Resize.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/types.h>
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -13,7 +17,9 @@
 #include "api/module.hpp"
 #include "api/state_dict_conversion.hpp"
 #include "base/error.hpp"
+#include "base/path.hpp"
 #include "base/text.hpp"
+#include "checkpoint/folder.hpp"
 #include "checkpoint/load.hpp"
 #include "checkpoint/save.hpp"
 #include "checkpoint/state_dict_pickle.hpp"
@@ -50,14 +56,68 @@ void add_targets(const std::string& kind, const Tensors& tensors, std::vector<Ta
   }
 }
 
+bool has_memory(const torch::Tensor& tensor) {
+  if (tensor.is_meta() || host::model::Placeholder::is_marked(tensor) || host::model::Construction::of(tensor))
+    return false;
+  const auto bytes = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(),
+                                                      static_cast<std::size_t>(tensor.storage_offset()));
+  return tensor.numel() == 0 || (tensor.storage().nbytes() >= bytes && tensor.storage().data());
+}
+
 void check_target(const Target& target) {
   const std::string call = "zr::load_weights(): " + target.text();
   if (host::model::ParameterRegistry::find(target.tensor.unsafeGetTensorImpl()))
     host::fail_user(call + " belongs to an engine; load it with engine.load(), or call engine.release() before");
   if (!target.tensor.has_storage()) host::fail_user(call + " is not a dense tensor; only these are loaded");
-  if (host::model::Placeholder::is_marked(target.tensor) || host::model::Construction::of(target.tensor))
-    host::fail_user(
-        call + " has no memory; construct the module without zr::deferred, or create an engine and call engine.load()");
+  if (!has_memory(target.tensor))
+    host::fail_user(call +
+                    " has no memory: it was made with zr::deferred or on the device meta, its engine was destroyed "
+                    "without engine.release(), or its storage was freed; give it memory, or load it with an engine");
+  if (at::has_internal_overlap(target.tensor) == at::MemOverlap::Yes)
+    host::fail_user(call + " has elements that share memory, as expand() makes them; use clone() in the module");
+  if (target.tensor.is_inference() && !c10::InferenceMode::is_enabled())
+    host::fail_user(call + " was made in c10::InferenceMode; call zr::load_weights() in that mode too");
+}
+
+// The elements of its storage that a tensor has, sorted.
+torch::Tensor elements_of(const torch::Tensor& tensor) {
+  const auto all = static_cast<int64_t>(tensor.storage().nbytes()) / static_cast<int64_t>(tensor.itemsize());
+  const torch::Tensor elements =
+      torch::arange(all, torch::kLong).as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  return std::get<0>(elements.flatten().sort());
+}
+
+// Whether two tensors share a part of their elements, but not all. Views of the same elements are tied tensors.
+bool overlap_partly(const torch::Tensor& a, const torch::Tensor& b) {
+  if (!a.storage().is_alias_of(b.storage()) || a.numel() == 0 || b.numel() == 0) return false;
+  const at::MemOverlapStatus status = at::get_overlap_status(a, b);
+  if (status != at::MemOverlapStatus::TooHard) return status == at::MemOverlapStatus::Partial;
+  if (a.itemsize() != b.itemsize()) return true;
+  const torch::Tensor left = elements_of(a), right = elements_of(b);
+  return !torch::equal(left, right) && torch::isin(left, right).any().item<bool>();
+}
+
+void check_overlaps(const std::vector<Target>& targets) {
+  std::multimap<const void*, const Target*> by_storage;
+  for (const Target& target : targets) {
+    const void* const storage = target.tensor.storage().unsafeGetStorageImpl();
+    const auto [first, last] = by_storage.equal_range(storage);
+    for (auto other = first; other != last; ++other)
+      if (overlap_partly(target.tensor, other->second->tensor))
+        host::fail_user("zr::load_weights(): " + other->second->text() + " and " + target.text() +
+                        " share a part of their memory; give each its own, or share all of it");
+    by_storage.emplace(storage, &target);
+  }
+}
+
+// The newest checkpoint if `from` is a folder of checkpoints, else `from`.
+std::string newest_in(const std::string& from) {
+  namespace checkpoint = host::checkpoint;
+  if (checkpoint::is_state_dict_file(from) || checkpoint::is_from_other_program(from) ||
+      host::path_exists(from + "/" + checkpoint::kManifest))
+    return from;
+  const std::vector<std::string> names = checkpoint::checkpoints_in(from);
+  return names.empty() ? from : from + "/" + names.back();
 }
 
 // A checkpoint, or a state dictionary that is converted to a temporary file while this object exists.
@@ -85,6 +145,7 @@ class WeightLoader {
     add_targets("weight", module.parameters(), targets_);
     add_targets("buffer", module.buffers(), targets_);
     for (const Target& target : targets_) check_target(target);
+    check_overlaps(targets_);
   }
 
   LoadReport load(bool strict) {
@@ -117,8 +178,9 @@ class WeightLoader {
   void match(const Target& target, LoadReport& report) {
     const SavedTensor* found = nullptr;
     for (const std::string& name : target.names) {
-      const SavedTensor* saved = file().find(file().from_other_program() ? "weight" : target.kind, name);
-      if (!saved || !matched_.insert(saved).second) continue;
+      const SavedTensor* saved = saved_as(file().from_other_program() ? "weight" : target.kind, name);
+      if (!saved || saved == found) continue;
+      matched_.insert(saved);
       if (!found)
         found = saved;
       else if (!equal(*found, *saved))
@@ -133,9 +195,18 @@ class WeightLoader {
     const SavedTensor* const master = found->dtype == type ? nullptr : file().find("master", found->name);
     const SavedTensor* const saved = master ? master : found;
     check_type(target, type, *saved);
-    if (target.kind == "buffer" && host::checkpoint::stored_size(saved->dtype) < target.tensor.element_size())
+    const bool is_half = saved->dtype == "BF16" || saved->dtype == "F16";
+    if (target.kind == "buffer" && is_half && target.tensor.is_floating_point() && target.tensor.element_size() > 2)
       rounded_.push_back("'" + target.names[0] + "' (" + saved->dtype + ")");
     loads_.emplace_back(&target, saved);
+  }
+
+  // The saved tensor of a name; that of tied weights also by the names that the model of the job had for them.
+  const SavedTensor* saved_as(const std::string& kind, const std::string& name) const {
+    if (const SavedTensor* saved = file().find(kind, name)) return saved;
+    for (const SavedTensor& saved : file().manifest().tensors)
+      if (saved.kind == kind && std::ranges::find(saved.aliases, name) != saved.aliases.end()) return &saved;
+    return nullptr;
   }
 
   // Floating-point types that Zeroth computes with, and integers, become any floating-point type, as Module::to() makes
@@ -167,14 +238,26 @@ class WeightLoader {
   std::vector<std::string> rounded_;  // buffers
   std::vector<std::pair<const Target*, const SavedTensor*>> loads_;
 };
+
+// A job that saves to the folder may remove a checkpoint while it is read: then there is a newer one.
+LoadReport load_newest(const ProgramModule& module, const std::string& from, bool strict) {
+  for (;;) {
+    const std::string newest = newest_in(from);
+    try {
+      return WeightLoader(module, newest).load(strict);
+    } catch (const Error&) {
+      if (newest == from || newest_in(from) == newest) throw;
+    }
+  }
+}
 }  // namespace
 
 LoadReport load_weights(torch::nn::Module& module, const std::string& from, bool strict) {
-  return WeightLoader(*program_module(module), from).load(strict);
+  return load_newest(*program_module(module), from, strict);
 }
 
 LoadReport load_weights(torch::jit::Module& module, const std::string& from, bool strict) {
-  return WeightLoader(*program_module(module), from).load(strict);
+  return load_newest(*program_module(module), from, strict);
 }
 
 }  // namespace zr

@@ -79,8 +79,9 @@ namespace {
     fail_user(fmt::format(
         "{}: {}; correct the path of this file of torch.save(), which only engine.load() and zr::load_weights() read",
         printable(path), exists ? "is not a regular file" : problem));
-  fail_user(fmt::format("{}: {}; name the folder that was given to engine.save() or checkpoint.dir", printable(path),
-                        problem));
+  const bool is_file = fs::is_regular_file(status);
+  fail_user(fmt::format("{}: {}; name the folder that was given to engine.save() or checkpoint.dir{}", printable(path),
+                        problem, is_file ? ", or a file of weights, which ends in .safetensors" : ""));
 }
 }  // namespace
 

@@ -1,5 +1,9 @@
 // zr::load_weights(): what a job has saved, in a module that no engine trains.
+#include <gmock/gmock.h>
 #include <torch/script.h>
+
+#include <atomic>
+#include <thread>
 
 #include "support/engine_test.hpp"
 #include "support/layouts.hpp"
@@ -17,10 +21,10 @@ class LoadWeightsTest : public EngineTest {};
 
 // "a" is tied to "head"; a batch norm has buffers of two types; "empty" has no elements.
 struct Net : torch::nn::Module {
-  Net() {
+  explicit Net(bool ties = true) {
     register_module("a", a);
     register_module("norm", norm);
-    head = register_parameter("head", a->weight);
+    head = register_parameter("head", ties ? a->weight : torch::zeros({4, 4}));
     register_buffer("empty", torch::zeros({0, 3}));
   }
   torch::Tensor loss(const torch::Tensor& x) { return norm->forward(a->forward(x)).matmul(head).square().mean(); }
@@ -102,10 +106,111 @@ MULTIRANK_TEST(LoadWeightsTest, NamesWhatDoesNotFitAndChangesNothing, {1}) {
             "engine.release() before");
   auto deferred = zr::deferred([] { return std::make_shared<Net>(); });
   EXPECT_EQ(user_error_of([&] { zr::load_weights(*deferred, folder); }),
-            "zr::load_weights(): weight 'head' has no memory; construct the module without zr::deferred, or create "
-            "an engine and call engine.load()");
+            "zr::load_weights(): weight 'head' has no memory: it was made with zr::deferred or on the device meta, its "
+            "engine was destroyed without engine.release(), or its storage was freed; give it memory, or load it with "
+            "an engine");
   EXPECT_EQ(user_error_of([&] { zr::load_weights(*other, ""); }),
             "zr::load_weights(module, from): the file name is empty; name a checkpoint or a file of weights");
+}
+
+// A module with one weight and one buffer, which the test replaces.
+struct Pair : torch::nn::Module {
+  Pair(const torch::Tensor& weight, const torch::Tensor& buffer) {
+    register_parameter("weight", weight, /*requires_grad=*/false);
+    register_buffer("buffer", buffer);
+  }
+};
+
+// Each module is rejected before anything is loaded: also the first tensor, which alone could be loaded, stays zero.
+MULTIRANK_TEST(LoadWeightsTest, RejectsTensorsThatCannotHoldTheValues, {1}) {
+  const std::string path = run.program.text("job.runs") + "/pair.pt";
+  c10::Dict<std::string, torch::Tensor> saved;
+  saved.insert_or_assign("weight", torch::ones({2, 3}));
+  saved.insert_or_assign("buffer", torch::ones({2, 3}));
+  const std::vector<char> bytes = torch::pickle_save(c10::IValue(saved));
+  std::ofstream(path, std::ios::binary).write(bytes.data(), std::ssize(bytes));
+  const auto rejected = [&](const torch::Tensor& weight, const torch::Tensor& buffer) {
+    Pair pair(weight, buffer);
+    const std::string error = user_error_of([&] { zr::load_weights(pair, path); });
+    EXPECT_EQ(weight.sum().item<float>(), 0) << error;
+    return error;
+  };
+  const auto zeros = [] { return torch::zeros({2, 3}); };
+  const std::string buffer = "zr::load_weights(): buffer 'buffer' ";
+  const std::string no_memory = buffer + "has no memory: it was made with zr::deferred or on the device meta, its ";
+  const torch::Tensor freed = zeros();
+  freed.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()->reset();
+  for (const torch::Tensor& empty : {torch::empty({2, 3}, torch::kMeta), freed})
+    EXPECT_THAT(rejected(zeros(), empty), ::testing::StartsWith(no_memory));
+  EXPECT_EQ(rejected(zeros(), torch::zeros({1, 3}).expand({2, 3})),
+            buffer + "has elements that share memory, as expand() makes them; use clone() in the module");
+  torch::Tensor inference;
+  {
+    const c10::InferenceMode mode;
+    inference = zeros();
+  }
+  EXPECT_EQ(rejected(zeros(), inference),
+            buffer + "was made in c10::InferenceMode; call zr::load_weights() in that mode too");
+  const torch::Tensor memory = torch::zeros({40});
+  const auto at = [&](int64_t first, int64_t rows, int64_t columns) {
+    return memory.as_strided({2, 3}, {rows, columns}, first);
+  };
+  const std::string share =
+      "zr::load_weights(): weight 'weight' and buffer 'buffer' share a part of their memory; give "
+      "each its own, or share all of it";
+  EXPECT_EQ(rejected(at(0, 3, 1), at(4, 3, 1)), share);
+  EXPECT_EQ(rejected(at(0, 10, 2), at(2, 10, 2)), share) << "not contiguous";
+  Pair apart(at(0, 10, 2), at(1, 10, 2)), views(at(0, 3, 1), at(0, 3, 1));
+  for (Pair* pair : {&apart, &views}) {
+    memory.zero_();
+    zr::load_weights(*pair, path);
+    for (const char* name : {"weight", "buffer"})
+      EXPECT_TRUE(
+          same(pair == &apart ? (name[0] == 'w' ? at(0, 10, 2) : at(1, 10, 2)) : at(0, 3, 1), torch::ones({2, 3})));
+  }
+}
+
+// As PyTorch's state dictionaries, which list a tied weight under each of its names.
+MULTIRANK_TEST(LoadWeightsTest, LoadsTiedWeightsIntoAModuleThatDoesNotTieThem, {1}) {
+  Net net;
+  std::unique_ptr<zr::Engine> engine;
+  const std::string folder = trained(run, net, engine);
+  Net untied(false);
+  const zr::LoadReport report = zr::load_weights(untied, folder);
+  EXPECT_EQ(report.missing.size() + report.unexpected.size(), 0u);
+  for (const char* name : {"head", "a.weight"})
+    EXPECT_TRUE(same(untied.named_parameters()[name], engine->get("head"))) << name;
+}
+
+// The job keeps one checkpoint, and may remove that which is being read.
+MULTIRANK_TEST(LoadWeightsTest, ReadsTheNewestCheckpointOfARunningJob, {1}) {
+  const std::string folder = run.program.text("job.runs") + "/kept";
+  std::vector<std::string> overrides(run.arguments.begin() + 1, run.arguments.end());
+  overrides.insert(overrides.end(), {"job.name=kept", "checkpoint.dir=" + folder, "checkpoint.every=1",
+                                     "checkpoint.keep=1", "train.steps=100"});
+  const Run job(run.arguments[0], overrides);
+  Net net, reader;
+  zr::Engine engine(job.program, net);
+  std::atomic<bool> is_done = false;
+  std::thread loader;
+  int loads = 0;
+  std::string failure;
+  while (!engine.done()) {
+    engine.backward(net.loss(torch::rand({8, 4})));
+    engine.step();
+    if (engine.step_index() != 1) continue;
+    loader = std::thread([&] {
+      try {
+        for (; !is_done || loads == 0; ++loads) zr::load_weights(reader, folder);
+      } catch (const std::exception& error) {
+        failure = error.what();
+      }
+    });
+  }
+  is_done = true;
+  loader.join();
+  EXPECT_EQ(failure, "");
+  EXPECT_GT(loads, 0);
 }
 
 // Files of other programs, and tied weights that differ in them.
