@@ -36,7 +36,8 @@ void check_budget(const ModelQuery& query, const plugin::ResolvedJob& job, const
   if (budget == 0 || max_bytes <= budget) return;
   fail_user(plan_over_budget_text(
       job.config, offline, max_bytes,
-      suggestions_text(job, ranks, plan.on_device, job::BudgetShortfall{budget, max_bytes, 0}, with)));
+      suggestions_text(job, ranks, plan.on_device,
+                       job::BudgetShortfall{budget, max_bytes, context.activations.value_or(0)}, with)));
 }
 
 // ---- --compare ----

@@ -32,8 +32,8 @@ void check_budget(const Setup& setup, const plan::MemoryPlan& plan, const std::v
   const int64_t bytes = plan.max_budgeted_bytes();
   if (budget == 0 || bytes <= budget) return;
   const OfflinePlan offline(setup, parameters, world);
-  fail_user(plan_over_budget_text(setup.config, offline, bytes,
-                                  suggestions_text(setup, plan, parameters, BudgetShortfall{budget, bytes, 0})));
+  const BudgetShortfall shortfall{budget, bytes, offline.context().activations.value_or(0)};
+  fail_user(plan_over_budget_text(setup.config, offline, bytes, suggestions_text(setup, plan, parameters, shortfall)));
 }
 
 }  // namespace zr::host::job
