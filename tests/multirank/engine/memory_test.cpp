@@ -141,6 +141,10 @@ TEST_F(MemoryTest, PlanReportsActivationsThatARunMeasured) {
   EXPECT_EQ(measured("strategy=zero0 job.ranks=4"), measured("")) << "activations do not depend on sharding";
   for (const char* other : {"model.width=128", "train.micro_batch=4", "train.dtype=bf16", "job.name=another"})
     EXPECT_EQ(measured(other), 0) << other << ": measured with other settings";
+  const int64_t zero1 = kinds(plan("strategy=zero1").output).at("total");
+  const auto fitting = edits(plan("strategy=zero0 memory.device_budget=" + std::to_string(zero1 + peak / 4)).output);
+  EXPECT_FALSE(fitting.empty());
+  EXPECT_EQ(std::count(fitting.begin(), fitting.end(), "strategy=zero1"), 0) << "its activations would not fit";
 }
 
 TEST_F(MemoryTest, RejectsAPlanOverTheBudgetAndSuggestsEditsThatFit) {
