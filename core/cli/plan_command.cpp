@@ -114,7 +114,7 @@ void print_comparison(const ModelQuery& query, const std::vector<std::pair<std::
                     : "(unknown until measured by a run)");
   if (context.communicator)
     std::cout << "; " << bytes_text(*context.communicator) << " of host memory for the communicator";
-  std::cout << "\n  communication: received per step by all ranks together; an upper bound if there are all-gathers\n"
+  std::cout << "\n  communication: received per step by all ranks together; all-gathers: " << plan::kGatherBound << "\n"
             << locations_text(plans);
   if (!context.communicator_choice.empty()) std::cout << "  " << context.communicator_choice << "\n";
 }

@@ -81,17 +81,19 @@ T value_at(const toml::table& root, const char* path, T otherwise) {
   return node ? node->value<T>().value_or(otherwise) : otherwise;
 }
 
-// DeepSpeed's counter is one behind the index of the update, and its warm-up takes at least 2 steps. Its cosine begins
-// one step before the warm-up ends.
+// As in DeepSpeed 0.19.8: its counter is one behind the index of the update, and its warm-up takes at least 2 steps.
+// Its cosine begins one step before the warm-up ends. The full rate of WarmupLR is by default that of the optimizer.
 std::string remedy(const toml::table& root, const std::string& name) {
   const Given given(root, name);
   if (!given.problem.empty()) return "; " + given.problem;
+  if (given.get<int64_t>("last_batch_iteration", -1) != -1)
+    return "; last_batch_iteration has no counterpart, because a resumed job continues its schedule: remove it";
   const bool cosine = name == "WarmupCosineLR", decays = name != "WarmupLR";
   const int64_t warm = std::max<int64_t>(2, given.get<int64_t>("warmup_num_steps", 1000));
   const int64_t steps = std::clamp<int64_t>(value_at<int64_t>(root, "train.steps", 100), 1, kMaxSteps - 1);
   const int64_t end = given.get("total_num_steps", steps);
   const double rate = value_at(root, "optimizer.lr", 1e-3);
-  const double full = cosine ? rate : given.get("warmup_max_lr", 1e-3);
+  const double full = cosine ? rate : given.get("warmup_max_lr", decays ? 1e-3 : rate);
   const double least = given.get("warmup_min_lr", 0.0);
   if (least > full)
     return "; a rate that falls during the warm-up has no counterpart: pass a function to engine.set_schedule()";
@@ -105,8 +107,13 @@ std::string remedy(const toml::table& root, const std::string& name) {
   if (decays) keys += fmt::format(", decay_until = {}", cosine ? end : end + 1);
   if (decays && last > 0) keys += ", final_ratio = " + shortest(last);
   const std::string lr = full == rate ? "" : fmt::format(", and lr = {} in [optimizer]", shortest(full));
-  return fmt::format("; for the same rates write use = \"{0}\" in [schedule] and {1} in [schedule.{0}]{2}", now, keys,
-                     lr);
+  std::string differs;
+  if (cosine && start > 0) differs = "; only the first update differs: its rate is 0 in DeepSpeed";
+  if (!decays && !given.values.contains("warmup_max_lr"))
+    differs =
+        "; without warmup_max_lr the full rate is optimizer.lr, as in DeepSpeed 0.19.8; in older versions it is 0.001";
+  return fmt::format("; for the same rates write use = \"{0}\" in [schedule] and {1} in [schedule.{0}]{2}{3}", now,
+                     keys, lr, differs);
 }
 
 }  // namespace

@@ -293,7 +293,7 @@ std::string communication_rows(const StepCommunication& step, const std::string&
   add_row("gradients per step", step.gradients);
   add_row("reduced gradients per step", step.reduced_gradients);
   add_row("new weights per step", step.weights);
-  add_row("all-gathers per step, at most", step.gathers);
+  add_row("all-gathers per step", step.gathers);
   if (step.local > 0) rows += row("communication", "step with local gradients", "", step.local);
   return rows;
 }
@@ -321,8 +321,13 @@ std::string MemoryPlan::text(const std::string& title, const PlanContext& contex
     out +=
         row("update", knows_all_shares ? "largest share of a rank" : fmt::format("share of rank {}", rank),
             fmt::format("{:.0f} % if even", 100.0 / input.world), fmt::format("{:.0f} %", 100 * largest_update_share));
-  for (uint32_t part = 0; part < input.parts(); ++part)
-    out += communication_rows(communication(part), part == 0 ? "" : ", fp32");
+  bool gathers = false;
+  for (uint32_t part = 0; part < input.parts(); ++part) {
+    const StepCommunication step = communication(part);
+    out += communication_rows(step, part == 0 ? "" : ", fp32");
+    gathers |= step.gathers.bytes() > 0;
+  }
+  if (gathers) out += fmt::format("  all-gathers: {}\n", kGatherBound);
   return out;
 }
 

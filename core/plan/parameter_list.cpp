@@ -27,6 +27,8 @@ Parameter parameter_of(std::string name, std::vector<int64_t> shape) {
   return {std::move(name), {}, std::move(shape), count, false, 0};
 }
 
+constexpr int64_t kMaxRows = 1 << 20;  // of an embedding; larger than any vocabulary
+
 int64_t block_size(int64_t width) { return 12 * width * width + 13 * width; }
 }  // namespace
 
@@ -59,6 +61,7 @@ std::vector<Parameter> parameters_from_json(const std::string& output, const std
 }
 
 Sizes complete(Sizes s) {
+  const bool all_given = s.parameters > 0 && s.layers > 0 && s.width > 0;
   const auto blocks_at_most = [&](int64_t width) { return std::max<int64_t>(1, s.parameters / block_size(width)); };
   if (s.layers > 0 && s.width > 0 && s.parameters == 0) s.parameters = s.layers * block_size(s.width);
   if (s.parameters == 0)
@@ -82,6 +85,11 @@ Sizes complete(Sizes s) {
         "zeroth plan: {} layers of width {} alone have {} parameters, more than the {} of --params; omit one of the "
         "three options",
         s.layers, s.width, s.layers * block_size(s.width), s.parameters));
+  if (const int64_t rest = s.parameters - s.layers * block_size(s.width); all_given && rest / s.width > kMaxRows)
+    fail_user(
+        fmt::format("zeroth plan: --params {}, --layers {} and --hidden {} contradict each other: the layers have {} "
+                    "parameters, and the rest would be an embedding of {} rows; give two of the three options",
+                    s.parameters, s.layers, s.width, s.parameters - rest, rest / s.width));
   return s;
 }
 

@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/ledger.hpp"
@@ -165,12 +166,16 @@ struct StepCommunication {
   Term gradients;          // to the ranks that reduce them
   Term reduced_gradients;  // to all ranks, if every rank updates all parameters
   Term weights;            // new weights, to ranks that hold unsharded copies
-  Term gathers;            // all-gathers of sharded weights around their uses; an upper bound
+  Term gathers;            // all-gathers of sharded weights around their uses: see kGatherBound
   int64_t local = 0;       // bytes of a step with local gradients, which has none of the above
   int64_t bytes() const {
     return gradients.bytes() + reduced_gradients.bytes() + weights.bytes() + gathers.bytes();
   }  // an upper bound
 };
+
+/// What StepCommunication::gathers is.
+inline constexpr std::string_view kGatherBound =
+    "an upper bound after the first step, if forward uses each weight once";
 
 /// Facts that text() prints with a plan although no strategy decides them.
 struct PlanContext {

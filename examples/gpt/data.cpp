@@ -28,9 +28,9 @@ constexpr size_t kCheckedBytes = size_t{64} << 20;  // of text, from which on th
 constexpr size_t kMaxRatio = 100;
 
 [[noreturn]] void fail_reading(const std::string& file, const std::string& why) {
-  throw std::invalid_argument(
-      "data.text: " + file + ": " + why +
-      "\n  remedy: `make setup` fetches the default text; or name a plain or .gz file of your own");
+  throw std::invalid_argument("data.text: " + file + ": " + why +
+                              "\n  remedy: name a plain or .gz file of your own (data.text=FILE); in the source tree, "
+                              "`make setup` fetches the default text");
 }
 
 }  // namespace

@@ -111,8 +111,10 @@ const std::map<std::string, Try> kTries{
     {"cmake --preset release && cmake --build --preset release",
      {"cd {root} && cmake --list-presets=all .", "\"release\"[^]*\"release\""}},
     {"cmake --install build --prefix DIR", in_file(kPackage, "--install \\$\\{BUILD\\} --prefix")},
-    {"cmake -S examples/quickstart -B /tmp/quickstart -DCMAKE_PREFIX_PATH=DIR",
-     in_file(kPackage, "-DCMAKE_PREFIX_PATH=[^]*examples/quickstart -B")},
+    {"cmake -S examples/quickstart -B /tmp/quickstart -DCMAKE_PREFIX_PATH=DIR -DTORCH_ROOT=/path/to/libtorch",
+     in_file(kPackage,
+             "-DCMAKE_PREFIX_PATH=[^]*-DTORCH_ROOT=\\$\\{SCRATCH\\}/torch -S "
+             "\\$\\{prefix\\}/share/zeroth/examples/quickstart -B")},
     {"cmake --build /tmp/quickstart", in_file(kPackage, "--build \\$\\{SCRATCH\\}/quickstart")},
     {"./app job.toml", {"cp {bin}/quickstart app && cp" + kQuick + " job.toml && ./app job.toml" + kBrief}},
     {"zeroth launch -n 4 -- ./app job.toml",

@@ -37,6 +37,7 @@ TEST(ModelSizesTest, GiveAModelWithExactlyThatManyParameters) {
   EXPECT_EQ(total({7'500'000'000, 40, 0}), 7'500'000'000);
   EXPECT_EQ(total({7'500'000'000, 0, 4096}), 7'500'000'000);
   EXPECT_EQ(total({0, 12, 768}), 12 * (12 * 768 * 768 + 13 * 768)) << "GPT-2's blocks";
+  EXPECT_EQ(total({124'439'808, 12, 768}), 124'439'808) << "GPT-2 with its embeddings";
 }
 
 TEST(ModelSizesTest, RejectContradictingOrMissingSizes) {
@@ -45,6 +46,12 @@ TEST(ModelSizesTest, RejectContradictingOrMissingSizes) {
             }),
             "zeroth plan: 12 layers of width 768 alone have 85054464 parameters, more than the 1000 of --params; omit "
             "one of the three options");
+  EXPECT_EQ(
+      said_by([] {
+        plan::complete({1'000'000'000, 10, 100});
+      }),
+      "zeroth plan: --params 1000000000, --layers 10 and --hidden 100 contradict each other: the layers have 1213000 "
+      "parameters, and the rest would be an embedding of 9987870 rows; give two of the three options");
   EXPECT_EQ(said_by([] {
               plan::complete({0, 12, 0});
             }),

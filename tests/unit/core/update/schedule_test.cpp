@@ -137,7 +137,7 @@ std::vector<std::string> proposed(const DeepSpeed& of) {
   const std::regex form(
       "schedule\\.use: \"" + of.name +
       "\" is DeepSpeed's name; for the same rates write use = \"(\\w+)\" in \\[schedule\\] and (.*) in "
-      "\\[schedule\\.\\w+\\](, and lr = (\\S+) in \\[optimizer\\])?$");
+      "\\[schedule\\.\\w+\\](, and lr = (\\S+) in \\[optimizer\\])?(; only the first update differs.*)?$");
   std::smatch found;
   EXPECT_TRUE(std::regex_search(text, found, form)) << text;
   std::vector<std::string> overrides{"train.steps=100", "schedule.use=" + found[1].str(),
@@ -170,14 +170,21 @@ TEST(ScheduleTest, DeepSpeedsNamesAreErrorsWithKeysForTheSameRates) {
   EXPECT_GE(compared, 40000);
 }
 
-TEST(ScheduleTest, DeepSpeedsDefaultOfTheFullRateIsNotTheOptimizersRate) {
-  try {
-    sample::check("", {"optimizer.lr=0.1", "schedule.use=WarmupLR", "schedule.WarmupLR.warmup_min_lr=0.0005"});
-    FAIL() << "accepted";
-  } catch (const std::exception& error) {
-    const std::string text = error.what();
-    EXPECT_NE(text.find("start_ratio = 0.5 in [schedule.constant], and lr = 0.001 in [optimizer]"), text.npos) << text;
-  }
+TEST(ScheduleTest, DeepSpeedsDefaultOfTheFullRateDependsOnTheSchedule) {
+  const auto problem_of = [](const std::string& name, const std::string& least) -> std::string {
+    try {
+      sample::check("", {"optimizer.lr=0.1", "schedule.use=" + name, "schedule." + name + ".warmup_min_lr=" + least});
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  const std::string decay = problem_of("WarmupDecayLR", "0.0005"), warmup = problem_of("WarmupLR", "0.05");
+  EXPECT_NE(decay.find("final_ratio = 0.5 in [schedule.linear], and lr = 0.001 in [optimizer]"), decay.npos) << decay;
+  EXPECT_NE(
+      warmup.find("start_ratio = 0.5 in [schedule.constant]; without warmup_max_lr the full rate is optimizer.lr"),
+      warmup.npos)
+      << warmup;
 }
 
 }  // namespace zr::host

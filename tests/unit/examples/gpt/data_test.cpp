@@ -49,7 +49,8 @@ TEST_F(GptDataTest, RejectsAPathThatIsNotARegularFile) {
   const std::string pipe = folder_ / "pipe";
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
   const std::string remedy =
-      "\n  remedy: `make setup` fetches the default text; or name a plain or .gz file of your own";
+      "\n  remedy: name a plain or .gz file of your own (data.text=FILE); in the source tree, `make setup` fetches the "
+      "default text";
   EXPECT_EQ(refusal([] { Text("/dev/zero"); }),
             "data.text: /dev/zero: is a pipe or a device, not a regular file" + remedy);
   EXPECT_EQ(refusal([&] { Text text(pipe); }),
@@ -67,7 +68,9 @@ std::string counting(size_t n) {
   return bytes;
 }
 
-constexpr char kRemedy[] = "\n  remedy: `make setup` fetches the default text; or name a plain or .gz file of your own";
+constexpr char kRemedy[] =
+    "\n  remedy: name a plain or .gz file of your own (data.text=FILE); in the source tree, `make setup` fetches the "
+    "default text";
 
 TEST_F(GptDataTest, ShiftsTargetsByOneByte) {
   const Text text(plain(counting(20000)));
