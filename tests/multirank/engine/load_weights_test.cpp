@@ -184,7 +184,7 @@ MULTIRANK_TEST(LoadWeightsTest, LoadsTiedWeightsIntoAModuleThatDoesNotTieThem, {
 
 // The job keeps one checkpoint, and may remove that which is being read.
 MULTIRANK_TEST(LoadWeightsTest, ReadsTheNewestCheckpointOfARunningJob, {1}) {
-  const std::string folder = run.program.text("job.runs") + "/kept";
+  const std::string folder = run.program.text("job.runs") + "/checkpoints";
   std::vector<std::string> overrides(run.arguments.begin() + 1, run.arguments.end());
   overrides.insert(overrides.end(), {"job.name=kept", "checkpoint.dir=" + folder, "checkpoint.every=1",
                                      "checkpoint.keep=1", "train.steps=100"});

@@ -131,7 +131,7 @@ TEST_F(EngineModelTest, SLOW_RefreshIsBitIdenticalWithTiersAndAsynchronousCheckp
       const engine_tests::Result result =
           run(ranks, refresh_keeps_places, "fp16.initial_scale_power=12 fp16.loss_scale_window=2 train.dtype=" + dtype);
       EXPECT_EQ(result.code, 0) << dtype << " on " << ranks << "\n" << result.output;
-      EXPECT_NE(result.output.find(ranks == 1 ? "14 placements match" : "31 placements match"), std::string::npos);
+      EXPECT_NE(result.output.find(ranks == 1 ? "14 placements match" : "24 placements match"), std::string::npos);
       EXPECT_TRUE(fs::is_empty(folder_ / "swap")) << "an engine left files in the folder of its tier";
     }
 }

@@ -42,6 +42,20 @@ TEST_F(MeasuredActivationsTest, ReadsDeviceAndOffloadedActivations) {
   EXPECT_EQ(after(R"({"device": {"activations": {"peak": 70}}, "host": {}})").offloaded_activations, 0);
 }
 
+TEST_F(MeasuredActivationsTest, ReadsARunOf8e08ee99) {
+  std::filesystem::create_directories(scratch_.path("runs/a"));
+  std::filesystem::copy(ZR_SOURCE_DIR "/tests/multirank/checkpoint/written_by_8e08ee99/run", scratch_.path("runs/a/1"));
+  const std::vector<config::ConfigKey> keys{{"parity", "model", ZR_KEY_STRING, "\"convolutional\"", "which model"},
+                                            {"parity", "weighted", ZR_KEY_BOOL, "false", "unused"},
+                                            {"parity", "overflows", ZR_KEY_BOOL, "false", "unused"}};
+  const config::JobConfig same =
+      config::Document::parse("", "job.toml",
+                              {"job.name=a", "job.runs=" + scratch_.path("runs"), "train.dtype=bf16",
+                               "train.micro_batch=3", "train.gradient_accumulation=12"})
+          .check(keys, 2);
+  EXPECT_EQ(job::measured_activations(same, "").activations, 35696);
+}
+
 TEST_F(MeasuredActivationsTest, IgnoresActivationsThatAreNotNumbers) {
   for (const std::string peak : {"null", "\"70\"", "[70]", "{}", "7.5", "true"}) {
     for (const std::string tier : {"device", "host", "disk"}) {
