@@ -2,8 +2,6 @@
 // The program prints the answer, one line of JSON, and ends with code 0.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <cstdlib>
 #include <optional>
 #include <string>
@@ -45,10 +43,10 @@ inline std::optional<ProgramRequest> request_of_process() {
   for (const auto request : {ProgramRequest::schema, ProgramRequest::parameters, ProgramRequest::parameters_in_memory})
     if (value && text_of(request) == value) return request;
   if (value && *value)
-    fail_user(
-        fmt::format("{} is \"{}\", which this program cannot answer; run it with the zeroth of the version that it "
-                    "was built with, or unset {} to train",
-                    kRequestVariable, printable(value), kRequestVariable));
+    fail_user(std::string(kRequestVariable) + " is \"" + printable(value) +
+              "\", which this program cannot answer; run it with the zeroth of the version that it was built with, or "
+              "unset " +
+              kRequestVariable + " to train");
   return {};
 }
 
