@@ -25,10 +25,10 @@ namespace zr {
 /// that is read, the newest one is read. strict: throws UserError, before it changes anything, for tensors that are
 /// missing, unexpected, or have another shape; otherwise they are left out and reported; `fresh` and `dropped` are
 /// empty. Throws UserError, before it changes anything, for a tensor of another type that cannot be converted, for
-/// tensors that share a part of their memory, for a parameter that an engine trains, and for one without memory
-/// (zr::deferred): load these with the engine. Throws EnvironmentError if the file cannot be read. If reading fails,
-/// some of the tensors may have been loaded. Not collective; any thread, one at a
-/// time per module.
+/// tensors that share a part of their memory, for a tensor of another c10::InferenceMode, for a parameter that an
+/// engine trains, and for one without memory (zr::deferred): load these with the engine. Throws EnvironmentError if the
+/// file cannot be read. If reading fails, some of the tensors may have been loaded. Not collective; any thread, one at
+/// a time per module.
 LoadReport load_weights(torch::nn::Module& module, const std::string& from, bool strict = true);
 /// Loads them into a TorchScript module, in the same way.
 LoadReport load_weights(torch::jit::Module& module, const std::string& from, bool strict = true);
