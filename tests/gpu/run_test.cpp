@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <regex>
 #include <sstream>
 #include <string>
 
@@ -255,16 +256,24 @@ TEST(GpuMakeTest, NamesTheMissingCompilerBeforeItBuilds) {
   EXPECT_EQ(shell(make + "nvcc").code, 0);
 }
 
-TEST(GpuReadmeTest, NamesThePartsOfRunAll) {
+TEST(GpuPartsTest, EachHasADescriptionWithItsTime) {
+  const std::regex time(R"(\. (\d+ to )?\d+ (s|min)( each)?(\.|$))");
   const std::string readme = text_of_file(kGpu + "README.md");
   std::istringstream parts(text_of_file(kGpu + "parts"));
-  int number = 0;
-  for (std::string line; std::getline(parts, line);)
-    if (!line.starts_with("#")) {
-      ++number;
-      EXPECT_THAT(readme, HasSubstr("`" + line + "`"));
-    }
+  std::string description;
+  bool in_comment = false;
+  int number = 0, named = 0;
+  for (std::string line; std::getline(parts, line);) {
+    const bool comment = line.starts_with("#");
+    if (comment && line != "# later") description = in_comment ? description + line.substr(1) : line;
+    in_comment = comment && line != "# later";
+    if (comment || line.empty()) continue;
+    ++number;
+    EXPECT_TRUE(std::regex_search(description, time)) << line << ": " << description;
+    named += readme.find("`DIR/run " + line + "`") != readme.npos;
+  }
   EXPECT_EQ(number, 34);
+  EXPECT_EQ(named, 1) << "the README names the part that follows `run first`";
 }
 
 }  // namespace
