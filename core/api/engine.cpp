@@ -42,11 +42,15 @@ Engine::Engine(const Program& program, torch::jit::Module& model, const std::str
   state_ = State::make(program, program_module(model), name);
 }
 
+Engine::Engine(const Program& program, std::function<ModelTensors()> list, const std::string& name)
+    : state_(State::make(program, program_module(std::move(list)), name)) {}
+
 Engine::~Engine() = default;
 
 void Engine::refresh() {
   state_->session_for("refresh");
-  const Tensors parameters = state_->module->parameters(), buffers = state_->module->buffers();
+  const auto [parameters, buffers] =
+      State::as_thrown([&] { return std::pair(state_->module->parameters(), state_->module->buffers()); });
   const Program program = state_->program;
   const ProgramModulePtr module = state_->module;
   const std::string name = state_->name;
@@ -63,7 +67,7 @@ void Engine::refresh() {
     before.session->comm().barrier(call.text().c_str());  // a rank in another call ends the job with the names of both
     host::engine::ParameterChange change;
     const auto find_changes = [&](host::engine::ParameterChange& parameter_changes) {
-      before.adopt_buffers();
+      if (before.torch_model->has_buffers()) before.torch_model->adopt_buffers(buffers);
       parameter_changes = parameter_change(*before.torch_model, parameters, buffers);
       host::model::check_param_types(parameters, before.session->config(), before.session->rank());
       std::vector<host::plan::Parameter> list = before.torch_model->list_parameters(parameters, buffers);
@@ -79,7 +83,8 @@ void Engine::refresh() {
   try {
     state_.take().reset();
     folder = refresh_state->folder;
-    auto next = std::make_unique<State>(program, module, name, std::move(refresh_state));
+    auto next =
+        State::as_thrown([&] { return std::make_unique<State>(program, module, name, std::move(refresh_state)); });
     const torch::NoGradGuard no_grad;
     for (auto& [buffer, values] : kept_buffers) buffer.copy_(values);
     next->program_settings = std::move(program_settings);
@@ -88,7 +93,7 @@ void Engine::refresh() {
     if (next->program_settings.accumulation > 0) next->session->set_accumulation(next->program_settings.accumulation);
     next->finish_copies();
     state_ = std::move(next);
-  } catch (const std::exception&) {
+  } catch (...) {
     if (program.rank() == 0)
       host::log(ZR_LOG_ERROR, "engine.refresh() failed; the checkpoint " + folder + " has the state before the call");
     throw;
@@ -117,9 +122,11 @@ void Engine::backward(const torch::Tensor& loss, double weight) {
   if (loss.numel() != 1)
     host::fail_user("engine.backward(loss): the loss has " + std::to_string(loss.numel()) +
                     " elements, but must have exactly one; reduce it, for example with loss.mean()");
-  state_->torch_model->check_trained(state_->module->parameters());
-  if (!session.checkpointer().dir().empty())  // a checkpoint may be due in step()
-    state_->torch_model->check_buffers(state_->module->buffers());
+  State::as_thrown([&] {
+    state_->torch_model->check_trained(state_->module->parameters());
+    if (!session.checkpointer().dir().empty())  // a checkpoint may be due in step()
+      state_->torch_model->check_buffers(state_->module->buffers());
+  });
   if (!loss.requires_grad())
     host::fail_user(
         "engine.backward(loss): the loss has no autograd graph (requires_grad is false), so no parameter would get a "
@@ -161,12 +168,13 @@ bool Engine::make_step() {
   const State::Call call(*state_, "step");
   call.not_in_evaluation();
   call.not_in_swap();
-  if (state_->session->progress().at_boundary()) {
-    if (state_->session->checkpointer().dir().empty())
-      state_->adopt_buffers();
-    else
-      state_->torch_model->check_buffers(state_->module->buffers());
-  }
+  if (state_->session->progress().at_boundary())
+    State::as_thrown([&] {
+      if (state_->session->checkpointer().dir().empty())
+        state_->adopt_buffers();
+      else
+        state_->torch_model->check_buffers(state_->module->buffers());
+    });
   return State::with_program_functions(call, [&] { return state_->session->step(); });
 }
 bool Engine::done() const { return state_->session_for("done").progress().done(); }
@@ -295,8 +303,8 @@ struct Engine::Evaluation::State {
     if (--engine->evaluations == 0) engine->random.reset();
     const bool unwinds = std::uncaught_exceptions() > exceptions;
     try {
-      engine->adopt_buffers();
-    } catch (const std::exception&) {
+      Engine::State::as_thrown([&] { engine->adopt_buffers(); });
+    } catch (...) {
       if (engine->evaluations == 0 && engine->session) engine->session->end_evaluation_buffers();
       if (unwinds) return;
       throw;

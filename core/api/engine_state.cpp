@@ -159,22 +159,24 @@ Engine::State::~State() {
 std::unique_ptr<Engine::State> Engine::State::make(const Program& program, const ProgramModulePtr& module,
                                                    const std::string& name) {
   if (program.state()->prints_parameters()) {
-    const Tensors parameters = module->parameters();
+    const Tensors parameters = as_thrown([&] { return module->parameters(); });
     const at::Device on = parameters.empty() ? torch::kCPU : parameters[0].second.device();
     const host::model::TorchModel queried(parameters, {}, options_of(program, on, false));
     std::puts(host::plan::to_json(queried.parameters()).c_str());
     throw ExitRequest{std::fflush(stdout) == 0 ? 0 : exit_code::environment};
   }
-  if (module->parameters().empty())
+  if (as_thrown([&] { return module->parameters().empty(); }))
     host::fail_user(
         "zr::Engine: the model has no parameters; register its submodules and parameters in the "
         "constructor (register_module, register_parameter)");
-  return host::guard_host_call("zr::Engine", [&] {
-    host::model::check_param_types(module->parameters(), program.state()->setup().config, program.rank());
-    host::model::check_buffer_types(module->buffers(), program.state()->setup().config, program.rank());
-    auto state = std::make_unique<State>(program, module, name);
-    state->finish_copies();
-    return state;
+  return as_thrown([&] {
+    return host::guard_host_call("zr::Engine", [&] {
+      host::model::check_param_types(module->parameters(), program.state()->setup().config, program.rank());
+      host::model::check_buffer_types(module->buffers(), program.state()->setup().config, program.rank());
+      auto state = std::make_unique<State>(program, module, name);
+      state->finish_copies();
+      return state;
+    });
   });
 }
 

@@ -126,7 +126,7 @@ struct Engine::State {
   auto collective(const char* name, const std::string& arguments, Fn&& fn) {
     const Call call(*this, name, arguments);
     session->comm().barrier(call.text().c_str());  // names the call: a rank in another call is an error
-    return host::guard_host_call(call.text(), [&] { return fn(*session, call); });
+    return with_program_functions(call, [&] { return fn(*session, call); });
   }
 
   /// Returns fn(), which calls a function of the program that was passed to `name`. Its exceptions pass through host
@@ -149,8 +149,13 @@ struct Engine::State {
   /// the call.
   template <class Fn>
   static auto with_program_functions(const Call& call, Fn&& fn) {
+    return as_thrown([&] { return host::guard_host_call(call.text(), fn); });
+  }
+  /// Returns fn(). Throws an exception of a function of the program as the function has thrown it.
+  template <class Fn>
+  static auto as_thrown(Fn&& fn) {
     try {
-      return host::guard_host_call(call.text(), fn);
+      return fn();
     } catch (const host::ProgramException& exception) {
       std::rethrow_exception(exception.cause);
     }

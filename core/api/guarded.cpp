@@ -59,6 +59,8 @@ void end_at_exit(int code, void* end) {
 
 void note_device_in_use() { device_in_use = true; }
 
+void report_failure() { host::note_failure(); }
+
 int guarded_run(void (*call)(void*), void* ctx, void (*end)(int)) {
   const host::control::ExitFunction before = host::control::set_exit_function(end);
   const std::terminate_handler handler_before = std::set_terminate(report_and_end);

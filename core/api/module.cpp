@@ -4,7 +4,10 @@
 
 #include <map>
 #include <sstream>
+#include <unordered_set>
 
+#include "base/error.hpp"
+#include "base/text.hpp"
 #include "model/parameter_registry.hpp"
 
 namespace zr {
@@ -78,10 +81,48 @@ class ScriptModule final : public ProgramModule {
   const torch::jit::Module module_;
 };
 
+class TensorList final : public ProgramModule {
+ public:
+  explicit TensorList(std::function<ModelTensors()> list) : list_(std::move(list)) {
+    if (!list_) host::fail_user("zr::Engine: the function that lists the tensors is empty; pass one that returns them");
+  }
+  Tensors parameters() const override { return checked(list().parameters, "parameter"); }
+  Tensors buffers() const override { return checked(list().buffers, "buffer"); }
+  Tensors parameter(const std::string& name) const override {
+    for (auto& item : parameters())
+      if (item.first == name) return {item};
+    return {};
+  }
+
+ private:
+  ModelTensors list() const {
+    try {
+      return list_();
+    } catch (...) {
+      throw host::ProgramException{std::current_exception()};
+    }
+  }
+  static Tensors checked(Tensors tensors, const std::string& kind) {
+    std::erase_if(tensors, [](const auto& item) { return !item.second.defined(); });
+    std::unordered_set<std::string_view> names;
+    for (const auto& [name, tensor] : tensors) {
+      if (name.empty()) host::fail_user("zr::Engine: the list of tensors has a " + kind + " without a name; name it");
+      if (!names.insert(name).second)
+        host::fail_user("zr::Engine: the list of tensors has the " + kind + " '" + host::printable(name) +
+                        "' twice; give each tensor a name of its own");
+    }
+    return tensors;
+  }
+  const std::function<ModelTensors()> list_;
+};
+
 }  // namespace
 
 ProgramModulePtr program_module(const torch::nn::Module& module) { return std::make_shared<NnModule>(module); }
 ProgramModulePtr program_module(const torch::jit::Module& module) { return std::make_shared<ScriptModule>(module); }
+ProgramModulePtr program_module(std::function<ModelTensors()> list) {
+  return std::make_shared<TensorList>(std::move(list));
+}
 
 host::engine::ParameterChange parameter_change(const host::model::TorchModel& model, const Tensors& current,
                                                const Tensors& buffers) {

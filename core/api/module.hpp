@@ -4,6 +4,7 @@
 #include <torch/nn/module.h>
 #include <torch/types.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -11,6 +12,7 @@
 
 #include "engine/refresh_state.hpp"
 #include "model/torch_model.hpp"
+#include "zr/engine.hpp"
 
 namespace torch::jit {
 struct Module;
@@ -37,6 +39,10 @@ using ProgramModulePtr = std::shared_ptr<const ProgramModule>;
 ProgramModulePtr program_module(const torch::nn::Module& module);
 /// A TorchScript module, which the result shares.
 ProgramModulePtr program_module(const torch::jit::Module& module);
+
+/// The tensors that `list` returns. Throws UserError for an empty name, or a name that two parameters or two buffers
+/// have; an exception of `list` as ProgramException.
+ProgramModulePtr program_module(std::function<ModelTensors()> list);
 
 /// The differences between `current` and the parameters that `model` trains, and between `buffers` and its buffers.
 host::engine::ParameterChange parameter_change(const host::model::TorchModel& model, const Tensors& current,

@@ -153,7 +153,7 @@ Key Key::of_path(std::string path, const char* def, std::string meaning) {
 }
 
 Program::State::State(Load load, std::filesystem::path folder, const std::vector<std::string>& overrides,
-                      const std::vector<Key>& keys)
+                      const std::vector<Key>& keys, const std::optional<Rendezvous>& where)
     : folder_(std::move(folder)) {
   const auto program_keys = config_keys_of(keys);
   check_keys(program_keys);
@@ -169,8 +169,9 @@ Program::State::State(Load load, std::filesystem::path folder, const std::vector
   const host::config::Document document = load(overrides);
   const host::config::Setting<int> ranks = document.ranks();
   // `zeroth plan` asks; it may itself be one of several processes of a launcher.
-  setup_.control = prints_parameters_ ? host::control::Control::alone()
-                                      : host::control::Control::join(time_to_join(document.timeout()));
+  setup_.control = prints_parameters_
+                       ? host::control::Control::alone()
+                       : host::control::Control::join(time_to_join(document.timeout()), where ? &*where : nullptr);
   const int world = prints_parameters_ ? 0 : setup_.control->world();
   host::log_as_rank(setup_.control->rank());
   const bool several_hosts = setup_.control->local_world() < setup_.control->world();
@@ -194,12 +195,14 @@ Program::State::State(Load load, std::filesystem::path folder, const std::vector
 }
 
 std::shared_ptr<Program::State> Program::state_of(const std::string& file, const std::vector<std::string>& overrides,
-                                                  const std::vector<Key>& keys) {
+                                                  const std::vector<Key>& keys,
+                                                  const std::optional<Rendezvous>& where) {
   const auto load = [file](const std::vector<std::string>& assignments) {
     return host::config::Document::load(file, assignments);
   };
-  return std::make_shared<State>(
-      load, file.empty() ? std::filesystem::path() : std::filesystem::absolute(file).parent_path(), overrides, keys);
+  return std::make_shared<State>(load,
+                                 file.empty() ? std::filesystem::path() : std::filesystem::absolute(file).parent_path(),
+                                 overrides, keys, where);
 }
 
 Program::Program(int argc, char** argv, const std::vector<Key>& keys) {
@@ -217,16 +220,18 @@ Program::Program(int argc, char** argv, const std::vector<Key>& keys) {
   });
 }
 
-Program::Program(const std::string& file, const std::vector<std::string>& overrides, const std::vector<Key>& keys)
-    : state_(host::guard_host_call("zr::Program", [&] { return state_of(file, overrides, keys); })) {}
+Program::Program(const std::string& file, const std::vector<std::string>& overrides, const std::vector<Key>& keys,
+                 const std::optional<Rendezvous>& where)
+    : state_(host::guard_host_call("zr::Program", [&] { return state_of(file, overrides, keys, where); })) {}
 
-Program::Program(const Configuration& config, const std::vector<std::string>& overrides, const std::vector<Key>& keys)
+Program::Program(const Configuration& config, const std::vector<std::string>& overrides, const std::vector<Key>& keys,
+                 const std::optional<Rendezvous>& where)
     : state_(host::guard_host_call("zr::Program", [&] {
         const auto load = [config](const std::vector<std::string>& assignments) {
           return host::config::Document::parse(config.toml(), "zr::Configuration", assignments, config.values(),
                                                name_of_this_program());
         };
-        return std::make_shared<State>(load, std::filesystem::current_path(), overrides, keys);
+        return std::make_shared<State>(load, std::filesystem::current_path(), overrides, keys, where);
       })) {}
 
 Program::~Program() = default;

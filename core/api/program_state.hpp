@@ -22,7 +22,7 @@ struct Program::State {
   /// Joins the job and validates the configuration. Throws Error. If the process was started for its keys
   /// (control/program_request.hpp), prints `keys` and throws ExitRequest. `folder`: of the configuration's file.
   State(Load load, std::filesystem::path folder, const std::vector<std::string>& overrides,
-        const std::vector<Key>& keys);
+        const std::vector<Key>& keys, const std::optional<Rendezvous>& where);
 
   const host::job::Setup& setup() const { return setup_; }
   /// True if the process was started for the model's parameters: the Engine prints them and throws ExitRequest.

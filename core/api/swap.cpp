@@ -36,7 +36,7 @@ torch::Tensor checked(const torch::Tensor& tensor, const host::plan::Parameter& 
 }
 }  // namespace
 
-void Swap::State::begin(const Values& values) try {
+void Swap::State::begin(const Values& values) {
   engine->collective("Swap", "begin", [&](host::engine::Session& session, const Engine::State::Call& call) {
     call.not_in_evaluation();
     call.not_in_swap();
@@ -51,8 +51,6 @@ void Swap::State::begin(const Values& values) try {
     session.swap().begin(values_of);
     engine->finish_copies();
   });
-} catch (const host::ProgramException& exception) {
-  std::rethrow_exception(exception.cause);
 }
 
 void Swap::State::end() {

@@ -1,4 +1,4 @@
-// Whether the process is exiting, and how to end it.
+// Whether the process is exiting or has failed, and how to end it.
 #pragma once
 
 namespace zr::host {
@@ -7,6 +7,10 @@ namespace zr::host {
 bool process_exits();
 /// Call it in the first function that the C library calls when the process exits. [any]
 void note_process_exit();
+
+/// True after note_failure(): zr::report_failure() was called. [any]
+bool has_failed();
+void note_failure();
 
 using ExitFunction = void (*)(int exit_code);
 /// Sets the function that ends this process with the given exit code, for another thread while the program's thread

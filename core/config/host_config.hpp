@@ -56,11 +56,14 @@ struct TrainConfig {
 
 /// When gradients are reduced over ranks.
 enum class GradientReduction { each_micro_step, last_micro_step };
+/// What the sum of a step's gradients is divided by.
+enum class GradientDivisor { ranks_and_micro_steps, ranks };
 
 /// [gradients]
 struct GradientsConfig {
   Setting<bool> overlap;  // reduce during backward
   Setting<GradientReduction> reduce;
+  Setting<GradientDivisor> divisor;
   Setting<zr_dtype> dtype;         // of reduced gradients: ZR_F32 or ZR_BF16
   Setting<zr_dtype> reduce_dtype;  // in which gradients are communicated; ZR_NONE: auto, see Precision
 };

@@ -153,6 +153,9 @@ Rows gradients() {
       row(FIELD(gradients.reduce), "\"each_micro_step\"",
           "each_micro_step: reduce after every micro-step; last_micro_step: accumulate on each rank, then reduce once: "
           "less communication, different rounding"),
+      row(FIELD(gradients.divisor), "\"ranks_and_micro_steps\"",
+          "what the sum of a step's gradients is divided by: ranks_and_micro_steps: the micro-batches, or the sum of "
+          "their weights; ranks: the ranks, so micro-steps add up, as in DDP"),
       dtype(FIELD(gradients.dtype), "\"fp32\"", "dtype of reduced gradients: sums over micro-batches and ranks",
             {"fp32", "bf16"}),
       dtype(FIELD(gradients.reduce_dtype), "\"auto\"",

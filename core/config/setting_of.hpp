@@ -34,6 +34,9 @@ constexpr std::array<Choice<GradientReduction>, 2> choices_of(GradientReduction)
   return {{{"each_micro_step", GradientReduction::each_micro_step},
            {"last_micro_step", GradientReduction::last_micro_step}}};
 }
+constexpr std::array<Choice<GradientDivisor>, 2> choices_of(GradientDivisor) {
+  return {{{"ranks_and_micro_steps", GradientDivisor::ranks_and_micro_steps}, {"ranks", GradientDivisor::ranks}}};
+}
 constexpr std::array<Choice<OnSignal>, 2> choices_of(OnSignal) {
   return {{{"end", OnSignal::end}, {"save", OnSignal::save}}};
 }

@@ -300,7 +300,7 @@ void ControlClient::leave_locked(int64_t step, bool failed) {
   ++leaves_;
   left_sequence_ = std::exchange(last_sequence_, 0);
   left_step_ = step;
-  left_failed_ = failed;
+  left_failed_ = failed || has_failed();
   collectives_issued_ = collectives_sent_ = 0;
   activity_.what.clear();
   activity_.waiting = false;

@@ -30,8 +30,8 @@ std::vector<tcp::endpoint> resolve(const std::string& host, const std::vector<ui
     if (!endpoints.empty()) return endpoints;
     if (std::chrono::steady_clock::now() + kResolvePause > deadline)
       fail_environment(
-          fmt::format("cannot resolve '{}', the address of the job's store: {}. It comes from MASTER_ADDR, ZR_STORE or "
-                      "the launcher's node list: give a host name that all ranks can reach",
+          fmt::format("cannot resolve '{}', the address of the job's store: {}. It comes from MASTER_ADDR, ZR_STORE, "
+                      "zr::Rendezvous or the launcher's node list: give a host name that all ranks can reach",
                       host, error.message()));
     std::this_thread::sleep_for(kResolvePause);
   }

@@ -76,15 +76,24 @@ std::shared_ptr<Control> Control::alone() {
       fmt::format("alone-{}-{}", getpid(), std::chrono::system_clock::now().time_since_epoch().count() % 1000000007));
 }
 
-std::shared_ptr<Control> Control::join(std::chrono::milliseconds timeout) {
+std::shared_ptr<Control> Control::join(std::chrono::milliseconds timeout, const Rendezvous* given) {
   static Membership membership;  // destroyed: the process leaves the job when it exits
   const MutexLock lock(membership.mutex);
   if (membership.client && membership.owner.is_parent())
     fail_user(
         "a process made by fork() cannot join the job, of which its parent is a rank; create zr::Program and "
         "zr::Engine only in the process that the launcher has started");
-  if (membership.control && !membership.owner.is_parent()) return membership.control;
-  const auto rank_info = find_rank_info([](const char* name) -> const char* { return std::getenv(name); }, getppid());
+  if (membership.control && !membership.owner.is_parent()) {
+    const int rank = membership.control->rank(), world = membership.control->world();
+    if (given && (given->rank != rank || given->world != world))
+      fail_user(fmt::format(
+          "zr::Rendezvous: it has rank {} of {}, but this process has joined its job as rank {} of {}: pass "
+          "the same to each zr::Program",
+          given->rank, given->world, rank, world));
+    return membership.control;
+  }
+  const auto rank_info =
+      find_rank_info([](const char* name) -> const char* { return std::getenv(name); }, getppid(), given);
   if (rank_info && (rank_info->world > 1 || rank_info->launched)) {
     membership.client = std::make_shared<ControlClient>(*rank_info, timeout);
     membership.control = membership.client;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/process_exit.hpp"
+#include "zr/rendezvous.hpp"
 
 namespace zr::host::control {
 
@@ -53,8 +54,10 @@ class Control {
   /// (SLURM_*). If none of these variables is set, or another launcher started a single rank, the job has one rank and
   /// uses no sockets. Without zeroth's launcher, rank 0 hosts the store. Returns once every rank has joined. A process
   /// joins once: later calls return the same object, which lives until the process exits. Throws EnvironmentError that
-  /// names variable and remedy, and PeerLostError if a rank died before it joined.
-  static std::shared_ptr<Control> join(std::chrono::milliseconds timeout = std::chrono::seconds(60));
+  /// names variable and remedy, and PeerLostError if a rank died before it joined. `given` (or null): the job, if the
+  /// program knows it; UserError if it is wrong, or the process is another rank already.
+  static std::shared_ptr<Control> join(std::chrono::milliseconds timeout = std::chrono::seconds(60),
+                                       const Rendezvous* given = nullptr);
   /// One rank, whatever the environment says: no sockets, no thread.
   static std::shared_ptr<Control> alone();
   virtual ~Control() = default;

@@ -7,6 +7,7 @@
 #include <charconv>
 
 #include "base/error.hpp"
+#include "base/text.hpp"
 
 namespace zr::host::control {
 
@@ -190,6 +191,36 @@ RankInfo from_slurm(const LauncherVariables& variables) {
   return rank_info;
 }
 
+RankInfo from_rendezvous(const LauncherVariables& variables, const Rendezvous& given) {
+  if (given.world < 1 || given.world > kMaxRanks || given.rank < 0 || given.rank >= given.world)
+    fail_user(fmt::format("zr::Rendezvous: rank {} of {} ranks: world must be 1 to {}, and rank 0 to world - 1",
+                          given.rank, given.world, kMaxRanks));
+  if (given.world > 1 && !parse_address(given.address))
+    fail_user(
+        fmt::format("zr::Rendezvous: the address '{}' is not of the form host:port; pass the host of rank 0 and a free "
+                    "port, such as node01:29600 or [fd00::1]:29600",
+                    printable(given.address)));
+  RankInfo rank_info;
+  rank_info.launcher = variables.launcher;
+  rank_info.rank = given.rank;
+  rank_info.world = given.world;
+  rank_info.hosts_store = given.rank == 0;
+  rank_info.job = "rendezvous";
+  if (given.world == 1) return rank_info;
+  const HostPort address = *parse_address(given.address);
+  rank_info.job += "-" + address.text();
+  if (!read_store_address(variables, rank_info)) {
+    rank_info.address = address.host;
+    rank_info.ports = {address.port};
+  }
+  rank_info.token = given.token.empty() ? variables.optional("ZR_TOKEN") : given.token;
+  if (!rank_info.token.empty()) return rank_info;
+  rank_info.shares_secret = is_this_host(rank_info.address);
+  rank_info.guessable = !rank_info.shares_secret;
+  if (rank_info.guessable) rank_info.token = rank_info.job;
+  return rank_info;
+}
+
 enum class Launcher { none, zeroth, torchrun, openmpi, pmi, slurm };
 
 Launcher launcher_of(const Variables& variables) {
@@ -248,7 +279,7 @@ std::string HostPort::text() const {
   return host.find(':') == host.npos ? fmt::format("{}:{}", host, port) : fmt::format("[{}]:{}", host, port);
 }
 
-HostPort parse_store_address(const std::string& text) {
+std::optional<HostPort> parse_address(const std::string& text) {
   HostPort address;
   const auto colon = text.rfind(':');
   const std::string port = colon == text.npos ? "" : text.substr(colon + 1);
@@ -258,15 +289,32 @@ HostPort parse_store_address(const std::string& text) {
   if (opens && closes) address.host = address.host.substr(1, address.host.size() - 2);
   if (address.host.empty() || opens != closes || error != std::errc() || end != port.data() + port.size() ||
       address.port == 0)
-    fail_environment(fmt::format(
-        "ZR_STORE={} is not of the form host:port; example: ZR_STORE=node01:29600, or ZR_STORE=[fd00::1]:29600", text));
+    return {};
   return address;
 }
 
-std::optional<RankInfo> find_rank_info(const Variables& variables, int64_t parent) {
+HostPort parse_store_address(const std::string& text) {
+  const std::optional<HostPort> address = parse_address(text);
+  if (!address)
+    fail_environment(fmt::format(
+        "ZR_STORE={} is not of the form host:port; example: ZR_STORE=node01:29600, or ZR_STORE=[fd00::1]:29600", text));
+  return *address;
+}
+
+std::optional<RankInfo> find_rank_info(const Variables& variables, int64_t parent, const Rendezvous* given) {
   const auto has = [&](const char* name) { return variables(name) != nullptr; };
   RankInfo rank_info;
   const Launcher launcher = launcher_of(variables);
+  if (given && launcher != Launcher::zeroth) return from_rendezvous({variables, "zr::Rendezvous"}, *given);
+  if (given) {
+    rank_info = from_zeroth({variables, "zeroth launch"});
+    if (given->rank != rank_info.rank || given->world != rank_info.world)
+      fail_user(fmt::format(
+          "zr::Rendezvous: it has rank {} of {}, but `zeroth launch` has started this process as rank {} of "
+          "{}: pass no zr::Rendezvous, or start the program without `zeroth launch`",
+          given->rank, given->world, rank_info.rank, rank_info.world));
+    return rank_info;
+  }
   switch (launcher) {
     case Launcher::none: check_incomplete(variables); return {};
     case Launcher::zeroth: rank_info = from_zeroth({variables, "zeroth launch"}); break;

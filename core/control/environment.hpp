@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "zr/rendezvous.hpp"
+
 namespace zr::host::control {
 
 struct RankInfo {
@@ -31,15 +33,18 @@ struct HostPort {
   /// "node01:29600"; an IPv6 address in brackets: "[::1]:29600".
   std::string text() const;
 };
-/// Reads that form; also an IPv6 address without brackets. Throws EnvironmentError that names ZR_STORE.
+/// Reads that form; also an IPv6 address without brackets. Returns nothing for another text.
+std::optional<HostPort> parse_address(const std::string& text);
+/// The same. Throws EnvironmentError that names ZR_STORE.
 HostPort parse_store_address(const std::string& text);
 
 /// A variable's value, or null.
 using Variables = std::function<const char*(const char* name)>;
 
 /// Returns nothing if no launcher's variables are set. `parent` is the pid of this process's parent, which the ranks of
-/// mpiexec have in common. Throws EnvironmentError naming variable and remedy.
-std::optional<RankInfo> find_rank_info(const Variables& variables, int64_t parent);
+/// mpiexec have in common. `given` (or null) replaces all variables but those of `zeroth launch`, with which it must
+/// agree, and ZR_TOKEN. Throws EnvironmentError naming variable and remedy; UserError if `given` is wrong.
+std::optional<RankInfo> find_rank_info(const Variables& variables, int64_t parent, const Rendezvous* given = nullptr);
 
 /// The launcher, other than `zeroth`, that has started several processes like this one ("srun"); "" if no launcher has.
 /// What runs in a shell of `srun --pty` is not one of several. pid: of this process.

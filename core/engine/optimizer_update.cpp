@@ -63,7 +63,7 @@ void OptimizerUpdate::begin_early() {
     StepSync::Totals totals = parts_->step_sync.totals(progress.weights(), parts_->gradients.touched());
     const bool has_weight = totals.weight > 0 && std::isfinite(totals.weight);  // if not, step() rejects the step
     const double rate = has_weight ? next_learning_rate(progress.updates(), "engine.backward()") : 0;
-    begun_ = {has_weight, weight, totals.weight * progress.loss_scale().value(), rate, std::move(totals.touched)};
+    begun_ = {has_weight, weight, totals.divisor * progress.loss_scale().value(), rate, std::move(totals.touched)};
     if (has_weight) progress.begin_early_update();
   }
   if (!early_ || !begun_->has_weight) return;

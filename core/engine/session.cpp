@@ -76,7 +76,7 @@ Session::Session(job::Setup setup, model::Model& model, std::unique_ptr<RefreshS
 }
 
 Session::~Session() {
-  const bool failed = failed_ || std::uncaught_exceptions() > exceptions_;
+  const bool failed = failed_ || has_failed() || std::uncaught_exceptions() > exceptions_;
   checkpointer_.close();               // waits for the background save
   if (refresh_.handed_over()) return;  // the next session continues the job
   // If something fails after the last step, such as the last save, the record of the steps is still complete. If it
@@ -226,7 +226,7 @@ void Session::complete_step(double rate) {
   const GlobalStats global = exchange_statistics();
   if (global.non_finite > 0 && config().train().nonfinite == config::NonFiniteRule::stop)
     skips_.stop(global, progress_);
-  const double divisor = averaged ? 1 : global.weight * progress_.loss_scale().value();  // M S in docs/engine.md
+  const double divisor = averaged ? 1 : global.divisor * progress_.loss_scale().value();  // M S in docs/engine.md
   const double norm = std::sqrt(global.sum_of_squares) / divisor;
   const double clip = config().train().gradient_clipping;
   const double scale = clip > 0 ? std::min(1.0, clip / (norm + 1e-6)) : 1.0;
@@ -256,8 +256,9 @@ void Session::complete_step(double rate) {
 bool Session::average_gradients() {
   if (!update_.edits_gradients()) return false;
   const StepSync::Totals totals = step_sync_.totals(progress_.weights(), gradients_.touched());
-  const double divisor = totals.weight * progress_.loss_scale().value();
-  if (!(divisor > 0) || !std::isfinite(divisor)) return false;  // exchange_statistics() rejects the step
+  const double divisor = totals.divisor * progress_.loss_scale().value();
+  const bool rejected = !(totals.weight > 0) || !std::isfinite(totals.weight) || !std::isfinite(divisor);
+  if (rejected) return false;  // by exchange_statistics()
   const std::exception_ptr failure = exception_of([&] { update_.edit_gradients(divisor, totals.touched); });
   const std::vector<char> failed = job::all_gather(job_.comm, static_cast<char>(failure ? 1 : 0), "edited gradients");
   const auto first = std::find(failed.begin(), failed.end(), 1);

@@ -24,7 +24,11 @@ zr_view part_in_place(const zr_coll& coll) {
 
 StepSync::StepSync(const job::StepContext& context, const std::vector<update::UpdateSlice>& slices,
                    offload::DiskBackedBuffers* disk_buffers, offload::DeviceUpdates* device_updates)
-    : comm_(context.comm), use_(context.use), norm_(context, slices, disk_buffers), device_updates_(device_updates) {
+    : comm_(context.comm),
+      use_(context.use),
+      by_ranks_(context.config().gradients().divisor == config::GradientDivisor::ranks),
+      norm_(context, slices, disk_buffers),
+      device_updates_(device_updates) {
   const RecursiveMutexLock lock(use_);
   comm_.on_completed([this](const zr_coll& coll, const void* dst, int64_t number) {
     if (number <= issued_before_) return;  // of an earlier micro-step, but ended late
@@ -65,9 +69,9 @@ std::string encode(const StepSync::LocalStats& local, int64_t non_finite) {
   return bytes;
 }
 
-// Sets the weight, the mean loss and the first rank whose loss is not finite. `encoded`: by rank, `micros` losses each.
+// Sets the weight, the sum of the losses and the first rank whose loss is not finite. `encoded`: by rank, `micros`
+// losses each.
 void add_losses(const std::vector<std::string>& encoded, std::size_t micros, GlobalStats& global) {
-  double loss = 0;
   for (std::size_t a = 0; a < micros; ++a)
     for (std::size_t r = 0; r < encoded.size(); ++r) {  // m = a N + r, ascending
       const std::string& bytes = encoded[r];
@@ -76,10 +80,9 @@ void add_losses(const std::vector<std::string>& encoded, std::size_t micros, Glo
       std::memcpy(&weight, bytes.data() + sizeof(Header) + (micros + a) * 8, 8);
       if (weight == 0) continue;  // not included, even if its loss is not finite
       if (!std::isfinite(value) && global.loss_rank < 0) global.loss_rank = static_cast<int>(r);
-      loss += weight == 1 ? value : value * weight;
+      global.loss += weight == 1 ? value : value * weight;
       global.weight += weight;
     }
-  global.loss = loss / global.weight;
 }
 }  // namespace
 
@@ -87,13 +90,14 @@ StepSync::Totals StepSync::totals(const std::vector<double>& weights, const std:
   std::string bytes(reinterpret_cast<const char*>(weights.data()), weights.size() * sizeof(double));
   bytes.append(touched.data(), touched.size());
   const std::vector<std::string> encoded = comm_.all_gather_bytes(bytes, "weights of micro-batches");
-  Totals totals{0, std::vector<char>(touched.size(), 0)};
+  Totals totals{0, 0, std::vector<char>(touched.size(), 0)};
   for (std::size_t a = 0; a < weights.size(); ++a)
     for (const std::string& rank_bytes : encoded) {  // m = a N + r, ascending
       double weight;
       std::memcpy(&weight, rank_bytes.data() + a * sizeof weight, sizeof weight);
       totals.weight += weight;
     }
+  totals.divisor = divisor_of(totals.weight);
   for (const std::string& rank_bytes : encoded)
     for (std::size_t i = 0; i < touched.size(); ++i)
       totals.touched[i] |= rank_bytes[weights.size() * sizeof(double) + i];
@@ -108,6 +112,8 @@ GlobalStats StepSync::exchange(const LocalStats& local) {
   global.touched.assign(local.touched->size(), 0);
   const std::size_t micros = local.losses.size();
   add_losses(encoded, micros, global);
+  global.divisor = divisor_of(global.weight);
+  global.loss /= global.divisor;
   for (std::size_t r = 0; r < encoded.size(); ++r) {
     const std::string& bytes = encoded[r];
     Header header;

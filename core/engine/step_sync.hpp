@@ -19,8 +19,9 @@ namespace zr::host::engine {
 
 /// The statistics of a step over all ranks; the same on all ranks.
 struct GlobalStats {
-  double loss = 0;    // mean over the step's micro-batches, weighted by their weights
-  double weight = 0;  // M, or the sum of the micro-batches' weights
+  double loss = 0;     // sum over the step's micro-batches, weighted by their weights, divided by `divisor`
+  double weight = 0;   // M, or the sum of the micro-batches' weights
+  double divisor = 0;  // `weight`, or the number of ranks (gradients.divisor)
   double sum_of_squares = 0;
   int64_t non_finite = 0;  // number of non-finite elements of the reduced gradients
   /// The first parameter, in the model's order, with a non-finite reduced gradient; -1: none.
@@ -75,6 +76,7 @@ class StepSync {
   /// A part of the statistics that is needed before the others.
   struct Totals {
     double weight;              // sum over all micro-batches, in the order of exchange()
+    double divisor;             // as in GlobalStats
     std::vector<char> touched;  // by parameter: not 0 if it had a gradient on any rank
   };
   /// From this rank's weights by micro-step, and touched parameters. Collective.
@@ -84,8 +86,11 @@ class StepSync {
   GlobalStats exchange(const LocalStats& local);
 
  private:
+  double divisor_of(double weight) const { return by_ranks_ ? comm_.world() : weight; }
+
   comm::CommRuntime& comm_;
   RecursiveMutex& use_;
+  const bool by_ranks_;
   NormBlocks norm_;
   offload::DeviceUpdates* const device_updates_;
   std::function<void(const zr_view& src)> on_collective_;

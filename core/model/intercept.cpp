@@ -66,6 +66,9 @@ void replace(const c10::OperatorHandle& op, c10::DispatchKeySet remaining_keys, 
   const at::Tensor self = (*stack)[first].toTensor();
   const Placeholder* placeholder = Placeholder::find(self);
   if (!placeholder || !placeholder->provider()) return op.redispatchBoxed(remaining_keys, stack);
+  // Module::to() to what the module is already: the parameter replaces itself.
+  if (op.schema().name() == "aten::_has_compatible_shallow_copy_type" && (*stack)[first + 1].toTensor().is_same(self))
+    return op.redispatchBoxed(remaining_keys, stack);
   if (op.schema().name() != "aten::set_" || op.schema().overload_name() != "source_Tensor" ||
       !placeholder->provider()->in_scope(*placeholder))
     fail_user(placeholder->reason() + "; to replace its data, " + placeholder->provider()->remedy());

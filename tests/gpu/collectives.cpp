@@ -2,8 +2,8 @@
 // beside that of copies of the same bytes on the device. Every rank of a job runs it:
 //   zeroth launch -n 2 -- gpu_collectives DEVICE BYTES [COMMUNICATOR [LIBRARY]]
 // LIBRARY: the backend of libtorch to load, an absolute path. Rank 0 prints one line of JSON per figure; exits with 1
-// if bits differ. The bandwidth of an all-reduce is its bytes by its time. The ranks share the GPU's memory bandwidth, so
-// the reference with the mark is a copy of as many bytes by both ranks; the ratio to a copy by one rank alone has no
+// if bits differ. The bandwidth of an all-reduce is its bytes by its time. The ranks share the GPU's memory bandwidth,
+// so the reference with the mark is a copy of as many bytes by both ranks; the ratio to a copy by one rank alone has no
 // mark. A time ends when all ranks are done, as the GPU may serve its processes in turn.
 #include <c10/core/impl/VirtualGuardImpl.h>
 

@@ -4,20 +4,22 @@
 // DEVICE is a value of job.device ("cuda"); BUDGET is a size ("10GiB"); PART is model or batch; the ways are those of
 // kWays, all by default. --tiny is for tests: small models, which train on "cpu" in seconds. --seconds is the time for
 // all searches; one that has used its part of it ends with what it has found. Prints a line of JSON per try and result.
-// Weights are zeros, because their values do not change what memory is needed. A try trains two steps. A result is exact
-// to a layer or a fortieth, and has the reason why the next size fails: host memory or the disk can be the limit too.
+// Weights are zeros, because their values do not change what memory is needed. A try trains two steps. A result is
+// exact to a layer or a fortieth, and has the reason why the next size fails: host memory or the disk can be the limit
+// too.
 //
 // `model` searches the number of layers with 8 samples, `batch` the number of samples of the model for which plain
-// libtorch needs two thirds of the budget without activations. T5-3B has 24 + 24 layers, a width of 1024, 32 heads of 128
-// dimensions, and inner layers 16 times as wide; the GPT has as many layers in one stack, and other numbers of layers
-// scale the widths. Differences: no attention from one stack to the other, learned positions, biases, and bytes as
-// vocabulary. A sample has 512 bytes; blocks are recomputed in backward. Plain libtorch has bf16 weights and gradients,
-// fp32 masters and fused AdamW, and its peak is compared with the budget; Zeroth runs with `memory.device_budget`.
+// libtorch needs two thirds of the budget without activations. T5-3B has 24 + 24 layers, a width of 1024, 32 heads of
+// 128 dimensions, and inner layers 16 times as wide; the GPT has as many layers in one stack, and other numbers of
+// layers scale the widths. Differences: no attention from one stack to the other, learned positions, biases, and bytes
+// as vocabulary. A sample has 512 bytes; blocks are recomputed in backward. Plain libtorch has bf16 weights and
+// gradients, fp32 masters and fused AdamW, and its peak is compared with the budget; Zeroth runs with
+// `memory.device_budget`.
 //
 // One rank shards nothing: `zero2` has the bytes of plain libtorch, and under `zero3` the weights are on the GPU too. A
 // tier alone (`offload.optimizer`, the fastest) has masters and states, so 2 bytes of weight and 4 of reduced gradient
-// per parameter stay on the GPU; with `_gradients` it has reduced gradients too, and 2 bytes of weight stay: 8 times the
-// model is the most that 2 instead of 16 bytes allow.
+// per parameter stay on the GPU; with `_gradients` it has reduced gradients too, and 2 bytes of weight stay: 8 times
+// the model is the most that 2 instead of 16 bytes allow.
 #include <c10/core/Allocator.h>
 #include <torch/library.h>
 #include <torch/torch.h>

@@ -2,11 +2,11 @@
 //   gpu_step [--vocabulary N] DEVICE LAYERS WIDTH HEADS CONTEXT SAMPLES STEPS [path=value ...]
 // DEVICE is a value of job.device ("cuda"); "cpu" tries the program out. Prints one line of JSON per figure. With a key
 // of [offload], plain libtorch does less work, as it keeps states on the device: the figures are then those of offload.
-// The row with a mark is then the time of forward and backward until all reduced gradients are in host memory, where the
-// CPU updates them, divided by the larger of forward and backward of plain libtorch alone, and the copy of the bytes
-// that the engine moves meanwhile: 4 per parameter, as reduced gradients are fp32. Weights return to the device while the
-// CPU updates (2 bytes per parameter). The whole step, beside the larger of compute and both copies, has no mark,
-// because it contains the update on the CPU.
+// The row with a mark is then the time of forward and backward until all reduced gradients are in host memory, where
+// the CPU updates them, divided by the larger of forward and backward of plain libtorch alone, and the copy of the
+// bytes that the engine moves meanwhile: 4 per parameter, as reduced gradients are fp32. Weights return to the device
+// while the CPU updates (2 bytes per parameter). The whole step, beside the larger of compute and both copies, has no
+// mark, because it contains the update on the CPU.
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/torch.h>
 

@@ -74,4 +74,26 @@ TEST_F(GuardedEndTest, LeavesOtherEndsOfTheProcessAsTheyAre) {
   EXPECT_THAT(result.output, Not(HasSubstr("the program threw")));
 }
 
+// A failure that is no C++ exception, as an interpreter reports it before it destroys the engine.
+RANK_BODY(reports_a_failure, Run) {
+  run.build();
+  run.micro_step();
+  if (run.engine->rank() == run.engine->world() - 1) {
+    zr::report_failure();
+    run.engine.reset();
+    std::exit(1);
+  }
+  run.train();
+}
+
+TEST_F(GuardedEndTest, AReportedFailureIsToldToTheOtherRanks) {
+  const Result result = run(2, reports_a_failure, "strategy=zero1");
+  EXPECT_EQ(result.code, 1) << result.output;
+  EXPECT_THAT(result.output, HasSubstr("ended by an exception after step 1"));
+  EXPECT_THAT(result.output, Not(HasSubstr("ran out of data")));
+  EXPECT_FALSE(fs::exists(folder_ / "run" / "summary.json")) << "of a run that has failed";
+  EXPECT_EQ(run(1, reports_a_failure, "strategy=zero1").code, 1);
+  EXPECT_FALSE(fs::exists(folder_ / "run" / "summary.json"));
+}
+
 }  // namespace

@@ -279,6 +279,35 @@ TEST_F(ShardedParametersTest, RejectsReplacedParameterData) {
           "zero1");
 }
 
+// Module::to() to what the module is already, as programs call it before evaluation and at their end.
+void train_and_convert(Run& run, bool converts) {
+  const auto convert = [&] {
+    if (!converts) return;
+    run.net->to(torch::kFloat);
+    run.net->to(torch::kCPU);
+    run.net->to(torch::kCPU, torch::kFloat);
+  };
+  for (int step = 0; step < 3; ++step) {
+    run.backward();
+    convert();
+    run.engine->step();
+    convert();
+  }
+  const std::string hash = run.engine->weights_hash();
+  if (run.engine->rank() == 0) std::cout << "hash " << hash << std::endl;
+}
+RANK_BODY(converts_nothing, Run) { train_and_convert(run, false); }
+RANK_BODY(converts_to_the_same, Run) { train_and_convert(run, true); }
+
+TEST_F(ShardedParametersTest, ConversionsThatChangeNothingAreAllowed) {
+  const std::string expected = said(run(converts_nothing));
+  EXPECT_THAT(expected, HasSubstr("hash "));
+  for (const std::string layout : {"zero3 communicator.share_weights=false", "zero1 communicator.share_weights=true"}) {
+    const Result converted = run(converts_to_the_same, layout);
+    EXPECT_EQ(said(converted), expected) << layout << "\n" << converted.output;
+  }
+}
+
 const std::string kGradient =
     "the gradient of 'first.weight' belongs to the engine: read it with engine.get(\"first.weight\", "
     "zr::TensorKind::gradient), "

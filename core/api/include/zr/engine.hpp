@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "zr/program.hpp"
@@ -61,10 +62,16 @@ struct GroupInfo {
 struct StepResult {
   int64_t step = 0;          // number of finished steps
   bool skipped = false;      // gradients were not finite, so the weights were not updated
-  double loss = 0;           // mean over ranks and micro-batches
+  double loss = 0;           // mean over ranks and micro-batches, or the sum over these (gradients.divisor)
   double gradient_norm = 0;  // global norm before clipping; infinite or NaN if gradients were not finite
   double learning_rate = 0;  // for parameters outside groups
   double loss_scale = 1;     // of the next step
+};
+/// The tensors of a model that is no module of libtorch, such as a module of another language.
+struct ModelTensors {
+  /// In the model's order, each with its name, such as "layers.0.weight"; a tied parameter under each of its names. An
+  /// undefined tensor is left out.
+  std::vector<std::pair<std::string, torch::Tensor>> parameters, buffers;
 };
 /// Changes a part of a parameter's gradient in place; see Engine::edit_gradients().
 using GradientEdit = std::function<void(const std::string& parameter, torch::Tensor gradient, int64_t first)>;
@@ -97,6 +104,11 @@ class Engine {
   /// fuser, which reads weights without libtorch's dispatcher, and its profiling executor, which changes results after
   /// the first runs. Collective.
   Engine(const Program& program, torch::jit::Module& model, const std::string& name = "");
+  /// Begins training of a model that the engine knows by its tensors alone. `list` returns those that the model has at
+  /// the time; the engine calls it here and in later methods, on the same thread, to notice what the program has added,
+  /// replaced or removed. Parameters stay the same tensor objects; the model must outlive the engine. An exception of
+  /// `list` leaves the method that called it. Collective.
+  Engine(const Program& program, std::function<ModelTensors()> list, const std::string& name = "");
   /// Leaves the job. Writes summary.json, unless an exception ended the run between its first and its last step. If the
   /// process exits while the engine exists, this happens before the destructors of static objects, and the destructor
   /// does nothing; nor does it in a child made by fork(), which cannot use the engine. Not collective.
@@ -156,7 +168,7 @@ class Engine {
   /// Lets the program edit gradients in every following step, for example to clip them by value: between their
   /// reduction and the computation of the global norm, each rank calls `edit` for every part of a gradient that it
   /// updates. `gradient` is a one-dimensional fp32 tensor, valid during the call: elements [first, first + numel) of
-  /// the flattened gradient, averaged over ranks and micro-batches, without the loss scale. The norm, clipping and the
+  /// the flattened gradient, averaged as gradients.divisor says, without the loss scale. The norm, clipping and the
   /// optimizer use the edited values. Which elements a rank gets depends on the strategy, so results are the same under
   /// every strategy only if `edit` treats each element by itself. It is not called for parts with an infinite or NaN
   /// element, whose step is skipped, and not for parameters without a gradient in the step. Averaging before the edit
@@ -206,7 +218,7 @@ class Engine {
   int64_t samples() const;        // number of samples of all ranks in all finished steps, also of resumed ones
   bool done() const;              // all steps are finished, or a signal stopped the run (checkpoint.on_signal)
   bool validation_due() const;    // after every eval.every steps and after the last step
-  double last_loss() const;       // loss of the last step: mean over ranks and micro-batches
+  double last_loss() const;       // loss of the last step, as StepResult has it
   double last_grad_norm() const;  // global gradient norm of the last step, before clipping
   /// The loss scale of the next step with train.dtype = "fp16", otherwise 1. backward() applies it to the loss.
   double loss_scale() const;
@@ -215,7 +227,7 @@ class Engine {
   /// contiguous, in the parameter's full shape, the same on every rank and bit-identical under every strategy.
   /// `parameter` is a name from model.named_parameters(). `slot` is a state name of the optimizer plug-in, such as
   /// "exp_avg" (`zeroth show DIR` lists the states in a checkpoint); leave it empty for the other kinds. The gradient
-  /// is the one that the optimizer used: summed over ranks and micro-batches, averaged and clipped. It is available
+  /// is the one that the optimizer used: summed, averaged (gradients.divisor) and clipped. It is available
   /// from step() to the next backward(), unless updates run in place during backward
   /// (docs/memory-and-communication.md); at other times the call throws. With such updates, no kind can be read between
   /// the last backward() of a step and step(). Collective.

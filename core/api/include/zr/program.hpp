@@ -6,11 +6,13 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "zr/error.hpp"
+#include "zr/rendezvous.hpp"
 
 namespace zr {
 
@@ -84,14 +86,15 @@ class Program {
   /// has started the process to query its keys, it prints them and throws ExitRequest.
   Program(int argc, char** argv, const std::vector<Key>& keys = {});
   /// Reads a file and overrides ("train.steps=20"), for a main() that parses its own command line. Otherwise as the
-  /// constructor with argv, without --help.
+  /// constructor with argv, without --help. `where`: which rank this process is, if no launcher's variables say it;
+  /// the same for each zr::Program of the process. Under `zeroth launch` it must agree with the launcher.
   explicit Program(const std::string& file, const std::vector<std::string>& overrides = {},
-                   const std::vector<Key>& keys = {});
+                   const std::vector<Key>& keys = {}, const std::optional<Rendezvous>& where = {});
   /// Takes a configuration that the program has composed; errors name keys of Configuration::set() as
   /// "zr::Configuration", and the TOML text as "zr::Configuration:line:column". Relative paths are relative to the
   /// working directory. Without job.name, the run folder has the file name of the program.
   explicit Program(const Configuration& config, const std::vector<std::string>& overrides = {},
-                   const std::vector<Key>& keys = {});
+                   const std::vector<Key>& keys = {}, const std::optional<Rendezvous>& where = {});
   ~Program();
 
   /// The effective value of a boolean key of the program, of Zeroth or of a plug-in. Throws UserError if the key
@@ -120,7 +123,7 @@ class Program {
 
  private:
   static std::shared_ptr<State> state_of(const std::string& file, const std::vector<std::string>& overrides,
-                                         const std::vector<Key>& keys);
+                                         const std::vector<Key>& keys, const std::optional<Rendezvous>& where = {});
   std::shared_ptr<State> state_;
 };
 
@@ -151,5 +154,11 @@ int guarded(F&& fn) {
   return guarded_run([](void* ctx) { (*static_cast<decltype(call)*>(ctx))(); }, &call,
                      [](int exit_code) { std::_Exit(exit_code); });
 }
+
+/// Notes that this process is about to end because of a failure that is no C++ exception in zr::guarded, such as an
+/// exception of another language. Call it before the engines are destroyed: they then end as by an exception, so that
+/// the other ranks name this rank, and summary.json does not claim a run without a failure. Prints nothing and does not
+/// end the process, whose exit code should be 1. Any thread.
+void report_failure();
 
 }  // namespace zr

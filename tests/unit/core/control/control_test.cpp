@@ -54,6 +54,43 @@ TEST(ControlEnvironmentTest, ZerothLaunchTakesPrecedence) {
   EXPECT_FALSE(found->hosts_store);
 }
 
+TEST(ControlEnvironmentTest, ARendezvousReplacesTheVariablesOfLaunchers) {
+  const zr::Rendezvous where{1, 3, "[fd00::1]:29600"};
+  const auto found = [&](const Set& set, const zr::Rendezvous& given) {
+    return *control::find_rank_info(variables(set), 77, &given);
+  };
+  const auto over = found({{"LOCAL_RANK", "0"}, {"MASTER_ADDR", "other"}, {"RANK", "0"}, {"WORLD_SIZE", "2"}}, where);
+  EXPECT_EQ(over.rank, 1);
+  EXPECT_EQ(over.world, 3);
+  EXPECT_EQ(over.local_world, -1) << "counted from the ranks' hosts";
+  EXPECT_EQ(over.address, "fd00::1");
+  EXPECT_EQ(over.ports, std::vector<uint16_t>{29600});
+  EXPECT_FALSE(over.hosts_store);
+  EXPECT_TRUE(over.guessable);
+  EXPECT_EQ(found({{"ZR_TOKEN", "secret"}}, where).token, "secret");
+  EXPECT_EQ(found({{"ZR_STORE", "other:5"}}, where).address, "other") << "as with every launcher but zeroth's";
+  EXPECT_EQ(found({{"ZR_TOKEN", "secret"}}, {1, 3, "node1:2", "given"}).token, "given");
+  EXPECT_TRUE(found({}, {0, 2, "127.0.0.1:2"}).shares_secret);
+  EXPECT_TRUE(found({}, {0, 2, "127.0.0.1:2"}).hosts_store);
+  EXPECT_EQ(found({}, {}).world, 1) << "needs no address";
+}
+
+TEST(ControlEnvironmentTest, ARendezvousMustBeComplete) {
+  const auto error = [](const Set& set, const zr::Rendezvous& given) {
+    return zr::test::said_by([&] { static_cast<void>(control::find_rank_info(variables(set), 77, &given)); });
+  };
+  EXPECT_EQ(error({}, {2, 2, "node1:29600"}),
+            "zr::Rendezvous: rank 2 of 2 ranks: world must be 1 to 4096, and rank 0 to world - 1");
+  EXPECT_EQ(
+      error({}, {0, 2, "node1"}),
+      "zr::Rendezvous: the address 'node1' is not of the form host:port; pass the host of rank 0 and a free port, "
+      "such as node01:29600 or [fd00::1]:29600");
+  EXPECT_EQ(
+      error({{"ZR_RANK", "1"}, {"ZR_WORLD", "2"}, {"ZR_STORE", "a:1"}, {"ZR_JOB", "j"}, {"ZR_TOKEN", "t"}}, {0, 2}),
+      "zr::Rendezvous: it has rank 0 of 2, but `zeroth launch` has started this process as rank 1 of 2: pass no "
+      "zr::Rendezvous, or start the program without `zeroth launch`");
+}
+
 TEST(ControlEnvironmentTest, TorchrunUsesPortsAfterMasterPort) {
   const auto found = rank_info({{"RANK", "0"},
                                 {"WORLD_SIZE", "8"},
