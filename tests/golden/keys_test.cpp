@@ -110,6 +110,7 @@ const std::vector<Row> kTrained{
     {"offload.activations", "device", "cpu", memory, "offload.activation_bytes=1KiB"},
     {"offload.activation_bytes", "1KiB", "16KiB", memory, "offload.activations=cpu"},
     {"gradients.reduce", "each_micro_step", "last_micro_step", communication, "train.gradient_accumulation=2"},
+    {"gradients.divisor", "ranks_and_micro_steps", "ranks", losses, "train.gradient_accumulation=2"},
     {"optimizer.lr", "0.01", "0.02", rates},
     {"optimizer.groups", "[{match=\"*.weight\",lr_scale=0.5}]", "[{match=\"*.bias\",lr_scale=0.5}]", weights},
     {"optimizer.groups", "[{match=\"*.weight\",lr_scale=0.5}]", "[{match=\"*.weight\",lr_scale=0.25}]", weights},

@@ -12,13 +12,13 @@ struct Trained {
   std::string hash;
 };
 
-// Trains with plain SGD and two micro-batches per rank and step. `weight`: of each micro-batch, given to the engine, or
+// Trains with SGD and two micro-batches per rank and step. `weight`: of each micro-batch, given to the engine, or
 // else a factor of the loss.
 Trained train(const Run& run, const std::vector<std::string>& keys, double weight = 1, bool given = true,
               bool edits = false) {
   std::vector<std::string> overrides(run.arguments.begin() + 1, run.arguments.end());
   for (const char* key :
-       {"optimizer=sgd", "optimizer.sgd.momentum=0.0", "optimizer.sgd.nesterov=false", "optimizer.sgd.weight_decay=0.0",
+       {"optimizer=sgd", "optimizer.sgd.momentum=0.5", "optimizer.sgd.nesterov=false", "optimizer.sgd.weight_decay=0.0",
         "train.gradient_clipping=0.0", "train.steps=3", "train.gradient_accumulation=2"})
     overrides.emplace_back(key);
   overrides.insert(overrides.end(), keys.begin(), keys.end());
@@ -69,8 +69,9 @@ MULTIRANK_TEST(EngineTest, EditsGradientsDividedByTheRanks, {2}, {"strategy=zero
 }
 
 MULTIRANK_TEST(EngineTest, DividesByTheRanksAndTheLossScale, {2}, {"strategy=zero1"}) {
-  const Trained sum = train(run, {"gradients.divisor=ranks", "train.dtype=fp16", "optimizer.lr=0.0625"});
-  const Trained mean = train(run, {"train.dtype=fp16", "optimizer.lr=0.125"});
+  const std::string fp16 = "train.dtype=fp16", scale = "fp16.loss_scale=16.0";
+  const Trained sum = train(run, {"gradients.divisor=ranks", fp16, scale, "optimizer.lr=0.0625"});
+  const Trained mean = train(run, {fp16, scale, "optimizer.lr=0.125"});
   EXPECT_EQ(sum.hash, mean.hash);
   EXPECT_EQ(sum.norms[0], 2 * mean.norms[0]);
 }

@@ -89,7 +89,7 @@ RANK_BODY(reports_a_failure, Run) {
 TEST_F(GuardedEndTest, AReportedFailureIsToldToTheOtherRanks) {
   const Result result = run(2, reports_a_failure, "strategy=zero1");
   EXPECT_EQ(result.code, 1) << result.output;
-  EXPECT_THAT(result.output, HasSubstr("ended by an exception after step 1"));
+  EXPECT_THAT(result.output, HasSubstr("ended with exit code 1 after step 1"));
   EXPECT_THAT(result.output, Not(HasSubstr("ran out of data")));
   EXPECT_FALSE(fs::exists(folder_ / "run" / "summary.json")) << "of a run that has failed";
   EXPECT_EQ(run(1, reports_a_failure, "strategy=zero1").code, 1);

@@ -71,7 +71,9 @@ struct StepResult {
 struct ModelTensors {
   /// In the model's order, each with its name, such as "layers.0.weight"; a tied parameter under each of its names. An
   /// undefined tensor is left out.
-  std::vector<std::pair<std::string, torch::Tensor>> parameters, buffers;
+  std::vector<std::pair<std::string, torch::Tensor>> parameters;
+  /// Running statistics and other tensors that are saved with the model, in the same form.
+  std::vector<std::pair<std::string, torch::Tensor>> buffers;
 };
 /// Changes a part of a parameter's gradient in place; see Engine::edit_gradients().
 using GradientEdit = std::function<void(const std::string& parameter, torch::Tensor gradient, int64_t first)>;

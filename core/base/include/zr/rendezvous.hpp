@@ -12,7 +12,7 @@ struct Rendezvous {
   int world = 1;  // number of ranks of the job, at most 4096
   /// "host:port" (IPv6: "[fd00::1]:29600"): where rank 0 listens, and the other ranks find it; the same on all ranks.
   /// Not needed by a job of one rank.
-  std::string address;
+  std::string address = {};
   /// A secret that all ranks have, and other processes do not. Empty: ranks on one host (127.0.0.1) share one by a
   /// file; on several hosts ZR_TOKEN, or else a token derived from the address, with a warning.
   std::string token = {};
