@@ -2,6 +2,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
 #include <cctype>
@@ -104,7 +105,7 @@ namespace {
 // libtorch's message names neither the tensor nor the call.
 void fail_if_freed(const torch::Tensor& loss, const c10::Error& error) {
   if (std::string_view(error.what()).find("backward through the graph a second time") == std::string_view::npos) return;
-  const auto node = loss.grad_fn();
+  const auto& node = loss.grad_fn();
   host::fail_user("engine.backward(loss): the graph of the loss" + (node ? " (" + node->name() + ")" : std::string()) +
                   ", or a part of it, was freed by an earlier backward; call the model's forward again for each "
                   "engine.backward(), and detach() tensors that are kept from an earlier step; to train with several "

@@ -71,7 +71,7 @@ void KeptTensors::add(const std::string& name, const at::Tensor& tensor, const s
   }
   const c10::StorageImpl* const storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   storages_.push_back(storage);
-  ++count_;
+  ++storages_added;
   Registry& registry = Registry::get();
   const MutexLock lock(registry.mutex);
   registry.by_storage.insert_or_assign(storage, Kept{name, type_name(tensor.scalar_type()), dtype, is_parameter});
@@ -85,7 +85,7 @@ void KeptTensors::clear() {
   }
   for (const at::Tensor& tensor : marked_) Placeholder::mark(tensor, false);
   marked_.clear();
-  count_ -= static_cast<int>(storages_.size());
+  storages_added -= static_cast<int>(storages_.size());
   storages_.clear();
 }
 

@@ -26,7 +26,7 @@ class KeptTensors {
   void clear();
 
   /// False if the process has no kept tensor: then there is nothing to describe.
-  static bool any() { return count_.load(std::memory_order_relaxed) > 0; }
+  static bool any() { return storages_added.load(std::memory_order_relaxed) > 0; }
   /// The storages of intercepted tensors among an operator's arguments (the last elements of the stack).
   using Storages = c10::SmallVector<const c10::StorageImpl*, 4>;
   static Storages used(const c10::OperatorHandle& op, const std::vector<c10::IValue>& stack);
@@ -40,7 +40,7 @@ class KeptTensors {
  private:
   std::vector<const c10::StorageImpl*> storages_;  // when they were added; only used as keys
   std::vector<at::Tensor> marked_;                 // those of them that were not intercepted before
-  static inline std::atomic<int> count_{0};
+  static inline std::atomic<int> storages_added{0};
 };
 
 }  // namespace zr::host::model
