@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <string.h>  // sigabbrev_np
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
