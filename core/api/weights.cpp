@@ -17,7 +17,6 @@
 #include "api/module.hpp"
 #include "api/state_dict_conversion.hpp"
 #include "base/error.hpp"
-#include "base/path.hpp"
 #include "base/text.hpp"
 #include "checkpoint/folder.hpp"
 #include "checkpoint/load.hpp"

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/process_exit.hpp"
 #include "base/seconds_variable.hpp"

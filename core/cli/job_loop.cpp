@@ -78,14 +78,14 @@ JobLoop::JobLoop(int ranks, bool raw_rank0)
 
 JobLoop::~JobLoop() { sigaction(SIGPIPE, &sigpipe_action_before_, nullptr); }
 
-void JobLoop::open_store(const boost::asio::ip::address& address, std::vector<uint16_t> ports, bool launched) {
+void JobLoop::open_store(const boost::asio::ip::address& address, const std::vector<uint16_t>& ports, bool launched) {
   control::Store::Options store;
   store.world = ranks_;
   store.job = store.job_id = job_;
   store.token = token_;
   store.launched = launched;
   store.on_failure_report = [this](const std::string& table) { on_failure(table); };
-  store_ = std::make_unique<control::Store>(io_, std::move(store), address, std::move(ports));
+  store_ = std::make_unique<control::Store>(io_, std::move(store), address, ports);
 }
 
 void JobLoop::listen_to_signals() {

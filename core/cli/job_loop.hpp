@@ -66,7 +66,7 @@ class JobLoop {
   virtual bool is_done() const = 0;
 
   /// Opens the store at an address, on one of the ports. `launched`: see Store::Options.
-  void open_store(const boost::asio::ip::address& address, std::vector<uint16_t> ports, bool launched);
+  void open_store(const boost::asio::ip::address& address, const std::vector<uint16_t>& ports, bool launched);
   /// From now on on_signal() and on_child() are called, by run_loop().
   void listen_to_signals();
   /// Returns when is_done().

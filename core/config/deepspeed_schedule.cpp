@@ -68,7 +68,7 @@ struct Given {
     }
   }
   template <class T>
-  T get(const char* key, T otherwise) const {
+  T get(const char* key, const T& otherwise) const {
     const auto at = values.find(key);
     return at == values.end() ? otherwise : std::get<T>(at->second.value);
   }
@@ -76,7 +76,7 @@ struct Given {
 
 // A value of the engine's keys in a file, before they are checked.
 template <class T>
-T value_at(const toml::table& root, const char* path, T otherwise) {
+T value_at(const toml::table& root, const char* path, const T& otherwise) {
   const toml::node* node = node_at(root, path);
   return node ? node->value<T>().value_or(otherwise) : otherwise;
 }

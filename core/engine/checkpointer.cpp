@@ -368,6 +368,25 @@ void Checkpointer::report_load(const CheckpointLoadReport& report, int64_t step)
     log(ZR_LOG_WARN, fmt::format("{}ignores saved states{}", optimizer, list_of("unused", report.dropped)));
 }
 
+bool Checkpointer::resume(const std::string& dir, const CheckpointLoadOptions& options) {
+  const checkpoint::CheckpointComm comm = checkpoint_comm();
+  std::string there;
+  run_on_all_ranks(comm, [&] {
+    if (comm.rank != 0) return;
+    if (path_exists(dir + "/" + checkpoint::kManifest))
+      fail_user(dir + ": is a checkpoint itself, not a folder of checkpoints; set checkpoint.dir to its parent folder");
+    if (!checkpoint::checkpoints_in(dir).empty()) there = "yes";
+  });
+  const bool found = comm.broadcast(there) == "yes";
+  if (found)
+    load(dir, options);
+  else if (comm.rank == 0)
+    report_no_checkpoint(dir);
+  if (comm.rank == 0)
+    for (const std::string& line : parts_.name.mismatch_warnings()) log(ZR_LOG_WARN, line);
+  return found;
+}
+
 void Checkpointer::load_initial() {
   const config::JobConfig& config = context_.config();
   CheckpointLoadOptions options;
@@ -379,25 +398,7 @@ void Checkpointer::load_initial() {
     run_on_all_ranks(checkpoint_comm(), [&] {
       if (context_.rank() == 0) job::check_checkpoint_paths(config.checkpoint());
     });
-  if (config.checkpoint().resume && !dir.empty()) {
-    const checkpoint::CheckpointComm comm = checkpoint_comm();
-    std::string there;
-    run_on_all_ranks(comm, [&] {
-      if (comm.rank != 0) return;
-      if (path_exists(dir + "/" + checkpoint::kManifest))
-        fail_user(dir +
-                  ": is a checkpoint itself, not a folder of checkpoints; set checkpoint.dir to its parent folder");
-      if (!checkpoint::checkpoints_in(dir).empty()) there = "yes";
-    });
-    const bool found = comm.broadcast(there) == "yes";
-    if (found)
-      load(dir, options);
-    else if (comm.rank == 0)
-      report_no_checkpoint(dir);
-    if (comm.rank == 0)
-      for (const std::string& line : parts_.name.mismatch_warnings()) log(ZR_LOG_WARN, line);
-    if (found) return;
-  }
+  if (config.checkpoint().resume && !dir.empty() && resume(dir, options)) return;
   if (const std::string& init = config.checkpoint().init; !init.empty()) {
     options.weights_only = true;
     options.renames = config.renames();

@@ -63,6 +63,8 @@ class Checkpointer {
   void record_failed_save(const Error& failure);
   checkpoint::Checkpoint open(const std::string& path, const CheckpointLoadOptions& options);
   void clear_states(uint32_t param);
+  /// Loads the newest checkpoint in `dir`; false: there is none. Collective.
+  bool resume(const std::string& dir, const CheckpointLoadOptions& options);
   void restore_metadata(const checkpoint::Checkpoint& from, const CheckpointLoader& found,
                         const ParameterChange* change);
   void restore_local(const checkpoint::Checkpoint& from, const CheckpointLoader& found);

@@ -11,7 +11,6 @@
 #include "base/log.hpp"
 #include "base/text.hpp"
 #include "engine/saver.hpp"
-#include "plugin/extension.hpp"
 #include "update/cast.hpp"
 #include "update/norm.hpp"
 #include "zr/ordered_reduce.hpp"

@@ -2,7 +2,7 @@
 
 namespace zr::host::job {
 
-StrategyParts::StrategyParts(std::vector<const plugin::Instance*> instances, const plan::MemoryPlan& plan)
+StrategyParts::StrategyParts(const std::vector<const plugin::Instance*>& instances, const plan::MemoryPlan& plan)
     : plan_(plan), part_of_(plan.input.parameters.size()), number_of_(plan.input.parameters.size()) {
   for (const plugin::Instance* instance : instances) {
     const std::vector<uint32_t> params = plan.input.parameters_of(parts());

@@ -19,7 +19,7 @@ namespace zr::host::job {
 class StrategyParts {
  public:
   /// instances: by part; they outlive the object, as `plan` does.
-  StrategyParts(std::vector<const plugin::Instance*> instances, const plan::MemoryPlan& plan);
+  StrategyParts(const std::vector<const plugin::Instance*>& instances, const plan::MemoryPlan& plan);
   StrategyParts(const StrategyParts&) = delete;
 
   /// The number of parts; that of a parameter.

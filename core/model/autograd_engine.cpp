@@ -8,7 +8,7 @@
 
 #include <atomic>
 #include <map>
-#include <typeinfo>
+#include <typeinfo>  // NOLINT(misc-include-cleaner): for typeid
 
 #include "model/recompute.hpp"
 #include "model/saved_tensor_scope.hpp"

@@ -61,7 +61,7 @@ class InputNode final : public torch::autograd::Node {
 
 torch::Tensor input_again(const torch::Tensor& tensor, bool requires_grad) {
   if (!tensor.defined()) return tensor;
-  const torch::Tensor values = tensor.detach();
+  torch::Tensor values = tensor.detach();
   if (!requires_grad) return values;
   const std::shared_ptr<InputNode> node(new InputNode, torch::autograd::deleteNode);
   return torch::autograd::make_variable(values, torch::autograd::Edge(node, 0));

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/operation.hpp"
 #include "base/process_exit.hpp"

@@ -1,6 +1,6 @@
 // The communicator "mpi": the ranks of several machines, started by mpirun, exchange messages of MPI. ZR_COMM_DEVICE:
 // the type of the device whose memory this library also moves, if there is one.
-#include "../comm_shm/host_or_device.hpp"
+#include "../comm_shm/host_or_device.hpp"  // NOLINT(misc-include-cleaner): an alias uses its template
 #include "../comm_shm/shm_plugin.hpp"
 #include "mpi_communicator.hpp"
 #ifdef ZR_COMM_DEVICE
