@@ -9,6 +9,7 @@
 #include "base/seconds_variable.hpp"
 #include "base/text.hpp"
 #include "base/thread_without_signals.hpp"
+#include "zr/error.hpp"
 
 namespace zr::host::checkpoint {
 

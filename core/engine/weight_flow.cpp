@@ -116,8 +116,11 @@ void WeightFlow::begin_use(const uint32_t* params, uint32_t n, uint32_t phase) {
     context_.call_strategy("acquire", [&](zr_error* error) {
       return strategy_.acquire(absent.data(), static_cast<uint32_t>(absent.size()), &use, gathered.data(), error);
     });
-    if (const auto failure = exception_of([&] { attach(absent, gathered, phase); })) {
-      log_exception_of([&] { release(absent, phase); });
+    try {
+      attach(absent, gathered, phase);
+    } catch (...) {
+      const std::exception_ptr failure = std::current_exception();
+      log_exception_of([&]() ZR_REQUIRES(context_.use) { release(absent, phase); });
       std::rethrow_exception(failure);
     }
   }
