@@ -176,13 +176,17 @@ bool Engine::make_step() {
       else
         state_->torch_model->check_buffers(state_->module->buffers());
     });
-  return State::with_program_functions(call, [&] { return state_->session->step(); });
+  return State::with_program_functions(call, [&] {
+    if (state_->session->progress().at_boundary()) state_->torch_model->check_bindings();
+    return state_->session->step();
+  });
 }
 bool Engine::done() const { return state_->session_for("done").progress().done(); }
 
 std::string Engine::save(const std::string& dir) {
   return state_->collective("save", quoted(dir), [&](host::engine::Session& session, const State::Call& call) {
     call.not_in_swap();
+    state_->torch_model->check_bindings();
     state_->torch_model->check_trained(state_->module->parameters());
     state_->torch_model->check_buffers(state_->module->buffers());
     if (dir.empty()) host::fail_user("engine.save(dir): the folder name is empty; name a folder for checkpoints");
@@ -228,6 +232,7 @@ void Engine::release(torch::ScalarType dtype) {
       host::fail_user("engine.release(dtype): dtype is " + std::string(c10::toString(dtype)) + ", but must be " +
                       (state_->dtype == ZR_F32 ? "" : "torch::kFloat or ") + "engine.dtype(), which is " +
                       c10::toString(host::model::torch_type(state_->dtype)));
+    state_->torch_model->check_bindings();
     state_->adopt_buffers();
     session.return_weights(dtype == torch::kFloat ? zr_dtype{ZR_F32} : state_->dtype);
   });
@@ -269,8 +274,9 @@ torch::Device Engine::device() const {
   return state_->device;
 }
 void Engine::finish() {
-  state_->collective("finish", "", [](host::engine::Session& session, const State::Call& call) {
+  state_->collective("finish", "", [this](host::engine::Session& session, const State::Call& call) {
     call.not_in_swap();
+    state_->torch_model->check_bindings();
     session.finish();
   });
 }

@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "base/text.hpp"
+#include "checkpoint/manifest.hpp"
 #include "model/parameter_registry.hpp"
 
 namespace zr {
@@ -86,8 +87,8 @@ class TensorList final : public ProgramModule {
   explicit TensorList(std::function<ModelTensors()> list) : list_(std::move(list)) {
     if (!list_) host::fail_user("zr::Engine: the function that lists the tensors is empty; pass one that returns them");
   }
-  Tensors parameters() const override { return checked(list().parameters, "parameter"); }
-  Tensors buffers() const override { return checked(list().buffers, "buffer"); }
+  Tensors parameters() const override { return list().parameters; }
+  Tensors buffers() const override { return list().buffers; }
   Tensors parameter(const std::string& name) const override {
     for (auto& item : parameters())
       if (item.first == name) return {item};
@@ -96,22 +97,30 @@ class TensorList final : public ProgramModule {
 
  private:
   ModelTensors list() const {
+    ModelTensors tensors;
     try {
-      return list_();
+      tensors = list_();
     } catch (...) {
       throw host::ProgramException{std::current_exception()};
     }
-  }
-  static Tensors checked(Tensors tensors, const std::string& kind) {
-    std::erase_if(tensors, [](const auto& item) { return !item.second.defined(); });
-    std::unordered_set<std::string_view> names;
-    for (const auto& [name, tensor] : tensors) {
-      if (name.empty()) host::fail_user("zr::Engine: the list of tensors has a " + kind + " without a name; name it");
-      if (!names.insert(name).second)
-        host::fail_user("zr::Engine: the list of tensors has the " + kind + " '" + host::printable(name) +
-                        "' twice; give each tensor a name of its own");
-    }
+    std::unordered_set<std::string_view> names{"__metadata__"};  // which safetensors files have
+    check(tensors.parameters, "parameter", names);
+    check(tensors.buffers, "buffer", names);
     return tensors;
+  }
+  // Removes undefined tensors. `names`: those that are taken, to which it adds.
+  static void check(Tensors& tensors, const std::string& kind, std::unordered_set<std::string_view>& names) {
+    std::erase_if(tensors, [](const auto& item) { return !item.second.defined(); });
+    const auto fail = [&kind](const std::string& name, const char* problem) {
+      host::fail_user("zr::Engine: the list of tensors has the " + kind + " '" + host::printable(name) + "', " +
+                      problem);
+    };
+    for (const auto& [name, tensor] : tensors) {
+      if (name.empty()) fail(name, "which has no name; name it");
+      if (name.size() > host::checkpoint::kMaxNameBytes || host::find_not_utf8(name) != name.npos)
+        fail(name.substr(0, 40), "whose name is longer than 4096 bytes or not UTF-8; give it another name");
+      if (!names.insert(name).second) fail(name, "whose name is taken; give each tensor a name of its own");
+    }
   }
   const std::function<ModelTensors()> list_;
 };

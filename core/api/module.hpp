@@ -40,8 +40,8 @@ ProgramModulePtr program_module(const torch::nn::Module& module);
 /// A TorchScript module, which the result shares.
 ProgramModulePtr program_module(const torch::jit::Module& module);
 
-/// The tensors that `list` returns. Throws UserError for an empty name, or a name that two parameters or two buffers
-/// have; an exception of `list` as ProgramException.
+/// The tensors that `list` returns. Throws UserError for an empty name, one that checkpoints cannot have, and one that
+/// two tensors have; an exception of `list` as ProgramException.
 ProgramModulePtr program_module(std::function<ModelTensors()> list);
 
 /// The differences between `current` and the parameters that `model` trains, and between `buffers` and its buffers.

@@ -308,6 +308,32 @@ TEST_F(ShardedParametersTest, ConversionsThatChangeNothingAreAllowed) {
   }
 }
 
+// Where a rank owns its weights, nothing fails when a conversion replaces them: the next call that uses them does.
+void convert_there_and_back(Run& run) {
+  run.backward();
+  run.net->to(torch::kDouble);
+  run.net->to(torch::kFloat);
+}
+RANK_BODY(steps_after_conversion, Run) {
+  convert_there_and_back(run);
+  run.engine->step();
+}
+RANK_BODY(saves_after_conversion, Run) {
+  run.step();
+  run.net->to(torch::kDouble);
+  run.engine->save(::testing::TempDir() + "never");
+}
+RANK_BODY(releases_after_conversion, Run) {
+  run.step();
+  run.net->to(torch::kBFloat16);
+  run.engine->release(torch::kFloat);
+}
+
+TEST_F(ShardedParametersTest, CallsAfterAConversionThrow) {
+  for (const auto* body : {&steps_after_conversion, &saves_after_conversion, &releases_after_conversion})
+    rejects(*body, "the data of parameter 'first.weight' was replaced", "zero2 communicator.share_weights=false");
+}
+
 const std::string kGradient =
     "the gradient of 'first.weight' belongs to the engine: read it with engine.get(\"first.weight\", "
     "zr::TensorKind::gradient), "

@@ -100,10 +100,14 @@ MULTIRANK_TEST(EngineModelTest, NamesInAListOfTensorsAreDistinct, {1}) {
   const auto error = [&](const zr::ModelTensors& tensors) {
     return error_of([&] { const zr::Engine engine(run.program, [&] { return tensors; }); });
   };
-  EXPECT_EQ(error({{{"w", tensor}, {"w", tensor.clone()}}, {}}),
-            "zr::Engine: the list of tensors has the parameter 'w' twice; give each tensor a name of its own");
-  EXPECT_EQ(error({{{"w", tensor}}, {{"", torch::ones({})}}}),
-            "zr::Engine: the list of tensors has a buffer without a name; name it");
+  const std::string begin = "zr::Engine: the list of tensors has the ";
+  const std::string taken = ", whose name is taken; give each tensor a name of its own";
+  EXPECT_EQ(error({{{"w", tensor}, {"w", tensor.clone()}}, {}}), begin + "parameter 'w'" + taken);
+  EXPECT_EQ(error({{{"w", tensor}}, {{"w", torch::ones({})}}}), begin + "buffer 'w'" + taken);
+  EXPECT_EQ(error({{{"__metadata__", tensor}}, {}}), begin + "parameter '__metadata__'" + taken);
+  EXPECT_EQ(error({{{"w", tensor}}, {{"", torch::ones({})}}}), begin + "buffer '', which has no name; name it");
+  EXPECT_NE(error({{{"\xff\xfe", tensor}}, {}}).find("or not UTF-8; give it another name"), std::string::npos);
+  EXPECT_NE(error({{{std::string(5000, 'w'), tensor}}, {}}).find("is longer than 4096 bytes"), std::string::npos);
   EXPECT_NE(error({{{"w", torch::Tensor()}}, {}}).find("the model has no parameters"), std::string::npos);
 }
 
