@@ -29,6 +29,17 @@ std::string assignment(const std::string& path, const host::config::Value& value
 
 }  // namespace
 
+Configuration Configuration::of_file(const std::string& path) {
+  Configuration config;
+  config.file_ = path;
+  return config;
+}
+
+Configuration& Configuration::set_program_name(const std::string& name) {
+  program_name_ = name;
+  return *this;
+}
+
 Configuration& Configuration::set(const std::string& path, bool value) {
   values_.push_back(assignment(path, value));
   return *this;

@@ -11,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/process_exit.hpp"
 #include "control/control.hpp"
@@ -60,6 +61,8 @@ void end_at_exit(int code, void* end) {
 void note_device_in_use() { device_in_use = true; }
 
 void report_failure() { host::note_failure(); }
+
+void set_wording(std::string (*wording)(const std::string& message)) { host::set_wording(wording); }
 
 int guarded_run(void (*call)(void*), void* ctx, void (*end)(int)) {
   const host::control::ExitFunction before = host::control::set_exit_function(end);

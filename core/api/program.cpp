@@ -227,11 +227,19 @@ Program::Program(const std::string& file, const std::vector<std::string>& overri
 Program::Program(const Configuration& config, const std::vector<std::string>& overrides, const std::vector<Key>& keys,
                  const std::optional<Rendezvous>& where)
     : state_(host::guard_host_call("zr::Program", [&] {
+        if (!config.file().empty() && !config.toml().empty())
+          host::fail_user("zr::Configuration::add_group: the configuration is the file " +
+                          host::printable(config.file()) + "; write [[optimizer.groups]] there");
         const auto load = [config](const std::vector<std::string>& assignments) {
-          return host::config::Document::parse(config.toml(), "zr::Configuration", assignments, config.values(),
-                                               name_of_this_program());
+          if (!config.file().empty())
+            return host::config::Document::load(config.file(), assignments, config.values());
+          const std::string name = config.program_name().empty() ? name_of_this_program() : config.program_name();
+          return host::config::Document::parse(config.toml(), "zr::Configuration", assignments, config.values(), name);
         };
-        return std::make_shared<State>(load, std::filesystem::current_path(), overrides, keys, where);
+        const std::filesystem::path folder = config.file().empty()
+                                                 ? std::filesystem::current_path()
+                                                 : std::filesystem::absolute(config.file()).parent_path();
+        return std::make_shared<State>(load, folder, overrides, keys, where);
       })) {}
 
 Program::~Program() = default;

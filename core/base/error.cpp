@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -18,9 +19,19 @@
 
 namespace zr::host {
 
-void fail_user(const std::string& text) { throw UserError(text); }
-void fail_environment(const std::string& text) { throw EnvironmentError(text); }
-void fail_internal(const std::string& text) { throw InternalError(text); }
+namespace {
+std::atomic<std::string (*)(const std::string&)> wording_of_language{nullptr};
+}  // namespace
+
+void set_wording(std::string (*wording)(const std::string& message)) { wording_of_language = wording; }
+std::string worded(const std::string& message) {
+  const auto wording = wording_of_language.load();
+  return wording ? wording(message) : message;
+}
+
+void fail_user(const std::string& text) { throw UserError(worded(text)); }
+void fail_environment(const std::string& text) { throw EnvironmentError(worded(text)); }
+void fail_internal(const std::string& text) { throw InternalError(worded(text)); }
 
 void fail_plugin_bug(const std::string& call, const std::string& problem) {
   fail_internal(fmt::format("{}: {}: this is a bug in the plug-in", call, problem));
@@ -28,10 +39,10 @@ void fail_plugin_bug(const std::string& call, const std::string& problem) {
 
 void fail_with(int exit_code, const std::string& text) {
   switch (exit_code) {
-    case exit_code::user: throw UserError(text);
-    case exit_code::environment: throw EnvironmentError(text);
-    case exit_code::peer_lost: throw PeerLostError(text);
-    default: throw InternalError(text);
+    case exit_code::user: fail_user(text);
+    case exit_code::environment: fail_environment(text);
+    case exit_code::peer_lost: throw PeerLostError(worded(text));
+    default: fail_internal(text);
   }
 }
 

@@ -11,6 +11,11 @@
 
 namespace zr::host {
 
+/// Sets the function of zr::set_wording(), or null. [any]
+void set_wording(std::string (*wording)(const std::string& message));
+/// The message in the words of the program's language: unchanged without such a function. [any]
+std::string worded(const std::string& message);
+
 /// Throws UserError: the user's input is wrong; `text` says what, where, and how to correct it.
 [[noreturn]] void fail_user(const std::string& text);
 /// Throws EnvironmentError: the machine lacks a resource or a file.

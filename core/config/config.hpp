@@ -112,7 +112,9 @@ class Document {
   /// Overrides are "path=value"; the value is TOML or a bare word ("job.name=mine", "train.steps=20"). Throws
   /// UserError with file:line:column if the file cannot be read or parsed. Paths in the file are relative to its
   /// folder, those of overrides to the working directory.
-  static Document load(const std::string& file, const std::vector<std::string>& overrides);
+  /// `values`: assignments of the program, as parse() has them.
+  static Document load(const std::string& file, const std::vector<std::string>& overrides,
+                       const std::vector<std::string>& values = {});
   /// Parses TOML text; `file` is its name in messages. `overrides`: as in load(). `values`: overrides that the program
   /// gives, which the command line may override; their origin is "zr::Configuration". `run_name`: job.name if it is not
   /// given, instead of the name of the file. All paths are relative to the working directory.

@@ -281,8 +281,9 @@ const toml::node* node_at(const toml::table& root, std::string_view path) {
   }
 }
 
-Document Document::load(const std::string& file, const std::vector<std::string>& overrides) {
-  return parsed(read_toml(file), {file, folder_of(file), ""}, {}, overrides);
+Document Document::load(const std::string& file, const std::vector<std::string>& overrides,
+                        const std::vector<std::string>& values) {
+  return parsed(read_toml(file), {file, folder_of(file), ""}, values, overrides);
 }
 
 Document Document::parse(const std::string& toml, const std::string& file, const std::vector<std::string>& overrides,

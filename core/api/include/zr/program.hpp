@@ -39,12 +39,15 @@ struct Key {
   bool is_path = false;              // made by of_path()
 };
 
-/// A configuration that the program composes, for programs without a TOML file. One thread at a time.
+/// A configuration that the program composes, for programs without a TOML file, or from a file and keys of its own. One
+/// thread at a time.
 class Configuration {
  public:
   Configuration() = default;
   /// From TOML text, such as a file has.
   explicit Configuration(const std::string& toml) : toml_(toml) {}
+  /// From a TOML file, whose keys those of set() replace.
+  static Configuration of_file(const std::string& path);
   /// Sets one key: "train.steps", "strategy", "optimizer.lr". Sizes and durations are texts, "32MiB". A later
   /// call replaces an earlier one, and the TOML text. Throws UserError if `path` is not names of letters, digits, '-'
   /// and '_' with dots between them; zr::Program checks that the key exists.
@@ -66,13 +69,21 @@ class Configuration {
   Configuration& add_group(const std::vector<std::string>& match, const std::map<std::string, double>& values,
                            const std::string& use = "");
 
+  /// Sets the name of the run folder of a job without job.name and without a file, instead of the file name of the
+  /// executable: for a program that an interpreter runs.
+  Configuration& set_program_name(const std::string& name);
+
   /// The TOML text with the groups, without the keys of set().
   const std::string& toml() const { return toml_; }
+  /// The path of of_file(); "" without a file.
+  const std::string& file() const { return file_; }
+  /// The name of set_program_name(), or "".
+  const std::string& program_name() const { return program_name_; }
   /// The keys of set(), as "path=value", in the order of the calls.
   const std::vector<std::string>& values() const { return values_; }
 
  private:
-  std::string toml_;
+  std::string toml_, file_, program_name_;
   std::vector<std::string> values_;
 };
 
@@ -154,6 +165,11 @@ int guarded(F&& fn) {
   return guarded_run([](void* ctx) { (*static_cast<decltype(call)*>(ctx))(); }, &call,
                      [](int exit_code) { std::_Exit(exit_code); });
 }
+
+/// Sets a function that returns a message in the words of another language, for a binding to it: "zr::gather" may be
+/// called otherwise there. It gets the message of each error that Zeroth throws and of each line that it logs, from any
+/// thread, and must not throw. Null, the initial value: messages are unchanged. Any thread.
+void set_wording(std::string (*wording)(const std::string& message));
 
 /// Notes that this process is about to end because of a failure that is no C++ exception in zr::guarded, such as an
 /// exception of another language. Call it before the engines are destroyed: they then end as by an exception, so that
