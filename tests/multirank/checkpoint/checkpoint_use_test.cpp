@@ -250,8 +250,8 @@ TEST_F(CheckpointUseTest, PythonSafetensorsReadsSavedWeights) {
   for (const std::string dtype : {"fp32", "bf16"}) {
     fs::remove_all(scratch_.path("c"));
     save("parity.model=everything train.dtype=" + dtype);
-    const Outcome read = shell("PYTHONPATH=" ZR_SOURCE_DIR "/build/deps/python /usr/bin/python3 " ZR_SOURCE_DIR
-                               "/tests/multirank/checkpoint/read_safetensors.py c/step-00000002");
+    const Outcome read = shell(ZR_SOURCE_DIR "/build/deps/python/bin/python " ZR_SOURCE_DIR
+                                             "/tests/multirank/checkpoint/read_safetensors.py c/step-00000002");
     ASSERT_EQ(read.code, 0) << read.output;
     // Compare every value that Python read with the value that zr::host::checkpoint::Checkpoint reads.
     const host::checkpoint::Checkpoint checkpoint(scratch_.path("c/step-00000002"));
