@@ -22,7 +22,7 @@ help:  ## prints this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' Makefile | expand -t 12
 	@echo 'TORCH_ROOT=<folder> or Torch_DIR=<folder> uses your own libtorch instead of the pinned wheel.'
 
-setup:  ## installs missing packages, libtorch and the default text (.ci/debian.txt, .ci/torch.txt, .ci/python.txt)
+setup:  ## installs missing packages, libtorch, a Python environment and a text (.ci/debian.txt, torch.txt, python.txt)
 	@.ci/setup
 
 build: setup  ## builds zeroth, the plug-ins, the examples and all tests except programs of slow tests only, into build/
@@ -81,13 +81,18 @@ fuzz:  ## runs the checkpoint parsers under libFuzzer, SECONDS=60; stores failin
 	  core/checkpoint/safetensors.cpp core/base/error.cpp core/base/text.cpp $$(pkg-config --cflags --libs libxxhash fmt) -o build/fuzz/checkpoint
 	@build/fuzz/checkpoint -max_total_time=$(or $(SECONDS),60) -artifact_prefix=build/fuzz/ build/fuzz/corpus
 
-format:  ## formats the sources (.clang-format)
+format:  ## formats the sources (.clang-format, .ruff.toml)
 	@.ci/setup lint
 	@clang-format -i $(SOURCES)
+	@[ ! -d core/python ] || build/deps/python/bin/ruff format -q core/python
 
-lint: setup  ## checks format, names and common mistakes; warnings are errors (.clang-format, .clang-tidy)
+lint: setup  ## checks format, names and common mistakes; warnings are errors (.clang-format, .clang-tidy, .ruff.toml)
 	@.ci/setup lint
 	@clang-format --dry-run -Werror $(SOURCES) || { echo 'lint: remedy: make format' >&2; exit 1; }
+	@[ ! -d core/python ] || { build/deps/python/bin/ruff format -q --check core/python && build/deps/python/bin/ruff check -q core/python; } || \
+	  { echo 'lint: remedy: make format; then fix what build/deps/python/bin/ruff check core/python prints' >&2; exit 1; }
+	@[ ! -d core/python ] || build/deps/python/bin/mypy --strict --no-error-summary --cache-dir build/lint/mypy core/python || \
+	  { echo 'lint: remedy: fix these types' >&2; exit 1; }
 	@cmake --preset dev $(TORCH_CACHE) -B build/lint -DZR_UNITY=OFF -DZR_TESTS=OFF > build/configure.log 2>&1 || { cat build/configure.log >&2; exit 3; }
 	@# Removes what clang does not accept from gcc, and declares what muon uses of gcc's omp.h.
 	@sed -E -i 's/ -fno-gnu-unique//; s/ -Winvalid-pch -include [^ ]*//' build/lint/compile_commands.json
