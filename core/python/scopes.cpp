@@ -1,4 +1,7 @@
 // The TorchBind classes Scope and Mailbox, and the scopes that belong to no engine.
+#include <atomic>
+#include <memory>
+
 #include "python/boundary.hpp"
 #include "zr/parameters.hpp"
 #include "zr/recompute.hpp"
@@ -26,14 +29,28 @@ void Scope::end(bool unwinds) {
 }
 
 namespace {
-// The block of zeroth.checkpoint: `address`, the function of Python that runs it again with the tensors in `mailbox`.
+// The functions of Python that run a block of zeroth.checkpoint again, and forget it, by its number.
+using BlockFunction = int32_t (*)(int64_t block);
+std::atomic<BlockFunction> run_block{nullptr}, forget_block{nullptr};
+
+// A block until its autograd graph is freed.
+struct Block {
+  explicit Block(int64_t its_number) : number(its_number) {}
+  ~Block() {
+    if (const BlockFunction forget = forget_block) forget(number);
+  }
+  Block(const Block&) = delete;
+  const int64_t number;
+};
+
 c10::intrusive_ptr<Scope> recompute(const std::vector<torch::Tensor>& inputs,
-                                    const c10::intrusive_ptr<Mailbox>& mailbox, int64_t address) {
-  const auto again = function_at<>(address);
-  const auto run = [again, mailbox](const std::vector<torch::Tensor>& tensors) {
+                                    const c10::intrusive_ptr<Mailbox>& mailbox, int64_t number) {
+  const auto run = [block = std::make_shared<Block>(number), mailbox](const std::vector<torch::Tensor>& tensors) {
     mailbox->arguments = tensors;
-    again();
+    const BlockFunction function = run_block;
+    const bool failed = !function || function(block->number) != 0;
     mailbox->arguments.clear();
+    if (failed) throw CallbackFailed();
   };
   return make_scope<detail::RecomputeScope>(run, inputs);
 }
@@ -51,7 +68,11 @@ void define_scopes(torch::Library& m) {
       .def_static("gather",
                   [](const std::vector<torch::Tensor>& parameters) { return make_scope<Gathered>(parameters); })
       .def_static("deferred", [] { return make_scope<detail::DeferredScope>(); })
-      .def_static("recompute", &recompute);
+      .def_static("recompute", &recompute)
+      .def_static("set_blocks", [](int64_t run, int64_t forget) {
+        run_block = reinterpret_cast<BlockFunction>(run);
+        forget_block = reinterpret_cast<BlockFunction>(forget);
+      });
 }
 
 }  // namespace zr::python
