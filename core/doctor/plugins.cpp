@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
-#include <map>
 #include <sstream>
 
 #include "base/text.hpp"
@@ -20,17 +19,6 @@ namespace fs = std::filesystem;
 using plugin::RejectionCause;
 
 namespace {
-
-// Debian 12's packages of libraries that plug-ins link.
-const std::map<std::string, std::string>& debian_packages() {
-  static const auto* packages = new std::map<std::string, std::string>{
-      {"libfmt.so.9", "libfmt9"},           {"libgomp.so.1", "libgomp1"},     {"libibverbs.so.1", "libibverbs1"},
-      {"libmpi.so.40", "libopenmpi3"},      {"libmpich.so.12", "libmpich12"}, {"libnuma.so.1", "libnuma1"},
-      {"librdmacm.so.1", "librdmacm1"},     {"libucp.so.0", "libucx0"},       {"liburing.so.2", "liburing2"},
-      {"libxxhash.so.0", "libxxhash0"},     {"libzstd.so.1", "libzstd1"},     {"libstdc++.so.6", "libstdc++6"},
-      {"libopenblas.so.0", "libopenblas0"}, {"libtbb.so.12", "libtbb12"}};
-  return *packages;  // never destroyed
-}
 
 // True if another user owns one of the files, or if this user cannot change the folder of the plug-in.
 bool changes_need_root(const plugin::PluginValidation& validation) {
@@ -64,9 +52,9 @@ std::string library_remedy(const PluginFile& file, const PluginFacts& facts) {
   if (!file.library_folder.empty())
     return fmt::format("export LD_LIBRARY_PATH={}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}",
                        shell_word(file.library_folder));
-  const auto package = debian_packages().find(library);
-  if (!facts.has_apt || package == debian_packages().end()) return "";
-  return as_root("apt-get install " + package->second, facts.is_root);
+  const std::string package = plugin::debian_package_of(library);
+  if (!facts.has_apt || package.empty()) return "";
+  return as_root("apt-get install " + package, facts.is_root);
 }
 
 // The value of ZR_PLUGIN_PATH without a folder.

@@ -149,6 +149,12 @@ Rejection loader_rejection(const std::filesystem::path& file, const std::string&
   return {RejectionCause::missing_library, {text.substr(0, end)}};
 }
 
+std::string install_hint(const Rejection& rejection) {
+  const std::string package =
+      rejection.cause == RejectionCause::missing_library ? debian_package_of(rejection.subjects.front()) : "";
+  return package.empty() ? "" : fmt::format(" (Debian 12: {})", package);
+}
+
 const zr_module* enter(boost::dll::shared_library& library, std::string& problem) {
   if (!library.has("zr_module_v1")) {
     problem = "it does not export zr_module_v1; build it with zr_add_plugin() and ZR_MODULE (sdk/include/zr)";
@@ -167,6 +173,18 @@ const zr_module* enter(boost::dll::shared_library& library, std::string& problem
 }
 
 }  // namespace
+
+std::string debian_package_of(const std::string& library) {
+  static constexpr std::pair<std::string_view, const char*> kPackages[] = {
+      {"libfmt.so.9", "libfmt9"},           {"libgomp.so.1", "libgomp1"},     {"libibverbs.so.1", "libibverbs1"},
+      {"libmpi.so.40", "libopenmpi3"},      {"libmpich.so.12", "libmpich12"}, {"libnuma.so.1", "libnuma1"},
+      {"librdmacm.so.1", "librdmacm1"},     {"libucp.so.0", "libucx0"},       {"liburing.so.2", "liburing2"},
+      {"libxxhash.so.0", "libxxhash0"},     {"libzstd.so.1", "libzstd1"},     {"libstdc++.so.6", "libstdc++6"},
+      {"libopenblas.so.0", "libopenblas0"}, {"libtbb.so.12", "libtbb12"}};
+  for (const auto& [name, package] : kPackages)
+    if (name == library) return package;
+  return "";
+}
 
 Tags read_tags(const std::filesystem::path& file) {
   Tags tags;
@@ -260,9 +278,9 @@ auto load_file(Loaded& process, const Tags& tags, PluginValidation& validation) 
   if (error) {
     const char* text = ::dlerror();
     const std::string reason = text ? text : error.message();
-    validation.reason =
-        fmt::format("it cannot be loaded: {}; install what it needs, or build it for this machine", reason);
     validation.rejection = loader_rejection(key, reason);
+    validation.reason = fmt::format("it cannot be loaded: {}; install what it needs{}, or build it for this machine",
+                                    reason, install_hint(validation.rejection));
     return process.libraries.end();
   }
   const zr_module* module = enter(library, validation.reason);

@@ -77,6 +77,9 @@ struct PluginValidation {
 /// never returns is rejected by name. Only for processes with one thread when they load (`zeroth`).
 void probe_before_loading();
 
+/// The package of Debian 12 with this library ("libmpi.so.40"), or "" if it is not one that plug-ins often link.
+std::string debian_package_of(const std::string& library);
+
 /// Why a folder of the search path cannot be searched ("does not exist", "cannot be read: Permission denied"), or "".
 std::string folder_problem(const std::filesystem::path& folder);
 

@@ -237,6 +237,11 @@ TEST(RegistryTest, ListsACollectionWithoutTagsAsRejected) {
             "zr_<role>_<id>.so");
 }
 
+TEST(RegistryTest, NamesTheDebianPackageOfALibrary) {
+  EXPECT_EQ(plugin::debian_package_of("libmpi.so.40"), "libopenmpi3");
+  EXPECT_EQ(plugin::debian_package_of("libunknown.so"), "");
+}
+
 TEST(RegistryTest, ReportsTheCauseOfARejection) {
   using plugin::RejectionCause;
   const std::string folder = ZR_BUILD_DIR "/tests/plugins/";
