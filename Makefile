@@ -8,6 +8,7 @@ CONFIG ?= examples/gpt/gpt.toml
 ARGS ?=
 # The weights of the example; other files say themselves where theirs are.
 SAVE = $(if $(filter examples/gpt/gpt.toml,$(CONFIG)),$(if $(findstring checkpoint.,$(ARGS)),,checkpoint.dir=checkpoints/gpt checkpoint.every=400 checkpoint.keep=1))
+PYTHON ?= build/deps/python/bin/python
 JOBS ?= $(shell nproc)
 # Where CMake finds nvcc: what an earlier call has found, environment, the one that .ci/setup cuda unpacks, PATH.
 NVCC ?= $(firstword $(wildcard $(shell sed -n 's/^CMAKE_CUDA_COMPILER:[A-Z]*=//p' build/CMakeCache.txt 2> /dev/null) \
@@ -15,7 +16,7 @@ NVCC ?= $(firstword $(wildcard $(shell sed -n 's/^CMAKE_CUDA_COMPILER:[A-Z]*=//p
 TORCH_CACHE := -DTORCH_ROOT="$(TORCH_ROOT)" -DTorch_DIR="$(Torch_DIR)"
 SOURCES = $(shell git ls-files -co --exclude-standard '*.cpp' '*.hpp' '*.h' '*.c' ':!sdk/abi')  # sdk/abi is a copy
 
-.PHONY: help setup build train test test-all test-hosts matrix faults bench peers gpu nvcc fuzz format lint docs clean
+.PHONY: help setup build train test test-all test-hosts matrix faults bench peers gpu nvcc fuzz wheel format lint docs clean
 
 help:  ## prints this list
 	@echo 'make TARGET, where TARGET is one of'
@@ -80,6 +81,9 @@ fuzz:  ## runs the checkpoint parsers under libFuzzer, SECONDS=60; stores failin
 	  core/checkpoint/json.cpp core/checkpoint/json_field.cpp core/checkpoint/manifest.cpp \
 	  core/checkpoint/safetensors.cpp core/base/error.cpp core/base/text.cpp $$(pkg-config --cflags --libs libxxhash fmt) -o build/fuzz/checkpoint
 	@build/fuzz/checkpoint -max_total_time=$(or $(SECONDS),60) -artifact_prefix=build/fuzz/ build/fuzz/corpus
+
+wheel: setup  ## builds the Python package and checks it: build/wheel/zeroth-*.whl (core/python/pyproject.toml)
+	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PYTHON) .ci/wheel
 
 format:  ## formats the sources (.clang-format, .ruff.toml)
 	@.ci/setup lint

@@ -34,6 +34,9 @@ if(ZR_SANITIZE)
   endif()
 endif()
 
+if(ZR_WHEEL)
+  set(Boost_USE_STATIC_LIBS ON)
+endif()
 find_package(Boost 1.74 REQUIRED COMPONENTS filesystem program_options)
 find_package(Threads REQUIRED)
 find_package(nlohmann_json REQUIRED)
@@ -43,6 +46,14 @@ pkg_check_modules(tomlplusplus REQUIRED IMPORTED_TARGET tomlplusplus)
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(liburing REQUIRED IMPORTED_TARGET liburing)
 find_library(ZR_LIBURING NAMES liburing.a uring HINTS ${liburing_LIBRARY_DIRS})  # prefers the static library
+# For the Python package, {fmt}, toml++ and xxHash are header-only. {fmt} adds 2 s to each compilation.
+set(ZR_FMT fmt::fmt)
+if(ZR_WHEEL)
+  set(ZR_FMT fmt::fmt-header-only)
+  set_target_properties(PkgConfig::tomlplusplus PROPERTIES INTERFACE_COMPILE_OPTIONS "" INTERFACE_LINK_LIBRARIES "")
+  set_target_properties(PkgConfig::xxhash PROPERTIES INTERFACE_COMPILE_DEFINITIONS XXH_INLINE_ALL
+    INTERFACE_LINK_LIBRARIES "")
+endif()
 
 # zr_unity(target files): compiles that many sources of the target together (0: all), because the headers take most of
 # the time of each compilation; those of libtorch take 6 to 10 s, even precompiled. Two sources of a target cannot
