@@ -2,8 +2,8 @@
 
 #include <unistd.h>
 #include <xxhash.h>
-#if defined(__x86_64__)
-#include <xxh_x86dispatch.h>  // the instructions of this processor
+#if defined(__x86_64__) && !defined(XXH_INLINE_ALL)
+#include <xxh_x86dispatch.h>  // the instructions of this processor; only the shared library has them
 #endif
 
 #include <algorithm>
