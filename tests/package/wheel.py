@@ -21,13 +21,12 @@ FILES = ["zeroth/*.py", "zeroth/py.typed", "zeroth/bin/zeroth", "zeroth/bin/zero
 # What oneDNN needs, in the plug-in muon, and the plug-ins for CUDA devices, which need nvcc.
 OPTIONAL = [PLUGINS + "libzdnn.so.2", PLUGINS + "libOpenCL.so.1", PLUGINS + "cuda/zr_*.so"]
 SYSTEM = {"libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
-# What only some files need in addition.
-NEEDED = {"zeroth/lib/libzeroth.so.0": {"libtorch_cpu.so", "libc10.so", "libgomp.so.1"},
-          "zeroth/lib/libzeroth_python.so": {"libtorch_cpu.so", "libc10.so", "libgomp.so.1", "libzeroth.so.0"},
-          PLUGINS + "zr_optimizer_muon.so": {"libzdnn.so.2", "libgomp.so.1"},
-          PLUGINS + "libzdnn.so.2": {"libOpenCL.so.1", "libgomp.so.1"},
-          PLUGINS + "zr_communicator_mpi.so": {"libmpi.so.40"},
-          PLUGINS + "cuda/zr_communicator_mpi.so": {"libmpi.so.40"}}
+# Libraries outside the wheel that only some files need: those of the package torch, and OpenMPI, which users install.
+TORCH = {"libtorch_cpu.so", "libc10.so", "libgomp.so.1"}
+OUTSIDE = {"zeroth/lib/libzeroth.so.0": TORCH, "zeroth/lib/libzeroth_python.so": TORCH,
+           PLUGINS + "zr_optimizer_muon.so": {"libgomp.so.1"}, PLUGINS + "libzdnn.so.2": {"libgomp.so.1"},
+           PLUGINS + "zr_communicator_mpi.so": {"libmpi.so.40"},
+           PLUGINS + "cuda/zr_communicator_mpi.so": {"libmpi.so.40"}}
 
 
 def matches(path, pattern):
@@ -44,18 +43,18 @@ def problems_of_files(paths):
             yield f"{pattern}: the wheel has no such file"
 
 
-def problems_of_elf(path, file, glibc):
-    """Problems of the ELF file `file`, which is at `path` in the wheel."""
+def problems_of_elf(path, file, glibc, inside):
+    """Problems of the ELF file `file`, which is at `path` in the wheel. inside: the names of the wheel's libraries."""
     text = subprocess.run(["readelf", "-dSVW", file], check=True, capture_output=True, text=True).stdout
     for library in re.findall(r"\(NEEDED\).*\[(.*)\]", text):
-        if library not in SYSTEM | NEEDED.get(path, set()):
+        if library not in SYSTEM | inside | OUTSIDE.get(path, set()):
             yield f"{path}: needs the library {library}, which is neither in the wheel nor on every machine"
     for folders in re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", text):
-        for folder in folders.split(":"):
+        for folder in dict.fromkeys(folders.split(":")):
             target = os.path.normpath(folder.replace("$ORIGIN", os.path.dirname(path), 1))
             if not folder.startswith("$ORIGIN") or not re.match("(zeroth|torch)(/|$)", target):
                 yield f"{path}: searches libraries in '{folder}', which is neither in the package zeroth nor in torch"
-    for section in re.findall(r"[.]debug_info|[.]symtab", text):
+    for section in sorted(set(re.findall(r"[.]debug_info|[.]symtab", text))):
         yield f"{path}: is not stripped: it has the section {section}"
     for minor in sorted(set(re.findall(r"GLIBC_2[.](\d+)", text)), key=int):
         if int(minor) > glibc:
@@ -69,7 +68,9 @@ def problems_of(wheel, scratch):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(scratch)
         entries = [entry for entry in archive.infolist() if not entry.is_dir()]
-    yield from problems_of_files([entry.filename for entry in entries])
+    paths = [entry.filename for entry in entries]
+    inside = {os.path.basename(path) for path in paths if ".so" in path}
+    yield from problems_of_files(paths)
     tag = re.search(r"-py3-none-manylinux_2_(\d+)_\w+[.]whl$", wheel)
     if not tag:
         yield f"{os.path.basename(wheel)}: its name must end in -py3-none-manylinux_2_<glibc>_<machine>.whl"
@@ -77,7 +78,7 @@ def problems_of(wheel, scratch):
         file = os.path.join(scratch, entry.filename)
         with open(file, "rb") as content:
             if content.read(4) == b"\x7fELF":
-                yield from problems_of_elf(entry.filename, file, int(tag[1]) if tag else 0)
+                yield from problems_of_elf(entry.filename, file, int(tag[1]) if tag else 0, inside)
         if entry.filename.startswith("zeroth/bin/") and not entry.external_attr >> 16 & 0o100:
             yield f"{entry.filename}: is not executable"
 
