@@ -68,6 +68,15 @@ std::vector<ParameterInfo> Engine::parameters() const {
   return list;
 }
 
+std::vector<MemoryUse> Engine::memory() const {
+  std::vector<MemoryUse> list;
+  for (const host::Ledger::Row& row : state_->session_for("memory").ledger().rows())
+    list.push_back({std::string(host::kTierNames[static_cast<std::size_t>(row.tier)]),
+                    std::string(host::kMemoryKindNames[static_cast<std::size_t>(row.kind)]), row.planned, row.now,
+                    row.peak});
+  return list;
+}
+
 std::vector<std::string> Engine::slots() const {
   std::vector<std::string> names;
   for (const host::plan::OptimizerDescription& description : state_->session_for("slots").plan().input.descriptions)

@@ -62,6 +62,8 @@ void note_device_in_use() { device_in_use = true; }
 
 void report_failure() { host::note_failure(); }
 
+void note_interrupt() { host::note_interrupt(); }
+
 void set_wording(std::string (*wording)(const std::string& message)) { host::set_wording(wording); }
 
 int guarded_run(void (*call)(void*), void* ctx, void (*end)(int)) {

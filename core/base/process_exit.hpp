@@ -12,6 +12,11 @@ void note_process_exit();
 bool has_failed();
 void note_failure();
 
+/// zr::note_interrupt(): the user wants this process to stop waiting. Also in a signal handler. [any]
+void note_interrupt();
+/// Whether it was called since the last take_interrupt(), which forgets it. [any]
+bool take_interrupt();
+
 using ExitFunction = void (*)(int exit_code);
 /// Sets the function that ends this process with the given exit code, for another thread while the program's thread
 /// computes or blocks. Returns the previous one. Null, the initial value: the process cannot be ended. [any]

@@ -16,6 +16,7 @@ using protocol::Type;
 
 namespace {
 constexpr auto kHeartbeatInterval = std::chrono::milliseconds(200);
+constexpr int kInterruptHeartbeats = 5;  // how long an interrupt waits for a wait: the program may react itself
 constexpr auto kGrace = std::chrono::seconds(2);                  // time limit for the training thread to call report()
 constexpr auto kGoodbyeTimeout = std::chrono::milliseconds(500);  // limit if the peer does not read
 constexpr int64_t kSilenceMs = 1000;
@@ -87,6 +88,16 @@ void ControlClient::on_store_lost() {
 void ControlClient::send_heartbeat() {
   if (connection_) {
     const MutexLock lock(mutex_);
+    if (host::take_interrupt()) interrupt_heartbeats_ = kInterruptHeartbeats;
+    if (interrupt_heartbeats_ > 0) {
+      --interrupt_heartbeats_;
+      if (activity_.waiting && !broken()) {
+        interrupt_heartbeats_ = 0;
+        const std::string text =
+            fmt::format("rank {} was interrupted while it waited in {}", rank_info_.rank, activity_.what);
+        connection_->send(protocol::Writer().text(text).message(Type::report));
+      }
+    }
     heartbeat_is_due_ = false;
     connection_->send(protocol::encode(Type::heartbeat, heartbeat_locked()));
   }

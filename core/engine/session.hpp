@@ -94,6 +94,7 @@ class Session {
   WeightFlow& weights() { return weights_; }
   OptimizerUpdate& update() { return update_; }
   comm::CommRuntime& comm() { return job_.comm; }
+  const Ledger& ledger() const { return job_.ledger; }
   const offload::Tiers& tiers() const { return state_.tiers(); }
 
  private:

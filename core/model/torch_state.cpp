@@ -43,7 +43,7 @@ void TorchModel::State::mark_kept_buffers() {
 void TorchModel::State::intercept(uint32_t param, at::ScalarType type, const std::string& reason) {
   auto& entry = entries[param];
   const torch::Tensor empty = Placeholder::make(entry.tensor.sizes(), options(type), this, param,
-                                                "parameter '" + parameters[param].name + reason);
+                                                host::worded("parameter '" + parameters[param].name + reason));
   Placeholder::mark(empty, false);  // set_data() requires the same dispatch keys
   storages->replace_data(parameters[param].name, entry.tensor, empty);
   Placeholder::mark(entry.tensor, true);

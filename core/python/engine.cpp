@@ -82,6 +82,14 @@ std::vector<Parameter> parameters(zr::Engine& engine) {
   return list;
 }
 
+using Memory = std::tuple<std::string, std::string, int64_t, int64_t, int64_t>;
+std::vector<Memory> memory(zr::Engine& engine) {
+  std::vector<Memory> list;
+  for (MemoryUse& use : engine.memory())
+    list.emplace_back(std::move(use.tier), std::move(use.kind), use.planned, use.now, use.peak);
+  return list;
+}
+
 using Group = std::tuple<Names, double, Names, Names, std::string>;
 std::vector<Group> groups(zr::Engine& engine) {
   std::vector<Group> list;
@@ -155,6 +163,7 @@ void define_engine(torch::Library& m) {
       .def("set_accumulation", method(+[](Engine& e, int64_t n) { e.set_accumulation(static_cast<int>(n)); }))
       .def("edit_gradients", method(&edit_gradients))
       .def("parameters", method(&parameters))
+      .def("memory", method(&memory))
       .def("slots", method(+[](Engine& e) { return e.slots(); }))
       .def("groups", method(&groups))
       .def("release", method(+[](Engine& e, bool fp32) { fp32 ? e.release(torch::kFloat) : e.release(); }))

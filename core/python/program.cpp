@@ -1,5 +1,6 @@
 #include "python/program.hpp"
 
+#include <csignal>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -69,6 +70,32 @@ c10::intrusive_ptr<ProgramHolder> from_arguments(const std::vector<std::string>&
         zr::Program(static_cast<int>(words.size()), argv.data(), keys->keys));
   });
 }
+
+struct sigaction interpreter_action {};  // of SIGINT
+
+void note_and_pass(int signal, siginfo_t* info, void* context) {
+  zr::note_interrupt();
+  if (interpreter_action.sa_flags & SA_SIGINFO)
+    interpreter_action.sa_sigaction(signal, info, context);
+  else if (interpreter_action.sa_handler != SIG_IGN && interpreter_action.sa_handler != SIG_DFL)
+    interpreter_action.sa_handler(signal);
+}
+
+// Begins or ends to note each SIGINT before the handler of the interpreter gets it. Main thread.
+void watch_interrupts(bool watch) {
+  struct sigaction current {};
+  ::sigaction(SIGINT, nullptr, &current);
+  const bool watches = (current.sa_flags & SA_SIGINFO) && current.sa_sigaction == note_and_pass;
+  if (watch == watches) return;
+  if (!watch) {
+    ::sigaction(SIGINT, &interpreter_action, nullptr);
+    return;
+  }
+  interpreter_action = current;
+  current.sa_sigaction = note_and_pass;
+  current.sa_flags |= SA_SIGINFO;
+  ::sigaction(SIGINT, &current, nullptr);
+}
 }  // namespace
 
 void define_program(torch::Library& m) {
@@ -83,6 +110,7 @@ void define_program(torch::Library& m) {
   m.class_<ProgramHolder>("Program")
       .def_static("make", &make)
       .def_static("from_arguments", &from_arguments)
+      .def_static("watch_interrupts", &watch_interrupts)
       .def_static("report_failure", [] { zr::report_failure(); })
       .def_static("use_python_words", [] { zr::set_wording(&in_python); })
       .def("rank", [](const Self& self) -> int64_t { return self->program.rank(); })

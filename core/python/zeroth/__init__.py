@@ -12,7 +12,7 @@
 Importing it loads no library, compiles nothing and touches no device.
 """
 
-from ._engine import Engine, GroupInfo, LoadReport, ParameterInfo, StepResult
+from ._engine import Engine, GroupInfo, LoadReport, MemoryUse, ParameterInfo, StepResult
 from ._errors import EnvironmentError, Error, InternalError, PeerFailedError, PeerLostError, UserError
 from ._loader import MicroBatchSampler
 from ._program import Key, Program, Rendezvous, report_failure
@@ -28,6 +28,7 @@ __all__ = [
     "InternalError",
     "Key",
     "LoadReport",
+    "MemoryUse",
     "MicroBatchSampler",
     "ParameterInfo",
     "PeerFailedError",

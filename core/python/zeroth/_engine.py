@@ -6,7 +6,9 @@ import atexit
 import ctypes
 import dataclasses
 import os
+import signal
 import sys
+import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +20,7 @@ import torch
 from ._binding import classes
 from ._errors import UserError, call, callbacks
 from ._loader import loader
+from . import _printing as printing
 from ._model import ModelTensors
 from ._program import Program, Rendezvous, Value, report_failure
 from ._scopes import Scope
@@ -74,6 +77,22 @@ class ParameterInfo:
 
 
 @dataclasses.dataclass(frozen=True)
+class MemoryUse:
+    """Memory of this rank, in bytes: what the engine has allocated, and the activations of torch."""
+
+    tier: str
+    """"device", "host" or "disk"."""
+    kind: str
+    """"weights", "gradients", "master", "optimizer", "activations", ..."""
+    planned: int
+    """In the plan that the engine prints when it begins; 0: not planned."""
+    now: int
+    """Allocated now."""
+    peak: int
+    """The most since the engine was made."""
+
+
+@dataclasses.dataclass(frozen=True)
 class GroupInfo:
     """A group of parameters, [[optimizer.groups]]."""
 
@@ -88,6 +107,14 @@ class GroupInfo:
 
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _watch(watch: bool) -> None:
+    """While an engine exists, Ctrl-C also ends a wait for other ranks, and a sharded parameter can be printed."""
+    printing.watch(watch)
+    if threading.current_thread() is threading.main_thread():
+        handler = signal.getsignal(signal.SIGINT)
+        classes().Program.watch_interrupts(watch and callable(handler))
 
 
 def _close_all() -> None:
@@ -143,6 +170,7 @@ class Engine:
         self._pointers: dict[str, Any] = {}  # functions that the binding may call
         self._native = call(classes().Engine, self._program._native, *self._tensors.list(), name)
         _engines.add(self)
+        _watch(True)
 
     def __enter__(self) -> Engine:
         return self
@@ -279,6 +307,10 @@ class Engine:
     def parameters(self) -> list[ParameterInfo]:
         """The trained and frozen parameters in the model's order. Not collective."""
         return [ParameterInfo(n, tuple(shape), trained, group) for n, shape, trained, group in self._call("parameters")]
+
+    def memory(self) -> list[MemoryUse]:
+        """The memory of this rank by tier and kind, with its peaks. Not collective."""
+        return [MemoryUse(*row) for row in self._call("memory")]
 
     def slots(self) -> list[str]:
         """The names of the optimizer's states that `get()` and `set()` accept: fp32, of the parameter's shape."""
@@ -440,6 +472,7 @@ class Engine:
             failed: an exception ends the run; the other ranks say so.
         """
         _engines.discard(self)
+        _watch(bool(_engines))
         call(self._native.close, failed)
         self._pointers.clear()
 

@@ -58,6 +58,14 @@ struct GroupInfo {
   std::vector<std::pair<std::string, std::string>> values;  // keys that the group sets, with their TOML values
   std::string use;                                          // the group's optimizer; empty: the job's
 };
+/// Memory of this rank, as Engine::memory() lists it: what the engine has allocated, and the activations of libtorch.
+struct MemoryUse {
+  std::string tier;     // "device", "host" or "disk"
+  std::string kind;     // "weights", "gradients", "master", "optimizer", "activations", ...
+  int64_t planned = 0;  // bytes in the plan that the engine prints when it begins; 0: not planned
+  int64_t now = 0;      // bytes that are allocated
+  int64_t peak = 0;     // the most bytes since the engine was created
+};
 /// The result of a step; the same on all ranks.
 struct StepResult {
   int64_t step = 0;          // number of finished steps
@@ -180,6 +188,8 @@ class Engine {
 
   /// The trained and frozen parameters in the model's order. Not collective.
   std::vector<ParameterInfo> parameters() const;
+  /// The memory of this rank by tier and kind. Not collective.
+  std::vector<MemoryUse> memory() const;
   /// The names of the optimizer's states that get() and set() accept as `slot`: fp32 states of the parameter's shape.
   /// Not collective.
   std::vector<std::string> slots() const;
