@@ -480,21 +480,47 @@ def models_of_one_step():
     import transformers
 
     def bert():
-        config = transformers.BertConfig(vocab_size=99, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
+        config = transformers.BertConfig(
+            vocab_size=99, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64
+        )
         return transformers.BertForMaskedLM(config), lambda g: {
             "input_ids": torch.randint(0, 99, (2, 8), generator=g),
             "labels": torch.randint(0, 99, (2, 8), generator=g),
         }
 
     def vit():
-        config = transformers.ViTConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, image_size=16, patch_size=8, num_labels=3)
+        config = transformers.ViTConfig(
+            hidden_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=64,
+            image_size=16,
+            patch_size=8,
+            num_labels=3,
+        )
         return transformers.ViTForImageClassification(config), lambda g: {
             "pixel_values": torch.randn(2, 3, 16, 16, generator=g),
             "labels": torch.randint(0, 3, (2,), generator=g),
         }
 
     def whisper():
-        config = transformers.WhisperConfig(vocab_size=99, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=64, decoder_ffn_dim=64, num_mel_bins=8, max_source_positions=10, max_target_positions=16, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1)
+        config = transformers.WhisperConfig(
+            vocab_size=99,
+            d_model=32,
+            encoder_layers=1,
+            decoder_layers=1,
+            encoder_attention_heads=2,
+            decoder_attention_heads=2,
+            encoder_ffn_dim=64,
+            decoder_ffn_dim=64,
+            num_mel_bins=8,
+            max_source_positions=10,
+            max_target_positions=16,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+            decoder_start_token_id=1,
+        )
         return transformers.WhisperForConditionalGeneration(config), lambda g: {
             "input_features": torch.randn(2, 8, 20, generator=g),
             "labels": torch.randint(3, 99, (2, 6), generator=g),

@@ -9,9 +9,7 @@ from support import case
 def model_case(kind, strategy, dropout=0.1):
     def run():
         wanted = support.plain_weights(kind, dropout)
-        got = support.trained(
-            lambda: models.make(kind, dropout), lambda model: support.hf_loss(model, kind), strategy
-        )
+        got = support.trained(lambda: models.make(kind, dropout), lambda model: support.hf_loss(model, kind), strategy)
         support.assert_same(got, wanted)
 
     run.__name__ = f"{kind}_{strategy}"
@@ -113,7 +111,9 @@ def autocast():
 
         return loss
 
-    support.assert_same(support.trained(lambda: models.make("t5"), loss_of), support.plain(lambda: models.make("t5"), loss_of))
+    support.assert_same(
+        support.trained(lambda: models.make("t5"), loss_of), support.plain(lambda: models.make("t5"), loss_of)
+    )
 
 
 @case
@@ -131,3 +131,46 @@ def lora():
     got = support.trained(make, support.hf_loss)
     support.assert_same(got, support.plain(make, support.hf_loss))
     assert all(value.abs().sum() > 0 for name, value in got.items() if "lora_B" in name)
+
+
+@case
+def compiled():
+    """Blocks, and the model whole: aot_eager has the bits, inductor is near."""
+    import warnings
+
+    def blocks_of(backend):
+        def make():
+            torch._dynamo.reset()
+            model = models.make("gpt2")
+            for block in model.transformer.h:
+                block.compile(backend=backend)
+            return model
+
+        return make
+
+    wanted = support.plain_weights("gpt2")
+
+    def loss_of(model):
+        return support.hf_loss(model, "gpt2")
+
+    support.assert_same(support.trained(blocks_of("aot_eager"), loss_of), wanted)
+    largest = max(value.abs().max().item() for value in wanted.values())
+
+    def assert_near(got):
+        worst = max((got[name] - wanted[name]).abs().max().item() for name in wanted)
+        assert worst <= 1e-5 * largest, (worst, largest)
+
+    assert_near(support.trained(blocks_of("inductor"), loss_of))
+
+    def whole(model):
+        compiled_model = torch.compile(model)
+        return lambda step, micro: compiled_model(**models.batch("gpt2", step, micro)).loss
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch._dynamo.reset()
+        assert_near(support.trained(lambda: models.make("gpt2"), whole))
+    import zeroth
+
+    ours = [w for w in caught if "bytes of the model's parameters" in str(w.message)]
+    assert len(ours) == (1 if zeroth.Program(support.config()).world > 1 else 0), len(ours)

@@ -17,10 +17,10 @@ from typing import Any, Literal
 
 import torch
 
+from . import _compiled, _printing
 from ._binding import classes
 from ._errors import UserError, call, callbacks
 from ._loader import loader
-from . import _printing as printing
 from ._model import ModelTensors
 from ._program import Program, Rendezvous, Value, report_failure
 from ._scopes import Scope
@@ -111,7 +111,8 @@ _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 def _watch(watch: bool) -> None:
     """While an engine exists, Ctrl-C also ends a wait for other ranks, and a sharded parameter can be printed."""
-    printing.watch(watch)
+    _printing.watch(watch)
+    _compiled.watch(watch)
     if threading.current_thread() is threading.main_thread():
         handler = signal.getsignal(signal.SIGINT)
         classes().Program.watch_interrupts(watch and callable(handler))
@@ -157,7 +158,9 @@ class Engine:
         rendezvous: Rendezvous | None = None,
     ) -> None:
         if not isinstance(model, torch.nn.Module):
-            raise UserError(f"zeroth.Engine(model, config): the model is a {type(model).__name__}, not a torch.nn.Module")
+            raise UserError(
+                f"zeroth.Engine(model, config): the model is a {type(model).__name__}, not a torch.nn.Module"
+            )
         if isinstance(config, Program):
             if overrides or rendezvous:
                 raise UserError("zeroth.Engine(model, program): pass overrides and rendezvous to zeroth.Program")
@@ -168,7 +171,9 @@ class Engine:
         self._tensors = ModelTensors(model)
         self._callbacks: list[Callable[[StepResult], None]] = []
         self._pointers: dict[str, Any] = {}  # functions that the binding may call
-        self._native = call(classes().Engine, self._program._native, *self._tensors.list(), name)
+        tensors = self._tensors.tensors()
+        self._native = call(classes().Engine, self._program._native, *tensors, name)
+        _compiled.note_parameters(self, tensors[1])
         _engines.add(self)
         _watch(True)
 
@@ -188,9 +193,14 @@ class Engine:
 
     def _listed(self, method: str, *arguments: Any) -> Any:
         """Calls a method that looks at the tensors that the model has now."""
-        if self._tensors.changed():
-            self._native.set_tensors(*self._tensors.list())
+        self._list_again()
         return call(getattr(self._native, method), *arguments)
+
+    def _list_again(self) -> None:
+        if self._tensors.changed():
+            tensors = self._tensors.tensors()
+            self._native.set_tensors(*tensors)
+            _compiled.note_parameters(self, tensors[1])
 
     @property
     def model(self) -> torch.nn.Module:
@@ -347,7 +357,9 @@ class Engine:
         """Sets a buffer on all ranks to a copy of `tensor`, converted to the buffer's dtype. Collective."""
         self._listed("set_buffer", name, tensor.detach())
 
-    def state_dict(self, *, dtype: torch.dtype | None = None, rank0_only: bool = False) -> OrderedDict[str, torch.Tensor]:
+    def state_dict(
+        self, *, dtype: torch.dtype | None = None, rank0_only: bool = False
+    ) -> OrderedDict[str, torch.Tensor]:
         """Copies of all parameters and persistent buffers on the CPU, under the names of `model.state_dict()`. Collective.
 
         Args:
@@ -472,6 +484,7 @@ class Engine:
             failed: an exception ends the run; the other ranks say so.
         """
         _engines.discard(self)
+        _compiled.forget(self)
         _watch(bool(_engines))
         call(self._native.close, failed)
         self._pointers.clear()
@@ -505,13 +518,10 @@ class Engine:
         """A scope for evaluation: `with engine.evaluation():`. Disables gradients, saves and restores the random state of
         training, and gives the model's buffers the values that `train.buffers` declares. Scopes can be nested. Call
         `model.eval()` and `model.train()` yourself. Collective."""
-        tensors = self._tensors
-        native = self._native
 
         def begin() -> Any:
-            if tensors.changed():
-                native.set_tensors(*tensors.list())
-            return native.evaluation()
+            self._list_again()
+            return self._native.evaluation()
 
         return Scope(begin)
 

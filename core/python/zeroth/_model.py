@@ -20,16 +20,18 @@ class ModelTensors:
         self._tables: list[dict[str, Any]] = []
         self._state: tuple[list[str], list[int]] = ([], [])
 
-    def list(self) -> Listed:
+    def tensors(self) -> Listed:
         """Every name of every parameter and buffer, tied ones under each of their names, in the module's order."""
         self._tables = [
-            table for module in self._module.modules() for table in (module._modules, module._parameters, module._buffers)
+            table
+            for module in self._module.modules()
+            for table in (module._modules, module._parameters, module._buffers)
         ]
         self._state = self._current()
         parameters = [*self._module.named_parameters(remove_duplicate=False)]
         buffers = [*self._module.named_buffers(remove_duplicate=False)]
         for name, parameter in parameters:
-            if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin):
+            if torch.nn.parameter.is_lazy(parameter):
                 raise UserError(
                     f"zeroth.Engine: the parameter '{name}' of a lazy module has no shape yet; call the model once before "
                     "the engine is made"
@@ -37,7 +39,7 @@ class ModelTensors:
         return [n for n, _ in parameters], [p for _, p in parameters], [n for n, _ in buffers], [b for _, b in buffers]
 
     def changed(self) -> bool:
-        """Whether list() would return something else than the last time. About 0.1 us per module."""
+        """Whether tensors() would return something else than the last time. About 0.1 us per module."""
         return self._current() != self._state
 
     def _current(self) -> tuple[list[str], list[int]]:

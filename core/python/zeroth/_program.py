@@ -58,7 +58,11 @@ def _own_keys(keys: Sequence[Key]) -> Any:
         kind = next(
             name
             for name, type_ in [
-                ("bool", bool), ("int", int), ("float", float), ("path", pathlib.PurePath), ("str", object)
+                ("bool", bool),
+                ("int", int),
+                ("float", float),
+                ("path", pathlib.PurePath),
+                ("str", object),
             ]  # fmt: skip
             if isinstance(value, type_)
         )
