@@ -1,6 +1,8 @@
-"""Runs the cases of the files cases_*.py in this process, a rank of a job: cases.py [WORD...], those whose names have a word.
+"""Runs the cases of the files cases_*.py in this process, a rank of a job: cases.py [WORD...], those whose names have
+a word.
 
-Prints a line per case, and ends with 1 if one has failed. A job runs many cases, because starting Python takes seconds."""
+Prints a line per case, and ends with 1 if one has failed. A job runs many cases, because starting Python takes
+seconds."""
 
 import glob
 import importlib
@@ -12,9 +14,9 @@ import traceback
 HERE = pathlib.Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-import support
 import torch
 
+import support
 import zeroth
 
 

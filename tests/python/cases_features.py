@@ -5,13 +5,12 @@ import io
 import os
 import pickle
 
-import models
-import support
 import torch
-from support import case, raises
 from torch import nn
 
+import support
 import zeroth
+from support import case, raises
 
 
 class Net(nn.Module):
@@ -276,9 +275,8 @@ def evaluation_swap_and_gather():
         assert torch.equal(engine.get("last.bias"), torch.full((4,), 7.0))
         with raises(zeroth.UserError, "the model has no parameter 'lost'"):
             engine.swap({"lost": torch.ones(1)})
-        with raises(LookupError):
-            with engine.evaluation():
-                raise LookupError
+        with raises(LookupError), engine.evaluation():
+            raise LookupError
 
 
 @case

@@ -1,8 +1,9 @@
 """Bits: the weights of every model are those of the reference loop, under every strategy."""
 
+import torch
+
 import models
 import support
-import torch
 from support import case
 
 
@@ -138,6 +139,11 @@ def compiled():
     """Blocks, and the model whole: aot_eager has the bits, inductor is near."""
     import warnings
 
+    import zeroth
+
+    if zeroth.Program(support.config()).world == 1:
+        return  # no weights are in shards, so nothing is gathered; compiling takes 20 s
+
     def blocks_of(backend):
         def make():
             torch._dynamo.reset()
@@ -170,7 +176,5 @@ def compiled():
         warnings.simplefilter("always")
         torch._dynamo.reset()
         assert_near(support.trained(lambda: models.make("gpt2"), whole))
-    import zeroth
-
     ours = [w for w in caught if "bytes of the model's parameters" in str(w.message)]
-    assert len(ours) == (1 if zeroth.Program(support.config()).world > 1 else 0), len(ours)
+    assert len(ours) == 1, len(ours)

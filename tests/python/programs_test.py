@@ -60,8 +60,8 @@ class Programs(unittest.TestCase):
         text = """
             import os, signal, sys, threading
             import torch
-            before = (signal.getsignal(signal.SIGINT), sys.excepthook, threading.active_count(), torch.get_num_threads(),
-                      torch._tensor_str._str, set(os.environ))
+            before = (signal.getsignal(signal.SIGINT), sys.excepthook, threading.active_count(),
+                      torch.get_num_threads(), torch._tensor_str._str, set(os.environ))
             import zeroth
             after = (signal.getsignal(signal.SIGINT), sys.excepthook, threading.active_count(), torch.get_num_threads(),
                      torch._tensor_str._str, set(os.environ))

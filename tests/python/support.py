@@ -5,10 +5,10 @@ import copy
 import functools
 import itertools
 
-import models
-import reference
 import torch
 
+import models
+import reference
 import zeroth
 
 CASES = {}

@@ -19,8 +19,9 @@ def _check_torch() -> None:
     version = torch.__version__
     if version.split("+")[0].split(".")[:2] != TORCH.split("."):
         raise EnvironmentError(
-            f"zeroth was built for torch {TORCH}, but this environment has torch {version}, whose libtorch is not binary "
-            f"compatible: pip install 'torch=={TORCH}.*', or install the zeroth that was built for torch {version}"
+            f"zeroth was built for torch {TORCH}, but this environment has torch {version}, whose libtorch is not "
+            f"binary compatible: pip install 'torch=={TORCH}.*', or install the zeroth that was built for torch "
+            f"{version}"
         )
 
 

@@ -1,7 +1,8 @@
-"""torch.compile on sharded parameters: kernels of inductor read their inputs by pointer, so these are gathered around them.
+"""torch.compile on sharded parameters: kernels of inductor read their inputs by pointer, so these are gathered around
+them.
 
-The other backends run operators, which the engine sees. What a compiled region gets is a list of tensors, among them the
-parameters that it uses, and in backward views of them: all have the storage of the parameter."""
+The other backends run operators, which the engine sees. What a compiled region gets is a list of tensors, among them
+the parameters that it uses, and in backward views of them: all have the storage of the parameter."""
 
 from __future__ import annotations
 
@@ -67,8 +68,8 @@ def _run(graph: Any, inputs: Sequence[Any]) -> Any:
         if 2 * size > model.bytes and len(model.parameters) > 2 and not model.warned:
             model.warned = True
             warnings.warn(
-                f"zeroth: a compiled region uses {size} of the {model.bytes} bytes of the model's parameters, so each rank "
-                "holds them while it runs; compile blocks instead: for block in blocks: block.compile()",
+                f"zeroth: a compiled region uses {size} of the {model.bytes} bytes of the model's parameters, so each "
+                "rank holds them while it runs; compile blocks instead: for block in blocks: block.compile()",
                 stacklevel=2,
             )
     with gather(list(needed.values())):

@@ -13,7 +13,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 
@@ -128,15 +128,15 @@ class Engine:
     """Trains one model with the strategy, optimizer and communicator of a TOML file.
 
     A process may have several engines with different names; all ranks make and use them in the same order. The engine
-    keeps the model; its parameters stay the same tensor objects. Call all methods on the thread that made the engine, and
-    not from inside another one, as from a hook. *Collective* methods must be called by all ranks, in the same order and
-    with the same arguments; otherwise the job ends with an error that names the calls of both ranks.
+    keeps the model; its parameters stay the same tensor objects. Call all methods on the thread that made the engine,
+    and not from inside another one, as from a hook. *Collective* methods must be called by all ranks, in the same
+    order and with the same arguments; otherwise the job ends with an error that names the calls of both ranks.
 
     As a `with` block it is closed at the end.
 
     Args:
-        model: the module, on the CPU; built inside `zeroth.deferred()` it needs no memory before. Unchanged, but for the
-            memory of its parameters.
+        model: the module, on the CPU; built inside `zeroth.deferred()` it needs no memory before. Unchanged, but for
+            the memory of its parameters.
         config: the path of a TOML file, a dict, or a `zeroth.Program`.
         overrides: keys that replace those of `config`, such as `{"train.steps": 500}`.
         name: gives this engine folders of its own for metrics and checkpoints: letters, digits, "-" and "_".
@@ -177,7 +177,7 @@ class Engine:
         _engines.add(self)
         _watch(True)
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -213,13 +213,15 @@ class Engine:
         return self._program
 
     def backward(self, loss: torch.Tensor, weight: float | torch.Tensor = 1.0) -> None:
-        """Runs autograd for one micro-batch and hands the gradients to the strategy. Frees the autograd graph. Collective.
+        """Runs autograd for one micro-batch and hands the gradients to the strategy. Frees the autograd graph.
+        Collective.
 
         Args:
             loss: one element, with an autograd graph.
-            weight: for micro-batches of unequal size, such as the number of tokens of the labels: the gradients are those
-                of sum(weight * loss) / sum(weight) over all ranks and micro-batches of the step. 0, or between 1.2e-38
-                and 3.4e38 (fp16: 0.001 to 32768). A micro-batch of weight 0 contributes nothing, even if its loss is NaN.
+            weight: for micro-batches of unequal size, such as the number of tokens of the labels: the gradients are
+                those of sum(weight * loss) / sum(weight) over all ranks and micro-batches of the step. 0, or between
+                1.2e-38 and 3.4e38 (fp16: 0.001 to 32768). A micro-batch of weight 0 contributes nothing, even if its
+                loss is NaN.
 
         Raises:
             UserError: the loss has no graph, a parameter was added without `refresh()`, ...; the call has no effect.
@@ -255,8 +257,8 @@ class Engine:
         return StepResult(*self._call("last_step"))
 
     def on_step(self, callback: Callable[[StepResult], None]) -> None:
-        """Calls `callback` on this rank at the end of every `step()` that returns True, after the checkpoint is written.
-        If it raises, `step()` does; the step is finished. Not collective."""
+        """Calls `callback` on this rank at the end of every `step()` that returns True, after the checkpoint is
+        written. If it raises, `step()` does; the step is finished. Not collective."""
         self._call("step_index")  # the engine is open
         self._callbacks.append(callback)
 
@@ -296,9 +298,9 @@ class Engine:
 
         Args:
             edit: `edit(parameter, gradient, first)` changes `gradient`, a one-dimensional fp32 tensor that is valid
-                during the call, in place: elements first to first + numel - 1 of the flattened gradient, averaged, without
-                the loss scale. Which elements a rank gets depends on the strategy, so treat each element by itself. None
-                ends this.
+                during the call, in place: elements first to first + numel - 1 of the flattened gradient, averaged,
+                without the loss scale. Which elements a rank gets depends on the strategy, so treat each element by
+                itself. None ends this.
         """
         mailbox = classes().Mailbox()
         if edit is None:
@@ -345,8 +347,8 @@ class Engine:
         return self._as_tensor(self._listed("get", parameter, _checked(kind), slot))
 
     def set(self, parameter: str, tensor: torch.Tensor, kind: Kind = "value", slot: str = "") -> None:
-        """Sets the value or an optimizer state of a parameter on all ranks. `tensor`: dense, real, in the parameter's full
-        shape, with the same values on all ranks (they are compared); converted to fp32. Collective."""
+        """Sets the value or an optimizer state of a parameter on all ranks. `tensor`: dense, real, in the parameter's
+        full shape, with the same values on all ranks (they are compared); converted to fp32. Collective."""
         self._listed("set", parameter, _checked(kind), tensor.detach(), slot)
 
     def buffer(self, name: str) -> torch.Tensor:
@@ -360,7 +362,8 @@ class Engine:
     def state_dict(
         self, *, dtype: torch.dtype | None = None, rank0_only: bool = False
     ) -> OrderedDict[str, torch.Tensor]:
-        """Copies of all parameters and persistent buffers on the CPU, under the names of `model.state_dict()`. Collective.
+        """Copies of all parameters and persistent buffers on the CPU, under the names of `model.state_dict()`.
+        Collective.
 
         Args:
             dtype: of the parameters; default: as the model has them. torch.float32 gives the masters of 16-bit weights.
@@ -428,8 +431,8 @@ class Engine:
                     yield before + name, buffer
 
     def weights_hash(self) -> str:
-        """A hash (16 hexadecimal digits) of all fp32 weights in name order, independent of strategy and number of ranks.
-        Collective."""
+        """A hash (16 hexadecimal digits) of all fp32 weights in name order, independent of strategy and number of
+        ranks. Collective."""
         return str(self._listed("weights_hash"))
 
     def finish(self) -> None:
@@ -437,8 +440,8 @@ class Engine:
         self._listed("finish")
 
     def save(self, folder: str | os.PathLike[str]) -> str:
-        """Writes a checkpoint to a new folder in `folder`, whose path it returns. Call it between steps. If it fails, all
-        ranks raise, and existing checkpoints are unchanged. Collective."""
+        """Writes a checkpoint to a new folder in `folder`, whose path it returns. Call it between steps. If it fails,
+        all ranks raise, and existing checkpoints are unchanged. Collective."""
         return str(self._listed("save", os.fspath(folder)))
 
     def load(
@@ -463,9 +466,9 @@ class Engine:
         return LoadReport(*self._listed("load", os.fspath(folder), weights_only, strict, convert, fallback))
 
     def refresh(self) -> None:
-        """Adapts the engine to the model's current parameters, after the program has added, replaced or removed some, or
-        changed requires_grad. What was trained before keeps its value, states and step count bit for bit. Call it between
-        steps, with the same changes on all ranks. Collective."""
+        """Adapts the engine to the model's current parameters, after the program has added, replaced or removed some,
+        or changed requires_grad. What was trained before keeps its value, states and step count bit for bit. Call it
+        between steps, with the same changes on all ranks. Collective."""
         self._listed("refresh")
 
     def release(self, dtype: torch.dtype | None = None) -> None:
@@ -515,9 +518,9 @@ class Engine:
         self._call("validation", float(loss))
 
     def evaluation(self) -> Scope:
-        """A scope for evaluation: `with engine.evaluation():`. Disables gradients, saves and restores the random state of
-        training, and gives the model's buffers the values that `train.buffers` declares. Scopes can be nested. Call
-        `model.eval()` and `model.train()` yourself. Collective."""
+        """A scope for evaluation: `with engine.evaluation():`. Disables gradients, saves and restores the random
+        state of training, and gives the model's buffers the values that `train.buffers` declares. Scopes can be
+        nested. Call `model.eval()` and `model.train()` yourself. Collective."""
 
         def begin() -> Any:
             self._list_again()
@@ -530,8 +533,9 @@ class Engine:
         weights, masters and optimizer states are as before, bit for bit. Collective.
 
         Args:
-            values: tensors by parameter name, in full shape, the same on all ranks; or a function that returns one, called
-                once per parameter in the order of `parameters()`. A parameter without a tensor (None) keeps its values.
+            values: tensors by parameter name, in full shape, the same on all ranks; or a function that returns one,
+                called once per parameter in the order of `parameters()`. A parameter without a tensor (None) keeps
+                its values.
         """
         if isinstance(values, Mapping):
             unknown = [name for name in values if name not in {info.name for info in self.parameters()}]
@@ -556,8 +560,9 @@ class Engine:
         return loader(self, dataset, **options)
 
     def generator(self, key: int) -> torch.Generator:
-        """A new CPU generator for the program's own random numbers, seeded by `train.seed` and `key`: the same key gives
-        the same numbers in every run and on every rank. Choose the key as the data, such as the index of the sample."""
+        """A new CPU generator for the program's own random numbers, seeded by `train.seed` and `key`: the same key
+        gives the same numbers in every run and on every rank. Choose the key as the data, such as the index of the
+        sample."""
         generator = self._call("generator", key)
         assert isinstance(generator, torch.Generator)
         return generator

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 class MicroBatchSampler(Sampler[list[int]]):
     """Distributes shuffled epochs of a dataset over the micro-batches of all ranks; a `batch_sampler` for a DataLoader.
 
-    The samples of a step depend only on `engine.seed`, the size of the dataset and the number of samples before the step:
-    they are the same for any number of ranks and accumulation with the same global batch, and a resumed run continues with
-    the samples that the saved one would have read. Epochs follow each other without end. The same samples as
-    `zr::MicroBatchSampler` of C++.
+    The samples of a step depend only on `engine.seed`, the size of the dataset and the number of samples before the
+    step: they are the same for any number of ranks and accumulation with the same global batch, and a resumed run
+    continues with the samples that the saved one would have read. Epochs follow each other without end. The same
+    samples as `zr::MicroBatchSampler` of C++.
 
     Args:
         engine: says where the run is when an iteration begins.
@@ -79,8 +79,9 @@ def loader(
     """This rank's micro-batches until `engine.done`: `for batch in engine.loader(dataset): ...`.
 
     The same samples in the same order for every number of ranks, and after a resume; see MicroBatchSampler. Call
-    `engine.backward()` and `engine.step()` once per batch. After `engine.load()` or `set_accumulation()` inside the loop,
-    the next batch is the one that belongs there; batches that workers have prepared for another place are dropped.
+    `engine.backward()` and `engine.step()` once per batch. After `engine.load()` or `set_accumulation()` inside the
+    loop, the next batch is the one that belongs there; batches that workers have prepared for another place are
+    dropped.
 
     Args:
         engine: the engine.
@@ -95,9 +96,9 @@ def loader(
     """
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise UserError(
-            "engine.loader(dataset): the dataset has no length and no samples by index, so a resumed run could not find its "
-            "place; use a dataset with __len__ and __getitem__, or loop over your own loader and choose its data by "
-            "engine.step_index and engine.micro_index"
+            "engine.loader(dataset): the dataset has no length and no samples by index, so a resumed run could not "
+            "find its place; use a dataset with __len__ and __getitem__, or loop over your own loader and choose its "
+            "data by engine.step_index and engine.micro_index"
         )
     wrong = sorted({"batch_size", "sampler", "batch_sampler", "drop_last", "generator"} & options.keys())
     if wrong:

@@ -33,8 +33,8 @@ class ModelTensors:
         for name, parameter in parameters:
             if torch.nn.parameter.is_lazy(parameter):
                 raise UserError(
-                    f"zeroth.Engine: the parameter '{name}' of a lazy module has no shape yet; call the model once before "
-                    "the engine is made"
+                    f"zeroth.Engine: the parameter '{name}' of a lazy module has no shape yet; call the model once "
+                    "before the engine is made"
                 )
         return [n for n, _ in parameters], [p for _, p in parameters], [n for n, _ in buffers], [b for _, b in buffers]
 

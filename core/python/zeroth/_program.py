@@ -10,18 +10,19 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Union
+from typing import Any, TypeAlias
 
 from ._binding import classes
 from ._errors import UserError, call
 
-Value = Union[bool, int, float, str, Sequence["Value"], Mapping[str, "Value"]]
+Value: TypeAlias = "bool | int | float | str | Sequence[Value] | Mapping[str, Value]"
 """A value of a configuration: what TOML has, without dates."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rendezvous:
-    """Which rank of which job this process is, for a program that knows it from elsewhere than a launcher's variables."""
+    """Which rank of which job this process is, for a program that knows it from elsewhere than a launcher's
+    variables."""
 
     rank: int = 0
     """Of this process, 0 to world - 1."""
@@ -51,21 +52,20 @@ class Key:
     """The values that a text can have; empty: any."""
 
 
+_KINDS: list[tuple[str, type]] = [
+    ("bool", bool),  # before int, of which it is a subclass
+    ("int", int),
+    ("float", float),
+    ("path", pathlib.PurePath),
+    ("str", object),
+]
+
+
 def _own_keys(keys: Sequence[Key]) -> Any:
     listed = classes().Keys()
     for key in keys:
         value = key.default
-        kind = next(
-            name
-            for name, type_ in [
-                ("bool", bool),
-                ("int", int),
-                ("float", float),
-                ("path", pathlib.PurePath),
-                ("str", object),
-            ]  # fmt: skip
-            if isinstance(value, type_)
-        )
+        kind = next(name for name, type_ in _KINDS if isinstance(value, type_))
         text = str(value).lower() if kind == "bool" else repr(value) if kind in ("int", "float") else str(value)
         low, high = (-1e18, 1e18) if kind == "int" else (-1e300, 1e300)
         low, high = low if key.min is None else float(key.min), high if key.max is None else float(key.max)
@@ -145,8 +145,8 @@ def _name_of_script() -> str:
 class Program:
     """The configuration of a job, and this process's place in it.
 
-    `zeroth.Engine(model, config, overrides)` makes one by itself. Make it first, before the model, to read the program's
-    own keys, or the rank. Immutable: any thread may read it.
+    `zeroth.Engine(model, config, overrides)` makes one by itself. Make it first, before the model, to read the
+    program's own keys, or the rank. Immutable: any thread may read it.
 
     Args:
         config: the path of a TOML file, or a dict: nested, or with dotted keys such as `{"train.steps": 500}`.

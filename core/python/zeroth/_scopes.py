@@ -36,10 +36,10 @@ class Scope:
 def gather(parameters: torch.Tensor | Iterable[torch.Tensor]) -> Scope:
     """A scope in which parameters have their full values in ordinary memory: `with zeroth.gather(model.parameters()):`.
 
-    In it, `.numpy()`, `.data_ptr()`, `torch.save` and other code that reads or writes through pointers works. The end of
-    the scope stores what was written in the engine: write the same values on all ranks. If an exception ends a scope that
-    wrote values, these parameters are undefined until they are set again. Tensors that no engine trains are left as they
-    are. Each rank needs memory for the full values.
+    In it, `.numpy()`, `.data_ptr()`, `torch.save` and other code that reads or writes through pointers works. The end
+    of the scope stores what was written in the engine: write the same values on all ranks. If an exception ends a
+    scope that wrote values, these parameters are undefined until they are set again. Tensors that no engine trains
+    are left as they are. Each rank needs memory for the full values.
 
     The begin and the end are collective. Use it on the training thread, and end it before `engine.step()`.
 
@@ -54,12 +54,13 @@ def gather(parameters: torch.Tensor | Iterable[torch.Tensor]) -> Scope:
 
 
 def deferred() -> Scope:
-    """A scope in which a model is built without memory for its parameters: `with zeroth.deferred(): model = T5(config)`.
+    """A scope in which a model is built without memory for its parameters: `with zeroth.deferred(): model =
+    T5(config)`.
 
-    The operators of the constructors are recorded, and run when the engine of the model is made: one full parameter at a
-    time, straight into this rank's shards. All values are then those of an ordinary construction at this place, bit for
-    bit, and generators of random numbers are left as an ordinary construction leaves them. The tensors have no values
-    before the engine exists. Not collective.
+    The operators of the constructors are recorded, and run when the engine of the model is made: one full parameter
+    at a time, straight into this rank's shards. All values are then those of an ordinary construction at this place,
+    bit for bit, and generators of random numbers are left as an ordinary construction leaves them. The tensors have
+    no values before the engine exists. Not collective.
 
     Raises:
         UserError: a constructor needs the values of a tensor, as `item()` does; the text names the operator. Errors of
@@ -72,9 +73,9 @@ def checkpoint(function: Callable[..., Result], *inputs: Any, **options: Any) ->
     """Returns `function(*inputs, **options)`, and recomputes it in backward instead of keeping its activations.
 
     Results are those without it, bit for bit, under every strategy: the second run has the same random numbers, grad
-    mode and autocast mode. Calls can be nested. Pass tensors as inputs instead of capturing them. `function` must run the
-    same operators both times. `torch.utils.checkpoint.checkpoint` works too; this one also keeps batch norm's running
-    statistics from being updated twice, and finds tensors that were changed in between. Not collective.
+    mode and autocast mode. Calls can be nested. Pass tensors as inputs instead of capturing them. `function` must run
+    the same operators both times. `torch.utils.checkpoint.checkpoint` works too; this one also keeps batch norm's
+    running statistics from being updated twice, and finds tensors that were changed in between. Not collective.
 
     Raises:
         UserError: in backward, if the block cannot run again as it ran first; the text says what to change.
