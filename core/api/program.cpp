@@ -231,8 +231,7 @@ Program::Program(const Configuration& config, const std::vector<std::string>& ov
           host::fail_user("zr::Configuration::add_group: the configuration is the file " +
                           host::printable(config.file()) + "; write [[optimizer.groups]] there");
         const auto load = [config](const std::vector<std::string>& assignments) {
-          if (!config.file().empty())
-            return host::config::Document::load(config.file(), assignments, config.values());
+          if (!config.file().empty()) return host::config::Document::load(config.file(), assignments, config.values());
           const std::string name = config.program_name().empty() ? name_of_this_program() : config.program_name();
           return host::config::Document::parse(config.toml(), "zr::Configuration", assignments, config.values(), name);
         };

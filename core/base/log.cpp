@@ -54,7 +54,8 @@ void log(int level, const std::string& text) {
   const char* prefix = level >= ZR_LOG_ERROR ? "error: " : level == ZR_LOG_WARN ? "warning: " : "";
   constexpr std::size_t kLongest = 64 << 10;  // the text may quote a file, of any length
   const bool cut = text.size() > kLongest;
-  const std::string line = std::string("zeroth: ") + prefix + printable(worded(cut ? text.substr(0, kLongest) : text), "\n\t") +
+  const std::string words = worded(cut ? text.substr(0, kLongest) : text);
+  const std::string line = std::string("zeroth: ") + prefix + printable(words, "\n\t") +
                            (cut ? fmt::format("... (cut; {} bytes)\n", text.size()) : "\n");
   LineOfTerminal& current = line_of_terminal();
   const MutexLock lock(current.mutex);

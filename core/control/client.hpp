@@ -125,7 +125,7 @@ class ControlClient final : public Control {
   uint64_t collectives_issued_ ZR_GUARDED_BY(mutex_) = 0;
   uint64_t collectives_sent_ ZR_GUARDED_BY(mutex_) = 0;
   bool heartbeat_is_due_ ZR_GUARDED_BY(mutex_) = false;  // the step has changed since the last heartbeat
-  int interrupt_heartbeats_ ZR_GUARDED_BY(mutex_) = 0;  // for which an interrupt still ends a wait
+  int interrupt_heartbeats_ ZR_GUARDED_BY(mutex_) = 0;   // for which an interrupt still ends a wait
   uint64_t leaves_ ZR_GUARDED_BY(mutex_) = 0;
   // Of the last collective that this rank has issued since it left; its activity may be the wait for an earlier one.
   uint64_t last_sequence_ ZR_GUARDED_BY(mutex_) = 0;

@@ -14,12 +14,12 @@
 
 namespace zr::python {
 
-/// The text of an error in the words of Python: "zr::gather(model->parameters())" is "zeroth.gather(model.parameters())".
-/// The same for a text that is in them already. [any]
+/// The text of an error in the words of Python: "zr::gather(model->parameters())" is
+/// "zeroth.gather(model.parameters())". The same for a text that is in them already. [any]
 std::string in_python(const std::string& text);
 
-/// An error on its way to Python. TorchBind makes a RuntimeError of every std::exception; the package finds the class in
-/// the text, "\x1fzeroth:UserError\x1f...", and raises that (zeroth/_errors.py). [any]
+/// An error on its way to Python. TorchBind makes a RuntimeError of every std::exception; the package finds the class
+/// in the text, "\x1fzeroth:UserError\x1f...", and raises that (zeroth/_errors.py). [any]
 class BoundaryError : public std::exception {
  public:
   /// `kind`: the name of a class of zeroth/_errors.py, "exit" (text: the code) or "callback".
@@ -82,7 +82,8 @@ class Scope : public torch::CustomClassHolder {
   explicit Scope(std::function<void()> destroy) : destroy_(std::move(destroy)) {}
   /// Ends a scope that Python has forgotten as an exception would.
   ~Scope() override { end(true); }
-  /// Ends the scope; as an exception that unwinds the stack does if `unwinds`. Again: no effect. May throw BoundaryError.
+  /// Ends the scope; as an exception that unwinds the stack does if `unwinds`. Again: no effect. May throw
+  /// BoundaryError.
   void end(bool unwinds);
 
  private:

@@ -36,8 +36,10 @@ TensorKind kind_of(const std::string& kind) {
 struct EngineHolder : torch::CustomClassHolder {
   EngineHolder(const c10::intrusive_ptr<ProgramHolder>& program, const Names& names, const Tensors& parameters,
                const Names& buffer_names, const Tensors& buffers, const std::string& name)
-      : tensors{named(names, parameters), named(buffer_names, buffers)},
-        engine(cross([&] { return std::make_unique<zr::Engine>(program->program, [this] { return tensors; }, name); })) {}
+      : tensors{named(names, parameters), named(buffer_names, buffers)}, engine(cross([&] {
+          return std::make_unique<zr::Engine>(
+              program->program, [this] { return tensors; }, name);
+        })) {}
   ~EngineHolder() override = default;
 
   ModelTensors tensors;  // what the model has now

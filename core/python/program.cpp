@@ -66,8 +66,7 @@ c10::intrusive_ptr<ProgramHolder> from_arguments(const std::vector<std::string>&
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());
     argv.push_back(nullptr);
-    return c10::make_intrusive<ProgramHolder>(
-        zr::Program(static_cast<int>(words.size()), argv.data(), keys->keys));
+    return c10::make_intrusive<ProgramHolder>(zr::Program(static_cast<int>(words.size()), argv.data(), keys->keys));
   });
 }
 
@@ -102,11 +101,11 @@ void define_program(torch::Library& m) {
   using Self = c10::intrusive_ptr<ProgramHolder>;
   m.class_<KeyList>("Keys")
       .def(torch::init<>())
-      .def("add", [](const c10::intrusive_ptr<KeyList>& self, std::string path, const std::string& type,
-                     const std::string& value, std::string meaning, double min, double max,
-                     std::vector<std::string> choices) {
-        self->add(std::move(path), type, value, std::move(meaning), min, max, std::move(choices));
-      });
+      .def("add",
+           [](const c10::intrusive_ptr<KeyList>& self, std::string path, const std::string& type,
+              const std::string& value, std::string meaning, double min, double max, std::vector<std::string> choices) {
+             self->add(std::move(path), type, value, std::move(meaning), min, max, std::move(choices));
+           });
   m.class_<ProgramHolder>("Program")
       .def_static("make", &make)
       .def_static("from_arguments", &from_arguments)

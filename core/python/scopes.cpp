@@ -60,9 +60,8 @@ void define_scopes(torch::Library& m) {
   m.class_<Mailbox>("Mailbox")
       .def(torch::init<>())
       .def("arguments", [](const c10::intrusive_ptr<Mailbox>& self) { return self->arguments; })
-      .def("put", [](const c10::intrusive_ptr<Mailbox>& self, torch::Tensor result) {
-        self->result = std::move(result);
-      });
+      .def("put",
+           [](const c10::intrusive_ptr<Mailbox>& self, torch::Tensor result) { self->result = std::move(result); });
   m.class_<Scope>("Scope")
       .def("end", &Scope::end)
       .def_static("gather",

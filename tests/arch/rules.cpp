@@ -12,9 +12,9 @@ namespace zr::arch {
 
 namespace {
 
-const std::vector<std::string> kSubsystems{"base",  "config", "plan",    "plugin",     "control", "comm",
-                                           "model", "update", "offload", "checkpoint", "run",     "job",
-                                           "state", "engine", "conform", "doctor",     "cli",     "api",        "python"};
+const std::vector<std::string> kSubsystems{"base",    "config",  "plan",       "plugin", "control", "comm",  "model",
+                                           "update",  "offload", "checkpoint", "run",    "job",     "state", "engine",
+                                           "conform", "doctor",  "cli",        "api",    "python"};
 
 bool is_code(const fs::path& file) {
   static const std::set<std::string> endings{".c", ".h", ".cpp", ".hpp", ".cu", ".cuh", ".cmake", ".in", ".py", ".sh"};

@@ -122,7 +122,7 @@ TEST(Documentation, NamesFilesThatExist) {
 
 TEST(Documentation, NamesCallsThatExist) {
   std::string headers;
-  for (const char* folder : {"core/api/include", "core/base/include", "sdk/include"})
+  for (const char* folder : {"core/api/include", "core/base/include", "sdk/include", "core/python/zeroth"})
     for (const auto& entry : fs::recursive_directory_iterator(kRoot / folder))
       if (entry.is_regular_file()) {
         std::ifstream in(entry.path());

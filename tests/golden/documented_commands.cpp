@@ -189,6 +189,10 @@ const std::map<std::string, Try> kTries{
     {"zeroth launch -n N -- PROGRAM", {kApp + "{bin}/zeroth launch -n 2 -- ./app job.toml" + kBrief}},
     {"zeroth launch -n 2 -- ./app",
      in_file("tests/multirank/engine/configuration_test.cpp", "zr::Program\\(config\\)")},
+    {"zeroth launch -n 2 -- python train.py",
+     in_file("tests/python/programs_test.py", "test_every_launcher_gives_the_same_bits")},
+    {"torchrun --nproc-per-node 2 train.py",
+     in_file("tests/python/programs_test.py", "test_every_launcher_gives_the_same_bits")},
     {"zeroth launch --hosts node01:4,node02:4 -- ./app job.toml communicator=auto",
      in_file("tests/multirank/comm/mpi_training_test.cpp", "TEST\\(CommMpiHostsTest, TrainTheBitsOfOneHost\\)")},
     {"mpirun -n 4 ./app job.toml",
@@ -280,6 +284,7 @@ const std::map<std::string, Try> kTries{
 
 // Commands that no test can run, and why.
 const std::map<std::string, std::string> kNotTried{
+    {"make wheel", "builds everything again; Python.SLOW_WheelTrains runs it"},
     {"zeroth train job.toml job.device=NAME job.device_library=PATH",
      "needs a backend; DeviceTest has the simulated one"},
     {"ZR_PARITY_DEVICE=NAME ZR_PARITY_LIBRARY=PATH build/tests/parity_matrix bf16-adamw",

@@ -12,10 +12,11 @@
 Importing it loads no library, compiles nothing and touches no device.
 """
 
-from ._engine import Engine, GroupInfo, LoadReport, MemoryUse, ParameterInfo, StepResult
+from ._engine import Engine
 from ._errors import EnvironmentError, Error, InternalError, PeerFailedError, PeerLostError, UserError
 from ._loader import MicroBatchSampler
 from ._program import Key, Program, Rendezvous, report_failure
+from ._results import GroupInfo, LoadReport, MemoryUse, ParameterInfo, StepResult
 from ._scopes import checkpoint, deferred, gather
 
 __version__ = "0.1.0"

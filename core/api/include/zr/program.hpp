@@ -177,9 +177,9 @@ void set_wording(std::string (*wording)(const std::string& message));
 /// end the process, whose exit code should be 1. Any thread.
 void report_failure();
 
-/// Ends the wait for other ranks that a call of this process is in, within a second, because the user has interrupted it:
-/// the call throws PeerLostError, as on the other ranks, whose reports say so. Without such a wait it has no effect. For a
-/// language whose programs react to Ctrl-C with an exception. Any thread; also in a signal handler.
+/// Ends the wait for other ranks that a call of this process is in, within a second, because the user has interrupted
+/// it: the call throws PeerLostError, as on the other ranks, whose reports say so. Without such a wait it has no
+/// effect. For a language whose programs react to Ctrl-C with an exception. Any thread; also in a signal handler.
 void note_interrupt();
 
 }  // namespace zr
