@@ -25,6 +25,11 @@ inline torch::data::datasets::TensorDataset dataset{torch::Tensor()};
 inline std::size_t size;  // samples of the dataset
 inline int config;        // of a model
 inline torch::nn::Linear model{nullptr};
+struct Layer {
+  std::string name;
+  torch::Tensor weight;
+};
+inline std::vector<Layer> layers;
 using Gpt = torch::nn::ReLU;
 
 template <class Batch>

@@ -37,6 +37,8 @@ def main(root):
             (site / name).symlink_to(f"{root}/build/deps/torch/{name}")
         (site / "nvidia").symlink_to(f"{root}/build/deps/torch/nvidia")
         (site / "shared.pth").write_text(f"{shared}\n")
+        if (stubs := pathlib.Path(f"{root}/build/deps/python/stubs")).exists():
+            (venv / "stubs").symlink_to(stubs)
         for file in shared.glob("torch.pth"):  # the empty libraries in place of those of CUDA
             (site / "stubs.pth").write_text(
                 "\n".join(line for line in file.read_text().splitlines() if line.startswith("import"))
